@@ -1,0 +1,43 @@
+# The verbs of this project; each does its own set-up. See CONTRIBUTING.md.
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+
+# go-nvml calls functions that the loaded driver may lack: they must be bound when
+# they are first called, not when the program starts. As a build flag this would
+# miss `go test`, and in #cgo lines it is refused.
+export CGO_LDFLAGS = -Wl,-z,lazy
+
+TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
+MODULES = . test/e2e
+
+.PHONY: demo test build lint golden e2e e2e-all bench gpu
+
+build: ## bin/podgauge
+	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
+
+demo: build ## a simulated node in this terminal
+	go run ./cmd/demo
+
+test: ## all that needs no root; allocations are counted without the race detector
+	go test -race ./...
+	go test -run 'Allocations|Calls' ./...
+
+golden: ## write the golden files anew
+	go test ./cmd/podgauge ./exporter -update
+
+lint:
+	$(TOOL) golangci-lint run ./...
+	cd test/e2e && $(TOOL) golangci-lint run -c ../../.golangci.yml ./...
+
+e2e: build ## a real kubelet, containerd and Prometheus; as root
+	cd test/e2e && go run ./cmd/e2e setup && go test -count=1 -timeout 30m ./...
+
+e2e-all: build ## the same on each kubelet
+	cd test/e2e && go run ./cmd/e2e setup all
+	cd test/e2e && for v in v1.37.1 v1.36.3; do KUBELET_VERSION=$$v go test -count=1 -timeout 30m ./... || exit 1; done
+
+bench: ## results are in docs/benchmarks.md
+	go test -run '^$$' -bench . -benchmem ./...
+
+gpu: build ## on a machine with an NVIDIA GPU; results are in docs/hardware.md
+	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./device/nvml
