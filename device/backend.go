@@ -1,0 +1,57 @@
+package device
+
+import (
+	"context"
+	"errors"
+)
+
+// Errors that a caller branches on. A Backend wraps them with what it knows.
+var (
+	// ErrNoDriver says that there is nothing to ask: no driver, no library, or
+	// one that refuses to start. It may come later.
+	ErrNoDriver = errors.New("no driver")
+	// ErrLost says that the GPU has fallen off the bus.
+	ErrLost = errors.New("GPU is lost")
+	// ErrStalled says that an earlier call to the GPU has not come back, so it
+	// was not asked again.
+	ErrStalled = errors.New("GPU does not answer")
+)
+
+// Backend answers for one vendor's hardware. Any call may take for ever: callers
+// give each a goroutine that nothing else waits for. Calls for different GPUs may
+// run at the same time, and so may Devices and Wait.
+type Backend interface {
+	// Metrics are the rows that Read fills, in the order of Sample.Metric. They
+	// are the same for the life of the Backend.
+	Metrics() []Metric
+	// Devices lists what there is, all of it, each time. It starts the driver's
+	// library when that has not happened yet: ErrNoDriver while it cannot.
+	// A device that cannot be described is left out; an error that comes with
+	// devices says why.
+	Devices(ctx context.Context) ([]Device, error)
+	// Read appends to buf what can be read of a GPU and its devices and returns
+	// it. A value that the GPU does not have is not appended. The error is for
+	// the GPU as a whole: ErrLost, or another one when it gave nothing.
+	Read(gpu GPU, buf []Sample) ([]Sample, error)
+	// Check asks whether the GPU can be used: ErrLost or a *Fault where it can
+	// not. Resets counts how often it was seen to have been reset or its driver
+	// reloaded.
+	Check(gpu GPU) (resets uint64, err error)
+	// Wait blocks until the driver reports something, for a few seconds at most:
+	// a zero Event is "nothing". An error blames nobody.
+	Wait(ctx context.Context) (Event, error)
+}
+
+// Event is one report of the driver.
+type Event struct {
+	GPU    GPU
+	Xid    uint64 // the error's number; 0 when the event is none
+	Fatal  bool   // the GPU cannot be used until it was reset
+	Action string // what the fault asks for, as in Status.Action
+	Resets uint64 // the GPU's count of resets when this came, as Check counts them
+}
+
+// Fault is what a Backend finds wrong with a GPU that still answers.
+type Fault struct{ Reason, Action string } // as in Status
+
+func (f *Fault) Error() string { return f.Reason + ", wants " + f.Action }

@@ -1,0 +1,93 @@
+// Package device says what an accelerator is, whether it is healthy, who holds
+// it, and who gets told.
+//
+// It knows no vendor, no kubelet and no Prometheus. A Backend answers for the
+// hardware, Readers keep a call that never returns from stopping anything else,
+// a Monitor turns events, checks and listings into one verdict per device, and a
+// Board publishes that verdict to whoever looks.
+package device
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// Three identities are never mixed (docs/adr/0001-three-identities.md). Each is
+// a type of its own, so that the compiler holds them apart.
+type (
+	// GPU is a physical GPU, by its UUID ("GPU-…"). Calls to the driver, faults
+	// and stalls are per GPU.
+	GPU string
+	// ID is what a container can hold: a whole GPU or a MIG slice, by its UUID.
+	// It is the one key that joins readings, health and holders.
+	ID string
+	// OfferedID is what the kubelet is told: a device's ID, or a replica of it,
+	// "<ID>::<n>".
+	OfferedID string
+)
+
+// replicaMark stands between a device and the number of its replica, as
+// NVIDIA's device plugin writes it.
+const replicaMark = "::"
+
+// Offered is the id under which the kubelet is offered the whole device.
+func (id ID) Offered() OfferedID { return OfferedID(id) }
+
+// Device is the device behind an offered id, whichever replica of it is meant.
+func (o OfferedID) Device() ID {
+	id, _, _ := strings.Cut(string(o), replicaMark)
+	return ID(id)
+}
+
+// Device is what does not change while the driver is loaded.
+type Device struct {
+	ID          ID
+	GPU         GPU
+	Index       int    // the GPU's index in the driver's order
+	Minor       int    // the N of /dev/nvidiaN; -1 when unknown
+	Model       string // as the driver names it: "NVIDIA H100 80GB HBM3"
+	PCI         string // bus address: "0000:1a:00.0"
+	NUMANode    int    // -1 when unknown
+	MemoryBytes uint64 // 0 when unknown
+	Nodes       []string
+	// Facts are further names and values for the device's info series, each
+	// label at most once and the same labels for all devices of a Backend.
+	Facts []Label
+}
+
+// Label is a name and a value, as Prometheus understands them.
+type Label struct{ Name, Value string }
+
+// WholeGPU tells a device that is a whole GPU from a slice of one.
+func (d Device) WholeGPU() bool { return string(d.ID) == string(d.GPU) }
+
+func (d Device) equal(o Device) bool {
+	return d.ID == o.ID && d.GPU == o.GPU && d.Index == o.Index && d.Minor == o.Minor &&
+		d.Model == o.Model && d.PCI == o.PCI && d.NUMANode == o.NUMANode &&
+		d.MemoryBytes == o.MemoryBytes &&
+		slices.Equal(d.Nodes, o.Nodes) && slices.Equal(d.Facts, o.Facts)
+}
+
+// Status is a device and the newest verdict on it. A posted Status is never
+// written again.
+type Status struct {
+	Device
+	Healthy bool
+	Reason  string    // why it is not healthy, in one word: "xid_79", "lost"; empty when it is
+	Action  string    // what its fault asks for: "reset_gpu", "reboot"; empty when nothing is known
+	Since   time.Time // when Healthy or Reason last changed
+	Xids    []Xid     // errors that the driver reported of the GPU, by code
+}
+
+// Xid counts one kind of error report of a GPU since this process started.
+type Xid struct {
+	Code  uint64
+	Count uint64
+	Last  time.Time
+}
+
+func (s Status) equal(o Status) bool {
+	return s.Device.equal(o.Device) && s.Healthy == o.Healthy && s.Reason == o.Reason &&
+		s.Action == o.Action && s.Since.Equal(o.Since) && slices.Equal(s.Xids, o.Xids)
+}

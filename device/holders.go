@@ -1,0 +1,100 @@
+package device
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// Owner is the container that holds a device. The zero Owner is nobody.
+type Owner struct{ Namespace, Pod, Container string }
+
+// CompareHoldings is the order of Holders.Held.
+func CompareHoldings(a, b Holding) int {
+	return cmp.Or(cmp.Compare(a.Offered.Device(), b.Offered.Device()), cmp.Compare(a.Offered, b.Offered),
+		cmp.Compare(a.Resource, b.Resource), a.Owner.Compare(b.Owner))
+}
+
+// Compare orders owners by namespace, pod and container.
+func (o Owner) Compare(p Owner) int {
+	return cmp.Or(cmp.Compare(o.Namespace, p.Namespace), cmp.Compare(o.Pod, p.Pod), cmp.Compare(o.Container, p.Container))
+}
+
+// Holding says that a container holds an offered id. An Owner without a name is
+// an allocation that the kubelet has not named: that of an init container never
+// is.
+type Holding struct {
+	Resource string // "nvidia.com/gpu"; empty while the allocation is unnamed
+	Offered  OfferedID
+	Owner    Owner
+}
+
+// Seen says when a container was last seen to hold a device.
+type Seen struct {
+	Device ID
+	Owner  Owner
+	Last   time.Time
+}
+
+// Holders is what is known of who holds what, at one moment. It is never written
+// after it was published.
+type Holders struct {
+	// At is when the kubelet gave the answer that the rest is drawn from. Zero
+	// is never: then nothing is known.
+	At time.Time
+	// Err is why the newest question was not answered; nil when it was.
+	Err error
+	// Held has one row per offered id and container, ordered by device, id and
+	// owner.
+	Held []Holding
+	// Settled says that an id which no row names is held by nobody. Until it
+	// first is, such an id is unknown.
+	Settled bool
+	// Recent are the last containers of each device, those of now included.
+	Recent []Seen
+}
+
+// Hold is the state of one device.
+type Hold uint8
+
+const (
+	Unknown Hold = iota // nobody can say yet: not shown at all
+	Idle                // held by nobody
+	Held                // held by one container
+	Shared              // held by several
+	Unnamed             // allocated, and the kubelet names nobody
+)
+
+// Of tells who holds a device. The Owner is the zero one unless the device is
+// Held.
+func (h Holders) Of(id ID) (Hold, Owner) {
+	rows := h.Rows(id)
+	if len(rows) == 0 {
+		if h.Settled {
+			return Idle, Owner{}
+		}
+		return Unknown, Owner{}
+	}
+	first := rows[0].Owner
+	for _, r := range rows[1:] {
+		if r.Owner != first {
+			return Shared, Owner{}
+		}
+	}
+	if first == (Owner{}) {
+		return Unnamed, Owner{}
+	}
+	return Held, first
+}
+
+// Rows are the holdings of a device.
+func (h Holders) Rows(id ID) []Holding {
+	start, _ := slices.BinarySearchFunc(h.Held, id, func(r Holding, id ID) int {
+		return cmp.Compare(r.Offered.Device(), id)
+	})
+	end := start
+	for end < len(h.Held) && h.Held[end].Offered.Device() == id {
+		end++
+	}
+	return h.Held[start:end]
+}

@@ -1,0 +1,329 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The Monitor's paces. They are no flags: nobody has yet had a reason to turn them.
+const (
+	tickEvery       = 250 * time.Millisecond
+	checkEvery      = 5 * time.Second  // a GPU that is healthy
+	recheckEvery    = time.Second      // one that is not, or not known to be
+	listEvery       = 10 * time.Second // while the driver is there
+	lookForEvery    = time.Second      // while it is not
+	firstVerdictBy  = 5 * time.Second  // no verdict by then is a bad one
+	unhealthyAfter  = 30 * time.Second // a call that does not come back
+	notAnsweringBy  = 5 * time.Second  // a listing that does not come back
+	waitAgainAfter  = time.Second      // a Wait that failed
+	goodChecksToRun = 3                // in a row, for a GPU to be trusted again
+)
+
+// DriverState says what the driver as a whole does.
+type DriverState uint8
+
+const (
+	DriverStarting DriverState = iota
+	DriverUp
+	DriverAbsent       // not there, or it refuses to start
+	DriverNotAnswering // a listing, or the start of its library, hangs
+)
+
+// Driver is the driver's state and, where it is not up, what is wrong.
+type Driver struct {
+	State DriverState
+	Err   error
+}
+
+// Monitor is the only writer of a Board: it merges the driver's events, checks of
+// each GPU and listings into one verdict per device, and owns recovery. A GPU is
+// condemned on evidence against that very GPU, and trusted again on evidence too.
+type Monitor struct {
+	Pulse
+
+	backend Backend
+	readers *Readers
+	board   *Board
+	log     *slog.Logger
+
+	driver atomic.Pointer[Driver] // written by Run
+
+	// calls counts the goroutines inside Devices and Wait, one each at most.
+	calls  sync.WaitGroup
+	lists  chan listing
+	events chan report
+	checks chan checkup
+
+	// All below belong to Run's goroutine.
+	devices   []Device // every one ever listed: what is gone stays, unhealthy
+	patients  map[GPU]*patient
+	listSince time.Time // when the running listing began; zero: none runs
+	listNext  time.Time // when the next one is due
+	waiting   bool      // a Wait runs
+	waitNext  time.Time
+	waitErr   string // of the newest Wait: the same one is said once
+	posted    []Status
+}
+
+type (
+	listing struct {
+		devices []Device
+		err     error
+	}
+	report struct {
+		event Event
+		err   error
+	}
+	checkup struct {
+		gpu    GPU
+		resets uint64
+		err    error
+	}
+)
+
+// NewMonitor watches what the backend lists, calls GPUs through readers and posts
+// to board. It does nothing before Run.
+func NewMonitor(b Backend, r *Readers, board *Board, log *slog.Logger) *Monitor {
+	m := &Monitor{
+		backend: b, readers: r, board: board, log: log,
+		// One of each call runs at a time, so its result never blocks.
+		lists: make(chan listing, 1), events: make(chan report, 1),
+		checks:   make(chan checkup),
+		patients: map[GPU]*patient{},
+	}
+	m.driver.Store(&Driver{})
+	return m
+}
+
+// Driver returns the driver's state as Run last saw it.
+func (m *Monitor) Driver() Driver { return *m.driver.Load() }
+
+// Ready says what a verdict is still missing. A node without a driver, or without
+// a device, is ready: there is nothing to wait for.
+func (m *Monitor) Ready() error {
+	statuses, _ := m.board.Look()
+	if s := m.Driver().State; s == DriverStarting || s == DriverUp && statuses == nil {
+		return errors.New("no verdict on the devices yet")
+	}
+	return nil
+}
+
+// Run watches until ctx is done. It never waits for a call to the driver: one
+// that hangs is left behind with its goroutine.
+func (m *Monitor) Run(ctx context.Context) error {
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	for {
+		m.Beat()
+		m.startCalls(ctx, time.Now())
+		select {
+		case <-ctx.Done():
+			return nil
+		case l := <-m.lists:
+			m.listed(l, time.Now())
+		case r := <-m.events:
+			m.reported(r, time.Now())
+		case c := <-m.checks:
+			m.checked(c, time.Now())
+		case <-tick.C:
+		}
+		m.judgeSilence(time.Now())
+		m.post()
+	}
+}
+
+// Drain waits until no listing and no Wait runs, or ctx is done, and tells which.
+func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) }
+
+// startCalls starts what is due and not under way.
+func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
+	if m.listSince.IsZero() && !now.Before(m.listNext) {
+		m.listSince = now
+		m.calls.Go(func() {
+			devices, err := m.backend.Devices(ctx)
+			m.lists <- listing{devices, err}
+		})
+	}
+	if m.Driver().State == DriverUp && !m.waiting && !now.Before(m.waitNext) {
+		m.waiting = true
+		m.calls.Go(func() {
+			event, err := m.backend.Wait(ctx)
+			m.events <- report{event, err}
+		})
+	}
+	for gpu, p := range m.patients {
+		if !p.due(now, m.readers.Answered(gpu)) {
+			continue
+		}
+		if m.readers.Check(gpu, func(resets uint64, err error) { m.answer(ctx, checkup{gpu, resets, err}) }) {
+			p.checkedAt = now
+		}
+	}
+}
+
+func (m *Monitor) answer(ctx context.Context, c checkup) {
+	select {
+	case m.checks <- c:
+	case <-ctx.Done():
+	}
+}
+
+func (m *Monitor) listed(l listing, now time.Time) {
+	m.listSince = time.Time{}
+	if len(l.devices) == 0 && l.err != nil {
+		m.listNext = now.Add(lookForEvery)
+		state := DriverNotAnswering
+		if errors.Is(l.err, ErrNoDriver) {
+			state = DriverAbsent
+		}
+		m.setDriver(Driver{state, l.err})
+		return
+	}
+	m.listNext = now.Add(listEvery)
+	m.setDriver(Driver{DriverUp, l.err})
+	m.merge(l.devices, now)
+	if len(m.devices) == 0 && m.posted == nil { // a node without a GPU is known to have none
+		m.posted = []Status{}
+		m.board.Post(m.posted)
+	}
+}
+
+// merge takes a whole listing in. A device that is no longer in it stays on the
+// board, unhealthy: the kubelet reports a device that it is not told of as healthy
+// in the status of the pod that holds it (pkg/kubelet/cm/devicemanager/manager.go).
+func (m *Monitor) merge(devices []Device, now time.Time) {
+	for _, p := range m.patients {
+		p.listed = false
+	}
+	for _, d := range devices {
+		i := slices.IndexFunc(m.devices, func(known Device) bool { return known.ID == d.ID })
+		if i < 0 {
+			m.devices = append(m.devices, d)
+		} else {
+			m.devices[i] = d
+		}
+		p := m.patients[d.GPU]
+		if p == nil {
+			p = &patient{first: now}
+			m.patients[d.GPU] = p
+		}
+		p.listed = true
+	}
+	for _, p := range m.patients {
+		if !p.listed {
+			p.condemn(verdict{reason: "gone"}, now)
+		}
+	}
+	slices.SortStableFunc(m.devices, func(a, b Device) int { return a.Index - b.Index })
+}
+
+func (m *Monitor) reported(r report, now time.Time) {
+	m.waiting = false
+	if was := m.waitErr; errText(r.err) != was {
+		m.waitErr = errText(r.err)
+		m.log.Warn("wait for driver events", "was", was, "err", r.err)
+	}
+	if r.err != nil {
+		m.waitNext = now.Add(waitAgainAfter)
+		m.checkAll()
+		return
+	}
+	e := r.event
+	if e == (Event{}) {
+		return
+	}
+	p := m.patients[e.GPU]
+	if p == nil {
+		m.log.Warn("driver event names no known GPU, asking each", "gpu", e.GPU, "xid", e.Xid)
+		m.checkAll()
+		return
+	}
+	m.log.Info("driver event", "gpu", e.GPU, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action)
+	if e.Xid != 0 {
+		p.count(e.Xid, now)
+	}
+	if e.Fatal {
+		p.condemn(verdict{reason: xidReason(e.Xid), action: e.Action, resets: &e.Resets}, now)
+	}
+	p.checkedAt = time.Time{}
+}
+
+// checkAll makes every GPU due: something is wrong, and nobody is to blame yet.
+func (m *Monitor) checkAll() {
+	for _, p := range m.patients {
+		p.checkedAt = time.Time{}
+		p.urgent = true
+	}
+}
+
+func (m *Monitor) checked(c checkup, now time.Time) {
+	p := m.patients[c.gpu]
+	was := p.verdict.reason
+	p.checked(c, now)
+	if is := p.verdict.reason; is != was {
+		m.log.Info("health", "gpu", c.gpu, "was", was, "is", is, "err", c.err)
+	}
+}
+
+// judgeSilence turns calls that do not come back into verdicts.
+func (m *Monitor) judgeSilence(now time.Time) {
+	if !m.listSince.IsZero() && now.Sub(m.listSince) > notAnsweringBy {
+		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return")})
+	}
+	for gpu, p := range m.patients {
+		silent := m.readers.Busy(gpu) > unhealthyAfter
+		if !p.answered {
+			silent = now.Sub(p.first) > firstVerdictBy
+		}
+		if silent {
+			p.condemn(verdict{reason: "not_answering"}, now)
+		}
+	}
+}
+
+// setDriver keeps the driver's state and says a change of it once.
+func (m *Monitor) setDriver(d Driver) {
+	was := m.Driver()
+	if was.State == d.State && errText(was.Err) == errText(d.Err) {
+		return
+	}
+	m.driver.Store(&d)
+	switch {
+	case d.State != DriverUp:
+		m.log.Warn("no devices from the driver; will take them when it answers", "err", d.Err)
+	case d.Err != nil:
+		m.log.Warn("some devices cannot be listed", "err", d.Err)
+	default:
+		m.log.Info("driver is up")
+	}
+}
+
+// post publishes all verdicts, once each GPU has one, and only when they changed.
+func (m *Monitor) post() {
+	for _, p := range m.patients {
+		if !p.answered {
+			return
+		}
+	}
+	statuses := make([]Status, len(m.devices))
+	for i, d := range m.devices {
+		statuses[i] = m.patients[d.GPU].status(d)
+	}
+	if len(statuses) == 0 || slices.EqualFunc(m.posted, statuses, Status.equal) {
+		return
+	}
+	m.posted = statuses
+	m.board.Post(statuses)
+}
+
+func errText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

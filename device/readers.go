@@ -1,0 +1,186 @@
+package device
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// stalledAfter is how long a call may run before its GPU counts as stalled: then
+// a reader no longer waits for the GPU but leaves it out at once.
+const stalledAfter = time.Second
+
+// Readers ask GPUs, each through one slot of its own. A driver's call may hang
+// for ever, and a thread inside one cannot be got back; so no GPU ever has more
+// than one, and nothing waits behind it for longer than its own deadline.
+type Readers struct {
+	backend Backend
+
+	// calls counts the goroutines that are inside a call or wait for their slot.
+	calls sync.WaitGroup
+
+	mu    sync.Mutex
+	slots map[GPU]*slot // guarded by mu; a slot stays for good
+}
+
+// slot is the right to call the driver about one GPU.
+type slot struct {
+	gpu GPU
+	// token holds one token, which whoever calls has taken out.
+	token chan struct{}
+	// since is when the running call began, in Unix nanoseconds; 0: none runs.
+	// Written by the holder of the token.
+	since atomic.Int64
+	// answered is when the GPU last gave a reading, in Unix nanoseconds; 0 when
+	// its last one failed. Written by the holder of the token.
+	answered atomic.Int64
+	// samples is reused from read to read. It belongs to the holder of the
+	// token, and then to the reader that was given the result until it asks again.
+	samples []Sample
+}
+
+// Reading is what one read of a GPU gave.
+type Reading struct {
+	GPU     GPU
+	Samples []Sample // valid until the GPU is read again
+	Err     error    // ErrStalled where the GPU did not answer in time
+}
+
+// NewReaders has no GPU yet: a slot is made when a GPU is first asked.
+func NewReaders(b Backend) *Readers {
+	return &Readers{backend: b, slots: map[GPU]*slot{}}
+}
+
+// Read asks all GPUs at the same time and returns when each has answered or ctx
+// is done, in the order of gpus. GPUs that are late come with ErrStalled; what
+// they answer later is dropped. Only one Read may run at a time.
+func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
+	readings := make([]Reading, len(gpus))
+	type answer struct {
+		at      int
+		reading Reading
+	}
+	answers := make(chan answer, len(gpus))
+	waiting := 0
+	for i, gpu := range gpus {
+		readings[i] = Reading{GPU: gpu, Err: ErrStalled}
+		s := r.slot(gpu)
+		if s.stalled() {
+			continue
+		}
+		waiting++
+		r.calls.Go(func() { answers <- answer{i, r.read(ctx, s)} })
+	}
+	for ; waiting > 0; waiting-- {
+		select {
+		case a := <-answers:
+			readings[a.at] = a.reading
+		case <-ctx.Done():
+			return readings
+		}
+	}
+	return readings
+}
+
+func (r *Readers) read(ctx context.Context, s *slot) Reading {
+	if !s.take(ctx) {
+		return Reading{GPU: s.gpu, Err: ErrStalled}
+	}
+	defer s.leave()
+	samples, err := r.backend.Read(s.gpu, s.samples[:0])
+	s.samples = samples
+	if err != nil {
+		s.answered.Store(0)
+		return Reading{GPU: s.gpu, Err: fmt.Errorf("read GPU %s: %w", s.gpu, err)}
+	}
+	s.answered.Store(time.Now().UnixNano())
+	return Reading{GPU: s.gpu, Samples: samples}
+}
+
+// Check asks whether the GPU can be used and has answer called with the outcome,
+// on a goroutine of its own. It asks nothing and returns false while another call
+// to the GPU runs.
+func (r *Readers) Check(gpu GPU, answer func(resets uint64, err error)) bool {
+	s := r.slot(gpu)
+	select {
+	case <-s.token:
+	default:
+		return false
+	}
+	s.since.Store(time.Now().UnixNano())
+	r.calls.Go(func() {
+		resets, err := r.backend.Check(gpu)
+		s.leave()
+		answer(resets, err)
+	})
+	return true
+}
+
+// Busy tells for how long the call that now runs about a GPU has been running; 0
+// when none runs.
+func (r *Readers) Busy(gpu GPU) time.Duration { return r.slot(gpu).busy() }
+
+// Stalled tells whether the GPU has stopped answering.
+func (r *Readers) Stalled(gpu GPU) bool { return r.slot(gpu).stalled() }
+
+// Answered is when the GPU gave its last reading; long ago where that failed.
+func (r *Readers) Answered(gpu GPU) time.Time {
+	return time.Unix(0, r.slot(gpu).answered.Load())
+}
+
+// Drain waits until no call runs, or ctx is done, and tells which.
+func (r *Readers) Drain(ctx context.Context) bool { return drain(ctx, &r.calls) }
+
+func drain(ctx context.Context, calls *sync.WaitGroup) bool {
+	idle := make(chan struct{})
+	go func() { // ends with the last call; one that hangs for ever keeps it, as it keeps its thread
+		calls.Wait()
+		close(idle)
+	}()
+	select {
+	case <-idle:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (r *Readers) slot(gpu GPU) *slot {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.slots[gpu]
+	if s == nil {
+		s = &slot{gpu: gpu, token: make(chan struct{}, 1)}
+		s.token <- struct{}{}
+		r.slots[gpu] = s
+	}
+	return s
+}
+
+// take waits for the slot as long as ctx allows.
+func (s *slot) take(ctx context.Context) bool {
+	select {
+	case <-s.token:
+		s.since.Store(time.Now().UnixNano())
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (s *slot) leave() {
+	s.since.Store(0)
+	s.token <- struct{}{}
+}
+
+func (s *slot) busy() time.Duration {
+	since := s.since.Load()
+	if since == 0 {
+		return 0
+	}
+	return time.Since(time.Unix(0, since))
+}
+
+func (s *slot) stalled() bool { return s.busy() > stalledAfter }
