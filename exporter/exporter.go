@@ -1,0 +1,186 @@
+// Package exporter renders readings, health and holders over HTTP.
+//
+// A scrape is answered from one flight: every GPU is read and the kubelet is
+// asked who holds what, at the same time and within a fixed budget, and the two
+// are joined on device.ID. Concurrent scrapes share a flight. What is rendered
+// stays in memory from flight to flight, so that only values are written anew.
+package exporter
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+const (
+	// budget is how long a flight may take. What is late is left out.
+	budget = time.Second
+	// sharedFor is how long after its begin a flight's result may be given to
+	// another scrape, if nobody's holding and no device's health has changed.
+	sharedFor = time.Second
+)
+
+// Sources are whom the exporter asks. None may be nil.
+type Sources struct {
+	// Metrics are the rows that Read fills.
+	Metrics []device.Metric
+	// Look is the Board's: the devices and their health.
+	Look func() ([]device.Status, <-chan struct{})
+	// Read asks the GPUs, until ctx is done.
+	Read func(ctx context.Context, gpus []device.GPU) []device.Reading
+	// Stalled tells whether a GPU has stopped answering.
+	Stalled func(device.GPU) bool
+	// Owners asks who holds what, until ctx is done.
+	Owners func(ctx context.Context) device.Holders
+	// Held returns what is known of it without asking.
+	Held func() (device.Holders, <-chan struct{})
+	// Driver is the driver's state.
+	Driver func() device.Driver
+}
+
+// Exporter renders what its sources say.
+type Exporter struct {
+	Sources
+	// flights counts the goroutines that fly; each ends within the budget.
+	flights sync.WaitGroup
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	newest *flight
+	free   []*page // pages that nobody reads, to be rendered on next
+
+	// ledger belongs to the flight that is under way; there is one at a time.
+	ledger *ledger
+}
+
+// flight is one snapshot in the making, or made.
+type flight struct {
+	begin time.Time
+	done  chan struct{} // closed when the page is rendered
+	page  *page         // not written after done is closed, until nobody uses it
+	users int           // guarded by Exporter.mu
+	// stale are closed when somebody's holding or a device's health has changed
+	// since the flight began.
+	stale [2]<-chan struct{}
+}
+
+// New makes an exporter. It asks nobody before the first scrape.
+func New(s Sources) *Exporter {
+	return &Exporter{Sources: s, ledger: newLedger()}
+}
+
+// Mark has the counters read now: somebody new is about to hold a device, and
+// what it burned before is not theirs. It does not wait.
+func (e *Exporter) Mark() { e.release(e.join(time.Now())) }
+
+// Drain waits for the flight that is under way.
+func (e *Exporter) Drain() { e.flights.Wait() }
+
+// snapshot returns a flight that has landed, to be released after use, or nil
+// when ctx is done first. The flight goes on for whoever else waits for it.
+func (e *Exporter) snapshot(ctx context.Context) *flight {
+	f := e.join(time.Now())
+	select {
+	case <-f.done:
+		return f
+	case <-ctx.Done():
+		e.release(f)
+		return nil
+	}
+}
+
+// release gives a flight back.
+func (e *Exporter) release(f *flight) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.drop(f)
+}
+
+// drop counts a user of the flight out; the last one frees its page. The caller
+// holds mu.
+func (e *Exporter) drop(f *flight) {
+	if f.users--; f.users == 0 {
+		e.free = append(e.free, f.page)
+	}
+}
+
+// join counts the caller in as a user of the flight that a scrape at this time is
+// answered from, and starts it where there is none to share.
+func (e *Exporter) join(now time.Time) *flight {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if f := e.newest; f != nil && f.serves(now) {
+		f.users++
+		return f
+	}
+	if e.newest != nil {
+		e.drop(e.newest)
+	}
+	statuses, health := e.Look()
+	_, holding := e.Held()
+	f := &flight{
+		begin: now, done: make(chan struct{}), stale: [2]<-chan struct{}{health, holding},
+		page: e.blank(), users: 2, // the caller, and the exporter until there is a newer one
+	}
+	e.newest = f
+	e.flights.Go(func() { e.fly(f, statuses) })
+	return f
+}
+
+// serves tells whether the flight's result is good for a scrape at this time.
+func (f *flight) serves(now time.Time) bool {
+	select {
+	case <-f.done:
+	default:
+		return true
+	}
+	for _, changed := range f.stale {
+		select {
+		case <-changed:
+			return false
+		default:
+		}
+	}
+	return now.Sub(f.begin) < sharedFor
+}
+
+// blank takes a page to render on. Two are in use as long as no reader is slower
+// than the scrapes come. The caller holds mu.
+func (e *Exporter) blank() *page {
+	if n := len(e.free); n > 0 {
+		p := e.free[n-1]
+		e.free = e.free[:n-1]
+		return p
+	}
+	return newPage(e.Metrics)
+}
+
+// fly makes the flight's page. Flights do not overlap, so the readings' buffers
+// and the ledger are its own.
+func (e *Exporter) fly(f *flight, statuses []device.Status) {
+	ctx, cancel := context.WithDeadline(context.Background(), f.begin.Add(budget))
+	defer cancel()
+	var holders device.Holders
+	var asked sync.WaitGroup
+	asked.Go(func() { holders = e.Owners(ctx) })
+	readings := e.Read(ctx, gpus(statuses))
+	asked.Wait()
+	f.page.render(snapshot{
+		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
+		holders: holders, driver: e.Driver(), stalled: e.Stalled,
+	}, e.ledger)
+	close(f.done)
+}
+
+// gpus are the physical GPUs of the devices, each once, in the devices' order.
+func gpus(statuses []device.Status) []device.GPU {
+	list := make([]device.GPU, 0, len(statuses))
+	for _, s := range statuses {
+		if n := len(list); n == 0 || list[n-1] != s.GPU { // a GPU's slices lie side by side
+			list = append(list, s.GPU)
+		}
+	}
+	return list
+}

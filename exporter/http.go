@@ -1,0 +1,132 @@
+package exporter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/pprof"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	dto "github.com/prometheus/client_model/go"
+)
+
+// answerMargin is kept back of the time that Prometheus grants a scrape, for the
+// answer to get there.
+const answerMargin = 50 * time.Millisecond
+
+// Server says what is served beside the readings.
+type Server struct {
+	TelemetryPath string // "/metrics"
+	Pprof         bool   // serve /debug/pprof/
+	// Registry holds this process's own metrics.
+	Registry *prometheus.Registry
+	// Alive and Ready are nil, or say what is wrong, one func for each part of
+	// the process. Alive must not depend on the driver or the kubelet: a restart
+	// mends neither, and ends the device plugin.
+	Alive, Ready map[string]func() error
+	Log          *slog.Logger
+}
+
+// Handler serves the metrics, the probes and a page that points at them.
+func (e *Exporter) Handler(s Server) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET "+s.TelemetryPath, e.metrics(s))
+	mux.Handle("GET /healthz", probe(s.Alive))
+	mux.Handle("GET /readyz", probe(s.Ready))
+	if s.TelemetryPath != "/" {
+		mux.HandleFunc("GET /{$}", s.index)
+	}
+	if s.Pprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
+	return mux
+}
+
+// metrics answers a scrape. Text format, OpenMetrics and compression are
+// promhttp's; it is made anew for each scrape because a flight belongs to one.
+func (e *Exporter) metrics(s Server) http.Handler {
+	own := prometheus.ToTransactionalGatherer(s.Registry)
+	options := promhttp.HandlerOpts{
+		EnableOpenMetrics: true,
+		ErrorHandling:     promhttp.ContinueOnError,
+		ErrorLog:          errorLog{s.Log},
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := patience(r)
+		defer cancel()
+		gatherers := []prometheus.TransactionalGatherer{own}
+		// A scrape that cannot wait for the flight gets the process's own
+		// metrics: never values of an earlier flight.
+		if f := e.snapshot(ctx); f != nil {
+			gatherers = append(gatherers, landed{e, f})
+		}
+		promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options).ServeHTTP(w, r)
+	})
+}
+
+// patience is how long this scrape may wait: it never prolongs the flight, whose
+// budget is fixed.
+func patience(r *http.Request) (context.Context, context.CancelFunc) {
+	granted, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
+	if err != nil || !(granted > 0 && granted < time.Hour.Seconds()) {
+		return r.Context(), func() {}
+	}
+	wait := time.Duration(granted * float64(time.Second))
+	return context.WithTimeout(r.Context(), wait-min(answerMargin, wait/2))
+}
+
+// landed gathers from a flight, and holds its page until it has been written out.
+type landed struct {
+	exporter *Exporter
+	flight   *flight
+}
+
+// Gather returns the families, and what to call once they are encoded.
+func (l landed) Gather() ([]*dto.MetricFamily, func(), error) {
+	return l.flight.page.gather(), func() { l.exporter.release(l.flight) }, nil
+}
+
+// probe answers 200, or 503 with what is wrong.
+func probe(parts map[string]func() error) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		var wrong []error
+		for name, ask := range parts {
+			if err := ask(); err != nil {
+				wrong = append(wrong, fmt.Errorf("%s: %w", name, err))
+			}
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		if err := errors.Join(wrong...); err != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintln(w, err) //nolint:errcheck // whoever asked has gone
+			return
+		}
+		fmt.Fprintln(w, "ok") //nolint:errcheck // whoever asked has gone
+	}
+}
+
+func (s Server) index(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	lines := []string{"podgauge", s.TelemetryPath, "/healthz", "/readyz"}
+	if s.Pprof {
+		lines = append(lines, "/debug/pprof/")
+	}
+	fmt.Fprintln(w, strings.Join(lines, "\n")) //nolint:errcheck // whoever asked has gone
+}
+
+// errorLog is what promhttp says goes wrong: mostly scrapers that hang up.
+type errorLog struct{ log *slog.Logger }
+
+func (l errorLog) Println(v ...any) {
+	l.log.Warn("answer a scrape", "err", strings.TrimSpace(fmt.Sprintln(v...)))
+}
