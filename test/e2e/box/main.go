@@ -1,0 +1,78 @@
+// Command box is the only program in the test image: what a container of a scenario does is its arguments. It is also the first process
+// of the node's PID namespace.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+const usage = `box pause              until SIGTERM
+box sleep <duration>   for so long; SIGTERM ends it with status 143
+box stubborn           until SIGKILL: SIGTERM is ignored
+box exit <status>      at once
+box env                prints its environment, sorted
+`
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, syscall.SIGTERM, syscall.SIGINT)
+	go reap()
+	status, err := do(args, terminated, stdout)
+	if err != nil {
+		fmt.Fprintf(stderr, "box: %v\n%s", err, usage)
+		return 2
+	}
+	return status
+}
+
+func do(args []string, terminated <-chan os.Signal, stdout io.Writer) (status int, err error) {
+	switch {
+	case slices.Equal(args, []string{"pause"}):
+		<-terminated
+		return 0, nil
+	case slices.Equal(args, []string{"stubborn"}):
+		select {}
+	case slices.Equal(args, []string{"env"}):
+		for _, variable := range slices.Sorted(slices.Values(os.Environ())) {
+			fmt.Fprintln(stdout, variable)
+		}
+		return 0, nil
+	case len(args) == 2 && args[0] == "exit":
+		return strconv.Atoi(args[1])
+	case len(args) == 2 && args[0] == "sleep":
+		d, err := time.ParseDuration(args[1])
+		if err != nil {
+			return 0, err
+		}
+		select {
+		case <-time.After(d):
+			return 0, nil
+		case <-terminated:
+			return 128 + int(syscall.SIGTERM), nil
+		}
+	}
+	return 0, errors.New("what should it do?")
+}
+
+// reap collects orphans: a PID namespace hands them to its first process, and containerd's shims are orphans by design.
+func reap() {
+	died := make(chan os.Signal, 1)
+	signal.Notify(died, syscall.SIGCHLD)
+	for range died {
+		for {
+			if pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil); err != nil || pid <= 0 {
+				break
+			}
+		}
+	}
+}

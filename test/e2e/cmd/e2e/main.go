@@ -1,0 +1,102 @@
+// Command e2e prepares a machine for the end-to-end tests and cleans up after them.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/kubelet"
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+const usage = `usage, in test/e2e and as root:
+  go run ./cmd/e2e setup [version ...|all]   installs missing packages and builds missing kubelets (default ` + kubelet.Default + `)
+  go run ./cmd/e2e clean                     removes what a run left: processes, cgroups, network link, folders with the logs
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	flags := flag.NewFlagSet("e2e", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() { fmt.Fprint(stderr, usage) }
+	if err := flags.Parse(args); err != nil {
+		return 2
+	}
+	var err error
+	switch flags.Arg(0) {
+	case "setup":
+		err = setup(ctx, flags.Args()[1:], stdout)
+	case "clean":
+		err = node.Clean(ctx, node.Options{})
+	default:
+		flags.Usage()
+		return 2
+	}
+	if err != nil {
+		fmt.Fprintln(stderr, "e2e:", err)
+		return 1
+	}
+	return 0
+}
+
+func setup(ctx context.Context, versions []string, out io.Writer) error {
+	switch {
+	case len(versions) == 0:
+		versions = []string{kubelet.Default}
+	case slices.Equal(versions, []string{"all"}):
+		versions = kubelet.Versions()
+	}
+	if err := install(ctx, node.Missing(), out); err != nil {
+		return err
+	}
+	for _, version := range versions {
+		start := time.Now()
+		path, err := kubelet.Build(ctx, version, out)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "kubelet %s: %s (%s)\n", version, path, time.Since(start).Round(time.Second))
+	}
+	return nil
+}
+
+// install asks Debian for what is missing, and for nothing when nothing is, so that a prepared machine needs no network.
+func install(ctx context.Context, missing []node.Tool, out io.Writer) error {
+	if len(missing) == 0 {
+		return nil
+	}
+	packages := []string{}
+	for _, tool := range missing {
+		packages = append(packages, tool.Package)
+	}
+	slices.Sort(packages)
+	packages = slices.Compact(packages)
+	for _, args := range [][]string{
+		{"update", "-q"},
+		append([]string{"install", "-q", "-y", "--no-install-recommends"}, packages...),
+	} {
+		apt := exec.CommandContext(ctx, "apt-get", args...)
+		apt.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+		apt.Stdout, apt.Stderr = out, out
+		if err := apt.Run(); err != nil {
+			return fmt.Errorf("install %v: %w", packages, err)
+		}
+	}
+	if missing := node.Missing(); len(missing) > 0 {
+		return fmt.Errorf("still missing after apt-get: %v", missing)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+// Package image writes container images of one static program, so that the tests need no registry and no image builder.
+package image
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
+	"io"
+	"runtime"
+)
+
+// Image is one program with the arguments that it gets when a container names none.
+type Image struct {
+	// Name is what pods call it, with a tag: local.test/box:1.
+	Name string
+	// Program is the content of a statically linked binary; it lies in the root of the image's file system under Path.
+	Program []byte
+	// Path is absolute and has no folders.
+	Path string
+	// Args are the default arguments.
+	Args []string
+}
+
+// The media types of the OCI image specification that are needed here.
+const (
+	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
+	typeConfig   = "application/vnd.oci.image.config.v1+json"
+	typeManifest = "application/vnd.oci.image.manifest.v1+json"
+	typeIndex    = "application/vnd.oci.image.index.v1+json"
+)
+
+// descriptor names a blob by its content.
+// https://github.com/opencontainers/image-spec/blob/main/descriptor.md
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Size        int               `json:"size"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+}
+
+type object = map[string]any
+
+// Write writes the image as the tar of an OCI image layout, which `ctr images import` takes. The same image gives the same bytes.
+func (i Image) Write(w io.Writer) error {
+	out := layout{tar: tar.NewWriter(w)}
+	layer := out.blob(typeLayer, i.layer())
+	config := out.json(typeConfig, object{
+		"architecture": runtime.GOARCH,
+		"os":           "linux",
+		"config":       object{"Entrypoint": []string{i.Path}, "Cmd": i.Args, "Env": []string{"PATH=/"}},
+		"rootfs":       object{"type": "layers", "diff_ids": []string{layer.Digest}},
+	})
+	manifest := out.json(typeManifest, object{
+		"schemaVersion": 2, "mediaType": typeManifest, "config": config, "layers": []descriptor{layer},
+	})
+	// containerd takes the image's name from this annotation; the specification's own holds a tag only.
+	manifest.Annotations = map[string]string{"io.containerd.image.name": i.Name}
+	out.file("index.json", encode(object{"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest}}))
+	out.file("oci-layout", encode(object{"imageLayoutVersion": "1.0.0"}))
+	if err := out.tar.Close(); err != nil {
+		return fmt.Errorf("write image %s: %w", i.Name, err)
+	}
+	return nil
+}
+
+// layer is the image's file system: the program and the folders on which a runtime mounts.
+func (i Image) layer() []byte {
+	var b bytes.Buffer
+	out := layout{tar: tar.NewWriter(&b)}
+	for _, folder := range []string{"dev/", "etc/", "proc/", "sys/", "tmp/"} {
+		out.header(&tar.Header{Name: folder, Typeflag: tar.TypeDir, Mode: 0o755})
+	}
+	out.file(i.Path[1:], i.Program)
+	out.tar.Close() // a bytes.Buffer takes everything
+	return b.Bytes()
+}
+
+// layout writes a tar. A tar.Writer keeps its first error and gives it back on Close, so that only Close is asked.
+type layout struct{ tar *tar.Writer }
+
+func (l layout) header(h *tar.Header) { _ = l.tar.WriteHeader(h) }
+
+func (l layout) file(name string, content []byte) {
+	l.header(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))})
+	_, _ = l.tar.Write(content)
+}
+
+func (l layout) blob(mediaType string, content []byte) descriptor {
+	digest := fmt.Sprintf("%x", sha256.Sum256(content))
+	l.file("blobs/sha256/"+digest, content)
+	return descriptor{MediaType: mediaType, Digest: "sha256:" + digest, Size: len(content)}
+}
+
+func (l layout) json(mediaType string, content object) descriptor {
+	return l.blob(mediaType, encode(content))
+}
+
+// encode panics on what cannot be encoded: only this file's own literals reach it.
+func encode(content object) []byte {
+	b, err := json.Marshal(content)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}

@@ -1,0 +1,24 @@
+// Package e2e runs podgauge on a real node: kubelet, containerd and Prometheus as they are shipped.
+//
+// One function is one scenario. It gets a node with node.ForTest, waits for things themselves with node.Until, and leaves nothing behind.
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(abandonedEnv); dir != "" {
+		abandonNode(dir)
+	}
+	// A machine that cannot run the tests is a failure: skipped tests look like passed ones.
+	if err := node.Check(node.Options{}); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}

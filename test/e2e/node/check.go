@@ -1,0 +1,58 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/podgauge/podgauge/test/e2e/kubelet"
+)
+
+// Check says what keeps this machine from hosting such a node, and how to mend it.
+func Check(o Options) error {
+	if os.Geteuid() != 0 {
+		return errors.New("the end-to-end tests make namespaces, mounts and cgroups: run them as root")
+	}
+	missing := []string{}
+	for _, tool := range Missing() {
+		missing = append(missing, tool.File)
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("missing: %s: run `go run ./cmd/e2e setup` in test/e2e", strings.Join(missing, ", "))
+	}
+	_, err := kubelet.Built(o.withDefaults().KubeletVersion)
+	if err != nil {
+		return err
+	}
+	_, err = machineCgroups()
+	return err
+}
+
+// Tool is a program that the tests run, and the Debian package that has it.
+type Tool struct{ File, Package string }
+
+// Missing are the tools that this machine lacks.
+func Missing() []Tool {
+	var missing []Tool
+	for _, tool := range []Tool{
+		{"containerd", "containerd"},
+		{"ctr", "containerd"},
+		{"runc", "runc"},
+		{"ip", "iproute2"},
+		{"mount", "mount"},
+		{"iptables", "iptables"}, // the kubelet looks for it even where it is told to leave it alone
+		{cniPlugins + "/ptp", "containernetworking-plugins"},
+		{cniPlugins + "/host-local", "containernetworking-plugins"},
+		{"prometheus", "prometheus"},
+	} {
+		if _, err := exec.LookPath(tool.File); err != nil {
+			missing = append(missing, tool)
+		}
+	}
+	return missing
+}
+
+// cniPlugins is where Debian puts them; containerd.toml names it too.
+const cniPlugins = "/usr/lib/cni"

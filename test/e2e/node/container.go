@@ -1,0 +1,68 @@
+package node
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// ContainerPID is the id, on the machine, of a running container's first process.
+func (n *Node) ContainerPID(ctx context.Context, p Pod, container string) (int, error) {
+	pod, err := n.Pod(ctx, p)
+	if err != nil {
+		return 0, err
+	}
+	c, err := pod.Container(container)
+	if err != nil {
+		return 0, err
+	}
+	if dir, found := n.cgroups.find(c.ID); found {
+		if pids := pidsIn(dir); len(pids) > 0 {
+			return slices.Min(pids), nil
+		}
+	}
+	return 0, fmt.Errorf("container %s of pod %s has no process (%s %s)", container, p.Name, c.State, c.Reason)
+}
+
+// ContainerEnv is the environment of a running container's first process, as the kernel knows it.
+func (n *Node) ContainerEnv(ctx context.Context, p Pod, container string) (map[string]string, error) {
+	pid, err := n.ContainerPID(ctx, p, container)
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return nil, err
+	}
+	env := map[string]string{}
+	for variable := range bytes.SplitSeq(bytes.TrimRight(b, "\x00"), []byte{0}) {
+		name, value, _ := strings.Cut(string(variable), "=")
+		env[name] = value
+	}
+	return env, nil
+}
+
+// ContainerLog is what a container has printed in all its lives, also after its end.
+func (n *Node) ContainerLog(p Pod, container string) (string, error) {
+	lives, err := filepath.Glob(filepath.Join(n.Logs, "pods", p.namespace()+"_"+p.FullName()+"_*", container, "*.log"))
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	for _, life := range lives {
+		b, err := os.ReadFile(life)
+		if err != nil {
+			return "", err
+		}
+		for line := range strings.Lines(string(b)) { // time, stream, whether the line is whole, what was printed
+			if fields := strings.SplitN(line, " ", 4); len(fields) == 4 {
+				out.WriteString(fields[3])
+			}
+		}
+	}
+	return out.String(), nil
+}

@@ -1,0 +1,74 @@
+package node
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// makeFolders also empties the folder of an earlier run's logs under the same name.
+func (n *Node) makeFolders(context.Context) error {
+	const longest, limit = "containerd/containerd.sock", 107
+	if len(filepath.Join(n.work, longest)) > limit {
+		return fmt.Errorf("Dir %q is too long for the unix sockets below it", n.options.Dir)
+	}
+	if err := os.RemoveAll(n.Logs); err != nil {
+		return err
+	}
+	for _, dir := range []string{
+		filepath.Join(n.Logs, "pods"), n.path("root"), n.path("manifests"), n.path("conf", "cni"), n.path("containerd"), n.path("cni"),
+	} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// enter opens the door: the node's namespaces, with box as their first process.
+func (n *Node) enter(ctx context.Context) error {
+	box := n.path("box")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", box, "github.com/podgauge/podgauge/test/e2e/box")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("build box: %w\n%s", err, out)
+	}
+	var err error
+	if n.cgroups, err = machineCgroups(); err != nil {
+		return err
+	}
+	if err = n.cgroups.create(); err != nil {
+		return err
+	}
+	n.door, err = openDoor(n.cgroups, exec.Command(box, "pause"))
+	return err
+}
+
+// connect lays a cable from the machine to the node, so that tests reach the node's ports with plain HTTP clients.
+func (n *Node) connect(ctx context.Context) error {
+	for _, command := range []string{
+		fmt.Sprintf("ip link add %s type veth peer name eth0 netns %d", link, n.door.init.Process.Pid),
+		fmt.Sprintf("ip addr add %s/24 dev %s", machineIP, link),
+		fmt.Sprintf("ip link set %s up", link),
+	} {
+		args := strings.Fields(command)
+		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s: %w: %s", command, err, out)
+		}
+	}
+	return nil
+}
+
+//go:embed inside.sh
+var furnishing string
+
+// furnish mounts what a node needs and brings up its end of the network. It is a shell script since it is a list of mount and ip commands,
+// and since /proc can only be mounted by a process inside the PID namespace.
+func (n *Node) furnish(ctx context.Context) error {
+	_, err := n.Shell(ctx, furnishing, "NODE="+Name, "WORK="+n.work, "CGROUPS="+n.cgroups.mounts(), "IP="+IP, "MACHINE_IP="+machineIP)
+	return err
+}

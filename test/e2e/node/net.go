@@ -1,0 +1,43 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+)
+
+// getJSON decodes an answer of 200 into v; nil drops it.
+func getJSON(ctx context.Context, url string, v any) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	request.Close = true // the next node has the same address, and knows nothing of this one's connections
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		reason, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<10))
+		return fmt.Errorf("GET %s: %s: %s", url, answer.Status, reason)
+	}
+	if v == nil {
+		return nil
+	}
+	if err := json.NewDecoder(answer.Body).Decode(v); err != nil {
+		return fmt.Errorf("decode %s: %w", url, err)
+	}
+	return nil
+}
+
+func dial(ctx context.Context, network, address string) error {
+	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err == nil {
+		conn.Close()
+	}
+	return err
+}

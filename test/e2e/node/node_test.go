@@ -1,0 +1,120 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The main thread does not end with its goroutine: a door on it would keep the node's mounts and cgroups for the rest of the process.
+func TestDoorIsNeverTheMainThread(t *testing.T) {
+	for range 200 {
+		d := &door{init: &exec.Cmd{}, calls: make(chan func()), closed: make(chan struct{})}
+		go d.thread()
+		err := d.do(func() error {
+			if syscall.Gettid() == os.Getpid() {
+				return errors.New("the door is the main thread")
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.close()
+	}
+}
+
+func TestHierarchyOptions(t *testing.T) {
+	for kind, want := range map[string]string{
+		"cgroup rw,memory":      "memory",
+		"cgroup rw,cpu,cpuacct": "cpu,cpuacct",
+		"none rw,xattr,release_agent=/lib/agent,name=systemd": "none,name=systemd",
+	} {
+		if got := hierarchyOptions(kind); got != want {
+			t.Errorf("%s: %s, want %s", kind, got, want)
+		}
+	}
+}
+
+func TestOverlay(t *testing.T) {
+	type m = map[string]any
+	under := m{"kept": 1, "logging": m{"verbosity": 4, "format": "text"}, "list": []string{"a"}}
+	got := overlay(under, m{"logging": m{"verbosity": 9}, "list": []string{"b"}, "featureGates": m{"PodsAPI": false}})
+	want := m{"kept": 1, "logging": m{"verbosity": 9, "format": "text"}, "list": []string{"b"}, "featureGates": m{"PodsAPI": false}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if under["logging"].(m)["verbosity"] != 4 {
+		t.Error("what lay below was changed")
+	}
+}
+
+// kubeletPod has the shape of the kubelet's answer; TestNode in test/e2e reads a real one.
+const kubeletPod = `{"metadata":{"name":"one-node-a","namespace":"default","uid":"u1"},"status":{"phase":"Running","containerStatuses":[
+{"name":"main","containerID":"containerd://abc","restartCount":1,"state":{"running":{"startedAt":"2026-01-02T03:04:05Z"}},
+"allocatedResourcesStatus":[{"name":"nvidia.com/gpu","resources":[{"resourceID":"GPU-0","health":"Healthy"}]}]},
+{"name":"done","containerID":"containerd://def","state":{"terminated":{"exitCode":3,"reason":"Error","finishedAt":"2026-01-02T03:04:06Z"}}},
+{"name":"new","state":{"waiting":{"reason":"ContainerCreating"}}}]}}`
+
+func TestPodStatus(t *testing.T) {
+	var p podJSON
+	if err := json.Unmarshal([]byte(kubeletPod), &p); err != nil {
+		t.Fatal(err)
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	want := PodStatus{Namespace: "default", Name: "one-node-a", UID: "u1", Phase: "Running", Containers: []ContainerStatus{
+		{Name: "main", ID: "abc", State: "running", Restarts: 1, Started: at, Devices: []DeviceHealth{{"nvidia.com/gpu", "GPU-0", "Healthy"}}},
+		{Name: "done", ID: "def", State: "terminated", Reason: "Error", ExitCode: 3, Finished: at.Add(time.Second)},
+		{Name: "new", State: "waiting", Reason: "ContainerCreating"},
+	}}
+	got := p.status()
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if pod := (Pod{Containers: make([]Container, 3)}); got.started(pod) {
+		t.Error("a pod counts as started while a container waits")
+	}
+}
+
+func TestPoint(t *testing.T) {
+	var p pointJSON
+	if err := json.Unmarshal([]byte(`[1767323045.25, "1e3"]`), &p); err != nil {
+		t.Fatal(err)
+	}
+	if want := time.UnixMilli(1767323045250); !p.Time.Equal(want) || p.Value != 1000 {
+		t.Errorf("%v, want 1000 at %s", p, want)
+	}
+}
+
+func TestUntil(t *testing.T) {
+	tries := 0
+	err := Until(t.Context(), "thrice", func(context.Context) error {
+		if tries++; tries < 3 {
+			return errors.New("not yet")
+		}
+		return nil
+	})
+	if err != nil || tries != 3 {
+		t.Errorf("%v after %d tries", err, tries)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	reason := errors.New("7 of 8")
+	err = Until(ctx, "all are there", func(context.Context) error { return reason })
+	if !errors.Is(err, reason) || !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "all are there") {
+		t.Errorf("the deadline says: %v", err)
+	}
+
+	err = Until(t.Context(), "it lives", func(context.Context) error { return GiveUp(reason) })
+	if !errors.Is(err, reason) {
+		t.Errorf("giving up says: %v", err)
+	}
+}

@@ -1,0 +1,79 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// Holder is a container that holds a device, as the kubelet's PodResources names it.
+type Holder struct{ Namespace, Pod, Container string }
+
+// List asks the kubelet which pods hold what.
+func (n *Node) List(ctx context.Context) ([]*podresources.PodResources, error) {
+	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) ([]*podresources.PodResources, error) {
+		answer, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
+		return answer.GetPodResources(), err
+	})
+}
+
+// Get asks the kubelet what one pod holds.
+func (n *Node) Get(ctx context.Context, p Pod) (*podresources.PodResources, error) {
+	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.PodResources, error) {
+		answer, err := c.Get(ctx, &podresources.GetPodResourcesRequest{PodName: p.FullName(), PodNamespace: p.namespace()})
+		return answer.GetPodResources(), err
+	})
+}
+
+// Allocatable asks the kubelet for the healthy devices of a resource and returns their ids, sorted.
+func (n *Node) Allocatable(ctx context.Context, resource string) ([]string, error) {
+	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) ([]string, error) {
+		answer, err := c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
+		ids := []string{}
+		for _, devices := range answer.GetDevices() {
+			if devices.ResourceName == resource {
+				ids = append(ids, devices.DeviceIds...)
+			}
+		}
+		slices.Sort(ids) // the kubelet names a device once for each of its NUMA nodes, in any order
+		return slices.Compact(ids), err
+	})
+}
+
+// Holders is List the other way round: who holds each device of a resource. An id's several entries, one for each NUMA node, are one.
+func (n *Node) Holders(ctx context.Context, resource string) (map[string]Holder, error) {
+	pods, err := n.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	holders := map[string]Holder{}
+	for _, pod := range pods {
+		for _, container := range pod.Containers {
+			for _, devices := range container.Devices {
+				for _, id := range devices.DeviceIds {
+					if devices.ResourceName == resource {
+						holders[id] = Holder{pod.Namespace, pod.Name, container.Name}
+					}
+				}
+			}
+		}
+	}
+	return holders, nil
+}
+
+// ask makes one call on a connection of its own: one that is kept would wait a second before it tries a restarted kubelet again.
+func ask[A any](ctx context.Context, n *Node, call func(context.Context, podresources.PodResourcesListerClient) (A, error)) (answer A, err error) {
+	conn, err := grpc.NewClient("unix:"+n.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return answer, err
+	}
+	defer conn.Close()
+	if answer, err = call(ctx, podresources.NewPodResourcesListerClient(conn)); err != nil {
+		return answer, fmt.Errorf("ask the kubelet's PodResources: %w", err)
+	}
+	return answer, nil
+}

@@ -1,0 +1,149 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// PodStatus is what the kubelet says of a pod.
+type PodStatus struct {
+	Namespace, Name, UID   string
+	Phase, Reason, Message string
+	InitContainers         []ContainerStatus
+	Containers             []ContainerStatus
+}
+
+// ContainerStatus is what the kubelet says of a container.
+type ContainerStatus struct {
+	Name string
+	// ID is the runtime's, without its scheme; empty while there is none.
+	ID string
+	// State is waiting, running or terminated; Reason says why.
+	State, Reason string
+	Restarts      int
+	// ExitCode and Finished are those of a terminated container.
+	ExitCode          int
+	Started, Finished time.Time
+	// Devices is the kubelet's allocatedResourcesStatus.
+	Devices []DeviceHealth
+}
+
+// DeviceHealth is what the kubelet says of a device that a container holds.
+type DeviceHealth struct{ Resource, ID, Health string }
+
+// started says whether each container has been started once, or never will be.
+func (s PodStatus) started(p Pod) bool {
+	if s.Phase == "Failed" || s.Phase == "Succeeded" {
+		return true
+	}
+	return len(s.Containers) == len(p.Containers) && !slices.ContainsFunc(s.Containers, func(c ContainerStatus) bool {
+		return c.State == "waiting" && c.Restarts == 0
+	})
+}
+
+// Container returns a container's status, the init containers' too.
+func (s PodStatus) Container(name string) (ContainerStatus, error) {
+	for _, c := range slices.Concat(s.InitContainers, s.Containers) {
+		if c.Name == name {
+			return c, nil
+		}
+	}
+	return ContainerStatus{}, fmt.Errorf("pod %s has no container %s", s.Name, name)
+}
+
+// ErrNoPod is the error where the kubelet does not know a pod.
+var ErrNoPod = errors.New("the kubelet does not know the pod")
+
+// Pod returns what the kubelet says of a pod, or ErrNoPod.
+func (n *Node) Pod(ctx context.Context, p Pod) (PodStatus, error) {
+	all, err := n.Pods(ctx)
+	if err != nil {
+		return PodStatus{}, err
+	}
+	for _, s := range all {
+		if s.Namespace == p.namespace() && s.Name == p.FullName() {
+			return s, nil
+		}
+	}
+	return PodStatus{}, fmt.Errorf("%s/%s: %w", p.namespace(), p.FullName(), ErrNoPod)
+}
+
+// Pods returns what the kubelet's read-only port says of all pods.
+func (n *Node) Pods(ctx context.Context) ([]PodStatus, error) {
+	var list struct {
+		Items []podJSON
+	}
+	if err := getJSON(ctx, fmt.Sprintf("%s/pods", n.URL(podsPort)), &list); err != nil {
+		return nil, err
+	}
+	all := []PodStatus{}
+	for _, item := range list.Items {
+		all = append(all, item.status())
+	}
+	return all, nil
+}
+
+// podJSON is the part of a v1.Pod that is read here.
+type podJSON struct {
+	Metadata struct{ Namespace, Name, UID string }
+	Status   struct {
+		Phase, Reason, Message                   string
+		InitContainerStatuses, ContainerStatuses []containerJSON
+	}
+}
+
+type containerJSON struct {
+	Name, ContainerID string
+	RestartCount      int
+	State             struct {
+		Waiting    *struct{ Reason string }
+		Running    *struct{ StartedAt time.Time }
+		Terminated *struct {
+			Reason                string
+			ExitCode              int
+			StartedAt, FinishedAt time.Time
+		}
+	}
+	AllocatedResourcesStatus []struct {
+		Name      string
+		Resources []struct{ ResourceID, Health string }
+	}
+}
+
+func (p podJSON) status() PodStatus {
+	s := PodStatus{
+		Namespace: p.Metadata.Namespace, Name: p.Metadata.Name, UID: p.Metadata.UID,
+		Phase: p.Status.Phase, Reason: p.Status.Reason, Message: p.Status.Message,
+	}
+	for _, c := range p.Status.InitContainerStatuses {
+		s.InitContainers = append(s.InitContainers, c.status())
+	}
+	for _, c := range p.Status.ContainerStatuses {
+		s.Containers = append(s.Containers, c.status())
+	}
+	return s
+}
+
+func (c containerJSON) status() ContainerStatus {
+	_, id, _ := strings.Cut(c.ContainerID, "://")
+	s := ContainerStatus{Name: c.Name, ID: id, Restarts: c.RestartCount, State: "waiting"}
+	switch state := c.State; {
+	case state.Running != nil:
+		s.State, s.Started = "running", state.Running.StartedAt
+	case state.Terminated != nil:
+		s.State, s.Reason, s.ExitCode = "terminated", state.Terminated.Reason, state.Terminated.ExitCode
+		s.Started, s.Finished = state.Terminated.StartedAt, state.Terminated.FinishedAt
+	case state.Waiting != nil:
+		s.Reason = state.Waiting.Reason
+	}
+	for _, resource := range c.AllocatedResourcesStatus {
+		for _, device := range resource.Resources {
+			s.Devices = append(s.Devices, DeviceHealth{resource.Name, device.ResourceID, device.Health})
+		}
+	}
+	return s
+}

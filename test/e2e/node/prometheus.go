@@ -1,0 +1,174 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math"
+	"net/url"
+	"os"
+	"strconv"
+	"time"
+)
+
+const prometheusPort = 9090
+
+// Target is what Prometheus scrapes.
+type Target struct {
+	Job string
+	// Address is host:port as seen from inside the node.
+	Address string
+	// Labels are what service discovery would add: pod, namespace and container of the exporter.
+	Labels map[string]string
+	// HonorLabels lets the scraped labels win over Labels.
+	HonorLabels bool
+	// Interval is the time between two scrapes.
+	Interval time.Duration
+	// Path is /metrics when empty.
+	Path string
+}
+
+// Prometheus is a real server that runs in the node.
+type Prometheus struct {
+	*Process
+	api string
+}
+
+// Prometheus starts a server that scrapes the targets, and returns when it is ready. The first scrape comes up to 5 s later: so long the
+// server's discovery gathers targets, by a constant of its build.
+func (n *Node) Prometheus(ctx context.Context, targets ...Target) (*Prometheus, error) {
+	config, err := json.MarshalIndent(prometheusConfig(targets), "", "  ") // JSON is YAML
+	if err != nil {
+		return nil, fmt.Errorf("encode Prometheus' configuration: %w", err)
+	}
+	file := n.path("conf", "prometheus.yml")
+	if err := os.WriteFile(file, config, 0o644); err != nil {
+		return nil, err
+	}
+	p := &Prometheus{api: n.URL(prometheusPort)}
+	p.Process, err = n.Exec("prometheus", []string{
+		"prometheus", "--config.file=" + file, "--storage.tsdb.path=" + n.path("prometheus"),
+		fmt.Sprintf("--web.listen-address=0.0.0.0:%d", prometheusPort),
+		"--scrape.discovery-reload-interval=100ms", // else the first scrape waits for up to 5 s
+	})
+	if err != nil {
+		return nil, err
+	}
+	return p, Until(ctx, "Prometheus is ready", func(ctx context.Context) error {
+		if err := p.alive(); err != nil {
+			return GiveUp(err)
+		}
+		return getJSON(ctx, p.api+"/-/ready", nil)
+	})
+}
+
+func prometheusConfig(targets []Target) map[string]any {
+	scrapes := []any{}
+	for _, t := range targets {
+		scrapes = append(scrapes, map[string]any{
+			"job_name":        t.Job,
+			"honor_labels":    t.HonorLabels,
+			"metrics_path":    first(t.Path, "/metrics"),
+			"scrape_interval": milliseconds(t.Interval),
+			// Prometheus wants it no longer than the interval.
+			"scrape_timeout": milliseconds(min(t.Interval, 10*time.Second)),
+			"static_configs": []any{map[string]any{"targets": []string{t.Address}, "labels": t.Labels}},
+		})
+	}
+	return map[string]any{"scrape_configs": scrapes}
+}
+
+// milliseconds writes a duration as Prometheus reads it, without fractions.
+func milliseconds(d time.Duration) string { return fmt.Sprintf("%dms", d.Milliseconds()) }
+
+// Point is a value at a time.
+type Point struct {
+	Time  time.Time
+	Value float64
+}
+
+// Sample is a series' value at the time of a query.
+type Sample struct {
+	Labels map[string]string // with __name__
+	Point
+}
+
+// Series is what a range query found under one set of labels.
+type Series struct {
+	Labels map[string]string // with __name__
+	Points []Point
+}
+
+// Query evaluates PromQL now. The result must be a vector, which a range such as up[1m] is not.
+func (p *Prometheus) Query(ctx context.Context, promql string) ([]Sample, error) {
+	var found []struct {
+		Metric map[string]string
+		Value  pointJSON
+	}
+	if err := p.query(ctx, "query", "vector", url.Values{"query": {promql}}, &found); err != nil {
+		return nil, err
+	}
+	samples := []Sample{}
+	for _, f := range found {
+		samples = append(samples, Sample{f.Metric, Point(f.Value)})
+	}
+	return samples, nil
+}
+
+// QueryRange evaluates PromQL at every step from one time to another.
+func (p *Prometheus) QueryRange(ctx context.Context, promql string, from, to time.Time, step time.Duration) ([]Series, error) {
+	var found []struct {
+		Metric map[string]string
+		Values []pointJSON
+	}
+	arguments := url.Values{
+		"query": {promql}, "start": {from.Format(time.RFC3339Nano)}, "end": {to.Format(time.RFC3339Nano)}, "step": {milliseconds(step)},
+	}
+	if err := p.query(ctx, "query_range", "matrix", arguments, &found); err != nil {
+		return nil, err
+	}
+	all := []Series{}
+	for _, f := range found {
+		s := Series{Labels: f.Metric}
+		for _, point := range f.Values {
+			s.Points = append(s.Points, Point(point))
+		}
+		all = append(all, s)
+	}
+	return all, nil
+}
+
+func (p *Prometheus) query(ctx context.Context, endpoint, kind string, arguments url.Values, result any) error {
+	var answer struct {
+		Data struct {
+			ResultType string
+			Result     json.RawMessage
+		}
+	}
+	if err := getJSON(ctx, fmt.Sprintf("%s/api/v1/%s?%s", p.api, endpoint, arguments.Encode()), &answer); err != nil {
+		return fmt.Errorf("query %s: %w", arguments.Get("query"), err)
+	}
+	if answer.Data.ResultType != kind {
+		return fmt.Errorf("query %s: the result is a %s, not a %s", arguments.Get("query"), answer.Data.ResultType, kind)
+	}
+	if err := json.Unmarshal(answer.Data.Result, result); err != nil {
+		return fmt.Errorf("query %s: decode a %s: %w", arguments.Get("query"), kind, err)
+	}
+	return nil
+}
+
+// pointJSON is written as [seconds, "value"].
+type pointJSON Point
+
+func (p *pointJSON) UnmarshalJSON(b []byte) error {
+	var seconds float64
+	var value string
+	if err := json.Unmarshal(b, &[]any{&seconds, &value}); err != nil {
+		return err
+	}
+	whole, fraction := math.Modf(seconds)
+	p.Time = time.Unix(int64(whole), int64(fraction*1e9))
+	var err error
+	p.Value, err = strconv.ParseFloat(value, 64) // NaN and Inf as well
+	return err
+}

@@ -1,0 +1,58 @@
+package node
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/podgauge/podgauge/test/e2e/image"
+)
+
+//go:embed containerd.toml
+var containerdConfig string
+
+//go:embed cni.conflist
+var networkConfig string
+
+func (n *Node) startContainerd(ctx context.Context) error {
+	for file, content := range map[string]string{"containerd.toml": containerdConfig, "cni/10-ptp.conflist": networkConfig} {
+		content = strings.NewReplacer("@WORK@", n.work, "@IMAGE@", boxImage).Replace(content)
+		if err := os.WriteFile(n.path("conf", file), []byte(content), 0o644); err != nil {
+			return err
+		}
+	}
+	containerd, err := n.Exec("containerd", []string{"containerd", "--config", n.path("conf", "containerd.toml")})
+	if err != nil {
+		return err
+	}
+	return Until(ctx, "containerd answers", func(ctx context.Context) error {
+		if err := containerd.alive(); err != nil {
+			return GiveUp(err)
+		}
+		return dial(ctx, "unix", n.path("containerd", "containerd.sock"))
+	})
+}
+
+// boxImage is the image of every container, the pods' sandboxes included.
+const boxImage = "local.test/box:1"
+
+func (n *Node) loadImage(ctx context.Context) error {
+	program, err := os.ReadFile(n.path("box"))
+	if err != nil {
+		return err
+	}
+	archive := n.path("box.tar")
+	f, err := os.Create(archive)
+	if err != nil {
+		return err
+	}
+	box := image.Image{Name: boxImage, Program: program, Path: "/box", Args: []string{"pause"}}
+	if err := errors.Join(box.Write(f), f.Close()); err != nil {
+		return err
+	}
+	_, err = n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images import %s", n.path("containerd", "containerd.sock"), archive))
+	return err
+}

@@ -1,0 +1,77 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+const gpu = "nvidia.com/gpu"
+
+// plugin is as little of a device plugin as the kubelet accepts. It shows that the node works, whatever podgauge does.
+type plugin struct {
+	pluginapi.UnimplementedDevicePluginServer
+	devices []*pluginapi.Device // not written after the start
+}
+
+// startPlugin offers so many GPUs to the kubelet, and ends with the test. endpoint is the socket's file name, new for each start.
+func startPlugin(ctx context.Context, t *testing.T, n *node.Node, endpoint string, gpus int) {
+	t.Helper()
+	p := &plugin{}
+	for i := range gpus {
+		p.devices = append(p.devices, &pluginapi.Device{ID: fmt.Sprintf("GPU-%d", i), Health: pluginapi.Healthy})
+	}
+	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(n.DevicePluginSocket()), endpoint))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	pluginapi.RegisterDevicePluginServer(server, p)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	conn, err := grpc.NewClient("unix:"+n.DevicePluginSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: endpoint, ResourceName: gpu}
+	if _, err := pluginapi.NewRegistrationClient(conn).Register(ctx, request); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return &pluginapi.DevicePluginOptions{}, nil
+}
+
+func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: p.devices}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+func (p *plugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	answer := &pluginapi.AllocateResponse{}
+	for _, c := range r.ContainerRequests {
+		env := map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(c.DevicesIds, ",")}
+		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: env})
+	}
+	return answer, nil
+}
