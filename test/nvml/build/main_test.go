@@ -1,0 +1,33 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+func TestRun(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "new")
+	for _, c := range []struct {
+		args []string
+		want int
+	}{
+		{nil, 2},
+		{[]string{"-o"}, 2},
+		{[]string{"-o", dir, "stray"}, 2},
+		{[]string{"-o", dir, "-hide", "nvmlNothing"}, 1},
+		{[]string{"-o", dir, "-hide", "nvmlInit,nvmlGpmMetricsGet"}, 0},
+	} {
+		var stdout, stderr bytes.Buffer
+		if got := run(c.args, &stdout, &stderr); got != c.want {
+			t.Errorf("%q: exit status %d, want %d\n%s", c.args, got, c.want, &stderr)
+		}
+		if said := stdout.Len() > 0; said != (c.want == 0) {
+			t.Errorf("%q: printed %q", c.args, &stdout)
+		}
+	}
+	if _, err := os.Stat(filepath.Join(dir, "libnvidia-ml.so.1")); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,168 @@
+package nvmltest
+
+import (
+	"debug/elf"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// TestExports compares what the library exports with the functions that go-nvml
+// calls, which c-for-go drew from the same header by other means.
+func TestExports(t *testing.T) {
+	dir, err := headerDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bindings, err := os.ReadFile(filepath.Join(dir, "nvml.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var want []string
+	for _, m := range regexp.MustCompile(`C\.(nvml\w+)\(`).FindAllStringSubmatch(string(bindings), -1) {
+		want = append(want, m[1])
+	}
+	slices.Sort(want)
+	want = slices.Compact(want)
+	if got := exported(t, library(t)); len(want) < 400 || !slices.Equal(want, got) {
+		t.Errorf("go-nvml calls %d functions, the library exports %d:\n%v\n%v", len(want), len(got), want, got)
+	}
+}
+
+func exported(t *testing.T, lib string) []string {
+	t.Helper()
+	f, err := elf.Open(lib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = f.Close() }()
+	symbols, err := f.DynamicSymbols()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, s := range symbols {
+		if s.Section != elf.SHN_UNDEF {
+			names = append(names, s.Name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestBuildRefusesWhatIsNoFunction(t *testing.T) {
+	if _, err := Build(t.TempDir(), "nvmlDeviceGetTemprature"); err == nil || !strings.Contains(err.Error(), "Temprature") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestOlderDriver leaves functions out. go-nvml falls back where it knows how, and
+// LookupSymbol tells what is not there.
+func TestOlderDriver(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start()
+		symbols := n.Extensions()
+		for _, name := range []string{"nvmlEventSetWait_v2", "nvmlDeviceGetFieldValues"} {
+			if symbols.LookupSymbol(name) == nil {
+				n.Errorf("%s was found", name)
+			}
+		}
+		for _, name := range []string{"nvmlEventSetWait", "nvmlDeviceGetPowerUsage", "nvmlGpmMetricsGet"} {
+			n.must(symbols.LookupSymbol(name))
+		}
+		set, ret := n.EventSetCreate()
+		n.want(nvml.SUCCESS, ret)
+		n.want(nvml.SUCCESS, n.gpu(1).RegisterEvents(nvml.EventTypeXidCriticalError, set))
+		n.event(1, "xid 79 gi 5 ci 6")
+		e, ret := set.Wait(1000)
+		n.want(nvml.SUCCESS, ret)
+		// The old struct ends before the ids of the instance. go-nvml hands out
+		// what it found behind it: zeros, which name an instance that may exist.
+		if e.EventData != 79 || e.GpuInstanceId != 0 || e.ComputeInstanceId != 0 {
+			n.Errorf("got %+v", e)
+		}
+		if n.count().Of("nvmlEventSetWait", NoGPU) != 1 {
+			n.Error("the wait did not use the old function")
+		}
+	}, "nvmlEventSetWait_v2", "nvmlDeviceGetFieldValues")
+}
+
+// TestMissingFunctionEndsTheProcess is why every symbol has to be looked up before
+// its first use: no error comes back, and no panic that could be recovered from.
+func TestMissingFunctionEndsTheProcess(t *testing.T) {
+	if lib := os.Getenv(childEnv); lib != "" {
+		onNode(t, func(n *node) {
+			n.start()
+			defer func() { _ = recover() }()
+			_, ret := n.gpu(0).GetPowerUsage()
+			n.Errorf("it returned %v", ret)
+		})
+		return
+	}
+	out, err := runChild(t, "nvmlDeviceGetPowerUsage")
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 127 {
+		t.Fatalf("got %v, want exit status 127\n%s", err, out)
+	}
+	if want := "undefined symbol: nvmlDeviceGetPowerUsage"; !strings.Contains(string(out), want) {
+		t.Errorf("no %q in\n%s", want, out)
+	}
+}
+
+func TestInit(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.want(nvml.ERROR_DRIVER_NOT_LOADED, n.Init()) // the scenario file is not there
+		n.set()
+		n.want(nvml.ERROR_UNINITIALIZED, second(n.DeviceGetCount()))
+		n.want(nvml.SUCCESS, n.Init())
+		n.want(nvml.SUCCESS, n.Init())
+		n.want(nvml.SUCCESS, n.Shutdown())
+		n.want(nvml.SUCCESS, second(n.DeviceGetCount()))
+		n.want(nvml.SUCCESS, n.Shutdown())
+		n.want(nvml.ERROR_UNINITIALIZED, second(n.DeviceGetCount()))
+		n.want(nvml.ERROR_UNINITIALIZED, n.Shutdown())
+
+		n.must(os.Remove(os.Getenv(EnvScenario)))
+		n.want(nvml.ERROR_DRIVER_NOT_LOADED, n.Init())
+		n.set("fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
+		n.want(nvml.ERROR_LIB_RM_VERSION_MISMATCH, n.Init())
+		n.clear("fail")
+		n.want(nvml.SUCCESS, n.Init())
+
+		n.Setenv(EnvScenario, "")
+		n.must(os.Unsetenv(EnvScenario))
+		n.want(nvml.ERROR_DRIVER_NOT_LOADED, n.Init())
+	})
+}
+
+func second[T any](_ T, ret nvml.Return) nvml.Return { return ret }
+
+// TestStubs calls functions that have no behaviour of their own.
+func TestStubs(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start()
+		gpu := n.gpu(6)
+		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetBAR1MemoryInfo()))
+		n.want(nvml.ERROR_NOT_SUPPORTED, second(n.UnitGetCount()))
+		n.set("fail nvmlDeviceGetBAR1MemoryInfo gpu 6 NO_PERMISSION", "fail nvmlUnitGetCount gpu - SUCCESS")
+		n.want(nvml.ERROR_NO_PERMISSION, second(gpu.GetBAR1MemoryInfo()))
+		n.want(nvml.SUCCESS, second(n.UnitGetCount()))
+		n.set("gpu 6 lost")
+		n.clear("fail")
+		n.want(nvml.ERROR_GPU_IS_LOST, second(gpu.GetBAR1MemoryInfo()))
+		calls := n.count()
+		if got := calls.Of("nvmlDeviceGetBAR1MemoryInfo", 6); got != 3 {
+			n.Errorf("%d calls of a stub on GPU 6, want 3", got)
+		}
+		if got := calls.Of("nvmlUnitGetCount", NoGPU); got != 2 {
+			n.Errorf("%d calls of a stub on no GPU, want 2", got)
+		}
+	})
+}

@@ -1,0 +1,110 @@
+package nvmltest
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Scenario writes the file that the stand-in obeys. Each change is one rename, so
+// that a program sees all of it or nothing. There is no driver until the first.
+type Scenario struct {
+	path string
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	lines  []string
+	serial int       // of the newest event
+	newest time.Time // the file's time of change
+}
+
+// NewScenario will write to path, which has to lie in a folder that exists.
+func NewScenario(path string) *Scenario { return &Scenario{path: path} }
+
+// Set adds lines. Each replaces the one that said something about the same thing
+// before: "gpu 3 power 200000" takes the place of "gpu 3 power 100000".
+func (s *Scenario) Set(lines ...string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, line := range lines {
+		if about := subject(line); len(about) > 0 {
+			s.remove(about)
+		}
+		s.lines = append(s.lines, line)
+	}
+	return s.write()
+}
+
+// Clear removes the lines that begin with these words: Clear("gpu 3 lost"),
+// Clear("hang"), and with Clear("") all of them.
+func (s *Scenario) Clear(words string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.remove(strings.Fields(words))
+	return s.write()
+}
+
+// Event has something happen to a GPU: "xid 79", "xid 43 gi 1 ci 0",
+// "type 0x8000". Programs that have registered for it by now are told once.
+func (s *Scenario) Event(gpu int, what string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serial++
+	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.serial, gpu, what))
+	return s.write()
+}
+
+func (s *Scenario) remove(words []string) {
+	s.lines = slices.DeleteFunc(s.lines, func(line string) bool { return beginsWith(strings.Fields(line), words) })
+}
+
+func (s *Scenario) write() error {
+	fresh := s.path + ".new"
+	text := strings.Join(append([]string{"# Written by nvmltest.Scenario."}, s.lines...), "\n") + "\n"
+	if err := os.WriteFile(fresh, []byte(text), 0o644); err != nil {
+		return fmt.Errorf("write scenario: %w", err)
+	}
+	// The kernel's clock for files moves in steps of milliseconds. Two versions
+	// of one length within a step would look the same.
+	s.newest = later(time.Now(), s.newest.Add(1))
+	if err := os.Chtimes(fresh, s.newest, s.newest); err != nil {
+		return fmt.Errorf("date scenario: %w", err)
+	}
+	return os.Rename(fresh, s.path)
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// subjectWords is how many words of a line say what the line is about; what
+// follows is what it says.
+var subjectWords = map[string]int{
+	"gpus": 1, "driver": 1, "epoch": 1, "lock": 2, "gpu": 3,
+	"event": 2, "fail": 4, "slow": 4, "hang": 4,
+}
+
+func subject(line string) []string {
+	words := strings.Fields(line)
+	if len(words) == 0 {
+		return nil
+	}
+	n, known := subjectWords[words[0]]
+	switch {
+	case !known:
+		n = len(words)
+	case words[0] == "gpu" && len(words) > 3 && (words[2] == "field" || words[2] == "process"):
+		n = 4
+	}
+	return words[:min(n, len(words))]
+}
+
+func beginsWith(words, prefix []string) bool {
+	return len(words) >= len(prefix) && slices.Equal(words[:len(prefix)], prefix)
+}

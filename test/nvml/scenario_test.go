@@ -1,0 +1,166 @@
+package nvmltest
+
+import (
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+func TestScenarioFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "scenario")
+	s := NewScenario(path)
+	for _, step := range []struct {
+		do   func() error
+		want string
+	}{
+		{func() error { return s.Set() }, ""},
+		{func() error { return s.Set("gpu 3 power 1", "gpu 30 power 2") }, "gpu 3 power 1|gpu 30 power 2"},
+		{func() error { return s.Set("gpu 3 power 5") }, "gpu 30 power 2|gpu 3 power 5"},
+		{func() error { return s.Set("gpu 3 field 82 1", "gpu 3 field 83 1", "gpu 3 field 82 2") }, "gpu 30 power 2|gpu 3 power 5|gpu 3 field 83 1|gpu 3 field 82 2"},
+		{func() error { return s.Clear("gpu 3") }, "gpu 30 power 2"},
+		{func() error { return s.Set("hang * gpu 1", "hang * gpu 2", "gpus 4", "gpus 5") }, "gpu 30 power 2|hang * gpu 1|hang * gpu 2|gpus 5"},
+		{func() error { return s.Clear("hang") }, "gpu 30 power 2|gpus 5"},
+		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79"},
+		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
+		{func() error { return s.Set("nonsense") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|nonsense"},
+		{func() error { return s.Clear("") }, ""},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatal(err)
+		}
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, lines, _ := strings.Cut(string(content), "\n")
+		if got := strings.ReplaceAll(strings.TrimSpace(lines), "\n", "|"); got != step.want {
+			t.Errorf("got  %s\nwant %s", got, step.want)
+		}
+	}
+	if err := NewScenario(filepath.Join(path, "nowhere")).Set(); err == nil {
+		t.Error("a scenario was written into a file")
+	}
+}
+
+// TestScenarioChanges changes one number again and again, each time in a file of
+// the same length: every call sees the newest.
+func TestScenarioChanges(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start()
+		gpu := n.gpu(0)
+		for celsius := uint32(10); celsius < 100; celsius++ {
+			n.set("gpu 0 temperature " + string(rune('0'+celsius/10)) + string(rune('0'+celsius%10)))
+			got, ret := gpu.GetTemperature(nvml.TEMPERATURE_GPU)
+			n.want(nvml.SUCCESS, ret)
+			if got != celsius {
+				n.Fatalf("read %d after it was set to %d", got, celsius)
+			}
+		}
+	})
+}
+
+// TestInvalidScenario writes files that say nothing valid: the scenario before
+// stands, and each is complained about in one line, once.
+func TestInvalidScenario(t *testing.T) {
+	onNode(t, func(n *node) {
+		complaints := redirectStderr(n)
+		n.start("gpu 0 temperature 42")
+		gpu, path := n.gpu(0), os.Getenv(EnvScenario)
+		for _, bad := range []struct{ text, complaint string }{
+			{"gpus 3\nnonsense\n", `:2: unknown directive "nonsense"`},
+			{"gpus 17\n", `:1: the count of GPUs is "17", not a number from 0 to 16`},
+			{"gpu 0 colour green\n", `a GPU has no "colour"`},
+			{"gpu 0 power\n", `"" is no value`},
+			{"gpu 0 power 5w\n", `"5w" is no value`},
+			{"gpu 0 power 5-1/s\n", `"5-1/s" is no value`},
+			{"gpu 0 power 5~9/0s\n", `"5~9/0s" is no value`},
+			{"gpu 0 power 5 6\n", `"6" is one word too many`},
+			{"gpu 16 lost\n", `"16" selects no GPU`},
+			{"gpu - lost\n", `"-" selects no GPU`},
+			{"gpu 0 pci somewhere\n", `"somewhere" cannot be a GPU's text here`},
+			{"gpu 0 field 82/x 1\n", `"82/x" is no field`},
+			{"gpu 0 field 82 1 u128\n", `"u128" is no value type`},
+			{"event 1 gpu 0\n", "an event needs a GPU and an xid or a type"},
+			{"event 1 gpu 0 xid 79 at night\n", `unknown word "at"`},
+			{"fail nvmlDeviceGetTemprature gpu 0 UNKNOWN\n", `"nvmlDeviceGetTemprature" is no function of NVML`},
+			{"fail * gpu 0 BROKEN\n", `"BROKEN" is no return code`},
+			{"hang *\n", `"gpu <selector>" is missing`},
+			{"hang field:82 gpu 0\n", `"field:82" is no function of NVML`},
+			{"slow * gpu 0 5s\n", `"5s" is no time in ms`},
+			{"lock door\n", `"door" cannot be locked, only the driver can`},
+			{"epoch today\n", `"today" is no Unix time in seconds`},
+			{"gpu 0 temperature 4", "does not end with a newline"},
+			{"", "does not end with a newline"},
+		} {
+			n.must(os.WriteFile(path+".bad", []byte(bad.text), 0o600))
+			n.must(os.Rename(path+".bad", path))
+			for range 3 {
+				celsius, ret := gpu.GetTemperature(nvml.TEMPERATURE_GPU)
+				n.want(nvml.SUCCESS, ret)
+				if celsius != 42 {
+					n.Errorf("%q: temperature is %d", bad.text, celsius)
+				}
+			}
+			if got := complaints(); strings.Count(got, "\n") != 1 || !strings.Contains(got, bad.complaint) || !strings.Contains(got, path) {
+				n.Errorf("%q: want one line with %q and the file's name, got\n%s", bad.text, bad.complaint, got)
+			}
+		}
+		n.set("gpu 0 temperature 43")
+		if celsius, _ := gpu.GetTemperature(nvml.TEMPERATURE_GPU); celsius != 43 {
+			n.Errorf("after all that the temperature is %d, want 43", celsius)
+		}
+	})
+}
+
+// redirectStderr sends standard error into a file. What it returns reads what came
+// since it was last called.
+func redirectStderr(n *node) func() string {
+	path := filepath.Join(n.TempDir(), "stderr")
+	in, err := os.Create(path)
+	n.must(err)
+	out, err := os.Open(path)
+	n.must(err)
+	n.must(syscall.Dup3(int(in.Fd()), 2, 0))
+	return func() string {
+		text, err := io.ReadAll(out)
+		n.must(err)
+		return string(text)
+	}
+}
+
+// scenarioKeys lists what an X macro of scenario.h names.
+func scenarioKeys(t *testing.T, macro string) []string {
+	t.Helper()
+	header, err := fs.ReadFile(sources, "standin/scenario.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	definition := regexp.MustCompile(`(?s)#define ` + macro + `\(X\)(.*?[^\\])\n`).FindSubmatch(header)
+	var keys []string
+	for _, m := range regexp.MustCompile(`X\((\w+)\)`).FindAllSubmatch(definition[1], -1) {
+		keys = append(keys, string(m[1]))
+	}
+	slices.Sort(keys)
+	return keys
+}
+
+// TestReadme holds the page to what the stand-in understands.
+func TestReadme(t *testing.T) {
+	page, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range slices.Concat(scenarioKeys(t, "GPU_VALUES"), scenarioKeys(t, "GPU_TEXTS")) {
+		if !strings.Contains(string(page), "`"+key+"`") {
+			t.Errorf("README.md does not say what %s is", key)
+		}
+	}
+}

@@ -1,0 +1,195 @@
+#include "call.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#include "counter.h"
+#include "names.h"
+
+/* How often a call that waits looks whether the scenario has changed. */
+enum { LOOK_EVERY_MS = 10 };
+
+/* What a device handle points at. A MIG device's will name the instance besides its GPU. */
+static struct nvmlDevice_st {
+    char unused;
+} handles[MAX_GPUS];
+
+static atomic_int starts;
+
+/* The lock that a real driver takes around most of its work. It is used while the scenario says "lock driver". */
+static pthread_mutex_t driver = PTHREAD_MUTEX_INITIALIZER;
+
+int gpu_of(nvmlDevice_t device)
+{
+    for (int i = 0; i < MAX_GPUS; i++) {
+        if (device.handle == &handles[i])
+            return i;
+    }
+    return NOT_A_HANDLE;
+}
+
+nvmlDevice_t handle_of(int gpu)
+{
+    return (nvmlDevice_t){&handles[gpu]};
+}
+
+void library_start(void)
+{
+    atomic_fetch_add(&starts, 1);
+}
+
+void library_end(void)
+{
+    atomic_fetch_sub(&starts, 1);
+}
+
+bool library_started(void)
+{
+    return atomic_load(&starts) > 0;
+}
+
+static void sleep_ms(long ms)
+{
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+    while (nanosleep(&t, &t) != 0) {
+    }
+}
+
+static struct timespec in_ms(long ms)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_nsec += ms * 1000000;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    return t;
+}
+
+static void refresh(struct call *c)
+{
+    if (c->scenario)
+        scenario_release(c->scenario);
+    c->scenario = scenario_now();
+}
+
+/* Takes the driver's lock, and gives up when the scenario no longer asks for it. */
+static void lock_driver(struct call *c)
+{
+    while (c->scenario->driver_lock && !c->holds_driver) {
+        struct timespec until = in_ms(LOOK_EVERY_MS);
+        if (pthread_mutex_timedlock(&driver, &until) == 0)
+            c->holds_driver = true;
+        else
+            refresh(c);
+    }
+}
+
+static void unlock_driver(struct call *c)
+{
+    if (c->holds_driver)
+        pthread_mutex_unlock(&driver);
+    c->holds_driver = false;
+}
+
+static const struct rule *rule_for(const struct call *c, enum obstacle obstacle)
+{
+    return scenario_rule(c->scenario, obstacle, c->function, c->gpu);
+}
+
+static void suffer_delays(struct call *c)
+{
+    const struct rule *slow = rule_for(c, SLOW);
+    if (slow)
+        sleep_ms(slow->delay_ms);
+    while (rule_for(c, HANG)) {
+        sleep_ms(LOOK_EVERY_MS);
+        refresh(c);
+    }
+}
+
+static void refuse(struct call *c, nvmlReturn_t answer)
+{
+    c->refused = true;
+    c->answer = answer;
+}
+
+/* Refuses what concerns a GPU that is not there: not (or no longer) counted, or lost. */
+static void refuse_absent_gpu(struct call *c)
+{
+    if (c->gpu == NO_GPU)
+        return;
+    if ((unsigned int)c->gpu >= c->scenario->gpu_count)
+        refuse(c, NVML_ERROR_INVALID_ARGUMENT);
+    else if (c->scenario->gpus[c->gpu].lost)
+        refuse(c, NVML_ERROR_GPU_IS_LOST);
+}
+
+/* The functions that start the library are the ones that work before it is started. */
+static bool starts_library(int function)
+{
+    return function == FUNCTION_nvmlInit || function == FUNCTION_nvmlInit_v2 || function == FUNCTION_nvmlInitWithFlags;
+}
+
+static void admit(struct call *c, bool valid_handle)
+{
+    if (!library_started() && !starts_library(c->function)) {
+        refuse(c, NVML_ERROR_UNINITIALIZED);
+        return;
+    }
+    refresh(c);
+    if (!c->scenario) {
+        refuse(c, NVML_ERROR_DRIVER_NOT_LOADED);
+        return;
+    }
+    lock_driver(c);
+    suffer_delays(c);
+    const struct rule *fail = rule_for(c, FAIL);
+    if (fail)
+        refuse(c, fail->answer);
+    else if (!valid_handle)
+        refuse(c, NVML_ERROR_INVALID_ARGUMENT);
+    else
+        refuse_absent_gpu(c);
+    c->now = unix_seconds();
+}
+
+struct call call_enter(const char *function, int gpu)
+{
+    struct call c = {.function = function_named(function), .gpu = gpu == NOT_A_HANDLE ? NO_GPU : gpu};
+    counter_enter(c.function, c.gpu);
+    c.began = unix_seconds();
+    admit(&c, gpu != NOT_A_HANDLE);
+    return c;
+}
+
+void call_leave(struct call *c)
+{
+    unlock_driver(c);
+    if (c->scenario)
+        scenario_release(c->scenario);
+    counter_leave(c->gpu);
+}
+
+void call_pause(struct call *c)
+{
+    unlock_driver(c);
+    sleep_ms(LOOK_EVERY_MS);
+    refresh(c);
+    lock_driver(c);
+}
+
+bool read_value(const struct call *c, enum value value, int64_t *out)
+{
+    return curve_at(c->scenario, &c->scenario->gpus[c->gpu].values[value], c->now, out);
+}
+
+nvmlReturn_t give_text(const char *text, char *out, unsigned int size)
+{
+    NEEDS(out);
+    if (strlen(text) >= size)
+        return NVML_ERROR_INSUFFICIENT_SIZE;
+    strcpy(out, text);
+    return NVML_SUCCESS;
+}

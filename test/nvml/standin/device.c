@@ -1,0 +1,186 @@
+/* What a GPU answers about itself: one number or a few, always of now. */
+
+#include "call.h"
+
+/* -- one number, one function -- */
+
+#define NUMBER(function, type, value) \
+    nvmlReturn_t function(nvmlDevice_t device, type *out) \
+    { \
+        DEVICE_CALL(device); \
+        NEEDS(out); \
+        READ(number, value); \
+        *out = (type)number; \
+        return NVML_SUCCESS; \
+    }
+
+NUMBER(nvmlDeviceGetMinorNumber, unsigned int, minor)
+NUMBER(nvmlDeviceGetNumaNodeId, unsigned int, numa)
+NUMBER(nvmlDeviceGetPowerUsage, unsigned int, power)
+NUMBER(nvmlDeviceGetPowerManagementLimit, unsigned int, power_limit)
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned int, power_limit)
+NUMBER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned int, power_limit_default)
+NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, energy)
+NUMBER(nvmlDeviceGetPerformanceState, nvmlPstates_t, pstate)
+NUMBER(nvmlDeviceGetPowerState, nvmlPstates_t, pstate)
+NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, throttle)
+NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, throttle)
+NUMBER(nvmlDeviceGetSupportedClocksEventReasons, unsigned long long, throttle_supported)
+NUMBER(nvmlDeviceGetSupportedClocksThrottleReasons, unsigned long long, throttle_supported)
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned int, pcie_generation)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned int, pcie_width)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, pcie_generation_max)
+NUMBER(nvmlDeviceGetGpuMaxPcieLinkGeneration, unsigned int, pcie_generation_max)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, pcie_width_max)
+NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned int, pcie_replay)
+NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, persistence_mode)
+NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, compute_mode)
+
+/* -- what an H100 is, whatever the scenario says -- */
+
+#define CONSTANT_NUMBER(function, type, number) \
+    nvmlReturn_t function(nvmlDevice_t device, type *out) \
+    { \
+        DEVICE_CALL(device); \
+        NEEDS(out); \
+        *out = number; \
+        return NVML_SUCCESS; \
+    }
+
+CONSTANT_NUMBER(nvmlDeviceGetIndex, unsigned int, (unsigned int)call.gpu)
+CONSTANT_NUMBER(nvmlDeviceGetBrand, nvmlBrandType_t, NVML_BRAND_NVIDIA)
+CONSTANT_NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_HOPPER)
+CONSTANT_NUMBER(nvmlDeviceGetNumGpuCores, unsigned int, 16896)
+CONSTANT_NUMBER(nvmlDeviceGetMemoryBusWidth, unsigned int, 5120)
+
+nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
+{
+    DEVICE_CALL(device);
+    NEEDS(major && minor);
+    *major = 9;
+    *minor = 0;
+    return NVML_SUCCESS;
+}
+
+/* -- texts -- */
+
+#define TEXT(function, text) \
+    nvmlReturn_t function(nvmlDevice_t device, char *out, unsigned int length) \
+    { \
+        DEVICE_CALL(device); \
+        return give_text(gpu->texts[text_##text], out, length); \
+    }
+
+TEXT(nvmlDeviceGetUUID, uuid)
+TEXT(nvmlDeviceGetName, name)
+TEXT(nvmlDeviceGetSerial, serial)
+TEXT(nvmlDeviceGetVbiosVersion, vbios)
+
+/* -- memory, utilisation, temperature, clocks -- */
+
+/* The first version of this struct counts reserved memory as used. */
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
+{
+    DEVICE_CALL(device);
+    NEEDS(memory);
+    READ(total, memory_total);
+    READ(reserved, memory_reserved);
+    READ(used, memory_used);
+    memory->total = (unsigned long long)total;
+    memory->used = (unsigned long long)(reserved + used);
+    memory->free = memory->total - memory->used;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
+{
+    DEVICE_CALL(device);
+    NEEDS(memory);
+    if (memory->version != nvmlMemory_v2)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    READ(total, memory_total);
+    READ(reserved, memory_reserved);
+    READ(used, memory_used);
+    memory->total = (unsigned long long)total;
+    memory->reserved = (unsigned long long)reserved;
+    memory->used = (unsigned long long)used;
+    memory->free = (unsigned long long)(total - reserved - used);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
+{
+    DEVICE_CALL(device);
+    NEEDS(utilization);
+    READ(busy, utilization);
+    READ(memory_busy, memory_utilization);
+    *utilization = (nvmlUtilization_t){(unsigned int)busy, (unsigned int)memory_busy};
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensorType, unsigned int *temp)
+{
+    DEVICE_CALL(device);
+    NEEDS(temp && sensorType == NVML_TEMPERATURE_GPU);
+    READ(celsius, temperature);
+    *temp = (unsigned int)celsius;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
+{
+    DEVICE_CALL(device);
+    NEEDS(temperature && temperature->sensorType == NVML_TEMPERATURE_GPU);
+    if (temperature->version != nvmlTemperature_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    READ(celsius, temperature);
+    temperature->temperature = (int)celsius;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t give_clock(const struct call *call, const enum value *by_type, nvmlClockType_t type,
+                               unsigned int *mhz)
+{
+    int64_t clock;
+    NEEDS(mhz && (unsigned int)type < NVML_CLOCK_COUNT);
+    if (!read_value(call, by_type[type], &clock))
+        return NVML_ERROR_NOT_SUPPORTED;
+    *mhz = (unsigned int)clock;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
+{
+    static const enum value clocks[NVML_CLOCK_COUNT] = {
+        [NVML_CLOCK_GRAPHICS] = value_graphics_clock,
+        [NVML_CLOCK_SM] = value_sm_clock,
+        [NVML_CLOCK_MEM] = value_mem_clock,
+        [NVML_CLOCK_VIDEO] = value_video_clock,
+    };
+    DEVICE_CALL(device);
+    return give_clock(&call, clocks, type, clock);
+}
+
+nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, nvmlClockType_t type, unsigned int *clock)
+{
+    static const enum value clocks[NVML_CLOCK_COUNT] = {
+        [NVML_CLOCK_GRAPHICS] = value_graphics_clock_max,
+        [NVML_CLOCK_SM] = value_sm_clock_max,
+        [NVML_CLOCK_MEM] = value_mem_clock_max,
+        [NVML_CLOCK_VIDEO] = value_video_clock_max,
+    };
+    DEVICE_CALL(device);
+    return give_clock(&call, clocks, type, clock);
+}
+
+nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned int *minLimit,
+                                                          unsigned int *maxLimit)
+{
+    DEVICE_CALL(device);
+    NEEDS(minLimit && maxLimit);
+    READ(min, power_limit_min);
+    READ(max, power_limit_max);
+    *minLimit = (unsigned int)min;
+    *maxLimit = (unsigned int)max;
+    return NVML_SUCCESS;
+}

@@ -1,0 +1,168 @@
+/* How a GPU is found: counted, by index, by UUID, by PCI address. */
+
+#include <stdio.h>
+#include <string.h>
+
+#include "call.h"
+
+/* NVIDIA's and the H100's PCI ids, as the header combines them. */
+enum { PCI_DEVICE_ID = 0x233010DE, PCI_SUBSYSTEM_ID = 0x16C110DE, PCI_CLASS_DISPLAY = 3, PCI_SUBCLASS_3D = 2 };
+
+struct pci {
+    unsigned int domain, bus, device, function;
+};
+
+/* Understands the three forms of a PCI address that the header allows. */
+static bool scan_pci(const char *text, struct pci *out)
+{
+    *out = (struct pci){0};
+    return sscanf(text, "%x:%x:%x.%x", &out->domain, &out->bus, &out->device, &out->function) >= 3 ||
+           sscanf(text, "%x:%x.%x", &out->bus, &out->device, &out->function) == 3;
+}
+
+static bool same_slot(const struct pci *a, const struct pci *b)
+{
+    return a->domain == b->domain && a->bus == b->bus && a->device == b->device;
+}
+
+static nvmlReturn_t give_count(const struct call *call, unsigned int *count)
+{
+    NEEDS(count);
+    *count = call->scenario->gpu_count;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetCount(unsigned int *deviceCount)
+{
+    CALL(NO_GPU);
+    return give_count(&call, deviceCount);
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned int *deviceCount)
+{
+    CALL(NO_GPU);
+    return give_count(&call, deviceCount);
+}
+
+/* To fetch a handle by its index is a call on that very GPU: NVML initializes it. */
+static int gpu_at(unsigned int index)
+{
+    return index < MAX_GPUS ? (int)index : NOT_A_HANDLE;
+}
+
+static nvmlReturn_t give_handle(int gpu, nvmlDevice_t *device)
+{
+    NEEDS(device);
+    *device = handle_of(gpu);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned int index, nvmlDevice_t *device)
+{
+    CALL(gpu_at(index));
+    return give_handle(call.gpu, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *device)
+{
+    CALL(gpu_at(index));
+    return give_handle(call.gpu, device);
+}
+
+/* The header: GPU_IS_LOST "if any GPU has fallen off the bus", since all are searched. */
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
+{
+    CALL(NO_GPU);
+    NEEDS(uuid);
+    const struct scenario *s = call.scenario;
+    for (unsigned int i = 0; i < s->gpu_count; i++) {
+        if (s->gpus[i].lost)
+            return NVML_ERROR_GPU_IS_LOST;
+    }
+    for (unsigned int i = 0; i < s->gpu_count; i++) {
+        if (strcmp(uuid, s->gpus[i].texts[text_uuid]) == 0)
+            return give_handle((int)i, device);
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+static nvmlReturn_t find_by_pci(const struct scenario *s, const char *bus_id, nvmlDevice_t *device)
+{
+    struct pci wanted, found;
+    NEEDS(bus_id && scan_pci(bus_id, &wanted));
+    for (unsigned int i = 0; i < s->gpu_count; i++) {
+        if (scan_pci(s->gpus[i].texts[text_pci], &found) && same_slot(&wanted, &found))
+            return s->gpus[i].lost ? NVML_ERROR_GPU_IS_LOST : give_handle((int)i, device);
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId(const char *pciBusId, nvmlDevice_t *device)
+{
+    CALL(NO_GPU);
+    return find_by_pci(call.scenario, pciBusId, device);
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *pciBusId, nvmlDevice_t *device)
+{
+    CALL(NO_GPU);
+    return find_by_pci(call.scenario, pciBusId, device);
+}
+
+static nvmlReturn_t give_pci(const struct gpu *gpu, nvmlPciInfo_t *out)
+{
+    struct pci pci;
+    NEEDS(out);
+    scan_pci(gpu->texts[text_pci], &pci);
+    *out = (nvmlPciInfo_t){
+        .domain = pci.domain,
+        .bus = pci.bus,
+        .device = pci.device,
+        .pciDeviceId = PCI_DEVICE_ID,
+        .pciSubSystemId = PCI_SUBSYSTEM_ID,
+    };
+    snprintf(out->busId, sizeof out->busId, NVML_DEVICE_PCI_BUS_ID_FMT, pci.domain, pci.bus, pci.device);
+    snprintf(out->busIdLegacy, sizeof out->busIdLegacy, "%04X:%02X:%02X.0", pci.domain & 0xFFFF, pci.bus & 0xFF,
+             pci.device & 0xFF);
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    DEVICE_CALL(device);
+    return give_pci(gpu, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    DEVICE_CALL(device);
+    return give_pci(gpu, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    DEVICE_CALL(device);
+    return give_pci(gpu, pci);
+}
+
+nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
+{
+    DEVICE_CALL(device);
+    NEEDS(pci);
+    if (pci->version != nvmlPciInfoExt_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    nvmlPciInfo_t plain;
+    give_pci(gpu, &plain);
+    *pci = (nvmlPciInfoExt_t){
+        .version = pci->version,
+        .domain = plain.domain,
+        .bus = plain.bus,
+        .device = plain.device,
+        .pciDeviceId = plain.pciDeviceId,
+        .pciSubSystemId = plain.pciSubSystemId,
+        .baseClass = PCI_CLASS_DISPLAY,
+        .subClass = PCI_SUBCLASS_3D,
+    };
+    memcpy(pci->busId, plain.busId, sizeof pci->busId);
+    return NVML_SUCCESS;
+}

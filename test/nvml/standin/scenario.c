@@ -1,0 +1,205 @@
+#include "scenario.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "default.h"
+#include "parse.h"
+
+/* What tells one version of the file from the next. */
+struct stamp {
+    struct timespec written;
+    off_t size;
+    ino_t inode;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards the three below and all references */
+static struct scenario *current;
+static struct stamp current_stamp;
+static bool stamped;
+
+/* The clock is read once and carried on by the one that nobody sets. */
+static double loaded_unix, loaded_monotonic;
+
+static double clock_seconds(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+__attribute__((constructor)) static void start_clock(void)
+{
+    loaded_unix = clock_seconds(CLOCK_REALTIME);
+    loaded_monotonic = clock_seconds(CLOCK_MONOTONIC);
+}
+
+double unix_seconds(void)
+{
+    return loaded_unix + clock_seconds(CLOCK_MONOTONIC) - loaded_monotonic;
+}
+
+static void release_locked(struct scenario *s)
+{
+    if (!s || --s->references > 0)
+        return;
+    free(s->rules.items);
+    free(s->fields.items);
+    free(s->processes.items);
+    free(s->events.items);
+    free(s);
+}
+
+/* Every GPU has an identity of its own before anything is said about it. */
+static void identify(struct scenario *s)
+{
+    for (int i = 0; i < MAX_GPUS; i++) {
+        struct gpu *gpu = &s->gpus[i];
+        size_t size = sizeof gpu->texts[0];
+        snprintf(gpu->texts[text_uuid], size, "GPU-00000000-0000-4000-8000-%012d", i);
+        snprintf(gpu->texts[text_pci], size, "0000:%02x:00.0", 0x10 + i);
+        snprintf(gpu->texts[text_serial], size, "16500000%05d", i);
+        gpu->values[value_minor] = (struct curve){.shape = CONSTANT, .base = i};
+    }
+}
+
+static struct scenario *parse(const char *path, char *text)
+{
+    struct scenario *s = calloc(1, sizeof *s);
+    if (!s)
+        return NULL;
+    s->references = 1;
+    s->epoch = loaded_unix;
+    identify(s);
+    char defaults[] = DEFAULT_SCENARIO;
+    if (parse_scenario(s, "default.scenario", defaults) && parse_scenario(s, path, text))
+        return s;
+    release_locked(s);
+    return NULL;
+}
+
+/* Reads the rest of a file as one string, which the caller frees. */
+static char *read_text(int fd, size_t size)
+{
+    char *text = malloc(size + 1);
+    size_t length = 0;
+    while (text && length < size) {
+        ssize_t n = read(fd, text + length, size - length);
+        if (n == 0)
+            break;
+        if (n < 0) {
+            free(text);
+            return NULL;
+        }
+        length += (size_t)n;
+    }
+    if (text)
+        text[length] = '\0';
+    return text;
+}
+
+/* Reads the file anew. Where that gives no scenario the one before stands, and the complaint about it is made once. */
+static void reload(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    struct stat st;
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0) {
+        char *text = read_text(fd, (size_t)st.st_size);
+        struct scenario *fresh = text ? parse(path, text) : NULL;
+        if (fresh) {
+            release_locked(current);
+            current = fresh;
+        }
+        free(text);
+        current_stamp = (struct stamp){st.st_mtim, st.st_size, st.st_ino};
+        stamped = true;
+    }
+    close(fd);
+}
+
+static bool unchanged(const struct stat *st)
+{
+    return stamped && st->st_mtim.tv_sec == current_stamp.written.tv_sec &&
+           st->st_mtim.tv_nsec == current_stamp.written.tv_nsec && st->st_size == current_stamp.size &&
+           st->st_ino == current_stamp.inode;
+}
+
+static const char *scenario_path(void)
+{
+    return getenv("NVML_STANDIN");
+}
+
+bool scenario_present(void)
+{
+    const char *path = scenario_path();
+    return path && access(path, R_OK) == 0;
+}
+
+const struct scenario *scenario_now(void)
+{
+    const char *path = scenario_path();
+    struct stat st;
+    pthread_mutex_lock(&lock);
+    if (path && stat(path, &st) == 0 && !unchanged(&st))
+        reload(path);
+    if (current)
+        current->references++;
+    const struct scenario *s = current;
+    pthread_mutex_unlock(&lock);
+    return s;
+}
+
+void scenario_release(const struct scenario *s)
+{
+    pthread_mutex_lock(&lock);
+    release_locked((struct scenario *)s);
+    pthread_mutex_unlock(&lock);
+}
+
+const struct rule *scenario_rule(const struct scenario *s, enum obstacle obstacle, int target, int gpu)
+{
+    for (size_t i = s->rules.count; i-- > 0;) {
+        const struct rule *rule = &s->rules.items[i];
+        if (rule->obstacle == obstacle && (rule->target == target || rule->target == ANY_FUNCTION) &&
+            rule->gpus & (gpu_set)1 << gpu)
+            return rule;
+    }
+    return NULL;
+}
+
+/* A wave rises from base to top in the first half of its period and falls back in the second. */
+static int64_t wave(const struct curve *c, double seconds)
+{
+    double periods = seconds / c->period;
+    double phase = 2 * (periods - (double)(int64_t)periods);
+    double height = phase < 1 ? phase : 2 - phase;
+    return c->base + (int64_t)(height * (double)(c->top - c->base));
+}
+
+bool curve_at(const struct scenario *s, const struct curve *c, double at, int64_t *out)
+{
+    double seconds = at > s->epoch ? at - s->epoch : 0;
+    switch (c->shape) {
+    case ABSENT:
+        return false;
+    case CONSTANT:
+        *out = c->base;
+        return true;
+    case LINE:
+        *out = c->base + (int64_t)(c->slope * seconds);
+        return true;
+    case WAVE:
+        *out = wave(c, seconds);
+        return true;
+    }
+    return false;
+}

@@ -1,0 +1,90 @@
+package nvmltest
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// function is one that NVML's header declares.
+type function struct {
+	name    string
+	returns string // "nvmlReturn_t", but for one
+	params  string // "nvmlDevice_t device, unsigned int *power"
+}
+
+var (
+	comment     = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
+	declaration = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\)\s+)?([\w ]+?)\s+DECLDIR\s+([\w *]*?)(nvml\w+)\s*\(([^)]*)\)\s*;`)
+	device      = regexp.MustCompile(`^nvmlDevice_t (\w+)`)
+)
+
+// parseHeader returns the functions that the header declares, ordered by name.
+func parseHeader(header string) []function {
+	var functions []function
+	for _, m := range declaration.FindAllStringSubmatch(comment.ReplaceAllString(header, ""), -1) {
+		functions = append(functions, function{
+			name:    m[3],
+			returns: strings.TrimSpace(m[1] + " " + m[2]),
+			params:  strings.Join(strings.Fields(m[4]), " "),
+		})
+	}
+	slices.SortFunc(functions, func(a, b function) int { return cmp.Compare(a.name, b.name) })
+	return functions
+}
+
+// functionsHeader lists all functions as an X macro.
+func functionsHeader(functions []function) string {
+	var b strings.Builder
+	b.WriteString("#define FUNCTIONS(X)")
+	for _, f := range functions {
+		fmt.Fprintf(&b, " \\\n    X(%s)", f.name)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// stubs gives every function a body that is not supported. They are weak: where
+// standin has a body of its own, the linker takes that one.
+func stubs(functions []function) string {
+	var b strings.Builder
+	b.WriteString("#include \"call.h\"\n\n#pragma GCC diagnostic ignored \"-Wunused-parameter\"\n")
+	for _, f := range functions {
+		if f.returns != "nvmlReturn_t" {
+			continue
+		}
+		gpu := "NO_GPU"
+		if m := device.FindStringSubmatch(f.params); m != nil {
+			gpu = "gpu_of(" + m[1] + ")"
+		}
+		fmt.Fprintf(&b, `
+__attribute__((weak)) nvmlReturn_t %s(%s)
+{
+    CALL(%s);
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+`, f.name, f.params, gpu)
+	}
+	return b.String()
+}
+
+// defaultHeader makes a text a string of C.
+func defaultHeader(text string) string {
+	var b strings.Builder
+	b.WriteString("#define DEFAULT_SCENARIO")
+	for line := range strings.Lines(text) {
+		b.WriteString(" \\\n    " + strconv.Quote(line))
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// exports is a version script for the linker: it shows NVML's functions, but for
+// the hidden ones, and nothing else.
+func exports(hidden []string) string {
+	local := append(slices.Clone(hidden), "*")
+	return "{ global: nvml*; local: " + strings.Join(local, "; ") + "; };\n"
+}
