@@ -108,10 +108,10 @@ func probe(parts map[string]func() error) http.HandlerFunc {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 		if err := errors.Join(wrong...); err != nil {
 			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintln(w, err) //nolint:errcheck // whoever asked has gone
+			fmt.Fprintln(w, err)
 			return
 		}
-		fmt.Fprintln(w, "ok") //nolint:errcheck // whoever asked has gone
+		fmt.Fprintln(w, "ok")
 	}
 }
 
@@ -121,7 +121,7 @@ func (s Server) index(w http.ResponseWriter, _ *http.Request) {
 	if s.Pprof {
 		lines = append(lines, "/debug/pprof/")
 	}
-	fmt.Fprintln(w, strings.Join(lines, "\n")) //nolint:errcheck // whoever asked has gone
+	fmt.Fprintln(w, strings.Join(lines, "\n"))
 }
 
 // errorLog is what promhttp says goes wrong: mostly scrapers that hang up.

@@ -1,0 +1,106 @@
+package podgauge_test
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/podgauge/podgauge/"
+
+// arrows say what each package may import of ours; tests of a package may use the
+// simulations and the stand-in as well.
+var arrows = map[string][]string{
+	"cmd/podgauge":       {"device", "device/nvml", "exporter", "plugin", "podresources", "sim"},
+	"cmd/demo":           {},
+	"device":             {},
+	"device/nvml":        {"device"},
+	"plugin":             {"device"},
+	"podresources":       {"device"},
+	"exporter":           {"device"},
+	"sim":                {"device", "sim/kubelet"},
+	"sim/kubelet":        {},
+	"sim/kubelet/habits": {"sim/kubelet"},
+	"test/nvml":          {},
+	"test/nvml/build":    {"test/nvml"},
+}
+
+// inTests may be imported by any test.
+var inTests = []string{"device", "device/nvml", "sim", "sim/kubelet", "sim/kubelet/habits", "test/nvml"}
+
+// strangers are foreign modules that a room must not know, and what for.
+var strangers = map[string][]string{
+	"plugin":       {"github.com/prometheus"},
+	"podresources": {"github.com/prometheus"},
+	"exporter":     {"google.golang.org/grpc", "k8s.io/kubelet"},
+	"device":       {"github.com/", "google.golang.org/", "k8s.io/"},
+	"sim":          {"github.com/NVIDIA"},
+}
+
+func TestImportsFollowTheArrows(t *testing.T) {
+	seen := map[string]bool{}
+	err := filepath.WalkDir(".", func(file string, entry fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if entry.IsDir() {
+			if name := entry.Name(); name != "." && (name == "testdata" || strings.HasPrefix(name, ".") || isModule(file)) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if room := path.Dir(file); strings.HasSuffix(file, ".go") && room != "." {
+			seen[room] = true
+			checkImports(t, room, file)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for room := range arrows {
+		if !seen[room] {
+			t.Errorf("the table has %s, the tree has not", room)
+		}
+	}
+}
+
+// isModule tells whether a folder is a module of its own.
+func isModule(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, "go.mod"))
+	return err == nil
+}
+
+func checkImports(t *testing.T, room, file string) {
+	t.Helper()
+	allowed, known := arrows[room]
+	if !known {
+		t.Errorf("%s is in no room of the table", file)
+		return
+	}
+	source, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+	if err != nil {
+		t.Fatal(err)
+	}
+	test := strings.HasSuffix(file, "_test.go")
+	for _, spec := range source.Imports {
+		name, err := strconv.Unquote(spec.Path.Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ours, isOurs := strings.CutPrefix(name, module)
+		switch {
+		case isOurs && ours != room && !slices.Contains(allowed, ours) && !(test && slices.Contains(inTests, ours)):
+			t.Errorf("%s imports %s: %s may import %v", file, ours, room, allowed)
+		case !test && slices.ContainsFunc(strangers[room], func(s string) bool { return strings.HasPrefix(name, s) && !isOurs }):
+			t.Errorf("%s imports %s, which %s must not know", file, name, room)
+		}
+	}
+}

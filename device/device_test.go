@@ -1,0 +1,90 @@
+package device_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+func TestIdentities(t *testing.T) {
+	const id = device.ID("GPU-5eed")
+	for offered, want := range map[device.OfferedID]device.ID{
+		id.Offered(): id, "GPU-5eed::0": id, "GPU-5eed::12": id, "MIG-1/2/3": "MIG-1/2/3", "": "", "::3": "",
+	} {
+		if got := offered.Device(); got != want {
+			t.Errorf("%q is offered for %q, want %q", offered, got, want)
+		}
+	}
+	if d := (device.Device{ID: id, GPU: "GPU-5eed"}); !d.WholeGPU() {
+		t.Error("a whole GPU is not seen as one")
+	}
+	if d := (device.Device{ID: "MIG-1", GPU: "GPU-5eed"}); d.WholeGPU() {
+		t.Error("a slice is seen as a whole GPU")
+	}
+}
+
+func TestHoldersOf(t *testing.T) {
+	row := func(id device.OfferedID, pod string) device.Holding {
+		h := device.Holding{Offered: id}
+		if pod != "" {
+			h.Owner = device.Owner{Namespace: "n", Pod: pod, Container: "c"}
+		}
+		return h
+	}
+	known := device.Holders{At: time.Now(), Settled: true, Held: []device.Holding{
+		row("A", "one"), row("AA", "two"), row("B", ""), row("C::0", "one"), row("C::1", "two"), row("D::0", "one"), row("D::1", "one"),
+	}}
+	for id, want := range map[device.ID]device.Hold{
+		"A": device.Held, "AA": device.Held, "B": device.Unnamed, "C": device.Shared, "D": device.Held, "E": device.Idle, "": device.Idle,
+	} {
+		hold, owner := known.Of(id)
+		if hold != want || (hold == device.Held) != (owner != device.Owner{}) {
+			t.Errorf("%s: %d by %v, want %d", id, hold, owner, want)
+		}
+	}
+	unsettled := known
+	unsettled.Settled = false
+	if hold, _ := unsettled.Of("E"); hold != device.Unknown {
+		t.Error("before anything is settled, a device that nobody names is taken for idle")
+	}
+	if hold, _ := unsettled.Of("A"); hold != device.Held {
+		t.Error("a named holder is not taken before all is settled")
+	}
+	if hold, _ := (device.Holders{}).Of("A"); hold != device.Unknown {
+		t.Error("a device is known to be idle before the kubelet has said anything")
+	}
+}
+
+func TestBoardLosesNoChange(t *testing.T) {
+	var b device.Board
+	if statuses, _ := b.Look(); statuses != nil {
+		t.Error("something is on a new board")
+	}
+	const posts = 1000
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			for seen := 0; seen < posts; {
+				statuses, changed := b.Look()
+				if len(statuses) < seen {
+					t.Error("the board went back")
+					return
+				}
+				if seen = len(statuses); seen < posts {
+					<-changed
+				}
+			}
+		})
+	}
+	all := make([]device.Status, posts)
+	b.Post(nil)
+	if statuses, _ := b.Look(); statuses == nil {
+		t.Error("no devices is not told from nothing known")
+	}
+	for n := range posts {
+		b.Post(all[:n+1])
+	}
+	readers.Wait()
+}

@@ -1,0 +1,109 @@
+package device_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/sim"
+)
+
+// gpusOf are the GPUs behind a simulated machine's devices, which are whole ones.
+func gpusOf(m *sim.Machine) []device.GPU {
+	var gpus []device.GPU
+	for _, id := range m.IDs() {
+		gpus = append(gpus, device.GPU(id))
+	}
+	return gpus
+}
+
+// read reads all GPUs within a second and tells which were late.
+func read(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, took time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	began := time.Now()
+	for i, reading := range r.Read(ctx, gpus) {
+		if reading.GPU != gpus[i] {
+			t.Errorf("reading %d is of %s, want %s", i, reading.GPU, gpus[i])
+		}
+		stalled := errors.Is(reading.Err, device.ErrStalled)
+		if !stalled && (reading.Err != nil || len(reading.Samples) != 1) {
+			t.Errorf("reading of %s: %v, %v", reading.GPU, reading.Samples, reading.Err)
+		}
+		late = append(late, stalled)
+	}
+	return late, time.Since(began)
+}
+
+func TestReadersLeaveOutAGPUThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(3)
+		r := device.NewReaders(m)
+		gpus := gpusOf(m)
+		m.Stall(m.IDs()[1])
+		late, took := read(t, r, gpus)
+		if !late[1] || late[0] || late[2] || took != time.Second {
+			t.Errorf("the first read: late %v, took %s; want the second GPU late by the deadline", late, took)
+		}
+		time.Sleep(time.Millisecond)
+		late, took = read(t, r, gpus)
+		if !late[1] || late[0] || late[2] || took != 0 {
+			t.Errorf("the second read: late %v, took %s; want nobody to wait for a GPU that is known to hang", late, took)
+		}
+		if !r.Stalled(gpus[1]) || r.Stalled(gpus[0]) {
+			t.Error("Stalled does not tell them apart")
+		}
+		if r.Check(gpus[1], func(uint64, error) {}) {
+			t.Error("a second call was begun on a GPU that hangs")
+		}
+		m.Release()
+		synctest.Wait()
+		if late, _ = read(t, r, gpus); late[1] || r.Stalled(gpus[1]) {
+			t.Error("still late after the hang has ended")
+		}
+	})
+}
+
+func TestReadersWaitForAShortCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(1)
+		r := device.NewReaders(m)
+		m.Stall(m.IDs()[0])
+		checked := make(chan error, 1)
+		if !r.Check(gpusOf(m)[0], func(_ uint64, err error) { checked <- err }) {
+			t.Fatal("an idle GPU is not checked")
+		}
+		go func() {
+			time.Sleep(300 * time.Millisecond)
+			m.Release()
+		}()
+		if late, took := read(t, r, gpusOf(m)); late[0] || took != 300*time.Millisecond {
+			t.Errorf("late %v after %s; want the reading right after the check", late, took)
+		}
+		if err := <-checked; err != nil {
+			t.Errorf("the check: %v", err)
+		}
+	})
+}
+
+func TestReadersTellWhetherCallsAreLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(1)
+		r := device.NewReaders(m)
+		m.Stall(m.IDs()[0])
+		read(t, r, gpusOf(m))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if r.Drain(ctx) {
+			t.Error("a call that hangs is said to have ended")
+		}
+		m.Release()
+		if !r.Drain(t.Context()) {
+			t.Error("calls are left after the hang")
+		}
+	})
+}

@@ -1,0 +1,353 @@
+package exporter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// node is what a test has the exporter ask. Its zero value is a node of which
+// nothing is known.
+type node struct {
+	mu       sync.Mutex
+	board    device.Board
+	holders  device.Holders
+	changed  chan struct{}
+	watts    float64
+	joules   map[device.ID]float64
+	reads    int
+	lists    int
+	hang     chan struct{} // reads do not return before it is closed
+	readErr  map[device.GPU]error
+	stalled  map[device.GPU]bool
+	driver   device.Driver
+	metrics  []device.Metric
+	statuses []device.Status
+}
+
+const (
+	powerRow = iota
+	energyRow
+	replayRow
+	smClockRow
+	memClockRow
+)
+
+var rows = []device.Metric{
+	powerRow:    {Name: "nvidia_gpu_power_watts", Help: "Power."},
+	energyRow:   {Name: "nvidia_gpu_energy_joules_total", Help: "Energy.", Kind: device.HolderCounter},
+	replayRow:   {Name: "nvidia_gpu_pcie_replays_total", Help: "Replays.", Kind: device.FaultCounter},
+	smClockRow:  {Name: "nvidia_gpu_clock_hertz", Help: "Clock.", Labels: []device.Label{{Name: "clock", Value: "sm"}}},
+	memClockRow: {Name: "nvidia_gpu_clock_hertz", Help: "Clock.", Labels: []device.Label{{Name: "clock", Value: "memory"}}},
+}
+
+// newNode is a node of n idle GPUs.
+func newNode(n int) *node {
+	d := &node{
+		changed: make(chan struct{}), joules: map[device.ID]float64{}, metrics: rows,
+		driver: device.Driver{State: device.DriverUp}, readErr: map[device.GPU]error{}, stalled: map[device.GPU]bool{},
+	}
+	for i := range n {
+		id := device.ID(fmt.Sprintf("GPU-%d", i))
+		d.statuses = append(d.statuses, device.Status{
+			Device:  device.Device{ID: id, GPU: device.GPU(id), Index: i, Minor: i, Model: "NVIDIA H100", PCI: "0000:1a:00.0", NUMANode: 0},
+			Healthy: true,
+		})
+	}
+	d.board.Post(d.statuses)
+	d.hold()
+	return d
+}
+
+// hold says who holds what: rows of "id=namespace/pod/container"; "id=" is an
+// allocation without a name.
+func (d *node) hold(held ...string) {
+	h := device.Holders{At: time.Now(), Settled: true}
+	for _, row := range held {
+		id, owner, _ := strings.Cut(row, "=")
+		holding := device.Holding{Offered: device.OfferedID(id)}
+		if owner != "" {
+			part := strings.Split(owner, "/")
+			holding.Resource = "nvidia.com/gpu"
+			holding.Owner = device.Owner{Namespace: part[0], Pod: part[1], Container: part[2]}
+			h.Recent = append(h.Recent, device.Seen{Device: holding.Offered.Device(), Owner: holding.Owner, Last: h.At})
+		}
+		h.Held = append(h.Held, holding)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.holders = h
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+func (d *node) sources() Sources {
+	return Sources{
+		Metrics: d.metrics, Look: d.board.Look, Read: d.read, Owners: d.owners,
+		Stalled: func(g device.GPU) bool { return d.stalled[g] },
+		Held: func() (device.Holders, <-chan struct{}) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			return d.holders, d.changed
+		},
+		Driver: func() device.Driver { return d.driver },
+	}
+}
+
+func (d *node) owners(context.Context) device.Holders {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.lists++
+	return d.holders
+}
+
+func (d *node) read(ctx context.Context, gpus []device.GPU) []device.Reading {
+	d.mu.Lock()
+	d.reads++
+	hang := d.hang
+	d.mu.Unlock()
+	if hang != nil {
+		select {
+		case <-hang:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	readings := []device.Reading{}
+	for _, g := range gpus {
+		id := device.ID(g)
+		readings = append(readings, device.Reading{GPU: g, Err: d.readErr[g], Samples: []device.Sample{
+			{Device: id, Metric: powerRow, Value: d.watts},
+			{Device: id, Metric: energyRow, Value: d.joules[id]},
+			{Device: id, Metric: replayRow, Value: 7},
+			{Device: id, Metric: smClockRow, Value: 1980e6},
+			{Device: id, Metric: memClockRow, Value: 2619e6},
+		}})
+	}
+	return readings
+}
+
+func (d *node) burn(id device.ID, joules float64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.joules[id] += joules
+}
+
+// serve is the exporter's handler, with a registry that is empty.
+func serve(e *Exporter) http.Handler {
+	return e.Handler(Server{TelemetryPath: "/metrics", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+}
+
+func scrape(t *testing.T, h http.Handler, header ...string) string {
+	t.Helper()
+	r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	if w.Code != http.StatusOK {
+		t.Fatalf("status %d: %s", w.Code, w.Body)
+	}
+	body, err := io.ReadAll(w.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(body)
+}
+
+// has tells whether the text has a series: its name and labels, and its value.
+func has(t *testing.T, text, series string) {
+	t.Helper()
+	if !strings.Contains("\n"+text, "\n"+series+"\n") {
+		t.Errorf("no series %s in\n%s", series, text)
+	}
+}
+
+func hasNot(t *testing.T, text, part string) {
+	t.Helper()
+	if strings.Contains(text, part) {
+		t.Errorf("unexpected %q in\n%s", part, text)
+	}
+}
+
+func labels(uuid, gpu, namespace, pod, container string) string {
+	return fmt.Sprintf(`{container="%s",gpu="%s",mig_uuid="",namespace="%s",pod="%s",uuid="%s"}`, container, gpu, namespace, pod, uuid)
+}
+
+func TestScrapeShowsTheHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(2)
+		d.watts = 300
+		d.hold("GPU-0=team/train/main")
+		text := scrape(t, serve(New(d.sources())))
+		has(t, text, "nvidia_gpu_power_watts"+labels("GPU-0", "0", "team", "train", "main")+" 300")
+		has(t, text, "nvidia_gpu_power_watts"+labels("GPU-1", "1", "", "", "")+" 300")
+		has(t, text, "nvidia_gpu_healthy"+labels("GPU-0", "0", "team", "train", "main")+" 1")
+		has(t, text, "nvidia_gpu_allocated"+labels("GPU-0", "0", "team", "train", "main")+" 1")
+		has(t, text, "nvidia_gpu_allocated"+labels("GPU-1", "1", "", "", "")+" 0")
+		has(t, text, "nvidia_gpu_pcie_replays_total"+labels("GPU-0", "0", "", "", "")+" 7")
+		has(t, text, `nvidia_gpu_clock_hertz{clock="sm",container="main",gpu="0",mig_uuid="",namespace="team",pod="train",uuid="GPU-0"} 1.98e+09`)
+		has(t, text, `nvidia_gpu_allocation_info{container="main",device_id="GPU-0",mig_uuid="",namespace="team",pod="train",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
+		has(t, text, "podgauge_kubelet_up 1")
+		has(t, text, "podgauge_nvml_up 1")
+	})
+}
+
+func TestScrapeShowsNoHolderWhereThereAreSeveralOrNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(2)
+		d.hold("GPU-0::0=team/a/main", "GPU-0::1=team/b/main", "GPU-1=")
+		text := scrape(t, serve(New(d.sources())))
+		has(t, text, "nvidia_gpu_allocated"+labels("GPU-0", "0", "", "", "")+" 1")
+		has(t, text, "nvidia_gpu_allocated"+labels("GPU-1", "1", "", "", "")+" 1")
+		has(t, text, `nvidia_gpu_allocation_info{container="main",device_id="GPU-0::1",mig_uuid="",namespace="team",pod="b",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
+		hasNot(t, text, `device_id="GPU-1"`)
+	})
+}
+
+func TestScrapeLeavesOutWhatNobodyKnows(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		d.holders = device.Holders{Err: errors.New("no kubelet")}
+		text := scrape(t, serve(New(d.sources())))
+		hasNot(t, text, "nvidia_gpu_power_watts")
+		hasNot(t, text, "nvidia_gpu_energy_joules_total")
+		hasNot(t, text, "nvidia_gpu_allocated")
+		has(t, text, "nvidia_gpu_up"+labels("GPU-0", "0", "", "", "")+" 1")
+		has(t, text, "nvidia_gpu_pcie_replays_total"+labels("GPU-0", "0", "", "", "")+" 7")
+		has(t, text, "podgauge_kubelet_up 0")
+	})
+}
+
+func TestScrapeDropsTheGPUThatFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(2)
+		d.readErr["GPU-1"] = device.ErrStalled
+		d.stalled["GPU-1"] = true
+		d.statuses[1].Healthy, d.statuses[1].Reason, d.statuses[1].Action = false, "xid_79", "reboot"
+		d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 2, Last: time.Unix(1e9, 0)}}
+		text := scrape(t, serve(New(d.sources())))
+		has(t, text, "nvidia_gpu_up"+labels("GPU-0", "0", "", "", "")+" 1")
+		has(t, text, "nvidia_gpu_up"+labels("GPU-1", "1", "", "", "")+" 0")
+		has(t, text, "nvidia_gpu_stalled"+labels("GPU-1", "1", "", "", "")+" 1")
+		has(t, text, "nvidia_gpu_healthy"+labels("GPU-1", "1", "", "", "")+" 0")
+		has(t, text, "nvidia_gpu_power_watts"+labels("GPU-0", "0", "", "", "")+" 0")
+		hasNot(t, text, "nvidia_gpu_power_watts"+labels("GPU-1", "1", "", "", ""))
+		has(t, text, `nvidia_gpu_unhealthy_info{action="reboot",container="",gpu="1",mig_uuid="",namespace="",pod="",reason="xid_79",uuid="GPU-1"} 1`)
+		has(t, text, `nvidia_gpu_xid_errors_total{container="",gpu="1",mig_uuid="",namespace="",pod="",uuid="GPU-1",xid="79"} 2`)
+		has(t, text, `nvidia_gpu_xid_last_timestamp_seconds{container="",gpu="1",mig_uuid="",namespace="",pod="",uuid="GPU-1",xid="79"} 1e+09`)
+	})
+}
+
+func TestScrapeKeepsLabelsWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		d.statuses[0].Model = "a \"quoted\"\nmodel\xff"
+		d.hold("GPU-0=te\"am/po\nd/c\xff")
+		text := scrape(t, serve(New(d.sources())))
+		has(t, text, "nvidia_gpu_power_watts"+labels("GPU-0", "0", `te\"am`, `po\nd`, "c\uFFFD")+" 0")
+		if !strings.Contains(text, `model="a \"quoted\"\nmodel`+"\uFFFD\"") {
+			t.Errorf("the model is not escaped in\n%s", text)
+		}
+	})
+}
+
+func TestScrapesShareAFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		h := serve(New(d.sources()))
+		scrapeAll := func(n int) {
+			var all sync.WaitGroup
+			for range n {
+				all.Go(func() { scrape(t, h) })
+			}
+			all.Wait()
+		}
+		for _, c := range []struct {
+			what  string
+			first func()
+			reads int
+		}{
+			{"many at once", func() {}, 1},
+			{"again within a second", func() { time.Sleep(900 * time.Millisecond) }, 1},
+			{"after a second", func() { time.Sleep(200 * time.Millisecond) }, 2},
+			{"after a pod came", func() { d.hold("GPU-0=n/p/c") }, 3},
+			{"after a GPU failed", func() { d.board.Post(d.statuses) }, 4},
+		} {
+			c.first()
+			scrapeAll(5)
+			if d.reads != c.reads || d.lists != c.reads {
+				t.Errorf("%s: read %d times and listed %d times, want %d", c.what, d.reads, d.lists, c.reads)
+			}
+		}
+	})
+}
+
+func TestScrapeWaitsNoLongerThanItMay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		d.hang = make(chan struct{})
+		e := New(d.sources())
+		h := serve(e)
+		began := time.Now()
+		hasNot(t, scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "0.5"), "nvidia_gpu")
+		if took := time.Since(began); took != 450*time.Millisecond {
+			t.Errorf("a scrape that may take 0.5 s took %s", took)
+		}
+		text := scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "10")
+		if took := time.Since(began); took != budget {
+			t.Errorf("the flight took %s, its budget is %s", took, budget)
+		}
+		has(t, text, "nvidia_gpu_up"+labels("GPU-0", "0", "", "", "")+" 0")
+		hasNot(t, text, "nvidia_gpu_power_watts")
+		if d.reads != 1 {
+			t.Errorf("read %d times, want one flight for both scrapes", d.reads)
+		}
+		e.Drain()
+	})
+}
+
+func TestEnergyIsBookedOnWhoBurnedIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		e := New(d.sources())
+		h := serve(e)
+		at := func(joules float64, held ...string) string {
+			d.burn("GPU-0", joules)
+			d.hold(held...)
+			return scrape(t, h)
+		}
+		const name = "nvidia_gpu_energy_joules_total"
+		a, b := labels("GPU-0", "0", "n", "a", "c"), labels("GPU-0", "0", "n", "b", "c")
+		nobody := labels("GPU-0", "0", "", "", "")
+		has(t, at(5000), name+nobody+" 0")            // what was burned before podgauge came is nobody's
+		has(t, at(1, "GPU-0=n/a/c"), name+a+" 0")     // a holding begins at 0
+		has(t, at(100, "GPU-0=n/a/c"), name+a+" 100") // and is booked what it burns
+		has(t, at(10), name+nobody+" 1")              // its tail is its own, not idle time's
+		has(t, at(0, "GPU-0="), name+nobody+" 1")     // Allocate: somebody is about to hold it
+		has(t, at(40, "GPU-0="), name+nobody+" 1")    // what burns now waits for a name
+		has(t, at(2, "GPU-0=n/b/c"), name+b+" 42")    // and is that container's
+		text := at(500, "GPU-0=n/b/c")
+		has(t, text, name+b+" 542")
+		hasNot(t, text, `pod="a",uuid="GPU-0"} 1`)  // a's counter is gone with it
+		has(t, at(0, "GPU-0=n/a/c"), name+a+" 110") // and goes on when it is back
+	})
+}

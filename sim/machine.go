@@ -1,0 +1,291 @@
+// Package sim is a simulated node: a machine full of accelerators that obeys its
+// caller, and a workload that makes pods come and go on them.
+//
+// It is the documented way to develop without a GPU, and what the tests of the
+// whole program run on. A Machine is a device.Backend, with the rows of the real
+// one and made-up values: they follow from how busy a GPU is and from the clock,
+// so that a machine with a clock that stands still reads the same each time.
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+const (
+	model       = "NVIDIA H100 80GB HBM3"
+	memoryBytes = 80 << 30
+	numaNodes   = 2
+)
+
+// waitMost bounds a Wait, as the real one does.
+const waitMost = time.Second
+
+// Machine is a machine full of GPUs. All methods may be called at any time, by
+// anybody.
+type Machine struct {
+	metrics []device.Metric
+	names   []string // the rows' own: rowName of each metric
+	now     func() time.Time
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	gpus   []*gpu
+	events []device.Event
+	notify chan struct{} // closed when there is an event, or a hang has ended
+	gone   error         // why there is no driver; nil when there is
+	wedged bool          // no call returns
+	begun  time.Time
+}
+
+// gpu is one simulated GPU.
+type gpu struct {
+	device.Device
+	removed bool
+	stalled bool               // calls about it do not return
+	fault   error              // what Read and Check return
+	resets  uint64             // how often it was recovered
+	busy    float64            // 0 to 1
+	joules  float64            // burned up to busySet
+	busySet time.Time          // when busy was last changed
+	fixed   map[string]float64 // values set by the caller, by row
+}
+
+// NewMachine makes a machine with n H100s that has the rows given. The clock is
+// what the values over time follow.
+func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine {
+	m := &Machine{metrics: metrics, now: clock, notify: make(chan struct{}), begun: clock()}
+	for _, row := range metrics {
+		m.names = append(m.names, rowName(row))
+	}
+	for i := range n {
+		uuid := fmt.Sprintf("GPU-%08x-5eed-4000-8000-%012x", 0xa100+i, i)
+		m.gpus = append(m.gpus, &gpu{
+			Device: device.Device{
+				ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, Minor: i, Model: model,
+				PCI:      fmt.Sprintf("0000:%02x:00.0", 0x1a+0x10*i),
+				NUMANode: i * numaNodes / n, MemoryBytes: memoryBytes,
+				Nodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},
+				Facts: []device.Label{{Name: "driver_version", Value: "580.95.05"}, {Name: "serial", Value: fmt.Sprintf("16500%05d", i)}},
+			},
+			busySet: m.begun, fixed: map[string]float64{},
+		})
+	}
+	return m
+}
+
+// IDs are the machine's devices, in order.
+func (m *Machine) IDs() []device.ID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ids := make([]device.ID, len(m.gpus))
+	for i, g := range m.gpus {
+		ids[i] = g.ID
+	}
+	return ids
+}
+
+// Fail has something happen to a GPU: "xid 79" (the GPU is lost with it), "xid N"
+// (an error report: 13, 31, 43, 45, 68 and 109 are an application's own fault, all
+// others the GPU's), "lost", or any other text, which its checks then answer.
+func (m *Machine) Fail(id device.ID, what string) {
+	m.change(id, func(g *gpu) {
+		var xid uint64
+		if _, err := fmt.Sscanf(what, "xid %d", &xid); err == nil {
+			m.report(g, xid)
+			return
+		}
+		g.fault = errors.New(what)
+		if what == "lost" {
+			g.fault = device.ErrLost
+		}
+	})
+}
+
+// applicationXids are what a faulty program can cause on a sound GPU.
+const applicationXids = " 13 31 43 45 68 109 "
+
+func (m *Machine) report(g *gpu, xid uint64) {
+	e := device.Event{GPU: g.GPU, Xid: xid, Resets: g.resets}
+	if !strings.Contains(applicationXids, fmt.Sprintf(" %d ", xid)) {
+		e.Fatal, e.Action = true, "reset_gpu"
+	}
+	if xid == 79 {
+		g.fault, e.Action = device.ErrLost, "reboot"
+	}
+	m.events = append(m.events, e)
+}
+
+// Recover resets a GPU: whatever was wrong with it is mended.
+func (m *Machine) Recover(id device.ID) {
+	m.change(id, func(g *gpu) {
+		g.fault, g.stalled, g.removed = nil, false, false
+		g.resets++
+		g.joules, g.busySet = 0, m.now()
+	})
+}
+
+// Remove takes a GPU out of the machine.
+func (m *Machine) Remove(id device.ID) { m.change(id, func(g *gpu) { g.removed = true }) }
+
+// Stall has no call about a GPU return until Release, or Recover.
+func (m *Machine) Stall(id device.ID) { m.change(id, func(g *gpu) { g.stalled = true }) }
+
+// Busy sets how much of a GPU is in use, 0 to 1.
+func (m *Machine) Busy(id device.ID, busy float64) {
+	m.change(id, func(g *gpu) {
+		g.joules, g.busySet = g.energy(m.now()), m.now()
+		g.busy = busy
+	})
+}
+
+// Set fixes a value: the row is named as the text format names its series,
+// `nvidia_gpu_clock_hertz{clock="sm"}`, without the device's own labels.
+func (m *Machine) Set(id device.ID, row string, value float64) {
+	m.change(id, func(g *gpu) { g.fixed[row] = value })
+}
+
+// Wedge has no call return at all, Release ends that and all stalls.
+func (m *Machine) Wedge() { m.locked(func() { m.wedged = true }) }
+
+// Release has all calls return that do not, and those to come.
+func (m *Machine) Release() {
+	m.locked(func() {
+		m.wedged = false
+		for _, g := range m.gpus {
+			g.stalled = false
+		}
+	})
+}
+
+// Unload takes the driver away, with the reason that calls then give; nil brings
+// it back.
+func (m *Machine) Unload(why error) { m.locked(func() { m.gone = why }) }
+
+func (m *Machine) change(id device.ID, change func(*gpu)) {
+	m.locked(func() {
+		for _, g := range m.gpus {
+			if g.ID == id {
+				change(g)
+			}
+		}
+	})
+}
+
+func (m *Machine) locked(change func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change()
+	close(m.notify)
+	m.notify = make(chan struct{})
+}
+
+// enter takes the lock, once no hang keeps the caller out.
+func (m *Machine) enter(stalled func() bool) {
+	m.mu.Lock()
+	for m.wedged || stalled() {
+		changed := m.notify
+		m.mu.Unlock()
+		<-changed
+		m.mu.Lock()
+	}
+}
+
+func never() bool { return false }
+
+// Metrics are the rows that the machine was given.
+func (m *Machine) Metrics() []device.Metric { return m.metrics }
+
+// Devices lists the GPUs that have not been removed.
+func (m *Machine) Devices(context.Context) ([]device.Device, error) {
+	m.enter(never)
+	defer m.mu.Unlock()
+	if m.gone != nil {
+		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, m.gone)
+	}
+	devices := []device.Device{}
+	for _, g := range m.gpus {
+		if !g.removed {
+			devices = append(devices, g.Device)
+		}
+	}
+	return devices, nil
+}
+
+// ask enters for one GPU. The caller unlocks mu.
+func (m *Machine) ask(id device.GPU) (*gpu, error) {
+	var g *gpu
+	for _, candidate := range m.gpus { // the slice is never changed
+		if candidate.GPU == id {
+			g = candidate
+		}
+	}
+	if g == nil {
+		m.mu.Lock()
+		return nil, fmt.Errorf("GPU %s is not in this machine", id)
+	}
+	m.enter(func() bool { return g.stalled })
+	switch {
+	case m.gone != nil:
+		return nil, device.ErrNoDriver
+	case g.removed:
+		return nil, device.ErrLost
+	}
+	return g, g.fault
+}
+
+// Read appends the values of all rows that the machine knows how to make up.
+func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
+	g, err := m.ask(id)
+	defer m.mu.Unlock()
+	if err != nil {
+		return buf, err
+	}
+	now := m.now()
+	for i, row := range m.names {
+		if value, ok := g.value(row, now); ok {
+			buf = append(buf, device.Sample{Device: g.ID, Metric: i, Value: value})
+		}
+	}
+	return buf, nil
+}
+
+// Check answers with the fault that the caller set, if any.
+func (m *Machine) Check(id device.GPU) (uint64, error) {
+	g, err := m.ask(id)
+	defer m.mu.Unlock()
+	if g == nil {
+		return 0, err
+	}
+	return g.resets, err
+}
+
+// Wait returns the reports in the order in which they were made.
+func (m *Machine) Wait(ctx context.Context) (device.Event, error) {
+	timeout := time.NewTimer(waitMost)
+	defer timeout.Stop()
+	for {
+		m.enter(never)
+		if len(m.events) > 0 {
+			e := m.events[0]
+			m.events = m.events[1:]
+			m.mu.Unlock()
+			return e, nil
+		}
+		changed := m.notify
+		m.mu.Unlock()
+		select {
+		case <-changed:
+		case <-timeout.C:
+			return device.Event{}, nil
+		case <-ctx.Done():
+			return device.Event{}, nil
+		}
+	}
+}
