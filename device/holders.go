@@ -57,6 +57,7 @@ type Holders struct {
 // Hold is the state of one device.
 type Hold uint8
 
+// The states of a device.
 const (
 	Unknown Hold = iota // nobody can say yet: not shown at all
 	Idle                // held by nobody

@@ -27,6 +27,7 @@ const (
 // DriverState says what the driver as a whole does.
 type DriverState uint8
 
+// The driver's states.
 const (
 	DriverStarting DriverState = iota
 	DriverUp

@@ -114,28 +114,32 @@ func observe(calls *prometheus.HistogramVec, errors *prometheus.CounterVec, meth
 
 // Allocatable exports what the kubelet says it would give away, by resource.
 func (o *Own) Allocatable(counts func() map[string]int) {
-	o.registry.MustRegister(byName{prometheus.NewDesc("podgauge_kubelet_allocatable_devices",
-		"Devices that the kubelet would give away, held ones included, as it last said.", []string{"resource"}, nil),
+	o.registry.MustRegister(byName{
+		prometheus.NewDesc("podgauge_kubelet_allocatable_devices",
+			"Devices that the kubelet would give away, held ones included, as it last said.", []string{"resource"}, nil),
 		func() map[string]float64 {
 			values := map[string]float64{}
 			for resource, n := range counts() {
 				values[resource] = float64(n)
 			}
 			return values
-		}})
+		},
+	})
 }
 
 // Unsupported exports the families that the driver is too old for.
 func (o *Own) Unsupported(families func() []string) {
-	o.registry.MustRegister(byName{prometheus.NewDesc("podgauge_family_unsupported",
-		"A metric family that is absent because the driver's library lacks a function; always 1.", []string{"family"}, nil),
+	o.registry.MustRegister(byName{
+		prometheus.NewDesc("podgauge_family_unsupported",
+			"A metric family that is absent because the driver's library lacks a function; always 1.", []string{"family"}, nil),
 		func() map[string]float64 {
 			values := map[string]float64{}
 			for _, family := range families() {
 				values[family] = 1
 			}
 			return values
-		}})
+		},
+	})
 }
 
 // byName collects a gauge with one label from a func.

@@ -49,7 +49,7 @@ func (n *Node) DevicePluginDir() string { return filepath.Dir(n.Kubelet.Registra
 
 // Close removes the node's folder. Run must have returned.
 func (n *Node) Close() {
-	os.RemoveAll(n.Dir()) //nolint:errcheck // what is left lies in the system's temporary folder
+	os.RemoveAll(n.Dir()) // what is left lies in the system's temporary folder
 }
 
 // Run is the node's life, until ctx is done.

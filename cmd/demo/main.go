@@ -51,7 +51,7 @@ func demo(ctx context.Context, args []string, out io.Writer) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	podgauge := exec.CommandContext(ctx, args[0], "--simulate", "--web.listen-address="+address, "--log.level=error") //nolint:gosec // the caller's own binary
+	podgauge := exec.CommandContext(ctx, args[0], "--simulate", "--web.listen-address="+address, "--log.level=error")
 	podgauge.Stderr = os.Stderr
 	podgauge.Cancel = func() error { return podgauge.Process.Signal(syscall.SIGTERM) }
 	podgauge.WaitDelay = leaveBy
@@ -64,7 +64,7 @@ func demo(ctx context.Context, args []string, out io.Writer) error {
 	err = show(ctx, "http://"+address, out, ended)
 	cancel()
 	if err == nil {
-		<-ended
+		<-ended //nolint:errcheck // that it was told to end is no error
 	}
 	return err
 }

@@ -106,7 +106,7 @@ func newScraped(tb testing.TB, runtime bool) *scraped {
 	if err := kubelet.Start(); err != nil {
 		tb.Fatal(err)
 	}
-	tb.Cleanup(func() { kubelet.Process.Kill(); kubelet.Wait() }) //nolint:errcheck // it is killed
+	tb.Cleanup(func() { kubelet.Process.Kill(); kubelet.Wait() })
 
 	log := slog.New(slog.DiscardHandler)
 	machine := sim.NewMachine(nvml.Metrics(), benchGPUs, time.Now)
@@ -139,10 +139,10 @@ func newScraped(tb testing.TB, runtime bool) *scraped {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	go server.Serve(listener) //nolint:errcheck // it ends with Close
+	go server.Serve(listener)
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	tb.Cleanup(func() { server.Close(); e.Drain(); holders.Run(ctx); http.DefaultClient.CloseIdleConnections() }) //nolint:errcheck // it is over
+	tb.Cleanup(func() { server.Close(); e.Drain(); holders.Run(ctx); http.DefaultClient.CloseIdleConnections() })
 
 	s := &scraped{client: http.DefaultClient}
 	s.request, err = http.NewRequest(http.MethodGet, "http://"+listener.Addr().String()+"/metrics", http.NoBody)

@@ -89,7 +89,7 @@ func TestReadmeFlagTable(t *testing.T) {
 	between := regexp.MustCompile(`(?s)(<!-- flags -->\n).*(<!-- /flags -->)`)
 	want := between.ReplaceAll(readme, []byte("${1}"+flagTable()+"${2}"))
 	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil { //nolint:gosec // a file of the repository
+		if err := os.WriteFile(file, want, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return

@@ -183,7 +183,7 @@ func (w *world) place(p kubelet.Pod, on ...device.ID) {
 	for i := range w.kubelet.Allocatable(resource) {
 		filler := kubelet.Pod{Name: fmt.Sprintf("filler-%d", i), Containers: []kubelet.Container{{Name: "c", Limits: map[string]int{resource: 1}}}}
 		if w.kubelet.RunPod(ctx, filler) != nil { // none is left
-			w.kubelet.DeletePod(filler) //nolint:errcheck // it was never there
+			w.kubelet.DeletePod(filler)
 			break
 		}
 		fillers = append(fillers, filler)
@@ -270,7 +270,7 @@ func compare(t *testing.T, state, text string) {
 	got := timeless(text)
 	file := filepath.Join("testdata", state+".prom")
 	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil { //nolint:gosec // a file of the repository
+		if err := os.WriteFile(file, got, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return

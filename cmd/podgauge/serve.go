@@ -164,6 +164,6 @@ func answer(ctx context.Context, server *http.Server, listener net.Listener) err
 	if server.Shutdown(grace) != nil {
 		server.Close() //nolint:errcheck // the listener is closed already; the rest is cut off
 	}
-	<-served
+	<-served //nolint:errcheck // that the server was closed is no error
 	return nil
 }
