@@ -1,0 +1,103 @@
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+func TestBucket(t *testing.T) {
+	var b bucket
+	b.fill()
+	now := b.last
+	for i := range burst {
+		if !b.take(now) {
+			t.Fatalf("call %d of the first burst was rejected", i)
+		}
+	}
+	if b.take(now) {
+		t.Error("a call beyond the burst was taken")
+	}
+	if !b.take(now.Add(time.Second/qps)) || b.take(now.Add(time.Second/qps)) {
+		t.Error("a hundredth of a second is not one call")
+	}
+	taken := 0
+	for range 100 {
+		if b.take(now.Add(time.Hour)) {
+			taken++
+		}
+	}
+	if taken != burst {
+		t.Errorf("after an hour %d calls were taken at once", taken)
+	}
+}
+
+// FuzzRegister sends requests by plugins that do not serve: each is answered with one of the
+// kubelet's own texts, and by the first rule that it breaks.
+func FuzzRegister(f *testing.F) {
+	for _, seed := range [][3]string{
+		{"v1beta1", "gpu.sock", "nvidia.com/gpu"},
+		{"v1beta1", "", "nvidia.com/mig-1g.5gb.me"},
+		{"v1beta1", "../../etc/passwd", "example.com/a"},
+		{"v1beta1", strings.Repeat("x", 200), "example.com/a"},
+		{"v1beta2", "gpu.sock", "nvidia.com/gpu"},
+		{"v1beta1", "gpu.sock", "requests.nvidia.com/gpu"},
+		{"v1beta1", "gpu.sock", "kubernetes.io/gpu"},
+		{"v1beta1", "a\x00b", "\xff/\xff"},
+		{"v1beta1", "%zz", "a.b/c\n"},
+	} {
+		f.Add(seed[0], seed[1], seed[2])
+	}
+	k := New(Options{Dir: f.TempDir()})
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // the dial is over at once
+	l := &life{k: k, manager: newManager(V137, time.Now), tasks: &errgroup.Group{}, ctx: ctx}
+	f.Fuzz(func(t *testing.T, version, endpoint, resource string) {
+		_, err := (&registrar{l: l}).Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: endpoint, ResourceName: resource})
+		want := "failed to dial device plugin: "
+		switch {
+		case version != "v1beta1":
+			want = fmt.Sprintf("requested API version %q is not supported by kubelet. Supported version is [\"v1beta1\"]", version)
+		case !plainlyExtended(resource):
+			want = fmt.Sprintf("the ResourceName %q is invalid", resource)
+		}
+		if err == nil || !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("the answer is %v; want %s", err, want)
+		}
+		if len(l.endpoints) != 0 || len(l.clients[resource]) != 0 {
+			t.Errorf("left behind: %v, %v", l.endpoints, l.clients)
+		}
+		l.hangUp()
+		l.conns = nil
+	})
+}
+
+// plainlyExtended is isExtendedResource letter by letter.
+func plainlyExtended(name string) bool {
+	parts := strings.Split(name, "/")
+	if len(parts) != 2 || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
+		return false
+	}
+	domain, last := parts[0], parts[1]
+	const lower, upper = "abcdefghijklmnopqrstuvwxyz0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+	if len(domain) > 253-len("requests.") || len(last) > 63 {
+		return false
+	}
+	for label := range strings.SplitSeq(domain, ".") {
+		if !made(label, lower, "-") {
+			return false
+		}
+	}
+	return made(last, lower+upper, "-_.")
+}
+
+// made says whether a word is made of letters, with others only inside.
+func made(word, letters, others string) bool {
+	return word != "" && strings.Trim(word, letters+others) == "" &&
+		strings.ContainsAny(word[:1], letters) && strings.ContainsAny(word[len(word)-1:], letters)
+}

@@ -1,0 +1,136 @@
+package kubelet
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// lister is the PodResources service (pkg/kubelet/apis/podresources/server_v1.go). Nothing in
+// its answers has an order but the containers of a pod.
+type lister struct {
+	podresources.UnimplementedPodResourcesListerServer
+	l *life
+}
+
+// List names every pod that is active, with or without devices.
+func (s *lister) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	trouble := s.l.k.troubles()
+	if err := pass(ctx, trouble.HoldList); err != nil {
+		return nil, err
+	}
+	if trouble.List != nil {
+		return nil, trouble.List
+	}
+	s.l.k.mu.Lock()
+	defer s.l.k.mu.Unlock()
+	s.l.freeEnded()
+	pods := []*podresources.PodResources{}
+	for _, p := range s.l.k.pods {
+		if s.l.lists(p) {
+			pods = append(pods, s.l.describe(p))
+		}
+	}
+	rand.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
+	return &podresources.ListPodResourcesResponse{PodResources: append(pods, padding(trouble.ListBytes)...)}, nil
+}
+
+// GetAllocatableResources names the healthy devices, held or not. A device with a Topology that
+// has no nodes is lost on the way (pkg/kubelet/cm/container_manager.go:304).
+func (s *lister) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+	s.l.k.mu.Lock()
+	defer s.l.k.mu.Unlock()
+	answer := &podresources.AllocatableResourcesResponse{}
+	for resource, healthy := range s.l.healthy {
+		for id := range healthy {
+			if device := s.l.devices[resource][id]; device.GetTopology() == nil {
+				answer.Devices = append(answer.Devices, entry(resource, id))
+			} else {
+				answer.Devices = append(answer.Devices, entriesByNode(resource, device)...)
+			}
+		}
+	}
+	shuffle(answer.Devices)
+	return answer, nil
+}
+
+// Get names one pod. It has no status of its own for a pod that is not there.
+func (s *lister) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
+	s.l.k.mu.Lock()
+	defer s.l.k.mu.Unlock()
+	p := s.l.k.findPod(Pod{Namespace: r.PodNamespace, Name: r.PodName})
+	if p == nil || !s.l.lists(p) {
+		return nil, fmt.Errorf("pod %s in namespace %s not found", r.PodName, r.PodNamespace)
+	}
+	return &podresources.GetPodResourcesResponse{PodResources: s.l.describe(p)}, nil
+}
+
+// describe names a pod's sidecars and then its containers. Its other init containers are left
+// out, whatever they hold. mu is held.
+func (l *life) describe(p *pod) *podresources.PodResources {
+	d := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace}
+	for _, c := range p.all() {
+		if c.init && !c.Sidecar {
+			continue
+		}
+		described := &podresources.ContainerResources{Name: c.Name}
+		for resource, h := range l.held[p.uid][c.Name] {
+			described.Devices = append(described.Devices, heldEntries(resource, h)...)
+		}
+		shuffle(described.Devices)
+		d.Containers = append(d.Containers, described)
+	}
+	return d
+}
+
+// heldEntries has an entry for each device and each of its NUMA nodes, as they were when it was
+// allocated, healthy or not.
+func heldEntries(resource string, h holding) []*podresources.ContainerDevices {
+	all := []*podresources.ContainerDevices{}
+	for _, id := range h.ids() {
+		nodes := h.nodes(id)
+		if len(nodes) == 0 {
+			all = append(all, entry(resource, id))
+		}
+		for _, node := range nodes {
+			all = append(all, entry(resource, id, node))
+		}
+	}
+	return all
+}
+
+func entriesByNode(resource string, device *pluginapi.Device) []*podresources.ContainerDevices {
+	all := []*podresources.ContainerDevices{}
+	for _, node := range device.GetTopology().GetNodes() {
+		all = append(all, entry(resource, device.ID, node.ID))
+	}
+	return all
+}
+
+func entry(resource, id string, nodes ...int64) *podresources.ContainerDevices {
+	e := &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
+	for _, node := range nodes {
+		e.Topology = &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: node}}}
+	}
+	return e
+}
+
+func shuffle(list []*podresources.ContainerDevices) {
+	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+}
+
+// padding is a pod of that many bytes, or none.
+func padding(bytes int) []*podresources.PodResources {
+	if bytes == 0 {
+		return nil
+	}
+	c := &podresources.ContainerResources{Name: "padding"}
+	const size = 64 // of an entry on the wire
+	for i := range bytes / size {
+		c.Devices = append(c.Devices, entry("example.com/padding", fmt.Sprintf("padding-%031d", i)))
+	}
+	return []*podresources.PodResources{{Name: "padding", Namespace: "default", Containers: []*podresources.ContainerResources{c}}}
+}
