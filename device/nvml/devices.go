@@ -1,0 +1,292 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/device"
+)
+
+const (
+	// mostGPUs is more than any machine has; a count above it is none.
+	mostGPUs = 1024
+	// mostMinor is the largest minor number of a device node that Linux knows.
+	mostMinor = 1<<20 - 1
+)
+
+// Devices lists the GPUs in the driver's order. What it knows of a GPU it keeps
+// until the next Init: a listing that finds nothing new costs a call, and two more
+// for each GPU.
+//
+// A GPU that is known and just now cannot be had stays in the list, since it is
+// Check that tells what is wrong with it. One whose MIG mode is on is left out.
+func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.start(); err != nil {
+		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, err)
+	}
+	count, ret := b.driver.lib.DeviceGetCount()
+	switch {
+	case ret == nvml.SUCCESS && count <= mostGPUs:
+	case ret == nvml.SUCCESS:
+		return nil, fmt.Errorf("count GPUs: the driver says %d", count)
+	case ret == nvml.ERROR_UNINITIALIZED: // the driver has forgotten us: nothing that we hold is valid
+		b.table.Store(nil)
+		b.driver, b.restarted = nil, true
+		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, answer(ret))
+	default:
+		return nil, fmt.Errorf("count GPUs: %w", answer(ret))
+	}
+	// After a new Init there is none: handles of the old one mean nothing any more.
+	old := b.table.Load()
+	if old == nil {
+		old = &table{}
+	}
+	l := listing{Backend: b, old: old, fresh: newTable(b.driver)}
+	l.run(ctx, count)
+	if err := ctx.Err(); err != nil { // half a listing would have the rest gone
+		return nil, fmt.Errorf("list GPUs: %w", err)
+	}
+	b.table.Store(l.fresh)
+	return l.devices, l.err()
+}
+
+// newTable is empty. It is filled before anybody sees it.
+func newTable(d *driver) *table {
+	return &table{driver: d, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{}}
+}
+
+func (t *table) add(index int, g *gpu) {
+	t.gpus = append(t.gpus, g)
+	t.byID[g.id] = g
+	t.byHandle[g.handle] = g
+	t.byIndex[index] = g
+}
+
+// listing is one run through the driver's indices. A GPU is looked for by its index
+// and in no other way: to look for a UUID or a PCI address makes NVML touch all of
+// them, and fails when one is lost (nvml.h, nvmlDeviceGetHandleByUUID).
+type listing struct {
+	*Backend
+	old, fresh *table
+	devices    []device.Device
+	errs       []string // of the GPUs left out, one each
+}
+
+// place is what an index leads to.
+type place struct {
+	handle nvml.Device
+	ret    nvml.Return
+	// known is the GPU that the listing before had, under this handle; else nil.
+	known *gpu
+}
+
+// run takes two turns. Which GPU an index that fails stood for can be told only when
+// the handles of all others are known: indices move up when a GPU goes.
+func (l *listing) run(ctx context.Context, count int) {
+	places := make([]place, count)
+	found := map[*gpu]bool{}
+	for i := range places {
+		if ctx.Err() != nil {
+			return
+		}
+		places[i] = l.placeAt(i)
+		found[places[i].known] = true
+	}
+	nodes := sharedNodes(l.options.DevRoot)
+	for i, p := range places {
+		if ctx.Err() != nil {
+			return
+		}
+		if g := l.old.byIndex[i]; p.ret != nvml.SUCCESS && g != nil && !found[g] {
+			p = place{g.handle, nvml.SUCCESS, g} // whatever ails it, Check will say
+		}
+		g, err := l.gpuAt(p)
+		if err == nil && l.fresh.byID[g.id] != nil {
+			err = fmt.Errorf("%s was listed before", g.id)
+		}
+		if err != nil {
+			l.errs = append(l.errs, fmt.Sprintf("GPU at index %d: %v", i, err))
+			continue
+		}
+		l.fresh.add(i, g)
+		l.devices = append(l.devices, g.at(i, nodes))
+	}
+}
+
+// placeAt asks for a handle, but not about a GPU that another call is now about:
+// that may hang, and one GPU's trouble must not end the listing of all.
+func (l *listing) placeAt(index int) place {
+	if g := l.old.byIndex[index]; g != nil && g.calling.Load() {
+		return place{g.handle, nvml.SUCCESS, g}
+	}
+	handle, ret := l.driver.lib.DeviceGetHandleByIndex(index)
+	if ret != nvml.SUCCESS {
+		return place{nil, ret, nil}
+	}
+	return place{handle, ret, l.old.byHandle[handle]}
+}
+
+// gpuAt is the GPU at a place. One that is known is asked for nothing but whether
+// it has been partitioned, and an answer that leaves that open changes nothing.
+func (l *listing) gpuAt(p place) (*gpu, error) {
+	if p.ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("get its handle: %w", answer(p.ret))
+	}
+	if p.known != nil && p.known.calling.Load() {
+		return p.known, nil
+	}
+	sliced, err := l.driver.sliced(p.handle)
+	switch {
+	case sliced:
+		return nil, errors.New("MIG is enabled, and slices are not offered yet")
+	case p.known != nil:
+		return p.known, nil
+	case err != nil:
+		return nil, err
+	}
+	return l.describe(p.handle)
+}
+
+// err is one line, since it ends in one line of the log.
+func (l *listing) err() error {
+	if len(l.errs) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(l.errs, "; "))
+}
+
+// sliced tells whether a GPU's MIG mode is on. A driver that cannot say has none.
+func (d *driver) sliced(handle nvml.Device) (bool, error) {
+	if !d.has["nvmlDeviceGetMigMode"] {
+		return false, nil
+	}
+	mode, _, ret := handle.GetMigMode()
+	if ret != nvml.SUCCESS && !notHere(ret) {
+		return false, fmt.Errorf("get its MIG mode: %w", answer(ret))
+	}
+	return ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE, nil
+}
+
+// describe asks for all that does not change. Only the UUID must be had: without
+// it there is no telling which GPU this is, and the rest is for people to read.
+func (l *listing) describe(handle nvml.Device) (*gpu, error) {
+	uuid, ret := handle.GetUUID()
+	if ret != nvml.SUCCESS {
+		return nil, fmt.Errorf("get its UUID: %w", answer(ret))
+	}
+	id := device.GPU(clean(uuid))
+	if id == "" {
+		return nil, errors.New("its UUID is empty")
+	}
+	has := l.driver.has
+	g := newGPU(id, handle, has)
+	d := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1}
+	if has["nvmlDeviceGetMinorNumber"] {
+		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= mostMinor {
+			d.Minor = minor
+		}
+	}
+	if has["nvmlDeviceGetName"] {
+		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
+			d.Model = clean(name)
+		}
+	}
+	if has["nvmlDeviceGetPciInfo_v3"] {
+		if pci, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
+			d.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device) // as sysfs writes it
+			d.NUMANode = numaNode(l.options.SysRoot, d.PCI)
+		}
+	}
+	// The rest is best effort too, and what fails now stays unknown until the next
+	// Init: a device that changed under its holder would be offered anew.
+	d.MemoryBytes = g.memoryTotal(has)
+	d.Facts = append(ownFacts(handle, has), l.driver.facts...)
+	g.device = d
+	if g.history = l.histories[id]; g.history == nil {
+		g.history = &history{}
+		l.histories[id] = g.history
+	}
+	return g, nil
+}
+
+// at is the device as it is listed now: its index may change while it is known,
+// and the nodes that all GPUs share are made when they are first needed.
+func (g *gpu) at(index int, shared []string) device.Device {
+	d := g.device
+	d.Index = index
+	if d.Minor >= 0 {
+		d.Nodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
+	}
+	d.Nodes = append(d.Nodes, shared...)
+	return d
+}
+
+// facts are the labels that each GPU has of its own, empty where it has none: a
+// family wants the same labels on all its series.
+var facts = [...]struct {
+	name, symbol string
+	ask          func(nvml.Device) (string, nvml.Return)
+}{
+	{"serial", "nvmlDeviceGetSerial", nvml.Device.GetSerial},
+	{"vbios_version", "nvmlDeviceGetVbiosVersion", nvml.Device.GetVbiosVersion},
+	{"compute_capability", "nvmlDeviceGetCudaComputeCapability", computeCapability},
+}
+
+func ownFacts(handle nvml.Device, has symbols) []device.Label {
+	labels := make([]device.Label, 0, len(facts))
+	for _, f := range facts {
+		l := device.Label{Name: f.name}
+		if has[f.symbol] {
+			if value, ret := f.ask(handle); ret == nvml.SUCCESS {
+				l.Value = clean(value)
+			}
+		}
+		labels = append(labels, l)
+	}
+	return labels
+}
+
+// computeCapability is written as CUDA's own documents write it: 9.0.
+func computeCapability(handle nvml.Device) (string, nvml.Return) {
+	major, minor, ret := handle.GetCudaComputeCapability()
+	return strconv.Itoa(major) + "." + strconv.Itoa(minor), ret
+}
+
+// clean makes valid UTF-8 of what the driver says: kubelet and Prometheus refuse
+// anything else.
+func clean(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
+
+// numaNode is the node that sysfs says, which has -1 itself where there is none.
+// NVML's nvmlDeviceGetNumaNodeId is another thing: the node that the GPU's own
+// memory is, on machines where the CPU reaches it.
+func numaNode(sysRoot, pci string) int {
+	text, err := os.ReadFile(filepath.Join(sysRoot, "bus/pci/devices", pci, "numa_node"))
+	if err != nil {
+		return -1
+	}
+	node, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return -1
+	}
+	return max(node, -1)
+}
+
+// sharedNodes are the device nodes beside those of each GPU that there are. They
+// are looked for in each listing, since nvidia-uvm's module is loaded on demand.
+func sharedNodes(devRoot string) []string {
+	var nodes []string
+	for _, name := range [...]string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {
+		if _, err := os.Stat(filepath.Join(devRoot, "dev", name)); err == nil {
+			nodes = append(nodes, "/dev/"+name)
+		}
+	}
+	return nodes
+}

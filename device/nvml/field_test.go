@@ -1,0 +1,89 @@
+package nvml
+
+import (
+	"encoding/binary"
+	"math"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+func TestDecode(t *testing.T) {
+	u64 := func(v uint64) (b [8]byte) { binary.NativeEndian.PutUint64(b[:], v); return b }
+	u32 := func(v uint32) (b [8]byte) { binary.NativeEndian.PutUint32(b[:], v); return b }
+	u16 := func(v uint16) (b [8]byte) { binary.NativeEndian.PutUint16(b[:], v); return b }
+	f64 := func(v float64) [8]byte { return u64(math.Float64bits(v)) }
+	const none = -1
+	for _, c := range []struct {
+		name  string
+		typ   nvml.ValueType
+		value [8]byte
+		want  float64
+	}{
+		{"double", nvml.VALUE_TYPE_DOUBLE, f64(1.5), 1.5},
+		{"double below 0", nvml.VALUE_TYPE_DOUBLE, f64(-1.5), none},
+		{"NaN", nvml.VALUE_TYPE_DOUBLE, f64(math.NaN()), none},
+		{"infinity", nvml.VALUE_TYPE_DOUBLE, f64(math.Inf(1)), none},
+		{"u32", nvml.VALUE_TYPE_UNSIGNED_INT, u32(7), 7},
+		{"u32 beside rubbish", nvml.VALUE_TYPE_UNSIGNED_INT, u64(0xABCDEF01_00000007), 7},
+		{"u32 of ones", nvml.VALUE_TYPE_UNSIGNED_INT, u32(math.MaxUint32), none},
+		{"i32", nvml.VALUE_TYPE_SIGNED_INT, u32(7), 7},
+		{"i32 below 0", nvml.VALUE_TYPE_SIGNED_INT, u32(1 << 31), none},
+		{"u16", nvml.VALUE_TYPE_UNSIGNED_SHORT, u16(7), 7},
+		{"u16 of ones", nvml.VALUE_TYPE_UNSIGNED_SHORT, u16(math.MaxUint16), none},
+		{"unsigned long", nvml.VALUE_TYPE_UNSIGNED_LONG, u64(1 << 40), 1 << 40},
+		{"u64", nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, u64(1 << 40), 1 << 40},
+		{"u64 of ones", nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, u64(math.MaxUint64), none},
+		{"i64", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(7), 7},
+		{"i64 below 0", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(math.MaxUint64 - 5), none},
+		{"a type of the future", 42, u64(7), none},
+	} {
+		got, ok := decode(uint32(c.typ), c.value, nvml.SUCCESS)
+		if ok != (c.want != none) || ok && got != c.want {
+			t.Errorf("%s: got %v, %v; want %v", c.name, got, ok, c.want)
+		}
+		if _, ok := decode(uint32(c.typ), c.value, nvml.ERROR_UNKNOWN); ok {
+			t.Errorf("%s: a value that failed is read", c.name)
+		}
+	}
+}
+
+// FuzzDecode holds whatever a driver may put into a field: it is no value, or a
+// number that every row can show.
+func FuzzDecode(f *testing.F) {
+	for typ := range uint32(8) {
+		f.Add(typ, uint64(0), uint32(nvml.SUCCESS))
+		f.Add(typ, uint64(math.MaxUint64), uint32(nvml.SUCCESS))
+		f.Add(typ, math.Float64bits(math.NaN()), uint32(nvml.ERROR_NOT_SUPPORTED))
+	}
+	f.Fuzz(func(t *testing.T, typ uint32, bits uint64, ret uint32) {
+		var value [8]byte
+		binary.NativeEndian.PutUint64(value[:], bits)
+		v, ok := decode(typ, value, nvml.Return(ret))
+		if !ok {
+			return
+		}
+		if ret != uint32(nvml.SUCCESS) || math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+			t.Fatalf("type %d, %#x, code %d: read as %v", typ, bits, ret, v)
+		}
+		for _, r := range rows {
+			if shown, ok := r.unit.convert(v); r.bit == 0 && ok && (math.IsNaN(shown) || shown < 0 || shown > r.unit.most*r.unit.times) {
+				t.Fatalf("type %d, %#x: %s shows %v", typ, bits, r.name, shown)
+			}
+		}
+		for _, c := range checks {
+			c.judge(v) //nolint:errcheck // whatever it says, it does not panic
+		}
+	})
+}
+
+// TestNoFields asks for nothing: go-nvml would take the address of no element.
+func TestNoFields(t *testing.T) {
+	var none fields
+	if ret := none.ask(nil); ret != nvml.SUCCESS {
+		t.Errorf("got %d", ret)
+	}
+	if f := newFields(symbols{fieldValues: true}, 83, noField, 83, 82); len(f) != 2 {
+		t.Errorf("asks for %v", f)
+	}
+}

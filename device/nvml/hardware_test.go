@@ -1,0 +1,60 @@
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// TestHardware asks a real driver, under NVIDIA_DRIVER_ROOT or /, and says what it
+// answers and how fast.
+func TestHardware(t *testing.T) {
+	if os.Getenv("PODGAUGE_GPU") == "" {
+		t.Skip("PODGAUGE_GPU is not set: this needs an NVIDIA GPU")
+	}
+	inChild(t, nothing, func(t *testing.T, _ string) {
+		s := newStage(t, Options{DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")}, SysRoot: "/sys"})
+		began := time.Now()
+		devices, err := s.Devices(context.Background())
+		t.Logf("start and listing took %v, error %v, missing %v", time.Since(began), err, s.Missing())
+		if len(devices) == 0 {
+			t.Fatal("there is no GPU")
+		}
+		for _, d := range devices {
+			t.Logf("%+v", d)
+			s.look(d)
+		}
+		began = time.Now()
+		event, err := s.Wait(context.Background())
+		t.Logf("a wait took %v: %+v, %v", time.Since(began), event, err)
+		s.must(err)
+	})
+}
+
+// look reads a GPU twice, and wants values that a GPU can have.
+func (s *stage) look(d device.Device) {
+	s.Helper()
+	began := time.Now()
+	first := s.values(d.Index)
+	s.Logf("the first reading took %v", time.Since(began))
+	began = time.Now()
+	second := s.values(d.Index)
+	s.Logf("the second took %v: %v", time.Since(began), second)
+	for name, v := range second {
+		if strings.HasSuffix(name, "_ratio") && v > 1 {
+			s.Errorf("%s is %v", name, v)
+		}
+		if strings.Contains(name, "_total") && v < first[name] {
+			s.Errorf("%s went from %v to %v", name, first[name], v)
+		}
+	}
+	began = time.Now()
+	resets, err := s.Check(d.GPU)
+	s.Logf("a check took %v: %d resets, %v", time.Since(began), resets, err)
+	s.must(err)
+}

@@ -1,0 +1,152 @@
+package nvml
+
+import (
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+
+	"github.com/NVIDIA/go-nvml/pkg/dl"
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/device"
+)
+
+// soname is what the dynamic linker is asked for where no driver root has it.
+const soname = "libnvidia-ml.so.1"
+
+// libraryDirs are where distributions, NVIDIA's driver containers and GKE's
+// installer put the library, relative to a driver root.
+var libraryDirs = [...]string{
+	"usr/lib64", "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu",
+	"lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "usr/lib",
+	"usr/local/nvidia/lib64", "nvidia/lib64", "lib",
+}
+
+// start makes sure that the library is loaded and initialised. It is tried anew
+// on each call until it succeeds.
+func (b *Backend) start() error {
+	if b.driver != nil {
+		return nil
+	}
+	// One that was found stays, also while it does not start: it may have been bound
+	// to by the attempt.
+	if b.lib == nil {
+		lib, err := b.find()
+		if err != nil {
+			return err
+		}
+		b.lib = lib
+	}
+	// A first Init loads the library, and each one leaves it loaded, whatever it
+	// answers: so what is probed below is what is called later.
+	if ret := b.lib.Init(); ret != nvml.SUCCESS {
+		return fmt.Errorf("initialise NVML: %w", answer(ret))
+	}
+	has := probe(b.lib.Extensions().LookupSymbol)
+	b.driver = &driver{lib: b.lib, has: has, facts: systemFacts(b.lib, has)}
+	missing := has.missing()
+	b.missing.Store(&missing)
+	if b.restarted {
+		b.restarted = false
+		for _, h := range b.histories { // who has forgotten us has been loaded anew
+			h.resets.Add(1)
+		}
+	}
+	return nil
+}
+
+// find looks for a library that can be used. Once one was initialised there is no
+// going back: go-nvml's calls are bound to the first library that they reach, for
+// all Backends of the process. So a library is looked at closely before that.
+//
+// The files are looked for here and not left to the dynamic linker, since that one
+// never again looks into a folder that was absent when it first did.
+func (b *Backend) find() (nvml.Interface, error) {
+	var errs []error
+	for _, root := range b.options.DriverRoots {
+		if root == "" { // no root is not the folder that this process was started in
+			continue
+		}
+		for _, dir := range libraryDirs {
+			path := filepath.Join(root, dir, soname)
+			err := wholeFile(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err == nil {
+				err = usable(path)
+			}
+			if err == nil {
+				return nvml.New(nvml.WithLibraryPath(path)), nil
+			}
+			errs = append(errs, err)
+		}
+	}
+	err := usable(soname)
+	if err == nil {
+		return nvml.New(nvml.WithLibraryPath(soname)), nil
+	}
+	if len(errs) > 0 { // a file that is there and cannot be used says more
+		return nil, errs[0]
+	}
+	return nil, err
+}
+
+// wholeFile refuses a library that is still being written. Opening one would not
+// fail: it would end the process by SIGBUS when the missing part is touched. Of an
+// ELF file the section table comes last.
+func wholeFile(path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close() //nolint:errcheck // it is only read
+	info, err := file.Stat()
+	if err != nil {
+		return err
+	}
+	parsed, err := elf.NewFile(file)
+	if err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	for _, p := range parsed.Progs {
+		if p.Type == elf.PT_LOAD && p.Off+p.Filesz > uint64(info.Size()) {
+			return fmt.Errorf("read %s: it is not whole", path)
+		}
+	}
+	return nil
+}
+
+// usable opens a library for a look, without binding anything to it. One that has
+// what is needed stays open, so that Init gets the very same.
+func usable(name string) error {
+	library := dl.New(name, dl.RTLD_LAZY|dl.RTLD_LOCAL)
+	if err := library.Open(); err != nil {
+		return err
+	}
+	err := probe(library.Lookup).needed()
+	if err != nil {
+		return errors.Join(fmt.Errorf("use %s: %w", name, err), library.Close())
+	}
+	return nil
+}
+
+// systemFacts are the labels that are the same for all GPUs of a node.
+func systemFacts(lib nvml.Interface, has symbols) []device.Label {
+	var version, cuda string
+	if has["nvmlSystemGetDriverVersion"] {
+		if v, ret := lib.SystemGetDriverVersion(); ret == nvml.SUCCESS {
+			version = clean(v)
+		}
+	}
+	if has["nvmlSystemGetCudaDriverVersion"] {
+		if v, ret := lib.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
+			// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
+			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
+		}
+	}
+	return []device.Label{{Name: "driver_version", Value: version}, {Name: "cuda_version", Value: cuda}}
+}

@@ -1,0 +1,133 @@
+// Package nvml is everything this program knows about NVIDIA.
+//
+// It answers for NVIDIA's GPUs through libnvidia-ml.so.1, which go-nvml opens
+// while the program runs: so the driver may be absent, appear later, be old, lack
+// functions, hang, or fail for one GPU alone. metrics.go has a row for each thing
+// that is read, health.go one for each that is judged, symbols.go one for each
+// function that is called.
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/device"
+)
+
+// ErrRestart comes with device.ErrNoDriver when the driver was replaced and this
+// process still has the old one's library. The library cannot be unloaded: glibc
+// keeps what lazily bound symbols point into. Only a new process gets the new one.
+var ErrRestart = errors.New("the driver was replaced, and only a restart of this process loads its library")
+
+// Options say where things are. The zero Options fit a driver that is installed
+// beside this program.
+type Options struct {
+	// DriverRoots are folders under which the driver may be installed. They are
+	// searched in this order, and before the places that the dynamic linker knows.
+	DriverRoots []string
+	// DevRoot is where the device nodes are looked for: <DevRoot>/dev/nvidiactl.
+	// They are listed without it. Default: /.
+	DevRoot string
+	// SysRoot is where sysfs is mounted. Default: /sys.
+	SysRoot string
+}
+
+var _ device.Backend = (*Backend)(nil)
+
+// Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices and
+// one Wait may run at the same time. While the library is not initialised, Read,
+// Check and Wait fail at once, also when its initialisation hangs.
+type Backend struct {
+	options Options
+	metrics []device.Metric
+
+	// table is the newest listing, with the driver that it came from; nil while
+	// there is none. Written by Devices and Close; a table itself is never written.
+	table atomic.Pointer[table]
+	// missing is what Missing returns; written by Devices.
+	missing atomic.Pointer[[]string]
+
+	mu sync.Mutex
+	// All below are guarded by mu, which Devices holds for as long as it runs.
+	lib       nvml.Interface // nil until a library was found that can be used
+	driver    *driver        // nil while the library is not initialised
+	restarted bool           // the driver ended what an earlier Init had begun
+	histories map[device.GPU]*history
+
+	// waiting guards events. Wait holds it for as long as it runs.
+	waiting sync.Mutex
+	events  events
+}
+
+// driver is the library after one Init. It is never written.
+type driver struct {
+	lib nvml.Interface
+	has symbols
+	// facts are the labels that all GPUs share.
+	facts []device.Label
+}
+
+// table is one listing.
+type table struct {
+	*driver
+	gpus     []*gpu
+	byID     map[device.GPU]*gpu
+	byHandle map[nvml.Device]*gpu
+	byIndex  map[int]*gpu
+}
+
+// New asks nothing of the driver: the first Devices does.
+func New(o Options) *Backend {
+	if o.DevRoot == "" {
+		o.DevRoot = "/"
+	}
+	if o.SysRoot == "" {
+		o.SysRoot = "/sys"
+	}
+	return &Backend{options: o, metrics: Metrics(), histories: map[device.GPU]*history{}}
+}
+
+// Metrics are the rows that Read fills. No driver is needed to know them.
+func (b *Backend) Metrics() []device.Metric { return b.metrics }
+
+// Missing names the metric families of which something is absent because the
+// driver's library lacks a function. It is nil until one was initialised.
+func (b *Backend) Missing() []string {
+	if missing := b.missing.Load(); missing != nil {
+		return *missing
+	}
+	return nil
+}
+
+// Close gives the driver up. No call may be under way, and none that hangs may
+// ever return: NVML does not survive being shut down beneath a call. A Devices
+// that comes later starts it again.
+func (b *Backend) Close() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.waiting.Lock()
+	defer b.waiting.Unlock()
+	b.table.Store(nil)
+	if b.driver == nil { // without an Init, Shutdown may be a symbol of no library
+		return
+	}
+	b.events.free()
+	b.driver = nil
+	_ = b.lib.Shutdown() // what it answers changes nothing for us
+}
+
+// gpu finds a GPU in the newest listing.
+func (b *Backend) gpu(id device.GPU) (*table, *gpu, error) {
+	t := b.table.Load()
+	if t == nil {
+		return nil, nil, device.ErrNoDriver
+	}
+	g := t.byID[id]
+	if g == nil {
+		return nil, nil, fmt.Errorf("%s is not listed", id)
+	}
+	return t, g, nil
+}

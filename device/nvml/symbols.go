@@ -1,0 +1,136 @@
+package nvml
+
+import "fmt"
+
+// The driver's library is as old as the driver, and go-nvml binds each of its
+// functions when it is first called. Calling one that is not there ends the
+// process with status 127, past every defer and recover; so does calling any while
+// no library is loaded. So each function that this package calls has a row here,
+// is looked up once for each Init, and is called only if it was found. A test
+// compares the rows with the calls in the package's source.
+
+// functions are the rows: the symbol, and the older ones that go-nvml calls
+// instead where it is absent. A library without a needed one is of no use.
+var functions = [...]struct {
+	symbol string
+	older  []string
+	needed bool
+}{
+	{"nvmlInit_v2", []string{"nvmlInit"}, true},
+	{"nvmlShutdown", nil, true},
+	{"nvmlDeviceGetCount_v2", []string{"nvmlDeviceGetCount"}, true},
+	{"nvmlDeviceGetHandleByIndex_v2", []string{"nvmlDeviceGetHandleByIndex"}, true},
+	{"nvmlDeviceGetUUID", nil, true},
+
+	{"nvmlSystemGetDriverVersion", nil, false},
+	{"nvmlSystemGetCudaDriverVersion", nil, false},
+	{"nvmlDeviceGetMinorNumber", nil, false},
+	{"nvmlDeviceGetName", nil, false},
+	{"nvmlDeviceGetPciInfo_v3", []string{"nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"}, false},
+	{"nvmlDeviceGetMigMode", nil, false},
+	{"nvmlDeviceGetSerial", nil, false},
+	{"nvmlDeviceGetVbiosVersion", nil, false},
+	{"nvmlDeviceGetCudaComputeCapability", nil, false},
+
+	{"nvmlDeviceGetFieldValues", nil, false},
+	{"nvmlDeviceGetMemoryInfo_v2", nil, false},
+	{"nvmlDeviceGetMemoryInfo", nil, false},
+	{"nvmlDeviceGetUtilizationRates", nil, false},
+	{"nvmlDeviceGetTemperature", nil, false},
+	{"nvmlDeviceGetClockInfo", nil, false},
+	{"nvmlDeviceGetPowerUsage", nil, false},
+	{"nvmlDeviceGetEnforcedPowerLimit", nil, false},
+	{"nvmlDeviceGetCurrentClocksEventReasons", nil, false},
+	{"nvmlDeviceGetCurrentClocksThrottleReasons", nil, false}, // the same, up to driver 530
+	{"nvmlDeviceGetSupportedClocksEventReasons", nil, false},
+	{"nvmlDeviceGetSupportedClocksThrottleReasons", nil, false},
+
+	{"nvmlEventSetCreate", nil, false},
+	{"nvmlEventSetFree", nil, false},
+	{"nvmlEventSetWait_v2", []string{"nvmlEventSetWait"}, false},
+	{"nvmlDeviceGetSupportedEventTypes", nil, false},
+	{"nvmlDeviceRegisterEvents", nil, false},
+}
+
+// fieldValues is the function behind all rows that have a field id.
+const fieldValues = "nvmlDeviceGetFieldValues"
+
+// eventFunctions serve only together.
+var eventFunctions = [...]string{
+	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
+	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
+}
+
+// eventFamilies are what the exporter makes of events.
+var eventFamilies = [...]string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}
+
+// symbols are the functions that can be called, under the names of the rows.
+type symbols map[string]bool
+
+// probe looks all functions up. The lookup returns an error for what is absent.
+func probe(lookup func(symbol string) error) symbols {
+	has := symbols{}
+	for _, f := range functions {
+		found := lookup(f.symbol) == nil
+		for _, older := range f.older {
+			found = found || lookup(older) == nil
+		}
+		has[f.symbol] = found // go-nvml picks the version, so one name stands for all
+	}
+	return has
+}
+
+// needed returns an error that names a function without which nothing works.
+func (has symbols) needed() error {
+	for _, f := range functions {
+		if f.needed && !has[f.symbol] {
+			return fmt.Errorf("the library lacks %s", f.symbol)
+		}
+	}
+	return nil
+}
+
+// events tells whether events can be waited for.
+func (has symbols) events() bool {
+	for _, symbol := range eventFunctions {
+		if !has[symbol] {
+			return false
+		}
+	}
+	return true
+}
+
+// missing names the families of which a row, or all, cannot be read.
+func (has symbols) missing() []string {
+	var families []string
+	add := func(name string) {
+		if n := len(families); n == 0 || families[n-1] != name { // rows of a family stand together
+			families = append(families, name)
+		}
+	}
+	for _, r := range rows {
+		if !has.row(r) {
+			add(r.name)
+		}
+	}
+	if !has.events() {
+		for _, name := range eventFamilies {
+			add(name)
+		}
+	}
+	return families
+}
+
+// row tells whether any function gives the row. Whether a GPU has the field is
+// another matter: that is no lack of the library.
+func (has symbols) row(r row) bool {
+	if r.field != noField && has[fieldValues] {
+		return true
+	}
+	for _, c := range calls {
+		if c.fills(r.slot) && has[c.symbol] {
+			return true
+		}
+	}
+	return false
+}
