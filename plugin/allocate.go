@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,12 +13,12 @@ import (
 // visibleDevices is what the NVIDIA container runtime reads.
 const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 
-// usable finds the devices behind the ids, each once, in the order of the node.
-// The error names every id that cannot be given, and why: it ends up in the pod's
-// status, where it is all that its owner sees.
-func usable(statuses []device.Status, ids []device.OfferedID) ([]device.Device, error) {
-	var devices []device.Device
-	var wrong []string
+// usable finds the devices behind a container's ids, each once, in the order of
+// the node, and says of each id that cannot be given why.
+func usable(statuses []device.Status, ids []device.OfferedID) (devices []device.Device, wrong []string) {
+	if len(ids) == 0 {
+		return nil, []string{"a container asks for no device"}
+	}
 	for _, id := range ids {
 		i := slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == id.Device() })
 		switch {
@@ -31,17 +30,17 @@ func usable(statuses []device.Status, ids []device.OfferedID) ([]device.Device, 
 			devices = append(devices, statuses[i].Device)
 		}
 	}
-	if len(ids) == 0 {
-		return nil, errors.New("no device was asked for")
-	}
-	if len(wrong) > 0 {
-		slices.Sort(wrong) // the kubelet sends ids in random order
-		return nil, fmt.Errorf("cannot allocate: %s", strings.Join(wrong, ", "))
-	}
 	slices.SortFunc(devices, func(a, b device.Device) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID, b.ID))
 	})
-	return slices.CompactFunc(devices, func(a, b device.Device) bool { return a.ID == b.ID }), nil
+	return slices.CompactFunc(devices, func(a, b device.Device) bool { return a.ID == b.ID }), wrong
+}
+
+// refusal names every id and why: it ends up in the pod's status, where it is all
+// that its owner sees. The kubelet sends ids in random order.
+func refusal(wrong []string) error {
+	slices.Sort(wrong)
+	return fmt.Errorf("cannot allocate: %s", strings.Join(slices.Compact(wrong), ", "))
 }
 
 // containerAnswer is what one container gets. It is the same for the same

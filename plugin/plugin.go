@@ -10,7 +10,6 @@ package plugin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"time"
@@ -21,15 +20,15 @@ import (
 // The pauses of a loop that must neither miss a new kubelet for long nor hammer
 // one that refuses.
 const (
-	pollEvery    = 100 * time.Millisecond // for sockets that come and go
-	againFirst   = 100 * time.Millisecond // after a life that was refused
+	pollEvery = 100 * time.Millisecond // for sockets that come and go
+	// againFirst also lets the kubelet notice the end of the old stream before it
+	// meets the next registration: up to 1.36 it files both under the resource's
+	// name, and takes the late end of one for the end of the other.
+	againFirst   = 100 * time.Millisecond
 	againMost    = 10 * time.Second
+	steady       = time.Second      // a stream that stood for so long was not refused
 	registerMost = 15 * time.Second // the kubelet itself takes 10 s to give up dialling us
 	streamBy     = 5 * time.Second  // from Register's success to its ListAndWatch
-	// settle lets the kubelet notice the end of the old stream before it meets
-	// the next registration: up to 1.36 it files both under the resource's name,
-	// and the late end of one is taken for the end of the other.
-	settle = 100 * time.Millisecond
 )
 
 // Trace is told of what the plugin does. A nil func is not called. They are
@@ -63,6 +62,7 @@ type Plugin struct {
 	device.Pulse
 
 	lives int         // how many have been begun; belongs to Run's goroutine
+	said  string      // why the newest life failed, as logged; belongs to Run's goroutine
 	tried atomic.Bool // whether the first registration has had an outcome, or has no kubelet to go to
 }
 
@@ -80,50 +80,34 @@ func (p *Plugin) Ready() error {
 
 // Run offers the devices until ctx is done.
 func (p *Plugin) Run(ctx context.Context) error {
-	if !p.anyDevice(ctx) {
-		return nil
-	}
-	again := againFirst
-	var refusedBy socketID
+	var again backoff
 	for {
+		p.anyDevice(ctx)
 		kubelet := p.kubelet(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if kubelet != refusedBy {
-			again = againFirst
-		}
-		lived, err := p.runOnce(ctx, kubelet)
+		stood, err := p.runOnce(ctx, kubelet)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if lived {
-			p.Log.Info("registration ended", "resource", p.Resource, "why", err)
-			again = againFirst
-			refusedBy = socketID{}
-			pause(ctx, settle)
-			continue
-		}
-		p.Log.Warn("register with the kubelet", "resource", p.Resource, "err", err, "again_in", again)
-		refusedBy = kubelet
-		p.rest(ctx, again, kubelet)
-		again = min(2*again, againMost)
+		p.say(stood, err)
+		p.rest(ctx, again.after(kubelet, stood), kubelet)
 	}
 }
 
 // anyDevice waits until there is a device, with a verdict on it: were the first
 // list to name all devices unhealthy because nobody had asked them yet, the
 // kubelet would turn away the pods that it restores after a reboot.
-func (p *Plugin) anyDevice(ctx context.Context) bool {
-	for {
+func (p *Plugin) anyDevice(ctx context.Context) {
+	for ctx.Err() == nil {
+		p.Beat()
 		statuses, changed := p.Look()
 		if len(statuses) > 0 {
-			return true
+			return
 		}
-		p.Beat()
 		select {
 		case <-ctx.Done():
-			return false
 		case <-changed:
 		case <-time.After(againMost):
 		}
@@ -134,14 +118,16 @@ func (p *Plugin) anyDevice(ctx context.Context) bool {
 // lies there is not enough: an ended kubelet leaves its own behind, and the next
 // one deletes all sockets in the folder, ours too, before it listens.
 func (p *Plugin) kubelet(ctx context.Context) socketID {
-	for first := true; ctx.Err() == nil; first = false {
+	said := ""
+	for ctx.Err() == nil {
 		p.Beat()
-		id := identify(p.kubeletSocket())
-		if id != (socketID{}) && listens(ctx, p.kubeletSocket()) {
+		err := reach(p.kubeletSocket())
+		if id := identify(p.kubeletSocket()); err == nil && id != (socketID{}) {
 			return id
 		}
-		if first {
-			p.Log.Info("wait for the kubelet", "socket", p.kubeletSocket())
+		if err != nil && err.Error() != said {
+			said = err.Error()
+			p.Log.Info("wait for the kubelet", "why", err)
 			p.tried.Store(true)
 		}
 		pause(ctx, pollEvery)
@@ -149,65 +135,49 @@ func (p *Plugin) kubelet(ctx context.Context) socketID {
 	return socketID{}
 }
 
-// rest waits before the next try at a kubelet that refused, but not for a new one.
-func (p *Plugin) rest(ctx context.Context, d time.Duration, refusedBy socketID) {
-	for end := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(end); {
-		p.Beat()
-		pause(ctx, min(pollEvery, time.Until(end)))
-		if identify(p.kubeletSocket()) != refusedBy {
-			return
-		}
-	}
-}
-
-// runOnce is one life. It tells whether the kubelet ever listened to this one,
-// and what ended it.
-func (p *Plugin) runOnce(ctx context.Context, kubelet socketID) (lived bool, err error) {
-	p.lives++
+// runOnce is one life. It tells for how long the kubelet listened to it, and what
+// ended it: nil only when ctx is done.
+func (p *Plugin) runOnce(ctx context.Context, kubelet socketID) (stood time.Duration, err error) {
 	l, err := p.begin(ctx)
 	if err != nil {
-		return false, err
+		return 0, err
 	}
 	defer l.end()
-	err = p.register(ctx, l)
+	err = l.register(ctx)
+	if ctx.Err() != nil {
+		return 0, nil
+	}
+	p.tried.Store(true)
 	if p.Trace.Registered != nil {
 		p.Trace.Registered(err)
 	}
-	p.tried.Store(true)
 	if err != nil {
-		return false, err
+		return 0, err
 	}
-	select {
-	case <-ctx.Done():
-		return false, nil
-	case <-l.streaming:
-	case <-time.After(streamBy):
-		return false, fmt.Errorf("the kubelet took the registration and opened no stream within %s", streamBy)
-	}
-	p.Log.Info("registered", "resource", p.Resource, "socket", l.socket)
-	return true, p.watch(ctx, l, kubelet)
+	return l.watch(ctx, kubelet)
 }
 
-// watch returns when the registration can no longer be trusted.
-func (p *Plugin) watch(ctx context.Context, l *life, kubelet socketID) error {
-	tick := time.NewTicker(pollEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-l.broken:
-			return errors.New("the kubelet's stream ended")
-		case err := <-l.served:
-			return fmt.Errorf("serve: %w", err)
-		case <-tick.C:
-			p.Beat()
-			if identify(l.socket) != l.id {
-				return fmt.Errorf("our socket %s was deleted", l.socket)
-			}
-			if identify(p.kubeletSocket()) != kubelet {
-				return errors.New("the kubelet's socket was replaced")
-			}
+// say logs why a life ended: a reason that stays the same once, however often it
+// is met.
+func (p *Plugin) say(stood time.Duration, err error) {
+	if stood > 0 {
+		p.Log.Info("registration ended", "resource", p.Resource, "after", stood, "why", err)
+		p.said = ""
+		return
+	}
+	if err.Error() != p.said {
+		p.Log.Warn("register with the kubelet, will go on trying", "resource", p.Resource, "err", err)
+		p.said = err.Error()
+	}
+}
+
+// rest waits before the next try at the same kubelet, but not for a new one.
+func (p *Plugin) rest(ctx context.Context, d time.Duration, kubelet socketID) {
+	for end := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(end); {
+		p.Beat()
+		pause(ctx, min(pollEvery, time.Until(end)))
+		if identify(p.kubeletSocket()) != kubelet {
+			return
 		}
 	}
 }
@@ -219,4 +189,20 @@ func pause(ctx context.Context, d time.Duration) {
 	case <-ctx.Done():
 	case <-timer.C:
 	}
+}
+
+// backoff is the pause between lives. It grows while one and the same kubelet
+// refuses, or takes what it ends at once.
+type backoff struct {
+	kubelet socketID
+	wait    time.Duration
+}
+
+// after returns the pause after a life at a kubelet that stood for so long.
+func (b *backoff) after(kubelet socketID, stood time.Duration) time.Duration {
+	if kubelet != b.kubelet || stood >= steady {
+		*b = backoff{kubelet: kubelet}
+	}
+	b.wait = max(againFirst, min(2*b.wait, againMost))
+	return b.wait
 }

@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -28,7 +29,7 @@ func (l *life) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DeviceP
 func (l *life) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	l.opened()
 	defer l.closed()
-	var sent *api.ListAndWatchResponse
+	sent := &api.ListAndWatchResponse{} // a first list without a device says no more than none
 	for {
 		statuses, changed := l.Look()
 		list := listOf(statuses)
@@ -50,7 +51,8 @@ func (l *life) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.
 }
 
 // listOf names every device, the unhealthy too: the kubelet reports one that is
-// missing as healthy in the status of the pod that holds it.
+// missing as healthy in the status of the pod that holds it. The order is that of
+// the ids, so that a change of the board's order is none.
 func listOf(statuses []device.Status) *api.ListAndWatchResponse {
 	list := &api.ListAndWatchResponse{}
 	for _, s := range statuses {
@@ -60,6 +62,7 @@ func listOf(statuses []device.Status) *api.ListAndWatchResponse {
 		}
 		list.Devices = append(list.Devices, &api.Device{ID: string(s.ID.Offered()), Health: health, Topology: topology(s.Device)})
 	}
+	slices.SortFunc(list.Devices, func(a, b *api.Device) int { return strings.Compare(a.ID, b.ID) })
 	return list
 }
 
@@ -73,15 +76,10 @@ func topology(d device.Device) *api.TopologyInfo {
 }
 
 func (l *life) opened() {
+	l.first.Do(func() { close(l.streaming) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.streams++; l.streams == 1 && !l.ended {
-		select {
-		case <-l.streaming:
-		default:
-			close(l.streaming)
-		}
-	}
+	l.streams++
 	l.tellStreams()
 }
 
@@ -89,13 +87,10 @@ func (l *life) opened() {
 // another; should somebody else look in and leave, a new registration is the
 // cheaper mistake.
 func (l *life) closed() {
+	l.gone.Do(func() { close(l.broken) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.streams--
-	if !l.ended {
-		l.ended = true
-		close(l.broken)
-	}
 	l.tellStreams()
 }
 
@@ -162,21 +157,24 @@ func (l *life) Allocate(_ context.Context, r *api.AllocateRequest) (*api.Allocat
 	return answer, err
 }
 
+// allocate also returns all ids that were asked for.
 func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device.OfferedID, error) {
 	statuses, _ := l.Look()
 	answer := &api.AllocateResponse{}
 	var all []device.OfferedID
+	var wrong []string
 	for _, c := range r.GetContainerRequests() {
 		ids := make([]device.OfferedID, len(c.GetDevicesIds()))
 		for i, id := range c.GetDevicesIds() {
 			ids[i] = device.OfferedID(id)
 		}
 		all = append(all, ids...)
-		devices, err := usable(statuses, ids)
-		if err != nil {
-			return nil, all, err
-		}
+		devices, bad := usable(statuses, ids)
+		wrong = append(wrong, bad...)
 		answer.ContainerResponses = append(answer.ContainerResponses, containerAnswer(devices, l.DeviceSpecs))
+	}
+	if len(wrong) > 0 {
+		return nil, all, refusal(wrong)
 	}
 	return answer, all, nil
 }

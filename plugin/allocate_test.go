@@ -1,0 +1,248 @@
+package plugin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/sim/kubelet"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// describe writes what a container gets: its environment, and its device nodes.
+func describe(c *api.ContainerAllocateResponse) string {
+	var all []string
+	for name, value := range c.Envs {
+		all = append(all, name+"="+value)
+	}
+	slices.Sort(all)
+	for _, d := range c.Devices {
+		node := d.ContainerPath + ":" + d.Permissions
+		if d.HostPath != d.ContainerPath {
+			node = d.HostPath + ":" + node
+		}
+		all = append(all, node)
+	}
+	if len(c.Mounts)+len(c.Annotations)+len(c.CdiDevices) > 0 {
+		all = append(all, "and what was not wanted")
+	}
+	return strings.Join(all, " ")
+}
+
+// allocate makes one call, with a request for each container, its ids apart by
+// spaces.
+func (s *stage) allocate(containers ...string) (answer []string, err error) {
+	s.Helper()
+	r := &api.AllocateRequest{}
+	for _, ids := range containers {
+		r.ContainerRequests = append(r.ContainerRequests, &api.ContainerAllocateRequest{DevicesIds: strings.Fields(ids)})
+	}
+	got, err := s.dial(s.socket()).Allocate(s.ctx, r)
+	for _, c := range got.GetContainerResponses() {
+		answer = append(answer, describe(c))
+	}
+	return answer, err
+}
+
+func TestAllocate(t *testing.T) {
+	type row struct {
+		name       string
+		containers []string
+		want       []string // what each container gets
+		wantSpecs  []string // and with device nodes
+		err        string   // or why they get nothing
+	}
+	const env = "NVIDIA_VISIBLE_DEVICES="
+	const both = " /dev/nvidia0:rw /dev/nvidia1:rw /dev/nvidiactl:rw"
+	rows := []row{
+		{
+			name: "one", containers: []string{"GPU-1"},
+			want: []string{env + "GPU-1"}, wantSpecs: []string{env + "GPU-1 /dev/nvidia1:rw /dev/nvidiactl:rw"},
+		},
+		{
+			name: "two", containers: []string{"GPU-0 GPU-1"},
+			want: []string{env + "GPU-0,GPU-1"}, wantSpecs: []string{env + "GPU-0,GPU-1" + both},
+		},
+		{
+			name: "two in another order", containers: []string{"GPU-1 GPU-0"},
+			want: []string{env + "GPU-0,GPU-1"}, wantSpecs: []string{env + "GPU-0,GPU-1" + both},
+		},
+		{
+			name: "the order is the node's, not that of names", containers: []string{"GPU-10 GPU-9"},
+			want:      []string{env + "GPU-9,GPU-10"},
+			wantSpecs: []string{env + "GPU-9,GPU-10 /dev/nvidia10:rw /dev/nvidia9:rw /dev/nvidiactl:rw"},
+		},
+		{
+			name: "replicas of one GPU are the GPU, once", containers: []string{"GPU-1::2 GPU-0::1 GPU-1::0 GPU-1"},
+			want: []string{env + "GPU-0,GPU-1"}, wantSpecs: []string{env + "GPU-0,GPU-1" + both},
+		},
+		{
+			name: "two containers", containers: []string{"GPU-1", "GPU-0"},
+			want: []string{env + "GPU-1", env + "GPU-0"},
+			wantSpecs: []string{
+				env + "GPU-1 /dev/nvidia1:rw /dev/nvidiactl:rw",
+				env + "GPU-0 /dev/nvidia0:rw /dev/nvidiactl:rw",
+			},
+		},
+		{name: "no container"},
+		{name: "unknown", containers: []string{"GPU-77"}, err: "cannot allocate: GPU-77 is unknown"},
+		{name: "no name", containers: []string{"::1"}, err: "cannot allocate: ::1 is unknown"},
+		{name: "part of a name", containers: []string{"GPU"}, err: "cannot allocate: GPU is unknown"},
+		{name: "unhealthy", containers: []string{"GPU-2"}, err: "cannot allocate: GPU-2 is unhealthy (xid_79)"},
+		{name: "unhealthy replica", containers: []string{"GPU-2::4"}, err: "cannot allocate: GPU-2::4 is unhealthy (xid_79)"},
+		{
+			name: "all that are wrong, and no other", containers: []string{"GPU-3 GPU-77 GPU-0 GPU-2"},
+			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-3 is unhealthy (lost), GPU-77 is unknown",
+		},
+		{
+			name: "in all containers", containers: []string{"GPU-77", "GPU-0", "GPU-2"},
+			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-77 is unknown",
+		},
+		{name: "nothing", containers: []string{""}, err: "cannot allocate: a container asks for no device"},
+	}
+	for _, specs := range []bool{false, true} {
+		t.Run(fmt.Sprintf("device specs %t", specs), func(t *testing.T) {
+			s := newStage(t)
+			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+			s.options.DeviceSpecs = specs
+			s.board.Post(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
+			s.startKubelet()
+			s.startPlugin()
+			s.waitRegistered(9)
+			for _, row := range rows {
+				want := row.want
+				if specs {
+					want = row.wantSpecs
+				}
+				got, err := s.allocate(row.containers...)
+				if !slices.Equal(got, want) {
+					t.Errorf("%s: %q; want %q", row.name, got, want)
+				}
+				if status.Convert(err).Message() != row.err || err != nil && status.Code(err) != codes.FailedPrecondition {
+					t.Errorf("%s: %v; want %q", row.name, err, row.err)
+				}
+				s.wantTold(row.name, row.containers, row.err)
+			}
+		})
+	}
+}
+
+// wantTold checks what the Trace was told of the one call since it was last asked.
+func (s *stage) wantTold(name string, containers []string, refusal string) {
+	s.Helper()
+	s.await("the call has been told of", func() bool {
+		s.seen.mu.Lock()
+		defer s.seen.mu.Unlock()
+		return len(s.seen.answered) == 1 && (refusal != "" || len(s.seen.allocated) == 1)
+	})
+	s.seen.mu.Lock()
+	defer s.seen.mu.Unlock()
+	var ids []device.OfferedID
+	for id := range strings.FieldsSeq(strings.Join(containers, " ")) {
+		ids = append(ids, device.OfferedID(id))
+	}
+	switch {
+	case refusal == "" && (!slices.Equal(s.seen.allocated[0], ids) || len(s.seen.refused) > 0 || s.seen.answered[0] != nil):
+		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.seen.allocated, s.seen.refused, s.seen.answered)
+	case refusal != "" && (len(s.seen.allocated) > 0 || len(s.seen.refused) != 1 || s.seen.refused[0].Error() != refusal || s.seen.answered[0] == nil):
+		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.seen.allocated, s.seen.refused, s.seen.answered)
+	}
+	s.seen.allocated, s.seen.refused, s.seen.answered = nil, nil, nil
+}
+
+func pod(name string, n int) kubelet.Pod {
+	return kubelet.Pod{Name: name, Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{resource: n}}}}
+}
+
+func TestPodsGetTheirGPUs(t *testing.T) {
+	versions(t, func(s *stage) {
+		s.start(4)
+		for name, n := range map[string]int{"one": 1, "three": 3} {
+			if err := s.kubelet.RunPod(s.ctx, pod(name, n)); err != nil {
+				s.Error(err)
+			}
+		}
+		s.seen.mu.Lock()
+		defer s.seen.mu.Unlock()
+		all := slices.Concat(s.seen.allocated...)
+		slices.Sort(all)
+		if want := []device.OfferedID{"GPU-0", "GPU-1", "GPU-2", "GPU-3"}; len(s.seen.allocated) != 2 || !slices.Equal(all, want) {
+			s.Errorf("allocated were %q", s.seen.allocated)
+		}
+	})
+}
+
+// The kubelet may ask for what it does not know to have failed: the board is what
+// counts, and the pod's owner reads why.
+func TestAPodIsToldWhyItGetsNothing(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		board []device.Status
+		want  string
+	}{
+		{"unhealthy", unhealthy(statuses(1), 0, "xid_79"), "cannot allocate: GPU-0 is unhealthy (xid_79)"},
+		{"unknown", []device.Status{}, "cannot allocate: GPU-0 is unknown"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			versions(t, func(s *stage) {
+				var board atomic.Pointer[[]device.Status]
+				good := statuses(1)
+				board.Store(&good)
+				s.options.Look = func() ([]device.Status, <-chan struct{}) { return *board.Load(), nil } // wakes nobody
+				s.startKubelet()
+				s.startPlugin()
+				s.waitRegistered(1)
+				board.Store(&row.board)
+				err := s.kubelet.RunPod(s.ctx, pod("unlucky", 1))
+				rejected := (*kubelet.Rejected)(nil)
+				if !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" || !strings.Contains(rejected.Message, row.want) {
+					s.Errorf("the pod met %v; want %q", err, row.want)
+				}
+				s.seen.mu.Lock()
+				defer s.seen.mu.Unlock()
+				if len(s.seen.allocated) > 0 || len(s.seen.refused) != 1 {
+					s.Errorf("told of %q allocated, %v refused", s.seen.allocated, s.seen.refused)
+				}
+			})
+		})
+	}
+}
+
+// The kubelet is told not to make these calls; where it does they are in no pod's
+// way.
+func TestCallsThatAreNotOffered(t *testing.T) {
+	s := newStage(t)
+	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+	s.start(3)
+	client := s.dial(s.socket())
+	options, err := client.GetDevicePluginOptions(context.Background(), &api.Empty{})
+	if err != nil || options.GetPreferredAllocationAvailable || options.PreStartRequired {
+		t.Errorf("options are %v, %v", options, err)
+	}
+	if _, err := client.PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-77"}}); err != nil {
+		t.Error(err)
+	}
+	preferred, err := client.GetPreferredAllocation(s.ctx, &api.PreferredAllocationRequest{
+		ContainerRequests: []*api.ContainerPreferredAllocationRequest{
+			{AvailableDeviceIDs: []string{"GPU-2", "GPU-0", "GPU-1"}, MustIncludeDeviceIDs: []string{"GPU-0"}, AllocationSize: 2},
+			{AvailableDeviceIDs: []string{"GPU-2"}, AllocationSize: -1},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got [][]string
+	for _, c := range preferred.ContainerResponses {
+		got = append(got, c.DeviceIDs)
+	}
+	if len(got) != 2 || !slices.Equal(got[0], []string{"GPU-0", "GPU-2"}) || len(got[1]) > 0 {
+		t.Errorf("preferred are %q", got)
+	}
+}

@@ -1,0 +1,338 @@
+package plugin_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/sim/kubelet"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+func TestServesBeforeItRegisters(t *testing.T) {
+	s := newStage(t)
+	s.board.Post(statuses(2))
+	got := make(chan *api.ListAndWatchResponse, 1)
+	s.openDesk(func(ctx context.Context, endpoint string) error {
+		if _, err := s.dial(endpoint).GetDevicePluginOptions(ctx, &api.Empty{}); err != nil {
+			t.Error(err)
+		}
+		_, list, err := s.stream(s.ctx, endpoint)
+		if err != nil {
+			t.Error(err)
+		}
+		got <- list
+		return nil
+	})
+	s.startPlugin()
+	if list := <-got; len(list.GetDevices()) != 2 {
+		t.Errorf("the list is %v", list)
+	}
+	s.waitLine(1, "registered") // a stream that came before Register's answer counts
+}
+
+func TestWaitsForTheKubelet(t *testing.T) {
+	versions(t, func(s *stage) {
+		s.board.Post(statuses(4))
+		s.startPlugin()
+		s.waitLine(1, "wait for the kubelet") // whose folder is not there either
+		if err := s.plugin.Ready(); err != nil {
+			s.Errorf("it has said why it waits, and is not ready: %v", err)
+		}
+		s.startKubelet()
+		s.Logf("registered %s after the socket", s.waitRegistered(4))
+		s.wantOutcomes(nil)
+	})
+}
+
+func TestWaitsForTheKubeletToListen(t *testing.T) {
+	versions(t, func(s *stage) {
+		hold := make(chan struct{})
+		s.kubelet.Trouble(kubelet.Trouble{HoldListen: hold})
+		s.background("kubelet", s.kubelet.Run)
+		s.await("the socket is bound", func() bool { _, err := os.Lstat(s.sockets("kubelet.sock")); return err == nil })
+		s.board.Post(statuses(4))
+		s.startPlugin()
+		s.waitLine(1, "connection refused")
+		if left := s.left(); len(left) > 0 {
+			s.Errorf("it serves on %q, which a starting kubelet deletes", left)
+		}
+		close(hold)
+		s.waitRegistered(4)
+		s.wantOutcomes(nil)
+	})
+}
+
+// wantOutcomes checks what came of all registrations: no try was in vain that the
+// test did not want.
+func (s *stage) wantOutcomes(want ...error) {
+	s.Helper()
+	s.wantCleanRegistrations()
+	got := s.seen.registrations()
+	if len(got) != len(want) {
+		s.Fatalf("registrations went %v; want %v\n%s", got, want, s.log)
+	}
+	for i := range want {
+		if (got[i] == nil) != (want[i] == nil) {
+			s.Errorf("registration %d went %v; want %v", i, got[i], want[i])
+		}
+	}
+}
+
+func TestRegistersNothingWithoutADevice(t *testing.T) {
+	versions(t, func(s *stage) {
+		looks := s.countLooks()
+		s.startKubelet()
+		s.startPlugin()
+		s.await("it looks before the first verdict", func() bool { return looks.Load() >= 1 })
+		s.board.Post(nil)
+		s.await("it looks where there is no device", func() bool { return looks.Load() >= 2 })
+		if err := s.plugin.Ready(); err != nil {
+			s.Errorf("a node without a device has nothing to wait for: %v", err)
+		}
+		if r := s.kubelet.State().Registrations; len(r) > 0 || len(s.left()) > 0 {
+			s.Errorf("registered %v, serves on %q", r, s.left())
+		}
+		s.board.Post(unhealthy(statuses(3), 0, "lost"))
+		s.waitRegistered(2)
+		if r := s.kubelet.Resource(resource); r.Updates != 1 || r.Capacity != 3 {
+			s.Errorf("after the first list the kubelet has %+v", r)
+		}
+	})
+}
+
+// countLooks counts the looks at the board.
+func (s *stage) countLooks() *atomic.Int64 {
+	looks := &atomic.Int64{}
+	s.options.Look = func() ([]device.Status, <-chan struct{}) {
+		statuses, changed := s.board.Look()
+		looks.Add(1)
+		return statuses, changed
+	}
+	return looks
+}
+
+func TestABoardThatEmpties(t *testing.T) {
+	versions(t, func(s *stage) {
+		s.start(2)
+		s.board.Post(nil)
+		s.wait("the kubelet knows that all devices are gone", func(k kubelet.State) bool { return k.Resources[resource].Capacity == 0 })
+		looks := s.kubelet.Resource(resource).Updates
+		s.kubelet.CutStreams(resource)
+		s.waitLine(1, "registration ended")
+		s.await("its socket is gone", func() bool { return len(s.left()) == 0 })
+		s.pollPasses()
+		s.pollPasses()
+		if left := s.left(); len(left) > 0 {
+			s.Errorf("it serves on %q and has nothing to offer", left)
+		}
+		s.board.Post(statuses(2))
+		s.waitRegistered(2)
+		if r := s.kubelet.Resource(resource); r.Updates != looks+1 {
+			s.Errorf("%d lists came with the second registration; want one", r.Updates-looks)
+		}
+		s.wantOutcomes(nil, nil)
+	})
+}
+
+// There was a device when it began to wait for the kubelet, and there is none when
+// the kubelet comes.
+func TestABoardThatEmptiesBeforeTheKubeletComes(t *testing.T) {
+	versions(t, func(s *stage) {
+		s.board.Post(statuses(2))
+		s.startPlugin()
+		s.waitLine(1, "wait for the kubelet")
+		s.board.Post(nil)
+		s.startKubelet()
+		s.waitLine(1, "registered resource")
+		s.board.Post(statuses(2))
+		s.waitRegistered(2)
+		if r := s.kubelet.Resource(resource); r.Updates != 1 {
+			s.Errorf("%d lists were sent; want none before there was a device", r.Updates)
+		}
+		s.wantOutcomes(nil)
+	})
+}
+
+func TestReadyOnceARegistrationWasTried(t *testing.T) {
+	s := newStage(t)
+	s.board.Post(statuses(1))
+	arrived, answer := make(chan struct{}, 10), make(chan error)
+	s.openDesk(func(ctx context.Context, _ string) error {
+		arrived <- struct{}{}
+		select {
+		case err := <-answer:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	s.startPlugin()
+	<-arrived
+	if s.plugin.Ready() == nil {
+		t.Error("ready before the first registration had an outcome")
+	}
+	answer <- errors.New("no")
+	<-arrived
+	if err := s.plugin.Ready(); err != nil {
+		t.Errorf("a registration that was refused has been logged, and it is still not ready: %v", err)
+	}
+}
+
+// A registration that the kubelet sits on is neither repeated nor given up.
+func TestARegistrationThatIsHeldUp(t *testing.T) {
+	versions(t, func(s *stage) {
+		s.board.Post(statuses(4))
+		s.startKubelet()
+		hold := make(chan struct{})
+		s.kubelet.Trouble(kubelet.Trouble{HoldRegister: hold})
+		s.startPlugin()
+		s.await("it serves", func() bool { return len(s.left()) == 1 })
+		close(hold)
+		s.waitRegistered(4)
+		s.wantOutcomes(nil)
+	})
+}
+
+func TestAKubeletThatDiesInARegistration(t *testing.T) {
+	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		t.Run(signal.String(), func(t *testing.T) {
+			versions(t, func(s *stage) {
+				arrived := make(chan struct{}, 1)
+				end := s.openDesk(func(ctx context.Context, _ string) error {
+					arrived <- struct{}{}
+					<-ctx.Done()
+					return ctx.Err()
+				})
+				s.board.Post(statuses(4))
+				s.startPlugin()
+				<-arrived
+				end()
+				s.waitLine(1, "register with the kubelet")
+				s.startKubelet()
+				s.wantFast("registered", s.waitRegistered(4))
+			})
+		})
+	}
+}
+
+// wantFast checks a time that the project promises to keep below a second, and
+// keeps on a machine that has nothing else to do.
+func (s *stage) wantFast(what string, took time.Duration) {
+	s.Helper()
+	s.Logf("%s after %s", what, took.Round(time.Millisecond))
+	if took > 2500*time.Millisecond {
+		s.Errorf("%s only after %s\n%s", what, took, s.log)
+	}
+}
+
+func TestAKubeletThatDiesBeforeItsStream(t *testing.T) {
+	versions(t, func(s *stage) {
+		end := s.openDesk(func(context.Context, string) error { return nil })
+		s.board.Post(statuses(4))
+		s.startPlugin()
+		s.await("it has registered", func() bool { return len(s.seen.registrations()) == 1 })
+		end()
+		s.startKubelet()
+		s.wantFast("registered", s.waitRegistered(4))
+	})
+}
+
+func TestAKubeletThatOpensNoStream(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.board.Post(statuses(4))
+	began := time.Now()
+	arrived := make(chan string, 2)
+	tries := 0 // one call at a time
+	s.openDesk(func(_ context.Context, endpoint string) error {
+		arrived <- endpoint
+		if tries++; tries == 1 {
+			return nil
+		}
+		_, _, err := s.stream(s.ctx, endpoint)
+		return err
+	})
+	s.startPlugin()
+	first, second := <-arrived, <-arrived
+	if took := time.Since(began); first == second || took < 5*time.Second || took > 8*time.Second {
+		t.Errorf("%s was given up for %s after %s", first, second, took)
+	}
+	s.waitLine(1, "opened no stream within 5s")
+	s.waitLine(1, "registered resource")
+}
+
+func TestAKubeletThatNeverAnswersARegistration(t *testing.T) {
+	t.Parallel()
+	s := newStage(t)
+	s.board.Post(statuses(4))
+	began := time.Now()
+	arrived := make(chan string, 2)
+	s.openDesk(func(ctx context.Context, endpoint string) error {
+		arrived <- endpoint
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	s.startPlugin()
+	first, second := <-arrived, <-arrived
+	if took := time.Since(began); first == second || took < 15*time.Second || took > 20*time.Second {
+		t.Errorf("%s was given up for %s after %s", first, second, took)
+	}
+}
+
+func TestARegistrationThatIsRefused(t *testing.T) {
+	t.Parallel()
+	versions(t, func(s *stage) {
+		s.board.Post(statuses(4))
+		s.startKubelet()
+		s.kubelet.Trouble(kubelet.Trouble{Register: errors.New("no room")})
+		tries := s.timeRegistrations()
+		s.startPlugin()
+		began, last := <-tries, time.Duration(0)
+		for i := range 5 {
+			at := <-tries
+			if gap := at.Sub(began); gap < last*3/2 {
+				s.Errorf("try %d came after %s, the one before after %s", i+1, gap, last)
+			} else {
+				began, last = at, gap
+			}
+		}
+		if lines := s.log.with("no room"); len(lines) != 1 {
+			s.Errorf("the same refusal was logged as %q", lines)
+		}
+		s.restart(kubelet.RestartOptions{SameInode: true, While: func() { s.kubelet.Trouble(kubelet.Trouble{}) }})
+		s.wantFast("a new kubelet had the registration", s.waitRegistered(4)) // the old one would have had to wait for 3.2 s
+		s.wantCleanRegistrations()
+	})
+}
+
+// timeRegistrations gives the time of each outcome.
+func (s *stage) timeRegistrations() <-chan time.Time {
+	times := make(chan time.Time, 100)
+	told := s.options.Trace.Registered
+	s.options.Trace.Registered = func(err error) {
+		times <- time.Now()
+		told(err)
+	}
+	return times
+}
+
+func TestARefusalThatEnds(t *testing.T) {
+	versions(t, func(s *stage) {
+		s.board.Post(statuses(4))
+		s.startKubelet()
+		s.kubelet.Trouble(kubelet.Trouble{Register: errors.New("no room")})
+		tries := s.timeRegistrations()
+		s.startPlugin()
+		<-tries
+		<-tries
+		s.kubelet.Trouble(kubelet.Trouble{})
+		s.waitRegistered(4)
+		s.wantCleanRegistrations()
+	})
+}
