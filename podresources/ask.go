@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"slices"
-	"time"
 
 	"github.com/podgauge/podgauge/device"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -60,11 +59,6 @@ func (c *Client) Confirm(ctx context.Context, id device.ID) (device.Owner, bool,
 	if last == (device.Owner{}) {
 		return last, false, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	if _, err := c.mayAsk(time.Now()); err != nil {
-		return last, false, err
-	}
 	var answer *api.GetPodResourcesResponse
 	err := c.call(ctx, "Get", func(ctx context.Context) (err error) {
 		answer, err = c.list.Get(ctx, &api.GetPodResourcesRequest{PodName: last.Pod, PodNamespace: last.Namespace})
@@ -100,16 +94,14 @@ func holds(pod *api.PodResources, container string, id device.ID) bool {
 // Faults says who held a device when it went bad, as the kubelet confirms it, in
 // the log, until ctx is done.
 func (c *Client) Faults(ctx context.Context, look func() ([]device.Status, <-chan struct{})) error {
-	bad := map[device.ID]string{}
+	bad := map[device.ID]bool{}
 	for {
 		statuses, changed := look()
 		for _, s := range statuses {
-			if !s.Healthy && bad[s.ID] == "" {
-				owner, confirmed, err := c.Confirm(ctx, s.ID)
-				c.log.Warn("device went bad", "device", s.ID, "reason", s.Reason, "namespace", owner.Namespace,
-					"pod", owner.Pod, "container", owner.Container, "confirmed", confirmed, "err", err)
+			if !s.Healthy && !bad[s.ID] && ctx.Err() == nil {
+				c.wentBad(ctx, s)
 			}
-			bad[s.ID] = s.Reason
+			bad[s.ID] = !s.Healthy
 		}
 		select {
 		case <-ctx.Done():
@@ -117,4 +109,10 @@ func (c *Client) Faults(ctx context.Context, look func() ([]device.Status, <-cha
 		case <-changed:
 		}
 	}
+}
+
+func (c *Client) wentBad(ctx context.Context, s device.Status) {
+	owner, confirmed, err := c.Confirm(ctx, s.ID)
+	c.log.Warn("device went bad", "device", s.ID, "reason", s.Reason, "namespace", owner.Namespace,
+		"pod", owner.Pod, "container", owner.Container, "confirmed", confirmed, "err", err)
 }

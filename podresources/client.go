@@ -12,18 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"os"
 	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/connectivity"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -55,6 +48,10 @@ type Trace struct {
 // Client asks one kubelet, and remembers what it said.
 type Client struct {
 	device.Pulse
+	// Checkpoint is the path of the file in which the kubelet keeps its
+	// allocations: CheckpointFile in its device-plugins folder. It settles what
+	// List leaves open, and is missed by nobody else. Not written once Run runs.
+	Checkpoint string
 
 	socket string
 	log    *slog.Logger
@@ -63,71 +60,35 @@ type Client struct {
 	list   api.PodResourcesListerClient
 	// kick has Run look soon: an allocation waits for its name.
 	kick chan struct{}
+	// turn is held from a question to the end of its answer's taking in. Were two
+	// under way, nobody could tell which answer is the newer one, and what has
+	// ended could come back. It guards answer.
+	turn   chan struct{}
+	answer rawAnswer
+
+	// These belong to Run's goroutine: what it has said in the log.
+	saidLost, saidBlind bool
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	link        link
 	memory      memory
 	holders     device.Holders // what was published last
 	changed     chan struct{}  // closed when who holds what has changed
 	allocatable map[string]int // devices by resource, as the kubelet counts them
+	refusal     error          // the newest one
 	refused     time.Duration  // how long to wait after the next refusal
 	askAfter    time.Time      // no question before, after a refusal
-	intern      interner
-}
-
-// link is what the connection itself tells of the kubelet.
-type link struct {
-	// connected is when the newest connection was made. The kubelet has been
-	// restarted, or seems to have been, just before.
-	connected time.Time
-	// kubeletStart is when the socket behind it was made.
-	kubeletStart time.Time
 }
 
 // New makes a client of the kubelet that listens, or will, on socket. It connects
 // when it is first asked.
 func New(socket string, log *slog.Logger, trace Trace) (*Client, error) {
-	c := &Client{
-		socket: socket, log: log, trace: trace,
-		kick: make(chan struct{}, 1), changed: make(chan struct{}),
-		memory: newMemory(), refused: refusedFirst, intern: interner{},
-	}
-	// The target is a name, not a path: the dialer knows the path, and so it
-	// needs no escaping. The connection is never dropped for idleness, since a
-	// new one means to us that the kubelet was restarted.
-	conn, err := grpc.NewClient("passthrough:///kubelet",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(c.dial), grpc.WithIdleTimeout(0), grpc.WithAuthority("localhost"),
-		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{BaseDelay: refusedFirst, Multiplier: 2, MaxDelay: lostEvery},
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswerBytes)))
+	c, err := newClient(dialer(socket), log, trace)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of %s: %w", socket, err)
 	}
-	c.conn, c.list = conn, api.NewPodResourcesListerClient(conn)
+	c.socket = socket
 	return c, nil
-}
-
-// dial is where a restart of the kubelet shows: gRPC calls it whenever it needs a
-// new connection, and before any answer can come over it.
-func (c *Client) dial(ctx context.Context, _ string) (net.Conn, error) {
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "unix", c.socket)
-	if err != nil {
-		return nil, err
-	}
-	now := time.Now()
-	made := now
-	if info, err := os.Stat(c.socket); err == nil {
-		made = info.ModTime()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.link = link{connected: now, kubeletStart: made}
-	return conn, nil
 }
 
 // Ready says so while the kubelet has not been asked yet. One that does not answer
@@ -143,49 +104,79 @@ func (c *Client) Ready() error {
 // allocations, until ctx is done.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.conn.Close() //nolint:errcheck // nothing can be done about it, and nobody asks any more
-	look := lookFirst
+	due, look := time.Now(), lookFirst
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		c.Beat()
+		timer.Reset(time.Until(due))
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.kick:
-			look = lookFirst
+			// A look that is due sooner stays due: in a burst of allocations each
+			// would put it off for the others.
+			if soon := time.Now().Add(lookFirst); soon.Before(due) {
+				due = soon
+			}
+			look = 2 * lookFirst
+			continue
 		case <-timer.C:
-			c.ask(ctx)
+			c.refresh(ctx)
 		}
-		wait := c.pause(time.Now())
-		if c.nameless(time.Now()) {
-			wait = min(wait, look)
+		now := time.Now()
+		due = now.Add(c.pause(now))
+		if next := now.Add(look); c.curious(now) && next.Before(due) {
+			due = next
 			look = min(2*look, lookSlowest)
 		}
-		timer.Reset(wait)
 	}
 }
 
-// ask asks what Run wants to know.
-func (c *Client) ask(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+// refresh asks what Run wants to know.
+func (c *Client) refresh(ctx context.Context) {
+	asking, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	before, _ := c.Look()
-	after := c.Owners(ctx)
-	if is, was := after.Err, before.Err; ctx.Err() == nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		c.say(was, is)
+	holders := c.Owners(asking)
+	if ctx.Err() != nil {
+		return
 	}
-	if after.Err == nil {
-		c.askAllocatable(ctx)
+	c.say(holders.Err)
+	c.readCheckpoint()
+	if holders.Err == nil && !c.curious(time.Now()) {
+		c.askAllocatable(asking)
 	}
 }
 
-func (c *Client) say(was, is error) {
-	switch {
-	case is != nil && (was == nil || was.Error() != is.Error()):
-		c.log.Warn("the kubelet does not say who holds what; the last holders stand", "err", is)
-	case is == nil && was != nil:
+// say logs the begin and the end of an outage, however many questions fail in it
+// and whoever asks them.
+func (c *Client) say(err error) {
+	switch lost := err != nil; {
+	case lost && !c.saidLost:
+		c.log.Warn("the kubelet does not say who holds what; the last holders stand", "err", err)
+	case !lost && c.saidLost:
 		c.log.Info("the kubelet says again who holds what")
 	}
+	c.saidLost = err != nil
+}
+
+// readCheckpoint looks up what List leaves open, while there is such a thing.
+func (c *Client) readCheckpoint() {
+	now := time.Now() // what is allocated from here on is not in question
+	c.mu.Lock()
+	open, overdue := c.memory.open(now)
+	c.mu.Unlock()
+	if !open {
+		return
+	}
+	notes, err := readNotes(c.Checkpoint)
+	c.mu.Lock()
+	c.publish(c.memory.review(notes, err, now))
+	c.mu.Unlock()
+	if overdue && err != nil && !c.saidBlind {
+		c.log.Warn("allocations that the kubelet names nobody for cannot be looked up; they are kept for an hour", "err", err)
+	}
+	c.saidBlind = overdue && err != nil
 }
 
 // pause is how long Run may rest: others ask too, and their answers are as good.
@@ -198,19 +189,18 @@ func (c *Client) pause(now time.Time) time.Duration {
 	return max(c.holders.At.Add(idleEvery).Sub(now), lookFirst)
 }
 
-// nameless tells whether an allocation is still worth looking for.
-func (c *Client) nameless(now time.Time) bool {
+// curious tells whether there is something that Run should look for soon.
+func (c *Client) curious(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.memory.nameless(now)
+	return c.memory.curious(now)
 }
 
 // Allocated says that Allocate has returned for these ids: someone is about to
 // hold them, and the kubelet will know who a moment later.
 func (c *Client) Allocated(resource string, ids []device.OfferedID) {
 	c.mu.Lock()
-	changed := c.memory.allocated(resource, ids, time.Now())
-	c.publish(changed)
+	c.publish(c.memory.allocated(resource, ids, time.Now()))
 	c.mu.Unlock()
 	select {
 	case c.kick <- struct{}{}:
@@ -229,20 +219,22 @@ func (c *Client) Look() (device.Holders, <-chan struct{}) {
 // Owners asks the kubelet who holds what. Where it does not answer before ctx is
 // done, what was known before comes back, with the reason in Err.
 func (c *Client) Owners(ctx context.Context) device.Holders {
-	if wait, err := c.mayAsk(time.Now()); err != nil {
-		return c.failed(fmt.Errorf("%w; asking again in %s", err, wait.Round(time.Millisecond)))
+	came := time.Now()
+	if err := c.begin(ctx); err != nil {
+		return c.failed(ctx, err)
 	}
-	started := time.Now()
-	var answer rawAnswer
-	err := c.call(ctx, "List", func(ctx context.Context) error {
-		return c.conn.Invoke(ctx, api.PodResourcesLister_List_FullMethodName, noRequest{}, &answer, grpc.ForceCodecV2(rawCodec{c}))
-	})
+	defer c.end()
+	if holders, ok := c.askedSince(came); ok {
+		return holders
+	}
+	asked := time.Now()
+	over, err := c.askList(ctx)
 	if err != nil {
-		return c.failed(err)
+		return c.failed(ctx, err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	changed := c.memory.take(answer, c.link, started)
+	changed := c.memory.take(&c.answer, over, asked)
 	c.holders.At = time.Now()
 	c.holders.Err = nil
 	c.refused = refusedFirst
@@ -250,43 +242,25 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 	return c.holders
 }
 
-func (c *Client) mayAsk(now time.Time) (time.Duration, error) {
+// askedSince returns the newest answer where somebody else has asked for it while
+// the caller waited: it is as good as one of his own.
+func (c *Client) askedSince(came time.Time) (device.Holders, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if wait := c.askAfter.Sub(now); wait > 0 {
-		return wait, errors.New("the kubelet's rate limit was met")
-	}
-	return 0, nil
+	return c.holders, c.holders.Err == nil && c.memory.asked.After(came)
 }
 
-// call asks one question. A connection that failed earlier is tried again at
-// once, not when gRPC would next do so: the caller has come now.
-func (c *Client) call(ctx context.Context, method string, ask func(context.Context) error) error {
-	if c.conn.GetState() == connectivity.TransientFailure {
-		c.conn.ResetConnectBackoff()
-	}
-	started := time.Now()
-	err := ask(ctx)
-	if c.trace.Called != nil {
-		c.trace.Called(method, time.Since(started), err)
-	}
-	if status.Code(err) == codes.ResourceExhausted {
-		c.mu.Lock()
-		c.askAfter = time.Now().Add(c.refused)
-		c.refused = min(2*c.refused, refusedMost)
-		c.mu.Unlock()
-	}
-	if err != nil {
-		return fmt.Errorf("%s pod resources at %s: %w", method, c.socket, err)
-	}
-	return nil
-}
-
-func (c *Client) failed(err error) device.Holders {
+// failed returns what is known, and why it is not known better. That a caller has
+// lost interest says nothing of the kubelet, and nobody else is told.
+func (c *Client) failed(ctx context.Context, err error) device.Holders {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.holders.Err = err
-	return c.holders
+	holders := c.holders
+	holders.Err = err
+	if !errors.Is(ctx.Err(), context.Canceled) {
+		c.holders = holders
+	}
+	return holders
 }
 
 // publish makes what the memory holds the newest that others see. The caller

@@ -3,7 +3,6 @@ package podresources
 import (
 	"fmt"
 	"strings"
-	"time"
 
 	"github.com/podgauge/podgauge/device"
 	"google.golang.org/grpc/mem"
@@ -12,20 +11,24 @@ import (
 
 // rawAnswer is what of a List is wanted: the holdings, and which pods there are.
 // A node has hundreds of containers and few devices, so the answer is read where
-// it lies, and only what names a device is made a string
-// (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto).
+// it lies, and only what is new is made a string
+// (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto). The next answer is read
+// into the same memory.
 type rawAnswer struct {
-	held []device.Holding
-	pods map[podName]bool
+	held  []device.Holding
+	pods  []podName
+	names interner
 }
 
 type podName struct{ namespace, pod string }
+
+func newAnswer() rawAnswer { return rawAnswer{names: interner{}} }
 
 // noRequest is the empty message.
 type noRequest struct{}
 
 // rawCodec reads a List answer into a *rawAnswer.
-type rawCodec struct{ c *Client }
+type rawCodec struct{}
 
 // Name is that of the codec on the kubelet's side.
 func (rawCodec) Name() string { return "proto" }
@@ -34,19 +37,14 @@ func (rawCodec) Name() string { return "proto" }
 func (rawCodec) Marshal(any) (mem.BufferSlice, error) { return nil, nil }
 
 // Unmarshal reads one message into a *rawAnswer.
-func (r rawCodec) Unmarshal(data mem.BufferSlice, into any) error {
+func (rawCodec) Unmarshal(data mem.BufferSlice, into any) error {
 	answer, ok := into.(*rawAnswer)
 	if !ok {
 		return fmt.Errorf("decode a List answer into %T", into)
 	}
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
-	r.c.mu.Lock()
-	defer r.c.mu.Unlock()
-	// Which pods there are matters only after a restart (memory.stands); asked
-	// for twice as long, so that the two clocks need not agree.
-	restarted := time.Since(r.c.link.connected) < 2*settleAfter
-	return answer.decode(buf.ReadOnlyData(), r.c.intern, restarted)
+	return answer.decode(buf.ReadOnlyData())
 }
 
 // The numbers of the fields that are wanted.
@@ -62,21 +60,21 @@ const (
 	mostInternedNames = 4096
 )
 
-// decode reads an answer. The names of all pods are kept only where asked for.
-func (a *rawAnswer) decode(b []byte, names interner, withPods bool) error {
-	names.bound()
-	if withPods {
-		a.pods = map[podName]bool{}
+// decode reads an answer. After an error the rest is of no use.
+func (a *rawAnswer) decode(b []byte) error {
+	a.held, a.pods = a.held[:0], a.pods[:0]
+	if len(a.names) > mostInternedNames { // they may be of pods long gone
+		a.names = interner{}
 	}
 	return fields(b, func(number protowire.Number, pod []byte) error {
 		if number != listPods {
 			return nil
 		}
-		return a.pod(pod, names)
+		return a.pod(pod)
 	})
 }
 
-func (a *rawAnswer) pod(b []byte, names interner) error {
+func (a *rawAnswer) pod(b []byte) error {
 	// The names may come after the containers, and again: the last one counts.
 	var pod, namespace []byte
 	err := fields(b, func(number protowire.Number, value []byte) error {
@@ -91,18 +89,17 @@ func (a *rawAnswer) pod(b []byte, names interner) error {
 	if err != nil {
 		return err
 	}
-	if a.pods != nil {
-		a.pods[podName{names.of(namespace), names.of(pod)}] = true
-	}
+	name := podName{a.names.of(namespace), a.names.of(pod)}
+	a.pods = append(a.pods, name)
 	return fields(b, func(number protowire.Number, container []byte) error {
 		if number != podContainers {
 			return nil
 		}
-		return a.container(container, namespace, pod, names)
+		return a.container(container, name)
 	})
 }
 
-func (a *rawAnswer) container(b, namespace, pod []byte, names interner) error {
+func (a *rawAnswer) container(b []byte, pod podName) error {
 	var container []byte
 	from := len(a.held)
 	err := fields(b, func(number protowire.Number, value []byte) error {
@@ -110,14 +107,14 @@ func (a *rawAnswer) container(b, namespace, pod []byte, names interner) error {
 		case containerName:
 			container = value
 		case containerDevices:
-			return a.devices(value, names)
+			return a.devices(value)
 		}
 		return nil
 	})
 	if from == len(a.held) { // most containers hold nothing, and no string is made of them
 		return err
 	}
-	owner := device.Owner{Namespace: names.of(namespace), Pod: names.of(pod), Container: names.of(container)}
+	owner := device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: a.names.of(container)}
 	for i := range a.held[from:] {
 		a.held[from+i].Owner = owner
 	}
@@ -125,7 +122,7 @@ func (a *rawAnswer) container(b, namespace, pod []byte, names interner) error {
 }
 
 // devices appends a row for each id; whose they are is for the caller to say.
-func (a *rawAnswer) devices(b []byte, names interner) error {
+func (a *rawAnswer) devices(b []byte) error {
 	var resource []byte
 	from := len(a.held)
 	err := fields(b, func(number protowire.Number, value []byte) error {
@@ -133,12 +130,16 @@ func (a *rawAnswer) devices(b []byte, names interner) error {
 		case devicesResource:
 			resource = value
 		case devicesIDs:
-			a.held = append(a.held, device.Holding{Offered: device.OfferedID(names.of(value))})
+			a.held = append(a.held, device.Holding{Offered: device.OfferedID(a.names.of(value))})
 		}
 		return nil
 	})
+	if from == len(a.held) {
+		return err
+	}
+	name := a.names.of(resource)
 	for i := range a.held[from:] {
-		a.held[from+i].Resource = names.of(resource)
+		a.held[from+i].Resource = name
 	}
 	return err
 }
@@ -173,13 +174,6 @@ func fields(b []byte, each func(protowire.Number, []byte) error) error {
 
 // interner keeps strings that come again with every answer.
 type interner map[string]string
-
-// bound empties the interner before it holds the names of pods long gone.
-func (in interner) bound() {
-	if len(in) > mostInternedNames {
-		clear(in)
-	}
-}
 
 // of makes a string of b. What is not UTF-8 cannot be a name in Kubernetes, nor a
 // label's value, and is replaced.

@@ -12,8 +12,12 @@ import (
 // gets from the API server.
 const settleAfter = 60 * time.Second
 
+// unnamedMost is how long an allocation is kept that nobody can say more of.
+const unnamedMost = time.Hour
+
 // memory is what is known of holders from answer to answer. It has no lock and
-// reads no clock: its owner brings both.
+// reads no clock: its owner brings both. Answers come in the order in which they
+// were asked for.
 type memory struct {
 	// held is what stands, in the order of device.Holders.Held. Once set it is
 	// replaced and not written, since it was published.
@@ -23,7 +27,18 @@ type memory struct {
 	// is not known.
 	unnamed map[allocation]time.Time
 	recent  history
-	next    []device.Holding // scratch
+
+	asked time.Time // when the newest answer was asked for
+	link  link      // over which it came
+	// named are the allocations that answers over link have named.
+	named map[allocation]bool
+	// trusted is when the first answer over link was asked for that left out
+	// nobody; zero while there was none.
+	trusted time.Time
+	// caughtUp says that the notes since then have been gone through.
+	caughtUp bool
+
+	next []device.Holding // scratch
 }
 
 type allocation struct {
@@ -34,7 +49,7 @@ type allocation struct {
 func of(h device.Holding) allocation { return allocation{h.Resource, h.Offered} }
 
 func newMemory() memory {
-	return memory{unnamed: map[allocation]time.Time{}, recent: history{}}
+	return memory{unnamed: map[allocation]time.Time{}, named: map[allocation]bool{}, recent: newHistory()}
 }
 
 // allocated notes that the ids are about to be held by somebody new: whoever held
@@ -55,10 +70,8 @@ func (m *memory) allocated(resource string, ids []device.OfferedID, now time.Tim
 
 // take merges an answer in and tells whether anybody's holding changed. An answer
 // counts for when it was asked for.
-func (m *memory) take(a rawAnswer, l link, asked time.Time) bool {
-	settled := m.settled || asked.Sub(l.kubeletStart) >= settleAfter
-	became := settled != m.settled
-	m.settled = settled
+func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
+	became := m.heard(over, asked)
 	m.next = m.next[:0]
 	for _, h := range a.held {
 		if at, ok := m.unnamed[of(h)]; ok {
@@ -68,13 +81,11 @@ func (m *memory) take(a rawAnswer, l link, asked time.Time) bool {
 			delete(m.unnamed, of(h))
 		}
 		m.next = append(m.next, h)
+		m.named[of(h)] = true
 		m.recent.saw(h, asked)
 	}
-	listed := m.next
-	slices.SortFunc(listed, device.CompareHoldings)
-	young := asked.Sub(l.connected) < settleAfter
 	for _, h := range m.held {
-		if m.stands(h, a, young) && !lists(listed, h) {
+		if m.stands(h, a.pods) {
 			m.next = append(m.next, h)
 		}
 	}
@@ -82,21 +93,40 @@ func (m *memory) take(a rawAnswer, l link, asked time.Time) bool {
 	return m.replace() || became
 }
 
-// stands tells whether a holding that an answer may not name goes on.
-func (m *memory) stands(h device.Holding, a rawAnswer, young bool) bool {
+// heard notes that an answer came, and tells whether it is the first that may be
+// believed where it names nobody.
+func (m *memory) heard(over link, asked time.Time) bool {
+	m.asked = asked
+	if over != m.link {
+		m.link, m.trusted, m.caughtUp = over, time.Time{}, false
+		clear(m.named)
+	}
+	if m.trusted.IsZero() && asked.Sub(over.kubeletStart) >= settleAfter {
+		m.trusted = asked
+	}
+	if m.settled || m.trusted.IsZero() {
+		return false
+	}
+	m.settled = true
+	return true
+}
+
+// stands tells whether a holding goes on that the newest answer does not name, or
+// names another holder for. After a restart the kubelet names ever more of what it
+// has, so what this connection has named once, it would name again.
+func (m *memory) stands(h device.Holding, pods []podName) bool {
 	if _, unnamed := m.unnamed[of(h)]; unnamed {
 		return h.Owner == (device.Owner{})
 	}
-	return h.Owner != (device.Owner{}) && young && !a.pods[podName{h.Owner.Namespace, h.Owner.Pod}]
+	return h.Owner != (device.Owner{}) && !m.named[of(h)] && m.asked.Sub(m.link.connected) < settleAfter &&
+		!slices.Contains(pods, podName{h.Owner.Namespace, h.Owner.Pod})
 }
 
-// lists tells whether the id of h is among the sorted rows, whoever holds it.
-func lists(rows []device.Holding, h device.Holding) bool {
-	i, _ := slices.BinarySearchFunc(rows, h, func(r, h device.Holding) int {
-		r.Owner, h.Owner = device.Owner{}, device.Owner{}
-		return device.CompareHoldings(r, h)
-	})
-	return i < len(rows) && of(rows[i]) == of(h)
+// lists tells whether an allocation is among the sorted rows, whoever holds it.
+func lists(rows []device.Holding, a allocation) bool {
+	wanted := device.Holding{Resource: a.resource, Offered: a.offered} // no owner sorts before the zero one
+	i, _ := slices.BinarySearchFunc(rows, wanted, device.CompareHoldings)
+	return i < len(rows) && of(rows[i]) == a
 }
 
 // replace makes next what stands, where that differs.
@@ -110,12 +140,65 @@ func (m *memory) replace() bool {
 	return true
 }
 
-// nameless tells whether an allocation is young enough to be looked for.
-func (m *memory) nameless(now time.Time) bool {
+// curious tells whether something may show soon: the name of an allocation, or
+// the kubelet's notes of this hour.
+func (m *memory) curious(now time.Time) bool {
 	for _, at := range m.unnamed {
 		if now.Sub(at) < lookFor {
 			return true
 		}
 	}
-	return false
+	return m.behind(now)
+}
+
+// behind tells whether the kubelet's notes may still tell of allocations from
+// before this process began.
+func (m *memory) behind(now time.Time) bool {
+	return !m.caughtUp && !m.trusted.IsZero() && now.Sub(m.trusted) < lookFor
+}
+
+// open tells whether there are questions that notes might answer, and whether one
+// of them is overdue: an allocation that was looked for and not found.
+func (m *memory) open(now time.Time) (open, overdue bool) {
+	for _, at := range m.unnamed {
+		overdue = overdue || now.Sub(at) >= lookFor
+	}
+	return overdue || m.behind(now), overdue
+}
+
+// review takes in the kubelet's notes, or that they cannot be read, as of a time
+// before they were read. It tells whether that changed anything.
+func (m *memory) review(n notes, err error, now time.Time) bool {
+	for a, at := range m.unnamed {
+		age := now.Sub(at)
+		if err == nil && age >= lookFor && !n.allocated[a] || err != nil && age >= unnamedMost {
+			delete(m.unnamed, a)
+		}
+	}
+	m.next = m.next[:0]
+	for _, h := range m.held {
+		if _, unnamed := m.unnamed[of(h)]; unnamed || h.Owner != (device.Owner{}) {
+			m.next = append(m.next, h)
+		}
+	}
+	if err == nil && m.behind(now) {
+		m.catchUp(n)
+	}
+	return m.replace()
+}
+
+// catchUp adds the allocations that the notes have and no answer names: those of
+// init containers, of which an earlier process was told. Notes that are older than
+// the first full answer are not believed: it may have freed what they have.
+func (m *memory) catchUp(n notes) {
+	if !n.written.After(m.trusted) || n.written.After(m.asked) {
+		return
+	}
+	m.caughtUp = true
+	for a := range n.allocated {
+		if _, known := m.unnamed[a]; !known && !m.named[a] && !lists(m.held, a) {
+			m.unnamed[a] = m.trusted
+			m.next = append(m.next, device.Holding{Resource: a.resource, Offered: a.offered})
+		}
+	}
 }

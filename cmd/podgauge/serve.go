@@ -52,6 +52,7 @@ func serve(ctx context.Context, c config, hw *hardware, listener net.Listener, l
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
+	holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
 	metrics := exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled,
 		Owners: holders.Owners, Held: holders.Look, Driver: monitor.Driver,

@@ -1,0 +1,83 @@
+//go:build !race
+
+package podresources
+
+import (
+	"fmt"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+)
+
+const raced = false
+
+// What a scrape may cost on the side of the client, on a node with 110 pods of
+// two containers and 8 devices. The race detector allocates by itself, so this
+// runs without.
+const (
+	mostDecodeAllocations = 0
+	mostOwnersAllocations = 100
+)
+
+func TestListAllocations(t *testing.T) {
+	b, err := proto.Marshal(node(110, 8))
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAnswer()
+	got := testing.AllocsPerRun(100, func() {
+		if err := a.decode(b); err != nil || len(a.held) != 8 {
+			t.Fatalf("held are %v: %v", a.held, err)
+		}
+	})
+	t.Logf("decode of %d bytes: %v allocations", len(b), got)
+	if got > mostDecodeAllocations {
+		t.Errorf("decode makes %v allocations, at most %v are wanted", got, mostDecodeAllocations)
+	}
+
+	c := clientOf(t, kubeletOf(t, 110), Trace{})
+	got = testing.AllocsPerRun(200, func() {
+		if h := c.Owners(t.Context()); h.Err != nil || len(h.Held) != 8 {
+			t.Fatalf("held are %v: %v", h.Held, h.Err)
+		}
+	})
+	t.Logf("Owners: %v allocations", got)
+	if got > mostOwnersAllocations {
+		t.Errorf("Owners makes %v allocations, at most %v are wanted", got, mostOwnersAllocations)
+	}
+}
+
+var benchmarked = []int{110, 500}
+
+func BenchmarkDecode(b *testing.B) {
+	for _, pods := range benchmarked {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			wire, err := proto.Marshal(node(pods, 8))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			b.SetBytes(int64(len(wire)))
+			a := newAnswer()
+			for b.Loop() {
+				if err := a.decode(wire); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkOwners(b *testing.B) {
+	for _, pods := range benchmarked {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			c := clientOf(b, kubeletOf(b, pods), Trace{})
+			b.ReportAllocs()
+			for b.Loop() {
+				if h := c.Owners(b.Context()); h.Err != nil {
+					b.Fatal(h.Err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,134 @@
+package podresources
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// remembering is a memory whose kubelet can be believed, at a time of the test's.
+type remembering struct {
+	memory
+	now time.Time
+}
+
+func newRemembering() *remembering {
+	return &remembering{memory: newMemory(), now: time.Unix(1<<30, 0)}
+}
+
+// hears takes an answer in that lists the holdings.
+func (r *remembering) hears(held ...device.Holding) {
+	a := newAnswer()
+	a.held = held
+	r.take(&a, link{connected: r.now.Add(-time.Hour), kubeletStart: r.now.Add(-time.Hour)}, r.now)
+}
+
+func (r *remembering) pods() (names []string) {
+	for _, s := range r.recent.seen() {
+		names = append(names, s.Owner.Pod)
+	}
+	return names
+}
+
+func holding(id device.OfferedID, pod string) device.Holding {
+	return device.Holding{Resource: gpu, Offered: id, Owner: owner(pod)}
+}
+
+func TestHistoryKeepsTheLastEight(t *testing.T) {
+	r := newRemembering()
+	for i := range 12 {
+		r.now = r.now.Add(time.Second)
+		r.hears(holding("a", fmt.Sprintf("pod-%02d", 11-i)))
+	}
+	want := []string{"pod-00", "pod-01", "pod-02", "pod-03", "pod-04", "pod-05", "pod-06", "pod-07"}
+	if got := r.pods(); !slices.Equal(got, want) {
+		t.Errorf("the last holders are %q, want %q", got, want)
+	}
+	r.now = r.now.Add(time.Second)
+	r.hears(holding("a", "pod-07")) // the oldest, seen again
+	r.now = r.now.Add(time.Second)
+	r.hears(holding("a", "pod-99"))
+	want = []string{"pod-00", "pod-01", "pod-02", "pod-03", "pod-04", "pod-05", "pod-07", "pod-99"}
+	if got := r.pods(); !slices.Equal(got, want) {
+		t.Errorf("the last holders are %q, want %q", got, want)
+	}
+}
+
+func TestHistoryKeepsForAnHour(t *testing.T) {
+	r := newRemembering()
+	start := r.now
+	r.hears(holding("a", "one"), holding("b", "two"))
+	r.now = start.Add(time.Minute)
+	r.hears(holding("a", "one"))
+	r.now = start.Add(time.Hour)
+	r.hears()
+	if got := r.pods(); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("the last holders are %q", got)
+	}
+	r.now = r.now.Add(time.Millisecond)
+	r.hears()
+	if got := r.pods(); !slices.Equal(got, []string{"one"}) {
+		t.Errorf("after an hour the last holders are %q", got)
+	}
+	r.now = start.Add(time.Hour + time.Minute + time.Millisecond)
+	r.hears()
+	if got := r.pods(); got != nil || len(r.recent.byDevice) > 0 {
+		t.Errorf("after an hour the last holders are %q, of %d devices", got, len(r.recent.byDevice))
+	}
+}
+
+func TestHistoryHasAllHoldersOfNow(t *testing.T) {
+	r := newRemembering()
+	var now []device.Holding
+	for i := range 12 { // replicas of one device
+		now = append(now, holding(device.OfferedID(fmt.Sprintf("a::%d", i)), fmt.Sprintf("pod-%02d", i)))
+	}
+	r.hears(holding("a::0", "old"))
+	r.now = r.now.Add(time.Second)
+	r.hears(now...)
+	if got := r.pods(); len(got) != 12 || slices.Contains(got, "old") {
+		t.Errorf("of 12 holders %q are remembered", got)
+	}
+	r.now = r.now.Add(time.Second)
+	r.hears(now[3], now[4])
+	if got := r.pods(); len(got) != holdersKept || !slices.Contains(got, "pod-03") || !slices.Contains(got, "pod-04") {
+		t.Errorf("of 12 holders, 2 of them of now, %q are remembered", got)
+	}
+}
+
+func TestHistoryIsOrderedAndACopy(t *testing.T) {
+	r := newRemembering()
+	r.hears(holding("b", "two"), holding("a::1", "two"), holding("a", "one"), holding("a::2", "one"))
+	first := r.recent.seen()
+	want := []device.Seen{{Device: "a", Owner: owner("one"), Last: r.now}, {Device: "a", Owner: owner("two"), Last: r.now}, {Device: "b", Owner: owner("two"), Last: r.now}}
+	if !slices.Equal(first, want) {
+		t.Errorf("seen were %v, want %v", first, want)
+	}
+	r.now = r.now.Add(time.Second)
+	r.hears(holding("a", "one"), holding("a", "zero"))
+	if !slices.Equal(first, want) {
+		t.Error("what was published was written")
+	}
+}
+
+// The same id under two resources is two allocations of one device.
+func TestResourcesThatShareAnID(t *testing.T) {
+	r := newRemembering()
+	mig := device.Holding{Resource: "nvidia.com/mig", Offered: "a", Owner: owner("two")}
+	r.hears(holding("a", "one"), mig)
+	held := device.Holders{Held: r.held, Settled: r.settled}
+	wantState(t, held, "a", "shared")
+	if got := held.Rows("a"); !slices.Equal(got, []device.Holding{holding("a", "one"), mig}) {
+		t.Errorf("the rows are %v", got)
+	}
+	if got := r.pods(); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("the last holders are %q", got)
+	}
+	r.allocated(gpu, []device.OfferedID{"a"}, r.now)
+	if got := r.held; !slices.Equal(got, []device.Holding{{Resource: gpu, Offered: "a"}, mig}) {
+		t.Errorf("an allocation of one resource makes %v of them", got)
+	}
+}

@@ -1,0 +1,105 @@
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// otherProcess names the socket and the pods of a kubelet that this binary is
+// then, instead of a test: a process counts its own allocations only.
+const otherProcess = "PODGAUGE_TEST_KUBELET"
+
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(otherProcess); socket != "" {
+		if err := beKubelet(socket, os.Args[len(os.Args)-1]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// fixed is a kubelet that always says the same.
+type fixed struct {
+	api.UnimplementedPodResourcesListerServer
+	answer *api.ListPodResourcesResponse
+}
+
+func (f fixed) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+	return f.answer, nil
+}
+
+// beKubelet serves until the parent closes the standard input.
+func beKubelet(socket, pods string) error {
+	n, err := strconv.Atoi(pods)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		return err
+	}
+	server := grpc.NewServer()
+	api.RegisterPodResourcesListerServer(server, fixed{answer: node(n, 8)})
+	fmt.Println("serving")
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		server.Stop()
+	}()
+	return server.Serve(listener)
+}
+
+// kubeletOf starts a kubelet in a process of its own, with that many pods, until
+// the test ends.
+func kubeletOf(t testing.TB, pods int) (socket string) {
+	t.Helper()
+	socket = filepath.Join(shortDir(t), "kubelet.sock")
+	cmd := exec.Command(os.Args[0], strconv.Itoa(pods))
+	cmd.Env = append(os.Environ(), otherProcess+"="+socket)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(in.Close(), cmd.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := fmt.Fscanln(out, new(string)); err != nil {
+		t.Fatal(err)
+	}
+	return socket
+}
+
+// shortDir is a temporary folder whose name leaves room for sockets: t.TempDir
+// spells out the test's.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "podres")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
