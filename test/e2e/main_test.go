@@ -20,5 +20,9 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	status := m.Run()
+	if dir, err := scratch(); err == nil {
+		os.RemoveAll(dir)
+	}
+	os.Exit(status)
 }

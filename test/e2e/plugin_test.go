@@ -26,9 +26,19 @@ type plugin struct {
 // startPlugin offers so many GPUs to the kubelet, and ends with the test. endpoint is the socket's file name, new for each start.
 func startPlugin(ctx context.Context, t *testing.T, n *node.Node, endpoint string, gpus int) {
 	t.Helper()
-	p := &plugin{}
+	ids := []string{}
 	for i := range gpus {
-		p.devices = append(p.devices, &pluginapi.Device{ID: fmt.Sprintf("GPU-%d", i), Health: pluginapi.Healthy})
+		ids = append(ids, fmt.Sprintf("GPU-%d", i))
+	}
+	offer(ctx, t, n, endpoint, gpu, ids...)
+}
+
+// offer is startPlugin with a resource and ids of the test's own.
+func offer(ctx context.Context, t *testing.T, n *node.Node, endpoint, resource string, ids ...string) {
+	t.Helper()
+	p := &plugin{}
+	for _, id := range ids {
+		p.devices = append(p.devices, &pluginapi.Device{ID: id, Health: pluginapi.Healthy})
 	}
 	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(n.DevicePluginSocket()), endpoint))
 	if err != nil {
@@ -49,7 +59,7 @@ func startPlugin(ctx context.Context, t *testing.T, n *node.Node, endpoint strin
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: endpoint, ResourceName: gpu}
+	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: endpoint, ResourceName: resource}
 	if _, err := pluginapi.NewRegistrationClient(conn).Register(ctx, request); err != nil {
 		t.Fatal(err)
 	}

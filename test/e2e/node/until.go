@@ -11,19 +11,22 @@ import (
 func Until(ctx context.Context, what string, try func(context.Context) error) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
+	var last error // of a try that was not cut short: that one would only say so
 	for {
 		err := try(ctx)
-		var final giveUp
-		switch {
-		case err == nil:
+		if err == nil {
 			return nil
-		case errors.As(err, &final):
+		}
+		if final := (giveUp{}); errors.As(err, &final) {
 			return fmt.Errorf("wait until %s: %w", what, final.error)
+		}
+		if ctx.Err() == nil || last == nil {
+			last = err
 		}
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
-			return fmt.Errorf("wait until %s: %w; last: %w", what, context.Cause(ctx), err)
+			return fmt.Errorf("wait until %s: %w; last: %w", what, context.Cause(ctx), last)
 		}
 	}
 }

@@ -1,0 +1,36 @@
+package e2e
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+)
+
+// figure prints what was measured, in the one form that docs/e2e.md copies.
+func figure(t *testing.T, what, value string) {
+	t.Helper()
+	t.Logf("figure: %s: %s", what, value)
+}
+
+// figureOf prints how long something took, each time it was tried, and fails the test where that was longer than it may be.
+func figureOf(t *testing.T, what string, most time.Duration, took ...time.Duration) {
+	t.Helper()
+	slices.Sort(took)
+	longest := took[len(took)-1]
+	value := seconds(longest)
+	if len(took) > 1 {
+		value = fmt.Sprintf("p50 %s, max %s (n=%d)", seconds(took[len(took)/2]), seconds(longest), len(took))
+	}
+	figure(t, what, value+"; may be "+seconds(most))
+	if longest > most {
+		t.Errorf("%s: took %s, and may take %s", what, seconds(longest), seconds(most))
+	}
+}
+
+func seconds(d time.Duration) string {
+	if d < 100*time.Millisecond {
+		return fmt.Sprintf("%.3f s", d.Seconds())
+	}
+	return fmt.Sprintf("%.2f s", d.Seconds())
+}

@@ -1,0 +1,181 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// TestXid79 has a GPU that a pod holds fall off the bus, and come back after a reset, three times.
+func TestXid79(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{})
+	startKubelet(ctx, t, n)
+	ageKubelet(t, n)
+	m := newMachine(t, n)
+	d := m.start(t, n)
+	allocatable(ctx, t, n, uuids(gpus)...)
+	pod := holds("train", 1)
+	run(ctx, t, n, pod)
+	held := one(ctx, t, n, pod)
+	holding := map[string]node.Holder{held: holder(pod)}
+	others := slices.DeleteFunc(uuids(gpus), func(id string) bool { return id == held })
+
+	var took fall
+	for round := range 3 {
+		// An energy counter that begins anew is the evidence of a reset.
+		m.set(t, fmt.Sprintf("gpu %d energy %d+70000/s", index(t, held), (3-round)*1_000_000_000))
+		healthyAgain(ctx, t, n, d, pod, holding)
+		before := d.next(ctx, t)
+		took.add(falls(ctx, t, n, d, m, pod, held, others))
+		s := d.next(ctx, t)
+		if err := s.honest(holding); err != nil {
+			t.Error(err)
+		}
+		if err := s.is(float64(round+1), "nvidia_gpu_xid_errors_total", labels{"uuid": held, "xid": "79"}); err != nil {
+			t.Error(err)
+		}
+		if err := s.is(1, "nvidia_gpu_unhealthy_info", labels{"uuid": held, "reason": "xid_79"}); err != nil {
+			t.Error(err)
+		}
+		if err := untouched(before, s, others); err != nil {
+			t.Errorf("the other GPUs: %v", err)
+		}
+		m.clear(t, fmt.Sprintf("gpu %d lost", index(t, held)))
+	}
+	m.set(t, fmt.Sprintf("gpu %d energy 0+70000/s", index(t, held)))
+	healthyAgain(ctx, t, n, d, pod, holding)
+	took.print(t)
+}
+
+// fall is how long it took from the Xid on until each saw it.
+type fall struct{ pushed, allocatable, scraped, status []time.Duration }
+
+func (f *fall) add(g fall) {
+	f.pushed = append(f.pushed, g.pushed...)
+	f.allocatable = append(f.allocatable, g.allocatable...)
+	f.scraped = append(f.scraped, g.scraped...)
+	f.status = append(f.status, g.status...)
+}
+
+func (f *fall) print(t *testing.T) {
+	t.Helper()
+	figureOf(t, "from Xid 79 to Unhealthy on the stream, by the kubelet's log line of the list's arrival", 100*time.Millisecond, f.pushed...)
+	figureOf(t, "from Xid 79 to seven GPUs in GetAllocatableResources, which the test asks every 20 ms", 200*time.Millisecond, f.allocatable...)
+	figureOf(t, "from Xid 79 to nvidia_gpu_healthy 0, scraped every 20 ms", time.Second, f.scraped...)
+	figureOf(t, "from Xid 79 to Unhealthy in the pod's allocatedResourcesStatus", 5*time.Second, f.status...)
+}
+
+// falls has the GPU fail and waits until everybody has seen it.
+func falls(ctx context.Context, t *testing.T, n *node.Node, d *daemon, m *machine, pod node.Pod, id string, others []string) (took fall) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	begin := time.Now()
+	var seen sync.WaitGroup
+	errs := make(chan error, 3)
+	see := func(into *[]time.Duration, what string, try func(context.Context) error) {
+		seen.Go(func() {
+			errs <- node.Until(ctx, what, try)
+			*into = append(*into, time.Since(begin))
+		})
+	}
+	m.event(t, index(t, id), "xid 79")
+	m.set(t, fmt.Sprintf("gpu %d lost", index(t, id)))
+	see(&took.allocatable, "seven are allocatable", hasAllocatable(n, others...))
+	see(&took.scraped, "nvidia_gpu_healthy is 0", func(ctx context.Context) error {
+		s, err := d.scrape(ctx)
+		if err != nil {
+			return err
+		}
+		return s.is(0, "nvidia_gpu_healthy", labels{"uuid": id})
+	})
+	see(&took.status, "the pod's status says so", hasHealth(n, pod, id, "Unhealthy"))
+	seen.Wait()
+	for range cap(errs) {
+		if err := <-errs; err != nil {
+			t.Fatal(err)
+		}
+	}
+	pushed, err := listArrived(n, begin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	took.pushed = []time.Duration{pushed.Sub(begin)}
+	return took
+}
+
+// listArrived is when the kubelet wrote into its log that a list had come, for the first time after begin.
+func listArrived(n *node.Node, begin time.Time) (time.Time, error) {
+	out, err := n.Kubelet().Output()
+	if err != nil {
+		return time.Time{}, err
+	}
+	for lines := bufio.NewScanner(strings.NewReader(out)); lines.Scan(); {
+		// I1121 09:04:25.123456    1234 client.go:98] "State pushed for device plugin" resource="nvidia.com/gpu" resourceCapacity=8
+		if !strings.Contains(lines.Text(), `"State pushed for device plugin" resource="`+gpu+`"`) {
+			continue
+		}
+		at, err := time.ParseInLocation("20060102 15:04:05.000000", fmt.Sprint(begin.Year())+lines.Text()[1:21], time.Local)
+		if err != nil {
+			return time.Time{}, fmt.Errorf("read the kubelet's log: %w", err)
+		}
+		if at.After(begin) {
+			return at, nil
+		}
+	}
+	return time.Time{}, errors.New("the kubelet's log does not speak of a list")
+}
+
+func hasHealth(n *node.Node, pod node.Pod, id, health string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		status, err := n.Pod(ctx, pod)
+		if err != nil {
+			return err
+		}
+		if got := status.Containers[0].Devices; !slices.Equal(got, []node.DeviceHealth{{Resource: gpu, ID: id, Health: health}}) {
+			return fmt.Errorf("it has %v", got)
+		}
+		return nil
+	}
+}
+
+// healthyAgain waits until everybody has everything healthy.
+func healthyAgain(ctx context.Context, t *testing.T, n *node.Node, d *daemon, pod node.Pod, holding map[string]node.Holder) {
+	t.Helper()
+	allocatable(ctx, t, n, uuids(gpus)...)
+	d.scrapeUntil(ctx, t, "all GPUs are shown as they are", func(s scrape) error {
+		if healthy := s.sum("nvidia_gpu_healthy", nil); healthy != gpus {
+			return fmt.Errorf("%v are healthy", healthy)
+		}
+		return s.tells(uuids(gpus), holding)
+	})
+	for id := range holding {
+		await(ctx, t, "the pod's status says so", hasHealth(n, pod, id, "Healthy"))
+	}
+}
+
+// untouched says what is not as it was of these GPUs, the series' existence included. Counters and clocks go on.
+func untouched(before, after scrape, ids []string) error {
+	wrong := []error{}
+	for _, id := range ids {
+		for name, samples := range before.series {
+			was, is := find(samples, labels{"uuid": id}), find(after.series[name], labels{"uuid": id})
+			if len(was) != len(is) {
+				wrong = append(wrong, fmt.Errorf("%s of %s: %d series, then %d", name, id, len(was), len(is)))
+			} else if len(was) == 1 && !strings.HasSuffix(name, "_total") && !strings.HasSuffix(name, "_seconds") && was[0].Value != is[0].Value {
+				wrong = append(wrong, fmt.Errorf("%s of %s: %v, then %v", name, id, was[0].Value, is[0].Value))
+			}
+		}
+	}
+	return errors.Join(wrong...)
+}

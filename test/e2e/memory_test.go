@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// TestMemory has Prometheus scrape podgauge every second, for the time that PODGAUGE_SOAK says (make soak: 10m), and watches what it takes.
+func TestMemory(t *testing.T) {
+	long, err := time.ParseDuration(cmp.Or(os.Getenv("PODGAUGE_SOAK"), "20s"))
+	if err != nil {
+		t.Fatalf("PODGAUGE_SOAK: %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), long+2*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{})
+	startKubelet(ctx, t, n)
+	ageKubelet(t, n)
+	d := newMachine(t, n, "gpu * utilization 0~100/20s", "gpu * power 70000~700000/30s").start(t, n)
+	allocatable(ctx, t, n, uuids(gpus)...)
+	for _, pod := range []node.Pod{holds("one", 1), holds("two", 2)} {
+		run(ctx, t, n, pod)
+	}
+	prometheus, err := n.Prometheus(ctx, node.Target{
+		Job: honored, Address: fmt.Sprintf("127.0.0.1:%d", port), HonorLabels: true, Interval: time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	await(ctx, t, "Prometheus has scraped podgauge", func(ctx context.Context) error { return scraped(ctx, prometheus) })
+
+	const limit = 30 << 20
+	resident := sampleMemory(ctx, t, d, long)
+	quarter := len(resident) / 4
+	early, late := slices.Max(resident[quarter:2*quarter]), slices.Max(resident[3*quarter:])
+	figure(t, fmt.Sprintf("resident memory over %s, scraped every second", long),
+		fmt.Sprintf("%.1f MB at most, %.1f MB in the second quarter, %.1f MB in the last; may be 30 MB (2^20 bytes each)",
+			megabytes(slices.Max(resident)), megabytes(early), megabytes(late)))
+	if most := slices.Max(resident); most > limit {
+		t.Errorf("podgauge takes %d bytes", most)
+	}
+	if growth := late - early; growth > 1<<20 {
+		t.Errorf("podgauge grew by %d bytes from the second quarter of the time to the last", growth)
+	}
+	if err := scraped(ctx, prometheus); err != nil {
+		t.Error(err)
+	}
+	samples, err := prometheus.Query(ctx, fmt.Sprintf(`count_over_time(up{job=%q}[%dms])`, honored, long.Milliseconds()))
+	if err != nil || len(samples) != 1 || samples[0].Value < 0.9*long.Seconds() {
+		t.Errorf("scrapes in that time: %v, %v", samples, err)
+	}
+}
+
+// scraped says whether Prometheus' scrapes of podgauge have all succeeded.
+func scraped(ctx context.Context, p *node.Prometheus) error {
+	samples, err := p.Query(ctx, fmt.Sprintf(`min_over_time(up{job=%q}[1h])`, honored))
+	if err != nil || len(samples) != 1 || samples[0].Value != 1 {
+		return fmt.Errorf("up was %v: %w", samples, err)
+	}
+	return nil
+}
+
+// sampleMemory looks every quarter of a second.
+func sampleMemory(ctx context.Context, t *testing.T, d *daemon, long time.Duration) (bytes []int) {
+	t.Helper()
+	tick := time.NewTicker(250 * time.Millisecond)
+	defer tick.Stop()
+	for begin := time.Now(); time.Since(begin) < long && ctx.Err() == nil; <-tick.C {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", d.PID))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var size, pages int
+		if _, err := fmt.Sscan(string(b), &size, &pages); err != nil {
+			t.Fatal(err)
+		}
+		bytes = append(bytes, pages*os.Getpagesize())
+	}
+	return bytes
+}
+
+func megabytes(bytes int) float64 { return float64(bytes) / (1 << 20) }

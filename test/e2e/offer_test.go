@@ -1,0 +1,200 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+const (
+	// honored is the scrape job as the README has it.
+	honored = "podgauge"
+	// trap is the same without honor_labels.
+	trap = "without-honor-labels"
+)
+
+// TestOffer is the whole path: GPUs, the kubelet's list, a pod, its labels, and what Prometheus makes of them. Nothing here is hurried: the
+// kubelet is as young as it is.
+func TestOffer(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{})
+	m := newMachine(t, n)
+	d := m.start(t, n)
+	d.listening(ctx, t)
+	var kubelet time.Time
+	took := registers(ctx, t, n, func() {
+		startKubelet(ctx, t, n)
+		kubelet = time.Now()
+	}, uuids(gpus)...)
+	figureOf(t, "registered after the kubelet's socket", time.Second, took)
+	prometheus := startPrometheus(ctx, t, n)
+
+	pod := holds("train", 1)
+	run(ctx, t, n, pod)
+	held := one(ctx, t, n, pod)
+	holding := map[string]node.Holder{held: holder(pod)}
+	s := d.next(ctx, t)
+	if err := s.tells([]string{held}, holding); err != nil {
+		t.Errorf("the next scrape after the kubelet's List has the pod: %v", err)
+	}
+	env, err := n.ContainerEnv(ctx, pod, "main")
+	if err != nil || env["NVIDIA_VISIBLE_DEVICES"] != held {
+		t.Errorf("the container sees %q (%v), and holds %q", env["NVIDIA_VISIBLE_DEVICES"], err, held)
+	}
+	within(ctx, t, 90*time.Second, "the other GPUs are known to be idle", func(ctx context.Context) error {
+		s, err := d.scrape(ctx)
+		if err != nil {
+			return err
+		}
+		// Until they are known to be, they are not said to be: nothing but the truth is shown throughout.
+		if err := s.honest(holding); err != nil {
+			return node.GiveUp(err)
+		}
+		return s.tells(uuids(gpus), holding)
+	})
+	figureOf(t, "idle GPUs are shown after the start of kubelet and podgauge at once", 65*time.Second, time.Since(kubelet))
+	seesTruth(ctx, t, prometheus, holding)
+	springs(ctx, t, prometheus, held, pod)
+}
+
+// startPrometheus has the server find podgauge as service discovery would: with podgauge's own pod in the target's labels.
+func startPrometheus(ctx context.Context, t *testing.T, n *node.Node) *node.Prometheus {
+	t.Helper()
+	target := node.Target{
+		Job: honored, Address: fmt.Sprintf("127.0.0.1:%d", port), HonorLabels: true, Interval: 500 * time.Millisecond,
+		Labels: map[string]string{"namespace": "podgauge", "pod": "podgauge", "container": "podgauge"},
+	}
+	without := target
+	without.Job, without.HonorLabels = trap, false
+	prometheus, err := n.Prometheus(ctx, target, without)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return prometheus
+}
+
+// seesTruth waits until Prometheus has scraped what is true, and checks that nothing else is in it. Prometheus drops empty labels.
+func seesTruth(ctx context.Context, t *testing.T, p *node.Prometheus, held map[string]node.Holder) {
+	t.Helper()
+	await(ctx, t, "Prometheus shows the truth", func(ctx context.Context) error {
+		wrong := []error{}
+		for _, family := range heldFamilies {
+			samples, err := p.Query(ctx, fmt.Sprintf(`%s{job=%q}`, family, honored))
+			if err != nil {
+				return err
+			}
+			if len(samples) != gpus {
+				wrong = append(wrong, fmt.Errorf("%s: %d series", family, len(samples)))
+			}
+			for _, sample := range samples {
+				if want := labelsOf(held[sample.Labels["uuid"]]); !has(sample.Labels, want) {
+					wrong = append(wrong, fmt.Errorf("%v, not %v", sample.Labels, want))
+				}
+			}
+		}
+		return errors.Join(wrong...)
+	})
+	for _, never := range []string{
+		`{job=%q,exported_pod!=""}`, `{job=%q,exported_namespace!=""}`, `{job=%q,exported_container!=""}`,
+		`{job=%q,__name__=~"nvidia_gpu_.*",pod="podgauge"}`,
+	} {
+		if found, err := p.Query(ctx, fmt.Sprintf(never, honored)); err != nil || len(found) > 0 {
+			t.Errorf("%s finds %v, %v", never, found, err)
+		}
+	}
+}
+
+// springs shows that the test could have failed: without honor_labels every GPU seems to be held by podgauge's own pod.
+func springs(ctx context.Context, t *testing.T, p *node.Prometheus, held string, pod node.Pod) {
+	t.Helper()
+	samples, err := p.Query(ctx, fmt.Sprintf(`nvidia_gpu_healthy{job=%q}`, trap))
+	if err != nil || len(samples) != gpus {
+		t.Fatalf("without honor_labels: %v, %v", samples, err)
+	}
+	for _, sample := range samples {
+		exported := ""
+		if sample.Labels["uuid"] == held {
+			exported = pod.FullName()
+		}
+		if sample.Labels["pod"] != "podgauge" || sample.Labels["exported_pod"] != exported {
+			t.Errorf("without honor_labels: %v", sample.Labels)
+		}
+	}
+}
+
+// TestSharedDevices has another plugin offer replicas, as NVIDIA's does for time-slicing, and podgauge export beside it.
+func TestSharedDevices(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	const shared = "nvidia.com/gpu.shared"
+	n := node.ForTest(ctx, t, node.Options{})
+	startKubelet(ctx, t, n)
+	ageKubelet(t, n)
+	replicas := []string{uuid(3) + "::0", uuid(3) + "::1"}
+	offer(ctx, t, n, "shared.sock", shared, replicas...)
+	await(ctx, t, "the replicas are allocatable", func(ctx context.Context) error {
+		if ids, err := n.Allocatable(ctx, shared); err != nil || !slices.Equal(ids, replicas) {
+			return fmt.Errorf("%q are: %w", ids, err)
+		}
+		return nil
+	})
+	d := newMachine(t, n).start(t, n, "--device-plugin=false")
+	d.listening(ctx, t)
+	prometheus := startPrometheus(ctx, t, n)
+
+	pods := []node.Pod{}
+	for _, name := range []string{"left", "right"} {
+		pod := node.Pod{Name: name, Containers: []node.Container{{Name: "main", Limits: map[string]int{shared: 1}}}}
+		run(ctx, t, n, pod)
+		pods = append(pods, pod)
+	}
+	var holders map[string]node.Holder
+	await(ctx, t, "List has both pods", func(ctx context.Context) (err error) {
+		if holders, err = n.Holders(ctx, shared); err != nil || len(holders) != len(pods) {
+			return fmt.Errorf("%v: %w", holders, err)
+		}
+		return nil
+	})
+	s := d.next(ctx, t)
+	for id, h := range holders {
+		with := labelsOf(h)
+		with["uuid"], with["device_id"], with["resource"], with["mig_uuid"] = uuid(3), id, shared, ""
+		if err := s.is(1, "nvidia_gpu_allocation_info", with); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, i := range []int{3, 4} { // the shared one, and an idle one
+		for _, family := range heldFamilies {
+			found := find(s.series[family], labels{"uuid": uuid(i)})
+			if len(found) != 1 {
+				t.Fatalf("%s of GPU %d is there %d times", family, i, len(found))
+			}
+			if err := carries(found[0], node.Holder{}); err != nil {
+				t.Errorf("%s of GPU %d: %v", family, i, err)
+			}
+		}
+		want := map[int]float64{3: 1, 4: 0}[i]
+		if err := s.is(want, "nvidia_gpu_allocated", labels{"uuid": uuid(i)}); err != nil {
+			t.Error(err)
+		}
+	}
+	seesTruth(ctx, t, prometheus, nil)
+	await(ctx, t, "Prometheus has both holders", func(ctx context.Context) error {
+		for _, pod := range pods {
+			found, err := prometheus.Query(ctx, fmt.Sprintf(`nvidia_gpu_allocation_info{job=%q,pod=%q,uuid=%q}`, honored, pod.FullName(), uuid(3)))
+			if err != nil || len(found) != 1 {
+				return fmt.Errorf("%v: %w", found, err)
+			}
+		}
+		return nil
+	})
+	if sockets := d.sockets(t); len(sockets) > 0 {
+		t.Errorf("without a device plugin there are %q", sockets)
+	}
+}

@@ -1,0 +1,96 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// newer are a dozen functions that drivers of a few years ago lack: what each gives is then to be had from an older one, or not at all.
+var newer = []string{
+	"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo_v2",
+	"nvmlEventSetWait_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons",
+	"nvmlDeviceGetMigMode", "nvmlDeviceGetCudaComputeCapability", "nvmlSystemGetCudaDriverVersion_v2", "nvmlDeviceGetFieldValues",
+}
+
+// TestOldDriver compares what podgauge shows on a driver that lacks them with what it shows on a new one.
+func TestOldDriver(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	old, err := buildLibrary("old", newer...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := node.ForTest(ctx, t, node.Options{})
+	startKubelet(ctx, t, n)
+	ageKubelet(t, n)
+	m := newMachine(t, n)
+	d := m.start(t, n)
+	allocatable(ctx, t, n, uuids(gpus)...)
+	full := d.next(ctx, t)
+	if found := full.series["podgauge_family_unsupported"]; len(found) > 0 {
+		t.Errorf("on a new driver there is %v", found)
+	}
+	d.stop(t)
+	allocatable(ctx, t, n)
+
+	m.library = old
+	m.set(t, "driver 450.51.05")
+	d = m.start(t, n)
+	allocatable(ctx, t, n, uuids(gpus)...)
+	pod := holds("train", 1)
+	run(ctx, t, n, pod)
+	s := d.next(ctx, t)
+	if err := s.honest(map[string]node.Holder{one(ctx, t, n, pod): holder(pod)}); err != nil {
+		t.Error(err)
+	}
+	said := []string{}
+	for _, sample := range s.series["podgauge_family_unsupported"] {
+		said = append(said, sample.Labels["family"])
+	}
+	slices.Sort(said)
+	// A family that has lost some of its series is called unsupported as well.
+	absent, poorer := missing(full, s)
+	if len(absent) == 0 || !contains(said, absent) || !contains(append(absent, poorer...), said) {
+		t.Errorf("it says that it cannot have %q; %q are not there, %q are poorer", said, absent, poorer)
+	}
+	if lines := d.logged(t, append(absent, "level=")...); len(lines) != 1 {
+		t.Errorf("of %q it logs %q", absent, lines)
+	}
+	figure(t, fmt.Sprintf("families of %d that are absent on a driver that lacks %d functions", hardware(full), len(newer)),
+		fmt.Sprintf("%d (%s), poorer %d (%s)", len(absent), strings.Join(absent, " "), len(poorer), strings.Join(poorer, " ")))
+}
+
+// missing are the hardware families that only the first scrape has, and those of which the second has fewer series; sorted.
+func missing(full, s scrape) (absent, poorer []string) {
+	for _, name := range slices.Sorted(maps.Keys(full.series)) {
+		switch was, is := len(full.series[name]), len(s.series[name]); {
+		case !strings.HasPrefix(name, "nvidia_gpu_") || is >= was:
+		case is == 0:
+			absent = append(absent, name)
+		default:
+			poorer = append(poorer, name)
+		}
+	}
+	return absent, poorer
+}
+
+// hardware counts the hardware families.
+func hardware(s scrape) (count int) {
+	for name := range s.series {
+		if strings.HasPrefix(name, "nvidia_gpu_") {
+			count++
+		}
+	}
+	return count
+}
+
+func contains(all, some []string) bool {
+	return !slices.ContainsFunc(some, func(s string) bool { return !slices.Contains(all, s) })
+}

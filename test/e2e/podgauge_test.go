@@ -1,0 +1,406 @@
+package e2e
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+const (
+	// gpus is how many a machine has that does not say otherwise.
+	gpus = 8
+	// port is the one that podgauge listens on by default.
+	port = 9400
+	// patience is how long a test waits for what takes a second or two. How long something may take is said where it is measured.
+	patience = 30 * time.Second
+)
+
+// machine is the hardware that podgauge finds: a library that obeys the test.
+type machine struct {
+	*nvmltest.Scenario
+	library string // its folder
+	file    string // the scenario
+	calls   string // what was asked of the newest podgauge's library
+}
+
+// newMachine has eight idle GPUs, unless the lines of a scenario say otherwise.
+func newMachine(t *testing.T, n *node.Node, lines ...string) *machine {
+	t.Helper()
+	lib, err := library()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(n.Logs, "machine.scenario") // readable where a test has failed
+	m := &machine{Scenario: nvmltest.NewScenario(file), library: lib, file: file, calls: filepath.Join(n.Logs, "nvml.calls")}
+	m.set(t, lines...)
+	return m
+}
+
+// scratch is the folder for what is made once for all tests; main removes it.
+var scratch = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "podgauge-e2e-") })
+
+// library is the folder of the stand-in, which is compiled once.
+var library = sync.OnceValues(func() (string, error) { return buildLibrary("driver") })
+
+// buildLibrary compiles a stand-in without the hidden functions into a folder of its own.
+func buildLibrary(name string, hidden ...string) (string, error) {
+	dir, err := scratch()
+	if err != nil {
+		return "", err
+	}
+	dir = filepath.Join(dir, name)
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return "", err
+	}
+	_, err = nvmltest.Build(dir, hidden...)
+	return dir, err
+}
+
+// uuid of the GPU with this index, as the stand-in names it.
+func uuid(index int) string { return fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", index) }
+
+// uuids of the first GPUs.
+func uuids(n int) []string {
+	all := []string{}
+	for i := range n {
+		all = append(all, uuid(i))
+	}
+	return all
+}
+
+// index of a GPU.
+func index(t *testing.T, id string) int {
+	t.Helper()
+	i := slices.Index(uuids(nvmltest.MaxGPUs), id)
+	if i < 0 {
+		t.Fatalf("no GPU is called %q", id)
+	}
+	return i
+}
+
+func (m *machine) set(t *testing.T, lines ...string) {
+	t.Helper()
+	if err := m.Set(lines...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (m *machine) clear(t *testing.T, words string) {
+	t.Helper()
+	if err := m.Clear(words); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (m *machine) event(t *testing.T, gpu int, what string) {
+	t.Helper()
+	if err := m.Event(gpu, what); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// callers are those who may be inside calls about one GPU at the same time: its reader, the listing, and whoever waits for events, when he
+// registers for the GPU's.
+const callers = 3
+
+// asked is what was asked of the library. It ends the test where more calls than that were ever under way about one GPU.
+func (m *machine) asked(t *testing.T) nvmltest.Calls {
+	t.Helper()
+	calls, err := nvmltest.ReadCalls(m.calls)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for gpu := range nvmltest.MaxGPUs {
+		if most := calls.MostInFlight(gpu); most > callers {
+			t.Fatalf("%d calls about GPU %d were under way at the same time", most, gpu)
+		}
+	}
+	return calls
+}
+
+// daemon is podgauge, running in a node.
+type daemon struct {
+	*node.Process
+	n      *node.Node
+	url    string
+	client *http.Client
+}
+
+// start starts podgauge on the machine. It ends with the test, and has to end well.
+func (m *machine) start(t *testing.T, n *node.Node, args ...string) *daemon {
+	t.Helper()
+	return startPodgauge(t, n, append(m.environ(), "LD_LIBRARY_PATH="+m.library), args...)
+}
+
+// environ has the library find its scenario.
+func (m *machine) environ() []string {
+	return []string{nvmltest.EnvScenario + "=" + m.file, nvmltest.EnvCalls + "=" + m.calls}
+}
+
+func startPodgauge(t *testing.T, n *node.Node, env []string, args ...string) *daemon {
+	t.Helper()
+	path, err := filepath.Abs(cmp.Or(os.Getenv("PODGAUGE_BIN"), "../../bin/podgauge"))
+	if err == nil {
+		_, err = os.Stat(path)
+	}
+	if err != nil {
+		t.Fatalf("no podgauge to test: %v; make build, or name one by PODGAUGE_BIN", err)
+	}
+	p, err := n.Exec("podgauge", append([]string{path, "--log.level=debug"}, args...), env...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &daemon{Process: p, n: n, url: n.URL(port), client: &http.Client{
+		Timeout: 10 * time.Second,
+		// Each scrape is a connection of its own, so that none is left to be counted.
+		Transport: &http.Transport{DisableKeepAlives: true},
+	}}
+	t.Cleanup(func() { d.stop(t) })
+	return d
+}
+
+// stop asks podgauge to end, which must succeed and leave no socket. One that has ended already is left alone.
+func (d *daemon) stop(t *testing.T) {
+	t.Helper()
+	select {
+	case <-d.Done():
+		return
+	default:
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	state, err := d.Stop(ctx, syscall.SIGTERM)
+	if err != nil || !state.Success() {
+		t.Errorf("podgauge did not end well on SIGTERM: %v %v", state, err)
+		_ = d.Signal(syscall.SIGKILL) // it must not meet its successor
+	}
+	if left := d.sockets(t); len(left) > 0 && err == nil {
+		t.Errorf("podgauge left %q", left)
+	}
+}
+
+// sockets are the device plugin's in the kubelet's folder: one while it is registered.
+func (d *daemon) sockets(t *testing.T) []string {
+	t.Helper()
+	sockets, err := filepath.Glob(filepath.Join(d.n.KubeletDir(), "device-plugins", "podgauge-*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sockets
+}
+
+// probe asks /healthz or /readyz, and returns why it is not ok.
+func (d *daemon) probe(ctx context.Context, path string) error {
+	body, err := d.get(ctx, path)
+	if err == nil {
+		body.Close()
+	}
+	return err
+}
+
+// listening waits until podgauge answers.
+func (d *daemon) listening(ctx context.Context, t *testing.T) {
+	t.Helper()
+	await(ctx, t, "podgauge answers", func(ctx context.Context) error { return d.probe(ctx, "/healthz") })
+}
+
+// logged returns the lines of podgauge's log that have all the words.
+func (d *daemon) logged(t *testing.T, words ...string) []string {
+	t.Helper()
+	out, err := d.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := []string{}
+	for line := range strings.Lines(out) {
+		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// await waits for something, for as long as a test has patience, and returns how long it took.
+func await(ctx context.Context, t *testing.T, what string, try func(context.Context) error) time.Duration {
+	t.Helper()
+	return within(ctx, t, patience, what, try)
+}
+
+// within is await with a patience of its own.
+func within(ctx context.Context, t *testing.T, most time.Duration, what string, try func(context.Context) error) time.Duration {
+	t.Helper()
+	begin := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	if err := node.Until(ctx, what, try); err != nil {
+		t.Fatal(err)
+	}
+	return time.Since(begin)
+}
+
+// since waits until so much time has passed since the beginning of something: for scenarios that are about time.
+func since(begin time.Time, long time.Duration) func(context.Context) error {
+	return func(context.Context) error {
+		if passed := time.Since(begin); passed < long {
+			return fmt.Errorf("%s have passed", passed)
+		}
+		return nil
+	}
+}
+
+// ageKubelet has the kubelet look as if it had been up for long: podgauge goes by the time of its socket, and in the kubelet's first minute
+// does not believe that a device which nobody is listed for is idle (ADR 4). TestOffer waits that minute out. It comes before podgauge's start.
+func ageKubelet(t *testing.T, n *node.Node) {
+	t.Helper()
+	hourAgo := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(n.PodResourcesSocket(), hourAgo, hourAgo); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// allocatable waits until the kubelet would give away these GPUs and no others.
+func allocatable(ctx context.Context, t *testing.T, n *node.Node, want ...string) time.Duration {
+	t.Helper()
+	return await(ctx, t, fmt.Sprintf("%d GPUs are allocatable", len(want)), hasAllocatable(n, want...))
+}
+
+func hasAllocatable(n *node.Node, want ...string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if ids, err := n.Allocatable(ctx, gpu); err != nil || !slices.Equal(ids, want) {
+			return fmt.Errorf("%q are: %w", ids, err)
+		}
+		return nil
+	}
+}
+
+// registers calls begin, which leads to a new socket of the kubelet's, and returns how long after that socket's making the kubelet had all
+// of these GPUs.
+func registers(ctx context.Context, t *testing.T, n *node.Node, begin func(), want ...string) time.Duration {
+	t.Helper()
+	before, err := n.KubeletSocketTime()
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	type outcome struct {
+		took time.Duration
+		err  error
+	}
+	registered := make(chan outcome, 1)
+	go func() {
+		err := node.Until(ctx, "a new kubelet has all GPUs", func(ctx context.Context) error {
+			if made, err := n.KubeletSocketTime(); err != nil || made.Equal(before) {
+				return fmt.Errorf("no new socket: %w", err)
+			}
+			return hasAllocatable(n, want...)(ctx)
+		})
+		now := time.Now()
+		made, _ := n.KubeletSocketTime()
+		registered <- outcome{now.Sub(made), err}
+	}()
+	begin()
+	o := <-registered
+	if o.err != nil {
+		t.Fatal(o.err)
+	}
+	return o.took
+}
+
+// holds is a pod with one container that holds so many GPUs until it is removed.
+func holds(name string, gpus int) node.Pod {
+	return node.Pod{Name: name, Containers: []node.Container{{Name: "main", Limits: map[string]int{gpu: gpus}}}}
+}
+
+// run runs a pod and returns its status and how long it took until all its containers ran.
+func run(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) (node.PodStatus, time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	begin := time.Now()
+	status, err := n.Run(ctx, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status.Phase == "Failed" {
+		t.Fatalf("pod %s was turned away: %s: %s", p.Name, status.Reason, status.Message)
+	}
+	return status, time.Since(begin)
+}
+
+// remove takes a pod away and waits until the kubelet's List does not have it any more, which is its end.
+func remove(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) {
+	t.Helper()
+	if err := n.Delete(p); err != nil {
+		t.Fatal(err)
+	}
+	ended(ctx, t, n, p)
+}
+
+// ended waits until the kubelet's List does not have the pod any more.
+func ended(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) {
+	t.Helper()
+	await(ctx, t, fmt.Sprintf("pod %s has ended", p.Name), func(ctx context.Context) error {
+		pods, err := n.List(ctx)
+		if err != nil {
+			return err
+		}
+		for _, listed := range pods {
+			if listed.Name == p.FullName() {
+				return errors.New("it is listed")
+			}
+		}
+		return nil
+	})
+}
+
+// listed waits until the kubelet's List has the pod's containers with so many GPUs, and returns which, by container.
+func listed(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) map[string][]string {
+	t.Helper()
+	var held map[string][]string
+	await(ctx, t, fmt.Sprintf("List has pod %s with its GPUs", p.Name), func(ctx context.Context) error {
+		holders, err := n.Holders(ctx, gpu)
+		if err != nil {
+			return err
+		}
+		held = map[string][]string{}
+		for id, holder := range holders {
+			if holder.Pod == p.FullName() {
+				held[holder.Container] = append(held[holder.Container], id)
+			}
+		}
+		for _, c := range p.Containers {
+			if len(held[c.Name]) != c.Limits[gpu] {
+				return fmt.Errorf("container %s has %q", c.Name, held[c.Name])
+			}
+		}
+		return nil
+	})
+	return held
+}
+
+// one is the GPU of a pod whose container "main" has one.
+func one(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) string {
+	t.Helper()
+	return listed(ctx, t, n, p)["main"][0]
+}
+
+// holder is the container "main" of a pod, as the kubelet names it.
+func holder(p node.Pod) node.Holder {
+	return node.Holder{Namespace: cmp.Or(p.Namespace, "default"), Pod: p.FullName(), Container: "main"}
+}

@@ -1,0 +1,235 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// scrape is one answer of /metrics.
+type scrape struct {
+	series map[string][]node.Sample // by name
+	begun  time.Time                // when its flight began; zero where it has none
+	took   time.Duration
+}
+
+// labels of a series, or some of them.
+type labels = map[string]string
+
+func (d *daemon) get(ctx context.Context, path string) (io.ReadCloser, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, d.url+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := d.client.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode != http.StatusOK {
+		body, _ := io.ReadAll(answer.Body)
+		answer.Body.Close()
+		return nil, fmt.Errorf("%s: %s: %s", path, answer.Status, body)
+	}
+	return answer.Body, nil
+}
+
+// scrape asks once.
+func (d *daemon) scrape(ctx context.Context) (scrape, error) {
+	begin := time.Now()
+	body, err := d.get(ctx, "/metrics")
+	if err != nil {
+		return scrape{}, err
+	}
+	defer body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(body)
+	if err != nil {
+		return scrape{}, fmt.Errorf("parse the scrape: %w", err)
+	}
+	s := scrape{series: map[string][]node.Sample{}, took: time.Since(begin)}
+	for name, family := range families {
+		for _, m := range family.Metric {
+			s.add(name, m)
+		}
+	}
+	if at, err := s.value("podgauge_flight_begin_timestamp_seconds", nil); err == nil {
+		s.begun = instant(at)
+	}
+	return s, nil
+}
+
+func (s scrape) add(name string, m *dto.Metric) {
+	all := labels{}
+	for _, pair := range m.Label {
+		all[pair.GetName()] = pair.GetValue()
+	}
+	put := func(name string, value float64) {
+		s.series[name] = append(s.series[name], node.Sample{Labels: all, Point: node.Point{Value: value}})
+	}
+	switch {
+	case m.Gauge != nil:
+		put(name, m.Gauge.GetValue())
+	case m.Counter != nil:
+		put(name, m.Counter.GetValue())
+	case m.Histogram != nil:
+		put(name+"_count", float64(m.Histogram.GetSampleCount()))
+		put(name+"_sum", m.Histogram.GetSampleSum())
+	}
+}
+
+func instant(seconds float64) time.Time {
+	whole, fraction := math.Modf(seconds)
+	return time.Unix(int64(whole), int64(fraction*1e9))
+}
+
+// find returns the series of a name that have these labels.
+func find(samples []node.Sample, with labels) []node.Sample {
+	found := []node.Sample{}
+	for _, sample := range samples {
+		if has(sample.Labels, with) {
+			found = append(found, sample)
+		}
+	}
+	return found
+}
+
+func has(all, some labels) bool {
+	for name, value := range some {
+		if all[name] != value {
+			return false
+		}
+	}
+	return true
+}
+
+// value of the only series of a name that has these labels.
+func (s scrape) value(name string, with labels) (float64, error) {
+	found := find(s.series[name], with)
+	if len(found) != 1 {
+		return 0, fmt.Errorf("%s%v is there %d times", name, with, len(found))
+	}
+	return found[0].Value, nil
+}
+
+// is says why the only series of a name that has these labels does not have this value.
+func (s scrape) is(want float64, name string, with labels) error {
+	got, err := s.value(name, with)
+	if err == nil && got != want {
+		err = fmt.Errorf("%s%v is %v, not %v", name, with, got, want)
+	}
+	return err
+}
+
+// sum of a name's series with these labels.
+func (s scrape) sum(name string, with labels) (sum float64) {
+	for _, sample := range find(s.series[name], with) {
+		sum += sample.Value
+	}
+	return sum
+}
+
+// scrapeUntil scrapes until an answer is as it should be, and returns that one.
+func (d *daemon) scrapeUntil(ctx context.Context, t *testing.T, what string, good func(scrape) error) scrape {
+	t.Helper()
+	var s scrape
+	await(ctx, t, what, func(ctx context.Context) (err error) {
+		if s, err = d.scrape(ctx); err != nil {
+			return err
+		}
+		return good(s)
+	})
+	return s
+}
+
+// next is the next scrape: the first one whose flight began after the call.
+func (d *daemon) next(ctx context.Context, t *testing.T) scrape {
+	t.Helper()
+	event := time.Now()
+	return d.scrapeUntil(ctx, t, "the next scrape", func(s scrape) error {
+		if !s.begun.After(event) {
+			return fmt.Errorf("its flight began at %s", s.begun)
+		}
+		return nil
+	})
+}
+
+// heldFamilies carry the holder's labels, and are there for every device whose holder is known; one of a kind: health, allocation, a gauge and
+// a counter.
+var heldFamilies = []string{"nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"}
+
+// itself are families of the device itself, which have no holder whoever holds it.
+var itself = []string{
+	"nvidia_gpu_info", "nvidia_gpu_up", "nvidia_gpu_stalled", "nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds",
+	"nvidia_gpu_pcie_replays_total", "nvidia_gpu_ecc_volatile_errors_total", "nvidia_gpu_ecc_aggregate_errors_total",
+}
+
+// history is the one family that names holders of the past.
+const history = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
+
+// tells says where the scrape differs from the truth: held are those of these GPUs that are held, the others are idle.
+func (s scrape) tells(ids []string, held map[string]node.Holder) error {
+	wrong := []error{}
+	for _, id := range ids {
+		for _, family := range heldFamilies {
+			if n := len(find(s.series[family], labels{"uuid": id})); n != 1 {
+				wrong = append(wrong, fmt.Errorf("%s of %s is there %d times", family, id, n))
+			}
+		}
+		want := 0
+		if held[id] != (node.Holder{}) {
+			want = 1
+		}
+		if n := len(find(s.series["nvidia_gpu_allocation_info"], labels{"uuid": id})); n != want {
+			wrong = append(wrong, fmt.Errorf("nvidia_gpu_allocation_info of %s is there %d times", id, n))
+		}
+	}
+	return errors.Join(append(wrong, s.honest(held))...)
+}
+
+// honest says which series name a holder that is not, or none where there is one.
+func (s scrape) honest(held map[string]node.Holder) error {
+	wrong := []error{}
+	for _, name := range slices.Sorted(maps.Keys(s.series)) {
+		if !strings.HasPrefix(name, "nvidia_gpu_") || name == history {
+			continue
+		}
+		for _, sample := range s.series[name] {
+			want := held[sample.Labels["uuid"]]
+			if slices.Contains(itself, name) {
+				want = node.Holder{}
+			}
+			if err := carries(sample, want); err != nil {
+				wrong = append(wrong, fmt.Errorf("%s: %w", name, err))
+			}
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+// carries says whose labels a scraped series has, where it is not these holder's. Empty ones have to be there.
+func carries(sample node.Sample, want node.Holder) error {
+	for name, value := range labelsOf(want) {
+		if got, there := sample.Labels[name]; !there || got != value {
+			return fmt.Errorf("%v, which has %s %q", sample.Labels, name, value)
+		}
+	}
+	return nil
+}
+
+func labelsOf(h node.Holder) labels {
+	return labels{"namespace": h.Namespace, "pod": h.Pod, "container": h.Container}
+}
