@@ -26,8 +26,8 @@ type Backend interface {
 	Metrics() []Metric
 	// Devices lists what there is, all of it, each time. It starts the driver's
 	// library when that has not happened yet: ErrNoDriver while it cannot.
-	// A device that cannot be described is left out; an error that comes with
-	// devices says why.
+	// A device that cannot be described is left out; an error beside devices that
+	// are not nil says why.
 	Devices(ctx context.Context) ([]Device, error)
 	// Read appends to buf what can be read of a GPU and its devices and returns
 	// it. A value that the GPU does not have is not appended. The error is for

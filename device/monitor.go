@@ -150,7 +150,7 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 			m.lists <- listing{devices, err}
 		})
 	}
-	if m.Driver().State == DriverUp && !m.waiting && !now.Before(m.waitNext) {
+	if len(m.devices) > 0 && !m.waiting && !now.Before(m.waitNext) {
 		m.waiting = true
 		m.calls.Go(func() {
 			event, err := m.backend.Wait(ctx)
@@ -158,11 +158,11 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 		})
 	}
 	for gpu, p := range m.patients {
-		if !p.due(now, m.readers.Answered(gpu)) {
+		if !p.due(now, m.readers.Failed(gpu)) {
 			continue
 		}
 		if m.readers.Check(gpu, func(resets uint64, err error) { m.answer(ctx, checkup{gpu, resets, err}) }) {
-			p.checkedAt = now
+			p.checkedAt, p.urgent = now, false
 		}
 	}
 }
@@ -176,13 +176,14 @@ func (m *Monitor) answer(ctx context.Context, c checkup) {
 
 func (m *Monitor) listed(l listing, now time.Time) {
 	m.listSince = time.Time{}
-	if len(l.devices) == 0 && l.err != nil {
+	if errors.Is(l.err, ErrNoDriver) {
 		m.listNext = now.Add(lookForEvery)
-		state := DriverNotAnswering
-		if errors.Is(l.err, ErrNoDriver) {
-			state = DriverAbsent
-		}
-		m.setDriver(Driver{state, l.err})
+		m.setDriver(Driver{DriverAbsent, l.err})
+		return
+	}
+	if l.devices == nil && l.err != nil { // nothing is known of any
+		m.listNext = now.Add(lookForEvery)
+		m.setDriver(Driver{DriverNotAnswering, l.err})
 		return
 	}
 	m.listNext = now.Add(listEvery)
@@ -251,13 +252,12 @@ func (m *Monitor) reported(r report, now time.Time) {
 	if e.Fatal {
 		p.condemn(verdict{reason: xidReason(e.Xid), action: e.Action, resets: &e.Resets}, now)
 	}
-	p.checkedAt = time.Time{}
+	p.urgent = true // what the event means may stand elsewhere, and be read by a check
 }
 
 // checkAll makes every GPU due: something is wrong, and nobody is to blame yet.
 func (m *Monitor) checkAll() {
 	for _, p := range m.patients {
-		p.checkedAt = time.Time{}
 		p.urgent = true
 	}
 }

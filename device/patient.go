@@ -14,7 +14,7 @@ type patient struct {
 	listed    bool      // in the newest listing
 	answered  bool      // a verdict was reached at least once
 	checkedAt time.Time // when the newest check began
-	urgent    bool      // the next check must ask, however fresh the readings are
+	urgent    bool      // to be checked at once
 	good      int       // checks passed in a row since the verdict
 	verdict   verdict
 	since     time.Time // when the verdict's reason last changed
@@ -31,16 +31,18 @@ type verdict struct {
 
 func xidReason(xid uint64) string { return "xid_" + strconv.FormatUint(xid, 10) }
 
-// due tells whether to check now. A reading that the GPU gave lately is as good
-// as a check, unless there is a verdict to lift or a doubt to settle.
-func (p *patient) due(now, read time.Time) bool {
-	if !p.answered || p.verdict.reason != "" {
-		return now.Sub(p.checkedAt) >= recheckEvery
-	}
-	if p.urgent {
+// due tells whether to check now: at leisure where all is well, soon where there
+// is a verdict to lift, or a reading that failed, and at once where the driver has
+// said that something is wrong.
+func (p *patient) due(now time.Time, failed bool) bool {
+	switch {
+	case p.urgent:
 		return true
+	case failed || !p.answered || p.verdict.reason != "":
+		return now.Sub(p.checkedAt) >= recheckEvery
+	default:
+		return now.Sub(p.checkedAt) >= checkEvery
 	}
-	return now.Sub(p.checkedAt) >= checkEvery && now.Sub(read) >= checkEvery
 }
 
 // condemn records a fault. One that asks for a reset stands against a later one
@@ -61,7 +63,6 @@ func (p *patient) condemn(v verdict, now time.Time) {
 
 // checked takes the outcome of a check.
 func (p *patient) checked(c checkup, now time.Time) {
-	p.urgent = false
 	if c.err != nil {
 		p.condemn(explain(c.err), now)
 		return

@@ -33,9 +33,9 @@ type slot struct {
 	// since is when the running call began, in Unix nanoseconds; 0: none runs.
 	// Written by the holder of the token.
 	since atomic.Int64
-	// answered is when the GPU last gave a reading, in Unix nanoseconds; 0 when
-	// its last one failed. Written by the holder of the token.
-	answered atomic.Int64
+	// failed tells whether the last read got an error. Written by the holder of
+	// the token.
+	failed atomic.Bool
 	// samples is reused from read to read. It belongs to the holder of the
 	// token, and then to the reader that was given the result until it asks again.
 	samples []Sample
@@ -91,11 +91,10 @@ func (r *Readers) read(ctx context.Context, s *slot) Reading {
 	defer s.leave()
 	samples, err := r.backend.Read(s.gpu, s.samples[:0])
 	s.samples = samples
+	s.failed.Store(err != nil)
 	if err != nil {
-		s.answered.Store(0)
 		return Reading{GPU: s.gpu, Err: fmt.Errorf("read GPU %s: %w", s.gpu, err)}
 	}
-	s.answered.Store(time.Now().UnixNano())
 	return Reading{GPU: s.gpu, Samples: samples}
 }
 
@@ -125,10 +124,8 @@ func (r *Readers) Busy(gpu GPU) time.Duration { return r.slot(gpu).busy() }
 // Stalled tells whether the GPU has stopped answering.
 func (r *Readers) Stalled(gpu GPU) bool { return r.slot(gpu).stalled() }
 
-// Answered is when the GPU gave its last reading; long ago where that failed.
-func (r *Readers) Answered(gpu GPU) time.Time {
-	return time.Unix(0, r.slot(gpu).answered.Load())
-}
+// Failed tells whether the GPU's last reading was an error.
+func (r *Readers) Failed(gpu GPU) bool { return r.slot(gpu).failed.Load() }
 
 // Drain waits until no call runs, or ctx is done, and tells which.
 func (r *Readers) Drain(ctx context.Context) bool { return drain(ctx, &r.calls) }

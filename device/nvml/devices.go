@@ -49,7 +49,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	if old == nil {
 		old = &table{}
 	}
-	l := listing{Backend: b, old: old, fresh: newTable(b.driver)}
+	l := listing{Backend: b, old: old, fresh: newTable(b.driver), devices: []device.Device{}}
 	l.run(ctx, count)
 	if err := ctx.Err(); err != nil { // half a listing would have the rest gone
 		return nil, fmt.Errorf("list GPUs: %w", err)
