@@ -37,7 +37,7 @@ func TestEnds(t *testing.T) {
 				return ctx.Err()
 			})
 			end := s.startPlugin()
-			<-arrived
+			next(s, arrived)
 			return end
 		}, 0},
 		{"waiting for the stream", func(s *stage) func() error {

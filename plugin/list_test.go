@@ -103,7 +103,7 @@ func TestListsAreCoalesced(t *testing.T) {
 		return err
 	})
 	s.startPlugin()
-	stream := <-streams
+	stream := next(s, streams)
 	const changes = 3000
 	for i := range changes {
 		s.board.Post(unhealthy(statuses(200), i%200, "lost"))

@@ -63,7 +63,7 @@ type Plugin struct {
 
 	lives int         // how many have been begun; belongs to Run's goroutine
 	said  string      // why the newest life failed, as logged; belongs to Run's goroutine
-	tried atomic.Bool // whether the first registration has had an outcome, or has no kubelet to go to
+	tried atomic.Bool // whether the first registration has had an outcome, or has been found impossible for now
 }
 
 // New makes a plugin. It does nothing before Run.
@@ -116,7 +116,8 @@ func (p *Plugin) anyDevice(ctx context.Context) {
 
 // kubelet waits until one listens, and returns its socket. A socket that merely
 // lies there is not enough: an ended kubelet leaves its own behind, and the next
-// one deletes all sockets in the folder, ours too, before it listens.
+// one deletes all sockets in the folder, ours too, before it listens. It is
+// identified after it has listened: what is found then is what listened, or newer.
 func (p *Plugin) kubelet(ctx context.Context) socketID {
 	said := ""
 	for ctx.Err() == nil {
@@ -140,6 +141,7 @@ func (p *Plugin) kubelet(ctx context.Context) socketID {
 func (p *Plugin) runOnce(ctx context.Context, kubelet socketID) (stood time.Duration, err error) {
 	l, err := p.begin(ctx)
 	if err != nil {
+		p.tried.Store(true)
 		return 0, err
 	}
 	defer l.end()

@@ -30,7 +30,7 @@ func TestServesBeforeItRegisters(t *testing.T) {
 		return nil
 	})
 	s.startPlugin()
-	if list := <-got; len(list.GetDevices()) != 2 {
+	if list := next(s, got); len(list.GetDevices()) != 2 {
 		t.Errorf("the list is %v", list)
 	}
 	s.waitLine(1, "registered") // a stream that came before Register's answer counts
@@ -173,12 +173,12 @@ func TestReadyOnceARegistrationWasTried(t *testing.T) {
 		}
 	})
 	s.startPlugin()
-	<-arrived
+	next(s, arrived)
 	if s.plugin.Ready() == nil {
 		t.Error("ready before the first registration had an outcome")
 	}
 	answer <- errors.New("no")
-	<-arrived
+	next(s, arrived)
 	if err := s.plugin.Ready(); err != nil {
 		t.Errorf("a registration that was refused has been logged, and it is still not ready: %v", err)
 	}
@@ -211,7 +211,7 @@ func TestAKubeletThatDiesInARegistration(t *testing.T) {
 				})
 				s.board.Post(statuses(4))
 				s.startPlugin()
-				<-arrived
+				next(s, arrived)
 				end()
 				s.waitLine(1, "register with the kubelet")
 				s.startKubelet()
@@ -259,7 +259,7 @@ func TestAKubeletThatOpensNoStream(t *testing.T) {
 		return err
 	})
 	s.startPlugin()
-	first, second := <-arrived, <-arrived
+	first, second := next(s, arrived), next(s, arrived)
 	if took := time.Since(began); first == second || took < 5*time.Second || took > 8*time.Second {
 		t.Errorf("%s was given up for %s after %s", first, second, took)
 	}
@@ -279,7 +279,7 @@ func TestAKubeletThatNeverAnswersARegistration(t *testing.T) {
 		return ctx.Err()
 	})
 	s.startPlugin()
-	first, second := <-arrived, <-arrived
+	first, second := next(s, arrived), next(s, arrived)
 	if took := time.Since(began); first == second || took < 15*time.Second || took > 20*time.Second {
 		t.Errorf("%s was given up for %s after %s", first, second, took)
 	}
@@ -293,9 +293,9 @@ func TestARegistrationThatIsRefused(t *testing.T) {
 		s.kubelet.Trouble(kubelet.Trouble{Register: errors.New("no room")})
 		tries := s.timeRegistrations()
 		s.startPlugin()
-		began, last := <-tries, time.Duration(0)
+		began, last := next(s, tries), time.Duration(0)
 		for i := range 5 {
-			at := <-tries
+			at := next(s, tries)
 			if gap := at.Sub(began); gap < last*3/2 {
 				s.Errorf("try %d came after %s, the one before after %s", i+1, gap, last)
 			} else {
@@ -329,8 +329,8 @@ func TestARefusalThatEnds(t *testing.T) {
 		s.kubelet.Trouble(kubelet.Trouble{Register: errors.New("no room")})
 		tries := s.timeRegistrations()
 		s.startPlugin()
-		<-tries
-		<-tries
+		next(s, tries)
+		next(s, tries)
 		s.kubelet.Trouble(kubelet.Trouble{})
 		s.waitRegistered(4)
 		s.wantCleanRegistrations()

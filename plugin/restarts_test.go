@@ -245,7 +245,7 @@ func TestNoStreamIsLiveWhenItRegisters(t *testing.T) {
 	s.startPlugin()
 	seen := map[string]bool{}
 	for range 5 {
-		endpoint := <-endpoints
+		endpoint := next(s, endpoints)
 		if seen[endpoint] {
 			t.Errorf("%s was used before", endpoint)
 		}
@@ -269,9 +269,9 @@ func TestStreamsThatDoNotStand(t *testing.T) {
 	})
 	tries := s.timeRegistrations()
 	s.startPlugin()
-	first := <-tries
+	first := next(s, tries)
 	for range 4 {
-		<-tries
+		next(s, tries)
 	}
 	if took := time.Since(first); took < 1500*time.Millisecond {
 		t.Errorf("five registrations within %s", took)

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -160,11 +161,16 @@ func (s *stage) waitNewSocket(n int, old string) time.Duration {
 	took := s.wait(fmt.Sprintf("%d devices are offered on one stream", n), func(k kubelet.State) bool {
 		r := k.Resources[resource]
 		registrations = len(k.Registrations)
-		return r.Allocatable == n && len(r.Sockets) == 1 && r.Sockets[0] != old
+		return r.Allocatable == n && len(r.Sockets) == 1 && r.Sockets[0] != old && taken(k.Registrations, r.Sockets[0])
 	})
-	// The kubelet may have the list before the plugin has the answer.
+	// The kubelet may have the list before the plugin has its answer.
 	s.await("the plugin knows that it is registered", func() bool { return len(s.seen.registrations()) >= registrations })
 	return took
+}
+
+// taken tells whether a socket's registration is done with.
+func taken(all []kubelet.Registration, socket string) bool {
+	return slices.ContainsFunc(all, func(r kubelet.Registration) bool { return r.Endpoint == socket && r.Err == nil })
 }
 
 // socket is the file name of the one live stream's socket.
@@ -210,6 +216,17 @@ func (s *stage) await(what string, done func() bool) {
 			s.Fatalf("%s: not after %s\n%s", what, patience, s.log)
 		}
 	}
+}
+
+// next takes what a test's other side sends.
+func next[T any](s *stage, sent <-chan T) (v T) {
+	s.Helper()
+	select {
+	case v = <-sent:
+	case <-time.After(patience):
+		s.Fatalf("nothing comes\n%s", s.log)
+	}
+	return v
 }
 
 // wantCleanRegistrations checks what holds however the test went: every life had a

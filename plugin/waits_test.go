@@ -139,6 +139,9 @@ func TestWaitsForADeviceForLong(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()
 		time.Sleep(time.Second) // it has tried, and so it has begun
+		if err := p.Ready(); err != nil {
+			t.Errorf("it has said why it cannot register, and is not ready: %v", err)
+		}
 		board.Post(nil)
 		time.Sleep(time.Hour)
 		if err := p.Alive(); err != nil {

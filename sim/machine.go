@@ -73,8 +73,11 @@ func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine
 				NUMANode: i * numaNodes / n, MemoryBytes: memoryBytes,
 				Nodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},
 				Facts: []device.Label{
-					{Name: "serial", Value: fmt.Sprintf("16500%05d", i)}, {Name: "vbios_version", Value: "96.00.89.00.01"},
-					{Name: "compute_capability", Value: "9.0"}, {Name: "driver_version", Value: "580.95.05"}, {Name: "cuda_version", Value: "13.0"},
+					{Name: "serial", Value: fmt.Sprintf("16500%05d", i)},
+					{Name: "vbios_version", Value: "96.00.89.00.01"},
+					{Name: "compute_capability", Value: "9.0"},
+					{Name: "driver_version", Value: "580.95.05"},
+					{Name: "cuda_version", Value: "13.0"},
 				},
 			},
 			busySet: m.begun, fixed: map[string]float64{},

@@ -96,8 +96,9 @@ const (
 // abandonNode is the child: it brings a node with a pod up, says so, and waits for the end that it cannot see coming.
 func abandonNode(dir string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
-	defer cancel()
-	if err := abandonedNode(ctx, dir); err != nil {
+	err := abandonedNode(ctx, dir)
+	cancel()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

@@ -75,7 +75,7 @@ func untar(t *testing.T, b []byte) map[string][]byte {
 	files := map[string][]byte{}
 	for r := tar.NewReader(bytes.NewReader(b)); ; {
 		h, err := r.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return files
 		}
 		if err != nil {

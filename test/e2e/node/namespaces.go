@@ -14,7 +14,7 @@ import (
 func (n *Node) makeFolders(context.Context) error {
 	const longest, limit = "containerd/containerd.sock", 107
 	if len(filepath.Join(n.work, longest)) > limit {
-		return fmt.Errorf("Dir %q is too long for the unix sockets below it", n.options.Dir)
+		return fmt.Errorf("folder %q is too long for the unix sockets below it", n.options.Dir)
 	}
 	if err := os.RemoveAll(n.Logs); err != nil {
 		return err
