@@ -24,7 +24,7 @@ func (o Owner) Compare(p Owner) int {
 // an allocation that the kubelet has not named: that of an init container never
 // is.
 type Holding struct {
-	Resource string // "nvidia.com/gpu"; empty while the allocation is unnamed
+	Resource string // "nvidia.com/gpu"
 	Offered  OfferedID
 	Owner    Owner
 }

@@ -30,6 +30,7 @@ type scripted struct {
 	pods     []*api.PodResources
 	list     func(ctx context.Context) error // what happens before List answers
 	asked    []time.Time                     // when List was
+	counts   int                             // how often GetAllocatableResources was
 	started  time.Time
 	slow     time.Duration     // how long a connection takes
 	listener *bufconn.Listener // nil while it is down
@@ -117,6 +118,9 @@ func (k *scripted) List(ctx context.Context, _ *api.ListPodResourcesRequest) (*a
 }
 
 func (k *scripted) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.counts++
 	return &api.AllocatableResourcesResponse{}, nil
 }
 
@@ -132,6 +136,12 @@ func (k *scripted) before(list func(ctx context.Context) error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.list = list
+}
+
+func (k *scripted) counted() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.counts
 }
 
 // since returns when List was asked, from a time on.

@@ -230,6 +230,9 @@ func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
 				wantState(t, c.known(), "a", "idle")
 				wantState(t, c.known(), "b", "held by one")
 				wantState(t, c.known(), "c", "unnamed")
+				time.Sleep(time.Hour)
+				c.Allocated(gpu, []device.OfferedID{"d"})
+				time.Sleep(time.Minute)
 				if said := log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, f.path) {
 					t.Errorf("the log is\n%s", said)
 				}

@@ -32,6 +32,9 @@ const (
 	idleEvery = 10 * time.Second
 	// lostEvery is the same while the kubelet does not answer.
 	lostEvery = time.Second
+	// countEvery keeps the question for what is allocatable from being asked with
+	// every look for a name.
+	countEvery = time.Second
 	// After an Allocate the kubelet is asked ever more slowly, and then no more.
 	lookFirst, lookSlowest, lookFor = 50 * time.Millisecond, 2 * time.Second, 10 * time.Second
 	// The kubelet's limit is 100 questions a second from all who ask on the node
@@ -48,9 +51,9 @@ type Trace struct {
 // Client asks one kubelet, and remembers what it said.
 type Client struct {
 	device.Pulse
-	// Checkpoint is the path of the file in which the kubelet keeps its
-	// allocations: CheckpointFile in its device-plugins folder. It settles what
-	// List leaves open, and is missed by nobody else. Not written once Run runs.
+	// Checkpoint is the path of the kubelet's own file of allocations:
+	// CheckpointFile in its device-plugins folder. It decides what List leaves
+	// open, and may be missing. To be set before Run.
 	Checkpoint string
 
 	socket string
@@ -60,14 +63,15 @@ type Client struct {
 	list   api.PodResourcesListerClient
 	// kick has Run look soon: an allocation waits for its name.
 	kick chan struct{}
-	// turn is held from a question to the end of its answer's taking in. Were two
-	// under way, nobody could tell which answer is the newer one, and what has
-	// ended could come back. It guards answer.
+	// turn is held from a List until its answer is taken in. Of two that are under
+	// way at the same time nobody could tell which answer is the newer one, and a
+	// holding that has ended could come back. It guards answer.
 	turn   chan struct{}
 	answer rawAnswer
 
-	// These belong to Run's goroutine: what it has said in the log.
-	saidLost, saidBlind bool
+	// These belong to Run's goroutine.
+	saidLost, saidBlind bool      // what is in the log already
+	counted             time.Time // when it last asked what is allocatable
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -143,7 +147,8 @@ func (c *Client) refresh(ctx context.Context) {
 	}
 	c.say(holders.Err)
 	c.readCheckpoint()
-	if holders.Err == nil && !c.curious(time.Now()) {
+	if now := time.Now(); holders.Err == nil && now.Sub(c.counted) >= countEvery {
+		c.counted = now
 		c.askAllocatable(asking)
 	}
 }
@@ -173,10 +178,13 @@ func (c *Client) readCheckpoint() {
 	c.mu.Lock()
 	c.publish(c.memory.review(notes, err, now))
 	c.mu.Unlock()
-	if overdue && err != nil && !c.saidBlind {
+	switch {
+	case err == nil:
+		c.saidBlind = false
+	case overdue && !c.saidBlind:
 		c.log.Warn("allocations that the kubelet names nobody for cannot be looked up; they are kept for an hour", "err", err)
+		c.saidBlind = true
 	}
-	c.saidBlind = overdue && err != nil
 }
 
 // pause is how long Run may rest: others ask too, and their answers are as good.

@@ -108,9 +108,12 @@ func TestHistoryIsOrderedAndACopy(t *testing.T) {
 		t.Errorf("seen were %v, want %v", first, want)
 	}
 	r.now = r.now.Add(time.Second)
-	r.hears(holding("a", "one"), holding("a", "zero"))
+	r.hears(holding("a", "one"), holding("a", "zero"), holding("0", "four"))
 	if !slices.Equal(first, want) {
 		t.Error("what was published was written")
+	}
+	if got := r.pods(); !slices.Equal(got, []string{"four", "one", "two", "zero", "two"}) {
+		t.Errorf("seen were %q", got)
 	}
 }
 

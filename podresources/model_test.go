@@ -117,7 +117,6 @@ type story struct {
 	now    time.Time
 	link   link
 	asked  time.Time // of the question that is under way; zero where none is
-	told   []string
 }
 
 var (

@@ -481,6 +481,29 @@ func TestTheFirstQuestionFindsAKubeletThatIsBack(t *testing.T) {
 	})
 }
 
+func TestRunCountsWhatIsAllocatable(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		defer c.runs(t)()
+		synctest.Wait()
+		if c.Allocatable() == nil {
+			t.Error("it was not asked for at once")
+		}
+		time.Sleep(time.Minute)
+		before := k.counted()
+		for range 20 {
+			c.Allocated(gpu, []device.OfferedID{"a"})
+			time.Sleep(100 * ms)
+		}
+		if n := k.counted() - before; n > 3 {
+			t.Errorf("in two seconds of looking it was asked for %d times", n)
+		}
+		time.Sleep(time.Minute)
+		if n := k.counted() - before; n < 6 {
+			t.Errorf("in a minute it was asked for %d times", n)
+		}
+	})
+}
+
 func TestRunEndsAtOnce(t *testing.T) {
 	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
 		var log lines

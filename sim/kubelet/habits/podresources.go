@@ -152,7 +152,8 @@ func rateLimit(s *stage) {
 		answers[fmt.Sprintf("%s %s", status.Code(err), status.Convert(err).Message())]++
 	}
 	const rejected = "ResourceExhausted rejected by rate limit"
-	if answers["OK "] == 0 || answers[rejected] == 0 || answers["OK "]+answers[rejected] != 60 {
+	// How many are answered depends on what earlier calls have left in the bucket.
+	if answers[rejected] == 0 || answers["OK "]+answers[rejected] != 60 {
 		s.Errorf("60 calls were answered %v", answers)
 	}
 	s.await("the bucket fills again", func() error {
