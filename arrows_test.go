@@ -21,6 +21,7 @@ var arrows = map[string][]string{
 	"cmd/podgauge":       {"device", "device/nvml", "exporter", "plugin", "podresources", "sim"},
 	"cmd/demo":           {},
 	"device":             {},
+	"device/devicetest":  {"device"},
 	"device/nvml":        {"device"},
 	"plugin":             {"device"},
 	"podresources":       {"device"},
@@ -33,7 +34,7 @@ var arrows = map[string][]string{
 }
 
 // inTests may be imported by any test.
-var inTests = []string{"device", "device/nvml", "sim", "sim/kubelet", "sim/kubelet/habits", "test/nvml"}
+var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "sim", "sim/kubelet", "sim/kubelet/habits", "test/nvml"}
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{

@@ -1,0 +1,119 @@
+// Package devicetest holds a device.Backend to what the interface promises: every
+// backend's tests run it.
+package devicetest
+
+import (
+	"context"
+	"math"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// waitMost is longer than any Wait may take, on a busy machine too.
+const waitMost = 10 * time.Second
+
+// Conform tests a backend on which there is at least one GPU, all are well, and
+// nothing happens meanwhile.
+func Conform(t *testing.T, b device.Backend) {
+	t.Helper()
+	devices, err := b.Devices(t.Context())
+	if err != nil || len(devices) == 0 {
+		t.Fatalf("Devices: %d of them, %v", len(devices), err)
+	}
+	t.Run("metrics", func(t *testing.T) { metrics(t, b) })
+	t.Run("devices", func(t *testing.T) { listing(t, b, devices) })
+	for _, d := range devices {
+		t.Run("read "+string(d.ID), func(t *testing.T) { reading(t, b, d) })
+	}
+	t.Run("a GPU that is not there", func(t *testing.T) { stranger(t, b) })
+	t.Run("wait", func(t *testing.T) { waiting(t, b) })
+}
+
+func metrics(t *testing.T, b device.Backend) {
+	rows := b.Metrics()
+	if !reflect.DeepEqual(rows, b.Metrics()) {
+		t.Error("the rows are not the same each time")
+	}
+	families := map[string]device.Metric{}
+	for _, row := range rows {
+		if row.Name == "" || row.Help == "" {
+			t.Errorf("a row has no name or help: %+v", row)
+		}
+		first, known := families[row.Name]
+		if known && (first.Help != row.Help || first.Kind != row.Kind || len(first.Labels) != len(row.Labels)) {
+			t.Errorf("two rows of %s differ in more than their labels' values", row.Name)
+		}
+		families[row.Name] = row
+	}
+}
+
+func listing(t *testing.T, b device.Backend, devices []device.Device) {
+	seen := map[device.ID]bool{}
+	for _, d := range devices {
+		if d.ID == "" || d.GPU == "" || seen[d.ID] {
+			t.Errorf("a device has no identity of its own: %+v", d)
+		}
+		if d.NUMANode < -1 || d.Minor < -1 || d.Index < 0 {
+			t.Errorf("a device has a number that none can have: %+v", d)
+		}
+		if len(d.Facts) != len(devices[0].Facts) {
+			t.Errorf("%s has other facts than %s", d.ID, devices[0].ID)
+		}
+		seen[d.ID] = true
+	}
+	again, err := b.Devices(t.Context())
+	if err != nil || !reflect.DeepEqual(devices, again) {
+		t.Errorf("the second listing differs, though nothing has happened: %v", err)
+	}
+}
+
+func reading(t *testing.T, b device.Backend, d device.Device) {
+	before := device.Sample{Device: "another", Metric: 1, Value: 2}
+	samples, err := b.Read(d.GPU, []device.Sample{before})
+	if err != nil || len(samples) < 2 || samples[0] != before {
+		t.Fatalf("Read does not append: %d samples, %v", len(samples), err)
+	}
+	seen := map[int]bool{}
+	for _, s := range samples[1:] {
+		if s.Metric < 0 || s.Metric >= len(b.Metrics()) || seen[s.Metric] && s.Device == d.ID {
+			t.Errorf("%+v has no row, or had one before", s)
+			continue
+		}
+		if math.IsNaN(s.Value) || math.IsInf(s.Value, 0) {
+			t.Errorf("%s is %f: what is absent is not there", b.Metrics()[s.Metric].Name, s.Value)
+		}
+		seen[s.Metric] = seen[s.Metric] || s.Device == d.ID
+	}
+	first, err := b.Check(d.GPU)
+	if err != nil {
+		t.Errorf("Check: %v", err)
+	}
+	if second, err := b.Check(d.GPU); err != nil || second != first {
+		t.Errorf("resets went from %d to %d, though nothing has happened: %v", first, second, err)
+	}
+}
+
+func stranger(t *testing.T, b device.Backend) {
+	if samples, err := b.Read("GPU-that-is-not-there", nil); err == nil || len(samples) > 0 {
+		t.Errorf("Read: %v, %v", samples, err)
+	}
+	if _, err := b.Check("GPU-that-is-not-there"); err == nil {
+		t.Error("Check finds nothing wrong with it")
+	}
+}
+
+func waiting(t *testing.T, b device.Backend) {
+	began := time.Now()
+	event, err := b.Wait(t.Context())
+	if took := time.Since(began); err != nil || event != (device.Event{}) || took > waitMost {
+		t.Errorf("Wait: %+v, %v after %s; want nothing, in a few seconds", event, err, took)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if event, err := b.Wait(ctx); err != nil || event != (device.Event{}) {
+		t.Errorf("Wait when ctx is done: %+v, %v", event, err)
+	}
+}

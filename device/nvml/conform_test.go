@@ -1,0 +1,9 @@
+package nvml
+
+import (
+	"testing"
+
+	"github.com/podgauge/podgauge/device/devicetest"
+)
+
+func TestBackendConforms(t *testing.T) { devicetest.Conform(t, newStage(t, Options{}).Backend) }

@@ -1,0 +1,118 @@
+package sim_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/device/devicetest"
+	"github.com/podgauge/podgauge/sim"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+var rows = []device.Metric{
+	{Name: "nvidia_gpu_power_watts", Help: "Power."},
+	{Name: "nvidia_gpu_energy_joules_total", Help: "Energy.", Kind: device.HolderCounter},
+	{Name: "nvidia_gpu_clock_hertz", Help: "Clock.", Labels: []device.Label{{Name: "clock", Value: "sm"}}},
+	{Name: "nvidia_gpu_row_that_nobody_simulates", Help: "Nothing."},
+}
+
+func TestMachineConforms(t *testing.T) {
+	devicetest.Conform(t, sim.NewMachine(rows, 3, time.Now))
+}
+
+// read returns a GPU's values by row.
+func read(t *testing.T, m *sim.Machine, id device.ID) map[int]float64 {
+	t.Helper()
+	samples, err := m.Read(device.GPU(id), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values := map[int]float64{}
+	for _, s := range samples {
+		values[s.Metric] = s.Value
+	}
+	return values
+}
+
+func TestMachineBurnsWhatItsLoadAsksFor(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	m := sim.NewMachine(rows, 1, func() time.Time { return now })
+	id := m.IDs()[0]
+	m.Busy(id, 1)
+	now = now.Add(10 * time.Second)
+	m.Busy(id, 0)
+	now = now.Add(10 * time.Second)
+	got := read(t, m, id)
+	if got[0] != 70 || got[1] != 7700 {
+		t.Errorf("after 10 s busy and 10 s idle: %.0f W and %.0f J, want 70 W and 7700 J", got[0], got[1])
+	}
+	if _, ok := got[3]; ok {
+		t.Error("a row that is not simulated has a value")
+	}
+	m.Set(id, `nvidia_gpu_clock_hertz{clock="sm"}`, 42)
+	if got := read(t, m, id); got[2] != 42 {
+		t.Errorf("a value that was set reads %f", got[2])
+	}
+	m.Recover(id)
+	if got := read(t, m, id); got[1] != 0 {
+		t.Errorf("a reset leaves %f J on the counter", got[1])
+	}
+}
+
+func TestMachineObeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := sim.NewMachine(rows, 2, time.Now)
+		id := m.IDs()[0]
+		gpu := device.GPU(id)
+		m.Fail(id, "xid 79")
+		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 || !e.Fatal {
+			t.Errorf("the report is %+v, %v", e, err)
+		}
+		if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
+			t.Errorf("a GPU with Xid 79 answers %v", err)
+		}
+		m.Recover(id)
+		if resets, err := m.Check(gpu); resets != 1 || err != nil {
+			t.Errorf("after a reset: %d, %v", resets, err)
+		}
+		m.Fail(id, "a fan stands still")
+		if _, err := m.Check(gpu); err == nil || err.Error() != "a fan stands still" {
+			t.Errorf("its check answers %v", err)
+		}
+		m.Remove(id)
+		if devices, err := m.Devices(t.Context()); err != nil || len(devices) != 1 {
+			t.Errorf("after one was taken out: %d, %v", len(devices), err)
+		}
+		m.Unload(errors.New("rmmod"))
+		if _, err := m.Devices(t.Context()); !errors.Is(err, device.ErrNoDriver) {
+			t.Errorf("without a driver: %v", err)
+		}
+	})
+}
+
+func TestMachineHangsUntilItIsReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := sim.NewMachine(rows, 2, time.Now)
+		m.Wedge()
+		calls := make(chan error, 3)
+		go func() { _, err := m.Devices(context.Background()); calls <- err }()
+		go func() { _, err := m.Read(device.GPU(m.IDs()[0]), nil); calls <- err }()
+		go func() { _, err := m.Wait(context.Background()); calls <- err }()
+		time.Sleep(time.Hour)
+		if len(calls) > 0 {
+			t.Error("a call returned though the driver hangs")
+		}
+		m.Release()
+		for range 3 {
+			if err := <-calls; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}

@@ -1,0 +1,64 @@
+package sim_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/sim/kubelet"
+)
+
+// TestNodeLives: with a device plugin on it, the node's workload gets its devices
+// and keeps them busy, and the end leaves nothing behind.
+func TestNodeLives(t *testing.T) {
+	m := sim.NewMachine(rows, 8, time.Now)
+	log := slog.New(slog.DiscardHandler)
+	n, err := sim.NewNode(m, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var board device.Board
+	readers := device.NewReaders(m)
+	monitor := device.NewMonitor(m, readers, &board, log)
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Resource: "nvidia.com/gpu", Look: board.Look, Log: log})
+
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	parts := []func(context.Context) error{n.Run, monitor.Run, offer.Run}
+	ended := make(chan error)
+	for _, run := range parts {
+		go func() { ended <- run(ctx) }()
+	}
+	err = n.Kubelet.Wait(ctx, func(s kubelet.State) bool { return len(s.Pods) >= 2 && s.Pods[0].Phase == "Running" })
+	if err != nil {
+		t.Errorf("no pods run: %v", err)
+	}
+	poll := time.NewTicker(10 * time.Millisecond)
+	defer poll.Stop()
+	for busy := false; !busy && ctx.Err() == nil; <-poll.C {
+		for _, id := range m.IDs() {
+			busy = busy || read(t, m, id)[0] > 70
+		}
+	}
+	if ctx.Err() != nil {
+		t.Error("no GPU is busy")
+	}
+	cancel()
+	for range parts {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	monitor.Drain(context.Background())
+	readers.Drain(context.Background())
+	n.Close()
+	if left, err := filepath.Glob(filepath.Join(os.TempDir(), filepath.Base(n.Dir()))); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
