@@ -31,6 +31,10 @@ func TestMain(m *testing.M) {
 		beListServer(socket)
 		return
 	}
+	if order := os.Getenv(scraper); order != "" {
+		beScraper(order)
+		return
+	}
 	goleak.VerifyTestMain(m)
 }
 
