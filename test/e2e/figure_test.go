@@ -28,9 +28,16 @@ func figureOf(t *testing.T, what string, most time.Duration, took ...time.Durati
 	}
 }
 
+// seconds writes a duration to three digits or so.
 func seconds(d time.Duration) string {
-	if d < 100*time.Millisecond {
+	switch {
+	case d < time.Millisecond:
+		return fmt.Sprintf("%.5f s", d.Seconds())
+	case d < 10*time.Millisecond:
+		return fmt.Sprintf("%.4f s", d.Seconds())
+	case d < 100*time.Millisecond:
 		return fmt.Sprintf("%.3f s", d.Seconds())
+	default:
+		return fmt.Sprintf("%.2f s", d.Seconds())
 	}
-	return fmt.Sprintf("%.2f s", d.Seconds())
 }

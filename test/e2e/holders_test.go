@@ -204,11 +204,11 @@ func between(ctx context.Context, t *testing.T, n *node.Node, m *machine, d *dae
 	if err != nil {
 		t.Fatal(err)
 	}
-	most := 200 * s.begun.Sub(begin).Seconds()
+	most := 200 * s.flight.begin.Sub(begin).Seconds()
 	figure(t, "booked on a pod at its first scrape, on a GPU that burns 200 J/s and had burned for 3 s before it came",
-		fmt.Sprintf("%.0f J; the pod's manifest was written %s before, which makes %.0f J", joules, seconds(s.begun.Sub(begin)), most))
+		fmt.Sprintf("%.0f J; the pod's manifest was written %s before, which makes %.0f J", joules, seconds(s.flight.begin.Sub(begin)), most))
 	if joules < 0 || joules > most+200*0.05 {
-		t.Errorf("%v J are booked on a pod that has been there for %s", joules, s.begun.Sub(begin))
+		t.Errorf("%v J are booked on a pod that has been there for %s", joules, s.flight.begin.Sub(begin))
 	}
 	remove(ctx, t, n, fourth)
 }

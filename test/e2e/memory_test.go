@@ -46,7 +46,8 @@ func TestMemory(t *testing.T) {
 	if most := slices.Max(resident); most > limit {
 		t.Errorf("podgauge takes %d bytes", most)
 	}
-	if growth := late - early; growth > 1<<20 {
+	// In its first half minute Go's heap still finds its size.
+	if growth := late - early; growth > 1<<20 && long >= 2*time.Minute {
 		t.Errorf("podgauge grew by %d bytes from the second quarter of the time to the last", growth)
 	}
 	if err := scraped(ctx, prometheus); err != nil {

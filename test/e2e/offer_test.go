@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -24,8 +25,8 @@ func TestOffer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
-	m := newMachine(t, n)
-	d := m.start(t, n)
+	makeNodes(ctx, t, n)
+	d := newMachine(t, n).start(t, n, "--pass-device-specs")
 	d.listening(ctx, t)
 	var kubelet time.Time
 	took := registers(ctx, t, n, func() {
@@ -47,6 +48,7 @@ func TestOffer(t *testing.T) {
 	if err != nil || env["NVIDIA_VISIBLE_DEVICES"] != held {
 		t.Errorf("the container sees %q (%v), and holds %q", env["NVIDIA_VISIBLE_DEVICES"], err, held)
 	}
+	hasNodes(ctx, t, n, pod, index(t, held))
 	within(ctx, t, 90*time.Second, "the other GPUs are known to be idle", func(ctx context.Context) error {
 		s, err := d.scrape(ctx)
 		if err != nil {
@@ -61,6 +63,32 @@ func TestOffer(t *testing.T) {
 	figureOf(t, "idle GPUs are shown after the start of kubelet and podgauge at once", 65*time.Second, time.Since(kubelet))
 	seesTruth(ctx, t, prometheus, holding)
 	springs(ctx, t, prometheus, held, pod)
+}
+
+// makeNodes gives the node the device nodes that a driver would.
+func makeNodes(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	script := "mknod /dev/nvidiactl c 195 255\n"
+	for i := range gpus {
+		script += fmt.Sprintf("mknod /dev/nvidia%d c 195 %d\n", i, i)
+	}
+	if _, err := n.Shell(ctx, script); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hasNodes looks into a running container: it has its own GPU's node and the one that all share, and no other.
+func hasNodes(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod, i int) {
+	t.Helper()
+	pid, err := n.ContainerPID(ctx, pod, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := fmt.Sprintf("/proc/%d/root/dev/", pid)
+	got, err := filepath.Glob(dev + "nvidia*")
+	if want := []string{fmt.Sprintf("%snvidia%d", dev, i), dev + "nvidiactl"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("the container has %q, %v; want %q", got, err, want)
+	}
 }
 
 // startPrometheus has the server find podgauge as service discovery would: with podgauge's own pod in the target's labels.
@@ -113,19 +141,22 @@ func seesTruth(ctx context.Context, t *testing.T, p *node.Prometheus, held map[s
 // springs shows that the test could have failed: without honor_labels every GPU seems to be held by podgauge's own pod.
 func springs(ctx context.Context, t *testing.T, p *node.Prometheus, held string, pod node.Pod) {
 	t.Helper()
-	samples, err := p.Query(ctx, fmt.Sprintf(`nvidia_gpu_healthy{job=%q}`, trap))
-	if err != nil || len(samples) != gpus {
-		t.Fatalf("without honor_labels: %v, %v", samples, err)
-	}
-	for _, sample := range samples {
-		exported := ""
-		if sample.Labels["uuid"] == held {
-			exported = pod.FullName()
+	await(ctx, t, "podgauge's own pod is everywhere", func(ctx context.Context) error {
+		samples, err := p.Query(ctx, fmt.Sprintf(`nvidia_gpu_healthy{job=%q}`, trap))
+		if err != nil || len(samples) != gpus {
+			return fmt.Errorf("%v: %w", samples, err)
 		}
-		if sample.Labels["pod"] != "podgauge" || sample.Labels["exported_pod"] != exported {
-			t.Errorf("without honor_labels: %v", sample.Labels)
+		for _, sample := range samples {
+			exported := ""
+			if sample.Labels["uuid"] == held {
+				exported = pod.FullName()
+			}
+			if sample.Labels["pod"] != "podgauge" || sample.Labels["exported_pod"] != exported {
+				return fmt.Errorf("%v", sample.Labels)
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // TestSharedDevices has another plugin offer replicas, as NVIDIA's does for time-slicing, and podgauge export beside it.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -32,7 +33,11 @@ func TestKubeletRestarts(t *testing.T) {
 		containers[pod.Name] = status.Containers[0].ID
 	}
 	d.scrapeUntil(ctx, t, "the holders are shown", func(s scrape) error { return s.tells(uuids(gpus), holding) })
-	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s scrape) error { return s.tells(uuids(gpus), holding) })
+	var flights, silences []span
+	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s scrape) error {
+		flights = append(flights, s.flight)
+		return s.tells(uuids(gpus), holding)
+	})
 
 	took := map[syscall.Signal][]time.Duration{}
 	var before footprint
@@ -42,9 +47,15 @@ func TestKubeletRestarts(t *testing.T) {
 			if err := n.StopKubelet(ctx, signal); err != nil {
 				t.Fatal(err)
 			}
+			// A flight begins every second. This has one meet the kubelet's first answers now and then, which name nobody.
+			await(ctx, t, "it is time", since(d.next(ctx, t).flight.begin, 500*time.Millisecond+time.Duration(i)*20*time.Millisecond))
+			silence := silent(ctx, n)
 			startKubelet(ctx, t, n)
+			silences = append(silences, <-silence)
 		}, uuids(gpus)...)
-		took[signal] = append(took[signal], after)
+		if i >= warmUps {
+			took[signal] = append(took[signal], after)
+		}
 		d.next(ctx, t) // the answers to several flights are to be right, not one that is shared
 		d.next(ctx, t)
 		if i == warmUps-1 {
@@ -59,12 +70,55 @@ func TestKubeletRestarts(t *testing.T) {
 	if after.fds != before.fds || after.goroutines != before.goroutines || after.threads > before.threads+2 {
 		t.Errorf("podgauge grows: %+v, then %+v", before, after)
 	}
-	figure(t, "scrapes meanwhile, each right about every holder", fmt.Sprint(watch.stop(t)))
+	count := watch.stop(t)
+	figure(t, "scrapes meanwhile, each right about every holder",
+		fmt.Sprintf("%d; %d flights asked a kubelet that listed nobody yet", count, inside(slices.Compact(flights), silences)))
 	for _, pod := range pods {
 		if status, err := n.Pod(ctx, pod); err != nil || status.Containers[0].ID != containers[pod.Name] {
 			t.Errorf("pod %s did not outlive the kubelets: %+v, %v", pod.Name, status, err)
 		}
 	}
+}
+
+// span is a time.
+type span struct{ begin, end time.Time }
+
+// silent is the time in which a kubelet that is about to start answers and lists nobody: from its first such answer to the last such question.
+// It ends with the first pod that is listed.
+func silent(ctx context.Context, n *node.Node) <-chan span {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	silence := make(chan span, 1)
+	go func() {
+		defer cancel()
+		var s span
+		_ = node.Until(ctx, "somebody is listed", func(ctx context.Context) error { // registers says so where it fails
+			asked := time.Now()
+			pods, err := n.List(ctx)
+			switch {
+			case err != nil:
+				return err
+			case len(pods) > 0:
+				return nil
+			case s.begin.IsZero():
+				s = span{time.Now(), time.Now()}
+			default:
+				s.end = asked
+			}
+			return errors.New("nobody is")
+		})
+		silence <- s
+	}()
+	return silence
+}
+
+// inside counts the times that lie within one of the others.
+func inside(times, others []span) (count int) {
+	for _, t := range times {
+		if slices.ContainsFunc(others, func(o span) bool { return t.begin.After(o.begin) && t.end.Before(o.end) }) {
+			count++
+		}
+	}
+	return count
 }
 
 // TestPodgaugeRestarts kills podgauge under a pod that goes on, and looks at it from its first answer on.

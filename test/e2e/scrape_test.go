@@ -23,7 +23,7 @@ import (
 // scrape is one answer of /metrics.
 type scrape struct {
 	series map[string][]node.Sample // by name
-	begun  time.Time                // when its flight began; zero where it has none
+	flight span                     // zero where it has none
 	took   time.Duration
 }
 
@@ -66,10 +66,13 @@ func (d *daemon) scrape(ctx context.Context) (scrape, error) {
 			s.add(name, m)
 		}
 	}
-	if at, err := s.value("podgauge_flight_begin_timestamp_seconds", nil); err == nil {
-		s.begun = instant(at)
+	begun, err := s.value("podgauge_flight_begin_timestamp_seconds", nil)
+	if err != nil {
+		return s, nil
 	}
-	return s, nil
+	landed, err := s.value("podgauge_flight_end_timestamp_seconds", nil)
+	s.flight = span{instant(begun), instant(landed)}
+	return s, err
 }
 
 func (s scrape) add(name string, m *dto.Metric) {
@@ -160,8 +163,8 @@ func (d *daemon) next(ctx context.Context, t *testing.T) scrape {
 	t.Helper()
 	event := time.Now()
 	return d.scrapeUntil(ctx, t, "the next scrape", func(s scrape) error {
-		if !s.begun.After(event) {
-			return fmt.Errorf("its flight began at %s", s.begun)
+		if !s.flight.begin.After(event) {
+			return fmt.Errorf("its flight began at %s", s.flight.begin)
 		}
 		return nil
 	})
