@@ -11,7 +11,7 @@ export CGO_CFLAGS = -g -O2 -Wno-deprecated-declarations
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build lint golden e2e e2e-all bench gpu
+.PHONY: demo test build lint golden e2e e2e-all soak bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
@@ -38,6 +38,9 @@ e2e: build ## a real kubelet, containerd and Prometheus; as root
 e2e-all: build ## the same on each kubelet
 	cd test/e2e && go run ./cmd/e2e setup all
 	cd test/e2e && for v in v1.37.1 v1.36.3; do KUBELET_VERSION=$$v go test -count=1 -timeout 30m ./... || exit 1; done
+
+soak: build ## memory over ten minutes of scrapes, on the real node; as root
+	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_SOAK=10m go test -count=1 -timeout 30m -v -run TestMemory .
 
 bench: ## results are in docs/benchmarks.md
 	go test -run '^$$' -bench . -benchmem ./...

@@ -45,6 +45,7 @@ type Exporter struct {
 	Sources
 	// flights counts the goroutines that fly; each ends within the budget.
 	flights sync.WaitGroup
+	gzip    gzipWriters
 
 	mu sync.Mutex
 	// All below are guarded by mu.

@@ -57,9 +57,10 @@ func (e *Exporter) Handler(s Server) http.Handler {
 func (e *Exporter) metrics(s Server) http.Handler {
 	own := prometheus.ToTransactionalGatherer(s.Registry)
 	options := promhttp.HandlerOpts{
-		EnableOpenMetrics: true,
-		ErrorHandling:     promhttp.ContinueOnError,
-		ErrorLog:          errorLog{s.Log},
+		EnableOpenMetrics:  true,
+		DisableCompression: true, // gzipWriters does it
+		ErrorHandling:      promhttp.ContinueOnError,
+		ErrorLog:           errorLog{s.Log},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := patience(r)
@@ -70,7 +71,7 @@ func (e *Exporter) metrics(s Server) http.Handler {
 		if f := e.snapshot(ctx); f != nil {
 			gatherers = append(gatherers, landed{e, f})
 		}
-		promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options).ServeHTTP(w, r)
+		e.gzip.serve(promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options), w, r)
 	})
 }
 
