@@ -46,6 +46,7 @@ type Exporter struct {
 	// flights counts the goroutines that fly; each ends within the budget.
 	flights sync.WaitGroup
 	gzip    gzipWriters
+	buffers sync.Pool // of *[]byte, for answers
 
 	mu sync.Mutex
 	// All below are guarded by mu.

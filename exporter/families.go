@@ -40,7 +40,7 @@ func (o *ownFamilies) make(add func(name, help string, kind dto.MetricType) *fam
 func (p *page) renderNode(s snapshot) {
 	l := p.series[seriesKey{}]
 	if l == nil {
-		l = &labelled{kept: map[slot]*dto.Metric{}}
+		l = &labelled{kept: map[slot]*series{}}
 		p.series[seriesKey{}] = l
 	}
 	l.turn = p.turn

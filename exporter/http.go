@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
 )
 
 // answerMargin is kept back of the time that Prometheus grants a scrape, for the
@@ -52,27 +53,68 @@ func (e *Exporter) Handler(s Server) http.Handler {
 	return mux
 }
 
-// metrics answers a scrape. Text format, OpenMetrics and compression are
-// promhttp's; it is made anew for each scrape because a flight belongs to one.
+// metrics answers a scrape. What Prometheus asks for is text, or OpenMetrics; any
+// other format is promhttp's to write.
 func (e *Exporter) metrics(s Server) http.Handler {
 	own := prometheus.ToTransactionalGatherer(s.Registry)
+	log := errorLog{s.Log}
 	options := promhttp.HandlerOpts{
-		EnableOpenMetrics:  true,
 		DisableCompression: true, // gzipWriters does it
 		ErrorHandling:      promhttp.ContinueOnError,
-		ErrorLog:           errorLog{s.Log},
+		ErrorLog:           log,
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := patience(r)
 		defer cancel()
 		gatherers := []prometheus.TransactionalGatherer{own}
+		var p *page
 		// A scrape that cannot wait for the flight gets the process's own
 		// metrics: never values of an earlier flight.
 		if f := e.snapshot(ctx); f != nil {
-			gatherers = append(gatherers, landed{e, f})
+			defer e.release(f)
+			p = f.page
+			gatherers = append(gatherers, landed{p})
 		}
-		e.gzip.serve(promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options), w, r)
+		format := expfmt.NegotiateIncludingOpenMetrics(r.Header)
+		switch format.FormatType() {
+		case expfmt.TypeTextPlain, expfmt.TypeOpenMetrics:
+			e.gzip.serve(text{e, p, s.Registry, format, log}, w, r)
+		default:
+			e.gzip.serve(promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options), w, r)
+		}
 	})
+}
+
+// text answers one scrape in a format that is text.
+type text struct {
+	exporter *Exporter
+	page     *page // nil where there is none in time
+	own      *prometheus.Registry
+	format   expfmt.Format
+	log      errorLog
+}
+
+// ServeHTTP is http.Handler's. What cannot be gathered, or encoded, is missing, and
+// the log says so.
+func (t text) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Content-Type", string(t.format))
+	families, err := t.own.Gather()
+	if err != nil {
+		t.log.Println(err)
+	}
+	buffer, ok := t.exporter.buffers.Get().(*[]byte)
+	if !ok {
+		buffer = new([]byte)
+	}
+	body, err := encode((*buffer)[:0], t.page, families, t.format)
+	if err == nil {
+		_, err = w.Write(body)
+	}
+	if err != nil {
+		t.log.Println(err)
+	}
+	*buffer = body
+	t.exporter.buffers.Put(buffer)
 }
 
 // patience is how long this scrape may wait: it never prolongs the flight, whose
@@ -86,15 +128,12 @@ func patience(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(r.Context(), wait-min(answerMargin, wait/2))
 }
 
-// landed gathers from a flight, and holds its page until it has been written out.
-type landed struct {
-	exporter *Exporter
-	flight   *flight
-}
+// landed gathers from the page of a flight, which its user holds.
+type landed struct{ page *page }
 
-// Gather returns the families, and what to call once they are encoded.
+// Gather returns the families.
 func (l landed) Gather() ([]*dto.MetricFamily, func(), error) {
-	return l.flight.page.gather(), func() { l.exporter.release(l.flight) }, nil
+	return l.page.gather(), func() {}, nil
 }
 
 // probe answers 200, or 503 with what is wrong.

@@ -33,7 +33,12 @@ type page struct {
 }
 
 // family is one metric family and, after a rendering, its series.
-type family struct{ dto.MetricFamily }
+type family struct {
+	dto.MetricFamily
+	// lines are the names and labels of its series, written out.
+	lines                     [][]byte
+	textHead, openMetricsHead []byte
+}
 
 // seriesKey is what the labels that all series of a device share are made of.
 type seriesKey struct {
@@ -45,8 +50,14 @@ type seriesKey struct {
 // labelled are the series that share a set of labels.
 type labelled struct {
 	pairs []*dto.LabelPair
-	kept  map[slot]*dto.Metric
+	kept  map[slot]*series
 	turn  uint64 // of the last rendering that used it
+}
+
+// series is one series and its name and labels, written out.
+type series struct {
+	*dto.Metric
+	line []byte
 }
 
 // slot tells the series of one labelled apart.
@@ -67,7 +78,8 @@ func newPage(metrics []device.Metric) *page {
 		if f := byName[name]; f != nil {
 			return f
 		}
-		f := &family{dto.MetricFamily{Name: &name, Help: &help, Type: kind.Enum()}}
+		f := &family{MetricFamily: dto.MetricFamily{Name: &name, Help: &help, Type: kind.Enum()}}
+		f.textHead, f.openMetricsHead = f.head(false), f.head(true)
 		byName[name] = f
 		p.families = append(p.families, f)
 		return f
@@ -88,7 +100,7 @@ func newPage(metrics []device.Metric) *page {
 func (p *page) render(s snapshot, l *ledger) {
 	p.turn++
 	for _, f := range p.families {
-		f.Metric = f.Metric[:0]
+		f.Metric, f.lines = f.Metric[:0], f.lines[:0]
 	}
 	p.renderNode(s)
 	for i, status := range s.statuses {
@@ -163,7 +175,7 @@ func (p *page) labelled(set labelSet, s device.Status, owner device.Owner) *labe
 	key := seriesKey{set, s.ID, owner}
 	l := p.series[key]
 	if l == nil || !l.describes(set, s) {
-		l = &labelled{pairs: set.pairs(s, owner), kept: map[slot]*dto.Metric{}}
+		l = &labelled{pairs: set.pairs(s, owner), kept: map[slot]*series{}}
 		p.series[key] = l
 	}
 	l.turn = p.turn
@@ -188,7 +200,7 @@ func (l *labelled) set(at slot, value float64, more ...device.Label) {
 	}
 	m := l.kept[at]
 	if m == nil {
-		m = newSeries(at.family.GetType(), l.pairs, more)
+		m = newSeries(at.family, l.pairs, more)
 		l.kept[at] = m
 	}
 	if m.Gauge != nil {
@@ -196,10 +208,11 @@ func (l *labelled) set(at slot, value float64, more ...device.Label) {
 	} else {
 		*m.Counter.Value = value
 	}
-	at.family.Metric = append(at.family.Metric, m)
+	at.family.Metric = append(at.family.Metric, m.Metric)
+	at.family.lines = append(at.family.lines, m.line)
 }
 
-func newSeries(kind dto.MetricType, shared []*dto.LabelPair, more []device.Label) *dto.Metric {
+func newSeries(f *family, shared []*dto.LabelPair, more []device.Label) *series {
 	m := &dto.Metric{Label: shared}
 	if len(more) > 0 {
 		m.Label = slices.Clone(shared)
@@ -208,10 +221,10 @@ func newSeries(kind dto.MetricType, shared []*dto.LabelPair, more []device.Label
 		}
 		sortPairs(m.Label)
 	}
-	if kind == dto.MetricType_COUNTER {
+	if f.GetType() == dto.MetricType_COUNTER {
 		m.Counter = &dto.Counter{Value: new(float64)}
 	} else {
 		m.Gauge = &dto.Gauge{Value: new(float64)}
 	}
-	return m
+	return &series{m, line(f.GetName(), m.Label)}
 }

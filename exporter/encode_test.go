@@ -1,0 +1,63 @@
+package exporter
+
+import (
+	"bytes"
+	"math"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/prometheus/common/expfmt"
+)
+
+// TestPagesAreWrittenAsExpfmtWritesThem: the kept lines are the library's bytes,
+// whatever stands in labels, help and values.
+func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, v := range []float64{0, 1, -1, 0.1, 1e21, 1.5e-9, 12345678, 2 << 52, math.Inf(1), math.Inf(-1), math.NaN()} {
+			d := newNode(3)
+			d.metrics = append([]device.Metric{}, rows...)
+			d.metrics[powerRow].Help = "A \"help\"\nwith \\ all of it."
+			d.watts = v
+			d.statuses[0].Model = "a \"quoted\"\\\nmodel\xff"
+			d.statuses[1].Healthy, d.statuses[1].Reason = false, "xid_79"
+			d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 3, Last: time.Now()}}
+			d.hold("GPU-0=te\"am/po\nd/c\\", "GPU-1=n/p/c")
+			e := New(d.sources())
+			f := e.snapshot(t.Context())
+			for _, format := range []expfmt.Format{
+				expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics),
+			} {
+				var want bytes.Buffer
+				encoder := expfmt.NewEncoder(&want, format)
+				for _, family := range f.page.gather() {
+					if err := encoder.Encode(family); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if closer, ok := encoder.(expfmt.Closer); ok {
+					if err := closer.Close(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				got, err := encode(nil, f.page, nil, format)
+				if err != nil || !bytes.Equal(got, want.Bytes()) {
+					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got, want.Bytes())
+				}
+			}
+			e.release(f)
+		}
+	})
+}
+
+func TestOtherFormatsAreTheLibrarys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := serve(New(newNode(1).sources()))
+		const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+		body := scrape(t, h, "Accept", protobuf)
+		if !bytes.Contains([]byte(body), []byte("nvidia_gpu_power_watts")) || bytes.Contains([]byte(body), []byte("# HELP")) {
+			t.Errorf("asked for protobuf, got\n%q", body)
+		}
+	})
+}
