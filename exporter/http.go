@@ -75,7 +75,7 @@ func (e *Exporter) metrics(s Server) http.Handler {
 			p = f.page
 			gatherers = append(gatherers, landed{p})
 		}
-		format := expfmt.NegotiateIncludingOpenMetrics(r.Header)
+		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 		switch format.FormatType() {
 		case expfmt.TypeTextPlain, expfmt.TypeOpenMetrics:
 			e.gzip.serve(text{e, p, s.Registry, format, log}, w, r)
