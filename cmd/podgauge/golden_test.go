@@ -203,7 +203,10 @@ func (w *world) place(p kubelet.Pod, on ...device.ID) {
 		if err != nil {
 			w.t.Fatal(err)
 		}
-		if slices.Contains(on, device.ID(status.Containers[0].Devices[0].ID)) {
+		id := device.ID(status.Containers[0].Devices[0].ID)
+		// One that is gone before anybody has seen its name stays allocated in the kubelet's notes.
+		w.until(fmt.Sprintf(`nvidia_gpu_allocated{container="c",gpu="%d"`, slices.Index(w.machine.IDs(), id)), " 1")
+		if slices.Contains(on, id) {
 			drop(f)
 		} else {
 			rest = append(rest, f)

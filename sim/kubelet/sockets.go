@@ -11,13 +11,14 @@ import (
 )
 
 // removeSockets removes the sockets that lie directly in a folder, whosever they are: regular
-// files stay, and so do folders with whatever is in them (manager.go:191).
+// files stay, and so do folders with whatever is in them. One that its plugin takes away
+// meanwhile is no error (manager.go:191).
 func removeSockets(dir string) error {
 	entries, err := os.ReadDir(dir)
 	errs := []error{err}
 	for _, entry := range entries {
 		if entry.Type()&fs.ModeSocket != 0 {
-			errs = append(errs, os.Remove(filepath.Join(dir, entry.Name())))
+			errs = append(errs, os.RemoveAll(filepath.Join(dir, entry.Name())))
 		}
 	}
 	return errors.Join(errs...)
