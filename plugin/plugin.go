@@ -128,8 +128,8 @@ func (p *Plugin) kubelet(ctx context.Context) socketID {
 		}
 		if err != nil && err.Error() != said {
 			said = err.Error()
-			p.Log.Info("wait for the kubelet", "why", err)
 			p.tried.Store(true)
+			p.Log.Info("wait for the kubelet", "why", err)
 		}
 		pause(ctx, pollEvery)
 	}
