@@ -230,7 +230,7 @@ func TestGolden(t *testing.T) {
 	w := newWorld(t, 4)
 	ids := w.machine.IDs()
 	w.untilRegistered()
-	compare(t, "idle", w.until("nvidia_gpu_allocated{", " 0"))
+	w.shows("idle", "nvidia_gpu_allocated{", " 0")
 
 	w.place(pod("research", "train", 2), ids[0], ids[1])
 	w.place(pod("serving", "embed", 1), ids[2])
@@ -238,32 +238,58 @@ func TestGolden(t *testing.T) {
 	w.machine.Busy(ids[1], 1)
 	w.until(`nvidia_gpu_power_watts{container="main",gpu="1"`, " 700")
 	w.until(`nvidia_gpu_allocated{container="",gpu="3"`, " 0")
-	compare(t, "allocated", w.until(`nvidia_gpu_power_watts{container="main",gpu="0"`, " 542.5"))
+	w.shows("allocated", `nvidia_gpu_power_watts{container="main",gpu="0"`, " 542.5")
 
 	w.machine.Fail(ids[1], "xid 79")
 	w.until("podgauge_plugin_devices{health=\"unhealthy\"", " 1")
-	compare(t, "gpu_failed", w.until(`nvidia_gpu_up{container="",gpu="1"`, " 0"))
+	w.shows("gpu_failed", `nvidia_gpu_up{container="",gpu="1"`, " 0")
 	w.machine.Recover(ids[1])
 	w.until(`nvidia_gpu_healthy{container="main",gpu="1"`, " 1")
-	compare(t, "gpu_failed_recovered", w.until("podgauge_plugin_devices{health=\"unhealthy\"", " 0"))
+	w.shows("gpu_failed_recovered", "podgauge_plugin_devices{health=\"unhealthy\"", " 0")
 
 	w.machine.Wedge()
-	compare(t, "driver_wedged", w.until(`nvidia_gpu_stalled{container="",gpu="0"`, " 1"))
+	w.shows("driver_wedged", `nvidia_gpu_stalled{container="",gpu="0"`, " 1")
 	w.machine.Release()
 	w.until(`nvidia_gpu_stalled{container="",gpu="0"`, " 0")
-	compare(t, "driver_wedged_recovered", w.until(`nvidia_gpu_up{container="",gpu="3"`, " 1"))
+	w.shows("driver_wedged_recovered", `nvidia_gpu_up{container="",gpu="3"`, " 1")
 
 	w.stopKubelet()
 	w.until("podgauge_plugin_streams{", " 0")
-	compare(t, "kubelet_down", w.until("podgauge_kubelet_up", " 0"))
+	w.shows("kubelet_down", "podgauge_kubelet_up", " 0")
 	w.startKubelet()
 	w.untilRegistered()
 	w.until("podgauge_plugin_streams{", " 1")
-	compare(t, "kubelet_down_recovered", w.until("podgauge_kubelet_up", " 1"))
+	w.shows("kubelet_down_recovered", "podgauge_kubelet_up", " 1")
 }
 
-// compare holds a scrape against its golden file, and against promlint.
-func compare(t *testing.T, state, text string) {
+// shows waits for a scrape that has a line which begins and ends so, and is the
+// golden file of a state. Those on the way to it may be others: one in which the
+// kubelet has turned a question away, say. Promlint reads it too.
+func (w *world) shows(state, begins, ends string) {
+	w.t.Helper()
+	text := w.until(begins, ends)
+	file := filepath.Join("testdata", state+".prom")
+	if *update {
+		if err := os.WriteFile(file, timeless(text), 0o644); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	poll := time.NewTicker(pollGap)
+	defer poll.Stop()
+	for end := time.Now().Add(deadline); !w.t.Failed() && !bytes.Equal(timeless(text), want) && time.Now().Before(end); <-poll.C {
+		text = w.get("text/plain")
+	}
+	if got := timeless(text); !bytes.Equal(got, want) {
+		w.t.Errorf("%s differs from %s; if that is meant, run make golden:\n%s", state, file, difference(string(want), string(got)))
+	}
+	lint(w.t, state, text)
+}
+
+func lint(t *testing.T, state, text string) {
 	t.Helper()
 	problems, err := promlint.New(strings.NewReader(text)).Lint()
 	if err != nil {
@@ -273,21 +299,6 @@ func compare(t *testing.T, state, text string) {
 		if !strings.HasPrefix(p.Metric, "go_") { // the Go collector's are not ours to name
 			t.Errorf("%s: promlint: %s: %s", state, p.Metric, p.Text)
 		}
-	}
-	got := timeless(text)
-	file := filepath.Join("testdata", state+".prom")
-	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs from %s; if that is meant, run make golden:\n%s", state, file, difference(string(want), string(got)))
 	}
 }
 
