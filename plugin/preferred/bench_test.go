@@ -1,0 +1,126 @@
+package preferred_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin/preferred"
+)
+
+// worst runs answer for each size and reports the mean of the size that takes
+// longest.
+func worst(b *testing.B, sizes []int, answer func(size int)) {
+	b.ReportAllocs()
+	spent := make([]time.Duration, len(sizes))
+	for b.Loop() {
+		for i, size := range sizes {
+			begin := time.Now()
+			answer(size)
+			spent[i] += time.Since(begin)
+		}
+	}
+	most := slices.Index(spent, slices.Max(spent))
+	b.ReportMetric(float64(spent[most].Nanoseconds())/float64(b.N), "ns/worst")
+	b.ReportMetric(float64(sizes[most]), "size")
+}
+
+// BenchmarkAligned has every size of every machine, all GPUs available; B/op and
+// allocs/op are for all sizes together.
+func BenchmarkAligned(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		machine
+		must int
+	}{
+		{"8", dgx1V(), 0},
+		{"8-must-2", dgx1V(), 2},
+		{"16", dgx2(), 0},
+		{"16-must-3", dgx2(), 3},
+		{"16-bridged", bridged(16), 0},
+		{"20-bridged", bridged(20), 0},
+		{"32-not-exact", bridged(32), 0},
+		{"64-not-exact", bridged(64), 0},
+	} {
+		top, ids := c.topology(), c.ids()
+		var sizes []int
+		for size := c.must + 1; size <= len(ids); size++ {
+			sizes = append(sizes, size)
+		}
+		b.Run(c.name, func(b *testing.B) {
+			worst(b, sizes, func(size int) {
+				top.Aligned(preferred.Request{Available: ids, Must: ids[:c.must], Size: size})
+			})
+		})
+	}
+}
+
+func BenchmarkShared(b *testing.B) {
+	for _, c := range []struct {
+		name string
+		machine
+	}{
+		{"8x64-replicas", dgxH100().replicated(64)},
+		{"56-slices", dgxH100().sliced(7)},
+	} {
+		top, ids := c.topology(), c.ids()
+		for _, p := range policies {
+			b.Run(fmt.Sprintf("%s/%s", c.name, p), func(b *testing.B) {
+				worst(b, []int{2, 8, len(ids) / 2, len(ids) - 1}, func(size int) {
+					top.Shared(preferred.Request{Available: ids, Must: ids[:1], Size: size}, p)
+				})
+			})
+		}
+	}
+}
+
+func BenchmarkNew(b *testing.B) {
+	for name, m := range map[string]machine{"16": dgx2(), "8x64-replicas": dgxH100().replicated(64)} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				m.topology()
+			}
+		})
+	}
+}
+
+// TestAnswerAllocations pins that the search allocates nothing: an answer costs
+// the same whether there is one set to weigh or 184,756.
+func TestAnswerAllocations(t *testing.T) {
+	small, large := bridged(8), bridged(20)
+	replicas, parts := dgxH100().replicated(64), dgxH100().sliced(7)
+	for _, c := range []struct {
+		name   string
+		ids    []device.OfferedID
+		answer func(preferred.Request)
+		size   int
+		want   float64
+	}{
+		{"1 of 8", small.ids(), aligned(small), 1, 4},
+		{"4 of 8", small.ids(), aligned(small), 4, 4},
+		{"10 of 20", large.ids(), aligned(large), 10, 4},
+		{"1 of 512 replicas", replicas.ids(), distributed(replicas), 1, 5},
+		{"300 of 512 replicas", replicas.ids(), distributed(replicas), 300, 6},
+		{"28 of 56 slices", parts.ids(), distributed(parts), 28, 6},
+	} {
+		r := preferred.Request{Available: c.ids, Size: c.size}
+		if got := testing.AllocsPerRun(20, func() { c.answer(r) }); got > c.want {
+			t.Errorf("%s: %v allocations, want %v", c.name, got, c.want)
+		} else {
+			t.Logf("%s: %v allocations", c.name, got)
+		}
+	}
+}
+
+func aligned(m machine) func(preferred.Request) {
+	top := m.topology()
+	return func(r preferred.Request) { top.Aligned(r) }
+}
+
+func distributed(m machine) func(preferred.Request) {
+	top := m.topology()
+	return func(r preferred.Request) { top.Shared(r, preferred.Distributed) }
+}

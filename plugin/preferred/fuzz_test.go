@@ -1,0 +1,132 @@
+package preferred_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin/preferred"
+)
+
+// fuzzed builds a machine and a request from bytes, as wrong as they may be: ids
+// repeated, without a device, of two GPUs, links of strangers.
+func fuzzed(b []byte) (machine, preferred.Request) {
+	next := func() int {
+		if len(b) == 0 {
+			return 0
+		}
+		n := int(b[0])
+		b = b[1:]
+		return n
+	}
+	id := func(n int) device.OfferedID {
+		return []device.OfferedID{
+			device.OfferedID(gpu(n % 32)), device.OfferedID(fmt.Sprintf("GPU-%d::%d", n%4, n/8)),
+			device.OfferedID(fmt.Sprintf("MIG-%d", n%16)), "",
+		}[n/64]
+	}
+	var m machine
+	for range next() % 40 {
+		n := next()
+		c := preferred.Candidate{ID: id(n), GPU: gpu(n % 8), Index: n%8 - n/250, NUMANode: n%3 - 1}
+		if c.Device = c.ID.Device(); n%31 == 0 {
+			c.Device = ""
+		}
+		m.candidates = append(m.candidates, c)
+	}
+	for range next() % 64 {
+		n := next()
+		m.links = append(m.links, device.Link{A: gpu(n % 9), B: gpu(n / 16), NVLinks: n%7 - 2, Path: device.Path(n % 9)})
+	}
+	r := preferred.Request{Size: next() - 8}
+	for range next() % 8 {
+		r.Must = append(r.Must, id(next()))
+	}
+	for len(b) > 0 {
+		r.Available = append(r.Available, id(next()))
+	}
+	return m, r
+}
+
+func FuzzAnswers(f *testing.F) {
+	f.Add([]byte{})
+	f.Add([]byte{8, 0, 1, 2, 3, 4, 5, 6, 7, 4, 0, 17, 34, 51, 11, 1, 2, 0, 1, 2, 3, 4, 5, 6, 7})
+	f.Add([]byte{9, 64, 72, 80, 65, 73, 81, 128, 255, 250, 2, 3, 240, 12, 2, 64, 72, 65, 73, 81, 81, 250, 200, 31})
+	random := rand.New(rand.NewPCG(7, 8))
+	for range 20 {
+		seed := make([]byte, 20+random.IntN(200))
+		for i := range seed {
+			seed[i] = byte(random.Uint32())
+		}
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m, r := fuzzed(b)
+		top := m.topology()
+		random := rand.New(rand.NewPCG(uint64(len(b)), 9))
+		other, again := m.shuffled(random).topology(), preferred.Request{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size}
+		random.Shuffle(len(r.Available), func(i, j int) { again.Available[i], again.Available[j] = again.Available[j], again.Available[i] })
+		random.Shuffle(len(r.Must), func(i, j int) { again.Must[i], again.Must[j] = again.Must[j], again.Must[i] })
+		holds(t, r, "aligned", top.Aligned(r), other.Aligned(again))
+		for _, p := range policies {
+			got := top.Shared(r, p)
+			holds(t, r, p.String(), got, other.Shared(again, p))
+			if p == preferred.Distinct {
+				isDistinct(t, m, r, got)
+			}
+		}
+	})
+}
+
+// holds checks what is true of every answer.
+func holds(t *testing.T, r preferred.Request, name string, got, again []device.OfferedID) {
+	t.Helper()
+	all, must := sorted(append(slices.Clone(r.Available), r.Must...)), slices.Compact(sorted(r.Must))
+	all = slices.Compact(all)
+	if want := min(max(r.Size, 0), len(all)); len(got) != want {
+		t.Errorf("%s: %+v gives %d ids %q, want %d", name, r, len(got), got, want)
+	}
+	if len(slices.Compact(sorted(got))) != len(got) {
+		t.Errorf("%s: %+v gives one id twice: %q", name, r, got)
+	}
+	for i, id := range got {
+		if _, asked := slices.BinarySearch(all, id); !asked {
+			t.Errorf("%s: %+v gives %q, which nobody offered", name, r, id)
+		}
+		if _, settled := slices.BinarySearch(must, id); settled != (i < len(must)) {
+			t.Errorf("%s: %+v gives %q: what must be comes first", name, r, got)
+		}
+	}
+	if !slices.Equal(got, again) {
+		t.Errorf("%s: %+v gives %q, and in another order %q", name, r, got, again)
+	}
+}
+
+// isDistinct checks that there are ids of as many GPUs as there could be.
+func isDistinct(t *testing.T, m machine, r preferred.Request, got []device.OfferedID) {
+	t.Helper()
+	gpuOf := map[device.OfferedID]device.GPU{}
+	devices := map[device.ID]device.GPU{}
+	for _, c := range m.candidates {
+		if g, known := devices[c.Device]; known && g != c.GPU || gpuOf[c.ID] != "" && gpuOf[c.ID] != c.GPU {
+			return // a device of two GPUs: whichever counts
+		}
+		gpuOf[c.ID], devices[c.Device] = c.GPU, c.GPU
+	}
+	count := func(ids []device.OfferedID) int {
+		gpus := map[device.GPU]bool{}
+		for _, id := range ids {
+			if g, known := gpuOf[id]; known {
+				gpus[g] = true
+			}
+		}
+		return len(gpus)
+	}
+	must := slices.Compact(sorted(r.Must))
+	most := min(count(append(slices.Clone(r.Available), must...)), count(must)+max(r.Size-len(must), 0))
+	if len(must) <= r.Size && count(got) != most {
+		t.Errorf("distinct: %+v gives %q of %d GPUs; there could be %d", r, got, count(got), most)
+	}
+}

@@ -1,0 +1,234 @@
+package preferred_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin/preferred"
+)
+
+// machine is what a Topology is made from.
+type machine struct {
+	candidates []preferred.Candidate
+	links      []device.Link
+}
+
+func (m machine) topology() *preferred.Topology { return preferred.New(m.candidates, m.links) }
+
+// shuffled is the same machine, told in another order.
+func (m machine) shuffled(r *rand.Rand) machine {
+	m.candidates, m.links = slices.Clone(m.candidates), slices.Clone(m.links)
+	r.Shuffle(len(m.candidates), func(i, j int) { m.candidates[i], m.candidates[j] = m.candidates[j], m.candidates[i] })
+	r.Shuffle(len(m.links), func(i, j int) { m.links[i], m.links[j] = m.links[j], m.links[i] })
+	return m
+}
+
+func (m machine) ids() []device.OfferedID {
+	var ids []device.OfferedID
+	for _, c := range m.candidates {
+		ids = append(ids, c.ID)
+	}
+	return ids
+}
+
+func gpu(i int) device.GPU { return device.GPU(fmt.Sprintf("GPU-%d", i)) }
+
+// gpus are whole GPUs, one for each NUMA node given.
+func gpus(nodes ...int) machine {
+	var m machine
+	for i, node := range nodes {
+		m.candidates = append(m.candidates, preferred.Candidate{
+			ID: device.OfferedID(gpu(i)), Device: device.ID(gpu(i)), GPU: gpu(i), Index: i, NUMANode: node,
+		})
+	}
+	return m
+}
+
+// replicated offers each device of a machine so many times.
+func (m machine) replicated(replicas int) machine {
+	var all []preferred.Candidate
+	for _, c := range m.candidates {
+		for n := range replicas {
+			replica := c
+			replica.ID = device.OfferedID(fmt.Sprintf("%s::%d", c.Device, n))
+			all = append(all, replica)
+		}
+	}
+	m.candidates = all
+	return m
+}
+
+// sliced offers each GPU of a machine as so many MIG slices.
+func (m machine) sliced(slices int) machine {
+	var all []preferred.Candidate
+	for _, c := range m.candidates {
+		for n := range slices {
+			slice := c
+			slice.Device = device.ID(fmt.Sprintf("MIG-%d-%d", c.Index, n))
+			slice.ID = slice.Device.Offered()
+			all = append(all, slice)
+		}
+	}
+	m.candidates = all
+	return m
+}
+
+// linked adds both directions of every pair as between says.
+func (m machine) linked(between func(a, b int) (nvlinks int, path device.Path)) machine {
+	for a := range m.candidates {
+		for b := range m.candidates {
+			if a != b {
+				nvlinks, path := between(min(a, b), max(a, b))
+				m.links = append(m.links, device.Link{A: gpu(a), B: gpu(b), NVLinks: nvlinks, Path: path})
+			}
+		}
+	}
+	return m
+}
+
+var smiPaths = map[string]device.Path{
+	"PIX": device.PathSingleSwitch, "PXB": device.PathMultipleSwitches, "PHB": device.PathHostBridge,
+	"NODE": device.PathNUMANode, "SYS": device.PathSystem,
+}
+
+// matrix reads the table of nvidia-smi topo -m, with the path beside the NVLinks,
+// which nvidia-smi leaves out: "NV2+PHB".
+func matrix(nodes []int, table string) machine {
+	m := gpus(nodes...)
+	for a, row := range strings.Split(strings.TrimSpace(table), "\n") {
+		for b, cell := range strings.Fields(row) {
+			l := device.Link{A: gpu(a), B: gpu(b)}
+			if nvlinks, path, both := strings.Cut(cell, "+"); both {
+				l.NVLinks, _ = strconv.Atoi(strings.TrimPrefix(nvlinks, "NV"))
+				cell = path
+			}
+			l.Path = smiPaths[cell]
+			if a != b {
+				m.links = append(m.links, l)
+			}
+		}
+	}
+	return m
+}
+
+// dgxA100: every GPU reaches every other over 12 NVLinks through NVSwitches; two
+// share PCIe switches and a NUMA node.
+func dgxA100() machine {
+	return gpus(3, 3, 1, 1, 7, 7, 5, 5).linked(func(a, b int) (int, device.Path) {
+		if a/2 == b/2 {
+			return 12, device.PathMultipleSwitches
+		}
+		return 12, device.PathSystem
+	})
+}
+
+// dgxH100: 18 NVLinks through NVSwitches, a PCIe switch for each GPU, two sockets.
+func dgxH100() machine { return gpus(0, 0, 0, 0, 1, 1, 1, 1).linked(sockets(4, 18)) }
+
+// sockets of so many GPUs, all with so many NVLinks to each other.
+func sockets(size, nvlinks int) func(a, b int) (int, device.Path) {
+	return func(a, b int) (int, device.Path) {
+		if a/size == b/size {
+			return nvlinks, device.PathNUMANode
+		}
+		return nvlinks, device.PathSystem
+	}
+}
+
+// dgx2: 16 GPUs with 6 NVLinks through NVSwitches; pairs on a PCIe switch, fours
+// behind switches, eights in a socket.
+func dgx2() machine {
+	return gpus(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1).linked(func(a, b int) (int, device.Path) {
+		switch {
+		case a/2 == b/2:
+			return 6, device.PathSingleSwitch
+		case a/4 == b/4:
+			return 6, device.PathMultipleSwitches
+		case a/8 == b/8:
+			return 6, device.PathNUMANode
+		}
+		return 6, device.PathSystem
+	})
+}
+
+// dgx1V is the hybrid cube mesh of eight V100.
+func dgx1V() machine {
+	return matrix([]int{0, 0, 0, 0, 1, 1, 1, 1}, `
+		X       NV1+PIX NV1+PHB NV2+PHB NV2+SYS SYS     SYS     SYS
+		NV1+PIX X       NV2+PHB NV1+PHB SYS     NV2+SYS SYS     SYS
+		NV1+PHB NV2+PHB X       NV2+PIX SYS     SYS     NV1+SYS SYS
+		NV2+PHB NV1+PHB NV2+PIX X       SYS     SYS     SYS     NV1+SYS
+		NV2+SYS SYS     SYS     SYS     X       NV1+PIX NV1+PHB NV2+PHB
+		SYS     NV2+SYS SYS     SYS     NV1+PIX X       NV2+PHB NV1+PHB
+		SYS     SYS     NV1+SYS SYS     NV1+PHB NV2+PHB X       NV2+PIX
+		SYS     SYS     SYS     NV1+SYS NV2+PHB NV1+PHB NV2+PIX X`)
+}
+
+// bridged are PCIe GPUs in two sockets, with an NVLink bridge of 4 links on each
+// pair: 0 and 1, 2 and 3, …
+func bridged(count int) machine {
+	var nodes []int
+	for i := range count {
+		nodes = append(nodes, 2*i/count)
+	}
+	return gpus(nodes...).linked(func(a, b int) (int, device.Path) {
+		nvlinks := 0
+		if a/2 == b/2 {
+			nvlinks = 4
+		}
+		_, path := sockets(count/2, 0)(a, b)
+		return nvlinks, path
+	})
+}
+
+// random is a machine of any shape: some links come once, some in both
+// directions, some more than once, and they need not agree.
+func random(r *rand.Rand, count int) machine {
+	var nodes []int
+	for range count {
+		nodes = append(nodes, r.IntN(4)-1)
+	}
+	m := gpus(nodes...)
+	for range r.IntN(3 * count * count) {
+		m.links = append(m.links, device.Link{
+			A: gpu(r.IntN(count + 1)), B: gpu(r.IntN(count + 1)),
+			NVLinks: max(r.IntN(6)-2, 0), Path: device.Path(r.IntN(8)),
+		})
+	}
+	return m
+}
+
+// numbers reads "0 2-4" as GPUs 0, 2, 3 and 4.
+func numbers(t testing.TB, text string) []int {
+	t.Helper()
+	var all []int
+	for field := range strings.FieldsSeq(text) {
+		low, high, isRange := strings.Cut(field, "-")
+		if !isRange {
+			high = low
+		}
+		from, err := strconv.Atoi(low)
+		to, err2 := strconv.Atoi(high)
+		if err != nil || err2 != nil {
+			t.Fatalf("%q are no GPUs", text)
+		}
+		for i := from; i <= to; i++ {
+			all = append(all, i)
+		}
+	}
+	return all
+}
+
+func whole(t testing.TB, text string) []device.OfferedID {
+	t.Helper()
+	var ids []device.OfferedID
+	for _, i := range numbers(t, text) {
+		ids = append(ids, device.OfferedID(gpu(i)))
+	}
+	return ids
+}

@@ -1,0 +1,255 @@
+package preferred_test
+
+import (
+	"fmt"
+	"math/bits"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin/preferred"
+)
+
+// pairScore is the ADR's table, read from the links themselves.
+func pairScore(m machine, a, b preferred.Candidate) int {
+	nvlinks, path, found := 0, device.PathUnknown, false
+	for _, l := range m.links {
+		if l.A == a.GPU && l.B == b.GPU || l.A == b.GPU && l.B == a.GPU {
+			if !found || l.NVLinks < nvlinks {
+				nvlinks = l.NVLinks
+			}
+			if l.Path <= device.PathSystem && l.Path > path {
+				path = l.Path
+			}
+			found = true
+		}
+	}
+	points := map[device.Path]int{
+		device.PathSameBoard: 60, device.PathSingleSwitch: 50, device.PathMultipleSwitches: 40,
+		device.PathHostBridge: 30, device.PathNUMANode: 20, device.PathSystem: 10,
+	}[path]
+	if path == device.PathUnknown && a.NUMANode >= 0 && b.NUMANode >= 0 {
+		points = 10
+		if a.NUMANode == b.NUMANode {
+			points = 20
+		}
+	}
+	return 100*nvlinks + points
+}
+
+// reference weighs every set of GPUs by the three sums of the ADR, in the most
+// obvious way. It knows no ids that are not the machine's.
+func reference(m machine, r preferred.Request) []device.OfferedID {
+	var must, free []int // candidates
+	for i, c := range m.candidates {
+		switch {
+		case slices.Contains(r.Must, c.ID):
+			must = append(must, i)
+		case slices.Contains(r.Available, c.ID):
+			free = append(free, i)
+		}
+	}
+	if len(must) >= max(r.Size, 0) {
+		return names(m, must[:max(r.Size, 0)])
+	}
+	points := make([][]int, len(m.candidates))
+	for i, a := range m.candidates {
+		for _, b := range m.candidates {
+			points[i] = append(points[i], pairScore(m, a, b))
+		}
+	}
+	var best []int
+	var most [2]int
+	for mask := range 1 << len(free) {
+		if bits.OnesCount(uint(mask)) != min(r.Size-len(must), len(free)) {
+			continue
+		}
+		set, rest := slices.Clone(must), []int{}
+		for x, i := range free {
+			if mask>>x&1 == 1 {
+				set = append(set, i)
+			} else {
+				rest = append(rest, i)
+			}
+		}
+		slices.Sort(set)
+		inside, cut := 0, 0
+		for x, i := range set {
+			for _, j := range set[x+1:] {
+				inside += points[i][j]
+			}
+			for _, j := range rest {
+				cut += points[i][j]
+			}
+		}
+		worth := [2]int{inside, -cut}
+		if c := slices.Compare(worth[:], most[:]); best == nil || c > 0 || c == 0 && slices.Compare(set, best) < 0 {
+			best, most = set, worth
+		}
+	}
+	return names(m, best)
+}
+
+func names(m machine, candidates []int) []device.OfferedID {
+	var ids []device.OfferedID
+	for _, i := range candidates {
+		ids = append(ids, m.candidates[i].ID)
+	}
+	return ids
+}
+
+func sorted(ids []device.OfferedID) []device.OfferedID {
+	ids = slices.Clone(ids)
+	slices.Sort(ids)
+	return ids
+}
+
+func TestAlignedIsTheReferences(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for round := range 600 {
+		m := random(r, 1+r.IntN(9))
+		if round%50 == 0 {
+			m = random(r, 10)
+		}
+		top := m.topology()
+		for size := range len(m.candidates) + 2 {
+			q := preferred.Request{Size: size}
+			for _, c := range m.candidates {
+				if r.IntN(5) > 0 {
+					q.Available = append(q.Available, c.ID)
+				}
+				if r.IntN(8) == 0 {
+					q.Must = append(q.Must, c.ID)
+				}
+			}
+			got, want := top.Aligned(q), reference(m, q)
+			if !slices.Equal(sorted(got), sorted(want)) {
+				t.Fatalf("round %d, %d GPUs, links %v\n%+v\ngot  %v\nwant %v", round, len(m.candidates), m.links, q, got, want)
+			}
+		}
+	}
+}
+
+// TestAlignedIsTheReferencesWhenAllIsFree has the machines of the hand-made cases
+// at every size and every single GPU that must be included.
+func TestAlignedIsTheReferencesWhenAllIsFree(t *testing.T) {
+	for name, m := range map[string]machine{"DGX A100": dgxA100(), "DGX H100": dgxH100(), "DGX-1V": dgx1V(), "bridged": bridged(8)} {
+		top := m.topology()
+		for size := range len(m.candidates) + 1 {
+			for _, must := range append(m.ids(), "") {
+				q := preferred.Request{Available: m.ids(), Size: size}
+				if must != "" {
+					q.Must = []device.OfferedID{must}
+				}
+				got, want := top.Aligned(q), reference(m, q)
+				if !slices.Equal(sorted(got), sorted(want)) {
+					t.Errorf("%s, size %d, must %q: got %v, want %v", name, size, must, got, want)
+				}
+			}
+		}
+	}
+}
+
+// model is Shared as the ADR says it, with everything counted anew for each id.
+func model(m machine, r preferred.Request, p preferred.Policy) []device.OfferedID {
+	var chosen []preferred.Candidate
+	free := map[device.OfferedID]bool{}
+	for _, c := range m.candidates {
+		if slices.Contains(r.Must, c.ID) {
+			chosen = append(chosen, c)
+		} else if slices.Contains(r.Available, c.ID) {
+			free[c.ID] = true
+		}
+	}
+	for len(chosen) < r.Size && len(free) > 0 {
+		var next preferred.Candidate
+		var nextKey []float64
+		for i, c := range m.candidates { // in order of index and replica
+			if key := append(modelKey(m, free, chosen, c, p), float64(i)); free[c.ID] && (nextKey == nil || slices.Compare(key, nextKey) < 0) {
+				next, nextKey = c, key
+			}
+		}
+		delete(free, next.ID)
+		chosen = append(chosen, next)
+	}
+	var ids []device.OfferedID
+	for _, c := range chosen[:min(len(chosen), max(r.Size, 0))] {
+		ids = append(ids, c.ID)
+	}
+	return ids
+}
+
+func modelKey(m machine, free map[device.OfferedID]bool, chosen []preferred.Candidate, c preferred.Candidate, p preferred.Policy) []float64 {
+	var onDevice, onGPU, freeOnDevice, freeOnGPU, repeats, near float64
+	for _, o := range m.candidates {
+		if o.GPU == c.GPU {
+			onGPU++
+			if free[o.ID] {
+				freeOnGPU++
+			}
+		}
+		if o.Device == c.Device {
+			onDevice++
+			if free[o.ID] {
+				freeOnDevice++
+			}
+		}
+	}
+	counted := map[device.GPU]bool{}
+	for _, o := range chosen {
+		if o.GPU == c.GPU {
+			repeats++
+		} else if !counted[o.GPU] {
+			counted[o.GPU] = true
+			near += float64(pairScore(m, c, o))
+		}
+	}
+	device, gpu := 1-freeOnDevice/onDevice, 1-freeOnGPU/onGPU
+	switch p {
+	case preferred.Packed:
+		return []float64{-device, -gpu, -repeats, -near}
+	case preferred.Distinct:
+		return []float64{repeats, device, gpu, -near}
+	default:
+		return []float64{device, gpu, repeats, -near}
+	}
+}
+
+var policies = []preferred.Policy{preferred.Distributed, preferred.Packed, preferred.Distinct}
+
+func TestSharedIsTheModels(t *testing.T) {
+	r := rand.New(rand.NewPCG(3, 4))
+	for round := range 200 {
+		m := random(r, 1+r.IntN(4))
+		switch round % 4 {
+		case 0:
+			m = m.replicated(1 + r.IntN(5))
+		case 1:
+			m = m.sliced(1 + r.IntN(4))
+		case 2:
+			m = m.sliced(2).replicated(1 + r.IntN(3))
+		case 3: // replicas that differ from GPU to GPU
+			m = m.replicated(4)
+			m.candidates = slices.DeleteFunc(m.candidates, func(preferred.Candidate) bool { return r.IntN(4) == 0 })
+		}
+		top := m.topology()
+		for range 10 {
+			q := preferred.Request{Size: r.IntN(len(m.candidates) + 2)}
+			for _, c := range m.candidates {
+				if r.IntN(3) > 0 {
+					q.Available = append(q.Available, c.ID)
+				}
+				if r.IntN(12) == 0 {
+					q.Must = append(q.Must, c.ID)
+				}
+			}
+			for _, p := range policies {
+				got, want := top.Shared(q, p), model(m, q, p)
+				if !slices.Equal(sorted(got), sorted(want)) {
+					t.Fatalf("round %d, %s, %+v\n%s\ngot  %v\nwant %v", round, p, q, fmt.Sprint(m), got, want)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,140 @@
+package preferred_test
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin/preferred"
+)
+
+// offered reads "0::1-3 2::0" as replicas 1 to 3 of GPU 0 and 0 of GPU 2.
+func offered(t testing.TB, text string) []device.OfferedID {
+	t.Helper()
+	var ids []device.OfferedID
+	for field := range strings.FieldsSeq(text) {
+		gpu, replicas, _ := strings.Cut(field, "::")
+		for _, n := range numbers(t, replicas) {
+			ids = append(ids, device.OfferedID(fmt.Sprintf("GPU-%s::%d", gpu, n)))
+		}
+	}
+	return ids
+}
+
+// TestSharedReplicas has four GPUs of 12 replicas each; GPUs 0 and 1 are bridged,
+// and so are 2 and 3.
+func TestSharedReplicas(t *testing.T) {
+	const all = "0::0-11 1::0-11 2::0-11 3::0-11"
+	const busy = "0::4-11 1::2-11 2::0-11 3::11" // GPU 3 has one left, GPU 2 is idle
+	top := bridged(4).replicated(12).topology()
+	for _, c := range []struct {
+		name            string
+		policy          preferred.Policy
+		available, must string
+		size            int
+		want            string
+	}{
+		{"one of an idle machine", preferred.Distributed, all, "", 1, "0::0"},
+		{"the second next to the first", preferred.Distributed, all, "", 2, "0::0 1::0"},
+		{"one of each", preferred.Distributed, all, "", 4, "0::0 1::0 2::0 3::0"},
+		{"around again", preferred.Distributed, all, "", 6, "0::0-1 1::0-1 2::0 3::0"},
+		{"the idle one", preferred.Distributed, busy, "", 1, "2::0"},
+		{"until it is as loaded as the next", preferred.Distributed, busy, "", 3, "1::2 2::0-1"},
+		{"replica 2 before replica 10", preferred.Distributed, "0::2 0::10", "", 1, "0::2"},
+		{"what is settled is a load", preferred.Distributed, all, "2::7", 2, "2::7 3::0"},
+		{"the partner of what is settled", preferred.Distributed, all, "3::0", 2, "3::0 2::0"},
+		{"one of an idle machine", preferred.Packed, all, "", 1, "0::0"},
+		{"all of one", preferred.Packed, all, "", 12, "0::0-11"},
+		{"one and its neighbour", preferred.Packed, all, "", 14, "0::0-11 1::0-1"},
+		{"the last of the most loaded", preferred.Packed, busy, "", 1, "3::11"},
+		{"and then the next", preferred.Packed, busy, "", 3, "0::4-5 3::11"},
+		{"with what is settled", preferred.Packed, all, "2::7", 3, "2::7 2::0-1"},
+		{"the neighbour of what is settled and full", preferred.Packed, "0::0-11 1::0-11 2::0-11", "3::0-11", 13, "3::0-11 2::0"},
+		{"two GPUs", preferred.Distinct, all, "", 2, "0::0 1::0"},
+		{"the least loaded ones", preferred.Distinct, busy, "", 2, "1::2 2::0"},
+		{"also the most loaded one", preferred.Distinct, busy, "", 4, "0::4 1::2 2::0 3::11"},
+		{"more than there are GPUs", preferred.Distinct, busy, "", 6, "0::4 1::2-3 2::0-1 3::11"},
+		{"not the settled one", preferred.Distinct, all, "0::3", 2, "0::3 1::0"},
+		{"not the settled one, loaded or not", preferred.Distinct, busy, "2::0", 2, "2::0 1::2"},
+		{"two of one GPU are settled", preferred.Distinct, all, "0::3 0::4", 5, "0::3-4 1::0 2::0 3::0"},
+	} {
+		r := preferred.Request{Available: offered(t, c.available), Must: offered(t, c.must), Size: c.size}
+		if got, want := top.Shared(r, c.policy), offered(t, c.want); !slices.Equal(got, want) {
+			t.Errorf("%s, %s: got %v, want %v", c.policy, c.name, got, want)
+		}
+	}
+}
+
+// TestSharedSlices has eight GPUs of seven slices each: no slice is a replica, so
+// the load is the GPU's.
+func TestSharedSlices(t *testing.T) {
+	m := dgxH100().sliced(7)
+	idle := preferred.Request{Available: m.ids(), Size: 8}
+	used := preferred.Request{Available: m.ids()[3:], Size: 3} // four slices of GPU 0 are left
+	for _, c := range []struct {
+		policy  preferred.Policy
+		request preferred.Request
+		want    string
+	}{
+		{preferred.Distributed, idle, "MIG-0-0 MIG-1-0 MIG-2-0 MIG-3-0 MIG-4-0 MIG-5-0 MIG-6-0 MIG-7-0"},
+		{preferred.Packed, idle, "MIG-0-0 MIG-0-1 MIG-0-2 MIG-0-3 MIG-0-4 MIG-0-5 MIG-0-6 MIG-1-0"},
+		{preferred.Distinct, idle, "MIG-0-0 MIG-1-0 MIG-2-0 MIG-3-0 MIG-4-0 MIG-5-0 MIG-6-0 MIG-7-0"},
+		{preferred.Distributed, used, "MIG-1-0 MIG-2-0 MIG-3-0"},
+		{preferred.Packed, used, "MIG-0-3 MIG-0-4 MIG-0-5"},
+		{preferred.Distinct, used, "MIG-1-0 MIG-2-0 MIG-3-0"},
+	} {
+		if got := fmt.Sprint(m.topology().Shared(c.request, c.policy)); got != "["+c.want+"]" {
+			t.Errorf("%s, %d of %d: got %v, want %v", c.policy, c.request.Size, len(c.request.Available), got, c.want)
+		}
+	}
+}
+
+// TestSharedCountsLoadInParts: of 2 replicas one in use is more than of 10 two.
+func TestSharedCountsLoadInParts(t *testing.T) {
+	m := gpus(-1, -1).replicated(10)
+	m.candidates = slices.Delete(m.candidates, 2, 10)
+	r := preferred.Request{Available: offered(t, "0::1 1::2-9"), Size: 1}
+	for p, want := range map[preferred.Policy]string{preferred.Distributed: "1::2", preferred.Packed: "0::1", preferred.Distinct: "1::2"} {
+		if got, want := m.topology().Shared(r, p), offered(t, want); !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", p, got, want)
+		}
+	}
+}
+
+func TestSharedStrangeRequests(t *testing.T) {
+	type ids = []device.OfferedID
+	top := bridged(2).replicated(2).topology()
+	for _, c := range []struct {
+		name            string
+		available, must ids
+		size            int
+		want            ids
+	}{
+		{"nothing", nil, nil, 1, ids{}},
+		{"a size below zero", ids{"GPU-0::0"}, nil, -1, nil},
+		{"more than available", ids{"GPU-1::1", "GPU-0::0"}, nil, 9, ids{"GPU-0::0", "GPU-1::1"}},
+		{"must is more than the size", nil, ids{"GPU-1::1", "GPU-0::0"}, 1, ids{"GPU-0::0"}},
+		{"must is not available", ids{"GPU-1::0"}, ids{"GPU-0::0"}, 2, ids{"GPU-0::0", "GPU-1::0"}},
+		{"unknown ones are left", ids{"x", "GPU-0", "GPU-1::0"}, nil, 1, ids{"GPU-1::0"}},
+		{"unknown ones when nothing else is left", ids{"x", "GPU-0::10", "GPU-0::7", "GPU-1::0"}, nil, 3, ids{"GPU-1::0", "GPU-0::7", "GPU-0::10"}},
+		{"repeated ones", ids{"GPU-1::0", "GPU-1::0", "GPU-1::1"}, ids{"GPU-1::1"}, 3, ids{"GPU-1::1", "GPU-1::0"}},
+	} {
+		for _, p := range append(policies, 200) {
+			if got := top.Shared(preferred.Request{Available: c.available, Must: c.must, Size: c.size}, p); !slices.Equal(got, c.want) {
+				t.Errorf("%s: %s gives %q, want %q", c.name, p, got, c.want)
+			}
+		}
+	}
+}
+
+func TestPolicyNames(t *testing.T) {
+	for p, want := range map[preferred.Policy]string{
+		preferred.Distributed: "distributed", preferred.Packed: "packed", preferred.Distinct: "distinct", 7: "Policy(7)",
+	} {
+		if p.String() != want {
+			t.Errorf("policy %d is %q, want %q", uint8(p), p, want)
+		}
+	}
+}
