@@ -18,11 +18,12 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"device", "device/nvml", "exporter", "plugin", "podresources", "sim"},
+	"cmd/podgauge":       {"device", "device/nvml", "device/nvml/cdi", "exporter", "plugin", "plugin/answer", "podresources", "sim"},
 	"cmd/demo":           {},
 	"device":             {},
 	"device/devicetest":  {"device"},
 	"device/nvml":        {"device"},
+	"device/nvml/cdi":    {"device"},
 	"plugin":             {"device", "plugin/answer"},
 	"plugin/answer":      {"device"},
 	"podresources":       {"device"},
