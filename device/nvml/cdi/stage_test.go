@@ -34,7 +34,7 @@ func newStage(t testing.TB, gpus int, change func(*Options)) *stage {
 	s := &stage{TB: t, root: t.TempDir(), dir: filepath.Join(t.TempDir(), "cdi"), log: &logged{}}
 	s.installDriver(gpus)
 	o := Options{
-		Look: s.board.Look, Log: slog.New(slog.NewTextHandler(s.log, nil)), Dir: s.dir,
+		Look: s.board.Look, Log: s.logger(), Dir: s.dir,
 		DriverRoot: s.root, TargetDriverRoot: "/host",
 	}
 	if change != nil {
@@ -43,6 +43,8 @@ func newStage(t testing.TB, gpus int, change func(*Options)) *stage {
 	s.Writer = New(o)
 	return s
 }
+
+func (s *stage) logger() *slog.Logger { return slog.New(slog.NewTextHandler(s.log, nil)) }
 
 func (s *stage) must(err error) {
 	s.Helper()
