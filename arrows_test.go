@@ -18,12 +18,15 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"device", "device/nvml", "exporter", "plugin", "podresources", "sim"},
+	"cmd/podgauge":       {"config", "device", "device/nvml", "device/nvml/cdi", "exporter", "plugin", "plugin/answer", "plugin/preferred", "podresources", "sim"},
 	"cmd/demo":           {},
+	"config":             {},
 	"device":             {},
 	"device/devicetest":  {"device"},
 	"device/nvml":        {"device"},
-	"plugin":             {"device", "plugin/preferred"},
+	"device/nvml/cdi":    {"device"},
+	"plugin":             {"device", "plugin/answer", "plugin/preferred"},
+	"plugin/answer":      {"device"},
 	"plugin/preferred":   {"device"},
 	"podresources":       {"device"},
 	"exporter":           {"device"},
@@ -35,15 +38,17 @@ var arrows = map[string][]string{
 }
 
 // inTests may be imported by any test.
-var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "sim", "sim/kubelet", "sim/kubelet/habits", "test/nvml"}
+var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "plugin/answer", "sim", "sim/kubelet", "sim/kubelet/habits", "test/nvml"}
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{
-	"plugin":       {"github.com/prometheus"},
-	"podresources": {"github.com/prometheus"},
-	"exporter":     {"google.golang.org/grpc", "k8s.io/kubelet"},
-	"device":       {"github.com/", "google.golang.org/", "k8s.io/"},
-	"sim":          {"github.com/NVIDIA"},
+	"config":        {"github.com/NVIDIA", "github.com/prometheus", "google.golang.org/", "k8s.io/"},
+	"plugin":        {"github.com/prometheus"},
+	"plugin/answer": {"github.com/prometheus", "google.golang.org/grpc"},
+	"podresources":  {"github.com/prometheus"},
+	"exporter":      {"google.golang.org/grpc", "k8s.io/kubelet"},
+	"device":        {"github.com/", "google.golang.org/", "k8s.io/"},
+	"sim":           {"github.com/NVIDIA"},
 }
 
 func TestImportsFollowTheArrows(t *testing.T) {

@@ -1,0 +1,97 @@
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// file is a spec as it was written.
+type file struct {
+	path    string
+	content []byte
+	devices []string    // their names
+	info    fs.FileInfo // of what was written
+}
+
+// put has a class's file hold the spec. One that does already is left alone:
+// runtimes read all specs again when one changes.
+func (w *Writer) put(class string, spec *specs.Spec) error {
+	content, err := json.Marshal(spec)
+	if err != nil {
+		return fmt.Errorf("encode the CDI spec of %s: %w", class, err)
+	}
+	if f := w.files[class]; f != nil && bytes.Equal(f.content, content) && f.untouched() {
+		return nil
+	}
+	name := cdi.GenerateSpecName(Vendor, class) + ".json" // as NVIDIA's plugin calls it
+	f := &file{path: filepath.Join(w.Dir, name), content: content}
+	for _, d := range spec.Devices {
+		f.devices = append(f.devices, d.Name)
+	}
+	if err := f.write(); err != nil {
+		return err
+	}
+	w.files[class] = f
+	return nil
+}
+
+// write puts the file into place whole: it is written under another name, which
+// runtimes pass over, and read back as a runtime reads it.
+func (f *file) write() (err error) {
+	dir := filepath.Dir(f.path)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return fmt.Errorf("make the folder of CDI specs: %w", err)
+	}
+	temporary, err := os.CreateTemp(dir, filepath.Base(f.path)+".*.tmp")
+	if err != nil {
+		return fmt.Errorf("write a CDI spec: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(temporary.Name()))
+		}
+	}()
+	_, err = temporary.Write(f.content)
+	if err = errors.Join(err, temporary.Chmod(0o644), temporary.Close()); err != nil {
+		return fmt.Errorf("write a CDI spec: %w", err)
+	}
+	if _, err := cdi.ReadSpec(temporary.Name(), 0); err != nil {
+		return fmt.Errorf("check %s: %w", filepath.Base(f.path), err)
+	}
+	info, err := os.Stat(temporary.Name())
+	if err != nil {
+		return fmt.Errorf("write a CDI spec: %w", err)
+	}
+	if err := os.Rename(temporary.Name(), f.path); err != nil {
+		return fmt.Errorf("put a CDI spec into place: %w", err)
+	}
+	f.info = info
+	return nil
+}
+
+// untouched tells whether the file is the very one that was written.
+func (f *file) untouched() bool {
+	info, err := os.Stat(f.path)
+	return err == nil && os.SameFile(info, f.info) && info.Size() == f.info.Size() && info.ModTime().Equal(f.info.ModTime())
+}
+
+// drop removes a class's file, but not what somebody else has put there since.
+func (w *Writer) drop(class string) error {
+	f := w.files[class]
+	delete(w.files, class)
+	if f == nil || !f.untouched() {
+		return nil
+	}
+	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove a CDI spec: %w", err)
+	}
+	return nil
+}
