@@ -18,8 +18,9 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"device", "device/nvml", "exporter", "plugin", "podresources", "sim"},
+	"cmd/podgauge":       {"config", "device", "device/nvml", "exporter", "plugin", "podresources", "sim"},
 	"cmd/demo":           {},
+	"config":             {},
 	"device":             {},
 	"device/devicetest":  {"device"},
 	"device/nvml":        {"device"},
