@@ -39,6 +39,7 @@ var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{
+	"config":       {"github.com/NVIDIA", "github.com/prometheus", "google.golang.org/", "k8s.io/"},
 	"plugin":       {"github.com/prometheus"},
 	"podresources": {"github.com/prometheus"},
 	"exporter":     {"google.golang.org/grpc", "k8s.io/kubelet"},

@@ -13,13 +13,13 @@ import (
 // later.
 type Builder struct {
 	lookupEnv func(string) (string, bool)
-	flags     map[string]*flag // by name, all that were declared
+	flags     map[string]*given // by name, all that were declared
 }
 
 // NewBuilder makes one that knows the environment, through os.LookupEnv or the
 // like, and no flags yet.
 func NewBuilder(lookupEnv func(string) (string, bool)) *Builder {
-	return &Builder{lookupEnv: lookupEnv, flags: map[string]*flag{}}
+	return &Builder{lookupEnv: lookupEnv, flags: map[string]*given{}}
 }
 
 // AddFlags declares every setting that is a flag, also under the other names
@@ -31,7 +31,7 @@ func (b *Builder) AddFlags(f *pflag.FlagSet) {
 		if r.flag == "" {
 			continue
 		}
-		b.flags[r.flag] = &flag{row: r}
+		b.flags[r.flag] = &given{row: r}
 		f.Var(b.flags[r.flag], r.flag, r.help)
 		if isSwitch(r.into(new(target))) {
 			f.Lookup(r.flag).NoOptDefVal = "true"
@@ -49,15 +49,15 @@ func (b *Builder) AddFlags(f *pflag.FlagSet) {
 	})
 }
 
-// flag is a pflag.Value that remembers whether it was given.
-type flag struct {
+// given is a pflag.Value that remembers whether it was given.
+type given struct {
 	row    *row
 	given  bool
 	values []string
 }
 
 // Set is called once for each time that the flag is given. Lists grow.
-func (f *flag) Set(s string) error {
+func (f *given) Set(s string) error {
 	values := []string{s}
 	if isList(f.row.into(new(target))) {
 		values = append(slices.Clone(f.values), split(s)...)
@@ -69,7 +69,7 @@ func (f *flag) Set(s string) error {
 	return nil
 }
 
-func (f *flag) String() string {
+func (f *given) String() string {
 	switch {
 	case f.row == nil: // pflag compares with a zero value
 		return ""
@@ -80,7 +80,7 @@ func (f *flag) String() string {
 }
 
 // Type is what --help shows of a flag whose help names no value.
-func (f *flag) Type() string {
+func (f *given) Type() string {
 	if isSwitch(f.row.into(new(target))) {
 		return "bool"
 	}

@@ -206,3 +206,15 @@ func TestShares(t *testing.T) {
 		t.Errorf("renamed: %v", got)
 	}
 }
+
+func TestActive(t *testing.T) {
+	some := Shared{Resources: []SharedResource{{Name: GPUResource, Devices: Devices{All: true}, Replicas: 2}}}
+	for _, c := range []struct {
+		s        Sharing
+		any, mps bool
+	}{{Sharing{}, false, false}, {Sharing{TimeSlicing: some}, true, false}, {Sharing{MPS: some}, true, true}} {
+		if shared, mps := c.s.Active(); (len(shared.Resources) > 0) != c.any || mps != c.mps {
+			t.Errorf("%+v: %+v, %t", c.s, shared, mps)
+		}
+	}
+}

@@ -118,6 +118,9 @@ func TestRowsAreWhole(t *testing.T) {
 		if r.help == "" || (r.flag == "") != (r.read != nil) || (r.flag == "") != (r.into == nil) {
 			t.Errorf("%s %s lacks something", r.flag, r.path)
 		}
+		if r.flag != "" && !reflect.DeepEqual(Variables(r.flag), r.env) {
+			t.Errorf("the variables of --%s are %v", r.flag, Variables(r.flag))
+		}
 	}
 }
 

@@ -6,6 +6,15 @@ import "slices"
 // holders get along. At most one of the two has Resources.
 type Sharing struct{ TimeSlicing, MPS Shared }
 
+// Active is what is shared, and whether through MPS. With no Resources, nothing
+// is.
+func (s Sharing) Active() (shared Shared, mps bool) {
+	if len(s.MPS.Resources) > 0 {
+		return s.MPS, true
+	}
+	return s.TimeSlicing, false
+}
+
 // Shared says what is shared in one way.
 type Shared struct {
 	RenameByDefault            bool // ".shared" after the name
