@@ -1,0 +1,88 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// builder is one that was given these flags and variables.
+func builder(t testing.TB, env map[string]string, args ...string) *Builder {
+	t.Helper()
+	b := NewBuilder(func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
+	b.AddFlags(f)
+	if err := f.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// inFile puts text into a file, and says where.
+func inFile(t testing.TB, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// loaded is what a file means without flags and variables.
+func loaded(t testing.TB, text string) Loaded {
+	t.Helper()
+	l, err := builder(t, nil).LoadFrom(Source{File: inFile(t, "config.yaml", text)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// refusal is the one line that a file is refused with, without its folder.
+func refusal(t testing.TB, env map[string]string, s Source, dir string) string {
+	t.Helper()
+	l, err := builder(t, env).LoadFrom(s)
+	if err == nil {
+		t.Errorf("accepted: %+v", l.Settings)
+		return ""
+	}
+	return strings.ReplaceAll(err.Error(), dir+"/", "")
+}
+
+// configMap mounts one as the kubelet does, of files whose names and texts
+// alternate.
+func configMap(t testing.TB, files ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	remount(t, dir, files...)
+	for i := 0; i < len(files); i += 2 {
+		if err := os.Symlink("..data/"+files[i], filepath.Join(dir, files[i])); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// remount swaps what a ConfigMap holds, in one rename.
+func remount(t testing.TB, dir string, files ...string) {
+	t.Helper()
+	data, err := os.MkdirTemp(dir, "..2026_")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := 0; i < len(files); i += 2 {
+		os.WriteFile(filepath.Join(data, files[i]), []byte(files[i+1]), 0o644)
+	}
+	if err := os.Symlink(filepath.Base(data), filepath.Join(dir, "..tmp")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(dir, "..tmp"), filepath.Join(dir, "..data")); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,159 @@
+package config
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// version is the one of NVIDIA's schema.
+const version = "v1"
+
+// ignored are the keys of NVIDIA's other programs, which read the same file.
+var ignored = map[string]string{
+	"flags.gfd":               "GPU feature discovery",
+	"flags.useNodeFeatureAPI": "GPU feature discovery",
+}
+
+// document is one config of a file: what it says, by the paths of the rows.
+type document struct {
+	file    string
+	name    string // empty: the file holds one config, which has none
+	prefix  string // the config's place in the file: "configs.mixed."
+	values  map[string]*node
+	notices []string
+}
+
+// walk visits the keys below path, which is empty or ends with a dot. None is
+// left unread: one that nobody knows is refused. NVIDIA's parser skips it without
+// a word, so that there a key with a typing error does nothing.
+func (d *document) walk(n *node, path string) error {
+	switch {
+	case n.null() && path == "":
+		return under(strings.TrimSuffix(d.prefix, "."), n, wrong(n.line, "is empty"))
+	case n.kind != yaml.MappingNode:
+		return under(strings.TrimSuffix(d.prefix+path, "."), n, wrong(n.line, "want a mapping"))
+	}
+	known := children(path)
+	for _, e := range n.entries {
+		if err := d.visit(e, path+e.key, known); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (d *document) visit(e entry, path string, known map[string]bool) error {
+	if of, ok := ignored[path]; ok {
+		d.note(e.line, "%s%s belongs to NVIDIA's %s, and is ignored", d.prefix, path, of)
+		return nil
+	}
+	branch, ok := known[e.key]
+	switch {
+	case !ok:
+		return under(d.prefix+path, e.value, unknownKey(e, slices.Collect(maps.Keys(known))))
+	case e.value.null():
+	case path == "version":
+		return under(d.prefix+path, e.value, checkVersion(e.value))
+	case branch:
+		return d.walk(e.value, path+".")
+	default:
+		d.values[path] = e.value
+	}
+	return nil
+}
+
+// checkVersion takes a version that is absent for the only one that there is.
+func checkVersion(n *node) error {
+	if n == nil || n.null() || n.kind == yaml.ScalarNode && n.tag == "!!str" && n.text == version {
+		return nil
+	}
+	return wrong(n.line, "%q: want %s", n.text, version)
+}
+
+// children are the keys that there may be below a path, and whether there is
+// more below them.
+func children(path string) map[string]bool {
+	known := map[string]bool{}
+	if path == "" {
+		known["version"] = false
+	}
+	for _, r := range rows {
+		rest, ok := strings.CutPrefix(r.path, path)
+		if key, _, more := strings.Cut(rest, "."); ok && key != "" {
+			known[key] = more
+		}
+	}
+	return known
+}
+
+func (d *document) note(line int, format string, args ...any) {
+	d.notices = append(d.notices, fmt.Sprintf("%s:%d: %s", d.file, line, fmt.Sprintf(format, args...)))
+}
+
+// fields reads a mapping by its keys, each with its own function.
+func (n *node) fields(path string, read map[string]func(*node) error) error {
+	if n.kind != yaml.MappingNode {
+		return under(path, n, wrong(n.line, "want a mapping"))
+	}
+	for _, e := range n.entries {
+		at := path + "." + e.key
+		f, ok := read[e.key]
+		if !ok {
+			return under(at, e.value, unknownKey(e, slices.Collect(maps.Keys(read))))
+		}
+		if e.value.null() {
+			continue
+		}
+		if err := under(at, e.value, f(e.value)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// each reads the items of a list.
+func (n *node) each(path string, read func(n *node, path string) error) error {
+	if n.kind != yaml.SequenceNode {
+		return under(path, n, wrong(n.line, "want a list"))
+	}
+	for i, item := range n.items {
+		at := fmt.Sprintf("%s[%d]", path, i)
+		if err := under(at, item, read(item, at)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unknownKey guesses what was meant. NVIDIA's parser takes upper for lower case.
+func unknownKey(e entry, known []string) error {
+	slices.Sort(known)
+	for _, k := range known {
+		if strings.EqualFold(k, e.key) || oneOff(k, e.key) || oneOff(e.key, k) {
+			return wrong(e.line, "unknown key; is %s meant?", k)
+		}
+	}
+	return wrong(e.line, "unknown key; there are %s", strings.Join(known, ", "))
+}
+
+// oneOff tells whether b is a with one letter left out, or another in its place.
+func oneOff(a, b string) bool {
+	i := 0
+	for i < len(a) && i < len(b) && a[i] == b[i] {
+		i++
+	}
+	return i < len(a) && (a[i+1:] == b[i:] || i < len(b) && a[i+1:] == b[i+1:])
+}
+
+// resource reads a resource name.
+func (n *node) resource() (string, error) {
+	s, err := n.word()
+	if err != nil {
+		return "", err
+	}
+	return resourceName(s)
+}

@@ -1,0 +1,187 @@
+package config
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// TestRefusedFiles: each with one line that says where and what.
+func TestRefusedFiles(t *testing.T) {
+	shared := func(s string) string { return "version: v1\nsharing:\n  timeSlicing:\n" + s }
+	for _, c := range []struct{ file, says string }{
+		// The file as a whole.
+		{"", "config.yaml: is empty"},
+		{"# nothing\n", "config.yaml: is empty"},
+		{"---\n", "config.yaml:2: is empty"},
+		{"hello\n", "config.yaml:1: want a mapping"},
+		{"- version: v1\n", "config.yaml:1: want a mapping"},
+		{"version: v1\n---\nversion: v1\n", "config.yaml:2: a second document; want one"},
+		{"version: v2\n", `config.yaml:1: version: "v2": want v1`},
+		{"version: 1\n", `config.yaml:1: version: "1": want v1`},
+		{"version: [v1]\n", `config.yaml:1: version: "": want v1`},
+		{"version: v1\nflags: {\n", "config.yaml:2: did not find expected node content"},
+		{"version: v1\n\tflags: x\n", "config.yaml:2: found a tab character that violates indentation"},
+		{"\xff\xfe\x00", "config.yaml: incomplete UTF-16 character"},
+		{"version: v1\nflags: \x01\n", "config.yaml: control characters are not allowed"},
+		{"version: v1 # " + strings.Repeat("x", mostBytes), "config.yaml: more than 1 MiB"},
+		// Keys.
+		{"version: v1\nflags:\n  migStrateg: none\n", "config.yaml:3: flags.migStrateg: unknown key; is migStrategy meant?"},
+		{"version: v1\nFlags: {}\n", "config.yaml:2: Flags: unknown key; is flags meant?"},
+		{"version: v1\nflag: {}\n", "config.yaml:2: flag: unknown key; is flags meant?"},
+		{"version: v1\nresources: {migs: []}\n", "config.yaml:2: resources.migs: unknown key; is mig meant?"},
+		{"version: v1\nimex:\n  x: 1\n", "config.yaml:3: imex.x: unknown key; there are channelIDs, required"},
+		{"version: v1\npodgauge: {select: {includes: []}}\n", "config.yaml:2: podgauge.select.includes: unknown key; is include meant?"},
+		{"version: v1\nversion: v1\n", `config.yaml:2: "version" is given twice`},
+		{"{\"version\": \"v1\",\n\"imex\": {}, \"imex\": {}}", `config.yaml:2: "imex" is given twice`},
+		{"version: v1\n? [a]\n: b\n", "config.yaml:2: a key that is not a word"},
+		{"version: v1\nflags: mixed\n", "config.yaml:2: flags: want a mapping"},
+		{"version: v1\nflags: []\n", "config.yaml:2: flags: want a mapping"},
+		// Values.
+		{"version: v1\nflags: {migStrategy: some}\n", `config.yaml:2: flags.migStrategy: "some": want none, single or mixed`},
+		{"version: v1\nflags: {migStrategy: [none]}\n", "config.yaml:2: flags.migStrategy: want a string"},
+		{"version: v1\nflags: {migStrategy: true}\n", "config.yaml:2: flags.migStrategy: want a string"},
+		{"version: v1\nflags: {failOnInitError: \"true\"}\n", "config.yaml:2: flags.failOnInitError: want true or false"},
+		{"version: v1\nflags: {failOnInitError: 1}\n", "config.yaml:2: flags.failOnInitError: want true or false"},
+		{"version: v1\nflags: {deviceDiscoveryStrategy: tegra}\n", `config.yaml:2: flags.deviceDiscoveryStrategy: "tegra": podgauge finds GPUs through NVML, which Tegra lacks; keep NVIDIA's plugin on such nodes`},
+		{"version: v1\nflags:\n  plugin:\n    deviceListStrategy: [envvar, cdi]\n", `config.yaml:4: flags.plugin.deviceListStrategy: "cdi": want envvar, volume-mounts, cdi-annotations or cdi-cri`},
+		{"version: v1\nflags: {plugin: {deviceListStrategy: []}}\n", "config.yaml:2: flags.plugin.deviceListStrategy: want at least one of envvar, volume-mounts, cdi-annotations, cdi-cri"},
+		{"version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}\n", "config.yaml:2: flags.plugin.deviceListStrategy: want a list"},
+		{"version: v1\nimex: {channelIDs: [0, 1]}\n", `config.yaml:2: imex.channelIDs: "1": want no channel, or channel 0`},
+		{"version: v1\npodgauge: {disableHealthChecks: [48, x]}\n", `config.yaml:2: podgauge.disableHealthChecks: "x": want the number of an Xid, or all`},
+		{"version: v1\npodgauge: {select: {include: [gpu0]}}\n", `config.yaml:2: podgauge.select.include: "gpu0": want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`},
+		// Sharing.
+		{shared("    resources: []\n"), "config.yaml:4: sharing.timeSlicing: no resources"},
+		{shared("    renameByDefault: true\n"), "config.yaml:4: sharing.timeSlicing: no resources"},
+		{shared("    resources: {}\n"), "config.yaml:4: sharing.timeSlicing.resources: want a list"},
+		{shared("    resources:\n    - gpu\n"), "config.yaml:5: sharing.timeSlicing.resources[0]: want a mapping"},
+		{shared("    resources:\n    - name: gpu\n      replicas: 2\n    - replicas: 4\n"), "config.yaml:7: sharing.timeSlicing.resources[1]: no name"},
+		{shared("    resources: [{name: gpu}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0]: no replicas"},
+		{shared("    resources: [{name: gpu, replicas: 1}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: 1: want 2 to 4096"},
+		{shared("    resources: [{name: gpu, replicas: 1000000000}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: 1000000000: want 2 to 4096"},
+		{shared("    resources: [{name: gpu, replicas: \"4\"}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: want a whole number"},
+		{shared("    resources: [{name: gpu, replicas: 2.5}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: want a whole number"},
+		{shared("    resources: [{name: gpu, replica: 2}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replica: unknown key; is replicas meant?"},
+		{shared("    resources: [{name: \"a b\", replicas: 2}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].name: "nvidia.com/a b": want letters, digits, -, _ and . after the /, beginning and ending with a letter or digit`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: some}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "some": want all, a count of devices, or a list of them`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: 0}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "0": want all, a count of devices, or a list of them`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: {}}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "": want all, a count of devices, or a list of them`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: []}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].devices: an empty list"},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: [[0]]}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].devices: want a string"},
+		{shared("    renameByDefault: true\n    resources: [{name: " + strings.Repeat("a", 60) + ", replicas: 2}]\n"), `config.yaml:4: sharing.timeSlicing: renamed by default: "nvidia.com/` + strings.Repeat("a", 60) + `.shared": more than 63 characters after the /`},
+		// What does not go together.
+		{"version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:2: sharing.mps: wants --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon"},
+		{"version: v1\nflags: {mpsRoot: /mps, migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:3: sharing.mps: not with MIG strategy mixed (config.yaml:2); MPS shares whole GPUs only"},
+		// Names of resources.
+		{"version: v1\nresources: {gpus: [{pattern: \"*\"}]}\n", "config.yaml:2: resources.gpus[0]: no name"},
+		{"version: v1\nresources: {gpus: [{name: gpu}]}\n", "config.yaml:2: resources.gpus[0]: no pattern"},
+		{"version: v1\nresources: {mig: [{pattern: \"*\", name: kubernetes.io/gpu}]}\n", `config.yaml:2: resources.mig[0].name: "kubernetes.io/gpu": kubernetes.io is reserved`},
+	} {
+		path := inFile(t, "config.yaml", c.file)
+		if got := refusal(t, nil, Source{File: path}, filepath.Dir(path)); got != c.says || strings.Contains(got, "\n") {
+			t.Errorf("%.80q is refused with\n%s, want\n%s", c.file, got, c.says)
+		}
+	}
+}
+
+// TestHostileFiles: what a few lines can cost is bounded.
+func TestHostileFiles(t *testing.T) {
+	bomb := "version: v1\nflags:\n  a: &a [x, x, x, x, x, x, x, x, x, x]\n"
+	for c := 'b'; c < 'k'; c++ {
+		bomb += fmt.Sprintf("  %c: &%c [*%c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c, *%[3]c]\n", c, c, c-1)
+	}
+	for _, c := range []struct{ name, file, says string }{
+		{"alias bomb", bomb, "more than 20000 values"},
+		{"an alias within itself", "version: v1\nflags: &a [*a]\n", "nested more than 32 levels deep"},
+		{"a merge of itself", "version: v1\nflags: &a {<<: *a}\n", "nested more than 32 levels deep"},
+		{"deep", "version: v1\nflags: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "nested more than 32 levels deep"},
+		{"deeper", strings.Repeat("[", mostBytes), "exceeded max depth of 10000"},
+		{"deep mappings", strings.Repeat("{a: ", 200000), "exceeded max depth of 10000"},
+		{"many items", "[" + strings.Repeat("1,", mostBytes/2-1), "did not find expected"},
+		{"many values", "version: v1\nflags: [" + strings.Repeat("1,", 100000) + "1]", "more than 20000 values"},
+		{"an anchor that is not there", "version: *v\n", "unknown anchor 'v' referenced"},
+		{"a merge of nothing", "version: v1\n<<: 5\n", "<<: want a mapping"},
+	} {
+		path := inFile(t, "config.yaml", c.file)
+		if got := refusal(t, nil, Source{File: path}, filepath.Dir(path)); !strings.Contains(got, c.says) || strings.Contains(got, "\n") {
+			t.Errorf("%s is refused with %q, want %q", c.name, got, c.says)
+		}
+	}
+}
+
+// TestAcceptedFiles: what NVIDIA's parser reads is read to the same effect.
+func TestAcceptedFiles(t *testing.T) {
+	for _, c := range []struct {
+		name, file string
+		want       func(*Settings)
+	}{
+		{"nothing said", "version: v1\n", func(*Settings) {}},
+		{"null is nothing", "version: v1\nflags:\nsharing: null\nimex: ~\nresources: {gpus: }\n", func(*Settings) {}},
+		{"no version", "flags: {migStrategy: mixed}\n", func(s *Settings) { s.MIGStrategy = MIGMixed }},
+		{"booleans of YAML 1.1", "version: v1\nflags: {failOnInitError: no, gdsEnabled: On, plugin: {passDeviceSpecs: yes}}\n", func(s *Settings) {
+			s.FailOnInitError, s.GDS, s.PassDeviceSpecs = false, true, true
+		}},
+		{"anchors and merges", "version: v1\nflags: &f\n  plugin: {<<: [{deviceIDStrategy: index}, {deviceIDStrategy: uuid, passDeviceSpecs: true}], passDeviceSpecs: false}\n", func(s *Settings) { s.DeviceIDStrategy = IDsIndex }},
+		{"a string that is a number", "version: v1\nflags: {nvidiaDriverRoot: 5}\n", func(s *Settings) { s.DriverRoot, s.DevRoot = "5", "5" }},
+		{"a list that is a word", "version: v1\nflags: {plugin: {deviceListStrategy: cdi-cri}}\n", func(s *Settings) { s.DeviceListStrategy = []string{ListCDICRI} }},
+		{"the dev root follows", "version: v1\nflags: {nvidiaDriverRoot: /run/nvidia/driver}\n", func(s *Settings) {
+			s.DriverRoot, s.DevRoot = "/run/nvidia/driver", "/run/nvidia/driver"
+		}},
+		{"numbers of YAML", "version: v1\nsharing: {timeSlicing: {resources: [{name: a, replicas: 0x10}, {name: b, replicas: 010}, {name: c, replicas: 1_000}, {name: d, replicas: 4.0}]}}\n", func(s *Settings) {
+			for i, n := range []int{16, 8, 1000, 4} {
+				s.Sharing.TimeSlicing.Resources = append(s.Sharing.TimeSlicing.Resources,
+					SharedResource{Name: "nvidia.com/" + string(rune('a'+i)), Devices: Devices{All: true}, Replicas: n})
+			}
+		}},
+		{"both ways of sharing", "version: v1\nflags: {mpsRoot: /mps}\nsharing:\n  timeSlicing: {resources: [{name: gpu, replicas: 4}]}\n  mps: {resources: [{name: gpu, replicas: 2}]}\n", func(s *Settings) {
+			s.MPSRoot = "/mps"
+			s.Sharing.MPS = Shared{FailRequestsGreaterThanOne: true, Resources: []SharedResource{{Name: GPUResource, Devices: Devices{All: true}, Replicas: 2}}}
+		}},
+		{"MPS with requests of several", "version: v1\nflags: {mpsRoot: /mps}\nsharing:\n  mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}\n", func(s *Settings) {
+			s.MPSRoot = "/mps"
+			s.Sharing.MPS = Shared{Resources: []SharedResource{{Name: GPUResource, Devices: Devices{All: true}, Replicas: 2}}}
+		}},
+		{"ours", "version: v1\npodgauge:\n  preStartCheck: true\n  select: {include: [0, 3B:00.0, \"model:*A100*\"], exclude: 01}\n  disableHealthChecks: [79, 48, 79]\n  enableHealthChecks: all\n", func(s *Settings) {
+			s.PreStartCheck = true
+			s.Select = Select{Include: []Ref{"0", "0000:3b:00.0", "model:*A100*"}, Exclude: []Ref{"1"}}
+			s.Health = Health{Ignored: []uint64{48, 79}, EnableAll: true}
+		}},
+	} {
+		want := loaded(t, "version: v1\n").Settings
+		c.want(&want)
+		if got := loaded(t, c.file).Settings; !reflect.DeepEqual(got, want) {
+			t.Errorf("%s: got\n%+v, want\n%+v", c.name, got, want)
+		}
+	}
+}
+
+func TestNotices(t *testing.T) {
+	l := loaded(t, `flags: {gfd: {oneshot: true, anything: 1}, useNodeFeatureAPI: true, mpsRoot: /m}
+resources: {gpus: [{pattern: "*", name: a}]}
+sharing:
+  timeSlicing: {resources: [{name: gpu, replicas: 4, rename: x}]}
+  mps:
+    resources:
+    - {name: gpu, replicas: 4, devices: all}
+    - {name: gpu, replicas: 4, devices: [0]}
+`)
+	want := []string{
+		"config.yaml:1: flags.gfd belongs to NVIDIA's GPU feature discovery, and is ignored",
+		"config.yaml:1: flags.useNodeFeatureAPI belongs to NVIDIA's GPU feature discovery, and is ignored",
+		"config.yaml:1: no version; read as v1",
+		"config.yaml:2: resources.gpus: honoured, where NVIDIA's plugin ignores it",
+		"config.yaml:4: sharing.timeSlicing.resources: rename: honoured, where NVIDIA's plugin ignores it",
+		"config.yaml:8: sharing.mps.resources: devices: honoured, where NVIDIA's plugin ignores it",
+		"config.yaml:4: sharing.timeSlicing is ignored, since there is sharing.mps; NVIDIA's plugin does so too",
+	}
+	var got []string
+	for _, notice := range l.Notices {
+		_, said, _ := strings.Cut(notice, "/config.yaml:")
+		got = append(got, "config.yaml:"+said)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}

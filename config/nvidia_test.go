@@ -1,0 +1,149 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// TestNvidiasOwnConfigs: the samples of NVIDIA's README, Helm chart and operator
+// mean what they say there.
+func TestNvidiasOwnConfigs(t *testing.T) {
+	all := Devices{All: true}
+	slicing := func(pairs ...any) (s Sharing) {
+		for i := 0; i < len(pairs); i += 2 {
+			s.TimeSlicing.Resources = append(s.TimeSlicing.Resources, SharedResource{Name: pairs[i].(string), Devices: all, Replicas: pairs[i+1].(int)})
+		}
+		return s
+	}
+	renamed := func(s Shared) Shared {
+		s.RenameByDefault = true
+		for i := range s.Resources {
+			s.Resources[i].Rename = s.Resources[i].Name + ".shared"
+		}
+		return s
+	}
+	ten := slicing(GPUResource, 10).TimeSlicing
+	mps := ten
+	mps.FailRequestsGreaterThanOne = true
+	tenRenamed, mpsRenamed := slicing(GPUResource, 10).TimeSlicing, slicing(GPUResource, 10).TimeSlicing
+	mpsRenamed.FailRequestsGreaterThanOne = true
+	for _, c := range []struct {
+		file, name string
+		want       func(*Settings)
+	}{
+		{"readme-flags.yaml", "", func(*Settings) {}},
+		{"readme-timeslicing.yaml", "", func(s *Settings) { s.Sharing.TimeSlicing = ten }},
+		{"readme-timeslicing-renamed.yaml", "", func(s *Settings) { s.Sharing.TimeSlicing = renamed(tenRenamed) }},
+		{"readme-mps.yaml", "", func(s *Settings) { s.Sharing.MPS = mps }},
+		{"readme-mps-renamed.yaml", "", func(s *Settings) { s.Sharing.MPS = renamed(mpsRenamed) }},
+		{"readme-two", "config0", func(*Settings) {}},
+		{"readme-two", "config1", func(s *Settings) { s.MIGStrategy = MIGMixed }},
+		{"values-map", "", func(*Settings) {}},
+		{"values-map", "default", func(*Settings) {}},
+		{"values-map", "mig-single", func(s *Settings) { s.MIGStrategy = MIGSingle }},
+		{"values-map", "mig-mixed", func(s *Settings) { s.MIGStrategy = MIGMixed }},
+		{"operator-all", "", func(s *Settings) { s.Sharing = slicing(GPUResource, 4) }},
+		{"operator-fine", "tesla-t4", func(s *Settings) { s.Sharing = slicing(GPUResource, 4) }},
+		{"operator-fine", "a100-40gb", func(s *Settings) {
+			s.MIGStrategy = MIGMixed
+			s.Sharing = slicing(GPUResource, 8, MIGResource("1g.5gb"), 2, MIGResource("2g.10gb"), 2, MIGResource("3g.20gb"), 3, MIGResource("7g.40gb"), 7)
+		}},
+	} {
+		// NVIDIA's chart sets MPS_ROOT whatever the config says.
+		env := map[string]string{"MPS_ROOT": "/run/nvidia/mps", "CONFIG_FILE": filepath.Join("testdata/nvidia", c.file), "CONFIG_NAME": c.name}
+		l, err := builder(t, env).Load()
+		want := loaded(t, "version: v1\n").Settings
+		want.MPSRoot = "/run/nvidia/mps"
+		c.want(&want)
+		if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Notices) > 0 {
+			t.Errorf("%s %s: got\n%+v, want\n%+v, %v %q", c.file, c.name, l.Settings, want, err, l.Notices)
+		}
+	}
+}
+
+// TestEveryKeyOfNvidias is in one file; those of its other programs are ignored
+// with a line.
+func TestEveryKeyOfNvidias(t *testing.T) {
+	l, err := builder(t, nil, "--config-file=testdata/full.json").Load()
+	want := Settings{
+		MIGStrategy: MIGSingle, DriverRoot: "/run/nvidia/driver", DevRoot: "/", ContainerDriverRoot: "/host", PassDeviceSpecs: true,
+		DeviceListStrategy: []string{ListEnvvar, ListCDIAnnotations}, DeviceIDStrategy: IDsIndex, GDRCopy: true, GDS: true, MOFED: true,
+		CDIAnnotationPrefix: "cdi.example.com/", CDIHookPath: "/usr/local/bin/nvidia-cdi-hook", MPSRoot: "/run/nvidia/mps",
+		AllocationPolicy: AllocatePacked, DeviceDiscovery: DiscoverNVML, IMEX: IMEX{ChannelIDs: []int{0}, Required: true},
+		KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
+		Sharing: Sharing{TimeSlicing: Shared{RenameByDefault: true, FailRequestsGreaterThanOne: true, Resources: []SharedResource{
+			{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: Devices{Count: 2}, Replicas: 4},
+			{Name: "nvidia.com/small", Rename: "nvidia.com/tiny", Devices: Devices{List: []Ref{"0", "1", "0:1", uuid0, "MIG-" + Ref(uuid0) + "/3/0"}}, Replicas: 2},
+		}}},
+		Resources: Resources{GPUs: []Pattern{{"*A100*", "nvidia.com/a100"}}, MIGs: []Pattern{{"1g.*", "nvidia.com/small"}}},
+	}
+	if err != nil || !reflect.DeepEqual(l.Settings, want) {
+		t.Errorf("got\n%+v, want\n%+v, %v", l.Settings, want, err)
+	}
+	if len(l.Notices) != 6 {
+		t.Errorf("notices: %q", l.Notices)
+	}
+	if from := l.Origins["mig-strategy"]; from != "testdata/full.json:4" {
+		t.Errorf("the MIG strategy is from %s", from)
+	}
+}
+
+// FuzzFile: no file makes the parser panic, and one that it takes is safe to act
+// on, and means the same when it is written anew.
+func FuzzFile(f *testing.F) {
+	f.Add([]byte(several))
+	f.Add([]byte("version: v1\nflags: &f {<<: {migStrategy: mixed}}\npodgauge: {select: {include: [0, \"0:1\"]}}\n"))
+	f.Add([]byte("{\"sharing\": {\"mps\": {\"resources\": [{\"name\": \"gpu\", \"replicas\": 0x10, \"devices\": 3}]}}}"))
+	filepath.WalkDir("testdata", func(path string, e os.DirEntry, _ error) error {
+		if data, err := os.ReadFile(path); err == nil && !strings.Contains(path, "fuzz") {
+			f.Add(data)
+		}
+		return nil
+	})
+	b := builder(f, map[string]string{"MPS_ROOT": "/mps"})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		l, err := b.load(content{file: "f", data: data})
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\r") || !strings.HasPrefix(err.Error(), "f:") {
+				t.Fatalf("not one line that names the file: %q", err)
+			}
+			return
+		}
+		safe(t, l.Settings)
+		root, err := parseTree(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := b.load(content{file: "f", data: write(t, root)})
+		if err != nil || !reflect.DeepEqual(again.Settings, l.Settings) {
+			t.Fatalf("written anew it is %+v, %v; was %+v", again.Settings, err, l.Settings)
+		}
+	})
+}
+
+// safe says what who acts on Settings may rely on.
+func safe(t *testing.T, s Settings) {
+	names := []string{s.Resources.GPU("x"), s.Resources.MIG(MIGMixed, "1g.5gb")}
+	for _, shared := range []Shared{s.Sharing.MPS, s.Sharing.TimeSlicing} {
+		for _, r := range shared.Resources {
+			if names = append(names, r.Name); r.Rename != "" {
+				names = append(names, r.Rename)
+			}
+			if r.Replicas < 2 || r.Replicas > mostReplicas || !r.Devices.All && r.Devices.Count <= 0 && len(r.Devices.List) == 0 {
+				t.Errorf("%+v", r)
+			}
+		}
+		shared.Shares(GPUResource, []Device{a100, t4, mig})
+	}
+	for _, name := range names {
+		if err := CheckResourceName(name); err != nil {
+			t.Error(err)
+		}
+	}
+	if len(s.DeviceListStrategy) == 0 || len(s.Sharing.MPS.Resources) > 0 && len(s.Sharing.TimeSlicing.Resources) > 0 {
+		t.Errorf("%+v", s)
+	}
+}

@@ -1,0 +1,220 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+// samples are two values that a row takes, and that differ.
+func samples(r row) (a, b string) {
+	switch {
+	case isSwitch(r.into(new(target))):
+		return "true", "false"
+	case len(r.oneOf) > 1:
+		return r.oneOf[0], r.oneOf[1]
+	case r.flag == "device-discovery-strategy":
+		return DiscoverAuto, DiscoverNVML
+	case r.flag == "imex-channel-ids":
+		return "0", "" // it has no third
+	}
+	return "11", "12" // strings, Xids and devices alike
+}
+
+// file says a row's value where a file does.
+func (r row) file(value string) string {
+	if r.path == "" {
+		return "version: v1\n"
+	}
+	text, keys := "version: v1\n", strings.Split(r.path, ".")
+	for i, key := range keys {
+		text += strings.Repeat(" ", i) + key + ":"
+		if i < len(keys)-1 {
+			text += "\n"
+		}
+	}
+	if isList(r.into(new(target))) {
+		value = "[" + value + "]"
+	}
+	return text + " " + value + "\n"
+}
+
+// value is what a row has in the Settings, or beside them.
+func (r row) value(t *testing.T, b *Builder, file string) any {
+	t.Helper()
+	l, err := b.LoadFrom(Source{File: inFile(t, "config.yaml", file)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	source, err := b.Source()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := target{Settings: l.Settings, source: source}
+	if strings.HasSuffix(r.flag, "health-checks") {
+		return l.Settings.Health
+	}
+	return reflect.ValueOf(r.into(&all)).Elem().Interface()
+}
+
+// TestPrecedence: of each row, a flag beats a variable, which beats the file,
+// which beats the default, whichever value each has.
+func TestPrecedence(t *testing.T) {
+	for _, r := range rows {
+		if r.read != nil {
+			continue
+		}
+		one, two := samples(r)
+		for _, c := range [][2]string{{one, two}, {two, one}} {
+			high, low := c[0], c[1]
+			only := r.value(t, builder(t, nil, "--"+r.flag+"="+high), "version: v1\n")
+			for _, variable := range r.env {
+				if got := r.value(t, builder(t, map[string]string{variable: low}, "--"+r.flag+"="+high), r.file(low)); !reflect.DeepEqual(got, only) {
+					t.Errorf("--%s=%s with %s=%s and in the file: %v, want %v", r.flag, high, variable, low, got, only)
+				}
+				if got := r.value(t, builder(t, map[string]string{variable: high}), r.file(low)); high != "" && !reflect.DeepEqual(got, only) {
+					t.Errorf("%s=%s with %s in the file: %v, want %v", variable, high, low, got, only)
+				}
+			}
+			if got := r.value(t, builder(t, nil), r.file(high)); r.path != "" && !reflect.DeepEqual(got, only) {
+				t.Errorf("%s: %s in the file: %v, want %v", r.path, high, got, only)
+			}
+			for _, alias := range r.aliases {
+				if got := r.value(t, builder(t, nil, "--"+alias+"="+high), r.file(low)); !reflect.DeepEqual(got, only) {
+					t.Errorf("--%s=%s: %v, want %v", alias, high, got, only)
+				}
+			}
+		}
+	}
+}
+
+// TestFirstVariableHolds where NVIDIA has two for one setting.
+func TestFirstVariableHolds(t *testing.T) {
+	for _, r := range rows {
+		if len(r.env) < 2 {
+			continue
+		}
+		got := r.value(t, builder(t, map[string]string{r.env[0]: "a", r.env[1]: "b"}), "version: v1\n")
+		if got != "a" {
+			t.Errorf("%v: %v", r.env, got)
+		}
+	}
+}
+
+// TestRowsAreWhole: a row that lacks something would be a setting that cannot be
+// said, or that nobody understands.
+func TestRowsAreWhole(t *testing.T) {
+	seen := map[string]bool{}
+	for _, r := range rows {
+		for _, name := range append(append([]string{r.path, r.flag}, r.aliases...), r.env...) {
+			if name != "" && seen[name] {
+				t.Errorf("%s is in two rows", name)
+			}
+			seen[name] = true
+		}
+		if r.help == "" || (r.flag == "") != (r.read != nil) || (r.flag == "") != (r.into == nil) {
+			t.Errorf("%s %s lacks something", r.flag, r.path)
+		}
+		if r.flag != "" && !reflect.DeepEqual(Variables(r.flag), r.env) {
+			t.Errorf("the variables of --%s are %v", r.flag, Variables(r.flag))
+		}
+	}
+}
+
+// TestDefaults are NVIDIA's.
+func TestDefaults(t *testing.T) {
+	b := builder(t, nil)
+	l, err := b.Load()
+	want := Settings{
+		MIGStrategy: "none", FailOnInitError: true, DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root",
+		DeviceListStrategy: []string{"envvar"}, DeviceIDStrategy: "uuid", CDIAnnotationPrefix: "cdi.k8s.io/", CDIHookPath: "/usr/bin/nvidia-ctk",
+		AllocationPolicy: "distributed", DeviceDiscovery: "auto", KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
+	}
+	if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Origins) > 0 || len(l.Notices) > 0 {
+		t.Errorf("got %+v, %v", l, err)
+	}
+}
+
+// TestSpellings: as NVIDIA's plugin takes them.
+func TestSpellings(t *testing.T) {
+	b := builder(t, map[string]string{
+		"CDI_DISABLE_HOOKS": "disable-device-node-modification, update-ldcache", "GDS_ENABLED": "1", "MPS_ROOT": "", "FAIL_ON_INIT_ERROR": "", "KUBELET_SOCKET": "",
+	}, "--device-list-strategy=envvar,cdi-cri", "--device-list-strategy=volume-mounts", "--device-list-strategy=envvar", "--pass-device-specs", "--nvidia-dev-root=/x")
+	l, err := b.Load()
+	s := l.Settings
+	if err != nil || !reflect.DeepEqual(s.DeviceListStrategy, []string{ListEnvvar, ListCDICRI, ListVolumeMounts}) || !s.PassDeviceSpecs || s.DevRoot != "/x" ||
+		!reflect.DeepEqual(s.CDIDisabledHooks, []string{"disable-device-node-modification", "update-ldcache"}) || !s.GDS ||
+		s.MPSRoot != "" || !s.FailOnInitError || s.KubeletSocket != "" {
+		t.Errorf("got %+v, %v", s, err)
+	}
+	if !b.Given("dev-root") || !b.Given("kubelet-socket") || b.Given("mps-root") || b.Given("driver-root") || b.Given("nonsense") {
+		t.Error("Given says what was not given")
+	}
+	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED", "mps-root": ""} {
+		if l.Origins[name] != from {
+			t.Errorf("%s is from %q, want %q", name, l.Origins[name], from)
+		}
+	}
+}
+
+// TestWrongValues of flags and variables say which.
+func TestWrongValues(t *testing.T) {
+	for flag, says := range map[string]string{
+		"--mig-strategy=some":                 `invalid argument "some" for "--mig-strategy" flag: "some": want none, single or mixed`,
+		"--fail-on-init-error=maybe":          `invalid argument "maybe" for "--fail-on-init-error" flag: "maybe": want true or false`,
+		"--device-list-strategy=envvar,cdi":   `invalid argument "envvar,cdi" for "--device-list-strategy" flag: "cdi": want envvar, volume-mounts, cdi-annotations or cdi-cri`,
+		"--imex-channel-ids=2":                `invalid argument "2" for "--imex-channel-ids" flag: "2": want no channel, or channel 0`,
+		"--device-discovery-strategy=nothing": `invalid argument "nothing" for "--device-discovery-strategy" flag: "nothing": want auto or nvml`,
+	} {
+		f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
+		NewBuilder(nil).AddFlags(f)
+		if err := f.Parse([]string{flag}); fmt.Sprint(err) != says {
+			t.Errorf("%s: %v, want %s", flag, err, says)
+		}
+	}
+	for variable, says := range map[string]string{
+		"MIG_STRATEGY":         `MIG_STRATEGY: "x y": want none, single or mixed`,
+		"PASS_DEVICE_SPECS":    `PASS_DEVICE_SPECS: "x y": want true or false`,
+		"DEVICE_LIST_STRATEGY": `DEVICE_LIST_STRATEGY: "x y": want envvar, volume-mounts, cdi-annotations or cdi-cri`,
+		"EXCLUDE_DEVICES":      `EXCLUDE_DEVICES: "x y": want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`,
+	} {
+		if got := refusal(t, map[string]string{variable: "x y"}, Source{}, ""); got != says {
+			t.Errorf("%s: %s, want %s", variable, got, says)
+		}
+	}
+}
+
+// TestHealthVariables: what NVIDIA's plugin cannot read in them it skips.
+func TestHealthVariables(t *testing.T) {
+	for _, c := range []struct {
+		disable, enable string
+		want            Health
+		off             bool
+		notices         int
+	}{
+		{"", "", Health{}, false, 0},
+		{"all", "", Health{IgnoreAll: true}, true, 0},
+		{"XIDS", "", Health{IgnoreAll: true}, true, 0},
+		{"79, 48,x,,-1,0", "", Health{Ignored: []uint64{48, 79}}, false, 1},
+		{"all", "79", Health{IgnoreAll: true, Enabled: []uint64{79}}, false, 0},
+		{"all", "all", Health{IgnoreAll: true, EnableAll: true}, false, 0},
+		{"48", "all", Health{Ignored: []uint64{48}, EnableAll: true}, false, 0},
+	} {
+		l, err := builder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
+		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || l.Settings.Health.Off() != c.off || len(l.Notices) != c.notices {
+			t.Errorf("%q, %q: %+v %v %v", c.disable, c.enable, l.Settings.Health, l.Notices, err)
+		}
+	}
+	h := Health{IgnoreAll: true, Ignored: []uint64{48}, Enabled: []uint64{13, 48}}
+	for xid, want := range map[uint64]bool{13: true, 48: true, 79: false} {
+		if h.Counts(xid, true) != want || h.Counts(xid, false) != want {
+			t.Errorf("Xid %d: %t", xid, !want)
+		}
+	}
+	if (Health{}).Counts(13, false) || !(Health{}).Counts(79, true) || !(Health{EnableAll: true}).Counts(13, false) {
+		t.Error("the table's verdict does not hold where nothing is said, or where all is enabled")
+	}
+}
