@@ -24,7 +24,8 @@ type Backend interface {
 	// Metrics are the rows that Read fills, in the order of Sample.Metric. They
 	// are the same for the life of the Backend.
 	Metrics() []Metric
-	// Devices lists what there is, all of it, each time. It starts the driver's
+	// Devices lists what there is, all of it, each time: every GPU, one in MIG mode
+	// too, and the slices of those that are partitioned. It starts the driver's
 	// library when that has not happened yet: ErrNoDriver while it cannot.
 	// A device that cannot be described is left out; an error beside devices that
 	// are not nil says why.

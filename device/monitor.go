@@ -221,7 +221,7 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 			p.condemn(verdict{reason: "gone"}, now)
 		}
 	}
-	slices.SortStableFunc(m.devices, func(a, b Device) int { return a.Index - b.Index })
+	slices.SortFunc(m.devices, Device.Compare)
 }
 
 func (m *Monitor) reported(r report, now time.Time) {

@@ -68,7 +68,7 @@ func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine
 		uuid := fmt.Sprintf("GPU-%08x-5eed-4000-8000-%012x", 0xa100+i, i)
 		m.gpus = append(m.gpus, &gpu{
 			Device: device.Device{
-				ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, Minor: i, Model: model,
+				ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, Slice: -1, GI: -1, CI: -1, Minor: i, Model: model,
 				PCI:      fmt.Sprintf("0000:%02x:00.0", 0x1a+0x10*i),
 				NUMANode: i * numaNodes / n, MemoryBytes: memoryBytes,
 				Nodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},

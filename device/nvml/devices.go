@@ -25,7 +25,7 @@ const (
 // for each GPU.
 //
 // A GPU that is known and just now cannot be had stays in the list, since it is
-// Check that tells what is wrong with it. One whose MIG mode is on is left out.
+// Check that tells what is wrong with it.
 func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -143,16 +143,20 @@ func (l *listing) gpuAt(p place) (*gpu, error) {
 	if p.known != nil && p.known.calling.Load() {
 		return p.known, nil
 	}
-	sliced, err := l.driver.sliced(p.handle)
+	mig, err := l.driver.mig(p.handle)
+	g := p.known
 	switch {
-	case sliced:
-		return nil, errors.New("MIG is enabled, and slices are not offered yet")
-	case p.known != nil:
-		return p.known, nil
-	case err != nil:
+	case g != nil && err != nil:
+		return g, nil
+	case err != nil: // it might be offered, and be sliced
 		return nil, err
+	case g == nil:
+		if g, err = l.describe(p.handle); err != nil {
+			return nil, err
+		}
 	}
-	return l.describe(p.handle)
+	g.mig = mig
+	return g, nil
 }
 
 // err is one line, since it ends in one line of the log.
@@ -163,8 +167,8 @@ func (l *listing) err() error {
 	return errors.New(strings.Join(l.errs, "; "))
 }
 
-// sliced tells whether a GPU's MIG mode is on. A driver that cannot say has none.
-func (d *driver) sliced(handle nvml.Device) (bool, error) {
+// mig tells whether a GPU's MIG mode is on. A driver that cannot say has none.
+func (d *driver) mig(handle nvml.Device) (bool, error) {
 	if !d.has["nvmlDeviceGetMigMode"] {
 		return false, nil
 	}
@@ -188,7 +192,7 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 	}
 	has := l.driver.has
 	g := newGPU(id, handle, has)
-	d := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1}
+	d := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, Slice: -1, GI: -1, CI: -1}
 	if has["nvmlDeviceGetMinorNumber"] {
 		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= mostMinor {
 			d.Minor = minor
@@ -221,7 +225,7 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 // and the nodes that all GPUs share are made when they are first needed.
 func (g *gpu) at(index int, shared []string) device.Device {
 	d := g.device
-	d.Index = index
+	d.Index, d.MIG = index, g.mig
 	if d.Minor >= 0 {
 		d.Nodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
 	}

@@ -15,6 +15,7 @@ type gpu struct {
 	handle  nvml.Device   // valid until the next Init
 	device  device.Device // its Index and Nodes are those of no listing: see at
 	history *history
+	mig     bool // its MIG mode is on, as the newest listing that could tell found; belongs to Devices
 	// answering tells whether the newest Read or Check got an answer. Wait does not
 	// turn to a GPU that gives none.
 	answering atomic.Bool
