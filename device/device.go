@@ -57,12 +57,12 @@ type Device struct {
 	// "1g.10gb+me". On a whole GPU, and where unknown, they are -1 and empty.
 	Slice, GI, CI int
 	Profile       string
-	Minor       int    // the N of /dev/nvidiaN; -1 when unknown
-	Model       string // as the driver names it: "NVIDIA H100 80GB HBM3"
-	PCI         string // bus address: "0000:1a:00.0"
-	NUMANode    int    // -1 when unknown
-	MemoryBytes uint64 // 0 when unknown
-	Nodes       []string
+	Minor         int    // the N of /dev/nvidiaN; -1 when unknown
+	Model         string // as the driver names it: "NVIDIA H100 80GB HBM3"
+	PCI           string // bus address: "0000:1a:00.0"
+	NUMANode      int    // -1 when unknown
+	MemoryBytes   uint64 // 0 when unknown
+	Nodes         []string
 	// Facts are further names and values for the device's info series, each
 	// label at most once and the same labels for all devices of a Backend.
 	Facts []Label
