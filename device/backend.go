@@ -46,10 +46,13 @@ type Backend interface {
 // Event is one report of the driver.
 type Event struct {
 	GPU    GPU
+	Device ID     // the one slice that is hit; empty: the whole GPU, or nothing is
 	Xid    uint64 // the error's number; 0 when the event is none
-	Fatal  bool   // the GPU cannot be used until it was reset
+	Fatal  bool   // what is hit cannot be used until the GPU was reset
 	Action string // what the fault asks for, as in Status.Action
 	Resets uint64 // the GPU's count of resets when this came, as Check counts them
+	// Partitioned says that the GPU's slices have changed, or are about to.
+	Partitioned bool
 }
 
 // Fault is what a Backend finds wrong with a GPU that still answers.

@@ -20,9 +20,10 @@ const (
 	mostMinor = 1<<20 - 1
 )
 
-// Devices lists the GPUs in the driver's order. What it knows of a GPU it keeps
-// until the next Init: a listing that finds nothing new costs a call, and two more
-// for each GPU.
+// Devices lists the GPUs in the driver's order, each before its slices. What it knows
+// of a GPU it keeps until the next Init: a listing that finds nothing new costs a
+// call, two more for each GPU, one for each slice that a partitioned GPU could have
+// and four for each that it has.
 //
 // A GPU that is known and just now cannot be had stays in the list, since it is
 // Check that tells what is wrong with it.
@@ -49,7 +50,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	if old == nil {
 		old = &table{}
 	}
-	l := listing{Backend: b, old: old, fresh: newTable(b.driver), devices: []device.Device{}}
+	l := listing{Backend: b, old: old, fresh: newTable(b.driver), devices: []device.Device{}, listed: map[device.ID]bool{}}
 	l.run(ctx, count)
 	if err := ctx.Err(); err != nil { // half a listing would have the rest gone
 		return nil, fmt.Errorf("list GPUs: %w", err)
@@ -60,7 +61,10 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 
 // newTable is empty. It is filled before anybody sees it.
 func newTable(d *driver) *table {
-	return &table{driver: d, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{}}
+	return &table{
+		driver: d, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{},
+		slices: map[*gpu][]*slice{},
+	}
 }
 
 func (t *table) add(index int, g *gpu) {
@@ -68,6 +72,7 @@ func (t *table) add(index int, g *gpu) {
 	t.byID[g.id] = g
 	t.byHandle[g.handle] = g
 	t.byIndex[index] = g
+	t.slices[g] = g.slices
 }
 
 // listing is one run through the driver's indices. A GPU is looked for by its index
@@ -77,7 +82,8 @@ type listing struct {
 	*Backend
 	old, fresh *table
 	devices    []device.Device
-	errs       []string // of the GPUs left out, one each
+	listed     map[device.ID]bool // the slices found
+	errs       []string           // of what is left out, one each
 }
 
 // place is what an index leads to.
@@ -117,7 +123,19 @@ func (l *listing) run(ctx context.Context, count int) {
 			continue
 		}
 		l.fresh.add(i, g)
-		l.devices = append(l.devices, g.at(i, nodes))
+		l.list(g, i, nodes)
+	}
+}
+
+// list puts a GPU and its slices on the list.
+func (l *listing) list(g *gpu, index int, sharedNodes []string) {
+	d := g.at(index)
+	own := len(d.Nodes)
+	d.Nodes = append(d.Nodes, sharedNodes...)
+	l.devices = append(l.devices, d)
+	for _, s := range g.slices {
+		l.capabilities(s, d.Minor)
+		l.devices = append(l.devices, s.at(d, own))
 	}
 }
 
@@ -134,8 +152,8 @@ func (l *listing) placeAt(index int) place {
 	return place{handle, ret, l.old.byHandle[handle]}
 }
 
-// gpuAt is the GPU at a place. One that is known is asked for nothing but whether
-// it has been partitioned, and an answer that leaves that open changes nothing.
+// gpuAt is the GPU at a place. One that is known is asked for nothing but how it is
+// partitioned, and an answer that leaves that open changes nothing.
 func (l *listing) gpuAt(p place) (*gpu, error) {
 	if p.ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("get its handle: %w", answer(p.ret))
@@ -155,7 +173,11 @@ func (l *listing) gpuAt(p place) (*gpu, error) {
 			return nil, err
 		}
 	}
-	g.mig = mig
+	if g.mig = mig; mig {
+		l.partition(g)
+	} else {
+		g.slices, g.mostSlices = nil, 0
+	}
 	return g, nil
 }
 
@@ -211,7 +233,7 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 	}
 	// The rest is best effort too, and what fails now stays unknown until the next
 	// Init: a device that changed under its holder would be offered anew.
-	d.MemoryBytes = g.memoryTotal(has)
+	d.MemoryBytes = totalMemory(handle, has)
 	d.Facts = append(ownFacts(handle, has), l.driver.facts...)
 	g.device = d
 	if g.history = l.histories[id]; g.history == nil {
@@ -221,15 +243,14 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 	return g, nil
 }
 
-// at is the device as it is listed now: its index may change while it is known,
-// and the nodes that all GPUs share are made when they are first needed.
-func (g *gpu) at(index int, shared []string) device.Device {
+// at is the device as it is listed now, its index may change while it is known, with
+// the nodes that are its own.
+func (g *gpu) at(index int) device.Device {
 	d := g.device
 	d.Index, d.MIG = index, g.mig
 	if d.Minor >= 0 {
 		d.Nodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
 	}
-	d.Nodes = append(d.Nodes, shared...)
 	return d
 }
 
@@ -284,7 +305,7 @@ func numaNode(sysRoot, pci string) int {
 }
 
 // sharedNodes are the device nodes beside those of each GPU that there are. They
-// are looked for in each listing, since nvidia-uvm's module is loaded on demand.
+// are looked for in each listing, since they are made when they are first needed.
 func sharedNodes(devRoot string) []string {
 	var nodes []string
 	for _, name := range [...]string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {

@@ -46,7 +46,10 @@ func (b *Backend) start() error {
 		return fmt.Errorf("initialise NVML: %w", answer(ret))
 	}
 	has := probe(b.lib.Extensions().LookupSymbol)
-	b.driver = &driver{lib: b.lib, has: has, facts: systemFacts(b.lib, has)}
+	b.driver = &driver{
+		lib: b.lib, has: has, facts: systemFacts(b.lib, has),
+		instances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
+	}
 	missing := has.missing()
 	b.missing.Store(&missing)
 	if b.restarted {

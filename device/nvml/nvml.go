@@ -33,6 +33,9 @@ type Options struct {
 	DevRoot string
 	// SysRoot is where sysfs is mounted. Default: /sys.
 	SysRoot string
+	// ProcRoot is where procfs is mounted, in which the driver says which device
+	// nodes open a MIG slice. Default: /proc.
+	ProcRoot string
 }
 
 var _ device.Backend = (*Backend)(nil)
@@ -68,6 +71,10 @@ type driver struct {
 	has symbols
 	// facts are the labels that all GPUs share.
 	facts []device.Label
+	// instances says that events name the instances of the slice that they are about.
+	// Where go-nvml has only the older function to wait with, it gives zeros instead,
+	// which are the numbers of instances that may exist.
+	instances bool
 }
 
 // table is one listing.
@@ -77,6 +84,7 @@ type table struct {
 	byID     map[device.GPU]*gpu
 	byHandle map[nvml.Device]*gpu
 	byIndex  map[int]*gpu
+	slices   map[*gpu][]*slice
 }
 
 // New asks nothing of the driver: the first Devices does.
@@ -86,6 +94,9 @@ func New(o Options) *Backend {
 	}
 	if o.SysRoot == "" {
 		o.SysRoot = "/sys"
+	}
+	if o.ProcRoot == "" {
+		o.ProcRoot = "/proc"
 	}
 	return &Backend{options: o, metrics: Metrics(), histories: map[device.GPU]*history{}}
 }

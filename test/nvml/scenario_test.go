@@ -30,7 +30,9 @@ func TestScenarioFile(t *testing.T) {
 		{func() error { return s.Clear("hang") }, "gpu 30 power 2|gpus 5"},
 		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79"},
 		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
-		{func() error { return s.Set("gpu 9 slice 0 a", "gpu 9 slice 1 b", "gpu 9 slice 0 c", "ancestor 0 1 x", "ancestor 0 1 y") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|gpu 9 slice 1 b|gpu 9 slice 0 c|ancestor 0 1 y"},
+		{func() error {
+			return s.Set("gpu 9 slice 0 a", "gpu 9 slice 1 b", "gpu 9 slice 0 c", "ancestor 0 1 x", "ancestor 0 1 y")
+		}, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|gpu 9 slice 1 b|gpu 9 slice 0 c|ancestor 0 1 y"},
 		{func() error { s.Clear("gpu 9"); return s.Clear("ancestor") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
 		{func() error { return s.Set("nonsense") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|nonsense"},
 		{func() error { return s.Clear("") }, ""},
