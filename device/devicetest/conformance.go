@@ -52,7 +52,7 @@ func metrics(t *testing.T, b device.Backend) {
 
 func listing(t *testing.T, b device.Backend, devices []device.Device) {
 	seen := map[device.ID]bool{}
-	for _, d := range devices {
+	for i, d := range devices {
 		if d.ID == "" || d.GPU == "" || seen[d.ID] {
 			t.Errorf("a device has no identity of its own: %+v", d)
 		}
@@ -62,11 +62,45 @@ func listing(t *testing.T, b device.Backend, devices []device.Device) {
 		if len(d.Facts) != len(devices[0].Facts) {
 			t.Errorf("%s has other facts than %s", d.ID, devices[0].ID)
 		}
+		if i > 0 && devices[i-1].Compare(d) >= 0 {
+			t.Errorf("%s is listed behind %s", d.ID, devices[i-1].ID)
+		}
 		seen[d.ID] = true
+		partition(t, d, devices)
 	}
 	again, err := b.Devices(t.Context())
 	if err != nil || !reflect.DeepEqual(devices, again) {
 		t.Errorf("the second listing differs, though nothing has happened: %v", err)
+	}
+}
+
+// partition holds a device to its GPU: a slice has one in MIG mode, of which it is
+// a part, and instances of its own.
+func partition(t *testing.T, d device.Device, devices []device.Device) {
+	if d.WholeGPU() {
+		if d.Slice != -1 || d.GI != -1 || d.CI != -1 || d.Profile != "" {
+			t.Errorf("a GPU is said to be a slice: %+v", d)
+		}
+		return
+	}
+	if d.MIG || d.Slice < 0 || d.GI < 0 || d.CI < 0 || d.Profile == "" || d.MemoryBytes == 0 {
+		t.Errorf("a slice lacks what makes one: %+v", d)
+	}
+	found := false
+	for _, o := range devices {
+		if o.GPU != d.GPU {
+			continue
+		}
+		if o.Index != d.Index || o.Minor != d.Minor || o.Model != d.Model || o.PCI != d.PCI || o.NUMANode != d.NUMANode {
+			t.Errorf("%s and %s are of one GPU, and elsewhere", d.ID, o.ID)
+		}
+		found = found || o.WholeGPU() && o.MIG
+		if o.ID != d.ID && o.GI == d.GI && o.CI == d.CI {
+			t.Errorf("%s and %s are one instance", d.ID, o.ID)
+		}
+	}
+	if !found {
+		t.Errorf("%s has no GPU in MIG mode", d.ID)
 	}
 }
 
