@@ -46,6 +46,9 @@ type Driver struct {
 // condemned on evidence against that very GPU, and trusted again on evidence too.
 type Monitor struct {
 	Pulse
+	// Held tells whether somebody holds a device: then it is kept, however long it has
+	// been gone. It must be quick. Set before Run; nil: nobody holds any.
+	Held func(ID) bool
 
 	backend Backend
 	readers *Readers
@@ -61,8 +64,10 @@ type Monitor struct {
 	checks chan checkup
 
 	// All below belong to Run's goroutine.
-	devices   []Device // every one ever listed: what is gone stays, unhealthy
+	wards     []*ward // in the order of devices
 	patients  map[GPU]*patient
+	known     bool      // there was a listing
+	again     bool      // the running listing may have missed something
 	listSince time.Time // when the running listing began; zero: none runs
 	listNext  time.Time // when the next one is due
 	waiting   bool      // a Wait runs
@@ -130,11 +135,12 @@ func (m *Monitor) Run(ctx context.Context) error {
 		case r := <-m.events:
 			m.reported(r, time.Now())
 		case c := <-m.checks:
-			m.checked(c, time.Now())
+			m.checked(c)
 		case <-tick.C:
 		}
 		m.judgeSilence(time.Now())
-		m.post()
+		m.forget(time.Now())
+		m.post(time.Now())
 	}
 }
 
@@ -150,7 +156,7 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 			m.lists <- listing{devices, err}
 		})
 	}
-	if len(m.devices) > 0 && !m.waiting && !now.Before(m.waitNext) {
+	if len(m.wards) > 0 && !m.waiting && !now.Before(m.waitNext) {
 		m.waiting = true
 		m.calls.Go(func() {
 			event, err := m.backend.Wait(ctx)
@@ -158,13 +164,18 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 		})
 	}
 	for gpu, p := range m.patients {
-		if !p.due(now, m.readers.Failed(gpu)) {
+		if !p.due(now, m.readers.Failed(gpu) || m.ailing(p)) {
 			continue
 		}
 		if m.readers.Check(gpu, func(resets uint64, err error) { m.answer(ctx, checkup{gpu, resets, err}) }) {
 			p.checkedAt, p.urgent = now, false
 		}
 	}
+}
+
+// ailing tells whether a slice of the GPU has a verdict of its own.
+func (m *Monitor) ailing(p *patient) bool {
+	return slices.ContainsFunc(m.slices(p), func(w *ward) bool { return w.own.verdict.reason != "" })
 }
 
 func (m *Monitor) answer(ctx context.Context, c checkup) {
@@ -187,41 +198,21 @@ func (m *Monitor) listed(l listing, now time.Time) {
 		return
 	}
 	m.listNext = now.Add(listEvery)
+	if m.again {
+		m.listNext, m.again = now, false
+	}
 	m.setDriver(Driver{DriverUp, l.err})
 	m.merge(l.devices, now)
-	if len(m.devices) == 0 && m.posted == nil { // a node without a GPU is known to have none
-		m.posted = []Status{}
-		m.board.Post(m.posted)
-	}
+	m.known = true
 }
 
-// merge takes a whole listing in. A device that is no longer in it stays on the
-// board, unhealthy: the kubelet reports a device that it is not told of as healthy
-// in the status of the pod that holds it (pkg/kubelet/cm/devicemanager/manager.go).
-func (m *Monitor) merge(devices []Device, now time.Time) {
-	for _, p := range m.patients {
-		p.listed = false
+// list has a listing begin at once, or after the one that runs.
+func (m *Monitor) list(now time.Time) {
+	if m.listSince.IsZero() {
+		m.listNext = now
+	} else {
+		m.again = true
 	}
-	for _, d := range devices {
-		i := slices.IndexFunc(m.devices, func(known Device) bool { return known.ID == d.ID })
-		if i < 0 {
-			m.devices = append(m.devices, d)
-		} else {
-			m.devices[i] = d
-		}
-		p := m.patients[d.GPU]
-		if p == nil {
-			p = &patient{first: now}
-			m.patients[d.GPU] = p
-		}
-		p.listed = true
-	}
-	for _, p := range m.patients {
-		if !p.listed {
-			p.condemn(verdict{reason: "gone"}, now)
-		}
-	}
-	slices.SortFunc(m.devices, Device.Compare)
 }
 
 func (m *Monitor) reported(r report, now time.Time) {
@@ -245,14 +236,30 @@ func (m *Monitor) reported(r report, now time.Time) {
 		m.checkAll()
 		return
 	}
-	m.log.Info("driver event", "gpu", e.GPU, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action)
-	if e.Xid != 0 {
-		p.count(e.Xid, now)
+	if e.Partitioned {
+		m.log.Info("GPU is partitioned", "gpu", e.GPU)
+		m.list(now)
 	}
+	if e.Xid == 0 {
+		return
+	}
+	m.log.Info("driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action)
+	p.count(e.Xid, now)
 	if e.Fatal {
-		p.condemn(verdict{reason: xidReason(e.Xid), action: e.Action, resets: &e.Resets}, now)
+		m.condemn(p, e)
 	}
 	p.urgent = true // what the event means may stand elsewhere, and be read by a check
+}
+
+// condemn takes a fault to whom it hit: to the slice that the event names, or to the
+// GPU with all that it has.
+func (m *Monitor) condemn(p *patient, e Event) {
+	v := verdict{reason: xidReason(e.Xid), action: e.Action, resets: &e.Resets}
+	if w := m.ward(e.Device); w != nil && w.patient == p && !w.WholeGPU() {
+		w.own.condemn(v)
+		return
+	}
+	p.condemn(v)
 }
 
 // checkAll makes every GPU due: something is wrong, and nobody is to blame yet.
@@ -262,10 +269,20 @@ func (m *Monitor) checkAll() {
 	}
 }
 
-func (m *Monitor) checked(c checkup, now time.Time) {
+func (m *Monitor) checked(c checkup) {
 	p := m.patients[c.gpu]
+	if p == nil { // it was forgotten meanwhile
+		return
+	}
 	was := p.verdict.reason
-	p.checked(c, now)
+	p.checked(c)
+	for _, w := range m.slices(p) {
+		if c.err != nil {
+			w.own.good = 0
+		} else {
+			w.own.passed(c.resets)
+		}
+	}
 	if is := p.verdict.reason; is != was {
 		m.log.Info("health", "gpu", c.gpu, "was", was, "is", is, "err", c.err)
 	}
@@ -282,7 +299,7 @@ func (m *Monitor) judgeSilence(now time.Time) {
 			silent = now.Sub(p.first) > firstVerdictBy
 		}
 		if silent {
-			p.condemn(verdict{reason: "not_answering"}, now)
+			p.condemn(verdict{reason: "not_answering"})
 		}
 	}
 }
@@ -304,18 +321,17 @@ func (m *Monitor) setDriver(d Driver) {
 	}
 }
 
-// post publishes all verdicts, once each GPU has one, and only when they changed.
-func (m *Monitor) post() {
-	for _, p := range m.patients {
-		if !p.answered {
+// post publishes all verdicts, once there was a listing and each GPU of it has one,
+// and only when they changed.
+func (m *Monitor) post(now time.Time) {
+	statuses := make([]Status, len(m.wards))
+	for i, w := range m.wards {
+		if !w.patient.answered {
 			return
 		}
+		statuses[i] = w.status(now)
 	}
-	statuses := make([]Status, len(m.devices))
-	for i, d := range m.devices {
-		statuses[i] = m.patients[d.GPU].status(d)
-	}
-	if len(statuses) == 0 || slices.EqualFunc(m.posted, statuses, Status.equal) {
+	if !m.known || m.posted != nil && slices.EqualFunc(m.posted, statuses, Status.equal) {
 		return
 	}
 	m.posted = statuses
