@@ -10,6 +10,9 @@ var (
 	// ErrNoDriver says that there is nothing to ask: no driver, no library, or
 	// one that refuses to start. It may come later.
 	ErrNoDriver = errors.New("no driver")
+	// ErrReplaced comes with ErrNoDriver when the driver was replaced by one that this
+	// process cannot talk to: only a new process loads its library.
+	ErrReplaced = errors.New("the driver was replaced, and only a restart of this process loads its library")
 	// ErrLost says that the GPU has fallen off the bus.
 	ErrLost = errors.New("GPU is lost")
 	// ErrStalled says that an earlier call to the GPU has not come back, so it
@@ -42,6 +45,10 @@ type Backend interface {
 	// a zero Event is "nothing". An error blames nobody.
 	Wait(ctx context.Context) (Event, error)
 }
+
+// Closer is a Backend that can let go of its driver. No call may be under way, and
+// until the next Devices, which starts the driver's library anew, none reaches it.
+type Closer interface{ Close() }
 
 // Event is one report of the driver.
 type Event struct {

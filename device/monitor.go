@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -33,6 +34,8 @@ const (
 	DriverUp
 	DriverAbsent       // not there, or it refuses to start
 	DriverNotAnswering // a listing, or the start of its library, hangs
+	DriverReplaced     // Run ends with ErrReplaced when no call is under way
+	DriverReleased     // by Release
 )
 
 // Driver is the driver's state and, where it is not up, what is wrong.
@@ -62,6 +65,8 @@ type Monitor struct {
 	lists  chan listing
 	events chan report
 	checks chan checkup
+	orders chan order
+	closed chan struct{} // the Backend was closed
 
 	// All below belong to Run's goroutine.
 	wards     []*ward // in the order of devices
@@ -74,6 +79,10 @@ type Monitor struct {
 	waitNext  time.Time
 	waitErr   string // of the newest Wait: the same one is said once
 	posted    []Status
+	phase     phase
+	away      verdict // on all devices while the phase is not working
+	pending   order   // the release under way
+	replaced  error   // why Run is to end; nil otherwise
 }
 
 type (
@@ -99,7 +108,7 @@ func NewMonitor(b Backend, r *Readers, board *Board, log *slog.Logger) *Monitor 
 		backend: b, readers: r, board: board, log: log,
 		// One of each call runs at a time, so its result never blocks.
 		lists: make(chan listing, 1), events: make(chan report, 1),
-		checks:   make(chan checkup),
+		checks: make(chan checkup), orders: make(chan order), closed: make(chan struct{}, 1),
 		patients: map[GPU]*patient{},
 	}
 	m.driver.Store(&Driver{})
@@ -120,10 +129,12 @@ func (m *Monitor) Ready() error {
 }
 
 // Run watches until ctx is done. It never waits for a call to the driver: one
-// that hangs is left behind with its goroutine.
+// that hangs is left behind with its goroutine. Only where the driver was replaced it
+// ends by itself, with ErrReplaced, when no call is under way.
 func (m *Monitor) Run(ctx context.Context) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
+	defer func() { m.answerPending(context.Cause(ctx)) }()
 	for {
 		m.Beat()
 		m.startCalls(ctx, time.Now())
@@ -136,11 +147,18 @@ func (m *Monitor) Run(ctx context.Context) error {
 			m.reported(r, time.Now())
 		case c := <-m.checks:
 			m.checked(c)
+		case o := <-m.orders:
+			m.obey(o, time.Now())
+		case <-m.closed:
+			m.released()
 		case <-tick.C:
 		}
 		m.judgeSilence(time.Now())
 		m.forget(time.Now())
 		m.post(time.Now())
+		if err := m.goOn(time.Now()); err != nil {
+			return fmt.Errorf("watch devices: %w", err)
+		}
 	}
 }
 
@@ -149,6 +167,9 @@ func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) 
 
 // startCalls starts what is due and not under way.
 func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
+	if m.phase != working {
+		return
+	}
 	if m.listSince.IsZero() && !now.Before(m.listNext) {
 		m.listSince = now
 		m.calls.Go(func() {
@@ -187,6 +208,15 @@ func (m *Monitor) answer(ctx context.Context, c checkup) {
 
 func (m *Monitor) listed(l listing, now time.Time) {
 	m.listSince = time.Time{}
+	if m.phase != working { // it began before, and is the last
+		return
+	}
+	if errors.Is(l.err, ErrReplaced) {
+		m.setDriver(Driver{DriverReplaced, l.err})
+		m.replaced = l.err
+		m.leave("driver_replaced")
+		return
+	}
 	if errors.Is(l.err, ErrNoDriver) {
 		m.listNext = now.Add(lookForEvery)
 		m.setDriver(Driver{DriverAbsent, l.err})
@@ -290,6 +320,9 @@ func (m *Monitor) checked(c checkup) {
 
 // judgeSilence turns calls that do not come back into verdicts.
 func (m *Monitor) judgeSilence(now time.Time) {
+	if m.phase != working {
+		return
+	}
 	if !m.listSince.IsZero() && now.Sub(m.listSince) > notAnsweringBy {
 		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return")})
 	}
@@ -312,6 +345,10 @@ func (m *Monitor) setDriver(d Driver) {
 	}
 	m.driver.Store(&d)
 	switch {
+	case d.State == DriverReleased:
+		m.log.Info("driver is released")
+	case d.State == DriverReplaced:
+		m.log.Warn("driver was replaced", "err", d.Err)
 	case d.State != DriverUp:
 		m.log.Warn("no devices from the driver; will take them when it answers", "err", d.Err)
 	case d.Err != nil:
@@ -329,7 +366,11 @@ func (m *Monitor) post(now time.Time) {
 		if !w.patient.answered {
 			return
 		}
-		statuses[i] = w.status(now)
+		v := w.judged()
+		if m.phase != working {
+			v = m.away
+		}
+		statuses[i] = w.status(v, now)
 	}
 	if !m.known || m.posted != nil && slices.EqualFunc(m.posted, statuses, Status.equal) {
 		return

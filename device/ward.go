@@ -40,8 +40,7 @@ func (w *ward) judged() verdict {
 }
 
 // status is what the Board is told.
-func (w *ward) status(now time.Time) Status {
-	v := w.judged()
+func (w *ward) status(v verdict, now time.Time) Status {
 	if w.since.IsZero() || w.reason != v.reason {
 		w.reason, w.since = v.reason, now
 	}

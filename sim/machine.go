@@ -41,6 +41,9 @@ type Machine struct {
 	notify chan struct{} // closed when there is an event, or a hang has ended
 	gone   error         // why there is no driver; nil when there is
 	wedged bool          // no call returns
+	closed bool          // by Close; Devices opens it
+	inside int           // calls that have not returned
+	misuse bool          // Close was called beneath another call
 	begun  time.Time
 }
 
@@ -241,9 +244,10 @@ func (m *Machine) locked(change func()) {
 	m.notify = make(chan struct{})
 }
 
-// enter takes the lock, once no hang keeps the caller out.
+// enter takes the lock, once no hang keeps the caller out. leave gives it back.
 func (m *Machine) enter(stalled func() bool) {
 	m.mu.Lock()
+	m.inside++
 	for m.wedged || stalled() {
 		changed := m.notify
 		m.mu.Unlock()
@@ -252,7 +256,35 @@ func (m *Machine) enter(stalled func() bool) {
 	}
 }
 
+func (m *Machine) leave() {
+	m.inside--
+	m.mu.Unlock()
+}
+
 func never() bool { return false }
+
+// Close lets go of the driver, as device.Closer says.
+func (m *Machine) Close() {
+	m.locked(func() {
+		m.misuse = m.misuse || m.inside > 0
+		m.closed = true
+	})
+}
+
+// Misused tells whether Close was ever called beneath another call: NVML does not
+// survive that.
+func (m *Machine) Misused() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.misuse
+}
+
+// Closed tells whether the driver is let go of.
+func (m *Machine) Closed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed
+}
 
 // Metrics are the rows that the machine was given.
 func (m *Machine) Metrics() []device.Metric { return m.metrics }
@@ -260,10 +292,11 @@ func (m *Machine) Metrics() []device.Metric { return m.metrics }
 // Devices lists the GPUs that have not been removed, and their slices.
 func (m *Machine) Devices(context.Context) ([]device.Device, error) {
 	m.enter(never)
-	defer m.mu.Unlock()
+	defer m.leave()
 	if m.gone != nil {
 		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, m.gone)
 	}
+	m.closed = false
 	devices := []device.Device{}
 	for _, g := range m.gpus {
 		if !g.removed {
@@ -273,7 +306,7 @@ func (m *Machine) Devices(context.Context) ([]device.Device, error) {
 	return devices, nil
 }
 
-// ask enters for one GPU. The caller unlocks mu.
+// ask enters for one GPU. The caller leaves.
 func (m *Machine) ask(id device.GPU) (*gpu, error) {
 	m.enter(func() bool {
 		g := m.gpu(id)
@@ -284,7 +317,7 @@ func (m *Machine) ask(id device.GPU) (*gpu, error) {
 		return nil, fmt.Errorf("GPU %s is not in this machine", id)
 	}
 	switch {
-	case m.gone != nil:
+	case m.gone != nil || m.closed:
 		return nil, device.ErrNoDriver
 	case g.removed:
 		return nil, device.ErrLost
@@ -305,7 +338,7 @@ func (m *Machine) gpu(id device.GPU) *gpu {
 // Read appends the values of all rows that the machine knows how to make up.
 func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
 	g, err := m.ask(id)
-	defer m.mu.Unlock()
+	defer m.leave()
 	if err != nil {
 		return buf, err
 	}
@@ -321,7 +354,7 @@ func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 // Check answers with the fault that the caller set, if any.
 func (m *Machine) Check(id device.GPU) (uint64, error) {
 	g, err := m.ask(id)
-	defer m.mu.Unlock()
+	defer m.leave()
 	if g == nil {
 		return 0, err
 	}
@@ -334,19 +367,25 @@ func (m *Machine) Wait(ctx context.Context) (device.Event, error) {
 	defer timeout.Stop()
 	for {
 		m.enter(never)
-		if len(m.events) > 0 {
+		if len(m.events) > 0 && !m.closed {
 			e := m.events[0]
 			m.events = m.events[1:]
-			m.mu.Unlock()
+			m.leave()
 			return e, nil
 		}
 		changed := m.notify
-		m.mu.Unlock()
+		m.mu.Unlock() // it is inside while it waits
+		var over bool
 		select {
 		case <-changed:
 		case <-timeout.C:
-			return device.Event{}, nil
+			over = true
 		case <-ctx.Done():
+			over = true
+		}
+		m.mu.Lock()
+		m.leave()
+		if over {
 			return device.Event{}, nil
 		}
 	}

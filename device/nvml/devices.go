@@ -42,6 +42,10 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 		b.table.Store(nil)
 		b.driver, b.restarted = nil, true
 		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, answer(ret))
+	case ret == nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		b.table.Store(nil)
+		b.driver = nil
+		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, b.mismatch())
 	default:
 		return nil, fmt.Errorf("count GPUs: %w", answer(ret))
 	}

@@ -201,6 +201,27 @@ func TestClosed(t *testing.T) {
 	}
 }
 
+// TestResetWhileClosed has a GPU reset while nobody has the driver open.
+func TestResetWhileClosed(t *testing.T) {
+	s := start(t, "gpus 2", "gpu 0 energy 9000", "gpu 1 energy 9000")
+	before := map[device.GPU]uint64{}
+	for i := range 2 {
+		resets, err := s.Check(s.id(i))
+		s.must(err)
+		before[s.id(i)] = resets
+	}
+	s.Close()
+	s.set("gpu 1 energy 5")
+	s.list(2)
+	for i := range 2 {
+		resets, err := s.Check(s.id(i))
+		s.must(err)
+		if got := resets - before[s.id(i)]; got != uint64(i) {
+			t.Errorf("GPU %d was reset %d times", i, got)
+		}
+	}
+}
+
 func TestMIG(t *testing.T) {
 	s := newStage(t, Options{}, "gpus 3", "gpu 0 mig_mode none", "gpu 1 mig_mode 1")
 	devices, err := s.Devices(context.Background())

@@ -8,7 +8,6 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -16,11 +15,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/device"
 )
-
-// ErrRestart comes with device.ErrNoDriver when the driver was replaced and this
-// process still has the old one's library. The library cannot be unloaded: glibc
-// keeps what lazily bound symbols point into. Only a new process gets the new one.
-var ErrRestart = errors.New("the driver was replaced, and only a restart of this process loads its library")
 
 // Options say where things are. The zero Options fit a driver that is installed
 // beside this program.
@@ -38,7 +32,10 @@ type Options struct {
 	ProcRoot string
 }
 
-var _ device.Backend = (*Backend)(nil)
+var (
+	_ device.Backend = (*Backend)(nil)
+	_ device.Closer  = (*Backend)(nil)
+)
 
 // Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices and
 // one Wait may run at the same time. While the library is not initialised, Read,
@@ -56,7 +53,9 @@ type Backend struct {
 	mu sync.Mutex
 	// All below are guarded by mu, which Devices holds for as long as it runs.
 	lib       nvml.Interface // nil until a library was found that can be used
+	file      file           // that the library was loaded from
 	driver    *driver        // nil while the library is not initialised
+	worked    bool           // it was initialised once
 	restarted bool           // the driver ended what an earlier Init had begun
 	histories map[device.GPU]*history
 
