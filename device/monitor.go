@@ -59,10 +59,12 @@ type Monitor struct {
 	log     *slog.Logger
 
 	driver atomic.Pointer[Driver] // written by Run
+	links  atomic.Pointer[[]Link] // written by Run; nil before they were first read
 
-	// calls counts the goroutines inside Devices and Wait, one each at most.
+	// calls counts the goroutines inside Devices or Links, and Wait, one each at most.
 	calls  sync.WaitGroup
 	lists  chan listing
+	linked chan linking
 	events chan report
 	checks chan checkup
 	orders chan order
@@ -78,6 +80,7 @@ type Monitor struct {
 	waiting   bool      // a Wait runs
 	waitNext  time.Time
 	waitErr   string // of the newest Wait: the same one is said once
+	wiring    wiring
 	posted    []Status
 	phase     phase
 	away      verdict // on all devices while the phase is not working
@@ -107,7 +110,7 @@ func NewMonitor(b Backend, r *Readers, board *Board, log *slog.Logger) *Monitor 
 	m := &Monitor{
 		backend: b, readers: r, board: board, log: log,
 		// One of each call runs at a time, so its result never blocks.
-		lists: make(chan listing, 1), events: make(chan report, 1),
+		lists: make(chan listing, 1), linked: make(chan linking, 1), events: make(chan report, 1),
 		checks: make(chan checkup), orders: make(chan order), closed: make(chan struct{}, 1),
 		patients: map[GPU]*patient{},
 	}
@@ -143,6 +146,8 @@ func (m *Monitor) Run(ctx context.Context) error {
 			return nil
 		case l := <-m.lists:
 			m.listed(l, time.Now())
+		case l := <-m.linked:
+			m.wired(l, time.Now())
 		case r := <-m.events:
 			m.reported(r, time.Now())
 		case c := <-m.checks:
@@ -162,7 +167,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 	}
 }
 
-// Drain waits until no listing and no Wait runs, or ctx is done, and tells which.
+// Drain waits until no listing, no reading of links and no Wait runs, or ctx is done, and tells which.
 func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) }
 
 // startCalls starts what is due and not under way.
@@ -170,7 +175,10 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 	if m.phase != working {
 		return
 	}
-	if m.listSince.IsZero() && !now.Before(m.listNext) {
+	if m.listSince.IsZero() && m.wiring.since.IsZero() {
+		m.startLinks(ctx, now)
+	}
+	if m.listSince.IsZero() && m.wiring.since.IsZero() && !now.Before(m.listNext) {
 		m.listSince = now
 		m.calls.Go(func() {
 			devices, err := m.backend.Devices(ctx)
@@ -234,6 +242,7 @@ func (m *Monitor) listed(l listing, now time.Time) {
 	m.setDriver(Driver{DriverUp, l.err})
 	m.merge(l.devices, now)
 	m.known = true
+	m.wiring.want(l.devices, now)
 }
 
 // list has a listing begin at once, or after the one that runs.
@@ -325,6 +334,9 @@ func (m *Monitor) judgeSilence(now time.Time) {
 	}
 	if !m.listSince.IsZero() && now.Sub(m.listSince) > notAnsweringBy {
 		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return")})
+	}
+	if !m.wiring.since.IsZero() && now.Sub(m.wiring.since) > unhealthyAfter { // no listing begins meanwhile
+		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return with the links")})
 	}
 	for gpu, p := range m.patients {
 		silent := m.readers.Busy(gpu) > unhealthyAfter

@@ -63,6 +63,7 @@ func (m *Monitor) obey(o order, now time.Time) {
 	default:
 		m.log.Info("take the driver up again")
 		m.phase, m.listNext = working, now
+		m.wiring.gpus = nil // they may be connected otherwise now
 		m.readers.Resume()
 		o.done <- nil
 	}
@@ -78,7 +79,9 @@ func (m *Monitor) leave(reason string) {
 }
 
 // drained tells whether no call to the driver is under way.
-func (m *Monitor) drained() bool { return m.listSince.IsZero() && !m.waiting && m.readers.Idle() }
+func (m *Monitor) drained() bool {
+	return m.listSince.IsZero() && m.wiring.since.IsZero() && !m.waiting && m.readers.Idle()
+}
 
 // goOn takes a release further. It returns an error when Run has to end.
 func (m *Monitor) goOn(now time.Time) error {

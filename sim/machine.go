@@ -45,6 +45,9 @@ type Machine struct {
 	inside int           // calls that have not returned
 	misuse bool          // Close was called beneath another call
 	begun  time.Time
+	// links are those that were said; linkReads counts how often they were read.
+	links     map[[2]device.GPU]device.Link
+	linkReads int
 }
 
 // gpu is one simulated GPU.
@@ -66,7 +69,7 @@ type gpu struct {
 // NewMachine makes a machine with n H100s that has the rows given. The clock is
 // what the values over time follow.
 func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine {
-	m := &Machine{metrics: metrics, now: clock, notify: make(chan struct{}), begun: clock()}
+	m := &Machine{metrics: metrics, now: clock, notify: make(chan struct{}), begun: clock(), links: map[[2]device.GPU]device.Link{}}
 	for _, row := range metrics {
 		m.names = append(m.names, rowName(row))
 	}

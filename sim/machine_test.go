@@ -210,3 +210,27 @@ func TestMachineHangsUntilItIsReleased(t *testing.T) {
 		}
 	})
 }
+
+func TestMachineIsConnected(t *testing.T) {
+	m := sim.NewMachine(rows, 4, time.Now)
+	gpus := m.GPUs()
+	m.Connect(device.Link{A: gpus[0], B: gpus[1], NVLinks: 2, Path: device.PathSingleSwitch})
+	m.Remove(device.ID(gpus[3]))
+	links, err := m.Links(t.Context())
+	if err != nil || len(links) != 6 || m.LinkReads() != 1 {
+		t.Fatalf("got %+v, %v", links, err)
+	}
+	for _, want := range []device.Link{
+		{A: gpus[0], B: gpus[1], NVLinks: 2, Path: device.PathSingleSwitch},
+		{A: gpus[1], B: gpus[0], NVLinks: 18, Path: device.PathNUMANode},
+		{A: gpus[2], B: gpus[0], NVLinks: 18, Path: device.PathSystem},
+	} {
+		if !slices.Contains(links, want) {
+			t.Errorf("no %+v in %+v", want, links)
+		}
+	}
+	m.Fail(device.ID(gpus[0]), "lost")
+	if links, err := m.Links(t.Context()); len(links) != 4 || !errors.Is(err, device.ErrLost) {
+		t.Errorf("with one lost: %+v, %v", links, err)
+	}
+}

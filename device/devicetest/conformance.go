@@ -25,6 +25,9 @@ func Conform(t *testing.T, b device.Backend) {
 	}
 	t.Run("metrics", func(t *testing.T) { metrics(t, b) })
 	t.Run("devices", func(t *testing.T) { listing(t, b, devices) })
+	if linker, can := b.(device.Linker); can {
+		t.Run("links", func(t *testing.T) { links(t, linker, devices) })
+	}
 	for _, d := range devices {
 		t.Run("read "+string(d.ID), func(t *testing.T) { reading(t, b, d) })
 	}
@@ -101,6 +104,33 @@ func partition(t *testing.T, d device.Device, devices []device.Device) {
 	}
 	if !found {
 		t.Errorf("%s has no GPU in MIG mode", d.ID)
+	}
+}
+
+func links(t *testing.T, l device.Linker, devices []device.Device) {
+	gpus := map[device.GPU]bool{}
+	for _, d := range devices {
+		gpus[d.GPU] = true
+	}
+	list, err := l.Links(t.Context())
+	if err != nil || list == nil {
+		t.Fatalf("Links: %v, %v", list, err)
+	}
+	seen := map[[2]device.GPU]bool{}
+	for _, link := range list {
+		pair := [2]device.GPU{link.A, link.B}
+		if link.A == link.B || !gpus[link.A] || !gpus[link.B] || seen[pair] || link.NVLinks < 0 {
+			t.Errorf("%+v is no link, or is there twice", link)
+		}
+		seen[pair] = true
+	}
+	if again, err := l.Links(t.Context()); err != nil || !reflect.DeepEqual(list, again) {
+		t.Errorf("the second reading differs, though nothing has happened: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if half, err := l.Links(ctx); err != nil && half != nil {
+		t.Errorf("Links when ctx is done: %v beside %v", half, err)
 	}
 }
 

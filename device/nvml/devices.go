@@ -231,7 +231,7 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 	}
 	if has["nvmlDeviceGetPciInfo_v3"] {
 		if pci, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
-			d.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device) // as sysfs writes it
+			d.PCI = pciAddress(pci)
 			d.NUMANode = numaNode(l.options.SysRoot, d.PCI)
 		}
 	}
@@ -245,6 +245,11 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 		l.histories[id] = g.history
 	}
 	return g, nil
+}
+
+// pciAddress is written as sysfs writes it.
+func pciAddress(pci nvml.PciInfo) string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 }
 
 // at is the device as it is listed now, its index may change while it is known, with

@@ -35,10 +35,11 @@ type Options struct {
 var (
 	_ device.Backend = (*Backend)(nil)
 	_ device.Closer  = (*Backend)(nil)
+	_ device.Linker  = (*Backend)(nil)
 )
 
-// Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices and
-// one Wait may run at the same time. While the library is not initialised, Read,
+// Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices or Links
+// and one Wait may run at the same time. While the library is not initialised, Read,
 // Check and Wait fail at once, also when its initialisation hangs.
 type Backend struct {
 	options Options

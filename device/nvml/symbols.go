@@ -50,6 +50,11 @@ var functions = [...]struct {
 	{"nvmlDeviceGetSupportedClocksEventReasons", nil, false},
 	{"nvmlDeviceGetSupportedClocksThrottleReasons", nil, false},
 
+	{"nvmlDeviceGetNvLinkState", nil, false},
+	{"nvmlDeviceGetNvLinkRemoteDeviceType", nil, false},
+	{"nvmlDeviceGetNvLinkRemotePciInfo_v2", []string{"nvmlDeviceGetNvLinkRemotePciInfo"}, false},
+	{"nvmlDeviceGetTopologyCommonAncestor", nil, false},
+
 	{"nvmlEventSetCreate", nil, false},
 	{"nvmlEventSetFree", nil, false},
 	{"nvmlEventSetWait_v2", []string{"nvmlEventSetWait"}, false},
