@@ -3,9 +3,11 @@ package nvml
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/podgauge/podgauge/device"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
@@ -75,4 +77,49 @@ func TestMonitorReleasesNVML(t *testing.T) {
 		statuses, _ := board.Look()
 		return len(statuses[2].Xids) > 0 && statuses[2].Xids[0].Code == 31
 	})
+}
+
+// TestMonitorSeesPartitions has a GPU partitioned with the driver's report alone, and
+// one of its slices fail.
+func TestMonitorSeesPartitions(t *testing.T) {
+	s := newStage(t, Options{}, "gpus 2", "gpu 1 uuid GPU-1", "gpu 1 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 1 slice 2 3g.40gb gi 2 ci 0 uuid MIG-b")
+	readers, board := device.NewReaders(s), &device.Board{}
+	monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	var run sync.WaitGroup
+	run.Go(func() { monitor.Run(ctx) })
+	defer func() {
+		cancel()
+		run.Wait()
+		monitor.Drain(context.Background())
+		readers.Drain(context.Background())
+	}()
+	shows := func(what, want string) {
+		t.Helper()
+		s.eventually(what, func() bool {
+			statuses, _ := board.Look()
+			var got []string
+			for _, d := range statuses[min(1, len(statuses)):] {
+				got = append(got, string(d.ID)+"="+d.Reason)
+			}
+			return strings.Join(got, " ") == want
+		})
+	}
+	shows("it is whole", "GPU-1=")
+	before := s.calls()
+	s.eventually("its driver listens", func() bool { return s.calls().Since(before).Of("nvmlEventSetWait_v2", nvmltest.NoGPU) > 0 })
+	s.set("gpu 1 mig_mode 1")
+	s.event(1, "type 0x100")
+	began := time.Now()
+	shows("it is partitioned", "GPU-1= MIG-a= MIG-b=")
+	if took := time.Since(began); took > 8*time.Second { // the next listing comes after ten
+		t.Errorf("that took %v", took)
+	}
+	s.event(1, "xid 4242 gi 2 ci 0")
+	shows("a slice has failed", "GPU-1= MIG-a= MIG-b=xid_4242")
+	s.event(1, "xid 95 gi 2 ci 0")
+	shows("the GPU has failed", "GPU-1=xid_95 MIG-a=xid_95 MIG-b=xid_95")
+	if links := monitor.Links(); len(links) != 2 {
+		t.Errorf("the links are %+v", links)
+	}
 }
