@@ -10,6 +10,9 @@ var (
 	// ErrNoDriver says that there is nothing to ask: no driver, no library, or
 	// one that refuses to start. It may come later.
 	ErrNoDriver = errors.New("no driver")
+	// ErrReplaced comes with ErrNoDriver when the driver was replaced by one that this
+	// process cannot talk to: only a new process loads its library.
+	ErrReplaced = errors.New("the driver was replaced, and only a restart of this process loads its library")
 	// ErrLost says that the GPU has fallen off the bus.
 	ErrLost = errors.New("GPU is lost")
 	// ErrStalled says that an earlier call to the GPU has not come back, so it
@@ -24,7 +27,8 @@ type Backend interface {
 	// Metrics are the rows that Read fills, in the order of Sample.Metric. They
 	// are the same for the life of the Backend.
 	Metrics() []Metric
-	// Devices lists what there is, all of it, each time. It starts the driver's
+	// Devices lists what there is, all of it, each time: every GPU, one in MIG mode
+	// too, and the slices of those that are partitioned. It starts the driver's
 	// library when that has not happened yet: ErrNoDriver while it cannot.
 	// A device that cannot be described is left out; an error beside devices that
 	// are not nil says why.
@@ -42,13 +46,20 @@ type Backend interface {
 	Wait(ctx context.Context) (Event, error)
 }
 
+// Closer is a Backend that can let go of its driver. No call may be under way, and
+// until the next Devices, which starts the driver's library anew, none reaches it.
+type Closer interface{ Close() }
+
 // Event is one report of the driver.
 type Event struct {
 	GPU    GPU
+	Device ID     // the one slice that is hit; empty: the whole GPU, or nothing is
 	Xid    uint64 // the error's number; 0 when the event is none
-	Fatal  bool   // the GPU cannot be used until it was reset
+	Fatal  bool   // what is hit cannot be used until the GPU was reset
 	Action string // what the fault asks for, as in Status.Action
 	Resets uint64 // the GPU's count of resets when this came, as Check counts them
+	// Partitioned says that the GPU's slices have changed, or are about to.
+	Partitioned bool
 }
 
 // Fault is what a Backend finds wrong with a GPU that still answers.

@@ -8,6 +8,7 @@
 package device
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -40,17 +41,28 @@ func (o OfferedID) Device() ID {
 	return ID(id)
 }
 
-// Device is what does not change while the driver is loaded.
+// Device is what does not change while the driver is loaded, but for the way in
+// which a GPU is partitioned. A GPU in MIG mode and each of its slices are devices
+// of their own, with the same GPU, Index, Minor, Model, PCI and NUMANode.
 type Device struct {
-	ID          ID
-	GPU         GPU
-	Index       int    // the GPU's index in the driver's order
-	Minor       int    // the N of /dev/nvidiaN; -1 when unknown
-	Model       string // as the driver names it: "NVIDIA H100 80GB HBM3"
-	PCI         string // bus address: "0000:1a:00.0"
-	NUMANode    int    // -1 when unknown
-	MemoryBytes uint64 // 0 when unknown
-	Nodes       []string
+	ID    ID
+	GPU   GPU
+	Index int // the GPU's index in the driver's order
+	// MIG says of a whole GPU that its MIG mode is on. Then nobody can hold it, only
+	// its slices, of which there may be none; what is read of it and happens to it
+	// concerns them all. It is false on a slice.
+	MIG bool
+	// Slice is a slice's index under its GPU, as the driver counts, GI and CI are its
+	// instances, and Profile is what NVIDIA calls its size: "1g.10gb", "1c.3g.40gb",
+	// "1g.10gb+me". On a whole GPU, and where unknown, they are -1 and empty.
+	Slice, GI, CI int
+	Profile       string
+	Minor         int    // the N of /dev/nvidiaN; -1 when unknown
+	Model         string // as the driver names it: "NVIDIA H100 80GB HBM3"
+	PCI           string // bus address: "0000:1a:00.0"
+	NUMANode      int    // -1 when unknown
+	MemoryBytes   uint64 // 0 when unknown
+	Nodes         []string
 	// Facts are further names and values for the device's info series, each
 	// label at most once and the same labels for all devices of a Backend.
 	Facts []Label
@@ -62,8 +74,23 @@ type Label struct{ Name, Value string }
 // WholeGPU tells a device that is a whole GPU from a slice of one.
 func (d Device) WholeGPU() bool { return string(d.ID) == string(d.GPU) }
 
+// Compare is the order of devices: by GPU, in the driver's order, and each GPU
+// right before its slices.
+func (d Device) Compare(o Device) int {
+	whole := 0
+	if d.WholeGPU() != o.WholeGPU() {
+		whole = 1
+		if d.WholeGPU() {
+			whole = -1
+		}
+	}
+	return cmp.Or(cmp.Compare(d.Index, o.Index), cmp.Compare(d.GPU, o.GPU), whole,
+		cmp.Compare(d.Slice, o.Slice), cmp.Compare(d.ID, o.ID))
+}
+
 func (d Device) equal(o Device) bool {
 	return d.ID == o.ID && d.GPU == o.GPU && d.Index == o.Index && d.Minor == o.Minor &&
+		d.MIG == o.MIG && d.Slice == o.Slice && d.GI == o.GI && d.CI == o.CI && d.Profile == o.Profile &&
 		d.Model == o.Model && d.PCI == o.PCI && d.NUMANode == o.NUMANode &&
 		d.MemoryBytes == o.MemoryBytes &&
 		slices.Equal(d.Nodes, o.Nodes) && slices.Equal(d.Facts, o.Facts)

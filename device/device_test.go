@@ -1,6 +1,7 @@
 package device_test
 
 import (
+	"cmp"
 	"sync"
 	"testing"
 	"time"
@@ -87,4 +88,21 @@ func TestBoardLosesNoChange(t *testing.T) {
 		b.Post(all[:n+1])
 	}
 	readers.Wait()
+}
+
+func TestOrderOfDevices(t *testing.T) {
+	want := []device.Device{
+		{ID: "GPU-b", GPU: "GPU-b", Index: 0, Slice: -1},
+		{ID: "GPU-a", GPU: "GPU-a", Index: 1, Slice: -1, MIG: true},
+		{ID: "MIG-y", GPU: "GPU-a", Index: 1, Slice: 0},
+		{ID: "MIG-x", GPU: "GPU-a", Index: 1, Slice: 3},
+		{ID: "GPU-c", GPU: "GPU-c", Index: 1, Slice: -1}, // one of the two is gone
+	}
+	for i, a := range want {
+		for j, b := range want {
+			if got := a.Compare(b); got != cmp.Compare(i, j) {
+				t.Errorf("%s against %s: %d", a.ID, b.ID, got)
+			}
+		}
+	}
 }

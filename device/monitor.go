@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -33,6 +34,8 @@ const (
 	DriverUp
 	DriverAbsent       // not there, or it refuses to start
 	DriverNotAnswering // a listing, or the start of its library, hangs
+	DriverReplaced     // Run ends with ErrReplaced when no call is under way
+	DriverReleased     // by Release
 )
 
 // Driver is the driver's state and, where it is not up, what is wrong.
@@ -46,6 +49,9 @@ type Driver struct {
 // condemned on evidence against that very GPU, and trusted again on evidence too.
 type Monitor struct {
 	Pulse
+	// Held tells whether somebody holds a device: then it is kept, however long it has
+	// been gone. It must be quick. Set before Run; nil: nobody holds any.
+	Held func(ID) bool
 
 	backend Backend
 	readers *Readers
@@ -53,22 +59,33 @@ type Monitor struct {
 	log     *slog.Logger
 
 	driver atomic.Pointer[Driver] // written by Run
+	links  atomic.Pointer[[]Link] // written by Run; nil before they were first read
 
-	// calls counts the goroutines inside Devices and Wait, one each at most.
+	// calls counts the goroutines inside Devices or Links, and Wait, one each at most.
 	calls  sync.WaitGroup
 	lists  chan listing
+	linked chan linking
 	events chan report
 	checks chan checkup
+	orders chan order
+	closed chan struct{} // the Backend was closed
 
 	// All below belong to Run's goroutine.
-	devices   []Device // every one ever listed: what is gone stays, unhealthy
+	wards     []*ward // in the order of devices
 	patients  map[GPU]*patient
+	known     bool      // there was a listing
+	again     bool      // the running listing may have missed something
 	listSince time.Time // when the running listing began; zero: none runs
 	listNext  time.Time // when the next one is due
 	waiting   bool      // a Wait runs
 	waitNext  time.Time
 	waitErr   string // of the newest Wait: the same one is said once
+	wiring    wiring
 	posted    []Status
+	phase     phase
+	away      verdict // on all devices while the phase is not working
+	pending   order   // the release under way
+	replaced  error   // why Run is to end; nil otherwise
 }
 
 type (
@@ -93,8 +110,8 @@ func NewMonitor(b Backend, r *Readers, board *Board, log *slog.Logger) *Monitor 
 	m := &Monitor{
 		backend: b, readers: r, board: board, log: log,
 		// One of each call runs at a time, so its result never blocks.
-		lists: make(chan listing, 1), events: make(chan report, 1),
-		checks:   make(chan checkup),
+		lists: make(chan listing, 1), linked: make(chan linking, 1), events: make(chan report, 1),
+		checks: make(chan checkup), orders: make(chan order), closed: make(chan struct{}, 1),
 		patients: map[GPU]*patient{},
 	}
 	m.driver.Store(&Driver{})
@@ -115,10 +132,12 @@ func (m *Monitor) Ready() error {
 }
 
 // Run watches until ctx is done. It never waits for a call to the driver: one
-// that hangs is left behind with its goroutine.
+// that hangs is left behind with its goroutine. Only where the driver was replaced it
+// ends by itself, with ErrReplaced, when no call is under way.
 func (m *Monitor) Run(ctx context.Context) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
+	defer func() { m.answerPending(context.Cause(ctx)) }()
 	for {
 		m.Beat()
 		m.startCalls(ctx, time.Now())
@@ -127,30 +146,46 @@ func (m *Monitor) Run(ctx context.Context) error {
 			return nil
 		case l := <-m.lists:
 			m.listed(l, time.Now())
+		case l := <-m.linked:
+			m.wired(l, time.Now())
 		case r := <-m.events:
 			m.reported(r, time.Now())
 		case c := <-m.checks:
-			m.checked(c, time.Now())
+			m.checked(c)
+		case o := <-m.orders:
+			m.obey(o, time.Now())
+		case <-m.closed:
+			m.released()
 		case <-tick.C:
 		}
 		m.judgeSilence(time.Now())
-		m.post()
+		m.forget(time.Now())
+		m.post(time.Now())
+		if err := m.goOn(time.Now()); err != nil {
+			return fmt.Errorf("watch devices: %w", err)
+		}
 	}
 }
 
-// Drain waits until no listing and no Wait runs, or ctx is done, and tells which.
+// Drain waits until no listing, no reading of links and no Wait runs, or ctx is done, and tells which.
 func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) }
 
 // startCalls starts what is due and not under way.
 func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
-	if m.listSince.IsZero() && !now.Before(m.listNext) {
+	if m.phase != working {
+		return
+	}
+	if m.listSince.IsZero() && m.wiring.since.IsZero() {
+		m.startLinks(ctx, now)
+	}
+	if m.listSince.IsZero() && m.wiring.since.IsZero() && !now.Before(m.listNext) {
 		m.listSince = now
 		m.calls.Go(func() {
 			devices, err := m.backend.Devices(ctx)
 			m.lists <- listing{devices, err}
 		})
 	}
-	if len(m.devices) > 0 && !m.waiting && !now.Before(m.waitNext) {
+	if len(m.wards) > 0 && !m.waiting && !now.Before(m.waitNext) {
 		m.waiting = true
 		m.calls.Go(func() {
 			event, err := m.backend.Wait(ctx)
@@ -158,13 +193,18 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 		})
 	}
 	for gpu, p := range m.patients {
-		if !p.due(now, m.readers.Failed(gpu)) {
+		if !p.due(now, m.readers.Failed(gpu) || m.ailing(p)) {
 			continue
 		}
 		if m.readers.Check(gpu, func(resets uint64, err error) { m.answer(ctx, checkup{gpu, resets, err}) }) {
 			p.checkedAt, p.urgent = now, false
 		}
 	}
+}
+
+// ailing tells whether a slice of the GPU has a verdict of its own.
+func (m *Monitor) ailing(p *patient) bool {
+	return slices.ContainsFunc(m.slices(p), func(w *ward) bool { return w.own.verdict.reason != "" })
 }
 
 func (m *Monitor) answer(ctx context.Context, c checkup) {
@@ -176,6 +216,15 @@ func (m *Monitor) answer(ctx context.Context, c checkup) {
 
 func (m *Monitor) listed(l listing, now time.Time) {
 	m.listSince = time.Time{}
+	if m.phase != working { // it began before, and is the last
+		return
+	}
+	if errors.Is(l.err, ErrReplaced) {
+		m.setDriver(Driver{DriverReplaced, l.err})
+		m.replaced = l.err
+		m.leave("driver_replaced")
+		return
+	}
 	if errors.Is(l.err, ErrNoDriver) {
 		m.listNext = now.Add(lookForEvery)
 		m.setDriver(Driver{DriverAbsent, l.err})
@@ -187,41 +236,22 @@ func (m *Monitor) listed(l listing, now time.Time) {
 		return
 	}
 	m.listNext = now.Add(listEvery)
+	if m.again {
+		m.listNext, m.again = now, false
+	}
 	m.setDriver(Driver{DriverUp, l.err})
 	m.merge(l.devices, now)
-	if len(m.devices) == 0 && m.posted == nil { // a node without a GPU is known to have none
-		m.posted = []Status{}
-		m.board.Post(m.posted)
-	}
+	m.known = true
+	m.wiring.want(l.devices, now)
 }
 
-// merge takes a whole listing in. A device that is no longer in it stays on the
-// board, unhealthy: the kubelet reports a device that it is not told of as healthy
-// in the status of the pod that holds it (pkg/kubelet/cm/devicemanager/manager.go).
-func (m *Monitor) merge(devices []Device, now time.Time) {
-	for _, p := range m.patients {
-		p.listed = false
+// list has a listing begin at once, or after the one that runs.
+func (m *Monitor) list(now time.Time) {
+	if m.listSince.IsZero() {
+		m.listNext = now
+	} else {
+		m.again = true
 	}
-	for _, d := range devices {
-		i := slices.IndexFunc(m.devices, func(known Device) bool { return known.ID == d.ID })
-		if i < 0 {
-			m.devices = append(m.devices, d)
-		} else {
-			m.devices[i] = d
-		}
-		p := m.patients[d.GPU]
-		if p == nil {
-			p = &patient{first: now}
-			m.patients[d.GPU] = p
-		}
-		p.listed = true
-	}
-	for _, p := range m.patients {
-		if !p.listed {
-			p.condemn(verdict{reason: "gone"}, now)
-		}
-	}
-	slices.SortStableFunc(m.devices, func(a, b Device) int { return a.Index - b.Index })
 }
 
 func (m *Monitor) reported(r report, now time.Time) {
@@ -245,14 +275,30 @@ func (m *Monitor) reported(r report, now time.Time) {
 		m.checkAll()
 		return
 	}
-	m.log.Info("driver event", "gpu", e.GPU, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action)
-	if e.Xid != 0 {
-		p.count(e.Xid, now)
+	if e.Partitioned {
+		m.log.Info("GPU is partitioned", "gpu", e.GPU)
+		m.list(now)
 	}
+	if e.Xid == 0 {
+		return
+	}
+	m.log.Info("driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action)
+	p.count(e.Xid, now)
 	if e.Fatal {
-		p.condemn(verdict{reason: xidReason(e.Xid), action: e.Action, resets: &e.Resets}, now)
+		m.condemn(p, e)
 	}
 	p.urgent = true // what the event means may stand elsewhere, and be read by a check
+}
+
+// condemn takes a fault to whom it hit: to the slice that the event names, or to the
+// GPU with all that it has.
+func (m *Monitor) condemn(p *patient, e Event) {
+	v := verdict{reason: xidReason(e.Xid), action: e.Action, resets: &e.Resets}
+	if w := m.ward(e.Device); w != nil && w.patient == p && !w.WholeGPU() {
+		w.own.condemn(v)
+		return
+	}
+	p.condemn(v)
 }
 
 // checkAll makes every GPU due: something is wrong, and nobody is to blame yet.
@@ -262,10 +308,20 @@ func (m *Monitor) checkAll() {
 	}
 }
 
-func (m *Monitor) checked(c checkup, now time.Time) {
+func (m *Monitor) checked(c checkup) {
 	p := m.patients[c.gpu]
+	if p == nil { // it was forgotten meanwhile
+		return
+	}
 	was := p.verdict.reason
-	p.checked(c, now)
+	p.checked(c)
+	for _, w := range m.slices(p) {
+		if c.err != nil {
+			w.own.good = 0
+		} else {
+			w.own.passed(c.resets)
+		}
+	}
 	if is := p.verdict.reason; is != was {
 		m.log.Info("health", "gpu", c.gpu, "was", was, "is", is, "err", c.err)
 	}
@@ -273,8 +329,14 @@ func (m *Monitor) checked(c checkup, now time.Time) {
 
 // judgeSilence turns calls that do not come back into verdicts.
 func (m *Monitor) judgeSilence(now time.Time) {
+	if m.phase != working {
+		return
+	}
 	if !m.listSince.IsZero() && now.Sub(m.listSince) > notAnsweringBy {
 		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return")})
+	}
+	if !m.wiring.since.IsZero() && now.Sub(m.wiring.since) > unhealthyAfter { // no listing begins meanwhile
+		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return with the links")})
 	}
 	for gpu, p := range m.patients {
 		silent := m.readers.Busy(gpu) > unhealthyAfter
@@ -282,7 +344,7 @@ func (m *Monitor) judgeSilence(now time.Time) {
 			silent = now.Sub(p.first) > firstVerdictBy
 		}
 		if silent {
-			p.condemn(verdict{reason: "not_answering"}, now)
+			p.condemn(verdict{reason: "not_answering"})
 		}
 	}
 }
@@ -295,6 +357,10 @@ func (m *Monitor) setDriver(d Driver) {
 	}
 	m.driver.Store(&d)
 	switch {
+	case d.State == DriverReleased:
+		m.log.Info("driver is released")
+	case d.State == DriverReplaced:
+		m.log.Warn("driver was replaced", "err", d.Err)
 	case d.State != DriverUp:
 		m.log.Warn("no devices from the driver; will take them when it answers", "err", d.Err)
 	case d.Err != nil:
@@ -304,18 +370,21 @@ func (m *Monitor) setDriver(d Driver) {
 	}
 }
 
-// post publishes all verdicts, once each GPU has one, and only when they changed.
-func (m *Monitor) post() {
-	for _, p := range m.patients {
-		if !p.answered {
+// post publishes all verdicts, once there was a listing and each GPU of it has one,
+// and only when they changed.
+func (m *Monitor) post(now time.Time) {
+	statuses := make([]Status, len(m.wards))
+	for i, w := range m.wards {
+		if !w.patient.answered {
 			return
 		}
+		v := w.judged()
+		if m.phase != working {
+			v = m.away
+		}
+		statuses[i] = w.status(v, now)
 	}
-	statuses := make([]Status, len(m.devices))
-	for i, d := range m.devices {
-		statuses[i] = m.patients[d.GPU].status(d)
-	}
-	if len(statuses) == 0 || slices.EqualFunc(m.posted, statuses, Status.equal) {
+	if !m.known || m.posted != nil && slices.EqualFunc(m.posted, statuses, Status.equal) {
 		return
 	}
 	m.posted = statuses

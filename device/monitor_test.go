@@ -23,8 +23,8 @@ type watched struct {
 }
 
 // watch runs a Monitor in the test's bubble. over may put something between the
-// machine and the Monitor.
-func watch(t *testing.T, m *sim.Machine, over func(device.Backend) device.Backend) *watched {
+// machine and the Monitor, before does something before that runs.
+func watch(t *testing.T, m *sim.Machine, over func(device.Backend) device.Backend, before ...func(*watched)) *watched {
 	t.Helper()
 	var b device.Backend = m
 	if over != nil {
@@ -32,6 +32,9 @@ func watch(t *testing.T, m *sim.Machine, over func(device.Backend) device.Backen
 	}
 	w := &watched{Machine: m, readers: device.NewReaders(b)}
 	w.monitor = device.NewMonitor(b, w.readers, &w.board, slog.New(slog.DiscardHandler))
+	for _, prepare := range before {
+		prepare(w)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.monitor.Run(ctx) }()

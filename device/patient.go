@@ -15,13 +15,17 @@ type patient struct {
 	answered  bool      // a verdict was reached at least once
 	checkedAt time.Time // when the newest check began
 	urgent    bool      // to be checked at once
-	good      int       // checks passed in a row since the verdict
-	verdict   verdict
-	since     time.Time // when the verdict's reason last changed
-	xids      []Xid     // ordered by code; replaced, never written, once posted
+	condition
+	xids []Xid // ordered by code; replaced, never written, once posted
 }
 
-// verdict is why a GPU cannot be used. The zero verdict is that it can.
+// condition is a verdict, and what speaks for lifting it.
+type condition struct {
+	verdict verdict
+	good    int // checks of the GPU passed in a row since
+}
+
+// verdict is why something cannot be used. The zero verdict is that it can.
 type verdict struct {
 	reason, action string
 	// resets is the GPU's count of resets when the fault came, where only a
@@ -32,13 +36,13 @@ type verdict struct {
 func xidReason(xid uint64) string { return "xid_" + strconv.FormatUint(xid, 10) }
 
 // due tells whether to check now: at leisure where all is well, soon where there
-// is a verdict to lift, or a reading that failed, and at once where the driver has
-// said that something is wrong.
-func (p *patient) due(now time.Time, failed bool) bool {
+// is a verdict to lift, on the GPU or a slice, or a reading that failed, and at once
+// where the driver has said that something is wrong.
+func (p *patient) due(now time.Time, doubtful bool) bool {
 	switch {
 	case p.urgent:
 		return true
-	case failed || !p.answered || p.verdict.reason != "":
+	case doubtful || !p.answered || p.verdict.reason != "":
 		return now.Sub(p.checkedAt) >= recheckEvery
 	default:
 		return now.Sub(p.checkedAt) >= checkEvery
@@ -47,39 +51,46 @@ func (p *patient) due(now time.Time, failed bool) bool {
 
 // condemn records a fault. One that asks for a reset stands against a later one
 // that would heal sooner, and the first of several is the one that is named.
-func (p *patient) condemn(v verdict, now time.Time) {
-	p.good = 0
-	p.answered = true
-	stronger := v.resets != nil && p.verdict.resets == nil
-	if p.verdict.reason != "" && !stronger {
-		if v.resets != nil { // the same GPU failed again since: what it was reset from counts anew
-			p.verdict.resets = v.resets
+func (c *condition) condemn(v verdict) {
+	c.good = 0
+	stronger := v.resets != nil && c.verdict.resets == nil
+	if c.verdict.reason != "" && !stronger {
+		if v.resets != nil { // it failed again since: what it was reset from counts anew
+			c.verdict.resets = v.resets
 		}
 		return
 	}
-	p.verdict = v
-	p.since = now
+	c.verdict = v
+}
+
+// condemn also is an answer to the question how the GPU is.
+func (p *patient) condemn(v verdict) {
+	p.answered = true
+	p.condition.condemn(v)
+}
+
+// passed takes a check that found nothing.
+func (c *condition) passed(resets uint64) {
+	if c.verdict.reason == "" {
+		return
+	}
+	if r := c.verdict.resets; r != nil && resets == *r {
+		return
+	}
+	if c.good++; c.good >= goodChecksToRun {
+		*c = condition{}
+	}
 }
 
 // checked takes the outcome of a check.
-func (p *patient) checked(c checkup, now time.Time) {
+func (p *patient) checked(c checkup) {
 	if c.err != nil {
-		p.condemn(explain(c.err), now)
+		p.condemn(explain(c.err))
 		return
 	}
-	if !p.answered {
-		p.answered = true
-		p.since = now
-	}
-	if p.verdict.reason == "" || !p.listed {
-		return
-	}
-	if r := p.verdict.resets; r != nil && c.resets == *r {
-		return
-	}
-	if p.good++; p.good >= goodChecksToRun {
-		p.verdict = verdict{}
-		p.since = now
+	p.answered = true
+	if p.listed {
+		p.passed(c.resets)
 	}
 }
 
@@ -105,11 +116,4 @@ func (p *patient) count(code uint64, now time.Time) {
 	xids[i].Count++
 	xids[i].Last = now
 	p.xids = xids
-}
-
-func (p *patient) status(d Device) Status {
-	return Status{
-		Device: d, Healthy: p.verdict.reason == "", Reason: p.verdict.reason,
-		Action: p.verdict.action, Since: p.since, Xids: p.xids,
-	}
 }

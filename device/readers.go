@@ -21,8 +21,11 @@ type Readers struct {
 	// calls counts the goroutines that are inside a call or wait for their slot.
 	calls sync.WaitGroup
 
-	mu    sync.Mutex
-	slots map[GPU]*slot // guarded by mu; a slot stays for good
+	mu sync.Mutex
+	// All below are guarded by mu.
+	slots  map[GPU]*slot // a slot stays for good
+	paused bool          // no call may begin
+	begun  int           // calls, and those that wait for their slot
 }
 
 // slot is the right to call the driver about one GPU.
@@ -45,7 +48,7 @@ type slot struct {
 type Reading struct {
 	GPU     GPU
 	Samples []Sample // valid until the GPU is read again
-	Err     error    // ErrStalled where the GPU did not answer in time
+	Err     error    // ErrStalled where the GPU did not answer in time, ErrNoDriver while paused
 }
 
 // NewReaders has no GPU yet: a slot is made when a GPU is first asked.
@@ -70,8 +73,11 @@ func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
 		if s.stalled() {
 			continue
 		}
+		if !r.begin(func() { answers <- answer{i, r.read(ctx, s)} }) {
+			readings[i].Err = ErrNoDriver
+			continue
+		}
 		waiting++
-		r.calls.Go(func() { answers <- answer{i, r.read(ctx, s)} })
 	}
 	for ; waiting > 0; waiting-- {
 		select {
@@ -109,12 +115,54 @@ func (r *Readers) Check(gpu GPU, answer func(resets uint64, err error)) bool {
 		return false
 	}
 	s.since.Store(time.Now().UnixNano())
-	r.calls.Go(func() {
+	begun := r.begin(func() {
 		resets, err := r.backend.Check(gpu)
 		s.leave()
 		answer(resets, err)
 	})
+	if !begun {
+		s.leave()
+	}
+	return begun
+}
+
+// begin runs something that calls the driver, unless that is paused.
+func (r *Readers) begin(call func()) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.paused {
+		return false
+	}
+	r.begun++
+	r.calls.Go(func() {
+		defer func() {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			r.begun--
+		}()
+		call()
+	})
 	return true
+}
+
+// Pause has no call begin until Resume: readings are ErrNoDriver. Calls that are under
+// way go on, and Idle tells when they have ended.
+func (r *Readers) Pause() { r.pause(true) }
+
+// Resume ends a Pause.
+func (r *Readers) Resume() { r.pause(false) }
+
+func (r *Readers) pause(paused bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.paused = paused
+}
+
+// Idle tells whether no call is under way, nor waits for its slot.
+func (r *Readers) Idle() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.begun == 0
 }
 
 // Busy tells for how long the call that now runs about a GPU has been running; 0

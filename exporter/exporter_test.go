@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -220,6 +221,86 @@ func TestScrapeShowsNoHolderWhereThereAreSeveralOrNone(t *testing.T) {
 		has(t, text, "nvidia_gpu_allocated"+labels("GPU-1", "1", "", "", "")+" 1")
 		has(t, text, `nvidia_gpu_allocation_info{container="main",device_id="GPU-0::1",mig_uuid="",namespace="team",pod="b",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
 		hasNot(t, text, `device_id="GPU-1"`)
+	})
+}
+
+// sliceLabels are those of a slice of GPU-0.
+func sliceLabels(id, namespace, pod, container string) string {
+	return strings.Replace(labels("GPU-0", "0", namespace, pod, container), `mig_uuid=""`, `mig_uuid="`+id+`"`, 1)
+}
+
+// partition makes two slices of GPU-0.
+func (d *node) partition() {
+	gpu := d.statuses[0]
+	gpu.MIG = true
+	d.statuses = []device.Status{gpu}
+	for i, profile := range []string{"1g.10gb", "1c.3g.40gb+me"} {
+		slice := gpu
+		slice.MIG, slice.ID = false, device.ID(fmt.Sprintf("MIG-%d", i))
+		slice.Slice, slice.GI, slice.CI, slice.Profile = i, 7+i, i, profile
+		d.statuses = append(d.statuses, slice)
+	}
+	d.board.Post(d.statuses)
+}
+
+func TestScrapeOfAPartitionedGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		d.partition()
+		d.watts = 300
+		d.hold("MIG-1=team/train/main")
+		e := New(d.sources())
+		text := scrape(t, serve(e))
+		parent, idle, held := labels("GPU-0", "0", "", "", ""), sliceLabels("MIG-0", "", "", ""), sliceLabels("MIG-1", "team", "train", "main")
+		// What the GPU reads goes on, once and without a holder: its slices share it.
+		has(t, text, "nvidia_gpu_power_watts"+parent+" 300")
+		has(t, text, "nvidia_gpu_energy_joules_total"+parent+" 0")
+		has(t, text, "nvidia_gpu_pcie_replays_total"+parent+" 7")
+		has(t, text, "nvidia_gpu_up"+parent+" 1")
+		// What the kubelet is told is of its slices, and sums over it count no GPU twice.
+		has(t, text, "nvidia_gpu_healthy"+idle+" 1")
+		has(t, text, "nvidia_gpu_healthy"+held+" 1")
+		has(t, text, "nvidia_gpu_allocated"+idle+" 0")
+		has(t, text, "nvidia_gpu_allocated"+held+" 1")
+		has(t, text, `nvidia_gpu_allocation_info{container="main",device_id="MIG-1",mig_uuid="MIG-1",namespace="team",pod="train",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
+		for name, n := range map[string]int{"power_watts": 1, "energy_joules_total": 1, "up": 1, "stalled": 1, "healthy": 2, "allocated": 2, "info": 3} {
+			if got := strings.Count(text, "\nnvidia_gpu_"+name+"{"); got != n {
+				t.Errorf("%d series of nvidia_gpu_%s, want %d", got, name, n)
+			}
+		}
+		const facts = `model="NVIDIA H100",namespace="",numa_node="0",pci_bus_id="0000:1a:00.0",pod="",uuid="GPU-0"} 1`
+		has(t, text, `nvidia_gpu_info{ci="1",container="",gi="8",gpu="0",mig_profile="1c.3g.40gb+me",mig_uuid="MIG-1",minor="0",`+facts)
+		has(t, text, `nvidia_gpu_info{container="",gpu="0",mig_uuid="",minor="0",`+facts)
+
+		d.statuses = slices.Clone(d.statuses) // what is posted is not written
+		d.statuses[1].Profile = "2g.20gb"     // the same id, partitioned anew
+		d.board.Post(d.statuses)
+		text = scrape(t, serve(e))
+		has(t, text, `nvidia_gpu_info{ci="0",container="",gi="7",gpu="0",mig_profile="2g.20gb",mig_uuid="MIG-0",minor="0",`+facts)
+		hasNot(t, text, `"1g.10gb"`)
+
+		d.holders = device.Holders{Err: errors.New("no kubelet")}
+		time.Sleep(time.Minute)
+		text = scrape(t, serve(e))
+		has(t, text, "nvidia_gpu_power_watts"+parent+" 300") // that nobody holds it is known
+		hasNot(t, text, "nvidia_gpu_allocated")
+	})
+}
+
+// TestScrapeOfABrokenPartitionedGPU has one without a slice, too: what is wrong
+// with it is shown.
+func TestScrapeOfABrokenPartitionedGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		d.partition()
+		d.statuses = slices.Clone(d.statuses[:1])
+		d.statuses[0].Healthy, d.statuses[0].Reason, d.statuses[0].Action = false, "xid_79", "reboot"
+		d.statuses[0].Xids = []device.Xid{{Code: 79, Count: 1, Last: time.Unix(1e9, 0)}}
+		d.board.Post(d.statuses)
+		text := scrape(t, serve(New(d.sources())))
+		has(t, text, `nvidia_gpu_unhealthy_info{action="reboot",container="",gpu="0",mig_uuid="",namespace="",pod="",reason="xid_79",uuid="GPU-0"} 1`)
+		has(t, text, `nvidia_gpu_xid_errors_total{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid="GPU-0",xid="79"} 1`)
+		hasNot(t, text, "nvidia_gpu_healthy")
 	})
 }
 

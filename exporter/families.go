@@ -58,13 +58,15 @@ func (p *page) renderNode(s snapshot) {
 // how its reading went.
 func (d rendering) renderStatus(s snapshot, firstOfGPU bool) {
 	own := &d.page.own
-	d.itself.set(slot{family: own.info}, 1, d.facts()...)
-	d.held.set(slot{family: own.healthy}, number(d.status.Healthy))
+	d.itself.set(d.infoSlot(), 1, d.facts()...)
+	if !d.status.MIG { // the kubelet is told of its slices alone: with it, these would count it twice
+		d.held.set(slot{family: own.healthy}, number(d.status.Healthy))
+		d.held.set(slot{family: own.allocated}, number(d.hold != device.Idle))
+	}
 	if !d.status.Healthy {
 		d.held.set(slot{family: own.unhealthyInfo, more: d.status.Reason + "\n" + d.status.Action}, 1,
 			device.Label{Name: "reason", Value: d.status.Reason}, device.Label{Name: "action", Value: d.status.Action})
 	}
-	d.held.set(slot{family: own.allocated}, number(d.hold != device.Idle))
 	if !firstOfGPU {
 		return
 	}
@@ -100,19 +102,30 @@ func (d rendering) renderHoldings(s snapshot) {
 	}
 }
 
+// infoSlot also has what may change under an id that stays: drivers up to 460 make
+// a slice's id of its instances' numbers, which are given again.
+func (d rendering) infoSlot() slot {
+	return slot{family: d.page.own.info, more: d.status.Profile}
+}
+
 // facts are the labels of the device's info series. They do not change, so they
 // are put together only for a series that is new.
 func (d rendering) facts() []device.Label {
-	if d.itself.kept[slot{family: d.page.own.info}] != nil {
+	if d.itself.kept[d.infoSlot()] != nil {
 		return nil
 	}
 	s := d.status
-	return append([]device.Label{
+	labels := append([]device.Label{
 		{Name: "model", Value: s.Model},
 		{Name: "pci_bus_id", Value: s.PCI},
 		{Name: "minor", Value: strconv.Itoa(s.Minor)},
 		{Name: "numa_node", Value: strconv.Itoa(s.NUMANode)},
 	}, s.Facts...)
+	if s.WholeGPU() { // without them: to Prometheus a label that is not there is an empty one
+		return labels
+	}
+	return append(labels, device.Label{Name: "mig_profile", Value: s.Profile},
+		device.Label{Name: "gi", Value: strconv.Itoa(s.GI)}, device.Label{Name: "ci", Value: strconv.Itoa(s.CI)})
 }
 
 func number(is bool) float64 {

@@ -105,6 +105,9 @@ func (p *page) render(s snapshot, l *ledger) {
 	p.renderNode(s)
 	for i, status := range s.statuses {
 		hold, owner := s.holders.Of(status.ID)
+		if status.MIG { // nobody can hold it, and whoever holds its slices shares it: that needs no asking
+			hold, owner = device.Shared, device.Owner{}
+		}
 		d := rendering{
 			page: p, status: status, hold: hold, owner: owner,
 			itself: p.labelled(deviceLabels, status, device.Owner{}),

@@ -11,7 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"sync"
 	"time"
 
@@ -41,12 +41,19 @@ type Machine struct {
 	notify chan struct{} // closed when there is an event, or a hang has ended
 	gone   error         // why there is no driver; nil when there is
 	wedged bool          // no call returns
+	closed bool          // by Close; Devices opens it
+	inside int           // calls that have not returned
+	misuse bool          // Close was called beneath another call
 	begun  time.Time
+	// links are those that were said; linkReads counts how often they were read.
+	links     map[[2]device.GPU]device.Link
+	linkReads int
 }
 
 // gpu is one simulated GPU.
 type gpu struct {
 	device.Device
+	slices  []*slice
 	removed bool
 	stalled bool               // calls about it do not return
 	fault   error              // what Read and Check return
@@ -55,56 +62,90 @@ type gpu struct {
 	joules  float64            // burned up to busySet
 	busySet time.Time          // when busy was last changed
 	fixed   map[string]float64 // values set by the caller, by row
+	// partitions counts how often it was partitioned.
+	partitions int
 }
 
 // NewMachine makes a machine with n H100s that has the rows given. The clock is
 // what the values over time follow.
 func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine {
-	m := &Machine{metrics: metrics, now: clock, notify: make(chan struct{}), begun: clock()}
+	m := &Machine{metrics: metrics, now: clock, notify: make(chan struct{}), begun: clock(), links: map[[2]device.GPU]device.Link{}}
 	for _, row := range metrics {
 		m.names = append(m.names, rowName(row))
 	}
 	for i := range n {
-		uuid := fmt.Sprintf("GPU-%08x-5eed-4000-8000-%012x", 0xa100+i, i)
-		m.gpus = append(m.gpus, &gpu{
-			Device: device.Device{
-				ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, Minor: i, Model: model,
-				PCI:      fmt.Sprintf("0000:%02x:00.0", 0x1a+0x10*i),
-				NUMANode: i * numaNodes / n, MemoryBytes: memoryBytes,
-				Nodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},
-				Facts: []device.Label{
-					{Name: "serial", Value: fmt.Sprintf("16500%05d", i)},
-					{Name: "vbios_version", Value: "96.00.89.00.01"},
-					{Name: "compute_capability", Value: "9.0"},
-					{Name: "driver_version", Value: "580.95.05"},
-					{Name: "cuda_version", Value: "13.0"},
-				},
-			},
-			busySet: m.begun, fixed: map[string]float64{},
-		})
+		m.gpus = append(m.gpus, m.newGPU(i, i*numaNodes/n))
 	}
 	return m
 }
 
-// IDs are the machine's devices, in order.
+func (m *Machine) newGPU(i, numaNode int) *gpu {
+	uuid := fmt.Sprintf("GPU-%08x-5eed-4000-8000-%012x", 0xa100+i, i)
+	return &gpu{
+		Device: device.Device{
+			ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, Slice: -1, GI: -1, CI: -1, Minor: i, Model: model,
+			PCI:      fmt.Sprintf("0000:%02x:00.0", 0x1a+0x10*i),
+			NUMANode: numaNode, MemoryBytes: memoryBytes,
+			Nodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},
+			Facts: []device.Label{
+				{Name: "serial", Value: fmt.Sprintf("16500%05d", i)},
+				{Name: "vbios_version", Value: "96.00.89.00.01"},
+				{Name: "compute_capability", Value: "9.0"},
+				{Name: "driver_version", Value: "580.95.05"},
+				{Name: "cuda_version", Value: "13.0"},
+			},
+		},
+		busySet: m.now(), fixed: map[string]float64{},
+	}
+}
+
+// Add puts another GPU into the machine, behind the others.
+func (m *Machine) Add() device.GPU {
+	var gpu device.GPU
+	m.locked(func() {
+		g := m.newGPU(len(m.gpus), numaNodes-1)
+		m.gpus = append(m.gpus, g)
+		gpu = g.GPU
+	})
+	return gpu
+}
+
+// GPUs are the machine's GPUs, in order, also those that were taken out.
+func (m *Machine) GPUs() []device.GPU {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	gpus := make([]device.GPU, len(m.gpus))
+	for i, g := range m.gpus {
+		gpus[i] = g.GPU
+	}
+	return gpus
+}
+
+// IDs are what a container could hold, in order: GPUs, also those that were taken
+// out, and in the place of one that is partitioned its slices.
 func (m *Machine) IDs() []device.ID {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	ids := make([]device.ID, len(m.gpus))
-	for i, g := range m.gpus {
-		ids[i] = g.ID
+	var ids []device.ID
+	for _, g := range m.gpus {
+		for _, d := range g.devices() {
+			if !d.MIG {
+				ids = append(ids, d.ID)
+			}
+		}
 	}
 	return ids
 }
 
-// Fail has something happen to a GPU: "xid 79" (the GPU is lost with it), "xid N"
-// (an error report: 13, 31, 43, 45, 68 and 109 are an application's own fault, all
-// others the GPU's), "lost", or any other text, which its checks then answer.
+// Fail has something happen to a device: "xid 79" (the GPU is lost with it), "xid N"
+// (an error report: 13, 31, 43, 45, 68 and 109 are an application's own fault, 46,
+// 48, 62, 64, 79, 95, 110, 119, 120 and 140 that of the GPU with all its slices, all
+// others the device's), "lost", or any other text, which the GPU's checks then answer.
 func (m *Machine) Fail(id device.ID, what string) {
 	m.change(id, func(g *gpu) {
 		var xid uint64
 		if _, err := fmt.Sscanf(what, "xid %d", &xid); err == nil {
-			m.report(g, xid)
+			m.report(g, id, xid)
 			return
 		}
 		g.fault = errors.New(what)
@@ -114,13 +155,20 @@ func (m *Machine) Fail(id device.ID, what string) {
 	})
 }
 
-// applicationXids are what a faulty program can cause on a sound GPU.
-const applicationXids = " 13 31 43 45 68 109 "
+// applicationXids are what a faulty program can cause on a sound GPU, and
+// hardwareXids are no single slice's.
+var (
+	applicationXids = []uint64{13, 31, 43, 45, 68, 109}
+	hardwareXids    = []uint64{46, 48, 62, 64, 79, 95, 110, 119, 120, 140}
+)
 
-func (m *Machine) report(g *gpu, xid uint64) {
+func (m *Machine) report(g *gpu, id device.ID, xid uint64) {
 	e := device.Event{GPU: g.GPU, Xid: xid, Resets: g.resets}
-	if !strings.Contains(applicationXids, fmt.Sprintf(" %d ", xid)) {
+	if !slices.Contains(applicationXids, xid) {
 		e.Fatal, e.Action = true, "reset_gpu"
+	}
+	if g.sliceOf(id) != nil && !slices.Contains(hardwareXids, xid) {
+		e.Device = id
 	}
 	if xid == 79 {
 		g.fault, e.Action = device.ErrLost, "reboot"
@@ -128,7 +176,7 @@ func (m *Machine) report(g *gpu, xid uint64) {
 	m.events = append(m.events, e)
 }
 
-// Recover resets a GPU: whatever was wrong with it is mended.
+// Recover resets a device's GPU: whatever was wrong with it is mended.
 func (m *Machine) Recover(id device.ID) {
 	m.change(id, func(g *gpu) {
 		g.fault, g.stalled, g.removed = nil, false, false
@@ -137,21 +185,25 @@ func (m *Machine) Recover(id device.ID) {
 	})
 }
 
-// Remove takes a GPU out of the machine.
+// Remove takes a device's GPU out of the machine. Recover puts it back.
 func (m *Machine) Remove(id device.ID) { m.change(id, func(g *gpu) { g.removed = true }) }
 
-// Stall has no call about a GPU return until Release, or Recover.
+// Stall has no call about a device's GPU return until Release, or Recover.
 func (m *Machine) Stall(id device.ID) { m.change(id, func(g *gpu) { g.stalled = true }) }
 
-// Busy sets how much of a GPU is in use, 0 to 1.
+// Busy sets how much of a device is in use, 0 to 1.
 func (m *Machine) Busy(id device.ID, busy float64) {
 	m.change(id, func(g *gpu) {
 		g.joules, g.busySet = g.energy(m.now()), m.now()
+		if s := g.sliceOf(id); s != nil {
+			s.busy, busy = busy, 0
+			busy = g.load()
+		}
 		g.busy = busy
 	})
 }
 
-// Set fixes a value: the row is named as the text format names its series,
+// Set fixes a value of a device's GPU: the row is named as the text format names its series,
 // `nvidia_gpu_clock_hertz{clock="sm"}`, without the device's own labels.
 func (m *Machine) Set(id device.ID, row string, value float64) {
 	m.change(id, func(g *gpu) { g.fixed[row] = value })
@@ -174,15 +226,18 @@ func (m *Machine) Release() {
 // it back.
 func (m *Machine) Unload(why error) { m.locked(func() { m.gone = why }) }
 
+// change changes the GPU of a device, which may be a slice.
 func (m *Machine) change(id device.ID, change func(*gpu)) {
 	m.locked(func() {
 		for _, g := range m.gpus {
-			if g.ID == id {
+			if g.ID == id || g.sliceOf(id) != nil {
 				change(g)
 			}
 		}
 	})
 }
+
+func (m *Machine) changeGPU(id device.GPU, change func(*gpu)) { m.change(device.ID(id), change) }
 
 func (m *Machine) locked(change func()) {
 	m.mu.Lock()
@@ -192,9 +247,10 @@ func (m *Machine) locked(change func()) {
 	m.notify = make(chan struct{})
 }
 
-// enter takes the lock, once no hang keeps the caller out.
+// enter takes the lock, once no hang keeps the caller out. leave gives it back.
 func (m *Machine) enter(stalled func() bool) {
 	m.mu.Lock()
+	m.inside++
 	for m.wedged || stalled() {
 		changed := m.notify
 		m.mu.Unlock()
@@ -203,42 +259,68 @@ func (m *Machine) enter(stalled func() bool) {
 	}
 }
 
+func (m *Machine) leave() {
+	m.inside--
+	m.mu.Unlock()
+}
+
 func never() bool { return false }
+
+// Close lets go of the driver, as device.Closer says.
+func (m *Machine) Close() {
+	m.locked(func() {
+		m.misuse = m.misuse || m.inside > 0
+		m.closed = true
+	})
+}
+
+// Misused tells whether Close was ever called beneath another call: NVML does not
+// survive that.
+func (m *Machine) Misused() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.misuse
+}
+
+// Closed tells whether the driver is let go of.
+func (m *Machine) Closed() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.closed
+}
 
 // Metrics are the rows that the machine was given.
 func (m *Machine) Metrics() []device.Metric { return m.metrics }
 
-// Devices lists the GPUs that have not been removed.
+// Devices lists the GPUs that have not been removed, and their slices.
 func (m *Machine) Devices(context.Context) ([]device.Device, error) {
 	m.enter(never)
-	defer m.mu.Unlock()
+	defer m.leave()
 	if m.gone != nil {
 		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, m.gone)
 	}
+	m.closed = false
 	devices := []device.Device{}
 	for _, g := range m.gpus {
 		if !g.removed {
-			devices = append(devices, g.Device)
+			devices = append(devices, g.devices()...)
 		}
 	}
 	return devices, nil
 }
 
-// ask enters for one GPU. The caller unlocks mu.
+// ask enters for one GPU. The caller leaves.
 func (m *Machine) ask(id device.GPU) (*gpu, error) {
-	var g *gpu
-	for _, candidate := range m.gpus { // the slice is never changed
-		if candidate.GPU == id {
-			g = candidate
-		}
-	}
+	m.enter(func() bool {
+		g := m.gpu(id)
+		return g != nil && g.stalled
+	})
+	g := m.gpu(id)
 	if g == nil {
-		m.mu.Lock()
 		return nil, fmt.Errorf("GPU %s is not in this machine", id)
 	}
-	m.enter(func() bool { return g.stalled })
 	switch {
-	case m.gone != nil:
+	case m.gone != nil || m.closed:
 		return nil, device.ErrNoDriver
 	case g.removed:
 		return nil, device.ErrLost
@@ -246,10 +328,20 @@ func (m *Machine) ask(id device.GPU) (*gpu, error) {
 	return g, g.fault
 }
 
+// gpu finds a GPU; nil where there is none. The caller holds mu.
+func (m *Machine) gpu(id device.GPU) *gpu {
+	for _, g := range m.gpus {
+		if g.GPU == id {
+			return g
+		}
+	}
+	return nil
+}
+
 // Read appends the values of all rows that the machine knows how to make up.
 func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
 	g, err := m.ask(id)
-	defer m.mu.Unlock()
+	defer m.leave()
 	if err != nil {
 		return buf, err
 	}
@@ -265,7 +357,7 @@ func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 // Check answers with the fault that the caller set, if any.
 func (m *Machine) Check(id device.GPU) (uint64, error) {
 	g, err := m.ask(id)
-	defer m.mu.Unlock()
+	defer m.leave()
 	if g == nil {
 		return 0, err
 	}
@@ -278,19 +370,25 @@ func (m *Machine) Wait(ctx context.Context) (device.Event, error) {
 	defer timeout.Stop()
 	for {
 		m.enter(never)
-		if len(m.events) > 0 {
+		if len(m.events) > 0 && !m.closed {
 			e := m.events[0]
 			m.events = m.events[1:]
-			m.mu.Unlock()
+			m.leave()
 			return e, nil
 		}
 		changed := m.notify
-		m.mu.Unlock()
+		m.mu.Unlock() // it is inside while it waits
+		var over bool
 		select {
 		case <-changed:
 		case <-timeout.C:
-			return device.Event{}, nil
+			over = true
 		case <-ctx.Done():
+			over = true
+		}
+		m.mu.Lock()
+		m.leave()
+		if over {
 			return device.Event{}, nil
 		}
 	}

@@ -3,6 +3,8 @@ package sim_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,6 +26,98 @@ var rows = []device.Metric{
 
 func TestMachineConforms(t *testing.T) {
 	devicetest.Conform(t, sim.NewMachine(rows, 3, time.Now))
+}
+
+func TestPartitionedMachineConforms(t *testing.T) {
+	m := sim.NewMachine(rows, 3, time.Now)
+	m.Partition(m.GPUs()[1], "1g.10gb", "", "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb")
+	m.Partition(m.GPUs()[2])
+	for range 2 { // the reports
+		if _, err := m.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	devicetest.Conform(t, m)
+}
+
+// instances lists a machine's slices as "index:GI/CI profile".
+func instances(t *testing.T, m *sim.Machine) (list []string) {
+	t.Helper()
+	devices, err := m.Devices(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range devices {
+		if !d.WholeGPU() {
+			list = append(list, fmt.Sprintf("%d:%d/%d %s", d.Slice, d.GI, d.CI, d.Profile))
+		}
+	}
+	return list
+}
+
+func TestMachineIsPartitioned(t *testing.T) {
+	m := sim.NewMachine(rows, 2, time.Now)
+	gpu := m.GPUs()[0]
+	m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb", "1g.10gb")
+	if got, want := instances(t, m), []string{"0:1/0 1c.3g.40gb", "1:1/1 2c.3g.40gb", "2:2/0 1c.3g.40gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	before := m.IDs()
+	if len(before) != 5 || before[4] != device.ID(m.GPUs()[1]) {
+		t.Errorf("held can be %v", before)
+	}
+	if e, err := m.Wait(t.Context()); err != nil || e != (device.Event{GPU: gpu, Partitioned: true}) {
+		t.Errorf("the report is %+v, %v", e, err)
+	}
+	m.Partition(gpu, "", "2c.3g.40gb", "2g.20gb", "1g.10gb")
+	if got, want := instances(t, m), []string{"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	after := m.IDs()
+	if after[0] != before[1] || after[1] == before[2] || after[2] != before[3] {
+		t.Errorf("%v became %v: what goes on keeps its UUID, what is new has another", before, after)
+	}
+	m.Busy(after[0], 1) // two sevenths of the GPU
+	if got := read(t, m, device.ID(gpu))[0]; got != 70+630*2.0/7 {
+		t.Errorf("the GPU draws %f W", got)
+	}
+	m.Unpartition(gpu)
+	if got := m.IDs(); len(got) != 2 || got[0] != device.ID(gpu) || instances(t, m) != nil {
+		t.Errorf("after that, held can be %v", got)
+	}
+}
+
+func TestMachineReportsTheSliceThatFailed(t *testing.T) {
+	m := sim.NewMachine(rows, 1, time.Now)
+	gpu := m.GPUs()[0]
+	m.Partition(gpu, "3g.40gb", "3g.40gb")
+	id := m.IDs()[1]
+	m.Fail(id, "xid 13")
+	m.Fail(id, "xid 999")
+	m.Fail(id, "xid 79")
+	for _, want := range []device.Event{
+		{GPU: gpu, Partitioned: true},
+		{GPU: gpu, Device: id, Xid: 13},
+		{GPU: gpu, Device: id, Xid: 999, Fatal: true, Action: "reset_gpu"},
+		{GPU: gpu, Xid: 79, Fatal: true, Action: "reboot"},
+	} {
+		if got, err := m.Wait(t.Context()); err != nil || got != want {
+			t.Errorf("got %+v, %v, want %+v", got, err, want)
+		}
+	}
+	if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
+		t.Errorf("its GPU answers %v", err)
+	}
+}
+
+func TestMachineGrows(t *testing.T) {
+	m := sim.NewMachine(rows, 2, time.Now)
+	gpu := m.Add()
+	devices, err := m.Devices(t.Context())
+	if err != nil || len(devices) != 3 || devices[2].GPU != gpu || devices[2].Index != 2 {
+		t.Errorf("got %+v, %v", devices, err)
+	}
+	devicetest.Conform(t, m)
 }
 
 // read returns a GPU's values by row.
@@ -115,4 +209,28 @@ func TestMachineHangsUntilItIsReleased(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestMachineIsConnected(t *testing.T) {
+	m := sim.NewMachine(rows, 4, time.Now)
+	gpus := m.GPUs()
+	m.Connect(device.Link{A: gpus[0], B: gpus[1], NVLinks: 2, Path: device.PathSingleSwitch})
+	m.Remove(device.ID(gpus[3]))
+	links, err := m.Links(t.Context())
+	if err != nil || len(links) != 6 || m.LinkReads() != 1 {
+		t.Fatalf("got %+v, %v", links, err)
+	}
+	for _, want := range []device.Link{
+		{A: gpus[0], B: gpus[1], NVLinks: 2, Path: device.PathSingleSwitch},
+		{A: gpus[1], B: gpus[0], NVLinks: 18, Path: device.PathNUMANode},
+		{A: gpus[2], B: gpus[0], NVLinks: 18, Path: device.PathSystem},
+	} {
+		if !slices.Contains(links, want) {
+			t.Errorf("no %+v in %+v", want, links)
+		}
+	}
+	m.Fail(device.ID(gpus[0]), "lost")
+	if links, err := m.Links(t.Context()); len(links) != 4 || !errors.Is(err, device.ErrLost) {
+		t.Errorf("with one lost: %+v, %v", links, err)
+	}
 }

@@ -46,6 +46,9 @@ func (g *gpu) value(row string, now time.Time) (float64, bool) {
 	if v, ok := g.fixed[row]; ok {
 		return v, true
 	}
+	if g.MIG && strings.HasSuffix(row, "utilization_ratio") { // NVML does not have them then
+		return 0, false
+	}
 	if made, ok := values[row]; ok {
 		return made(g, now), true
 	}

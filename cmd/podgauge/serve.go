@@ -64,7 +64,7 @@ func serve(ctx context.Context, c config, hw *hardware, listener net.Listener, l
 	if c.devicePlugin {
 		own.Offers(resource)
 		parts["plugin"] = plugin.New(plugin.Options{
-			Dir: hw.devicePluginDir, Resource: resource, Look: board.Look, DeviceSpecs: c.passDeviceSpecs,
+			Dir: hw.devicePluginDir, Resource: resource, Look: wholeGPUs(board.Look), DeviceSpecs: c.passDeviceSpecs,
 			Log: log.With("part", "plugin"), Trace: trace(own, holders, metrics),
 		})
 	}

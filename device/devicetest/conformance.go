@@ -25,6 +25,9 @@ func Conform(t *testing.T, b device.Backend) {
 	}
 	t.Run("metrics", func(t *testing.T) { metrics(t, b) })
 	t.Run("devices", func(t *testing.T) { listing(t, b, devices) })
+	if linker, can := b.(device.Linker); can {
+		t.Run("links", func(t *testing.T) { links(t, linker, devices) })
+	}
 	for _, d := range devices {
 		t.Run("read "+string(d.ID), func(t *testing.T) { reading(t, b, d) })
 	}
@@ -52,7 +55,7 @@ func metrics(t *testing.T, b device.Backend) {
 
 func listing(t *testing.T, b device.Backend, devices []device.Device) {
 	seen := map[device.ID]bool{}
-	for _, d := range devices {
+	for i, d := range devices {
 		if d.ID == "" || d.GPU == "" || seen[d.ID] {
 			t.Errorf("a device has no identity of its own: %+v", d)
 		}
@@ -62,11 +65,72 @@ func listing(t *testing.T, b device.Backend, devices []device.Device) {
 		if len(d.Facts) != len(devices[0].Facts) {
 			t.Errorf("%s has other facts than %s", d.ID, devices[0].ID)
 		}
+		if i > 0 && devices[i-1].Compare(d) >= 0 {
+			t.Errorf("%s is listed behind %s", d.ID, devices[i-1].ID)
+		}
 		seen[d.ID] = true
+		partition(t, d, devices)
 	}
 	again, err := b.Devices(t.Context())
 	if err != nil || !reflect.DeepEqual(devices, again) {
 		t.Errorf("the second listing differs, though nothing has happened: %v", err)
+	}
+}
+
+// partition holds a device to its GPU: a slice has one in MIG mode, of which it is
+// a part, and instances of its own.
+func partition(t *testing.T, d device.Device, devices []device.Device) {
+	if d.WholeGPU() {
+		if d.Slice != -1 || d.GI != -1 || d.CI != -1 || d.Profile != "" {
+			t.Errorf("a GPU is said to be a slice: %+v", d)
+		}
+		return
+	}
+	if d.MIG || d.Slice < 0 || d.GI < 0 || d.CI < 0 || d.Profile == "" || d.MemoryBytes == 0 {
+		t.Errorf("a slice lacks what makes one: %+v", d)
+	}
+	found := false
+	for _, o := range devices {
+		if o.GPU != d.GPU {
+			continue
+		}
+		if o.Index != d.Index || o.Minor != d.Minor || o.Model != d.Model || o.PCI != d.PCI || o.NUMANode != d.NUMANode {
+			t.Errorf("%s and %s are of one GPU, and elsewhere", d.ID, o.ID)
+		}
+		found = found || o.WholeGPU() && o.MIG
+		if o.ID != d.ID && o.GI == d.GI && o.CI == d.CI {
+			t.Errorf("%s and %s are one instance", d.ID, o.ID)
+		}
+	}
+	if !found {
+		t.Errorf("%s has no GPU in MIG mode", d.ID)
+	}
+}
+
+func links(t *testing.T, l device.Linker, devices []device.Device) {
+	gpus := map[device.GPU]bool{}
+	for _, d := range devices {
+		gpus[d.GPU] = true
+	}
+	list, err := l.Links(t.Context())
+	if err != nil || list == nil {
+		t.Fatalf("Links: %v, %v", list, err)
+	}
+	seen := map[[2]device.GPU]bool{}
+	for _, link := range list {
+		pair := [2]device.GPU{link.A, link.B}
+		if link.A == link.B || !gpus[link.A] || !gpus[link.B] || seen[pair] || link.NVLinks < 0 {
+			t.Errorf("%+v is no link, or is there twice", link)
+		}
+		seen[pair] = true
+	}
+	if again, err := l.Links(t.Context()); err != nil || !reflect.DeepEqual(list, again) {
+		t.Errorf("the second reading differs, though nothing has happened: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if half, err := l.Links(ctx); err != nil && half != nil {
+		t.Errorf("Links when ctx is done: %v beside %v", half, err)
 	}
 }
 

@@ -35,7 +35,7 @@ var answers = map[answer]struct {
 	answer(nvml.ERROR_GPU_IS_LOST):               {"GPU_IS_LOST", device.ErrLost},
 	answer(nvml.ERROR_RESET_REQUIRED):            {"RESET_REQUIRED", &device.Fault{Reason: "reset_required", Action: resetGPU}},
 	answer(nvml.ERROR_OPERATING_SYSTEM):          {"OPERATING_SYSTEM", nil},
-	answer(nvml.ERROR_LIB_RM_VERSION_MISMATCH):   {"LIB_RM_VERSION_MISMATCH", ErrRestart},
+	answer(nvml.ERROR_LIB_RM_VERSION_MISMATCH):   {"LIB_RM_VERSION_MISMATCH", nil},
 	answer(nvml.ERROR_IN_USE):                    {"IN_USE", nil},
 	answer(nvml.ERROR_MEMORY):                    {"MEMORY", nil},
 	answer(nvml.ERROR_NO_DATA):                   {"NO_DATA", nil},

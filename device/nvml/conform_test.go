@@ -7,3 +7,7 @@ import (
 )
 
 func TestBackendConforms(t *testing.T) { devicetest.Conform(t, newStage(t, Options{}).Backend) }
+
+func TestPartitionedBackendConforms(t *testing.T) {
+	devicetest.Conform(t, newStage(t, Options{}, partitioned...).Backend)
+}

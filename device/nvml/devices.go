@@ -20,12 +20,13 @@ const (
 	mostMinor = 1<<20 - 1
 )
 
-// Devices lists the GPUs in the driver's order. What it knows of a GPU it keeps
-// until the next Init: a listing that finds nothing new costs a call, and two more
-// for each GPU.
+// Devices lists the GPUs in the driver's order, each before its slices. What it knows
+// of a GPU it keeps until the next Init: a listing that finds nothing new costs a
+// call, two more for each GPU, one for each slice that a partitioned GPU could have
+// and four for each that it has.
 //
 // A GPU that is known and just now cannot be had stays in the list, since it is
-// Check that tells what is wrong with it. One whose MIG mode is on is left out.
+// Check that tells what is wrong with it.
 func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -41,6 +42,10 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 		b.table.Store(nil)
 		b.driver, b.restarted = nil, true
 		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, answer(ret))
+	case ret == nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		b.table.Store(nil)
+		b.driver = nil
+		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, b.mismatch())
 	default:
 		return nil, fmt.Errorf("count GPUs: %w", answer(ret))
 	}
@@ -49,7 +54,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	if old == nil {
 		old = &table{}
 	}
-	l := listing{Backend: b, old: old, fresh: newTable(b.driver), devices: []device.Device{}}
+	l := listing{Backend: b, old: old, fresh: newTable(b.driver), devices: []device.Device{}, listed: map[device.ID]bool{}}
 	l.run(ctx, count)
 	if err := ctx.Err(); err != nil { // half a listing would have the rest gone
 		return nil, fmt.Errorf("list GPUs: %w", err)
@@ -60,7 +65,10 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 
 // newTable is empty. It is filled before anybody sees it.
 func newTable(d *driver) *table {
-	return &table{driver: d, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{}}
+	return &table{
+		driver: d, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{},
+		slices: map[*gpu][]*slice{},
+	}
 }
 
 func (t *table) add(index int, g *gpu) {
@@ -68,6 +76,7 @@ func (t *table) add(index int, g *gpu) {
 	t.byID[g.id] = g
 	t.byHandle[g.handle] = g
 	t.byIndex[index] = g
+	t.slices[g] = g.slices
 }
 
 // listing is one run through the driver's indices. A GPU is looked for by its index
@@ -77,7 +86,8 @@ type listing struct {
 	*Backend
 	old, fresh *table
 	devices    []device.Device
-	errs       []string // of the GPUs left out, one each
+	listed     map[device.ID]bool // the slices found
+	errs       []string           // of what is left out, one each
 }
 
 // place is what an index leads to.
@@ -117,7 +127,19 @@ func (l *listing) run(ctx context.Context, count int) {
 			continue
 		}
 		l.fresh.add(i, g)
-		l.devices = append(l.devices, g.at(i, nodes))
+		l.list(g, i, nodes)
+	}
+}
+
+// list puts a GPU and its slices on the list.
+func (l *listing) list(g *gpu, index int, sharedNodes []string) {
+	d := g.at(index)
+	own := len(d.Nodes)
+	d.Nodes = append(d.Nodes, sharedNodes...)
+	l.devices = append(l.devices, d)
+	for _, s := range g.slices {
+		l.capabilities(s, d.Minor)
+		l.devices = append(l.devices, s.at(d, own))
 	}
 }
 
@@ -134,8 +156,8 @@ func (l *listing) placeAt(index int) place {
 	return place{handle, ret, l.old.byHandle[handle]}
 }
 
-// gpuAt is the GPU at a place. One that is known is asked for nothing but whether
-// it has been partitioned, and an answer that leaves that open changes nothing.
+// gpuAt is the GPU at a place. One that is known is asked for nothing but how it is
+// partitioned, and an answer that leaves that open changes nothing.
 func (l *listing) gpuAt(p place) (*gpu, error) {
 	if p.ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("get its handle: %w", answer(p.ret))
@@ -143,16 +165,24 @@ func (l *listing) gpuAt(p place) (*gpu, error) {
 	if p.known != nil && p.known.calling.Load() {
 		return p.known, nil
 	}
-	sliced, err := l.driver.sliced(p.handle)
+	mig, err := l.driver.mig(p.handle)
+	g := p.known
 	switch {
-	case sliced:
-		return nil, errors.New("MIG is enabled, and slices are not offered yet")
-	case p.known != nil:
-		return p.known, nil
-	case err != nil:
+	case g != nil && err != nil:
+		return g, nil
+	case err != nil: // it might be offered, and be sliced
 		return nil, err
+	case g == nil:
+		if g, err = l.describe(p.handle); err != nil {
+			return nil, err
+		}
 	}
-	return l.describe(p.handle)
+	if g.mig = mig; mig {
+		l.partition(g)
+	} else {
+		g.slices, g.mostSlices = nil, 0
+	}
+	return g, nil
 }
 
 // err is one line, since it ends in one line of the log.
@@ -163,8 +193,8 @@ func (l *listing) err() error {
 	return errors.New(strings.Join(l.errs, "; "))
 }
 
-// sliced tells whether a GPU's MIG mode is on. A driver that cannot say has none.
-func (d *driver) sliced(handle nvml.Device) (bool, error) {
+// mig tells whether a GPU's MIG mode is on. A driver that cannot say has none.
+func (d *driver) mig(handle nvml.Device) (bool, error) {
 	if !d.has["nvmlDeviceGetMigMode"] {
 		return false, nil
 	}
@@ -188,7 +218,7 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 	}
 	has := l.driver.has
 	g := newGPU(id, handle, has)
-	d := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1}
+	d := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, Slice: -1, GI: -1, CI: -1}
 	if has["nvmlDeviceGetMinorNumber"] {
 		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= mostMinor {
 			d.Minor = minor
@@ -201,13 +231,13 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 	}
 	if has["nvmlDeviceGetPciInfo_v3"] {
 		if pci, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
-			d.PCI = fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device) // as sysfs writes it
+			d.PCI = pciAddress(pci)
 			d.NUMANode = numaNode(l.options.SysRoot, d.PCI)
 		}
 	}
 	// The rest is best effort too, and what fails now stays unknown until the next
 	// Init: a device that changed under its holder would be offered anew.
-	d.MemoryBytes = g.memoryTotal(has)
+	d.MemoryBytes = totalMemory(handle, has)
 	d.Facts = append(ownFacts(handle, has), l.driver.facts...)
 	g.device = d
 	if g.history = l.histories[id]; g.history == nil {
@@ -217,15 +247,19 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 	return g, nil
 }
 
-// at is the device as it is listed now: its index may change while it is known,
-// and the nodes that all GPUs share are made when they are first needed.
-func (g *gpu) at(index int, shared []string) device.Device {
+// pciAddress is written as sysfs writes it.
+func pciAddress(pci nvml.PciInfo) string {
+	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
+}
+
+// at is the device as it is listed now, its index may change while it is known, with
+// the nodes that are its own.
+func (g *gpu) at(index int) device.Device {
 	d := g.device
-	d.Index = index
+	d.Index, d.MIG = index, g.mig
 	if d.Minor >= 0 {
 		d.Nodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
 	}
-	d.Nodes = append(d.Nodes, shared...)
 	return d
 }
 
@@ -280,7 +314,7 @@ func numaNode(sysRoot, pci string) int {
 }
 
 // sharedNodes are the device nodes beside those of each GPU that there are. They
-// are looked for in each listing, since nvidia-uvm's module is loaded on demand.
+// are looked for in each listing, since they are made when they are first needed.
 func sharedNodes(devRoot string) []string {
 	var nodes []string
 	for _, name := range [...]string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -32,7 +33,7 @@ func TestDevice(t *testing.T) {
 		"gpu 1 memory_total 150754820096", "gpu 1 serial 1650", "gpu 1 vbios 96.00.B0", "gpu 0 uuid GPU-0")
 	got := s.list(2)[1]
 	want := device.Device{
-		ID: "GPU-1", GPU: "GPU-1", Index: 1, Minor: 5, Model: "NVIDIA H200", PCI: "0001:3b:00.0",
+		ID: "GPU-1", GPU: "GPU-1", Index: 1, Slice: -1, GI: -1, CI: -1, Minor: 5, Model: "NVIDIA H200", PCI: "0001:3b:00.0",
 		NUMANode: 1, MemoryBytes: 150754820096, Nodes: []string{"/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm"},
 		Facts: []device.Label{
 			{Name: "serial", Value: "1650"},
@@ -57,8 +58,7 @@ func TestDevice(t *testing.T) {
 func equal(a, b device.Device) bool {
 	nodes, facts := slices.Equal(a.Nodes, b.Nodes), slices.Equal(a.Facts, b.Facts)
 	a.Nodes, a.Facts, b.Nodes, b.Facts = nil, nil, nil, nil
-	return nodes && facts && a.ID == b.ID && a.GPU == b.GPU && a.Index == b.Index && a.Minor == b.Minor &&
-		a.Model == b.Model && a.PCI == b.PCI && a.NUMANode == b.NUMANode && a.MemoryBytes == b.MemoryBytes
+	return nodes && facts && reflect.DeepEqual(a, b)
 }
 
 // TestDeviceKnowsLittle has all fail that is not needed: absent is empty, 0 or -1.
@@ -201,19 +201,49 @@ func TestClosed(t *testing.T) {
 	}
 }
 
+// TestResetWhileClosed has a GPU reset while nobody has the driver open.
+func TestResetWhileClosed(t *testing.T) {
+	s := start(t, "gpus 2", "gpu 0 energy 9000", "gpu 1 energy 9000")
+	before := map[device.GPU]uint64{}
+	for i := range 2 {
+		resets, err := s.Check(s.id(i))
+		s.must(err)
+		before[s.id(i)] = resets
+	}
+	s.Close()
+	s.set("gpu 1 energy 5")
+	s.list(2)
+	for i := range 2 {
+		resets, err := s.Check(s.id(i))
+		s.must(err)
+		if got := resets - before[s.id(i)]; got != uint64(i) {
+			t.Errorf("GPU %d was reset %d times", i, got)
+		}
+	}
+}
+
 func TestMIG(t *testing.T) {
 	s := newStage(t, Options{}, "gpus 3", "gpu 0 mig_mode none", "gpu 1 mig_mode 1")
 	devices, err := s.Devices(context.Background())
-	if len(devices) != 2 || devices[1].Index != 2 || err == nil || !strings.Contains(err.Error(), "index 1: MIG is enabled") {
-		t.Fatalf("%d devices, error %v", len(devices), err)
+	if len(devices) != 3 || err != nil || devices[0].MIG || !devices[1].MIG || devices[2].MIG {
+		t.Fatalf("%+v, error %v", devices, err)
 	}
+	s.values(1) // what is read of it goes on
 	s.set("gpu 1 mig_mode 0")
-	s.list(3)
-	s.set("fail nvmlDeviceGetMigMode gpu 2 UNKNOWN") // a known GPU is not dropped on suspicion
-	s.list(3)
+	if s.list(3)[1].MIG {
+		t.Error("its mode was turned off, and it is said to be on")
+	}
 	s.set("gpu 1 mig_mode 1")
-	if devices, _ := s.Devices(context.Background()); len(devices) != 2 {
-		t.Errorf("%d devices, want 2", len(devices))
+	s.list(3)
+	s.set("fail nvmlDeviceGetMigMode gpu * UNKNOWN") // what is known is not changed on suspicion
+	if devices := s.list(3); devices[0].MIG || !devices[1].MIG {
+		t.Errorf("got %+v", devices)
+	}
+	s.clear("")
+	s.set("gpus 4", "fail nvmlDeviceGetMigMode gpu 3 UNKNOWN") // nor is one offered that may be sliced
+	devices, err = s.Devices(context.Background())
+	if len(devices) != 3 || err == nil || !strings.Contains(err.Error(), "index 3: get its MIG mode: UNKNOWN") {
+		t.Errorf("%d devices, error %v", len(devices), err)
 	}
 }
 

@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,8 +20,8 @@ const (
 	atLeast = 50 * time.Millisecond
 )
 
-// wanted are the types of event that are asked for.
-const wanted = nvml.EventTypeXidCriticalError
+// wanted are the types of event that are asked for, where the GPU has them.
+const wanted = nvml.EventTypeXidCriticalError | nvml.EventMigConfigChange
 
 // unknownXid is the number that NVML gives an Xid that it cannot tell.
 const unknownXid = 999
@@ -105,18 +106,25 @@ func rest(ctx context.Context, until time.Time) {
 // event says what the driver's report means. One about a GPU that is not listed
 // names none.
 func (b *Backend) event(data nvml.EventData) device.Event {
-	if data.EventType != nvml.EventTypeXidCriticalError {
-		return device.Event{}
+	var e device.Event
+	alone := false // it is no matter of the whole GPU, where the slice is known
+	switch data.EventType {
+	case nvml.EventTypeXidCriticalError:
+		e.Xid = cmp.Or(data.EventData, unknownXid)
+		class := classes[xids[e.Xid]]
+		e.Action, e.Fatal = class.action, class.heals == byReset
+		alone = !class.hardware
+	case nvml.EventMigConfigChange:
+		e.Partitioned = true
+	default:
+		return e
 	}
-	e := device.Event{Xid: data.EventData}
-	if e.Xid == 0 {
-		e.Xid = unknownXid
-	}
-	class := classes[xids[e.Xid]]
-	e.Action, e.Fatal = class.action, class.heals == byReset
 	if t := b.table.Load(); t != nil { // the newest: a listing may have run while we waited
 		if g := t.byHandle[data.Device]; g != nil {
 			e.GPU, e.Resets = g.id, g.history.resets.Load()
+			if alone && t.instances {
+				e.Device = t.sliceOf(g, data.GpuInstanceId, data.ComputeInstanceId)
+			}
 		}
 	}
 	return e

@@ -27,7 +27,26 @@ func TestHardware(t *testing.T) {
 		}
 		for _, d := range devices {
 			t.Logf("%+v", d)
-			s.look(d)
+			if d.WholeGPU() {
+				s.look(d)
+			}
+		}
+		began = time.Now()
+		_, err = s.Devices(context.Background())
+		t.Logf("a second listing took %v, error %v", time.Since(began), err)
+		began = time.Now()
+		links, err := s.Links(context.Background())
+		t.Logf("the links took %v: %+v, error %v", time.Since(began), links, err)
+		table := s.table.Load()
+		for _, g := range table.gpus {
+			if table.has["nvmlDeviceGetSupportedEventTypes"] {
+				types, ret := g.handle.GetSupportedEventTypes()
+				t.Logf("%s has event types %#x, %v; they name instances: %v", g.id, types, answer(ret), table.instances)
+			}
+			if table.has.slices() {
+				count, ret := g.handle.GetMaxMigDeviceCount()
+				t.Logf("%s could have %d slices, %v", g.id, count, answer(ret))
+			}
 		}
 		began = time.Now()
 		event, err := s.Wait(context.Background())

@@ -129,20 +129,23 @@ const (
 	byReset               // once a reset was seen, of which a reboot is one
 )
 
-// classes say what an Xid's class asks for. It is fatal where only a reset heals.
+// classes say what an Xid's class asks for, and whether it is of the hardware: then
+// all slices of a GPU share it, whichever the driver names. It is fatal where only a
+// reset heals.
 var classes = [...]struct {
-	action string
-	heals  heals
+	action   string
+	heals    heals
+	hardware bool
 }{
-	unknown:     {inspect, byReset},
-	application: {restartApp, byItself},
-	information: {"", byItself},
-	contained:   {restartApp, byItself},
-	asks:        {"", byCheck},
-	broken:      {resetGPU, byReset},
-	fallen:      {reboot, byReset},
-	locked:      {restartVM, byReset},
-	unpowered:   {inspect, byReset},
+	unknown:     {inspect, byReset, false},
+	application: {restartApp, byItself, false},
+	information: {"", byItself, false},
+	contained:   {restartApp, byItself, false},
+	asks:        {"", byCheck, true},
+	broken:      {resetGPU, byReset, true},
+	fallen:      {reboot, byReset, true},
+	locked:      {restartVM, byReset, true},
+	unpowered:   {inspect, byReset, true},
 }
 
 // xids are NVIDIA's catalogue of error reports

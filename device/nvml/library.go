@@ -8,6 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
+	"syscall"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -42,11 +45,23 @@ func (b *Backend) start() error {
 	}
 	// A first Init loads the library, and each one leaves it loaded, whatever it
 	// answers: so what is probed below is what is called later.
-	if ret := b.lib.Init(); ret != nvml.SUCCESS {
+	ret := b.lib.Init()
+	if b.file == (file{}) {
+		b.file = loadedFile()
+	}
+	switch ret {
+	case nvml.SUCCESS:
+		b.worked = true
+	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
+		return fmt.Errorf("initialise NVML: %w", b.mismatch())
+	default:
 		return fmt.Errorf("initialise NVML: %w", answer(ret))
 	}
 	has := probe(b.lib.Extensions().LookupSymbol)
-	b.driver = &driver{lib: b.lib, has: has, facts: systemFacts(b.lib, has)}
+	b.driver = &driver{
+		lib: b.lib, has: has, facts: systemFacts(b.lib, has),
+		instances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
+	}
 	missing := has.missing()
 	b.missing.Store(&missing)
 	if b.restarted {
@@ -56,6 +71,72 @@ func (b *Backend) start() error {
 		}
 	}
 	return nil
+}
+
+// mismatch is for a kernel module of another version than the library. The library
+// cannot be unloaded, glibc keeps what lazily bound symbols point into, so only a new
+// process can load another one. That helps where there is another: the driver was
+// replaced while we used it, or the file is no longer the one that was loaded. It does
+// not where only the files were installed, and the module waits for the node to be
+// booted: that is a node without a driver, and no reason to start again and again.
+func (b *Backend) mismatch() error {
+	const ret = answer(nvml.ERROR_LIB_RM_VERSION_MISMATCH)
+	if b.worked || b.file.changed() {
+		return fmt.Errorf("%w: %w", device.ErrReplaced, ret)
+	}
+	return fmt.Errorf("%w: the kernel's module and %s are of different versions", ret, b.file.path)
+}
+
+// file tells a library's file from another one under its path. The zero file is not
+// known.
+type file struct {
+	path    string
+	inode   uint64
+	size    int64
+	written time.Time
+}
+
+func statFile(path string) (file, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return file{}, err
+	}
+	f := file{path: path, size: info.Size(), written: info.ModTime()}
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
+		f.inode = stat.Ino
+	}
+	return f, nil
+}
+
+// changed tells whether the path leads to another file now, or to none.
+func (f file) changed() bool {
+	if f == (file{}) {
+		return false
+	}
+	now, err := statFile(f.path)
+	return err != nil || now != f
+}
+
+// loadedFile is the library that this process has mapped, where the links that led to
+// it end.
+func loadedFile() file {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return file{}
+	}
+	stem, _, _ := strings.Cut(soname, ".")
+	for line := range strings.Lines(string(maps)) {
+		at := strings.IndexByte(line, '/')
+		if at < 0 || !strings.HasPrefix(filepath.Base(line[at:]), stem) {
+			continue
+		}
+		path := strings.TrimSuffix(strings.TrimSpace(line[at:]), " (deleted)")
+		if f, err := statFile(path); err == nil {
+			return f
+		}
+		return file{path: path} // it went between
+	}
+	return file{}
 }
 
 // find looks for a library that can be used. Once one was initialised there is no

@@ -172,15 +172,50 @@ func TestDriverComesLater(t *testing.T) {
 	})
 }
 
+// TestReplacedDriver has a module of another version. A new process helps where the
+// driver worked before, or the library's file is another one now.
 func TestReplacedDriver(t *testing.T) {
-	s := newStage(t, Options{}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
-	_, err := s.Devices(context.Background())
-	if !errors.Is(err, ErrRestart) || !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("got %v", err)
-	}
-	s.set("fail nvmlInit_v2 gpu - NO_PERMISSION")
-	if _, err := s.Devices(context.Background()); errors.Is(err, ErrRestart) || !errors.Is(err, device.ErrNoDriver) {
-		t.Errorf("got %v", err)
+	library := filepath.Join(wholeLibrary, soname)
+	inChild(t, func(dir string) { install(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
+		wants := func(s *stage, replaced bool) {
+			t.Helper()
+			_, err := s.Devices(context.Background())
+			if !errors.Is(err, device.ErrNoDriver) || errors.Is(err, device.ErrReplaced) != replaced {
+				t.Errorf("got %v, want it replaced: %v", err, replaced)
+			}
+			s.untouchable()
+		}
+		s := newStage(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
+		wants(s, false) // the module may follow, or the node wait to be booted
+		wants(s, false)
+		s.set("fail nvmlInit_v2 gpu - NO_PERMISSION")
+		wants(s, false)
+		s.clear("fail")
+		s.list(-1) // it did
+		s.Close()
+		s.set("fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
+		wants(s, true)
+
+		s = newStage(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
+		wants(s, false)
+		content, err := os.ReadFile(filepath.Join(dir, "lib64", soname))
+		s.must(err)
+		s.must(os.Remove(filepath.Join(dir, "lib64", soname)))
+		wants(s, true)
+		installBytes(t, content, dir, "lib64")
+		wants(s, true)
+	})
+}
+
+// TestDriverReplacedUnderUs is told by a call that is not the first.
+func TestDriverReplacedUnderUs(t *testing.T) {
+	s := start(t, "gpus 1")
+	s.set("fail nvmlDeviceGetCount_v2 gpu - LIB_RM_VERSION_MISMATCH", "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
+	for range 2 {
+		if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrReplaced) {
+			t.Errorf("got %v", err)
+		}
+		s.untouchable()
 	}
 }
 

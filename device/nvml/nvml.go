@@ -8,7 +8,6 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -16,11 +15,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/device"
 )
-
-// ErrRestart comes with device.ErrNoDriver when the driver was replaced and this
-// process still has the old one's library. The library cannot be unloaded: glibc
-// keeps what lazily bound symbols point into. Only a new process gets the new one.
-var ErrRestart = errors.New("the driver was replaced, and only a restart of this process loads its library")
 
 // Options say where things are. The zero Options fit a driver that is installed
 // beside this program.
@@ -33,12 +27,19 @@ type Options struct {
 	DevRoot string
 	// SysRoot is where sysfs is mounted. Default: /sys.
 	SysRoot string
+	// ProcRoot is where procfs is mounted, in which the driver says which device
+	// nodes open a MIG slice. Default: /proc.
+	ProcRoot string
 }
 
-var _ device.Backend = (*Backend)(nil)
+var (
+	_ device.Backend = (*Backend)(nil)
+	_ device.Closer  = (*Backend)(nil)
+	_ device.Linker  = (*Backend)(nil)
+)
 
-// Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices and
-// one Wait may run at the same time. While the library is not initialised, Read,
+// Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices or Links
+// and one Wait may run at the same time. While the library is not initialised, Read,
 // Check and Wait fail at once, also when its initialisation hangs.
 type Backend struct {
 	options Options
@@ -53,7 +54,9 @@ type Backend struct {
 	mu sync.Mutex
 	// All below are guarded by mu, which Devices holds for as long as it runs.
 	lib       nvml.Interface // nil until a library was found that can be used
+	file      file           // that the library was loaded from
 	driver    *driver        // nil while the library is not initialised
+	worked    bool           // it was initialised once
 	restarted bool           // the driver ended what an earlier Init had begun
 	histories map[device.GPU]*history
 
@@ -68,6 +71,10 @@ type driver struct {
 	has symbols
 	// facts are the labels that all GPUs share.
 	facts []device.Label
+	// instances says that events name the instances of the slice that they are about.
+	// Where go-nvml has only the older function to wait with, it gives zeros instead,
+	// which are the numbers of instances that may exist.
+	instances bool
 }
 
 // table is one listing.
@@ -77,6 +84,7 @@ type table struct {
 	byID     map[device.GPU]*gpu
 	byHandle map[nvml.Device]*gpu
 	byIndex  map[int]*gpu
+	slices   map[*gpu][]*slice
 }
 
 // New asks nothing of the driver: the first Devices does.
@@ -86,6 +94,9 @@ func New(o Options) *Backend {
 	}
 	if o.SysRoot == "" {
 		o.SysRoot = "/sys"
+	}
+	if o.ProcRoot == "" {
+		o.ProcRoot = "/proc"
 	}
 	return &Backend{options: o, metrics: Metrics(), histories: map[device.GPU]*history{}}
 }

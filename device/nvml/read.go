@@ -15,6 +15,11 @@ type gpu struct {
 	handle  nvml.Device   // valid until the next Init
 	device  device.Device // its Index and Nodes are those of no listing: see at
 	history *history
+	// The three below belong to Devices: how the GPU is partitioned, as the newest
+	// listing that could tell found, and how many slices it can have.
+	mig        bool
+	slices     []*slice // replaced, never written
+	mostSlices int
 	// answering tells whether the newest Read or Check got an answer. Wait does not
 	// turn to a GPU that gives none.
 	answering atomic.Bool
@@ -183,13 +188,13 @@ func (g *gpu) noteEnergy(f *fields) {
 	}
 }
 
-// memoryTotal is the GPU's memory in bytes; 0 when unknown.
-func (g *gpu) memoryTotal(has symbols) uint64 {
+// totalMemory is the memory of a GPU or of a slice in bytes; 0 when unknown.
+func totalMemory(handle nvml.Device, has symbols) uint64 {
 	var r reading
 	r.wanted[memoryTotal] = true
 	for i := range calls {
 		if c := &calls[i]; has[c.symbol] && r.wants(c) {
-			_ = c.ask(g.handle, &r) // without it the slot stays empty
+			_ = c.ask(handle, &r) // without it the slot stays empty
 		}
 	}
 	if _, ok := inBytes.convert(float64(r.values[memoryTotal])); !ok {

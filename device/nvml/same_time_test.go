@@ -9,8 +9,8 @@ import (
 	"github.com/podgauge/podgauge/device"
 )
 
-// TestAtTheSameTime has all calls run that may, while GPUs get lost and come back
-// and the library is started anew. The race detector watches.
+// TestAtTheSameTime has all calls run that may, while GPUs get lost and come back,
+// are partitioned, and the library is started anew. The race detector watches.
 func TestAtTheSameTime(t *testing.T) {
 	s := start(t, "gpus 4")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -42,8 +42,13 @@ func TestAtTheSameTime(t *testing.T) {
 				s.set(line)
 				s.event(1, "xid 31")
 			}
+			for _, line := range []string{"gpu 3 mig_mode 1", "gpu 3 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 3 slice 0 2g.20gb gi 1 ci 0 uuid MIG-b"} {
+				s.set(line)
+				s.event(3, "type 0x100")
+				s.event(3, "xid 31 gi 1 ci 0")
+			}
 			s.clear("fail")
-			s.clear("gpu 2")
+			s.clear("gpu")
 		}
 	})
 	waiter.Go(func() {

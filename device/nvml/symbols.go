@@ -28,6 +28,11 @@ var functions = [...]struct {
 	{"nvmlDeviceGetName", nil, false},
 	{"nvmlDeviceGetPciInfo_v3", []string{"nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"}, false},
 	{"nvmlDeviceGetMigMode", nil, false},
+	{"nvmlDeviceGetMaxMigDeviceCount", nil, false},
+	{"nvmlDeviceGetMigDeviceHandleByIndex", nil, false},
+	{"nvmlDeviceGetGpuInstanceId", nil, false},
+	{"nvmlDeviceGetComputeInstanceId", nil, false},
+	{"nvmlDeviceGetAttributes_v2", []string{"nvmlDeviceGetAttributes"}, false},
 	{"nvmlDeviceGetSerial", nil, false},
 	{"nvmlDeviceGetVbiosVersion", nil, false},
 	{"nvmlDeviceGetCudaComputeCapability", nil, false},
@@ -45,6 +50,11 @@ var functions = [...]struct {
 	{"nvmlDeviceGetSupportedClocksEventReasons", nil, false},
 	{"nvmlDeviceGetSupportedClocksThrottleReasons", nil, false},
 
+	{"nvmlDeviceGetNvLinkState", nil, false},
+	{"nvmlDeviceGetNvLinkRemoteDeviceType", nil, false},
+	{"nvmlDeviceGetNvLinkRemotePciInfo_v2", []string{"nvmlDeviceGetNvLinkRemotePciInfo"}, false},
+	{"nvmlDeviceGetTopologyCommonAncestor", nil, false},
+
 	{"nvmlEventSetCreate", nil, false},
 	{"nvmlEventSetFree", nil, false},
 	{"nvmlEventSetWait_v2", []string{"nvmlEventSetWait"}, false},
@@ -59,6 +69,12 @@ const fieldValues = "nvmlDeviceGetFieldValues"
 var eventFunctions = [...]string{
 	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
 	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
+}
+
+// sliceFunctions serve only together.
+var sliceFunctions = [...]string{
+	"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
+	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId",
 }
 
 // eventFamilies are what the exporter makes of events.
@@ -93,6 +109,16 @@ func (has symbols) needed() error {
 // events tells whether events can be waited for.
 func (has symbols) events() bool {
 	for _, symbol := range eventFunctions {
+		if !has[symbol] {
+			return false
+		}
+	}
+	return true
+}
+
+// slices tells whether MIG slices can be listed.
+func (has symbols) slices() bool {
+	for _, symbol := range sliceFunctions {
 		if !has[symbol] {
 			return false
 		}

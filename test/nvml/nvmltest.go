@@ -29,6 +29,10 @@
 //	gpu <sel> <key> <value>                 README.md lists the keys
 //	gpu <sel> field <id>[/<scope>] <value> [<type>]
 //	gpu <sel> process <pid> <bytes> [gi <n>] [ci <n>]
+//	gpu <sel> slice <index> <profile> gi <n> ci <n> [uuid <text>] [memory <bytes>] [used <bytes>]
+//	reuse handles                           a new slice gets a handle that was another's
+//	gpu <sel> link <n>[-<n>] switch|gpu <i>|off|none
+//	ancestor <sel> <sel> internal|single|multiple|hostbridge|node|system
 //	gpu <sel> lost                          fallen off the bus
 //	event <serial> gpu <i> xid <n> [gi <n>] [ci <n>]
 //	event <serial> gpu <i> type <mask> [data <n>] [gi <n>] [ci <n>]

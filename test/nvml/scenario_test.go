@@ -30,6 +30,10 @@ func TestScenarioFile(t *testing.T) {
 		{func() error { return s.Clear("hang") }, "gpu 30 power 2|gpus 5"},
 		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79"},
 		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
+		{func() error {
+			return s.Set("gpu 9 slice 0 a", "gpu 9 slice 1 b", "gpu 9 slice 0 c", "ancestor 0 1 x", "ancestor 0 1 y")
+		}, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|gpu 9 slice 1 b|gpu 9 slice 0 c|ancestor 0 1 y"},
+		{func() error { s.Clear("gpu 9"); return s.Clear("ancestor") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
 		{func() error { return s.Set("nonsense") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|nonsense"},
 		{func() error { return s.Clear("") }, ""},
 	} {
@@ -96,6 +100,16 @@ func TestInvalidScenario(t *testing.T) {
 			{"hang field:82 gpu 0\n", `"field:82" is no function of NVML`},
 			{"slow * gpu 0 5s\n", `"5s" is no time in ms`},
 			{"lock door\n", `"door" cannot be locked, only the driver can`},
+			{"gpu 0 slice 7 1g.10gb gi 1 ci 0\n", `the slice's index is "7", not a number from 0 to 6`},
+			{"gpu 0 slice 0 small gi 1 ci 0\n", `"small" is no MIG profile`},
+			{"gpu 0 slice 0 1g.10gb gi 1\n", "a slice needs its gi and its ci"},
+			{"gpu 0 slice 0 1g.10gb gi 1 ci 0 colour green\n", `unknown word "colour"`},
+			{"gpu 0 link 36 switch\n", `"36" is no link`},
+			{"gpu 0 link 3-1 switch\n", `"3-1" is no link`},
+			{"gpu 0 link 0 moon\n", `a link does not lead to "moon"`},
+			{"gpu 0 link 0 gpu 16\n", `the GPU at its end is "16"`},
+			{"ancestor 0 1 bus\n", `"bus" is nothing that two GPUs have in common`},
+			{"reuse paper\n", `"paper" cannot be reused, only handles can`},
 			{"epoch today\n", `"today" is no Unix time in seconds`},
 			{"gpu 0 temperature 4", "does not end with a newline"},
 			{"", "does not end with a newline"},

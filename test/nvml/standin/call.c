@@ -11,7 +11,7 @@
 /* How often a call that waits looks whether the scenario has changed. */
 enum { LOOK_EVERY_MS = 10 };
 
-/* What a device handle points at. A MIG device's will name the instance besides its GPU. */
+/* What a GPU's handle points at. Those of slices are in mig.c. */
 static struct nvmlDevice_st {
     char unused;
 } handles[MAX_GPUS];
@@ -27,7 +27,7 @@ int gpu_of(nvmlDevice_t device)
         if (device.handle == &handles[i])
             return i;
     }
-    return NOT_A_HANDLE;
+    return gpu_of_slice(device);
 }
 
 nvmlDevice_t handle_of(int gpu)

@@ -26,10 +26,26 @@ void call_leave(struct call *);
 /* Waits a moment inside a call without holding the driver up, and takes in what the scenario says after it. */
 void call_pause(struct call *);
 
-/* What a handle stands for: the index of its GPU, or NOT_A_HANDLE. */
+/* What a handle stands for: the index of its GPU, or NOT_A_HANDLE. That of a slice leads to its GPU as well. */
 enum { NOT_A_HANDLE = -1 };
 int gpu_of(nvmlDevice_t);
 nvmlDevice_t handle_of(int gpu);
+
+/* The handles of slices. A slice has the same one as long as it exists; afterwards that stands for nothing, or, where the
+ * scenario says "reuse handles", for another slice. */
+bool is_slice(nvmlDevice_t);
+int gpu_of_slice(nvmlDevice_t);
+const struct slice *slice_of(const struct call *, nvmlDevice_t); /* NULL for a GPU's handle, and for a stale one */
+nvmlDevice_t handle_of_slice(const struct call *, int gpu, int index);
+
+/* Tells whether a GPU's MIG mode is on. */
+bool is_partitioned(const struct call *, int gpu);
+
+/* A slice's memory in bytes. Slices of one GPU instance share it. */
+unsigned long long slice_memory(const struct slice *);
+
+/* What a slice says as its UUID. */
+void slice_uuid(const struct gpu *, const struct slice *, char *out, size_t size);
 
 /* The library lives while it was started more often than ended. */
 void library_start(void);
@@ -48,10 +64,24 @@ nvmlReturn_t give_text(const char *text, char *out, unsigned int size);
     if (call.refused) \
         return call.answer
 
-/* DEVICE_CALL is CALL for a function that is given a device, and makes its `gpu` known. */
+/* DEVICE_CALL is CALL for a function that is given a GPU, and makes its `gpu` known. It refuses slices. */
 #define DEVICE_CALL(device) \
     CALL(gpu_of(device)); \
+    NEEDS(!is_slice(device)); \
     __attribute__((unused)) const struct gpu *gpu = &call.scenario->gpus[call.gpu]
+
+/* ANY_CALL also takes a slice, as long as it exists, and makes its `slice` known: NULL where it was given a GPU. */
+#define ANY_CALL(device) \
+    CALL(gpu_of(device)); \
+    __attribute__((unused)) const struct gpu *gpu = &call.scenario->gpus[call.gpu]; \
+    const struct slice *slice = slice_of(&call, device); \
+    NEEDS(slice || !is_slice(device))
+
+/* SLICE_CALL takes a slice only. */
+#define SLICE_CALL(device) \
+    ANY_CALL(device); \
+    if (!slice) \
+        return NVML_ERROR_NOT_SUPPORTED
 
 /* NEEDS refuses arguments that are not as they have to be: null pointers most of all. */
 #define NEEDS(what) \

@@ -1,5 +1,7 @@
 /* What a GPU answers about itself: one number or a few, always of now. */
 
+#include <stdio.h>
+
 #include "call.h"
 
 /* -- one number, one function -- */
@@ -47,11 +49,19 @@ NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, compute_mode)
         return NVML_SUCCESS; \
     }
 
-CONSTANT_NUMBER(nvmlDeviceGetIndex, unsigned int, (unsigned int)call.gpu)
 CONSTANT_NUMBER(nvmlDeviceGetBrand, nvmlBrandType_t, NVML_BRAND_NVIDIA)
 CONSTANT_NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_HOPPER)
 CONSTANT_NUMBER(nvmlDeviceGetNumGpuCores, unsigned int, 16896)
 CONSTANT_NUMBER(nvmlDeviceGetMemoryBusWidth, unsigned int, 5120)
+
+/* A slice's index is that under its GPU. */
+nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
+{
+    ANY_CALL(device);
+    NEEDS(index);
+    *index = slice ? (unsigned int)(slice - gpu->slices) : (unsigned int)call.gpu;
+    return NVML_SUCCESS;
+}
 
 nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major, int *minor)
 {
@@ -71,18 +81,40 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
         return give_text(gpu->texts[text_##text], out, length); \
     }
 
-TEXT(nvmlDeviceGetUUID, uuid)
-TEXT(nvmlDeviceGetName, name)
 TEXT(nvmlDeviceGetSerial, serial)
 TEXT(nvmlDeviceGetVbiosVersion, vbios)
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned int length)
+{
+    ANY_CALL(device);
+    char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    if (!slice)
+        return give_text(gpu->texts[text_uuid], uuid, length);
+    slice_uuid(gpu, slice, text, sizeof text);
+    return give_text(text, uuid, length);
+}
+
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int length)
+{
+    ANY_CALL(device);
+    char text[2 * NVML_DEVICE_NAME_V2_BUFFER_SIZE];
+    if (!slice)
+        return give_text(gpu->texts[text_name], name, length);
+    snprintf(text, sizeof text, "%s MIG %s", gpu->texts[text_name], slice->profile);
+    return give_text(text, name, length);
+}
 
 /* -- memory, utilisation, temperature, clocks -- */
 
 /* The first version of this struct counts reserved memory as used. */
 nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 {
-    DEVICE_CALL(device);
+    ANY_CALL(device);
     NEEDS(memory);
+    if (slice) {
+        *memory = (nvmlMemory_t){slice_memory(slice), slice_memory(slice) - slice->used, slice->used};
+        return NVML_SUCCESS;
+    }
     READ(total, memory_total);
     READ(reserved, memory_reserved);
     READ(used, memory_used);
@@ -94,10 +126,17 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
 
 nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
 {
-    DEVICE_CALL(device);
+    ANY_CALL(device);
     NEEDS(memory);
     if (memory->version != nvmlMemory_v2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    if (slice) {
+        memory->total = slice_memory(slice);
+        memory->reserved = 0;
+        memory->used = slice->used;
+        memory->free = memory->total - memory->used;
+        return NVML_SUCCESS;
+    }
     READ(total, memory_total);
     READ(reserved, memory_reserved);
     READ(used, memory_used);
@@ -112,6 +151,8 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
 {
     DEVICE_CALL(device);
     NEEDS(utilization);
+    if (is_partitioned(&call, call.gpu)) /* the header says so */
+        return NVML_ERROR_NOT_SUPPORTED;
     READ(busy, utilization);
     READ(memory_busy, memory_utilization);
     *utilization = (nvmlUtilization_t){(unsigned int)busy, (unsigned int)memory_busy};

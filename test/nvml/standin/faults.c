@@ -62,6 +62,8 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *corrRo
 {
     DEVICE_CALL(device);
     NEEDS(corrRows && uncRows && isPending && failureOccurred);
+    if (is_partitioned(&call, call.gpu)) /* the header says so */
+        return NVML_ERROR_NOT_SUPPORTED;
     READ(corrected, remapped_corrected);
     READ(uncorrected, remapped_uncorrected);
     READ(pending, remapped_pending);

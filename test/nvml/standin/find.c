@@ -69,6 +69,24 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned int index, nvmlDevice_t *dev
     return give_handle(call.gpu, device);
 }
 
+/* A slice is found by its UUID where that has the newer form; its handle is a call on its GPU no more than the GPU's. */
+static nvmlReturn_t find_slice(const struct call *call, int gpu, const char *uuid, nvmlDevice_t *device)
+{
+    char text[NVML_DEVICE_UUID_V2_BUFFER_SIZE];
+    for (int i = 0; i < MAX_SLICES && is_partitioned(call, gpu); i++) {
+        const struct slice *slice = &call->scenario->gpus[gpu].slices[i];
+        if (!slice->present || strcmp(slice->uuid, "old") == 0)
+            continue;
+        slice_uuid(&call->scenario->gpus[gpu], slice, text, sizeof text);
+        if (strcmp(uuid, text) != 0)
+            continue;
+        NEEDS(device);
+        *device = handle_of_slice(call, gpu, i);
+        return NVML_SUCCESS;
+    }
+    return NVML_ERROR_NOT_FOUND;
+}
+
 /* The header: GPU_IS_LOST "if any GPU has fallen off the bus", since all are searched. */
 nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
 {
@@ -82,6 +100,9 @@ nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *device)
     for (unsigned int i = 0; i < s->gpu_count; i++) {
         if (strcmp(uuid, s->gpus[i].texts[text_uuid]) == 0)
             return give_handle((int)i, device);
+        nvmlReturn_t answer = find_slice(&call, (int)i, uuid, device);
+        if (answer != NVML_ERROR_NOT_FOUND)
+            return answer;
     }
     return NVML_ERROR_NOT_FOUND;
 }

@@ -210,10 +210,12 @@ static bool parse_field(struct scenario *s, gpu_set gpus, struct line *l)
     return true;
 }
 
-/* A number that a line names: "gi 3". */
+/* A number or a text that a line names: "gi 3". */
 struct pair {
     const char *word;
-    unsigned long long *number;
+    unsigned long long *number; /* NULL: it is a text */
+    char *text;
+    size_t size;
 };
 
 /* Takes pairs, in any order, until the line ends. */
@@ -226,6 +228,10 @@ static bool take_pairs(struct line *l, const struct pair *pairs, size_t count)
         int64_t number;
         if (i == count)
             return complain(l, "unknown word \"%s\"", word);
+        if (!pairs[i].number) {
+            snprintf(pairs[i].text, pairs[i].size, "%s", take(l));
+            continue;
+        }
         if (!take_number(l, word, 0, INT64_MAX, &number))
             return false;
         *pairs[i].number = (unsigned long long)number;
@@ -240,13 +246,123 @@ static bool parse_process(struct scenario *s, gpu_set gpus, struct line *l)
 {
     int64_t pid, bytes;
     unsigned long long gi = UNSET_ID, ci = UNSET_ID;
-    const struct pair pairs[] = {{"gi", &gi}, {"ci", &ci}};
+    const struct pair pairs[] = {{.word = "gi", .number = &gi}, {.word = "ci", .number = &ci}};
     if (!take_number(l, "the pid", 1, INT32_MAX, &pid) || !take_number(l, "the memory", 0, INT64_MAX, &bytes) ||
         !take_pairs(l, pairs, 2))
         return false;
     struct process p = {gpus, {(unsigned int)pid, (unsigned long long)bytes, (unsigned int)gi, (unsigned int)ci}};
     APPEND(&s->processes, p);
     return true;
+}
+
+/* Tells whether a text is a profile's name, as "1c.3g.40gb+me" is. */
+static bool is_profile(const char *text)
+{
+    unsigned int c, g, gb;
+    int end = 0;
+    if (sscanf(text, "%uc.%ug.%ugb%n", &c, &g, &gb, &end) != 3 || !end) {
+        end = 0;
+        if (sscanf(text, "%ug.%ugb%n", &g, &gb, &end) != 2 || !end)
+            return false;
+    }
+    return text[end] == '\0' || text[end] == '+' || text[end] == '-';
+}
+
+/* gpu <sel> slice <index> <profile> gi <g> ci <c> [uuid <text>|old] [memory <bytes>] [used <bytes>] */
+static bool parse_slice(struct scenario *s, gpu_set gpus, struct line *l)
+{
+    int64_t index;
+    if (!take_number(l, "the slice's index", 0, MAX_SLICES - 1, &index))
+        return false;
+    const char *profile = take(l);
+    if (!is_profile(profile))
+        return complain(l, "\"%s\" is no MIG profile", profile);
+    struct slice slice = {.present = true};
+    snprintf(slice.profile, sizeof slice.profile, "%s", profile);
+    unsigned long long gi = UNSET_ID, ci = UNSET_ID;
+    const struct pair pairs[] = {
+        {.word = "gi", .number = &gi},
+        {.word = "ci", .number = &ci},
+        {.word = "uuid", .text = slice.uuid, .size = sizeof slice.uuid},
+        {.word = "memory", .number = &slice.memory},
+        {.word = "used", .number = &slice.used},
+    };
+    if (!take_pairs(l, pairs, sizeof pairs / sizeof *pairs))
+        return false;
+    if (gi == UNSET_ID || ci == UNSET_ID)
+        return complain(l, "a slice needs its gi and its ci");
+    slice.gi = (unsigned int)gi;
+    slice.ci = (unsigned int)ci;
+    for (int i = 0; i < MAX_GPUS; i++) {
+        if (gpus & (gpu_set)1 << i)
+            s->gpus[i].slices[index] = slice;
+    }
+    return true;
+}
+
+/* gpu <sel> link <first>[-<last>] switch | off | none | gpu <i> */
+static bool parse_link(struct scenario *s, gpu_set gpus, struct line *l)
+{
+    const char *word = take(l), *end = word;
+    int64_t first, last, gpu = 0;
+    bool read = scan_number(&end, &first);
+    last = first;
+    if (read && *end == '-') {
+        end++;
+        read = scan_number(&end, &last);
+    }
+    if (!read || *end || first < 0 || last < first || last >= NVML_NVLINK_MAX_LINKS)
+        return complain(l, "\"%s\" is no link", word);
+    static const char *const kinds[] = {"none", "off", "switch", "gpu"};
+    const char *kind = take(l);
+    struct link link = {.kind = NO_LINK};
+    while (link.kind <= LINK_TO_GPU && strcmp(kind, kinds[link.kind]) != 0)
+        link.kind++;
+    if (link.kind > LINK_TO_GPU)
+        return complain(l, "a link does not lead to \"%s\"", kind);
+    if (link.kind == LINK_TO_GPU && !take_number(l, "the GPU at its end", 0, MAX_GPUS - 1, &gpu))
+        return false;
+    link.gpu = (int)gpu;
+    for (int i = 0; i < MAX_GPUS; i++) {
+        for (int64_t n = first; gpus & (gpu_set)1 << i && n <= last; n++)
+            s->gpus[i].links[n] = link;
+    }
+    return true;
+}
+
+/* ancestor <sel> <sel> <level> */
+static bool parse_ancestor(struct scenario *s, struct line *l)
+{
+    static const struct {
+        const char *name;
+        nvmlGpuTopologyLevel_t level;
+    } levels[] = {
+        {"internal", NVML_TOPOLOGY_INTERNAL}, {"single", NVML_TOPOLOGY_SINGLE}, {"multiple", NVML_TOPOLOGY_MULTIPLE},
+        {"hostbridge", NVML_TOPOLOGY_HOSTBRIDGE}, {"node", NVML_TOPOLOGY_NODE}, {"system", NVML_TOPOLOGY_SYSTEM},
+    };
+    gpu_set one, other;
+    if (!take_gpus(l, false, &one) || !take_gpus(l, false, &other))
+        return false;
+    const char *word = take(l);
+    size_t at = 0, count = sizeof levels / sizeof *levels;
+    while (at < count && strcmp(word, levels[at].name) != 0)
+        at++;
+    if (at == count)
+        return complain(l, "\"%s\" is nothing that two GPUs have in common", word);
+    for (int i = 0; i < MAX_GPUS; i++) {
+        for (int j = 0; j < MAX_GPUS; j++) {
+            if (one & (gpu_set)1 << i && other & (gpu_set)1 << j)
+                s->gpus[i].ancestors[j] = s->gpus[j].ancestors[i] = levels[at].level;
+        }
+    }
+    return true;
+}
+
+static bool parse_reuse(struct scenario *s, struct line *l)
+{
+    const char *word = take(l);
+    s->reuse_handles = strcmp(word, "handles") == 0;
+    return s->reuse_handles || complain(l, "\"%s\" cannot be reused, only handles can", word);
 }
 
 static int named(const char *const *names, int count, const char *name)
@@ -307,6 +423,10 @@ static bool parse_gpu(struct scenario *s, struct line *l)
         return parse_field(s, gpus, l);
     if (strcmp(key, "process") == 0)
         return parse_process(s, gpus, l);
+    if (strcmp(key, "slice") == 0)
+        return parse_slice(s, gpus, l);
+    if (strcmp(key, "link") == 0)
+        return parse_link(s, gpus, l);
     int i = named(value_names, VALUE_COUNT, key);
     if (i >= 0)
         return set_value(s, gpus, i, l);
@@ -321,7 +441,10 @@ static bool parse_event(struct scenario *s, struct line *l)
 {
     int64_t serial;
     unsigned long long gpu = NO_GPU, xid = 0, type = 0, data = 0, gi = UNSET_ID, ci = UNSET_ID;
-    const struct pair pairs[] = {{"gpu", &gpu}, {"xid", &xid}, {"type", &type}, {"data", &data}, {"gi", &gi}, {"ci", &ci}};
+    const struct pair pairs[] = {
+        {.word = "gpu", .number = &gpu},   {.word = "xid", .number = &xid}, {.word = "type", .number = &type},
+        {.word = "data", .number = &data}, {.word = "gi", .number = &gi},   {.word = "ci", .number = &ci},
+    };
     if (!take_number(l, "the serial", 1, INT64_MAX, &serial) || !take_pairs(l, pairs, sizeof pairs / sizeof *pairs))
         return false;
     if (xid) {
@@ -395,7 +518,7 @@ static const struct {
 } directives[] = {
     {"gpus", parse_gpu_count}, {"driver", parse_driver}, {"epoch", parse_epoch}, {"lock", parse_lock},
     {"gpu", parse_gpu},        {"event", parse_event},   {"fail", parse_fail},   {"slow", parse_slow},
-    {"hang", parse_hang},
+    {"hang", parse_hang},      {"reuse", parse_reuse},   {"ancestor", parse_ancestor},
 };
 
 static bool parse_line(struct scenario *s, struct line *l)

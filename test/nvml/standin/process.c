@@ -4,7 +4,7 @@
 
 
 /* Fills out[0..*size) by put, and tells how many there are where they do not fit. */
-static nvmlReturn_t give_processes(const struct call *call, unsigned int *size, void *out,
+static nvmlReturn_t give_processes(const struct call *call, const struct slice *slice, unsigned int *size, void *out,
                                    void (*put)(void *out, unsigned int at, const nvmlProcessInfo_t *))
 {
     NEEDS(size && (out || *size == 0));
@@ -12,6 +12,8 @@ static nvmlReturn_t give_processes(const struct call *call, unsigned int *size, 
     for (size_t i = 0; i < call->scenario->processes.count; i++) {
         const struct process *p = &call->scenario->processes.items[i];
         if (!(p->gpus & (gpu_set)1 << call->gpu))
+            continue;
+        if (slice && (p->info.gpuInstanceId != slice->gi || p->info.computeInstanceId != slice->ci))
             continue;
         if (count < *size)
             put(out, count, &p->info);
@@ -35,20 +37,20 @@ static void put_v2(void *out, unsigned int at, const nvmlProcessInfo_t *p)
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses(nvmlDevice_t device, unsigned int *infoCount,
                                                   nvmlProcessInfo_v1_t *infos)
 {
-    DEVICE_CALL(device);
-    return give_processes(&call, infoCount, infos, put_v1);
+    ANY_CALL(device);
+    return give_processes(&call, slice, infoCount, infos, put_v1);
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned int *infoCount,
                                                      nvmlProcessInfo_v2_t *infos)
 {
-    DEVICE_CALL(device);
-    return give_processes(&call, infoCount, infos, put_v2);
+    ANY_CALL(device);
+    return give_processes(&call, slice, infoCount, infos, put_v2);
 }
 
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device, unsigned int *infoCount,
                                                      nvmlProcessInfo_t *infos)
 {
-    DEVICE_CALL(device);
-    return give_processes(&call, infoCount, infos, put_v2);
+    ANY_CALL(device);
+    return give_processes(&call, slice, infoCount, infos, put_v2);
 }

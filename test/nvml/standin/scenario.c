@@ -67,6 +67,8 @@ static void identify(struct scenario *s)
         snprintf(gpu->texts[text_pci], size, "0000:%02x:00.0", 0x10 + i);
         snprintf(gpu->texts[text_serial], size, "16500000%05d", i);
         gpu->values[value_minor] = (struct curve){.shape = CONSTANT, .base = i};
+        for (int j = 0; j < MAX_GPUS; j++) /* two sockets, four GPUs at each */
+            gpu->ancestors[j] = i / 4 == j / 4 ? NVML_TOPOLOGY_NODE : NVML_TOPOLOGY_SYSTEM;
     }
 }
 

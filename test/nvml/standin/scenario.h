@@ -12,6 +12,9 @@
 /* NO_GPU stands where a GPU's index would, for calls that concern none. */
 enum { MAX_GPUS = 16, NO_GPU = MAX_GPUS };
 
+/* How many MIG devices a GPU can have, as it says itself (nvmlDeviceGetMaxMigDeviceCount). */
+enum { MAX_SLICES = 7 };
+
 /* The numbers that a GPU can be asked for, under the names that they have in a scenario. */
 #define GPU_VALUES(X) \
     X(minor) X(numa) \
@@ -57,11 +60,29 @@ struct curve {
     double period; /* of a wave, in seconds */
 };
 
-/* One physical GPU. Its MIG instances belong in here as well: every handle leads to a GPU first (gpu_of in call.c). */
+/* A MIG device: a compute instance, and the GPU instance that it is in. */
+struct slice {
+    bool present;
+    unsigned int gi, ci;
+    char profile[32]; /* "1c.3g.40gb+me" */
+    char uuid[96];    /* "": one that is made from the GPU and the two ids; "old": as drivers made it up to 460 */
+    unsigned long long memory, used; /* bytes; 0: what the profile says */
+};
+
+/* One end of an NVLink. */
+struct link {
+    enum { NO_LINK, LINK_OFF, LINK_TO_SWITCH, LINK_TO_GPU } kind;
+    int gpu; /* at the other end */
+};
+
+/* One physical GPU. Its slices exist while its MIG mode is on, each at its index. */
 struct gpu {
     char texts[TEXT_COUNT][NVML_DEVICE_NAME_V2_BUFFER_SIZE];
     struct curve values[VALUE_COUNT];
     bool lost;
+    struct slice slices[MAX_SLICES];
+    struct link links[NVML_NVLINK_MAX_LINKS];
+    nvmlGpuTopologyLevel_t ancestors[MAX_GPUS]; /* what the GPU has in common with each other */
 };
 
 /* A set of GPUs has a bit for each index, and one for NO_GPU. */
@@ -111,6 +132,7 @@ struct scenario {
     char driver[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE];
     double epoch; /* Unix time in seconds */
     bool driver_lock;
+    bool reuse_handles; /* a new slice gets the handle of one that is gone */
     struct gpu gpus[MAX_GPUS];
     LIST(struct rule) rules;
     LIST(struct field) fields;

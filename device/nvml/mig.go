@@ -1,0 +1,275 @@
+package nvml
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/device"
+)
+
+const (
+	// mostSlices is more than any GPU has; a count above it is none.
+	mostSlices = 64
+	// mostInstance is above the number of any instance.
+	mostInstance = 1 << 16
+)
+
+// slice is a MIG slice as long as it is listed. It has no handle: NVML gives that to
+// another slice when this one is gone, so each listing asks for it anew, by index,
+// and a slice is known again by its life.
+type slice struct {
+	life
+	index   int      // under its GPU
+	profile string   // "1c.3g.40gb"
+	memory  uint64   // bytes
+	caps    []string // the nodes that open it; belongs to Devices
+}
+
+// life is what tells a slice from one that has its index, its instances' numbers or
+// even its UUID later: up to driver 460 that is made of the numbers, which are given
+// again at once.
+type life struct {
+	id         device.ID
+	gi, ci     int
+	attributes nvml.DeviceAttributes
+}
+
+// partition finds the slices of a GPU whose mode is on, in the order of their
+// indices, which may have holes. What cannot be told now stays as it is known.
+func (l *listing) partition(g *gpu) {
+	if !l.driver.has.slices() {
+		l.complain(g, "the library has no functions for its slices")
+		return
+	}
+	if g.mostSlices == 0 { // this is how many there can be, not how many there are
+		count, ret := g.handle.GetMaxMigDeviceCount()
+		if ret != nvml.SUCCESS {
+			l.complain(g, "count its slices: "+answer(ret).Error())
+			return
+		}
+		if count > mostSlices {
+			l.complain(g, fmt.Sprintf("count its slices: the driver says %d", count))
+			return
+		}
+		g.mostSlices = count
+	}
+	var found []*slice
+	for i := range g.mostSlices {
+		s, err := l.sliceAt(g, i)
+		if err.isFinal() { // what was found before it may be half the truth
+			l.complain(g, err.text)
+			return
+		}
+		if err != (sliceError{}) {
+			l.complain(g, fmt.Sprintf("slice %d: %s", i, err.text))
+			s = g.sliceOfIndex(i)
+		}
+		if s != nil && l.listed[s.id] {
+			l.complain(g, fmt.Sprintf("slice %d: %s was listed before", i, s.id))
+			continue
+		}
+		if s != nil {
+			l.listed[s.id] = true
+			found = append(found, s)
+		}
+	}
+	g.slices = found
+}
+
+func (l *listing) complain(g *gpu, what string) {
+	l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.id, what))
+}
+
+// sliceError is why a slice cannot be told. The zero one is no error.
+type sliceError struct {
+	ret  nvml.Return
+	text string
+}
+
+func (e sliceError) isFinal() bool { return e.text != "" && isFinal(e.ret) }
+
+// failed makes an error of an answer, and none of one that says that there is no
+// such slice, or no longer.
+func failed(what string, ret nvml.Return) sliceError {
+	if notHere(ret) || ret == nvml.ERROR_NOT_FOUND {
+		return sliceError{}
+	}
+	return sliceError{ret, what + ": " + answer(ret).Error()}
+}
+
+// sliceAt is the slice at an index, nil where there is none. One that is known is
+// asked only who it is.
+func (l *listing) sliceAt(g *gpu, index int) (*slice, sliceError) {
+	handle, ret := g.handle.GetMigDeviceHandleByIndex(index)
+	if ret != nvml.SUCCESS {
+		return nil, failed("get its handle", ret)
+	}
+	life, what, ret := l.lifeOf(handle)
+	if ret != nvml.SUCCESS {
+		return nil, failed(what, ret)
+	}
+	if life.id == "" || life.gi > mostInstance || life.ci > mostInstance {
+		return nil, sliceError{text: fmt.Sprintf("it cannot be %q, GI %d, CI %d", life.id, life.gi, life.ci)}
+	}
+	for _, known := range g.slices {
+		if known.life == life && known.index == index {
+			return known, sliceError{}
+		}
+	}
+	s := &slice{life: life, index: index, memory: totalMemory(handle, l.driver.has)}
+	if s.memory == 0 {
+		s.memory = life.attributes.MemorySizeMB << 20
+	}
+	if l.driver.has["nvmlDeviceGetName"] {
+		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
+			s.profile = profileIn(clean(name))
+		}
+	}
+	s.profile = cmp.Or(s.profile, profileOf(life.attributes, g.device.MemoryBytes))
+	// The handle may have become another slice's while it was asked.
+	uuid, ret := handle.GetUUID()
+	switch {
+	case ret != nvml.SUCCESS:
+		return nil, failed("get its UUID again", ret)
+	case device.ID(clean(uuid)) != life.id:
+		return nil, sliceError{text: "it became another one while it was asked"}
+	}
+	return s, sliceError{}
+}
+
+// lifeOf asks a slice who it is. Where that fails, what says at which question.
+func (l *listing) lifeOf(handle nvml.Device) (life life, what string, ret nvml.Return) {
+	uuid, ret := handle.GetUUID()
+	if ret != nvml.SUCCESS {
+		return life, "get its UUID", ret
+	}
+	life.id = device.ID(clean(uuid))
+	if life.gi, ret = handle.GetGpuInstanceId(); ret != nvml.SUCCESS {
+		return life, "get its GPU instance", ret
+	}
+	if life.ci, ret = handle.GetComputeInstanceId(); ret != nvml.SUCCESS {
+		return life, "get its compute instance", ret
+	}
+	if l.driver.has["nvmlDeviceGetAttributes_v2"] {
+		attributes, ret := handle.GetAttributes()
+		if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
+			return life, "get its attributes", ret
+		}
+		life.attributes = attributes
+	}
+	return life, "", nvml.SUCCESS
+}
+
+func (g *gpu) sliceOfIndex(index int) *slice {
+	if i := slices.IndexFunc(g.slices, func(s *slice) bool { return s.index == index }); i >= 0 {
+		return g.slices[i]
+	}
+	return nil
+}
+
+// profilePattern is a profile as NVIDIA writes it.
+var profilePattern = regexp.MustCompile(`^(\d+c\.)?\d+g\.\d+gb([+-][a-z0-9.,]+)?$`)
+
+// profileIn finds the profile in a slice's name: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
+// It is there that the media extensions of "1g.10gb+me" can be read; attributes tell
+// them on some models only.
+func profileIn(name string) string {
+	_, profile, _ := strings.Cut(name, "MIG ")
+	if !profilePattern.MatchString(profile) {
+		return ""
+	}
+	return profile
+}
+
+// profileOf makes a profile's name of what a slice has, by NVIDIA's own rule
+// (go-nvlib, pkg/nvlib/device/mig_profile.go): the share of the GPU's memory, in
+// eighths, rounded up, of its memory in GB.
+func profileOf(a nvml.DeviceAttributes, gpuMemory uint64) string {
+	if a.GpuInstanceSliceCount == 0 || a.ComputeInstanceSliceCount == 0 || a.MemorySizeMB == 0 {
+		return ""
+	}
+	gb := math.Round(float64(a.MemorySizeMB) / (1 << 10))
+	if gpuMemory > 0 {
+		eighths := math.Ceil(8 * float64(a.MemorySizeMB<<20) / float64(gpuMemory))
+		gb = math.Round(eighths / 8 * float64((gpuMemory+1<<30-1)>>30))
+	}
+	profile := fmt.Sprintf("%dg.%dgb", a.GpuInstanceSliceCount, int(gb))
+	if a.ComputeInstanceSliceCount != a.GpuInstanceSliceCount {
+		profile = fmt.Sprintf("%dc.", a.ComputeInstanceSliceCount) + profile
+	}
+	return profile
+}
+
+// at is the slice as it is listed now. Of its GPU it has all but the memory.
+func (s *slice) at(gpu device.Device, own int) device.Device {
+	d := gpu
+	d.ID, d.MIG = s.id, false
+	d.Slice, d.GI, d.CI, d.Profile = s.index, s.gi, s.ci, s.profile
+	d.MemoryBytes = s.memory
+	d.Nodes = slices.Concat(gpu.Nodes[:own], s.caps, gpu.Nodes[own:])
+	return d
+}
+
+// capabilities finds the device nodes that open a slice: one for each of its
+// instances. The driver makes them with the slice, or a little later.
+func (l *listing) capabilities(s *slice, minor int) {
+	if len(s.caps) == 2 || minor < 0 {
+		return
+	}
+	s.caps = nil
+	gi := fmt.Sprintf("gi%d", s.gi)
+	for _, instance := range []string{gi, gi + "/ci" + strconv.Itoa(s.ci)} {
+		if n, ok := l.capMinor(minor, instance); ok {
+			s.caps = append(s.caps, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", n))
+		}
+	}
+}
+
+// capMinor is the minor number of the node that opens an instance, from the file
+// that the driver makes for each or from its list of all that there could be. In
+// both, gpu<N> is the N of /dev/nvidia<N>, and not NVML's index.
+func (l *listing) capMinor(minor int, instance string) (int, bool) {
+	dir := filepath.Join(l.options.ProcRoot, "driver")
+	if text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("nvidia/capabilities/gpu%d/mig/%s/access", minor, instance))); err == nil {
+		for line := range strings.Lines(string(text)) {
+			if value, is := strings.CutPrefix(line, "DeviceFileMinor:"); is {
+				return parseMinor(value)
+			}
+		}
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "nvidia-caps/mig-minors"))
+	if err != nil {
+		return 0, false
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, is := strings.CutPrefix(line, fmt.Sprintf("gpu%d/%s/access ", minor, instance)); is {
+			return parseMinor(value)
+		}
+	}
+	return 0, false
+}
+
+func parseMinor(text string) (int, bool) {
+	n, err := strconv.Atoi(strings.TrimSpace(text))
+	return n, err == nil && n >= 0 && n <= mostMinor
+}
+
+// sliceOf is the slice that an event of a GPU names. It names none where it lacks
+// the numbers, which the driver gives to the privileged only, or where they are of no
+// slice that is listed: then it is the GPU's.
+func (t *table) sliceOf(g *gpu, gi, ci uint32) device.ID {
+	for _, s := range t.slices[g] {
+		if uint32(s.gi) == gi && uint32(s.ci) == ci {
+			return s.id
+		}
+	}
+	return ""
+}

@@ -1,0 +1,223 @@
+package device_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/sim"
+)
+
+// releaseWithin releases or resumes with a deadline.
+func within(d time.Duration, order func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	return order(ctx)
+}
+
+func TestMonitorReleasesTheDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
+		w := watch(t, m, nil)
+		defer w.stop()
+		held := m.IDs()
+		w.after(time.Second)
+		w.Fail(held[2], "xid 95")
+		w.after(time.Second)
+		if err := within(10*time.Second, w.monitor.Release); err != nil {
+			t.Fatal(err)
+		}
+		statuses := w.after(0)
+		want(t, "released", statuses, "released", "released", "released", "released")
+		if d := w.monitor.Driver(); d.State != device.DriverReleased || !m.Closed() || w.monitor.Ready() != nil {
+			t.Errorf("the driver is %+v, closed %v, ready %v", d, m.Closed(), w.monitor.Ready())
+		}
+		if err := within(10*time.Second, w.monitor.Release); err != nil {
+			t.Errorf("a second release: %v", err)
+		}
+		late, _ := errorsOf(w.readers, m.GPUs())
+		if !errors.Is(late[0], device.ErrNoDriver) || !errors.Is(late[1], device.ErrNoDriver) {
+			t.Errorf("readings are %v", late)
+		}
+		want(t, "an hour later", w.after(time.Hour), "released", "released", "released", "released")
+		if !m.Closed() {
+			t.Error("somebody started the driver")
+		}
+
+		m.Partition(m.GPUs()[0], "1g.10gb", "2g.20gb")
+		if err := within(time.Second, w.monitor.Resume); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "taken up again", w.after(5*time.Second), "", "", "gone", "", "xid_95")
+		if err := within(10*time.Second, w.monitor.Release); err != nil {
+			t.Fatal(err)
+		}
+		m.Recover(held[2])
+		if err := within(time.Second, w.monitor.Resume); err != nil {
+			t.Fatal(err)
+		}
+		if err := within(time.Second, w.monitor.Resume); err != nil {
+			t.Errorf("a second time: %v", err)
+		}
+		want(t, "with a reset meanwhile", w.after(15*time.Second), "", "", "", "")
+		if d := w.monitor.Driver(); d.State != device.DriverUp {
+			t.Errorf("the driver is %+v", d)
+		}
+		if m.Misused() {
+			t.Error("the driver was closed beneath a call")
+		}
+	})
+}
+
+// errorsOf reads GPUs and returns their errors.
+func errorsOf(r *device.Readers, gpus []device.GPU) (errs []error, took time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	began := time.Now()
+	for _, reading := range r.Read(ctx, gpus) {
+		errs = append(errs, reading.Err)
+	}
+	return errs, time.Since(began)
+}
+
+// TestMonitorDoesNotReleaseBeneathACall has one hang: the release is given up, and
+// what it had begun is taken back.
+func TestMonitorDoesNotReleaseBeneathACall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		w := watch(t, m, nil)
+		defer w.stop()
+		w.after(time.Second)
+		m.Stall(m.IDs()[1])
+		w.after(6 * time.Second) // a check hangs
+		result := make(chan error, 1)
+		go func() { result <- within(5*time.Second, w.monitor.Release) }() // ends with its deadline
+		want(t, "meanwhile", w.after(time.Second), "released", "released")
+		if err := within(time.Second, w.monitor.Resume); err == nil {
+			t.Error("it was taken up beneath a release")
+		}
+		if err := <-result; !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		want(t, "after it", w.after(5*time.Second), "", "released") // the other does not answer
+		m.Release()
+		want(t, "after the hang", w.after(5*time.Second), "", "")
+		if m.Closed() || m.Misused() {
+			t.Error("the driver was closed")
+		}
+		if err := within(10*time.Second, w.monitor.Release); err != nil || m.Misused() {
+			t.Errorf("a second try: %v", err)
+		}
+	})
+}
+
+// TestMonitorReleasesUnderScrapes has readings come all the time.
+func TestMonitorReleasesUnderScrapes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(4)
+		w := watch(t, m, nil)
+		w.after(time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
+		scraped := make(chan struct{})
+		go func() { // ends with ctx
+			defer close(scraped)
+			for ctx.Err() == nil {
+				errorsOf(w.readers, m.GPUs())
+				time.Sleep(time.Millisecond)
+			}
+		}()
+		for range 20 {
+			if err := within(10*time.Second, w.monitor.Release); err != nil {
+				t.Fatal(err)
+			}
+			if err := within(10*time.Second, w.monitor.Resume); err != nil {
+				t.Fatal(err)
+			}
+			want(t, "taken up again", w.after(5*time.Second), "", "", "", "")
+		}
+		cancel()
+		<-scraped
+		w.stop()
+		if m.Misused() {
+			t.Error("the driver was closed beneath a call")
+		}
+	})
+}
+
+func TestMonitorAnswersAReleaseAtItsEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(1)
+		w := watch(t, m, nil)
+		w.after(time.Second)
+		m.Stall(m.IDs()[0])
+		w.after(6 * time.Second)
+		result := make(chan error, 1)
+		go func() { result <- w.monitor.Release(context.Background()) }() // ends with Run
+		synctest.Wait()
+		w.stop()
+		if err := <-result; err == nil {
+			t.Error("it says that it is done")
+		}
+		if err := within(time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("nobody is there any more, and it says %v", err)
+		}
+	})
+}
+
+// replaced is a Backend whose driver is, some day, another one.
+type replaced struct {
+	*sim.Machine
+	by atomic.Bool
+}
+
+func (r *replaced) Devices(ctx context.Context) ([]device.Device, error) {
+	if r.by.Load() {
+		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, device.ErrReplaced)
+	}
+	return r.Machine.Devices(ctx)
+}
+
+// TestMonitorEndsWhenTheDriverIsReplaced waits for the calls that are under way: the
+// process is to end, and never with one of them.
+func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		b := &replaced{Machine: m}
+		readers, board := device.NewReaders(b), &device.Board{}
+		monitor := device.NewMonitor(b, readers, board, slog.New(slog.DiscardHandler))
+		ended := make(chan error, 1)
+		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
+		time.Sleep(time.Second)
+		m.Stall(m.IDs()[0])
+		b.by.Store(true)
+		time.Sleep(time.Minute)
+		if d := monitor.Driver(); d.State != device.DriverReplaced || !errors.Is(d.Err, device.ErrReplaced) || monitor.Ready() != nil {
+			t.Errorf("the driver is %+v, ready %v", d, monitor.Ready())
+		}
+		statuses, _ := board.Look()
+		if got := reasons(statuses); !slices.Equal(got, []string{"driver_replaced", "driver_replaced"}) {
+			t.Errorf("the board has %q", got)
+		}
+		if len(ended) > 0 || monitor.Alive() != nil {
+			t.Error("it has ended beneath a call")
+		}
+		if err := within(time.Second, monitor.Release); !errors.Is(err, device.ErrReplaced) {
+			t.Errorf("a release says %v", err)
+		}
+		m.Release()
+		if err := <-ended; !errors.Is(err, device.ErrReplaced) || !readers.Idle() {
+			t.Errorf("it ends with %v", err)
+		}
+		if !monitor.Drain(t.Context()) {
+			t.Error("calls are left")
+		}
+	})
+}

@@ -1,0 +1,127 @@
+package device
+
+import (
+	"slices"
+	"time"
+)
+
+// How long a device that no listing has any more stays on the Board, unhealthy. From
+// 1.37 on a kubelet crashes when a device vanishes while its Allocate is under way
+// (pkg/kubelet/cm/devicemanager); it reports one that it is not told of as healthy in
+// the status of the pod that holds it; and a GPU that fell off the bus is worth
+// showing for longer than a slice that somebody took away.
+const (
+	sliceKeptFor = 10 * time.Second
+	gpuKeptFor   = 10 * time.Minute
+)
+
+// ward is what the Monitor remembers of one device: of a slice that is its own, and
+// of a whole GPU no more than that it is there, since what is wrong with a GPU is
+// wrong with all its devices.
+type ward struct {
+	Device
+	patient *patient
+	own     condition // of a slice alone
+	goneAt  time.Time // since when no listing has it; zero: the newest has
+	reason  string    // why it is not healthy, as of since
+	since   time.Time // zero: it has not been judged yet
+}
+
+// judged is the verdict that holds for the device.
+func (w *ward) judged() verdict {
+	switch {
+	case w.patient.verdict.reason != "":
+		return w.patient.verdict
+	case !w.goneAt.IsZero():
+		return verdict{reason: "gone"}
+	default:
+		return w.own.verdict
+	}
+}
+
+// status is what the Board is told.
+func (w *ward) status(v verdict, now time.Time) Status {
+	if w.since.IsZero() || w.reason != v.reason {
+		w.reason, w.since = v.reason, now
+	}
+	return Status{
+		Device: w.Device, Healthy: v.reason == "", Reason: v.reason, Action: v.action, Since: w.since, Xids: w.patient.xids,
+	}
+}
+
+// over tells whether the device has been gone for so long that nobody needs to be
+// told any more.
+func (w *ward) over(now time.Time) bool {
+	kept := sliceKeptFor
+	if w.WholeGPU() {
+		kept = gpuKeptFor
+	}
+	return !w.goneAt.IsZero() && now.Sub(w.goneAt) >= kept
+}
+
+// ward finds a device; nil where there is none.
+func (m *Monitor) ward(id ID) *ward {
+	if i := slices.IndexFunc(m.wards, func(w *ward) bool { return w.ID == id }); i >= 0 {
+		return m.wards[i]
+	}
+	return nil
+}
+
+// slices are the wards of a GPU, but for the GPU itself.
+func (m *Monitor) slices(p *patient) []*ward {
+	var list []*ward
+	for _, w := range m.wards {
+		if w.patient == p && !w.WholeGPU() {
+			list = append(list, w)
+		}
+	}
+	return list
+}
+
+// merge takes a whole listing in.
+func (m *Monitor) merge(devices []Device, now time.Time) {
+	for _, p := range m.patients {
+		p.listed = false
+	}
+	listed := map[ID]bool{}
+	for _, d := range devices {
+		p := m.patients[d.GPU]
+		if p == nil {
+			p = &patient{first: now}
+			m.patients[d.GPU] = p
+		}
+		w := m.ward(d.ID)
+		if w == nil {
+			w = &ward{}
+			m.wards = append(m.wards, w)
+		}
+		w.Device, w.patient, w.goneAt = d, p, time.Time{}
+		p.listed, listed[d.ID] = true, true
+	}
+	for _, w := range m.wards {
+		if !listed[w.ID] && w.goneAt.IsZero() {
+			w.goneAt = now
+			m.log.Info("device is gone", "device", w.ID, "gpu", w.GPU, "profile", w.Profile)
+		}
+	}
+	for _, p := range m.patients {
+		if !p.listed {
+			p.condemn(verdict{reason: "gone"})
+		}
+	}
+	slices.SortFunc(m.wards, func(a, b *ward) int { return a.Compare(b.Device) })
+}
+
+// forget drops what has been gone for long enough, once nobody holds it.
+func (m *Monitor) forget(now time.Time) {
+	kept := len(m.wards)
+	m.wards = slices.DeleteFunc(m.wards, func(w *ward) bool { return w.over(now) && (m.Held == nil || !m.Held(w.ID)) })
+	if len(m.wards) == kept {
+		return
+	}
+	for gpu, p := range m.patients {
+		if !slices.ContainsFunc(m.wards, func(w *ward) bool { return w.patient == p }) {
+			delete(m.patients, gpu)
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// slice is a MIG slice of a simulated GPU.
+type slice struct {
+	device.Device
+	busy float64 // 0 to 1
+}
+
+// size is what a profile's name says: compute slices, GPU slices and GB.
+type size struct{ c, g, gb int }
+
+func parseProfile(profile string) (s size) {
+	if n, _ := fmt.Sscanf(profile, "%dc.%dg.%dgb", &s.c, &s.g, &s.gb); n == 3 {
+		return s
+	}
+	s = size{}
+	if n, _ := fmt.Sscanf(profile, "%dg.%dgb", &s.g, &s.gb); n == 2 {
+		s.c = s.g
+		return s
+	}
+	panic("sim: " + profile + " is no MIG profile") // a mistake of whoever wrote the test
+}
+
+// slicesOfGPU is how many compute slices make a whole GPU.
+const slicesOfGPU = 7
+
+// Partition turns a GPU's MIG mode on and gives it slices with these profiles, at
+// indices from 0 on: "1g.10gb", "1c.3g.40gb"; "" leaves the index out. A slice whose
+// index has the profile already goes on, all others are new ones. Compute instances
+// that fit into one GPU instance share it. The driver reports the change.
+func (m *Machine) Partition(id device.GPU, profiles ...string) {
+	m.changeGPU(id, func(g *gpu) {
+		g.partitions++
+		g.slices = g.cut(profiles)
+		g.MIG = true
+		m.events = append(m.events, device.Event{GPU: id, Resets: g.resets, Partitioned: true})
+	})
+}
+
+// Unpartition turns a GPU's MIG mode off: its slices are gone.
+func (m *Machine) Unpartition(id device.GPU) {
+	m.changeGPU(id, func(g *gpu) {
+		g.MIG, g.slices = false, nil
+		m.events = append(m.events, device.Event{GPU: id, Resets: g.resets, Partitioned: true})
+	})
+}
+
+// cut makes the slices that the profiles name, of those that are there as far as it
+// can. The numbers of instances that are gone are given again, their UUIDs never are.
+func (g *gpu) cut(profiles []string) []*slice {
+	kept := map[int]*slice{} // by index
+	taken := map[int]bool{}  // the numbers of GPU instances
+	for _, s := range g.slices {
+		if s.Slice < len(profiles) && profiles[s.Slice] == s.Profile {
+			kept[s.Slice] = s
+			taken[s.GI] = true
+		}
+	}
+	var list []*slice
+	gi, ci, used, instance := 0, 0, 0, ""
+	for i, profile := range profiles {
+		if kept[i] != nil {
+			list = append(list, kept[i])
+		}
+		if profile == "" || kept[i] != nil {
+			continue
+		}
+		s := parseProfile(profile)
+		if of := fmt.Sprintf("%dg.%dgb", s.g, s.gb); of != instance || used+s.c > s.g {
+			for gi, ci, used, instance = 1, -1, 0, of; taken[gi]; gi++ {
+			}
+			taken[gi] = true
+		}
+		ci, used = ci+1, used+s.c
+		list = append(list, g.newSlice(i, gi, ci, profile))
+	}
+	return list
+}
+
+func (g *gpu) newSlice(index, gi, ci int, profile string) *slice {
+	d := g.Device
+	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitions, index))
+	d.MIG, d.Slice, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
+	d.MemoryBytes = uint64(parseProfile(profile).gb) << 30
+	access := 100*g.Minor + 10*gi // the number of the node that opens the GPU instance
+	d.Nodes = append([]string{
+		g.Nodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
+	}, g.Nodes[1:]...)
+	return &slice{Device: d}
+}
+
+// devices are what is listed of a GPU.
+func (g *gpu) devices() []device.Device {
+	list := []device.Device{g.Device}
+	for _, s := range g.slices {
+		list = append(list, s.Device)
+	}
+	return list
+}
+
+// sliceOf finds a slice of the GPU; nil where there is none.
+func (g *gpu) sliceOf(id device.ID) *slice {
+	for _, s := range g.slices {
+		if s.ID == id {
+			return s
+		}
+	}
+	return nil
+}
+
+// load is how busy the whole GPU is when a slice is.
+func (g *gpu) load() float64 {
+	load := 0.0
+	for _, s := range g.slices {
+		load += s.busy * float64(parseProfile(s.Profile).c) / slicesOfGPU
+	}
+	return min(load, 1)
+}
