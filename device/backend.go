@@ -57,7 +57,6 @@ type Event struct {
 	Xid    uint64 // the error's number; 0 when the event is none
 	Fatal  bool   // what is hit cannot be used until the GPU was reset
 	Action string // what the fault asks for, as in Status.Action
-	Resets uint64 // the GPU's count of resets when this came, as Check counts them
 	// Partitioned says that the GPU's slices have changed, or are about to.
 	Partitioned bool
 }

@@ -10,6 +10,7 @@ package device
 import (
 	"cmp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -34,6 +35,12 @@ const replicaMark = "::"
 
 // Offered is the id under which the kubelet is offered the whole device.
 func (id ID) Offered() OfferedID { return OfferedID(id) }
+
+// Replica is the id under which the kubelet is offered the n-th replica of the
+// device, counted from 0.
+func (id ID) Replica(n int) OfferedID {
+	return OfferedID(string(id) + replicaMark + strconv.Itoa(n))
+}
 
 // Device is the device behind an offered id, whichever replica of it is meant.
 func (o OfferedID) Device() ID {
@@ -88,7 +95,8 @@ func (d Device) Compare(o Device) int {
 		cmp.Compare(d.Slice, o.Slice), cmp.Compare(d.ID, o.ID))
 }
 
-func (d Device) equal(o Device) bool {
+// Equal tells whether everything is known of both alike.
+func (d Device) Equal(o Device) bool {
 	return d.ID == o.ID && d.GPU == o.GPU && d.Index == o.Index && d.Minor == o.Minor &&
 		d.MIG == o.MIG && d.Slice == o.Slice && d.GI == o.GI && d.CI == o.CI && d.Profile == o.Profile &&
 		d.Model == o.Model && d.PCI == o.PCI && d.NUMANode == o.NUMANode &&
@@ -115,6 +123,10 @@ type Xid struct {
 }
 
 func (s Status) equal(o Status) bool {
-	return s.Device.equal(o.Device) && s.Healthy == o.Healthy && s.Reason == o.Reason &&
-		s.Action == o.Action && s.Since.Equal(o.Since) && slices.Equal(s.Xids, o.Xids)
+	return s.equalButXids(o) && slices.Equal(s.Xids, o.Xids)
+}
+
+func (s Status) equalButXids(o Status) bool {
+	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Reason == o.Reason &&
+		s.Action == o.Action && s.Since.Equal(o.Since)
 }

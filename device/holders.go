@@ -88,6 +88,16 @@ func (h Holders) Of(id ID) (Hold, Owner) {
 	return Held, first
 }
 
+// Offered are the ids of a resource that containers hold.
+func (h Holders) Offered(resource string) (ids []OfferedID) {
+	for _, r := range h.Held {
+		if r.Resource == resource {
+			ids = append(ids, r.Offered)
+		}
+	}
+	return ids
+}
+
 // Rows are the holdings of a device.
 func (h Holders) Rows(id ID) []Holding {
 	start, _ := slices.BinarySearchFunc(h.Held, id, func(r Holding, id ID) int {

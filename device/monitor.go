@@ -16,12 +16,16 @@ const (
 	tickEvery       = 250 * time.Millisecond
 	checkEvery      = 5 * time.Second  // a GPU that is healthy
 	recheckEvery    = time.Second      // one that is not, or not known to be
+	urgentEvery     = time.Second / 20 // at most, however much the driver reports
+	sayEvery        = 10 * time.Second // one kind of report
 	listEvery       = 10 * time.Second // while the driver is there
 	lookForEvery    = time.Second      // while it is not
 	firstVerdictBy  = 5 * time.Second  // no verdict by then is a bad one
 	unhealthyAfter  = 30 * time.Second // a call that does not come back
 	notAnsweringBy  = 5 * time.Second  // a listing that does not come back
 	waitAgainAfter  = time.Second      // a Wait that failed
+	deafAfter       = 10 * time.Second // a Wait that does not come back, or goes on failing
+	baselineBy      = 10 * time.Second // a check that tells which resets came before a fault
 	goodChecksToRun = 3                // in a row, for a GPU to be trusted again
 )
 
@@ -32,6 +36,7 @@ type DriverState uint8
 const (
 	DriverStarting DriverState = iota
 	DriverUp
+	DriverFailing      // it answers, and not with a list of devices
 	DriverAbsent       // not there, or it refuses to start
 	DriverNotAnswering // a listing, or the start of its library, hangs
 	DriverReplaced     // Run ends with ErrReplaced when no call is under way
@@ -52,6 +57,9 @@ type Monitor struct {
 	// Held tells whether somebody holds a device: then it is kept, however long it has
 	// been gone. It must be quick. Set before Run; nil: nobody holds any.
 	Held func(ID) bool
+	// Fatal decides, given what the Backend says, whether a device that an Xid hit
+	// can be used no more. It must be quick. Set before Run; nil: as the Backend says.
+	Fatal func(xid uint64, byDefault bool) bool
 
 	backend Backend
 	readers *Readers
@@ -60,6 +68,10 @@ type Monitor struct {
 
 	driver atomic.Pointer[Driver] // written by Run
 	links  atomic.Pointer[[]Link] // written by Run; nil before they were first read
+	// deafSince is when the first Wait began of those that have brought nothing but
+	// errors, or not come back, since the last one that did its work; nil: none has
+	// begun. Written by Run.
+	deafSince atomic.Pointer[time.Time]
 
 	// calls counts the goroutines inside Devices or Links, and Wait, one each at most.
 	calls  sync.WaitGroup
@@ -81,11 +93,14 @@ type Monitor struct {
 	waitNext  time.Time
 	waitErr   string // of the newest Wait: the same one is said once
 	wiring    wiring
+	deaf      bool // and it was said
 	posted    []Status
 	phase     phase
 	away      verdict // on all devices while the phase is not working
 	pending   order   // the release under way
 	replaced  error   // why Run is to end; nil otherwise
+	postedAt  time.Time
+	strangers sayings // of Xids of GPUs that are not known
 }
 
 type (
@@ -99,6 +114,7 @@ type (
 	}
 	checkup struct {
 		gpu    GPU
+		number uint64 // of the GPU's checks, counted from 1
 		resets uint64
 		err    error
 	}
@@ -120,6 +136,21 @@ func NewMonitor(b Backend, r *Readers, board *Board, log *slog.Logger) *Monitor 
 
 // Driver returns the driver's state as Run last saw it.
 func (m *Monitor) Driver() Driver { return *m.driver.Load() }
+
+// Deaf returns for how long the driver's events have not been heard, because a Wait does
+// not come back or each one fails; 0 while they are. A Wait takes seconds, so less than
+// deafAfter is none. What events would say, checks find out later, and counts of Xids
+// stand still meanwhile.
+func (m *Monitor) Deaf() time.Duration {
+	since := m.deafSince.Load()
+	if since == nil {
+		return 0
+	}
+	if d := time.Since(*since); d > deafAfter {
+		return d
+	}
+	return 0
+}
 
 // Ready says what a verdict is still missing. A node without a driver, or without
 // a device, is ready: there is nothing to wait for.
@@ -151,7 +182,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		case r := <-m.events:
 			m.reported(r, time.Now())
 		case c := <-m.checks:
-			m.checked(c)
+			m.checked(c, time.Now())
 		case o := <-m.orders:
 			m.obey(o, time.Now())
 		case <-m.closed:
@@ -187,6 +218,9 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 	}
 	if len(m.wards) > 0 && !m.waiting && !now.Before(m.waitNext) {
 		m.waiting = true
+		if m.deafSince.Load() == nil {
+			m.deafSince.Store(&now)
+		}
 		m.calls.Go(func() {
 			event, err := m.backend.Wait(ctx)
 			m.events <- report{event, err}
@@ -196,8 +230,9 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 		if !p.due(now, m.readers.Failed(gpu) || m.ailing(p)) {
 			continue
 		}
-		if m.readers.Check(gpu, func(resets uint64, err error) { m.answer(ctx, checkup{gpu, resets, err}) }) {
-			p.checkedAt, p.urgent = now, false
+		number := p.checks + 1
+		if m.readers.Check(gpu, func(resets uint64, err error) { m.answer(ctx, checkup{gpu, number, resets, err}) }) {
+			p.checkedAt, p.checks, p.urgent = now, number, false
 		}
 	}
 }
@@ -232,7 +267,7 @@ func (m *Monitor) listed(l listing, now time.Time) {
 	}
 	if l.devices == nil && l.err != nil { // nothing is known of any
 		m.listNext = now.Add(lookForEvery)
-		m.setDriver(Driver{DriverNotAnswering, l.err})
+		m.setDriver(Driver{DriverFailing, l.err})
 		return
 	}
 	m.listNext = now.Add(listEvery)
@@ -265,13 +300,16 @@ func (m *Monitor) reported(r report, now time.Time) {
 		m.checkAll()
 		return
 	}
+	m.deafSince.Store(nil)
 	e := r.event
 	if e == (Event{}) {
 		return
 	}
 	p := m.patients[e.GPU]
 	if p == nil {
-		m.log.Warn("driver event names no known GPU, asking each", "gpu", e.GPU, "xid", e.Xid)
+		if m.strangers.due("", e.Xid, now) {
+			m.log.Warn("driver event names no known GPU, asking each", "gpu", e.GPU, "xid", e.Xid)
+		}
 		m.checkAll()
 		return
 	}
@@ -282,18 +320,23 @@ func (m *Monitor) reported(r report, now time.Time) {
 	if e.Xid == 0 {
 		return
 	}
-	m.log.Info("driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action)
-	p.count(e.Xid, now)
+	if m.Fatal != nil {
+		e.Fatal = m.Fatal(e.Xid, e.Fatal)
+	}
+	count := p.count(e.Xid, now)
+	if p.said.due(e.Device, e.Xid, now) {
+		m.log.Info("driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action, "count", count)
+	}
 	if e.Fatal {
-		m.condemn(p, e)
+		m.condemn(p, e, now)
 	}
 	p.urgent = true // what the event means may stand elsewhere, and be read by a check
 }
 
 // condemn takes a fault to whom it hit: to the slice that the event names, or to the
 // GPU with all that it has.
-func (m *Monitor) condemn(p *patient, e Event) {
-	v := verdict{reason: xidReason(e.Xid), action: e.Action, resets: &e.Resets}
+func (m *Monitor) condemn(p *patient, e Event, now time.Time) {
+	v := verdict{reason: xidReason(e.Xid), action: e.Action, byReset: true, at: now, checks: p.checks}
 	if w := m.ward(e.Device); w != nil && w.patient == p && !w.WholeGPU() {
 		w.own.condemn(v)
 		return
@@ -308,12 +351,14 @@ func (m *Monitor) checkAll() {
 	}
 }
 
-func (m *Monitor) checked(c checkup) {
+func (m *Monitor) checked(c checkup, now time.Time) {
 	p := m.patients[c.gpu]
-	if p == nil { // it was forgotten meanwhile
+	if p == nil || c.number > p.checks { // it was forgotten meanwhile, and may be back
 		return
 	}
 	was := p.verdict.reason
+	p.resets = max(p.resets, c.resets) // a check that fails may not know the count
+	m.baseline(p, c.number, now)
 	p.checked(c)
 	for _, w := range m.slices(p) {
 		if c.err != nil {
@@ -324,6 +369,14 @@ func (m *Monitor) checked(c checkup) {
 	}
 	if is := p.verdict.reason; is != was {
 		m.log.Info("health", "gpu", c.gpu, "was", was, "is", is, "err", c.err)
+	}
+}
+
+// baseline has the GPU's verdict and its slices' know which resets do not mend them.
+func (m *Monitor) baseline(p *patient, check uint64, now time.Time) {
+	p.baseline(check, p.resets, now)
+	for _, w := range m.slices(p) {
+		w.own.baseline(check, p.resets, now)
 	}
 }
 
@@ -338,7 +391,9 @@ func (m *Monitor) judgeSilence(now time.Time) {
 	if !m.wiring.since.IsZero() && now.Sub(m.wiring.since) > unhealthyAfter { // no listing begins meanwhile
 		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return with the links")})
 	}
+	m.judgeHearing()
 	for gpu, p := range m.patients {
+		m.baseline(p, 0, now)
 		silent := m.readers.Busy(gpu) > unhealthyAfter
 		if !p.answered {
 			silent = now.Sub(p.first) > firstVerdictBy
@@ -347,6 +402,19 @@ func (m *Monitor) judgeSilence(now time.Time) {
 			p.condemn(verdict{reason: "not_answering"})
 		}
 	}
+}
+
+// judgeHearing says once that the driver's events are not heard, and once that they are
+// again.
+func (m *Monitor) judgeHearing() {
+	is := m.Deaf() > 0
+	switch {
+	case is && !m.deaf:
+		m.log.Warn("driver events are not heard: a wait does not come back, or each one fails", "err", m.waitErr)
+	case !is && m.deaf:
+		m.log.Info("driver events are heard again")
+	}
+	m.deaf = is
 }
 
 // setDriver keeps the driver's state and says a change of it once.
@@ -362,7 +430,7 @@ func (m *Monitor) setDriver(d Driver) {
 	case d.State == DriverReplaced:
 		m.log.Warn("driver was replaced", "err", d.Err)
 	case d.State != DriverUp:
-		m.log.Warn("no devices from the driver; will take them when it answers", "err", d.Err)
+		m.log.Warn(m.withoutDriver(), "err", d.Err)
 	case d.Err != nil:
 		m.log.Warn("some devices cannot be listed", "err", d.Err)
 	default:
@@ -370,24 +438,41 @@ func (m *Monitor) setDriver(d Driver) {
 	}
 }
 
-// post publishes all verdicts, once there was a listing and each GPU of it has one,
-// and only when they changed.
+// withoutDriver says what it means that nothing can be listed.
+func (m *Monitor) withoutDriver() string {
+	if m.known {
+		return "no devices from the driver; those that are known stay until it lists again"
+	}
+	return "no devices from the driver; will take them when it answers"
+}
+
+// post publishes all verdicts, and only when they changed. The first time it waits
+// until each GPU of the listing has one: a kubelet that is offered a part of the node
+// turns away the pods that hold the rest. Later a GPU that has none yet is left out,
+// since it must not hold up what is known of the others.
 func (m *Monitor) post(now time.Time) {
-	statuses := make([]Status, len(m.wards))
-	for i, w := range m.wards {
+	statuses := make([]Status, 0, len(m.wards))
+	for _, w := range m.wards {
 		if !w.patient.answered {
-			return
+			if m.posted == nil {
+				return
+			}
+			continue
 		}
 		v := w.judged()
 		if m.phase != working {
 			v = m.away
 		}
-		statuses[i] = w.status(v, now)
+		statuses = append(statuses, w.status(v, now))
 	}
 	if !m.known || m.posted != nil && slices.EqualFunc(m.posted, statuses, Status.equal) {
 		return
 	}
-	m.posted = statuses
+	// What is but another count can wait for the next tick: there may be many.
+	if slices.EqualFunc(m.posted, statuses, Status.equalButXids) && now.Sub(m.postedAt) < tickEvery {
+		return
+	}
+	m.posted, m.postedAt = statuses, now
 	m.board.Post(statuses)
 }
 

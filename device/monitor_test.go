@@ -5,6 +5,9 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +22,39 @@ type watched struct {
 	board   device.Board
 	monitor *device.Monitor
 	readers *device.Readers
+	log     recorder
 	stop    func()
+}
+
+// recorder is a log's handler that counts messages.
+type recorder struct {
+	slog.Handler
+	mu    sync.Mutex
+	times map[string]int // guarded by mu
+}
+
+func (r *recorder) Enabled(context.Context, slog.Level) bool { return true }
+
+func (r *recorder) Handle(_ context.Context, record slog.Record) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.times == nil {
+		r.times = map[string]int{}
+	}
+	r.times[record.Message]++
+	return nil
+}
+
+// said is how many messages begin so.
+func (r *recorder) said(begin string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for message, times := range r.times {
+		if strings.HasPrefix(message, begin) {
+			n += times
+		}
+	}
+	return n
 }
 
 // watch runs a Monitor in the test's bubble. over may put something between the
@@ -31,7 +66,7 @@ func watch(t *testing.T, m *sim.Machine, over func(device.Backend) device.Backen
 		b = over(m)
 	}
 	w := &watched{Machine: m, readers: device.NewReaders(b)}
-	w.monitor = device.NewMonitor(b, w.readers, &w.board, slog.New(slog.DiscardHandler))
+	w.monitor = device.NewMonitor(b, w.readers, &w.board, slog.New(&w.log))
 	for _, prepare := range before {
 		prepare(w)
 	}
@@ -114,6 +149,39 @@ func TestMonitorWantsAResetWhereOneIsDue(t *testing.T) {
 		want(t, "after a reset", w.after(4*time.Second), "")
 		w.Fail(w.IDs()[0], "xid 95")
 		want(t, "again", w.after(time.Minute), "xid_95")
+	})
+}
+
+// TestMonitorTellsAnEarlierReset has a GPU fail again before any check has seen that it
+// was reset: that reset mends nothing.
+func TestMonitorTellsAnEarlierReset(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, machine(1), nil)
+		defer w.stop()
+		id := w.IDs()[0]
+		w.after(time.Second)
+		w.Recover(id)
+		w.Fail(id, "xid 95")
+		want(t, "an hour later", w.after(time.Hour), "xid_95")
+		w.Recover(id)
+		want(t, "after a reset", w.after(4*time.Second), "")
+	})
+}
+
+// TestMonitorTakesAResetThatNoCheckPreceded has calls hang from before the fault until
+// the GPU is reset.
+func TestMonitorTakesAResetThatNoCheckPreceded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, machine(1), nil)
+		defer w.stop()
+		id := w.IDs()[0]
+		w.after(time.Second)
+		w.Stall(id)
+		w.after(6 * time.Second) // a check hangs
+		w.Fail(id, "xid 95")
+		want(t, "a minute later", w.after(time.Minute), "xid_95")
+		w.Recover(id)
+		want(t, "after a reset", w.after(5*time.Second), "")
 	})
 }
 
@@ -228,6 +296,21 @@ func TestMonitorWaitsForAVerdictOnEachDevice(t *testing.T) {
 	})
 }
 
+// TestMonitorPostsWhileAGPUHasNoVerdict has one put in whose first check hangs.
+func TestMonitorPostsWhileAGPUHasNoVerdict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		w := watch(t, m, nil)
+		defer w.stop()
+		w.after(9 * time.Second)
+		m.Stall(device.ID(m.Add()))
+		want(t, "when it was listed", w.after(2*time.Second), "", "")
+		m.Fail(m.IDs()[0], "xid 79")
+		want(t, "after Xid 79 of another", w.after(time.Millisecond), "xid_79", "")
+		want(t, "when its time for a verdict is over", w.after(5*time.Second), "xid_79", "", "not_answering")
+	})
+}
+
 // deaf is a Backend whose Wait fails.
 type deaf struct{ device.Backend }
 
@@ -242,6 +325,150 @@ func TestMonitorBlamesNobodyForAFailedWait(t *testing.T) {
 		want(t, "after failed waits", w.after(10*time.Second), "", "")
 		w.Fail(w.IDs()[1], "lost")
 		want(t, "a second after a GPU was lost", w.after(1500*time.Millisecond), "", "lost")
+	})
+}
+
+// busy is a Backend that counts checks.
+type busy struct {
+	device.Backend
+	checks *atomic.Int64
+}
+
+func (b busy) Check(gpu device.GPU) (uint64, error) {
+	b.checks.Add(1)
+	return b.Backend.Check(gpu)
+}
+
+// TestMonitorInAStorm has the driver report a thousand errors in ten seconds. Each is
+// counted, and few make a line of the log, a check or a post.
+func TestMonitorInAStorm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var checks atomic.Int64
+		w := watch(t, machine(1), func(b device.Backend) device.Backend { return busy{b, &checks} })
+		defer w.stop()
+		id := w.IDs()[0]
+		w.after(time.Second)
+		checks.Store(0)
+		posts := 0
+		_, changed := w.board.Look()
+		for range 1000 {
+			w.Fail(id, "xid 31")
+			w.after(10 * time.Millisecond)
+			select {
+			case <-changed:
+				posts++
+				_, changed = w.board.Look()
+			default:
+			}
+		}
+		if n := checks.Load(); n < 10 || n > 250 {
+			t.Errorf("%d checks", n)
+		}
+		if posts < 10 || posts > 50 {
+			t.Errorf("%d posts", posts)
+		}
+		said := w.log.said("driver event")
+		if said < 1 || said > 2 {
+			t.Errorf("%d lines in the log", said)
+		}
+		statuses := w.after(time.Second)
+		if xids := statuses[0].Xids; len(xids) != 1 || xids[0].Count != 1000 {
+			t.Errorf("counted %+v", xids)
+		}
+		w.Fail(id, "xid 13")
+		if w.after(time.Millisecond); w.log.said("driver event") != said+1 {
+			t.Error("a report of another kind is not in the log")
+		}
+		w.Fail(id, "xid 79")
+		want(t, "at once", w.after(time.Millisecond), "xid_79")
+	})
+}
+
+// mute is a Backend that fails to list from some time on.
+type mute struct {
+	device.Backend
+	now *atomic.Bool
+}
+
+func (m mute) Devices(ctx context.Context) ([]device.Device, error) {
+	if m.now.Load() {
+		return nil, errors.New("count GPUs: UNKNOWN")
+	}
+	return m.Backend.Devices(ctx)
+}
+
+// TestMonitorTellsWhatIsKnown has listings fail at once: that is not a driver that
+// hangs, and what was listed stays.
+func TestMonitorTellsWhatIsKnown(t *testing.T) {
+	const before, after = "no devices from the driver; will take them", "no devices from the driver; those that are known stay"
+	synctest.Test(t, func(t *testing.T) {
+		var muted atomic.Bool
+		muted.Store(true)
+		w := watch(t, machine(1), func(b device.Backend) device.Backend { return mute{b, &muted} })
+		defer w.stop()
+		fails := func(first, later int) {
+			t.Helper()
+			w.after(time.Minute)
+			if d := w.monitor.Driver(); d.State != device.DriverFailing || w.monitor.Ready() != nil {
+				t.Errorf("the driver is %+v, ready: %v", d, w.monitor.Ready())
+			}
+			if w.log.said(before) != first || w.log.said(after) != later {
+				t.Errorf("said %v", w.log.times)
+			}
+		}
+		fails(1, 0)
+		muted.Store(false)
+		want(t, "when it lists", w.after(2*time.Second), "")
+		muted.Store(true)
+		fails(1, 1)
+		want(t, "what is known stays", w.after(time.Minute), "")
+	})
+}
+
+// muffled is a Backend whose Wait does not come back while a hand is on it.
+type muffled struct {
+	device.Backend
+	hand chan struct{} // has room for one: it is on while there is one
+}
+
+func (m muffled) Wait(ctx context.Context) (device.Event, error) {
+	m.hand <- struct{}{}
+	<-m.hand
+	return m.Backend.Wait(ctx)
+}
+
+func TestMonitorSaysThatItIsDeaf(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hand := make(chan struct{}, 1)
+		w := watch(t, machine(1), func(b device.Backend) device.Backend { return muffled{b, hand} })
+		defer w.stop()
+		w.after(time.Minute)
+		said := func(when string, deaf bool, no, yes int) {
+			t.Helper()
+			if (w.monitor.Deaf() > 0) != deaf || w.log.said("driver events are not heard") != no || w.log.said("driver events are heard again") != yes {
+				t.Errorf("%s: deaf for %s, and said %v", when, w.monitor.Deaf(), w.log.times)
+			}
+		}
+		said("while nothing happens", false, 0, 0)
+		hand <- struct{}{}
+		w.after(5 * time.Second)
+		said("soon", false, 0, 0)
+		w.after(time.Minute)
+		said("when a wait has not come back", true, 1, 0)
+		if d := w.monitor.Deaf(); d < time.Minute || d > 70*time.Second {
+			t.Errorf("deaf for %s", d)
+		}
+		<-hand
+		w.after(2 * time.Second)
+		said("when it has", false, 1, 1)
+	})
+	synctest.Test(t, func(t *testing.T) {
+		w := watch(t, machine(1), func(b device.Backend) device.Backend { return deaf{b} })
+		defer w.stop()
+		w.after(time.Minute)
+		if d := w.monitor.Deaf(); d < 50*time.Second || w.log.said("driver events are not heard") != 1 {
+			t.Errorf("when each wait has failed: deaf for %s, and said %v", d, w.log.times)
+		}
 	})
 }
 

@@ -9,8 +9,9 @@ import (
 )
 
 // stalledAfter is how long a call may run before its GPU counts as stalled: then
-// a reader no longer waits for the GPU but leaves it out at once.
-const stalledAfter = time.Second
+// a reader no longer waits for the GPU but leaves it out at once. It is clearly less
+// than a scrape takes for all, so that the scrape which first meets a hang says so.
+const stalledAfter = 900 * time.Millisecond
 
 // Readers ask GPUs, each through one slot of its own. A driver's call may hang
 // for ever, and a thread inside one cannot be got back; so no GPU ever has more
@@ -33,8 +34,9 @@ type slot struct {
 	gpu GPU
 	// token holds one token, which whoever calls has taken out.
 	token chan struct{}
-	// since is when the running call began, in Unix nanoseconds; 0: none runs.
-	// Written by the holder of the token.
+	made  time.Time // times are counted from it, since it has the clock that nobody sets
+	// since is how long after made the running call began, and never 0 then; 0: none
+	// runs. Written by the holder of the token.
 	since atomic.Int64
 	// failed tells whether the last read got an error. Written by the holder of
 	// the token.
@@ -114,7 +116,7 @@ func (r *Readers) Check(gpu GPU, answer func(resets uint64, err error)) bool {
 	default:
 		return false
 	}
-	s.since.Store(time.Now().UnixNano())
+	s.begin()
 	begun := r.begin(func() {
 		resets, err := r.backend.Check(gpu)
 		s.leave()
@@ -197,7 +199,7 @@ func (r *Readers) slot(gpu GPU) *slot {
 	defer r.mu.Unlock()
 	s := r.slots[gpu]
 	if s == nil {
-		s = &slot{gpu: gpu, token: make(chan struct{}, 1)}
+		s = &slot{gpu: gpu, token: make(chan struct{}, 1), made: time.Now()}
 		s.token <- struct{}{}
 		r.slots[gpu] = s
 	}
@@ -208,12 +210,19 @@ func (r *Readers) slot(gpu GPU) *slot {
 func (s *slot) take(ctx context.Context) bool {
 	select {
 	case <-s.token:
-		s.since.Store(time.Now().UnixNano())
-		return true
 	case <-ctx.Done():
 		return false
 	}
+	if ctx.Err() != nil { // of two that are ready select takes either, and nobody waits for the answer
+		s.token <- struct{}{}
+		return false
+	}
+	s.begin()
+	return true
 }
+
+// begin notes that a call begins.
+func (s *slot) begin() { s.since.Store(int64(max(time.Since(s.made), 1))) }
 
 func (s *slot) leave() {
 	s.since.Store(0)
@@ -225,7 +234,7 @@ func (s *slot) busy() time.Duration {
 	if since == 0 {
 		return 0
 	}
-	return time.Since(time.Unix(0, since))
+	return time.Since(s.made) - time.Duration(since)
 }
 
 func (s *slot) stalled() bool { return s.busy() > stalledAfter }

@@ -3,6 +3,7 @@ package device_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -49,7 +50,9 @@ func TestReadersLeaveOutAGPUThatHangs(t *testing.T) {
 		if !late[1] || late[0] || late[2] || took != time.Second {
 			t.Errorf("the first read: late %v, took %s; want the second GPU late by the deadline", late, took)
 		}
-		time.Sleep(time.Millisecond)
+		if !r.Stalled(gpus[1]) {
+			t.Error("the read that has met the hang cannot tell that the GPU is stalled")
+		}
 		late, took = read(t, r, gpus)
 		if !late[1] || late[0] || late[2] || took != 0 {
 			t.Errorf("the second read: late %v, took %s; want nobody to wait for a GPU that is known to hang", late, took)
@@ -88,6 +91,36 @@ func TestReadersWaitForAShortCall(t *testing.T) {
 			t.Errorf("the check: %v", err)
 		}
 	})
+}
+
+// TestReadersAskNobodyTooLate has the slot be free, and the time be over.
+func TestReadersAskNobodyTooLate(t *testing.T) {
+	m := &counted{Machine: machine(1)}
+	r := device.NewReaders(m)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 50 { // it is by chance which of the two is noticed
+		r.Read(ctx, gpusOf(m.Machine))
+		r.Drain(t.Context())
+	}
+	if n := m.reads.Load(); n > 0 {
+		t.Errorf("%d calls were made whose answers nobody waits for", n)
+	}
+	if !r.Check(gpusOf(m.Machine)[0], func(uint64, error) {}) {
+		t.Error("the slot is lost")
+	}
+	r.Drain(t.Context())
+}
+
+// counted is a machine that counts its readings.
+type counted struct {
+	*sim.Machine
+	reads atomic.Int64
+}
+
+func (c *counted) Read(gpu device.GPU, buf []device.Sample) ([]device.Sample, error) {
+	c.reads.Add(1)
+	return c.Machine.Read(gpu, buf)
 }
 
 func TestReadersTellWhetherCallsAreLeft(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 )
 
@@ -74,6 +75,7 @@ func (m *Monitor) leave(reason string) {
 	m.phase, m.away = leaving, verdict{reason: reason}
 	m.readers.Pause()
 	for _, p := range m.patients {
+		m.baseline(p, math.MaxUint64, time.Time{}) // what comes from now on may be the reset that this is for
 		p.condemn(m.away)
 	}
 }

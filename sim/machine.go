@@ -163,7 +163,7 @@ var (
 )
 
 func (m *Machine) report(g *gpu, id device.ID, xid uint64) {
-	e := device.Event{GPU: g.GPU, Xid: xid, Resets: g.resets}
+	e := device.Event{GPU: g.GPU, Xid: xid}
 	if !slices.Contains(applicationXids, xid) {
 		e.Fatal, e.Action = true, "reset_gpu"
 	}

@@ -39,7 +39,7 @@ func (m *Machine) Partition(id device.GPU, profiles ...string) {
 		g.partitions++
 		g.slices = g.cut(profiles)
 		g.MIG = true
-		m.events = append(m.events, device.Event{GPU: id, Resets: g.resets, Partitioned: true})
+		m.events = append(m.events, device.Event{GPU: id, Partitioned: true})
 	})
 }
 
@@ -47,7 +47,7 @@ func (m *Machine) Partition(id device.GPU, profiles ...string) {
 func (m *Machine) Unpartition(id device.GPU) {
 	m.changeGPU(id, func(g *gpu) {
 		g.MIG, g.slices = false, nil
-		m.events = append(m.events, device.Event{GPU: id, Resets: g.resets, Partitioned: true})
+		m.events = append(m.events, device.Event{GPU: id, Partitioned: true})
 	})
 }
 

@@ -26,7 +26,7 @@ func TestNodeLives(t *testing.T) {
 	var board device.Board
 	readers := device.NewReaders(m)
 	monitor := device.NewMonitor(m, readers, &board, log)
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Resource: "nvidia.com/gpu", Look: board.Look, Log: log})
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Look: board.Look, Log: log})
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

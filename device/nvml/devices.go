@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -55,10 +56,11 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 		old = &table{}
 	}
 	l := listing{Backend: b, old: old, fresh: newTable(b.driver), devices: []device.Device{}, listed: map[device.ID]bool{}}
-	l.run(ctx, count)
+	found := l.ask(ctx, count)
 	if err := ctx.Err(); err != nil { // half a listing would have the rest gone
 		return nil, fmt.Errorf("list GPUs: %w", err)
 	}
+	l.put(found, count)
 	b.table.Store(l.fresh)
 	return l.devices, l.err()
 }
@@ -76,7 +78,7 @@ func (t *table) add(index int, g *gpu) {
 	t.byID[g.id] = g
 	t.byHandle[g.handle] = g
 	t.byIndex[index] = g
-	t.slices[g] = g.slices
+	t.slices[g] = g.parts.Load().slices
 }
 
 // listing is one run through the driver's indices. A GPU is looked for by its index
@@ -90,45 +92,64 @@ type listing struct {
 	errs       []string           // of what is left out, one each
 }
 
-// place is what an index leads to.
-type place struct {
-	handle nvml.Device
-	ret    nvml.Return
-	// known is the GPU that the listing before had, under this handle; else nil.
-	known *gpu
-}
-
-// run takes two turns. Which GPU an index that fails stood for can be told only when
-// the handles of all others are known: indices move up when a GPU goes.
-func (l *listing) run(ctx context.Context, count int) {
-	places := make([]place, count)
-	found := map[*gpu]bool{}
-	for i := range places {
-		if ctx.Err() != nil {
-			return
+// put puts together what was found. Which GPU an index that fails stood for can be told
+// only when the handles of all others are known: indices move up when a GPU goes.
+func (l *listing) put(found map[int]finding, count int) {
+	elsewhere := map[*gpu]bool{}
+	for i, f := range found {
+		// One that was long under way may not know what was listed meanwhile.
+		if known := l.old.byHandle[f.handle]; known != nil {
+			f.gpu, f.fresh = known, false
+			found[i] = f
 		}
-		places[i] = l.placeAt(i)
-		found[places[i].known] = true
+		elsewhere[f.gpu] = true
 	}
 	nodes := sharedNodes(l.options.DevRoot)
-	for i, p := range places {
-		if ctx.Err() != nil {
-			return
+	for i := range count {
+		f, answered := found[i]
+		if !answered {
+			f.err = errors.New("it does not answer")
 		}
-		if g := l.old.byIndex[i]; p.ret != nvml.SUCCESS && g != nil && !found[g] {
-			p = place{g.handle, nvml.SUCCESS, g} // whatever ails it, Check will say
+		if g := l.old.byIndex[i]; f.handle == nil && g != nil && !elsewhere[g] {
+			f = finding{gpu: g} // whatever ails it, Check will say
 		}
-		g, err := l.gpuAt(p)
-		if err == nil && l.fresh.byID[g.id] != nil {
-			err = fmt.Errorf("%s was listed before", g.id)
+		if f.err == nil && l.fresh.byID[f.gpu.id] != nil {
+			f.err = fmt.Errorf("%s was listed before", f.gpu.id)
 		}
-		if err != nil {
-			l.errs = append(l.errs, fmt.Sprintf("GPU at index %d: %v", i, err))
+		if f.err != nil {
+			l.errs = append(l.errs, fmt.Sprintf("GPU at index %d: %v", i, f.err))
 			continue
 		}
-		l.fresh.add(i, g)
-		l.list(g, i, nodes)
+		l.take(f)
+		l.fresh.add(i, f.gpu)
+		l.list(f.gpu, i, nodes)
 	}
+}
+
+// take notes what was found of a GPU.
+func (l *listing) take(f finding) {
+	g := f.gpu
+	if g.history == nil {
+		if g.history = l.histories[g.id]; g.history == nil {
+			g.history = &history{}
+			l.histories[g.id] = g.history
+		}
+	}
+	for _, err := range f.errs {
+		l.complain(g, err)
+	}
+	if f.parts == nil {
+		return
+	}
+	f.parts.slices = slices.DeleteFunc(f.parts.slices, func(s *slice) bool {
+		if l.listed[s.id] {
+			l.complain(g, fmt.Sprintf("slice %d: %s was listed before", s.index, s.id))
+			return true
+		}
+		l.listed[s.id] = true
+		return false
+	})
+	g.parts.Store(f.parts)
 }
 
 // list puts a GPU and its slices on the list.
@@ -137,52 +158,10 @@ func (l *listing) list(g *gpu, index int, sharedNodes []string) {
 	own := len(d.Nodes)
 	d.Nodes = append(d.Nodes, sharedNodes...)
 	l.devices = append(l.devices, d)
-	for _, s := range g.slices {
+	for _, s := range g.parts.Load().slices {
 		l.capabilities(s, d.Minor)
 		l.devices = append(l.devices, s.at(d, own))
 	}
-}
-
-// placeAt asks for a handle, but not about a GPU that another call is now about:
-// that may hang, and one GPU's trouble must not end the listing of all.
-func (l *listing) placeAt(index int) place {
-	if g := l.old.byIndex[index]; g != nil && g.calling.Load() {
-		return place{g.handle, nvml.SUCCESS, g}
-	}
-	handle, ret := l.driver.lib.DeviceGetHandleByIndex(index)
-	if ret != nvml.SUCCESS {
-		return place{nil, ret, nil}
-	}
-	return place{handle, ret, l.old.byHandle[handle]}
-}
-
-// gpuAt is the GPU at a place. One that is known is asked for nothing but how it is
-// partitioned, and an answer that leaves that open changes nothing.
-func (l *listing) gpuAt(p place) (*gpu, error) {
-	if p.ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("get its handle: %w", answer(p.ret))
-	}
-	if p.known != nil && p.known.calling.Load() {
-		return p.known, nil
-	}
-	mig, err := l.driver.mig(p.handle)
-	g := p.known
-	switch {
-	case g != nil && err != nil:
-		return g, nil
-	case err != nil: // it might be offered, and be sliced
-		return nil, err
-	case g == nil:
-		if g, err = l.describe(p.handle); err != nil {
-			return nil, err
-		}
-	}
-	if g.mig = mig; mig {
-		l.partition(g)
-	} else {
-		g.slices, g.mostSlices = nil, 0
-	}
-	return g, nil
 }
 
 // err is one line, since it ends in one line of the log.
@@ -207,7 +186,7 @@ func (d *driver) mig(handle nvml.Device) (bool, error) {
 
 // describe asks for all that does not change. Only the UUID must be had: without
 // it there is no telling which GPU this is, and the rest is for people to read.
-func (l *listing) describe(handle nvml.Device) (*gpu, error) {
+func (d *driver) describe(handle nvml.Device, sysRoot string) (*gpu, error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("get its UUID: %w", answer(ret))
@@ -216,34 +195,30 @@ func (l *listing) describe(handle nvml.Device) (*gpu, error) {
 	if id == "" {
 		return nil, errors.New("its UUID is empty")
 	}
-	has := l.driver.has
+	has := d.has
 	g := newGPU(id, handle, has)
-	d := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, Slice: -1, GI: -1, CI: -1}
+	of := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, Slice: -1, GI: -1, CI: -1}
 	if has["nvmlDeviceGetMinorNumber"] {
 		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= mostMinor {
-			d.Minor = minor
+			of.Minor = minor
 		}
 	}
 	if has["nvmlDeviceGetName"] {
 		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
-			d.Model = clean(name)
+			of.Model = clean(name)
 		}
 	}
 	if has["nvmlDeviceGetPciInfo_v3"] {
 		if pci, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
-			d.PCI = pciAddress(pci)
-			d.NUMANode = numaNode(l.options.SysRoot, d.PCI)
+			of.PCI = pciAddress(pci)
+			of.NUMANode = numaNode(sysRoot, of.PCI)
 		}
 	}
 	// The rest is best effort too, and what fails now stays unknown until the next
 	// Init: a device that changed under its holder would be offered anew.
-	d.MemoryBytes = totalMemory(handle, has)
-	d.Facts = append(ownFacts(handle, has), l.driver.facts...)
-	g.device = d
-	if g.history = l.histories[id]; g.history == nil {
-		g.history = &history{}
-		l.histories[id] = g.history
-	}
+	of.MemoryBytes = totalMemory(handle, has)
+	of.Facts = append(ownFacts(handle, has), d.facts...)
+	g.device = of
 	return g, nil
 }
 
@@ -256,7 +231,7 @@ func pciAddress(pci nvml.PciInfo) string {
 // the nodes that are its own.
 func (g *gpu) at(index int) device.Device {
 	d := g.device
-	d.Index, d.MIG = index, g.mig
+	d.Index, d.MIG = index, g.parts.Load().mig
 	if d.Minor >= 0 {
 		d.Nodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
 	}

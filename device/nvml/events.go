@@ -18,6 +18,8 @@ const (
 	// atLeast is how long a wait that brought nothing lasts. The driver's may end at
 	// once, on an interrupt, and the next one follows on its heels.
 	atLeast = 50 * time.Millisecond
+	// claimBy is how long calls about GPUs that are to be registered are waited for.
+	claimBy = 20 * time.Millisecond
 )
 
 // wanted are the types of event that are asked for, where the GPU has them.
@@ -39,12 +41,21 @@ type events struct {
 	gpus   map[*gpu]registration
 }
 
-type registration uint8
+// registration is how a GPU stands with the set.
+type registration struct {
+	state state
+	// refused is the listing during which the GPU could not be registered; nil: none.
+	refused *table
+	// spoils says that the GPU has spoiled a set.
+	spoils bool
+}
+
+type state uint8
 
 const (
-	notYet registration = iota
+	notYet state = iota
 	registered
-	refused // it has no such events, and is not asked again
+	never // it has no such events, and is not asked again
 )
 
 // Wait waits for a second at most. The set of GPUs that it listens to follows the
@@ -83,14 +94,20 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		rest(ctx, began.Add(atLeast))
 		return device.Event{}, nil
 	}
-	// It may be one lost GPU, for which each further wait would fail at once, and it
-	// is not said which. A new set is made, and that GPU does not get into it.
+	err := fmt.Errorf("nvmlEventSetWait: %w", answer(ret))
 	if ret == nvml.ERROR_UNINITIALIZED { // then the set went with the library
 		b.events.forget()
-	} else {
-		b.events.free()
+		return device.Event{}, err
 	}
-	return device.Event{}, fmt.Errorf("nvmlEventSetWait: %w", answer(ret))
+	// It may be one lost GPU, for which each further wait would fail at once, and it
+	// is not said which. A new set is made, and that GPU does not get into it. It is
+	// made here: the next wait may begin a while later, and what the others report
+	// meanwhile would be told to nobody.
+	b.events.free()
+	if again := b.events.follow(t); again != nil {
+		err = fmt.Errorf("%w; %w", err, again)
+	}
+	return device.Event{}, err
 }
 
 // rest returns at a time, or when ctx is done.
@@ -107,93 +124,164 @@ func rest(ctx context.Context, until time.Time) {
 // names none.
 func (b *Backend) event(data nvml.EventData) device.Event {
 	var e device.Event
-	alone := false // it is no matter of the whole GPU, where the slice is known
+	var g *gpu
+	t := b.table.Load() // the newest: a listing may have run while we waited
+	if t != nil {
+		g = t.byHandle[data.Device]
+	}
+	if g != nil {
+		e.GPU = g.id
+	}
 	switch data.EventType {
 	case nvml.EventTypeXidCriticalError:
 		e.Xid = cmp.Or(data.EventData, unknownXid)
-		class := classes[xids[e.Xid]]
+		class := classes[g.class(e.Xid)]
 		e.Action, e.Fatal = class.action, class.heals == byReset
-		alone = !class.hardware
+		if g != nil && !class.hardware && t.instances {
+			e.Device = t.sliceOf(g, data.GpuInstanceId, data.ComputeInstanceId)
+		}
 	case nvml.EventMigConfigChange:
 		e.Partitioned = true
 	default:
-		return e
-	}
-	if t := b.table.Load(); t != nil { // the newest: a listing may have run while we waited
-		if g := t.byHandle[data.Device]; g != nil {
-			e.GPU, e.Resets = g.id, g.history.resets.Load()
-			if alone && t.instances {
-				e.Device = t.sliceOf(g, data.GpuInstanceId, data.ComputeInstanceId)
-			}
-		}
+		return device.Event{}
 	}
 	return e
 }
 
-// follow makes a set where there is none, and has it hear of all GPUs listed. To
-// free a set loses what it had to tell, so one goes on for as long as it can.
+// class is what an Xid means for the GPU, which is nil where it is not known.
+func (g *gpu) class(xid uint64) class {
+	c := xids[xid]
+	if c == memory && g != nil && g.saysRecovery.Load() {
+		return asks
+	}
+	return c
+}
+
+// follow has a set hear of all GPUs listed. To free a set loses what it had to tell,
+// so one goes on for as long as it can. Where a GPU has spoiled it, that is an error,
+// and the others hear by a new one.
 func (e *events) follow(t *table) error {
 	if e.driver != t.driver { // the set ended with the Init that it belonged to
 		*e = events{driver: t.driver, gpus: map[*gpu]registration{}}
 	}
-	for g, state := range e.gpus {
+	for g, r := range e.gpus {
 		if t.byID[g.id] == g {
 			continue
 		}
 		delete(e.gpus, g)
-		if state == registered { // no GPU can be taken out of a set
+		if r.state == registered { // no GPU can be taken out of a set
 			e.free()
 		}
 	}
-	if e.set == nil {
-		set, ret := t.lib.EventSetCreate()
-		if ret != nvml.SUCCESS {
-			return fmt.Errorf("create event set: %w", answer(ret))
+	var spoiled error
+	for {
+		if e.set == nil {
+			set, ret := t.lib.EventSetCreate()
+			if ret != nvml.SUCCESS {
+				return fmt.Errorf("create event set: %w", answer(ret))
+			}
+			e.set = set
 		}
-		e.set = set
+		err := e.registerAll(t)
+		if err == nil {
+			return spoiled
+		}
+		if spoiled != nil {
+			err = fmt.Errorf("%w; %w", spoiled, err)
+		}
+		spoiled = err // by a GPU that is refused from now on, so this ends
 	}
+}
+
+// claim takes the GPU's turn. Short calls are waited for: a GPU that is checked just now
+// would else be heard a second later.
+func (g *gpu) claim(by time.Time) bool {
+	for !g.turn.TryLock() {
+		if time.Now().After(by) {
+			return false
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return true
+}
+
+// registerAll adds to the set all GPUs that are not in it and can be asked.
+func (e *events) registerAll(t *table) error {
+	by := time.Now().Add(claimBy)
 	for _, g := range t.gpus {
-		if e.gpus[g] != notYet || !g.answering.Load() || g.calling.Load() { // it would hang us with it
+		r := e.gpus[g]
+		if r.state != notYet || r.refused == t || !g.answering.Load() || !g.claim(by) { // it would hang us with it
 			continue
 		}
-		if err := e.register(g); err != nil {
+		err := e.register(t, g)
+		g.turn.Unlock()
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// register adds a GPU to the set. That it cannot be is no failure, unless the set
-// is spoiled by it, which nvml.h says of UNKNOWN. Then that GPU is refused and the
-// others get a new set.
-func (e *events) register(g *gpu) error {
-	supported, ret := g.handle.GetSupportedEventTypes()
-	if ret == nvml.SUCCESS {
-		ret = nvml.ERROR_NOT_SUPPORTED
-		if types := supported & wanted; types != 0 { // with one type too many none is registered
-			ret = g.handle.RegisterEvents(types, e.set)
-			if ret == nvml.ERROR_UNKNOWN {
-				e.gpus[g] = refused
-				e.free()
-				return fmt.Errorf("register events of %s: %w", g.id, answer(ret))
-			}
-		}
+// register adds a GPU to the set. That it cannot be is no failure, unless the set is
+// spoiled by it, which nvml.h says of UNKNOWN: then it has to be made anew. A GPU that
+// was refused has its next chance after a listing, and one that has spoiled a set is
+// tried with another one first.
+func (e *events) register(t *table, g *gpu) error {
+	r := e.gpus[g]
+	ret, spoiled := nvml.SUCCESS, false
+	if r.spoils {
+		ret = t.tryEvents(g)
 	}
-	switch {
-	case ret == nvml.SUCCESS:
-		e.gpus[g] = registered
-	case notHere(ret):
-		e.gpus[g] = refused
+	if ret == nvml.SUCCESS {
+		ret, spoiled = g.registerWith(e.set)
+	}
+	switch ret {
+	case nvml.SUCCESS:
+		e.gpus[g] = registration{state: registered}
+	case nvml.ERROR_NOT_SUPPORTED:
+		e.gpus[g] = registration{state: never}
+	case nvml.ERROR_UNKNOWN, nvml.ERROR_INVALID_ARGUMENT:
+		e.gpus[g] = registration{refused: t, spoils: spoiled || r.spoils}
 	default: // it is lost, say: its turn comes when it answers to Read or Check again
 		g.answering.Store(false)
+	}
+	if spoiled {
+		e.free()
+		return fmt.Errorf("register events of %s: %w", g.id, answer(ret))
 	}
 	return nil
 }
 
+// registerWith has a set hear of the GPU, of all that is wanted and that it has. With
+// one type too many none would be registered.
+func (g *gpu) registerWith(set nvml.EventSet) (ret nvml.Return, spoiled bool) {
+	supported, ret := g.handle.GetSupportedEventTypes()
+	if ret != nvml.SUCCESS {
+		return ret, false
+	}
+	types := supported & wanted
+	if types == 0 {
+		return nvml.ERROR_NOT_SUPPORTED, false
+	}
+	ret = g.handle.RegisterEvents(types, set)
+	return ret, ret == nvml.ERROR_UNKNOWN
+}
+
+// tryEvents registers the GPU with a set of its own, which may be spoiled.
+func (t *table) tryEvents(g *gpu) nvml.Return {
+	set, ret := t.lib.EventSetCreate()
+	if ret != nvml.SUCCESS {
+		return nvml.ERROR_UNKNOWN
+	}
+	ret, _ = g.registerWith(set)
+	_ = set.Free() // it is gone for us, whatever this answers
+	return ret
+}
+
 // any tells whether the set can hear of anything.
 func (e *events) any() bool {
-	for _, state := range e.gpus {
-		if state == registered {
+	for _, r := range e.gpus {
+		if r.state == registered {
 			return true
 		}
 	}
@@ -212,9 +300,9 @@ func (e *events) free() {
 // into freed memory.
 func (e *events) forget() {
 	e.set = nil
-	for g, state := range e.gpus {
-		if state == registered {
-			e.gpus[g] = notYet
+	for g, r := range e.gpus {
+		if r.state == registered {
+			e.gpus[g] = registration{}
 		}
 	}
 }

@@ -3,6 +3,7 @@ package nvml
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"strings"
 	"testing"
@@ -76,20 +77,6 @@ func TestEventsNameTheirGPU(t *testing.T) {
 	}
 }
 
-func TestEventHasResets(t *testing.T) {
-	s := start(t, "gpus 1", "gpu 0 energy 9")
-	s.listen()
-	s.values(0)
-	s.set("gpu 0 energy 1")
-	s.values(0)
-	s.event(0, "xid 95")
-	resets, err := s.Check(s.id(0))
-	s.must(err)
-	if got := s.nextEvent(); got.Resets != resets || resets == 0 {
-		t.Errorf("got %+v, and a check counts %d resets", got, resets)
-	}
-}
-
 // TestWaitEnds has it end with ctx, and otherwise within its second.
 func TestWaitEnds(t *testing.T) {
 	s := start(t, "gpus 1")
@@ -133,8 +120,7 @@ func TestWaitOfLostGPU(t *testing.T) {
 	if e, err := s.Wait(context.Background()); e != (device.Event{}) || err == nil {
 		t.Fatalf("got %+v, %v", e, err)
 	}
-	s.listen()
-	s.event(2, "xid 31")
+	s.event(2, "xid 31") // before the next wait
 	if got := s.nextEvent(); got.GPU != s.id(2) {
 		t.Errorf("got %+v", got)
 	}
@@ -165,6 +151,7 @@ func TestWaitErrors(t *testing.T) {
 		{"fail nvmlEventSetWait_v2 gpu - GPU_IS_LOST", "nvmlEventSetWait: GPU_IS_LOST"},
 		{"fail nvmlEventSetCreate gpu - INSUFFICIENT_RESOURCES", "create event set: INSUFFICIENT_RESOURCES"},
 	} {
+		s.events.free()
 		s.set(c.line)
 		for range 3 {
 			if e, err := s.Wait(context.Background()); e != (device.Event{}) || err == nil || err.Error() != c.want {
@@ -207,6 +194,58 @@ func TestRegistrations(t *testing.T) {
 		}
 		if n := s.calls().Since(before).Of("nvmlDeviceRegisterEvents", 1); n != 0 {
 			t.Errorf("%s: it is tried again, %d times", c.line, n)
+		}
+	}
+}
+
+// TestSpoiledSets has two GPUs spoil the set that they are added to: the third is
+// heard all the same, from the very wait that found out.
+func TestSpoiledSets(t *testing.T) {
+	s := start(t, "gpus 3", "fail nvmlDeviceRegisterEvents gpu 0 UNKNOWN", "fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN")
+	open := s.openSets()
+	_, err := s.Wait(context.Background())
+	want := fmt.Sprintf("register events of %s: UNKNOWN; register events of %s: UNKNOWN", s.id(0), s.id(1))
+	if err == nil || err.Error() != want {
+		t.Errorf("got %v\nwant %s", err, want)
+	}
+	s.event(2, "xid 62")
+	if got := s.nextEvent(); got.GPU != s.id(2) {
+		t.Errorf("got %+v", got)
+	}
+	if sets := s.openSets() - open; sets != 1 {
+		t.Errorf("%d event sets are open", sets)
+	}
+}
+
+// TestRefusedGetsAnotherChance has a GPU be refused for a while. It is asked again after
+// each listing, at no cost to what the others have to tell, and heard when it can be.
+func TestRefusedGetsAnotherChance(t *testing.T) {
+	for _, code := range []string{"UNKNOWN", "INVALID_ARGUMENT"} {
+		s := start(t, "gpus 2", "fail nvmlDeviceRegisterEvents gpu 1 "+code)
+		open := s.openSets()
+		if _, err := s.Wait(context.Background()); (err != nil) != (code == "UNKNOWN") {
+			t.Errorf("%s: got %v", code, err)
+		}
+		s.listen()
+		s.event(0, "xid 31")
+		s.list(2)
+		before := s.calls()
+		s.listen()
+		if n := s.calls().Since(before).Of("nvmlDeviceRegisterEvents", 1); n != 1 {
+			t.Errorf("%s: after a listing it is tried %d times", code, n)
+		}
+		if got := s.nextEvent(); got.GPU != s.id(0) {
+			t.Errorf("%s: got %+v", code, got)
+		}
+		s.clear("fail")
+		s.list(2)
+		s.listen()
+		s.event(1, "xid 31")
+		if got := s.nextEvent(); got.GPU != s.id(1) {
+			t.Errorf("%s: got %+v", code, got)
+		}
+		if sets := s.openSets() - open; sets != 1 {
+			t.Errorf("%s: %d event sets are open", code, sets)
 		}
 	}
 }

@@ -83,7 +83,7 @@ func TestNoFields(t *testing.T) {
 	if ret := none.ask(nil); ret != nvml.SUCCESS {
 		t.Errorf("got %d", ret)
 	}
-	if f := newFields(symbols{fieldValues: true}, 83, noField, 83, 82); len(f) != 2 {
+	if f := newFields(symbols{fieldValues: true}, 83, noField, 83, 82); len(f.asked) != 2 {
 		t.Errorf("asks for %v", f)
 	}
 }

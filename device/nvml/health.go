@@ -25,8 +25,11 @@ var checks = [...]struct {
 	judge func(value float64) error
 }{
 	{energyField, func(float64) error { return nil }}, // that it answers is enough; resets are told from it
-	{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION, recovery},
+	{recoveryField, recovery},
 }
+
+// recoveryField is the driver's word on what the GPU needs.
+const recoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 
 // recoveries are the values of nvmlDeviceGpuRecoveryAction_t, by which a driver
 // from 565 on says what its GPU needs before it can be used again.
@@ -61,11 +64,13 @@ func (b *Backend) Check(id device.GPU) (resets uint64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if !g.calling.CompareAndSwap(false, true) {
+	if !g.enter() {
 		return g.history.resets.Load(), device.ErrStalled
 	}
-	defer g.calling.Store(false)
-	err = g.judge()
+	defer g.leave()
+	if err = g.judge(); err != nil {
+		g.askAll()
+	}
 	g.answering.Store(err == nil || isFault(err))
 	return g.history.resets.Load(), err
 }
@@ -76,14 +81,17 @@ func isFault(err error) bool {
 }
 
 func (g *gpu) judge() error {
-	if len(g.check) == 0 { // it has none of them: then anything will do to see that it answers
+	ret := g.check.ask(g.handle)
+	_, says := g.check.value(recoveryField)
+	g.saysRecovery.Store(says)
+	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
+		return failure{fieldValues, ret}.err()
+	}
+	if ret == nvml.SUCCESS && !g.check.answered() { // it has none of them: then anything will do to see that it answers
 		if _, ret := g.handle.GetUUID(); ret != nvml.SUCCESS {
 			return failure{"nvmlDeviceGetUUID", ret}.err()
 		}
 		return nil
-	}
-	if ret := g.check.ask(g.handle); ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
-		return failure{fieldValues, ret}.err()
 	}
 	g.noteEnergy(&g.check)
 	for _, c := range checks {
@@ -110,6 +118,8 @@ const (
 	contained
 	// asks: what it means stands in the driver's recovery action, which Check reads.
 	asks
+	// memory: as the recovery action says, or broken where the driver has none.
+	memory
 	// broken: nothing runs before the GPU was reset.
 	broken
 	// fallen: nothing runs before the node was booted.
@@ -142,6 +152,7 @@ var classes = [...]struct {
 	information: {"", byItself, false},
 	contained:   {restartApp, byItself, false},
 	asks:        {"", byCheck, true},
+	memory:      {resetGPU, byReset, true},
 	broken:      {resetGPU, byReset, true},
 	fallen:      {reboot, byReset, true},
 	locked:      {restartVM, byReset, true},
@@ -150,8 +161,8 @@ var classes = [...]struct {
 
 // xids are NVIDIA's catalogue of error reports
 // (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), each with what it
-// means here. Where the catalogue gives a workflow, 48 is broken, as it is on a GPU
-// that cannot contain the error, and those of NVLink ask.
+// means here. Where the catalogue gives a workflow, those of NVLink ask, and so does 48
+// where the driver can say whether the error was contained.
 var xids = map[uint64]class{
 	8:   application, // GPU stopped processing
 	11:  application, // invalid or corrupted push buffer stream
@@ -168,7 +179,7 @@ var xids = map[uint64]class{
 	44:  information,
 	45:  information, // a program's work was cleaned up, after another error
 	46:  broken,      // GPU stopped processing
-	48:  broken,      // double-bit ECC error
+	48:  memory,      // double-bit ECC error
 	54:  unpowered,   // auxiliary power is not connected
 	60:  application,
 	62:  broken,      // internal micro-controller halt
@@ -254,4 +265,6 @@ var xids = map[uint64]class{
 	168: information,
 	169: broken, // internal micro-controller halt
 	170: information,
+	171: information, // with 48: it was in DRAM
+	172: information, // with 48: it was in SRAM
 }

@@ -37,6 +37,7 @@ func TestCheck(t *testing.T) {
 		{"fail nvmlDeviceGetFieldValues gpu 1 UNKNOWN", "nvmlDeviceGetFieldValues: UNKNOWN", false, "", ""},
 		{"fail nvmlDeviceGetFieldValues gpu 1 NOT_SUPPORTED", "", false, "", ""},
 		{"fail field:83 gpu 1 NOT_SUPPORTED", "", false, "", ""},
+		{"fail field:83 gpu 1 INVALID_ARGUMENT", "", false, "", ""},
 		{"fail field:230 gpu 1 UNKNOWN", "", false, "", ""},
 	} {
 		s := start(t, "gpus 3")
@@ -71,9 +72,46 @@ func TestCheckWithoutFields(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	s.set("gpu 0 lost")
-	if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
-		t.Errorf("got %v", err)
+	for _, line := range []string{"gpu 0 lost", "fail field:83 gpu 0 INVALID_ARGUMENT"} { // of the second it is the handle that is wrong
+		s.set(line)
+		if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
+			t.Errorf("%s: got %v", line, err)
+		}
+		s.clear("gpu 0")
+	}
+}
+
+// TestCheckedFieldsComeBack has a GPU deny them for a moment, as one does that is being
+// reset. What health is judged by is still asked for afterwards.
+func TestCheckedFieldsComeBack(t *testing.T) {
+	s := start(t, "gpus 2", "gpu 0 energy 9000")
+	check := func() (uint64, error) { return s.Check(s.id(0)) }
+	before, err := check()
+	s.must(err)
+	s.set("fail field:83 gpu 0 NOT_SUPPORTED", "fail field:230 gpu 0 NOT_SUPPORTED")
+	_, err = check()
+	s.must(err)
+	s.clear("fail")
+	s.set("gpu 0 energy 5", "gpu 0 recovery_action 1")
+	resets, err := check()
+	if !isFault(err) || resets != before+1 {
+		t.Errorf("after both were denied: %d resets, %v; want %d and the recovery action", resets, err, before+1)
+	}
+	s.clear("gpu 0 recovery_action")
+	s.set("fail field:230 gpu 0 NOT_SUPPORTED") // alone: that may be true
+	for range 2 {
+		_, err = check()
+		s.must(err)
+	}
+	if n := len(s.table.Load().byID[s.id(0)].check.asked); n != 1 {
+		t.Errorf("%d fields are asked for, want the one that it has", n)
+	}
+	s.clear("fail")
+	s.set("gpu 0 recovery_action 1")
+	g := s.table.Load().byID[s.id(0)]
+	g.check.dropped = g.check.dropped.Add(-askAgainAfter)
+	if _, err = check(); !isFault(err) {
+		t.Errorf("minutes later: got %v", err)
 	}
 }
 
@@ -115,10 +153,11 @@ func TestResets(t *testing.T) {
 // time, so that a slip in the table is seen.
 var catalogue = map[class]string{
 	application: "8 11 13 25 31 32 39-41 60 68 69 70-72 75-77 80 82-86 88 89 96-105 126-135 139",
-	information: "37 38 43 44 45 63 66 67 78 92 93 106 107 121 137 141 152 153 157 159-161 168 170",
+	information: "37 38 43 44 45 63 66 67 78 92 93 106 107 121 137 141 152 153 157 159-161 168 170-172",
 	contained:   "94",
 	asks:        "74 109 144-150 154",
-	broken:      "46 48 62 64 95 110 119 120 136 140 143 155 156 158 169",
+	memory:      "48",
+	broken:      "46 62 64 95 110 119 120 136 140 143 155 156 158 169",
 	fallen:      "79 167",
 	locked:      "151",
 	unpowered:   "54",
@@ -131,6 +170,7 @@ var verdicts = map[class]device.Event{
 	information: {},
 	contained:   {Action: "restart_app"},
 	asks:        {},
+	memory:      {Fatal: true, Action: "reset_gpu"}, // of a GPU that no check has asked for its recovery action
 	broken:      {Fatal: true, Action: "reset_gpu"},
 	fallen:      {Fatal: true, Action: "reboot"},
 	locked:      {Fatal: true, Action: "restart_vm"},
@@ -157,6 +197,30 @@ func TestXids(t *testing.T) {
 	for xid := range xids {
 		if !cases[xid] {
 			t.Errorf("no case for xid %d", xid)
+		}
+	}
+}
+
+// TestDoubleBitError is as bad as the driver says, where it says something.
+func TestDoubleBitError(t *testing.T) {
+	s := start(t, "gpus 1")
+	s.listen()
+	for _, c := range []struct {
+		action       string
+		fault, fatal bool
+	}{
+		{"0", false, false}, // a 94 follows, which is a program's
+		{"1", true, false},  // and this verdict the check brings
+		{"none", false, true},
+	} {
+		s.clear("gpu 0")
+		s.set("gpu 0 recovery_action " + c.action)
+		if _, err := s.Check(s.id(0)); isFault(err) != c.fault {
+			t.Errorf("recovery action %s: a check says %v", c.action, err)
+		}
+		s.event(0, "xid 48")
+		if got := s.nextEvent(); got.Xid != 48 || got.Fatal != c.fatal || (got.Action != "") != c.fatal {
+			t.Errorf("recovery action %s: got %+v", c.action, got)
 		}
 	}
 }

@@ -64,7 +64,8 @@ var rows = [...]row{
 		inField(nvml.FI_DEV_POWER_INSTANT, inMilliwatts).asked(power, inMilliwatts),
 	gauge("nvidia_gpu_power_limit_watts", "Power limit that is enforced now.").
 		inField(nvml.FI_DEV_POWER_CURRENT_LIMIT, inMilliwatts).asked(powerLimit, inMilliwatts),
-	counter(device.HolderCounter, "nvidia_gpu_energy_joules_total", "Energy that the GPU consumed since the driver was loaded.").
+	counter(device.HolderCounter, "nvidia_gpu_energy_joules_total",
+		"Energy that the GPU consumed while this container, or nobody, held it; from 0 at podgauge's first reading.").
 		inField(energyField, inMillijoules),
 	gauge("nvidia_gpu_clock_hertz", clockHelp, "clock", "sm").asked(smClock, inMegahertz),
 	gauge("nvidia_gpu_clock_hertz", clockHelp, "clock", "memory").asked(memoryClock, inMegahertz),

@@ -22,6 +22,13 @@ const (
 	mostInstance = 1 << 16
 )
 
+// parts are how a GPU is partitioned. They are not written once they are the GPU's.
+type parts struct {
+	mig    bool
+	slices []*slice
+	most   int // how many there can be; 0: not known
+}
+
 // slice is a MIG slice as long as it is listed. It has no handle: NVML gives that to
 // another slice when this one is gone, so each listing asks for it anew, by index,
 // and a slice is known again by its life.
@@ -44,45 +51,44 @@ type life struct {
 
 // partition finds the slices of a GPU whose mode is on, in the order of their
 // indices, which may have holes. What cannot be told now stays as it is known.
-func (l *listing) partition(g *gpu) {
-	if !l.driver.has.slices() {
-		l.complain(g, "the library has no functions for its slices")
+func (d *driver) partition(f *finding) {
+	known := f.gpu.parts.Load()
+	f.parts.slices, f.parts.most = slices.Clone(known.slices), known.most
+	if !d.has.slices() {
+		f.complain("the library has no functions for its slices")
 		return
 	}
-	if g.mostSlices == 0 { // this is how many there can be, not how many there are
-		count, ret := g.handle.GetMaxMigDeviceCount()
+	if known.most == 0 { // this is how many there can be, not how many there are
+		count, ret := f.handle.GetMaxMigDeviceCount()
 		if ret != nvml.SUCCESS {
-			l.complain(g, "count its slices: "+answer(ret).Error())
+			f.complain("count its slices: " + answer(ret).Error())
 			return
 		}
 		if count > mostSlices {
-			l.complain(g, fmt.Sprintf("count its slices: the driver says %d", count))
+			f.complain(fmt.Sprintf("count its slices: the driver says %d", count))
 			return
 		}
-		g.mostSlices = count
+		f.parts.most = count
 	}
 	var found []*slice
-	for i := range g.mostSlices {
-		s, err := l.sliceAt(g, i)
+	for i := range f.parts.most {
+		s, err := d.sliceAt(f, i)
 		if err.isFinal() { // what was found before it may be half the truth
-			l.complain(g, err.text)
+			f.complain(err.text)
 			return
 		}
 		if err != (sliceError{}) {
-			l.complain(g, fmt.Sprintf("slice %d: %s", i, err.text))
-			s = g.sliceOfIndex(i)
-		}
-		if s != nil && l.listed[s.id] {
-			l.complain(g, fmt.Sprintf("slice %d: %s was listed before", i, s.id))
-			continue
+			f.complain(fmt.Sprintf("slice %d: %s", i, err.text))
+			s = known.at(i)
 		}
 		if s != nil {
-			l.listed[s.id] = true
 			found = append(found, s)
 		}
 	}
-	g.slices = found
+	f.parts.slices = found
 }
+
+func (f *finding) complain(what string) { f.errs = append(f.errs, what) }
 
 func (l *listing) complain(g *gpu, what string) {
 	l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.id, what))
@@ -107,33 +113,33 @@ func failed(what string, ret nvml.Return) sliceError {
 
 // sliceAt is the slice at an index, nil where there is none. One that is known is
 // asked only who it is.
-func (l *listing) sliceAt(g *gpu, index int) (*slice, sliceError) {
-	handle, ret := g.handle.GetMigDeviceHandleByIndex(index)
+func (d *driver) sliceAt(f *finding, index int) (*slice, sliceError) {
+	handle, ret := f.handle.GetMigDeviceHandleByIndex(index)
 	if ret != nvml.SUCCESS {
 		return nil, failed("get its handle", ret)
 	}
-	life, what, ret := l.lifeOf(handle)
+	life, what, ret := d.lifeOf(handle)
 	if ret != nvml.SUCCESS {
 		return nil, failed(what, ret)
 	}
 	if life.id == "" || life.gi > mostInstance || life.ci > mostInstance {
 		return nil, sliceError{text: fmt.Sprintf("it cannot be %q, GI %d, CI %d", life.id, life.gi, life.ci)}
 	}
-	for _, known := range g.slices {
+	for _, known := range f.parts.slices {
 		if known.life == life && known.index == index {
 			return known, sliceError{}
 		}
 	}
-	s := &slice{life: life, index: index, memory: totalMemory(handle, l.driver.has)}
+	s := &slice{life: life, index: index, memory: totalMemory(handle, d.has)}
 	if s.memory == 0 {
 		s.memory = life.attributes.MemorySizeMB << 20
 	}
-	if l.driver.has["nvmlDeviceGetName"] {
+	if d.has["nvmlDeviceGetName"] {
 		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
 			s.profile = profileIn(clean(name))
 		}
 	}
-	s.profile = cmp.Or(s.profile, profileOf(life.attributes, g.device.MemoryBytes))
+	s.profile = cmp.Or(s.profile, profileOf(life.attributes, f.gpu.device.MemoryBytes))
 	// The handle may have become another slice's while it was asked.
 	uuid, ret := handle.GetUUID()
 	switch {
@@ -146,7 +152,7 @@ func (l *listing) sliceAt(g *gpu, index int) (*slice, sliceError) {
 }
 
 // lifeOf asks a slice who it is. Where that fails, what says at which question.
-func (l *listing) lifeOf(handle nvml.Device) (life life, what string, ret nvml.Return) {
+func (d *driver) lifeOf(handle nvml.Device) (life life, what string, ret nvml.Return) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
 		return life, "get its UUID", ret
@@ -158,7 +164,7 @@ func (l *listing) lifeOf(handle nvml.Device) (life life, what string, ret nvml.R
 	if life.ci, ret = handle.GetComputeInstanceId(); ret != nvml.SUCCESS {
 		return life, "get its compute instance", ret
 	}
-	if l.driver.has["nvmlDeviceGetAttributes_v2"] {
+	if d.has["nvmlDeviceGetAttributes_v2"] {
 		attributes, ret := handle.GetAttributes()
 		if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 			return life, "get its attributes", ret
@@ -168,9 +174,9 @@ func (l *listing) lifeOf(handle nvml.Device) (life life, what string, ret nvml.R
 	return life, "", nvml.SUCCESS
 }
 
-func (g *gpu) sliceOfIndex(index int) *slice {
-	if i := slices.IndexFunc(g.slices, func(s *slice) bool { return s.index == index }); i >= 0 {
-		return g.slices[i]
+func (p *parts) at(index int) *slice {
+	if i := slices.IndexFunc(p.slices, func(s *slice) bool { return s.index == index }); i >= 0 {
+		return p.slices[i]
 	}
 	return nil
 }

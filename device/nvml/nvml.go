@@ -59,6 +59,12 @@ type Backend struct {
 	worked    bool           // it was initialised once
 	restarted bool           // the driver ended what an earlier Init had begun
 	histories map[device.GPU]*history
+	questions map[int]*question // that have not been answered in time, by index
+
+	// asking counts the questions that are under way, and answered has one when there is
+	// an answer to look at.
+	asking   sync.WaitGroup
+	answered chan struct{}
 
 	// waiting guards events. Wait holds it for as long as it runs.
 	waiting sync.Mutex
@@ -98,7 +104,10 @@ func New(o Options) *Backend {
 	if o.ProcRoot == "" {
 		o.ProcRoot = "/proc"
 	}
-	return &Backend{options: o, metrics: Metrics(), histories: map[device.GPU]*history{}}
+	return &Backend{
+		options: o, metrics: Metrics(), histories: map[device.GPU]*history{},
+		questions: map[int]*question{}, answered: make(chan struct{}, 1),
+	}
 }
 
 // Metrics are the rows that Read fills. No driver is needed to know them.
@@ -114,14 +123,16 @@ func (b *Backend) Missing() []string {
 }
 
 // Close gives the driver up. No call may be under way, and none that hangs may
-// ever return: NVML does not survive being shut down beneath a call. A Devices
-// that comes later starts it again.
+// ever return: NVML does not survive being shut down beneath a call. For questions that
+// listings have left behind it waits, for as long as they hang. A Devices that comes
+// later starts it again.
 func (b *Backend) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.waiting.Lock()
 	defer b.waiting.Unlock()
 	b.table.Store(nil)
+	b.asking.Wait()
 	if b.driver == nil { // without an Init, Shutdown may be a symbol of no library
 		return
 	}

@@ -3,6 +3,7 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -15,19 +16,24 @@ type gpu struct {
 	handle  nvml.Device   // valid until the next Init
 	device  device.Device // its Index and Nodes are those of no listing: see at
 	history *history
-	// The three below belong to Devices: how the GPU is partitioned, as the newest
-	// listing that could tell found, and how many slices it can have.
-	mig        bool
-	slices     []*slice // replaced, never written
-	mostSlices int
+	// parts is how the GPU is partitioned, as the newest listing that could tell found;
+	// never nil, and written by Devices.
+	parts atomic.Pointer[parts]
 	// answering tells whether the newest Read or Check got an answer. Wait does not
 	// turn to a GPU that gives none.
 	answering atomic.Bool
 
+	// saysRecovery tells whether the newest Check was given a recovery action.
+	saysRecovery atomic.Bool
+
 	// calling is true while a Read or a Check is under way, which may be for ever. It
-	// is a lock that nobody waits for, and that can be looked at without taking it.
+	// is a lock that nobody waits for.
 	calling atomic.Bool
-	// All below belong to whoever has set calling.
+	// turn is held by whoever calls the driver about the GPU: never more than one thread
+	// is to hang in it. Reads, checks and listings wait for it, on goroutines of their
+	// own.
+	turn sync.Mutex
+	// All below belong to the Read or Check that has set calling.
 	read, check fields
 	reading     reading
 	// throttles are the reasons that the GPU can give for slower clocks.
@@ -57,6 +63,7 @@ func newGPU(id device.GPU, handle nvml.Device, has symbols) *gpu {
 	}
 	g := &gpu{id: id, handle: handle, read: newFields(has, read...), check: newFields(has, check...)}
 	g.answering.Store(true)
+	g.parts.Store(&parts{})
 	g.throttles = supportedThrottles(handle, has)
 	return g
 }
@@ -82,10 +89,10 @@ func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 	if err != nil {
 		return buf, err
 	}
-	if !g.calling.CompareAndSwap(false, true) {
+	if !g.enter() {
 		return buf, device.ErrStalled
 	}
-	defer g.calling.Store(false)
+	defer g.leave()
 	failed := g.ask(t.has)
 	before := len(buf)
 	if !isFinal(failed.ret) {
@@ -93,9 +100,31 @@ func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 	}
 	g.answering.Store(len(buf) > before)
 	if len(buf) == before {
+		g.askAll()
 		return buf, failed.err()
 	}
 	return buf, nil
+}
+
+// enter begins a Read or a Check, and tells whether another one is under way.
+func (g *gpu) enter() bool {
+	if !g.calling.CompareAndSwap(false, true) {
+		return false
+	}
+	g.turn.Lock()
+	return true
+}
+
+func (g *gpu) leave() {
+	g.turn.Unlock()
+	g.calling.Store(false)
+}
+
+// askAll forgets what the GPU was said not to have: it is in trouble, and what it
+// says meanwhile is no word to go by.
+func (g *gpu) askAll() {
+	g.read.askAll()
+	g.check.askAll()
 }
 
 // failure is the first call of several that failed; the zero failure is none.

@@ -146,24 +146,47 @@ func beginsWithAny(name, prefixes string) bool {
 	return false
 }
 
-// TestFieldComesBack tells a field that failed from one that the GPU does not
-// have: that one is not asked for again before the next Init.
+// TestFieldComesBack has a field fail once. It is asked for again by the next reading,
+// unless the GPU said that it does not have it: then after a while, or a failure.
 func TestFieldComesBack(t *testing.T) {
 	const replays = "nvidia_gpu_pcie_replays_total"
 	for code, back := range map[string]bool{"UNKNOWN": true, "NOT_SUPPORTED": false, "INVALID_ARGUMENT": false} {
-		s := start(t, "gpus 1", "fail field:94 gpu 0 "+code)
-		if _, ok := s.values(0)[replays]; ok {
-			t.Errorf("%s: a field that fails has a value", code)
+		s := start(t, "gpus 1")
+		id := s.id(0)
+		has := func(when string, want bool) {
+			t.Helper()
+			if _, ok := s.values(0)[replays]; ok != want {
+				t.Errorf("%s, %s: it has a value: %v", code, when, ok)
+			}
 		}
-		s.clear("fail")
-		if _, ok := s.values(0)[replays]; ok != back {
-			t.Errorf("%s: the field is back: %v, want %v", code, ok, back)
+		once := func() {
+			s.set("fail field:94 gpu 0 " + code)
+			has("while it fails", false)
+			s.clear("fail")
+			has("the next time", back)
 		}
+		once()
+		s.set("gpu 0 lost")
+		if _, err := s.Read(id, nil); !errors.Is(err, device.ErrLost) {
+			t.Errorf("got %v", err)
+		}
+		s.clear("gpu 0")
+		has("when the GPU is back", true)
+		once()
+		s.set("gpu 0 lost")
+		if _, err := s.Check(id); !errors.Is(err, device.ErrLost) {
+			t.Errorf("got %v", err)
+		}
+		s.clear("gpu 0")
+		has("when a check has failed", true)
+		once()
+		g := s.table.Load().byID[id]
+		g.read.dropped = g.read.dropped.Add(-askAgainAfter)
+		has("minutes later", true)
+		once()
 		s.Close()
 		s.list(1)
-		if _, ok := s.values(0)[replays]; !ok {
-			t.Errorf("%s: the field is not back after an Init", code)
-		}
+		has("after an Init", true)
 	}
 }
 

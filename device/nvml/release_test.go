@@ -72,6 +72,7 @@ func TestMonitorReleasesNVML(t *testing.T) {
 	}
 	s.must(monitor.Resume(order))
 	s.eventually("the GPU is well again", reason(2, ""))
+	s.eventually("it is listened to", func() bool { return s.calls().Since(released).Of("nvmlDeviceRegisterEvents", 2) > 0 })
 	s.event(2, "xid 31") // and is heard
 	s.eventually("it has reported", func() bool {
 		statuses, _ := board.Look()

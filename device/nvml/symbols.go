@@ -55,6 +55,9 @@ var functions = [...]struct {
 	{"nvmlDeviceGetNvLinkRemotePciInfo_v2", []string{"nvmlDeviceGetNvLinkRemotePciInfo"}, false},
 	{"nvmlDeviceGetTopologyCommonAncestor", nil, false},
 
+	{"nvmlDeviceGetComputeRunningProcesses_v3", []string{"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}, false},
+	{"nvmlDeviceGetGraphicsRunningProcesses_v3", []string{"nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}, false},
+
 	{"nvmlEventSetCreate", nil, false},
 	{"nvmlEventSetFree", nil, false},
 	{"nvmlEventSetWait_v2", []string{"nvmlEventSetWait"}, false},
