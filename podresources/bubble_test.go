@@ -31,6 +31,9 @@ type scripted struct {
 	list     func(ctx context.Context) error // what happens before List answers
 	asked    []time.Time                     // when List was
 	counts   int                             // how often GetAllocatableResources was
+	countErr error                           // its answer
+	got      []string                        // the pods that Get was asked about
+	get      func(ctx context.Context) error // what happens before it answers
 	started  time.Time
 	slow     time.Duration     // how long a connection takes
 	listener *bufconn.Listener // nil while it is down
@@ -121,7 +124,27 @@ func (k *scripted) GetAllocatableResources(context.Context, *api.AllocatableReso
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.counts++
-	return &api.AllocatableResourcesResponse{}, nil
+	return &api.AllocatableResourcesResponse{}, k.countErr
+}
+
+func (k *scripted) Get(ctx context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
+	k.mu.Lock()
+	k.got = append(k.got, r.PodName)
+	before := k.get
+	k.mu.Unlock()
+	if before != nil {
+		if err := before(ctx); err != nil {
+			return nil, err
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, p := range k.pods {
+		if p.Namespace == r.PodNamespace && p.Name == r.PodName {
+			return &api.GetPodResourcesResponse{PodResources: p}, nil
+		}
+	}
+	return nil, errBroken
 }
 
 // says sets the pods of the answers from now on.

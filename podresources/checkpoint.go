@@ -18,14 +18,29 @@ const CheckpointFile = "kubelet_internal_checkpoint"
 // mostCheckpointBytes is far more than a full node's: an entry has some kilobytes.
 const mostCheckpointBytes = 64 << 20
 
+// stampedLate is how far a file's time may lie before that of its writing: the
+// kernel stamps files by its tick.
+const stampedLate = 10 * time.Millisecond
+
 // notes are what the kubelet has written down of its allocations. They know init
 // containers too, which List never names, but they are no witness of what is held
 // now: the kubelet frees what a pod leaves behind without writing it down
 // (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go), and the
 // entry stays until the next allocation or the next list of a plugin.
 type notes struct {
-	allocated map[allocation]bool
+	// allocated has the UID of the pod that has it; "" where that is not clear.
+	allocated map[allocation]string
 	written   time.Time
+}
+
+// others tells of which pods it is known that they are others than the one that has
+// an allocation: several come in one second, and those that hold devices by name
+// have UIDs in the notes. Notes from before it was made may have that of a pod
+// before.
+func (n notes) others(a allocation, made span, uids map[podName]string) func(podName) bool {
+	uid := n.allocated[a]
+	known := uid != "" && !n.written.Add(stampedLate).Before(made.late)
+	return func(p podName) bool { return known && uids[p] != "" && uids[p] != uid }
 }
 
 // readNotes reads a checkpoint. The kubelet replaces the file as a whole.
@@ -56,7 +71,7 @@ func readNotes(path string) (notes, error) {
 // parseNotes takes only what has the known form (checkpoint/checkpoint.go in
 // pkg/kubelet/cm/devicemanager): the file has no version, and an entry that is
 // overlooked would free a device that is held.
-func parseNotes(content []byte) (map[allocation]bool, error) {
+func parseNotes(content []byte) (map[allocation]string, error) {
 	var file struct {
 		Data struct {
 			PodDeviceEntries json.RawMessage // null where there is none, and never left out
@@ -69,20 +84,25 @@ func parseNotes(content []byte) (map[allocation]bool, error) {
 		return nil, errors.New("it has no entries")
 	}
 	var entries []struct {
+		PodUID       string
 		ResourceName string
 		DeviceIDs    map[string][]device.OfferedID // by NUMA node
 	}
 	if err := json.Unmarshal(file.Data.PodDeviceEntries, &entries); err != nil {
 		return nil, err
 	}
-	allocated := map[allocation]bool{}
+	allocated := map[allocation]string{}
 	for _, entry := range entries {
 		if entry.ResourceName == "" || entry.DeviceIDs == nil {
 			return nil, errors.New("an entry is not of the known form")
 		}
 		for _, ids := range entry.DeviceIDs {
 			for _, id := range ids {
-				allocated[allocation{entry.ResourceName, id}] = true
+				a, uid := allocation{entry.ResourceName, id}, entry.PodUID
+				if other, twice := allocated[a]; twice && other != uid {
+					uid = ""
+				}
+				allocated[a] = uid
 			}
 		}
 	}

@@ -51,19 +51,26 @@ func TestParseNotes(t *testing.T) {
 			if (err == nil) != (test.want != nil) {
 				t.Fatalf("the error is %v", err)
 			}
-			if want := setOf(test.want); !maps.Equal(got, want) {
-				t.Errorf("allocated are %v, want %v", got, want)
+			for _, a := range test.want {
+				if _, ok := got[a]; !ok || len(got) != len(test.want) {
+					t.Errorf("allocated are %v, want %v", got, test.want)
+				}
 			}
 		})
 	}
 }
 
-func setOf(list []allocation) map[allocation]bool {
-	set := map[allocation]bool{}
-	for _, a := range list {
-		set[a] = true
+func TestWhosTheNotesSayAnAllocationIs(t *testing.T) {
+	got, err := parseNotes([]byte(`{"Data":{"PodDeviceEntries":[
+		{"PodUID":"one","ResourceName":"r","DeviceIDs":{"0":["a","both"],"1":["a"]}},
+		{"PodUID":"one","ResourceName":"r","DeviceIDs":{"0":["a"]}},
+		{"PodUID":"two","ResourceName":"r","DeviceIDs":{"0":["b","both"]}},
+		{"ResourceName":"r","DeviceIDs":{"0":["nobody's"]}}
+	]}}`))
+	want := map[allocation]string{{"r", "a"}: "one", {"r", "b"}: "two", {"r", "both"}: "", {"r", "nobody's"}: ""}
+	if err != nil || !maps.Equal(got, want) {
+		t.Errorf("allocated are %v, %v; want %v", got, err, want)
 	}
-	return set
 }
 
 func FuzzParseNotes(f *testing.F) {
@@ -90,6 +97,10 @@ func FuzzParseNotes(f *testing.F) {
 			return
 		}
 		want := map[allocation]bool{}
+		has := map[allocation]bool{}
+		for a := range got {
+			has[a] = true
+		}
 		for _, e := range theirs.Data.PodDeviceEntries {
 			for _, ids := range e.DeviceIDs {
 				for _, id := range ids {
@@ -97,7 +108,7 @@ func FuzzParseNotes(f *testing.F) {
 				}
 			}
 		}
-		if !maps.Equal(got, want) {
+		if !maps.Equal(has, want) {
 			t.Errorf("allocated are %v, the kubelet would read %v", got, want)
 		}
 	})
@@ -113,8 +124,18 @@ func newFile(t *testing.T) file {
 	return file{t, filepath.Join(t.TempDir(), CheckpointFile)}
 }
 
-// has writes allocations of gpu, now.
+// has writes allocations of gpu, now, each of another pod.
 func (f file) has(ids ...string) {
+	f.t.Helper()
+	var entries []string
+	for i, id := range ids {
+		entries = append(entries, id, fmt.Sprint(i))
+	}
+	f.by(entries...)
+}
+
+// by writes allocations of gpu, now: an id, the UID of its pod, and so on.
+func (f file) by(ids ...string) {
 	f.t.Helper()
 	type entry struct {
 		PodUID, ContainerName, ResourceName string
@@ -124,8 +145,8 @@ func (f file) has(ids ...string) {
 	var content struct {
 		Data struct{ PodDeviceEntries []entry }
 	}
-	for i, id := range ids {
-		content.Data.PodDeviceEntries = append(content.Data.PodDeviceEntries, entry{fmt.Sprint(i), "main", gpu, map[int][]string{-1: {id}}, nil})
+	for pair := range slices.Chunk(ids, 2) {
+		content.Data.PodDeviceEntries = append(content.Data.PodDeviceEntries, entry{pair[1], "main", gpu, map[int][]string{-1: {pair[0]}}, nil})
 	}
 	b, err := json.Marshal(content)
 	if err != nil {
@@ -167,6 +188,7 @@ func checkpointed(t *testing.T, test func(t *testing.T, k *scripted, c *Client, 
 func TestAnAllocationThatTheKubeletHasNotIsForgotten(t *testing.T) {
 	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, log *lines) {
 		f.has("b")
+		k.says(pod("new"))
 		c.Allocated(gpu, []device.OfferedID{"a", "b"})
 		c.Allocated("nvidia.com/mig", []device.OfferedID{"b::1"})
 		time.Sleep(lookFor - ms)
@@ -192,7 +214,8 @@ func TestAnAllocationThatTheKubeletHasNotIsForgotten(t *testing.T) {
 func TestAnAllocationThatTheKubeletHasStaysUnnamed(t *testing.T) {
 	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, log *lines) {
 		f.has("a")
-		c.Allocated(gpu, []device.OfferedID{"a"}) // for an init container
+		k.says(pod("new"))
+		c.Allocated(gpu, []device.OfferedID{"a"}) // for its init container
 		time.Sleep(5 * time.Hour)
 		wantState(t, c.known(), "a", "unnamed")
 		f.has()
@@ -223,6 +246,7 @@ func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
 				k.says(pod("one", "b"))
 				c.Allocated(gpu, []device.OfferedID{"a"})
 				time.Sleep(40 * time.Minute)
+				k.says(pod("one", "b"), pod("new"))
 				c.Allocated(gpu, []device.OfferedID{"c"})
 				time.Sleep(20 * time.Minute)
 				wantState(t, c.known(), "a", "unnamed")
@@ -231,6 +255,7 @@ func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
 				wantState(t, c.known(), "b", "held by one")
 				wantState(t, c.known(), "c", "unnamed")
 				time.Sleep(time.Hour)
+				k.says(pod("one", "b"), pod("newer"))
 				c.Allocated(gpu, []device.OfferedID{"d"})
 				time.Sleep(time.Minute)
 				if said := log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, f.path) {
@@ -244,6 +269,7 @@ func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
 func TestACheckpointThatIsMendedIsRead(t *testing.T) {
 	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, log *lines) {
 		f.is("broken")
+		k.says(pod("new"))
 		c.Allocated(gpu, []device.OfferedID{"a"})
 		time.Sleep(time.Minute)
 		wantState(t, c.known(), "a", "unnamed")
@@ -310,7 +336,7 @@ func TestAllocationsOfAnEarlierProcess(t *testing.T) {
 			k.stop()
 			f.has("init", "one")
 			k.start(0)
-		}, "idle"},
+		}, "unnamed"},
 		"by a clock that was put back": {age, func(f file, _ *scripted) {
 			f.has("init", "one")
 			future := time.Now().Add(time.Hour)
@@ -322,7 +348,7 @@ func TestAllocationsOfAnEarlierProcess(t *testing.T) {
 			f := newFile(t)
 			bubble(t, test.age, func(t *testing.T, k *scripted, c *Client) {
 				c.Checkpoint = f.path
-				k.says(pod("one", "one"))
+				k.says(pod("one", "one"), pod("prepared"))
 				written := make(chan struct{})
 				go func() { test.file(f, k); close(written) }()
 				if strings.HasPrefix(name, "written before") {

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -61,7 +62,8 @@ type Client struct {
 	trace  Trace
 	conn   *grpc.ClientConn
 	list   api.PodResourcesListerClient
-	// kick has Run look soon: an allocation waits for its name.
+	// kick has Run look soon: an allocation waits for its name, or somebody else's
+	// question was not answered.
 	kick chan struct{}
 	// turn is held from a List until its answer is taken in. Of two that are under
 	// way at the same time nobody could tell which answer is the newer one, and a
@@ -78,7 +80,7 @@ type Client struct {
 	memory      memory
 	holders     device.Holders // what was published last
 	changed     chan struct{}  // closed when who holds what has changed
-	allocatable map[string]int // devices by resource, as the kubelet counts them
+	allocatable map[string]int // devices by resource, as the kubelet counts them; nil while it does not say
 	refusal     error          // the newest one
 	refused     time.Duration  // how long to wait after the next refusal
 	askAfter    time.Time      // no question before, after a refusal
@@ -165,13 +167,14 @@ func (c *Client) say(err error) {
 	c.saidLost = err != nil
 }
 
-// readCheckpoint looks up what List leaves open, while there is such a thing.
+// readCheckpoint looks up what List leaves open, while there is such a thing, and
+// what the checkpoint has become.
 func (c *Client) readCheckpoint() {
 	now := time.Now() // what is allocated from here on is not in question
 	c.mu.Lock()
 	open, overdue := c.memory.open(now)
 	c.mu.Unlock()
-	if !open {
+	if !open && !c.rewritten() {
 		return
 	}
 	notes, err := readNotes(c.Checkpoint)
@@ -185,6 +188,35 @@ func (c *Client) readCheckpoint() {
 		c.log.Warn("allocations that the kubelet names nobody for cannot be looked up; they are kept for an hour", "err", err)
 		c.saidBlind = true
 	}
+}
+
+// rewritten tells whether the checkpoint is another than the one that is known. One
+// that is not is as good as read again.
+func (c *Client) rewritten() bool {
+	info, err := os.Stat(c.Checkpoint)
+	if err != nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !info.ModTime().Equal(c.memory.noted.written) {
+		return true
+	}
+	c.memory.note(c.memory.noted)
+	return false
+}
+
+// notesSince are the kubelet's where they are others than those that are known, and
+// empty where there are none or they cannot be read.
+func (c *Client) notesSince() notes {
+	if !c.rewritten() {
+		return notes{}
+	}
+	n, err := readNotes(c.Checkpoint)
+	if err != nil {
+		return notes{}
+	}
+	return n
 }
 
 // pause is how long Run may rest: others ask too, and their answers are as good.
@@ -210,6 +242,10 @@ func (c *Client) Allocated(resource string, ids []device.OfferedID) {
 	c.mu.Lock()
 	c.publish(c.memory.allocated(resource, ids, time.Now()))
 	c.mu.Unlock()
+	c.lookSoon()
+}
+
+func (c *Client) lookSoon() {
 	select {
 	case c.kick <- struct{}{}:
 	default:
@@ -241,8 +277,16 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 		return c.failed(ctx, err)
 	}
 	c.mu.Lock()
+	doubts := c.memory.doubts(over, asked)
+	c.mu.Unlock()
+	var since notes
+	if doubts {
+		since = c.notesSince()
+	}
+	c.mu.Lock()
 	defer c.mu.Unlock()
-	changed := c.memory.take(&c.answer, over, asked)
+	lost := doubts && c.memory.lost(since, asked)
+	changed := c.memory.take(&c.answer, over, asked) || lost
 	c.holders.At = time.Now()
 	c.holders.Err = nil
 	c.refused = refusedFirst
@@ -261,14 +305,22 @@ func (c *Client) askedSince(came time.Time) (device.Holders, bool) {
 // failed returns what is known, and why it is not known better. That a caller has
 // lost interest says nothing of the kubelet, and nobody else is told.
 func (c *Client) failed(ctx context.Context, err error) device.Holders {
+	if errors.Is(ctx.Err(), context.Canceled) {
+		holders, _ := c.Look()
+		holders.Err = err
+		return holders
+	}
+	now := time.Now()
+	since := c.notesSince()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	holders := c.holders
-	holders.Err = err
-	if !errors.Is(ctx.Err(), context.Canceled) {
-		c.holders = holders
+	if c.holders.Err == nil {
+		c.lookSoon() // else Run would find out when it is due
 	}
-	return holders
+	c.holders.Err = err
+	c.allocatable = nil
+	c.publish(c.memory.lost(since, now))
+	return c.holders
 }
 
 // publish makes what the memory holds the newest that others see. The caller

@@ -554,7 +554,7 @@ func TestConfirm(t *testing.T) {
 	k := kubeletOn(t, kubelet.Options{})
 	offers(t, k, gpu, healthy("a", "b")...)
 	c := clientOf(t, k.PodResourcesSocket(), Trace{})
-	if owner, confirmed, err := c.Confirm(t.Context(), "a"); owner != (device.Owner{}) || confirmed || err != nil {
+	if owner, confirmed, err := c.confirmer().confirm(t.Context(), "a"); owner != (device.Owner{}) || confirmed || err != nil {
 		t.Errorf("of an idle device: %v, %t, %v", owner, confirmed, err)
 	}
 	if n := k.State().Calls["Get"]; n != 0 {
@@ -563,21 +563,21 @@ func TestConfirm(t *testing.T) {
 	runs(t, k, podOn("one", 2))
 	c.Owners(t.Context())
 	want := device.Owner{Namespace: "team", Pod: "one", Container: "c0"}
-	if owner, confirmed, err := c.Confirm(t.Context(), "a"); owner != want || !confirmed || err != nil {
+	if owner, confirmed, err := c.confirmer().confirm(t.Context(), "a"); owner != want || !confirmed || err != nil {
 		t.Errorf("of a held device: %v, %t, %v", owner, confirmed, err)
 	}
 	if err := k.EndPod(podOn("one")); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 { // before and after it is noticed
-		if owner, confirmed, err := c.Confirm(t.Context(), "a"); owner != want || confirmed || status.Code(err) != codes.Unknown {
+		if owner, confirmed, err := c.confirmer().confirm(t.Context(), "a"); owner != want || confirmed || status.Code(err) != codes.Unknown {
 			t.Errorf("of a pod that is gone: %v, %t, %v", owner, confirmed, err)
 		}
 		wantState(t, c.Owners(t.Context()), "a", "idle")
 	}
 	for _, next := range []kubelet.Pod{podOn("one", 0), podOn("one", 0, 2)} {
 		runs(t, k, next) // of the same name; its c0 has no device
-		if owner, confirmed, err := c.Confirm(t.Context(), "a"); owner != want || confirmed || err != nil {
+		if owner, confirmed, err := c.confirmer().confirm(t.Context(), "a"); owner != want || confirmed || err != nil {
 			t.Errorf("of a container that has it no more: %v, %t, %v", owner, confirmed, err)
 		}
 		if err := k.EndPod(next); err != nil {
@@ -683,6 +683,45 @@ func TestTheSimulatedKubeletsCheckpoint(t *testing.T) {
 	await(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Updates == 3 })
 	c.readCheckpoint()
 	wantState(t, c.known(), has, "idle")
+}
+
+// A pod that is turned away after Allocate leaves an entry in the checkpoint that
+// nobody takes away.
+func TestAPodThatIsTurnedAway(t *testing.T) {
+	k := kubeletOn(t, kubelet.Options{})
+	o := offers(t, k, gpu, healthy("a", "b", "c")...)
+	c := clientOf(t, k.PodResourcesSocket(), Trace{})
+	c.Checkpoint = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
+	runs(t, k, podOn("old", 1))
+	c.Owners(t.Context())
+	old := c.known().Held[0].Offered.Device()
+	var granted device.ID
+	o.granted = func(resource string, ids []device.OfferedID) {
+		granted = ids[0].Device()
+		c.mu.Lock() // Allocate returned ten seconds ago
+		c.memory.allocated(resource, ids, time.Now().Add(-lookFor))
+		c.mu.Unlock()
+	}
+	// The one that stays came ten seconds before the one that is turned away, and
+	// the client is that old as well.
+	c.mu.Lock()
+	c.memory.caughtUp = true
+	for name, came := range c.memory.arrivals.pods {
+		came.first = came.first.Add(-lookFor - admittedWithin)
+		c.memory.arrivals.pods[name] = came
+	}
+	c.mu.Unlock()
+	if err := k.RunPod(t.Context(), podOn("greedy", 1, 5)); err == nil {
+		t.Fatal("a pod was admitted that asks for too much")
+	}
+	if n, err := readNotes(c.Checkpoint); err != nil || n.allocated[allocation{gpu, granted.Offered()}] == "" {
+		t.Fatalf("the checkpoint has %v, %v", n.allocated, err)
+	}
+	h := c.Owners(t.Context())
+	c.readCheckpoint()
+	wantState(t, h, granted, "idle")
+	wantState(t, c.known(), granted, "idle")
+	wantState(t, c.known(), old, "held by old")
 }
 
 func TestAHangingKubelet(t *testing.T) {

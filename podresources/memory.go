@@ -1,6 +1,7 @@
 package podresources
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -23,10 +24,11 @@ type memory struct {
 	// replaced and not written, since it was published.
 	held    []device.Holding
 	settled bool
-	// unnamed holds, by allocation, when Allocate returned for those whose name
-	// is not known.
-	unnamed map[allocation]time.Time
-	recent  history
+	// unnamed are the allocations whose holder's name is not known, by when they
+	// were made.
+	unnamed  map[allocation]span
+	arrivals arrivals
+	recent   history
 
 	asked time.Time // when the newest answer was asked for
 	link  link      // over which it came
@@ -37,6 +39,10 @@ type memory struct {
 	trusted time.Time
 	// caughtUp says that the notes since then have been gone through.
 	caughtUp bool
+	// noted are the newest notes that were there before an answer was asked for,
+	// and notedFor is when that was: the zero value while there were none.
+	noted    notes
+	notedFor time.Time
 
 	next []device.Holding // scratch
 }
@@ -46,10 +52,13 @@ type allocation struct {
 	offered  device.OfferedID
 }
 
+// span is the time in which something happened.
+type span struct{ early, late time.Time }
+
 func of(h device.Holding) allocation { return allocation{h.Resource, h.Offered} }
 
 func newMemory() memory {
-	return memory{unnamed: map[allocation]time.Time{}, named: map[allocation]bool{}, recent: newHistory()}
+	return memory{unnamed: map[allocation]span{}, named: map[allocation]bool{}, arrivals: newArrivals(), recent: newHistory()}
 }
 
 // allocated notes that the ids are about to be held by somebody new: whoever held
@@ -62,7 +71,7 @@ func (m *memory) allocated(resource string, ids []device.OfferedID, now time.Tim
 		}
 	}
 	for _, id := range ids {
-		m.unnamed[allocation{resource, id}] = now
+		m.unnamed[allocation{resource, id}] = span{now, now}
 		m.next = append(m.next, device.Holding{Resource: resource, Offered: id})
 	}
 	return m.replace()
@@ -72,10 +81,11 @@ func (m *memory) allocated(resource string, ids []device.OfferedID, now time.Tim
 // counts for when it was asked for.
 func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 	became := m.heard(over, asked)
+	m.arrivals.heard(a.pods, asked, !m.trusted.IsZero())
 	m.next = m.next[:0]
 	for _, h := range a.held {
-		if at, ok := m.unnamed[of(h)]; ok {
-			if at.After(asked) {
+		if made, ok := m.unnamed[of(h)]; ok {
+			if made.late.After(asked) {
 				continue // the answer is older than the allocation
 			}
 			delete(m.unnamed, of(h))
@@ -84,6 +94,7 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 		m.named[of(h)] = true
 		m.recent.saw(h, asked)
 	}
+	m.end()
 	for _, h := range m.held {
 		if m.stands(h, a.pods) {
 			m.next = append(m.next, h)
@@ -109,6 +120,21 @@ func (m *memory) heard(over link, asked time.Time) bool {
 	}
 	m.settled = true
 	return true
+}
+
+// end forgets the allocations that nobody who is listed may have: the pod was
+// turned away after Allocate, or it ended before anybody saw its name, or only its
+// init container had the device. The kubelet's notes may have them for days yet.
+func (m *memory) end() {
+	maps.DeleteFunc(m.unnamed, func(_ allocation, made span) bool {
+		return m.over(made, func(podName) bool { return false })
+	})
+}
+
+// over tells whether nobody who is listed may have an allocation, but for those of
+// whom it is known that they have not.
+func (m *memory) over(made span, known func(podName) bool) bool {
+	return !m.trusted.IsZero() && m.asked.Sub(made.late) >= lookFor && !m.arrivals.mayHold(made, known)
 }
 
 // stands tells whether a holding goes on that the newest answer does not name, or
@@ -143,8 +169,8 @@ func (m *memory) replace() bool {
 // curious tells whether something may show soon: the name of an allocation, or
 // the kubelet's notes of this hour.
 func (m *memory) curious(now time.Time) bool {
-	for _, at := range m.unnamed {
-		if now.Sub(at) < lookFor {
+	for _, made := range m.unnamed {
+		if now.Sub(made.late) < lookFor {
 			return true
 		}
 	}
@@ -160,8 +186,8 @@ func (m *memory) behind(now time.Time) bool {
 // open tells whether there are questions that notes might answer, and whether one
 // of them is overdue: an allocation that was looked for and not found.
 func (m *memory) open(now time.Time) (open, overdue bool) {
-	for _, at := range m.unnamed {
-		overdue = overdue || now.Sub(at) >= lookFor
+	for _, made := range m.unnamed {
+		overdue = overdue || now.Sub(made.late) >= lookFor
 	}
 	return overdue || m.behind(now), overdue
 }
@@ -169,9 +195,11 @@ func (m *memory) open(now time.Time) (open, overdue bool) {
 // review takes in the kubelet's notes, or that they cannot be read, as of a time
 // before they were read. It tells whether that changed anything.
 func (m *memory) review(n notes, err error, now time.Time) bool {
-	for a, at := range m.unnamed {
-		age := now.Sub(at)
-		if err == nil && age >= lookFor && !n.allocated[a] || err != nil && age >= unnamedMost {
+	uids := m.uids(n)
+	for a, made := range m.unnamed {
+		age := now.Sub(made.late)
+		_, noted := n.allocated[a]
+		if err != nil && age >= unnamedMost || err == nil && age >= lookFor && (!noted || m.over(made, n.others(a, made, uids))) {
 			delete(m.unnamed, a)
 		}
 	}
@@ -181,10 +209,75 @@ func (m *memory) review(n notes, err error, now time.Time) bool {
 			m.next = append(m.next, h)
 		}
 	}
-	if err == nil && m.behind(now) {
-		m.catchUp(n)
+	if err == nil {
+		if m.behind(now) {
+			m.catchUp(n)
+		}
+		m.note(n)
 	}
 	return m.replace()
+}
+
+func (m *memory) note(n notes) {
+	if !n.written.Add(stampedLate).After(m.asked) {
+		m.noted, m.notedFor = n, m.asked
+	}
+}
+
+// doubts tells whether an answer over a connection may be one of a kubelet that was
+// restarted unnoticed, and that leaves out whom the one before it has let in.
+func (m *memory) doubts(over link, asked time.Time) bool {
+	return m.settled && over != m.link && asked.Sub(over.kubeletStart) < settleAfter
+}
+
+// lost takes in the kubelet's notes when it does not answer, or not all yet: an id
+// that the last answer did not name may have been allocated since. It tells whether
+// that changed anything.
+func (m *memory) lost(n notes, now time.Time) bool {
+	if !m.settled { // nothing is called idle
+		return false
+	}
+	m.next = append(m.next[:0], m.held...)
+	for a := range n.allocated {
+		if _, known := m.unnamed[a]; known || lists(m.held, a) || !m.isNew(n, a) {
+			continue
+		}
+		made := span{m.asked, now}
+		if !m.notedFor.IsZero() {
+			made.early = m.notedFor
+		}
+		if n.written.Before(now) {
+			made.late = n.written
+		}
+		m.unnamed[a] = made
+		m.next = append(m.next, device.Holding{Resource: a.resource, Offered: a.offered})
+	}
+	return m.replace()
+}
+
+// isNew tells whether what notes have was allocated since an answer that did not
+// name it. A kubelet that starts writes down anew what is long over, so the time of
+// the writing decides only where the notes of before were not seen.
+func (m *memory) isNew(n notes, a allocation) bool {
+	if m.notedFor.IsZero() {
+		return n.written.Add(stampedLate).After(m.asked)
+	}
+	uid, had := m.noted.allocated[a]
+	return !had || uid != n.allocated[a]
+}
+
+// uids are those that the notes have for pods, by what these hold by name; "" for
+// a pod of which they are not clear.
+func (m *memory) uids(n notes) map[podName]string {
+	uids := map[podName]string{}
+	for _, h := range m.held {
+		p, uid := podName{h.Owner.Namespace, h.Owner.Pod}, n.allocated[of(h)]
+		if other, twice := uids[p]; twice && other != uid {
+			uid = ""
+		}
+		uids[p] = uid
+	}
+	return uids
 }
 
 // catchUp adds the allocations that the notes have and no answer names: those of
@@ -197,7 +290,7 @@ func (m *memory) catchUp(n notes) {
 	m.caughtUp = true
 	for a := range n.allocated {
 		if _, known := m.unnamed[a]; !known && !m.named[a] && !lists(m.held, a) {
-			m.unnamed[a] = m.trusted
+			m.unnamed[a] = span{late: m.trusted}
 			m.next = append(m.next, device.Holding{Resource: a.resource, Offered: a.offered})
 		}
 	}

@@ -14,18 +14,34 @@ import (
 // for speed. memory is held against it.
 type model struct {
 	fates   map[allocation]*fate
+	heard   []heard // every answer there was, the oldest first
 	settled bool
 	trusted time.Time
 	asked   time.Time
 	over    link
 	done    bool // with the notes of this connection
+	noted   *noted
 }
 
 // fate is what is known of one allocation.
 type fate struct {
 	owners    []device.Owner
 	over      link      // the connection over which they were named
-	allocated time.Time // zero where they have a name
+	allocated time.Time // at the latest; zero where they have a name
+	since     time.Time // and at the earliest
+}
+
+// noted are notes that were there before an answer was asked for.
+type noted struct {
+	notes notes
+	asked time.Time
+}
+
+// heard is an answer, and whether it left out nobody.
+type heard struct {
+	pods    []podName
+	asked   time.Time
+	trusted bool
 }
 
 func (m *model) of(a allocation) *fate {
@@ -44,6 +60,7 @@ func (m *model) answer(listed map[allocation][]device.Owner, pods []podName, ove
 		m.trusted = asked
 	}
 	m.settled = m.settled || !m.trusted.IsZero()
+	m.heard = append(m.heard, heard{pods, asked, !m.trusted.IsZero()})
 	for a := range listed {
 		m.of(a)
 	}
@@ -52,7 +69,10 @@ func (m *model) answer(listed map[allocation][]device.Owner, pods []podName, ove
 		case f.allocated.After(asked): // nobody can know yet
 		case owners != nil:
 			*f = fate{owners: owners, over: over}
-		case !f.allocated.IsZero(): // nobody has said yet
+		case !f.allocated.IsZero(): // nobody has said yet, and it is over when nobody is left to
+			if m.ended(f, func(podName) bool { return true }) {
+				f.allocated = time.Time{}
+			}
 		case f.over == over || asked.Sub(over.connected) >= time.Minute: // over for all
 			f.owners = nil
 		default: // over for those whose pods are there without it
@@ -63,22 +83,55 @@ func (m *model) answer(listed map[allocation][]device.Owner, pods []podName, ove
 	}
 }
 
+// ended tells whether an allocation has ended with the last pod that may have it.
+func (m *model) ended(f *fate, mayBe func(podName) bool) bool {
+	if m.trusted.IsZero() || m.asked.Sub(f.allocated) < 10*time.Second {
+		return false
+	}
+	for _, p := range m.heard[len(m.heard)-1].pods {
+		if mayBe(p) && m.mayHold(p, f) {
+			return false
+		}
+	}
+	return true
+}
+
+// mayHold tells whether a pod that is listed now may have been allocated something:
+// it was not missing in an answer to be believed from then on, and nobody has seen
+// it ten seconds before.
+func (m *model) mayHold(p podName, f *fate) bool {
+	var first time.Time
+	for _, h := range slices.Backward(m.heard) {
+		switch listed := slices.Contains(h.pods, p); {
+		case listed:
+			first = h.asked
+		case h.trusted:
+			return h.asked.Before(f.allocated) && first.After(f.since.Add(-10*time.Second))
+		}
+	}
+	return first.After(f.since.Add(-10 * time.Second))
+}
+
 func (m *model) allocate(resource string, ids []device.OfferedID, now time.Time) {
 	for _, id := range ids {
 		f := m.of(allocation{resource, id})
-		f.owners, f.allocated = nil, now
+		f.owners, f.since, f.allocated = nil, now, now
 	}
 }
 
 func (m *model) review(n notes, err error, now time.Time) {
 	for a, f := range m.fates {
-		limit, gone := 10*time.Second, !n.allocated[a]
+		uid, noted := n.allocated[a]
+		limit, gone := 10*time.Second, !noted || m.ended(f, func(p podName) bool { return m.mayBe(n, p, uid, f.allocated) })
 		if err != nil {
 			limit, gone = time.Hour, true
 		}
 		if gone && !f.allocated.IsZero() && now.Sub(f.allocated) >= limit {
 			f.allocated = time.Time{}
 		}
+	}
+	if err == nil && m.asked.Sub(n.written) >= 10*time.Millisecond {
+		defer func() { m.noted = &noted{n, m.asked} }()
 	}
 	if err != nil || m.done || m.trusted.IsZero() || now.Sub(m.trusted) >= 10*time.Second {
 		return
@@ -89,9 +142,50 @@ func (m *model) review(n notes, err error, now time.Time) {
 	m.done = true
 	for a := range n.allocated {
 		if f := m.of(a); len(f.owners) == 0 && f.allocated.IsZero() && f.over != m.over {
-			f.allocated = m.trusted
+			f.since, f.allocated = time.Time{}, m.trusted
 		}
 	}
+}
+
+// lose is a question that was not answered, or answered by a kubelet that may not
+// have read its pods.
+func (m *model) lose(n notes, now time.Time) {
+	if !m.settled {
+		return
+	}
+	for a, uid := range n.allocated {
+		f := m.of(a)
+		if len(f.owners) > 0 || !f.allocated.IsZero() {
+			continue // idle was what nobody had
+		}
+		since := m.asked
+		if m.noted != nil {
+			if before, had := m.noted.notes.allocated[a]; had && before == uid {
+				continue // known before, and not named since
+			}
+			since = m.noted.asked
+		} else if m.asked.Sub(n.written) >= 10*time.Millisecond {
+			continue
+		}
+		f.owners, f.since, f.allocated = nil, since, now
+		if n.written.Before(now) {
+			f.allocated = n.written
+		}
+	}
+}
+
+// mayBe tells whether a pod may be the one of that UID: it is not where all that it
+// holds is another's.
+func (m *model) mayBe(n notes, p podName, uid string, allocated time.Time) bool {
+	theirs := map[string]bool{}
+	for a, f := range m.fates {
+		for _, o := range f.owners {
+			if f.allocated.IsZero() && (podName{o.Namespace, o.Pod}) == p {
+				theirs[n.allocated[a]] = true
+			}
+		}
+	}
+	return len(theirs) != 1 || theirs[""] || theirs[uid] || uid == "" || allocated.Sub(n.written) > 10*time.Millisecond
 }
 
 func (m *model) held() (rows []device.Holding) {
@@ -121,7 +215,7 @@ type story struct {
 
 var (
 	storyIDs  = []device.OfferedID{"a", "a::1", "b", "c"} // two of them one device's
-	storyTime = []time.Duration{0, time.Millisecond, time.Second, 9 * time.Second, 10 * time.Second, 50 * time.Second, time.Minute, time.Hour}
+	storyTime = []time.Duration{0, time.Millisecond, 11 * time.Millisecond, time.Second, 9 * time.Second, 10 * time.Second, 50 * time.Second, time.Minute, time.Hour}
 	storyRess = []string{"nvidia.com/gpu", "nvidia.com/mig"}
 )
 
@@ -136,7 +230,7 @@ func (s *story) play(events int) {
 		before, copied := s.memory.held, slices.Clone(s.memory.held)
 		settled := s.memory.settled
 		changed := false
-		switch s.choose(8) {
+		switch s.choose(9) {
 		case 0:
 			s.now = s.now.Add(storyTime[s.choose(len(storyTime))])
 		case 1:
@@ -151,6 +245,8 @@ func (s *story) play(events int) {
 			changed = s.allocate()
 		case 7:
 			changed = s.review()
+		case 8:
+			changed = s.lose(s.now)
 		}
 		s.compare()
 		if !slices.Equal(before, copied) {
@@ -192,8 +288,13 @@ func (s *story) answer() bool {
 	}
 	raw.pods = pods
 	raw.held = append(raw.held, raw.held...)
+	doubts := s.model.settled && s.model.over != s.link && asked.Sub(s.link.kubeletStart) < time.Minute
+	if s.memory.doubts(s.link, asked) != doubts {
+		s.t.Fatalf("that it doubts the answer is not %t", doubts)
+	}
+	lost := doubts && s.lose(asked)
 	s.model.answer(listed, pods, s.link, asked)
-	return s.memory.take(&raw, s.link, asked)
+	return s.memory.take(&raw, s.link, asked) || lost
 }
 
 func (s *story) allocate() bool {
@@ -206,17 +307,28 @@ func (s *story) allocate() bool {
 	return s.memory.allocated(resource, ids, s.now)
 }
 
+func (s *story) lose(now time.Time) bool {
+	n := s.notes()
+	s.model.lose(n, now)
+	return s.memory.lost(n, now)
+}
+
 func (s *story) review() bool {
-	n := notes{allocated: map[allocation]bool{}, written: s.now.Add(-storyTime[s.choose(len(storyTime))])}
+	n := s.notes()
 	var err error
 	if s.choose(3) == 0 {
 		err = errBroken
 	}
-	for range s.choose(4) {
-		n.allocated[allocation{storyRess[s.choose(2)], storyIDs[s.choose(len(storyIDs))]}] = true
-	}
 	s.model.review(n, err, s.now)
 	return s.memory.review(n, err, s.now)
+}
+
+func (s *story) notes() notes {
+	n := notes{allocated: map[allocation]string{}, written: s.now.Add(-storyTime[s.choose(len(storyTime))])}
+	for range s.choose(9) {
+		n.allocated[allocation{storyRess[s.choose(2)], storyIDs[s.choose(len(storyIDs))]}] = []string{"", "u", "v"}[s.choose(3)]
+	}
+	return n
 }
 
 func (s *story) compare() {
