@@ -2,6 +2,7 @@ package exporter
 
 import (
 	"bytes"
+	"errors"
 	"math"
 	"strconv"
 	"strings"
@@ -99,7 +100,8 @@ var (
 )
 
 // encode appends both the page, which may be nil, and the other families in one
-// of the two formats that are text.
+// of the two formats that are text. A family that cannot be encoded is missing, and
+// the error says why.
 func encode(b []byte, p *page, others []*dto.MetricFamily, format expfmt.Format) ([]byte, error) {
 	openMetrics := format.FormatType() == expfmt.TypeOpenMetrics
 	if p != nil {
@@ -107,13 +109,16 @@ func encode(b []byte, p *page, others []*dto.MetricFamily, format expfmt.Format)
 	}
 	rest := bytes.NewBuffer(b)
 	encoder := expfmt.NewEncoder(rest, format)
+	var errs []error
 	for _, f := range others {
+		whole := rest.Len()
 		if err := encoder.Encode(f); err != nil {
-			return rest.Bytes(), err
+			rest.Truncate(whole)
+			errs = append(errs, err)
 		}
 	}
 	if openMetrics {
 		rest.WriteString("# EOF\n")
 	}
-	return rest.Bytes(), nil
+	return rest.Bytes(), errors.Join(errs...)
 }

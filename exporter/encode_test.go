@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 )
 
@@ -60,4 +61,19 @@ func TestOtherFormatsAreTheLibrarys(t *testing.T) {
 			t.Errorf("asked for protobuf, got\n%q", body)
 		}
 	})
+}
+
+// One family that cannot be written costs nobody else's.
+func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
+	family := func(name string) *dto.MetricFamily {
+		return &dto.MetricFamily{Name: &name, Type: dto.MetricType_GAUGE.Enum(), Metric: []*dto.Metric{{Gauge: &dto.Gauge{Value: new(float64)}}}}
+	}
+	bad := family("bad")
+	bad.Metric[0].Gauge = nil
+	for _, format := range []expfmt.Format{expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics)} {
+		text, err := encode(nil, nil, []*dto.MetricFamily{family("first"), bad, family("last")}, format)
+		if err == nil || !bytes.Contains(text, []byte("\nfirst 0")) || !bytes.Contains(text, []byte("\nlast 0")) || bytes.Contains(text, []byte("bad")) {
+			t.Errorf("%s: %v\n%s", format, err, text)
+		}
+	}
 }

@@ -51,6 +51,7 @@ type Exporter struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	newest *flight
+	again  bool    // a flight is wanted that begins after the newest has landed
 	free   []*page // pages that nobody reads, to be rendered on next
 
 	// ledger belongs to the flight that is under way; there is one at a time.
@@ -73,9 +74,19 @@ func New(s Sources) *Exporter {
 	return &Exporter{Sources: s, ledger: newLedger()}
 }
 
-// Mark has the counters read now: somebody new is about to hold a device, and
-// what it burned before is not theirs. It does not wait.
-func (e *Exporter) Mark() { e.release(e.join(time.Now())) }
+// Mark has the counters read in a flight that begins from now on: somebody new is
+// about to hold a device, and what it burned before is not theirs. One that is
+// under way may have read them before, and asked the kubelet before: another
+// follows it. Mark does not wait.
+func (e *Exporter) Mark() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.newest != nil && !e.newest.landed() {
+		e.again = true
+		return
+	}
+	e.drop(e.start(time.Now()))
+}
 
 // Drain waits for the flight that is under way.
 func (e *Exporter) Drain() { e.flights.Wait() }
@@ -117,6 +128,12 @@ func (e *Exporter) join(now time.Time) *flight {
 		f.users++
 		return f
 	}
+	return e.start(now)
+}
+
+// start begins a flight, with the caller as a user of it. None may be under way.
+// The caller holds mu.
+func (e *Exporter) start(now time.Time) *flight {
 	if e.newest != nil {
 		e.drop(e.newest)
 	}
@@ -131,11 +148,31 @@ func (e *Exporter) join(now time.Time) *flight {
 	return f
 }
 
-// serves tells whether the flight's result is good for a scrape at this time.
-func (f *flight) serves(now time.Time) bool {
+// land hands the flight's page out, and starts the flight that was asked for
+// meanwhile.
+func (e *Exporter) land(f *flight) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	close(f.done)
+	if e.again {
+		e.again = false
+		e.drop(e.start(time.Now()))
+	}
+}
+
+// landed tells whether the flight's page is made.
+func (f *flight) landed() bool {
 	select {
 	case <-f.done:
+		return true
 	default:
+		return false
+	}
+}
+
+// serves tells whether the flight's result is good for a scrape at this time.
+func (f *flight) serves(now time.Time) bool {
+	if !f.landed() {
 		return true
 	}
 	for _, changed := range f.stale {
@@ -173,7 +210,7 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,
 	}, e.ledger)
-	close(f.done)
+	e.land(f)
 }
 
 // gpus are the physical GPUs of the devices, each once, in the devices' order.

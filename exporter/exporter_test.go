@@ -432,3 +432,63 @@ func TestEnergyIsBookedOnWhoBurnedIt(t *testing.T) {
 		has(t, at(0, "GPU-0=n/a/c"), name+a+" 110") // and goes on when it is back
 	})
 }
+
+// Allocate comes while a flight is under way that has read and listed before: what
+// burns from then on is the new holder's all the same.
+func TestEnergyFromAllocateOnIsTheNewHolders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		e := New(d.sources())
+		h := serve(e)
+		const name = "nvidia_gpu_energy_joules_total"
+		scrape(t, h)
+		time.Sleep(time.Minute)
+		d.hang = make(chan struct{})
+		e.Mark() // a flight that takes long; it stands for any scrape's
+		synctest.Wait()
+		d.hold("GPU-0=") // Allocate has returned
+		e.Mark()
+		e.Mark()
+		close(d.hang)
+		synctest.Wait()
+		if d.reads != 3 {
+			t.Errorf("read %d times; want one flight for the scrape, one that was under way, and one for Allocate", d.reads)
+		}
+		d.burn("GPU-0", 9000)
+		d.hold("GPU-0=n/b/c")
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 9000")
+		e.Drain()
+	})
+}
+
+// A driver that was started anew may say other things of a GPU.
+func TestInfoFollowsTheDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		h := serve(New(d.sources()))
+		const was, is = `pci_bus_id="0000:1a:00.0"`, `pci_bus_id="0000:9a:00.0"`
+		if text := scrape(t, h); !strings.Contains(text, was) {
+			t.Errorf("no %s in\n%s", was, text)
+		}
+		d.statuses = slices.Clone(d.statuses)
+		d.statuses[0].PCI, d.statuses[0].Index = "0000:9a:00.0", 3
+		d.board.Post(d.statuses)
+		text := scrape(t, h)
+		if !strings.Contains(text, is) {
+			t.Errorf("no %s in\n%s", is, text)
+		}
+		hasNot(t, text, was)
+		hasNot(t, text, `gpu="0"`)
+	})
+}
+
+// Where slices are not offered a partitioned GPU is held as a whole.
+func TestAPartitionedGPUThatIsHeldAsAWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		d.partition()
+		d.watts = 300
+		d.hold("GPU-0=team/train/main")
+		has(t, scrape(t, serve(New(d.sources()))), "nvidia_gpu_power_watts"+labels("GPU-0", "0", "team", "train", "main")+" 300")
+	})
+}

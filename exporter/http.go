@@ -9,6 +9,7 @@ import (
 	"net/http/pprof"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,17 +69,19 @@ func (e *Exporter) metrics(s Server) http.Handler {
 		defer cancel()
 		gatherers := []prometheus.TransactionalGatherer{own}
 		var p *page
+		release := func() {}
 		// A scrape that cannot wait for the flight gets the process's own
 		// metrics: never values of an earlier flight.
 		if f := e.snapshot(ctx); f != nil {
-			defer e.release(f)
 			p = f.page
+			release = sync.OnceFunc(func() { e.release(f) })
+			defer release()
 			gatherers = append(gatherers, landed{p})
 		}
 		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 		switch format.FormatType() {
 		case expfmt.TypeTextPlain, expfmt.TypeOpenMetrics:
-			e.gzip.serve(text{e, p, s.Registry, format, log}, w, r)
+			e.gzip.serve(text{e, p, release, s.Registry, format, log}, w, r)
 		default:
 			e.gzip.serve(promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options), w, r)
 		}
@@ -88,7 +91,8 @@ func (e *Exporter) metrics(s Server) http.Handler {
 // text answers one scrape in a format that is text.
 type text struct {
 	exporter *Exporter
-	page     *page // nil where there is none in time
+	page     *page  // nil where there is none in time
+	release  func() // gives the page back: a client that reads slowly does not keep it
 	own      *prometheus.Registry
 	format   expfmt.Format
 	log      errorLog
@@ -107,10 +111,11 @@ func (t text) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 		buffer = new([]byte)
 	}
 	body, err := encode((*buffer)[:0], t.page, families, t.format)
-	if err == nil {
-		_, err = w.Write(body)
-	}
+	t.release()
 	if err != nil {
+		t.log.Println(err)
+	}
+	if _, err := w.Write(body); err != nil {
 		t.log.Println(err)
 	}
 	*buffer = body

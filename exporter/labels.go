@@ -23,9 +23,6 @@ const (
 	allocationLabels
 )
 
-// gpuLabel is where deviceLabels has the GPU's index, ordered by name.
-const gpuLabel = 1
-
 func (set labelSet) pairs(s device.Status, owner device.Owner) []*dto.LabelPair {
 	slice := ""
 	if !s.WholeGPU() {
@@ -39,7 +36,7 @@ func (set labelSet) pairs(s device.Status, owner device.Owner) []*dto.LabelPair 
 		pair("uuid", string(s.GPU)),
 	}
 	if set == deviceLabels {
-		pairs = slices.Insert(pairs, gpuLabel, pair("gpu", strconv.Itoa(s.Index)))
+		pairs = slices.Insert(pairs, 1, pair("gpu", strconv.Itoa(s.Index)))
 	}
 	return pairs
 }

@@ -20,6 +20,7 @@ type Own struct {
 	listed        *prometheus.GaugeVec
 	pluginCalls   *prometheus.HistogramVec
 	pluginErrors  *prometheus.CounterVec
+	refusals      *prometheus.CounterVec
 	kubeletCalls  *prometheus.HistogramVec
 	kubeletErrors *prometheus.CounterVec
 	registry      *prometheus.Registry
@@ -43,6 +44,7 @@ func NewOwn(registry *prometheus.Registry, version string, simulated bool) *Own 
 		listed:        gauge("podgauge_plugin_devices", "Devices in the list that the kubelet was last sent.", "resource", "health"),
 		pluginCalls:   histogram("podgauge_plugin_request_duration_seconds", "How long it took to answer the kubelet.", "method"),
 		pluginErrors:  counter("podgauge_plugin_request_errors_total", "Answers to the kubelet that were errors.", "method"),
+		refusals:      counter("podgauge_plugin_refusals_total", "Containers that were not given the devices they asked for, by the first thing that was wrong.", "resource", "reason"),
 		kubeletCalls:  histogram("podgauge_pod_resources_request_duration_seconds", "How long the kubelet took to answer.", "method"),
 		kubeletErrors: counter("podgauge_pod_resources_request_errors_total", "Questions that the kubelet did not answer.", "method"),
 	}
@@ -52,7 +54,7 @@ func NewOwn(registry *prometheus.Registry, version string, simulated bool) *Own 
 		Name: "podgauge_simulated", Help: "Whether the devices, and what else --simulate says, are made up.",
 	})
 	simulation.Set(number(simulated))
-	registry.MustRegister(o.registrations, o.streams, o.listed, o.pluginCalls, o.pluginErrors, o.kubeletCalls, o.kubeletErrors,
+	registry.MustRegister(o.registrations, o.streams, o.listed, o.pluginCalls, o.pluginErrors, o.refusals, o.kubeletCalls, o.kubeletErrors,
 		build, simulation, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return o
 }
@@ -70,9 +72,22 @@ func (o *Own) Offers(resource string) {
 	o.registrations.WithLabelValues(resource, "success")
 	o.registrations.WithLabelValues(resource, "error")
 	o.streams.WithLabelValues(resource)
-	o.pluginCalls.WithLabelValues("Allocate")
-	o.pluginErrors.WithLabelValues("Allocate")
+	for _, method := range []string{"Allocate", "GetPreferredAllocation"} {
+		o.pluginCalls.WithLabelValues(method)
+		o.pluginErrors.WithLabelValues(method)
+	}
 }
+
+// Refuses makes the series of the reasons for which a container of a resource may
+// be refused.
+func (o *Own) Refuses(resource string, reasons ...string) {
+	for _, why := range reasons {
+		o.refusals.WithLabelValues(resource, why)
+	}
+}
+
+// Refused counts a container that was not given what it asked for.
+func (o *Own) Refused(resource, why string) { o.refusals.WithLabelValues(resource, why).Inc() }
 
 // Registered counts a registration.
 func (o *Own) Registered(resource string, err error) {
@@ -125,6 +140,14 @@ func (o *Own) Allocatable(counts func() map[string]int) {
 			return values
 		},
 	})
+}
+
+// Heard exports whether the driver's events are heard.
+func (o *Own) Heard(heard func() bool) {
+	o.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "podgauge_events_up",
+		Help: "Whether the driver's events, Xid errors among them, are heard: 0 while waiting for them fails or does not return.",
+	}, func() float64 { return number(heard()) }))
 }
 
 // Unsupported exports the families that the driver is too old for.

@@ -3,7 +3,6 @@ package exporter
 import (
 	"cmp"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -49,9 +48,10 @@ type seriesKey struct {
 
 // labelled are the series that share a set of labels.
 type labelled struct {
-	pairs []*dto.LabelPair
-	kept  map[slot]*series
-	turn  uint64 // of the last rendering that used it
+	device device.Device // that the labels describe: a new driver may say other things of it
+	pairs  []*dto.LabelPair
+	kept   map[slot]*series
+	turn   uint64 // of the last rendering that used it
 }
 
 // series is one series and its name and labels, written out.
@@ -105,7 +105,9 @@ func (p *page) render(s snapshot, l *ledger) {
 	p.renderNode(s)
 	for i, status := range s.statuses {
 		hold, owner := s.holders.Of(status.ID)
-		if status.MIG { // nobody can hold it, and whoever holds its slices shares it: that needs no asking
+		// Whoever holds slices shares their GPU: that needs no asking. It can be held
+		// as a whole too, where slices are not offered.
+		if status.MIG && len(s.holders.Rows(status.ID)) == 0 {
 			hold, owner = device.Shared, device.Owner{}
 		}
 		d := rendering{
@@ -177,21 +179,12 @@ func (d rendering) renderReading(s snapshot, l *ledger) {
 func (p *page) labelled(set labelSet, s device.Status, owner device.Owner) *labelled {
 	key := seriesKey{set, s.ID, owner}
 	l := p.series[key]
-	if l == nil || !l.describes(set, s) {
-		l = &labelled{pairs: set.pairs(s, owner), kept: map[slot]*series{}}
+	if l == nil || !l.device.Equal(s.Device) {
+		l = &labelled{device: s.Device, pairs: set.pairs(s, owner), kept: map[slot]*series{}}
 		p.series[key] = l
 	}
 	l.turn = p.turn
 	return l
-}
-
-// describes tells whether the labels are still those of the device: its index may
-// change with a restart of the driver.
-func (l *labelled) describes(set labelSet, s device.Status) bool {
-	if set != deviceLabels {
-		return true
-	}
-	return l.pairs[gpuLabel].GetValue() == strconv.Itoa(s.Index)
 }
 
 // set writes a value and puts its series on the page. On a nil labelled it does
