@@ -1,64 +1,149 @@
 package plugin
 
 import (
-	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin/answer"
+	"github.com/podgauge/podgauge/plugin/preferred"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// visibleDevices is what the NVIDIA container runtime reads.
-const visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+// Why is the reason, in one word, that a container does not get what it asks for.
+type Why string
 
-// usable finds the devices behind a container's ids, each once, in the order of
-// the node, and says of each id that cannot be given why.
-func usable(statuses []device.Status, ids []device.OfferedID) (devices []device.Device, wrong []string) {
-	if len(ids) == 0 {
-		return nil, []string{"a container asks for no device"}
+// The reasons.
+const (
+	WhyNothing   Why = "nothing_asked" // no id at all
+	WhyUnknown   Why = "unknown"       // an id that is not offered
+	WhyUnhealthy Why = "unhealthy"     // a device that has failed
+	WhyTooMany   Why = "too_many"      // replicas of which a container may have one
+	WhySameGPU   Why = "same_gpu"      // replicas that were to be on different GPUs
+	WhyUnfit     Why = "unfit"         // a device that did not pass the check before the start
+)
+
+// Whys are all reasons.
+func Whys() []Why {
+	return []Why{WhyNothing, WhyUnknown, WhyUnhealthy, WhyTooMany, WhySameGPU, WhyUnfit}
+}
+
+// fault is one thing that is wrong with a request.
+type fault struct {
+	why  Why
+	text string
+}
+
+// Allocate says what a container needs to use the devices that it was given. It
+// looks at the board and asks nobody: the kubelet sets it no deadline, and while
+// it runs no pod is admitted on the node.
+func (l *life) Allocate(_ context.Context, r *api.AllocateRequest) (*api.AllocateResponse, error) {
+	begin := time.Now()
+	all, ids, faults := l.allocate(r)
+	var err error
+	if len(faults) > 0 {
+		err = status.Error(codes.FailedPrecondition, l.refuse("allocate", ids, faults).Error())
 	}
+	if l.Trace.Answered != nil {
+		l.Trace.Answered("Allocate", time.Since(begin), err)
+	}
+	if err == nil && l.Trace.Allocated != nil {
+		l.Trace.Allocated(l.resource, ids)
+	}
+	return all, err
+}
+
+// allocate also returns all ids that were asked for.
+func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device.OfferedID, []fault) {
+	offered, _ := l.look()
+	statuses, _ := l.Look()
+	options := offered.options(l.resource)
+	all := &api.AllocateResponse{}
+	var asked []device.OfferedID
+	var faults []fault
+	for _, c := range r.GetContainerRequests() {
+		ids := offeredIDs(c.GetDevicesIds())
+		asked = append(asked, ids...)
+		devices, wrong := offered.usable(statuses, ids)
+		faults = append(faults, wrong...)
+		all.ContainerResponses = append(all.ContainerResponses, options.Container(devices))
+	}
+	if len(faults) > 0 {
+		return nil, asked, faults
+	}
+	return all, asked, nil
+}
+
+// options are those of a resource.
+func (o *offer) options(resource string) answer.Options {
+	var options answer.Options
+	if o.rules.Answer != nil {
+		options = o.rules.Answer(resource)
+	}
+	options.Resource = resource
+	return options
+}
+
+func offeredIDs(ids []string) []device.OfferedID {
+	offered := make([]device.OfferedID, len(ids))
+	for i, id := range ids {
+		offered[i] = device.OfferedID(id)
+	}
+	return offered
+}
+
+// usable finds the devices behind a container's ids, and says of each id that
+// cannot be given why.
+func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (devices []answer.Device, faults []fault) {
+	if len(ids) == 0 {
+		return nil, []fault{{WhyNothing, "a container asks for no device"}}
+	}
+	on := map[device.GPU]device.OfferedID{} // replicas
 	for _, id := range ids {
-		i := slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == id.Device() })
+		i, found := o.find(id)
+		s, known := find(statuses, i.status.ID)
+		before, twice := on[i.status.GPU]
 		switch {
-		case i < 0:
-			wrong = append(wrong, fmt.Sprintf("%s is unknown", id))
-		case !statuses[i].Healthy:
-			wrong = append(wrong, fmt.Sprintf("%s is unhealthy (%s)", id, statuses[i].Reason))
+		case !found || !known:
+			faults = append(faults, fault{WhyUnknown, fmt.Sprintf("%s is unknown", id)})
+		case i.status.Reason == withdrawn:
+			faults = append(faults, fault{WhyUnknown, fmt.Sprintf("%s is offered no more", id)})
+		case !s.Healthy:
+			faults = append(faults, fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, s.Reason)})
+		case i.down != "":
+			faults = append(faults, fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, i.down)})
+		case i.onlyOne && len(ids) > 1:
+			faults = append(faults, fault{WhyTooMany, fmt.Sprintf("%s is shared, and a container may have one such device, not %d", id, len(ids))})
+		case twice && o.rules.Policy == preferred.Distinct:
+			faults = append(faults, fault{WhySameGPU, fmt.Sprintf("%s is of the same GPU as %s", id, before)})
 		default:
-			devices = append(devices, statuses[i].Device)
+			devices = append(devices, answer.Device{Device: s.Device, MIGIndex: s.Slice})
+		}
+		if i.shared {
+			on[i.status.GPU] = id
 		}
 	}
-	slices.SortFunc(devices, func(a, b device.Device) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.ID, b.ID))
-	})
-	return slices.CompactFunc(devices, func(a, b device.Device) bool { return a.ID == b.ID }), wrong
+	return devices, faults
 }
 
-// refusal names every id and why: it ends up in the pod's status, where it is all
-// that its owner sees. The kubelet sends ids in random order.
-func refusal(wrong []string) error {
-	slices.Sort(wrong)
-	return fmt.Errorf("cannot allocate: %s", strings.Join(slices.Compact(wrong), ", "))
-}
-
-// containerAnswer is what one container gets. It is the same for the same
-// devices: the kubelet keeps it with the allocation.
-func containerAnswer(devices []device.Device, specs bool) *api.ContainerAllocateResponse {
-	ids := make([]string, len(devices))
-	var nodes []string
-	for i, d := range devices {
-		ids[i] = string(d.ID)
-		nodes = append(nodes, d.Nodes...)
+// refuse says of every id why, in the log and to whoever counts: it ends up in the
+// pod's status, where it is all that its owner sees. The kubelet sends ids in
+// random order.
+func (l *life) refuse(what string, ids []device.OfferedID, faults []fault) error {
+	texts := make([]string, len(faults))
+	for i, f := range faults {
+		texts[i] = f.text
 	}
-	answer := &api.ContainerAllocateResponse{Envs: map[string]string{visibleDevices: strings.Join(ids, ",")}}
-	if !specs {
-		return answer
+	slices.Sort(texts)
+	err := fmt.Errorf("cannot %s: %s", what, strings.Join(slices.Compact(texts), ", "))
+	l.Log.Warn("refuse a container", "resource", l.resource, "ids", ids, "err", err)
+	if l.Trace.Refused != nil {
+		l.Trace.Refused(l.resource, ids, faults[0].why, err)
 	}
-	slices.Sort(nodes)
-	for _, node := range slices.Compact(nodes) {
-		answer.Devices = append(answer.Devices, &api.DeviceSpec{ContainerPath: node, HostPath: node, Permissions: "rw"})
-	}
-	return answer
+	return err
 }

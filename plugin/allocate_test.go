@@ -1,7 +1,6 @@
 package plugin_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/plugin/answer"
 	"github.com/podgauge/podgauge/sim/kubelet"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -60,11 +61,11 @@ func TestAllocate(t *testing.T) {
 		err        string   // or why they get nothing
 	}
 	const env = "NVIDIA_VISIBLE_DEVICES="
-	const both = " /dev/nvidia0:rw /dev/nvidia1:rw /dev/nvidiactl:rw"
+	const both = " /dev/nvidiactl:rw /dev/nvidia0:rw /dev/nvidia1:rw"
 	rows := []row{
 		{
 			name: "one", containers: []string{"GPU-1"},
-			want: []string{env + "GPU-1"}, wantSpecs: []string{env + "GPU-1 /dev/nvidia1:rw /dev/nvidiactl:rw"},
+			want: []string{env + "GPU-1"}, wantSpecs: []string{env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw"},
 		},
 		{
 			name: "two", containers: []string{"GPU-0 GPU-1"},
@@ -77,18 +78,14 @@ func TestAllocate(t *testing.T) {
 		{
 			name: "the order is the node's, not that of names", containers: []string{"GPU-10 GPU-9"},
 			want:      []string{env + "GPU-9,GPU-10"},
-			wantSpecs: []string{env + "GPU-9,GPU-10 /dev/nvidia10:rw /dev/nvidia9:rw /dev/nvidiactl:rw"},
-		},
-		{
-			name: "replicas of one GPU are the GPU, once", containers: []string{"GPU-1::2 GPU-0::1 GPU-1::0 GPU-1"},
-			want: []string{env + "GPU-0,GPU-1"}, wantSpecs: []string{env + "GPU-0,GPU-1" + both},
+			wantSpecs: []string{env + "GPU-9,GPU-10 /dev/nvidiactl:rw /dev/nvidia9:rw /dev/nvidia10:rw"},
 		},
 		{
 			name: "two containers", containers: []string{"GPU-1", "GPU-0"},
 			want: []string{env + "GPU-1", env + "GPU-0"},
 			wantSpecs: []string{
-				env + "GPU-1 /dev/nvidia1:rw /dev/nvidiactl:rw",
-				env + "GPU-0 /dev/nvidia0:rw /dev/nvidiactl:rw",
+				env + "GPU-1 /dev/nvidiactl:rw /dev/nvidia1:rw",
+				env + "GPU-0 /dev/nvidiactl:rw /dev/nvidia0:rw",
 			},
 		},
 		{name: "no container"},
@@ -96,7 +93,7 @@ func TestAllocate(t *testing.T) {
 		{name: "no name", containers: []string{"::1"}, err: "cannot allocate: ::1 is unknown"},
 		{name: "part of a name", containers: []string{"GPU"}, err: "cannot allocate: GPU is unknown"},
 		{name: "unhealthy", containers: []string{"GPU-2"}, err: "cannot allocate: GPU-2 is unhealthy (xid_79)"},
-		{name: "unhealthy replica", containers: []string{"GPU-2::4"}, err: "cannot allocate: GPU-2::4 is unhealthy (xid_79)"},
+		{name: "a replica where there are none", containers: []string{"GPU-1::0"}, err: "cannot allocate: GPU-1::0 is unknown"},
 		{
 			name: "all that are wrong, and no other", containers: []string{"GPU-3 GPU-77 GPU-0 GPU-2"},
 			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-3 is unhealthy (lost), GPU-77 is unknown",
@@ -111,7 +108,7 @@ func TestAllocate(t *testing.T) {
 		t.Run(fmt.Sprintf("device specs %t", specs), func(t *testing.T) {
 			s := newStage(t)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.options.DeviceSpecs = specs
+			s.options.Rules = fixed(plugin.Rules{Answer: func(string) answer.Options { return answer.Options{DeviceSpecs: specs} }})
 			s.board.Post(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
 			s.startKubelet()
 			s.startPlugin()
@@ -132,6 +129,11 @@ func TestAllocate(t *testing.T) {
 			}
 		})
 	}
+}
+
+// fixed has rules hold for ever.
+func fixed(r plugin.Rules) func() (plugin.Rules, <-chan struct{}) {
+	return func() (plugin.Rules, <-chan struct{}) { return r, nil }
 }
 
 // wantTold checks what the Trace was told of the one call since it was last asked.
@@ -212,37 +214,5 @@ func TestAPodIsToldWhyItGetsNothing(t *testing.T) {
 				}
 			})
 		})
-	}
-}
-
-// The kubelet is told not to make these calls; where it does they are in no pod's
-// way.
-func TestCallsThatAreNotOffered(t *testing.T) {
-	s := newStage(t)
-	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-	s.start(3)
-	client := s.dial(s.socket())
-	options, err := client.GetDevicePluginOptions(context.Background(), &api.Empty{})
-	if err != nil || options.GetPreferredAllocationAvailable || options.PreStartRequired {
-		t.Errorf("options are %v, %v", options, err)
-	}
-	if _, err := client.PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-77"}}); err != nil {
-		t.Error(err)
-	}
-	preferred, err := client.GetPreferredAllocation(s.ctx, &api.PreferredAllocationRequest{
-		ContainerRequests: []*api.ContainerPreferredAllocationRequest{
-			{AvailableDeviceIDs: []string{"GPU-2", "GPU-0", "GPU-1"}, MustIncludeDeviceIDs: []string{"GPU-0"}, AllocationSize: 2},
-			{AvailableDeviceIDs: []string{"GPU-2"}, AllocationSize: -1},
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	var got [][]string
-	for _, c := range preferred.ContainerResponses {
-		got = append(got, c.DeviceIDs)
-	}
-	if len(got) != 2 || !slices.Equal(got[0], []string{"GPU-0", "GPU-2"}) || len(got[1]) > 0 {
-		t.Errorf("preferred are %q", got)
 	}
 }

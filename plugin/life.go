@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -17,7 +19,7 @@ import (
 
 // life is one server on one socket, from its listening to its end.
 type life struct {
-	*Plugin
+	*endpoint
 	api.UnimplementedDevicePluginServer
 
 	socket   string
@@ -30,26 +32,27 @@ type life struct {
 	streaming   chan struct{} // closed when the first stream opens
 	broken      chan struct{} // closed when any stream ends
 
-	mu      sync.Mutex
-	streams int // live ones; guarded by mu
+	preStart atomic.Bool // what the kubelet was told of it; written by GetDevicePluginOptions
+
+	empty time.Time // since when nothing is offered; belongs to watch
 }
 
 // begin listens under a name that was never used before: a kubelet from 1.37 on
 // refuses a socket that it believes it is connected to, and from then on for ever
 // (https://github.com/kubernetes/kubernetes/pull/135437).
-func (p *Plugin) begin(ctx context.Context) (*life, error) {
-	p.sweep()
-	p.lives++
-	name := p.prefix() + strconv.FormatInt(time.Now().UnixNano(), 36) + "-" + strconv.Itoa(p.lives) + ".sock"
+func (e *endpoint) begin(ctx context.Context) (*life, error) {
+	e.sweep()
+	e.lives++
+	e.socket = e.prefix() + strconv.FormatInt(time.Now().UnixNano(), 36) + "-" + strconv.Itoa(e.lives) + ".sock"
 	l := &life{
-		Plugin: p, socket: filepath.Join(p.Dir, name),
+		endpoint: e, socket: filepath.Join(e.Dir, e.socket),
 		server: grpc.NewServer(grpc.WaitForHandlers(true)),
 		done:   make(chan struct{}), served: make(chan struct{}),
 		streaming: make(chan struct{}), broken: make(chan struct{}),
 	}
 	listener, err := listen(ctx, l.socket)
 	if err != nil {
-		return nil, fmt.Errorf("listen in %s: %w", p.Dir, err)
+		return nil, fmt.Errorf("listen in %s: %w", e.Dir, err)
 	}
 	api.RegisterDevicePluginServer(l.server, l)
 	go func() { // end waits for it
@@ -100,11 +103,11 @@ func (l *life) register(ctx context.Context) error {
 	_, err = api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{
 		Version:      api.Version,
 		Endpoint:     filepath.Base(l.socket),
-		ResourceName: l.Resource,
+		ResourceName: l.resource,
 		Options:      l.options(),
 	})
 	if err != nil {
-		return fmt.Errorf("register %s: %w", l.Resource, err)
+		return fmt.Errorf("register %s: %w", l.resource, err)
 	}
 	return nil
 }
@@ -123,22 +126,47 @@ func (l *life) watch(ctx context.Context, kubelet socketID) (stood time.Duration
 			return 0, nil
 		case <-streaming:
 			streaming, late, since = nil, nil, time.Now()
-			l.Log.Info("registered", "resource", l.Resource, "socket", l.socket)
+			l.Log.Info("registered", "resource", l.resource, "socket", l.socket)
 		case <-late:
 			err = fmt.Errorf("the kubelet took the registration and opened no stream within %s", streamBy)
 		case <-l.broken:
 			err = errors.New("the kubelet's stream ended")
 		case <-l.served:
-			err = fmt.Errorf("serve: %w", l.serveErr)
+			err = fmt.Errorf("serve: %w", cmp.Or(l.serveErr, errors.New("the server has stopped")))
 		case <-tick.C:
 			l.Beat()
-			err = l.orphaned(kubelet)
+			err = cmp.Or(l.orphaned(kubelet), l.emptied(time.Now()), l.outdated())
 		}
 	}
 	if !since.IsZero() {
 		stood = time.Since(since)
 	}
 	return stood, err
+}
+
+// emptied says that nothing has been offered for long. The kubelet had the time to
+// take the empty list in, which a stream that ends would not have told it.
+func (l *life) emptied(now time.Time) error {
+	if o, _ := l.look(); len(o.items) > 0 {
+		l.empty = time.Time{}
+		return nil
+	}
+	if l.empty.IsZero() {
+		l.empty = now
+	}
+	if now.Sub(l.empty) < leaveAfter {
+		return nil
+	}
+	return errors.New("there is nothing to offer")
+}
+
+// outdated says that the kubelet was told of options that no longer hold. It asks
+// for them once a registration.
+func (l *life) outdated() error {
+	if l.options().PreStartRequired != l.preStart.Load() {
+		return errors.New("the options have changed")
+	}
+	return nil
 }
 
 // orphaned says why there may be a kubelet that does not know this life. One

@@ -13,15 +13,21 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin/answer"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// on makes a plugin that finds these on the board.
-func on(dir string, statuses ...device.Status) *Plugin {
-	return New(Options{
-		Dir: dir, Resource: "nvidia.com/gpu", Log: slog.New(slog.DiscardHandler),
+// on makes an endpoint that offers what is on the board, by these rules.
+func on(dir string, rules Rules, statuses ...device.Status) *endpoint {
+	p := New(Options{
+		Dir: dir, Log: slog.New(slog.DiscardHandler),
 		Look: func() ([]device.Status, <-chan struct{}) { return statuses, nil },
 	})
+	e := newEndpoint(p.Options, wholeGPU)
+	if offers, _ := rules.apply(statuses); offers[wholeGPU] != nil {
+		e.offer(offers[wholeGPU], statuses, time.Now())
+	}
+	return e
 }
 
 func TestALifeWhoseServerFails(t *testing.T) {
@@ -30,20 +36,20 @@ func TestALifeWhoseServerFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir) //nolint:errcheck // a test's
-	l, err := on(dir).begin(t.Context())
+	l, err := on(dir, Rules{}).begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.server.Stop() // as if it had failed by itself
 	stood, err := l.watch(t.Context(), socketID{})
-	if stood != 0 || err == nil || !strings.HasPrefix(err.Error(), "serve: ") {
+	if stood != 0 || err == nil || !strings.HasPrefix(err.Error(), "serve: ") || strings.Contains(err.Error(), "%!") {
 		t.Errorf("it stood for %s and ended with %v", stood, err)
 	}
 	l.end() // returns
 }
 
 func TestBackoff(t *testing.T) {
-	one, two := socketID{inode: 1}, socketID{inode: 1, ctime: syscall.Timespec{Nsec: 1}}
+	one, two := socketID{inode: 1}, socketID{inode: 1, made: syscall.Timespec{Nsec: 1}}
 	var b backoff
 	for i, step := range []struct {
 		kubelet socketID
@@ -69,7 +75,7 @@ func TestBackoff(t *testing.T) {
 func TestOrphaned(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir) // the path of a socket ends at 107 bytes
-	p := on(".")
+	p := on(".", Rules{})
 	bind := func(name string) {
 		t.Helper()
 		listener, err := net.Listen("unix", name)
@@ -78,7 +84,7 @@ func TestOrphaned(t *testing.T) {
 		}
 		t.Cleanup(func() { listener.Close() }) //nolint:errcheck // a test's
 	}
-	l := &life{Plugin: p, socket: "own.sock"}
+	l := &life{endpoint: p, socket: "own.sock"}
 	bind("own.sock")
 	bind("kubelet.sock")
 	kubelet := identify(p.kubeletSocket())
@@ -125,39 +131,44 @@ func write(t *testing.T, path string) {
 // only those that were asked for.
 func FuzzAllocate(f *testing.F) {
 	for _, seed := range []string{
-		"", "GPU-a", "GPU-b,GPU-a", "GPU-a::0,GPU-a::1", "GPU-x", "GPU-a|GPU-b", "GPU-a|", ",", "::", "::GPU-a", "GPU-a::", "GPU-a::::1",
+		"", "GPU-a", "GPU-b,GPU-a::1", "GPU-b,GPU-a", "GPU-a::0,GPU-a::1", "GPU-a::01", "GPU-x", "GPU-a|GPU-b", "GPU-a|", ",", "::", "::GPU-a", "GPU-a::", "GPU-a::::1",
 		"GPU-a:1", "gpu-a", "GPU-a\x00", "GPU-a,GPU-gone", "|||", " GPU-a", "GPU-a\xff", strings.Repeat("GPU-a::7,", 100),
 	} {
 		f.Add(seed)
 	}
-	healthy := []string{"GPU-a", "GPU-b"}
-	l := &life{Plugin: on("", device.Status{Device: device.Device{ID: "GPU-x"}, Reason: "lost"},
-		device.Status{Device: device.Device{ID: "GPU-b", Index: 1}, Healthy: true},
-		device.Status{Device: device.Device{ID: "GPU-a", Index: 2, Nodes: []string{"/dev/nvidia2"}}, Healthy: true})}
-	l.DeviceSpecs = true
+	gpu := func(name string, index int, healthy bool, nodes ...string) device.Status {
+		id := device.ID(name)
+		return device.Status{Device: device.Device{ID: id, GPU: device.GPU(id), Index: index, Nodes: nodes}, Healthy: healthy}
+	}
+	good := map[string]string{"GPU-b": "GPU-b", "GPU-a::0": "GPU-a", "GPU-a::1": "GPU-a"}
+	rules := Rules{Answer: func(string) answer.Options { return answer.Options{DeviceSpecs: true} }, Share: func(_ string, devices []device.Device) []Share {
+		shares := make([]Share, len(devices))
+		shares[slices.IndexFunc(devices, func(d device.Device) bool { return d.ID == "GPU-a" })].Replicas = 2
+		return shares
+	}}
+	l := &life{endpoint: on("", rules, gpu("GPU-x", 0, false), gpu("GPU-b", 1, true), gpu("GPU-a", 2, true, "/dev/nvidia2"))}
 	f.Fuzz(func(t *testing.T, text string) {
-		r, wants, good := &api.AllocateRequest{}, [][]string{}, true
+		r, wants, granted := &api.AllocateRequest{}, [][]string{}, true
 		for c := range strings.SplitSeq(text, "|") {
 			var ids, want []string
 			if c != "" {
 				ids = strings.Split(c, ",")
 			}
 			for _, id := range ids {
-				gpu, _, _ := strings.Cut(id, "::")
-				want = append(want, gpu)
-				good = good && slices.Contains(healthy, gpu)
+				want = append(want, good[id])
+				granted = granted && good[id] != ""
 			}
-			good = good && len(ids) > 0
+			granted = granted && len(ids) > 0
 			slices.Sort(want)
 			wants = append(wants, slices.Compact(want))
 			r.ContainerRequests = append(r.ContainerRequests, &api.ContainerAllocateRequest{DevicesIds: ids})
 		}
 		answer, err := l.Allocate(context.Background(), r)
-		if (err == nil) != good || err != nil && answer != nil {
+		if (err == nil) != granted || err != nil && answer != nil {
 			t.Fatalf("%q was answered %v, %v", text, answer, err)
 		}
 		for i, c := range answer.GetContainerResponses() {
-			got := strings.Split(c.Envs[visibleDevices], ",")
+			got := strings.Split(c.Envs["NVIDIA_VISIBLE_DEVICES"], ",")
 			slices.Sort(got)
 			if !slices.Equal(got, wants[i]) || (len(c.Devices) == 1) != slices.Contains(got, "GPU-a") {
 				t.Errorf("%q gives container %d %q and %v; want %q", text, i, got, c.Devices, wants[i])

@@ -95,6 +95,8 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 		if err := s.plugin.Ready(); err != nil {
 			s.Errorf("a node without a device has nothing to wait for: %v", err)
 		}
+		s.pollPasses()
+		s.pollPasses()
 		if r := s.kubelet.State().Registrations; len(r) > 0 || len(s.left()) > 0 {
 			s.Errorf("registered %v, serves on %q", r, s.left())
 		}
@@ -149,7 +151,11 @@ func TestABoardThatEmptiesBeforeTheKubeletComes(t *testing.T) {
 		s.waitLine(1, "wait for the kubelet")
 		s.board.Post(nil)
 		s.startKubelet()
-		s.waitLine(1, "registered resource")
+		s.pollPasses()
+		s.pollPasses()
+		if r := s.kubelet.State().Registrations; len(r) > 0 {
+			s.Errorf("it registered %v and has nothing to offer", r)
+		}
 		s.board.Post(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 {
@@ -193,6 +199,7 @@ func TestARegistrationThatIsHeldUp(t *testing.T) {
 		s.kubelet.Trouble(kubelet.Trouble{HoldRegister: hold})
 		s.startPlugin()
 		s.await("it serves", func() bool { return len(s.left()) == 1 })
+		s.pollPasses() // and is held up
 		close(hold)
 		s.waitRegistered(4)
 		s.wantOutcomes(nil)
@@ -221,15 +228,19 @@ func TestAKubeletThatDiesInARegistration(t *testing.T) {
 	}
 }
 
-// wantFast checks a time that the project promises to keep below a second, and
-// keeps on a machine that has nothing else to do.
+// wantFast prints a time that is to be below a second, which test/e2e checks. Here
+// other tests take the processor: it fails only where something was not noticed,
+// and came with the next pause.
 func (s *stage) wantFast(what string, took time.Duration) {
 	s.Helper()
 	s.Logf("%s after %s", what, took.Round(time.Millisecond))
-	if took > 2500*time.Millisecond {
+	if took > againMost {
 		s.Errorf("%s only after %s\n%s", what, took, s.log)
 	}
 }
+
+// againMost is the longest pause between lives.
+const againMost = 10 * time.Second
 
 func TestAKubeletThatDiesBeforeItsStream(t *testing.T) {
 	versions(t, func(s *stage) {
@@ -293,14 +304,8 @@ func TestARegistrationThatIsRefused(t *testing.T) {
 		s.kubelet.Trouble(kubelet.Trouble{Register: errors.New("no room")})
 		tries := s.timeRegistrations()
 		s.startPlugin()
-		began, last := next(s, tries), time.Duration(0)
-		for i := range 5 {
-			at := next(s, tries)
-			if gap := at.Sub(began); gap < last*3/2 {
-				s.Errorf("try %d came after %s, the one before after %s", i+1, gap, last)
-			} else {
-				began, last = at, gap
-			}
+		for range 6 { // how long it pauses between them: TestBacksOffToTheCap
+			next(s, tries)
 		}
 		if lines := s.log.with("no room"); len(lines) != 1 {
 			s.Errorf("the same refusal was logged as %q", lines)
@@ -315,9 +320,9 @@ func TestARegistrationThatIsRefused(t *testing.T) {
 func (s *stage) timeRegistrations() <-chan time.Time {
 	times := make(chan time.Time, 100)
 	told := s.options.Trace.Registered
-	s.options.Trace.Registered = func(err error) {
+	s.options.Trace.Registered = func(resource string, err error) {
 		times <- time.Now()
-		told(err)
+		told(resource, err)
 	}
 	return times
 }

@@ -3,6 +3,7 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"net"
 	"os"
 	"path/filepath"
@@ -13,23 +14,40 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-func (p *Plugin) kubeletSocket() string {
-	return filepath.Join(p.Dir, filepath.Base(api.KubeletSocket))
+func (e *endpoint) kubeletSocket() string {
+	return filepath.Join(e.Dir, filepath.Base(api.KubeletSocket))
 }
 
-// prefix begins the names of this resource's sockets.
-func (p *Plugin) prefix() string {
-	return "podgauge-" + strings.NewReplacer("/", "_", ".", "-").Replace(p.Resource) + "-"
+// mostName is how much of a resource's name goes into the names of its sockets:
+// with the folder and the rest they may have 107 bytes.
+const mostName = 40
+
+// prefix begins the names of this resource's sockets, and no other's: what comes
+// after it has one dash.
+func (e *endpoint) prefix() string {
+	name := strings.NewReplacer("/", "_", ".", "-").Replace(e.resource)
+	if len(name) > mostName {
+		sum := crc32.ChecksumIEEE([]byte(e.resource))
+		name = fmt.Sprintf("%s_%08x", name[:mostName-9], sum)
+	}
+	return "podgauge-" + name + "-"
+}
+
+// named tells whether a file's name is one that begin gave to a socket of this
+// resource: another one's may begin with it ("gpu", "gpu.shared").
+func (e *endpoint) named(file string) bool {
+	rest, ours := strings.CutPrefix(file, e.prefix())
+	return ours && strings.Count(rest, "-") == 1
 }
 
 // sweep removes the sockets of lives that were killed. The kubelet does so only
 // when it starts. Those of another podgauge that still runs are left alone: only
 // a refusal proves that nobody is there.
-func (p *Plugin) sweep() {
-	entries, _ := os.ReadDir(p.Dir) // where it cannot be read, listening says why
-	for _, e := range entries {
-		socket := filepath.Join(p.Dir, e.Name())
-		ours := strings.HasPrefix(e.Name(), p.prefix()) && e.Type() == os.ModeSocket
+func (e *endpoint) sweep() {
+	entries, _ := os.ReadDir(e.Dir) // where it cannot be read, listening says why
+	for _, f := range entries {
+		socket := filepath.Join(e.Dir, f.Name())
+		ours := e.named(f.Name()) && f.Type() == os.ModeSocket
 		if ours && errors.Is(reach(socket), syscall.ECONNREFUSED) {
 			os.Remove(socket) //nolint:errcheck // a stale socket does no harm
 		}
@@ -38,11 +56,12 @@ func (p *Plugin) sweep() {
 
 // socketID tells a socket from its successor under the same path. The inode
 // number alone does not: a file system gives it out again, and a kubelet's new
-// socket was seen to have the old one's in eight of ten restarts. The zero
-// socketID is no socket.
+// socket was seen to have the old one's in eight of ten restarts. A socket is not
+// written, so its time of modification is when it was made, whatever becomes of its
+// name, mode or owner. The zero socketID is no socket.
 type socketID struct {
 	inode uint64
-	ctime syscall.Timespec
+	made  syscall.Timespec
 }
 
 func identify(path string) socketID {
@@ -54,7 +73,7 @@ func identify(path string) socketID {
 	if !ok {
 		return socketID{}
 	}
-	return socketID{stat.Ino, stat.Ctim}
+	return socketID{stat.Ino, stat.Mtim}
 }
 
 // reach says why nobody takes connections on a socket; nil is that somebody does.

@@ -57,14 +57,14 @@ func newStage(t *testing.T) *stage {
 	t.Cleanup(cancel)
 	s := &stage{T: t, ctx: ctx, dir: shortDir(t), log: newLines()}
 	s.options = plugin.Options{
-		Dir: s.sockets(), Resource: resource, Look: s.board.Look, Log: slog.New(s.log), Trace: s.seen.trace(),
+		Dir: s.sockets(), Look: s.board.Look, Log: slog.New(s.log), Trace: s.seen.trace(),
 	}
 	return s
 }
 
 // shortDir is a folder for sockets: t.TempDir has the test's name in it, and the
 // path of a socket ends at 107 bytes.
-func shortDir(t *testing.T) string {
+func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pg")
 	if err != nil {
@@ -274,9 +274,9 @@ func (c *seen) trace() plugin.Trace {
 		change()
 	}
 	return plugin.Trace{
-		Registered: func(err error) { note(func() { c.registered = append(c.registered, err) }) },
-		Streaming:  func(n int) { note(func() { c.streams, c.most = n, max(c.most, n) }) },
-		Sent: func(devices, healthy int) {
+		Registered: func(_ string, err error) { note(func() { c.registered = append(c.registered, err) }) },
+		Streaming:  func(_ string, n int) { note(func() { c.streams, c.most = n, max(c.most, n) }) },
+		Sent: func(_ string, devices, healthy int) {
 			note(func() { c.sent = append(c.sent, fmt.Sprintf("%d/%d", healthy, devices)) })
 		},
 		Answered: func(method string, _ time.Duration, err error) {
@@ -287,7 +287,9 @@ func (c *seen) trace() plugin.Trace {
 			})
 		},
 		Allocated: func(_ string, ids []device.OfferedID) { note(func() { c.allocated = append(c.allocated, ids) }) },
-		Refused:   func(_ string, _ []device.OfferedID, err error) { note(func() { c.refused = append(c.refused, err) }) },
+		Refused: func(_ string, _ []device.OfferedID, _ plugin.Why, err error) {
+			note(func() { c.refused = append(c.refused, err) })
+		},
 	}
 }
 

@@ -16,13 +16,27 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
+// clock is a log that notes when lives begin, and keeps what is meant for people.
+type clock struct {
+	*lines
+	began time.Time
+	lives []time.Duration // written by the plugin's goroutine
+}
+
+func (c *clock) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level > slog.LevelDebug {
+		return c.lines.Handle(ctx, r)
+	}
+	c.lives = append(c.lives, time.Since(c.began))
+	return nil
+}
+
 // waits runs the plugin on one healthy device in the test's bubble, for as long as
-// during takes, and returns when it looked at the board: once a life.
-func waits(t *testing.T, dir string, log *lines, during func(p *plugin.Plugin)) (looks []time.Duration) {
+// during takes, and returns when it tried to register.
+func waits(t *testing.T, dir string, log *lines, during func(p *plugin.Plugin)) []time.Duration {
 	t.Helper()
-	began := time.Now()
-	p := plugin.New(plugin.Options{Dir: dir, Resource: resource, Log: slog.New(log), Look: func() ([]device.Status, <-chan struct{}) {
-		looks = append(looks, time.Since(began))
+	c := &clock{lines: log, began: time.Now()}
+	p := plugin.New(plugin.Options{Dir: dir, Log: slog.New(c), Look: func() ([]device.Status, <-chan struct{}) {
 		return statuses(1), nil
 	}})
 	ctx, cancel := context.WithCancel(t.Context())
@@ -33,7 +47,7 @@ func waits(t *testing.T, dir string, log *lines, during func(p *plugin.Plugin)) 
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
-	return looks
+	return c.lives
 }
 
 func TestAFolderThatSocketsCannotBeIn(t *testing.T) {
@@ -66,7 +80,7 @@ func TestBacksOffToTheCap(t *testing.T) {
 		const replaced = time.Minute
 		log := newLines()
 		hangUp := listens(t, dir)
-		looks := waits(t, dir, log, func(*plugin.Plugin) {
+		lives := waits(t, dir, log, func(*plugin.Plugin) {
 			time.Sleep(replaced)
 			hangUp()
 			hangUp = listens(t, dir) // another kubelet
@@ -75,11 +89,11 @@ func TestBacksOffToTheCap(t *testing.T) {
 		hangUp()
 		pauses := []time.Duration{}
 		met := 0 // how often the other kubelet was
-		for i, at := range looks {
+		for i, at := range lives {
 			if at >= replaced {
 				met++
 			} else if i > 0 {
-				pauses = append(pauses, (at - looks[i-1]).Round(10*time.Millisecond))
+				pauses = append(pauses, (at - lives[i-1]).Round(10*time.Millisecond))
 			}
 		}
 		ms := func(n time.Duration) time.Duration { return n * time.Millisecond }
@@ -134,7 +148,7 @@ func TestWaitsForADeviceForLong(t *testing.T) {
 		defer listens(t, dir)()
 		board := &device.Board{}
 		board.Post(statuses(1))
-		p := plugin.New(plugin.Options{Dir: dir, Resource: resource, Log: slog.New(newLines()), Look: board.Look})
+		p := plugin.New(plugin.Options{Dir: dir, Log: slog.New(newLines()), Look: board.Look})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()

@@ -4,7 +4,7 @@
 // It decides nothing: which devices those are, and whether they may be had, is
 // known before. It looks at nothing but what it is handed, so one table of tests
 // holds every answer. The answers were read from NVIDIA's k8s-device-plugin
-// v0.19.3, internal/plugin/server.go and mps.go; docs/migration-allocate.md has
+// v0.19.3, internal/plugin/server.go and mps.go; docs/migration.md has
 // what differs and why.
 package answer
 

@@ -1,0 +1,101 @@
+package plugin_test
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/sim/kubelet"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// node is a kubelet and a plugin that run until the benchmark ends.
+func node(b *testing.B, board *device.Board, rules plugin.Rules) (*kubelet.Kubelet, string) {
+	b.Helper()
+	dir := shortDir(b)
+	k := kubelet.New(kubelet.Options{Dir: dir})
+	p := plugin.New(plugin.Options{
+		Dir: dir + "/device-plugins", Look: board.Look, Rules: fixed(rules), Log: slog.New(slog.DiscardHandler),
+	})
+	ctx, cancel := context.WithCancel(b.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- k.Run(ctx) }()
+	go func() { ended <- p.Run(ctx) }()
+	b.Cleanup(func() {
+		cancel()
+		for range 2 {
+			if err := <-ended; err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	return k, dir
+}
+
+func allocatable(b *testing.B, k *kubelet.Kubelet, n int) {
+	b.Helper()
+	if err := k.Wait(b.Context(), func(s kubelet.State) bool { return s.Resources[resource].Allocatable == n }); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkStart is from nothing to devices that the kubelet can give away; a kubelet
+// that starts and the plugin's look at its socket, every 100 ms, included.
+func BenchmarkStart(b *testing.B) {
+	board := &device.Board{}
+	board.Post(statuses(8))
+	for b.Loop() {
+		func() {
+			k, _ := node(b, board, plugin.Rules{})
+			allocatable(b, k, 8)
+		}()
+	}
+}
+
+// BenchmarkHealthChange is from the Board to the kubelet's count, with 64 replicas of
+// each of 8 GPUs, half of them failing and coming back.
+func BenchmarkHealthChange(b *testing.B) {
+	board := &device.Board{}
+	well, ill := statuses(8), statuses(8)
+	for i := range 4 {
+		ill = unhealthy(ill, i, "lost")
+	}
+	board.Post(well)
+	k, _ := node(b, board, shared(64))
+	allocatable(b, k, 8*64)
+	for b.Loop() {
+		board.Post(ill)
+		allocatable(b, k, 4*64)
+		board.Post(well)
+		allocatable(b, k, 8*64)
+	}
+}
+
+// BenchmarkPreferredAllocation is the call as the kubelet makes it, over the socket.
+func BenchmarkPreferredAllocation(b *testing.B) {
+	board := &device.Board{}
+	board.Post(statuses(8))
+	k, dir := node(b, board, plugin.Rules{})
+	allocatable(b, k, 8)
+	conn, err := grpc.NewClient("unix://"+dir+"/device-plugins/"+k.Resource(resource).Sockets[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Close() //nolint:errcheck // a benchmark's
+	client := api.NewDevicePluginClient(conn)
+	var all []string
+	for i := range 8 {
+		all = append(all, string(id(i)))
+	}
+	request := &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: all, AllocationSize: 3}}}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := client.GetPreferredAllocation(b.Context(), request); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,155 @@
+package plugin
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// vanishAfter is how long an id that is offered no more stays in the list as
+// Unhealthy. A kubelet from 1.37 on crashes when a device is gone at the end of an
+// Allocate that it began with it (pkg/kubelet/cm/devicemanager/manager.go).
+const vanishAfter = 2 * time.Second
+
+// withdrawn is why an id that is offered no more is not healthy.
+const withdrawn = "withdrawn"
+
+// offer is what is offered under one resource name. It is never written once it
+// was published.
+type offer struct {
+	rules Rules
+	items []item // ordered by id
+}
+
+// item is one offered id.
+type item struct {
+	id      device.OfferedID
+	status  device.Status
+	shared  bool   // one of several replicas
+	down    string // why its resource cannot be used, as Rules.Down said
+	onlyOne bool   // not to be given to a container together with another
+	// until is when an id that is offered no more goes; zero where it is offered.
+	until time.Time
+}
+
+func (o *offer) sort() {
+	slices.SortFunc(o.items, func(a, b item) int { return strings.Compare(string(a.id), string(b.id)) })
+}
+
+func (o *offer) find(id device.OfferedID) (item, bool) {
+	i, found := slices.BinarySearchFunc(o.items, id, func(i item, id device.OfferedID) int {
+		return strings.Compare(string(i.id), string(id))
+	})
+	if !found {
+		return item{}, false
+	}
+	return o.items[i], true
+}
+
+// find is what the board says of a device.
+func find(statuses []device.Status, id device.ID) (s device.Status, known bool) {
+	at := slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == id })
+	if at < 0 {
+		return device.Status{}, false
+	}
+	return statuses[at], true
+}
+
+func (o *offer) has(id device.OfferedID) bool {
+	_, found := o.find(id)
+	return found
+}
+
+// bonds tie ids to the list that are offered no more.
+type bonds struct {
+	held []device.OfferedID // by containers
+	told *offer             // what the kubelet was last sent; nil: nothing
+}
+
+// leave hands on to a newer offer, which nobody has seen yet, the ids that are not
+// in it: for as long as a container holds them, as healthy as their devices are,
+// since the kubelet reports a device that it is not told of as healthy in the
+// status of the pod that holds it; and else for a moment, unhealthy. What is held
+// from before this process began is among them. It tells when the first is to go;
+// never is zero.
+func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.Time) (first time.Time) {
+	var left []item
+	for _, i := range b.strangers(o, statuses) {
+		if !newer.has(i.id) {
+			left = append(left, i)
+		}
+	}
+	for _, i := range o.items {
+		if newer.has(i.id) {
+			continue
+		}
+		s, known := find(statuses, i.status.ID)
+		switch held := slices.Contains(b.held, i.id); {
+		case held && known:
+			i.status, i.until = s, now.Add(vanishAfter)
+		case held || i.until.IsZero() && b.told != nil && b.told.has(i.id) || !i.until.IsZero() && i.status.Healthy:
+			i.status.Healthy, i.status.Reason = false, withdrawn
+			i.until = now.Add(vanishAfter)
+		case !i.until.After(now):
+			continue
+		}
+		left = append(left, i)
+	}
+	for n := range left {
+		if left[n].until.IsZero() {
+			left[n].until = now.Add(vanishAfter)
+		}
+		if first.IsZero() || left[n].until.Before(first) {
+			first = left[n].until
+		}
+	}
+	newer.items = append(newer.items, left...)
+	newer.sort()
+	return first
+}
+
+// strangers are held ids that an offer does not have, of devices that are there.
+func (b bonds) strangers(o *offer, statuses []device.Status) (items []item) {
+	for _, id := range b.held {
+		if s, known := find(statuses, id.Device()); known && !o.has(id) {
+			items = append(items, item{id: id, status: s, shared: id != s.ID.Offered()})
+		}
+	}
+	return items
+}
+
+// list names every id, the unhealthy too: the kubelet reports one that is missing
+// as healthy in the status of the pod that holds it. The order is that of the ids,
+// so that a change of the board's order is none.
+func (o *offer) list() *api.ListAndWatchResponse {
+	list := &api.ListAndWatchResponse{Devices: make([]*api.Device, len(o.items))}
+	for n, i := range o.items {
+		health := api.Unhealthy
+		if i.status.Healthy {
+			health = api.Healthy
+		}
+		list.Devices[n] = &api.Device{ID: string(i.id), Health: health, Topology: topology(i.status.Device)}
+	}
+	return list
+}
+
+// topology is nil where the NUMA node is not known: one that is there but empty
+// makes the device vanish from the kubelet's answers.
+func topology(d device.Device) *api.TopologyInfo {
+	if d.NUMANode < 0 {
+		return nil
+	}
+	return &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(d.NUMANode)}}}
+}
+
+func (o *offer) healthy() (n int) {
+	for _, i := range o.items {
+		if i.status.Healthy {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,84 @@
+package plugin
+
+import (
+	"context"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin/preferred"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// GetPreferredAllocation says which of the free devices a container should get.
+// The kubelet asks even when it will need them all, sets no deadline, and fails the
+// pod on an error: so nobody is asked, and there is none.
+func (l *life) GetPreferredAllocation(_ context.Context, r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
+	begin := time.Now()
+	offered, _ := l.look()
+	topology := l.topology(offered)
+	answer := &api.PreferredAllocationResponse{}
+	for _, c := range r.GetContainerRequests() {
+		request := preferred.Request{
+			Available: offeredIDs(c.GetAvailableDeviceIDs()), Must: offeredIDs(c.GetMustIncludeDeviceIDs()), Size: int(c.GetAllocationSize()),
+		}
+		ids := topology.Aligned
+		if offered.parts() {
+			ids = func(r preferred.Request) []device.OfferedID { return topology.Shared(r, offered.rules.Policy) }
+		}
+		chosen := &api.ContainerPreferredAllocationResponse{}
+		for _, id := range ids(request) {
+			chosen.DeviceIDs = append(chosen.DeviceIDs, string(id))
+		}
+		answer.ContainerResponses = append(answer.ContainerResponses, chosen)
+	}
+	if l.Trace.Answered != nil {
+		l.Trace.Answered("GetPreferredAllocation", time.Since(begin), nil)
+	}
+	return answer, nil
+}
+
+// view is how near the devices of an offer are to each other.
+type view struct {
+	of       *offer
+	links    []device.Link
+	topology *preferred.Topology
+}
+
+// topology is that of an offer. It is worked out when it is first asked for, and
+// again when what it comes from is another.
+func (e *endpoint) topology(of *offer) *preferred.Topology {
+	links := e.Links()
+	v := e.view.Load()
+	if v == nil || v.of != of || !sameSlice(v.links, links) {
+		v = &view{of, links, preferred.New(of.candidates(), links)}
+		e.view.Store(v)
+	}
+	return v.topology
+}
+
+// sameSlice tells whether two slices are one and the same memory.
+func sameSlice(a, b []device.Link) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
+
+// candidates are the ids that may be given away.
+func (o *offer) candidates() []preferred.Candidate {
+	var all []preferred.Candidate
+	for _, i := range o.items {
+		if i.until.IsZero() {
+			d := i.status.Device
+			all = append(all, preferred.Candidate{ID: i.id, Device: d.ID, GPU: d.GPU, Index: d.Index, NUMANode: d.NUMANode})
+		}
+	}
+	return all
+}
+
+// parts tells whether several ids may stand for parts of one GPU.
+func (o *offer) parts() bool {
+	for _, i := range o.items {
+		if i.shared || !i.status.WholeGPU() {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,385 @@
+package plugin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/plugin/answer"
+	"github.com/podgauge/podgauge/plugin/preferred"
+	"github.com/podgauge/podgauge/sim/kubelet"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// partitioned is GPUs of which the last has its MIG mode on, with slices of these
+// profiles.
+func partitioned(gpus int, profiles ...string) []device.Status {
+	all := statuses(gpus)
+	parent := &all[gpus-1].Device
+	parent.MIG = true
+	for i, profile := range profiles {
+		slice := all[gpus-1]
+		slice.MIG, slice.Profile = false, profile
+		slice.ID = device.ID(fmt.Sprintf("MIG-%s-%d", profile, i))
+		all = append(all, slice)
+	}
+	return all
+}
+
+// waitCounts waits until the kubelet has these numbers of allocatable devices, as
+// "gpu=1 mig-1g.10gb=2".
+func (s *stage) waitCounts(want string) {
+	s.Helper()
+	s.wait(want, func(k kubelet.State) bool {
+		for field := range strings.FieldsSeq(want) {
+			name, count, _ := strings.Cut(field, "=")
+			if fmt.Sprint(k.Resources["nvidia.com/"+name].Allocatable) != count {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// limited is a pod of one container that asks for n of a resource.
+func limited(name, resource string, n int) kubelet.Pod {
+	return kubelet.Pod{Name: name, Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{resource: n}}}}
+}
+
+func TestResourcesComeAndGo(t *testing.T) {
+	versions(t, func(s *stage) {
+		s.options.Rules = fixed(plugin.Rules{MIG: plugin.MIGMixed})
+		s.board.Post(partitioned(2, "1g.10gb", "1g.10gb", "3g.40gb"))
+		s.startKubelet()
+		s.startPlugin()
+		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-3g.40gb=1")
+		if err := s.kubelet.RunPod(s.ctx, limited("small", "nvidia.com/mig-1g.10gb", 1)); err != nil {
+			t.Error(err)
+		}
+		s.board.Post(partitioned(2, "1g.10gb", "1g.10gb", "2g.20gb"))
+		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-3g.40gb=0 mig-2g.20gb=1")
+		s.wait("the resource without a device has no capacity", func(k kubelet.State) bool {
+			return k.Resources["nvidia.com/mig-3g.40gb"].Capacity == 0
+		})
+		s.waitLine(1, "there is nothing to offer")
+		s.restart(kubelet.RestartOptions{})
+		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-2g.20gb=1")
+		if r := s.kubelet.Resource("nvidia.com/mig-3g.40gb"); r.Capacity > 0 {
+			t.Errorf("what is offered no more is %+v", r)
+		}
+		s.board.Post(partitioned(2, "3g.40gb"))
+		s.waitCounts("gpu=1 mig-1g.10gb=0 mig-2g.20gb=0 mig-3g.40gb=1")
+		if err := s.plugin.Ready(); err != nil {
+			t.Error(err)
+		}
+		if err := s.plugin.Alive(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A fault of a GPU reaches all its replicas and slices, whatever their resource.
+func TestAFaultReachesAllReplicasAndSlices(t *testing.T) {
+	versions(t, func(s *stage) {
+		four := func(_ string, devices []device.Device) []plugin.Share {
+			return slices.Repeat([]plugin.Share{{Replicas: 4}}, len(devices))
+		}
+		s.options.Rules = fixed(plugin.Rules{MIG: plugin.MIGMixed, Share: four})
+		all := partitioned(3, "1g.10gb", "3g.40gb")
+		s.board.Post(all)
+		s.startKubelet()
+		s.startPlugin()
+		s.waitCounts("gpu=8 mig-1g.10gb=4 mig-3g.40gb=4")
+		s.board.Post(unhealthy(slices.Clone(all), 0, "xid_79"))
+		s.waitCounts("gpu=4 mig-1g.10gb=4 mig-3g.40gb=4")
+		s.board.Post(unhealthy(slices.Clone(all), 3, "xid_94"))
+		s.waitCounts("gpu=8 mig-1g.10gb=0 mig-3g.40gb=4")
+		s.board.Post(all)
+		s.waitCounts("gpu=8 mig-1g.10gb=4 mig-3g.40gb=4")
+	})
+}
+
+// rulebook is rules that change.
+type rulebook struct{ current atomic.Pointer[page] }
+
+type page struct {
+	rules   plugin.Rules
+	changed chan struct{}
+}
+
+func (b *rulebook) set(r plugin.Rules) {
+	if old := b.current.Swap(&page{r, make(chan struct{})}); old != nil {
+		close(old.changed)
+	}
+}
+
+func (b *rulebook) look() (plugin.Rules, <-chan struct{}) {
+	p := b.current.Load()
+	return p.rules, p.changed
+}
+
+func shared(n int) plugin.Rules {
+	return plugin.Rules{Share: func(_ string, devices []device.Device) []plugin.Share {
+		return slices.Repeat([]plugin.Share{{Replicas: n}}, len(devices))
+	}}
+}
+
+// The pod goes on with the id that it was given, which is listed for as long, and
+// then never given away again.
+func TestRulesChangeWhilePodsRun(t *testing.T) {
+	versions(t, func(s *stage) {
+		var book rulebook
+		var holds atomic.Bool
+		book.set(plugin.Rules{})
+		s.options.Rules = book.look
+		s.options.Held = func(r string) []device.OfferedID {
+			if r != resource || !holds.Load() {
+				return nil
+			}
+			return []device.OfferedID{"GPU-0"}
+		}
+		s.start(1)
+		if err := s.kubelet.RunPod(s.ctx, pod("holder", 1)); err != nil {
+			t.Fatal(err)
+		}
+		holds.Store(true)
+		book.set(shared(4))
+		s.waitCounts("gpu=5")
+		s.board.Post(unhealthy(statuses(1), 0, "xid_79"))
+		s.wait("the pod's device is unhealthy in its status", func(k kubelet.State) bool {
+			return k.Pods[0].Containers[0].Devices[0].Health == "Unhealthy"
+		})
+		s.board.Post(statuses(1))
+		s.waitCounts("gpu=5")
+		if err := s.kubelet.DeletePod(pod("holder", 1)); err != nil {
+			t.Fatal(err)
+		}
+		holds.Store(false)
+		s.waitCounts("gpu=4")
+		s.wait("its id is gone", func(k kubelet.State) bool { return k.Resources[resource].Capacity == 4 })
+		for i := range 4 {
+			if err := s.kubelet.RunPod(s.ctx, pod(fmt.Sprint("shares-", i), 1)); err != nil {
+				t.Error(err)
+			}
+		}
+		s.wantOutcomes(nil)
+	})
+}
+
+// Each refusal names the ids and why, in the pod's status, in one line, and to
+// whoever counts.
+func TestRefusals(t *testing.T) {
+	onlyOne := func(_ string, devices []device.Device) []plugin.Share {
+		return slices.Repeat([]plugin.Share{{Replicas: 2, OnlyOne: true}}, len(devices))
+	}
+	for _, row := range []struct {
+		name  string
+		rules plugin.Rules
+		ids   []string
+		why   plugin.Why
+		text  string // in it
+	}{
+		{
+			"two replicas, one allowed",
+			plugin.Rules{Share: onlyOne},
+			[]string{"GPU-0::0", "GPU-1::1"},
+			plugin.WhyTooMany, "GPU-1::1 is shared, and a container may have one",
+		},
+		{"one replica", plugin.Rules{Share: onlyOne}, []string{"GPU-0::0"}, "", ""},
+		{
+			"two of one GPU",
+			plugin.Rules{Share: shared(2).Share, Policy: preferred.Distinct},
+			[]string{"GPU-0::0", "GPU-0::1"},
+			plugin.WhySameGPU, "GPU-0::1 is of the same GPU as GPU-0::0",
+		},
+		{"two of two GPUs", plugin.Rules{Share: shared(2).Share, Policy: preferred.Distinct}, []string{"GPU-0::0", "GPU-1::1"}, "", ""},
+		{"two of one GPU, which may be", shared(2), []string{"GPU-0::0", "GPU-0::1"}, "", ""},
+		{"none", plugin.Rules{}, nil, plugin.WhyNothing, "asks for no device"},
+		{"unknown", plugin.Rules{}, []string{"GPU-0::0"}, plugin.WhyUnknown, "GPU-0::0 is unknown"},
+		{"unhealthy", plugin.Rules{}, []string{"GPU-2"}, plugin.WhyUnhealthy, "GPU-2 is unhealthy (lost)"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := newStage(t)
+			var whys []plugin.Why
+			s.options.Rules = fixed(row.rules)
+			s.options.Trace.Refused = func(_ string, ids []device.OfferedID, why plugin.Why, _ error) {
+				if len(ids) != len(row.ids) {
+					t.Errorf("told of %q", ids)
+				}
+				whys = append(whys, why)
+			}
+			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+			s.board.Post(unhealthy(statuses(3), 2, "lost"))
+			s.startKubelet()
+			s.startPlugin()
+			s.wait("it is registered", func(k kubelet.State) bool { return k.Resources[resource].Allocatable > 0 })
+			_, err := s.dial(s.socket()).Allocate(s.ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: row.ids}}})
+			if (err != nil) != (row.why != "") || !strings.Contains(status.Convert(err).Message(), row.text) {
+				t.Errorf("answered %v", err)
+			}
+			if row.why != "" && !slices.Equal(whys, []plugin.Why{row.why}) || row.why == "" && len(whys) > 0 {
+				t.Errorf("told of %q; want %q", whys, row.why)
+			}
+			if lines := s.log.with("refuse a container"); row.why != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
+				t.Errorf("logged %q", lines)
+			}
+		})
+	}
+}
+
+// The kubelet takes what is preferred: a pair that is linked, and a single GPU that
+// breaks none.
+func TestThePreferredAreTaken(t *testing.T) {
+	versions(t, func(s *stage) {
+		links := []device.Link{}
+		for i := range 4 {
+			links = append(links, device.Link{A: device.GPU(id(i)), B: device.GPU(id((i + 2) % 4)), NVLinks: 4, Path: device.PathSystem})
+		}
+		s.options.Links = func() []device.Link { return links }
+		s.start(4)
+		for _, row := range []struct {
+			name string
+			n    int
+			want []device.OfferedID
+		}{{"pair", 2, []device.OfferedID{"GPU-0", "GPU-2"}}, {"single", 1, []device.OfferedID{"GPU-1"}}} {
+			if err := s.kubelet.RunPod(s.ctx, pod(row.name, row.n)); err != nil {
+				t.Fatal(err)
+			}
+			s.seen.mu.Lock()
+			got := slices.Sorted(slices.Values(s.seen.allocated[len(s.seen.allocated)-1]))
+			s.seen.mu.Unlock()
+			if !slices.Equal(got, row.want) {
+				t.Errorf("%s: the pod got %q; want %q", row.name, got, row.want)
+			}
+		}
+	})
+}
+
+// The topology is worked out once, and anew when links or devices are others.
+func TestPreferredFollowsWhatChanges(t *testing.T) {
+	s := newStage(t)
+	var links atomic.Pointer[[]device.Link]
+	none := []device.Link{}
+	links.Store(&none)
+	s.options.Links = func() []device.Link { return *links.Load() }
+	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+	s.start(3)
+	client := s.dial(s.socket())
+	ask := func(available ...string) []string {
+		a, err := client.GetPreferredAllocation(s.ctx, &api.PreferredAllocationRequest{
+			ContainerRequests: []*api.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: 2}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Sorted(slices.Values(a.ContainerResponses[0].DeviceIDs))
+	}
+	if got := ask("GPU-2", "GPU-1", "GPU-0"); !slices.Equal(got, []string{"GPU-0", "GPU-2"}) { // the same NUMA node
+		t.Errorf("without links %q", got)
+	}
+	pair := []device.Link{{A: "GPU-1", B: "GPU-2", NVLinks: 12}}
+	links.Store(&pair)
+	if got := ask("GPU-0", "GPU-1", "GPU-2"); !slices.Equal(got, []string{"GPU-1", "GPU-2"}) {
+		t.Errorf("with a link %q", got)
+	}
+	s.board.Post(unhealthy(statuses(4), 2, "lost"))
+	s.waitRegistered(3)
+	if got := ask("GPU-0", "GPU-3", "GPU-1"); !slices.Equal(got, []string{"GPU-1", "GPU-3"}) {
+		t.Errorf("with a GPU lost and a new one %q", got)
+	}
+	if options, err := client.GetDevicePluginOptions(s.ctx, &api.Empty{}); err != nil || !options.GetPreferredAllocationAvailable || options.PreStartRequired {
+		t.Errorf("the options are %v, %v", options, err)
+	}
+}
+
+func TestPreStart(t *testing.T) {
+	versions(t, func(s *stage) {
+		var book rulebook
+		book.set(plugin.Rules{})
+		var asked []plugin.Ask
+		var fit atomic.Pointer[error]
+		s.options.Rules = book.look
+		s.options.Fit = func(_ context.Context, a plugin.Ask) error {
+			asked = append(asked, a)
+			if err := fit.Load(); err != nil {
+				return *err
+			}
+			return nil
+		}
+		s.start(2)
+		if err := s.kubelet.RunPod(s.ctx, pod("unasked", 1)); err != nil || len(asked) > 0 {
+			t.Errorf("the pod met %v; asked was %v", err, asked)
+		}
+		old := s.socket()
+		book.set(plugin.Rules{PreStart: true})
+		s.waitNewSocket(2, old)
+		if err := s.kubelet.RunPod(s.ctx, pod("asked", 1)); err != nil || len(asked) != 1 || !asked[0].Alone {
+			t.Errorf("the pod met %v; asked was %v", err, asked)
+		}
+		if err := s.kubelet.DeletePod(pod("asked", 1)); err != nil {
+			t.Fatal(err)
+		}
+		unfit := errors.New("GPU-1 is in use by process 4711")
+		fit.Store(&unfit)
+		_, err := s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-1"}})
+		if got := status.Convert(err).Message(); got != "cannot start: GPU-1 is in use by process 4711" {
+			t.Errorf("refused with %q", got)
+		}
+	})
+}
+
+// A device that does not answer is refused after two seconds.
+func TestPreStartDoesNotWait(t *testing.T) {
+	s := newStage(t)
+	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+	s.options.Rules = fixed(plugin.Rules{PreStart: true})
+	s.options.Fit = func(ctx context.Context, a plugin.Ask) error {
+		<-ctx.Done()
+		return fmt.Errorf("%s does not answer", a.ID)
+	}
+	s.start(2)
+	began := time.Now()
+	_, err := s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-1", "GPU-0", "GPU-77"}})
+	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 does not answer, GPU-1 does not answer" {
+		t.Errorf("refused with %q", got)
+	}
+	t.Logf("after %s", time.Since(began))
+	s.board.Post(unhealthy(statuses(2), 0, "xid_79"))
+	s.waitRegistered(1)
+	_, err = s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-0"}})
+	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 is unhealthy (xid_79)" {
+		t.Errorf("refused with %q", got)
+	}
+}
+
+// Answers follow the rules of the moment, by resource.
+func TestAnswersFollowTheRules(t *testing.T) {
+	s := newStage(t)
+	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+	var book rulebook
+	strategy := func(all ...answer.Strategy) plugin.Rules {
+		return plugin.Rules{MIG: plugin.MIGMixed, Answer: func(string) answer.Options { return answer.Options{Strategies: all, IDs: answer.Index} }}
+	}
+	book.set(strategy(answer.EnvVar))
+	s.options.Rules = book.look
+	s.board.Post(partitioned(2, "1g.10gb", "1g.10gb"))
+	s.startKubelet()
+	s.startPlugin()
+	s.waitCounts("gpu=1 mig-1g.10gb=2")
+	if got, err := s.allocate("GPU-0"); err != nil || !slices.Equal(got, []string{"NVIDIA_VISIBLE_DEVICES=0"}) {
+		t.Errorf("%q, %v", got, err)
+	}
+	book.set(strategy(answer.CDICRI))
+	s.await("the answer is another", func() bool {
+		got, err := s.allocate("GPU-0")
+		return err == nil && slices.Equal(got, []string{"and what was not wanted"})
+	})
+}
