@@ -25,7 +25,7 @@ test: build ## all that needs no root; allocations are counted without the race 
 	cd test/openmetrics && go test -count=1 ./...
 
 golden: ## write the golden files anew
-	go test ./cmd/podgauge ./config ./exporter -update
+	go test ./cmd/podgauge ./config -update
 
 lint:
 	$(TOOL) golangci-lint run ./...

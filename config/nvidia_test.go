@@ -34,13 +34,13 @@ func TestNvidiasOwnConfigs(t *testing.T) {
 		file, name string
 		want       func(*Settings)
 	}{
-		{"readme-flags.yaml", "", func(*Settings) {}},
+		{"readme-flags.yaml", "", func(s *Settings) { s.FailOnInitError = true }},
 		{"readme-timeslicing.yaml", "", func(s *Settings) { s.Sharing.TimeSlicing = ten }},
 		{"readme-timeslicing-renamed.yaml", "", func(s *Settings) { s.Sharing.TimeSlicing = renamed(tenRenamed) }},
 		{"readme-mps.yaml", "", func(s *Settings) { s.Sharing.MPS = mps }},
 		{"readme-mps-renamed.yaml", "", func(s *Settings) { s.Sharing.MPS = renamed(mpsRenamed) }},
-		{"readme-two", "config0", func(*Settings) {}},
-		{"readme-two", "config1", func(s *Settings) { s.MIGStrategy = MIGMixed }},
+		{"readme-two", "config0", func(s *Settings) { s.FailOnInitError = true }},
+		{"readme-two", "config1", func(s *Settings) { s.MIGStrategy, s.FailOnInitError = MIGMixed, true }},
 		{"values-map", "", func(*Settings) {}},
 		{"values-map", "default", func(*Settings) {}},
 		{"values-map", "mig-single", func(s *Settings) { s.MIGStrategy = MIGSingle }},
@@ -69,7 +69,7 @@ func TestNvidiasOwnConfigs(t *testing.T) {
 func TestEveryKeyOfNvidias(t *testing.T) {
 	l, err := builder(t, nil, "--config-file=testdata/full.json").Load()
 	want := Settings{
-		MIGStrategy: MIGSingle, DriverRoot: "/run/nvidia/driver", DevRoot: "/", ContainerDriverRoot: "/host", PassDeviceSpecs: true,
+		MIGStrategy: MIGSingle, FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/", ContainerDriverRoot: "/host", PassDeviceSpecs: true,
 		DeviceListStrategy: []string{ListEnvvar, ListCDIAnnotations}, DeviceIDStrategy: IDsIndex, GDRCopy: true, GDS: true, MOFED: true,
 		CDIAnnotationPrefix: "cdi.example.com/", CDIHookPath: "/usr/local/bin/nvidia-cdi-hook", MPSRoot: "/run/nvidia/mps",
 		AllocationPolicy: AllocatePacked, DeviceDiscovery: DiscoverNVML, IMEX: IMEX{ChannelIDs: []int{0}, Required: true},

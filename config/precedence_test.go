@@ -129,7 +129,7 @@ func TestDefaults(t *testing.T) {
 	b := builder(t, nil)
 	l, err := b.Load()
 	want := Settings{
-		MIGStrategy: "none", FailOnInitError: true, DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root",
+		MIGStrategy: "none", DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root",
 		DeviceListStrategy: []string{"envvar"}, DeviceIDStrategy: "uuid", CDIAnnotationPrefix: "cdi.k8s.io/", CDIHookPath: "/usr/bin/nvidia-ctk",
 		AllocationPolicy: "distributed", DeviceDiscovery: "auto", KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
 	}
@@ -147,7 +147,7 @@ func TestSpellings(t *testing.T) {
 	s := l.Settings
 	if err != nil || !reflect.DeepEqual(s.DeviceListStrategy, []string{ListEnvvar, ListCDICRI, ListVolumeMounts}) || !s.PassDeviceSpecs || s.DevRoot != "/x" ||
 		!reflect.DeepEqual(s.CDIDisabledHooks, []string{"disable-device-node-modification", "update-ldcache"}) || !s.GDS ||
-		s.MPSRoot != "" || !s.FailOnInitError || s.KubeletSocket != "" {
+		s.MPSRoot != "" || s.FailOnInitError || s.KubeletSocket != "" {
 		t.Errorf("got %+v, %v", s, err)
 	}
 	if !b.Given("dev-root") || !b.Given("kubelet-socket") || b.Given("mps-root") || b.Given("driver-root") || b.Given("nonsense") {

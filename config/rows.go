@@ -40,10 +40,10 @@ var rows = []row{
 	// What NVIDIA's plugin has too, under its names.
 	{
 		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, path: "flags.migStrategy", byDef: MIGNone, oneOf: []string{MIGNone, MIGSingle, MIGMixed},
-		help: "what a partitioned GPU is offered as: none (whole), single (its slices as GPUs) or mixed (its slices by profile)", into: func(t *target) any { return &t.MIGStrategy },
+		help: "what a partitioned GPU is offered as: none (not at all), single (its slices as GPUs) or mixed (its slices by profile)", into: func(t *target) any { return &t.MIGStrategy },
 	},
 	{
-		flag: "fail-on-init-error", env: []string{"FAIL_ON_INIT_ERROR"}, path: "flags.failOnInitError", byDef: "true",
+		flag: "fail-on-init-error", env: []string{"FAIL_ON_INIT_ERROR"}, path: "flags.failOnInitError", byDef: "false",
 		help: "end when the driver cannot be used at start, rather than wait for it", into: func(t *target) any { return &t.FailOnInitError },
 	},
 	{

@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,7 +94,10 @@ func show(ctx context.Context, url string, out io.Writer, ended <-chan error) er
 		case <-ctx.Done():
 			return nil
 		case err := <-ended:
-			return fmt.Errorf("podgauge ended: %w", err)
+			if ctx.Err() != nil { // the terminal has told both to end
+				return nil
+			}
+			return fmt.Errorf("podgauge ended: %w", cmp.Or(err, errors.New("by itself")))
 		case <-wait:
 		case <-tick.C:
 		}

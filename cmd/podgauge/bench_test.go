@@ -302,7 +302,7 @@ func BenchmarkScrape(b *testing.B) {
 }
 
 // mostAllocations of one scrape, HTTP's on both sides and gRPC's included.
-const mostAllocations = 500
+const mostAllocations = 550
 
 // TestScrapeAllocations pins what a scrape allocates.
 func TestScrapeAllocations(t *testing.T) {

@@ -6,11 +6,17 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"os"
+	"path"
 	"path/filepath"
 	"strings"
 
+	"github.com/podgauge/podgauge/config"
 	"github.com/spf13/pflag"
 )
+
+// lookup finds a variable of the environment, as os.LookupEnv does.
+type lookup func(name string) (value string, set bool)
 
 // What --simulate may say.
 const (
@@ -19,8 +25,8 @@ const (
 	simulateHardware = "hardware"
 )
 
-// config is the command line, once it was found to make sense.
-type config struct {
+// options are the command line, once it was found to make sense.
+type options struct {
 	listenAddress string
 	telemetryPath string
 	pprof         bool
@@ -30,121 +36,152 @@ type config struct {
 	kubeletDir      string
 	devicePluginDir string
 	devicePlugin    bool
-	passDeviceSpecs bool
 
-	driverRoot    string
-	driverRootCtr string
-	simulate      string
-	version       bool
-}
+	simulate string
+	version  bool
 
-// environment names the variable that stands for a flag which is not given:
-// those of NVIDIA's device plugin, under its names.
-var environment = map[string]string{
-	"pass-device-specs":    "PASS_DEVICE_SPECS",
-	"nvidia-driver-root":   "NVIDIA_DRIVER_ROOT",
-	"driver-root-ctr-path": "DRIVER_ROOT_CTR_PATH",
-}
-
-// aliases are other spellings that NVIDIA's device plugin takes.
-var aliases = map[string]string{
-	"driver-root":           "nvidia-driver-root",
-	"container-driver-root": "driver-root-ctr-path",
+	// builder makes the device plugin's settings, and loaded is what it first made.
+	builder *config.Builder
+	loaded  config.Loaded
+	// again asks for a look at the config at once; nil: nobody does.
+	again <-chan struct{}
+	// orders are signals that ask for the driver to be let go of, or taken up again;
+	// nil: none come.
+	orders <-chan os.Signal
 }
 
 // flags declares the command line. The README's table is generated from it.
-func (c *config) flags() *pflag.FlagSet {
+func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	f.SortFlags = false
-	f.StringVar(&c.listenAddress, "web.listen-address", ":9400", "`address` on which /metrics and the probes are served")
-	f.StringVar(&c.telemetryPath, "web.telemetry-path", "/metrics", "`path` under which the metrics are served")
-	f.BoolVar(&c.pprof, "web.enable-pprof", false, "serve Go's profiles under /debug/pprof/")
-	f.StringVar(&c.logLevel, "log.level", "info", "only log messages of this `level` and above: debug, info, warn or error")
-	f.StringVar(&c.logFormat, "log.format", "logfmt", "`format` of log messages: logfmt or json")
-	f.StringVar(&c.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `folder`, which holds pod-resources/")
-	f.StringVar(&c.devicePluginDir, "device-plugin-dir", "", "the kubelet's device-plugin `folder` (default <kubelet-dir>/device-plugins)")
-	f.BoolVar(&c.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
-	f.BoolVar(&c.passDeviceSpecs, "pass-device-specs", false, "have Allocate answer the device nodes as well")
-	f.StringVar(&c.driverRoot, "nvidia-driver-root", "/", "`folder` in which the driver is installed, as the host sees it; also --driver-root")
-	f.StringVar(&c.driverRootCtr, "driver-root-ctr-path", "/driver-root", "`folder` under which that one is mounted here; also --container-driver-root")
-	f.StringVar(&c.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")
+	f.StringVar(&o.listenAddress, "web.listen-address", ":9400", "`address` on which /metrics and the probes are served")
+	f.StringVar(&o.telemetryPath, "web.telemetry-path", "/metrics", "`path` under which the metrics are served")
+	f.BoolVar(&o.pprof, "web.enable-pprof", false, "serve Go's profiles under /debug/pprof/")
+	f.StringVar(&o.logLevel, "log.level", "info", "only log messages of this `level` and above: debug, info, warn or error")
+	f.StringVar(&o.logFormat, "log.format", "logfmt", "`format` of log messages: logfmt or json")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `folder`, which holds pod-resources/")
+	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "", "the kubelet's device-plugin `folder` (default <kubelet-dir>/device-plugins; a kubelet with a --root-dir of its own still has it in /var/lib/kubelet)")
+	f.BoolVar(&o.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
+	o.builder.AddFlags(f)
+	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")
 	f.Lookup("simulate").NoOptDefVal = simulateNode
-	f.BoolVar(&c.version, "version", false, "print the version and exit")
-	f.SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
-		if real, ok := aliases[name]; ok {
-			name = real
-		}
-		return pflag.NormalizedName(name)
-	})
+	f.BoolVar(&o.version, "version", false, "print the version and exit")
 	return f
 }
 
-// parse reads the command line and the environment. The error is one line that
-// says what to change.
-func parse(args []string, getenv func(string) string, usage io.Writer) (config, error) {
-	var c config
-	f := c.flags()
+// parse reads the command line, the environment and the config file. The error is
+// one line that says what to change.
+func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
+	o := options{builder: config.NewBuilder(lookupEnv)}
+	f := o.flags()
 	f.SetOutput(usage)
 	f.Usage = func() {
-		fmt.Fprintf(usage, "Usage: podgauge [flags]\n\n%s", f.FlagUsages())
+		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n\n%s", f.FlagUsages())
 	}
 	if err := f.Parse(args); err != nil {
-		return c, err
+		return o, err
 	}
 	if f.NArg() > 0 {
-		return c, fmt.Errorf("unexpected argument %q", f.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
 	}
-	for name, variable := range environment {
-		value := getenv(variable)
-		if value == "" || f.Changed(name) {
-			continue
-		}
-		if err := f.Set(name, value); err != nil {
-			return c, fmt.Errorf("environment variable %s: %w", variable, err)
-		}
+	if o.version {
+		return o, nil
 	}
-	if c.devicePluginDir == "" {
-		c.devicePluginDir = filepath.Join(c.kubeletDir, "device-plugins")
+	var err error
+	if o.loaded, err = o.builder.Load(); err != nil {
+		return o, err
 	}
-	return c, c.check()
+	if err := o.useKubeletSocket(); err != nil {
+		return o, err
+	}
+	if o.devicePluginDir == "" {
+		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
+	}
+	return o, o.check()
 }
 
-func (c *config) check() error {
-	if c.kubeletDir == "" {
+// useKubeletSocket follows NVIDIA's flag, where it is given: it says where the
+// folder of sockets is, and that nothing is to be registered where it is empty.
+func (o *options) useKubeletSocket() error {
+	if !o.builder.Given("kubelet-socket") {
+		return nil
+	}
+	socket := o.loaded.Settings.KubeletSocket
+	if socket == "" {
+		o.devicePlugin = false
+		return nil
+	}
+	if filepath.Base(socket) != "kubelet.sock" {
+		return fmt.Errorf("--kubelet-socket %q: its name is not kubelet.sock", socket)
+	}
+	if o.devicePluginDir == "" {
+		o.devicePluginDir = filepath.Dir(socket)
+	}
+	return nil
+}
+
+func (o *options) check() error {
+	if o.kubeletDir == "" {
 		return errors.New("--kubelet-dir: want a folder")
 	}
-	if _, _, err := net.SplitHostPort(c.listenAddress); err != nil {
-		return fmt.Errorf("--web.listen-address: %w", err)
+	if err := checkAddress(o.listenAddress); err != nil {
+		return fmt.Errorf("--web.listen-address %q: %w", o.listenAddress, err)
 	}
-	if !strings.HasPrefix(c.telemetryPath, "/") || strings.ContainsAny(c.telemetryPath, "{} ") {
-		return fmt.Errorf("--web.telemetry-path %q: want a path that begins with /", c.telemetryPath)
+	if err := o.checkPath(); err != nil {
+		return fmt.Errorf("--web.telemetry-path %q: %w", o.telemetryPath, err)
 	}
-	switch c.telemetryPath {
-	case "/healthz", "/readyz":
-		return fmt.Errorf("--web.telemetry-path %q: that is a probe's", c.telemetryPath)
+	if err := new(slog.Level).UnmarshalText([]byte(o.logLevel)); err != nil {
+		return fmt.Errorf("--log.level %q: want debug, info, warn or error", o.logLevel)
 	}
-	if err := new(slog.Level).UnmarshalText([]byte(c.logLevel)); err != nil {
-		return fmt.Errorf("--log.level %q: want debug, info, warn or error", c.logLevel)
+	if o.logFormat != "logfmt" && o.logFormat != "json" {
+		return fmt.Errorf("--log.format %q: want logfmt or json", o.logFormat)
 	}
-	if c.logFormat != "logfmt" && c.logFormat != "json" {
-		return fmt.Errorf("--log.format %q: want logfmt or json", c.logFormat)
-	}
-	switch c.simulate {
+	switch o.simulate {
 	case simulateNothing, simulateNode, simulateHardware:
 	default:
-		return fmt.Errorf("--simulate=%s: want node or hardware", c.simulate)
+		return fmt.Errorf("--simulate=%s: want node or hardware", o.simulate)
+	}
+	return nil
+}
+
+// checkAddress wants a port that there can be. Port 0 is any that is free.
+func checkAddress(address string) error {
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return errors.New("want host:port, or :port")
+	}
+	if port == "" {
+		return errors.New("want a port")
+	}
+	if _, err := net.LookupPort("tcp", port); err != nil {
+		return fmt.Errorf("%q is no port", port)
+	}
+	return nil
+}
+
+// checkPath wants a path that the HTTP server takes, and that nothing else is under.
+func (o *options) checkPath() error {
+	switch p := o.telemetryPath; {
+	case !strings.HasPrefix(p, "/") || strings.ContainsAny(p, "{} ?#%"):
+		return errors.New("want a path that begins with /")
+	case path.Clean(p) != p:
+		return fmt.Errorf("want %s", path.Clean(p))
+	case p == "/healthz" || p == "/readyz":
+		return errors.New("that is a probe's")
+	case p == "/debug/pprof" || strings.HasPrefix(p, "/debug/pprof/"):
+		return errors.New("that is the profiles'")
 	}
 	return nil
 }
 
 // logger writes to w what the flags let through.
-func (c *config) logger(w io.Writer) *slog.Logger {
+func (o *options) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.logLevel)); err != nil {
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
 		level = slog.LevelInfo // check has refused it before
 	}
 	options := &slog.HandlerOptions{Level: level}
-	if c.logFormat == "json" {
+	if o.logFormat == "json" {
 		return slog.New(slog.NewJSONHandler(w, options))
 	}
 	return slog.New(slog.NewTextHandler(w, options))

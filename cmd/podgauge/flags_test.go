@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/config"
 	"github.com/spf13/pflag"
 )
 
@@ -28,14 +31,24 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--web.telemetry-path=metrics"}, says: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/healthz"}, says: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/{x"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.listen-address=:99999"}, says: "--web.listen-address"},
+		{args: []string{"--web.listen-address=:abc"}, says: "--web.listen-address"},
+		{args: []string{"--web.listen-address=localhost:"}, says: "--web.listen-address"},
+		{args: []string{"--web.telemetry-path=//metrics"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/a/../b"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/metrics/"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/debug/pprof/", "--web.enable-pprof"}, says: "--web.telemetry-path"},
 		{args: []string{"--log.level=loud"}, says: "--log.level"},
 		{args: []string{"--log.format=xml"}, says: "--log.format"},
 		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
 		{args: []string{"--kubelet-dir="}, says: "--kubelet-dir"},
+		{args: []string{"--config-file=/no/such/file"}, says: "/no/such/file"},
+		{args: []string{"--mig-strategy=some"}, says: "mig-strategy"},
+		{args: []string{"validate", "/no/such/file"}, says: "/no/such/file"},
 		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, says: "PASS_DEVICE_SPECS"},
 	} {
 		var out, errs bytes.Buffer
-		status := run(t.Context(), c.args, func(name string) string { return c.env[name] }, &out, &errs)
+		status := run(t.Context(), c.args, env(c.env), &out, &errs)
 		line := errs.String()
 		if status != exitUsage || !strings.Contains(line, c.says) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
 			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
@@ -43,25 +56,75 @@ func TestWrongCommandLines(t *testing.T) {
 	}
 }
 
-func TestEnvironmentStandsForFlags(t *testing.T) {
-	env := map[string]string{"PASS_DEVICE_SPECS": "true", "NVIDIA_DRIVER_ROOT": "/run/nvidia/driver", "DRIVER_ROOT_CTR_PATH": "/d"}
-	getenv := func(name string) string { return env[name] }
-	c, err := parse(nil, getenv, io.Discard)
-	if err != nil || !c.passDeviceSpecs || c.driverRoot != "/run/nvidia/driver" || c.driverRootCtr != "/d" {
-		t.Errorf("from the environment: %+v, %v", c, err)
+// env is an environment.
+func env(variables map[string]string) lookup {
+	return func(name string) (string, bool) {
+		value, set := variables[name]
+		return value, set
 	}
-	c, err = parse([]string{"--pass-device-specs=false", "--driver-root=/x", "--container-driver-root=/y", "--kubelet-dir=/k"}, getenv, io.Discard)
-	if err != nil || c.passDeviceSpecs || c.driverRoot != "/x" || c.driverRootCtr != "/y" || c.devicePluginDir != "/k/device-plugins" {
-		t.Errorf("flags before the environment: %+v, %v", c, err)
+}
+
+// nothing is an environment without a variable.
+func nothing(string) (string, bool) { return "", false }
+
+func TestKubeletSocket(t *testing.T) {
+	for _, c := range []struct {
+		args        []string
+		socket      string
+		dir, errors string
+		plugin      bool
+	}{
+		{dir: "/var/lib/kubelet/device-plugins", plugin: true},
+		{args: []string{"--kubelet-dir=/k"}, dir: "/k/device-plugins", plugin: true},
+		{args: []string{"--kubelet-socket=/s/kubelet.sock"}, dir: "/s", plugin: true},
+		{args: []string{"--kubelet-socket=/s/kubelet.sock", "--device-plugin-dir=/d"}, dir: "/d", plugin: true},
+		{args: []string{"--kubelet-socket="}, dir: "/var/lib/kubelet/device-plugins"},
+		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "its name is not kubelet.sock"},
+	} {
+		o, err := parse(c.args, nothing, io.Discard)
+		if c.errors != "" {
+			if err == nil || !strings.Contains(err.Error(), c.errors) {
+				t.Errorf("%v: %v", c.args, err)
+			}
+			continue
+		}
+		if err != nil || o.devicePluginDir != c.dir || o.devicePlugin != c.plugin {
+			t.Errorf("%v: folder %q, plugin %t, %v", c.args, o.devicePluginDir, o.devicePlugin, err)
+		}
 	}
+}
+
+// FuzzTelemetryPath: a path that is accepted can be served.
+func FuzzTelemetryPath(f *testing.F) {
+	for _, seed := range []string{"/metrics", "/", "//", "/a/b", "/healthz", "/debug/pprof/heap", "/é", "/a//b", "/..", "/{x}", "GET /", "/a b", "/%"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, path string) {
+		o := options{telemetryPath: path}
+		if o.checkPath() != nil {
+			return
+		}
+		w := httptest.NewRecorder()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, http.NoBody)
+		if err != nil {
+			return // bytes that no URL has
+		}
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+		mux.HandleFunc("GET /healthz", http.NotFound)
+		mux.HandleFunc("GET /debug/pprof/", http.NotFound)
+		if mux.ServeHTTP(w, r); w.Code != http.StatusTeapot {
+			t.Errorf("%q is answered %d", path, w.Code)
+		}
+	})
 }
 
 func TestVersionAndHelp(t *testing.T) {
 	var out, errs bytes.Buffer
-	if status := run(t.Context(), []string{"--version"}, os.Getenv, &out, &errs); status != exitOK || out.String() != "podgauge dev\n" {
+	if status := run(t.Context(), []string{"--version"}, os.LookupEnv, &out, &errs); status != exitOK || out.String() != "podgauge dev\n" {
 		t.Errorf("--version: %d %q %q", status, out.String(), errs.String())
 	}
-	if status := run(t.Context(), []string{"--help"}, os.Getenv, &out, &errs); status != exitOK || !strings.Contains(errs.String(), "--kubelet-dir") {
+	if status := run(t.Context(), []string{"--help"}, os.LookupEnv, &out, &errs); status != exitOK || !strings.Contains(errs.String(), "--kubelet-dir") {
 		t.Errorf("--help: %d %q", status, errs.String())
 	}
 }
@@ -73,7 +136,7 @@ func TestTakenAddress(t *testing.T) {
 	defer cancel()
 	w := newWorld(t, 1)
 	address := strings.TrimPrefix(w.url, "http://")
-	status := run(ctx, []string{"--simulate", "--web.listen-address=" + address}, os.Getenv, io.Discard, &errs)
+	status := run(ctx, []string{"--simulate", "--web.listen-address=" + address}, os.LookupEnv, io.Discard, &errs)
 	if status != exitError || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), address) {
 		t.Errorf("status %d, stderr %q", status, errs.String())
 	}
@@ -100,14 +163,14 @@ func TestReadmeFlagTable(t *testing.T) {
 }
 
 func flagTable() string {
-	var c config
+	o := options{builder: config.NewBuilder(nothing)}
 	var table strings.Builder
 	table.WriteString("| flag | environment | default | |\n|---|---|---|---|\n")
-	c.flags().VisitAll(func(f *pflag.Flag) {
+	o.flags().VisitAll(func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
 		variable, byDefault := "", ""
-		if v := environment[f.Name]; v != "" {
-			variable = "`" + v + "`"
+		for i, v := range config.Variables(f.Name) {
+			variable += strings.Repeat(", ", min(i, 1)) + "`" + v + "`"
 		}
 		if f.DefValue != "" {
 			byDefault = "`" + f.DefValue + "`"

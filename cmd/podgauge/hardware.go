@@ -17,6 +17,7 @@ const simulatedGPUs = 8
 type hardware struct {
 	device.Backend
 	kubeletDir, devicePluginDir string
+	cdiDir                      string // where CDI specs go; empty: where runtimes look
 	// unsupported are the families that the driver is too old for.
 	unsupported func() []string
 	// run is what simulates; it returns at once, or when ctx is done.
@@ -26,21 +27,22 @@ type hardware struct {
 	close       func()
 }
 
-func (c *config) hardware(log *slog.Logger) (*hardware, error) {
+func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 	hw := &hardware{
-		kubeletDir: c.kubeletDir, devicePluginDir: c.devicePluginDir,
+		kubeletDir: o.kubeletDir, devicePluginDir: o.devicePluginDir,
 		unsupported: func() []string { return nil },
 		run:         func(context.Context) error { return nil },
 		closeDriver: func() {}, close: func() {},
 	}
-	if c.simulate == simulateNothing {
-		driver := nvml.New(nvml.Options{DriverRoots: []string{c.driverRootCtr, c.driverRoot}})
+	if o.simulate == simulateNothing {
+		s := o.loaded.Settings
+		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}})
 		hw.Backend, hw.unsupported, hw.closeDriver = driver, driver.Missing, driver.Close
 		return hw, nil
 	}
 	machine := sim.NewMachine(nvml.Metrics(), simulatedGPUs, time.Now)
 	hw.Backend = machine
-	if c.simulate == simulateHardware {
+	if o.simulate == simulateHardware {
 		return hw, nil
 	}
 	node, err := sim.NewNode(machine, log)
@@ -57,7 +59,16 @@ func (c *config) hardware(log *slog.Logger) (*hardware, error) {
 func (hw *hardware) leave(readers *device.Readers, monitor *device.Monitor) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveBy)
 	defer cancel()
-	if readers.Drain(ctx) && monitor.Drain(ctx) {
+	if !readers.Drain(ctx) || !monitor.Drain(ctx) {
+		return
+	}
+	closed := make(chan struct{})
+	go func() { // ends when the driver lets go, and with the process if it never does
 		hw.closeDriver()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+	case <-ctx.Done():
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/plugin"
@@ -19,31 +20,33 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// resource is what whole GPUs are offered as, under the name that every workload
-// asks for.
-const resource = "nvidia.com/gpu"
-
 // leaveBy is how long the end may take: what still hangs then, hangs in a driver.
 const leaveBy = 2 * time.Second
 
+// initBy is how long a start waits for a driver that it cannot do without.
+const initBy = 10 * time.Second
+
 // start takes what can be refused, and serves.
-func start(ctx context.Context, c config, log *slog.Logger) error {
-	listener, err := net.Listen("tcp", c.listenAddress)
+func start(ctx context.Context, o options, log *slog.Logger) error {
+	listener, err := net.Listen("tcp", o.listenAddress)
 	if err != nil {
 		return fmt.Errorf("serve metrics: %w", err)
 	}
-	hw, err := c.hardware(log)
+	hw, err := o.hardware(log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	defer hw.close()
-	return serve(ctx, c, hw, listener, log)
+	if err := o.demand(ctx, hw); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	return serve(ctx, o, hw, listener, log)
 }
 
 // serve puts the parts together and runs them until ctx is done.
-func serve(ctx context.Context, c config, hw *hardware, listener net.Listener, log *slog.Logger) error {
+func serve(ctx context.Context, o options, hw *hardware, listener net.Listener, log *slog.Logger) error {
 	registry := prometheus.NewRegistry()
-	own := exporter.NewOwn(registry, version, c.simulate != simulateNothing)
+	own := exporter.NewOwn(registry, version, o.simulate != simulateNothing)
 	board := &device.Board{}
 	readers := device.NewReaders(hw)
 	monitor := device.NewMonitor(hw, readers, board, log.With("part", "monitor"))
@@ -52,6 +55,10 @@ func serve(ctx context.Context, c config, hw *hardware, listener net.Listener, l
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
+	monitor.Held = func(id device.ID) bool {
+		known, _ := holders.Look()
+		return len(known.Rows(id)) > 0
+	}
 	holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
 	metrics := exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled,
@@ -59,37 +66,71 @@ func serve(ctx context.Context, c config, hw *hardware, listener net.Listener, l
 	})
 	own.Allocatable(holders.Allocatable)
 	own.Unsupported(hw.unsupported)
+	own.Heard(func() bool { return monitor.Deaf() == 0 })
 
 	parts := parts{"monitor": monitor, "podresources": holders}
-	if c.devicePlugin {
-		own.Offers(resource)
+	tasks := []func(context.Context) error{
+		hw.run,
+		func(ctx context.Context) error { return holders.Faults(ctx, board.Look) },
+		func(ctx context.Context) error { return sayUnsupported(ctx, board, hw.unsupported, log) },
+		func(ctx context.Context) error { return obey(ctx, o.orders, monitor, log) },
+	}
+	watch := config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
+	tasks = append(tasks, watch.Run)
+	monitor.Fatal = func(xid uint64, byDefault bool) bool {
+		settings, _ := watch.Look()
+		return settings.Health.Counts(xid, byDefault)
+	}
+	if o.devicePlugin {
+		specs := &specs{settings: watch.Look, board: board.Look, dir: hw.cdiDir, log: log.With("part", "cdi")}
+		book := newRulebook(watch.Look, specs.HasSpec, log.With("part", "plugin"))
+		tasks = append(tasks, book.Run)
+		parts["cdi"] = specs
 		parts["plugin"] = plugin.New(plugin.Options{
-			Dir: hw.devicePluginDir, Resource: resource, Look: wholeGPUs(board.Look), DeviceSpecs: c.passDeviceSpecs,
+			Dir: hw.devicePluginDir, Look: board.Look, Rules: book.Look, Links: monitor.Links, Held: held(holders),
+			Fit: func(ctx context.Context, a plugin.Ask) error { return readers.Fit(ctx, a.Device, a.Alone) },
 			Log: log.With("part", "plugin"), Trace: trace(own, holders, metrics),
 		})
 	}
-	server := &http.Server{
+	server := o.server(metrics, registry, parts, log)
+	for _, notice := range o.loaded.Notices {
+		log.Info("config: " + notice)
+	}
+	log.Info("podgauge", "version", version, "listen", listener.Addr().String(), "kubelet_dir", hw.kubeletDir, "simulate", o.simulate)
+
+	for _, p := range parts {
+		tasks = append(tasks, p.Run)
+	}
+	tasks = append(tasks, func(ctx context.Context) error { return serveHTTP(ctx, server, listener) })
+	err = together(ctx, tasks)
+	metrics.Drain()
+	hw.leave(readers, monitor)
+	if errors.Is(err, device.ErrReplaced) { // nothing is wrong with this process, and only another one can go on
+		log.Info("end, to be started anew", "why", err)
+		return nil
+	}
+	return err
+}
+
+// together runs tasks until all have ended, and ends all with the first that fails.
+func together(ctx context.Context, tasks []func(context.Context) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, task := range tasks {
+		g.Go(func() error { return task(ctx) })
+	}
+	return g.Wait()
+}
+
+// server answers HTTP for the parts.
+func (o *options) server(metrics *exporter.Exporter, registry *prometheus.Registry, ps parts, log *slog.Logger) *http.Server {
+	return &http.Server{
 		Handler: metrics.Handler(exporter.Server{
-			TelemetryPath: c.telemetryPath, Pprof: c.pprof, Registry: registry,
-			Alive: parts.alive(), Ready: parts.ready(), Log: log.With("part", "exporter"),
+			TelemetryPath: o.telemetryPath, Pprof: o.pprof, Registry: registry,
+			Alive: ps.alive(), Ready: ps.ready(), Log: log.With("part", "exporter"),
 		}),
 		ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
-	log.Info("podgauge", "version", version, "listen", listener.Addr().String(), "kubelet_dir", hw.kubeletDir, "simulate", c.simulate)
-
-	g, ctx := errgroup.WithContext(ctx)
-	for _, p := range parts {
-		g.Go(func() error { return p.Run(ctx) })
-	}
-	g.Go(func() error { return holders.Faults(ctx, board.Look) })
-	g.Go(func() error { return answer(ctx, server, listener) })
-	g.Go(func() error { return hw.run(ctx) })
-	g.Go(func() error { return sayUnsupported(ctx, board, hw.unsupported, log) })
-	err = g.Wait()
-	metrics.Drain()
-	hw.leave(readers, monitor)
-	return err
 }
 
 // sayUnsupported says once, when the driver has shown its devices, what it is too
@@ -112,13 +153,27 @@ func sayUnsupported(ctx context.Context, board *device.Board, unsupported func()
 	return nil
 }
 
+// held are the ids that containers hold, as the kubelet last said.
+func held(holders *podresources.Client) func(resource string) []device.OfferedID {
+	return func(resource string) []device.OfferedID {
+		known, _ := holders.Look()
+		return known.Offered(resource)
+	}
+}
+
 // trace joins the plugin with those who learn from it.
 func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Exporter) plugin.Trace {
 	return plugin.Trace{
-		Registered: func(err error) { own.Registered(resource, err) },
-		Streaming:  func(streams int) { own.Streaming(resource, streams) },
-		Sent:       func(devices, healthy int) { own.Listed(resource, devices, healthy) },
-		Answered:   own.Answered,
+		Offers: func(resource string) {
+			own.Offers(resource)
+			for _, why := range plugin.Whys() {
+				own.Refuses(resource, string(why))
+			}
+		},
+		Registered: own.Registered, Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
+		Refused: func(resource string, _ []device.OfferedID, why plugin.Why, _ error) {
+			own.Refused(resource, string(why))
+		},
 		Allocated: func(resource string, ids []device.OfferedID) {
 			holders.Allocated(resource, ids)
 			metrics.Mark()
@@ -151,8 +206,8 @@ func (ps parts) ready() map[string]func() error {
 	return asks
 }
 
-// answer serves HTTP until ctx is done, and lets the answers under way be given.
-func answer(ctx context.Context, server *http.Server, listener net.Listener) error {
+// serveHTTP serves until ctx is done, and lets the answers under way be given.
+func serveHTTP(ctx context.Context, server *http.Server, listener net.Listener) error {
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }() // ends with Shutdown or Close, and is waited for
 	select {

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/podgauge/podgauge/config"
+	"github.com/podgauge/podgauge/plugin"
+)
+
+const (
+	// mpsEvery is how often MPS control daemons are looked at, where any is used.
+	mpsEvery = 2 * time.Second
+	// mpsMounted is where the daemons' folder is mounted beside NVIDIA's plugin.
+	mpsMounted = "/mps"
+	mpsDown    = "mps_daemon"
+)
+
+// rulebook publishes the plugin's Rules, as the settings and the MPS control daemons
+// of the moment make them.
+type rulebook struct {
+	settings looker[config.Settings]
+	hasSpec  func(class string) bool
+	log      *slog.Logger
+
+	down map[string]string // why MPS cannot be used, by resource; belongs to Run
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	rules   plugin.Rules
+	changed chan struct{}
+}
+
+func newRulebook(settings looker[config.Settings], hasSpec func(string) bool, log *slog.Logger) *rulebook {
+	b := &rulebook{settings: settings, hasSpec: hasSpec, log: log, changed: make(chan struct{})}
+	s, _ := settings()
+	b.take(mpsDaemons(s))
+	b.publish(s)
+	return b
+}
+
+// Look returns the rules, and a channel that is closed when there are others.
+func (b *rulebook) Look() (plugin.Rules, <-chan struct{}) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.rules, b.changed
+}
+
+// Run follows the settings and the daemons until ctx is done.
+func (b *rulebook) Run(ctx context.Context) error {
+	tick := time.NewTicker(mpsEvery)
+	defer tick.Stop()
+	for {
+		s, changed := b.settings()
+		b.publish(s)
+		for same := true; same; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-changed:
+				same = false
+			case <-tick.C:
+				same = maps.Equal(b.down, mpsDaemons(s))
+			}
+		}
+		s, _ = b.settings()
+		b.take(mpsDaemons(s))
+	}
+}
+
+// take keeps what the daemons do, and says what is new of it.
+func (b *rulebook) take(down map[string]string) {
+	for resource, why := range down {
+		if b.down[resource] != why {
+			b.log.Warn("nobody serves what is shared through MPS", "resource", resource, "err", why)
+		}
+	}
+	for resource := range b.down {
+		if down[resource] == "" {
+			b.log.Info("what is shared through MPS is served again", "resource", resource)
+		}
+	}
+	b.down = down
+}
+
+// publish makes the rules anew.
+func (b *rulebook) publish(s config.Settings) {
+	channels, err := imex(s)
+	if err != nil { // at start it was an error; the file may ask for it later
+		b.log.Error("pass on IMEX channels", "err", err)
+	}
+	r := rules(s, b.hasSpec, channels)
+	down := b.down
+	r.Down = func(resource string) string {
+		if down[resource] != "" {
+			return mpsDown
+		}
+		return ""
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.rules = r
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+// mpsDaemons says, by resource, why the control daemon of what is shared through MPS
+// does not answer.
+func mpsDaemons(s config.Settings) map[string]string {
+	down := map[string]string{}
+	root := s.MPSRoot
+	if _, err := os.Stat(mpsMounted); err == nil {
+		root = mpsMounted
+	}
+	for _, r := range s.Sharing.MPS.Resources {
+		resource := cmp.Or(r.Rename, r.Name)
+		if err := plugin.MPSDaemon(filepath.Join(root, resource, "pipe")); err != nil {
+			down[resource] = err.Error()
+		}
+	}
+	return down
+}

@@ -1,0 +1,160 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/podgauge/podgauge/config"
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/sim/kubelet"
+)
+
+const replicas = `version: v1
+sharing:
+  timeSlicing:
+    renameByDefault: %t
+    failRequestsGreaterThanOne: true
+    resources:
+    - {name: nvidia.com/gpu, replicas: %d}
+`
+
+// configFile is a config that can be replaced.
+type configFile struct {
+	t    *testing.T
+	path string
+}
+
+func (f configFile) write(text string) {
+	f.t.Helper()
+	if err := os.WriteFile(f.path+".new", []byte(text), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.Rename(f.path+".new", f.path); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// untilOffered waits until the kubelet has these numbers of devices.
+func (w *world) untilOffered(counts map[string]int) {
+	w.t.Helper()
+	w.untilKubelet(fmt.Sprint("devices are ", counts), func(s kubelet.State) bool {
+		for name, n := range counts {
+			if r := s.Resources[name]; r.Allocatable != n || r.Capacity != n {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// The config is followed while pods run, and one that is wrong changes nothing.
+func TestConfigIsFollowed(t *testing.T) {
+	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
+	f.write(fmt.Sprintf(replicas, false, 2))
+	w := newWorld(t, 2, "--config-file="+f.path)
+	w.untilOffered(map[string]int{resource: 4})
+	f.write("version: v2\n")
+	w.again <- struct{}{} // as on SIGHUP
+	f.write(fmt.Sprintf(replicas, true, 3))
+	w.again <- struct{}{}
+	w.untilOffered(map[string]int{resource + ".shared": 6, resource: 0})
+	greedy := kubelet.Pod{Name: "greedy", Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{resource + ".shared": 2}}}}
+	if err := w.kubelet.RunPod(t.Context(), greedy); err == nil || !strings.Contains(err.Error(), "is shared, and a container may have one") {
+		t.Errorf("a container that asks for two replicas: %v", err)
+	}
+	w.until(`podgauge_plugin_refusals_total{reason="too_many",resource="nvidia.com/gpu.shared"}`, " 1")
+}
+
+// Specs are kept while the settings ask for them, by a writer of their own kind.
+func TestSpecsFollowTheSettings(t *testing.T) {
+	dir, root := t.TempDir(), t.TempDir()
+	var mu sync.Mutex
+	var settings config.Settings // guarded by mu
+	changed := make(chan struct{})
+	set := func(strategies ...string) {
+		mu.Lock()
+		defer mu.Unlock()
+		settings = config.Settings{DeviceListStrategy: strategies, DriverRoot: root, ContainerDriverRoot: root, DevRoot: root}
+		close(changed)
+		changed = make(chan struct{})
+	}
+	set(config.ListEnvvar)
+	board := &device.Board{}
+	board.Post([]device.Status{})
+	s := &specs{
+		dir: dir, board: board.Look, log: slog.New(slog.DiscardHandler),
+		settings: func() (config.Settings, <-chan struct{}) {
+			mu.Lock()
+			defer mu.Unlock()
+			return settings, changed
+		},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.Run(ctx) }()
+	if s.HasSpec("gpu") || s.Ready() != nil || s.Alive() != nil {
+		t.Error("without CDI there is nothing to wait for")
+	}
+	set(config.ListCDICRI)
+	until(t, "a writer writes", func() bool { return s.writer.Load() != nil })
+	first := s.writer.Load()
+	set(config.ListCDICRI, config.ListEnvvar)
+	set(config.ListEnvvar)
+	until(t, "it has ended", func() bool { return s.writer.Load() == nil })
+	set(config.ListCDIAnnotations)
+	until(t, "another one writes", func() bool { w := s.writer.Load(); return w != nil && w != first })
+	cancel()
+	if err := <-ended; err != nil || s.writer.Load() != nil {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// The driver is let go of, and taken up again.
+func TestReleaseOnASignal(t *testing.T) {
+	w := newWorld(t, 2)
+	w.untilRegistered()
+	w.orders <- syscall.SIGUSR1
+	w.until(`podgauge_nvml_up`, " 0")
+	w.until("podgauge_plugin_devices{health=\"unhealthy\"", " 2")
+	w.orders <- syscall.SIGUSR2
+	w.until(`podgauge_nvml_up`, " 1")
+	w.untilRegistered()
+}
+
+// validate says what a config means, and whether it is one, without the kubelet.
+func TestValidate(t *testing.T) {
+	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
+	for _, row := range []struct {
+		name, text string
+		args       []string
+		status     int
+		out, errs  string // in them
+	}{
+		{name: "shared", text: fmt.Sprintf(replicas, true, 2), args: []string{"--simulate=hardware"}, out: "nvidia.com/gpu.shared  16"},
+		{name: "selected", text: "version: v1\npodgauge: {select: {include: [0, 5]}}\n", args: []string{"--simulate=hardware"}, out: "nvidia.com/gpu  2 "},
+		{name: "no driver", text: "version: v1\n", args: []string{"--driver-root=" + t.TempDir()}, out: "The config is valid."},
+		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: exitUsage, errs: ":3: flags.migStrategy"},
+		{name: "no file", status: exitUsage, errs: "no such file"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "missing")
+			if row.text != "" {
+				f.write(row.text)
+				path = f.path
+			}
+			var out, errs bytes.Buffer
+			status := run(t.Context(), append([]string{"validate", path}, row.args...), nothing, &out, &errs)
+			if status != row.status || !strings.Contains(out.String(), row.out) || !strings.Contains(errs.String(), row.errs) || strings.Count(errs.String(), "\n") > 1 {
+				t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
+			}
+		})
+	}
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// validate says what a config means on this node, without the kubelet.
+func validate(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
+	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
+		args = append([]string{"--config-file=" + args[0]}, args[1:]...)
+	}
+	o, err := parse(args, lookupEnv, stderr)
+	switch {
+	case isHelp(err):
+		return exitOK
+	case err != nil:
+		fmt.Fprintln(stderr, "podgauge:", err)
+		return exitUsage
+	}
+	for _, notice := range o.loaded.Notices {
+		fmt.Fprintln(stdout, "note:", notice)
+	}
+	hw, err := o.hardware(slog.New(slog.DiscardHandler))
+	if err == nil {
+		defer hw.close()
+		err = o.preview(ctx, hw, stdout)
+	}
+	if err != nil {
+		fmt.Fprintln(stdout, "The config is valid. What it means on this node cannot be said:", err)
+	}
+	return exitOK
+}
+
+// preview prints what would be offered of the devices that there are.
+func (o *options) preview(ctx context.Context, hw *hardware, stdout io.Writer) error {
+	devices, err := listed(ctx, hw)
+	if devices == nil && err != nil {
+		return err
+	}
+	statuses := make([]device.Status, len(devices))
+	for i, d := range devices {
+		statuses[i] = device.Status{Device: d, Healthy: true}
+	}
+	channels, err := imex(o.loaded.Settings)
+	if err != nil {
+		fmt.Fprintln(stdout, "note:", err)
+	}
+	offers, cannot := rules(o.loaded.Settings, nil, channels).Preview(statuses)
+	table := tabwriter.NewWriter(stdout, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(table, "RESOURCE\tDEVICES\tIDS")
+	for _, offer := range offers {
+		ids := make([]string, len(offer.IDs))
+		for i, id := range offer.IDs {
+			ids[i] = string(id)
+		}
+		fmt.Fprintf(table, "%s\t%d\t%s\n", offer.Resource, len(offer.IDs), strings.Join(ids, " "))
+	}
+	for _, why := range cannot {
+		fmt.Fprintln(stdout, "note:", why)
+	}
+	return table.Flush()
+}
+
+// listed lists the devices, or says that the driver does not answer.
+func listed(ctx context.Context, hw *hardware) ([]device.Device, error) {
+	type listing struct {
+		devices []device.Device
+		err     error
+	}
+	ctx, cancel := context.WithTimeout(ctx, initBy)
+	defer cancel()
+	done := make(chan listing, 1)
+	go func() { // a listing that hangs ends with the process, which is about to
+		devices, err := hw.Devices(ctx)
+		done <- listing{devices, err}
+	}()
+	select {
+	case l := <-done:
+		return l.devices, l.err
+	case <-ctx.Done():
+		return nil, errors.New("the driver does not answer")
+	}
+}
