@@ -8,6 +8,7 @@ require (
 	github.com/prometheus/common v0.72.0
 	golang.org/x/sys v0.49.0
 	google.golang.org/grpc v1.85.0
+	k8s.io/cri-api v0.37.2
 	k8s.io/kubelet v0.37.2
 )
 

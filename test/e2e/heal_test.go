@@ -208,21 +208,8 @@ func libraryComes(ctx context.Context, t *testing.T, n *node.Node, m *machine) {
 	root := t.TempDir()
 	d := startPodgauge(t, n, m.environ(), "--nvidia-driver-root="+root)
 	waitsForDriver(ctx, t, d)
-	content, err := os.ReadFile(filepath.Join(m.library, "libnvidia-ml.so.1"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	lib := filepath.Join(root, "usr", "lib", "x86_64-linux-gnu")
-	if err := os.MkdirAll(lib, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(lib, "half"), content, 0o755); err != nil {
-		t.Fatal(err)
-	}
 	begin := time.Now()
-	if err := os.Rename(filepath.Join(lib, "half"), filepath.Join(lib, "libnvidia-ml.so.1")); err != nil {
-		t.Fatal(err)
-	}
+	install(t, m.library, root)
 	allocatable(ctx, t, n, uuids(gpus)...)
 	figureOf(t, "GPUs are allocatable after the driver's library was installed", 5*time.Second, time.Since(begin))
 	d.next(ctx, t)

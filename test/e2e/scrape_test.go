@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -203,7 +204,7 @@ func (s scrape) tells(ids []string, held map[string]node.Holder) error {
 	return errors.Join(append(wrong, s.honest(held))...)
 }
 
-// honest says which series name a holder that is not, or none where there is one.
+// honest says which series name a holder that is not, or none where there is one. held are GPUs and slices.
 func (s scrape) honest(held map[string]node.Holder) error {
 	wrong := []error{}
 	for _, name := range slices.Sorted(maps.Keys(s.series)) {
@@ -211,7 +212,7 @@ func (s scrape) honest(held map[string]node.Holder) error {
 			continue
 		}
 		for _, sample := range s.series[name] {
-			want := held[sample.Labels["uuid"]]
+			want := held[cmp.Or(sample.Labels["mig_uuid"], sample.Labels["uuid"])]
 			if slices.Contains(itself, name) {
 				want = node.Holder{}
 			}

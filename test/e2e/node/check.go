@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 
+	"github.com/podgauge/podgauge/test/e2e/containerd"
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
 )
 
@@ -22,11 +23,13 @@ func Check(o Options) error {
 	if len(missing) > 0 {
 		return fmt.Errorf("missing: %s: run `go run ./cmd/e2e setup` in test/e2e", strings.Join(missing, ", "))
 	}
-	_, err := kubelet.Built(o.withDefaults().KubeletVersion)
-	if err != nil {
+	if _, err := kubelet.Built(o.withDefaults().KubeletVersion); err != nil {
 		return err
 	}
-	_, err = machineCgroups()
+	if _, err := containerd.Built(); err != nil {
+		return err
+	}
+	_, err := machineCgroups()
 	return err
 }
 

@@ -46,6 +46,25 @@ func (n *Node) ContainerEnv(ctx context.Context, p Pod, container string) (map[s
 	return env, nil
 }
 
+// ContainerMounts is where something is mounted in a running container, by path.
+func (n *Node) ContainerMounts(ctx context.Context, p Pod, container string) ([]string, error) {
+	pid, err := n.ContainerPID(ctx, p, container)
+	if err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", pid))
+	if err != nil {
+		return nil, err
+	}
+	paths := []string{}
+	for line := range strings.Lines(string(b)) {
+		if fields := strings.Fields(line); len(fields) > 4 { // the place is the fifth, as in cgroup.go
+			paths = append(paths, fields[4])
+		}
+	}
+	return paths, nil
+}
+
 // ContainerLog is what a container has printed in all its lives, also after its end.
 func (n *Node) ContainerLog(p Pod, container string) (string, error) {
 	lives, err := filepath.Glob(filepath.Join(n.Logs, "pods", p.namespace()+"_"+p.FullName()+"_*", container, "*.log"))

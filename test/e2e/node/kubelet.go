@@ -98,7 +98,7 @@ func (n *Node) kubeletConfig() map[string]any {
 		"kind":                     "KubeletConfiguration",
 		"staticPodPath":            n.path("manifests"),
 		"podLogsDir":               n.Logs + "/pods",
-		"containerRuntimeEndpoint": "unix://" + n.path("containerd", "containerd.sock"),
+		"containerRuntimeEndpoint": "unix://" + n.runtimeSocket(),
 		"resolvConf":               "", // pods resolve nothing
 
 		// Only the machine can reach the node's network.

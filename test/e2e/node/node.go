@@ -40,6 +40,8 @@ type Options struct {
 	KubeletVersion string
 	// KubeletConfig is laid over the node's own KubeletConfiguration, key by key.
 	KubeletConfig map[string]any
+	// Containerd2 runs containerd 2, which knows CDI, in place of Debian's.
+	Containerd2 bool
 	// Dir holds the node's folder and its logs. It must be short, since the path of a unix socket ends at 108 bytes, and outside the folders
 	// that the node has of its own. Empty means the environment's PODGAUGE_E2E_DIR, or else /var/tmp/podgauge-e2e.
 	Dir string

@@ -31,16 +31,27 @@ func (n *Node) Get(ctx context.Context, p Pod) (*podresources.PodResources, erro
 
 // Allocatable asks the kubelet for the healthy devices of a resource and returns their ids, sorted.
 func (n *Node) Allocatable(ctx context.Context, resource string) ([]string, error) {
-	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) ([]string, error) {
+	all, err := n.AllAllocatable(ctx)
+	if all[resource] == nil {
+		return []string{}, err
+	}
+	return all[resource], err
+}
+
+// AllAllocatable asks the kubelet for the healthy devices of all resources and returns their ids by resource, sorted. A resource without a
+// healthy device is not there.
+func (n *Node) AllAllocatable(ctx context.Context) (map[string][]string, error) {
+	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (map[string][]string, error) {
 		answer, err := c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
-		ids := []string{}
+		all := map[string][]string{}
 		for _, devices := range answer.GetDevices() {
-			if devices.ResourceName == resource {
-				ids = append(ids, devices.DeviceIds...)
-			}
+			all[devices.ResourceName] = append(all[devices.ResourceName], devices.DeviceIds...)
 		}
-		slices.Sort(ids) // the kubelet names a device once for each of its NUMA nodes, in any order
-		return slices.Compact(ids), err
+		for resource, ids := range all {
+			slices.Sort(ids) // the kubelet names a device once for each of its NUMA nodes, in any order
+			all[resource] = slices.Compact(ids)
+		}
+		return all, err
 	})
 }
 

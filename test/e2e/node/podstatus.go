@@ -22,9 +22,9 @@ type ContainerStatus struct {
 	Name string
 	// ID is the runtime's, without its scheme; empty while there is none.
 	ID string
-	// State is waiting, running or terminated; Reason says why.
-	State, Reason string
-	Restarts      int
+	// State is waiting, running or terminated; Reason says why in a word, and Message, of one that waits, in several.
+	State, Reason, Message string
+	Restarts               int
 	// ExitCode and Finished are those of a terminated container.
 	ExitCode          int
 	Started, Finished time.Time
@@ -100,7 +100,7 @@ type containerJSON struct {
 	Name, ContainerID string
 	RestartCount      int
 	State             struct {
-		Waiting    *struct{ Reason string }
+		Waiting    *struct{ Reason, Message string }
 		Running    *struct{ StartedAt time.Time }
 		Terminated *struct {
 			Reason                string
@@ -138,7 +138,7 @@ func (c containerJSON) status() ContainerStatus {
 		s.State, s.Reason, s.ExitCode = "terminated", state.Terminated.Reason, state.Terminated.ExitCode
 		s.Started, s.Finished = state.Terminated.StartedAt, state.Terminated.FinishedAt
 	case state.Waiting != nil:
-		s.Reason = state.Waiting.Reason
+		s.Reason, s.Message = state.Waiting.Reason, state.Waiting.Message
 	}
 	for _, resource := range c.AllocatedResourcesStatus {
 		for _, device := range resource.Resources {

@@ -6,35 +6,51 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 
+	"github.com/podgauge/podgauge/test/e2e/containerd"
 	"github.com/podgauge/podgauge/test/e2e/image"
 )
 
 //go:embed containerd.toml
 var containerdConfig string
 
+//go:embed containerd2.toml
+var containerd2Config string
+
 //go:embed cni.conflist
 var networkConfig string
 
 func (n *Node) startContainerd(ctx context.Context) error {
-	for file, content := range map[string]string{"containerd.toml": containerdConfig, "cni/10-ptp.conflist": networkConfig} {
-		content = strings.NewReplacer("@WORK@", n.work, "@IMAGE@", boxImage).Replace(content)
+	program, config, dir := "containerd", containerdConfig, ""
+	if n.options.Containerd2 {
+		var err error
+		if dir, err = containerd.Built(); err != nil {
+			return err
+		}
+		program, config = filepath.Join(dir, "containerd"), containerd2Config
+	}
+	for file, content := range map[string]string{"containerd.toml": config, "cni/10-ptp.conflist": networkConfig} {
+		content = strings.NewReplacer("@WORK@", n.work, "@IMAGE@", boxImage, "@CONTAINERD@", dir).Replace(content)
 		if err := os.WriteFile(n.path("conf", file), []byte(content), 0o644); err != nil {
 			return err
 		}
 	}
-	containerd, err := n.Exec("containerd", []string{"containerd", "--config", n.path("conf", "containerd.toml")})
+	process, err := n.Exec("containerd", []string{program, "--config", n.path("conf", "containerd.toml")})
 	if err != nil {
 		return err
 	}
 	return Until(ctx, "containerd answers", func(ctx context.Context) error {
-		if err := containerd.alive(); err != nil {
+		if err := process.alive(); err != nil {
 			return GiveUp(err)
 		}
-		return dial(ctx, "unix", n.path("containerd", "containerd.sock"))
+		return dial(ctx, "unix", n.runtimeSocket())
 	})
 }
+
+// runtimeSocket is where the machine finds containerd.
+func (n *Node) runtimeSocket() string { return n.path("containerd", "containerd.sock") }
 
 // boxImage is the image of every container, the pods' sandboxes included.
 const boxImage = "local.test/box:1"
@@ -53,6 +69,6 @@ func (n *Node) loadImage(ctx context.Context) error {
 	if err := errors.Join(box.Write(f), f.Close()); err != nil {
 		return err
 	}
-	_, err = n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images import %s", n.path("containerd", "containerd.sock"), archive))
+	_, err = n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images import %s", n.runtimeSocket(), archive))
 	return err
 }

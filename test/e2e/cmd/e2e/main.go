@@ -13,12 +13,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/podgauge/podgauge/test/e2e/containerd"
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
 const usage = `usage, in test/e2e and as root:
-  go run ./cmd/e2e setup [version ...|all]   installs missing packages and builds missing kubelets (default ` + kubelet.Default + `)
+  go run ./cmd/e2e setup [version ...|all]   installs missing packages, builds containerd and missing kubelets (default ` + kubelet.Default + `)
   go run ./cmd/e2e clean                     removes what a run left: processes, cgroups, network link, folders with the logs
 `
 
@@ -63,6 +64,12 @@ func setup(ctx context.Context, versions []string, out io.Writer) error {
 	if err := install(ctx, node.Missing(), out); err != nil {
 		return err
 	}
+	start := time.Now()
+	dir, err := containerd.Build(ctx, out)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "containerd %s: %s (%s)\n", containerd.Version, dir, time.Since(start).Round(time.Second))
 	for _, version := range versions {
 		start := time.Now()
 		path, err := kubelet.Build(ctx, version, out)

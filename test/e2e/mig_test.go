@@ -1,0 +1,211 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// The resources of slices under the strategy mixed.
+const (
+	small = "nvidia.com/mig-1g.10gb"
+	large = "nvidia.com/mig-3g.40gb"
+)
+
+// migSlice is a slice of a GPU, as a scenario has it.
+type migSlice struct {
+	gpu, index int
+	profile    string
+	gi, ci     int
+}
+
+// uuid as the stand-in makes it.
+func (s migSlice) uuid() string {
+	return fmt.Sprintf("MIG-00000000-%04d-5%03d-8000-%012d", s.gi, s.ci, s.gpu)
+}
+
+func (s migSlice) line() string {
+	return fmt.Sprintf("gpu %d slice %d %s gi %d ci %d", s.gpu, s.index, s.profile, s.gi, s.ci)
+}
+
+// partitioned is a GPU with slices of these profiles at the indices from 0 on.
+func partitioned(gpu int, profiles ...string) []migSlice {
+	all := []migSlice{}
+	for i, profile := range profiles {
+		all = append(all, migSlice{gpu: gpu, index: i, profile: profile, gi: i + 3})
+	}
+	return all
+}
+
+// lines switch the mode of the slices' GPUs on, and make the slices.
+func lines(all []migSlice) []string {
+	made := []string{}
+	for _, s := range all {
+		made = append(made, fmt.Sprintf("gpu %d mig_mode 1", s.gpu), s.line())
+	}
+	return slices.Compact(made)
+}
+
+// of a profile, by uuid, sorted.
+func uuidsOf(all []migSlice, profile string) []string {
+	ids := []string{}
+	for _, s := range all {
+		if s.profile == profile {
+			ids = append(ids, s.uuid())
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// TestMIG has GPUs that are whole and GPUs that are partitioned, and then a node of nothing but equal slices.
+func TestMIG(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{})
+	makeNodes(ctx, t, n)
+	makeCapabilities(ctx, t, n)
+	startKubelet(ctx, t, n)
+	ageKubelet(t, n)
+	t.Run("mixed", func(t *testing.T) { migMixed(ctx, t, n) })
+	t.Run("single", func(t *testing.T) { migSingle(ctx, t, n) })
+}
+
+// capability is the minor number of the node that opens a GPU instance; that of its compute instance 0 is one more.
+func capability(gpu, gi int) int { return 100*(gpu+1) + 10*gi }
+
+// makeCapabilities gives the node what a driver gives it of all slices that there could be: their list in /proc, and their nodes.
+func makeCapabilities(ctx context.Context, t *testing.T, n *node.Node) {
+	t.Helper()
+	script, list := "mkdir /dev/nvidia-caps\n", ""
+	for gpu := range gpus {
+		for gi := range 10 {
+			minor := capability(gpu, gi)
+			list += fmt.Sprintf("gpu%d/gi%d/access %d\ngpu%d/gi%d/ci0/access %d\n", gpu, gi, minor, gpu, gi, minor+1)
+			script += fmt.Sprintf("mknod /dev/nvidia-caps/nvidia-cap%d c 236 %d\nmknod /dev/nvidia-caps/nvidia-cap%d c 236 %d\n",
+				minor, minor, minor+1, minor+1)
+		}
+	}
+	script += "mount -t tmpfs tmpfs /proc/driver\nmkdir /proc/driver/nvidia-caps\ncat >/proc/driver/nvidia-caps/mig-minors <<'END'\n" + list + "END\n"
+	if _, err := n.Shell(ctx, script); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func migMixed(ctx context.Context, t *testing.T, n *node.Node) {
+	all := slices.Concat(partitioned(2, "3g.40gb", "1g.10gb", "1g.10gb"), partitioned(3, "3g.40gb", "3g.40gb"))
+	m := newMachine(t, n, append([]string{"gpus 4"}, lines(all)...)...)
+	d := m.start(t, n, "--mig-strategy=mixed", "--pass-device-specs")
+	offers(ctx, t, n, resources{gpu: uuids(2), small: uuidsOf(all, "1g.10gb"), large: uuidsOf(all, "3g.40gb")})
+
+	pods := map[string]node.Pod{}
+	held := map[string]string{} // by resource
+	for name, resource := range map[string]string{"whole": gpu, "little": small, "big": large} {
+		pod := asks(name, resource, 1)
+		run(ctx, t, n, pod)
+		id := gets(ctx, t, n, pod)[0]
+		sees(ctx, t, n, pod, id)
+		held[resource], pods[resource] = id, pod
+	}
+	for _, s := range all {
+		for resource, pod := range pods {
+			if held[resource] == s.uuid() {
+				hasCapabilities(ctx, t, n, pod, s)
+			}
+		}
+	}
+	s := d.next(ctx, t)
+	holding := map[string]node.Holder{}
+	for resource, id := range held {
+		holding[id] = holder(pods[resource])
+	}
+	if err := errors.Join(s.tells(uuids(2), holding), tellsSlices(s, all, holding)); err != nil {
+		t.Error(err)
+	}
+	for _, pod := range pods {
+		remove(ctx, t, n, pod)
+	}
+	d.stop(t)
+	offers(ctx, t, n, resources{})
+}
+
+// hasCapabilities looks into a running container: of the nodes that open slices it has its own slice's, and of GPUs its slice's GPU's.
+func hasCapabilities(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod, s migSlice) {
+	t.Helper()
+	pid, err := n.ContainerPID(ctx, pod, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := fmt.Sprintf("/proc/%d/root/dev/", pid)
+	got := []string{}
+	for _, pattern := range []string{"nvidia[0-9]*", "nvidia-caps/*"} {
+		found, err := filepath.Glob(dev + pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range found {
+			got = append(got, strings.TrimPrefix(path, dev))
+		}
+	}
+	minor := capability(s.gpu, s.gi)
+	want := []string{fmt.Sprintf("nvidia%d", s.gpu), fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor), fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor+1)}
+	if !slices.Equal(got, want) {
+		t.Errorf("pod %s has %q, want %q", pod.Name, got, want)
+	}
+}
+
+// tellsSlices says where the scrape differs from the truth about slices: those in held are held, the others idle.
+func tellsSlices(s scrape, all []migSlice, held map[string]node.Holder) error {
+	wrong := []error{s.honest(held)}
+	for _, slice := range all {
+		of := labels{"uuid": uuid(slice.gpu), "mig_uuid": slice.uuid()}
+		infos := 0
+		if held[slice.uuid()] != (node.Holder{}) {
+			infos = 1
+		}
+		wrong = append(wrong, s.is(1, "nvidia_gpu_healthy", of), s.is(float64(infos), "nvidia_gpu_allocated", of),
+			s.is(1, "nvidia_gpu_info", labels{"mig_uuid": slice.uuid(), "mig_profile": slice.profile}))
+		if n := len(find(s.series["nvidia_gpu_allocation_info"], of)); n != infos {
+			wrong = append(wrong, fmt.Errorf("nvidia_gpu_allocation_info of %s is there %d times", slice.uuid(), n))
+		}
+		// What the GPU reads is its own: its slices share it. Nobody can hold all of it.
+		for family, want := range map[string]int{"nvidia_gpu_power_watts": 1, "nvidia_gpu_healthy": 0, "nvidia_gpu_allocated": 0} {
+			if found := find(s.series[family], labels{"uuid": uuid(slice.gpu), "mig_uuid": ""}); len(found) != want {
+				wrong = append(wrong, fmt.Errorf("%s of GPU %d is %v", family, slice.gpu, found))
+			}
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+func migSingle(ctx context.Context, t *testing.T, n *node.Node) {
+	all := slices.Concat(partitioned(0, "1g.10gb", "1g.10gb", "1g.10gb"), partitioned(1, "1g.10gb", "1g.10gb"))
+	m := newMachine(t, n, append([]string{"gpus 2"}, lines(all)...)...)
+	d := m.start(t, n, "--mig-strategy=single")
+	offers(ctx, t, n, resources{gpu: uuidsOf(all, "1g.10gb")})
+	pod := asks("single", gpu, 2)
+	run(ctx, t, n, pod)
+	ids := gets(ctx, t, n, pod)
+	// The variable has them in the node's order, which is that of these ids.
+	sees(ctx, t, n, pod, strings.Join(ids, ","))
+	s := d.next(ctx, t)
+	held := map[string]node.Holder{}
+	for _, id := range ids {
+		held[id] = holder(pod)
+		if err := s.is(1, "nvidia_gpu_allocation_info", labels{"mig_uuid": id, "device_id": id, "resource": gpu}); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := tellsSlices(s, all, held); err != nil {
+		t.Error(err)
+	}
+	remove(ctx, t, n, pod)
+	refused(ctx, t, n, asks("profile", small, 1), "UnexpectedAdmissionError", small)
+}

@@ -1,0 +1,32 @@
+package node
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// ContainerAnnotations are those with which the kubelet had a container made, as containerd tells.
+func (n *Node) ContainerAnnotations(ctx context.Context, p Pod, container string) (map[string]string, error) {
+	pod, err := n.Pod(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	c, err := pod.Container(container)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := grpc.NewClient("unix:"+n.runtimeSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	answer, err := cri.NewRuntimeServiceClient(conn).ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: c.ID})
+	if err != nil {
+		return nil, fmt.Errorf("ask containerd: %w", err)
+	}
+	return answer.GetStatus().GetAnnotations(), nil
+}

@@ -1,0 +1,167 @@
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// resources are ids by resource, each list sorted.
+type resources map[string][]string
+
+// offers waits until the kubelet would give away these ids and no others.
+func offers(ctx context.Context, t *testing.T, n *node.Node, want resources) {
+	t.Helper()
+	await(ctx, t, fmt.Sprintf("the kubelet offers %s", want), hasResources(n, want))
+}
+
+func hasResources(n *node.Node, want resources) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if got, err := n.AllAllocatable(ctx); err != nil || !reflect.DeepEqual(resources(got), want) {
+			return fmt.Errorf("it offers %s: %w", resources(got), err)
+		}
+		return nil
+	}
+}
+
+// String counts.
+func (r resources) String() string {
+	words := []string{}
+	for _, name := range slices.Sorted(maps.Keys(r)) {
+		words = append(words, fmt.Sprintf("%d %s", len(r[name]), name))
+	}
+	if len(words) == 0 {
+		return "nothing"
+	}
+	return strings.Join(words, ", ")
+}
+
+// asks is a pod with one container that holds so many of a resource until it is removed.
+func asks(name, resource string, count int) node.Pod {
+	return node.Pod{Name: name, Containers: []node.Container{{Name: "main", Limits: map[string]int{resource: count}}}}
+}
+
+// gets waits until the kubelet's List has a pod of asks with all its devices, and returns their ids, sorted.
+func gets(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) []string {
+	t.Helper()
+	var held []string
+	for resource, count := range p.Containers[0].Limits {
+		if !strings.Contains(resource, "/") { // processors and memory
+			continue
+		}
+		await(ctx, t, fmt.Sprintf("List has pod %s with its %s", p.Name, resource), func(ctx context.Context) error {
+			holders, err := n.Holders(ctx, resource)
+			if err != nil {
+				return err
+			}
+			held = []string{}
+			for id, h := range holders {
+				if h == holder(p) {
+					held = append(held, id)
+				}
+			}
+			if len(held) != count {
+				return fmt.Errorf("it has %q", held)
+			}
+			return nil
+		})
+	}
+	slices.Sort(held)
+	return held
+}
+
+// refused runs a pod that is not to be admitted, waits until the kubelet says so, and checks that the reason has all these words. The pod is
+// taken away again.
+func refused(ctx context.Context, t *testing.T, n *node.Node, p node.Pod, reason string, words ...string) {
+	t.Helper()
+	status, err := n.Run(ctx, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if status.Phase != "Failed" || status.Reason != reason {
+		t.Errorf("pod %s is %s %s (%s), not refused for %s", p.Name, status.Phase, status.Reason, status.Message, reason)
+	}
+	for _, word := range words {
+		if !strings.Contains(status.Message, word) {
+			t.Errorf("pod %s was refused without the word %q: %s", p.Name, word, status.Message)
+		}
+	}
+	if err := n.Delete(p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sees checks the variable that NVIDIA's container runtime goes by.
+func sees(ctx context.Context, t *testing.T, n *node.Node, p node.Pod, want string) {
+	t.Helper()
+	env, err := n.ContainerEnv(ctx, p, "main")
+	if got := env["NVIDIA_VISIBLE_DEVICES"]; err != nil || got != want {
+		t.Errorf("pod %s sees %q (%v), and should see %q", p.Name, got, err, want)
+	}
+}
+
+// runsOn says why a pod is not in the container that it was in.
+func runsOn(ctx context.Context, n *node.Node, p node.Pod, before node.PodStatus) error {
+	now, err := n.Pod(ctx, p)
+	if err != nil {
+		return err
+	}
+	if was, is := before.Containers[0], now.Containers[0]; is.ID != was.ID || is.State != "running" || is.Restarts != was.Restarts {
+		return fmt.Errorf("pod %s was in %+v, and is in %+v", p.Name, was, is)
+	}
+	return nil
+}
+
+// pushes are the lengths of the lists that have come for a resource, by the kubelet's log.
+func pushes(n *node.Node, resource string) ([]int, error) {
+	out, err := n.Kubelet().Output()
+	if err != nil {
+		return nil, err
+	}
+	lengths := []int{}
+	for lines := bufio.NewScanner(strings.NewReader(out)); lines.Scan(); {
+		// "Processed device updates for resource" resourceName="nvidia.com/gpu" totalCount=8 healthyCount=8
+		_, rest, found := strings.Cut(lines.Text(), `"Processed device updates for resource" resourceName="`+resource+`" totalCount=`)
+		if !found {
+			continue
+		}
+		number, _, _ := strings.Cut(rest, " ")
+		length, err := strconv.Atoi(number)
+		if err != nil {
+			return nil, fmt.Errorf("read the kubelet's log: %w", err)
+		}
+		lengths = append(lengths, length)
+	}
+	return lengths, nil
+}
+
+// emptied waits until the kubelet was sent an empty list of a resource, as the last one.
+func emptied(ctx context.Context, t *testing.T, n *node.Node, resource string) {
+	t.Helper()
+	await(ctx, t, "the last list of "+resource+" is empty", func(context.Context) error {
+		lengths, err := pushes(n, resource)
+		if err != nil || len(lengths) == 0 || lengths[len(lengths)-1] != 0 {
+			return fmt.Errorf("they had %v: %w", lengths, err)
+		}
+		return nil
+	})
+}
+
+// oneKubelet checks that the kubelet is the process that it was.
+func oneKubelet(t *testing.T, n *node.Node) {
+	t.Helper()
+	select {
+	case <-n.Kubelet().Done():
+		t.Error(errors.New("the kubelet has ended"))
+	default:
+	}
+}

@@ -1,0 +1,193 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/containerd"
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+const (
+	// mountsFolder is where NVIDIA's container runtime looks for devices that are told by mounts.
+	mountsFolder = "/var/run/nvidia-container-devices"
+	// cdiKind is that of the devices in podgauge's spec, as NVIDIA's plugin has it.
+	cdiKind = "k8s.device-plugin.nvidia.com/gpu"
+	// driverVersion is the stand-in's; a driver's files bear it.
+	driverVersion = "580.95.05"
+)
+
+// TestStrategies looks into a container for each way in which it can be given its GPU. Only containerd 2 knows CDI.
+func TestStrategies(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{Containerd2: true})
+	makeNodes(ctx, t, n)
+	startKubelet(ctx, t, n)
+	m := newMachine(t, n)
+	driver := installDriver(t, n)
+	for _, s := range []strategy{
+		{list: "envvar", variable: true},
+		{list: "volume-mounts", mounts: true},
+		{list: "cdi-annotations", annotations: true, edits: true},
+		{list: "cdi-cri", edits: true},
+		{list: "envvar,volume-mounts", variable: true, mounts: true},
+		{list: "volume-mounts,cdi-cri", mounts: true, edits: true},
+	} {
+		t.Run(s.list, func(t *testing.T) { s.test(ctx, t, n, m, driver) })
+	}
+	t.Logf("containerd is %s", containerd.Version)
+}
+
+// driver is what a driver's installation leaves below its root, and a hook that tells that it ran.
+type driver struct{ root, library, hook, hooked string }
+
+func installDriver(t *testing.T, n *node.Node) driver {
+	t.Helper()
+	d := driver{root: filepath.Join(n.Logs, "driver"), library: "/usr/lib64/libcuda.so." + driverVersion}
+	d.hook, d.hooked = filepath.Join(d.root, "hook"), filepath.Join(n.Logs, "hooks.log")
+	for path, content := range map[string]string{
+		filepath.Join(d.root, d.library): "",
+		d.hook:                           fmt.Sprintf("#!/bin/sh\necho \"$@\" >>%s\n", d.hooked),
+	} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d
+}
+
+// strategy is a --device-list-strategy and what it is to have come to.
+type strategy struct {
+	list                                 string
+	variable, mounts, annotations, edits bool
+}
+
+func (s strategy) test(ctx context.Context, t *testing.T, n *node.Node, m *machine, driver driver) {
+	d := m.start(t, n, "--device-list-strategy="+s.list, "--driver-root="+driver.root, "--dev-root=/", "--nvidia-cdi-hook-path="+driver.hook)
+	offers(ctx, t, n, resources{gpu: uuids(gpus)})
+	if err := ready(ctx, d); err != nil { // the specs are there
+		t.Fatal(err)
+	}
+	if s.edits { // a file that is lost comes again
+		if _, err := n.Shell(ctx, "rm /var/run/cdi/*"); err != nil {
+			t.Fatal(err)
+		}
+		await(ctx, t, "the CDI spec is there again", func(ctx context.Context) error {
+			_, err := n.Shell(ctx, "ls /var/run/cdi/*.json")
+			return err
+		})
+	}
+	pod := asks(strings.ReplaceAll(s.list, ",", "-and-"), gpu, 2)
+	run(ctx, t, n, pod)
+	ids := gets(ctx, t, n, pod)
+	s.hasVariable(ctx, t, n, pod, ids)
+	s.hasMounts(ctx, t, n, pod, ids)
+	s.hasAnnotation(ctx, t, n, pod, ids)
+	s.hasEdits(ctx, t, n, pod, ids, driver)
+	remove(ctx, t, n, pod)
+	d.stop(t)
+	offers(ctx, t, n, resources{})
+	if out, err := n.Shell(ctx, "ls -A /var/run/cdi 2>/dev/null || true"); err != nil || out != "" {
+		t.Errorf("podgauge has left CDI specs: %q, %v", out, err)
+	}
+}
+
+func (s strategy) hasVariable(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod, ids []string) {
+	t.Helper()
+	switch {
+	case s.edits: // the spec has NVIDIA's runtime leave the container alone, whatever else is said
+		sees(ctx, t, n, pod, "void")
+	case s.mounts:
+		sees(ctx, t, n, pod, mountsFolder)
+	case s.variable:
+		sees(ctx, t, n, pod, strings.Join(ids, ","))
+	}
+}
+
+func (s strategy) hasMounts(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod, ids []string) {
+	t.Helper()
+	mounts, err := n.ContainerMounts(ctx, pod, "main")
+	got := slices.DeleteFunc(mounts, func(path string) bool { return !strings.HasPrefix(path, mountsFolder) })
+	want := []string{}
+	for _, id := range ids {
+		if s.mounts {
+			want = append(want, filepath.Join(mountsFolder, id))
+		}
+	}
+	slices.Sort(got)
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("the mounts are %q, %v, want %q", got, err, want)
+	}
+}
+
+func (s strategy) hasAnnotation(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod, ids []string) {
+	t.Helper()
+	annotations, err := n.ContainerAnnotations(ctx, pod, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []string{}
+	for key, value := range annotations {
+		if strings.HasPrefix(key, "cdi.k8s.io/nvidia-device-plugin_") {
+			got = append(got, value)
+		}
+	}
+	want := []string{}
+	if s.annotations {
+		names := []string{}
+		for _, id := range ids {
+			names = append(names, cdiKind+"="+id)
+		}
+		want = append(want, strings.Join(names, ","))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("containerd was told %q, want %q", got, want)
+	}
+}
+
+// hasEdits looks for what the CDI spec adds: nodes of the pod's GPUs and of no other, the driver's library, and hooks that ran.
+func (s strategy) hasEdits(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod, ids []string, driver driver) {
+	t.Helper()
+	pid, err := n.ContainerPID(ctx, pod, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := fmt.Sprintf("/proc/%d/root/dev/", pid)
+	nodes, err := filepath.Glob(dev + "nvidia*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{}
+	if s.edits {
+		for _, id := range ids {
+			want = append(want, fmt.Sprintf("%snvidia%d", dev, index(t, id)))
+		}
+		want = append(want, dev+"nvidiactl")
+	}
+	if !slices.Equal(nodes, want) {
+		t.Errorf("the container has %q, want %q", nodes, want)
+	}
+	mounts, err := n.ContainerMounts(ctx, pod, "main")
+	if err != nil || slices.Contains(mounts, driver.library) != s.edits {
+		t.Errorf("the mounts are %q, %v; the driver's library should be one: %t", mounts, err, s.edits)
+	}
+	hooked, _ := os.ReadFile(driver.hooked)
+	if ran := strings.Contains(string(hooked), "update-ldcache"); ran != s.edits {
+		t.Errorf("hooks ran: %q; they should: %t", hooked, s.edits)
+	}
+	if s.edits {
+		if err := os.Remove(driver.hooked); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,106 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// TestTopologyManager has the kubelet put processors and GPUs of one container on one NUMA node, or refuse it. The machine has one such node;
+// that the node under test has two is made up, and only the kubelet and podgauge believe it.
+func TestTopologyManager(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{KubeletConfig: map[string]any{
+		"topologyManagerPolicy": "single-numa-node", "cpuManagerPolicy": "static", "reservedSystemCPUs": "0",
+	}})
+	m := newMachine(t, n, "gpus 4")
+	makeNUMA(ctx, t, n, map[int]int{0: 0, 1: 0, 2: 1, 3: 1})
+	startKubelet(ctx, t, n)
+	ageKubelet(t, n)
+	d := m.start(t, n)
+	offers(ctx, t, n, resources{gpu: uuids(4)})
+
+	// Processor 0 is the system's, and the only one beside GPUs 0 and 1.
+	aligned := asks("aligned", gpu, 1)
+	aligned.Containers[0].Limits["cpu"], aligned.Containers[0].Limits["memory"] = 1, 64<<20
+	run(ctx, t, n, aligned)
+	if held := index(t, gets(ctx, t, n, aligned)[0]); held != 2 {
+		t.Errorf("a pod with a processor of NUMA node 1 has GPU %d", held)
+	}
+	if cpus := processors(ctx, t, n, aligned); slices.Contains(cpus, "0") || len(cpus) != 1 {
+		t.Errorf("the pod has processors %q", cpus)
+	}
+	torn := asks("torn", gpu, 3)
+	refused(ctx, t, n, torn, "TopologyAffinityError", "Topology locality")
+	pair := asks("pair", gpu, 2)
+	run(ctx, t, n, pair)
+	if held := gets(ctx, t, n, pair); !slices.Equal(held, uuids(2)) {
+		t.Errorf("a pod of two has %q, which are not of one NUMA node", held)
+	}
+	remove(ctx, t, n, pair)
+	// Three are free, as many as it asks for.
+	refused(ctx, t, n, torn, "TopologyAffinityError", "Topology locality")
+
+	s := d.next(ctx, t)
+	wrong := []error{s.tells(uuids(4), map[string]node.Holder{uuid(2): holder(aligned)}), refusals(s, 0)}
+	for i := range 4 {
+		wrong = append(wrong, s.is(1, "nvidia_gpu_info", labels{"uuid": uuid(i), "numa_node": fmt.Sprint(i / 2)}))
+	}
+	if err := errors.Join(wrong...); err != nil {
+		t.Error(err)
+	}
+}
+
+// makeNUMA has the node show two NUMA nodes, the first with processor 0 and the second with the others, and each GPU at one of them.
+func makeNUMA(ctx context.Context, t *testing.T, n *node.Node, of map[int]int) {
+	t.Helper()
+	script := `
+mount -t tmpfs tmpfs /sys/devices/system/node
+for id in 0 1; do
+	mkdir -p /sys/devices/system/node/node$id/hugepages
+	echo "Node $id MemTotal: 4194304 kB" >/sys/devices/system/node/node$id/meminfo
+done
+echo 10 20 >/sys/devices/system/node/node0/distance
+echo 20 10 >/sys/devices/system/node/node1/distance
+for cpu in /sys/devices/system/cpu/cpu[0-9]*; do
+	if [ "${cpu##*/}" = cpu0 ]; then id=0; else id=1; fi
+	ln -s "$cpu" /sys/devices/system/node/node$id/
+done
+mount -t tmpfs tmpfs /sys/bus/pci/devices
+`
+	for gpu, id := range of {
+		pci := fmt.Sprintf("0000:%02x:00.0", 0x10+gpu) // as the stand-in has it
+		script += fmt.Sprintf("mkdir /sys/bus/pci/devices/%s\necho %d >/sys/bus/pci/devices/%s/numa_node\n", pci, id, pci)
+	}
+	if _, err := n.Shell(ctx, script); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// processors are those that a running container may use, by number or range.
+func processors(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod) []string {
+	t.Helper()
+	pid, err := n.ContainerPID(ctx, pod, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if list, found := strings.CutPrefix(line, "Cpus_allowed_list:"); found {
+			return strings.Split(strings.TrimSpace(list), ",")
+		}
+	}
+	t.Fatalf("%s does not say on which processors", status)
+	return nil
+}
