@@ -111,7 +111,7 @@ func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (device
 		switch {
 		case !found || !known:
 			faults = append(faults, fault{WhyUnknown, fmt.Sprintf("%s is unknown", id)})
-		case i.status.Reason == withdrawn:
+		case !i.until.IsZero(): // who holds it goes on, and the kubelet does not ask for that
 			faults = append(faults, fault{WhyUnknown, fmt.Sprintf("%s is offered no more", id)})
 		case !s.Healthy:
 			faults = append(faults, fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, s.Reason)})

@@ -159,6 +159,9 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		})
 		s.board.Post(statuses(1))
 		s.waitCounts("gpu=5")
+		if _, err := s.allocate("GPU-0"); !strings.Contains(fmt.Sprint(err), "GPU-0 is offered no more") {
+			t.Errorf("the id was given away again: %v", err)
+		}
 		if err := s.kubelet.DeletePod(pod("holder", 1)); err != nil {
 			t.Fatal(err)
 		}
