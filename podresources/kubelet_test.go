@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +23,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // patience is for what takes milliseconds on a machine that has nothing else to do.
@@ -321,10 +321,9 @@ func TestGreatAnswers(t *testing.T) {
 
 // A client that starts with its kubelet knows nobody but who is named.
 func TestAColdStart(t *testing.T) {
-	now := time.Now()
-	for age, want := range map[time.Duration]string{0: "unknown", 55 * time.Second: "unknown", 61 * time.Second: "idle", time.Hour: "idle", -time.Hour: "unknown"} {
+	for age, want := range map[time.Duration]string{0: "unknown", settleAfter - patience: "unknown", settleAfter: "idle", time.Hour: "idle", -time.Hour: "unknown"} {
 		t.Run(age.String(), func(t *testing.T) {
-			k := kubeletOn(t, kubelet.Options{Since: now.Add(-age)})
+			k := kubeletOn(t, kubelet.Options{Since: time.Now().Add(-age)})
 			offers(t, k, gpu, healthy("a")...)
 			runs(t, k, podOn("one", 1))
 			c := clientOf(t, k.PodResourcesSocket(), Trace{})
@@ -389,7 +388,8 @@ func TestHoldersThroughRestarts(t *testing.T) {
 		signal := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[round%2]
 		holdStatic, holdRest := make(chan struct{}), make(chan struct{})
 		k.Trouble(kubelet.Trouble{HoldStatic: holdStatic, HoldRest: holdRest})
-		if err := k.Restart(t.Context(), kubelet.RestartOptions{Signal: signal}); err != nil {
+		away := func() { c.Owners(t.Context()) }
+		if err := k.Restart(t.Context(), kubelet.RestartOptions{Signal: signal, While: away}); err != nil {
 			t.Fatal(err)
 		}
 		awaitLists(t, k, 3) // that name nobody
@@ -432,16 +432,24 @@ func hammer(t *testing.T, c *Client, want []string) (stop func()) {
 			}
 		})
 	}
-	all.Go(func() {
-		for ctx.Err() == nil {
-			check(c.known())
-			runtime.Gosched()
-		}
-	})
+	all.Go(func() { watch(ctx, c, check) })
 	return sync.OnceFunc(func() {
 		cancel()
 		all.Wait()
 	})
+}
+
+// watch checks what is known whenever it has changed.
+func watch(ctx context.Context, c *Client, check func(device.Holders)) {
+	for {
+		h, changed := c.Look()
+		check(h)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // awaitLists returns when List was asked n times from now on.
@@ -470,11 +478,6 @@ func TestADeviceThatChangesHands(t *testing.T) {
 	c.Owners(t.Context())
 	var pods int
 	var live atomic.Pointer[string] // the pod that has it; nil where it may be idle
-	o.granted = func(resource string, ids []device.OfferedID) {
-		name := fmt.Sprintf("pod-%d", pods)
-		c.Allocated(resource, ids)
-		live.Store(&name)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -489,12 +492,13 @@ func TestADeviceThatChangesHands(t *testing.T) {
 			t.Errorf("allocated for %s, the device is %s", *before, got)
 		}
 	}
-	all.Go(func() {
-		for ctx.Err() == nil {
-			check(c.known)
-			runtime.Gosched()
-		}
-	})
+	o.granted = func(resource string, ids []device.OfferedID) {
+		name := fmt.Sprintf("pod-%d", pods)
+		c.Allocated(resource, ids)
+		live.Store(&name)
+		check(c.known)
+	}
+	all.Go(func() { watch(ctx, c, func(device.Holders) { check(c.known) }) })
 	for range 2 {
 		all.Go(func() {
 			for ctx.Err() == nil {
@@ -531,22 +535,34 @@ func waitFor(t *testing.T, c *Client, wanted func(device.Holders) bool) {
 	}
 }
 
+// Others use up what the kubelet answers, until it turns the client away as well.
 func TestTheRealRateLimit(t *testing.T) {
 	k := kubeletOn(t, kubelet.Options{})
 	offers(t, k, gpu, healthy("a")...)
 	runs(t, k, podOn("one", 1))
-	c := clientOf(t, k.PodResourcesSocket(), Trace{})
-	refused := 0
-	for begin := time.Now(); time.Since(begin) < 2*time.Second; {
-		h := c.Owners(t.Context())
-		wantState(t, h, "a", "held by one")
-		if h.Err != nil {
-			refused++
-			time.Sleep(time.Millisecond)
-		}
+	c, other := clientOf(t, k.PodResourcesSocket(), Trace{}), clientOf(t, k.PodResourcesSocket(), Trace{})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	wantState(t, c.Owners(ctx), "a", "held by one")
+	var others sync.WaitGroup
+	defer others.Wait()
+	crowd, stop := context.WithCancel(ctx)
+	defer stop()
+	for range 32 {
+		others.Go(func() {
+			for crowd.Err() == nil {
+				other.list.GetAllocatableResources(crowd, &podresourcesapi.AllocatableResourcesRequest{})
+			}
+		})
 	}
-	if s := k.State(); refused == 0 || s.Limited == 0 || s.Limited > 25 {
-		t.Errorf("of %d questions in two seconds %d were refused", s.Calls["List"]+s.Limited, s.Limited)
+	var h device.Holders
+	for h.Err == nil && ctx.Err() == nil {
+		h = c.Owners(ctx)
+		wantState(t, h, "a", "held by one")
+	}
+	stop()
+	if status.Code(h.Err) != codes.ResourceExhausted || k.State().Limited == 0 {
+		t.Errorf("Err is %v", h.Err)
 	}
 }
 

@@ -30,6 +30,11 @@ const waitMost = time.Second
 // Machine is a machine full of GPUs. All methods may be called at any time, by
 // anybody.
 type Machine struct {
+	// Means says of an Xid what the driver's report of it means: whether it is Fatal and
+	// what Action it asks for, and whether it hits a slice alone that it names. Set before
+	// use; at first it knows a few, and takes all others to be fatal.
+	Means func(xid uint64) (e device.Event, alone bool)
+
 	metrics []device.Metric
 	names   []string // the rows' own: rowName of each metric
 	now     func() time.Time
@@ -69,7 +74,7 @@ type gpu struct {
 // NewMachine makes a machine with n H100s that has the rows given. The clock is
 // what the values over time follow.
 func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine {
-	m := &Machine{metrics: metrics, now: clock, notify: make(chan struct{}), begun: clock(), links: map[[2]device.GPU]device.Link{}}
+	m := &Machine{Means: meaning, metrics: metrics, now: clock, notify: make(chan struct{}), begun: clock(), links: map[[2]device.GPU]device.Link{}}
 	for _, row := range metrics {
 		m.names = append(m.names, rowName(row))
 	}
@@ -137,10 +142,9 @@ func (m *Machine) IDs() []device.ID {
 	return ids
 }
 
-// Fail has something happen to a device: "xid 79" (the GPU is lost with it), "xid N"
-// (an error report: 13, 31, 43, 45, 68 and 109 are an application's own fault, 46,
-// 48, 62, 64, 79, 95, 110, 119, 120 and 140 that of the GPU with all its slices, all
-// others the device's), "lost", or any other text, which the GPU's checks then answer.
+// Fail has something happen to a device: "xid N" (an error report; Means says what it
+// does, and with 79 the GPU is lost), "lost", or any other text, which the GPU's checks
+// then answer.
 func (m *Machine) Fail(id device.ID, what string) {
 	m.change(id, func(g *gpu) {
 		var xid uint64
@@ -155,23 +159,32 @@ func (m *Machine) Fail(id device.ID, what string) {
 	})
 }
 
-// applicationXids are what a faulty program can cause on a sound GPU, and
-// hardwareXids are no single slice's.
+// harmlessXids are what a faulty program can cause on a sound GPU, and reports of what
+// is mended, contained or said elsewhere; hardwareXids are no single slice's.
 var (
-	applicationXids = []uint64{13, 31, 43, 45, 68, 109}
-	hardwareXids    = []uint64{46, 48, 62, 64, 79, 95, 110, 119, 120, 140}
+	harmlessXids = []uint64{13, 31, 43, 45, 63, 68, 92, 94, 109, 154, 171, 172}
+	hardwareXids = []uint64{46, 48, 62, 64, 79, 95, 109, 110, 119, 120, 140, 154}
 )
 
-func (m *Machine) report(g *gpu, id device.ID, xid uint64) {
-	e := device.Event{GPU: g.GPU, Xid: xid}
-	if !slices.Contains(applicationXids, xid) {
+// meaning is what Means is at first.
+func meaning(xid uint64) (e device.Event, alone bool) {
+	if !slices.Contains(harmlessXids, xid) {
 		e.Fatal, e.Action = true, "reset_gpu"
 	}
-	if g.sliceOf(id) != nil && !slices.Contains(hardwareXids, xid) {
+	if xid == 79 {
+		e.Action = "reboot"
+	}
+	return e, !slices.Contains(hardwareXids, xid)
+}
+
+func (m *Machine) report(g *gpu, id device.ID, xid uint64) {
+	e, alone := m.Means(xid)
+	e.GPU, e.Xid = g.GPU, xid
+	if alone && g.sliceOf(id) != nil {
 		e.Device = id
 	}
 	if xid == 79 {
-		g.fault, e.Action = device.ErrLost, "reboot"
+		g.fault = device.ErrLost
 	}
 	m.events = append(m.events, e)
 }

@@ -55,6 +55,17 @@ func instances(t *testing.T, m *sim.Machine) (list []string) {
 	return list
 }
 
+// TestMachineKnowsAFewXids has those be harmless that NVIDIA's GPUs survive.
+func TestMachineKnowsAFewXids(t *testing.T) {
+	m := sim.NewMachine(rows, 1, time.Now)
+	for xid, fatal := range map[uint64]bool{31: false, 63: false, 92: false, 94: false, 154: false, 64: true, 95: true, 999: true} {
+		m.Fail(m.IDs()[0], fmt.Sprintf("xid %d", xid))
+		if e, err := m.Wait(t.Context()); err != nil || e.Xid != xid || e.Fatal != fatal {
+			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
+		}
+	}
+}
+
 func TestMachineIsPartitioned(t *testing.T) {
 	m := sim.NewMachine(rows, 2, time.Now)
 	gpu := m.GPUs()[0]

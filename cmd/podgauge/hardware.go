@@ -41,6 +41,7 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 		return hw, nil
 	}
 	machine := sim.NewMachine(nvml.Metrics(), simulatedGPUs, time.Now)
+	machine.Means = nvml.Means
 	hw.Backend = machine
 	if o.simulate == simulateHardware {
 		return hw, nil

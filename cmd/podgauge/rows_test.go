@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -8,6 +10,24 @@ import (
 	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/sim"
 )
+
+// TestXidsMeanTheSame has simulated GPUs report errors: they do what NVML's would.
+func TestXidsMeanTheSame(t *testing.T) {
+	hw, err := (&options{simulate: simulateHardware}).hardware(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hw.close()
+	m := hw.Backend.(*sim.Machine)
+	for xid, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 167: true, 999: true} {
+		m.Fail(m.IDs()[0], fmt.Sprintf("xid %d", xid))
+		e, err := m.Wait(t.Context())
+		means, _ := nvml.Means(xid)
+		if err != nil || e.Xid != xid || e.Fatal != fatal || e.Fatal != means.Fatal || e.Action != means.Action {
+			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
+		}
+	}
+}
 
 // TestEveryRowIsSimulated: what NVML gives, the simulated machine gives too, or
 // neither goldens nor dashboards would show it.

@@ -104,6 +104,13 @@ func (g *gpu) judge() error {
 	return nil
 }
 
+// Means says whether an Xid is fatal, what it asks for, and whether it hits alone the
+// slice that its report names. Of one that depends on the GPU it says the worst.
+func Means(xid uint64) (e device.Event, alone bool) {
+	c := classes[xids[xid]]
+	return device.Event{Fatal: c.heals == byReset, Action: c.action}, !c.hardware
+}
+
 // class is what the driver's report of an Xid means for the GPU.
 type class uint8
 

@@ -188,6 +188,9 @@ func TestXids(t *testing.T) {
 			cases[xid] = true
 			want := verdicts[class]
 			want.GPU, want.Xid = s.id(1), xid
+			if means, _ := Means(xid); means.Fatal != want.Fatal || means.Action != want.Action {
+				t.Errorf("xid %d means %+v, want %+v", xid, means, want)
+			}
 			s.event(1, "xid "+text(xid))
 			if got := s.nextEvent(); got != want {
 				t.Errorf("xid %d: got %+v, want %+v", xid, got, want)

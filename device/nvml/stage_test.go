@@ -13,6 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/device"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
+	"go.uber.org/goleak"
 )
 
 // A process can load one NVML in its life. Most tests share the stand-in that
@@ -38,7 +39,7 @@ func TestMain(m *testing.M) { os.Exit(runTests(m)) }
 func runTests(m *testing.M) int {
 	if dir := os.Getenv(childEnv); dir != "" {
 		testDir = dir
-		return m.Run()
+		return withoutLeaks(m.Run())
 	}
 	dir, err := os.MkdirTemp("", "podgauge-nvml-")
 	if err != nil {
@@ -54,7 +55,19 @@ func runTests(m *testing.M) int {
 	}
 	os.Setenv(nvmltest.EnvScenario, filepath.Join(dir, "scenario"))
 	os.Setenv(nvmltest.EnvCalls, filepath.Join(dir, "calls"))
-	return m.Run()
+	return withoutLeaks(m.Run())
+}
+
+// withoutLeaks makes a failure of a run that has left a goroutine behind.
+func withoutLeaks(code int) int {
+	if code != 0 {
+		return code
+	}
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
 }
 
 // stage is a Backend, the machine behind it, and the hand that moves that.

@@ -42,9 +42,12 @@ func setOf(list []string) ids {
 
 // allocateContainer makes one Allocate call for each resource. A resource that no plugin has
 // registered is nobody's business: the container will run without it (manager.go:880, and
-// pkg/kubelet/lifecycle/predicate.go:346, which lets it pass).
+// pkg/kubelet/lifecycle/predicate.go:346, which lets it pass). What was allocated is written
+// down when all of them have: where one fails, what the others gave is in memory alone, until
+// somebody has it freed (manager.go:958).
 func (l *life) allocateContainer(ctx context.Context, p *pod, c container, spare map[string]ids) error {
 	l.k.update(l.freeEnded)
+	allocated := false
 	for resource, n := range c.Limits {
 		l.k.mu.Lock()
 		ours := l.isDeviceResource(resource)
@@ -62,6 +65,10 @@ func (l *life) allocateContainer(ctx context.Context, p *pod, c container, spare
 		if err := l.allocate(ctx, p, c, resource, chosen); err != nil {
 			return err
 		}
+		allocated = true
+	}
+	if allocated {
+		l.k.update(l.writeCheckpoint)
 	}
 	return nil
 }
@@ -220,7 +227,6 @@ func (l *life) allocate(ctx context.Context, p *pod, c container, resource strin
 		}
 	}
 	l.hold(p.uid, c.Name, resource, holding{devices: l.byNode(resource, chosen), answer: answer.ContainerResponses[0]})
-	l.writeCheckpoint()
 	return nil
 }
 

@@ -97,6 +97,7 @@ type Kubelet struct {
 	pods          []*pod              // the node's, in the order of their arrival
 	trouble       Trouble             //
 	registrations []Registration      // the latest, over all lives
+	registering   int                 // how many are being answered
 	lists         map[string]*listLog // by resource, over all lives
 	calls         map[string]int      // of PodResources, by method, over all lives
 	limited       int                 // of these, those that the rate limit turned away

@@ -113,6 +113,27 @@ func TestCapacityOutlivesThePluginByFiveMinutes(t *testing.T) {
 	})
 }
 
+// TestAnEmptyListIsNoCapacity is how a plugin takes a resource away: it stays registered, for
+// more than five minutes too, and has nothing.
+func TestAnEmptyListIsNoCapacity(t *testing.T) {
+	t.Parallel()
+	var clock fakeClock
+	k := start(t, kubelet.Options{Now: clock.now})
+	p := offer(t, k, "a", "b")
+	runPod(t, k, onePod("holder", 1))
+	p.lists <- nil
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Updates == 2 })
+	clock.add(time.Hour)
+	if got := k.Resource(gpu); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered || len(got.Devices) != 0 || len(got.Sockets) != 1 {
+		t.Errorf("the kubelet has %+v", got)
+	}
+	if got := list(t, k); len(got["default/holder/main"]) != 1 {
+		t.Errorf("List has %v", got)
+	}
+	p.lists <- healthy("a", "b")
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Capacity == 2 })
+}
+
 func TestCapacityCountsContradictionsTwice(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
@@ -148,11 +169,11 @@ func TestRepeatsAreCounted(t *testing.T) {
 func TestDeletedPodStaysForItsGrace(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	offer(t, k, "a")
-	p := onePod("stubborn", 1)
-	p.Grace = 200 * time.Millisecond
+	offer(t, k, "a", "b")
+	p, brief := onePod("stubborn", 1), onePod("brief", 1)
+	p.Grace, brief.Grace = time.Hour, 50*time.Millisecond
 	runPod(t, k, p)
-	deleted := time.Now()
+	runPod(t, k, brief)
 	if err := k.DeletePod(p); err != nil {
 		t.Fatal(err)
 	}
@@ -163,11 +184,15 @@ func TestDeletedPodStaysForItsGrace(t *testing.T) {
 	if err := k.RunPod(t.Context(), onePod("next", 1)); !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" {
 		t.Errorf("its device was given away: %v", err)
 	}
-	wait(t, k, func(s kubelet.State) bool { return len(s.Pods) == 1 })
-	if took := time.Since(deleted); took < p.Grace {
+	deleted := time.Now()
+	if err := k.DeletePod(brief); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, k, func(s kubelet.State) bool { return len(s.Pods) == 2 })
+	if took := time.Since(deleted); took < brief.Grace {
 		t.Errorf("it was gone after %v", took)
 	}
-	if err := k.DeletePod(p); !errors.Is(err, kubelet.ErrNoPod) {
+	if err := k.DeletePod(brief); !errors.Is(err, kubelet.ErrNoPod) {
 		t.Errorf("to delete it again: %v", err)
 	}
 	runPod(t, k, onePod("next", 1)) // the name of a pod that has failed is free
@@ -315,9 +340,10 @@ func TestAllocateThatHangsHoldsUpTheNextPod(t *testing.T) {
 		}
 	})
 	<-entered
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if err := k.RunPod(ctx, kubelet.Pod{Name: "next"}); !errors.Is(err, context.DeadlineExceeded) {
+	err := givenUp(t, func(ctx context.Context) error { return k.RunPod(ctx, kubelet.Pod{Name: "next"}) }, func() {
+		wait(t, k, func(s kubelet.State) bool { return len(s.Pods) == 2 })
+	})
+	if !errors.Is(err, context.Canceled) {
 		t.Errorf("the next pod: %v", err)
 	}
 	if got, want := list(t, k), map[string][]string{"default/hung/main": {}}; !reflect.DeepEqual(got, want) {

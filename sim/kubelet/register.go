@@ -29,8 +29,10 @@ type registrar struct {
 // (plugin/v1beta1/server.go:159).
 func (r *registrar) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	l := r.l
+	l.k.update(func() { l.k.registering++ })
 	err := l.register(ctx, request)
 	l.k.update(func() {
+		l.k.registering--
 		const remembered = 1000
 		if len(l.k.registrations) == remembered {
 			l.k.registrations = slices.Delete(l.k.registrations, 0, remembered/2)

@@ -23,6 +23,8 @@ type State struct {
 	// Registrations are the attempts to register, in their order, over all lives; of very many
 	// only the latest.
 	Registrations []Registration
+	// Registering is how many have come in and are not answered yet.
+	Registering int
 	// Resources are those that plugins have registered, in this life or in an earlier one; by
 	// name.
 	Resources map[string]Resource
@@ -147,6 +149,7 @@ func (k *Kubelet) state() State {
 	s := State{
 		Lives:         k.lives,
 		Registrations: slices.Clone(k.registrations),
+		Registering:   k.registering,
 		Resources:     map[string]Resource{},
 		Calls:         maps.Clone(k.calls),
 		Limited:       k.limited,

@@ -9,7 +9,6 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -29,9 +28,10 @@ func TestTroubleWithRegister(t *testing.T) {
 	}
 	hold := make(chan struct{})
 	k.Trouble(kubelet.Trouble{HoldRegister: hold})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := p.register(ctx, k); status.Code(err) != codes.DeadlineExceeded {
+	err := givenUp(t, func(ctx context.Context) error { return p.register(ctx, k) }, func() {
+		wait(t, k, func(s kubelet.State) bool { return s.Registering == 1 })
+	})
+	if status.Code(err) != codes.Canceled {
 		t.Errorf("the held registration: %v", err)
 	}
 	wait(t, k, func(s kubelet.State) bool { return len(s.Registrations) == 2 }) // the kubelet has given it up as well
@@ -47,6 +47,24 @@ func TestTroubleWithRegister(t *testing.T) {
 	wait(t, k, func(s kubelet.State) bool { return len(s.Registrations) == 3 && s.Registrations[2].Err == nil })
 }
 
+// givenUp makes a call that is held up, and gives it up when it has arrived.
+func givenUp(t *testing.T, call func(context.Context) error, arrived func()) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- call(ctx) }()
+	arrived()
+	select {
+	case err := <-ended:
+		t.Errorf("it was not held up: %v", err)
+		return err
+	default:
+	}
+	cancel()
+	return <-ended
+}
+
 func TestTroubleWithList(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
@@ -58,9 +76,14 @@ func TestTroubleWithList(t *testing.T) {
 	}
 	hold := make(chan struct{})
 	k.Trouble(kubelet.Trouble{HoldList: hold})
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := client.List(ctx, &podresources.ListPodResourcesRequest{}); status.Code(err) != codes.DeadlineExceeded {
+	held := func(ctx context.Context) error {
+		_, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+		return err
+	}
+	err = givenUp(t, held, func() {
+		wait(t, k, func(s kubelet.State) bool { return s.Calls["List"] == 2 })
+	})
+	if status.Code(err) != codes.Canceled {
 		t.Errorf("the held List: %v", err)
 	}
 	if _, err := client.GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{}); err != nil {

@@ -15,6 +15,8 @@ import (
 func allocation() []Habit {
 	return []Habit{
 		habit("Allocate is called once for each container and resource", oneCallEach),
+		habit("a container may have several resources, and each plugin is asked for its own", severalResources),
+		habit("where one of a container's resources fails none is written down, and all are free", oneOfSeveralFails),
 		habit("a pod is rejected where Allocate fails, and nobody tries again", allocateFails),
 		habit("an allocation is listed when Allocate has returned, and the pod before", listedAfterAllocate),
 		habit("a pod that asks for too much is rejected", tooMuch),
@@ -22,6 +24,8 @@ func allocation() []Habit {
 		habit("a pod that asks for what no plugin has ever offered runs without it", neverOffered),
 		habit("GetPreferredAllocation is asked even where all are needed, and obeyed", preferred),
 		habit("GetPreferredAllocation that returns too little is filled up", preferredTooLittle),
+		habit("GetPreferredAllocation must include what an init container had", preferredIncludes),
+		habit("GetPreferredAllocation is not asked where an init container had enough", preferredNeedless),
 		habit("an init container's devices go to the containers after it and are not listed", initContainers),
 		habit("a sidecar keeps its devices and is listed first", sidecars),
 		habit("only healthy devices are allocated", onlyHealthy),
@@ -54,6 +58,63 @@ func oneCallEach(s *stage) {
 		len(containers[2].Devices) != 0 {
 		s.Errorf("List has %v", containers)
 	}
+}
+
+// beside is a stage with a resource of its own, whose devices the pods of s ask for.
+func (s *stage) beside() *stage {
+	s.Helper()
+	return newStage(s.T, s.k)
+}
+
+// sees is what List says of the pods of s and a resource that is not its own.
+func (s *stage) sees(other *stage) *stage {
+	view := *s
+	view.resource = other.resource
+	return &view
+}
+
+func severalResources(s *stage) {
+	other := s.beside()
+	p, q := s.plugin(healthy("a", "b")...), other.plugin(healthy("a", "c", "d")...) // ids are a resource's own
+	p.options.PreStartRequired = true
+	p.registers()
+	q.registers()
+	pod := s.pod("both", 2)
+	pod.Containers[0].Limits[other.resource] = 3
+	got := s.runs(pod)
+	s.awaitListed(got.Name, []listed{{"main", []string{"a", "b"}}})
+	s.sees(other).awaitListed(got.Name, []listed{{"main", []string{"a", "c", "d"}}})
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if want := [][]string{{"a", "b"}}; !reflect.DeepEqual(p.allocated, want) || !reflect.DeepEqual(p.prestarted, want) {
+		s.Errorf("Allocate was called for %q and PreStartContainer for %q; want %q", p.allocated, p.prestarted, want)
+	}
+	if want := [][]string{{"a", "c", "d"}}; !reflect.DeepEqual(q.allocated, want) || len(q.prestarted) > 0 {
+		s.Errorf("Allocate was called for %q and PreStartContainer for %q; want %q and none", q.allocated, q.prestarted, want)
+	}
+}
+
+// oneOfSeveralFails: which of them comes first is chance.
+func oneOfSeveralFails(s *stage) {
+	other := s.beside()
+	s.offers(healthy("a")...)
+	q := other.plugin(healthy("b")...)
+	q.allocate = func([]string) error { return errors.New("not today") }
+	q.registers()
+	for i := range 4 {
+		pod := s.pod(fmt.Sprint("unlucky-", i), 1)
+		pod.Containers[0].Limits[other.resource] = 1
+		s.rejected(pod, "rpc error: code = Unknown desc = not today")
+		if entries := s.checkpoint().Data.PodDeviceEntries; slices.ContainsFunc(entries, func(e checkpointEntry) bool {
+			return e.ResourceName == s.resource || e.ResourceName == other.resource
+		}) {
+			s.Errorf("the checkpoint has %+v", entries)
+		}
+	}
+	got := s.runs(s.pod("lucky", 1))
+	s.awaitListed(got.Name, []listed{{"main", []string{"a"}}})
 }
 
 func allocateFails(s *stage) {
@@ -115,21 +176,27 @@ func neverOffered(s *stage) {
 func preferred(s *stage) {
 	p := s.plugin(healthy("a", "b", "c", "d")...)
 	p.options.GetPreferredAllocationAvailable = true
-	p.prefer = func(available []string, n int) []string { // the last ones
-		return slices.Sorted(slices.Values(available))[len(available)-n:]
-	}
+	p.prefer = lastOnes
 	p.registers()
 	first := s.runs(s.pod("first", 2))
 	s.awaitListed(first.Name, []listed{{"main", []string{"c", "d"}}})
 	s.runs(s.pod("rest", 2)) // leaves nothing to prefer
+	p.wasAsked("[a b c d] [] 2", "[a b] [] 2")
+}
+
+// wasAsked checks what GetPreferredAllocation was: what is available, what is to be in the
+// answer, and how many.
+func (p *plugin) wasAsked(want ...string) {
+	p.s.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	asked := []string{}
 	for _, r := range p.preferred {
-		asked = append(asked, fmt.Sprint(slices.Sorted(slices.Values(r.AvailableDeviceIDs)), r.MustIncludeDeviceIDs, r.AllocationSize))
+		available, include := slices.Sorted(slices.Values(r.AvailableDeviceIDs)), slices.Sorted(slices.Values(r.MustIncludeDeviceIDs))
+		asked = append(asked, fmt.Sprint(available, include, r.AllocationSize))
 	}
-	if want := []string{"[a b c d] [] 2", "[a b] [] 2"}; !slices.Equal(asked, want) {
-		s.Errorf("GetPreferredAllocation was asked %q; want %q", asked, want)
+	if !slices.Equal(asked, want) {
+		p.s.Errorf("GetPreferredAllocation was asked %q; want %q", asked, want)
 	}
 }
 
@@ -144,6 +211,35 @@ func preferredTooLittle(s *stage) {
 	if got := p.allocated[0]; len(got) != 2 || !slices.Contains(got, "b") || slices.Contains(got, "stranger") {
 		s.Errorf("Allocate was called for %q", got)
 	}
+}
+
+// lastOnes prefers the last ids of all that it is shown.
+func lastOnes(available []string, n int) []string {
+	return slices.Sorted(slices.Values(available))[len(available)-n:]
+}
+
+func preferredIncludes(s *stage) {
+	p := s.plugin(healthy("a", "b", "c", "d")...)
+	p.options.GetPreferredAllocationAvailable = true
+	p.prefer = lastOnes
+	p.registers()
+	pod := s.pod("prepared", 2)
+	pod.Init = []kubelet.Container{s.container("prepare", 1)}
+	got := s.runs(pod)
+	s.awaitListed(got.Name, []listed{{"main", []string{"c", "d"}}})
+	p.wasAsked("[a b c d] [] 1", "[a b c d] [d] 2")
+}
+
+func preferredNeedless(s *stage) {
+	p := s.plugin(healthy("a", "b", "c")...)
+	p.options.GetPreferredAllocationAvailable = true
+	p.prefer = lastOnes
+	p.registers()
+	pod := s.pod("prepared", 1)
+	pod.Init = []kubelet.Container{s.container("prepare", 1)}
+	got := s.runs(pod)
+	s.awaitListed(got.Name, []listed{{"main", []string{"c"}}})
+	p.wasAsked("[a b c] [] 1")
 }
 
 func initContainers(s *stage) {

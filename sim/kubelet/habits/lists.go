@@ -13,6 +13,7 @@ func lists() []Habit {
 		habit("an id that is listed twice counts once", duplicateIDs),
 		habit("an id that is listed healthy and unhealthy is allocatable", contradictoryIDs),
 		habit("an empty list leaves nothing, and the next one counts", emptyList),
+		habit("an empty list leaves holders what they hold, and the resource registered", emptyListHeld),
 		habit("only the word Healthy is healthy", healthWords),
 		habit("an unhealthy device is not allocatable until it is healthy again", turnsUnhealthy),
 		habit("a list of more than 4 MiB ends the stream", listTooBig),
@@ -45,6 +46,30 @@ func emptyList(s *stage) {
 	s.rejected(s.pod("early", 1), fmt.Sprintf("no healthy devices present; cannot allocate unhealthy devices %s", s.resource))
 	p.send(healthy("a")...)
 	s.awaitAllocatable("a")
+}
+
+// emptyListHeld is how a resource is taken away while its plugin goes on: the checkpoint names
+// it still, with nothing to give.
+func emptyListHeld(s *stage) {
+	p := s.offers(healthy("a")...)
+	pod := s.pod("holder", 1)
+	got := s.runs(pod)
+	p.send()
+	s.awaitAllocatable()
+	s.awaitListed(got.Name, []listed{{"main", []string{"a"}}})
+	s.await("the checkpoint has the resource without devices", func() error {
+		if ids, ok := s.checkpoint().Data.RegisteredDevices[s.resource]; !ok || len(ids) > 0 {
+			return fmt.Errorf("it has %q, %t", ids, ok)
+		}
+		return nil
+	})
+	if err := s.k.RestartContainer(s.ctx, pod, "main"); err != nil {
+		s.Fatal(err)
+	}
+	s.awaitListed(got.Name, []listed{{"main", []string{"a"}}})
+	if got := p.streamsOpen(); got != 1 {
+		s.Errorf("the plugin has %d streams", got)
+	}
 }
 
 func healthWords(s *stage) {

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podgauge/podgauge/sim/kubelet"
 )
 
 // podLives is what becomes of pods and their devices.
@@ -18,6 +21,7 @@ func podLives() []Habit {
 		habit("a static pod leaves List while its containers still run", manifestRemoved),
 		habit("a container that is restarted keeps its device without a new Allocate", containerRestarts),
 		habit("PreStartContainer comes before each start", preStart),
+		habit("PreStartContainer comes before an init container's start as well", preStartInit),
 		habit("a container whose PreStartContainer fails waits with its device", preStartFails),
 	}
 }
@@ -105,6 +109,21 @@ func preStart(s *stage) {
 		if !slices.Equal(got, []string{"a"}) {
 			s.Errorf("PreStartContainer was called for %q", got)
 		}
+	}
+}
+
+func preStartInit(s *stage) {
+	p := s.plugin(healthy("a", "b")...)
+	p.options.PreStartRequired = true
+	p.registers()
+	pod := s.pod("prepared", 1)
+	pod.Init = []kubelet.Container{s.container("prepare", 2)}
+	pod.Containers = append(pod.Containers, s.container("without", 0))
+	s.runs(pod)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !reflect.DeepEqual(p.prestarted, p.allocated) || len(p.allocated) != 2 {
+		s.Errorf("PreStartContainer was called for %q, and Allocate for %q", p.prestarted, p.allocated)
 	}
 }
 

@@ -169,24 +169,7 @@ func (s *stage) one(answer *podresources.ListPodResourcesResponse, name string) 
 func checkpointFile(s *stage) {
 	s.offers(healthy("a", "b")...)
 	got := s.runs(s.pod("holder", 2))
-	var checkpoint struct {
-		Data struct {
-			PodDeviceEntries []struct {
-				PodUID, ContainerName, ResourceName string
-				DeviceIDs                           map[string][]string
-				AllocResp                           []byte
-			}
-			RegisteredDevices map[string][]string
-		}
-		Checksum uint64
-	}
-	b, err := os.ReadFile(s.socketPath("kubelet_internal_checkpoint"))
-	if err != nil {
-		s.Fatal(err)
-	}
-	if err := json.Unmarshal(b, &checkpoint); err != nil {
-		s.Fatal(err)
-	}
+	checkpoint := s.checkpoint()
 	for _, entry := range checkpoint.Data.PodDeviceEntries {
 		if entry.ResourceName != s.resource {
 			continue
@@ -200,7 +183,35 @@ func checkpointFile(s *stage) {
 		}
 		return
 	}
-	s.Errorf("there is no entry for %s in %s", s.resource, b)
+	s.Errorf("there is no entry for %s in %+v", s.resource, checkpoint)
+}
+
+// checkpoint is what the kubelet has written down.
+type checkpoint struct {
+	Data struct {
+		PodDeviceEntries  []checkpointEntry
+		RegisteredDevices map[string][]string
+	}
+	Checksum uint64
+}
+
+type checkpointEntry struct {
+	PodUID, ContainerName, ResourceName string
+	DeviceIDs                           map[string][]string
+	AllocResp                           []byte
+}
+
+func (s *stage) checkpoint() checkpoint {
+	s.Helper()
+	b, err := os.ReadFile(s.socketPath("kubelet_internal_checkpoint"))
+	if err != nil {
+		s.Fatal(err)
+	}
+	var c checkpoint
+	if err := json.Unmarshal(b, &c); err != nil {
+		s.Fatal(err)
+	}
+	return c
 }
 
 func removedMeanwhile(s *stage) {
