@@ -63,7 +63,7 @@ func (h hung) print(t *testing.T, while string) {
 // oneHangs hangs one GPU for as long as it takes until it is called unhealthy.
 func oneHangs(ctx context.Context, t *testing.T, n *node.Node) {
 	m := newMachine(t, n)
-	d := m.start(t, n)
+	d := m.start(t, n, "--web.enable-pprof")
 	allocatable(ctx, t, n, uuids(gpus)...)
 	calm := calmly(ctx, t, d)
 	others := slices.DeleteFunc(uuids(gpus), func(id string) bool { return id == uuid(hungIndex) })
@@ -150,7 +150,7 @@ func tellsOfAnother(ctx context.Context, t *testing.T, n *node.Node, m *machine,
 // driverHangs has one call hang while it holds the lock that real drivers have: no other call gets anywhere.
 func driverHangs(ctx context.Context, t *testing.T, n *node.Node) {
 	m := newMachine(t, n)
-	d := m.start(t, n)
+	d := m.start(t, n, "--web.enable-pprof")
 	allocatable(ctx, t, n, uuids(gpus)...)
 	calm := calmly(ctx, t, d)
 	defer m.clear(t, "lock")
@@ -173,7 +173,7 @@ func driverHangs(ctx context.Context, t *testing.T, n *node.Node) {
 func initHangs(ctx context.Context, t *testing.T, n *node.Node) {
 	m := newMachine(t, n, "hang * gpu -")
 	defer m.clear(t, "hang")
-	d := m.start(t, n)
+	d := m.start(t, n, "--web.enable-pprof")
 	d.listening(ctx, t)
 	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s scrape) error { return s.is(0, "podgauge_nvml_up", nil) })
 	await(ctx, t, "podgauge says that the driver does not answer", func(context.Context) error {

@@ -65,7 +65,7 @@ func uuidsOf(all []migSlice, profile string) []string {
 	return ids
 }
 
-// TestMIG has GPUs that are whole and GPUs that are partitioned, and then a node of nothing but equal slices.
+// TestMIG has GPUs that are whole and GPUs that are partitioned, without a strategy and with mixed, and then a node of nothing but equal slices.
 func TestMIG(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
@@ -74,6 +74,7 @@ func TestMIG(t *testing.T) {
 	makeCapabilities(ctx, t, n)
 	startKubelet(ctx, t, n)
 	ageKubelet(t, n)
+	t.Run("none", func(t *testing.T) { migNone(ctx, t, n) })
 	t.Run("mixed", func(t *testing.T) { migMixed(ctx, t, n) })
 	t.Run("single", func(t *testing.T) { migSingle(ctx, t, n) })
 }
@@ -97,6 +98,17 @@ func makeCapabilities(ctx context.Context, t *testing.T, n *node.Node) {
 	if _, err := n.Shell(ctx, script); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// migNone offers neither the partitioned GPU nor its slices, and says so.
+func migNone(ctx context.Context, t *testing.T, n *node.Node) {
+	d := newMachine(t, n, append([]string{"gpus 3"}, lines(partitioned(2, "3g.40gb", "1g.10gb"))...)...).start(t, n)
+	offers(ctx, t, n, resources{gpu: uuids(2)})
+	if said := d.logged(t, "not offered", uuid(2)+" is partitioned"); len(said) != 1 {
+		t.Errorf("that a GPU is not offered is said %d times: %q", len(said), said)
+	}
+	d.stop(t)
+	offers(ctx, t, n, resources{})
 }
 
 func migMixed(ctx context.Context, t *testing.T, n *node.Node) {

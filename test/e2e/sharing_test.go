@@ -147,6 +147,30 @@ func TestTimeSlicing(t *testing.T) {
 	d.scrapeUntil(ctx, t, "the GPU is idle", func(s scrape) error { return shares(s, uuid(0), nil) })
 }
 
+// TestDistinct has a container ask for two GPUs where one is shared, which is refused, and get one of each when a second GPU has come.
+func TestDistinct(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{})
+	startKubelet(ctx, t, n)
+	config := newConfig(t, n, slicing(3))
+	m := newMachine(t, n, "gpus 1")
+	d := m.start(t, n, "--config-file="+config.path(), "--shared-devices-allocation-policy=distinct")
+	offers(ctx, t, n, resources{gpu: replicas(uuid(0), 3)})
+	pair := asks("pair", gpu, 2)
+	refused(ctx, t, n, pair, "UnexpectedAdmissionError", "is of the same GPU as", uuid(0)+"::")
+	d.scrapeUntil(ctx, t, "the refusal is counted", func(s scrape) error {
+		return errors.Join(s.is(1, "podgauge_plugin_refusals_total", labels{"resource": gpu, "reason": "same_gpu"}), refusals(s, 1))
+	})
+	begin := time.Now()
+	m.set(t, "gpus 2")
+	offers(ctx, t, n, resources{gpu: slices.Concat(replicas(uuid(0), 3), replicas(uuid(1), 3))})
+	figureOf(t, "a GPU that is put in is among the kubelet's", 15*time.Second, time.Since(begin))
+	run(ctx, t, n, pair)
+	gets(ctx, t, n, pair)
+	sees(ctx, t, n, pair, strings.Join(uuids(2), ","))
+}
+
 // refusals says where the number of them is another.
 func refusals(s scrape, want float64) error {
 	if got := s.sum("podgauge_plugin_refusals_total", nil); got != want {

@@ -42,7 +42,27 @@ func TestStrategies(t *testing.T) {
 	} {
 		t.Run(s.list, func(t *testing.T) { s.test(ctx, t, n, m, driver) })
 	}
+	t.Run("cdi-cri of slices", func(t *testing.T) { cdiSlices(ctx, t, n, m, driver) })
 	t.Logf("containerd is %s", containerd.Version)
+}
+
+// cdiSlices gives a container a slice by CDI: its GPU's node and the two that open it.
+func cdiSlices(ctx context.Context, t *testing.T, n *node.Node, m *machine, driver driver) {
+	makeCapabilities(ctx, t, n)
+	all := partitioned(7, "3g.40gb", "1g.10gb")
+	m.set(t, lines(all)...)
+	d := m.start(t, n, append(driver.flags(), "--device-list-strategy=cdi-cri", "--mig-strategy=mixed")...)
+	offers(ctx, t, n, resources{gpu: uuids(7), large: uuidsOf(all, "3g.40gb"), small: uuidsOf(all, "1g.10gb")})
+	if err := ready(ctx, d); err != nil {
+		t.Fatal(err)
+	}
+	pod := asks("slice", small, 1)
+	run(ctx, t, n, pod)
+	gets(ctx, t, n, pod)
+	hasCapabilities(ctx, t, n, pod, all[1])
+	remove(ctx, t, n, pod)
+	d.stop(t)
+	offers(ctx, t, n, resources{})
 }
 
 // driver is what a driver's installation leaves below its root, and a hook that tells that it ran.
@@ -66,6 +86,11 @@ func installDriver(t *testing.T, n *node.Node) driver {
 	return d
 }
 
+// flags have podgauge find the driver, as it would be on a host.
+func (d driver) flags() []string {
+	return []string{"--driver-root=" + d.root, "--dev-root=/", "--nvidia-cdi-hook-path=" + d.hook}
+}
+
 // strategy is a --device-list-strategy and what it is to have come to.
 type strategy struct {
 	list                                 string
@@ -73,7 +98,7 @@ type strategy struct {
 }
 
 func (s strategy) test(ctx context.Context, t *testing.T, n *node.Node, m *machine, driver driver) {
-	d := m.start(t, n, "--device-list-strategy="+s.list, "--driver-root="+driver.root, "--dev-root=/", "--nvidia-cdi-hook-path="+driver.hook)
+	d := m.start(t, n, append(driver.flags(), "--device-list-strategy="+s.list)...)
 	offers(ctx, t, n, resources{gpu: uuids(gpus)})
 	if err := ready(ctx, d); err != nil { // the specs are there
 		t.Fatal(err)
