@@ -66,15 +66,17 @@ func (w *wiring) follow(ctx context.Context, g *gpu) {
 		return
 	}
 	for link := range nvml.NVLINK_MAX_LINKS {
-		if !w.free(ctx, g) {
+		if !w.claim(ctx, g) {
 			return
 		}
 		state, ret := g.handle.GetNvLinkState(link)
-		if notHere(ret) { // it has no more
-			return
-		}
+		last := notHere(ret) // it has no more
 		if ret == nvml.SUCCESS && state == nvml.FEATURE_ENABLED {
 			ret = w.followLink(g, link)
+		}
+		g.turn.Unlock()
+		if last {
+			return
 		}
 		if ret != nvml.SUCCESS && !notHere(ret) {
 			w.complain(g, fmt.Sprintf("NVLink %d: %v", link, answer(ret)))
@@ -113,9 +115,14 @@ func (w *wiring) followLink(g *gpu, link int) nvml.Return {
 
 // compare asks a pair what it has in common.
 func (w *wiring) compare(ctx context.Context, g, o *gpu) {
-	if !w.has["nvmlDeviceGetTopologyCommonAncestor"] || !w.free(ctx, g) || !w.free(ctx, o) {
+	if !w.has["nvmlDeviceGetTopologyCommonAncestor"] || !w.claim(ctx, g) {
 		return
 	}
+	defer g.turn.Unlock()
+	if !w.claim(ctx, o) {
+		return
+	}
+	defer o.turn.Unlock()
 	level, ret := g.handle.GetTopologyCommonAncestor(o.handle)
 	if ret != nvml.SUCCESS {
 		if !notHere(ret) {
@@ -126,21 +133,23 @@ func (w *wiring) compare(ctx context.Context, g, o *gpu) {
 	w.paths[[2]*gpu{g, o}], w.paths[[2]*gpu{o, g}] = paths[level], paths[level]
 }
 
-// free waits until no other call is about the GPU, so that two do not hang in it. One
-// that does not come back, or is known not to answer, is given up.
-func (w *wiring) free(ctx context.Context, g *gpu) bool {
-	if w.silent[g] || ctx.Err() != nil {
+// claim waits for the GPU's turn, so that two do not hang in it. One that does not come
+// back, or is known not to answer, is given up.
+func (w *wiring) claim(ctx context.Context, g *gpu) bool {
+	if w.silent[g] {
 		return false
 	}
-	for end := time.Now().Add(freeWithin); g.calling.Load() && time.Now().Before(end) && ctx.Err() == nil; {
+	for end := time.Now().Add(freeWithin); ctx.Err() == nil && g.answering.Load() && time.Now().Before(end); {
+		if g.turn.TryLock() {
+			return true
+		}
 		rest(ctx, time.Now().Add(time.Millisecond))
 	}
-	if g.calling.Load() || !g.answering.Load() {
+	if ctx.Err() == nil {
 		w.silent[g] = true
 		w.complain(g, "it does not answer")
-		return false
 	}
-	return true
+	return false
 }
 
 func (w *wiring) complain(g *gpu, what string) {

@@ -34,10 +34,10 @@ func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	if slices.ContainsFunc(t.facts, func(l device.Label) bool { return l.Name == "driver_version" && slices.Contains(muddled, l.Value) }) {
 		return nil, nil
 	}
-	if !g.calling.CompareAndSwap(false, true) {
+	if !g.enter() {
 		return nil, device.ErrStalled
 	}
-	defer g.calling.Store(false)
+	defer g.leave()
 	var pids []uint32
 	for _, list := range lists {
 		if !t.has[list.symbol] {

@@ -138,6 +138,10 @@ func TestListingMeetsAHang(t *testing.T) {
 				t.Errorf("when the hang has ended a reading says %v", err)
 			}
 		})
+		links, err := s.Links(context.Background())
+		if len(links) != 7*7 || err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not answer") {
+			t.Errorf("%d links, error %v; want those of the others", len(links), err)
+		}
 		s.eventually("a reading waits", func() bool { return s.table.Load().byID[stuck].calling.Load() })
 		if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
 			t.Errorf("a check beside it says %v", err)
