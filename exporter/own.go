@@ -131,7 +131,7 @@ func observe(calls *prometheus.HistogramVec, errors *prometheus.CounterVec, meth
 func (o *Own) Allocatable(counts func() map[string]int) {
 	o.registry.MustRegister(byName{
 		prometheus.NewDesc("podgauge_kubelet_allocatable_devices",
-			"Devices that the kubelet would give away, held ones included, as it last said.", []string{"resource"}, nil),
+			"Devices that the kubelet would give away, held ones included; absent while it does not answer.", []string{"resource"}, nil),
 		func() map[string]float64 {
 			values := map[string]float64{}
 			for resource, n := range counts() {
