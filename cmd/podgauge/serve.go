@@ -48,8 +48,8 @@ func serve(ctx context.Context, o options, hw *hardware, listener net.Listener, 
 	registry := prometheus.NewRegistry()
 	own := exporter.NewOwn(registry, version, o.simulate != simulateNothing)
 	board := &device.Board{}
-	readers := device.NewReaders(hw)
-	monitor := device.NewMonitor(hw, readers, board, log.With("part", "monitor"))
+	readers := device.NewReaders(hw.Backend) // itself, since it may be more than a Backend
+	monitor := device.NewMonitor(hw.Backend, readers, board, log.With("part", "monitor"))
 	holders, err := podresources.New(filepath.Join(hw.kubeletDir, "pod-resources", "kubelet.sock"),
 		log.With("part", "podresources"), podresources.Trace{Called: own.Asked})
 	if err != nil {

@@ -121,9 +121,11 @@ func TestSpecsFollowTheSettings(t *testing.T) {
 func TestReleaseOnASignal(t *testing.T) {
 	w := newWorld(t, 2)
 	w.untilRegistered()
+	until(t, "links are read", func() bool { return w.machine.LinkReads() > 0 })
 	w.orders <- syscall.SIGUSR1
 	w.until(`podgauge_nvml_up`, " 0")
 	w.until("podgauge_plugin_devices{health=\"unhealthy\"", " 2")
+	until(t, "the driver is closed", func() bool { return w.machine.Closed() })
 	w.orders <- syscall.SIGUSR2
 	w.until(`podgauge_nvml_up`, " 1")
 	w.untilRegistered()
