@@ -161,7 +161,7 @@ func startPodgauge(t *testing.T, n *node.Node, env []string, args ...string) *da
 	if err != nil {
 		t.Fatalf("no podgauge to test: %v; make build, or name one by PODGAUGE_BIN", err)
 	}
-	p, err := n.Exec("podgauge", append([]string{path, "--log.level=debug", "--web.enable-pprof"}, args...), env...)
+	p, err := n.Exec("podgauge", append([]string{path, "--log.level=debug"}, args...), env...)
 	if err != nil {
 		t.Fatal(err)
 	}
