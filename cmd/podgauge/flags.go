@@ -39,6 +39,8 @@ type options struct {
 
 	simulate string
 	version  bool
+	// validates: the command is to say what the config means, and to do nothing.
+	validates bool
 
 	// builder makes the device plugin's settings, and loaded is what it first made.
 	builder *config.Builder
@@ -73,6 +75,9 @@ func (o *options) flags() *pflag.FlagSet {
 // one line that says what to change.
 func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	o := options{builder: config.NewBuilder(lookupEnv)}
+	if len(args) > 0 && args[0] == "validate" {
+		o.validates, args = true, args[1:]
+	}
 	f := o.flags()
 	f.SetOutput(usage)
 	f.Usage = func() {
@@ -81,11 +86,11 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	if f.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
+	if err := o.arguments(f); err != nil || o.version {
+		return o, err
 	}
-	if o.version {
-		return o, nil
+	if err := o.wantConfig(); err != nil {
+		return o, err
 	}
 	var err error
 	if o.loaded, err = o.builder.Load(); err != nil {
@@ -98,6 +103,36 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
 	}
 	return o, o.check()
+}
+
+// arguments reads what is no flag: the FILE of validate.
+func (o *options) arguments(f *pflag.FlagSet) error {
+	most := 0
+	if o.validates {
+		most = 1
+	}
+	switch {
+	case f.NArg() > most:
+		return fmt.Errorf("unexpected argument %q", f.Arg(most))
+	case f.NArg() == 1 && f.Changed("config-file"):
+		return errors.New("validate: FILE and --config-file: want one of them")
+	case f.NArg() == 1:
+		return f.Set("config-file", f.Arg(0))
+	}
+	return nil
+}
+
+// wantConfig has validate say so when there is nothing to validate, rather than
+// call it valid.
+func (o *options) wantConfig() error {
+	if !o.validates {
+		return nil
+	}
+	source, err := o.builder.Source()
+	if err == nil && source.File == "" {
+		err = errors.New("validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE")
+	}
+	return err
 }
 
 // useKubeletSocket follows NVIDIA's flag, where it is given: it says where the

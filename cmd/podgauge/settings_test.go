@@ -160,3 +160,35 @@ func TestValidate(t *testing.T) {
 		})
 	}
 }
+
+// Without a config there is nothing to validate, and of two it is not clear which
+// is meant.
+func TestValidateWantsOneConfig(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	configFile{t, path}.write("version: v1\n")
+	for _, c := range []struct {
+		args   []string
+		env    map[string]string
+		status int
+		out    string // in it
+		errs   string // the whole line
+	}{
+		{args: []string{path}, out: "nvidia.com/gpu"},
+		{args: []string{"--log.level=error", path}, out: "nvidia.com/gpu"},
+		{args: []string{"--config-file", path}, out: "nvidia.com/gpu"},
+		{env: map[string]string{"CONFIG_FILE": path}, out: "nvidia.com/gpu"},
+		{args: []string{path}, env: map[string]string{"CONFIG_FILE": "/no/such/file"}, out: "nvidia.com/gpu"},
+		{status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{""}, status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{"--config-file=", "--mig-strategy=mixed"}, env: map[string]string{"CONFIG_FILE": path}, status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{path, "--config-file=" + path}, status: exitUsage, errs: "validate: FILE and --config-file: want one of them"},
+		{args: []string{path, "other"}, status: exitUsage, errs: `unexpected argument "other"`},
+		{args: []string{"--version"}, out: "podgauge dev\n"},
+	} {
+		var out, errs bytes.Buffer
+		status := run(t.Context(), append([]string{"validate", "--simulate=hardware"}, c.args...), env(c.env), &out, &errs)
+		if status != c.status || !strings.Contains(out.String(), c.out) || c.errs != "" && errs.String() != "podgauge: "+c.errs+"\n" {
+			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), errs.String())
+		}
+	}
+}

@@ -12,19 +12,9 @@ import (
 	"github.com/podgauge/podgauge/device"
 )
 
-// validate says what a config means on this node, without the kubelet.
-func validate(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
-	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		args = append([]string{"--config-file=" + args[0]}, args[1:]...)
-	}
-	o, err := parse(args, lookupEnv, stderr)
-	switch {
-	case isHelp(err):
-		return exitOK
-	case err != nil:
-		fmt.Fprintln(stderr, "podgauge:", err)
-		return exitUsage
-	}
+// validate says what a config that was found valid means on this node, without the
+// kubelet.
+func (o *options) validate(ctx context.Context, stdout io.Writer) {
 	for _, notice := range o.loaded.Notices {
 		fmt.Fprintln(stdout, "note:", notice)
 	}
@@ -36,7 +26,6 @@ func validate(ctx context.Context, args []string, lookupEnv lookup, stdout, stde
 	if err != nil {
 		fmt.Fprintln(stdout, "The config is valid. What it means on this node cannot be said:", err)
 	}
-	return exitOK
 }
 
 // preview prints what would be offered of the devices that there are.
