@@ -9,6 +9,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/podgauge/podgauge/config"
@@ -83,8 +85,8 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	f.Usage = func() {
 		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n\n%s", f.FlagUsages())
 	}
-	if err := f.Parse(args); err != nil {
-		return o, err
+	if err := f.Parse(twoDashes(f, args)); err != nil {
+		return o, wrongFlag(err)
 	}
 	if err := o.arguments(f); err != nil || o.version {
 		return o, err
@@ -103,6 +105,37 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
 	}
 	return o, o.check()
+}
+
+// twoDashes spells flags that have one dash with two. NVIDIA's plugin takes both;
+// to pflag one dash begins a row of letters.
+func twoDashes(f *pflag.FlagSet, args []string) []string {
+	spelled := slices.Clone(args)
+	for i, arg := range spelled {
+		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
+		switch {
+		case arg == "--":
+			return spelled
+		case strings.HasPrefix(arg, "-") && len(name) > 1 && f.Lookup(name) != nil:
+			spelled[i] = "-" + arg
+		}
+	}
+	return spelled
+}
+
+// wrongFlag says of a flag's value what is said of a variable's and of a file's.
+// pflag's own words have the value twice.
+func wrongFlag(err error) error {
+	var wrong *pflag.InvalidValueError
+	if !errors.As(err, &wrong) {
+		return err
+	}
+	cause := wrong.Unwrap()
+	var parsing *strconv.NumError // what pflag says itself: of a switch
+	if errors.As(cause, &parsing) {
+		cause = fmt.Errorf("%q: want true or false", wrong.GetValue())
+	}
+	return fmt.Errorf("--%s: %w", wrong.GetFlag().Name, cause)
 }
 
 // arguments reads what is no flag: the FILE of validate.
@@ -147,7 +180,7 @@ func (o *options) useKubeletSocket() error {
 		return nil
 	}
 	if filepath.Base(socket) != "kubelet.sock" {
-		return fmt.Errorf("--kubelet-socket %q: its name is not kubelet.sock", socket)
+		return fmt.Errorf("%s: %q: its name is not kubelet.sock", o.loaded.Origins["kubelet-socket"], socket)
 	}
 	if o.devicePluginDir == "" {
 		o.devicePluginDir = filepath.Dir(socket)
