@@ -151,8 +151,8 @@ func (o *options) demand(ctx context.Context, hw *hardware) error {
 	if !o.loaded.Settings.FailOnInitError {
 		return nil
 	}
-	_, err := listed(ctx, hw)
-	if err != nil {
+	// A device that is left out has an error beside those that are there.
+	if devices, err := listed(ctx, hw); devices == nil && err != nil {
 		return fmt.Errorf("--fail-on-init-error: %w", err)
 	}
 	return nil

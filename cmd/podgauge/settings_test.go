@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -190,5 +192,33 @@ func TestValidateWantsOneConfig(t *testing.T) {
 		if status != c.status || !strings.Contains(out.String(), c.out) || c.errs != "" && errs.String() != "podgauge: "+c.errs+"\n" {
 			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), errs.String())
 		}
+	}
+}
+
+// partly is hardware of which one device cannot be described.
+type partly struct{ device.Backend }
+
+func (p partly) Devices(ctx context.Context) ([]device.Device, error) {
+	devices, err := p.Backend.Devices(ctx)
+	return devices, errors.Join(err, errors.New("GPU 7: GPU is lost"))
+}
+
+// One GPU that cannot be described costs itself: the driver can be used.
+func TestOneLostGPUAtTheStart(t *testing.T) {
+	o, err := parse([]string{"--simulate=hardware", "--fail-on-init-error"}, nothing, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hw, err := o.hardware(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	hw.Backend = partly{hw.Backend}
+	if err := o.demand(t.Context(), hw); err != nil {
+		t.Errorf("the start ends with %v", err)
+	}
+	var out bytes.Buffer
+	if err := o.preview(t.Context(), hw, &out); err != nil || !strings.Contains(out.String(), "note: GPU 7: GPU is lost\n") || !strings.Contains(out.String(), "nvidia.com/gpu  8") {
+		t.Errorf("validate says %v\n%s", err, out.String())
 	}
 }

@@ -31,8 +31,11 @@ func (o *options) validate(ctx context.Context, stdout io.Writer) {
 // preview prints what would be offered of the devices that there are.
 func (o *options) preview(ctx context.Context, hw *hardware, stdout io.Writer) error {
 	devices, err := listed(ctx, hw)
-	if devices == nil && err != nil {
+	switch {
+	case devices == nil && err != nil:
 		return err
+	case err != nil: // of devices that are left out
+		fmt.Fprintln(stdout, "note:", err)
 	}
 	statuses := make([]device.Status, len(devices))
 	for i, d := range devices {
