@@ -222,3 +222,38 @@ func TestOneLostGPUAtTheStart(t *testing.T) {
 		t.Errorf("validate says %v\n%s", err, out.String())
 	}
 }
+
+// A driver that is mounted later brings its device nodes with it.
+func TestDeviceNodesThatComeLate(t *testing.T) {
+	root := t.TempDir()
+	settings := config.Settings{
+		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: root, MIGStrategy: config.MIGNone,
+		DeviceListStrategy: []string{config.ListCDICRI}, IMEX: config.IMEX{ChannelIDs: []int{0}},
+	}
+	never := make(chan struct{})
+	look := func() (config.Settings, <-chan struct{}) { return settings, never }
+	board := &device.Board{}
+	board.Post([]device.Status{})
+	s := &specs{dir: t.TempDir(), board: board.Look, log: slog.New(slog.DiscardHandler), settings: look}
+	book := newRulebook(look, nil, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- s.Run(ctx) }()
+	go func() { ended <- book.Run(ctx) }()
+	until(t, "a writer writes", func() bool { return s.writer.Load() != nil })
+	// What a character device is a test cannot make; links to one it can.
+	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
+	if err := errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))); err != nil {
+		t.Fatal(err)
+	}
+	board.Post(machineOf("T4"))
+	until(t, "specs are made of them", func() bool { w := s.writer.Load(); return w != nil && w.DevRoot == root && len(w.IMEXChannels) == 1 })
+	until(t, "containers get the channel", func() bool {
+		rules, _ := book.Look()
+		return len(rules.Answer(resource).IMEXChannels) == 1
+	})
+	cancel()
+	if err := errors.Join(<-ended, <-ended); err != nil {
+		t.Error(err)
+	}
+}
