@@ -126,13 +126,12 @@ func twoDashes(f *pflag.FlagSet, args []string) []string {
 // wrongFlag says of a flag's value what is said of a variable's and of a file's.
 // pflag's own words have the value twice.
 func wrongFlag(err error) error {
-	var wrong *pflag.InvalidValueError
-	if !errors.As(err, &wrong) {
+	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
 		return err
 	}
 	cause := wrong.Unwrap()
-	var parsing *strconv.NumError // what pflag says itself: of a switch
-	if errors.As(cause, &parsing) {
+	if _, ofPflag := errors.AsType[*strconv.NumError](cause); ofPflag { // it is a switch
 		cause = fmt.Errorf("%q: want true or false", wrong.GetValue())
 	}
 	return fmt.Errorf("--%s: %w", wrong.GetFlag().Name, cause)

@@ -37,7 +37,7 @@ func start(ctx context.Context, o options, log *slog.Logger) error {
 		return errors.Join(err, listener.Close())
 	}
 	defer hw.close()
-	if err := o.demand(ctx, hw); err != nil {
+	if err := o.demand(ctx, hw); err != nil || ctx.Err() != nil { // who is told to end has nothing to leave
 		return errors.Join(err, listener.Close())
 	}
 	return serve(ctx, o, hw, listener, log)

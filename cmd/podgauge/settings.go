@@ -169,7 +169,7 @@ func (o *options) demand(ctx context.Context, hw *hardware) error {
 		return nil
 	}
 	// A device that is left out has an error beside those that are there.
-	if devices, err := listed(ctx, hw); devices == nil && err != nil {
+	if devices, err := listed(ctx, hw); devices == nil && err != nil && ctx.Err() == nil {
 		return fmt.Errorf("--fail-on-init-error: %w", err)
 	}
 	return nil

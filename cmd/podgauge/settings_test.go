@@ -16,6 +16,7 @@ import (
 
 	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/sim"
 	"github.com/podgauge/podgauge/sim/kubelet"
 )
 
@@ -255,5 +256,25 @@ func TestDeviceNodesThatComeLate(t *testing.T) {
 	cancel()
 	if err := errors.Join(<-ended, <-ended); err != nil {
 		t.Error(err)
+	}
+}
+
+// Whoever ends a start that waits for its driver is not told of the driver.
+func TestEndWhileTheDriverIsAwaited(t *testing.T) {
+	o, err := parse([]string{"--simulate=hardware", "--fail-on-init-error", "--web.listen-address=127.0.0.1:0"}, nothing, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hw, err := o.hardware(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine := hw.Backend.(*sim.Machine)
+	machine.Wedge()
+	defer machine.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := o.demand(ctx, hw); err != nil {
+		t.Errorf("the end is %v", err)
 	}
 }
