@@ -145,6 +145,8 @@ func TestValidate(t *testing.T) {
 	}{
 		{name: "shared", text: fmt.Sprintf(replicas, true, 2), args: []string{"--simulate=hardware"}, out: "nvidia.com/gpu.shared  16"},
 		{name: "selected", text: "version: v1\npodgauge: {select: {include: [0, 5]}}\n", args: []string{"--simulate=hardware"}, out: "nvidia.com/gpu  2 "},
+		{name: "a name that no device has", text: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpuu, replicas: 2}]}}\n", args: []string{"--simulate=hardware"}, out: "note: sharing: no device here is nvidia.com/gpuu\n"},
+		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", args: []string{"--simulate=hardware"}, out: "note: nothing would be offered\n"},
 		{name: "no driver", text: "version: v1\n", args: []string{"--driver-root=" + t.TempDir()}, out: "The config is valid."},
 		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: exitUsage, errs: ":3: flags.migStrategy"},
 		{name: "no file", status: exitUsage, errs: "no such file"},
