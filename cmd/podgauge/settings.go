@@ -26,7 +26,6 @@ type looker[T any] func() (T, <-chan struct{})
 
 // specs keeps CDI specs written while the settings ask for them.
 type specs struct {
-	device.Pulse
 	settings looker[config.Settings]
 	board    looker[[]device.Status]
 	dir      string
