@@ -36,9 +36,6 @@ func main() {
 
 // run is the program. It returns the exit status.
 func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
-	if len(args) > 0 && args[0] == "validate" {
-		return validate(ctx, args[1:], lookupEnv, stdout, stderr)
-	}
 	o, err := parse(args, lookupEnv, stderr)
 	switch {
 	case isHelp(err):
@@ -48,6 +45,9 @@ func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io
 		return exitUsage
 	case o.version:
 		fmt.Fprintln(stdout, "podgauge", version)
+		return exitOK
+	case o.validates:
+		o.validate(ctx, stdout)
 		return exitOK
 	}
 	hup, orders := make(chan os.Signal, 1), make(chan os.Signal, 1)
