@@ -82,7 +82,8 @@ func (m *Monitor) leave(reason string) {
 
 // drained tells whether no call to the driver is under way.
 func (m *Monitor) drained() bool {
-	return m.listSince.IsZero() && m.wiring.since.IsZero() && !m.waiting && m.readers.Idle()
+	idler, lingers := m.backend.(Idler)
+	return m.listSince.IsZero() && m.wiring.since.IsZero() && !m.waiting && m.readers.Idle() && (!lingers || idler.Idle())
 }
 
 // goOn takes a release further. It returns an error when Run has to end.

@@ -185,6 +185,36 @@ func (r *replaced) Devices(ctx context.Context) ([]device.Device, error) {
 	return r.Machine.Devices(ctx)
 }
 
+// lingering is a Backend that has left a call behind.
+type lingering struct {
+	replaced
+	left atomic.Bool
+}
+
+func (l *lingering) Idle() bool { return !l.left.Load() }
+
+// TestMonitorDoesNotEndBeneathACallLeftBehind has the driver be replaced while a call
+// is under way that its Backend no longer waits for.
+func TestMonitorDoesNotEndBeneathACallLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &lingering{replaced: replaced{Machine: machine(1)}}
+		b.left.Store(true)
+		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Board{}, slog.New(slog.DiscardHandler))
+		ended := make(chan error, 1)
+		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
+		time.Sleep(time.Second)
+		b.by.Store(true)
+		time.Sleep(time.Minute)
+		if len(ended) > 0 {
+			t.Error("it has ended beneath a call")
+		}
+		b.left.Store(false)
+		if err := <-ended; !errors.Is(err, device.ErrReplaced) {
+			t.Errorf("it ends with %v", err)
+		}
+	})
+}
+
 // TestMonitorEndsWhenTheDriverIsReplaced waits for the calls that are under way: the
 // process is to end, and never with one of them.
 func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {

@@ -35,6 +35,7 @@ type Options struct {
 var (
 	_ device.Backend = (*Backend)(nil)
 	_ device.Closer  = (*Backend)(nil)
+	_ device.Idler   = (*Backend)(nil)
 	_ device.Linker  = (*Backend)(nil)
 )
 
@@ -61,9 +62,10 @@ type Backend struct {
 	histories map[device.GPU]*history
 	questions map[int]*question // that have not been answered in time, by index
 
-	// asking counts the questions that are under way, and answered has one when there is
-	// an answer to look at.
+	// asking counts the questions that are under way, open too, which can be looked at, and
+	// answered has one when there is an answer to look at.
 	asking   sync.WaitGroup
+	open     atomic.Int64
 	answered chan struct{}
 
 	// waiting guards events. Wait holds it for as long as it runs.
@@ -140,6 +142,10 @@ func (b *Backend) Close() {
 	b.driver = nil
 	_ = b.lib.Shutdown() // what it answers changes nothing for us
 }
+
+// Idle tells whether no listing has left a question behind that still waits for its
+// answer.
+func (b *Backend) Idle() bool { return b.open.Load() == 0 }
 
 // gpu finds a GPU in the newest listing.
 func (b *Backend) gpu(id device.GPU) (*table, *gpu, error) {
