@@ -186,7 +186,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		case o := <-m.orders:
 			m.obey(o, time.Now())
 		case <-m.closed:
-			m.released()
+			m.released(time.Now())
 		case <-tick.C:
 		}
 		m.judgeSilence(time.Now())

@@ -152,6 +152,41 @@ func TestMonitorReleasesUnderScrapes(t *testing.T) {
 	})
 }
 
+// sticky is a machine whose driver lets go only when it is told to.
+type sticky struct {
+	*sim.Machine
+	let chan struct{}
+}
+
+func (s sticky) Close() {
+	<-s.let
+	s.Machine.Close()
+}
+
+// TestMonitorTakesUpWhatWasLetGoOfTooLate has the driver's library hang when it is shut
+// down: the release was given up, so what comes of it later is taken back.
+func TestMonitorTakesUpWhatWasLetGoOfTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(1)
+		b := sticky{m, make(chan struct{})}
+		w := watch(t, m, func(device.Backend) device.Backend { return b })
+		defer w.stop()
+		w.after(time.Second)
+		if err := within(10*time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		want(t, "while it hangs", w.after(time.Minute), "released")
+		if err := within(time.Second, w.monitor.Resume); err == nil {
+			t.Error("it was taken up beneath that")
+		}
+		close(b.let)
+		want(t, "after it", w.after(5*time.Second), "")
+		if d := w.monitor.Driver(); d.State != device.DriverUp {
+			t.Errorf("the driver is %+v", d)
+		}
+	})
+}
+
 func TestMonitorAnswersAReleaseAtItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := machine(1)
