@@ -72,7 +72,13 @@ func (l *listing) ask(ctx context.Context, count int) map[int]finding {
 				by = max(by, q.by)
 				continue
 			}
-			found[i], newest = q.answer, time.Now()
+			newest = time.Now()
+			if q.driver != l.driver { // handles of an earlier Init mean nothing any more
+				q = l.askAt(i)
+				l.questions[i], pending[i], by = q, q, max(by, q.by)
+				continue
+			}
+			found[i] = q.answer
 			delete(pending, i)
 			delete(l.questions, i)
 		}
