@@ -340,3 +340,25 @@ func TestEventsStartAnew(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 }
+
+// TestCloseLeavesAnOldSetAlone has the library forget what an Init has begun: the set of
+// events went with it, and is not given back to the one that came after.
+func TestCloseLeavesAnOldSetAlone(t *testing.T) {
+	s := start(t, "gpus 1")
+	s.listen()
+	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
+	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("got %v", err)
+	}
+	s.clear("fail")
+	s.list(1)
+	before := s.calls()
+	s.Close()
+	since := s.calls().Since(before)
+	if n := since.Of("nvmlEventSetFree", nvmltest.NoGPU); n != 0 {
+		t.Error("a set of an earlier Init was freed")
+	}
+	if n := since.Of("nvmlShutdown", nvmltest.NoGPU); n != 1 {
+		t.Errorf("it was shut down %d times", n)
+	}
+}

@@ -138,7 +138,9 @@ func (b *Backend) Close() {
 	if b.driver == nil { // without an Init, Shutdown may be a symbol of no library
 		return
 	}
-	b.events.free()
+	if b.events.driver == b.driver { // else the set went with an earlier Init
+		b.events.free()
+	}
 	b.driver = nil
 	_ = b.lib.Shutdown() // what it answers changes nothing for us
 }
