@@ -79,6 +79,11 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		rest(ctx, began.Add(waitFor))
 		return device.Event{}, nil
 	}
+	if b.events.outdated(t) { // to free the set would lose what it has still to tell
+		if data, ret := b.events.set.Wait(0); ret == nvml.SUCCESS {
+			return b.event(data), nil
+		}
+	}
 	if err := b.events.follow(t); err != nil {
 		return device.Event{}, err
 	}
@@ -155,6 +160,19 @@ func (g *gpu) class(xid uint64) class {
 		return asks
 	}
 	return c
+}
+
+// outdated tells whether the set hears of a GPU that is gone.
+func (e *events) outdated(t *table) bool {
+	if e.set == nil || e.driver != t.driver {
+		return false
+	}
+	for g, r := range e.gpus {
+		if r.state == registered && t.byID[g.id] != g {
+			return true
+		}
+	}
+	return false
 }
 
 // follow has a set hear of all GPUs listed. To free a set loses what it had to tell,

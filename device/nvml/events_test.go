@@ -341,6 +341,26 @@ func TestEventsStartAnew(t *testing.T) {
 	}
 }
 
+// TestEventsBeforeAGPUGoes has reports wait when the set has to be made anew, since a GPU
+// in it is gone: they are told all the same.
+func TestEventsBeforeAGPUGoes(t *testing.T) {
+	s := start(t, "gpus 3")
+	s.listen()
+	s.event(0, "xid 79")
+	s.event(1, "xid 95")
+	s.set("gpus 2")
+	s.list(2)
+	for i, xid := range []uint64{79, 95} {
+		if e, err := s.Wait(context.Background()); err != nil || e.GPU != s.id(i) || e.Xid != xid {
+			t.Errorf("got %+v, %v; want xid %d", e, err, xid)
+		}
+	}
+	s.listen()
+	if n := len(s.events.gpus); n != 2 {
+		t.Errorf("%d GPUs are listened to", n)
+	}
+}
+
 // TestCloseLeavesAnOldSetAlone has the library forget what an Init has begun: the set of
 // events went with it, and is not given back to the one that came after.
 func TestCloseLeavesAnOldSetAlone(t *testing.T) {
