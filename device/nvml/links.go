@@ -27,14 +27,14 @@ var paths = map[nvml.GpuTopologyLevel]device.Path{
 
 // Links asks each GPU of the newest listing where its NVLinks lead, and each pair what
 // it has in common: two calls for each link and one for each pair. A GPU that cannot
-// be asked is missing as A, and the error names it.
+// be asked, or hangs, is missing as A, and the error names it.
 func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 	t := b.table.Load()
 	if t == nil {
 		return nil, device.ErrNoDriver
 	}
 	w := wiring{
-		table: t, direct: map[[2]*gpu]int{}, switched: map[*gpu]int{}, paths: map[[2]*gpu]device.Path{}, silent: map[*gpu]bool{},
+		Backend: b, table: t, direct: map[[2]*gpu]int{}, switched: map[*gpu]int{}, paths: map[[2]*gpu]device.Path{}, silent: map[*gpu]bool{},
 	}
 	for _, g := range t.gpus {
 		w.follow(ctx, g)
@@ -52,6 +52,7 @@ func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 
 // wiring is what was found out about the links.
 type wiring struct {
+	*Backend
 	*table
 	direct   map[[2]*gpu]int // from the first to the second
 	switched map[*gpu]int    // from it to NVSwitches
@@ -69,18 +70,14 @@ func (w *wiring) follow(ctx context.Context, g *gpu) {
 		if !w.claim(ctx, g) {
 			return
 		}
-		state, ret := g.handle.GetNvLinkState(link)
-		last := notHere(ret) // it has no more
-		if ret == nvml.SUCCESS && state == nvml.FEATURE_ENABLED {
-			ret = w.followLink(g, link)
-		}
-		g.turn.Unlock()
-		if last {
+		end, ok := inTime(w, func() linkEnd { return w.endOf(g, link) }, g)
+		if !ok || end.last {
 			return
 		}
-		if ret != nvml.SUCCESS && !notHere(ret) {
-			w.complain(g, fmt.Sprintf("NVLink %d: %v", link, answer(ret)))
-			if isFinal(ret) {
+		w.count(g, end)
+		if end.ret != nvml.SUCCESS && !notHere(end.ret) {
+			w.complain(g, fmt.Sprintf("NVLink %d: %v", link, answer(end.ret)))
+			if isFinal(end.ret) {
 				w.silent[g] = true
 				return
 			}
@@ -88,29 +85,47 @@ func (w *wiring) follow(ctx context.Context, g *gpu) {
 	}
 }
 
-// followLink counts a link that is up. What leads to neither a switch nor a GPU that
-// is listed counts for nobody.
-func (w *wiring) followLink(g *gpu, link int) nvml.Return {
-	if w.has["nvmlDeviceGetNvLinkRemoteDeviceType"] {
-		kind, ret := g.handle.GetNvLinkRemoteDeviceType(link)
-		if ret != nvml.SUCCESS {
-			return ret
-		}
-		if kind == nvml.NVLINK_DEVICE_TYPE_SWITCH {
-			w.switched[g]++
-			return ret
+// linkEnd is where a link leads. The zero one leads nowhere, since it is not up.
+type linkEnd struct {
+	ret      nvml.Return
+	last     bool // there is no such link, nor one after it
+	switched bool
+	pci      string // of what it leads to; empty: unknown
+}
+
+// endOf asks for the end of a link.
+func (t *table) endOf(g *gpu, link int) (end linkEnd) {
+	var state nvml.EnableState
+	state, end.ret = g.handle.GetNvLinkState(link)
+	if end.last = notHere(end.ret); end.ret != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
+		return end
+	}
+	if t.has["nvmlDeviceGetNvLinkRemoteDeviceType"] {
+		var kind nvml.IntNvLinkDeviceType
+		kind, end.ret = g.handle.GetNvLinkRemoteDeviceType(link)
+		end.switched = end.ret == nvml.SUCCESS && kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
+		if end.ret != nvml.SUCCESS || end.switched {
+			return end
 		}
 	}
-	far, ret := g.handle.GetNvLinkRemotePciInfo(link)
-	if ret != nvml.SUCCESS {
-		return ret
+	var far nvml.PciInfo
+	if far, end.ret = g.handle.GetNvLinkRemotePciInfo(link); end.ret == nvml.SUCCESS {
+		end.pci = pciAddress(far)
+	}
+	return end
+}
+
+// count counts a link. What leads to neither a switch nor a GPU that is listed counts
+// for nobody.
+func (w *wiring) count(g *gpu, end linkEnd) {
+	if end.switched {
+		w.switched[g]++
 	}
 	for _, o := range w.gpus {
-		if o != g && o.device.PCI != "" && o.device.PCI == pciAddress(far) {
+		if o != g && end.pci != "" && o.device.PCI == end.pci {
 			w.direct[[2]*gpu{g, o}]++
 		}
 	}
-	return ret
 }
 
 // compare asks a pair what it has in common.
@@ -118,19 +133,58 @@ func (w *wiring) compare(ctx context.Context, g, o *gpu) {
 	if !w.has["nvmlDeviceGetTopologyCommonAncestor"] || !w.claim(ctx, g) {
 		return
 	}
-	defer g.turn.Unlock()
 	if !w.claim(ctx, o) {
+		g.turn.Unlock()
 		return
 	}
-	defer o.turn.Unlock()
-	level, ret := g.handle.GetTopologyCommonAncestor(o.handle)
-	if ret != nvml.SUCCESS {
-		if !notHere(ret) {
-			w.complain(g, fmt.Sprintf("path to %s: %v", o.id, answer(ret)))
+	type common struct {
+		level nvml.GpuTopologyLevel
+		ret   nvml.Return
+	}
+	c, ok := inTime(w, func() (c common) {
+		c.level, c.ret = g.handle.GetTopologyCommonAncestor(o.handle)
+		return c
+	}, g, o)
+	switch {
+	case !ok || notHere(c.ret):
+	case c.ret != nvml.SUCCESS:
+		w.complain(g, fmt.Sprintf("path to %s: %v", o.id, answer(c.ret)))
+	default:
+		w.paths[[2]*gpu{g, o}], w.paths[[2]*gpu{o, g}] = paths[c.level], paths[c.level]
+	}
+}
+
+// inTime makes calls about GPUs whose turns are held, and gives these back after them.
+// It has a goroutine of its own for that, since they may never come back: then ok is
+// false, the GPUs are given up, and keep their turns until the calls have ended. So a
+// GPU that hangs does not hold up the listings that take turns with the links.
+func inTime[T any](w *wiring, call func() T, held ...*gpu) (result T, ok bool) {
+	results := make(chan T, 1)
+	w.open.Add(1)
+	w.asking.Go(func() { // ends when the driver has answered; Close waits for it
+		r := call()
+		for _, g := range held {
+			g.turn.Unlock()
 		}
-		return
+		w.open.Add(-1)
+		results <- r
+	})
+	timer := time.NewTimer(newGPUBy) // links may be the first to need it started up
+	defer timer.Stop()
+	select {
+	case result = <-results:
+		return result, true
+	case <-timer.C:
+		for _, g := range held {
+			w.giveUp(g)
+		}
+		return result, false
 	}
-	w.paths[[2]*gpu{g, o}], w.paths[[2]*gpu{o, g}] = paths[level], paths[level]
+}
+
+func (w *wiring) giveUp(g *gpu) {
+	w.silent[g] = true
+	w.complain(g, "it does not answer")
 }
 
 // claim waits for the GPU's turn, so that two do not hang in it. One that does not come
@@ -146,8 +200,7 @@ func (w *wiring) claim(ctx context.Context, g *gpu) bool {
 		rest(ctx, time.Now().Add(time.Millisecond))
 	}
 	if ctx.Err() == nil {
-		w.silent[g] = true
-		w.complain(g, "it does not answer")
+		w.giveUp(g)
 	}
 	return false
 }

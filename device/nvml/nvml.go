@@ -62,8 +62,8 @@ type Backend struct {
 	histories map[device.GPU]*history
 	questions map[int]*question // that have not been answered in time, by index
 
-	// asking counts the questions that are under way, open too, which can be looked at, and
-	// answered has one when there is an answer to look at.
+	// asking counts the questions that are under way, of links too. open does so as well,
+	// for Idle. answered has one when there is an answer to look at.
 	asking   sync.WaitGroup
 	open     atomic.Int64
 	answered chan struct{}
@@ -126,7 +126,7 @@ func (b *Backend) Missing() []string {
 
 // Close gives the driver up. No call may be under way, and none that hangs may
 // ever return: NVML does not survive being shut down beneath a call. For questions that
-// listings have left behind it waits, for as long as they hang. A Devices that comes
+// were left behind it waits, for as long as they hang. A Devices that comes
 // later starts it again.
 func (b *Backend) Close() {
 	b.mu.Lock()
@@ -145,8 +145,8 @@ func (b *Backend) Close() {
 	_ = b.lib.Shutdown() // what it answers changes nothing for us
 }
 
-// Idle tells whether no listing has left a question behind that still waits for its
-// answer.
+// Idle tells whether neither a listing nor a reading of links has left a question behind
+// that still waits for its answer.
 func (b *Backend) Idle() bool { return b.open.Load() == 0 }
 
 // gpu finds a GPU in the newest listing.
