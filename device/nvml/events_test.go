@@ -382,3 +382,46 @@ func TestCloseLeavesAnOldSetAlone(t *testing.T) {
 		t.Errorf("it was shut down %d times", n)
 	}
 }
+
+// TestEventsPastAGPUThatHangs has a GPU hang when it is to be listened to, and nowhere
+// before: the others are heard, and it is when it has answered.
+func TestEventsPastAGPUThatHangs(t *testing.T) {
+	for _, function := range []string{"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"} {
+		s := start(t, "gpus 3")
+		open, stuck := s.openSets(), s.id(1)
+		s.set("hang " + function + " gpu 1")
+		waited := make(chan error, 1)
+		go func() { _, err := s.Wait(context.Background()); waited <- err }() // ends with the hang at the latest; received below
+		select {
+		case err := <-waited:
+			if err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not answer") {
+				t.Errorf("%s: got %v", function, err)
+			}
+		case <-time.After(patience):
+			t.Errorf("%s: nobody is heard", function)
+			s.clear("hang")
+			<-waited
+			continue
+		}
+		s.event(2, "xid 31")
+		if got := s.nextEvent(); got.GPU != s.id(2) {
+			t.Errorf("%s: got %+v", function, got)
+		}
+		if n := s.calls().InFlight(1); n != 1 || s.Idle() {
+			t.Errorf("%s: %d calls are under way, idle %v", function, n, s.Idle())
+		}
+		s.clear("hang")
+		s.eventually("it has answered", s.Idle)
+		if _, err := s.Check(stuck); err != nil {
+			t.Error(err)
+		}
+		s.listen()
+		s.event(1, "xid 13")
+		if got := s.nextEvent(); got.GPU != stuck {
+			t.Errorf("%s: got %+v", function, got)
+		}
+		if n := s.openSets() - open; n != 1 {
+			t.Errorf("%s: %d sets are left", function, n)
+		}
+	}
+}

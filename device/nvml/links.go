@@ -34,7 +34,7 @@ func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 		return nil, device.ErrNoDriver
 	}
 	w := wiring{
-		Backend: b, table: t, direct: map[[2]*gpu]int{}, switched: map[*gpu]int{}, paths: map[[2]*gpu]device.Path{}, silent: map[*gpu]bool{},
+		table: t, direct: map[[2]*gpu]int{}, switched: map[*gpu]int{}, paths: map[[2]*gpu]device.Path{}, silent: map[*gpu]bool{},
 	}
 	for _, g := range t.gpus {
 		w.follow(ctx, g)
@@ -52,7 +52,6 @@ func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 
 // wiring is what was found out about the links.
 type wiring struct {
-	*Backend
 	*table
 	direct   map[[2]*gpu]int // from the first to the second
 	switched map[*gpu]int    // from it to NVSwitches
@@ -70,7 +69,13 @@ func (w *wiring) follow(ctx context.Context, g *gpu) {
 		if !w.claim(ctx, g) {
 			return
 		}
-		end, ok := inTime(w, func() linkEnd { return w.endOf(g, link) }, g)
+		end, ok := inTime(w.asking, newGPUBy, func() linkEnd {
+			defer g.turn.Unlock()
+			return w.endOf(g, link)
+		}, nil)
+		if !ok {
+			w.giveUp(g)
+		}
 		if !ok || end.last {
 			return
 		}
@@ -141,44 +146,21 @@ func (w *wiring) compare(ctx context.Context, g, o *gpu) {
 		level nvml.GpuTopologyLevel
 		ret   nvml.Return
 	}
-	c, ok := inTime(w, func() (c common) {
+	c, ok := inTime(w.asking, newGPUBy, func() (c common) {
+		defer g.turn.Unlock()
+		defer o.turn.Unlock()
 		c.level, c.ret = g.handle.GetTopologyCommonAncestor(o.handle)
 		return c
-	}, g, o)
+	}, nil)
 	switch {
-	case !ok || notHere(c.ret):
+	case !ok:
+		w.giveUp(g)
+		w.giveUp(o)
+	case notHere(c.ret):
 	case c.ret != nvml.SUCCESS:
 		w.complain(g, fmt.Sprintf("path to %s: %v", o.id, answer(c.ret)))
 	default:
 		w.paths[[2]*gpu{g, o}], w.paths[[2]*gpu{o, g}] = paths[c.level], paths[c.level]
-	}
-}
-
-// inTime makes calls about GPUs whose turns are held, and gives these back after them.
-// It has a goroutine of its own for that, since they may never come back: then ok is
-// false, the GPUs are given up, and keep their turns until the calls have ended. So a
-// GPU that hangs does not hold up the listings that take turns with the links.
-func inTime[T any](w *wiring, call func() T, held ...*gpu) (result T, ok bool) {
-	results := make(chan T, 1)
-	w.open.Add(1)
-	w.asking.Go(func() { // ends when the driver has answered; Close waits for it
-		r := call()
-		for _, g := range held {
-			g.turn.Unlock()
-		}
-		w.open.Add(-1)
-		results <- r
-	})
-	timer := time.NewTimer(newGPUBy) // links may be the first to need it started up
-	defer timer.Stop()
-	select {
-	case result = <-results:
-		return result, true
-	case <-timer.C:
-		for _, g := range held {
-			w.giveUp(g)
-		}
-		return result, false
 	}
 }
 

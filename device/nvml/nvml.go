@@ -62,10 +62,8 @@ type Backend struct {
 	histories map[device.GPU]*history
 	questions map[int]*question // that have not been answered in time, by index
 
-	// asking counts the questions that are under way, of links too. open does so as well,
-	// for Idle. answered has one when there is an answer to look at.
-	asking   sync.WaitGroup
-	open     atomic.Int64
+	asking *asking
+	// answered has one when a listing has an answer to look at.
 	answered chan struct{}
 
 	// waiting guards events. Wait holds it for as long as it runs.
@@ -75,8 +73,9 @@ type Backend struct {
 
 // driver is the library after one Init. It is never written.
 type driver struct {
-	lib nvml.Interface
-	has symbols
+	lib    nvml.Interface
+	has    symbols
+	asking *asking // the Backend's
 	// facts are the labels that all GPUs share.
 	facts []device.Label
 	// instances says that events name the instances of the slice that they are about.
@@ -108,7 +107,7 @@ func New(o Options) *Backend {
 	}
 	return &Backend{
 		options: o, metrics: Metrics(), histories: map[device.GPU]*history{},
-		questions: map[int]*question{}, answered: make(chan struct{}, 1),
+		questions: map[int]*question{}, asking: &asking{}, answered: make(chan struct{}, 1),
 	}
 }
 
@@ -134,7 +133,7 @@ func (b *Backend) Close() {
 	b.waiting.Lock()
 	defer b.waiting.Unlock()
 	b.table.Store(nil)
-	b.asking.Wait()
+	b.asking.calls.Wait()
 	if b.driver == nil { // without an Init, Shutdown may be a symbol of no library
 		return
 	}
@@ -145,9 +144,8 @@ func (b *Backend) Close() {
 	_ = b.lib.Shutdown() // what it answers changes nothing for us
 }
 
-// Idle tells whether neither a listing nor a reading of links has left a question behind
-// that still waits for its answer.
-func (b *Backend) Idle() bool { return b.open.Load() == 0 }
+// Idle tells whether no question was left behind that still waits for its answer.
+func (b *Backend) Idle() bool { return b.asking.open.Load() == 0 }
 
 // gpu finds a GPU in the newest listing.
 func (b *Backend) gpu(id device.GPU) (*table, *gpu, error) {

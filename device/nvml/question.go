@@ -103,9 +103,7 @@ func (l *listing) askAt(index int) *question {
 		q.by = knownGPUBy
 	}
 	old, answered, sysRoot := l.old, l.answered, l.options.SysRoot
-	l.open.Add(1)
-	l.asking.Go(func() { // ends when the driver has answered; Close waits for it
-		defer l.open.Add(-1)
+	l.asking.begin(func() {
 		q.answer = q.driver.look(index, old, sysRoot)
 		close(q.done)
 		select {
