@@ -142,25 +142,23 @@ func TestMonitorDoesNotReleaseBeneathAQuestion(t *testing.T) {
 		monitor.Drain(context.Background())
 		readers.Drain(context.Background())
 	}()
-	well := func(n int) func() bool {
-		return func() bool {
-			statuses, _ := board.Look()
-			return len(statuses) == n && statuses[0].Healthy
-		}
+	well := func() bool {
+		statuses, _ := board.Look()
+		return len(statuses) == 1 && statuses[0].Healthy
 	}
-	s.eventually("one is well", well(1))
+	s.eventually("one is well", well)
 	before := s.calls()
 	order, stop := context.WithTimeout(ctx, 3*time.Second)
 	defer stop()
 	if err := monitor.Release(order); err == nil {
 		t.Error("it was released beneath a question")
 	}
-	s.eventually("it is taken up again", well(1))
+	s.eventually("it is taken up again", well)
 	if n := s.calls().Since(before).Of("nvmlShutdown", nvmltest.NoGPU); n != 0 {
 		t.Error("the library was shut down")
 	}
 	s.clear("hang")
-	s.eventually("both are well", well(2))
+	s.eventually("it has answered", s.Idle)
 	order, stop = context.WithTimeout(ctx, patience)
 	defer stop()
 	s.must(monitor.Release(order))
