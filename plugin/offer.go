@@ -33,6 +33,7 @@ type item struct {
 	onlyOne bool   // not to be given to a container together with another
 	// until is when an id that is offered no more goes; zero where it is offered.
 	until time.Time
+	held  bool // by a container, though it is offered no more
 }
 
 func (o *offer) sort() {
@@ -87,10 +88,11 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 			continue
 		}
 		s, known := find(statuses, i.status.ID)
-		switch held := slices.Contains(b.held, i.id); {
-		case held && known:
+		i.held = slices.Contains(b.held, i.id)
+		switch {
+		case i.held && known:
 			i.status, i.until = s, now.Add(vanishAfter)
-		case held || i.until.IsZero() && b.told != nil && b.told.has(i.id) || !i.until.IsZero() && i.status.Healthy:
+		case i.held || i.until.IsZero() && b.told != nil && b.told.has(i.id) || !i.until.IsZero() && i.status.Healthy:
 			i.status.Healthy, i.status.Reason = false, withdrawn
 			i.until = now.Add(vanishAfter)
 		case !i.until.After(now):
@@ -115,7 +117,7 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 func (b bonds) strangers(o *offer, statuses []device.Status) (items []item) {
 	for _, id := range b.held {
 		if s, known := find(statuses, id.Device()); known && !o.has(id) {
-			items = append(items, item{id: id, status: s, shared: id != s.ID.Offered()})
+			items = append(items, item{id: id, status: s, shared: id != s.ID.Offered(), held: true})
 		}
 	}
 	return items
