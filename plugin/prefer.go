@@ -74,10 +74,11 @@ func (o *offer) candidates() []preferred.Candidate {
 	return all
 }
 
-// parts tells whether several ids may stand for parts of one GPU.
+// parts tells whether several ids may stand for parts of one GPU. Those that are
+// offered no more are not to be chosen from.
 func (o *offer) parts() bool {
 	for _, i := range o.items {
-		if i.shared || !i.status.WholeGPU() {
+		if i.until.IsZero() && (i.shared || !i.status.WholeGPU()) {
 			return true
 		}
 	}

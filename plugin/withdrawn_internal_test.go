@@ -49,3 +49,13 @@ func TestAHeldWholeGPUIsALoad(t *testing.T) {
 		t.Errorf("preferred is %q, which Allocate refuses", got)
 	}
 }
+
+// A replica from before the GPUs were whole again does not make them parts: links
+// decide.
+func TestAHeldReplicaLeavesWholeGPUsWhole(t *testing.T) {
+	l := holding(Rules{}, board("0 1 2 3"), "GPU-3::1")
+	l.Links = func() []device.Link { return []device.Link{{A: "GPU-1", B: "GPU-2", NVLinks: 4}} }
+	if got := l.prefers(t, 2, "GPU-0", "GPU-1", "GPU-2"); fmt.Sprint(got) != "[GPU-1 GPU-2]" {
+		t.Errorf("preferred is %q", got)
+	}
+}
