@@ -60,15 +60,19 @@ func newEndpoint(o Options, resource string) *endpoint {
 func (e *endpoint) offer(o *offer, statuses []device.Status, now time.Time) time.Duration {
 	older, _ := e.look()
 	next := older.leave(o, statuses, bonds{e.Held(e.resource), e.told.Load()}, now)
+	again := lookAgain
+	if o.reserve(e.resource, e.Holdings) {
+		again = vanishAfter
+	}
+	if !next.IsZero() {
+		again = min(again, next.Sub(now))
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.offered = o
 	close(e.changed)
 	e.changed = make(chan struct{})
-	if next.IsZero() {
-		return lookAgain
-	}
-	return next.Sub(now)
+	return again
 }
 
 // look returns what is offered, and a channel that is closed when something else

@@ -14,8 +14,11 @@ import (
 // Allocate that it began with it (pkg/kubelet/cm/devicemanager/manager.go).
 const vanishAfter = 2 * time.Second
 
-// withdrawn is why an id that is offered no more is not healthy.
-const withdrawn = "withdrawn"
+// Why an id is not healthy though its device is.
+const (
+	withdrawn = "withdrawn" // it is offered no more
+	elsewhere = "held"      // its device is, by another id or as another resource
+)
 
 // offer is what is offered under one resource name. It is never written once it
 // was published.
@@ -29,7 +32,7 @@ type item struct {
 	id      device.OfferedID
 	status  device.Status
 	shared  bool   // one of several replicas
-	down    string // why its resource cannot be used, as Rules.Down said
+	down    string // why it cannot be used, though its device is healthy
 	onlyOne bool   // not to be given to a container together with another
 	// until is when an id that is offered no more goes; zero where it is offered.
 	until time.Time
@@ -111,6 +114,30 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 	newer.items = append(newer.items, left...)
 	newer.sort()
 	return first
+}
+
+// reserve keeps a device that is to be had alone from being given away while a
+// container has it by another id or as another resource, as it was offered before
+// the rules changed. It tells whether there is any such device. One that its own id
+// is held of is left alone: it is given away already, and its pod's status is not to
+// be wrong.
+func (o *offer) reserve(resource string, holdings func(device.ID) []device.Holding) (any bool) {
+	for n := range o.items {
+		i := &o.items[n]
+		if i.shared || !i.until.IsZero() {
+			continue
+		}
+		held := holdings(i.status.ID)
+		own := func(h device.Holding) bool { return h.Resource == resource && h.Offered == i.id }
+		if len(held) == 0 || slices.ContainsFunc(held, own) {
+			continue
+		}
+		any, i.down = true, elsewhere
+		if i.status.Healthy {
+			i.status.Healthy, i.status.Reason = false, elsewhere
+		}
+	}
+	return any
 }
 
 // strangers are held ids that an offer does not have, of devices that are there.

@@ -3,6 +3,7 @@ package plugin
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,6 +17,14 @@ func holding(rules Rules, statuses []device.Status, held ...device.OfferedID) *l
 	e := on("", Rules{}, statuses...)
 	e.offered = &offer{}
 	e.Held = func(string) []device.OfferedID { return held }
+	e.Holdings = func(d device.ID) (all []device.Holding) {
+		for _, id := range held {
+			if id.Device() == d {
+				all = append(all, device.Holding{Resource: wholeGPU, Offered: id})
+			}
+		}
+		return all
+	}
 	offers, _ := rules.apply(statuses)
 	e.offer(offers[wholeGPU], statuses, time.Now())
 	return &life{endpoint: e}
@@ -57,5 +66,47 @@ func TestAHeldReplicaLeavesWholeGPUsWhole(t *testing.T) {
 	l.Links = func() []device.Link { return []device.Link{{A: "GPU-1", B: "GPU-2", NVLinks: 4}} }
 	if got := l.prefers(t, 2, "GPU-0", "GPU-1", "GPU-2"); fmt.Sprint(got) != "[GPU-1 GPU-2]" {
 		t.Errorf("preferred is %q", got)
+	}
+}
+
+// A GPU is not had alone while somebody has a replica of it from before.
+func TestAHeldReplicaKeepsItsGPUFromBeingGivenAway(t *testing.T) {
+	l := holding(Rules{}, board("0 1"), "GPU-0::1")
+	if got := words(map[string]*offer{"": l.offered}); got != ": GPU-0! GPU-0::1 GPU-1" {
+		t.Errorf("offered is %q", got)
+	}
+	_, err := l.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{"GPU-0"}}}})
+	if err == nil || !strings.Contains(err.Error(), "GPU-0 is unhealthy (held)") {
+		t.Errorf("Allocate answers %v", err)
+	}
+	for _, held := range [][]device.OfferedID{
+		{"GPU-0"},             // by who may have it
+		{"GPU-0", "GPU-0::1"}, // by both: the pod's status is not to be wrong
+	} {
+		l := holding(Rules{}, board("0"), held...)
+		if i, _ := l.offered.find("GPU-0"); !i.status.Healthy {
+			t.Errorf("held are %q, and GPU-0 is %q", held, i.status.Reason)
+		}
+	}
+	if l := holding(shareAll(2), board("0"), "GPU-0"); l.offered.healthy() != 3 {
+		t.Errorf("replicas are not to be had alone, and offered is %q", words(map[string]*offer{"": l.offered}))
+	}
+}
+
+// Nor while somebody has it as another resource, or of another plugin.
+func TestAGPUThatIsHeldAsAnotherResource(t *testing.T) {
+	l := holding(Rules{}, board("0 1"))
+	l.Holdings = func(d device.ID) []device.Holding {
+		if d != "GPU-1" {
+			return nil
+		}
+		return []device.Holding{{Resource: "nvidia.com/a100", Offered: "GPU-1"}}
+	}
+	offers, _ := Rules{}.apply(board("0 1"))
+	if again := l.offer(offers[wholeGPU], board("0 1"), time.Now()); again > vanishAfter {
+		t.Errorf("it is looked at again after %s", again)
+	}
+	if got := words(map[string]*offer{"": l.offered}); got != ": GPU-0 GPU-1!" {
+		t.Errorf("offered is %q", got)
 	}
 }

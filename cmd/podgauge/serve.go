@@ -87,7 +87,7 @@ func serve(ctx context.Context, o options, hw *hardware, listener net.Listener, 
 		tasks = append(tasks, book.Run)
 		parts["cdi"] = specs
 		parts["plugin"] = plugin.New(plugin.Options{
-			Dir: hw.devicePluginDir, Look: board.Look, Rules: book.Look, Links: monitor.Links, Held: held(holders),
+			Dir: hw.devicePluginDir, Look: board.Look, Rules: book.Look, Links: monitor.Links, Held: held(holders), Holdings: holdings(holders),
 			Fit: func(ctx context.Context, a plugin.Ask) error { return readers.Fit(ctx, a.Device, a.Alone) },
 			Log: log.With("part", "plugin"), Trace: trace(own, holders, metrics),
 		})
@@ -158,6 +158,14 @@ func held(holders *podresources.Client) func(resource string) []device.OfferedID
 	return func(resource string) []device.OfferedID {
 		known, _ := holders.Look()
 		return known.Offered(resource)
+	}
+}
+
+// holdings are those of a device, as the kubelet last said.
+func holdings(holders *podresources.Client) func(device.ID) []device.Holding {
+	return func(id device.ID) []device.Holding {
+		known, _ := holders.Look()
+		return known.Rows(id)
 	}
 }
 
