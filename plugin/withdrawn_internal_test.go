@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -108,5 +109,48 @@ func TestAGPUThatIsHeldAsAnotherResource(t *testing.T) {
 	}
 	if got := words(map[string]*offer{"": l.offered}); got != ": GPU-0 GPU-1!" {
 		t.Errorf("offered is %q", got)
+	}
+}
+
+// asks is what is asked of devices before a start on these ids, and what came of it.
+func (l *life) asks(t *testing.T, ids ...string) (asked []Ask, err error) {
+	t.Helper()
+	answers := make(chan Ask, len(ids))
+	l.Fit = func(_ context.Context, a Ask) error { answers <- a; return nil }
+	_, err = l.PreStartContainer(t.Context(), &api.PreStartContainerRequest{DevicesIds: ids})
+	close(answers)
+	for a := range answers {
+		asked = append(asked, a)
+	}
+	return asked, err
+}
+
+// A container on a GPU that is shared by now starts anew beside the replicas'.
+func TestAStartOnAGPUThatIsSharedByNow(t *testing.T) {
+	rules := shareAll(2)
+	rules.PreStart = true
+	asked, err := holding(rules, board("0"), "GPU-0").asks(t, "GPU-0")
+	if err != nil || len(asked) != 1 || asked[0].Alone {
+		t.Errorf("asked was %+v, and the answer is %v", asked, err)
+	}
+	if _, err := holding(rules, board("0!"), "GPU-0").asks(t, "GPU-0"); err == nil {
+		t.Error("it starts on a device that has failed")
+	}
+}
+
+// What nobody serves is no better before a later start than at Allocate.
+func TestAStartWhileTheMPSDaemonIsDown(t *testing.T) {
+	rules := shareAll(2)
+	rules.PreStart = true
+	rules.Down = func(string) string { return "mps_daemon" }
+	asked, err := holding(rules, board("0")).asks(t, "GPU-0::1")
+	if len(asked) > 0 || err == nil || !strings.Contains(err.Error(), "GPU-0::1 is unhealthy (mps_daemon)") {
+		t.Errorf("asked was %+v, and the answer is %v", asked, err)
+	}
+	l := holding(rules, board("0"), "GPU-0::1")
+	offers, _ := Rules{PreStart: true}.apply(board("0"))
+	l.offer(offers[wholeGPU], board("0"), time.Now())
+	if asked, err := l.asks(t, "GPU-0::1"); len(asked) != 1 || err != nil {
+		t.Errorf("the daemon is not wanted any more: asked was %+v, and the answer is %v", asked, err)
 	}
 }
