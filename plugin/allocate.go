@@ -62,7 +62,6 @@ func (l *life) Allocate(_ context.Context, r *api.AllocateRequest) (*api.Allocat
 func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device.OfferedID, []fault) {
 	offered, _ := l.look()
 	statuses, _ := l.Look()
-	options := offered.options(l.resource)
 	all := &api.AllocateResponse{}
 	var asked []device.OfferedID
 	var faults []fault
@@ -71,7 +70,7 @@ func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device
 		asked = append(asked, ids...)
 		devices, wrong := offered.usable(statuses, ids)
 		faults = append(faults, wrong...)
-		all.ContainerResponses = append(all.ContainerResponses, options.Container(devices))
+		all.ContainerResponses = append(all.ContainerResponses, offered.options(l.resource, ids).Container(devices))
 	}
 	if len(faults) > 0 {
 		return nil, asked, faults
@@ -79,13 +78,18 @@ func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device
 	return all, asked, nil
 }
 
-// options are those of a resource.
-func (o *offer) options(resource string) answer.Options {
+// options are those of a container that is given these ids of a resource. Only what
+// is shared can be shared through MPS: a device may be offered as it is beside
+// replicas of others, and then no daemon serves it.
+func (o *offer) options(resource string, ids []device.OfferedID) answer.Options {
 	var options answer.Options
 	if o.rules.Answer != nil {
 		options = o.rules.Answer(resource)
 	}
 	options.Resource = resource
+	if !slices.ContainsFunc(ids, func(id device.OfferedID) bool { i, _ := o.find(id); return i.shared }) {
+		options.MPSRoot = ""
+	}
 	return options
 }
 
