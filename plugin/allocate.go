@@ -136,8 +136,9 @@ func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (device
 }
 
 // refuse says of every id why, in the log and to whoever counts: it ends up in the
-// pod's status, where it is all that its owner sees. The kubelet sends ids in
-// random order.
+// pod's status, where it is all that its owner sees. What is refused again and again
+// is counted each time, and logged once in a while. The kubelet sends ids in random
+// order.
 func (l *life) refuse(what string, ids []device.OfferedID, faults []fault) error {
 	texts := make([]string, len(faults))
 	for i, f := range faults {
@@ -145,7 +146,11 @@ func (l *life) refuse(what string, ids []device.OfferedID, faults []fault) error
 	}
 	slices.Sort(texts)
 	err := fmt.Errorf("cannot %s: %s", what, strings.Join(slices.Compact(texts), ", "))
-	l.Log.Warn("refuse a container", "resource", l.resource, "ids", ids, "err", err)
+	if unsaid, say := l.refusals.met(what, faults[0].why, ids, time.Now()); unsaid > 0 {
+		l.Log.Warn("refuse a container", "resource", l.resource, "ids", ids, "err", err, "unsaid", unsaid)
+	} else if say {
+		l.Log.Warn("refuse a container", "resource", l.resource, "ids", ids, "err", err)
+	}
 	if l.Trace.Refused != nil {
 		l.Trace.Refused(l.resource, ids, faults[0].why, err)
 	}

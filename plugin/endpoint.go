@@ -42,6 +42,8 @@ type endpoint struct {
 	told atomic.Pointer[offer]
 	view atomic.Pointer[view] // the newest that was asked for
 
+	refusals refusals
+
 	streamsMu sync.Mutex
 	streams   int // live ones, of whichever life; guarded by streamsMu
 
