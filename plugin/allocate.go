@@ -138,13 +138,13 @@ func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (device
 // refuse says of every id why, in the log and to whoever counts: it ends up in the
 // pod's status, where it is all that its owner sees. What is refused again and again
 // is counted each time, and logged once in a while. The kubelet sends ids in random
-// order.
+// order: the reason is that of what the text names first.
 func (l *life) refuse(what string, ids []device.OfferedID, faults []fault) error {
+	slices.SortFunc(faults, func(a, b fault) int { return strings.Compare(a.text, b.text) })
 	texts := make([]string, len(faults))
 	for i, f := range faults {
 		texts[i] = f.text
 	}
-	slices.Sort(texts)
 	err := fmt.Errorf("cannot %s: %s", what, strings.Join(slices.Compact(texts), ", "))
 	if unsaid, say := l.refusals.met(what, faults[0].why, ids, time.Now()); unsaid > 0 {
 		l.Log.Warn("refuse a container", "resource", l.resource, "ids", ids, "err", err, "unsaid", unsaid)

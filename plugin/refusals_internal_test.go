@@ -85,3 +85,20 @@ func TestRefusalsAreForgotten(t *testing.T) {
 		}
 	}
 }
+
+// The kubelet sends ids in random order, and what is counted does not depend on it.
+func TestTheReasonOfSeveral(t *testing.T) {
+	var whys []Why
+	e := on("", Rules{}, board("0!")...)
+	e.Trace.Refused = func(_ string, _ []device.OfferedID, why Why, _ error) { whys = append(whys, why) }
+	l := &life{endpoint: e}
+	for _, ids := range [][]string{{"GPU-0", "GPU-7"}, {"GPU-7", "GPU-0"}} {
+		_, err := l.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
+		if err == nil {
+			t.Fatalf("%q is not refused", ids)
+		}
+	}
+	if len(whys) != 2 || whys[0] != WhyUnhealthy || whys[1] != WhyUnhealthy {
+		t.Errorf("counted is %q", whys)
+	}
+}
