@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -19,6 +20,10 @@ const (
 	withdrawn = "withdrawn" // it is offered no more
 	elsewhere = "held"      // its device is, by another id or as another resource
 )
+
+// mostBytes is how long a list may be. The kubelet takes 4 MiB, gRPC's default, and
+// ends the stream over a longer one. What is withdrawn comes on top.
+const mostBytes = 4<<20 - 64<<10
 
 // offer is what is offered under one resource name. It is never written once it
 // was published.
@@ -163,6 +168,16 @@ func (o *offer) list() *api.ListAndWatchResponse {
 		list.Devices[n] = &api.Device{ID: string(i.id), Health: health, Topology: topology(i.status.Device)}
 	}
 	return list
+}
+
+// bytes is the length of the list when all devices have failed, which is when it is
+// the longest, as far as it may matter: an id takes some 60.
+func (o *offer) bytes() int {
+	const mostID = 256
+	if len(o.items) < mostBytes/mostID {
+		return 0
+	}
+	return proto.Size(o.list()) + o.healthy()*(len(api.Unhealthy)-len(api.Healthy))
 }
 
 // topology is nil where the NUMA node is not known: one that is there but empty
