@@ -145,9 +145,10 @@ func (o *offer) reserve(resource string, holdings func(device.ID) []device.Holdi
 	return any
 }
 
-// strangers are held ids that an offer does not have, of devices that are there.
+// strangers are held ids that an offer does not have, of devices that are there. Each
+// is there once, whoever holds it: a list that names an id twice is counted twice.
 func (b bonds) strangers(o *offer, statuses []device.Status) (items []item) {
-	for _, id := range b.held {
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(b.held))) {
 		if s, known := find(statuses, id.Device()); known && !o.has(id) {
 			items = append(items, item{id: id, status: s, shared: id != s.ID.Offered(), held: true})
 		}

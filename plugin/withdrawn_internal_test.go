@@ -154,3 +154,11 @@ func TestAStartWhileTheMPSDaemonIsDown(t *testing.T) {
 		t.Errorf("the daemon is not wanted any more: asked was %+v, and the answer is %v", asked, err)
 	}
 }
+
+// Two containers may hold one id for a moment: the one that ends, and the next.
+func TestAnIDThatTwoHoldIsListedOnce(t *testing.T) {
+	l := holding(shareAll(1), board("0"), "GPU-0", "GPU-0", "GPU-0::7", "GPU-0::7")
+	if got := words(map[string]*offer{"": l.offered}); got != ": GPU-0 GPU-0::0 GPU-0::7" {
+		t.Errorf("offered is %q", got)
+	}
+}
