@@ -37,8 +37,8 @@ type endpoint struct {
 	socket string      // the file name of the newest one's; belongs to run's goroutine
 	said   string      // why the newest life failed, as logged; belongs to run's goroutine
 	tried  atomic.Bool // whether the first registration has had an outcome, or has been found impossible for now
-	// told is what the kubelet was last sent in this life; nil before that. Written
-	// by the stream and by run.
+	// told is what the kubelet was last sent in this life, or is being sent; nil
+	// before that. Written by the stream and by run.
 	told atomic.Pointer[offer]
 	view atomic.Pointer[view] // the newest that was asked for
 

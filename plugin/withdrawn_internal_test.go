@@ -2,13 +2,16 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"google.golang.org/grpc"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -160,5 +163,30 @@ func TestAnIDThatTwoHoldIsListedOnce(t *testing.T) {
 	l := holding(shareAll(1), board("0"), "GPU-0", "GPU-0", "GPU-0::7", "GPU-0::7")
 	if got := words(map[string]*offer{"": l.offered}); got != ": GPU-0 GPU-0::0 GPU-0::7" {
 		t.Errorf("offered is %q", got)
+	}
+}
+
+// sending is a stream whose sends a test takes part in.
+type sending struct {
+	grpc.ServerStreamingServer[api.ListAndWatchResponse]
+	ctx  context.Context
+	send func(*api.ListAndWatchResponse) error
+}
+
+func (s *sending) Context() context.Context                  { return s.ctx }
+func (s *sending) Send(list *api.ListAndWatchResponse) error { return s.send(list) }
+
+// The kubelet may choose from a list as soon as it has it, which is before Send
+// returns: what goes then must not vanish within its Allocate.
+func TestWhatGoesWhileTheListIsSent(t *testing.T) {
+	l := holding(Rules{}, board("0 1"))
+	l.done, l.streaming, l.broken = make(chan struct{}), make(chan struct{}), make(chan struct{})
+	err := l.ListAndWatch(nil, &sending{ctx: t.Context(), send: func(*api.ListAndWatchResponse) error {
+		offers, _ := Rules{}.apply(board("0"))
+		l.offer(offers[wholeGPU], board("0"), time.Now())
+		return io.EOF
+	}})
+	if got := words(map[string]*offer{"": l.offered}); got != ": GPU-0 GPU-1!" || !errors.Is(err, io.EOF) {
+		t.Errorf("offered is %q, %v", got, err)
 	}
 }
