@@ -86,7 +86,7 @@ func newPage(metrics []device.Metric) *page {
 	}
 	for _, m := range metrics {
 		kind := dto.MetricType_COUNTER
-		if m.Kind == device.Gauge {
+		if m.Kind == device.Gauge || m.Kind == device.State {
 			kind = dto.MetricType_GAUGE
 		}
 		p.rows = append(p.rows, add(m.Name, m.Help, kind))
@@ -162,7 +162,7 @@ func (d rendering) renderReading(s snapshot, l *ledger) {
 		metric, f := d.page.metrics[sample.Metric], d.page.rows[sample.Metric]
 		at := slot{family: f, row: sample.Metric}
 		switch metric.Kind {
-		case device.FaultCounter:
+		case device.FaultCounter, device.State:
 			d.itself.set(at, sample.Value, metric.Labels...)
 		case device.Gauge:
 			d.held.set(at, sample.Value, metric.Labels...)
