@@ -52,6 +52,9 @@ type Holders struct {
 	Settled bool
 	// Recent are the last containers of each device, those of now included.
 	Recent []Seen
+	// Resources are of the same answer, but for what is allocatable, which is asked for
+	// more seldom.
+	Resources Resources
 }
 
 // Hold is the state of one device.
