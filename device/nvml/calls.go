@@ -4,9 +4,10 @@ import (
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/device"
 )
 
-// slot is where a call leaves a number for the rows.
+// slot is where something other than a field leaves a number for the rows.
 type slot uint8
 
 const (
@@ -15,126 +16,438 @@ const (
 	memoryReserved
 	memoryUsed
 	memoryFree
+	bar1Total
+	bar1Used
 	busy
 	memoryBusy
+	encoderBusy
+	decoderBusy
+	jpegBusy
+	ofaBusy
 	temperature
+	margin
+	limitShutdown
+	limitSlowdown
+	limitMemory
+	limitGPU
 	power
 	powerLimit
 	smClock
 	memoryClock
+	graphicsClock
+	videoClock
+	smClockMost
+	memoryClockMost
+	graphicsClockMost
+	videoClockMost
 	reasons
+	performance
+	pcieGeneration
+	pcieWidth
+	pcieGenerationMost
+	pcieWidthMost
+	dramCorrected
+	dramUncorrected
+	sramCorrected
+	sramUncorrected
+	sramEverCorrected
+	sramEverUncorrected
+	sramInL2
+	sramInSM
+	sramInPCIe
+	sramInMCU
+	sramElsewhere
+	sramThreshold
+	banksMax
+	banksHigh
+	banksPartial
+	banksLow
+	banksNone
+	repairChannel
+	repairTPC
+	unrepairable
+	fabricState
+	fabricHealthy
+	fabricDegraded
+	fabricRecovery
+	fabricUnhealthy
+	fabricTimeout
+	fabricMisled
+	persistence
+	computeMode
+
+	// What is known without a call of its own: see features.go.
+	migNow
+	migPending
+	hasC2C
+	hasECC
+	hasFabric
+	hasGPM
+	hasMIG
+	hasNVLink
+	hasRetirement
+	hasRemapping
+
+	// What two samples of the GPU's counters give: see gpm.go.
+	gpmGraphics
+	gpmSM
+	gpmOccupancy
+	gpmInteger
+	gpmTensor
+	gpmDFMA
+	gpmHMMA
+	gpmIMMA
+	gpmDRAM
+	gpmFP64
+	gpmFP32
+	gpmFP16
+
 	slotCount
+)
+
+// target is whom a call can be made about.
+type target uint8
+
+const (
+	gpus target = 1 << iota
+	migSlices
 )
 
 // call is a function that fills slots. It is made when one of them is wanted that
 // nothing before it has filled.
 type call struct {
 	symbol string
-	slots  []slot
+	pace   device.Pace
+	about  target
 	ask    func(nvml.Device, *reading) nvml.Return
+	slots  []slot
+	// older says that it is the older form of the call before it, which says more.
+	older bool
 }
 
 // calls are what cannot be had by fields. Of two that fill the same slot the newer
-// one, which says more, stands first.
+// one, which says more, stands first. What is slow here is made one by one, as a
+// flight has calls to spare, and what is static when the GPU is found.
 var calls = [...]call{
-	{"nvmlDeviceGetMemoryInfo_v2", []slot{memoryTotal, memoryReserved, memoryUsed, memoryFree}, askMemory},
-	{"nvmlDeviceGetMemoryInfo", []slot{memoryTotal, memoryUsed, memoryFree}, askOldMemory},
-	{"nvmlDeviceGetUtilizationRates", []slot{busy, memoryBusy}, askUtilization},
-	{"nvmlDeviceGetTemperature", []slot{temperature}, askTemperature},
-	{"nvmlDeviceGetPowerUsage", []slot{power}, askPower},
-	{"nvmlDeviceGetEnforcedPowerLimit", []slot{powerLimit}, askPowerLimit},
-	{"nvmlDeviceGetClockInfo", []slot{smClock}, askSMClock},
-	{"nvmlDeviceGetClockInfo", []slot{memoryClock}, askMemoryClock},
-	{"nvmlDeviceGetCurrentClocksEventReasons", []slot{reasons}, askReasons},
-	{"nvmlDeviceGetCurrentClocksThrottleReasons", []slot{reasons}, askOldReasons},
+	{"nvmlDeviceGetMemoryInfo_v2", device.Fast, gpus | migSlices, askMemory, []slot{memoryTotal, memoryReserved, memoryUsed, memoryFree}, false},
+	{"nvmlDeviceGetMemoryInfo", device.Fast, gpus | migSlices, askOldMemory, []slot{memoryTotal, memoryUsed, memoryFree}, true},
+	{"nvmlDeviceGetUtilizationRates", device.Fast, gpus, askUtilization, []slot{busy, memoryBusy}, false},
+	{"nvmlDeviceGetEncoderUtilization", device.Fast, gpus, engine(encoderBusy, nvml.Device.GetEncoderUtilization), []slot{encoderBusy}, false},
+	{"nvmlDeviceGetDecoderUtilization", device.Fast, gpus, engine(decoderBusy, nvml.Device.GetDecoderUtilization), []slot{decoderBusy}, false},
+	{"nvmlDeviceGetJpgUtilization", device.Fast, gpus, engine(jpegBusy, nvml.Device.GetJpgUtilization), []slot{jpegBusy}, false},
+	{"nvmlDeviceGetOfaUtilization", device.Fast, gpus, engine(ofaBusy, nvml.Device.GetOfaUtilization), []slot{ofaBusy}, false},
+	{"nvmlDeviceGetTemperature", device.Fast, gpus, askTemperature, []slot{temperature}, false},
+	{"nvmlDeviceGetPowerUsage", device.Fast, gpus, askPower, []slot{power}, false},
+	{"nvmlDeviceGetClockInfo", device.Fast, gpus, clock(smClock, nvml.CLOCK_SM), []slot{smClock}, false},
+	{"nvmlDeviceGetClockInfo", device.Fast, gpus, clock(memoryClock, nvml.CLOCK_MEM), []slot{memoryClock}, false},
+	{"nvmlDeviceGetCurrentClocksEventReasons", device.Fast, gpus, askReasons, []slot{reasons}, false},
+	{"nvmlDeviceGetCurrentClocksThrottleReasons", device.Fast, gpus, askOldReasons, []slot{reasons}, true},
+
+	{"nvmlDeviceGetBAR1MemoryInfo", device.Slow, gpus | migSlices, askBAR1, []slot{bar1Total, bar1Used}, false},
+	{"nvmlDeviceGetPerformanceState", device.Slow, gpus, askPerformance, []slot{performance}, false},
+	{"nvmlDeviceGetClockInfo", device.Slow, gpus, clock(graphicsClock, nvml.CLOCK_GRAPHICS), []slot{graphicsClock}, false},
+	{"nvmlDeviceGetClockInfo", device.Slow, gpus, clock(videoClock, nvml.CLOCK_VIDEO), []slot{videoClock}, false},
+	{"nvmlDeviceGetMarginTemperature", device.Slow, gpus, askMargin, []slot{margin}, false},
+	{"nvmlDeviceGetEnforcedPowerLimit", device.Slow, gpus, askPowerLimit, []slot{powerLimit}, false},
+	{"nvmlDeviceGetCurrPcieLinkGeneration", device.Slow, gpus, whole(pcieGeneration, nvml.Device.GetCurrPcieLinkGeneration), []slot{pcieGeneration}, false},
+	{"nvmlDeviceGetCurrPcieLinkWidth", device.Slow, gpus, whole(pcieWidth, nvml.Device.GetCurrPcieLinkWidth), []slot{pcieWidth}, false},
+	{"nvmlDeviceGetSramEccErrorStatus", device.Slow, gpus, askSRAM, []slot{
+		sramCorrected, sramUncorrected, sramEverCorrected, sramEverUncorrected,
+		sramInL2, sramInSM, sramInPCIe, sramInMCU, sramElsewhere, sramThreshold,
+	}, false},
+	{"nvmlDeviceGetRowRemapperHistogram", device.Slow, gpus, askBanks, []slot{banksMax, banksHigh, banksPartial, banksLow, banksNone}, false},
+	{"nvmlDeviceGetRepairStatus", device.Slow, gpus, askRepair, []slot{repairChannel, repairTPC}, false},
+	{"nvmlDeviceGetUnrepairableMemoryFlag_v1", device.Slow, gpus, askUnrepairable, []slot{unrepairable}, false},
+	{"nvmlDeviceGetGpuFabricInfoV", device.Slow, gpus, askFabric, fabricSlots, false},
+	{"nvmlDeviceGetGpuFabricInfoV", device.Slow, gpus, askOldFabric, fabricSlots, true},
+	{"nvmlDeviceGetPersistenceMode", device.Slow, gpus, askPersistence, []slot{persistence}, false},
+	{"nvmlDeviceGetComputeMode", device.Slow, gpus, askComputeMode, []slot{computeMode}, false},
+	{"nvmlDeviceGetMemoryErrorCounter", device.Slow, migSlices, dramErrors(dramCorrected, nvml.MEMORY_ERROR_TYPE_CORRECTED), []slot{dramCorrected}, false},
+	{"nvmlDeviceGetMemoryErrorCounter", device.Slow, migSlices, dramErrors(dramUncorrected, nvml.MEMORY_ERROR_TYPE_UNCORRECTED), []slot{dramUncorrected}, false},
+
+	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(smClockMost, nvml.CLOCK_SM), []slot{smClockMost}, false},
+	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(memoryClockMost, nvml.CLOCK_MEM), []slot{memoryClockMost}, false},
+	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(graphicsClockMost, nvml.CLOCK_GRAPHICS), []slot{graphicsClockMost}, false},
+	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(videoClockMost, nvml.CLOCK_VIDEO), []slot{videoClockMost}, false},
+	{"nvmlDeviceGetTemperatureThreshold", device.Static, gpus, threshold(limitShutdown, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN), []slot{limitShutdown}, false},
+	{"nvmlDeviceGetTemperatureThreshold", device.Static, gpus, threshold(limitSlowdown, nvml.TEMPERATURE_THRESHOLD_SLOWDOWN), []slot{limitSlowdown}, false},
+	{"nvmlDeviceGetTemperatureThreshold", device.Static, gpus, threshold(limitMemory, nvml.TEMPERATURE_THRESHOLD_MEM_MAX), []slot{limitMemory}, false},
+	{"nvmlDeviceGetTemperatureThreshold", device.Static, gpus, threshold(limitGPU, nvml.TEMPERATURE_THRESHOLD_GPU_MAX), []slot{limitGPU}, false},
+	{"nvmlDeviceGetMaxPcieLinkGeneration", device.Static, gpus, whole(pcieGenerationMost, nvml.Device.GetMaxPcieLinkGeneration), []slot{pcieGenerationMost}, false},
+	{"nvmlDeviceGetMaxPcieLinkWidth", device.Static, gpus, whole(pcieWidthMost, nvml.Device.GetMaxPcieLinkWidth), []slot{pcieWidthMost}, false},
 }
+
+var fabricSlots = []slot{hasFabric, fabricState, fabricHealthy, fabricDegraded, fabricRecovery, fabricUnhealthy, fabricTimeout, fabricMisled}
 
 func (c *call) fills(s slot) bool { return slices.Contains(c.slots, s) }
 
-// reading is what the calls of one Read left.
+// reading is what calls have left of a GPU, or of a slice.
 type reading struct {
-	wanted, filled [slotCount]bool
-	values         [slotCount]uint64
+	filled [slotCount]bool
+	values [slotCount]float64
 }
 
 // set takes a value, if the call that was to bring it succeeded.
-func (r *reading) set(ret nvml.Return, s slot, v uint64) {
+func (r *reading) set(ret nvml.Return, s slot, v float64) {
 	if ret == nvml.SUCCESS {
 		r.values[s], r.filled[s] = v, true
 	}
 }
 
-// wants tells whether a call would bring something that is wanted.
-func (r *reading) wants(c *call) bool {
-	return slices.ContainsFunc(c.slots, func(s slot) bool { return r.wanted[s] && !r.filled[s] })
+func (r *reading) setTruth(ret nvml.Return, s slot, is bool) {
+	v := 0.0
+	if is {
+		v = 1
+	}
+	r.set(ret, s, v)
+}
+
+func (r *reading) empty(slots []slot) {
+	for _, s := range slots {
+		r.filled[s] = false
+	}
+}
+
+// lacks tells whether a call would bring something that nothing has brought.
+func (r *reading) lacks(c *call, spared *[slotCount]bool) bool {
+	for _, s := range c.slots {
+		if !r.filled[s] && !spared[s] {
+			return true
+		}
+	}
+	return false
 }
 
 func askMemory(d nvml.Device, r *reading) nvml.Return {
 	m, ret := d.GetMemoryInfo_v2()
-	r.set(ret, memoryTotal, m.Total)
-	r.set(ret, memoryReserved, m.Reserved)
-	r.set(ret, memoryUsed, m.Used)
-	r.set(ret, memoryFree, m.Free)
+	r.set(ret, memoryTotal, float64(m.Total))
+	r.set(ret, memoryReserved, float64(m.Reserved))
+	r.set(ret, memoryUsed, float64(m.Used))
+	r.set(ret, memoryFree, float64(m.Free))
 	return ret
 }
 
 // This one counts as used what is reserved, and does not say how much that is.
 func askOldMemory(d nvml.Device, r *reading) nvml.Return {
 	m, ret := d.GetMemoryInfo()
-	r.set(ret, memoryTotal, m.Total)
-	r.set(ret, memoryUsed, m.Used)
-	r.set(ret, memoryFree, m.Free)
+	r.set(ret, memoryTotal, float64(m.Total))
+	r.set(ret, memoryUsed, float64(m.Used))
+	r.set(ret, memoryFree, float64(m.Free))
+	return ret
+}
+
+func askBAR1(d nvml.Device, r *reading) nvml.Return {
+	m, ret := d.GetBAR1MemoryInfo()
+	r.set(ret, bar1Total, float64(m.Bar1Total))
+	r.set(ret, bar1Used, float64(m.Bar1Used))
 	return ret
 }
 
 // It is not supported while MIG is on (nvml.h, nvmlDeviceGetUtilizationRates).
 func askUtilization(d nvml.Device, r *reading) nvml.Return {
 	u, ret := d.GetUtilizationRates()
-	r.set(ret, busy, uint64(u.Gpu))
-	r.set(ret, memoryBusy, uint64(u.Memory))
+	r.set(ret, busy, float64(u.Gpu))
+	r.set(ret, memoryBusy, float64(u.Memory))
 	return ret
+}
+
+type asking func(nvml.Device, *reading) nvml.Return
+
+// engine is for functions that give a percentage, and the period that it is of.
+func engine(s slot, ask func(nvml.Device) (uint32, uint32, nvml.Return)) asking {
+	return func(d nvml.Device, r *reading) nvml.Return {
+		percent, _, ret := ask(d)
+		r.set(ret, s, float64(percent))
+		return ret
+	}
+}
+
+func whole(s slot, ask func(nvml.Device) (int, nvml.Return)) asking {
+	return func(d nvml.Device, r *reading) nvml.Return {
+		n, ret := ask(d)
+		r.set(ret, s, float64(n))
+		return ret
+	}
+}
+
+func clock(s slot, of nvml.ClockType) asking {
+	return func(d nvml.Device, r *reading) nvml.Return {
+		mhz, ret := d.GetClockInfo(of)
+		r.set(ret, s, float64(mhz))
+		return ret
+	}
+}
+
+func maxClock(s slot, of nvml.ClockType) asking {
+	return func(d nvml.Device, r *reading) nvml.Return {
+		mhz, ret := d.GetMaxClockInfo(of)
+		r.set(ret, s, float64(mhz))
+		return ret
+	}
+}
+
+func threshold(s slot, of nvml.TemperatureThresholds) asking {
+	return func(d nvml.Device, r *reading) nvml.Return {
+		celsius, ret := d.GetTemperatureThreshold(of)
+		r.set(ret, s, float64(celsius))
+		return ret
+	}
+}
+
+// Of a slice NVML counts what is in DRAM alone (nvml.h, nvmlDeviceGetMemoryErrorCounter).
+func dramErrors(s slot, of nvml.MemoryErrorType) asking {
+	return func(d nvml.Device, r *reading) nvml.Return {
+		n, ret := d.GetMemoryErrorCounter(of, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM)
+		r.set(ret, s, float64(n))
+		return ret
+	}
 }
 
 // nvml.h prefers GetTemperatureV, which says the same and which older drivers lack.
 func askTemperature(d nvml.Device, r *reading) nvml.Return {
 	t, ret := d.GetTemperature(nvml.TEMPERATURE_GPU)
-	r.set(ret, temperature, uint64(t))
+	r.set(ret, temperature, float64(t))
+	return ret
+}
+
+func askMargin(d nvml.Device, r *reading) nvml.Return {
+	m, ret := d.GetMarginTemperature()
+	r.set(ret, margin, float64(m.MarginTemperature))
 	return ret
 }
 
 // From Ampere on, GA100 apart, it is the average of a second.
 func askPower(d nvml.Device, r *reading) nvml.Return {
 	p, ret := d.GetPowerUsage()
-	r.set(ret, power, uint64(p))
+	r.set(ret, power, float64(p))
 	return ret
 }
 
 func askPowerLimit(d nvml.Device, r *reading) nvml.Return {
 	p, ret := d.GetEnforcedPowerLimit()
-	r.set(ret, powerLimit, uint64(p))
-	return ret
-}
-
-func askSMClock(d nvml.Device, r *reading) nvml.Return {
-	c, ret := d.GetClockInfo(nvml.CLOCK_SM)
-	r.set(ret, smClock, uint64(c))
-	return ret
-}
-
-func askMemoryClock(d nvml.Device, r *reading) nvml.Return {
-	c, ret := d.GetClockInfo(nvml.CLOCK_MEM)
-	r.set(ret, memoryClock, uint64(c))
+	r.set(ret, powerLimit, float64(p))
 	return ret
 }
 
 func askReasons(d nvml.Device, r *reading) nvml.Return {
 	mask, ret := d.GetCurrentClocksEventReasons()
-	r.set(ret, reasons, mask)
+	r.set(ret, reasons, float64(mask))
 	return ret
 }
 
 func askOldReasons(d nvml.Device, r *reading) nvml.Return {
 	mask, ret := d.GetCurrentClocksThrottleReasons()
-	r.set(ret, reasons, mask)
+	r.set(ret, reasons, float64(mask))
 	return ret
+}
+
+func askPerformance(d nvml.Device, r *reading) nvml.Return {
+	p, ret := d.GetPerformanceState()
+	r.set(ret, performance, float64(p))
+	return ret
+}
+
+func askPersistence(d nvml.Device, r *reading) nvml.Return {
+	mode, ret := d.GetPersistenceMode()
+	r.set(ret, persistence, float64(mode))
+	return ret
+}
+
+func askComputeMode(d nvml.Device, r *reading) nvml.Return {
+	mode, ret := d.GetComputeMode()
+	r.set(ret, computeMode, float64(mode))
+	return ret
+}
+
+func askSRAM(d nvml.Device, r *reading) nvml.Return {
+	s, ret := d.GetSramEccErrorStatus()
+	r.set(ret, sramCorrected, float64(s.VolatileCor))
+	r.set(ret, sramUncorrected, float64(s.VolatileUncParity)+float64(s.VolatileUncSecDed))
+	r.set(ret, sramEverCorrected, float64(s.AggregateCor))
+	r.set(ret, sramEverUncorrected, float64(s.AggregateUncParity)+float64(s.AggregateUncSecDed))
+	r.set(ret, sramInL2, float64(s.AggregateUncBucketL2))
+	r.set(ret, sramInSM, float64(s.AggregateUncBucketSm))
+	r.set(ret, sramInPCIe, float64(s.AggregateUncBucketPcie))
+	r.set(ret, sramInMCU, float64(s.AggregateUncBucketMcu))
+	r.set(ret, sramElsewhere, float64(s.AggregateUncBucketOther))
+	r.setTruth(ret, sramThreshold, s.BThresholdExceeded != 0)
+	return ret
+}
+
+func askBanks(d nvml.Device, r *reading) nvml.Return {
+	b, ret := d.GetRowRemapperHistogram()
+	r.set(ret, banksMax, float64(b.Max))
+	r.set(ret, banksHigh, float64(b.High))
+	r.set(ret, banksPartial, float64(b.Partial))
+	r.set(ret, banksLow, float64(b.Low))
+	r.set(ret, banksNone, float64(b.None))
+	return ret
+}
+
+func askRepair(d nvml.Device, r *reading) nvml.Return {
+	s, ret := d.GetRepairStatus()
+	r.setTruth(ret, repairChannel, s.BChannelRepairPending != 0)
+	r.setTruth(ret, repairTPC, s.BTpcRepairPending != 0)
+	return ret
+}
+
+func askUnrepairable(d nvml.Device, r *reading) nvml.Return {
+	s, ret := d.GetUnrepairableMemoryFlag_v1()
+	r.setTruth(ret, unrepairable, s.BUnrepairableMemory != 0)
+	return ret
+}
+
+func askFabric(d nvml.Device, r *reading) nvml.Return {
+	f, ret := d.GetGpuFabricInfoV().V3()
+	r.setFabric(ret, f.State, f.Status, f.HealthMask)
+	if r.filled[fabricHealthy] && f.HealthSummary > nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY {
+		r.values[fabricHealthy] = 0
+	}
+	return ret
+}
+
+// Drivers up to 570 know no summary.
+func askOldFabric(d nvml.Device, r *reading) nvml.Return {
+	f, ret := d.GetGpuFabricInfoV().V2()
+	r.setFabric(ret, f.State, f.Status, f.HealthMask)
+	return ret
+}
+
+// setFabric reads the mask by nvml.h's NVML_GPU_FABRIC_HEALTH_MASK_…: two bits each,
+// 0 for what cannot be told, 1 for yes and 2 for no; but the configuration has four, 1
+// where it is right and more where it is wrong. Until the GPU has joined the fabric
+// neither they nor the status mean anything.
+func (r *reading) setFabric(ret nvml.Return, state uint8, status, mask uint32) {
+	if ret != nvml.SUCCESS {
+		return
+	}
+	r.setTruth(ret, hasFabric, state != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED)
+	if state == nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
+		return
+	}
+	r.set(ret, fabricState, float64(state))
+	if state != nvml.GPU_FABRIC_STATE_COMPLETED {
+		return
+	}
+	healthy := nvml.Return(status) == nvml.SUCCESS
+	for _, f := range [...]struct {
+		s              slot
+		shift, bits    uint32
+		least, mostBad uint32
+	}{
+		{fabricDegraded, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW, 1, 1},
+		{fabricRecovery, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY, 1, 1},
+		{fabricUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY, 1, 1},
+		{fabricTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, 1, 1},
+		{fabricMisled, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION, 2, 15},
+	} {
+		v := mask >> f.shift & f.bits
+		if v == 0 {
+			continue
+		}
+		bad := v >= f.least && v <= f.mostBad
+		r.setTruth(ret, f.s, bad)
+		healthy = healthy && !bad
+	}
+	r.setTruth(ret, fabricHealthy, healthy)
 }

@@ -31,7 +31,7 @@ func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	if slices.ContainsFunc(t.facts, func(l device.Label) bool { return l.Name == "driver_version" && slices.Contains(muddled, l.Value) }) {
+	if t.muddled {
 		return nil, nil
 	}
 	if !g.enter() {

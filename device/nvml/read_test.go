@@ -181,7 +181,7 @@ func TestFieldComesBack(t *testing.T) {
 		has("when a check has failed", true)
 		once()
 		g := s.table.Load().byID[id]
-		g.read.dropped = g.read.dropped.Add(-askAgainAfter)
+		g.slow.drops = g.slow.drops.Add(-askAgainAfter)
 		has("minutes later", true)
 		once()
 		s.Close()
