@@ -2,7 +2,6 @@ package nvmltest
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
@@ -122,27 +121,5 @@ func TestValuesOverTime(t *testing.T) {
 			seen[celsius] = true
 			return len(seen) > 10
 		})
-	})
-}
-
-func TestProcesses(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 2 process 100 4096", "gpu 2 process 200 8192 gi 3 ci 1", "gpu 2 process 300 1", "gpu 1 process 400 1")
-		processes, ret := n.gpu(2).GetComputeRunningProcesses()
-		n.want(nvml.SUCCESS, ret)
-		const none = 0xFFFFFFFF
-		want := []nvml.ProcessInfo{
-			{Pid: 100, UsedGpuMemory: 4096, GpuInstanceId: none, ComputeInstanceId: none},
-			{Pid: 200, UsedGpuMemory: 8192, GpuInstanceId: 3, ComputeInstanceId: 1},
-			{Pid: 300, UsedGpuMemory: 1, GpuInstanceId: none, ComputeInstanceId: none},
-		}
-		if !slices.Equal(processes, want) {
-			n.Errorf("got %+v, want %+v", processes, want)
-		}
-		processes, ret = n.gpu(0).GetComputeRunningProcesses()
-		n.want(nvml.SUCCESS, ret)
-		if len(processes) != 0 {
-			n.Errorf("an idle GPU has %+v", processes)
-		}
 	})
 }
