@@ -37,6 +37,8 @@ var functions = [...]struct {
 	{"nvmlDeviceGetSerial", nil, false},
 	{"nvmlDeviceGetVbiosVersion", nil, false},
 	{"nvmlDeviceGetCudaComputeCapability", nil, false},
+	{"nvmlDeviceGetArchitecture", nil, false},
+	{"nvmlDeviceGetPlatformInfo", nil, false},
 
 	{"nvmlDeviceGetFieldValues", nil, false},
 	{"nvmlDeviceGetMemoryInfo_v2", nil, false},

@@ -162,15 +162,20 @@ func (g *gpu) shares(uses []device.Use) {
 	case ret != nvml.SUCCESS || int(p.count) > len(p.samples):
 		return
 	}
-	p.counts = append(p.counts[:0], make([]float64, len(uses))...)
+	p.share(uses, p.samples[:p.count])
+}
+
+// share gives each process the mean of its samples, and 0 where it has none.
+func (p *people) share(uses []device.Use, samples []nvml.ProcessUtilizationSample) {
+	p.counts = p.counts[:0]
 	for i := range uses {
 		u := &uses[i]
 		u.SM, u.MemoryController, u.Encoder, u.Decoder = 0, 0, 0, 0
+		p.counts = append(p.counts, 0)
 	}
 	// What is of a time to come is nonsense, and would hide all that is of now.
-	latest := uint64(time.Now().Add(time.Minute).UnixMicro())
-	since := p.until
-	for _, s := range p.samples[:p.count] {
+	since, latest := p.until, uint64(time.Now().Add(time.Minute).UnixMicro())
+	for _, s := range samples {
 		if s.TimeStamp > latest || s.TimeStamp <= since {
 			continue
 		}
