@@ -1,7 +1,6 @@
 package nvml
 
 import (
-	"fmt"
 	"maps"
 	"math"
 	"testing"
@@ -169,6 +168,17 @@ func TestAllocationsOfInstances(t *testing.T) {
 	got := testing.AllocsPerRun(50, read)
 	s.must(err)
 	if want := float64(5 + 7*3); got != want {
-		t.Error(fmt.Sprintf("a reading of seven slices allocates %v times, want %v", got, want))
+		t.Errorf("a reading of seven slices allocates %v times, want %v", got, want)
+	}
+}
+
+func BenchmarkReadInstances(b *testing.B) {
+	s := start(b, sevenSlices("h100")...)
+	id := s.id(0)
+	var buf []device.Sample
+	b.ReportAllocs()
+	for b.Loop() {
+		s.aged(0, time.Second)
+		buf, _ = s.Read(id, buf[:0])
 	}
 }

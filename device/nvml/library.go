@@ -231,7 +231,8 @@ func systemFacts(lib nvml.Interface, has symbols, version string) []device.Label
 		}
 	}
 	return []device.Label{
-		{Name: "driver_version", Value: version}, {Name: "cuda_version", Value: cuda},
+		{Name: "driver_version", Value: version},
+		{Name: "cuda_version", Value: cuda},
 		{Name: "confidential_computing", Value: confidential(lib, has)},
 	}
 }

@@ -138,7 +138,8 @@ func TestShares(t *testing.T) {
 	uses := []device.Use{{PID: 1}, {PID: 2}, {PID: 3}}
 	g.people.until = now - 100
 	g.people.share(uses, []nvml.ProcessUtilizationSample{
-		{Pid: 1, TimeStamp: now - 50, SmUtil: 10}, {Pid: 1, TimeStamp: now - 10, SmUtil: 30, MemUtil: 40},
+		{Pid: 1, TimeStamp: now - 50, SmUtil: 10},
+		{Pid: 1, TimeStamp: now - 10, SmUtil: 30, MemUtil: 40},
 		{Pid: 2, TimeStamp: now - 20, SmUtil: 4000000000, DecUtil: 101},
 		{Pid: 77, TimeStamp: now - 20, SmUtil: 50},
 		{Pid: 1, TimeStamp: now - 100, SmUtil: 100}, // of the reading before
