@@ -37,6 +37,8 @@ type options struct {
 	devicePluginDir string
 	devicePlugin    bool
 
+	metrics metricsOptions
+
 	simulate string
 	version  bool
 
@@ -63,6 +65,7 @@ func (o *options) flags() *pflag.FlagSet {
 	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "", "the kubelet's device-plugin `folder` (default <kubelet-dir>/device-plugins; a kubelet with a --root-dir of its own still has it in /var/lib/kubelet)")
 	f.BoolVar(&o.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
 	o.builder.AddFlags(f)
+	o.metrics.flags(f)
 	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")
 	f.Lookup("simulate").NoOptDefVal = simulateNode
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
@@ -123,6 +126,9 @@ func (o *options) useKubeletSocket() error {
 func (o *options) check() error {
 	if o.kubeletDir == "" {
 		return errors.New("--kubelet-dir: want a folder")
+	}
+	if err := o.metrics.check(); err != nil {
+		return err
 	}
 	if err := checkAddress(o.listenAddress); err != nil {
 		return fmt.Errorf("--web.listen-address %q: %w", o.listenAddress, err)

@@ -63,7 +63,7 @@ func serve(ctx context.Context, o options, hw *hardware, listener net.Listener, 
 	metrics := exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled,
 		Owners: holders.Owners, Held: holders.Look, Driver: monitor.Driver,
-	})
+	}, o.metrics.exporter())
 	own.Allocatable(holders.Allocatable)
 	own.Unsupported(hw.unsupported)
 	own.Heard(func() bool { return monitor.Deaf() == 0 })
