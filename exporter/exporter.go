@@ -63,6 +63,10 @@ type Options struct {
 	// SeriesLimit is how many series a scrape may have, this process's own apart; 0:
 	// DefaultSeriesLimit.
 	SeriesLimit int
+	// DCGM adds dcgm-exporter's default families, with its names, units and labels.
+	// Hostname is one of them.
+	DCGM     bool
+	Hostname string
 }
 
 // DefaultSeriesLimit is twice what a node of 16 GPUs has with everything on.

@@ -23,10 +23,17 @@ const (
 	// holdingLabels are on those that list who holds one: with what else is known of
 	// the pod, where that is asked for.
 	holdingLabels
+	// dcgmLabels are dcgm-exporter's.
+	dcgmLabels
 )
 
 // labels are a set's, ordered by name.
 func (set labelSet) labels(s device.Status, owner device.Owner, meta device.PodMeta, o *Options) []device.Label {
+	if set == dcgmLabels {
+		labels := dcgmPairs(s, owner, o.Hostname)
+		sortLabels(labels)
+		return labels
+	}
 	slice := ""
 	if !s.WholeGPU() {
 		slice = string(s.ID)

@@ -29,6 +29,7 @@ type page struct {
 	families []*family // all that there can be, ordered by name
 	rows     []*family // the family of each row of Sources.Metrics
 	own      ownFamilies
+	dcgm     dcgm
 	series   map[seriesKey]*labelled
 	node     nodeSeries
 	turn     uint64 // counts renderings
@@ -105,6 +106,9 @@ func newPage(s *Sources, o *Options) *page {
 		}
 	}
 	p.own.make(add)
+	if o.DCGM {
+		p.dcgm.make(s.Metrics, add)
+	}
 	slices.SortFunc(p.families, func(a, b *family) int { return cmp.Compare(a.name, b.name) })
 	return p
 }
@@ -113,6 +117,7 @@ func newPage(s *Sources, o *Options) *page {
 func (p *page) render(s snapshot, l *ledger) {
 	p.turn++
 	p.room, p.dropped = p.options.SeriesLimit, 0
+	p.dcgm.rates = l.rates
 	for _, f := range p.families {
 		f.series = f.series[:0]
 	}
@@ -126,6 +131,7 @@ func (p *page) render(s snapshot, l *ledger) {
 	}
 	p.renderResources(s.holders.Resources)
 	p.renderNode(s) // last, since it counts the others, and exempt from the limit
+	l.rates.forget(s.end)
 	for key, series := range p.series {
 		if p.turn-series.turn > seriesKeptFor {
 			delete(p.series, key)
@@ -150,6 +156,9 @@ func (p *page) renderGPU(s snapshot, statuses []device.Status, l *ledger) {
 		d.renderHoldings(s)
 		d.renderReading(reading.Samples, l, s.end)
 		d.renderUses(s, reading, statuses)
+		if reading.GPU != "" {
+			d.renderDCGM(reading.Samples, statuses, s.end)
+		}
 	}
 }
 
