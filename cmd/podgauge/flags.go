@@ -9,6 +9,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/podgauge/podgauge/config"
@@ -41,6 +43,8 @@ type options struct {
 
 	simulate string
 	version  bool
+	// validates: the command is to say what the config means, and to do nothing.
+	validates bool
 
 	// builder makes the device plugin's settings, and loaded is what it first made.
 	builder *config.Builder
@@ -76,19 +80,22 @@ func (o *options) flags() *pflag.FlagSet {
 // one line that says what to change.
 func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	o := options{builder: config.NewBuilder(lookupEnv)}
+	if len(args) > 0 && args[0] == "validate" {
+		o.validates, args = true, args[1:]
+	}
 	f := o.flags()
 	f.SetOutput(usage)
 	f.Usage = func() {
 		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n\n%s", f.FlagUsages())
 	}
-	if err := f.Parse(args); err != nil {
+	if err := f.Parse(twoDashes(f, args)); err != nil {
+		return o, wrongFlag(err)
+	}
+	if err := o.arguments(f); err != nil || o.version {
 		return o, err
 	}
-	if f.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	}
-	if o.version {
-		return o, nil
+	if err := o.wantConfig(); err != nil {
+		return o, err
 	}
 	var err error
 	if o.loaded, err = o.builder.Load(); err != nil {
@@ -103,6 +110,66 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	return o, o.check()
 }
 
+// twoDashes spells flags that have one dash with two. NVIDIA's plugin takes both;
+// to pflag one dash begins a row of letters.
+func twoDashes(f *pflag.FlagSet, args []string) []string {
+	spelled := slices.Clone(args)
+	for i, arg := range spelled {
+		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
+		switch {
+		case arg == "--":
+			return spelled
+		case strings.HasPrefix(arg, "-") && len(name) > 1 && f.Lookup(name) != nil:
+			spelled[i] = "-" + arg
+		}
+	}
+	return spelled
+}
+
+// wrongFlag says of a flag's value what is said of a variable's and of a file's.
+// pflag's own words have the value twice.
+func wrongFlag(err error) error {
+	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	cause := wrong.Unwrap()
+	if _, ofPflag := errors.AsType[*strconv.NumError](cause); ofPflag { // it is a switch
+		cause = fmt.Errorf("%q: want true or false", wrong.GetValue())
+	}
+	return fmt.Errorf("--%s: %w", wrong.GetFlag().Name, cause)
+}
+
+// arguments reads what is no flag: the FILE of validate.
+func (o *options) arguments(f *pflag.FlagSet) error {
+	most := 0
+	if o.validates {
+		most = 1
+	}
+	switch {
+	case f.NArg() > most:
+		return fmt.Errorf("unexpected argument %q", f.Arg(most))
+	case f.NArg() == 1 && f.Changed("config-file"):
+		return errors.New("validate: FILE and --config-file: want one of them")
+	case f.NArg() == 1:
+		return f.Set("config-file", f.Arg(0))
+	}
+	return nil
+}
+
+// wantConfig has validate say so when there is nothing to validate, rather than
+// call it valid.
+func (o *options) wantConfig() error {
+	if !o.validates {
+		return nil
+	}
+	source, err := o.builder.Source()
+	if err == nil && source.File == "" {
+		err = errors.New("validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE")
+	}
+	return err
+}
+
 // useKubeletSocket follows NVIDIA's flag, where it is given: it says where the
 // folder of sockets is, and that nothing is to be registered where it is empty.
 func (o *options) useKubeletSocket() error {
@@ -115,7 +182,7 @@ func (o *options) useKubeletSocket() error {
 		return nil
 	}
 	if filepath.Base(socket) != "kubelet.sock" {
-		return fmt.Errorf("--kubelet-socket %q: its name is not kubelet.sock", socket)
+		return fmt.Errorf("%s: %q: its name is not kubelet.sock", o.loaded.Origins["kubelet-socket"], socket)
 	}
 	if o.devicePluginDir == "" {
 		o.devicePluginDir = filepath.Dir(socket)

@@ -43,7 +43,13 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
 		{args: []string{"--kubelet-dir="}, says: "--kubelet-dir"},
 		{args: []string{"--config-file=/no/such/file"}, says: "/no/such/file"},
-		{args: []string{"--mig-strategy=some"}, says: "mig-strategy"},
+		{args: []string{"--mig-strategy=some"}, says: `podgauge: --mig-strategy: "some": want none, single or mixed` + "\n"},
+		{args: []string{"--device-list-strategy=envvar,cdi"}, says: `podgauge: --device-list-strategy: "cdi": want envvar, volume-mounts, cdi-annotations or cdi-cri` + "\n"},
+		{args: []string{"--nvidia-driver-root"}, says: "podgauge: flag needs an argument: --nvidia-driver-root\n"},
+		{args: []string{"--device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": want true or false` + "\n"},
+		{args: []string{"-device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": want true or false` + "\n"},
+		{args: []string{"-nvidia-ctk-paths=x"}, says: "-nvidia-ctk-paths"},
+		{env: map[string]string{"KUBELET_SOCKET": "/s/other.sock"}, says: `podgauge: KUBELET_SOCKET: "/s/other.sock": its name is not kubelet.sock` + "\n"},
 		{args: []string{"validate", "/no/such/file"}, says: "/no/such/file"},
 		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, says: "PASS_DEVICE_SPECS"},
 	} {
@@ -78,6 +84,7 @@ func TestKubeletSocket(t *testing.T) {
 		{args: []string{"--kubelet-dir=/k"}, dir: "/k/device-plugins", plugin: true},
 		{args: []string{"--kubelet-socket=/s/kubelet.sock"}, dir: "/s", plugin: true},
 		{args: []string{"--kubelet-socket=/s/kubelet.sock", "--device-plugin-dir=/d"}, dir: "/d", plugin: true},
+		{args: []string{"-kubelet-socket", "/s/kubelet.sock"}, dir: "/s", plugin: true},
 		{args: []string{"--kubelet-socket="}, dir: "/var/lib/kubelet/device-plugins"},
 		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "its name is not kubelet.sock"},
 	} {

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -50,7 +51,7 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 	if err != nil {
 		return nil, err
 	}
-	hw.kubeletDir, hw.devicePluginDir = node.Dir(), node.DevicePluginDir()
+	hw.kubeletDir, hw.devicePluginDir, hw.cdiDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
 	hw.run, hw.close = node.Run, node.Close
 	return hw, nil
 }
