@@ -39,7 +39,8 @@ type options struct {
 	devicePluginDir string
 	devicePlugin    bool
 
-	metrics metricsOptions
+	metrics  metricsOptions
+	hostname string // of the node
 
 	simulate string
 	version  bool
@@ -79,7 +80,7 @@ func (o *options) flags() *pflag.FlagSet {
 // parse reads the command line, the environment and the config file. The error is
 // one line that says what to change.
 func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
-	o := options{builder: config.NewBuilder(lookupEnv)}
+	o := options{builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
 	if len(args) > 0 && args[0] == "validate" {
 		o.validates, args = true, args[1:]
 	}

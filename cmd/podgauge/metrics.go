@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/spf13/pflag"
@@ -20,6 +21,7 @@ type metricsOptions struct {
 	podUID           bool
 	labelsAllowlist  []string
 	nvlinkLinks      bool
+	dcgm             bool
 	seriesLimit      int
 }
 
@@ -30,6 +32,7 @@ func (m *metricsOptions) flags(f *pflag.FlagSet) {
 	f.BoolVar(&m.podUID, "metrics.pod-uid", false, "put the pod's UID on nvidia_gpu_allocation_info; from the kubelet's Pods API (1.37 and newer)")
 	f.StringSliceVar(&m.labelsAllowlist, "metrics.labels-allowlist", nil, "put these labels of the pod on nvidia_gpu_allocation_info, `names` or beginnings of them that end in *; from the kubelet's Pods API (1.37 and newer)")
 	f.BoolVar(&m.nvlinkLinks, "metrics.nvlink-links", false, "show each NVLink by itself, too: some thousand series on a node of 8 GPUs")
+	f.BoolVar(&m.dcgm, "metrics.dcgm", false, "add dcgm-exporter's default families, with its names, units and labels")
 	f.IntVar(&m.seriesLimit, "metrics.series-limit", exporter.DefaultSeriesLimit, "leave out what is more than this `number` of series, and say how many")
 }
 
@@ -50,9 +53,23 @@ func (m *metricsOptions) check() error {
 }
 
 // exporter are the options that the exporter has of it. They have been checked.
-func (m *metricsOptions) exporter() exporter.Options {
+func (m *metricsOptions) exporter(hostname string) exporter.Options {
 	choice, _ := exporter.NewChoice(m.include, m.exclude)
 	return exporter.Options{
 		Choice: choice, StableSeries: m.podLabels == onAllocation, PodUID: m.podUID, SeriesLimit: m.seriesLimit,
+		DCGM: m.dcgm, Hostname: hostname,
 	}
+}
+
+// hostname is the node's, as dcgm-exporter has it: NODE_NAME, which a DaemonSet's manifest
+// sets, or else the machine's, which in a pod is the pod's own.
+func hostname(lookupEnv lookup) string {
+	if name, ok := lookupEnv("NODE_NAME"); ok && name != "" {
+		return name
+	}
+	name, err := os.Hostname()
+	if err != nil {
+		return ""
+	}
+	return name
 }
