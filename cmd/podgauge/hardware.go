@@ -61,6 +61,7 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 func (hw *hardware) leave(readers *device.Readers, monitor *device.Monitor) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveBy)
 	defer cancel()
+	readers.Pause() // a scrape that was cut off may yet have begun a flight
 	if !readers.Drain(ctx) || !monitor.Drain(ctx) {
 		return
 	}

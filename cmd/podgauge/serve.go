@@ -136,7 +136,7 @@ func (a *assembly) offer() {
 	a.tasks = append(a.tasks, book.Run)
 	a.parts["cdi"] = specs
 	a.parts["plugin"] = plugin.New(plugin.Options{
-		Dir: a.hw.devicePluginDir, Look: a.board.Look, Rules: book.Look, Links: a.monitor.Links, Held: held(a.holders),
+		Dir: a.hw.devicePluginDir, Look: a.board.Look, Rules: book.Look, Links: a.monitor.Links, Held: held(a.holders), Holdings: holdings(a.holders),
 		Fit: func(ctx context.Context, ask plugin.Ask) error { return a.readers.Fit(ctx, ask.Device, ask.Alone) },
 		Log: a.log.With("part", "plugin"), Trace: trace(a.own, a.holders, a.metrics),
 	})
@@ -188,6 +188,14 @@ func held(holders *podresources.Client) func(resource string) []device.OfferedID
 	return func(resource string) []device.OfferedID {
 		known, _ := holders.Look()
 		return known.Offered(resource)
+	}
+}
+
+// holdings are those of a device, as the kubelet last said.
+func holdings(holders *podresources.Client) func(device.ID) []device.Holding {
+	return func(id device.ID) []device.Holding {
+		known, _ := holders.Look()
+		return known.Rows(id)
 	}
 }
 
