@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,6 +25,20 @@ func TestXidsMeanTheSame(t *testing.T) {
 		means, _ := nvml.Means(xid)
 		if err != nil || e.Xid != xid || e.Fatal != fatal || e.Fatal != means.Fatal || e.Action != means.Action {
 			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
+		}
+	}
+}
+
+// TestSimulatedNodeIsItsOwn: nothing of the machine that it runs on is touched.
+func TestSimulatedNodeIsItsOwn(t *testing.T) {
+	hw, err := (&options{simulate: simulateNode}).hardware(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hw.close()
+	for _, dir := range []string{hw.devicePluginDir, hw.cdiDir} {
+		if !strings.HasPrefix(dir, hw.kubeletDir+"/") {
+			t.Errorf("it writes into %q", dir)
 		}
 	}
 }

@@ -59,7 +59,7 @@ func (b *Backend) start() error {
 	}
 	has := probe(b.lib.Extensions().LookupSymbol)
 	b.driver = &driver{
-		lib: b.lib, has: has, facts: systemFacts(b.lib, has),
+		lib: b.lib, has: has, asking: b.asking, facts: systemFacts(b.lib, has),
 		instances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
 	missing := has.missing()
