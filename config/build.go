@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -164,6 +165,9 @@ func (b *Builder) Load() (Loaded, error) {
 	if err != nil {
 		return Loaded{}, err
 	}
+	if source.File == "" && (source.Name != "" || source.NameFile != "") {
+		return Loaded{}, errors.New("want --config-file, for --config-name and --config-name-file choose from what it names")
+	}
 	return b.LoadFrom(source)
 }
 
@@ -205,7 +209,7 @@ func (b *Builder) load(c content) (Loaded, error) {
 			l.Origins[rows[i].name()] = origin
 		}
 		if len(skipped) > 0 {
-			d.notices = append(d.notices, fmt.Sprintf("%s: skipped %q, as NVIDIA's plugin does", origin, skipped))
+			d.notices = append(d.notices, fmt.Sprintf("%s: skipped %q, which are no Xids", origin, skipped))
 		}
 	}
 	if err := t.finish(d, l.Origins); err != nil {

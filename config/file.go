@@ -48,7 +48,7 @@ func (d *document) walk(n *node, path string) error {
 
 func (d *document) visit(e entry, path string, known map[string]bool) error {
 	if of, ok := ignored[path]; ok {
-		d.note(e.line, "%s%s belongs to NVIDIA's %s, and is ignored", d.prefix, path, of)
+		d.note(e.line, "%s belongs to NVIDIA's %s, and is ignored", printable(d.prefix+path), of)
 		return nil
 	}
 	branch, ok := known[e.key]

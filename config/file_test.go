@@ -34,6 +34,10 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\nresources: {migs: []}\n", "config.yaml:2: resources.migs: unknown key; is mig meant?"},
 		{"version: v1\nimex:\n  x: 1\n", "config.yaml:3: imex.x: unknown key; there are channelIDs, required"},
 		{"version: v1\npodgauge: {select: {includes: []}}\n", "config.yaml:2: podgauge.select.includes: unknown key; is include meant?"},
+		{"version: v1\n\"a\\nb\\e[31m\": {}\n", `config.yaml:2: "a\nb\x1b[31m": unknown key; there are flags, imex, podgauge, resources, sharing, version`},
+		{"version: v1\nflags:\n  \"\": 1\n", "config.yaml:3: flags.: unknown key; there are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"},
+		{"configs: {\"a\\nb\": {}, c: {}}\n", `config.yaml: several configs, and none is the default; want --config-name of "a\nb", c`},
+		{"configs: {\"a\\nb\": {x: 1}}\n", `config.yaml:1: "configs.a\nb.x": unknown key; there are flags, imex, podgauge, resources, sharing, version`},
 		{"version: v1\nversion: v1\n", `config.yaml:2: "version" is given twice`},
 		{"{\"version\": \"v1\",\n\"imex\": {}, \"imex\": {}}", `config.yaml:2: "imex" is given twice`},
 		{"version: v1\n? [a]\n: b\n", "config.yaml:2: a key that is not a word"},
@@ -120,8 +124,8 @@ func TestAcceptedFiles(t *testing.T) {
 		{"nothing said", "version: v1\n", func(*Settings) {}},
 		{"null is nothing", "version: v1\nflags:\nsharing: null\nimex: ~\nresources: {gpus: }\n", func(*Settings) {}},
 		{"no version", "flags: {migStrategy: mixed}\n", func(s *Settings) { s.MIGStrategy = MIGMixed }},
-		{"booleans of YAML 1.1", "version: v1\nflags: {failOnInitError: no, gdsEnabled: On, plugin: {passDeviceSpecs: yes}}\n", func(s *Settings) {
-			s.FailOnInitError, s.GDS, s.PassDeviceSpecs = false, true, true
+		{"booleans of YAML 1.1", "version: v1\nflags: {failOnInitError: no, gdsEnabled: On, mofedEnabled: Y, plugin: {passDeviceSpecs: yes}}\n", func(s *Settings) {
+			s.FailOnInitError, s.GDS, s.MOFED, s.PassDeviceSpecs = false, true, true, true
 		}},
 		{"anchors and merges", "version: v1\nflags: &f\n  plugin: {<<: [{deviceIDStrategy: index}, {deviceIDStrategy: uuid, passDeviceSpecs: true}], passDeviceSpecs: false}\n", func(s *Settings) { s.DeviceIDStrategy = IDsIndex }},
 		{"a string that is a number", "version: v1\nflags: {nvidiaDriverRoot: 5}\n", func(s *Settings) { s.DriverRoot, s.DevRoot = "5", "5" }},

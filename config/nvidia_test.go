@@ -95,6 +95,8 @@ func TestEveryKeyOfNvidias(t *testing.T) {
 // on, and means the same when it is written anew.
 func FuzzFile(f *testing.F) {
 	f.Add([]byte(several))
+	f.Add([]byte("\"two\\nlines\": 1\n"))
+	f.Add([]byte("configs: {\"a\\nb\": {}, \"c\\e[31m\": {}}\n"))
 	f.Add([]byte("version: v1\nflags: &f {<<: {migStrategy: mixed}}\npodgauge: {select: {include: [0, \"0:1\"]}}\n"))
 	f.Add([]byte("{\"sharing\": {\"mps\": {\"resources\": [{\"name\": \"gpu\", \"replicas\": 0x10, \"devices\": 3}]}}}"))
 	filepath.WalkDir("testdata", func(path string, e os.DirEntry, _ error) error {

@@ -198,6 +198,7 @@ func TestHealthVariables(t *testing.T) {
 		{"", "", Health{}, false, 0},
 		{"all", "", Health{IgnoreAll: true}, true, 0},
 		{"XIDS", "", Health{IgnoreAll: true}, true, 0},
+		{"0", "", Health{}, false, 1},
 		{"79, 48,x,,-1,0", "", Health{Ignored: []uint64{48, 79}}, false, 1},
 		{"all", "79", Health{IgnoreAll: true, Enabled: []uint64{79}}, false, 0},
 		{"all", "all", Health{IgnoreAll: true, EnableAll: true}, false, 0},

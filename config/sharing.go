@@ -44,8 +44,9 @@ type Share struct {
 	Replicas int // 0: it is not shared
 }
 
-// mostReplicas keeps the list of a node with 16 GPUs below the 4 MiB that the
-// kubelet reads: more, and it ends the stream.
+// mostReplicas keeps the list of a node with 16 GPUs at about the 4 MiB that the
+// kubelet reads: with more, it ends the stream. What is too much all the same, with
+// several NUMA nodes, say, is found when the list is made (plugin/rules.go).
 const mostReplicas = 4096
 
 // Shares says how each of the devices is offered that have this resource, in

@@ -116,13 +116,13 @@ func choose(file string, names []string, wanted, byDefault string) (string, erro
 	case wanted != "" && slices.Contains(names, wanted):
 		return wanted, nil
 	case wanted != "":
-		return "", fmt.Errorf("%s: no config is named %q; there are %s", file, wanted, strings.Join(names, ", "))
+		return "", fmt.Errorf("%s: no config is named %q; there are %s", file, wanted, printable(names...))
 	case slices.Contains(names, "default"):
 		return "default", nil
 	case len(names) == 1:
 		return names[0], nil
 	}
-	return "", fmt.Errorf("%s: several configs, and none is the default; want --config-name of %s", file, strings.Join(names, ", "))
+	return "", fmt.Errorf("%s: several configs, and none is the default; want --config-name of %s", file, printable(names...))
 }
 
 // read reads a file that is a file: a pipe would be waited for. /dev/null is

@@ -32,6 +32,19 @@ func folder(t testing.TB, files ...string) string {
 	return dir
 }
 
+// TestNamesWithoutAFile: a name that nothing is chosen by is a mistake.
+func TestNamesWithoutAFile(t *testing.T) {
+	const says = "want --config-file, for --config-name and --config-name-file choose from what it names"
+	for _, env := range []map[string]string{{"CONFIG_NAME": "a"}, {"CONFIG_NAME_FILE": "/label"}} {
+		if _, err := builder(t, env).Load(); errText(err) != says {
+			t.Errorf("%v: %v, want %s", env, err, says)
+		}
+	}
+	if _, err := builder(t, map[string]string{"CONFIG_NAME": "", "CONFIG_NAME_FILE": ""}).Load(); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestNamedConfigs: chosen as NVIDIA's config-manager chooses.
 func TestNamedConfigs(t *testing.T) {
 	none, single, mixed := "version: v1\n", "flags: {migStrategy: single}\n", "flags: {migStrategy: mixed}\n"

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -48,7 +50,19 @@ func (f fault) Error() string {
 	if f.path == "" {
 		return f.what
 	}
-	return f.path + ": " + f.what
+	return printable(f.path) + ": " + f.what
+}
+
+// printable quotes names that would not stay on their line, or that a terminal
+// would act on, and lists them.
+func printable(names ...string) string {
+	quoted := slices.Clone(names)
+	for i, name := range names {
+		if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+			quoted[i] = strconv.Quote(name)
+		}
+	}
+	return strings.Join(quoted, ", ")
 }
 
 func wrong(line int, format string, args ...any) error {

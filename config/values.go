@@ -112,7 +112,7 @@ func (n *node) word() (string, error) {
 }
 
 // words11 are the further booleans of YAML 1.1, which NVIDIA's parser reads.
-var words11 = map[string]bool{"yes": true, "on": true, "no": false, "off": false}
+var words11 = map[string]bool{"yes": true, "y": true, "on": true, "no": false, "n": false, "off": false}
 
 // boolean reads a bool. One in quotes is a string, to NVIDIA's parser as well.
 func (n *node) boolean() (bool, error) {

@@ -59,6 +59,13 @@ type Peopled interface {
 // until the next Devices, which starts the driver's library anew, none reaches it.
 type Closer interface{ Close() }
 
+// Idler is a Backend that may leave a call behind: what Devices or Links began about a
+// GPU that hangs goes on when they have returned without it.
+type Idler interface {
+	// Idle tells whether none of these is under way. It must be quick.
+	Idle() bool
+}
+
 // Event is one report of the driver.
 type Event struct {
 	GPU    GPU

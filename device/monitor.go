@@ -29,26 +29,6 @@ const (
 	goodChecksToRun = 3                // in a row, for a GPU to be trusted again
 )
 
-// DriverState says what the driver as a whole does.
-type DriverState uint8
-
-// The driver's states.
-const (
-	DriverStarting DriverState = iota
-	DriverUp
-	DriverFailing      // it answers, and not with a list of devices
-	DriverAbsent       // not there, or it refuses to start
-	DriverNotAnswering // a listing, or the start of its library, hangs
-	DriverReplaced     // Run ends with ErrReplaced when no call is under way
-	DriverReleased     // by Release
-)
-
-// Driver is the driver's state and, where it is not up, what is wrong.
-type Driver struct {
-	State DriverState
-	Err   error
-}
-
 // Monitor is the only writer of a Board: it merges the driver's events, checks of
 // each GPU and listings into one verdict per device, and owns recovery. A GPU is
 // condemned on evidence against that very GPU, and trusted again on evidence too.
@@ -134,24 +114,6 @@ func NewMonitor(b Backend, r *Readers, board *Board, log *slog.Logger) *Monitor 
 	return m
 }
 
-// Driver returns the driver's state as Run last saw it.
-func (m *Monitor) Driver() Driver { return *m.driver.Load() }
-
-// Deaf returns for how long the driver's events have not been heard, because a Wait does
-// not come back or each one fails; 0 while they are. A Wait takes seconds, so less than
-// deafAfter is none. What events would say, checks find out later, and counts of Xids
-// stand still meanwhile.
-func (m *Monitor) Deaf() time.Duration {
-	since := m.deafSince.Load()
-	if since == nil {
-		return 0
-	}
-	if d := time.Since(*since); d > deafAfter {
-		return d
-	}
-	return 0
-}
-
 // Ready says what a verdict is still missing. A node without a driver, or without
 // a device, is ready: there is nothing to wait for.
 func (m *Monitor) Ready() error {
@@ -186,7 +148,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		case o := <-m.orders:
 			m.obey(o, time.Now())
 		case <-m.closed:
-			m.released()
+			m.released(time.Now())
 		case <-tick.C:
 		}
 		m.judgeSilence(time.Now())
@@ -289,68 +251,6 @@ func (m *Monitor) list(now time.Time) {
 	}
 }
 
-func (m *Monitor) reported(r report, now time.Time) {
-	m.waiting = false
-	if was := m.waitErr; errText(r.err) != was {
-		m.waitErr = errText(r.err)
-		m.log.Warn("wait for driver events", "was", was, "err", r.err)
-	}
-	if r.err != nil {
-		m.waitNext = now.Add(waitAgainAfter)
-		m.checkAll()
-		return
-	}
-	m.deafSince.Store(nil)
-	e := r.event
-	if e == (Event{}) {
-		return
-	}
-	p := m.patients[e.GPU]
-	if p == nil {
-		if m.strangers.due("", e.Xid, now) {
-			m.log.Warn("driver event names no known GPU, asking each", "gpu", e.GPU, "xid", e.Xid)
-		}
-		m.checkAll()
-		return
-	}
-	if e.Partitioned {
-		m.log.Info("GPU is partitioned", "gpu", e.GPU)
-		m.list(now)
-	}
-	if e.Xid == 0 {
-		return
-	}
-	if m.Fatal != nil {
-		e.Fatal = m.Fatal(e.Xid, e.Fatal)
-	}
-	count := p.count(e.Xid, now)
-	if p.said.due(e.Device, e.Xid, now) {
-		m.log.Info("driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action, "count", count)
-	}
-	if e.Fatal {
-		m.condemn(p, e, now)
-	}
-	p.urgent = true // what the event means may stand elsewhere, and be read by a check
-}
-
-// condemn takes a fault to whom it hit: to the slice that the event names, or to the
-// GPU with all that it has.
-func (m *Monitor) condemn(p *patient, e Event, now time.Time) {
-	v := verdict{reason: xidReason(e.Xid), action: e.Action, byReset: true, at: now, checks: p.checks}
-	if w := m.ward(e.Device); w != nil && w.patient == p && !w.WholeGPU() {
-		w.own.condemn(v)
-		return
-	}
-	p.condemn(v)
-}
-
-// checkAll makes every GPU due: something is wrong, and nobody is to blame yet.
-func (m *Monitor) checkAll() {
-	for _, p := range m.patients {
-		p.urgent = true
-	}
-}
-
 func (m *Monitor) checked(c checkup, now time.Time) {
 	p := m.patients[c.gpu]
 	if p == nil || c.number > p.checks { // it was forgotten meanwhile, and may be back
@@ -402,48 +302,6 @@ func (m *Monitor) judgeSilence(now time.Time) {
 			p.condemn(verdict{reason: "not_answering"})
 		}
 	}
-}
-
-// judgeHearing says once that the driver's events are not heard, and once that they are
-// again.
-func (m *Monitor) judgeHearing() {
-	is := m.Deaf() > 0
-	switch {
-	case is && !m.deaf:
-		m.log.Warn("driver events are not heard: a wait does not come back, or each one fails", "err", m.waitErr)
-	case !is && m.deaf:
-		m.log.Info("driver events are heard again")
-	}
-	m.deaf = is
-}
-
-// setDriver keeps the driver's state and says a change of it once.
-func (m *Monitor) setDriver(d Driver) {
-	was := m.Driver()
-	if was.State == d.State && errText(was.Err) == errText(d.Err) {
-		return
-	}
-	m.driver.Store(&d)
-	switch {
-	case d.State == DriverReleased:
-		m.log.Info("driver is released")
-	case d.State == DriverReplaced:
-		m.log.Warn("driver was replaced", "err", d.Err)
-	case d.State != DriverUp:
-		m.log.Warn(m.withoutDriver(), "err", d.Err)
-	case d.Err != nil:
-		m.log.Warn("some devices cannot be listed", "err", d.Err)
-	default:
-		m.log.Info("driver is up")
-	}
-}
-
-// withoutDriver says what it means that nothing can be listed.
-func (m *Monitor) withoutDriver() string {
-	if m.known {
-		return "no devices from the driver; those that are known stay until it lists again"
-	}
-	return "no devices from the driver; will take them when it answers"
 }
 
 // post publishes all verdicts, and only when they changed. The first time it waits

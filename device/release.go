@@ -29,7 +29,8 @@ type order struct {
 // another driver: all devices turn unhealthy ("released"), no call is begun any more,
 // and when none is under way a Backend that is a Closer is closed. It returns when
 // that is done. Where calls do not come back before ctx is done, the devices are taken
-// up again, and the error says so. To be called while Run runs.
+// up again, and the error says so; where it is the library that does not let go, as soon
+// as it has. To be called while Run runs.
 func (m *Monitor) Release(ctx context.Context) error { return m.order(ctx, true) }
 
 // Resume takes the devices up again after a Release. They turn healthy as after any
@@ -62,12 +63,17 @@ func (m *Monitor) obey(o order, now time.Time) {
 		m.pending = o
 		m.leave("released")
 	default:
-		m.log.Info("take the driver up again")
-		m.phase, m.listNext = working, now
-		m.wiring.gpus = nil // they may be connected otherwise now
-		m.readers.Resume()
+		m.takeUp(now)
 		o.done <- nil
 	}
+}
+
+// takeUp begins anew with what was let go of.
+func (m *Monitor) takeUp(now time.Time) {
+	m.log.Info("take the driver up again")
+	m.phase, m.listNext = working, now
+	m.wiring.gpus = nil // they may be connected otherwise now
+	m.readers.Resume()
 }
 
 // leave has no call begin. What the GPUs' verdicts are afterwards, their checks say.
@@ -82,7 +88,8 @@ func (m *Monitor) leave(reason string) {
 
 // drained tells whether no call to the driver is under way.
 func (m *Monitor) drained() bool {
-	return m.listSince.IsZero() && m.wiring.since.IsZero() && !m.waiting && m.readers.Idle()
+	idler, lingers := m.backend.(Idler)
+	return m.listSince.IsZero() && m.wiring.since.IsZero() && !m.waiting && m.readers.Idle() && (!lingers || idler.Idle())
 }
 
 // goOn takes a release further. It returns an error when Run has to end.
@@ -109,8 +116,13 @@ func (m *Monitor) goOn(now time.Time) error {
 	return nil
 }
 
-// released is called when the Backend was closed.
-func (m *Monitor) released() {
+// released is called when the Backend was closed. A release that was given up meanwhile
+// has nobody who would end it.
+func (m *Monitor) released(now time.Time) {
+	if m.pending.done == nil {
+		m.takeUp(now)
+		return
+	}
 	m.phase = away
 	m.setDriver(Driver{DriverReleased, errors.New("released")})
 	m.answerPending(nil)

@@ -152,6 +152,41 @@ func TestMonitorReleasesUnderScrapes(t *testing.T) {
 	})
 }
 
+// sticky is a machine whose driver lets go only when it is told to.
+type sticky struct {
+	*sim.Machine
+	let chan struct{}
+}
+
+func (s sticky) Close() {
+	<-s.let
+	s.Machine.Close()
+}
+
+// TestMonitorTakesUpWhatWasLetGoOfTooLate has the driver's library hang when it is shut
+// down: the release was given up, so what comes of it later is taken back.
+func TestMonitorTakesUpWhatWasLetGoOfTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(1)
+		b := sticky{m, make(chan struct{})}
+		w := watch(t, m, func(device.Backend) device.Backend { return b })
+		defer w.stop()
+		w.after(time.Second)
+		if err := within(10*time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("got %v", err)
+		}
+		want(t, "while it hangs", w.after(time.Minute), "released")
+		if err := within(time.Second, w.monitor.Resume); err == nil {
+			t.Error("it was taken up beneath that")
+		}
+		close(b.let)
+		want(t, "after it", w.after(5*time.Second), "")
+		if d := w.monitor.Driver(); d.State != device.DriverUp {
+			t.Errorf("the driver is %+v", d)
+		}
+	})
+}
+
 func TestMonitorAnswersAReleaseAtItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := machine(1)
@@ -183,6 +218,36 @@ func (r *replaced) Devices(ctx context.Context) ([]device.Device, error) {
 		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, device.ErrReplaced)
 	}
 	return r.Machine.Devices(ctx)
+}
+
+// lingering is a Backend that has left a call behind.
+type lingering struct {
+	replaced
+	left atomic.Bool
+}
+
+func (l *lingering) Idle() bool { return !l.left.Load() }
+
+// TestMonitorDoesNotEndBeneathACallLeftBehind has the driver be replaced while a call
+// is under way that its Backend no longer waits for.
+func TestMonitorDoesNotEndBeneathACallLeftBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &lingering{replaced: replaced{Machine: machine(1)}}
+		b.left.Store(true)
+		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Board{}, slog.New(slog.DiscardHandler))
+		ended := make(chan error, 1)
+		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
+		time.Sleep(time.Second)
+		b.by.Store(true)
+		time.Sleep(time.Minute)
+		if len(ended) > 0 {
+			t.Error("it has ended beneath a call")
+		}
+		b.left.Store(false)
+		if err := <-ended; !errors.Is(err, device.ErrReplaced) {
+			t.Errorf("it ends with %v", err)
+		}
+	})
 }
 
 // TestMonitorEndsWhenTheDriverIsReplaced waits for the calls that are under way: the

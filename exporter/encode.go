@@ -2,13 +2,18 @@ package exporter
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/podgauge/podgauge/device"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 )
 
 // A series' name and labels are written out once, when it is made. From then on a
@@ -20,7 +25,7 @@ import (
 // end: other families may follow.
 func (p *page) appendText(b []byte, openMetrics bool) []byte {
 	for _, f := range p.families {
-		if len(f.lines) == 0 {
+		if len(f.series) == 0 {
 			continue
 		}
 		if openMetrics {
@@ -28,20 +33,22 @@ func (p *page) appendText(b []byte, openMetrics bool) []byte {
 		} else {
 			b = append(b, f.textHead...)
 		}
-		for i, line := range f.lines {
-			b = append(b, line...)
-			b = appendNumber(b, value(f.Metric[i]), openMetrics)
+		for _, s := range f.series {
+			b = append(b, s.line...)
+			b = appendNumber(b, s.value, openMetrics)
 			b = append(b, '\n')
 		}
 	}
 	return b
 }
 
-func value(m *dto.Metric) float64 {
-	if m.Gauge != nil {
-		return m.Gauge.GetValue()
-	}
-	return m.Counter.GetValue()
+// gather reads the page's own text: for a format that is not text, which few ask for.
+func (p *page) gather() ([]*dto.MetricFamily, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	byName, err := parser.TextToMetricFamilies(bytes.NewReader(p.appendText(nil, false)))
+	families := slices.Collect(maps.Values(byName))
+	slices.SortFunc(families, func(a, b *dto.MetricFamily) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	return families, err
 }
 
 // appendNumber writes a value as the formats have it: OpenMetrics wants a number
@@ -65,28 +72,31 @@ func appendNumber(b []byte, v float64, openMetrics bool) []byte {
 
 // head writes what precedes a family's series. OpenMetrics names a counter
 // without its _total, and escapes quotes in the help as well.
-func (f *family) head(openMetrics bool) []byte {
-	name, help, escape := f.GetName(), f.GetHelp(), helpEscapes
+func (d description) head(openMetrics bool) []byte {
+	name, kind, escape := d.name, "gauge", helpEscapes
 	if openMetrics {
 		escape = labelEscapes
-		if f.GetType() == dto.MetricType_COUNTER {
+	}
+	if d.counter {
+		kind = "counter"
+		if openMetrics {
 			name = strings.TrimSuffix(name, "_total")
 		}
 	}
-	return []byte("# HELP " + name + " " + strings.NewReplacer(escape...).Replace(help) +
-		"\n# TYPE " + name + " " + strings.ToLower(f.GetType().String()) + "\n")
+	return []byte("# HELP " + name + " " + strings.NewReplacer(escape...).Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
 }
 
-// line writes what precedes a series' value.
-func line(name string, pairs []*dto.LabelPair) []byte {
+// line writes what precedes a series' value. What a label says may come from a
+// driver or a kubelet, and what is not UTF-8 would cost the whole scrape.
+func line(name string, labels []device.Label) []byte {
 	escape := strings.NewReplacer(labelEscapes...)
 	var b bytes.Buffer
 	b.WriteString(name)
-	for i, p := range pairs {
+	for i, l := range labels {
 		b.WriteByte("{,"[min(i, 1)])
-		b.WriteString(p.GetName() + `="` + escape.Replace(p.GetValue()) + `"`)
+		b.WriteString(l.Name + `="` + escape.Replace(strings.ToValidUTF8(l.Value, "\uFFFD")) + `"`)
 	}
-	if len(pairs) > 0 {
+	if len(labels) > 0 {
 		b.WriteByte('}')
 	}
 	b.WriteByte(' ')

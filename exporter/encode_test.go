@@ -25,14 +25,18 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 			d.statuses[1].Healthy, d.statuses[1].Reason = false, "xid_79"
 			d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 3, Last: time.Now()}}
 			d.hold("GPU-0=te\"am/po\nd/c\\", "GPU-1=n/p/c")
-			e := New(d.sources())
+			e := New(d.sources(), Options{})
 			f := e.snapshot(t.Context())
 			for _, format := range []expfmt.Format{
 				expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics),
 			} {
 				var want bytes.Buffer
 				encoder := expfmt.NewEncoder(&want, format)
-				for _, family := range f.page.gather() {
+				families, err := f.page.gather() // which reads the page's text, with the library's parser
+				if err != nil || len(families) == 0 {
+					t.Fatal(len(families), err)
+				}
+				for _, family := range families {
 					if err := encoder.Encode(family); err != nil {
 						t.Fatal(err)
 					}
@@ -54,7 +58,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 
 func TestOtherFormatsAreTheLibrarys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := serve(New(newNode(1).sources()))
+		h := serve(New(newNode(1).sources(), Options{}))
 		const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 		body := scrape(t, h, "Accept", protobuf)
 		if !bytes.Contains([]byte(body), []byte("nvidia_gpu_power_watts")) || bytes.Contains([]byte(body), []byte("# HELP")) {

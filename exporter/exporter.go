@@ -22,7 +22,7 @@ const (
 	sharedFor = time.Second
 )
 
-// Sources are whom the exporter asks. None may be nil.
+// Sources are whom the exporter asks.
 type Sources struct {
 	// Metrics are the rows that Read fills.
 	Metrics []device.Metric
@@ -38,11 +38,44 @@ type Sources struct {
 	Held func() (device.Holders, <-chan struct{})
 	// Driver is the driver's state.
 	Driver func() device.Driver
+
+	// The rest may be nil, and then it is not shown.
+
+	// Process tells which of the containers that hold a device a process runs in, by its
+	// number in a reading; false: in none of them, as far as can be seen.
+	Process func(pid uint32, holders []device.Owner) (device.Owner, bool)
+	// Visible tells whether the processes of readings can be looked up at all.
+	Visible func() bool
+	// Pod is what else is known of a pod.
+	Pod func(namespace, pod string) device.PodMeta
 }
+
+// Options say how it is shown.
+type Options struct {
+	// Choice is of the families that are shown; the zero one takes all.
+	Choice Choice
+	// StableSeries has the series of devices carry no holder's labels, so that none ends
+	// or begins with a pod, and their counters be the driver's own. Holders are then on
+	// nvidia_gpu_allocation_info alone.
+	StableSeries bool
+	// PodUID puts the pod's UID on nvidia_gpu_allocation_info, where it is known.
+	PodUID bool
+	// SeriesLimit is how many series a scrape may have, this process's own apart; 0:
+	// DefaultSeriesLimit.
+	SeriesLimit int
+	// DCGM adds dcgm-exporter's default families, with its names, units and labels.
+	// Hostname is one of them.
+	DCGM     bool
+	Hostname string
+}
+
+// DefaultSeriesLimit is twice what a node of 16 GPUs has with everything on.
+const DefaultSeriesLimit = 20000
 
 // Exporter renders what its sources say.
 type Exporter struct {
 	Sources
+	options Options
 	// flights counts the goroutines that fly; each ends within the budget.
 	flights sync.WaitGroup
 	gzip    gzipWriters
@@ -70,8 +103,11 @@ type flight struct {
 }
 
 // New makes an exporter. It asks nobody before the first scrape.
-func New(s Sources) *Exporter {
-	return &Exporter{Sources: s, ledger: newLedger()}
+func New(s Sources, o Options) *Exporter {
+	if o.SeriesLimit == 0 {
+		o.SeriesLimit = DefaultSeriesLimit
+	}
+	return &Exporter{Sources: s, options: o, ledger: newLedger()}
 }
 
 // Mark has the counters read in a flight that begins from now on: somebody new is
@@ -193,7 +229,7 @@ func (e *Exporter) blank() *page {
 		e.free = e.free[:n-1]
 		return p
 	}
-	return newPage(e.Metrics)
+	return newPage(&e.Sources, &e.options)
 }
 
 // fly makes the flight's page. Flights do not overlap, so the readings' buffers
@@ -209,6 +245,7 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 	f.page.render(snapshot{
 		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,
+		visible: e.Process != nil && e.Visible != nil && e.Visible(),
 	}, e.ledger)
 	e.land(f)
 }

@@ -24,7 +24,7 @@ func TestTakesGzip(t *testing.T) {
 func TestScrapeIsCompressed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(2)
-		h := serve(New(d.sources()))
+		h := serve(New(d.sources(), Options{}))
 		plain := scrape(t, h)
 		for range 2 { // the second with the first one's writer
 			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)

@@ -57,7 +57,7 @@ func (e *Exporter) Handler(s Server) http.Handler {
 // metrics answers a scrape. What Prometheus asks for is text, or OpenMetrics; any
 // other format is promhttp's to write.
 func (e *Exporter) metrics(s Server) http.Handler {
-	own := prometheus.ToTransactionalGatherer(s.Registry)
+	own := prometheus.ToTransactionalGatherer(chosen{s.Registry, e.options.Choice})
 	log := errorLog{s.Log}
 	options := promhttp.HandlerOpts{
 		DisableCompression: true, // gzipWriters does it
@@ -81,7 +81,7 @@ func (e *Exporter) metrics(s Server) http.Handler {
 		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 		switch format.FormatType() {
 		case expfmt.TypeTextPlain, expfmt.TypeOpenMetrics:
-			e.gzip.serve(text{e, p, release, s.Registry, format, log}, w, r)
+			e.gzip.serve(text{e, p, release, chosen{s.Registry, e.options.Choice}, format, log}, w, r)
 		default:
 			e.gzip.serve(promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options), w, r)
 		}
@@ -93,7 +93,7 @@ type text struct {
 	exporter *Exporter
 	page     *page  // nil where there is none in time
 	release  func() // gives the page back: a client that reads slowly does not keep it
-	own      *prometheus.Registry
+	own      prometheus.Gatherer
 	format   expfmt.Format
 	log      errorLog
 }
@@ -138,7 +138,8 @@ type landed struct{ page *page }
 
 // Gather returns the families.
 func (l landed) Gather() ([]*dto.MetricFamily, func(), error) {
-	return l.page.gather(), func() {}, nil
+	families, err := l.page.gather()
+	return families, func() {}, err
 }
 
 // probe answers 200, or 503 with what is wrong.

@@ -19,6 +19,7 @@ const forgetAfter = time.Hour
 // it has one.
 type ledger struct {
 	counters map[counter]*accounts
+	rates    rates
 }
 
 type counter struct {
@@ -39,7 +40,7 @@ type account struct {
 	seen time.Time
 }
 
-func newLedger() *ledger { return &ledger{counters: map[counter]*accounts{}} }
+func newLedger() *ledger { return &ledger{counters: map[counter]*accounts{}, rates: rates{}} }
 
 // book takes a reading in and returns the account of the device's holder of now.
 // Nothing is booked, nor returned, while the holder is not known.

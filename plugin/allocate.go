@@ -62,7 +62,6 @@ func (l *life) Allocate(_ context.Context, r *api.AllocateRequest) (*api.Allocat
 func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device.OfferedID, []fault) {
 	offered, _ := l.look()
 	statuses, _ := l.Look()
-	options := offered.options(l.resource)
 	all := &api.AllocateResponse{}
 	var asked []device.OfferedID
 	var faults []fault
@@ -71,7 +70,7 @@ func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device
 		asked = append(asked, ids...)
 		devices, wrong := offered.usable(statuses, ids)
 		faults = append(faults, wrong...)
-		all.ContainerResponses = append(all.ContainerResponses, options.Container(devices))
+		all.ContainerResponses = append(all.ContainerResponses, offered.options(l.resource, ids).Container(devices))
 	}
 	if len(faults) > 0 {
 		return nil, asked, faults
@@ -79,13 +78,18 @@ func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device
 	return all, asked, nil
 }
 
-// options are those of a resource.
-func (o *offer) options(resource string) answer.Options {
+// options are those of a container that is given these ids of a resource. Only what
+// is shared can be shared through MPS: a device may be offered as it is beside
+// replicas of others, and then no daemon serves it.
+func (o *offer) options(resource string, ids []device.OfferedID) answer.Options {
 	var options answer.Options
 	if o.rules.Answer != nil {
 		options = o.rules.Answer(resource)
 	}
 	options.Resource = resource
+	if !slices.ContainsFunc(ids, func(id device.OfferedID) bool { i, _ := o.find(id); return i.shared }) {
+		options.MPSRoot = ""
+	}
 	return options
 }
 
@@ -132,16 +136,21 @@ func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (device
 }
 
 // refuse says of every id why, in the log and to whoever counts: it ends up in the
-// pod's status, where it is all that its owner sees. The kubelet sends ids in
-// random order.
+// pod's status, where it is all that its owner sees. What is refused again and again
+// is counted each time, and logged once in a while. The kubelet sends ids in random
+// order: the reason is that of what the text names first.
 func (l *life) refuse(what string, ids []device.OfferedID, faults []fault) error {
+	slices.SortFunc(faults, func(a, b fault) int { return strings.Compare(a.text, b.text) })
 	texts := make([]string, len(faults))
 	for i, f := range faults {
 		texts[i] = f.text
 	}
-	slices.Sort(texts)
 	err := fmt.Errorf("cannot %s: %s", what, strings.Join(slices.Compact(texts), ", "))
-	l.Log.Warn("refuse a container", "resource", l.resource, "ids", ids, "err", err)
+	if unsaid, say := l.refusals.met(what, faults[0].why, ids, time.Now()); unsaid > 0 {
+		l.Log.Warn("refuse a container", "resource", l.resource, "ids", ids, "err", err, "unsaid", unsaid)
+	} else if say {
+		l.Log.Warn("refuse a container", "resource", l.resource, "ids", ids, "err", err)
+	}
 	if l.Trace.Refused != nil {
 		l.Trace.Refused(l.resource, ids, faults[0].why, err)
 	}

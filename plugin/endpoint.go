@@ -37,10 +37,12 @@ type endpoint struct {
 	socket string      // the file name of the newest one's; belongs to run's goroutine
 	said   string      // why the newest life failed, as logged; belongs to run's goroutine
 	tried  atomic.Bool // whether the first registration has had an outcome, or has been found impossible for now
-	// told is what the kubelet was last sent in this life; nil before that. Written
-	// by the stream and by run.
+	// told is what the kubelet was last sent in this life, or is being sent; nil
+	// before that. Written by the stream and by run.
 	told atomic.Pointer[offer]
 	view atomic.Pointer[view] // the newest that was asked for
+
+	refusals refusals
 
 	streamsMu sync.Mutex
 	streams   int // live ones, of whichever life; guarded by streamsMu
@@ -60,15 +62,19 @@ func newEndpoint(o Options, resource string) *endpoint {
 func (e *endpoint) offer(o *offer, statuses []device.Status, now time.Time) time.Duration {
 	older, _ := e.look()
 	next := older.leave(o, statuses, bonds{e.Held(e.resource), e.told.Load()}, now)
+	again := lookAgain
+	if o.reserve(e.resource, e.Holdings) {
+		again = vanishAfter
+	}
+	if !next.IsZero() {
+		again = min(again, next.Sub(now))
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.offered = o
 	close(e.changed)
 	e.changed = make(chan struct{})
-	if next.IsZero() {
-		return lookAgain
-	}
-	return next.Sub(now)
+	return again
 }
 
 // look returns what is offered, and a channel that is closed when something else

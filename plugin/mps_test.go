@@ -7,8 +7,45 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/plugin/answer"
+	"github.com/podgauge/podgauge/sim/kubelet"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
+
+// A device that is offered as it is, beside others that are shared through MPS, is
+// no matter of the daemon's.
+func TestMPSIsForWhatIsShared(t *testing.T) {
+	s := newStage(t)
+	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+	s.options.Rules = fixed(plugin.Rules{
+		Share: func(_ string, devices []device.Device) []plugin.Share {
+			shares := make([]plugin.Share, len(devices))
+			shares[0].Replicas = 2
+			return shares
+		},
+		Answer: func(string) answer.Options { return answer.Options{MPSRoot: "/run/nvidia/mps"} },
+	})
+	s.board.Post(statuses(2))
+	s.startKubelet()
+	s.startPlugin()
+	s.waitRegistered(3)
+	client := s.dial(s.socket())
+	for _, row := range []struct {
+		ids  []string
+		want bool
+	}{{[]string{"GPU-0::0"}, true}, {[]string{"GPU-1"}, false}, {[]string{"GPU-1", "GPU-0::1"}, true}} {
+		got, err := client.Allocate(s.ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: row.ids}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := got.ContainerResponses[0]
+		if _, has := c.Envs["CUDA_MPS_PIPE_DIRECTORY"]; has != row.want || (len(c.Mounts) > 0) != row.want {
+			t.Errorf("%q gets %v and %v", row.ids, c.Envs, c.Mounts)
+		}
+	}
+}
 
 func TestMPSDaemon(t *testing.T) {
 	dir := shortDir(t)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -14,8 +15,15 @@ import (
 // Allocate that it began with it (pkg/kubelet/cm/devicemanager/manager.go).
 const vanishAfter = 2 * time.Second
 
-// withdrawn is why an id that is offered no more is not healthy.
-const withdrawn = "withdrawn"
+// Why an id is not healthy though its device is.
+const (
+	withdrawn = "withdrawn" // it is offered no more
+	elsewhere = "held"      // its device is, by another id or as another resource
+)
+
+// mostBytes is how long a list may be. The kubelet takes 4 MiB, gRPC's default, and
+// ends the stream over a longer one. What is withdrawn comes on top.
+const mostBytes = 4<<20 - 64<<10
 
 // offer is what is offered under one resource name. It is never written once it
 // was published.
@@ -29,10 +37,11 @@ type item struct {
 	id      device.OfferedID
 	status  device.Status
 	shared  bool   // one of several replicas
-	down    string // why its resource cannot be used, as Rules.Down said
+	down    string // why it cannot be used, though its device is healthy
 	onlyOne bool   // not to be given to a container together with another
 	// until is when an id that is offered no more goes; zero where it is offered.
 	until time.Time
+	held  bool // by a container, though it is offered no more
 }
 
 func (o *offer) sort() {
@@ -87,10 +96,11 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 			continue
 		}
 		s, known := find(statuses, i.status.ID)
-		switch held := slices.Contains(b.held, i.id); {
-		case held && known:
+		i.held = slices.Contains(b.held, i.id)
+		switch {
+		case i.held && known:
 			i.status, i.until = s, now.Add(vanishAfter)
-		case held || i.until.IsZero() && b.told != nil && b.told.has(i.id) || !i.until.IsZero() && i.status.Healthy:
+		case i.held || i.until.IsZero() && b.told != nil && b.told.has(i.id) || !i.until.IsZero() && i.status.Healthy:
 			i.status.Healthy, i.status.Reason = false, withdrawn
 			i.until = now.Add(vanishAfter)
 		case !i.until.After(now):
@@ -111,11 +121,36 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 	return first
 }
 
-// strangers are held ids that an offer does not have, of devices that are there.
+// reserve keeps a device that is to be had alone from being given away while a
+// container has it by another id or as another resource, as it was offered before
+// the rules changed. It tells whether there is any such device. One that its own id
+// is held of is left alone: it is given away already, and its pod's status is not to
+// be wrong.
+func (o *offer) reserve(resource string, holdings func(device.ID) []device.Holding) (any bool) {
+	for n := range o.items {
+		i := &o.items[n]
+		if i.shared || !i.until.IsZero() {
+			continue
+		}
+		held := holdings(i.status.ID)
+		own := func(h device.Holding) bool { return h.Resource == resource && h.Offered == i.id }
+		if len(held) == 0 || slices.ContainsFunc(held, own) {
+			continue
+		}
+		any, i.down = true, elsewhere
+		if i.status.Healthy {
+			i.status.Healthy, i.status.Reason = false, elsewhere
+		}
+	}
+	return any
+}
+
+// strangers are held ids that an offer does not have, of devices that are there. Each
+// is there once, whoever holds it: a list that names an id twice is counted twice.
 func (b bonds) strangers(o *offer, statuses []device.Status) (items []item) {
-	for _, id := range b.held {
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(b.held))) {
 		if s, known := find(statuses, id.Device()); known && !o.has(id) {
-			items = append(items, item{id: id, status: s, shared: id != s.ID.Offered()})
+			items = append(items, item{id: id, status: s, shared: id != s.ID.Offered(), held: true})
 		}
 	}
 	return items
@@ -134,6 +169,16 @@ func (o *offer) list() *api.ListAndWatchResponse {
 		list.Devices[n] = &api.Device{ID: string(i.id), Health: health, Topology: topology(i.status.Device)}
 	}
 	return list
+}
+
+// bytes is the length of the list when all devices have failed, which is when it is
+// the longest, as far as it may matter: an id takes some 60.
+func (o *offer) bytes() int {
+	const mostID = 256
+	if len(o.items) < mostBytes/mostID {
+		return 0
+	}
+	return proto.Size(o.list()) + o.healthy()*(len(api.Unhealthy)-len(api.Healthy))
 }
 
 // topology is nil where the NUMA node is not known: one that is there but empty

@@ -51,6 +51,8 @@ type Options struct {
 	Links func() []device.Link
 	// Held are the ids of a resource that containers hold. Nil: none is held.
 	Held func(resource string) []device.OfferedID
+	// Holdings are those of a device, by whatever id and resource. Nil: there are none.
+	Holdings func(device.ID) []device.Holding
 	// Fit says, within ctx, why a container should not start on a device. Nil: no
 	// device is ever asked.
 	Fit   func(ctx context.Context, a Ask) error
@@ -84,6 +86,9 @@ func New(o Options) *Plugin {
 	}
 	if o.Held == nil {
 		o.Held = func(string) []device.OfferedID { return nil }
+	}
+	if o.Holdings == nil {
+		o.Holdings = func(device.ID) []device.Holding { return nil }
 	}
 	return &Plugin{Options: o, endpoints: map[string]*endpoint{}}
 }

@@ -61,22 +61,24 @@ func sameSlice(a, b []device.Link) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// candidates are the ids that may be given away.
+// candidates are the ids that may be given away, and those that may not and that
+// containers hold all the same.
 func (o *offer) candidates() []preferred.Candidate {
 	var all []preferred.Candidate
 	for _, i := range o.items {
-		if i.until.IsZero() {
+		if i.until.IsZero() || i.held {
 			d := i.status.Device
-			all = append(all, preferred.Candidate{ID: i.id, Device: d.ID, GPU: d.GPU, Index: d.Index, NUMANode: d.NUMANode})
+			all = append(all, preferred.Candidate{ID: i.id, Device: d.ID, GPU: d.GPU, Index: d.Index, NUMANode: d.NUMANode, Held: i.held})
 		}
 	}
 	return all
 }
 
-// parts tells whether several ids may stand for parts of one GPU.
+// parts tells whether several ids may stand for parts of one GPU. Those that are
+// offered no more are not to be chosen from.
 func (o *offer) parts() bool {
 	for _, i := range o.items {
-		if i.shared || !i.status.WholeGPU() {
+		if i.until.IsZero() && (i.shared || !i.status.WholeGPU()) {
 			return true
 		}
 	}

@@ -34,8 +34,10 @@ func (l *life) PreStartContainer(ctx context.Context, r *api.PreStartContainerRe
 	return &api.PreStartContainerResponse{}, nil
 }
 
-// unfit asks all devices at the same time. Ids that are offered no more are not
-// asked about: their containers run, and only start anew.
+// unfit asks all devices at the same time. Ids that are not listed any more are not
+// asked about: their containers run, and only start anew. Those that are offered no
+// more and listed still are asked about as shared: the device may be somebody
+// else's by now as well.
 func (l *life) unfit(ctx context.Context, ids []device.OfferedID) []fault {
 	offered, _ := l.look()
 	if l.Fit == nil || !offered.rules.PreStart {
@@ -55,6 +57,10 @@ func (l *life) unfit(ctx context.Context, ids []device.OfferedID) []fault {
 			faults = append(faults, fault{WhyUnknown, fmt.Sprintf("%s is gone", id)})
 		case !s.Healthy:
 			faults = append(faults, fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, s.Reason)})
+		case !i.until.IsZero():
+			asked[s.ID] = Ask{s.Device, false}
+		case i.down != "":
+			faults = append(faults, fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, i.down)})
 		default:
 			asked[s.ID] = Ask{s.Device, !i.shared}
 		}

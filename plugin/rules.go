@@ -78,7 +78,13 @@ func (r Rules) apply(statuses []device.Status) (offers map[string]*offer, cannot
 	for name, all := range byName {
 		r.share(offers, name, all)
 	}
-	for _, o := range offers {
+	for _, name := range slices.Sorted(maps.Keys(offers)) {
+		o := offers[name]
+		if size := o.bytes(); size > mostBytes {
+			delete(offers, name)
+			cannot = append(cannot, fmt.Sprintf("%s has %d ids, a list of %d bytes, and the kubelet takes %d", name, len(o.items), size, mostBytes))
+			continue
+		}
 		o.sort()
 	}
 	return offers, cannot

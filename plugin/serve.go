@@ -35,11 +35,11 @@ func (l *life) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.
 		offered, changed := l.look()
 		list := offered.list()
 		if !proto.Equal(list, sent) {
+			l.told.Store(offered) // before it is: the kubelet may choose from it at once
 			if err := stream.Send(list); err != nil {
 				return err
 			}
 			sent = list
-			l.told.Store(offered)
 			if l.Trace.Sent != nil {
 				l.Trace.Sent(l.resource, len(offered.items), offered.healthy())
 			}

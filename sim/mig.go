@@ -9,7 +9,8 @@ import (
 // slice is a MIG slice of a simulated GPU.
 type slice struct {
 	device.Device
-	busy float64 // 0 to 1
+	size size
+	busy float64 // 0 to 1, without what processes add
 }
 
 // size is what a profile's name says: compute slices, GPU slices and GB.
@@ -36,9 +37,14 @@ const slicesOfGPU = 7
 // that fit into one GPU instance share it. The driver reports the change.
 func (m *Machine) Partition(id device.GPU, profiles ...string) {
 	m.changeGPU(id, func(g *gpu) {
+		if !g.has(mig) {
+			panic("sim: " + g.Model + " cannot be partitioned") // a mistake of whoever wrote the test
+		}
+		g.settle(m.now())
 		g.partitions++
 		g.slices = g.cut(profiles)
 		g.MIG = true
+		g.group()
 		m.events = append(m.events, device.Event{GPU: id, Partitioned: true})
 	})
 }
@@ -46,7 +52,8 @@ func (m *Machine) Partition(id device.GPU, profiles ...string) {
 // Unpartition turns a GPU's MIG mode off: its slices are gone.
 func (m *Machine) Unpartition(id device.GPU) {
 	m.changeGPU(id, func(g *gpu) {
-		g.MIG, g.slices = false, nil
+		g.settle(m.now())
+		g.MIG, g.slices, g.instances = false, nil, nil
 		m.events = append(m.events, device.Event{GPU: id, Partitioned: true})
 	})
 }
@@ -87,12 +94,13 @@ func (g *gpu) newSlice(index, gi, ci int, profile string) *slice {
 	d := g.Device
 	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitions, index))
 	d.MIG, d.Slice, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
-	d.MemoryBytes = uint64(parseProfile(profile).gb) << 30
+	size := parseProfile(profile)
+	d.MemoryBytes = uint64(size.gb) << 30
 	access := 100*g.Minor + 10*gi // the number of the node that opens the GPU instance
 	d.Nodes = append([]string{
 		g.Nodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
 	}, g.Nodes[1:]...)
-	return &slice{Device: d}
+	return &slice{Device: d, size: size}
 }
 
 // devices are what is listed of a GPU.
@@ -114,11 +122,11 @@ func (g *gpu) sliceOf(id device.ID) *slice {
 	return nil
 }
 
-// load is how busy the whole GPU is when a slice is.
-func (g *gpu) load() float64 {
-	load := 0.0
+// slicesBusy is how busy the whole GPU is when its slices are.
+func (g *gpu) slicesBusy() float64 {
+	busy := 0.0
 	for _, s := range g.slices {
-		load += s.busy * float64(parseProfile(s.Profile).c) / slicesOfGPU
+		busy += s.busy * float64(s.size.c) / slicesOfGPU
 	}
-	return min(load, 1)
+	return min(busy, 1)
 }

@@ -158,7 +158,7 @@ func newScraped(tb testing.TB, rows int, runtime bool) *scraped {
 	e := exporter.New(exporter.Sources{
 		Metrics: machine.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled,
 		Owners: holders.Owners, Held: holders.Look, Driver: func() device.Driver { return device.Driver{State: device.DriverUp} },
-	})
+	}, exporter.Options{})
 	server := &http.Server{Handler: fresh(e, board, statuses, exporter.Server{TelemetryPath: "/metrics", Registry: registry, Log: log})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

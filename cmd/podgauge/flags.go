@@ -9,6 +9,8 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/podgauge/podgauge/config"
@@ -37,8 +39,13 @@ type options struct {
 	devicePluginDir string
 	devicePlugin    bool
 
+	metrics  metricsOptions
+	hostname string // of the node
+
 	simulate string
 	version  bool
+	// validates: the command is to say what the config means, and to do nothing.
+	validates bool
 
 	// builder makes the device plugin's settings, and loaded is what it first made.
 	builder *config.Builder
@@ -63,6 +70,7 @@ func (o *options) flags() *pflag.FlagSet {
 	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "", "the kubelet's device-plugin `folder` (default <kubelet-dir>/device-plugins; a kubelet with a --root-dir of its own still has it in /var/lib/kubelet)")
 	f.BoolVar(&o.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
 	o.builder.AddFlags(f)
+	o.metrics.flags(f)
 	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")
 	f.Lookup("simulate").NoOptDefVal = simulateNode
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
@@ -72,20 +80,23 @@ func (o *options) flags() *pflag.FlagSet {
 // parse reads the command line, the environment and the config file. The error is
 // one line that says what to change.
 func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
-	o := options{builder: config.NewBuilder(lookupEnv)}
+	o := options{builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
+	if len(args) > 0 && args[0] == "validate" {
+		o.validates, args = true, args[1:]
+	}
 	f := o.flags()
 	f.SetOutput(usage)
 	f.Usage = func() {
 		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n\n%s", f.FlagUsages())
 	}
-	if err := f.Parse(args); err != nil {
+	if err := f.Parse(twoDashes(f, args)); err != nil {
+		return o, wrongFlag(err)
+	}
+	if err := o.arguments(f); err != nil || o.version {
 		return o, err
 	}
-	if f.NArg() > 0 {
-		return o, fmt.Errorf("unexpected argument %q", f.Arg(0))
-	}
-	if o.version {
-		return o, nil
+	if err := o.wantConfig(); err != nil {
+		return o, err
 	}
 	var err error
 	if o.loaded, err = o.builder.Load(); err != nil {
@@ -100,6 +111,66 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	return o, o.check()
 }
 
+// twoDashes spells flags that have one dash with two. NVIDIA's plugin takes both;
+// to pflag one dash begins a row of letters.
+func twoDashes(f *pflag.FlagSet, args []string) []string {
+	spelled := slices.Clone(args)
+	for i, arg := range spelled {
+		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
+		switch {
+		case arg == "--":
+			return spelled
+		case strings.HasPrefix(arg, "-") && len(name) > 1 && f.Lookup(name) != nil:
+			spelled[i] = "-" + arg
+		}
+	}
+	return spelled
+}
+
+// wrongFlag says of a flag's value what is said of a variable's and of a file's.
+// pflag's own words have the value twice.
+func wrongFlag(err error) error {
+	wrong, ok := errors.AsType[*pflag.InvalidValueError](err)
+	if !ok {
+		return err
+	}
+	cause := wrong.Unwrap()
+	if _, ofPflag := errors.AsType[*strconv.NumError](cause); ofPflag { // it is a switch
+		cause = fmt.Errorf("%q: want true or false", wrong.GetValue())
+	}
+	return fmt.Errorf("--%s: %w", wrong.GetFlag().Name, cause)
+}
+
+// arguments reads what is no flag: the FILE of validate.
+func (o *options) arguments(f *pflag.FlagSet) error {
+	most := 0
+	if o.validates {
+		most = 1
+	}
+	switch {
+	case f.NArg() > most:
+		return fmt.Errorf("unexpected argument %q", f.Arg(most))
+	case f.NArg() == 1 && f.Changed("config-file"):
+		return errors.New("validate: FILE and --config-file: want one of them")
+	case f.NArg() == 1:
+		return f.Set("config-file", f.Arg(0))
+	}
+	return nil
+}
+
+// wantConfig has validate say so when there is nothing to validate, rather than
+// call it valid.
+func (o *options) wantConfig() error {
+	if !o.validates {
+		return nil
+	}
+	source, err := o.builder.Source()
+	if err == nil && source.File == "" {
+		err = errors.New("validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE")
+	}
+	return err
+}
+
 // useKubeletSocket follows NVIDIA's flag, where it is given: it says where the
 // folder of sockets is, and that nothing is to be registered where it is empty.
 func (o *options) useKubeletSocket() error {
@@ -112,7 +183,7 @@ func (o *options) useKubeletSocket() error {
 		return nil
 	}
 	if filepath.Base(socket) != "kubelet.sock" {
-		return fmt.Errorf("--kubelet-socket %q: its name is not kubelet.sock", socket)
+		return fmt.Errorf("%s: %q: its name is not kubelet.sock", o.loaded.Origins["kubelet-socket"], socket)
 	}
 	if o.devicePluginDir == "" {
 		o.devicePluginDir = filepath.Dir(socket)
@@ -123,6 +194,9 @@ func (o *options) useKubeletSocket() error {
 func (o *options) check() error {
 	if o.kubeletDir == "" {
 		return errors.New("--kubelet-dir: want a folder")
+	}
+	if err := o.metrics.check(); err != nil {
+		return err
 	}
 	if err := checkAddress(o.listenAddress); err != nil {
 		return fmt.Errorf("--web.listen-address %q: %w", o.listenAddress, err)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -50,7 +51,7 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 	if err != nil {
 		return nil, err
 	}
-	hw.kubeletDir, hw.devicePluginDir = node.Dir(), node.DevicePluginDir()
+	hw.kubeletDir, hw.devicePluginDir, hw.cdiDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
 	hw.run, hw.close = node.Run, node.Close
 	return hw, nil
 }
@@ -60,6 +61,7 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 func (hw *hardware) leave(readers *device.Readers, monitor *device.Monitor) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveBy)
 	defer cancel()
+	readers.Pause() // a scrape that was cut off may yet have begun a flight
 	if !readers.Drain(ctx) || !monitor.Drain(ctx) {
 		return
 	}

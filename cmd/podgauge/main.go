@@ -36,9 +36,13 @@ func main() {
 
 // run is the program. It returns the exit status.
 func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
-	if len(args) > 0 && args[0] == "validate" {
-		return validate(ctx, args[1:], lookupEnv, stdout, stderr)
-	}
+	// Before anything else: a signal that nobody waits for ends the process. Of orders that
+	// come while one is being carried out, none is lost.
+	hup, orders := make(chan os.Signal, 1), make(chan os.Signal, 16)
+	signal.Notify(hup, syscall.SIGHUP)
+	signal.Notify(orders, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer signal.Stop(hup)
+	defer signal.Stop(orders)
 	o, err := parse(args, lookupEnv, stderr)
 	switch {
 	case isHelp(err):
@@ -49,12 +53,10 @@ func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io
 	case o.version:
 		fmt.Fprintln(stdout, "podgauge", version)
 		return exitOK
+	case o.validates:
+		o.validate(ctx, stdout)
+		return exitOK
 	}
-	hup, orders := make(chan os.Signal, 1), make(chan os.Signal, 1)
-	signal.Notify(hup, syscall.SIGHUP)
-	signal.Notify(orders, syscall.SIGUSR1, syscall.SIGUSR2)
-	defer signal.Stop(hup)
-	defer signal.Stop(orders)
 	o.again, o.orders = pulses(ctx, hup), orders
 	if err := start(ctx, o, o.logger(stderr)); err != nil {
 		fmt.Fprintln(stderr, "podgauge:", err)

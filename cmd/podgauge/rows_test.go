@@ -3,10 +3,10 @@ package main
 import (
 	"fmt"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/sim"
 )
@@ -29,17 +29,33 @@ func TestXidsMeanTheSame(t *testing.T) {
 	}
 }
 
-// TestEveryRowIsSimulated: what NVML gives, the simulated machine gives too, or
-// neither goldens nor dashboards would show it.
-func TestEveryRowIsSimulated(t *testing.T) {
-	m := sim.NewMachine(nvml.Metrics(), 1, time.Now)
-	samples, err := m.Read(device.GPU(m.IDs()[0]), nil)
+// TestSimulatedNodeIsItsOwn: nothing of the machine that it runs on is touched.
+func TestSimulatedNodeIsItsOwn(t *testing.T) {
+	hw, err := (&options{simulate: simulateNode}).hardware(slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer hw.close()
+	for _, dir := range []string{hw.devicePluginDir, hw.cdiDir} {
+		if !strings.HasPrefix(dir, hw.kubeletDir+"/") {
+			t.Errorf("it writes into %q", dir)
+		}
+	}
+}
+
+// TestEveryRowIsSimulated: what NVML gives, one simulated model at least gives too,
+// or neither goldens nor dashboards would show it.
+func TestEveryRowIsSimulated(t *testing.T) {
+	m := sim.NewMachineOf(nvml.Metrics(), time.Now, sim.Models()...)
 	read := map[int]bool{}
-	for _, s := range samples {
-		read[s.Metric] = true
+	for _, gpu := range m.GPUs() {
+		samples, err := m.Read(gpu, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range samples {
+			read[s.Metric] = true
+		}
 	}
 	for i, row := range nvml.Metrics() {
 		if !read[i] {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,21 +16,23 @@ import (
 )
 
 const (
-	// mpsEvery is how often MPS control daemons are looked at, where any is used.
+	// mpsEvery is how often MPS control daemons and IMEX channels are looked at,
+	// where any is used.
 	mpsEvery = 2 * time.Second
 	// mpsMounted is where the daemons' folder is mounted beside NVIDIA's plugin.
 	mpsMounted = "/mps"
 	mpsDown    = "mps_daemon"
 )
 
-// rulebook publishes the plugin's Rules, as the settings and the MPS control daemons
-// of the moment make them.
+// rulebook publishes the plugin's Rules, as the settings, the MPS control daemons and
+// the IMEX channels of the moment make them.
 type rulebook struct {
 	settings looker[config.Settings]
 	hasSpec  func(class string) bool
 	log      *slog.Logger
 
-	down map[string]string // why MPS cannot be used, by resource; belongs to Run
+	down     map[string]string // why MPS cannot be used, by resource; belongs to Run
+	channels []int             // of IMEX that containers get; belongs to Run
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -52,7 +55,7 @@ func (b *rulebook) Look() (plugin.Rules, <-chan struct{}) {
 	return b.rules, b.changed
 }
 
-// Run follows the settings and the daemons until ctx is done.
+// Run follows the settings, the daemons and the channels until ctx is done.
 func (b *rulebook) Run(ctx context.Context) error {
 	tick := time.NewTicker(mpsEvery)
 	defer tick.Stop()
@@ -66,7 +69,8 @@ func (b *rulebook) Run(ctx context.Context) error {
 			case <-changed:
 				same = false
 			case <-tick.C:
-				same = maps.Equal(b.down, mpsDaemons(s))
+				channels, _ := imex(s) // that one is missing is said when it is published
+				same = maps.Equal(b.down, mpsDaemons(s)) && slices.Equal(b.channels, channels)
 			}
 		}
 		s, _ = b.settings()
@@ -95,6 +99,7 @@ func (b *rulebook) publish(s config.Settings) {
 	if err != nil { // at start it was an error; the file may ask for it later
 		b.log.Error("pass on IMEX channels", "err", err)
 	}
+	b.channels = channels
 	r := rules(s, b.hasSpec, channels)
 	down := b.down
 	r.Down = func(resource string) string {

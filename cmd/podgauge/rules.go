@@ -58,10 +58,7 @@ func described(d device.Device) config.Device {
 
 // shares says how devices of one resource are shared.
 func shares(s config.Sharing, resource string, devices []device.Device) []plugin.Share {
-	shared := s.TimeSlicing
-	if len(s.MPS.Resources) > 0 {
-		shared = s.MPS
-	}
+	shared, _ := s.Active()
 	named := make([]config.Device, len(devices))
 	for i, d := range devices {
 		named[i] = described(d)

@@ -37,7 +37,7 @@ func start(ctx context.Context, o options, log *slog.Logger) error {
 		return errors.Join(err, listener.Close())
 	}
 	defer hw.close()
-	if err := o.demand(ctx, hw); err != nil {
+	if err := o.demand(ctx, hw); err != nil || ctx.Err() != nil { // who is told to end has nothing to leave
 		return errors.Join(err, listener.Close())
 	}
 	return serve(ctx, o, hw, listener, log)
@@ -45,71 +45,101 @@ func start(ctx context.Context, o options, log *slog.Logger) error {
 
 // serve puts the parts together and runs them until ctx is done.
 func serve(ctx context.Context, o options, hw *hardware, listener net.Listener, log *slog.Logger) error {
-	registry := prometheus.NewRegistry()
-	own := exporter.NewOwn(registry, version, o.simulate != simulateNothing)
-	board := &device.Board{}
-	readers := device.NewReaders(hw.Backend) // itself, since it may be more than a Backend
-	monitor := device.NewMonitor(hw.Backend, readers, board, log.With("part", "monitor"))
-	holders, err := podresources.New(filepath.Join(hw.kubeletDir, "pod-resources", "kubelet.sock"),
-		log.With("part", "podresources"), podresources.Trace{Called: own.Asked})
+	a, err := assemble(o, hw, log)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	monitor.Held = func(id device.ID) bool {
-		known, _ := holders.Look()
-		return len(known.Rows(id)) > 0
-	}
-	holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
-	metrics := exporter.New(exporter.Sources{
-		Metrics: hw.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled,
-		Owners: holders.Owners, Held: holders.Look, Driver: monitor.Driver,
-	})
-	own.Allocatable(holders.Allocatable)
-	own.Unsupported(hw.unsupported)
-	own.Heard(func() bool { return monitor.Deaf() == 0 })
-
-	parts := parts{"monitor": monitor, "podresources": holders}
-	tasks := []func(context.Context) error{
-		hw.run,
-		func(ctx context.Context) error { return holders.Faults(ctx, board.Look) },
-		func(ctx context.Context) error { return sayUnsupported(ctx, board, hw.unsupported, log) },
-		func(ctx context.Context) error { return obey(ctx, o.orders, monitor, log) },
-	}
-	watch := config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
-	tasks = append(tasks, watch.Run)
-	monitor.Fatal = func(xid uint64, byDefault bool) bool {
-		settings, _ := watch.Look()
-		return settings.Health.Counts(xid, byDefault)
-	}
 	if o.devicePlugin {
-		specs := &specs{settings: watch.Look, board: board.Look, dir: hw.cdiDir, log: log.With("part", "cdi")}
-		book := newRulebook(watch.Look, specs.HasSpec, log.With("part", "plugin"))
-		tasks = append(tasks, book.Run)
-		parts["cdi"] = specs
-		parts["plugin"] = plugin.New(plugin.Options{
-			Dir: hw.devicePluginDir, Look: board.Look, Rules: book.Look, Links: monitor.Links, Held: held(holders),
-			Fit: func(ctx context.Context, a plugin.Ask) error { return readers.Fit(ctx, a.Device, a.Alone) },
-			Log: log.With("part", "plugin"), Trace: trace(own, holders, metrics),
-		})
+		a.offer()
 	}
-	server := o.server(metrics, registry, parts, log)
+	server := o.server(a.metrics, a.registry, a.parts, log)
 	for _, notice := range o.loaded.Notices {
 		log.Info("config: " + notice)
 	}
 	log.Info("podgauge", "version", version, "listen", listener.Addr().String(), "kubelet_dir", hw.kubeletDir, "simulate", o.simulate)
 
-	for _, p := range parts {
-		tasks = append(tasks, p.Run)
+	for _, p := range a.parts {
+		a.tasks = append(a.tasks, p.Run)
 	}
-	tasks = append(tasks, func(ctx context.Context) error { return serveHTTP(ctx, server, listener) })
-	err = together(ctx, tasks)
-	metrics.Drain()
-	hw.leave(readers, monitor)
+	a.tasks = append(a.tasks, func(ctx context.Context) error { return serveHTTP(ctx, server, listener) })
+	err = together(ctx, a.tasks)
+	a.metrics.Drain()
+	hw.leave(a.readers, a.monitor)
 	if errors.Is(err, device.ErrReplaced) { // nothing is wrong with this process, and only another one can go on
 		log.Info("end, to be started anew", "why", err)
 		return nil
 	}
 	return err
+}
+
+// assembly is the process's parts, and what they share.
+type assembly struct {
+	hw       *hardware
+	registry *prometheus.Registry
+	own      *exporter.Own
+	board    *device.Board
+	readers  *device.Readers
+	monitor  *device.Monitor
+	holders  *podresources.Client
+	metrics  *exporter.Exporter
+	watch    *config.Watch
+	log      *slog.Logger
+
+	parts parts                         // with a health of their own
+	tasks []func(context.Context) error // all others
+}
+
+// assemble joins all parts but the device plugin, beside which another one may serve.
+func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
+	a := &assembly{hw: hw, registry: prometheus.NewRegistry(), board: &device.Board{}, log: log}
+	a.own = exporter.NewOwn(a.registry, version, o.simulate != simulateNothing)
+	a.readers = device.NewReaders(hw.Backend) // itself, since it may be more than a Backend
+	a.monitor = device.NewMonitor(hw.Backend, a.readers, a.board, log.With("part", "monitor"))
+	var err error
+	if a.holders, err = podresources.New(filepath.Join(hw.kubeletDir, "pod-resources", "kubelet.sock"),
+		log.With("part", "podresources"), podresources.Trace{Called: a.own.Asked}); err != nil {
+		return nil, err
+	}
+	a.holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
+	a.metrics = exporter.New(exporter.Sources{
+		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
+		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver,
+	}, o.metrics.exporter(o.hostname))
+	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
+
+	a.monitor.Held = func(id device.ID) bool {
+		known, _ := a.holders.Look()
+		return len(known.Rows(id)) > 0
+	}
+	a.monitor.Fatal = func(xid uint64, byDefault bool) bool {
+		settings, _ := a.watch.Look()
+		return settings.Health.Counts(xid, byDefault)
+	}
+	a.own.Allocatable(a.holders.Allocatable)
+	a.own.Unsupported(hw.unsupported)
+	a.own.Heard(func() bool { return a.monitor.Deaf() == 0 })
+
+	a.parts = parts{"monitor": a.monitor, "podresources": a.holders}
+	a.tasks = []func(context.Context) error{
+		hw.run, a.watch.Run,
+		func(ctx context.Context) error { return a.holders.Faults(ctx, a.board.Look) },
+		func(ctx context.Context) error { return sayUnsupported(ctx, a.board, hw.unsupported, log) },
+		func(ctx context.Context) error { return obey(ctx, o.orders, a.monitor, log) },
+	}
+	return a, nil
+}
+
+// offer adds the device plugin, and what it follows.
+func (a *assembly) offer() {
+	specs := &specs{settings: a.watch.Look, board: a.board.Look, dir: a.hw.cdiDir, log: a.log.With("part", "cdi")}
+	book := newRulebook(a.watch.Look, specs.HasSpec, a.log.With("part", "plugin"))
+	a.tasks = append(a.tasks, book.Run)
+	a.parts["cdi"] = specs
+	a.parts["plugin"] = plugin.New(plugin.Options{
+		Dir: a.hw.devicePluginDir, Look: a.board.Look, Rules: book.Look, Links: a.monitor.Links, Held: held(a.holders), Holdings: holdings(a.holders),
+		Fit: func(ctx context.Context, ask plugin.Ask) error { return a.readers.Fit(ctx, ask.Device, ask.Alone) },
+		Log: a.log.With("part", "plugin"), Trace: trace(a.own, a.holders, a.metrics),
+	})
 }
 
 // together runs tasks until all have ended, and ends all with the first that fails.
@@ -158,6 +188,14 @@ func held(holders *podresources.Client) func(resource string) []device.OfferedID
 	return func(resource string) []device.OfferedID {
 		known, _ := holders.Look()
 		return known.Offered(resource)
+	}
+}
+
+// holdings are those of a device, as the kubelet last said.
+func holdings(holders *podresources.Client) func(device.ID) []device.Holding {
+	return func(id device.ID) []device.Holding {
+		known, _ := holders.Look()
+		return known.Rows(id)
 	}
 }
 

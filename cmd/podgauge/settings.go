@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
@@ -16,12 +17,15 @@ import (
 	"github.com/podgauge/podgauge/plugin/answer"
 )
 
+// nodesEvery is how often the driver's device nodes are looked for: a driver that
+// comes late brings them with it.
+const nodesEvery = 2 * time.Second
+
 // looker is the Look of what is published, as a Board or a config.Watch has it.
 type looker[T any] func() (T, <-chan struct{})
 
 // specs keeps CDI specs written while the settings ask for them.
 type specs struct {
-	device.Pulse
 	settings looker[config.Settings]
 	board    looker[[]device.Status]
 	dir      string
@@ -85,16 +89,23 @@ func (s *specs) write(ctx context.Context, settings config.Settings) error {
 	defer s.writer.Store(nil)
 	ended := make(chan error, 1)
 	go func() { ended <- w.Run(ctx) }() // waited for below
+	tick := time.NewTicker(nodesEvery)
+	defer tick.Stop()
 	for {
 		now, changed := s.settings()
 		if !usesCDI(now) || now.DeviceIDStrategy != settings.DeviceIDStrategy || !reflect.DeepEqual(cdiOptions(now), wanted) {
 			cancel()
 			return <-ended
 		}
-		select {
-		case err := <-ended:
-			return err
-		case <-changed:
+		for same := true; same; {
+			select {
+			case err := <-ended:
+				return err
+			case <-changed:
+				same = false
+			case <-tick.C: // without a driver what is written is likelier to be true than what would be
+				same = !hasNodes(devRoot(now))
+			}
 		}
 	}
 }
@@ -125,11 +136,16 @@ func driverRoot(s config.Settings) string {
 // devRoot is where this process finds /dev: its own, unless the driver's root has
 // one.
 func devRoot(s config.Settings) string {
-	root := driverRoot(s)
-	if _, err := os.Stat(root + "/dev/nvidiactl"); err == nil {
+	if root := driverRoot(s); hasNodes(root) {
 		return root
 	}
 	return "/"
+}
+
+// hasNodes tells whether the driver's device nodes are below a root.
+func hasNodes(root string) bool {
+	_, err := os.Stat(root + "/dev/nvidiactl")
+	return err == nil
 }
 
 // imex are the channels that containers get. One that is required and not there
@@ -151,8 +167,8 @@ func (o *options) demand(ctx context.Context, hw *hardware) error {
 	if !o.loaded.Settings.FailOnInitError {
 		return nil
 	}
-	_, err := listed(ctx, hw)
-	if err != nil {
+	// A device that is left out has an error beside those that are there.
+	if devices, err := listed(ctx, hw); devices == nil && err != nil && ctx.Err() == nil {
 		return fmt.Errorf("--fail-on-init-error: %w", err)
 	}
 	return nil

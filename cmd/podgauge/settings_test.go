@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/sim"
 	"github.com/podgauge/podgauge/sim/kubelet"
 )
 
@@ -142,6 +145,8 @@ func TestValidate(t *testing.T) {
 	}{
 		{name: "shared", text: fmt.Sprintf(replicas, true, 2), args: []string{"--simulate=hardware"}, out: "nvidia.com/gpu.shared  16"},
 		{name: "selected", text: "version: v1\npodgauge: {select: {include: [0, 5]}}\n", args: []string{"--simulate=hardware"}, out: "nvidia.com/gpu  2 "},
+		{name: "a name that no device has", text: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpuu, replicas: 2}]}}\n", args: []string{"--simulate=hardware"}, out: "note: sharing: no device here is nvidia.com/gpuu\n"},
+		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", args: []string{"--simulate=hardware"}, out: "note: nothing would be offered\n"},
 		{name: "no driver", text: "version: v1\n", args: []string{"--driver-root=" + t.TempDir()}, out: "The config is valid."},
 		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: exitUsage, errs: ":3: flags.migStrategy"},
 		{name: "no file", status: exitUsage, errs: "no such file"},
@@ -158,5 +163,120 @@ func TestValidate(t *testing.T) {
 				t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
 			}
 		})
+	}
+}
+
+// Without a config there is nothing to validate, and of two it is not clear which
+// is meant.
+func TestValidateWantsOneConfig(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	configFile{t, path}.write("version: v1\n")
+	for _, c := range []struct {
+		args   []string
+		env    map[string]string
+		status int
+		out    string // in it
+		errs   string // the whole line
+	}{
+		{args: []string{path}, out: "nvidia.com/gpu"},
+		{args: []string{"--log.level=error", path}, out: "nvidia.com/gpu"},
+		{args: []string{"--config-file", path}, out: "nvidia.com/gpu"},
+		{env: map[string]string{"CONFIG_FILE": path}, out: "nvidia.com/gpu"},
+		{args: []string{path}, env: map[string]string{"CONFIG_FILE": "/no/such/file"}, out: "nvidia.com/gpu"},
+		{status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{""}, status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{"--config-file=", "--mig-strategy=mixed"}, env: map[string]string{"CONFIG_FILE": path}, status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{path, "--config-file=" + path}, status: exitUsage, errs: "validate: FILE and --config-file: want one of them"},
+		{args: []string{path, "other"}, status: exitUsage, errs: `unexpected argument "other"`},
+		{args: []string{"--version"}, out: "podgauge dev\n"},
+	} {
+		var out, errs bytes.Buffer
+		status := run(t.Context(), append([]string{"validate", "--simulate=hardware"}, c.args...), env(c.env), &out, &errs)
+		if status != c.status || !strings.Contains(out.String(), c.out) || c.errs != "" && errs.String() != "podgauge: "+c.errs+"\n" {
+			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), errs.String())
+		}
+	}
+}
+
+// partly is hardware of which one device cannot be described.
+type partly struct{ device.Backend }
+
+func (p partly) Devices(ctx context.Context) ([]device.Device, error) {
+	devices, err := p.Backend.Devices(ctx)
+	return devices, errors.Join(err, errors.New("GPU 7: GPU is lost"))
+}
+
+// One GPU that cannot be described costs itself: the driver can be used.
+func TestOneLostGPUAtTheStart(t *testing.T) {
+	o, err := parse([]string{"--simulate=hardware", "--fail-on-init-error"}, nothing, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hw, err := o.hardware(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	hw.Backend = partly{hw.Backend}
+	if err := o.demand(t.Context(), hw); err != nil {
+		t.Errorf("the start ends with %v", err)
+	}
+	var out bytes.Buffer
+	if err := o.preview(t.Context(), hw, &out); err != nil || !strings.Contains(out.String(), "note: GPU 7: GPU is lost\n") || !strings.Contains(out.String(), "nvidia.com/gpu  8") {
+		t.Errorf("validate says %v\n%s", err, out.String())
+	}
+}
+
+// A driver that is mounted later brings its device nodes with it.
+func TestDeviceNodesThatComeLate(t *testing.T) {
+	root := t.TempDir()
+	settings := config.Settings{
+		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: root, MIGStrategy: config.MIGNone,
+		DeviceListStrategy: []string{config.ListCDICRI}, IMEX: config.IMEX{ChannelIDs: []int{0}},
+	}
+	never := make(chan struct{})
+	look := func() (config.Settings, <-chan struct{}) { return settings, never }
+	board := &device.Board{}
+	board.Post([]device.Status{})
+	s := &specs{dir: t.TempDir(), board: board.Look, log: slog.New(slog.DiscardHandler), settings: look}
+	book := newRulebook(look, nil, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- s.Run(ctx) }()
+	go func() { ended <- book.Run(ctx) }()
+	until(t, "a writer writes", func() bool { return s.writer.Load() != nil })
+	// What a character device is a test cannot make; links to one it can.
+	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
+	if err := errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))); err != nil {
+		t.Fatal(err)
+	}
+	board.Post(machineOf("T4"))
+	until(t, "specs are made of them", func() bool { w := s.writer.Load(); return w != nil && w.DevRoot == root && len(w.IMEXChannels) == 1 })
+	until(t, "containers get the channel", func() bool {
+		rules, _ := book.Look()
+		return len(rules.Answer(resource).IMEXChannels) == 1
+	})
+	cancel()
+	if err := errors.Join(<-ended, <-ended); err != nil {
+		t.Error(err)
+	}
+}
+
+// Whoever ends a start that waits for its driver is not told of the driver.
+func TestEndWhileTheDriverIsAwaited(t *testing.T) {
+	o, err := parse([]string{"--simulate=hardware", "--fail-on-init-error", "--web.listen-address=127.0.0.1:0"}, nothing, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hw, err := o.hardware(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine := hw.Backend.(*sim.Machine)
+	machine.Wedge()
+	defer machine.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := o.demand(ctx, hw); err != nil {
+		t.Errorf("the end is %v", err)
 	}
 }

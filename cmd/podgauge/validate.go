@@ -9,22 +9,14 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin"
 )
 
-// validate says what a config means on this node, without the kubelet.
-func validate(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
-	if len(args) > 0 && !strings.HasPrefix(args[0], "-") {
-		args = append([]string{"--config-file=" + args[0]}, args[1:]...)
-	}
-	o, err := parse(args, lookupEnv, stderr)
-	switch {
-	case isHelp(err):
-		return exitOK
-	case err != nil:
-		fmt.Fprintln(stderr, "podgauge:", err)
-		return exitUsage
-	}
+// validate says what a config that was found valid means on this node, without the
+// kubelet.
+func (o *options) validate(ctx context.Context, stdout io.Writer) {
 	for _, notice := range o.loaded.Notices {
 		fmt.Fprintln(stdout, "note:", notice)
 	}
@@ -36,14 +28,16 @@ func validate(ctx context.Context, args []string, lookupEnv lookup, stdout, stde
 	if err != nil {
 		fmt.Fprintln(stdout, "The config is valid. What it means on this node cannot be said:", err)
 	}
-	return exitOK
 }
 
 // preview prints what would be offered of the devices that there are.
 func (o *options) preview(ctx context.Context, hw *hardware, stdout io.Writer) error {
 	devices, err := listed(ctx, hw)
-	if devices == nil && err != nil {
+	switch {
+	case devices == nil && err != nil:
 		return err
+	case err != nil: // of devices that are left out
+		fmt.Fprintln(stdout, "note:", err)
 	}
 	statuses := make([]device.Status, len(devices))
 	for i, d := range devices {
@@ -53,7 +47,7 @@ func (o *options) preview(ctx context.Context, hw *hardware, stdout io.Writer) e
 	if err != nil {
 		fmt.Fprintln(stdout, "note:", err)
 	}
-	offers, cannot := rules(o.loaded.Settings, nil, channels).Preview(statuses)
+	offers, notes := previewed(o.loaded.Settings, channels, statuses)
 	table := tabwriter.NewWriter(stdout, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(table, "RESOURCE\tDEVICES\tIDS")
 	for _, offer := range offers {
@@ -63,10 +57,33 @@ func (o *options) preview(ctx context.Context, hw *hardware, stdout io.Writer) e
 		}
 		fmt.Fprintf(table, "%s\t%d\t%s\n", offer.Resource, len(offer.IDs), strings.Join(ids, " "))
 	}
-	for _, why := range cannot {
+	for _, why := range notes {
 		fmt.Fprintln(stdout, "note:", why)
 	}
 	return table.Flush()
+}
+
+// previewed is what would be offered, and in words what cannot be, or what is said
+// of none of the devices: that is no error, since one file serves many nodes, but
+// may be a name that nobody meant.
+func previewed(s config.Settings, channels []int, statuses []device.Status) (offers []plugin.Offered, notes []string) {
+	r := rules(s, nil, channels)
+	share, named := r.Share, map[string]bool{}
+	r.Share = func(resource string, devices []device.Device) []plugin.Share {
+		named[resource] = true
+		return share(resource, devices)
+	}
+	offers, notes = r.Preview(statuses)
+	shared, _ := s.Sharing.Active()
+	for _, resource := range shared.Resources {
+		if !named[resource.Name] {
+			notes = append(notes, "sharing: no device here is "+resource.Name)
+		}
+	}
+	if len(offers) == 0 {
+		notes = append(notes, "nothing would be offered")
+	}
+	return offers, notes
 }
 
 // listed lists the devices, or says that the driver does not answer.

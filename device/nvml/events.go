@@ -20,6 +20,9 @@ const (
 	atLeast = 50 * time.Millisecond
 	// claimBy is how long calls about GPUs that are to be registered are waited for.
 	claimBy = 20 * time.Millisecond
+	// registerBy is how long a GPU may take to be registered. What the others report is
+	// not heard meanwhile.
+	registerBy = time.Second
 )
 
 // wanted are the types of event that are asked for, where the GPU has them.
@@ -78,6 +81,11 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	if !t.has.events() {
 		rest(ctx, began.Add(waitFor))
 		return device.Event{}, nil
+	}
+	if b.events.outdated(t) { // to free the set would lose what it has still to tell
+		if data, ret := b.events.set.Wait(0); ret == nvml.SUCCESS {
+			return b.event(data), nil
+		}
 	}
 	if err := b.events.follow(t); err != nil {
 		return device.Event{}, err
@@ -157,6 +165,19 @@ func (g *gpu) class(xid uint64) class {
 	return c
 }
 
+// outdated tells whether the set hears of a GPU that is gone.
+func (e *events) outdated(t *table) bool {
+	if e.set == nil || e.driver != t.driver {
+		return false
+	}
+	for g, r := range e.gpus {
+		if r.state == registered && t.byID[g.id] != g {
+			return true
+		}
+	}
+	return false
+}
+
 // follow has a set hear of all GPUs listed. To free a set loses what it had to tell,
 // so one goes on for as long as it can. Where a GPU has spoiled it, that is an error,
 // and the others hear by a new one.
@@ -213,58 +234,81 @@ func (e *events) registerAll(t *table) error {
 		if r.state != notYet || r.refused == t || !g.answering.Load() || !g.claim(by) { // it would hang us with it
 			continue
 		}
-		err := e.register(t, g)
-		g.turn.Unlock()
-		if err != nil {
+		if err := e.register(t, g); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// register adds a GPU to the set. That it cannot be is no failure, unless the set is
-// spoiled by it, which nvml.h says of UNKNOWN: then it has to be made anew. A GPU that
-// was refused has its next chance after a listing, and one that has spoiled a set is
-// tried with another one first.
+// register adds a GPU, whose turn is held, to the set, and gives the turn back. That it
+// cannot be is no failure, unless the set is spoiled by it, which nvml.h says of UNKNOWN:
+// then it has to be made anew. A GPU that was refused has its next chance after a listing,
+// and one that has spoiled a set is tried with another one first.
 func (e *events) register(t *table, g *gpu) error {
 	r := e.gpus[g]
-	ret, spoiled := nvml.SUCCESS, false
-	if r.spoils {
-		ret = t.tryEvents(g)
+	end, ok := e.tryToRegister(t, g)
+	if !ok { // it keeps the set, too
+		g.answering.Store(false)
+		e.forget()
+		return fmt.Errorf("register events of %s: it does not answer", g.id)
 	}
-	if ret == nvml.SUCCESS {
-		ret, spoiled = g.registerWith(e.set)
-	}
-	switch ret {
+	switch end.ret {
 	case nvml.SUCCESS:
 		e.gpus[g] = registration{state: registered}
 	case nvml.ERROR_NOT_SUPPORTED:
 		e.gpus[g] = registration{state: never}
 	case nvml.ERROR_UNKNOWN, nvml.ERROR_INVALID_ARGUMENT:
-		e.gpus[g] = registration{refused: t, spoils: spoiled || r.spoils}
+		e.gpus[g] = registration{refused: t, spoils: end.spoiled || r.spoils}
 	default: // it is lost, say: its turn comes when it answers to Read or Check again
 		g.answering.Store(false)
 	}
-	if spoiled {
+	if end.spoiled {
 		e.free()
-		return fmt.Errorf("register events of %s: %w", g.id, answer(ret))
+		return fmt.Errorf("register events of %s: %w", g.id, answer(end.ret))
 	}
 	return nil
 }
 
+// registering is what became of an attempt.
+type registering struct {
+	ret     nvml.Return
+	spoiled bool // the set is
+}
+
+// tryToRegister gives up a GPU that hangs, with the set, which is freed when it has
+// answered.
+func (e *events) tryToRegister(t *table, g *gpu) (end registering, ok bool) {
+	spoils, set := e.gpus[g].spoils, e.set
+	return inTime(t.asking, registerBy, func() (end registering) {
+		defer g.turn.Unlock()
+		if spoils {
+			end.ret = t.tryEvents(g)
+		}
+		if end.ret == nvml.SUCCESS {
+			end = g.registerWith(set)
+		}
+		return end
+	}, func(end registering) {
+		if end.ret != nvml.ERROR_UNINITIALIZED { // else it went with the library
+			_ = set.Free() // it is gone for us, whatever this answers
+		}
+	})
+}
+
 // registerWith has a set hear of the GPU, of all that is wanted and that it has. With
 // one type too many none would be registered.
-func (g *gpu) registerWith(set nvml.EventSet) (ret nvml.Return, spoiled bool) {
+func (g *gpu) registerWith(set nvml.EventSet) registering {
 	supported, ret := g.handle.GetSupportedEventTypes()
 	if ret != nvml.SUCCESS {
-		return ret, false
+		return registering{ret, false}
 	}
 	types := supported & wanted
 	if types == 0 {
-		return nvml.ERROR_NOT_SUPPORTED, false
+		return registering{nvml.ERROR_NOT_SUPPORTED, false}
 	}
 	ret = g.handle.RegisterEvents(types, set)
-	return ret, ret == nvml.ERROR_UNKNOWN
+	return registering{ret, ret == nvml.ERROR_UNKNOWN}
 }
 
 // tryEvents registers the GPU with a set of its own, which may be spoiled.
@@ -273,9 +317,9 @@ func (t *table) tryEvents(g *gpu) nvml.Return {
 	if ret != nvml.SUCCESS {
 		return nvml.ERROR_UNKNOWN
 	}
-	ret, _ = g.registerWith(set)
+	end := g.registerWith(set)
 	_ = set.Free() // it is gone for us, whatever this answers
-	return ret
+	return end.ret
 }
 
 // any tells whether the set can hear of anything.

@@ -340,3 +340,88 @@ func TestEventsStartAnew(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 }
+
+// TestEventsBeforeAGPUGoes has reports wait when the set has to be made anew, since a GPU
+// in it is gone: they are told all the same.
+func TestEventsBeforeAGPUGoes(t *testing.T) {
+	s := start(t, "gpus 3")
+	s.listen()
+	s.event(0, "xid 79")
+	s.event(1, "xid 95")
+	s.set("gpus 2")
+	s.list(2)
+	for i, xid := range []uint64{79, 95} {
+		if e, err := s.Wait(context.Background()); err != nil || e.GPU != s.id(i) || e.Xid != xid {
+			t.Errorf("got %+v, %v; want xid %d", e, err, xid)
+		}
+	}
+	s.listen()
+	if n := len(s.events.gpus); n != 2 {
+		t.Errorf("%d GPUs are listened to", n)
+	}
+}
+
+// TestCloseLeavesAnOldSetAlone has the library forget what an Init has begun: the set of
+// events went with it, and is not given back to the one that came after.
+func TestCloseLeavesAnOldSetAlone(t *testing.T) {
+	s := start(t, "gpus 1")
+	s.listen()
+	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
+	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("got %v", err)
+	}
+	s.clear("fail")
+	s.list(1)
+	before := s.calls()
+	s.Close()
+	since := s.calls().Since(before)
+	if n := since.Of("nvmlEventSetFree", nvmltest.NoGPU); n != 0 {
+		t.Error("a set of an earlier Init was freed")
+	}
+	if n := since.Of("nvmlShutdown", nvmltest.NoGPU); n != 1 {
+		t.Errorf("it was shut down %d times", n)
+	}
+}
+
+// TestEventsPastAGPUThatHangs has a GPU hang when it is to be listened to, and nowhere
+// before: the others are heard, and it is when it has answered.
+func TestEventsPastAGPUThatHangs(t *testing.T) {
+	for _, function := range []string{"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"} {
+		s := start(t, "gpus 3")
+		open, stuck := s.openSets(), s.id(1)
+		s.set("hang " + function + " gpu 1")
+		waited := make(chan error, 1)
+		go func() { _, err := s.Wait(context.Background()); waited <- err }() // ends with the hang at the latest; received below
+		select {
+		case err := <-waited:
+			if err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not answer") {
+				t.Errorf("%s: got %v", function, err)
+			}
+		case <-time.After(patience):
+			t.Errorf("%s: nobody is heard", function)
+			s.clear("hang")
+			<-waited
+			continue
+		}
+		s.event(2, "xid 31")
+		if got := s.nextEvent(); got.GPU != s.id(2) {
+			t.Errorf("%s: got %+v", function, got)
+		}
+		if n := s.calls().InFlight(1); n != 1 || s.Idle() {
+			t.Errorf("%s: %d calls are under way, idle %v", function, n, s.Idle())
+		}
+		s.clear("hang")
+		s.eventually("it has answered", s.Idle)
+		if _, err := s.Check(stuck); err != nil {
+			t.Error(err)
+		}
+		s.listen()
+		s.event(1, "xid 13")
+		if got := s.nextEvent(); got.GPU != stuck {
+			t.Errorf("%s: got %+v", function, got)
+		}
+		if n := s.openSets() - open; n != 1 {
+			t.Errorf("%s: %d sets are left", function, n)
+		}
+	}
+}

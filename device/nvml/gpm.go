@@ -168,13 +168,14 @@ func (g *gpu) compare(earlier, later sample, r *reading) {
 	}
 }
 
-// free gives back all samples of a GPU. The library must still be initialised.
-func (g *gpu) free() {
+// free gives back all samples of a GPU, if they are of this Init: those of an earlier one
+// went with it.
+func (g *gpu) free(now *driver) {
 	free := func(s *sample) {
-		if s.GpmSample != nil {
+		if s.GpmSample != nil && g.driver == now {
 			_ = g.driver.lib.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us
-			*s = sample{}
 		}
+		*s = sample{}
 	}
 	free(&g.gpm.spare)
 	free(&g.gpm.own.kept)

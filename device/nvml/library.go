@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -61,9 +60,9 @@ func (b *Backend) start() error {
 	has := probe(b.lib.Extensions().LookupSymbol)
 	version := driverVersion(b.lib, has)
 	b.driver = &driver{
-		lib: b.lib, has: has, direct: findDirect(), catalogue: b.catalogue, facts: systemFacts(b.lib, has, version),
-		renumbered: !atLeast58082(version), muddled: slices.Contains(muddled, version),
-		instances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
+		lib: b.lib, has: has, asking: b.asking, direct: findDirect(), catalogue: b.catalogue, facts: systemFacts(b.lib, has, version),
+		renumbered: !atLeast58082(version),
+		instances:  b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
 	for i := range calls {
 		b.driver.can[i] = has[calls[i].symbol]

@@ -27,7 +27,7 @@ var paths = map[nvml.GpuTopologyLevel]device.Path{
 
 // Links asks each GPU of the newest listing where its NVLinks lead, and each pair what
 // it has in common: two calls for each link and one for each pair. A GPU that cannot
-// be asked is missing as A, and the error names it.
+// be asked, or hangs, is missing as A, and the error names it.
 func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 	t := b.table.Load()
 	if t == nil {
@@ -69,18 +69,20 @@ func (w *wiring) follow(ctx context.Context, g *gpu) {
 		if !w.claim(ctx, g) {
 			return
 		}
-		state, ret := g.handle.GetNvLinkState(link)
-		last := notHere(ret) // it has no more
-		if ret == nvml.SUCCESS && state == nvml.FEATURE_ENABLED {
-			ret = w.followLink(g, link)
+		end, ok := inTime(w.asking, newGPUBy, func() linkEnd {
+			defer g.turn.Unlock()
+			return w.endOf(g, link)
+		}, nil)
+		if !ok {
+			w.giveUp(g)
 		}
-		g.turn.Unlock()
-		if last {
+		if !ok || end.last {
 			return
 		}
-		if ret != nvml.SUCCESS && !notHere(ret) {
-			w.complain(g, fmt.Sprintf("NVLink %d: %v", link, answer(ret)))
-			if isFinal(ret) {
+		w.count(g, end)
+		if end.ret != nvml.SUCCESS && !notHere(end.ret) {
+			w.complain(g, fmt.Sprintf("NVLink %d: %v", link, answer(end.ret)))
+			if isFinal(end.ret) {
 				w.silent[g] = true
 				return
 			}
@@ -88,29 +90,47 @@ func (w *wiring) follow(ctx context.Context, g *gpu) {
 	}
 }
 
-// followLink counts a link that is up. What leads to neither a switch nor a GPU that
-// is listed counts for nobody.
-func (w *wiring) followLink(g *gpu, link int) nvml.Return {
-	if w.has["nvmlDeviceGetNvLinkRemoteDeviceType"] {
-		kind, ret := g.handle.GetNvLinkRemoteDeviceType(link)
-		if ret != nvml.SUCCESS {
-			return ret
-		}
-		if kind == nvml.NVLINK_DEVICE_TYPE_SWITCH {
-			w.switched[g]++
-			return ret
+// linkEnd is where a link leads. The zero one leads nowhere, since it is not up.
+type linkEnd struct {
+	ret      nvml.Return
+	last     bool // there is no such link, nor one after it
+	switched bool
+	pci      string // of what it leads to; empty: unknown
+}
+
+// endOf asks for the end of a link.
+func (t *table) endOf(g *gpu, link int) (end linkEnd) {
+	var state nvml.EnableState
+	state, end.ret = g.handle.GetNvLinkState(link)
+	if end.last = notHere(end.ret); end.ret != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
+		return end
+	}
+	if t.has["nvmlDeviceGetNvLinkRemoteDeviceType"] {
+		var kind nvml.IntNvLinkDeviceType
+		kind, end.ret = g.handle.GetNvLinkRemoteDeviceType(link)
+		end.switched = end.ret == nvml.SUCCESS && kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
+		if end.ret != nvml.SUCCESS || end.switched {
+			return end
 		}
 	}
-	far, ret := g.handle.GetNvLinkRemotePciInfo(link)
-	if ret != nvml.SUCCESS {
-		return ret
+	var far nvml.PciInfo
+	if far, end.ret = g.handle.GetNvLinkRemotePciInfo(link); end.ret == nvml.SUCCESS {
+		end.pci = pciAddress(far)
+	}
+	return end
+}
+
+// count counts a link. What leads to neither a switch nor a GPU that is listed counts
+// for nobody.
+func (w *wiring) count(g *gpu, end linkEnd) {
+	if end.switched {
+		w.switched[g]++
 	}
 	for _, o := range w.gpus {
-		if o != g && o.device.PCI != "" && o.device.PCI == pciAddress(far) {
+		if o != g && end.pci != "" && o.device.PCI == end.pci {
 			w.direct[[2]*gpu{g, o}]++
 		}
 	}
-	return ret
 }
 
 // compare asks a pair what it has in common.
@@ -118,19 +138,35 @@ func (w *wiring) compare(ctx context.Context, g, o *gpu) {
 	if !w.has["nvmlDeviceGetTopologyCommonAncestor"] || !w.claim(ctx, g) {
 		return
 	}
-	defer g.turn.Unlock()
 	if !w.claim(ctx, o) {
+		g.turn.Unlock()
 		return
 	}
-	defer o.turn.Unlock()
-	level, ret := g.handle.GetTopologyCommonAncestor(o.handle)
-	if ret != nvml.SUCCESS {
-		if !notHere(ret) {
-			w.complain(g, fmt.Sprintf("path to %s: %v", o.id, answer(ret)))
-		}
-		return
+	type common struct {
+		level nvml.GpuTopologyLevel
+		ret   nvml.Return
 	}
-	w.paths[[2]*gpu{g, o}], w.paths[[2]*gpu{o, g}] = paths[level], paths[level]
+	c, ok := inTime(w.asking, newGPUBy, func() (c common) {
+		defer g.turn.Unlock()
+		defer o.turn.Unlock()
+		c.level, c.ret = g.handle.GetTopologyCommonAncestor(o.handle)
+		return c
+	}, nil)
+	switch {
+	case !ok:
+		w.giveUp(g)
+		w.giveUp(o)
+	case notHere(c.ret):
+	case c.ret != nvml.SUCCESS:
+		w.complain(g, fmt.Sprintf("path to %s: %v", o.id, answer(c.ret)))
+	default:
+		w.paths[[2]*gpu{g, o}], w.paths[[2]*gpu{o, g}] = paths[c.level], paths[c.level]
+	}
+}
+
+func (w *wiring) giveUp(g *gpu) {
+	w.silent[g] = true
+	w.complain(g, "it does not answer")
 }
 
 // claim waits for the GPU's turn, so that two do not hang in it. One that does not come
@@ -146,8 +182,7 @@ func (w *wiring) claim(ctx context.Context, g *gpu) bool {
 		rest(ctx, time.Now().Add(time.Millisecond))
 	}
 	if ctx.Err() == nil {
-		w.silent[g] = true
-		w.complain(g, "it does not answer")
+		w.giveUp(g)
 	}
 	return false
 }

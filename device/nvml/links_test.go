@@ -151,6 +151,41 @@ func TestLinksOfAStalledGPU(t *testing.T) {
 	}
 }
 
+// TestLinksMeetAHang has the question for a link be the first that hangs: the others'
+// links are told, listings go on, and nothing else is asked of that GPU meanwhile.
+func TestLinksMeetAHang(t *testing.T) {
+	s := start(t, "gpus 3", "gpu 1 uuid GPU-1", "hang nvmlDeviceGetNvLinkState gpu 1")
+	type answer struct {
+		rows []string
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() { // ends with the hang at the latest; received below
+		rows, err := s.matrix()
+		answers <- answer{rows, err}
+	}()
+	var got answer
+	select {
+	case got = <-answers:
+	case <-time.After(patience):
+		t.Error("the links of all wait for one GPU")
+		s.clear("hang")
+		got = <-answers
+	}
+	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got.rows, want) || got.err == nil || got.err.Error() != "GPU-1: it does not answer" {
+		t.Errorf("got %q, %v\nwant %q", got.rows, got.err, want)
+	}
+	s.list(3)
+	if n := s.calls().InFlight(1); n != 1 || s.Idle() {
+		t.Errorf("%d calls are under way, idle %v", n, s.Idle())
+	}
+	s.clear("hang")
+	s.eventually("it has answered", s.Idle)
+	if got, err := s.matrix(); err != nil || len(got) != 3 {
+		t.Errorf("after the hang: %q, %v", got, err)
+	}
+}
+
 // TestLinksDuringReadings has GPUs busy with short calls: none is missed for it.
 func TestLinksDuringReadings(t *testing.T) {
 	s := start(t, "gpus 2", "slow nvmlDeviceGetFieldValues gpu * 5ms")

@@ -39,6 +39,7 @@ type Options struct {
 var (
 	_ device.Backend = (*Backend)(nil)
 	_ device.Closer  = (*Backend)(nil)
+	_ device.Idler   = (*Backend)(nil)
 	_ device.Linker  = (*Backend)(nil)
 	_ device.Peopled = (*Backend)(nil)
 )
@@ -67,9 +68,8 @@ type Backend struct {
 	histories map[device.GPU]*history
 	questions map[int]*question // that have not been answered in time, by index
 
-	// asking counts the questions that are under way, and answered has one when there is
-	// an answer to look at.
-	asking   sync.WaitGroup
+	asking *asking
+	// answered has one when a listing has an answer to look at.
 	answered chan struct{}
 
 	// gone are GPUs that are no longer listed and have samples of the library.
@@ -84,14 +84,14 @@ type Backend struct {
 type driver struct {
 	lib nvml.Interface
 	has symbols
+	// asking is the Backend's.
+	asking *asking
 	// can tells which of calls can be made, and direct has what go-nvml is too costly for.
 	can       [len(calls)]bool
 	direct    direct
 	catalogue *catalogue
 	// renumbered says that the fields of isClockReason mean something else.
 	renumbered bool
-	// muddled says that its lists of processes are nonsense.
-	muddled bool
 	// facts are the labels that all GPUs share.
 	facts []device.Label
 	// instances says that events name the instances of the slice that they are about.
@@ -127,7 +127,7 @@ func New(o Options) *Backend {
 	}
 	return &Backend{
 		options: o, metrics: metricsOf(read), catalogue: newCatalogue(read), histories: map[device.GPU]*history{},
-		questions: map[int]*question{}, answered: make(chan struct{}, 1),
+		questions: map[int]*question{}, asking: &asking{}, answered: make(chan struct{}, 1),
 	}
 }
 
@@ -145,7 +145,7 @@ func (b *Backend) Missing() []string {
 
 // Close gives the driver up. No call may be under way, and none that hangs may
 // ever return: NVML does not survive being shut down beneath a call. For questions that
-// listings have left behind it waits, for as long as they hang. A Devices that comes
+// were left behind it waits, for as long as they hang. A Devices that comes
 // later starts it again.
 func (b *Backend) Close() {
 	b.mu.Lock()
@@ -153,7 +153,7 @@ func (b *Backend) Close() {
 	b.waiting.Lock()
 	defer b.waiting.Unlock()
 	t := b.table.Swap(nil)
-	b.asking.Wait()
+	b.asking.calls.Wait()
 	if b.driver == nil { // without an Init, Shutdown may be a symbol of no library
 		return
 	}
@@ -161,13 +161,18 @@ func (b *Backend) Close() {
 		b.gone = append(b.gone, t.gpus...)
 	}
 	for _, g := range b.gone {
-		g.free()
+		g.free(b.driver)
 	}
 	b.gone = nil
-	b.events.free()
+	if b.events.driver == b.driver { // else the set went with an earlier Init
+		b.events.free()
+	}
 	b.driver = nil
 	_ = b.lib.Shutdown() // what it answers changes nothing for us
 }
+
+// Idle tells whether no question was left behind that still waits for its answer.
+func (b *Backend) Idle() bool { return b.asking.open.Load() == 0 }
 
 // gpu finds a GPU in the newest listing.
 func (b *Backend) gpu(id device.GPU) (*table, *gpu, error) {

@@ -3,6 +3,7 @@ package nvml
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/device"
@@ -10,9 +11,9 @@ import (
 
 var _ device.Occupied = (*Backend)(nil)
 
-// muddled are drivers whose lists of processes have a field that no header knows,
+// muddled are how the versions of drivers begin whose lists of processes have a field that no header knows,
 // so that what is read of them is nonsense (https://github.com/wookayin/gpustat/issues/157).
-var muddled = []string{"535.54.03", "535.86.05"}
+var muddled = []string{"535.54.", "535.86."}
 
 // lists are the kinds of process that hold a GPU, each with the function for it.
 // GetComputeRunningProcesses of go-nvml falls back on older versions.
@@ -31,7 +32,7 @@ func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	if t.muddled {
+	if t.muddles() {
 		return nil, nil
 	}
 	if !g.enter() {
@@ -58,6 +59,13 @@ func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	}
 	slices.Sort(pids)
 	return slices.Compact(pids), nil
+}
+
+// muddles tells whether the driver is one of muddled.
+func (d *driver) muddles() bool {
+	return slices.ContainsFunc(d.facts, func(l device.Label) bool {
+		return l.Name == "driver_version" && slices.ContainsFunc(muddled, func(begin string) bool { return strings.HasPrefix(l.Value, begin) })
+	})
 }
 
 // on tells whether a process of a GPU is on a device: on a slice only if it says so.

@@ -35,8 +35,10 @@ func TestProcesses(t *testing.T) {
 
 // Two drivers fill their lists with what no header describes.
 func TestProcessesOfADriverThatMuddlesThem(t *testing.T) {
-	s := start(t, "gpus 1", "driver 535.86.05", "gpu 0 process 4711 1000")
-	if got, err := s.Processes(s.list(1)[0]); err != nil || len(got) > 0 {
-		t.Errorf("%v, %v", got, err)
+	for _, version := range []string{"535.86.05", "535.86.10", "535.54.03"} {
+		s := start(t, "gpus 1", "driver "+version, "gpu 0 process 4711 1000")
+		if got, err := s.Processes(s.list(1)[0]); err != nil || len(got) > 0 {
+			t.Errorf("%s: %v, %v", version, got, err)
+		}
 	}
 }

@@ -72,7 +72,13 @@ func (l *listing) ask(ctx context.Context, count int) map[int]finding {
 				by = max(by, q.by)
 				continue
 			}
-			found[i], newest = q.answer, time.Now()
+			newest = time.Now()
+			if q.driver != l.driver { // handles of an earlier Init mean nothing any more
+				q = l.askAt(i)
+				l.questions[i], pending[i], by = q, q, max(by, q.by)
+				continue
+			}
+			found[i] = q.answer
 			delete(pending, i)
 			delete(l.questions, i)
 		}
@@ -97,7 +103,7 @@ func (l *listing) askAt(index int) *question {
 		q.by = knownGPUBy
 	}
 	old, answered, sysRoot := l.old, l.answered, l.options.SysRoot
-	l.asking.Go(func() { // ends when the driver has answered; Close waits for it
+	l.asking.begin(func() {
 		q.answer = q.driver.look(index, old, sysRoot)
 		close(q.done)
 		select {

@@ -172,3 +172,41 @@ func TestListingMeetsAHang(t *testing.T) {
 		s.atMostOneEach()
 	})
 }
+
+// TestAnswerOfAnEarlierInit has the library be started anew while a question hangs, and
+// its answer come during the next listing: what it says is of handles that mean nothing
+// any more, so the GPU is asked again.
+func TestAnswerOfAnEarlierInit(t *testing.T) {
+	s := newStage(t, Options{}, "gpus 2", "driver 570.1", "hang nvmlDeviceGetUUID gpu 1")
+	s.listFor(1, "1")
+	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
+	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("got %v", err)
+	}
+	s.clear("fail")
+	s.set("driver 580.1", "hang nvmlDeviceGetUUID gpu 0") // which keeps the listing waiting
+	before := s.calls()
+	listed := make(chan []device.Device, 1)
+	go func() { // ends with the hang; received below
+		devices, err := s.Devices(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		listed <- devices
+	}()
+	s.eventually("the listing waits", func() bool { return s.calls().Since(before).Of("nvmlDeviceGetHandleByIndex_v2", 0) > 0 })
+	s.clear("hang nvmlDeviceGetUUID gpu 1")
+	s.eventually("the old question was answered", func() bool { return s.calls().InFlight(1) == 0 })
+	s.clear("hang")
+	devices := <-listed
+	for _, d := range devices {
+		for _, f := range d.Facts {
+			if f.Name == "driver_version" && f.Value != "580.1" {
+				t.Errorf("%s is described as with driver %s", d.ID, f.Value)
+			}
+		}
+	}
+	if n := s.calls().Since(before).Of("nvmlDeviceGetHandleByIndex_v2", 1); len(devices) != 2 || n != 1 {
+		t.Errorf("%d devices, and %d calls for the GPU's handle", len(devices), n)
+	}
+}

@@ -124,3 +124,45 @@ func TestMonitorSeesPartitions(t *testing.T) {
 		t.Errorf("the links are %+v", links)
 	}
 }
+
+// TestMonitorDoesNotReleaseBeneathAQuestion has a listing leave behind a question that
+// hangs: the release is given up as beneath any other call, and the other GPU is taken
+// up again. When the hang has ended the driver can be let go of.
+func TestMonitorDoesNotReleaseBeneathAQuestion(t *testing.T) {
+	s := newStage(t, Options{}, "gpus 2", "hang nvmlDeviceGetUUID gpu 1")
+	readers, board := device.NewReaders(s), &device.Board{}
+	monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(context.Background())
+	var run sync.WaitGroup
+	run.Go(func() { monitor.Run(ctx) })
+	defer func() {
+		s.clear("hang")
+		cancel()
+		run.Wait()
+		monitor.Drain(context.Background())
+		readers.Drain(context.Background())
+	}()
+	well := func() bool {
+		statuses, _ := board.Look()
+		return len(statuses) == 1 && statuses[0].Healthy
+	}
+	s.eventually("one is well", well)
+	before := s.calls()
+	order, stop := context.WithTimeout(ctx, 3*time.Second)
+	defer stop()
+	if err := monitor.Release(order); err == nil {
+		t.Error("it was released beneath a question")
+	}
+	s.eventually("it is taken up again", well)
+	if n := s.calls().Since(before).Of("nvmlShutdown", nvmltest.NoGPU); n != 0 {
+		t.Error("the library was shut down")
+	}
+	s.clear("hang")
+	s.eventually("it has answered", s.Idle)
+	order, stop = context.WithTimeout(ctx, patience)
+	defer stop()
+	s.must(monitor.Release(order))
+	if n := s.calls().Since(before).Of("nvmlShutdown", nvmltest.NoGPU); n != 1 {
+		t.Errorf("the library was shut down %d times", n)
+	}
+}

@@ -41,7 +41,7 @@ const notTold = -1
 // by the next flight, and until then nothing is known.
 func (b *Backend) Uses(id device.GPU, buf []device.Use) (uses []device.Use, known bool) {
 	t, g, err := b.gpu(id)
-	if err != nil || t.muddled || !g.enter() {
+	if err != nil || t.muddles() || !g.enter() {
 		return buf, false
 	}
 	defer g.leave()

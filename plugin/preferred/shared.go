@@ -37,7 +37,7 @@ func (p Policy) String() string {
 
 // Shared chooses among replicas and MIG slices one by one. A device's load is the
 // part of its ids that is not available, or was chosen before; a GPU's, that of
-// all its ids. Among equals the GPU that has more link score with those chosen
+// all its ids. What is Held is among them. Among equals the GPU that has more link score with those chosen
 // goes first, then the lowest index, then the lowest replica.
 func (t *Topology) Shared(r Request, p Policy) []device.OfferedID {
 	q := t.ask(r)

@@ -103,6 +103,25 @@ func TestSharedCountsLoadInParts(t *testing.T) {
 	}
 }
 
+// TestSharedCountsWhatIsHeld: an id that is offered no more is a load on its device
+// while a container has it, and is not chosen.
+func TestSharedCountsWhatIsHeld(t *testing.T) {
+	m := gpus(-1, -1).replicated(2)
+	whole := m.candidates[0]
+	whole.ID, whole.Held = whole.Device.Offered(), true
+	m.candidates = append(m.candidates, whole, whole)
+	r := preferred.Request{Available: append(offered(t, "0::0-1 1::0-1"), whole.ID), Size: 1}
+	for p, want := range map[preferred.Policy]string{preferred.Distributed: "1::0", preferred.Packed: "0::0", preferred.Distinct: "1::0"} {
+		if got, want := m.topology().Shared(r, p), offered(t, want); !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", p, got, want)
+		}
+	}
+	r = preferred.Request{Available: append(offered(t, "0::1"), whole.ID), Size: 2}
+	if got, want := m.topology().Shared(r, preferred.Packed), append(offered(t, "0::1"), whole.ID); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v: it comes last", got, want)
+	}
+}
+
 func TestSharedStrangeRequests(t *testing.T) {
 	type ids = []device.OfferedID
 	top := bridged(2).replicated(2).topology()

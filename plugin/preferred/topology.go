@@ -22,6 +22,9 @@ type Candidate struct {
 	GPU      device.GPU
 	Index    int // the GPU's
 	NUMANode int // -1 when unknown
+	// Held says that the id is offered no more, and a container has it still: it is
+	// never chosen, and a load on its device.
+	Held bool
 }
 
 // Request is the kubelet's question for one container: Size ids, of which those
@@ -40,7 +43,7 @@ type Request struct {
 // device: it answers with what is available, in the order of the ids.
 type Topology struct {
 	candidates []Candidate              // by GPU index, GPU, device, replica
-	at         map[device.OfferedID]int // into candidates
+	at         map[device.OfferedID]int // into candidates; none has those that are Held
 	device     []int                    // of each candidate, by number
 	gpu        []int                    // of each device, by number
 	ids        []int                    // how many each device has
@@ -54,10 +57,10 @@ func New(candidates []Candidate, links []device.Link) *Topology {
 	t := &Topology{at: make(map[device.OfferedID]int, len(candidates))}
 	candidates = slices.Clone(candidates)
 	slices.SortFunc(candidates, compareCandidates)
-	devices, gpus := map[device.ID]int{}, map[device.GPU]int{}
+	devices, gpus, held := map[device.ID]int{}, map[device.GPU]int{}, map[device.OfferedID]bool{}
 	var nodes []int // of each GPU
 	for _, c := range candidates {
-		if _, again := t.at[c.ID]; again {
+		if _, again := t.at[c.ID]; again || held[c.ID] {
 			continue
 		}
 		g := number(gpus, c.GPU)
@@ -68,10 +71,14 @@ func New(candidates []Candidate, links []device.Link) *Topology {
 		if d == len(t.gpu) {
 			t.gpu, t.ids = append(t.gpu, g), append(t.ids, 0)
 		}
-		t.at[c.ID] = len(t.candidates)
-		t.candidates, t.device = append(t.candidates, c), append(t.device, d)
 		t.ids[d]++
 		t.gpuIDs[t.gpu[d]]++
+		if c.Held {
+			held[c.ID] = true
+			continue
+		}
+		t.at[c.ID] = len(t.candidates)
+		t.candidates, t.device = append(t.candidates, c), append(t.device, d)
 	}
 	t.near = scores(gpus, nodes, links)
 	return t
@@ -92,8 +99,16 @@ func number[K comparable](numbers map[K]int, key K) int {
 func compareCandidates(a, b Candidate) int {
 	return cmp.Or(
 		cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Device, b.Device),
-		compareIDs(a.ID, b.ID), cmp.Compare(a.NUMANode, b.NUMANode),
+		compareIDs(a.ID, b.ID), cmp.Compare(a.NUMANode, b.NUMANode), cmp.Compare(a.held(), b.held()),
 	)
+}
+
+// held is 1 where the candidate is Held.
+func (c Candidate) held() int {
+	if c.Held {
+		return 1
+	}
+	return 0
 }
 
 // compareIDs puts replica 2 before replica 10.

@@ -1,6 +1,7 @@
 package nvmltest
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -33,13 +34,15 @@ func capabilities(n *node, gpu nvml.Device) map[string]bool {
 		"bytes":    field(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, allLinks),
 		"replay":   field(nvml.FI_DEV_NVLINK_ERROR_DL_REPLAY, 0),
 		"symbol":   field(nvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, 0),
+		"c2c":      slices.Equal(n.scoped(gpu, nvml.FI_DEV_C2C_LINK_GET_STATUS, 0, 1, 2), []int64{1, 1, -1}),
+		"module":   field(nvml.FI_DEV_POWER_INSTANT, nvml.POWER_SCOPE_MODULE),
 		"pcie":     field(nvml.FI_DEV_PCIE_COUNT_LCRC_ERROR, 0),
 	}
 }
 
 func TestModels(t *testing.T) {
 	onNode(t, func(n *node) {
-		n.start("gpus 5", "gpu 1 model a100", "gpu 2 model b200", "gpu 3 model t4", "gpu 4 model h100")
+		n.start("gpus 6", "gpu 1 model a100", "gpu 2 model b200", "gpu 3 model t4", "gpu 4 model h100", "gpu 5 model gb200")
 		for i, want := range []struct {
 			name string
 			arch nvml.DeviceArchitecture
@@ -50,6 +53,7 @@ func TestModels(t *testing.T) {
 			{"NVIDIA B200", 10, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "platform", "margin", "hbm", "average", "bytes", "symbol", "pcie"}},
 			{"Tesla T4", 6, []string{"retire", "limits"}},
 			{"NVIDIA H100 80GB HBM3", 9, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "margin", "hbm", "average", "kib", "replay", "pcie"}},
+			{"NVIDIA GB200", 10, []string{"gpm", "mig", "nvlink", "remap", "sram", "repair", "fabric", "platform", "margin", "hbm", "average", "bytes", "symbol", "pcie", "c2c", "module"}},
 		} {
 			gpu := n.gpu(i)
 			name, _ := gpu.GetName()

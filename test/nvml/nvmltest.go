@@ -28,7 +28,7 @@
 //	lock driver                             all calls queue for one lock, as in real drivers
 //	gpu <sel> <key> <value>                 README.md lists the keys
 //	confidential on|off|devtools|none
-//	gpu <sel> model h100|a100|b200|t4       what such a GPU has; before the lines about it
+//	gpu <sel> model h100|a100|b200|gb200|t4 what such a GPU has; before the lines about it
 //	gpu <sel> field <id>[-<id>][/<scope>|/link] <value> [<type>]
 //	gpu <sel> metric <id>[-<id>][/<gi>] <value>    of GPM: the mean between two samples
 //	gpu <sel> process <pid> <bytes> [gi <n>] [ci <n>] [type compute|graphics|mps] [sm|mem|enc|dec <value>]

@@ -185,4 +185,14 @@ func TestReadme(t *testing.T) {
 			t.Errorf("README.md does not say what %s is", key)
 		}
 	}
+	models, err := fs.Glob(sources, "standin/models/*.scenario")
+	if err != nil || len(models) == 0 {
+		t.Fatalf("%v, %v", models, err)
+	}
+	for _, file := range models {
+		name := strings.TrimSuffix(filepath.Base(file), ".scenario")
+		if !regexp.MustCompile(`model [^ ]*\b` + name + `\b`).Match(page) {
+			t.Errorf("README.md does not name the model %s", name)
+		}
+	}
 }

@@ -1,0 +1,53 @@
+package device
+
+// DriverState says what the driver as a whole does.
+type DriverState uint8
+
+// The driver's states.
+const (
+	DriverStarting DriverState = iota
+	DriverUp
+	DriverFailing      // it answers, and not with a list of devices
+	DriverAbsent       // not there, or it refuses to start
+	DriverNotAnswering // a listing, or the start of its library, hangs
+	DriverReplaced     // Run ends with ErrReplaced when no call is under way
+	DriverReleased     // by Release
+)
+
+// Driver is the driver's state and, where it is not up, what is wrong.
+type Driver struct {
+	State DriverState
+	Err   error
+}
+
+// Driver returns the driver's state as Run last saw it.
+func (m *Monitor) Driver() Driver { return *m.driver.Load() }
+
+// setDriver keeps the driver's state and says a change of it once.
+func (m *Monitor) setDriver(d Driver) {
+	was := m.Driver()
+	if was.State == d.State && errText(was.Err) == errText(d.Err) {
+		return
+	}
+	m.driver.Store(&d)
+	switch {
+	case d.State == DriverReleased:
+		m.log.Info("driver is released")
+	case d.State == DriverReplaced:
+		m.log.Warn("driver was replaced", "err", d.Err)
+	case d.State != DriverUp:
+		m.log.Warn(m.withoutDriver(), "err", d.Err)
+	case d.Err != nil:
+		m.log.Warn("some devices cannot be listed", "err", d.Err)
+	default:
+		m.log.Info("driver is up")
+	}
+}
+
+// withoutDriver says what it means that nothing can be listed.
+func (m *Monitor) withoutDriver() string {
+	if m.known {
+		return "no devices from the driver; those that are known stay until it lists again"
+	}
+	return "no devices from the driver; will take them when it answers"
+}
