@@ -37,11 +37,15 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 	}
 	if o.simulate == simulateNothing {
 		s := o.loaded.Settings
-		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}})
+		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.nvlinkLinks})
 		hw.Backend, hw.unsupported, hw.closeDriver = driver, driver.Missing, driver.Close
 		return hw, nil
 	}
-	machine := sim.NewMachine(nvml.Metrics(), simulatedGPUs, time.Now)
+	rows := nvml.Metrics()
+	if o.metrics.nvlinkLinks {
+		rows = nvml.MetricsPerLink()
+	}
+	machine := sim.NewMachine(rows, simulatedGPUs, time.Now)
 	machine.Means = nvml.Means
 	hw.Backend = machine
 	if o.simulate == simulateHardware {

@@ -12,9 +12,16 @@ import (
 const (
 	callsPerGPU      = 20
 	callsPerInstance = 3 // and as many more for each GPU instance of a partitioned GPU
-	// callsOfUses are kept for the processes, which are asked for after the rest.
-	callsOfUses = 4
 )
+
+// callsOfUses are kept for the processes, which are asked for after the rest: a list of
+// each kind, and what they used, of which a partitioned GPU does not tell.
+func (g *gpu) callsOfUses() int {
+	if g.grouped.mig {
+		return len(processLists)
+	}
+	return len(processLists) + 1
+}
 
 const (
 	// slowEvery is how old a slow value is before it is asked for again.
@@ -71,7 +78,7 @@ func (g *gpu) ask(now time.Time) {
 		g.forgetSlow()
 	}
 	g.flown = now
-	g.flight = flight{left: callsPerGPU + callsPerInstance*len(g.instances) - callsOfUses}
+	g.flight = flight{left: callsPerGPU + callsPerInstance*len(g.instances) - g.callsOfUses()}
 	if g.fast.asksAny() && g.spend() {
 		g.askFields(&g.fast)
 		g.noteEnergy(&g.fast, g.catalogue.fast.at[key{id: energyField}])
@@ -262,10 +269,11 @@ func (g *gpu) seed(now time.Time) {
 	}
 }
 
-// forgetSlow drops all slow values, so that each is asked for again.
+// forgetSlow drops all slow values, so that each is asked for again, in the order in
+// which they were.
 func (g *gpu) forgetSlow() {
 	g.slow.askAll()
-	g.slowAsked = time.Time{}
+	g.slowAsked = g.slowAsked.Add(-slowEvery)
 	forget(&g.reading, &g.turns)
 	for _, in := range g.instances {
 		forget(&in.reading, &in.turns)
@@ -276,7 +284,7 @@ func forget(r *reading, turns *[len(calls)]turn) {
 	for i := range calls {
 		if calls[i].pace == device.Slow {
 			r.empty(calls[i].slots)
-			turns[i] = turn{}
+			turns[i] = turn{asked: turns[i].asked.Add(-slowEvery)}
 		}
 	}
 }

@@ -159,8 +159,13 @@ func (r *row) from() string {
 	var from []string
 	for _, s := range r.sources {
 		name := "field " + strconv.Itoa(int(s.id)) + " NVML_FI_" + fieldNames[s.id]
-		if s.sum {
+		switch {
+		case s.sum:
 			name += ", over all links"
+		case s.scope == ofGPU && s.n == all:
+			name += ", of all links"
+		case s.scope == ofGPU && s.n > 0:
+			name += ", scope " + strconv.Itoa(int(s.n))
 		}
 		from = append(from, name)
 	}

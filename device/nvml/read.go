@@ -54,6 +54,9 @@ type gpu struct {
 	instances []*instance
 	grouped   *parts
 	unused    []sample
+	// freed says that the GPU is no longer listed: a call that began before has no more
+	// samples made for it. It goes with turn.
+	freed bool
 }
 
 // history is what outlives a listing and an Init.

@@ -45,7 +45,8 @@ func (b *Backend) Uses(id device.GPU, buf []device.Use) (uses []device.Use, know
 		return buf, false
 	}
 	defer g.leave()
-	g.flight.left += callsOfUses
+	g.regroup() // no Read may have come before
+	g.flight.left += g.callsOfUses()
 	before := len(buf)
 	uses, known = g.listPeople(t, buf)
 	if !known {
