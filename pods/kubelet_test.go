@@ -37,7 +37,7 @@ func newNode(t *testing.T, version kubelet.Version, labels ...string) *node {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	n := &node{Kubelet: kubelet.New(kubelet.Options{Dir: dir, Version: version}), t: t}
-	n.runs(n.Kubelet.Run)
+	n.runs(n.Run)
 	n.wait(func(s kubelet.State) bool { return s.PodsRead && s.Serving })
 	n.c, err = New(n.PodsSocket(), Options{Labels: labels, Trace: Trace{Ended: func(p Pod) {
 		n.mu.Lock()

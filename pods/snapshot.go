@@ -24,12 +24,8 @@ type Pods struct {
 	// for each pod, and no more.
 	byUID       []*Pod
 	byName      []*Pod // by namespace, name, and uid
-	byContainer []containerRef
+	byContainer containers
 }
-
-// containerRef says whose a container is. It has the uid and not the pod, so that it
-// stays as it is when the pod changes, and not its containers.
-type containerRef struct{ id, uid string }
 
 // ByName returns the pod of a name. Of several, which there are while one that was made
 // anew is there and the one before it not yet gone, it is one that has not ended, and
@@ -65,11 +61,11 @@ func (ps *Pods) ByUID(uid string) (Pod, bool) {
 // ByContainer returns the pod that a container is of, and the container's name, for the
 // runtime's id of the container.
 func (ps *Pods) ByContainer(id string) (p Pod, container string, ok bool) {
-	i, found := slices.BinarySearchFunc(ps.byContainer, id, func(r containerRef, id string) int { return strings.Compare(r.id, id) })
-	if !found {
+	uid, ok := ps.byContainer.owner(id)
+	if !ok {
 		return Pod{}, "", false
 	}
-	owner := ps.find(ps.byContainer[i].uid)
+	owner := ps.find(uid)
 	if owner == nil {
 		return Pod{}, "", false
 	}
@@ -112,21 +108,13 @@ func compareNames(a, b *Pod) int {
 	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name), strings.Compare(a.UID, b.UID))
 }
 
-func compareRefs(a, b containerRef) int {
-	return cmp.Or(strings.Compare(a.id, b.id), strings.Compare(a.uid, b.uid))
-}
-
 // replace has these pods and no others. It takes the slice over.
 func (ps *Pods) replace(all []*Pod) {
 	ps.byUID = all
 	ps.byName = slices.Clone(all)
-	ps.byContainer = nil
-	for _, p := range all {
-		ps.byContainer = p.appendRefs(ps.byContainer)
-	}
+	ps.byContainer = containersOf(all)
 	slices.SortFunc(ps.byUID, compareUIDs)
 	slices.SortFunc(ps.byName, compareNames)
-	slices.SortFunc(ps.byContainer, compareRefs)
 }
 
 // put has a pod, in place of the version before. It takes the pod over.
@@ -134,14 +122,14 @@ func (ps *Pods) put(p *Pod) {
 	old := ps.find(p.UID)
 	ps.byUID = with(ps.byUID, p, old, compareUIDs)
 	ps.byName = with(ps.byName, p, old, compareNames)
-	ps.reindex(old, p)
+	ps.byContainer = ps.byContainer.with(old, p)
 }
 
 // remove has a pod no more.
 func (ps *Pods) remove(p *Pod) {
 	ps.byUID = without(ps.byUID, p, compareUIDs)
 	ps.byName = without(ps.byName, p, compareNames)
-	ps.reindex(p, nil)
+	ps.byContainer = ps.byContainer.with(p, nil)
 }
 
 // with is a copy of a sorted list that has p in place of old, which may be nil.
@@ -164,37 +152,4 @@ func without(list []*Pod, p *Pod, compare func(a, b *Pod) int) []*Pod {
 		return list
 	}
 	return slices.Concat(list[:i], list[i+1:])
-}
-
-// reindex changes the index of containers where a pod has others than before. Either
-// pod may be nil.
-func (ps *Pods) reindex(old, p *Pod) {
-	if old != nil && p != nil && slices.EqualFunc(old.Containers, p.Containers, func(a, b Container) bool { return a.ID == b.ID }) {
-		return
-	}
-	before, after := old.appendRefs(nil), p.appendRefs(nil)
-	kept := make([]containerRef, 0, len(ps.byContainer)+len(after))
-	for _, r := range ps.byContainer {
-		if !slices.Contains(before, r) {
-			kept = append(kept, r)
-		}
-	}
-	for _, r := range after {
-		i, _ := slices.BinarySearchFunc(kept, r, compareRefs)
-		kept = slices.Insert(kept, i, r)
-	}
-	ps.byContainer = kept
-}
-
-// appendRefs appends one for each container that has an id.
-func (p *Pod) appendRefs(refs []containerRef) []containerRef {
-	if p == nil {
-		return refs
-	}
-	for _, c := range p.Containers {
-		if c.ID != "" {
-			refs = append(refs, containerRef{c.ID, p.UID})
-		}
-	}
-	return refs
 }

@@ -41,7 +41,7 @@ func write(dir string) error {
 // files are the contents by file name.
 func files() (map[string][]byte, error) {
 	all := map[string][]byte{}
-	for name, pod := range pods() {
+	for name, pod := range cases() {
 		wire, err := pod.Marshal()
 		if err != nil {
 			return nil, fmt.Errorf("marshal %s: %w", name, err)

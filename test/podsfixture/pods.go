@@ -18,8 +18,8 @@ func later(seconds int) metav1.Time {
 	return metav1.NewTime(began.Add(time.Duration(seconds) * time.Second))
 }
 
-// pods are as a kubelet of 1.37 sends them, by name.
-func pods() map[string]*v1.Pod {
+// cases are pods as a kubelet of 1.37 sends them, by name.
+func cases() map[string]*v1.Pod {
 	return map[string]*v1.Pod{
 		"training": training(), "crashloop": crashloop(), "oomkilled": oomkilled(), "evicted": evicted(),
 		"static": static(), "completed": completed(), "terminating": terminating(), "deleted": deleted(),
@@ -44,7 +44,7 @@ func pod(namespace, name string, number int, containers ...string) *v1.Pod {
 			Finalizers: []string{"example.com/finalizer"},
 			ManagedFields: []metav1.ManagedFieldsEntry{{
 				Manager: "kubelet", Operation: "Update", APIVersion: "v1", Time: new(later(1)), FieldsType: "FieldsV1",
-				FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{"f:phase":{}}}`)}, Subresource: "status",
+				FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:phase":{}}}`), Subresource: "status",
 			}},
 		},
 		Spec: spec(containers...),
@@ -109,7 +109,9 @@ func status(name string, restarts int32, state v1.ContainerState) v1.ContainerSt
 }
 
 // id is 64 hexadecimal digits that are another's for each name and start.
-func id(name string, start int32) string { return fmt.Sprintf("%064x", fmt.Sprintf("%s/%d", name, start)) }
+func id(name string, start int32) string {
+	return fmt.Sprintf("%064x", fmt.Sprintf("%s/%d", name, start))
+}
 
 func waiting(reason string) v1.ContainerState {
 	return v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: reason, Message: "back-off 5m0s restarting failed container"}}
