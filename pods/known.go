@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
@@ -25,7 +26,7 @@ const (
 // which a stream's first pods are listed come again after the list
 // (pkg/kubelet/status/status_manager.go, sendNotification). But a phase that is
 // terminal never changes (pkg/kubelet/kubelet_pods.go, generateAPIPodStatus), and
-// DELETED is the last of a pod.
+// DELETED is the last of a pod, unless it is a static one (updateStatusInternal).
 type known struct {
 	pods Pods // the newest, as published
 	// syncing are the pods of a stream that has not said yet which there are; nil after
@@ -56,8 +57,7 @@ func (k *known) take(e *event) (changed bool) {
 	case !e.ofPod(): // of a kind that there will be one day
 		return false
 	case k.syncing != nil:
-		k.listed(e)
-		return false
+		return k.listed(e)
 	case e.kind == api.EventType_DELETED:
 		return k.deleted(e.pod.UID)
 	default:
@@ -75,16 +75,17 @@ func (k *known) doubted(err error) (changed bool) {
 }
 
 // listed takes in a pod while the stream says which there are.
-func (k *known) listed(e *event) {
+func (k *known) listed(e *event) (changed bool) {
 	_, there := k.syncing[e.pod.UID]
 	switch {
 	case e.kind == api.EventType_DELETED:
 		delete(k.syncing, e.pod.UID)
 	case !there && len(k.syncing) == mostPods:
-		k.doubted(errTooMany)
+		return k.doubted(errTooMany)
 	default:
 		k.syncing[e.pod.UID] = e.pod.clone()
 	}
+	return false
 }
 
 var errTooMany = fmt.Errorf("follow pods: there are more than %d", mostPods)
@@ -118,13 +119,14 @@ func (k *known) complete() (changed bool) {
 	return true
 }
 
-// updated takes in a pod's new version. Only one that is ADDED can come back: a
-// static pod, made again of the same manifest.
+// updated takes in a pod's new version. Only a static pod comes back from its end, when
+// it is made again of the same manifest: of any other a version that does is a late one.
 func (k *known) updated(p *Pod, added bool) (changed bool) {
 	old := k.pods.find(p.UID)
+	mayBeLate := !added && !isStatic(p.UID)
 	switch {
-	case old == nil && !added && k.over.has(p.UID),
-		old != nil && !added && old.Terminal() && !p.Terminal(),
+	case mayBeLate && old == nil && k.over.has(p.UID),
+		mayBeLate && old != nil && old.Terminal() && !p.Terminal(),
 		old != nil && old.equal(p):
 		return false
 	case old == nil && k.pods.Len() == mostPods:
@@ -138,6 +140,9 @@ func (k *known) updated(p *Pod, added bool) (changed bool) {
 	}
 	return true
 }
+
+// isStatic tells whether a uid is the hash of a manifest, and not the API server's.
+func isStatic(uid string) bool { return !strings.Contains(uid, "-") }
 
 func (k *known) deleted(uid string) (changed bool) {
 	old := k.pods.find(uid)

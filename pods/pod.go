@@ -9,7 +9,7 @@ import (
 type Pod struct {
 	Namespace, Name string
 	// UID is that of cgroups and log folders: of a static pod the hash of its manifest,
-	// 32 digits without dashes, and no other after the pod was made again of the same.
+	// 32 digits without dashes, and the same when the pod is made again of it.
 	UID string
 	// Created is when the API server, or for a static pod the kubelet, took it in; zero
 	// where that is not said.
