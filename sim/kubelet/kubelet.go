@@ -7,12 +7,14 @@
 //	device-plugins/kubelet.sock                 takes registrations (v1beta1.Registration)
 //	device-plugins/kubelet_internal_checkpoint  what outlives a restart
 //	pod-resources/kubelet.sock                  says who holds what (v1.PodResourcesLister)
+//	pods-api/pods-api.sock                      says which pods there are (v1alpha1.Pods); 1.37
 //
 // It has no containers: RunPod takes a pod through admission and says that it runs. Everything
 // up to there is real, the gRPC calls to the device plugin included. It aligns nothing to NUMA
 // nodes (Topology Manager policy "none") and knows no CPUs, no memory and no DRA; of the
-// kubelet's other sockets it has none: no plugins_registry, no pods-api, no v1alpha1 of
-// PodResources.
+// kubelet's other sockets it has none: no plugins_registry, no v1alpha1 of PodResources. What
+// the Pods API says of a pod is a part of what a real one says: names, labels, phase and the
+// containers' states, and nothing of its spec.
 //
 // What forces a line of code is named beside it: "manager.go:245" is a line below
 // https://github.com/kubernetes/kubernetes/tree/v1.37.1/pkg/kubelet/cm/devicemanager, and what
@@ -99,7 +101,7 @@ type Kubelet struct {
 	registrations []Registration      // the latest, over all lives
 	registering   int                 // how many are being answered
 	lists         map[string]*listLog // by resource, over all lives
-	calls         map[string]int      // of PodResources, by method, over all lives
+	calls         map[string]int      // of PodResources and the Pods API, by method, over all lives
 	limited       int                 // of these, those that the rate limit turned away
 }
 
@@ -227,6 +229,9 @@ func (k *Kubelet) update(change func()) {
 
 // tell wakes all who wait for a change; mu is held.
 func (k *Kubelet) tell() {
+	if k.life != nil {
+		k.life.announce()
+	}
 	close(k.changed)
 	k.changed = make(chan struct{})
 }

@@ -203,7 +203,10 @@ func (l *life) start(p *pod, c container) error {
 			return
 		}
 		s.starts++
-		s.done = c.init && !c.Sidecar
+		s.began()
+		if s.done = c.init && !c.Sidecar; s.done {
+			s.exited(Exit{})
+		}
 		s.running = !s.done && slices.Contains(l.k.pods, p)
 	})
 	if err != nil {

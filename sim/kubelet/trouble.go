@@ -24,6 +24,9 @@ type Trouble struct {
 	// ListBytes is the size to which the answers to List are padded, with a pod "padding".
 	ListBytes int
 
+	// Pods is the answer of the Pods API to any question.
+	Pods error
+
 	// The rest is for starts to come. HoldListen holds one up where the registration socket is
 	// bound and does not listen yet: connections to it are refused.
 	HoldListen <-chan struct{}
