@@ -21,6 +21,7 @@ var arrows = map[string][]string{
 	"cmd/podgauge":       {"config", "device", "device/nvml", "device/nvml/cdi", "exporter", "plugin", "plugin/answer", "plugin/preferred", "podresources", "sim"},
 	"cmd/demo":           {},
 	"config":             {},
+	"containers":         {"device"},
 	"device":             {},
 	"device/devicetest":  {"device"},
 	"device/nvml":        {"device"},
@@ -44,6 +45,7 @@ var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{
 	"config":        {"github.com/NVIDIA", "github.com/prometheus", "google.golang.org/", "k8s.io/"},
+	"containers":    {"github.com/", "google.golang.org/", "k8s.io/"},
 	"plugin":        {"github.com/prometheus"},
 	"plugin/answer": {"github.com/prometheus", "google.golang.org/grpc"},
 	"podresources":  {"github.com/prometheus"},
