@@ -285,10 +285,10 @@ var (
 func random(chance *rand.Rand, s *shape) []byte {
 	var fields []field
 	for range chance.IntN(6) {
-		switch number := protowire.Number(1 + chance.IntN(6)); {
-		case chance.IntN(40) == 0:
+		switch number, odd := protowire.Number(1+chance.IntN(6)), chance.IntN(40); {
+		case odd == 0:
 			fields = append(fields, varint(number, chance.Uint64()))
-		case chance.IntN(40) == 0:
+		case odd == 1:
 			fields = append(fields, text(number, "a"))
 		case s.messages[number] != nil:
 			fields = append(fields, message(number, random(chance, s.messages[number])))

@@ -14,8 +14,7 @@ import (
 // An answer replaces the one before it, except in the minute after a connection was made:
 // a kubelet that was restarted lists its pods one after the other. What a pod had stands
 // until that connection has listed the pod, or somebody else has the same, or the minute
-// is over. A young kubelet that was never heard before is believed in what it says, and in
-// nothing else is there anything to stand.
+// is over (docs/adr/0004-unknown-holders.md). Before the first answer there is nothing.
 type ledger struct {
 	// held are the rows by owner, and offered those that nobody owns. Once set their
 	// slices are replaced and not written, since they were published.

@@ -85,8 +85,8 @@ func TestResourcesOfAnAnswer(t *testing.T) {
 		k.says(whole)
 		h := c.Owners(t.Context())
 		wantResources(t, "of a pod as a whole", h, []string{"whole: device 7 on []", "whole: CPUs [8 9]", "whole: CPUs [9]", "whole: 5 of memory on []"})
-		if o := h.Resources.HeldCPUs[0].Owner; o.Container != "" || h.Resources.HeldCPUs[1].Owner.Container != "main" {
-			t.Errorf("the pod's CPUs are %v's", o)
+		if cpus := h.Resources.HeldCPUs; cpus[0].Container != "" || cpus[1].Container != "main" {
+			t.Errorf("the CPUs are %v", cpus)
 		}
 		k.stop()
 		h = c.Owners(t.Context())
@@ -168,8 +168,10 @@ func TestAllocatableResources(t *testing.T) {
 		}
 		k.gives(&api.AllocatableResourcesResponse{
 			Devices: []*api.ContainerDevices{
-				{ResourceName: gpu, DeviceIds: []string{"b"}, Topology: on(1)}, {ResourceName: "example.com/nic", DeviceIds: []string{"n"}},
-				{ResourceName: gpu, DeviceIds: []string{"a"}, Topology: on(1)}, {ResourceName: gpu, DeviceIds: []string{"a"}, Topology: on(0)},
+				{ResourceName: gpu, DeviceIds: []string{"b"}, Topology: on(1)},
+				{ResourceName: "example.com/nic", DeviceIds: []string{"n"}},
+				{ResourceName: gpu, DeviceIds: []string{"a"}, Topology: on(1)},
+				{ResourceName: gpu, DeviceIds: []string{"a"}, Topology: on(0)},
 			},
 			CpuIds: []int64{3, 1, 2},
 			Memory: []*api.ContainerMemory{{MemoryType: "memory", Size: 64 << 30, Topology: on(1)}, {MemoryType: "memory", Size: 32 << 30, Topology: on(0)}},

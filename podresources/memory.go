@@ -222,6 +222,11 @@ func (m *memory) behind(now time.Time) bool {
 	return !m.caughtUp && !m.trusted.IsZero() && now.Sub(m.trusted) < lookFor
 }
 
+// has tells whether a pod is known to hold something.
+func (m *memory) has(p podName) bool {
+	return slices.ContainsFunc(m.held, func(h device.Holding) bool { return h.Owner.Namespace == p.namespace && h.Owner.Pod == p.pod })
+}
+
 // open tells whether there are questions that notes might answer, and whether one
 // of them is overdue: an allocation that was looked for and not found.
 func (m *memory) open(now time.Time) (open, overdue bool) {

@@ -38,12 +38,11 @@ func (n *newcomers) arrived(name podName, now time.Time) {
 	*n = append(*n, newcomer{name: name, came: now})
 }
 
-// next are those that may have been allocated something since a time. It counts them as
-// asked about.
-func (n *newcomers) next(since time.Time) (names []podName) {
-	for i := range *n {
-		c := &(*n)[i]
-		if c.asks < newcomerAsks && c.came.After(since.Add(-admittedWithin)) {
+// next are those that may have been allocated something since a time, and are not known to
+// have something already. It counts them as asked about.
+func (n *newcomers) next(since time.Time, has func(podName) bool) (names []podName) {
+	for _, c := range *n {
+		if c.asks < newcomerAsks && c.came.After(since.Add(-admittedWithin)) && !has(c.name) {
 			names = append(names, c.name)
 		}
 	}
@@ -84,7 +83,7 @@ func (c *Client) askNewcomers(ctx context.Context) bool {
 	since, waits := c.memory.waits(now)
 	// A List that is overdue, or that the kubelet does not answer, is not to wait.
 	if waits && c.holders.Err == nil && now.Sub(c.holders.At) < idleEvery && c.noGet != c.memory.link {
-		names = c.newcomers.next(since)
+		names = c.newcomers.next(since, c.memory.has)
 	}
 	c.mu.Unlock()
 	for _, name := range names {
