@@ -13,6 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
@@ -60,6 +61,10 @@ func serve(ctx context.Context, o options, hw *hardware, listener net.Listener, 
 		return len(known.Rows(id)) > 0
 	}
 	holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
+	holders.Claimed = func(c device.Claim) (device.ID, bool) {
+		statuses, _ := board.Look()
+		return nvml.Claimed(c, statuses)
+	}
 	metrics := exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled,
 		Owners: holders.Owners, Held: holders.Look, Driver: monitor.Driver,
