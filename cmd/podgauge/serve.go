@@ -13,6 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
@@ -110,6 +111,10 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.monitor.Held = func(id device.ID) bool {
 		known, _ := a.holders.Look()
 		return len(known.Rows(id)) > 0
+	}
+	a.holders.Claimed = func(c device.Claim) (device.ID, bool) {
+		statuses, _ := a.board.Look()
+		return nvml.Claimed(c, statuses)
 	}
 	a.monitor.Fatal = func(xid uint64, byDefault bool) bool {
 		settings, _ := a.watch.Look()

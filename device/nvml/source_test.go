@@ -70,6 +70,8 @@ func rowOf(selection *types.Selection) (symbol, row string) {
 		symbol = "nvml" + name
 	case "Device":
 		symbol = "nvmlDevice" + name
+	case "GpuInstance":
+		symbol = "nvmlGpuInstance" + name
 	case "EventSet":
 		symbol = "nvmlEventSet" + name
 	case "ExtendedInterface":

@@ -11,10 +11,11 @@
 //
 // It has no containers: RunPod takes a pod through admission and says that it runs. Everything
 // up to there is real, the gRPC calls to the device plugin included. It aligns nothing to NUMA
-// nodes (Topology Manager policy "none") and knows no CPUs, no memory and no DRA; of the
-// kubelet's other sockets it has none: no plugins_registry, no v1alpha1 of PodResources. What
-// the Pods API says of a pod is a part of what a real one says: names, labels, phase and the
-// containers' states, and nothing of its spec.
+// nodes (Topology Manager policy "none"), gives CPUs and memory away by number alone, and has
+// no DRA drivers: what a claim has been given is said by the pod. Of the kubelet's other
+// sockets it has none: no plugins_registry, no v1alpha1 of PodResources. What the Pods API says
+// of a pod is a part of what a real one says: names, labels, phase and the containers' states,
+// and nothing of its spec.
 //
 // What forces a line of code is named beside it: "manager.go:245" is a line below
 // https://github.com/kubernetes/kubernetes/tree/v1.37.1/pkg/kubelet/cm/devicemanager, and what
@@ -62,6 +63,15 @@ type Options struct {
 	// EmptyFor is how long List is empty after a start on a node that has pods: 60 to 120 ms
 	// when zero, as measured; not at all when negative.
 	EmptyFor time.Duration
+	// CPUs are those that containers may have for themselves, held ones included: the CPU
+	// manager's policy is static where there are any, and none where not.
+	CPUs []int64
+	// Memory is what containers may have reserved, held included: the memory manager's policy
+	// is Static where there is any, and None where not.
+	Memory []MemoryBlock
+	// PodLevel turns the gate PodLevelResourceManagers on, which is off by default: pods may
+	// have CPUs and memory as a whole. It is for V137.
+	PodLevel bool
 	// RestAfter is how much later than the static pods the API server's pods come: 20 ms when
 	// zero, at once when negative.
 	RestAfter time.Duration
@@ -97,6 +107,7 @@ type Kubelet struct {
 	life          *life               // the kubelet's process; nil while there is none
 	lives         int                 // how many there have been
 	pods          []*pod              // the node's, in the order of their arrival
+	portions      portions            // of CPUs and memory
 	trouble       Trouble             //
 	registrations []Registration      // the latest, over all lives
 	registering   int                 // how many are being answered
@@ -111,6 +122,7 @@ func New(o Options) *Kubelet {
 		options:  o.withDefaults(),
 		restarts: make(chan *restart),
 		changed:  make(chan struct{}),
+		portions: portions{},
 		lists:    map[string]*listLog{},
 		calls:    map[string]int{},
 	}

@@ -24,6 +24,10 @@ type Pod struct {
 	// Containers.
 	Init       []Container
 	Containers []Container
+	// CPUs and Memory, in bytes by type, are what it asks for as a whole, where
+	// Options.PodLevel lets it.
+	CPUs   int
+	Memory map[string]uint64
 	// Once is restartPolicy Never: the pod has ended when its containers have. It is for real
 	// kubelets: here EndPod ends any pod.
 	Once bool
@@ -36,6 +40,12 @@ type Container struct {
 	Name string
 	// Limits are the resources that it asks for: {"nvidia.com/gpu": 1}.
 	Limits map[string]int
+	// CPUs are how many it asks for as its own, and Memory what it asks to be reserved, in
+	// bytes by type. A real kubelet gives them to the containers of Guaranteed pods.
+	CPUs   int
+	Memory map[string]uint64
+	// Claims are those that it uses.
+	Claims []Claim
 	// Sidecar is an init container with restartPolicy Always.
 	Sidecar bool
 }
@@ -134,6 +144,7 @@ type pod struct {
 	state           map[string]*containerState // by container; the map itself is not written after addPod
 	phase           string
 	reason, message string
+	prepared        bool      // its claims
 	ends            time.Time // when a pod that is being deleted will be gone; zero where it is not
 }
 

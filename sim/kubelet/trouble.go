@@ -21,6 +21,8 @@ type Trouble struct {
 	List error
 	// HoldList holds up the answers to List.
 	HoldList <-chan struct{}
+	// Get is the answer to Get: that of a kubelet that does not know it, say.
+	Get error
 	// ListBytes is the size to which the answers to List are padded, with a pod "padding".
 	ListBytes int
 
