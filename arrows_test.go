@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "device", "device/nvml", "device/nvml/cdi", "exporter", "plugin", "plugin/answer", "plugin/preferred", "podresources", "sim"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "exporter", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim"},
 	"cmd/demo":           {},
 	"config":             {},
 	"containers":         {"device"},

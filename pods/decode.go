@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/podgauge/podgauge/device"
+
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
@@ -132,7 +134,7 @@ func (e *event) decode(b []byte) error {
 	if e.pod.UID == "" || e.pod.Name == "" || e.pod.Namespace == "" {
 		return errors.New("decode a pod: it has no name, namespace or uid")
 	}
-	slices.SortFunc(e.pod.Labels, func(a, b Label) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(e.pod.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(e.pod.Containers, func(a, b Container) int { return place(a.Kind) - place(b.Kind) })
 	return nil
 }
@@ -192,8 +194,8 @@ func (e *event) readLabel(b []byte) error {
 	if err != nil || !e.labels.has(key) {
 		return err
 	}
-	label := Label{e.names.text(key), e.names.text(value)}
-	switch i := slices.IndexFunc(e.pod.Labels, func(l Label) bool { return l.Name == label.Name }); {
+	label := device.Label{Name: e.names.text(key), Value: e.names.text(value)}
+	switch i := slices.IndexFunc(e.pod.Labels, func(l device.Label) bool { return l.Name == label.Name }); {
 	case i >= 0: // the last one counts, as in any map
 		e.pod.Labels[i] = label
 	case len(e.pod.Labels) < mostLabels:

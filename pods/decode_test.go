@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/device"
+
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -132,9 +134,9 @@ func TestDecodeInAnyOrder(t *testing.T) {
 		"parts of a status":         {pod: []encoded{message(3, text(1, "Failed")), identity(), message(3, text(4, "Evicted"))}, want: Pod{Phase: "Failed", Reason: "Evicted"}},
 		"fields of later":           {pod: []encoded{number(99, 1), identity(number(88, 7), text(77, "x")), message(3, text(1, "Running"), number(66, 5))}, want: Pod{Phase: "Running"}},
 		"fields of another kind":    {pod: []encoded{number(1, 1), identity(number(1, 7), text(7, "x")), message(3, number(1, 5))}},
-		"a label again":             {pod: []encoded{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []Label{{"a", "2"}, {"b", "3"}}}},
-		"value before key":          {pod: []encoded{identity(message(11, text(2, "v"), text(1, "k")))}, want: Pod{Labels: []Label{{"k", "v"}}}},
-		"no text":                   {pod: []encoded{identity(label("k", "a\xffb"))}, want: Pod{Labels: []Label{{"k", "a\uFFFDb"}}}},
+		"a label again":             {pod: []encoded{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []device.Label{{Name: "a", Value: "2"}, {Name: "b", Value: "3"}}}},
+		"value before key":          {pod: []encoded{identity(message(11, text(2, "v"), text(1, "k")))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "v"}}}},
+		"no text":                   {pod: []encoded{identity(label("k", "a\xffb"))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "a\uFFFDb"}}}},
 		"being deleted, at no time": {pod: []encoded{identity(message(9))}, want: Pod{Deleting: true}},
 		"before 1970":               {pod: []encoded{identity(message(8, number(1, ^uint64(0))))}, want: Pod{Created: time.Unix(-1, 0)}},
 		"a reason too long":         {pod: []encoded{identity(), message(3, text(4, strings.Repeat("x", 1000)))}, want: Pod{Reason: strings.Repeat("x", mostNameBytes)}},
@@ -264,7 +266,7 @@ func FuzzDecode(f *testing.F) {
 		if fresh.ofPod() && (p.Name == "" || p.Namespace == "" || p.UID == "") {
 			t.Fatalf("a pod without a name: %+v", p)
 		}
-		if len(p.Labels) > mostLabels || len(p.Containers) > mostContainers || !slices.IsSortedFunc(p.Labels, func(a, b Label) int { return strings.Compare(a.Name, b.Name) }) {
+		if len(p.Labels) > mostLabels || len(p.Containers) > mostContainers || !slices.IsSortedFunc(p.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) }) {
 			t.Fatalf("labels are %v", p.Labels)
 		}
 		if again := p.clone(); !reflect.DeepEqual(*again, p) && again.equal(&p) == false {

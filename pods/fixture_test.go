@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/device"
 )
 
 // jsonPod is a pod as Kubernetes writes it in JSON, as far as it is kept.
@@ -49,7 +51,7 @@ func (j *jsonPod) pod(prefix string) Pod {
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.Metadata.Labels)) {
 		if strings.HasPrefix(name, prefix) {
-			p.Labels = append(p.Labels, Label{name, j.Metadata.Labels[name]})
+			p.Labels = append(p.Labels, device.Label{Name: name, Value: j.Metadata.Labels[name]})
 		}
 	}
 	for _, part := range []struct {

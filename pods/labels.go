@@ -12,6 +12,13 @@ type allowlist struct {
 	names, prefixes []string
 }
 
+// CheckLabels says what is wrong with Options.Labels: each is a name, or the beginning of
+// names and a *.
+func CheckLabels(patterns []string) error {
+	_, err := newAllowlist(patterns)
+	return err
+}
+
 // newAllowlist takes names of labels; one that ends with * means all that begin so.
 func newAllowlist(patterns []string) (allowlist, error) {
 	var a allowlist
@@ -19,7 +26,7 @@ func newAllowlist(patterns []string) (allowlist, error) {
 		prefix, isPrefix := strings.CutSuffix(pattern, "*")
 		switch {
 		case pattern == "" || strings.Contains(prefix, "*"):
-			return allowlist{}, fmt.Errorf("follow pods: label %q is neither a name nor a prefix and a *", pattern)
+			return allowlist{}, fmt.Errorf("label %q is neither a name nor a prefix and a *", pattern)
 		case isPrefix:
 			a.prefixes = append(a.prefixes, prefix)
 		default:

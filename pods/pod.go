@@ -3,6 +3,8 @@ package pods
 import (
 	"slices"
 	"time"
+
+	"github.com/podgauge/podgauge/device"
 )
 
 // Pod is what of a pod is kept. Its slices are shared and not to be written.
@@ -15,7 +17,7 @@ type Pod struct {
 	// where that is not said.
 	Created time.Time
 	// Labels are those on the allowlist, by name.
-	Labels []Label
+	Labels []device.Label
 	// Deleting is true from when the pod's deletion was asked for.
 	Deleting bool
 	// Phase is "Pending", "Running", "Succeeded", "Failed" or "Unknown". An evicted pod
@@ -28,9 +30,6 @@ type Pod struct {
 	// then the ephemeral ones, as far as the kubelet has said something of them.
 	Containers []Container
 }
-
-// Label of a pod.
-type Label struct{ Name, Value string }
 
 // Container of a pod.
 type Container struct {

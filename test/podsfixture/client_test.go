@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"github.com/podgauge/podgauge/device"
 	"maps"
 	"net"
 	"os"
@@ -131,7 +132,7 @@ func kept(p *v1.Pod) pods.Pod {
 		Phase: string(p.Status.Phase), Reason: p.Status.Reason,
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Labels)) {
-		k.Labels = append(k.Labels, pods.Label{Name: name, Value: p.Labels[name]})
+		k.Labels = append(k.Labels, device.Label{Name: name, Value: p.Labels[name]})
 	}
 	for _, s := range p.Status.InitContainerStatuses {
 		k.Containers = append(k.Containers, keptContainer(s, pods.Init))
