@@ -23,8 +23,8 @@ import (
 
 // Paces and limits.
 const (
-	// lookEvery is how often the socket is looked for where there is none.
-	lookEvery = 10 * time.Second
+	// lookEvery is how often the socket is looked for where there is none: it costs one stat.
+	lookEvery = 2 * time.Second
 	// A kubelet that does not answer, or says that it is initializing, is asked again
 	// ever more slowly.
 	againFirst, againMost = 100 * time.Millisecond, 2 * time.Second
