@@ -52,7 +52,7 @@ func Claimed(c device.Claim, board []device.Status) (device.ID, bool) {
 		return "", false
 	}
 	if name.whole {
-		return wholeGPU(gpu, board)
+		return claimedGPU(gpu, board)
 	}
 	return name.slice(gpu, board)
 }
@@ -182,8 +182,8 @@ func (n draName) gpu(board []device.Status, byMinor bool) (device.GPU, bool) {
 	return "", false
 }
 
-// wholeGPU finds a GPU that can be held as a whole.
-func wholeGPU(gpu device.GPU, board []device.Status) (device.ID, bool) {
+// claimedGPU finds a GPU that can be held as a whole.
+func claimedGPU(gpu device.GPU, board []device.Status) (device.ID, bool) {
 	for i := range board {
 		if s := &board[i]; s.GPU == gpu && s.WholeGPU() && !s.MIG {
 			return s.ID, true

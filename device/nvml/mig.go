@@ -27,11 +27,17 @@ type parts struct {
 	mig    bool
 	slices []*slice
 	most   int // how many there can be; 0: not known
+	// handles are those that the listing was given. NVML may give one to another slice at
+	// any time.
+	handles map[*slice]nvml.Device
+	// capable says that the GPU has such a mode, pending what it will be after a reset;
+	// told, that this is known at all.
+	capable, pending, told bool
 }
 
-// slice is a MIG slice as long as it is listed. It has no handle: NVML gives that to
-// another slice when this one is gone, so each listing asks for it anew, by index,
-// and a slice is known again by its life.
+// slice is a MIG slice as long as it is listed. It has no handle of its own: NVML gives
+// that to another slice when this one is gone, so each listing asks for it anew, by
+// index, and a slice is known again by its life.
 type slice struct {
 	life
 	index     int    // under its GPU
@@ -72,8 +78,9 @@ func (d *driver) partition(f *finding) {
 		f.parts.most = count
 	}
 	var found []*slice
+	handles := map[*slice]nvml.Device{}
 	for i := range f.parts.most {
-		s, err := d.sliceAt(f, i)
+		s, handle, err := d.sliceAt(f, i)
 		if err.isFinal() { // what was found before it may be half the truth
 			f.complain(err.text)
 			return
@@ -85,8 +92,11 @@ func (d *driver) partition(f *finding) {
 		if s != nil {
 			found = append(found, s)
 		}
+		if handle != nil {
+			handles[s] = handle
+		}
 	}
-	f.parts.slices = found
+	f.parts.slices, f.parts.handles = found, handles
 }
 
 func (f *finding) complain(what string) { f.errs = append(f.errs, what) }
@@ -112,23 +122,23 @@ func failed(what string, ret nvml.Return) sliceError {
 	return sliceError{ret, what + ": " + answer(ret).Error()}
 }
 
-// sliceAt is the slice at an index, nil where there is none. One that is known is
-// asked only who it is.
-func (d *driver) sliceAt(f *finding, index int) (*slice, sliceError) {
+// sliceAt is the slice at an index and its handle, nil where there is none. One that is
+// known is asked only who it is.
+func (d *driver) sliceAt(f *finding, index int) (*slice, nvml.Device, sliceError) {
 	handle, ret := f.handle.GetMigDeviceHandleByIndex(index)
 	if ret != nvml.SUCCESS {
-		return nil, failed("get its handle", ret)
+		return nil, nil, failed("get its handle", ret)
 	}
 	life, what, ret := d.lifeOf(handle)
 	if ret != nvml.SUCCESS {
-		return nil, failed(what, ret)
+		return nil, nil, failed(what, ret)
 	}
 	if life.id == "" || life.gi > mostInstance || life.ci > mostInstance {
-		return nil, sliceError{text: fmt.Sprintf("it cannot be %q, GI %d, CI %d", life.id, life.gi, life.ci)}
+		return nil, nil, sliceError{text: fmt.Sprintf("it cannot be %q, GI %d, CI %d", life.id, life.gi, life.ci)}
 	}
 	for _, known := range f.parts.slices {
 		if known.life == life && known.index == index {
-			return known, sliceError{}
+			return known, handle, sliceError{}
 		}
 	}
 	s := &slice{life: life, index: index, memory: totalMemory(handle, d.has), placement: d.placementOf(f.handle, life.gi)}
@@ -145,11 +155,11 @@ func (d *driver) sliceAt(f *finding, index int) (*slice, sliceError) {
 	uuid, ret := handle.GetUUID()
 	switch {
 	case ret != nvml.SUCCESS:
-		return nil, failed("get its UUID again", ret)
+		return nil, nil, failed("get its UUID again", ret)
 	case device.ID(clean(uuid)) != life.id:
-		return nil, sliceError{text: "it became another one while it was asked"}
+		return nil, nil, sliceError{text: "it became another one while it was asked"}
 	}
-	return s, sliceError{}
+	return s, handle, sliceError{}
 }
 
 // placementOf asks a GPU where one of its GPU instances lies. It may be refused: the

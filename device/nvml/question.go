@@ -135,7 +135,7 @@ func (d *driver) look(index int, old *table, sysRoot string) (f finding) {
 		}
 		defer f.gpu.turn.Unlock()
 	}
-	mig, err := d.mig(handle)
+	found, err := d.mig(handle)
 	switch {
 	case f.gpu != nil && err != nil:
 		return f
@@ -148,8 +148,8 @@ func (d *driver) look(index int, old *table, sysRoot string) (f finding) {
 			return f
 		}
 	}
-	f.parts = &parts{mig: mig}
-	if mig {
+	f.parts = found
+	if found.mig {
 		d.partition(&f)
 	}
 	return f

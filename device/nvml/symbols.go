@@ -24,6 +24,7 @@ var functions = [...]struct {
 
 	{"nvmlSystemGetDriverVersion", nil, false},
 	{"nvmlSystemGetCudaDriverVersion", nil, false},
+	{"nvmlSystemGetConfComputeState", nil, false},
 	{"nvmlDeviceGetMinorNumber", nil, false},
 	{"nvmlDeviceGetName", nil, false},
 	{"nvmlDeviceGetPciInfo_v3", []string{"nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"}, false},
@@ -38,17 +39,40 @@ var functions = [...]struct {
 	{"nvmlDeviceGetSerial", nil, false},
 	{"nvmlDeviceGetVbiosVersion", nil, false},
 	{"nvmlDeviceGetCudaComputeCapability", nil, false},
+	{"nvmlDeviceGetArchitecture", nil, false},
+	{"nvmlDeviceGetPlatformInfo", nil, false},
 
 	{"nvmlDeviceGetFieldValues", nil, false},
 	{"nvmlDeviceGetMemoryInfo_v2", nil, false},
 	{"nvmlDeviceGetMemoryInfo", nil, false},
 	{"nvmlDeviceGetUtilizationRates", nil, false},
+	{"nvmlDeviceGetEncoderUtilization", nil, false},
+	{"nvmlDeviceGetDecoderUtilization", nil, false},
+	{"nvmlDeviceGetJpgUtilization", nil, false},
+	{"nvmlDeviceGetOfaUtilization", nil, false},
 	{"nvmlDeviceGetTemperature", nil, false},
-	{"nvmlDeviceGetClockInfo", nil, false},
 	{"nvmlDeviceGetPowerUsage", nil, false},
-	{"nvmlDeviceGetEnforcedPowerLimit", nil, false},
+	{"nvmlDeviceGetClockInfo", nil, false},
 	{"nvmlDeviceGetCurrentClocksEventReasons", nil, false},
 	{"nvmlDeviceGetCurrentClocksThrottleReasons", nil, false}, // the same, up to driver 530
+	{"nvmlDeviceGetBAR1MemoryInfo", nil, false},
+	{"nvmlDeviceGetPerformanceState", nil, false},
+	{"nvmlDeviceGetMarginTemperature", nil, false},
+	{"nvmlDeviceGetEnforcedPowerLimit", nil, false},
+	{"nvmlDeviceGetCurrPcieLinkGeneration", nil, false},
+	{"nvmlDeviceGetCurrPcieLinkWidth", nil, false},
+	{"nvmlDeviceGetSramEccErrorStatus", nil, false},
+	{"nvmlDeviceGetRowRemapperHistogram", nil, false},
+	{"nvmlDeviceGetRepairStatus", nil, false},
+	{"nvmlDeviceGetUnrepairableMemoryFlag_v1", nil, false},
+	{"nvmlDeviceGetGpuFabricInfoV", nil, false},
+	{"nvmlDeviceGetPersistenceMode", nil, false},
+	{"nvmlDeviceGetComputeMode", nil, false},
+	{"nvmlDeviceGetMemoryErrorCounter", nil, false},
+	{"nvmlDeviceGetMaxClockInfo", nil, false},
+	{"nvmlDeviceGetTemperatureThreshold", nil, false},
+	{"nvmlDeviceGetMaxPcieLinkGeneration", nil, false},
+	{"nvmlDeviceGetMaxPcieLinkWidth", nil, false},
 	{"nvmlDeviceGetSupportedClocksEventReasons", nil, false},
 	{"nvmlDeviceGetSupportedClocksThrottleReasons", nil, false},
 
@@ -59,6 +83,16 @@ var functions = [...]struct {
 
 	{"nvmlDeviceGetComputeRunningProcesses_v3", []string{"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}, false},
 	{"nvmlDeviceGetGraphicsRunningProcesses_v3", []string{"nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}, false},
+
+	{"nvmlDeviceGetMPSComputeRunningProcesses_v3", []string{"nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"}, false},
+	{"nvmlDeviceGetProcessUtilization", nil, false},
+
+	{"nvmlGpmQueryDeviceSupport", nil, false},
+	{"nvmlGpmSampleAlloc", nil, false},
+	{"nvmlGpmSampleFree", nil, false},
+	{"nvmlGpmSampleGet", nil, false},
+	{"nvmlGpmMigSampleGet", nil, false},
+	{"nvmlGpmMetricsGet", nil, false},
 
 	{"nvmlEventSetCreate", nil, false},
 	{"nvmlEventSetFree", nil, false},
@@ -112,18 +146,13 @@ func (has symbols) needed() error {
 }
 
 // events tells whether events can be waited for.
-func (has symbols) events() bool {
-	for _, symbol := range eventFunctions {
-		if !has[symbol] {
-			return false
-		}
-	}
-	return true
-}
+func (has symbols) events() bool { return has.all(eventFunctions[:]) }
 
 // slices tells whether MIG slices can be listed.
-func (has symbols) slices() bool {
-	for _, symbol := range sliceFunctions {
+func (has symbols) slices() bool { return has.all(sliceFunctions[:]) }
+
+func (has symbols) all(symbols []string) bool {
+	for _, symbol := range symbols {
 		if !has[symbol] {
 			return false
 		}
@@ -155,7 +184,7 @@ func (has symbols) missing() []string {
 // row tells whether any function gives the row. Whether a GPU has the field is
 // another matter: that is no lack of the library.
 func (has symbols) row(r row) bool {
-	if r.field != noField && has[fieldValues] {
+	if len(r.sources) > 0 && has[fieldValues] {
 		return true
 	}
 	for _, c := range calls {
@@ -163,5 +192,13 @@ func (has symbols) row(r row) bool {
 			return true
 		}
 	}
-	return false
+	switch r.slot {
+	case migNow, migPending, hasMIG:
+		return has["nvmlDeviceGetMigMode"]
+	case hasC2C, hasECC, hasNVLink, hasRetirement, hasRemapping:
+		return has[fieldValues]
+	case hasGPM:
+		return has.gpm()
+	}
+	return r.slot >= gpmGraphics && has.gpm()
 }
