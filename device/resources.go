@@ -1,5 +1,10 @@
 package device
 
+import (
+	"cmp"
+	"slices"
+)
+
 // Resources are all that the kubelet gives to containers piece by piece, whoever's
 // device plugin or driver it is of, as PodResourcesLister says it: devices, CPUs,
 // memory and claims. None of it is written after it was published.
@@ -17,7 +22,9 @@ type Resources struct {
 	// memory manager's Static policy.
 	Memory []Memory
 
-	// What containers have of it, by owner.
+	// What containers have of it, by owner. An owner without a container is a pod that has
+	// it as a whole (the kubelet's gate PodLevelResourceManagers); its containers may have
+	// their parts of that by name as well.
 	HeldDevices []HeldDevice
 	HeldCPUs    []HeldCPUs
 	HeldMemory  []HeldMemory
@@ -70,4 +77,37 @@ type Claim struct {
 type PodMeta struct {
 	UID    string
 	Labels []Label // those that were asked for and that it has, by name
+}
+
+// Compare orders devices by resource, id and NUMA nodes.
+func (d ResourceDevice) Compare(e ResourceDevice) int {
+	return cmp.Or(cmp.Compare(d.Resource, e.Resource), cmp.Compare(d.ID, e.ID), slices.Compare(d.NUMANodes, e.NUMANodes))
+}
+
+// Compare orders memory by type, NUMA nodes and size.
+func (m Memory) Compare(n Memory) int {
+	return cmp.Or(cmp.Compare(m.Type, n.Type), slices.Compare(m.NUMANodes, n.NUMANodes), cmp.Compare(m.Bytes, n.Bytes))
+}
+
+// Compare orders by owner, and what one owner has as ResourceDevice does.
+func (d HeldDevice) Compare(e HeldDevice) int {
+	return cmp.Or(d.Owner.Compare(e.Owner), d.ResourceDevice.Compare(e.ResourceDevice))
+}
+
+// Compare orders by owner.
+func (c HeldCPUs) Compare(d HeldCPUs) int {
+	return cmp.Or(c.Owner.Compare(d.Owner), slices.Compare(c.CPUs, d.CPUs))
+}
+
+// Compare orders by owner, and what one owner has as Memory does.
+func (m HeldMemory) Compare(n HeldMemory) int {
+	return cmp.Or(m.Owner.Compare(n.Owner), m.Memory.Compare(n.Memory))
+}
+
+// Compare orders by owner, claim and device.
+func (c Claim) Compare(d Claim) int {
+	return cmp.Or(c.Owner.Compare(d.Owner),
+		cmp.Compare(c.ClaimNamespace, d.ClaimNamespace), cmp.Compare(c.ClaimName, d.ClaimName),
+		cmp.Compare(c.Driver, d.Driver), cmp.Compare(c.Pool, d.Pool), cmp.Compare(c.Device, d.Device),
+		cmp.Compare(c.Share, d.Share), slices.Compare(c.CDI, d.CDI))
 }

@@ -41,13 +41,22 @@ type Sources struct {
 
 	// The rest may be nil, and then it is not shown.
 
-	// Process tells which of the containers that hold a device a process runs in, by its
-	// number in a reading; false: in none of them, as far as can be seen.
-	Process func(pid uint32, holders []device.Owner) (device.Owner, bool)
-	// Visible tells whether the processes of readings can be looked up at all.
-	Visible func() bool
+	// Processes tell whose the processes are that a reading names.
+	Processes Processes
 	// Pod is what else is known of a pod.
 	Pod func(namespace, pod string) device.PodMeta
+}
+
+// Processes tell which containers processes run in. One goroutine at a time asks, a
+// flight's.
+type Processes interface {
+	// Visible tells whether processes can be looked up at all.
+	Visible() bool
+	// Owner tells which of the containers that hold a device a process runs in, by its
+	// number in a reading; false: in none of them, as far as can be seen.
+	Owner(pid uint32, holders []device.Owner) (device.Owner, bool)
+	// Sweep ends a flight: what was not asked about may be forgotten.
+	Sweep()
 }
 
 // Options say how it is shown.
@@ -245,8 +254,11 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 	f.page.render(snapshot{
 		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,
-		visible: e.Process != nil && e.Visible != nil && e.Visible(),
+		visible: e.Processes != nil && e.Processes.Visible(),
 	}, e.ledger)
+	if e.Processes != nil {
+		e.Processes.Sweep()
+	}
 	e.land(f)
 }
 

@@ -115,14 +115,17 @@ func (d *node) sources() Sources {
 			defer d.mu.Unlock()
 			return d.holders, d.changed
 		},
-		Driver:  func() device.Driver { return d.driver },
-		Process: d.process,
-		Visible: func() bool { return !d.hidden },
-		Pod:     func(namespace, pod string) device.PodMeta { return d.pods[namespace+"/"+pod] },
+		Driver:    func() device.Driver { return d.driver },
+		Processes: d,
+		Pod:       func(namespace, pod string) device.PodMeta { return d.pods[namespace+"/"+pod] },
 	}
 }
 
-func (d *node) process(pid uint32, holders []device.Owner) (device.Owner, bool) {
+func (d *node) Visible() bool { return !d.hidden }
+
+func (d *node) Sweep() {}
+
+func (d *node) Owner(pid uint32, holders []device.Owner) (device.Owner, bool) {
 	owner, ok := d.runsIn[pid]
 	return owner, ok && slices.Contains(holders, owner)
 }

@@ -107,7 +107,7 @@ func (d rendering) tally(h device.Holders, uses []device.Use) []tally {
 			continue
 		}
 		of := 0
-		if owner, ok := p.sources.Process(u.PID, p.holders); ok {
+		if owner, ok := p.sources.Processes.Owner(u.PID, p.holders); ok {
 			of = 1 + slices.Index(p.holders, owner)
 		}
 		p.tallies[of].add(u)
@@ -160,7 +160,7 @@ func (d rendering) attributed(h device.Holders, uses []device.Use, id device.ID)
 		if u.Device != id || u.MemoryBytes < 0 {
 			continue
 		}
-		if _, ok := d.page.sources.Process(u.PID, holders); ok {
+		if _, ok := d.page.sources.Processes.Owner(u.PID, holders); ok {
 			sum += u.MemoryBytes
 		}
 	}

@@ -38,6 +38,7 @@ type options struct {
 	kubeletDir      string
 	devicePluginDir string
 	devicePlugin    bool
+	podLogsDir      string
 
 	metrics  metricsOptions
 	hostname string // of the node
@@ -69,6 +70,7 @@ func (o *options) flags() *pflag.FlagSet {
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `folder`, which holds pod-resources/")
 	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "", "the kubelet's device-plugin `folder` (default <kubelet-dir>/device-plugins; a kubelet with a --root-dir of its own still has it in /var/lib/kubelet)")
 	f.BoolVar(&o.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
+	f.StringVar(&o.podLogsDir, "pod-logs-dir", "/var/log/pods", "`folder` in which the kubelet has the pods' logs (its podLogsDir): their names say whose a process is")
 	o.builder.AddFlags(f)
 	o.metrics.flags(f)
 	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/device/nvml"
+	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/sim"
 )
 
@@ -19,6 +20,8 @@ type hardware struct {
 	device.Backend
 	kubeletDir, devicePluginDir string
 	cdiDir                      string // where CDI specs go; empty: where runtimes look
+	// processes tell whose they are; nil: nobody can.
+	processes exporter.Processes
 	// unsupported are the families that the driver is too old for.
 	unsupported func() []string
 	// run is what simulates; it returns at once, or when ctx is done.
@@ -56,7 +59,7 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 		return nil, err
 	}
 	hw.kubeletDir, hw.devicePluginDir, hw.cdiDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
-	hw.run, hw.close = node.Run, node.Close
+	hw.run, hw.close, hw.processes = node.Run, node.Close, node.Crowd
 	return hw, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"os"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/pods"
 	"github.com/spf13/pflag"
 )
 
@@ -45,6 +46,9 @@ func (m *metricsOptions) check() error {
 	}
 	if m.podLabels != onDevices && m.podLabels != onAllocation {
 		return fmt.Errorf("--metrics.pod-labels %q: want %s or %s", m.podLabels, onDevices, onAllocation)
+	}
+	if err := pods.CheckLabels(m.labelsAllowlist); err != nil {
+		return fmt.Errorf("--metrics.labels-allowlist: %w", err)
 	}
 	if m.seriesLimit < 1 {
 		return fmt.Errorf("--metrics.series-limit %d: want 1 or more", m.seriesLimit)

@@ -12,10 +12,13 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/config"
+	"github.com/podgauge/podgauge/containers"
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
+	"github.com/podgauge/podgauge/pods"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
@@ -82,6 +85,7 @@ type assembly struct {
 	monitor  *device.Monitor
 	holders  *podresources.Client
 	metrics  *exporter.Exporter
+	pods     *pods.Client
 	watch    *config.Watch
 	log      *slog.Logger
 
@@ -101,15 +105,28 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		return nil, err
 	}
 	a.holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
+	if a.pods, err = pods.New(filepath.Join(hw.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
+		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Trace: pods.Trace{Arrived: a.holders.Arrived},
+	}); err != nil {
+		return nil, err
+	}
+	processes := hw.processes
+	if processes == nil {
+		processes = containers.New(containers.Options{Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
+	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
-		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver,
+		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
 	}, o.metrics.exporter(o.hostname))
 	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
 
 	a.monitor.Held = func(id device.ID) bool {
 		known, _ := a.holders.Look()
 		return len(known.Rows(id)) > 0
+	}
+	a.holders.Claimed = func(c device.Claim) (device.ID, bool) {
+		statuses, _ := a.board.Look()
+		return nvml.Claimed(c, statuses)
 	}
 	a.monitor.Fatal = func(xid uint64, byDefault bool) bool {
 		settings, _ := a.watch.Look()
@@ -119,7 +136,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.own.Unsupported(hw.unsupported)
 	a.own.Heard(func() bool { return a.monitor.Deaf() == 0 })
 
-	a.parts = parts{"monitor": a.monitor, "podresources": a.holders}
+	a.parts = parts{"monitor": a.monitor, "podresources": a.holders, "pods": a.pods}
 	a.tasks = []func(context.Context) error{
 		hw.run, a.watch.Run,
 		func(ctx context.Context) error { return a.holders.Faults(ctx, a.board.Look) },
@@ -127,6 +144,25 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		func(ctx context.Context) error { return obey(ctx, o.orders, a.monitor, log) },
 	}
 	return a, nil
+}
+
+// named is whose container it is, as the kubelet's Pods API says. A static pod's UID in a
+// cgroup is not its own, so the container's id decides.
+func (a *assembly) named(_, containerID string) (device.Owner, bool) {
+	known, _ := a.pods.Look()
+	pod, container, ok := known.ByContainer(containerID)
+	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
+}
+
+// meta is what the Pods API says of a pod, as long as it can be followed: else the name
+// may be another pod's by now.
+func (a *assembly) meta(namespace, pod string) device.PodMeta {
+	known, _ := a.pods.Look()
+	if !known.Synced {
+		return device.PodMeta{}
+	}
+	p, _ := known.ByName(namespace, pod)
+	return device.PodMeta{UID: p.UID, Labels: p.Labels}
 }
 
 // offer adds the device plugin, and what it follows.

@@ -40,10 +40,11 @@ type parts struct {
 // index, and a slice is known again by its life.
 type slice struct {
 	life
-	index   int      // under its GPU
-	profile string   // "1c.3g.40gb"
-	memory  uint64   // bytes
-	caps    []string // the nodes that open it; belongs to Devices
+	index     int    // under its GPU
+	profile   string // "1c.3g.40gb"
+	placement device.Placement
+	memory    uint64   // bytes
+	caps      []string // the nodes that open it; belongs to Devices
 }
 
 // life is what tells a slice from one that has its index, its instances' numbers or
@@ -140,7 +141,7 @@ func (d *driver) sliceAt(f *finding, index int) (*slice, nvml.Device, sliceError
 			return known, handle, sliceError{}
 		}
 	}
-	s := &slice{life: life, index: index, memory: totalMemory(handle, d.has)}
+	s := &slice{life: life, index: index, memory: totalMemory(handle, d.has), placement: d.placementOf(f.handle, life.gi)}
 	if s.memory == 0 {
 		s.memory = life.attributes.MemorySizeMB << 20
 	}
@@ -159,6 +160,24 @@ func (d *driver) sliceAt(f *finding, index int) (*slice, nvml.Device, sliceError
 		return nil, nil, sliceError{text: "it became another one while it was asked"}
 	}
 	return s, handle, sliceError{}
+}
+
+// placementOf asks a GPU where one of its GPU instances lies. It may be refused: the
+// driver says so only to those who may see all of the GPU.
+func (d *driver) placementOf(handle nvml.Device, gi int) device.Placement {
+	if !d.has["nvmlDeviceGetGpuInstanceById"] || !d.has["nvmlGpuInstanceGetInfo"] {
+		return device.Placement{}
+	}
+	instance, ret := handle.GetGpuInstanceById(gi)
+	if ret != nvml.SUCCESS {
+		return device.Placement{}
+	}
+	info, ret := instance.GetInfo()
+	if at := info.Placement; ret != nvml.SUCCESS || info.Id != uint32(gi) ||
+		info.ProfileId > mostInstance || at.Start > mostInstance || at.Size > mostInstance {
+		return device.Placement{}
+	}
+	return device.Placement{Profile: int(info.ProfileId), Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
 }
 
 // lifeOf asks a slice who it is. Where that fails, what says at which question.
@@ -229,6 +248,7 @@ func (s *slice) at(gpu device.Device, own int) device.Device {
 	d := gpu
 	d.ID, d.MIG = s.id, false
 	d.Slice, d.GI, d.CI, d.Profile = s.index, s.gi, s.ci, s.profile
+	d.Placement = s.placement
 	d.MemoryBytes = s.memory
 	d.Nodes = slices.Concat(gpu.Nodes[:own], s.caps, gpu.Nodes[own:])
 	return d

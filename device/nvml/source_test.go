@@ -95,6 +95,8 @@ func rowOf(selection *types.Selection) (symbol, row string) {
 		symbol = "nvml" + name
 	case "Device":
 		symbol = "nvmlDevice" + name
+	case "GpuInstance":
+		symbol = "nvmlGpuInstance" + name
 	case "GpuFabricInfoHandler": // of which GetGpuFabricInfoV makes one, and calls nothing
 		symbol = "nvmlDeviceGetGpuFabricInfoV"
 	case "EventSet":

@@ -34,6 +34,8 @@ var functions = [...]struct {
 	{"nvmlDeviceGetGpuInstanceId", nil, false},
 	{"nvmlDeviceGetComputeInstanceId", nil, false},
 	{"nvmlDeviceGetAttributes_v2", []string{"nvmlDeviceGetAttributes"}, false},
+	{"nvmlDeviceGetGpuInstanceById", nil, false},
+	{"nvmlGpuInstanceGetInfo", nil, false},
 	{"nvmlDeviceGetSerial", nil, false},
 	{"nvmlDeviceGetVbiosVersion", nil, false},
 	{"nvmlDeviceGetCudaComputeCapability", nil, false},

@@ -239,7 +239,7 @@ func TestConfigChanges(t *testing.T) {
 	}
 	remove(ctx, t, n, old)
 	offers(ctx, t, n, resources{gpu: slices.Concat(replicas(uuid(0), 4), replicas(uuid(1), 4))})
-	rereads(ctx, t, n, d, config, slices.Sorted(maps.Keys(pods)))
+	rereads(ctx, t, n, d, config, pods)
 	oneKubelet(t, n)
 }
 
@@ -262,23 +262,37 @@ func stands(ctx context.Context, t *testing.T, n *node.Node, d *daemon, config *
 	}
 }
 
-// rereads changes the config to one GPU that is not shared, and asks podgauge to look at once. What is held stays.
-func rereads(ctx context.Context, t *testing.T, n *node.Node, d *daemon, config *configFile, held []string) {
+// rereads changes the config to one GPU that is not shared, and asks podgauge to look at once. What is held stays, and the GPU, which is to be had
+// alone from now on, is given to nobody before its replicas are let go of.
+func rereads(ctx context.Context, t *testing.T, n *node.Node, d *daemon, config *configFile, pods map[string]node.Pod) {
 	t.Helper()
 	config.write(t, "version: v1\npodgauge:\n  select:\n    include: [1]\n")
 	begin := time.Now()
 	if err := d.Signal(syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	left := append(slices.Clone(held), uuid(1))
-	slices.Sort(left)
+	held := slices.Sorted(maps.Keys(pods))
 	await(ctx, t, "the new config holds", func(ctx context.Context) error {
 		ids, err := n.Allocatable(ctx, gpu)
-		if !slices.Contains(ids, uuid(1)) {
+		if len(ids) != len(held) {
 			return fmt.Errorf("%q are allocatable: %w", ids, err)
 		}
 		return nil
 	})
 	figureOf(t, "from SIGHUP to the new config at the kubelet", 500*time.Millisecond, time.Since(begin))
+	offers(ctx, t, n, resources{gpu: held})
+	var left []string
+	for _, replica := range held {
+		if id, _, _ := strings.Cut(replica, "::"); id == uuid(1) {
+			remove(ctx, t, n, pods[replica])
+		} else {
+			left = append(left, replica)
+		}
+	}
+	if len(left) == len(held) {
+		t.Fatalf("none of %q is a replica of %s", held, uuid(1))
+	}
+	left = append(left, uuid(1))
+	slices.Sort(left)
 	offers(ctx, t, n, resources{gpu: left})
 }
