@@ -30,12 +30,19 @@ func TestGPM(t *testing.T) {
 			t.Errorf("%s: %d calls, want %d", what, n, calls)
 		}
 	}
+	// A busy machine may take longer than the shortest window from one line to the next.
+	again := func(is float64) {
+		t.Helper()
+		s.aged(0, -time.Hour)
+		want("at once again", is, 0)
+		s.aged(0, time.Hour)
+	}
 	want("the first flight", -1, 2)
-	want("at once again", -1, 0)
+	again(-1)
 	s.aged(0, time.Second)
 	want("later", 0.4, 3)
 	s.set("gpu 0 metric 2 60")
-	want("at once again", 0.4, 0)
+	again(0.4)
 	s.aged(0, time.Second)
 	active() // of both
 	s.aged(0, time.Second)
