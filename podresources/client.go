@@ -245,6 +245,10 @@ func (c *Client) Allocated(resource string, ids []device.OfferedID) {
 	c.lookSoon()
 }
 
+// Returned says that there is a new kubelet: what it names is to be known before any of it
+// ends.
+func (c *Client) Returned() { c.lookSoon() }
+
 func (c *Client) lookSoon() {
 	select {
 	case c.kick <- struct{}{}:
@@ -285,12 +289,16 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	returned := over != c.memory.link
 	lost := doubts && c.memory.lost(since, asked)
 	changed := c.memory.take(&c.answer, over, asked) || lost
 	c.holders.At = time.Now()
 	c.holders.Err = nil
 	c.refused = refusedFirst
 	c.publish(changed)
+	if returned && c.memory.awaits(c.holders.At) {
+		c.lookSoon()
+	}
 	return c.holders
 }
 

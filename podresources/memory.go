@@ -166,15 +166,24 @@ func (m *memory) replace() bool {
 	return true
 }
 
-// curious tells whether something may show soon: the name of an allocation, or
-// the kubelet's notes of this hour.
+// curious tells whether something may show soon: the name of an allocation, that of a holder
+// who stands, or the kubelet's notes of this hour.
 func (m *memory) curious(now time.Time) bool {
 	for _, made := range m.unnamed {
 		if now.Sub(made.late) < lookFor {
 			return true
 		}
 	}
-	return m.behind(now)
+	return m.behind(now) || m.awaits(now)
+}
+
+// awaits tells whether a holder stands whom the kubelet has not named since it came back, and
+// will soon: one that ends before it is named here cannot be told from one that is not named
+// yet, and stands for a minute.
+func (m *memory) awaits(now time.Time) bool {
+	return now.Sub(m.link.connected) < lookFor && slices.ContainsFunc(m.held, func(h device.Holding) bool {
+		return h.Owner != (device.Owner{}) && !m.named[of(h)]
+	})
 }
 
 // behind tells whether the kubelet's notes may still tell of allocations from

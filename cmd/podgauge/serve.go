@@ -200,7 +200,13 @@ func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Ex
 				own.Refuses(resource, string(why))
 			}
 		},
-		Registered: own.Registered, Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
+		Registered: func(resource string, err error) {
+			own.Registered(resource, err)
+			if err == nil {
+				holders.Returned()
+			}
+		},
+		Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
 		Refused: func(resource string, _ []device.OfferedID, why plugin.Why, _ error) {
 			own.Refused(resource, string(why))
 		},

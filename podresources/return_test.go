@@ -1,0 +1,64 @@
+package podresources
+
+import (
+	"testing"
+	"time"
+)
+
+// A pod that ends soon after the kubelet has come back is gone from the next answer: Run has
+// looked, though nobody else asked, until those who stand were named.
+func TestRunLooksForThoseWhoStand(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		stop := c.runs(t)
+		defer stop()
+		k.says(pod("one", "a"), pod("two", "b"))
+		wantState(t, c.Owners(t.Context()), "a", "held by one")
+		k.says()
+		k.restart()
+		wantState(t, c.Owners(t.Context()), "a", "held by one")
+		time.Sleep(150 * ms)
+		k.says(pod("one", "a"), pod("two", "b"))
+		time.Sleep(400 * ms)
+		k.says(pod("two", "b"))
+		h := c.Owners(t.Context())
+		wantState(t, h, "a", "idle")
+		wantState(t, h, "b", "held by two")
+	})
+}
+
+// All that stand are named: there is nothing more to look for.
+func TestRunStopsLookingWhenAllWhoStandAreNamed(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		stop := c.runs(t)
+		defer stop()
+		k.says(pod("one", "a"))
+		c.Owners(t.Context())
+		k.restart()
+		c.Owners(t.Context())
+		time.Sleep(time.Second)
+		before := k.counted()
+		time.Sleep(idleEvery - 2*time.Second)
+		if asked := k.counted() - before; asked != 0 {
+			t.Errorf("it was asked %d times within %s", asked, idleEvery-2*time.Second)
+		}
+	})
+}
+
+// Whoever learns that there is a new kubelet says so, and it is asked soon, though nobody
+// scrapes and no question has failed.
+func TestAKubeletThatIsBackIsAskedSoon(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		stop := c.runs(t)
+		defer stop()
+		k.says(pod("one", "a"))
+		c.Owners(t.Context())
+		time.Sleep(time.Second)
+		k.restart()
+		c.Returned()
+		time.Sleep(500 * ms)
+		k.says()
+		time.Sleep(500 * ms)
+		// It has named the pod over its new connection, so that the next answer is believed.
+		wantState(t, c.Owners(t.Context()), "a", "idle")
+	})
+}
