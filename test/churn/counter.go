@@ -68,10 +68,12 @@ func (j *judgement) counter(device string, snapshots []Snapshot) Counter {
 		j.account(device, owner, *a, known)
 	}
 	for i := range known[1:] {
+		// What is burned between two is booked on whom the first shows, or on somebody who
+		// was there in between.
 		between := Span{known[i].From, known[i+1].To}
-		if slices.ContainsFunc(j.byDevice[device], func(h Holding) bool {
-			a := accounts[h.Owner]
-			return h.may(between) && (a == nil || a.last <= i)
+		unseen := func(o Owner) bool { return accounts[o] == nil || accounts[o].last <= i }
+		if unseen(known[i].Devices[device].Booked) || slices.ContainsFunc(j.byDevice[device], func(h Holding) bool {
+			return h.may(between) && unseen(h.Owner)
 		}) {
 			c.Hidden += j.burned(device, between)
 		}

@@ -12,7 +12,7 @@ import (
 type Truth struct {
 	Holdings []Holding
 	// Outages are the times in which the kubelet was no witness: it was restarted.
-	Outages []Outage
+	Outages []Span
 	// Burned is a device's own energy counter, in joules, at a time.
 	Burned func(device string, at time.Time) float64
 }
@@ -36,7 +36,7 @@ func Judge(t Truth, snapshots []Snapshot) Verdict {
 	}
 	j.Transitions, j.Restarts, j.Snapshots = 2*len(pods), len(t.Outages), len(snapshots)
 	for _, o := range t.Outages {
-		j.looks = append(j.looks, lastLook(o, snapshots))
+		j.unseen = append(j.unseen, unseen(o, snapshots))
 	}
 	for i := range snapshots {
 		j.snapshot(&snapshots[i])
@@ -67,21 +67,30 @@ type judgement struct {
 	byDevice map[string][]Holding
 	// longest is how long the longest flight took, and a tenth of a second at least.
 	longest time.Duration
-	// looks are, for each outage, what lastLook returns.
-	looks []time.Time
+	// unseen are, for each outage, when podgauge did not see the kubelet.
+	unseen []Span
 	// labelled are the ends of the flights that named a holder.
 	labelled map[Held][]time.Time
 }
 
-// lastLook is the begin of the last flight before an outage in which podgauge had the
-// kubelet's answer: who was gone by then is known to be. It is zero where there was none.
-func lastLook(o Outage, snapshots []Snapshot) (look time.Time) {
+// unseen is the time around an outage in which podgauge did not see the kubelet: from the
+// begin of the last flight before it to the end of the first one after it that the kubelet
+// answered. Whoever ended in it, podgauge cannot know to have ended.
+func unseen(o Span, snapshots []Snapshot) Span {
+	u := Span{To: o.To}
 	for _, s := range snapshots {
-		if s.KubeletUp && s.From.Before(o.From) {
-			look = s.From
+		if !s.KubeletUp {
+			continue
+		}
+		if s.From.Before(o.From) {
+			u.From = s.From
+		}
+		if !s.From.Before(o.To) {
+			u.To = s.To
+			break
 		}
 	}
-	return look
+	return u
 }
 
 func (j *judgement) snapshot(s *Snapshot) {
@@ -99,7 +108,7 @@ func (j *judgement) snapshot(s *Snapshot) {
 			j.device(s, device)
 		}
 	}
-	switch away := slices.ContainsFunc(j.Outages, func(o Outage) bool { return o.meets(s.Span) }); {
+	switch away := slices.ContainsFunc(j.Outages, func(o Span) bool { return o.meets(s.Span) }); {
 	case away:
 		j.InRestarts++
 	case len(unknown) > 0:
@@ -146,17 +155,16 @@ func (j *judgement) wrong(s *Snapshot, device, what string, args ...any) {
 }
 
 // stands tells whether a label is of the last holder that podgauge can have known when the
-// kubelet went away. Such a one may be shown until the kubelet has been back for a while
-// (docs/adr/0004-unknown-holders.md), unless it was there when the kubelet came back, or
-// somebody else has been named since.
+// kubelet went away, and that ended before podgauge saw the kubelet again. Such a one may be
+// shown until the kubelet has been back for a while (docs/adr/0004-unknown-holders.md), unless
+// the kubelet has named somebody else since.
 func (j *judgement) stands(s *Snapshot, l Held) bool {
 	for i, o := range j.Outages {
 		if s.To.Before(o.From) || s.From.After(o.To.Add(standsFor)) {
 			continue
 		}
 		for _, h := range j.byDevice[l.Device] {
-			unseen := h.Owner == l.Owner && !h.Until.To.Before(j.looks[i]) && h.Until.From.Before(o.Back)
-			if unseen && !j.replaced(h, s.From) {
+			if h.Owner == l.Owner && h.Until.meets(j.unseen[i]) && !j.replaced(h, s.From) {
 				return true
 			}
 		}

@@ -21,19 +21,12 @@ type Answer struct {
 // Record makes answers into holdings. They have to be taken in one after the other.
 type Record struct {
 	holdings []Holding
-	open     map[Held]int // those that last, by their place
-	whole    time.Time    // when the newest whole answer was asked for
-	outages  []Outage
+	open     map[Held]int        // those that last, by their place
+	whole    time.Time           // when the newest whole answer was asked for
+	outages  []Span              // from a whole answer to the next, with others between them
 	away     bool                // the newest outage lasts
 	placed   map[Owner]time.Time // by pod
 	newest   []Held              // what was named last
-}
-
-// Outage is a time from a whole answer to the next, with others between them.
-type Outage struct {
-	Span
-	// Back is when the whole answer was asked for that ended it.
-	Back time.Time
 }
 
 // Held is a device and a container that has it.
@@ -74,9 +67,9 @@ func (r *Record) Heard(a Answer) {
 	r.newest = a.Held
 	switch {
 	case a.Whole && r.away:
-		r.outages[len(r.outages)-1].To, r.outages[len(r.outages)-1].Back = a.To, a.From
+		r.outages[len(r.outages)-1].To = a.To
 	case !a.Whole && !r.away:
-		r.outages = append(r.outages, Outage{Span: Span{From: r.whole}})
+		r.outages = append(r.outages, Span{From: r.whole})
 	}
 	if r.away = !a.Whole; a.Whole {
 		r.whole = a.From
@@ -105,9 +98,9 @@ func (r *Record) Holdings(end time.Time) []Holding {
 }
 
 // Outages are the times without a whole answer.
-func (r *Record) Outages(end time.Time) []Outage {
+func (r *Record) Outages(end time.Time) []Span {
 	if r.away {
-		r.outages[len(r.outages)-1].To, r.outages[len(r.outages)-1].Back = end, end
+		r.outages[len(r.outages)-1].To = end
 	}
 	return r.outages
 }
