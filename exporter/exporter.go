@@ -84,8 +84,10 @@ type Exporter struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	newest *flight
-	again  bool    // a flight is wanted that begins after the newest has landed
-	free   []*page // pages that nobody reads, to be rendered on next
+	again  bool // a flight is wanted that begins after the newest has landed
+	// granted are the devices that were allocated since the newest flight began.
+	granted map[device.ID]bool
+	free    []*page // pages that nobody reads, to be rendered on next
 
 	// ledger belongs to the flight that is under way; there is one at a time.
 	ledger *ledger
@@ -97,6 +99,8 @@ type flight struct {
 	done  chan struct{} // closed when the page is rendered
 	page  *page         // not written after done is closed, until nobody uses it
 	users int           // guarded by Exporter.mu
+	// granted are the devices that were allocated between the flight before and this one.
+	granted map[device.ID]bool
 	// stale are closed when somebody's holding or a device's health has changed
 	// since the flight began.
 	stale [2]<-chan struct{}
@@ -111,12 +115,18 @@ func New(s Sources, o Options) *Exporter {
 }
 
 // Mark has the counters read in a flight that begins from now on: somebody new is
-// about to hold a device, and what it burned before is not theirs. One that is
+// about to hold these devices, and what they burned before is not theirs. One that is
 // under way may have read them before, and asked the kubelet before: another
 // follows it. Mark does not wait.
-func (e *Exporter) Mark() {
+func (e *Exporter) Mark(devices ...device.ID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for _, id := range devices {
+		if e.granted == nil {
+			e.granted = map[device.ID]bool{}
+		}
+		e.granted[id] = true
+	}
 	if e.newest != nil && !e.newest.landed() {
 		e.again = true
 		return
@@ -178,8 +188,9 @@ func (e *Exporter) start(now time.Time) *flight {
 	f := &flight{
 		begin: now, done: make(chan struct{}), stale: [2]<-chan struct{}{health, holding},
 		page: e.blank(), users: 2, // the caller, and the exporter until there is a newer one
+		granted: e.granted,
 	}
-	e.newest = f
+	e.newest, e.granted = f, nil
 	e.flights.Go(func() { e.fly(f, statuses) })
 	return f
 }
@@ -242,6 +253,7 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 	asked.Go(func() { holders = e.Owners(ctx) })
 	readings := e.Read(ctx, gpus(statuses))
 	asked.Wait()
+	e.ledger.granted(f.granted)
 	f.page.render(snapshot{
 		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,

@@ -479,6 +479,29 @@ func TestEnergyFromAllocateOnIsTheNewHolders(t *testing.T) {
 	})
 }
 
+// A pod is turned away after its Allocate, nobody ever names it, and the device is allocated to
+// the next one.
+func TestEnergyOfWhoWasNeverNamedIsNobodys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		e := New(d.sources(), Options{})
+		h := serve(e)
+		const name = "nvidia_gpu_energy_joules_total"
+		scrape(t, h)
+		for range 2 {
+			d.hold("GPU-0=")
+			e.Mark("GPU-0")
+			synctest.Wait()
+			d.burn("GPU-0", 500)
+		}
+		d.hold("GPU-0=n/b/c")
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 500")
+		d.hold()
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "", "", "")+" 500")
+		e.Drain()
+	})
+}
+
 // A driver that was started anew may say other things of a GPU.
 func TestInfoFollowsTheDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

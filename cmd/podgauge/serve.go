@@ -212,9 +212,18 @@ func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Ex
 		},
 		Allocated: func(resource string, ids []device.OfferedID) {
 			holders.Allocated(resource, ids)
-			metrics.Mark()
+			metrics.Mark(devices(ids)...)
 		},
 	}
+}
+
+// devices are those behind offered ids.
+func devices(ids []device.OfferedID) []device.ID {
+	all := make([]device.ID, len(ids))
+	for i, id := range ids {
+		all[i] = id.Device()
+	}
+	return all
 }
 
 // part is one task of the process, with its health.

@@ -40,7 +40,7 @@ type Holding struct {
 func (h Holding) may(s Span) bool { return Span{h.Since.From, h.Until.To}.meets(s) }
 
 // must tells whether it lasted through all of a time, for sure.
-func (h Holding) must(s Span) bool { return !h.Since.To.After(s.From) && !h.Until.From.Before(s.To) }
+func (h Holding) must(s Span) bool { return h.Since.To.Before(s.From) && h.Until.From.After(s.To) }
 
 // allocated is the time in which the device can have been allocated to the container: the
 // kubelet names nobody before Allocate has returned and it has noted what it gave.

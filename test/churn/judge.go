@@ -24,6 +24,10 @@ const (
 	// not name (docs/adr/0004-unknown-holders.md): a minute from the connection, which is
 	// made when podgauge asks next, a second later at most.
 	standsFor = time.Minute + time.Second
+	// unnamedFor is how long after a restart a device may be said to be allocated without a
+	// name that nobody has: to a pod that the restart cut short, which the kubelet never
+	// named, or turned away. Such a one is looked for for ten seconds (ADR 4).
+	unnamedFor = 11 * time.Second
 )
 
 // Judge compares snapshots, in the order of their flights, with the truth.
@@ -144,7 +148,14 @@ func (j *judgement) device(s *Snapshot, device string) (unknown string) {
 	// Between Allocate and the kubelet's own bookkeeping somebody has the device whom nobody
 	// can name: only what was so all through the flight had to be known.
 	unsure := !held && slices.ContainsFunc(holdings, func(h Holding) bool { return h.allocated().meets(s.Span) })
-	if unsure || shown.Hold == Named || shown.Hold == Idle || shown.shared() {
+	cut := !held && shown.Hold == Unnamed && slices.ContainsFunc(j.Outages, func(o Span) bool {
+		return Span{o.From, o.To.Add(unnamedFor)}.meets(s.Span)
+	})
+	switch {
+	case unsure || shown.Hold == Named || shown.Hold == Idle || shown.shared():
+		return ""
+	case cut:
+		j.Cut++
 		return ""
 	}
 	return fmt.Sprintf("%s is %s; in truth %s", device, shown.Hold, j.story(device, s.Span))

@@ -24,6 +24,9 @@ type Verdict struct {
 	// Stood counts the devices in snapshots whose label is that of the last holder before a
 	// restart, which ended when nobody could see it (ADR 4).
 	Stood int
+	// Cut counts the devices in snapshots that are allocated without a name to a pod that a
+	// restart cut short (ADR 4).
+	Cut int
 	// Long counts the holdings of a second or more, Labelled those that a snapshot named,
 	// and Lateness is how long after the kubelet named them.
 	Long, Labelled int
@@ -64,7 +67,7 @@ func (v Verdict) Figures() []Figure {
 		{"snapshots", fmt.Sprintf("%d, of them %d during restarts", v.Snapshots, v.InRestarts)},
 		{"series of a pod that did not hold the device", fmt.Sprintf("%d; the last holder before a restart stood %d times", len(v.Wrong), v.Stood)},
 		{"holdings of a second or more that were labelled", fmt.Sprintf("%d of %d; after p50 %s, p99 %s, max %s", v.Labelled, v.Long, late(.5), late(.99), late(1))},
-		{"snapshots outside restarts that did not know a holder", fmt.Sprintf("%d of %d", len(v.Unknown), v.Snapshots-v.InRestarts)},
+		{"snapshots outside restarts that did not know a holder", fmt.Sprintf("%d of %d; a device of a pod that a restart cut short was allocated without a name %d times", len(v.Unknown), v.Snapshots-v.InRestarts, v.Cut)},
 		{"energy of all holders and of idle time", fmt.Sprintf("%.0f J shown of %.0f J; the rest was burned after pods' last snapshots; most that a device is off %.3f J", shown, rose, off)},
 	}
 }
