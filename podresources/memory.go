@@ -214,7 +214,8 @@ func (m *memory) review(n notes, err error, now time.Time) bool {
 	}
 	m.next = m.next[:0]
 	for _, h := range m.held {
-		if _, unnamed := m.unnamed[of(h)]; unnamed || h.Owner != (device.Owner{}) {
+		_, unnamed := m.unnamed[of(h)]
+		if unnamed || h.Owner != (device.Owner{}) && (err != nil || !m.freed(h, n)) {
 			m.next = append(m.next, h)
 		}
 	}
@@ -225,6 +226,15 @@ func (m *memory) review(n notes, err error, now time.Time) bool {
 		m.note(n)
 	}
 	return m.replace()
+}
+
+// freed tells whether somebody who stands, since the kubelet has not named him after its
+// restart, has nothing any more: its notes had it, and those that it has written since have
+// not. It never forgets in them what is held.
+func (m *memory) freed(h device.Holding, n notes) bool {
+	_, had := m.noted.allocated[of(h)]
+	_, has := n.allocated[of(h)]
+	return had && !has && !m.named[of(h)] && n.written.After(m.link.kubeletStart)
 }
 
 func (m *memory) note(n notes) {

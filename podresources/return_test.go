@@ -62,3 +62,46 @@ func TestAKubeletThatIsBackIsAskedSoon(t *testing.T) {
 		wantState(t, c.Owners(t.Context()), "a", "idle")
 	})
 }
+
+// A pod that ended while nobody could see it stands, until the kubelet has written down that it
+// has nothing.
+func TestWhomTheKubeletHasFreedStandsNoMore(t *testing.T) {
+	for _, c := range []struct {
+		written []string // after the restart
+		want    string
+	}{
+		{[]string{"a", "b"}, "held by one"}, // as the kubelet found it, with what is long over
+		{[]string{"b"}, "idle"},
+	} {
+		checkpointed(t, func(t *testing.T, k *scripted, client *Client, f file, _ *lines) {
+			f.has("a", "b")
+			k.says(pod("one", "a"), pod("two", "b"))
+			time.Sleep(2 * idleEvery) // Run has read it
+			k.says(pod("two", "b"))
+			k.restart()
+			wantState(t, client.Owners(t.Context()), "a", "held by one")
+			time.Sleep(time.Second)
+			f.has(c.written...)
+			time.Sleep(2 * lookSlowest)
+			wantState(t, client.known(), "a", c.want)
+			wantState(t, client.known(), "b", "held by two")
+		})
+	}
+}
+
+// Notes of before the restart say nothing of after it.
+func TestOldNotesFreeNobody(t *testing.T) {
+	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, _ *lines) {
+		f.has("a", "b")
+		k.says(pod("one", "a"), pod("two", "b"))
+		time.Sleep(2 * idleEvery)
+		k.stop()
+		f.has("b") // by whoever ended it: the kubelet of now has not begun
+		time.Sleep(time.Second)
+		k.says(pod("two", "b"))
+		k.start(0)
+		c.Owners(t.Context())
+		time.Sleep(2 * lookSlowest)
+		wantState(t, c.known(), "a", "held by one")
+	})
+}
