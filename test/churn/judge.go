@@ -123,17 +123,9 @@ func (j *judgement) snapshot(s *Snapshot) {
 // device judges what a snapshot says of one device, and says what it does not know of what
 // the kubelet knew.
 func (j *judgement) device(s *Snapshot, device string) (unknown string) {
-	shown, holdings := s.Devices[device], j.byDevice[device]
+	shown := s.Devices[device]
 	for _, owner := range shown.Owners {
-		l := Held{device, owner}
-		switch {
-		case slices.ContainsFunc(holdings, func(h Holding) bool { return h.Owner == owner && h.may(s.Span) }):
-			j.labelled[l] = append(j.labelled[l], s.To)
-		case j.stands(s, l):
-			j.Stood++
-		default:
-			j.wrong(s, device, "is said to be held by %v", owner)
-		}
+		j.named(s, Held{device, owner})
 		if owner != shown.Holder && !shown.shared() {
 			j.wrong(s, device, "is held by %v in some series, and in others by %v", owner, shown.Holder)
 		}
@@ -141,24 +133,44 @@ func (j *judgement) device(s *Snapshot, device string) (unknown string) {
 	if shown.Counted && shown.Booked != shown.Holder {
 		j.wrong(s, device, "is held by %v, and its energy is booked on %v", shown.Holder, shown.Booked)
 	}
-	held := slices.ContainsFunc(holdings, func(h Holding) bool { return h.must(s.Span) })
-	if held && shown.Hold == Idle {
-		j.wrong(s, device, "is said to be idle")
-	}
-	// Between Allocate and the kubelet's own bookkeeping somebody has the device whom nobody
-	// can name: only what was so all through the flight had to be known.
-	unsure := !held && slices.ContainsFunc(holdings, func(h Holding) bool { return h.allocated().meets(s.Span) })
-	cut := !held && shown.Hold == Unnamed && slices.ContainsFunc(j.Outages, func(o Span) bool {
-		return Span{o.From, o.To.Add(unnamedFor)}.meets(s.Span)
-	})
+	held := slices.ContainsFunc(j.byDevice[device], func(h Holding) bool { return h.must(s.Span) })
 	switch {
-	case unsure || shown.Hold == Named || shown.Hold == Idle || shown.shared():
+	case held && shown.Hold == Idle:
+		j.wrong(s, device, "is said to be idle")
 		return ""
-	case cut:
-		j.Cut++
+	case shown.Hold == Named || shown.Hold == Idle || shown.shared():
+		return ""
+	case !held && j.excused(s, device, shown.Hold):
 		return ""
 	}
 	return fmt.Sprintf("%s is %s; in truth %s", device, shown.Hold, j.story(device, s.Span))
+}
+
+// named judges a label.
+func (j *judgement) named(s *Snapshot, l Held) {
+	switch {
+	case slices.ContainsFunc(j.byDevice[l.Device], func(h Holding) bool { return h.Owner == l.Owner && h.may(s.Span) }):
+		j.labelled[l] = append(j.labelled[l], s.To)
+	case j.stands(s, l):
+		j.Stood++
+	default:
+		j.wrong(s, l.Device, "is said to be held by %v", l.Owner)
+	}
+}
+
+// excused tells whether nobody need know who has a device: between Allocate and the kubelet's
+// own bookkeeping somebody has it whom nobody can name, and a restart can cut that short.
+func (j *judgement) excused(s *Snapshot, device string, hold Hold) bool {
+	if slices.ContainsFunc(j.byDevice[device], func(h Holding) bool { return h.allocated().meets(s.Span) }) {
+		return true
+	}
+	cut := hold == Unnamed && slices.ContainsFunc(j.Outages, func(o Span) bool {
+		return Span{o.From, o.To.Add(unnamedFor)}.meets(s.Span)
+	})
+	if cut {
+		j.Cut++
+	}
+	return cut
 }
 
 func (j *judgement) wrong(s *Snapshot, device, what string, args ...any) {
