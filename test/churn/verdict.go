@@ -3,6 +3,7 @@ package churn
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -84,7 +85,8 @@ func (v Verdict) Err() error {
 	if v.Long == 0 || float64(v.Labelled) < leastLabelled*float64(v.Long) {
 		fault(v.Unlabelled, "%d of %d holdings of a second or more were labelled:", v.Labelled, v.Long)
 	}
-	if outside := v.Snapshots - v.InRestarts; outside == 0 || float64(len(v.Unknown)) > mostUnknown*float64(outside) {
+	// Rounded up: less than a hundred snapshots cannot tell a hundredth from none.
+	if outside := v.Snapshots - v.InRestarts; outside == 0 || float64(len(v.Unknown)) > math.Ceil(mostUnknown*float64(outside)) {
 		fault(v.Unknown, "%d of %d snapshots outside restarts did not know a holder:", len(v.Unknown), outside)
 	}
 	if len(v.Misbooked) > 0 {
