@@ -85,7 +85,7 @@ type Exporter struct {
 	// All below are guarded by mu.
 	newest *flight
 	again  bool // a flight is wanted that begins after the newest has landed
-	// granted are the devices that were allocated since the newest flight began.
+	// granted are the devices that were allocated since a flight last had its holders.
 	granted map[device.ID]bool
 	free    []*page // pages that nobody reads, to be rendered on next
 
@@ -99,8 +99,6 @@ type flight struct {
 	done  chan struct{} // closed when the page is rendered
 	page  *page         // not written after done is closed, until nobody uses it
 	users int           // guarded by Exporter.mu
-	// granted are the devices that were allocated between the flight before and this one.
-	granted map[device.ID]bool
 	// stale are closed when somebody's holding or a device's health has changed
 	// since the flight began.
 	stale [2]<-chan struct{}
@@ -188,9 +186,8 @@ func (e *Exporter) start(now time.Time) *flight {
 	f := &flight{
 		begin: now, done: make(chan struct{}), stale: [2]<-chan struct{}{health, holding},
 		page: e.blank(), users: 2, // the caller, and the exporter until there is a newer one
-		granted: e.granted,
 	}
-	e.newest, e.granted = f, nil
+	e.newest = f
 	e.flights.Go(func() { e.fly(f, statuses) })
 	return f
 }
@@ -253,13 +250,24 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 	asked.Go(func() { holders = e.Owners(ctx) })
 	readings := e.Read(ctx, gpus(statuses))
 	asked.Wait()
-	e.ledger.granted(f.granted)
+	e.ledger.granted(e.grants())
 	f.page.render(snapshot{
 		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,
 		visible: e.Process != nil && e.Visible != nil && e.Visible(),
 	}, e.ledger)
 	e.land(f)
+}
+
+// grants are the devices that were allocated since it was last called. A flight that was
+// under way when Allocate came may have the new holder's name already, so it is called when
+// the holders are there.
+func (e *Exporter) grants() map[device.ID]bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	granted := e.granted
+	e.granted = nil
+	return granted
 }
 
 // gpus are the physical GPUs of the devices, each once, in the devices' order.

@@ -202,9 +202,13 @@ func (j *judgement) replaced(h Holding, flight time.Time) bool {
 	})
 }
 
-// holding judges whether a holding was ever shown, if it surely lasted for long.
+// holding judges whether a holding was ever shown, if it surely lasted for long while the
+// kubelet could be asked.
 func (j *judgement) holding(h Holding) {
 	lasted := h.Until.From.Sub(h.Since.To)
+	for _, o := range j.Outages {
+		lasted -= max(0, earlier(o.To, h.Until.From).Sub(later(o.From, h.Since.To)))
+	}
 	if lasted < long {
 		return
 	}
@@ -217,6 +221,20 @@ func (j *judgement) holding(h Holding) {
 		}
 	}
 	j.Unlabelled = append(j.Unlabelled, fmt.Sprintf("%s was held by %v for %s", h.Device, h.Owner, lasted))
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // story is who held a device around a time.
