@@ -34,8 +34,12 @@ func TestRecord(t *testing.T) {
 		{"a holding begins and ends between two answers", []Answer{
 			says(1, true), says(2, true, one), says(3, true, one), says(4, true),
 		}, []Holding{{Device: "a", Owner: owner("one"), Since: between(1, 2.1), Until: between(3, 4.1)}}, nil},
-		{"what lasts has no end", []Answer{says(1, true, one)},
-			[]Holding{{Device: "a", Owner: owner("one"), Since: between(0, 1.1), Until: between(1, 99)}}, nil},
+		{
+			"what lasts has no end",
+			[]Answer{says(1, true, one)},
+			[]Holding{{Device: "a", Owner: owner("one"), Since: between(0, 1.1), Until: between(1, 99)}},
+			nil,
+		},
 		{"one that comes back is another", []Answer{says(1, true, one), says(2, true), says(3, true, one), says(4, true)}, []Holding{
 			{Device: "a", Owner: owner("one"), Since: between(0, 1.1), Until: between(1, 2.1)},
 			{Device: "a", Owner: owner("one"), Since: between(2, 3.1), Until: between(3, 4.1)},
