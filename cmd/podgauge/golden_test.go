@@ -72,7 +72,13 @@ const (
 func newWorld(t *testing.T, gpus int, args ...string) *world {
 	t.Helper()
 	stands := time.Unix(1_700_000_000, 0)
-	w := &world{t: t, orders: make(chan os.Signal), again: make(chan struct{}), machine: sim.NewMachine(nvml.Metrics(), gpus, func() time.Time { return stands })}
+	return newWorldOn(t, sim.NewMachine(nvml.Metrics(), gpus, func() time.Time { return stands }), args...)
+}
+
+// newWorldOn does so on a machine whose clock may run.
+func newWorldOn(t *testing.T, machine *sim.Machine, args ...string) *world {
+	t.Helper()
+	w := &world{t: t, orders: make(chan os.Signal), again: make(chan struct{}), machine: machine}
 	dir := shortDir(t)
 	w.kubelet = kubelet.New(kubelet.Options{Dir: dir, Since: time.Now().Add(-time.Hour)})
 	w.startKubelet()

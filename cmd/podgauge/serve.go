@@ -244,15 +244,30 @@ func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Ex
 				own.Refuses(resource, string(why))
 			}
 		},
-		Registered: own.Registered, Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
+		Registered: func(resource string, err error) {
+			own.Registered(resource, err)
+			if err == nil {
+				holders.Returned()
+			}
+		},
+		Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
 		Refused: func(resource string, _ []device.OfferedID, why plugin.Why, _ error) {
 			own.Refused(resource, string(why))
 		},
 		Allocated: func(resource string, ids []device.OfferedID) {
 			holders.Allocated(resource, ids)
-			metrics.Mark()
+			metrics.Mark(devices(ids)...)
 		},
 	}
+}
+
+// devices are those behind offered ids.
+func devices(ids []device.OfferedID) []device.ID {
+	all := make([]device.ID, len(ids))
+	for i, id := range ids {
+		all[i] = id.Device()
+	}
+	return all
 }
 
 // part is one task of the process, with its health.
