@@ -345,7 +345,7 @@ func (c *Client) publish(changed bool) {
 	c.holders.Held = c.memory.held
 	c.holders.Settled = c.memory.settled
 	c.holders.Recent = c.memory.recent.seen()
-	c.holders.Resources = c.ledger.resources()
+	c.holders.Resources = c.ledger.resources(c.memory.held)
 	if changed {
 		close(c.changed)
 		c.changed = make(chan struct{})

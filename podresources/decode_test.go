@@ -343,7 +343,7 @@ func allocatableAgrees(t testing.TB, a *rawAllocatable, b []byte) (rows int) {
 		want.Memory = append(want.Memory, m.Memory)
 	}
 	slices.SortFunc(want.Memory, device.Memory.Compare)
-	wantRows(t, l.resources(), want)
+	wantRows(t, l.resources(nil), want)
 	return len(want.Devices) + len(want.CPUs) + len(want.Memory)
 }
 
