@@ -112,7 +112,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	}
 	processes := hw.processes
 	if processes == nil {
-		processes = containers.New(containers.Options{Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
+		processes = containers.New(containers.Options{Proc: hw.proc, Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
 	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
