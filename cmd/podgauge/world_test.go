@@ -33,9 +33,9 @@ type world struct {
 	url     string
 	// made has what is another in each run, pods' UIDs say, and what stands for it in
 	// golden files; nil: nothing.
-	made *strings.Replacer
-	orders  chan os.Signal
-	again   chan struct{}
+	made   *strings.Replacer
+	orders chan os.Signal
+	again  chan struct{}
 	// stopKubelet ends the kubelet's process; startKubelet begins another.
 	stopKubelet func()
 }
@@ -53,6 +53,8 @@ type setting struct {
 	// proc is the process file system that processes are looked up in; empty: none that
 	// shows the node's.
 	proc string
+	// unsupported are families that the driver is too old for.
+	unsupported []string
 	// without a kubelet in this process, something else may serve its sockets in dir.
 	without bool
 	dir     string
@@ -97,7 +99,7 @@ func newWorldOf(t *testing.T, s setting, args ...string) *world {
 	w.url = "http://" + listener.Addr().String()
 	hw := &hardware{
 		Backend: w.machine, proc: s.proc, kubeletDir: dir, devicePluginDir: filepath.Join(dir, "device-plugins"), cdiDir: filepath.Join(dir, "cdi"),
-		unsupported: func() []string { return nil },
+		unsupported: func() []string { return s.unsupported },
 		run:         func(context.Context) error { return nil }, closeDriver: func() {}, close: func() {},
 	}
 	o, err := parse(args, nothing, io.Discard)
@@ -267,4 +269,3 @@ func (w *world) untilAllocatable(of string, n int) {
 	w.t.Helper()
 	w.untilKubelet(fmt.Sprintf("%d of %s are allocatable", n, of), func(s kubelet.State) bool { return s.Resources[of].Allocatable == n })
 }
-
