@@ -92,18 +92,17 @@ func (d description) head(openMetrics bool) []byte {
 			name = strings.TrimSuffix(name, "_total")
 		}
 	}
-	return []byte("# HELP " + name + " " + strings.NewReplacer(escape...).Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
+	return []byte("# HELP " + name + " " + escape.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
 }
 
 // line writes what precedes a series' value. What a label says may come from a
 // driver or a kubelet, and what is not UTF-8 would cost the whole scrape.
 func line(name string, labels []device.Label) []byte {
-	escape := strings.NewReplacer(labelEscapes...)
 	var b bytes.Buffer
 	b.WriteString(name)
 	for i, l := range labels {
 		b.WriteByte("{,"[min(i, 1)])
-		b.WriteString(l.Name + `="` + escape.Replace(strings.ToValidUTF8(l.Value, "\uFFFD")) + `"`)
+		b.WriteString(l.Name + `="` + labelEscapes.Replace(strings.ToValidUTF8(l.Value, "\uFFFD")) + `"`)
 	}
 	if len(labels) > 0 {
 		b.WriteByte('}')
@@ -114,8 +113,8 @@ func line(name string, labels []device.Label) []byte {
 
 // What has to be escaped in a help text, and in a label's value.
 var (
-	helpEscapes  = []string{`\`, `\\`, "\n", `\n`}
-	labelEscapes = []string{`\`, `\\`, "\n", `\n`, `"`, `\"`}
+	helpEscapes  = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
+	labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
 // encode writes both the page, which may be nil, and the other families in one of the

@@ -22,6 +22,9 @@ func TestMain(m *testing.M) {
 		beListServer(order)
 		return
 	}
+	if os.Getenv(program) != "" {
+		beProgram()
+	}
 	if order := os.Getenv(scraper); order != "" {
 		beScraper(order)
 		return
