@@ -60,7 +60,7 @@ func TestScrapeOfAChoice(t *testing.T) {
 			t.Fatal(err)
 		}
 		registry := prometheus.NewRegistry()
-		NewOwn(registry, "v", false)
+		NewOwn(registry, "v", false, Choice{})
 		e := New(newNode(1).sources(), Options{Choice: choice})
 		h := e.Handler(Server{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
 		text := scrape(t, h)

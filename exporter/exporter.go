@@ -22,6 +22,10 @@ const (
 	sharedFor = time.Second
 )
 
+// mostFree is how many pages are kept for flights to come. More are in use where scrapes
+// come faster than they are answered, and they weigh megabytes.
+const mostFree = 1
+
 // Sources are whom the exporter asks.
 type Sources struct {
 	// Metrics are the rows that Read fills.
@@ -87,8 +91,8 @@ type Exporter struct {
 	options Options
 	// flights counts the goroutines that fly; each ends within the budget.
 	flights sync.WaitGroup
-	gzip    gzipWriters
-	buffers sync.Pool // of *[]byte, for answers
+	answers answers
+	texts   sync.Pool // of *bufio.Writer, for making them
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -167,7 +171,7 @@ func (e *Exporter) release(f *flight) {
 // drop counts a user of the flight out; the last one frees its page. The caller
 // holds mu.
 func (e *Exporter) drop(f *flight) {
-	if f.users--; f.users == 0 {
+	if f.users--; f.users == 0 && len(e.free) < mostFree {
 		e.free = append(e.free, f.page)
 	}
 }

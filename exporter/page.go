@@ -64,7 +64,7 @@ type labelled struct {
 	device device.Device  // that the labels describe: a new driver may say other things of it
 	meta   device.PodMeta // likewise, where the labels have it
 	labels []device.Label
-	rows   []*series // by row of Sources.Metrics; empty until one is wanted
+	rows   []*series // by row of Sources.Metrics, up to the last that was wanted
 	kept   map[slot]*series
 	turn   uint64 // of the last rendering that used it
 }
@@ -281,8 +281,8 @@ func (l *labelled) setRow(row int, value float64) {
 	if !p.takes(p.rows[row]) {
 		return
 	}
-	if len(l.rows) == 0 {
-		l.rows = make([]*series, len(p.rows))
+	if row >= len(l.rows) { // slices have the first rows alone, of hundreds
+		l.rows = append(l.rows, make([]*series, row+1-len(l.rows))...)
 	}
 	if l.rows[row] == nil {
 		l.rows[row] = newSeries(p.rows[row], l.labels, p.sources.Metrics[row].Labels)

@@ -78,7 +78,7 @@ func newChurned(t *testing.T) *churned {
 		}
 	}
 	n.began = time.Now()
-	n.world = newWorldOn(t, machine)
+	n.world = newWorldOf(t, setting{machine: machine})
 	n.untilRegistered()
 	return n
 }

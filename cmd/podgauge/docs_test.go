@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // TestMetricsPage: the tables in docs/metrics.md are what the rows are.
@@ -25,6 +27,7 @@ func TestMetricsPage(t *testing.T) {
 	all := nvml.MetricsPerLink()
 	for name, table := range map[string]string{
 		"rows": metricsTable(all[:len(nvml.Metrics())], dcgmOfFamilies()), "links": metricsTable(all[len(nvml.Metrics()):], nil),
+		"families": familiesTable(exporter.Families()), "own": familiesTable(ownFamilies(t)),
 	} {
 		between := regexp.MustCompile(`(?s)(<!-- ` + name + ` -->\n).*(<!-- /` + name + ` -->)`)
 		if !between.Match(want) {
@@ -58,6 +61,49 @@ func dcgmOfFamilies() map[string][]string {
 		slices.Sort(names)
 	}
 	return of
+}
+
+// ownFamilies are podgauge's about itself, which a registry has.
+func ownFamilies(t *testing.T) (families []exporter.Family) {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	own := exporter.NewOwn(registry, version, false, exporter.Choice{})
+	own.Allocatable(func() map[string]int { return map[string]int{resource: 1} })
+	own.Unsupported(func() []string { return []string{"f"} })
+	own.Heard(func() bool { return true })
+	own.Offers(resource)
+	own.Refuses(resource, "r")
+	own.Listed(resource, 1, 1)
+	own.Asked("List", 0, nil)
+	gathered, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range gathered {
+		if slices.ContainsFunc(othersOwn, func(p string) bool { return strings.HasPrefix(f.GetName(), p) }) {
+			continue
+		}
+		family := exporter.Family{Name: f.GetName(), Help: f.GetHelp(), Type: strings.ToLower(f.GetType().String())}
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			family.Labels = append(family.Labels, l.GetName())
+		}
+		families = append(families, family)
+	}
+	return families
+}
+
+// familiesTable has a line for each family that no row makes.
+func familiesTable(families []exporter.Family) string {
+	var table strings.Builder
+	table.WriteString("| family | kind | unit | labels |\n|---|---|---|---|\n")
+	for _, f := range families {
+		labels := make([]string, len(f.Labels))
+		for i, l := range f.Labels {
+			labels[i] = "`" + l + "`"
+		}
+		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s |\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), f.Type, unitOf(f.Name), strings.Join(labels, " "))
+	}
+	return table.String()
 }
 
 // metricsTable has a line for each family. dcgm are what dcgm-exporter calls it.
@@ -160,4 +206,44 @@ func each(family []device.Metric, what func(device.Metric) string) string {
 		return all[0]
 	}
 	return strings.Join(lines, "<br>")
+}
+
+// TestEachFamilyIsShown: each family of docs/metrics.md is in one golden file at least, with
+// the kind that the page says.
+func TestEachFamilyIsShown(t *testing.T) {
+	shown := map[string]string{}
+	files, err := filepath.Glob("testdata/*.prom")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if head, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "# TYPE "); ok {
+				name, kind, _ := strings.Cut(head, " ")
+				shown[name] = kind
+			}
+		}
+	}
+	page, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`<br>[^|]*\\| ([a-z]+)").FindAllStringSubmatch(string(page), -1) {
+		name, kind := row[1], row[2]
+		told++
+		switch {
+		case shown[name] == "":
+			t.Errorf("no golden file has %s", name)
+		case shown[name] != "" && shown[name] != kind:
+			t.Errorf("%s is a %s in docs/metrics.md, and a %s in a golden file", name, kind, shown[name])
+		}
+	}
+	if families := len(exporter.Families()); told <= families {
+		t.Errorf("docs/metrics.md has %d families, fewer than %d that no row makes", told, families)
+	}
 }

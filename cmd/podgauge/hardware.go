@@ -20,6 +20,7 @@ type hardware struct {
 	device.Backend
 	kubeletDir, devicePluginDir string
 	cdiDir                      string // where CDI specs go; empty: where runtimes look
+	proc                        string // where processes are looked up; empty: /proc
 	// processes tell whose they are; nil: nobody can.
 	processes exporter.Processes
 	// unsupported are the families that the driver is too old for.

@@ -96,7 +96,8 @@ type assembly struct {
 // assemble joins all parts but the device plugin, beside which another one may serve.
 func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a := &assembly{hw: hw, registry: prometheus.NewRegistry(), board: &device.Board{}, log: log}
-	a.own = exporter.NewOwn(a.registry, version, o.simulate != simulateNothing)
+	shown := o.metrics.exporter(o.hostname)
+	a.own = exporter.NewOwn(a.registry, version, o.simulate != simulateNothing, shown.Choice)
 	a.readers = device.NewReaders(hw.Backend) // itself, since it may be more than a Backend
 	a.monitor = device.NewMonitor(hw.Backend, a.readers, a.board, log.With("part", "monitor"))
 	var err error
@@ -112,12 +113,12 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	}
 	processes := hw.processes
 	if processes == nil {
-		processes = containers.New(containers.Options{Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
+		processes = containers.New(containers.Options{Proc: hw.proc, Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
 	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
 		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
-	}, o.metrics.exporter(o.hostname))
+	}, shown)
 	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
 
 	a.monitor.Held = func(id device.ID) bool {
