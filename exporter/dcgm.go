@@ -150,7 +150,11 @@ func (d rendering) renderDCGM(samples []device.Sample, gpu []device.Status, now 
 	} else if !firstOfInstance(d.status, gpu) {
 		return
 	}
-	on := p.labelled(dcgmLabels, d.status, d.readOwner)
+	owner := d.readOwner
+	if p.options.StableSeries {
+		owner = device.Owner{}
+	}
+	on := p.labelled(dcgmLabels, d.status, owner)
 	for at, f := range c.families {
 		v, has := c.sums[at], c.has[at]
 		row := &dcgmRows[at]
