@@ -154,6 +154,30 @@ func TestResourcesStandAfterARestart(t *testing.T) {
 	})
 }
 
+// To some plugins each MiB of memory is a device. Compared one by one these take a minute,
+// and each flight of the first one would.
+func TestCountlessDevicesStandAfterARestart(t *testing.T) {
+	const each = 60000
+	now := time.Now()
+	answer := func(pods ...string) (g given, names []podName) {
+		for _, p := range pods {
+			for i := range each {
+				of := device.ResourceDevice{Resource: "example.com/gpu-memory", ID: fmt.Sprint(p, "-", i)}
+				g.devices = append(g.devices, device.HeldDevice{Owner: owner(p), ResourceDevice: of})
+			}
+			names = append(names, podName{owner(p).Namespace, p})
+		}
+		return g, names
+	}
+	var l ledger
+	g, pods := answer("a", "b")
+	l.take(&g, pods, link{connected: now.Add(-time.Hour)}, now)
+	g, pods = answer("a")
+	if l.take(&g, pods, link{connected: now}, now) || len(l.held.HeldDevices) != 2*each {
+		t.Errorf("of %d devices %d stand", 2*each, len(l.held.HeldDevices))
+	}
+}
+
 // A part of a pod's CPUs may be another's by now, and several pods may share a claim.
 func TestResourcesInPartAndShared(t *testing.T) {
 	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
