@@ -80,7 +80,8 @@ func appendNumber(b []byte, v float64, openMetrics bool) []byte {
 }
 
 // head writes what precedes a family's series. OpenMetrics names a counter
-// without its _total, and escapes quotes in the help as well.
+// without its _total, knows none that has none, as dcgm-exporter's have, and escapes
+// quotes in the help as well.
 func (d description) head(openMetrics bool) []byte {
 	name, kind, escape := d.name, "gauge", helpEscapes
 	if openMetrics {
@@ -88,8 +89,10 @@ func (d description) head(openMetrics bool) []byte {
 	}
 	if d.counter {
 		kind = "counter"
-		if openMetrics {
+		if openMetrics && strings.HasSuffix(name, "_total") {
 			name = strings.TrimSuffix(name, "_total")
+		} else if openMetrics {
+			kind = "unknown"
 		}
 	}
 	return []byte("# HELP " + name + " " + escape.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")

@@ -149,6 +149,10 @@ func (d *node) read(ctx context.Context, gpus []device.GPU) []device.Reading {
 			return nil
 		}
 	}
+	return d.readings(gpus)
+}
+
+func (d *node) readings(gpus []device.GPU) []device.Reading {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	readings := []device.Reading{}

@@ -64,13 +64,9 @@ func (l *ledger) hear(pods []podName, over link) {
 
 // stand adds to an answer what it leaves out and still stands.
 func (l *ledger) stand(g *given) {
-	devices, cpus, claims := g.devices, g.cpus, g.claims // what others have now
+	cpus, claims := g.cpus, g.claims // what others have now
 	missing := func(o device.Owner) bool { return !l.listed[podName{o.Namespace, o.Pod}] }
-	for _, d := range l.held.HeldDevices {
-		if missing(d.Owner) && !slices.ContainsFunc(devices, func(e device.HeldDevice) bool { return e.Resource == d.Resource && e.ID == d.ID }) {
-			g.devices = append(g.devices, d)
-		}
-	}
+	l.standDevices(g, missing)
 	for _, c := range l.held.HeldCPUs {
 		if !missing(c.Owner) {
 			continue
@@ -90,6 +86,23 @@ func (l *ledger) stand(g *given) {
 	for _, c := range l.held.Claims {
 		if missing(c.Owner) && !slices.ContainsFunc(claims, func(d device.Claim) bool { return replaces(d, c) }) {
 			g.claims = append(g.claims, c)
+		}
+	}
+}
+
+// standDevices does so for devices. There are plugins to which each MiB of a GPU's memory
+// is a device, so that a node has some hundred thousand.
+func (l *ledger) standDevices(g *given, missing func(device.Owner) bool) {
+	if !slices.ContainsFunc(l.held.HeldDevices, func(d device.HeldDevice) bool { return missing(d.Owner) }) {
+		return
+	}
+	taken := make(map[[2]string]bool, len(g.devices))
+	for _, d := range g.devices {
+		taken[[2]string{d.Resource, d.ID}] = true
+	}
+	for _, d := range l.held.HeldDevices {
+		if missing(d.Owner) && !taken[[2]string{d.Resource, d.ID}] {
+			g.devices = append(g.devices, d)
 		}
 	}
 }

@@ -155,15 +155,10 @@ func (a *assembly) named(_, containerID string) (device.Owner, bool) {
 	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
 }
 
-// meta is what the Pods API says of a pod, as long as it can be followed: else the name
-// may be another pod's by now.
+// meta is what the Pods API says of a pod.
 func (a *assembly) meta(namespace, pod string) device.PodMeta {
 	known, _ := a.pods.Look()
-	if !known.Synced {
-		return device.PodMeta{}
-	}
-	p, _ := known.ByName(namespace, pod)
-	return device.PodMeta{UID: p.UID, Labels: p.Labels}
+	return known.Meta(namespace, pod)
 }
 
 // offer adds the device plugin, and what it follows.
