@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
 	"math/rand/v2"
@@ -60,7 +61,7 @@ func wantOneOfEach(t *testing.T, p *page) {
 // has read: names, label names, escapes and types are as it knows them.
 func wantParsed(t *testing.T, p *page) {
 	t.Helper()
-	text := p.appendText(nil, false)
+	text := written(t, p, false)
 	parser := expfmt.NewTextParser(model.LegacyValidation)
 	if _, err := parser.TextToMetricFamilies(bytes.NewReader(text)); err != nil {
 		t.Fatalf("%v in\n%s", err, text)
@@ -77,10 +78,22 @@ func wantParsed(t *testing.T, p *page) {
 				t.Fatal(err)
 			}
 		}
-		if got := p.appendText(nil, of == expfmt.TypeOpenMetrics); !bytes.Equal(got, want.Bytes()) {
+		if got := written(t, p, of == expfmt.TypeOpenMetrics); !bytes.Equal(got, want.Bytes()) {
 			t.Fatalf("got\n%s\nwant\n%s", got, want.Bytes())
 		}
 	}
+}
+
+// written is the page as text.
+func written(t *testing.T, p *page, openMetrics bool) []byte {
+	t.Helper()
+	var text bytes.Buffer
+	w := bufio.NewWriter(&text)
+	p.write(w, openMetrics)
+	if err := w.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return text.Bytes()
 }
 
 // wantSums checks that what containers use and what nobody does add up, where a device's
@@ -122,7 +135,7 @@ func wantSums(t *testing.T, d *node, s snapshot, p *page) {
 		}
 		sum += of("nvidia_gpu_unattributed_memory_used_bytes", status)
 		if all && sum != used {
-			t.Errorf("device %s uses %.0f, and its parts are %.0f\n%s", status.ID, used, sum, p.appendText(nil, false))
+			t.Errorf("device %s uses %.0f, and its parts are %.0f\n%s", status.ID, used, sum, written(t, p, false))
 		}
 	}
 }
