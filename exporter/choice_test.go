@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -114,6 +115,21 @@ func TestHoldingsSayMoreOfThePod(t *testing.T) {
 	})
 }
 
+// What there is no room for is not even made.
+func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
+	p := newPage(&Sources{}, &Options{SeriesLimit: 10})
+	r := device.Resources{Known: true}
+	for i := range 1000 {
+		r.Devices = append(r.Devices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
+	}
+	for range 2 {
+		p.render(snapshot{holders: device.Holders{Resources: r}}, newLedger())
+		if len(p.node.series) != 10 || p.dropped != 991 || len(p.own.resources.deviceInfo.series) != 10 { // and their number
+			t.Errorf("%d series, %d of them on the page, %d dropped", len(p.node.series), len(p.own.resources.deviceInfo.series), p.dropped)
+		}
+	}
+}
+
 // No label of a pod's is another's, whatever they are called: a series with one label twice
 // costs the whole scrape.
 func TestPodLabels(t *testing.T) {
@@ -124,7 +140,7 @@ func TestPodLabels(t *testing.T) {
 		"a-b a_b_conflict2 a.b a/b": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict4",
 	} {
 		var of []device.Label
-		for _, name := range strings.Fields(names) {
+		for name := range strings.FieldsSeq(names) {
 			of = append(of, device.Label{Name: name})
 		}
 		var got []string

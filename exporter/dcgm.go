@@ -144,7 +144,7 @@ func (d rendering) renderDCGM(samples []device.Sample, gpu []device.Status, now 
 	if d.status.WholeGPU() {
 		copy(c.parent, c.sums)
 		copy(c.parentHas, c.has)
-		if d.status.MIG && len(gpu) > 1 {
+		if d.status.MIG && slices.ContainsFunc(gpu, func(s device.Status) bool { return !s.WholeGPU() && !s.Gone }) {
 			return
 		}
 	} else if !firstOfInstance(d.status, gpu) {

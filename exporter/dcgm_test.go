@@ -109,6 +109,15 @@ func TestASliceInThePlaceOfOneThatIsGone(t *testing.T) {
 		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 1 {
 			t.Errorf("%d series of one instance\n%s", n, text)
 		}
+
+		// Nobody says any more who uses it; and with no other there is the GPU alone.
+		d.statuses[2].Gone = true
+		d.board.Post(d.statuses)
+		d.uses = map[device.GPU][]device.Use{"GPU-0": {}}
+		text = scrape(t, serve(New(d.sources(), dcgmOn)))
+		hasNot(t, text, "nvidia_gpu_container_processes{")
+		hasNot(t, text, "nvidia_gpu_unattributed_processes"+sliceLabels("MIG-1", "", "", ""))
+		has(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmOf("", "", "", "")+" 0")
 	})
 }
 

@@ -63,7 +63,7 @@ func (t *tally) add(u device.Use) {
 // renderUses writes what each container that holds the device uses of it, and what is
 // left. Nothing is written where processes cannot be told apart: that would be a guess.
 func (d rendering) renderUses(s snapshot, r *device.Reading, gpu []device.Status) {
-	if !r.Peopled || !s.visible || d.hold == device.Unknown {
+	if !r.Peopled || !s.visible || d.hold == device.Unknown || d.status.Gone {
 		return
 	}
 	tallies := d.tally(s.holders, r.Uses)
