@@ -90,6 +90,7 @@ func (g *gpu) ask(now time.Time) {
 	g.askCalls(g.handle, gpus, &g.reading, &g.turns, now)
 	if !g.failing() {
 		g.sampled(&g.gpm.own, &g.reading, wholeGPU, now)
+	g.noteReset()
 	}
 	for _, in := range g.instances {
 		if g.failing() {
@@ -272,6 +273,21 @@ func (g *gpu) seed(now time.Time) {
 // forgetSlow drops all slow values, so that each is asked for again, in the order in
 // which they were.
 func (g *gpu) forgetSlow() {
+// noteReset drops what is of before a reset, which a reading or a check has seen: it was
+// so fast that no call failed.
+func (g *gpu) noteReset() {
+	resets := g.history.resets.Load()
+	if resets == g.resets {
+		return
+	}
+	g.resets = resets
+	g.forgetSlow()
+	g.gpm.own.forget(&g.reading)
+	for _, in := range g.instances {
+		in.sampler.forget(&in.reading)
+	}
+}
+
 	g.slow.askAll()
 	g.slowAsked = g.slowAsked.Add(-slowEvery)
 	forget(&g.reading, &g.turns)

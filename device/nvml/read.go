@@ -47,6 +47,7 @@ type gpu struct {
 	flight            flight
 	flown             time.Time // when the last flight began
 	gpm               gpm
+	resets            uint64    // those of history that what was read has come after
 	people            people
 	// throttles are the reasons that the GPU can give for slower clocks.
 	throttles uint64
