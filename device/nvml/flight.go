@@ -79,6 +79,10 @@ func (g *gpu) ask(now time.Time) {
 	}
 	g.flown = now
 	g.flight = flight{left: callsPerGPU + callsPerInstance*len(g.instances) - g.callsOfUses()}
+	if !g.learned {
+		g.flight.left -= learnCalls
+		g.learn()
+	}
 	if g.fast.asksAny() && g.spend() {
 		g.askFields(&g.fast)
 		g.noteEnergy(&g.fast, g.catalogue.fast.at[key{id: energyField}])
@@ -86,11 +90,11 @@ func (g *gpu) ask(now time.Time) {
 	if g.failing() {
 		return
 	}
+	g.noteReset()
 	g.spare()
 	g.askCalls(g.handle, gpus, &g.reading, &g.turns, now)
 	if !g.failing() {
 		g.sampled(&g.gpm.own, &g.reading, wholeGPU, now)
-	g.noteReset()
 	}
 	for _, in := range g.instances {
 		if g.failing() {
@@ -255,7 +259,6 @@ func (g *gpu) askSlowFields(now time.Time) {
 func (g *gpu) seed(now time.Time) {
 	g.flight = flight{left: 1 << 20}
 	g.flown = now
-	g.askGPM()
 	g.askSlowFields(now)
 	for i := range calls {
 		if g.failing() {
@@ -270,9 +273,6 @@ func (g *gpu) seed(now time.Time) {
 	}
 }
 
-// forgetSlow drops all slow values, so that each is asked for again, in the order in
-// which they were.
-func (g *gpu) forgetSlow() {
 // noteReset drops what is of before a reset, which a reading or a check has seen: it was
 // so fast that no call failed.
 func (g *gpu) noteReset() {
@@ -288,6 +288,9 @@ func (g *gpu) noteReset() {
 	}
 }
 
+// forgetSlow drops all slow values, so that each is asked for again, in the order in
+// which they were.
+func (g *gpu) forgetSlow() {
 	g.slow.askAll()
 	g.slowAsked = g.slowAsked.Add(-slowEvery)
 	forget(&g.reading, &g.turns)
