@@ -228,3 +228,16 @@ func TestListComesBack(t *testing.T) {
 		t.Errorf("after a while: %+v, %v", got, known)
 	}
 }
+
+// TestNoListOfPrograms has a library that cannot list who computes: then it is not known
+// who uses the GPU, whoever draws on it.
+func TestNoListOfPrograms(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 process 12 1000 type graphics")
+	g := s.table.Load().byIndex[0]
+	older := *g.driver
+	older.direct.lists[0] = nil
+	g.driver = &older
+	if got, known := s.uses(0); known || len(got) > 0 {
+		t.Errorf("got %+v, %v", got, known)
+	}
+}
