@@ -154,7 +154,6 @@ func (l *listing) take(f finding) {
 			g.history = &history{meters: map[int]*meter{}}
 			l.histories[g.id] = g.history
 		}
-		g.resets = g.history.resets.Load()
 	}
 	for _, err := range f.errs {
 		l.complain(g, err)

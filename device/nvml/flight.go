@@ -274,13 +274,15 @@ func (g *gpu) seed(now time.Time) {
 }
 
 // noteReset drops what is of before a reset, which a reading or a check has seen: it was
-// so fast that no call failed.
+// so fast that no call failed. One that shows in the first flight was before the GPU was
+// listed, and all that is known of it was read then.
 func (g *gpu) noteReset() {
-	resets := g.history.resets.Load()
-	if resets == g.resets {
+	resets, first := g.history.resets.Load(), !g.flew
+	reset := resets != g.resets
+	g.resets, g.flew = resets, true
+	if !reset || first {
 		return
 	}
-	g.resets = resets
 	g.forgetSlow()
 	g.gpm.own.forget(&g.reading)
 	for _, in := range g.instances {

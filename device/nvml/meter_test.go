@@ -208,6 +208,26 @@ func TestResetBetweenReadings(t *testing.T) {
 	}
 }
 
+// TestResetInRelease has a GPU be reset while the driver is let go of. What is slow was
+// read after that, when the GPU was listed: the first reading has it.
+func TestResetInRelease(t *testing.T) {
+	const errors, rows = `nvidia_gpu_nvlink_errors_total{type="replay"}`, "nvidia_gpu_row_remap_pending"
+	s := start(t, "gpus 1", "gpu 0 energy 1000000", "gpu 0 field 52 40 u64", "gpu 0 remapped_pending 1")
+	s.values(0)
+	s.Close()
+	s.set("gpu 0 energy 5", "gpu 0 field 52 3 u64", "gpu 0 remapped_pending 0")
+	s.list(1)
+	for range 3 {
+		got := s.values(0)
+		if v, ok := got[rows]; !ok || v != 0 || got[errors] != 43 {
+			t.Errorf("%v, %v; %v errors, want 43", v, ok, got[errors])
+		}
+		if _, ok := got[`nvidia_gpu_compute_mode{mode="default"}`]; !ok {
+			t.Error("the reading is not whole")
+		}
+	}
+}
+
 // TestSourceFailsOnce has all that a GPU does not have be asked for again, and the driver
 // not know for once: what was counted meanwhile is not lost.
 func TestSourceFailsOnce(t *testing.T) {

@@ -47,6 +47,7 @@ type gpu struct {
 	spared            [slotCount]bool // by fields
 	flight            flight
 	flown             time.Time // when the last flight began
+	flew              bool      // there was one
 	resets            uint64    // those of history that what was read has come after
 	gpm               gpm
 	people            people
