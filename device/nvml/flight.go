@@ -79,6 +79,10 @@ func (g *gpu) ask(now time.Time) {
 	}
 	g.flown = now
 	g.flight = flight{left: callsPerGPU + callsPerInstance*len(g.instances) - g.callsOfUses()}
+	if !g.learned {
+		g.flight.left -= learnCalls
+		g.learn()
+	}
 	if g.fast.asksAny() && g.spend() {
 		g.askFields(&g.fast)
 		g.noteEnergy(&g.fast, g.catalogue.fast.at[key{id: energyField}])
@@ -86,6 +90,7 @@ func (g *gpu) ask(now time.Time) {
 	if g.failing() {
 		return
 	}
+	g.noteReset()
 	g.spare()
 	g.askCalls(g.handle, gpus, &g.reading, &g.turns, now)
 	if !g.failing() {
@@ -254,7 +259,6 @@ func (g *gpu) askSlowFields(now time.Time) {
 func (g *gpu) seed(now time.Time) {
 	g.flight = flight{left: 1 << 20}
 	g.flown = now
-	g.askGPM()
 	g.askSlowFields(now)
 	for i := range calls {
 		if g.failing() {
@@ -266,6 +270,23 @@ func (g *gpu) seed(now time.Time) {
 	}
 	if g.failing() {
 		g.askAll()
+	}
+}
+
+// noteReset drops what is of before a reset, which a reading or a check has seen: it was
+// so fast that no call failed. One that shows in the first flight was before the GPU was
+// listed, and all that is known of it was read then.
+func (g *gpu) noteReset() {
+	resets, first := g.history.resets.Load(), !g.flew
+	reset := resets != g.resets
+	g.resets, g.flew = resets, true
+	if !reset || first {
+		return
+	}
+	g.forgetSlow()
+	g.gpm.own.forget(&g.reading)
+	for _, in := range g.instances {
+		in.sampler.forget(&in.reading)
 	}
 }
 
@@ -301,7 +322,7 @@ func (g *gpu) askAll() {
 	}
 	g.gpm.own.forget(&g.reading)
 	g.gpm.own.absent = time.Time{}
-	clear(g.people.hasNone[:])
+	clear(g.people.absent[:])
 	for _, in := range g.instances {
 		in.forget()
 	}
