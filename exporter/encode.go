@@ -79,8 +79,9 @@ func appendNumber(b []byte, v float64, openMetrics bool) []byte {
 	return b
 }
 
-// head writes what precedes a family's series. OpenMetrics names a counter
-// without its _total, and escapes quotes in the help as well.
+// head writes what precedes a family's series. OpenMetrics names a counter without its
+// _total, has no counter that does not end so, as dcgm-exporter's do not, and escapes quotes
+// in the help as well.
 func (d description) head(openMetrics bool) []byte {
 	name, kind, escape := d.name, "gauge", helpEscapes
 	if openMetrics {
@@ -88,8 +89,10 @@ func (d description) head(openMetrics bool) []byte {
 	}
 	if d.counter {
 		kind = "counter"
-		if openMetrics {
-			name = strings.TrimSuffix(name, "_total")
+		if short, ok := strings.CutSuffix(name, "_total"); openMetrics && ok {
+			name = short
+		} else if openMetrics {
+			kind = "unknown"
 		}
 	}
 	return []byte("# HELP " + name + " " + escape.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
