@@ -138,12 +138,35 @@ func TestHoldingsSayMoreOfThePod(t *testing.T) {
 	})
 }
 
+// No label of a pod's is another's, whatever they are called: a series with one label twice
+// costs the whole scrape.
+func TestPodLabels(t *testing.T) {
+	for names, want := range map[string]string{
+		"app.kubernetes.io/name":    "label_app_kubernetes_io_name",
+		"nodePool jobUID2Hash GPU":  "label_node_pool label_job_uid2_hash label_gpu", // as kube-state-metrics has them
+		"a-b a.b a_b a_b_conflict2": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict2_conflict2",
+		"a-b a_b_conflict2 a.b a/b": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict4",
+	} {
+		var of []device.Label
+		for _, name := range strings.Fields(names) {
+			of = append(of, device.Label{Name: name})
+		}
+		var got []string
+		for _, l := range podLabels(of) {
+			got = append(got, l.Name)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %s, want %s", names, got, want)
+		}
+	}
+}
+
 // With stable series no device's begins or ends with a pod, and its counters are the
 // driver's own.
 func TestStableSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
-		h := serve(New(d.sources(), Options{StableSeries: true}))
+		h := serve(New(d.sources(), Options{StableSeries: true, DCGM: true}))
 		nobody := labels("GPU-0", "0", "", "", "")
 		for _, held := range [][]string{{"GPU-0=n/a/c"}, nil, {"GPU-0::0=n/a/c", "GPU-0::1=n/b/c"}} {
 			d.burn("GPU-0", 1000)
@@ -152,6 +175,14 @@ func TestStableSeries(t *testing.T) {
 			has(t, text, fmt.Sprintf("nvidia_gpu_energy_joules_total%s %v", nobody, d.joules["GPU-0"]))
 			has(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
 			has(t, text, "nvidia_gpu_healthy"+nobody+" 1")
+			if !strings.Contains(text, "\nDCGM_FI_DEV_POWER_USAGE{") {
+				t.Error("none of dcgm-exporter's families")
+			}
+			for line := range strings.Lines(text) {
+				if strings.HasPrefix(line, "DCGM") && !strings.Contains(line, `,pod=""}`) {
+					t.Errorf("a series of dcgm-exporter's ends with its pod: %s", line)
+				}
+			}
 		}
 		d.hold("GPU-0=n/a/c")
 		text := scrape(t, h)

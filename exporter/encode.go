@@ -99,9 +99,9 @@ func (d description) head(openMetrics bool) []byte {
 	return []byte("# HELP " + name + " " + escape.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
 }
 
-// written are labels as they stand between a series' name and its value. What one says may
+// labelText is labels as they stand between a series' name and its value. What one says may
 // come from a driver or a kubelet, and what is not UTF-8 would cost the whole scrape.
-func written(labels []device.Label) []byte {
+func labelText(labels []device.Label) []byte {
 	var b bytes.Buffer
 	for i, l := range labels {
 		b.WriteByte("{,"[min(i, 1)])

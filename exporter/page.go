@@ -190,7 +190,7 @@ func (p *page) rendering(s snapshot, status device.Status, gpu []device.Status) 
 	d.held = p.due(status, d.hold, d.owner)
 	d.readHold, d.readOwner = d.hold, d.owner
 	for _, other := range gpu {
-		if other.ID != status.ID && shareInstance(status.Device, other.Device) {
+		if other.ID != status.ID && shareInstance(status, other) {
 			d.readHold, d.readOwner = together(s.holders, d.readHold, d.readOwner, other.ID)
 		}
 	}
@@ -215,9 +215,10 @@ func (p *page) due(s device.Status, hold device.Hold, owner device.Owner) *label
 }
 
 // shareInstance tells whether two slices are compute instances of one GPU instance:
-// what the driver says of either is true of both together.
-func shareInstance(a, b device.Device) bool {
-	return !a.WholeGPU() && !b.WholeGPU() && a.GPU == b.GPU && a.GI >= 0 && a.GI == b.GI
+// what the driver says of either is true of both together. One that is gone shares
+// nothing: the driver gives its instance's number to the next one that is made.
+func shareInstance(a, b device.Status) bool {
+	return !a.WholeGPU() && !b.WholeGPU() && !a.Gone && !b.Gone && a.GPU == b.GPU && a.GI >= 0 && a.GI == b.GI
 }
 
 // together is who holds what is read of several slices at once: one container only
@@ -267,7 +268,7 @@ func (p *page) labelled(set labelSet, s device.Status, owner device.Owner) *labe
 	}
 	if l == nil || !l.device.Equal(s.Device) || !equalMeta(l.meta, meta) {
 		l = &labelled{page: p, device: s.Device, meta: meta, labels: set.labels(s, owner, meta, p.options), kept: map[slot]*series{}}
-		l.text = written(l.labels)
+		l.text = labelText(l.labels)
 		p.series[key] = l
 	}
 	l.turn = p.turn
@@ -333,5 +334,5 @@ func (l *labelled) newSeries(more []device.Label) *series {
 	}
 	labels := slices.Concat(l.labels, more)
 	sortLabels(labels)
-	return &series{labels: written(labels)}
+	return &series{labels: labelText(labels)}
 }

@@ -143,7 +143,7 @@ func (d rendering) memoryLeft(h device.Holders, r *device.Reading, gpu []device.
 		left -= t.sum[usedMemory]
 	}
 	for _, other := range gpu {
-		if other.ID != d.status.ID && shareInstance(d.status.Device, other.Device) {
+		if other.ID != d.status.ID && shareInstance(d.status, other) {
 			left -= d.attributed(h, r.Uses, other.ID)
 		}
 	}

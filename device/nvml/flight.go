@@ -301,6 +301,7 @@ func (g *gpu) askAll() {
 	}
 	g.gpm.own.forget(&g.reading)
 	g.gpm.own.absent = time.Time{}
+	clear(g.people.hasNone[:])
 	for _, in := range g.instances {
 		in.forget()
 	}

@@ -4,6 +4,7 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"testing"
@@ -20,7 +21,13 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)
 	}
+	run, err := node.TakeRun(context.Background(), func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) })
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		os.Exit(1)
+	}
 	status := m.Run()
+	run.Close() //nolint:errcheck // the process ends
 	if dir, err := scratch(); err == nil {
 		os.RemoveAll(dir)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -12,21 +13,31 @@ import (
 	"time"
 )
 
+// TakeRun returns when no other run of tests is under way on this machine; closing it ends the run. Without it two runs would take turns
+// node by node, and the time that one waits would count as the time that its test takes.
+func TakeRun(ctx context.Context, logf func(string, ...any)) (io.Closer, error) {
+	return take(ctx, "@"+link+"-run", "another run of these tests is under way on this machine: waiting for it to end", logf)
+}
+
 // takeTurn returns when no other node is up on this machine; closing the listener ends the turn. The abstract socket is a lock that leaves
 // no file, and the kernel releases it with the process, however that ends: whatever lies around during one's turn is nobody's.
 func takeTurn(ctx context.Context, logf func(string, ...any)) (net.Listener, error) {
+	return take(ctx, "@"+link, "another process has a node up on this machine: waiting for it to end", logf)
+}
+
+func take(ctx context.Context, lock, waiting string, logf func(string, ...any)) (net.Listener, error) {
 	for said := false; ; said = true {
-		turn, err := net.Listen("unix", "@"+link)
+		turn, err := net.Listen("unix", lock)
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			return turn, err
 		}
 		if !said {
-			logf("another process has a node up on this machine: waiting for it to end")
+			logf(waiting)
 		}
 		select {
 		case <-time.After(100 * time.Millisecond):
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for another process's node to end: %w", context.Cause(ctx))
+			return nil, fmt.Errorf("wait for another process to end: %w", context.Cause(ctx))
 		}
 	}
 }
