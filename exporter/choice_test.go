@@ -75,6 +75,30 @@ func TestScrapeOfAChoice(t *testing.T) {
 	})
 }
 
+// What costs more than it tells is not even collected where it is not chosen.
+func TestRuntimeOnlyWhereChosen(t *testing.T) {
+	for exclude, want := range map[string][2]bool{"": {true, true}, "go_*": {false, true}, "go_*,process_*": {false, false}, "process_open_fds": {true, true}} {
+		choice, err := NewChoice(nil, split(exclude))
+		if err != nil {
+			t.Fatal(err)
+		}
+		registry := prometheus.NewRegistry()
+		NewOwn(registry, "v", false, choice)
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got [2]bool
+		for _, f := range families {
+			got[0] = got[0] || strings.HasPrefix(f.GetName(), "go_")
+			got[1] = got[1] || strings.HasPrefix(f.GetName(), "process_")
+		}
+		if got != want {
+			t.Errorf("without %q: go_ and process_ are collected %v, want %v", exclude, got, want)
+		}
+	}
+}
+
 // A mistake somewhere cannot drown Prometheus: what is too much is left out, and said.
 func TestSeriesLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

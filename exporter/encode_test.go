@@ -84,3 +84,16 @@ func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 		}
 	}
 }
+
+// OpenMetrics has no counter whose name does not end in _total.
+func TestHeads(t *testing.T) {
+	for d, want := range map[*description][2]string{
+		{name: "a_total", help: `say "a"`, counter: true}: {"# HELP a_total say \"a\"\n# TYPE a_total counter\n", "# HELP a say \\\"a\\\"\n# TYPE a counter\n"},
+		{name: "B", counter: true}:                        {"# HELP B \n# TYPE B counter\n", "# HELP B \n# TYPE B unknown\n"},
+		{name: "c_ratio"}:                                 {"# HELP c_ratio \n# TYPE c_ratio gauge\n", "# HELP c_ratio \n# TYPE c_ratio gauge\n"},
+	} {
+		if text, open := string(d.head(false)), string(d.head(true)); text != want[0] || open != want[1] {
+			t.Errorf("%s: %q and %q, want %q", d.name, text, open, want)
+		}
+	}
+}

@@ -64,15 +64,16 @@ type labelled struct {
 	device device.Device  // that the labels describe: a new driver may say other things of it
 	meta   device.PodMeta // likewise, where the labels have it
 	labels []device.Label
+	text   []byte    // the labels, written out
 	rows   []*series // by row of Sources.Metrics, up to the last that was wanted
 	kept   map[slot]*series
 	turn   uint64 // of the last rendering that used it
 }
 
-// series is one series: its name and labels, written out, and its value.
+// series is one series of a family.
 type series struct {
-	line  []byte
-	value float64
+	labels []byte // written out
+	value  float64
 }
 
 // slot tells the series of one labelled apart that no row makes: by the values of
@@ -83,8 +84,9 @@ type slot struct {
 }
 
 // seriesKeptFor is how many renderings long the series of a holder that has gone
-// are kept: it may be back, and making them anew costs little.
-const seriesKeptFor = 100
+// are kept: it may be back. Making them anew costs little, and where pods come and go they
+// would outweigh those that are shown.
+const seriesKeptFor = 10
 
 func newPage(s *Sources, o *Options) *page {
 	p := &page{sources: s, options: o, series: map[seriesKey]*labelled{}, memoryUsed: -1}
@@ -266,6 +268,7 @@ func (p *page) labelled(set labelSet, s device.Status, owner device.Owner) *labe
 	}
 	if l == nil || !l.device.Equal(s.Device) || !equalMeta(l.meta, meta) {
 		l = &labelled{page: p, device: s.Device, meta: meta, labels: set.labels(s, owner, meta, p.options), kept: map[slot]*series{}}
+		l.text = labelText(l.labels)
 		p.series[key] = l
 	}
 	l.turn = p.turn
@@ -286,7 +289,7 @@ func (l *labelled) setRow(row int, value float64) {
 		l.rows = append(l.rows, make([]*series, row+1-len(l.rows))...)
 	}
 	if l.rows[row] == nil {
-		l.rows[row] = newSeries(p.rows[row], l.labels, p.sources.Metrics[row].Labels)
+		l.rows[row] = l.newSeries(p.sources.Metrics[row].Labels)
 	}
 	l.rows[row].value = value
 	p.put(p.rows[row], l.rows[row])
@@ -300,7 +303,7 @@ func (l *labelled) set(at slot, value float64, more ...device.Label) {
 	}
 	s := l.kept[at]
 	if s == nil {
-		s = newSeries(at.family, l.labels, more)
+		s = l.newSeries(more)
 		l.kept[at] = s
 	}
 	s.value = value
@@ -324,11 +327,12 @@ func (p *page) put(f *family, s *series) {
 	f.series = append(f.series, s)
 }
 
-func newSeries(f *family, shared, more []device.Label) *series {
-	labels := shared
-	if len(more) > 0 {
-		labels = slices.Concat(shared, more)
-		sortLabels(labels)
+// newSeries makes one with these labels besides.
+func (l *labelled) newSeries(more []device.Label) *series {
+	if len(more) == 0 {
+		return &series{labels: l.text}
 	}
-	return &series{line: line(f.name, labels)}
+	labels := slices.Concat(l.labels, more)
+	sortLabels(labels)
+	return &series{labels: labelText(labels)}
 }

@@ -44,10 +44,11 @@ func wantOneOfEach(t *testing.T, p *page) {
 	seen := map[string]bool{}
 	for _, f := range p.families {
 		for _, s := range f.series {
-			if seen[string(s.line)] {
-				t.Errorf("twice: %s", s.line)
+			line := f.name + string(s.labels)
+			if seen[line] {
+				t.Errorf("twice: %s", line)
 			}
-			seen[string(s.line)] = true
+			seen[line] = true
 		}
 	}
 	if len(seen) > p.options.SeriesLimit+nodeFamilies {
@@ -108,7 +109,7 @@ func wantSums(t *testing.T, d *node, s snapshot, p *page) {
 		}
 		for _, f := range p.families {
 			for _, s := range f.series {
-				if f.name == family && bytes.Contains(s.line, fmt.Appendf(nil, `mig_uuid=%q,`, slice)) && bytes.Contains(s.line, fmt.Appendf(nil, `uuid=%q}`, d.GPU)) {
+				if f.name == family && bytes.Contains(s.labels, fmt.Appendf(nil, `mig_uuid=%q,`, slice)) && bytes.Contains(s.labels, fmt.Appendf(nil, `uuid=%q}`, d.GPU)) {
 					sum += s.value
 				}
 			}

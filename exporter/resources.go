@@ -93,7 +93,7 @@ func (n *nodeSeries) make(f *family, value float64, owner *device.Owner, labels 
 		labels = append(ownerLabels(*owner), labels...)
 	}
 	sortLabels(labels)
-	n.series = append(n.series, placed{f, &series{line: line(f.name, labels), value: value}})
+	n.series = append(n.series, placed{f, &series{labels: labelText(labels), value: value}})
 }
 
 func (p *page) makeAllocatable(r device.Resources) {

@@ -164,13 +164,13 @@ var benchNodes = []struct {
 	node            benchNode
 	mostAllocations float64
 }{
-	{"gpus=8/usual", benchNode{Pods: 110, Include: usual}, 550},
-	{"gpus=8/usual/pods=500", benchNode{Pods: 500, Include: usual}, 550},
-	{"gpus=8/all", benchNode{Pods: 110, Processes: true}, 2000},
-	{"gpus=8/all_with_go_and_process", benchNode{Pods: 110, Processes: true, Runtime: true}, 3000},
-	{"slices=56/own", benchNode{Pods: 110, Slices: 7, Include: ofSlices}, 2500},
-	{"slices=56/all", benchNode{Pods: 110, Slices: 7, Processes: true}, 2500},
-	{"replicas=32/all", benchNode{Pods: 110, Replicas: 4, Processes: true}, 2500},
+	{"gpus=8/usual", benchNode{Pods: 110, Include: usual}, 600},
+	{"gpus=8/usual/pods=500", benchNode{Pods: 500, Include: usual}, 600},
+	{"gpus=8/all", benchNode{Pods: 110, Processes: true}, 700},
+	{"gpus=8/all_with_go_and_process", benchNode{Pods: 110, Processes: true, Runtime: true}, 1800},
+	{"slices=56/own", benchNode{Pods: 110, Slices: 7, Include: ofSlices}, 600},
+	{"slices=56/all", benchNode{Pods: 110, Slices: 7, Processes: true}, 700},
+	{"replicas=32/all", benchNode{Pods: 110, Replicas: 4, Processes: true}, 700},
 }
 
 // BenchmarkScrape is a whole scrape over real sockets, with List and gzip. Kubelet and
