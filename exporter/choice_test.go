@@ -148,7 +148,7 @@ func TestPodLabels(t *testing.T) {
 		"a-b a_b_conflict2 a.b a/b": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict4",
 	} {
 		var of []device.Label
-		for _, name := range strings.Fields(names) {
+		for name := range strings.FieldsSeq(names) {
 			of = append(of, device.Label{Name: name})
 		}
 		var got []string

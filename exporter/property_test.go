@@ -25,7 +25,7 @@ func FuzzPages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		m := made{rand.New(rand.NewPCG(seed, 4))}
 		d, o := m.node(), m.options()
-		p, l := newPage(ptr(d.sources()), &o), newLedger()
+		p, l := newPage(new(d.sources()), &o), newLedger()
 		for range 3 { // what is kept from one rendering is used in the next
 			s := m.snapshot(d)
 			p.render(s, l)
@@ -36,8 +36,6 @@ func FuzzPages(f *testing.F) {
 		}
 	})
 }
-
-func ptr[T any](v T) *T { return &v }
 
 // wantOneOfEach checks that no two lines are of one series. Labels are ordered by name, so
 // that a series has one line.
