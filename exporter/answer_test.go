@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 func TestTakesGzip(t *testing.T) {
@@ -39,6 +40,59 @@ func TestScrapeIsCompressed(t *testing.T) {
 			if err != nil || string(text) != plain {
 				t.Errorf("%v, and %d bytes instead of %d", err, len(text), len(plain))
 			}
+		}
+	})
+}
+
+// reader is a client that is asked, when it gets something, how many still use the page.
+type reader struct {
+	*httptest.ResponseRecorder
+	reads func()
+}
+
+func (r *reader) Write(b []byte) (int, error) {
+	r.reads()
+	return r.ResponseRecorder.Write(b)
+}
+
+// TestAClientKeepsNoPage: the page is given back before the first byte is sent, so that
+// clients that read slowly do not have one more made with each scrape.
+func TestAClientKeepsNoPage(t *testing.T) {
+	for _, encoding := range []string{"gzip", "identity"} {
+		synctest.Test(t, func(t *testing.T) {
+			e := New(newNode(2).sources(), Options{})
+			h := serve(e)
+			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+			r.Header.Set("Accept-Encoding", encoding)
+			reads := 0
+			h.ServeHTTP(&reader{httptest.NewRecorder(), func() {
+				e.mu.Lock()
+				defer e.mu.Unlock()
+				if reads++; e.newest.users != 1 {
+					t.Errorf("%s: %d use the page while the client reads, want the exporter alone", encoding, e.newest.users)
+				}
+			}}, r)
+			if reads == 0 {
+				t.Errorf("%s: nothing is sent", encoding)
+			}
+		})
+	}
+}
+
+// TestSparePages: of pages that were in use at the same time one is kept.
+func TestSparePages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := New(newNode(1).sources(), Options{})
+		var used []*flight
+		for range 5 {
+			used = append(used, e.snapshot(t.Context()))
+			time.Sleep(sharedFor)
+		}
+		for _, f := range used {
+			e.release(f)
+		}
+		if n := len(e.free); n != mostFree {
+			t.Errorf("%d pages are kept, want %d", n, mostFree)
 		}
 	})
 }
