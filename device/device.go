@@ -121,6 +121,7 @@ type Status struct {
 	Reason  string    // why it is not healthy, in one word: "xid_79", "lost"; empty when it is
 	Action  string    // what its fault asks for: "reset_gpu", "reboot"; empty when nothing is known
 	Since   time.Time // when Healthy or Reason last changed
+	Gone    bool      // no listing has it any more: it is not read, and its instances' numbers may be another's
 	Xids    []Xid     // errors that the driver reported of the GPU, by code
 }
 
@@ -136,6 +137,6 @@ func (s Status) equal(o Status) bool {
 }
 
 func (s Status) equalButXids(o Status) bool {
-	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Reason == o.Reason &&
+	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Reason == o.Reason && s.Gone == o.Gone &&
 		s.Action == o.Action && s.Since.Equal(o.Since)
 }

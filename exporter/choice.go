@@ -43,6 +43,14 @@ func (c Choice) Idle(names []string) []string {
 	})
 }
 
+// takesOf tells whether a collector has a family that is chosen.
+func (c Choice) takesOf(of prometheus.Collector) bool {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(of)
+	families, err := registry.Gather()
+	return err != nil || slices.ContainsFunc(families, func(f *dto.MetricFamily) bool { return c.Takes(f.GetName()) })
+}
+
 // chosen gathers the chosen ones of a registry's families.
 type chosen struct {
 	registry *prometheus.Registry

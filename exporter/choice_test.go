@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -60,7 +61,7 @@ func TestScrapeOfAChoice(t *testing.T) {
 			t.Fatal(err)
 		}
 		registry := prometheus.NewRegistry()
-		NewOwn(registry, "v", false)
+		NewOwn(registry, "v", false, Choice{})
 		e := New(newNode(1).sources(), Options{Choice: choice})
 		h := e.Handler(Server{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
 		text := scrape(t, h)
@@ -72,6 +73,30 @@ func TestScrapeOfAChoice(t *testing.T) {
 			t.Error("podgauge_build_info is gone as well")
 		}
 	})
+}
+
+// What costs more than it tells is not even collected where it is not chosen.
+func TestRuntimeOnlyWhereChosen(t *testing.T) {
+	for exclude, want := range map[string][2]bool{"": {true, true}, "go_*": {false, true}, "go_*,process_*": {false, false}, "process_open_fds": {true, true}} {
+		choice, err := NewChoice(nil, split(exclude))
+		if err != nil {
+			t.Fatal(err)
+		}
+		registry := prometheus.NewRegistry()
+		NewOwn(registry, "v", false, choice)
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got [2]bool
+		for _, f := range families {
+			got[0] = got[0] || strings.HasPrefix(f.GetName(), "go_")
+			got[1] = got[1] || strings.HasPrefix(f.GetName(), "process_")
+		}
+		if got != want {
+			t.Errorf("without %q: go_ and process_ are collected %v, want %v", exclude, got, want)
+		}
+	}
 }
 
 // A mistake somewhere cannot drown Prometheus: what is too much is left out, and said.
@@ -114,12 +139,50 @@ func TestHoldingsSayMoreOfThePod(t *testing.T) {
 	})
 }
 
+// What there is no room for is not even made.
+func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
+	p := newPage(&Sources{}, &Options{SeriesLimit: 10})
+	r := device.Resources{Known: true}
+	for i := range 1000 {
+		r.Devices = append(r.Devices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
+	}
+	for range 2 {
+		p.render(snapshot{holders: device.Holders{Resources: r}}, newLedger())
+		if len(p.node.series) != 10 || p.dropped != 991 || len(p.own.resources.deviceInfo.series) != 10 { // and their number
+			t.Errorf("%d series, %d of them on the page, %d dropped", len(p.node.series), len(p.own.resources.deviceInfo.series), p.dropped)
+		}
+	}
+}
+
+// No label of a pod's is another's, whatever they are called: a series with one label twice
+// costs the whole scrape.
+func TestPodLabels(t *testing.T) {
+	for names, want := range map[string]string{
+		"app.kubernetes.io/name":    "label_app_kubernetes_io_name",
+		"nodePool jobUID2Hash GPU":  "label_node_pool label_job_uid2_hash label_gpu", // as kube-state-metrics has them
+		"a-b a.b a_b a_b_conflict2": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict2_conflict2",
+		"a-b a_b_conflict2 a.b a/b": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict4",
+	} {
+		var of []device.Label
+		for name := range strings.FieldsSeq(names) {
+			of = append(of, device.Label{Name: name})
+		}
+		var got []string
+		for _, l := range podLabels(of) {
+			got = append(got, l.Name)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %s, want %s", names, got, want)
+		}
+	}
+}
+
 // With stable series no device's begins or ends with a pod, and its counters are the
 // driver's own.
 func TestStableSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
-		h := serve(New(d.sources(), Options{StableSeries: true}))
+		h := serve(New(d.sources(), Options{StableSeries: true, DCGM: true}))
 		nobody := labels("GPU-0", "0", "", "", "")
 		for _, held := range [][]string{{"GPU-0=n/a/c"}, nil, {"GPU-0::0=n/a/c", "GPU-0::1=n/b/c"}} {
 			d.burn("GPU-0", 1000)
@@ -128,6 +191,14 @@ func TestStableSeries(t *testing.T) {
 			has(t, text, fmt.Sprintf("nvidia_gpu_energy_joules_total%s %v", nobody, d.joules["GPU-0"]))
 			has(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
 			has(t, text, "nvidia_gpu_healthy"+nobody+" 1")
+			if !strings.Contains(text, "\nDCGM_FI_DEV_POWER_USAGE{") {
+				t.Error("none of dcgm-exporter's families")
+			}
+			for line := range strings.Lines(text) {
+				if strings.HasPrefix(line, "DCGM") && !strings.Contains(line, `,pod=""}`) {
+					t.Errorf("a series of dcgm-exporter's ends with its pod: %s", line)
+				}
+			}
 		}
 		d.hold("GPU-0=n/a/c")
 		text := scrape(t, h)

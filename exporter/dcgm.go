@@ -144,13 +144,17 @@ func (d rendering) renderDCGM(samples []device.Sample, gpu []device.Status, now 
 	if d.status.WholeGPU() {
 		copy(c.parent, c.sums)
 		copy(c.parentHas, c.has)
-		if d.status.MIG && len(gpu) > 1 {
+		if d.status.MIG && slices.ContainsFunc(gpu, func(s device.Status) bool { return !s.WholeGPU() && !s.Gone }) {
 			return
 		}
-	} else if !firstOfInstance(d.status.Device, gpu) {
+	} else if !firstOfInstance(d.status, gpu) {
 		return
 	}
-	on := p.labelled(dcgmLabels, d.status, d.readOwner)
+	owner := d.readOwner
+	if p.options.StableSeries {
+		owner = device.Owner{}
+	}
+	on := p.labelled(dcgmLabels, d.status, owner)
 	for at, f := range c.families {
 		v, has := c.sums[at], c.has[at]
 		row := &dcgmRows[at]
@@ -168,12 +172,13 @@ func (d rendering) renderDCGM(samples []device.Sample, gpu []device.Status, now 
 }
 
 // firstOfInstance tells whether a slice is the one of its GPU instance that stands first.
-func firstOfInstance(d device.Device, gpu []device.Status) bool {
+// One that is gone has none.
+func firstOfInstance(d device.Status, gpu []device.Status) bool {
 	for _, other := range gpu {
 		if other.ID == d.ID {
-			return true
+			return !d.Gone
 		}
-		if shareInstance(d, other.Device) {
+		if shareInstance(d, other) {
 			return false
 		}
 	}

@@ -91,6 +91,36 @@ func TestDCGMFamiliesOfSlices(t *testing.T) {
 	})
 }
 
+// A slice that is made anew has the numbers of the one before it, which stays on the board
+// for as long as somebody holds it: nothing of the new one is that one's holder's.
+func TestASliceInThePlaceOfOneThatIsGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := dcgmNode(1)
+		d.partition()
+		d.statuses[1].Healthy, d.statuses[1].Reason, d.statuses[1].Gone = false, "gone", true
+		d.statuses[2].GI, d.statuses[2].Profile = d.statuses[1].GI, d.statuses[1].Profile
+		d.board.Post(d.statuses)
+		d.more = []device.Sample{{Device: "MIG-1", Metric: memoryRow, Value: 1 << 20}}
+		d.hold("MIG-0=n/old/c")
+		text := scrape(t, serve(New(d.sources(), dcgmOn)))
+		has(t, text, "nvidia_gpu_healthy"+sliceLabels("MIG-0", "n", "old", "c")+" 0")
+		has(t, text, "nvidia_gpu_memory_used_bytes"+sliceLabels("MIG-1", "", "", "")+" 1.048576e+06")
+		has(t, text, "DCGM_FI_DEV_FB_USED"+dcgmOf(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "", "", "")+" 1")
+		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 1 {
+			t.Errorf("%d series of one instance\n%s", n, text)
+		}
+
+		// Nobody says any more who uses it; and with no other there is the GPU alone.
+		d.statuses[2].Gone = true
+		d.board.Post(d.statuses)
+		d.uses = map[device.GPU][]device.Use{"GPU-0": {}}
+		text = scrape(t, serve(New(d.sources(), dcgmOn)))
+		hasNot(t, text, "nvidia_gpu_container_processes{")
+		hasNot(t, text, "nvidia_gpu_unattributed_processes"+sliceLabels("MIG-1", "", "", ""))
+		has(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmOf("", "", "", "")+" 0")
+	})
+}
+
 func TestLongPCI(t *testing.T) {
 	for in, want := range map[string]string{"0000:1a:00.0": "00000000:1A:00.0", "00000001:1a:00.0": "00000001:1A:00.0", "": "", "000000000:1a:00.0": "000000000:1a:00.0"} {
 		if got := longPCI(in); got != want {

@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"bufio"
 	"bytes"
 	"math"
 	"testing"
@@ -46,9 +47,9 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				got, err := encode(nil, f.page, nil, format)
-				if err != nil || !bytes.Equal(got, want.Bytes()) {
-					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got, want.Bytes())
+				var got bytes.Buffer
+				if err := encode(bufio.NewWriter(&got), f.page, nil, format); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
+					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got.Bytes(), want.Bytes())
 				}
 			}
 			e.release(f)
@@ -75,9 +76,24 @@ func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 	bad := family("bad")
 	bad.Metric[0].Gauge = nil
 	for _, format := range []expfmt.Format{expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics)} {
-		text, err := encode(nil, nil, []*dto.MetricFamily{family("first"), bad, family("last")}, format)
+		var written bytes.Buffer
+		err := encode(bufio.NewWriter(&written), nil, []*dto.MetricFamily{family("first"), bad, family("last")}, format)
+		text := written.Bytes()
 		if err == nil || !bytes.Contains(text, []byte("\nfirst 0")) || !bytes.Contains(text, []byte("\nlast 0")) || bytes.Contains(text, []byte("bad")) {
 			t.Errorf("%s: %v\n%s", format, err, text)
+		}
+	}
+}
+
+// OpenMetrics has no counter whose name does not end in _total.
+func TestHeads(t *testing.T) {
+	for d, want := range map[*description][2]string{
+		{name: "a_total", help: `say "a"`, counter: true}: {"# HELP a_total say \"a\"\n# TYPE a_total counter\n", "# HELP a say \\\"a\\\"\n# TYPE a counter\n"},
+		{name: "B", counter: true}:                        {"# HELP B \n# TYPE B counter\n", "# HELP B \n# TYPE B unknown\n"},
+		{name: "c_ratio"}:                                 {"# HELP c_ratio \n# TYPE c_ratio gauge\n", "# HELP c_ratio \n# TYPE c_ratio gauge\n"},
+	} {
+		if text, open := string(d.head(false)), string(d.head(true)); text != want[0] || open != want[1] {
+			t.Errorf("%s: %q and %q, want %q", d.name, text, open, want)
 		}
 	}
 }

@@ -22,6 +22,10 @@ const (
 	sharedFor = time.Second
 )
 
+// mostFree is how many pages are kept for flights to come. More are in use where scrapes
+// come faster than they are answered, and they weigh megabytes.
+const mostFree = 1
+
 // Sources are whom the exporter asks.
 type Sources struct {
 	// Metrics are the rows that Read fills.
@@ -87,14 +91,16 @@ type Exporter struct {
 	options Options
 	// flights counts the goroutines that fly; each ends within the budget.
 	flights sync.WaitGroup
-	gzip    gzipWriters
-	buffers sync.Pool // of *[]byte, for answers
+	answers answers
+	texts   sync.Pool // of *bufio.Writer, for making them
 
 	mu sync.Mutex
 	// All below are guarded by mu.
 	newest *flight
-	again  bool    // a flight is wanted that begins after the newest has landed
-	free   []*page // pages that nobody reads, to be rendered on next
+	again  bool // a flight is wanted that begins after the newest has landed
+	// granted are the devices that were allocated since a flight last had its holders.
+	granted map[device.ID]bool
+	free    []*page // pages that nobody reads, to be rendered on next
 
 	// ledger belongs to the flight that is under way; there is one at a time.
 	ledger *ledger
@@ -120,12 +126,18 @@ func New(s Sources, o Options) *Exporter {
 }
 
 // Mark has the counters read in a flight that begins from now on: somebody new is
-// about to hold a device, and what it burned before is not theirs. One that is
+// about to hold these devices, and what they burned before is not theirs. One that is
 // under way may have read them before, and asked the kubelet before: another
 // follows it. Mark does not wait.
-func (e *Exporter) Mark() {
+func (e *Exporter) Mark(devices ...device.ID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for _, id := range devices {
+		if e.granted == nil {
+			e.granted = map[device.ID]bool{}
+		}
+		e.granted[id] = true
+	}
 	if e.newest != nil && !e.newest.landed() {
 		e.again = true
 		return
@@ -159,7 +171,7 @@ func (e *Exporter) release(f *flight) {
 // drop counts a user of the flight out; the last one frees its page. The caller
 // holds mu.
 func (e *Exporter) drop(f *flight) {
-	if f.users--; f.users == 0 {
+	if f.users--; f.users == 0 && len(e.free) < mostFree {
 		e.free = append(e.free, f.page)
 	}
 }
@@ -251,6 +263,7 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 	asked.Go(func() { holders = e.Owners(ctx) })
 	readings := e.Read(ctx, gpus(statuses))
 	asked.Wait()
+	e.ledger.granted(e.grants())
 	f.page.render(snapshot{
 		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,
@@ -260,6 +273,17 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 		e.Processes.Sweep()
 	}
 	e.land(f)
+}
+
+// grants are the devices that were allocated since it was last called. A flight that was
+// under way when Allocate came may have the new holder's name already, so it is called when
+// the holders are there.
+func (e *Exporter) grants() map[device.ID]bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	granted := e.granted
+	e.granted = nil
+	return granted
 }
 
 // gpus are the physical GPUs of the devices, each once, in the devices' order.

@@ -149,6 +149,10 @@ func (d *node) read(ctx context.Context, gpus []device.GPU) []device.Reading {
 			return nil
 		}
 	}
+	return d.readings(gpus)
+}
+
+func (d *node) readings(gpus []device.GPU) []device.Reading {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	readings := []device.Reading{}
@@ -478,6 +482,65 @@ func TestEnergyFromAllocateOnIsTheNewHolders(t *testing.T) {
 		d.burn("GPU-0", 9000)
 		d.hold("GPU-0=n/b/c")
 		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 9000")
+		e.Drain()
+	})
+}
+
+// A pod is turned away after its Allocate, nobody ever names it, and the device is allocated to
+// the next one.
+func TestEnergyOfWhoWasNeverNamedIsNobodys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		e := New(d.sources(), Options{})
+		h := serve(e)
+		const name = "nvidia_gpu_energy_joules_total"
+		scrape(t, h)
+		for range 2 {
+			d.hold("GPU-0=")
+			e.Mark("GPU-0")
+			synctest.Wait()
+			d.burn("GPU-0", 500)
+		}
+		d.hold("GPU-0=n/b/c")
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 500")
+		d.hold()
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "", "", "")+" 500")
+		e.Drain()
+	})
+}
+
+// The kubelet is slow, and its answer to a flight that began before the second Allocate has
+// the second pod's name.
+func TestEnergyOfWhoWasNeverNamedIsNobodysWhenTheNameIsEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		sources := d.sources()
+		answer, slow := sources.Owners, make(chan struct{})
+		close(slow)
+		sources.Owners = func(ctx context.Context) device.Holders {
+			<-slow
+			return answer(ctx)
+		}
+		e := New(sources, Options{})
+		h := serve(e)
+		const name = "nvidia_gpu_energy_joules_total"
+		scrape(t, h)
+		d.hold("GPU-0=")
+		e.Mark("GPU-0")
+		synctest.Wait()
+		d.burn("GPU-0", 500)
+		slow = make(chan struct{})
+		e.Mark() // a flight that takes long; it stands for any scrape's
+		synctest.Wait()
+		e.Mark("GPU-0")
+		d.hold("GPU-0=n/b/c")
+		close(slow)
+		synctest.Wait()
+		d.burn("GPU-0", 20)
+		time.Sleep(time.Minute)
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 20")
+		d.hold()
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "", "", "")+" 500")
 		e.Drain()
 	})
 }

@@ -46,7 +46,7 @@ func (p *page) renderNode(s snapshot) {
 	own := &p.own
 	l := p.series[seriesKey{}]
 	if l == nil {
-		l = &labelled{page: p, kept: map[slot]*series{}}
+		l = &labelled{page: p, kept: map[slot]*series{}, text: labelText(nil)}
 		p.series[seriesKey{}] = l
 	}
 	l.turn = p.turn

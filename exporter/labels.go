@@ -56,24 +56,42 @@ func ownerLabels(o device.Owner) []device.Label {
 	return []device.Label{{Name: "container", Value: o.Container}, {Name: "namespace", Value: o.Namespace}, {Name: "pod", Value: o.Pod}}
 }
 
-// podLabels are a pod's labels as kube-state-metrics writes them: a prefix, and what
-// Prometheus does not take replaced. Of two that become one the later has a number.
+// podLabels are a pod's labels as kube-state-metrics writes them: a prefix, what
+// Prometheus does not take replaced, and words told apart by underscores and not by
+// capitals. Of two that become one the later has a number.
 func podLabels(of []device.Label) []device.Label {
 	var labels []device.Label
-	seen := map[string]int{}
+	seen := map[string]bool{}
 	for _, l := range of {
-		name := "label_" + strings.Map(func(r rune) rune {
-			if r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
-				return r
-			}
-			return '_'
-		}, l.Name)
-		if seen[name]++; seen[name] > 1 {
-			name += "_conflict" + strconv.Itoa(seen[name])
+		name := "label_" + snakeCase(l.Name)
+		for plain, n := name, 2; seen[name]; n++ { // which a label may have for its own
+			name = plain + "_conflict" + strconv.Itoa(n)
 		}
+		seen[name] = true
 		labels = append(labels, device.Label{Name: name, Value: l.Value})
 	}
 	return labels
+}
+
+// snakeCase is "node_pool" of "node-pool" and of "nodePool".
+func snakeCase(name string) string {
+	var b strings.Builder
+	lower := false // whether the character before was no capital
+	for _, r := range name {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			lower = true
+		case r >= 'A' && r <= 'Z':
+			if lower {
+				b.WriteByte('_')
+			}
+			r, lower = r-'A'+'a', false
+		default:
+			r, lower = '_', false
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
 }
 
 // meta is what is known of a pod besides its name.

@@ -64,15 +64,16 @@ type labelled struct {
 	device device.Device  // that the labels describe: a new driver may say other things of it
 	meta   device.PodMeta // likewise, where the labels have it
 	labels []device.Label
-	rows   []*series // by row of Sources.Metrics; empty until one is wanted
+	text   []byte    // the labels, written out
+	rows   []*series // by row of Sources.Metrics, up to the last that was wanted
 	kept   map[slot]*series
 	turn   uint64 // of the last rendering that used it
 }
 
-// series is one series: its name and labels, written out, and its value.
+// series is one series of a family.
 type series struct {
-	line  []byte
-	value float64
+	labels []byte // written out
+	value  float64
 }
 
 // slot tells the series of one labelled apart that no row makes: by the values of
@@ -83,8 +84,9 @@ type slot struct {
 }
 
 // seriesKeptFor is how many renderings long the series of a holder that has gone
-// are kept: it may be back, and making them anew costs little.
-const seriesKeptFor = 100
+// are kept: it may be back. Making them anew costs little, and where pods come and go they
+// would outweigh those that are shown.
+const seriesKeptFor = 10
 
 func newPage(s *Sources, o *Options) *page {
 	p := &page{sources: s, options: o, series: map[seriesKey]*labelled{}, memoryUsed: -1}
@@ -188,7 +190,7 @@ func (p *page) rendering(s snapshot, status device.Status, gpu []device.Status) 
 	d.held = p.due(status, d.hold, d.owner)
 	d.readHold, d.readOwner = d.hold, d.owner
 	for _, other := range gpu {
-		if other.ID != status.ID && shareInstance(status.Device, other.Device) {
+		if other.ID != status.ID && shareInstance(status, other) {
 			d.readHold, d.readOwner = together(s.holders, d.readHold, d.readOwner, other.ID)
 		}
 	}
@@ -213,9 +215,10 @@ func (p *page) due(s device.Status, hold device.Hold, owner device.Owner) *label
 }
 
 // shareInstance tells whether two slices are compute instances of one GPU instance:
-// what the driver says of either is true of both together.
-func shareInstance(a, b device.Device) bool {
-	return !a.WholeGPU() && !b.WholeGPU() && a.GPU == b.GPU && a.GI >= 0 && a.GI == b.GI
+// what the driver says of either is true of both together. One that is gone shares
+// nothing: the driver gives its instance's number to the next one that is made.
+func shareInstance(a, b device.Status) bool {
+	return !a.WholeGPU() && !b.WholeGPU() && !a.Gone && !b.Gone && a.GPU == b.GPU && a.GI >= 0 && a.GI == b.GI
 }
 
 // together is who holds what is read of several slices at once: one container only
@@ -265,6 +268,7 @@ func (p *page) labelled(set labelSet, s device.Status, owner device.Owner) *labe
 	}
 	if l == nil || !l.device.Equal(s.Device) || !equalMeta(l.meta, meta) {
 		l = &labelled{page: p, device: s.Device, meta: meta, labels: set.labels(s, owner, meta, p.options), kept: map[slot]*series{}}
+		l.text = labelText(l.labels)
 		p.series[key] = l
 	}
 	l.turn = p.turn
@@ -281,11 +285,11 @@ func (l *labelled) setRow(row int, value float64) {
 	if !p.takes(p.rows[row]) {
 		return
 	}
-	if len(l.rows) == 0 {
-		l.rows = make([]*series, len(p.rows))
+	if row >= len(l.rows) { // slices have the first rows alone, of hundreds
+		l.rows = append(l.rows, make([]*series, row+1-len(l.rows))...)
 	}
 	if l.rows[row] == nil {
-		l.rows[row] = newSeries(p.rows[row], l.labels, p.sources.Metrics[row].Labels)
+		l.rows[row] = l.newSeries(p.sources.Metrics[row].Labels)
 	}
 	l.rows[row].value = value
 	p.put(p.rows[row], l.rows[row])
@@ -299,7 +303,7 @@ func (l *labelled) set(at slot, value float64, more ...device.Label) {
 	}
 	s := l.kept[at]
 	if s == nil {
-		s = newSeries(at.family, l.labels, more)
+		s = l.newSeries(more)
 		l.kept[at] = s
 	}
 	s.value = value
@@ -323,11 +327,12 @@ func (p *page) put(f *family, s *series) {
 	f.series = append(f.series, s)
 }
 
-func newSeries(f *family, shared, more []device.Label) *series {
-	labels := shared
-	if len(more) > 0 {
-		labels = slices.Concat(shared, more)
-		sortLabels(labels)
+// newSeries makes one with these labels besides.
+func (l *labelled) newSeries(more []device.Label) *series {
+	if len(more) == 0 {
+		return &series{labels: l.text}
 	}
-	return &series{line: line(f.name, labels)}
+	labels := slices.Concat(l.labels, more)
+	sortLabels(labels)
+	return &series{labels: labelText(labels)}
 }

@@ -43,6 +43,8 @@ func (r *resourceFamilies) make(add func(description) *family) {
 type nodeSeries struct {
 	of     device.Resources
 	series []placed
+	// limit is how many there may be, and dropped how many more there would be.
+	limit, dropped int
 }
 
 type placed struct {
@@ -53,7 +55,7 @@ type placed struct {
 // renderResources writes what the kubelet gives away, and to whom.
 func (p *page) renderResources(r device.Resources) {
 	if !sameResources(p.node.of, r) {
-		p.node = nodeSeries{of: r}
+		p.node = nodeSeries{of: r, limit: p.options.SeriesLimit}
 		p.makeAllocatable(r)
 		p.makeHeld(r)
 	}
@@ -62,6 +64,7 @@ func (p *page) renderResources(r device.Resources) {
 			p.put(s.family, s.series)
 		}
 	}
+	p.dropped += p.node.dropped
 }
 
 // sameResources tells whether two answers are one: an answer that says nothing new has
@@ -76,16 +79,21 @@ func same[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// make adds a series. Where the family is unwanted none is made.
+// make adds a series. None is made where the family is unwanted, nor where no page has
+// room for it: a plugin may have some hundred thousand devices.
 func (n *nodeSeries) make(f *family, value float64, owner *device.Owner, labels ...device.Label) {
 	if f.unwanted {
+		return
+	}
+	if len(n.series) == n.limit {
+		n.dropped++
 		return
 	}
 	if owner != nil {
 		labels = append(ownerLabels(*owner), labels...)
 	}
 	sortLabels(labels)
-	n.series = append(n.series, placed{f, &series{line: line(f.name, labels), value: value}})
+	n.series = append(n.series, placed{f, &series{labels: labelText(labels), value: value}})
 }
 
 func (p *page) makeAllocatable(r device.Resources) {

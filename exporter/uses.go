@@ -31,10 +31,10 @@ func (u *useFamilies) make(add func(description) *family) {
 			"memory_used_bytes", "Memory of the device that the container's processes hold.",
 			"Memory of the device in use that no container's process is known to hold: the driver's own, and that of processes in no container that holds the device.",
 		},
-		usedSM:         {"sm_utilization_ratio", "Share of the time since the last reading in which a kernel of the container's processes ran.", "The same for processes in no container that holds the device."},
-		usedController: {"memory_controller_utilization_ratio", "Share of the time since the last reading in which the container's processes read or wrote the device's memory.", "The same for processes in no container that holds the device."},
-		usedEncoder:    {"encoder_utilization_ratio", "Share of the time since the last reading in which the container's processes used the encoders.", "The same for processes in no container that holds the device."},
-		usedDecoder:    {"decoder_utilization_ratio", "Share of the time since the last reading in which the container's processes used the decoders.", "The same for processes in no container that holds the device."},
+		usedSM:         {"sm_utilization_ratio", "Share of the time since the last reading in which a kernel of the container's processes ran.", "Share of the time since the last reading in which a kernel of a process ran that is in no container that holds the device."},
+		usedController: {"memory_controller_utilization_ratio", "Share of the time since the last reading in which the container's processes read or wrote the device's memory.", "Share of the time since the last reading in which processes in no container that holds the device read or wrote its memory."},
+		usedEncoder:    {"encoder_utilization_ratio", "Share of the time since the last reading in which the container's processes used the encoders.", "Share of the time since the last reading in which processes in no container that holds the device used its encoders."},
+		usedDecoder:    {"decoder_utilization_ratio", "Share of the time since the last reading in which the container's processes used the decoders.", "Share of the time since the last reading in which processes in no container that holds the device used its decoders."},
 		processCount:   {"processes", "Processes of the container that use the device.", "Processes that use the device and are in no container that holds it."},
 	} {
 		u.container[i] = add(gauge("nvidia_gpu_container_"+row.name, row.container))
@@ -63,7 +63,7 @@ func (t *tally) add(u device.Use) {
 // renderUses writes what each container that holds the device uses of it, and what is
 // left. Nothing is written where processes cannot be told apart: that would be a guess.
 func (d rendering) renderUses(s snapshot, r *device.Reading, gpu []device.Status) {
-	if !r.Peopled || !s.visible || d.hold == device.Unknown {
+	if !r.Peopled || !s.visible || d.hold == device.Unknown || d.status.Gone {
 		return
 	}
 	tallies := d.tally(s.holders, r.Uses)
@@ -143,7 +143,7 @@ func (d rendering) memoryLeft(h device.Holders, r *device.Reading, gpu []device.
 		left -= t.sum[usedMemory]
 	}
 	for _, other := range gpu {
-		if other.ID != d.status.ID && shareInstance(d.status.Device, other.Device) {
+		if other.ID != d.status.ID && shareInstance(d.status, other) {
 			left -= d.attributed(h, r.Uses, other.ID)
 		}
 	}

@@ -37,6 +37,12 @@ const (
 	countEvery = time.Second
 	// After an Allocate the kubelet is asked ever more slowly, and then no more.
 	lookFirst, lookSlowest, lookFor = 50 * time.Millisecond, 2 * time.Second, 10 * time.Second
+	// notedWithin is how long after Allocate the kubelet is not asked. It notes an allocation
+	// when Allocate has returned, and a List before that, which finds a pod that has ended,
+	// has it forget what it is allocating: then it gives the same device to the next pod too
+	// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go). And the answer
+	// could not have the name yet.
+	notedWithin = 20 * time.Millisecond
 	// The kubelet's limit is 100 questions a second from all who ask on the node
 	// (pkg/kubelet/apis/podresources/constants.go), so whoever is refused waits.
 	refusedFirst, refusedMost = 100 * time.Millisecond, 5 * time.Second
@@ -87,6 +93,7 @@ type Client struct {
 	memory    memory
 	ledger    ledger
 	newcomers newcomers
+	granted   time.Time      // when Allocate last returned
 	noGet     link           // over which the kubelet has said that it knows no Get
 	holders   device.Holders // what was published last
 	changed   chan struct{}  // closed when who holds what has changed
@@ -219,11 +226,17 @@ func (c *Client) curious(now time.Time) bool {
 // Allocated says that Allocate has returned for these ids: someone is about to
 // hold them, and the kubelet will know who a moment later.
 func (c *Client) Allocated(resource string, ids []device.OfferedID) {
+	now := time.Now()
 	c.mu.Lock()
-	c.publish(c.memory.allocated(resource, ids, time.Now()))
+	c.granted = now
+	c.publish(c.memory.allocated(resource, ids, now))
 	c.mu.Unlock()
 	c.lookSoon()
 }
+
+// Returned says that there is a new kubelet: what it names is to be known before any of it
+// ends.
+func (c *Client) Returned() { c.lookSoon() }
 
 func (c *Client) lookSoon() {
 	select {
@@ -251,6 +264,7 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 	if holders, ok := c.askedSince(came); ok {
 		return holders
 	}
+	c.letNote(ctx)
 	asked := time.Now()
 	over, err := c.askList(ctx)
 	if err != nil {
@@ -266,6 +280,7 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	returned := over != c.memory.link
 	lost := doubts && c.memory.lost(since, asked)
 	changed := c.memory.take(&c.answer, over, asked) || lost
 	changed = c.ledger.take(&c.answer.given, c.answer.pods, over, asked) || changed
@@ -273,7 +288,26 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 	c.holders.Err = nil
 	c.refused = refusedFirst
 	c.publish(changed)
+	if returned && c.memory.awaits(c.holders.At) {
+		c.lookSoon()
+	}
 	return c.holders
+}
+
+// letNote waits until the kubelet has noted what it allocated last, or ctx is done.
+func (c *Client) letNote(ctx context.Context) {
+	c.mu.Lock()
+	wait := time.Until(c.granted.Add(notedWithin))
+	c.mu.Unlock()
+	if wait <= 0 {
+		return
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // askedSince returns the newest answer where somebody else has asked for it while
@@ -311,7 +345,7 @@ func (c *Client) publish(changed bool) {
 	c.holders.Held = c.memory.held
 	c.holders.Settled = c.memory.settled
 	c.holders.Recent = c.memory.recent.seen()
-	c.holders.Resources = c.ledger.resources()
+	c.holders.Resources = c.ledger.resources(c.memory.held)
 	if changed {
 		close(c.changed)
 		c.changed = make(chan struct{})

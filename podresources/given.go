@@ -1,6 +1,7 @@
 package podresources
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/podgauge/podgauge/device"
@@ -212,25 +213,63 @@ func (g *given) addCDI(b []byte, names interner) error {
 	return err
 }
 
-// order sorts the rows, and makes one of those of a device that is listed once for each
-// of its NUMA nodes.
+// order sorts the rows, and makes one of those of one thing: a device is listed once for
+// each of its NUMA nodes, two requests of a claim may have been given the same, and two
+// pods of one name are listed while the one is made in the place of the other.
 func (g *given) order() {
 	slices.SortFunc(g.devices, device.HeldDevice.Compare)
-	merged := g.devices[:0]
-	for _, d := range g.devices {
-		last := len(merged) - 1
-		if last < 0 || merged[last].Owner != d.Owner || merged[last].Resource != d.Resource || merged[last].ID != d.ID {
-			merged = append(merged, d)
-			continue
-		}
-		from := len(g.nodes)
-		g.nodes = append(append(g.nodes, merged[last].NUMANodes...), d.NUMANodes...)
-		merged[last].NUMANodes = g.nodesSince(from)
-	}
-	g.devices = merged
 	slices.SortFunc(g.cpus, device.HeldCPUs.Compare)
 	slices.SortFunc(g.memory, device.HeldMemory.Compare)
 	slices.SortFunc(g.claims, device.Claim.Compare)
-	// A device that two requests of one claim have been given is held once.
-	g.claims = slices.CompactFunc(g.claims, func(a, b device.Claim) bool { return a.Compare(b) == 0 })
+	g.devices = merged(g.devices, func(d *device.HeldDevice, e device.HeldDevice) bool {
+		same := d.Owner == e.Owner && d.Resource == e.Resource && d.ID == e.ID
+		if same {
+			d.NUMANodes = union(&g.nodes, d.NUMANodes, e.NUMANodes)
+		}
+		return same
+	})
+	g.cpus = merged(g.cpus, func(c *device.HeldCPUs, d device.HeldCPUs) bool {
+		same := c.Owner == d.Owner
+		if same {
+			c.CPUs = union(&g.numbers, c.CPUs, d.CPUs)
+		}
+		return same
+	})
+	g.memory = merged(g.memory, func(m *device.HeldMemory, n device.HeldMemory) bool {
+		same := m.Owner == n.Owner && m.Type == n.Type && slices.Equal(m.NUMANodes, n.NUMANodes)
+		if same {
+			m.Bytes += n.Bytes
+		}
+		return same
+	})
+	g.claims = merged(g.claims, func(c *device.Claim, d device.Claim) bool {
+		a, b := *c, d
+		a.CDI, b.CDI = nil, nil
+		same := a.Compare(b) == 0
+		if same && !slices.Equal(c.CDI, d.CDI) {
+			c.CDI = union(&g.cdi, c.CDI, d.CDI)
+		}
+		return same
+	})
+}
+
+// merged makes one of rows that follow each other: into takes the second into the first,
+// where both are of one thing.
+func merged[T any](rows []T, into func(first *T, second T) bool) []T {
+	kept := rows[:0]
+	for _, row := range rows {
+		if last := len(kept) - 1; last < 0 || !into(&kept[last], row) {
+			kept = append(kept, row)
+		}
+	}
+	return kept
+}
+
+// union is what either has, in its order, as a part of all.
+func union[T cmp.Ordered](all *[]T, a, b []T) []T {
+	from := len(*all)
+	*all = append(append(*all, a...), b...)
+	either := cut(*all, from)
+	slices.Sort(either)
+	return slices.Compact(either)
 }

@@ -2,6 +2,7 @@ package podresources
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -27,6 +28,11 @@ type ledger struct {
 
 	devices []device.ResourceDevice // scratch
 	memory  []device.Memory
+
+	// shown are the devices of named holders, and holders and rows what they were made of.
+	shown   []device.HeldDevice
+	holders []device.Holding
+	rows    []device.HeldDevice
 }
 
 // take merges an answer in, and tells whether anybody has something else than before.
@@ -58,13 +64,9 @@ func (l *ledger) hear(pods []podName, over link) {
 
 // stand adds to an answer what it leaves out and still stands.
 func (l *ledger) stand(g *given) {
-	devices, cpus, claims := g.devices, g.cpus, g.claims // what others have now
+	cpus, claims := g.cpus, g.claims // what others have now
 	missing := func(o device.Owner) bool { return !l.listed[podName{o.Namespace, o.Pod}] }
-	for _, d := range l.held.HeldDevices {
-		if missing(d.Owner) && !slices.ContainsFunc(devices, func(e device.HeldDevice) bool { return e.Resource == d.Resource && e.ID == d.ID }) {
-			g.devices = append(g.devices, d)
-		}
-	}
+	l.standDevices(g, missing)
 	for _, c := range l.held.HeldCPUs {
 		if !missing(c.Owner) {
 			continue
@@ -84,6 +86,23 @@ func (l *ledger) stand(g *given) {
 	for _, c := range l.held.Claims {
 		if missing(c.Owner) && !slices.ContainsFunc(claims, func(d device.Claim) bool { return replaces(d, c) }) {
 			g.claims = append(g.claims, c)
+		}
+	}
+}
+
+// standDevices does so for devices. There are plugins to which each MiB of a GPU's memory
+// is a device, so that a node has some hundred thousand.
+func (l *ledger) standDevices(g *given, missing func(device.Owner) bool) {
+	if !slices.ContainsFunc(l.held.HeldDevices, func(d device.HeldDevice) bool { return missing(d.Owner) }) {
+		return
+	}
+	taken := make(map[[2]string]bool, len(g.devices))
+	for _, d := range g.devices {
+		taken[[2]string{d.Resource, d.ID}] = true
+	}
+	for _, d := range l.held.HeldDevices {
+		if missing(d.Owner) && !taken[[2]string{d.Resource, d.ID}] {
+			g.devices = append(g.devices, d)
 		}
 	}
 }
@@ -129,14 +148,49 @@ func (l *ledger) offer(g *given) {
 // is kept for when it says the same again, and shown to nobody.
 func (l *ledger) withdraw() { l.offered.Known = false }
 
-// resources are what stands.
-func (l *ledger) resources() device.Resources {
+// resources are what stands, beside these holders.
+func (l *ledger) resources(holders []device.Holding) device.Resources {
 	r := l.held
+	r.HeldDevices = l.heldDevices(holders)
 	if l.offered.Known {
 		r.Known, r.Devices, r.CPUs, r.Memory = true, l.offered.Devices, l.offered.CPUs, l.offered.Memory
 	}
 	return r
 }
+
+// heldDevices are those of the holders who have a name: memory knows better who holds what
+// than one answer does, and what is shown of a device is to be of one mind. The answers add
+// the NUMA nodes.
+func (l *ledger) heldDevices(holders []device.Holding) []device.HeldDevice {
+	if same(holders, l.holders) && same(l.held.HeldDevices, l.rows) {
+		return l.shown
+	}
+	l.holders, l.rows = holders, l.held.HeldDevices
+	nodes := make(map[allocation][]int, len(holders))
+	for _, rows := range [...][]device.HeldDevice{l.shown, l.rows} { // the newer ones last
+		for _, d := range rows {
+			nodes[allocation{d.Resource, device.OfferedID(d.ID)}] = d.NUMANodes
+		}
+	}
+	shown := make([]device.HeldDevice, 0, len(holders))
+	for _, h := range holders {
+		if h.Owner == (device.Owner{}) || !strings.Contains(h.Resource, "/") { // a claim has a row of its own
+			continue
+		}
+		shown = append(shown, device.HeldDevice{Owner: h.Owner, ResourceDevice: device.ResourceDevice{
+			Resource: h.Resource, ID: string(h.Offered), NUMANodes: nodes[of(h)],
+		}})
+	}
+	slices.SortFunc(shown, device.HeldDevice.Compare)
+	if !slices.EqualFunc(shown, l.shown, func(a, b device.HeldDevice) bool { return a.Compare(b) == 0 }) {
+		l.shown = shown
+	}
+	return l.shown
+}
+
+// same tells whether two slices are the same memory: what was published is replaced, and
+// not written.
+func same[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
 // renewed are the old rows where the new ones say the same, and else copies of the new
 // ones.

@@ -97,6 +97,29 @@ func TestResourcesOfAnAnswer(t *testing.T) {
 	})
 }
 
+// While a pod is made anew under its name, two of that name may be listed. What an owner
+// has of one kind is one row, or it would be one series twice.
+func TestResourcesOfTwoPodsOfOneName(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		of := func(size uint64, cdi string, cpus ...int64) *api.PodResources {
+			p := podOf("p", claims(container("main", "7"), "mine", "example.com/gpu-0"))
+			main := p.Containers[0]
+			main.CpuIds, main.Memory = cpus, []*api.ContainerMemory{{MemoryType: "memory", Size: size}}
+			main.DynamicResources[0].ClaimResources[0].CdiDevices[0].Name = cdi
+			return p
+		}
+		k.says(of(5, "example.com/gpu=b", 4, 1), of(6, "example.com/gpu=a", 2), of(7, "example.com/gpu=b", 1))
+		h := c.Owners(t.Context())
+		wantResources(t, "of one name", h, []string{"p: device 7 on []", "p: CPUs [1 2 4]", "p: 18 of memory on []", "p: mine gives gpu-0"})
+		if got := h.Resources.Claims[0].CDI; !slices.Equal(got, []string{"example.com/gpu=a", "example.com/gpu=b"}) {
+			t.Errorf("the CDI names are %q", got)
+		}
+		if again := c.Owners(t.Context()); unsafe.SliceData(h.Resources.HeldCPUs) != unsafe.SliceData(again.Resources.HeldCPUs) {
+			t.Error("the same answer was made anew")
+		}
+	})
+}
+
 func isNothing(r device.Resources) bool {
 	return !r.Known && r.Devices == nil && r.CPUs == nil && r.Memory == nil && len(has(r)) == 0
 }
@@ -129,6 +152,30 @@ func TestResourcesStandAfterARestart(t *testing.T) {
 		k.says(equipped("d3", 3))
 		wantResources(t, "later", c.Owners(t.Context()), equipment("d3"))
 	})
+}
+
+// To some plugins each MiB of memory is a device. Compared one by one these take a minute,
+// and each flight of the first one would.
+func TestCountlessDevicesStandAfterARestart(t *testing.T) {
+	const each = 60000
+	now := time.Now()
+	answer := func(pods ...string) (g given, names []podName) {
+		for _, p := range pods {
+			for i := range each {
+				of := device.ResourceDevice{Resource: "example.com/gpu-memory", ID: fmt.Sprint(p, "-", i)}
+				g.devices = append(g.devices, device.HeldDevice{Owner: owner(p), ResourceDevice: of})
+			}
+			names = append(names, podName{owner(p).Namespace, p})
+		}
+		return g, names
+	}
+	var l ledger
+	g, pods := answer("a", "b")
+	l.take(&g, pods, link{connected: now.Add(-time.Hour)}, now)
+	g, pods = answer("a")
+	if l.take(&g, pods, link{connected: now}, now) || len(l.held.HeldDevices) != 2*each {
+		t.Errorf("of %d devices %d stand", 2*each, len(l.held.HeldDevices))
+	}
 }
 
 // A part of a pod's CPUs may be another's by now, and several pods may share a claim.

@@ -198,11 +198,11 @@ func (m *memory) replace() bool {
 	return true
 }
 
-// curious tells whether something may show soon: the name of an allocation, or
-// the kubelet's notes of this hour.
+// curious tells whether something may show soon: the name of an allocation, that of a holder
+// who stands, or the kubelet's notes of this hour.
 func (m *memory) curious(now time.Time) bool {
 	_, waits := m.waits(now)
-	return waits || m.behind(now)
+	return waits || m.behind(now) || m.awaits(now)
 }
 
 // waits tells whether an allocation is looked for, and when the first of those was made, at
@@ -214,6 +214,15 @@ func (m *memory) waits(now time.Time) (since time.Time, waits bool) {
 		}
 	}
 	return since, waits
+}
+
+// awaits tells whether a holder stands whom the kubelet has not named since it came back, and
+// will soon: one that ends before it is named here cannot be told from one that is not named
+// yet, and stands for a minute.
+func (m *memory) awaits(now time.Time) bool {
+	return now.Sub(m.link.connected) < lookFor && slices.ContainsFunc(m.held, func(h device.Holding) bool {
+		return h.Owner != (device.Owner{}) && !m.named[key(h)]
+	})
 }
 
 // behind tells whether the kubelet's notes may still tell of allocations from
@@ -249,7 +258,8 @@ func (m *memory) review(n notes, err error, now time.Time) bool {
 	}
 	m.next = m.next[:0]
 	for _, h := range m.held {
-		if _, unnamed := m.unnamed[of(h)]; unnamed || h.Owner != (device.Owner{}) {
+		_, unnamed := m.unnamed[of(h)]
+		if unnamed || h.Owner != (device.Owner{}) && (err != nil || !m.freed(h, n)) {
 			m.next = append(m.next, h)
 		}
 	}
@@ -260,6 +270,15 @@ func (m *memory) review(n notes, err error, now time.Time) bool {
 		m.note(n)
 	}
 	return m.replace()
+}
+
+// freed tells whether somebody who stands, since the kubelet has not named him after its
+// restart, has nothing any more: its notes had it, and those that it has written since have
+// not. It never forgets in them what is held.
+func (m *memory) freed(h device.Holding, n notes) bool {
+	_, had := m.noted.allocated[of(h)]
+	_, has := n.allocated[of(h)]
+	return had && !has && !m.named[key(h)] && n.written.After(m.link.kubeletStart)
 }
 
 func (m *memory) note(n notes) {

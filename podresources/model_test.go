@@ -162,6 +162,13 @@ func (m *model) review(n notes, err error, now time.Time) {
 			f.allocated = time.Time{}
 		}
 	}
+	for a, f := range m.fates {
+		if _, noted := n.allocated[a]; err == nil && !noted && m.noted != nil && f.over != m.over && n.written.After(m.over.kubeletStart) {
+			if _, was := m.noted.notes.allocated[a]; was { // a kubelet of now has freed it
+				f.owners = nil
+			}
+		}
+	}
 	if err == nil && m.asked.Sub(n.written) >= 10*time.Millisecond {
 		defer func() { m.noted = &noted{n, m.asked} }()
 	}

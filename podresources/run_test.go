@@ -39,6 +39,29 @@ func TestRunLooksForTheNameOfAnAllocation(t *testing.T) {
 	})
 }
 
+// A List beneath an Allocate can have the kubelet give a device away twice.
+func TestTheKubeletIsNotAskedBeneathAnAllocate(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		c.Owners(t.Context())
+		time.Sleep(time.Second)
+		granted := time.Now()
+		c.Allocated(gpu, []device.OfferedID{"a"})
+		k.says(pod("one", "a"))
+		wantState(t, c.Owners(t.Context()), "a", "held by one")
+		if after := k.since(granted); len(after) != 1 || after[0] < notedWithin {
+			t.Errorf("it was asked %v after Allocate", after)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), notedWithin/2)
+		defer cancel()
+		c.Allocated(gpu, []device.OfferedID{"a"})
+		begin := time.Now()
+		c.Owners(ctx)
+		if took := time.Since(begin); took > notedWithin/2 {
+			t.Errorf("a caller with little time waited %s", took)
+		}
+	})
+}
+
 func TestRunStopsLookingWhenNamed(t *testing.T) {
 	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
 		defer c.runs(t)()

@@ -29,7 +29,7 @@ type event struct {
 
 // Limits of what is believed. They are beyond what an API server lets pass.
 const (
-	mostNameBytes     = 253  // of names of whatever kind, and of reasons
+	mostNameBytes     = 317  // of names of whatever kind, and of reasons: a label's has a domain's 253, a slash and 63
 	mostContainers    = 1024 // of a pod
 	mostLabels        = 64   // of a pod, of those on the allowlist
 	mostInternedNames = 16384
@@ -194,7 +194,11 @@ func (e *event) readLabel(b []byte) error {
 	if err != nil || !e.labels.has(key) {
 		return err
 	}
-	label := device.Label{Name: e.names.text(key), Value: e.names.text(value)}
+	name, err := e.names.name(key)
+	if err != nil {
+		return err
+	}
+	label := device.Label{Name: name, Value: e.names.text(value)}
 	switch i := slices.IndexFunc(e.pod.Labels, func(l device.Label) bool { return l.Name == label.Name }); {
 	case i >= 0: // the last one counts, as in any map
 		e.pod.Labels[i] = label

@@ -124,17 +124,22 @@ func identity(fields ...encoded) encoded {
 
 // TestDecodeInAnyOrder has what a marshaller of today would not write.
 func TestDecodeInAnyOrder(t *testing.T) {
+	long := strings.Repeat("x", 253) + "/" + strings.Repeat("y", 62)
 	tests := map[string]struct {
 		pod  []encoded
 		want Pod
 	}{
-		"no status":                 {pod: []encoded{identity()}},
-		"names again":               {pod: []encoded{message(1, text(5, "x"), text(1, "x")), identity()}},
-		"status first":              {pod: []encoded{message(3, text(1, "Running")), identity()}, want: Pod{Phase: "Running"}},
-		"parts of a status":         {pod: []encoded{message(3, text(1, "Failed")), identity(), message(3, text(4, "Evicted"))}, want: Pod{Phase: "Failed", Reason: "Evicted"}},
-		"fields of later":           {pod: []encoded{number(99, 1), identity(number(88, 7), text(77, "x")), message(3, text(1, "Running"), number(66, 5))}, want: Pod{Phase: "Running"}},
-		"fields of another kind":    {pod: []encoded{number(1, 1), identity(number(1, 7), text(7, "x")), message(3, number(1, 5))}},
-		"a label again":             {pod: []encoded{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []device.Label{{Name: "a", Value: "2"}, {Name: "b", Value: "3"}}}},
+		"no status":              {pod: []encoded{identity()}},
+		"names again":            {pod: []encoded{message(1, text(5, "x"), text(1, "x")), identity()}},
+		"status first":           {pod: []encoded{message(3, text(1, "Running")), identity()}, want: Pod{Phase: "Running"}},
+		"parts of a status":      {pod: []encoded{message(3, text(1, "Failed")), identity(), message(3, text(4, "Evicted"))}, want: Pod{Phase: "Failed", Reason: "Evicted"}},
+		"fields of later":        {pod: []encoded{number(99, 1), identity(number(88, 7), text(77, "x")), message(3, text(1, "Running"), number(66, 5))}, want: Pod{Phase: "Running"}},
+		"fields of another kind": {pod: []encoded{number(1, 1), identity(number(1, 7), text(7, "x")), message(3, number(1, 5))}},
+		"a label again":          {pod: []encoded{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []device.Label{{Name: "a", Value: "2"}, {Name: "b", Value: "3"}}}},
+		"labels alike for long": {
+			pod:  []encoded{identity(label(long+"a", "1"), label(long+"b", "2"))},
+			want: Pod{Labels: []device.Label{{Name: long + "a", Value: "1"}, {Name: long + "b", Value: "2"}}},
+		},
 		"value before key":          {pod: []encoded{identity(message(11, text(2, "v"), text(1, "k")))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "v"}}}},
 		"no text":                   {pod: []encoded{identity(label("k", "a\xffb"))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "a\uFFFDb"}}}},
 		"being deleted, at no time": {pod: []encoded{identity(message(9))}, want: Pod{Deleting: true}},
@@ -173,6 +178,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"no uid":                  message(1, text(1, "p"), text(3, "n")),
 		"no name":                 message(1, text(3, "n"), text(5, "u")),
 		"no namespace":            message(1, text(1, "p"), text(5, "u")),
+		"a label's name too long": identity(label(strings.Repeat("x", mostNameBytes+1), "v")),
 		"a name too long":         message(1, text(1, strings.Repeat("x", mostNameBytes+1)), text(3, "n"), text(5, "u")),
 		"a pod cut short":         identity()[:5],
 		"a status cut short":      slices.Concat(identity(), message(3, text(1, "Running")[:4])),
@@ -185,7 +191,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"a length beyond the end": {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
 		"too many containers":     slices.Concat(identity(), message(3, containers...)),
 	} {
-		if e := newEvent(t); e.decode(eventBytes(t, api.EventType_ADDED, pod)) == nil {
+		if e := newEvent(t, "*"); e.decode(eventBytes(t, api.EventType_ADDED, pod)) == nil {
 			t.Errorf("%s is decoded", name)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/podgauge/podgauge/device"
 )
 
 // Pods are the node's at one moment. Nothing that can be reached from them changes.
@@ -40,6 +42,21 @@ func (ps *Pods) ByName(namespace, name string) (p Pod, ok bool) {
 		}
 	}
 	return p, ok
+}
+
+// Meta is what else is known of the pod that has a name now. It is nothing while the pods
+// are not Synced, nor of a pod that is over: the kubelet gives the next one of that name
+// what it asks for before it says here that there is one, and before it says that the last
+// one is deleted.
+func (ps *Pods) Meta(namespace, name string) device.PodMeta {
+	if !ps.Synced {
+		return device.PodMeta{}
+	}
+	p, _ := ps.ByName(namespace, name)
+	if p.Ended() {
+		return device.PodMeta{}
+	}
+	return device.PodMeta{UID: p.UID, Labels: p.Labels}
 }
 
 // supersedes tells which of two pods of one name is that name's.

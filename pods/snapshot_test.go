@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/device"
 )
 
 // TestLookups holds all lookups against a plain map, over any events, and that the
@@ -45,6 +47,40 @@ func TestLookups(t *testing.T) {
 	for _, m := range earlier {
 		agrees(t, m.pods, m.want)
 	}
+}
+
+// What is said of a pod is never said of another one of its name.
+func TestMeta(t *testing.T) {
+	var k known
+	wants := func(when, uid string) {
+		t.Helper()
+		if got := k.pods.Meta("n", "web-0"); got.UID != uid || (len(got.Labels) > 0) != (uid != "") {
+			t.Errorf("%s it is %+v, want uid %q", when, got, uid)
+		}
+	}
+	old := running("web-0", "old")
+	old.Namespace, old.Labels = "n", []device.Label{{Name: "app", Value: "web"}}
+	k.begin()
+	k.take(of(added, old))
+	wants("before all are listed", "")
+	k.take(&event{kind: complete})
+	wants("while it runs", "old")
+	old.Phase, old.Reason = "Failed", "Evicted"
+	k.take(of(modified, old))
+	wants("while an evicted pod's containers run", "old")
+	for i := range old.Containers {
+		old.Containers[i].State = State{Status: Terminated}
+	}
+	k.take(of(modified, old))
+	wants("when it is over", "")
+	next := running("web-0", "next")
+	next.Namespace, next.Labels = "n", old.Labels
+	k.take(of(added, next))
+	wants("with the next", "next")
+	k.take(of(deleted, old))
+	wants("when the old one is deleted", "next")
+	k.take(&event{err: errTooMany})
+	wants("in doubt", "")
 }
 
 func agrees(t *testing.T, ps Pods, want map[string]Pod) {

@@ -2,6 +2,9 @@ package sim
 
 import (
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 
 	"github.com/podgauge/podgauge/device"
 )
@@ -70,7 +73,7 @@ func (g *gpu) cut(profiles []string) []*slice {
 		}
 	}
 	var list []*slice
-	gi, ci, used, instance := 0, 0, 0, ""
+	gi, ci, used, instance, at := 0, 0, 0, "", device.Placement{}
 	for i, profile := range profiles {
 		if kept[i] != nil {
 			list = append(list, kept[i])
@@ -83,18 +86,44 @@ func (g *gpu) cut(profiles []string) []*slice {
 			for gi, ci, used, instance = 1, -1, 0, of; taken[gi]; gi++ {
 			}
 			taken[gi] = true
+			at = g.place(s, slices.Concat(list, slices.Collect(maps.Values(kept))))
 		}
 		ci, used = ci+1, used+s.c
-		list = append(list, g.newSlice(i, gi, ci, profile))
+		list = append(list, g.newSlice(i, gi, ci, profile, at))
 	}
 	return list
 }
 
-func (g *gpu) newSlice(index, gi, ci int, profile string) *slice {
+// memorySlices is how many a GPU's memory is cut into.
+const memorySlices = 8
+
+// instanceProfiles are the numbers of GPU instances' profiles, by compute and memory
+// slices, on a GPU that has seven of the one and eight of the other.
+var instanceProfiles = map[[2]int]int{{1, 1}: 19, {1, 2}: 15, {2, 2}: 14, {3, 4}: 9, {4, 4}: 5, {7, 8}: 0}
+
+// place finds memory for a GPU instance beside those that there are: in a multiple of
+// its size. The zero Placement is for a profile that the real ones do not have, and where
+// there is no room, which nobody here minds.
+func (g *gpu) place(s size, beside []*slice) device.Placement {
+	n := int(math.Round(float64(s.gb<<30) / (g.model.memory / memorySlices)))
+	profile, known := instanceProfiles[[2]int{s.g, n}]
+	for start := 0; known && start+n <= memorySlices; start += n {
+		if !slices.ContainsFunc(beside, func(o *slice) bool {
+			at := o.Placement
+			return at.Start < start+n && start < at.Start+at.Size
+		}) {
+			return device.Placement{Profile: profile, Start: start, Size: n}
+		}
+	}
+	return device.Placement{}
+}
+
+func (g *gpu) newSlice(index, gi, ci int, profile string, at device.Placement) *slice {
 	d := g.Device
 	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitions, index))
 	d.MIG, d.Slice, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
 	size := parseProfile(profile)
+	d.Placement = at
 	d.MemoryBytes = uint64(size.gb) << 30
 	access := 100*g.Minor + 10*gi // the number of the node that opens the GPU instance
 	d.Nodes = append([]string{

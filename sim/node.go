@@ -137,7 +137,10 @@ func (w *workload) start(ctx context.Context) {
 			{Name: "logger"},
 		}
 	}
-	p := kubelet.Pod{Namespace: "team-" + string(rune('a'+w.made%3)), Name: fmt.Sprintf("%s-%d", name, w.made), Containers: containers, Grace: graceOfPods}
+	p := kubelet.Pod{
+		Namespace: "team-" + string(rune('a'+w.made%3)), Name: fmt.Sprintf("%s-%d", name, w.made),
+		Labels: map[string]string{"app.kubernetes.io/name": name}, Containers: containers, Grace: graceOfPods,
+	}
 	if err := w.Kubelet.RunPod(ctx, p); err != nil {
 		w.log.Info("simulated: a pod does not run", "pod", p.Name, "err", err)
 		w.Kubelet.DeletePod(p) //nolint:errcheck // it has left the node already

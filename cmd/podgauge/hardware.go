@@ -20,6 +20,7 @@ type hardware struct {
 	device.Backend
 	kubeletDir, devicePluginDir string
 	cdiDir                      string // where CDI specs go; empty: where runtimes look
+	proc                        string // where processes are looked up; empty: /proc
 	// processes tell whose they are; nil: nobody can.
 	processes exporter.Processes
 	// unsupported are the families that the driver is too old for.
@@ -40,11 +41,15 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 	}
 	if o.simulate == simulateNothing {
 		s := o.loaded.Settings
-		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}})
+		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.nvlinkLinks})
 		hw.Backend, hw.unsupported, hw.closeDriver = driver, driver.Missing, driver.Close
 		return hw, nil
 	}
-	machine := sim.NewMachine(nvml.Metrics(), simulatedGPUs, time.Now)
+	rows := nvml.Metrics()
+	if o.metrics.nvlinkLinks {
+		rows = nvml.MetricsPerLink()
+	}
+	machine := sim.NewMachine(rows, simulatedGPUs, time.Now)
 	machine.Means = nvml.Means
 	hw.Backend = machine
 	if o.simulate == simulateHardware {

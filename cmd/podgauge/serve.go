@@ -96,7 +96,8 @@ type assembly struct {
 // assemble joins all parts but the device plugin, beside which another one may serve.
 func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a := &assembly{hw: hw, registry: prometheus.NewRegistry(), board: &device.Board{}, log: log}
-	a.own = exporter.NewOwn(a.registry, version, o.simulate != simulateNothing)
+	shown := o.metrics.exporter(o.hostname)
+	a.own = exporter.NewOwn(a.registry, version, o.simulate != simulateNothing, shown.Choice)
 	a.readers = device.NewReaders(hw.Backend) // itself, since it may be more than a Backend
 	a.monitor = device.NewMonitor(hw.Backend, a.readers, a.board, log.With("part", "monitor"))
 	var err error
@@ -112,12 +113,12 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	}
 	processes := hw.processes
 	if processes == nil {
-		processes = containers.New(containers.Options{Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
+		processes = containers.New(containers.Options{Proc: hw.proc, Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
 	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
 		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
-	}, o.metrics.exporter(o.hostname))
+	}, shown)
 	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
 
 	a.monitor.Held = func(id device.ID) bool {
@@ -154,15 +155,10 @@ func (a *assembly) named(_, containerID string) (device.Owner, bool) {
 	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
 }
 
-// meta is what the Pods API says of a pod, as long as it can be followed: else the name
-// may be another pod's by now.
+// meta is what the Pods API says of a pod.
 func (a *assembly) meta(namespace, pod string) device.PodMeta {
 	known, _ := a.pods.Look()
-	if !known.Synced {
-		return device.PodMeta{}
-	}
-	p, _ := known.ByName(namespace, pod)
-	return device.PodMeta{UID: p.UID, Labels: p.Labels}
+	return known.Meta(namespace, pod)
 }
 
 // offer adds the device plugin, and what it follows.
@@ -244,15 +240,30 @@ func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Ex
 				own.Refuses(resource, string(why))
 			}
 		},
-		Registered: own.Registered, Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
+		Registered: func(resource string, err error) {
+			own.Registered(resource, err)
+			if err == nil {
+				holders.Returned()
+			}
+		},
+		Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
 		Refused: func(resource string, _ []device.OfferedID, why plugin.Why, _ error) {
 			own.Refused(resource, string(why))
 		},
 		Allocated: func(resource string, ids []device.OfferedID) {
 			holders.Allocated(resource, ids)
-			metrics.Mark()
+			metrics.Mark(devices(ids)...)
 		},
 	}
+}
+
+// devices are those behind offered ids.
+func devices(ids []device.OfferedID) []device.ID {
+	all := make([]device.ID, len(ids))
+	for i, id := range ids {
+		all[i] = id.Device()
+	}
+	return all
 }
 
 // part is one task of the process, with its health.

@@ -76,13 +76,12 @@ func threshold(s slot, of nvml.TemperatureThresholds) ask {
 	}
 }
 
-// Of a slice NVML counts what is in DRAM alone (nvml.h, nvmlDeviceGetMemoryErrorCounter).
-func dramErrors(s slot, of nvml.MemoryErrorType) ask {
-	return func(d nvml.Device, r *reading) nvml.Return {
-		n, ret := d.GetMemoryErrorCounter(of, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM)
-		r.set(ret, s, float64(n))
-		return ret
-	}
+// Of a slice NVML counts these errors alone, and of a partitioned GPU none that are
+// volatile (nvml.h, nvmlDeviceGetMemoryErrorCounter).
+func askSliceErrors(d nvml.Device, r *reading) nvml.Return {
+	n, ret := d.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM)
+	r.set(ret, sramUncorrected, float64(n))
+	return ret
 }
 
 // nvml.h prefers GetTemperatureV, which says the same and which older drivers lack.

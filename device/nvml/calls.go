@@ -46,8 +46,6 @@ const (
 	pcieWidth
 	pcieGenerationMost
 	pcieWidthMost
-	dramCorrected
-	dramUncorrected
 	sramCorrected
 	sramUncorrected
 	sramEverCorrected
@@ -165,8 +163,7 @@ var calls = [...]call{
 	{"nvmlDeviceGetGpuFabricInfoV", device.Slow, gpus, askOldFabric, fabricSlots, true},
 	{"nvmlDeviceGetPersistenceMode", device.Slow, gpus, askPersistence, []slot{persistence}, false},
 	{"nvmlDeviceGetComputeMode", device.Slow, gpus, askComputeMode, []slot{computeMode}, false},
-	{"nvmlDeviceGetMemoryErrorCounter", device.Slow, migSlices, dramErrors(dramCorrected, nvml.MEMORY_ERROR_TYPE_CORRECTED), []slot{dramCorrected}, false},
-	{"nvmlDeviceGetMemoryErrorCounter", device.Slow, migSlices, dramErrors(dramUncorrected, nvml.MEMORY_ERROR_TYPE_UNCORRECTED), []slot{dramUncorrected}, false},
+	{"nvmlDeviceGetMemoryErrorCounter", device.Slow, migSlices, askSliceErrors, []slot{sramUncorrected}, false},
 
 	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(smClockMost, nvml.CLOCK_SM), []slot{smClockMost}, false},
 	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(memoryClockMost, nvml.CLOCK_MEM), []slot{memoryClockMost}, false},

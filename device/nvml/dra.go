@@ -32,9 +32,6 @@ const (
 	uidLength = len("dab5ab50-d59a-42a6-af16-cfd4628c0f7a-")
 )
 
-// reasonGone is what the monitor says of a device that is listed no more.
-const reasonGone = "gone"
-
 // Claimed finds, among those on the board, the device that a claim gives. It finds none
 // where the claim is of something else, and none either where its name may mean several
 // devices, as that of a GPU does whose index is another one's minor number.
@@ -167,7 +164,7 @@ func (n draName) gpu(board []device.Status, byMinor bool) (device.GPU, bool) {
 			s := &board[i]
 			is := s.Minor == n.number || !byMinor && s.Index == n.number
 			// One whose minor number is not known may be it as well.
-			if !is && s.Minor >= 0 || (s.Reason == reasonGone) != gone {
+			if !is && s.Minor >= 0 || s.Gone != gone {
 				continue
 			}
 			if found != "" && found != s.GPU {
@@ -202,7 +199,7 @@ func (n draName) slice(gpu device.GPU, board []device.Status) (id device.ID, ok 
 	for i := range board {
 		s := &board[i]
 		at := s.Placement
-		if s.GPU != gpu || s.WholeGPU() || s.Reason == reasonGone || at.Size == 0 ||
+		if s.GPU != gpu || s.WholeGPU() || s.Gone || at.Size == 0 ||
 			at.Profile != n.profile || at.Start != n.start || n.size > 0 && at.Size != n.size {
 			continue
 		}

@@ -32,9 +32,9 @@ func boardOf() []device.Status {
 	board := []device.Status{gpu(0, 0), gpu(1, 2), gpu(2, 1), gpu(3, 7), gpu(4, 4)}
 	board[4].MIG = true
 	gone := gpu(9, 9)
-	gone.Index, gone.Reason = 5, reasonGone
+	gone.Index, gone.Gone = 5, true
 	former := slice("MIG-former", "1g.10gb", 19, 0, 1)
-	former.Reason = reasonGone
+	former.Gone, former.Reason = true, "xid_79" // its GPU has a fault besides
 	unplaced := slice("MIG-unplaced", "2g.20gb", 0, 0, 0)
 	return append(board,
 		slice("MIG-a", "1g.10gb", 19, 0, 1), former, slice("MIG-b", "1g.10gb+me", 20, 1, 1),
@@ -143,7 +143,7 @@ func TestClaimedByNumbers(t *testing.T) {
 func TestClaimedOfOneInThePlaceOfOneThatIsGone(t *testing.T) {
 	board := boardOf()[:1:1]
 	old := board[0]
-	old.ID, old.GPU, old.Reason = "GPU-old", "GPU-old", reasonGone
+	old.ID, old.GPU, old.Gone = "GPU-old", "GPU-old", true
 	board = append([]device.Status{old}, board...)
 	claim := device.Claim{Driver: draDriver, Device: "gpu-0"}
 	if id, _ := Claimed(claim, board); id != "GPU-0" {

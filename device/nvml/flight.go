@@ -12,9 +12,16 @@ import (
 const (
 	callsPerGPU      = 20
 	callsPerInstance = 3 // and as many more for each GPU instance of a partitioned GPU
-	// callsOfUses are kept for the processes, which are asked for after the rest.
-	callsOfUses = 4
 )
+
+// callsOfUses are kept for the processes, which are asked for after the rest: a list of
+// each kind, and what they used, of which a partitioned GPU does not tell.
+func (g *gpu) callsOfUses() int {
+	if g.grouped.mig {
+		return len(processLists)
+	}
+	return len(processLists) + 1
+}
 
 const (
 	// slowEvery is how old a slow value is before it is asked for again.
@@ -71,7 +78,11 @@ func (g *gpu) ask(now time.Time) {
 		g.forgetSlow()
 	}
 	g.flown = now
-	g.flight = flight{left: callsPerGPU + callsPerInstance*len(g.instances) - callsOfUses}
+	g.flight = flight{left: callsPerGPU + callsPerInstance*len(g.instances) - g.callsOfUses()}
+	if !g.learned {
+		g.flight.left -= learnCalls
+		g.learn()
+	}
 	if g.fast.asksAny() && g.spend() {
 		g.askFields(&g.fast)
 		g.noteEnergy(&g.fast, g.catalogue.fast.at[key{id: energyField}])
@@ -79,6 +90,7 @@ func (g *gpu) ask(now time.Time) {
 	if g.failing() {
 		return
 	}
+	g.noteReset()
 	g.spare()
 	g.askCalls(g.handle, gpus, &g.reading, &g.turns, now)
 	if !g.failing() {
@@ -247,7 +259,6 @@ func (g *gpu) askSlowFields(now time.Time) {
 func (g *gpu) seed(now time.Time) {
 	g.flight = flight{left: 1 << 20}
 	g.flown = now
-	g.askGPM()
 	g.askSlowFields(now)
 	for i := range calls {
 		if g.failing() {
@@ -262,10 +273,28 @@ func (g *gpu) seed(now time.Time) {
 	}
 }
 
-// forgetSlow drops all slow values, so that each is asked for again.
+// noteReset drops what is of before a reset, which a reading or a check has seen: it was
+// so fast that no call failed. One that shows in the first flight was before the GPU was
+// listed, and all that is known of it was read then.
+func (g *gpu) noteReset() {
+	resets, first := g.history.resets.Load(), !g.flew
+	reset := resets != g.resets
+	g.resets, g.flew = resets, true
+	if !reset || first {
+		return
+	}
+	g.forgetSlow()
+	g.gpm.own.forget(&g.reading)
+	for _, in := range g.instances {
+		in.sampler.forget(&in.reading)
+	}
+}
+
+// forgetSlow drops all slow values, so that each is asked for again, in the order in
+// which they were.
 func (g *gpu) forgetSlow() {
 	g.slow.askAll()
-	g.slowAsked = time.Time{}
+	g.slowAsked = g.slowAsked.Add(-slowEvery)
 	forget(&g.reading, &g.turns)
 	for _, in := range g.instances {
 		forget(&in.reading, &in.turns)
@@ -276,7 +305,7 @@ func forget(r *reading, turns *[len(calls)]turn) {
 	for i := range calls {
 		if calls[i].pace == device.Slow {
 			r.empty(calls[i].slots)
-			turns[i] = turn{}
+			turns[i] = turn{asked: turns[i].asked.Add(-slowEvery)}
 		}
 	}
 }
@@ -293,6 +322,7 @@ func (g *gpu) askAll() {
 	}
 	g.gpm.own.forget(&g.reading)
 	g.gpm.own.absent = time.Time{}
+	clear(g.people.absent[:])
 	for _, in := range g.instances {
 		in.forget()
 	}

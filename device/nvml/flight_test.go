@@ -273,3 +273,28 @@ func TestMIGModeChanges(t *testing.T) {
 		t.Errorf("not any more: %v", got)
 	}
 }
+
+// TestFirstMeetingFails has a GPU fail when it is listed for the first time: what it has is
+// found out when it answers, and within what a flight may cost.
+func TestFirstMeetingFails(t *testing.T) {
+	for _, code := range []string{"UNKNOWN", "GPU_IS_LOST"} {
+		s := start(t, "gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 "+code, "fail nvmlGpmQueryDeviceSupport gpu 0 "+code)
+		s.clear("fail")
+		var got map[string]float64
+		for range 16 { // all that is slow or static is still to be asked for
+			s.aged(0, time.Second)
+			before := s.calls()
+			got = s.values(0)
+			if n := s.calls().Since(before).PerGPU(0); n > callsPerGPU {
+				t.Errorf("%s: a flight makes %d calls", code, n)
+			}
+			s.overdue(0, slowEvery)
+		}
+		for _, name := range []string{smActive, "nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {
+			if _, ok := got[name]; !ok {
+				t.Errorf("%s: it never has %s", code, name)
+			}
+		}
+		s.Close()
+	}
+}

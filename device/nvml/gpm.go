@@ -113,7 +113,7 @@ func (g *gpu) sampled(s *sampler, r *reading, instance int, now time.Time) {
 // fill takes a sample, into a buffer that is made where there is none yet.
 func (g *gpu) fill(into *sample, instance int, s *sampler, now time.Time) bool {
 	if into.GpmSample == nil {
-		if !g.spend() {
+		if g.freed || !g.spend() {
 			return false
 		}
 		made, ret := g.driver.lib.GpmSampleAlloc()
@@ -180,6 +180,7 @@ func (g *gpu) free(now *driver) {
 	free(&g.gpm.spare)
 	free(&g.gpm.own.kept)
 	g.gpm.own.at = time.Time{}
+	g.freed = true
 	for _, i := range g.instances {
 		free(&i.sampler.kept)
 		i.sampler.at = time.Time{}

@@ -8,8 +8,8 @@ import "time"
 type meter struct {
 	source int // which of its row's sources it follows
 	counts []count
-	resets uint64 // of the GPU, when it was last looked at
-	at     time.Time
+	resets uint64    // of the GPU, when it was last looked at
+	at     time.Time // when what was taken last was read
 	began  bool
 	total  float64
 }
@@ -28,17 +28,22 @@ func (m *meter) follow(source, n int) {
 	}
 }
 
-// take adds what the i-th counter rose by. That it went down is a wrap, unless the GPU
-// was reset meanwhile, or it would have had to count faster than most in a second: then
-// it has begun again at 0.
-func (m *meter) take(i int, now, wraps, most float64, reset bool) {
+// beginAgain has all counters begin again at 0, also those that are missing just now.
+func (m *meter) beginAgain() {
+	for i := range m.counts {
+		m.counts[i].last = 0
+	}
+}
+
+// take adds what the i-th counter rose by. That it went down is a wrap, unless it would
+// have had to rise by more than most for that: then it has begun again at 0, as the
+// errors of links do when somebody sets them to 0.
+func (m *meter) take(i int, now, wraps, most float64) {
 	c := &m.counts[i]
 	rose := now - c.last
 	switch {
 	case !c.seen && m.began:
 		rose = 0
-	case !c.seen || reset:
-		rose = now
 	case rose < 0 && wraps > 0 && rose+wraps <= most:
 		rose += wraps
 	case rose < 0:
@@ -52,6 +57,9 @@ func (m *meter) take(i int, now, wraps, most float64, reset bool) {
 // counters gave a value.
 func (g *gpu) metered(i int, source int, ref ref, now time.Time) (total float64, ok bool) {
 	r, f := &g.catalogue.rows[i], g.fieldsOf(&g.catalogue.rows[i])
+	if r.slow { // a value is as old as its reading
+		now = g.slowAsked
+	}
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
 	m := g.history.meters[i]
@@ -59,10 +67,7 @@ func (g *gpu) metered(i int, source int, ref ref, now time.Time) (total float64,
 		m = &meter{}
 		g.history.meters[i] = m
 	}
-	m.follow(source, ref.n)
-	resets := g.history.resets.Load()
-	reset := m.began && resets != m.resets
-	most := r.most * (now.Sub(m.at).Seconds() + 1)
+	most := r.most * max(now.Sub(m.at).Seconds()+1, 0)
 	u := r.sources[source].unit
 	for k := range ref.n {
 		raw, given := f.value(ref.at + k)
@@ -70,11 +75,17 @@ func (g *gpu) metered(i int, source int, ref ref, now time.Time) (total float64,
 		if !given || !sound {
 			continue
 		}
-		m.take(k, v, f.wraps(ref.at+k)*u.times/u.per, most, reset)
-		ok = true
+		if !ok { // a source that gives nothing this once is not followed
+			m.follow(source, ref.n)
+			if m.resets != g.resets {
+				m.beginAgain()
+			}
+			ok = true
+		}
+		m.take(k, v, f.wraps(ref.at+k)*u.times/u.per, most)
 	}
 	if ok {
-		m.began, m.at, m.resets = true, now, resets
+		m.began, m.at, m.resets = true, now, g.resets
 	}
 	return m.total, ok
 }

@@ -43,13 +43,13 @@ func TestWraps(t *testing.T) {
 func TestTooFastToWrap(t *testing.T) {
 	m := meter{}
 	m.follow(0, 1)
-	m.take(0, 1000, 1<<32, 0, false)
+	m.take(0, 1000, 1<<32, 0)
 	m.began = true
-	m.take(0, 10, 1<<32, 1<<30, false)
+	m.take(0, 10, 1<<32, 1<<30)
 	if m.total != 1010 {
 		t.Errorf("got %v", m.total)
 	}
-	m.take(0, 5, 1<<32, 1<<33, false)
+	m.take(0, 5, 1<<32, 1<<33)
 	if m.total != 1010+1<<32-5 {
 		t.Errorf("got %v", m.total)
 	}
@@ -86,7 +86,7 @@ func FuzzMeter(f *testing.F) {
 					want += float64(now)
 				}
 				told[i], last[i], any = true, counted[i], true
-				m.take(i, float64(now), wraps, wraps, false)
+				m.take(i, float64(now), wraps, wraps)
 			}
 			m.began = m.began || any
 			if m.total != want || m.total < before {
@@ -155,5 +155,91 @@ func TestPerLink(t *testing.T) {
 		if p := MetricsPerLink()[i]; seriesName(p) != seriesName(m) {
 			t.Fatalf("row %d is %s with links, and %s without", i, p.Name, m.Name)
 		}
+	}
+}
+
+// TestErrorsSetTo0 has somebody set the counters of a link's errors to 0, as nvidia-smi
+// nvlink -re does: of 32 bits too they have not wrapped.
+func TestErrorsSetTo0(t *testing.T) {
+	const errors = `nvidia_gpu_nvlink_errors_total{type="replay"}`
+	s := start(t, "gpus 1", "gpu 0 field 52 40 u32")
+	want := func(what string, want float64) {
+		t.Helper()
+		g := s.table.Load().byIndex[0]
+		g.slowAsked = g.slowAsked.Add(-time.Minute)
+		if got := s.values(0)[errors]; got != want {
+			t.Errorf("%s: %.0f, want %.0f", what, got, want)
+		}
+	}
+	want("at first", 40)
+	s.set("gpu 0 field 52 2 u32")
+	want("set to 0", 42)
+	s.set("gpu 0 field 52 5 u32")
+	want("it counts on", 45)
+}
+
+// TestResetBetweenReadings has a GPU be reset so fast that no reading fails. What is slow
+// and was read before that is not shown as what is, nor counted once more.
+func TestResetBetweenReadings(t *testing.T) {
+	const errors, rows = `nvidia_gpu_nvlink_errors_total{type="replay"}`, "nvidia_gpu_row_remap_pending"
+	for _, first := range []string{"Read", "Check"} {
+		s := start(t, "gpus 1", "gpu 0 energy 1000000", "gpu 0 field 52 40 u64", "gpu 0 remapped_pending 1")
+		if got := s.values(0); got[errors] != 40 || got[rows] != 1 {
+			t.Fatalf("got %v, %v", got[errors], got[rows])
+		}
+		s.set("gpu 0 energy 5", "gpu 0 field 52 3 u64", "gpu 0 remapped_pending 0")
+		if first == "Check" {
+			_, err := s.Check(s.id(0))
+			s.must(err)
+		}
+		for range 8 {
+			got := s.values(0)
+			if v, ok := got[errors]; ok && v != 43 {
+				t.Errorf("%s: %v errors, want 43", first, v)
+			}
+			if v, ok := got[rows]; ok && v != 0 {
+				t.Errorf("%s: a row waits for the reset that was", first)
+			}
+		}
+		if got := s.values(0); got[errors] != 43 {
+			t.Errorf("%s: %v errors in the end, want 43", first, got[errors])
+		}
+		s.Close()
+	}
+}
+
+// TestResetInRelease has a GPU be reset while the driver is let go of. What is slow was
+// read after that, when the GPU was listed: the first reading has it.
+func TestResetInRelease(t *testing.T) {
+	const errors, rows = `nvidia_gpu_nvlink_errors_total{type="replay"}`, "nvidia_gpu_row_remap_pending"
+	s := start(t, "gpus 1", "gpu 0 energy 1000000", "gpu 0 field 52 40 u64", "gpu 0 remapped_pending 1")
+	s.values(0)
+	s.Close()
+	s.set("gpu 0 energy 5", "gpu 0 field 52 3 u64", "gpu 0 remapped_pending 0")
+	s.list(1)
+	for range 3 {
+		got := s.values(0)
+		if v, ok := got[rows]; !ok || v != 0 || got[errors] != 43 {
+			t.Errorf("%v, %v; %v errors, want 43", v, ok, got[errors])
+		}
+		if _, ok := got[`nvidia_gpu_compute_mode{mode="default"}`]; !ok {
+			t.Error("the reading is not whole")
+		}
+	}
+}
+
+// TestSourceFailsOnce has all that a GPU does not have be asked for again, and the driver
+// not know for once: what was counted meanwhile is not lost.
+func TestSourceFailsOnce(t *testing.T) {
+	const sent = "nvidia_gpu_nvlink_transmit_bytes_total"
+	s := start(t, "gpus 1", "gpu 0 model b200", "gpu 0 field 202/link 1000")
+	first := s.values(0)[sent]
+	s.table.Load().byIndex[0].fast.askAll()
+	s.set("fail field:138 gpu 0 UNKNOWN")
+	s.values(0)
+	s.clear("fail")
+	s.set("gpu 0 field 202/link 1500")
+	if got := s.values(0)[sent]; got != first*1.5 {
+		t.Errorf("got %v, want %v", got, first*1.5)
 	}
 }

@@ -85,16 +85,18 @@ func (s stateOf) holds(v float64) bool {
 // in a type that could not say so. Nor is one below least.
 type unit struct {
 	times, per, least, most float64
-	// flag says that whatever is not 0 is 1.
-	flag bool
+	// flag says that whatever is not 0 is 1, and full that nothing is more than 1, though
+	// it be measured as a little more.
+	flag, full bool
 }
 
 var (
 	inBytes       = unit{times: 1, per: 1, most: 1 << 50}
 	inTraffic     = unit{times: 1, per: 1, most: 1 << 62} // bytes, counted
 	inKibibytes   = unit{times: 1 << 10, per: 1, most: 1 << 62}
-	inMegabytes   = unit{times: 1e6, per: 1, most: 1e9} // a second
-	inPercent     = unit{times: 1, per: 100, most: 100} // divided: 29 * 0.01 is not 0.29
+	inMegabytes   = unit{times: 1e6, per: 1, most: 1e9}             // a second
+	inPercent     = unit{times: 1, per: 100, most: 100}             // divided: 29 * 0.01 is not 0.29
+	inCycles      = unit{times: 1, per: 100, most: 102, full: true} // percent of what was counted
 	inCelsius     = unit{times: 1, per: 1, most: 1000}
 	inMargin      = unit{times: 1, per: 1, least: -1000, most: 1000} // degrees, to a limit
 	inMilliwatts  = unit{times: 1, per: 1000, most: 1e8}
@@ -113,7 +115,10 @@ func (u unit) convert(v float64) (float64, bool) {
 	case u.flag && v != 0:
 		return 1, true
 	}
-	return v * u.times / u.per, true
+	if v = v * u.times / u.per; u.full {
+		v = min(v, 1)
+	}
+	return v, true
 }
 
 // rows are all that is read, in the order of device.Sample.Metric.
@@ -159,8 +164,13 @@ func (r *row) from() string {
 	var from []string
 	for _, s := range r.sources {
 		name := "field " + strconv.Itoa(int(s.id)) + " NVML_FI_" + fieldNames[s.id]
-		if s.sum {
+		switch {
+		case s.sum:
 			name += ", over all links"
+		case s.scope == ofGPU && s.n == all:
+			name += ", of all links"
+		case s.scope == ofGPU && s.n > 0:
+			name += ", scope " + strconv.Itoa(int(s.n))
 		}
 		from = append(from, name)
 	}

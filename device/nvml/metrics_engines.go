@@ -19,19 +19,19 @@ var engineRows = []row{
 	gauge("nvidia_gpu_ofa_utilization_ratio", "How busy the optical flow accelerator was"+videoHelp).
 		asked(ofaBusy, inPercent).on("Turing and newer"),
 	gauge("nvidia_gpu_graphics_engine_active_ratio", "Share of time, between this flight and the one before, in which the graphics or compute engine was active.").
-		asked(gpmGraphics, inPercent).on(hopper),
+		asked(gpmGraphics, inCycles).on(hopper),
 	gauge("nvidia_gpu_sm_active_ratio", "Share of cycles, between this flight and the one before, in which a multiprocessor had a warp, over all multiprocessors.").
-		asked(gpmSM, inPercent).on(hopper),
+		asked(gpmSM, inCycles).on(hopper),
 	gauge("nvidia_gpu_sm_occupancy_ratio", "Warps on the multiprocessors, between this flight and the one before, as a share of those that fit.").
-		asked(gpmOccupancy, inPercent).on(hopper),
-	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "tensor").asked(gpmTensor, inPercent).on(hopper),
-	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "dfma").asked(gpmDFMA, inPercent).on(hopper),
-	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "hmma").asked(gpmHMMA, inPercent).on(hopper),
-	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "imma").asked(gpmIMMA, inPercent).on(hopper),
-	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp64").asked(gpmFP64, inPercent).on(hopper),
-	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp32").asked(gpmFP32, inPercent).on(hopper),
-	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp16").asked(gpmFP16, inPercent).on(hopper),
-	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "int").asked(gpmInteger, inPercent).on(hopper),
+		asked(gpmOccupancy, inCycles).on(hopper),
+	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "tensor").asked(gpmTensor, inCycles).on(hopper),
+	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "dfma").asked(gpmDFMA, inCycles).on(hopper),
+	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "hmma").asked(gpmHMMA, inCycles).on(hopper),
+	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "imma").asked(gpmIMMA, inCycles).on(hopper),
+	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp64").asked(gpmFP64, inCycles).on(hopper),
+	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp32").asked(gpmFP32, inCycles).on(hopper),
+	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp16").asked(gpmFP16, inCycles).on(hopper),
+	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "int").asked(gpmInteger, inCycles).on(hopper),
 	gauge("nvidia_gpu_dram_bandwidth_utilization_ratio", "Memory bandwidth used, between this flight and the one before, as a share of what there is.").
-		asked(gpmDRAM, inPercent).on(hopper),
+		asked(gpmDRAM, inCycles).on(hopper),
 }

@@ -38,8 +38,8 @@ var faultRows = slices.Concat([]row{
 	fault("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp, "severity", "corrected").in(nvml.FI_DEV_ECC_SBE_AGG_TOTAL, inNumber).slowly().on(withECC),
 	fault("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp, "severity", "uncorrected").in(nvml.FI_DEV_ECC_DBE_AGG_TOTAL, inNumber).slowly().on(withECC),
 
-	volatileIn("dram", "corrected").in(nvml.FI_DEV_ECC_SBE_VOL_DEV, inNumber).asked(dramCorrected, inNumber).on(withECC),
-	volatileIn("dram", "uncorrected").in(nvml.FI_DEV_ECC_DBE_VOL_DEV, inNumber).asked(dramUncorrected, inNumber).on(withECC),
+	volatileIn("dram", "corrected").in(nvml.FI_DEV_ECC_SBE_VOL_DEV, inNumber).on(withECC),
+	volatileIn("dram", "uncorrected").in(nvml.FI_DEV_ECC_DBE_VOL_DEV, inNumber).on(withECC),
 	volatileIn("sram", "corrected").asked(sramCorrected, inNumber).on(fromAmpere),
 	volatileIn("sram", "uncorrected").asked(sramUncorrected, inNumber).on(fromAmpere),
 	volatileIn("l1", "corrected").in(nvml.FI_DEV_ECC_SBE_VOL_L1, inNumber).unlessFilled(sramCorrected).on(upToTuring),

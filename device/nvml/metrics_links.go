@@ -18,7 +18,7 @@ const (
 	withNVLink       = "GPUs with NVLink"
 	withNVSwitch     = "Hopper and newer, with NVSwitches"
 	mostNVLinks      = 4e12 // bytes in a second over all links of a GPU: more than there are
-	mostLinkTroubles = 1e12 // errors, likewise
+	mostLinkTroubles = 1e6  // errors, likewise: with more of them nothing gets through
 )
 
 var fabricStates = []uint32{nvml.GPU_FABRIC_STATE_NOT_STARTED, nvml.GPU_FABRIC_STATE_IN_PROGRESS, nvml.GPU_FABRIC_STATE_COMPLETED}

@@ -2,9 +2,10 @@
 //
 // It answers for NVIDIA's GPUs through libnvidia-ml.so.1, which go-nvml opens
 // while the program runs: so the driver may be absent, appear later, be old, lack
-// functions, hang, or fail for one GPU alone. metrics.go has a row for each thing
-// that is read, health.go one for each that is judged, symbols.go one for each
-// function that is called.
+// functions, hang, or fail for one GPU alone. metrics_*.go have a row for each thing
+// that is read, calls.go one for each that is asked for by a call of its own, health.go
+// one for each that is judged, symbols.go one for each function that is called; and
+// flight.go says what is asked for when.
 package nvml
 
 import (

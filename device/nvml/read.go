@@ -42,10 +42,13 @@ type gpu struct {
 	fast, slow, check fields
 	reading           reading
 	turns             [len(calls)]turn
+	learned           bool // what there is to ask for
 	slowAsked         time.Time
 	spared            [slotCount]bool // by fields
 	flight            flight
 	flown             time.Time // when the last flight began
+	flew              bool      // there was one
+	resets            uint64    // those of history that what was read has come after
 	gpm               gpm
 	people            people
 	// throttles are the reasons that the GPU can give for slower clocks.
@@ -54,6 +57,9 @@ type gpu struct {
 	instances []*instance
 	grouped   *parts
 	unused    []sample
+	// freed says that the GPU is no longer listed: a call that began before has no more
+	// samples made for it. It goes with turn.
+	freed bool
 }
 
 // history is what outlives a listing and an Init.
@@ -71,11 +77,32 @@ type history struct {
 // went down is the cheapest proof of either.
 const energyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
 
-// newGPU finds out what there is to ask the GPU for, and asks for what is static. What
-// else it does not have drops out with the first answer.
+// newGPU is a GPU that is still to be asked what there is to ask it for: see meet.
 func newGPU(id device.GPU, handle nvml.Device, d *driver) *gpu {
 	g := &gpu{id: id, handle: handle, driver: d, catalogue: d.catalogue}
-	links := linksOf(handle, d.has)
+	g.answering.Store(true)
+	g.parts.Store(&parts{})
+	g.throttles = supportedThrottles(handle, d.has)
+	return g
+}
+
+// meet finds out what there is to ask the GPU for, and asks for what is static. What else
+// it does not have drops out with the first answer. It goes with turn.
+func (g *gpu) meet() {
+	g.check = newFields(g.driver.has, checked, func(key) bool { return true })
+	g.learn()
+	g.seed(time.Now())
+}
+
+// learnCalls is how many calls learn makes.
+const learnCalls = 2
+
+// learn finds out how many links the GPU has, and whether it has GPM. A GPU that fails just
+// then is asked again by the flights that follow, or it would lack both for as long as it
+// is listed.
+func (g *gpu) learn() {
+	d := g.driver
+	links, ok := linksOf(g.handle, d.has)
 	exists := func(k key) bool {
 		switch {
 		case d.renumbered && isClockReason(k.id):
@@ -87,24 +114,22 @@ func newGPU(id device.GPU, handle nvml.Device, d *driver) *gpu {
 	}
 	g.fast = newFields(d.has, d.catalogue.fast, exists)
 	g.slow = newFields(d.has, d.catalogue.slow, exists)
-	g.check = newFields(d.has, checked, exists)
-	g.answering.Store(true)
-	g.parts.Store(&parts{})
-	g.throttles = supportedThrottles(handle, d.has)
-	g.seed(time.Now())
-	return g
+	if ok {
+		g.askGPM()
+	}
+	g.learned = ok && (g.gpm.told || !d.has.gpm())
 }
 
-// linksOf is how many links of each kind the GPU has.
-func linksOf(handle nvml.Device, has symbols) (links [ofC2CLink + 1]uint32) {
+// linksOf is how many links of each kind the GPU has, none where it cannot say.
+func linksOf(handle nvml.Device, has symbols) (links [ofC2CLink + 1]uint32, ok bool) {
 	f := newFields(has, newBatch(key{id: nvml.FI_DEV_NVLINK_LINK_COUNT}, key{id: nvml.FI_DEV_C2C_LINK_COUNT}), func(key) bool { return true })
-	_ = f.ask(handle) // where it fails there are none
+	ret := f.ask(handle)
 	for at, scope := range [...]scope{ofLink, ofC2CLink} {
 		if n, ok := f.value(at); ok {
 			links[scope] = uint32(min(n, mostLinks))
 		}
 	}
-	return links
+	return links, ret == nvml.SUCCESS || lacking(ret)
 }
 
 // isClockReason tells the fields that had other numbers up to driver 580.65

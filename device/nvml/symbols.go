@@ -116,8 +116,24 @@ var sliceFunctions = [...]string{
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId",
 }
 
-// eventFamilies are what the exporter makes of events.
-var eventFamilies = [...]string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}
+// madeOf are families that the exporter makes of other things than rows, and what those
+// take.
+var madeOf = [...]struct {
+	functions []string
+	families  []string
+}{
+	{eventFunctions[:], []string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}},
+	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3"}, []string{
+		"nvidia_gpu_container_memory_used_bytes", "nvidia_gpu_unattributed_memory_used_bytes",
+		"nvidia_gpu_container_processes", "nvidia_gpu_unattributed_processes",
+	}},
+	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"}, []string{
+		"nvidia_gpu_container_sm_utilization_ratio", "nvidia_gpu_unattributed_sm_utilization_ratio",
+		"nvidia_gpu_container_memory_controller_utilization_ratio", "nvidia_gpu_unattributed_memory_controller_utilization_ratio",
+		"nvidia_gpu_container_encoder_utilization_ratio", "nvidia_gpu_unattributed_encoder_utilization_ratio",
+		"nvidia_gpu_container_decoder_utilization_ratio", "nvidia_gpu_unattributed_decoder_utilization_ratio",
+	}},
+}
 
 // symbols are the functions that can be called, under the names of the rows.
 type symbols map[string]bool
@@ -173,9 +189,9 @@ func (has symbols) missing() []string {
 			add(r.name)
 		}
 	}
-	if !has.events() {
-		for _, name := range eventFamilies {
-			add(name)
+	for _, m := range madeOf {
+		if !has.all(m.functions) {
+			families = append(families, m.families...)
 		}
 	}
 	return families

@@ -19,8 +19,8 @@ type people struct {
 	until uint64
 	// counts are how many samples each of the rows that are being written has.
 	counts []float64
-	// hasNone are lists that the GPU does not have.
-	hasNone [len(processLists)]bool
+	// absent is since when the GPU says that it does not have a list.
+	absent [len(processLists)]time.Time
 }
 
 // somePeople are as many as there mostly are.
@@ -45,7 +45,10 @@ func (b *Backend) Uses(id device.GPU, buf []device.Use) (uses []device.Use, know
 		return buf, false
 	}
 	defer g.leave()
-	g.flight.left += callsOfUses
+	if g.grouped == nil { // no Read has come before
+		g.regroup()
+	}
+	g.flight.left += g.callsOfUses() // as they were kept, whatever the newest listing says
 	before := len(buf)
 	uses, known = g.listPeople(t, buf)
 	if !known {
@@ -67,12 +70,16 @@ func (g *gpu) listPeople(t *table, buf []device.Use) ([]device.Use, bool) {
 	}
 	before, told := len(buf), false
 	for i, list := range g.driver.direct.lists {
-		if list == nil || p.hasNone[i] {
+		if list == nil && i == 0 {
+			return buf, false
+		}
+		if list == nil || !p.absent[i].IsZero() && time.Since(p.absent[i]) < askAgainAfter {
 			continue
 		}
+		p.absent[i] = time.Time{}
 		switch ret := g.listKind(list); {
 		case lacking(ret) && i > 0: // no graphics, say; without the first, it is a vGPU
-			p.hasNone[i] = true
+			p.absent[i] = time.Now()
 			continue
 		case ret != nvml.SUCCESS:
 			return buf, false
@@ -98,7 +105,11 @@ func (g *gpu) listKind(f unsafe.Pointer) nvml.Return {
 	for g.spend() {
 		ret := list(f, p.pointer, p.infos, &p.count)
 		if ret == nvml.ERROR_INSUFFICIENT_SIZE {
-			p.infos = make([]nvml.ProcessInfo, 2*max(int(min(p.count, mostPeople)), len(p.infos)))
+			room := roomFor(p.count, len(p.infos))
+			if room == len(p.infos) {
+				return ret
+			}
+			p.infos = make([]nvml.ProcessInfo, room)
 			continue
 		}
 		if ret == nvml.SUCCESS && int(p.count) > len(p.infos) {
@@ -111,6 +122,13 @@ func (g *gpu) listKind(f unsafe.Pointer) nvml.Return {
 
 // mostPeople is more than have ever been on a GPU; a count above it is none.
 const mostPeople = 1 << 16
+
+// roomFor is how long a buffer is to be that was too short for a count. Some of those who
+// come until it is used fit as well; but a driver that is never content gets no more than
+// could make sense.
+func roomFor(count uint32, short int) int {
+	return min(2*max(int(min(count, mostPeople)), short), mostPeople)
+}
 
 // deviceOf is what a process uses. Of a partitioned GPU only the privileged are told
 // that; who is not cannot know who uses what.
@@ -152,12 +170,16 @@ func (g *gpu) shares(uses []device.Use) {
 	if f == nil || len(uses) == 0 || !g.spend() {
 		return
 	}
+	// The clock may have been set back since, and then all that is new would be older.
+	p.until = min(p.until, uint64(time.Now().UnixMicro()))
 	ret := utilization(f, p.pointer, p.samples, &p.count, p.until)
 	switch {
 	case ret == nvml.ERROR_NOT_FOUND:
 		p.count = 0
 	case ret == nvml.ERROR_INSUFFICIENT_SIZE:
-		p.samples = make([]nvml.ProcessUtilizationSample, 2*max(int(min(p.count, mostPeople)), len(p.samples)))
+		if room := roomFor(p.count, len(p.samples)); room > len(p.samples) {
+			p.samples = make([]nvml.ProcessUtilizationSample, room)
+		}
 		return
 	case ret != nvml.SUCCESS || int(p.count) > len(p.samples):
 		return

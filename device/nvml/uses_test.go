@@ -150,3 +150,94 @@ func TestShares(t *testing.T) {
 		t.Errorf("got %+v, until %d before now; want %+v", uses, now-g.people.until, want)
 	}
 }
+
+// TestNoRoomEver has a driver say each time that the buffers are too short: they grow to
+// what could ever be needed, and not on and on.
+func TestNoRoomEver(t *testing.T) {
+	for _, function := range []string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"} {
+		s := start(t, "gpus 1", "gpu 0 process 11 1000", "fail "+function+" gpu 0 INSUFFICIENT_SIZE")
+		for range 14 {
+			before := s.calls()
+			s.whole(0)
+			if n := s.calls().Since(before).PerGPU(0); n > callsPerGPU {
+				t.Errorf("%s: a flight makes %d calls", function, n)
+			}
+			p := &s.table.Load().byIndex[0].people
+			if len(p.infos) > mostPeople || len(p.samples) > mostPeople {
+				t.Fatalf("%s: there is room for %d processes and %d shares", function, len(p.infos), len(p.samples))
+			}
+		}
+		s.Close()
+	}
+}
+
+// TestSharesAfterClockSetBack has the node's clock be ahead, and then be set right: what
+// each process uses is told at once, and not when the clock has caught up.
+func TestSharesAfterClockSetBack(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 process 11 1000 sm 50")
+	s.whole(0)
+	people := &s.table.Load().byIndex[0].people
+	people.until = uint64(time.Now().Add(time.Hour).UnixMicro())
+	s.eventually("shares are told", func() bool {
+		uses, known := s.uses(0)
+		return known && uses[0].SM == 0.5
+	})
+}
+
+// TestUsesAfterModeChange has the GPU's MIG mode be turned off between the two halves of
+// a flight: what is not partitioned is asked for more, but a flight makes no more calls.
+func TestUsesAfterModeChange(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 process 11 1000")
+	for range 8 {
+		s.aged(0, time.Second)
+		s.whole(0)
+	}
+	s.later(0, slowEvery)
+	before := s.calls()
+	if _, err := s.Read(s.id(0), nil); err != nil {
+		t.Fatal(err)
+	}
+	read := s.calls().Since(before).PerGPU(0)
+	s.set("gpu 0 mig_mode 0")
+	s.list(1)
+	before = s.calls()
+	s.Uses(s.id(0), nil)
+	if n := read + s.calls().Since(before).PerGPU(0); n > callsPerGPU {
+		t.Errorf("a flight makes %d calls", n)
+	}
+}
+
+// TestListComesBack has the driver say once that it has no list of one kind: that is not
+// believed for good, or those on it would be nobody for ever.
+func TestListComesBack(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 process 12 1000 type graphics", "fail nvmlDeviceGetGraphicsRunningProcesses_v3 gpu 0 NOT_SUPPORTED")
+	if got, known := s.uses(0); !known || len(got) != 0 {
+		t.Fatalf("got %+v, %v", got, known)
+	}
+	s.clear("fail")
+	if got, known := s.uses(0); !known || len(got) != 0 {
+		t.Errorf("it is asked for at once: %+v, %v", got, known)
+	}
+	absent := &s.table.Load().byIndex[0].people.absent
+	for i := range absent {
+		if !absent[i].IsZero() {
+			absent[i] = absent[i].Add(-askAgainAfter)
+		}
+	}
+	if got, known := s.uses(0); !known || len(got) != 1 {
+		t.Errorf("after a while: %+v, %v", got, known)
+	}
+}
+
+// TestNoListOfPrograms has a library that cannot list who computes: then it is not known
+// who uses the GPU, whoever draws on it.
+func TestNoListOfPrograms(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 process 12 1000 type graphics")
+	g := s.table.Load().byIndex[0]
+	older := *g.driver
+	older.direct.lists[0] = nil
+	g.driver = &older
+	if got, known := s.uses(0); known || len(got) > 0 {
+		t.Errorf("got %+v, %v", got, known)
+	}
+}
