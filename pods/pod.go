@@ -13,8 +13,7 @@ type Pod struct {
 	// UID is that of cgroups and log folders: of a static pod the hash of its manifest,
 	// 32 digits without dashes, and the same when the pod is made again of it.
 	UID string
-	// Created is when the API server, or for a static pod the kubelet, took it in; zero
-	// where that is not said.
+	// Created is when the API server took it in; zero for a static pod.
 	Created time.Time
 	// Labels are those on the allowlist, by name.
 	Labels []device.Label

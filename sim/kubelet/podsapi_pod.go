@@ -103,7 +103,7 @@ func (p *pod) killed() {
 			s.exited(Exit{Code: code})
 		}
 	}
-	if p.phase == running {
+	if p.phase == running && !p.Static { // the kubelet says of a static pod to the last that it is running (kubernetes#116484)
 		if p.phase = succeeded; p.failed() {
 			p.phase = failed
 		}
@@ -135,7 +135,9 @@ func (p *pod) containerID(name string) string {
 // (core/v1/generated.proto in k8s.io/api). mu is held.
 func (p *pod) marshal() []byte {
 	metadata := p.marshalMetadata()
-	metadata = appendTime(metadata, 8, p.came)
+	if !p.Static { // the API server says when, and nobody else
+		metadata = appendTime(metadata, 8, p.came)
+	}
 	metadata = appendTime(metadata, 9, p.ends)
 	for _, name := range slices.Sorted(maps.Keys(p.Labels)) {
 		metadata = appendMessage(metadata, 11, appendText(appendText(nil, 1, name), 2, p.Labels[name]))
