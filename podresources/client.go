@@ -92,6 +92,7 @@ type Client struct {
 	// All below are guarded by mu.
 	memory    memory
 	ledger    ledger
+	recount   bool // what is allocatable has changed since it was asked for
 	newcomers newcomers
 	granted   time.Time      // when Allocate last returned
 	noGet     link           // over which the kubelet has said that it knows no Get
@@ -190,6 +191,9 @@ func (c *Client) refresh(ctx context.Context) {
 	c.readCheckpoint()
 	if now := time.Now(); holders.Err == nil && now.Sub(c.counted) >= countEvery {
 		c.counted = now
+		c.mu.Lock()
+		c.recount = false
+		c.mu.Unlock()
 		c.askAllocatable(asking)
 	}
 }
@@ -213,7 +217,11 @@ func (c *Client) pause(now time.Time) time.Duration {
 	if c.holders.Err != nil {
 		return max(lostEvery, c.askAfter.Sub(now))
 	}
-	return max(c.holders.At.Add(idleEvery).Sub(now), lookFirst)
+	wait := c.holders.At.Add(idleEvery).Sub(now)
+	if c.recount {
+		wait = min(wait, c.counted.Add(countEvery).Sub(now))
+	}
+	return max(wait, lookFirst)
 }
 
 // curious tells whether there is something that Run should look for soon.
@@ -230,6 +238,15 @@ func (c *Client) Allocated(resource string, ids []device.OfferedID) {
 	c.mu.Lock()
 	c.granted = now
 	c.publish(c.memory.allocated(resource, ids, now))
+	c.mu.Unlock()
+	c.lookSoon()
+}
+
+// Told says that the kubelet was told of other devices than before, or that some are ill: what
+// it would give away is another.
+func (c *Client) Told() {
+	c.mu.Lock()
+	c.recount = true
 	c.mu.Unlock()
 	c.lookSoon()
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/device"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 const ms = time.Millisecond
@@ -523,6 +524,31 @@ func TestRunCountsWhatIsAllocatable(t *testing.T) {
 		time.Sleep(time.Minute)
 		if n := k.counted() - before; n < 6 {
 			t.Errorf("in a minute it was asked for %d times", n)
+		}
+	})
+}
+
+// What the kubelet would give away follows what it is told, though not each time.
+func TestRunCountsAnewWhatTheKubeletIsTold(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		defer c.runs(t)()
+		synctest.Wait()
+		k.gives(&api.AllocatableResourcesResponse{Devices: []*api.ContainerDevices{{ResourceName: gpu, DeviceIds: []string{"a"}}}})
+		c.Told() // right after it was counted
+		time.Sleep(countEvery + lookFirst)
+		synctest.Wait()
+		if n := c.Allocatable()[gpu]; n != 1 {
+			t.Errorf("%d devices are counted, and the kubelet would give away one", n)
+		}
+		time.Sleep(time.Minute)
+		before := k.counted()
+		for range 10 {
+			c.Told()
+			time.Sleep(100 * ms)
+		}
+		time.Sleep(2 * countEvery)
+		if n := k.counted() - before; n < 2 || n > 3 {
+			t.Errorf("it was told ten times in a second, and counted %d times", n)
 		}
 	})
 }

@@ -246,7 +246,11 @@ func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Ex
 				holders.Returned()
 			}
 		},
-		Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
+		Streaming: own.Streaming, Answered: own.Answered,
+		Sent: func(resource string, devices, healthy int) {
+			own.Listed(resource, devices, healthy)
+			holders.Told()
+		},
 		Refused: func(resource string, _ []device.OfferedID, why plugin.Why, _ error) {
 			own.Refused(resource, string(why))
 		},

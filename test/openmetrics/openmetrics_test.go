@@ -35,6 +35,7 @@ func TestOpenMetrics(t *testing.T) {
 		t.Fatalf("no binary: run make build (%v)", err)
 	}
 	url := start(t, binary)
+	scrape(t, url, "podgauge_resource_device_info{")
 	body, contentType := scrape(t, url, `label_app_kubernetes_io_name="`)
 	if !strings.HasPrefix(contentType, "application/openmetrics-text") {
 		t.Fatalf("asked for OpenMetrics, got %s", contentType)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"github.com/podgauge/podgauge/device"
 	"maps"
 	"net"
 	"os"
@@ -12,6 +11,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/device"
 
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
