@@ -64,11 +64,11 @@ func TestGPM(t *testing.T) {
 	want("a first one again", -1, 1)
 	s.aged(0, time.Second)
 	want("and the next", 0.5, 2)
-	if n := s.calls().GPMSamples(); n != 2 {
+	if n := s.samples(); n != 2 {
 		t.Errorf("%d samples are there, want 2", n)
 	}
 	s.Close()
-	if n := s.calls().GPMSamples(); n != 0 {
+	if n := s.samples(); n != 0 {
 		t.Errorf("%d samples are left behind", n)
 	}
 	s.list(1)
@@ -86,12 +86,12 @@ func TestGPMOfGoneGPU(t *testing.T) {
 	s.set("gpus 1")
 	g.turn.Lock() // a call that hangs
 	s.list(1)
-	if n := s.calls().GPMSamples(); n != 2 {
+	if n := s.samples(); n != 2 {
 		t.Errorf("%d samples, want 2", n)
 	}
 	g.turn.Unlock()
 	s.list(1)
-	if n := s.calls().GPMSamples(); n != 1 {
+	if n := s.samples(); n != 1 {
 		t.Errorf("%d samples, want 1", n)
 	}
 }

@@ -106,7 +106,7 @@ func TestInstanceReplaced(t *testing.T) {
 	if got := s.read(0)["MIG-z"][smActive]; got != 0.9 {
 		t.Errorf("it was active for %v", got)
 	}
-	if n := s.calls().GPMSamples(); n != 4 { // two instances, the GPU, and the next one
+	if n := s.samples(); n != 4 { // two instances, the GPU, and the next one
 		t.Errorf("%d samples are allocated, want 4", n)
 	}
 }
@@ -131,7 +131,7 @@ func TestInstanceGone(t *testing.T) {
 		s.read(0)
 	}
 	// The GPU's, and its next one where the machine was slow; no slice's.
-	if n := s.calls().GPMSamples(); n < 1 || n > 2 {
+	if n := s.samples(); n < 1 || n > 2 {
 		t.Errorf("%d samples are allocated, want 1 or 2", n)
 	}
 }
