@@ -15,7 +15,7 @@ TAGS = -tags grpcnotrace
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build lint golden e2e e2e-all soak bench gpu
+.PHONY: demo test build lint golden e2e e2e-all soak churn bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
@@ -27,6 +27,7 @@ test: build ## all that needs no root; allocations are counted without the race 
 	go test -race ./...
 	go test -run 'Allocations|Calls' ./...
 	cd test/openmetrics && go test -count=1 ./...
+	cd test/podsfixture && go test -count=1 ./...
 
 golden: ## write the golden files anew
 	go test ./cmd/podgauge ./config -update
@@ -35,6 +36,7 @@ lint:
 	$(TOOL) golangci-lint run ./...
 	cd test/e2e && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	cd test/openmetrics && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
+	cd test/podsfixture && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 
 e2e: build ## a real kubelet, containerd and Prometheus; as root
 	cd test/e2e && go run ./cmd/e2e setup && go test -count=1 -timeout 30m ./...
@@ -43,8 +45,13 @@ e2e-all: build ## the same on each kubelet
 	cd test/e2e && go run ./cmd/e2e setup all
 	cd test/e2e && for v in v1.37.1 v1.36.3; do KUBELET_VERSION=$$v go test -count=1 -timeout 30m ./... || exit 1; done
 
-soak: build ## memory over ten minutes of scrapes, on the real node; as root
-	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_SOAK=10m go test -count=1 -timeout 30m -v -run TestMemory .
+soak: build ## memory over an hour of scrapes with everything on, and ten minutes without; as root
+	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_SOAK=10m go test -count=1 -timeout 30m -v -run 'TestMemory$$' .
+	cd test/e2e && PODGAUGE_SOAK=1h go test -count=1 -timeout 90m -v -run 'TestMemoryOfEverything' .
+
+churn: build ## a thousand pods' comings and goings, simulated and on the real node; as root
+	PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' ./cmd/podgauge
+	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' .
 
 bench: ## results are in docs/benchmarks.md
 	go test -run '^$$' -bench . -benchmem ./...

@@ -18,9 +18,10 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "device", "device/nvml", "device/nvml/cdi", "exporter", "plugin", "plugin/answer", "plugin/preferred", "podresources", "sim"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "exporter", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim"},
 	"cmd/demo":           {},
 	"config":             {},
+	"containers":         {"device"},
 	"device":             {},
 	"device/devicetest":  {"device"},
 	"device/nvml":        {"device"},
@@ -29,23 +30,27 @@ var arrows = map[string][]string{
 	"plugin/answer":      {"device"},
 	"plugin/preferred":   {"device"},
 	"podresources":       {"device"},
+	"pods":               {"device"},
 	"exporter":           {"device"},
 	"sim":                {"device", "sim/kubelet"},
 	"sim/kubelet":        {},
 	"sim/kubelet/habits": {"sim/kubelet"},
+	"test/churn":         {},
 	"test/nvml":          {},
 	"test/nvml/build":    {"test/nvml"},
 }
 
 // inTests may be imported by any test.
-var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "plugin/answer", "sim", "sim/kubelet", "sim/kubelet/habits", "test/nvml"}
+var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "plugin/answer", "sim", "sim/kubelet", "sim/kubelet/habits", "test/churn", "test/nvml"}
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{
 	"config":        {"github.com/NVIDIA", "github.com/prometheus", "google.golang.org/", "k8s.io/"},
+	"containers":    {"github.com/", "google.golang.org/", "k8s.io/"},
 	"plugin":        {"github.com/prometheus"},
 	"plugin/answer": {"github.com/prometheus", "google.golang.org/grpc"},
 	"podresources":  {"github.com/prometheus"},
+	"pods":          {"github.com/prometheus", "k8s.io/api", "k8s.io/client-go"},
 	"exporter":      {"google.golang.org/grpc", "k8s.io/kubelet"},
 	"device":        {"github.com/", "google.golang.org/", "k8s.io/"},
 	"sim":           {"github.com/NVIDIA"},

@@ -46,6 +46,15 @@ type Backend interface {
 	Wait(ctx context.Context) (Event, error)
 }
 
+// Peopled is a Backend that knows which processes use a GPU and its slices, and how
+// much of it.
+type Peopled interface {
+	// Uses appends to buf a row for each process and device. It is called right after a
+	// Read of the GPU that succeeded, as a part of the same reading. known is false where
+	// it cannot be said who uses the GPU: then there is no row.
+	Uses(gpu GPU, buf []Use) (uses []Use, known bool)
+}
+
 // Closer is a Backend that can let go of its driver. No call may be under way, and
 // until the next Devices, which starts the driver's library anew, none reaches it.
 type Closer interface{ Close() }

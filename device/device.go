@@ -64,6 +64,7 @@ type Device struct {
 	// "1g.10gb+me". On a whole GPU, and where unknown, they are -1 and empty.
 	Slice, GI, CI int
 	Profile       string
+	Placement     Placement
 	Minor         int    // the N of /dev/nvidiaN; -1 when unknown
 	Model         string // as the driver names it: "NVIDIA H100 80GB HBM3"
 	PCI           string // bus address: "0000:1a:00.0"
@@ -73,6 +74,14 @@ type Device struct {
 	// Facts are further names and values for the device's info series, each
 	// label at most once and the same labels for all devices of a Backend.
 	Facts []Label
+}
+
+// Placement is where a slice's GPU instance lies on its GPU: the number of the
+// instance's profile and the memory slices that it takes, as the driver counts both.
+// The zero Placement is that of a whole GPU, and of a slice of which it is not known.
+type Placement struct {
+	Profile     int // 19 is one of seven on an A100 and an H100
+	Start, Size int // in memory slices; Size is 0 where nothing is known
 }
 
 // Label is a name and a value, as Prometheus understands them.
@@ -99,7 +108,7 @@ func (d Device) Compare(o Device) int {
 func (d Device) Equal(o Device) bool {
 	return d.ID == o.ID && d.GPU == o.GPU && d.Index == o.Index && d.Minor == o.Minor &&
 		d.MIG == o.MIG && d.Slice == o.Slice && d.GI == o.GI && d.CI == o.CI && d.Profile == o.Profile &&
-		d.Model == o.Model && d.PCI == o.PCI && d.NUMANode == o.NUMANode &&
+		d.Placement == o.Placement && d.Model == o.Model && d.PCI == o.PCI && d.NUMANode == o.NUMANode &&
 		d.MemoryBytes == o.MemoryBytes &&
 		slices.Equal(d.Nodes, o.Nodes) && slices.Equal(d.Facts, o.Facts)
 }
@@ -112,6 +121,7 @@ type Status struct {
 	Reason  string    // why it is not healthy, in one word: "xid_79", "lost"; empty when it is
 	Action  string    // what its fault asks for: "reset_gpu", "reboot"; empty when nothing is known
 	Since   time.Time // when Healthy or Reason last changed
+	Gone    bool      // no listing has it any more: it is not read, and its instances' numbers may be another's
 	Xids    []Xid     // errors that the driver reported of the GPU, by code
 }
 
@@ -127,6 +137,6 @@ func (s Status) equal(o Status) bool {
 }
 
 func (s Status) equalButXids(o Status) bool {
-	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Reason == o.Reason &&
+	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Reason == o.Reason && s.Gone == o.Gone &&
 		s.Action == o.Action && s.Since.Equal(o.Since)
 }

@@ -24,7 +24,10 @@ func (o Owner) Compare(p Owner) int {
 // an allocation that the kubelet has not named: that of an init container never
 // is.
 type Holding struct {
-	Resource string // "nvidia.com/gpu"
+	// Resource is the plugin's, "nvidia.com/gpu", or, where the device was claimed, the
+	// claim's driver, "gpu.nvidia.com": the name of a plugin's resource has a slash, and
+	// that of a driver has none.
+	Resource string
 	Offered  OfferedID
 	Owner    Owner
 }
@@ -52,6 +55,9 @@ type Holders struct {
 	Settled bool
 	// Recent are the last containers of each device, those of now included.
 	Recent []Seen
+	// Resources are of the same answer, but for what is allocatable, which is asked for
+	// more seldom. As long as nothing in one of its slices changes, it is the same slice.
+	Resources Resources
 }
 
 // Hold is the state of one device.

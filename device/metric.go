@@ -12,6 +12,9 @@ const (
 	// FaultCounter only rises and belongs to the device itself: it carries no
 	// holder.
 	FaultCounter
+	// State is a value of now that whoever holds the device does not make: a limit, a
+	// mode, how many rows of the memory are remapped. It carries no holder.
+	State
 )
 
 // Metric is one row: a fact that can be read of a device. Rows of one family
@@ -21,11 +24,38 @@ type Metric struct {
 	Help   string
 	Kind   Kind
 	Labels []Label
+	// Source is where the value comes from, for those who read docs/metrics.md: the
+	// functions and field ids of the vendor's library.
+	Source string
+	// Hardware says which devices have it; empty: all.
+	Hardware string
+	Pace     Pace
 }
+
+// Pace is how often a row is read at most.
+type Pace uint8
+
+// The paces.
+const (
+	Fast   Pace = iota // with every flight
+	Slow               // every half minute, the most overdue first
+	Static             // when the device is listed for the first time, or the driver was started anew
+)
 
 // Sample is one value read, in the base unit that the row's name says.
 type Sample struct {
 	Device ID
 	Metric int // index into Backend.Metrics
 	Value  float64
+}
+
+// Use is what one process uses of a device. What the driver does not tell is
+// negative, and never 0.
+type Use struct {
+	Device ID
+	PID    uint32 // in the pid namespace of the node
+	// MemoryBytes is the device memory that it holds, in bytes.
+	MemoryBytes float64
+	// Shares of the device's time since the reading before, 0 to 1.
+	SM, MemoryController, Encoder, Decoder float64
 }

@@ -44,13 +44,18 @@ type slot struct {
 	// samples is reused from read to read. It belongs to the holder of the
 	// token, and then to the reader that was given the result until it asks again.
 	samples []Sample
+	uses    []Use // likewise
 }
 
 // Reading is what one read of a GPU gave.
 type Reading struct {
 	GPU     GPU
 	Samples []Sample // valid until the GPU is read again
-	Err     error    // ErrStalled where the GPU did not answer in time, ErrNoDriver while paused
+	// Uses are what processes use of the GPU's devices, as long valid. They are known
+	// where Peopled: an empty list is then nobody.
+	Uses    []Use
+	Peopled bool
+	Err     error // ErrStalled where the GPU did not answer in time, ErrNoDriver while paused
 }
 
 // NewReaders has no GPU yet: a slot is made when a GPU is first asked.
@@ -103,7 +108,12 @@ func (r *Readers) read(ctx context.Context, s *slot) Reading {
 	if err != nil {
 		return Reading{GPU: s.gpu, Err: fmt.Errorf("read GPU %s: %w", s.gpu, err)}
 	}
-	return Reading{GPU: s.gpu, Samples: samples}
+	reading := Reading{GPU: s.gpu, Samples: samples}
+	if p, ok := r.backend.(Peopled); ok {
+		s.uses, reading.Peopled = p.Uses(s.gpu, s.uses[:0])
+		reading.Uses = s.uses
+	}
+	return reading
 }
 
 // Check asks whether the GPU can be used and has answer called with the outcome,

@@ -99,6 +99,12 @@ func TestMonitorForgetsASliceThatIsGone(t *testing.T) {
 			t.Errorf("gone since %v, want %v", statuses[1].Since, gone)
 		}
 		want(t, "as long as it takes", w.after(time.Hour), "", "gone", "")
+		w.Fail(device.ID(gpu), "xid 79")
+		statuses = w.after(time.Second)
+		want(t, "with a fault of its GPU", statuses, "xid_79", "xid_79", "xid_79")
+		if statuses[0].Gone || !statuses[1].Gone || statuses[2].Gone {
+			t.Errorf("what is gone is not said: %+v", statuses)
+		}
 		held.Store(device.ID(""))
 		w.wantDevices(t, "when it is let go", w.after(time.Second), device.ID(gpu), slice[2])
 	})

@@ -45,7 +45,7 @@ func (w *ward) status(v verdict, now time.Time) Status {
 		w.reason, w.since = v.reason, now
 	}
 	return Status{
-		Device: w.Device, Healthy: v.reason == "", Reason: v.reason, Action: v.action, Since: w.since, Xids: w.patient.xids,
+		Device: w.Device, Healthy: v.reason == "", Reason: v.reason, Action: v.action, Since: w.since, Gone: !w.goneAt.IsZero(), Xids: w.patient.xids,
 	}
 }
 

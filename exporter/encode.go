@@ -1,47 +1,64 @@
 package exporter
 
 import (
+	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/podgauge/podgauge/device"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 )
 
-// A series' name and labels are written out once, when it is made. From then on a
-// scrape costs the copying of that line and the formatting of one number; expfmt,
-// which validates and escapes each label each time, took a third of a scrape. A
-// test holds the two to the same bytes.
+// A series' labels are written out once, when it is made, and once for all series of a
+// device that have no others. From then on a scrape costs the copying of them and the
+// formatting of one number; expfmt, which validates and escapes each label each time, took a
+// third of a scrape. A test holds the two to the same bytes.
 
-// appendText appends the page in the text format, or in OpenMetrics without its
-// end: other families may follow.
-func (p *page) appendText(b []byte, openMetrics bool) []byte {
+// textBytes is how much text is made before it is passed on: it is compressed in pieces,
+// and never there as a whole.
+const textBytes = 16 << 10
+
+// write writes the page in the text format, or in OpenMetrics without its end: other
+// families may follow. Errors stay with w.
+func (p *page) write(w *bufio.Writer, openMetrics bool) {
 	for _, f := range p.families {
-		if len(f.lines) == 0 {
+		if len(f.series) == 0 {
 			continue
 		}
+		head := f.textHead
 		if openMetrics {
-			b = append(b, f.openMetricsHead...)
-		} else {
-			b = append(b, f.textHead...)
+			head = f.openMetricsHead
 		}
-		for i, line := range f.lines {
-			b = append(b, line...)
-			b = appendNumber(b, value(f.Metric[i]), openMetrics)
-			b = append(b, '\n')
+		w.Write(head) //nolint:errcheck // see above; likewise below
+		for _, s := range f.series {
+			w.WriteString(f.name)                                                          //nolint:errcheck
+			w.Write(s.labels)                                                              //nolint:errcheck
+			w.Write(append(appendNumber(w.AvailableBuffer(), s.value, openMetrics), '\n')) //nolint:errcheck
 		}
 	}
-	return b
 }
 
-func value(m *dto.Metric) float64 {
-	if m.Gauge != nil {
-		return m.Gauge.GetValue()
+// gather reads the page's own text: for a format that is not text, which few ask for.
+func (p *page) gather() ([]*dto.MetricFamily, error) {
+	var text bytes.Buffer
+	w := bufio.NewWriterSize(&text, textBytes)
+	p.write(w, false)
+	if err := w.Flush(); err != nil {
+		return nil, err
 	}
-	return m.Counter.GetValue()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	byName, err := parser.TextToMetricFamilies(&text)
+	families := slices.Collect(maps.Values(byName))
+	slices.SortFunc(families, func(a, b *dto.MetricFamily) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	return families, err
 }
 
 // appendNumber writes a value as the formats have it: OpenMetrics wants a number
@@ -63,62 +80,67 @@ func appendNumber(b []byte, v float64, openMetrics bool) []byte {
 	return b
 }
 
-// head writes what precedes a family's series. OpenMetrics names a counter
-// without its _total, and escapes quotes in the help as well.
-func (f *family) head(openMetrics bool) []byte {
-	name, help, escape := f.GetName(), f.GetHelp(), helpEscapes
+// head writes what precedes a family's series. OpenMetrics names a counter without its
+// _total, has no counter that does not end so, as dcgm-exporter's do not, and escapes quotes
+// in the help as well.
+func (d description) head(openMetrics bool) []byte {
+	name, kind, escape := d.name, "gauge", helpEscapes
 	if openMetrics {
 		escape = labelEscapes
-		if f.GetType() == dto.MetricType_COUNTER {
-			name = strings.TrimSuffix(name, "_total")
+	}
+	if d.counter {
+		kind = "counter"
+		if short, ok := strings.CutSuffix(name, "_total"); openMetrics && ok {
+			name = short
+		} else if openMetrics {
+			kind = "unknown"
 		}
 	}
-	return []byte("# HELP " + name + " " + strings.NewReplacer(escape...).Replace(help) +
-		"\n# TYPE " + name + " " + strings.ToLower(f.GetType().String()) + "\n")
+	return []byte("# HELP " + name + " " + escape.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
 }
 
-// line writes what precedes a series' value.
-func line(name string, pairs []*dto.LabelPair) []byte {
-	escape := strings.NewReplacer(labelEscapes...)
+// labelText is labels as they stand between a series' name and its value. What one says may
+// come from a driver or a kubelet, and what is not UTF-8 would cost the whole scrape.
+func labelText(labels []device.Label) []byte {
 	var b bytes.Buffer
-	b.WriteString(name)
-	for i, p := range pairs {
+	for i, l := range labels {
 		b.WriteByte("{,"[min(i, 1)])
-		b.WriteString(p.GetName() + `="` + escape.Replace(p.GetValue()) + `"`)
+		b.WriteString(l.Name + `="` + labelEscapes.Replace(strings.ToValidUTF8(l.Value, "\uFFFD")) + `"`)
 	}
-	if len(pairs) > 0 {
+	if len(labels) > 0 {
 		b.WriteByte('}')
 	}
 	b.WriteByte(' ')
-	return b.Bytes()
+	return bytes.Clone(b.Bytes()) // without the room that it grew by
 }
 
 // What has to be escaped in a help text, and in a label's value.
 var (
-	helpEscapes  = []string{`\`, `\\`, "\n", `\n`}
-	labelEscapes = []string{`\`, `\\`, "\n", `\n`, `"`, `\"`}
+	helpEscapes  = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
+	labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
-// encode appends both the page, which may be nil, and the other families in one
-// of the two formats that are text. A family that cannot be encoded is missing, and
-// the error says why.
-func encode(b []byte, p *page, others []*dto.MetricFamily, format expfmt.Format) ([]byte, error) {
+// encode writes both the page, which may be nil, and the other families in one of the
+// two formats that are text. A family that cannot be encoded is missing, and the error
+// says why.
+func encode(w *bufio.Writer, p *page, others []*dto.MetricFamily, format expfmt.Format) error {
 	openMetrics := format.FormatType() == expfmt.TypeOpenMetrics
 	if p != nil {
-		b = p.appendText(b, openMetrics)
+		p.write(w, openMetrics)
 	}
-	rest := bytes.NewBuffer(b)
-	encoder := expfmt.NewEncoder(rest, format)
+	var rest bytes.Buffer
+	encoder := expfmt.NewEncoder(&rest, format)
 	var errs []error
 	for _, f := range others {
-		whole := rest.Len()
+		rest.Reset()
 		if err := encoder.Encode(f); err != nil {
-			rest.Truncate(whole)
 			errs = append(errs, err)
+			continue
 		}
+		w.Write(rest.Bytes()) //nolint:errcheck // Flush returns it
 	}
 	if openMetrics {
-		rest.WriteString("# EOF\n")
+		w.WriteString("# EOF\n") //nolint:errcheck // likewise
 	}
-	return rest.Bytes(), errors.Join(errs...)
+	return errors.Join(append(errs, w.Flush())...)
 }

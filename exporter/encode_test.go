@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"bufio"
 	"bytes"
 	"math"
 	"testing"
@@ -25,14 +26,18 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 			d.statuses[1].Healthy, d.statuses[1].Reason = false, "xid_79"
 			d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 3, Last: time.Now()}}
 			d.hold("GPU-0=te\"am/po\nd/c\\", "GPU-1=n/p/c")
-			e := New(d.sources())
+			e := New(d.sources(), Options{})
 			f := e.snapshot(t.Context())
 			for _, format := range []expfmt.Format{
 				expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics),
 			} {
 				var want bytes.Buffer
 				encoder := expfmt.NewEncoder(&want, format)
-				for _, family := range f.page.gather() {
+				families, err := f.page.gather() // which reads the page's text, with the library's parser
+				if err != nil || len(families) == 0 {
+					t.Fatal(len(families), err)
+				}
+				for _, family := range families {
 					if err := encoder.Encode(family); err != nil {
 						t.Fatal(err)
 					}
@@ -42,9 +47,9 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				got, err := encode(nil, f.page, nil, format)
-				if err != nil || !bytes.Equal(got, want.Bytes()) {
-					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got, want.Bytes())
+				var got bytes.Buffer
+				if err := encode(bufio.NewWriter(&got), f.page, nil, format); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
+					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got.Bytes(), want.Bytes())
 				}
 			}
 			e.release(f)
@@ -54,7 +59,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 
 func TestOtherFormatsAreTheLibrarys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := serve(New(newNode(1).sources()))
+		h := serve(New(newNode(1).sources(), Options{}))
 		const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 		body := scrape(t, h, "Accept", protobuf)
 		if !bytes.Contains([]byte(body), []byte("nvidia_gpu_power_watts")) || bytes.Contains([]byte(body), []byte("# HELP")) {
@@ -71,9 +76,24 @@ func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 	bad := family("bad")
 	bad.Metric[0].Gauge = nil
 	for _, format := range []expfmt.Format{expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics)} {
-		text, err := encode(nil, nil, []*dto.MetricFamily{family("first"), bad, family("last")}, format)
+		var written bytes.Buffer
+		err := encode(bufio.NewWriter(&written), nil, []*dto.MetricFamily{family("first"), bad, family("last")}, format)
+		text := written.Bytes()
 		if err == nil || !bytes.Contains(text, []byte("\nfirst 0")) || !bytes.Contains(text, []byte("\nlast 0")) || bytes.Contains(text, []byte("bad")) {
 			t.Errorf("%s: %v\n%s", format, err, text)
+		}
+	}
+}
+
+// OpenMetrics has no counter whose name does not end in _total.
+func TestHeads(t *testing.T) {
+	for d, want := range map[*description][2]string{
+		{name: "a_total", help: `say "a"`, counter: true}: {"# HELP a_total say \"a\"\n# TYPE a_total counter\n", "# HELP a say \\\"a\\\"\n# TYPE a counter\n"},
+		{name: "B", counter: true}:                        {"# HELP B \n# TYPE B counter\n", "# HELP B \n# TYPE B unknown\n"},
+		{name: "c_ratio"}:                                 {"# HELP c_ratio \n# TYPE c_ratio gauge\n", "# HELP c_ratio \n# TYPE c_ratio gauge\n"},
+	} {
+		if text, open := string(d.head(false)), string(d.head(true)); text != want[0] || open != want[1] {
+			t.Errorf("%s: %q and %q, want %q", d.name, text, open, want)
 		}
 	}
 }

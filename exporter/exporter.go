@@ -22,7 +22,11 @@ const (
 	sharedFor = time.Second
 )
 
-// Sources are whom the exporter asks. None may be nil.
+// mostFree is how many pages are kept for flights to come. More are in use where scrapes
+// come faster than they are answered, and they weigh megabytes.
+const mostFree = 1
+
+// Sources are whom the exporter asks.
 type Sources struct {
 	// Metrics are the rows that Read fills.
 	Metrics []device.Metric
@@ -38,21 +42,65 @@ type Sources struct {
 	Held func() (device.Holders, <-chan struct{})
 	// Driver is the driver's state.
 	Driver func() device.Driver
+
+	// The rest may be nil, and then it is not shown.
+
+	// Processes tell whose the processes are that a reading names.
+	Processes Processes
+	// Pod is what else is known of a pod.
+	Pod func(namespace, pod string) device.PodMeta
 }
+
+// Processes tell which containers processes run in. One goroutine at a time asks, a
+// flight's.
+type Processes interface {
+	// Visible tells whether processes can be looked up at all.
+	Visible() bool
+	// Owner tells which of the containers that hold a device a process runs in, by its
+	// number in a reading; false: in none of them, as far as can be seen.
+	Owner(pid uint32, holders []device.Owner) (device.Owner, bool)
+	// Sweep ends a flight: what was not asked about may be forgotten.
+	Sweep()
+}
+
+// Options say how it is shown.
+type Options struct {
+	// Choice is of the families that are shown; the zero one takes all.
+	Choice Choice
+	// StableSeries has the series of devices carry no holder's labels, so that none ends
+	// or begins with a pod, and their counters be the driver's own. Holders are then on
+	// nvidia_gpu_allocation_info alone.
+	StableSeries bool
+	// PodUID puts the pod's UID on nvidia_gpu_allocation_info, where it is known.
+	PodUID bool
+	// SeriesLimit is how many series a scrape may have, this process's own apart; 0:
+	// DefaultSeriesLimit.
+	SeriesLimit int
+	// DCGM adds dcgm-exporter's default families, with its names, units and labels.
+	// Hostname is one of them.
+	DCGM     bool
+	Hostname string
+}
+
+// DefaultSeriesLimit is twice what a node of 16 GPUs has with everything on.
+const DefaultSeriesLimit = 20000
 
 // Exporter renders what its sources say.
 type Exporter struct {
 	Sources
+	options Options
 	// flights counts the goroutines that fly; each ends within the budget.
 	flights sync.WaitGroup
-	gzip    gzipWriters
-	buffers sync.Pool // of *[]byte, for answers
+	answers answers
+	texts   sync.Pool // of *bufio.Writer, for making them
 
 	mu sync.Mutex
 	// All below are guarded by mu.
 	newest *flight
-	again  bool    // a flight is wanted that begins after the newest has landed
-	free   []*page // pages that nobody reads, to be rendered on next
+	again  bool // a flight is wanted that begins after the newest has landed
+	// granted are the devices that were allocated since a flight last had its holders.
+	granted map[device.ID]bool
+	free    []*page // pages that nobody reads, to be rendered on next
 
 	// ledger belongs to the flight that is under way; there is one at a time.
 	ledger *ledger
@@ -70,17 +118,26 @@ type flight struct {
 }
 
 // New makes an exporter. It asks nobody before the first scrape.
-func New(s Sources) *Exporter {
-	return &Exporter{Sources: s, ledger: newLedger()}
+func New(s Sources, o Options) *Exporter {
+	if o.SeriesLimit == 0 {
+		o.SeriesLimit = DefaultSeriesLimit
+	}
+	return &Exporter{Sources: s, options: o, ledger: newLedger()}
 }
 
 // Mark has the counters read in a flight that begins from now on: somebody new is
-// about to hold a device, and what it burned before is not theirs. One that is
+// about to hold these devices, and what they burned before is not theirs. One that is
 // under way may have read them before, and asked the kubelet before: another
 // follows it. Mark does not wait.
-func (e *Exporter) Mark() {
+func (e *Exporter) Mark(devices ...device.ID) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for _, id := range devices {
+		if e.granted == nil {
+			e.granted = map[device.ID]bool{}
+		}
+		e.granted[id] = true
+	}
 	if e.newest != nil && !e.newest.landed() {
 		e.again = true
 		return
@@ -114,7 +171,7 @@ func (e *Exporter) release(f *flight) {
 // drop counts a user of the flight out; the last one frees its page. The caller
 // holds mu.
 func (e *Exporter) drop(f *flight) {
-	if f.users--; f.users == 0 {
+	if f.users--; f.users == 0 && len(e.free) < mostFree {
 		e.free = append(e.free, f.page)
 	}
 }
@@ -193,7 +250,7 @@ func (e *Exporter) blank() *page {
 		e.free = e.free[:n-1]
 		return p
 	}
-	return newPage(e.Metrics)
+	return newPage(&e.Sources, &e.options)
 }
 
 // fly makes the flight's page. Flights do not overlap, so the readings' buffers
@@ -206,11 +263,27 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 	asked.Go(func() { holders = e.Owners(ctx) })
 	readings := e.Read(ctx, gpus(statuses))
 	asked.Wait()
+	e.ledger.granted(e.grants())
 	f.page.render(snapshot{
 		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,
+		visible: e.Processes != nil && e.Processes.Visible(),
 	}, e.ledger)
+	if e.Processes != nil {
+		e.Processes.Sweep()
+	}
 	e.land(f)
+}
+
+// grants are the devices that were allocated since it was last called. A flight that was
+// under way when Allocate came may have the new holder's name already, so it is called when
+// the holders are there.
+func (e *Exporter) grants() map[device.ID]bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	granted := e.granted
+	e.granted = nil
+	return granted
 }
 
 // gpus are the physical GPUs of the devices, each once, in the devices' order.

@@ -39,6 +39,11 @@ type node struct {
 	driver   device.Driver
 	metrics  []device.Metric
 	statuses []device.Status
+	more     []device.Sample // of any device
+	uses     map[device.GPU][]device.Use
+	runsIn   map[uint32]device.Owner // the container of each process that is in one
+	hidden   bool                    // no process can be looked up
+	pods     map[string]device.PodMeta
 }
 
 const (
@@ -47,6 +52,8 @@ const (
 	replayRow
 	smClockRow
 	memClockRow
+	memoryRow
+	widthRow
 )
 
 var rows = []device.Metric{
@@ -55,6 +62,8 @@ var rows = []device.Metric{
 	replayRow:   {Name: "nvidia_gpu_pcie_replays_total", Help: "Replays.", Kind: device.FaultCounter},
 	smClockRow:  {Name: "nvidia_gpu_clock_hertz", Help: "Clock.", Labels: []device.Label{{Name: "clock", Value: "sm"}}},
 	memClockRow: {Name: "nvidia_gpu_clock_hertz", Help: "Clock.", Labels: []device.Label{{Name: "clock", Value: "memory"}}},
+	memoryRow:   {Name: "nvidia_gpu_memory_used_bytes", Help: "Memory."},
+	widthRow:    {Name: "nvidia_gpu_pcie_link_width", Help: "Lanes.", Kind: device.State},
 }
 
 // newNode is a node of n idle GPUs.
@@ -106,8 +115,19 @@ func (d *node) sources() Sources {
 			defer d.mu.Unlock()
 			return d.holders, d.changed
 		},
-		Driver: func() device.Driver { return d.driver },
+		Driver:    func() device.Driver { return d.driver },
+		Processes: d,
+		Pod:       func(namespace, pod string) device.PodMeta { return d.pods[namespace+"/"+pod] },
 	}
+}
+
+func (d *node) Visible() bool { return !d.hidden }
+
+func (d *node) Sweep() {}
+
+func (d *node) Owner(pid uint32, holders []device.Owner) (device.Owner, bool) {
+	owner, ok := d.runsIn[pid]
+	return owner, ok && slices.Contains(holders, owner)
 }
 
 func (d *node) owners(context.Context) device.Holders {
@@ -129,18 +149,23 @@ func (d *node) read(ctx context.Context, gpus []device.GPU) []device.Reading {
 			return nil
 		}
 	}
+	return d.readings(gpus)
+}
+
+func (d *node) readings(gpus []device.GPU) []device.Reading {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	readings := []device.Reading{}
 	for _, g := range gpus {
 		id := device.ID(g)
-		readings = append(readings, device.Reading{GPU: g, Err: d.readErr[g], Samples: []device.Sample{
+		uses, peopled := d.uses[g]
+		readings = append(readings, device.Reading{GPU: g, Err: d.readErr[g], Uses: uses, Peopled: peopled, Samples: append([]device.Sample{
 			{Device: id, Metric: powerRow, Value: d.watts},
 			{Device: id, Metric: energyRow, Value: d.joules[id]},
 			{Device: id, Metric: replayRow, Value: 7},
 			{Device: id, Metric: smClockRow, Value: 1980e6},
 			{Device: id, Metric: memClockRow, Value: 2619e6},
-		}})
+		}, d.more...)})
 	}
 	return readings
 }
@@ -198,7 +223,7 @@ func TestScrapeShowsTheHolder(t *testing.T) {
 		d := newNode(2)
 		d.watts = 300
 		d.hold("GPU-0=team/train/main")
-		text := scrape(t, serve(New(d.sources())))
+		text := scrape(t, serve(New(d.sources(), Options{})))
 		has(t, text, "nvidia_gpu_power_watts"+labels("GPU-0", "0", "team", "train", "main")+" 300")
 		has(t, text, "nvidia_gpu_power_watts"+labels("GPU-1", "1", "", "", "")+" 300")
 		has(t, text, "nvidia_gpu_healthy"+labels("GPU-0", "0", "team", "train", "main")+" 1")
@@ -216,7 +241,7 @@ func TestScrapeShowsNoHolderWhereThereAreSeveralOrNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(2)
 		d.hold("GPU-0::0=team/a/main", "GPU-0::1=team/b/main", "GPU-1=")
-		text := scrape(t, serve(New(d.sources())))
+		text := scrape(t, serve(New(d.sources(), Options{})))
 		has(t, text, "nvidia_gpu_allocated"+labels("GPU-0", "0", "", "", "")+" 1")
 		has(t, text, "nvidia_gpu_allocated"+labels("GPU-1", "1", "", "", "")+" 1")
 		has(t, text, `nvidia_gpu_allocation_info{container="main",device_id="GPU-0::1",mig_uuid="",namespace="team",pod="b",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
@@ -249,7 +274,7 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 		d.partition()
 		d.watts = 300
 		d.hold("MIG-1=team/train/main")
-		e := New(d.sources())
+		e := New(d.sources(), Options{})
 		text := scrape(t, serve(e))
 		parent, idle, held := labels("GPU-0", "0", "", "", ""), sliceLabels("MIG-0", "", "", ""), sliceLabels("MIG-1", "team", "train", "main")
 		// What the GPU reads goes on, once and without a holder: its slices share it.
@@ -297,7 +322,7 @@ func TestScrapeOfABrokenPartitionedGPU(t *testing.T) {
 		d.statuses[0].Healthy, d.statuses[0].Reason, d.statuses[0].Action = false, "xid_79", "reboot"
 		d.statuses[0].Xids = []device.Xid{{Code: 79, Count: 1, Last: time.Unix(1e9, 0)}}
 		d.board.Post(d.statuses)
-		text := scrape(t, serve(New(d.sources())))
+		text := scrape(t, serve(New(d.sources(), Options{})))
 		has(t, text, `nvidia_gpu_unhealthy_info{action="reboot",container="",gpu="0",mig_uuid="",namespace="",pod="",reason="xid_79",uuid="GPU-0"} 1`)
 		has(t, text, `nvidia_gpu_xid_errors_total{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid="GPU-0",xid="79"} 1`)
 		hasNot(t, text, "nvidia_gpu_healthy")
@@ -308,7 +333,7 @@ func TestScrapeLeavesOutWhatNobodyKnows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
 		d.holders = device.Holders{Err: errors.New("no kubelet")}
-		text := scrape(t, serve(New(d.sources())))
+		text := scrape(t, serve(New(d.sources(), Options{})))
 		hasNot(t, text, "nvidia_gpu_power_watts")
 		hasNot(t, text, "nvidia_gpu_energy_joules_total")
 		hasNot(t, text, "nvidia_gpu_allocated")
@@ -325,7 +350,7 @@ func TestScrapeDropsTheGPUThatFails(t *testing.T) {
 		d.stalled["GPU-1"] = true
 		d.statuses[1].Healthy, d.statuses[1].Reason, d.statuses[1].Action = false, "xid_79", "reboot"
 		d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 2, Last: time.Unix(1e9, 0)}}
-		text := scrape(t, serve(New(d.sources())))
+		text := scrape(t, serve(New(d.sources(), Options{})))
 		has(t, text, "nvidia_gpu_up"+labels("GPU-0", "0", "", "", "")+" 1")
 		has(t, text, "nvidia_gpu_up"+labels("GPU-1", "1", "", "", "")+" 0")
 		has(t, text, "nvidia_gpu_stalled"+labels("GPU-1", "1", "", "", "")+" 1")
@@ -343,7 +368,7 @@ func TestScrapeKeepsLabelsWhole(t *testing.T) {
 		d := newNode(1)
 		d.statuses[0].Model = "a \"quoted\"\nmodel\xff"
 		d.hold("GPU-0=te\"am/po\nd/c\xff")
-		text := scrape(t, serve(New(d.sources())))
+		text := scrape(t, serve(New(d.sources(), Options{})))
 		has(t, text, "nvidia_gpu_power_watts"+labels("GPU-0", "0", `te\"am`, `po\nd`, "c\uFFFD")+" 0")
 		if !strings.Contains(text, `model="a \"quoted\"\nmodel`+"\uFFFD\"") {
 			t.Errorf("the model is not escaped in\n%s", text)
@@ -354,7 +379,7 @@ func TestScrapeKeepsLabelsWhole(t *testing.T) {
 func TestScrapesShareAFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
-		h := serve(New(d.sources()))
+		h := serve(New(d.sources(), Options{}))
 		scrapeAll := func(n int) {
 			var all sync.WaitGroup
 			for range n {
@@ -386,7 +411,7 @@ func TestScrapeWaitsNoLongerThanItMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
 		d.hang = make(chan struct{})
-		e := New(d.sources())
+		e := New(d.sources(), Options{})
 		h := serve(e)
 		began := time.Now()
 		hasNot(t, scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "0.5"), "nvidia_gpu")
@@ -409,7 +434,7 @@ func TestScrapeWaitsNoLongerThanItMay(t *testing.T) {
 func TestEnergyIsBookedOnWhoBurnedIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
-		e := New(d.sources())
+		e := New(d.sources(), Options{})
 		h := serve(e)
 		at := func(joules float64, held ...string) string {
 			d.burn("GPU-0", joules)
@@ -438,7 +463,7 @@ func TestEnergyIsBookedOnWhoBurnedIt(t *testing.T) {
 func TestEnergyFromAllocateOnIsTheNewHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
-		e := New(d.sources())
+		e := New(d.sources(), Options{})
 		h := serve(e)
 		const name = "nvidia_gpu_energy_joules_total"
 		scrape(t, h)
@@ -461,11 +486,70 @@ func TestEnergyFromAllocateOnIsTheNewHolders(t *testing.T) {
 	})
 }
 
+// A pod is turned away after its Allocate, nobody ever names it, and the device is allocated to
+// the next one.
+func TestEnergyOfWhoWasNeverNamedIsNobodys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		e := New(d.sources(), Options{})
+		h := serve(e)
+		const name = "nvidia_gpu_energy_joules_total"
+		scrape(t, h)
+		for range 2 {
+			d.hold("GPU-0=")
+			e.Mark("GPU-0")
+			synctest.Wait()
+			d.burn("GPU-0", 500)
+		}
+		d.hold("GPU-0=n/b/c")
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 500")
+		d.hold()
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "", "", "")+" 500")
+		e.Drain()
+	})
+}
+
+// The kubelet is slow, and its answer to a flight that began before the second Allocate has
+// the second pod's name.
+func TestEnergyOfWhoWasNeverNamedIsNobodysWhenTheNameIsEarly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		sources := d.sources()
+		answer, slow := sources.Owners, make(chan struct{})
+		close(slow)
+		sources.Owners = func(ctx context.Context) device.Holders {
+			<-slow
+			return answer(ctx)
+		}
+		e := New(sources, Options{})
+		h := serve(e)
+		const name = "nvidia_gpu_energy_joules_total"
+		scrape(t, h)
+		d.hold("GPU-0=")
+		e.Mark("GPU-0")
+		synctest.Wait()
+		d.burn("GPU-0", 500)
+		slow = make(chan struct{})
+		e.Mark() // a flight that takes long; it stands for any scrape's
+		synctest.Wait()
+		e.Mark("GPU-0")
+		d.hold("GPU-0=n/b/c")
+		close(slow)
+		synctest.Wait()
+		d.burn("GPU-0", 20)
+		time.Sleep(time.Minute)
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 20")
+		d.hold()
+		has(t, scrape(t, h), name+labels("GPU-0", "0", "", "", "")+" 500")
+		e.Drain()
+	})
+}
+
 // A driver that was started anew may say other things of a GPU.
 func TestInfoFollowsTheDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
-		h := serve(New(d.sources()))
+		h := serve(New(d.sources(), Options{}))
 		const was, is = `pci_bus_id="0000:1a:00.0"`, `pci_bus_id="0000:9a:00.0"`
 		if text := scrape(t, h); !strings.Contains(text, was) {
 			t.Errorf("no %s in\n%s", was, text)
@@ -489,6 +573,6 @@ func TestAPartitionedGPUThatIsHeldAsAWhole(t *testing.T) {
 		d.partition()
 		d.watts = 300
 		d.hold("GPU-0=team/train/main")
-		has(t, scrape(t, serve(New(d.sources()))), "nvidia_gpu_power_watts"+labels("GPU-0", "0", "team", "train", "main")+" 300")
+		has(t, scrape(t, serve(New(d.sources(), Options{}))), "nvidia_gpu_power_watts"+labels("GPU-0", "0", "team", "train", "main")+" 300")
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
-	dto "github.com/prometheus/client_model/go"
 )
 
 // ownFamilies are the families that no row of a backend makes.
@@ -14,67 +13,84 @@ type ownFamilies struct {
 	xids, xidLast                                        *family
 	allocationInfo, allocationSeen                       *family
 	nvmlUp, kubeletUp, holdersAge, begin, end            *family
+	seriesCount, seriesDropped                           *family
+	uses                                                 useFamilies
+	resources                                            resourceFamilies
 }
 
-func (o *ownFamilies) make(add func(name, help string, kind dto.MetricType) *family) {
-	const gauge, count = dto.MetricType_GAUGE, dto.MetricType_COUNTER
-	o.info = add("nvidia_gpu_info", "What does not change about a device while its driver is loaded; always 1.", gauge)
-	o.healthy = add("nvidia_gpu_healthy", "Whether the device can be used, as the kubelet is told.", gauge)
-	o.unhealthyInfo = add("nvidia_gpu_unhealthy_info", "Why the device cannot be used, and what that asks for; always 1.", gauge)
-	o.up = add("nvidia_gpu_up", "Whether the GPU gave its readings for this scrape.", gauge)
-	o.stalled = add("nvidia_gpu_stalled", "Whether a call to the GPU has not come back, so that it is not asked again.", gauge)
-	o.allocated = add("nvidia_gpu_allocated", "Whether the kubelet has given the device away, also to a container that it does not name.", gauge)
-	o.xids = add("nvidia_gpu_xid_errors_total", "Xid errors that the driver reported of the GPU.", count)
-	o.xidLast = add("nvidia_gpu_xid_last_timestamp_seconds", "When the driver last reported the Xid error.", gauge)
-	o.allocationInfo = add("nvidia_gpu_allocation_info", "A device, or a replica of it, that a container holds; always 1.", gauge)
-	o.allocationSeen = add("nvidia_gpu_allocation_last_seen_timestamp_seconds",
-		"When the container was last seen to hold the device; kept for an hour, for eight containers a device.", gauge)
-	o.nvmlUp = add("podgauge_nvml_up", "Whether NVML is initialised and lists devices.", gauge)
-	o.kubeletUp = add("podgauge_kubelet_up", "Whether the kubelet said who holds what for this scrape.", gauge)
-	o.holdersAge = add("podgauge_holders_age_seconds", "How long ago the kubelet said what the holders are drawn from.", gauge)
-	o.begin = add("podgauge_flight_begin_timestamp_seconds", "When the readings and holders of this scrape were first asked for.", gauge)
-	o.end = add("podgauge_flight_end_timestamp_seconds", "When the last of them had come.", gauge)
+func (o *ownFamilies) make(add func(description) *family) {
+	o.info = add(gauge("nvidia_gpu_info", "What does not change about a device while its driver is loaded; always 1."))
+	o.healthy = add(gauge("nvidia_gpu_healthy", "Whether the device can be used, as the kubelet is told."))
+	o.unhealthyInfo = add(gauge("nvidia_gpu_unhealthy_info", "Why the device cannot be used, and what that asks for; always 1.", "reason", "action"))
+	o.up = add(gauge("nvidia_gpu_up", "Whether the GPU gave its readings for this scrape."))
+	o.stalled = add(gauge("nvidia_gpu_stalled", "Whether a call to the GPU has not come back, so that it is not asked again."))
+	o.allocated = add(gauge("nvidia_gpu_allocated", "Whether the kubelet has given the device away, also to a container that it does not name."))
+	o.xids = add(count("nvidia_gpu_xid_errors_total", "Xid errors that the driver reported of the GPU.", "xid"))
+	o.xidLast = add(gauge("nvidia_gpu_xid_last_timestamp_seconds", "When the driver last reported the Xid error.", "xid"))
+	o.allocationInfo = add(gauge("nvidia_gpu_allocation_info", "A device, or a replica of it, that a container holds; always 1.", "resource", "device_id"))
+	o.allocationSeen = add(gauge("nvidia_gpu_allocation_last_seen_timestamp_seconds",
+		"When the container was last seen to hold the device; kept for an hour, for eight containers a device."))
+	o.uses.make(add)
+	o.resources.make(add)
+	o.nvmlUp = add(gauge("podgauge_nvml_up", "Whether NVML is initialised and lists devices."))
+	o.kubeletUp = add(gauge("podgauge_kubelet_up", "Whether the kubelet said who holds what for this scrape."))
+	o.holdersAge = add(gauge("podgauge_holders_age_seconds", "How long ago the kubelet said what the holders are drawn from."))
+	o.begin = add(gauge("podgauge_flight_begin_timestamp_seconds", "When the readings and holders of this scrape were first asked for."))
+	o.end = add(gauge("podgauge_flight_end_timestamp_seconds", "When the last of them had come."))
+	o.seriesCount = add(gauge("podgauge_series", "Series of this scrape, but for this process's own."))
+	o.seriesDropped = add(gauge("podgauge_series_dropped", "Series that this scrape leaves out, since there would be more than --metrics.series-limit."))
 }
 
 // renderNode writes what is true of the node and the flight.
 func (p *page) renderNode(s snapshot) {
+	own := &p.own
 	l := p.series[seriesKey{}]
 	if l == nil {
-		l = &labelled{kept: map[slot]*series{}}
+		l = &labelled{page: p, kept: map[slot]*series{}, text: labelText(nil)}
 		p.series[seriesKey{}] = l
 	}
 	l.turn = p.turn
+	count, dropped := p.options.SeriesLimit-p.room, p.dropped
+	p.room = nodeFamilies
 	set := func(f *family, value float64) { l.set(slot{family: f}, value) }
-	set(p.own.nvmlUp, number(s.driver.State == device.DriverUp))
-	set(p.own.kubeletUp, number(s.holders.Err == nil && !s.holders.At.IsZero()))
-	set(p.own.begin, seconds(s.begin))
-	set(p.own.end, seconds(s.end))
+	set(own.nvmlUp, number(s.driver.State == device.DriverUp))
+	set(own.kubeletUp, number(s.holders.Err == nil && !s.holders.At.IsZero()))
+	set(own.begin, seconds(s.begin))
+	set(own.end, seconds(s.end))
 	if !s.holders.At.IsZero() {
-		set(p.own.holdersAge, max(0, s.end.Sub(s.holders.At).Seconds()))
+		set(own.holdersAge, max(0, s.end.Sub(s.holders.At).Seconds()))
+	}
+	set(own.seriesDropped, float64(dropped))
+	set(own.seriesCount, float64(count+nodeFamilies-p.room+1))
+}
+
+// nodeFamilies is room for all that renderNode writes.
+const nodeFamilies = 16
+
+// renderStatus writes what the board says of the device.
+func (d rendering) renderStatus() {
+	own := &d.page.own
+	if d.itself.kept[d.infoSlot()] != nil {
+		d.itself.set(d.infoSlot(), 1)
+	} else {
+		d.itself.set(d.infoSlot(), 1, d.facts()...)
+	}
+	if !d.status.MIG { // the kubelet is told of its slices alone: with it, these would count it twice
+		d.held.set(slot{family: own.healthy}, number(d.status.Healthy))
+		if d.hold != device.Unknown {
+			d.held.set(slot{family: own.allocated}, number(d.hold != device.Idle))
+		}
+	}
+	if !d.status.Healthy {
+		d.held.set(slot{own.unhealthyInfo, d.status.Reason, d.status.Action}, 1,
+			device.Label{Name: "reason", Value: d.status.Reason}, device.Label{Name: "action", Value: d.status.Action})
 	}
 }
 
-// renderStatus writes what the board says of the device and, once for each GPU,
-// how its reading went.
-func (d rendering) renderStatus(s snapshot, firstOfGPU bool) {
+// renderGPU writes what is true of a GPU as a whole.
+func (d rendering) renderGPU(s snapshot, read bool) {
 	own := &d.page.own
-	d.itself.set(d.infoSlot(), 1, d.facts()...)
-	if !d.status.MIG { // the kubelet is told of its slices alone: with it, these would count it twice
-		d.held.set(slot{family: own.healthy}, number(d.status.Healthy))
-		d.held.set(slot{family: own.allocated}, number(d.hold != device.Idle))
-	}
-	if !d.status.Healthy {
-		d.held.set(slot{family: own.unhealthyInfo, more: d.status.Reason + "\n" + d.status.Action}, 1,
-			device.Label{Name: "reason", Value: d.status.Reason}, device.Label{Name: "action", Value: d.status.Action})
-	}
-	if !firstOfGPU {
-		return
-	}
-	up := false
-	for _, r := range s.readings {
-		up = up || r.GPU == d.status.GPU && r.Err == nil
-	}
-	d.itself.set(slot{family: own.up}, number(up))
+	d.itself.set(slot{family: own.up}, number(read))
 	d.itself.set(slot{family: own.stalled}, number(s.stalled(d.status.GPU)))
 	for _, x := range d.status.Xids {
 		code := strconv.FormatUint(x.Code, 10)
@@ -91,8 +107,7 @@ func (d rendering) renderHoldings(s snapshot) {
 		if h.Owner == (device.Owner{}) {
 			continue
 		}
-		d.page.labelled(allocationLabels, d.status, h.Owner).set(
-			slot{family: own.allocationInfo, more: h.Resource + "\n" + string(h.Offered)}, 1,
+		d.page.labelled(holdingLabels, d.status, h.Owner).set(slot{own.allocationInfo, h.Resource, string(h.Offered)}, 1,
 			device.Label{Name: "resource", Value: h.Resource}, device.Label{Name: "device_id", Value: string(h.Offered)})
 	}
 	for _, seen := range s.holders.Recent {
@@ -108,12 +123,8 @@ func (d rendering) infoSlot() slot {
 	return slot{family: d.page.own.info, more: d.status.Profile}
 }
 
-// facts are the labels of the device's info series. They do not change, so they
-// are put together only for a series that is new.
+// facts are the labels of the device's info series.
 func (d rendering) facts() []device.Label {
-	if d.itself.kept[d.infoSlot()] != nil {
-		return nil
-	}
 	s := d.status
 	labels := append([]device.Label{
 		{Name: "model", Value: s.Model},

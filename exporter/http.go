@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -57,10 +58,10 @@ func (e *Exporter) Handler(s Server) http.Handler {
 // metrics answers a scrape. What Prometheus asks for is text, or OpenMetrics; any
 // other format is promhttp's to write.
 func (e *Exporter) metrics(s Server) http.Handler {
-	own := prometheus.ToTransactionalGatherer(s.Registry)
+	own := prometheus.ToTransactionalGatherer(chosen{s.Registry, e.options.Choice})
 	log := errorLog{s.Log}
 	options := promhttp.HandlerOpts{
-		DisableCompression: true, // gzipWriters does it
+		DisableCompression: true, // answers does it
 		ErrorHandling:      promhttp.ContinueOnError,
 		ErrorLog:           log,
 	}
@@ -81,9 +82,9 @@ func (e *Exporter) metrics(s Server) http.Handler {
 		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
 		switch format.FormatType() {
 		case expfmt.TypeTextPlain, expfmt.TypeOpenMetrics:
-			e.gzip.serve(text{e, p, release, s.Registry, format, log}, w, r)
+			e.answers.serve(text{e, p, release, chosen{s.Registry, e.options.Choice}, format, log}, w, r)
 		default:
-			e.gzip.serve(promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options), w, r)
+			e.answers.serve(promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options), w, r)
 		}
 	})
 }
@@ -92,8 +93,8 @@ func (e *Exporter) metrics(s Server) http.Handler {
 type text struct {
 	exporter *Exporter
 	page     *page  // nil where there is none in time
-	release  func() // gives the page back: a client that reads slowly does not keep it
-	own      *prometheus.Registry
+	release  func() // gives the page back
+	own      prometheus.Gatherer
 	format   expfmt.Format
 	log      errorLog
 }
@@ -106,20 +107,18 @@ func (t text) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	if err != nil {
 		t.log.Println(err)
 	}
-	buffer, ok := t.exporter.buffers.Get().(*[]byte)
+	buffer, ok := t.exporter.texts.Get().(*bufio.Writer)
 	if !ok {
-		buffer = new([]byte)
+		buffer = bufio.NewWriterSize(nil, textBytes)
 	}
-	body, err := encode((*buffer)[:0], t.page, families, t.format)
+	buffer.Reset(w)
+	err = encode(buffer, t.page, families, t.format)
 	t.release()
 	if err != nil {
 		t.log.Println(err)
 	}
-	if _, err := w.Write(body); err != nil {
-		t.log.Println(err)
-	}
-	*buffer = body
-	t.exporter.buffers.Put(buffer)
+	buffer.Reset(nil)
+	t.exporter.texts.Put(buffer)
 }
 
 // patience is how long this scrape may wait: it never prolongs the flight, whose
@@ -138,7 +137,8 @@ type landed struct{ page *page }
 
 // Gather returns the families.
 func (l landed) Gather() ([]*dto.MetricFamily, func(), error) {
-	return l.page.gather(), func() {}, nil
+	families, err := l.page.gather()
+	return families, func() {}, err
 }
 
 // probe answers 200, or 503 with what is wrong.

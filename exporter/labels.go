@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/device"
-	dto "github.com/prometheus/client_model/go"
 )
 
 // labelSet says which labels a series has. They are a public contract
@@ -19,35 +18,92 @@ const (
 	// are present and empty where there is none, and not missing: honor_labels
 	// fills a missing label with podgauge's own pod.
 	deviceLabels labelSet = iota
-	// allocationLabels are on the series that list holdings.
+	// allocationLabels are on the series that list who held a device.
 	allocationLabels
+	// holdingLabels are on those that list who holds one: with what else is known of
+	// the pod, where that is asked for.
+	holdingLabels
+	// dcgmLabels are dcgm-exporter's.
+	dcgmLabels
 )
 
-func (set labelSet) pairs(s device.Status, owner device.Owner) []*dto.LabelPair {
+// labels are a set's, ordered by name.
+func (set labelSet) labels(s device.Status, owner device.Owner, meta device.PodMeta, o *Options) []device.Label {
+	if set == dcgmLabels {
+		labels := dcgmPairs(s, owner, o.Hostname)
+		sortLabels(labels)
+		return labels
+	}
 	slice := ""
 	if !s.WholeGPU() {
 		slice = string(s.ID)
 	}
-	pairs := []*dto.LabelPair{
-		pair("container", owner.Container),
-		pair("mig_uuid", slice),
-		pair("namespace", owner.Namespace),
-		pair("pod", owner.Pod),
-		pair("uuid", string(s.GPU)),
+	labels := append(ownerLabels(owner), device.Label{Name: "mig_uuid", Value: slice}, device.Label{Name: "uuid", Value: string(s.GPU)})
+	switch set {
+	case deviceLabels:
+		labels = append(labels, device.Label{Name: "gpu", Value: strconv.Itoa(s.Index)})
+	case holdingLabels:
+		if o.PodUID {
+			labels = append(labels, device.Label{Name: "pod_uid", Value: meta.UID})
+		}
+		labels = append(labels, podLabels(meta.Labels)...)
 	}
-	if set == deviceLabels {
-		pairs = slices.Insert(pairs, 1, pair("gpu", strconv.Itoa(s.Index)))
-	}
-	return pairs
+	sortLabels(labels)
+	return labels
 }
 
-// pair makes a label. Its value may come from a driver or a kubelet, and what is
-// not UTF-8 would cost the whole scrape.
-func pair(name, value string) *dto.LabelPair {
-	value = strings.ToValidUTF8(value, "\uFFFD")
-	return &dto.LabelPair{Name: &name, Value: &value}
+func ownerLabels(o device.Owner) []device.Label {
+	return []device.Label{{Name: "container", Value: o.Container}, {Name: "namespace", Value: o.Namespace}, {Name: "pod", Value: o.Pod}}
 }
 
-func sortPairs(pairs []*dto.LabelPair) {
-	slices.SortFunc(pairs, func(a, b *dto.LabelPair) int { return cmp.Compare(a.GetName(), b.GetName()) })
+// podLabels are a pod's labels as kube-state-metrics writes them: a prefix, what
+// Prometheus does not take replaced, and words told apart by underscores and not by
+// capitals. Of two that become one the later has a number.
+func podLabels(of []device.Label) []device.Label {
+	var labels []device.Label
+	seen := map[string]bool{}
+	for _, l := range of {
+		name := "label_" + snakeCase(l.Name)
+		for plain, n := name, 2; seen[name]; n++ { // which a label may have for its own
+			name = plain + "_conflict" + strconv.Itoa(n)
+		}
+		seen[name] = true
+		labels = append(labels, device.Label{Name: name, Value: l.Value})
+	}
+	return labels
+}
+
+// snakeCase is "node_pool" of "node-pool" and of "nodePool".
+func snakeCase(name string) string {
+	var b strings.Builder
+	lower := false // whether the character before was no capital
+	for _, r := range name {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			lower = true
+		case r >= 'A' && r <= 'Z':
+			if lower {
+				b.WriteByte('_')
+			}
+			r, lower = r-'A'+'a', false
+		default:
+			r, lower = '_', false
+		}
+		b.WriteRune(r)
+	}
+	return b.String()
+}
+
+// meta is what is known of a pod besides its name.
+func (p *page) meta(owner device.Owner) device.PodMeta {
+	if p.sources.Pod == nil || owner == (device.Owner{}) {
+		return device.PodMeta{}
+	}
+	return p.sources.Pod(owner.Namespace, owner.Pod)
+}
+
+func equalMeta(a, b device.PodMeta) bool { return a.UID == b.UID && slices.Equal(a.Labels, b.Labels) }
+
+func sortLabels(labels []device.Label) {
+	slices.SortFunc(labels, func(a, b device.Label) int { return cmp.Compare(a.Name, b.Name) })
 }

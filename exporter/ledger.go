@@ -16,9 +16,10 @@ const forgetAfter = time.Hour
 //
 // What it rises by between two readings is due to the holder at the first of
 // them. An allocation that has no name yet is a holder too: its share waits until
-// it has one.
+// it has one. Where the device is allocated anew before that, it is nobody's.
 type ledger struct {
 	counters map[counter]*accounts
+	rates    rates
 }
 
 type counter struct {
@@ -31,6 +32,7 @@ type accounts struct {
 	holder  device.Owner
 	unnamed bool    // the holder at the last reading had no name
 	waiting float64 // the share of that holder
+	anew    bool    // the device was allocated anew since
 	sums    map[device.Owner]*account
 }
 
@@ -39,7 +41,18 @@ type account struct {
 	seen time.Time
 }
 
-func newLedger() *ledger { return &ledger{counters: map[counter]*accounts{}} }
+func newLedger() *ledger { return &ledger{counters: map[counter]*accounts{}, rates: rates{}} }
+
+// granted notes that devices were allocated before the next reading: whoever was allocated
+// them before, and has no name yet, does not have them any more.
+func (l *ledger) granted(devices map[device.ID]bool) {
+	if len(devices) == 0 {
+		return
+	}
+	for c, a := range l.counters {
+		a.anew = a.anew || a.unnamed && devices[c.device]
+	}
+}
 
 // book takes a reading in and returns the account of the device's holder of now.
 // Nothing is booked, nor returned, while the holder is not known.
@@ -60,13 +73,16 @@ func (l *ledger) book(c counter, raw float64, hold device.Hold, owner device.Own
 	switch {
 	case !a.unnamed:
 		a.of(a.holder, now).sum += rose
+	case a.anew:
+		a.of(device.Owner{}, now).sum += a.waiting + rose
+		a.waiting = 0
 	case hold == device.Unnamed:
 		a.waiting += rose
 	default:
 		a.of(owner, now).sum += a.waiting + rose
 		a.waiting = 0
 	}
-	a.raw, a.holder, a.unnamed = raw, owner, hold == device.Unnamed
+	a.raw, a.holder, a.unnamed, a.anew = raw, owner, hold == device.Unnamed, false
 	a.forget(now)
 	return a.of(owner, now).sum, true
 }

@@ -36,6 +36,7 @@ func TestLedgerSums(t *testing.T) {
 				rose += more
 			}
 			now = now.Add(time.Second)
+			l.granted(map[device.ID]bool{"GPU-0": r.IntN(3) == 0})
 			shown, ok := l.book(key, raw, hold, owner, now)
 			if ok != (hold != device.Unknown) {
 				t.Fatalf("seed %d: shown %v for hold %d", seed, ok, hold)
@@ -75,4 +76,34 @@ func TestLedgerForgetsOwnersLongGone(t *testing.T) {
 	if n := len(l.counters[key].sums); n != 1 {
 		t.Errorf("%d accounts are kept, want that of nobody alone", n)
 	}
+}
+
+// A pod is turned away after Allocate, or ends, before anybody names it, and the device is
+// allocated to another: that one does not pay for the time before.
+func TestLedgerBooksNothingOfBeforeAnAllocation(t *testing.T) {
+	l := newLedger()
+	key := counter{device: "GPU-0"}
+	now := time.Unix(1e9, 0)
+	book := func(raw float64, hold device.Hold, owner device.Owner, want float64, granted ...device.ID) {
+		t.Helper()
+		now = now.Add(time.Second)
+		devices := map[device.ID]bool{}
+		for _, id := range granted {
+			devices[id] = true
+		}
+		l.granted(devices)
+		if sum, _ := l.book(key, raw, hold, owner, now); sum != want {
+			t.Errorf("at %v J %q has %v J, want %v", raw, owner.Pod, sum, want)
+		}
+	}
+	nobody, second := device.Owner{}, device.Owner{Pod: "second"}
+	book(100, device.Idle, nobody, 0)
+	book(110, device.Unnamed, nobody, 10, "GPU-0") // the first, which is never named
+	book(210, device.Unnamed, nobody, 10, "GPU-1") // another device's
+	book(310, device.Unnamed, nobody, 210, "GPU-0")
+	book(330, device.Unnamed, nobody, 210)
+	book(340, device.Held, second, 30)
+	book(350, device.Idle, nobody, 210)
+	book(360, device.Unnamed, nobody, 220, "GPU-0")
+	book(400, device.Held, second, 80) // its own share, though it was never granted again
 }

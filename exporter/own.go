@@ -26,8 +26,9 @@ type Own struct {
 	registry      *prometheus.Registry
 }
 
-// NewOwn registers them, with those of the Go runtime and the process.
-func NewOwn(registry *prometheus.Registry, version string, simulated bool) *Own {
+// NewOwn registers them, with those of the Go runtime and the process: where these are not
+// chosen they are not even collected, which costs more than a scrape of eight GPUs.
+func NewOwn(registry *prometheus.Registry, version string, simulated bool, choice Choice) *Own {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
 	}
@@ -55,7 +56,12 @@ func NewOwn(registry *prometheus.Registry, version string, simulated bool) *Own 
 	})
 	simulation.Set(number(simulated))
 	registry.MustRegister(o.registrations, o.streams, o.listed, o.pluginCalls, o.pluginErrors, o.refusals, o.kubeletCalls, o.kubeletErrors,
-		build, simulation, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		build, simulation)
+	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
+		if choice.takesOf(c) {
+			registry.MustRegister(c)
+		}
+	}
 	return o
 }
 

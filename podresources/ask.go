@@ -2,55 +2,10 @@ package podresources
 
 import (
 	"context"
-	"maps"
-	"slices"
 
 	"github.com/podgauge/podgauge/device"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
-
-// askAllocatable learns how many devices of each resource the kubelet would give
-// away: the healthy ones, whether held or not. A kubelet before 1.23 does not
-// know the question, which costs nothing but the answer. Counts of earlier do not
-// stay in its place: nobody could tell them from those of now.
-func (c *Client) askAllocatable(ctx context.Context) {
-	var answer *api.AllocatableResourcesResponse
-	err := c.call(ctx, "GetAllocatableResources", func(ctx context.Context) (err error) {
-		answer, err = c.list.GetAllocatableResources(ctx, &api.AllocatableResourcesRequest{})
-		return err
-	})
-	var counts map[string]int
-	if err == nil {
-		counts = countDevices(answer)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.allocatable = counts
-}
-
-// countDevices counts each device once, though it is listed once per NUMA node.
-func countDevices(answer *api.AllocatableResourcesResponse) map[string]int {
-	counts := map[string]int{}
-	counted := map[allocation]bool{}
-	for _, d := range answer.GetDevices() {
-		for _, id := range d.GetDeviceIds() {
-			a := allocation{d.GetResourceName(), device.OfferedID(id)}
-			if !counted[a] {
-				counted[a] = true
-				counts[a.resource]++
-			}
-		}
-	}
-	return counts
-}
-
-// Allocatable returns how many devices of each resource the kubelet says it would
-// give away; nil while it does not say.
-func (c *Client) Allocatable() map[string]int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return maps.Clone(c.allocatable)
-}
 
 // confirmer asks the kubelet whether it still says what was known of holders at
 // one moment. It asks about each pod once, since a burst of questions would be
@@ -82,16 +37,7 @@ func (q confirmer) confirm(ctx context.Context, id device.ID) (device.Owner, boo
 		answer.pod, answer.err = q.c.askPod(ctx, name)
 		q.answers[name] = answer
 	}
-	return last, holds(answer.pod, last.Container, id), answer.err
-}
-
-func (c *Client) askPod(ctx context.Context, name podName) (*api.PodResources, error) {
-	var answer *api.GetPodResourcesResponse
-	err := c.call(ctx, "Get", func(ctx context.Context) (err error) {
-		answer, err = c.list.Get(ctx, &api.GetPodResourcesRequest{PodName: name.pod, PodNamespace: name.namespace})
-		return err
-	})
-	return answer.GetPodResources(), err
+	return last, q.c.holds(answer.pod, last.Container, id), answer.err
 }
 
 // lastOwner is the container that holds the device, or else the one that was
@@ -109,12 +55,14 @@ func lastOwner(holders device.Holders, id device.ID) device.Owner {
 	return last.Owner
 }
 
-func holds(pod *api.PodResources, container string, id device.ID) bool {
-	return slices.ContainsFunc(pod.GetContainers(), func(c *api.ContainerResources) bool {
-		return c.GetName() == container && slices.ContainsFunc(c.GetDevices(), func(d *api.ContainerDevices) bool {
-			return slices.ContainsFunc(d.GetDeviceIds(), func(o string) bool { return device.OfferedID(o).Device() == id })
-		})
-	})
+// holds tells whether a pod's container has a device, by a plugin or by a claim.
+func (c *Client) holds(pod *api.PodResources, container string, id device.ID) bool {
+	for _, row := range c.rowsOf(pod) {
+		if row.Owner.Container == container && row.Offered.Device() == id {
+			return true
+		}
+	}
+	return false
 }
 
 // Faults says who held a device when it went bad, as the kubelet confirms it, in

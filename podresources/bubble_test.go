@@ -28,12 +28,13 @@ type scripted struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	pods     []*api.PodResources
-	list     func(ctx context.Context) error // what happens before List answers
-	asked    []time.Time                     // when List was
-	counts   int                             // how often GetAllocatableResources was
-	countErr error                           // its answer
-	got      []string                        // the pods that Get was asked about
-	get      func(ctx context.Context) error // what happens before it answers
+	list     func(ctx context.Context) error   // what happens before List answers
+	asked    []time.Time                       // when List was
+	counts   int                               // how often GetAllocatableResources was
+	countErr error                             // its answer
+	offer    *api.AllocatableResourcesResponse // where that is none
+	got      []string                          // the pods that Get was asked about
+	get      func(ctx context.Context) error   // what happens before it answers
 	started  time.Time
 	slow     time.Duration     // how long a connection takes
 	listener *bufconn.Listener // nil while it is down
@@ -124,7 +125,10 @@ func (k *scripted) GetAllocatableResources(context.Context, *api.AllocatableReso
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.counts++
-	return &api.AllocatableResourcesResponse{}, k.countErr
+	if k.offer == nil {
+		return &api.AllocatableResourcesResponse{}, k.countErr
+	}
+	return k.offer, k.countErr
 }
 
 func (k *scripted) Get(ctx context.Context, r *api.GetPodResourcesRequest) (*api.GetPodResourcesResponse, error) {
@@ -152,6 +156,13 @@ func (k *scripted) says(pods ...*api.PodResources) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.pods = pods
+}
+
+// gives sets what it would give away from now on.
+func (k *scripted) gives(offer *api.AllocatableResourcesResponse) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.offer = offer
 }
 
 // before sets what happens before each answer.

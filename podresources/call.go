@@ -46,8 +46,8 @@ func newClient(d dial, log *slog.Logger, trace Trace) (*Client, error) {
 	}
 	return &Client{
 		log: log, trace: trace, conn: conn, list: api.NewPodResourcesListerClient(conn),
-		kick: make(chan struct{}, 1), turn: make(chan struct{}, 1), changed: make(chan struct{}),
-		answer: newAnswer(), memory: newMemory(), refused: refusedFirst,
+		kick: make(chan struct{}, 1), came: make(chan struct{}, 1), turn: make(chan struct{}, 1), changed: make(chan struct{}),
+		answer: newAnswer(), offer: rawAllocatable{names: interner{}}, memory: newMemory(), refused: refusedFirst,
 	}, nil
 }
 

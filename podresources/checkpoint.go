@@ -43,6 +43,58 @@ func (n notes) others(a allocation, made span, uids map[podName]string) func(pod
 	return func(p podName) bool { return known && uids[p] != "" && uids[p] != uid }
 }
 
+// readCheckpoint looks up what List leaves open, while there is such a thing, and
+// what the checkpoint has become.
+func (c *Client) readCheckpoint() {
+	now := time.Now() // what is allocated from here on is not in question
+	c.mu.Lock()
+	open, overdue := c.memory.open(now)
+	c.mu.Unlock()
+	if !open && !c.rewritten() {
+		return
+	}
+	notes, err := readNotes(c.Checkpoint)
+	c.mu.Lock()
+	c.publish(c.memory.review(notes, err, now))
+	c.mu.Unlock()
+	switch {
+	case err == nil:
+		c.saidBlind = false
+	case overdue && !c.saidBlind:
+		c.log.Warn("allocations that the kubelet names nobody for cannot be looked up; they are kept for an hour", "err", err)
+		c.saidBlind = true
+	}
+}
+
+// rewritten tells whether the checkpoint is another than the one that is known. One
+// that is not is as good as read again.
+func (c *Client) rewritten() bool {
+	info, err := os.Stat(c.Checkpoint)
+	if err != nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !info.ModTime().Equal(c.memory.noted.written) {
+		return true
+	}
+	c.memory.note(c.memory.noted)
+	return false
+}
+
+// notesSince are the kubelet's where they are others than those that are known, and
+// empty where there are none or they cannot be read.
+func (c *Client) notesSince() notes {
+	if !c.rewritten() {
+		return notes{}
+	}
+	n, err := readNotes(c.Checkpoint)
+	if err != nil {
+		return notes{}
+	}
+	return n
+}
+
 // readNotes reads a checkpoint. The kubelet replaces the file as a whole.
 func readNotes(path string) (notes, error) {
 	if path == "" {

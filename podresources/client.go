@@ -12,7 +12,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"time"
 
@@ -38,6 +37,12 @@ const (
 	countEvery = time.Second
 	// After an Allocate the kubelet is asked ever more slowly, and then no more.
 	lookFirst, lookSlowest, lookFor = 50 * time.Millisecond, 2 * time.Second, 10 * time.Second
+	// notedWithin is how long after Allocate the kubelet is not asked. It notes an allocation
+	// when Allocate has returned, and a List before that, which finds a pod that has ended,
+	// has it forget what it is allocating: then it gives the same device to the next pod too
+	// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go). And the answer
+	// could not have the name yet.
+	notedWithin = 20 * time.Millisecond
 	// The kubelet's limit is 100 questions a second from all who ask on the node
 	// (pkg/kubelet/apis/podresources/constants.go), so whoever is refused waits.
 	refusedFirst, refusedMost = 100 * time.Millisecond, 5 * time.Second
@@ -56,6 +61,11 @@ type Client struct {
 	// CheckpointFile in its device-plugins folder. It decides what List leaves
 	// open, and may be missing. To be set before Run.
 	Checkpoint string
+	// Claimed finds the device that a claim gives, and tells whether that is one of ours:
+	// who has the claim holds it then. It is asked with each answer, since the inventory
+	// may have come to know the device, and must not keep the claim. To be set before Run;
+	// nil finds none.
+	Claimed func(device.Claim) (device.ID, bool)
 
 	socket string
 	log    *slog.Logger
@@ -65,6 +75,8 @@ type Client struct {
 	// kick has Run look soon: an allocation waits for its name, or somebody else's
 	// question was not answered.
 	kick chan struct{}
+	// came has Run ask about newcomers soon, whenever a look is due.
+	came chan struct{}
 	// turn is held from a List until its answer is taken in. Of two that are under
 	// way at the same time nobody could tell which answer is the newer one, and a
 	// holding that has ended could come back. It guards answer.
@@ -74,16 +86,21 @@ type Client struct {
 	// These belong to Run's goroutine.
 	saidLost, saidBlind bool      // what is in the log already
 	counted             time.Time // when it last asked what is allocatable
+	offer               rawAllocatable
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	memory      memory
-	holders     device.Holders // what was published last
-	changed     chan struct{}  // closed when who holds what has changed
-	allocatable map[string]int // devices by resource, as the kubelet counts them; nil while it does not say
-	refusal     error          // the newest one
-	refused     time.Duration  // how long to wait after the next refusal
-	askAfter    time.Time      // no question before, after a refusal
+	memory    memory
+	ledger    ledger
+	recount   bool // what is allocatable has changed since it was asked for
+	newcomers newcomers
+	granted   time.Time      // when Allocate last returned
+	noGet     link           // over which the kubelet has said that it knows no Get
+	holders   device.Holders // what was published last
+	changed   chan struct{}  // closed when who holds what has changed
+	refusal   error          // the newest one
+	refused   time.Duration  // how long to wait after the next refusal
+	askAfter  time.Time      // no question before, after a refusal
 }
 
 // New makes a client of the kubelet that listens, or will, on socket. It connects
@@ -111,32 +128,55 @@ func (c *Client) Ready() error {
 func (c *Client) Run(ctx context.Context) error {
 	defer c.conn.Close() //nolint:errcheck // nothing can be done about it, and nobody asks any more
 	due, look := time.Now(), lookFirst
+	var peek time.Time // when newcomers are asked about; zero where none has come
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		c.Beat()
-		timer.Reset(time.Until(due))
+		next := due
+		if !peek.IsZero() {
+			next = earlier(due, peek)
+		}
+		timer.Reset(time.Until(next))
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.kick:
 			// A look that is due sooner stays due: in a burst of allocations each
 			// would put it off for the others.
-			if soon := time.Now().Add(lookFirst); soon.Before(due) {
-				due = soon
+			due, look = earlier(due, time.Now().Add(lookFirst)), 2*lookFirst
+			continue
+		case <-c.came:
+			if peek.IsZero() {
+				peek = time.Now().Add(lookFirst)
 			}
-			look = 2 * lookFirst
 			continue
 		case <-timer.C:
+		}
+		peek = time.Time{}
+		if !c.askNewcomers(ctx) {
+			if time.Now().Before(due) {
+				continue
+			}
 			c.refresh(ctx)
 		}
 		now := time.Now()
+		if now.Before(due) && c.curious(now) {
+			continue // a look is due when it was
+		}
 		due = now.Add(c.pause(now))
 		if next := now.Add(look); c.curious(now) && next.Before(due) {
 			due = next
 			look = min(2*look, lookSlowest)
 		}
 	}
+}
+
+func earlier(a, b time.Time) time.Time {
+	if b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // refresh asks what Run wants to know.
@@ -151,6 +191,9 @@ func (c *Client) refresh(ctx context.Context) {
 	c.readCheckpoint()
 	if now := time.Now(); holders.Err == nil && now.Sub(c.counted) >= countEvery {
 		c.counted = now
+		c.mu.Lock()
+		c.recount = false
+		c.mu.Unlock()
 		c.askAllocatable(asking)
 	}
 }
@@ -167,58 +210,6 @@ func (c *Client) say(err error) {
 	c.saidLost = err != nil
 }
 
-// readCheckpoint looks up what List leaves open, while there is such a thing, and
-// what the checkpoint has become.
-func (c *Client) readCheckpoint() {
-	now := time.Now() // what is allocated from here on is not in question
-	c.mu.Lock()
-	open, overdue := c.memory.open(now)
-	c.mu.Unlock()
-	if !open && !c.rewritten() {
-		return
-	}
-	notes, err := readNotes(c.Checkpoint)
-	c.mu.Lock()
-	c.publish(c.memory.review(notes, err, now))
-	c.mu.Unlock()
-	switch {
-	case err == nil:
-		c.saidBlind = false
-	case overdue && !c.saidBlind:
-		c.log.Warn("allocations that the kubelet names nobody for cannot be looked up; they are kept for an hour", "err", err)
-		c.saidBlind = true
-	}
-}
-
-// rewritten tells whether the checkpoint is another than the one that is known. One
-// that is not is as good as read again.
-func (c *Client) rewritten() bool {
-	info, err := os.Stat(c.Checkpoint)
-	if err != nil {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !info.ModTime().Equal(c.memory.noted.written) {
-		return true
-	}
-	c.memory.note(c.memory.noted)
-	return false
-}
-
-// notesSince are the kubelet's where they are others than those that are known, and
-// empty where there are none or they cannot be read.
-func (c *Client) notesSince() notes {
-	if !c.rewritten() {
-		return notes{}
-	}
-	n, err := readNotes(c.Checkpoint)
-	if err != nil {
-		return notes{}
-	}
-	return n
-}
-
 // pause is how long Run may rest: others ask too, and their answers are as good.
 func (c *Client) pause(now time.Time) time.Duration {
 	c.mu.Lock()
@@ -226,7 +217,11 @@ func (c *Client) pause(now time.Time) time.Duration {
 	if c.holders.Err != nil {
 		return max(lostEvery, c.askAfter.Sub(now))
 	}
-	return max(c.holders.At.Add(idleEvery).Sub(now), lookFirst)
+	wait := c.holders.At.Add(idleEvery).Sub(now)
+	if c.recount {
+		wait = min(wait, c.counted.Add(countEvery).Sub(now))
+	}
+	return max(wait, lookFirst)
 }
 
 // curious tells whether there is something that Run should look for soon.
@@ -239,11 +234,26 @@ func (c *Client) curious(now time.Time) bool {
 // Allocated says that Allocate has returned for these ids: someone is about to
 // hold them, and the kubelet will know who a moment later.
 func (c *Client) Allocated(resource string, ids []device.OfferedID) {
+	now := time.Now()
 	c.mu.Lock()
-	c.publish(c.memory.allocated(resource, ids, time.Now()))
+	c.granted = now
+	c.publish(c.memory.allocated(resource, ids, now))
 	c.mu.Unlock()
 	c.lookSoon()
 }
+
+// Told says that the kubelet was told of other devices than before, or that some are ill: what
+// it would give away is another.
+func (c *Client) Told() {
+	c.mu.Lock()
+	c.recount = true
+	c.mu.Unlock()
+	c.lookSoon()
+}
+
+// Returned says that there is a new kubelet: what it names is to be known before any of it
+// ends.
+func (c *Client) Returned() { c.lookSoon() }
 
 func (c *Client) lookSoon() {
 	select {
@@ -271,11 +281,13 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 	if holders, ok := c.askedSince(came); ok {
 		return holders
 	}
+	c.letNote(ctx)
 	asked := time.Now()
 	over, err := c.askList(ctx)
 	if err != nil {
 		return c.failed(ctx, err)
 	}
+	c.answer.held = c.appendClaimed(c.answer.held, c.answer.given.claims)
 	c.mu.Lock()
 	doubts := c.memory.doubts(over, asked)
 	c.mu.Unlock()
@@ -285,13 +297,34 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	returned := over != c.memory.link
 	lost := doubts && c.memory.lost(since, asked)
 	changed := c.memory.take(&c.answer, over, asked) || lost
+	changed = c.ledger.take(&c.answer.given, c.answer.pods, over, asked) || changed
 	c.holders.At = time.Now()
 	c.holders.Err = nil
 	c.refused = refusedFirst
 	c.publish(changed)
+	if returned && c.memory.awaits(c.holders.At) {
+		c.lookSoon()
+	}
 	return c.holders
+}
+
+// letNote waits until the kubelet has noted what it allocated last, or ctx is done.
+func (c *Client) letNote(ctx context.Context) {
+	c.mu.Lock()
+	wait := time.Until(c.granted.Add(notedWithin))
+	c.mu.Unlock()
+	if wait <= 0 {
+		return
+	}
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // askedSince returns the newest answer where somebody else has asked for it while
@@ -318,7 +351,7 @@ func (c *Client) failed(ctx context.Context, err error) device.Holders {
 		c.lookSoon() // else Run would find out when it is due
 	}
 	c.holders.Err = err
-	c.allocatable = nil
+	c.ledger.withdraw()
 	c.publish(c.memory.lost(since, now))
 	return c.holders
 }
@@ -329,6 +362,7 @@ func (c *Client) publish(changed bool) {
 	c.holders.Held = c.memory.held
 	c.holders.Settled = c.memory.settled
 	c.holders.Recent = c.memory.recent.seen()
+	c.holders.Resources = c.ledger.resources(c.memory.held)
 	if changed {
 		close(c.changed)
 		c.changed = make(chan struct{})

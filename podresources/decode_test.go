@@ -2,6 +2,7 @@ package podresources
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -134,31 +135,140 @@ func TestDecodeBeginsAnew(t *testing.T) {
 }
 
 // reference is the answer as protobuf reads it.
-func reference(b []byte) (held []device.Holding, pods []podName, err error) {
+func reference(b []byte) (held []device.Holding, pods []podName, r device.Resources, err error) {
 	var answer api.ListPodResourcesResponse
 	if err := proto.Unmarshal(b, &answer); err != nil {
-		return nil, nil, err
+		return nil, nil, r, err
 	}
+	devices := map[device.Owner][]*api.ContainerDevices{}
 	for _, p := range answer.PodResources {
 		pods = append(pods, podName{p.Namespace, p.Name})
+		whole := device.Owner{Namespace: p.Namespace, Pod: p.Name}
+		r.HeldCPUs = append(r.HeldCPUs, cpusOf(whole, p.CpuIds)...)
+		r.HeldMemory = append(r.HeldMemory, memoryOf(whole, p.Memory)...)
 		for _, c := range p.Containers {
+			owner := device.Owner{Namespace: p.Namespace, Pod: p.Name, Container: c.Name}
 			for _, d := range c.Devices {
 				for _, id := range d.DeviceIds {
-					held = append(held, device.Holding{
-						Resource: d.ResourceName, Offered: device.OfferedID(id),
-						Owner: device.Owner{Namespace: p.Namespace, Pod: p.Name, Container: c.Name},
-					})
+					held = append(held, device.Holding{Resource: d.ResourceName, Offered: device.OfferedID(id), Owner: owner})
 				}
 			}
+			devices[owner] = append(devices[owner], c.Devices...)
+			r.HeldCPUs = append(r.HeldCPUs, cpusOf(owner, c.CpuIds)...)
+			r.HeldMemory = append(r.HeldMemory, memoryOf(owner, c.Memory)...)
+			r.Claims = append(r.Claims, claimsOf(owner, c.DynamicResources)...)
 		}
 	}
-	return held, pods, nil
+	for owner, list := range devices {
+		for _, d := range devicesOf(list) {
+			r.HeldDevices = append(r.HeldDevices, device.HeldDevice{Owner: owner, ResourceDevice: d})
+		}
+	}
+	r.HeldCPUs, r.HeldMemory, r.Claims = cpusOnce(r.HeldCPUs), memoryOnce(r.HeldMemory), claimsOnce(r.Claims)
+	slices.SortFunc(r.HeldDevices, device.HeldDevice.Compare)
+	slices.SortFunc(r.HeldCPUs, device.HeldCPUs.Compare)
+	slices.SortFunc(r.HeldMemory, device.HeldMemory.Compare)
+	slices.SortFunc(r.Claims, device.Claim.Compare)
+	return held, pods, r, nil
+}
+
+func cpusOnce(rows []device.HeldCPUs) (once []device.HeldCPUs) {
+	of := map[device.Owner][]int64{}
+	for _, row := range rows {
+		of[row.Owner] = append(of[row.Owner], row.CPUs...)
+	}
+	for owner, cpus := range of {
+		once = append(once, cpusOf(owner, cpus)...)
+	}
+	return once
+}
+
+func memoryOnce(rows []device.HeldMemory) (once []device.HeldMemory) {
+	of := map[string]device.HeldMemory{}
+	for _, row := range rows {
+		key := fmt.Sprintf("%q %q %v", row.Owner, row.Type, row.NUMANodes)
+		row.Bytes += of[key].Bytes
+		of[key] = row
+	}
+	return slices.AppendSeq(once, maps.Values(of))
+}
+
+func claimsOnce(rows []device.Claim) (once []device.Claim) {
+	of := map[string]device.Claim{}
+	for _, row := range rows {
+		plain := row
+		plain.CDI = nil
+		key := fmt.Sprintf("%q", plain)
+		if before, twice := of[key]; twice && !slices.Equal(before.CDI, row.CDI) {
+			row.CDI = slices.Concat(before.CDI, row.CDI)
+			slices.Sort(row.CDI)
+			row.CDI = slices.Compact(row.CDI)
+		}
+		of[key] = row
+	}
+	return slices.AppendSeq(once, maps.Values(of))
+}
+
+// devicesOf has each device of a list once, with all its nodes.
+func devicesOf(list []*api.ContainerDevices) (devices []device.ResourceDevice) {
+	nodes := map[[2]string][]int{}
+	for _, d := range list {
+		for _, id := range d.DeviceIds {
+			of := [2]string{d.ResourceName, id}
+			nodes[of] = append(nodes[of], nodesOf(d.Topology)...)
+		}
+	}
+	for of, on := range nodes {
+		slices.Sort(on)
+		devices = append(devices, device.ResourceDevice{Resource: of[0], ID: of[1], NUMANodes: slices.Compact(on)})
+	}
+	return devices
+}
+
+func nodesOf(t *api.TopologyInfo) (nodes []int) {
+	for _, n := range t.GetNodes() {
+		nodes = append(nodes, int(n.ID))
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+func cpusOf(o device.Owner, ids []int64) []device.HeldCPUs {
+	if len(ids) == 0 {
+		return nil
+	}
+	ids = slices.Clone(ids)
+	slices.Sort(ids)
+	return []device.HeldCPUs{{Owner: o, CPUs: slices.Compact(ids)}}
+}
+
+func memoryOf(o device.Owner, list []*api.ContainerMemory) (rows []device.HeldMemory) {
+	for _, m := range list {
+		rows = append(rows, device.HeldMemory{Owner: o, Memory: device.Memory{Type: m.MemoryType, Bytes: m.Size, NUMANodes: nodesOf(m.Topology)}})
+	}
+	return rows
+}
+
+func claimsOf(o device.Owner, list []*api.DynamicResource) (claims []device.Claim) {
+	for _, d := range list {
+		for _, r := range d.ClaimResources {
+			c := device.Claim{
+				Owner: o, ClaimNamespace: d.ClaimNamespace, ClaimName: d.ClaimName,
+				Driver: r.DriverName, Pool: r.PoolName, Device: r.DeviceName, Share: r.GetShareId(),
+			}
+			for _, name := range r.CdiDevices {
+				c.CDI = append(c.CDI, name.Name)
+			}
+			claims = append(claims, c)
+		}
+	}
+	return claims
 }
 
 // agrees holds what was decoded against the reference, where that accepts it.
 func agrees(t testing.TB, a *rawAnswer, b []byte) {
 	t.Helper()
-	held, pods, err := reference(b)
+	held, pods, want, err := reference(b)
 	if err != nil {
 		return
 	}
@@ -168,21 +278,63 @@ func agrees(t testing.TB, a *rawAnswer, b []byte) {
 	if !slices.Equal(a.held, held) || !slices.Equal(a.pods, pods) {
 		t.Fatalf("held are\n%q of %q, protobuf has\n%q of %q", a.held, a.pods, held, pods)
 	}
+	a.given.order()
+	wantRows(t, device.Resources{HeldDevices: a.given.devices, HeldCPUs: a.given.cpus, HeldMemory: a.given.memory, Claims: a.given.claims}, want)
 }
 
-// random is a message with fields in any order, some of them twice. Most have the
-// kind that they should have at that depth.
-func random(chance *rand.Rand, depth int) []byte {
-	messages := []protowire.Number{listPods, podContainers, containerDevices, 0}[depth]
+// wantRows compares what resources say, and not whether a slice of nothing is nil.
+func wantRows(t testing.TB, got, want device.Resources) {
+	t.Helper()
+	if got.Known != want.Known || !slices.Equal(got.CPUs, want.CPUs) ||
+		!sameRows(got.Devices, want.Devices) || !sameRows(got.Memory, want.Memory) || !sameRows(got.HeldDevices, want.HeldDevices) ||
+		!sameRows(got.HeldCPUs, want.HeldCPUs) || !sameRows(got.HeldMemory, want.HeldMemory) || !sameRows(got.Claims, want.Claims) {
+		t.Fatalf("resources are\n%+v\nwant\n%+v", got, want)
+	}
+}
+
+func sameRows[T interface{ Compare(T) int }](a, b []T) bool {
+	return slices.EqualFunc(a, b, func(a, b T) bool { return a.Compare(b) == 0 })
+}
+
+// shape is which fields a message has.
+type shape struct {
+	texts, numbers []protowire.Number
+	messages       map[protowire.Number]*shape
+}
+
+var (
+	topologyShape = &shape{messages: map[protowire.Number]*shape{1: {numbers: []protowire.Number{1}}}}
+	devicesShape  = &shape{texts: []protowire.Number{1, 2, 2}, messages: map[protowire.Number]*shape{3: topologyShape}}
+	memoryShape   = &shape{texts: []protowire.Number{1}, numbers: []protowire.Number{2}, messages: map[protowire.Number]*shape{3: topologyShape}}
+	claimShape    = &shape{texts: []protowire.Number{2, 3}, messages: map[protowire.Number]*shape{4: {
+		texts: []protowire.Number{2, 3, 4, 5}, messages: map[protowire.Number]*shape{1: {texts: []protowire.Number{1}}},
+	}}}
+	listShape = &shape{messages: map[protowire.Number]*shape{1: {
+		texts: []protowire.Number{1, 2}, numbers: []protowire.Number{4}, messages: map[protowire.Number]*shape{
+			3: {texts: []protowire.Number{1}, numbers: []protowire.Number{3}, messages: map[protowire.Number]*shape{2: devicesShape, 4: memoryShape, 5: claimShape}},
+			5: memoryShape,
+		},
+	}}}
+	allocatableShape = &shape{numbers: []protowire.Number{2}, messages: map[protowire.Number]*shape{1: devicesShape, 3: memoryShape}}
+)
+
+// random is a message with fields in any order, some of them twice. Most have the kind
+// that they should have.
+func random(chance *rand.Rand, s *shape) []byte {
 	var fields []field
 	for range chance.IntN(6) {
-		number := protowire.Number(1 + chance.IntN(3))
-		switch odd := chance.IntN(30); {
+		switch number, odd := protowire.Number(1+chance.IntN(6)), chance.IntN(40); {
 		case odd == 0:
 			fields = append(fields, varint(number, chance.Uint64()))
-		case (number == messages) != (odd == 1):
-			fields = append(fields, message(number, random(chance, min(depth+1, 3))))
-		default:
+		case odd == 1:
+			fields = append(fields, text(number, "a"))
+		case s.messages[number] != nil:
+			fields = append(fields, message(number, random(chance, s.messages[number])))
+		case slices.Contains(s.numbers, number) && chance.IntN(2) == 0: // packed, where it may be
+			fields = append(fields, message(number, protowire.AppendVarint(protowire.AppendVarint(nil, chance.Uint64N(5)), 300)))
+		case slices.Contains(s.numbers, number):
+			fields = append(fields, varint(number, chance.Uint64N(5)))
+		case slices.Contains(s.texts, number):
 			fields = append(fields, text(number, string(rune('a'+chance.IntN(5)))))
 		}
 	}
@@ -192,16 +344,56 @@ func random(chance *rand.Rand, depth int) []byte {
 func TestDecodeAgainstProtobuf(t *testing.T) {
 	chance := rand.New(rand.NewPCG(1, 2))
 	a := newAnswer()
-	accepted, rows := 0, 0
+	accepted, rows := 0, [4]int{}
 	for range 50000 {
-		b := random(chance, 0)
+		b := random(chance, listShape)
 		agrees(t, &a, b)
-		if held, _, err := reference(b); err == nil {
-			accepted, rows = accepted+1, rows+len(held)
+		if _, _, r, err := reference(b); err == nil {
+			accepted++
+			for i, n := range []int{len(r.HeldDevices), len(r.HeldCPUs), len(r.HeldMemory), len(r.Claims)} {
+				rows[i] += n
+			}
 		}
 	}
-	if accepted < 10000 || rows < 2000 {
+	if accepted < 10000 || slices.Min(rows[:]) < 1000 {
 		t.Errorf("of 50,000 messages %d were accepted, with %d rows", accepted, rows)
+	}
+}
+
+// allocatableAgrees holds an answer to GetAllocatableResources against protobuf's.
+func allocatableAgrees(t testing.TB, a *rawAllocatable, b []byte) (rows int) {
+	t.Helper()
+	var answer api.AllocatableResourcesResponse
+	if err := proto.Unmarshal(b, &answer); err != nil {
+		return 0
+	}
+	if err := a.decode(b); err != nil {
+		t.Fatalf("protobuf accepts what is refused: %v", err)
+	}
+	var l ledger
+	l.offer(&a.given)
+	want := device.Resources{Known: true, Devices: devicesOf(answer.Devices)}
+	slices.SortFunc(want.Devices, device.ResourceDevice.Compare)
+	for _, c := range cpusOf(device.Owner{}, answer.CpuIds) {
+		want.CPUs = c.CPUs
+	}
+	for _, m := range memoryOnce(memoryOf(device.Owner{}, answer.Memory)) {
+		want.Memory = append(want.Memory, m.Memory)
+	}
+	slices.SortFunc(want.Memory, device.Memory.Compare)
+	wantRows(t, l.resources(nil), want)
+	return len(want.Devices) + len(want.CPUs) + len(want.Memory)
+}
+
+func TestDecodeAllocatableAgainstProtobuf(t *testing.T) {
+	chance := rand.New(rand.NewPCG(3, 4))
+	a := rawAllocatable{names: interner{}}
+	rows := 0
+	for range 20000 {
+		rows += allocatableAgrees(t, &a, random(chance, allocatableShape))
+	}
+	if rows < 10000 {
+		t.Errorf("there were %d rows", rows)
 	}
 }
 
@@ -222,10 +414,13 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		agrees(t, &a, b)
+		// The other answer has the same messages in other places.
+		allocatableAgrees(t, &rawAllocatable{names: interner{}}, b)
 	})
 }
 
-// node is a List of that many pods of two containers, of which some hold a device.
+// node is a List of that many pods of two containers, of which some have a device, CPUs,
+// memory and a claim.
 func node(pods, devices int) *api.ListPodResourcesResponse {
 	answer := &api.ListPodResourcesResponse{}
 	for i := range pods {
@@ -233,11 +428,26 @@ func node(pods, devices int) *api.ListPodResourcesResponse {
 			container("main"), container("istio-proxy"))
 		if i < devices {
 			p.Containers[0] = container("main", fmt.Sprintf("GPU-8f4b1c52-0000-0000-0000-%012d", i))
-		}
-		for _, c := range p.Containers {
-			c.CpuIds = []int64{1, 2, 3, 4}
+			equip(p.Containers[0], i)
 		}
 		answer.PodResources = append(answer.PodResources, p)
 	}
 	return answer
+}
+
+// equip gives a container, beside its devices, CPUs and memory of its own, and a claim.
+func equip(c *api.ContainerResources, i int) {
+	on := &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(i % 2)}}}
+	for _, d := range c.Devices {
+		d.Topology = on
+	}
+	for n := range 4 {
+		c.CpuIds = append(c.CpuIds, int64(4*i+3-n))
+	}
+	c.Memory = []*api.ContainerMemory{{MemoryType: "memory", Size: 8 << 30, Topology: on}, {MemoryType: "hugepages-2Mi", Size: 1 << 30, Topology: on}}
+	name := fmt.Sprintf("gpu-%d", i)
+	c.DynamicResources = []*api.DynamicResource{{ClaimName: fmt.Sprintf("claim-%d", i), ClaimNamespace: "team", ClaimResources: []*api.ClaimResource{{
+		CdiDevices: []*api.CDIDevice{{Name: "k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-" + name}},
+		DriverName: "gpu.nvidia.com", PoolName: "node-a", DeviceName: name,
+	}}}}
 }

@@ -32,8 +32,8 @@ type memory struct {
 
 	asked time.Time // when the newest answer was asked for
 	link  link      // over which it came
-	// named are the allocations that answers over link have named.
-	named map[allocation]bool
+	// named are the rows that answers over link have named, by their keys.
+	named map[device.Holding]bool
 	// trusted is when the first answer over link was asked for that left out
 	// nobody; zero while there was none.
 	trusted time.Time
@@ -57,8 +57,18 @@ type span struct{ early, late time.Time }
 
 func of(h device.Holding) allocation { return allocation{h.Resource, h.Offered} }
 
+// key is by what a row is known again that was named before: what a plugin gives has one
+// holder, so that naming another one says that the first has it no more. What is claimed
+// may have several.
+func key(h device.Holding) device.Holding {
+	if !isClaim(h) {
+		h.Owner = device.Owner{}
+	}
+	return h
+}
+
 func newMemory() memory {
-	return memory{unnamed: map[allocation]span{}, named: map[allocation]bool{}, arrivals: newArrivals(), recent: newHistory()}
+	return memory{unnamed: map[allocation]span{}, named: map[device.Holding]bool{}, arrivals: newArrivals(), recent: newHistory()}
 }
 
 // allocated notes that the ids are about to be held by somebody new: whoever held
@@ -91,7 +101,7 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 			delete(m.unnamed, of(h))
 		}
 		m.next = append(m.next, h)
-		m.named[of(h)] = true
+		m.named[key(h)] = true
 		m.recent.saw(h, asked)
 	}
 	m.end()
@@ -102,6 +112,28 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 	}
 	m.recent.forget(asked)
 	return m.replace() || became
+}
+
+// name takes in what one pod was said to have. That says nothing of anybody else: it may
+// give an allocation the name that it waits for, and takes nothing away. It tells whether
+// it did.
+func (m *memory) name(rows []device.Holding, over link, asked time.Time) bool {
+	if over != m.link { // what has become of the rest is for a List to say
+		return false
+	}
+	m.next = append(m.next[:0], m.held...)
+	for _, h := range rows {
+		made, waits := m.unnamed[of(h)]
+		if !waits || made.late.After(asked) {
+			continue
+		}
+		delete(m.unnamed, of(h))
+		nobody := device.Holding{Resource: h.Resource, Offered: h.Offered}
+		m.next[slices.Index(m.next, nobody)] = h
+		m.named[key(h)] = true
+		m.recent.saw(h, asked)
+	}
+	return m.replace()
 }
 
 // heard notes that an answer came, and tells whether it is the first that may be
@@ -144,7 +176,7 @@ func (m *memory) stands(h device.Holding, pods []podName) bool {
 	if _, unnamed := m.unnamed[of(h)]; unnamed {
 		return h.Owner == (device.Owner{})
 	}
-	return h.Owner != (device.Owner{}) && !m.named[of(h)] && m.asked.Sub(m.link.connected) < settleAfter &&
+	return h.Owner != (device.Owner{}) && !m.named[key(h)] && m.asked.Sub(m.link.connected) < settleAfter &&
 		!slices.Contains(pods, podName{h.Owner.Namespace, h.Owner.Pod})
 }
 
@@ -166,21 +198,42 @@ func (m *memory) replace() bool {
 	return true
 }
 
-// curious tells whether something may show soon: the name of an allocation, or
-// the kubelet's notes of this hour.
+// curious tells whether something may show soon: the name of an allocation, that of a holder
+// who stands, or the kubelet's notes of this hour.
 func (m *memory) curious(now time.Time) bool {
+	_, waits := m.waits(now)
+	return waits || m.behind(now) || m.awaits(now)
+}
+
+// waits tells whether an allocation is looked for, and when the first of those was made, at
+// the earliest.
+func (m *memory) waits(now time.Time) (since time.Time, waits bool) {
 	for _, made := range m.unnamed {
-		if now.Sub(made.late) < lookFor {
-			return true
+		if now.Sub(made.late) < lookFor && (!waits || made.early.Before(since)) {
+			since, waits = made.early, true
 		}
 	}
-	return m.behind(now)
+	return since, waits
+}
+
+// awaits tells whether a holder stands whom the kubelet has not named since it came back, and
+// will soon: one that ends before it is named here cannot be told from one that is not named
+// yet, and stands for a minute.
+func (m *memory) awaits(now time.Time) bool {
+	return now.Sub(m.link.connected) < lookFor && slices.ContainsFunc(m.held, func(h device.Holding) bool {
+		return h.Owner != (device.Owner{}) && !m.named[key(h)]
+	})
 }
 
 // behind tells whether the kubelet's notes may still tell of allocations from
 // before this process began.
 func (m *memory) behind(now time.Time) bool {
 	return !m.caughtUp && !m.trusted.IsZero() && now.Sub(m.trusted) < lookFor
+}
+
+// has tells whether a pod is known to hold something.
+func (m *memory) has(p podName) bool {
+	return slices.ContainsFunc(m.held, func(h device.Holding) bool { return h.Owner.Namespace == p.namespace && h.Owner.Pod == p.pod })
 }
 
 // open tells whether there are questions that notes might answer, and whether one
@@ -205,7 +258,8 @@ func (m *memory) review(n notes, err error, now time.Time) bool {
 	}
 	m.next = m.next[:0]
 	for _, h := range m.held {
-		if _, unnamed := m.unnamed[of(h)]; unnamed || h.Owner != (device.Owner{}) {
+		_, unnamed := m.unnamed[of(h)]
+		if unnamed || h.Owner != (device.Owner{}) && (err != nil || !m.freed(h, n)) {
 			m.next = append(m.next, h)
 		}
 	}
@@ -216,6 +270,15 @@ func (m *memory) review(n notes, err error, now time.Time) bool {
 		m.note(n)
 	}
 	return m.replace()
+}
+
+// freed tells whether somebody who stands, since the kubelet has not named him after its
+// restart, has nothing any more: its notes had it, and those that it has written since have
+// not. It never forgets in them what is held.
+func (m *memory) freed(h device.Holding, n notes) bool {
+	_, had := m.noted.allocated[of(h)]
+	_, has := n.allocated[of(h)]
+	return had && !has && !m.named[key(h)] && n.written.After(m.link.kubeletStart)
 }
 
 func (m *memory) note(n notes) {
@@ -271,6 +334,9 @@ func (m *memory) isNew(n notes, a allocation) bool {
 func (m *memory) uids(n notes) map[podName]string {
 	uids := map[podName]string{}
 	for _, h := range m.held {
+		if isClaim(h) { // the notes are the device manager's, and claims another's
+			continue
+		}
 		p, uid := podName{h.Owner.Namespace, h.Owner.Pod}, n.allocated[of(h)]
 		if other, twice := uids[p]; twice && other != uid {
 			uid = ""
@@ -289,7 +355,7 @@ func (m *memory) catchUp(n notes) {
 	}
 	m.caughtUp = true
 	for a := range n.allocated {
-		if _, known := m.unnamed[a]; !known && !m.named[a] && !lists(m.held, a) {
+		if _, known := m.unnamed[a]; !known && !m.named[device.Holding{Resource: a.resource, Offered: a.offered}] && !lists(m.held, a) {
 			m.unnamed[a] = span{late: m.trusted}
 			m.next = append(m.next, device.Holding{Resource: a.resource, Offered: a.offered})
 		}

@@ -23,12 +23,13 @@ type model struct {
 	noted   *noted
 }
 
-// fate is what is known of one allocation.
+// fate is what is known of one allocation, or of what was claimed.
 type fate struct {
 	owners    []device.Owner
-	over      link      // the connection over which they were named
-	allocated time.Time // at the latest; zero where they have a name
-	since     time.Time // and at the earliest
+	over      link                  // the connection over which they were named
+	overs     map[device.Owner]link // the same of each, where they claim
+	allocated time.Time             // at the latest; zero where they have a name
+	since     time.Time             // and at the earliest
 }
 
 // noted are notes that were there before an answer was asked for.
@@ -66,6 +67,8 @@ func (m *model) answer(listed map[allocation][]device.Owner, pods []podName, ove
 	}
 	for a, f := range m.fates {
 		switch owners := listed[a]; {
+		case a.resource == storyDriver:
+			f.claims(owners, pods, over, asked)
 		case f.allocated.After(asked): // nobody can know yet
 		case owners != nil:
 			*f = fate{owners: owners, over: over}
@@ -79,6 +82,35 @@ func (m *model) answer(listed map[allocation][]device.Owner, pods []podName, ove
 			f.owners = slices.DeleteFunc(slices.Clone(f.owners), func(o device.Owner) bool {
 				return slices.Contains(pods, podName{o.Namespace, o.Pod})
 			})
+		}
+	}
+}
+
+// claims is an answer about what several pods may have at once: each has it until this
+// connection has named him and does not any more, or has listed his pod without it, or is
+// a minute old.
+func (f *fate) claims(named []device.Owner, pods []podName, over link, asked time.Time) {
+	owners := slices.Clone(named)
+	for _, o := range f.owners {
+		listed := slices.Contains(pods, podName{o.Namespace, o.Pod})
+		if !slices.Contains(named, o) && !listed && f.overs[o] != over && asked.Sub(over.connected) < time.Minute {
+			owners = append(owners, o)
+		}
+	}
+	f.owners = owners
+	if f.overs == nil {
+		f.overs = map[device.Owner]link{}
+	}
+	for _, o := range named {
+		f.overs[o] = over
+	}
+}
+
+// name is what Get says of one pod: it ends a wait for a name, and does nothing else.
+func (m *model) name(rows []device.Holding, over link, asked time.Time) {
+	for _, h := range rows {
+		if f := m.of(of(h)); over == m.over && !f.allocated.IsZero() && !f.allocated.After(asked) {
+			*f = fate{owners: []device.Owner{h.Owner}, over: over}
 		}
 	}
 }
@@ -128,6 +160,13 @@ func (m *model) review(n notes, err error, now time.Time) {
 		}
 		if gone && !f.allocated.IsZero() && now.Sub(f.allocated) >= limit {
 			f.allocated = time.Time{}
+		}
+	}
+	for a, f := range m.fates {
+		if _, noted := n.allocated[a]; err == nil && !noted && m.noted != nil && f.over != m.over && n.written.After(m.over.kubeletStart) {
+			if _, was := m.noted.notes.allocated[a]; was { // a kubelet of now has freed it
+				f.owners = nil
+			}
 		}
 	}
 	if err == nil && m.asked.Sub(n.written) >= 10*time.Millisecond {
@@ -180,7 +219,7 @@ func (m *model) mayBe(n notes, p podName, uid string, allocated time.Time) bool 
 	theirs := map[string]bool{}
 	for a, f := range m.fates {
 		for _, o := range f.owners {
-			if f.allocated.IsZero() && (podName{o.Namespace, o.Pod}) == p {
+			if a.resource != storyDriver && f.allocated.IsZero() && (podName{o.Namespace, o.Pod}) == p {
 				theirs[n.allocated[a]] = true
 			}
 		}
@@ -216,8 +255,10 @@ type story struct {
 var (
 	storyIDs  = []device.OfferedID{"a", "a::1", "b", "c"} // two of them one device's
 	storyTime = []time.Duration{0, time.Millisecond, 11 * time.Millisecond, time.Second, 9 * time.Second, 10 * time.Second, 50 * time.Second, time.Minute, time.Hour}
-	storyRess = []string{"nvidia.com/gpu", "nvidia.com/mig"}
+	storyRess = []string{"nvidia.com/gpu", "nvidia.com/mig", storyDriver}
 )
+
+const storyDriver = "gpu.nvidia.com"
 
 func newStory(t testing.TB, choose func(n int) int) *story {
 	s := &story{t: t, choose: choose, memory: newMemory(), model: model{fates: map[allocation]*fate{}}, now: time.Unix(1<<30, 0)}
@@ -230,7 +271,7 @@ func (s *story) play(events int) {
 		before, copied := s.memory.held, slices.Clone(s.memory.held)
 		settled := s.memory.settled
 		changed := false
-		switch s.choose(9) {
+		switch s.choose(10) {
 		case 0:
 			s.now = s.now.Add(storyTime[s.choose(len(storyTime))])
 		case 1:
@@ -247,6 +288,10 @@ func (s *story) play(events int) {
 			changed = s.review()
 		case 8:
 			changed = s.lose(s.now)
+		case 9:
+			if s.asked.IsZero() { // Get waits for its turn
+				changed = s.name()
+			}
 		}
 		s.compare()
 		if !slices.Equal(before, copied) {
@@ -280,7 +325,7 @@ func (s *story) answer() bool {
 		}
 		pods = append(pods, name)
 		for range s.choose(3) {
-			a := allocation{storyRess[s.choose(2)], storyIDs[s.choose(len(storyIDs))]}
+			a := allocation{storyRess[s.choose(3)], storyIDs[s.choose(len(storyIDs))]}
 			o := device.Owner{Namespace: name.namespace, Pod: name.pod, Container: "main"}
 			listed[a] = append(listed[a], o)
 			raw.held = append(raw.held, device.Holding{Resource: a.resource, Offered: a.offered, Owner: o})
@@ -295,6 +340,19 @@ func (s *story) answer() bool {
 	lost := doubts && s.lose(asked)
 	s.model.answer(listed, pods, s.link, asked)
 	return s.memory.take(&raw, s.link, asked) || lost
+}
+
+// name is a pod's answer to Get, over the newest connection.
+func (s *story) name() bool {
+	var rows []device.Holding
+	owner := device.Owner{Namespace: "team", Pod: string(rune('p' + s.choose(4))), Container: "main"}
+	for range s.choose(4) {
+		id := storyIDs[s.choose(len(storyIDs))]
+		h := device.Holding{Resource: storyRess[s.choose(3)], Offered: id, Owner: owner}
+		rows = append(rows, h, h)
+	}
+	s.model.name(rows, s.link, s.now)
+	return s.memory.name(rows, s.link, s.now)
 }
 
 func (s *story) allocate() bool {

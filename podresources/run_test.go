@@ -16,6 +16,7 @@ import (
 	"github.com/podgauge/podgauge/device"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 const ms = time.Millisecond
@@ -35,6 +36,29 @@ func TestRunLooksForTheNameOfAnAllocation(t *testing.T) {
 		}
 		if rest := got[len(want):]; len(rest) > 2 {
 			t.Errorf("List was asked after %v when looking had an end", rest)
+		}
+	})
+}
+
+// A List beneath an Allocate can have the kubelet give a device away twice.
+func TestTheKubeletIsNotAskedBeneathAnAllocate(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		c.Owners(t.Context())
+		time.Sleep(time.Second)
+		granted := time.Now()
+		c.Allocated(gpu, []device.OfferedID{"a"})
+		k.says(pod("one", "a"))
+		wantState(t, c.Owners(t.Context()), "a", "held by one")
+		if after := k.since(granted); len(after) != 1 || after[0] < notedWithin {
+			t.Errorf("it was asked %v after Allocate", after)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), notedWithin/2)
+		defer cancel()
+		c.Allocated(gpu, []device.OfferedID{"a"})
+		begin := time.Now()
+		c.Owners(ctx)
+		if took := time.Since(begin); took > notedWithin/2 {
+			t.Errorf("a caller with little time waited %s", took)
 		}
 	})
 }
@@ -500,6 +524,31 @@ func TestRunCountsWhatIsAllocatable(t *testing.T) {
 		time.Sleep(time.Minute)
 		if n := k.counted() - before; n < 6 {
 			t.Errorf("in a minute it was asked for %d times", n)
+		}
+	})
+}
+
+// What the kubelet would give away follows what it is told, though not each time.
+func TestRunCountsAnewWhatTheKubeletIsTold(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		defer c.runs(t)()
+		synctest.Wait()
+		k.gives(&api.AllocatableResourcesResponse{Devices: []*api.ContainerDevices{{ResourceName: gpu, DeviceIds: []string{"a"}}}})
+		c.Told() // right after it was counted
+		time.Sleep(countEvery + lookFirst)
+		synctest.Wait()
+		if n := c.Allocatable()[gpu]; n != 1 {
+			t.Errorf("%d devices are counted, and the kubelet would give away one", n)
+		}
+		time.Sleep(time.Minute)
+		before := k.counted()
+		for range 10 {
+			c.Told()
+			time.Sleep(100 * ms)
+		}
+		time.Sleep(2 * countEvery)
+		if n := k.counted() - before; n < 2 || n > 3 {
+			t.Errorf("it was told ten times in a second, and counted %d times", n)
 		}
 	})
 }

@@ -109,13 +109,7 @@ func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 	if err != nil {
 		return buf, err
 	}
-	now := m.now()
-	for i, row := range m.names {
-		if value, ok := g.value(row, now); ok {
-			buf = append(buf, device.Sample{Device: g.ID, Metric: i, Value: value})
-		}
-	}
-	return buf, nil
+	return m.samples(g, buf), nil
 }
 
 // Check answers with the fault that the caller set, if any.

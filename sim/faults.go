@@ -60,7 +60,7 @@ func (m *Machine) Recover(id device.ID) {
 	m.change(id, func(g *gpu) {
 		g.fault, g.stalled, g.removed = nil, false, false
 		g.resets++
-		g.joules, g.busySet = 0, m.now()
+		g.joules, g.worked, g.settled = 0, 0, m.now()
 	})
 }
 

@@ -7,11 +7,9 @@ import (
 	"github.com/podgauge/podgauge/device"
 )
 
-// nvlinks is how many an H100 has to the NVSwitches of its board.
-const nvlinks = 18
-
-// Connect says how A is connected to B, as A sees it. Otherwise all are connected as
-// on an H100 board: over NVSwitches, in two NUMA nodes.
+// Connect says how A is connected to B, as A sees it. Otherwise those of a model are
+// connected as on their board: over NVSwitches, where they have NVLinks, in two NUMA
+// nodes.
 func (m *Machine) Connect(links ...device.Link) {
 	m.locked(func() {
 		for _, l := range links {
@@ -57,6 +55,10 @@ func (m *Machine) link(a, b *gpu) device.Link {
 	path := device.PathSystem
 	if a.NUMANode == b.NUMANode {
 		path = device.PathNUMANode
+	}
+	nvlinks := 0
+	if a.model == b.model {
+		nvlinks = a.model.nvlinks
 	}
 	return device.Link{A: a.GPU, B: b.GPU, NVLinks: nvlinks, Path: path}
 }

@@ -3,23 +3,21 @@
 //
 // It is the documented way to develop without a GPU, and what the tests of the
 // whole program run on. A Machine is a device.Backend, with the rows of the real
-// one and made-up values: they follow from how busy a GPU is and from the clock,
-// so that a machine with a clock that stands still reads the same each time.
+// one and made-up values: they follow from what a GPU's Model has, from how busy it is
+// and from the clock, so that a machine with a clock that stands still reads the same
+// each time.
 package sim
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
 )
 
-const (
-	model       = "NVIDIA H100 80GB HBM3"
-	memoryBytes = 80 << 30
-	numaNodes   = 2
-)
+const numaNodes = 2
 
 // Machine is a machine full of GPUs. All methods may be called at any time, by
 // anybody.
@@ -30,8 +28,10 @@ type Machine struct {
 	Means func(xid uint64) (e device.Event, alone bool)
 
 	metrics []device.Metric
-	names   []string // the rows' own: rowName of each metric
-	now     func() time.Time
+	rows    []row // one for each of metrics
+	// ofSlices are the rows that slices have too.
+	ofSlices []int
+	now      func() time.Time
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -40,6 +40,7 @@ type Machine struct {
 	notify chan struct{} // closed when there is an event, or a hang has ended
 	gone   error         // why there is no driver; nil when there is
 	wedged bool          // no call returns
+	veiled bool          // processes are not told
 	closed bool          // by Close; Devices opens it
 	inside int           // calls that have not returned
 	misuse bool          // Close was called beneath another call
@@ -52,15 +53,21 @@ type Machine struct {
 // gpu is one simulated GPU.
 type gpu struct {
 	device.Device
-	slices  []*slice
-	removed bool
-	stalled bool               // calls about it do not return
-	fault   error              // what Read and Check return
-	resets  uint64             // how often it was recovered
-	busy    float64            // 0 to 1
-	joules  float64            // burned up to busySet
-	busySet time.Time          // when busy was last changed
-	fixed   map[string]float64 // values set by the caller, by row
+	model  *Model
+	slices []*slice
+	// instances are those that the slices are in.
+	instances []*instance
+	removed   bool
+	stalled   bool               // calls about it do not return
+	fault     error              // what Read and Check return
+	resets    uint64             // how often it was recovered
+	busy      float64            // 0 to 1, without what processes add
+	joules    float64            // burned up to settled
+	worked    float64            // load times seconds, likewise
+	settled   time.Time          // when the load was last changed
+	fixed     map[string]float64 // values set by the caller, by row
+	// processes are on the GPU or its slices, in the order in which they came.
+	processes []process
 	// partitions counts how often it was partitioned.
 	partitions int
 }
@@ -68,41 +75,50 @@ type gpu struct {
 // NewMachine makes a machine with n H100s that has the rows given. The clock is
 // what the values over time follow.
 func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine {
+	return NewMachineOf(metrics, clock, slices.Repeat([]*Model{H100}, n)...)
+}
+
+// NewMachineOf makes a machine with a GPU of each model, in their order.
+func NewMachineOf(metrics []device.Metric, clock func() time.Time, models ...*Model) *Machine {
 	m := &Machine{Means: meaning, metrics: metrics, now: clock, notify: make(chan struct{}), begun: clock(), links: map[[2]device.GPU]device.Link{}}
-	for _, row := range metrics {
-		m.names = append(m.names, rowName(row))
+	for i, metric := range metrics {
+		m.rows = append(m.rows, newRow(metric))
+		if slices.Contains(sliced, metric.Name) {
+			m.ofSlices = append(m.ofSlices, i)
+		}
 	}
-	for i := range n {
-		m.gpus = append(m.gpus, m.newGPU(i, i*numaNodes/n))
+	for i, model := range models {
+		m.gpus = append(m.gpus, m.newGPU(model, i, i*numaNodes/len(models)))
 	}
 	return m
 }
 
-func (m *Machine) newGPU(i, numaNode int) *gpu {
+func (m *Machine) newGPU(model *Model, i, numaNode int) *gpu {
 	uuid := fmt.Sprintf("GPU-%08x-5eed-4000-8000-%012x", 0xa100+i, i)
 	return &gpu{
+		model: model,
 		Device: device.Device{
-			ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, Slice: -1, GI: -1, CI: -1, Minor: i, Model: model,
+			ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, Slice: -1, GI: -1, CI: -1, Minor: i, Model: model.name,
 			PCI:      fmt.Sprintf("0000:%02x:00.0", 0x1a+0x10*i),
-			NUMANode: numaNode, MemoryBytes: memoryBytes,
+			NUMANode: numaNode, MemoryBytes: uint64(model.memory),
 			Nodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},
 			Facts: []device.Label{
 				{Name: "serial", Value: fmt.Sprintf("16500%05d", i)},
-				{Name: "vbios_version", Value: "96.00.89.00.01"},
-				{Name: "compute_capability", Value: "9.0"},
+				{Name: "vbios_version", Value: model.vbios},
+				{Name: "compute_capability", Value: model.capability},
 				{Name: "driver_version", Value: "580.95.05"},
 				{Name: "cuda_version", Value: "13.0"},
 			},
 		},
-		busySet: m.now(), fixed: map[string]float64{},
+		settled: m.now(), fixed: map[string]float64{},
 	}
 }
 
-// Add puts another GPU into the machine, behind the others.
+// Add puts another H100 into the machine, behind the others.
 func (m *Machine) Add() device.GPU {
 	var gpu device.GPU
 	m.locked(func() {
-		g := m.newGPU(len(m.gpus), numaNodes-1)
+		g := m.newGPU(H100, len(m.gpus), numaNodes-1)
 		m.gpus = append(m.gpus, g)
 		gpu = g.GPU
 	})
@@ -139,10 +155,10 @@ func (m *Machine) IDs() []device.ID {
 // Busy sets how much of a device is in use, 0 to 1.
 func (m *Machine) Busy(id device.ID, busy float64) {
 	m.change(id, func(g *gpu) {
-		g.joules, g.busySet = g.energy(m.now()), m.now()
+		g.settle(m.now())
 		if s := g.sliceOf(id); s != nil {
-			s.busy, busy = busy, 0
-			busy = g.load()
+			s.busy = busy
+			busy = g.slicesBusy()
 		}
 		g.busy = busy
 	})

@@ -245,3 +245,39 @@ func TestMachineIsConnected(t *testing.T) {
 		t.Errorf("with one lost: %+v, %v", links, err)
 	}
 }
+
+// TestPlacements: GPU instances lie in memory as NVML tells of real ones, beside each other,
+// and what goes on stays where it is.
+func TestPlacements(t *testing.T) {
+	for _, c := range []struct {
+		model *sim.Model
+		was   []string
+		is    []string
+		want  string // profile, start and size of each
+	}{
+		{sim.H100, nil, []string{"1g.10gb", "1g.10gb", "3g.40gb"}, "[{19 0 1} {19 1 1} {9 4 4}]"},
+		{sim.H100, nil, []string{"1c.3g.40gb", "2c.3g.40gb", "3g.40gb"}, "[{9 0 4} {9 0 4} {9 4 4}]"},
+		{sim.A100, nil, []string{"7g.80gb"}, "[{0 0 8}]"},
+		{sim.A100, nil, []string{"4g.40gb", "2g.20gb", "1g.20gb"}, "[{5 0 4} {14 4 2} {15 6 2}]"},
+		{sim.H100, []string{"1g.10gb", "3g.40gb"}, []string{"2g.20gb", "3g.40gb", "1g.10gb"}, "[{14 0 2} {9 4 4} {19 2 1}]"},
+		{sim.GB200, nil, []string{"1g.23gb", "3g.93gb"}, "[{19 0 1} {9 4 4}]"},
+		{sim.H100, nil, []string{"7g.80gb", "1g.10gb", "5g.50gb"}, "[{0 0 8} {0 0 0} {0 0 0}]"}, // no room, no such profile
+	} {
+		m := sim.NewMachineOf(nil, time.Now, c.model)
+		if c.was != nil {
+			m.Partition(m.GPUs()[0], c.was...)
+		}
+		m.Partition(m.GPUs()[0], c.is...)
+		devices, err := m.Devices(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []device.Placement
+		for _, d := range devices[1:] {
+			got = append(got, d.Placement)
+		}
+		if fmt.Sprint(got) != c.want {
+			t.Errorf("%v after %v lie at %v, want %s", c.is, c.was, got, c.want)
+		}
+	}
+}

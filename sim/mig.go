@@ -2,6 +2,9 @@ package sim
 
 import (
 	"fmt"
+	"maps"
+	"math"
+	"slices"
 
 	"github.com/podgauge/podgauge/device"
 )
@@ -9,7 +12,8 @@ import (
 // slice is a MIG slice of a simulated GPU.
 type slice struct {
 	device.Device
-	busy float64 // 0 to 1
+	size size
+	busy float64 // 0 to 1, without what processes add
 }
 
 // size is what a profile's name says: compute slices, GPU slices and GB.
@@ -36,9 +40,14 @@ const slicesOfGPU = 7
 // that fit into one GPU instance share it. The driver reports the change.
 func (m *Machine) Partition(id device.GPU, profiles ...string) {
 	m.changeGPU(id, func(g *gpu) {
+		if !g.has(mig) {
+			panic("sim: " + g.Model + " cannot be partitioned") // a mistake of whoever wrote the test
+		}
+		g.settle(m.now())
 		g.partitions++
 		g.slices = g.cut(profiles)
 		g.MIG = true
+		g.group()
 		m.events = append(m.events, device.Event{GPU: id, Partitioned: true})
 	})
 }
@@ -46,7 +55,8 @@ func (m *Machine) Partition(id device.GPU, profiles ...string) {
 // Unpartition turns a GPU's MIG mode off: its slices are gone.
 func (m *Machine) Unpartition(id device.GPU) {
 	m.changeGPU(id, func(g *gpu) {
-		g.MIG, g.slices = false, nil
+		g.settle(m.now())
+		g.MIG, g.slices, g.instances = false, nil, nil
 		m.events = append(m.events, device.Event{GPU: id, Partitioned: true})
 	})
 }
@@ -63,7 +73,7 @@ func (g *gpu) cut(profiles []string) []*slice {
 		}
 	}
 	var list []*slice
-	gi, ci, used, instance := 0, 0, 0, ""
+	gi, ci, used, instance, at := 0, 0, 0, "", device.Placement{}
 	for i, profile := range profiles {
 		if kept[i] != nil {
 			list = append(list, kept[i])
@@ -76,23 +86,50 @@ func (g *gpu) cut(profiles []string) []*slice {
 			for gi, ci, used, instance = 1, -1, 0, of; taken[gi]; gi++ {
 			}
 			taken[gi] = true
+			at = g.place(s, slices.Concat(list, slices.Collect(maps.Values(kept))))
 		}
 		ci, used = ci+1, used+s.c
-		list = append(list, g.newSlice(i, gi, ci, profile))
+		list = append(list, g.newSlice(i, gi, ci, profile, at))
 	}
 	return list
 }
 
-func (g *gpu) newSlice(index, gi, ci int, profile string) *slice {
+// memorySlices is how many a GPU's memory is cut into.
+const memorySlices = 8
+
+// instanceProfiles are the numbers of GPU instances' profiles, by compute and memory
+// slices, on a GPU that has seven of the one and eight of the other.
+var instanceProfiles = map[[2]int]int{{1, 1}: 19, {1, 2}: 15, {2, 2}: 14, {3, 4}: 9, {4, 4}: 5, {7, 8}: 0}
+
+// place finds memory for a GPU instance beside those that there are: in a multiple of
+// its size. The zero Placement is for a profile that the real ones do not have, and where
+// there is no room, which nobody here minds.
+func (g *gpu) place(s size, beside []*slice) device.Placement {
+	n := int(math.Round(float64(s.gb<<30) / (g.model.memory / memorySlices)))
+	profile, known := instanceProfiles[[2]int{s.g, n}]
+	for start := 0; known && start+n <= memorySlices; start += n {
+		if !slices.ContainsFunc(beside, func(o *slice) bool {
+			at := o.Placement
+			return at.Start < start+n && start < at.Start+at.Size
+		}) {
+			return device.Placement{Profile: profile, Start: start, Size: n}
+		}
+	}
+	return device.Placement{}
+}
+
+func (g *gpu) newSlice(index, gi, ci int, profile string, at device.Placement) *slice {
 	d := g.Device
 	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitions, index))
 	d.MIG, d.Slice, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
-	d.MemoryBytes = uint64(parseProfile(profile).gb) << 30
+	size := parseProfile(profile)
+	d.Placement = at
+	d.MemoryBytes = uint64(size.gb) << 30
 	access := 100*g.Minor + 10*gi // the number of the node that opens the GPU instance
 	d.Nodes = append([]string{
 		g.Nodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
 	}, g.Nodes[1:]...)
-	return &slice{Device: d}
+	return &slice{Device: d, size: size}
 }
 
 // devices are what is listed of a GPU.
@@ -114,11 +151,11 @@ func (g *gpu) sliceOf(id device.ID) *slice {
 	return nil
 }
 
-// load is how busy the whole GPU is when a slice is.
-func (g *gpu) load() float64 {
-	load := 0.0
+// slicesBusy is how busy the whole GPU is when its slices are.
+func (g *gpu) slicesBusy() float64 {
+	busy := 0.0
 	for _, s := range g.slices {
-		load += s.busy * float64(parseProfile(s.Profile).c) / slicesOfGPU
+		busy += s.busy * float64(s.size.c) / slicesOfGPU
 	}
-	return min(load, 1)
+	return min(busy, 1)
 }

@@ -28,6 +28,7 @@ const kubeletUpFor = time.Hour
 type Node struct {
 	Machine *Machine
 	Kubelet *kubelet.Kubelet
+	Crowd   *Crowd
 	log     *slog.Logger
 }
 
@@ -38,7 +39,7 @@ func NewNode(m *Machine, log *slog.Logger) (*Node, error) {
 		return nil, fmt.Errorf("make the simulated node's folder: %w", err)
 	}
 	k := kubelet.New(kubelet.Options{Dir: dir, Since: time.Now().Add(-kubeletUpFor)})
-	return &Node{Machine: m, Kubelet: k, log: log}, nil
+	return &Node{Machine: m, Kubelet: k, Crowd: NewCrowd(m), log: log}, nil
 }
 
 // Dir is the kubelet's folder.
@@ -136,7 +137,10 @@ func (w *workload) start(ctx context.Context) {
 			{Name: "logger"},
 		}
 	}
-	p := kubelet.Pod{Namespace: "team-" + string(rune('a'+w.made%3)), Name: fmt.Sprintf("%s-%d", name, w.made), Containers: containers, Grace: graceOfPods}
+	p := kubelet.Pod{
+		Namespace: "team-" + string(rune('a'+w.made%3)), Name: fmt.Sprintf("%s-%d", name, w.made),
+		Labels: map[string]string{"app.kubernetes.io/name": name}, Containers: containers, Grace: graceOfPods,
+	}
 	if err := w.Kubelet.RunPod(ctx, p); err != nil {
 		w.log.Info("simulated: a pod does not run", "pod", p.Name, "err", err)
 		w.Kubelet.DeletePod(p) //nolint:errcheck // it has left the node already
@@ -151,12 +155,10 @@ func (w *workload) stop() {
 	w.pods = slices.Delete(w.pods, i, i+1)
 }
 
-// Load keeps the GPUs busy that containers hold, and the others idle, until ctx
-// is done.
+// Load has each container run a process on each device that it holds, until ctx is done.
 func (n *Node) Load(ctx context.Context) error {
 	for {
 		var seen []kubelet.PodStatus
-		held := map[string]bool{}
 		err := n.Kubelet.Wait(ctx, func(s kubelet.State) bool {
 			seen = s.Pods
 			return true
@@ -164,20 +166,7 @@ func (n *Node) Load(ctx context.Context) error {
 		if err != nil {
 			return nil //nolint:nilerr // ctx is done
 		}
-		for _, p := range seen {
-			for _, c := range p.Containers {
-				for _, d := range c.Devices {
-					held[d.ID] = held[d.ID] || c.Running
-				}
-			}
-		}
-		for i, id := range n.Machine.IDs() {
-			busy := 0.0
-			if held[string(id.Offered())] {
-				busy = 0.4 + float64(i)/16
-			}
-			n.Machine.Busy(id, busy)
-		}
+		n.Crowd.follow(seen)
 		if err := n.Kubelet.Wait(ctx, func(s kubelet.State) bool { return !slices.EqualFunc(s.Pods, seen, samePod) }); err != nil {
 			return nil //nolint:nilerr // ctx is done
 		}

@@ -1,89 +1,172 @@
 package sim
 
 import (
-	"strings"
+	"slices"
 	"time"
-
-	"github.com/podgauge/podgauge/device"
 )
 
-// What an H100 draws, as its data sheet and idle ones have it.
-const (
-	idleWatts  = 70.0
-	limitWatts = 700.0
-)
-
-// values make up a row from the GPU's state: one line a row, named as the text
-// format names its series.
-var values = map[string]func(g *gpu, now time.Time) float64{
-	"nvidia_gpu_memory_total_bytes":                     func(g *gpu, _ time.Time) float64 { return memoryBytes },
-	"nvidia_gpu_memory_reserved_bytes":                  func(g *gpu, _ time.Time) float64 { return reservedBytes },
-	"nvidia_gpu_memory_used_bytes":                      func(g *gpu, _ time.Time) float64 { return g.used() },
-	"nvidia_gpu_memory_free_bytes":                      func(g *gpu, _ time.Time) float64 { return memoryBytes - reservedBytes - g.used() },
-	"nvidia_gpu_utilization_ratio":                      func(g *gpu, _ time.Time) float64 { return g.busy },
-	"nvidia_gpu_memory_controller_utilization_ratio":    func(g *gpu, _ time.Time) float64 { return g.busy / 2 },
-	`nvidia_gpu_temperature_celsius{sensor="gpu"}`:      func(g *gpu, _ time.Time) float64 { return 32 + float64(g.Index) + 30*g.busy },
-	`nvidia_gpu_temperature_celsius{sensor="memory"}`:   func(g *gpu, _ time.Time) float64 { return 38 + float64(g.Index) + 34*g.busy },
-	"nvidia_gpu_power_watts":                            func(g *gpu, _ time.Time) float64 { return g.watts() },
-	"nvidia_gpu_power_limit_watts":                      func(g *gpu, _ time.Time) float64 { return limitWatts },
-	"nvidia_gpu_energy_joules_total":                    func(g *gpu, now time.Time) float64 { return g.energy(now) },
-	`nvidia_gpu_clock_hertz{clock="sm"}`:                func(g *gpu, _ time.Time) float64 { return 345e6 + 1635e6*g.busy },
-	`nvidia_gpu_clock_hertz{clock="memory"}`:            func(g *gpu, _ time.Time) float64 { return 2619e6 },
-	`nvidia_gpu_throttle_active{reason="gpu_idle"}`:     func(g *gpu, _ time.Time) float64 { return truth(g.busy == 0) },
-	`nvidia_gpu_throttle_active{reason="sw_power_cap"}`: func(g *gpu, _ time.Time) float64 { return truth(g.watts() >= limitWatts) },
+// made makes up the values of a row: those of its family, or of those in it that have
+// a label.
+type made struct {
+	family string
+	label  string  // `type="enforced"`; "": whatever they are
+	needs  feature // all of them; a GPU that lacks one has no such value
+	value  func(g *gpu, now time.Time) float64
 }
 
-// none are families of which every row is 0 on a sound GPU.
-var none = []string{
-	"nvidia_gpu_throttle_active", "nvidia_gpu_pcie_replays_total",
-	"nvidia_gpu_ecc_volatile_errors_total", "nvidia_gpu_ecc_aggregate_errors_total",
+// always is a value that follows from nothing.
+func always(v float64) func(*gpu, time.Time) float64 {
+	return func(*gpu, time.Time) float64 { return v }
 }
 
-const reservedBytes = 600 << 20
-
-// value is what the GPU reads for a row; false for one that it does not have.
-func (g *gpu) value(row string, now time.Time) (float64, bool) {
-	if v, ok := g.fixed[row]; ok {
-		return v, true
-	}
-	if g.MIG && strings.HasSuffix(row, "utilization_ratio") { // NVML does not have them then
-		return 0, false
-	}
-	if made, ok := values[row]; ok {
-		return made(g, now), true
-	}
-	for _, family := range none {
-		if strings.HasPrefix(row, family) {
-			return 0, true
-		}
-	}
-	return 0, false
+// of is a value that only the model decides.
+func of(value func(m *Model) float64) func(*gpu, time.Time) float64 {
+	return func(g *gpu, _ time.Time) float64 { return value(g.model) }
 }
 
-// rowName names a row as the text format names its series.
-func rowName(row device.Metric) string {
-	if len(row.Labels) == 0 {
-		return row.Name
+// busily is a value that follows the load: what it is at rest, and how much more at full.
+func busily(rest, more float64) func(*gpu, time.Time) float64 {
+	return func(g *gpu, _ time.Time) float64 { return rest + more*g.load() }
+}
+
+// between is one that the load moves from one of the model's values to another.
+func between(rest, full func(m *Model) float64) func(*gpu, time.Time) float64 {
+	return func(g *gpu, _ time.Time) float64 {
+		low := rest(g.model)
+		return low + (full(g.model)-low)*g.load()
 	}
-	labels := make([]string, len(row.Labels))
-	for i, l := range row.Labels {
-		labels[i] = l.Name + `="` + l.Value + `"`
+}
+
+// worked is a counter that rises by so much in a second of full load.
+func worked(perSecond func(m *Model) float64) func(*gpu, time.Time) float64 {
+	return func(g *gpu, now time.Time) float64 { return perSecond(g.model) * g.workedSeconds(now) }
+}
+
+// values make up all rows. Of several that fit a row and a GPU the first counts.
+var values = slices.Concat(capacity, activity, links, faults)
+
+// capacity is of memory, power, temperature, clocks and the bus.
+var capacity = []made{
+	{"nvidia_gpu_memory_total_bytes", "", 0, of(func(m *Model) float64 { return m.memory })},
+	{"nvidia_gpu_memory_reserved_bytes", "", 0, of(func(m *Model) float64 { return m.reserved })},
+	{"nvidia_gpu_memory_used_bytes", "", 0, func(g *gpu, _ time.Time) float64 { return g.used() }},
+	{"nvidia_gpu_memory_free_bytes", "", 0, func(g *gpu, _ time.Time) float64 { return g.model.memory - g.model.reserved - g.used() }},
+	{"nvidia_gpu_bar1_memory_total_bytes", "", 0, of(func(m *Model) float64 { return m.bar1 })},
+	{"nvidia_gpu_bar1_memory_used_bytes", "", 0, busily(2*mib, 64*mib)},
+
+	{"nvidia_gpu_power_watts", "", 0, func(g *gpu, _ time.Time) float64 { return g.watts() }},
+	{"nvidia_gpu_power_average_watts", "", average, func(g *gpu, _ time.Time) float64 { return g.watts() }},
+	{"nvidia_gpu_module_power_watts", "", c2c, func(g *gpu, _ time.Time) float64 { return 110 + g.watts() }},
+	{"nvidia_gpu_power_limit_watts", `type="min"`, 0, of(func(m *Model) float64 { return m.leastWatts })},
+	{"nvidia_gpu_power_limit_watts", "", 0, of(func(m *Model) float64 { return m.limitWatts })},
+	{"nvidia_gpu_energy_joules_total", "", 0, func(g *gpu, now time.Time) float64 { return g.energy(now) }},
+
+	{"nvidia_gpu_temperature_celsius", `sensor="gpu"`, 0, func(g *gpu, _ time.Time) float64 { return g.celsius() }},
+	{"nvidia_gpu_temperature_celsius", `sensor="memory"`, hbm, func(g *gpu, _ time.Time) float64 {
+		return g.model.idleMemoryCelsius + float64(g.Index) + 34*g.load()
+	}},
+	{"nvidia_gpu_temperature_margin_celsius", "", margins, func(g *gpu, _ time.Time) float64 { return g.model.warmest - g.celsius() }},
+	{"nvidia_gpu_temperature_limit_celsius", `type="shutdown"`, limits, of(func(m *Model) float64 { return m.shutdown })},
+	{"nvidia_gpu_temperature_limit_celsius", `type="slowdown"`, limits, of(func(m *Model) float64 { return m.slowdown })},
+	{"nvidia_gpu_temperature_limit_celsius", `type="gpu_max"`, limits, of(func(m *Model) float64 { return m.warmest })},
+	{"nvidia_gpu_temperature_limit_celsius", `type="memory_max"`, limits | hbm, of(func(m *Model) float64 { return m.warmestMemory })},
+	{"nvidia_gpu_temperature_margin_limit_celsius", `type="shutdown"`, margins, of(func(m *Model) float64 { return m.warmest - m.shutdown })},
+	{"nvidia_gpu_temperature_margin_limit_celsius", `type="slowdown"`, margins, of(func(m *Model) float64 { return m.warmest - m.slowdown })},
+	{"nvidia_gpu_temperature_margin_limit_celsius", "", margins, always(0)},
+
+	{"nvidia_gpu_clock_hertz", `clock="memory"`, 0, of(func(m *Model) float64 { return m.topMemory })},
+	{"nvidia_gpu_clock_hertz", `clock="video"`, 0, between(func(m *Model) float64 { return m.idleVideo }, func(m *Model) float64 { return m.topVideo })},
+	{"nvidia_gpu_clock_hertz", "", 0, between(func(m *Model) float64 { return m.idleSM }, func(m *Model) float64 { return m.topSM })},
+	{"nvidia_gpu_clock_max_hertz", `clock="memory"`, 0, of(func(m *Model) float64 { return m.topMemory })},
+	{"nvidia_gpu_clock_max_hertz", `clock="video"`, 0, of(func(m *Model) float64 { return m.topVideo })},
+	{"nvidia_gpu_clock_max_hertz", "", 0, of(func(m *Model) float64 { return m.topSM })},
+	{"nvidia_gpu_performance_state", "", 0, always(0)},
+
+	{"nvidia_gpu_pcie_transmit_bytes_total", "", pcieBytes, worked(func(m *Model) float64 { return m.pcieBytes / 2 })},
+	{"nvidia_gpu_pcie_receive_bytes_total", "", pcieBytes, worked(func(m *Model) float64 { return m.pcieBytes })},
+	{"nvidia_gpu_pcie_link_generation", "", 0, of(func(m *Model) float64 { return m.pcieGeneration })},
+	{"nvidia_gpu_pcie_link_generation_max", "", 0, of(func(m *Model) float64 { return m.pcieGeneration })},
+	{"nvidia_gpu_pcie_link_width", "", 0, always(16)},
+	{"nvidia_gpu_pcie_link_width_max", "", 0, always(16)},
+}
+
+// activity is how busy the parts of a GPU are, and what keeps them from being busier.
+var activity = []made{
+	{"nvidia_gpu_utilization_ratio", "", unpartitioned, busily(0, 1)},
+	{"nvidia_gpu_memory_controller_utilization_ratio", "", unpartitioned, busily(0, 0.5)},
+	{"nvidia_gpu_encoder_utilization_ratio", "", unpartitioned, always(0)},
+	{"nvidia_gpu_decoder_utilization_ratio", "", unpartitioned, busily(0, 0.125)},
+	{"nvidia_gpu_jpeg_utilization_ratio", "", unpartitioned | jpeg, always(0)},
+	{"nvidia_gpu_ofa_utilization_ratio", "", unpartitioned | jpeg, always(0)},
+	{"nvidia_gpu_throttle_active", `reason="gpu_idle"`, 0, func(g *gpu, _ time.Time) float64 { return truth(g.load() == 0) }},
+	{"nvidia_gpu_throttle_active", `reason="sw_power_cap"`, 0, func(g *gpu, _ time.Time) float64 { return truth(g.watts() >= g.model.limitWatts) }},
+	{"nvidia_gpu_throttle_active", "", 0, always(0)},
+	{"nvidia_gpu_throttle_seconds_total", `reason="sw_power_cap"`, 0, worked(func(*Model) float64 { return 0.02 })},
+	{"nvidia_gpu_throttle_seconds_total", "", 0, always(0)},
+
+	// These a slice has too, of its GPU instance.
+	{"nvidia_gpu_graphics_engine_active_ratio", "", gpm, busily(0, 1)},
+	{"nvidia_gpu_sm_active_ratio", "", gpm, busily(0, 0.9)},
+	{"nvidia_gpu_sm_occupancy_ratio", "", gpm, busily(0, 0.4)},
+	{"nvidia_gpu_pipe_active_ratio", `pipe="tensor"`, gpm, busily(0, 0.5)},
+	{"nvidia_gpu_pipe_active_ratio", `pipe="hmma"`, gpm, busily(0, 0.5)},
+	{"nvidia_gpu_pipe_active_ratio", `pipe="fp32"`, gpm, busily(0, 0.125)},
+	{"nvidia_gpu_pipe_active_ratio", `pipe="int"`, gpm, busily(0, 0.25)},
+	{"nvidia_gpu_pipe_active_ratio", "", gpm, always(0)},
+	{"nvidia_gpu_dram_bandwidth_utilization_ratio", "", gpm, busily(0, 0.6)},
+}
+
+// has tells whether a GPU has all of the features, now.
+func (g *gpu) has(needs feature) bool {
+	has := g.model.has
+	if !g.MIG {
+		has |= unpartitioned
 	}
-	return row.Name + "{" + strings.Join(labels, ",") + "}"
+	return has&needs == needs
 }
 
 func (g *gpu) used() float64 {
-	if g.busy == 0 {
-		return 0
+	used := g.processBytes(g.ID)
+	for _, s := range g.slices {
+		used += g.processBytes(s.ID)
 	}
-	return float64(int64(60<<30*g.busy)) + 2<<30
+	if g.busy > 0 {
+		used += float64(int64(g.model.memory*3/4*g.busy)) + 2*gib
+	}
+	return min(used, g.model.memory-g.model.reserved)
 }
 
-func (g *gpu) watts() float64 { return idleWatts + (limitWatts-idleWatts)*g.busy }
+// load is how busy the GPU is, 0 to 1.
+func (g *gpu) load() float64 {
+	if len(g.processes) == 0 {
+		return g.busy
+	}
+	load := g.busy + g.processLoad(g.ID)
+	for _, s := range g.slices {
+		load += g.processLoad(s.ID) * float64(s.size.c) / slicesOfGPU
+	}
+	return min(load, 1)
+}
+
+func (g *gpu) celsius() float64 { return g.model.idleCelsius + float64(g.Index) + 30*g.load() }
+
+func (g *gpu) watts() float64 {
+	return g.model.idleWatts + (g.model.limitWatts-g.model.idleWatts)*g.load()
+}
+
+// settle notes what was done until now, before the load changes.
+func (g *gpu) settle(now time.Time) {
+	g.worked, g.joules, g.settled = g.workedSeconds(now), g.energy(now), now
+}
 
 // energy is what was burned since the last reset.
 func (g *gpu) energy(now time.Time) float64 {
-	return g.joules + g.watts()*now.Sub(g.busySet).Seconds()
+	return g.joules + g.watts()*now.Sub(g.settled).Seconds()
+}
+
+// workedSeconds is the load, summed up over the time since the last reset.
+func (g *gpu) workedSeconds(now time.Time) float64 {
+	return g.worked + g.load()*now.Sub(g.settled).Seconds()
 }
 
 func truth(is bool) float64 {

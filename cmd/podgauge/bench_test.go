@@ -2,89 +2,23 @@ package main
 
 import (
 	"compress/gzip"
-	"context"
 	"fmt"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/podresources"
-	"github.com/podgauge/podgauge/sim"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"google.golang.org/grpc"
-	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
-
-// listServer, in the environment, has this test binary be a kubelet that answers
-// List on the socket named: in a process of its own, so that what it allocates is
-// not counted as ours.
-const listServer = "PODGAUGE_TEST_LIST_SERVER"
 
 // scraper, in the environment, has it be a Prometheus that scrapes the address so
 // often, "<times> <url>", as fast as it is answered.
 const scraper = "PODGAUGE_TEST_SCRAPER"
-
-// The node that scrapes are measured on.
-const (
-	benchGPUs       = 8
-	benchPods       = 110
-	benchContainers = 2
-)
-
-// busyNode is a kubelet with many pods, the first of which hold the devices.
-type busyNode struct {
-	api.UnimplementedPodResourcesListerServer
-	answer *api.ListPodResourcesResponse
-}
-
-func (b *busyNode) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
-	return b.answer, nil
-}
-
-func newBusyNode(ids []device.ID) *busyNode {
-	answer := &api.ListPodResourcesResponse{}
-	for p := range benchPods {
-		pod := &api.PodResources{Name: fmt.Sprintf("workload-with-a-usual-name-%d-x7k2p", p), Namespace: fmt.Sprintf("team-%d", p%7)}
-		for c := range benchContainers {
-			container := &api.ContainerResources{Name: fmt.Sprintf("container-%d", c)}
-			if c == 0 && p < len(ids) {
-				container.Devices = []*api.ContainerDevices{{ResourceName: resource, DeviceIds: []string{string(ids[p])}}}
-			}
-			pod.Containers = append(pod.Containers, container)
-		}
-		answer.PodResources = append(answer.PodResources, pod)
-	}
-	return &busyNode{answer: answer}
-}
-
-// beListServer serves until its parent has gone.
-func beListServer(socket string) {
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		panic(err)
-	}
-	long := time.Now().Add(-time.Hour) // a kubelet that has been up for long is trusted at once
-	if err := os.Chtimes(socket, long, long); err != nil {
-		panic(err)
-	}
-	s := grpc.NewServer()
-	api.RegisterPodResourcesListerServer(s, newBusyNode(sim.NewMachine(nil, benchGPUs, time.Now).IDs()))
-	if err := s.Serve(l); err != nil {
-		panic(err)
-	}
-}
 
 // beScraper scrapes and ends.
 func beScraper(order string) {
@@ -103,7 +37,7 @@ func beScraper(order string) {
 	}
 }
 
-// scraped is the exporter over real sockets on both sides, and a client of it.
+// scraped is a client of an exporter.
 type scraped struct {
 	request *http.Request
 	client  *http.Client
@@ -111,80 +45,16 @@ type scraped struct {
 	bytes   int
 }
 
-// newScraped builds it from the program's own parts, with so many of the rows.
-// runtime says whether the families of the Go runtime and the process are scraped
-// too.
-func newScraped(tb testing.TB, rows int, runtime bool) *scraped {
+// newScraper asks until so many holdings are shown, and what the kubelet would give away.
+func newScraper(tb testing.TB, url string, holdings int) *scraped {
 	tb.Helper()
-	dir, err := os.MkdirTemp("", "pg")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { os.RemoveAll(dir) })
-	socket := filepath.Join(dir, "kubelet.sock")
-	kubelet := exec.Command(os.Args[0])
-	kubelet.Env = append(os.Environ(), listServer+"="+socket)
-	kubelet.Stderr = os.Stderr
-	kubelet.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := kubelet.Start(); err != nil {
-		tb.Fatal(err)
-	}
-	tb.Cleanup(func() { kubelet.Process.Kill(); kubelet.Wait() })
-
-	log := slog.New(slog.DiscardHandler)
-	machine := sim.NewMachine(nvml.Metrics()[:rows], benchGPUs, time.Now)
-	board := &device.Board{}
-	readers := device.NewReaders(machine)
-	devices, err := machine.Devices(tb.Context())
-	if err != nil {
-		tb.Fatal(err)
-	}
-	var statuses []device.Status
-	for _, d := range devices {
-		statuses = append(statuses, device.Status{Device: d, Healthy: true, Since: time.Now()})
-	}
-	board.Post(statuses)
-	registry := prometheus.NewRegistry()
-	own := exporter.NewOwn(registry, version, true)
-	own.Offers(resource)
-	if !runtime {
-		registry.Unregister(collectors.NewGoCollector())
-		registry.Unregister(collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	}
-	holders, err := podresources.New(socket, log, podresources.Trace{Called: own.Asked})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	e := exporter.New(exporter.Sources{
-		Metrics: machine.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled,
-		Owners: holders.Owners, Held: holders.Look, Driver: func() device.Driver { return device.Driver{State: device.DriverUp} },
-	})
-	server := &http.Server{Handler: fresh(e, board, statuses, exporter.Server{TelemetryPath: "/metrics", Registry: registry, Log: log})}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	go server.Serve(listener)
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	tb.Cleanup(func() { server.Close(); e.Drain(); holders.Run(ctx); http.DefaultClient.CloseIdleConnections() })
-
 	s := &scraped{client: http.DefaultClient}
-	s.request, err = http.NewRequest(http.MethodGet, "http://"+listener.Addr().String()+"/metrics", http.NoBody)
-	if err != nil {
+	var err error
+	if s.request, err = http.NewRequest(http.MethodGet, url, http.NoBody); err != nil {
 		tb.Fatal(err)
 	}
 	s.request.Header.Set("Accept-Encoding", "gzip")
-	until(tb, "the holders are shown", func() bool {
-		text := s.text(tb)
-		for line := range strings.Lines(text) {
-			if !strings.HasPrefix(line, "#") {
-				s.series++
-			}
-		}
-		return strings.Count(text, `nvidia_gpu_allocation_info{`) == benchGPUs
-	})
-	s.series = 0
+	until(tb, "the holders are shown", func() bool { return strings.Count(s.text(tb), `nvidia_gpu_allocation_info{`) == holdings })
 	for line := range strings.Lines(s.text(tb)) {
 		if !strings.HasPrefix(line, "#") {
 			s.series++
@@ -271,24 +141,45 @@ func cpu(tb testing.TB) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// fewRows make 200 series of 8 GPUs, together with the families that no row makes:
-// what dcgm-exporter's default set has.
-const fewRows = 13
+// usual are the families that stand for dcgm-exporter's default set: on eight GPUs they
+// are 200 series, as many as that has.
+var usual = []string{
+	"nvidia_gpu_memory_*", "nvidia_gpu_utilization_ratio", "nvidia_gpu_*coder_utilization_ratio",
+	"nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total", "nvidia_gpu_temperature_celsius", "nvidia_gpu_clock_hertz",
+	"nvidia_gpu_pcie_*mit_bytes_total", "nvidia_gpu_pcie_receive_bytes_total", "nvidia_gpu_pcie_replays_total",
+	"nvidia_gpu_remapped_rows", "nvidia_gpu_row_remap_failure", "nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_allocation_info",
+}
 
-// BenchmarkScrape is a whole scrape over real sockets: 8 GPUs, List of 110 pods of
-// two containers, gzip. Kubelet and Prometheus are processes of their own; what is
-// left is podgauge's, its CPU time as cpu-µs/op.
+// ofSlices are what GPU instances have of their own, and their state: on 56 slices some
+// 1,400 series.
+var ofSlices = []string{
+	"nvidia_gpu_memory_*", "nvidia_gpu_bar1_*", "nvidia_gpu_graphics_*", "nvidia_gpu_sm_*", "nvidia_gpu_pipe_*", "nvidia_gpu_dram_*",
+	"nvidia_gpu_info", "nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_allocation_info",
+}
+
+// benchNodes are the nodes whose scrapes are measured, and what one of them allocates at
+// most, HTTP's on both sides and gRPC's included.
+var benchNodes = []struct {
+	name            string
+	node            benchNode
+	mostAllocations float64
+}{
+	{"gpus=8/usual", benchNode{Pods: 110, Include: usual}, 600},
+	{"gpus=8/usual/pods=500", benchNode{Pods: 500, Include: usual}, 600},
+	{"gpus=8/all", benchNode{Pods: 110, Processes: true}, 700},
+	{"gpus=8/all_with_go_and_process", benchNode{Pods: 110, Processes: true, Runtime: true}, 1800},
+	{"slices=56/own", benchNode{Pods: 110, Slices: 7, Include: ofSlices}, 600},
+	{"slices=56/all", benchNode{Pods: 110, Slices: 7, Processes: true}, 700},
+	{"replicas=32/all", benchNode{Pods: 110, Replicas: 4, Processes: true}, 700},
+}
+
+// BenchmarkScrape is a whole scrape over real sockets, with List and gzip. Kubelet and
+// Prometheus are processes of their own; what is left is podgauge's, its CPU time as
+// cpu-µs/op.
 func BenchmarkScrape(b *testing.B) {
-	all := len(nvml.Metrics())
-	for _, c := range []struct {
-		name    string
-		rows    int
-		runtime bool
-	}{
-		{"gpus=8/few", fewRows, false}, {"gpus=8/all", all, false}, {"gpus=8/all_with_go_and_process", all, true},
-	} {
+	for _, c := range benchNodes {
 		b.Run(c.name, func(b *testing.B) {
-			s := newScraped(b, c.rows, c.runtime)
+			s := newScraped(b, c.node)
 			b.ReportAllocs()
 			s.scrape(b)
 			b.ResetTimer()
@@ -301,18 +192,18 @@ func BenchmarkScrape(b *testing.B) {
 	}
 }
 
-// mostAllocations of one scrape, HTTP's on both sides and gRPC's included.
-const mostAllocations = 550
-
 // TestScrapeAllocations pins what a scrape allocates.
 func TestScrapeAllocations(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates too; make test runs this one without it")
 	}
-	s := newScraped(t, len(nvml.Metrics()), false)
-	if n := testing.AllocsPerRun(200, func() { s.scrape(t) }); n > mostAllocations {
-		t.Errorf("a scrape of %d series makes %.0f allocations, want %d at most", s.series, n, mostAllocations)
-	} else {
-		t.Logf("%d series, %d bytes, %.0f allocations", s.series, s.bytes, n)
+	for _, c := range benchNodes {
+		t.Run(c.name, func(t *testing.T) {
+			s := newScraped(t, c.node)
+			n := testing.AllocsPerRun(100, func() { s.scrape(t) })
+			if t.Logf("%d series, %d bytes, %.0f allocations", s.series, s.bytes, n); n > c.mostAllocations {
+				t.Errorf("a scrape of %d series makes %.0f allocations, want %.0f at most", s.series, n, c.mostAllocations)
+			}
+		})
 	}
 }

@@ -38,6 +38,10 @@ type options struct {
 	kubeletDir      string
 	devicePluginDir string
 	devicePlugin    bool
+	podLogsDir      string
+
+	metrics  metricsOptions
+	hostname string // of the node
 
 	simulate string
 	version  bool
@@ -66,7 +70,9 @@ func (o *options) flags() *pflag.FlagSet {
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `folder`, which holds pod-resources/")
 	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "", "the kubelet's device-plugin `folder` (default <kubelet-dir>/device-plugins; a kubelet with a --root-dir of its own still has it in /var/lib/kubelet)")
 	f.BoolVar(&o.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
+	f.StringVar(&o.podLogsDir, "pod-logs-dir", "/var/log/pods", "`folder` in which the kubelet has the pods' logs (its podLogsDir): their names say whose a process is")
 	o.builder.AddFlags(f)
+	o.metrics.flags(f)
 	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")
 	f.Lookup("simulate").NoOptDefVal = simulateNode
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
@@ -76,7 +82,7 @@ func (o *options) flags() *pflag.FlagSet {
 // parse reads the command line, the environment and the config file. The error is
 // one line that says what to change.
 func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
-	o := options{builder: config.NewBuilder(lookupEnv)}
+	o := options{builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
 	if len(args) > 0 && args[0] == "validate" {
 		o.validates, args = true, args[1:]
 	}
@@ -190,6 +196,9 @@ func (o *options) useKubeletSocket() error {
 func (o *options) check() error {
 	if o.kubeletDir == "" {
 		return errors.New("--kubelet-dir: want a folder")
+	}
+	if err := o.metrics.check(); err != nil {
+		return err
 	}
 	if err := checkAddress(o.listenAddress); err != nil {
 		return fmt.Errorf("--web.listen-address %q: %w", o.listenAddress, err)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/device/nvml"
+	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/sim"
 )
 
@@ -19,6 +20,9 @@ type hardware struct {
 	device.Backend
 	kubeletDir, devicePluginDir string
 	cdiDir                      string // where CDI specs go; empty: where runtimes look
+	proc                        string // where processes are looked up; empty: /proc
+	// processes tell whose they are; nil: nobody can.
+	processes exporter.Processes
 	// unsupported are the families that the driver is too old for.
 	unsupported func() []string
 	// run is what simulates; it returns at once, or when ctx is done.
@@ -37,11 +41,15 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 	}
 	if o.simulate == simulateNothing {
 		s := o.loaded.Settings
-		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}})
+		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.nvlinkLinks})
 		hw.Backend, hw.unsupported, hw.closeDriver = driver, driver.Missing, driver.Close
 		return hw, nil
 	}
-	machine := sim.NewMachine(nvml.Metrics(), simulatedGPUs, time.Now)
+	rows := nvml.Metrics()
+	if o.metrics.nvlinkLinks {
+		rows = nvml.MetricsPerLink()
+	}
+	machine := sim.NewMachine(rows, simulatedGPUs, time.Now)
 	machine.Means = nvml.Means
 	hw.Backend = machine
 	if o.simulate == simulateHardware {
@@ -52,7 +60,7 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 		return nil, err
 	}
 	hw.kubeletDir, hw.devicePluginDir, hw.cdiDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
-	hw.run, hw.close = node.Run, node.Close
+	hw.run, hw.close, hw.processes = node.Run, node.Close, node.Crowd
 	return hw, nil
 }
 

@@ -12,10 +12,13 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/config"
+	"github.com/podgauge/podgauge/containers"
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
+	"github.com/podgauge/podgauge/pods"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
@@ -82,6 +85,7 @@ type assembly struct {
 	monitor  *device.Monitor
 	holders  *podresources.Client
 	metrics  *exporter.Exporter
+	pods     *pods.Client
 	watch    *config.Watch
 	log      *slog.Logger
 
@@ -92,7 +96,8 @@ type assembly struct {
 // assemble joins all parts but the device plugin, beside which another one may serve.
 func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a := &assembly{hw: hw, registry: prometheus.NewRegistry(), board: &device.Board{}, log: log}
-	a.own = exporter.NewOwn(a.registry, version, o.simulate != simulateNothing)
+	shown := o.metrics.exporter(o.hostname)
+	a.own = exporter.NewOwn(a.registry, version, o.simulate != simulateNothing, shown.Choice)
 	a.readers = device.NewReaders(hw.Backend) // itself, since it may be more than a Backend
 	a.monitor = device.NewMonitor(hw.Backend, a.readers, a.board, log.With("part", "monitor"))
 	var err error
@@ -101,15 +106,28 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		return nil, err
 	}
 	a.holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
+	if a.pods, err = pods.New(filepath.Join(hw.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
+		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Trace: pods.Trace{Arrived: a.holders.Arrived},
+	}); err != nil {
+		return nil, err
+	}
+	processes := hw.processes
+	if processes == nil {
+		processes = containers.New(containers.Options{Proc: hw.proc, Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
+	}
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
-		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver,
-	})
+		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
+	}, shown)
 	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
 
 	a.monitor.Held = func(id device.ID) bool {
 		known, _ := a.holders.Look()
 		return len(known.Rows(id)) > 0
+	}
+	a.holders.Claimed = func(c device.Claim) (device.ID, bool) {
+		statuses, _ := a.board.Look()
+		return nvml.Claimed(c, statuses)
 	}
 	a.monitor.Fatal = func(xid uint64, byDefault bool) bool {
 		settings, _ := a.watch.Look()
@@ -119,7 +137,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.own.Unsupported(hw.unsupported)
 	a.own.Heard(func() bool { return a.monitor.Deaf() == 0 })
 
-	a.parts = parts{"monitor": a.monitor, "podresources": a.holders}
+	a.parts = parts{"monitor": a.monitor, "podresources": a.holders, "pods": a.pods}
 	a.tasks = []func(context.Context) error{
 		hw.run, a.watch.Run,
 		func(ctx context.Context) error { return a.holders.Faults(ctx, a.board.Look) },
@@ -127,6 +145,20 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		func(ctx context.Context) error { return obey(ctx, o.orders, a.monitor, log) },
 	}
 	return a, nil
+}
+
+// named is whose container it is, as the kubelet's Pods API says. A static pod's UID in a
+// cgroup is not its own, so the container's id decides.
+func (a *assembly) named(_, containerID string) (device.Owner, bool) {
+	known, _ := a.pods.Look()
+	pod, container, ok := known.ByContainer(containerID)
+	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
+}
+
+// meta is what the Pods API says of a pod.
+func (a *assembly) meta(namespace, pod string) device.PodMeta {
+	known, _ := a.pods.Look()
+	return known.Meta(namespace, pod)
 }
 
 // offer adds the device plugin, and what it follows.
@@ -208,15 +240,34 @@ func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Ex
 				own.Refuses(resource, string(why))
 			}
 		},
-		Registered: own.Registered, Streaming: own.Streaming, Sent: own.Listed, Answered: own.Answered,
+		Registered: func(resource string, err error) {
+			own.Registered(resource, err)
+			if err == nil {
+				holders.Returned()
+			}
+		},
+		Streaming: own.Streaming, Answered: own.Answered,
+		Sent: func(resource string, devices, healthy int) {
+			own.Listed(resource, devices, healthy)
+			holders.Told()
+		},
 		Refused: func(resource string, _ []device.OfferedID, why plugin.Why, _ error) {
 			own.Refused(resource, string(why))
 		},
 		Allocated: func(resource string, ids []device.OfferedID) {
 			holders.Allocated(resource, ids)
-			metrics.Mark()
+			metrics.Mark(devices(ids)...)
 		},
 	}
+}
+
+// devices are those behind offered ids.
+func devices(ids []device.OfferedID) []device.ID {
+	all := make([]device.ID, len(ids))
+	for i, id := range ids {
+		all[i] = id.Device()
+	}
+	return all
 }
 
 // part is one task of the process, with its health.

@@ -62,7 +62,27 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	}
 	l.put(found, count)
 	b.table.Store(l.fresh)
+	b.letGo(old)
 	return l.devices, l.err()
+}
+
+// letGo gives back what the library has made for GPUs that are no longer listed. What a
+// call is under way about waits for another listing.
+func (b *Backend) letGo(old *table) {
+	t := b.table.Load()
+	for _, g := range old.gpus {
+		if t.byID[g.id] != g {
+			b.gone = append(b.gone, g)
+		}
+	}
+	b.gone = slices.DeleteFunc(b.gone, func(g *gpu) bool {
+		if !g.turn.TryLock() {
+			return false
+		}
+		defer g.turn.Unlock()
+		g.free(b.driver)
+		return true
+	})
 }
 
 // newTable is empty. It is filled before anybody sees it.
@@ -131,7 +151,7 @@ func (l *listing) take(f finding) {
 	g := f.gpu
 	if g.history == nil {
 		if g.history = l.histories[g.id]; g.history == nil {
-			g.history = &history{}
+			g.history = &history{meters: map[int]*meter{}}
 			l.histories[g.id] = g.history
 		}
 	}
@@ -172,16 +192,19 @@ func (l *listing) err() error {
 	return errors.New(strings.Join(l.errs, "; "))
 }
 
-// mig tells whether a GPU's MIG mode is on. A driver that cannot say has none.
-func (d *driver) mig(handle nvml.Device) (bool, error) {
+// mig finds out whether a GPU's MIG mode is on. A driver that cannot say has none.
+func (d *driver) mig(handle nvml.Device) (*parts, error) {
 	if !d.has["nvmlDeviceGetMigMode"] {
-		return false, nil
+		return &parts{}, nil
 	}
-	mode, _, ret := handle.GetMigMode()
-	if ret != nvml.SUCCESS && !notHere(ret) {
-		return false, fmt.Errorf("get its MIG mode: %w", answer(ret))
+	mode, pending, ret := handle.GetMigMode()
+	switch {
+	case notHere(ret):
+		return &parts{told: true}, nil
+	case ret != nvml.SUCCESS:
+		return nil, fmt.Errorf("get its MIG mode: %w", answer(ret))
 	}
-	return ret == nvml.SUCCESS && mode == nvml.DEVICE_MIG_ENABLE, nil
+	return &parts{told: true, capable: true, mig: mode == nvml.DEVICE_MIG_ENABLE, pending: pending == nvml.DEVICE_MIG_ENABLE}, nil
 }
 
 // describe asks for all that does not change. Only the UUID must be had: without
@@ -196,7 +219,7 @@ func (d *driver) describe(handle nvml.Device, sysRoot string) (*gpu, error) {
 		return nil, errors.New("its UUID is empty")
 	}
 	has := d.has
-	g := newGPU(id, handle, has)
+	g := newGPU(id, handle, d)
 	of := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, Slice: -1, GI: -1, CI: -1}
 	if has["nvmlDeviceGetMinorNumber"] {
 		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= mostMinor {
@@ -236,37 +259,6 @@ func (g *gpu) at(index int) device.Device {
 		d.Nodes = []string{"/dev/nvidia" + strconv.Itoa(d.Minor)}
 	}
 	return d
-}
-
-// facts are the labels that each GPU has of its own, empty where it has none: a
-// family wants the same labels on all its series.
-var facts = [...]struct {
-	name, symbol string
-	ask          func(nvml.Device) (string, nvml.Return)
-}{
-	{"serial", "nvmlDeviceGetSerial", nvml.Device.GetSerial},
-	{"vbios_version", "nvmlDeviceGetVbiosVersion", nvml.Device.GetVbiosVersion},
-	{"compute_capability", "nvmlDeviceGetCudaComputeCapability", computeCapability},
-}
-
-func ownFacts(handle nvml.Device, has symbols) []device.Label {
-	labels := make([]device.Label, 0, len(facts))
-	for _, f := range facts {
-		l := device.Label{Name: f.name}
-		if has[f.symbol] {
-			if value, ret := f.ask(handle); ret == nvml.SUCCESS {
-				l.Value = clean(value)
-			}
-		}
-		labels = append(labels, l)
-	}
-	return labels
-}
-
-// computeCapability is written as CUDA's own documents write it: 9.0.
-func computeCapability(handle nvml.Device) (string, nvml.Return) {
-	major, minor, ret := handle.GetCudaComputeCapability()
-	return strconv.Itoa(major) + "." + strconv.Itoa(minor), ret
 }
 
 // clean makes valid UTF-8 of what the driver says: kubelet and Prometheus refuse

@@ -3,14 +3,10 @@ package nvml
 import (
 	"encoding/binary"
 	"math"
-	"slices"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
-
-// noField is the id of no field: NVML counts from 1.
-const noField = 0
 
 // askAgainAfter is how long a field that the GPU said not to have is not asked for.
 const askAgainAfter = 5 * time.Minute
@@ -18,23 +14,23 @@ const askAgainAfter = 5 * time.Minute
 // fields are the values that a GPU is asked for in one call, which the driver
 // answers each for itself.
 type fields struct {
-	ids []uint32
-	// asked are those of ids that were not dropped. It is used again for each call.
-	asked   []nvml.FieldValue
-	dropped time.Time // since when asked is not all of ids; zero: it is
+	keys []key
+	// exists tells which keys the GPU could have at all: it has so many links.
+	exists []bool
+	// asked are those keys that were not dropped, and which they are. Both are used
+	// again for each call.
+	asked []nvml.FieldValue
+	which []int32
+	at    []int32   // where each key is in asked; -1: it is not
+	drops time.Time // since when keys that exist are not asked for; zero: there are none
 }
 
-// newFields asks for the ids, for each once and in their order; not at all where
-// the library lacks the function.
-func newFields(has symbols, ids ...uint32) fields {
-	var f fields
-	if !has[fieldValues] {
-		return f
-	}
-	for _, id := range ids {
-		if id != noField && !slices.Contains(f.ids, id) {
-			f.ids = append(f.ids, id)
-		}
+// newFields asks for the keys of a batch; not at all where the library lacks the
+// function.
+func newFields(has symbols, b batch, exists func(key) bool) fields {
+	f := fields{keys: b.keys, exists: make([]bool, len(b.keys)), at: make([]int32, len(b.keys))}
+	for i, k := range f.keys {
+		f.exists[i] = has[fieldValues] && exists(k)
 	}
 	f.askAll()
 	return f
@@ -42,9 +38,15 @@ func newFields(has symbols, ids ...uint32) fields {
 
 // askAll takes back what was dropped, and all values.
 func (f *fields) askAll() {
-	f.asked, f.dropped = f.asked[:0], time.Time{}
-	for _, id := range f.ids {
-		f.asked = append(f.asked, nvml.FieldValue{FieldId: id, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)})
+	f.asked, f.which, f.drops = f.asked[:0], f.which[:0], time.Time{}
+	for i, k := range f.keys {
+		f.at[i] = -1
+		if !f.exists[i] {
+			continue
+		}
+		f.at[i] = int32(len(f.asked))
+		f.asked = append(f.asked, nvml.FieldValue{FieldId: k.id, ScopeId: k.n, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)})
+		f.which = append(f.which, int32(i))
 	}
 }
 
@@ -54,11 +56,11 @@ func (f *fields) askAll() {
 // have is dropped, so that the call returns the sooner: but not on the word of a GPU
 // that answers nothing else, nor for good, since health is judged by some of them.
 func (f *fields) ask(handle nvml.Device) nvml.Return {
-	if len(f.ids) == 0 { // go-nvml takes the address of the first
-		return nvml.SUCCESS
-	}
-	if !f.dropped.IsZero() && time.Since(f.dropped) >= askAgainAfter {
+	if !f.drops.IsZero() && time.Since(f.drops) >= askAgainAfter {
 		f.askAll()
+	}
+	if len(f.asked) == 0 { // go-nvml takes the address of the first
+		return nvml.SUCCESS
 	}
 	for i := range f.asked { // an entry that the driver leaves alone is not read as its last answer
 		f.asked[i].NvmlReturn = uint32(nvml.ERROR_UNKNOWN)
@@ -68,8 +70,8 @@ func (f *fields) ask(handle nvml.Device) nvml.Return {
 		return ret
 	}
 	wrong := 0
-	for _, v := range f.asked {
-		switch ret := nvml.Return(v.NvmlReturn); {
+	for i := range f.asked {
+		switch ret := nvml.Return(f.asked[i].NvmlReturn); {
 		case isFinal(ret):
 			f.askAll()
 			return ret
@@ -80,7 +82,8 @@ func (f *fields) ask(handle nvml.Device) nvml.Return {
 	switch {
 	case f.answered():
 		f.drop()
-	case wrong == len(f.ids):
+	case wrong == len(f.asked) && f.drops.IsZero():
+		f.askAll()
 		return nvml.ERROR_INVALID_ARGUMENT
 	default:
 		f.askAll()
@@ -88,33 +91,87 @@ func (f *fields) ask(handle nvml.Device) nvml.Return {
 	return nvml.SUCCESS
 }
 
+// asksAny tells whether there is anything to ask.
+func (f *fields) asksAny() bool { return len(f.asked) > 0 || !f.drops.IsZero() }
+
 // answered tells whether the newest call gave any value.
 func (f *fields) answered() bool {
-	return slices.ContainsFunc(f.asked, func(v nvml.FieldValue) bool { return nvml.Return(v.NvmlReturn) == nvml.SUCCESS })
+	for i := range f.asked {
+		if nvml.Return(f.asked[i].NvmlReturn) == nvml.SUCCESS {
+			return true
+		}
+	}
+	return false
 }
 
 // drop has what the GPU does not have not be asked for.
 func (f *fields) drop() {
-	before := len(f.asked)
-	f.asked = slices.DeleteFunc(f.asked, func(v nvml.FieldValue) bool { return notHere(nvml.Return(v.NvmlReturn)) })
-	if len(f.asked) < before && f.dropped.IsZero() {
-		f.dropped = time.Now()
+	kept := 0
+	for i := range f.asked {
+		k := f.which[i]
+		if notHere(nvml.Return(f.asked[i].NvmlReturn)) {
+			f.at[k] = -1
+			continue
+		}
+		f.asked[kept], f.which[kept], f.at[k] = f.asked[i], k, int32(kept)
+		kept++
 	}
+	if kept < len(f.asked) && f.drops.IsZero() {
+		f.drops = time.Now()
+	}
+	f.asked, f.which = f.asked[:kept], f.which[:kept]
 }
 
-// value is what the newest call gave for an id.
-func (f *fields) value(id uint32) (float64, bool) {
-	for i := range f.asked {
-		if v := &f.asked[i]; v.FieldId == id {
-			return decode(v.ValueType, v.Value, nvml.Return(v.NvmlReturn))
+// lacks tells whether the GPU said that it does not have a key, or cannot have it.
+func (f *fields) lacks(i int) bool { return f.at[i] < 0 }
+
+// lacksAll tells whether that goes for all keys of a source.
+func (f *fields) lacksAll(r ref) bool {
+	for i := range r.n {
+		if !f.lacks(r.at + i) {
+			return false
 		}
 	}
-	return 0, false
+	return true
+}
+
+// value is what the newest call gave for a key, if that is not negative.
+func (f *fields) value(i int) (float64, bool) {
+	v, ok := f.signed(i)
+	return v, ok && v >= 0
+}
+
+// signed is what the newest call gave for a key.
+func (f *fields) signed(i int) (float64, bool) {
+	at := f.at[i]
+	if at < 0 {
+		return 0, false
+	}
+	v := &f.asked[at]
+	return decode(v.ValueType, v.Value, nvml.Return(v.NvmlReturn))
+}
+
+// wraps is the value at which a counter begins again at 0, by the type in which the
+// driver gives it; 0: never.
+func (f *fields) wraps(i int) float64 {
+	at := f.at[i]
+	if at < 0 {
+		return 0
+	}
+	switch nvml.ValueType(f.asked[at].ValueType) {
+	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
+		return 1 << 16
+	case nvml.VALUE_TYPE_UNSIGNED_INT:
+		return 1 << 32
+	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG:
+		return 1 << 64
+	default:
+		return 0
+	}
 }
 
 // decode reads the union of NVML's C struct. Types that are not known, and values
-// that say "none" by all bits set or that no quantity has, are no value. All
-// that is read counts something, so nothing is negative.
+// that say "none" by all bits set or that no quantity has, are no value.
 func decode(valueType uint32, value [8]byte, ret nvml.Return) (float64, bool) {
 	if ret != nvml.SUCCESS {
 		return 0, false
@@ -124,18 +181,18 @@ func decode(valueType uint32, value [8]byte, ret nvml.Return) (float64, bool) {
 	switch nvml.ValueType(valueType) {
 	case nvml.VALUE_TYPE_DOUBLE:
 		f := math.Float64frombits(bits)
-		return f, f >= 0 && !math.IsInf(f, 1) // NaN is not >= 0
+		return f, !math.IsNaN(f) && !math.IsInf(f, 0)
 	case nvml.VALUE_TYPE_UNSIGNED_INT:
 		return float64(low), low != math.MaxUint32
 	case nvml.VALUE_TYPE_SIGNED_INT:
-		return float64(int32(low)), int32(low) >= 0
+		return float64(int32(low)), true
 	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
 		short := binary.NativeEndian.Uint16(value[:])
 		return float64(short), short != math.MaxUint16
 	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG: // both 8 bytes where podgauge runs
 		return float64(bits), bits != math.MaxUint64
 	case nvml.VALUE_TYPE_SIGNED_LONG_LONG:
-		return float64(int64(bits)), int64(bits) >= 0
+		return float64(int64(bits)), true
 	default:
 		return 0, false
 	}

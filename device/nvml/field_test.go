@@ -13,7 +13,7 @@ func TestDecode(t *testing.T) {
 	u32 := func(v uint32) (b [8]byte) { binary.NativeEndian.PutUint32(b[:], v); return b }
 	u16 := func(v uint16) (b [8]byte) { binary.NativeEndian.PutUint16(b[:], v); return b }
 	f64 := func(v float64) [8]byte { return u64(math.Float64bits(v)) }
-	const none = -1
+	const none = -1234567
 	for _, c := range []struct {
 		name  string
 		typ   nvml.ValueType
@@ -21,21 +21,21 @@ func TestDecode(t *testing.T) {
 		want  float64
 	}{
 		{"double", nvml.VALUE_TYPE_DOUBLE, f64(1.5), 1.5},
-		{"double below 0", nvml.VALUE_TYPE_DOUBLE, f64(-1.5), none},
+		{"double below 0", nvml.VALUE_TYPE_DOUBLE, f64(-1.5), -1.5},
 		{"NaN", nvml.VALUE_TYPE_DOUBLE, f64(math.NaN()), none},
 		{"infinity", nvml.VALUE_TYPE_DOUBLE, f64(math.Inf(1)), none},
 		{"u32", nvml.VALUE_TYPE_UNSIGNED_INT, u32(7), 7},
 		{"u32 beside rubbish", nvml.VALUE_TYPE_UNSIGNED_INT, u64(0xABCDEF01_00000007), 7},
 		{"u32 of ones", nvml.VALUE_TYPE_UNSIGNED_INT, u32(math.MaxUint32), none},
 		{"i32", nvml.VALUE_TYPE_SIGNED_INT, u32(7), 7},
-		{"i32 below 0", nvml.VALUE_TYPE_SIGNED_INT, u32(1 << 31), none},
+		{"i32 below 0", nvml.VALUE_TYPE_SIGNED_INT, u32(1 << 31), -1 << 31},
 		{"u16", nvml.VALUE_TYPE_UNSIGNED_SHORT, u16(7), 7},
 		{"u16 of ones", nvml.VALUE_TYPE_UNSIGNED_SHORT, u16(math.MaxUint16), none},
 		{"unsigned long", nvml.VALUE_TYPE_UNSIGNED_LONG, u64(1 << 40), 1 << 40},
 		{"u64", nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, u64(1 << 40), 1 << 40},
 		{"u64 of ones", nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, u64(math.MaxUint64), none},
 		{"i64", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(7), 7},
-		{"i64 below 0", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(math.MaxUint64 - 5), none},
+		{"i64 below 0", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(math.MaxUint64 - 5), -6},
 		{"a type of the future", 42, u64(7), none},
 	} {
 		got, ok := decode(uint32(c.typ), c.value, nvml.SUCCESS)
@@ -63,12 +63,15 @@ func FuzzDecode(f *testing.F) {
 		if !ok {
 			return
 		}
-		if ret != uint32(nvml.SUCCESS) || math.IsNaN(v) || math.IsInf(v, 0) || v < 0 {
+		if ret != uint32(nvml.SUCCESS) || math.IsNaN(v) || math.IsInf(v, 0) {
 			t.Fatalf("type %d, %#x, code %d: read as %v", typ, bits, ret, v)
 		}
 		for _, r := range rows {
-			if shown, ok := r.unit.convert(v); r.bit == 0 && ok && (math.IsNaN(shown) || shown < 0 || shown > r.unit.most*r.unit.times) {
-				t.Fatalf("type %d, %#x: %s shows %v", typ, bits, r.name, shown)
+			for _, s := range r.sources {
+				u := s.unit
+				if shown, ok := u.convert(v); ok && (math.IsNaN(shown) || shown < u.least || shown > u.most*u.times) {
+					t.Fatalf("type %d, %#x: %s shows %v", typ, bits, r.name, shown)
+				}
 			}
 		}
 		for _, c := range checks {
@@ -83,7 +86,8 @@ func TestNoFields(t *testing.T) {
 	if ret := none.ask(nil); ret != nvml.SUCCESS {
 		t.Errorf("got %d", ret)
 	}
-	if f := newFields(symbols{fieldValues: true}, 83, noField, 83, 82); len(f.asked) != 2 {
+	b := newBatch(key{id: 83}, key{id: 83}, key{id: 82}, key{82, ofLink, 1}, key{82, ofLink, 7})
+	if f := newFields(symbols{fieldValues: true}, b, func(k key) bool { return k.n < 4 }); len(f.asked) != 3 {
 		t.Errorf("asks for %v", f)
 	}
 }

@@ -64,6 +64,15 @@ func (s *stage) look(d device.Device) {
 	began = time.Now()
 	second := s.values(d.Index)
 	s.Logf("the second took %v: %v", time.Since(began), second)
+	s.aged(d.Index, time.Second) // it is long enough for the driver
+	began = time.Now()
+	samples, uses, known := s.whole(d.Index)
+	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), uses, known)
+	for i, turn := range s.table.Load().byIndex[d.Index].turns {
+		if !turn.absent.IsZero() {
+			s.Logf("it does not have %s", calls[i].symbol)
+		}
+	}
 	for name, v := range second {
 		if strings.HasSuffix(name, "_ratio") && v > 1 {
 			s.Errorf("%s is %v", name, v)

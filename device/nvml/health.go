@@ -28,6 +28,15 @@ var checks = [...]struct {
 	{recoveryField, recovery},
 }
 
+// checked are their fields, in the same order.
+var checked = newBatch(key{id: checks[energyAt].field}, key{id: checks[recoveryAt].field})
+
+// Where they stand.
+const (
+	energyAt = iota
+	recoveryAt
+)
+
 // recoveryField is the driver's word on what the GPU needs.
 const recoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 
@@ -82,7 +91,7 @@ func isFault(err error) bool {
 
 func (g *gpu) judge() error {
 	ret := g.check.ask(g.handle)
-	_, says := g.check.value(recoveryField)
+	_, says := g.check.value(recoveryAt)
 	g.saysRecovery.Store(says)
 	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 		return failure{fieldValues, ret}.err()
@@ -93,9 +102,9 @@ func (g *gpu) judge() error {
 		}
 		return nil
 	}
-	g.noteEnergy(&g.check)
-	for _, c := range checks {
-		if value, ok := g.check.value(c.field); ok {
+	g.noteEnergy(&g.check, energyAt)
+	for i, c := range checks {
+		if value, ok := g.check.value(i); ok {
 			if err := c.judge(value); err != nil {
 				return err
 			}

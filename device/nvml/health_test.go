@@ -109,7 +109,7 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 	s.clear("fail")
 	s.set("gpu 0 recovery_action 1")
 	g := s.table.Load().byID[s.id(0)]
-	g.check.dropped = g.check.dropped.Add(-askAgainAfter)
+	g.check.drops = g.check.drops.Add(-askAgainAfter)
 	if _, err = check(); !isFault(err) {
 		t.Errorf("minutes later: got %v", err)
 	}
@@ -149,9 +149,9 @@ func TestResets(t *testing.T) {
 	}
 }
 
-// catalogue is NVIDIA's, as shared facts on NVML have it: written down a second
+// xidCatalogue is NVIDIA's, as shared facts on NVML have it: written down a second
 // time, so that a slip in the table is seen.
-var catalogue = map[class]string{
+var xidCatalogue = map[class]string{
 	application: "8 11 13 25 31 32 39-41 60 68 69 70-72 75-77 80 82-86 88 89 96-105 126-135 139",
 	information: "37 38 43 44 45 63 66 67 78 92 93 106 107 121 137 141 152 153 157 159-161 168 170-172",
 	contained:   "94",
@@ -183,7 +183,7 @@ func TestXids(t *testing.T) {
 	s := start(t, "gpus 2")
 	s.listen()
 	cases := map[uint64]bool{}
-	for class, xids := range catalogue {
+	for class, xids := range xidCatalogue {
 		for _, xid := range numbers(t, xids) {
 			cases[xid] = true
 			want := verdicts[class]

@@ -58,9 +58,14 @@ func (b *Backend) start() error {
 		return fmt.Errorf("initialise NVML: %w", answer(ret))
 	}
 	has := probe(b.lib.Extensions().LookupSymbol)
+	version := driverVersion(b.lib, has)
 	b.driver = &driver{
-		lib: b.lib, has: has, asking: b.asking, facts: systemFacts(b.lib, has),
-		instances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
+		lib: b.lib, has: has, asking: b.asking, direct: findDirect(), catalogue: b.catalogue, facts: systemFacts(b.lib, has, version),
+		renumbered: !atLeast58082(version),
+		instances:  b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
+	}
+	for i := range calls {
+		b.driver.can[i] = has[calls[i].symbol]
 	}
 	missing := has.missing()
 	b.missing.Store(&missing)
@@ -216,18 +221,58 @@ func usable(name string) error {
 }
 
 // systemFacts are the labels that are the same for all GPUs of a node.
-func systemFacts(lib nvml.Interface, has symbols) []device.Label {
-	var version, cuda string
-	if has["nvmlSystemGetDriverVersion"] {
-		if v, ret := lib.SystemGetDriverVersion(); ret == nvml.SUCCESS {
-			version = clean(v)
-		}
-	}
+func systemFacts(lib nvml.Interface, has symbols, version string) []device.Label {
+	var cuda string
 	if has["nvmlSystemGetCudaDriverVersion"] {
 		if v, ret := lib.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
 			// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
 			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
 		}
 	}
-	return []device.Label{{Name: "driver_version", Value: version}, {Name: "cuda_version", Value: cuda}}
+	return []device.Label{
+		{Name: "driver_version", Value: version},
+		{Name: "cuda_version", Value: cuda},
+		{Name: "confidential_computing", Value: confidential(lib, has)},
+	}
+}
+
+// confidential is whether the node's GPUs compute confidentially; empty: it is not known.
+func confidential(lib nvml.Interface, has symbols) string {
+	if !has["nvmlSystemGetConfComputeState"] {
+		return ""
+	}
+	switch s, ret := lib.SystemGetConfComputeState(); {
+	case ret != nvml.SUCCESS:
+		return ""
+	case s.CcFeature != nvml.CC_SYSTEM_FEATURE_ENABLED:
+		return "off"
+	case s.DevToolsMode == nvml.CC_SYSTEM_DEVTOOLS_MODE_ON:
+		return "devtools"
+	default:
+		return "on"
+	}
+}
+
+func driverVersion(lib nvml.Interface, has symbols) string {
+	if !has["nvmlSystemGetDriverVersion"] {
+		return ""
+	}
+	v, ret := lib.SystemGetDriverVersion()
+	if ret != nvml.SUCCESS {
+		return ""
+	}
+	return clean(v)
+}
+
+// atLeast58082 tells whether a driver has the field numbers of today. One whose version
+// cannot be read is taken for an old one.
+func atLeast58082(version string) bool {
+	major, rest, _ := strings.Cut(version, ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	a, err := strconv.Atoi(major)
+	if err != nil {
+		return false
+	}
+	b, err := strconv.Atoi(minor)
+	return err == nil && (a > 580 || a == 580 && b >= 82)
 }

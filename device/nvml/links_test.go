@@ -127,8 +127,9 @@ func TestLinksWithFaults(t *testing.T) {
 // TestLinksOfAStalledGPU has a call to one hang: it is waited for a moment, and not
 // asked.
 func TestLinksOfAStalledGPU(t *testing.T) {
-	s := start(t, "gpus 3", "gpu 1 uuid GPU-1", "hang nvmlDeviceGetFieldValues gpu 1")
+	s := start(t, "gpus 3", "gpu 1 uuid GPU-1")
 	id := s.id(1)
+	s.set("hang nvmlDeviceGetFieldValues gpu 1")
 	done := make(chan error, 1)
 	go func() { _, err := s.Read(id, nil); done <- err }() // ends with the hang; received below
 	s.eventually("the reading hangs", func() bool { return s.calls().InFlight(1) == 1 })

@@ -1,123 +1,249 @@
 package nvml
 
 import (
+	"slices"
+	"strconv"
+	"strings"
+
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/device"
 )
 
 // row is one fact that can be read: what it is called, and where it comes from.
-// Rows of one family stand together.
+// Rows of one family stand together. Of its sources the first that a GPU has counts.
 type row struct {
 	name, help string
 	kind       device.Kind
 	labels     []device.Label
-	// field is the id under which GetFieldValues has it, and slot is where a call of
-	// its own leaves it. Where a row has both, the call is made only for a GPU that
-	// does not have the field.
-	field uint32
-	slot  slot
-	// bit is what to look at where the value is a set of flags; 0: it is a number.
-	bit  uint64
+	hardware   string
+	slow       bool // its fields are asked for at the slow pace
+
+	// sources are fields that have it; of a GPU that has several the first counts.
+	sources []source
+	// slot is where a call leaves it. A call that could be spared by fields is made only
+	// for a GPU that does not have them.
+	slot slot
+	// unless is a slot: while it is filled, the row says what another one says better.
+	unless slot
+
+	// unit is what the slot counts in. Where bit is set the value is a set of flags, of
+	// which the row is one; and where is is, it is one of an enumeration.
 	unit unit
+	bit  uint64
+	is   stateOf
+	// metered counters may wrap or begin again, and are made one that only rises.
+	metered bool
+	// most is what a metered counter can rise by in a second at the very most.
+	most float64
+}
+
+// source is a field that is asked for: of one scope, or of each there is, summed up.
+type source struct {
+	key
+	sum  bool
+	unit unit
+}
+
+// key is what a field is asked for by.
+type key struct {
+	id    uint32
+	scope scope
+	n     uint32 // the scope's number
+}
+
+// scope is what a field is asked about.
+type scope uint8
+
+const (
+	ofGPU     scope = iota // the number is the field's own affair
+	ofLink                 // NVLink n
+	ofC2CLink              // link n to the CPU
+)
+
+// all stands for all links at once, in fields that know it.
+const all = ^uint32(0)
+
+// stateOf is one state of an enumeration. A driver may be newer than the enumeration:
+// other is every value that is none of known.
+type stateOf struct {
+	known []uint32
+	value uint32
+	other bool
+}
+
+func (s stateOf) set() bool { return s.known != nil }
+
+func (s stateOf) holds(v float64) bool {
+	if !s.other {
+		return v == float64(s.value)
+	}
+	return !slices.ContainsFunc(s.known, func(known uint32) bool { return v == float64(known) })
 }
 
 // unit turns the driver's number into the base unit that a row's name says. A
 // number above most is none: it is a negative one, or all bits set for "unknown",
-// in a type that could not say so.
-type unit struct{ times, per, most float64 }
-
-var (
-	inBytes       = unit{1, 1, 1 << 50}
-	inPercent     = unit{1, 100, 100} // divided: 29 * 0.01 is not 0.29
-	inCelsius     = unit{1, 1, 1000}
-	inMilliwatts  = unit{1, 1000, 1e8}
-	inMillijoules = unit{1, 1000, 1 << 53} // above it a float64 no longer counts by one
-	inMegahertz   = unit{1e6, 1, 1e5}
-	inNumber      = unit{1, 1, 1 << 53}
-)
-
-func (u unit) convert(v float64) (float64, bool) { return v * u.times / u.per, v <= u.most }
-
-// The helps that several rows share.
-const (
-	temperatureHelp = "Temperature of the GPU's core or of its memory."
-	clockHelp       = "Clock of the GPU's multiprocessors or of its memory."
-	throttleHelp    = "Whether this is a reason why the clocks are not higher; only reasons that the GPU can give."
-	volatileHelp    = "ECC errors since the driver was loaded or the GPU was reset."
-	aggregateHelp   = "ECC errors in the GPU's life."
-)
-
-// rows are all that is read, in the order of device.Sample.Metric.
-var rows = [...]row{
-	gauge("nvidia_gpu_memory_total_bytes", "Memory that the GPU has.").asked(memoryTotal, inBytes),
-	gauge("nvidia_gpu_memory_reserved_bytes", "Memory that the driver and the firmware keep.").asked(memoryReserved, inBytes),
-	gauge("nvidia_gpu_memory_used_bytes", "Memory in use; with what is reserved, where the driver is too old to tell them apart.").
-		asked(memoryUsed, inBytes),
-	gauge("nvidia_gpu_memory_free_bytes", "Memory that can be allocated.").asked(memoryFree, inBytes),
-	gauge("nvidia_gpu_utilization_ratio", "Share of the driver's last sampling period, 1/6 to 1 s, in which a kernel ran.").
-		asked(busy, inPercent),
-	gauge("nvidia_gpu_memory_controller_utilization_ratio", "Share of the driver's last sampling period in which memory was read or written.").
-		asked(memoryBusy, inPercent),
-	gauge("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "gpu").asked(temperature, inCelsius),
-	gauge("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "memory").inField(nvml.FI_DEV_MEMORY_TEMP, inCelsius),
-	gauge("nvidia_gpu_power_watts", "Power that the GPU draws; a second's average where the driver has nothing newer.").
-		inField(nvml.FI_DEV_POWER_INSTANT, inMilliwatts).asked(power, inMilliwatts),
-	gauge("nvidia_gpu_power_limit_watts", "Power limit that is enforced now.").
-		inField(nvml.FI_DEV_POWER_CURRENT_LIMIT, inMilliwatts).asked(powerLimit, inMilliwatts),
-	counter(device.HolderCounter, "nvidia_gpu_energy_joules_total",
-		"Energy that the GPU consumed while this container, or nobody, held it; from 0 at podgauge's first reading.").
-		inField(energyField, inMillijoules),
-	gauge("nvidia_gpu_clock_hertz", clockHelp, "clock", "sm").asked(smClock, inMegahertz),
-	gauge("nvidia_gpu_clock_hertz", clockHelp, "clock", "memory").asked(memoryClock, inMegahertz),
-	// The bits are nvml.h's nvmlClocksEventReason…
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "gpu_idle").flagged(reasons, 0x1),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "applications_clocks").flagged(reasons, 0x2),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "sw_power_cap").flagged(reasons, 0x4),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_slowdown").flagged(reasons, 0x8),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "sync_boost").flagged(reasons, 0x10),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "sw_thermal").flagged(reasons, 0x20),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_thermal").flagged(reasons, 0x40),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_power_brake").flagged(reasons, 0x80),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "display_clock").flagged(reasons, 0x100),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "board_limit").flagged(reasons, 0x200),
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "reliability").flagged(reasons, 0x400),
-	counter(device.FaultCounter, "nvidia_gpu_pcie_replays_total", "PCIe packets that had to be sent again.").
-		inField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inNumber),
-	counter(device.FaultCounter, "nvidia_gpu_ecc_volatile_errors_total", volatileHelp, "severity", "corrected").
-		inField(nvml.FI_DEV_ECC_SBE_VOL_TOTAL, inNumber),
-	counter(device.FaultCounter, "nvidia_gpu_ecc_volatile_errors_total", volatileHelp, "severity", "uncorrected").
-		inField(nvml.FI_DEV_ECC_DBE_VOL_TOTAL, inNumber),
-	counter(device.FaultCounter, "nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp, "severity", "corrected").
-		inField(nvml.FI_DEV_ECC_SBE_AGG_TOTAL, inNumber),
-	counter(device.FaultCounter, "nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp, "severity", "uncorrected").
-		inField(nvml.FI_DEV_ECC_DBE_AGG_TOTAL, inNumber),
+// in a type that could not say so. Nor is one below least.
+type unit struct {
+	times, per, least, most float64
+	// flag says that whatever is not 0 is 1, and full that nothing is more than 1, though
+	// it be measured as a little more.
+	flag, full bool
 }
 
+var (
+	inBytes       = unit{times: 1, per: 1, most: 1 << 50}
+	inTraffic     = unit{times: 1, per: 1, most: 1 << 62} // bytes, counted
+	inKibibytes   = unit{times: 1 << 10, per: 1, most: 1 << 62}
+	inMegabytes   = unit{times: 1e6, per: 1, most: 1e9}             // a second
+	inPercent     = unit{times: 1, per: 100, most: 100}             // divided: 29 * 0.01 is not 0.29
+	inCycles      = unit{times: 1, per: 100, most: 102, full: true} // percent of what was counted
+	inCelsius     = unit{times: 1, per: 1, most: 1000}
+	inMargin      = unit{times: 1, per: 1, least: -1000, most: 1000} // degrees, to a limit
+	inMilliwatts  = unit{times: 1, per: 1000, most: 1e8}
+	inMillijoules = unit{times: 1, per: 1000, most: 1 << 53} // above it a float64 no longer counts by one
+	inNanoseconds = unit{times: 1, per: 1e9, most: 1 << 62}
+	inMegahertz   = unit{times: 1e6, per: 1, most: 1e5}
+	inNumber      = unit{times: 1, per: 1, most: 1 << 53}
+	inTruth       = unit{times: 1, per: 1, most: 1}
+	inLinkState   = unit{times: 1, per: 1, most: 2, flag: true} // up, and asleep
+)
+
+func (u unit) convert(v float64) (float64, bool) {
+	switch {
+	case !(v >= u.least && v <= u.most): // nor is it NaN
+		return 0, false
+	case u.flag && v != 0:
+		return 1, true
+	}
+	if v = v * u.times / u.per; u.full {
+		v = min(v, 1)
+	}
+	return v, true
+}
+
+// rows are all that is read, in the order of device.Sample.Metric.
+var rows = slices.Concat(memoryRows, engineRows, powerRows, pcieRows, linkRows, faultRows, modeRows)
+
 // Metrics are the rows, in the order in which Backend.Read numbers them.
-func Metrics() []device.Metric {
+func Metrics() []device.Metric { return metricsOf(rows) }
+
+// MetricsPerLink are the rows of a Backend with Options.PerLink: those of Metrics, and
+// behind them those of each single link.
+func MetricsPerLink() []device.Metric { return metricsOf(slices.Concat(rows, eachLinkRows())) }
+
+func metricsOf(rows []row) []device.Metric {
 	metrics := make([]device.Metric, len(rows))
-	for i, r := range rows {
-		metrics[i] = device.Metric{Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels}
+	for i := range rows {
+		r := &rows[i]
+		metrics[i] = device.Metric{
+			Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels,
+			Source: r.from(), Hardware: r.hardware, Pace: r.pace(),
+		}
 	}
 	return metrics
 }
 
-// gauge begins a row. The label, a name and a value, sets it apart from the others
-// of its family.
-func gauge(name, help string, label ...string) row {
-	return counter(device.Gauge, name, help, label...)
+// pace is that of the row's fields, or else of the call that fills its slot.
+func (r *row) pace() device.Pace {
+	switch {
+	case r.slow:
+		return device.Slow
+	case len(r.sources) > 0:
+		return device.Fast
+	}
+	for i := range calls {
+		if calls[i].fills(r.slot) {
+			return calls[i].pace
+		}
+	}
+	return ownPaces[r.slot]
 }
 
-func counter(kind device.Kind, name, help string, label ...string) row {
+// from names the row's sources in words.
+func (r *row) from() string {
+	var from []string
+	for _, s := range r.sources {
+		name := "field " + strconv.Itoa(int(s.id)) + " NVML_FI_" + fieldNames[s.id]
+		switch {
+		case s.sum:
+			name += ", over all links"
+		case s.scope == ofGPU && s.n == all:
+			name += ", of all links"
+		case s.scope == ofGPU && s.n > 0:
+			name += ", scope " + strconv.Itoa(int(s.n))
+		}
+		from = append(from, name)
+	}
+	for i := range calls {
+		if calls[i].fills(r.slot) && !slices.Contains(from, calls[i].symbol) {
+			from = append(from, calls[i].symbol)
+		}
+	}
+	if own := ownSources[r.slot]; own != "" {
+		from = append(from, own)
+	}
+	return strings.Join(from, "; ")
+}
+
+// The beginnings of a row. The labels, names and values in turns, set it apart from
+// the others of its family.
+
+func gauge(name, help string, labels ...string) row { return begin(device.Gauge, name, help, labels) }
+
+func fact(name, help string, labels ...string) row { return begin(device.State, name, help, labels) }
+
+func use(name, help string, labels ...string) row {
+	return begin(device.HolderCounter, name, help, labels)
+}
+
+func fault(name, help string, labels ...string) row {
+	return begin(device.FaultCounter, name, help, labels)
+}
+
+func begin(kind device.Kind, name, help string, labels []string) row {
 	r := row{name: name, help: help, kind: kind}
-	if len(label) > 0 {
-		r.labels = []device.Label{{Name: label[0], Value: label[1]}}
+	for i := 0; i+1 < len(labels); i += 2 {
+		r.labels = append(r.labels, device.Label{Name: labels[i], Value: labels[i+1]})
 	}
 	return r
 }
 
-func (r row) inField(id uint32, u unit) row {
-	r.field, r.unit = id, u
+// stateSet is a row for each state of what begin makes a row of, by its name, and one
+// for what is none of them.
+func stateSet(name, help, label string, states []string, values []uint32, from func(row) row) []row {
+	set := make([]row, 0, len(states)+1)
+	for i, s := range states {
+		r := from(fact(name, help, label, s))
+		r.is = stateOf{known: values, value: values[i]}
+		set = append(set, r)
+	}
+	r := from(fact(name, help, label, "other"))
+	r.is = stateOf{known: values, other: true}
+	return append(set, r)
+}
+
+// in is a further source: a field, and whatever follows it where a GPU lacks that.
+func (r row) in(id uint32, u unit) row { return r.of(source{key: key{id: id}, unit: u}) }
+
+// inScope is for fields whose scope is no link, or stands for all.
+func (r row) inScope(id, n uint32, u unit) row {
+	return r.of(source{key: key{id: id, n: n}, unit: u})
+}
+
+func (r row) inLink(id, link uint32, u unit) row {
+	return r.of(source{key: key{id, ofLink, link}, unit: u})
+}
+
+func (r row) overLinks(id uint32, u unit) row {
+	return r.of(source{key: key{id: id, scope: ofLink}, sum: true, unit: u})
+}
+
+func (r row) overC2C(id uint32, u unit) row {
+	return r.of(source{key: key{id: id, scope: ofC2CLink}, sum: true, unit: u})
+}
+
+func (r row) of(s source) row {
+	r.sources = append(slices.Clip(r.sources), s)
 	return r
 }
 
@@ -130,3 +256,30 @@ func (r row) flagged(s slot, bit uint64) row {
 	r.slot, r.bit = s, bit
 	return r
 }
+
+func (r row) slowly() row {
+	r.slow = true
+	return r
+}
+
+func (r row) on(hardware string) row {
+	r.hardware = hardware
+	return r
+}
+
+func (r row) unlessFilled(s slot) row {
+	r.unless = s
+	return r
+}
+
+func (r row) metering(most float64) row {
+	r.metered, r.most = true, most
+	return r
+}
+
+// mostLinks is how many NVLinks NVML can speak of, and mostC2CLinks is more than any
+// GPU has to its CPU.
+const (
+	mostLinks    = nvml.NVLINK_MAX_LINKS
+	mostC2CLinks = 14
+)

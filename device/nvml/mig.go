@@ -27,17 +27,24 @@ type parts struct {
 	mig    bool
 	slices []*slice
 	most   int // how many there can be; 0: not known
+	// handles are those that the listing was given. NVML may give one to another slice at
+	// any time.
+	handles map[*slice]nvml.Device
+	// capable says that the GPU has such a mode, pending what it will be after a reset;
+	// told, that this is known at all.
+	capable, pending, told bool
 }
 
-// slice is a MIG slice as long as it is listed. It has no handle: NVML gives that to
-// another slice when this one is gone, so each listing asks for it anew, by index,
-// and a slice is known again by its life.
+// slice is a MIG slice as long as it is listed. It has no handle of its own: NVML gives
+// that to another slice when this one is gone, so each listing asks for it anew, by
+// index, and a slice is known again by its life.
 type slice struct {
 	life
-	index   int      // under its GPU
-	profile string   // "1c.3g.40gb"
-	memory  uint64   // bytes
-	caps    []string // the nodes that open it; belongs to Devices
+	index     int    // under its GPU
+	profile   string // "1c.3g.40gb"
+	placement device.Placement
+	memory    uint64   // bytes
+	caps      []string // the nodes that open it; belongs to Devices
 }
 
 // life is what tells a slice from one that has its index, its instances' numbers or
@@ -71,8 +78,9 @@ func (d *driver) partition(f *finding) {
 		f.parts.most = count
 	}
 	var found []*slice
+	handles := map[*slice]nvml.Device{}
 	for i := range f.parts.most {
-		s, err := d.sliceAt(f, i)
+		s, handle, err := d.sliceAt(f, i)
 		if err.isFinal() { // what was found before it may be half the truth
 			f.complain(err.text)
 			return
@@ -84,8 +92,11 @@ func (d *driver) partition(f *finding) {
 		if s != nil {
 			found = append(found, s)
 		}
+		if handle != nil {
+			handles[s] = handle
+		}
 	}
-	f.parts.slices = found
+	f.parts.slices, f.parts.handles = found, handles
 }
 
 func (f *finding) complain(what string) { f.errs = append(f.errs, what) }
@@ -111,26 +122,26 @@ func failed(what string, ret nvml.Return) sliceError {
 	return sliceError{ret, what + ": " + answer(ret).Error()}
 }
 
-// sliceAt is the slice at an index, nil where there is none. One that is known is
-// asked only who it is.
-func (d *driver) sliceAt(f *finding, index int) (*slice, sliceError) {
+// sliceAt is the slice at an index and its handle, nil where there is none. One that is
+// known is asked only who it is.
+func (d *driver) sliceAt(f *finding, index int) (*slice, nvml.Device, sliceError) {
 	handle, ret := f.handle.GetMigDeviceHandleByIndex(index)
 	if ret != nvml.SUCCESS {
-		return nil, failed("get its handle", ret)
+		return nil, nil, failed("get its handle", ret)
 	}
 	life, what, ret := d.lifeOf(handle)
 	if ret != nvml.SUCCESS {
-		return nil, failed(what, ret)
+		return nil, nil, failed(what, ret)
 	}
 	if life.id == "" || life.gi > mostInstance || life.ci > mostInstance {
-		return nil, sliceError{text: fmt.Sprintf("it cannot be %q, GI %d, CI %d", life.id, life.gi, life.ci)}
+		return nil, nil, sliceError{text: fmt.Sprintf("it cannot be %q, GI %d, CI %d", life.id, life.gi, life.ci)}
 	}
 	for _, known := range f.parts.slices {
 		if known.life == life && known.index == index {
-			return known, sliceError{}
+			return known, handle, sliceError{}
 		}
 	}
-	s := &slice{life: life, index: index, memory: totalMemory(handle, d.has)}
+	s := &slice{life: life, index: index, memory: totalMemory(handle, d.has), placement: d.placementOf(f.handle, life.gi)}
 	if s.memory == 0 {
 		s.memory = life.attributes.MemorySizeMB << 20
 	}
@@ -144,11 +155,29 @@ func (d *driver) sliceAt(f *finding, index int) (*slice, sliceError) {
 	uuid, ret := handle.GetUUID()
 	switch {
 	case ret != nvml.SUCCESS:
-		return nil, failed("get its UUID again", ret)
+		return nil, nil, failed("get its UUID again", ret)
 	case device.ID(clean(uuid)) != life.id:
-		return nil, sliceError{text: "it became another one while it was asked"}
+		return nil, nil, sliceError{text: "it became another one while it was asked"}
 	}
-	return s, sliceError{}
+	return s, handle, sliceError{}
+}
+
+// placementOf asks a GPU where one of its GPU instances lies. It may be refused: the
+// driver says so only to those who may see all of the GPU.
+func (d *driver) placementOf(handle nvml.Device, gi int) device.Placement {
+	if !d.has["nvmlDeviceGetGpuInstanceById"] || !d.has["nvmlGpuInstanceGetInfo"] {
+		return device.Placement{}
+	}
+	instance, ret := handle.GetGpuInstanceById(gi)
+	if ret != nvml.SUCCESS {
+		return device.Placement{}
+	}
+	info, ret := instance.GetInfo()
+	if at := info.Placement; ret != nvml.SUCCESS || info.Id != uint32(gi) ||
+		info.ProfileId > mostInstance || at.Start > mostInstance || at.Size > mostInstance {
+		return device.Placement{}
+	}
+	return device.Placement{Profile: int(info.ProfileId), Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
 }
 
 // lifeOf asks a slice who it is. Where that fails, what says at which question.
@@ -219,6 +248,7 @@ func (s *slice) at(gpu device.Device, own int) device.Device {
 	d := gpu
 	d.ID, d.MIG = s.id, false
 	d.Slice, d.GI, d.CI, d.Profile = s.index, s.gi, s.ci, s.profile
+	d.Placement = s.placement
 	d.MemoryBytes = s.memory
 	d.Nodes = slices.Concat(gpu.Nodes[:own], s.caps, gpu.Nodes[own:])
 	return d

@@ -74,6 +74,7 @@ func TestSlices(t *testing.T) {
 	}
 	want := gpu // of which it has nearly all
 	want.ID, want.MIG, want.Slice, want.GI, want.CI, want.Profile, want.MemoryBytes = "MIG-a", false, 0, 7, 0, "1g.10gb", 10<<30
+	want.Placement = device.Placement{Profile: 19, Start: 0, Size: 1}
 	want.Nodes = []string{"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67", "/dev/nvidiactl"}
 	if !equal(slice, want) {
 		t.Errorf("got %+v\nwant %+v", slice, want)
@@ -153,6 +154,37 @@ func TestProfileOf(t *testing.T) {
 func TestSliceWithoutAName(t *testing.T) {
 	s := start(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1c.3g.40gb+me gi 1 ci 0 uuid MIG-a", "fail nvmlDeviceGetName gpu 0 NOT_SUPPORTED")
 	s.wantSlices(s.list(2), "MIG-a 0:0 1/0 1c.3g.40gb")
+}
+
+// TestPlacement has each slice where its GPU instance is, and those of whom the driver
+// does not say it nowhere.
+func TestPlacement(t *testing.T) {
+	at := func(profile, start, size int) device.Placement {
+		return device.Placement{Profile: profile, Start: start, Size: size}
+	}
+	for line, want := range map[string][]device.Placement{
+		"": {at(19, 0, 1), at(9, 2, 4), at(9, 2, 4), at(20, 6, 1)},
+		"fail nvmlGpuInstanceGetInfo gpu 1 UNKNOWN":             {{}, {}, {}, {}},
+		"fail nvmlDeviceGetGpuInstanceById gpu 1 NO_PERMISSION": {{}, {}, {}, {}},
+	} {
+		s := newStage(t, Options{}, partitioned...)
+		if line != "" {
+			s.set(line)
+		}
+		devices := s.list(7)
+		var got []device.Placement
+		for _, d := range devices {
+			if d.WholeGPU() && d.Placement != (device.Placement{}) {
+				t.Errorf("%s is at %v", d.ID, d.Placement)
+			}
+			if !d.WholeGPU() {
+				got = append(got, d.Placement)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", line, got, want)
+		}
+	}
 }
 
 // TestRepartitioned has slices come in the place of others, with all that these had:
@@ -264,8 +296,8 @@ func TestCallsOfListingSlices(t *testing.T) {
 	if n := second.PerGPU(0); n != 2 {
 		t.Errorf("and %d on another, want 2", n)
 	}
-	if n := first.PerGPU(1); n > 52 {
-		t.Errorf("the first listing makes %d calls on it, want at most 52", n)
+	if n := first.PerGPU(1); n > 95 {
+		t.Errorf("the first listing makes %d calls on it, want at most 95", n)
 	}
 	t.Logf("first %d, later %d calls", first.PerGPU(1), second.PerGPU(1))
 }

@@ -2,13 +2,15 @@
 //
 // It answers for NVIDIA's GPUs through libnvidia-ml.so.1, which go-nvml opens
 // while the program runs: so the driver may be absent, appear later, be old, lack
-// functions, hang, or fail for one GPU alone. metrics.go has a row for each thing
-// that is read, health.go one for each that is judged, symbols.go one for each
-// function that is called.
+// functions, hang, or fail for one GPU alone. metrics_*.go have a row for each thing
+// that is read, calls.go one for each that is asked for by a call of its own, health.go
+// one for each that is judged, symbols.go one for each function that is called; and
+// flight.go says what is asked for when.
 package nvml
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -30,6 +32,9 @@ type Options struct {
 	// ProcRoot is where procfs is mounted, in which the driver says which device
 	// nodes open a MIG slice. Default: /proc.
 	ProcRoot string
+	// PerLink has Read give what is known of each single NVLink as well: the rows are
+	// those of MetricsPerLink.
+	PerLink bool
 }
 
 var (
@@ -37,14 +42,16 @@ var (
 	_ device.Closer  = (*Backend)(nil)
 	_ device.Idler   = (*Backend)(nil)
 	_ device.Linker  = (*Backend)(nil)
+	_ device.Peopled = (*Backend)(nil)
 )
 
 // Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices or Links
 // and one Wait may run at the same time. While the library is not initialised, Read,
 // Check and Wait fail at once, also when its initialisation hangs.
 type Backend struct {
-	options Options
-	metrics []device.Metric
+	options   Options
+	metrics   []device.Metric
+	catalogue *catalogue
 
 	// table is the newest listing, with the driver that it came from; nil while
 	// there is none. Written by Devices and Close; a table itself is never written.
@@ -66,6 +73,9 @@ type Backend struct {
 	// answered has one when a listing has an answer to look at.
 	answered chan struct{}
 
+	// gone are GPUs that are no longer listed and have samples of the library.
+	gone []*gpu
+
 	// waiting guards events. Wait holds it for as long as it runs.
 	waiting sync.Mutex
 	events  events
@@ -73,9 +83,16 @@ type Backend struct {
 
 // driver is the library after one Init. It is never written.
 type driver struct {
-	lib    nvml.Interface
-	has    symbols
-	asking *asking // the Backend's
+	lib nvml.Interface
+	has symbols
+	// asking is the Backend's.
+	asking *asking
+	// can tells which of calls can be made, and direct has what go-nvml is too costly for.
+	can       [len(calls)]bool
+	direct    direct
+	catalogue *catalogue
+	// renumbered says that the fields of isClockReason mean something else.
+	renumbered bool
 	// facts are the labels that all GPUs share.
 	facts []device.Label
 	// instances says that events name the instances of the slice that they are about.
@@ -105,8 +122,12 @@ func New(o Options) *Backend {
 	if o.ProcRoot == "" {
 		o.ProcRoot = "/proc"
 	}
+	read := rows
+	if o.PerLink {
+		read = slices.Concat(rows, eachLinkRows())
+	}
 	return &Backend{
-		options: o, metrics: Metrics(), histories: map[device.GPU]*history{},
+		options: o, metrics: metricsOf(read), catalogue: newCatalogue(read), histories: map[device.GPU]*history{},
 		questions: map[int]*question{}, asking: &asking{}, answered: make(chan struct{}, 1),
 	}
 }
@@ -132,11 +153,18 @@ func (b *Backend) Close() {
 	defer b.mu.Unlock()
 	b.waiting.Lock()
 	defer b.waiting.Unlock()
-	b.table.Store(nil)
+	t := b.table.Swap(nil)
 	b.asking.calls.Wait()
 	if b.driver == nil { // without an Init, Shutdown may be a symbol of no library
 		return
 	}
+	if t != nil {
+		b.gone = append(b.gone, t.gpus...)
+	}
+	for _, g := range b.gone {
+		g.free(b.driver)
+	}
+	b.gone = nil
 	if b.events.driver == b.driver { // else the set went with an earlier Init
 		b.events.free()
 	}

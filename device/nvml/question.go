@@ -25,8 +25,9 @@ const (
 type question struct {
 	driver *driver
 	by     time.Duration // how long it is waited for
+	told   chan struct{} // closed when it is known what is at the index
 	done   chan struct{} // closed when it was answered
-	answer finding       // not written after done was closed
+	answer finding       // not written after told was closed
 }
 
 // finding is what is at an index.
@@ -40,9 +41,11 @@ type finding struct {
 	errs []string
 }
 
-func (q *question) answered() bool {
+func (q *question) answered() bool { return isClosed(q.done) }
+
+func isClosed(c <-chan struct{}) bool {
 	select {
-	case <-q.done:
+	case <-c:
 		return true
 	default:
 		return false
@@ -50,7 +53,8 @@ func (q *question) answered() bool {
 }
 
 // ask has a question be under way at each index, and returns what was found by
-// those that were answered in time.
+// those that were answered in time. A GPU that has said who it is, and hangs as it is met,
+// was found too: only what is listed can be found to be ill.
 func (l *listing) ask(ctx context.Context, count int) map[int]finding {
 	found, pending := map[int]finding{}, map[int]*question{}
 	for i := range count {
@@ -93,18 +97,32 @@ func (l *listing) ask(ctx context.Context, count int) map[int]finding {
 		}
 		break
 	}
+	for i, q := range pending {
+		if q.driver == l.driver && isClosed(q.told) && ctx.Err() == nil {
+			found[i] = q.answer
+			delete(l.questions, i)
+		}
+	}
 	return found
 }
 
 // askAt begins a question.
 func (l *listing) askAt(index int) *question {
-	q := &question{driver: l.driver, by: newGPUBy, done: make(chan struct{})}
+	q := &question{driver: l.driver, by: newGPUBy, told: make(chan struct{}), done: make(chan struct{})}
 	if l.old.byIndex[index] != nil {
 		q.by = knownGPUBy
 	}
 	old, answered, sysRoot := l.old, l.answered, l.options.SysRoot
 	l.asking.begin(func() {
 		q.answer = q.driver.look(index, old, sysRoot)
+		if g := q.answer.gpu; q.answer.fresh && g != nil {
+			g.turn.Lock() // whoever reads it waits until it was met
+			close(q.told)
+			g.meet()
+			g.turn.Unlock()
+		} else {
+			close(q.told)
+		}
 		close(q.done)
 		select {
 		case answered <- struct{}{}:
@@ -135,7 +153,7 @@ func (d *driver) look(index int, old *table, sysRoot string) (f finding) {
 		}
 		defer f.gpu.turn.Unlock()
 	}
-	mig, err := d.mig(handle)
+	found, err := d.mig(handle)
 	switch {
 	case f.gpu != nil && err != nil:
 		return f
@@ -148,8 +166,8 @@ func (d *driver) look(index int, old *table, sysRoot string) (f finding) {
 			return f
 		}
 	}
-	f.parts = &parts{mig: mig}
-	if mig {
+	f.parts = found
+	if found.mig {
 		d.partition(&f)
 	}
 	return f

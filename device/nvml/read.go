@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/device"
@@ -33,11 +34,32 @@ type gpu struct {
 	// is to hang in it. Reads, checks and listings wait for it, on goroutines of their
 	// own.
 	turn sync.Mutex
-	// All below belong to the Read or Check that has set calling.
-	read, check fields
-	reading     reading
+	// driver is the library that handle is of, and catalogue what is read of the GPU.
+	driver    *driver
+	catalogue *catalogue
+
+	// All below belong to the Read, Check or Uses that has set calling.
+	fast, slow, check fields
+	reading           reading
+	turns             [len(calls)]turn
+	learned           bool // what there is to ask for
+	slowAsked         time.Time
+	spared            [slotCount]bool // by fields
+	flight            flight
+	flown             time.Time // when the last flight began
+	flew              bool      // there was one
+	resets            uint64    // those of history that what was read has come after
+	gpm               gpm
+	people            people
 	// throttles are the reasons that the GPU can give for slower clocks.
 	throttles uint64
+	// instances are those of grouped, and unused are samples of some that are gone.
+	instances []*instance
+	grouped   *parts
+	unused    []sample
+	// freed says that the GPU is no longer listed: a call that began before has no more
+	// samples made for it. It goes with turn.
+	freed bool
 }
 
 // history is what outlives a listing and an Init.
@@ -45,27 +67,75 @@ type history struct {
 	resets atomic.Uint64
 	// energy is the newest reading of the counter, in mJ.
 	energy atomic.Uint64
+
+	mu sync.Mutex
+	// meters are those of the rows that have one, by their number. Guarded by mu.
+	meters map[int]*meter
 }
 
 // energyField counts mJ since the driver was loaded or the GPU was reset. That it
 // went down is the cheapest proof of either.
 const energyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
 
-// newGPU asks for everything that rows and checks want. What the GPU does not have
-// drops out with the first answer.
-func newGPU(id device.GPU, handle nvml.Device, has symbols) *gpu {
-	var read, check []uint32
-	for _, r := range rows {
-		read = append(read, r.field)
-	}
-	for _, c := range checks {
-		check = append(check, c.field)
-	}
-	g := &gpu{id: id, handle: handle, read: newFields(has, read...), check: newFields(has, check...)}
+// newGPU is a GPU that is still to be asked what there is to ask it for: see meet.
+func newGPU(id device.GPU, handle nvml.Device, d *driver) *gpu {
+	g := &gpu{id: id, handle: handle, driver: d, catalogue: d.catalogue}
 	g.answering.Store(true)
 	g.parts.Store(&parts{})
-	g.throttles = supportedThrottles(handle, has)
+	g.throttles = supportedThrottles(handle, d.has)
 	return g
+}
+
+// meet finds out what there is to ask the GPU for, and asks for what is static. What else
+// it does not have drops out with the first answer. It goes with turn.
+func (g *gpu) meet() {
+	g.check = newFields(g.driver.has, checked, func(key) bool { return true })
+	g.learn()
+	g.seed(time.Now())
+}
+
+// learnCalls is how many calls learn makes.
+const learnCalls = 2
+
+// learn finds out how many links the GPU has, and whether it has GPM. A GPU that fails just
+// then is asked again by the flights that follow, or it would lack both for as long as it
+// is listed.
+func (g *gpu) learn() {
+	d := g.driver
+	links, ok := linksOf(g.handle, d.has)
+	exists := func(k key) bool {
+		switch {
+		case d.renumbered && isClockReason(k.id):
+			return false
+		case k.scope == ofGPU:
+			return true
+		}
+		return k.n < links[k.scope]
+	}
+	g.fast = newFields(d.has, d.catalogue.fast, exists)
+	g.slow = newFields(d.has, d.catalogue.slow, exists)
+	if ok {
+		g.askGPM()
+	}
+	g.learned = ok && (g.gpm.told || !d.has.gpm())
+}
+
+// linksOf is how many links of each kind the GPU has, none where it cannot say.
+func linksOf(handle nvml.Device, has symbols) (links [ofC2CLink + 1]uint32, ok bool) {
+	f := newFields(has, newBatch(key{id: nvml.FI_DEV_NVLINK_LINK_COUNT}, key{id: nvml.FI_DEV_C2C_LINK_COUNT}), func(key) bool { return true })
+	ret := f.ask(handle)
+	for at, scope := range [...]scope{ofLink, ofC2CLink} {
+		if n, ok := f.value(at); ok {
+			links[scope] = uint32(min(n, mostLinks))
+		}
+	}
+	return links, ret == nvml.SUCCESS || lacking(ret)
+}
+
+// isClockReason tells the fields that had other numbers up to driver 580.65
+// (docs.nvidia.com/deploy/nvml-api/known-issues.html), which have others there.
+func isClockReason(id uint32) bool {
+	return id >= nvml.FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN && id <= nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
 }
 
 // supportedThrottles are the reasons that a GPU can give; all where it cannot say.
@@ -82,10 +152,12 @@ func supportedThrottles(handle nvml.Device, has symbols) uint64 {
 	return ^uint64(0)
 }
 
-// Read asks for all fields in one call, and makes one more for each thing that no
-// field has. One that fails costs its own rows, unless it says that the GPU is lost.
+// Read asks for the fast fields in one call, and makes one more for each thing that no
+// field has, and for some of what is slow. One that fails costs its own rows, unless it
+// says that the GPU is lost: then, and when nothing is answered, there is no value of any
+// pace.
 func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
-	t, g, err := b.gpu(id)
+	_, g, err := b.gpu(id)
 	if err != nil {
 		return buf, err
 	}
@@ -93,15 +165,16 @@ func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 		return buf, device.ErrStalled
 	}
 	defer g.leave()
-	failed := g.ask(t.has)
+	now := time.Now()
+	g.ask(now)
 	before := len(buf)
-	if !isFinal(failed.ret) {
-		buf = g.samples(buf)
+	if g.flight.fresh && !g.flight.stopped {
+		buf = g.samples(buf, now)
 	}
 	g.answering.Store(len(buf) > before)
 	if len(buf) == before {
 		g.askAll()
-		return buf, failed.err()
+		return buf, g.flight.failed.err()
 	}
 	return buf, nil
 }
@@ -118,13 +191,6 @@ func (g *gpu) enter() bool {
 func (g *gpu) leave() {
 	g.turn.Unlock()
 	g.calling.Store(false)
-}
-
-// askAll forgets what the GPU was said not to have: it is in trouble, and what it
-// says meanwhile is no word to go by.
-func (g *gpu) askAll() {
-	g.read.askAll()
-	g.check.askAll()
 }
 
 // failure is the first call of several that failed; the zero failure is none.
@@ -145,70 +211,82 @@ func (f failure) err() error {
 	}
 }
 
-// ask fills the reading. It stops at a call that says that no other will succeed.
-func (g *gpu) ask(has symbols) (failed failure) {
-	g.reading = reading{}
-	if ret := g.read.ask(g.handle); ret != nvml.SUCCESS {
-		failed = failure{fieldValues, ret}
-		if isFinal(ret) {
-			return failed
-		}
-	}
-	g.noteEnergy(&g.read)
-	// A field that failed this once is made up for by its call, where it has one.
-	for _, r := range rows {
-		_, known := g.read.value(r.field)
-		g.reading.wanted[r.slot] = g.reading.wanted[r.slot] || !known
-	}
-	for i := range calls {
-		c := &calls[i]
-		if !has[c.symbol] || !g.reading.wants(c) {
-			continue
-		}
-		ret := c.ask(g.handle, &g.reading)
-		if isFinal(ret) { // what was read before it may be as old as the trouble
-			return failure{c.symbol, ret}
-		}
-		if ret != nvml.SUCCESS && failed == (failure{}) {
-			failed = failure{c.symbol, ret}
-		}
-	}
-	return failed
-}
-
 // samples appends what was read, in the order of the rows.
-func (g *gpu) samples(buf []device.Sample) []device.Sample {
-	g.throttles |= g.reading.values[reasons] // seen is supported, whatever the mask says
-	for i := range rows {
-		if v, ok := g.value(&rows[i]); ok {
+func (g *gpu) samples(buf []device.Sample, now time.Time) []device.Sample {
+	if g.reading.filled[reasons] { // seen is supported, whatever the mask says
+		g.throttles |= uint64(g.reading.values[reasons])
+	}
+	g.features()
+	for i := range g.catalogue.rows {
+		if v, ok := g.value(i, now); ok {
 			buf = append(buf, device.Sample{Device: g.device.ID, Metric: i, Value: v})
 		}
+	}
+	for _, in := range g.instances {
+		buf = g.samplesOf(in, buf)
 	}
 	return buf
 }
 
-// value is what the newest calls gave for a row; false where they gave none.
-func (g *gpu) value(r *row) (float64, bool) {
-	if v, ok := g.read.value(r.field); ok {
-		return r.unit.convert(v)
+// value is what is known of a row; false where nothing is.
+func (g *gpu) value(i int, now time.Time) (float64, bool) {
+	r := &g.catalogue.rows[i]
+	if r.unless != noSlot && g.reading.filled[r.unless] {
+		return 0, false
 	}
-	raw := g.reading.values[r.slot]
-	switch {
+	for n, ref := range g.catalogue.refs[i] {
+		if r.metered {
+			if !g.fieldsOf(r).lacksAll(ref) {
+				return g.metered(i, n, ref, now)
+			}
+		} else if v, ok := g.sum(r, ref, r.sources[n].unit); ok {
+			return r.show(v)
+		}
+	}
+	switch v := g.reading.values[r.slot]; {
 	case !g.reading.filled[r.slot]:
 		return 0, false
 	case r.bit == 0:
-		return r.unit.convert(float64(raw))
-	case raw&r.bit != 0:
+		v, ok := r.unit.convert(v)
+		if !ok {
+			return 0, false
+		}
+		return r.show(v)
+	case uint64(v)&r.bit != 0:
 		return 1, true
 	default:
 		return 0, g.throttles&r.bit != 0
 	}
 }
 
+// sum is what the newest call gave for a source.
+func (g *gpu) sum(r *row, ref ref, u unit) (sum float64, ok bool) {
+	f := g.fieldsOf(r)
+	for k := range ref.n {
+		raw, given := f.signed(ref.at + k)
+		if v, sound := u.convert(raw); given && sound {
+			sum, ok = sum+v, true
+		}
+	}
+	return sum, ok
+}
+
+// show makes a row's value of a sound number.
+func (r *row) show(v float64) (float64, bool) {
+	switch {
+	case !r.is.set():
+		return v, true
+	case r.is.holds(v):
+		return 1, true
+	default:
+		return 0, true
+	}
+}
+
 // noteEnergy looks whether the counter went down since it was last seen. Reads and
 // checks both do, so that a reset shows also while nobody checks.
-func (g *gpu) noteEnergy(f *fields) {
-	now, ok := f.value(energyField)
+func (g *gpu) noteEnergy(f *fields, at int) {
+	now, ok := f.value(at)
 	if !ok {
 		return
 	}
@@ -220,14 +298,14 @@ func (g *gpu) noteEnergy(f *fields) {
 // totalMemory is the memory of a GPU or of a slice in bytes; 0 when unknown.
 func totalMemory(handle nvml.Device, has symbols) uint64 {
 	var r reading
-	r.wanted[memoryTotal] = true
 	for i := range calls {
-		if c := &calls[i]; has[c.symbol] && r.wants(c) {
+		if c := &calls[i]; has[c.symbol] && c.fills(memoryTotal) && !r.filled[memoryTotal] {
 			_ = c.ask(handle, &r) // without it the slot stays empty
 		}
 	}
-	if _, ok := inBytes.convert(float64(r.values[memoryTotal])); !ok {
+	v, ok := inBytes.convert(r.values[memoryTotal])
+	if !ok {
 		return 0
 	}
-	return r.values[memoryTotal]
+	return uint64(v)
 }

@@ -2,81 +2,21 @@ package nvml
 
 import (
 	"errors"
+	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/podgauge/podgauge/device"
 )
-
-// busyGPU is a GPU that has all there is, each value another one.
-var busyGPU = []string{
-	"gpu 0 memory_total 85899345920", "gpu 0 memory_reserved 620756992", "gpu 0 memory_used 1073741824",
-	"gpu 0 utilization 29", "gpu 0 memory_utilization 7", "gpu 0 temperature 61", "gpu 0 memory_temperature 73",
-	"gpu 0 power 412345", "gpu 0 power_limit 700000", "gpu 0 energy 123456789",
-	"gpu 0 sm_clock 1980", "gpu 0 mem_clock 2619", "gpu 0 throttle 0x424", "gpu 0 throttle_supported 0x7ff",
-	"gpu 0 pcie_replay 3", "gpu 0 ecc_volatile_corrected 4", "gpu 0 ecc_volatile_uncorrected 5",
-	"gpu 0 ecc_aggregate_corrected 6", "gpu 0 ecc_aggregate_uncorrected 7",
-}
-
-// busyValues is what each row shows of it: a row without one fails the test.
-var busyValues = map[string]float64{
-	"nvidia_gpu_memory_total_bytes":                                 85899345920,
-	"nvidia_gpu_memory_reserved_bytes":                              620756992,
-	"nvidia_gpu_memory_used_bytes":                                  1073741824,
-	"nvidia_gpu_memory_free_bytes":                                  84204847104,
-	"nvidia_gpu_utilization_ratio":                                  0.29,
-	"nvidia_gpu_memory_controller_utilization_ratio":                0.07,
-	`nvidia_gpu_temperature_celsius{sensor="gpu"}`:                  61,
-	`nvidia_gpu_temperature_celsius{sensor="memory"}`:               73,
-	"nvidia_gpu_power_watts":                                        412.345,
-	"nvidia_gpu_power_limit_watts":                                  700,
-	"nvidia_gpu_energy_joules_total":                                123456.789,
-	`nvidia_gpu_clock_hertz{clock="sm"}`:                            1980e6,
-	`nvidia_gpu_clock_hertz{clock="memory"}`:                        2619e6,
-	`nvidia_gpu_throttle_active{reason="gpu_idle"}`:                 0,
-	`nvidia_gpu_throttle_active{reason="applications_clocks"}`:      0,
-	`nvidia_gpu_throttle_active{reason="sw_power_cap"}`:             1,
-	`nvidia_gpu_throttle_active{reason="hw_slowdown"}`:              0,
-	`nvidia_gpu_throttle_active{reason="sync_boost"}`:               0,
-	`nvidia_gpu_throttle_active{reason="sw_thermal"}`:               1,
-	`nvidia_gpu_throttle_active{reason="hw_thermal"}`:               0,
-	`nvidia_gpu_throttle_active{reason="hw_power_brake"}`:           0,
-	`nvidia_gpu_throttle_active{reason="display_clock"}`:            0,
-	`nvidia_gpu_throttle_active{reason="board_limit"}`:              0,
-	`nvidia_gpu_throttle_active{reason="reliability"}`:              1,
-	"nvidia_gpu_pcie_replays_total":                                 3,
-	`nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`:    4,
-	`nvidia_gpu_ecc_volatile_errors_total{severity="uncorrected"}`:  5,
-	`nvidia_gpu_ecc_aggregate_errors_total{severity="corrected"}`:   6,
-	`nvidia_gpu_ecc_aggregate_errors_total{severity="uncorrected"}`: 7,
-}
-
-func TestRows(t *testing.T) {
-	s := start(t, append(busyGPU, "gpus 1")...)
-	got := s.values(0)
-	for _, m := range Metrics() {
-		name := seriesName(m)
-		want, known := busyValues[name]
-		switch value, read := got[name]; {
-		case !known:
-			t.Errorf("no case for %s", name)
-		case !read:
-			t.Errorf("%s is not read", name)
-		case value != want:
-			t.Errorf("%s is %v, want %v", name, value, want)
-		}
-	}
-	if len(got) != len(busyValues) || len(got) != len(Metrics()) {
-		t.Errorf("%d values, %d cases, %d rows", len(got), len(busyValues), len(Metrics()))
-	}
-}
 
 // TestRowsAreWellFormed holds what the exporter builds upon.
 func TestRowsAreWellFormed(t *testing.T) {
 	seen := map[string]row{}
 	last := ""
-	for _, r := range rows {
+	for _, r := range slices.Concat(rows, eachLinkRows()) {
 		other, known := seen[r.name]
 		if known && last != r.name {
 			t.Errorf("the rows of %s do not stand together", r.name)
@@ -84,14 +24,26 @@ func TestRowsAreWellFormed(t *testing.T) {
 		if known && (other.help != r.help || other.kind != r.kind) {
 			t.Errorf("the rows of %s differ in help or kind", r.name)
 		}
-		if isTotal := strings.HasSuffix(r.name, "_total"); isTotal != (r.kind != device.Gauge) {
+		isCounter := r.kind == device.HolderCounter || r.kind == device.FaultCounter
+		if strings.HasSuffix(r.name, "_total") != isCounter {
 			t.Errorf("%s has the wrong kind for its name", r.name)
 		}
-		if r.field == noField && r.slot == noSlot {
+		if len(r.sources) == 0 && r.slot == noSlot {
 			t.Errorf("%s comes from nowhere", r.name)
 		}
-		if r.bit == 0 && r.unit == (unit{}) {
+		if r.slot != noSlot && r.bit == 0 && r.unit == (unit{}) {
 			t.Errorf("%s has no unit", r.name)
+		}
+		if r.kind == device.HolderCounter && r.pace() != device.Fast {
+			t.Errorf("%s rises for whoever holds the GPU, and is read only now and then", r.name)
+		}
+		for _, s := range r.sources {
+			if fieldNames[s.id] == "" {
+				t.Errorf("%s has the field %d, which has no name", r.name, s.id)
+			}
+		}
+		if r.from() == "" || r.help == "" || r.name == "" {
+			t.Errorf("%+v is not documented", r)
 		}
 		seen[r.name], last = r, r.name
 	}
@@ -105,36 +57,63 @@ func TestRowFails(t *testing.T) {
 		gone  string // what the lost rows begin with; empty: none is lost
 	}{
 		{"nvmlDeviceGetMemoryInfo_v2", "nvidia_gpu_memory_reserved"},
+		{"nvmlDeviceGetBAR1MemoryInfo", "nvidia_gpu_bar1"},
 		{"nvmlDeviceGetUtilizationRates", "nvidia_gpu_utilization_ratio nvidia_gpu_memory_controller"},
+		{"nvmlDeviceGetOfaUtilization", "nvidia_gpu_ofa"},
 		{"nvmlDeviceGetTemperature", `nvidia_gpu_temperature_celsius{sensor="gpu"`},
-		{"nvmlDeviceGetClockInfo", "nvidia_gpu_clock"},
+		{"nvmlDeviceGetMarginTemperature", "nvidia_gpu_temperature_margin_celsius"},
+		{"nvmlDeviceGetClockInfo", "nvidia_gpu_clock_hertz"},
+		{"nvmlDeviceGetMaxClockInfo", "nvidia_gpu_clock_max"},
 		{"nvmlDeviceGetCurrentClocksEventReasons", ""},
 		{"nvmlDeviceGetPowerUsage", ""},
-		{"field:186", ""},
-		{"field:190", ""},
+		{"nvmlDeviceGetEnforcedPowerLimit", ""},
+		{"nvmlDeviceGetCurrPcieLinkGeneration", "nvidia_gpu_pcie_link_generation="},
+		{"nvmlDeviceGetRowRemapperHistogram", "nvidia_gpu_row_remap_banks"},
+		{"nvmlDeviceGetRepairStatus", "nvidia_gpu_repair_pending"},
+		{"nvmlGpmSampleGet", "nvidia_gpu_graphics_engine nvidia_gpu_sm_ nvidia_gpu_pipe nvidia_gpu_dram"},
+		{"nvmlGpmMetricsGet", "nvidia_gpu_graphics_engine nvidia_gpu_sm_ nvidia_gpu_pipe nvidia_gpu_dram"},
+		{"metric:5", `nvidia_gpu_pipe_active_ratio{pipe="tensor"`},
 		{"field:82", `nvidia_gpu_temperature_celsius{sensor="memory"`},
 		{"field:83", "nvidia_gpu_energy"},
 		{"field:94", "nvidia_gpu_pcie_replays"},
+		{"field:197", "nvidia_gpu_pcie_transmit"},
 		{"field:3", `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"`},
 		{"field:6", `nvidia_gpu_ecc_aggregate_errors_total{severity="uncorrected"`},
-		{"nvmlDeviceGetFieldValues", `nvidia_gpu_temperature_celsius{sensor="memory" nvidia_gpu_energy nvidia_gpu_pcie nvidia_gpu_ecc`},
+		{"field:165", "nvidia_gpu_nvlink_links_up"},
+		{"field:230", "nvidia_gpu_recovery_action"},
 	} {
 		for _, code := range []string{"NOT_SUPPORTED", "UNKNOWN"} {
 			t.Run(c.fails+" "+code, func(t *testing.T) {
 				s := start(t, append(busyGPU, "gpus 1", "fail "+c.fails+" gpu 0 "+code)...)
 				want := maps.Clone(busyValues)
-				maps.DeleteFunc(want, func(name string, _ float64) bool { return c.gone != "" && beginsWithAny(name, c.gone) })
+				maps.DeleteFunc(want, func(name string, _ float64) bool { return c.gone != "" && beginsWithAny(name+"=", c.gone) })
 				if c.fails == "nvmlDeviceGetMemoryInfo_v2" { // the older call counts it as used
 					want["nvidia_gpu_memory_used_bytes"] += busyValues["nvidia_gpu_memory_reserved_bytes"]
 				}
 				for range 2 {
-					if got := s.values(0); !maps.Equal(got, want) {
-						t.Fatalf("got %v\nwant %v", got, want)
+					if got := s.both(0); !maps.Equal(got, want) {
+						t.Fatal(difference(got, want))
 					}
 				}
 			})
 		}
 	}
+}
+
+func difference(got, want map[string]float64) string {
+	var lines []string
+	for name, v := range got {
+		if w, ok := want[name]; !ok || v != w {
+			lines = append(lines, fmt.Sprintf("%s is %v, want %v, %v", name, v, w, ok))
+		}
+	}
+	for name := range want {
+		if _, ok := got[name]; !ok {
+			lines = append(lines, name+" is absent")
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
 }
 
 func beginsWithAny(name, prefixes string) bool {
@@ -149,18 +128,18 @@ func beginsWithAny(name, prefixes string) bool {
 // TestFieldComesBack has a field fail once. It is asked for again by the next reading,
 // unless the GPU said that it does not have it: then after a while, or a failure.
 func TestFieldComesBack(t *testing.T) {
-	const replays = "nvidia_gpu_pcie_replays_total"
+	const memory = `nvidia_gpu_temperature_celsius{sensor="memory"}`
 	for code, back := range map[string]bool{"UNKNOWN": true, "NOT_SUPPORTED": false, "INVALID_ARGUMENT": false} {
 		s := start(t, "gpus 1")
 		id := s.id(0)
 		has := func(when string, want bool) {
 			t.Helper()
-			if _, ok := s.values(0)[replays]; ok != want {
+			if _, ok := s.values(0)[memory]; ok != want {
 				t.Errorf("%s, %s: it has a value: %v", code, when, ok)
 			}
 		}
 		once := func() {
-			s.set("fail field:94 gpu 0 " + code)
+			s.set("fail field:82 gpu 0 " + code)
 			has("while it fails", false)
 			s.clear("fail")
 			has("the next time", back)
@@ -181,7 +160,7 @@ func TestFieldComesBack(t *testing.T) {
 		has("when a check has failed", true)
 		once()
 		g := s.table.Load().byID[id]
-		g.read.dropped = g.read.dropped.Add(-askAgainAfter)
+		g.fast.drops = g.fast.drops.Add(-askAgainAfter)
 		has("minutes later", true)
 		once()
 		s.Close()
@@ -309,45 +288,32 @@ func TestHangs(t *testing.T) {
 	}
 }
 
-// TestCallsOfRead pins what a reading costs.
-func TestCallsOfRead(t *testing.T) {
-	for _, c := range []struct {
-		what string
-		line string
-		want uint64
-	}{
-		{"a driver of today", "", 7},
-		{"no field that has another source", "fail field:186 gpu 0 NOT_SUPPORTED\nfail field:190 gpu 0 NOT_SUPPORTED", 9},
-		{"no fields", "fail nvmlDeviceGetFieldValues gpu 0 NOT_SUPPORTED", 9},
-		{"nothing but failures", "fail * gpu 0 NOT_SUPPORTED", 11},
-	} {
-		s := start(t, "gpus 1")
-		s.set(strings.Split(c.line, "\n")...)
-		id := s.id(0)
-		s.Read(id, nil) //nolint:errcheck // the first one learns what the GPU does not have
-		before := s.calls()
-		s.Read(id, nil) //nolint:errcheck // only its calls matter
-		calls := s.calls().Since(before)
-		if got := calls.PerGPU(0); got != c.want || calls.Of(fieldValues, 0) > 1 {
-			t.Errorf("%s: %d calls, want %d", c.what, got, c.want)
-		}
-	}
-}
-
 // TestAllocationsOfRead pins them: one for each call of go-nvml's that returns a
-// struct or a number, since C gets its address; none for the fields.
+// struct or a number, since C gets its address; none for the fields, for what two samples
+// of GPM give, nor for the processes.
 func TestAllocationsOfRead(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
 	}
-	s := start(t, "gpus 1")
+	s := start(t, "gpus 1", "gpu 0 process 17 1000 sm 50", "gpu 0 process 18 1000 type graphics")
 	id := s.id(0)
 	var buf []device.Sample
+	var uses []device.Use
 	var err error
-	allocations := testing.AllocsPerRun(100, func() { buf, err = s.Read(id, buf[:0]) })
+	known := false
+	read := func() {
+		s.aged(0, time.Second)
+		buf, err = s.Read(id, buf[:0])
+		uses, known = s.Uses(id, uses[:0])
+	}
+	read()
+	// Memory, utilisation, four engines, temperature, two clocks, the throttle reasons.
+	if allocations := testing.AllocsPerRun(100, read); allocations != 10 {
+		t.Errorf("a reading allocates %v times, want 10", allocations)
+	}
 	s.must(err)
-	if allocations != 6 {
-		t.Errorf("a reading allocates %v times, want 6", allocations)
+	if !known || len(uses) != 2 {
+		t.Errorf("%d processes, %v", len(uses), known)
 	}
 	if checks := testing.AllocsPerRun(100, func() { _, err = s.Check(id) }); checks != 0 {
 		t.Errorf("a check allocates %v times", checks)

@@ -18,6 +18,7 @@ import (
 // under way when the library is shut down.
 func TestMonitorReleasesNVML(t *testing.T) {
 	s := newStage(t, Options{}, "gpus 4", "gpu 2 energy 9000")
+	started := s.callsIfAny()
 	readers, board := device.NewReaders(s), &device.Board{}
 	monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -44,7 +45,7 @@ func TestMonitorReleasesNVML(t *testing.T) {
 			reads.Add(1)
 		}
 	})
-	s.eventually("its driver listens", func() bool { return s.calls().Of("nvmlEventSetWait_v2", nvmltest.NoGPU) > 0 })
+	s.heard(2, started)
 	s.event(2, "xid 95")
 	s.eventually("a GPU has failed", reason(2, "xid_95"))
 
@@ -72,7 +73,7 @@ func TestMonitorReleasesNVML(t *testing.T) {
 	}
 	s.must(monitor.Resume(order))
 	s.eventually("the GPU is well again", reason(2, ""))
-	s.eventually("it is listened to", func() bool { return s.calls().Since(released).Of("nvmlDeviceRegisterEvents", 2) > 0 })
+	s.heard(2, released)
 	s.event(2, "xid 31") // and is heard
 	s.eventually("it has reported", func() bool {
 		statuses, _ := board.Look()
@@ -80,10 +81,20 @@ func TestMonitorReleasesNVML(t *testing.T) {
 	})
 }
 
+// heard waits until a monitor's Wait listens to a GPU, after some calls: what is reported
+// before that is told to nobody.
+func (s *stage) heard(i int, after nvmltest.Calls) {
+	s.Helper()
+	s.eventually("it is registered", func() bool { return s.calls().Since(after).Of("nvmlDeviceRegisterEvents", i) > 0 })
+	registered := s.calls()
+	s.eventually("it is listened to", func() bool { return s.calls().Since(registered).Of("nvmlEventSetWait_v2", nvmltest.NoGPU) > 0 })
+}
+
 // TestMonitorSeesPartitions has a GPU partitioned with the driver's report alone, and
 // one of its slices fail.
 func TestMonitorSeesPartitions(t *testing.T) {
 	s := newStage(t, Options{}, "gpus 2", "gpu 1 uuid GPU-1", "gpu 1 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 1 slice 2 3g.40gb gi 2 ci 0 uuid MIG-b")
+	started := s.callsIfAny()
 	readers, board := device.NewReaders(s), &device.Board{}
 	monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(context.Background())
@@ -107,8 +118,7 @@ func TestMonitorSeesPartitions(t *testing.T) {
 		})
 	}
 	shows("it is whole", "GPU-1=")
-	before := s.calls()
-	s.eventually("its driver listens", func() bool { return s.calls().Since(before).Of("nvmlEventSetWait_v2", nvmltest.NoGPU) > 0 })
+	s.heard(1, started)
 	s.set("gpu 1 mig_mode 1")
 	s.event(1, "type 0x100")
 	began := time.Now()

@@ -24,6 +24,7 @@ var functions = [...]struct {
 
 	{"nvmlSystemGetDriverVersion", nil, false},
 	{"nvmlSystemGetCudaDriverVersion", nil, false},
+	{"nvmlSystemGetConfComputeState", nil, false},
 	{"nvmlDeviceGetMinorNumber", nil, false},
 	{"nvmlDeviceGetName", nil, false},
 	{"nvmlDeviceGetPciInfo_v3", []string{"nvmlDeviceGetPciInfo_v2", "nvmlDeviceGetPciInfo"}, false},
@@ -33,20 +34,45 @@ var functions = [...]struct {
 	{"nvmlDeviceGetGpuInstanceId", nil, false},
 	{"nvmlDeviceGetComputeInstanceId", nil, false},
 	{"nvmlDeviceGetAttributes_v2", []string{"nvmlDeviceGetAttributes"}, false},
+	{"nvmlDeviceGetGpuInstanceById", nil, false},
+	{"nvmlGpuInstanceGetInfo", nil, false},
 	{"nvmlDeviceGetSerial", nil, false},
 	{"nvmlDeviceGetVbiosVersion", nil, false},
 	{"nvmlDeviceGetCudaComputeCapability", nil, false},
+	{"nvmlDeviceGetArchitecture", nil, false},
+	{"nvmlDeviceGetPlatformInfo", nil, false},
 
 	{"nvmlDeviceGetFieldValues", nil, false},
 	{"nvmlDeviceGetMemoryInfo_v2", nil, false},
 	{"nvmlDeviceGetMemoryInfo", nil, false},
 	{"nvmlDeviceGetUtilizationRates", nil, false},
+	{"nvmlDeviceGetEncoderUtilization", nil, false},
+	{"nvmlDeviceGetDecoderUtilization", nil, false},
+	{"nvmlDeviceGetJpgUtilization", nil, false},
+	{"nvmlDeviceGetOfaUtilization", nil, false},
 	{"nvmlDeviceGetTemperature", nil, false},
-	{"nvmlDeviceGetClockInfo", nil, false},
 	{"nvmlDeviceGetPowerUsage", nil, false},
-	{"nvmlDeviceGetEnforcedPowerLimit", nil, false},
+	{"nvmlDeviceGetClockInfo", nil, false},
 	{"nvmlDeviceGetCurrentClocksEventReasons", nil, false},
 	{"nvmlDeviceGetCurrentClocksThrottleReasons", nil, false}, // the same, up to driver 530
+	{"nvmlDeviceGetBAR1MemoryInfo", nil, false},
+	{"nvmlDeviceGetPerformanceState", nil, false},
+	{"nvmlDeviceGetMarginTemperature", nil, false},
+	{"nvmlDeviceGetEnforcedPowerLimit", nil, false},
+	{"nvmlDeviceGetCurrPcieLinkGeneration", nil, false},
+	{"nvmlDeviceGetCurrPcieLinkWidth", nil, false},
+	{"nvmlDeviceGetSramEccErrorStatus", nil, false},
+	{"nvmlDeviceGetRowRemapperHistogram", nil, false},
+	{"nvmlDeviceGetRepairStatus", nil, false},
+	{"nvmlDeviceGetUnrepairableMemoryFlag_v1", nil, false},
+	{"nvmlDeviceGetGpuFabricInfoV", nil, false},
+	{"nvmlDeviceGetPersistenceMode", nil, false},
+	{"nvmlDeviceGetComputeMode", nil, false},
+	{"nvmlDeviceGetMemoryErrorCounter", nil, false},
+	{"nvmlDeviceGetMaxClockInfo", nil, false},
+	{"nvmlDeviceGetTemperatureThreshold", nil, false},
+	{"nvmlDeviceGetMaxPcieLinkGeneration", nil, false},
+	{"nvmlDeviceGetMaxPcieLinkWidth", nil, false},
 	{"nvmlDeviceGetSupportedClocksEventReasons", nil, false},
 	{"nvmlDeviceGetSupportedClocksThrottleReasons", nil, false},
 
@@ -57,6 +83,16 @@ var functions = [...]struct {
 
 	{"nvmlDeviceGetComputeRunningProcesses_v3", []string{"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}, false},
 	{"nvmlDeviceGetGraphicsRunningProcesses_v3", []string{"nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}, false},
+
+	{"nvmlDeviceGetMPSComputeRunningProcesses_v3", []string{"nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"}, false},
+	{"nvmlDeviceGetProcessUtilization", nil, false},
+
+	{"nvmlGpmQueryDeviceSupport", nil, false},
+	{"nvmlGpmSampleAlloc", nil, false},
+	{"nvmlGpmSampleFree", nil, false},
+	{"nvmlGpmSampleGet", nil, false},
+	{"nvmlGpmMigSampleGet", nil, false},
+	{"nvmlGpmMetricsGet", nil, false},
 
 	{"nvmlEventSetCreate", nil, false},
 	{"nvmlEventSetFree", nil, false},
@@ -80,8 +116,24 @@ var sliceFunctions = [...]string{
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId",
 }
 
-// eventFamilies are what the exporter makes of events.
-var eventFamilies = [...]string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}
+// madeOf are families that the exporter makes of other things than rows, and what those
+// take.
+var madeOf = [...]struct {
+	functions []string
+	families  []string
+}{
+	{eventFunctions[:], []string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}},
+	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3"}, []string{
+		"nvidia_gpu_container_memory_used_bytes", "nvidia_gpu_unattributed_memory_used_bytes",
+		"nvidia_gpu_container_processes", "nvidia_gpu_unattributed_processes",
+	}},
+	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"}, []string{
+		"nvidia_gpu_container_sm_utilization_ratio", "nvidia_gpu_unattributed_sm_utilization_ratio",
+		"nvidia_gpu_container_memory_controller_utilization_ratio", "nvidia_gpu_unattributed_memory_controller_utilization_ratio",
+		"nvidia_gpu_container_encoder_utilization_ratio", "nvidia_gpu_unattributed_encoder_utilization_ratio",
+		"nvidia_gpu_container_decoder_utilization_ratio", "nvidia_gpu_unattributed_decoder_utilization_ratio",
+	}},
+}
 
 // symbols are the functions that can be called, under the names of the rows.
 type symbols map[string]bool
@@ -110,18 +162,13 @@ func (has symbols) needed() error {
 }
 
 // events tells whether events can be waited for.
-func (has symbols) events() bool {
-	for _, symbol := range eventFunctions {
-		if !has[symbol] {
-			return false
-		}
-	}
-	return true
-}
+func (has symbols) events() bool { return has.all(eventFunctions[:]) }
 
 // slices tells whether MIG slices can be listed.
-func (has symbols) slices() bool {
-	for _, symbol := range sliceFunctions {
+func (has symbols) slices() bool { return has.all(sliceFunctions[:]) }
+
+func (has symbols) all(symbols []string) bool {
+	for _, symbol := range symbols {
 		if !has[symbol] {
 			return false
 		}
@@ -142,9 +189,9 @@ func (has symbols) missing() []string {
 			add(r.name)
 		}
 	}
-	if !has.events() {
-		for _, name := range eventFamilies {
-			add(name)
+	for _, m := range madeOf {
+		if !has.all(m.functions) {
+			families = append(families, m.families...)
 		}
 	}
 	return families
@@ -153,7 +200,7 @@ func (has symbols) missing() []string {
 // row tells whether any function gives the row. Whether a GPU has the field is
 // another matter: that is no lack of the library.
 func (has symbols) row(r row) bool {
-	if r.field != noField && has[fieldValues] {
+	if len(r.sources) > 0 && has[fieldValues] {
 		return true
 	}
 	for _, c := range calls {
@@ -161,5 +208,13 @@ func (has symbols) row(r row) bool {
 			return true
 		}
 	}
-	return false
+	switch r.slot {
+	case migNow, migPending, hasMIG:
+		return has["nvmlDeviceGetMigMode"]
+	case hasC2C, hasECC, hasNVLink, hasRetirement, hasRemapping:
+		return has[fieldValues]
+	case hasGPM:
+		return has.gpm()
+	}
+	return r.slot >= gpmGraphics && has.gpm()
 }

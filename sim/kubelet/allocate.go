@@ -14,11 +14,20 @@ import (
 // (manager.go:392).
 func (l *life) allocatePod(ctx context.Context, p *pod) error {
 	spare := map[string]ids{}
+	if err := l.portionOutPod(p); err != nil {
+		return err
+	}
 	for _, c := range p.all() {
 		if err := l.allocateContainer(ctx, p, c, spare); err != nil {
 			return err
 		}
 		l.k.mu.Lock()
+		if !c.init || c.Sidecar {
+			if err := l.k.portionOut(p, c.Name, c.CPUs, c.Memory); err != nil {
+				l.k.mu.Unlock()
+				return err
+			}
+		}
 		for resource, h := range l.held[p.uid][c.Name] {
 			if spare[resource] == nil {
 				spare[resource] = ids{}
@@ -32,6 +41,16 @@ func (l *life) allocatePod(ctx context.Context, p *pod) error {
 		l.k.mu.Unlock()
 	}
 	return nil
+}
+
+// portionOutPod gives a pod what it asks for as a whole.
+func (l *life) portionOutPod(p *pod) error {
+	if !l.k.options.PodLevel || l.k.options.Version == V136 {
+		return nil
+	}
+	l.k.mu.Lock()
+	defer l.k.mu.Unlock()
+	return l.k.portionOut(p, "", p.CPUs, p.Memory)
 }
 
 func setOf(list []string) ids {
@@ -83,6 +102,7 @@ func (l *life) freeEnded() {
 	for _, p := range l.k.pods {
 		listed[p.uid] = l.lists(p)
 	}
+	maps.DeleteFunc(l.k.portions, func(uid string, _ map[string]portion) bool { return !listed[uid] })
 	before := len(l.held)
 	maps.DeleteFunc(l.held, func(uid string, _ map[string]map[string]holding) bool { return !listed[uid] })
 	if len(l.held) < before {

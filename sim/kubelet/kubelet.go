@@ -7,12 +7,15 @@
 //	device-plugins/kubelet.sock                 takes registrations (v1beta1.Registration)
 //	device-plugins/kubelet_internal_checkpoint  what outlives a restart
 //	pod-resources/kubelet.sock                  says who holds what (v1.PodResourcesLister)
+//	pods-api/pods-api.sock                      says which pods there are (v1alpha1.Pods); 1.37
 //
 // It has no containers: RunPod takes a pod through admission and says that it runs. Everything
 // up to there is real, the gRPC calls to the device plugin included. It aligns nothing to NUMA
-// nodes (Topology Manager policy "none") and knows no CPUs, no memory and no DRA; of the
-// kubelet's other sockets it has none: no plugins_registry, no pods-api, no v1alpha1 of
-// PodResources.
+// nodes (Topology Manager policy "none"), gives CPUs and memory away by number alone, and has
+// no DRA drivers: what a claim has been given is said by the pod. Of the kubelet's other
+// sockets it has none: no plugins_registry, no v1alpha1 of PodResources. What the Pods API says
+// of a pod is a part of what a real one says: names, labels, phase and the containers' states,
+// and nothing of its spec.
 //
 // What forces a line of code is named beside it: "manager.go:245" is a line below
 // https://github.com/kubernetes/kubernetes/tree/v1.37.1/pkg/kubelet/cm/devicemanager, and what
@@ -60,6 +63,15 @@ type Options struct {
 	// EmptyFor is how long List is empty after a start on a node that has pods: 60 to 120 ms
 	// when zero, as measured; not at all when negative.
 	EmptyFor time.Duration
+	// CPUs are those that containers may have for themselves, held ones included: the CPU
+	// manager's policy is static where there are any, and none where not.
+	CPUs []int64
+	// Memory is what containers may have reserved, held included: the memory manager's policy
+	// is Static where there is any, and None where not.
+	Memory []MemoryBlock
+	// PodLevel turns the gate PodLevelResourceManagers on, which is off by default: pods may
+	// have CPUs and memory as a whole. It is for V137.
+	PodLevel bool
 	// RestAfter is how much later than the static pods the API server's pods come: 20 ms when
 	// zero, at once when negative.
 	RestAfter time.Duration
@@ -95,11 +107,12 @@ type Kubelet struct {
 	life          *life               // the kubelet's process; nil while there is none
 	lives         int                 // how many there have been
 	pods          []*pod              // the node's, in the order of their arrival
+	portions      portions            // of CPUs and memory
 	trouble       Trouble             //
 	registrations []Registration      // the latest, over all lives
 	registering   int                 // how many are being answered
 	lists         map[string]*listLog // by resource, over all lives
-	calls         map[string]int      // of PodResources, by method, over all lives
+	calls         map[string]int      // of PodResources and the Pods API, by method, over all lives
 	limited       int                 // of these, those that the rate limit turned away
 }
 
@@ -109,6 +122,7 @@ func New(o Options) *Kubelet {
 		options:  o.withDefaults(),
 		restarts: make(chan *restart),
 		changed:  make(chan struct{}),
+		portions: portions{},
 		lists:    map[string]*listLog{},
 		calls:    map[string]int{},
 	}
@@ -227,6 +241,9 @@ func (k *Kubelet) update(change func()) {
 
 // tell wakes all who wait for a change; mu is held.
 func (k *Kubelet) tell() {
+	if k.life != nil {
+		k.life.announce()
+	}
 	close(k.changed)
 	k.changed = make(chan struct{})
 }

@@ -29,6 +29,7 @@ type life struct {
 
 	// All below are guarded by k.mu.
 	manager
+	podsAPI
 	bound   bool          // its registration socket exists
 	serving bool          // and answers
 	read    map[*pod]bool // the pods that it has learnt of from their source
@@ -69,9 +70,10 @@ var errSignal = errors.New("ended by a signal")
 // one has.
 func (l *life) run() (next *restart, err error) {
 	hadPods := l.k.hasPods()
-	listening := make(chan struct{})
+	listening, pods := make(chan struct{}), make(chan struct{})
 	l.tasks.Go(func() error { return l.servePodResources(listening) })
-	l.tasks.Go(func() error { return l.serveRegistration(listening) })
+	l.tasks.Go(func() error { return l.servePods(pods) })
+	l.tasks.Go(func() error { return l.serveRegistration(listening, pods) })
 	l.tasks.Go(func() error { return l.syncPods(hadPods) })
 	l.tasks.Go(func() error {
 		select {
@@ -138,10 +140,8 @@ func (l *life) servePodResources(listening chan<- struct{}) error {
 
 // serveRegistration begins when PodResources answers, as in a real start, where up to 40 ms lie
 // between the two: one that sees PodResources come back cannot conclude that it can register.
-func (l *life) serveRegistration(listening <-chan struct{}) error {
-	select {
-	case <-listening:
-	case <-l.ctx.Done():
+func (l *life) serveRegistration(listening, pods <-chan struct{}) error {
+	if errors.Join(pass(l.ctx, listening), pass(l.ctx, pods)) != nil {
 		return nil
 	}
 	if l.why != nil && pause(l.ctx, rand.N(40*time.Millisecond)) != nil {

@@ -38,12 +38,14 @@ func (s *lister) List(ctx context.Context, _ *podresources.ListPodResourcesReque
 	return &podresources.ListPodResourcesResponse{PodResources: append(pods, padding(trouble.ListBytes)...)}, nil
 }
 
-// GetAllocatableResources names the healthy devices, held or not. A device with a Topology that
+// GetAllocatableResources names the healthy devices, held or not, and what the static policies
+// may give away. A device with a Topology that
 // has no nodes is lost on the way (pkg/kubelet/cm/container_manager.go:304).
 func (s *lister) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
 	s.l.k.mu.Lock()
 	defer s.l.k.mu.Unlock()
-	answer := &podresources.AllocatableResourcesResponse{}
+	o := s.l.k.options
+	answer := &podresources.AllocatableResourcesResponse{CpuIds: shuffled(o.CPUs), Memory: o.allocatableMemory()}
 	for resource, healthy := range s.l.healthy {
 		for id := range healthy {
 			if device := s.l.devices[resource][id]; device.GetTopology() == nil {
@@ -59,6 +61,9 @@ func (s *lister) GetAllocatableResources(context.Context, *podresources.Allocata
 
 // Get names one pod. It has no status of its own for a pod that is not there.
 func (s *lister) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
+	if err := s.l.k.troubles().Get; err != nil {
+		return nil, err
+	}
 	s.l.k.mu.Lock()
 	defer s.l.k.mu.Unlock()
 	p := s.l.k.findPod(Pod{Namespace: r.PodNamespace, Name: r.PodName})
@@ -71,12 +76,16 @@ func (s *lister) Get(_ context.Context, r *podresources.GetPodResourcesRequest) 
 // describe names a pod's sidecars and then its containers. Its other init containers are left
 // out, whatever they hold. mu is held.
 func (l *life) describe(p *pod) *podresources.PodResources {
-	d := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace}
+	had := l.k.portions[p.uid]
+	d := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: had[""].cpuIDs(), Memory: had[""].containerMemory()}
 	for _, c := range p.all() {
 		if c.init && !c.Sidecar {
 			continue
 		}
-		described := &podresources.ContainerResources{Name: c.Name}
+		described := &podresources.ContainerResources{Name: c.Name, CpuIds: had[c.Name].cpuIDs(), Memory: had[c.Name].containerMemory()}
+		if p.prepared {
+			described.DynamicResources = p.dynamicResources(c.Container)
+		}
 		for resource, h := range l.held[p.uid][c.Name] {
 			described.Devices = append(described.Devices, heldEntries(resource, h)...)
 		}

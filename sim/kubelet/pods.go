@@ -15,6 +15,8 @@ type Pod struct {
 	// Namespace is "default" when empty.
 	Namespace string
 	Name      string
+	// Labels are the API server's; the Pods API has them.
+	Labels map[string]string
 	// Static pods come from a manifest on the node, the others from the API server. The kubelet
 	// appends its node's name to theirs.
 	Static bool
@@ -22,6 +24,10 @@ type Pod struct {
 	// Containers.
 	Init       []Container
 	Containers []Container
+	// CPUs and Memory, in bytes by type, are what it asks for as a whole, where
+	// Options.PodLevel lets it.
+	CPUs   int
+	Memory map[string]uint64
 	// Once is restartPolicy Never: the pod has ended when its containers have. It is for real
 	// kubelets: here EndPod ends any pod.
 	Once bool
@@ -34,6 +40,12 @@ type Container struct {
 	Name string
 	// Limits are the resources that it asks for: {"nvidia.com/gpu": 1}.
 	Limits map[string]int
+	// CPUs are how many it asks for as its own, and Memory what it asks to be reserved, in
+	// bytes by type. A real kubelet gives them to the containers of Guaranteed pods.
+	CPUs   int
+	Memory map[string]uint64
+	// Claims are those that it uses.
+	Claims []Claim
 	// Sidecar is an init container with restartPolicy Always.
 	Sidecar bool
 }
@@ -79,12 +91,7 @@ func (k *Kubelet) RunPod(ctx context.Context, p Pod) error {
 // EndPod ends a pod's containers as if they had exited: the pod leaves List and Get, its
 // devices are free, and the API server remembers it until it is deleted or its name is used
 // again.
-func (k *Kubelet) EndPod(p Pod) error {
-	return k.changePod(p, func(p *pod) {
-		p.end()
-		p.phase = succeeded
-	})
-}
+func (k *Kubelet) EndPod(p Pod) error { return k.EndPodAs(p, End{}) }
 
 // DeletePod takes a pod away as its owner would. One of the API server's stays listed, with its
 // devices, until its grace is over. A static one leaves List at once, while its containers
@@ -101,10 +108,16 @@ func (k *Kubelet) DeletePod(p Pod) error {
 
 // RestartContainer kills a container and returns when it has been started again.
 func (k *Kubelet) RestartContainer(ctx context.Context, p Pod, container string) error {
+	return k.Crash(ctx, p, container, Exit{Code: sigkilled, Reason: "Error"})
+}
+
+// Crash has a container exit, and returns when it has been started again.
+func (k *Kubelet) Crash(ctx context.Context, p Pod, container string, exit Exit) error {
 	var state *containerState
 	starts := 0
 	err := k.changePod(p, func(p *pod) {
 		if state = p.state[container]; state != nil {
+			state.exited(exit)
 			starts, state.running, state.done = state.starts, false, false
 		}
 	})
@@ -122,14 +135,16 @@ func (k *Kubelet) RestartContainer(ctx context.Context, p Pod, container string)
 
 // pod is a pod of the node. Its containers run whether or not a kubelet does.
 type pod struct {
-	Pod         // as given, with its full name and a namespace; not written after addPod
-	uid  string // likewise
+	Pod            // as given, with its full name and a namespace; not written after addPod
+	uid  string    // likewise
+	came time.Time // likewise: when that was
 	kick chan struct{}
 
 	// All below are guarded by Kubelet.mu.
 	state           map[string]*containerState // by container; the map itself is not written after addPod
 	phase           string
 	reason, message string
+	prepared        bool      // its claims
 	ends            time.Time // when a pod that is being deleted will be gone; zero where it is not
 }
 
@@ -138,6 +153,7 @@ type containerState struct {
 	done    bool   // a regular init container that has run
 	waiting string // why it does not run
 	starts  int
+	record  containerRecord
 }
 
 // The phases of a pod.
@@ -194,7 +210,7 @@ func (k *Kubelet) fullName(p Pod) Pod {
 }
 
 func (k *Kubelet) addPod(given Pod) (*pod, error) {
-	p := &pod{Pod: k.fullName(given), uid: newUID(given.Static), kick: make(chan struct{}, 1), phase: pending, state: map[string]*containerState{}}
+	p := &pod{Pod: k.fullName(given), uid: newUID(given.Static), came: time.Now(), kick: make(chan struct{}, 1), phase: pending, state: map[string]*containerState{}}
 	for _, c := range p.all() {
 		p.state[c.Name] = &containerState{}
 	}
@@ -233,6 +249,7 @@ func (k *Kubelet) findPod(p Pod) *pod {
 
 // removePod makes the node forget a pod. mu is held.
 func (k *Kubelet) removePod(p *pod) {
+	p.killed()
 	p.end()
 	if k.life != nil {
 		delete(k.life.read, p)

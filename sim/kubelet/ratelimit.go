@@ -11,8 +11,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// The limit that PodResources puts on all its clients and methods together
-// (pkg/kubelet/apis/podresources/constants.go:27).
+// The limit that PodResources puts on all its clients and methods together, and the Pods API
+// as well (pkg/kubelet/apis/podresources/constants.go:27).
 const (
 	qps   = 100
 	burst = 10
@@ -20,7 +20,11 @@ const (
 
 // rateLimit is the interceptor of pkg/kubelet/apis/grpc/ratelimit.go.
 func (l *life) rateLimit(ctx context.Context, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	admitted := l.limit.take(time.Now())
+	return l.limited(ctx, &l.limit, request, method, handle)
+}
+
+func (l *life) limited(ctx context.Context, limit *bucket, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	admitted := limit.take(time.Now())
 	l.k.update(func() {
 		if admitted {
 			l.k.calls[path.Base(method.FullMethod)]++

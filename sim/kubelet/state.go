@@ -30,8 +30,8 @@ type State struct {
 	Resources map[string]Resource
 	// Pods are the node's, in the order of their arrival, the ended ones too.
 	Pods []PodStatus
-	// Calls counts the PodResources calls by method ("List"), over all lives, and Limited those
-	// that the rate limit turned away.
+	// Calls counts the calls of PodResources and the Pods API by method ("List"), over all
+	// lives, and Limited those that the rate limits turned away.
 	Calls   map[string]int
 	Limited int
 }

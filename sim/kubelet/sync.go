@@ -166,6 +166,7 @@ func (l *life) rest(p *pod, d time.Duration) {
 // startAll starts the containers that do not run: init containers one after the other, the rest
 // each on its own.
 func (l *life) startAll(p *pod) error {
+	l.k.update(func() { p.prepared = true }) // PrepareDynamicResources in SyncPod, pkg/kubelet/kubelet.go
 	var rest errgroup.Group
 	for _, c := range p.all() {
 		if c.init {
@@ -203,7 +204,10 @@ func (l *life) start(p *pod, c container) error {
 			return
 		}
 		s.starts++
-		s.done = c.init && !c.Sidecar
+		s.began()
+		if s.done = c.init && !c.Sidecar; s.done {
+			s.exited(Exit{})
+		}
 		s.running = !s.done && slices.Contains(l.k.pods, p)
 	})
 	if err != nil {

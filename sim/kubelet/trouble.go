@@ -21,8 +21,13 @@ type Trouble struct {
 	List error
 	// HoldList holds up the answers to List.
 	HoldList <-chan struct{}
+	// Get is the answer to Get: that of a kubelet that does not know it, say.
+	Get error
 	// ListBytes is the size to which the answers to List are padded, with a pod "padding".
 	ListBytes int
+
+	// Pods is the answer of the Pods API to any question.
+	Pods error
 
 	// The rest is for starts to come. HoldListen holds one up where the registration socket is
 	// bound and does not listen yet: connections to it are refused.

@@ -103,7 +103,7 @@ func (k realKubelet) Restart(ctx context.Context, signal syscall.Signal, while f
 
 // nodePod is the pod as the node runs it.
 func nodePod(p kubelet.Pod) node.Pod {
-	pod := node.Pod{Name: p.Name, Namespace: p.Namespace, Grace: p.Grace}
+	pod := node.Pod{Name: p.Name, Namespace: p.Namespace, Grace: p.Grace, Labels: p.Labels}
 	if p.Once {
 		pod.RestartPolicy = "Never"
 	}

@@ -12,8 +12,32 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestMemory has Prometheus scrape podgauge every second, for the time that PODGAUGE_SOAK says (make soak: 10m), and watches what it takes.
+// TestMemory has Prometheus scrape podgauge every second, for the time that PODGAUGE_SOAK says (make soak), and watches what it takes.
 func TestMemory(t *testing.T) {
+	soak(t, 30, newWhole, []string{gpu}, nil)
+}
+
+// TestMemoryOfEverything is the same with all that podgauge can do, on 56 MIG devices.
+func TestMemoryOfEverything(t *testing.T) {
+	soak(t, 36, newSliced, []string{small}, []string{
+		"--mig-strategy=mixed", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*",
+	})
+}
+
+func newWhole(t *testing.T, n *node.Node) *machine {
+	return newMachine(t, n, "gpu * utilization 0~100/20s", "gpu * power 70000~700000/30s")
+}
+
+func newSliced(t *testing.T, n *node.Node) *machine {
+	m := newWhole(t, n)
+	for i := range gpus {
+		m.set(t, lines(partitioned(i, slices.Repeat([]string{"1g.10gb"}, 7)...))...)
+	}
+	return m
+}
+
+// soak lets podgauge run on a machine, with pods that hold one and two of a resource's devices. It may take so many MB (2^20 bytes).
+func soak(t *testing.T, most int, made func(*testing.T, *node.Node) *machine, offered, args []string) {
 	long, err := time.ParseDuration(cmp.Or(os.Getenv("PODGAUGE_SOAK"), "20s"))
 	if err != nil {
 		t.Fatalf("PODGAUGE_SOAK: %v", err)
@@ -23,10 +47,17 @@ func TestMemory(t *testing.T) {
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
 	ageKubelet(t, n)
-	d := newMachine(t, n, "gpu * utilization 0~100/20s", "gpu * power 70000~700000/30s").start(t, n)
-	allocatable(ctx, t, n, uuids(gpus)...)
-	for _, pod := range []node.Pod{holds("one", 1), holds("two", 2)} {
-		run(ctx, t, n, pod)
+	d := made(t, n).start(t, n, args...)
+	for _, resource := range offered {
+		await(ctx, t, resource+" can be given away", func(ctx context.Context) error {
+			ids, err := n.Allocatable(ctx, resource)
+			if len(ids) < gpus {
+				return fmt.Errorf("%d are: %w", len(ids), err)
+			}
+			return nil
+		})
+		run(ctx, t, n, asks("one", resource, 1))
+		run(ctx, t, n, asks("two", resource, 2))
 	}
 	prometheus, err := n.Prometheus(ctx, node.Target{
 		Job: honored, Address: fmt.Sprintf("127.0.0.1:%d", port), HonorLabels: true, Interval: time.Second,
@@ -36,15 +67,14 @@ func TestMemory(t *testing.T) {
 	}
 	await(ctx, t, "Prometheus has scraped podgauge", func(ctx context.Context) error { return scraped(ctx, prometheus) })
 
-	const limit = 30 << 20
 	resident, own := sampleMemory(ctx, t, d, long)
 	quarter := len(own) / 4
 	early, late := slices.Max(own[quarter:2*quarter]), slices.Max(own[3*quarter:])
 	figure(t, fmt.Sprintf("resident memory over %s, scraped every second", long),
-		fmt.Sprintf("%.1f MB at most; may be 30 MB (2^20 bytes each). Of it pages of its own, not of files: %.1f MB at most in the second quarter, %.1f MB in the last",
-			megabytes(slices.Max(resident)), megabytes(early), megabytes(late)))
-	if most := slices.Max(resident); most > limit {
-		t.Errorf("podgauge takes %d bytes", most)
+		fmt.Sprintf("%.1f MB at most; may be %d MB (2^20 bytes each). Of it pages of its own, not of files: %.1f MB at most in the second quarter, %.1f MB in the last",
+			megabytes(slices.Max(resident)), most, megabytes(early), megabytes(late)))
+	if bytes := slices.Max(resident); bytes > most<<20 {
+		t.Errorf("podgauge takes %d bytes", bytes)
 	}
 	// In its first half minute Go's heap still finds its size. What is mapped of the program's
 	// file grows when the kernel finds a huge page for it, and never above the file's size: that

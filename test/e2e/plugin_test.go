@@ -36,10 +36,29 @@ func startPlugin(ctx context.Context, t *testing.T, n *node.Node, endpoint strin
 // offer is startPlugin with a resource and ids of the test's own.
 func offer(ctx context.Context, t *testing.T, n *node.Node, endpoint, resource string, ids ...string) {
 	t.Helper()
-	p := &plugin{}
+	devices := []*pluginapi.Device{}
 	for _, id := range ids {
-		p.devices = append(p.devices, &pluginapi.Device{ID: id, Health: pluginapi.Healthy})
+		devices = append(devices, device(id))
 	}
+	offerDevices(ctx, t, n, endpoint, resource, devices...)
+}
+
+// device is a healthy one at these NUMA nodes; without any it does not say where it is.
+func device(id string, numa ...int64) *pluginapi.Device {
+	d := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
+	for _, node := range numa {
+		if d.Topology == nil {
+			d.Topology = &pluginapi.TopologyInfo{}
+		}
+		d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: node})
+	}
+	return d
+}
+
+// offerDevices is offer with devices that say more of themselves.
+func offerDevices(ctx context.Context, t *testing.T, n *node.Node, endpoint, resource string, devices ...*pluginapi.Device) {
+	t.Helper()
+	p := &plugin{devices: devices}
 	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(n.DevicePluginSocket()), endpoint))
 	if err != nil {
 		t.Fatal(err)

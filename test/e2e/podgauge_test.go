@@ -154,6 +154,19 @@ func (m *machine) environ() []string {
 
 func startPodgauge(t *testing.T, n *node.Node, env []string, args ...string) *daemon {
 	t.Helper()
+	p, err := n.Exec("podgauge", commandLine(t, args...), env...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := newDaemon(n)
+	d.Process = p
+	t.Cleanup(func() { d.stop(t) })
+	return d
+}
+
+// commandLine is how podgauge is started.
+func commandLine(t *testing.T, args ...string) []string {
+	t.Helper()
 	path, err := filepath.Abs(cmp.Or(os.Getenv("PODGAUGE_BIN"), "../../bin/podgauge"))
 	if err == nil {
 		_, err = os.Stat(path)
@@ -161,17 +174,16 @@ func startPodgauge(t *testing.T, n *node.Node, env []string, args ...string) *da
 	if err != nil {
 		t.Fatalf("no podgauge to test: %v; make build, or name one by PODGAUGE_BIN", err)
 	}
-	p, err := n.Exec("podgauge", append([]string{path, "--log.level=debug"}, args...), env...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d := &daemon{Process: p, n: n, url: n.URL(port), client: &http.Client{
+	return append([]string{path, "--log.level=debug"}, args...)
+}
+
+// newDaemon is one that listens where podgauge does by default.
+func newDaemon(n *node.Node) *daemon {
+	return &daemon{n: n, url: n.URL(port), client: &http.Client{
 		Timeout: 10 * time.Second,
 		// Each scrape is a connection of its own, so that none is left to be counted.
 		Transport: &http.Transport{DisableKeepAlives: true},
 	}}
-	t.Cleanup(func() { d.stop(t) })
-	return d
 }
 
 // stop asks podgauge to end, which must succeed and leave no socket. One that has ended already is left alone.
@@ -226,8 +238,12 @@ func (d *daemon) logged(t *testing.T, words ...string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return linesWith(out, words...)
+}
+
+func linesWith(log string, words ...string) []string {
 	lines := []string{}
-	for line := range strings.Lines(out) {
+	for line := range strings.Lines(log) {
 		if !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(line, word) }) {
 			lines = append(lines, line)
 		}

@@ -115,6 +115,9 @@ func runsOn(ctx context.Context, n *node.Node, p node.Pod, before node.PodStatus
 	if err != nil {
 		return err
 	}
+	if len(now.Containers) == 0 {
+		return fmt.Errorf("of the containers of pod %s nothing is said", p.Name)
+	}
 	if was, is := before.Containers[0], now.Containers[0]; is.ID != was.ID || is.State != "running" || is.Restarts != was.Restarts {
 		return fmt.Errorf("pod %s was in %+v, and is in %+v", p.Name, was, is)
 	}

@@ -9,8 +9,10 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -176,10 +178,30 @@ func (d *daemon) next(ctx context.Context, t *testing.T) scrape {
 var heldFamilies = []string{"nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"}
 
 // itself are families of the device itself, which have no holder whoever holds it.
-var itself = []string{
-	"nvidia_gpu_info", "nvidia_gpu_up", "nvidia_gpu_stalled", "nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds",
-	"nvidia_gpu_pcie_replays_total", "nvidia_gpu_ecc_volatile_errors_total", "nvidia_gpu_ecc_aggregate_errors_total",
+func itself(name string) bool {
+	own := []string{"nvidia_gpu_info", "nvidia_gpu_up", "nvidia_gpu_stalled", "nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}
+	return slices.Contains(own, name) || strings.HasPrefix(name, ofNobody) || ofTheDevice()[name]
 }
+
+// ofTheDevice are those that docs/metrics.md, which is a contract, says to be of the device: faults, limits, modes.
+var ofTheDevice = sync.OnceValue(func() map[string]bool {
+	page, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		panic(err)
+	}
+	families := map[string]bool{}
+	for line := range strings.Lines(string(page)) {
+		// | `name`<br>Help. | gauge, of the device | …
+		cells := strings.Split(line, " | ")
+		if name, _, row := strings.Cut(strings.TrimPrefix(cells[0], "| `"), "`<br>"); row && strings.HasSuffix(cells[1], ", of the device") {
+			families[name] = true
+		}
+	}
+	if len(families) == 0 {
+		panic("docs/metrics.md has no family of the device")
+	}
+	return families
+})
 
 // history is the one family that names holders of the past.
 const history = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
@@ -213,7 +235,7 @@ func (s scrape) honest(held map[string]node.Holder) error {
 		}
 		for _, sample := range s.series[name] {
 			want := held[cmp.Or(sample.Labels["mig_uuid"], sample.Labels["uuid"])]
-			if slices.Contains(itself, name) {
+			if itself(name) {
 				want = node.Holder{}
 			}
 			if err := carries(sample, want); err != nil {

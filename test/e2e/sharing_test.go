@@ -94,11 +94,11 @@ func shares(s scrape, id string, pods map[string]node.Pod) error {
 	return errors.Join(wrong...)
 }
 
-// honestButInfo says which series name a holder, but for those that list holdings.
+// honestButInfo says which series name a holder, but for those that are about each.
 func (s scrape) honestButInfo() error {
 	others := scrape{series: map[string][]node.Sample{}}
 	for name, samples := range s.series {
-		if name != "nvidia_gpu_allocation_info" {
+		if name != "nvidia_gpu_allocation_info" && !strings.HasPrefix(name, ofContainers) {
 			others.series[name] = samples
 		}
 	}

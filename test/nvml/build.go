@@ -71,13 +71,13 @@ func writeSources(dir string, functions []function, hidden []string) error {
 	if err := os.CopyFS(dir, embedded); err != nil {
 		return err
 	}
-	defaults, err := fs.ReadFile(embedded, "default.scenario")
+	defaults, err := defaultHeader(embedded)
 	if err != nil {
 		return err
 	}
 	for name, content := range map[string]string{
 		"functions.h": functionsHeader(functions),
-		"default.h":   defaultHeader(string(defaults)),
+		"default.h":   defaults,
 		"stubs.c":     stubs(functions),
 		"exports.map": exports(hidden),
 	} {

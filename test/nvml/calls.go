@@ -13,6 +13,7 @@ const NoGPU = MaxGPUs
 // Calls are how often each function was called since the library was loaded.
 type Calls struct {
 	inFlight, mostInFlight perGPU
+	gpmSamples             uint64
 	functions              map[string]perGPU
 }
 
@@ -23,6 +24,9 @@ type record struct {
 	Name   [64]byte
 	PerGPU perGPU
 }
+
+// gauges is how many records stand before those of the functions.
+const gauges = 3
 
 // ReadCalls reads the file that NVML_STANDIN_CALLS named when the library was
 // loaded. It may be read while the program runs.
@@ -35,11 +39,14 @@ func ReadCalls(path string) (Calls, error) {
 	if err := binary.Read(bytes.NewReader(content), binary.NativeEndian, records); err != nil {
 		return Calls{}, fmt.Errorf("read NVML calls: %w", err)
 	}
-	if len(records) < 2 {
+	if len(records) < gauges {
 		return Calls{}, fmt.Errorf("read NVML calls: %s has %d records", path, len(records))
 	}
-	c := Calls{inFlight: records[0].PerGPU, mostInFlight: records[1].PerGPU, functions: map[string]perGPU{}}
-	for _, r := range records[2:] {
+	c := Calls{
+		inFlight: records[0].PerGPU, mostInFlight: records[1].PerGPU, gpmSamples: records[2].PerGPU[NoGPU],
+		functions: map[string]perGPU{},
+	}
+	for _, r := range records[gauges:] {
 		name, _, _ := bytes.Cut(r.Name[:], []byte{0})
 		c.functions[string(name)] = r.PerGPU
 	}
@@ -71,10 +78,13 @@ func (c Calls) InFlight(gpu int) uint64 { return c.inFlight[gpu] }
 // MostInFlight is how many there ever were at the same time.
 func (c Calls) MostInFlight(gpu int) uint64 { return c.mostInFlight[gpu] }
 
+// GPMSamples is how many are allocated now and were not freed.
+func (c Calls) GPMSamples() uint64 { return c.gpmSamples }
+
 // Since leaves the calls that were made after the earlier count. What is and was
-// in flight stays as it is.
+// in flight, and what is allocated, stays as it is.
 func (c Calls) Since(earlier Calls) Calls {
-	since := Calls{c.inFlight, c.mostInFlight, map[string]perGPU{}}
+	since := Calls{c.inFlight, c.mostInFlight, c.gpmSamples, map[string]perGPU{}}
 	for name, counts := range c.functions {
 		for gpu, n := range earlier.functions[name] {
 			counts[gpu] -= n

@@ -149,16 +149,16 @@ func TestStubs(t *testing.T) {
 	onNode(t, func(n *node) {
 		n.start()
 		gpu := n.gpu(6)
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetBAR1MemoryInfo()))
+		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetGspFirmwareVersion()))
 		n.want(nvml.ERROR_NOT_SUPPORTED, second(n.UnitGetCount()))
-		n.set("fail nvmlDeviceGetBAR1MemoryInfo gpu 6 NO_PERMISSION", "fail nvmlUnitGetCount gpu - SUCCESS")
-		n.want(nvml.ERROR_NO_PERMISSION, second(gpu.GetBAR1MemoryInfo()))
+		n.set("fail nvmlDeviceGetGspFirmwareVersion gpu 6 NO_PERMISSION", "fail nvmlUnitGetCount gpu - SUCCESS")
+		n.want(nvml.ERROR_NO_PERMISSION, second(gpu.GetGspFirmwareVersion()))
 		n.want(nvml.SUCCESS, second(n.UnitGetCount()))
 		n.set("gpu 6 lost")
 		n.clear("fail")
-		n.want(nvml.ERROR_GPU_IS_LOST, second(gpu.GetBAR1MemoryInfo()))
+		n.want(nvml.ERROR_GPU_IS_LOST, second(gpu.GetGspFirmwareVersion()))
 		calls := n.count()
-		if got := calls.Of("nvmlDeviceGetBAR1MemoryInfo", 6); got != 3 {
+		if got := calls.Of("nvmlDeviceGetGspFirmwareVersion", 6); got != 3 {
 			n.Errorf("%d calls of a stub on GPU 6, want 3", got)
 		}
 		if got := calls.Of("nvmlUnitGetCount", NoGPU); got != 2 {

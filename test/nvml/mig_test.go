@@ -174,3 +174,70 @@ func TestMIGEvent(t *testing.T) {
 		})
 	})
 }
+
+// TestInstanceSharesItsMemory has two compute instances in one GPU instance.
+func TestInstanceSharesItsMemory(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start("gpu 0 mig_mode 1", "gpu 0 bar1_total 8000", "gpu 0 slice 0 1c.3g.40gb gi 2 ci 0 memory 9000 used 100~300/5s bar1 16",
+			"gpu 0 slice 1 2c.3g.40gb gi 2 ci 1", "gpu 0 slice 2 1g.10gb gi 3 ci 0 used 7")
+		gpu := n.gpu(0)
+		one, other, apart := n.slice(gpu, 0), n.slice(gpu, 1), n.slice(gpu, 2)
+		for _, slice := range []nvml.Device{one, other} {
+			memory, ret := slice.GetMemoryInfo_v2()
+			n.want(nvml.SUCCESS, ret)
+			if memory.Total != 9000 || memory.Used < 100 || memory.Used > 300 || memory.Free != 9000-memory.Used {
+				n.Errorf("memory is %+v", memory)
+			}
+			window, ret := slice.GetBAR1MemoryInfo()
+			n.want(nvml.SUCCESS, ret)
+			if want := (nvml.BAR1Memory{Bar1Total: 3000, Bar1Free: 2984, Bar1Used: 16}); window != want {
+				n.Errorf("the BAR1 window is %+v, want %+v", window, want)
+			}
+		}
+		memory, ret := apart.GetMemoryInfo_v2()
+		n.want(nvml.SUCCESS, ret)
+		if memory.Total != 10<<30 || memory.Used != 7 {
+			n.Errorf("memory of another instance is %+v", memory)
+		}
+	})
+}
+
+// TestPartitionedGPU does not tell what the header says that it does not.
+func TestPartitionedGPU(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start("gpu 0 slice 0 1g.10gb gi 1 ci 0", "gpu 0 sram_volatile_parity 3", "gpu 0 sram_volatile_secded 4", "gpu 0 ecc_aggregate_corrected 5")
+		gpu := n.gpu(0)
+		told := func(d nvml.Device, e nvml.MemoryErrorType, c nvml.EccCounterType, l nvml.MemoryLocation) (uint64, nvml.Return) {
+			return d.GetMemoryErrorCounter(e, c, l)
+		}
+		n.want(nvml.SUCCESS, second(told(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM)))
+		n.set("gpu 0 mig_mode 1")
+		slice := n.slice(gpu, 0)
+		for _, ask := range []func() nvml.Return{
+			func() nvml.Return { _, _, ret := gpu.GetEncoderUtilization(); return ret },
+			func() nvml.Return { _, _, ret := gpu.GetJpgUtilization(); return ret },
+			func() nvml.Return { return second(gpu.GetRemappedRows_v2()) },
+			func() nvml.Return {
+				return second(told(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM))
+			},
+			func() nvml.Return {
+				return second(told(slice, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM))
+			},
+		} {
+			n.want(nvml.ERROR_NOT_SUPPORTED, ask())
+		}
+		if got, ret := told(slice, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM); ret != nvml.SUCCESS || got != 7 {
+			n.Errorf("a slice has %d errors in its SRAM, %v", got, ret)
+		}
+		if got, ret := told(gpu, nvml.MEMORY_ERROR_TYPE_CORRECTED, nvml.AGGREGATE_ECC, nvml.MEMORY_LOCATION_DRAM); ret != nvml.SUCCESS || got != 5 {
+			n.Errorf("the GPU has %d errors in its life, %v", got, ret)
+		}
+		if a, _ := slice.GetAttributes(); a.MultiprocessorCount != 16 {
+			n.Errorf("a seventh has %d multiprocessors", a.MultiprocessorCount)
+		}
+		n.set("gpu 0 slice_multiprocessors 14")
+		if a, _ := slice.GetAttributes(); a.MultiprocessorCount != 14 {
+			n.Errorf("a seventh of an A100 has %d multiprocessors", a.MultiprocessorCount)
+		}
+	})
+}

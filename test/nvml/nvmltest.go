@@ -27,16 +27,19 @@
 //	epoch <seconds>                         Unix time that values over time count from
 //	lock driver                             all calls queue for one lock, as in real drivers
 //	gpu <sel> <key> <value>                 README.md lists the keys
-//	gpu <sel> field <id>[/<scope>] <value> [<type>]
-//	gpu <sel> process <pid> <bytes> [gi <n>] [ci <n>]
-//	gpu <sel> slice <index> <profile> gi <n> ci <n> [uuid <text>] [memory <bytes>] [used <bytes>]
+//	confidential on|off|devtools|none
+//	gpu <sel> model h100|a100|b200|gb200|t4 what such a GPU has; before the lines about it
+//	gpu <sel> field <id>[-<id>][/<scope>|/link] <value> [<type>]
+//	gpu <sel> metric <id>[-<id>][/<gi>] <value>    of GPM: the mean between two samples
+//	gpu <sel> process <pid> <bytes> [gi <n>] [ci <n>] [type compute|graphics|mps] [sm|mem|enc|dec <value>]
+//	gpu <sel> slice <index> <profile> gi <n> ci <n> [uuid <text>] [memory <bytes>] [used|bar1 <value>]
 //	reuse handles                           a new slice gets a handle that was another's
 //	gpu <sel> link <n>[-<n>] switch|gpu <i>|off|none
 //	ancestor <sel> <sel> internal|single|multiple|hostbridge|node|system
 //	gpu <sel> lost                          fallen off the bus
 //	event <serial> gpu <i> xid <n> [gi <n>] [ci <n>]
 //	event <serial> gpu <i> type <mask> [data <n>] [gi <n>] [ci <n>]
-//	fail <function|*|field:<id>> gpu <sel> <return code>
+//	fail <function|*|field:<id>|metric:<id>> gpu <sel> <return code>
 //	slow <function|*> gpu <sel> <n>ms
 //	hang <function|*> gpu <sel>             until the line is gone
 //

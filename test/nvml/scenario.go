@@ -87,7 +87,7 @@ func later(a, b time.Time) time.Time {
 // follows is what it says.
 var subjectWords = map[string]int{
 	"gpus": 1, "driver": 1, "epoch": 1, "lock": 2, "gpu": 3,
-	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "ancestor": 3,
+	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "ancestor": 3, "confidential": 1,
 }
 
 func subject(line string) []string {
@@ -99,7 +99,7 @@ func subject(line string) []string {
 	switch {
 	case !known:
 		n = len(words)
-	case words[0] == "gpu" && len(words) > 3 && slices.Contains([]string{"field", "process", "slice", "link"}, words[2]):
+	case words[0] == "gpu" && len(words) > 3 && slices.Contains([]string{"field", "metric", "process", "slice", "link"}, words[2]):
 		n = 4
 	}
 	return words[:min(n, len(words))]

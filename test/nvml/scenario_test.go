@@ -31,9 +31,9 @@ func TestScenarioFile(t *testing.T) {
 		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79"},
 		{func() error { return s.Event(1, "xid 79") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
 		{func() error {
-			return s.Set("gpu 9 slice 0 a", "gpu 9 slice 1 b", "gpu 9 slice 0 c", "ancestor 0 1 x", "ancestor 0 1 y")
-		}, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|gpu 9 slice 1 b|gpu 9 slice 0 c|ancestor 0 1 y"},
-		{func() error { s.Clear("gpu 9"); return s.Clear("ancestor") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
+			return s.Set("gpu 9 slice 0 a", "gpu 9 slice 1 b", "gpu 9 slice 0 c", "ancestor 0 1 x", "ancestor 0 1 y", "confidential on", "confidential off", "gpu 9 metric 2/1 5", "gpu 9 metric 2/1 6")
+		}, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|gpu 9 slice 1 b|gpu 9 slice 0 c|ancestor 0 1 y|confidential off|gpu 9 metric 2/1 6"},
+		{func() error { s.Clear("gpu 9"); s.Clear("confidential"); return s.Clear("ancestor") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
 		{func() error { return s.Set("nonsense") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|nonsense"},
 		{func() error { return s.Clear("") }, ""},
 	} {
@@ -110,6 +110,14 @@ func TestInvalidScenario(t *testing.T) {
 			{"gpu 0 link 0 gpu 16\n", `the GPU at its end is "16"`},
 			{"ancestor 0 1 bus\n", `"bus" is nothing that two GPUs have in common`},
 			{"reuse paper\n", `"paper" cannot be reused, only handles can`},
+			{"gpu 0 model v100\n", `"v100" is no model of a GPU`},
+			{"gpu 0 metric 477 1\n", `"477" is no metric`},
+			{"gpu 0 metric 5-2 1\n", `"5-2" is no metric`},
+			{"gpu 0 metric 5/link 1\n", `"5/link" is no metric`},
+			{"gpu 0 process 1 2 type daemon\n", `no process is of the type "daemon"`},
+			{"gpu 0 process 1 2 sm much\n", `"much" is no value`},
+			{"confidential secret\n", `confidential computing cannot be "secret"`},
+			{"fail metric:x gpu 0 UNKNOWN\n", `"metric:x" is no function of NVML`},
 			{"epoch today\n", `"today" is no Unix time in seconds`},
 			{"gpu 0 temperature 4", "does not end with a newline"},
 			{"", "does not end with a newline"},
@@ -175,6 +183,16 @@ func TestReadme(t *testing.T) {
 	for _, key := range slices.Concat(scenarioKeys(t, "GPU_VALUES"), scenarioKeys(t, "GPU_TEXTS")) {
 		if !strings.Contains(string(page), "`"+key+"`") {
 			t.Errorf("README.md does not say what %s is", key)
+		}
+	}
+	models, err := fs.Glob(sources, "standin/models/*.scenario")
+	if err != nil || len(models) == 0 {
+		t.Fatalf("%v, %v", models, err)
+	}
+	for _, file := range models {
+		name := strings.TrimSuffix(filepath.Base(file), ".scenario")
+		if !regexp.MustCompile(`model [^ ]*\b` + name + `\b`).Match(page) {
+			t.Errorf("README.md does not name the model %s", name)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package nvmltest
 import (
 	"cmp"
 	"fmt"
+	"io/fs"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -71,14 +73,36 @@ __attribute__((weak)) nvmlReturn_t %s(%s)
 	return b.String()
 }
 
-// defaultHeader makes a text a string of C.
-func defaultHeader(text string) string {
+// defaultHeader makes strings of C of the scenario that all begin with and of the
+// models, which it lists as an X macro.
+func defaultHeader(standin fs.FS) (string, error) {
+	defaults, err := fs.ReadFile(standin, "default.scenario")
+	if err != nil {
+		return "", err
+	}
+	models, err := fs.Glob(standin, "models/*.scenario")
+	if err != nil {
+		return "", err
+	}
+	b := new(strings.Builder)
+	fmt.Fprintf(b, "#define DEFAULT_SCENARIO%s\n\n#define MODELS(X)", quoted(string(defaults)))
+	for _, file := range models {
+		text, err := fs.ReadFile(standin, file)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(b, " \\\n    X(%q,%s)", strings.TrimSuffix(path.Base(file), ".scenario"), quoted(string(text)))
+	}
+	b.WriteString("\n")
+	return b.String(), nil
+}
+
+// quoted makes a text a string of C, in pieces of a line each.
+func quoted(text string) string {
 	var b strings.Builder
-	b.WriteString("#define DEFAULT_SCENARIO")
 	for line := range strings.Lines(text) {
 		b.WriteString(" \\\n    " + strconv.Quote(line))
 	}
-	b.WriteString("\n")
 	return b.String()
 }
 

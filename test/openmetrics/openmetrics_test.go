@@ -21,7 +21,11 @@ import (
 
 const deadline = 30 * time.Second
 
-// TestOpenMetrics runs the binary on a simulated node and parses a scrape.
+// everything is what is shown only when it is asked for.
+var everything = []string{"--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*"}
+
+// TestOpenMetrics runs the binary on a simulated node, with everything on, and parses a
+// scrape.
 func TestOpenMetrics(t *testing.T) {
 	binary := os.Getenv("PODGAUGE_BIN")
 	if binary == "" {
@@ -31,13 +35,19 @@ func TestOpenMetrics(t *testing.T) {
 		t.Fatalf("no binary: run make build (%v)", err)
 	}
 	url := start(t, binary)
-	body, contentType := scrape(t, url, "nvidia_gpu_allocation_info{")
+	scrape(t, url, "podgauge_resource_device_info{")
+	body, contentType := scrape(t, url, `label_app_kubernetes_io_name="`)
 	if !strings.HasPrefix(contentType, "application/openmetrics-text") {
 		t.Fatalf("asked for OpenMetrics, got %s", contentType)
 	}
 	families, series := parse(t, body)
-	if families < 30 || series < 150 {
+	if families < 150 || series < 2500 {
 		t.Errorf("%d families and %d series of a node with 8 GPUs:\n%s", families, series, body)
+	}
+	for _, family := range []string{"nvidia_gpu_nvlink_link_errors_total{", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER{", "podgauge_resource_device_info{"} {
+		if !strings.Contains(string(body), "\n"+family) {
+			t.Errorf("there is no %s…}", family)
+		}
 	}
 }
 
@@ -52,7 +62,7 @@ func start(t *testing.T, binary string) string {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	podgauge := exec.Command(binary, "--simulate", "--web.listen-address="+address, "--log.level=error")
+	podgauge := exec.Command(binary, append(everything, "--simulate", "--web.listen-address="+address, "--log.level=error")...)
 	podgauge.Stderr = os.Stderr
 	podgauge.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := podgauge.Start(); err != nil {

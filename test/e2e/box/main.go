@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"slices"
 	"strconv"
@@ -17,6 +18,7 @@ import (
 const usage = `box pause              until SIGTERM
 box sleep <duration>   for so long; SIGTERM ends it with status 143
 box stubborn           until SIGKILL: SIGTERM is ignored
+box family <children>  like pause, with so many children that do the same
 box exit <status>      at once
 box env                prints its environment, sorted
 `
@@ -49,6 +51,16 @@ func do(args []string, terminated <-chan os.Signal, stdout io.Writer) (status in
 		return 0, nil
 	case len(args) == 2 && args[0] == "exit":
 		return strconv.Atoi(args[1])
+	case len(args) == 2 && args[0] == "family":
+		children, err := strconv.Atoi(args[1])
+		if err != nil {
+			return 0, err
+		}
+		if err := bear(children); err != nil {
+			return 0, err
+		}
+		<-terminated
+		return 0, nil
 	case len(args) == 2 && args[0] == "sleep":
 		d, err := time.ParseDuration(args[1])
 		if err != nil {
@@ -62,6 +74,20 @@ func do(args []string, terminated <-chan os.Signal, stdout io.Writer) (status in
 		}
 	}
 	return 0, errors.New("what should it do?")
+}
+
+// bear starts processes that pause. In a container they end with its first one.
+func bear(children int) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	for range children {
+		if err := exec.Command(self, "pause").Start(); err != nil { // reap waits for it
+			return err
+		}
+	}
+	return nil
 }
 
 // reap collects orphans: a PID namespace hands them to its first process, and containerd's shims are orphans by design.

@@ -23,6 +23,8 @@ func TestWhatABoxDoes(t *testing.T) {
 		{args: []string{"sleep", "2s"}},
 		{args: []string{"sleep", "1h"}, terminate: true, status: 143},
 		{args: []string{"exit", "3"}, status: 3},
+		{args: []string{"family", "0"}, terminate: true},
+		{args: []string{"family", "few"}, wantsUsage: true},
 		{args: []string{"env"}, stdout: "A_FIRST=1\n"},
 		{args: nil, wantsUsage: true},
 		{args: []string{"sleep", "long"}, wantsUsage: true},

@@ -7,25 +7,51 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 )
 
 // ContainerPID is the id, on the machine, of a running container's first process.
 func (n *Node) ContainerPID(ctx context.Context, p Pod, container string) (int, error) {
-	pod, err := n.Pod(ctx, p)
+	pids, err := n.ContainerPIDs(ctx, p, container)
 	if err != nil {
 		return 0, err
+	}
+	return pids[0], nil
+}
+
+// ContainerPIDs are the ids, on the machine, of a running container's processes: at least one, the first one first.
+func (n *Node) ContainerPIDs(ctx context.Context, p Pod, container string) ([]int, error) {
+	pod, err := n.Pod(ctx, p)
+	if err != nil {
+		return nil, err
 	}
 	c, err := pod.Container(container)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	if dir, found := n.cgroups.find(c.ID); found {
 		if pids := pidsIn(dir); len(pids) > 0 {
-			return slices.Min(pids), nil
+			slices.Sort(pids)
+			return pids, nil
 		}
 	}
-	return 0, fmt.Errorf("container %s of pod %s has no process (%s %s)", container, p.Name, c.State, c.Reason)
+	return nil, fmt.Errorf("container %s of pod %s has no process (%s %s)", container, p.Name, c.State, c.Reason)
+}
+
+// PIDInside is what a process is called in the node's own pid namespace, as the node's driver would call it.
+func (n *Node) PIDInside(pid int) (int, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		// NSpid: its id in this namespace, in the node's, in that of its container.
+		if ids := strings.Fields(line); len(ids) > 2 && ids[0] == "NSpid:" {
+			return strconv.Atoi(ids[2])
+		}
+	}
+	return 0, fmt.Errorf("process %d is not in the node", pid)
 }
 
 // ContainerEnv is the environment of a running container's first process, as the kernel knows it.
@@ -67,7 +93,7 @@ func (n *Node) ContainerMounts(ctx context.Context, p Pod, container string) ([]
 
 // ContainerLog is what a container has printed in all its lives, also after its end.
 func (n *Node) ContainerLog(p Pod, container string) (string, error) {
-	lives, err := filepath.Glob(filepath.Join(n.Logs, "pods", p.namespace()+"_"+p.FullName()+"_*", container, "*.log"))
+	lives, err := filepath.Glob(filepath.Join(n.PodLogs(), p.namespace()+"_"+p.FullName()+"_*", container, "*.log"))
 	if err != nil {
 		return "", err
 	}

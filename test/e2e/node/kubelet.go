@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -25,6 +26,9 @@ func (n *Node) DevicePluginSocket() string { return n.path("root", "device-plugi
 
 // PodResourcesSocket is where the machine finds the kubelet's PodResources socket.
 func (n *Node) PodResourcesSocket() string { return n.path("root", "pod-resources", "kubelet.sock") }
+
+// PodLogs is where the kubelet has the pods' logs, inside and outside.
+func (n *Node) PodLogs() string { return filepath.Join(n.Logs, "pods") }
 
 // Kubelet is the kubelet's process; nil before the first start and after a stop.
 func (n *Node) Kubelet() *Process { return n.agent }
@@ -97,7 +101,7 @@ func (n *Node) kubeletConfig() map[string]any {
 		"apiVersion":               "kubelet.config.k8s.io/v1beta1",
 		"kind":                     "KubeletConfiguration",
 		"staticPodPath":            n.path("manifests"),
-		"podLogsDir":               n.Logs + "/pods",
+		"podLogsDir":               n.PodLogs(),
 		"containerRuntimeEndpoint": "unix://" + n.runtimeSocket(),
 		"resolvConf":               "", // pods resolve nothing
 

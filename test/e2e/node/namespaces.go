@@ -20,7 +20,7 @@ func (n *Node) makeFolders(context.Context) error {
 		return err
 	}
 	for _, dir := range []string{
-		filepath.Join(n.Logs, "pods"), n.path("root"), n.path("manifests"), n.path("conf", "cni"), n.path("containerd"), n.path("cni"),
+		n.PodLogs(), n.path("root"), n.path("manifests"), n.path("conf", "cni"), n.path("containerd"), n.path("cni"),
 	} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			return err

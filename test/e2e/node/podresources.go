@@ -41,17 +41,22 @@ func (n *Node) Allocatable(ctx context.Context, resource string) ([]string, erro
 // AllAllocatable asks the kubelet for the healthy devices of all resources and returns their ids by resource, sorted. A resource without a
 // healthy device is not there.
 func (n *Node) AllAllocatable(ctx context.Context) (map[string][]string, error) {
-	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (map[string][]string, error) {
-		answer, err := c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
-		all := map[string][]string{}
-		for _, devices := range answer.GetDevices() {
-			all[devices.ResourceName] = append(all[devices.ResourceName], devices.DeviceIds...)
-		}
-		for resource, ids := range all {
-			slices.Sort(ids) // the kubelet names a device once for each of its NUMA nodes, in any order
-			all[resource] = slices.Compact(ids)
-		}
-		return all, err
+	answer, err := n.AllocatableResources(ctx)
+	all := map[string][]string{}
+	for _, devices := range answer.GetDevices() {
+		all[devices.ResourceName] = append(all[devices.ResourceName], devices.DeviceIds...)
+	}
+	for resource, ids := range all {
+		slices.Sort(ids) // the kubelet names a device once for each of its NUMA nodes, in any order
+		all[resource] = slices.Compact(ids)
+	}
+	return all, err
+}
+
+// AllocatableResources asks the kubelet for all that it would give away.
+func (n *Node) AllocatableResources(ctx context.Context) (*podresources.AllocatableResourcesResponse, error) {
+	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.AllocatableResourcesResponse, error) {
+		return c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 	})
 }
 

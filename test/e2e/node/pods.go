@@ -23,12 +23,19 @@ type Pod struct {
 	Grace time.Duration
 	// HostNetwork puts the pod into the node's network namespace instead of one of its own.
 	HostNetwork bool
+	// HostPID puts its containers into the node's pid namespace, and ShareProcesses into one of the pod; else each has its own.
+	HostPID, ShareProcesses bool
+	Labels                  map[string]string
+	// Paths are folders of the node, which the regular containers have at the same place.
+	Paths []string
 }
 
 // Container of a Pod.
 type Container struct {
 	Name string
-	// Args are for box, the test image's program; none means "pause".
+	// Command is a program in one of the pod's Paths, in place of box, the test image's.
+	Command []string
+	// Args are for box; none means "pause".
 	Args []string
 	// Limits are the resources that it asks for: {"nvidia.com/gpu": 1}.
 	Limits map[string]int
@@ -48,27 +55,42 @@ func (p Pod) manifest(uid string) ([]byte, error) {
 	return json.MarshalIndent(map[string]any{
 		"apiVersion": "v1",
 		"kind":       "Pod",
-		"metadata":   map[string]any{"name": p.Name, "namespace": p.namespace(), "uid": uid},
+		"metadata":   map[string]any{"name": p.Name, "namespace": p.namespace(), "uid": uid, "labels": p.Labels},
 		"spec": map[string]any{
 			"restartPolicy":                 first(p.RestartPolicy, "Always"),
 			"terminationGracePeriodSeconds": max(1, int(p.Grace.Seconds())),
 			"hostNetwork":                   p.HostNetwork,
-			"initContainers":                containerManifests(p.InitContainers),
-			"containers":                    containerManifests(p.Containers),
+			"hostPID":                       p.HostPID,
+			"shareProcessNamespace":         p.ShareProcesses,
+			"initContainers":                containerManifests(p.InitContainers, nil),
+			"containers":                    containerManifests(p.Containers, p.Paths),
+			"volumes":                       volumes(p.Paths),
 		},
 	}, "", "  ")
 }
 
-func containerManifests(containers []Container) []any {
+// volumes are named by their order.
+func volumes(paths []string) []any {
 	all := []any{}
+	for i, path := range paths {
+		all = append(all, map[string]any{"name": fmt.Sprintf("path-%d", i), "hostPath": map[string]any{"path": path}})
+	}
+	return all
+}
+
+func containerManifests(containers []Container, paths []string) []any {
+	all, mounts := []any{}, []any{}
+	for i, path := range paths {
+		mounts = append(mounts, map[string]any{"name": fmt.Sprintf("path-%d", i), "mountPath": path})
+	}
 	for _, c := range containers {
 		env := []any{}
 		for name, value := range c.Env {
 			env = append(env, map[string]any{"name": name, "value": value})
 		}
 		m := map[string]any{
-			"name": c.Name, "image": boxImage, "imagePullPolicy": "Never", "args": c.Args, "env": env,
-			"resources": map[string]any{"limits": c.Limits},
+			"name": c.Name, "image": boxImage, "imagePullPolicy": "Never", "command": c.Command, "args": c.Args, "env": env,
+			"resources": map[string]any{"limits": c.Limits}, "volumeMounts": mounts,
 		}
 		if c.RestartPolicy != "" {
 			m["restartPolicy"] = c.RestartPolicy

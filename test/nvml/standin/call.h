@@ -41,8 +41,17 @@ nvmlDevice_t handle_of_slice(const struct call *, int gpu, int index);
 /* Tells whether a GPU's MIG mode is on. */
 bool is_partitioned(const struct call *, int gpu);
 
+/* What a profile's name says: "1c.3g.40gb+me" is one compute slice of three, and 40 GB. */
+struct size {
+    unsigned int c, g, gb;
+};
+struct size slice_size(const struct slice *);
+
 /* A slice's memory in bytes. Slices of one GPU instance share it. */
-unsigned long long slice_memory(const struct slice *);
+unsigned long long slice_memory(const struct gpu *, const struct slice *);
+
+/* Tells whether two slices are the same one, at different times perhaps. */
+bool same_life(const struct slice *, const struct slice *);
 
 /* What a slice says as its UUID. */
 void slice_uuid(const struct gpu *, const struct slice *, char *out, size_t size);

@@ -18,10 +18,11 @@ struct record {
     _Atomic uint64_t per_gpu[MAX_GPUS + 1]; /* the last one is NO_GPU's */
 };
 
-/* Two gauges stand before the functions' counts. */
+/* Three gauges stand before the functions' counts. */
 struct counts {
     struct record in_flight;
     struct record most_in_flight;
+    struct record gpm_samples;
     struct record calls[FUNCTION_COUNT];
 };
 
@@ -33,6 +34,7 @@ static void name_records(struct counts *c)
 {
     strcpy(c->in_flight.name, "in flight");
     strcpy(c->most_in_flight.name, "most in flight");
+    strcpy(c->gpm_samples.name, "gpm samples");
     for (int i = 0; i < FUNCTION_COUNT; i++)
         strncpy(c->calls[i].name, function_names[i], sizeof c->calls[i].name - 1);
 }
@@ -83,4 +85,9 @@ void counter_enter(int function, int gpu)
 void counter_leave(int gpu)
 {
     atomic_fetch_sub(&counts->in_flight.per_gpu[gpu], 1);
+}
+
+void counter_samples(int more)
+{
+    atomic_fetch_add(&counts->gpm_samples.per_gpu[NO_GPU], (uint64_t)(int64_t)more);
 }

@@ -9,4 +9,7 @@ void counter_enter(int function, int gpu);
 /* One less is under way. */
 void counter_leave(int gpu);
 
+/* So many more GPM samples are allocated, or fewer. */
+void counter_samples(int more);
+
 #endif

@@ -38,21 +38,30 @@ NUMBER(nvmlDeviceGetPcieReplayCounter, unsigned int, pcie_replay)
 NUMBER(nvmlDeviceGetPersistenceMode, nvmlEnableState_t, persistence_mode)
 NUMBER(nvmlDeviceGetComputeMode, nvmlComputeMode_t, compute_mode)
 
-/* -- what an H100 is, whatever the scenario says -- */
+NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, architecture)
+NUMBER(nvmlDeviceGetNumGpuCores, unsigned int, cores)
+NUMBER(nvmlDeviceGetMemoryBusWidth, unsigned int, memory_bus_width)
+NUMBER(nvmlDeviceGetVirtualizationMode, nvmlGpuVirtualizationMode_t, virtualization)
 
-#define CONSTANT_NUMBER(function, type, number) \
-    nvmlReturn_t function(nvmlDevice_t device, type *out) \
-    { \
-        DEVICE_CALL(device); \
-        NEEDS(out); \
-        *out = number; \
-        return NVML_SUCCESS; \
-    }
+/* All data centre GPUs that the driver still knows say this of themselves. */
+nvmlReturn_t nvmlDeviceGetBrand(nvmlDevice_t device, nvmlBrandType_t *type)
+{
+    DEVICE_CALL(device);
+    NEEDS(type);
+    *type = NVML_BRAND_NVIDIA;
+    return NVML_SUCCESS;
+}
 
-CONSTANT_NUMBER(nvmlDeviceGetBrand, nvmlBrandType_t, NVML_BRAND_NVIDIA)
-CONSTANT_NUMBER(nvmlDeviceGetArchitecture, nvmlDeviceArchitecture_t, NVML_DEVICE_ARCH_HOPPER)
-CONSTANT_NUMBER(nvmlDeviceGetNumGpuCores, unsigned int, 16896)
-CONSTANT_NUMBER(nvmlDeviceGetMemoryBusWidth, unsigned int, 5120)
+nvmlReturn_t nvmlDeviceGetAddressingMode(nvmlDevice_t device, nvmlDeviceAddressingMode_t *mode)
+{
+    DEVICE_CALL(device);
+    NEEDS(mode);
+    if (mode->version != nvmlDeviceAddressingMode_v1)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    READ(value, addressing_mode);
+    mode->value = (unsigned int)value;
+    return NVML_SUCCESS;
+}
 
 /* A slice's index is that under its GPU. */
 nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned int *index)
@@ -67,8 +76,8 @@ nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t device, int *major,
 {
     DEVICE_CALL(device);
     NEEDS(major && minor);
-    *major = 9;
-    *minor = 0;
+    if (sscanf(gpu->texts[text_compute_capability], "%d.%d", major, minor) != 2)
+        return NVML_ERROR_NOT_SUPPORTED;
     return NVML_SUCCESS;
 }
 
@@ -104,48 +113,7 @@ nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *name, unsigned int len
     return give_text(text, name, length);
 }
 
-/* -- memory, utilisation, temperature, clocks -- */
-
-/* The first version of this struct counts reserved memory as used. */
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory)
-{
-    ANY_CALL(device);
-    NEEDS(memory);
-    if (slice) {
-        *memory = (nvmlMemory_t){slice_memory(slice), slice_memory(slice) - slice->used, slice->used};
-        return NVML_SUCCESS;
-    }
-    READ(total, memory_total);
-    READ(reserved, memory_reserved);
-    READ(used, memory_used);
-    memory->total = (unsigned long long)total;
-    memory->used = (unsigned long long)(reserved + used);
-    memory->free = memory->total - memory->used;
-    return NVML_SUCCESS;
-}
-
-nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory)
-{
-    ANY_CALL(device);
-    NEEDS(memory);
-    if (memory->version != nvmlMemory_v2)
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    if (slice) {
-        memory->total = slice_memory(slice);
-        memory->reserved = 0;
-        memory->used = slice->used;
-        memory->free = memory->total - memory->used;
-        return NVML_SUCCESS;
-    }
-    READ(total, memory_total);
-    READ(reserved, memory_reserved);
-    READ(used, memory_used);
-    memory->total = (unsigned long long)total;
-    memory->reserved = (unsigned long long)reserved;
-    memory->used = (unsigned long long)used;
-    memory->free = (unsigned long long)(total - reserved - used);
-    return NVML_SUCCESS;
-}
+/* -- utilisation, clocks, power -- */
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization)
 {
@@ -159,25 +127,24 @@ nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_
     return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, nvmlTemperatureSensors_t sensorType, unsigned int *temp)
-{
-    DEVICE_CALL(device);
-    NEEDS(temp && sensorType == NVML_TEMPERATURE_GPU);
-    READ(celsius, temperature);
-    *temp = (unsigned int)celsius;
-    return NVML_SUCCESS;
-}
+/* A partitioned GPU does not say this either. The period is that over which the driver samples, in us. */
+#define ENGINE(function, value) \
+    nvmlReturn_t function(nvmlDevice_t device, unsigned int *utilization, unsigned int *period) \
+    { \
+        DEVICE_CALL(device); \
+        NEEDS(utilization && period); \
+        if (is_partitioned(&call, call.gpu)) \
+            return NVML_ERROR_NOT_SUPPORTED; \
+        READ(busy, value); \
+        *utilization = (unsigned int)busy; \
+        *period = 1000000 / 6; \
+        return NVML_SUCCESS; \
+    }
 
-nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_t *temperature)
-{
-    DEVICE_CALL(device);
-    NEEDS(temperature && temperature->sensorType == NVML_TEMPERATURE_GPU);
-    if (temperature->version != nvmlTemperature_v1)
-        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
-    READ(celsius, temperature);
-    temperature->temperature = (int)celsius;
-    return NVML_SUCCESS;
-}
+ENGINE(nvmlDeviceGetEncoderUtilization, encoder_utilization)
+ENGINE(nvmlDeviceGetDecoderUtilization, decoder_utilization)
+ENGINE(nvmlDeviceGetJpgUtilization, jpeg_utilization)
+ENGINE(nvmlDeviceGetOfaUtilization, ofa_utilization)
 
 static nvmlReturn_t give_clock(const struct call *call, const enum value *by_type, nvmlClockType_t type,
                                unsigned int *mhz)

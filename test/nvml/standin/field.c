@@ -1,6 +1,8 @@
 /* nvmlDeviceGetFieldValues: many values by their number, each with a return code of its own. */
 
 #include "call.h"
+#include "faults.h"
+#include "link.h"
 
 /* The fields that say what a value of the GPU says. A driver knows hundreds; the others answer NOT_SUPPORTED until the
  * scenario gives them a value. */
@@ -11,10 +13,13 @@ static const struct {
 } fields[] = {
     {NVML_FI_DEV_ECC_CURRENT, NVML_VALUE_TYPE_UNSIGNED_INT, value_ecc_mode},
     {NVML_FI_DEV_ECC_PENDING, NVML_VALUE_TYPE_UNSIGNED_INT, value_ecc_mode},
-    {NVML_FI_DEV_ECC_SBE_VOL_TOTAL, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_ecc_volatile_corrected},
-    {NVML_FI_DEV_ECC_DBE_VOL_TOTAL, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_ecc_volatile_uncorrected},
-    {NVML_FI_DEV_ECC_SBE_AGG_TOTAL, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_ecc_aggregate_corrected},
-    {NVML_FI_DEV_ECC_DBE_AGG_TOTAL, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_ecc_aggregate_uncorrected},
+    {NVML_FI_DEV_ECC_SBE_VOL_DEV, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_ecc_volatile_corrected},
+    {NVML_FI_DEV_ECC_DBE_VOL_DEV, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_ecc_volatile_uncorrected},
+    {NVML_FI_DEV_ECC_SBE_AGG_DEV, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_ecc_aggregate_corrected},
+    {NVML_FI_DEV_ECC_DBE_AGG_DEV, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_ecc_aggregate_uncorrected},
+    {NVML_FI_DEV_RETIRED_SBE, NVML_VALUE_TYPE_UNSIGNED_INT, value_retired_single},
+    {NVML_FI_DEV_RETIRED_DBE, NVML_VALUE_TYPE_UNSIGNED_INT, value_retired_double},
+    {NVML_FI_DEV_RETIRED_PENDING, NVML_VALUE_TYPE_UNSIGNED_INT, value_retired_pending},
     {NVML_FI_DEV_MEMORY_TEMP, NVML_VALUE_TYPE_UNSIGNED_INT, value_memory_temperature},
     {NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_energy},
     {NVML_FI_DEV_ENERGY, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_energy},
@@ -23,6 +28,15 @@ static const struct {
     {NVML_FI_DEV_REMAPPED_UNC, NVML_VALUE_TYPE_UNSIGNED_INT, value_remapped_uncorrected},
     {NVML_FI_DEV_REMAPPED_PENDING, NVML_VALUE_TYPE_UNSIGNED_INT, value_remapped_pending},
     {NVML_FI_DEV_REMAPPED_FAILURE, NVML_VALUE_TYPE_UNSIGNED_INT, value_remapped_failure},
+    {NVML_FI_DEV_REMAPPED_ROWS_COR_INACTIVE, NVML_VALUE_TYPE_UNSIGNED_INT, value_remapped_corrected_inactive},
+    {NVML_FI_DEV_REMAPPED_ROWS_UNC_INACTIVE, NVML_VALUE_TYPE_UNSIGNED_INT, value_remapped_uncorrected_inactive},
+    /* Bytes, in a type that they soon do not fit into: the driver has them start anew. */
+    {NVML_FI_DEV_PCIE_COUNT_TX_BYTES, NVML_VALUE_TYPE_UNSIGNED_INT, value_pcie_tx},
+    {NVML_FI_DEV_PCIE_COUNT_RX_BYTES, NVML_VALUE_TYPE_UNSIGNED_INT, value_pcie_rx},
+    {NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT, NVML_VALUE_TYPE_SIGNED_INT, value_margin_shutdown},
+    {NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, NVML_VALUE_TYPE_SIGNED_INT, value_margin_slowdown},
+    {NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT, NVML_VALUE_TYPE_SIGNED_INT, value_margin_memory_max},
+    {NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT, NVML_VALUE_TYPE_SIGNED_INT, value_margin_max},
     {NVML_FI_DEV_POWER_AVERAGE, NVML_VALUE_TYPE_UNSIGNED_INT, value_power},
     {NVML_FI_DEV_POWER_INSTANT, NVML_VALUE_TYPE_UNSIGNED_INT, value_power},
     {NVML_FI_DEV_POWER_MIN_LIMIT, NVML_VALUE_TYPE_UNSIGNED_INT, value_power_limit_min},
@@ -39,6 +53,8 @@ static const struct {
      value_throttle_ns_hw_thermal},
     {NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG,
      value_throttle_ns_hw_power_brake},
+    {NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_throttle_ns_board_limit},
+    {NVML_FI_DEV_PERF_POLICY_RELIABILITY, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, value_throttle_ns_reliability},
 };
 
 enum { FIELD_COUNT = sizeof fields / sizeof *fields };
@@ -69,31 +85,90 @@ static nvmlReturn_t put_curve(const struct call *call, nvmlFieldValue_t *out, nv
     return curve_at(call->scenario, c, call->now, &value) ? put(out, type, value) : NVML_ERROR_NOT_SUPPORTED;
 }
 
+/* The scope that asks for all links together. */
+enum { ALL_LINKS = 0xFFFFFFFF };
+
+static bool in_scope(const struct scope *scope, unsigned int asked)
+{
+    return scope->kind == ANY_SCOPE || (scope->kind == ONE_SCOPE && scope->number == asked) ||
+           (scope->kind == EACH_LINK && (asked < NVML_NVLINK_MAX_LINKS || asked == ALL_LINKS));
+}
+
 /* The newest line of the scenario that gives the field. */
 static const struct field *given(const struct call *call, const nvmlFieldValue_t *asked)
 {
     for (size_t i = call->scenario->fields.count; i-- > 0;) {
         const struct field *f = &call->scenario->fields.items[i];
-        if (f->gpus & (gpu_set)1 << call->gpu && f->id == asked->fieldId && (f->any_scope || f->scope == asked->scopeId))
+        if (f->gpus & (gpu_set)1 << call->gpu && asked->fieldId >= f->first && asked->fieldId <= f->last &&
+            in_scope(&f->scope, asked->scopeId))
             return f;
     }
     return NULL;
 }
 
+/* What a line gives for a scope. A link that is not up counts nothing, and all together is the sum of what each says,
+ * in a line of its own perhaps. */
+static nvmlReturn_t put_given(const struct call *call, const struct gpu *gpu, nvmlFieldValue_t *out, const struct field *f)
+{
+    if (f->scope.kind != EACH_LINK)
+        return put_curve(call, out, f->type, &f->curve);
+    if (out->scopeId != ALL_LINKS)
+        return link_is_up(gpu, out->scopeId) ? put_curve(call, out, f->type, &f->curve) : NVML_ERROR_NOT_SUPPORTED;
+    int64_t sum = 0;
+    bool any = false;
+    for (unsigned int i = 0; i < NVML_NVLINK_MAX_LINKS; i++) {
+        int64_t value;
+        nvmlFieldValue_t asked = {.fieldId = out->fieldId, .scopeId = i};
+        const struct field *own = given(call, &asked);
+        if (!own || !link_is_up(gpu, i) || !curve_at(call->scenario, &own->curve, call->now, &value))
+            continue;
+        sum += value;
+        any = true;
+    }
+    return any ? put(out, f->type, sum) : NVML_ERROR_NOT_SUPPORTED;
+}
+
+static const struct {
+    unsigned int id;
+    nvmlMemoryErrorType_t error;
+    nvmlEccCounterType_t counter;
+} totals[] = {
+    {NVML_FI_DEV_ECC_SBE_VOL_TOTAL, NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_VOLATILE_ECC},
+    {NVML_FI_DEV_ECC_DBE_VOL_TOTAL, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC},
+    {NVML_FI_DEV_ECC_SBE_AGG_TOTAL, NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_AGGREGATE_ECC},
+    {NVML_FI_DEV_ECC_DBE_AGG_TOTAL, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_AGGREGATE_ECC},
+};
+
+static nvmlReturn_t put_total(const struct call *call, nvmlFieldValue_t *out)
+{
+    int64_t count;
+    for (size_t i = 0; i < sizeof totals / sizeof *totals; i++) {
+        if (totals[i].id == out->fieldId && count_ecc(call, totals[i].error, totals[i].counter, &count))
+            return put(out, NVML_VALUE_TYPE_UNSIGNED_LONG_LONG, count);
+    }
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
 static nvmlReturn_t answer_field(const struct call *call, const struct gpu *gpu, nvmlFieldValue_t *f)
 {
     const struct rule *fail = scenario_rule(call->scenario, FAIL_FIELD, (int)f->fieldId, call->gpu);
+    int64_t value;
     if (fail)
         return fail->answer;
     const struct field *own = given(call, f);
     if (own)
-        return put_curve(call, f, own->type, &own->curve);
-    /* Another scope is another thing than the GPU: a link, or the module that it sits on. */
-    for (int i = 0; i < FIELD_COUNT && f->scopeId == 0; i++) {
+        return put_given(call, gpu, f, own);
+    nvmlReturn_t answer = link_field(call, gpu, f->fieldId, f->scopeId, &value);
+    if (answer != NVML_ERROR_NOT_FOUND)
+        return answer == NVML_SUCCESS ? put(f, NVML_VALUE_TYPE_UNSIGNED_INT, value) : answer;
+    /* Another scope is another thing than the GPU, as the module that it sits on. */
+    if (f->scopeId != 0)
+        return NVML_ERROR_NOT_SUPPORTED;
+    for (int i = 0; i < FIELD_COUNT; i++) {
         if (fields[i].id == f->fieldId)
             return put_curve(call, f, fields[i].type, &gpu->values[fields[i].value]);
     }
-    return NVML_ERROR_NOT_SUPPORTED;
+    return put_total(call, f);
 }
 
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int valuesCount, nvmlFieldValue_t *values)

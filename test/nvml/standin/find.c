@@ -5,8 +5,7 @@
 
 #include "call.h"
 
-/* NVIDIA's and the H100's PCI ids, as the header combines them. */
-enum { PCI_DEVICE_ID = 0x233010DE, PCI_SUBSYSTEM_ID = 0x16C110DE, PCI_CLASS_DISPLAY = 3, PCI_SUBCLASS_3D = 2 };
+enum { PCI_SUBSYSTEM_ID = 0x16C110DE, PCI_CLASS_DISPLAY = 3, PCI_SUBCLASS_3D = 2 };
 
 struct pci {
     unsigned int domain, bus, device, function;
@@ -130,16 +129,19 @@ nvmlReturn_t nvmlDeviceGetHandleByPciBusId_v2(const char *pciBusId, nvmlDevice_t
     return find_by_pci(call.scenario, pciBusId, device);
 }
 
-static nvmlReturn_t give_pci(const struct gpu *gpu, nvmlPciInfo_t *out)
+static nvmlReturn_t give_pci(const struct call *call, const struct gpu *gpu, nvmlPciInfo_t *out)
 {
     struct pci pci;
+    int64_t id;
     NEEDS(out);
+    if (!read_value(call, value_pci_id, &id))
+        return NVML_ERROR_NOT_SUPPORTED;
     scan_pci(gpu->texts[text_pci], &pci);
     *out = (nvmlPciInfo_t){
         .domain = pci.domain,
         .bus = pci.bus,
         .device = pci.device,
-        .pciDeviceId = PCI_DEVICE_ID,
+        .pciDeviceId = (unsigned int)id,
         .pciSubSystemId = PCI_SUBSYSTEM_ID,
     };
     snprintf(out->busId, sizeof out->busId, NVML_DEVICE_PCI_BUS_ID_FMT, pci.domain, pci.bus, pci.device);
@@ -151,19 +153,19 @@ static nvmlReturn_t give_pci(const struct gpu *gpu, nvmlPciInfo_t *out)
 nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     DEVICE_CALL(device);
-    return give_pci(gpu, pci);
+    return give_pci(&call, gpu, pci);
 }
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     DEVICE_CALL(device);
-    return give_pci(gpu, pci);
+    return give_pci(&call, gpu, pci);
 }
 
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(nvmlDevice_t device, nvmlPciInfo_t *pci)
 {
     DEVICE_CALL(device);
-    return give_pci(gpu, pci);
+    return give_pci(&call, gpu, pci);
 }
 
 nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
@@ -173,7 +175,9 @@ nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
     if (pci->version != nvmlPciInfoExt_v1)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     nvmlPciInfo_t plain;
-    give_pci(gpu, &plain);
+    nvmlReturn_t answer = give_pci(&call, gpu, &plain);
+    if (answer != NVML_SUCCESS)
+        return answer;
     *pci = (nvmlPciInfoExt_t){
         .version = pci->version,
         .domain = plain.domain,

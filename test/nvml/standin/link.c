@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "call.h"
+#include "link.h"
 
 /* The link that a call asks for, as far as the GPU has one of this number. */
 static nvmlReturn_t find_link(const struct gpu *gpu, unsigned int number, const struct link **out)
@@ -31,6 +31,16 @@ nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned int link, nv
     NEEDS(isActive);
     FIND(end, link);
     *isActive = end->kind == LINK_OFF ? NVML_FEATURE_DISABLED : NVML_FEATURE_ENABLED;
+    return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetNvLinkVersion(nvmlDevice_t device, unsigned int link, unsigned int *version)
+{
+    DEVICE_CALL(device);
+    NEEDS(version);
+    FIND(end, link);
+    READ(number, nvlink_version);
+    *version = (unsigned int)number;
     return NVML_SUCCESS;
 }
 
@@ -70,6 +80,69 @@ nvmlReturn_t nvmlDeviceGetNvLinkRemotePciInfo_v2(nvmlDevice_t device, unsigned i
 {
     DEVICE_CALL(device);
     return give_remote(&call, gpu, link, pci);
+}
+
+/* -- what GetFieldValues says of them -- */
+
+bool link_is_up(const struct gpu *gpu, unsigned int number)
+{
+    return number < NVML_NVLINK_MAX_LINKS && gpu->links[number].kind > LINK_OFF;
+}
+
+/* How many links of a GPU are at least of a kind. */
+static int64_t count_links(const struct gpu *gpu, int kind)
+{
+    int64_t count = 0;
+    for (int i = 0; i < NVML_NVLINK_MAX_LINKS; i++)
+        count += (int)gpu->links[i].kind >= kind;
+    return count;
+}
+
+static int64_t count_switched(const struct gpu *gpu)
+{
+    int64_t count = 0;
+    for (int i = 0; i < NVML_NVLINK_MAX_LINKS; i++)
+        count += gpu->links[i].kind == LINK_TO_SWITCH;
+    return count;
+}
+
+/* What one link says; one that is off has no speed. */
+static nvmlReturn_t field_of_link(const struct call *call, const struct gpu *gpu, unsigned int id, unsigned int number,
+                                  int64_t *out)
+{
+    FIND(end, number);
+    switch (id) {
+    case NVML_FI_DEV_NVLINK_GET_STATE:
+        *out = end->kind == LINK_OFF ? NVML_NVLINK_STATE_INACTIVE : NVML_NVLINK_STATE_ACTIVE;
+        return NVML_SUCCESS;
+    case NVML_FI_DEV_NVLINK_GET_VERSION:
+        return read_value(call, value_nvlink_version, out) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+    default:
+        *out = 0;
+        return end->kind == LINK_OFF || read_value(call, value_nvlink_speed, out) ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
+    }
+}
+
+nvmlReturn_t link_field(const struct call *call, const struct gpu *gpu, unsigned int id, unsigned int scope, int64_t *out)
+{
+    switch (id) {
+    case NVML_FI_DEV_NVLINK_GET_STATE:
+    case NVML_FI_DEV_NVLINK_GET_VERSION:
+    case NVML_FI_DEV_NVLINK_GET_SPEED:
+        return field_of_link(call, gpu, id, scope, out);
+    case NVML_FI_DEV_NVLINK_LINK_COUNT:
+        *out = count_links(gpu, LINK_OFF);
+        break;
+    case NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT:
+        *out = count_switched(gpu);
+        break;
+    case NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON:
+        return count_links(gpu, LINK_TO_SWITCH) > 0 && read_value(call, value_nvlink_speed, out) ? NVML_SUCCESS
+                                                                                               : NVML_ERROR_NOT_SUPPORTED;
+    default:
+        return NVML_ERROR_NOT_FOUND;
+    }
+    return count_links(gpu, LINK_OFF) > 0 ? NVML_SUCCESS : NVML_ERROR_NOT_SUPPORTED;
 }
 
 /* It is counted, delayed and refused as a call on the first of the two, and needs the second as well. */

@@ -38,7 +38,7 @@ bool is_slice(nvmlDevice_t device)
     return gpu_of_slice(device) != NOT_A_HANDLE;
 }
 
-static bool same_life(const struct slice *a, const struct slice *b)
+bool same_life(const struct slice *a, const struct slice *b)
 {
     return a->present && b->present && a->gi == b->gi && a->ci == b->ci && strcmp(a->uuid, b->uuid) == 0 &&
            strcmp(a->profile, b->profile) == 0;
@@ -171,37 +171,33 @@ nvmlReturn_t nvmlDeviceGetComputeInstanceId(nvmlDevice_t device, unsigned int *i
     return NVML_SUCCESS;
 }
 
-/* What the profile's name says: "1c.3g.40gb+me". */
-static void read_profile(const char *profile, unsigned int *c, unsigned int *g, unsigned int *gb)
+struct size slice_size(const struct slice *slice)
 {
-    if (sscanf(profile, "%uc.%ug.%ugb", c, g, gb) == 3)
-        return;
-    sscanf(profile, "%ug.%ugb", g, gb);
-    *c = *g;
+    struct size s = {0};
+    if (sscanf(slice->profile, "%uc.%ug.%ugb", &s.c, &s.g, &s.gb) == 3)
+        return s;
+    sscanf(slice->profile, "%ug.%ugb", &s.g, &s.gb);
+    s.c = s.g;
+    return s;
 }
 
-unsigned long long slice_memory(const struct slice *slice)
+static nvmlReturn_t give_attributes(const struct call *call, const struct gpu *gpu, const struct slice *slice,
+                                    nvmlDeviceAttributes_t *out)
 {
-    unsigned int c = 0, g = 0, gb = 0;
-    read_profile(slice->profile, &c, &g, &gb);
-    return slice->memory ? slice->memory : (unsigned long long)gb << 30;
-}
-
-static nvmlReturn_t give_attributes(const struct slice *slice, nvmlDeviceAttributes_t *out)
-{
-    unsigned int c = 0, g = 0, gb = 0;
+    struct size size = slice_size(slice);
+    int64_t multiprocessors = 0;
     NEEDS(out);
-    read_profile(slice->profile, &c, &g, &gb);
+    read_value(call, value_slice_multiprocessors, &multiprocessors);
     bool media = strstr(slice->profile, "+me") != NULL;
     *out = (nvmlDeviceAttributes_t){
-        .multiprocessorCount = 16 * c, /* an H100's */
-        .sharedCopyEngineCount = g,
-        .sharedDecoderCount = g,
-        .sharedJpegCount = g,
+        .multiprocessorCount = (unsigned int)multiprocessors * size.c,
+        .sharedCopyEngineCount = size.g,
+        .sharedDecoderCount = size.g,
+        .sharedJpegCount = size.g,
         .sharedOfaCount = media,
-        .gpuInstanceSliceCount = g,
-        .computeInstanceSliceCount = c,
-        .memorySizeMB = slice_memory(slice) >> 20,
+        .gpuInstanceSliceCount = size.g,
+        .computeInstanceSliceCount = size.c,
+        .memorySizeMB = slice_memory(gpu, slice) >> 20,
     };
     return NVML_SUCCESS;
 }
@@ -209,11 +205,11 @@ static nvmlReturn_t give_attributes(const struct slice *slice, nvmlDeviceAttribu
 nvmlReturn_t nvmlDeviceGetAttributes(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
 {
     SLICE_CALL(device);
-    return give_attributes(slice, attributes);
+    return give_attributes(&call, gpu, slice, attributes);
 }
 
 nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttributes_t *attributes)
 {
     SLICE_CALL(device);
-    return give_attributes(slice, attributes);
+    return give_attributes(&call, gpu, slice, attributes);
 }

@@ -1,138 +1,13 @@
 #include "parse.h"
 
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "default.h"
+#include "line.h"
 #include "names.h"
-
-/* The line that is being read. Its words are taken from the front. */
-struct line {
-    const char *path;
-    int number;
-    char *rest;
-};
-
-static const char blanks[] = " \t\r";
-
-__attribute__((format(printf, 2, 3))) static bool complain(const struct line *l, const char *format, ...)
-{
-    char problem[256];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(problem, sizeof problem, format, args);
-    va_end(args);
-    fprintf(stderr, "nvml stand-in: %s:%d: %s: the scenario before stands\n", l->path, l->number, problem);
-    return false;
-}
-
-/* Takes the next word; "" at the end of the line. */
-static char *take(struct line *l)
-{
-    char *word = l->rest + strspn(l->rest, blanks);
-    char *end = word + strcspn(word, blanks);
-    l->rest = *end ? end + 1 : end;
-    *end = '\0';
-    return word;
-}
-
-/* Takes all that is left, blanks inside included. */
-static char *take_rest(struct line *l)
-{
-    char *text = l->rest + strspn(l->rest, blanks);
-    char *end = text + strlen(text);
-    while (end > text && strchr(blanks, end[-1]))
-        end--;
-    *end = '\0';
-    l->rest = end;
-    return text;
-}
-
-/* Reads a whole number, in decimal or as 0x…, of 64 bits with or without a sign, and moves on behind it. */
-static bool scan_number(const char **text, int64_t *out)
-{
-    char *end;
-    *out = **text == '-' ? (int64_t)strtoll(*text, &end, 0) : (int64_t)strtoull(*text, &end, 0);
-    bool read = end != *text;
-    *text = end;
-    return read;
-}
-
-static bool scan_decimal(const char **text, double *out)
-{
-    char *end;
-    *out = strtod(*text, &end);
-    bool read = end != *text;
-    *text = end;
-    return read;
-}
-
-static bool take_number(struct line *l, const char *what, int64_t min, int64_t max, int64_t *out)
-{
-    const char *word = take(l), *end = word;
-    if (!scan_number(&end, out) || *end || *out < min || *out > max)
-        return complain(l, "%s is \"%s\", not a number from %lld to %lld", what, word, (long long)min, (long long)max);
-    return true;
-}
-
-/* A curve is "none", "<base>", "<base>+<slope>/s" or "<base>~<top>/<period>s". */
-static bool scan_curve(const char *text, struct curve *c)
-{
-    *c = (struct curve){.shape = ABSENT};
-    if (strcmp(text, "none") == 0)
-        return true;
-    if (!scan_number(&text, &c->base))
-        return false;
-    c->shape = *text == '+' ? LINE : *text == '~' ? WAVE : CONSTANT;
-    if (c->shape == CONSTANT)
-        return *text == '\0';
-    text++;
-    if (c->shape == LINE)
-        return scan_decimal(&text, &c->slope) && c->slope >= 0 && strcmp(text, "/s") == 0;
-    return scan_number(&text, &c->top) && *text++ == '/' && scan_decimal(&text, &c->period) && c->period > 0 &&
-           strcmp(text, "s") == 0;
-}
-
-static bool take_curve(struct line *l, struct curve *c)
-{
-    const char *word = take(l);
-    return scan_curve(word, c) || complain(l, "\"%s\" is no value", word);
-}
-
-/* A GPU selector is an index, * for all of them or, where allowed, - for calls that concern none. */
-static bool take_gpus(struct line *l, bool or_none, gpu_set *out)
-{
-    const char *word = take(l), *end = word;
-    int64_t index;
-    if (strcmp(word, "*") == 0) {
-        *out = ((gpu_set)1 << MAX_GPUS) - 1;
-        return true;
-    }
-    if (or_none && strcmp(word, "-") == 0) {
-        *out = (gpu_set)1 << NO_GPU;
-        return true;
-    }
-    if (!scan_number(&end, &index) || *end || index < 0 || index >= MAX_GPUS)
-        return complain(l, "\"%s\" selects no GPU", word);
-    *out = (gpu_set)1 << index;
-    return true;
-}
-
-/* Makes room for one more item and returns where it goes. Room doubles, so that it is full at powers of two. */
-static void *append(void **items, size_t *count, size_t size)
-{
-    if ((*count & (*count - 1)) == 0) {
-        void *grown = realloc(*items, (*count ? *count * 2 : 1) * size);
-        if (!grown)
-            abort();
-        *items = grown;
-    }
-    return (char *)*items + (*count)++ * size;
-}
-
-#define APPEND(list, ...) \
-    (*(__typeof__((list)->items))append((void **)&(list)->items, &(list)->count, sizeof *(list)->items) = (__VA_ARGS__))
+#include "parse_gpu.h"
 
 static bool parse_gpu_count(struct scenario *s, struct line *l)
 {
@@ -164,172 +39,6 @@ static bool parse_lock(struct scenario *s, struct line *l)
     return s->driver_lock || complain(l, "\"%s\" cannot be locked, only the driver can", word);
 }
 
-static const struct {
-    const char *name;
-    nvmlValueType_t type;
-} types[] = {
-    {"f64", NVML_VALUE_TYPE_DOUBLE},
-    {"u16", NVML_VALUE_TYPE_UNSIGNED_SHORT},
-    {"u32", NVML_VALUE_TYPE_UNSIGNED_INT},
-    {"u64", NVML_VALUE_TYPE_UNSIGNED_LONG_LONG},
-    {"ulong", NVML_VALUE_TYPE_UNSIGNED_LONG},
-    {"i32", NVML_VALUE_TYPE_SIGNED_INT},
-    {"i64", NVML_VALUE_TYPE_SIGNED_LONG_LONG},
-};
-
-static bool take_type(struct line *l, nvmlValueType_t *out)
-{
-    const char *word = take(l);
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
-        if (strcmp(word, types[i].name) == 0) {
-            *out = types[i].type;
-            return true;
-        }
-    }
-    *out = NVML_VALUE_TYPE_UNSIGNED_LONG_LONG;
-    return *word == '\0' || complain(l, "\"%s\" is no value type", word);
-}
-
-/* gpu <sel> field <id>[/<scope>] <value> [<type>] */
-static bool parse_field(struct scenario *s, gpu_set gpus, struct line *l)
-{
-    const char *word = take(l), *end = word;
-    int64_t id, scope = 0;
-    bool any_scope = true, read = scan_number(&end, &id);
-    if (read && *end == '/') {
-        end++;
-        any_scope = false;
-        read = scan_number(&end, &scope);
-    }
-    if (!read || *end)
-        return complain(l, "\"%s\" is no field", word);
-    struct field f = {.gpus = gpus, .id = (unsigned int)id, .scope = (unsigned int)scope, .any_scope = any_scope};
-    if (!take_curve(l, &f.curve) || !take_type(l, &f.type))
-        return false;
-    APPEND(&s->fields, f);
-    return true;
-}
-
-/* A number or a text that a line names: "gi 3". */
-struct pair {
-    const char *word;
-    unsigned long long *number; /* NULL: it is a text */
-    char *text;
-    size_t size;
-};
-
-/* Takes pairs, in any order, until the line ends. */
-static bool take_pairs(struct line *l, const struct pair *pairs, size_t count)
-{
-    for (const char *word = take(l); *word; word = take(l)) {
-        size_t i = 0;
-        while (i < count && strcmp(word, pairs[i].word) != 0)
-            i++;
-        int64_t number;
-        if (i == count)
-            return complain(l, "unknown word \"%s\"", word);
-        if (!pairs[i].number) {
-            snprintf(pairs[i].text, pairs[i].size, "%s", take(l));
-            continue;
-        }
-        if (!take_number(l, word, 0, INT64_MAX, &number))
-            return false;
-        *pairs[i].number = (unsigned long long)number;
-    }
-    return true;
-}
-
-enum { UNSET_ID = 0xFFFFFFFF }; /* what the header gives for the ids of an instance that is none */
-
-/* gpu <sel> process <pid> <bytes> [gi <g>] [ci <c>] */
-static bool parse_process(struct scenario *s, gpu_set gpus, struct line *l)
-{
-    int64_t pid, bytes;
-    unsigned long long gi = UNSET_ID, ci = UNSET_ID;
-    const struct pair pairs[] = {{.word = "gi", .number = &gi}, {.word = "ci", .number = &ci}};
-    if (!take_number(l, "the pid", 1, INT32_MAX, &pid) || !take_number(l, "the memory", 0, INT64_MAX, &bytes) ||
-        !take_pairs(l, pairs, 2))
-        return false;
-    struct process p = {gpus, {(unsigned int)pid, (unsigned long long)bytes, (unsigned int)gi, (unsigned int)ci}};
-    APPEND(&s->processes, p);
-    return true;
-}
-
-/* Tells whether a text is a profile's name, as "1c.3g.40gb+me" is. */
-static bool is_profile(const char *text)
-{
-    unsigned int c, g, gb;
-    int end = 0;
-    if (sscanf(text, "%uc.%ug.%ugb%n", &c, &g, &gb, &end) != 3 || !end) {
-        end = 0;
-        if (sscanf(text, "%ug.%ugb%n", &g, &gb, &end) != 2 || !end)
-            return false;
-    }
-    return text[end] == '\0' || text[end] == '+' || text[end] == '-';
-}
-
-/* gpu <sel> slice <index> <profile> gi <g> ci <c> [uuid <text>|old] [memory <bytes>] [used <bytes>] */
-static bool parse_slice(struct scenario *s, gpu_set gpus, struct line *l)
-{
-    int64_t index;
-    if (!take_number(l, "the slice's index", 0, MAX_SLICES - 1, &index))
-        return false;
-    const char *profile = take(l);
-    if (!is_profile(profile))
-        return complain(l, "\"%s\" is no MIG profile", profile);
-    struct slice slice = {.present = true};
-    snprintf(slice.profile, sizeof slice.profile, "%s", profile);
-    unsigned long long gi = UNSET_ID, ci = UNSET_ID;
-    const struct pair pairs[] = {
-        {.word = "gi", .number = &gi},
-        {.word = "ci", .number = &ci},
-        {.word = "uuid", .text = slice.uuid, .size = sizeof slice.uuid},
-        {.word = "memory", .number = &slice.memory},
-        {.word = "used", .number = &slice.used},
-    };
-    if (!take_pairs(l, pairs, sizeof pairs / sizeof *pairs))
-        return false;
-    if (gi == UNSET_ID || ci == UNSET_ID)
-        return complain(l, "a slice needs its gi and its ci");
-    slice.gi = (unsigned int)gi;
-    slice.ci = (unsigned int)ci;
-    for (int i = 0; i < MAX_GPUS; i++) {
-        if (gpus & (gpu_set)1 << i)
-            s->gpus[i].slices[index] = slice;
-    }
-    return true;
-}
-
-/* gpu <sel> link <first>[-<last>] switch | off | none | gpu <i> */
-static bool parse_link(struct scenario *s, gpu_set gpus, struct line *l)
-{
-    const char *word = take(l), *end = word;
-    int64_t first, last, gpu = 0;
-    bool read = scan_number(&end, &first);
-    last = first;
-    if (read && *end == '-') {
-        end++;
-        read = scan_number(&end, &last);
-    }
-    if (!read || *end || first < 0 || last < first || last >= NVML_NVLINK_MAX_LINKS)
-        return complain(l, "\"%s\" is no link", word);
-    static const char *const kinds[] = {"none", "off", "switch", "gpu"};
-    const char *kind = take(l);
-    struct link link = {.kind = NO_LINK};
-    while (link.kind <= LINK_TO_GPU && strcmp(kind, kinds[link.kind]) != 0)
-        link.kind++;
-    if (link.kind > LINK_TO_GPU)
-        return complain(l, "a link does not lead to \"%s\"", kind);
-    if (link.kind == LINK_TO_GPU && !take_number(l, "the GPU at its end", 0, MAX_GPUS - 1, &gpu))
-        return false;
-    link.gpu = (int)gpu;
-    for (int i = 0; i < MAX_GPUS; i++) {
-        for (int64_t n = first; gpus & (gpu_set)1 << i && n <= last; n++)
-            s->gpus[i].links[n] = link;
-    }
-    return true;
-}
-
 /* ancestor <sel> <sel> <level> */
 static bool parse_ancestor(struct scenario *s, struct line *l)
 {
@@ -358,82 +67,25 @@ static bool parse_ancestor(struct scenario *s, struct line *l)
     return true;
 }
 
+/* confidential on | off | devtools | none */
+static bool parse_confidential(struct scenario *s, struct line *l)
+{
+    static const char *const states[] = {"none", "off", "on", "devtools"};
+    const char *word = take(l);
+    for (int i = CC_NONE; i <= CC_DEVTOOLS; i++) {
+        if (strcmp(word, states[i]) == 0) {
+            s->confidential = i;
+            return true;
+        }
+    }
+    return complain(l, "confidential computing cannot be \"%s\"", word);
+}
+
 static bool parse_reuse(struct scenario *s, struct line *l)
 {
     const char *word = take(l);
     s->reuse_handles = strcmp(word, "handles") == 0;
     return s->reuse_handles || complain(l, "\"%s\" cannot be reused, only handles can", word);
-}
-
-static int named(const char *const *names, int count, const char *name)
-{
-    for (int i = 0; i < count; i++) {
-        if (strcmp(names[i], name) == 0)
-            return i;
-    }
-    return -1;
-}
-
-static bool set_value(struct scenario *s, gpu_set gpus, int value, struct line *l)
-{
-    struct curve c;
-    if (!take_curve(l, &c))
-        return false;
-    for (int i = 0; i < MAX_GPUS; i++) {
-        if (gpus & (gpu_set)1 << i)
-            s->gpus[i].values[value] = c;
-    }
-    return true;
-}
-
-static bool set_text(struct scenario *s, gpu_set gpus, int text, struct line *l)
-{
-    const char *rest = take_rest(l);
-    unsigned int part;
-    if (!*rest || (text == text_pci && sscanf(rest, "%x:%x:%x.%x", &part, &part, &part, &part) != 4))
-        return complain(l, "\"%s\" cannot be a GPU's text here", rest);
-    for (int i = 0; i < MAX_GPUS; i++) {
-        if (gpus & (gpu_set)1 << i)
-            snprintf(s->gpus[i].texts[text], sizeof s->gpus[i].texts[text], "%s", rest);
-    }
-    return true;
-}
-
-static bool lose(struct scenario *s, gpu_set gpus)
-{
-    for (int i = 0; i < MAX_GPUS; i++)
-        s->gpus[i].lost |= (gpus & (gpu_set)1 << i) != 0;
-    return true;
-}
-
-#define X(name) #name,
-static const char *const value_names[VALUE_COUNT] = {GPU_VALUES(X)};
-static const char *const text_names[TEXT_COUNT] = {GPU_TEXTS(X)};
-#undef X
-
-static bool parse_gpu(struct scenario *s, struct line *l)
-{
-    gpu_set gpus;
-    if (!take_gpus(l, false, &gpus))
-        return false;
-    const char *key = take(l);
-    if (strcmp(key, "lost") == 0)
-        return lose(s, gpus);
-    if (strcmp(key, "field") == 0)
-        return parse_field(s, gpus, l);
-    if (strcmp(key, "process") == 0)
-        return parse_process(s, gpus, l);
-    if (strcmp(key, "slice") == 0)
-        return parse_slice(s, gpus, l);
-    if (strcmp(key, "link") == 0)
-        return parse_link(s, gpus, l);
-    int i = named(value_names, VALUE_COUNT, key);
-    if (i >= 0)
-        return set_value(s, gpus, i, l);
-    i = named(text_names, TEXT_COUNT, key);
-    if (i >= 0)
-        return set_text(s, gpus, i, l);
-    return complain(l, "a GPU has no \"%s\"", key);
 }
 
 /* event <serial> gpu <i> xid <n> | type <mask> data <n> [gi <g>] [ci <c>] */
@@ -458,16 +110,30 @@ static bool parse_event(struct scenario *s, struct line *l)
     return true;
 }
 
-/* Takes "<function|*>", and where a field may fail "field:<id>" too, and then "gpu <sel>". */
+/* Reads the id of a field or a metric that is to fail. */
+static bool scan_entry(const char *word, struct rule *r)
+{
+    static const struct {
+        const char *prefix;
+        enum obstacle obstacle;
+    } entries[] = {{"field:", FAIL_FIELD}, {"metric:", FAIL_METRIC}};
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+        const char *end = word + strlen(entries[i].prefix);
+        int64_t id;
+        if (strncmp(word, entries[i].prefix, strlen(entries[i].prefix)) != 0 || !scan_number(&end, &id) || *end)
+            continue;
+        r->obstacle = entries[i].obstacle;
+        r->target = (int)id;
+        return true;
+    }
+    return false;
+}
+
+/* Takes "<function|*>", and what one entry of a call may fail by "field:<id>" or "metric:<id>" too, and then "gpu <sel>". */
 static bool take_target(struct line *l, struct rule *r)
 {
-    static const char field[] = "field:";
-    const char *word = take(l), *end = word + strlen(field);
-    int64_t id;
-    if (r->obstacle == FAIL && strncmp(word, field, strlen(field)) == 0 && scan_number(&end, &id) && !*end) {
-        r->obstacle = FAIL_FIELD;
-        r->target = (int)id;
-    } else {
+    const char *word = take(l);
+    if (r->obstacle != FAIL || !scan_entry(word, r)) {
         r->target = strcmp(word, "*") == 0 ? ANY_FUNCTION : function_named(word);
         if (r->target < 0 && strcmp(word, "*") != 0)
             return complain(l, "\"%s\" is no function of NVML", word);
@@ -519,6 +185,7 @@ static const struct {
     {"gpus", parse_gpu_count}, {"driver", parse_driver}, {"epoch", parse_epoch}, {"lock", parse_lock},
     {"gpu", parse_gpu},        {"event", parse_event},   {"fail", parse_fail},   {"slow", parse_slow},
     {"hang", parse_hang},      {"reuse", parse_reuse},   {"ancestor", parse_ancestor},
+    {"confidential", parse_confidential},
 };
 
 static bool parse_line(struct scenario *s, struct line *l)
@@ -538,9 +205,9 @@ static bool parse_line(struct scenario *s, struct line *l)
     return complain(l, "unknown directive \"%s\"", word);
 }
 
-bool parse_scenario(struct scenario *s, const char *path, char *text)
+static bool parse_text(struct scenario *s, const char *path, char *text, gpu_set all)
 {
-    struct line l = {.path = path, .number = 1};
+    struct line l = {.path = path, .number = 1, .all = all};
     char *newline;
     for (l.rest = text; (newline = strchr(l.rest, '\n')); l.number++) {
         *newline = '\0';
@@ -549,4 +216,52 @@ bool parse_scenario(struct scenario *s, const char *path, char *text)
         l.rest = newline + 1;
     }
     return (l.number > 1 && !*l.rest) || complain(&l, "the file does not end with a newline, so it is half-written");
+}
+
+bool parse_scenario(struct scenario *s, const char *path, char *text)
+{
+    return parse_text(s, path, text, ALL_GPUS);
+}
+
+static const struct {
+    const char *name, *text;
+} models[] = {
+#define X(name, text) {name, text},
+    MODELS(X)
+#undef X
+};
+
+/* Forgets what was said of the GPUs, but for what is theirs alone and what goes on with them. */
+static void forget(struct scenario *s, gpu_set gpus)
+{
+    for (int i = 0; i < MAX_GPUS; i++) {
+        if (!(gpus & (gpu_set)1 << i))
+            continue;
+        struct curve minor = s->gpus[i].values[value_minor];
+        memset(s->gpus[i].values, 0, sizeof s->gpus[i].values); /* absent */
+        memset(s->gpus[i].links, 0, sizeof s->gpus[i].links);
+        s->gpus[i].values[value_minor] = minor;
+        s->gpus[i].texts[text_chassis_serial][0] = '\0';
+    }
+    for (size_t i = 0; i < s->fields.count; i++)
+        s->fields.items[i].gpus &= ~gpus;
+    for (size_t i = 0; i < s->metrics.count; i++)
+        s->metrics.items[i].gpus &= ~gpus;
+}
+
+bool parse_model(struct scenario *s, gpu_set gpus, struct line *l)
+{
+    const char *word = take(l);
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        if (strcmp(word, models[i].name) != 0)
+            continue;
+        char *text = strdup(models[i].text);
+        if (!text)
+            abort();
+        forget(s, gpus);
+        bool read = parse_text(s, word, text, gpus);
+        free(text);
+        return read;
+    }
+    return complain(l, "\"%s\" is no model of a GPU", word);
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "default.h"
+#include "gpm.h"
 #include "parse.h"
 
 /* What tells one version of the file from the next. */
@@ -52,6 +53,7 @@ static void release_locked(struct scenario *s)
         return;
     free(s->rules.items);
     free(s->fields.items);
+    free(s->metrics.items);
     free(s->processes.items);
     free(s->events.items);
     free(s);
@@ -79,6 +81,7 @@ static struct scenario *parse(const char *path, char *text)
         return NULL;
     s->references = 1;
     s->epoch = loaded_unix;
+    s->since = unix_seconds();
     identify(s);
     char defaults[] = DEFAULT_SCENARIO;
     if (parse_scenario(s, "default.scenario", defaults) && parse_scenario(s, path, text))
@@ -118,6 +121,8 @@ static void reload(const char *path)
         char *text = read_text(fd, (size_t)st.st_size);
         struct scenario *fresh = text ? parse(path, text) : NULL;
         if (fresh) {
+            if (current)
+                gpm_settle(current, fresh);
             release_locked(current);
             current = fresh;
         }
@@ -185,6 +190,47 @@ static int64_t wave(const struct curve *c, double seconds)
     double phase = 2 * (periods - (double)(int64_t)periods);
     double height = phase < 1 ? phase : 2 - phase;
     return c->base + (int64_t)(height * (double)(c->top - c->base));
+}
+
+/* A wave's integral from 0 on. Its mean over each half of a period is halfway between base and top. */
+static double wave_sum(const struct curve *c, double seconds)
+{
+    double half = c->period / 2, swing = (double)(c->top - c->base);
+    int64_t halves = (int64_t)(seconds / half);
+    double rest = seconds - (double)halves * half;
+    double risen = swing * rest * rest / half / 2;
+    return (double)c->base * seconds + swing * (double)halves * half / 2 + (halves % 2 == 0 ? risen : swing * rest - risen);
+}
+
+/* The integral from one time to another, in seconds since the epoch. Whole periods before it are left out, since large
+ * numbers would drown what is between two times that lie close together. */
+static double sum_between(const struct curve *c, double from, double to)
+{
+    switch (c->shape) {
+    case LINE:
+        return (to - from) * ((double)c->base + c->slope * (from + to) / 2);
+    case WAVE: {
+        double before = (double)(int64_t)(from / c->period) * c->period;
+        return wave_sum(c, to - before) - wave_sum(c, from - before);
+    }
+    default:
+        return (to - from) * (double)c->base;
+    }
+}
+
+bool curve_sum(const struct scenario *s, const struct curve *c, double from, double to, double *out)
+{
+    double begin = from - s->epoch, end = to - s->epoch;
+    *out = 0;
+    if (c->shape == ABSENT)
+        return false;
+    if (begin < 0) { /* before the epoch it is what it is then */
+        *out = (double)c->base * ((end < 0 ? end : 0) - begin);
+        begin = 0;
+    }
+    if (end > begin)
+        *out += sum_between(c, begin, end);
+    return true;
 }
 
 bool curve_at(const struct scenario *s, const struct curve *c, double at, int64_t *out)

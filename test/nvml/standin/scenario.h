@@ -18,24 +18,38 @@ enum { MAX_SLICES = 7 };
 /* The numbers that a GPU can be asked for, under the names that they have in a scenario. */
 #define GPU_VALUES(X) \
     X(minor) X(numa) \
-    X(memory_total) X(memory_reserved) X(memory_used) \
+    X(architecture) X(pci_id) X(cores) X(memory_bus_width) X(slice_multiprocessors) X(virtualization) X(addressing_mode) \
+    X(memory_total) X(memory_reserved) X(memory_used) X(bar1_total) X(bar1_used) \
     X(utilization) X(memory_utilization) \
-    X(temperature) X(memory_temperature) \
+    X(encoder_utilization) X(decoder_utilization) X(jpeg_utilization) X(ofa_utilization) X(gpm) \
+    X(temperature) X(memory_temperature) X(temperature_margin) \
+    X(temperature_shutdown) X(temperature_slowdown) X(temperature_max) X(temperature_memory_max) \
+    X(margin_shutdown) X(margin_slowdown) X(margin_max) X(margin_memory_max) \
     X(power) X(power_limit) X(power_limit_min) X(power_limit_max) X(power_limit_default) X(energy) \
     X(graphics_clock) X(sm_clock) X(mem_clock) X(video_clock) \
     X(graphics_clock_max) X(sm_clock_max) X(mem_clock_max) X(video_clock_max) \
     X(pstate) X(throttle) X(throttle_supported) \
     X(throttle_ns_sw_power) X(throttle_ns_sync_boost) X(throttle_ns_sw_thermal) \
-    X(throttle_ns_hw_thermal) X(throttle_ns_hw_power_brake) \
-    X(pcie_generation) X(pcie_generation_max) X(pcie_width) X(pcie_width_max) X(pcie_replay) \
+    X(throttle_ns_hw_thermal) X(throttle_ns_hw_power_brake) X(throttle_ns_board_limit) X(throttle_ns_reliability) \
+    X(pcie_generation) X(pcie_generation_max) X(pcie_width) X(pcie_width_max) X(pcie_replay) X(pcie_tx) X(pcie_rx) \
+    X(nvlink_version) X(nvlink_speed) X(c2c) \
     X(ecc_mode) \
     X(ecc_volatile_corrected) X(ecc_volatile_uncorrected) \
     X(ecc_aggregate_corrected) X(ecc_aggregate_uncorrected) \
+    X(sram_volatile_corrected) X(sram_volatile_parity) X(sram_volatile_secded) \
+    X(sram_aggregate_corrected) X(sram_aggregate_parity) X(sram_aggregate_secded) \
+    X(sram_l2) X(sram_sm) X(sram_pcie) X(sram_mcu) X(sram_other) X(sram_threshold) \
     X(remapped_corrected) X(remapped_uncorrected) X(remapped_pending) X(remapped_failure) \
+    X(remapped_corrected_inactive) X(remapped_uncorrected_inactive) \
+    X(remap_banks_max) X(remap_banks_high) X(remap_banks_partial) X(remap_banks_low) X(remap_banks_none) \
+    X(retired_single) X(retired_double) X(retired_pending) \
+    X(repair_channel) X(repair_tpc) X(unrepairable) \
+    X(fabric_state) X(fabric_status) X(fabric_clique) X(fabric_health) X(fabric_summary) \
+    X(platform_slot) X(platform_tray) X(platform_host) X(platform_peer) X(platform_module) \
     X(recovery_action) X(persistence_mode) X(compute_mode) X(mig_mode) X(event_types)
 
 /* The texts, likewise. */
-#define GPU_TEXTS(X) X(uuid) X(name) X(pci) X(serial) X(vbios)
+#define GPU_TEXTS(X) X(uuid) X(name) X(pci) X(serial) X(vbios) X(compute_capability) X(chassis_serial)
 
 enum value {
 #define X(name) value_##name,
@@ -66,7 +80,9 @@ struct slice {
     unsigned int gi, ci;
     char profile[32]; /* "1c.3g.40gb+me" */
     char uuid[96];    /* "": one that is made from the GPU and the two ids; "old": as drivers made it up to 460 */
-    unsigned long long memory, used; /* bytes; 0: what the profile says */
+    /* In bytes. What a slice does not say is what another of its GPU instance says, which they share. */
+    unsigned long long memory; /* 0: it does not say */
+    struct curve used, bar1_used;
 };
 
 /* One end of an NVLink. */
@@ -90,8 +106,8 @@ typedef uint32_t gpu_set;
 
 /* A rule makes calls go wrong. */
 struct rule {
-    enum obstacle { FAIL, FAIL_FIELD, SLOW, HANG } obstacle;
-    int target; /* a function, or ANY_FUNCTION; a field's id where that is what fails */
+    enum obstacle { FAIL, FAIL_FIELD, FAIL_METRIC, SLOW, HANG } obstacle;
+    int target; /* a function, or ANY_FUNCTION; the id of a field or a metric where that is what fails */
     gpu_set gpus;
     nvmlReturn_t answer;
     long delay_ms;
@@ -99,19 +115,38 @@ struct rule {
 
 enum { ANY_FUNCTION = -1 };
 
-/* A field that is answered otherwise than fields.c would, or that it does not know. */
+/* What a number is about, besides the GPU. */
+struct scope {
+    enum { ANY_SCOPE, ONE_SCOPE, EACH_LINK } kind;
+    unsigned int number; /* of the ONE_SCOPE: a field's scope, a metric's GPU instance */
+};
+
+/* Fields that are answered otherwise than field.c would, or that it does not know. */
 struct field {
     gpu_set gpus;
-    unsigned int id;
-    unsigned int scope;
-    bool any_scope;
+    unsigned int first, last; /* ids */
+    struct scope scope;
     nvmlValueType_t type;
     struct curve curve;
 };
 
+/* GPM metrics. */
+struct metric {
+    gpu_set gpus;
+    unsigned int first, last; /* ids */
+    struct scope scope;
+    struct curve curve;
+};
+
+/* What a process is: several of these at the same time, perhaps. */
+enum { COMPUTE = 1, GRAPHICS = 2, MPS = 4 };
+
 struct process {
     gpu_set gpus;
-    nvmlProcessInfo_t info;
+    unsigned int kinds;
+    unsigned int pid, gi, ci;
+    struct curve bytes; /* absent: the driver does not know */
+    struct curve sm, memory, encoder, decoder; /* percent */
 };
 
 struct event {
@@ -133,9 +168,12 @@ struct scenario {
     double epoch; /* Unix time in seconds */
     bool driver_lock;
     bool reuse_handles; /* a new slice gets the handle of one that is gone */
+    double since; /* the Unix time in seconds at which it began to hold */
+    enum { CC_NONE, CC_OFF, CC_ON, CC_DEVTOOLS } confidential;
     struct gpu gpus[MAX_GPUS];
     LIST(struct rule) rules;
     LIST(struct field) fields;
+    LIST(struct metric) metrics;
     LIST(struct process) processes;
     LIST(struct event) events;
 };
@@ -153,6 +191,9 @@ const struct rule *scenario_rule(const struct scenario *, enum obstacle, int tar
 
 /* Computes a curve's value at a Unix time. Returns false for one that is absent. */
 bool curve_at(const struct scenario *, const struct curve *, double unix_seconds, int64_t *out);
+
+/* Computes the integral of a curve between two Unix times. Returns false for one that is absent. */
+bool curve_sum(const struct scenario *, const struct curve *, double from, double to, double *out);
 
 /* The time in seconds since 1970. It never goes back while the process lives, so that counters do not either. */
 double unix_seconds(void);

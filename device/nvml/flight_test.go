@@ -1,0 +1,300 @@
+package nvml
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// overdue has all that is slow be older by a while.
+func (s *stage) overdue(i int, by time.Duration) {
+	g := s.table.Load().byIndex[i]
+	g.slowAsked = g.slowAsked.Add(-by)
+	older := func(turns *[len(calls)]turn) {
+		for i := range turns {
+			turns[i].asked = turns[i].asked.Add(-by)
+		}
+	}
+	older(&g.turns)
+	for _, in := range g.instances {
+		older(&in.turns)
+	}
+}
+
+// later is as if no flight had been for a while.
+func (s *stage) later(i int, by time.Duration) {
+	g := s.table.Load().byIndex[i]
+	g.flown = g.flown.Add(-by)
+	s.aged(i, by)
+	s.overdue(i, by)
+}
+
+// whole is a flight with all that a scrape asks of a GPU.
+func (s *stage) whole(i int) (samples []device.Sample, uses []device.Use, known bool) {
+	s.Helper()
+	samples, err := s.Read(s.id(i), nil)
+	s.must(err)
+	uses, known = s.Uses(s.id(i), nil)
+	return samples, uses, known
+}
+
+// sevenSlices is a GPU partitioned as far as it can be.
+func sevenSlices(model string) []string {
+	lines := []string{"gpus 1", "gpu 0 model " + model, "gpu 0 mig_mode 1"}
+	for i := range 7 {
+		lines = append(lines,
+			fmt.Sprintf("gpu 0 slice %d 1g.10gb gi %d ci 0 uuid MIG-%d used %d", i, i+7, i, 1000+i),
+			fmt.Sprintf("gpu 0 process %d 100 gi %d ci 0", 50+i, i+7))
+	}
+	return lines
+}
+
+// TestCallsOfFlight counts what flights cost, with nothing that is due and with all that
+// is slow, and wants none to be above what a flight may cost. What is fast is made in each.
+func TestCallsOfFlight(t *testing.T) {
+	for _, c := range []struct {
+		what  string
+		lines []string
+		fast  uint64 // calls of a flight in which nothing slow is due
+		most  uint64
+	}{
+		// The fields; memory, utilisation, four engines, temperature, two clocks, reasons; a
+		// sample and what it gives; three lists of processes and their shares.
+		{"H100", []string{"gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000"}, 17, 20},
+		{"H100 that nobody uses", []string{"gpus 1"}, 16, 20},
+		{"B200", []string{"gpus 1", "gpu 0 model b200", "gpu 0 process 17 1000"}, 17, 20},
+		// Without GPM; and the T4 has two engines.
+		{"T4", []string{"gpus 1", "gpu 0 model t4", "gpu 0 process 17 1000"}, 13, 20},
+		{"A100", []string{"gpus 1", "gpu 0 model a100", "gpu 0 process 17 1000"}, 15, 20},
+		// The fields, memory, temperature, two clocks, reasons, three lists; of each slice its
+		// memory and whether it is the one.
+		{"A100 in seven slices", sevenSlices("a100"), 9 + 7*2, 20 + 7*3},
+		// Each, and the GPU, with a sample and what it gives.
+		{"H100 in seven slices", sevenSlices("h100"), 11 + 7*4, 20 + 7*3},
+		{"H100 without fields", []string{"gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 NOT_SUPPORTED"}, 17, 20},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			s := start(t, c.lines...)
+			flight := func() uint64 {
+				s.aged(0, time.Second)
+				before := s.calls()
+				s.whole(0)
+				calls := s.calls().Since(before)
+				for _, function := range []string{"nvmlDeviceGetPcieThroughput", "nvmlDeviceGetUUID"} {
+					if n := calls.Of(function, 0); n > uint64(len(s.table.Load().byIndex[0].instances)) {
+						t.Errorf("%s is called %d times", function, n)
+					}
+				}
+				if n := calls.Of(fieldValues, 0); n > 2 {
+					t.Errorf("fields are asked for %d times", n)
+				}
+				// What is allocated counts as well, though it is about no GPU.
+				return calls.PerGPU(0) + calls.Of("nvmlGpmSampleAlloc", 16)
+			}
+			var first, due []uint64
+			for range 12 {
+				first = append(first, flight())
+			}
+			for range 12 {
+				s.overdue(0, time.Minute)
+				due = append(due, flight())
+			}
+			for range 24 { // what the last of them left
+				flight()
+			}
+			settled := flight()
+			if settled != c.fast {
+				t.Errorf("a flight with nothing slow makes %d calls, want %d", settled, c.fast)
+			}
+			if n := max(slices.Max(first), slices.Max(due)); n > c.most {
+				t.Errorf("a flight makes up to %d calls, may make %d: %v, %v", n, c.most, first, due)
+			}
+			if n := slices.Max(due); n <= settled {
+				t.Errorf("nothing slow is asked for: %v", due)
+			}
+		})
+	}
+}
+
+// TestSlowComesRound has all that is slow change. With each flight some of it is read,
+// what was read longest ago first, until all is.
+func TestSlowComesRound(t *testing.T) {
+	s := start(t, "gpus 1")
+	s.both(0)
+	s.set(busyGPU...)
+	stale := func() (names []string) {
+		got := s.values(0)
+		for i, m := range Metrics() {
+			name := seriesName(m)
+			if m.Pace != device.Slow || rows[i].metered || strings.Contains(name, "c2c") || strings.Contains(name, "retire") {
+				continue // an H100 does not have it at first, or it is counted from there
+			}
+			if busyValues[name] != got[name] {
+				names = append(names, name)
+			}
+		}
+		return names
+	}
+	all := len(stale())
+	if all < 60 {
+		t.Fatalf("%d slow values have changed, of those that were not due", all)
+	}
+	s.overdue(0, slowEvery)
+	left := []int{all}
+	for len(left) < 8 && left[len(left)-1] > 0 {
+		left = append(left, len(stale()))
+	}
+	if left[1] >= all || left[2] >= left[1] {
+		t.Errorf("a flight reads nothing that is slow: %v", left)
+	}
+	if n := stale(); len(n) > 0 {
+		t.Errorf("after %v still as before: %v", left, n)
+	}
+}
+
+// TestSlowValuesEnd has a GPU not be read for long, and fail: what was read before is
+// not shown as what is.
+func TestSlowValuesEnd(t *testing.T) {
+	const width, rows = "nvidia_gpu_pcie_link_width", "nvidia_gpu_row_remap_pending"
+	s := start(t, "gpus 1")
+	if got := s.values(0); got[width] != 16 {
+		t.Fatalf("got %v", got)
+	}
+	s.set("gpu 0 pcie_width 8", "gpu 0 remapped_pending 1")
+	if got := s.values(0); got[width] != 16 || got[rows] != 0 {
+		t.Errorf("it is asked for all the time: %v, %v", got[width], got[rows])
+	}
+	s.later(0, 2*slowMost)
+	for range 8 {
+		if got, ok := s.values(0)[width]; ok && got != 8 {
+			t.Fatalf("long after, it shows %v", got)
+		}
+	}
+	if got := s.values(0); got[width] != 8 || got[rows] != 1 {
+		t.Errorf("got %v, %v", got[width], got[rows])
+	}
+	s.set("gpu 0 lost", "gpu 0 pcie_width 4")
+	if _, err := s.Read(s.id(0), nil); err == nil {
+		t.Fatal("a lost GPU is read")
+	}
+	s.clear("gpu 0 lost")
+	for range 8 {
+		if got, ok := s.values(0)[width]; ok && got != 4 {
+			t.Fatalf("after it was lost it shows %v", got)
+		}
+	}
+}
+
+// TestSlowCallFails drops the value at once, and comes back to it in time.
+func TestSlowCallFails(t *testing.T) {
+	const width = "nvidia_gpu_pcie_link_width"
+	s := start(t, "gpus 1", "gpu 0 pcie_width 8")
+	for code, again := range map[string]time.Duration{"UNKNOWN": slowEvery, "NOT_SUPPORTED": askAgainAfter} {
+		s.set("fail nvmlDeviceGetCurrPcieLinkWidth gpu 0 " + code)
+		has := func(want bool) bool {
+			for range 8 {
+				if _, ok := s.values(0)[width]; ok == want {
+					return true
+				}
+			}
+			return false
+		}
+		s.overdue(0, slowEvery)
+		if !has(false) {
+			t.Errorf("%s: the old value stays", code)
+		}
+		s.clear("fail")
+		g := s.table.Load().byIndex[0]
+		for i := range g.turns {
+			if !g.turns[i].absent.IsZero() {
+				g.turns[i].absent = g.turns[i].absent.Add(-again)
+			}
+		}
+		s.overdue(0, again)
+		if !has(true) {
+			t.Errorf("%s: it never comes back", code)
+		}
+	}
+}
+
+// TestOlderForm has a driver that knows the older form of a struct alone. It is asked
+// for that, and not for the newer one each time.
+func TestOlderForm(t *testing.T) {
+	s := start(t, "gpus 1", "driver 550.54.15")
+	g := s.table.Load().byIndex[0]
+	newer := slices.IndexFunc(calls[:], func(c call) bool { return c.symbol == "nvmlDeviceGetGpuFabricInfoV" })
+	g.turns[newer].absent = time.Now() // as if it had answered ARGUMENT_VERSION_MISMATCH
+	g.reading.empty(fabricSlots)
+	s.set("gpu 0 fabric_state 2")
+	var got map[string]float64
+	for range 8 {
+		s.overdue(0, slowEvery)
+		got = s.values(0)
+	}
+	if got[`nvidia_gpu_fabric_state{state="in_progress"}`] != 1 || g.turns[newer+1].asked.IsZero() {
+		t.Errorf("got %v", got)
+	}
+	if _, ok := got["nvidia_gpu_fabric_healthy"]; ok {
+		t.Error("a GPU that has not joined the fabric is healthy or not")
+	}
+	if !g.turns[newer].asked.Before(g.turns[newer+1].asked) {
+		t.Error("the newer form is asked for")
+	}
+}
+
+// TestRenumberedFields are not asked for where their numbers mean something else.
+func TestRenumberedFields(t *testing.T) {
+	const brake = `nvidia_gpu_throttle_seconds_total{reason="hw_power_brake"}`
+	for version, has := range map[string]bool{"575.57.08": false, "580.65.06": false, "580.82.07": true, "580.95.05": true, "590.44.01": true, "unknown": false} {
+		s := start(t, "gpus 1", "driver "+version)
+		if _, ok := s.values(0)[brake]; ok != has {
+			t.Errorf("driver %s: it is read: %v", version, ok)
+		}
+		s.Close() // the version is asked for by an Init
+	}
+}
+
+// TestMIGModeChanges: what a partitioned GPU does not have comes back at once.
+func TestMIGModeChanges(t *testing.T) {
+	const busy = "nvidia_gpu_utilization_ratio"
+	s := start(t, "gpus 1", "gpu 0 mig_mode 1")
+	got := s.values(0)
+	if _, ok := got[busy]; ok || got[`nvidia_gpu_mig_enabled{when="now"}`] != 1 {
+		t.Errorf("partitioned: %v", got)
+	}
+	s.set("gpu 0 mig_mode 0")
+	s.list(1)
+	got = s.values(0)
+	if _, ok := got[busy]; !ok || got[`nvidia_gpu_mig_enabled{when="now"}`] != 0 {
+		t.Errorf("not any more: %v", got)
+	}
+}
+
+// TestFirstMeetingFails has a GPU fail when it is listed for the first time: what it has is
+// found out when it answers, and within what a flight may cost.
+func TestFirstMeetingFails(t *testing.T) {
+	for _, code := range []string{"UNKNOWN", "GPU_IS_LOST"} {
+		s := start(t, "gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 "+code, "fail nvmlGpmQueryDeviceSupport gpu 0 "+code)
+		s.clear("fail")
+		var got map[string]float64
+		for range 16 { // all that is slow or static is still to be asked for
+			s.aged(0, time.Second)
+			before := s.calls()
+			got = s.values(0)
+			if n := s.calls().Since(before).PerGPU(0); n > callsPerGPU {
+				t.Errorf("%s: a flight makes %d calls", code, n)
+			}
+			s.overdue(0, slowEvery)
+		}
+		for _, name := range []string{smActive, "nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {
+			if _, ok := got[name]; !ok {
+				t.Errorf("%s: it never has %s", code, name)
+			}
+		}
+		s.Close()
+	}
+}

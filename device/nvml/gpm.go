@@ -1,0 +1,192 @@
+package nvml
+
+import (
+	"time"
+	"unsafe"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// GPM is what Hopper and newer GPUs have instead of NVIDIA's profiler: counters that can
+// be sampled by anybody, of the GPU or of one of its GPU instances. What happened between
+// two samples is computed from both. One of each is kept, and the next is taken with the
+// next flight; so nothing ever sleeps, and the time between two flights is what the
+// values are of.
+
+const (
+	// gpmLeast is the shortest time that two samples can be apart (nvml.h,
+	// nvmlGpmMetricsGet): before it has passed the last values stand.
+	gpmLeast = 100 * time.Millisecond
+	// gpmMost is the longest: what is older says nothing about now.
+	gpmMost = 10 * time.Minute
+)
+
+// gpmIDs are the metrics, in the order of the slots from gpmGraphics on.
+var gpmIDs = [...]nvml.GpmMetricId{
+	nvml.GPM_METRIC_GRAPHICS_UTIL, nvml.GPM_METRIC_SM_UTIL, nvml.GPM_METRIC_SM_OCCUPANCY, nvml.GPM_METRIC_INTEGER_UTIL,
+	nvml.GPM_METRIC_ANY_TENSOR_UTIL, nvml.GPM_METRIC_DFMA_TENSOR_UTIL, nvml.GPM_METRIC_HMMA_TENSOR_UTIL,
+	nvml.GPM_METRIC_IMMA_TENSOR_UTIL, nvml.GPM_METRIC_DRAM_BW_UTIL, nvml.GPM_METRIC_FP64_UTIL,
+	nvml.GPM_METRIC_FP32_UTIL, nvml.GPM_METRIC_FP16_UTIL,
+}
+
+// gpmFunctions serve only together.
+var gpmFunctions = [...]string{
+	"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree",
+	"nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
+}
+
+func (has symbols) gpm() bool { return has.all(gpmFunctions[:]) }
+
+// sample is a buffer that the library has made. The zero sample is none.
+type sample struct {
+	nvml.GpmSample
+	pointer unsafe.Pointer
+}
+
+// sampler keeps the newest sample of a GPU or of a GPU instance.
+type sampler struct {
+	kept sample
+	at   time.Time // when kept was taken; zero: there is nothing in it
+	// absent is since when there is no such thing, as for other calls.
+	absent time.Time
+}
+
+// forget has the next sample be a first one.
+func (s *sampler) forget(r *reading) {
+	s.at = time.Time{}
+	r.emptyGPM()
+}
+
+func (r *reading) emptyGPM() { clear(r.filled[gpmGraphics:]) }
+
+// gpm is what a GPU has for its samplers, and for those of its instances.
+type gpm struct {
+	told, supported bool
+	own             sampler
+	spare           sample // the next one to be filled
+	get             *gpmGet
+}
+
+// askGPM asks whether the GPU has such counters.
+func (g *gpu) askGPM() {
+	if !g.driver.has.gpm() {
+		return
+	}
+	support, ret := g.driver.lib.GpmQueryDeviceSupport(g.handle)
+	g.gpm.told = ret == nvml.SUCCESS || lacking(ret)
+	g.gpm.supported = ret == nvml.SUCCESS && support.IsSupportedDevice != 0
+	if !g.gpm.supported {
+		return
+	}
+	g.gpm.get = &gpmGet{version: nvml.GPM_METRICS_GET_VERSION, count: uint32(len(gpmIDs))}
+	for i, id := range gpmIDs {
+		g.gpm.get.metrics[i].id = uint32(id)
+	}
+}
+
+// wholeGPU is the instance of a sampler that is the GPU's own.
+const wholeGPU = -1
+
+// sampled takes a sample, and has in r what happened since the one before. It costs
+// three calls at most.
+func (g *gpu) sampled(s *sampler, r *reading, instance int, now time.Time) {
+	if !g.gpm.supported || !s.absent.IsZero() && now.Sub(s.absent) < askAgainAfter {
+		return
+	}
+	age := now.Sub(s.at)
+	if !s.at.IsZero() && age < gpmLeast {
+		return
+	}
+	first := s.at.IsZero() || age > gpmMost
+	into := &g.gpm.spare
+	if first {
+		into = &s.kept
+	}
+	r.emptyGPM()
+	if !g.fill(into, instance, s, now) || first {
+		return
+	}
+	g.compare(s.kept, g.gpm.spare, r)
+	s.kept, g.gpm.spare, s.at = g.gpm.spare, s.kept, now
+}
+
+// fill takes a sample, into a buffer that is made where there is none yet.
+func (g *gpu) fill(into *sample, instance int, s *sampler, now time.Time) bool {
+	if into.GpmSample == nil {
+		if g.freed || !g.spend() {
+			return false
+		}
+		made, ret := g.driver.lib.GpmSampleAlloc()
+		if ret != nvml.SUCCESS {
+			return false
+		}
+		*into = sample{made, pointerOf(made)}
+	}
+	if !g.spend() {
+		return false
+	}
+	var ret nvml.Return
+	symbol := "nvmlGpmSampleGet"
+	if instance == wholeGPU {
+		ret = g.driver.lib.GpmSampleGet(g.handle, into.GpmSample)
+	} else {
+		symbol = "nvmlGpmMigSampleGet"
+		ret = g.driver.lib.GpmMigSampleGet(g.handle, instance, into.GpmSample)
+	}
+	g.note(symbol, ret)
+	switch {
+	case ret == nvml.SUCCESS && into == &s.kept:
+		s.at = now
+	case ret != nvml.SUCCESS:
+		s.at = time.Time{} // what it had may be of before the trouble
+	}
+	s.absent = time.Time{}
+	if lacking(ret) {
+		s.absent = now
+	}
+	return ret == nvml.SUCCESS
+}
+
+// compare has in r what happened between two samples.
+func (g *gpu) compare(earlier, later sample, r *reading) {
+	if !g.spend() {
+		return
+	}
+	get := g.gpm.get
+	get.earlier, get.later = uintptr(earlier.pointer), uintptr(later.pointer)
+	for i := range gpmIDs {
+		get.metrics[i].ret = uint32(nvml.ERROR_UNKNOWN)
+	}
+	ret := gpmMetrics(g.driver.direct.gpmMetrics, get)
+	g.note("nvmlGpmMetricsGet", ret)
+	if ret != nvml.SUCCESS {
+		return
+	}
+	for i := range gpmIDs {
+		m := &get.metrics[i] // what is no share, the row's unit drops
+		r.set(nvml.Return(m.ret), gpmGraphics+slot(i), m.value)
+	}
+}
+
+// free gives back all samples of a GPU, if they are of this Init: those of an earlier one
+// went with it.
+func (g *gpu) free(now *driver) {
+	free := func(s *sample) {
+		if s.GpmSample != nil && g.driver == now {
+			_ = g.driver.lib.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us
+		}
+		*s = sample{}
+	}
+	free(&g.gpm.spare)
+	free(&g.gpm.own.kept)
+	g.gpm.own.at = time.Time{}
+	g.freed = true
+	for _, i := range g.instances {
+		free(&i.sampler.kept)
+		i.sampler.at = time.Time{}
+	}
+	for i := range g.unused {
+		free(&g.unused[i])
+	}
+	g.unused = nil
+}

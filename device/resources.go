@@ -1,0 +1,113 @@
+package device
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Resources are all that the kubelet gives to containers piece by piece, whoever's
+// device plugin or driver it is of, as PodResourcesLister says it: devices, CPUs,
+// memory and claims. None of it is written after it was published.
+type Resources struct {
+	// Known says that the kubelet was asked what it would give away, and answered. The
+	// allocatable ones of a kubelet that does not say are none, and not 0.
+	Known bool
+	// Devices are what the kubelet would give away, what is held included, and healthy
+	// alone, by resource and id.
+	Devices []ResourceDevice
+	// CPUs are those that may become exclusive, held ones included, by number. There are
+	// none but with the CPU manager's static policy.
+	CPUs []int64
+	// Memory is what may be reserved, by type and NUMA nodes. There is none but with the
+	// memory manager's Static policy.
+	Memory []Memory
+
+	// What containers have of it, by owner. An owner without a container is a pod that has
+	// it as a whole (the kubelet's gate PodLevelResourceManagers); its containers may have
+	// their parts of that by name as well.
+	HeldDevices []HeldDevice
+	HeldCPUs    []HeldCPUs
+	HeldMemory  []HeldMemory
+	Claims      []Claim
+}
+
+// ResourceDevice is a device of any plugin.
+type ResourceDevice struct {
+	Resource, ID string
+	NUMANodes    []int // none when the plugin does not say
+}
+
+// Memory is an amount of one type: "memory", "hugepages-2Mi".
+type Memory struct {
+	Type      string
+	Bytes     uint64
+	NUMANodes []int
+}
+
+// HeldDevice is a device that a container holds.
+type HeldDevice struct {
+	Owner
+	ResourceDevice
+}
+
+// HeldCPUs are CPUs that a container has for itself.
+type HeldCPUs struct {
+	Owner
+	CPUs []int64
+}
+
+// HeldMemory is memory that is reserved for a container.
+type HeldMemory struct {
+	Owner
+	Memory
+}
+
+// Claim is a device that a container has by Dynamic Resource Allocation.
+type Claim struct {
+	Owner
+	ClaimNamespace, ClaimName string
+	// Driver is who gives the device, Pool and Device are its names for it, and Share
+	// tells several holders of it apart; it may be empty.
+	Driver, Pool, Device, Share string
+	// CDI are the names by which the runtime knows the device.
+	CDI []string
+}
+
+// PodMeta is what only the kubelet's Pods API says of a pod.
+type PodMeta struct {
+	UID    string
+	Labels []Label // those that were asked for and that it has, by name
+}
+
+// Compare orders devices by resource, id and NUMA nodes.
+func (d ResourceDevice) Compare(e ResourceDevice) int {
+	return cmp.Or(cmp.Compare(d.Resource, e.Resource), cmp.Compare(d.ID, e.ID), slices.Compare(d.NUMANodes, e.NUMANodes))
+}
+
+// Compare orders memory by type, NUMA nodes and size.
+func (m Memory) Compare(n Memory) int {
+	return cmp.Or(cmp.Compare(m.Type, n.Type), slices.Compare(m.NUMANodes, n.NUMANodes), cmp.Compare(m.Bytes, n.Bytes))
+}
+
+// Compare orders by owner, and what one owner has as ResourceDevice does.
+func (d HeldDevice) Compare(e HeldDevice) int {
+	return cmp.Or(d.Owner.Compare(e.Owner), d.ResourceDevice.Compare(e.ResourceDevice))
+}
+
+// Compare orders by owner.
+func (c HeldCPUs) Compare(d HeldCPUs) int {
+	return cmp.Or(c.Owner.Compare(d.Owner), slices.Compare(c.CPUs, d.CPUs))
+}
+
+// Compare orders by owner, and what one owner has as Memory does.
+func (m HeldMemory) Compare(n HeldMemory) int {
+	return cmp.Or(m.Owner.Compare(n.Owner), m.Memory.Compare(n.Memory))
+}
+
+// Compare orders by owner, claim and device.
+func (c Claim) Compare(d Claim) int {
+	return cmp.Or(c.Owner.Compare(d.Owner),
+		cmp.Compare(c.ClaimNamespace, d.ClaimNamespace), cmp.Compare(c.ClaimName, d.ClaimName),
+		cmp.Compare(c.Driver, d.Driver), cmp.Compare(c.Pool, d.Pool), cmp.Compare(c.Device, d.Device),
+		cmp.Compare(c.Share, d.Share), slices.Compare(c.CDI, d.CDI))
+}

@@ -1,0 +1,98 @@
+package exporter
+
+import (
+	"compress/gzip"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestTakesGzip(t *testing.T) {
+	for header, want := range map[string]bool{
+		"": false, "gzip": true, "identity": false, "gzip;q=0": false, "gzip; q=0.0": false, "gzip;q=0.5": true,
+		"deflate, gzip;q=1.0, *;q=0.5": true, "br,GZIP": true, "x-gzip": false, "gzipped": false, "gzip;q=10": true,
+	} {
+		if got := takesGzip([]string{header}); got != want {
+			t.Errorf("Accept-Encoding %q: %v, want %v", header, got, want)
+		}
+	}
+}
+
+func TestScrapeIsCompressed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(2)
+		h := serve(New(d.sources(), Options{}))
+		plain := scrape(t, h)
+		for range 2 { // the second with the first one's writer
+			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+			r.Header.Set("Accept-Encoding", "gzip")
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, r)
+			z, err := gzip.NewReader(w.Body)
+			if err != nil || w.Header().Get("Content-Encoding") != "gzip" || !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") {
+				t.Fatalf("%v, header %v", err, w.Header())
+			}
+			text, err := io.ReadAll(z)
+			if err != nil || string(text) != plain {
+				t.Errorf("%v, and %d bytes instead of %d", err, len(text), len(plain))
+			}
+		}
+	})
+}
+
+// reader is a client that is asked, when it gets something, how many still use the page.
+type reader struct {
+	*httptest.ResponseRecorder
+	reads func()
+}
+
+func (r *reader) Write(b []byte) (int, error) {
+	r.reads()
+	return r.ResponseRecorder.Write(b)
+}
+
+// TestAClientKeepsNoPage: the page is given back before the first byte is sent, so that
+// clients that read slowly do not have one more made with each scrape.
+func TestAClientKeepsNoPage(t *testing.T) {
+	for _, encoding := range []string{"gzip", "identity"} {
+		synctest.Test(t, func(t *testing.T) {
+			e := New(newNode(2).sources(), Options{})
+			h := serve(e)
+			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+			r.Header.Set("Accept-Encoding", encoding)
+			reads := 0
+			h.ServeHTTP(&reader{httptest.NewRecorder(), func() {
+				e.mu.Lock()
+				defer e.mu.Unlock()
+				if reads++; e.newest.users != 1 {
+					t.Errorf("%s: %d use the page while the client reads, want the exporter alone", encoding, e.newest.users)
+				}
+			}}, r)
+			if reads == 0 {
+				t.Errorf("%s: nothing is sent", encoding)
+			}
+		})
+	}
+}
+
+// TestSparePages: of pages that were in use at the same time one is kept.
+func TestSparePages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := New(newNode(1).sources(), Options{})
+		var used []*flight
+		for range 5 {
+			used = append(used, e.snapshot(t.Context()))
+			time.Sleep(sharedFor)
+		}
+		for _, f := range used {
+			e.release(f)
+		}
+		if n := len(e.free); n != mostFree {
+			t.Errorf("%d pages are kept, want %d", n, mostFree)
+		}
+	})
+}

@@ -1,0 +1,107 @@
+package podresources
+
+import (
+	"testing"
+	"time"
+)
+
+// A pod that ends soon after the kubelet has come back is gone from the next answer: Run has
+// looked, though nobody else asked, until those who stand were named.
+func TestRunLooksForThoseWhoStand(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		stop := c.runs(t)
+		defer stop()
+		k.says(pod("one", "a"), pod("two", "b"))
+		wantState(t, c.Owners(t.Context()), "a", "held by one")
+		k.says()
+		k.restart()
+		wantState(t, c.Owners(t.Context()), "a", "held by one")
+		time.Sleep(150 * ms)
+		k.says(pod("one", "a"), pod("two", "b"))
+		time.Sleep(400 * ms)
+		k.says(pod("two", "b"))
+		h := c.Owners(t.Context())
+		wantState(t, h, "a", "idle")
+		wantState(t, h, "b", "held by two")
+	})
+}
+
+// All that stand are named: there is nothing more to look for.
+func TestRunStopsLookingWhenAllWhoStandAreNamed(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		stop := c.runs(t)
+		defer stop()
+		k.says(pod("one", "a"))
+		c.Owners(t.Context())
+		k.restart()
+		c.Owners(t.Context())
+		time.Sleep(time.Second)
+		rest := time.Now()
+		time.Sleep(idleEvery - 2*time.Second)
+		if asked := k.since(rest); len(asked) != 0 {
+			t.Errorf("it was asked %v after all were named", asked)
+		}
+	})
+}
+
+// Whoever learns that there is a new kubelet says so, and it is asked soon, though nobody
+// scrapes and no question has failed.
+func TestAKubeletThatIsBackIsAskedSoon(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		stop := c.runs(t)
+		defer stop()
+		k.says(pod("one", "a"))
+		c.Owners(t.Context())
+		time.Sleep(time.Second)
+		k.restart()
+		c.Returned()
+		time.Sleep(500 * ms)
+		k.says()
+		time.Sleep(500 * ms)
+		// It has named the pod over its new connection, so that the next answer is believed.
+		wantState(t, c.Owners(t.Context()), "a", "idle")
+	})
+}
+
+// A pod that ended while nobody could see it stands, until the kubelet has written down that it
+// has nothing.
+func TestWhomTheKubeletHasFreedStandsNoMore(t *testing.T) {
+	for _, c := range []struct {
+		written []string // after the restart
+		want    string
+	}{
+		{[]string{"a", "b"}, "held by one"}, // as the kubelet found it, with what is long over
+		{[]string{"b"}, "idle"},
+	} {
+		checkpointed(t, func(t *testing.T, k *scripted, client *Client, f file, _ *lines) {
+			f.has("a", "b")
+			k.says(pod("one", "a"), pod("two", "b"))
+			time.Sleep(2 * idleEvery) // Run has read it
+			k.says(pod("two", "b"))
+			k.restart()
+			wantState(t, client.Owners(t.Context()), "a", "held by one")
+			time.Sleep(time.Second)
+			f.has(c.written...)
+			time.Sleep(2 * lookSlowest)
+			wantState(t, client.known(), "a", c.want)
+			wantState(t, client.known(), "b", "held by two")
+		})
+	}
+}
+
+// Notes of before the restart say nothing of after it.
+func TestOldNotesFreeNobody(t *testing.T) {
+	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, _ *lines) {
+		f.has("a", "b")
+		k.says(pod("one", "a"), pod("two", "b"))
+		time.Sleep(2 * idleEvery)
+		k.stop()
+		f.has("b") // by whoever ended it: the kubelet of now has not begun
+		time.Sleep(time.Second)
+		k.says(pod("two", "b"))
+		k.start(0)
+		c.Owners(t.Context())
+		time.Sleep(2 * lookSlowest)
+		wantState(t, c.known(), "a", "held by one")
+	})
+}

@@ -1,0 +1,311 @@
+package pods
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+)
+
+func TestAKubeletWithoutPodsAPI(t *testing.T) {
+	var log lines
+	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+		for range 100 {
+			if ps, _ := c.Look(); !errors.Is(ps.Err, ErrAbsent) || ps.Synced || ps.Len() > 0 {
+				t.Fatalf("the pods are %+v", ps)
+			}
+			if err := errors.Join(c.Ready(), c.Alive()); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Minute)
+		}
+		if n := log.count("\n"); n != 0 {
+			t.Errorf("the log has %d lines", n)
+		}
+		k.start(lists(t, nil, running("a", "1"))) // it was upgraded
+		time.Sleep(lookEvery)
+		wantPods(t, c, "a/1 Running", true)
+	})
+}
+
+func TestNotReadyBeforeTheFirstLook(t *testing.T) {
+	c, err := New("/nowhere/pods-api.sock", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Ready() == nil || c.Alive() != nil {
+		t.Error("it is ready before it runs")
+	}
+}
+
+func TestUnimplementedIsAbsent(t *testing.T) {
+	var log lines
+	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+		k.start(nil)
+		time.Sleep(time.Hour)
+		if ps, _ := c.Look(); !errors.Is(ps.Err, ErrAbsent) || c.Ready() != nil || log.count("\n") != 0 {
+			t.Errorf("the pods are %+v", ps)
+		}
+		k.stop()
+		k.start(lists(t, nil, running("a", "1"))) // another socket: it is asked again
+		time.Sleep(lookEvery)
+		wantPods(t, c, "a/1 Running", true)
+	})
+}
+
+func TestAKubeletThatInitializes(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+		began := time.Now()
+		k.start(func(stream grpc.ServerStream) error {
+			if time.Since(began) < time.Minute {
+				return status.Error(codes.FailedPrecondition, "Kubelet is initializing")
+			}
+			return lists(t, nil, running("a", "1"))(stream)
+		})
+		time.Sleep(30 * time.Second)
+		if ps, _ := c.Look(); status.Code(ps.Err) != codes.FailedPrecondition || c.Ready() != nil {
+			t.Errorf("meanwhile the pods are %+v, %v", ps, c.Ready())
+		}
+		time.Sleep(30*time.Second + againMost)
+		wantPods(t, c, "a/1 Running", true)
+		if n := k.asked(); n > 40 {
+			t.Errorf("it was asked %d times in a minute", n)
+		}
+	})
+}
+
+// TestAnOutage has the last pods stand, and tells of the difference that it made.
+func TestAnOutage(t *testing.T) {
+	var log lines
+	var told []string
+	trace := Trace{
+		Arrived: func(namespace, pod string) { told = append(told, "+"+namespace+"/"+pod) },
+		Ended:   func(p Pod) { told = append(told, "-"+p.Name+" "+p.Phase) },
+	}
+	bubble(t, Options{Log: log.log(), Trace: trace}, func(t *testing.T, k *scripted, c *Client) {
+		k.start(lists(t, nil, running("a", "1"), running("b", "2")))
+		time.Sleep(lookEvery)
+		wantPods(t, c, "a/1 Running, b/2 Running", true)
+		k.stop()
+		wantPods(t, c, "a/1 Running, b/2 Running", false)
+		time.Sleep(standFor / 2)
+		wantPods(t, c, "a/1 Running, b/2 Running", false)
+		if ps, _ := c.Look(); ps.Err == nil || errors.Is(ps.Err, ErrAbsent) || time.Since(ps.At) < standFor/2 {
+			t.Errorf("the pods are of %v ago, %v", time.Since(ps.At), ps.Err)
+		}
+		k.start(lists(t, nil, over("a", "1", "Failed", 137), running("b", "3"))) // a StatefulSet made b anew
+		time.Sleep(againMost)
+		wantPods(t, c, "a/1 Failed, b/3 Running", true)
+		if p, _, ok := c.pods.ByContainer("id-3"); !ok || p.UID != "3" {
+			t.Errorf("the new container is %+v", p)
+		}
+		if _, _, ok := c.pods.ByContainer("id-2"); ok {
+			t.Error("the old container is still there")
+		}
+		if got := strings.Join(told, " "); got != "+team/a +team/b -b Running -a Failed +team/b" {
+			t.Errorf("told was %s", got)
+		}
+		if log.count("says which pods it has") != 2 || log.count("does not say any more") != 1 || log.count("\n") != 3 {
+			t.Errorf("the log is %s", log.buffer.String())
+		}
+	})
+}
+
+func TestAnOutageThatLastsMakesPodsForgotten(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+		k.start(lists(t, nil, running("a", "1")))
+		time.Sleep(lookEvery)
+		wantPods(t, c, "a/1 Running", true)
+		k.stop()
+		_, changed := c.Look()
+		time.Sleep(standFor + 2*againMost)
+		wantPods(t, c, "", false)
+		select {
+		case <-changed:
+		default:
+			t.Error("nobody was told")
+		}
+	})
+}
+
+// TestChanges follows a stream event by event.
+func TestChanges(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+		events := make(chan *api.WatchPodsEvent)
+		k.start(lists(t, events))
+		time.Sleep(lookEvery)
+		wantPods(t, c, "", true)
+		for _, step := range []struct {
+			event   *api.WatchPodsEvent
+			want    string
+			silence bool
+		}{
+			{wire(added, running("a", "1")), "a/1 Running", false},
+			{wire(modified, running("b", "2")), "a/1 Running, b/2 Running", false},
+			{wire(modified, running("b", "2")), "a/1 Running, b/2 Running", true},
+			{wire(modified, over("b", "2", "Failed", 1)), "a/1 Running, b/2 Failed", false},
+			{wire(deleted, Pod{Namespace: "team", Name: "b", UID: "2"}), "a/1 Running", false},
+		} {
+			_, changed := c.Look()
+			events <- step.event
+			wantPods(t, c, step.want, true)
+			select {
+			case <-changed:
+				if step.silence {
+					t.Errorf("%s: told of nothing new", step.want)
+				}
+			default:
+				if !step.silence {
+					t.Errorf("%s: nobody was told", step.want)
+				}
+			}
+		}
+		close(events) // the stream breaks
+		wantPods(t, c, "a/1 Running", false)
+	})
+}
+
+// TestABrokenPod costs itself, and certainty until a stream has said everything.
+func TestABrokenPod(t *testing.T) {
+	var log lines
+	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+		events := make(chan *api.WatchPodsEvent)
+		k.start(lists(t, events, running("a", "1")))
+		time.Sleep(lookEvery)
+		events <- &api.WatchPodsEvent{Type: modified, Pod: []byte{0xff}}
+		wantPods(t, c, "a/1 Running", false)
+		events <- &api.WatchPodsEvent{Type: modified, Pod: []byte{0xff}}
+		events <- wire(added, running("b", "2"))
+		wantPods(t, c, "a/1 Running, b/2 Running", false)
+		if n := k.asked(); n != 1 {
+			t.Errorf("for it there were %d streams", n)
+		}
+		time.Sleep(doubtFor)
+		wantPods(t, c, "a/1 Running", true) // the kubelet says that b is not
+		if n := k.asked(); n != 2 {
+			t.Errorf("after it there were %d streams", n)
+		}
+		if log.count("level=WARN") != 1 || log.count("\n") != 3 {
+			t.Errorf("the log is %s", log.buffer.String())
+		}
+	})
+}
+
+func TestAPodThatStaysBroken(t *testing.T) {
+	var log lines
+	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+		k.start(func(stream grpc.ServerStream) error {
+			if err := says(t, stream, &api.WatchPodsEvent{Type: added, Pod: []byte{0xff}}); err != nil {
+				return err
+			}
+			return lists(t, nil, running("a", "1"))(stream)
+		})
+		time.Sleep(time.Hour)
+		wantPods(t, c, "a/1 Running", false)
+		if n := k.asked(); n < 59 || n > 61 {
+			t.Errorf("in an hour there were %d streams", n)
+		}
+		if n := log.count("\n"); n != 1 {
+			t.Errorf("the log has %d lines", n)
+		}
+	})
+}
+
+// TestStreamsAreRenewed, and nobody notices.
+func TestStreamsAreRenewed(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+		k.start(lists(t, nil, running("a", "1")))
+		time.Sleep(lookEvery)
+		wantPods(t, c, "a/1 Running", true)
+		for range 3 * renewEvery / time.Second {
+			time.Sleep(time.Second)
+			wantPods(t, c, "a/1 Running", true)
+			if err := c.Alive(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := k.asked(); n != 4 {
+			t.Errorf("there were %d streams", n)
+		}
+	})
+}
+
+func TestAKubeletThatDoesNotFinishItsList(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+		k.start(func(stream grpc.ServerStream) error {
+			if err := says(t, stream, wire(added, running("a", "1"))); err != nil {
+				return err
+			}
+			<-stream.Context().Done()
+			return stream.Context().Err()
+		})
+		time.Sleep(lookEvery + 4*syncWithin)
+		if ps, _ := c.Look(); !errors.Is(ps.Err, errSilent) || ps.Len() > 0 {
+			t.Errorf("the pods are %+v", ps)
+		}
+		if n := k.asked(); n != 4 {
+			t.Errorf("it was asked %d times", n)
+		}
+	})
+}
+
+func TestAKubeletThatEndsEveryStream(t *testing.T) {
+	var log lines
+	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+		k.start(func(grpc.ServerStream) error { return errBroken })
+		time.Sleep(time.Hour)
+		if n := k.asked(); n > int(time.Hour/againMost)+10 {
+			t.Errorf("in an hour it was asked %d times", n)
+		}
+		if n := log.count("\n"); n != 1 {
+			t.Errorf("the log has %d lines", n)
+		}
+		if err := errors.Join(c.Alive(), c.Ready()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestGreatPods are beyond gRPC's own limit.
+func TestGreatPods(t *testing.T) {
+	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+		great := wire(added, running("a", "1"))
+		great.Pod = append(great.Pod, message(2, text(2, strings.Repeat("x", 8<<20)))...)
+		k.start(func(stream grpc.ServerStream) error {
+			if err := says(t, stream, great); err != nil {
+				return err
+			}
+			return lists(t, nil)(stream)
+		})
+		time.Sleep(lookEvery)
+		wantPods(t, c, "a/1 Running", true)
+	})
+}
+
+// TestTheTraceSeesWhatItIsToldOf looks from within.
+func TestTheTraceSeesWhatItIsToldOf(t *testing.T) {
+	var c *Client
+	var saw []string
+	look := func() string {
+		ps, _ := c.Look()
+		return fmt.Sprintf("%s %t", ps.names(), ps.Synced)
+	}
+	trace := Trace{Arrived: func(string, string) { saw = append(saw, look()) }, Ended: func(Pod) { saw = append(saw, look()) }}
+	bubble(t, Options{Trace: trace}, func(t *testing.T, k *scripted, running1 *Client) {
+		c = running1
+		events := make(chan *api.WatchPodsEvent)
+		k.start(lists(t, events, running("a", "1")))
+		time.Sleep(lookEvery)
+		events <- wire(deleted, running("a", "1"))
+		wantPods(t, c, "", true)
+		if got := strings.Join(saw, "; "); got != "a/1 Running true;  true" {
+			t.Errorf("it saw %q", got)
+		}
+	})
+}

@@ -1,0 +1,198 @@
+package kubelet
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// MemoryBlock is memory of one NUMA node that containers may have reserved.
+type MemoryBlock struct {
+	Type  string // "memory", "hugepages-2Mi"
+	Bytes uint64
+	Node  int64
+}
+
+// Claim is a resource claim that the API server's side of Dynamic Resource Allocation has
+// given devices. Containers that name the same claim share them.
+type Claim struct {
+	// Namespace is the pod's when empty.
+	Namespace string
+	Name      string
+	Devices   []ClaimedDevice
+}
+
+// ClaimedDevice is a device as a DRA driver's NodePrepareResources answers.
+type ClaimedDevice struct {
+	Driver, Pool, Device string
+	Share                string // set where the device is one of several shares
+	CDI                  []string
+}
+
+// portion is what a container, or a pod as a whole, has of CPUs and memory.
+type portion struct {
+	cpus   []int64
+	memory []reserved
+}
+
+// reserved is memory of one or more NUMA nodes.
+type reserved struct {
+	kind  string
+	bytes uint64
+	parts []MemoryBlock // by node
+}
+
+// portions are by pod uid and container; "" is the pod. They are the state files of the CPU
+// and the memory manager, and so outlive the kubelet's process.
+type portions map[string]map[string]portion
+
+// portionOut gives a container what it asks for, unless it has it, after its devices
+// (pkg/kubelet/cm/container_manager_linux.go: the order of the hint providers). Regular init
+// containers get nothing: in a real kubelet they use what the others will have. With the
+// policies none nobody gets anything, and everybody runs. mu is held.
+func (k *Kubelet) portionOut(p *pod, container string, cpus int, memory map[string]uint64) error {
+	if _, has := k.portions[p.uid][container]; has {
+		return nil
+	}
+	var got portion
+	if len(k.options.CPUs) > 0 && cpus > 0 {
+		free := k.freeCPUs()
+		if len(free) < cpus { // pkg/kubelet/cm/cpumanager/policy_static.go
+			return fmt.Errorf("not enough cpus available to satisfy request: requested=%d, available=%d", cpus, len(free))
+		}
+		got.cpus = free[:cpus]
+	}
+	for _, kind := range slices.Sorted(maps.Keys(memory)) {
+		if len(k.options.Memory) == 0 {
+			break
+		}
+		r, ok := k.reserve(kind, memory[kind])
+		if !ok { // pkg/kubelet/cm/memorymanager/policy_static.go
+			return errors.New("[memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available")
+		}
+		got.memory = append(got.memory, r)
+	}
+	if got.cpus == nil && got.memory == nil {
+		return nil
+	}
+	if k.portions[p.uid] == nil {
+		k.portions[p.uid] = map[string]portion{}
+	}
+	k.portions[p.uid][container] = got
+	return nil
+}
+
+// freeCPUs are those that nobody has for himself, the lowest first. mu is held.
+func (k *Kubelet) freeCPUs() []int64 {
+	taken := map[int64]bool{}
+	for _, containers := range k.portions {
+		for _, had := range containers {
+			for _, cpu := range had.cpus {
+				taken[cpu] = true
+			}
+		}
+	}
+	free := slices.DeleteFunc(slices.Clone(k.options.CPUs), func(cpu int64) bool { return taken[cpu] })
+	slices.Sort(free)
+	return free
+}
+
+// reserve takes memory of the first NUMA node that has enough, or else of as many as it
+// takes, together. mu is held.
+func (k *Kubelet) reserve(kind string, bytes uint64) (reserved, bool) {
+	free := k.freeMemory(kind)
+	for _, block := range free {
+		if block.Bytes >= bytes {
+			block.Bytes = bytes
+			return reserved{kind, bytes, []MemoryBlock{block}}, true
+		}
+	}
+	r := reserved{kind: kind, bytes: bytes}
+	for _, block := range free {
+		if block.Bytes = min(block.Bytes, bytes); block.Bytes > 0 {
+			r.parts = append(r.parts, block)
+		}
+		if bytes -= block.Bytes; bytes == 0 {
+			return r, true
+		}
+	}
+	return reserved{}, false
+}
+
+// freeMemory is by node, in the options' order. mu is held.
+func (k *Kubelet) freeMemory(kind string) (free []MemoryBlock) {
+	for _, block := range k.options.Memory {
+		if block.Type != kind {
+			continue
+		}
+		for _, containers := range k.portions {
+			for _, had := range containers {
+				for _, r := range had.memory {
+					for _, part := range r.parts {
+						if part.Type == kind && part.Node == block.Node {
+							block.Bytes -= part.Bytes
+						}
+					}
+				}
+			}
+		}
+		free = append(free, block)
+	}
+	return free
+}
+
+// cpuIDs are in no order (pkg/kubelet/cm/container_manager.go: UnsortedList).
+func (had portion) cpuIDs() []int64 { return shuffled(had.cpus) }
+
+func (had portion) containerMemory() (blocks []*podresources.ContainerMemory) {
+	for _, r := range had.memory {
+		m := &podresources.ContainerMemory{MemoryType: r.kind, Size: r.bytes, Topology: &podresources.TopologyInfo{}}
+		for _, part := range r.parts {
+			m.Topology.Nodes = append(m.Topology.Nodes, &podresources.NUMANode{ID: part.Node})
+		}
+		blocks = append(blocks, m)
+	}
+	return shuffled(blocks)
+}
+
+// allocatableMemory has an entry for each type and node.
+func (o Options) allocatableMemory() (blocks []*podresources.ContainerMemory) {
+	for _, b := range o.Memory {
+		blocks = append(blocks, portion{memory: []reserved{{b.Type, b.Bytes, []MemoryBlock{b}}}}.containerMemory()...)
+	}
+	return shuffled(blocks)
+}
+
+// dynamicResources are a container's claims, once the drivers have prepared them: before its
+// first start, and not at admission.
+func (p *pod) dynamicResources(c Container) (list []*podresources.DynamicResource) {
+	for _, claim := range c.Claims {
+		d := &podresources.DynamicResource{ClaimName: claim.Name, ClaimNamespace: claim.Namespace}
+		if d.ClaimNamespace == "" {
+			d.ClaimNamespace = p.Namespace
+		}
+		for _, of := range claim.Devices {
+			r := &podresources.ClaimResource{DriverName: of.Driver, PoolName: of.Pool, DeviceName: of.Device}
+			if of.Share != "" {
+				r.ShareId = &of.Share
+			}
+			for _, name := range of.CDI {
+				r.CdiDevices = append(r.CdiDevices, &podresources.CDIDevice{Name: name})
+			}
+			d.ClaimResources = append(d.ClaimResources, r)
+		}
+		list = append(list, d)
+	}
+	return list
+}
+
+// shuffled is a copy in any order, nil where there is nothing.
+func shuffled[T any](list []T) []T {
+	list = slices.Clone(list)
+	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	return list
+}

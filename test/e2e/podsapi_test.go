@@ -1,0 +1,134 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// TestPodsAPI has a pod's uid and chosen labels on the series of its holding, where the kubelet has a Pods API, and nothing else changed where it
+// has none.
+func TestPodsAPI(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{})
+	startKubelet(ctx, t, n)
+	ageKubelet(t, n)
+	d := newMachine(t, n, "gpus 2").start(t, n, "--metrics.pod-uid", "--metrics.labels-allowlist=app,team*")
+	allocatable(ctx, t, n, uuids(2)...)
+
+	pod := asks("labelled", gpu, 1)
+	pod.Labels = map[string]string{"app": "train", "team": "blue", "team.example.com/cost-center": "7", "secret": "x", "application": "y"}
+	status, _ := run(ctx, t, n, pod)
+	want := labels{"label_app": "train", "label_team": "blue", "label_team_example_com_cost_center": "7"}
+	begin := time.Now()
+	d.scrapeUntil(ctx, t, "the pod's uid and labels are shown", known(n, pod, status, want))
+	figureOf(t, "a pod's uid and labels are shown after its container's start", 2*time.Second, time.Since(begin))
+
+	// A kubelet that is away says nothing of pods: the holder stays, and what was known of him comes back with it.
+	if err := n.StopKubelet(ctx, syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	held := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s scrape) error {
+		return s.is(1, "nvidia_gpu_allocation_info", labelsOf(holder(pod)))
+	})
+	startKubelet(ctx, t, n)
+	begin = time.Now()
+	d.scrapeUntil(ctx, t, "they are back after a restart", known(n, pod, status, want))
+	figureOf(t, "… and are back after a kubelet's restart", 5*time.Second, time.Since(begin))
+	held.stop(t)
+	allocatable(ctx, t, n, uuids(2)...)
+
+	// Another pod under the same name.
+	remove(ctx, t, n, pod)
+	pod.Labels = map[string]string{"app": "serve"}
+	status, _ = run(ctx, t, n, pod)
+	d.scrapeUntil(ctx, t, "another pod's uid and labels are shown", known(n, pod, status, labels{"label_app": "serve"}))
+	succeeds(ctx, t, n, d, pod)
+	questions(ctx, t, n, d)
+	away := func(line string) bool { return strings.Contains(line, "the kubelet does not say who holds what") } // it was restarted
+	if said := slices.DeleteFunc(warnings(t, d), away); len(said) > 0 {
+		t.Errorf("podgauge warns: %q", said)
+	}
+}
+
+// known says where a scrape is wrong about what is known of the only pod that holds a GPU: its uid, and of its labels these alone.
+func known(n *node.Node, pod node.Pod, status node.PodStatus, want labels) func(s scrape) error {
+	return func(s scrape) error {
+		found := s.series["nvidia_gpu_allocation_info"]
+		if len(found) != 1 {
+			return fmt.Errorf("nvidia_gpu_allocation_info is there %d times", len(found))
+		}
+		got, wrong := found[0].Labels, []error{carries(found[0], holder(pod))}
+		uid, all := status.UID, want
+		if n.KubeletVersion < "v1.37" {
+			uid, all = "", nil
+		}
+		if id, there := got["pod_uid"]; !there || id != uid {
+			wrong = append(wrong, fmt.Errorf("pod_uid is %q, not %q", id, uid))
+		}
+		for name, value := range got {
+			if strings.HasPrefix(name, "label_") && all[name] != value {
+				wrong = append(wrong, fmt.Errorf("%s is %q", name, value))
+			}
+		}
+		for name := range all {
+			if _, there := got[name]; !there {
+				wrong = append(wrong, fmt.Errorf("%s is not there", name))
+			}
+		}
+		return errors.Join(wrong...)
+	}
+}
+
+// succeeds has a static pod be followed by one of the same name while its container still runs. The kubelet lists the new one's holding at once,
+// and the Pods API tells of it only when it is started: after the old one's end, which the kubelet looks for every 10 s or so. Until then what is
+// known is the old one's; what belongs to different pods is never together.
+func succeeds(ctx context.Context, t *testing.T, n *node.Node, d *daemon, pod node.Pod) {
+	t.Helper()
+	remove(ctx, t, n, pod)
+	pod.Labels, pod.Grace = map[string]string{"app": "old"}, 3*time.Second
+	pod.Containers[0].Args = []string{"stubborn"}
+	old, _ := run(ctx, t, n, pod)
+	d.scrapeUntil(ctx, t, "the old pod is shown", known(n, pod, old, labels{"label_app": "old"}))
+	pod.Labels = map[string]string{"app": "new"}
+	begin := time.Now()
+	uid, err := n.Put(pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fresh := node.PodStatus{UID: uid}
+	d.scrapeUntil(ctx, t, "the new pod's uid and labels are shown", func(s scrape) error {
+		err := known(n, pod, fresh, labels{"label_app": "new"})(s)
+		whose := known(n, pod, old, labels{"label_app": "old"})(s)
+		if err != nil && whose != nil && len(find(s.series["nvidia_gpu_allocation_info"], labels{"pod_uid": ""})) != len(s.series["nvidia_gpu_allocation_info"]) {
+			t.Errorf("what is known is of two pods: %v", s.series["nvidia_gpu_allocation_info"])
+		}
+		return err
+	})
+	figureOf(t, "a static pod is replaced under its name, and the old one takes 3 s to end: the new one's uid and labels are shown after", 25*time.Second, time.Since(begin))
+}
+
+// questions says how the kubelet was asked who holds what was allocated. Where it tells of pods that come, podgauge asks about these alone if
+// nobody has asked for all before; without that there is nobody to ask about.
+func questions(ctx context.Context, t *testing.T, n *node.Node, d *daemon) {
+	t.Helper()
+	s := d.next(ctx, t)
+	asked := func(method string) float64 {
+		return s.sum("podgauge_pod_resources_request_duration_seconds_count", labels{"method": method})
+	}
+	figure(t, "questions to PodResources, of four pods", fmt.Sprintf("%.0f List, %.0f Get", asked("List"), asked("Get")))
+	if n.KubeletVersion < "v1.37" && asked("Get") > 0 {
+		t.Error("podgauge has asked about pods of which nothing has told it")
+	}
+	if lost := s.sum("podgauge_pod_resources_request_errors_total", labels{"method": "Get"}); lost > 0 {
+		t.Errorf("%v questions about one pod had no answer", lost)
+	}
+}

@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+
+	"google.golang.org/grpc"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+	"sigs.k8s.io/randfill"
+
+	"github.com/podgauge/podgauge/pods"
+)
+
+// server is a kubelet's Pods API that has these pods.
+type server struct {
+	api.UnimplementedPodsServer
+	pods []*v1.Pod
+}
+
+func (s *server) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerStreamingServer[api.WatchPodsEvent]) error {
+	for _, p := range s.pods {
+		wire, err := p.Marshal()
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(&api.WatchPodsEvent{Type: api.EventType_ADDED, Pod: wire}); err != nil {
+			return err
+		}
+	}
+	if err := stream.Send(&api.WatchPodsEvent{Type: api.EventType_INITIAL_SYNC_COMPLETE}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return stream.Context().Err()
+}
+
+// TestTheClientReadsWhatKubernetesSays has pods with every field filled at random.
+func TestTheClientReadsWhatKubernetesSays(t *testing.T) {
+	fill := randfill.NewWithSeed(1).NilChance(0.3).NumElements(0, 4).MaxDepth(12)
+	var s server
+	for i := range 500 {
+		p := &v1.Pod{}
+		fill.Fill(p)
+		p.Namespace, p.Name, p.UID = "team", fmt.Sprint("pod-", i), types.UID(fmt.Sprint("uid-", i))
+		if i%4 > 0 { // most are not over, of which few are kept
+			p.Status.Phase = v1.PodRunning
+		} else {
+			p.Status.Phase = v1.PodFailed
+		}
+		s.pods = append(s.pods, p)
+	}
+	known := follow(t, &s)
+	statuses := 0
+	for _, p := range s.pods {
+		got, ok := known.ByUID(string(p.UID))
+		if !ok {
+			t.Fatalf("pod %s is not known", p.UID)
+		}
+		// What Kubernetes itself reads: times lose what is less than a second.
+		wire, err := p.Marshal()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var read v1.Pod
+		if err := read.Unmarshal(wire); err != nil {
+			t.Fatal(err)
+		}
+		want := kept(&read)
+		if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want { // as text: no labels may be nil or empty
+			t.Fatalf("pod %s is\n%s, want\n%s", p.UID, got, want)
+		}
+		statuses += len(want.Containers)
+	}
+	if statuses < 500 {
+		t.Errorf("there were only %d containers", statuses)
+	}
+}
+
+// follow returns the pods of a server, once they are all known.
+func follow(t *testing.T, s *server) pods.Pods {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pods") // short, for the sake of the socket in it
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	listener, err := net.Listen("unix", filepath.Join(dir, "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := grpc.NewServer()
+	api.RegisterPodsServer(g, s)
+	go g.Serve(listener)
+	defer g.Stop()
+	c, err := pods.New(listener.Addr().String(), pods.Options{Labels: []string{"*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan error)
+	go func() { ended <- c.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	for {
+		known, changed := c.Look()
+		if known.Synced {
+			return known
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			t.Fatalf("the pods: %v", known.Err)
+		}
+	}
+}
+
+// kept is what is to be kept of a pod.
+func kept(p *v1.Pod) pods.Pod {
+	k := pods.Pod{
+		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time, Deleting: p.DeletionTimestamp != nil,
+		Phase: string(p.Status.Phase), Reason: p.Status.Reason,
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.Labels)) {
+		k.Labels = append(k.Labels, device.Label{Name: name, Value: p.Labels[name]})
+	}
+	for _, s := range p.Status.InitContainerStatuses {
+		k.Containers = append(k.Containers, keptContainer(s, pods.Init))
+	}
+	for _, s := range p.Status.ContainerStatuses {
+		k.Containers = append(k.Containers, keptContainer(s, pods.Regular))
+	}
+	for _, s := range p.Status.EphemeralContainerStatuses {
+		k.Containers = append(k.Containers, keptContainer(s, pods.Ephemeral))
+	}
+	return k
+}
+
+func keptContainer(s v1.ContainerStatus, kind pods.Kind) pods.Container {
+	c := pods.Container{Name: s.Name, Kind: kind, ID: s.ContainerID, Restarts: s.RestartCount, State: keptState(s.State), Last: keptState(s.LastTerminationState)}
+	if _, id, ok := strings.Cut(c.ID, "://"); ok {
+		c.ID = id
+	}
+	return c
+}
+
+// keptState has the last of several forms, as Kubernetes marshals them in their order.
+func keptState(s v1.ContainerState) pods.State {
+	switch {
+	case s.Terminated != nil:
+		e := s.Terminated
+		return pods.State{
+			Status: pods.Terminated, Reason: e.Reason, ExitCode: e.ExitCode, Signal: e.Signal,
+			Started: e.StartedAt.Time, Finished: e.FinishedAt.Time,
+		}
+	case s.Running != nil:
+		return pods.State{Status: pods.Running, Started: s.Running.StartedAt.Time}
+	case s.Waiting != nil:
+		return pods.State{Status: pods.Waiting, Reason: s.Waiting.Reason}
+	}
+	return pods.State{}
+}

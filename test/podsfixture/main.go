@@ -1,0 +1,56 @@
+// Command podsfixture writes pods as the kubelet's Pods API marshals them, for the
+// tests of the package pods: each as name.pb, and as name.json, which Kubernetes
+// made of the same object and against which the decoded pod is held.
+//
+//	cd test/podsfixture && go run . ../../pods/testdata
+//
+// It is a module of its own, so that the daemon's does not know k8s.io/api.
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+)
+
+func main() {
+	if len(os.Args) != 2 {
+		fmt.Fprintln(os.Stderr, "usage: podsfixture FOLDER")
+		os.Exit(2)
+	}
+	if err := write(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func write(dir string) error {
+	all, err := files()
+	if err != nil {
+		return err
+	}
+	for name, content := range all {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o644); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// files are the contents by file name.
+func files() (map[string][]byte, error) {
+	all := map[string][]byte{}
+	for name, pod := range cases() {
+		wire, err := pod.Marshal()
+		if err != nil {
+			return nil, fmt.Errorf("marshal %s: %w", name, err)
+		}
+		text, err := json.MarshalIndent(pod, "", " ")
+		if err != nil {
+			return nil, fmt.Errorf("marshal %s: %w", name, err)
+		}
+		all[name+".pb"], all[name+".json"] = wire, append(text, '\n')
+	}
+	return all, nil
+}
