@@ -43,7 +43,7 @@ e2e: build ## a real kubelet, containerd and Prometheus; as root
 
 e2e-all: build ## the same on each kubelet
 	cd test/e2e && go run ./cmd/e2e setup all
-	cd test/e2e && for v in v1.37.1 v1.36.3; do KUBELET_VERSION=$$v go test -count=1 -timeout 30m ./... || exit 1; done
+	cd test/e2e && for v in v1.37.1 v1.36.3; do PODGAUGE_STRICT=1 KUBELET_VERSION=$$v go test -count=1 -timeout 30m ./... || exit 1; done
 
 soak: build ## memory over an hour of scrapes with everything on, and ten minutes without; as root
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_SOAK=10m go test -count=1 -timeout 30m -v -run 'TestMemory$$' .

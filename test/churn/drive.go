@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -271,17 +272,24 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// settle waits for a snapshot that has all devices idle: all accounts are complete then.
+// settle waits for a snapshot that has all devices idle: all accounts are complete then. The
+// last holder before a restart may stand for as long.
 func (r *run) settle(ctx context.Context) error {
-	return r.until(ctx, patience, "all devices are idle", func() bool {
+	var busy []string
+	err := r.until(ctx, standsFor+patience, "all devices are idle", func() bool {
 		if len(r.snapshots) == 0 {
 			return false
 		}
-		for _, d := range r.snapshots[len(r.snapshots)-1].Devices {
+		busy = busy[:0]
+		for device, d := range r.snapshots[len(r.snapshots)-1].Devices {
 			if d.Hold != Idle {
-				return false
+				busy = append(busy, fmt.Sprintf("%s is %s %v", device, d.Hold, d.Holder))
 			}
 		}
-		return true
+		return len(busy) == 0
 	})
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, strings.Join(busy, ", "))
+	}
+	return nil
 }

@@ -29,7 +29,7 @@ func TestChurn(t *testing.T) {
 	if err != nil {
 		t.Fatalf("PODGAUGE_CHURN: %v", err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute+time.Duration(transitions)*500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute+time.Duration(transitions)*500*time.Millisecond)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -13,7 +14,16 @@ func figure(t *testing.T, what, value string) {
 	t.Logf("figure: %s: %s", what, value)
 }
 
-// figureOf prints how long something took, each time it was tried, and fails the test where that was longer than it may be.
+// leniency is how much longer than it may something can take before a test fails: the machine may have other things to do, and what is
+// broken takes for ever. PODGAUGE_STRICT=1 (make e2e-all) leaves none.
+func leniency() time.Duration {
+	if os.Getenv("PODGAUGE_STRICT") != "" {
+		return 1
+	}
+	return 4
+}
+
+// figureOf prints how long something took, each time it was tried, and says where that was longer than it may be.
 func figureOf(t *testing.T, what string, most time.Duration, took ...time.Duration) {
 	t.Helper()
 	slices.Sort(took)
@@ -22,8 +32,12 @@ func figureOf(t *testing.T, what string, most time.Duration, took ...time.Durati
 	if len(took) > 1 {
 		value = fmt.Sprintf("p50 %s, max %s (n=%d)", seconds(took[len(took)/2]), seconds(longest), len(took))
 	}
-	figure(t, what, value+"; may be "+seconds(most))
+	value += "; may be " + seconds(most)
 	if longest > most {
+		value += ": OVER"
+	}
+	figure(t, what, value)
+	if longest > most*leniency() {
 		t.Errorf("%s: took %s, and may take %s", what, seconds(longest), seconds(most))
 	}
 }

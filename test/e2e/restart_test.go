@@ -67,7 +67,7 @@ func TestKubeletRestarts(t *testing.T) {
 	figureOf(t, "re-registered after the new socket of a kubelet that was ended by SIGKILL", time.Second, took[syscall.SIGKILL]...)
 	figure(t, fmt.Sprintf("over %d kubelet restarts", 2*restarts), fmt.Sprintf("file descriptors %d to %d, goroutines %d to %d, threads %d to %d",
 		before.fds, after.fds, before.goroutines, after.goroutines, before.threads, after.threads))
-	if after.fds != before.fds || after.goroutines != before.goroutines || after.threads > before.threads+2 {
+	if after.fds != before.fds || after.goroutines != before.goroutines || after.threads > before.threads+gosThreads {
 		t.Errorf("podgauge grows: %+v, then %+v", before, after)
 	}
 	count := watch.stop(t)
@@ -222,6 +222,10 @@ func (d *daemon) goroutines(ctx context.Context, t *testing.T) (n int) {
 	}
 	return n
 }
+
+// gosThreads is how many threads Go may start beside those that a program's calls keep: when it does not know whether one of its threads
+// has only been slow to come back, on a machine with much else to do.
+const gosThreads = 4
 
 func threads(t *testing.T, d *daemon) int {
 	t.Helper()
