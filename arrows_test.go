@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "exporter", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "exporter", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
 	"cmd/demo":           {},
 	"config":             {},
 	"containers":         {"device"},
@@ -31,7 +31,9 @@ var arrows = map[string][]string{
 	"plugin/preferred":   {"device"},
 	"podresources":       {"device"},
 	"pods":               {"device"},
-	"exporter":           {"device"},
+	"incident":           {"device"},
+	"state":              {"device"},
+	"exporter":           {"device", "incident"},
 	"sim":                {"device", "sim/kubelet"},
 	"sim/kubelet":        {},
 	"sim/kubelet/habits": {"sim/kubelet"},

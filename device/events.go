@@ -49,13 +49,17 @@ func (m *Monitor) reported(r report, now time.Time) {
 		return
 	}
 	if m.Fatal != nil {
-		e.Fatal = m.Fatal(e.Xid, e.Fatal)
+		if m.Fatal(e.Xid, e.Heals == ByReset) {
+			e.Heals = ByReset
+		} else {
+			e.Heals = ByItself
+		}
 	}
 	count := p.count(e.Xid, now)
 	if p.said.due(e.Device, e.Xid, now) {
-		m.log.Info("driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "fatal", e.Fatal, "action", e.Action, "count", count)
+		m.log.Info("driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "fatal", e.Heals == ByReset, "action", e.Action, "count", count)
 	}
-	if e.Fatal {
+	if e.Heals == ByReset {
 		m.condemn(p, e, now)
 	}
 	p.urgent = true // what the event means may stand elsewhere, and be read by a check

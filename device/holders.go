@@ -32,11 +32,11 @@ type Holding struct {
 	Owner    Owner
 }
 
-// Seen says when a container was last seen to hold a device.
+// Seen says when a container was first and last seen to hold a device.
 type Seen struct {
-	Device ID
-	Owner  Owner
-	Last   time.Time
+	Device      ID
+	Owner       Owner
+	First, Last time.Time
 }
 
 // Holders is what is known of who holds what, at one moment. It is never written

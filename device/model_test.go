@@ -58,17 +58,17 @@ func (w *ward) Devices(context.Context) (devices []device.Device, err error) {
 	return devices, nil
 }
 
-func (w *ward) Check(gpu device.GPU) (resets uint64, err error) {
+func (w *ward) Check(gpu device.GPU) (v device.Vitals, err error) {
 	var slow time.Duration
 	w.change(func() {
 		g := w.gpus[gpu]
 		if slow = w.slow; g.err == nil || errors.As(g.err, new(*device.Fault)) {
 			g.seen = g.resets
 		}
-		resets, err = g.seen, g.err
+		v.Resets, err = g.seen, g.err
 	})
 	time.Sleep(slow)
-	return resets, err
+	return v, err
 }
 
 func (w *ward) Wait(ctx context.Context) (e device.Event, err error) {
@@ -164,7 +164,11 @@ func (w *ward) happens(what byte, gpu device.GPU, e *expected) {
 		g.err, e.ailing, e.broken = nil, false, false
 	}
 	report := func(xid uint64, fatal bool) {
-		w.events = append(w.events, device.Event{GPU: gpu, Xid: xid, Fatal: fatal, Action: "reset_gpu"})
+		heals := device.ByItself
+		if fatal {
+			heals = device.ByReset
+		}
+		w.events = append(w.events, device.Event{GPU: gpu, Xid: xid, Heals: heals, Action: "reset_gpu"})
 		e.xids++
 		if fatal {
 			e.broken, e.unsure, e.faultAt = true, false, now

@@ -41,6 +41,10 @@ type Monitor struct {
 	// can be used no more. It must be quick. Set before Run; nil: as the Backend says.
 	Fatal func(xid uint64, byDefault bool) bool
 
+	// Happened is told of each occurrence, in their order. It must be quick. Set before
+	// Run; nil: nobody.
+	Happened func(Occurrence)
+
 	backend Backend
 	readers *Readers
 	board   *Board
@@ -193,7 +197,7 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 			continue
 		}
 		number := p.checks + 1
-		if m.readers.Check(gpu, func(resets uint64, err error) { m.answer(ctx, checkup{gpu, number, resets, err}) }) {
+		if m.readers.Check(gpu, func(v Vitals, err error) { m.answer(ctx, checkup{gpu, number, v.Resets, err}) }) {
 			p.checkedAt, p.checks, p.urgent = now, number, false
 		}
 	}

@@ -113,13 +113,13 @@ func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 }
 
 // Check answers with the fault that the caller set, if any.
-func (m *Machine) Check(id device.GPU) (uint64, error) {
+func (m *Machine) Check(id device.GPU) (device.Vitals, error) {
 	g, err := m.ask(id)
 	defer m.leave()
 	if g == nil {
-		return 0, err
+		return device.Vitals{}, err
 	}
-	return g.resets, err
+	return device.Vitals{Resets: g.resets}, err
 }
 
 // Wait returns the reports in the order in which they were made.

@@ -35,7 +35,7 @@ var (
 // meaning is what Means is at first.
 func meaning(xid uint64) (e device.Event, alone bool) {
 	if !slices.Contains(harmlessXids, xid) {
-		e.Fatal, e.Action = true, "reset_gpu"
+		e.Heals, e.Action = device.ByReset, "reset_gpu"
 	}
 	if xid == 79 {
 		e.Action = "reboot"

@@ -144,7 +144,7 @@ func (b *Backend) event(data nvml.EventData) device.Event {
 	case nvml.EventTypeXidCriticalError:
 		e.Xid = cmp.Or(data.EventData, unknownXid)
 		class := classes[g.class(e.Xid)]
-		e.Action, e.Fatal = class.action, class.heals == byReset
+		e.Action, e.Heals = class.action, class.heals
 		if g != nil && !class.hardware && t.instances {
 			e.Device = t.sliceOf(g, data.GpuInstanceId, data.ComputeInstanceId)
 		}

@@ -68,7 +68,7 @@ func TestEventsNameTheirGPU(t *testing.T) {
 	s.event(2, "xid 13")
 	s.event(5, "type 0x2") // not asked for
 	for _, want := range []device.Event{
-		{GPU: s.id(5), Xid: 79, Fatal: true, Action: "reboot"},
+		{GPU: s.id(5), Xid: 79, Heals: device.ByReset, Action: "reboot"},
 		{GPU: s.id(2), Xid: 13, Action: "restart_app"},
 	} {
 		if got := s.nextEvent(); got != want {

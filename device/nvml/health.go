@@ -68,21 +68,23 @@ func recovery(value float64) error {
 
 // Check asks for a few fields in one call. A GPU that says that it does not have
 // them has answered, and so can be used.
-func (b *Backend) Check(id device.GPU) (resets uint64, err error) {
+func (b *Backend) Check(id device.GPU) (device.Vitals, error) {
 	_, g, err := b.gpu(id)
 	if err != nil {
-		return 0, err
+		return device.Vitals{}, err
 	}
 	if !g.enter() {
-		return g.history.resets.Load(), device.ErrStalled
+		return g.vitals(), device.ErrStalled
 	}
 	defer g.leave()
 	if err = g.judge(); err != nil {
 		g.askAll()
 	}
 	g.answering.Store(err == nil || isFault(err))
-	return g.history.resets.Load(), err
+	return g.vitals(), err
 }
+
+func (g *gpu) vitals() device.Vitals { return device.Vitals{Resets: g.history.resets.Load()} }
 
 func isFault(err error) bool {
 	var fault *device.Fault
@@ -117,7 +119,7 @@ func (g *gpu) judge() error {
 // slice that its report names. Of one that depends on the GPU it says the worst.
 func Means(xid uint64) (e device.Event, alone bool) {
 	c := classes[xids[xid]]
-	return device.Event{Fatal: c.heals == byReset, Action: c.action}, !c.hardware
+	return device.Event{Heals: c.heals, Action: c.action}, !c.hardware
 }
 
 // class is what the driver's report of an Xid means for the GPU.
@@ -146,33 +148,24 @@ const (
 	unpowered
 )
 
-// heals is what ends the trouble that a class means.
-type heals uint8
-
-const (
-	byItself heals = iota // the next program runs
-	byCheck               // as soon as Check finds nothing
-	byReset               // once a reset was seen, of which a reboot is one
-)
-
 // classes say what an Xid's class asks for, and whether it is of the hardware: then
 // all slices of a GPU share it, whichever the driver names. It is fatal where only a
 // reset heals.
 var classes = [...]struct {
 	action   string
-	heals    heals
+	heals    device.Heals
 	hardware bool
 }{
-	unknown:     {inspect, byReset, false},
-	application: {restartApp, byItself, false},
-	information: {"", byItself, false},
-	contained:   {restartApp, byItself, false},
-	asks:        {"", byCheck, true},
-	memory:      {resetGPU, byReset, true},
-	broken:      {resetGPU, byReset, true},
-	fallen:      {reboot, byReset, true},
-	locked:      {restartVM, byReset, true},
-	unpowered:   {inspect, byReset, true},
+	unknown:     {inspect, device.ByReset, false},
+	application: {restartApp, device.ByItself, false},
+	information: {"", device.ByItself, false},
+	contained:   {restartApp, device.ByItself, false},
+	asks:        {"", device.ByCheck, true},
+	memory:      {resetGPU, device.ByReset, true},
+	broken:      {resetGPU, device.ByReset, true},
+	fallen:      {reboot, device.ByReset, true},
+	locked:      {restartVM, device.ByReset, true},
+	unpowered:   {inspect, device.ByReset, true},
 }
 
 // xids are NVIDIA's catalogue of error reports

@@ -85,7 +85,7 @@ func TestCheckWithoutFields(t *testing.T) {
 // reset. What health is judged by is still asked for afterwards.
 func TestCheckedFieldsComeBack(t *testing.T) {
 	s := start(t, "gpus 2", "gpu 0 energy 9000")
-	check := func() (uint64, error) { return s.Check(s.id(0)) }
+	check := func() (uint64, error) { v, err := s.Check(s.id(0)); return v.Resets, err }
 	before, err := check()
 	s.must(err)
 	s.set("fail field:83 gpu 0 NOT_SUPPORTED", "fail field:230 gpu 0 NOT_SUPPORTED")
@@ -119,9 +119,9 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 func TestResets(t *testing.T) {
 	s := start(t, "gpus 2", "gpu 0 energy 1000")
 	resets := func() uint64 {
-		n, err := s.Check(s.id(0))
+		v, err := s.Check(s.id(0))
 		s.must(err)
-		return n
+		return v.Resets
 	}
 	first := resets()
 	for i, energy := range []string{"2000", "2000", "3000"} {
@@ -144,8 +144,8 @@ func TestResets(t *testing.T) {
 	if n := resets(); n != first+2 {
 		t.Errorf("without the counter: %d resets since, want 2", n-first)
 	}
-	if n, err := s.Check(s.id(1)); err != nil || n != 0 {
-		t.Errorf("the GPU beside it: %d resets, %v", n, err)
+	if n, err := s.Check(s.id(1)); err != nil || n.Resets != 0 {
+		t.Errorf("the GPU beside it: %d resets, %v", n.Resets, err)
 	}
 }
 
@@ -169,13 +169,13 @@ var verdicts = map[class]device.Event{
 	application: {Action: "restart_app"},
 	information: {},
 	contained:   {Action: "restart_app"},
-	asks:        {},
-	memory:      {Fatal: true, Action: "reset_gpu"}, // of a GPU that no check has asked for its recovery action
-	broken:      {Fatal: true, Action: "reset_gpu"},
-	fallen:      {Fatal: true, Action: "reboot"},
-	locked:      {Fatal: true, Action: "restart_vm"},
-	unpowered:   {Fatal: true, Action: "inspect"},
-	unknown:     {Fatal: true, Action: "inspect"},
+	asks:        {Heals: device.ByCheck},
+	memory:      {Heals: device.ByReset, Action: "reset_gpu"}, // of a GPU that no check has asked for its recovery action
+	broken:      {Heals: device.ByReset, Action: "reset_gpu"},
+	fallen:      {Heals: device.ByReset, Action: "reboot"},
+	locked:      {Heals: device.ByReset, Action: "restart_vm"},
+	unpowered:   {Heals: device.ByReset, Action: "inspect"},
+	unknown:     {Heals: device.ByReset, Action: "inspect"},
 }
 
 // TestXids has the driver report each one.
@@ -188,7 +188,7 @@ func TestXids(t *testing.T) {
 			cases[xid] = true
 			want := verdicts[class]
 			want.GPU, want.Xid = s.id(1), xid
-			if means, _ := Means(xid); means.Fatal != want.Fatal || means.Action != want.Action {
+			if means, _ := Means(xid); means.Heals != want.Heals || means.Action != want.Action {
 				t.Errorf("xid %d means %+v, want %+v", xid, means, want)
 			}
 			s.event(1, "xid "+text(xid))
@@ -222,7 +222,7 @@ func TestDoubleBitError(t *testing.T) {
 			t.Errorf("recovery action %s: a check says %v", c.action, err)
 		}
 		s.event(0, "xid 48")
-		if got := s.nextEvent(); got.Xid != 48 || got.Fatal != c.fatal || (got.Action != "") != c.fatal {
+		if got := s.nextEvent(); got.Xid != 48 || (got.Heals == device.ByReset) != c.fatal || (got.Action != "") != c.fatal {
 			t.Errorf("recovery action %s: got %+v", c.action, got)
 		}
 	}
@@ -232,7 +232,7 @@ func TestXidZero(t *testing.T) {
 	s := start(t, "gpus 1")
 	s.listen()
 	s.event(0, "type 0x8 data 0")
-	if got := s.nextEvent(); got.Xid != 999 || !got.Fatal || got.GPU != s.id(0) {
+	if got := s.nextEvent(); got.Xid != 999 || got.Heals != device.ByReset || got.GPU != s.id(0) {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -1,0 +1,86 @@
+// Package incident remembers which container held a device when it went bad.
+package incident
+
+import (
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// Incident is what happened to a device once, or over and over while the same
+// containers held it. Its JSON is what /api/v1/incidents answers with and what the store
+// keeps: fields are added, and never change.
+type Incident struct {
+	ID    uint64    `json:"id"` // rises; never given twice in the life of a store
+	First time.Time `json:"first"`
+	Last  time.Time `json:"last"`
+	Count uint64    `json:"count"`
+
+	Device  device.ID  `json:"device"`
+	GPU     device.GPU `json:"gpu"`
+	Index   int        `json:"index"`
+	Profile string     `json:"profile,omitempty"` // of a slice
+	Model   string     `json:"model,omitempty"`
+	PCI     string     `json:"pci_bus_id,omitempty"`
+
+	Reason    string `json:"reason"` // "xid_79", "lost", "not_answering"
+	Xid       uint64 `json:"xid,omitempty"`
+	Class     string `json:"class,omitempty"`
+	Action    string `json:"action,omitempty"`
+	Condemned bool   `json:"condemned"` // the device turned unhealthy by it
+	Witness   string `json:"witness,omitempty"`
+
+	// Healed is when the device was healthy again; nil where it is not yet, or never
+	// was condemned.
+	Healed *time.Time `json:"healed,omitempty"`
+	// Holders are the containers that held the device then, or had until just before.
+	Holders []Holder `json:"holders"`
+	// Nameless says that somebody had the device whom the kubelet did not name.
+	Nameless bool `json:"nameless,omitempty"`
+}
+
+// Holder is a container that was hit.
+type Holder struct {
+	Namespace string    `json:"namespace"`
+	Pod       string    `json:"pod"`
+	Container string    `json:"container"`
+	UID       string    `json:"uid,omitempty"`   // of the pod, where the kubelet tells
+	Since     time.Time `json:"since"`           // first seen with the device
+	Until     time.Time `json:"until,omitzero"`  // last seen with it; zero: it has it still
+	Ended     *Ending   `json:"ended,omitempty"` // nil: it has not, or nobody can tell
+}
+
+// Ending is how a pod and its container ended, as the kubelet's Pods API tells.
+type Ending struct {
+	At       time.Time `json:"at,omitzero"`
+	Phase    string    `json:"phase,omitempty"` // of the pod: "Failed"
+	Reason   string    `json:"reason,omitempty"`
+	ExitCode *int32    `json:"exit_code,omitempty"`
+	Restarts int32     `json:"restarts"`
+}
+
+// Known is what is remembered at one moment. It is never written after it was published.
+type Known struct {
+	Incidents []Incident // newest first, by ID
+	Devices   []Count    // by device and reason, also of incidents that were dropped
+	Hits      []Hit      // by device, container and reason, of the incidents that are kept
+	Kept      bool       // they are on disk, or will be in a moment
+	Err       error      // why the store does not work; nil where it does
+}
+
+// Count is how often a thing happened to a device.
+type Count struct {
+	Device device.ID
+	Reason string
+	Count  uint64
+	Last   time.Time
+}
+
+// Hit is how often a thing happened to a device while a container held it.
+type Hit struct {
+	Device device.ID
+	Owner  device.Owner
+	Reason string
+	Count  uint64
+	Last   time.Time
+}

@@ -1,0 +1,2 @@
+// Package state keeps what is known of the devices' health from one process to the next.
+package state
