@@ -2,7 +2,6 @@ package podresources
 
 import (
 	"context"
-	"maps"
 
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/wire"
@@ -61,15 +60,4 @@ func (c *Client) askAllocatable(ctx context.Context) {
 		c.ledger.withdraw()
 	}
 	c.publish(false)
-}
-
-// Allocatable returns how many devices of each resource the kubelet says it would
-// give away; nil while it does not say.
-func (c *Client) Allocatable() map[string]int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.ledger.offered.Known {
-		return nil
-	}
-	return maps.Clone(c.ledger.counts)
 }
