@@ -133,7 +133,6 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		settings, _ := a.watch.Look()
 		return settings.Health.Counts(xid, byDefault)
 	}
-	a.own.Allocatable(a.holders.Allocatable)
 	a.own.Unsupported(hw.unsupported)
 	a.own.Heard(func() bool { return a.monitor.Deaf() == 0 })
 
