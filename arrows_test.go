@@ -29,14 +29,15 @@ var arrows = map[string][]string{
 	"plugin":             {"device", "plugin/answer", "plugin/preferred"},
 	"plugin/answer":      {"device"},
 	"plugin/preferred":   {"device"},
-	"podresources":       {"device"},
-	"pods":               {"device"},
+	"podresources":       {"device", "wire"},
+	"pods":               {"device", "wire"},
 	"incident":           {"device"},
 	"state":              {"device"},
 	"exporter":           {"device", "incident"},
 	"sim":                {"device", "sim/kubelet"},
 	"sim/kubelet":        {},
 	"sim/kubelet/habits": {"sim/kubelet"},
+	"wire":               {},
 	"test/churn":         {},
 	"test/nvml":          {},
 	"test/nvml/build":    {"test/nvml"},
@@ -56,6 +57,7 @@ var strangers = map[string][]string{
 	"exporter":      {"google.golang.org/grpc", "k8s.io/kubelet"},
 	"device":        {"github.com/", "google.golang.org/", "k8s.io/"},
 	"sim":           {"github.com/NVIDIA"},
+	"wire":          {"github.com/", "k8s.io/"},
 }
 
 func TestImportsFollowTheArrows(t *testing.T) {

@@ -79,6 +79,7 @@ type Monitor struct {
 	wiring    wiring
 	deaf      bool // and it was said
 	posted    []Status
+	next      []Status // scratch: most turns of the loop find nothing new
 	phase     phase
 	away      verdict // on all devices while the phase is not working
 	pending   order   // the release under way
@@ -205,7 +206,12 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 
 // ailing tells whether a slice of the GPU has a verdict of its own.
 func (m *Monitor) ailing(p *patient) bool {
-	return slices.ContainsFunc(m.slices(p), func(w *ward) bool { return w.own.verdict.reason != "" })
+	for w := range m.slices(p) {
+		if w.own.verdict.reason != "" {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *Monitor) answer(ctx context.Context, c checkup) {
@@ -264,7 +270,7 @@ func (m *Monitor) checked(c checkup, now time.Time) {
 	p.resets = max(p.resets, c.resets) // a check that fails may not know the count
 	m.baseline(p, c.number, now)
 	p.checked(c)
-	for _, w := range m.slices(p) {
+	for w := range m.slices(p) {
 		if c.err != nil {
 			w.own.good = 0
 		} else {
@@ -279,7 +285,7 @@ func (m *Monitor) checked(c checkup, now time.Time) {
 // baseline has the GPU's verdict and its slices' know which resets do not mend them.
 func (m *Monitor) baseline(p *patient, check uint64, now time.Time) {
 	p.baseline(check, p.resets, now)
-	for _, w := range m.slices(p) {
+	for w := range m.slices(p) {
 		w.own.baseline(check, p.resets, now)
 	}
 }
@@ -313,7 +319,7 @@ func (m *Monitor) judgeSilence(now time.Time) {
 // turns away the pods that hold the rest. Later a GPU that has none yet is left out,
 // since it must not hold up what is known of the others.
 func (m *Monitor) post(now time.Time) {
-	statuses := make([]Status, 0, len(m.wards))
+	m.next = m.next[:0]
 	for _, w := range m.wards {
 		if !w.patient.answered {
 			if m.posted == nil {
@@ -325,17 +331,17 @@ func (m *Monitor) post(now time.Time) {
 		if m.phase != working {
 			v = m.away
 		}
-		statuses = append(statuses, w.status(v, now))
+		m.next = append(m.next, w.status(v, now))
 	}
-	if !m.known || m.posted != nil && slices.EqualFunc(m.posted, statuses, Status.equal) {
+	if !m.known || m.posted != nil && slices.EqualFunc(m.posted, m.next, Status.equal) {
 		return
 	}
 	// What is but another count can wait for the next tick: there may be many.
-	if slices.EqualFunc(m.posted, statuses, Status.equalButXids) && now.Sub(m.postedAt) < tickEvery {
+	if slices.EqualFunc(m.posted, m.next, Status.equalButXids) && now.Sub(m.postedAt) < tickEvery {
 		return
 	}
-	m.posted, m.postedAt = statuses, now
-	m.board.Post(statuses)
+	m.posted, m.postedAt = append(make([]Status, 0, len(m.next)), m.next...), now
+	m.board.Post(m.posted)
 }
 
 func errText(err error) string {

@@ -106,7 +106,8 @@ func (p *patient) condemn(v verdict) {
 func (c *condition) baseline(check, resets uint64, now time.Time) {
 	v := &c.verdict
 	if v.byReset && v.resets == nil && (check > v.checks || now.Sub(v.at) > baselineBy) {
-		v.resets = &resets
+		known := resets // else resets would be on the heap at each turn of the loop
+		v.resets = &known
 	}
 }
 

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"iter"
 	"slices"
 	"time"
 )
@@ -68,14 +69,14 @@ func (m *Monitor) ward(id ID) *ward {
 }
 
 // slices are the wards of a GPU, but for the GPU itself.
-func (m *Monitor) slices(p *patient) []*ward {
-	var list []*ward
-	for _, w := range m.wards {
-		if w.patient == p && !w.WholeGPU() {
-			list = append(list, w)
+func (m *Monitor) slices(p *patient) iter.Seq[*ward] {
+	return func(yield func(*ward) bool) {
+		for _, w := range m.wards {
+			if w.patient == p && !w.WholeGPU() && !yield(w) {
+				return
+			}
 		}
 	}
-	return list
 }
 
 // merge takes a whole listing in.

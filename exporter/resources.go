@@ -19,7 +19,7 @@ type resourceFamilies struct {
 
 func (r *resourceFamilies) make(add func(description) *family) {
 	r.allocatable = add(gauge("podgauge_resource_allocatable_devices",
-		"Healthy devices of any plugin that the kubelet would give away, held ones included.", "resource", "numa_node"))
+		"Healthy devices of any plugin that the kubelet would give away, held ones included; absent while it does not answer.", "resource", "numa_node"))
 	r.deviceInfo = add(gauge("podgauge_resource_device_info",
 		"A healthy device of any plugin that the kubelet would give away, held or not; always 1.", "resource", "device_id", "numa_node"))
 	r.allocationInfo = add(gauge("podgauge_resource_allocation_info",
@@ -104,7 +104,6 @@ func (p *page) makeAllocatable(r device.Resources) {
 	counts := map[[2]string]int{}
 	for _, d := range r.Devices {
 		counts[[2]string{d.Resource, numaNodes(d.NUMANodes)}]++
-		n.make(own.deviceInfo, 1, nil, resourceLabels(d)...)
 	}
 	for _, at := range slices.SortedFunc(maps.Keys(counts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
 		n.make(own.allocatable, float64(counts[at]), nil,
@@ -116,6 +115,9 @@ func (p *page) makeAllocatable(r device.Resources) {
 	}
 	for _, m := range r.Memory {
 		n.make(own.memory, float64(m.Bytes), nil, memoryLabels(m)...)
+	}
+	for _, d := range r.Devices { // after the counts: where there are too many, these are left out
+		n.make(own.deviceInfo, 1, nil, resourceLabels(d)...)
 	}
 }
 

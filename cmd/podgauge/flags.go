@@ -137,8 +137,12 @@ func wrongFlag(err error) error {
 		return err
 	}
 	cause := wrong.Unwrap()
-	if _, ofPflag := errors.AsType[*strconv.NumError](cause); ofPflag { // it is a switch
-		cause = fmt.Errorf("%q: want true or false", wrong.GetValue())
+	if _, ofPflag := errors.AsType[*strconv.NumError](cause); ofPflag {
+		want := "a whole number"
+		if wrong.GetFlag().Value.Type() == "bool" {
+			want = "true or false"
+		}
+		cause = fmt.Errorf("%q: want %s", wrong.GetValue(), want)
 	}
 	return fmt.Errorf("--%s: %w", wrong.GetFlag().Name, cause)
 }

@@ -51,6 +51,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--device-list-strategy=envvar,cdi"}, says: `podgauge: --device-list-strategy: "cdi": want envvar, volume-mounts, cdi-annotations or cdi-cri` + "\n"},
 		{args: []string{"--nvidia-driver-root"}, says: "podgauge: flag needs an argument: --nvidia-driver-root\n"},
 		{args: []string{"--device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": want true or false` + "\n"},
+		{args: []string{"--metrics.series-limit=many"}, says: `podgauge: --metrics.series-limit: "many": want a whole number` + "\n"},
 		{args: []string{"-device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": want true or false` + "\n"},
 		{args: []string{"-nvidia-ctk-paths=x"}, says: "-nvidia-ctk-paths"},
 		{env: map[string]string{"KUBELET_SOCKET": "/s/other.sock"}, says: `podgauge: KUBELET_SOCKET: "/s/other.sock": its name is not kubelet.sock` + "\n"},
