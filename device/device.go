@@ -119,7 +119,7 @@ type Status struct {
 	Device
 	Healthy bool // as the kubelet is told: Health is Well or Suspect
 	Health  Health
-	Flaps   uint64    // how often it turned unhealthy, as far as is remembered
+	Flaps   uint64    // how often it turned unhealthy, by itself or with its GPU, as far as is remembered
 	Reason  string    // why it is not healthy, in one word: "xid_79", "lost"; empty when it is
 	Action  string    // what its fault asks for: "reset_gpu", "reboot"; empty when nothing is known
 	Since   time.Time // when Healthy or Reason last changed
@@ -155,7 +155,8 @@ type Occurrence struct {
 	Witness string
 }
 
-// Xid counts one kind of error report of a GPU since this process started.
+// Xid counts one kind of error report of a GPU, since this process started or an earlier one
+// that has handed its counts on (Record.Xids).
 type Xid struct {
 	Code  uint64
 	Count uint64
