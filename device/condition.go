@@ -163,8 +163,8 @@ func (r *Relapse) note(v verdict, now time.Time) {
 // turn counts that it turns unhealthy.
 func (c *condition) turn(now time.Time) {
 	c.flaps++
-	turns := slices.DeleteFunc(slices.Clone(c.turns), func(at time.Time) bool { return now.Sub(at) >= flapsWithin })
-	c.turns = append(turns[max(0, len(turns)-turnsKept+1):], now)
+	c.turns = slices.DeleteFunc(append(c.turns, now), func(at time.Time) bool { return now.Sub(at) >= flapsWithin })
+	c.turns = c.turns[max(0, len(c.turns)-turnsKept):]
 }
 
 // turnsKept are as many as can make a difference.

@@ -130,6 +130,7 @@ type Status struct {
 // Health is where a device stands between all is well and nothing works.
 type Health uint8
 
+// In this order they come, and then begin anew.
 const (
 	Well      Health = iota
 	Suspect          // something was reported; it is checked, and used as before meanwhile

@@ -166,6 +166,12 @@ func (m *Monitor) remember(now time.Time) {
 	m.Remember(m.history(now))
 }
 
+// rememberLast hands over how it all ended, counts included.
+func (m *Monitor) rememberLast() {
+	m.changed = true
+	m.remember(time.Now())
+}
+
 // awaitsReset tells whether a verdict would be lifted by a reset that only the odometer
 // shows to a later process.
 func (m *Monitor) awaitsReset() bool {

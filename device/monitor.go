@@ -154,13 +154,12 @@ func (m *Monitor) Run(ctx context.Context) error {
 	defer tick.Stop()
 	defer func() { m.answerPending(context.Cause(ctx)) }()
 	m.recall()
+	defer m.rememberLast()
 	for {
 		m.Beat()
 		m.startCalls(ctx, time.Now())
 		select {
 		case <-ctx.Done():
-			m.rememberedAt, m.tallied = time.Time{}, true
-			m.remember(time.Now())
 			return nil
 		case l := <-m.lists:
 			m.listed(l, time.Now())

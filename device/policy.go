@@ -3,6 +3,7 @@ package device
 // Policy is what an operator wants of an Xid.
 type Policy uint8
 
+// The policies. The zero Policy is what nobody has changed.
 const (
 	ByTable Policy = iota // as the Backend's table says
 	Ignore                // it is counted, and nothing else
