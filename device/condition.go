@@ -113,25 +113,28 @@ func (c *condition) doubts(began time.Time) bool {
 	return false
 }
 
-// condemn takes evidence against it, and tells whether the verdict is a new one. The first
-// of several faults is the one that is named. But one that asks for a reset stands against
+// condemn takes evidence against it, and tells whether the verdict is a new one, or else
+// whether what is remembered of it is out of date. The first of several faults is the one that is named. But one that asks for a reset stands against
 // a later one that would heal sooner, and a fault that comes when the one before is over,
 // as far as anybody can see, is a new one.
-func (c *condition) condemn(v verdict, now time.Time) bool {
+func (c *condition) condemn(v verdict, now time.Time) (anew, renewed bool) {
 	was := c.verdict
-	over := c.health == Probation || c.mended
+	over := c.health == Probation || c.mended && v.byReset
 	c.good, c.failedAt, c.health = 0, time.Time{}, Unhealthy
 	ailed := was.reason != "" && !was.quiet
 	switch {
 	case v.quiet && was.reason != "":
-		return false
+		return false, false
 	case ailed && !over && (was.byReset || !v.byReset):
-		if v.byReset { // it failed again since: what it was reset from counts anew
+		// It failed again since: what it was reset from counts anew. A check that had begun
+		// before the newest report says nothing new.
+		if v.byReset && (v.resets == nil || v.checks > was.checks) {
 			c.verdict.at, c.verdict.noted, c.verdict.checks, c.verdict.resets = v.at, v.noted, v.checks, v.resets
 			c.verdict.odometer = 0
 			c.relapse.note(c.verdict, now)
+			renewed = was.resets != nil && (v.resets == nil || *v.resets != *was.resets)
 		}
-		return false
+		return false, renewed
 	}
 	if !ailed && !v.quiet {
 		c.turn(now)
@@ -145,7 +148,7 @@ func (c *condition) condemn(v verdict, now time.Time) bool {
 		v.action = Replace
 	}
 	c.verdict, c.mended = v, false
-	return true
+	return true, false
 }
 
 // note takes a fault into the account. What an operator's policy alone condemns says
@@ -188,13 +191,15 @@ func (c *condition) probation(now time.Time) time.Duration {
 // baseline takes the count of resets that the newest check to have ended knows. A reset
 // is seen by the first check that comes after it, and the driver may report a fault
 // between the two: so the count that mends nothing is that of a check which began after
-// the fault. Where none does for a while, since calls hang, the reset that is seen next
+// the fault. It tells whether it has taken one. Where none does for a while, since calls hang, the reset that is seen next
 // is taken for one that was made because of the fault.
-func (c *condition) baseline(check, resets uint64, now time.Time) {
+func (c *condition) baseline(check, resets uint64, now time.Time) bool {
 	v := &c.verdict
-	if v.byReset && v.resets == nil && (check > v.checks || now.Sub(v.noted) > baselineBy) {
-		v.resets = &resets
+	if !v.byReset || v.resets != nil || check <= v.checks && now.Sub(v.noted) <= baselineBy {
+		return false
 	}
+	v.resets = &resets
+	return true
 }
 
 // noticeReset looks for a reset since the verdict: this process saw one, or the GPU has

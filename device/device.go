@@ -138,6 +138,16 @@ const (
 	Probation        // there is none any more; it has to stand the test of time
 )
 
+var healths = [...]string{"well", "suspect", "unhealthy", "probation"}
+
+// String is a word; there is none for what is no Health.
+func (h Health) String() string {
+	if int(h) >= len(healths) {
+		return ""
+	}
+	return healths[h]
+}
+
 // Occurrence is something that happened to a GPU: a report of the driver, or evidence
 // that had devices condemned.
 type Occurrence struct {

@@ -131,10 +131,11 @@ func (m *Monitor) condemn(p *patient, c *condition, v verdict, now time.Time) bo
 		p.answered = true // it also is an answer to the question how the GPU is
 	}
 	was := c.verdict.reason
-	if !c.condemn(v, now) {
+	anew, renewed := c.condemn(v, now)
+	m.changed = m.changed || anew && !v.quiet || renewed
+	if !anew {
 		return false
 	}
-	m.changed = true
 	m.log.Info("health", "gpu", p.gpu, "was", was, "is", v.reason, "action", c.verdict.action, "flaps", c.flaps)
 	return true
 }

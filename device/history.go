@@ -41,7 +41,7 @@ type Record struct {
 	ByReset               bool      // only a reset mends it
 	ByPolicy              bool      // since the operator wants it so
 	Reset                 bool      // and one was seen since
-	Odometer              uint64    // the GPU's, in Vitals; 0 where it is not known
+	Odometer              uint64    // the GPU's, of Vitals, since then; 0 where it is not known
 	Flaps                 uint64    // as in Status
 	Turns                 []time.Time
 	// Again is the last fault that asked for a reset, and how many have followed it.
@@ -118,7 +118,11 @@ func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bo
 	r = Record{GPU: p.gpu, Device: id, Flaps: c.flaps, Turns: slices.Clone(c.turns), Again: c.relapse}
 	if v := c.verdict; v.reason != "" && !v.quiet {
 		r.Reason, r.Action, r.Class, r.Since, r.At = v.reason, v.action, v.class, v.since, v.at
-		r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.byReset, v.byPolicy, c.mended, cmp.Or(p.odometer, v.odometer)
+		r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.byReset, v.byPolicy, c.mended, v.odometer
+		// What was read before the fault may be from before a reset that came before it, too.
+		if p.odometer != 0 && v.resets != nil {
+			r.Odometer = p.odometer
+		}
 	}
 	if c == &p.condition {
 		for _, t := range p.tallies {

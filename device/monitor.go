@@ -343,7 +343,7 @@ func (m *Monitor) judgeSilence(now time.Time) {
 	}
 	m.judgeHearing(now)
 	for gpu, p := range m.patients {
-		p.baseline(0, now)
+		m.changed = p.baseline(0, now) || m.changed
 		silent := m.readers.Busy(gpu) > after || !p.silent.IsZero() && now.Sub(p.silent) > after
 		if !p.answered {
 			silent = now.Sub(p.first) > firstVerdictBy

@@ -70,25 +70,26 @@ func (p *patient) ailing() bool {
 }
 
 // baseline has the GPU's verdict and its slices' know which resets do not mend them.
-func (p *patient) baseline(check uint64, now time.Time) {
-	p.condition.baseline(check, p.resets, now)
+func (p *patient) baseline(check uint64, now time.Time) (taken bool) {
+	taken = p.condition.baseline(check, p.resets, now)
 	for _, w := range p.slices {
-		w.own.baseline(check, p.resets, now)
+		taken = w.own.baseline(check, p.resets, now) || taken
 	}
+	return taken
 }
 
-// vital takes what a check tells of resets, and tells whether one was seen that was waited for.
-func (p *patient) vital(c checkup, now time.Time) (reset bool) {
+// vital takes what a check tells of resets, and tells whether that is worth being remembered.
+func (p *patient) vital(c checkup, now time.Time) bool {
 	p.resets = max(p.resets, c.vitals.Resets) // a check that fails may not know the count
 	if c.vitals.Odometer != 0 {
 		p.odometer = c.vitals.Odometer
 	}
-	p.baseline(c.number, now)
-	reset = p.noticeReset(p.resets, c.vitals.Odometer)
+	worth := p.baseline(c.number, now)
+	worth = p.noticeReset(p.resets, c.vitals.Odometer) || worth
 	for _, w := range p.slices {
-		reset = w.own.noticeReset(p.resets, c.vitals.Odometer) || reset
+		worth = w.own.noticeReset(p.resets, c.vitals.Odometer) || worth
 	}
-	return reset
+	return worth
 }
 
 // slice finds one of the GPU's; nil where the id is none of theirs.
