@@ -338,8 +338,12 @@ func (w *ward) happens(p *process, what byte, gpu device.GPU, model map[device.G
 		report(31, device.ByItself, true, true)
 	case doubt:
 		report(154, device.ByCheck, true, false)
-	case reset, resetBetween:
+	case reset:
 		resets(gpu)
+	case resetBetween:
+		blind := e.broken && g.seen.Odometer == 0 // nothing is known that it could have become less than
+		resets(gpu)
+		e.unsure = e.unsure || blind
 	case halfReset: // what was broken has not come back whole
 		if !g.hangs && e.broken {
 			g.resets++
