@@ -129,9 +129,15 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		statuses, _ := a.board.Look()
 		return nvml.Claimed(c, statuses)
 	}
-	a.monitor.Fatal = func(xid uint64, byDefault bool) bool {
+	a.monitor.Policy = func(xid uint64) device.Policy {
 		settings, _ := a.watch.Look()
-		return settings.Health.Counts(xid, byDefault)
+		switch {
+		case settings.Health.Counts(xid, false):
+			return device.Condemn
+		case !settings.Health.Counts(xid, true):
+			return device.Warn
+		}
+		return device.ByTable
 	}
 	a.own.Unsupported(hw.unsupported)
 	a.own.Heard(func() bool { return a.monitor.Deaf() == 0 })
