@@ -11,7 +11,9 @@ import (
 // containers held it. Its JSON is what /api/v1/incidents answers with and what the store
 // keeps: fields are added, and never change.
 type Incident struct {
-	ID    uint64    `json:"id"` // rises; never given twice in the life of a store
+	// ID rises, and is never given twice: it is the milliseconds of when the incident was
+	// taken down, since 1970, or the next number that is free.
+	ID    uint64    `json:"id"`
 	First time.Time `json:"first"`
 	Last  time.Time `json:"last"`
 	Count uint64    `json:"count"`
@@ -37,6 +39,8 @@ type Incident struct {
 	Holders []Holder `json:"holders"`
 	// Nameless says that somebody had the device whom the kubelet did not name.
 	Nameless bool `json:"nameless,omitempty"`
+	// HoldersUnknown says that nobody could tell then who had the device.
+	HoldersUnknown bool `json:"holders_unknown,omitempty"`
 }
 
 // Holder is a container that was hit.
@@ -62,8 +66,10 @@ type Ending struct {
 // Known is what is remembered at one moment. It is never written after it was published.
 type Known struct {
 	Incidents []Incident // newest first, by ID
+	// Devices and Hits are what only ever rises, but for what is dropped as a whole when it
+	// is long over. They are nil while it is not known what the store has of them.
 	Devices   []Count    // by device and reason, also of incidents that were dropped
-	Hits      []Hit      // by device, container and reason, of the incidents that are kept
+	Hits      []Hit      // by device, container and reason, also of incidents that were dropped
 	Kept      bool       // they are on disk, or will be in a moment
 	Err       error      // why the store does not work; nil where it does
 }

@@ -1,0 +1,5 @@
+package incident
+
+const writerPath = "PODGAUGE_TEST_WRITER"
+
+func writeUntilKilled(path string) {}

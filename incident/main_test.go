@@ -1,0 +1,16 @@
+package incident
+
+import (
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(writerPath); path != "" {
+		writeUntilKilled(path)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
