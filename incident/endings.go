@@ -9,7 +9,7 @@ import (
 
 // Fates finds out how a container's stay with a device went on, and tells whether its pod
 // is known.
-type Fates func(device.Stay) (device.Fate, bool)
+type Fates = func(device.Stay) (device.Fate, bool)
 
 // tracedFor is how long after a report a pod is looked for that is not known: the kubelet
 // tells of a pod before it is given anything, and what is gone is known for some minutes
@@ -35,6 +35,9 @@ func (b *book) learn(fates Fates, now time.Time) {
 func (b *book) learnOf(e *entry, i int, fates Fates, now time.Time) {
 	was := e.Holders[i]
 	fate, known := fates(device.Stay{Owner: was.owner(), UID: was.UID, Since: was.Since, At: e.First})
+	if year := fate.At.Year(); year < 0 || year > 9999 { // it is the kubelet's word, and JSON has no such time
+		fate.At = time.Time{}
+	}
 	if !known {
 		e.over[i] = now.Sub(e.Last) > tracedFor
 		return

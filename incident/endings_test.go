@@ -129,6 +129,22 @@ func TestEndingThatComesInParts(t *testing.T) {
 	})
 }
 
+// A time that JSON cannot have costs itself.
+func TestEndingAtAnImpossibleTime(t *testing.T) {
+	play(t, inStore(t), func(t *testing.T, s *stage) {
+		f := &fates{pods: map[string]device.Fate{}}
+		s.kubelet.name("a", owner("A"))
+		s.Happened(xid(31, whole("a")))
+		f.set(s, "A", device.Fate{UID: "a", Over: true, Phase: "Failed", Ended: true, At: time.Unix(1<<60, 0)})
+		if got := s.incidents()[0].Holders[0].Ended; got == nil || !got.At.IsZero() {
+			t.Errorf("it ended %+v", got)
+		}
+		if err := s.Sync(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A pod that is never told of is not looked for for ever.
 func TestEndingThatNobodyKnows(t *testing.T) {
 	play(t, Options{}, func(t *testing.T, s *stage) {
@@ -137,14 +153,21 @@ func TestEndingThatNobodyKnows(t *testing.T) {
 		s.Happened(xid(31, whole("a")))
 		s.pods.post(f.find)
 		s.settle()
-		if !s.book.awaits() {
+		if !s.awaits() {
 			t.Error("it is not looked for")
 		}
 		time.Sleep(tracedFor)
 		f.set(s, "B", device.Fate{})
 		s.settle()
-		if s.book.awaits() {
+		if s.awaits() {
 			t.Error("it is looked for still")
 		}
 	})
+}
+
+// awaits tells whether more is to be known of somebody's end.
+func (l *Log) awaits() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.book.awaits()
 }

@@ -1,4 +1,22 @@
 // Package incident remembers which container held a device when it went bad.
+//
+// A Log is told by the Monitor what happens (Happened), and takes it down at once, with
+// those who hold the device: what the kubelet says a moment later may be of somebody else.
+// It waits for nobody there. Run then follows each incident: the name of a holder that the
+// kubelet says late, until when he had the device, when that was healthy again, and how the
+// pod ended. All of it is published ten times a second at most, whole and never written
+// again.
+//
+// Nobody is named of whom it is not known that he had the device then. What is known is
+// from the history of holders, which says since when each has had it and when he had not
+// any more; so an answer of the kubelet that comes late does no harm, and a container that
+// was given the device after the report is in none.
+//
+// What changes is gathered for 50 ms and written to a file of bbolt's in one transaction, on
+// a goroutine of its own, which alone touches the disk (keep). A file that bbolt could not
+// read without harm is found before bbolt is given it (sound), and set aside. While another
+// process has the file, or the disk fails, all goes on in memory, and is joined with what
+// the file has when it can be opened (join).
 package incident
 
 import (
@@ -68,10 +86,10 @@ type Known struct {
 	Incidents []Incident // newest first, by ID
 	// Devices and Hits are what only ever rises, but for what is dropped as a whole when it
 	// is long over. They are nil while it is not known what the store has of them.
-	Devices   []Count    // by device and reason, also of incidents that were dropped
-	Hits      []Hit      // by device, container and reason, also of incidents that were dropped
-	Kept      bool       // they are on disk, or will be in a moment
-	Err       error      // why the store does not work; nil where it does
+	Devices []Count // by device and reason, also of incidents that were dropped
+	Hits    []Hit   // by device, container and reason, also of incidents that were dropped
+	Kept    bool    // they are on disk, or will be in a moment
+	Err     error   // why the store does not work; nil where it does
 }
 
 // Count is how often a thing happened to a device.

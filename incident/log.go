@@ -254,7 +254,9 @@ func (l *Log) publish() (news []Incident) {
 	return news
 }
 
-func sameErr(a, b error) bool { return (a == nil) == (b == nil) && (a == nil || a.Error() == b.Error()) }
+func sameErr(a, b error) bool {
+	return (a == nil) == (b == nil) && (a == nil || a.Error() == b.Error())
+}
 
 // say logs an incident once, when it is new.
 func (l *Log) say(i *Incident) {

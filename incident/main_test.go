@@ -8,8 +8,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if path := os.Getenv(writerPath); path != "" {
-		writeUntilKilled(path)
+	if dir := os.Getenv(writerDir); dir != "" {
+		writeUntilKilled(dir)
 		return
 	}
 	goleak.VerifyTestMain(m)

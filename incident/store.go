@@ -90,7 +90,7 @@ func (s *store) load() (found contents, err error) {
 		return contents{}, fmt.Errorf("open the store of incidents: %w", err)
 	}
 	s.db = db
-	err = db.View(func(tx *bbolt.Tx) error { return found.read(tx) })
+	err = db.View(found.read)
 	if err != nil {
 		return found, fmt.Errorf("read the store of incidents: %w", err)
 	}

@@ -133,28 +133,28 @@ func contentsOf(t *testing.T, path string) contents {
 // The file has what is remembered and no more, however much has gone through it.
 func TestTheStoreIsBounded(t *testing.T) {
 	o := inStore(t)
-	o.MaxIncidents, o.MaxAge = 100, time.Hour
+	o.MaxIncidents, o.MaxAge = 20, 5*time.Minute
 	play(t, o, func(t *testing.T, s *stage) {
-		for i := range 5000 {
+		for i := range 600 {
 			s.Happened(xid(31, whole(device.ID(fmt.Sprint("GPU-", i)))))
 			time.Sleep(time.Second)
 		}
-		s.board.Post([]device.Status{{Device: whole("GPU-4999"), Healthy: true}})
+		s.board.Post([]device.Status{{Device: whole("GPU-599"), Healthy: true}})
 		time.Sleep(2 * pruneEvery)
 		if err := s.Sync(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		got := contentsOf(t, copyOf(t, o.Path))
-		if len(got.incidents) != 100 || len(got.counts) > 3700 {
+		if len(got.incidents) != 20 || len(got.counts) > 360 {
 			t.Errorf("the store has %d incidents and %d counts", len(got.incidents), len(got.counts))
 		}
 		time.Sleep(2 * time.Hour)
 		got = contentsOf(t, copyOf(t, o.Path))
-		if len(got.incidents) != 0 || len(got.counts) != 1 || got.counts[0].Device != "GPU-4999" {
+		if len(got.incidents) != 0 || len(got.counts) != 1 || got.counts[0].Device != "GPU-599" {
 			t.Errorf("after two hours the store has %v", got)
 		}
 	})
-	if info, _ := os.Stat(o.Path); info.Size() > 4<<20 {
+	if info, _ := os.Stat(o.Path); info.Size() > 1<<20 {
 		t.Errorf("the file has %d bytes", info.Size())
 	}
 }
@@ -353,7 +353,7 @@ func FuzzABrokenStore(f *testing.F) {
 	}
 	r := rand.New(rand.NewPCG(5, 5))
 	f.Add(uint32(len(sound)), uint32(0), uint16(0), byte(0))
-	for range 400 {
+	for range 120 {
 		f.Add(uint32(len(sound)), r.Uint32(), uint16(r.IntN(64)), byte(1<<r.IntN(8)))
 		f.Add(uint32(len(sound)), uint32(r.IntN(64))<<12|uint32(r.IntN(40)), uint16(8), byte(r.Uint32()))
 	}
