@@ -137,6 +137,14 @@ const (
 	Probation        // there is none any more; it has to stand the test of time
 )
 
+// Healths are all that there are.
+var Healths = [...]Health{Well, Suspect, Unhealthy, Probation}
+
+// String is the word by which metrics, JSON and tables know it.
+func (h Health) String() string {
+	return [...]string{Well: "well", Suspect: "suspect", Unhealthy: "unhealthy", Probation: "probation"}[h]
+}
+
 // Occurrence is something that happened to a GPU: a report of the driver, or evidence
 // that had devices condemned.
 type Occurrence struct {
