@@ -142,7 +142,10 @@ var Healths = [...]Health{Well, Suspect, Unhealthy, Probation}
 
 // String is the word by which metrics, JSON and tables know it.
 func (h Health) String() string {
-	return [...]string{Well: "well", Suspect: "suspect", Unhealthy: "unhealthy", Probation: "probation"}[h]
+	if words := [...]string{Well: "well", Suspect: "suspect", Unhealthy: "unhealthy", Probation: "probation"}; int(h) < len(words) {
+		return words[h]
+	}
+	return "unknown"
 }
 
 // Occurrence is something that happened to a GPU: a report of the driver, or evidence
