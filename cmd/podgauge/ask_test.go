@@ -151,14 +151,14 @@ func TestHelpOfQuestions(t *testing.T) {
 // TestWhereThePodgaugeIs: asked where the daemon listens by the same flag.
 func TestWhereThePodgaugeIs(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                     "http://127.0.0.1:9400",
-		"--web.listen-address=:9500":           "http://127.0.0.1:9500",
-		"--web.listen-address=0.0.0.0:9500":    "http://127.0.0.1:9500",
-		"--web.listen-address=[::]:9500":       "http://127.0.0.1:9500",
-		"--web.listen-address=10.0.0.7:9400":   "http://10.0.0.7:9400",
-		"--web.listen-address=[fd00::1]:9400":  "http://[fd00::1]:9400",
-		"-web.listen-address=:9500":            "http://127.0.0.1:9500",
-		"--url=http://node-a:9400/behind/":     "http://node-a:9400/behind",
+		"":                                      "http://127.0.0.1:9400",
+		"--web.listen-address=:9500":            "http://127.0.0.1:9500",
+		"--web.listen-address=0.0.0.0:9500":     "http://127.0.0.1:9500",
+		"--web.listen-address=[::]:9500":        "http://127.0.0.1:9500",
+		"--web.listen-address=10.0.0.7:9400":    "http://10.0.0.7:9400",
+		"--web.listen-address=[fd00::1]:9400":   "http://[fd00::1]:9400",
+		"-web.listen-address=:9500":             "http://127.0.0.1:9500",
+		"--url=http://node-a:9400/behind/":      "http://node-a:9400/behind",
 		"--web.listen-address=x --url=http://a": "http://a",
 	} {
 		q := questions["status"]

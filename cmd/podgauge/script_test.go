@@ -1,15 +1,14 @@
 package main
 
 import (
+	"context"
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
 	"testing/synctest"
 	"time"
-
-	"context"
-	"log/slog"
 
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/exporter"
