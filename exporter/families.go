@@ -97,7 +97,8 @@ func (d rendering) renderStatus() {
 }
 
 // renderHealth writes where the device stands. It is the device's own and has no holder,
-// so that it goes on while pods come and go.
+// so that it goes on while pods come and go. All states are there, as all phases of a pod are
+// in kube-state-metrics: one that is over goes to 0 and not away, and its time can be summed.
 func (d rendering) renderHealth() {
 	own := &d.page.own
 	for _, state := range device.Healths {

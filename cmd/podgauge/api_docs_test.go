@@ -64,11 +64,11 @@ func fields(of reflect.Type) (names []string) {
 		if of == reflect.TypeFor[time.Time]() {
 			return nil
 		}
-		for i := range of.NumField() {
-			if name, _, _ := strings.Cut(of.Field(i).Tag.Get("json"), ","); name != "" {
+		for f := range of.Fields() {
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
 				names = append(names, name)
 			}
-			names = append(names, fields(of.Field(i).Type)...)
+			names = append(names, fields(f.Type)...)
 		}
 	}
 	return names
