@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -71,6 +72,34 @@ func TestTables(t *testing.T) {
 				t.Errorf("%v -o json: status %d, %s, %s", c.args, status, errs, json)
 			}
 		}
+	}
+}
+
+// TestTablesOfThePage: docs/operations.md shows what is shown.
+func TestTablesOfThePage(t *testing.T) {
+	const file = "../../docs/operations.md"
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := string(page)
+	for command := range questions {
+		table, err := os.ReadFile(filepath.Join("testdata", command+".txt"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		between := regexp.MustCompile(`(?s)(<!-- ` + command + ` -->\n).*(<!-- /` + command + ` -->)`)
+		if !between.MatchString(want) {
+			t.Fatalf("%s has no place for the table of %s", file, command)
+		}
+		want = between.ReplaceAllString(want, "${1}```\n"+strings.ReplaceAll(string(table), "$", "$$")+"```\n${2}")
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if want != string(page) {
+		t.Errorf("the tables in docs/operations.md are not what is shown; make golden writes them anew")
 	}
 }
 
