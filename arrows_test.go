@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "exporter", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "exporter", "exporter/api", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
 	"cmd/demo":           {},
 	"config":             {},
 	"containers":         {"device"},
@@ -33,7 +33,8 @@ var arrows = map[string][]string{
 	"pods":               {"device", "wire"},
 	"incident":           {"device"},
 	"state":              {"device"},
-	"exporter":           {"device", "incident"},
+	"exporter":           {"device", "exporter/api", "incident"},
+	"exporter/api":       {"device", "incident"},
 	"sim":                {"device", "sim/kubelet"},
 	"sim/kubelet":        {},
 	"sim/kubelet/habits": {"sim/kubelet"},
@@ -54,6 +55,7 @@ var strangers = map[string][]string{
 	"plugin/answer": {"github.com/prometheus", "google.golang.org/grpc"},
 	"podresources":  {"github.com/prometheus"},
 	"pods":          {"github.com/prometheus", "k8s.io/api", "k8s.io/client-go"},
+	"exporter/api":  {"github.com/", "google.golang.org/", "k8s.io/"},
 	"exporter":      {"google.golang.org/grpc", "k8s.io/kubelet"},
 	"device":        {"github.com/", "google.golang.org/", "k8s.io/"},
 	"sim":           {"github.com/NVIDIA"},

@@ -138,14 +138,15 @@ const (
 	Probation        // there is none any more; it has to stand the test of time
 )
 
-var healths = [...]string{"well", "suspect", "unhealthy", "probation"}
+// Healths are all that there are.
+var Healths = [...]Health{Well, Suspect, Unhealthy, Probation}
 
-// String is a word; there is none for what is no Health.
+// String is the word by which metrics, JSON and tables know it.
 func (h Health) String() string {
-	if int(h) >= len(healths) {
-		return ""
+	if words := [...]string{Well: "well", Suspect: "suspect", Unhealthy: "unhealthy", Probation: "probation"}; int(h) < len(words) {
+		return words[h]
 	}
-	return healths[h]
+	return "unknown"
 }
 
 // Occurrence is something that happened to a GPU: a report of the driver, or evidence

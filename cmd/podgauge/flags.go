@@ -89,7 +89,7 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	f := o.flags()
 	f.SetOutput(usage)
 	f.Usage = func() {
-		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n\n%s", f.FlagUsages())
+		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n       podgauge status [flags]\n       podgauge incidents [flags]\n\n%s", f.FlagUsages())
 	}
 	if err := f.Parse(twoDashes(f, args)); err != nil {
 		return o, wrongFlag(err)
@@ -248,6 +248,8 @@ func (o *options) checkPath() error {
 		return fmt.Errorf("want %s", path.Clean(p))
 	case p == "/healthz" || p == "/readyz":
 		return errors.New("that is a probe's")
+	case strings.HasPrefix(p+"/", "/api/"):
+		return errors.New("that is the JSON's")
 	case p == "/debug/pprof" || strings.HasPrefix(p, "/debug/pprof/"):
 		return errors.New("that is the profiles'")
 	}

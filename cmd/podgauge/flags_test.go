@@ -38,6 +38,8 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--web.telemetry-path=/a/../b"}, says: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/metrics/"}, says: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/debug/pprof/", "--web.enable-pprof"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/api"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/api/v1/devices"}, says: "--web.telemetry-path"},
 		{args: []string{"--log.level=loud"}, says: "--log.level"},
 		{args: []string{"--log.format=xml"}, says: "--log.format"},
 		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
