@@ -180,9 +180,17 @@ void call_pause(struct call *c)
     lock_driver(c);
 }
 
+/* Energy is counted from the GPU's last reset on. */
 bool read_value(const struct call *c, enum value value, int64_t *out)
 {
-    return curve_at(c->scenario, &c->scenario->gpus[c->gpu].values[value], c->now, out);
+    const struct gpu *gpu = &c->scenario->gpus[c->gpu];
+    const struct curve *curve = &gpu->values[value];
+    int64_t before;
+    if (!curve_at(c->scenario, curve, c->now, out))
+        return false;
+    if (value == value_energy && gpu->reset > 0 && c->now >= gpu->reset && curve_at(c->scenario, curve, gpu->reset, &before))
+        *out -= before;
+    return true;
 }
 
 nvmlReturn_t give_text(const char *text, char *out, unsigned int size)
