@@ -8,8 +8,9 @@
 #include "counter.h"
 #include "names.h"
 
-/* How often a call that waits looks whether the scenario has changed. */
-enum { LOOK_EVERY_MS = 10 };
+/* How often a call that hangs looks whether the scenario has changed, and one that listens for events: a real driver's
+ * is woken by an interrupt. */
+enum { LOOK_EVERY_MS = 10, LISTEN_EVERY_MS = 1 };
 
 /* What a GPU's handle points at. Those of slices are in mig.c. */
 static struct nvmlDevice_st {
@@ -175,7 +176,7 @@ void call_leave(struct call *c)
 void call_pause(struct call *c)
 {
     unlock_driver(c);
-    sleep_ms(LOOK_EVERY_MS);
+    sleep_ms(LISTEN_EVERY_MS);
     refresh(c);
     lock_driver(c);
 }
