@@ -161,7 +161,7 @@ func sliceErrs(ctx context.Context, t *testing.T, n *node.Node, m *machine, d *d
 const killed = 137
 
 // podDies has pods die with their GPUs and be deleted in the same moment: of one the error comes before its end, and the GPU falls off the bus; of
-// the other when the kubelet does not list it any more. Both are named, by this podgauge and by those that follow one that was killed.
+// the other when podgauge has heard that nobody holds the GPU. Both are named, by this podgauge and by those that follow one that was killed.
 func podDies(ctx context.Context, t *testing.T, n *node.Node, m *machine, d *daemon) {
 	var gone []time.Duration
 	told := map[bool]incident{} // of the GPU that is lost, and of the one that is not
@@ -185,6 +185,7 @@ func podDies(ctx context.Context, t *testing.T, n *node.Node, m *machine, d *dae
 		}
 		ended(ctx, t, n, pod)
 		gone = append(gone, time.Since(begin))
+		d.next(ctx, t) // which asks the kubelet
 		if !lost {
 			m.event(t, index(t, held), "xid 79")
 		}
