@@ -24,6 +24,9 @@ type Xid struct {
 	Means string
 }
 
+// Unknown is what podgauge makes of an Xid that the table does not have.
+const Unknown = "unhealthy until a reset was seen, since nobody knows it"
+
 // Xids are the rows of the table, by number.
 func Xids() []Xid {
 	list := make([]Xid, 0, len(xids))
@@ -76,7 +79,7 @@ var classes = [...]struct {
 	wholeGPU     bool
 	means        string
 }{
-	unknown:     {"unknown", inspect, device.ByReset, false, "unhealthy until a reset was seen, since nobody knows it"},
+	unknown:     {"unknown", inspect, device.ByReset, false, Unknown},
 	application: {"application", restartApp, device.ByItself, false, "counted; the device stays healthy"},
 	information: {"information", "", device.ByItself, false, "counted; the device stays healthy"},
 	contained:   {"contained", restartApp, device.ByItself, false, "counted; the device stays healthy, and who held it has to start anew"},
