@@ -184,6 +184,22 @@ func TestFabric(t *testing.T) {
 	}
 }
 
+// TestFabricAfterTrouble: what a check goes by outlasts a failure, also where nobody reads.
+func TestFabricAfterTrouble(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 fabric_state 1")
+	s.wantFault("at first", 0, nil)
+	s.set("fail nvmlDeviceGetFieldValues gpu 0 UNKNOWN")
+	if _, err := s.Check(s.id(0)); err == nil {
+		t.Error("the check does not fail")
+	}
+	s.clear("fail")
+	s.checkedLater(0, joinBy)
+	for range len(judgedCalls) {
+		s.examined(0)
+	}
+	s.wantFault("for five minutes", 0, &device.Fault{Reason: "fabric_not_joined", Action: "inspect"})
+}
+
 // TestLostInAJudgedCall: such a call may be the one that finds out.
 func TestLostInAJudgedCall(t *testing.T) {
 	s := start(t, "gpus 1", "fail nvmlDeviceGetSramEccErrorStatus gpu 0 GPU_IS_LOST")

@@ -352,7 +352,7 @@ func (g *gpu) registerWith(set nvml.EventSet) registering {
 		return registering{nvml.ERROR_NOT_SUPPORTED, false}
 	}
 	ret = g.handle.RegisterEvents(types, set)
-	if fewer := types & needed; notHere(ret) && fewer != 0 && fewer != types { // it claims what it does not have
+	if fewer := types & needed; ret == nvml.ERROR_NOT_SUPPORTED && fewer != 0 && fewer != types { // it claims what it does not have
 		ret = g.handle.RegisterEvents(fewer, set)
 	}
 	return registering{ret, ret == nvml.ERROR_UNKNOWN}

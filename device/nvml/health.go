@@ -145,9 +145,8 @@ const joinBy = 5 * time.Minute
 // start on it. But a partitioned GPU, and one whose NVLinks are turned off, has no use
 // for the fabric.
 func unjoined(g *gpu, c *check, apart float64, now time.Time) *device.Fault {
-	links, _ := g.slow.value(g.catalogue.slow.at[key{id: nvml.FI_DEV_NVLINK_LINK_COUNT}])
 	since := &g.history.apartSince
-	if apart == 0 || links == 0 || g.parts.Load().mig {
+	if apart == 0 || g.nvlinks == 0 || g.parts.Load().mig {
 		*since = time.Time{}
 		return nil
 	}

@@ -44,7 +44,8 @@ type gpu struct {
 	fast, slow, check fields
 	reading           reading
 	turns             [len(calls)]turn
-	learned           bool // what there is to ask for
+	learned           bool   // what there is to ask for
+	nvlinks           uint32 // that it has, up or not
 	slowAsked         time.Time
 	spared            [slotCount]bool // by fields
 	flight            flight
@@ -110,6 +111,7 @@ const learnCalls = 2
 func (g *gpu) learn() {
 	d := g.driver
 	links, ok := linksOf(g.handle, d.has)
+	g.nvlinks = links[ofLink]
 	exists := func(k key) bool {
 		switch {
 		case d.renumbered && isClockReason(k.id):
