@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "exporter", "exporter/api", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "exporter", "exporter/api", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
 	"cmd/demo":           {},
 	"config":             {},
 	"containers":         {"device"},
@@ -26,6 +26,7 @@ var arrows = map[string][]string{
 	"device/devicetest":  {"device"},
 	"device/nvml":        {"device"},
 	"device/nvml/cdi":    {"device"},
+	"device/nvml/kmsg":   {"device"},
 	"plugin":             {"device", "plugin/answer", "plugin/preferred"},
 	"plugin/answer":      {"device"},
 	"plugin/preferred":   {"device"},
