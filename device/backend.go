@@ -91,6 +91,9 @@ type Event struct {
 	// Witness is the second source that the report is from; empty: the driver itself. What
 	// both report happened once.
 	Witness string
+	// Past says that it happened before anybody listened: it condemns nobody, and who has
+	// the GPU now need not have had it then.
+	Past bool
 }
 
 // Heals is what ends the trouble that a report or a fault means.

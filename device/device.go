@@ -163,8 +163,9 @@ type Occurrence struct {
 	Action string // as in Status
 	// Condemned says that those hit have turned unhealthy by it.
 	Condemned bool
-	// Witness is as in Event.
+	// Witness and Past are as in Event.
 	Witness string
+	Past    bool
 }
 
 // Xid counts one kind of error report of a GPU, since this process started or an earlier one

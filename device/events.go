@@ -74,7 +74,10 @@ func (m *Monitor) report(e Event, witness int, now time.Time) {
 	if policy == Ignore {
 		return
 	}
-	byPolicy := policy.apply(&e)
+	byPolicy := false
+	if !e.Past {
+		byPolicy = policy.apply(&e)
+	}
 	if p.said.due(e.Device, t.reason, now) {
 		level := slog.LevelInfo
 		if policy == Warn {
@@ -84,7 +87,7 @@ func (m *Monitor) report(e Event, witness int, now time.Time) {
 			"fatal", e.Heals == ByReset, "action", e.Action, "count", t.Count)
 	}
 	o := Occurrence{
-		At: now, GPU: e.GPU, Hit: m.hit(p, e.Device), Xid: e.Xid, Reason: t.reason, Class: e.Class, Action: e.Action, Witness: e.Witness,
+		At: now, GPU: e.GPU, Hit: m.hit(p, e.Device), Xid: e.Xid, Reason: t.reason, Class: e.Class, Action: e.Action, Witness: e.Witness, Past: e.Past,
 	}
 	switch c := m.condition(p, e.Device); e.Heals {
 	case ByReset:

@@ -95,7 +95,7 @@ func (b *book) hit(o *device.Occurrence, d *device.Device, h *device.Holders, no
 
 // continues tells whether a report is of the same as the entry.
 func (e *entry) continues(o *device.Occurrence, rows []device.Holding) bool {
-	return !e.earlier && e.Healed == nil && o.At.Sub(e.Last) <= sameWithin && slices.Equal(rows, e.rows)
+	return !e.earlier && e.Past == o.Past && e.Healed == nil && o.At.Sub(e.Last) <= sameWithin && slices.Equal(rows, e.rows)
 }
 
 // begin takes down a new incident, without its first report.
@@ -104,7 +104,7 @@ func (b *book) begin(o *device.Occurrence, d *device.Device, h *device.Holders, 
 	e := &entry{Incident: Incident{
 		ID: b.last, First: o.At, Last: o.At,
 		Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Model: d.Model, PCI: d.PCI,
-		Reason: o.Reason, Xid: o.Xid, Class: o.Class, Action: o.Action, Witness: o.Witness,
+		Reason: o.Reason, Xid: o.Xid, Class: o.Class, Action: o.Action, Witness: o.Witness, Past: o.Past,
 	}}
 	e.total = b.totals.of(tallied{device: d.ID, reason: o.Reason})
 	e.rows = slices.Clone(h.Rows(d.ID))

@@ -23,6 +23,10 @@ const (
 
 // attribute names those who had the device when e was reported, or until just before.
 func (b *book) attribute(e *entry, h *device.Holders, now time.Time) {
+	if e.Past {
+		e.HoldersUnknown = true
+		return
+	}
 	seen := seenWith(h.Recent, e.Device)
 	var newest time.Time // when the newest of the holders of now got it
 	for _, r := range e.rows {

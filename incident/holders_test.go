@@ -191,3 +191,17 @@ func judge(t *testing.T, seed uint64, i Incident, had []truth) {
 		}
 	}
 }
+
+// What happened before anybody listened is nobody's who has the device now.
+func TestWhatIsPastNamesNobody(t *testing.T) {
+	play(t, Options{}, func(t *testing.T, s *stage) {
+		s.kubelet.name("a", owner("A"))
+		past := xid(79, whole("a"))
+		past.Past = true
+		s.Happened(past)
+		s.Happened(xid(79, whole("a")))
+		if got := s.incidents(); len(got) != 2 || len(got[1].Holders) != 0 || !got[1].HoldersUnknown || !got[1].Past || len(got[0].Holders) != 1 {
+			t.Errorf("the incidents are %+v", got)
+		}
+	})
+}

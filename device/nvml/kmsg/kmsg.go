@@ -15,13 +15,8 @@ import (
 	"github.com/podgauge/podgauge/device"
 )
 
-// The witnesses that reports name.
-const (
-	Witness = "kmsg"
-	// Past is for what was in the log before: who holds the GPU now need not have held it
-	// then.
-	Past = "kmsg_past"
-)
+// Witness is whom reports name.
+const Witness = "kmsg"
 
 const (
 	// wakeEvery is how often it is looked whether a GPU is known by now.
@@ -219,7 +214,7 @@ func (r *Reader) report(e device.Event, t told, now time.Time) {
 		if e.Heals == device.ByItself || r.remembered(e, t, now) {
 			return
 		}
-		e.Witness, e.Heals = Past, device.ByCheck
+		e.Past, e.Heals = true, device.ByCheck
 		e.Device = "" // the numbers of its instances may be another slice's by now
 	}
 	r.options.Report(e)

@@ -216,7 +216,11 @@ func (s *stage) wants(when string, want ...string) {
 	var got []string
 	for _, e := range s.got {
 		heals := map[device.Heals]string{device.ByItself: "itself", device.ByCheck: "check", device.ByReset: "reset"}[e.Heals]
-		got = append(got, strings.Join(strings.Fields(fmt.Sprintf("%s %s %d %s %s", e.GPU, e.Device, e.Xid, heals, e.Witness)), " "))
+		witness := e.Witness
+		if e.Past {
+			witness += "_past"
+		}
+		got = append(got, strings.Join(strings.Fields(fmt.Sprintf("%s %s %d %s %s", e.GPU, e.Device, e.Xid, heals, witness)), " "))
 	}
 	s.got = nil
 	if !slices.Equal(got, want) {
@@ -437,7 +441,7 @@ func TestFile(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- r.Run(ctx) }() // ends with ctx; received below
-	if e := <-reports; e.Xid != 95 || e.Witness != Past {
+	if e := <-reports; e.Xid != 95 || !e.Past || e.Witness != Witness {
 		t.Errorf("got %+v", e)
 	}
 	say("4,2,6,-;" + xid(one, 79) + "\n")

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"errors"
+	"path/filepath"
+	"time"
+
+	"github.com/podgauge/podgauge/config"
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/device/nvml/kmsg"
+	"github.com/podgauge/podgauge/incident"
+	"github.com/podgauge/podgauge/pods"
+	"github.com/podgauge/podgauge/state"
+	"github.com/spf13/pflag"
+)
+
+// incidentsFile is the store's name in the state folder.
+const incidentsFile = "incidents.db"
+
+// memoryOptions are the part of the command line that says what makes a device ill, and
+// what is remembered of that.
+type memoryOptions struct {
+	stateDir       string
+	unhealthyAfter time.Duration
+	kernelLog      string
+	maxAge         time.Duration
+	maxIncidents   int
+}
+
+func (m *memoryOptions) flags(f *pflag.FlagSet) {
+	f.StringVar(&m.stateDir, "state-dir", "", "`folder` of this program's own, in which health and incidents outlive it; empty: nothing does")
+	f.DurationVar(&m.unhealthyAfter, "unhealthy-after", 30*time.Second, "a GPU is unhealthy when a call to its driver has not come back for this `time`")
+	f.StringVar(&m.kernelLog, "kernel-log", "/dev/kmsg", "kernel's log `file`, a second witness of Xids where it can be read; empty: none")
+	f.DurationVar(&m.maxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents that are older than this `time`")
+	f.IntVar(&m.maxIncidents, "incidents.max-count", 1000, "forget the oldest of more than this `number` of incidents")
+}
+
+func (m *memoryOptions) check() error {
+	switch {
+	case m.unhealthyAfter < time.Second:
+		return errors.New("--unhealthy-after: want a second or more")
+	case m.maxAge < time.Minute:
+		return errors.New("--incidents.max-age: want a minute or more")
+	case m.maxIncidents < 1:
+		return errors.New("--incidents.max-count: want 1 or more")
+	}
+	return nil
+}
+
+// remember has health and incidents outlive the process, and holders be named when a
+// device goes bad.
+func (a *assembly) remember(m memoryOptions) {
+	a.monitor.UnhealthyAfter = m.unhealthyAfter
+	store := ""
+	if m.stateDir == "" {
+		a.log.Info("health and incidents are forgotten with this process: there is no --state-dir")
+	} else {
+		store = filepath.Join(m.stateDir, incidentsFile)
+		a.state, a.monitor.Remembered = state.Open(state.Options{Dir: m.stateDir, Log: a.log.With("part", "state")})
+		a.monitor.Remember = a.state.Save
+		a.tasks = append(a.tasks, a.state.Run)
+	}
+	a.incidents = incident.New(incident.Options{
+		Path: store, MaxAge: m.maxAge, MaxIncidents: m.maxIncidents,
+		Holders: a.holders.Look, Board: a.board.Look, Pods: a.fates, Log: a.log.With("part", "incidents"),
+	})
+	a.monitor.Happened = a.incidents.Happened
+	a.parts["incidents"] = a.incidents
+}
+
+// incidentsKnown are the incidents as they were published last.
+func (a *assembly) incidentsKnown() incident.Known {
+	known, _ := a.incidents.Look()
+	return known
+}
+
+// stateErr is why health is not kept; nil where it is, or is not to be.
+func (a *assembly) stateErr() error {
+	if a.state == nil {
+		return nil
+	}
+	return a.state.Err()
+}
+
+// fates tell how pods went on, where the kubelet has a Pods API.
+func (a *assembly) fates() (incident.Fates, <-chan struct{}) {
+	known, changed := a.pods.Look()
+	if errors.Is(known.Err, pods.ErrAbsent) {
+		return nil, changed
+	}
+	return known.Fate, changed
+}
+
+// listen has the kernel's log be a second witness, where the driver is a real one.
+func (a *assembly) listen(path string) {
+	if path == "" || a.hw.xidAt == nil {
+		return
+	}
+	remembered := a.monitor.Remembered
+	a.tasks = append(a.tasks, kmsg.NewReader(kmsg.Options{
+		Path: path, Report: a.monitor.Report,
+		Event:      func(l kmsg.Line) (device.Event, bool) { return a.hw.xidAt(l.PCI, l.Xid, l.GI, l.CI) },
+		Remembered: func(e device.Event) time.Time { return counted(remembered, e) },
+		Log:        a.log.With("part", "kmsg"),
+	}).Run)
+}
+
+// counted is when an earlier process last counted such a report; zero where none has.
+func counted(h device.History, e device.Event) time.Time {
+	for _, r := range h.Records {
+		if r.GPU != e.GPU || r.Device != "" {
+			continue
+		}
+		for _, x := range r.Xids {
+			if x.Code == e.Xid {
+				return x.Last
+			}
+		}
+	}
+	return time.Time{}
+}
+
+// xidPolicies are the config's, as the Monitor knows them.
+var xidPolicies = map[config.Policy]device.Policy{
+	config.Default: device.ByTable, config.Ignore: device.Ignore, config.Warn: device.Warn, config.Unhealthy: device.Condemn,
+}
+
+// end writes what was known at the end. The Monitor has returned by then.
+func (a *assembly) end() {
+	if a.state != nil {
+		a.state.End()
+	}
+}
