@@ -198,7 +198,7 @@ func (c *condition) baseline(check, resets uint64, now time.Time) bool {
 	if !v.byReset || v.resets != nil || check <= v.checks && now.Sub(v.noted) <= baselineBy {
 		return false
 	}
-	v.resets = &resets
+	v.resets = new(resets)
 	return true
 }
 

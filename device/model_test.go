@@ -177,7 +177,7 @@ const noticed = 45 * time.Second
 // ended, and no report is lost, or counted twice.
 func FuzzMonitor(f *testing.F) {
 	random := rand.New(rand.NewPCG(3, 4))
-	for range 40 {
+	for range 24 {
 		script := make([]byte, 40)
 		for i := range script {
 			script[i] = byte(random.IntN(256))

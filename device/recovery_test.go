@@ -138,7 +138,7 @@ var courses = []course{
 		w.Recover(id)
 	}, "unhealthy", "unhealthy probation well", "xid_64", "reset_gpu", 1},
 	{"a repair that waits, and no fault", func(w *watched, id device.ID) { w.Await(id) }, nothing, "well", "well", "", "", 0},
-	{"a hang", func(w *watched, id device.ID) { w.Stall(id) }, func(w *watched, _ device.ID) { w.Machine.Release() }, "well unhealthy", "probation well", "not_answering", "", 1},
+	{"a hang", func(w *watched, id device.ID) { w.Stall(id) }, func(w *watched, _ device.ID) { w.Release() }, "well unhealthy", "probation well", "not_answering", "", 1},
 	{"a relapse", func(w *watched, id device.ID) {
 		w.Fail(id, "lost")
 		w.after(10 * time.Second)
@@ -459,7 +459,7 @@ func TestHangsAfter(t *testing.T) {
 		w.Stall(w.IDs()[1])
 		want(t, "soon", w.after(170*time.Second), "", "")
 		want(t, "then", w.after(20*time.Second), "", "not_answering")
-		w.Machine.Release()
+		w.Release()
 		want(t, "when it answers again", w.after(5*time.Second), "", "")
 	})
 }

@@ -1,0 +1,164 @@
+package device_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// record finds what is remembered of a GPU, or of a slice of it.
+func record(h device.History, gpu device.GPU, id device.ID) device.Record {
+	i := slices.IndexFunc(h.Records, func(r device.Record) bool { return r.GPU == gpu && r.Device == id })
+	if i < 0 {
+		return device.Record{}
+	}
+	return h.Records[i]
+}
+
+// TestNothingIsRememberedOfTheSound, and nothing is handed over while nothing happens.
+func TestNothingIsRememberedOfTheSound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		w := watch(t, machine(2), nil, s.listen)
+		w.after(time.Hour)
+		if s.times != 0 {
+			t.Errorf("it was handed over %d times", s.times)
+		}
+		w.Ail(w.IDs()[0], errOdd) // suspect
+		w.after(5100 * time.Millisecond)
+		w.stop()
+		if s.times != 1 || len(s.kept.Records) != 0 {
+			t.Errorf("at the end it was handed over %d times, and is %+v", s.times, s.kept)
+		}
+	})
+}
+
+// TestWhatIsRemembered of a GPU and of a slice by itself.
+func TestWhatIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		gpu := m.GPUs()[0]
+		m.Partition(gpu, "1g.10gb", "1g.10gb")
+		w := watch(t, m, nil, s.listen)
+		ids := w.IDs()
+		w.after(time.Second)
+		w.Fail(ids[1], "xid 999")
+		w.Fail(ids[1], "xid 31")
+		w.after(500 * time.Millisecond)
+		h := s.history()
+		if r := record(h, gpu, ids[1]); len(h.Records) != 2 || r.Reason != "xid_999" || !r.ByReset || r.Reset || r.Flaps != 1 || r.Odometer == 0 || r.Again.Reason != "xid_999" {
+			t.Errorf("of the slice it is %+v", h)
+		}
+		if r := record(h, gpu, ""); r.Reason != "" || len(r.Xids) != 2 {
+			t.Errorf("of its GPU it is %+v", r)
+		}
+		before := record(h, gpu, ids[1]).Odometer
+		w.after(61 * time.Second)
+		if r := record(s.history(), gpu, ids[1]); r.Odometer <= before {
+			t.Errorf("a minute later its odometer is %d, and was %d", r.Odometer, before)
+		}
+		w.stop()
+
+		w = watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		defer w.stop()
+		statuses := w.after(time.Minute)
+		want(t, "in the next process", statuses, "", "", "xid_999", "")
+		if countOf(statuses[0], 999) != 1 || countOf(statuses[0], 31) != 1 {
+			t.Errorf("its counts are %+v", statuses[0].Xids)
+		}
+		w.Fail(ids[0], "xid 31")
+		if got := countOf(w.after(time.Second)[0], 31); got != 2 {
+			t.Errorf("after another one they are %d", got)
+		}
+		w.Recover(ids[1])
+		w.after(time.Minute)
+		if r := record(s.history(), gpu, ids[1]); r.Reason != "" || r.Flaps != 1 || r.Again.Resets != 1 {
+			t.Errorf("when it was reset it is %+v", r)
+		}
+	})
+}
+
+// TestTheAbsentAreRemembered: one that is not listed may come back, in this process or the
+// next, and what was wrong with it has not gone by that.
+func TestTheAbsentAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		gpu, id := m.GPUs()[0], m.IDs()[0]
+		b := &hiding{Machine: m}
+		w := watch(t, m, func(device.Backend) device.Backend { return b }, s.listen)
+		w.after(time.Second)
+		m.Fail(id, "xid 95")
+		w.after(time.Second)
+		b.hidden.Store(id)
+		want(t, "when it has been gone for long", w.after(15*time.Minute), "")
+		if r := record(s.history(), gpu, ""); r.Reason != "xid_95" {
+			t.Errorf("it is %+v", r)
+		}
+		b.hidden.Store(device.ID(""))
+		want(t, "when it is back", w.after(time.Minute), "xid_95", "")
+		b.hidden.Store(id)
+		w.after(15 * time.Minute)
+		w.stop()
+
+		w = watch(t, m, func(device.Backend) device.Backend { return b }, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		want(t, "in the next process", w.after(time.Minute), "")
+		m.Fail(m.IDs()[1], "lost") // so that something is handed over
+		w.after(10 * time.Second)
+		if r := record(s.history(), gpu, ""); r.Reason != "xid_95" {
+			t.Errorf("then it is %+v", r)
+		}
+		b.hidden.Store(device.ID(""))
+		want(t, "when it is back there", w.after(time.Minute), "xid_95", "lost")
+		w.stop()
+	})
+}
+
+// TestTheOldIsForgotten a month after the last that was heard of it, and never a verdict
+// on what is there.
+func TestTheOldIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		at := time.Now()
+		time.Sleep(31 * 24 * time.Hour)
+		w := watch(t, m, nil, s.listen, func(w *watched) {
+			w.monitor.Remembered.Records = []device.Record{
+				{GPU: m.GPUs()[0], Reason: "xid_95", ByReset: true, Since: at, At: at},
+				{GPU: m.GPUs()[1], Flaps: 3, Turns: []time.Time{at}},
+				{GPU: "GPU-that-was-taken-out", Reason: "xid_95", ByReset: true, Since: at, At: at},
+				{GPU: "GPU-that-was-taken-out-now", Reason: "xid_95", ByReset: true, Since: at, At: time.Now()},
+			}
+		})
+		want(t, "what was there all the time", w.after(time.Minute), "xid_95", "")
+		w.stop()
+		var left []device.GPU
+		for _, r := range s.history().Records {
+			left = append(left, r.GPU)
+		}
+		if !slices.Equal(left, []device.GPU{m.GPUs()[0], "GPU-that-was-taken-out-now"}) {
+			t.Errorf("remembered is %v", left)
+		}
+	})
+}
+
+// TestAClockThatWasSet makes no device unhealthy for ever, and no time of the future is shown.
+func TestAClockThatWasSet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(1)
+		ahead := time.Now().Add(1000 * time.Hour)
+		turns := slices.Repeat([]time.Time{ahead}, 9)
+		w := watch(t, m, nil, func(w *watched) {
+			w.monitor.Remembered.Records = []device.Record{{GPU: m.GPUs()[0], Reason: "lost", Since: ahead, At: ahead, Flaps: 9, Turns: turns}}
+		})
+		defer w.stop()
+		if s := w.after(time.Millisecond)[0]; s.Reason != "lost" || s.Since.After(time.Now()) {
+			t.Errorf("at first it is %q since %s", s.Reason, s.Since)
+		}
+		want(t, "soon", w.after(5*time.Second), "")
+	})
+}
