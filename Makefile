@@ -15,7 +15,7 @@ TAGS = -tags grpcnotrace
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build lint golden e2e e2e-all soak churn bench gpu
+.PHONY: demo test build lint rules golden e2e e2e-all soak churn bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
@@ -28,6 +28,10 @@ test: build ## all that needs no root; allocations are counted without the race 
 	go test -run 'Allocations|Calls' ./...
 	cd test/openmetrics && go test -count=1 ./...
 	cd test/podsfixture && go test -count=1 ./...
+
+rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
+	promtool check rules deploy/rules/podgauge.rules.yaml
+	promtool test rules deploy/rules/podgauge_test.yaml
 
 golden: ## write the golden files anew
 	go test ./cmd/podgauge ./config -update

@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "exporter", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "exporter", "exporter/api", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
 	"cmd/demo":           {},
 	"config":             {},
 	"containers":         {"device"},
@@ -26,17 +26,20 @@ var arrows = map[string][]string{
 	"device/devicetest":  {"device"},
 	"device/nvml":        {"device"},
 	"device/nvml/cdi":    {"device"},
+	"device/nvml/kmsg":   {"device"},
 	"plugin":             {"device", "plugin/answer", "plugin/preferred"},
 	"plugin/answer":      {"device"},
 	"plugin/preferred":   {"device"},
-	"podresources":       {"device"},
-	"pods":               {"device"},
+	"podresources":       {"device", "wire"},
+	"pods":               {"device", "wire"},
 	"incident":           {"device"},
 	"state":              {"device"},
-	"exporter":           {"device", "incident"},
+	"exporter":           {"device", "exporter/api", "incident"},
+	"exporter/api":       {"device", "incident"},
 	"sim":                {"device", "sim/kubelet"},
 	"sim/kubelet":        {},
 	"sim/kubelet/habits": {"sim/kubelet"},
+	"wire":               {},
 	"test/churn":         {},
 	"test/nvml":          {},
 	"test/nvml/build":    {"test/nvml"},
@@ -53,9 +56,11 @@ var strangers = map[string][]string{
 	"plugin/answer": {"github.com/prometheus", "google.golang.org/grpc"},
 	"podresources":  {"github.com/prometheus"},
 	"pods":          {"github.com/prometheus", "k8s.io/api", "k8s.io/client-go"},
+	"exporter/api":  {"github.com/", "google.golang.org/", "k8s.io/"},
 	"exporter":      {"google.golang.org/grpc", "k8s.io/kubelet"},
 	"device":        {"github.com/", "google.golang.org/", "k8s.io/"},
 	"sim":           {"github.com/NVIDIA"},
+	"wire":          {"github.com/", "k8s.io/"},
 }
 
 func TestImportsFollowTheArrows(t *testing.T) {

@@ -97,11 +97,11 @@ type Event struct {
 type Heals uint8
 
 const (
-	// ByItself: the next program runs, and nobody loses the device.
+	// ByItself says that the next program runs, and nobody loses the device.
 	ByItself Heals = iota
-	// ByCheck: as soon as checks find nothing.
+	// ByCheck says that it is over as soon as checks find nothing.
 	ByCheck
-	// ByReset: once a reset was seen, of which a reboot is one.
+	// ByReset says that it is over once a reset was seen, of which a reboot is one.
 	ByReset
 )
 

@@ -119,7 +119,7 @@ type Status struct {
 	Device
 	Healthy bool // as the kubelet is told: Health is Well or Suspect
 	Health  Health
-	Flaps   uint64    // how often it turned unhealthy, as far as is remembered
+	Flaps   uint64    // how often it turned unhealthy, by itself or with its GPU, as far as is remembered
 	Reason  string    // why it is not healthy, in one word: "xid_79", "lost"; empty when it is
 	Action  string    // what its fault asks for: "reset_gpu", "reboot"; empty when nothing is known
 	Since   time.Time // when Healthy or Reason last changed
@@ -130,12 +130,24 @@ type Status struct {
 // Health is where a device stands between all is well and nothing works.
 type Health uint8
 
+// In this order they come, and then begin anew.
 const (
 	Well      Health = iota
 	Suspect          // something was reported; it is checked, and used as before meanwhile
 	Unhealthy        // there is evidence against it
 	Probation        // there is none any more; it has to stand the test of time
 )
+
+// Healths are all that there are.
+var Healths = [...]Health{Well, Suspect, Unhealthy, Probation}
+
+// String is the word by which metrics, JSON and tables know it.
+func (h Health) String() string {
+	if words := [...]string{Well: "well", Suspect: "suspect", Unhealthy: "unhealthy", Probation: "probation"}; int(h) < len(words) {
+		return words[h]
+	}
+	return "unknown"
+}
 
 // Occurrence is something that happened to a GPU: a report of the driver, or evidence
 // that had devices condemned.
@@ -155,7 +167,8 @@ type Occurrence struct {
 	Witness string
 }
 
-// Xid counts one kind of error report of a GPU since this process started.
+// Xid counts one kind of error report of a GPU, since this process started or an earlier one
+// that has handed its counts on (Record.Xids).
 type Xid struct {
 	Code  uint64
 	Count uint64

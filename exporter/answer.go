@@ -6,15 +6,16 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"sync"
+	"sync/atomic"
 )
 
 // answers are made in memory and then sent, so that a client that reads slowly keeps up
 // nothing but its answer. They are compressed as they are made, where the client takes that:
-// of a megabyte of text some thirty kilobytes are left.
-type answers struct{ pool sync.Pool }
+// of a megabyte of text some thirty kilobytes are left. One that nobody reads is kept for the
+// next scrape: a sync.Pool would keep one for each processor, and those that it let go of last.
+type answers struct{ spare atomic.Pointer[answer] }
 
-// answer is kept from scrape to scrape: its compressor weighs 800 kB. It compresses at its
+// answer has a compressor, which weighs 800 kB. It compresses at its
 // fastest: of a scrape's cost more than a quarter was promhttp's compression at its usual
 // level, and the answer is a few kilobytes either way.
 type answer struct {
@@ -31,8 +32,8 @@ func (a *answers) serve(next http.Handler, w http.ResponseWriter, r *http.Reques
 		w.Write(body.Bytes()) //nolint:errcheck // whoever asked has gone
 		return
 	}
-	of, ok := a.pool.Get().(*answer)
-	if !ok {
+	of := a.spare.Swap(nil)
+	if of == nil {
 		of = &answer{}
 		of.gzip, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails for a level that there is not
 	}
@@ -42,7 +43,7 @@ func (a *answers) serve(next http.Handler, w http.ResponseWriter, r *http.Reques
 	next.ServeHTTP(making{w, of.gzip}, r)
 	of.gzip.Close()          //nolint:errcheck // memory takes everything
 	w.Write(of.body.Bytes()) //nolint:errcheck // whoever asked has gone
-	a.pool.Put(of)
+	a.spare.Store(of)
 }
 
 // takesGzip reads the header as RFC 9110 has it: a list of codings, each with a

@@ -111,7 +111,7 @@ func TestSeriesLimit(t *testing.T) {
 					series++
 				}
 			}
-			all := 8*10 + 7 // what 8 idle GPUs have, and the node
+			all := 8*15 + 7 // what 8 idle GPUs have, and the node
 			has(t, text, fmt.Sprintf("podgauge_series %d", series))
 			has(t, text, fmt.Sprintf("podgauge_series_dropped %d", max(0, all-7-limit)))
 			if want := min(limit+7, all); series != want {
@@ -139,17 +139,22 @@ func TestHoldingsSayMoreOfThePod(t *testing.T) {
 	})
 }
 
-// What there is no room for is not even made.
+// What there is no room for is not even made, and a plugin may have more devices than there
+// is room for: how many they are is said first.
 func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
 	p := newPage(&Sources{}, &Options{SeriesLimit: 10})
 	r := device.Resources{Known: true}
 	for i := range 1000 {
 		r.Devices = append(r.Devices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
 	}
+	own := &p.own.resources
 	for range 2 {
 		p.render(snapshot{holders: device.Holders{Resources: r}}, newLedger())
-		if len(p.node.series) != 10 || p.dropped != 991 || len(p.own.resources.deviceInfo.series) != 10 { // and their number
-			t.Errorf("%d series, %d of them on the page, %d dropped", len(p.node.series), len(p.own.resources.deviceInfo.series), p.dropped)
+		if len(p.node.series) != 10 || p.dropped != 991 || len(own.deviceInfo.series) != 9 {
+			t.Errorf("%d series, %d of them devices on the page, %d dropped", len(p.node.series), len(own.deviceInfo.series), p.dropped)
+		}
+		if n := own.allocatable.series; len(n) != 1 || n[0].value != 1000 {
+			t.Errorf("the counts are %v", n)
 		}
 	}
 }

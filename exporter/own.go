@@ -133,21 +133,6 @@ func observe(calls *prometheus.HistogramVec, errors *prometheus.CounterVec, meth
 	}
 }
 
-// Allocatable exports what the kubelet says it would give away, by resource.
-func (o *Own) Allocatable(counts func() map[string]int) {
-	o.registry.MustRegister(byName{
-		prometheus.NewDesc("podgauge_kubelet_allocatable_devices",
-			"Devices that the kubelet would give away, held ones included; absent while it does not answer.", []string{"resource"}, nil),
-		func() map[string]float64 {
-			values := map[string]float64{}
-			for resource, n := range counts() {
-				values[resource] = float64(n)
-			}
-			return values
-		},
-	})
-}
-
 // Heard exports whether the driver's events are heard.
 func (o *Own) Heard(heard func() bool) {
 	o.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{

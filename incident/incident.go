@@ -95,6 +95,8 @@ type Known struct {
 // Count is how often a thing happened to a device.
 type Count struct {
 	Device device.ID
+	GPU    device.GPU // and Index: of the newest such incident
+	Index  int
 	Reason string
 	Count  uint64
 	Last   time.Time
@@ -103,6 +105,8 @@ type Count struct {
 // Hit is how often a thing happened to a device while a container held it.
 type Hit struct {
 	Device device.ID
+	GPU    device.GPU // and Index: as in Count
+	Index  int
 	Owner  device.Owner
 	Reason string
 	Count  uint64

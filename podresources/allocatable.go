@@ -2,38 +2,43 @@ package podresources
 
 import (
 	"context"
-	"maps"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/wire"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/encoding/protowire"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // rawAllocatable is an answer to GetAllocatableResources, which is nobody's rows.
 type rawAllocatable struct {
 	given given
-	names interner
+	names wire.Names
 }
 
-func (a *rawAllocatable) decode(b []byte) error {
+func newAllocatable() rawAllocatable { return rawAllocatable{names: wire.NewNames(mostInternedNames)} }
+
+// The fields that are wanted.
+const (
+	allocatableDevices = 1<<3 | wire.Length
+	allocatableCPU     = 2<<3 | wire.Varint
+	allocatableCPUs    = 2<<3 | wire.Length
+	allocatableMemory  = 3<<3 | wire.Length
+)
+
+// Read is a wire.Message's.
+func (a *rawAllocatable) Read(b []byte) error {
 	g := &a.given
 	g.reset()
-	a.names.trim()
-	err := walk(b, func(number protowire.Number, value []byte) (err error) {
-		switch number {
-		case allocatableList:
-			err = g.addDevices(value, a.names)
-		case allocatableCPUs:
-			g.numbers, err = appendPacked(g.numbers, value)
-		case allocatableBlock:
-			err = g.addMemory(value, a.names)
+	err := wire.Fields(b, func(f wire.Field) (err error) {
+		switch f.Tag {
+		case allocatableDevices:
+			err = g.addDevices(f.Bytes, a.names)
+		case allocatableCPU, allocatableCPUs:
+			g.numbers, err = f.AppendNumbers(g.numbers)
+		case allocatableMemory:
+			err = g.addMemory(f.Bytes, a.names)
 		}
 		return err
-	}, func(number protowire.Number, value uint64) {
-		if number == allocatableCPUs {
-			g.numbers = append(g.numbers, int64(value))
-		}
 	})
 	g.belongTo(device.Owner{}, mark{})
 	return err
@@ -45,7 +50,7 @@ func (a *rawAllocatable) decode(b []byte) error {
 // could tell it from what is so now.
 func (c *Client) askAllocatable(ctx context.Context) {
 	err := c.call(ctx, "GetAllocatableResources", func(ctx context.Context) error {
-		return c.conn.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, noRequest{}, &c.offer, grpc.ForceCodecV2(rawCodec{}))
+		return c.conn.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, wire.Empty{}, &c.offer, grpc.ForceCodecV2(wire.Codec{}))
 	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,15 +60,4 @@ func (c *Client) askAllocatable(ctx context.Context) {
 		c.ledger.withdraw()
 	}
 	c.publish(false)
-}
-
-// Allocatable returns how many devices of each resource the kubelet says it would
-// give away; nil while it does not say.
-func (c *Client) Allocatable() map[string]int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.ledger.offered.Known {
-		return nil
-	}
-	return maps.Clone(c.ledger.counts)
 }

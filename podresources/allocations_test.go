@@ -29,7 +29,7 @@ func TestListAllocations(t *testing.T) {
 		}
 		a, l, now := newAnswer(), ledger{}, time.Now()
 		got := testing.AllocsPerRun(100, func() {
-			if err := a.decode(b); err != nil || len(a.held) != 8 || len(a.given.claims) != 8 {
+			if err := a.Read(b); err != nil || len(a.held) != 8 || len(a.given.claims) != 8 {
 				t.Fatalf("held are %v: %v", a.held, err)
 			}
 			l.take(&a.given, a.pods, link{now, now}, now) // in the minute that costs most
@@ -64,9 +64,9 @@ func TestAllocatableAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, l := rawAllocatable{names: interner{}}, ledger{}
+	a, l := newAllocatable(), ledger{}
 	if n := testing.AllocsPerRun(100, func() {
-		if err := a.decode(b); err != nil || len(a.given.devices) != 8 {
+		if err := a.Read(b); err != nil || len(a.given.devices) != 8 {
 			t.Fatalf("allocatable are %v: %v", a.given.devices, err)
 		}
 		l.offer(&a.given)
@@ -80,15 +80,15 @@ var benchmarked = []int{110, 500}
 func BenchmarkDecode(b *testing.B) {
 	for _, pods := range benchmarked {
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
-			wire, err := proto.Marshal(node(pods, 8))
+			answer, err := proto.Marshal(node(pods, 8))
 			if err != nil {
 				b.Fatal(err)
 			}
 			b.ReportAllocs()
-			b.SetBytes(int64(len(wire)))
+			b.SetBytes(int64(len(answer)))
 			a := newAnswer()
 			for b.Loop() {
-				if err := a.decode(wire); err != nil {
+				if err := a.Read(answer); err != nil {
 					b.Fatal(err)
 				}
 			}

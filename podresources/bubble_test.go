@@ -255,6 +255,20 @@ func (c *Client) known() device.Holders {
 	return h
 }
 
+// allocatable are how many devices of each resource the kubelet would give away; nil
+// while it does not say.
+func (c *Client) allocatable() map[string]int {
+	r := c.known().Resources
+	if !r.Known {
+		return nil
+	}
+	counts := map[string]int{}
+	for _, d := range r.Devices {
+		counts[d.Resource]++
+	}
+	return counts
+}
+
 // lines is a log that can be read while it is written.
 type lines struct {
 	mu     sync.Mutex

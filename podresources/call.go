@@ -8,6 +8,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/podgauge/podgauge/wire"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
@@ -47,7 +48,7 @@ func newClient(d dial, log *slog.Logger, trace Trace) (*Client, error) {
 	return &Client{
 		log: log, trace: trace, conn: conn, list: api.NewPodResourcesListerClient(conn),
 		kick: make(chan struct{}, 1), came: make(chan struct{}, 1), turn: make(chan struct{}, 1), changed: make(chan struct{}),
-		answer: newAnswer(), offer: rawAllocatable{names: interner{}}, memory: newMemory(), refused: refusedFirst,
+		answer: newAnswer(), offer: newAllocatable(), memory: newMemory(), refused: refusedFirst,
 	}, nil
 }
 
@@ -110,8 +111,8 @@ func (c *Client) end() { <-c.turn }
 func (c *Client) askList(ctx context.Context) (link, error) {
 	var from peer.Peer
 	err := c.call(ctx, "List", func(ctx context.Context) error {
-		return c.conn.Invoke(ctx, api.PodResourcesLister_List_FullMethodName, noRequest{}, &c.answer,
-			grpc.ForceCodecV2(rawCodec{}), grpc.Peer(&from))
+		return c.conn.Invoke(ctx, api.PodResourcesLister_List_FullMethodName, wire.Empty{}, &c.answer,
+			grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&from))
 	})
 	if err != nil {
 		return link{}, err

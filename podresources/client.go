@@ -255,6 +255,19 @@ func (c *Client) Told() {
 // ends.
 func (c *Client) Returned() { c.lookSoon() }
 
+// Ended says that a pod is over. Only the kubelet's next answer takes away what it held; but where
+// that kubelet goes first, or is another one by then, it is not kept for a holder who was not
+// named yet. It may be called for pods that hold nothing, and must not be for one whose name
+// another has already.
+func (c *Client) Ended(namespace, pod string) {
+	c.mu.Lock()
+	holds := c.memory.isOver(podName{namespace, pod}, time.Now())
+	c.mu.Unlock()
+	if holds {
+		c.lookSoon()
+	}
+}
+
 func (c *Client) lookSoon() {
 	select {
 	case c.kick <- struct{}{}:
@@ -352,7 +365,8 @@ func (c *Client) failed(ctx context.Context, err error) device.Holders {
 	}
 	c.holders.Err = err
 	c.ledger.withdraw()
-	c.publish(c.memory.lost(since, now))
+	buried := c.memory.bury(now)
+	c.publish(c.memory.lost(since, now) || buried)
 	return c.holders
 }
 

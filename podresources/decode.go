@@ -2,7 +2,7 @@ package podresources
 
 import (
 	"github.com/podgauge/podgauge/device"
-	"google.golang.org/protobuf/encoding/protowire"
+	"github.com/podgauge/podgauge/wire"
 )
 
 // rawAnswer is what of a List is wanted: the holdings, which pods there are, and what
@@ -14,37 +14,45 @@ type rawAnswer struct {
 	held  []device.Holding
 	pods  []podName
 	given given
-	names interner
+	names wire.Names
 }
 
 type podName struct{ namespace, pod string }
 
-func newAnswer() rawAnswer { return rawAnswer{names: interner{}} }
+func newAnswer() rawAnswer { return rawAnswer{names: wire.NewNames(mostInternedNames)} }
 
-// The numbers of the fields that are wanted.
+// mostInternedNames are kept from answer to answer.
+const mostInternedNames = 4096
+
+// The fields that are wanted, as they are tagged on the wire. CPUs come packed into one
+// field, or each in one of its own.
 const (
-	listPods         = 1
-	podPodName       = 1
-	podNamespace     = 2
-	podContainers    = 3
-	podCPUs          = 4
-	podMemory        = 5
-	containerName    = 1
-	containerDevices = 2
-	containerCPUs    = 3
-	containerMemory  = 4
-	containerClaims  = 5
+	listPods = 1<<3 | wire.Length
+
+	podPodName    = 1<<3 | wire.Length
+	podNamespace  = 2<<3 | wire.Length
+	podContainers = 3<<3 | wire.Length
+	podCPU        = 4<<3 | wire.Varint
+	podCPUs       = 4<<3 | wire.Length
+	podMemory     = 5<<3 | wire.Length
+
+	containerName    = 1<<3 | wire.Length
+	containerDevices = 2<<3 | wire.Length
+	containerCPU     = 3<<3 | wire.Varint
+	containerCPUs    = 3<<3 | wire.Length
+	containerMemory  = 4<<3 | wire.Length
+	containerClaims  = 5<<3 | wire.Length
 )
 
-func (a *rawAnswer) decode(b []byte) error {
+// Read is a wire.Message's. After an error the rest of the answer is of no use.
+func (a *rawAnswer) Read(b []byte) error {
 	a.held, a.pods = a.held[:0], a.pods[:0]
 	a.given.reset()
-	a.names.trim()
-	return fields(b, func(number protowire.Number, pod []byte) error {
-		if number != listPods {
-			return nil
+	return wire.Fields(b, func(f wire.Field) error {
+		if f.Tag == listPods {
+			return a.pod(f.Bytes)
 		}
-		return a.pod(pod)
+		return nil
 	})
 }
 
@@ -53,36 +61,32 @@ func (a *rawAnswer) pod(b []byte) error {
 	var pod, namespace []byte
 	g := &a.given
 	from := g.mark()
-	err := walk(b, func(number protowire.Number, value []byte) (err error) {
-		switch number {
+	err := wire.Fields(b, func(f wire.Field) (err error) {
+		switch f.Tag {
 		case podPodName:
-			pod = value
+			pod = f.Bytes
 		case podNamespace:
-			namespace = value
-		case podCPUs:
-			g.numbers, err = appendPacked(g.numbers, value)
+			namespace = f.Bytes
+		case podCPU, podCPUs:
+			g.numbers, err = f.AppendNumbers(g.numbers)
 		case podMemory:
-			err = g.addMemory(value, a.names)
+			err = g.addMemory(f.Bytes, a.names)
 		}
 		return err
-	}, func(number protowire.Number, value uint64) {
-		if number == podCPUs {
-			g.numbers = append(g.numbers, int64(value))
-		}
 	})
 	if err != nil {
 		return err
 	}
-	name := podName{a.names.of(namespace), a.names.of(pod)}
+	name := podName{a.names.Of(namespace), a.names.Of(pod)}
 	a.pods = append(a.pods, name)
 	if g.mark() != from { // hardly any pod has something as a whole
 		g.belongTo(device.Owner{Namespace: name.namespace, Pod: name.pod}, from)
 	}
-	return fields(b, func(number protowire.Number, container []byte) error {
-		if number != podContainers {
-			return nil
+	return wire.Fields(b, func(f wire.Field) error {
+		if f.Tag == podContainers {
+			return a.container(f.Bytes, name)
 		}
-		return a.container(container, name)
+		return nil
 	})
 }
 
@@ -90,29 +94,25 @@ func (a *rawAnswer) container(b []byte, pod podName) error {
 	var container []byte
 	g := &a.given
 	from, heldFrom := g.mark(), len(a.held)
-	err := walk(b, func(number protowire.Number, value []byte) (err error) {
-		switch number {
+	err := wire.Fields(b, func(f wire.Field) (err error) {
+		switch f.Tag {
 		case containerName:
-			container = value
+			container = f.Bytes
 		case containerDevices:
-			err = a.devices(value)
-		case containerCPUs:
-			g.numbers, err = appendPacked(g.numbers, value)
+			err = a.devices(f.Bytes)
+		case containerCPU, containerCPUs:
+			g.numbers, err = f.AppendNumbers(g.numbers)
 		case containerMemory:
-			err = g.addMemory(value, a.names)
+			err = g.addMemory(f.Bytes, a.names)
 		case containerClaims:
-			err = g.addClaims(value, a.names)
+			err = g.addClaims(f.Bytes, a.names)
 		}
 		return err
-	}, func(number protowire.Number, value uint64) {
-		if number == containerCPUs {
-			g.numbers = append(g.numbers, int64(value))
-		}
 	})
 	if g.mark() == from { // most containers have nothing, and no string is made of them
 		return err
 	}
-	owner := device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: a.names.of(container)}
+	owner := device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: a.names.Of(container)}
 	for i := range a.held[heldFrom:] {
 		a.held[heldFrom+i].Owner = owner
 	}

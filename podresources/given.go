@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/podgauge/podgauge/device"
-	"google.golang.org/protobuf/encoding/protowire"
+	"github.com/podgauge/podgauge/wire"
 )
 
 // given is what an answer has of resources, a row each. The next answer is read into the
@@ -61,49 +61,51 @@ func cut[T any](all []T, since int) []T {
 	return all[since:len(all):len(all)]
 }
 
-// The numbers of the fields of what is given.
+// The fields of what is given.
 const (
-	devicesResource  = 1
-	devicesIDs       = 2
-	devicesTopology  = 3
-	topologyNodes    = 1
-	nodeID           = 1
-	memoryType       = 1
-	memorySize       = 2
-	memoryTopology   = 3
-	claimName        = 2
-	claimNamespace   = 3
-	claimResources   = 4
-	resourceCDI      = 1
-	resourceDriver   = 2
-	resourcePool     = 3
-	resourceDevice   = 4
-	resourceShare    = 5
-	cdiName          = 1
-	allocatableList  = 1
-	allocatableCPUs  = 2
-	allocatableBlock = 3
+	devicesResource = 1<<3 | wire.Length
+	devicesIDs      = 2<<3 | wire.Length
+	devicesTopology = 3<<3 | wire.Length
+
+	topologyNodes = 1<<3 | wire.Length
+	nodeID        = 1<<3 | wire.Varint
+
+	memoryType     = 1<<3 | wire.Length
+	memorySize     = 2<<3 | wire.Varint
+	memoryTopology = 3<<3 | wire.Length
+
+	claimName      = 2<<3 | wire.Length
+	claimNamespace = 3<<3 | wire.Length
+	claimResources = 4<<3 | wire.Length
+
+	resourceCDI    = 1<<3 | wire.Length
+	resourceDriver = 2<<3 | wire.Length
+	resourcePool   = 3<<3 | wire.Length
+	resourceDevice = 4<<3 | wire.Length
+	resourceShare  = 5<<3 | wire.Length
+
+	cdiName = 1<<3 | wire.Length
 )
 
 // addDevices adds a row for each id.
-func (g *given) addDevices(b []byte, names interner) error {
+func (g *given) addDevices(b []byte, names wire.Names) error {
 	var resource []byte
 	from, nodesFrom := len(g.devices), len(g.nodes)
-	err := fields(b, func(number protowire.Number, value []byte) error {
-		switch number {
+	err := wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case devicesResource:
-			resource = value
+			resource = f.Bytes
 		case devicesIDs:
-			g.devices = append(g.devices, device.HeldDevice{ResourceDevice: device.ResourceDevice{ID: names.of(value)}})
+			g.devices = append(g.devices, device.HeldDevice{ResourceDevice: device.ResourceDevice{ID: names.Of(f.Bytes)}})
 		case devicesTopology:
-			return g.addNodes(value)
+			return g.addNodes(f.Bytes)
 		}
 		return nil
 	})
 	if from == len(g.devices) {
 		return err
 	}
-	name, nodes := names.of(resource), g.nodesSince(nodesFrom)
+	name, nodes := names.Of(resource), g.nodesSince(nodesFrom)
 	for i := range g.devices[from:] {
 		d := &g.devices[from+i]
 		d.Resource, d.NUMANodes = name, nodes
@@ -112,15 +114,16 @@ func (g *given) addDevices(b []byte, names interner) error {
 }
 
 func (g *given) addNodes(b []byte) error {
-	return fields(b, func(number protowire.Number, node []byte) error {
-		if number != topologyNodes {
+	return wire.Fields(b, func(node wire.Field) error {
+		if node.Tag != topologyNodes {
 			return nil
 		}
 		id := 0 // of a node without a number
-		err := walk(node, func(protowire.Number, []byte) error { return nil }, func(number protowire.Number, value uint64) {
-			if number == nodeID {
-				id = int(int64(value))
+		err := wire.Fields(node.Bytes, func(f wire.Field) error {
+			if f.Tag == nodeID {
+				id = int(int64(f.Number))
 			}
+			return nil
 		})
 		g.nodes = append(g.nodes, id)
 		return err
@@ -134,65 +137,63 @@ func (g *given) nodesSince(since int) []int {
 	return slices.Compact(nodes)
 }
 
-func (g *given) addMemory(b []byte, names interner) error {
+func (g *given) addMemory(b []byte, names wire.Names) error {
 	var kind []byte
 	var size uint64
 	nodesFrom := len(g.nodes)
-	err := walk(b, func(number protowire.Number, value []byte) error {
-		switch number {
+	err := wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case memoryType:
-			kind = value
+			kind = f.Bytes
+		case memorySize:
+			size = f.Number
 		case memoryTopology:
-			return g.addNodes(value)
+			return g.addNodes(f.Bytes)
 		}
 		return nil
-	}, func(number protowire.Number, value uint64) {
-		if number == memorySize {
-			size = value
-		}
 	})
-	m := device.Memory{Type: names.of(kind), Bytes: size, NUMANodes: g.nodesSince(nodesFrom)}
+	m := device.Memory{Type: names.Of(kind), Bytes: size, NUMANodes: g.nodesSince(nodesFrom)}
 	g.memory = append(g.memory, device.HeldMemory{Memory: m})
 	return err
 }
 
 // addClaims adds a row for each device of a claim.
-func (g *given) addClaims(b []byte, names interner) error {
+func (g *given) addClaims(b []byte, names wire.Names) error {
 	var claim, namespace []byte
 	from := len(g.claims)
-	err := fields(b, func(number protowire.Number, value []byte) error {
-		switch number {
+	err := wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case claimName:
-			claim = value
+			claim = f.Bytes
 		case claimNamespace:
-			namespace = value
+			namespace = f.Bytes
 		case claimResources:
-			return g.addClaim(value, names)
+			return g.addClaim(f.Bytes, names)
 		}
 		return nil
 	})
 	for i := range g.claims[from:] {
 		c := &g.claims[from+i]
-		c.ClaimNamespace, c.ClaimName = names.of(namespace), names.of(claim)
+		c.ClaimNamespace, c.ClaimName = names.Of(namespace), names.Of(claim)
 	}
 	return err
 }
 
-func (g *given) addClaim(b []byte, names interner) error {
+func (g *given) addClaim(b []byte, names wire.Names) error {
 	var c device.Claim
 	from := len(g.cdi)
-	err := fields(b, func(number protowire.Number, value []byte) error {
-		switch number {
+	err := wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case resourceCDI:
-			return g.addCDI(value, names)
+			return g.addCDI(f.Bytes, names)
 		case resourceDriver:
-			c.Driver = names.of(value)
+			c.Driver = names.Of(f.Bytes)
 		case resourcePool:
-			c.Pool = names.of(value)
+			c.Pool = names.Of(f.Bytes)
 		case resourceDevice:
-			c.Device = names.of(value)
+			c.Device = names.Of(f.Bytes)
 		case resourceShare:
-			c.Share = names.of(value)
+			c.Share = names.Of(f.Bytes)
 		}
 		return nil
 	})
@@ -201,11 +202,11 @@ func (g *given) addClaim(b []byte, names interner) error {
 	return err
 }
 
-func (g *given) addCDI(b []byte, names interner) error {
+func (g *given) addCDI(b []byte, names wire.Names) error {
 	name := ""
-	err := fields(b, func(number protowire.Number, value []byte) error {
-		if number == cdiName {
-			name = names.of(value)
+	err := wire.Fields(b, func(f wire.Field) error {
+		if f.Tag == cdiName {
+			name = names.Of(f.Bytes)
 		}
 		return nil
 	})

@@ -266,11 +266,11 @@ func TestADeviceOfTwoNUMANodesCountsOnce(t *testing.T) {
 	c := clientOf(t, k.PodResourcesSocket(), Trace{})
 	runs(t, k, podOn("one", 2))
 	wantHeld(t, c.Owners(t.Context()), "a one/c0", "b one/c0")
-	if c.Allocatable() != nil {
+	if c.allocatable() != nil {
 		t.Error("allocatable before it was asked for")
 	}
 	c.askAllocatable(t.Context())
-	if got := fmt.Sprint(c.Allocatable()); got != "map[nvidia.com/gpu:2 nvidia.com/mig:3]" {
+	if got := fmt.Sprint(c.allocatable()); got != "map[nvidia.com/gpu:2 nvidia.com/mig:3]" {
 		t.Errorf("allocatable are %s", got)
 	}
 }

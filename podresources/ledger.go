@@ -20,7 +20,6 @@ type ledger struct {
 	// held are the rows by owner, and offered those that nobody owns. Once set their
 	// slices are replaced and not written, since they were published.
 	held, offered device.Resources
-	counts        map[string]int // of the offered devices, by resource
 
 	link link
 	// listed are the pods that answers over link have listed, while it is young.
@@ -128,19 +127,11 @@ func (l *ledger) offer(g *given) {
 	if len(g.cpus) > 0 {
 		cpus = g.cpus[0].CPUs
 	}
-	var changed bool
 	l.offered.Known = true
-	l.offered.Devices, changed = renewed(l.offered.Devices, l.devices, device.ResourceDevice.Compare, cloneDevice)
+	l.offered.Devices, _ = renewed(l.offered.Devices, l.devices, device.ResourceDevice.Compare, cloneDevice)
 	l.offered.Memory, _ = renewed(l.offered.Memory, l.memory, device.Memory.Compare, cloneMemory)
 	if !slices.Equal(l.offered.CPUs, cpus) {
 		l.offered.CPUs = slices.Clone(cpus)
-	}
-	if !changed && l.counts != nil {
-		return
-	}
-	l.counts = map[string]int{}
-	for _, d := range l.offered.Devices {
-		l.counts[d.Resource]++
 	}
 }
 

@@ -234,12 +234,12 @@ func TestAllocatableResources(t *testing.T) {
 		if got := fmt.Sprintf("%+v", first); got != want {
 			t.Errorf("allocatable are\n%s\nwant\n%s", got, want)
 		}
-		if got := fmt.Sprint(c.Allocatable()); got != "map[example.com/nic:1 nvidia.com/gpu:2]" {
+		if got := fmt.Sprint(c.allocatable()); got != "map[example.com/nic:1 nvidia.com/gpu:2]" {
 			t.Errorf("counts are %s", got)
 		}
 		k.stop()
 		c.Owners(t.Context())
-		if r := c.known().Resources; r.Known || r.Devices != nil || r.CPUs != nil || r.Memory != nil || c.Allocatable() != nil {
+		if r := c.known().Resources; r.Known || r.Devices != nil || r.CPUs != nil || r.Memory != nil || c.allocatable() != nil {
 			t.Errorf("of a kubelet that is away there are %+v", r)
 		}
 		k.start(age)
@@ -254,7 +254,7 @@ func TestAllocatableResources(t *testing.T) {
 		}
 		k.gives(&api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}})
 		c.askAllocatable(t.Context())
-		if r := c.known().Resources; !r.Known || len(r.Devices) > 0 || len(r.Memory) > 0 || unsafe.SliceData(r.CPUs) != unsafe.SliceData(first.CPUs) || len(c.Allocatable()) > 0 || c.Allocatable() == nil {
+		if r := c.known().Resources; !r.Known || len(r.Devices) > 0 || len(r.Memory) > 0 || unsafe.SliceData(r.CPUs) != unsafe.SliceData(first.CPUs) || len(c.allocatable()) > 0 || c.allocatable() == nil {
 			t.Errorf("of a kubelet that gives CPUs only there are %+v", r)
 		}
 		synctest.Wait()

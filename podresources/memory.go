@@ -28,7 +28,10 @@ type memory struct {
 	// were made.
 	unnamed  map[allocation]span
 	arrivals arrivals
-	recent   history
+	// ended are pods that hold something and of which somebody has told that they are over:
+	// they do not stand. A later answer of the kubelet's is as good.
+	ended  map[podName]time.Time
+	recent history
 
 	asked time.Time // when the newest answer was asked for
 	link  link      // over which it came
@@ -77,7 +80,9 @@ func key(h device.Holding) device.Holding {
 }
 
 func newMemory() memory {
-	return memory{unnamed: map[allocation]span{}, named: map[device.Holding]bool{}, arrivals: newArrivals(), recent: newHistory()}
+	return memory{
+		unnamed: map[allocation]span{}, named: map[device.Holding]bool{}, arrivals: newArrivals(), ended: map[podName]time.Time{}, recent: newHistory(),
+	}
 }
 
 // allocated notes that the ids are about to be held by somebody new: whoever held
@@ -118,10 +123,35 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 			m.next = append(m.next, h)
 		}
 	}
+	maps.DeleteFunc(m.ended, func(_ podName, told time.Time) bool { return told.Before(asked) })
 	changed := m.replace(asked)
 	m.recent.forget(asked)
 	return changed || became
 }
+
+// isOver notes that a pod has ended, and tells whether it is known to hold something: that the
+// kubelet still says so may be a matter of a moment.
+func (m *memory) isOver(p podName, now time.Time) bool {
+	holds := m.has(p)
+	if holds {
+		m.ended[p] = now
+	}
+	return holds
+}
+
+// bury takes from those who have ended what they held, since the kubelet does not answer. It
+// tells whether there was any.
+func (m *memory) bury(now time.Time) bool {
+	m.next = m.next[:0]
+	for _, h := range m.held {
+		if _, over := m.ended[ownerOf(h)]; !over {
+			m.next = append(m.next, h)
+		}
+	}
+	return m.replace(now)
+}
+
+func ownerOf(h device.Holding) podName { return podName{h.Owner.Namespace, h.Owner.Pod} }
 
 // name takes in what one pod was said to have. That says nothing of anybody else: it may
 // give an allocation the name that it waits for, and takes nothing away. It tells whether
@@ -185,8 +215,9 @@ func (m *memory) stands(h device.Holding, pods []podName) bool {
 	if _, unnamed := m.unnamed[of(h)]; unnamed {
 		return h.Owner == (device.Owner{})
 	}
-	return h.Owner != (device.Owner{}) && !m.named[key(h)] && m.asked.Sub(m.link.connected) < settleAfter &&
-		!slices.Contains(pods, podName{h.Owner.Namespace, h.Owner.Pod})
+	_, over := m.ended[ownerOf(h)]
+	return h.Owner != (device.Owner{}) && !over && !m.named[key(h)] && m.asked.Sub(m.link.connected) < settleAfter &&
+		!slices.Contains(pods, ownerOf(h))
 }
 
 // lists tells whether an allocation is among the sorted rows, whoever holds it.
@@ -243,7 +274,7 @@ func (m *memory) behind(now time.Time) bool {
 
 // has tells whether a pod is known to hold something.
 func (m *memory) has(p podName) bool {
-	return slices.ContainsFunc(m.held, func(h device.Holding) bool { return h.Owner.Namespace == p.namespace && h.Owner.Pod == p.pod })
+	return slices.ContainsFunc(m.held, func(h device.Holding) bool { return ownerOf(h) == p })
 }
 
 // open tells whether there are questions that notes might answer, and whether one
@@ -347,7 +378,7 @@ func (m *memory) uids(n notes) map[podName]string {
 		if isClaim(h) { // the notes are the device manager's, and claims another's
 			continue
 		}
-		p, uid := podName{h.Owner.Namespace, h.Owner.Pod}, n.allocated[of(h)]
+		p, uid := ownerOf(h), n.allocated[of(h)]
 		if other, twice := uids[p]; twice && other != uid {
 			uid = ""
 		}

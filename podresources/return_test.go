@@ -12,6 +12,7 @@ func TestRunLooksForThoseWhoStand(t *testing.T) {
 		stop := c.runs(t)
 		defer stop()
 		k.says(pod("one", "a"), pod("two", "b"))
+		time.Sleep(ms) // Run's first question is over
 		wantState(t, c.Owners(t.Context()), "a", "held by one")
 		k.says()
 		k.restart()
@@ -103,5 +104,66 @@ func TestOldNotesFreeNobody(t *testing.T) {
 		c.Owners(t.Context())
 		time.Sleep(2 * lookSlowest)
 		wantState(t, c.known(), "a", "held by one")
+	})
+}
+
+// A pod of which the Pods API has said that it is over does not stand through a restart, nor
+// while no kubelet answers; one that is listed under its name is another one.
+func TestWhoIsSaidToHaveEndedDoesNotStand(t *testing.T) {
+	for name, play := range map[string]func(t *testing.T, k *scripted, c *Client){
+		"the kubelet is restarted": func(t *testing.T, k *scripted, c *Client) {
+			c.Ended("team", "one")
+			k.says()
+			k.restart()
+			wantState(t, c.Owners(t.Context()), "a", "idle")
+			wantState(t, c.Owners(t.Context()), "b", "held by two")
+		},
+		"the kubelet is gone": func(t *testing.T, k *scripted, c *Client) {
+			c.Ended("team", "one")
+			k.stop()
+			wantState(t, c.Owners(t.Context()), "a", "idle")
+			wantState(t, c.Owners(t.Context()), "b", "held by two")
+			k.start(0)
+		},
+		"it is told of after the restart": func(t *testing.T, k *scripted, c *Client) {
+			k.says()
+			k.restart()
+			wantState(t, c.Owners(t.Context()), "a", "held by one")
+			c.Ended("team", "one")
+			wantState(t, c.known(), "a", "held by one")
+			time.Sleep(ms)
+			wantState(t, c.Owners(t.Context()), "a", "idle")
+			wantState(t, c.Owners(t.Context()), "b", "held by two")
+		},
+		"the kubelet still lists it": func(t *testing.T, k *scripted, c *Client) {
+			c.Ended("team", "one")
+			time.Sleep(ms)
+			wantState(t, c.Owners(t.Context()), "a", "held by one")
+			k.stop() // it was another one of that name
+			wantState(t, c.Owners(t.Context()), "a", "held by one")
+			k.start(0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+				k.says(pod("one", "a"), pod("two", "b"))
+				wantState(t, c.Owners(t.Context()), "a", "held by one")
+				play(t, k, c)
+			})
+		})
+	}
+}
+
+// Nobody is remembered to have ended who holds nothing.
+func TestWhoHoldsNothingNeedNotEnd(t *testing.T) {
+	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+		k.says(pod("one", "a"))
+		c.Owners(t.Context())
+		for range 1000 {
+			c.Ended("team", "other")
+		}
+		if n := len(c.memory.ended); n != 0 {
+			t.Errorf("%d are", n)
+		}
 	})
 }

@@ -509,7 +509,7 @@ func TestRunCountsWhatIsAllocatable(t *testing.T) {
 	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
 		defer c.runs(t)()
 		synctest.Wait()
-		if c.Allocatable() == nil {
+		if c.allocatable() == nil {
 			t.Error("it was not asked for at once")
 		}
 		time.Sleep(time.Minute)
@@ -537,7 +537,7 @@ func TestRunCountsAnewWhatTheKubeletIsTold(t *testing.T) {
 		c.Told() // right after it was counted
 		time.Sleep(countEvery + lookFirst)
 		synctest.Wait()
-		if n := c.Allocatable()[gpu]; n != 1 {
+		if n := c.allocatable()[gpu]; n != 1 {
 			t.Errorf("%d devices are counted, and the kubelet would give away one", n)
 		}
 		time.Sleep(time.Minute)
@@ -617,12 +617,12 @@ func TestCountsOfEarlierAreNotThoseOfNow(t *testing.T) {
 		defer c.runs(t)()
 		time.Sleep(time.Second)
 		for range 2 {
-			if c.Allocatable() == nil {
+			if c.allocatable() == nil {
 				t.Error("nothing is allocatable beside a kubelet that says how much is")
 			}
 			k.stop()
-			if h := c.Owners(t.Context()); h.Err == nil || c.Allocatable() != nil {
-				t.Errorf("the kubelet is away (%v), and allocatable are %v", h.Err, c.Allocatable())
+			if h := c.Owners(t.Context()); h.Err == nil || c.allocatable() != nil {
+				t.Errorf("the kubelet is away (%v), and allocatable are %v", h.Err, c.allocatable())
 			}
 			k.start(0)
 			time.Sleep(lostEvery + 3*lookFirst) // Run has noticed both, whoever asked
@@ -631,7 +631,7 @@ func TestCountsOfEarlierAreNotThoseOfNow(t *testing.T) {
 		k.countErr = errBroken
 		k.mu.Unlock()
 		time.Sleep(2 * idleEvery)
-		if got := c.Allocatable(); got != nil || c.known().Err != nil {
+		if got := c.allocatable(); got != nil || c.known().Err != nil {
 			t.Errorf("the kubelet says nothing of it, and allocatable are %v", got)
 		}
 	})

@@ -133,7 +133,7 @@ func says(t *testing.T, stream grpc.ServerStream, events ...*api.WatchPodsEvent)
 func lists(t *testing.T, events <-chan *api.WatchPodsEvent, pods ...Pod) func(stream grpc.ServerStream) error {
 	return func(stream grpc.ServerStream) error {
 		for _, p := range pods {
-			if err := says(t, stream, wire(added, p)); err != nil {
+			if err := says(t, stream, eventOf(added, p)); err != nil {
 				return err
 			}
 		}
@@ -156,8 +156,8 @@ func lists(t *testing.T, events <-chan *api.WatchPodsEvent, pods ...Pod) func(st
 	}
 }
 
-// wire is an event of a pod with one container.
-func wire(kind api.EventType, p Pod) *api.WatchPodsEvent {
+// eventOf is an event of a pod with one container.
+func eventOf(kind api.EventType, p Pod) *api.WatchPodsEvent {
 	metadata := message(1, text(1, p.Name), text(3, p.Namespace), text(5, p.UID))
 	status := []encoded{text(1, p.Phase)}
 	for _, c := range p.Containers {

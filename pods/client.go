@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/wire"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
@@ -106,7 +107,7 @@ func New(socket string, o Options) (*Client, error) {
 	}
 	return &Client{
 		log: o.Log, trace: o.Trace, again: againFirst, changed: make(chan struct{}),
-		event: event{labels: labels, names: interner{}},
+		event: event{labels: labels, names: wire.NewNames(mostInternedNames)},
 		stat:  func() (os.FileInfo, error) { return os.Stat(socket) },
 		dial: func(ctx context.Context) (net.Conn, error) {
 			var d net.Dialer

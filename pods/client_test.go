@@ -146,11 +146,11 @@ func TestChanges(t *testing.T) {
 			want    string
 			silence bool
 		}{
-			{wire(added, running("a", "1")), "a/1 Running", false},
-			{wire(modified, running("b", "2")), "a/1 Running, b/2 Running", false},
-			{wire(modified, running("b", "2")), "a/1 Running, b/2 Running", true},
-			{wire(modified, over("b", "2", "Failed", 1)), "a/1 Running, b/2 Failed", false},
-			{wire(deleted, Pod{Namespace: "team", Name: "b", UID: "2"}), "a/1 Running", false},
+			{eventOf(added, running("a", "1")), "a/1 Running", false},
+			{eventOf(modified, running("b", "2")), "a/1 Running, b/2 Running", false},
+			{eventOf(modified, running("b", "2")), "a/1 Running, b/2 Running", true},
+			{eventOf(modified, over("b", "2", "Failed", 1)), "a/1 Running, b/2 Failed", false},
+			{eventOf(deleted, Pod{Namespace: "team", Name: "b", UID: "2"}), "a/1 Running", false},
 		} {
 			_, changed := c.Look()
 			events <- step.event
@@ -181,7 +181,7 @@ func TestABrokenPod(t *testing.T) {
 		events <- &api.WatchPodsEvent{Type: modified, Pod: []byte{0xff}}
 		wantPods(t, c, "a/1 Running", false)
 		events <- &api.WatchPodsEvent{Type: modified, Pod: []byte{0xff}}
-		events <- wire(added, running("b", "2"))
+		events <- eventOf(added, running("b", "2"))
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
 		if n := k.asked(); n != 1 {
 			t.Errorf("for it there were %d streams", n)
@@ -239,7 +239,7 @@ func TestStreamsAreRenewed(t *testing.T) {
 func TestAKubeletThatDoesNotFinishItsList(t *testing.T) {
 	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
 		k.start(func(stream grpc.ServerStream) error {
-			if err := says(t, stream, wire(added, running("a", "1"))); err != nil {
+			if err := says(t, stream, eventOf(added, running("a", "1"))); err != nil {
 				return err
 			}
 			<-stream.Context().Done()
@@ -275,7 +275,7 @@ func TestAKubeletThatEndsEveryStream(t *testing.T) {
 // TestGreatPods are beyond gRPC's own limit.
 func TestGreatPods(t *testing.T) {
 	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
-		great := wire(added, running("a", "1"))
+		great := eventOf(added, running("a", "1"))
 		great.Pod = append(great.Pod, message(2, text(2, strings.Repeat("x", 8<<20)))...)
 		k.start(func(stream grpc.ServerStream) error {
 			if err := says(t, stream, great); err != nil {
@@ -302,7 +302,7 @@ func TestTheTraceSeesWhatItIsToldOf(t *testing.T) {
 		events := make(chan *api.WatchPodsEvent)
 		k.start(lists(t, events, running("a", "1")))
 		time.Sleep(lookEvery)
-		events <- wire(deleted, running("a", "1"))
+		events <- eventOf(deleted, running("a", "1"))
 		wantPods(t, c, "", true)
 		if got := strings.Join(saw, "; "); got != "a/1 Running true;  true" {
 			t.Errorf("it saw %q", got)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/wire"
 	"google.golang.org/grpc/mem"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
@@ -40,7 +41,7 @@ func variant(t testing.TB, i int, phase string, start int) []byte {
 // follower is what there is of a client between the stream and its readers.
 type follower struct {
 	c     *Client
-	codec rawCodec
+	codec wire.Codec
 }
 
 func newFollower(t testing.TB) follower {

@@ -8,9 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
-
-	"google.golang.org/grpc/mem"
-	"google.golang.org/protobuf/encoding/protowire"
+	"github.com/podgauge/podgauge/wire"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
@@ -24,7 +22,7 @@ type event struct {
 	err  error // why it could not be read, and pod says nothing
 
 	labels allowlist
-	names  interner
+	names  wire.Names
 }
 
 // Limits of what is believed. They are beyond what an API server lets pass.
@@ -35,96 +33,75 @@ const (
 	mostInternedNames = 16384
 )
 
-// noRequest is the empty message.
-type noRequest struct{}
-
-// rawCodec reads events into an *event.
-type rawCodec struct{}
-
-// Name is that of the codec on the kubelet's side.
-func (rawCodec) Name() string { return "proto" }
-
-// Marshal writes the empty message.
-func (rawCodec) Marshal(any) (mem.BufferSlice, error) { return nil, nil }
-
-// Unmarshal reads one message into an *event. One that is broken is no error here,
-// since gRPC would end the stream for it.
-func (rawCodec) Unmarshal(data mem.BufferSlice, into any) error {
-	e, ok := into.(*event)
-	if !ok {
-		return fmt.Errorf("decode a pod's event into %T", into)
-	}
-	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
-	defer buf.Free()
-	e.err = e.decode(buf.ReadOnlyData())
-	return nil
-}
-
 // The fields that are wanted, as they are tagged on the wire: by number and kind
 // (pkg/apis/pods/v1alpha1/api.proto in k8s.io/kubelet, core/v1/generated.proto in
 // k8s.io/api, pkg/apis/meta/v1/generated.proto in k8s.io/apimachinery). Numbers are
 // never given away again, so those of any later version are these and others.
 const (
-	varintKind = uint64(protowire.VarintType)
-	lengthKind = uint64(protowire.BytesType)
+	eventType = 1<<3 | wire.Varint
+	eventPod  = 2<<3 | wire.Length
 
-	eventType = 1<<3 | varintKind
-	eventPod  = 2<<3 | lengthKind
+	podMetadata = 1<<3 | wire.Length
+	podStatus   = 3<<3 | wire.Length
 
-	podMetadata = 1<<3 | lengthKind
-	podStatus   = 3<<3 | lengthKind
+	metaName      = 1<<3 | wire.Length
+	metaNamespace = 3<<3 | wire.Length
+	metaUID       = 5<<3 | wire.Length
+	metaCreated   = 8<<3 | wire.Length
+	metaDeleted   = 9<<3 | wire.Length
+	metaLabels    = 11<<3 | wire.Length
 
-	metaName      = 1<<3 | lengthKind
-	metaNamespace = 3<<3 | lengthKind
-	metaUID       = 5<<3 | lengthKind
-	metaCreated   = 8<<3 | lengthKind
-	metaDeleted   = 9<<3 | lengthKind
-	metaLabels    = 11<<3 | lengthKind
+	entryKey   = 1<<3 | wire.Length
+	entryValue = 2<<3 | wire.Length
 
-	entryKey   = 1<<3 | lengthKind
-	entryValue = 2<<3 | lengthKind
+	statusPhase      = 1<<3 | wire.Length
+	statusReason     = 4<<3 | wire.Length
+	statusContainers = 8<<3 | wire.Length
+	statusInit       = 10<<3 | wire.Length
+	statusEphemeral  = 13<<3 | wire.Length
 
-	statusPhase      = 1<<3 | lengthKind
-	statusReason     = 4<<3 | lengthKind
-	statusContainers = 8<<3 | lengthKind
-	statusInit       = 10<<3 | lengthKind
-	statusEphemeral  = 13<<3 | lengthKind
+	containerName     = 1<<3 | wire.Length
+	containerState    = 2<<3 | wire.Length
+	containerLast     = 3<<3 | wire.Length
+	containerRestarts = 5<<3 | wire.Varint
+	containerID       = 8<<3 | wire.Length
 
-	containerName     = 1<<3 | lengthKind
-	containerState    = 2<<3 | lengthKind
-	containerLast     = 3<<3 | lengthKind
-	containerRestarts = 5<<3 | varintKind
-	containerID       = 8<<3 | lengthKind
+	stateWaiting    = 1<<3 | wire.Length
+	stateRunning    = 2<<3 | wire.Length
+	stateTerminated = 3<<3 | wire.Length
 
-	stateWaiting    = 1<<3 | lengthKind
-	stateRunning    = 2<<3 | lengthKind
-	stateTerminated = 3<<3 | lengthKind
+	waitingReason  = 1<<3 | wire.Length
+	runningStarted = 1<<3 | wire.Length
 
-	waitingReason  = 1<<3 | lengthKind
-	runningStarted = 1<<3 | lengthKind
+	terminatedExitCode = 1<<3 | wire.Varint
+	terminatedSignal   = 2<<3 | wire.Varint
+	terminatedReason   = 3<<3 | wire.Length
+	terminatedStarted  = 5<<3 | wire.Length
+	terminatedFinished = 6<<3 | wire.Length
 
-	terminatedExitCode = 1<<3 | varintKind
-	terminatedSignal   = 2<<3 | varintKind
-	terminatedReason   = 3<<3 | lengthKind
-	terminatedStarted  = 5<<3 | lengthKind
-	terminatedFinished = 6<<3 | lengthKind
-
-	timeSeconds = 1<<3 | varintKind
+	timeSeconds = 1<<3 | wire.Varint
 )
+
+// Read is a wire.Message's. A message that is broken is no error here, since gRPC would
+// end the stream for it.
+func (e *event) Read(b []byte) error {
+	e.err = nil
+	if err := e.decode(b); err != nil {
+		e.err = fmt.Errorf("decode a pod: %w", err)
+	}
+	return nil
+}
 
 // decode reads one message in place of the one before.
 func (e *event) decode(b []byte) error {
 	e.kind = 0
 	e.pod = Pod{Labels: e.pod.Labels[:0], Containers: e.pod.Containers[:0]}
-	if len(e.names) > mostInternedNames { // they may be of pods long gone
-		e.names = interner{}
-	}
-	err := fields(b, func(f field) error {
-		switch f.tag {
+	err := wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case eventType:
-			e.kind = api.EventType(f.number)
+			e.kind = api.EventType(f.Number)
 		case eventPod:
-			return e.readPod(f.bytes)
+			return e.readPod(f.Bytes)
 		}
 		return nil
 	})
@@ -132,7 +109,7 @@ func (e *event) decode(b []byte) error {
 		return err
 	}
 	if e.pod.UID == "" || e.pod.Name == "" || e.pod.Namespace == "" {
-		return errors.New("decode a pod: it has no name, namespace or uid")
+		return errors.New("it has no name, namespace or uid")
 	}
 	slices.SortFunc(e.pod.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) })
 	slices.SortStableFunc(e.pod.Containers, func(a, b Container) int { return place(a.Kind) - place(b.Kind) })
@@ -148,12 +125,12 @@ func (e *event) ofPod() bool {
 func place(k Kind) int { return [...]int{Init: 0, Regular: 1, Ephemeral: 2}[k] }
 
 func (e *event) readPod(b []byte) error {
-	return fields(b, func(f field) error {
-		switch f.tag {
+	return wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case podMetadata:
-			return e.readMetadata(f.bytes)
+			return e.readMetadata(f.Bytes)
 		case podStatus:
-			return e.readStatus(f.bytes)
+			return e.readStatus(f.Bytes)
 		}
 		return nil
 	})
@@ -161,20 +138,20 @@ func (e *event) readPod(b []byte) error {
 
 func (e *event) readMetadata(b []byte) error {
 	p := &e.pod
-	return fields(b, func(f field) (err error) {
-		switch f.tag {
+	return wire.Fields(b, func(f wire.Field) (err error) {
+		switch f.Tag {
 		case metaName:
-			p.Name, err = e.names.name(f.bytes)
+			p.Name, err = e.name(f.Bytes)
 		case metaNamespace:
-			p.Namespace, err = e.names.name(f.bytes)
+			p.Namespace, err = e.name(f.Bytes)
 		case metaUID:
-			p.UID, err = e.names.name(f.bytes)
+			p.UID, err = e.name(f.Bytes)
 		case metaCreated:
-			p.Created, err = readTime(f.bytes)
+			p.Created, err = readTime(f.Bytes)
 		case metaDeleted:
 			p.Deleting = true
 		case metaLabels:
-			err = e.readLabel(f.bytes)
+			err = e.readLabel(f.Bytes)
 		}
 		return err
 	})
@@ -182,23 +159,23 @@ func (e *event) readMetadata(b []byte) error {
 
 func (e *event) readLabel(b []byte) error {
 	var key, value []byte
-	err := fields(b, func(f field) error {
-		switch f.tag {
+	err := wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case entryKey:
-			key = f.bytes
+			key = f.Bytes
 		case entryValue:
-			value = f.bytes
+			value = f.Bytes
 		}
 		return nil
 	})
 	if err != nil || !e.labels.has(key) {
 		return err
 	}
-	name, err := e.names.name(key)
+	name, err := e.name(key)
 	if err != nil {
 		return err
 	}
-	label := device.Label{Name: name, Value: e.names.text(value)}
+	label := device.Label{Name: name, Value: e.text(value)}
 	switch i := slices.IndexFunc(e.pod.Labels, func(l device.Label) bool { return l.Name == label.Name }); {
 	case i >= 0: // the last one counts, as in any map
 		e.pod.Labels[i] = label
@@ -209,18 +186,18 @@ func (e *event) readLabel(b []byte) error {
 }
 
 func (e *event) readStatus(b []byte) error {
-	return fields(b, func(f field) error {
-		switch f.tag {
+	return wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case statusPhase:
-			e.pod.Phase = e.names.text(f.bytes)
+			e.pod.Phase = e.text(f.Bytes)
 		case statusReason:
-			e.pod.Reason = e.names.text(f.bytes)
+			e.pod.Reason = e.text(f.Bytes)
 		case statusContainers:
-			return e.readContainer(f.bytes, Regular)
+			return e.readContainer(f.Bytes, Regular)
 		case statusInit:
-			return e.readContainer(f.bytes, Init)
+			return e.readContainer(f.Bytes, Init)
 		case statusEphemeral:
-			return e.readContainer(f.bytes, Ephemeral)
+			return e.readContainer(f.Bytes, Ephemeral)
 		}
 		return nil
 	})
@@ -228,21 +205,21 @@ func (e *event) readStatus(b []byte) error {
 
 func (e *event) readContainer(b []byte, kind Kind) error {
 	if len(e.pod.Containers) == mostContainers {
-		return fmt.Errorf("decode a pod: it has more than %d containers", mostContainers)
+		return fmt.Errorf("it has more than %d containers", mostContainers)
 	}
 	c := Container{Kind: kind}
-	err := fields(b, func(f field) (err error) {
-		switch f.tag {
+	err := wire.Fields(b, func(f wire.Field) (err error) {
+		switch f.Tag {
 		case containerName:
-			c.Name, err = e.names.name(f.bytes)
+			c.Name, err = e.name(f.Bytes)
 		case containerState:
-			err = e.readState(f.bytes, &c.State)
+			err = e.readState(f.Bytes, &c.State)
 		case containerLast:
-			err = e.readState(f.bytes, &c.Last)
+			err = e.readState(f.Bytes, &c.Last)
 		case containerRestarts:
-			c.Restarts = int32(f.number)
+			c.Restarts = int32(f.Number)
 		case containerID:
-			c.ID, err = e.names.name(f.bytes)
+			c.ID, err = e.name(f.Bytes)
 		}
 		return err
 	})
@@ -256,53 +233,53 @@ func (e *event) readContainer(b []byte, kind Kind) error {
 // readState reads a state that has one of three forms. Of several, which nobody
 // writes, the last counts.
 func (e *event) readState(b []byte, s *State) error {
-	return fields(b, func(f field) error {
-		switch f.tag {
+	return wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case stateWaiting:
 			*s = State{Status: Waiting}
-			return e.readWaiting(f.bytes, s)
+			return e.readWaiting(f.Bytes, s)
 		case stateRunning:
 			*s = State{Status: Running}
-			return e.readRunning(f.bytes, s)
+			return e.readRunning(f.Bytes, s)
 		case stateTerminated:
 			*s = State{Status: Terminated}
-			return e.readTerminated(f.bytes, s)
+			return e.readTerminated(f.Bytes, s)
 		}
 		return nil
 	})
 }
 
 func (e *event) readWaiting(b []byte, s *State) error {
-	return fields(b, func(f field) error {
-		if f.tag == waitingReason {
-			s.Reason = e.names.text(f.bytes)
+	return wire.Fields(b, func(f wire.Field) error {
+		if f.Tag == waitingReason {
+			s.Reason = e.text(f.Bytes)
 		}
 		return nil
 	})
 }
 
 func (e *event) readRunning(b []byte, s *State) error {
-	return fields(b, func(f field) (err error) {
-		if f.tag == runningStarted {
-			s.Started, err = readTime(f.bytes)
+	return wire.Fields(b, func(f wire.Field) (err error) {
+		if f.Tag == runningStarted {
+			s.Started, err = readTime(f.Bytes)
 		}
 		return err
 	})
 }
 
 func (e *event) readTerminated(b []byte, s *State) error {
-	return fields(b, func(f field) (err error) {
-		switch f.tag {
+	return wire.Fields(b, func(f wire.Field) (err error) {
+		switch f.Tag {
 		case terminatedExitCode:
-			s.ExitCode = int32(f.number)
+			s.ExitCode = int32(f.Number)
 		case terminatedSignal:
-			s.Signal = int32(f.number)
+			s.Signal = int32(f.Number)
 		case terminatedReason:
-			s.Reason = e.names.text(f.bytes)
+			s.Reason = e.text(f.Bytes)
 		case terminatedStarted:
-			s.Started, err = readTime(f.bytes)
+			s.Started, err = readTime(f.Bytes)
 		case terminatedFinished:
-			s.Finished, err = readTime(f.bytes)
+			s.Finished, err = readTime(f.Bytes)
 		}
 		return err
 	})
@@ -310,11 +287,23 @@ func (e *event) readTerminated(b []byte, s *State) error {
 
 // readTime reads a time of whole seconds; nothing is the zero time.
 func readTime(b []byte) (t time.Time, err error) {
-	err = fields(b, func(f field) error {
-		if f.tag == timeSeconds {
-			t = time.Unix(int64(f.number), 0)
+	err = wire.Fields(b, func(f wire.Field) error {
+		if f.Tag == timeSeconds {
+			t = time.Unix(int64(f.Number), 0)
 		}
 		return nil
 	})
 	return t, err
 }
+
+// name makes a string of what identifies something. One that is too long is an
+// error: a part of it would be another's.
+func (e *event) name(b []byte) (string, error) {
+	if len(b) > mostNameBytes {
+		return "", fmt.Errorf("it has a name of %d bytes", len(b))
+	}
+	return e.text(b), nil
+}
+
+// text makes a string of words, and cuts them off where they are too long.
+func (e *event) text(b []byte) string { return e.names.Of(b[:min(len(b), mostNameBytes)]) }

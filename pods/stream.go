@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/podgauge/podgauge/wire"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
@@ -118,12 +119,12 @@ func (c *Client) read(ctx context.Context, conn *grpc.ClientConn, events chan<- 
 
 // watch asks for the pods.
 func watch(ctx context.Context, conn *grpc.ClientConn) (grpc.ClientStream, error) {
-	stream, err := conn.NewStream(ctx, &api.Pods_ServiceDesc.Streams[0], api.Pods_WatchPods_FullMethodName, grpc.ForceCodecV2(rawCodec{}))
+	stream, err := conn.NewStream(ctx, &api.Pods_ServiceDesc.Streams[0], api.Pods_WatchPods_FullMethodName, grpc.ForceCodecV2(wire.Codec{}))
 	if err != nil {
 		return nil, err
 	}
 	// That a message could not be sent is said by what is received.
-	if err := errors.Join(stream.SendMsg(noRequest{}), stream.CloseSend()); err != nil && !errors.Is(err, io.EOF) {
+	if err := errors.Join(stream.SendMsg(wire.Empty{}), stream.CloseSend()); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	return stream, nil

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -119,7 +120,17 @@ func (m *Machine) Check(id device.GPU) (device.Vitals, error) {
 	if g == nil {
 		return device.Vitals{}, err
 	}
-	return device.Vitals{Resets: g.resets}, err
+	return g.vitals(m.now()), err
+}
+
+// vitals have the energy that was burned for an odometer, in millijoules as NVIDIA counts
+// it, and one more: none at all is told by a GPU that has none. One that is lost tells no
+// more than it has told.
+func (g *gpu) vitals(now time.Time) device.Vitals {
+	if !errors.Is(g.fault, device.ErrLost) {
+		g.odometer = 1 + uint64(1000*g.energy(now))
+	}
+	return device.Vitals{Resets: g.resets, Odometer: g.odometer, Pending: g.pending}
 }
 
 // Wait returns the reports in the order in which they were made.

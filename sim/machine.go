@@ -61,6 +61,8 @@ type gpu struct {
 	stalled   bool               // calls about it do not return
 	fault     error              // what Read and Check return
 	resets    uint64             // how often it was recovered
+	odometer  uint64             // as it has last told
+	pending   bool               // a repair waits for the next reset
 	busy      float64            // 0 to 1, without what processes add
 	joules    float64            // burned up to settled
 	worked    float64            // load times seconds, likewise

@@ -183,7 +183,7 @@ func TestMachineObeys(t *testing.T) {
 			t.Errorf("a GPU with Xid 79 answers %v", err)
 		}
 		m.Recover(id)
-		if v, err := m.Check(gpu); v.Resets != 1 || err != nil {
+		if v, err := m.Check(gpu); v != (device.Vitals{Resets: 1, Odometer: 1}) || err != nil {
 			t.Errorf("after a reset: %+v, %v", v, err)
 		}
 		m.Fail(id, "a fan stands still")
@@ -279,5 +279,34 @@ func TestPlacements(t *testing.T) {
 		if fmt.Sprint(got) != c.want {
 			t.Errorf("%v after %v lie at %v, want %s", c.is, c.was, got, c.want)
 		}
+	}
+}
+
+// TestMachineTellsItsVitals: the odometer rises but for a reset, which also ends faults
+// and does what waits for it.
+func TestMachineTellsItsVitals(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	m := sim.NewMachine(rows, 1, func() time.Time { return now })
+	id := m.IDs()[0]
+	fault := &device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", ByReset: true}
+	m.Ail(id, fault)
+	m.Await(id)
+	now = now.Add(time.Second)
+	v, err := m.Check(m.GPUs()[0])
+	if got := new(device.Fault); !errors.As(err, &got) || *got != *fault || v != (device.Vitals{Odometer: 70_001, Pending: true}) {
+		t.Errorf("it answers %+v, %v", v, err)
+	}
+	m.Ail(id, device.ErrLost)
+	now = now.Add(time.Second)
+	if v, err := m.Check(m.GPUs()[0]); !errors.Is(err, device.ErrLost) || v.Odometer != 70_001 {
+		t.Errorf("when it is lost it answers %+v, %v", v, err)
+	}
+	m.Ail(id, nil)
+	if v, err := m.Check(m.GPUs()[0]); err != nil || v.Odometer != 140_001 || !v.Pending {
+		t.Errorf("when it is back it answers %+v, %v", v, err)
+	}
+	m.Recover(id)
+	if v, err := m.Check(m.GPUs()[0]); err != nil || v != (device.Vitals{Resets: 1, Odometer: 1}) {
+		t.Errorf("after a reset it answers %+v, %v", v, err)
 	}
 }

@@ -211,7 +211,6 @@ func newScraped(tb testing.TB, n benchNode) *scraped {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	own.Allocatable(holders.Allocatable)
 	e := exporter.New(exporter.Sources{
 		Metrics: machine.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled, Processes: n.people(tb, machine, log),
 		Owners: holders.Owners, Held: holders.Look, Driver: func() device.Driver { return device.Driver{State: device.DriverUp} },

@@ -68,7 +68,6 @@ func ownFamilies(t *testing.T) (families []exporter.Family) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	own := exporter.NewOwn(registry, version, false, exporter.Choice{})
-	own.Allocatable(func() map[string]int { return map[string]int{resource: 1} })
 	own.Unsupported(func() []string { return []string{"f"} })
 	own.Heard(func() bool { return true })
 	own.Offers(resource)

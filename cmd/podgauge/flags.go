@@ -89,7 +89,7 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	f := o.flags()
 	f.SetOutput(usage)
 	f.Usage = func() {
-		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n\n%s", f.FlagUsages())
+		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n       podgauge status [flags]\n       podgauge incidents [flags]\n\n%s", f.FlagUsages())
 	}
 	if err := f.Parse(twoDashes(f, args)); err != nil {
 		return o, wrongFlag(err)
@@ -137,8 +137,12 @@ func wrongFlag(err error) error {
 		return err
 	}
 	cause := wrong.Unwrap()
-	if _, ofPflag := errors.AsType[*strconv.NumError](cause); ofPflag { // it is a switch
-		cause = fmt.Errorf("%q: want true or false", wrong.GetValue())
+	if _, ofPflag := errors.AsType[*strconv.NumError](cause); ofPflag {
+		want := "a whole number"
+		if wrong.GetFlag().Value.Type() == "bool" {
+			want = "true or false"
+		}
+		cause = fmt.Errorf("%q: want %s", wrong.GetValue(), want)
 	}
 	return fmt.Errorf("--%s: %w", wrong.GetFlag().Name, cause)
 }
@@ -244,6 +248,8 @@ func (o *options) checkPath() error {
 		return fmt.Errorf("want %s", path.Clean(p))
 	case p == "/healthz" || p == "/readyz":
 		return errors.New("that is a probe's")
+	case strings.HasPrefix(p+"/", "/api/"):
+		return errors.New("that is the JSON's")
 	case p == "/debug/pprof" || strings.HasPrefix(p, "/debug/pprof/"):
 		return errors.New("that is the profiles'")
 	}

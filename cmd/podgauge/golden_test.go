@@ -37,7 +37,8 @@ func TestMain(m *testing.M) {
 var wallClock = []string{
 	"podgauge_build_info",
 	"podgauge_flight_begin_timestamp_seconds", "podgauge_flight_end_timestamp_seconds", "podgauge_holders_age_seconds",
-	"podgauge_plugin_request_duration_seconds", "podgauge_pod_resources_request", "podgauge_kubelet_allocatable_devices", "podgauge_events_up",
+	"podgauge_plugin_request_duration_seconds", "podgauge_pod_resources_request", "podgauge_events_up",
+	"nvidia_gpu_health_since_timestamp_seconds", "nvidia_gpu_incident_last_timestamp_seconds", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
 	"nvidia_gpu_xid_last_timestamp_seconds", "nvidia_gpu_allocation_last_seen_timestamp_seconds",
 }
 

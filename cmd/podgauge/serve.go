@@ -107,7 +107,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	}
 	a.holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
 	if a.pods, err = pods.New(filepath.Join(hw.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
-		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Trace: pods.Trace{Arrived: a.holders.Arrived},
+		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Trace: pods.Trace{Arrived: a.holders.Arrived, Ended: a.ended},
 	}); err != nil {
 		return nil, err
 	}
@@ -129,11 +129,16 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		statuses, _ := a.board.Look()
 		return nvml.Claimed(c, statuses)
 	}
-	a.monitor.Fatal = func(xid uint64, byDefault bool) bool {
+	a.monitor.Policy = func(xid uint64) device.Policy {
 		settings, _ := a.watch.Look()
-		return settings.Health.Counts(xid, byDefault)
+		switch {
+		case settings.Health.Counts(xid, false):
+			return device.Condemn
+		case !settings.Health.Counts(xid, true):
+			return device.Warn
+		}
+		return device.ByTable
 	}
-	a.own.Allocatable(a.holders.Allocatable)
 	a.own.Unsupported(hw.unsupported)
 	a.own.Heard(func() bool { return a.monitor.Deaf() == 0 })
 
@@ -153,6 +158,15 @@ func (a *assembly) named(_, containerID string) (device.Owner, bool) {
 	known, _ := a.pods.Look()
 	pod, container, ok := known.ByContainer(containerID)
 	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
+}
+
+// ended is told of a pod that is over.
+func (a *assembly) ended(p pods.Pod) {
+	known, _ := a.pods.Look()
+	if other, there := known.ByName(p.Namespace, p.Name); there && other.UID != p.UID && !other.Ended() {
+		return
+	}
+	a.holders.Ended(p.Namespace, p.Name)
 }
 
 // meta is what the Pods API says of a pod.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -165,7 +166,20 @@ func (w *world) untilRegistered() {
 func (w *world) untilCounted(of string, n int) {
 	w.t.Helper()
 	w.untilAllocatable(of, n)
-	w.until(fmt.Sprintf("podgauge_kubelet_allocatable_devices{resource=%q}", of), fmt.Sprintf(" %d", n))
+	label := fmt.Sprintf(`,resource=%q} `, of)
+	w.untilScrape(fmt.Sprintf("%d of %s", n, of), func(text string) bool {
+		counted := 0
+		for line := range strings.Lines(text) {
+			if at, value, is := strings.Cut(line, label); is && strings.HasPrefix(at, "podgauge_resource_allocatable_devices{") {
+				there, err := strconv.Atoi(strings.TrimSpace(value))
+				if err != nil {
+					w.t.Fatal(err)
+				}
+				counted += there
+			}
+		}
+		return counted == n
+	})
 }
 
 func (w *world) get(accept string) string {
@@ -190,17 +204,27 @@ func (w *world) get(accept string) string {
 // until scrapes until the text has a line that begins and ends so, and returns it.
 func (w *world) until(begins, ends string) string {
 	w.t.Helper()
+	return w.untilScrape("a line "+begins+"…"+ends, func(text string) bool {
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, begins) && strings.HasSuffix(line, ends+"\n") {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// untilScrape scrapes until one has something, and returns that.
+func (w *world) untilScrape(what string, has func(text string) bool) string {
+	w.t.Helper()
 	poll := time.NewTicker(pollGap)
 	defer poll.Stop()
 	for end := time.Now().Add(deadline); time.Now().Before(end); <-poll.C {
-		text := w.get("text/plain")
-		for line := range strings.Lines(text) {
-			if strings.HasPrefix(line, begins) && strings.HasSuffix(line, ends+"\n") {
-				return text
-			}
+		if text := w.get("text/plain"); has(text) {
+			return text
 		}
 	}
-	w.t.Fatalf("no scrape within %s had a line %s…%s", deadline, begins, ends)
+	w.t.Fatalf("no scrape within %s had %s", deadline, what)
 	return ""
 }
 

@@ -4,8 +4,9 @@
 // while the program runs: so the driver may be absent, appear later, be old, lack
 // functions, hang, or fail for one GPU alone. metrics_*.go have a row for each thing
 // that is read, calls.go one for each that is asked for by a call of its own, health.go
-// one for each that is judged, symbols.go one for each function that is called; and
-// flight.go says what is asked for when.
+// one for each that is judged, xids.go and kinds.go one for each report of the driver's,
+// symbols.go one for each function that is called; and flight.go says what is asked for
+// when.
 package nvml
 
 import (

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/incident"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// scripted is when the scripted node is looked at.
+var scripted = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+// ask asks the scripted node of all that it serves, at one moment that never changes.
+func (s *script) ask(t *testing.T, paths ...string) (bodies map[string]string) {
+	t.Helper()
+	bodies = map[string]string{}
+	synctest.Test(t, func(t *testing.T) {
+		time.Sleep(time.Until(scripted))
+		e := exporter.New(s.sources(), exporter.Options{Hostname: "node-a"})
+		h := e.Handler(exporter.Server{TelemetryPath: "/metrics", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+		for _, path := range paths {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+			if w.Code != http.StatusOK {
+				t.Errorf("%s: %d %s", path, w.Code, w.Body)
+			}
+			bodies[path] = w.Body.String()
+		}
+		e.Drain()
+	})
+	return bodies
+}
+
+// script is what is known of a node on which much has happened.
+type script struct {
+	statuses []device.Status
+	held     device.Holders
+	driver   device.Driver
+	known    incident.Known
+	state    error
+}
+
+func (s *script) sources() exporter.Sources {
+	never := make(chan struct{})
+	return exporter.Sources{
+		Look: func() ([]device.Status, <-chan struct{}) { return s.statuses, never },
+		Held: func() (device.Holders, <-chan struct{}) { return s.held, never },
+		Read: func(_ context.Context, gpus []device.GPU) (readings []device.Reading) {
+			for _, gpu := range gpus {
+				readings = append(readings, device.Reading{GPU: gpu})
+			}
+			return readings
+		},
+		Stalled: func(device.GPU) bool { return false },
+		Owners:  func(context.Context) device.Holders { return s.held }, Driver: func() device.Driver { return s.driver },
+		Incidents: func() incident.Known { return s.known }, State: func() error { return s.state },
+	}
+}
+
+const (
+	gpu0   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d50"
+	gpu1   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d51"
+	gpu2   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d52"
+	gpu5   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d55"
+	slice0 = "MIG-6f1d7f52-5b0e-5f0c-8c39-5d1c0e8f7a20"
+	slice1 = "MIG-6f1d7f52-5b0e-5f0c-8c39-5d1c0e8f7a21"
+)
+
+func before(d time.Duration) time.Time { return scripted.Add(-d) }
+
+func container(namespace, pod, name string) device.Owner {
+	return device.Owner{Namespace: namespace, Pod: pod, Container: name}
+}
+
+// newScript is a node with a GPU that works, one that has failed, and one with two slices.
+func newScript() *script {
+	return &script{
+		statuses: scriptedStatuses(), held: scriptedHolders(), driver: device.Driver{State: device.DriverUp},
+		known: incident.Known{Incidents: scriptedIncidents(), Devices: scriptedCounts(), Hits: scriptedHits(), Kept: true},
+	}
+}
+
+func scriptedStatuses() []device.Status {
+	gpu := func(index int, uuid string) device.Device {
+		return device.Device{
+			ID: device.ID(uuid), GPU: device.GPU(uuid), Index: index, Minor: index, Slice: -1, GI: -1, CI: -1, Model: "NVIDIA H100 80GB HBM3",
+			PCI: []string{"0000:19:00.0", "0000:3b:00.0", "0000:4c:00.0"}[index], MemoryBytes: 85_520_809_984,
+			Facts: []device.Label{{Name: "architecture", Value: "hopper"}, {Name: "serial", Value: "165012300000" + string(rune('0'+index))}},
+		}
+	}
+	slice := func(n int, uuid string) device.Device {
+		return device.Device{
+			ID: device.ID(uuid), GPU: gpu2, Index: 2, Minor: 2, Slice: n, GI: 9 + n, Profile: "1g.10gb", Model: "NVIDIA H100 80GB HBM3",
+			PCI: "0000:4c:00.0", MemoryBytes: 10_468_982_784,
+		}
+	}
+	partitioned := gpu(2, gpu2)
+	partitioned.MIG = true
+	return []device.Status{
+		{Device: gpu(0, gpu0), Healthy: true, Since: before(50 * time.Hour), Xids: []device.Xid{{Code: 31, Count: 12, Last: before(25 * time.Minute)}}},
+		{
+			Device: gpu(1, gpu1), Health: device.Unhealthy, Flaps: 1, Reason: "xid_79", Action: "reboot", Since: before(3 * time.Minute),
+			Xids: []device.Xid{{Code: 79, Count: 1, Last: before(3 * time.Minute)}},
+		},
+		{Device: partitioned, Healthy: true, Since: before(50 * time.Hour)},
+		{Device: slice(0, slice0), Healthy: true, Health: device.Suspect, Since: before(50 * time.Hour)},
+		{Device: slice(1, slice1), Health: device.Probation, Flaps: 2, Reason: "xid_94", Since: before(time.Hour)},
+	}
+}
+
+func scriptedHolders() device.Holders {
+	h := device.Holders{At: before(2 * time.Second), Settled: true}
+	hold := func(of, id string, owner device.Owner) {
+		h.Held = append(h.Held, device.Holding{Resource: of, Offered: device.OfferedID(id), Owner: owner})
+		if owner != (device.Owner{}) {
+			h.Recent = append(h.Recent, device.Seen{Device: device.OfferedID(id).Device(), Owner: owner, First: before(20 * time.Minute), Last: h.At})
+		}
+	}
+	hold("nvidia.com/gpu", gpu0, container("research", "train-7", "main"))
+	const shared = "nvidia.com/mig-1g.10gb.shared"
+	for i, pod := range []string{"embed-0", "embed-1", "embed-2", "embed-3"} {
+		hold(shared, string(device.ID(slice0).Replica(i)), container("serving", pod, "server"))
+	}
+	hold(shared, string(device.ID(slice1).Replica(0)), device.Owner{})
+	h.Recent = append(h.Recent,
+		device.Seen{Device: gpu1, Owner: container("serving", "llm-0", "server"), First: before(26 * time.Hour), Last: before(3 * time.Minute)},
+		device.Seen{Device: gpu0, Owner: container("research", "train-6", "main"), First: before(90 * time.Minute), Last: before(24 * time.Minute)},
+	)
+	return h
+}
+
+func scriptedIncidents() []incident.Incident {
+	segfault, healed := int32(139), before(40*time.Minute)
+	hit := func(o device.Owner, uid string, since time.Duration) incident.Holder {
+		return incident.Holder{Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, UID: uid, Since: before(since)}
+	}
+	llm := hit(container("serving", "llm-0", "server"), "0c7e2c9e-64d5-4c1b-8d7f-2f6f0d1f9a10", 26*time.Hour)
+	llm.Until = before(3 * time.Minute)
+	llm.Ended = &incident.Ending{At: before(3*time.Minute - 4*time.Second), Phase: "Failed", Reason: "Error", ExitCode: &segfault}
+	of := func(id uint64, at time.Duration, count uint64, d, gpu string, index int) incident.Incident {
+		return incident.Incident{
+			ID: id, First: before(at), Last: before(at), Count: count, Device: device.ID(d), GPU: device.GPU(gpu), Index: index,
+			Model: "NVIDIA H100 80GB HBM3",
+		}
+	}
+	fell := of(7, 3*time.Minute, 1, gpu1, gpu1, 1)
+	fell.PCI, fell.Reason, fell.Xid, fell.Class, fell.Action, fell.Condemned, fell.Witness = "0000:3b:00.0", "xid_79", 79, "hardware", "reboot", true, "nvml"
+	fell.Holders = []incident.Holder{llm}
+	faulted := of(6, 25*time.Minute, 12, gpu0, gpu0, 0)
+	faulted.First, faulted.PCI, faulted.Reason, faulted.Xid, faulted.Class, faulted.Witness = before(31*time.Minute), "0000:19:00.0", "xid_31", 31, "application", "nvml"
+	faulted.Holders = []incident.Holder{hit(container("research", "train-6", "main"), "", 90*time.Minute)}
+	contained := of(5, time.Hour, 1, slice1, gpu2, 2)
+	contained.Profile, contained.PCI, contained.Reason, contained.Xid, contained.Condemned, contained.Healed = "1g.10gb", "0000:4c:00.0", "xid_94", 94, true, &healed
+	contained.Nameless = true
+	gone := of(4, 80*time.Hour, 1, gpu5, gpu5, 5)
+	gone.Reason, gone.Action, gone.Condemned = "lost", "reboot", true
+	return []incident.Incident{fell, faulted, contained, gone}
+}
+
+func scriptedCounts() []incident.Count {
+	return []incident.Count{
+		{Device: gpu0, GPU: gpu0, Index: 0, Reason: "xid_31", Count: 12, Last: before(25 * time.Minute)},
+		{Device: gpu1, GPU: gpu1, Index: 1, Reason: "xid_79", Count: 1, Last: before(3 * time.Minute)},
+		{Device: gpu5, GPU: gpu5, Index: 5, Reason: "lost", Count: 1, Last: before(80 * time.Hour)},
+		{Device: slice1, GPU: gpu2, Index: 2, Reason: "xid_94", Count: 3, Last: before(time.Hour)},
+	}
+}
+
+func scriptedHits() []incident.Hit {
+	return []incident.Hit{
+		{Device: gpu1, GPU: gpu1, Index: 1, Owner: container("serving", "llm-0", "server"), Reason: "xid_79", Count: 1, Last: before(3 * time.Minute)},
+		{Device: gpu0, GPU: gpu0, Owner: container("research", "train-6", "main"), Reason: "xid_31", Count: 12, Last: before(25 * time.Minute)},
+	}
+}
+
+// hostileScript is a node whose names are not what they should be, and that nobody tells
+// anything.
+func hostileScript() *script {
+	s := newScript()
+	const hostile = "a\x1b[31m\n\tb\u202ec\x9b1m\xff"
+	s.statuses[0].Model = hostile
+	s.statuses[1].Reason, s.statuses[1].Action = hostile, hostile
+	s.held.Held[0].Owner = container(hostile, hostile, hostile)
+	s.held.At, s.held.Err = time.Time{}, errors.New("dial "+hostile)
+	s.driver = device.Driver{State: device.DriverNotAnswering, Err: errors.New(hostile)}
+	s.known.Err, s.known.Incidents[0].Reason = errors.New(hostile), hostile
+	s.known.Incidents[0].Holders[0].Ended.Reason = hostile
+	return s
+}

@@ -1,0 +1,170 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"google.golang.org/protobuf/types/known/sourcecontextpb"
+)
+
+func text(number protowire.Number, s string) []byte {
+	return protowire.AppendString(protowire.AppendTag(nil, number, protowire.BytesType), s)
+}
+
+func varint(number protowire.Number, value uint64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
+}
+
+// said are the fields of a message, as Fields tells of them.
+func said(b []byte) (fields []string, err error) {
+	err = Fields(b, func(f Field) error {
+		fields = append(fields, fmt.Sprintf("%d %d %q", f.Tag, f.Number, f.Bytes))
+		return nil
+	})
+	return fields, err
+}
+
+func TestFields(t *testing.T) {
+	group := slices.Concat(protowire.AppendTag(nil, 4, protowire.StartGroupType), varint(1, 1), protowire.AppendTag(nil, 4, protowire.EndGroupType))
+	fixed := protowire.AppendFixed64(protowire.AppendTag(nil, 5, protowire.Fixed64Type), 7)
+	got, err := said(slices.Concat(varint(2, math.MaxUint64), group, text(1, "a"), fixed, text(1, ""), varint(1, 3)))
+	if want := []string{`16 18446744073709551615 ""`, `10 0 "a"`, `10 0 ""`, `8 3 ""`}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("the fields are %q, %v; want %q", got, err, want)
+	}
+	enough := errors.New("enough")
+	calls := 0
+	if err := Fields(slices.Concat(varint(1, 1), varint(1, 1)), func(Field) error { calls++; return enough }); !errors.Is(err, enough) || calls != 1 {
+		t.Errorf("after an error it was called %d times, and returned %v", calls, err)
+	}
+}
+
+func TestFieldsRefuse(t *testing.T) {
+	for name, b := range map[string][]byte{
+		"a tag cut short":         {0x80},
+		"a text cut short":        text(1, "text")[:4],
+		"a number cut short":      varint(1, 300)[:2],
+		"an endless number":       {0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
+		"eight bytes cut short":   {0x09, 0, 0},
+		"a group without an end":  {0x0b, 0x08, 0x01},
+		"the end of no group":     {0x0c},
+		"field zero":              {0x00, 0x00},
+		"no kind of field":        {0x0e},
+		"a length beyond the end": {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
+	} {
+		if got, err := said(slices.Concat(text(1, "before"), b)); err == nil || len(got) != 1 {
+			t.Errorf("%s: the fields are %q, %v", name, got, err)
+		}
+	}
+}
+
+// reference are the fields by protobuf's own walk.
+func reference(b []byte) (fields []string, err error) {
+	for len(b) > 0 {
+		number, kind, all := protowire.ConsumeField(b)
+		if all < 0 {
+			return fields, protowire.ParseError(all)
+		}
+		_, _, tag := protowire.ConsumeTag(b)
+		switch value := b[tag:all]; kind {
+		case protowire.VarintType:
+			n, _ := protowire.ConsumeVarint(value)
+			fields = append(fields, fmt.Sprintf("%d %d \"\"", uint64(number)<<3, n))
+		case protowire.BytesType:
+			s, _ := protowire.ConsumeBytes(value)
+			fields = append(fields, fmt.Sprintf("%d 0 %q", uint64(number)<<3|2, s))
+		}
+		b = b[all:]
+	}
+	return fields, nil
+}
+
+// FuzzFields holds the walk against protobuf's own, to the first that is wrong. What
+// protobuf unmarshals is never refused.
+func FuzzFields(f *testing.F) {
+	f.Add(slices.Concat(varint(2, 300), text(1, "a")))
+	f.Add([]byte{0x0b, 0x0c}) // an empty group
+	f.Add([]byte{0x09, 1, 2, 3, 4, 5, 6, 7, 8, 0x15, 1, 2, 3, 4})
+	f.Add([]byte{0x80, 0x80, 0x80, 0x80, 0x10, 0}) // a number greater than any field's, which is another's matter
+	f.Fuzz(func(t *testing.T, b []byte) {
+		got, err := said(b)
+		want, wantErr := reference(b)
+		if !slices.Equal(got, want) || (err == nil) != (wantErr == nil) {
+			t.Fatalf("the fields are %q, %v; want %q, %v", got, err, want, wantErr)
+		}
+		if err != nil && proto.Unmarshal(b, &emptypb.Empty{}) == nil {
+			t.Fatalf("protobuf accepts what is refused: %v", err)
+		}
+	})
+}
+
+func TestAppendNumbers(t *testing.T) {
+	packed := protowire.AppendVarint(protowire.AppendVarint(nil, 300), math.MaxUint64)
+	var got []int64
+	err := Fields(slices.Concat(varint(4, 7), text(4, string(packed)), text(4, "")), func(f Field) (err error) {
+		got, err = f.AppendNumbers(got)
+		return err
+	})
+	if want := []int64{7, 300, -1}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("the numbers are %v, %v; want %v", got, err, want)
+	}
+	if got, err := (Field{Tag: 4<<3 | Length, Bytes: []byte{1, 0x80}}).AppendNumbers(nil); err == nil || !slices.Equal(got, []int64{1}) {
+		t.Errorf("of numbers cut short there are %v, %v", got, err)
+	}
+}
+
+func TestNames(t *testing.T) {
+	n := NewNames(10)
+	b := []byte("a name")
+	s := n.Of(b)
+	clear(b)
+	if s != "a name" || n.Of([]byte("a\xffb")) != "a\uFFFDb" || n.Of(nil) != "" {
+		t.Errorf("the names are %q", n.kept)
+	}
+	b = []byte(s)
+	if made := testing.AllocsPerRun(10, func() { s = n.Of(b) }); made > 0 {
+		t.Errorf("a name that comes again costs %v allocations", made)
+	}
+	for i := range 100 {
+		want := fmt.Sprint(i)
+		if got := n.Of([]byte(want)); got != want || len(n.kept) > 10 {
+			t.Fatalf("%s is %s, and %d names are kept", want, got, len(n.kept))
+		}
+	}
+}
+
+// heard is a message that is its bytes.
+type heard struct {
+	text string
+	err  error
+}
+
+func (h *heard) Read(b []byte) error { h.text = string(b); return h.err }
+
+func TestCodec(t *testing.T) {
+	var h heard
+	if err := (Codec{}).Unmarshal(mem.BufferSlice{mem.SliceBuffer("in two "), mem.SliceBuffer("parts")}, &h); err != nil || h.text != "in two parts" {
+		t.Errorf("what was heard is %q, %v", h.text, err)
+	}
+	h.err = errors.New("broken")
+	if err := (Codec{}).Unmarshal(nil, &h); !errors.Is(err, h.err) || h.text != "" {
+		t.Errorf("of nothing is heard %q, %v", h.text, err)
+	}
+	if b, err := (Codec{}).Marshal(Empty{}); err != nil || b.Len() > 0 {
+		t.Errorf("the empty message is %d bytes, %v", b.Len(), err)
+	}
+	// What has fields is neither sent without them nor read by halves.
+	other := &sourcecontextpb.SourceContext{FileName: "x"}
+	if _, err := (Codec{}).Marshal(other); err == nil {
+		t.Error("a message with fields is sent as an empty one")
+	}
+	if err := (Codec{}).Unmarshal(nil, other); err == nil {
+		t.Error("it is read into what is no Message")
+	}
+}
