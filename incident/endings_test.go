@@ -37,9 +37,9 @@ func TestHealing(t *testing.T) {
 		want("while it is bad", "no")
 		s.board.Post(nil)
 		want("while it is gone", "no")
-		time.Sleep(time.Minute)
+		time.Sleep(sameWithin / 2)
 		s.board.Post(status("a", true))
-		want("healthy again", "1m0.9s")
+		want("healthy again", "30.9s")
 		time.Sleep(time.Second)
 		s.Happened(xid(79, whole("a")))
 		if got := s.incidents(); len(got) != 3 || got[0].Healed != nil || got[0].Count != 1 {

@@ -60,6 +60,15 @@ func TestWhoHeldItThen(t *testing.T) {
 			s.kubelet.name("a", owner("B"))
 			s.Happened(o)
 		}}, ""},
+		{"one who comes and goes before the report is taken down", []func(*stage){func(s *stage) {
+			o := xid(31, whole("a"))
+			time.Sleep(time.Millisecond)
+			s.kubelet.name("a", owner("B"))
+			s.kubelet.free("a")
+			s.Happened(o)
+		}}, ""},
+		{"nobody can tell who has it any more", []func(*stage){name("a", "A"), xid31, wait(time.Second), func(s *stage) { s.kubelet.post(device.Holders{}) }}, "A"},
+		{"the same name again, before anybody looks", []func(*stage){name("a", "A"), xid31, wait(time.Second), free("a"), name("a", "A")}, "(A)"},
 		{"the same name again", []func(*stage){name("a", "A"), wait(time.Second), xid31, wait(time.Second), allocate("a"), wait(time.Second), name("a", "A")}, "(A)"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

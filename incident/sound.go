@@ -33,12 +33,8 @@ const (
 	isBucket = 0x01 // of a leaf's element
 )
 
-// mostDepth is beyond what a tree of some thousand records comes to, and mostFileBytes
-// beyond what a store does.
-const (
-	mostDepth     = 16
-	mostFileBytes = 1 << 30
-)
+// mostFileBytes is beyond what a store comes to.
+const mostFileBytes = 1 << 30
 
 var order = binary.NativeEndian
 
@@ -58,7 +54,7 @@ func sound(f *os.File) error {
 	if err != nil {
 		return err
 	}
-	return w.tree(root, nil, nil, 0, true)
+	return w.tree(root, nil, nil, true)
 }
 
 // walk goes through a file's pages.
@@ -160,11 +156,9 @@ func (w *walk) freelist(id uint64) error {
 }
 
 // tree goes through the pages under one of them, whose keys are from low on and less than
-// high; nil is no bound. The root's tree has buckets, and theirs have records.
-func (w *walk) tree(id uint64, low, high []byte, depth int, root bool) error {
-	if depth > mostDepth {
-		return brokenPage(id, "is too deep")
-	}
+// high; nil is no bound. The root's tree has buckets, and theirs have records. It ends,
+// since no page is gone through twice.
+func (w *walk) tree(id uint64, low, high []byte, root bool) error {
 	page, flags, count, err := w.page(id)
 	if err != nil {
 		return err
@@ -173,12 +167,12 @@ func (w *walk) tree(id uint64, low, high []byte, depth int, root bool) error {
 	case leafPage:
 		return w.leaf(id, page, count, low, high, root)
 	case branchPage:
-		return w.branch(id, page, count, low, high, depth, root)
+		return w.branch(id, page, count, low, high, root)
 	}
 	return brokenPage(id, "is of no kind that it can be")
 }
 
-func (w *walk) branch(id uint64, page []byte, count int, low, high []byte, depth int, root bool) error {
+func (w *walk) branch(id uint64, page []byte, count int, low, high []byte, root bool) error {
 	keys, children := make([][]byte, count), make([]uint64, count)
 	for i := range count {
 		at := headerBytes + i*elementBytes
@@ -200,7 +194,7 @@ func (w *walk) branch(id uint64, page []byte, count int, low, high []byte, depth
 		if i+1 < count {
 			next = keys[i+1]
 		}
-		if err := w.tree(child, slices.Clone(keys[i]), slices.Clone(next), depth+1, root); err != nil {
+		if err := w.tree(child, slices.Clone(keys[i]), slices.Clone(next), root); err != nil {
 			return err
 		}
 	}
@@ -240,7 +234,7 @@ func (w *walk) bucket(id uint64, value []byte) error {
 		return brokenPage(id, "has half a bucket")
 	}
 	if root := order.Uint64(value); root != 0 {
-		return w.tree(root, nil, nil, 0, false)
+		return w.tree(root, nil, nil, false)
 	}
 	page := value[bucketBytes:]
 	if len(page) < headerBytes || order.Uint16(page[8:]) != leafPage {

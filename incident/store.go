@@ -264,6 +264,7 @@ func edit(tx *bbolt.Tx) (*edition, error) {
 			return nil, err
 		}
 	}
+	t.incidents.FillPercent = 0.9 // IDs rise, so nothing comes between
 	if sealed := t.root.Get(sealKey); sealed != nil {
 		return t, unwrap(sealKey, sealed, &t.all)
 	}

@@ -329,7 +329,7 @@ func filled(t testing.TB) (path string, written map[uint64][]Incident) {
 		for k := range uint64(10) {
 			for _, id := range []uint64{round*10 + k, round * 5} {
 				i := Incident{
-					ID: id, Count: round + 1, Device: device.ID(fmt.Sprint("GPU-", id)), Reason: "xid_31",
+					ID: id, Last: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC), Count: round + 1, Device: device.ID(fmt.Sprint("GPU-", id)), Reason: "xid_31",
 					Holders: []Holder{{Namespace: "team", Pod: fmt.Sprint("pod-", id), Container: "main"}},
 				}
 				w.incidents = append(w.incidents, i)
