@@ -127,9 +127,9 @@ func (b *book) count(e *entry, o *device.Occurrence) {
 		e.Last = o.At
 	}
 	e.Condemned = e.Condemned || o.Condemned
-	b.totals.add(e.total, 1, o.At)
+	b.totals.add(e.total, e, 1, o.At)
 	for _, t := range e.hits {
-		b.hits.add(t, 1, o.At)
+		b.hits.add(t, e, 1, o.At)
 	}
 	b.touch(e)
 }
@@ -141,7 +141,7 @@ func (b *book) add(e *entry, h Holder) {
 	t := b.hits.of(tallied{e.Device, h.owner(), e.Reason})
 	e.hits = append(e.hits, t)
 	if e.Count > 0 {
-		b.hits.add(t, e.Count, e.Last)
+		b.hits.add(t, e, e.Count, e.Last)
 	}
 	b.touch(e)
 }
@@ -228,7 +228,7 @@ func (b *book) incidents() []Incident {
 func (b *book) counts() []Count {
 	all := make([]Count, len(b.totals.rows))
 	for i, t := range b.totals.rows {
-		all[i] = Count{Device: t.what.device, Reason: t.what.reason, Count: t.count, Last: t.last}
+		all[i] = Count{Device: t.what.device, GPU: t.gpu, Index: t.index, Reason: t.what.reason, Count: t.count, Last: t.last}
 	}
 	return all
 }
@@ -236,7 +236,7 @@ func (b *book) counts() []Count {
 func (b *book) hitRows() []Hit {
 	all := make([]Hit, len(b.hits.rows))
 	for i, t := range b.hits.rows {
-		all[i] = Hit{Device: t.what.device, Owner: t.what.owner, Reason: t.what.reason, Count: t.count, Last: t.last}
+		all[i] = Hit{Device: t.what.device, GPU: t.gpu, Index: t.index, Owner: t.what.owner, Reason: t.what.reason, Count: t.count, Last: t.last}
 	}
 	return all
 }

@@ -26,6 +26,9 @@ func (b *book) join(found contents) {
 		what := r.what()
 		t := b.talliesOf(what).of(what)
 		t.count += r.Count - t.stored
+		if !r.Last.Before(t.last) {
+			t.gpu, t.index = r.GPU, r.Index
+		}
 		t.stored, t.last = r.Count, latest(t.last, r.Last)
 		there[t] = true
 	}

@@ -33,10 +33,10 @@ func TestAnIncidentSaysAll(t *testing.T) {
 			t.Errorf("the incident is\n%+v, want\n%+v", got[0], want)
 		}
 		known, _ := s.Look()
-		if want := []Count{{"a", "xid_79", 1, at}}; !slices.Equal(known.Devices, want) {
+		if want := []Count{{"a", "GPU-1", 3, "xid_79", 1, at}}; !slices.Equal(known.Devices, want) {
 			t.Errorf("the counts are %v, want %v", known.Devices, want)
 		}
-		if want := []Hit{{"a", owner("one"), "xid_79", 1, at}}; !slices.Equal(known.Hits, want) {
+		if want := []Hit{{"a", "GPU-1", 3, owner("one"), "xid_79", 1, at}}; !slices.Equal(known.Hits, want) {
 			t.Errorf("the hits are %v, want %v", known.Hits, want)
 		}
 		if known.Kept || known.Err != nil {

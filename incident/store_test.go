@@ -191,10 +191,12 @@ func TestAStoreOfAnotherProcess(t *testing.T) {
 		if !known.Kept || known.Err != nil || len(known.Incidents) != 3 {
 			t.Fatalf("when it is free, it knows %+v", known)
 		}
-		if got := fmt.Sprint(known.Devices); got != fmt.Sprint([]Count{
-			{"a", "xid_31", 1, known.Devices[0].Last}, {"a", "xid_43", 1, known.Devices[1].Last}, {"a", "xid_94", 1, known.Devices[2].Last},
-		}) {
-			t.Errorf("the counts are %v", got)
+		var counts []string
+		for _, c := range known.Devices {
+			counts = append(counts, fmt.Sprint(c.Device, " ", c.GPU, " ", c.Index, " ", c.Reason, " ", c.Count))
+		}
+		if want := []string{"a a 0 xid_31 1", "a a 0 xid_43 1", "a a 0 xid_94 1"}; !slices.Equal(counts, want) {
+			t.Errorf("the counts are %q, want %q", counts, want)
 		}
 		if err := second.Sync(t.Context()); err != nil {
 			t.Error(err)

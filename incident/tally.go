@@ -13,6 +13,8 @@ import (
 // it: then it has an owner.
 type tally struct {
 	what  tallied
+	gpu   device.GPU // and index: the device's, as of the newest occurrence
+	index int
 	count uint64
 	last  time.Time
 	// stored is how much of the count the store has. The rest is added to what the store
@@ -56,8 +58,9 @@ func (ts *tallies) of(what tallied) *tally {
 	return ts.rows[i]
 }
 
-func (ts *tallies) add(t *tally, n uint64, at time.Time) {
+func (ts *tallies) add(t *tally, of *entry, n uint64, at time.Time) {
 	t.count += n
+	t.gpu, t.index = of.GPU, of.Index
 	if at.After(t.last) {
 		t.last = at
 	}
@@ -110,18 +113,20 @@ func (ts *tallies) has(t *tally) bool {
 
 // record is a tally as the store has it.
 type record struct {
-	Device    device.ID `json:"device"`
-	Namespace string    `json:"namespace,omitempty"`
-	Pod       string    `json:"pod,omitempty"`
-	Container string    `json:"container,omitempty"`
-	Reason    string    `json:"reason"`
-	Count     uint64    `json:"count"`
-	Last      time.Time `json:"last"`
+	Device    device.ID  `json:"device"`
+	GPU       device.GPU `json:"gpu"`
+	Index     int        `json:"index"`
+	Namespace string     `json:"namespace,omitempty"`
+	Pod       string     `json:"pod,omitempty"`
+	Container string     `json:"container,omitempty"`
+	Reason    string     `json:"reason"`
+	Count     uint64     `json:"count"`
+	Last      time.Time  `json:"last"`
 }
 
 func (t *tally) record() record {
 	w := t.what
-	return record{w.device, w.owner.Namespace, w.owner.Pod, w.owner.Container, w.reason, t.count, t.last}
+	return record{w.device, t.gpu, t.index, w.owner.Namespace, w.owner.Pod, w.owner.Container, w.reason, t.count, t.last}
 }
 
 func (r *record) what() tallied {
