@@ -22,7 +22,7 @@ func (i *incidentFamilies) make(add func(description) *family) {
 	i.incidents = add(count("nvidia_gpu_incidents_total", "What happened to the device: reports of the driver, and evidence that it had failed.", "reason"))
 	i.incidentLast = add(gauge("nvidia_gpu_incident_last_timestamp_seconds", "When it last happened to the device.", "reason"))
 	i.failures = add(count("nvidia_gpu_allocation_device_failures_total",
-		"What happened to the device while the container held it; kept when the container is gone, for as long as its incidents are, for 500 containers.", "reason"))
+		"What happened to the device while the container held it; kept when the container is gone, the newest 500.", "reason"))
 	i.failureLast = add(gauge("nvidia_gpu_allocation_device_failure_last_timestamp_seconds", "When it last happened to the device while the container held it.", "reason"))
 	i.remembered = add(gauge("podgauge_incidents", "Incidents that are remembered."))
 	i.failuresDropped = add(gauge("podgauge_allocation_device_failures_dropped", "Containers' device failures that this scrape leaves out, the oldest: it has 500."))

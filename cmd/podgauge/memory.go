@@ -9,7 +9,6 @@ import (
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/device/nvml/kmsg"
 	"github.com/podgauge/podgauge/incident"
-	"github.com/podgauge/podgauge/pods"
 	"github.com/podgauge/podgauge/state"
 	"github.com/spf13/pflag"
 )
@@ -62,7 +61,7 @@ func (a *assembly) remember(m memoryOptions) {
 	}
 	a.incidents = incident.New(incident.Options{
 		Path: store, MaxAge: m.maxAge, MaxIncidents: m.maxIncidents,
-		Holders: a.holders.Look, Board: a.board.Look, Pods: a.fates, Log: a.log.With("part", "incidents"),
+		Holders: a.holders.Look, Board: a.board.Look, Pods: a.pods.Fates, Log: a.log.With("part", "incidents"),
 	})
 	a.monitor.Happened = a.incidents.Happened
 	a.parts["incidents"] = a.incidents
@@ -80,15 +79,6 @@ func (a *assembly) stateErr() error {
 		return nil
 	}
 	return a.state.Err()
-}
-
-// fates tell how pods went on, where the kubelet has a Pods API.
-func (a *assembly) fates() (incident.Fates, <-chan struct{}) {
-	known, changed := a.pods.Look()
-	if errors.Is(known.Err, pods.ErrAbsent) {
-		return nil, changed
-	}
-	return known.Fate, changed
 }
 
 // listen has the kernel's log be a second witness, where the driver is a real one.

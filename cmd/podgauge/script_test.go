@@ -70,6 +70,7 @@ const (
 	gpu0   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d50"
 	gpu1   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d51"
 	gpu2   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d52"
+	gpu3   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d53"
 	gpu5   = "GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d55"
 	slice0 = "MIG-6f1d7f52-5b0e-5f0c-8c39-5d1c0e8f7a20"
 	slice1 = "MIG-6f1d7f52-5b0e-5f0c-8c39-5d1c0e8f7a21"
@@ -81,7 +82,8 @@ func container(namespace, pod, name string) device.Owner {
 	return device.Owner{Namespace: namespace, Pod: pod, Container: name}
 }
 
-// newScript is a node with a GPU that works, one that has failed, and one with two slices.
+// newScript is a node with a GPU that works, one that has failed, one with two slices, and one
+// on probation.
 func newScript() *script {
 	return &script{
 		statuses: scriptedStatuses(), held: scriptedHolders(), driver: device.Driver{State: device.DriverUp},
@@ -93,7 +95,7 @@ func scriptedStatuses() []device.Status {
 	gpu := func(index int, uuid string) device.Device {
 		return device.Device{
 			ID: device.ID(uuid), GPU: device.GPU(uuid), Index: index, Minor: index, Slice: -1, GI: -1, CI: -1, Model: "NVIDIA H100 80GB HBM3",
-			PCI: []string{"0000:19:00.0", "0000:3b:00.0", "0000:4c:00.0"}[index], MemoryBytes: 85_520_809_984,
+			PCI: []string{"0000:19:00.0", "0000:3b:00.0", "0000:4c:00.0", "0000:5d:00.0"}[index], MemoryBytes: 85_520_809_984,
 			Facts: []device.Label{{Name: "architecture", Value: "hopper"}, {Name: "serial", Value: "165012300000" + string(rune('0'+index))}},
 		}
 	}
@@ -113,7 +115,8 @@ func scriptedStatuses() []device.Status {
 		},
 		{Device: partitioned, Healthy: true, Since: before(50 * time.Hour)},
 		{Device: slice(0, slice0), Healthy: true, Health: device.Suspect, Since: before(50 * time.Hour)},
-		{Device: slice(1, slice1), Health: device.Probation, Flaps: 2, Reason: "xid_94", Since: before(time.Hour)},
+		{Device: slice(1, slice1), Healthy: true, Since: before(50 * time.Hour)},
+		{Device: gpu(3, gpu3), Health: device.Probation, Flaps: 2, Reason: "xid_48", Since: before(time.Hour)},
 	}
 }
 
@@ -139,31 +142,34 @@ func scriptedHolders() device.Holders {
 }
 
 func scriptedIncidents() []incident.Incident {
-	segfault, healed := int32(139), before(40*time.Minute)
+	segfault, healed := int32(139), before(28*time.Hour)
 	hit := func(o device.Owner, uid string, since time.Duration) incident.Holder {
 		return incident.Holder{Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, UID: uid, Since: before(since)}
 	}
 	llm := hit(container("serving", "llm-0", "server"), "0c7e2c9e-64d5-4c1b-8d7f-2f6f0d1f9a10", 26*time.Hour)
 	llm.Until = before(3 * time.Minute)
 	llm.Ended = &incident.Ending{At: before(3*time.Minute - 4*time.Second), Phase: "Failed", Reason: "Error", ExitCode: &segfault}
-	of := func(id uint64, at time.Duration, count uint64, d, gpu string, index int) incident.Incident {
+	of := func(at time.Duration, reason, d, gpu string, index int) incident.Incident {
 		return incident.Incident{
-			ID: id, First: before(at), Last: before(at), Count: count, Device: device.ID(d), GPU: device.GPU(gpu), Index: index,
-			Model: "NVIDIA H100 80GB HBM3",
+			ID: uint64(before(at).UnixMilli()), First: before(at), Last: before(at), Count: 1, Device: device.ID(d), GPU: device.GPU(gpu), Index: index,
+			Model: "NVIDIA H100 80GB HBM3", PCI: "0000:5d:00.0", Reason: reason,
 		}
 	}
-	fell := of(7, 3*time.Minute, 1, gpu1, gpu1, 1)
-	fell.PCI, fell.Reason, fell.Xid, fell.Class, fell.Action, fell.Condemned, fell.Witness = "0000:3b:00.0", "xid_79", 79, "hardware", "reboot", true, "nvml"
-	fell.Holders = []incident.Holder{llm}
-	faulted := of(6, 25*time.Minute, 12, gpu0, gpu0, 0)
-	faulted.First, faulted.PCI, faulted.Reason, faulted.Xid, faulted.Class, faulted.Witness = before(31*time.Minute), "0000:19:00.0", "xid_31", 31, "application", "nvml"
+	fell := of(3*time.Minute, "xid_79", gpu1, gpu1, 1)
+	fell.PCI, fell.Xid, fell.Class, fell.Action, fell.Condemned, fell.Holders = "0000:3b:00.0", 79, "fallen", "reboot", true, []incident.Holder{llm}
+	faulted := of(25*time.Minute, "xid_31", gpu0, gpu0, 0)
+	faulted.First, faulted.Count, faulted.PCI, faulted.Xid, faulted.Class, faulted.Action = before(31*time.Minute), 12, "0000:19:00.0", 31, "application", "restart_app"
 	faulted.Holders = []incident.Holder{hit(container("research", "train-6", "main"), "", 90*time.Minute)}
-	contained := of(5, time.Hour, 1, slice1, gpu2, 2)
-	contained.Profile, contained.PCI, contained.Reason, contained.Xid, contained.Condemned, contained.Healed = "1g.10gb", "0000:4c:00.0", "xid_94", 94, true, &healed
-	contained.Nameless = true
-	gone := of(4, 80*time.Hour, 1, gpu5, gpu5, 5)
-	gone.Reason, gone.Action, gone.Condemned = "lost", "reboot", true
-	return []incident.Incident{fell, faulted, contained, gone}
+	broke := of(time.Hour, "xid_48", gpu3, gpu3, 3)
+	broke.Xid, broke.Class, broke.Action, broke.Condemned = 48, "memory", "reset_gpu", true
+	broke.Holders = []incident.Holder{hit(container("research", "train-5", "main"), "", 3*time.Hour)}
+	contained := of(20*time.Hour, "xid_94", slice1, gpu2, 2)
+	contained.Profile, contained.PCI, contained.Xid, contained.Class, contained.Action, contained.Nameless = "1g.10gb", "0000:4c:00.0", 94, "contained", "restart_app", true
+	earlier := broke
+	earlier.ID, earlier.First, earlier.Last, earlier.Healed, earlier.Holders, earlier.HoldersUnknown = broke.ID-1e8, broke.First.Add(-1e8*time.Millisecond), broke.Last.Add(-1e8*time.Millisecond), &healed, nil, true
+	gone := of(80*time.Hour, "lost", gpu5, gpu5, 5)
+	gone.PCI, gone.Action, gone.Condemned = "0000:9b:00.0", "reboot", true
+	return []incident.Incident{fell, faulted, broke, contained, earlier, gone}
 }
 
 func scriptedCounts() []incident.Count {
@@ -171,7 +177,8 @@ func scriptedCounts() []incident.Count {
 		{Device: gpu0, GPU: gpu0, Index: 0, Reason: "xid_31", Count: 12, Last: before(25 * time.Minute)},
 		{Device: gpu1, GPU: gpu1, Index: 1, Reason: "xid_79", Count: 1, Last: before(3 * time.Minute)},
 		{Device: gpu5, GPU: gpu5, Index: 5, Reason: "lost", Count: 1, Last: before(80 * time.Hour)},
-		{Device: slice1, GPU: gpu2, Index: 2, Reason: "xid_94", Count: 3, Last: before(time.Hour)},
+		{Device: slice1, GPU: gpu2, Index: 2, Reason: "xid_94", Count: 1, Last: before(20 * time.Hour)},
+		{Device: gpu3, GPU: gpu3, Index: 3, Reason: "xid_48", Count: 2, Last: before(time.Hour)},
 	}
 }
 
@@ -179,6 +186,7 @@ func scriptedHits() []incident.Hit {
 	return []incident.Hit{
 		{Device: gpu1, GPU: gpu1, Index: 1, Owner: container("serving", "llm-0", "server"), Reason: "xid_79", Count: 1, Last: before(3 * time.Minute)},
 		{Device: gpu0, GPU: gpu0, Owner: container("research", "train-6", "main"), Reason: "xid_31", Count: 12, Last: before(25 * time.Minute)},
+		{Device: gpu3, GPU: gpu3, Index: 3, Owner: container("research", "train-5", "main"), Reason: "xid_48", Count: 1, Last: before(time.Hour)},
 	}
 }
 

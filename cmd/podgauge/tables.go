@@ -195,6 +195,9 @@ func hit(i *incident.Incident) string {
 	if i.Nameless {
 		names = append(names, "(unnamed)")
 	}
+	if i.HoldersUnknown {
+		names = append(names, "(unknown)")
+	}
 	return cmp.Or(few(names), nothingThere)
 }
 
