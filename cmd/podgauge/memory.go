@@ -46,17 +46,24 @@ func (m *memoryOptions) check() error {
 	return nil
 }
 
-// remember has health and incidents outlive the process, and holders be named when a
-// device goes bad.
+// recall has the devices' health outlive the process, where there is a folder for it, and
+// returns what says why it does not.
+func (a *assembly) recall(dir string) func() error {
+	if dir == "" {
+		a.log.Info("health and incidents are forgotten with this process: there is no --state-dir")
+		return nil
+	}
+	a.state, a.monitor.Remembered = state.Open(state.Options{Dir: dir, Log: a.log.With("part", "state")})
+	a.monitor.Remember = a.state.Save
+	return a.state.Err
+}
+
+// remember has those be named who hold a device when it goes bad.
 func (a *assembly) remember(m memoryOptions) {
 	a.monitor.UnhealthyAfter = m.unhealthyAfter
 	store := ""
-	if m.stateDir == "" {
-		a.log.Info("health and incidents are forgotten with this process: there is no --state-dir")
-	} else {
+	if a.state != nil {
 		store = filepath.Join(m.stateDir, incidentsFile)
-		a.state, a.monitor.Remembered = state.Open(state.Options{Dir: m.stateDir, Log: a.log.With("part", "state")})
-		a.monitor.Remember = a.state.Save
 		a.tasks = append(a.tasks, a.state.Run)
 	}
 	a.incidents = incident.New(incident.Options{
@@ -71,14 +78,6 @@ func (a *assembly) remember(m memoryOptions) {
 func (a *assembly) incidentsKnown() incident.Known {
 	known, _ := a.incidents.Look()
 	return known
-}
-
-// stateErr is why health is not kept; nil where it is, or is not to be.
-func (a *assembly) stateErr() error {
-	if a.state == nil {
-		return nil
-	}
-	return a.state.Err()
 }
 
 // listen has the kernel's log be a second witness, where the driver is a real one.

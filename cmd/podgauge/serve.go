@@ -124,7 +124,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
 		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
-		Incidents: a.incidentsKnown, State: a.stateErr,
+		Incidents: a.incidentsKnown, State: a.recall(o.memory.stateDir),
 	}, shown)
 	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
 
