@@ -30,7 +30,7 @@ func TestXidStorm(t *testing.T) {
 	startKubelet(ctx, t, n)
 	ageKubelet(t, n)
 	m := newMachine(t, n)
-	d := m.start(t, n)
+	d := m.start(t, n, "--kernel-log=")
 	allocatable(ctx, t, n, uuids(gpus)...)
 	lists := len(listsArrived(t, n))
 	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, func(s scrape) error {
