@@ -456,3 +456,37 @@ func TestAFileThatIsSetAsideWhileItIsOpened(t *testing.T) {
 	}
 	s.close()
 }
+
+// A write that failed may have come to the disk all the same. Nothing of it counts twice when
+// the file is read again, and nothing is lost.
+func TestAWriteThatFailedCountsOnce(t *testing.T) {
+	for _, before := range []bool{false, true} { // whether the store has an earlier state
+		for _, landed := range []bool{false, true} {
+			b := newBook(Options{Path: "unused", MaxIncidents: 10})
+			now := time.Now()
+			held := &device.Holders{At: now, Settled: true, Held: []device.Holding{{Resource: gpu, Offered: "a", Owner: owner("A")}}}
+			o, want := xid(31, whole("a")), uint64(0)
+			happened := func() { b.happened(&o, held, now); want++ }
+			var found contents
+			take := func(w *batch) { found = contents{incidents: w.incidents, counts: w.counts} }
+			if before {
+				happened()
+				w := b.batch()
+				b.confirm(w, nil)
+				take(w)
+			}
+			happened()
+			w := b.batch()
+			b.confirm(w, errors.New("the disk"))
+			if landed {
+				take(w)
+			}
+			happened()
+			b.join(found)
+			if len(b.entries) != 1 || b.entries[0].Count != want || b.counts()[0].Count != want || b.hitRows()[0].Count != want {
+				t.Errorf("had something before: %v, landed: %v: %d incidents, counts %v and %v, want %d", before, landed,
+					len(b.entries), b.counts(), b.hitRows(), want)
+			}
+		}
+	}
+}
