@@ -87,15 +87,24 @@ func (b *book) hit(o *device.Occurrence, d *device.Device, h *device.Holders, no
 	if e != nil && len(e.unnamed) > 0 {
 		b.amend(e, h, now)
 	}
-	if e == nil || !e.continues(o, h.Rows(d.ID)) {
+	if e == nil || !e.continues(o, h) {
 		e = b.begin(o, d, h, now)
 	}
 	b.count(e, o)
 }
 
 // continues tells whether a report is of the same as the entry.
-func (e *entry) continues(o *device.Occurrence, rows []device.Holding) bool {
-	return !e.earlier && e.Past == o.Past && e.Healed == nil && o.At.Sub(e.Last) <= sameWithin && slices.Equal(rows, e.rows)
+func (e *entry) continues(o *device.Occurrence, h *device.Holders) bool {
+	return !e.earlier && e.Past == o.Past && e.Healed == nil && o.At.Sub(e.Last) <= sameWithin &&
+		slices.Equal(h.Rows(e.Device), e.rows) && !e.replaced(o, h)
+}
+
+// replaced tells whether a holder has got the device since the last report: one of the same
+// name as before, as a StatefulSet's next pod has it.
+func (e *entry) replaced(o *device.Occurrence, h *device.Holders) bool {
+	return slices.ContainsFunc(seenWith(h.Recent, e.Device), func(s device.Seen) bool {
+		return s.Ended.IsZero() && s.First.After(e.Last) && !s.First.After(o.At)
+	})
 }
 
 // begin takes down a new incident, without its first report.
