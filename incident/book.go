@@ -46,6 +46,7 @@ type entry struct {
 	unnamed []device.Holding
 	amendBy time.Time
 
+	told  time.Time // when the newest report was taken down; zero: by another process
 	total *tally
 	hits  []*tally // of each holder
 	over  []bool   // whether more will be known of the end of each
@@ -90,7 +91,7 @@ func (b *book) hit(o *device.Occurrence, d *device.Device, h *device.Holders, no
 	if e == nil || !e.continues(o, h) {
 		e = b.begin(o, d, h, now)
 	}
-	b.count(e, o)
+	b.count(e, o, now)
 }
 
 // continues tells whether a report is of the same as the entry.
@@ -127,8 +128,9 @@ func (b *book) begin(o *device.Occurrence, d *device.Device, h *device.Holders, 
 }
 
 // count takes one report down. It allocates nothing: there may be many.
-func (b *book) count(e *entry, o *device.Occurrence) {
+func (b *book) count(e *entry, o *device.Occurrence, now time.Time) {
 	e.Count++
+	e.told = now
 	if o.At.Before(e.First) {
 		e.First = o.At
 	}
@@ -214,7 +216,7 @@ func (b *book) heal(statuses []device.Status, now time.Time) {
 		// What is on the board may be from before the report; of an earlier process' report
 		// it is not.
 		switch since := statuses[i].Since; {
-		case since.After(e.Last):
+		case since.After(latest(e.Last, e.told)):
 			e.Healed = &since
 		case e.earlier:
 			e.Healed = &now

@@ -61,6 +61,14 @@ func TestWhoHeldItThen(t *testing.T) {
 			s.kubelet.name("a", owner("B"))
 			s.Happened(o)
 		}}, ""},
+		{"one who goes, and another, before the report is taken down", []func(*stage){name("a", "A"), wait(time.Second), func(s *stage) {
+			o := xid(31, whole("a"))
+			time.Sleep(100 * time.Millisecond)
+			s.kubelet.free("a")
+			s.kubelet.allocate("a")
+			s.kubelet.name("a", owner("B"))
+			s.Happened(o)
+		}}, "(A)"},
 		{"one who comes and goes before the report is taken down", []func(*stage){func(s *stage) {
 			o := xid(31, whole("a"))
 			time.Sleep(time.Millisecond)

@@ -221,3 +221,24 @@ func TestLookBeforeRun(t *testing.T) {
 		t.Error("it is not ready without a store")
 	}
 }
+
+// A kernel's report is believed half a second after it was made. A device that turned healthy
+// in between has not recovered from it.
+func TestWhatIsToldLateIsNotHealedBefore(t *testing.T) {
+	play(t, Options{}, func(t *testing.T, s *stage) {
+		o := xid(79, whole("a"))
+		time.Sleep(100 * time.Millisecond)
+		s.board.Post([]device.Status{{Device: whole("a"), Healthy: true, Since: time.Now()}})
+		time.Sleep(400 * time.Millisecond)
+		s.Happened(o)
+		if got := s.incidents(); got[0].Healed != nil {
+			t.Errorf("healed at %s, before it was told", got[0].Healed)
+		}
+		s.board.Post([]device.Status{{Device: whole("a"), Reason: "xid_79", Since: time.Now()}})
+		time.Sleep(time.Second)
+		s.board.Post([]device.Status{{Device: whole("a"), Healthy: true, Since: time.Now()}})
+		if got := s.incidents(); got[0].Healed == nil {
+			t.Error("not healed")
+		}
+	})
+}
