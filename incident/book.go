@@ -73,11 +73,12 @@ func (b *book) touch(e *entry) {
 }
 
 // happened takes down an occurrence: once for each device that a container can hold. A
-// partitioned GPU is none, unless it has no slice that could stand for it.
+// partitioned GPU is none, unless it has no slice that could stand for it, or is held:
+// NVIDIA's plugin gives it away where it offers no slices.
 func (b *book) happened(o *device.Occurrence, h *device.Holders, now time.Time) {
 	others := slices.ContainsFunc(o.Hit, func(d device.Device) bool { return !d.MIG })
 	for i := range o.Hit {
-		if d := &o.Hit[i]; !d.MIG || !others {
+		if d := &o.Hit[i]; !d.MIG || !others || len(h.Rows(d.ID)) > 0 {
 			b.hit(o, d, h, now)
 		}
 	}

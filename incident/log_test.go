@@ -78,6 +78,23 @@ func TestEachDeviceThatCanBeHeldIsHit(t *testing.T) {
 	}
 }
 
+// A partitioned GPU can be held as a whole where its slices are not offered. Who holds it is
+// named.
+func TestAPartitionedGPUThatIsHeldIsHit(t *testing.T) {
+	gpu := whole("GPU-1")
+	gpu.MIG = true
+	slice := gpu
+	slice.ID, slice.MIG = "MIG-1", false
+	play(t, Options{}, func(t *testing.T, s *stage) {
+		s.kubelet.name("GPU-1", owner("A"))
+		s.Happened(xid(79, gpu, slice))
+		i := slices.IndexFunc(s.incidents(), func(i Incident) bool { return i.Device == "GPU-1" && names(i) == "A" })
+		if i < 0 {
+			t.Errorf("the incidents are %+v", s.incidents())
+		}
+	})
+}
+
 // What goes on happening to the same containers is one incident.
 func TestReportsOfTheSameAreOneIncident(t *testing.T) {
 	play(t, Options{}, func(t *testing.T, s *stage) {
