@@ -28,7 +28,7 @@ func (b *book) join(found contents) {
 		if t.tried > 0 && r.Count >= t.tried {
 			t.stored = t.tried
 		}
-		t.count += r.Count - t.stored
+		t.count += max(r.Count, t.stored) - t.stored // it never falls, whatever file that is
 		if !r.Last.Before(t.last) {
 			t.gpu, t.index = r.GPU, r.Index
 		}

@@ -490,3 +490,27 @@ func TestAWriteThatFailedCountsOnce(t *testing.T) {
 		}
 	}
 }
+
+// A file that is older than what was confirmed, as a disk leaves it that has lied or somebody
+// who has put another in its place, takes nothing from a count that is published.
+func TestAStoreThatHasLessTakesNothingAway(t *testing.T) {
+	b := newBook(Options{Path: "unused", MaxIncidents: 10})
+	now := time.Now()
+	o := xid(31, whole("a"))
+	var older contents
+	for n := range 3 {
+		b.happened(&o, &device.Holders{At: now, Settled: true}, now)
+		w := b.batch()
+		b.confirm(w, nil)
+		if n == 0 {
+			older = contents{incidents: w.incidents, counts: w.counts}
+		}
+	}
+	b.join(older)
+	if got := b.counts()[0].Count; got != 3 || b.entries[0].Count != 3 {
+		t.Errorf("it counts %d, and the incident %d, want 3", got, b.entries[0].Count)
+	}
+	if w := b.batch(); len(w.incidents) != 1 || len(w.counts) != 1 || w.counts[0].Count != 3 {
+		t.Errorf("to be written are %+v and %+v", w.incidents, w.counts)
+	}
+}
