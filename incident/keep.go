@@ -72,7 +72,7 @@ func (l *Log) open(s *store) error {
 		l.mu.Unlock()
 		poke(l.write)
 	}
-	l.answer(condition{locked: errors.Is(err, errLocked), err: err})
+	l.answer(condition{unread: errors.Is(err, errLocked), err: err})
 	return err
 }
 

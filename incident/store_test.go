@@ -9,6 +9,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -513,4 +514,19 @@ func TestAStoreThatHasLessTakesNothingAway(t *testing.T) {
 	if w := b.batch(); len(w.incidents) != 1 || len(w.counts) != 1 || w.counts[0].Count != 3 {
 		t.Errorf("to be written are %+v and %+v", w.incidents, w.counts)
 	}
+}
+
+// A disk that does not answer holds nobody up. Counts are not shown without what it has: they
+// would seem to jump when it answers.
+func TestADiskThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{Path: "unused"})
+		l.Happened(xid(31, whole("a")))
+		l.awaitStore(t.Context()) // nobody opens it
+		l.turn(time.Now())
+		known, _ := l.Look()
+		if l.Ready() != nil || known.Kept || known.Err == nil || len(known.Incidents) != 1 || known.Devices != nil || known.Hits != nil {
+			t.Errorf("ready: %v, known %+v", l.Ready(), known)
+		}
+	})
 }
