@@ -40,13 +40,13 @@ func (m *Monitor) reported(r report, now time.Time) {
 	}
 	m.deafSince.Store(nil)
 	if r.event != (Event{}) {
-		m.report(r.event, first, now)
+		m.report(r.event, first, now, now)
 	}
 }
 
-// report takes a report by a witness. One of a kind that is known, in a storm of them,
+// report takes a report by a witness, of a time. One of a kind that is known, in a storm of them,
 // costs no memory but that of whoever is told (TestAReportCostsNoMemory).
-func (m *Monitor) report(e Event, witness int, now time.Time) {
+func (m *Monitor) report(e Event, witness int, at, now time.Time) {
 	p := m.patients[e.GPU]
 	if p == nil {
 		if m.strangers.due("", xidReason(e.Xid), now) {
@@ -87,7 +87,7 @@ func (m *Monitor) report(e Event, witness int, now time.Time) {
 			"fatal", e.Heals == ByReset, "action", e.Action, "count", t.Count)
 	}
 	o := Occurrence{
-		At: now, GPU: e.GPU, Hit: m.hit(p, e.Device), Xid: e.Xid, Reason: t.reason, Class: e.Class, Action: e.Action, Witness: e.Witness, Past: e.Past,
+		At: at, GPU: e.GPU, Hit: m.hit(p, e.Device), Xid: e.Xid, Reason: t.reason, Class: e.Class, Action: e.Action, Witness: e.Witness, Past: e.Past,
 	}
 	switch c := m.condition(p, e.Device); e.Heals {
 	case ByReset:

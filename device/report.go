@@ -82,7 +82,7 @@ func (m *Monitor) readReports(now time.Time) {
 	}
 	for _, l := range letters {
 		for range l.times {
-			m.report(l.event, second, now)
+			m.report(l.event, second, l.at, now)
 		}
 	}
 }

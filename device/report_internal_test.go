@@ -25,7 +25,7 @@ func TestAReportCostsNoMemory(t *testing.T) {
 			m.listed(listing{[]Device{{ID: "GPU-a", GPU: "GPU-a", MIG: true}, {ID: "MIG-b", GPU: "GPU-a", Slice: 1}}, nil}, now)
 			m.checked(checkup{gpu: "GPU-a", began: now}, now)
 			turn := func() {
-				m.report(e, first, now)
+				m.report(e, first, now, now)
 				m.readReports(now)
 				m.judgeSilence(now)
 				m.forget(now)

@@ -122,6 +122,22 @@ func TestTheKernelWhereTheDriverIsSilent(t *testing.T) {
 	})
 }
 
+// TestWhenTheKernelSaidIt is when it happened, whoever has the GPU by the time it is believed.
+func TestWhenTheKernelSaidIt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		w := watch(t, machine(1), nil, s.listen)
+		defer w.stop()
+		w.after(time.Second)
+		at := time.Now()
+		w.monitor.Report(kernel(w.GPUs()[0], 95))
+		w.after(2 * time.Second)
+		if told := s.told(); len(told) != 1 || !told[0].At.Equal(at) {
+			t.Errorf("told was %+v, want it to be of %s", told, at)
+		}
+	})
+}
+
 // TestTheDriverNamesTheSlice also where the kernel is quicker, which does not.
 func TestTheDriverNamesTheSlice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

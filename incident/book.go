@@ -46,6 +46,7 @@ type entry struct {
 	unnamed []device.Holding
 	amendBy time.Time
 
+	told  time.Time // when the newest report was taken down; zero: by another process
 	total *tally
 	hits  []*tally // of each holder
 	over  []bool   // whether more will be known of the end of each
@@ -72,11 +73,12 @@ func (b *book) touch(e *entry) {
 }
 
 // happened takes down an occurrence: once for each device that a container can hold. A
-// partitioned GPU is none, unless it has no slice that could stand for it.
+// partitioned GPU is none, unless it has no slice that could stand for it, or is held:
+// NVIDIA's plugin gives it away where it offers no slices.
 func (b *book) happened(o *device.Occurrence, h *device.Holders, now time.Time) {
 	others := slices.ContainsFunc(o.Hit, func(d device.Device) bool { return !d.MIG })
 	for i := range o.Hit {
-		if d := &o.Hit[i]; !d.MIG || !others {
+		if d := &o.Hit[i]; !d.MIG || !others || len(h.Rows(d.ID)) > 0 {
 			b.hit(o, d, h, now)
 		}
 	}
@@ -87,15 +89,24 @@ func (b *book) hit(o *device.Occurrence, d *device.Device, h *device.Holders, no
 	if e != nil && len(e.unnamed) > 0 {
 		b.amend(e, h, now)
 	}
-	if e == nil || !e.continues(o, h.Rows(d.ID)) {
+	if e == nil || !e.continues(o, h) {
 		e = b.begin(o, d, h, now)
 	}
-	b.count(e, o)
+	b.count(e, o, now)
 }
 
 // continues tells whether a report is of the same as the entry.
-func (e *entry) continues(o *device.Occurrence, rows []device.Holding) bool {
-	return !e.earlier && e.Past == o.Past && e.Healed == nil && o.At.Sub(e.Last) <= sameWithin && slices.Equal(rows, e.rows)
+func (e *entry) continues(o *device.Occurrence, h *device.Holders) bool {
+	return !e.earlier && e.Past == o.Past && e.Healed == nil && o.At.Sub(e.Last) <= sameWithin &&
+		slices.Equal(h.Rows(e.Device), e.rows) && !e.replaced(o, h)
+}
+
+// replaced tells whether a holder has got the device since the last report: one of the same
+// name as before, as a StatefulSet's next pod has it.
+func (e *entry) replaced(o *device.Occurrence, h *device.Holders) bool {
+	return slices.ContainsFunc(seenWith(h.Recent, e.Device), func(s device.Seen) bool {
+		return s.Ended.IsZero() && s.First.After(e.Last) && !s.First.After(o.At)
+	})
 }
 
 // begin takes down a new incident, without its first report.
@@ -118,8 +129,9 @@ func (b *book) begin(o *device.Occurrence, d *device.Device, h *device.Holders, 
 }
 
 // count takes one report down. It allocates nothing: there may be many.
-func (b *book) count(e *entry, o *device.Occurrence) {
+func (b *book) count(e *entry, o *device.Occurrence, now time.Time) {
 	e.Count++
+	e.told = now
 	if o.At.Before(e.First) {
 		e.First = o.At
 	}
@@ -205,7 +217,7 @@ func (b *book) heal(statuses []device.Status, now time.Time) {
 		// What is on the board may be from before the report; of an earlier process' report
 		// it is not.
 		switch since := statuses[i].Since; {
-		case since.After(e.Last):
+		case since.After(latest(e.Last, e.told)):
 			e.Healed = &since
 		case e.earlier:
 			e.Healed = &now

@@ -89,7 +89,7 @@ func (b *book) name(e *entry, o device.Owner, since, until time.Time) {
 // has had it. Who got it later is named by no answer.
 func (b *book) amend(e *entry, h *device.Holders, now time.Time) {
 	rows := h.Rows(e.Device)
-	named := 0
+	named := 0 // of those who have it no more
 	for _, s := range seenWith(h.Recent, e.Device) {
 		ended := endOf(s, rows)
 		had := !s.First.After(e.First) && (ended.IsZero() || ended.After(e.First))
@@ -97,9 +97,9 @@ func (b *book) amend(e *entry, h *device.Holders, now time.Time) {
 			until := time.Time{}
 			if !ended.IsZero() {
 				until = s.Last
+				named++
 			}
 			b.name(e, s.Owner, s.First, until)
-			named++
 		}
 	}
 	left := slices.DeleteFunc(slices.Clone(e.unnamed), func(u device.Holding) bool {
@@ -140,9 +140,6 @@ func (b *book) left(e *entry, h *device.Holders) {
 			continue
 		}
 		rows := h.Rows(e.Device)
-		if len(rows) == 0 && !h.Settled {
-			return // nobody can tell
-		}
 		seen := seenWith(h.Recent, e.Device)
 		s := device.Seen{Last: e.Last} // when it was known to have it
 		if k := slices.IndexFunc(seen, func(s device.Seen) bool { return s.Owner == o.owner() }); k >= 0 {
@@ -152,6 +149,9 @@ func (b *book) left(e *entry, h *device.Holders) {
 		has := slices.ContainsFunc(rows, func(r device.Holding) bool { return r.Owner == o.owner() })
 		if has && !another {
 			continue
+		}
+		if !another && s.Ended.IsZero() && !h.Settled {
+			continue // nobody can tell: a kubelet that comes up names one after the other
 		}
 		if another {
 			s.Last = e.Last

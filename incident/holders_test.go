@@ -52,6 +52,7 @@ func TestWhoHeldItThen(t *testing.T) {
 		{"never named, and idle, and another", []func(*stage){allocate("a"), wait(time.Second), xid31, wait(1), free("a"), wait(time.Second), name("a", "B")}, "?"},
 		{"one replica of two named", []func(*stage){allocate("a::0"), allocate("a::1"), wait(1), xid31, wait(time.Second), name("a::1", "B")}, "B ?"},
 		{"both replicas named", []func(*stage){allocate("a::0"), allocate("a::1"), wait(1), xid31, wait(time.Second), name("a::1", "B"), wait(time.Second), name("a::0", "A")}, "B A"},
+		{"one replica of two named, and the other gone", []func(*stage){allocate("a::0"), allocate("a::1"), wait(1), xid31, wait(1), name("a::1", "B"), free("a::0")}, "B ?"},
 		{"idle, and somebody right after", []func(*stage){xid31, wait(1), allocate("a"), name("a", "B")}, ""},
 		{"a new one, before the report is taken down", []func(*stage){func(s *stage) {
 			o := xid(31, whole("a"))
@@ -60,6 +61,14 @@ func TestWhoHeldItThen(t *testing.T) {
 			s.kubelet.name("a", owner("B"))
 			s.Happened(o)
 		}}, ""},
+		{"one who goes, and another, before the report is taken down", []func(*stage){name("a", "A"), wait(time.Second), func(s *stage) {
+			o := xid(31, whole("a"))
+			time.Sleep(100 * time.Millisecond)
+			s.kubelet.free("a")
+			s.kubelet.allocate("a")
+			s.kubelet.name("a", owner("B"))
+			s.Happened(o)
+		}}, "(A)"},
 		{"one who comes and goes before the report is taken down", []func(*stage){func(s *stage) {
 			o := xid(31, whole("a"))
 			time.Sleep(time.Millisecond)
@@ -83,6 +92,49 @@ func TestWhoHeldItThen(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A StatefulSet's next pod has the name and the device of the one before. It is another, and
+// what hits it is another incident, also within a minute.
+func TestTheNextPodOfTheSameNameIsAnother(t *testing.T) {
+	play(t, Options{}, func(t *testing.T, s *stage) {
+		for range 2 {
+			s.kubelet.allocate("a")
+			s.kubelet.name("a", owner("A"))
+			time.Sleep(time.Second)
+			s.Happened(xid(31, whole("a")))
+			time.Sleep(time.Second)
+			s.kubelet.free("a")
+			time.Sleep(time.Second)
+		}
+		got := s.incidents()
+		if len(got) != 2 || names(got[0]) != "(A)" || names(got[1]) != "(A)" || !got[0].Holders[0].Since.After(got[1].Last) {
+			t.Errorf("the incidents are %+v", got)
+		}
+		if known, _ := s.Look(); len(known.Hits) != 1 || known.Hits[0].Count != 2 {
+			t.Errorf("the hits are %+v", known.Hits)
+		}
+	})
+}
+
+// A kubelet that comes up, as after a reboot, names one pod after the other. Who held the
+// device before, and is not named yet, is not said to have lost it.
+func TestWhoIsNotNamedYetHasTheDeviceStill(t *testing.T) {
+	b := newBook(Options{MaxIncidents: 10})
+	now := time.Now()
+	b.join(contents{incidents: []Incident{{ID: 1, Device: "a", Reason: "xid_31", First: now, Last: now, Holders: []Holder{
+		{Namespace: "team", Pod: "A", Container: "main"}, {Namespace: "team", Pod: "B", Container: "main"},
+	}}}})
+	h := device.Holders{At: now, Held: []device.Holding{{Resource: gpu, Offered: "a::1", Owner: owner("B")}}}
+	b.follow(&h, now)
+	if got := names(b.entries[0].Incident); got != "A B" {
+		t.Errorf("while the kubelet comes up: %q", got)
+	}
+	h.Settled = true
+	b.follow(&h, now)
+	if got := names(b.entries[0].Incident); got != "(A) B" {
+		t.Errorf("when it is up: %q", got)
 	}
 }
 

@@ -25,11 +25,14 @@ func (b *book) join(found contents) {
 	for _, r := range found.counts {
 		what := r.what()
 		t := b.talliesOf(what).of(what)
-		t.count += r.Count - t.stored
+		if t.tried > 0 && r.Count >= t.tried {
+			t.stored = t.tried
+		}
+		t.count += max(r.Count, t.stored) - t.stored // it never falls, whatever file that is
 		if !r.Last.Before(t.last) {
 			t.gpu, t.index = r.GPU, r.Index
 		}
-		t.stored, t.last = r.Count, latest(t.last, r.Last)
+		t.stored, t.tried, t.last = r.Count, 0, latest(t.last, r.Last)
 		there[t] = true
 	}
 	for _, t := range slices.Concat(b.totals.rows, b.hits.rows) {

@@ -72,7 +72,7 @@ func (l *Log) open(s *store) error {
 		l.mu.Unlock()
 		poke(l.write)
 	}
-	l.answer(condition{locked: errors.Is(err, errLocked), err: err})
+	l.answer(condition{unread: errors.Is(err, errLocked), err: err})
 	return err
 }
 
@@ -199,7 +199,7 @@ func (b *book) confirm(w *batch, err error) {
 		}
 	}
 	for i, t := range w.tallies {
-		t.stored = w.counts[i].Count
+		t.stored, t.tried = w.counts[i].Count, 0
 		if ts := b.talliesOf(t.what); !ts.has(t) {
 			ts.gone = append(ts.gone, t.what)
 		}
@@ -211,11 +211,15 @@ func (b *book) retract(w *batch) {
 	b.gone = append(b.gone, w.dropped...)
 	for _, e := range w.entries {
 		if b.has(e) {
+			e.stored = true // or is not: it may have come to the disk
 			b.touch(e)
+		} else {
+			b.gone = append(b.gone, e.ID)
 		}
 	}
-	for _, t := range w.tallies {
+	for i, t := range w.tallies {
 		if ts := b.talliesOf(t.what); ts.has(t) {
+			t.tried = w.counts[i].Count
 			ts.touch(t)
 		}
 	}

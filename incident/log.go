@@ -64,7 +64,7 @@ type Log struct {
 // condition is how the store is.
 type condition struct {
 	tried  bool  // it was looked at
-	locked bool  // it is another process'
+	unread bool  // what it has is to come: it is another process', or slow to answer
 	err    error // why it does not work; nil where there is none
 }
 
@@ -192,7 +192,7 @@ func (l *Log) awaitStore(ctx context.Context) {
 		select {
 		case <-answered:
 		case <-deadline.C:
-			l.answer(condition{err: errSlow})
+			l.answer(condition{unread: true, err: errSlow})
 		case <-ctx.Done():
 			return
 		}
@@ -239,7 +239,7 @@ func (l *Log) publish() (news []Incident) {
 		is.Incidents = b.incidents()
 	}
 	is.Devices, is.Hits = nil, nil
-	if !l.store.locked {
+	if !l.store.unread {
 		is.Devices, is.Hits = b.counts(), b.hitRows()
 	}
 	b.shown, l.known = b.version, is

@@ -78,6 +78,23 @@ func TestEachDeviceThatCanBeHeldIsHit(t *testing.T) {
 	}
 }
 
+// A partitioned GPU can be held as a whole where its slices are not offered. Who holds it is
+// named.
+func TestAPartitionedGPUThatIsHeldIsHit(t *testing.T) {
+	gpu := whole("GPU-1")
+	gpu.MIG = true
+	slice := gpu
+	slice.ID, slice.MIG = "MIG-1", false
+	play(t, Options{}, func(t *testing.T, s *stage) {
+		s.kubelet.name("GPU-1", owner("A"))
+		s.Happened(xid(79, gpu, slice))
+		i := slices.IndexFunc(s.incidents(), func(i Incident) bool { return i.Device == "GPU-1" && names(i) == "A" })
+		if i < 0 {
+			t.Errorf("the incidents are %+v", s.incidents())
+		}
+	})
+}
+
 // What goes on happening to the same containers is one incident.
 func TestReportsOfTheSameAreOneIncident(t *testing.T) {
 	play(t, Options{}, func(t *testing.T, s *stage) {
@@ -220,4 +237,25 @@ func TestLookBeforeRun(t *testing.T) {
 	if New(Options{}).Ready() != nil {
 		t.Error("it is not ready without a store")
 	}
+}
+
+// A kernel's report is believed half a second after it was made. A device that turned healthy
+// in between has not recovered from it.
+func TestWhatIsToldLateIsNotHealedBefore(t *testing.T) {
+	play(t, Options{}, func(t *testing.T, s *stage) {
+		o := xid(79, whole("a"))
+		time.Sleep(100 * time.Millisecond)
+		s.board.Post([]device.Status{{Device: whole("a"), Healthy: true, Since: time.Now()}})
+		time.Sleep(400 * time.Millisecond)
+		s.Happened(o)
+		if got := s.incidents(); got[0].Healed != nil {
+			t.Errorf("healed at %s, before it was told", got[0].Healed)
+		}
+		s.board.Post([]device.Status{{Device: whole("a"), Reason: "xid_79", Since: time.Now()}})
+		time.Sleep(time.Second)
+		s.board.Post([]device.Status{{Device: whole("a"), Healthy: true, Since: time.Now()}})
+		if got := s.incidents(); got[0].Healed == nil {
+			t.Error("not healed")
+		}
+	})
 }

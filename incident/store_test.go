@@ -9,6 +9,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -455,4 +456,77 @@ func TestAFileThatIsSetAsideWhileItIsOpened(t *testing.T) {
 		t.Errorf("the new file has %d incidents, %v", len(found.incidents), err)
 	}
 	s.close()
+}
+
+// A write that failed may have come to the disk all the same. Nothing of it counts twice when
+// the file is read again, and nothing is lost.
+func TestAWriteThatFailedCountsOnce(t *testing.T) {
+	for _, before := range []bool{false, true} { // whether the store has an earlier state
+		for _, landed := range []bool{false, true} {
+			b := newBook(Options{Path: "unused", MaxIncidents: 10})
+			now := time.Now()
+			held := &device.Holders{At: now, Settled: true, Held: []device.Holding{{Resource: gpu, Offered: "a", Owner: owner("A")}}}
+			o, want := xid(31, whole("a")), uint64(0)
+			happened := func() { b.happened(&o, held, now); want++ }
+			var found contents
+			take := func(w *batch) { found = contents{incidents: w.incidents, counts: w.counts} }
+			if before {
+				happened()
+				w := b.batch()
+				b.confirm(w, nil)
+				take(w)
+			}
+			happened()
+			w := b.batch()
+			b.confirm(w, errors.New("the disk"))
+			if landed {
+				take(w)
+			}
+			happened()
+			b.join(found)
+			if len(b.entries) != 1 || b.entries[0].Count != want || b.counts()[0].Count != want || b.hitRows()[0].Count != want {
+				t.Errorf("had something before: %v, landed: %v: %d incidents, counts %v and %v, want %d", before, landed,
+					len(b.entries), b.counts(), b.hitRows(), want)
+			}
+		}
+	}
+}
+
+// A file that is older than what was confirmed, as a disk leaves it that has lied or somebody
+// who has put another in its place, takes nothing from a count that is published.
+func TestAStoreThatHasLessTakesNothingAway(t *testing.T) {
+	b := newBook(Options{Path: "unused", MaxIncidents: 10})
+	now := time.Now()
+	o := xid(31, whole("a"))
+	var older contents
+	for n := range 3 {
+		b.happened(&o, &device.Holders{At: now, Settled: true}, now)
+		w := b.batch()
+		b.confirm(w, nil)
+		if n == 0 {
+			older = contents{incidents: w.incidents, counts: w.counts}
+		}
+	}
+	b.join(older)
+	if got := b.counts()[0].Count; got != 3 || b.entries[0].Count != 3 {
+		t.Errorf("it counts %d, and the incident %d, want 3", got, b.entries[0].Count)
+	}
+	if w := b.batch(); len(w.incidents) != 1 || len(w.counts) != 1 || w.counts[0].Count != 3 {
+		t.Errorf("to be written are %+v and %+v", w.incidents, w.counts)
+	}
+}
+
+// A disk that does not answer holds nobody up. Counts are not shown without what it has: they
+// would seem to jump when it answers.
+func TestADiskThatDoesNotAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := New(Options{Path: "unused"})
+		l.Happened(xid(31, whole("a")))
+		l.awaitStore(t.Context()) // nobody opens it
+		l.turn(time.Now())
+		known, _ := l.Look()
+		if l.Ready() != nil || known.Kept || known.Err == nil || len(known.Incidents) != 1 || known.Devices != nil || known.Hits != nil {
+			t.Errorf("ready: %v, known %+v", l.Ready(), known)
+		}
+	})
 }

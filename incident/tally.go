@@ -20,7 +20,10 @@ type tally struct {
 	// stored is how much of the count the store has. The rest is added to what the store
 	// has by then, which another process may have written.
 	stored uint64
-	dirty  bool
+	// tried is what a write was to leave there that has failed, and may have come to the disk
+	// all the same; 0: none has.
+	tried uint64
+	dirty bool
 }
 
 // tallied is what is counted.

@@ -167,6 +167,9 @@ func (m *memory) name(rows []device.Holding, over link, asked time.Time) bool {
 			continue
 		}
 		delete(m.unnamed, of(h))
+		if told, over := m.ended[ownerOf(h)]; over && told.Before(made.early) { // that was another of the name
+			delete(m.ended, ownerOf(h))
+		}
 		nobody := device.Holding{Resource: h.Resource, Offered: h.Offered}
 		m.next[slices.Index(m.next, nobody)] = h
 		m.named[key(h)] = true

@@ -190,8 +190,13 @@ func redrawn(text string) string {
 // text is the answer as it is shown.
 func (q *question) text(ctx context.Context) (string, error) {
 	body, err := q.answer(ctx)
-	if err != nil || q.output == "json" {
-		return string(body), err
+	switch {
+	case err != nil:
+		return "", err
+	case q.output == "json" && q.terminal:
+		return printableLines(string(body)), nil
+	case q.output == "json":
+		return string(body), nil
 	}
 	lines, t, err := q.table(body)
 	if err != nil {

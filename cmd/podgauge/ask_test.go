@@ -245,6 +245,20 @@ func (s *screens) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+// TestJSONOnATerminal: whoever answers does not tell a terminal what to do in JSON either, and
+// it stays the same JSON.
+func TestJSONOnATerminal(t *testing.T) {
+	for body, want := range map[string]string{
+		"{\"a\":\"\u009b31m\u202e\"}\n": `{"a":"\u009b31m\u202e"}` + "\n",
+		"\x1b[2Jx\n":                    `\x1b[2Jx` + "\n",
+	} {
+		q := question{path: api.DevicesPath, base: answering(t, map[string]string{api.DevicesPath: body}), output: "json", terminal: true}
+		if got, err := q.text(t.Context()); err != nil || got != want {
+			t.Errorf("%q: %q, %v", body, got, err)
+		}
+	}
+}
+
 func TestAgo(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	for d, want := range map[time.Duration]string{

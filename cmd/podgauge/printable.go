@@ -30,6 +30,16 @@ func printable(text string) string {
 	return b.String()
 }
 
+// printableLines is a text of several lines as a terminal may have it. JSON stays the same:
+// what is not printed in it is within strings, and escaped as there.
+func printableLines(text string) string {
+	lines := strings.Split(text, "\n")
+	for i := range lines {
+		lines[i] = printable(lines[i])
+	}
+	return strings.Join(lines, "\n")
+}
+
 // strange characters are those that do not show as themselves.
 func strange(r rune) bool {
 	return r == utf8.RuneError || !unicode.IsPrint(r)

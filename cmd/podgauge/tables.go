@@ -182,7 +182,7 @@ func outcome(now time.Time, i *incident.Incident) cell {
 	case i.Condemned:
 		return cell{"unhealthy", red}
 	default:
-		return cell{text: "stayed healthy"}
+		return cell{text: "as before"} // which may be unhealthy, by an earlier one
 	}
 }
 

@@ -227,6 +227,7 @@ func TestHolders(t *testing.T) {
 			{"?device=1", "MIG-1-0/train MIG-1-0/embed"},
 			{"?device=GPU-7", "GPU-7-past"},
 			{"?device=7", ""}, // nobody can say any more which that was
+			{"?device=-1", ""},
 			{"?namespace=serving", "GPU-0-embed MIG-1-0/embed"},
 			{"?pod=past", "GPU-0-past GPU-7-past"},
 			{"?pod=past&namespace=serving", ""},

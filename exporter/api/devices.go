@@ -56,7 +56,7 @@ type Device struct {
 	Since   time.Time `json:"since,omitzero"` // when Healthy or Reason last changed
 	Flaps   uint64    `json:"flaps"`
 	Gone    bool      `json:"gone,omitempty"` // no listing has it any more
-	Xids    []Xid     `json:"xids"`           // that were reported of its GPU since podgauge started
+	Xids    []Xid     `json:"xids"`           // that were reported of its GPU, as far as is remembered
 
 	// Hold is "idle", "held", "shared", "unnamed" (allocated to a container that the
 	// kubelet does not name), "unknown", or "partitioned".

@@ -109,7 +109,7 @@ func (q Query) place(statuses []device.Status) place {
 	switch {
 	case q.Device == "":
 		return place{anywhere: true}
-	case err != nil:
+	case err != nil || index < 0: // no GPU's
 		return place{id: q.Device}
 	}
 	for _, s := range statuses {
