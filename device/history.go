@@ -46,6 +46,8 @@ type Record struct {
 	Turns                 []time.Time
 	// Again is the last fault that asked for a reset, and how many have followed it.
 	Again Relapse
+	// booted says that the node was since it was written.
+	booted bool
 	// Xids are the GPU's counts. They go on where the process before has left off: whoever
 	// remembers must hand over none that is less than what was ever shown, or else 0,
 	// since Prometheus takes a count that falls for one that began anew.
@@ -60,15 +62,23 @@ type recordKey struct {
 // recall takes what was remembered, until a listing shows whom it is about.
 func (m *Monitor) recall() {
 	for _, r := range m.Remembered.Records {
-		if m.Remembered.Rebooted && r.ByReset && !r.Reset {
-			r.Reset = true
-			if r.Again.Reason == r.Reason {
-				r.Again.Resets++
-			}
+		if r.booted = m.Remembered.Rebooted; r.booted {
+			r.mend()
 		}
 		m.recalled[recordKey{r.GPU, r.Device}] = r
 	}
 	m.careful = m.Remembered.Rebooted || m.Remembered.Lost
+}
+
+// mend notes a reset.
+func (r *Record) mend() {
+	if !r.ByReset || r.Reset {
+		return
+	}
+	r.Reset = true
+	if r.Again.Reason == r.Reason {
+		r.Again.Resets++
+	}
 }
 
 // takeRecord has a GPU or a slice that is listed for the first time go on where it was.
@@ -104,7 +114,7 @@ func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 		reason: r.Reason, action: r.Action, class: r.Class, byReset: r.ByReset, byPolicy: r.ByPolicy,
 		since: r.Since, at: r.At, noted: now, checks: p.checks, odometer: r.Odometer,
 	}
-	if m.Remembered.Rebooted || c.mended {
+	if r.booted || c.mended {
 		c.health = Probation
 	}
 	if c == &p.condition && c.health == Unhealthy {

@@ -162,3 +162,25 @@ func TestAClockThatWasSet(t *testing.T) {
 		want(t, "soon", w.after(5*time.Second), "")
 	})
 }
+
+// TestABootIsOver: what comes after it in the same process is not mended by it, nor by
+// answering again.
+func TestABootIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		id := m.IDs()[0]
+		b := &hiding{Machine: m}
+		w := watch(t, m, func(device.Backend) device.Backend { return b }, func(w *watched) { w.monitor.Remembered.Rebooted = true })
+		defer w.stop()
+		w.after(time.Second)
+		w.Fail(id, "xid 95")
+		w.after(time.Second)
+		b.hidden.Store(id)
+		want(t, "when it has been gone for long", w.after(15*time.Minute), "")
+		w.Ail(id, device.ErrLost)
+		b.hidden.Store(device.ID(""))
+		w.after(15 * time.Second)
+		w.Ail(id, nil)
+		want(t, "when it is back, and answers", w.after(time.Minute), "xid_95", "")
+	})
+}
