@@ -114,7 +114,7 @@ func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 		reason: r.Reason, action: r.Action, class: r.Class, byReset: r.ByReset, byPolicy: r.ByPolicy,
 		since: r.Since, at: r.At, noted: now, checks: p.checks, odometer: r.Odometer,
 	}
-	if r.booted || c.mended {
+	if r.booted { // else it is for a check to say that it is over: a repair may still wait
 		c.health = Probation
 	}
 	if c == &p.condition && c.health == Unhealthy {

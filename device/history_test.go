@@ -184,3 +184,27 @@ func TestABootIsOver(t *testing.T) {
 		want(t, "when it is back, and answers", w.after(time.Minute), "xid_95", "")
 	})
 }
+
+// TestARepairThatStillWaits is waited for by the next process, whatever its first check says.
+func TestARepairThatStillWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(1)
+		id := m.IDs()[0]
+		w := watch(t, m, nil, s.listen)
+		w.after(time.Second)
+		w.Fail(id, "xid 64")
+		w.after(time.Second)
+		w.Recover(id)
+		w.Await(id)
+		w.after(time.Minute)
+		w.stop()
+		m.Ail(id, errOdd)
+		w = watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		defer w.stop()
+		w.after(3 * time.Second)
+		w.Ail(id, nil)
+		w.Await(id)
+		want(t, "when it answers", w.after(time.Minute), "xid_64")
+	})
+}
