@@ -81,6 +81,19 @@ func (r *Record) mend() {
 	}
 }
 
+// mendAbsent notes a reset of a GPU, which its odometer shows, on what is remembered of its
+// slices that are not there. It tells whether there is any: a reset takes them all away, and
+// when one is back the odometer may be as far as before.
+func (m *Monitor) mendAbsent(gpu GPU, odometer uint64) (any bool) {
+	for key, r := range m.recalled {
+		if key.gpu == gpu && odometer != 0 && odometer < r.Odometer && r.ByReset && !r.Reset {
+			r.mend()
+			m.recalled[key], any = r, true
+		}
+	}
+	return any
+}
+
 // takeRecord has a GPU or a slice that is listed for the first time go on where it was.
 func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 	key := recordKey{p.gpu, id}

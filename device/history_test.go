@@ -208,3 +208,33 @@ func TestARepairThatStillWaits(t *testing.T) {
 		want(t, "when it answers", w.after(time.Minute), "xid_64")
 	})
 }
+
+// TestAResetOfASliceThatIsAbsent mends it, too, in this process and in the next.
+func TestAResetOfASliceThatIsAbsent(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var s witnessed
+			m := machine(1)
+			m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
+			b := &hiding{Machine: m}
+			over := func(device.Backend) device.Backend { return b }
+			w := watch(t, m, over, s.listen)
+			id := m.IDs()[1]
+			w.after(time.Minute)
+			w.Fail(id, "xid 999")
+			w.after(time.Second)
+			b.hidden.Store(id)
+			want(t, "while it is absent", w.after(time.Minute), "", "")
+			if restarted {
+				w.stop()
+				w = watch(t, m, over, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+				w.after(time.Second)
+			}
+			w.Recover(device.ID(m.GPUs()[0]))
+			w.after(time.Hour)
+			b.hidden.Store(device.ID(""))
+			want(t, "when it is back", w.after(time.Minute), "", "", "")
+			w.stop()
+		})
+	}
+}

@@ -287,6 +287,7 @@ func (m *Monitor) checked(c checkup, now time.Time) {
 	if p.vital(c, now) {
 		m.changed = true
 	}
+	m.changed = m.mendAbsent(p.gpu, c.vitals.Odometer) || m.changed
 	if c.err != nil {
 		m.failed(p, c, now)
 		return
