@@ -34,10 +34,11 @@ type History struct {
 type Record struct {
 	GPU    GPU
 	Device ID // the slice; empty: the GPU
-	// Reason is why it cannot be used; empty where it can, and the next five are, too.
+	// Reason is why it cannot be used; empty where it can, and the next ones are, too.
 	Reason, Action, Class string
 	Since                 time.Time // when it turned so
 	At                    time.Time // when the newest fault of that kind came
+	Seen                  time.Time // when it was last there and so
 	ByReset               bool      // only a reset mends it
 	ByPolicy              bool      // since the operator wants it so
 	Reset                 bool      // and one was seen since
@@ -140,7 +141,7 @@ func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bool) {
 	r = Record{GPU: p.gpu, Device: id, Flaps: c.flaps, Turns: slices.Clone(c.turns), Again: c.relapse}
 	if v := c.verdict; v.reason != "" && !v.quiet {
-		r.Reason, r.Action, r.Class, r.Since, r.At = v.reason, v.action, v.class, v.since, v.at
+		r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen = v.reason, v.action, v.class, v.since, v.at, now
 		r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.byReset, v.byPolicy, c.mended, v.odometer
 		// What was read before the fault may be from before a reset that came before it, too.
 		if p.odometer != 0 && v.resets != nil {
@@ -157,10 +158,10 @@ func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bo
 	return r, r.Reason != "" || now.Sub(r.last()) < rememberedFor
 }
 
-// last is when anything was last heard of it.
+// last is when anything was last heard of it. How old a verdict is says nothing of that.
 func (r Record) last() time.Time {
 	last := r.At
-	for _, at := range append(slices.Clone(r.Turns), r.Again.At) {
+	for _, at := range append(slices.Clone(r.Turns), r.Again.At, r.Seen) {
 		if at.After(last) {
 			last = at
 		}

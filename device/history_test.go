@@ -238,3 +238,33 @@ func TestAResetOfASliceThatIsAbsent(t *testing.T) {
 		})
 	}
 }
+
+// TestAnOldVerdictOutlivesAnAbsence: how old a fault is says nothing of for how long the GPU
+// has been away.
+func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		gpu, id := m.GPUs()[0], m.IDs()[0]
+		s.kept.Records = []device.Record{{GPU: gpu, Reason: "xid_95", ByReset: true, Since: time.Now(), At: time.Now()}}
+		time.Sleep(31 * 24 * time.Hour)
+		b := &hiding{Machine: m}
+		// process has one run for a while, and returns what is on the board at its end.
+		process := func(d time.Duration) []device.Status {
+			w := watch(t, m, func(device.Backend) device.Backend { return b }, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+			defer w.stop()
+			return w.after(d)
+		}
+		want(t, "at first", process(time.Minute), "xid_95", "")
+		b.hidden.Store(id)
+		want(t, "while it is absent", process(15*time.Minute), "")
+		b.hidden.Store(device.ID(""))
+		want(t, "when it is back", process(time.Minute), "xid_95", "")
+		b.hidden.Store(id)
+		time.Sleep(31 * 24 * time.Hour)
+		process(time.Minute)
+		if r := record(s.history(), gpu, ""); r.Reason != "" {
+			t.Errorf("a month after it went, it is %+v", r)
+		}
+	})
+}

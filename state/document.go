@@ -53,6 +53,7 @@ type verdict struct {
 	Class    string    `json:"class,omitempty"`
 	Since    time.Time `json:"since"`
 	At       time.Time `json:"at"`
+	Seen     time.Time `json:"seen,omitzero"`
 	ByReset  bool      `json:"by_reset,omitempty"`
 	ByPolicy bool      `json:"by_policy,omitempty"`
 	Reset    bool      `json:"reset,omitempty"`
@@ -76,7 +77,7 @@ func newDocument(h device.History, boot string, ended bool) document {
 	for _, r := range h.Records {
 		w := record{GPU: r.GPU, Device: r.Device, Flaps: r.Flaps, Turns: r.Turns}
 		if r.Reason != "" {
-			w.Verdict = &verdict{r.Reason, r.Action, r.Class, r.Since, r.At, r.ByReset, r.ByPolicy, r.Reset, r.Odometer}
+			w.Verdict = &verdict{r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen, r.ByReset, r.ByPolicy, r.Reset, r.Odometer}
 		}
 		if r.Again.Reason != "" {
 			w.Again = &again{r.Again.Reason, r.Again.Resets, r.Again.At}
@@ -94,7 +95,7 @@ func (d document) history() (h device.History) {
 	for _, w := range d.Records {
 		r := device.Record{GPU: w.GPU, Device: w.Device, Flaps: w.Flaps, Turns: w.Turns}
 		if v := w.Verdict; v != nil {
-			r.Reason, r.Action, r.Class, r.Since, r.At = v.Reason, v.Action, v.Class, v.Since, v.At
+			r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen = v.Reason, v.Action, v.Class, v.Since, v.At, v.Seen
 			r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.ByReset, v.ByPolicy, v.Reset, v.Odometer
 		}
 		if w.Again != nil {

@@ -64,7 +64,7 @@ func everything() device.History {
 	at := func(n int64) time.Time { return time.Unix(1e9+n, 5).UTC() }
 	return device.History{Records: []device.Record{
 		{
-			GPU: "GPU-a", Reason: "xid_95", Action: "replace", Class: "broken", Since: at(1), At: at(2), ByReset: true, ByPolicy: true, Reset: true,
+			GPU: "GPU-a", Reason: "xid_95", Action: "replace", Class: "broken", Since: at(1), At: at(2), Seen: at(8), ByReset: true, ByPolicy: true, Reset: true,
 			Odometer: 1<<64 - 1, Flaps: 7, Turns: []time.Time{at(3), at(4)}, Again: device.Relapse{Reason: "xid_95", Resets: 2, At: at(5)},
 			Xids: []device.Xid{{Code: 13, Count: 3, Last: at(6)}, {Code: 95, Count: 1, Last: at(7)}},
 		},
