@@ -26,7 +26,7 @@ type History struct {
 	// Rebooted says that the node was booted since: a reset of all that is in it.
 	Rebooted bool
 	// Lost says that something was remembered and cannot be told: then no device is trusted
-	// before it has passed its checks.
+	// before it has passed its checks. It is handed on until they have.
 	Lost bool
 }
 
@@ -69,6 +69,8 @@ func (m *Monitor) recall() {
 		m.recalled[recordKey{r.GPU, r.Device}] = r
 	}
 	m.careful = m.Remembered.Rebooted || m.Remembered.Lost
+	m.lost = m.Remembered.Lost
+	m.changed = m.lost // who set it aside has told nobody else
 }
 
 // mend notes a reset.
@@ -230,7 +232,7 @@ func (m *Monitor) history(now time.Time) History {
 		}
 	}
 	slices.SortFunc(records, Record.compare)
-	return History{Records: records}
+	return History{Records: records, Lost: m.lost}
 }
 
 func (r Record) compare(o Record) int {

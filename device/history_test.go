@@ -268,3 +268,27 @@ func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
 		}
 	})
 }
+
+// TestWhatCannotBeToldIsHandedOn until each device has proved itself: a process that has seen
+// none of them has forgotten nothing.
+func TestWhatCannotBeToldIsHandedOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(1)
+		m.Unload(device.ErrNoDriver)
+		w := watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered.Lost = true })
+		if w.after(time.Second); !s.history().Lost { // it may be killed now
+			t.Error("nobody was told")
+		}
+		w.stop()
+		m.Unload(nil)
+		w = watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		defer w.stop()
+		if w.after(1900*time.Millisecond) != nil {
+			t.Error("something was posted before the device has proved itself")
+		}
+		if want(t, "after three checks", w.after(1500*time.Millisecond), ""); s.history().Lost {
+			t.Error("it is not over")
+		}
+	})
+}

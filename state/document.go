@@ -32,7 +32,9 @@ type document struct {
 	Boot    string `json:"boot,omitempty"` // in which it was written
 	// Ended says that the process that wrote it has ended since, and that it had shown no
 	// count that does not stand here.
-	Ended   bool     `json:"ended,omitempty"`
+	Ended bool `json:"ended,omitempty"`
+	// Lost is as in device.History.
+	Lost    bool     `json:"lost,omitempty"`
 	Records []record `json:"records"`
 }
 
@@ -73,7 +75,7 @@ type xid struct {
 }
 
 func newDocument(h device.History, boot string, ended bool) document {
-	d := document{Version: version, Boot: boot, Ended: ended, Records: make([]record, 0, len(h.Records))}
+	d := document{Version: version, Boot: boot, Ended: ended, Lost: h.Lost, Records: make([]record, 0, len(h.Records))}
 	for _, r := range h.Records {
 		w := record{GPU: r.GPU, Device: r.Device, Flaps: r.Flaps, Turns: r.Turns}
 		if r.Reason != "" {
@@ -92,6 +94,7 @@ func newDocument(h device.History, boot string, ended bool) document {
 
 // history is what the document says.
 func (d document) history() (h device.History) {
+	h.Lost = d.Lost
 	for _, w := range d.Records {
 		r := device.Record{GPU: w.GPU, Device: w.Device, Flaps: w.Flaps, Turns: w.Turns}
 		if v := w.Verdict; v != nil {
