@@ -325,3 +325,27 @@ func TestMonitorForgetsASilenceThatAReleaseHasEnded(t *testing.T) {
 		}
 	})
 }
+
+// TestMonitorHearsWhileReleased of a fault, of which the reset is that comes before the GPUs
+// are taken up again.
+func TestMonitorHearsWhileReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		w := watch(t, m, nil)
+		defer w.stop()
+		w.after(time.Second)
+		if err := within(10*time.Second, w.monitor.Release); err != nil {
+			t.Fatal(err)
+		}
+		for _, gpu := range m.GPUs() {
+			w.monitor.Report(kernel(gpu, 95))
+		}
+		w.after(2 * time.Second)
+		m.Recover(m.IDs()[0])
+		w.after(2 * time.Second)
+		if err := within(time.Second, w.monitor.Resume); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "with a reset of one", w.after(15*time.Second), "", "xid_95")
+	})
+}
