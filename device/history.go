@@ -196,10 +196,18 @@ func (m *Monitor) remember(now time.Time) {
 	m.Remember(m.history(now))
 }
 
-// rememberLast hands over how it all ended, counts included.
+// rememberLast hands over how it all ended, counts included, and with what was told but not
+// read: to the next process that is past, and condemns nobody.
 func (m *Monitor) rememberLast() {
+	now := time.Now()
+	select {
+	case r := <-m.events:
+		m.reported(r, now)
+	default:
+	}
+	m.readUntil(now, now)
 	m.changed = true
-	m.remember(time.Now())
+	m.remember(now)
 }
 
 // awaitsReset tells whether a verdict would be lifted by a reset that only the odometer
