@@ -97,6 +97,21 @@ func TestNothingIsForgotten(t *testing.T) {
 	}
 }
 
+// TestWhatIsLostIsHandedOn as long as somebody says so.
+func TestWhatIsLostIsHandedOn(t *testing.T) {
+	s := newStage(t)
+	s.ended(device.History{Lost: true})
+	for range 2 {
+		if _, h := s.open(); !h.Lost || s.lines() != 0 {
+			t.Errorf("it is %+v", h)
+		}
+	}
+	s.ended(device.History{})
+	if _, h := s.open(); h.Lost {
+		t.Error("it is not over")
+	}
+}
+
 // TestCountsGoOn only where none was shown that was not written.
 func TestCountsGoOn(t *testing.T) {
 	s := newStage(t)
