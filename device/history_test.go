@@ -185,8 +185,15 @@ func TestABootIsOver(t *testing.T) {
 	})
 }
 
-// TestARepairThatStillWaits is waited for by the next process, whatever its first check says.
+// TestARepairThatStillWaits is waited for by the next process, whatever its first check
+// says, also where the node was booted.
 func TestARepairThatStillWaits(t *testing.T) {
+	for _, booted := range []bool{false, true} {
+		testRepairThatStillWaits(t, booted)
+	}
+}
+
+func testRepairThatStillWaits(t *testing.T, booted bool) {
 	synctest.Test(t, func(t *testing.T) {
 		var s witnessed
 		m := machine(1)
@@ -200,12 +207,19 @@ func TestARepairThatStillWaits(t *testing.T) {
 		w.after(time.Minute)
 		w.stop()
 		m.Ail(id, errOdd)
-		w = watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		w = watch(t, m, nil, s.listen, func(w *watched) {
+			w.monitor.Remembered = s.history()
+			w.monitor.Remembered.Rebooted = booted
+		})
 		defer w.stop()
 		w.after(3 * time.Second)
 		w.Ail(id, nil)
 		w.Await(id)
-		want(t, "when it answers", w.after(time.Minute), "xid_64")
+		if s := w.after(time.Minute)[0]; s.Healthy {
+			t.Error("when it answers it is trusted")
+		}
+		w.Recover(id)
+		want(t, "when it is repaired", w.after(time.Minute), "")
 	})
 }
 
