@@ -46,6 +46,9 @@ type verdict struct {
 	reason, action, class string
 	// byReset says that only a reset mends it; else answering again is enough.
 	byReset bool
+	// repair says that a repair which waits has to be made first, where nothing else asks for
+	// a reset: it came upon such a fault of which no check had yet said that it is over.
+	repair bool
 	// byPolicy says that it is so because the operator wants it, not because the fault is
 	// one of the hardware.
 	byPolicy bool
@@ -120,6 +123,7 @@ func (c *condition) doubts(began time.Time) bool {
 func (c *condition) condemn(v verdict, now time.Time) (anew, renewed bool) {
 	was := c.verdict
 	over := c.health == Probation || c.mended && v.byReset
+	v.repair = !v.byReset && c.good == 0 && (was.byReset || was.repair)
 	c.good, c.failedAt, c.health = 0, time.Time{}, Unhealthy
 	ailed := was.reason != "" && !was.quiet
 	switch {
@@ -227,7 +231,7 @@ func (c *condition) passed(k checkup) bool {
 	if c.health == Well {
 		return false
 	}
-	if c.verdict.byReset && (!c.mended || k.vitals.Pending) {
+	if v := c.verdict; v.byReset && !c.mended || (v.byReset || v.repair) && k.vitals.Pending {
 		c.health, c.good = Unhealthy, 0
 		return false
 	}

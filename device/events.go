@@ -3,6 +3,7 @@ package device
 import (
 	"context"
 	"log/slog"
+	"math"
 	"time"
 )
 
@@ -135,6 +136,9 @@ func (m *Monitor) condemn(p *patient, c *condition, v verdict, now time.Time) bo
 	}
 	was := c.verdict.reason
 	anew, renewed := c.condemn(v, now)
+	if m.phase != working { // the reset that it asks for may come before the next check
+		c.baseline(math.MaxUint64, p.resets, now)
+	}
 	m.changed = m.changed || anew && !v.quiet || renewed
 	if !anew {
 		return false

@@ -26,7 +26,7 @@ type History struct {
 	// Rebooted says that the node was booted since: a reset of all that is in it.
 	Rebooted bool
 	// Lost says that something was remembered and cannot be told: then no device is trusted
-	// before it has passed its checks.
+	// before it has passed its checks. It is handed on until they have.
 	Lost bool
 }
 
@@ -34,10 +34,11 @@ type History struct {
 type Record struct {
 	GPU    GPU
 	Device ID // the slice; empty: the GPU
-	// Reason is why it cannot be used; empty where it can, and the next five are, too.
+	// Reason is why it cannot be used; empty where it can, and the next ones are, too.
 	Reason, Action, Class string
 	Since                 time.Time // when it turned so
 	At                    time.Time // when the newest fault of that kind came
+	Seen                  time.Time // when it was last there and so
 	ByReset               bool      // only a reset mends it
 	ByPolicy              bool      // since the operator wants it so
 	Reset                 bool      // and one was seen since
@@ -46,6 +47,8 @@ type Record struct {
 	Turns                 []time.Time
 	// Again is the last fault that asked for a reset, and how many have followed it.
 	Again Relapse
+	// booted says that the node was since it was written.
+	booted bool
 	// Xids are the GPU's counts. They go on where the process before has left off: whoever
 	// remembers must hand over none that is less than what was ever shown, or else 0,
 	// since Prometheus takes a count that falls for one that began anew.
@@ -60,15 +63,38 @@ type recordKey struct {
 // recall takes what was remembered, until a listing shows whom it is about.
 func (m *Monitor) recall() {
 	for _, r := range m.Remembered.Records {
-		if m.Remembered.Rebooted && r.ByReset && !r.Reset {
-			r.Reset = true
-			if r.Again.Reason == r.Reason {
-				r.Again.Resets++
-			}
+		if r.booted = m.Remembered.Rebooted; r.booted {
+			r.mend()
 		}
 		m.recalled[recordKey{r.GPU, r.Device}] = r
 	}
 	m.careful = m.Remembered.Rebooted || m.Remembered.Lost
+	m.lost = m.Remembered.Lost
+	m.changed = m.lost // who set it aside has told nobody else
+}
+
+// mend notes a reset.
+func (r *Record) mend() {
+	if !r.ByReset || r.Reset {
+		return
+	}
+	r.Reset = true
+	if r.Again.Reason == r.Reason {
+		r.Again.Resets++
+	}
+}
+
+// mendAbsent notes a reset of a GPU, which its odometer shows, on what is remembered of its
+// slices that are not there. It tells whether there is any: a reset takes them all away, and
+// when one is back the odometer may be as far as before.
+func (m *Monitor) mendAbsent(gpu GPU, odometer uint64) (any bool) {
+	for key, r := range m.recalled {
+		if key.gpu == gpu && odometer != 0 && odometer < r.Odometer && r.ByReset && !r.Reset {
+			r.mend()
+			m.recalled[key], any = r, true
+		}
+	}
+	return any
 }
 
 // takeRecord has a GPU or a slice that is listed for the first time go on where it was.
@@ -104,7 +130,7 @@ func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 		reason: r.Reason, action: r.Action, class: r.Class, byReset: r.ByReset, byPolicy: r.ByPolicy,
 		since: r.Since, at: r.At, noted: now, checks: p.checks, odometer: r.Odometer,
 	}
-	if m.Remembered.Rebooted || c.mended {
+	if r.booted { // else it is for a check to say that it is over: a repair may still wait
 		c.health = Probation
 	}
 	if c == &p.condition && c.health == Unhealthy {
@@ -117,7 +143,7 @@ func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bool) {
 	r = Record{GPU: p.gpu, Device: id, Flaps: c.flaps, Turns: slices.Clone(c.turns), Again: c.relapse}
 	if v := c.verdict; v.reason != "" && !v.quiet {
-		r.Reason, r.Action, r.Class, r.Since, r.At = v.reason, v.action, v.class, v.since, v.at
+		r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen = v.reason, v.action, v.class, v.since, v.at, now
 		r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.byReset, v.byPolicy, c.mended, v.odometer
 		// What was read before the fault may be from before a reset that came before it, too.
 		if p.odometer != 0 && v.resets != nil {
@@ -134,10 +160,10 @@ func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bo
 	return r, r.Reason != "" || now.Sub(r.last()) < rememberedFor
 }
 
-// last is when anything was last heard of it.
+// last is when anything was last heard of it. How old a verdict is says nothing of that.
 func (r Record) last() time.Time {
 	last := r.At
-	for _, at := range append(slices.Clone(r.Turns), r.Again.At) {
+	for _, at := range append(slices.Clone(r.Turns), r.Again.At, r.Seen) {
 		if at.After(last) {
 			last = at
 		}
@@ -170,10 +196,18 @@ func (m *Monitor) remember(now time.Time) {
 	m.Remember(m.history(now))
 }
 
-// rememberLast hands over how it all ended, counts included.
+// rememberLast hands over how it all ended, counts included, and with what was told but not
+// read: to the next process that is past, and condemns nobody.
 func (m *Monitor) rememberLast() {
+	now := time.Now()
+	select {
+	case r := <-m.events:
+		m.reported(r, now)
+	default:
+	}
+	m.readUntil(now, now)
 	m.changed = true
-	m.remember(time.Now())
+	m.remember(now)
 }
 
 // awaitsReset tells whether a verdict would be lifted by a reset that only the odometer
@@ -206,7 +240,7 @@ func (m *Monitor) history(now time.Time) History {
 		}
 	}
 	slices.SortFunc(records, Record.compare)
-	return History{Records: records}
+	return History{Records: records, Lost: m.lost}
 }
 
 func (r Record) compare(o Record) int {

@@ -162,3 +162,147 @@ func TestAClockThatWasSet(t *testing.T) {
 		want(t, "soon", w.after(5*time.Second), "")
 	})
 }
+
+// TestABootIsOver: what comes after it in the same process is not mended by it, nor by
+// answering again.
+func TestABootIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		id := m.IDs()[0]
+		b := &hiding{Machine: m}
+		w := watch(t, m, func(device.Backend) device.Backend { return b }, func(w *watched) { w.monitor.Remembered.Rebooted = true })
+		defer w.stop()
+		w.after(time.Second)
+		w.Fail(id, "xid 95")
+		w.after(time.Second)
+		b.hidden.Store(id)
+		want(t, "when it has been gone for long", w.after(15*time.Minute), "")
+		w.Ail(id, device.ErrLost)
+		b.hidden.Store(device.ID(""))
+		w.after(15 * time.Second)
+		w.Ail(id, nil)
+		want(t, "when it is back, and answers", w.after(time.Minute), "xid_95", "")
+	})
+}
+
+// TestARepairThatStillWaits is waited for by the next process, whatever its first check
+// says, also where the node was booted.
+func TestARepairThatStillWaits(t *testing.T) {
+	for _, booted := range []bool{false, true} {
+		testRepairThatStillWaits(t, booted)
+	}
+}
+
+func testRepairThatStillWaits(t *testing.T, booted bool) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(1)
+		id := m.IDs()[0]
+		w := watch(t, m, nil, s.listen)
+		w.after(time.Second)
+		w.Fail(id, "xid 64")
+		w.after(time.Second)
+		w.Recover(id)
+		w.Await(id)
+		w.after(time.Minute)
+		w.stop()
+		m.Ail(id, errOdd)
+		w = watch(t, m, nil, s.listen, func(w *watched) {
+			w.monitor.Remembered = s.history()
+			w.monitor.Remembered.Rebooted = booted
+		})
+		defer w.stop()
+		w.after(3 * time.Second)
+		w.Ail(id, nil)
+		w.Await(id)
+		if s := w.after(time.Minute)[0]; s.Healthy {
+			t.Error("when it answers it is trusted")
+		}
+		w.Recover(id)
+		want(t, "when it is repaired", w.after(time.Minute), "")
+	})
+}
+
+// TestAResetOfASliceThatIsAbsent mends it, too, in this process and in the next.
+func TestAResetOfASliceThatIsAbsent(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var s witnessed
+			m := machine(1)
+			m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
+			b := &hiding{Machine: m}
+			over := func(device.Backend) device.Backend { return b }
+			w := watch(t, m, over, s.listen)
+			id := m.IDs()[1]
+			w.after(time.Minute)
+			w.Fail(id, "xid 999")
+			w.after(time.Second)
+			b.hidden.Store(id)
+			want(t, "while it is absent", w.after(time.Minute), "", "")
+			if restarted {
+				w.stop()
+				w = watch(t, m, over, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+				w.after(time.Second)
+			}
+			w.Recover(device.ID(m.GPUs()[0]))
+			w.after(time.Hour)
+			b.hidden.Store(device.ID(""))
+			want(t, "when it is back", w.after(time.Minute), "", "", "")
+			w.stop()
+		})
+	}
+}
+
+// TestAnOldVerdictOutlivesAnAbsence: how old a fault is says nothing of for how long the GPU
+// has been away.
+func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		gpu, id := m.GPUs()[0], m.IDs()[0]
+		s.kept.Records = []device.Record{{GPU: gpu, Reason: "xid_95", ByReset: true, Since: time.Now(), At: time.Now()}}
+		time.Sleep(31 * 24 * time.Hour)
+		b := &hiding{Machine: m}
+		// process has one run for a while, and returns what is on the board at its end.
+		process := func(d time.Duration) []device.Status {
+			w := watch(t, m, func(device.Backend) device.Backend { return b }, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+			defer w.stop()
+			return w.after(d)
+		}
+		want(t, "at first", process(time.Minute), "xid_95", "")
+		b.hidden.Store(id)
+		want(t, "while it is absent", process(15*time.Minute), "")
+		b.hidden.Store(device.ID(""))
+		want(t, "when it is back", process(time.Minute), "xid_95", "")
+		b.hidden.Store(id)
+		time.Sleep(31 * 24 * time.Hour)
+		process(time.Minute)
+		if r := record(s.history(), gpu, ""); r.Reason != "" {
+			t.Errorf("a month after it went, it is %+v", r)
+		}
+	})
+}
+
+// TestWhatCannotBeToldIsHandedOn until each device has proved itself: a process that has seen
+// none of them has forgotten nothing.
+func TestWhatCannotBeToldIsHandedOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(1)
+		m.Unload(device.ErrNoDriver)
+		w := watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered.Lost = true })
+		if w.after(time.Second); !s.history().Lost { // it may be killed now
+			t.Error("nobody was told")
+		}
+		w.stop()
+		m.Unload(nil)
+		w = watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		defer w.stop()
+		if w.after(1900*time.Millisecond) != nil {
+			t.Error("something was posted before the device has proved itself")
+		}
+		if want(t, "after three checks", w.after(1500*time.Millisecond), ""); s.history().Lost {
+			t.Error("it is not over")
+		}
+	})
+}

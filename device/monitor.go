@@ -99,6 +99,7 @@ type Monitor struct {
 
 	recalled     map[recordKey]Record // of those that are not there
 	careful      bool                 // the first post waits for those on probation
+	lost         bool                 // as in History, before the first post
 	changed      bool                 // a verdict has, since it was handed to Remember
 	tallied      bool                 // likewise, a count
 	rememberedAt time.Time
@@ -287,6 +288,7 @@ func (m *Monitor) checked(c checkup, now time.Time) {
 	if p.vital(c, now) {
 		m.changed = true
 	}
+	m.changed = m.mendAbsent(p.gpu, c.vitals.Odometer) || m.changed
 	if c.err != nil {
 		m.failed(p, c, now)
 		return
@@ -387,6 +389,7 @@ func (m *Monitor) post(now time.Time) {
 	}
 	m.posted, m.postedAt = append(make([]Status, 0, len(m.scratch)), m.scratch...), now
 	m.board.Post(m.posted)
+	m.changed, m.lost = m.changed || m.lost, false
 }
 
 // judged is where a device stands, and why.

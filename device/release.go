@@ -73,6 +73,9 @@ func (m *Monitor) takeUp(now time.Time) {
 	m.log.Info("take the driver up again")
 	m.phase, m.listNext = working, now
 	m.wiring.gpus = nil // they may be connected otherwise now
+	for _, p := range m.patients {
+		p.silent = time.Time{} // what hung has come back, or nothing would have been let go of
+	}
 	m.readers.Resume()
 }
 

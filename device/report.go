@@ -66,15 +66,20 @@ func (b *inbox) take(before time.Time) (ripe []letter, lost uint64) {
 	return ripe, lost
 }
 
-// readReports takes what a second witness has told. Before the first listing nobody knows
-// whom it is about.
+// readReports takes what a second witness has told, once the driver has had its word.
 func (m *Monitor) readReports(now time.Time) {
-	if !m.known {
-		return
-	}
 	before := now.Add(-driverFirst)
 	if m.deaf {
 		before = now
+	}
+	m.readUntil(before, now)
+}
+
+// readUntil takes what was told by a time. Before the first listing nobody knows whom it is
+// about.
+func (m *Monitor) readUntil(before, now time.Time) {
+	if !m.known {
+		return
 	}
 	letters, lost := m.inbox.take(before)
 	if lost > 0 {

@@ -388,3 +388,23 @@ func TestAStormIsToldInFull(t *testing.T) {
 		}
 	})
 }
+
+// TestTheLastWord of the kernel is heard, though the driver's is still waited for when the
+// process ends: to the next one it is past, and condemns nobody.
+func TestTheLastWord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		w := watch(t, m, nil, s.listen)
+		w.after(time.Second)
+		w.monitor.Report(kernel(m.GPUs()[0], 95))
+		w.after(100 * time.Millisecond)
+		w.stop()
+		if r := record(s.history(), m.GPUs()[0], ""); r.Reason != "xid_95" || len(r.Xids) != 1 {
+			t.Errorf("at the end it is %+v", r)
+		}
+		if told := s.told(); len(told) != 1 {
+			t.Errorf("told was %+v", told)
+		}
+	})
+}

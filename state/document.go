@@ -32,7 +32,9 @@ type document struct {
 	Boot    string `json:"boot,omitempty"` // in which it was written
 	// Ended says that the process that wrote it has ended since, and that it had shown no
 	// count that does not stand here.
-	Ended   bool     `json:"ended,omitempty"`
+	Ended bool `json:"ended,omitempty"`
+	// Lost is as in device.History.
+	Lost    bool     `json:"lost,omitempty"`
 	Records []record `json:"records"`
 }
 
@@ -53,6 +55,7 @@ type verdict struct {
 	Class    string    `json:"class,omitempty"`
 	Since    time.Time `json:"since"`
 	At       time.Time `json:"at"`
+	Seen     time.Time `json:"seen,omitzero"`
 	ByReset  bool      `json:"by_reset,omitempty"`
 	ByPolicy bool      `json:"by_policy,omitempty"`
 	Reset    bool      `json:"reset,omitempty"`
@@ -72,11 +75,11 @@ type xid struct {
 }
 
 func newDocument(h device.History, boot string, ended bool) document {
-	d := document{Version: version, Boot: boot, Ended: ended, Records: make([]record, 0, len(h.Records))}
+	d := document{Version: version, Boot: boot, Ended: ended, Lost: h.Lost, Records: make([]record, 0, len(h.Records))}
 	for _, r := range h.Records {
 		w := record{GPU: r.GPU, Device: r.Device, Flaps: r.Flaps, Turns: r.Turns}
 		if r.Reason != "" {
-			w.Verdict = &verdict{r.Reason, r.Action, r.Class, r.Since, r.At, r.ByReset, r.ByPolicy, r.Reset, r.Odometer}
+			w.Verdict = &verdict{r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen, r.ByReset, r.ByPolicy, r.Reset, r.Odometer}
 		}
 		if r.Again.Reason != "" {
 			w.Again = &again{r.Again.Reason, r.Again.Resets, r.Again.At}
@@ -91,10 +94,11 @@ func newDocument(h device.History, boot string, ended bool) document {
 
 // history is what the document says.
 func (d document) history() (h device.History) {
+	h.Lost = d.Lost
 	for _, w := range d.Records {
 		r := device.Record{GPU: w.GPU, Device: w.Device, Flaps: w.Flaps, Turns: w.Turns}
 		if v := w.Verdict; v != nil {
-			r.Reason, r.Action, r.Class, r.Since, r.At = v.Reason, v.Action, v.Class, v.Since, v.At
+			r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen = v.Reason, v.Action, v.Class, v.Since, v.At, v.Seen
 			r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.ByReset, v.ByPolicy, v.Reset, v.Odometer
 		}
 		if w.Again != nil {

@@ -64,7 +64,7 @@ func everything() device.History {
 	at := func(n int64) time.Time { return time.Unix(1e9+n, 5).UTC() }
 	return device.History{Records: []device.Record{
 		{
-			GPU: "GPU-a", Reason: "xid_95", Action: "replace", Class: "broken", Since: at(1), At: at(2), ByReset: true, ByPolicy: true, Reset: true,
+			GPU: "GPU-a", Reason: "xid_95", Action: "replace", Class: "broken", Since: at(1), At: at(2), Seen: at(8), ByReset: true, ByPolicy: true, Reset: true,
 			Odometer: 1<<64 - 1, Flaps: 7, Turns: []time.Time{at(3), at(4)}, Again: device.Relapse{Reason: "xid_95", Resets: 2, At: at(5)},
 			Xids: []device.Xid{{Code: 13, Count: 3, Last: at(6)}, {Code: 95, Count: 1, Last: at(7)}},
 		},
@@ -94,6 +94,21 @@ func TestNothingIsForgotten(t *testing.T) {
 	}
 	if _, h := s.open(); !reflect.DeepEqual(h, everything()) {
 		t.Errorf("it is %+v", h)
+	}
+}
+
+// TestWhatIsLostIsHandedOn as long as somebody says so.
+func TestWhatIsLostIsHandedOn(t *testing.T) {
+	s := newStage(t)
+	s.ended(device.History{Lost: true})
+	for range 2 {
+		if _, h := s.open(); !h.Lost || s.lines() != 0 {
+			t.Errorf("it is %+v", h)
+		}
+	}
+	s.ended(device.History{})
+	if _, h := s.open(); h.Lost {
+		t.Error("it is not over")
 	}
 }
 

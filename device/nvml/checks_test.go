@@ -127,6 +127,11 @@ func TestFaultsOutlastSilence(t *testing.T) {
 	if s.examined(1) == nil {
 		t.Error("the recovery action is not seen")
 	}
+	s.set("fail field:230 gpu 1 UNKNOWN") // which is no answer
+	if s.examined(1) == nil {
+		t.Error("the recovery action is over since it could not be read")
+	}
+	s.clear("fail field:230")
 	s.set("fail field:230 gpu 1 NOT_SUPPORTED") // it is the driver's, and goes with it
 	s.wantFault("without a recovery action", 1, nil)
 }
@@ -247,13 +252,18 @@ func TestVitals(t *testing.T) {
 	if v := vitals(0); v != (device.Vitals{Odometer: 9000}) {
 		t.Errorf("got %+v", v)
 	}
-	for _, pending := range []string{"remapped_pending", "retired_pending"} {
+	for pending, field := range map[string]string{"remapped_pending": "144", "retired_pending": "31"} {
 		s.set("gpu 0 " + pending + " 1")
 		g := s.table.Load().byIndex[0]
 		g.check.drops = g.check.drops.Add(-askAgainAfter)
 		if v := vitals(0); !v.Pending {
 			t.Errorf("%s: got %+v", pending, v)
 		}
+		s.set("fail field:" + field + " gpu 0 UNKNOWN")
+		if v := vitals(0); !v.Pending {
+			t.Errorf("%s could not be read: got %+v", pending, v)
+		}
+		s.clear("fail field:" + field)
 		s.clear("gpu 0 " + pending)
 		if v := vitals(0); v.Pending {
 			t.Errorf("without %s: got %+v", pending, v)

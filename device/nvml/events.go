@@ -192,9 +192,10 @@ func (g *gpu) means(c class) device.Event {
 
 // XidAt says what another source's report of an Xid means, as Wait does of the driver's:
 // one about the GPU at a PCI address, of which the function does not matter. Known is
-// false where no such GPU is listed.
+// false where no such GPU is listed. While the driver is let go of, those are known that
+// were: what is told of them now may be what the reset is for that comes next.
 func (b *Backend) XidAt(address string, number uint64, gi, ci uint32) (e device.Event, known bool) {
-	t := b.table.Load()
+	t := cmp.Or(b.table.Load(), b.left.Load())
 	if t == nil {
 		return device.Event{}, false
 	}

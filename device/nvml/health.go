@@ -209,7 +209,7 @@ func (g *gpu) examine(now time.Time) (*device.Fault, error) {
 	}
 	pending, _ := g.check.value(pendingAt)
 	retiring, _ := g.check.value(retiringAt)
-	g.pending.Store(pending > 0 || retiring > 0)
+	g.pending.Store(pending > 0 || retiring > 0 || g.pending.Load() && (g.check.failed(pendingAt) || g.check.failed(retiringAt)))
 	if f := g.askJudged(now); f.ret != nvml.SUCCESS {
 		return nil, f.err()
 	}
@@ -229,7 +229,7 @@ func (g *gpu) judge(now time.Time) (first *device.Fault) {
 		switch {
 		case told:
 			found[c.name] = c.judge(g, c, value, now)
-		case c.at == recoveryAt:
+		case c.at == recoveryAt && !g.check.failed(c.at):
 			found[c.name] = nil
 		}
 		if first == nil {

@@ -57,6 +57,9 @@ type Backend struct {
 	// table is the newest listing, with the driver that it came from; nil while
 	// there is none. Written by Devices and Close; a table itself is never written.
 	table atomic.Pointer[table]
+	// left is the last listing before Close, for XidAt; it is only told from, and nobody is
+	// asked by its handles.
+	left atomic.Pointer[table]
 	// missing is what Missing returns; written by Devices.
 	missing atomic.Pointer[[]string]
 
@@ -155,6 +158,7 @@ func (b *Backend) Close() {
 	b.waiting.Lock()
 	defer b.waiting.Unlock()
 	t := b.table.Swap(nil)
+	b.left.Store(t)
 	b.asking.calls.Wait()
 	if b.driver == nil { // without an Init, Shutdown may be a symbol of no library
 		return

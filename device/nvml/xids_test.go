@@ -250,4 +250,9 @@ func TestXidAt(t *testing.T) {
 			t.Errorf("xid %d at %s: got %+v, %v; want %+v", c.xid, c.address, e, known, want)
 		}
 	}
+	gpu := s.id(1)
+	s.Close()
+	if e, known := s.XidAt("0000:1a:00", 94, 7, 0); !known || e.GPU != gpu || e.Device != "MIG-a" {
+		t.Errorf("while the driver is let go of: %+v, %v", e, known)
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -158,7 +157,8 @@ func (r *Reader) take(data []byte, now time.Time) bool {
 	}
 	r.any, r.newest = true, rec.sequence
 	if strings.HasPrefix(rec.message, loaded) { // all GPUs began anew
-		r.waiting = slices.DeleteFunc(r.waiting, func(t told) bool { return t.past })
+		clear(r.waiting)
+		r.waiting = r.waiting[:0]
 		return false
 	}
 	line, is := Parse(rec.message)

@@ -269,6 +269,16 @@ func TestDriverLoaded(t *testing.T) {
 		s.saysAt(time.Minute, xid(one, 79), xid(two, 95), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xid(two, 64))
 		s.run(func() { s.wants("what is past", "GPU-2 64 check kmsg_past") })
 	})
+	on(t, func(s *stage) {
+		delete(s.known, one)
+		s.run(func() {
+			s.says(xid(one, 79), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xid(one, 95))
+			s.wants("of a GPU that is not known")
+			s.list(one, gpu1)
+			time.Sleep(2 * time.Second)
+			s.wants("when it is listed", "GPU-1 95 reset kmsg")
+		})
+	})
 }
 
 // TestRemembered: what an earlier process has counted is not counted again, and what came
