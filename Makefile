@@ -15,7 +15,7 @@ TAGS = -tags grpcnotrace
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build lint golden e2e e2e-all soak churn bench gpu
+.PHONY: demo test build lint rules golden e2e e2e-all soak churn xids bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
@@ -28,6 +28,10 @@ test: build ## all that needs no root; allocations are counted without the race 
 	go test -run 'Allocations|Calls' ./...
 	cd test/openmetrics && go test -count=1 ./...
 	cd test/podsfixture && go test -count=1 ./...
+
+rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
+	promtool check rules deploy/rules/podgauge.rules.yaml
+	promtool test rules deploy/rules/podgauge_test.yaml
 
 golden: ## write the golden files anew
 	go test ./cmd/podgauge ./config -update
@@ -52,6 +56,9 @@ soak: build ## memory over an hour of scrapes with everything on, and ten minute
 churn: build ## a thousand pods' comings and goings, simulated and on the real node; as root
 	PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' ./cmd/podgauge
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' .
+
+xids: build ## from the driver's report to the kubelet, 200 times; as root
+	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_XIDS=200 go test -count=1 -timeout 20m -v -run 'TestEventLatency$$' .
 
 bench: ## results are in docs/benchmarks.md
 	go test -run '^$$' -bench . -benchmem ./...

@@ -266,7 +266,7 @@ func (t *target) finish(d *document, origins map[string]string) error {
 	if t.DevRoot == "" {
 		t.DevRoot = t.DriverRoot
 	}
-	t.Health = health(t.ignoreXids, t.countXids)
+	t.Health = health(t.ignoreXids, t.countXids, t.singleXids)
 	mps, turns := &t.Sharing.MPS, &t.Sharing.TimeSlicing
 	if len(mps.Resources) > 0 && len(turns.Resources) > 0 {
 		d.notices = append(d.notices, fmt.Sprintf("%s: sharing.timeSlicing is ignored, since there is sharing.mps; NVIDIA's plugin does so too", origins["sharing.timeSlicing"]))

@@ -55,6 +55,19 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}\n", "config.yaml:2: flags.plugin.deviceListStrategy: want a list"},
 		{"version: v1\nimex: {channelIDs: [0, 1]}\n", `config.yaml:2: imex.channelIDs: "1": want no channel, or channel 0`},
 		{"version: v1\npodgauge: {disableHealthChecks: [48, x]}\n", `config.yaml:2: podgauge.disableHealthChecks: "x": want the number of an Xid, or all`},
+		{"version: v1\npodgauge: {xids: [94]}\n", "config.yaml:2: podgauge.xids: want a mapping of Xids"},
+		{"version: v1\npodgauge: {xids: warn}\n", "config.yaml:2: podgauge.xids: want a mapping of Xids"},
+		{"version: v1\npodgauge:\n  xids:\n    94: warn\n    95: sick\n", `config.yaml:5: podgauge.xids.95: "sick": want ignore, warn or unhealthy`},
+		{"version: v1\npodgauge: {xids: {94: default}}\n", `config.yaml:2: podgauge.xids.94: "default": want ignore, warn or unhealthy`},
+		{"version: v1\npodgauge: {xids: {94: \"\"}}\n", `config.yaml:2: podgauge.xids.94: "": want ignore, warn or unhealthy`},
+		{"version: v1\npodgauge: {xids: {94: [warn]}}\n", "config.yaml:2: podgauge.xids.94: want a string"},
+		{"version: v1\npodgauge: {xids: {94: true}}\n", "config.yaml:2: podgauge.xids.94: want a string"},
+		{"version: v1\npodgauge: {xids: {all: warn}}\n", "config.yaml:2: podgauge.xids.all: want the number of an Xid"},
+		{"version: v1\npodgauge: {xids: {0: warn}}\n", "config.yaml:2: podgauge.xids.0: want the number of an Xid"},
+		{"version: v1\npodgauge: {xids: {-1: warn}}\n", "config.yaml:2: podgauge.xids.-1: want the number of an Xid"},
+		{"version: v1\npodgauge: {xids: {0x1f: warn}}\n", "config.yaml:2: podgauge.xids.0x1f: want the number of an Xid"},
+		{"version: v1\npodgauge: {xids: {31: warn, \"031\": ignore}}\n", "config.yaml:2: podgauge.xids.031: Xid 31 was given before"},
+		{"version: v1\npodgauge: {xids: {31: warn, \"31\": ignore}}\n", `config.yaml:2: "31" is given twice`},
 		{"version: v1\npodgauge: {select: {include: [gpu0]}}\n", `config.yaml:2: podgauge.select.include: "gpu0": want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`},
 		// Sharing.
 		{shared("    resources: []\n"), "config.yaml:4: sharing.timeSlicing: no resources"},
@@ -152,6 +165,10 @@ func TestAcceptedFiles(t *testing.T) {
 			s.Select = Select{Include: []Ref{"0", "0000:3b:00.0", "model:*A100*"}, Exclude: []Ref{"1"}}
 			s.Health = Health{Ignored: []uint64{48, 79}, EnableAll: true}
 		}},
+		{"single Xids", "version: v1\npodgauge: {xids: {\"94\": warn, 31: unhealthy, 43: ignore, 45: null}}\n", func(s *Settings) {
+			s.Health = Health{Xids: map[uint64]Policy{94: Warn, 31: Unhealthy, 43: Ignore}}
+		}},
+		{"no single Xids", "{\"version\": \"v1\", \"podgauge\": {\"xids\": {}}}", func(*Settings) {}},
 	} {
 		want := loaded(t, "version: v1\n").Settings
 		c.want(&want)

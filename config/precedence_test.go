@@ -219,3 +219,51 @@ func TestHealthVariables(t *testing.T) {
 		t.Error("the table's verdict does not hold where nothing is said, or where all is enabled")
 	}
 }
+
+// TestPolicies: what is said of a single Xid beats NVIDIA's lists, by whichever way those
+// were given, and these beat the table.
+func TestPolicies(t *testing.T) {
+	const file = "version: v1\npodgauge: {xids: {94: warn, 31: unhealthy, 48: ignore, 79: ignore}}\n"
+	for _, c := range []struct {
+		disable, enable string
+		want            map[uint64]Policy
+		off             bool
+	}{
+		{"", "", map[uint64]Policy{94: Warn, 31: Unhealthy, 48: Ignore, 79: Ignore, 13: Default, 95: Default}, false},
+		{"all", "", map[uint64]Policy{94: Warn, 31: Unhealthy, 48: Ignore, 13: Warn, 95: Warn}, false},
+		{"31,95", "", map[uint64]Policy{31: Unhealthy, 95: Warn, 13: Default}, false},
+		{"", "all", map[uint64]Policy{94: Warn, 31: Unhealthy, 48: Ignore, 13: Unhealthy, 95: Unhealthy}, false},
+		{"95", "94,95,48", map[uint64]Policy{94: Warn, 48: Ignore, 95: Unhealthy, 13: Default}, false},
+	} {
+		b := builder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable})
+		l, err := b.LoadFrom(Source{File: inFile(t, "config.yaml", file)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := l.Settings.Health
+		for xid, want := range c.want {
+			if got := h.Policy(xid); got != want {
+				t.Errorf("%q, %q: Xid %d: %v, want %v", c.disable, c.enable, xid, got, want)
+			}
+			for _, byDefault := range []bool{false, true} {
+				if got := h.Counts(xid, byDefault); got != (want == Unhealthy || want == Default && byDefault) {
+					t.Errorf("%q, %q: Xid %d, by default %v: counts %v", c.disable, c.enable, xid, byDefault, got)
+				}
+			}
+		}
+		if h.Off() != c.off {
+			t.Errorf("%q, %q: off is %v", c.disable, c.enable, h.Off())
+		}
+		if origin := l.Origins["podgauge.xids"]; !strings.HasSuffix(origin, "config.yaml:2") {
+			t.Errorf("they come from %q", origin)
+		}
+	}
+	if !(Health{IgnoreAll: true, Xids: map[uint64]Policy{94: Warn}}).Off() {
+		t.Error("with all ignored and one told of, something makes a device unhealthy")
+	}
+	for p, want := range map[Policy]string{Default: "default", Ignore: "ignore", Warn: "warn", Unhealthy: "unhealthy", 9: "default"} {
+		if p.String() != want {
+			t.Errorf("policy %d is called %s", p, p)
+		}
+	}
+}

@@ -34,6 +34,7 @@ type target struct {
 	Settings
 	source                Source
 	ignoreXids, countXids []string
+	singleXids            map[uint64]Policy
 }
 
 var rows = []row{
@@ -155,6 +156,10 @@ var rows = []row{
 		help: "`xids` that make a device unhealthy whatever else is said of them, or all", into: func(t *target) any { return &t.countXids }, check: checkXid,
 	},
 	// What is ours.
+	{
+		path: "podgauge.xids", help: "what becomes of single xids: ignore, warn or unhealthy, whatever else is said of them",
+		read: func(t *target, n *node, path string) error { return readXids(&t.singleXids, n, path) },
+	},
 	{
 		flag: "include-devices", env: []string{"INCLUDE_DEVICES"}, path: "podgauge.select.include",
 		help: "`devices` to offer (default all), by index, UUID, PCI address or model:GLOB", into: func(t *target) any { return &t.Select.Include },

@@ -238,3 +238,29 @@ func TestWatchWithoutAFile(t *testing.T) {
 	w.ticks(0)
 	w.expects("no file", MIGNone)
 }
+
+// TestWatchPolicies: what becomes of an Xid follows the file.
+func TestWatchPolicies(t *testing.T) {
+	path := inFile(t, "config.yaml", "version: v1\npodgauge: {xids: {31: warn}}\n")
+	w := watching(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": "48"}, "--config-file="+path)
+	for _, step := range []struct {
+		file   string
+		logged string
+		want   Policy
+	}{
+		{"version: v1\npodgauge: {xids: {31: unhealthy}}\n", "config changed", Unhealthy},
+		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `want ignore, warn or unhealthy`, Unhealthy},
+		{"version: v1\npodgauge: {xids: {31: ignore}}\n", "config changed", Ignore},
+		{"version: v1\n", "config changed", Default},
+	} {
+		if err := os.WriteFile(path, []byte(step.file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.ticks(2)
+		w.expects(step.file, MIGNone, step.logged)
+		s, _ := w.Look()
+		if got, listed := s.Health.Policy(31), s.Health.Policy(48); got != step.want || listed != Warn {
+			t.Errorf("%s: %v, want %v; and %v of the variable's", step.file, got, step.want, listed)
+		}
+	}
+}

@@ -38,9 +38,8 @@ type Backend interface {
 	// the GPU as a whole: ErrLost, or another one when it gave nothing.
 	Read(gpu GPU, buf []Sample) ([]Sample, error)
 	// Check asks whether the GPU can be used: ErrLost or a *Fault where it can
-	// not. Resets counts how often it was seen to have been reset or its driver
-	// reloaded.
-	Check(gpu GPU) (resets uint64, err error)
+	// not. The Vitals are as far as is known then.
+	Check(gpu GPU) (Vitals, error)
 	// Wait blocks until the driver reports something, for a few seconds at most:
 	// a zero Event is "nothing". An error blames nobody.
 	Wait(ctx context.Context) (Event, error)
@@ -66,18 +65,55 @@ type Idler interface {
 	Idle() bool
 }
 
+// Vitals are what tells whether a GPU has been reset since something happened to it.
+type Vitals struct {
+	// Resets counts how often it was seen to have been reset or its driver reloaded,
+	// since this process started.
+	Resets uint64
+	// Odometer only ever rises, but for a reset or a reload, which a later process can
+	// tell by it; 0 where the GPU has none.
+	Odometer uint64
+	// Pending says that a part of what went wrong is repaired with the next reset.
+	Pending bool
+}
+
 // Event is one report of the driver.
 type Event struct {
 	GPU    GPU
 	Device ID     // the one slice that is hit; empty: the whole GPU, or nothing is
-	Xid    uint64 // the error's number; 0 when the event is none
-	Fatal  bool   // what is hit cannot be used until the GPU was reset
+	Xid    uint64 // the error's number; 0 where the report is of another kind
+	Kind   string // of a report that is no Xid, in a word: "gpu_unavailable"; else empty
+	Class  string // what the Backend's table calls such a report: "application"
+	Heals  Heals  // what ends it
 	Action string // what the fault asks for, as in Status.Action
 	// Partitioned says that the GPU's slices have changed, or are about to.
 	Partitioned bool
+	// Witness is the second source that the report is from; empty: the driver itself. What
+	// both report happened once.
+	Witness string
+	// Past says that it happened before anybody listened: it condemns nobody, and who has
+	// the GPU now need not have had it then.
+	Past bool
 }
 
+// Heals is what ends the trouble that a report or a fault means.
+type Heals uint8
+
+const (
+	// ByItself says that the next program runs, and nobody loses the device.
+	ByItself Heals = iota
+	// ByCheck says that it is over as soon as checks find nothing.
+	ByCheck
+	// ByReset says that it is over once a reset was seen, of which a reboot is one.
+	ByReset
+)
+
 // Fault is what a Backend finds wrong with a GPU that still answers.
-type Fault struct{ Reason, Action string } // as in Status
+type Fault struct {
+	Reason, Action string // as in Status
+	// ByReset says that it stands until a reset was seen, also where checks find it no
+	// more. Else it is over as soon as they do not.
+	ByReset bool
+}
 
 func (f *Fault) Error() string { return f.Reason + ", wants " + f.Action }

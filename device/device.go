@@ -117,7 +117,9 @@ func (d Device) Equal(o Device) bool {
 // written again.
 type Status struct {
 	Device
-	Healthy bool
+	Healthy bool // as the kubelet is told: Health is Well or Suspect
+	Health  Health
+	Flaps   uint64    // how often it turned unhealthy, by itself or with its GPU, as far as is remembered
 	Reason  string    // why it is not healthy, in one word: "xid_79", "lost"; empty when it is
 	Action  string    // what its fault asks for: "reset_gpu", "reboot"; empty when nothing is known
 	Since   time.Time // when Healthy or Reason last changed
@@ -125,7 +127,49 @@ type Status struct {
 	Xids    []Xid     // errors that the driver reported of the GPU, by code
 }
 
-// Xid counts one kind of error report of a GPU since this process started.
+// Health is where a device stands between all is well and nothing works.
+type Health uint8
+
+// In this order they come, and then begin anew.
+const (
+	Well      Health = iota
+	Suspect          // something was reported; it is checked, and used as before meanwhile
+	Unhealthy        // there is evidence against it
+	Probation        // there is none any more; it has to stand the test of time
+)
+
+// Healths are all that there are.
+var Healths = [...]Health{Well, Suspect, Unhealthy, Probation}
+
+// String is the word by which metrics, JSON and tables know it.
+func (h Health) String() string {
+	if words := [...]string{Well: "well", Suspect: "suspect", Unhealthy: "unhealthy", Probation: "probation"}; int(h) < len(words) {
+		return words[h]
+	}
+	return "unknown"
+}
+
+// Occurrence is something that happened to a GPU: a report of the driver, or evidence
+// that had devices condemned.
+type Occurrence struct {
+	At  time.Time
+	GPU GPU
+	// Hit are the devices that are concerned, as they were: the slice that a report names,
+	// or the GPU and all its slices.
+	Hit    []Device
+	Xid    uint64 // 0 where it was no Xid
+	Reason string // "xid_79", "lost", "not_answering"
+	Class  string // as in Event; empty where a check found it
+	Action string // as in Status
+	// Condemned says that those hit have turned unhealthy by it.
+	Condemned bool
+	// Witness and Past are as in Event.
+	Witness string
+	Past    bool
+}
+
+// Xid counts one kind of error report of a GPU, since this process started or an earlier one
+// that has handed its counts on (Record.Xids).
 type Xid struct {
 	Code  uint64
 	Count uint64
@@ -137,6 +181,6 @@ func (s Status) equal(o Status) bool {
 }
 
 func (s Status) equalButXids(o Status) bool {
-	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Reason == o.Reason && s.Gone == o.Gone &&
+	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Health == o.Health && s.Flaps == o.Flaps && s.Reason == o.Reason && s.Gone == o.Gone &&
 		s.Action == o.Action && s.Since.Equal(o.Since)
 }

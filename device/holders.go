@@ -32,11 +32,16 @@ type Holding struct {
 	Owner    Owner
 }
 
-// Seen says when a container was last seen to hold a device.
+// Seen says when a container was first and last seen to hold a device. One that had it,
+// lost it and has it again is seen anew.
 type Seen struct {
 	Device ID
 	Owner  Owner
-	Last   time.Time
+	// First is when it was allocated, where that was told, and else when it was first named:
+	// it held the device from then on for sure. Last is when it was named last.
+	First, Last time.Time
+	// Ended is when it was first known to hold the device no more; zero while it does.
+	Ended time.Time
 }
 
 // Holders is what is known of who holds what, at one moment. It is never written

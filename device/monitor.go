@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,20 +14,19 @@ import (
 
 // The Monitor's paces. They are no flags: nobody has yet had a reason to turn them.
 const (
-	tickEvery       = 250 * time.Millisecond
-	checkEvery      = 5 * time.Second  // a GPU that is healthy
-	recheckEvery    = time.Second      // one that is not, or not known to be
-	urgentEvery     = time.Second / 20 // at most, however much the driver reports
-	sayEvery        = 10 * time.Second // one kind of report
-	listEvery       = 10 * time.Second // while the driver is there
-	lookForEvery    = time.Second      // while it is not
-	firstVerdictBy  = 5 * time.Second  // no verdict by then is a bad one
-	unhealthyAfter  = 30 * time.Second // a call that does not come back
-	notAnsweringBy  = 5 * time.Second  // a listing that does not come back
-	waitAgainAfter  = time.Second      // a Wait that failed
-	deafAfter       = 10 * time.Second // a Wait that does not come back, or goes on failing
-	baselineBy      = 10 * time.Second // a check that tells which resets came before a fault
-	goodChecksToRun = 3                // in a row, for a GPU to be trusted again
+	tickEvery      = 250 * time.Millisecond
+	checkEvery     = 5 * time.Second  // a GPU that is healthy
+	recheckEvery   = time.Second      // one that is not, or not known to be
+	urgentEvery    = time.Second / 20 // at most, however much the driver reports
+	sayEvery       = 10 * time.Second // one kind of report
+	listEvery      = 10 * time.Second // while the driver is there
+	lookForEvery   = time.Second      // while it is not
+	firstVerdictBy = 5 * time.Second  // no verdict by then is a bad one
+	unhealthyAfter = 30 * time.Second // a call that does not come back, where nobody says otherwise
+	notAnsweringBy = 5 * time.Second  // a listing that does not come back
+	waitAgainAfter = time.Second      // a Wait that failed
+	deafAfter      = 10 * time.Second // a Wait that does not come back, or goes on failing
+	baselineBy     = 10 * time.Second // a check that tells which resets came before a fault
 )
 
 // Monitor is the only writer of a Board: it merges the driver's events, checks of
@@ -37,14 +37,27 @@ type Monitor struct {
 	// Held tells whether somebody holds a device: then it is kept, however long it has
 	// been gone. It must be quick. Set before Run; nil: nobody holds any.
 	Held func(ID) bool
-	// Fatal decides, given what the Backend says, whether a device that an Xid hit
-	// can be used no more. It must be quick. Set before Run; nil: as the Backend says.
-	Fatal func(xid uint64, byDefault bool) bool
+	// Policy is what the operator wants of an Xid. It is asked at each report, and must be
+	// quick. Set before Run; nil: as the Backend's table says.
+	Policy func(xid uint64) Policy
+	// UnhealthyAfter is how long a call about a GPU may run before the GPU is unhealthy.
+	// Set before Run; 0: 30 seconds.
+	UnhealthyAfter time.Duration
+	// Happened is told of each occurrence, in their order, and before the Board says what
+	// came of it. It must be quick. Set before Run; nil: nobody.
+	Happened func(Occurrence)
+	// Remembered is what an earlier process has handed to Remember. Set before Run.
+	Remembered History
+	// Remember is handed what the next process has to know, whenever that changes: a few
+	// times a second at most, but for verdicts. It must be quick. Set before Run; nil:
+	// nobody.
+	Remember func(History)
 
 	backend Backend
 	readers *Readers
 	board   *Board
 	log     *slog.Logger
+	inbox   inbox
 
 	driver atomic.Pointer[Driver] // written by Run
 	links  atomic.Pointer[[]Link] // written by Run; nil before they were first read
@@ -73,15 +86,23 @@ type Monitor struct {
 	waitNext  time.Time
 	waitErr   string // of the newest Wait: the same one is said once
 	wiring    wiring
-	deaf      bool // and it was said
+	deaf      bool      // and it was said
+	deafAt    time.Time // when it last was
 	posted    []Status
-	next      []Status // scratch: most turns of the loop find nothing new
+	scratch   []Status // what post compares with posted
 	phase     phase
 	away      verdict // on all devices while the phase is not working
 	pending   order   // the release under way
 	replaced  error   // why Run is to end; nil otherwise
 	postedAt  time.Time
 	strangers sayings // of Xids of GPUs that are not known
+
+	recalled     map[recordKey]Record // of those that are not there
+	careful      bool                 // the first post waits for those on probation
+	lost         bool                 // as in History, before the first post
+	changed      bool                 // a verdict has, since it was handed to Remember
+	tallied      bool                 // likewise, a count
+	rememberedAt time.Time
 }
 
 type (
@@ -96,7 +117,8 @@ type (
 	checkup struct {
 		gpu    GPU
 		number uint64 // of the GPU's checks, counted from 1
-		resets uint64
+		began  time.Time
+		vitals Vitals
 		err    error
 	}
 )
@@ -109,7 +131,7 @@ func NewMonitor(b Backend, r *Readers, board *Board, log *slog.Logger) *Monitor 
 		// One of each call runs at a time, so its result never blocks.
 		lists: make(chan listing, 1), linked: make(chan linking, 1), events: make(chan report, 1),
 		checks: make(chan checkup), orders: make(chan order), closed: make(chan struct{}, 1),
-		patients: map[GPU]*patient{},
+		patients: map[GPU]*patient{}, recalled: map[recordKey]Record{},
 	}
 	m.driver.Store(&Driver{})
 	return m
@@ -132,6 +154,8 @@ func (m *Monitor) Run(ctx context.Context) error {
 	tick := time.NewTicker(tickEvery)
 	defer tick.Stop()
 	defer func() { m.answerPending(context.Cause(ctx)) }()
+	m.recall()
+	defer m.rememberLast()
 	for {
 		m.Beat()
 		m.startCalls(ctx, time.Now())
@@ -152,9 +176,11 @@ func (m *Monitor) Run(ctx context.Context) error {
 			m.released(time.Now())
 		case <-tick.C:
 		}
+		m.readReports(time.Now())
 		m.judgeSilence(time.Now())
 		m.forget(time.Now())
 		m.post(time.Now())
+		m.remember(time.Now())
 		if err := m.goOn(time.Now()); err != nil {
 			return fmt.Errorf("watch devices: %w", err)
 		}
@@ -190,24 +216,14 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 		})
 	}
 	for gpu, p := range m.patients {
-		if !p.due(now, m.readers.Failed(gpu) || m.ailing(p)) {
+		if !p.due(now, m.readers.Failed(gpu)) {
 			continue
 		}
 		number := p.checks + 1
-		if m.readers.Check(gpu, func(resets uint64, err error) { m.answer(ctx, checkup{gpu, number, resets, err}) }) {
+		if m.readers.Check(gpu, func(v Vitals, err error) { m.answer(ctx, checkup{gpu, number, now, v, err}) }) {
 			p.checkedAt, p.checks, p.urgent = now, number, false
 		}
 	}
-}
-
-// ailing tells whether a slice of the GPU has a verdict of its own.
-func (m *Monitor) ailing(p *patient) bool {
-	for w := range m.slices(p) {
-		if w.own.verdict.reason != "" {
-			return true
-		}
-	}
-	return false
 }
 
 func (m *Monitor) answer(ctx context.Context, c checkup) {
@@ -225,7 +241,7 @@ func (m *Monitor) listed(l listing, now time.Time) {
 	if errors.Is(l.err, ErrReplaced) {
 		m.setDriver(Driver{DriverReplaced, l.err})
 		m.replaced = l.err
-		m.leave("driver_replaced")
+		m.leave("driver_replaced", now)
 		return
 	}
 	if errors.Is(l.err, ErrNoDriver) {
@@ -262,28 +278,57 @@ func (m *Monitor) checked(c checkup, now time.Time) {
 	if p == nil || c.number > p.checks { // it was forgotten meanwhile, and may be back
 		return
 	}
-	was := p.verdict.reason
-	p.resets = max(p.resets, c.resets) // a check that fails may not know the count
-	m.baseline(p, c.number, now)
-	p.checked(c)
-	for w := range m.slices(p) {
-		if c.err != nil {
-			w.own.good = 0
-		} else {
-			w.own.passed(c.resets)
+	if errors.Is(c.err, ErrStalled) { // that is no answer, and what it means stands elsewhere
+		if p.silent.IsZero() {
+			p.silent = c.began
 		}
+		return
 	}
-	if is := p.verdict.reason; is != was {
-		m.log.Info("health", "gpu", c.gpu, "was", was, "is", is, "err", c.err)
+	p.silent = time.Time{}
+	if p.vital(c, now) {
+		m.changed = true
+	}
+	m.changed = m.mendAbsent(p.gpu, c.vitals.Odometer) || m.changed
+	if c.err != nil {
+		m.failed(p, c, now)
+		return
+	}
+	p.answered = true
+	if !p.listed {
+		return
+	}
+	m.passed(p, &p.condition, c)
+	for _, w := range p.slices {
+		m.passed(p, &w.own, c)
 	}
 }
 
-// baseline has the GPU's verdict and its slices' know which resets do not mend them.
-func (m *Monitor) baseline(p *patient, check uint64, now time.Time) {
-	p.baseline(check, p.resets, now)
-	for w := range m.slices(p) {
-		w.own.baseline(check, p.resets, now)
+// passed takes a check that found nothing to one of those whom it concerns.
+func (m *Monitor) passed(p *patient, c *condition, k checkup) {
+	was := *c
+	if c.passed(k) && was.verdict.reason != "" {
+		m.changed = m.changed || !was.verdict.quiet
+		m.log.Info("health", "gpu", p.gpu, "was", was.verdict.reason, "is", "", "flaps", c.flaps)
 	}
+	if c.health == Probation && was.health == Unhealthy {
+		m.log.Info("on probation", "gpu", p.gpu, "was", was.verdict.reason, "for", c.probation(k.began), "flaps", c.flaps)
+	}
+}
+
+// failed takes a check that found something. Only one that finds nothing else takes two.
+func (m *Monitor) failed(p *patient, c checkup, now time.Time) {
+	for _, w := range p.slices {
+		w.own.good = 0
+	}
+	v, soft := explain(c)
+	if v.byReset { // it is told by a GPU that answers, and so knows all resets before
+		v.resets = new(p.resets)
+	}
+	if soft && p.answered && !p.doubts(c.began) {
+		m.log.Info("a check has failed, asking again", "gpu", p.gpu, "err", c.err)
+		return
+	}
+	m.find(p, v, now)
 }
 
 // judgeSilence turns calls that do not come back into verdicts.
@@ -294,18 +339,19 @@ func (m *Monitor) judgeSilence(now time.Time) {
 	if !m.listSince.IsZero() && now.Sub(m.listSince) > notAnsweringBy {
 		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return")})
 	}
-	if !m.wiring.since.IsZero() && now.Sub(m.wiring.since) > unhealthyAfter { // no listing begins meanwhile
+	after := cmp.Or(m.UnhealthyAfter, unhealthyAfter)
+	if !m.wiring.since.IsZero() && now.Sub(m.wiring.since) > after { // no listing begins meanwhile
 		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return with the links")})
 	}
-	m.judgeHearing()
+	m.judgeHearing(now)
 	for gpu, p := range m.patients {
-		m.baseline(p, 0, now)
-		silent := m.readers.Busy(gpu) > unhealthyAfter
+		m.changed = p.baseline(0, now) || m.changed
+		silent := m.readers.Busy(gpu) > after || !p.silent.IsZero() && now.Sub(p.silent) > after
 		if !p.answered {
 			silent = now.Sub(p.first) > firstVerdictBy
 		}
 		if silent {
-			p.condemn(verdict{reason: "not_answering"})
+			m.find(p, verdict{reason: "not_answering", at: now, noted: now}, now)
 		}
 	}
 }
@@ -315,29 +361,53 @@ func (m *Monitor) judgeSilence(now time.Time) {
 // turns away the pods that hold the rest. Later a GPU that has none yet is left out,
 // since it must not hold up what is known of the others.
 func (m *Monitor) post(now time.Time) {
-	m.next = m.next[:0]
+	m.scratch = m.scratch[:0]
 	for _, w := range m.wards {
-		if !w.patient.answered {
-			if m.posted == nil {
-				return
-			}
-			continue
+		if m.posted == nil && (!w.patient.answered || m.proving(w, now)) {
+			return
 		}
-		v := w.judged()
-		if m.phase != working {
-			v = m.away
+		if w.patient.answered {
+			health, v := m.judged(w)
+			m.scratch = append(m.scratch, w.status(health, v, now))
 		}
-		m.next = append(m.next, w.status(v, now))
 	}
-	if !m.known || m.posted != nil && slices.EqualFunc(m.posted, m.next, Status.equal) {
+	if !m.known {
 		return
 	}
-	// What is but another count can wait for the next tick: there may be many.
-	if slices.EqualFunc(m.posted, m.next, Status.equalButXids) && now.Sub(m.postedAt) < tickEvery {
-		return
+	if m.posted != nil && slices.EqualFunc(m.posted, m.scratch, Status.equal) {
+		// What is but another count can wait for the next tick: there may be many.
+		if !m.counted() || now.Sub(m.postedAt) < tickEvery {
+			return
+		}
 	}
-	m.posted, m.postedAt = append(make([]Status, 0, len(m.next)), m.next...), now
+	for i := range m.scratch {
+		p := m.patients[m.scratch[i].GPU]
+		if p.counted {
+			p.publish()
+		}
+		m.scratch[i].Xids = p.xids
+	}
+	m.posted, m.postedAt = append(make([]Status, 0, len(m.scratch)), m.scratch...), now
 	m.board.Post(m.posted)
+	m.changed, m.lost = m.changed || m.lost, false
+}
+
+// judged is where a device stands, and why.
+func (m *Monitor) judged(w *ward) (Health, verdict) {
+	if m.phase != working {
+		return Unhealthy, m.away
+	}
+	return w.judged()
+}
+
+// counted tells whether a count was not posted yet.
+func (m *Monitor) counted() bool {
+	for _, p := range m.patients {
+		if p.counted {
+			return true
+		}
+	}
+	return false
 }
 
 func errText(err error) string {

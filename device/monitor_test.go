@@ -334,7 +334,7 @@ type busy struct {
 	checks *atomic.Int64
 }
 
-func (b busy) Check(gpu device.GPU) (uint64, error) {
+func (b busy) Check(gpu device.GPU) (device.Vitals, error) {
 	b.checks.Add(1)
 	return b.Backend.Check(gpu)
 }

@@ -1,25 +1,26 @@
 package device
 
-import (
-	"cmp"
-	"errors"
-	"slices"
-	"strconv"
-	"time"
-)
+import "time"
 
 // patient is what the Monitor remembers of one GPU.
 type patient struct {
+	gpu       GPU
 	first     time.Time // when it was first listed
 	listed    bool      // in the newest listing
 	answered  bool      // a verdict was reached at least once
 	checkedAt time.Time // when the newest check began
 	checks    uint64    // how many have begun
 	resets    uint64    // the GPU's count of them, as far as its checks have told
+	odometer  uint64    // likewise; 0: it has not told, or has none
+	silent    time.Time // when the first check began of those that said no more than that a call hangs; zero: none did
 	urgent    bool      // to be checked at once
 	condition
-	xids []Xid // ordered by code; replaced, never written, once posted
-	said sayings
+	slices  []*ward  // its devices, but for the GPU itself
+	hit     []Device // the GPU with its slices; replaced, never written
+	tallies []tally  // in the order in which they came
+	xids    []Xid    // what is posted of them, ordered by code; replaced, never written
+	counted bool     // since xids were made
+	said    sayings
 }
 
 // sayings are when reports of one kind last made a line of the log: of thousands a
@@ -28,15 +29,15 @@ type sayings map[saying]time.Time
 
 type saying struct {
 	device ID
-	xid    uint64
+	reason string
 }
 
 // due tells whether a report is to make a line, and notes that it does.
-func (s *sayings) due(device ID, xid uint64, now time.Time) bool {
+func (s *sayings) due(device ID, reason string, now time.Time) bool {
 	if *s == nil {
 		*s = sayings{}
 	}
-	kind := saying{device, xid}
+	kind := saying{device, reason}
 	if last, said := (*s)[kind]; said && now.Sub(last) < sayEvery {
 		return false
 	}
@@ -44,118 +45,59 @@ func (s *sayings) due(device ID, xid uint64, now time.Time) bool {
 	return true
 }
 
-// condition is a verdict, and what speaks for lifting it.
-type condition struct {
-	verdict verdict
-	good    int // checks of the GPU passed in a row since
-}
-
-// verdict is why something cannot be used. The zero verdict is that it can.
-type verdict struct {
-	reason, action string
-	// byReset says that only a reset mends it; else answering again is enough.
-	byReset bool
-	// at is when a fault that wants a reset came, and checks is how many had begun by
-	// then. resets is the count of resets that do not mend it; nil: not known yet.
-	at     time.Time
-	checks uint64
-	resets *uint64
-}
-
-func xidReason(xid uint64) string { return "xid_" + strconv.FormatUint(xid, 10) }
-
 // due tells whether to check now: at leisure where all is well, soon where there
-// is a verdict to lift, on the GPU or a slice, or a reading that failed, and at once
+// is a doubt to settle, on the GPU or a slice, or a reading that failed, and at once
 // where the driver has said that something is wrong, if it does not do so all the time.
 func (p *patient) due(now time.Time, doubtful bool) bool {
 	switch {
 	case p.urgent:
 		return now.Sub(p.checkedAt) >= urgentEvery
-	case doubtful || !p.answered || p.verdict.reason != "":
+	case doubtful || !p.answered || p.ailing():
 		return now.Sub(p.checkedAt) >= recheckEvery
 	default:
 		return now.Sub(p.checkedAt) >= checkEvery
 	}
 }
 
-// condemn records a fault. One that asks for a reset stands against a later one
-// that would heal sooner, and the first of several is the one that is named.
-func (c *condition) condemn(v verdict) {
-	c.good = 0
-	stronger := v.byReset && !c.verdict.byReset
-	if c.verdict.reason != "" && !stronger {
-		if v.byReset { // it failed again since: what it was reset from counts anew
-			c.verdict.at, c.verdict.checks, c.verdict.resets = v.at, v.checks, nil
+// ailing tells whether the GPU or one of its slices is not well.
+func (p *patient) ailing() bool {
+	for _, w := range p.slices {
+		if w.own.health != Well {
+			return true
 		}
-		return
 	}
-	c.verdict = v
+	return p.health != Well
 }
 
-// condemn also is an answer to the question how the GPU is.
-func (p *patient) condemn(v verdict) {
-	p.answered = true
-	p.condition.condemn(v)
+// baseline has the GPU's verdict and its slices' know which resets do not mend them.
+func (p *patient) baseline(check uint64, now time.Time) (taken bool) {
+	taken = p.condition.baseline(check, p.resets, now)
+	for _, w := range p.slices {
+		taken = w.own.baseline(check, p.resets, now) || taken
+	}
+	return taken
 }
 
-// baseline takes the count of resets that the newest check to have ended knows. A reset
-// is seen by the first check that comes after it, and the driver may report a fault
-// between the two: so the count that mends nothing is that of a check which began after
-// the fault. Where none does for a while, since calls hang, the reset that is seen next
-// is taken for one that was made because of the fault.
-func (c *condition) baseline(check, resets uint64, now time.Time) {
-	v := &c.verdict
-	if v.byReset && v.resets == nil && (check > v.checks || now.Sub(v.at) > baselineBy) {
-		known := resets // else resets would be on the heap at each turn of the loop
-		v.resets = &known
+// vital takes what a check tells of resets, and tells whether that is worth being remembered.
+func (p *patient) vital(c checkup, now time.Time) bool {
+	p.resets = max(p.resets, c.vitals.Resets) // a check that fails may not know the count
+	if c.vitals.Odometer != 0 {
+		p.odometer = c.vitals.Odometer
 	}
+	worth := p.baseline(c.number, now)
+	worth = p.noticeReset(p.resets, c.vitals.Odometer) || worth
+	for _, w := range p.slices {
+		worth = w.own.noticeReset(p.resets, c.vitals.Odometer) || worth
+	}
+	return worth
 }
 
-// passed takes a check that found nothing.
-func (c *condition) passed(resets uint64) {
-	v := c.verdict
-	if v.reason == "" || v.byReset && (v.resets == nil || resets == *v.resets) {
-		return
+// slice finds one of the GPU's; nil where the id is none of theirs.
+func (p *patient) slice(id ID) *ward {
+	for _, w := range p.slices {
+		if w.ID == id {
+			return w
+		}
 	}
-	if c.good++; c.good >= goodChecksToRun {
-		*c = condition{}
-	}
-}
-
-// checked takes the outcome of a check.
-func (p *patient) checked(c checkup) {
-	if c.err != nil {
-		p.condemn(explain(c.err))
-		return
-	}
-	p.answered = true
-	if p.listed {
-		p.passed(c.resets)
-	}
-}
-
-// explain turns what a check says into a verdict.
-func explain(err error) verdict {
-	var f *Fault
-	switch {
-	case errors.As(err, &f):
-		return verdict{reason: f.Reason, action: f.Action}
-	case errors.Is(err, ErrLost):
-		return verdict{reason: "lost", action: "reboot"}
-	default:
-		return verdict{reason: "check_failed"}
-	}
-}
-
-// count counts a report, and returns how many there were of its kind.
-func (p *patient) count(code uint64, now time.Time) uint64 {
-	i, found := slices.BinarySearchFunc(p.xids, code, func(x Xid, code uint64) int { return cmp.Compare(x.Code, code) })
-	xids := slices.Clone(p.xids)
-	if !found {
-		xids = slices.Insert(xids, i, Xid{Code: code})
-	}
-	xids[i].Count++
-	xids[i].Last = now
-	p.xids = xids
-	return xids[i].Count
+	return nil
 }

@@ -119,7 +119,7 @@ func (r *Readers) read(ctx context.Context, s *slot) Reading {
 // Check asks whether the GPU can be used and has answer called with the outcome,
 // on a goroutine of its own. It asks nothing and returns false while another call
 // to the GPU runs.
-func (r *Readers) Check(gpu GPU, answer func(resets uint64, err error)) bool {
+func (r *Readers) Check(gpu GPU, answer func(Vitals, error)) bool {
 	s := r.slot(gpu)
 	select {
 	case <-s.token:
@@ -128,9 +128,9 @@ func (r *Readers) Check(gpu GPU, answer func(resets uint64, err error)) bool {
 	}
 	s.begin()
 	begun := r.begin(func() {
-		resets, err := r.backend.Check(gpu)
+		vitals, err := r.backend.Check(gpu)
 		s.leave()
-		answer(resets, err)
+		answer(vitals, err)
 	})
 	if !begun {
 		s.leave()

@@ -60,7 +60,7 @@ func TestReadersLeaveOutAGPUThatHangs(t *testing.T) {
 		if !r.Stalled(gpus[1]) || r.Stalled(gpus[0]) {
 			t.Error("Stalled does not tell them apart")
 		}
-		if r.Check(gpus[1], func(uint64, error) {}) {
+		if r.Check(gpus[1], func(device.Vitals, error) {}) {
 			t.Error("a second call was begun on a GPU that hangs")
 		}
 		m.Release()
@@ -77,7 +77,7 @@ func TestReadersWaitForAShortCall(t *testing.T) {
 		r := device.NewReaders(m)
 		m.Stall(m.IDs()[0])
 		checked := make(chan error, 1)
-		if !r.Check(gpusOf(m)[0], func(_ uint64, err error) { checked <- err }) {
+		if !r.Check(gpusOf(m)[0], func(_ device.Vitals, err error) { checked <- err }) {
 			t.Fatal("an idle GPU is not checked")
 		}
 		go func() {
@@ -106,7 +106,7 @@ func TestReadersAskNobodyTooLate(t *testing.T) {
 	if n := m.reads.Load(); n > 0 {
 		t.Errorf("%d calls were made whose answers nobody waits for", n)
 	}
-	if !r.Check(gpusOf(m.Machine)[0], func(uint64, error) {}) {
+	if !r.Check(gpusOf(m.Machine)[0], func(device.Vitals, error) {}) {
 		t.Error("the slot is lost")
 	}
 	r.Drain(t.Context())

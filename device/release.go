@@ -61,7 +61,7 @@ func (m *Monitor) obey(o order, now time.Time) {
 	case o.release:
 		m.log.Info("release the driver")
 		m.pending = o
-		m.leave("released")
+		m.leave("released", now)
 	default:
 		m.takeUp(now)
 		o.done <- nil
@@ -73,16 +73,19 @@ func (m *Monitor) takeUp(now time.Time) {
 	m.log.Info("take the driver up again")
 	m.phase, m.listNext = working, now
 	m.wiring.gpus = nil // they may be connected otherwise now
+	for _, p := range m.patients {
+		p.silent = time.Time{} // what hung has come back, or nothing would have been let go of
+	}
 	m.readers.Resume()
 }
 
 // leave has no call begin. What the GPUs' verdicts are afterwards, their checks say.
-func (m *Monitor) leave(reason string) {
-	m.phase, m.away = leaving, verdict{reason: reason}
+func (m *Monitor) leave(reason string, now time.Time) {
+	m.phase, m.away = leaving, verdict{reason: reason, quiet: true}
 	m.readers.Pause()
 	for _, p := range m.patients {
-		m.baseline(p, math.MaxUint64, time.Time{}) // what comes from now on may be the reset that this is for
-		p.condemn(m.away)
+		p.baseline(math.MaxUint64, now) // what comes from now on may be the reset that this is for
+		m.find(p, m.away, now)
 	}
 }
 

@@ -286,3 +286,66 @@ func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {
 		}
 	})
 }
+
+// silent is a Backend whose checks ask nothing while it is so.
+type silent struct {
+	*sim.Machine
+	is atomic.Bool
+}
+
+func (s *silent) Check(gpu device.GPU) (device.Vitals, error) {
+	if s.is.Load() {
+		return device.Vitals{}, device.ErrStalled
+	}
+	return s.Machine.Check(gpu)
+}
+
+// TestMonitorForgetsASilenceThatARelease has ended.
+func TestMonitorForgetsASilenceThatAReleaseHasEnded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var told witnessed
+		m := machine(1)
+		s := &silent{Machine: m}
+		w := watch(t, m, func(device.Backend) device.Backend { return s }, told.listen)
+		defer w.stop()
+		w.after(time.Second)
+		s.is.Store(true)
+		w.after(10 * time.Second)
+		if err := within(10*time.Second, w.monitor.Release); err != nil {
+			t.Fatal(err)
+		}
+		s.is.Store(false)
+		w.after(time.Hour)
+		if err := within(time.Second, w.monitor.Resume); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "taken up again", w.after(15*time.Second), "")
+		if flaps := w.after(0)[0].Flaps; flaps != 0 || len(told.told()) != 0 {
+			t.Errorf("it turned unhealthy %d times", flaps)
+		}
+	})
+}
+
+// TestMonitorHearsWhileReleased of a fault, of which the reset is that comes before the GPUs
+// are taken up again.
+func TestMonitorHearsWhileReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		w := watch(t, m, nil)
+		defer w.stop()
+		w.after(time.Second)
+		if err := within(10*time.Second, w.monitor.Release); err != nil {
+			t.Fatal(err)
+		}
+		for _, gpu := range m.GPUs() {
+			w.monitor.Report(kernel(gpu, 95))
+		}
+		w.after(2 * time.Second)
+		m.Recover(m.IDs()[0])
+		w.after(2 * time.Second)
+		if err := within(time.Second, w.monitor.Resume); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "with a reset of one", w.after(15*time.Second), "", "xid_95")
+	})
+}

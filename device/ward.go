@@ -1,7 +1,6 @@
 package device
 
 import (
-	"iter"
 	"slices"
 	"time"
 )
@@ -23,30 +22,41 @@ type ward struct {
 	Device
 	patient *patient
 	own     condition // of a slice alone
+	hit     []Device  // itself; replaced, never written
 	goneAt  time.Time // since when no listing has it; zero: the newest has
 	reason  string    // why it is not healthy, as of since
 	since   time.Time // zero: it has not been judged yet
 }
 
-// judged is the verdict that holds for the device.
-func (w *ward) judged() verdict {
+// judged is where the device stands, and the verdict that holds.
+func (w *ward) judged() (Health, verdict) {
+	p := w.patient
 	switch {
-	case w.patient.verdict.reason != "":
-		return w.patient.verdict
+	case p.verdict.reason != "":
+		return p.health, p.verdict
 	case !w.goneAt.IsZero():
-		return verdict{reason: "gone"}
-	default:
-		return w.own.verdict
+		return Unhealthy, verdict{reason: "gone"}
+	case w.own.verdict.reason != "":
+		return w.own.health, w.own.verdict
+	default: // each is Well or Suspect
+		return max(p.health, w.own.health), verdict{}
 	}
 }
 
 // status is what the Board is told.
-func (w *ward) status(v verdict, now time.Time) Status {
-	if w.since.IsZero() || w.reason != v.reason {
+func (w *ward) status(h Health, v verdict, now time.Time) Status {
+	if w.since.IsZero() {
+		w.reason, w.since = v.reason, now
+		if !v.since.IsZero() { // it was so before this process
+			w.since = v.since
+		}
+	}
+	if w.reason != v.reason {
 		w.reason, w.since = v.reason, now
 	}
 	return Status{
-		Device: w.Device, Healthy: v.reason == "", Reason: v.reason, Action: v.action, Since: w.since, Gone: !w.goneAt.IsZero(), Xids: w.patient.xids,
+		Device: w.Device, Healthy: v.reason == "", Health: h, Flaps: w.patient.flaps + w.own.flaps, Reason: v.reason, Action: v.action,
+		Since: w.since, Gone: !w.goneAt.IsZero(), Xids: w.patient.xids,
 	}
 }
 
@@ -68,13 +78,20 @@ func (m *Monitor) ward(id ID) *ward {
 	return nil
 }
 
-// slices are the wards of a GPU, but for the GPU itself.
-func (m *Monitor) slices(p *patient) iter.Seq[*ward] {
-	return func(yield func(*ward) bool) {
-		for _, w := range m.wards {
-			if w.patient == p && !w.WholeGPU() && !yield(w) {
-				return
-			}
+// arrange has each GPU know its slices, and what is hit with it.
+func (m *Monitor) arrange() {
+	slices.SortFunc(m.wards, func(a, b *ward) int { return a.Compare(b.Device) })
+	for _, p := range m.patients {
+		p.slices, p.hit = nil, nil
+	}
+	for _, w := range m.wards {
+		w.hit = []Device{w.Device}
+		p := w.patient
+		if w.goneAt.IsZero() || w.WholeGPU() {
+			p.hit = append(p.hit, w.Device)
+		}
+		if !w.WholeGPU() {
+			p.slices = append(p.slices, w)
 		}
 	}
 }
@@ -88,13 +105,17 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 	for _, d := range devices {
 		p := m.patients[d.GPU]
 		if p == nil {
-			p = &patient{first: now}
+			p = &patient{gpu: d.GPU, first: now}
 			m.patients[d.GPU] = p
+			m.takeRecord(p, &p.condition, "", now)
 		}
 		w := m.ward(d.ID)
 		if w == nil {
 			w = &ward{}
 			m.wards = append(m.wards, w)
+			if !d.WholeGPU() {
+				m.takeRecord(p, &w.own, d.ID, now)
+			}
 		}
 		w.Device, w.patient, w.goneAt = d, p, time.Time{}
 		p.listed, listed[d.ID] = true, true
@@ -106,23 +127,32 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 		}
 	}
 	for _, p := range m.patients {
-		if !p.listed {
-			p.condemn(verdict{reason: "gone"})
+		if !p.listed { // with what it had until now
+			m.find(p, verdict{reason: "gone", at: now, noted: now}, now)
 		}
 	}
-	slices.SortFunc(m.wards, func(a, b *ward) int { return a.Compare(b.Device) })
+	m.arrange()
 }
 
 // forget drops what has been gone for long enough, once nobody holds it.
 func (m *Monitor) forget(now time.Time) {
 	kept := len(m.wards)
-	m.wards = slices.DeleteFunc(m.wards, func(w *ward) bool { return w.over(now) && (m.Held == nil || !m.Held(w.ID)) })
+	m.wards = slices.DeleteFunc(m.wards, func(w *ward) bool {
+		over := w.over(now) && (m.Held == nil || !m.Held(w.ID))
+		if over && !w.WholeGPU() {
+			m.put(w.patient, &w.own, w.ID, now)
+		}
+		return over
+	})
 	if len(m.wards) == kept {
 		return
 	}
+	m.changed = true
 	for gpu, p := range m.patients {
 		if !slices.ContainsFunc(m.wards, func(w *ward) bool { return w.patient == p }) {
+			m.put(p, &p.condition, "", now)
 			delete(m.patients, gpu)
 		}
 	}
+	m.arrange()
 }

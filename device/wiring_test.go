@@ -12,11 +12,12 @@ import (
 func TestMonitorReadsTheLinksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := machine(2)
-		w := watch(t, m, nil)
+		w := watch(t, m, nil, func(w *watched) {
+			if w.monitor.Links() != nil {
+				t.Error("there are links before anybody has read them")
+			}
+		})
 		defer w.stop()
-		if w.monitor.Links() != nil {
-			t.Error("there are links before anybody has read them")
-		}
 		w.after(time.Second)
 		if links := w.monitor.Links(); len(links) != 2 || links[0] != (device.Link{A: m.GPUs()[0], B: m.GPUs()[1], NVLinks: 18, Path: device.PathSystem}) {
 			t.Errorf("got %+v", links)

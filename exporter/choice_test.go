@@ -111,7 +111,7 @@ func TestSeriesLimit(t *testing.T) {
 					series++
 				}
 			}
-			all := 8*10 + 7 // what 8 idle GPUs have, and the node
+			all := 8*15 + 7 // what 8 idle GPUs have, and the node
 			has(t, text, fmt.Sprintf("podgauge_series %d", series))
 			has(t, text, fmt.Sprintf("podgauge_series_dropped %d", max(0, all-7-limit)))
 			if want := min(limit+7, all); series != want {

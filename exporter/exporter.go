@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/incident"
 )
 
 const (
@@ -49,6 +50,11 @@ type Sources struct {
 	Processes Processes
 	// Pod is what else is known of a pod.
 	Pod func(namespace, pod string) device.PodMeta
+	// Incidents are what is remembered of devices that went bad. As long as it is the
+	// same, it comes in the same slices.
+	Incidents func() incident.Known
+	// State says why health is not kept from one process to the next; nil: it is.
+	State func() error
 }
 
 // Processes tell which containers processes run in. One goroutine at a time asks, a
@@ -264,11 +270,15 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 	readings := e.Read(ctx, gpus(statuses))
 	asked.Wait()
 	e.ledger.granted(e.grants())
-	f.page.render(snapshot{
+	s := snapshot{
 		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,
 		visible: e.Processes != nil && e.Processes.Visible(),
-	}, e.ledger)
+	}
+	if e.Incidents != nil {
+		s.incidents = e.Incidents()
+	}
+	f.page.render(s, e.ledger)
 	if e.Processes != nil {
 		e.Processes.Sweep()
 	}

@@ -10,18 +10,23 @@ import (
 // ownFamilies are the families that no row of a backend makes.
 type ownFamilies struct {
 	info, healthy, unhealthyInfo, up, stalled, allocated *family
+	healthState, healthSince, flaps                      *family
 	xids, xidLast                                        *family
 	allocationInfo, allocationSeen                       *family
 	nvmlUp, kubeletUp, holdersAge, begin, end            *family
 	seriesCount, seriesDropped                           *family
 	uses                                                 useFamilies
 	resources                                            resourceFamilies
+	incidents                                            incidentFamilies
 }
 
 func (o *ownFamilies) make(add func(description) *family) {
 	o.info = add(gauge("nvidia_gpu_info", "What does not change about a device while its driver is loaded; always 1."))
 	o.healthy = add(gauge("nvidia_gpu_healthy", "Whether the device can be used, as the kubelet is told."))
 	o.unhealthyInfo = add(gauge("nvidia_gpu_unhealthy_info", "Why the device cannot be used, and what that asks for; always 1.", "reason", "action"))
+	o.healthState = add(gauge("nvidia_gpu_health_state", "Where the device stands: well, suspect (used as before, and checked), unhealthy, or on probation (well, and not yet for long enough).", "state"))
+	o.healthSince = add(gauge("nvidia_gpu_health_since_timestamp_seconds", "Since when the device has been healthy, or unhealthy for the present reason."))
+	o.flaps = add(count("nvidia_gpu_health_flaps_total", "How often the device turned unhealthy, as far as is remembered."))
 	o.up = add(gauge("nvidia_gpu_up", "Whether the GPU gave its readings for this scrape."))
 	o.stalled = add(gauge("nvidia_gpu_stalled", "Whether a call to the GPU has not come back, so that it is not asked again."))
 	o.allocated = add(gauge("nvidia_gpu_allocated", "Whether the kubelet has given the device away, also to a container that it does not name."))
@@ -32,6 +37,7 @@ func (o *ownFamilies) make(add func(description) *family) {
 		"When the container was last seen to hold the device; kept for an hour, for eight containers a device."))
 	o.uses.make(add)
 	o.resources.make(add)
+	o.incidents.make(add)
 	o.nvmlUp = add(gauge("podgauge_nvml_up", "Whether NVML is initialised and lists devices."))
 	o.kubeletUp = add(gauge("podgauge_kubelet_up", "Whether the kubelet said who holds what for this scrape."))
 	o.holdersAge = add(gauge("podgauge_holders_age_seconds", "How long ago the kubelet said what the holders are drawn from."))
@@ -60,6 +66,9 @@ func (p *page) renderNode(s snapshot) {
 	if !s.holders.At.IsZero() {
 		set(own.holdersAge, max(0, s.end.Sub(s.holders.At).Seconds()))
 	}
+	if state := p.sources.State; state != nil {
+		set(own.incidents.stateUp, number(state() == nil))
+	}
 	set(own.seriesDropped, float64(dropped))
 	set(own.seriesCount, float64(count+nodeFamilies-p.room+1))
 }
@@ -85,6 +94,21 @@ func (d rendering) renderStatus() {
 		d.held.set(slot{own.unhealthyInfo, d.status.Reason, d.status.Action}, 1,
 			device.Label{Name: "reason", Value: d.status.Reason}, device.Label{Name: "action", Value: d.status.Action})
 	}
+}
+
+// renderHealth writes where the device stands. It is the device's own and has no holder,
+// so that it goes on while pods come and go. All states are there, as all phases of a pod are
+// in kube-state-metrics: one that is over goes to 0 and not away, and its time can be summed.
+func (d rendering) renderHealth() {
+	own := &d.page.own
+	for _, state := range device.Healths {
+		at := slot{family: own.healthState, more: state.String()}
+		d.itself.set(at, number(d.status.Health == state), device.Label{Name: "state", Value: at.more})
+	}
+	if !d.status.Since.IsZero() {
+		d.itself.set(slot{family: own.healthSince}, seconds(d.status.Since))
+	}
+	d.itself.set(slot{family: own.flaps}, float64(d.status.Flaps))
 }
 
 // renderGPU writes what is true of a GPU as a whole.

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/podgauge/podgauge/exporter/api"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
@@ -36,12 +37,15 @@ type Server struct {
 	Log          *slog.Logger
 }
 
-// Handler serves the metrics, the probes and a page that points at them.
+// Handler serves the metrics, the probes, what else there is to know, and a page that points at them.
 func (e *Exporter) Handler(s Server) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET "+s.TelemetryPath, e.metrics(s))
 	mux.Handle("GET /healthz", probe(s.Alive))
 	mux.Handle("GET /readyz", probe(s.Ready))
+	mux.Handle(api.Root, api.Handler(api.Sources{
+		Node: e.options.Hostname, Look: e.Look, Held: e.Held, Driver: e.Driver, Incidents: e.Incidents,
+	}))
 	if s.TelemetryPath != "/" {
 		mux.HandleFunc("GET /{$}", s.index)
 	}
@@ -162,7 +166,7 @@ func probe(parts map[string]func() error) http.HandlerFunc {
 
 func (s Server) index(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	lines := []string{"podgauge", s.TelemetryPath, "/healthz", "/readyz"}
+	lines := []string{"podgauge", s.TelemetryPath, "/healthz", "/readyz", api.DevicesPath, api.HoldersPath, api.IncidentsPath}
 	if s.Pprof {
 		lines = append(lines, "/debug/pprof/")
 	}

@@ -34,15 +34,11 @@ func (set labelSet) labels(s device.Status, owner device.Owner, meta device.PodM
 		sortLabels(labels)
 		return labels
 	}
-	slice := ""
-	if !s.WholeGPU() {
-		slice = string(s.ID)
+	labels := append(ownerLabels(owner), deviceNames(s.Device)...)
+	if set == deviceLabels {
+		labels = append(labels, gpuIndex(s.Device))
 	}
-	labels := append(ownerLabels(owner), device.Label{Name: "mig_uuid", Value: slice}, device.Label{Name: "uuid", Value: string(s.GPU)})
-	switch set {
-	case deviceLabels:
-		labels = append(labels, device.Label{Name: "gpu", Value: strconv.Itoa(s.Index)})
-	case holdingLabels:
+	if set == holdingLabels {
 		if o.PodUID {
 			labels = append(labels, device.Label{Name: "pod_uid", Value: meta.UID})
 		}
@@ -50,6 +46,19 @@ func (set labelSet) labels(s device.Status, owner device.Owner, meta device.PodM
 	}
 	sortLabels(labels)
 	return labels
+}
+
+// deviceNames are a device's names that no other has.
+func deviceNames(d device.Device) []device.Label {
+	slice := ""
+	if !d.WholeGPU() {
+		slice = string(d.ID)
+	}
+	return []device.Label{{Name: "mig_uuid", Value: slice}, {Name: "uuid", Value: string(d.GPU)}}
+}
+
+func gpuIndex(d device.Device) device.Label {
+	return device.Label{Name: "gpu", Value: strconv.Itoa(d.Index)}
 }
 
 func ownerLabels(o device.Owner) []device.Label {

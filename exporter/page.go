@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/incident"
 )
 
 // snapshot is what one flight brought.
@@ -17,7 +18,8 @@ type snapshot struct {
 	driver     device.Driver
 	stalled    func(device.GPU) bool
 	// visible tells whether the processes that a reading names can be looked up.
-	visible bool
+	visible   bool
+	incidents incident.Known
 }
 
 // page is a rendered snapshot: metric families that are kept, with their series
@@ -32,6 +34,7 @@ type page struct {
 	dcgm     dcgm
 	series   map[seriesKey]*labelled
 	node     nodeSeries
+	memory   memorySeries
 	turn     uint64 // counts renderings
 	// room is how many more series may be put on the page, and dropped how many were not.
 	room, dropped int
@@ -131,6 +134,7 @@ func (p *page) render(s snapshot, l *ledger) {
 		p.renderGPU(s, s.statuses[i:n], l)
 		i = n
 	}
+	p.renderIncidents(s)
 	p.renderResources(s.holders.Resources)
 	p.renderNode(s) // last, since it counts the others, and exempt from the limit
 	l.rates.forget(s.end)
@@ -152,6 +156,7 @@ func (p *page) renderGPU(s snapshot, statuses []device.Status, l *ledger) {
 	for i, status := range statuses {
 		d := p.rendering(s, status, statuses)
 		d.renderStatus()
+		d.renderHealth()
 		if i == 0 {
 			d.renderGPU(s, reading.GPU != "")
 		}

@@ -41,7 +41,12 @@ func (r *resourceFamilies) make(add func(description) *family) {
 // nodeSeries are the series of resources, and what they were made of. The kubelet says
 // the same thousand things each time, so nothing is made anew while it does.
 type nodeSeries struct {
-	of     device.Resources
+	of device.Resources
+	standing
+}
+
+// standing are series that stay as they are for as long as what they were made of does.
+type standing struct {
 	series []placed
 	// limit is how many there may be, and dropped how many more there would be.
 	limit, dropped int
@@ -55,16 +60,21 @@ type placed struct {
 // renderResources writes what the kubelet gives away, and to whom.
 func (p *page) renderResources(r device.Resources) {
 	if !sameResources(p.node.of, r) {
-		p.node = nodeSeries{of: r, limit: p.options.SeriesLimit}
+		p.node = nodeSeries{r, standing{limit: p.options.SeriesLimit}}
 		p.makeAllocatable(r)
 		p.makeHeld(r)
 	}
-	for _, s := range p.node.series {
-		if p.takes(s.family) {
-			p.put(s.family, s.series)
+	p.putAll(&p.node.standing)
+}
+
+// putAll puts them on the page, as far as there is room.
+func (p *page) putAll(s *standing) {
+	for _, one := range s.series {
+		if p.takes(one.family) {
+			p.put(one.family, one.series)
 		}
 	}
-	p.dropped += p.node.dropped
+	p.dropped += s.dropped
 }
 
 // sameResources tells whether two answers are one: an answer that says nothing new has
@@ -81,7 +91,7 @@ func same[T any](a, b []T) bool {
 
 // make adds a series. None is made where the family is unwanted, nor where no page has
 // room for it: a plugin may have some hundred thousand devices.
-func (n *nodeSeries) make(f *family, value float64, owner *device.Owner, labels ...device.Label) {
+func (n *standing) make(f *family, value float64, owner *device.Owner, labels ...device.Label) {
 	if f.unwanted {
 		return
 	}

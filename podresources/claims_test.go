@@ -1,6 +1,7 @@
 package podresources
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -45,8 +46,8 @@ func TestWhoHasTheClaimHoldsTheDevice(t *testing.T) {
 		if len(h.Held) != 1 || h.Held[0] != want || len(h.Resources.Claims) != 3 {
 			t.Errorf("held are %+v, claims %+v", h.Held, h.Resources.Claims)
 		}
-		if o, confirmed, err := c.confirmer().confirm(t.Context(), "a"); o != owner("one") || !confirmed || err != nil {
-			t.Errorf("confirmed is %v, %t, %v", o, confirmed, err)
+		if p, err := c.askPod(t.Context(), podName{"team", "one"}); err != nil || !slices.Equal(c.rowsOf(p), h.Held) {
+			t.Errorf("Get names %v, %v", c.rowsOf(p), err)
 		}
 
 		inventory["gpu-z"] = "z" // it was not listed before

@@ -365,7 +365,7 @@ func (c *Client) failed(ctx context.Context, err error) device.Holders {
 	}
 	c.holders.Err = err
 	c.ledger.withdraw()
-	buried := c.memory.bury()
+	buried := c.memory.bury(now)
 	c.publish(c.memory.lost(since, now) || buried)
 	return c.holders
 }

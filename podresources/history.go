@@ -24,18 +24,38 @@ type history struct {
 
 func newHistory() history { return history{byDevice: map[device.ID][]device.Seen{}} }
 
-func (h *history) saw(row device.Holding, now time.Time) {
+// saw notes that somebody was named, who has had the device since first, unless it was
+// seen with it before.
+func (h *history) saw(row device.Holding, first, now time.Time) {
 	id := row.Offered.Device()
 	seen, known := h.byDevice[id]
 	if !known {
 		h.order, h.sorted = append(h.order, id), false
 	}
 	i, found := slices.BinarySearchFunc(seen, row.Owner, func(s device.Seen, o device.Owner) int { return s.Owner.Compare(o) })
-	if found {
+	switch {
+	case !found:
+		h.byDevice[id] = slices.Insert(seen, i, device.Seen{Device: id, Owner: row.Owner, First: first, Last: now})
+	case !seen[i].Ended.IsZero(): // another of that name, or the same one once more
+		seen[i] = device.Seen{Device: id, Owner: row.Owner, First: first, Last: now}
+	default:
 		seen[i].Last = now
-		return
 	}
-	h.byDevice[id] = slices.Insert(seen, i, device.Seen{Device: id, Owner: row.Owner, Last: now})
+}
+
+// end notes who is not among the holders any more, which are in the order of
+// device.Holders.Held.
+func (h *history) end(held []device.Holding, now time.Time) {
+	holders := device.Holders{Held: held}
+	for id, seen := range h.byDevice {
+		rows := holders.Rows(id)
+		for i := range seen {
+			s := &seen[i]
+			if s.Ended.IsZero() && !slices.ContainsFunc(rows, func(r device.Holding) bool { return r.Owner == s.Owner }) {
+				s.Ended = now
+			}
+		}
+	}
 }
 
 // forget drops what is too old, and the oldest where there are too many: never

@@ -103,7 +103,11 @@ func TestHistoryIsOrderedAndACopy(t *testing.T) {
 	r := newRemembering()
 	r.hears(holding("b", "two"), holding("a::1", "two"), holding("a", "one"), holding("a::2", "one"))
 	first := r.recent.seen()
-	want := []device.Seen{{Device: "a", Owner: owner("one"), Last: r.now}, {Device: "a", Owner: owner("two"), Last: r.now}, {Device: "b", Owner: owner("two"), Last: r.now}}
+	want := []device.Seen{
+		{Device: "a", Owner: owner("one"), First: r.now, Last: r.now},
+		{Device: "a", Owner: owner("two"), First: r.now, Last: r.now},
+		{Device: "b", Owner: owner("two"), First: r.now, Last: r.now},
+	}
 	if !slices.Equal(first, want) {
 		t.Errorf("seen were %v, want %v", first, want)
 	}
@@ -114,6 +118,73 @@ func TestHistoryIsOrderedAndACopy(t *testing.T) {
 	}
 	if got := r.pods(); !slices.Equal(got, []string{"four", "one", "two", "zero", "two"}) {
 		t.Errorf("seen were %q", got)
+	}
+}
+
+// What is told of a holding's begin and end is what incidents are attributed by.
+func TestHistoryKnowsWhenAHoldingBeganAndEnded(t *testing.T) {
+	r := newRemembering()
+	start := r.now
+	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+	want := func(when string, want ...device.Seen) {
+		t.Helper()
+		if got := r.recent.seen(); !slices.Equal(got, want) {
+			t.Errorf("%s: seen were %v, want %v", when, got, want)
+		}
+	}
+	one := device.Seen{Device: "a", Owner: owner("one"), First: at(1), Last: at(2)}
+	r.hears()
+	r.now = at(1)
+	r.allocated(gpu, []device.OfferedID{"a"}, r.now)
+	want("allocated")
+	r.now = at(2)
+	r.hears(holding("a", "one"))
+	want("named a second after Allocate", one)
+	r.now, one.Last = at(3), at(3)
+	r.hears(holding("a", "one"))
+	want("named again", one)
+	r.now, one.Ended = at(5), at(5)
+	r.hears()
+	want("gone", one)
+	r.now = at(6)
+	r.hears()
+	want("still gone", one)
+
+	r.now = at(7)
+	r.hears(holding("a", "one")) // another plugin's Allocate, of which nobody was told
+	one = device.Seen{Device: "a", Owner: owner("one"), First: at(7), Last: at(7)}
+	want("back by the same name", one)
+	r.now, one.Ended = at(8), at(8)
+	r.allocated(gpu, []device.OfferedID{"a"}, r.now)
+	want("allocated to somebody else", one)
+	r.now = at(9)
+	r.hears(holding("a", "one")) // the StatefulSet's next
+	one = device.Seen{Device: "a", Owner: owner("one"), First: at(8), Last: at(9)}
+	want("allocated to another of the same name", one)
+
+	// One that Get named is remembered, though no List ever had it.
+	r.now = at(10)
+	r.allocated(gpu, []device.OfferedID{"b"}, r.now)
+	r.name([]device.Holding{holding("b", "short")}, r.link, at(11))
+	r.now = at(12)
+	r.hears(holding("a", "one"))
+	one.Last = at(12)
+	want("a short one", one, device.Seen{Device: "b", Owner: owner("short"), First: at(10), Last: at(11), Ended: at(12)})
+}
+
+// A device of several holders ends for each of them alone.
+func TestHistoryOfReplicas(t *testing.T) {
+	r := newRemembering()
+	r.hears(holding("a::0", "one"), holding("a::1", "two"), holding("a::2", "two"))
+	first := r.now
+	r.now = r.now.Add(time.Second)
+	r.hears(holding("a::1", "two"))
+	want := []device.Seen{
+		{Device: "a", Owner: owner("one"), First: first, Last: first, Ended: r.now},
+		{Device: "a", Owner: owner("two"), First: first, Last: r.now},
+	}
+	if got := r.recent.seen(); !slices.Equal(got, want) {
+		t.Errorf("seen were %v, want %v", got, want)
 	}
 }
 

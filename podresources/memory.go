@@ -58,6 +58,15 @@ type allocation struct {
 // span is the time in which something happened.
 type span struct{ early, late time.Time }
 
+// since is from when on somebody who is named at a time has had for sure what was
+// allocated then. Of what was allocated before this process began only the latest is known.
+func (s span) since(named time.Time) time.Time {
+	if s.early.IsZero() {
+		return named
+	}
+	return s.late
+}
+
 func of(h device.Holding) allocation { return allocation{h.Resource, h.Offered} }
 
 // key is by what a row is known again that was named before: what a plugin gives has one
@@ -89,7 +98,7 @@ func (m *memory) allocated(resource string, ids []device.OfferedID, now time.Tim
 		m.unnamed[allocation{resource, id}] = span{now, now}
 		m.next = append(m.next, device.Holding{Resource: resource, Offered: id})
 	}
-	return m.replace()
+	return m.replace(now)
 }
 
 // take merges an answer in and tells whether anybody's holding changed. An answer
@@ -99,15 +108,14 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 	m.arrivals.heard(a.pods, asked, !m.trusted.IsZero())
 	m.next = m.next[:0]
 	for _, h := range a.held {
-		if made, ok := m.unnamed[of(h)]; ok {
-			if made.late.After(asked) {
-				continue // the answer is older than the allocation
-			}
-			delete(m.unnamed, of(h))
+		made, waits := m.unnamed[of(h)]
+		if waits && made.late.After(asked) {
+			continue // the answer is older than the allocation
 		}
+		delete(m.unnamed, of(h))
 		m.next = append(m.next, h)
 		m.named[key(h)] = true
-		m.recent.saw(h, asked)
+		m.recent.saw(h, made.since(asked), asked)
 	}
 	m.end()
 	for _, h := range m.held {
@@ -116,8 +124,9 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 		}
 	}
 	maps.DeleteFunc(m.ended, func(_ podName, told time.Time) bool { return told.Before(asked) })
+	changed := m.replace(asked)
 	m.recent.forget(asked)
-	return m.replace() || became
+	return changed || became
 }
 
 // isOver notes that a pod has ended, and tells whether it is known to hold something: that the
@@ -132,14 +141,14 @@ func (m *memory) isOver(p podName, now time.Time) bool {
 
 // bury takes from those who have ended what they held, since the kubelet does not answer. It
 // tells whether there was any.
-func (m *memory) bury() bool {
+func (m *memory) bury(now time.Time) bool {
 	m.next = m.next[:0]
 	for _, h := range m.held {
 		if _, over := m.ended[ownerOf(h)]; !over {
 			m.next = append(m.next, h)
 		}
 	}
-	return m.replace()
+	return m.replace(now)
 }
 
 func ownerOf(h device.Holding) podName { return podName{h.Owner.Namespace, h.Owner.Pod} }
@@ -158,12 +167,15 @@ func (m *memory) name(rows []device.Holding, over link, asked time.Time) bool {
 			continue
 		}
 		delete(m.unnamed, of(h))
+		if told, over := m.ended[ownerOf(h)]; over && told.Before(made.early) { // that was another of the name
+			delete(m.ended, ownerOf(h))
+		}
 		nobody := device.Holding{Resource: h.Resource, Offered: h.Offered}
 		m.next[slices.Index(m.next, nobody)] = h
 		m.named[key(h)] = true
-		m.recent.saw(h, asked)
+		m.recent.saw(h, made.since(asked), asked)
 	}
-	return m.replace()
+	return m.replace(asked)
 }
 
 // heard notes that an answer came, and tells whether it is the first that may be
@@ -219,13 +231,14 @@ func lists(rows []device.Holding, a allocation) bool {
 }
 
 // replace makes next what stands, where that differs.
-func (m *memory) replace() bool {
+func (m *memory) replace(now time.Time) bool {
 	slices.SortFunc(m.next, device.CompareHoldings)
 	m.next = slices.Compact(m.next) // a device of two NUMA nodes is listed twice
 	if slices.Equal(m.next, m.held) {
 		return false
 	}
 	m.held = slices.Clone(m.next)
+	m.recent.end(m.held, now)
 	return true
 }
 
@@ -300,7 +313,7 @@ func (m *memory) review(n notes, err error, now time.Time) bool {
 		}
 		m.note(n)
 	}
-	return m.replace()
+	return m.replace(now)
 }
 
 // freed tells whether somebody who stands, since the kubelet has not named him after its
@@ -346,7 +359,7 @@ func (m *memory) lost(n notes, now time.Time) bool {
 		m.unnamed[a] = made
 		m.next = append(m.next, device.Holding{Resource: a.resource, Offered: a.offered})
 	}
-	return m.replace()
+	return m.replace(now)
 }
 
 // isNew tells whether what notes have was allocated since an answer that did not

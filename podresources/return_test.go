@@ -3,6 +3,8 @@ package podresources
 import (
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/device"
 )
 
 // A pod that ends soon after the kubelet has come back is gone from the next answer: Run has
@@ -152,6 +154,19 @@ func TestWhoIsSaidToHaveEndedDoesNotStand(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The next pod of the name, as a StatefulSet has it, has not ended with the one before, also
+// where the kubelet has lists for nobody since.
+func TestTheNextOfTheNameHasNotEnded(t *testing.T) {
+	r := newRemembering()
+	then := func() time.Time { r.now = r.now.Add(time.Second); return r.now }
+	r.hears(holding("a", "one"))
+	r.isOver(podName{"team", "one"}, then())
+	r.allocated(gpu, []device.OfferedID{"a"}, then())
+	r.name([]device.Holding{holding("a", "one")}, r.link, then())
+	r.bury(then())
+	wantState(t, device.Holders{Held: r.held, Settled: r.settled}, "a", "held by one")
 }
 
 // Nobody is remembered to have ended who holds nothing.

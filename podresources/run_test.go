@@ -305,8 +305,8 @@ func TestARefusedClientWaits(t *testing.T) {
 		if got := hammer(20 * time.Second); !slices.Equal(got, want) {
 			t.Errorf("asked again after %v, want %v", got, want)
 		}
-		if _, _, err := c.confirmer().confirm(t.Context(), "a"); status.Code(err) != codes.ResourceExhausted {
-			t.Errorf("Get is asked all the same: %v", err)
+		if _, err := c.askPod(t.Context(), podName{"team", "one"}); status.Code(err) != codes.ResourceExhausted || len(k.got) != 0 {
+			t.Errorf("Get is asked all the same: %v, about %q", err, k.got)
 		}
 		time.Sleep(refusedMost)
 		k.before(nil)
@@ -549,64 +549,6 @@ func TestRunCountsAnewWhatTheKubeletIsTold(t *testing.T) {
 		time.Sleep(2 * countEvery)
 		if n := k.counted() - before; n < 2 || n > 3 {
 			t.Errorf("it was told ten times in a second, and counted %d times", n)
-		}
-	})
-}
-
-// A node that falls apart takes its kubelet along: the questions hang, and what
-// was held goes to others meanwhile.
-func TestFaultsOfANodeThatFallsApart(t *testing.T) {
-	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
-		var log lines
-		c.log = log.log()
-		k.says(pod("one", "a", "b"), pod("two", "c"), pod("three", "d"))
-		c.Owners(t.Context())
-		var board device.Board
-		bad := func(healthy bool, ids ...device.ID) {
-			var list []device.Status
-			for _, id := range ids {
-				list = append(list, device.Status{Device: device.Device{ID: id}, Healthy: healthy})
-			}
-			board.Post(list)
-		}
-		bad(true, "a", "b", "c", "d")
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- c.Faults(ctx, board.Look) }()
-		synctest.Wait()
-		k.mu.Lock()
-		k.get = func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() }
-		k.mu.Unlock()
-		bad(false, "a", "b", "c", "d")
-		time.Sleep(time.Second)
-		c.Allocated(gpu, []device.OfferedID{"d"})
-		k.says(pod("four", "d"))
-		c.Owners(t.Context())
-		time.Sleep(askTimeout - time.Second)
-		synctest.Wait()
-		for id, pod := range map[string]string{"a": "one", "b": "one", "c": "two", "d": "three"} {
-			if want := "device=" + id + ` reason="" namespace=team pod=` + pod + " container=main confirmed=false"; !strings.Contains(log.String(), want) {
-				t.Errorf("after %s the log lacks %s:\n%s", askTimeout, want, log.String())
-			}
-		}
-		k.mu.Lock()
-		k.get = nil
-		k.mu.Unlock()
-		if len(k.got) != 1 { // the others' time was over before
-			t.Errorf("asked about were %q", k.got)
-		}
-		k.says(pod("one", "a", "b"))
-		c.Owners(t.Context())
-		bad(true, "a", "b")
-		synctest.Wait()
-		bad(false, "a", "b")
-		synctest.Wait()
-		if got := strings.Count(log.String(), "pod=one container=main confirmed=true"); got != 2 || len(k.got) != 2 {
-			t.Errorf("asked about were %q, and the log is\n%s", k.got, log.String())
-		}
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
 		}
 	})
 }

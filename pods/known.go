@@ -106,6 +106,7 @@ func (k *known) complete() (changed bool) {
 			k.syncing[old.UID] = old
 		default:
 			k.left(old)
+			k.pods.bury(old)
 		}
 	}
 	all := slices.SortedFunc(maps.Values(k.syncing), compareNames)
@@ -151,6 +152,7 @@ func (k *known) deleted(uid string) (changed bool) {
 	}
 	k.left(old)
 	k.pods.remove(old)
+	k.pods.bury(old)
 	return true
 }
 
@@ -186,6 +188,7 @@ func (k *known) trim() {
 	slices.SortStableFunc(over, func(a, b *Pod) int { return a.Created.Compare(b.Created) })
 	for _, p := range over[:len(over)-mostEnded] {
 		k.pods.remove(p)
+		k.pods.bury(p)
 	}
 }
 

@@ -27,21 +27,33 @@ type Pods struct {
 	byUID       []*Pod
 	byName      []*Pod // by namespace, name, and uid
 	byContainer containers
+	gone        []departed // the latest that are gone, oldest first
 }
 
 // ByName returns the pod of a name. Of several, which there are while one that was made
 // anew is there and the one before it not yet gone, it is one that has not ended, and
 // of those the youngest.
 func (ps *Pods) ByName(namespace, name string) (p Pod, ok bool) {
-	i, _ := slices.BinarySearchFunc(ps.byName, Pod{Namespace: namespace, Name: name}, func(p *Pod, wanted Pod) int {
-		return compareNames(p, &wanted)
-	})
-	for ; i < len(ps.byName) && ps.byName[i].Namespace == namespace && ps.byName[i].Name == name; i++ {
-		if other := ps.byName[i]; !ok || supersedes(other, &p) {
+	for other := range ps.named(namespace, name) {
+		if !ok || supersedes(other, &p) {
 			p, ok = *other, true
 		}
 	}
 	return p, ok
+}
+
+// named are the pods of a name.
+func (ps *Pods) named(namespace, name string) iter.Seq[*Pod] {
+	return func(yield func(*Pod) bool) {
+		i, _ := slices.BinarySearchFunc(ps.byName, Pod{Namespace: namespace, Name: name}, func(p *Pod, wanted Pod) int {
+			return compareNames(p, &wanted)
+		})
+		for ; i < len(ps.byName) && ps.byName[i].Namespace == namespace && ps.byName[i].Name == name; i++ {
+			if !yield(ps.byName[i]) {
+				return
+			}
+		}
+	}
 }
 
 // Meta is what else is known of the pod that has a name now. It is nothing while the pods

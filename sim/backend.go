@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -113,13 +114,23 @@ func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 }
 
 // Check answers with the fault that the caller set, if any.
-func (m *Machine) Check(id device.GPU) (uint64, error) {
+func (m *Machine) Check(id device.GPU) (device.Vitals, error) {
 	g, err := m.ask(id)
 	defer m.leave()
 	if g == nil {
-		return 0, err
+		return device.Vitals{}, err
 	}
-	return g.resets, err
+	return g.vitals(m.now()), err
+}
+
+// vitals have the energy that was burned for an odometer, in millijoules as NVIDIA counts
+// it, and one more: none at all is told by a GPU that has none. One that is lost tells no
+// more than it has told.
+func (g *gpu) vitals(now time.Time) device.Vitals {
+	if !errors.Is(g.fault, device.ErrLost) {
+		g.odometer = 1 + uint64(1000*g.energy(now))
+	}
+	return device.Vitals{Resets: g.resets, Odometer: g.odometer, Pending: g.pending}
 }
 
 // Wait returns the reports in the order in which they were made.

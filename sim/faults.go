@@ -35,7 +35,7 @@ var (
 // meaning is what Means is at first.
 func meaning(xid uint64) (e device.Event, alone bool) {
 	if !slices.Contains(harmlessXids, xid) {
-		e.Fatal, e.Action = true, "reset_gpu"
+		e.Heals, e.Action = device.ByReset, "reset_gpu"
 	}
 	if xid == 79 {
 		e.Action = "reboot"
@@ -55,10 +55,17 @@ func (m *Machine) report(g *gpu, id device.ID, xid uint64) {
 	m.events = append(m.events, e)
 }
 
+// Ail has a device's GPU answer its checks with an error as device.Backend has them, a
+// *device.Fault for one. It ends with a reset, or with nil.
+func (m *Machine) Ail(id device.ID, err error) { m.change(id, func(g *gpu) { g.fault = err }) }
+
+// Await has a repair of a device's GPU wait for its next reset.
+func (m *Machine) Await(id device.ID) { m.change(id, func(g *gpu) { g.pending = true }) }
+
 // Recover resets a device's GPU: whatever was wrong with it is mended.
 func (m *Machine) Recover(id device.ID) {
 	m.change(id, func(g *gpu) {
-		g.fault, g.stalled, g.removed = nil, false, false
+		g.fault, g.stalled, g.removed, g.pending = nil, false, false, false
 		g.resets++
 		g.joules, g.worked, g.settled = 0, 0, m.now()
 	})

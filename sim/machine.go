@@ -22,9 +22,9 @@ const numaNodes = 2
 // Machine is a machine full of GPUs. All methods may be called at any time, by
 // anybody.
 type Machine struct {
-	// Means says of an Xid what the driver's report of it means: whether it is Fatal and
-	// what Action it asks for, and whether it hits a slice alone that it names. Set before
-	// use; at first it knows a few, and takes all others to be fatal.
+	// Means says of an Xid what the driver's report of it means: what heals it and what it
+	// asks for, and whether it hits a slice alone that it names. Set before use; at first it
+	// knows a few, and takes a reset to be what heals all others.
 	Means func(xid uint64) (e device.Event, alone bool)
 
 	metrics []device.Metric
@@ -61,6 +61,8 @@ type gpu struct {
 	stalled   bool               // calls about it do not return
 	fault     error              // what Read and Check return
 	resets    uint64             // how often it was recovered
+	odometer  uint64             // as it has last told
+	pending   bool               // a repair waits for the next reset
 	busy      float64            // 0 to 1, without what processes add
 	joules    float64            // burned up to settled
 	worked    float64            // load times seconds, likewise

@@ -60,7 +60,7 @@ func TestMachineKnowsAFewXids(t *testing.T) {
 	m := sim.NewMachine(rows, 1, time.Now)
 	for xid, fatal := range map[uint64]bool{31: false, 63: false, 92: false, 94: false, 154: false, 64: true, 95: true, 999: true} {
 		m.Fail(m.IDs()[0], fmt.Sprintf("xid %d", xid))
-		if e, err := m.Wait(t.Context()); err != nil || e.Xid != xid || e.Fatal != fatal {
+		if e, err := m.Wait(t.Context()); err != nil || e.Xid != xid || (e.Heals == device.ByReset) != fatal {
 			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
 		}
 	}
@@ -109,8 +109,8 @@ func TestMachineReportsTheSliceThatFailed(t *testing.T) {
 	for _, want := range []device.Event{
 		{GPU: gpu, Partitioned: true},
 		{GPU: gpu, Device: id, Xid: 13},
-		{GPU: gpu, Device: id, Xid: 999, Fatal: true, Action: "reset_gpu"},
-		{GPU: gpu, Xid: 79, Fatal: true, Action: "reboot"},
+		{GPU: gpu, Device: id, Xid: 999, Heals: device.ByReset, Action: "reset_gpu"},
+		{GPU: gpu, Xid: 79, Heals: device.ByReset, Action: "reboot"},
 	} {
 		if got, err := m.Wait(t.Context()); err != nil || got != want {
 			t.Errorf("got %+v, %v, want %+v", got, err, want)
@@ -176,15 +176,15 @@ func TestMachineObeys(t *testing.T) {
 		id := m.IDs()[0]
 		gpu := device.GPU(id)
 		m.Fail(id, "xid 79")
-		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 || !e.Fatal {
+		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 || e.Heals != device.ByReset {
 			t.Errorf("the report is %+v, %v", e, err)
 		}
 		if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
 			t.Errorf("a GPU with Xid 79 answers %v", err)
 		}
 		m.Recover(id)
-		if resets, err := m.Check(gpu); resets != 1 || err != nil {
-			t.Errorf("after a reset: %d, %v", resets, err)
+		if v, err := m.Check(gpu); v != (device.Vitals{Resets: 1, Odometer: 1}) || err != nil {
+			t.Errorf("after a reset: %+v, %v", v, err)
 		}
 		m.Fail(id, "a fan stands still")
 		if _, err := m.Check(gpu); err == nil || err.Error() != "a fan stands still" {
@@ -279,5 +279,34 @@ func TestPlacements(t *testing.T) {
 		if fmt.Sprint(got) != c.want {
 			t.Errorf("%v after %v lie at %v, want %s", c.is, c.was, got, c.want)
 		}
+	}
+}
+
+// TestMachineTellsItsVitals: the odometer rises but for a reset, which also ends faults
+// and does what waits for it.
+func TestMachineTellsItsVitals(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	m := sim.NewMachine(rows, 1, func() time.Time { return now })
+	id := m.IDs()[0]
+	fault := &device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", ByReset: true}
+	m.Ail(id, fault)
+	m.Await(id)
+	now = now.Add(time.Second)
+	v, err := m.Check(m.GPUs()[0])
+	if got := new(device.Fault); !errors.As(err, &got) || *got != *fault || v != (device.Vitals{Odometer: 70_001, Pending: true}) {
+		t.Errorf("it answers %+v, %v", v, err)
+	}
+	m.Ail(id, device.ErrLost)
+	now = now.Add(time.Second)
+	if v, err := m.Check(m.GPUs()[0]); !errors.Is(err, device.ErrLost) || v.Odometer != 70_001 {
+		t.Errorf("when it is lost it answers %+v, %v", v, err)
+	}
+	m.Ail(id, nil)
+	if v, err := m.Check(m.GPUs()[0]); err != nil || v.Odometer != 140_001 || !v.Pending {
+		t.Errorf("when it is back it answers %+v, %v", v, err)
+	}
+	m.Recover(id)
+	if v, err := m.Check(m.GPUs()[0]); err != nil || v != (device.Vitals{Resets: 1, Odometer: 1}) {
+		t.Errorf("after a reset it answers %+v, %v", v, err)
 	}
 }

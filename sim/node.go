@@ -74,8 +74,8 @@ const (
 	graceOfPods = time.Second
 )
 
-// Workload makes pods come and go, and one GPU fail and recover, until ctx is
-// done.
+// Workload makes pods come and go, and one GPU after another fail and recover, until ctx
+// is done.
 func (n *Node) Workload(ctx context.Context) error {
 	if err := n.Kubelet.Wait(ctx, func(s kubelet.State) bool { return s.Resources[resource].Allocatable > 0 }); err != nil {
 		return nil //nolint:nilerr // ctx is done
@@ -89,6 +89,7 @@ func (n *Node) Workload(ctx context.Context) error {
 	fail := time.NewTimer(failsFirst)
 	defer fail.Stop()
 	var failed device.ID
+	fails := 0
 	for {
 		select {
 		case <-ctx.Done():
@@ -102,7 +103,8 @@ func (n *Node) Workload(ctx context.Context) error {
 		case <-fail.C:
 			if failed == "" {
 				ids := n.Machine.IDs()
-				failed = ids[len(ids)-1]
+				failed = ids[fails%len(ids)] // each in turn: one that flaps is tried for longer and longer
+				fails++
 				n.log.Info("simulated: a GPU fails", "device", failed)
 				n.Machine.Fail(failed, "xid 79")
 				fail.Reset(failsFor)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +11,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/podgauge/podgauge/config"
@@ -41,6 +41,7 @@ type options struct {
 	podLogsDir      string
 
 	metrics  metricsOptions
+	memory   memoryOptions
 	hostname string // of the node
 
 	simulate string
@@ -72,6 +73,7 @@ func (o *options) flags() *pflag.FlagSet {
 	f.BoolVar(&o.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
 	f.StringVar(&o.podLogsDir, "pod-logs-dir", "/var/log/pods", "`folder` in which the kubelet has the pods' logs (its podLogsDir): their names say whose a process is")
 	o.builder.AddFlags(f)
+	o.memory.flags(f)
 	o.metrics.flags(f)
 	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")
 	f.Lookup("simulate").NoOptDefVal = simulateNode
@@ -89,7 +91,7 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	f := o.flags()
 	f.SetOutput(usage)
 	f.Usage = func() {
-		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n\n%s", f.FlagUsages())
+		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n       podgauge status [flags]\n       podgauge incidents [flags]\n\n%s", f.FlagUsages())
 	}
 	if err := f.Parse(twoDashes(f, args)); err != nil {
 		return o, wrongFlag(err)
@@ -129,6 +131,9 @@ func twoDashes(f *pflag.FlagSet, args []string) []string {
 	return spelled
 }
 
+// wanted are the types of flags of whose values pflag says itself what is wrong.
+var wanted = map[string]string{"bool": "true or false", "int": "a whole number", "duration": "a time, as in 30s"}
+
 // wrongFlag says of a flag's value what is said of a variable's and of a file's.
 // pflag's own words have the value twice.
 func wrongFlag(err error) error {
@@ -137,11 +142,7 @@ func wrongFlag(err error) error {
 		return err
 	}
 	cause := wrong.Unwrap()
-	if _, ofPflag := errors.AsType[*strconv.NumError](cause); ofPflag {
-		want := "a whole number"
-		if wrong.GetFlag().Value.Type() == "bool" {
-			want = "true or false"
-		}
+	if want, known := wanted[wrong.GetFlag().Value.Type()]; known {
 		cause = fmt.Errorf("%q: want %s", wrong.GetValue(), want)
 	}
 	return fmt.Errorf("--%s: %w", wrong.GetFlag().Name, cause)
@@ -201,7 +202,7 @@ func (o *options) check() error {
 	if o.kubeletDir == "" {
 		return errors.New("--kubelet-dir: want a folder")
 	}
-	if err := o.metrics.check(); err != nil {
+	if err := cmp.Or(o.metrics.check(), o.memory.check()); err != nil {
 		return err
 	}
 	if err := checkAddress(o.listenAddress); err != nil {
@@ -248,6 +249,8 @@ func (o *options) checkPath() error {
 		return fmt.Errorf("want %s", path.Clean(p))
 	case p == "/healthz" || p == "/readyz":
 		return errors.New("that is a probe's")
+	case strings.HasPrefix(p+"/", "/api/"):
+		return errors.New("that is the JSON's")
 	case p == "/debug/pprof" || strings.HasPrefix(p, "/debug/pprof/"):
 		return errors.New("that is the profiles'")
 	}

@@ -38,7 +38,9 @@ var wallClock = []string{
 	"podgauge_build_info",
 	"podgauge_flight_begin_timestamp_seconds", "podgauge_flight_end_timestamp_seconds", "podgauge_holders_age_seconds",
 	"podgauge_plugin_request_duration_seconds", "podgauge_pod_resources_request", "podgauge_events_up",
-	"nvidia_gpu_xid_last_timestamp_seconds", "nvidia_gpu_allocation_last_seen_timestamp_seconds",
+	"nvidia_gpu_health_since_timestamp_seconds", "nvidia_gpu_incident_last_timestamp_seconds", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
+	"nvidia_gpu_xid_last_timestamp_seconds",
+	"nvidia_gpu_allocation_last_seen_timestamp_seconds", "podgauge_series ", // a pod may have been seen elsewhere before it was where the test wants it
 }
 
 // othersOwn are not of podgauge's making, and left out as a whole.

@@ -23,6 +23,9 @@ type hardware struct {
 	proc                        string // where processes are looked up; empty: /proc
 	// processes tell whose they are; nil: nobody can.
 	processes exporter.Processes
+	// xidAt says what an Xid means that the kernel's log tells of the GPU at an address, and of
+	// these instances; false while no such GPU is known. Nil where there is no such log.
+	xidAt func(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
 	// unsupported are the families that the driver is too old for.
 	unsupported func() []string
 	// run is what simulates; it returns at once, or when ctx is done.
@@ -42,7 +45,7 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 	if o.simulate == simulateNothing {
 		s := o.loaded.Settings
 		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.nvlinkLinks})
-		hw.Backend, hw.unsupported, hw.closeDriver = driver, driver.Missing, driver.Close
+		hw.Backend, hw.unsupported, hw.closeDriver, hw.xidAt = driver, driver.Missing, driver.Close, driver.XidAt
 		return hw, nil
 	}
 	rows := nvml.Metrics()

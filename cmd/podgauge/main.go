@@ -36,6 +36,11 @@ func main() {
 
 // run is the program. It returns the exit status.
 func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
+	if len(args) > 0 {
+		if _, ok := questions[args[0]]; ok {
+			return ask(ctx, args[0], args[1:], lookupEnv, stdout, stderr)
+		}
+	}
 	// Before anything else: a signal that nobody waits for ends the process. Of orders that
 	// come while one is being carried out, none is lost.
 	hup, orders := make(chan os.Signal, 1), make(chan os.Signal, 16)

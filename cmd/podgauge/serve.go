@@ -16,9 +16,11 @@ import (
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/incident"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
 	"github.com/podgauge/podgauge/pods"
+	"github.com/podgauge/podgauge/state"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
@@ -67,6 +69,7 @@ func serve(ctx context.Context, o options, hw *hardware, listener net.Listener, 
 	a.tasks = append(a.tasks, func(ctx context.Context) error { return serveHTTP(ctx, server, listener) })
 	err = together(ctx, a.tasks)
 	a.metrics.Drain()
+	a.end()
 	hw.leave(a.readers, a.monitor)
 	if errors.Is(err, device.ErrReplaced) { // nothing is wrong with this process, and only another one can go on
 		log.Info("end, to be started anew", "why", err)
@@ -86,8 +89,11 @@ type assembly struct {
 	holders  *podresources.Client
 	metrics  *exporter.Exporter
 	pods     *pods.Client
-	watch    *config.Watch
-	log      *slog.Logger
+	// incidents and state are what outlives the process; the latter is nil where nothing is to.
+	incidents *incident.Log
+	state     *state.File
+	watch     *config.Watch
+	log       *slog.Logger
 
 	parts parts                         // with a health of their own
 	tasks []func(context.Context) error // all others
@@ -118,6 +124,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
 		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
+		Incidents: a.incidentsKnown, State: a.recall(o.memory.stateDir),
 	}, shown)
 	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
 
@@ -129,9 +136,9 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		statuses, _ := a.board.Look()
 		return nvml.Claimed(c, statuses)
 	}
-	a.monitor.Fatal = func(xid uint64, byDefault bool) bool {
+	a.monitor.Policy = func(xid uint64) device.Policy {
 		settings, _ := a.watch.Look()
-		return settings.Health.Counts(xid, byDefault)
+		return xidPolicies[settings.Health.Policy(xid)]
 	}
 	a.own.Unsupported(hw.unsupported)
 	a.own.Heard(func() bool { return a.monitor.Deaf() == 0 })
@@ -139,10 +146,11 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.parts = parts{"monitor": a.monitor, "podresources": a.holders, "pods": a.pods}
 	a.tasks = []func(context.Context) error{
 		hw.run, a.watch.Run,
-		func(ctx context.Context) error { return a.holders.Faults(ctx, a.board.Look) },
 		func(ctx context.Context) error { return sayUnsupported(ctx, a.board, hw.unsupported, log) },
 		func(ctx context.Context) error { return obey(ctx, o.orders, a.monitor, log) },
 	}
+	a.remember(o.memory)
+	a.listen(o.memory.kernelLog)
 	return a, nil
 }
 

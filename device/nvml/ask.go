@@ -203,11 +203,14 @@ func (r *reading) setFabric(ret nvml.Return, state uint8, status, mask uint32) {
 		return
 	}
 	r.setTruth(ret, hasFabric, state != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED)
+	joined := state == nvml.GPU_FABRIC_STATE_COMPLETED
+	r.setTruth(ret, fabricFailed, joined && nvml.Return(status) != nvml.SUCCESS)
+	r.setTruth(ret, fabricApart, state == nvml.GPU_FABRIC_STATE_NOT_STARTED || state == nvml.GPU_FABRIC_STATE_IN_PROGRESS)
 	if state == nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
 		return
 	}
 	r.set(ret, fabricState, float64(state))
-	if state != nvml.GPU_FABRIC_STATE_COMPLETED {
+	if !joined {
 		return
 	}
 	healthy := nvml.Return(status) == nvml.SUCCESS

@@ -71,6 +71,8 @@ const (
 	fabricUnhealthy
 	fabricTimeout
 	fabricMisled
+	fabricFailed // by its status
+	fabricApart  // it has not joined yet
 	persistence
 	computeMode
 
@@ -177,7 +179,7 @@ var calls = [...]call{
 	{"nvmlDeviceGetMaxPcieLinkWidth", device.Static, gpus, whole(pcieWidthMost, nvml.Device.GetMaxPcieLinkWidth), []slot{pcieWidthMost}, false},
 }
 
-var fabricSlots = []slot{hasFabric, fabricState, fabricHealthy, fabricDegraded, fabricRecovery, fabricUnhealthy, fabricTimeout, fabricMisled}
+var fabricSlots = []slot{hasFabric, fabricState, fabricHealthy, fabricDegraded, fabricRecovery, fabricUnhealthy, fabricTimeout, fabricMisled, fabricFailed, fabricApart}
 
 func (c *call) fills(s slot) bool { return slices.Contains(c.slots, s) }
 

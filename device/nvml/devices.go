@@ -151,7 +151,7 @@ func (l *listing) take(f finding) {
 	g := f.gpu
 	if g.history == nil {
 		if g.history = l.histories[g.id]; g.history == nil {
-			g.history = &history{meters: map[int]*meter{}}
+			g.history = &history{meters: map[int]*meter{}, found: map[string]*device.Fault{}}
 			l.histories[g.id] = g.history
 		}
 	}

@@ -185,8 +185,8 @@ func TestStartedAnew(t *testing.T) {
 	s.list(2)
 	after, err := s.Check(gpu)
 	s.must(err)
-	if after != before+1 {
-		t.Errorf("%d resets, then %d", before, after)
+	if after.Resets != before.Resets+1 {
+		t.Errorf("%d resets, then %d", before.Resets, after.Resets)
 	}
 }
 
@@ -204,8 +204,8 @@ func TestClosed(t *testing.T) {
 	s.list(1)
 	after, err := s.Check(gpu)
 	s.must(err)
-	if before != after {
-		t.Errorf("%d resets, then %d", before, after)
+	if before.Resets != after.Resets {
+		t.Errorf("%d resets, then %d", before.Resets, after.Resets)
 	}
 }
 
@@ -216,7 +216,7 @@ func TestResetWhileClosed(t *testing.T) {
 	for i := range 2 {
 		resets, err := s.Check(s.id(i))
 		s.must(err)
-		before[s.id(i)] = resets
+		before[s.id(i)] = resets.Resets
 	}
 	s.Close()
 	s.set("gpu 1 energy 5")
@@ -224,7 +224,7 @@ func TestResetWhileClosed(t *testing.T) {
 	for i := range 2 {
 		resets, err := s.Check(s.id(i))
 		s.must(err)
-		if got := resets - before[s.id(i)]; got != uint64(i) {
+		if got := resets.Resets - before[s.id(i)]; got != uint64(i) {
 			t.Errorf("GPU %d was reset %d times", i, got)
 		}
 	}

@@ -5,6 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -24,9 +27,6 @@ const (
 	// not heard meanwhile.
 	registerBy = time.Second
 )
-
-// wanted are the types of event that are asked for, where the GPU has them.
-const wanted = nvml.EventTypeXidCriticalError | nvml.EventMigConfigChange
 
 // unknownXid is the number that NVML gives an Xid that it cannot tell.
 const unknownXid = 999
@@ -142,27 +142,72 @@ func (b *Backend) event(data nvml.EventData) device.Event {
 	}
 	switch data.EventType {
 	case nvml.EventTypeXidCriticalError:
-		e.Xid = cmp.Or(data.EventData, unknownXid)
-		class := classes[g.class(e.Xid)]
-		e.Action, e.Fatal = class.action, class.heals == byReset
-		if g != nil && !class.hardware && t.instances {
-			e.Device = t.sliceOf(g, data.GpuInstanceId, data.ComputeInstanceId)
+		gi, ci := data.GpuInstanceId, data.ComputeInstanceId
+		if t == nil || !t.instances {
+			gi, ci = NoInstance, NoInstance
 		}
+		return t.xid(g, data.EventData, gi, ci)
 	case nvml.EventMigConfigChange:
 		e.Partitioned = true
-	default:
-		return device.Event{}
+		return e
+	}
+	for _, k := range kinds {
+		if k.mask == data.EventType {
+			means := g.means(k.class)
+			means.GPU, means.Kind = e.GPU, k.kind
+			return means
+		}
+	}
+	return device.Event{}
+}
+
+// NoInstance stands where the number of a GPU or compute instance would, for a report
+// that names none.
+const NoInstance = math.MaxUint32
+
+// xid is the report of an Xid of a GPU, which is nil where it is not known.
+func (t *table) xid(g *gpu, number uint64, gi, ci uint32) device.Event {
+	number = cmp.Or(number, unknownXid)
+	class := xids[number].class
+	e := g.means(class)
+	e.Xid = number
+	if g == nil {
+		return e
+	}
+	e.GPU = g.id
+	if !classes[class].wholeGPU {
+		e.Device = t.sliceOf(g, gi, ci)
 	}
 	return e
 }
 
-// class is what an Xid means for the GPU, which is nil where it is not known.
-func (g *gpu) class(xid uint64) class {
-	c := xids[xid]
+// means is what a report of a class means for the GPU, which is nil where it is not known.
+func (g *gpu) means(c class) device.Event {
+	e := c.event()
 	if c == memory && g != nil && g.saysRecovery.Load() {
-		return asks
+		e.Heals, e.Action = classes[undecided].heals, classes[undecided].action
 	}
-	return c
+	return e
+}
+
+// XidAt says what another source's report of an Xid means, as Wait does of the driver's:
+// one about the GPU at a PCI address, of which the function does not matter. Known is
+// false where no such GPU is listed. While the driver is let go of, those are known that
+// were: what is told of them now may be what the reset is for that comes next.
+func (b *Backend) XidAt(address string, number uint64, gi, ci uint32) (e device.Event, known bool) {
+	t := cmp.Or(b.table.Load(), b.left.Load())
+	if t == nil {
+		return device.Event{}, false
+	}
+	at, _, _ := strings.Cut(address, ".")
+	i := slices.IndexFunc(t.gpus, func(g *gpu) bool {
+		pci, _, _ := strings.Cut(g.device.PCI, ".")
+		return pci == at && pci != ""
+	})
+	if i < 0 {
+		return device.Event{}, false
+	}
+	return t.xid(t.gpus[i], number, gi, ci), true
 }
 
 // outdated tells whether the set hears of a GPU that is gone.
@@ -308,6 +353,9 @@ func (g *gpu) registerWith(set nvml.EventSet) registering {
 		return registering{nvml.ERROR_NOT_SUPPORTED, false}
 	}
 	ret = g.handle.RegisterEvents(types, set)
+	if fewer := types & needed; ret == nvml.ERROR_NOT_SUPPORTED && fewer != 0 && fewer != types { // it claims what it does not have
+		ret = g.handle.RegisterEvents(fewer, set)
+	}
 	return registering{ret, ret == nvml.ERROR_UNKNOWN}
 }
 

@@ -66,10 +66,10 @@ func TestEventsNameTheirGPU(t *testing.T) {
 	s.listen()
 	s.event(5, "xid 79")
 	s.event(2, "xid 13")
-	s.event(5, "type 0x2") // not asked for
+	s.event(5, "type pstate") // not asked for
 	for _, want := range []device.Event{
-		{GPU: s.id(5), Xid: 79, Fatal: true, Action: "reboot"},
-		{GPU: s.id(2), Xid: 13, Action: "restart_app"},
+		{GPU: s.id(5), Xid: 79, Class: "fallen", Heals: device.ByReset, Action: "reboot"},
+		{GPU: s.id(2), Xid: 13, Class: "application", Action: "restart_app"},
 	} {
 		if got := s.nextEvent(); got != want {
 			t.Errorf("got %+v, want %+v", got, want)

@@ -125,6 +125,17 @@ func (f *fields) drop() {
 // lacks tells whether the GPU said that it does not have a key, or cannot have it.
 func (f *fields) lacks(i int) bool { return f.at[i] < 0 }
 
+// failed tells whether the newest call gave nothing for a key which the GPU has: what it
+// gave before may be so still.
+func (f *fields) failed(i int) bool {
+	at := f.at[i]
+	if at < 0 {
+		return false
+	}
+	ret := nvml.Return(f.asked[at].NvmlReturn)
+	return ret != nvml.SUCCESS && !notHere(ret)
+}
+
 // lacksAll tells whether that goes for all keys of a source.
 func (f *fields) lacksAll(r ref) bool {
 	for i := range r.n {

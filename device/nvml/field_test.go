@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"testing"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -74,8 +75,14 @@ func FuzzDecode(f *testing.F) {
 				}
 			}
 		}
-		for _, c := range checks {
-			c.judge(v) //nolint:errcheck // whatever it says, it does not panic
+		for i := range checks {
+			c := &checks[i]
+			if c.at == 0 {
+				continue
+			}
+			if found := c.judge(nil, c, v, time.Time{}); (found == nil) != (v == 0) || found != nil && (found.Reason == "" || found.Action == "") {
+				t.Fatalf("%s: %v means %+v", c.name, v, found)
+			}
 		}
 	})
 }

@@ -82,7 +82,7 @@ func (s *stage) look(d device.Device) {
 		}
 	}
 	began = time.Now()
-	resets, err := s.Check(d.GPU)
-	s.Logf("a check took %v: %d resets, %v", time.Since(began), resets, err)
+	vitals, err := s.Check(d.GPU)
+	s.Logf("a check took %v: %+v, %v", time.Since(began), vitals, err)
 	s.must(err)
 }

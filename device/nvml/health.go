@@ -4,6 +4,8 @@ import (
 	"errors"
 	"math"
 	"strconv"
+	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/device"
@@ -15,27 +17,95 @@ const (
 	resetGPU   = "reset_gpu"
 	reboot     = "reboot"
 	restartVM  = "restart_vm"
+	replaceGPU = "replace"
 	inspect    = "inspect"
 )
 
-// checks are what is asked of a GPU to tell whether it can be used, in one call.
-// judge is given a value that the GPU has.
-var checks = [...]struct {
-	field uint32
-	judge func(value float64) error
-}{
-	{energyField, func(float64) error { return nil }}, // that it answers is enough; resets are told from it
-	{recoveryField, recovery},
+// checkedFields are asked for in each check, in one call.
+var checkedFields = [...]uint32{
+	energyAt:   energyField, // that it answers is enough; resets are told from it
+	recoveryAt: recoveryField,
+	failureAt:  nvml.FI_DEV_REMAPPED_FAILURE,
+	pendingAt:  nvml.FI_DEV_REMAPPED_PENDING,
+	retiringAt: nvml.FI_DEV_RETIRED_PENDING, // the same, up to Turing
 }
-
-// checked are their fields, in the same order.
-var checked = newBatch(key{id: checks[energyAt].field}, key{id: checks[recoveryAt].field})
 
 // Where they stand.
 const (
 	energyAt = iota
 	recoveryAt
+	failureAt
+	pendingAt
+	retiringAt
 )
+
+// checked are their keys, in the same order.
+var checked = func() batch {
+	b := newBatch()
+	for _, id := range checkedFields {
+		b.addKey(key{id: id})
+	}
+	return b
+}()
+
+// check is one thing that a GPU is judged by.
+type check struct {
+	name string
+	// at is where its field stands in checkedFields; 0: it has none, and slot is what a
+	// call leaves that is made for it now and then.
+	at   int
+	slot slot
+	// judge is given a value that the GPU has, and returns nil where there is nothing wrong.
+	judge judge
+	// finds is what it finds, for people.
+	finds device.Fault
+	when  string
+}
+
+// checks are the rows. The first that finds something names the fault: who has to replace
+// the GPU need not reset it before. A GPU that is lost, and one that answers
+// RESET_REQUIRED, has no need of a row (see answers).
+//
+// An NVLink that is down is none. The links of a GPU are down for many a reason, from
+// who wired the board to the other end's reset, and programs that do not use them run.
+// Where one of them makes the GPU unfit the driver says so: by its recovery action.
+var checks = [...]check{
+	{
+		name: "row_remap_failure", at: failureAt, when: "a row of memory could not be replaced by a spare one",
+		judge: isTrue, finds: device.Fault{Reason: "row_remap_failure", Action: replaceGPU, ByReset: true},
+	},
+	{
+		name: "sram_threshold", slot: sramThreshold, when: "SRAM has had too many uncorrected errors",
+		judge: isTrue, finds: device.Fault{Reason: "sram_threshold_exceeded", Action: replaceGPU},
+	},
+	{
+		name: "unrepairable_memory", slot: unrepairable, when: "memory has errors that cannot be repaired",
+		judge: isTrue, finds: device.Fault{Reason: "unrepairable_memory", Action: replaceGPU},
+	},
+	{
+		name: "recovery_action", at: recoveryAt, when: "the driver asks for anything but none",
+		judge: recovery, finds: device.Fault{Reason: "recovery_action_…", Action: "as the driver says"},
+	},
+	{
+		name: "fabric", slot: fabricFailed, when: "joining the fabric of NVSwitches has ended with an error",
+		judge: isTrue, finds: device.Fault{Reason: "fabric", Action: resetGPU},
+	},
+	{
+		name: "fabric_joined", slot: fabricApart, when: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
+		judge: unjoined, finds: device.Fault{Reason: "fabric_not_joined", Action: inspect},
+	},
+}
+
+// judge says what a value means for the GPU.
+type judge func(g *gpu, c *check, value float64, now time.Time) *device.Fault
+
+func isTrue(_ *gpu, c *check, value float64, _ time.Time) *device.Fault {
+	if value == 0 {
+		return nil
+	}
+	fault := c.finds
+	return &fault
+}
 
 // recoveryField is the driver's word on what the GPU needs.
 const recoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
@@ -54,7 +124,7 @@ var recoveries = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 
 // recovery passes on what the driver asks for. A value that is newer than this
 // program is a fault too, by its number.
-func recovery(value float64) error {
+func recovery(_ *gpu, _ *check, value float64, _ time.Time) *device.Fault {
 	if value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
 	}
@@ -66,22 +136,55 @@ func recovery(value float64) error {
 	return &fault
 }
 
+// joinBy is how long a GPU may take to join the fabric, which begins when the node's
+// fabric manager does.
+const joinBy = 5 * time.Minute
+
+// unjoined is patient: a GPU that is on its way is what a node looks like that boots, and
+// pods that are waiting there would be turned away for good. After that CUDA does not
+// start on it. But a partitioned GPU, and one whose NVLinks are turned off, has no use
+// for the fabric.
+func unjoined(g *gpu, c *check, apart float64, now time.Time) *device.Fault {
+	since := &g.history.apartSince
+	if apart == 0 || g.nvlinks == 0 || g.parts.Load().mig {
+		*since = time.Time{}
+		return nil
+	}
+	if since.IsZero() {
+		*since = now
+	}
+	if now.Sub(*since) < joinBy {
+		return nil
+	}
+	return isTrue(g, c, apart, now)
+}
+
 // Check asks for a few fields in one call. A GPU that says that it does not have
-// them has answered, and so can be used.
-func (b *Backend) Check(id device.GPU) (resets uint64, err error) {
+// them has answered, and so can be used. What has no field is judged as a call has left
+// it, for which a second one may be made, once a minute.
+func (b *Backend) Check(id device.GPU) (device.Vitals, error) {
 	_, g, err := b.gpu(id)
 	if err != nil {
-		return 0, err
+		return device.Vitals{}, err
 	}
 	if !g.enter() {
-		return g.history.resets.Load(), device.ErrStalled
+		return g.vitals(), device.ErrStalled
 	}
 	defer g.leave()
-	if err = g.judge(); err != nil {
+	fault, err := g.examine(time.Now())
+	if err != nil || fault == nil && g.ailing { // what it said meanwhile is no word to go by
 		g.askAll()
 	}
+	g.ailing = err != nil || fault != nil
 	g.answering.Store(err == nil || isFault(err))
-	return g.history.resets.Load(), err
+	if err == nil && fault != nil {
+		err = fault
+	}
+	return g.vitals(), err
+}
+
+func (g *gpu) vitals() device.Vitals {
+	return device.Vitals{Resets: g.history.resets.Load(), Odometer: g.history.energy.Load(), Pending: g.pending.Load()}
 }
 
 func isFault(err error) bool {
@@ -89,198 +192,140 @@ func isFault(err error) bool {
 	return errors.As(err, &fault)
 }
 
-func (g *gpu) judge() error {
+// examine asks, and judges what was answered. The error is that of a call.
+func (g *gpu) examine(now time.Time) (*device.Fault, error) {
 	ret := g.check.ask(g.handle)
 	_, says := g.check.value(recoveryAt)
 	g.saysRecovery.Store(says)
 	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
-		return failure{fieldValues, ret}.err()
+		return nil, failure{fieldValues, ret}.err()
 	}
 	if ret == nvml.SUCCESS && !g.check.answered() { // it has none of them: then anything will do to see that it answers
 		if _, ret := g.handle.GetUUID(); ret != nvml.SUCCESS {
-			return failure{"nvmlDeviceGetUUID", ret}.err()
+			return nil, failure{"nvmlDeviceGetUUID", ret}.err()
 		}
-		return nil
+	} else {
+		g.noteEnergy(&g.check, energyAt)
 	}
-	g.noteEnergy(&g.check, energyAt)
-	for i, c := range checks {
-		if value, ok := g.check.value(i); ok {
-			if err := c.judge(value); err != nil {
-				return err
+	pending, _ := g.check.value(pendingAt)
+	retiring, _ := g.check.value(retiringAt)
+	g.pending.Store(pending > 0 || retiring > 0 || g.pending.Load() && (g.check.failed(pendingAt) || g.check.failed(retiringAt)))
+	if f := g.askJudged(now); f.ret != nvml.SUCCESS {
+		return nil, f.err()
+	}
+	return g.judge(now), nil
+}
+
+// judge goes through the rows. What was found stands until the GPU says otherwise: what
+// it does not tell any more, as a partitioned one does not tell of its rows, is not mended.
+// But a recovery action is the driver's, and goes with it.
+func (g *gpu) judge(now time.Time) (first *device.Fault) {
+	g.history.mu.Lock()
+	defer g.history.mu.Unlock()
+	found := g.history.found
+	for i := range checks {
+		c := &checks[i]
+		value, told := g.judged(c)
+		switch {
+		case told:
+			found[c.name] = c.judge(g, c, value, now)
+		case c.at == recoveryAt && !g.check.failed(c.at):
+			found[c.name] = nil
+		}
+		if first == nil {
+			first = found[c.name]
+		}
+	}
+	return first
+}
+
+// judged is the newest value of what a check judges.
+func (g *gpu) judged(c *check) (value float64, told bool) {
+	if c.at != 0 {
+		return g.check.value(c.at)
+	}
+	return g.reading.values[c.slot], g.reading.filled[c.slot]
+}
+
+const (
+	// judgedEvery is how old what a call has left may be before it is made for a check.
+	// Flights make it too, and more often: then no check has to.
+	judgedEvery = time.Minute
+	// doubtedEvery is the same where it has left a fault.
+	doubtedEvery = 10 * time.Second
+)
+
+// judgedCalls are the calls that leave what checks judge, and which these are.
+var judgedCalls = func() map[int][]string {
+	of := map[int][]string{}
+	for i := range calls {
+		for j := range checks {
+			if c := &checks[j]; c.at == 0 && calls[i].fills(c.slot) {
+				of[i] = append(of[i], c.name)
 			}
 		}
 	}
-	return nil
+	return of
+}()
+
+// askJudged makes one call, if one is overdue, for what has no field. That it fails is a
+// failure of the check only where the GPU is gone.
+func (g *gpu) askJudged(now time.Time) failure {
+	most, what := time.Duration(-1), -1
+	for i, names := range judgedCalls {
+		late := now.Sub(g.turns[i].asked) - g.judgedEvery(names)
+		if late > most && g.may(i, gpus, &g.turns, now) {
+			most, what = late, i
+		}
+	}
+	if what < 0 {
+		return failure{}
+	}
+	under := g.flight // that of a reading whose processes are still to be asked for
+	defer func() { g.flight = under }()
+	g.flight = flight{}
+	g.askCall(what, g.handle, &g.reading, &g.turns, now)
+	if g.failing() {
+		return g.flight.failed
+	}
+	return failure{}
 }
 
-// Means says whether an Xid is fatal, what it asks for, and whether it hits alone the
-// slice that its report names. Of one that depends on the GPU it says the worst.
-func Means(xid uint64) (e device.Event, alone bool) {
-	c := classes[xids[xid]]
-	return device.Event{Fatal: c.heals == byReset, Action: c.action}, !c.hardware
+func (g *gpu) judgedEvery(names []string) time.Duration {
+	g.history.mu.Lock()
+	defer g.history.mu.Unlock()
+	for _, name := range names {
+		if g.history.found[name] != nil {
+			return doubtedEvery
+		}
+	}
+	return judgedEvery
 }
 
-// class is what the driver's report of an Xid means for the GPU.
-type class uint8
-
-const (
-	// unknown Xids are too new, or never seen: somebody has to look.
-	unknown class = iota
-	// application: a program did something wrong, and the next one will run.
-	application
-	// information: a report that accompanies another one, or of something mended.
-	information
-	// contained: memory failed under a program, which alone is hit.
-	contained
-	// asks: what it means stands in the driver's recovery action, which Check reads.
-	asks
-	// memory: as the recovery action says, or broken where the driver has none.
-	memory
-	// broken: nothing runs before the GPU was reset.
-	broken
-	// fallen: nothing runs before the node was booted.
-	fallen
-	// locked: nothing runs before the virtual machine was started anew.
-	locked
-	// unpowered: somebody has to look at the machine.
-	unpowered
-)
-
-// heals is what ends the trouble that a class means.
-type heals uint8
-
-const (
-	byItself heals = iota // the next program runs
-	byCheck               // as soon as Check finds nothing
-	byReset               // once a reset was seen, of which a reboot is one
-)
-
-// classes say what an Xid's class asks for, and whether it is of the hardware: then
-// all slices of a GPU share it, whichever the driver names. It is fatal where only a
-// reset heals.
-var classes = [...]struct {
-	action   string
-	heals    heals
-	hardware bool
-}{
-	unknown:     {inspect, byReset, false},
-	application: {restartApp, byItself, false},
-	information: {"", byItself, false},
-	contained:   {restartApp, byItself, false},
-	asks:        {"", byCheck, true},
-	memory:      {resetGPU, byReset, true},
-	broken:      {resetGPU, byReset, true},
-	fallen:      {reboot, byReset, true},
-	locked:      {restartVM, byReset, true},
-	unpowered:   {inspect, byReset, true},
+// Checked is a row of what GPUs are judged by.
+type Checked struct {
+	Name   string
+	When   string // it finds something
+	Source string // the field or the call
+	Finds  device.Fault
 }
 
-// xids are NVIDIA's catalogue of error reports
-// (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), each with what it
-// means here. Where the catalogue gives a workflow, those of NVLink ask, and so does 48
-// where the driver can say whether the error was contained.
-var xids = map[uint64]class{
-	8:   application, // GPU stopped processing
-	11:  application, // invalid or corrupted push buffer stream
-	13:  application, // graphics engine exception
-	25:  application, // invalid or illegal push buffer stream
-	31:  application, // memory page fault
-	32:  application, // invalid or corrupted push buffer stream
-	37:  information,
-	38:  information, // driver firmware error
-	39:  application,
-	40:  application,
-	41:  application,
-	43:  information, // a program's work was stopped
-	44:  information,
-	45:  information, // a program's work was cleaned up, after another error
-	46:  broken,      // GPU stopped processing
-	48:  memory,      // double-bit ECC error
-	54:  unpowered,   // auxiliary power is not connected
-	60:  application,
-	62:  broken,      // internal micro-controller halt
-	63:  information, // a row was remapped, or a page retired
-	64:  broken,      // that failed
-	66:  information,
-	67:  information,
-	68:  application, // video decoder exception
-	69:  application, // graphics engine class error
-	70:  application,
-	71:  application,
-	72:  application,
-	74:  asks, // NVLink error
-	75:  application,
-	76:  application,
-	77:  application,
-	78:  information, // vGPU start error
-	79:  fallen,      // fallen off the bus
-	80:  application,
-	82:  application,
-	83:  application,
-	84:  application,
-	85:  application,
-	86:  application,
-	88:  application,
-	89:  application,
-	92:  information, // many single-bit ECC errors
-	93:  information,
-	94:  contained, // contained ECC error
-	95:  broken,    // uncontained ECC error
-	96:  application,
-	97:  application,
-	98:  application,
-	99:  application,
-	100: application,
-	101: application,
-	102: application,
-	103: application,
-	104: application,
-	105: application,
-	106: information,
-	107: information,
-	109: asks,        // context switch timeout; heavy time-slicing makes them too
-	110: broken,      // security fault
-	119: broken,      // GSP does not answer
-	120: broken,      // GSP error
-	121: information, // C2C link error, corrected
-	126: application,
-	127: application,
-	128: application,
-	129: application,
-	130: application,
-	131: application,
-	132: application,
-	133: application,
-	134: application,
-	135: application,
-	136: broken,
-	137: information, // NVLink privilege error
-	139: application,
-	140: broken, // ECC error that was not recovered
-	141: information,
-	143: broken, // GPU does not initialise
-	144: asks,   // 144 to 150: NVLink 5
-	145: asks,
-	146: asks,
-	147: asks,
-	148: asks,
-	149: asks,
-	150: asks,
-	151: locked, // key rotation
-	152: information,
-	153: information,
-	154: asks, // the recovery action changed
-	155: broken,
-	156: broken,
-	157: information,
-	158: broken,
-	159: information,
-	160: information,
-	161: information,
-	167: fallen, // PCIe fatal timeout
-	168: information,
-	169: broken, // internal micro-controller halt
-	170: information,
-	171: information, // with 48: it was in DRAM
-	172: information, // with 48: it was in SRAM
+// Checks are the rows, in the order in which they name a fault.
+func Checks() []Checked {
+	list := make([]Checked, 0, len(checks))
+	for i := range checks {
+		c := &checks[i]
+		row := Checked{Name: c.name, When: c.when, Finds: c.finds}
+		if c.at != 0 {
+			id := checkedFields[c.at]
+			row.Source = strings.Join([]string{"field", strconv.Itoa(int(id)), fieldNames[id]}, " ")
+		}
+		for j := range calls {
+			if c.at == 0 && calls[j].fills(c.slot) && row.Source == "" {
+				row.Source = calls[j].symbol
+			}
+		}
+		list = append(list, row)
+	}
+	return list
 }

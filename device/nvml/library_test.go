@@ -291,7 +291,7 @@ func TestOldDriver(t *testing.T) {
 		}
 		s.listen()
 		s.event(1, "xid 79")
-		if got := s.nextEvent(); got.GPU != s.id(1) || !got.Fatal {
+		if got := s.nextEvent(); got.GPU != s.id(1) || got.Heals != device.ByReset {
 			t.Errorf("got %+v", got)
 		}
 	})

@@ -300,12 +300,23 @@ func parseMinor(text string) (int, bool) {
 
 // sliceOf is the slice that an event of a GPU names. It names none where it lacks
 // the numbers, which the driver gives to the privileged only, or where they are of no
-// slice that is listed: then it is the GPU's.
+// slice that is listed: then it is the GPU's. That of a GPU instance alone names the slice
+// where that is the only one in it.
 func (t *table) sliceOf(g *gpu, gi, ci uint32) device.ID {
+	var only device.ID
+	inside := 0
 	for _, s := range t.slices[g] {
-		if uint32(s.gi) == gi && uint32(s.ci) == ci {
+		if gi == NoInstance || uint32(s.gi) != gi {
+			continue
+		}
+		if uint32(s.ci) == ci {
 			return s.id
 		}
+		only = s.id
+		inside++
+	}
+	if ci == NoInstance && inside == 1 {
+		return only
 	}
 	return ""
 }

@@ -4,8 +4,9 @@
 // while the program runs: so the driver may be absent, appear later, be old, lack
 // functions, hang, or fail for one GPU alone. metrics_*.go have a row for each thing
 // that is read, calls.go one for each that is asked for by a call of its own, health.go
-// one for each that is judged, symbols.go one for each function that is called; and
-// flight.go says what is asked for when.
+// one for each that is judged, xids.go and kinds.go one for each report of the driver's,
+// symbols.go one for each function that is called; and flight.go says what is asked for
+// when.
 package nvml
 
 import (
@@ -56,6 +57,9 @@ type Backend struct {
 	// table is the newest listing, with the driver that it came from; nil while
 	// there is none. Written by Devices and Close; a table itself is never written.
 	table atomic.Pointer[table]
+	// left is the last listing before Close, for XidAt; it is only told from, and nobody is
+	// asked by its handles.
+	left atomic.Pointer[table]
 	// missing is what Missing returns; written by Devices.
 	missing atomic.Pointer[[]string]
 
@@ -154,6 +158,7 @@ func (b *Backend) Close() {
 	b.waiting.Lock()
 	defer b.waiting.Unlock()
 	t := b.table.Swap(nil)
+	b.left.Store(t)
 	b.asking.calls.Wait()
 	if b.driver == nil { // without an Init, Shutdown may be a symbol of no library
 		return

@@ -26,6 +26,8 @@ type gpu struct {
 
 	// saysRecovery tells whether the newest Check was given a recovery action.
 	saysRecovery atomic.Bool
+	// pending tells whether the newest Check was told of a repair that the next reset makes.
+	pending atomic.Bool
 
 	// calling is true while a Read or a Check is under way, which may be for ever. It
 	// is a lock that nobody waits for.
@@ -42,12 +44,14 @@ type gpu struct {
 	fast, slow, check fields
 	reading           reading
 	turns             [len(calls)]turn
-	learned           bool // what there is to ask for
+	learned           bool   // what there is to ask for
+	nvlinks           uint32 // that it has, up or not
 	slowAsked         time.Time
 	spared            [slotCount]bool // by fields
 	flight            flight
 	flown             time.Time // when the last flight began
 	flew              bool      // there was one
+	ailing            bool      // the newest Check found something
 	resets            uint64    // those of history that what was read has come after
 	gpm               gpm
 	people            people
@@ -69,8 +73,12 @@ type history struct {
 	energy atomic.Uint64
 
 	mu sync.Mutex
-	// meters are those of the rows that have one, by their number. Guarded by mu.
-	meters map[int]*meter
+	// All below are guarded by mu.
+	meters map[int]*meter // those of the rows that have one, by their number
+	// found are what checks find wrong, by their names, and apartSince is since when the
+	// GPU is seen not to have joined the fabric that it belongs to.
+	found      map[string]*device.Fault
+	apartSince time.Time
 }
 
 // energyField counts mJ since the driver was loaded or the GPU was reset. That it
@@ -103,6 +111,7 @@ const learnCalls = 2
 func (g *gpu) learn() {
 	d := g.driver
 	links, ok := linksOf(g.handle, d.has)
+	g.nvlinks = links[ofLink]
 	exists := func(k key) bool {
 		switch {
 		case d.renumbered && isClockReason(k.id):

@@ -23,7 +23,7 @@ type deployed struct {
 // it has the kubelet's sockets for devices and these paths.
 func (m *machine) deploy(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod, paths []string, args ...string) *deployed {
 	t.Helper()
-	command := commandLine(t, args...)
+	command := commandLine(t, m.remembering(args)...)
 	pod.HostNetwork, pod.Grace = true, 5*time.Second
 	pod.Paths = slices.Concat([]string{
 		"/lib", "/lib64", filepath.Dir(command[0]), m.library, // what it was built for, since the image has nothing but box

@@ -21,6 +21,10 @@ const (
 	extraThreads = gpus + 2 + gosThreads
 	// hungIndex is the GPU that hangs, or holds the driver's lock.
 	hungIndex = 5
+	// hangAfter is the time after which a GPU whose calls hang is to be unhealthy, where it is not the usual 30 s.
+	hangAfter = 20 * time.Second
+	// meanwhile is a pod that comes in the middle of trouble.
+	meanwhile = "meanwhile"
 )
 
 // TestHangs has calls to the driver hang, one GPU's, then everybody's, and then the library's start.
@@ -91,11 +95,61 @@ func oneHangs(ctx context.Context, t *testing.T, n *node.Node) {
 		figureOf(t, "a GPU whose calls hang is taken from the kubelet's GPUs", 35*time.Second, took)
 	}
 	allocatable(ctx, t, n, others...)
+	isCondemned(ctx, t, d, uuid(hungIndex))
+	lasts(ctx, t, d, hangs, func(s scrape) error { return gone(s, uuid(hungIndex)) })
+	allocatable(ctx, t, n, others...)
 	h.threads = max(h.threads, threads(t, d))
 	h.print(t, "one GPU's calls hang")
 	m.clear(t, "hang")
 	m.clear(t, "gpu * temperature")
 	recovers(ctx, t, n, m, d, "one GPU's calls")
+	isOver(ctx, t, d, uuid(hungIndex))
+}
+
+// isCondemned checks that podgauge tells of these GPUs, and of no others, that their calls have hung for too long. If anybody had one of them
+// shortly before, it was the pod that came meanwhile.
+func isCondemned(ctx context.Context, t *testing.T, d *daemon, ids ...string) {
+	t.Helper()
+	another := func(h hit) bool { return h.holder() != holder(holds(meanwhile, 1)) }
+	for _, id := range ids {
+		d.happened(ctx, t, id, "not_answering", func(i incident) error {
+			if !i.Condemned || !i.Healed.IsZero() || slices.ContainsFunc(i.Holders, another) || i.Nameless || i.HoldersUnknown {
+				return fmt.Errorf("told is %+v", i)
+			}
+			return nil
+		})
+		if s, err := d.standing(ctx, id); err != nil || s.Healthy || s.Health != "unhealthy" || s.Reason != "not_answering" {
+			t.Errorf("a GPU whose calls hang is %+v, %v", s, err)
+		}
+	}
+	if all, err := d.incidents(ctx, "reason", "not_answering"); err != nil || len(all) != len(ids) {
+		t.Errorf("of calls that hang is told %+v, %v", all, err)
+	}
+}
+
+// isOver waits until podgauge tells that it is over.
+func isOver(ctx context.Context, t *testing.T, d *daemon, ids ...string) {
+	t.Helper()
+	for _, id := range ids {
+		d.happened(ctx, t, id, "not_answering", func(i incident) error {
+			if !i.Healed.After(i.Last) {
+				return fmt.Errorf("told is %+v", i)
+			}
+			return nil
+		})
+	}
+}
+
+// lasts has a hang last for a minute, where the tests are in no hurry (make e2e-all).
+func lasts(ctx context.Context, t *testing.T, d *daemon, hangs time.Time, stuck func(scrape) error) {
+	t.Helper()
+	if leniency() > 1 {
+		return
+	}
+	watch := watchScrapes(ctx, t, d, 200*time.Millisecond, stuck)
+	within(ctx, t, 2*time.Minute, "the hang has lasted for a minute", since(hangs, time.Minute))
+	figure(t, "scrapes in the rest of a minute of a hang", fmt.Sprint(watch.stop(t)))
+	figureOf(t, "the slowest of them", answersWithin, watch.longest)
 }
 
 // takenAway tells how long it takes from now until the kubelet would not give the GPU away any more; 0 where it does not come
@@ -151,23 +205,35 @@ func tellsOfAnother(ctx context.Context, t *testing.T, n *node.Node, m *machine,
 // driverHangs has one call hang while it holds the lock that real drivers have: no other call gets anywhere.
 func driverHangs(ctx context.Context, t *testing.T, n *node.Node) {
 	m := newMachine(t, n)
-	d := m.start(t, n, "--web.enable-pprof")
+	d := m.start(t, n, "--web.enable-pprof", "--unhealthy-after="+hangAfter.String())
 	allocatable(ctx, t, n, uuids(gpus)...)
 	calm := calmly(ctx, t, d)
 	defer m.clear(t, "lock")
 	defer m.clear(t, "hang")
 	m.set(t, "lock driver", fmt.Sprintf("hang * gpu %d", hungIndex))
-	h := during(ctx, t, n, m, d, calm, func(s scrape) error {
+	hangs := time.Now()
+	stuck := func(s scrape) error {
 		wrong := []error{}
 		for _, id := range uuids(gpus) {
 			wrong = append(wrong, s.is(1, "nvidia_gpu_stalled", labels{"uuid": id}), gone(s, id))
 		}
 		return errors.Join(wrong...)
-	})
+	}
+	h := during(ctx, t, n, m, d, calm, stuck)
+	allocatable(ctx, t, n) // none is left
+	took := time.Since(hangs)
+	if took < hangAfter {
+		t.Errorf("GPUs are taken away after %s", took)
+	}
+	figureOf(t, "the driver hangs, which may last for 20 s: all GPUs are taken from the kubelet after", hangAfter+5*time.Second, took)
+	isCondemned(ctx, t, d, uuids(gpus)...)
+	lasts(ctx, t, d, hangs, stuck)
+	h.threads = max(h.threads, threads(t, d))
 	h.print(t, "a call hangs that holds the driver's lock")
 	m.clear(t, "hang")
 	m.clear(t, "lock")
 	recovers(ctx, t, n, m, d, "a call that holds the driver's lock")
+	isOver(ctx, t, d, uuids(gpus)...)
 }
 
 // initHangs starts podgauge on a driver whose library does not get up.
@@ -216,7 +282,7 @@ func during(ctx context.Context, t *testing.T, n *node.Node, m *machine, d *daem
 		return nil
 	})
 	d.scrapeUntil(ctx, t, "what hangs is said to", stuck)
-	pod := holds("meanwhile", 1)
+	pod := holds(meanwhile, 1)
 	before := d.next(ctx, t)
 	status, took := run(ctx, t, n, pod)
 	h.pod = took

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -116,24 +115,32 @@ func falls(ctx context.Context, t *testing.T, n *node.Node, d *daemon, m *machin
 
 // listArrived is when the kubelet wrote into its log that a list had come, for the first time after begin.
 func listArrived(n *node.Node, begin time.Time) (time.Time, error) {
-	out, err := n.Kubelet().Output()
+	times, err := arrivals(n)
 	if err != nil {
 		return time.Time{}, err
 	}
-	for lines := bufio.NewScanner(strings.NewReader(out)); lines.Scan(); {
-		// I1121 09:04:25.123456    1234 client.go:98] "State pushed for device plugin" resource="nvidia.com/gpu" resourceCapacity=8
-		if !strings.Contains(lines.Text(), `"State pushed for device plugin" resource="`+gpu+`"`) {
-			continue
-		}
-		at, err := time.ParseInLocation("20060102 15:04:05.000000", fmt.Sprint(begin.Year())+lines.Text()[1:21], time.Local)
-		if err != nil {
-			return time.Time{}, fmt.Errorf("read the kubelet's log: %w", err)
-		}
-		if at.After(begin) {
-			return at, nil
-		}
+	if i := slices.IndexFunc(times, func(at time.Time) bool { return at.After(begin) }); i >= 0 {
+		return times[i], nil
 	}
 	return time.Time{}, errors.New("the kubelet's log does not speak of a list")
+}
+
+// arrivals are when lists came, by the log of the newest kubelet.
+func arrivals(n *node.Node) (times []time.Time, err error) {
+	out, err := n.Kubelet().Output()
+	if err != nil {
+		return nil, err
+	}
+	year := fmt.Sprint(time.Now().Year())
+	for _, line := range linesWith(out, `"State pushed for device plugin" resource="`+gpu+`"`) {
+		// I1121 09:04:25.123456    1234 client.go:98] "State pushed for device plugin" resource="nvidia.com/gpu" resourceCapacity=8
+		at, err := time.ParseInLocation("20060102 15:04:05.000000", year+line[1:21], time.Local)
+		if err != nil {
+			return nil, fmt.Errorf("read the kubelet's log: %w", err)
+		}
+		times = append(times, at)
+	}
+	return times, nil
 }
 
 func hasHealth(n *node.Node, pod node.Pod, id, health string) func(context.Context) error {
@@ -141,6 +148,9 @@ func hasHealth(n *node.Node, pod node.Pod, id, health string) func(context.Conte
 		status, err := n.Pod(ctx, pod)
 		if err != nil {
 			return err
+		}
+		if len(status.Containers) == 0 { // a kubelet that has just been started says nothing of them
+			return errors.New("it has no containers")
 		}
 		if got := status.Containers[0].Devices; !slices.Equal(got, []node.DeviceHealth{{Resource: gpu, ID: id, Health: health}}) {
 			return fmt.Errorf("it has %v", got)

@@ -36,9 +36,11 @@ type machine struct {
 	library string // its folder
 	file    string // the scenario
 	calls   string // what was asked of the newest podgauge's library
+	memory  string // the folder in which each podgauge finds what the one before has left
 }
 
-// newMachine has eight idle GPUs, unless the lines of a scenario say otherwise.
+// newMachine has eight idle GPUs, unless the lines of a scenario say otherwise. It has been up for an hour: the counters of its GPUs go on when
+// podgauge is started anew, where those of a library that counts from its own start would look as if all GPUs had been reset.
 func newMachine(t *testing.T, n *node.Node, lines ...string) *machine {
 	t.Helper()
 	lib, err := library()
@@ -46,8 +48,12 @@ func newMachine(t *testing.T, n *node.Node, lines ...string) *machine {
 		t.Fatal(err)
 	}
 	file := filepath.Join(n.Logs, "machine.scenario") // readable where a test has failed
-	m := &machine{Scenario: nvmltest.NewScenario(file), library: lib, file: file, calls: filepath.Join(n.Logs, "nvml.calls")}
-	m.set(t, lines...)
+	memory, err := os.MkdirTemp(n.Logs, "memory-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &machine{Scenario: nvmltest.NewScenario(file), library: lib, file: file, calls: filepath.Join(n.Logs, "nvml.calls"), memory: memory}
+	m.set(t, append([]string{fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix())}, lines...)...)
 	return m
 }
 
@@ -107,6 +113,14 @@ func (m *machine) clear(t *testing.T, words string) {
 	}
 }
 
+// reset has a GPU have been reset.
+func (m *machine) reset(t *testing.T, gpu int) {
+	t.Helper()
+	if err := m.Reset(gpu); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (m *machine) event(t *testing.T, gpu int, what string) {
 	t.Helper()
 	if err := m.Event(gpu, what); err != nil {
@@ -144,7 +158,12 @@ type daemon struct {
 // start starts podgauge on the machine. It ends with the test, and has to end well.
 func (m *machine) start(t *testing.T, n *node.Node, args ...string) *daemon {
 	t.Helper()
-	return startPodgauge(t, n, append(m.environ(), "LD_LIBRARY_PATH="+m.library), args...)
+	return startPodgauge(t, n, append(m.environ(), "LD_LIBRARY_PATH="+m.library), m.remembering(args)...)
+}
+
+// remembering has podgauge keep on disk what the next one is to know.
+func (m *machine) remembering(args []string) []string {
+	return append([]string{"--state-dir=" + m.memory}, args...)
 }
 
 // environ has the library find its scenario.

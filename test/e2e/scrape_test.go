@@ -180,7 +180,8 @@ var heldFamilies = []string{"nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidi
 // itself are families of the device itself, which have no holder whoever holds it.
 func itself(name string) bool {
 	own := []string{"nvidia_gpu_info", "nvidia_gpu_up", "nvidia_gpu_stalled", "nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}
-	return slices.Contains(own, name) || strings.HasPrefix(name, ofNobody) || ofTheDevice()[name]
+	stands := strings.HasPrefix(name, "nvidia_gpu_health_") || strings.HasPrefix(name, "nvidia_gpu_incident")
+	return stands || slices.Contains(own, name) || strings.HasPrefix(name, ofNobody) || ofTheDevice()[name]
 }
 
 // ofTheDevice are those that docs/metrics.md, which is a contract, says to be of the device: faults, limits, modes.
@@ -203,8 +204,12 @@ var ofTheDevice = sync.OnceValue(func() map[string]bool {
 	return families
 })
 
-// history is the one family that names holders of the past.
-const history = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
+// Families that name holders of the past.
+const (
+	history     = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
+	failures    = "nvidia_gpu_allocation_device_failures_total"
+	failureLast = "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
+)
 
 // tells says where the scrape differs from the truth: held are those of these GPUs that are held, the others are idle.
 func (s scrape) tells(ids []string, held map[string]node.Holder) error {
@@ -230,7 +235,7 @@ func (s scrape) tells(ids []string, held map[string]node.Holder) error {
 func (s scrape) honest(held map[string]node.Holder) error {
 	wrong := []error{}
 	for _, name := range slices.Sorted(maps.Keys(s.series)) {
-		if !strings.HasPrefix(name, "nvidia_gpu_") || name == history {
+		if !strings.HasPrefix(name, "nvidia_gpu_") || name == history || name == failures || name == failureLast {
 			continue
 		}
 		for _, sample := range s.series[name] {

@@ -1,6 +1,7 @@
 package nvmltest
 
 import (
+	"encoding/binary"
 	"testing"
 	"time"
 
@@ -65,6 +66,106 @@ func TestEvents(t *testing.T) {
 		n.want(nvml.ERROR_INVALID_ARGUMENT, all.Free())
 	})
 }
+
+// TestEventTypes are told by their names, each to who has registered for it.
+func TestEventTypes(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.set("gpu 0 event_types 0xff9f")
+		n.start()
+		set := n.eventSet()
+		n.want(nvml.SUCCESS, n.gpu(0).RegisterEvents(0xff9f, set))
+		for name, mask := range map[string]uint64{
+			"single_bit_ecc": 1, "double_bit_ecc": 2, "pstate": 4, "xid": 8, "clock": 16, "power_source": 128, "mig_change": 256,
+			"single_bit_ecc_storm": 512, "dram_retirement": 1024, "dram_retirement_failure": 2048, "non_fatal_poison": 4096,
+			"fatal_poison": 8192, "gpu_unavailable": 16384, "recovery_action": 32768, "0x40": 0,
+		} {
+			n.event(0, "type "+name)
+			if mask == 0 { // nobody has registered for it
+				n.wantNoEvent(set)
+				continue
+			}
+			const none = 0xFFFFFFFF
+			n.wantEvent(set, nvml.EventData{Device: n.gpu(0), EventType: mask, GpuInstanceId: none, ComputeInstanceId: none})
+		}
+	})
+}
+
+// TestEventStorm is told to the last, and so is what comes after it.
+func TestEventStorm(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.start()
+		set := n.eventSet()
+		n.want(nvml.SUCCESS, n.gpu(0).RegisterEvents(xidEvent, set))
+		n.want(nvml.SUCCESS, n.gpu(1).RegisterEvents(xidEvent, set))
+		const times = 10000
+		n.event(0, "xid 31 x 10000")
+		n.event(1, "xid 13")
+		n.event(0, "xid 62")
+		told := map[uint64]int{}
+		for range times + 2 {
+			e, ret := set.Wait(0)
+			n.want(nvml.SUCCESS, ret)
+			told[e.EventData]++
+		}
+		n.wantNoEvent(set)
+		if told[31] != times || told[13] != 1 || told[62] != 1 {
+			n.Errorf("told are %v", told)
+		}
+	})
+}
+
+// TestRefusedEventType is claimed, and cannot be registered.
+func TestRefusedEventType(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.set("gpu 0 event_types_refused 0x4000")
+		n.start()
+		supported, ret := n.gpu(0).GetSupportedEventTypes()
+		n.want(nvml.SUCCESS, ret)
+		if supported&0x4000 == 0 {
+			n.Fatalf("supported are %#x", supported)
+		}
+		set := n.eventSet()
+		n.want(nvml.ERROR_NOT_SUPPORTED, n.gpu(0).RegisterEvents(supported, set))
+		n.want(nvml.SUCCESS, n.gpu(0).RegisterEvents(supported&^0x4000, set))
+	})
+}
+
+// TestReset has the energy of one GPU begin anew, and ends what ailed it.
+func TestReset(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.set("gpu * energy 1000000+1000/s", "gpu 0 recovery_action 1", "gpu 0 remapped_pending 1", "gpu 0 power 5", "gpu 0 lost")
+		n.start()
+		if err := n.machine.Reset(0); err != nil {
+			n.Fatal(err)
+		}
+		energy := func(gpu int) uint64 {
+			e, ret := n.gpu(gpu).GetTotalEnergyConsumption()
+			n.want(nvml.SUCCESS, ret)
+			return e
+		}
+		if one, other := energy(0), energy(1); one >= 1000000 || other < 1000000 {
+			n.Errorf("the GPU that was reset has used %d mJ, the other %d", one, other)
+		}
+		values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION}, {FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}, {FieldId: nvml.FI_DEV_REMAPPED_PENDING}}
+		n.want(nvml.SUCCESS, n.gpu(0).GetFieldValues(values))
+		if got := fieldNumber(values[0]); got >= 1000000 {
+			n.Errorf("the field says %d mJ", got)
+		}
+		if values[1].Value[0] != 0 || values[2].Value[0] != 0 {
+			n.Errorf("it asks for %d, and %d is pending", values[1].Value[0], values[2].Value[0])
+		}
+		if power, ret := n.gpu(0).GetPowerUsage(); ret != nvml.SUCCESS || power != 5 {
+			n.Errorf("what has nothing to do with it has changed: %d, %v", power, ret)
+		}
+		n.set("gpu 1 reset x")
+		energy(1) // the line is not understood, and the old ones stand
+		if one := energy(0); one >= 1000000 {
+			n.Errorf("now it has used %d mJ", one)
+		}
+	})
+}
+
+func fieldNumber(f nvml.FieldValue) uint64 { return binary.NativeEndian.Uint64(f.Value[:]) }
 
 // TestEventWakesWait has the event come while the wait sleeps.
 func TestEventWakesWait(t *testing.T) {

@@ -37,8 +37,9 @@
 //	gpu <sel> link <n>[-<n>] switch|gpu <i>|off|none
 //	ancestor <sel> <sel> internal|single|multiple|hostbridge|node|system
 //	gpu <sel> lost                          fallen off the bus
-//	event <serial> gpu <i> xid <n> [gi <n>] [ci <n>]
-//	event <serial> gpu <i> type <mask> [data <n>] [gi <n>] [ci <n>]
+//	gpu <sel> reset <seconds>               Unix time from which its energy counts anew
+//	event <serial> gpu <i> xid <n> [gi <n>] [ci <n>] [x <times>]
+//	event <serial> gpu <i> type <name|mask> [data <n>] [gi <n>] [ci <n>] [x <times>]
 //	fail <function|*|field:<id>|metric:<id>> gpu <sel> <return code>
 //	slow <function|*> gpu <sel> <n>ms
 //	hang <function|*> gpu <sel>             until the line is gone

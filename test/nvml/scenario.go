@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -17,7 +18,7 @@ type Scenario struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	lines  []string
-	serial int       // of the newest event
+	serial int       // of the newest event, the last time that it happens
 	newest time.Time // the file's time of change
 }
 
@@ -47,13 +48,38 @@ func (s *Scenario) Clear(words string) error {
 	return s.write()
 }
 
-// Event has something happen to a GPU: "xid 79", "xid 43 gi 1 ci 0",
-// "type 0x8000". Programs that have registered for it by now are told once.
+// Event has something happen to a GPU: "xid 79", "xid 43 gi 1 ci 0", "type fatal_poison",
+// "xid 31 x 10000". Programs that have registered for it by now are told of each time once.
 func (s *Scenario) Event(gpu int, what string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.serial++
-	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.serial, gpu, what))
+	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.serial+1, gpu, what))
+	s.serial += times(what)
+	return s.write()
+}
+
+// times is how often an event happens.
+func times(what string) int {
+	words := strings.Fields(what)
+	if i := slices.Index(words, "x"); i >= 0 && i+1 < len(words) {
+		if n, err := strconv.Atoi(words[i+1]); err == nil && n > 0 {
+			return n
+		}
+	}
+	return 1
+}
+
+// Reset has a GPU have been reset, as nvidia-smi or a boot does it: it is there, asks for
+// nothing, has nothing pending, and its energy counts from 0.
+func (s *Scenario) Reset(gpu int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := []string{"gpu", strconv.Itoa(gpu)}
+	for _, what := range [...]string{"lost", "recovery_action", "remapped_pending", "retired_pending", "reset"} {
+		s.remove(append(slices.Clone(of), what))
+	}
+	now := float64(time.Now().UnixMilli()) / 1000
+	s.lines = append(s.lines, fmt.Sprintf("gpu %d reset %.3f", gpu, now))
 	return s.write()
 }
 

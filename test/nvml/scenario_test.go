@@ -34,6 +34,10 @@ func TestScenarioFile(t *testing.T) {
 			return s.Set("gpu 9 slice 0 a", "gpu 9 slice 1 b", "gpu 9 slice 0 c", "ancestor 0 1 x", "ancestor 0 1 y", "confidential on", "confidential off", "gpu 9 metric 2/1 5", "gpu 9 metric 2/1 6")
 		}, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|gpu 9 slice 1 b|gpu 9 slice 0 c|ancestor 0 1 y|confidential off|gpu 9 metric 2/1 6"},
 		{func() error { s.Clear("gpu 9"); s.Clear("confidential"); return s.Clear("ancestor") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
+		{func() error { return s.Event(2, "xid 31 x 10") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|event 3 gpu 2 xid 31 x 10"},
+		{func() error { return s.Event(2, "xid 31") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|event 3 gpu 2 xid 31 x 10|event 13 gpu 2 xid 31"},
+		{func() error { return s.Clear("event 3") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|event 13 gpu 2 xid 31"},
+		{func() error { return s.Clear("event 13") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79"},
 		{func() error { return s.Set("nonsense") }, "gpu 30 power 2|gpus 5|event 1 gpu 1 xid 79|event 2 gpu 1 xid 79|nonsense"},
 		{func() error { return s.Clear("") }, ""},
 	} {
@@ -93,6 +97,9 @@ func TestInvalidScenario(t *testing.T) {
 			{"gpu 0 field 82/x 1\n", `"82/x" is no field`},
 			{"gpu 0 field 82 1 u128\n", `"u128" is no value type`},
 			{"event 1 gpu 0\n", "an event needs a GPU and an xid or a type"},
+			{"event 1 gpu 0 type night\n", `"night" is no type of event`},
+			{"event 1 gpu 0 xid 79 x 0\n", "an event happens once at least"},
+			{"gpu 0 reset soon\n", `"soon" is no Unix time in seconds`},
 			{"event 1 gpu 0 xid 79 at night\n", `unknown word "at"`},
 			{"fail nvmlDeviceGetTemprature gpu 0 UNKNOWN\n", `"nvmlDeviceGetTemprature" is no function of NVML`},
 			{"fail * gpu 0 BROKEN\n", `"BROKEN" is no return code`},

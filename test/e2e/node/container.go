@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -60,7 +61,18 @@ func (n *Node) ContainerEnv(ctx context.Context, p Pod, container string) (map[s
 	if err != nil {
 		return nil, err
 	}
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	var b []byte
+	err = Until(ctx, "the container's program runs", func(context.Context) (err error) {
+		// The runtime says that it does a moment before runc's process becomes it.
+		if comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); err != nil || bytes.HasPrefix(comm, []byte("runc:")) {
+			return fmt.Errorf("it is %q: %w", comm, err)
+		}
+		b, err = os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err == nil && len(b) == 0 { // in the midst of it
+			err = errors.New("it has no environment yet")
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}

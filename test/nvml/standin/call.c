@@ -8,8 +8,9 @@
 #include "counter.h"
 #include "names.h"
 
-/* How often a call that waits looks whether the scenario has changed. */
-enum { LOOK_EVERY_MS = 10 };
+/* How often a call that hangs looks whether the scenario has changed, and one that listens for events: a real driver's
+ * is woken by an interrupt. */
+enum { LOOK_EVERY_MS = 10, LISTEN_EVERY_MS = 1 };
 
 /* What a GPU's handle points at. Those of slices are in mig.c. */
 static struct nvmlDevice_st {
@@ -175,14 +176,22 @@ void call_leave(struct call *c)
 void call_pause(struct call *c)
 {
     unlock_driver(c);
-    sleep_ms(LOOK_EVERY_MS);
+    sleep_ms(LISTEN_EVERY_MS);
     refresh(c);
     lock_driver(c);
 }
 
+/* Energy is counted from the GPU's last reset on. */
 bool read_value(const struct call *c, enum value value, int64_t *out)
 {
-    return curve_at(c->scenario, &c->scenario->gpus[c->gpu].values[value], c->now, out);
+    const struct gpu *gpu = &c->scenario->gpus[c->gpu];
+    const struct curve *curve = &gpu->values[value];
+    int64_t before;
+    if (!curve_at(c->scenario, curve, c->now, out))
+        return false;
+    if (value == value_energy && gpu->reset > 0 && c->now >= gpu->reset && curve_at(c->scenario, curve, gpu->reset, &before))
+        *out -= before;
+    return true;
 }
 
 nvmlReturn_t give_text(const char *text, char *out, unsigned int size)

@@ -76,8 +76,8 @@ static unsigned long long newest_serial(const struct scenario *s)
 {
     unsigned long long newest = 0;
     for (size_t i = 0; i < s->events.count; i++) {
-        if (s->events.items[i].serial > newest)
-            newest = s->events.items[i].serial;
+        if (s->events.items[i].last > newest)
+            newest = s->events.items[i].last;
     }
     return newest;
 }
@@ -87,7 +87,9 @@ nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, unsigned long long ev
 {
     DEVICE_CALL(device);
     READ(supported, event_types);
-    if (eventTypes & ~(unsigned long long)supported)
+    int64_t refused;
+    if (eventTypes & ~(unsigned long long)supported ||
+        (read_value(&call, value_event_types_refused, &refused) && eventTypes & (unsigned long long)refused))
         return NVML_ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&lock);
     bool was_usable = usable(set);
@@ -106,7 +108,7 @@ static const struct event *oldest_untold(const struct scenario *s, const struct 
     const struct event *oldest = NULL;
     for (size_t i = 0; i < s->events.count; i++) {
         const struct event *e = &s->events.items[i];
-        bool wanted = set->gpus[e->gpu].types & e->type && e->serial > set->gpus[e->gpu].told;
+        bool wanted = set->gpus[e->gpu].types & e->type && e->last > set->gpus[e->gpu].told;
         if (wanted && (!oldest || e->serial < oldest->serial))
             oldest = e;
     }
@@ -131,7 +133,8 @@ static nvmlReturn_t next_event(const struct call *call, nvmlEventSet_t set, cons
     if (!usable(set)) {
         answer = NVML_ERROR_INVALID_ARGUMENT;
     } else if ((*out = oldest_untold(call->scenario, set.handle))) {
-        set.handle->gpus[(*out)->gpu].told = (*out)->serial;
+        unsigned long long *told = &set.handle->gpus[(*out)->gpu].told;
+        *told = *told < (*out)->serial ? (*out)->serial : *told + 1;
         answer = NVML_SUCCESS;
     } else if (watches_a_lost_gpu(call->scenario, set.handle)) {
         answer = NVML_ERROR_GPU_IS_LOST;

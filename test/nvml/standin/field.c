@@ -166,7 +166,7 @@ static nvmlReturn_t answer_field(const struct call *call, const struct gpu *gpu,
         return NVML_ERROR_NOT_SUPPORTED;
     for (int i = 0; i < FIELD_COUNT; i++) {
         if (fields[i].id == f->fieldId)
-            return put_curve(call, f, fields[i].type, &gpu->values[fields[i].value]);
+            return read_value(call, fields[i].value, &value) ? put(f, fields[i].type, value) : NVML_ERROR_NOT_SUPPORTED;
     }
     return put_total(call, f);
 }

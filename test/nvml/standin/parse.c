@@ -88,24 +88,65 @@ static bool parse_reuse(struct scenario *s, struct line *l)
     return s->reuse_handles || complain(l, "\"%s\" cannot be reused, only handles can", word);
 }
 
-/* event <serial> gpu <i> xid <n> | type <mask> data <n> [gi <g>] [ci <c>] */
+/* Reads the type of an event, a name or a mask. */
+static bool scan_event_type(const char *word, unsigned long long *out)
+{
+    static const struct {
+        const char *name;
+        unsigned long long type;
+    } types[] = {
+        {"single_bit_ecc", nvmlEventTypeSingleBitEccError},
+        {"double_bit_ecc", nvmlEventTypeDoubleBitEccError},
+        {"pstate", nvmlEventTypePState},
+        {"xid", nvmlEventTypeXidCriticalError},
+        {"clock", nvmlEventTypeClock},
+        {"power_source", nvmlEventTypePowerSourceChange},
+        {"mig_change", nvmlEventMigConfigChange},
+        {"single_bit_ecc_storm", nvmlEventTypeSingleBitEccErrorStorm},
+        {"dram_retirement", nvmlEventTypeDramRetirementEvent},
+        {"dram_retirement_failure", nvmlEventTypeDramRetirementFailure},
+        {"non_fatal_poison", nvmlEventTypeNonFatalPoisonError},
+        {"fatal_poison", nvmlEventTypeFatalPoisonError},
+        {"gpu_unavailable", nvmlEventTypeGpuUnavailableError},
+        {"recovery_action", nvmlEventTypeGpuRecoveryAction},
+    };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        if (strcmp(word, types[i].name) == 0) {
+            *out = types[i].type;
+            return true;
+        }
+    }
+    int64_t mask;
+    if (!scan_number(&word, &mask) || *word || mask <= 0)
+        return false;
+    *out = (unsigned long long)mask;
+    return true;
+}
+
+/* event <serial> gpu <i> xid <n> | type <name|mask> data <n> [gi <g>] [ci <c>] [x <times>] */
 static bool parse_event(struct scenario *s, struct line *l)
 {
     int64_t serial;
-    unsigned long long gpu = NO_GPU, xid = 0, type = 0, data = 0, gi = UNSET_ID, ci = UNSET_ID;
+    char name[32] = "";
+    unsigned long long gpu = NO_GPU, xid = 0, type = 0, data = 0, gi = UNSET_ID, ci = UNSET_ID, times = 1;
     const struct pair pairs[] = {
-        {.word = "gpu", .number = &gpu},   {.word = "xid", .number = &xid}, {.word = "type", .number = &type},
+        {.word = "gpu", .number = &gpu},   {.word = "xid", .number = &xid}, {.word = "type", .text = name, .size = sizeof name},
         {.word = "data", .number = &data}, {.word = "gi", .number = &gi},   {.word = "ci", .number = &ci},
+        {.word = "x", .number = &times},
     };
     if (!take_number(l, "the serial", 1, INT64_MAX, &serial) || !take_pairs(l, pairs, sizeof pairs / sizeof *pairs))
         return false;
+    if (name[0] && !scan_event_type(name, &type))
+        return complain(l, "\"%s\" is no type of event", name);
     if (xid) {
         type = nvmlEventTypeXidCriticalError;
         data = xid;
     }
     if (gpu >= MAX_GPUS || !type)
         return complain(l, "an event needs a GPU and an xid or a type");
-    struct event e = {(unsigned long long)serial, (unsigned int)gpu, type, data, (unsigned int)gi, (unsigned int)ci};
+    if (!times)
+        return complain(l, "an event happens once at least");
+    struct event e = {(unsigned long long)serial, (unsigned long long)serial + times - 1, (unsigned int)gpu, type, data, (unsigned int)gi, (unsigned int)ci};
     APPEND(&s->events, e);
     return true;
 }

@@ -252,6 +252,19 @@ static bool lose(struct scenario *s, gpu_set gpus, struct line *l)
     return true;
 }
 
+static bool parse_reset(struct scenario *s, gpu_set gpus, struct line *l)
+{
+    const char *word = take(l), *end = word;
+    double at;
+    if (!scan_decimal(&end, &at) || *end)
+        return complain(l, "\"%s\" is no Unix time in seconds", word);
+    for (int i = 0; i < MAX_GPUS; i++) {
+        if (gpus & (gpu_set)1 << i)
+            s->gpus[i].reset = at;
+    }
+    return true;
+}
+
 #define X(name) #name,
 static const char *const value_names[VALUE_COUNT] = {GPU_VALUES(X)};
 static const char *const text_names[TEXT_COUNT] = {GPU_TEXTS(X)};
@@ -264,7 +277,7 @@ static const struct {
 } subjects[] = {
     {"model", parse_model},     {"field", parse_field}, {"metric", parse_metric},
     {"process", parse_process}, {"slice", parse_slice}, {"link", parse_link},
-    {"lost", lose},
+    {"lost", lose},             {"reset", parse_reset},
 };
 
 bool parse_gpu(struct scenario *s, struct line *l)

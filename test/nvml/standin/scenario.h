@@ -46,7 +46,7 @@ enum { MAX_SLICES = 7 };
     X(repair_channel) X(repair_tpc) X(unrepairable) \
     X(fabric_state) X(fabric_status) X(fabric_clique) X(fabric_health) X(fabric_summary) \
     X(platform_slot) X(platform_tray) X(platform_host) X(platform_peer) X(platform_module) \
-    X(recovery_action) X(persistence_mode) X(compute_mode) X(mig_mode) X(event_types)
+    X(recovery_action) X(persistence_mode) X(compute_mode) X(mig_mode) X(event_types) X(event_types_refused)
 
 /* The texts, likewise. */
 #define GPU_TEXTS(X) X(uuid) X(name) X(pci) X(serial) X(vbios) X(compute_capability) X(chassis_serial)
@@ -96,6 +96,7 @@ struct gpu {
     char texts[TEXT_COUNT][NVML_DEVICE_NAME_V2_BUFFER_SIZE];
     struct curve values[VALUE_COUNT];
     bool lost;
+    double reset; /* the Unix time at which it was reset; 0: it was not */
     struct slice slices[MAX_SLICES];
     struct link links[NVML_NVLINK_MAX_LINKS];
     nvmlGpuTopologyLevel_t ancestors[MAX_GPUS]; /* what the GPU has in common with each other */
@@ -150,7 +151,7 @@ struct process {
 };
 
 struct event {
-    unsigned long long serial;
+    unsigned long long serial, last; /* it happens once for each serial from one to the other */
     unsigned int gpu;
     unsigned long long type;
     unsigned long long data;

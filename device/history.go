@@ -1,0 +1,263 @@
+package device
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+const (
+	// rememberedFor is how long a GPU is remembered that is not there, or of which nothing
+	// has been heard.
+	rememberedFor = 30 * 24 * time.Hour
+	// rememberedMost bounds what is remembered of those that are not there.
+	rememberedMost = 256
+	// rememberEvery is how often the odometers of those that wait for a reset are noted.
+	rememberEvery = time.Minute
+	// provenBy is how long the first post waits for those on probation.
+	provenBy = 30 * time.Second
+)
+
+// History is what one process tells the next of the devices' health. It is never written
+// after it was handed over.
+type History struct {
+	Records []Record
+	// Rebooted says that the node was booted since: a reset of all that is in it.
+	Rebooted bool
+	// Lost says that something was remembered and cannot be told: then no device is trusted
+	// before it has passed its checks. It is handed on until they have.
+	Lost bool
+}
+
+// Record is what is remembered of a GPU with all that it has, or of a slice by itself.
+type Record struct {
+	GPU    GPU
+	Device ID // the slice; empty: the GPU
+	// Reason is why it cannot be used; empty where it can, and the next ones are, too.
+	Reason, Action, Class string
+	Since                 time.Time // when it turned so
+	At                    time.Time // when the newest fault of that kind came
+	Seen                  time.Time // when it was last there and so
+	ByReset               bool      // only a reset mends it
+	ByPolicy              bool      // since the operator wants it so
+	Reset                 bool      // and one was seen since
+	Odometer              uint64    // the GPU's, of Vitals, since then; 0 where it is not known
+	Flaps                 uint64    // as in Status
+	Turns                 []time.Time
+	// Again is the last fault that asked for a reset, and how many have followed it.
+	Again Relapse
+	// booted says that the node was since it was written.
+	booted bool
+	// Xids are the GPU's counts. They go on where the process before has left off: whoever
+	// remembers must hand over none that is less than what was ever shown, or else 0,
+	// since Prometheus takes a count that falls for one that began anew.
+	Xids []Xid
+}
+
+type recordKey struct {
+	gpu    GPU
+	device ID
+}
+
+// recall takes what was remembered, until a listing shows whom it is about.
+func (m *Monitor) recall() {
+	for _, r := range m.Remembered.Records {
+		if r.booted = m.Remembered.Rebooted; r.booted {
+			r.mend()
+		}
+		m.recalled[recordKey{r.GPU, r.Device}] = r
+	}
+	m.careful = m.Remembered.Rebooted || m.Remembered.Lost
+	m.lost = m.Remembered.Lost
+	m.changed = m.lost // who set it aside has told nobody else
+}
+
+// mend notes a reset.
+func (r *Record) mend() {
+	if !r.ByReset || r.Reset {
+		return
+	}
+	r.Reset = true
+	if r.Again.Reason == r.Reason {
+		r.Again.Resets++
+	}
+}
+
+// mendAbsent notes a reset of a GPU, which its odometer shows, on what is remembered of its
+// slices that are not there. It tells whether there is any: a reset takes them all away, and
+// when one is back the odometer may be as far as before.
+func (m *Monitor) mendAbsent(gpu GPU, odometer uint64) (any bool) {
+	for key, r := range m.recalled {
+		if key.gpu == gpu && odometer != 0 && odometer < r.Odometer && r.ByReset && !r.Reset {
+			r.mend()
+			m.recalled[key], any = r, true
+		}
+	}
+	return any
+}
+
+// takeRecord has a GPU or a slice that is listed for the first time go on where it was.
+func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
+	key := recordKey{p.gpu, id}
+	r, known := m.recalled[key]
+	if !known {
+		if m.Remembered.Lost && c == &p.condition {
+			c.health, c.verdict = Probation, verdict{reason: "unproven", quiet: true, since: now}
+		}
+		return
+	}
+	delete(m.recalled, key)
+	c.flaps = r.Flaps
+	c.turns = slices.DeleteFunc(slices.Clone(r.Turns), func(at time.Time) bool { return at.After(now) })
+	if r.Since.After(now) { // the clock was set
+		r.Since = now
+	}
+	c.relapse = r.Again
+	if c == &p.condition {
+		for _, x := range r.Xids {
+			if t := p.tally(Event{Xid: x.Code}); t != nil {
+				t.Xid = x
+			}
+		}
+		p.publish()
+	}
+	if r.Reason == "" {
+		return
+	}
+	c.health, c.mended = Unhealthy, r.ByReset && r.Reset
+	c.verdict = verdict{
+		reason: r.Reason, action: r.Action, class: r.Class, byReset: r.ByReset, byPolicy: r.ByPolicy,
+		since: r.Since, at: r.At, noted: now, checks: p.checks, odometer: r.Odometer,
+	}
+	if r.booted { // else it is for a check to say that it is over: a repair may still wait
+		c.health = Probation
+	}
+	if c == &p.condition && c.health == Unhealthy {
+		p.answered = true
+	}
+	m.log.Info("health is remembered", "gpu", p.gpu, "device", id, "is", r.Reason, "since", r.Since, "reset", r.Reset)
+}
+
+// record is what is to be remembered of a GPU or a slice; false where nothing is.
+func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bool) {
+	r = Record{GPU: p.gpu, Device: id, Flaps: c.flaps, Turns: slices.Clone(c.turns), Again: c.relapse}
+	if v := c.verdict; v.reason != "" && !v.quiet {
+		r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen = v.reason, v.action, v.class, v.since, v.at, now
+		r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.byReset, v.byPolicy, c.mended, v.odometer
+		// What was read before the fault may be from before a reset that came before it, too.
+		if p.odometer != 0 && v.resets != nil {
+			r.Odometer = p.odometer
+		}
+	}
+	if c == &p.condition {
+		for _, t := range p.tallies {
+			if t.Code != 0 {
+				r.Xids = append(r.Xids, t.Xid)
+			}
+		}
+	}
+	return r, r.Reason != "" || now.Sub(r.last()) < rememberedFor
+}
+
+// last is when anything was last heard of it. How old a verdict is says nothing of that.
+func (r Record) last() time.Time {
+	last := r.At
+	for _, at := range append(slices.Clone(r.Turns), r.Again.At, r.Seen) {
+		if at.After(last) {
+			last = at
+		}
+	}
+	for _, x := range r.Xids {
+		if x.Last.After(last) {
+			last = x.Last
+		}
+	}
+	return last
+}
+
+// put keeps what is remembered of a device that is forgotten: it may come back, and what
+// was wrong with it has not gone by that.
+func (m *Monitor) put(p *patient, c *condition, id ID, now time.Time) {
+	if r, worth := p.record(c, id, now); worth {
+		m.recalled[recordKey{p.gpu, id}] = r
+	}
+}
+
+// remember hands over what the next process has to know: at once where a verdict has
+// changed, and a moment later what is but a count, of which there may be many.
+func (m *Monitor) remember(now time.Time) {
+	due := m.changed || m.tallied && now.Sub(m.rememberedAt) >= tickEvery ||
+		now.Sub(m.rememberedAt) >= rememberEvery && m.awaitsReset()
+	if m.Remember == nil || !due {
+		return
+	}
+	m.changed, m.tallied, m.rememberedAt = false, false, now
+	m.Remember(m.history(now))
+}
+
+// rememberLast hands over how it all ended, counts included, and with what was told but not
+// read: to the next process that is past, and condemns nobody.
+func (m *Monitor) rememberLast() {
+	now := time.Now()
+	select {
+	case r := <-m.events:
+		m.reported(r, now)
+	default:
+	}
+	m.readUntil(now, now)
+	m.changed = true
+	m.remember(now)
+}
+
+// awaitsReset tells whether a verdict would be lifted by a reset that only the odometer
+// shows to a later process.
+func (m *Monitor) awaitsReset() bool {
+	for _, w := range m.wards {
+		for _, c := range []*condition{&w.own, &w.patient.condition} {
+			if c.verdict.byReset && !c.mended {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// history is what is remembered now, ordered by GPU and device.
+func (m *Monitor) history(now time.Time) History {
+	absent := slices.Collect(maps.Values(m.recalled))
+	absent = slices.DeleteFunc(absent, func(r Record) bool { return now.Sub(r.last()) >= rememberedFor })
+	slices.SortFunc(absent, func(a, b Record) int { return cmp.Or(b.last().Compare(a.last()), a.compare(b)) })
+	records := absent[:min(len(absent), rememberedMost)]
+	for _, p := range m.patients {
+		if r, worth := p.record(&p.condition, "", now); worth {
+			records = append(records, r)
+		}
+		for _, w := range p.slices {
+			if r, worth := p.record(&w.own, w.ID, now); worth {
+				records = append(records, r)
+			}
+		}
+	}
+	slices.SortFunc(records, Record.compare)
+	return History{Records: records, Lost: m.lost}
+}
+
+func (r Record) compare(o Record) int {
+	return cmp.Or(cmp.Compare(r.GPU, o.GPU), cmp.Compare(r.Device, o.Device))
+}
+
+// proving tells whether the first post is to wait for a device: after a boot, and where
+// nobody knows what was wrong before, those on probation are soon known to be well or not.
+// A kubelet that is told of one as unhealthy in its first list turns the pods away that
+// hold it. One that has flapped takes longer, and is not waited for.
+func (m *Monitor) proving(w *ward, now time.Time) bool {
+	if !m.careful || now.Sub(w.patient.first) >= provenBy {
+		return false
+	}
+	c := &w.own
+	if w.patient.health != Well {
+		c = &w.patient.condition
+	}
+	return c.health == Probation && c.probation(now) < provenBy-5*time.Second
+}

@@ -1,0 +1,308 @@
+package device_test
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// record finds what is remembered of a GPU, or of a slice of it.
+func record(h device.History, gpu device.GPU, id device.ID) device.Record {
+	i := slices.IndexFunc(h.Records, func(r device.Record) bool { return r.GPU == gpu && r.Device == id })
+	if i < 0 {
+		return device.Record{}
+	}
+	return h.Records[i]
+}
+
+// TestNothingIsRememberedOfTheSound, and nothing is handed over while nothing happens.
+func TestNothingIsRememberedOfTheSound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		w := watch(t, machine(2), nil, s.listen)
+		w.after(time.Hour)
+		if s.times != 0 {
+			t.Errorf("it was handed over %d times", s.times)
+		}
+		w.Ail(w.IDs()[0], errOdd) // suspect
+		w.after(5100 * time.Millisecond)
+		w.stop()
+		if s.times != 1 || len(s.kept.Records) != 0 {
+			t.Errorf("at the end it was handed over %d times, and is %+v", s.times, s.kept)
+		}
+	})
+}
+
+// TestWhatIsRemembered of a GPU and of a slice by itself.
+func TestWhatIsRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		gpu := m.GPUs()[0]
+		m.Partition(gpu, "1g.10gb", "1g.10gb")
+		w := watch(t, m, nil, s.listen)
+		ids := w.IDs()
+		w.after(time.Second)
+		w.Fail(ids[1], "xid 999")
+		w.Fail(ids[1], "xid 31")
+		w.after(500 * time.Millisecond)
+		h := s.history()
+		if r := record(h, gpu, ids[1]); len(h.Records) != 2 || r.Reason != "xid_999" || !r.ByReset || r.Reset || r.Flaps != 1 || r.Odometer == 0 || r.Again.Reason != "xid_999" {
+			t.Errorf("of the slice it is %+v", h)
+		}
+		if r := record(h, gpu, ""); r.Reason != "" || len(r.Xids) != 2 {
+			t.Errorf("of its GPU it is %+v", r)
+		}
+		before := record(h, gpu, ids[1]).Odometer
+		w.after(61 * time.Second)
+		if r := record(s.history(), gpu, ids[1]); r.Odometer <= before {
+			t.Errorf("a minute later its odometer is %d, and was %d", r.Odometer, before)
+		}
+		w.stop()
+
+		w = watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		defer w.stop()
+		statuses := w.after(time.Minute)
+		want(t, "in the next process", statuses, "", "", "xid_999", "")
+		if countOf(statuses[0], 999) != 1 || countOf(statuses[0], 31) != 1 {
+			t.Errorf("its counts are %+v", statuses[0].Xids)
+		}
+		w.Fail(ids[0], "xid 31")
+		if got := countOf(w.after(time.Second)[0], 31); got != 2 {
+			t.Errorf("after another one they are %d", got)
+		}
+		w.Recover(ids[1])
+		w.after(time.Minute)
+		if r := record(s.history(), gpu, ids[1]); r.Reason != "" || r.Flaps != 1 || r.Again.Resets != 1 {
+			t.Errorf("when it was reset it is %+v", r)
+		}
+	})
+}
+
+// TestTheAbsentAreRemembered: one that is not listed may come back, in this process or the
+// next, and what was wrong with it has not gone by that.
+func TestTheAbsentAreRemembered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		gpu, id := m.GPUs()[0], m.IDs()[0]
+		b := &hiding{Machine: m}
+		w := watch(t, m, func(device.Backend) device.Backend { return b }, s.listen)
+		w.after(time.Second)
+		m.Fail(id, "xid 95")
+		w.after(time.Second)
+		b.hidden.Store(id)
+		want(t, "when it has been gone for long", w.after(15*time.Minute), "")
+		if r := record(s.history(), gpu, ""); r.Reason != "xid_95" {
+			t.Errorf("it is %+v", r)
+		}
+		b.hidden.Store(device.ID(""))
+		want(t, "when it is back", w.after(time.Minute), "xid_95", "")
+		b.hidden.Store(id)
+		w.after(15 * time.Minute)
+		w.stop()
+
+		w = watch(t, m, func(device.Backend) device.Backend { return b }, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		want(t, "in the next process", w.after(time.Minute), "")
+		m.Fail(m.IDs()[1], "lost") // so that something is handed over
+		w.after(10 * time.Second)
+		if r := record(s.history(), gpu, ""); r.Reason != "xid_95" {
+			t.Errorf("then it is %+v", r)
+		}
+		b.hidden.Store(device.ID(""))
+		want(t, "when it is back there", w.after(time.Minute), "xid_95", "lost")
+		w.stop()
+	})
+}
+
+// TestTheOldIsForgotten a month after the last that was heard of it, and never a verdict
+// on what is there.
+func TestTheOldIsForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		at := time.Now()
+		time.Sleep(31 * 24 * time.Hour)
+		w := watch(t, m, nil, s.listen, func(w *watched) {
+			w.monitor.Remembered.Records = []device.Record{
+				{GPU: m.GPUs()[0], Reason: "xid_95", ByReset: true, Since: at, At: at},
+				{GPU: m.GPUs()[1], Flaps: 3, Turns: []time.Time{at}},
+				{GPU: "GPU-that-was-taken-out", Reason: "xid_95", ByReset: true, Since: at, At: at},
+				{GPU: "GPU-that-was-taken-out-now", Reason: "xid_95", ByReset: true, Since: at, At: time.Now()},
+			}
+		})
+		want(t, "what was there all the time", w.after(time.Minute), "xid_95", "")
+		w.stop()
+		var left []device.GPU
+		for _, r := range s.history().Records {
+			left = append(left, r.GPU)
+		}
+		if !slices.Equal(left, []device.GPU{m.GPUs()[0], "GPU-that-was-taken-out-now"}) {
+			t.Errorf("remembered is %v", left)
+		}
+	})
+}
+
+// TestAClockThatWasSet makes no device unhealthy for ever, and no time of the future is shown.
+func TestAClockThatWasSet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(1)
+		ahead := time.Now().Add(1000 * time.Hour)
+		turns := slices.Repeat([]time.Time{ahead}, 9)
+		w := watch(t, m, nil, func(w *watched) {
+			w.monitor.Remembered.Records = []device.Record{{GPU: m.GPUs()[0], Reason: "lost", Since: ahead, At: ahead, Flaps: 9, Turns: turns}}
+		})
+		defer w.stop()
+		if s := w.after(time.Millisecond)[0]; s.Reason != "lost" || s.Since.After(time.Now()) {
+			t.Errorf("at first it is %q since %s", s.Reason, s.Since)
+		}
+		want(t, "soon", w.after(5*time.Second), "")
+	})
+}
+
+// TestABootIsOver: what comes after it in the same process is not mended by it, nor by
+// answering again.
+func TestABootIsOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		id := m.IDs()[0]
+		b := &hiding{Machine: m}
+		w := watch(t, m, func(device.Backend) device.Backend { return b }, func(w *watched) { w.monitor.Remembered.Rebooted = true })
+		defer w.stop()
+		w.after(time.Second)
+		w.Fail(id, "xid 95")
+		w.after(time.Second)
+		b.hidden.Store(id)
+		want(t, "when it has been gone for long", w.after(15*time.Minute), "")
+		w.Ail(id, device.ErrLost)
+		b.hidden.Store(device.ID(""))
+		w.after(15 * time.Second)
+		w.Ail(id, nil)
+		want(t, "when it is back, and answers", w.after(time.Minute), "xid_95", "")
+	})
+}
+
+// TestARepairThatStillWaits is waited for by the next process, whatever its first check
+// says, also where the node was booted.
+func TestARepairThatStillWaits(t *testing.T) {
+	for _, booted := range []bool{false, true} {
+		testRepairThatStillWaits(t, booted)
+	}
+}
+
+func testRepairThatStillWaits(t *testing.T, booted bool) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(1)
+		id := m.IDs()[0]
+		w := watch(t, m, nil, s.listen)
+		w.after(time.Second)
+		w.Fail(id, "xid 64")
+		w.after(time.Second)
+		w.Recover(id)
+		w.Await(id)
+		w.after(time.Minute)
+		w.stop()
+		m.Ail(id, errOdd)
+		w = watch(t, m, nil, s.listen, func(w *watched) {
+			w.monitor.Remembered = s.history()
+			w.monitor.Remembered.Rebooted = booted
+		})
+		defer w.stop()
+		w.after(3 * time.Second)
+		w.Ail(id, nil)
+		w.Await(id)
+		if s := w.after(time.Minute)[0]; s.Healthy {
+			t.Error("when it answers it is trusted")
+		}
+		w.Recover(id)
+		want(t, "when it is repaired", w.after(time.Minute), "")
+	})
+}
+
+// TestAResetOfASliceThatIsAbsent mends it, too, in this process and in the next.
+func TestAResetOfASliceThatIsAbsent(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var s witnessed
+			m := machine(1)
+			m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
+			b := &hiding{Machine: m}
+			over := func(device.Backend) device.Backend { return b }
+			w := watch(t, m, over, s.listen)
+			id := m.IDs()[1]
+			w.after(time.Minute)
+			w.Fail(id, "xid 999")
+			w.after(time.Second)
+			b.hidden.Store(id)
+			want(t, "while it is absent", w.after(time.Minute), "", "")
+			if restarted {
+				w.stop()
+				w = watch(t, m, over, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+				w.after(time.Second)
+			}
+			w.Recover(device.ID(m.GPUs()[0]))
+			w.after(time.Hour)
+			b.hidden.Store(device.ID(""))
+			want(t, "when it is back", w.after(time.Minute), "", "", "")
+			w.stop()
+		})
+	}
+}
+
+// TestAnOldVerdictOutlivesAnAbsence: how old a fault is says nothing of for how long the GPU
+// has been away.
+func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		gpu, id := m.GPUs()[0], m.IDs()[0]
+		s.kept.Records = []device.Record{{GPU: gpu, Reason: "xid_95", ByReset: true, Since: time.Now(), At: time.Now()}}
+		time.Sleep(31 * 24 * time.Hour)
+		b := &hiding{Machine: m}
+		// process has one run for a while, and returns what is on the board at its end.
+		process := func(d time.Duration) []device.Status {
+			w := watch(t, m, func(device.Backend) device.Backend { return b }, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+			defer w.stop()
+			return w.after(d)
+		}
+		want(t, "at first", process(time.Minute), "xid_95", "")
+		b.hidden.Store(id)
+		want(t, "while it is absent", process(15*time.Minute), "")
+		b.hidden.Store(device.ID(""))
+		want(t, "when it is back", process(time.Minute), "xid_95", "")
+		b.hidden.Store(id)
+		time.Sleep(31 * 24 * time.Hour)
+		process(time.Minute)
+		if r := record(s.history(), gpu, ""); r.Reason != "" {
+			t.Errorf("a month after it went, it is %+v", r)
+		}
+	})
+}
+
+// TestWhatCannotBeToldIsHandedOn until each device has proved itself: a process that has seen
+// none of them has forgotten nothing.
+func TestWhatCannotBeToldIsHandedOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(1)
+		m.Unload(device.ErrNoDriver)
+		w := watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered.Lost = true })
+		if w.after(time.Second); !s.history().Lost { // it may be killed now
+			t.Error("nobody was told")
+		}
+		w.stop()
+		m.Unload(nil)
+		w = watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		defer w.stop()
+		if w.after(1900*time.Millisecond) != nil {
+			t.Error("something was posted before the device has proved itself")
+		}
+		if want(t, "after three checks", w.after(1500*time.Millisecond), ""); s.history().Lost {
+			t.Error("it is not over")
+		}
+	})
+}

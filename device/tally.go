@@ -1,0 +1,86 @@
+package device
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+const (
+	// agreeWithin is how long after the last report of a kind its witnesses may still be
+	// telling of the same.
+	agreeWithin = 10 * time.Second
+	// talliesMost bounds the kinds of reports that are counted of one GPU. There are some 200 Xids.
+	talliesMost = 256
+)
+
+// tally counts the reports of one kind about a GPU, of which there can be two witnesses:
+// the driver, and what else is told to Monitor.Report. What both saw happened once, and
+// either may miss some: the driver's events are not heard for a while, or do not include
+// the Xid at all; the kernel's log is overwritten, or not there. Nothing in two reports
+// says that they are about the same, and either may come first.
+//
+// So each witness' reports are counted by themselves, and the larger count is the one that
+// holds: a report counts, and has consequences, when it makes its witness the one who has
+// seen the most. In a storm of both, in whatever order, each happening makes exactly one
+// of them so. When neither has told anything for a while, whoever is behind has missed the
+// rest, and both begin anew: else the next that only this one sees would be taken for one
+// of those. Where the driver is not heard it may still have to tell all of it.
+type tally struct {
+	Xid         // Code is 0 for reports that are no Xid
+	kind string // of such
+	// reason is what a verdict by it says.
+	reason string
+	told   [2]uint64 // by the driver, and by the second witness
+	heard  time.Time // when either last told of it
+}
+
+// tally finds what is counted of reports like that; nil where there are too many kinds.
+func (p *patient) tally(e Event) *tally {
+	for i := range p.tallies {
+		if t := &p.tallies[i]; t.Code == e.Xid && t.kind == e.Kind {
+			return t
+		}
+	}
+	if len(p.tallies) >= talliesMost {
+		return nil
+	}
+	p.tallies = append(p.tallies, tally{Xid: Xid{Code: e.Xid}, kind: e.Kind, reason: e.reason()})
+	return &p.tallies[len(p.tallies)-1]
+}
+
+// reason is what a verdict by such a report says.
+func (e Event) reason() string {
+	if e.Xid == 0 {
+		return e.Kind
+	}
+	return xidReason(e.Xid)
+}
+
+// tell takes a report by a witness, and tells whether it is news. deaf is when the driver
+// was last not heard.
+func (t *tally) tell(witness int, now, deaf time.Time) bool {
+	if now.Sub(t.heard) > agreeWithin && now.Sub(deaf) > agreeWithin {
+		t.told = [2]uint64{}
+	}
+	t.heard = now
+	t.told[witness]++
+	if t.told[witness] <= t.told[1-witness] {
+		return false
+	}
+	t.Count++
+	t.Last = now
+	return true
+}
+
+// publish makes what is posted of the tallies.
+func (p *patient) publish() {
+	xids := make([]Xid, 0, len(p.tallies))
+	for _, t := range p.tallies {
+		if t.Code != 0 {
+			xids = append(xids, t.Xid)
+		}
+	}
+	slices.SortFunc(xids, func(a, b Xid) int { return cmp.Compare(a.Code, b.Code) })
+	p.xids, p.counted = xids, false
+}

@@ -1,0 +1,148 @@
+package exporter
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/incident"
+)
+
+func TestScrapeShowsWhereADeviceStands(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(2)
+		d.hold("GPU-0=team/train/main")
+		bad := &d.statuses[0]
+		bad.Healthy, bad.Health, bad.Flaps, bad.Reason, bad.Since = false, device.Probation, 3, "xid_79", time.Unix(1_700_000_000, 0)
+		text := scrape(t, serve(New(d.sources(), Options{})))
+		state := func(gpu, state string) string {
+			return `nvidia_gpu_health_state` + strings.Replace(labels("GPU-"+gpu, gpu, "", "", ""), `,uuid=`, `,state="`+state+`",uuid=`, 1)
+		}
+		has(t, text, state("0", "probation")+" 1")
+		for _, other := range []string{"well", "suspect", "unhealthy"} {
+			has(t, text, state("0", other)+" 0")
+		}
+		has(t, text, state("1", "well")+" 1")
+		has(t, text, "nvidia_gpu_health_since_timestamp_seconds"+labels("GPU-0", "0", "", "", "")+" 1.7e+09")
+		hasNot(t, text, "nvidia_gpu_health_since_timestamp_seconds"+labels("GPU-1", "1", "", "", "")) // it was never judged
+		has(t, text, "nvidia_gpu_health_flaps_total"+labels("GPU-0", "0", "", "", "")+" 3")
+		has(t, text, "nvidia_gpu_health_flaps_total"+labels("GPU-1", "1", "", "", "")+" 0")
+		hasNot(t, text, "podgauge_incident")
+		hasNot(t, text, "podgauge_state_up")
+	})
+}
+
+// withReason are a device's labels, and what happened to it.
+func withReason(labels, reason string) string {
+	return strings.Replace(labels, `,uuid=`, `,reason="`+reason+`",uuid=`, 1)
+}
+
+func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		then := time.Unix(1_700_000_000, 0)
+		owner := device.Owner{Namespace: "team", Pod: "train", Container: `m"ain`}
+		known := incident.Known{
+			Kept: true, Incidents: make([]incident.Incident, 4),
+			Devices: []incident.Count{
+				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // it was another's index then
+				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Reason: "xid_94", Count: 1, Last: then},
+				{Device: "GPU-8", Reason: "lost", Count: 1, Last: then},
+			},
+			Hits: []incident.Hit{
+				{Device: "GPU-0", GPU: "GPU-0", Owner: owner, Reason: "xid_79", Count: 2, Last: then},
+				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Owner: owner, Reason: "xid_94", Count: 1, Last: then},
+			},
+		}
+		var stateErr error
+		s := d.sources()
+		s.Incidents, s.State = func() incident.Known { return known }, func() error { return stateErr }
+		e := New(s, Options{})
+		text := scrape(t, serve(e))
+		gone := `{container="%s",gpu="3",mig_uuid="MIG-9",namespace="%s",pod="%s",reason="xid_94",uuid="GPU-9"} 1`
+		for _, series := range []string{
+			"nvidia_gpu_incidents_total" + withReason(labels("GPU-0", "0", "", "", ""), "xid_79") + " 2",
+			"nvidia_gpu_incident_last_timestamp_seconds" + withReason(labels("GPU-0", "0", "", "", ""), "xid_79") + " 1.7e+09",
+			"nvidia_gpu_incidents_total" + fmt.Sprintf(gone, "", "", ""),
+			"nvidia_gpu_incidents_total" + withReason(labels("GPU-8", "0", "", "", ""), "lost") + " 1",
+			"nvidia_gpu_allocation_device_failures_total" + withReason(labels("GPU-0", "0", "team", "train", `m\"ain`), "xid_79") + " 2",
+			"nvidia_gpu_allocation_device_failures_total" + fmt.Sprintf(gone, `m\"ain`, "team", "train"),
+			"nvidia_gpu_allocation_device_failure_last_timestamp_seconds" + withReason(labels("GPU-0", "0", "team", "train", `m\"ain`), "xid_79") + " 1.7e+09",
+			"podgauge_incidents 4", "podgauge_allocation_device_failures_dropped 0", "podgauge_incident_store_up 1", "podgauge_state_up 1",
+		} {
+			has(t, text, series)
+		}
+
+		// The store and the file fail, and the next incident shows.
+		known.Err, stateErr = errors.New("disk full"), errors.New("disk full")
+		known.Devices = []incident.Count{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
+		d.board.Post(d.statuses)
+		text = scrape(t, serve(e))
+		has(t, text, "nvidia_gpu_incidents_total"+withReason(labels("GPU-0", "0", "", "", ""), "xid_79")+" 3")
+		has(t, text, "podgauge_incident_store_up 0")
+		has(t, text, "podgauge_state_up 0")
+		hasNot(t, text, `reason="lost"`)
+
+		// No store is wanted.
+		known.Err, known.Kept = nil, false
+		d.board.Post(d.statuses)
+		hasNot(t, scrape(t, serve(e)), "podgauge_incident_store_up")
+	})
+}
+
+// hits are n containers' failures, each later than the one before.
+func hits(n int) (list []incident.Hit) {
+	for i := range n {
+		list = append(list, incident.Hit{
+			Device: "GPU-0", GPU: "GPU-0", Reason: "xid_79", Count: 1, Last: time.Unix(int64(i), 0),
+			Owner: device.Owner{Namespace: "n", Pod: fmt.Sprint("p", i), Container: "c"},
+		})
+	}
+	return list
+}
+
+func TestTheNewestFailuresAreShown(t *testing.T) {
+	p := newPage(&Sources{Incidents: func() incident.Known { return incident.Known{} }}, &Options{SeriesLimit: 10_000})
+	p.render(snapshot{incidents: incident.Known{Hits: hits(mostHits + 7)}}, newLedger())
+	shown := p.own.incidents.failures.series
+	if len(shown) != mostHits {
+		t.Fatalf("%d failures are shown, want %d", len(shown), mostHits)
+	}
+	for i, s := range shown {
+		if pod := fmt.Sprintf(`pod="p%d"`, mostHits+6-i); !strings.Contains(string(s.labels), pod) {
+			t.Fatalf("failure %d is %s, want %s", i, s.labels, pod)
+		}
+	}
+	if dropped := p.own.incidents.failuresDropped.series[0].value; dropped != 7 {
+		t.Errorf("%v are said to be left out, want 7", dropped)
+	}
+}
+
+// What is remembered is not rendered anew while it stays, nor is health.
+func TestIncidentsThatStayAreNotMadeAnew(t *testing.T) {
+	known := incident.Known{Hits: hits(300), Devices: []incident.Count{{Device: "GPU-0", Count: 300}}, Kept: true}
+	p := newPage(&Sources{Incidents: func() incident.Known { return known }}, &Options{SeriesLimit: 10_000})
+	d := newNode(8)
+	s := snapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}
+	l := newLedger()
+	p.render(s, l)
+	empty := newPage(&Sources{}, &Options{SeriesLimit: 10_000})
+	without := testing.AllocsPerRun(20, func() { empty.render(s, l) })
+	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > without {
+		t.Errorf("%.0f allocations, %.0f without incidents", n, without)
+	}
+	made := p.memory.series[0].series
+	s.incidents.Hits = hits(300)
+	if p.render(s, l); p.memory.series[0].series == made {
+		t.Error("what is remembered has changed, and what is shown has not")
+	}
+	made = p.memory.series[0].series
+	s.statuses = append([]device.Status{}, s.statuses...)
+	if p.render(s, l); p.memory.series[0].series == made {
+		t.Error("the devices have changed, and what is shown of incidents has not")
+	}
+}

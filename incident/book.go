@@ -1,0 +1,256 @@
+package incident
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// sameWithin is how long after a report another one of the same is the same incident.
+const sameWithin = time.Minute
+
+// book is all that is remembered, and what of it the store does not have yet. It has no
+// lock and reads no clock: its owner brings both.
+type book struct {
+	most   int           // of incidents
+	keep   time.Duration // since the last report
+	stores bool          // there is a store, or will be
+
+	entries []*entry // by ID
+	latest  map[kind]*entry
+	totals  tallies // by device and reason
+	hits    tallies // and by owner
+	last    uint64  // the newest ID
+
+	dirty   []*entry // what the store has not, or not as it is
+	gone    []uint64 // what it has, and is to forget
+	version uint64   // counts changes
+	shown   uint64   // the version that was published
+}
+
+// kind is what makes two reports the same.
+type kind struct {
+	device device.ID
+	reason string
+}
+
+// entry is an incident, and what is known of it beside. What Holders and the pointers of
+// the Incident point to is never written, since it was published.
+type entry struct {
+	Incident
+	// rows are the device's holdings when it was taken down.
+	rows []device.Holding
+	// unnamed are those of them whose owner is looked for until amendBy.
+	unnamed []device.Holding
+	amendBy time.Time
+
+	told  time.Time // when the newest report was taken down; zero: by another process
+	total *tally
+	hits  []*tally // of each holder
+	over  []bool   // whether more will be known of the end of each
+
+	// earlier says that it was read from the store and not reported since.
+	earlier bool
+	stored  bool // the store has it, maybe as it was before
+	dirty   bool
+}
+
+func newBook(o Options) *book {
+	return &book{most: o.MaxIncidents, keep: o.MaxAge, stores: o.Path != "", latest: map[kind]*entry{}}
+}
+
+func (b *book) changed() { b.version++ }
+
+// touch notes that the entry is another than the store has.
+func (b *book) touch(e *entry) {
+	b.changed()
+	if b.stores && !e.dirty {
+		e.dirty = true
+		b.dirty = append(b.dirty, e)
+	}
+}
+
+// happened takes down an occurrence: once for each device that a container can hold. A
+// partitioned GPU is none, unless it has no slice that could stand for it, or is held:
+// NVIDIA's plugin gives it away where it offers no slices.
+func (b *book) happened(o *device.Occurrence, h *device.Holders, now time.Time) {
+	others := slices.ContainsFunc(o.Hit, func(d device.Device) bool { return !d.MIG })
+	for i := range o.Hit {
+		if d := &o.Hit[i]; !d.MIG || !others || len(h.Rows(d.ID)) > 0 {
+			b.hit(o, d, h, now)
+		}
+	}
+}
+
+func (b *book) hit(o *device.Occurrence, d *device.Device, h *device.Holders, now time.Time) {
+	e := b.latest[kind{d.ID, o.Reason}]
+	if e != nil && len(e.unnamed) > 0 {
+		b.amend(e, h, now)
+	}
+	if e == nil || !e.continues(o, h) {
+		e = b.begin(o, d, h, now)
+	}
+	b.count(e, o, now)
+}
+
+// continues tells whether a report is of the same as the entry.
+func (e *entry) continues(o *device.Occurrence, h *device.Holders) bool {
+	return !e.earlier && e.Past == o.Past && e.Healed == nil && o.At.Sub(e.Last) <= sameWithin &&
+		slices.Equal(h.Rows(e.Device), e.rows) && !e.replaced(o, h)
+}
+
+// replaced tells whether a holder has got the device since the last report: one of the same
+// name as before, as a StatefulSet's next pod has it.
+func (e *entry) replaced(o *device.Occurrence, h *device.Holders) bool {
+	return slices.ContainsFunc(seenWith(h.Recent, e.Device), func(s device.Seen) bool {
+		return s.Ended.IsZero() && s.First.After(e.Last) && !s.First.After(o.At)
+	})
+}
+
+// begin takes down a new incident, without its first report.
+func (b *book) begin(o *device.Occurrence, d *device.Device, h *device.Holders, now time.Time) *entry {
+	b.last = max(b.last+1, uint64(max(now.UnixMilli(), 0)))
+	e := &entry{Incident: Incident{
+		ID: b.last, First: o.At, Last: o.At,
+		Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Model: d.Model, PCI: d.PCI,
+		Reason: o.Reason, Xid: o.Xid, Class: o.Class, Action: o.Action, Witness: o.Witness, Past: o.Past,
+	}}
+	e.total = b.totals.of(tallied{device: d.ID, reason: o.Reason})
+	e.rows = slices.Clone(h.Rows(d.ID))
+	b.attribute(e, h, now)
+	b.entries = append(b.entries, e)
+	b.latest[kind{d.ID, o.Reason}] = e
+	if len(b.entries) > b.most {
+		b.shrink()
+	}
+	return e
+}
+
+// count takes one report down. It allocates nothing: there may be many.
+func (b *book) count(e *entry, o *device.Occurrence, now time.Time) {
+	e.Count++
+	e.told = now
+	if o.At.Before(e.First) {
+		e.First = o.At
+	}
+	if o.At.After(e.Last) {
+		e.Last = o.At
+	}
+	e.Condemned = e.Condemned || o.Condemned
+	b.totals.add(e.total, e, 1, o.At)
+	for _, t := range e.hits {
+		b.hits.add(t, e, 1, o.At)
+	}
+	b.touch(e)
+}
+
+// add gives an incident another holder.
+func (b *book) add(e *entry, h Holder) {
+	e.Holders = append(slices.Clone(e.Holders), h)
+	e.over = append(e.over, false)
+	t := b.hits.of(tallied{e.Device, h.owner(), e.Reason})
+	e.hits = append(e.hits, t)
+	if e.Count > 0 {
+		b.hits.add(t, e, e.Count, e.Last)
+	}
+	b.touch(e)
+}
+
+func (h Holder) owner() device.Owner {
+	return device.Owner{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container}
+}
+
+// drop forgets an incident, but not what it has added to the counts.
+func (b *book) drop(e *entry) {
+	if b.latest[kind{e.Device, e.Reason}] == e {
+		delete(b.latest, kind{e.Device, e.Reason})
+	}
+	if e.stored {
+		b.gone = append(b.gone, e.ID)
+	}
+	if e.dirty {
+		b.dirty = slices.DeleteFunc(b.dirty, func(d *entry) bool { return d == e })
+	}
+	b.changed()
+}
+
+// shrink drops the oldest of too many; those of devices that are not healthy again go
+// last.
+func (b *book) shrink() {
+	for len(b.entries) > b.most {
+		i := max(0, slices.IndexFunc(b.entries[:len(b.entries)-1], func(e *entry) bool { return !e.open() }))
+		b.drop(b.entries[i])
+		b.entries = slices.Delete(b.entries, i, i+1)
+	}
+}
+
+// open tells whether the device is still what the incident made of it.
+func (e *entry) open() bool { return e.Condemned && e.Healed == nil }
+
+// prune drops what is too old. Counts of devices that are there stay.
+func (b *book) prune(there func(device.ID) bool, now time.Time) {
+	b.entries = slices.DeleteFunc(b.entries, func(e *entry) bool {
+		old := now.Sub(e.Last) > b.keep
+		if old {
+			b.drop(e)
+		}
+		return old
+	})
+	old := func(t *tally) bool { return now.Sub(t.last) > b.keep }
+	if b.totals.prune(func(t *tally) bool { return old(t) && !there(t.what.device) }) || b.hits.prune(old) {
+		b.changed()
+	}
+}
+
+// heal notes which devices are healthy again.
+func (b *book) heal(statuses []device.Status, now time.Time) {
+	for _, e := range b.entries {
+		if !e.open() {
+			continue
+		}
+		i := slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == e.Device })
+		if i < 0 || !statuses[i].Healthy {
+			continue
+		}
+		// What is on the board may be from before the report; of an earlier process' report
+		// it is not.
+		switch since := statuses[i].Since; {
+		case since.After(latest(e.Last, e.told)):
+			e.Healed = &since
+		case e.earlier:
+			e.Healed = &now
+		default:
+			continue
+		}
+		b.touch(e)
+	}
+}
+
+// incidents are the entries as they are to be published, newest first.
+func (b *book) incidents() []Incident {
+	all := make([]Incident, len(b.entries))
+	for i, e := range b.entries {
+		all[len(all)-1-i] = e.Incident
+	}
+	return all
+}
+
+func (b *book) counts() []Count {
+	all := make([]Count, len(b.totals.rows))
+	for i, t := range b.totals.rows {
+		all[i] = Count{Device: t.what.device, GPU: t.gpu, Index: t.index, Reason: t.what.reason, Count: t.count, Last: t.last}
+	}
+	return all
+}
+
+func (b *book) hitRows() []Hit {
+	all := make([]Hit, len(b.hits.rows))
+	for i, t := range b.hits.rows {
+		all[i] = Hit{Device: t.what.device, GPU: t.gpu, Index: t.index, Owner: t.what.owner, Reason: t.what.reason, Count: t.count, Last: t.last}
+	}
+	return all
+}
+
+func byID(e *entry, id uint64) int { return cmp.Compare(e.ID, id) }

@@ -1,0 +1,201 @@
+package state
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// version is the file's. Fields are added within one; what is there never changes.
+const version = 1
+
+// What a file may hold, far beyond what any node has.
+const (
+	mostRecords = 4096
+	mostXids    = 256
+	mostTurns   = 16
+	mostWord    = 128
+	mostNumber  = 1 << 53
+)
+
+// errForeign is that a file was not written by this program, or is not whole.
+var errForeign = errors.New("not a memory of health")
+
+// document is what stands in the file.
+type document struct {
+	Version int    `json:"version"`
+	Boot    string `json:"boot,omitempty"` // in which it was written
+	// Ended says that the process that wrote it has ended since, and that it had shown no
+	// count that does not stand here.
+	Ended bool `json:"ended,omitempty"`
+	// Lost is as in device.History.
+	Lost    bool     `json:"lost,omitempty"`
+	Records []record `json:"records"`
+}
+
+// record is a device.Record.
+type record struct {
+	GPU     device.GPU  `json:"gpu"`
+	Device  device.ID   `json:"device,omitempty"`
+	Verdict *verdict    `json:"verdict,omitempty"`
+	Flaps   uint64      `json:"flaps,omitempty"`
+	Turns   []time.Time `json:"turns,omitempty"`
+	Again   *again      `json:"again,omitempty"`
+	Xids    []xid       `json:"xids,omitempty"`
+}
+
+type verdict struct {
+	Reason   string    `json:"reason"`
+	Action   string    `json:"action,omitempty"`
+	Class    string    `json:"class,omitempty"`
+	Since    time.Time `json:"since"`
+	At       time.Time `json:"at"`
+	Seen     time.Time `json:"seen,omitzero"`
+	ByReset  bool      `json:"by_reset,omitempty"`
+	ByPolicy bool      `json:"by_policy,omitempty"`
+	Reset    bool      `json:"reset,omitempty"`
+	Odometer uint64    `json:"odometer,omitempty"`
+}
+
+type again struct {
+	Reason string    `json:"reason"`
+	Resets int       `json:"resets"`
+	At     time.Time `json:"at"`
+}
+
+type xid struct {
+	Code  uint64    `json:"code"`
+	Count uint64    `json:"count"`
+	Last  time.Time `json:"last"`
+}
+
+func newDocument(h device.History, boot string, ended bool) document {
+	d := document{Version: version, Boot: boot, Ended: ended, Lost: h.Lost, Records: make([]record, 0, len(h.Records))}
+	for _, r := range h.Records {
+		w := record{GPU: r.GPU, Device: r.Device, Flaps: r.Flaps, Turns: r.Turns}
+		if r.Reason != "" {
+			w.Verdict = &verdict{r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen, r.ByReset, r.ByPolicy, r.Reset, r.Odometer}
+		}
+		if r.Again.Reason != "" {
+			w.Again = &again{r.Again.Reason, r.Again.Resets, r.Again.At}
+		}
+		for _, x := range r.Xids {
+			w.Xids = append(w.Xids, xid(x))
+		}
+		d.Records = append(d.Records, w)
+	}
+	return d
+}
+
+// history is what the document says.
+func (d document) history() (h device.History) {
+	h.Lost = d.Lost
+	for _, w := range d.Records {
+		r := device.Record{GPU: w.GPU, Device: w.Device, Flaps: w.Flaps, Turns: w.Turns}
+		if v := w.Verdict; v != nil {
+			r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen = v.Reason, v.Action, v.Class, v.Since, v.At, v.Seen
+			r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.ByReset, v.ByPolicy, v.Reset, v.Odometer
+		}
+		if w.Again != nil {
+			r.Again = device.Relapse{Reason: w.Again.Reason, Resets: w.Again.Resets, At: w.Again.At}
+		}
+		for _, x := range w.Xids {
+			r.Xids = append(r.Xids, device.Xid(x))
+		}
+		h.Records = append(h.Records, r)
+	}
+	return h
+}
+
+// encode is what stands in the file, which people read too. It never is what decode refuses.
+func (d document) encode() ([]byte, error) {
+	if err := d.check(); err != nil {
+		return nil, err
+	}
+	content, err := json.MarshalIndent(d, "", " ")
+	if err == nil && len(content) >= mostBytes {
+		err = fmt.Errorf("%d bytes are too many", len(content))
+	}
+	return append(content, '\n'), err
+}
+
+// decode understands what encode has written, and nothing that this program could not have.
+func decode(content []byte) (d document, err error) {
+	if len(content) > mostBytes {
+		return document{}, fmt.Errorf("%w: it is larger than %d bytes", errForeign, mostBytes)
+	}
+	decoder := json.NewDecoder(bytes.NewReader(content))
+	if err := decoder.Decode(&d); err != nil {
+		return document{}, fmt.Errorf("%w: %w", errForeign, err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return document{}, fmt.Errorf("%w: something follows it", errForeign)
+	}
+	if err := d.check(); err != nil {
+		return document{}, fmt.Errorf("%w: %w", errForeign, err)
+	}
+	return d, nil
+}
+
+func (d document) check() error {
+	switch {
+	case d.Version != version:
+		return fmt.Errorf("its version is %d, and %d is known", d.Version, version)
+	case d.Boot != "" && !isWord(d.Boot):
+		return errors.New("its boot has no name")
+	case len(d.Records) > mostRecords:
+		return fmt.Errorf("it has %d records", len(d.Records))
+	}
+	type key struct {
+		gpu device.GPU
+		id  device.ID
+	}
+	seen := map[key]bool{}
+	for i, r := range d.Records {
+		if err := r.check(); err != nil {
+			return fmt.Errorf("record %d: %w", i, err)
+		}
+		if seen[key{r.GPU, r.Device}] {
+			return fmt.Errorf("record %d is of what another one is of", i)
+		}
+		seen[key{r.GPU, r.Device}] = true
+	}
+	return nil
+}
+
+func (r record) check() error {
+	switch {
+	case !isWord(string(r.GPU)) || r.Device != "" && !isWord(string(r.Device)):
+		return errors.New("it is of no device")
+	case r.Flaps > mostNumber || len(r.Turns) > mostTurns || len(r.Xids) > mostXids:
+		return errors.New("it counts more than there can be")
+	case r.Again != nil && (!isWord(r.Again.Reason) || r.Again.Resets < 0 || r.Again.Resets > mostNumber):
+		return errors.New("what came again is nothing that can")
+	}
+	if v := r.Verdict; v != nil && (!isWord(v.Reason) || v.Action != "" && !isWord(v.Action) || v.Class != "" && !isWord(v.Class)) {
+		return errors.New("its verdict is none")
+	}
+	codes := map[uint64]bool{}
+	for _, x := range r.Xids {
+		if x.Code == 0 || x.Count > mostNumber || codes[x.Code] {
+			return errors.New("it counts an Xid that is none, or twice, or too often")
+		}
+		codes[x.Code] = true
+	}
+	return nil
+}
+
+// isWord tells whether a text can be a label's value and a column's, and is not a novel.
+func isWord(s string) bool {
+	for _, c := range []byte(s) {
+		if c <= ' ' || c > '~' {
+			return false
+		}
+	}
+	return s != "" && len(s) <= mostWord
+}

@@ -1,0 +1,15 @@
+package state
+
+import (
+	"os"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) {
+	if dir := os.Getenv(childEnv); dir != "" {
+		child(dir)
+	}
+	goleak.VerifyTestMain(m)
+}

@@ -1,0 +1,367 @@
+package state
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// stage is a folder, and a boot that can be changed.
+type stage struct {
+	*testing.T
+	dir, boot string
+	log       bytes.Buffer
+}
+
+func newStage(t *testing.T) *stage {
+	s := &stage{T: t, dir: filepath.Join(t.TempDir(), "state")}
+	s.boot = filepath.Join(t.TempDir(), "boot_id")
+	s.put(s.boot, "one\n")
+	return s
+}
+
+func (s *stage) put(path, content string) {
+	s.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *stage) open() (*File, device.History) {
+	return Open(Options{Dir: s.dir, Boot: s.boot, Log: slog.New(slog.NewTextHandler(&s.log, nil))})
+}
+
+// lines are what the log has said since it was last asked.
+func (s *stage) lines() int {
+	defer s.log.Reset()
+	return strings.Count(s.log.String(), "\n")
+}
+
+// ended opens, saves and ends in order.
+func (s *stage) ended(h device.History) {
+	s.Helper()
+	f, _ := s.open()
+	f.Save(h)
+	f.End()
+	if err := f.Err(); err != nil {
+		s.Fatal(err)
+	}
+}
+
+// everything is a history in which every field says something.
+func everything() device.History {
+	at := func(n int64) time.Time { return time.Unix(1e9+n, 5).UTC() }
+	return device.History{Records: []device.Record{
+		{
+			GPU: "GPU-a", Reason: "xid_95", Action: "replace", Class: "broken", Since: at(1), At: at(2), Seen: at(8), ByReset: true, ByPolicy: true, Reset: true,
+			Odometer: 1<<64 - 1, Flaps: 7, Turns: []time.Time{at(3), at(4)}, Again: device.Relapse{Reason: "xid_95", Resets: 2, At: at(5)},
+			Xids: []device.Xid{{Code: 13, Count: 3, Last: at(6)}, {Code: 95, Count: 1, Last: at(7)}},
+		},
+		{GPU: "GPU-a", Device: "MIG-b", Reason: "xid_999", ByReset: true},
+	}}
+}
+
+// uncounted is a history whose counts begin anew.
+func uncounted(h device.History) device.History {
+	for i := range h.Records {
+		for j := range h.Records[i].Xids {
+			h.Records[i].Xids[j].Count = 0
+		}
+	}
+	return h
+}
+
+func TestNothingIsForgotten(t *testing.T) {
+	s := newStage(t)
+	if _, h := s.open(); !reflect.DeepEqual(h, device.History{}) || s.lines() != 0 {
+		t.Errorf("at first it is %+v", h)
+	}
+	s.ended(everything())
+	info, err := os.Stat(filepath.Join(s.dir, FileName))
+	if err != nil || info.Mode() != 0o600 || !slices.Equal(list(t, s.dir), []string{FileName}) {
+		t.Errorf("there are %q, the file is %v, %v", list(t, s.dir), info.Mode(), err)
+	}
+	if _, h := s.open(); !reflect.DeepEqual(h, everything()) {
+		t.Errorf("it is %+v", h)
+	}
+}
+
+// TestWhatIsLostIsHandedOn as long as somebody says so.
+func TestWhatIsLostIsHandedOn(t *testing.T) {
+	s := newStage(t)
+	s.ended(device.History{Lost: true})
+	for range 2 {
+		if _, h := s.open(); !h.Lost || s.lines() != 0 {
+			t.Errorf("it is %+v", h)
+		}
+	}
+	s.ended(device.History{})
+	if _, h := s.open(); h.Lost {
+		t.Error("it is not over")
+	}
+}
+
+// TestCountsGoOn only where none was shown that was not written.
+func TestCountsGoOn(t *testing.T) {
+	s := newStage(t)
+	s.ended(everything())
+	f, h := s.open()
+	if !reflect.DeepEqual(h, everything()) {
+		t.Errorf("after an orderly end it is %+v", h)
+	}
+	if _, h := s.open(); !reflect.DeepEqual(h, uncounted(everything())) {
+		t.Errorf("when the one that went on was killed before it had written it is %+v", h)
+	}
+	f.Save(everything())
+	if err := f.write(false); err != nil {
+		t.Fatal(err)
+	}
+	if _, h := s.open(); !reflect.DeepEqual(h, uncounted(everything())) {
+		t.Errorf("when it was killed after that it is %+v", h)
+	}
+	s.ended(everything())
+	s.put(s.boot, "two")
+	rebooted := everything()
+	rebooted.Rebooted = true
+	if _, h := s.open(); !reflect.DeepEqual(h, rebooted) {
+		t.Errorf("after a boot it is %+v", h)
+	}
+}
+
+func TestABootIsSeen(t *testing.T) {
+	for _, row := range []struct {
+		name, before, after string
+		want                bool
+	}{
+		{"the same", "one", "one\n", false},
+		{"another", "one", "two", true},
+		{"it cannot be told now", "one", "", false},
+		{"it could not be told then", "", "two", false},
+		{"it is no name", "one", "two three", false},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := newStage(t)
+			s.put(s.boot, row.before)
+			s.ended(everything())
+			s.put(s.boot, row.after)
+			if _, h := s.open(); h.Rebooted != row.want {
+				t.Errorf("rebooted: %v", h.Rebooted)
+			}
+		})
+	}
+}
+
+// foreign are files that this program has not written.
+var foreign = map[string]string{
+	"empty":          "",
+	"no JSON":        "hello",
+	"cut short":      `{"version":1,"records":[{"gpu":"GPU-a"`,
+	"no object":      `[]`,
+	"no version":     `{}`,
+	"a newer one":    `{"version":2,"records":[]}`,
+	"something more": `{"version":1,"records":[]}{}`,
+	"another type":   `{"version":1,"records":[{"gpu":7}]}`,
+	"no GPU":         `{"version":1,"records":[{"flaps":1}]}`,
+	"a long GPU":     `{"version":1,"records":[{"gpu":"` + strings.Repeat("G", mostWord+1) + `"}]}`,
+	"a line break":   `{"version":1,"records":[{"gpu":"GPU-a\nb"}]}`,
+	"a label's end":  `{"version":1,"records":[{"gpu":"GPU-a","verdict":{"reason":"a b"}}]}`,
+	"no reason":      `{"version":1,"records":[{"gpu":"GPU-a","verdict":{}}]}`,
+	"twice":          `{"version":1,"records":[{"gpu":"GPU-a"},{"gpu":"GPU-a"}]}`,
+	"a count":        `{"version":1,"records":[{"gpu":"GPU-a","xids":[{"code":1,"count":18446744073709551615}]}]}`,
+	"Xid 0":          `{"version":1,"records":[{"gpu":"GPU-a","xids":[{"code":0}]}]}`,
+	"an Xid twice":   `{"version":1,"records":[{"gpu":"GPU-a","xids":[{"code":1},{"code":1}]}]}`,
+	"flaps":          `{"version":1,"records":[{"gpu":"GPU-a","flaps":18446744073709551615}]}`,
+	"less than 0":    `{"version":1,"records":[{"gpu":"GPU-a","again":{"reason":"x","resets":-1}}]}`,
+	"turns":          `{"version":1,"records":[{"gpu":"GPU-a","turns":[` + strings.Repeat(`"2026-01-01T00:00:00Z",`, mostTurns) + `"2026-01-01T00:00:00Z"]}]}`,
+	"no time":        `{"version":1,"records":[{"gpu":"GPU-a","turns":["yesterday"]}]}`,
+	"a boot":         `{"version":1,"boot":" ","records":[]}`,
+	"too large":      `{"version":1,"records":[]}` + strings.Repeat(" ", mostBytes),
+	"records":        `{"version":1,"records":[` + strings.Repeat(`{"gpu":"GPU-a"},`, mostRecords) + `{"gpu":"GPU-b"}]}`,
+}
+
+func TestWhatIsForeignIsSetAside(t *testing.T) {
+	for name, content := range foreign {
+		t.Run(name, func(t *testing.T) {
+			s := newStage(t)
+			s.ended(everything())
+			for range 2 { // the second takes the place of the first
+				s.put(filepath.Join(s.dir, FileName), content)
+				if _, h := s.open(); !h.Lost || len(h.Records) > 0 || s.lines() != 1 {
+					t.Errorf("it is %+v, and the log says %q", h, s.log.String())
+				}
+			}
+			if got, err := os.ReadFile(filepath.Join(s.dir, BadName)); err != nil || string(got) != content || !slices.Equal(list(t, s.dir), []string{BadName}) {
+				t.Errorf("there are %q, %v", list(t, s.dir), err)
+			}
+			if _, h := s.open(); h.Lost || s.lines() != 0 {
+				t.Errorf("after that it is %+v", h)
+			}
+			s.ended(everything())
+			if _, h := s.open(); !reflect.DeepEqual(h, everything()) {
+				t.Errorf("when it was written anew it is %+v", h)
+			}
+		})
+	}
+	t.Run("what is no file", func(t *testing.T) {
+		s := newStage(t)
+		if err := os.MkdirAll(filepath.Join(s.dir, FileName), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if _, h := s.open(); !h.Lost || !slices.Equal(list(t, s.dir), []string{BadName}) {
+			t.Errorf("it is %+v, and there are %q", h, list(t, s.dir))
+		}
+		s.put(filepath.Join(s.dir, "elsewhere"), `{"version":1}`)
+		if err := os.Symlink("elsewhere", filepath.Join(s.dir, FileName)); err != nil {
+			t.Fatal(err)
+		}
+		if f, h := s.open(); !h.Lost || f.Err() == nil { // what has the other name is a folder
+			t.Errorf("of a link it is %+v, %v", h, f.Err())
+		}
+	})
+}
+
+// TestAFieldThatIsNewerIsNoStranger, since a newer podgauge may have been rolled back.
+func TestAFieldThatIsNewerIsNoStranger(t *testing.T) {
+	s := newStage(t)
+	s.ended(everything())
+	s.put(filepath.Join(s.dir, FileName), `{"version":1,"mood":"good","records":[{"gpu":"GPU-a","flaps":3,"mood":"bad"}]}`)
+	if _, h := s.open(); h.Lost || len(h.Records) != 1 || h.Records[0].Flaps != 3 {
+		t.Errorf("it is %+v", h)
+	}
+}
+
+func TestWhereNothingCanBeKept(t *testing.T) {
+	s := newStage(t)
+	s.put(s.dir, "a file in the folder's place")
+	f, h := s.open()
+	if f.Err() == nil || h.Lost {
+		t.Errorf("it is %+v, %v", h, f.Err())
+	}
+	f.Save(everything())
+	for range 3 {
+		if f.write(false) == nil || f.Err() == nil {
+			t.Error("it is written")
+		}
+	}
+	if s.lines() != 1 {
+		t.Errorf("the log says %q", s.log.String())
+	}
+	os.Remove(s.dir)
+	if err := os.Mkdir(s.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.write(false); err != nil || f.Err() != nil || s.lines() != 1 {
+		t.Errorf("when it can be, %v, %v", err, f.Err())
+	}
+}
+
+func TestLeftoversAreTidiedUp(t *testing.T) {
+	s := newStage(t)
+	s.ended(everything())
+	for _, name := range []string{".health.json.1.tmp", ".health.json.2.tmp", "other.tmp"} {
+		s.put(filepath.Join(s.dir, name), "")
+		if name == ".health.json.2.tmp" { // another process is just at it
+			continue
+		}
+		if err := os.Chtimes(filepath.Join(s.dir, name), time.Time{}, time.Now().Add(-2*leftAfter)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.open()
+	if got := list(t, s.dir); !slices.Equal(got, []string{".health.json.2.tmp", FileName, "other.tmp"}) {
+		t.Errorf("there are %q", got)
+	}
+}
+
+// TestAStormIsWrittenSeldom has the newest be on disk soon all the same.
+func TestAStormIsWrittenSeldom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newModel(rand.New(rand.NewPCG(9, 10)))
+		f := newFile(disk, "boot", slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- f.Run(ctx) }()
+		for n := range uint64(10_000) {
+			f.Save(generation(n + 1))
+			time.Sleep(100 * time.Microsecond)
+		}
+		time.Sleep(writeEvery)
+		synctest.Wait()
+		if disk.writes < 5 || disk.writes > 12 {
+			t.Errorf("%d writes in a second", disk.writes)
+		}
+		if h := newFile(disk, "boot", f.log).read(); len(h.Records) == 0 || h.Records[0].Flaps != 10_000 {
+			t.Errorf("on disk is %d", h.Records[0].Flaps)
+		}
+		writes := disk.writes
+		f.Save(generation(10_000))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if disk.writes != writes {
+			t.Error("what has not changed is written")
+		}
+		disk.steps.Store(0)
+		f.Save(generation(10_001))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if f.Err() == nil {
+			t.Error("a disk that fails is not said")
+		}
+		disk.steps.Store(-1)
+		time.Sleep(retryAfter)
+		synctest.Wait()
+		if h := newFile(disk, "boot", f.log).read(); f.Err() != nil || h.Records[0].Flaps != 10_001 {
+			t.Errorf("when it works again, %v, and on disk is %d", f.Err(), h.Records[0].Flaps)
+		}
+		f.Save(generation(10_002))
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		f.End()
+		if h := newFile(disk, "boot", f.log).read(); h.Records[0].Xids[0].Count != 10_002 {
+			t.Errorf("at the end on disk is %+v", h)
+		}
+	})
+}
+
+// FuzzDecode: what is understood can be written, and is then understood alike; and it is
+// bounded.
+func FuzzDecode(f *testing.F) {
+	for _, content := range foreign {
+		if len(content) < 4096 {
+			f.Add([]byte(content))
+		}
+	}
+	content, err := newDocument(everything(), "boot", true).encode()
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(content)
+	f.Fuzz(func(t *testing.T, content []byte) {
+		d, err := decode(content)
+		if err != nil {
+			return
+		}
+		h := d.history()
+		again, err := newDocument(h, d.Boot, d.Ended).encode()
+		if err != nil {
+			t.Fatalf("it cannot be written: %v", err)
+		}
+		e, err := decode(again)
+		if err != nil || !reflect.DeepEqual(e.history(), h) || e.Boot != d.Boot || e.Ended != d.Ended {
+			t.Fatalf("it reads otherwise: %+v, %+v, %v", d, e, err)
+		}
+	})
+}

@@ -1,0 +1,214 @@
+package openmetrics
+
+import (
+	"bytes"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/storage"
+	"github.com/prometheus/prometheus/tsdb/chunkenc"
+	"github.com/prometheus/prometheus/tsdb/chunks"
+	"github.com/prometheus/prometheus/util/annotations"
+	"go.yaml.in/yaml/v3"
+)
+
+// rulesTest is the file that `promtool test rules` reads.
+const rulesTest = "../../deploy/rules/podgauge_test.yaml"
+
+// unitTests are what such a file has, as far as ours goes.
+type unitTests struct {
+	RuleFiles          []string       `yaml:"rule_files"`
+	EvaluationInterval model.Duration `yaml:"evaluation_interval"`
+	Tests              []struct {
+		Interval    model.Duration `yaml:"interval"`
+		InputSeries []struct {
+			Series string `yaml:"series"`
+			Values string `yaml:"values"`
+		} `yaml:"input_series"`
+		AlertRuleTest []alertTest `yaml:"alert_rule_test"`
+	} `yaml:"tests"`
+}
+
+type alertTest struct {
+	EvalTime  model.Duration `yaml:"eval_time"`
+	Alertname string         `yaml:"alertname"`
+	ExpAlerts []struct {
+		ExpLabels      map[string]string `yaml:"exp_labels"`
+		ExpAnnotations map[string]string `yaml:"exp_annotations"` // promtool's to compare
+	} `yaml:"exp_alerts"`
+}
+
+// TestRules evaluates what `make rules` has promtool evaluate, by Prometheus' own engine and
+// of its own release, on a machine that has no promtool. Texts of alerts are left to that.
+func TestRules(t *testing.T) {
+	text, err := os.ReadFile(rulesTest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file unitTests
+	strict := yaml.NewDecoder(bytes.NewReader(text))
+	strict.KnownFields(true)
+	if err := strict.Decode(&file); err != nil {
+		t.Fatal(err)
+	}
+	promQL := parser.NewParser(parser.Options{})
+	rules := map[string]rulefmt.Rule{}
+	for _, name := range file.RuleFiles {
+		groups, errs := rulefmt.ParseFile(filepath.Join(filepath.Dir(rulesTest), name), false, model.UTF8Validation, promQL, slog.New(slog.DiscardHandler))
+		if len(errs) > 0 {
+			t.Fatal(errs)
+		}
+		for _, g := range groups.Groups {
+			for _, r := range g.Rules {
+				rules[r.Alert] = r
+			}
+		}
+	}
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
+	fired := map[string]bool{}
+	for _, test := range file.Tests {
+		var recorded series
+		for _, s := range test.InputSeries {
+			recorded.record(t, promQL, s.Series+" "+s.Values, time.Duration(test.Interval))
+		}
+		for _, want := range test.AlertRuleTest {
+			rule, ok := rules[want.Alertname]
+			if !ok {
+				t.Fatalf("no rule is called %q", want.Alertname)
+			}
+			got := recorded.firing(t, engine, rule, time.Duration(file.EvaluationInterval), time.Duration(want.EvalTime))
+			if expected := want.expected(); !slices.Equal(got, expected) {
+				t.Errorf("%s at %s: fires for\n%q, want\n%q", want.Alertname, want.EvalTime, got, expected)
+			}
+			fired[want.Alertname] = fired[want.Alertname] || len(got) > 0
+		}
+	}
+	for name := range rules {
+		if !fired[name] {
+			t.Errorf("nothing has %s fire", name)
+		}
+	}
+}
+
+// expected are the labels of the alerts that are to fire, written out.
+func (a alertTest) expected() []string {
+	all := []string{}
+	for _, e := range a.ExpAlerts {
+		all = append(all, labels.FromMap(e.ExpLabels).String())
+	}
+	slices.Sort(all)
+	return all
+}
+
+// series are those that were recorded.
+type series []storage.Series
+
+// point is a float at a time. What the interface has for histograms is not asked for.
+type point struct {
+	chunks.Sample
+	at    int64 // ms
+	value float64
+}
+
+func (p point) T() int64               { return p.at }
+func (point) ST() int64                { return 0 }
+func (p point) F() float64             { return p.value }
+func (point) Type() chunkenc.ValueType { return chunkenc.ValFloat }
+
+// record reads a series as promtool writes them: a value each interval.
+func (s *series) record(t *testing.T, promQL parser.Parser, text string, interval time.Duration) {
+	t.Helper()
+	of, values, err := promQL.ParseSeriesDesc(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var points []chunks.Sample
+	for i, v := range values {
+		if !v.Omitted {
+			points = append(points, point{at: (time.Duration(i) * interval).Milliseconds(), value: v.Value})
+		}
+	}
+	*s = append(*s, storage.NewListSeries(of, points))
+}
+
+// firing evaluates a rule from the beginning of the record, and tells for which labels it
+// fires in the end.
+func (s series) firing(t *testing.T, engine *promql.Engine, rule rulefmt.Rule, interval, end time.Duration) []string {
+	t.Helper()
+	since := map[string]time.Duration{}
+	firing := []string{}
+	for now := time.Duration(0); now <= end; now += interval {
+		active := map[string]time.Duration{}
+		firing = firing[:0]
+		for _, of := range s.query(t, engine, rule.Expr, now) {
+			name := of.String()
+			if began, ok := since[name]; ok {
+				active[name] = began
+			} else {
+				active[name] = now
+			}
+			if now-active[name] >= time.Duration(rule.For) {
+				b := labels.NewBuilder(of)
+				for name, value := range rule.Labels {
+					b.Set(name, value)
+				}
+				firing = append(firing, b.Labels().String())
+			}
+		}
+		since = active
+	}
+	slices.Sort(firing)
+	return firing
+}
+
+// query evaluates an expression, and returns the labels of what comes of it.
+func (s series) query(t *testing.T, engine *promql.Engine, expr string, now time.Duration) []labels.Labels {
+	t.Helper()
+	query, err := engine.NewInstantQuery(t.Context(), s, nil, expr, time.UnixMilli(now.Milliseconds()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer query.Close()
+	vector, err := query.Exec(t.Context()).Vector()
+	if err != nil {
+		t.Fatalf("at %s: %v", now, err)
+	}
+	var found []labels.Labels
+	for _, sample := range vector {
+		found = append(found, sample.Metric.DropReserved(func(name string) bool { return name == model.MetricNameLabel }))
+	}
+	return found
+}
+
+// Querier is storage.Queryable's: the engine leaves out what is not of its time.
+func (s series) Querier(int64, int64) (storage.Querier, error) {
+	return &storage.MockQuerier{SelectMockFunction: func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
+		found := &set{next: -1}
+		for _, one := range s {
+			if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(one.Labels().Get(m.Name)) }) {
+				found.series = append(found.series, one)
+			}
+		}
+		return found
+	}}, nil
+}
+
+// set is a storage.SeriesSet.
+type set struct {
+	series
+	next int
+}
+
+func (s *set) Next() bool                      { s.next++; return s.next < len(s.series) }
+func (s *set) At() storage.Series              { return s.series[s.next] }
+func (*set) Err() error                        { return nil }
+func (*set) Warnings() annotations.Annotations { return nil }
