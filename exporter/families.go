@@ -34,7 +34,7 @@ func (o *ownFamilies) make(add func(description) *family) {
 	o.xidLast = add(gauge("nvidia_gpu_xid_last_timestamp_seconds", "When the driver last reported the Xid error.", "xid"))
 	o.allocationInfo = add(gauge("nvidia_gpu_allocation_info", "A device, or a replica of it, that a container holds; always 1.", "resource", "device_id"))
 	o.allocationSeen = add(gauge("nvidia_gpu_allocation_last_seen_timestamp_seconds",
-		"When the container was last seen to hold the device; kept for an hour, for eight containers a device."))
+		"When the container was last seen to hold the device; kept for --holders.max-age, for eight containers a device."))
 	o.uses.make(add)
 	o.resources.make(add)
 	o.incidents.make(add)

@@ -114,6 +114,10 @@ func New(socket string, log *slog.Logger, trace Trace) (*Client, error) {
 	return c, nil
 }
 
+// KeepHolders says how long after its end a holder is told of; an hour, where it is not called.
+// To be called before Run.
+func (c *Client) KeepHolders(long time.Duration) { c.memory.recent.keptFor = long }
+
 // Ready says so while the kubelet has not been asked yet. One that does not answer
 // is no reason not to be ready.
 func (c *Client) Ready() error {

@@ -7,7 +7,8 @@ import (
 	"github.com/podgauge/podgauge/device"
 )
 
-// The history's bounds: a device's last holders, and how long after their end.
+// The history's bounds: a device's last holders, and how long after their end, where
+// nobody says otherwise.
 const (
 	holdersKept = 8
 	keptFor     = time.Hour
@@ -16,13 +17,14 @@ const (
 // history is who held each device last.
 type history struct {
 	byDevice map[device.ID][]device.Seen // ordered by owner
+	keptFor  time.Duration
 	// order has the devices, sorted where sorted says so: they change rarely, and
 	// all that was seen is published with every answer.
 	order  []device.ID
 	sorted bool
 }
 
-func newHistory() history { return history{byDevice: map[device.ID][]device.Seen{}} }
+func newHistory() history { return history{byDevice: map[device.ID][]device.Seen{}, keptFor: keptFor} }
 
 // saw notes that somebody was named, who has had the device since first, unless it was
 // seen with it before.
@@ -62,7 +64,7 @@ func (h *history) end(held []device.Holding, now time.Time) {
 // those of now, of which a shared device may have more than are kept.
 func (h *history) forget(now time.Time) {
 	h.order = slices.DeleteFunc(h.order, func(id device.ID) bool {
-		seen := slices.DeleteFunc(h.byDevice[id], func(s device.Seen) bool { return now.Sub(s.Last) > keptFor })
+		seen := slices.DeleteFunc(h.byDevice[id], func(s device.Seen) bool { return now.Sub(s.Last) > h.keptFor })
 		for len(seen) > holdersKept {
 			oldest := slices.MinFunc(seen, byLast)
 			if !oldest.Last.Before(now) {

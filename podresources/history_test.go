@@ -206,3 +206,21 @@ func TestResourcesThatShareAnID(t *testing.T) {
 		t.Errorf("an allocation of one resource makes %v of them", got)
 	}
 }
+
+// How long somebody is told of after his end is the caller's to say.
+func TestHistoryIsKeptForAsLongAsIsWanted(t *testing.T) {
+	for keep, want := range map[time.Duration]int{0: 1, 10 * time.Second: 0, 2 * time.Hour: 1} {
+		bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+			if keep > 0 {
+				c.KeepHolders(keep)
+			}
+			k.says(pod("one", "a"))
+			c.Owners(t.Context())
+			k.says()
+			time.Sleep(30 * time.Second)
+			if h := c.Owners(t.Context()); len(h.Recent) != want {
+				t.Errorf("with %s, of half a minute ago is told %v", keep, h.Recent)
+			}
+		})
+	}
+}

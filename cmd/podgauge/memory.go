@@ -22,6 +22,7 @@ type memoryOptions struct {
 	stateDir       string
 	unhealthyAfter time.Duration
 	kernelLog      string
+	holdersFor     time.Duration
 	maxAge         time.Duration
 	maxIncidents   int
 }
@@ -30,6 +31,7 @@ func (m *memoryOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&m.stateDir, "state-dir", "", "`folder` of this program's own, in which health and incidents outlive it; empty: nothing does")
 	f.DurationVar(&m.unhealthyAfter, "unhealthy-after", 30*time.Second, "a GPU is unhealthy when a call to its driver has not come back for this `time`")
 	f.StringVar(&m.kernelLog, "kernel-log", "/dev/kmsg", "kernel's log `file`, a second witness of Xids where it can be read; empty: none")
+	f.DurationVar(&m.holdersFor, "holders.max-age", time.Hour, "forget who held a device this `time` after its end")
 	f.DurationVar(&m.maxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents that are older than this `time`")
 	f.IntVar(&m.maxIncidents, "incidents.max-count", 1000, "forget the oldest of more than this `number` of incidents")
 }
@@ -38,6 +40,8 @@ func (m *memoryOptions) check() error {
 	switch {
 	case m.unhealthyAfter < time.Second:
 		return errors.New("--unhealthy-after: want a second or more")
+	case m.holdersFor < time.Second:
+		return errors.New("--holders.max-age: want a second or more")
 	case m.maxAge < time.Minute:
 		return errors.New("--incidents.max-age: want a minute or more")
 	case m.maxIncidents < 1:

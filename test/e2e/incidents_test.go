@@ -256,3 +256,48 @@ func listsArrived(t *testing.T, n *node.Node) []time.Time {
 	}
 	return times
 }
+
+// TestHoldersAreForgotten has a pod's time with a GPU be over for longer than holders are told of: what happened in it is told still.
+func TestHoldersAreForgotten(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{})
+	startKubelet(ctx, t, n)
+	ageKubelet(t, n)
+	m := newMachine(t, n)
+	const kept = 5 * time.Second
+	d := m.start(t, n, "--holders.max-age="+kept.String())
+	allocatable(ctx, t, n, uuids(gpus)...)
+	pod := holds("brief", 1)
+	run(ctx, t, n, pod)
+	held := one(ctx, t, n, pod)
+	knows(ctx, t, d, held, holder(pod))
+	m.event(t, index(t, held), "xid 31")
+	d.happened(ctx, t, held, "xid_31", func(i incident) error { return i.hitAlone(holder(pod)) })
+	remove(ctx, t, n, pod)
+	begin := time.Now()
+	seen := func(s scrape) int {
+		return len(find(s.series["nvidia_gpu_allocation_last_seen_timestamp_seconds"], labelsOf(holder(pod))))
+	}
+	d.scrapeUntil(ctx, t, "the pod's end is known, and the pod is", func(s scrape) error {
+		if held := find(s.series["nvidia_gpu_allocation_info"], labelsOf(holder(pod))); len(held) > 0 || seen(s) != 1 {
+			return fmt.Errorf("it holds %v, and was seen %d times", held, seen(s))
+		}
+		return nil
+	})
+	s := d.scrapeUntil(ctx, t, "the pod is forgotten", func(s scrape) error {
+		if seen(s) > 0 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	took := time.Since(begin)
+	figureOf(t, "holders are told of for 5 s: one is forgotten after", 10*time.Second, took)
+	if took < kept-time.Second { // it may have been asked about a second before its end
+		t.Errorf("that was %s after its end", took)
+	}
+	if err := s.is(1, failures, hitBy("xid_31", held, "", holder(pod))); err != nil {
+		t.Error(err)
+	}
+	d.happened(ctx, t, held, "xid_31", func(i incident) error { return i.hitAlone(holder(pod)) })
+}
