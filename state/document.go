@@ -2,6 +2,7 @@ package state
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -74,8 +75,10 @@ type xid struct {
 	Last  time.Time `json:"last"`
 }
 
-func newDocument(h device.History, boot string, ended bool) document {
-	d := document{Version: version, Boot: boot, Ended: ended, Lost: h.Lost, Records: make([]record, 0, len(h.Records))}
+// newDocument also returns why a record is left out: what is odd about one device costs the
+// others nothing.
+func newDocument(h device.History, boot string, ended bool) (d document, odd error) {
+	d = document{Version: version, Boot: boot, Ended: ended, Lost: h.Lost, Records: make([]record, 0, len(h.Records))}
 	for _, r := range h.Records {
 		w := record{GPU: r.GPU, Device: r.Device, Flaps: r.Flaps, Turns: r.Turns}
 		if r.Reason != "" {
@@ -87,9 +90,13 @@ func newDocument(h device.History, boot string, ended bool) document {
 		for _, x := range r.Xids {
 			w.Xids = append(w.Xids, xid(x))
 		}
+		if err := w.check(); err != nil {
+			odd = fmt.Errorf("leave out %q: %w", cmp.Or(string(r.Device), string(r.GPU)), err)
+			continue
+		}
 		d.Records = append(d.Records, w)
 	}
-	return d
+	return d, odd
 }
 
 // history is what the document says.

@@ -3,6 +3,7 @@ package state
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,14 +207,15 @@ func (f *File) write(ended bool) error {
 	if newest == nil {
 		return nil
 	}
-	content, err := newDocument(*newest, f.boot, ended).encode()
+	d, odd := newDocument(*newest, f.boot, ended)
+	content, err := d.encode()
 	if err == nil && !bytes.Equal(content, f.written) {
 		f.written = nil
 		if err = replace(f.disk, content); err == nil {
 			f.written = content
 		}
 	}
-	f.note(err)
+	f.note(cmp.Or(err, odd))
 	return err
 }
 

@@ -266,6 +266,23 @@ func TestWhereNothingCanBeKept(t *testing.T) {
 	}
 }
 
+// TestAnOddDeviceIsLeftOut: what cannot be written of one costs the others nothing.
+func TestAnOddDeviceIsLeftOut(t *testing.T) {
+	s := newStage(t)
+	f, _ := s.open()
+	h := everything()
+	h.Records = append(h.Records, device.Record{GPU: "GPU with a blank", Reason: "lost"})
+	f.Save(h)
+	for _, lines := range []int{1, 0} {
+		if err := f.write(true); err != nil || f.Err() == nil || s.lines() != lines {
+			t.Errorf("written with %v; %v is not said in %d lines", err, f.Err(), lines)
+		}
+	}
+	if _, h := s.open(); !reflect.DeepEqual(h, everything()) {
+		t.Errorf("it is %+v", h)
+	}
+}
+
 func TestLeftoversAreTidiedUp(t *testing.T) {
 	s := newStage(t)
 	s.ended(everything())
@@ -344,9 +361,10 @@ func FuzzDecode(f *testing.F) {
 			f.Add([]byte(content))
 		}
 	}
-	content, err := newDocument(everything(), "boot", true).encode()
-	if err != nil {
-		f.Fatal(err)
+	d, odd := newDocument(everything(), "boot", true)
+	content, err := d.encode()
+	if err != nil || odd != nil {
+		f.Fatal(err, odd)
 	}
 	f.Add(content)
 	f.Fuzz(func(t *testing.T, content []byte) {
@@ -355,7 +373,11 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		h := d.history()
-		again, err := newDocument(h, d.Boot, d.Ended).encode()
+		d, odd := newDocument(h, d.Boot, d.Ended)
+		again, err := d.encode()
+		if odd != nil {
+			t.Error(odd)
+		}
 		if err != nil {
 			t.Fatalf("it cannot be written: %v", err)
 		}
