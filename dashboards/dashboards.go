@@ -15,8 +15,8 @@ import (
 func Files() map[string][]byte {
 	files := map[string][]byte{}
 	for name, d := range map[string]dashboard{
-		"fleet.json":          fleet(asScraped),
-		"fleet-recorded.json": fleet(asRecorded),
+		"fleet.json":          fleet(false),
+		"fleet-recorded.json": fleet(true),
 		"workload.json":       workload(),
 		"device.json":         device(),
 		"podgauge.json":       itself(),

@@ -52,7 +52,7 @@ func TestFilesAreTheSameEachTime(t *testing.T) {
 // TestPanels: each has a number and a place of its own, and says what it shows.
 func TestPanels(t *testing.T) {
 	uids, names := map[string]bool{}, map[string]bool{}
-	for _, d := range []dashboard{fleet(asScraped), fleet(asRecorded), workload(), device(), itself()} {
+	for _, d := range []dashboard{fleet(false), fleet(true), workload(), device(), itself()} {
 		if uids[d.UID] || names[d.Title] || d.Description == "" || len(d.UID) > 40 {
 			t.Errorf("%s, %q: uid and title have to be its own, with a description", d.UID, d.Title)
 		}
@@ -76,7 +76,7 @@ func TestFaultsAreFound(t *testing.T) {
 		"of a query":     func(d *dashboard) { d.Panels[1].Targets[0].Datasource.UID = "P1809F7CD0C75ACF3" },
 		"of a variable":  func(d *dashboard) { d.Templating.List[1].Datasource = nil },
 	} {
-		d := fleet(asScraped)
+		d := fleet(false)
 		if spoil(&d); len(faults(d)) == 0 {
 			t.Errorf("%s: not found", name)
 		}

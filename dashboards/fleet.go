@@ -1,15 +1,16 @@
 package dashboards
 
 // fleet is all nodes at a glance.
-func fleet(from source) dashboard {
-	uid, title := "fleet", "Fleet"
+func fleet(recorded bool) dashboard {
+	uid, title, from := "fleet", "Fleet", asScraped
 	about := "GPUs of all nodes: how many there are, who has them, what of them is idle or broken."
-	if from(devices) == asRecorded(devices) {
-		uid, title = "fleet-recorded", "Fleet, recorded"
+	look := row("What to look at", unhealthyDevices(), idleDevices())
+	if recorded {
+		uid, title, from = "fleet-recorded", "Fleet, recorded", asRecorded
 		about += " From the series of deploy/rules/podgauge.recording.yaml, for fleets in which the other one takes long."
+		look = row("What to look at", unhealthyDevices())
 	}
-	return compose(uid, title, about, []variable{varSource, varNode}, nil,
-		fleetNow(from), fleetInTime(from), fleetNodes(from), fleetBroken())
+	return compose(uid, title, about, []variable{varSource, varNode}, nil, fleetNow(from), fleetInTime(from), fleetNodes(from), look)
 }
 
 // total is a sum that is 0 where there is nothing to sum up.
@@ -72,31 +73,33 @@ func fleetNodes(from source) []*panel {
 	)
 }
 
-// fleetBroken is of the few series that say what is wrong, which need no rule.
-func fleetBroken() []*panel {
-	return row("What to look at",
-		table("Unhealthy devices", "Why each cannot be used, what that asks for, and who holds it nevertheless: the kubelet takes none from a container.",
-			column{of: "node", title: "Node", link: toDevice},
-			column{of: "gpu", title: "GPU"},
-			column{of: "uuid", title: "UUID", link: toDevice},
-			column{of: "mig_uuid", title: "MIG slice"},
-			column{of: "reason", title: "Reason"},
-			column{of: "action", title: "Action"},
-			column{of: "namespace", title: "Namespace"},
-			column{of: "pod", title: "Pod", link: toPod},
-			column{of: "container", title: "Container"},
-			column{of: "A", title: "Unhealthy"},
-		).query(`max by (node, gpu, uuid, mig_uuid, reason, action, namespace, pod, container) (nvidia_gpu_unhealthy_info{`+onNode+`})`, "").
-			absent("all are healthy").size(24, 8),
-		table("Held and idle", "Containers that have held a device for half an hour in which nothing ran on it.",
-			column{of: "namespace", title: "Namespace"},
-			column{of: "pod", title: "Pod", link: toPod},
-			column{of: "container", title: "Container"},
-			column{of: "node", title: "Node"},
-			column{of: "gpu", title: "GPU"},
-			column{of: "uuid", title: "UUID", link: toDevice},
-			column{of: "mig_uuid", title: "MIG slice"},
-			column{of: "A", title: "Idle"},
-		).query(`max by (namespace, pod, container, node, gpu, uuid, mig_uuid) `+asScraped(rule{expr: idle}), "").absent("none is").size(24, 8),
-	)
+// unhealthyDevices are the few series that say what is wrong, which need no rule.
+func unhealthyDevices() *panel {
+	return table("Unhealthy devices", "Why each cannot be used, what that asks for, and who holds it nevertheless: the kubelet takes none from a container.",
+		column{of: "node", title: "Node", link: toDevice},
+		column{of: "gpu", title: "GPU"},
+		column{of: "uuid", title: "UUID", link: toDevice},
+		column{of: "mig_uuid", title: "MIG slice"},
+		column{of: "reason", title: "Reason"},
+		column{of: "action", title: "Action"},
+		column{of: "namespace", title: "Namespace"},
+		column{of: "pod", title: "Pod", link: toPod},
+		column{of: "container", title: "Container"},
+		column{of: "A", title: "Unhealthy", words: noYesBad},
+	).query(`max by (node, gpu, uuid, mig_uuid, reason, action, namespace, pod, container) (nvidia_gpu_unhealthy_info{`+onNode+`})`, "").
+		absent("all are healthy")
+}
+
+// idleDevices takes half an hour of all devices: it is not for the largest fleets.
+func idleDevices() *panel {
+	return table("Held and idle", "Containers that have held a device for half an hour in which nothing ran on it.",
+		column{of: "namespace", title: "Namespace"},
+		column{of: "pod", title: "Pod", link: toPod},
+		column{of: "container", title: "Container"},
+		column{of: "node", title: "Node"},
+		column{of: "gpu", title: "GPU"},
+		column{of: "uuid", title: "UUID", link: toDevice},
+		column{of: "mig_uuid", title: "MIG slice"},
+		column{of: "A", title: "Held", words: noYes},
+	).query(`max by (namespace, pod, container, node, gpu, uuid, mig_uuid) `+asScraped(rule{expr: idle}), "").absent("none is")
 }

@@ -85,7 +85,7 @@ var (
 )
 
 // source says where the fleet's panels take a rule's series from.
-type source func(rule) string
+type source = func(rule) string
 
 // asScraped works a rule's series out anew for each panel.
 func asScraped(r rule) string {
