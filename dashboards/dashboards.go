@@ -53,7 +53,10 @@ type span struct {
 type link struct {
 	Type        string   `json:"type"`
 	Title       string   `json:"title"`
+	Tooltip     string   `json:"tooltip"`
+	Icon        string   `json:"icon"`
 	Tags        []string `json:"tags"`
+	TargetBlank bool     `json:"targetBlank"`
 	AsDropdown  bool     `json:"asDropdown"`
 	IncludeVars bool     `json:"includeVars"`
 	KeepTime    bool     `json:"keepTime"`
@@ -132,7 +135,7 @@ func compose(uid, title, description string, vars []variable, notes []annotation
 		Time:          span{From: "now-6h", To: "now"},
 		Timezone:      "browser",
 		Links: []link{{
-			Type: "dashboards", Title: "podgauge", Tags: []string{"podgauge"}, IncludeVars: true, KeepTime: true,
+			Type: "dashboards", Title: "podgauge", Tooltip: "podgauge's other dashboards, with time and variables", Icon: "external link", Tags: []string{"podgauge"}, IncludeVars: true, KeepTime: true,
 		}},
 		Templating:  variables{List: vars},
 		Annotations: annotations{List: notes},
