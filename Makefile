@@ -30,11 +30,11 @@ test: build ## all that needs no root; allocations are counted without the race 
 	cd test/podsfixture && go test -count=1 ./...
 
 rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
-	promtool check rules deploy/rules/podgauge.rules.yaml
+	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
 	promtool test rules deploy/rules/podgauge_test.yaml
 
 golden: ## write the golden files anew
-	go test ./cmd/podgauge ./config -update
+	go test ./cmd/podgauge ./config ./dashboards -update
 
 lint:
 	$(TOOL) golangci-lint run ./...

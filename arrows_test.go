@@ -21,6 +21,7 @@ var arrows = map[string][]string{
 	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "exporter", "exporter/api", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
 	"cmd/demo":           {},
 	"config":             {},
+	"dashboards":         {},
 	"containers":         {"device"},
 	"device":             {},
 	"device/devicetest":  {"device"},
@@ -51,6 +52,7 @@ var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{
 	"config":        {"github.com/NVIDIA", "github.com/prometheus", "google.golang.org/", "k8s.io/"},
+	"dashboards":    {"github.com/", "google.golang.org/", "k8s.io/"},
 	"containers":    {"github.com/", "google.golang.org/", "k8s.io/"},
 	"plugin":        {"github.com/prometheus"},
 	"plugin/answer": {"github.com/prometheus", "google.golang.org/grpc"},

@@ -1,0 +1,200 @@
+// Package dashboards makes what people look at: Grafana's dashboards, as JSON, and the recording
+// rules that keep the fleet's one quick. The files that lie beside this one are made by it, and
+// so is deploy/rules/podgauge.recording.yaml: make golden writes them anew. What is asked for in
+// them is checked against what the binary writes by test/openmetrics.
+package dashboards
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+)
+
+// Files are the dashboards by the name of their file.
+func Files() map[string][]byte {
+	files := map[string][]byte{}
+	for name, d := range map[string]dashboard{
+		"fleet.json":          fleet(false),
+		"fleet-recorded.json": fleet(true),
+		"workload.json":       workload(),
+		"device.json":         device(),
+		"podgauge.json":       itself(),
+	} {
+		files[name] = d.text()
+	}
+	return files
+}
+
+// dashboard is one of Grafana's, as far as ours go.
+type dashboard struct {
+	UID           string      `json:"uid"`
+	Title         string      `json:"title"`
+	Description   string      `json:"description"`
+	Tags          []string    `json:"tags"`
+	SchemaVersion int         `json:"schemaVersion"`
+	Editable      bool        `json:"editable"`
+	GraphTooltip  int         `json:"graphTooltip"` // 1: one crosshair in all panels
+	Refresh       string      `json:"refresh"`
+	Time          span        `json:"time"`
+	Timezone      string      `json:"timezone"`
+	Links         []link      `json:"links"`
+	Templating    variables   `json:"templating"`
+	Annotations   annotations `json:"annotations"`
+	Panels        []*panel    `json:"panels"`
+}
+
+type span struct {
+	From string `json:"from"`
+	To   string `json:"to"`
+}
+
+// link leads to all dashboards that have the tag, and takes time and variables along.
+type link struct {
+	Type        string   `json:"type"`
+	Title       string   `json:"title"`
+	Tooltip     string   `json:"tooltip"`
+	Icon        string   `json:"icon"`
+	Tags        []string `json:"tags"`
+	TargetBlank bool     `json:"targetBlank"`
+	AsDropdown  bool     `json:"asDropdown"`
+	IncludeVars bool     `json:"includeVars"`
+	KeepTime    bool     `json:"keepTime"`
+}
+
+type variables struct {
+	List []variable `json:"list"`
+}
+
+// variable is one that Grafana shows at the top. A datasource's has Query as text.
+type variable struct {
+	Name        string      `json:"name"`
+	Label       string      `json:"label"`
+	Description string      `json:"description"`
+	Type        string      `json:"type"`
+	Datasource  *datasource `json:"datasource,omitempty"`
+	Query       any         `json:"query"`
+	Refresh     int         `json:"refresh,omitempty"` // 2: when the range of time changes
+	Sort        int         `json:"sort,omitempty"`
+	Multi       bool        `json:"multi"`
+	IncludeAll  bool        `json:"includeAll"`
+	AllValue    string      `json:"allValue,omitempty"`
+	Current     *choice     `json:"current,omitempty"`
+}
+
+type choice struct {
+	Text  []string `json:"text"`
+	Value []string `json:"value"`
+}
+
+type variableQuery struct {
+	QryType int    `json:"qryType"` // 1: label values
+	Query   string `json:"query"`
+	RefID   string `json:"refId"`
+}
+
+type datasource struct {
+	Type string `json:"type"`
+	UID  string `json:"uid"`
+}
+
+// chosen is the Prometheus that the reader chose.
+var chosen = datasource{Type: "prometheus", UID: "${datasource}"}
+
+type annotations struct {
+	List []annotation `json:"list"`
+}
+
+// annotation draws a line where a sample's value, in milliseconds, says when something was.
+type annotation struct {
+	Name            string     `json:"name"`
+	Datasource      datasource `json:"datasource"`
+	Enable          bool       `json:"enable"`
+	IconColor       string     `json:"iconColor"`
+	Target          target     `json:"target"`
+	TitleFormat     string     `json:"titleFormat"`
+	TextFormat      string     `json:"textFormat"`
+	TagKeys         string     `json:"tagKeys"`
+	UseValueForTime string     `json:"useValueForTime"`
+}
+
+// compose puts a dashboard together. The panels are numbered and placed in the order they have.
+func compose(uid, title, description string, vars []variable, notes []annotation, rows ...[]*panel) dashboard {
+	if notes == nil {
+		notes = []annotation{}
+	}
+	return dashboard{
+		UID:           "podgauge-" + uid,
+		Title:         "podgauge / " + title,
+		Description:   description,
+		Tags:          []string{"podgauge"},
+		SchemaVersion: 41,
+		Editable:      true,
+		GraphTooltip:  1,
+		Refresh:       "30s",
+		Time:          span{From: "now-6h", To: "now"},
+		Timezone:      "browser",
+		Links: []link{{
+			Type: "dashboards", Title: "podgauge", Tooltip: "podgauge's other dashboards, with time and variables", Icon: "external link", Tags: []string{"podgauge"}, IncludeVars: true, KeepTime: true,
+		}},
+		Templating:  variables{List: vars},
+		Annotations: annotations{List: notes},
+		Panels:      place(rows),
+	}
+}
+
+// text is the dashboard's file. What does not change makes the same text.
+func (d dashboard) text() []byte {
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	if err := encoder.Encode(d); err != nil {
+		panic(err) // nothing in it can fail to be encoded
+	}
+	return text.Bytes()
+}
+
+// Matchers of what the reader chose.
+const (
+	onNode = `node=~"$node"`
+	onGPU  = onNode + `,uuid=~"$gpu"`
+	ofPod  = onGPU + `,namespace=~"$namespace",pod=~"$pod"`
+)
+
+// The variables have one name each in all dashboards, so that links take them along.
+var (
+	varSource = variable{
+		Name: "datasource", Label: "Prometheus", Description: "The Prometheus that scrapes podgauge and kube-state-metrics.",
+		Type: "datasource", Query: "prometheus",
+	}
+	varNode = ask("node", "Node", "Nodes, by the label that relabelling adds.", `label_values(podgauge_nvml_up, node)`, ".*")
+	varGPU  = ask("gpu", "GPU", "GPUs of the chosen nodes, by UUID.", `label_values(nvidia_gpu_up{`+onNode+`}, uuid)`, ".*")
+	// All means all that are held: what nobody holds has the label, empty.
+	varNamespace = ask("namespace", "Namespace", "Namespaces with pods that hold devices of the chosen nodes.",
+		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+onNode+`}, namespace)`, ".+")
+	varPod = ask("pod", "Pod", "Pods that hold, or held lately, devices of the chosen nodes.",
+		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+onNode+`,namespace=~"$namespace"}, pod)`, ".+")
+)
+
+// ask is a variable of which several values can be chosen, or all.
+func ask(name, label, description, query, all string) variable {
+	return variable{
+		Name: name, Label: label, Description: description, Type: "query", Datasource: &chosen,
+		Query:   variableQuery{QryType: 1, Query: query, RefID: "PrometheusVariableQueryEditor-VariableQuery"},
+		Refresh: 2, Sort: 1, Multi: true, IncludeAll: true, AllValue: all,
+		Current: &choice{Text: []string{"All"}, Value: []string{"$__all"}},
+	}
+}
+
+// note is an annotation of the family, whose samples are times in seconds.
+func note(name, colour, family, matchers, title, text, tags string) annotation {
+	return annotation{
+		Name: name, Datasource: chosen, Enable: true, IconColor: colour,
+		Target:      target{Datasource: chosen, Expr: fmt.Sprintf("%s{%s} * 1000", family, matchers), RefID: "Anno"},
+		TitleFormat: title, TextFormat: text, TagKeys: tags, UseValueForTime: "on",
+	}
+}
+
+// spaced writes an expression that was broken over lines on one.
+func spaced(expr string) string { return strings.Join(strings.Fields(expr), " ") }

@@ -1,0 +1,114 @@
+package dashboards
+
+import (
+	"fmt"
+	"strings"
+)
+
+// rule is an expression over the whole fleet and the series it is recorded as. OF stands for
+// what the reader chose, RATE for the window of a rate.
+type rule struct {
+	record string
+	says   string // a comment in the file
+	expr   string
+}
+
+// model has a series for each device, to be joined: a device has one model. Partitioned GPUs are
+// among them, which are no devices that can be held, and have what is read of the whole GPU.
+const model = ` * on (node, uuid, mig_uuid) group_left (model) max by (node, uuid, mig_uuid, model) (nvidia_gpu_info{OF})`
+
+// idle are devices that one container has held for half an hour in which nothing ran on them.
+// Of slices without GPM it is not known what runs on them.
+const idle = `
+	nvidia_gpu_allocated{namespace!="",OF} == 1
+	and on (node, uuid, mig_uuid, namespace, pod, container) (
+		(
+			max_over_time(nvidia_gpu_utilization_ratio{OF}[30m])
+			or max_over_time(nvidia_gpu_graphics_engine_active_ratio{mig_uuid!="",OF}[30m])
+		) == 0
+	)
+	and on (node, uuid, mig_uuid, namespace, pod, container) nvidia_gpu_allocated{OF} offset 30m == 1`
+
+// Rules of the fleet. A family summed up over labels of single devices is right whoever holds
+// them; a partitioned GPU's readings are its own where mig_uuid is empty.
+var (
+	devices = rule{
+		"node_model:podgauge_devices:count", "Devices that can be held, whole GPUs and MIG slices.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} >= bool 0)` + model + `)`,
+	}
+	allocated = rule{
+		"node_model:podgauge_devices_allocated:sum", "Those that are held.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_allocated{OF})` + model + `)`,
+	}
+	unhealthy = rule{
+		"node_model:podgauge_devices_unhealthy:sum", "Those that cannot be used.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} == bool 0)` + model + `)`,
+	}
+	idleHeld = rule{
+		"node_model:podgauge_devices_idle_held:sum", "Those that one container has held for half an hour in which nothing ran on them; absent where there are none.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (` + idle + `)` + model + `)`,
+	}
+	busy = rule{
+		"node_model:nvidia_gpu_utilization_ratio:sum", "Utilisation, to be divided by the next.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_utilization_ratio{OF})` + model + `)`,
+	}
+	measured = rule{
+		"node_model:nvidia_gpu_utilization_ratio:count", "GPUs whose utilisation is read: those that are not partitioned.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_utilization_ratio{OF} >= bool 0)` + model + `)`,
+	}
+	memoryUsed = rule{
+		"node_model:nvidia_gpu_memory_used_bytes:sum", "Memory in use.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_memory_used_bytes{mig_uuid="",OF})` + model + `)`,
+	}
+	memoryTotal = rule{
+		"node_model:nvidia_gpu_memory_total_bytes:sum", "Memory that there is.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_memory_total_bytes{mig_uuid="",OF})` + model + `)`,
+	}
+	power = rule{
+		"node_model:nvidia_gpu_power_watts:sum", "Power.",
+		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_power_watts{mig_uuid="",OF})` + model + `)`,
+	}
+	heldBy = rule{
+		"node_namespace:podgauge_devices_allocated:count", "Devices by the namespace that holds them; one that several hold counts in each.",
+		`count by (node, namespace) (max by (node, namespace, uuid, mig_uuid) (nvidia_gpu_allocation_info{OF}))`,
+	}
+	drawnBy = rule{
+		"node_namespace:nvidia_gpu_energy_joules:rate5m", "Power by the namespace that holds the GPU, from the energy; empty for GPUs that nobody holds, several do, or that are partitioned.",
+		`sum by (node, namespace) (rate(nvidia_gpu_energy_joules_total{OF}[RATE]))`,
+	}
+	hit = rule{
+		"node_reason:podgauge_devices_hit:count1h", "Devices to which it happened within the hour; by its time, since no increase shows a series' first event.",
+		`count by (node, reason) (time() - max by (node, uuid, mig_uuid, reason) (nvidia_gpu_incident_last_timestamp_seconds{OF}) < 3600)`,
+	}
+
+	rules = []rule{devices, allocated, unhealthy, idleHeld, busy, measured, memoryUsed, memoryTotal, power, heldBy, drawnBy, hit}
+)
+
+// source says where the fleet's panels take a rule's series from.
+type source = func(rule) string
+
+// asScraped works a rule's series out anew for each panel.
+func asScraped(r rule) string {
+	return "(" + spaced(strings.NewReplacer("OF", onNode, "RATE", "$__rate_interval").Replace(r.expr)) + ")"
+}
+
+// asRecorded takes what Prometheus has worked out already.
+func asRecorded(r rule) string { return r.record + "{" + onNode + "}" }
+
+// RecordingRules are deploy/rules/podgauge.recording.yaml.
+func RecordingRules() []byte {
+	var text strings.Builder
+	text.WriteString(`# What the dashboard "Fleet, recorded" shows, worked out once a minute: some ten series a node in
+# place of some hundred a GPU. Also what to keep for years, or to send elsewhere. They take
+# honor_labels and a label "node" (docs/operations.md). Made by package dashboards: make golden.
+groups:
+  - name: podgauge-recording
+    interval: 1m
+    rules:
+`)
+	everywhere := strings.NewReplacer("{OF}", "", ",OF", "", "RATE", "5m")
+	for _, r := range rules {
+		fmt.Fprintf(&text, "      # %s\n      - record: %s\n        expr: >-\n          %s\n", r.says, r.record, spaced(everywhere.Replace(r.expr)))
+	}
+	return []byte(text.String())
+}

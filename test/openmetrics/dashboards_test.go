@@ -1,0 +1,308 @@
+package openmetrics
+
+import (
+	"encoding/json"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+// board is what a dashboard's file asks for.
+type board struct {
+	UID        string `json:"uid"`
+	Templating struct {
+		List []struct {
+			Name  string          `json:"name"`
+			Type  string          `json:"type"`
+			Query json.RawMessage `json:"query"`
+		} `json:"list"`
+	} `json:"templating"`
+	Annotations struct {
+		List []struct {
+			Name        string `json:"name"`
+			Target      query  `json:"target"`
+			TitleFormat string `json:"titleFormat"`
+			TextFormat  string `json:"textFormat"`
+			TagKeys     string `json:"tagKeys"`
+		} `json:"list"`
+	} `json:"annotations"`
+	Panels []struct {
+		Title           string           `json:"title"`
+		Targets         []query          `json:"targets"`
+		Transformations []transformation `json:"transformations"`
+		FieldConfig     json.RawMessage  `json:"fieldConfig"`
+	} `json:"panels"`
+}
+
+type query struct {
+	Expr         string `json:"expr"`
+	RefID        string `json:"refId"`
+	LegendFormat string `json:"legendFormat"`
+}
+
+type transformation struct {
+	ID      string `json:"id"`
+	Options struct {
+		RenameByName map[string]string `json:"renameByName"`
+	} `json:"options"`
+}
+
+// TestRecordingRules: each rule is one that Prometheus takes, over families that there are, and
+// has the labels that its name says.
+func TestRecordingRules(t *testing.T) {
+	for _, r := range recorded(t) {
+		a := asker{catalogue: told(t)}
+		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
+		if err != nil {
+			t.Fatalf("%s: %v", r.Record, err)
+		}
+		level, _, _ := strings.Cut(r.Record, ":")
+		if got := strings.Join(slices.Sorted(maps.Keys(a.labels(expr))), "_"); got != sorted(level) {
+			t.Errorf("%s has the labels %s", r.Record, got)
+		}
+		for _, wrong := range a.wrong {
+			t.Errorf("%s: %s", r.Record, wrong)
+		}
+	}
+}
+
+func sorted(level string) string {
+	return strings.Join(slices.Sorted(slices.Values(strings.Split(level, "_"))), "_")
+}
+
+func recorded(t *testing.T) (all []rulefmt.Rule) {
+	t.Helper()
+	groups, errs := rulefmt.ParseFile("../../deploy/rules/podgauge.recording.yaml", false, model.UTF8Validation,
+		parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	for _, g := range groups.Groups {
+		all = append(all, g.Rules...)
+	}
+	if len(all) == 0 {
+		t.Fatal("no rule is recorded")
+	}
+	return all
+}
+
+// TestAlertsAskForWhatThereIs: alerts and dashboards read the same catalogue.
+func TestAlertsAskForWhatThereIs(t *testing.T) {
+	promQL := parser.NewParser(parser.Options{})
+	groups, errs := rulefmt.ParseFile("../../deploy/rules/podgauge.rules.yaml", false, model.UTF8Validation, promQL, slog.New(slog.DiscardHandler))
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	families := told(t)
+	for _, g := range groups.Groups {
+		for _, r := range g.Rules {
+			if _, wrong := families.read(r.Expr); len(wrong) > 0 {
+				t.Errorf("%s: %q", r.Alert, wrong)
+			}
+		}
+	}
+}
+
+// TestDashboards: each query of each dashboard, with its variables filled in, is PromQL over
+// families and labels that there are, and legends and columns name labels that come of it.
+func TestDashboards(t *testing.T) {
+	files, err := filepath.Glob("../../dashboards/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no dashboards: %v", err)
+	}
+	families := told(t)
+	for _, r := range recorded(t) {
+		level, _, _ := strings.Cut(r.Record, ":")
+		families[r.Record] = only(nil, strings.Split(level, "_"))
+	}
+	var all []board
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b board
+		if err := json.Unmarshal(text, &b); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		for _, wrong := range families.check(b) {
+			t.Errorf("%s: %s", filepath.Base(file), wrong)
+		}
+		if used := strings.Count(string(text), `node_model:`); used > 0 != strings.Contains(file, "recorded") {
+			t.Errorf("%s asks %d times for series that have to be recorded", file, used)
+		}
+		all = append(all, b)
+	}
+	for _, wrong := range links(all) {
+		t.Error(wrong)
+	}
+}
+
+// TestAskerFinds: what the others look for is found where it is.
+func TestAskerFinds(t *testing.T) {
+	families := told(t)
+	for expr, says := range map[string]string{
+		`nvidia_gpu_power`:                                                            "there is no family nvidia_gpu_power",
+		`nvidia_gpu_power_watts{holder="a"}`:                                          "nvidia_gpu_power_watts has no label holder",
+		`nvidia_gpu_power_limit_watts{type="enforce"}`:                                "is never seen with",
+		`sum by (model) (nvidia_gpu_power_watts)`:                                     "there is no label model",
+		`nvidia_gpu_allocation_info{gpu="0"}`:                                         "has no label gpu",
+		`nvidia_gpu_power_watts * on (uuid) group_left (models) nvidia_gpu_info`:      "there is no label models",
+		`max by (uuid) (nvidia_gpu_up) / max by (node) (nvidia_gpu_up)`:               "the sides have other labels",
+		`nvidia_gpu_healthy and on (reason) nvidia_gpu_unhealthy_info`:                "there is no label reason",
+		`histogram_quantile(0.9, rate(podgauge_plugin_request_duration_seconds[5m]))`: "there is no label le",
+		`rate(nvidia_gpu_energy_joules_total)`:                                        "expected type",
+	} {
+		if _, wrong := families.read(expr); len(wrong) == 0 || !strings.Contains(strings.Join(wrong, ";"), says) {
+			t.Errorf("%s: %q, want %q", expr, wrong, says)
+		}
+	}
+	for _, expr := range []string{
+		`rate(podgauge_plugin_request_duration_seconds_bucket{method="Allocate"}[5m])`,
+		`count by (model) (nvidia_gpu_info{mig_uuid=""}) or vector(0)`,
+	} {
+		if _, wrong := families.read(expr); len(wrong) > 0 {
+			t.Errorf("%s: %q", expr, wrong)
+		}
+	}
+}
+
+// read are the labels of what comes of an expression, and what is wrong with it.
+func (c catalogue) read(expr string) (family, []string) {
+	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
+	if err != nil {
+		return nil, []string{expr + ": " + err.Error()}
+	}
+	a := asker{catalogue: c}
+	return a.labels(parsed), a.wrong
+}
+
+var (
+	variableName = regexp.MustCompile(`\$(\w+)`)
+	labelValues  = regexp.MustCompile(`^label_values\((.*), *(\w+)\)$`)
+	legendLabel  = regexp.MustCompile(`{{(\w+)}}`)
+)
+
+// check is what is wrong with a dashboard.
+func (c catalogue) check(b board) (wrong []string) {
+	variables := map[string]string{"__range": "6h", "__rate_interval": "2m"}
+	for _, v := range b.Templating.List {
+		variables[v.Name] = "a|b"
+	}
+	ask := func(where, expr string) family {
+		expr = variableName.ReplaceAllStringFunc(expr, func(name string) string {
+			value, ok := variables[name[1:]]
+			if !ok {
+				wrong = append(wrong, where+": no variable is called "+name)
+			}
+			return value
+		})
+		of, ails := c.read(expr)
+		for _, what := range ails {
+			wrong = append(wrong, where+": "+what)
+		}
+		return of
+	}
+	named := func(where, text string, of family) {
+		for _, l := range legendLabel.FindAllStringSubmatch(text, -1) {
+			if _, ok := of[l[1]]; !ok {
+				wrong = append(wrong, where+": there is no label "+l[1])
+			}
+		}
+	}
+	for _, v := range b.Templating.List {
+		var asked struct{ Query string }
+		if v.Type == "query" {
+			if err := json.Unmarshal(v.Query, &asked); err != nil {
+				wrong = append(wrong, v.Name+": "+err.Error())
+			}
+			parts := labelValues.FindStringSubmatch(asked.Query)
+			if parts == nil {
+				wrong = append(wrong, v.Name+": "+asked.Query+" asks for no label's values")
+				continue
+			}
+			named("$"+v.Name, "{{"+parts[2]+"}}", ask("$"+v.Name, parts[1]))
+		}
+	}
+	for _, n := range b.Annotations.List {
+		named(n.Name, n.TitleFormat+n.TextFormat+"{{"+n.TagKeys+"}}", ask(n.Name, n.Target.Expr))
+	}
+	for _, p := range b.Panels {
+		columns := map[string]bool{"Value": true}
+		for _, q := range p.Targets {
+			of := ask(p.Title, q.Expr)
+			named(p.Title, q.LegendFormat, of)
+			columns["Value #"+q.RefID] = true
+			for name := range of {
+				columns[name] = true
+			}
+		}
+		wrong = append(wrong, badColumns(p.Title, columns, p.Transformations)...)
+	}
+	return wrong
+}
+
+// badColumns are those of a table that no query has, and those of queries that have no title.
+func badColumns(where string, columns map[string]bool, transformations []transformation) (wrong []string) {
+	for _, t := range transformations {
+		for name := range t.Options.RenameByName {
+			if !columns[name] {
+				wrong = append(wrong, where+": no query has a column "+name)
+			}
+		}
+		for name := range columns {
+			if t.ID == "organize" && name != "Value" && t.Options.RenameByName[name] == "" {
+				wrong = append(wrong, where+": the column "+name+" has no title")
+			}
+		}
+	}
+	return wrong
+}
+
+var (
+	linkTo   = regexp.MustCompile(`/d/([a-z-]+)\?([^"]*)`)
+	passedAs = regexp.MustCompile(`var-(\w+)=\$\{__data\.fields\.(\w+)\}`)
+)
+
+// links are those that lead nowhere: to a dashboard or variable that there is not, or with a
+// column that the table has not.
+func links(all []board) (wrong []string) {
+	variables := map[string][]string{}
+	for _, b := range all {
+		for _, v := range b.Templating.List {
+			variables[b.UID] = append(variables[b.UID], v.Name)
+		}
+	}
+	found := 0
+	for _, b := range all {
+		for _, p := range b.Panels {
+			titles := map[string]bool{}
+			for _, t := range p.Transformations {
+				for _, title := range t.Options.RenameByName {
+					titles[title] = true
+				}
+			}
+			for _, l := range linkTo.FindAllStringSubmatch(string(p.FieldConfig), -1) {
+				found++
+				for _, passed := range passedAs.FindAllStringSubmatch(l[2], -1) {
+					if !slices.Contains(variables[l[1]], passed[1]) || !titles[passed[2]] {
+						wrong = append(wrong, b.UID+": "+p.Title+": "+passed[0]+" leads nowhere in "+l[1])
+					}
+				}
+			}
+		}
+	}
+	if found == 0 {
+		wrong = append(wrong, "no link was found")
+	}
+	return wrong
+}
