@@ -31,7 +31,7 @@ test: build ## all that needs no root; allocations are counted without the race 
 
 rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
 	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
-	promtool test rules deploy/rules/podgauge_test.yaml
+	promtool test rules deploy/rules/*_test.yaml
 
 golden: ## write the golden files anew
 	go test ./cmd/podgauge ./config ./dashboards -update

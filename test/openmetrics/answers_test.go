@@ -17,8 +17,8 @@ import (
 	"github.com/prometheus/prometheus/tsdb/chunks"
 )
 
-// silent are panels with queries that the golden files' nodes answer with nothing, and why.
-var silent = map[string]string{
+// empty are the panels with queries that the golden files' nodes answer with nothing, and why.
+var empty = map[string]string{
 	"Time to answer the kubelet":  "the golden files leave out durations",
 	"Time that the kubelet takes": "the golden files leave out durations",
 	"Registrations":               "nothing is registered anew",
@@ -66,13 +66,13 @@ func TestDashboardsAnswer(t *testing.T) {
 					continue
 				}
 				quiet[p.Title]++
-				if silent[p.Title] == "" {
+				if empty[p.Title] == "" {
 					t.Errorf("%s: %s: nothing comes of %s", filepath.Base(file), p.Title, q.Expr)
 				}
 			}
 		}
 	}
-	for title := range silent {
+	for title := range empty {
 		if quiet[title] == 0 {
 			t.Errorf("%s: each query is answered, or there is no such panel", title)
 		}

@@ -21,14 +21,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// rulesTest is the file that `promtool test rules` reads.
-const rulesTest = "../../deploy/rules/podgauge_test.yaml"
+// rulesFile has the alerts, and the files beside it that end in _test.yaml what `promtool test
+// rules` reads.
+const rulesFile = "../../deploy/rules/podgauge.rules.yaml"
 
 // unitTests are what such a file has, as far as ours goes.
 type unitTests struct {
 	RuleFiles          []string       `yaml:"rule_files"`
 	EvaluationInterval model.Duration `yaml:"evaluation_interval"`
 	Tests              []struct {
+		Name        string         `yaml:"name"`
 		Interval    model.Duration `yaml:"interval"`
 		InputSeries []struct {
 			Series string `yaml:"series"`
@@ -50,7 +52,89 @@ type alertTest struct {
 // TestRules evaluates what `make rules` has promtool evaluate, by Prometheus' own engine and
 // of its own release, on a machine that has no promtool. Texts of alerts are left to that.
 func TestRules(t *testing.T) {
-	text, err := os.ReadFile(rulesTest)
+	promQL := parser.NewParser(parser.Options{})
+	rules := map[string]rulefmt.Rule{}
+	for _, r := range alerts(t) {
+		rules[r.Alert] = r
+	}
+	files, err := filepath.Glob(filepath.Join(filepath.Dir(rulesFile), "*_test.yaml"))
+	if err != nil || len(files) == 0 {
+		t.Fatal("no tests of rules", err)
+	}
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
+	lived := map[string]bool{}
+	for _, name := range files {
+		file := readTests(t, name)
+		for _, test := range file.Tests {
+			var recorded series
+			for _, s := range test.InputSeries {
+				recorded.record(t, promQL, s.Series+" "+s.Values, time.Duration(test.Interval))
+			}
+			seen := map[string]life{}
+			for _, want := range test.AlertRuleTest {
+				rule, ok := rules[want.Alertname]
+				if !ok {
+					t.Fatalf("%s: no rule is called %q", name, want.Alertname)
+				}
+				got := recorded.firing(t, engine, rule, time.Duration(file.EvaluationInterval), time.Duration(want.EvalTime))
+				if expected := want.expected(); !slices.Equal(got, expected) {
+					t.Errorf("%s: %s at %s: fires for\n%q, want\n%q", name, want.Alertname, want.EvalTime, got, expected)
+				}
+				seen[want.Alertname] = seen[want.Alertname].then(len(got) > 0)
+			}
+			for alert, l := range seen {
+				lived[alert] = lived[alert] || l == cleared
+			}
+		}
+	}
+	for name := range rules {
+		if !lived[name] {
+			t.Errorf("no test has %s be silent, fire and clear", name)
+		}
+	}
+}
+
+// life is how far an alert has come in a test.
+type life int
+
+const (
+	unseen life = iota
+	silent
+	fired
+	cleared
+)
+
+// then is how far it comes by firing, or by not firing.
+func (l life) then(fires bool) life {
+	switch {
+	case l == unseen && !fires:
+		return silent
+	case l == silent && fires:
+		return fired
+	case l == fired && !fires:
+		return cleared
+	}
+	return l
+}
+
+// alerts are the rules, as Prometheus reads them: templates in annotations are tried too.
+func alerts(t *testing.T) []rulefmt.Rule {
+	t.Helper()
+	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
+	if len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	var all []rulefmt.Rule
+	for _, g := range groups.Groups {
+		all = append(all, g.Rules...)
+	}
+	return all
+}
+
+// readTests reads a file of tests, and refuses what it does not know.
+func readTests(t *testing.T, name string) unitTests {
+	t.Helper()
+	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,45 +142,12 @@ func TestRules(t *testing.T) {
 	strict := yaml.NewDecoder(bytes.NewReader(text))
 	strict.KnownFields(true)
 	if err := strict.Decode(&file); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%s: %v", name, err)
 	}
-	promQL := parser.NewParser(parser.Options{})
-	rules := map[string]rulefmt.Rule{}
-	for _, name := range file.RuleFiles {
-		groups, errs := rulefmt.ParseFile(filepath.Join(filepath.Dir(rulesTest), name), false, model.UTF8Validation, promQL, slog.New(slog.DiscardHandler))
-		if len(errs) > 0 {
-			t.Fatal(errs)
-		}
-		for _, g := range groups.Groups {
-			for _, r := range g.Rules {
-				rules[r.Alert] = r
-			}
-		}
+	if len(file.RuleFiles) != 1 || file.RuleFiles[0] != filepath.Base(rulesFile) {
+		t.Fatalf("%s tests %q", name, file.RuleFiles)
 	}
-	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
-	fired := map[string]bool{}
-	for _, test := range file.Tests {
-		var recorded series
-		for _, s := range test.InputSeries {
-			recorded.record(t, promQL, s.Series+" "+s.Values, time.Duration(test.Interval))
-		}
-		for _, want := range test.AlertRuleTest {
-			rule, ok := rules[want.Alertname]
-			if !ok {
-				t.Fatalf("no rule is called %q", want.Alertname)
-			}
-			got := recorded.firing(t, engine, rule, time.Duration(file.EvaluationInterval), time.Duration(want.EvalTime))
-			if expected := want.expected(); !slices.Equal(got, expected) {
-				t.Errorf("%s at %s: fires for\n%q, want\n%q", want.Alertname, want.EvalTime, got, expected)
-			}
-			fired[want.Alertname] = fired[want.Alertname] || len(got) > 0
-		}
-	}
-	for name := range rules {
-		if !fired[name] {
-			t.Errorf("nothing has %s fire", name)
-		}
-	}
+	return file
 }
 
 // expected are the labels of the alerts that are to fire, written out.
