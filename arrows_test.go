@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "exporter", "exporter/api", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "doctor", "exporter", "exporter/api", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
 	"cmd/demo":           {},
 	"config":             {},
 	"dashboards":         {},
@@ -28,6 +28,7 @@ var arrows = map[string][]string{
 	"device/nvml":        {"device"},
 	"device/nvml/cdi":    {"device"},
 	"device/nvml/kmsg":   {"device"},
+	"doctor":             {"device"},
 	"plugin":             {"device", "plugin/answer", "plugin/preferred"},
 	"plugin/answer":      {"device"},
 	"plugin/preferred":   {"device"},
@@ -56,6 +57,7 @@ var strangers = map[string][]string{
 	"containers":    {"github.com/", "google.golang.org/", "k8s.io/"},
 	"plugin":        {"github.com/prometheus"},
 	"plugin/answer": {"github.com/prometheus", "google.golang.org/grpc"},
+	"doctor":        {"github.com/prometheus", "github.com/NVIDIA"},
 	"podresources":  {"github.com/prometheus"},
 	"pods":          {"github.com/prometheus", "k8s.io/api", "k8s.io/client-go"},
 	"exporter/api":  {"github.com/", "google.golang.org/", "k8s.io/"},

@@ -48,6 +48,11 @@ type options struct {
 	version  bool
 	// validates: the command is to say what the config means, and to do nothing.
 	validates bool
+	// examines: the command is to look at the node. configErr is why it does so without the
+	// config, and output how it says what it has found.
+	examines  bool
+	configErr error
+	output    string
 
 	// builder makes the device plugin's settings, and loaded is what it first made.
 	builder *config.Builder
@@ -89,9 +94,13 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 		o.validates, args = true, args[1:]
 	}
 	f := o.flags()
+	if len(args) > 0 && args[0] == "doctor" {
+		o.examines, args = true, args[1:]
+		f.StringVarP(&o.output, "output", "o", "table", "of doctor: `form` of what it says: table or json")
+	}
 	f.SetOutput(usage)
 	f.Usage = func() {
-		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n       podgauge status [flags]\n       podgauge incidents [flags]\n\n%s", f.FlagUsages())
+		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n       podgauge doctor [flags]\n       podgauge status [flags]\n       podgauge incidents [flags]\n\n%s", f.FlagUsages())
 	}
 	if err := f.Parse(twoDashes(f, args)); err != nil {
 		return o, wrongFlag(err)
@@ -104,6 +113,9 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	}
 	var err error
 	if o.loaded, err = o.builder.Load(); err != nil {
+		err = o.doWithout(err)
+	}
+	if err != nil {
 		return o, err
 	}
 	if err := o.useKubeletSocket(); err != nil {
@@ -112,7 +124,10 @@ func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
 	if o.devicePluginDir == "" {
 		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
 	}
-	return o, o.check()
+	if err := o.check(); err != nil || !o.examines {
+		return o, err
+	}
+	return o, o.checkDoctor()
 }
 
 // twoDashes spells flags that have one dash with two. NVIDIA's plugin takes both;

@@ -61,6 +61,8 @@ func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io
 	case o.validates:
 		o.validate(ctx, stdout)
 		return exitOK
+	case o.examines:
+		return o.doctor(ctx, lookupEnv, stdout, stderr)
 	}
 	o.again, o.orders = pulses(ctx, hup), orders
 	if err := start(ctx, o, o.logger(stderr)); err != nil {

@@ -42,6 +42,7 @@ func (b *Backend) start() error {
 			return err
 		}
 		b.lib = lib
+		b.about.Store(&About{Library: loadedFile().path}) // it was opened to be looked at
 	}
 	// A first Init loads the library, and each one leaves it loaded, whatever it
 	// answers: so what is probed below is what is called later.
@@ -69,6 +70,7 @@ func (b *Backend) start() error {
 	}
 	missing := has.missing()
 	b.missing.Store(&missing)
+	b.about.Store(&About{Library: b.file.path, Version: version, Lacks: has.lacks()})
 	if b.restarted {
 		b.restarted = false
 		for _, h := range b.histories { // who has forgotten us has been loaded anew

@@ -148,6 +148,23 @@ func buildLibrary(t *testing.T, dir string, without ...string) {
 	}
 }
 
+// TestAbout: which library it is, and what that lacks.
+func TestAbout(t *testing.T) {
+	inChild(t, func(dir string) {
+		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetSerial", "nvmlGpmMetricsGet")
+	}, func(t *testing.T, dir string) {
+		s := newStage(t, Options{DriverRoots: []string{dir}}, "gpus 1")
+		if about := s.About(); about.Library != "" || about.Lacks != nil {
+			t.Errorf("before a listing it is %+v", about)
+		}
+		s.list(1)
+		about := s.About()
+		if about.Library != filepath.Join(dir, "lib64", soname) || about.Version == "" || !slices.Equal(about.Lacks, []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}) {
+			t.Errorf("it is %+v", about)
+		}
+	})
+}
+
 // TestSoname leaves it to the dynamic linker.
 func TestSoname(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)
@@ -230,6 +247,9 @@ func TestHangingInit(t *testing.T) {
 		s.untouchable()
 		if s.Missing() != nil {
 			t.Errorf("missing are %v", s.Missing())
+		}
+		if about := s.About(); about.Library != filepath.Join(dir, "lib64", soname) || about.Version != "" {
+			t.Errorf("while Init hangs it is %+v", about)
 		}
 		calls := s.calls()
 		if n := calls.PerGPU(nvmltest.NoGPU) + calls.PerGPU(0); n != 1 {

@@ -62,6 +62,8 @@ type Backend struct {
 	left atomic.Pointer[table]
 	// missing is what Missing returns; written by Devices.
 	missing atomic.Pointer[[]string]
+	// about is what About returns; written by Devices.
+	about atomic.Pointer[About]
 
 	mu sync.Mutex
 	// All below are guarded by mu, which Devices holds for as long as it runs.
