@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/promql/parser"
 )
@@ -18,63 +17,11 @@ const (
 	runbookURL = "https://github.com/podgauge/podgauge/blob/main/docs/runbooks/"
 )
 
-// listing is what docs/metrics.md says of one: its labels, and their values where it lists them.
-type listing map[string][]string
+// blank is what the reader of a runbook fills in: uuid="UUID".
+var blank = regexp.MustCompile(`="[A-Z]+"`)
 
-// device are the labels of families of devices (docs/adr/0002), and target is what relabelling
-// adds to all.
-var (
-	device = []string{"uuid", "gpu", "mig_uuid", "namespace", "pod", "container"}
-	target = []string{"node"}
-)
-
-var (
-	row    = regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`<br>.*$")
-	quoted = regexp.MustCompile("`([a-z0-9_]+)`(?:: ([a-z0-9_, ]+))?")
-	ours   = regexp.MustCompile(`\b(nvidia_gpu|podgauge)_[a-z0-9_]+`)
-)
-
-// listed reads docs/metrics.md.
-func listed(t *testing.T) map[string]listing {
-	t.Helper()
-	all := map[string]listing{
-		// kube-state-metrics' and Prometheus' own.
-		"kube_pod_status_phase": {"namespace": nil, "pod": nil, "phase": {"Pending", "Running", "Succeeded", "Failed", "Unknown"}},
-		"up":                    {"job": nil, "instance": nil},
-	}
-	for _, line := range row.FindAllStringSubmatch(read(t, "../../docs/metrics.md"), -1) {
-		f := listing{}
-		for _, l := range unlisted(line[1]) {
-			f[l] = nil
-		}
-		for _, l := range quoted.FindAllStringSubmatch(strings.TrimSpace(strings.Split(line[0], "|")[4]), -1) {
-			f[l[1]] = nil
-			if l[2] != "" && !strings.Contains(l[2], " to ") {
-				f[l[1]] = strings.Split(l[2], ", ")
-			}
-		}
-		all[line[1]] = f
-	}
-	if len(all) < 120 || !slices.Contains(all["nvidia_gpu_throttle_active"]["reason"], "hw_power_brake") {
-		t.Fatalf("docs/metrics.md is not read right: %d families, %v", len(all), all["nvidia_gpu_throttle_active"])
-	}
-	return all
-}
-
-// unlisted are the labels of a family that its row does not list.
-func unlisted(name string) []string {
-	switch {
-	case name == "nvidia_gpu_allocation_info", name == "nvidia_gpu_allocation_last_seen_timestamp_seconds":
-		return append(slices.Clone(target), "uuid", "mig_uuid", "namespace", "pod", "container")
-	case name == "nvidia_gpu_info":
-		return slices.Concat(target, device, []string{"model", "driver_version", "serial", "pci_bus_id"})
-	case strings.HasPrefix(name, "nvidia_gpu_"):
-		return slices.Concat(target, device)
-	case strings.HasPrefix(name, "podgauge_container_"), name == "podgauge_resource_allocation_info", name == "podgauge_claim_info":
-		return append(slices.Clone(target), "namespace", "pod", "container")
-	}
-	return target
-}
+// ours are families as a text names them.
+var ours = regexp.MustCompile(`\b(nvidia_gpu|podgauge)_[a-z0-9_]+`)
 
 func read(t *testing.T, name string) string {
 	t.Helper()
@@ -83,62 +30,6 @@ func read(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return string(text)
-}
-
-// unknown tells what an expression asks for that the catalogue does not have: a family, a label,
-// or a value of a label that would be matched by nothing.
-func unknown(all map[string]listing, expr parser.Expr) []string {
-	var wrong []string
-	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
-		switch n := n.(type) {
-		case *parser.VectorSelector:
-			f, ok := all[n.Name]
-			if !ok {
-				wrong = append(wrong, "family "+n.Name)
-				return nil
-			}
-			for _, m := range n.LabelMatchers {
-				if m.Name != model.MetricNameLabel {
-					wrong = append(wrong, f.misses(n.Name, m)...)
-				}
-			}
-		case *parser.AggregateExpr:
-			wrong = append(wrong, missing(n.Grouping, labelsOf(all, n.Expr))...)
-		case *parser.BinaryExpr:
-			if n.VectorMatching != nil {
-				wrong = append(wrong, missing(n.VectorMatching.MatchingLabels, labelsOf(all, n.LHS))...)
-				wrong = append(wrong, missing(n.VectorMatching.MatchingLabels, labelsOf(all, n.RHS))...)
-			}
-		}
-		return nil
-	})
-	return wrong
-}
-
-// misses are the values for which a matcher asks and which there are not, or its label.
-func (f listing) misses(name string, m *labels.Matcher) []string {
-	values, ok := f[m.Name]
-	switch {
-	case !ok:
-		return []string{"label " + m.Name + " of " + name}
-	case values == nil || m.Value == "":
-		return nil
-	}
-	return missing(strings.Split(m.Value, "|"), values)
-}
-
-// labelsOf are those that the series of an expression can have.
-func labelsOf(all map[string]listing, expr parser.Expr) []string {
-	var found []string
-	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
-		if s, ok := n.(*parser.VectorSelector); ok {
-			for l := range all[s.Name] {
-				found = append(found, l)
-			}
-		}
-		return nil
-	})
-	return found
 }
 
 // missing are the wanted that are not had.
@@ -152,34 +43,48 @@ func missing(wanted, had []string) []string {
 	return missing
 }
 
-// TestUnknown: what the test of the rules is to find, it finds.
-func TestUnknown(t *testing.T) {
-	all := listed(t)
-	for text, want := range map[string]int{
-		`max by (node, uuid) (nvidia_gpu_healthy) == 0`:                   0,
-		`max by (gpu) (nvidia_gpu_allocation_info)`:                       1,
-		`max by (pod) (podgauge_container_exclusive_cpus)`:                0,
-		`nvidia_gpu_helthy == 0`:                                          1,
-		`nvidia_gpu_healthy{uid="GPU-1"} == 0`:                            1,
-		`max by (uid) (nvidia_gpu_healthy)`:                               1,
-		`nvidia_gpu_throttle_active{reason=~"hw_thermal|thermall"} == 1`:  1,
-		`podgauge_nvml_up and on (uuid) nvidia_gpu_up`:                    1,
-		`podgauge_nvml_up{gpu="1"} or nvidia_gpu_up{state="completed"}`:   2,
-		`nvidia_gpu_fabric_state{state!="completed",node="a"} unless upp`: 1,
-	} {
-		expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
-		if err != nil {
-			t.Fatal(err)
+// listed are the values of labels that docs/metrics.md lists, by family and label.
+func listed(t *testing.T) map[string][]string {
+	t.Helper()
+	all := map[string][]string{}
+	for line := range strings.Lines(read(t, "../../docs/metrics.md")) {
+		name, _, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "`<br>")
+		if !ok {
+			continue
 		}
-		if got := unknown(all, expr); len(got) != want {
-			t.Errorf("%s: %q, want %d", text, got, want)
+		for _, l := range regexp.MustCompile("`([a-z0-9_]+)`: ([a-z0-9_, ]+)").FindAllStringSubmatch(line, -1) {
+			if !strings.Contains(l[2], " to ") {
+				all[name+" "+l[1]] = strings.Split(strings.TrimSpace(l[2]), ", ")
+			}
 		}
 	}
+	if !slices.Contains(all["nvidia_gpu_throttle_active reason"], "hw_power_brake") {
+		t.Fatalf("docs/metrics.md is not read right: %v", all)
+	}
+	return all
+}
+
+// strange are the alternatives of an expression's matchers that are not among such values.
+func strange(all map[string][]string, expr parser.Expr) []string {
+	var wrong []string
+	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
+		s, ok := n.(*parser.VectorSelector)
+		if !ok {
+			return nil
+		}
+		for _, m := range s.LabelMatchers {
+			if values := all[s.Name+" "+m.Name]; values != nil && m.Value != "" {
+				wrong = append(wrong, missing(strings.Split(m.Value, "|"), values)...)
+			}
+		}
+		return nil
+	})
+	return wrong
 }
 
 // TestAlerts: each alert says what the catalogue has, how bad it is, where, and what to do.
 func TestAlerts(t *testing.T) {
-	all := listed(t)
+	all := told(t)
 	named := map[string]bool{}
 	for _, r := range alerts(t) {
 		if named[r.Alert] {
@@ -190,8 +95,11 @@ func TestAlerts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if wrong := unknown(all, expr); len(wrong) > 0 {
+		if _, wrong := all.read(r.Expr); len(wrong) > 0 {
 			t.Errorf("%s asks for what docs/metrics.md does not have: %q", r.Alert, wrong)
+		}
+		for _, wrong := range strange(listed(t), expr) {
+			t.Errorf("%s asks for %s, which docs/metrics.md does not list", r.Alert, wrong)
 		}
 		if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
 			t.Errorf("%s has severity %q", r.Alert, r.Labels["severity"])
@@ -236,7 +144,7 @@ func labelsIn(text string) []string {
 }
 
 // pages checks that each alert has a runbook, and each runbook an alert.
-func pages(t *testing.T, all map[string]listing, named map[string]bool) {
+func pages(t *testing.T, all catalogue, named map[string]bool) {
 	t.Helper()
 	files, err := filepath.Glob(runbooks + "/*.md")
 	if err != nil {
@@ -264,26 +172,21 @@ func pages(t *testing.T, all map[string]listing, named map[string]bool) {
 
 // queries checks that what a runbook has in its blocks of code, commands apart, is PromQL over
 // what there is.
-func queries(t *testing.T, all map[string]listing, file, text string) {
+func queries(t *testing.T, all catalogue, file, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
 		query, ok := strings.CutPrefix(line, "    ")
 		if !ok || strings.HasPrefix(query, "podgauge ") || strings.HasPrefix(query, "kubectl ") {
 			continue
 		}
-		expr, err := parser.NewParser(parser.Options{}).ParseExpr(query)
-		if err != nil {
-			t.Errorf("%s: %q: %v", file, query, err)
-			continue
-		}
-		if wrong := unknown(all, expr); len(wrong) > 0 {
-			t.Errorf("%s asks for what docs/metrics.md does not have: %q", file, wrong)
+		if _, wrong := all.read(blank.ReplaceAllString(query, `=~".+"`)); len(wrong) > 0 {
+			t.Errorf("%s: %q: %q", file, query, wrong)
 		}
 	}
 }
 
 // asksForKnown checks the families that a text names.
-func asksForKnown(t *testing.T, all map[string]listing, name, text string) {
+func asksForKnown(t *testing.T, all catalogue, name, text string) {
 	t.Helper()
 	for _, f := range ours.FindAllString(text, -1) {
 		if _, ok := all[f]; !ok {

@@ -28,6 +28,7 @@ var scraped = []string{"node", "instance", "job"}
 // others are families that somebody else writes.
 var others = map[string][]string{
 	"kube_pod_status_phase":         {"namespace", "pod", "phase"}, // kube-state-metrics
+	"up":                            nil,                           // Prometheus
 	"process_cpu_seconds_total":     nil,
 	"process_resident_memory_bytes": nil,
 }

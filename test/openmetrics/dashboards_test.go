@@ -95,23 +95,6 @@ func recorded(t *testing.T) (all []rulefmt.Rule) {
 	return all
 }
 
-// TestAlertsAskForWhatThereIs: alerts and dashboards read the same catalogue.
-func TestAlertsAskForWhatThereIs(t *testing.T) {
-	promQL := parser.NewParser(parser.Options{})
-	groups, errs := rulefmt.ParseFile("../../deploy/rules/podgauge.rules.yaml", false, model.UTF8Validation, promQL, slog.New(slog.DiscardHandler))
-	if len(errs) > 0 {
-		t.Fatal(errs)
-	}
-	families := told(t)
-	for _, g := range groups.Groups {
-		for _, r := range g.Rules {
-			if _, wrong := families.read(r.Expr); len(wrong) > 0 {
-				t.Errorf("%s: %q", r.Alert, wrong)
-			}
-		}
-	}
-}
-
 // TestDashboards: each query of each dashboard, with its variables filled in, is PromQL over
 // families and labels that there are, and legends and columns name labels that come of it.
 func TestDashboards(t *testing.T) {
