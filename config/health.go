@@ -67,13 +67,6 @@ func (h Health) Off() bool {
 	return h.IgnoreAll && !h.EnableAll && len(h.Enabled) == 0
 }
 
-// Counts tells whether an Xid makes a device unhealthy, which byDefault it does
-// or does not.
-func (h Health) Counts(xid uint64, byDefault bool) bool {
-	p := h.Policy(xid)
-	return p == Unhealthy || p == Default && byDefault
-}
-
 // readXids reads podgauge.xids: a mapping of Xids to what is to become of them.
 func readXids(dst *map[uint64]Policy, n *node, path string) error {
 	if n.kind != yaml.MappingNode {

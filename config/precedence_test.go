@@ -210,12 +210,12 @@ func TestHealthVariables(t *testing.T) {
 		}
 	}
 	h := Health{IgnoreAll: true, Ignored: []uint64{48}, Enabled: []uint64{13, 48}}
-	for xid, want := range map[uint64]bool{13: true, 48: true, 79: false} {
-		if h.Counts(xid, true) != want || h.Counts(xid, false) != want {
-			t.Errorf("Xid %d: %t", xid, !want)
+	for xid, want := range map[uint64]Policy{13: Unhealthy, 48: Unhealthy, 79: Warn} {
+		if got := h.Policy(xid); got != want {
+			t.Errorf("Xid %d: %v, want %v", xid, got, want)
 		}
 	}
-	if (Health{}).Counts(13, false) || !(Health{}).Counts(79, true) || !(Health{EnableAll: true}).Counts(13, false) {
+	if (Health{}).Policy(13) != Default || (Health{EnableAll: true}).Policy(13) != Unhealthy {
 		t.Error("the table's verdict does not hold where nothing is said, or where all is enabled")
 	}
 }
@@ -244,11 +244,6 @@ func TestPolicies(t *testing.T) {
 		for xid, want := range c.want {
 			if got := h.Policy(xid); got != want {
 				t.Errorf("%q, %q: Xid %d: %v, want %v", c.disable, c.enable, xid, got, want)
-			}
-			for _, byDefault := range []bool{false, true} {
-				if got := h.Counts(xid, byDefault); got != (want == Unhealthy || want == Default && byDefault) {
-					t.Errorf("%q, %q: Xid %d, by default %v: counts %v", c.disable, c.enable, xid, byDefault, got)
-				}
 			}
 		}
 		if h.Off() != c.off {

@@ -239,7 +239,7 @@ func (s *store) write(w *batch) (err error) {
 		for _, what := range w.forgotten {
 			t.remove(t.counts, what.key())
 		}
-		t.set(t.root, sealKey, wrap(sealKey, &t.all))
+		t.set(t.root, sealKey, t.wrap(sealKey, &t.all))
 		return t.err
 	})
 }
@@ -275,7 +275,7 @@ func (t *edition) put(b *bbolt.Bucket, key []byte, v any) {
 	if old := b.Get(key); old != nil {
 		t.all.add(old, -1)
 	}
-	value := wrap(key, v)
+	value := t.wrap(key, v)
 	t.all.add(value, 1)
 	t.set(b, key, value)
 }
@@ -303,13 +303,22 @@ func (s *seal) add(value []byte, n int) {
 	}
 }
 
+// wrap makes a record. One that cannot be made fails the transaction.
+func (t *edition) wrap(key []byte, v any) []byte {
+	value, err := wrap(key, v)
+	if err != nil && t.err == nil {
+		t.err = err
+	}
+	return value
+}
+
 // wrap makes a record: a checksum over the key and the JSON, and the JSON.
-func wrap(key []byte, v any) []byte {
+func wrap(key []byte, v any) ([]byte, error) {
 	text, err := json.Marshal(v)
 	if err != nil {
-		panic(fmt.Sprintf("incident: %T cannot be written: %v", v, err)) // it has nothing but strings, numbers and times
+		return nil, fmt.Errorf("encode a record: %w", err)
 	}
-	return append(binary.BigEndian.AppendUint32(nil, checksum(key, text)), text...)
+	return append(binary.BigEndian.AppendUint32(nil, checksum(key, text)), text...), nil
 }
 
 // unwrap reads a record, where it is what was written.

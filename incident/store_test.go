@@ -412,7 +412,11 @@ func TestAStoreOfALaterVersionIsLeftAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tx.Bucket(sealBucket).Put(sealKey, wrap(sealKey, &seal{Format: storeFormat + 1}))
+	later, err := wrap(sealKey, &seal{Format: storeFormat + 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tx.Bucket(sealBucket).Put(sealKey, later)
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}

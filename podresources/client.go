@@ -265,7 +265,7 @@ func (c *Client) Returned() { c.lookSoon() }
 // another has already.
 func (c *Client) Ended(namespace, pod string) {
 	c.mu.Lock()
-	holds := c.memory.isOver(podName{namespace, pod}, time.Now())
+	holds := c.memory.noteEnd(podName{namespace, pod}, time.Now())
 	c.mu.Unlock()
 	if holds {
 		c.lookSoon()

@@ -162,7 +162,7 @@ func TestTheNextOfTheNameHasNotEnded(t *testing.T) {
 	r := newRemembering()
 	then := func() time.Time { r.now = r.now.Add(time.Second); return r.now }
 	r.hears(holding("a", "one"))
-	r.isOver(podName{"team", "one"}, then())
+	r.noteEnd(podName{"team", "one"}, then())
 	r.allocated(gpu, []device.OfferedID{"a"}, then())
 	r.name([]device.Holding{holding("a", "one")}, r.link, then())
 	r.bury(then())

@@ -18,17 +18,22 @@ import (
 
 // TestMetricsPage: the tables in docs/metrics.md are what the rows are.
 func TestMetricsPage(t *testing.T) {
-	const file = "../../docs/metrics.md"
+	all := nvml.MetricsPerLink()
+	hasTables(t, "../../docs/metrics.md", map[string]string{
+		"rows": metricsTable(all[:len(nvml.Metrics())], dcgmOfFamilies()), "links": metricsTable(all[len(nvml.Metrics()):], nil),
+		"families": familiesTable(exporter.Families()), "own": familiesTable(ownFamilies(t)),
+	})
+}
+
+// hasTables holds a page's tables, which stand between their marks, against what they are to be.
+func hasTables(t *testing.T, file string, tables map[string]string) {
+	t.Helper()
 	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := page
-	all := nvml.MetricsPerLink()
-	for name, table := range map[string]string{
-		"rows": metricsTable(all[:len(nvml.Metrics())], dcgmOfFamilies()), "links": metricsTable(all[len(nvml.Metrics()):], nil),
-		"families": familiesTable(exporter.Families()), "own": familiesTable(ownFamilies(t)),
-	} {
+	for name, table := range tables {
 		between := regexp.MustCompile(`(?s)(<!-- ` + name + ` -->\n).*(<!-- /` + name + ` -->)`)
 		if !between.Match(want) {
 			t.Fatalf("%s has no place for the table of %s", file, name)
@@ -42,7 +47,7 @@ func TestMetricsPage(t *testing.T) {
 		return
 	}
 	if !bytes.Equal(page, want) {
-		t.Errorf("the tables in docs/metrics.md are not what the rows are; make golden writes them anew")
+		t.Errorf("the tables in %s are not what the rows are; make golden writes them anew", file)
 	}
 }
 

@@ -1,10 +1,7 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
-	"os"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,28 +12,7 @@ import (
 
 // TestXidsPage: the tables in docs/xids.md are what the rows are.
 func TestXidsPage(t *testing.T) {
-	const file = "../../docs/xids.md"
-	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := page
-	for name, table := range map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": kindsTable(), "checks": checksTable()} {
-		between := regexp.MustCompile(`(?s)(<!-- ` + name + ` -->\n).*(<!-- /` + name + ` -->)`)
-		if !between.Match(want) {
-			t.Fatalf("%s has no place for the table of %s", file, name)
-		}
-		want = between.ReplaceAllLiteral(want, []byte("<!-- "+name+" -->\n"+table+"<!-- /"+name+" -->"))
-	}
-	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if !bytes.Equal(page, want) {
-		t.Errorf("the tables in docs/xids.md are not what the rows are; make golden writes them anew")
-	}
+	hasTables(t, "../../docs/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": kindsTable(), "checks": checksTable()})
 }
 
 // classesTable has a line for each class that an Xid has.
