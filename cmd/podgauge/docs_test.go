@@ -47,7 +47,7 @@ func hasTables(t *testing.T, file string, tables map[string]string) {
 		return
 	}
 	if !bytes.Equal(page, want) {
-		t.Errorf("the tables in %s are not what the rows are; make golden writes them anew", file)
+		t.Errorf("the tables in %s are not what they should be; make golden writes them anew", file)
 	}
 }
 

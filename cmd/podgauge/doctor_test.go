@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -133,25 +132,14 @@ func TestDoctorTables(t *testing.T) {
 // TestDoctorOfThePage: docs/operations.md shows what is shown.
 func TestDoctorOfThePage(t *testing.T) {
 	const file = "../../docs/operations.md"
+	d := diagnosed("node-a", examinedNode(t))
+	hasTables(t, file, map[string]string{"doctor": fenced(d.table(false))})
 	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := diagnosed("node-a", examinedNode(t))
-	between := regexp.MustCompile(`(?s)(<!-- doctor -->\n).*(<!-- /doctor -->)`)
-	if !between.Match(page) {
-		t.Fatalf("%s has no place for what doctor says", file)
-	}
-	want := between.ReplaceAllString(string(page), "${1}```\n"+strings.ReplaceAll(d.table(false), "$", "$$")+"```\n${2}")
-	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if want != string(page) {
-		t.Errorf("docs/operations.md does not show what doctor says; make golden writes it anew")
-	}
 	for _, f := range d.Checks {
-		if !strings.Contains(want, "\n| "+f.Check+" | ") {
+		if !strings.Contains(string(page), "\n| "+f.Check+" | ") {
 			t.Errorf("docs/operations.md does not have the check %s", f.Check)
 		}
 	}

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -163,22 +162,7 @@ func TestTakenAddress(t *testing.T) {
 
 // TestReadmeFlagTable: the table in the README is what the flags are.
 func TestReadmeFlagTable(t *testing.T) {
-	const file = "../../README.md"
-	readme, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	between := regexp.MustCompile(`(?s)(<!-- flags -->\n).*(<!-- /flags -->)`)
-	want := between.ReplaceAll(readme, []byte("${1}"+flagTable()+"${2}"))
-	if *update {
-		if err := os.WriteFile(file, want, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	if !bytes.Equal(readme, want) {
-		t.Errorf("the README's flag table is not what the flags are; make golden writes it anew")
-	}
+	hasTables(t, "../../README.md", map[string]string{"flags": flagTable()})
 }
 
 func flagTable() string {
