@@ -41,7 +41,7 @@ type options struct {
 	podLogsDir      string
 
 	metrics  metricsOptions
-	memory   memoryOptions
+	health   healthOptions
 	hostname string // of the node
 
 	simulate string
@@ -78,7 +78,7 @@ func (o *options) flags() *pflag.FlagSet {
 	f.BoolVar(&o.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
 	f.StringVar(&o.podLogsDir, "pod-logs-dir", "/var/log/pods", "`folder` in which the kubelet has the pods' logs (its podLogsDir): their names say whose a process is")
 	o.builder.AddFlags(f)
-	o.memory.flags(f)
+	o.health.flags(f)
 	o.metrics.flags(f)
 	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")
 	f.Lookup("simulate").NoOptDefVal = simulateNode
@@ -217,7 +217,7 @@ func (o *options) check() error {
 	if o.kubeletDir == "" {
 		return errors.New("--kubelet-dir: want a folder")
 	}
-	if err := cmp.Or(o.metrics.check(), o.memory.check()); err != nil {
+	if err := cmp.Or(o.metrics.check(), o.health.check()); err != nil {
 		return err
 	}
 	if err := checkAddress(o.listenAddress); err != nil {

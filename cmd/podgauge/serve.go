@@ -111,7 +111,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		log.With("part", "podresources"), podresources.Trace{Called: a.own.Asked}); err != nil {
 		return nil, err
 	}
-	a.holders.KeepHolders(o.memory.holdersFor)
+	a.holders.KeepHolders(o.health.holdersFor)
 	a.holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
 	if a.pods, err = pods.New(filepath.Join(hw.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
 		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Trace: pods.Trace{Arrived: a.holders.Arrived, Ended: a.ended},
@@ -125,7 +125,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
 		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
-		Incidents: a.incidentsKnown, State: a.recall(o.memory.stateDir),
+		Incidents: a.incidentsKnown, State: a.recall(o.health.stateDir),
 	}, shown)
 	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
 
@@ -150,8 +150,8 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		func(ctx context.Context) error { return sayUnsupported(ctx, a.board, hw.unsupported, log) },
 		func(ctx context.Context) error { return obey(ctx, o.orders, a.monitor, log) },
 	}
-	a.remember(o.memory)
-	a.listen(o.memory.kernelLog)
+	a.remember(o.health)
+	a.listen(o.health.kernelLog)
 	return a, nil
 }
 

@@ -16,9 +16,9 @@ import (
 // incidentsFile is the store's name in the state folder.
 const incidentsFile = "incidents.db"
 
-// memoryOptions are the part of the command line that says what makes a device ill, and
+// healthOptions are the part of the command line that says what makes a device ill, and
 // what is remembered of that.
-type memoryOptions struct {
+type healthOptions struct {
 	stateDir       string
 	unhealthyAfter time.Duration
 	kernelLog      string
@@ -27,7 +27,7 @@ type memoryOptions struct {
 	maxIncidents   int
 }
 
-func (m *memoryOptions) flags(f *pflag.FlagSet) {
+func (m *healthOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&m.stateDir, "state-dir", "", "`folder` of this program's own, in which health and incidents outlive it; empty: nothing does")
 	f.DurationVar(&m.unhealthyAfter, "unhealthy-after", 30*time.Second, "a GPU is unhealthy when a call to its driver has not come back for this `time`")
 	f.StringVar(&m.kernelLog, "kernel-log", "/dev/kmsg", "kernel's log `file`, a second witness of Xids where it can be read; empty: none")
@@ -36,7 +36,7 @@ func (m *memoryOptions) flags(f *pflag.FlagSet) {
 	f.IntVar(&m.maxIncidents, "incidents.max-count", 1000, "forget the oldest of more than this `number` of incidents")
 }
 
-func (m *memoryOptions) check() error {
+func (m *healthOptions) check() error {
 	switch {
 	case m.unhealthyAfter < time.Second:
 		return errors.New("--unhealthy-after: want a second or more")
@@ -63,7 +63,7 @@ func (a *assembly) recall(dir string) func() error {
 }
 
 // remember has those be named who hold a device when it goes bad.
-func (a *assembly) remember(m memoryOptions) {
+func (a *assembly) remember(m healthOptions) {
 	a.monitor.UnhealthyAfter = m.unhealthyAfter
 	store := ""
 	if a.state != nil {
