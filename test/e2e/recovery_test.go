@@ -85,24 +85,33 @@ func without(all []string, ids ...string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(id string) bool { return slices.Contains(ids, id) })
 }
 
-// watchHealth asks over and over how a device is, until the returned func is called, which returns the words for it in their order.
+// watchHealth asks over and over how a device is, until the returned func is called, which asks once more and returns the words for it in their
+// order.
 func watchHealth(ctx context.Context, t *testing.T, d *daemon, id string) (steps func() []string) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(ctx)
 	var all []string
+	ask := func(ctx context.Context) error {
+		s, err := d.standing(ctx, id)
+		if err == nil && (len(all) == 0 || all[len(all)-1] != s.Health) {
+			all = append(all, s.Health)
+		}
+		return err
+	}
+	watch, cancel := context.WithCancel(ctx)
 	var done sync.WaitGroup
 	done.Go(func() {
-		_ = node.Until(ctx, "the watch ends", func(ctx context.Context) error {
-			s, err := d.standing(ctx, id)
-			if err == nil && (len(all) == 0 || all[len(all)-1] != s.Health) {
-				all = append(all, s.Health)
-			}
-			return errors.New("it goes on")
-		})
+		_ = node.Until(watch, "the watch ends", func(ctx context.Context) error { return errors.Join(ask(ctx), errors.New("it goes on")) })
 	})
-	steps = func() []string { cancel(); done.Wait(); return all }
-	t.Cleanup(func() { steps() })
-	return steps
+	end := func() { cancel(); done.Wait() }
+	t.Cleanup(end)
+	return func() []string {
+		t.Helper()
+		end()
+		if err := ask(ctx); err != nil { // what was seen last may be older than what the caller saw
+			t.Error(err)
+		}
+		return all
+	}
 }
 
 // recovered waits until podgauge calls a device well and the kubelet says so of the pod, which follows.
