@@ -15,10 +15,13 @@ TAGS = -tags grpcnotrace
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build lint rules golden e2e e2e-all soak churn xids bench gpu
+.PHONY: demo test build image lint rules golden e2e e2e-all soak churn xids bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
+
+image: ## bin/podgauge-image-<arch>.tar, OCI archives; ARCH=amd64 for one; BASES=local, as root, where no registry is reached
+	VERSION=$(VERSION) deploy/image/build.sh $(ARCH)
 
 demo: build ## a simulated node in this terminal
 	go build -o bin/demo ./cmd/demo && exec bin/demo bin/podgauge

@@ -1,0 +1,87 @@
+#!/bin/sh
+# usage: VERSION=… deploy/image/build.sh [amd64] [arm64]
+#
+# Builds the image of the Dockerfile, by default for both architectures, and leaves each as an OCI archive in
+# bin/podgauge-image-<architecture>.tar, which `ctr -n k8s.io images import` takes. The same commit and the same base
+# images give the same layers.
+#
+# BUILDER is docker (with buildx), podman or buildah; by default the first of them that works here.
+# BASES=local builds on base images that are put together here from Debian's packages and this machine's Go, under the
+# names that the Dockerfile has: for where no registry can be reached. It takes buildah, and root.
+set -eu
+cd "$(dirname "$0")/../.."
+
+: "${VERSION:?}" "${BASES:=pulled}"
+image=ghcr.io/podgauge/podgauge:$VERSION
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+# Files and configuration are as old as the commit, and not as the build.
+: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
+export SOURCE_DATE_EPOCH
+
+# ours is buildah with a storage of its own, that neither needs nor fills the machine's.
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/podgauge-image
+export BUILDAH_ISOLATION="${BUILDAH_ISOLATION:-chroot}" TMPDIR="$cache/tmp"
+ours() { buildah --root "$cache/storage" --runroot "$cache/run" "$@"; }
+
+works() {
+    case $1 in
+        docker) docker buildx version && docker info ;;
+        podman) podman info ;;
+        buildah) command -v buildah ;;
+        *) echo "BUILDER=$1: want docker, podman or buildah" >&2; exit 2 ;;
+    esac >/dev/null 2>&1
+}
+
+# builder names what builds, and installs buildah where nothing does.
+builder() {
+    for b in ${BUILDER:-docker podman buildah}; do
+        if works "$b"; then echo "$b"; return; fi
+    done
+    [ "${BUILDER:-buildah}" = buildah ] || { echo "$BUILDER does not work here" >&2; exit 1; }
+    install buildah
+    echo buildah
+}
+
+# install asks Debian for a program of the same name as its package.
+install() {
+    command -v "$1" >/dev/null && return
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$1"; } >&2
+}
+
+# build leaves the image of one architecture in a file.
+build() {
+    set -- "$1" "$2" --platform "linux/$1" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision"
+    arch=$1 archive=$2
+    shift 2
+    case $with in
+        docker)
+            docker buildx build "$@" --provenance=false --output "type=oci,dest=$archive,name=$image,rewrite-timestamp=true" .
+            ;;
+        podman)
+            podman build "$@" --format oci --timestamp "$SOURCE_DATE_EPOCH" --tag "$image" .
+            podman save --format oci-archive --output "$archive" "$image"
+            podman rmi "$image"
+            ;;
+        buildah)
+            if [ "$BASES" = local ]; then base "$arch"; fi
+            ours bud "$@" --format oci --timestamp "$SOURCE_DATE_EPOCH" $pull --tag "$image" .
+            ours push "$image" "oci-archive:$archive:$image"
+            ours rmi "$image"
+            ;;
+    esac
+}
+
+mkdir -p bin "$TMPDIR"
+pull=
+if [ "$BASES" = local ]; then
+    BUILDER=buildah pull=--pull-never
+    . deploy/image/bases.sh
+fi
+with=$(builder)
+if [ "$BASES" = local ]; then install debootstrap; bases; fi
+for arch in ${*:-amd64 arm64}; do
+    archive=bin/podgauge-image-$arch.tar
+    rm -f "$archive"
+    build "$arch" "$archive"
+    echo "$archive: $image"
+done
