@@ -26,8 +26,8 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
 
 # glibc, since NVIDIA's runtime injects a libnvidia-ml.so.1 that needs it and that is opened while podgauge runs.
 # No shell and no ldconfig: the runtime brings its own to the linker's cache. Packages stay listed below
-# /var/lib/dpkg/status.d, where scanners look.
-FROM gcr.io/distroless/base-nossl-debian13
+# /var/lib/dpkg/status.d, where scanners look. The platform is said, since buildah 1.28 goes on with the one above.
+FROM --platform=$TARGETPLATFORM gcr.io/distroless/base-nossl-debian13
 COPY LICENSE /usr/share/doc/podgauge/LICENSE
 COPY --from=build /out/podgauge /usr/bin/podgauge
 # The kubelet's pod-resources folder is 0750 and root's: uid 0 is let in as its owner, without a capability.

@@ -1,8 +1,8 @@
 # Puts the base images of the Dockerfile together from Debian's packages and this machine's Go. Read by build.sh, whose
 # `ours` and `cache` it uses.
 
-compiler=$(sed -n 's/^FROM --platform=[^ ]* \(.*\) AS build$/\1/p' Dockerfile)
-final=$(sed -n 's/^FROM \([^ ]*\)$/\1/p' Dockerfile)
+compiler=$(sed -n 's/^FROM --platform=$BUILDPLATFORM \(.*\) AS build$/\1/p' Dockerfile)
+final=$(sed -n 's/^FROM --platform=$TARGETPLATFORM //p' Dockerfile)
 suite=${compiler##*-}
 go=$(go env GOVERSION)
 

@@ -50,21 +50,24 @@ install() {
 
 # build leaves the image of one architecture in a file.
 build() {
-    set -- "$1" "$2" --platform "linux/$1" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision"
     arch=$1 archive=$2
-    shift 2
+    set -- --platform "linux/$arch" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision"
+    if [ "$with" != docker ]; then # which knows its own platform, and keeps files' times by SOURCE_DATE_EPOCH
+        set -- "$@" --build-arg "BUILDPLATFORM=linux/$(go env GOHOSTARCH)" --format oci --identity-label=false \
+            --timestamp "$SOURCE_DATE_EPOCH" --tag "$image"
+    fi
     case $with in
         docker)
             docker buildx build "$@" --provenance=false --output "type=oci,dest=$archive,name=$image,rewrite-timestamp=true" .
             ;;
         podman)
-            podman build "$@" --format oci --timestamp "$SOURCE_DATE_EPOCH" --tag "$image" .
+            podman build "$@" .
             podman save --format oci-archive --output "$archive" "$image"
             podman rmi "$image"
             ;;
         buildah)
             if [ "$BASES" = local ]; then base "$arch"; fi
-            ours bud "$@" --format oci --timestamp "$SOURCE_DATE_EPOCH" $pull --tag "$image" .
+            ours bud "$@" $pull .
             ours push "$image" "oci-archive:$archive:$image"
             ours rmi "$image"
             ;;

@@ -31,6 +31,15 @@ type bundle struct {
 	emulator string
 	mounts   []mount
 	env      []string
+	devices  []device
+}
+
+// device is one that the cgroup says something of. All others are refused but those that every container has.
+type device struct {
+	Allow  bool   `json:"allow"`
+	Type   string `json:"type,omitempty"`
+	Major  int64  `json:"major,omitempty"`
+	Access string `json:"access"`
 }
 
 type mount struct {
@@ -110,7 +119,7 @@ func (b *bundle) spec(args []string) map[string]any {
 		"mounts": mounts,
 		"linux": map[string]any{
 			"namespaces": []map[string]any{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}},
-			"resources":  map[string]any{"devices": []map[string]any{{"allow": false, "access": "rwm"}}},
+			"resources":  map[string]any{"devices": append([]device{{Access: "rwm"}}, b.devices...)},
 		},
 	}
 }
@@ -154,8 +163,8 @@ func (b *bundle) output(ctx context.Context, args ...string) (string, error) {
 
 func (b *bundle) id() string { return "podgauge-image-" + path.Base(b.dir) }
 
-// start runs podgauge until stop, and returns when it listens.
-func (b *bundle) start(ctx context.Context, args ...string) (*container, error) {
+// launch runs podgauge until stop, and returns when it listens.
+func (b *bundle) launch(ctx context.Context, args ...string) (*container, error) {
 	cmd, err := b.command(ctx, b.id(), append(args, "--web.listen-address=127.0.0.1:0", "--log.format=json")...)
 	if err != nil {
 		return nil, err

@@ -8,7 +8,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 )
 
 // run is one way in which podgauge is started from the image.
@@ -24,6 +26,7 @@ var runs = []run{
 	{"--simulate", simulated, false},
 	{"a driver that was injected", injected, true},
 	{"a driver of the host that comes late", late, true},
+	{"device nodes of the host", deviceNodes, false},
 }
 
 // runner has an image on disk.
@@ -46,13 +49,13 @@ func start(ctx context.Context, img *image, dir string) (*runner, error) {
 	if err := img.unpack(filepath.Join(dir, "rootfs")); err != nil {
 		return nil, fmt.Errorf("unpack the image: %w", err)
 	}
-	if _, err := exec.LookPath("runc"); err != nil {
+	if _, err := need(ctx, "runc", "runc"); err != nil {
 		return nil, err
 	}
 	if img.config.Architecture != runtime.GOARCH {
 		name := map[string]string{"amd64": "qemu-x86_64-static", "arm64": "qemu-aarch64-static"}[img.config.Architecture]
-		emulator, err := exec.LookPath(name)
-		r.emulator = emulator
+		var err error
+		r.emulator, err = need(ctx, name, "qemu-user-static")
 		return r, err
 	}
 	build := exec.CommandContext(ctx, "go", "run", "./test/nvml/build", "-o", filepath.Join(dir, "nvml"))
@@ -65,15 +68,32 @@ func start(ctx context.Context, img *image, dir string) (*runner, error) {
 	return r, nil
 }
 
+// need finds a program of this machine, and asks Debian for it where it is missing.
+func need(ctx context.Context, name, pkg string) (string, error) {
+	if at, err := exec.LookPath(name); err == nil {
+		return at, nil
+	}
+	for _, args := range [][]string{{"update", "-q"}, {"install", "-q", "-y", "--no-install-recommends", pkg}} {
+		if out, err := exec.CommandContext(ctx, "apt-get", args...).CombinedOutput(); err != nil {
+			return "", fmt.Errorf("install %s: %w: %s", pkg, err, out)
+		}
+	}
+	return exec.LookPath(name)
+}
+
 // do makes all runs, one after another, and says how each went.
 func (r *runner) do(ctx context.Context, say func(name, found string, err error)) {
 	for _, run := range runs {
 		if run.native && r.emulator != "" {
 			continue
 		}
+		r.plain()
 		say(run.name, "as uid 0 without a capability, on a read-only root", run.of(ctx, r))
 	}
 }
+
+// plain takes back what a run has asked for.
+func (r *runner) plain() { r.env, r.mounts, r.devices = r.img.config.Config.Env, nil, nil }
 
 // version: it says the version that its label has.
 func version(ctx context.Context, r *runner) error {
@@ -87,7 +107,7 @@ func version(ctx context.Context, r *runner) error {
 
 // simulated: a whole node, which `status` can be asked about as by `kubectl exec`.
 func simulated(ctx context.Context, r *runner) error {
-	c, err := r.bundle.start(ctx, "--simulate")
+	c, err := r.launch(ctx, "--simulate")
 	if err != nil {
 		return err
 	}
@@ -114,7 +134,7 @@ func (r *runner) scenario() error {
 		return err
 	}
 	r.mounts = []mount{{"/scenario", "none", filepath.Join(r.dir, "scenario"), []string{"bind", "ro"}}}
-	r.env = append(r.img.config.Config.Env, "NVML_STANDIN=/scenario")
+	r.env = slices.Concat(r.img.config.Config.Env, []string{"NVML_STANDIN=/scenario"})
 	return nil
 }
 
@@ -125,7 +145,7 @@ func injected(ctx context.Context, r *runner) error {
 		return err
 	}
 	defer os.Remove(filepath.Join(r.dir, "rootfs", at))
-	c, err := r.bundle.start(ctx)
+	c, err := r.launch(ctx)
 	if err != nil {
 		return err
 	}
@@ -139,7 +159,7 @@ func late(ctx context.Context, r *runner) error {
 		return err
 	}
 	r.mounts = append(r.mounts, mount{"/driver-root", "none", filepath.Join(r.dir, "host"), []string{"rbind", "rslave", "ro"}})
-	c, err := r.bundle.start(ctx)
+	c, err := r.launch(ctx)
 	if err != nil {
 		return err
 	}
@@ -151,4 +171,25 @@ func late(ctx context.Context, r *runner) error {
 		err = c.wait(ctx, driver...)
 	}
 	return errors.Join(err, c.stop())
+}
+
+// deviceNodes: mounting the host's nodes is not enough. The container's cgroup says which ones may be opened, and only
+// NVIDIA's runtime, a device plugin, CDI or `privileged` have it say so.
+func deviceNodes(ctx context.Context, r *runner) error {
+	node := filepath.Join(r.dir, "nvidiactl")
+	if err := syscall.Mknod(node, syscall.S_IFCHR|0o666, 195<<8|255); err != nil { // documented in the kernel's devices.txt
+		return fmt.Errorf("make %s: %w", node, err)
+	}
+	defer os.Remove(node)
+	r.mounts = []mount{{"/dev/nvidiactl", "none", node, []string{"bind"}}}
+	const refused = "/dev/nvidiactl: operation not permitted"
+	// doctor ends with status 1: there is no kubelet here.
+	if table, _ := r.output(ctx, "doctor"); !strings.Contains(table, refused) {
+		return fmt.Errorf("doctor does not say %q: %s", refused, table)
+	}
+	r.devices = []device{{Allow: true, Type: "c", Major: 195, Access: "rwm"}}
+	if table, _ := r.output(ctx, "doctor"); !strings.Contains(table, "device nodes") || strings.Contains(table, refused) {
+		return fmt.Errorf("doctor may not open what the cgroup allows: %s", table)
+	}
+	return nil
 }
