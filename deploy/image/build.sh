@@ -82,7 +82,8 @@ if [ "$BASES" = local ]; then
 fi
 with=$(builder)
 if [ "$BASES" = local ]; then install debootstrap; bases; fi
-for arch in ${*:-amd64 arm64}; do
+[ $# -gt 0 ] || set -- amd64 arm64
+for arch in "$@"; do
     archive=bin/podgauge-image-$arch.tar
     rm -f "$archive"
     build "$arch" "$archive"
