@@ -6,17 +6,14 @@ final=$(sed -n 's/^FROM --platform=$TARGETPLATFORM //p' Dockerfile)
 suite=${compiler##*-}
 go=$(go env GOVERSION)
 
-# bases makes what is missing. What is there is kept: it is as old as its name says.
-bases() {
+# base makes what is missing of what an image is built on, and has the names mean it: a storage has one image under a
+# name, so that the final one's is of one architecture at a time. What is there is kept.
+base() {
     exists "local/compiler:$go-$suite" || make_compiler
+    exists "local/final:$suite-$1" || make_final "$1"
     ours tag "local/compiler:$go-$suite" "$compiler"
-    for a in amd64 arm64; do
-        exists "local/final:$suite-$a" || make_final "$a"
-    done
+    ours tag "local/final:$suite-$1" "$final"
 }
-
-# base has the final image's name mean an architecture: a storage has one image under a name.
-base() { ours tag "local/final:$suite-$1" "$final"; }
 
 exists() { ours inspect --type image "$1" >/dev/null 2>&1; }
 

@@ -81,7 +81,12 @@ if [ "$BASES" = local ]; then
     . deploy/image/bases.sh
 fi
 with=$(builder)
-if [ "$BASES" = local ]; then install debootstrap; bases; fi
+if [ "$with" = buildah ]; then
+    exec 9>"$cache/lock" # a name in the storage means one architecture at a time
+    flock 9
+    ours rm --all >/dev/null # what a build that was cut off has left
+fi
+if [ "$BASES" = local ]; then install debootstrap; fi
 [ $# -gt 0 ] || set -- amd64 arm64
 for arch in "$@"; do
     archive=bin/podgauge-image-$arch.tar
