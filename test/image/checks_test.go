@@ -57,9 +57,10 @@ func good(t *testing.T) *image {
 		}
 	}
 	put(program, "../../bin/podgauge")
-	triple := map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[runtime.GOARCH]
+	img.config.Architecture, img.config.OS = runtime.GOARCH, "linux"
+	libraries := img.libraries()
 	for _, library := range []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2"} {
-		put("/usr/lib/"+triple+"/"+library, "/lib/"+triple+"/"+library)
+		put(libraries+"/"+library, libraries+"/"+library)
 	}
 	bin, err := img.open(program)
 	if err != nil {
@@ -69,12 +70,11 @@ func good(t *testing.T) *image {
 	if err != nil {
 		t.Fatal(err)
 	}
-	put("/usr/lib/"+triple+"/"+filepath.Base(loader), loader)
-	img.root["/usr"+loader] = &file{mode: fs.ModeSymlink | 0o777, link: "/usr/lib/" + triple + "/" + filepath.Base(loader)}
+	put(libraries+"/"+filepath.Base(loader), loader)
+	img.root["/usr"+loader] = &file{mode: fs.ModeSymlink | 0o777, link: libraries + "/" + filepath.Base(loader)}
 	if dir := filepath.Dir("/usr" + loader); img.root[dir] == nil {
 		img.root[dir] = &file{mode: fs.ModeDir | 0o755}
 	}
-	img.config.Architecture, img.config.OS = runtime.GOARCH, "linux"
 	c := &img.config.Config
 	c.User, c.Entrypoint, c.Env = "0:0", []string{program}, []string{"PATH=/usr/bin"}
 	c.Labels = map[string]string{}

@@ -150,10 +150,14 @@ func (i *image) resolve(bin *elf.File, name string, seen map[string]bool) error 
 	return nil
 }
 
+// libraries is the folder of Debian's libraries, and that into which NVIDIA's runtime mounts its own.
+func (i *image) libraries() string {
+	return "/usr/lib/" + map[string]string{"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}[i.config.Architecture]
+}
+
 // library finds one where the dynamic linker of Debian looks without a cache.
 func (i *image) library(name string, machine elf.Machine) (*elf.File, error) {
-	triple := map[elf.Machine]string{elf.EM_X86_64: "x86_64-linux-gnu", elf.EM_AARCH64: "aarch64-linux-gnu"}[machine]
-	for _, folder := range []string{"/lib/" + triple, "/usr/lib/" + triple, "/lib", "/usr/lib"} {
+	for _, folder := range []string{i.libraries(), "/lib", "/usr/lib"} {
 		parsed, err := i.open(path.Join(folder, name))
 		if err == nil && parsed.Machine == machine {
 			return parsed, nil

@@ -140,7 +140,7 @@ func (r *runner) scenario() error {
 
 // injected: the library is where NVIDIA's runtime puts it, and no cache of the linker's knows it.
 func injected(ctx context.Context, r *runner) error {
-	const at = "/usr/lib/x86_64-linux-gnu/" + soname
+	at := r.img.libraries() + "/" + soname
 	if err := errors.Join(r.scenario(), r.place(r.library, at)); err != nil {
 		return err
 	}
