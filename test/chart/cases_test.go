@@ -82,7 +82,7 @@ metrics:
   dcgm: true
   seriesLimit: 5000
 log: {level: debug, format: json}
-webConfig: {content: {basic_auth_users: {prometheus: $2y$10$abcdefghijklmnopqrstuv}}}
+webConfig: {content: {basic_auth_users: {prometheus: $2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi}}}
 podMonitor:
   enabled: true
   basicAuth: {username: {name: scrape, key: user}, password: {name: scrape, key: password}}
