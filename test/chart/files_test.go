@@ -2,6 +2,7 @@ package chart
 
 import (
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -82,9 +83,7 @@ func TestRules(t *testing.T) {
 		if err := yaml.UnmarshalStrict([]byte(read(t, root+"/deploy/rules/"+name)), &spec); err != nil {
 			t.Fatal(err)
 		}
-		for group, rule := range rules(spec) {
-			want[group] = rule
-		}
+		maps.Copy(want, rules(spec))
 	}
 	for name, wants := range map[string]func(rule string) bool{
 		`prometheusRule: {enabled: true}`:                           func(string) bool { return true },
@@ -93,9 +92,7 @@ func TestRules(t *testing.T) {
 	} {
 		got := map[string]string{}
 		for _, r := range find[monitoring.PrometheusRule](t, rendered(t, name)) {
-			for key, rule := range rules(r.Spec) {
-				got[key] = rule
-			}
+			maps.Copy(got, rules(r.Spec))
 		}
 		for key, rule := range want {
 			if wanted := wants(rule); wanted != (got[key] == rule) {
