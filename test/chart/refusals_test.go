@@ -47,7 +47,6 @@ func TestRefusals(t *testing.T) {
 		{`updateStrategy: {rollingUpdate: {maxUnavailable: all}}`, "/updateStrategy/rollingUpdate/maxUnavailable"},
 		{`terminationGracePeriodSeconds: 0`, "/terminationGracePeriodSeconds"},
 		{`resources: {limit: {memory: 96Mi}}`, "additional properties 'limit' not allowed"},
-		{`extraArgs: {simulate: node}`, "/extraArgs"},
 		{`extraArgs: [simulate]`, "/extraArgs/0"},
 		{`simulate: gpu`, "/simulate"},
 		{`namespaceOverride: Gpu Team`, "/namespaceOverride"},
