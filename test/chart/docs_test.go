@@ -13,9 +13,6 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// awaitedPage is one that is about to be there.
-const awaitedPage = "driver.md"
-
 // TestDocs: what the pages tell the reader to give helm is taken, and what they lead to is there.
 func TestDocs(t *testing.T) {
 	linked := map[string]bool{}
@@ -39,9 +36,8 @@ func TestDocs(t *testing.T) {
 		}
 		for _, match := range regexp.MustCompile(`\]\(([^):#]+)(?:#[^)]*)?\)`).FindAllStringSubmatch(text, -1) {
 			path := filepath.Join(filepath.Dir(page), match[1])
-			_, err := os.Stat(path)
-			if is := filepath.Base(path) == awaitedPage; is == (err == nil) {
-				t.Errorf("%s: %s: %v; awaited: %v", page, path, err, is)
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("%s: %v", page, err)
 			}
 			linked[filepath.Base(path)] = true
 		}

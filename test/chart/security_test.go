@@ -167,6 +167,18 @@ func mountsAreSafe(t *testing.T, pod core.PodSpec) {
 	}
 }
 
+// TestImages: every container's image is the one that the values name, so that a registry of one's own has them all.
+func TestImages(t *testing.T) {
+	const named = `image: {repository: registry.test/mirror/podgauge, tag: v9, digest: "", pullPolicy: Never}`
+	for _, c := range all(t) {
+		for _, container := range find[apps.DaemonSet](t, rendered(t, c.values, named))[0].Spec.Template.Spec.Containers {
+			if container.Image != "registry.test/mirror/podgauge:v9" || container.ImagePullPolicy != core.PullNever {
+				t.Errorf("%s: %s is pulled (%s)", c.name, container.Image, container.ImagePullPolicy)
+			}
+		}
+	}
+}
+
 // updateIsSafe: two device plugins at a time on a node make kubelets up to 1.36 lose all GPUs.
 func updateIsSafe(t *testing.T, u apps.DaemonSetUpdateStrategy) {
 	t.Helper()

@@ -63,11 +63,13 @@
 - name: web
   secret:
     secretName: {{ $facts.webSecret }}
+    defaultMode: 0400
 {{- end }}
 {{- with .Values.webConfig.tlsSecret }}
 - name: tls
   secret:
     secretName: {{ . }}
+    defaultMode: 0400
 {{- end }}
 {{- with .Values.extraVolumes }}
 {{ toYaml . }}
