@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	core "k8s.io/api/core/v1"
 	networking "k8s.io/api/networking/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -61,14 +63,20 @@ var kinds = map[string]func() any{
 	"security.openshift.io/v1 SecurityContextConstraints": func() any { return new(constraints) },
 }
 
-// decoded is an object as its type has it. A field that the type has not, or one given twice, is an error.
+// decoded is an object as its type has it. A field that the type has not, one in other case, or one given twice is an error, as it is
+// for an API server that is asked to be strict.
 func decoded(d document) (any, error) {
 	fresh, known := kinds[d.APIVersion+" "+d.Kind]
 	if !known {
 		return nil, fmt.Errorf("%s %s is nothing that this chart should make", d.APIVersion, d.Kind)
 	}
+	text, err := yaml.YAMLToJSONStrict(d.text)
+	if err != nil {
+		return nil, err
+	}
 	object := fresh()
-	return object, yaml.UnmarshalStrict(d.text, object)
+	unknown, err := json.UnmarshalStrict(text, object)
+	return object, errors.Join(append(unknown, err)...)
 }
 
 // find decodes the objects of one type.
