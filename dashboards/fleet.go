@@ -110,8 +110,9 @@ func unhealthyDevices() *panel {
 		column{of: "namespace", title: "Namespace"},
 		column{of: "pod", title: "Pod", link: toPod},
 		column{of: "container", title: "Container"},
-		column{of: "A", title: "Unhealthy", words: noYesBad},
-	).query(`max by (node, gpu, uuid, mig_uuid, reason, action, namespace, pod, container) (nvidia_gpu_unhealthy_info{`+onNode+`})`, "").
+		column{of: "A", title: "Since", unit: "dateTimeAsIso"},
+	).query(`max by (node, gpu, uuid, mig_uuid, reason, action, namespace, pod, container) (nvidia_gpu_unhealthy_info{`+onNode+`})
+		* on (node, uuid, mig_uuid) group_left () max by (node, uuid, mig_uuid) (nvidia_gpu_health_since_timestamp_seconds{`+onNode+`}) * 1000`, "").
 		absent("all are healthy")
 }
 
@@ -125,6 +126,6 @@ func idleDevices() *panel {
 		column{of: "gpu", title: "GPU"},
 		column{of: "uuid", title: "UUID", link: toDevice},
 		column{of: "mig_uuid", title: "MIG slice"},
-		column{of: "A", title: "Held", words: noYes},
+		column{of: "A", title: "Held", hidden: true},
 	).query(`max by (namespace, pod, container, node, gpu, uuid, mig_uuid) `+asScraped(rule{expr: idle}), "").absent("none is")
 }

@@ -175,6 +175,7 @@ type column struct {
 	words     []word
 	levels    []at   // colours of values
 	link      string // where the cell leads to
+	hidden    bool   // a query that only says which lines there are
 }
 
 // table has a line for each set of labels. Queries of the same labels share their lines.
@@ -182,7 +183,7 @@ func table(title, description string, columns ...column) *panel {
 	p := draw("table", title, description, 24, 8)
 	p.Options = map[string]any{"cellHeight": "sm", "frameIndex": 0, "showHeader": true}
 	p.FieldConfig.Defaults.Custom = map[string]any{"align": "auto", "cellOptions": map[string]any{"type": "auto"}, "filterable": true}
-	order, names := map[string]any{}, map[string]any{}
+	order, names, hidden := map[string]any{}, map[string]any{}, map[string]any{"Time": true}
 	for i, c := range columns {
 		of := []string{c.of}
 		if len(c.of) == 1 {
@@ -193,6 +194,9 @@ func table(title, description string, columns ...column) *panel {
 		}
 		for _, name := range of {
 			order[name], names[name] = i, c.title
+			if c.hidden {
+				hidden[name] = true
+			}
 		}
 		if properties := c.properties(); len(properties) > 0 {
 			p.FieldConfig.Overrides = append(p.FieldConfig.Overrides, override{matcher{"byName", c.title}, properties})
@@ -200,7 +204,7 @@ func table(title, description string, columns ...column) *panel {
 	}
 	p.Transformations = []transformation{
 		{"merge", map[string]any{}},
-		{"organize", map[string]any{"excludeByName": map[string]any{"Time": true}, "indexByName": order, "renameByName": names}},
+		{"organize", map[string]any{"excludeByName": hidden, "indexByName": order, "renameByName": names}},
 	}
 	return p
 }

@@ -31,7 +31,7 @@ func workloadNow() []*panel {
 			column{of: "node", title: "Node"},
 			column{of: "uuid", title: "UUID", link: toDevice},
 			column{of: "mig_uuid", title: "MIG slice"},
-			column{of: "A", title: "Holds", words: held},
+			column{of: "A", title: "Holds", hidden: true},
 			column{of: "B", title: "Healthy", words: noYes},
 			column{of: "C", title: "Utilisation", unit: "percentunit"},
 			column{of: "D", title: "Memory used", unit: "percentunit"},

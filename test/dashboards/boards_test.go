@@ -35,6 +35,8 @@ type board struct {
 		Title   string   `json:"title"`
 		Type    string   `json:"type"`
 		Targets []target `json:"targets"`
+		// Transformations are Grafana's to read.
+		Transformations json.RawMessage `json:"transformations"`
 	} `json:"panels"`
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,11 +17,8 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// The scripts' lives, and how long alerts are then waited for that tell of nobody's being there.
-const (
-	lives = 190 * time.Second
-	dies  = time.Minute
-)
+// lives is for how long the scripts are watched.
+const lives = 190 * time.Second
 
 // gated skips what takes minutes, and what a machine with Go alone lacks.
 func gated(t *testing.T) {
@@ -64,14 +62,17 @@ func TestDashboardsAnswer(t *testing.T) {
 	scrape := a.lives(t, `pod="serve.v2-0"`, `pod="notebook-0"`, `pod="embed-1"`)
 	samples := backfill(t, dir, data, a, scrape, time.Now())
 	configure(t, dir, nodes, kubeStateMetrics(t, nodes, begun))
-	c := &check{API: startPrometheus(t, dir, data), T: t}
+	asks, url := startPrometheus(t, dir, data)
+	c := &check{API: asks, T: t}
 	c.begin = time.Now()
 	t.Logf("%d samples of the past; Prometheus after %s", samples, time.Since(begun).Round(time.Second))
 
 	told := c.watch(begun.Add(lives))
 	c.end = time.Now()
 	c.boards(boards(t))
+	c.tables(boards(t))
 	c.recorded(rules(t, recordingsFile))
+	c.recordedBefore(url, filepath.Join(dir, "recorded"))
 	for _, n := range nodes {
 		if err := n.end(); err != nil {
 			t.Errorf("%s: %v", n.name, err)
@@ -104,10 +105,11 @@ func (c *check) alerts() []prometheus.Alert {
 	return now.Alerts
 }
 
-// alerted holds the alerts that were active against those that were to be. What an alert says has
-// to be whole.
-func (c *check) alerted(all []prometheus.Alert) {
-	active := map[string]map[string]prometheus.AlertState{} // by name and node
+// activity is how far alerts have come, by name and node.
+type activity map[string]map[string]prometheus.AlertState
+
+func activeIn(all []prometheus.Alert) activity {
+	active := activity{}
 	for _, a := range all {
 		name, on := string(a.Labels["alertname"]), string(a.Labels["node"])
 		if active[name] == nil {
@@ -116,24 +118,41 @@ func (c *check) alerted(all []prometheus.Alert) {
 		if active[name][on] != prometheus.AlertStateFiring {
 			active[name][on] = a.State
 		}
+	}
+	return active
+}
+
+// alertFaults are alerts that were not active where they were to be, and what alerts say that is
+// not whole.
+func alertFaults(all []prometheus.Alert) (wrong []string) {
+	active, said := activeIn(all), map[string]bool{}
+	for _, name := range slices.Sorted(maps.Keys(witnessed)) {
+		if _, ok := active[name][witnessed[name]]; !ok {
+			wrong = append(wrong, fmt.Sprintf("%s was not active on %q, but on %v", name, witnessed[name], active[name]))
+		}
+	}
+	for _, a := range all {
 		for of, text := range a.Annotations {
 			if text == "" || strings.Contains(string(text), "<no value>") || strings.Contains(string(text), "<error") {
-				c.Errorf("%s: %s: %q", name, of, text)
+				said[fmt.Sprintf("%s: %s: %q", a.Labels["alertname"], of, text)] = true
 			}
 		}
 	}
+	return append(wrong, slices.Sorted(maps.Keys(said))...)
+}
+
+// alerted checks the alerts of a run.
+func (c *check) alerted(all []prometheus.Alert) {
+	for _, wrong := range alertFaults(all) {
+		c.Error(wrong)
+	}
 	firing := 0
-	for _, name := range slices.Sorted(maps.Keys(witnessed)) {
-		state, ok := active[name][witnessed[name]]
-		if !ok {
-			c.Errorf("%s was not active on %q, but on %v", name, witnessed[name], active[name])
-		}
-		if state == prometheus.AlertStateFiring {
+	for _, on := range activeIn(all) {
+		if slices.Contains(slices.Collect(maps.Values(on)), prometheus.AlertStateFiring) {
 			firing++
 		}
-		c.Logf("%s: %v", name, active[name])
 	}
-	c.Logf("%d of %d alerts have fired, the others were pending", firing, len(witnessed))
+	c.Logf("%d of %d alerts have fired, the others were pending: %v", firing, len(witnessed), activeIn(all))
 }
 
 // recorded wants series of each rule, of this run.
@@ -146,6 +165,17 @@ func (c *check) recorded(all []rule) {
 	c.Logf("%d recording rules", len(all))
 }
 
+// recordedBefore has promtool work the rules out over the past, as docs/dashboards.md says.
+func (c *check) recordedBefore(url, blocks string) {
+	end := c.begin.Add(-10 * time.Minute)
+	out, err := exec.Command("promtool", "tsdb", "create-blocks-from", "rules", "--url="+url, "--output-dir="+blocks,
+		"--start="+end.Add(-2*time.Hour).Format(time.RFC3339), "--end="+end.Format(time.RFC3339), recordingsFile).CombinedOutput()
+	made, globErr := filepath.Glob(blocks + "/*/meta.json")
+	if err != nil || globErr != nil || len(made) == 0 {
+		c.Errorf("promtool has made %d blocks of the past: %v\n%s", len(made), err, last(string(out), 2000))
+	}
+}
+
 // boards asks what the dashboards ask: with All, with each value chosen, and with each alone.
 func (c *check) boards(all []*board) {
 	answered := map[string]bool{}
@@ -155,6 +185,9 @@ func (c *check) boards(all []*board) {
 		for _, v := range b.Templating.List {
 			if v.Type == "query" {
 				everything[v.Name], each[v.Name] = v.all(offered[v.Name]), several(offered[v.Name])
+			}
+			if len(offered[v.Name]) == 0 { // which was said
+				each[v.Name] = everything[v.Name]
 			}
 		}
 		for _, q := range b.questions() {

@@ -2,6 +2,9 @@ module github.com/podgauge/podgauge/test/dashboards
 
 go 1.26.0
 
+// npm packages may have Go in them.
+ignore ./schema/node_modules
+
 require (
 	github.com/podgauge/podgauge v0.0.0
 	github.com/prometheus/client_golang v1.25.0

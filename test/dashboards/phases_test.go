@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -66,6 +67,19 @@ func kubeStateMetrics(t *testing.T, nodes []*node, begun time.Time) string {
 	}))
 	t.Cleanup(server.Close)
 	return strings.TrimPrefix(server.URL, "http://")
+}
+
+// TestScripts: the nodes' scripts have a meaning, and tell of pods.
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.script")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		if s := readScript(t, file); len(phasesAt(s, lives)) == 0 || s.Steps[len(s.Steps)-1].At > lives-6*scrapeInterval {
+			t.Errorf("%s: no pods, or something happens too late to be seen", file)
+		}
+	}
 }
 
 func TestPhases(t *testing.T) {

@@ -1,9 +1,13 @@
 package dashboards
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
+
+	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
+	"github.com/prometheus/common/model"
 )
 
 // quiet are the queries to which nothing is the right answer here, and why. One that is answered
@@ -76,6 +80,37 @@ func TestTables(t *testing.T) {
 	for where, why := range quiet {
 		if !asked[where] || strings.TrimSpace(why) == "" {
 			t.Errorf("%s: nobody asks that, or it is not said why nothing comes of it", where)
+		}
+	}
+}
+
+// TestAlertFaults: what is wrong with a run's alerts is found.
+func TestAlertFaults(t *testing.T) {
+	alert := func(name, node, summary string) prometheus.Alert {
+		return prometheus.Alert{
+			Labels:      model.LabelSet{"alertname": model.LabelValue(name), "node": model.LabelValue(node)},
+			Annotations: model.LabelSet{"summary": model.LabelValue(summary)}, State: prometheus.AlertStatePending,
+		}
+	}
+	var all []prometheus.Alert
+	for _, name := range slices.Sorted(maps.Keys(witnessed)) {
+		all = append(all, alert(name, witnessed[name], "it is so"))
+	}
+	if wrong := alertFaults(all); len(wrong) > 0 {
+		t.Errorf("nothing is wrong, and yet: %q", wrong)
+	}
+	for says, spoil := range map[string]func(a *prometheus.Alert){
+		`PodgaugeAbsent was not active on "", but on map[]`: func(a *prometheus.Alert) { a.Labels["alertname"] = "PodgaugePresent" },
+		`but on map[node-z:pending]`:                        func(a *prometheus.Alert) { a.Labels["node"] = "node-z" },
+		`"GPU <no value>"`:                                  func(a *prometheus.Alert) { a.Annotations["summary"] = "GPU <no value>" },
+		`<error expanding`:                                  func(a *prometheus.Alert) { a.Annotations["summary"] = "<error expanding template>" },
+		`summary: ""`:                                       func(a *prometheus.Alert) { a.Annotations["summary"] = "" },
+	} {
+		spoilt := slices.Clone(all)
+		spoilt[0] = alert("PodgaugeAbsent", "", "it is so")
+		spoil(&spoilt[0])
+		if wrong := strings.Join(alertFaults(spoilt), "; "); !strings.Contains(wrong, says) {
+			t.Errorf("%q, want %s", wrong, says)
 		}
 	}
 }

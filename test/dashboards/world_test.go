@@ -94,6 +94,13 @@ type node struct {
 func startNode(t *testing.T, name string, args ...string) *node {
 	t.Helper()
 	file := filepath.Join("testdata", name+".script")
+	n := &node{name: name, script: readScript(t, file), address: free(t)}
+	n.program = run(t, name, "../../bin/podgauge", append([]string{"--simulate=script:" + file, "--web.listen-address=" + n.address}, args...)...)
+	return n
+}
+
+func readScript(t *testing.T, file string) *sim.Script {
+	t.Helper()
 	text, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)
@@ -103,9 +110,7 @@ func startNode(t *testing.T, name string, args ...string) *node {
 	if err != nil {
 		t.Fatalf("%s: %v", file, err)
 	}
-	n := &node{name: name, script: script, address: free(t)}
-	n.program = run(t, name, "../../bin/podgauge", append([]string{"--simulate=script:" + file, "--web.listen-address=" + n.address}, args...)...)
-	return n
+	return script
 }
 
 // lives waits until the node's metrics have what is wanted, and returns them.
@@ -155,17 +160,18 @@ func until(t *testing.T, what string, is func() bool) {
 
 // startPrometheus has one over the blocks in data, which scrapes and evaluates what the config
 // in dir says.
-func startPrometheus(t *testing.T, dir, data string) prometheus.API {
+func startPrometheus(t *testing.T, dir, data string) (asks prometheus.API, url string) {
 	t.Helper()
 	address := free(t)
 	run(t, "prometheus", "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+data,
 		"--web.listen-address="+address, "--log.level=warn")
-	until(t, "Prometheus is ready", func() bool { return get("http://"+address+"/-/ready") != "" })
-	client, err := api.NewClient(api.Config{Address: "http://" + address})
+	url = "http://" + address
+	until(t, "Prometheus is ready", func() bool { return get(url+"/-/ready") != "" })
+	client, err := api.NewClient(api.Config{Address: url})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return prometheus.NewAPI(client)
+	return prometheus.NewAPI(client), url
 }
 
 // configure writes Prometheus' config: what docs/operations.md says, without a cluster to find
