@@ -127,8 +127,8 @@ func activeIn(all []prometheus.Alert) activity {
 func alertFaults(all []prometheus.Alert) (wrong []string) {
 	active, said := activeIn(all), map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(witnessed)) {
-		if _, ok := active[name][witnessed[name]]; !ok {
-			wrong = append(wrong, fmt.Sprintf("%s was not active on %q, but on %v", name, witnessed[name], active[name]))
+		if _, ok := active[name][witnessed[name].node]; !ok {
+			wrong = append(wrong, fmt.Sprintf("%s was not active on %q, but on %v", name, witnessed[name].node, active[name]))
 		}
 	}
 	for _, a := range all {

@@ -2,6 +2,7 @@ package dashboards
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -16,51 +17,71 @@ var quiet = map[string]string{
 	"podgauge: Families that the driver lacks: A": "a simulated driver lacks nothing",
 }
 
-// witnessed are all alerts, each with the node of which it has to be active in a run; absent() has
-// none.
-var witnessed = map[string]string{
-	"PodgaugePodFailedOnUnhealthyDevice": "node-a",
-	"PodgaugeUnhealthyDeviceHeld":        "node-a",
-	"PodgaugeDeviceUnhealthy":            "node-a",
-	"PodgaugeGpuLost":                    "node-a",
-	"PodgaugeHardwareXid":                "node-a",
-	"PodgaugeXidStorm":                   "node-a",
-	"PodgaugeRecoveryActionWanted":       "node-a",
-	"PodgaugeRowRemapFailure":            "node-a",
-	"PodgaugeUncorrectedEccErrors":       "node-a",
-	"PodgaugeDeviceFlapping":             "node-a", // by its past
-	"PodgaugeDeviceMissing":              "node-a", // by its past
-
-	"PodgaugeThermalThrottling":     "node-a",
-	"PodgaugePowerBrake":            "node-a",
-	"PodgaugeNearSlowdown":          "node-a",
-	"PodgaugePcieWidthReduced":      "node-a",
-	"PodgaugePcieGenerationReduced": "node-a",
-	"PodgaugePcieReplays":           "node-a",
-	"PodgaugeNvlinkDown":            "node-a",
-	"PodgaugeNvlinkErrors":          "node-a",
-	"PodgaugeFabricNotReady":        "node-a",
-	"PodgaugeIdleDeviceHeld":        "node-a",
-	"PodgaugeMemoryNearlyFull":      "node-a",
-
-	"PodgaugeAbsent":              "", // when all podgauges have ended
-	"PodgaugeDriverDown":          "node-c",
-	"PodgaugeEventsNotHeard":      "node-c",
-	"PodgaugeCollectionStalled":   "node-c",
-	"PodgaugePluginNotRegistered": "node-b",
-	"PodgaugeContainersRefused":   "node-b",
-	"PodgaugeHoldersStale":        "node-b",
-	"PodgaugeStateNotKept":        "node-c",
-	"PodgaugeSeriesDropped":       "node-c",
+// witness is where an alert has to be active in a run, and by what.
+type witness struct {
+	node string // none is absent()'s
+	by   way
 }
+
+type way string
+
+const (
+	script way = "what the node's script has happen, or its flags"
+	blocks way = "blocks of its past, which promtool makes"
+	end    way = "the end of all podgauges"
+)
+
+// witnessed are all alerts.
+var witnessed = map[string]witness{
+	"PodgaugePodFailedOnUnhealthyDevice": {"node-a", script},
+	"PodgaugeUnhealthyDeviceHeld":        {"node-a", script},
+	"PodgaugeDeviceUnhealthy":            {"node-a", script},
+	"PodgaugeGpuLost":                    {"node-a", script},
+	"PodgaugeHardwareXid":                {"node-a", script},
+	"PodgaugeXidStorm":                   {"node-a", script},
+	"PodgaugeRecoveryActionWanted":       {"node-a", script},
+	"PodgaugeRowRemapFailure":            {"node-a", script},
+	"PodgaugeUncorrectedEccErrors":       {"node-a", script},
+	"PodgaugeDeviceFlapping":             {"node-a", blocks},
+	"PodgaugeDeviceMissing":              {"node-a", blocks},
+
+	"PodgaugeThermalThrottling":     {"node-a", script},
+	"PodgaugePowerBrake":            {"node-a", script},
+	"PodgaugeNearSlowdown":          {"node-a", script},
+	"PodgaugePcieWidthReduced":      {"node-a", script},
+	"PodgaugePcieGenerationReduced": {"node-a", script},
+	"PodgaugePcieReplays":           {"node-a", script},
+	"PodgaugeNvlinkDown":            {"node-a", script},
+	"PodgaugeNvlinkErrors":          {"node-a", script},
+	"PodgaugeFabricNotReady":        {"node-a", script},
+	"PodgaugeIdleDeviceHeld":        {"node-a", script},
+	"PodgaugeMemoryNearlyFull":      {"node-a", script},
+
+	"PodgaugeAbsent":              {"", end},
+	"PodgaugeDriverDown":          {"node-c", script},
+	"PodgaugeEventsNotHeard":      {"node-c", script},
+	"PodgaugeCollectionStalled":   {"node-c", script},
+	"PodgaugePluginNotRegistered": {"node-b", script},
+	"PodgaugeContainersRefused":   {"node-b", script},
+	"PodgaugeHoldersStale":        {"node-b", script},
+	"PodgaugeStateNotKept":        {"node-c", script},
+	"PodgaugeSeriesDropped":       {"node-c", script},
+}
+
+// hours are what an expression looks back for.
+var hours = regexp.MustCompile(`(\[|offset )\d+[hd]`)
 
 // TestTables: each alert is accounted for, and what the tables name is there.
 func TestTables(t *testing.T) {
 	var named []string
 	for _, r := range rules(t, rulesFile) {
 		named = append(named, r.Alert)
-		if _, ok := witnessed[r.Alert]; !ok {
+		of, ok := witnessed[r.Alert]
+		if !ok {
 			t.Errorf("%s: where it is to be active is not said", r.Alert)
+		}
+		if looksBack := hours.MatchString(r.Expr); of.by == blocks && !looksBack {
+			t.Errorf("%s does not look back for hours: a script can show it", r.Alert)
 		}
 	}
 	for alert := range witnessed {
@@ -94,7 +115,7 @@ func TestAlertFaults(t *testing.T) {
 	}
 	var all []prometheus.Alert
 	for _, name := range slices.Sorted(maps.Keys(witnessed)) {
-		all = append(all, alert(name, witnessed[name], "it is so"))
+		all = append(all, alert(name, witnessed[name].node, "it is so"))
 	}
 	if wrong := alertFaults(all); len(wrong) > 0 {
 		t.Errorf("nothing is wrong, and yet: %q", wrong)
