@@ -74,3 +74,29 @@ func TestStatusInNotes(t *testing.T) {
 		}
 	}
 }
+
+// TestCapabilities: NVIDIA's runtime in mode legacy leaves /dev/nvidia-uvm to who has compute. podgauge asks no CUDA, but where
+// Allocate answers device nodes it answers those that it sees.
+func TestCapabilities(t *testing.T) {
+	for values, want := range map[string]string{
+		``:                              "utility",
+		`compatWithCPUManager: false`:   "utility",
+		`deviceListStrategy: cdi-cri`:   "utility", // its nodes are looked for below the driver's root
+		`compatWithCPUManager: true`:    "compute,utility",
+		`config: {name: a, default: b}`: "compute,utility", // nobody knows what is in it
+		`config: {map: {a: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}`:                                      "compute,utility",
+		`config: {map: {default: "version: v1", a: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}`:              "compute,utility",
+		`config: {map: {default: "{version: v1, flags: {plugin: {passDeviceSpecs: false}}}"}}`:                               "utility",
+		`{compatWithCPUManager: false, config: {map: {default: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}}`: "utility",
+	} {
+		var got string
+		for _, v := range find[apps.DaemonSet](t, rendered(t, values))[0].Spec.Template.Spec.Containers[0].Env {
+			if v.Name == "NVIDIA_DRIVER_CAPABILITIES" {
+				got = v.Value
+			}
+		}
+		if got != want {
+			t.Errorf("%s: NVIDIA_DRIVER_CAPABILITIES is %q, want %q", values, got, want)
+		}
+	}
+}
