@@ -75,6 +75,25 @@ func TestStatusInNotes(t *testing.T) {
 	}
 }
 
+// TestDoctorInNotes: doctor is given the flags of the daemon that it goes by.
+func TestDoctorInNotes(t *testing.T) {
+	for values, want := range map[string]string{
+		``:                               "-- podgauge doctor --state-dir=/var/lib/podgauge\n",
+		`state: {enabled: false}`:        "-- podgauge doctor\n",
+		`simulate: hardware`:             "-- podgauge doctor --state-dir=/var/lib/podgauge --simulate=hardware\n",
+		`simulate: node`:                 "",
+		`devicePlugin: {enabled: false}`: "-- podgauge doctor --state-dir=/var/lib/podgauge --device-plugin=false\n",
+	} {
+		_, notes, err := render(values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want != "" && !strings.Contains(notes, want) || want == "" && strings.Contains(notes, "podgauge doctor") {
+			t.Errorf("%s: want %q, the notes are\n%s", values, want, notes)
+		}
+	}
+}
+
 // TestCapabilities: NVIDIA's runtime in mode legacy leaves /dev/nvidia-uvm to who has compute. podgauge asks no CUDA, but where
 // Allocate answers device nodes it answers those that it sees.
 func TestCapabilities(t *testing.T) {
