@@ -13,12 +13,22 @@ export CGO_CFLAGS = -g -O2 -Wno-deprecated-declarations
 # dropping methods that nobody calls: 3 MB of a program that stays resident.
 TAGS = -tags grpcnotrace
 
+ARCH ?= amd64 arm64
+IMAGES = $(ARCH:%=$(CURDIR)/bin/podgauge-image-%.tar)
+
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build lint rules golden e2e e2e-all soak churn xids bench gpu
+.PHONY: demo test build image image-check lint rules golden e2e e2e-all soak churn xids bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
+
+image: ## OCI archives in bin; ARCH=amd64: one of them; BASES=local, as root: where no registry can be reached
+	VERSION=$(VERSION) deploy/image/build.sh $(ARCH)
+	cd test/image && go run . $(IMAGES)
+
+image-check: ## podgauge runs from these archives, without a capability; as root
+	cd test/image && go run . -run $(IMAGES)
 
 demo: build ## a simulated node in this terminal
 	go build -o bin/demo ./cmd/demo && exec bin/demo bin/podgauge
@@ -28,6 +38,7 @@ test: build ## all that needs no root; allocations are counted without the race 
 	go test -run 'Allocations|Calls' ./...
 	cd test/openmetrics && go test -count=1 ./...
 	cd test/podsfixture && go test -count=1 ./...
+	cd test/image && go test -count=1 ./...
 
 rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
 	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
@@ -41,6 +52,7 @@ lint:
 	cd test/e2e && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	cd test/openmetrics && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	cd test/podsfixture && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
+	cd test/image && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 
 e2e: build ## a real kubelet, containerd and Prometheus; as root
 	cd test/e2e && go run ./cmd/e2e setup && go test -count=1 -timeout 30m ./...

@@ -14,6 +14,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	securejoin "github.com/cyphar/filepath-securejoin"
 	"github.com/podgauge/podgauge/device"
 )
 
@@ -159,8 +160,11 @@ func (b *Backend) find() (nvml.Interface, error) {
 			continue
 		}
 		for _, dir := range libraryDirs {
-			path := filepath.Join(root, dir, soname)
-			err := wholeFile(path)
+			// A link's end is meant below the root, wherever that is mounted.
+			path, err := securejoin.SecureJoin(filepath.Clean(root), filepath.Join(dir, soname))
+			if err == nil {
+				err = wholeFile(path)
+			}
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}

@@ -122,6 +122,28 @@ func TestLibraryAppears(t *testing.T) {
 	})
 }
 
+// TestLibraryBehindLinks has a driver that is found by links as Debian's alternatives are: their ends are meant in the driver's root, and not in
+// the root of this process.
+func TestLibraryBehindLinks(t *testing.T) {
+	library := filepath.Join(wholeLibrary, soname)
+	inChild(t, func(dir string) { install(t, library, dir, "root/usr/lib/x86_64-linux-gnu/nvidia/current") }, func(t *testing.T, dir string) {
+		skipWithDriver(t)
+		root := filepath.Join(dir, "root")
+		s := newStage(t, Options{DriverRoots: []string{root + "/"}}, "gpus 2")
+		s.noDriver("cannot open")
+
+		const links, real = "etc/alternatives/glx--libnvidia-ml.so.1", "usr/lib/x86_64-linux-gnu/nvidia/current"
+		s.must(os.MkdirAll(filepath.Join(root, filepath.Dir(links)), 0o755))
+		s.must(os.Symlink("/"+links, filepath.Join(root, filepath.Dir(real), "..", soname)))
+		s.noDriver("cannot open") // the link leads nowhere yet
+		s.must(os.Symlink("/"+real+"/"+soname, filepath.Join(root, links)))
+		s.list(2)
+		if got, want := s.About().Library, filepath.Join(root, real, soname); got != want {
+			t.Errorf("loaded %s, want %s", got, want)
+		}
+	})
+}
+
 // TestUselessLibrary has one first that lacks what is needed. It must not be bound.
 func TestUselessLibrary(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)

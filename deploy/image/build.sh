@@ -1,0 +1,96 @@
+#!/bin/sh
+# usage: VERSION=… deploy/image/build.sh [amd64] [arm64]
+#
+# Builds the image of the Dockerfile, by default for both architectures, and leaves each as an OCI archive in
+# bin/podgauge-image-<architecture>.tar, which `ctr -n k8s.io images import` takes. The same commit and the same base
+# images give the same layers.
+#
+# BUILDER is docker (with buildx), podman or buildah; by default the first of them that works here.
+# BASES=local builds on base images that are put together here from Debian's packages and this machine's Go, under the
+# names that the Dockerfile has: for where no registry can be reached. It takes buildah, and root.
+set -eu
+cd "$(dirname "$0")/../.."
+
+: "${VERSION:?}" "${BASES:=pulled}"
+image=ghcr.io/podgauge/podgauge:$VERSION
+revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
+# Files and configuration are as old as the commit, and not as the build.
+: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
+export SOURCE_DATE_EPOCH
+
+# ours is buildah with a storage of its own, that neither needs nor fills the machine's.
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/podgauge-image
+export BUILDAH_ISOLATION="${BUILDAH_ISOLATION:-chroot}" TMPDIR="$cache/tmp"
+ours() { buildah --root "$cache/storage" --runroot "$cache/run" "$@"; }
+
+works() {
+    case $1 in
+        docker) docker buildx version && docker info ;;
+        podman) podman info ;;
+        buildah) command -v buildah ;;
+        *) echo "BUILDER=$1: want docker, podman or buildah" >&2; exit 2 ;;
+    esac >/dev/null 2>&1
+}
+
+# builder names what builds, and installs buildah where nothing does.
+builder() {
+    for b in ${BUILDER:-docker podman buildah}; do
+        if works "$b"; then echo "$b"; return; fi
+    done
+    [ "${BUILDER:-buildah}" = buildah ] || { echo "$BUILDER does not work here" >&2; exit 1; }
+    install buildah
+    echo buildah
+}
+
+# install asks Debian for a program of the same name as its package.
+install() {
+    command -v "$1" >/dev/null && return
+    { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$1"; } >&2
+}
+
+# build leaves the image of one architecture in a file.
+build() {
+    arch=$1 archive=$2
+    set -- --platform "linux/$arch" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision"
+    if [ "$with" != docker ]; then # which knows its own platform, and keeps files' times by SOURCE_DATE_EPOCH
+        set -- "$@" --build-arg "BUILDPLATFORM=linux/$(go env GOHOSTARCH)" --format oci --identity-label=false \
+            --timestamp "$SOURCE_DATE_EPOCH" --tag "$image"
+    fi
+    case $with in
+        docker)
+            docker buildx build "$@" --provenance=false --output "type=oci,dest=$archive,name=$image,rewrite-timestamp=true" .
+            ;;
+        podman)
+            podman build "$@" .
+            podman save --format oci-archive --output "$archive" "$image"
+            podman rmi "$image"
+            ;;
+        buildah)
+            if [ "$BASES" = local ]; then base "$arch"; fi
+            ours bud "$@" $pull .
+            ours push "$image" "oci-archive:$archive:$image"
+            ours rmi "$image"
+            ;;
+    esac
+}
+
+mkdir -p bin "$TMPDIR"
+pull=
+if [ "$BASES" = local ]; then
+    BUILDER=buildah pull=--pull-never
+    . deploy/image/bases.sh
+fi
+with=$(builder)
+if [ "$with" = buildah ]; then
+    exec 9>"$cache/lock" # a name in the storage means one architecture at a time
+    flock 9
+    ours rm --all >/dev/null # what a build that was cut off has left
+fi
+if [ "$BASES" = local ]; then install debootstrap; fi
+[ $# -gt 0 ] || set -- amd64 arm64
+for arch in "$@"; do
+    archive=bin/podgauge-image-$arch.tar
+    rm -f "$archive"
+    build "$arch" "$archive"
+    echo "$archive: $image"
+done

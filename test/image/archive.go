@@ -1,0 +1,265 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+)
+
+// image is what an OCI archive holds.
+type image struct {
+	name   string
+	config config
+	// root is the file system by absolute path. Links are as they stand in it.
+	root map[string]*file
+	// compressed and uncompressed are the bytes of the layers.
+	compressed, uncompressed int64
+}
+
+// config is what an image says of itself.
+// https://github.com/opencontainers/image-spec/blob/main/config.md
+type config struct {
+	Architecture string `json:"architecture"`
+	OS           string `json:"os"`
+	Config       struct {
+		User       string
+		Entrypoint []string
+		Cmd        []string
+		Env        []string
+		Labels     map[string]string
+	} `json:"config"`
+	RootFS struct {
+		DiffIDs []string `json:"diff_ids"`
+	} `json:"rootfs"`
+}
+
+// file is an entry of a layer. Mode has the type as well.
+type file struct {
+	mode       fs.FileMode
+	uid, gid   int
+	link       string // of a symbolic link
+	attributes map[string]string
+	content    []byte
+}
+
+func (f *file) executable() bool { return f.mode.IsRegular() && f.mode&0o111 != 0 }
+
+type descriptor struct {
+	MediaType   string            `json:"mediaType"`
+	Digest      string            `json:"digest"`
+	Annotations map[string]string `json:"annotations"`
+}
+
+// blobs are the files of an archive, by their path in it.
+type blobs map[string][]byte
+
+// readImage reads an archive that holds one image.
+// https://github.com/opencontainers/image-spec/blob/main/image-layout.md
+func readImage(archive string) (*image, error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	stored := blobs{}
+	for entry, err := range entries(f) {
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", archive, err)
+		}
+		stored[path.Clean(entry.header.Name)] = entry.content
+	}
+	img, err := stored.image()
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", archive, err)
+	}
+	return img, nil
+}
+
+func (b blobs) image() (*image, error) {
+	var index struct{ Manifests []descriptor }
+	if err := json.Unmarshal(b["index.json"], &index); err != nil {
+		return nil, fmt.Errorf("index.json: %w", err)
+	}
+	if len(index.Manifests) != 1 {
+		return nil, fmt.Errorf("index.json has %d images, want 1", len(index.Manifests))
+	}
+	var manifest struct {
+		Config descriptor
+		Layers []descriptor
+	}
+	if err := b.decode(index.Manifests[0], &manifest); err != nil {
+		return nil, fmt.Errorf("manifest: %w", err)
+	}
+	img := &image{name: nameOf(index.Manifests[0].Annotations), root: map[string]*file{}}
+	if err := b.decode(manifest.Config, &img.config); err != nil {
+		return nil, fmt.Errorf("configuration: %w", err)
+	}
+	if got, want := len(manifest.Layers), len(img.config.RootFS.DiffIDs); got != want {
+		return nil, fmt.Errorf("the manifest has %d layers, the configuration %d", got, want)
+	}
+	for i, layer := range manifest.Layers {
+		if err := img.add(b, layer, img.config.RootFS.DiffIDs[i]); err != nil {
+			return nil, fmt.Errorf("layer %d: %w", i, err)
+		}
+	}
+	return img, nil
+}
+
+// nameOf is the name that containerd imports an image by: its own annotation, or a reference in the specification's.
+func nameOf(annotations map[string]string) string {
+	if name := annotations["io.containerd.image.name"]; name != "" {
+		return name
+	}
+	return annotations["org.opencontainers.image.ref.name"]
+}
+
+// get finds a blob, whose content is what its digest says.
+func (b blobs) get(d descriptor) ([]byte, error) {
+	content, found := b["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
+	if !found {
+		return nil, fmt.Errorf("%s is missing", d.Digest)
+	}
+	if got := digest(content); got != d.Digest {
+		return nil, fmt.Errorf("%s has the content of %s", d.Digest, got)
+	}
+	return content, nil
+}
+
+func (b blobs) decode(d descriptor, into any) error {
+	content, err := b.get(d)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(content, into)
+}
+
+// add lays a layer over those below it.
+func (i *image) add(b blobs, d descriptor, diffID string) error {
+	content, err := b.get(d)
+	if err != nil {
+		return err
+	}
+	i.compressed += int64(len(content))
+	if strings.HasSuffix(d.MediaType, "gzip") {
+		if content, err = gunzip(content); err != nil {
+			return err
+		}
+	}
+	if got := digest(content); got != diffID {
+		return fmt.Errorf("the configuration has %s, the layer is %s", diffID, got)
+	}
+	i.uncompressed += int64(len(content))
+	for entry, err := range entries(bytes.NewReader(content)) {
+		if err != nil {
+			return err
+		}
+		if err := i.lay(entry); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whiteout marks what a layer takes away.
+// https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
+const whiteout = ".wh."
+
+func (i *image) lay(e entry) error {
+	name := path.Join("/", e.header.Name)
+	if hidden, found := strings.CutPrefix(path.Base(name), whiteout); found {
+		if hidden == whiteout+".opq" {
+			return fmt.Errorf("%s: opaque folders are not looked into", name)
+		}
+		i.remove(path.Join(path.Dir(name), hidden))
+		return nil
+	}
+	f := &file{
+		mode: e.header.FileInfo().Mode(), uid: e.header.Uid, gid: e.header.Gid, link: e.header.Linkname,
+		attributes: e.header.PAXRecords, content: e.content,
+	}
+	if e.header.Typeflag == tar.TypeLink {
+		first, found := i.root[path.Join("/", e.header.Linkname)]
+		if !found {
+			return fmt.Errorf("%s is a link to %s, which is missing", name, e.header.Linkname)
+		}
+		f = first
+	}
+	i.root[name] = f
+	return nil
+}
+
+func (i *image) remove(name string) {
+	for other := range i.root {
+		if other == name || strings.HasPrefix(other, name+"/") {
+			delete(i.root, other)
+		}
+	}
+}
+
+// find follows links, as the kernel would with the image as its root.
+func (i *image) find(name string) (*file, string, bool) {
+	at := "/"
+	rest := strings.Split(strings.Trim(name, "/"), "/")
+	for links := 0; len(rest) > 0; {
+		next := path.Join(at, rest[0])
+		f, found := i.root[next]
+		switch {
+		case !found || links > 40:
+			return nil, "", false
+		case f.mode&fs.ModeSymlink != 0:
+			links++
+			target := f.link
+			if !path.IsAbs(target) {
+				target = path.Join(at, target)
+			}
+			rest = append(strings.Split(strings.Trim(path.Clean(target), "/"), "/"), rest[1:]...)
+			at = "/"
+		default:
+			at, rest = next, rest[1:]
+		}
+	}
+	return i.root[at], at, true
+}
+
+type entry struct {
+	header  *tar.Header
+	content []byte
+}
+
+// entries are those of a tar, until the first error.
+func entries(r io.Reader) func(yield func(entry, error) bool) {
+	return func(yield func(entry, error) bool) {
+		for t := tar.NewReader(r); ; {
+			header, err := t.Next()
+			if errors.Is(err, io.EOF) {
+				return
+			}
+			var content []byte
+			if err == nil {
+				content, err = io.ReadAll(t)
+			}
+			if !yield(entry{header, content}, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+func gunzip(content []byte) ([]byte, error) {
+	r, err := gzip.NewReader(bytes.NewReader(content))
+	if err != nil {
+		return nil, err
+	}
+	return io.ReadAll(r)
+}
+
+func digest(content []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(content)) }

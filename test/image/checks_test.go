@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bytes"
+	"debug/elf"
+	"encoding/binary"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+)
+
+// info is a file as package tar wants to be told of it.
+type info struct {
+	*file
+	name string
+}
+
+func (i info) Name() string       { return filepath.Base(i.name) }
+func (i info) Size() int64        { return int64(len(i.content)) }
+func (i info) Mode() fs.FileMode  { return i.mode }
+func (i info) ModTime() time.Time { return time.Unix(0, 0) }
+func (i info) IsDir() bool        { return i.mode.IsDir() }
+func (i info) Sys() any           { return nil }
+
+// good is an image with which nothing is wrong: make build's binary on this machine's glibc.
+func good(t *testing.T) *image {
+	t.Helper()
+	img := &image{name: repository + ":v1.2.3", root: map[string]*file{
+		"/tmp":                               {mode: fs.ModeDir | fs.ModeSticky | 0o777},
+		"/lib":                               {mode: fs.ModeSymlink | 0o777, link: "usr/lib"},
+		"/lib64":                             {mode: fs.ModeSymlink | 0o777, link: "usr/lib64"},
+		"/etc":                               {mode: fs.ModeDir | 0o755},
+		"/etc/ssl":                           {mode: fs.ModeDir | 0o755},
+		"/etc/ssl/certs":                     {mode: fs.ModeDir | 0o755},
+		"/etc/ssl/certs/ca-certificates.crt": {mode: 0o644, content: []byte("-----BEGIN CERTIFICATE-----\n")},
+		"/usr/share/doc/podgauge/LICENSE":    {mode: 0o644, content: []byte("Apache License")},
+	}}
+	for _, name := range []string{"base-files", "ca-certificates", "libc6", "tzdata"} {
+		img.root["/var/lib/dpkg/status.d/"+name] = &file{mode: 0o644, content: []byte("Package: " + name + "\nVersion: 1-2\n")}
+	}
+	put := func(name, source string) {
+		content, err := os.ReadFile(source)
+		if err != nil {
+			t.Fatalf("%v (make build)", err)
+		}
+		mode := fs.FileMode(0o755)
+		if strings.Contains(name, "/lib/") && !strings.Contains(name, "/libc.so") && !strings.Contains(name, "/ld-") {
+			mode = 0o644
+		}
+		img.root[name] = &file{mode: mode, content: content}
+		for dir := filepath.Dir(name); dir != "/"; dir = filepath.Dir(dir) {
+			img.root[dir] = &file{mode: fs.ModeDir | 0o755}
+		}
+	}
+	put(program, "../../bin/podgauge")
+	img.config.Architecture, img.config.OS = runtime.GOARCH, "linux"
+	libraries := img.libraries()
+	for _, library := range []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2"} {
+		put(libraries+"/"+library, libraries+"/"+library)
+	}
+	bin, err := img.open(program)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loader, err := interpreter(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(libraries+"/"+filepath.Base(loader), loader)
+	img.root["/usr"+loader] = &file{mode: fs.ModeSymlink | 0o777, link: libraries + "/" + filepath.Base(loader)}
+	if dir := filepath.Dir("/usr" + loader); img.root[dir] == nil {
+		img.root[dir] = &file{mode: fs.ModeDir | 0o755}
+	}
+	c := &img.config.Config
+	c.User, c.Entrypoint, c.Env = "0:0", []string{program}, []string{"PATH=/usr/bin"}
+	c.Labels = map[string]string{}
+	for name, value := range map[string]string{
+		"title": "podgauge", "description": "Device plugin for NVIDIA GPUs", "source": "https://github.com/podgauge/podgauge",
+		"documentation": "https://example.com", "licenses": "Apache-2.0", "base.name": "gcr.io/distroless/base-nossl-debian13",
+		"version": "v1.2.3", "revision": strings.Repeat("0", 40),
+	} {
+		c.Labels["org.opencontainers.image."+name] = value
+	}
+	return img
+}
+
+// spoiled are images with which one thing is wrong, and the check that must say so.
+var spoiled = []struct {
+	what, check string
+	spoil       func(img *image)
+}{
+	{"another version", "name", func(img *image) { img.name = repository + ":v1.2.4" }},
+	{"no name", "name", func(img *image) { img.name = "" }},
+	{"a shell starts it", "start", func(img *image) { img.config.Config.Entrypoint = []string{"sh", "-c", program} }},
+	{"with arguments", "start", func(img *image) { img.config.Config.Cmd = []string{"--simulate"} }},
+	{"another user", "start", func(img *image) { img.config.Config.User = "65532" }},
+	{"asks for GPUs", "start", func(img *image) { img.config.Config.Env = []string{"NVIDIA_VISIBLE_DEVICES=all"} }},
+	{"no revision", "labels", func(img *image) { img.config.Config.Labels["org.opencontainers.image.revision"] = "unknown" }},
+	{"another licence's name", "labels", func(img *image) { img.config.Config.Labels["org.opencontainers.image.licenses"] = "MIT" }},
+	{"a shell", "programs", func(img *image) { img.root["/busybox/sh"] = &file{mode: 0o755} }},
+	{"a link to a shell", "programs", func(img *image) { img.root["/opt/bash"] = &file{mode: fs.ModeSymlink | 0o777, link: "/opt/x"} }},
+	{"another program", "programs", func(img *image) { img.root["/usr/sbin/ldconfig"] = &file{mode: 0o755} }},
+	{"a program elsewhere", "programs", func(img *image) { img.root["/opt/tool"] = &file{mode: 0o755, content: []byte("\x7fELF")} }},
+	{"setuid", "permissions", func(img *image) { img.root["/opt/x"] = &file{mode: fs.ModeSetuid | 0o755} }},
+	{"a capability of a file", "permissions", func(img *image) {
+		img.root["/opt/x"] = &file{mode: 0o755, attributes: map[string]string{"SCHILY.xattr.security.capability": "\x01"}}
+	}},
+	{"a folder for everybody", "permissions", func(img *image) { img.root["/opt"] = &file{mode: fs.ModeDir | 0o777} }},
+	{"not root's", "permissions", func(img *image) { img.root[program].uid = 1000 }},
+	{"for a machine that there is not", "architecture", func(img *image) { img.config.Architecture = "s390x" }},
+	{"for another system", "architecture", func(img *image) { img.config.OS = "windows" }},
+	{"another machine's binary", "architecture", func(img *image) {
+		binary.LittleEndian.PutUint16(img.root[program].content[18:], uint16(elf.EM_RISCV)) // e_machine
+	}},
+	{"bound at its start", "lazy binding", func(img *image) { retag(img, elf.DT_DEBUG, elf.DT_BIND_NOW) }},
+	{"without cgo", "lazy binding", func(img *image) { replace(img, "nvml", "mlvn") }},
+	{"no C library", "libraries", func(img *image) { remove(img, "libc.so.6") }},
+	{"no dynamic linker", "libraries", func(img *image) { remove(img, "ld-linux") }},
+	{"another library in the C library's place", "libraries", func(img *image) {
+		libc, libm := find(img, "libc.so.6"), find(img, "libm.so.6")
+		img.root[libc] = img.root[libm]
+	}},
+	{"paths of the machine", "build info", func(img *image) { replace(img, "-trimpath=true", "-trimpath=fals") }},
+	{"another program's name", "build info", func(img *image) { replace(img, "path\tgithub.com/podgauge", "path\tgithub.com/podgaugf") }},
+	{"a package without its list", "packages", func(img *image) { delete(img.root, "/var/lib/dpkg/status.d/libc6") }},
+	{"a list without a version", "packages", func(img *image) { img.root["/var/lib/dpkg/status.d/libc6"].content = []byte("Package: libc6\n") }},
+	{"no certificates", "packages", func(img *image) { delete(img.root, "/etc/ssl/certs/ca-certificates.crt") }},
+	{"no licence", "licence", func(img *image) { delete(img.root, "/usr/share/doc/podgauge/LICENSE") }},
+}
+
+// retag makes another entry of one of the binary's dynamic section.
+func retag(img *image, from, to elf.DynTag) {
+	bin, err := img.open(program)
+	if err != nil {
+		panic(err)
+	}
+	at := bin.Section(".dynamic")
+	for entry := at.Offset; entry < at.Offset+at.Size; entry += 16 {
+		tag := img.root[program].content[entry : entry+8]
+		if elf.DynTag(binary.LittleEndian.Uint64(tag)) == from {
+			binary.LittleEndian.PutUint64(tag, uint64(to))
+			return
+		}
+	}
+	panic(from.String() + " is not in the binary")
+}
+
+func replace(img *image, old, by string) {
+	if !bytes.Contains(img.root[program].content, []byte(old)) {
+		panic(old + " is not in the binary")
+	}
+	img.root[program].content = bytes.ReplaceAll(img.root[program].content, []byte(old), []byte(by))
+}
+
+func find(img *image, beginning string) string {
+	for name, f := range img.root {
+		if strings.HasPrefix(filepath.Base(name), beginning) && f.mode.IsRegular() {
+			return name
+		}
+	}
+	panic(beginning + " is not in the image")
+}
+
+func remove(img *image, beginning string) { delete(img.root, find(img, beginning)) }
+
+func TestChecks(t *testing.T) {
+	for _, check := range checks {
+		found, err := check.of(good(t))
+		if err != nil || found == "" {
+			t.Errorf("%s: %q, %v of an image with which nothing is wrong", check.name, found, err)
+		}
+	}
+	tried := map[string]bool{}
+	for _, c := range spoiled {
+		img := good(t)
+		c.spoil(img)
+		for _, check := range checks {
+			if check.name != c.check {
+				continue
+			}
+			tried[check.name] = true
+			if _, err := check.of(img); err == nil {
+				t.Errorf("%s: nothing is said of an image with %s", check.name, c.what)
+			}
+		}
+	}
+	for _, check := range checks {
+		if !tried[check.name] {
+			t.Errorf("%s was never seen to fail", check.name)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// read is a file of the repository.
+func read(t *testing.T, name string) string {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("..", "..", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(content)
+}
+
+// say finds what a file says, by an expression with one group.
+func say(t *testing.T, file, expression string) string {
+	t.Helper()
+	found := regexp.MustCompile(`(?m)` + expression).FindStringSubmatch(read(t, file))
+	if found == nil {
+		t.Fatalf("%s has no %s", file, expression)
+	}
+	return found[1]
+}
+
+// TestImageHasTheBinaryOfMakeBuild: what is tested by make is what is delivered in an image.
+func TestImageHasTheBinaryOfMakeBuild(t *testing.T) {
+	flags := say(t, "Makefile", `^build:.*\n\tgo build (.*) -o `)
+	flags = strings.NewReplacer("$(TAGS)", say(t, "Makefile", `^TAGS = (.*)$`), "$(VERSION)", "$VERSION", "'", `"`).Replace(flags)
+	if got := say(t, "Dockerfile", `go build (.*) -o /out/podgauge`); got != flags {
+		t.Errorf("the Dockerfile builds with %s\nthe Makefile with         %s", got, flags)
+	}
+	for _, name := range []string{"CGO_LDFLAGS", "CGO_CFLAGS"} {
+		want := say(t, "Makefile", `^export `+name+` = (.*)$`)
+		if got := say(t, "Dockerfile", `^ENV .*`+name+`="([^"]*)"`); got != want {
+			t.Errorf("%s is %q in the Dockerfile and %q in the Makefile", name, got, want)
+		}
+	}
+}
+
+// TestImageIsBuiltByTheModulesGo, and on the glibc on which it runs: a newer one's symbols would not be there.
+func TestImageIsBuiltByTheModulesGo(t *testing.T) {
+	version := say(t, "go.mod", `^go (\d+\.\d+)`)
+	if got := say(t, "Dockerfile", `^FROM .*/golang:([\d.]+)-`); got != version && !strings.HasPrefix(got, version+".") {
+		t.Errorf("the image is built by Go %s, go.mod has %s", got, version)
+	}
+	suite := say(t, "Dockerfile", `^FROM .*/golang:[\d.]+-(\w+) AS build$`)
+	debian := say(t, "Dockerfile", `^FROM .*distroless/\S+-debian(\d+)$`)
+	if want := map[string]string{"12": "bookworm", "13": "trixie"}[debian]; suite != want {
+		t.Errorf("it is built on %s and runs on Debian %s, %s", suite, debian, want)
+	}
+	base := say(t, "Dockerfile", `^FROM --platform=\$TARGETPLATFORM (\S+)$`)
+	if got := say(t, "Dockerfile", `image\.base\.name="([^"]*)"`); got != base {
+		t.Errorf("the label says that the base is %s, it is %s", got, base)
+	}
+}
+
+// TestNothingOfTheBinaryIsIgnored: the builder sees each file of each package.
+func TestNothingOfTheBinaryIsIgnored(t *testing.T) {
+	list := exec.Command("go", "list", "-deps", "-json=Dir,Module,GoFiles,CgoFiles,CFiles,HFiles,EmbedFiles", "./cmd/podgauge")
+	list.Dir = filepath.Join("..", "..")
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	files := []string{"go.mod", "go.sum", "LICENSE"}
+	for packages := json.NewDecoder(strings.NewReader(string(out))); packages.More(); {
+		var p struct {
+			Dir                                           string
+			Module                                        *struct{ Main bool }
+			GoFiles, CgoFiles, CFiles, HFiles, EmbedFiles []string
+		}
+		if err := packages.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		if p.Module == nil || !p.Module.Main {
+			continue
+		}
+		root, err := filepath.Abs(list.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		folder, err := filepath.Rel(root, p.Dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, names := range [][]string{p.GoFiles, p.CgoFiles, p.CFiles, p.HFiles, p.EmbedFiles} {
+			for _, name := range names {
+				files = append(files, filepath.ToSlash(filepath.Join(folder, name)))
+			}
+		}
+	}
+	if len(files) < 50 {
+		t.Fatalf("only %d files", len(files))
+	}
+	patterns := strings.Fields(regexp.MustCompile(`(?m)^#.*$`).ReplaceAllString(read(t, ".dockerignore"), ""))
+	for _, file := range files {
+		if pattern := ignoredBy(patterns, file); pattern != "" {
+			t.Errorf("%s is ignored: %s", file, pattern)
+		}
+	}
+	for _, file := range []string{"bin/podgauge", "docs/api.md", "config/testdata/x", "config/build_test.go", ".git/HEAD"} {
+		if ignoredBy(patterns, file) == "" {
+			t.Errorf("%s is not ignored", file)
+		}
+	}
+}
+
+// ignoredBy names the pattern that ignores a file, or a folder in which it is.
+func ignoredBy(patterns []string, file string) string {
+	for _, pattern := range patterns {
+		name, anywhere := strings.CutPrefix(pattern, "**/")
+		for at := file; at != "."; at = path.Dir(at) {
+			candidate := at
+			if anywhere {
+				candidate = path.Base(at)
+			}
+			if matched, err := path.Match(name, candidate); matched && err == nil {
+				return pattern
+			}
+		}
+	}
+	return ""
+}
