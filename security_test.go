@@ -3,12 +3,32 @@ package podgauge_test
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
+
+// TestStartsNothing: the program cannot start another one, nor ask the API server. That it is
+// not linked says more than that nobody calls it.
+func TestStartsNothing(t *testing.T) {
+	list, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/podgauge").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages := strings.Fields(string(list))
+	if !slices.Contains(packages, "google.golang.org/grpc") {
+		t.Errorf("%d packages are linked, and gRPC is not among them", len(packages))
+	}
+	for _, p := range packages {
+		if p == "os/exec" || p == "plugin" || strings.HasPrefix(p, "k8s.io/client-go") {
+			t.Errorf("%s is linked, and docs/security.md says that it is not", p)
+		}
+	}
+}
 
 var fuzzTarget = regexp.MustCompile(`(?m)^func (Fuzz\w+)\(`)
 
