@@ -158,3 +158,24 @@ func anchors(text string) map[string]bool {
 	}
 	return all
 }
+
+// TestVerbs: CONTRIBUTING.md says when each of the Makefile's is for.
+func TestVerbs(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	verbs := regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`).FindAllStringSubmatch(string(makefile), -1)
+	if len(verbs) < 10 {
+		t.Errorf("there are %d verbs only", len(verbs))
+	}
+	for _, verb := range verbs {
+		if !strings.Contains(string(page), "`make "+verb[1]+"`") {
+			t.Errorf("CONTRIBUTING.md does not have make %s", verb[1])
+		}
+	}
+}
