@@ -102,6 +102,7 @@ func (n *scaledNode) count(t *testing.T) (c scale) {
 		return strings.Count(text, "\nnvidia_gpu_allocation_info{") == held &&
 			(n.sharers == 0 || strings.Count(text, "\nnvidia_gpu_container_processes{") == held)
 	})
+	w.untilCounted(resource, held)
 	text := w.settled()
 	c.ofPod = strings.Count(text, `pod="pod-0"`)
 	for line := range strings.Lines(text) {
