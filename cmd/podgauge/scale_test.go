@@ -102,7 +102,9 @@ func (n *scaledNode) count(t *testing.T) (c scale) {
 		return strings.Count(text, "\nnvidia_gpu_allocation_info{") == held &&
 			(n.sharers == 0 || strings.Count(text, "\nnvidia_gpu_container_processes{") == held)
 	})
-	w.untilCounted(resource, held)
+	if !slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--metrics.include=") }) {
+		w.untilCounted(resource, held)
+	}
 	text := w.settled()
 	c.ofPod = strings.Count(text, `pod="pod-0"`)
 	for line := range strings.Lines(text) {

@@ -1,0 +1,115 @@
+{{- /* The daemon's flags: what has no variable. Folders are where podgauge looks for them by itself, whatever they are called on
+the node, so that `kubectl exec … podgauge doctor` finds them too. */}}
+{{- define "podgauge.args" -}}
+{{- $v := .Values }}
+{{- $facts := include "podgauge.facts" . | fromJson }}
+{{- $args := list }}
+{{- with $v.simulate }}{{ $args = append $args (printf "--simulate=%s" .) }}{{ end }}
+{{- if not $v.devicePlugin.enabled }}{{ $args = append $args "--device-plugin=false" }}{{ end }}
+{{- if $v.state.enabled }}{{ $args = append $args "--state-dir=/var/lib/podgauge" }}{{ end }}
+{{- if not $v.kernelLog.enabled }}{{ $args = append $args "--kernel-log=" }}{{ end }}
+{{- with $v.health.unhealthyAfter }}{{ $args = append $args (printf "--unhealthy-after=%s" .) }}{{ end }}
+{{- with $v.holders.maxAge }}{{ $args = append $args (printf "--holders.max-age=%s" .) }}{{ end }}
+{{- with $v.incidents.maxAge }}{{ $args = append $args (printf "--incidents.max-age=%s" .) }}{{ end }}
+{{- with $v.incidents.maxCount }}{{ $args = append $args (printf "--incidents.max-count=%d" (int .)) }}{{ end }}
+{{- if ne (int $v.metrics.port) 9400 }}{{ $args = append $args (printf "--web.listen-address=:%d" (int $v.metrics.port)) }}{{ end }}
+{{- if $facts.web }}
+{{- $args = append $args (printf "--web.config.file=/etc/podgauge/web/%s" $v.webConfig.key) }}
+{{- $args = append $args (printf "--web.probe-address=:%d" (int $v.probes.port)) }}
+{{- end }}
+{{- range $v.metrics.include }}{{ $args = append $args (printf "--metrics.include=%s" .) }}{{ end }}
+{{- range $v.metrics.exclude }}{{ $args = append $args (printf "--metrics.exclude=%s" .) }}{{ end }}
+{{- with $v.metrics.podLabels }}{{ $args = append $args (printf "--metrics.pod-labels=%s" .) }}{{ end }}
+{{- if $v.metrics.podUID }}{{ $args = append $args "--metrics.pod-uid" }}{{ end }}
+{{- range $v.metrics.labelsAllowlist }}{{ $args = append $args (printf "--metrics.labels-allowlist=%s" .) }}{{ end }}
+{{- if $v.metrics.nvlinkLinks }}{{ $args = append $args "--metrics.nvlink-links" }}{{ end }}
+{{- if $v.metrics.dcgm }}{{ $args = append $args "--metrics.dcgm" }}{{ end }}
+{{- with $v.metrics.seriesLimit }}{{ $args = append $args (printf "--metrics.series-limit=%d" (int .)) }}{{ end }}
+{{- with $v.log.level }}{{ $args = append $args (printf "--log.level=%s" .) }}{{ end }}
+{{- with $v.log.format }}{{ $args = append $args (printf "--log.format=%s" .) }}{{ end }}
+{{- with concat $args $v.extraArgs }}
+{{- toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* The device plugin's settings, as variables, which doctor has as well. What nobody gave is not set, since a variable beats the
+config. */}}
+{{- define "podgauge.env" -}}
+{{- $v := .Values }}
+{{- $facts := include "podgauge.facts" . | fromJson }}
+- name: NODE_NAME
+  valueFrom:
+    fieldRef:
+      fieldPath: spec.nodeName
+{{- if and $facts.hardware (not $facts.host) }}
+- name: NVIDIA_VISIBLE_DEVICES
+  value: {{ eq $v.driver.injection "volume-mounts" | ternary "/var/run/nvidia-container-devices" "all" }}
+- name: NVIDIA_DRIVER_CAPABILITIES
+  value: utility
+{{- if $facts.mig }}
+- name: NVIDIA_MIG_MONITOR_DEVICES
+  value: all
+{{- end }}
+{{- end }}
+{{- if $facts.configFolder }}
+- name: CONFIG_FILE
+  value: /etc/podgauge/configs
+{{- with $facts.configName }}
+- name: CONFIG_NAME
+  value: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- $said := list
+  (list "MIG_STRATEGY" $v.migStrategy)
+  (list "FAIL_ON_INIT_ERROR" $v.failOnInitError)
+  (list "DEVICE_LIST_STRATEGY" $v.deviceListStrategy)
+  (list "DEVICE_ID_STRATEGY" $v.deviceIDStrategy)
+  (list "PASS_DEVICE_SPECS" $v.compatWithCPUManager)
+  (list "DEVICE_DISCOVERY_STRATEGY" $v.deviceDiscoveryStrategy)
+  (list "NVIDIA_DRIVER_ROOT" $v.nvidiaDriverRoot)
+  (list "NVIDIA_DEV_ROOT" $v.nvidiaDevRoot)
+  (list "GDRCOPY_ENABLED" $v.gdrcopyEnabled)
+  (list "GDS_ENABLED" $v.gdsEnabled)
+  (list "MOFED_ENABLED" $v.mofedEnabled)
+  (list "SHARED_DEVICES_ALLOCATION_POLICY" $v.sharedDevicesAllocationPolicy)
+  (list "PRE_START_CHECK" $v.preStartCheck)
+  (list "INCLUDE_DEVICES" (join "," $v.includeDevices))
+  (list "EXCLUDE_DEVICES" (join "," $v.excludeDevices))
+  (list "IMEX_CHANNEL_IDS" (join "," $v.imex.channelIDs))
+  (list "IMEX_REQUIRED" $v.imex.required)
+  (list "MPS_ROOT" $v.mps.root)
+  (list "NVIDIA_CDI_HOOK_PATH" $v.cdi.nvidiaHookPath)
+  (list "CDI_FEATURE_FLAGS" $v.cdi.featureFlags)
+  (list "CDI_DISABLE_HOOKS" $v.cdi.disableHooks)
+  (list "CDI_ANNOTATION_PREFIX" $v.cdi.annotationPrefix)
+  (list "DP_DISABLE_HEALTHCHECKS" (join "," $v.health.disable))
+  (list "DP_ENABLE_HEALTHCHECKS" (join "," $v.health.enable)) }}
+{{- range $said }}
+{{- $value := toString (last .) }}
+{{- if and (not (kindIs "invalid" (last .))) $value }}
+- name: {{ first . }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end }}
+{{- with $v.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "podgauge.podSecurityContext" -}}
+{{- $own := dict "runAsUser" 0 "runAsGroup" 0 "seccompProfile" (dict "type" "RuntimeDefault") }}
+{{- toYaml (mergeOverwrite $own (deepCopy .Values.podSecurityContext)) }}
+{{- end }}
+
+{{- /* Kubernetes refuses a privileged container that may not gain privileges. */}}
+{{- define "podgauge.securityContext" -}}
+{{- $facts := include "podgauge.facts" . | fromJson }}
+{{- $add := list }}
+{{- if $facts.mig }}{{ $add = append $add "SYS_ADMIN" }}{{ end }}
+{{- if .Values.kernelLog.enabled }}{{ $add = append $add "SYSLOG" }}{{ end }}
+{{- $capabilities := dict "drop" (list "ALL") }}
+{{- if $add }}{{ $_ := set $capabilities "add" $add }}{{ end }}
+{{- $own := dict "allowPrivilegeEscalation" $facts.privileged "readOnlyRootFilesystem" true "capabilities" $capabilities }}
+{{- if $facts.privileged }}{{ $_ := set $own "privileged" true }}{{ end }}
+{{- toYaml (mergeOverwrite $own (deepCopy .Values.securityContext)) }}
+{{- end }}

@@ -1,0 +1,103 @@
+{{- define "podgauge.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "podgauge.fullname" -}}
+{{- $name := include "podgauge.name" . }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "podgauge.namespace" -}}
+{{- default .Release.Namespace .Values.namespaceOverride }}
+{{- end }}
+
+{{- define "podgauge.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "podgauge.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- default "default" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "podgauge.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "podgauge.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "podgauge.labels" -}}
+{{- $own := dict "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") "app.kubernetes.io/managed-by" .Release.Service "app.kubernetes.io/version" (include "podgauge.version" .) }}
+{{- toYaml (mergeOverwrite (deepCopy .Values.commonLabels) $own (include "podgauge.selectorLabels" . | fromYaml)) }}
+{{- end }}
+
+{{- /* A label's value: a digest or a long tag is none. */}}
+{{- define "podgauge.version" -}}
+{{- default .Chart.AppVersion .Values.image.tag | trunc 63 | trimAll "-_." }}
+{{- end }}
+
+{{- define "podgauge.image" -}}
+{{- if .Values.image.digest }}
+{{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{- else }}
+{{- printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- /* What follows from several values, worked out once, as JSON:
+  hardware      there is a driver: nothing is simulated
+  privileged    podgauge needs a device that only a privileged container is given
+  mig, cdi      their features are on, said or because a config asks for them
+  driverRoot    the folder of the node with the driver is mounted
+  configFolder  named configs are mounted; configMap is where they are, configName the one that holds
+  web           there is a web config; webSecret is where */}}
+{{- define "podgauge.facts" -}}
+{{- $v := .Values }}
+{{- $strategies := list (default "" $v.deviceListStrategy) }}
+{{- $migs := list (default "" $v.migStrategy) }}
+{{- range $name, $text := $v.config.map }}
+  {{- $config := fromYaml $text }}
+  {{- if hasKey $config "Error" }}
+    {{- fail (printf "config.map.%s: %s" $name $config.Error) }}
+  {{- end }}
+  {{- $flags := default dict $config.flags }}
+  {{- $plugin := default dict $flags.plugin }}
+  {{- $migs = append $migs (default "" $flags.migStrategy) }}
+  {{- $said := default list $plugin.deviceListStrategy }}
+  {{- $strategies = concat $strategies (kindIs "slice" $said | ternary $said (list $said)) }}
+{{- end }}
+{{- $hardware := not $v.simulate }}
+{{- $host := and $hardware (eq $v.driver.injection "host") }}
+{{- $cdi := eq (toString $v.cdi.enabled) "auto" | ternary (contains "cdi-" (join "," $strategies)) (eq (toString $v.cdi.enabled) "true") }}
+{{- $mig := eq (toString $v.mig.monitor) "auto" | ternary (or (has "single" $migs) (has "mixed" $migs)) (eq (toString $v.mig.monitor) "true") }}
+{{- $fallback := "" }}
+{{- if not $v.config.name }}
+  {{- range $v.config.fallbackStrategies }}
+    {{- if $fallback }}
+    {{- else if and (eq . "named") (hasKey $v.config.map "default") }}
+      {{- $fallback = "default" }}
+    {{- else if and (eq . "single") (eq (len $v.config.map) 1) }}
+      {{- $fallback = keys $v.config.map | first }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- $configName := default $fallback $v.config.default }}
+{{- $web := or (not (empty $v.webConfig.content)) (ne $v.webConfig.existingSecret "") }}
+{{- dict
+  "hardware" $hardware
+  "privileged" (or $host $v.kernelLog.enabled)
+  "host" $host
+  "mig" (and $hardware $mig)
+  "cdi" $cdi
+  "driverRoot" (and $hardware (or $host $cdi))
+  "configFolder" (or (ne $v.config.name "") (ne $configName ""))
+  "configMap" (default (printf "%s-configs" (include "podgauge.fullname" .)) $v.config.name)
+  "configName" $configName
+  "web" $web
+  "webSecret" (default (printf "%s-web" (include "podgauge.fullname" .)) $v.webConfig.existingSecret)
+  | toJson }}
+{{- end }}

@@ -1,0 +1,34 @@
+{{- /* What PodMonitor and ServiceMonitor say alike of an endpoint. */}}
+{{- define "podgauge.endpoint" -}}
+port: metrics
+path: /metrics
+{{- with .interval }}
+interval: {{ . }}
+{{- end }}
+{{- with .scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+{{- if ne .scheme "http" }}
+scheme: {{ .scheme }}
+{{- end }}
+{{- with .tlsConfig }}
+tlsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .basicAuth }}
+basicAuth:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+# namespace, pod and container are those of the pod that holds the device, and not podgauge's own.
+honorLabels: true
+relabelings:
+  - sourceLabels: [__meta_kubernetes_pod_node_name]
+    targetLabel: node
+  {{- with .relabelings }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

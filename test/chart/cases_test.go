@@ -1,0 +1,188 @@
+package chart
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// of is a way to install the chart. Those in deploy/helm/podgauge/examples are cases too.
+type of struct {
+	name   string
+	values string
+}
+
+var cases = []of{
+	{"default", ``},
+	{"processes", `processes: {enabled: true}`},
+	{"kernel-log", `kernelLog: {enabled: true}`},
+	{"mig-single", `migStrategy: single`},
+	{"mig-seen", `mig: {monitor: true}`},
+	{"cdi", `deviceListStrategy: envvar,cdi-cri`},
+	{"mps", `mps: {root: /run/nvidia/mps}`},
+	{"volume-mounts", `{driver: {injection: volume-mounts}, deviceListStrategy: volume-mounts}`},
+	{"no-runtime-class", `{runtimeClassName: "", gpuNodesOnly: false, tolerations: [{operator: Exists}]}`},
+	{"measure-only", `{devicePlugin: {enabled: false}, podsAPI: {enabled: false}, state: {enabled: false}}`},
+	{"named-config", `config: {name: gpu-configs, default: shared}`},
+	{"empty-config", `config: {map: {a: "version: v1", b: "version: v1"}, fallbackStrategies: [named, single, empty]}`},
+	{"web-secret", `{webConfig: {existingSecret: podgauge-web, key: web-config.yml}, probes: {port: 9500}}`},
+	{"service-monitor", `{serviceMonitor: {enabled: true, interval: 15s, scrapeTimeout: 10s}, prometheusRule: {enabled: true, recording: false, disabled: [PodgaugeIdleDeviceHeld]}}`},
+	{"annotations", `{prometheusAnnotations: {enabled: true}, service: {enabled: false}, podAnnotations: {example.com/team: gpu}}`},
+	{"network-policy", `networkPolicy: {enabled: true, from: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]}`},
+	{"on-delete", `{updateStrategy: {type: OnDelete}, priorityClassName: "", serviceAccount: {create: false}}`},
+	{"simulated", `simulate: hardware`},
+	{"simulated-node", `{simulate: node, devicePlugin: {enabled: true}}`},
+	{"names", `
+nameOverride: gauge
+fullnameOverride: gpu-gauge
+namespaceOverride: gpus
+namespace: {create: true}
+commonLabels: {team: gpu}
+podLabels: {tier: node}
+image: {repository: registry.example.com/gauge, digest: "sha256:` + digest + `", pullPolicy: Always}
+imagePullSecrets: [{name: pull}]
+serviceAccount: {name: gauge, annotations: {example.com/role: none}}
+`},
+	{"everything", `
+processes: {enabled: true}
+kernelLog: {enabled: true}
+driver: {injection: host}
+nvidiaDriverRoot: /run/nvidia/driver
+nvidiaDevRoot: /
+config: {map: {default: "version: v1", shared: "{version: v1, sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}}"}}
+migStrategy: mixed
+failOnInitError: true
+deviceListStrategy: envvar,cdi-annotations,cdi-cri
+deviceIDStrategy: index
+compatWithCPUManager: true
+deviceDiscoveryStrategy: nvml
+gdrcopyEnabled: true
+gdsEnabled: true
+mofedEnabled: false
+sharedDevicesAllocationPolicy: distinct
+preStartCheck: true
+includeDevices: [0, "model:*H100*"]
+excludeDevices: ["0000:3b:00.0"]
+imex: {channelIDs: [0], required: true}
+mps: {root: /run/nvidia/mps}
+cdi: {nvidiaHookPath: /usr/bin/nvidia-cdi-hook, featureFlags: disable-nvsandboxutils, disableHooks: all, annotationPrefix: cdi.example.com/}
+health: {disable: [43, "109"], enable: [31], unhealthyAfter: 1m30s}
+incidents: {maxAge: 240h, maxCount: 500}
+holders: {maxAge: 2h}
+metrics:
+  port: 9410
+  include: [nvidia_gpu_*, podgauge_*]
+  exclude: [nvidia_gpu_bar1_*]
+  podLabels: allocation
+  podUID: true
+  labelsAllowlist: [app, team.example.com/*]
+  nvlinkLinks: true
+  dcgm: true
+  seriesLimit: 5000
+log: {level: debug, format: json}
+webConfig: {content: {basic_auth_users: {prometheus: $2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi}}}
+podMonitor:
+  enabled: true
+  basicAuth: {username: {name: scrape, key: user}, password: {name: scrape, key: password}}
+  metricRelabelings: [{sourceLabels: [__name__], regex: nvidia_gpu_clock.*, action: drop}]
+networkPolicy: {enabled: true}
+openshift: {scc: true}
+affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchExpressions: [{key: gpu, operator: Exists}]}]}}}
+podSecurityContext: {seLinuxOptions: {type: spc_t}}
+extraArgs: [--web.enable-pprof]
+extraEnv: [{name: GOGC, value: "50"}]
+extraVolumes: [{name: more, emptyDir: {}}]
+extraVolumeMounts: [{name: more, mountPath: /more}]
+`},
+}
+
+const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+
+// all are the cases, with those that are files.
+func all(t *testing.T) []of {
+	t.Helper()
+	paths, err := filepath.Glob(chartDir + "/examples/*.yaml")
+	if err != nil || len(paths) == 0 {
+		t.Fatalf("no examples (%v)", err)
+	}
+	found := slices.Clone(cases)
+	for _, path := range paths {
+		found = append(found, of{strings.TrimSuffix(filepath.Base(path), ".yaml"), read(t, path)})
+	}
+	return found
+}
+
+// TestGolden: what the chart makes in each case. A real API server is asked about these files by make e2e-cluster.
+func TestGolden(t *testing.T) {
+	known := map[string]bool{}
+	for _, c := range all(t) {
+		path := "testdata/" + c.name + ".yaml"
+		if known[path] {
+			t.Errorf("there are two cases %s", c.name)
+		}
+		known[path] = true
+		t.Run(c.name, func(t *testing.T) { same(t, path, file(abridged(rendered(t, c.values)))) })
+	}
+	lying, err := filepath.Glob("testdata/*.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range lying {
+		if !known[path] {
+			t.Errorf("no case makes %s", path)
+		}
+		if *update && !known[path] {
+			os.Remove(path)
+		}
+	}
+}
+
+// abridged has a dashboard's first line in place of its thousands: TestDashboards has the others.
+func abridged(documents []document) []document {
+	short := slices.Clone(documents)
+	for i, d := range short {
+		if d.template == "dashboards.yaml" {
+			lines := strings.SplitAfter(string(d.text), "\n")
+			end := slices.IndexFunc(lines, func(line string) bool { return strings.HasSuffix(line, ".json: |\n") })
+			short[i].text = []byte(strings.Join(lines[:end+1], "") + "    {}\n")
+		}
+	}
+	return short
+}
+
+// TestManifest: deploy/podgauge.yaml is the chart with its namespace, for kubectl apply; of helm it says nothing.
+func TestManifest(t *testing.T) {
+	const heading = "# podgauge with the chart's defaults (deploy/helm/podgauge), in a namespace of its own: kubectl apply -f deploy/podgauge.yaml\n# Made by make golden.\n"
+	text := string(file(rendered(t, `namespace: {create: true}`)))
+	var kept strings.Builder
+	for line := range strings.Lines(text) {
+		if !strings.Contains(line, "managed-by: Helm") && !strings.Contains(line, "helm.sh/chart:") {
+			kept.WriteString(line)
+		}
+	}
+	same(t, root+"/deploy/podgauge.yaml", []byte(heading+kept.String()))
+}
+
+// TestNotes: what is said after the installation names what is there.
+func TestNotes(t *testing.T) {
+	_, notes, err := render(`namespaceOverride: gpus`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, words := range []string{"kubectl -n gpus rollout status daemonset/podgauge", "nvidia.com/gpu.present=true", "podMonitor.enabled=true", "label namespace gpus pod-security"} {
+		if !strings.Contains(notes, words) {
+			t.Errorf("the notes do not say %q:\n%s", words, notes)
+		}
+	}
+	_, notes, err = render(`{simulate: node, prometheusAnnotations: {enabled: true}, namespace: {create: true}}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, words := range []string{"gpu.present", "podMonitor", "pod-security", "RuntimeClass"} {
+		if strings.Contains(notes, words) {
+			t.Errorf("the notes say %q, which does not concern who simulates a node:\n%s", words, notes)
+		}
+	}
+}

@@ -1,0 +1,109 @@
+package chart
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/strvals"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// TestDocs: what the pages tell the reader to give helm is taken, and what they lead to is there.
+func TestDocs(t *testing.T) {
+	linked := map[string]bool{}
+	for _, page := range []string{root + "/docs/install.md", chartDir + "/README.md", chartDir + "/templates/NOTES.txt"} {
+		text, settings := read(t, page), 0
+		for _, match := range regexp.MustCompile("(?:--set |`)([A-Za-z][A-Za-z.]*)=([^ `]*)").FindAllStringSubmatch(text, -1) {
+			if strings.HasPrefix(match[1], "nvidia.") || strings.HasPrefix(match[1], "gfd.") {
+				continue // a node's label, or a value for NVIDIA's chart
+			}
+			settings++
+			given, err := strvals.Parse(match[1] + "=" + strings.Trim(match[2], `"`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := render(string(mustJSON(t, given))); err != nil {
+				t.Errorf("%s has %s=%s: %v", page, match[1], match[2], err)
+			}
+		}
+		if settings == 0 && !strings.HasSuffix(page, ".txt") {
+			t.Errorf("%s tells to set nothing", page)
+		}
+		for _, match := range regexp.MustCompile(`\]\(([^):#]+)(?:#[^)]*)?\)`).FindAllStringSubmatch(text, -1) {
+			path := filepath.Join(filepath.Dir(page), match[1])
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+			linked[filepath.Base(path)] = true
+		}
+	}
+	for _, path := range []string{"openshift", "k0s", "microk8s", "rke2", "tls", "prometheus-operator"} {
+		if !linked[path+".yaml"] {
+			t.Errorf("no page leads to the example %s", path)
+		}
+	}
+}
+
+// TestScrapeConfig: the plain scrape job finds the chart's pods, and does what the monitors do.
+func TestScrapeConfig(t *testing.T) {
+	type selector struct {
+		Role  string `json:"role"`
+		Label string `json:"label"`
+	}
+	type discovery struct {
+		Role      string     `json:"role"`
+		Selectors []selector `json:"selectors"`
+	}
+	type relabel struct {
+		Source []string `json:"source_labels"`
+		Regex  string   `json:"regex"`
+		Action string   `json:"action"`
+		Target string   `json:"target_label"`
+	}
+	var file struct {
+		Jobs []struct {
+			Name      string      `json:"job_name"`
+			Honor     bool        `json:"honor_labels"`
+			Discovery []discovery `json:"kubernetes_sd_configs"`
+			Relabel   []relabel   `json:"relabel_configs"`
+		} `json:"scrape_configs"`
+	}
+	if err := yaml.UnmarshalStrict([]byte(read(t, root+"/deploy/prometheus/scrape.yaml")), &file); err != nil {
+		t.Fatal(err)
+	}
+	pod := find[apps.DaemonSet](t, rendered(t))[0].Spec.Template
+	for _, job := range file.Jobs {
+		if !job.Honor {
+			t.Error("the job takes podgauge's pod for that of the device")
+		}
+		name, want, _ := strings.Cut(job.Discovery[0].Selectors[0].Label, "=")
+		if pod.Labels[name] != want {
+			t.Errorf("it looks for %s=%s, and there is %v", name, want, pod.Labels)
+		}
+		var node, port bool
+		for _, r := range job.Relabel {
+			node = node || r.Target == "node" && r.Source[0] == "__meta_kubernetes_pod_node_name"
+			port = port || r.Action == "keep" && r.Source[0] == "__meta_kubernetes_pod_container_port_name" && has(pod.Spec.Containers[0], r.Regex)
+		}
+		if !node || !port {
+			t.Errorf("node is set: %v; the port is found: %v", node, port)
+		}
+	}
+	if len(file.Jobs) != 1 {
+		t.Errorf("there are %d jobs", len(file.Jobs))
+	}
+}
+
+func has(c core.Container, port string) bool {
+	for _, p := range c.Ports {
+		if p.Name == port {
+			return true
+		}
+	}
+	return false
+}

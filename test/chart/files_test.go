@@ -1,0 +1,128 @@
+package chart
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	core "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// copied are the files that the chart has copies of: helm takes nothing from outside a chart's folder, and does not follow
+// links out of it everywhere.
+func copied(t *testing.T) map[string]string {
+	t.Helper()
+	files := map[string]string{
+		"rules/podgauge.rules.yaml":     root + "/deploy/rules/podgauge.rules.yaml",
+		"rules/podgauge.recording.yaml": root + "/deploy/rules/podgauge.recording.yaml",
+	}
+	boards, err := filepath.Glob(root + "/dashboards/*.json")
+	if err != nil || len(boards) == 0 {
+		t.Fatalf("no dashboards (%v)", err)
+	}
+	for _, path := range boards {
+		files["dashboards/"+filepath.Base(path)] = path
+	}
+	return files
+}
+
+// TestCopies: the chart's alerts and dashboards are the repository's.
+func TestCopies(t *testing.T) {
+	want := copied(t)
+	for to, from := range want {
+		same(t, chartDir+"/files/"+to, []byte(read(t, from)))
+	}
+	lying, err := filepath.Glob(chartDir + "/files/*/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range lying {
+		name := strings.TrimPrefix(path, chartDir+"/files/")
+		if want[name] == "" {
+			t.Errorf("%s is a copy of nothing", path)
+			if *update {
+				os.Remove(path)
+			}
+		}
+	}
+}
+
+// TestDashboards: each is in a ConfigMap of its own, whole, under the label that Grafana's sidecar looks for.
+func TestDashboards(t *testing.T) {
+	found := map[string]string{}
+	for _, m := range find[core.ConfigMap](t, rendered(t, `dashboards: {enabled: true, namespace: grafana, labels: {grafana_dashboard: "yes"}}`)) {
+		if m.Labels["grafana_dashboard"] != "yes" || m.Annotations["grafana_folder"] != "podgauge" || m.Namespace != "grafana" {
+			t.Errorf("%s is in %s, with %v and %v", m.Name, m.Namespace, m.Labels, m.Annotations)
+		}
+		for name, text := range m.Data {
+			found[strings.TrimPrefix(name, "podgauge-")] = text
+		}
+		if size := len(mustJSON(t, m)); size > 256<<10 { // what kubectl apply can put into an annotation
+			t.Errorf("%s has %d bytes", m.Name, size)
+		}
+	}
+	for to, from := range copied(t) {
+		name, isBoard := strings.CutPrefix(to, "dashboards/")
+		if isBoard && strings.TrimSpace(found[name]) != strings.TrimSpace(read(t, from)) {
+			t.Errorf("the ConfigMap's %s is not the repository's", name)
+		}
+	}
+}
+
+// TestRules: the PrometheusRules have every rule of the files but those that were to be left out, unchanged.
+func TestRules(t *testing.T) {
+	const left = "PodgaugeIdleDeviceHeld"
+	want := map[string]string{}
+	for _, name := range []string{"podgauge.rules.yaml", "podgauge.recording.yaml"} {
+		var spec monitoring.PrometheusRuleSpec
+		if err := yaml.UnmarshalStrict([]byte(read(t, root+"/deploy/rules/"+name)), &spec); err != nil {
+			t.Fatal(err)
+		}
+		maps.Copy(want, rules(spec))
+	}
+	for name, wants := range map[string]func(rule string) bool{
+		`prometheusRule: {enabled: true}`:                           func(string) bool { return true },
+		`prometheusRule: {enabled: true, recording: false}`:         func(rule string) bool { return strings.Contains(rule, `"alert"`) },
+		`prometheusRule: {enabled: true, disabled: [` + left + `]}`: func(rule string) bool { return !strings.Contains(rule, `"`+left+`"`) },
+	} {
+		got := map[string]string{}
+		for _, r := range find[monitoring.PrometheusRule](t, rendered(t, name)) {
+			maps.Copy(got, rules(r.Spec))
+		}
+		for key, rule := range want {
+			if wanted := wants(rule); wanted != (got[key] == rule) {
+				t.Errorf("%s: %s: it is wanted: %v, and is there: %q", name, key, wanted, got[key])
+			}
+			delete(got, key)
+		}
+		for key := range got {
+			t.Errorf("%s: %s is in no file", name, key)
+		}
+	}
+}
+
+// rules are a spec's, by group and name.
+func rules(spec monitoring.PrometheusRuleSpec) map[string]string {
+	all := map[string]string{}
+	for _, g := range spec.Groups {
+		for _, r := range g.Rules {
+			text, _ := json.Marshal(r)
+			all[g.Name+" "+r.Alert+r.Record] = string(text)
+		}
+	}
+	return all
+}
+
+func mustJSON(t *testing.T, object any) []byte {
+	t.Helper()
+	text, err := json.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}

@@ -1,0 +1,51 @@
+package chart
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/chart/v2/util"
+)
+
+// most is how large the packed chart may be, in bytes. Helm keeps it in a Secret with all that it has made, and a Secret holds 1 MiB.
+const most = 256 << 10
+
+// TestPackage: what helm package packs is the chart without what only the repository needs, and small.
+func TestPackage(t *testing.T) {
+	c, err := loader.LoadDir(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := util.Save(c, t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if info.Size() > most {
+		t.Errorf("it has %d bytes", info.Size())
+	}
+	packed, err := loader.LoadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(packed.Schema) == 0 || len(packed.Templates) != len(c.Templates) {
+		t.Errorf("it has %d templates of %d", len(packed.Templates), len(c.Templates))
+	}
+	names := map[string]bool{}
+	for _, f := range packed.Raw {
+		names[f.Name] = true
+		if strings.HasPrefix(f.Name, "examples/") {
+			t.Errorf("%s is in it", f.Name)
+		}
+	}
+	for name := range copied(t) {
+		if !names["files/"+name] {
+			t.Errorf("files/%s is not in it", name)
+		}
+	}
+}

@@ -1,0 +1,225 @@
+package chart
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+)
+
+// asks are the features of a case that ask for more than every pod has.
+type asks struct {
+	privileged, hostPID bool
+	capabilities        []core.Capability
+}
+
+// more is what each case asks for beyond nothing. A case that is not here gets nothing.
+var more = map[string]asks{
+	"processes":    {hostPID: true},
+	"time-slicing": {hostPID: true},
+	"kernel-log":   {privileged: true, capabilities: []core.Capability{"SYSLOG"}},
+	"host-driver":  {privileged: true},
+	"mig":          {capabilities: []core.Capability{"SYS_ADMIN"}},
+	"mig-single":   {capabilities: []core.Capability{"SYS_ADMIN"}},
+	"mig-seen":     {capabilities: []core.Capability{"SYS_ADMIN"}},
+	"everything":   {privileged: true, hostPID: true, capabilities: []core.Capability{"SYS_ADMIN", "SYSLOG"}},
+}
+
+// mounted are the folders of the node that a pod may have, whether it may write to them, and what for.
+var mounted = map[string]struct {
+	writes bool
+	why    string
+}{
+	"/var/lib/kubelet/device-plugins":       {true, "podgauge's socket is made beside the kubelet's"},
+	"/var/lib/kubelet/pod-resources":        {false, "who holds which device"},
+	"/var/lib/kubelet/pods-api":             {false, "how pods ended, and their UIDs and labels"},
+	"/var/lib/podgauge":                     {true, "health and incidents outlive the pod"},
+	"/var/log/pods":                         {false, "whose a process is"},
+	"/var/log/containers":                   {false, "whose a process is"},
+	"/dev":                                  {false, "the devices, where nobody injects them"},
+	"/dev/kmsg":                             {false, "the kernel's log"},
+	"/driver-root":                          {false, "the driver's library and files"},
+	"/var/run/cdi":                          {true, "CDI specs"},
+	"/mps":                                  {false, "whether MPS control daemons answer"},
+	"/var/run/nvidia-container-devices/all": {false, "NVIDIA's runtime reads the list of devices there"},
+}
+
+// TestSecurity: what a pod may do to its node, in each case.
+func TestSecurity(t *testing.T) {
+	known := map[string]bool{}
+	for _, c := range all(t) {
+		known[c.name] = true
+		t.Run(c.name, func(t *testing.T) {
+			documents := rendered(t, c.values)
+			for _, d := range documents {
+				if strings.Contains(d.APIVersion, "rbac") {
+					t.Errorf("there is a %s", d.Kind)
+				}
+			}
+			for _, account := range find[core.ServiceAccount](t, documents) {
+				if account.AutomountServiceAccountToken == nil || *account.AutomountServiceAccountToken {
+					t.Errorf("the ServiceAccount %s gives away its token", account.Name)
+				}
+			}
+			sets := find[apps.DaemonSet](t, documents)
+			if len(sets) != 1 {
+				t.Fatalf("there are %d DaemonSets", len(sets))
+			}
+			podIsSafe(t, sets[0].Spec.Template.Spec, more[c.name])
+			updateIsSafe(t, sets[0].Spec.UpdateStrategy)
+			for _, scc := range find[constraints](t, documents) {
+				allowed(t, *scc, sets[0].Spec.Template.Spec)
+			}
+		})
+	}
+	for name := range more {
+		if !known[name] {
+			t.Errorf("%s is no case", name)
+		}
+	}
+}
+
+func podIsSafe(t *testing.T, pod core.PodSpec, a asks) {
+	t.Helper()
+	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
+		t.Error("the pod has a token")
+	}
+	if pod.HostNetwork || pod.HostIPC || pod.ShareProcessNamespace != nil {
+		t.Error("the pod shares what it need not")
+	}
+	if pod.HostPID != a.hostPID {
+		t.Errorf("hostPID is %v", pod.HostPID)
+	}
+	if s := pod.SecurityContext; s == nil || s.RunAsUser == nil || *s.RunAsUser != 0 || s.SeccompProfile == nil || s.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("the pod's security context is %+v", s)
+	}
+	if len(pod.InitContainers) > 0 || len(pod.Containers) != 1 {
+		t.Error("there is more than one container")
+	}
+	container := pod.Containers[0]
+	for _, port := range container.Ports {
+		if port.HostPort != 0 {
+			t.Errorf("port %s is the node's", port.Name)
+		}
+	}
+	s := container.SecurityContext
+	switch {
+	case s == nil || s.Capabilities == nil:
+		t.Fatal("the container has no security context")
+	case !slices.Equal(s.Capabilities.Drop, []core.Capability{"ALL"}):
+		t.Errorf("it drops %v", s.Capabilities.Drop)
+	case !slices.Equal(s.Capabilities.Add, a.capabilities):
+		t.Errorf("it has %v", s.Capabilities.Add)
+	case s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem:
+		t.Error("its root can be written to")
+	case (s.Privileged != nil && *s.Privileged) != a.privileged:
+		t.Errorf("privileged is %v", s.Privileged)
+	case s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation != a.privileged: // the API server wants it so
+		t.Errorf("allowPrivilegeEscalation is %v", s.AllowPrivilegeEscalation)
+	case s.SeccompProfile != nil || s.ProcMount != nil || s.RunAsUser != nil:
+		t.Error("it has a profile or a user of its own")
+	}
+	if limit := container.Resources.Limits.Memory(); limit.IsZero() || container.Resources.Requests.Memory().Cmp(*limit) > 0 {
+		t.Errorf("its memory is %v of %v", container.Resources.Requests.Memory(), limit)
+	}
+	mountsAreSafe(t, pod)
+}
+
+// mountsAreSafe wants each folder of the node to be one of those that are known, each volume to be mounted, and nothing to be
+// written to that need not be.
+func mountsAreSafe(t *testing.T, pod core.PodSpec) {
+	t.Helper()
+	mounts := map[string]core.VolumeMount{}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		if m.SubPath != "" {
+			t.Errorf("%s is mounted by a subPath, which follows no change", m.Name)
+		}
+		if m.MountPropagation != nil && *m.MountPropagation == core.MountPropagationBidirectional {
+			t.Errorf("%s reaches out to the node", m.Name)
+		}
+		mounts[m.Name] = m
+	}
+	for _, v := range pod.Volumes {
+		m, is := mounts[v.Name]
+		if !is {
+			t.Errorf("the volume %s is not mounted", v.Name)
+		}
+		delete(mounts, v.Name)
+		if v.HostPath == nil {
+			continue
+		}
+		row, is := mounted[m.MountPath]
+		if !is || row.why == "" {
+			t.Errorf("%s of the node is mounted at %s, and nobody says why", v.HostPath.Path, m.MountPath)
+		}
+		if m.ReadOnly == row.writes {
+			t.Errorf("%s: readOnly is %v", m.MountPath, m.ReadOnly)
+		}
+		if v.HostPath.Type == nil || *v.HostPath.Type == core.HostPathUnset {
+			t.Errorf("%s is made by whoever starts the container, where it is missing", v.HostPath.Path)
+		}
+	}
+	for name := range mounts {
+		t.Errorf("there is no volume %s", name)
+	}
+}
+
+// TestImages: every container's image is the one that the values name, so that a registry of one's own has them all.
+func TestImages(t *testing.T) {
+	const named = `image: {repository: registry.test/mirror/podgauge, tag: v9, digest: "", pullPolicy: Never}`
+	for _, c := range all(t) {
+		for _, container := range find[apps.DaemonSet](t, rendered(t, c.values, named))[0].Spec.Template.Spec.Containers {
+			if container.Image != "registry.test/mirror/podgauge:v9" || container.ImagePullPolicy != core.PullNever {
+				t.Errorf("%s: %s is pulled (%s)", c.name, container.Image, container.ImagePullPolicy)
+			}
+		}
+	}
+}
+
+// updateIsSafe: two device plugins at a time on a node make kubelets up to 1.36 lose all GPUs.
+func updateIsSafe(t *testing.T, u apps.DaemonSetUpdateStrategy) {
+	t.Helper()
+	if u.Type == apps.OnDeleteDaemonSetStrategyType {
+		return
+	}
+	if u.RollingUpdate == nil || u.RollingUpdate.MaxSurge == nil || u.RollingUpdate.MaxSurge.String() != "0" || u.RollingUpdate.MaxUnavailable == nil {
+		t.Errorf("an update goes by %+v", u.RollingUpdate)
+	}
+}
+
+// allowed holds OpenShift's constraints against what the pod asks for: no more, and no less.
+func allowed(t *testing.T, scc constraints, pod core.PodSpec) {
+	t.Helper()
+	s := pod.Containers[0].SecurityContext
+	privileged := s.Privileged != nil && *s.Privileged
+	if scc.AllowPrivilegedContainer != privileged || scc.AllowPrivilegeEscalation == nil || *scc.AllowPrivilegeEscalation != privileged {
+		t.Errorf("privileged: %v and %v are allowed", scc.AllowPrivilegedContainer, *scc.AllowPrivilegeEscalation)
+	}
+	if scc.AllowHostPID != pod.HostPID || scc.AllowHostNetwork || scc.AllowHostIPC || scc.AllowHostPorts {
+		t.Error("the node's namespaces are not allowed as they are asked for")
+	}
+	if !slices.Equal(scc.AllowedCapabilities, s.Capabilities.Add) && len(scc.AllowedCapabilities)+len(s.Capabilities.Add) > 0 {
+		t.Errorf("%v are allowed", scc.AllowedCapabilities)
+	}
+	if !scc.AllowHostDirVolumePlugin || !scc.ReadOnlyRootFilesystem || !slices.Contains(scc.SeccompProfiles, "runtime/default") {
+		t.Errorf("the constraints are %+v", scc)
+	}
+	for _, v := range pod.Volumes {
+		var kinds map[string]any
+		if err := json.Unmarshal(mustJSON(t, v), &kinds); err != nil {
+			t.Fatal(err)
+		}
+		delete(kinds, "name")
+		for kind := range kinds {
+			if !slices.Contains(scc.Volumes, kind) {
+				t.Errorf("%s is a volume of a kind that is not allowed", v.Name)
+			}
+		}
+	}
+	if want := "system:serviceaccount:podgauge:" + pod.ServiceAccountName; !slices.Equal(scc.Users, []string{want}) {
+		t.Errorf("they are for %v", scc.Users)
+	}
+}

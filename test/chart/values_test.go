@@ -1,0 +1,164 @@
+package chart
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/yaml"
+)
+
+// value is one row of the README's table.
+type value struct {
+	section string
+	key     string
+	byDef   string // as JSON
+	says    string
+}
+
+var keyLine = regexp.MustCompile(`^( *)([A-Za-z][A-Za-z0-9]*):`)
+
+// documented reads values.yaml: a comment that begins with "--" is about the key below it, and one that begins with "##" is the heading of
+// a section. A key without a comment is one of those in which others are.
+func documented(t *testing.T) (rows []value, bare []string) {
+	t.Helper()
+	text := read(t, chartDir+"/values.yaml")
+	var defaults map[string]any
+	if err := yaml.Unmarshal([]byte(text), &defaults); err != nil {
+		t.Fatal(err)
+	}
+	var section, says string
+	var path []string // of the key above, with its parents
+	told := -1        // how deep a key is whose comment speaks for all that is in it
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		comment, isComment := strings.CutPrefix(strings.TrimSpace(line), "#")
+		switch {
+		case strings.HasPrefix(line, "## "):
+			section = strings.TrimPrefix(line, "## ")
+			continue
+		case isComment && strings.HasPrefix(comment, " -- "):
+			says = strings.TrimPrefix(comment, " -- ")
+			continue
+		case isComment && says != "":
+			says += comment
+			continue
+		}
+		match := keyLine.FindStringSubmatch(line)
+		if match == nil {
+			continue
+		}
+		depth := len(match[1]) / 2
+		if told >= 0 && depth > told {
+			continue
+		}
+		told = -1
+		path = append(path[:min(depth, len(path))], match[2])
+		key := strings.Join(path, ".")
+		if says == "" {
+			bare = append(bare, key)
+			continue
+		}
+		byDef, err := json.Marshal(at(defaults, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows = append(rows, value{section, key, string(byDef), says})
+		says, told = "", depth
+	}
+	return rows, bare
+}
+
+func at(values map[string]any, path []string) any {
+	var here any = values
+	for _, key := range path {
+		here = here.(map[string]any)[key]
+	}
+	return here
+}
+
+// TestValues: each value says what it is, and the schema knows it; what the schema knows besides are the values of NVIDIA's chart
+// that are refused in so many words, and what helm gives a chart that is part of another.
+func TestValues(t *testing.T) {
+	rows, bare := documented(t)
+	said := map[string]string{}
+	for _, row := range rows {
+		said[row.key] = row.says
+		if row.section == "" || !strings.HasSuffix(strings.TrimRight(row.says, ")"), ".") {
+			t.Errorf("%s is in the section %q, and says %q", row.key, row.section, row.says)
+		}
+	}
+	for _, key := range bare {
+		if !slices.ContainsFunc(rows, func(row value) bool { return strings.HasPrefix(row.key, key+".") }) {
+			t.Errorf("nobody says what %s is", key)
+		}
+	}
+	var s schema
+	if err := json.Unmarshal([]byte(read(t, chartDir+"/values.schema.json")), &s); err != nil {
+		t.Fatal(err)
+	}
+	known := map[string]bool{}
+	s.keys(s, "", func(key string, foreign bool) {
+		if foreign == (said[key] != "") && key != "global" && key != "enabled" {
+			t.Errorf("the schema has %s, of which values.yaml says %q", key, said[key])
+		}
+		known[key] = true
+	}, said)
+	for key := range said {
+		if !known[key] {
+			t.Errorf("the schema has no %s", key)
+		}
+	}
+	if len(rows) < 100 {
+		t.Errorf("there are %d values", len(rows))
+	}
+}
+
+// schema is as much of a JSON schema as says which keys there are.
+type schema struct {
+	Ref        string            `json:"$ref"`
+	Properties map[string]schema `json:"properties"`
+	Defs       map[string]schema `json:"$defs"`
+}
+
+// keys tells of each key, but for those within one that is documented as a whole.
+func (s schema) keys(all schema, under string, each func(key string, foreign bool), said map[string]string) {
+	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
+		key, p := under+name, s.Properties[name]
+		foreign := p.Ref == "#/$defs/foreign"
+		if def, is := strings.CutPrefix(p.Ref, "#/$defs/"); is {
+			p = all.Defs[def]
+		}
+		if len(p.Properties) > 0 && said[key] == "" {
+			p.keys(all, key+".", each, said)
+			continue
+		}
+		each(key, foreign)
+	}
+}
+
+var between = regexp.MustCompile(`(?s)(<!-- values -->\n).*(<!-- /values -->)`)
+
+// TestReadme: the README's table is what values.yaml says.
+func TestReadme(t *testing.T) {
+	var table strings.Builder
+	rows, _ := documented(t)
+	section := ""
+	for _, row := range rows {
+		if row.section != section {
+			section = row.section
+			fmt.Fprintf(&table, "\n**%s**\n\n| value | default | |\n|---|---|---|\n", section)
+		}
+		fmt.Fprintf(&table, "| `%s` | `%s` | %s |\n", row.key, strings.ReplaceAll(row.byDef, "|", `\|`), strings.ReplaceAll(row.says, "|", `\|`))
+	}
+	path := chartDir + "/README.md"
+	text := read(t, path)
+	if !between.MatchString(text) {
+		t.Fatalf("%s has no place for the table", path)
+	}
+	same(t, path, []byte(between.ReplaceAllLiteralString(text, "<!-- values -->\n"+table.String()+"\n<!-- /values -->")))
+}
