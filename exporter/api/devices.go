@@ -82,7 +82,12 @@ var holds = [...]string{
 	device.Unknown: "unknown", device.Idle: "idle", device.Held: "held", device.Shared: "shared", device.Unnamed: "unnamed",
 }
 
-func (s Sources) devices(q Query, now time.Time) any {
+func (s Sources) devices(q Query, now time.Time) any { return s.answer(q, now) }
+
+// Devices are all of the node's, as the answer has them.
+func (s Sources) Devices(now time.Time) Devices { return s.answer(Query{}, now) }
+
+func (s Sources) answer(q Query, now time.Time) Devices {
 	statuses, _ := s.Look()
 	held, _ := s.Held()
 	known, driver := s.Incidents(), s.Driver()
