@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,7 @@ type node struct {
 }
 
 func (n *node) sources() Sources {
+	slices.SortFunc(n.held.Held, device.CompareHoldings)
 	return Sources{
 		Sources: api.Sources{
 			Node: "node-a", Look: func() ([]device.Status, <-chan struct{}) { return n.statuses, n.changed },
@@ -75,7 +77,7 @@ func (n *node) add(model string, memory float64, capability string) *device.Stat
 			{Name: "driver_version", Value: "580.95.05"}, {Name: "cuda_version", Value: "13.0"}, {Name: "compute_capability", Value: capability},
 		},
 	}})
-	return &n.statuses[i]
+	return &n.statuses[len(n.statuses)-1]
 }
 
 // reads says what was read of a device: in shares, GiB, watts and °C. What is negative was not.
