@@ -28,6 +28,7 @@ type unit struct {
 	Health            string // as the JSON has it
 	Gone, Partitioned bool
 	Reason, Action    string
+	Meaning           string // of Health, where that does not say enough
 	Since             when
 	Flaps             uint64
 	Stalled, Unread   bool
@@ -110,9 +111,17 @@ func (b *builder) unit(d *api.Device) *unit {
 	if b.anchors[u.Anchor]++; b.anchors[u.Anchor] > 1 { // one that is gone, and another in its place
 		u.Anchor += "-" + strconv.Itoa(b.anchors[u.Anchor])
 	}
+	if u.Meaning = meanings[u.Health]; u.Gone {
+		u.Meaning = "No listing of the driver has it any more."
+	}
 	u.About = about(d)
 	b.measure(u, d)
 	return u
+}
+
+var meanings = map[string]string{
+	"suspect":   "Something was reported: it is checked, and used as before meanwhile.",
+	"probation": "Nothing is wrong any more, and not yet for long enough.",
 }
 
 // about is what a device is known by.

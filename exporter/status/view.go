@@ -43,11 +43,16 @@ type trouble struct{ Anchor, Name, Health, Reason, Action string }
 // figure is one number of the node.
 type figure struct {
 	Name, Value, More string
-	Meter             *meter
+	At                when   // in the place of More
+	Grade             string // as in view; empty where it says nothing of how the node is
 }
 
-// part is something that podgauge depends on, and how it is: Grade as in view.
+// part is something that podgauge depends on, and how it is: Grade as in view, and State
+// as it goes on in a sentence.
 type part struct{ Grade, State, Why string }
+
+// Short is the state by itself.
+func (p part) Short() string { return strings.TrimPrefix(strings.TrimPrefix(p.State, "is "), "was ") }
 
 // fact is a name and a value.
 type fact struct{ Name, Value string }
@@ -99,7 +104,7 @@ func (s *Sources) view(readings Readings, now time.Time) *view {
 	v.DriverFacts = b.driverFacts()
 	v.Resources = b.resources()
 	v.Troubles = troubles(v.GPUs)
-	v.Figures = b.figures(v.GPUs)
+	v.Figures = append(b.figures(v.GPUs), b.dependencies(v)...)
 	b.judge(v)
 	return v
 }
@@ -202,12 +207,12 @@ func (b *builder) figures(gpus []*unit) []figure {
 		}
 		known = known && u.Hold.Known
 	}
-	of := " of " + strconv.Itoa(len(all))
+	of := "of " + strconv.Itoa(len(all))
 	figures := []figure{{Name: "Healthy", Value: strconv.Itoa(healthy), More: of}}
 	if known {
 		figures = append(figures, figure{Name: "Held", Value: strconv.Itoa(taken), More: of})
 	} else {
-		figures = append(figures, figure{Name: "Held", Value: "–", More: " not known yet"})
+		figures = append(figures, figure{Name: "Held", Value: "–", More: "not known yet"})
 	}
 	return append(figures, b.sums(gpus)...)
 }
@@ -232,17 +237,26 @@ func (b *builder) sums(gpus []*unit) (figures []figure) {
 	}
 	if total > 0 {
 		figures = append(figures, figure{
-			Name: "Memory", Value: percent(used / total), More: " % of " + fmt.Sprintf("%.0f GiB", total/gib),
+			Name: "Memory", Value: percent(used/total) + " %", More: fmt.Sprintf("of %.0f GiB", total/gib),
 		})
 	}
 	if power > 0 {
 		f := figure{Name: "Power", Value: watts(power)}
 		if limits == len(gpus) {
-			f.More = " of " + watts(limit)
+			f.More = "of " + watts(limit)
 		}
 		figures = append(figures, f)
 	}
 	return figures
+}
+
+// dependencies are the driver and the kubelet, in a word.
+func (b *builder) dependencies(v *view) []figure {
+	driver := figure{Name: "Driver", Value: v.Driver.Short(), Grade: v.Driver.Grade}
+	if len(v.DriverFacts) > 0 {
+		driver.More = v.DriverFacts[0].Value
+	}
+	return []figure{driver, {Name: "Kubelet", Value: v.Kubelet.Short(), At: v.Answered, Grade: v.Kubelet.Grade}}
 }
 
 var driverWords = map[string]part{
@@ -251,8 +265,8 @@ var driverWords = map[string]part{
 	"failing":       {"bad", "lists no devices", ""},
 	"absent":        {"bad", "is not there", ""},
 	"not_answering": {"bad", "does not answer", ""},
-	"replaced":      {"warning", "was replaced: podgauge starts anew", ""},
-	"released":      {"bad", "is released, until podgauge is told to take it up again", ""},
+	"replaced":      {"warning", "was replaced, and podgauge starts anew", ""},
+	"released":      {"bad", "is released", ""},
 }
 
 func (b *builder) driver() part {

@@ -32,12 +32,16 @@ func since(now, at time.Time) when {
 	if at.IsZero() {
 		return when{}
 	}
-	return when{at.UTC().Format(time.RFC3339), "for " + span(now.Sub(at))}
+	w := when{at.UTC().Format(time.RFC3339), "just now"}
+	if d := now.Sub(at); d >= time.Second {
+		w.Text = "for " + span(d)
+	}
+	return w
 }
 
 func span(d time.Duration) string {
 	const day = 24 * time.Hour
-	switch d = max(d, 0); {
+	switch {
 	case d < time.Minute:
 		return fmt.Sprintf("%d s", d/time.Second)
 	case d < time.Hour:
