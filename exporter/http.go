@@ -45,16 +45,16 @@ type Server struct {
 func (e *Exporter) Handler(s Server) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET "+s.TelemetryPath, e.metrics(s))
-	mux.Handle("GET /healthz", probe(s.Alive))
-	mux.Handle("GET /readyz", probe(s.Ready))
+	s.probes(mux)
+	few := make(inFlight, mostAnswers)
 	known := api.Sources{Node: e.options.Hostname, Look: e.Look, Held: e.Held, Driver: e.Driver, Incidents: e.Incidents}
-	mux.Handle(api.Root, api.Handler(known))
+	mux.Handle(api.Root, few.bound(api.Handler(known), api.Refuse))
 	if s.TelemetryPath != "/" {
 		page := status.New(status.Sources{
 			Sources: known, Read: e.glance, Stalled: e.Stalled, Offers: e.Offers, Pods: e.PodsAPI,
 			Version: s.Version, Simulated: s.Simulated, Links: s.paths(),
 		})
-		mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, r *http.Request) { e.answers.serve(page, w, r) })
+		mux.Handle("GET /{$}", few.bound(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.answers.serve(page, w, r) }), refuse))
 		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}
 	if s.Pprof {
@@ -64,7 +64,27 @@ func (e *Exporter) Handler(s Server) http.Handler {
 		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 	}
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != s.TelemetryPath {
+			guard(w.Header())
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// Probes answers the probes, and nothing else: for who cannot show a certificate or a password.
+func (s Server) Probes() http.Handler {
+	mux := http.NewServeMux()
+	s.probes(mux)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		guard(w.Header())
+		mux.ServeHTTP(w, r)
+	})
+}
+
+func (s Server) probes(mux *http.ServeMux) {
+	mux.Handle("GET /healthz", probe(s.Alive))
+	mux.Handle("GET /readyz", probe(s.Ready))
 }
 
 // metrics answers a scrape. What Prometheus asks for is text, or OpenMetrics; any

@@ -38,6 +38,8 @@ type question struct {
 
 	base          string // of the URL
 	listenAddress string
+	configFile    string
+	transport     http.RoundTripper
 	output        string
 	watch         bool
 	again         time.Duration // between two tables of a watch
@@ -77,7 +79,8 @@ func (q *question) flags(command string) *pflag.FlagSet {
 	f.SortFlags = false
 	f.StringVarP(&q.output, "output", "o", "table", "`form` of the answer: table, or json as the API gives it")
 	f.BoolVarP(&q.watch, "watch", "w", false, "draw the table anew every two seconds; without a terminal it is shown once")
-	f.StringVar(&q.base, "url", "", "`address` of podgauge (default http://127.0.0.1 and the port of --web.listen-address)")
+	f.StringVar(&q.base, "url", "", "`address` of podgauge (default http://127.0.0.1 and the port of --web.listen-address; https://127.0.0.1 where --http.config.file has a tls_config)")
+	f.StringVar(&q.configFile, "http.config.file", "", "`file` with the password, and with what TLS needs, to reach podgauge; as promtool takes it")
 	f.StringVar(&q.listenAddress, "web.listen-address", ":9400", "`address` that the daemon was given")
 	q.filters = map[string]*string{}
 	if q.path == api.IncidentsPath {
@@ -117,15 +120,23 @@ func (q *question) parse(command string, args []string, usage io.Writer) error {
 	if q.output != "table" && q.output != "json" {
 		return fmt.Errorf("--output %q: want table or json", q.output)
 	}
-	return q.resolve()
+	scheme, transport, err := connect(q.configFile)
+	if err != nil {
+		return wrongFile("--http.config.file", q.configFile, err)
+	}
+	q.transport = transport
+	return q.resolve(scheme)
 }
 
 // resolve finds where podgauge listens. Whoever listens everywhere listens on localhost.
-func (q *question) resolve() error {
+func (q *question) resolve(scheme string) error {
 	if q.base != "" {
 		u, err := url.Parse(q.base)
-		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-			return fmt.Errorf("--url %q: want http://host:port", q.base)
+		switch {
+		case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
+			return fmt.Errorf("--url %q: want http://host:port or https://host:port", q.base)
+		case u.User != nil: // all who see the processes would see it
+			return errors.New("--url: want no name and password in it: --http.config.file has them")
 		}
 		q.base = strings.TrimSuffix(q.base, "/")
 		return nil
@@ -137,7 +148,7 @@ func (q *question) resolve() error {
 	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
 	}
-	q.base = "http://" + net.JoinHostPort(host, port)
+	q.base = scheme + "://" + net.JoinHostPort(host, port)
 	return nil
 }
 
@@ -219,7 +230,7 @@ func (q *question) answer(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	client := http.Client{
-		Transport:     &http.Transport{DisableKeepAlives: true}, // and no proxy
+		Transport:     q.transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	answer, err := client.Do(r)
@@ -239,7 +250,7 @@ func (q *question) answer(ctx context.Context) ([]byte, error) {
 	case answer.StatusCode != http.StatusOK:
 		var said api.Error
 		_ = json.Unmarshal(body, &said) // others than podgauge say nothing that is wanted
-		return nil, fmt.Errorf("%s answers %s", q.base, cmp.Or(said.Error, strconv.Itoa(answer.StatusCode)+" "+http.StatusText(answer.StatusCode)))
+		return nil, fmt.Errorf("%s answers %s%s", q.base, cmp.Or(said.Error, strconv.Itoa(answer.StatusCode)+" "+http.StatusText(answer.StatusCode)), advice(answer.StatusCode, body))
 	}
 	return body, nil
 }

@@ -43,12 +43,20 @@ func (o *options) doWithout(wrong error) error {
 	return nil
 }
 
+// called is how the command is named before what it complains of.
+func (o *options) called() string {
+	if o.examines {
+		return "podgauge doctor"
+	}
+	return "podgauge"
+}
+
 func (o *options) checkDoctor() error {
 	switch {
 	case o.output != "table" && o.output != "json":
 		return fmt.Errorf("--output %q: want table or json", o.output)
 	case o.simulate == simulateNode:
-		return errors.New("doctor: --simulate=node: there is no node to look at")
+		return errors.New("--simulate=node: there is no node to look at")
 	}
 	return nil
 }

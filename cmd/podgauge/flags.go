@@ -6,9 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,11 +27,9 @@ const (
 
 // options are the command line, once it was found to make sense.
 type options struct {
-	listenAddress string
-	telemetryPath string
-	pprof         bool
-	logLevel      string
-	logFormat     string
+	web       webOptions
+	logLevel  string
+	logFormat string
 
 	kubeletDir      string
 	devicePluginDir string
@@ -68,9 +64,7 @@ type options struct {
 func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	f.SortFlags = false
-	f.StringVar(&o.listenAddress, "web.listen-address", ":9400", "`address` on which /metrics and the probes are served")
-	f.StringVar(&o.telemetryPath, "web.telemetry-path", "/metrics", "`path` under which the metrics are served")
-	f.BoolVar(&o.pprof, "web.enable-pprof", false, "serve Go's profiles under /debug/pprof/")
+	o.web.flags(f)
 	f.StringVar(&o.logLevel, "log.level", "info", "only log messages of this `level` and above: debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log.format", "logfmt", "`format` of log messages: logfmt or json")
 	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `folder`, which holds pod-resources/")
@@ -217,14 +211,8 @@ func (o *options) check() error {
 	if o.kubeletDir == "" {
 		return errors.New("--kubelet-dir: want a folder")
 	}
-	if err := cmp.Or(o.metrics.check(), o.health.check()); err != nil {
+	if err := cmp.Or(o.metrics.check(), o.health.check(), o.web.check()); err != nil {
 		return err
-	}
-	if err := checkAddress(o.listenAddress); err != nil {
-		return fmt.Errorf("--web.listen-address %q: %w", o.listenAddress, err)
-	}
-	if err := o.checkPath(); err != nil {
-		return fmt.Errorf("--web.telemetry-path %q: %w", o.telemetryPath, err)
 	}
 	if err := new(slog.Level).UnmarshalText([]byte(o.logLevel)); err != nil {
 		return fmt.Errorf("--log.level %q: want debug, info, warn or error", o.logLevel)
@@ -236,38 +224,6 @@ func (o *options) check() error {
 	case simulateNothing, simulateNode, simulateHardware:
 	default:
 		return fmt.Errorf("--simulate=%s: want node or hardware", o.simulate)
-	}
-	return nil
-}
-
-// checkAddress wants a port that there can be. Port 0 is any that is free.
-func checkAddress(address string) error {
-	_, port, err := net.SplitHostPort(address)
-	if err != nil {
-		return errors.New("want host:port, or :port")
-	}
-	if port == "" {
-		return errors.New("want a port")
-	}
-	if _, err := net.LookupPort("tcp", port); err != nil {
-		return fmt.Errorf("%q is no port", port)
-	}
-	return nil
-}
-
-// checkPath wants a path that the HTTP server takes, and that nothing else is under.
-func (o *options) checkPath() error {
-	switch p := o.telemetryPath; {
-	case !strings.HasPrefix(p, "/") || strings.ContainsAny(p, "{} ?#%"):
-		return errors.New("want a path that begins with /")
-	case path.Clean(p) != p:
-		return fmt.Errorf("want %s", path.Clean(p))
-	case p == "/healthz" || p == "/readyz":
-		return errors.New("that is a probe's")
-	case strings.HasPrefix(p+"/", "/api/"):
-		return errors.New("that is the JSON's")
-	case p == "/debug/pprof" || strings.HasPrefix(p, "/debug/pprof/"):
-		return errors.New("that is the profiles'")
 	}
 	return nil
 }

@@ -39,7 +39,12 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--web.telemetry-path=/debug/pprof/", "--web.enable-pprof"}, says: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/api"}, says: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/api/v1/devices"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.probe-address=9401"}, says: `podgauge: --web.probe-address "9401": want host:port, or :port` + "\n"},
+		{args: []string{"--web.config.file=/no/such/file"}, says: `podgauge: --web.config.file "/no/such/file": no such file or directory` + "\n"},
 		{args: []string{"--log.level=loud"}, says: "--log.level"},
+		{args: []string{"doctor", "--no-such-flag"}, says: "podgauge doctor: unknown flag: --no-such-flag\n"},
+		{args: []string{"doctor", "--output=xml"}, says: `podgauge doctor: --output "xml": want table or json` + "\n"},
+		{args: []string{"doctor", "--simulate"}, says: "podgauge doctor: --simulate=node: there is no node to look at\n"},
 		{args: []string{"--log.format=xml"}, says: "--log.format"},
 		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
 		{args: []string{"--kubelet-dir="}, says: "--kubelet-dir"},
@@ -118,7 +123,7 @@ func FuzzTelemetryPath(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, path string) {
-		o := options{telemetryPath: path}
+		o := webOptions{telemetryPath: path}
 		if o.checkPath() != nil {
 			return
 		}

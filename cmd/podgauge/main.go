@@ -53,7 +53,7 @@ func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io
 	case isHelp(err):
 		return exitOK
 	case err != nil:
-		fmt.Fprintln(stderr, "podgauge:", err)
+		fmt.Fprintf(stderr, "%s: %v\n", o.called(), err)
 		return exitUsage
 	case o.version:
 		fmt.Fprintln(stdout, "podgauge", version)

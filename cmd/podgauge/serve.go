@@ -3,10 +3,7 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
 	"path/filepath"
 	"strings"
 	"time"
@@ -33,40 +30,43 @@ const initBy = 10 * time.Second
 
 // start takes what can be refused, and serves.
 func start(ctx context.Context, o options, log *slog.Logger) error {
-	listener, err := net.Listen("tcp", o.listenAddress)
+	l, err := o.web.listen()
 	if err != nil {
-		return fmt.Errorf("serve metrics: %w", err)
+		return err
 	}
 	hw, err := o.hardware(log)
 	if err != nil {
-		return errors.Join(err, listener.Close())
+		return errors.Join(err, l.Close())
 	}
 	defer hw.close()
 	if err := o.demand(ctx, hw); err != nil || ctx.Err() != nil { // who is told to end has nothing to leave
-		return errors.Join(err, listener.Close())
+		return errors.Join(err, l.Close())
 	}
-	return serve(ctx, o, hw, listener, log)
+	return serve(ctx, o, hw, l, log)
 }
 
 // serve puts the parts together and runs them until ctx is done.
-func serve(ctx context.Context, o options, hw *hardware, listener net.Listener, log *slog.Logger) error {
+func serve(ctx context.Context, o options, hw *hardware, l listeners, log *slog.Logger) error {
 	a, err := assemble(o, hw, log)
 	if err != nil {
-		return errors.Join(err, listener.Close())
+		return errors.Join(err, l.Close())
 	}
 	if o.devicePlugin {
 		a.offer()
 	}
-	server := o.server(a.metrics, a.registry, a.parts, log)
 	for _, notice := range o.loaded.Notices {
 		log.Info("config: " + notice)
 	}
-	log.Info("podgauge", "version", version, "listen", listener.Addr().String(), "kubelet_dir", hw.kubeletDir, "simulate", o.simulate)
+	log.Info("podgauge", "version", version, "listen", l.all.Addr().String(), "kubelet_dir", hw.kubeletDir, "simulate", o.simulate)
 
 	for _, p := range a.parts {
 		a.tasks = append(a.tasks, p.Run)
 	}
-	a.tasks = append(a.tasks, func(ctx context.Context) error { return serveHTTP(ctx, server, listener) })
+	a.tasks = append(a.tasks, o.web.serving(a.metrics, exporter.Server{
+		TelemetryPath: o.web.telemetryPath, Pprof: o.web.pprof, Registry: a.registry,
+		Alive: a.parts.alive(), Ready: a.parts.ready(), Log: log.With("part", "exporter"),
+		Version: version, Simulated: o.simulate != simulateNothing,
+	}, l, log)...)
 	err = together(ctx, a.tasks)
 	a.metrics.Drain()
 	a.end()
@@ -204,19 +204,6 @@ func together(ctx context.Context, tasks []func(context.Context) error) error {
 	return g.Wait()
 }
 
-// server answers HTTP for the parts.
-func (o *options) server(metrics *exporter.Exporter, registry *prometheus.Registry, ps parts, log *slog.Logger) *http.Server {
-	return &http.Server{
-		Handler: metrics.Handler(exporter.Server{
-			TelemetryPath: o.telemetryPath, Pprof: o.pprof, Registry: registry,
-			Alive: ps.alive(), Ready: ps.ready(), Log: log.With("part", "exporter"),
-			Version: version, Simulated: o.simulate != simulateNothing,
-		}),
-		ReadHeaderTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute,
-		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelWarn),
-	}
-}
-
 // sayUnsupported says once, when the driver has shown its devices, what it is too
 // old for.
 func sayUnsupported(ctx context.Context, board *device.Board, unsupported func() []string, log *slog.Logger) error {
@@ -315,22 +302,4 @@ func (ps parts) ready() map[string]func() error {
 		asks[name] = p.Ready
 	}
 	return asks
-}
-
-// serveHTTP serves until ctx is done, and lets the answers under way be given.
-func serveHTTP(ctx context.Context, server *http.Server, listener net.Listener) error {
-	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }() // ends with Shutdown or Close, and is waited for
-	select {
-	case err := <-served:
-		return fmt.Errorf("serve metrics: %w", err)
-	case <-ctx.Done():
-	}
-	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveBy)
-	defer cancel()
-	if server.Shutdown(grace) != nil {
-		server.Close() //nolint:errcheck // the listener is closed already; the rest is cut off
-	}
-	<-served //nolint:errcheck // that the server was closed is no error
-	return nil
 }

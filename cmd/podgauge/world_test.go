@@ -6,7 +6,6 @@ import (
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -32,6 +31,7 @@ type world struct {
 	machine *sim.Machine
 	kubelet *kubelet.Kubelet
 	url     string
+	probes  string // where probes alone are answered; empty: nowhere
 	// made has what is another in each run, pods' UIDs say, and what stands for it in
 	// golden files; nil: nothing.
 	made   *strings.Replacer
@@ -93,11 +93,6 @@ func newWorldOf(t *testing.T, s setting, args ...string) *world {
 		w.startKubelet()
 	}
 
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.url = "http://" + listener.Addr().String()
 	hw := &hardware{
 		Backend: w.machine, proc: s.proc, kubeletDir: dir, devicePluginDir: filepath.Join(dir, "device-plugins"), cdiDir: filepath.Join(dir, "cdi"),
 		unsupported: func() []string { return s.unsupported },
@@ -107,10 +102,19 @@ func newWorldOf(t *testing.T, s setting, args ...string) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
+	o.web.listenAddress = "127.0.0.1:0"
+	l, err := o.web.listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.url = "http://" + l.all.Addr().String()
+	if l.probes != nil {
+		w.probes = "http://" + l.probes.Addr().String()
+	}
 	o.hostname, o.simulate, o.orders, o.again = "node-a", simulateNode, w.orders, w.again
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
-	go func() { ended <- serve(ctx, o, hw, listener, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- serve(ctx, o, hw, l, slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		cancel()
 		w.machine.Release()

@@ -56,10 +56,10 @@ func Handler(s Sources) http.Handler {
 		e, ok := endpoints[r.URL.Path]
 		switch {
 		case !ok:
-			refuse(w, http.StatusNotFound, fmt.Errorf("nothing is at %s: want %s, %s or %s", r.URL.Path, DevicesPath, HoldersPath, IncidentsPath))
+			Refuse(w, http.StatusNotFound, fmt.Errorf("nothing is at %s: want %s, %s or %s", r.URL.Path, DevicesPath, HoldersPath, IncidentsPath))
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
-			refuse(w, http.StatusMethodNotAllowed, fmt.Errorf("%s: want GET or HEAD", r.Method))
+			Refuse(w, http.StatusMethodNotAllowed, fmt.Errorf("%s: want GET or HEAD", r.Method))
 		default:
 			e.serve(w, r)
 		}
@@ -76,7 +76,7 @@ func (e endpoint) serve(w http.ResponseWriter, r *http.Request) {
 	now := time.Now()
 	q, err := ParseQuery(r.URL.RawQuery, e.takes, now)
 	if err != nil {
-		refuse(w, http.StatusBadRequest, err)
+		Refuse(w, http.StatusBadRequest, err)
 		return
 	}
 	send(w, http.StatusOK, e.answer(q, now))
@@ -87,7 +87,8 @@ type Error struct {
 	Error string `json:"error"` // one line
 }
 
-func refuse(w http.ResponseWriter, status int, err error) {
+// Refuse answers with an error.
+func Refuse(w http.ResponseWriter, status int, err error) {
 	send(w, status, Error{strings.ToValidUTF8(err.Error(), "\uFFFD")})
 }
 

@@ -5,9 +5,11 @@
 (() => {
   const every = 1000; // ms from one answer to the next question
   const patience = 5000;
+  const doubt = 3000; // ms without an answer, until that is said
   const outage = document.getElementById("outage");
   let timer = 0;
   let asking = false;
+  let answered = new Date();
 
   // become has one node be like another, with as few changes as there can be.
   function become(node, other) {
@@ -70,9 +72,10 @@
         return;
       }
       become(document.getElementById("main"), page.getElementById("main"));
+      answered = new Date();
       say("");
     } catch {
-      if (!outage.textContent) say(`podgauge has not answered since ${new Date().toLocaleTimeString()}: what is shown is from then.`);
+      if (Date.now() - answered > doubt) say(`podgauge has not answered since ${answered.toLocaleTimeString()}: what is shown is from then.`);
     } finally {
       asking = false;
       clearTimeout(timer);
@@ -80,6 +83,9 @@
     }
   }
 
-  document.addEventListener("visibilitychange", look);
+  document.addEventListener("visibilitychange", () => {
+    answered = new Date(); // while nobody looked, nobody asked
+    look();
+  });
   timer = setTimeout(look, every);
 })();

@@ -1,0 +1,41 @@
+package exporter
+
+import (
+	"errors"
+	"net/http"
+)
+
+// mostAnswers is how many answers that are no scrapes may be under way. One is made within
+// milliseconds, and stays in memory until its reader has it, which may take a minute:
+// the longest is a megabyte.
+const mostAnswers = 8
+
+// inFlight has room for the requests that may be answered at a time. Scrapes share a flight,
+// and probes are told in a word: neither needs one.
+type inFlight chan struct{}
+
+// bound turns away who comes when there is no room: who waited would take memory, too.
+func (f inFlight) bound(next http.Handler, refuse func(w http.ResponseWriter, status int, err error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case f <- struct{}{}:
+			defer func() { <-f }()
+			next.ServeHTTP(w, r)
+		default:
+			w.Header().Set("Retry-After", "1")
+			refuse(w, http.StatusServiceUnavailable, errBusy)
+		}
+	})
+}
+
+var errBusy = errors.New("too many requests at a time")
+
+func refuse(w http.ResponseWriter, status int, err error) { http.Error(w, err.Error(), status) }
+
+// guard has browsers neither guess what an answer is, nor keep it, nor tell others where
+// they have it from.
+func guard(h http.Header) {
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
+}
