@@ -15,7 +15,7 @@ TAGS = -tags grpcnotrace
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build lint rules golden e2e e2e-all soak churn xids bench gpu
+.PHONY: demo test build lint rules golden page-check e2e e2e-all soak churn xids bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
@@ -34,7 +34,10 @@ rules: ## the alerts, by the promtool that is installed; make test evaluates the
 	promtool test rules deploy/rules/*_test.yaml
 
 golden: ## write the golden files anew
-	go test ./cmd/podgauge ./config ./dashboards -update
+	go test ./cmd/podgauge ./config ./dashboards ./exporter/status -update
+
+page-check: build ## the page in a real Chromium: what it shows, how soon and to whom; pictures go to docs/img
+	test/page/setup && cd test/page && node check.mjs
 
 lint:
 	$(TOOL) golangci-lint run ./...

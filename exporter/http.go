@@ -44,7 +44,11 @@ type Server struct {
 // Handler serves the metrics, the probes, what else there is to know, and a page for people.
 func (e *Exporter) Handler(s Server) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET "+s.TelemetryPath, e.metrics(s))
+	if s.TelemetryPath == "/" {
+		mux.Handle("GET /{$}", e.metrics(s)) // what is below has patterns of its own
+	} else {
+		mux.Handle("GET "+s.TelemetryPath, e.metrics(s))
+	}
 	s.probes(mux)
 	few := make(inFlight, mostAnswers)
 	known := api.Sources{Node: e.options.Hostname, Look: e.Look, Held: e.Held, Driver: e.Driver, Incidents: e.Incidents}

@@ -90,7 +90,7 @@ func (s Sources) Devices(now time.Time) Devices { return s.answer(Query{}, now) 
 func (s Sources) answer(q Query, now time.Time) Devices {
 	statuses, _ := s.Look()
 	held, _ := s.Held()
-	known, driver := s.Incidents(), s.Driver()
+	known, driver := s.remembered(), s.Driver()
 	d := Devices{
 		At: now.UTC(), Node: s.Node, Driver: Driver{driverStates[driver.State], errText(driver.Err)},
 		Kubelet: kubelet(held), Devices: []Device{},

@@ -5,11 +5,12 @@
 (() => {
   const every = 1000; // ms from one answer to the next question
   const patience = 5000;
-  const doubt = 3000; // ms without an answer, until that is said
+  const doubt = 2000; // ms without an answer, until that is said
   const outage = document.getElementById("outage");
   let timer = 0;
   let asking = false;
-  let answered = new Date();
+  let answered = new Date(); // last
+  let failing = 0; // since when, in ms; 0: it is not
 
   // become has one node be like another, with as few changes as there can be.
   function become(node, other) {
@@ -73,9 +74,11 @@
       }
       become(document.getElementById("main"), page.getElementById("main"));
       answered = new Date();
+      failing = 0;
       say("");
     } catch {
-      if (Date.now() - answered > doubt) say(`podgauge has not answered since ${answered.toLocaleTimeString()}: what is shown is from then.`);
+      failing ||= Date.now();
+      if (Date.now() - failing >= doubt) say(`podgauge has not answered since ${answered.toLocaleTimeString()}: what is shown is from then.`);
     } finally {
       asking = false;
       clearTimeout(timer);
@@ -83,9 +86,6 @@
     }
   }
 
-  document.addEventListener("visibilitychange", () => {
-    answered = new Date(); // while nobody looked, nobody asked
-    look();
-  });
+  document.addEventListener("visibilitychange", look);
   timer = setTimeout(look, every);
 })();

@@ -167,11 +167,29 @@ func (b *builder) judge(v *view) {
 	default:
 		v.Headline = fmt.Sprintf("All %d devices are healthy.", len(all))
 	}
-	if v.Kubelet.Grade == "bad" {
-		v.Headline += " The kubelet " + v.Kubelet.State + "."
-		if v.Grade == "well" {
-			v.Grade = "warning"
+	b.doubt(v)
+}
+
+// doubt adds what else is wrong with the node.
+func (b *builder) doubt(v *view) {
+	stalled := 0
+	for _, g := range v.GPUs {
+		if g.Stalled && g.Healthy {
+			stalled++
 		}
+	}
+	var more []string
+	switch {
+	case stalled == 1:
+		more = append(more, " A call to one GPU has not come back.")
+	case stalled > 1:
+		more = append(more, fmt.Sprintf(" Calls to %d GPUs have not come back.", stalled))
+	}
+	if v.Kubelet.Grade == "bad" {
+		more = append(more, " The kubelet "+v.Kubelet.State+".")
+	}
+	if v.Headline += strings.Join(more, ""); len(more) > 0 && v.Grade == "well" {
+		v.Grade = "warning"
 	}
 }
 
