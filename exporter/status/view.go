@@ -238,7 +238,7 @@ func (b *builder) figures(gpus []*unit) []figure {
 // sums are over the GPUs that were read.
 func (b *builder) sums(gpus []*unit) (figures []figure) {
 	var used, total, power, limit float64
-	var limits int
+	var powers, limits int
 	for _, g := range gpus {
 		r := b.readings.of(g.ID)
 		u, one := r.get(MemoryUsed)
@@ -246,8 +246,10 @@ func (b *builder) sums(gpus []*unit) (figures []figure) {
 		if one && two {
 			used, total = used+u, total+t
 		}
-		w, _ := r.get(Power)
-		power += w
+		if w, ok := r.get(Power); ok {
+			power += w
+			powers++
+		}
 		if l, ok := r.get(PowerLimit); ok {
 			limit += l
 			limits++
@@ -260,7 +262,7 @@ func (b *builder) sums(gpus []*unit) (figures []figure) {
 	}
 	if power > 0 {
 		f := figure{Name: "Power", Value: watts(power)}
-		if limits == len(gpus) {
+		if limits == powers {
 			f.More = "of " + watts(limit)
 		}
 		figures = append(figures, f)

@@ -1,5 +1,6 @@
 // Looks at podgauge's page in a real Chromium (docs/page.md). Exits with 1 where something is wrong.
 import { existsSync, mkdirSync } from "node:fs";
+import { get } from "node:https";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { byKeyboard, close, launch, open, overflow, violations } from "./browser.mjs";
@@ -27,8 +28,9 @@ function until(page, is, timeout, ...args) {
 // picture is what the window shows, or, as long as that is, what is in a part of the page.
 async function picture(page, name, part) {
   await page.evaluate(() => scrollTo(0, 0));
-  const path = join(images, `page-${name}.png`);
-  await (part ? (await page.$(part)).screenshot({ path }) : page.screenshot({ path }));
+  const box = part && await (await page.$(part)).boundingBox(), edge = 12;
+  const clip = box && { x: box.x - edge, y: box.y - edge, width: box.width + 2 * edge, height: box.height + 2 * edge };
+  await page.screenshot({ path: join(images, `page-${name}.png`), clip, captureBeyondViewport: Boolean(clip) });
 }
 
 // looks says why a page is not one that anybody can read. What axe-core finds, and does not
@@ -51,7 +53,7 @@ async function live(browser, node) {
       pages.push(page);
     }
   }
-  const headers = Object.fromEntries(["content-security-policy", "x-content-type-options", "referrer-policy"]
+  headers = Object.fromEntries(["content-security-policy", "x-content-type-options", "referrer-policy"]
     .map((name) => [name, pages[0].answer.headers()[name]]));
   for (const page of pages) {
     await page.evaluate(() => {
@@ -64,6 +66,13 @@ async function live(browser, node) {
         if (ill && !globalThis.seen) globalThis.seen = { at: Date.now(), device: ill.dataset.device, headline: document.querySelector(".headline").textContent };
       };
       new MutationObserver(look).observe(document, { subtree: true, childList: true, attributes: true });
+      globalThis.announced = 0; // to who hears the page, before the failure
+      const announce = () => {
+        if (!document.querySelector(".gpu[data-health=unhealthy]")) globalThis.announced++;
+      };
+      for (const status of document.querySelectorAll("[role=status]")) {
+        new MutationObserver(announce).observe(status, { subtree: true, childList: true, characterData: true });
+      }
     });
   }
   await Promise.all(pages.map((page) => until(page, () => globalThis.seen, 90000)));
@@ -71,7 +80,7 @@ async function live(browser, node) {
   for (const page of pages) {
     const now = await page.evaluate(() => ({
       seen: globalThis.seen, mine: globalThis.mine, open: document.querySelector("#gpu-5 details").open,
-      focus: document.activeElement.closest("#gpu-5") !== null, live: document.querySelectorAll("[aria-live=assertive], [role=alert]").length,
+      focus: document.activeElement.closest("#gpu-5") !== null, announced: globalThis.announced, live: document.querySelectorAll("[aria-live=assertive], [role=alert]").length,
     }));
     const took = now.seen.at - failure.at;
     report(`${page.what}, a GPU fails`, [
@@ -82,11 +91,12 @@ async function live(browser, node) {
       !now.focus && "the focus is lost",
       !now.open && "what was folded open is folded",
       now.live && "a screen reader is interrupted",
+      now.announced && `a screen reader is told ${now.announced} times that nothing has happened`,
     ].filter(Boolean), `seen after ${took} ms, in place`);
     report(`${page.what}, with the failed GPU`, await looks(page), "axe-core, width");
     if (page.what === "desktop light") await picture(page, "failed");
   }
-  await Promise.all(pages.map((page) => until(page, () => !document.querySelector("[data-health=unhealthy]"), 90000)));
+  await Promise.all(pages.map((page) => until(page, () => document.querySelector(".headline.well"), 90000)));
   for (const page of pages) {
     report(page.what, await looks(page), "axe-core, width");
     await page.reload(); // Tab goes on from where the focus was
@@ -96,7 +106,28 @@ async function live(browser, node) {
     report(`${page.what}, console and network`, page.faults);
     await close(page);
   }
-  return headers;
+}
+
+// strangers must not see anything.
+async function strangers(_, node) {
+  for (const path of ["", "metrics", "api/v1/devices", "static/page.css"]) {
+    const status = await new Promise((resolve, reject) => {
+      get(node.url + path, { rejectUnauthorized: false }, (answer) => resolve(answer.resume().statusCode)).on("error", reject);
+    });
+    report(`/${path} without a password`, status === 401 ? [] : [`${status}`], "401");
+  }
+}
+
+// atRest wants nothing to move for who asks for that.
+async function atRest(browser, node) {
+  const page = await open(browser, node.url, { size: "desktop", scheme: "light", user: viewer });
+  const moves = () => page.evaluate(() => [...document.querySelectorAll("*")]
+    .filter((e) => parseFloat(getComputedStyle(e).transitionDuration) > 0 || getComputedStyle(e).animationName !== "none").length);
+  const usually = await moves();
+  await page.emulateMediaFeatures([{ name: "prefers-reduced-motion", value: "reduce" }]);
+  const reduced = await moves();
+  report("reduced motion", [usually === 0 && "nothing moves anyway", reduced > 0 && `${reduced} elements move`].filter(Boolean), `${usually} bars that would move do not`);
+  await close(page);
 }
 
 // withoutScript wants the page to have its data, and to come anew.
@@ -128,7 +159,7 @@ async function outage(browser, node) {
 }
 
 // states looks at the golden pages, in all ways.
-async function states(browser, headers) {
+async function states(browser) {
   const pages = await serve(root, headers);
   try {
     for (const name of pages.names) {
@@ -152,12 +183,12 @@ async function states(browser, headers) {
 if (!existsSync(images)) mkdirSync(images, { recursive: true });
 const node = await start(join(root, "bin/podgauge"));
 const browser = await launch();
+let headers = {}; // of podgauge's own page
 try {
-  console.log(await browser.version());
-  const headers = await live(browser, node);
-  await withoutScript(browser, node);
-  await outage(browser, node);
-  await states(browser, headers);
+  console.log(`${await browser.version()}, ${node.url.replace(/:\d+\/$/, "")}`);
+  for (const part of [live, strangers, atRest, withoutScript, outage, states]) {
+    await part(browser, node).catch((error) => report(part.name, [error.message]));
+  }
 } finally {
   await browser.close();
   await node.stop();
