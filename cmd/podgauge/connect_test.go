@@ -30,7 +30,7 @@ func TestAskingBehindTLS(t *testing.T) {
 		{trusting + asked, []string{"status", listens}, exitOK, "2 of 2 devices healthy"},
 		{trusting + asked, []string{"status", url}, exitOK, "2 of 2 devices healthy"},
 		{trusting + asked, []string{"incidents", url, "-o=json"}, exitOK, `"incidents":[]`},
-		{"tls_config: {ca_file: tls.crt, server_name: podgauge}\n" + asked, []string{"status", url}, exitError, "certificate is not valid for any names"},
+		{"tls_config: {ca_file: tls.crt, server_name: other}\n" + asked, []string{"status", url}, exitError, "certificate is valid for podgauge, not other"},
 		{trusting, []string{"status", url}, exitError, "https://" + address + " answers 401 Unauthorized; --http.config.file says who asks\n"},
 		{trusting + "basic_auth: {username: prometheus, password: wrong}\n", []string{"status", url}, exitError, "answers 401 Unauthorized"},
 		{asked, []string{"status", url}, exitError, "certificate signed by unknown authority"},

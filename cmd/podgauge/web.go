@@ -131,6 +131,7 @@ func (m *webOptions) serving(metrics *exporter.Exporter, s exporter.Server, l li
 	if l.probes == nil {
 		return tasks
 	}
+	log.Info("probes are served on an address of their own", "address", l.probes.Addr().String())
 	probes := newServer(s.Probes(), log)
 	return append(tasks, func(ctx context.Context) error {
 		return serveHTTP(ctx, probes, "probes", func() error { return probes.Serve(l.probes) })

@@ -32,6 +32,38 @@ const (
 	usesTLS  = "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n"
 )
 
+// The files of docs/operations.md; the password is the same.
+const (
+	webOfThePage = `tls_server_config:
+  cert_file: tls.crt
+  key_file: tls.key
+basic_auth_users:
+  prometheus: $2y$10$sMWst55yP6SJVGAyKHi4pOOAqlXipXBTUYdSGqBprfxE1yD7mF.Fi
+`
+	httpOfThePage = `tls_config:
+  ca_file: tls.crt
+  server_name: podgauge
+basic_auth:
+  username: prometheus
+  password_file: password
+`
+)
+
+// TestFilesOfThePage: what docs/operations.md has does what it says.
+func TestFilesOfThePage(t *testing.T) {
+	yaml := func(text string) string { return "```yaml\n" + text + "```\n" }
+	hasTables(t, "../../docs/operations.md", map[string]string{"web.yaml": yaml(webOfThePage), "http.yaml": yaml(httpOfThePage)})
+	s := newSecrets(t, webOfThePage)
+	s.put("http.yaml", httpOfThePage)
+	s.put("password", password+"\n")
+	w := newWorld(t, 1, "--web.config.file="+s.path("web.yaml"))
+	w.untilRegistered()
+	out, errs, status := asks(t, "status", "--url=https"+strings.TrimPrefix(w.url, "http"), "--http.config.file="+s.path("http.yaml"))
+	if status != exitOK || !strings.Contains(out, "1 of 1 devices healthy") {
+		t.Errorf("status %d, %q, %q", status, out, errs)
+	}
+}
+
 // secrets is a folder with a web config, and a certificate and its key.
 type secrets struct {
 	t   *testing.T
@@ -68,7 +100,7 @@ func (s *secrets) certify(serial int64) {
 	s.put("tls.key", key)
 }
 
-// certificate is one for 127.0.0.1 that vouches for itself.
+// certificate is one for 127.0.0.1, and for the name of the page, that vouches for itself.
 func certificate(t *testing.T, serial int64) (certificate, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -79,7 +111,7 @@ func certificate(t *testing.T, serial int64) (certificate, key string) {
 		SerialNumber: big.NewInt(serial), Subject: pkix.Name{CommonName: "podgauge"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, IsCA: true, BasicConstraintsValid: true,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, DNSNames: []string{"podgauge"},
 	}
 	public, err := x509.CreateCertificate(rand.Reader, &template, &template, &private.PublicKey, private)
 	if err != nil {
@@ -251,6 +283,19 @@ func TestBrokenWebConfig(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "web.yaml")
 	if _, errs, status := asks(t, "--web.config.file="+missing); status != exitUsage || errs != `podgauge: --web.config.file "`+missing+`": no such file or directory`+"\n" {
 		t.Errorf("a file that is missing: status %d, %q", status, errs)
+	}
+}
+
+// TestLongHeaders: who sends more than 16 KB of them is not listened to.
+func TestLongHeaders(t *testing.T) {
+	w := newWorld(t, 1, "--web.probe-address=127.0.0.1:0")
+	w.untilRegistered()
+	for _, url := range []string{w.url, w.probes} {
+		for bytes, want := range map[int]int{8 << 10: http.StatusOK, 32 << 10: http.StatusRequestHeaderFieldsTooLarge} {
+			if got, err := fetch(t, client(t), url+"/healthz", strings.Repeat("x", bytes*3/4)); err != nil || got.status != want {
+				t.Errorf("%d bytes of headers: %d, want %d, %v", bytes, got.status, want, err)
+			}
+		}
 	}
 }
 

@@ -73,8 +73,11 @@ func (n *node) add(model string, memory float64, capability string) *device.Stat
 		ID: device.ID(id), GPU: device.GPU(id), Index: i, Slice: -1, GI: -1, CI: -1, Minor: i, Model: model, PCI: fmt.Sprintf("0000:%02x:00.0", 0x1b+0x10*i),
 		NUMANode: i / 4, MemoryBytes: uint64(memory * gib),
 		Facts: []device.Label{
-			{Name: "serial", Value: fmt.Sprintf("16501230000%02d", i)}, {Name: "vbios_version", Value: "96.00.89.00.01"},
-			{Name: "driver_version", Value: "580.95.05"}, {Name: "cuda_version", Value: "13.0"}, {Name: "compute_capability", Value: capability},
+			{Name: "serial", Value: fmt.Sprintf("16501230000%02d", i)},
+			{Name: "vbios_version", Value: "96.00.89.00.01"},
+			{Name: "driver_version", Value: "580.95.05"},
+			{Name: "cuda_version", Value: "13.0"},
+			{Name: "compute_capability", Value: capability},
 		},
 	}})
 	return &n.statuses[len(n.statuses)-1]

@@ -38,7 +38,7 @@ func (b *builder) partition(g *unit) *partition {
 	for _, u := range g.Slices {
 		s := b.status(u.ID)
 		at := s.Placement
-		if !(at.Size > 0 && at.Start >= 0 && at.Start+at.Size <= mostParts) {
+		if at.Size < 1 || at.Start < 0 || at.Start+at.Size > mostParts {
 			at = device.Placement{Start: -1, Size: 1}
 		} else if unit := s.MemoryBytes / uint64(at.Size); unit > 0 && b.status(g.ID).MemoryBytes/unit <= mostParts/2 {
 			p.Of = mostParts / 2 // an A30

@@ -233,7 +233,7 @@ func TestWhoLeavesSpoilsNothing(t *testing.T) {
 // TestPageAllocations: what a page costs does not grow unseen. It is counted without the
 // race detector.
 func TestPageAllocations(t *testing.T) {
-	for name, most := range map[string]float64{"h100": 6000, "mig_full": 30000} {
+	for name, most := range map[string]float64{"h100": 4000, "mig_full": 17000} {
 		n := nodes[name]()
 		p := New(n.sources())
 		if got := testing.AllocsPerRun(10, func() {

@@ -27,7 +27,10 @@ export async function open(browser, url, { size, scheme, script = true, user }) 
   page.faults = [];
   page.on("console", (message) => ["error", "warn"].includes(message.type()) && page.faults.push(`console: ${message.text()}`));
   page.on("pageerror", (error) => page.faults.push(`error: ${error.message}`));
-  page.on("requestfailed", (request) => page.faults.push(`failed: ${request.url()} ${request.failure().errorText}`));
+  page.on("requestfailed", (request) => {
+    const why = request.failure()?.errorText ?? "";
+    if (why !== "net::ERR_ABORTED") page.faults.push(`failed: ${request.url()} ${why}`); // that one is of a page that is left
+  });
   page.on("request", (request) => new URL(request.url()).origin !== new URL(url).origin && page.faults.push(`elsewhere: ${request.url()}`));
   page.on("response", (response) => {
     if (response.status() >= 400) page.faults.push(`${response.status()}: ${response.url()}`);
