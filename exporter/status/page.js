@@ -12,11 +12,15 @@
   let answered = new Date(); // last
   let failing = 0; // since when, in ms; 0: it is not
 
-  // become has one node be like another, with as few changes as there can be.
+  // alike tells whether one node can become the other.
+  function alike(node, other) {
+    const kind = (n) => n.classList?.[0] ?? "";
+    return node.nodeName === other.nodeName && (node.id ?? "") === (other.id ?? "") && kind(node) === kind(other);
+  }
+
+  // become has a node be like another, with as few changes as there can be.
   function become(node, other) {
-    if (node.nodeName !== other.nodeName || node.id !== other.id) {
-      node.replaceWith(document.adoptNode(other));
-    } else if (node.nodeType === Node.TEXT_NODE) {
+    if (node.nodeType === Node.TEXT_NODE) {
       if (node.data !== other.data) node.data = other.data;
     } else if (node.nodeType === Node.ELEMENT_NODE) {
       takeAttributes(node, other);
@@ -33,27 +37,30 @@
     }
   }
 
-  // takeChildren keeps a child that has an id, wherever it comes to stand.
+  // takeChildren goes through both rows of children: what has come is put in, and what stands
+  // before the next one that is still wanted has gone.
   function takeChildren(node, other) {
     let at = node.firstChild;
     for (const wanted of [...other.childNodes]) {
-      const kept = wanted.id && at?.id !== wanted.id ? [...node.children].find((c) => c.id === wanted.id) : null;
-      if (kept) {
-        node.insertBefore(kept, at);
-        become(kept, wanted);
-      } else if (at && (at.id || "") === (wanted.id || "")) {
-        const next = at.nextSibling;
-        become(at, wanted);
-        at = next;
-      } else {
+      let match = at;
+      while (match && !alike(match, wanted)) match = wanted.nodeType === Node.ELEMENT_NODE ? match.nextSibling : null;
+      if (!match) {
         node.insertBefore(document.adoptNode(wanted), at);
+        continue;
       }
+      at = removeUntil(at, match).nextSibling;
+      become(match, wanted);
     }
-    while (at) {
+    removeUntil(at, null);
+  }
+
+  function removeUntil(at, end) {
+    while (at !== end) {
       const next = at.nextSibling;
       at.remove();
       at = next;
     }
+    return end;
   }
 
   function say(text) {

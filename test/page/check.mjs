@@ -58,7 +58,7 @@ async function live(browser, node) {
   for (const page of pages) {
     await page.evaluate(() => {
       globalThis.mine = "not loaded anew";
-      const folded = document.querySelector("#gpu-5 summary");
+      const folded = document.querySelector("#gpu-0 summary");
       folded.focus();
       folded.click();
       const look = () => {
@@ -79,8 +79,8 @@ async function live(browser, node) {
   const failure = node.failures[0];
   for (const page of pages) {
     const now = await page.evaluate(() => ({
-      seen: globalThis.seen, mine: globalThis.mine, open: document.querySelector("#gpu-5 details").open,
-      focus: document.activeElement.closest("#gpu-5") !== null, announced: globalThis.announced, live: document.querySelectorAll("[aria-live=assertive], [role=alert]").length,
+      seen: globalThis.seen, mine: globalThis.mine, open: document.querySelector("#gpu-0 details").open,
+      focus: document.activeElement.closest("#gpu-0") !== null, announced: globalThis.announced, live: document.querySelectorAll("[aria-live=assertive], [role=alert]").length,
     }));
     const took = now.seen.at - failure.at;
     report(`${page.what}, a GPU fails`, [
