@@ -316,6 +316,15 @@ var nodes = map[string]func() *node{
 		return n
 	},
 	"no_gpu": empty,
+	// One GPU is gone, and another has come in its place, with its index.
+	"replaced": func() *node {
+		n := eight()
+		gone := n.statuses[1]
+		gone.ID, gone.GPU = "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51", "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51"
+		gone.Gone, gone.Healthy, gone.Health, gone.Reason, gone.Since = true, false, device.Unhealthy, "gone", before(time.Minute)
+		n.statuses = slices.Insert(n.statuses, 2, gone)
+		return n
+	},
 	"no_driver": func() *node {
 		n := empty()
 		n.driver = device.Driver{State: device.DriverAbsent, Err: errors.New("load libnvidia-ml.so.1: no such file in /usr/lib64, /usr/lib/x86_64-linux-gnu")}

@@ -41,11 +41,10 @@ type unit struct {
 }
 
 func (u *unit) trouble() trouble {
-	health := u.Health
-	if u.Gone {
-		health = "gone"
+	if u.Gone { // which is the reason, too
+		return trouble{Anchor: u.Anchor, Name: u.Name, Health: "gone"}
 	}
-	return trouble{u.Anchor, u.Name, health, u.Reason, u.Action}
+	return trouble{u.Anchor, u.Name, u.Health, u.Reason, u.Action}
 }
 
 // hold is who holds a device.
@@ -109,7 +108,7 @@ func (b *builder) unit(d *api.Device) *unit {
 		u.Anchor += "-" + u.Short
 	}
 	if b.anchors[u.Anchor]++; b.anchors[u.Anchor] > 1 { // one that is gone, and another in its place
-		u.Anchor += "-" + strconv.Itoa(b.anchors[u.Anchor])
+		u.Anchor += "." + strconv.Itoa(b.anchors[u.Anchor])
 	}
 	if u.Meaning = meanings[u.Health]; u.Gone {
 		u.Meaning = "No listing of the driver has it any more."
