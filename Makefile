@@ -18,7 +18,7 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/podgauge-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build image image-check lint rules golden dashboards-check e2e e2e-all soak churn xids bench gpu
+.PHONY: demo test build image image-check lint rules golden dashboards-check page-check e2e e2e-all soak churn xids bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
@@ -47,13 +47,16 @@ rules: ## the alerts, by the promtool that is installed; make test evaluates the
 	promtool test rules deploy/rules/*_test.yaml
 
 golden: ## write the golden files anew
-	go test ./cmd/podgauge ./config ./dashboards -update
+	go test ./cmd/podgauge ./config ./dashboards ./exporter/status -update
 	cd test/chart && go test -run Copies -update ./... && go test -run 'Golden|Manifest|Readme' -update ./...
 
 dashboards-check: build ## real Prometheus answers what the dashboards ask, and Grafana's schema reads them
 	which prometheus promtool npm >/dev/null || { apt-get update && apt-get install -y --no-install-recommends prometheus npm; }
 	cd test/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
 	cd test/dashboards && PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./...
+
+page-check: build ## the page in a real Chromium: what it shows, how soon and to whom; pictures go to docs/img
+	test/page/setup && cd test/page && node check.mjs
 
 lint:
 	$(TOOL) golangci-lint run ./...

@@ -101,6 +101,7 @@ func TestGoldenTimeSliced(t *testing.T) {
 	w.until(`nvidia_gpu_container_processes{container="main",gpu="0",mig_uuid="",namespace="lab",pod="two"`, " 1")
 	w.until(`nvidia_gpu_unattributed_processes{`, " 1")
 	w.shows("time_sliced", `nvidia_gpu_container_processes{container="main",gpu="0",mig_uuid="",namespace="lab",pod="one"`, " 2")
+	w.showsPage("time_sliced")
 }
 
 // TestGoldenTimeSlicedHidden is the same without hostPID: of no container anything is said.
