@@ -55,7 +55,7 @@ func (n *Node) Prometheus(ctx context.Context, targets ...Target) (*Prometheus, 
 		return nil, err
 	}
 	return p, Until(ctx, "Prometheus is ready", func(ctx context.Context) error {
-		if err := p.alive(); err != nil {
+		if err := p.Alive(); err != nil {
 			return GiveUp(err)
 		}
 		return getJSON(ctx, p.api+"/-/ready", nil)
