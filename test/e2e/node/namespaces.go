@@ -48,13 +48,14 @@ func (n *Node) enter(ctx context.Context) error {
 	return err
 }
 
-// connect lays a cable from the machine to the node, so that tests reach the node's ports with plain HTTP clients.
+// connect lays a cable from the machine to the node, so that tests reach the ports of the node and of its pods with plain HTTP clients.
 func (n *Node) connect(ctx context.Context) error {
 	number := n.options.Number
 	for _, command := range []string{
 		fmt.Sprintf("ip link add %s type veth peer name eth0 netns %d", number.name(), n.door.init.Process.Pid),
 		fmt.Sprintf("ip addr add %s/24 dev %s", number.machineIP(), number.name()),
 		fmt.Sprintf("ip link set %s up", number.name()),
+		fmt.Sprintf("ip route add %s via %s", number.podSubnet(), number.nodeIP()),
 	} {
 		args := strings.Fields(command)
 		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {

@@ -75,6 +75,16 @@ func (n *Node) loadImage(ctx context.Context) error {
 
 // LoadImage gives containerd the images of an OCI archive.
 func (n *Node) LoadImage(ctx context.Context, archive string) error {
-	_, err := n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images import %s", n.runtimeSocket(), archive))
+	archive, err := filepath.Abs(archive) // the node has a working folder of its own
+	if err != nil {
+		return err
+	}
+	_, err = n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images import %s", n.runtimeSocket(), archive))
+	return err
+}
+
+// TagImage gives an image that containerd has another name.
+func (n *Node) TagImage(ctx context.Context, image, name string) error {
+	_, err := n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images tag --force %s %s", n.runtimeSocket(), image, name))
 	return err
 }
