@@ -15,9 +15,9 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// ServiceIP is the API server's address for those who run in the cluster: the first of its services' subnet.
+// serviceIP is the API server's address for those who run in the cluster: the first of its services' subnet.
 const (
-	ServiceIP     = "10.96.0.1"
+	serviceIP     = "10.96.0.1"
 	serviceSubnet = "10.96.0.0/24"
 	apiPort       = 6443
 )
@@ -51,7 +51,7 @@ type PodSecurity string
 
 // Up starts the control plane in a node that is up, and then its kubelet, and returns when the node is ready.
 func Up(ctx context.Context, n *node.Node, level PodSecurity) (*Cluster, error) {
-	ids, err := newIdentities(n.Path("pki"), net.ParseIP(n.IP()), net.ParseIP(ServiceIP))
+	ids, err := newIdentities(n.Path("pki"), net.ParseIP(n.IP()), net.ParseIP(serviceIP))
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +81,7 @@ func (c *Cluster) startKubelet(ctx context.Context) error {
 	return node.Until(ctx, "the node is ready", func(ctx context.Context) error {
 		var n struct {
 			Spec   struct{ Taints []struct{ Key string } }
-			Status struct{ Conditions []Condition }
+			Status struct{ Conditions []condition }
 		}
 		if err := c.Get(ctx, "/api/v1/nodes/"+node.Name, &n); err != nil {
 			return err
@@ -93,10 +93,10 @@ func (c *Cluster) startKubelet(ctx context.Context) error {
 	})
 }
 
-// Condition of an object.
-type Condition struct{ Type, Status, Reason, Message string }
+// condition of an object.
+type condition struct{ Type, Status, Reason, Message string }
 
-func holds(conditions []Condition, kind string) bool {
+func holds(conditions []condition, kind string) bool {
 	for _, c := range conditions {
 		if c.Type == kind {
 			return c.Status == "True"
@@ -105,5 +105,5 @@ func holds(conditions []Condition, kind string) bool {
 	return false
 }
 
-// Patience is how long a command waits for what takes seconds.
-const Patience = time.Minute
+// patience is how long a command waits for what takes seconds.
+const patience = time.Minute

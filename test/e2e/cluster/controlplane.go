@@ -47,7 +47,7 @@ func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
 		return err
 	}
 	// Pods reach the API server by its service's address, with which a proxy would do the same.
-	redirect := fmt.Sprintf("-d %s/32 -p tcp --dport 443 -j DNAT --to-destination %s:%d", ServiceIP, c.Node.IP(), apiPort)
+	redirect := fmt.Sprintf("-d %s/32 -p tcp --dport 443 -j DNAT --to-destination %s:%d", serviceIP, c.Node.IP(), apiPort)
 	if _, err := c.Node.Shell(ctx, fmt.Sprintf("iptables -t nat -A PREROUTING %s\niptables -t nat -A OUTPUT %s", redirect, redirect)); err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 )
 
@@ -32,6 +33,17 @@ func goldens(ctx context.Context, t *testing.T, s *scene) {
 				t.Error(err)
 			}
 		})
+	}
+	// It would say so: a field that there is not, and a value that cannot be, are refused.
+	manifest, err := os.ReadFile(root + "/deploy/podgauge.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, wrong := range []string{"minReadySecond: 5", "minReadySeconds: five"} {
+		broken := strings.Replace(string(manifest), "minReadySeconds: 5", wrong, 1)
+		if _, err := s.Apply(ctx, broken, "--server-side", "--dry-run=server", "--validate=strict"); err == nil || !strings.Contains(err.Error(), "minReadySecond") {
+			t.Errorf("%s: %v", wrong, err)
+		}
 	}
 	figure(t, "golden cases that the API server takes", fmt.Sprintf("%d of %d", len(cases)-refused, len(cases)))
 }

@@ -11,7 +11,7 @@ import (
 	"runtime"
 )
 
-// Archive is the image that make image leaves for this machine, seen from a folder of depth below the repository's root.
+// Archive is the image that make image leaves for this machine, below the repository's root.
 func Archive(root string) string {
 	return fmt.Sprintf("%s/bin/podgauge-image-%s.tar", root, runtime.GOARCH)
 }

@@ -60,7 +60,7 @@ func (c *Cluster) define(ctx context.Context, file string) error {
 	if _, err := c.Kubectl(ctx, "apply", "--server-side", "--filename="+file); err != nil {
 		return err
 	}
-	_, err := c.Kubectl(ctx, "wait", "--for=condition=Established", "crd", "--all", "--timeout="+Patience.String())
+	_, err := c.Kubectl(ctx, "wait", "--for=condition=Established", "crd", "--all", "--timeout="+patience.String())
 	return err
 }
 
@@ -87,7 +87,7 @@ func (c *Cluster) load(ctx context.Context, p built.Program, name, as string) er
 
 // rolledOut waits until a workload is as it should be.
 func (c *Cluster) rolledOut(ctx context.Context, namespace, workload string) error {
-	if _, err := c.Kubectl(ctx, "rollout", "status", "--namespace="+namespace, workload, "--timeout="+Patience.String()); err != nil {
+	if _, err := c.Kubectl(ctx, "rollout", "status", "--namespace="+namespace, workload, "--timeout="+patience.String()); err != nil {
 		return fmt.Errorf("wait for %s: %w", workload, err)
 	}
 	return nil

@@ -47,7 +47,7 @@ func (c *Cluster) Prometheus(ctx context.Context) (*node.Prometheus, error) {
 	if _, err := c.Apply(ctx, server); err != nil {
 		return nil, err
 	}
-	if _, err := c.Kubectl(ctx, "wait", "prometheus/e2e", "--for=condition=Available", "--timeout="+Patience.String()); err != nil {
+	if _, err := c.Kubectl(ctx, "wait", "prometheus/e2e", "--for=condition=Available", "--timeout="+patience.String()); err != nil {
 		return nil, err
 	}
 	var pod struct{ Status struct{ PodIP string } }

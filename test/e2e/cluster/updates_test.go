@@ -91,7 +91,8 @@ func watch(ctx context.Context, s *scene, pods []pod) *watched {
 		}},
 		{what: "the node's status had fewer", most: 12 * time.Second, good: s.hasAllocatable(gpus)},
 		{what: "no /metrics had the pods' names", most: 10 * time.Second, good: func(ctx context.Context) error { return s.named(ctx, pods) }},
-		{what: "Prometheus had no series of the pods", most: 15 * time.Second, good: func(ctx context.Context) error {
+		// Its discovery tells of new pods every 5 s, and is heard every 5 s.
+		{what: "Prometheus had no series of the pods", most: 20 * time.Second, good: func(ctx context.Context) error {
 			return s.counts(ctx, `nvidia_gpu_healthy{namespace="team"}`, len(pods))
 		}},
 	}}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/podgauge/podgauge/test/e2e/cluster"
 	"github.com/podgauge/podgauge/test/e2e/node"
@@ -22,12 +23,14 @@ func standing(ctx context.Context, out io.Writer) (err error) {
 	}
 	o := cluster.Options()
 	o.LogName, o.Logf = "cluster", func(format string, values ...any) { fmt.Fprintf(out, format+"\n", values...) }
-	n, err := node.Up(ctx, o)
+	up, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	n, err := node.Up(up, o)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Down(context.WithoutCancel(ctx)), n.RemoveLogs()) }()
-	c, err := cluster.Up(ctx, n, "privileged")
+	c, err := cluster.Up(up, n, "privileged")
 	if err != nil {
 		return err
 	}
