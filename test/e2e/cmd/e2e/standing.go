@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"strings"
+	"regexp"
 	"time"
 
 	"github.com/podgauge/podgauge/test/e2e/cluster"
@@ -42,11 +42,15 @@ func standing(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	version, err := c.Helm(ctx, "show", "chart", chart)
+	objects, err := c.Helm(ctx, "template", chart)
 	if err != nil {
 		return err
 	}
-	if err := n.TagImage(ctx, image, repository+":"+appVersion(version)); err != nil {
+	wanted := wantedImage.FindStringSubmatch(objects)
+	if wanted == nil {
+		return errors.New("the chart asks for no image")
+	}
+	if err := n.TagImage(ctx, image, wanted[1]); err != nil {
 		return err
 	}
 	if err := n.TagImage(ctx, node.BoxImage, idle); err != nil {
@@ -61,21 +65,11 @@ func standing(ctx context.Context, out io.Writer) (err error) {
 	return nil
 }
 
-const (
-	repository = "ghcr.io/podgauge/podgauge"
-	// idle is that of deploy/pod.yaml, which does nothing; the tests' own can do that too.
-	idle = "registry.k8s.io/pause:3.10"
-)
+// wantedImage is the chart's.
+var wantedImage = regexp.MustCompile(`(?m)^ +image: "?([^"\n]+)"?$`)
 
-// appVersion of a chart, as helm shows it.
-func appVersion(chart string) string {
-	for line := range strings.Lines(chart) {
-		if version, found := strings.CutPrefix(line, "appVersion: "); found {
-			return strings.Trim(strings.TrimSpace(version), `"`)
-		}
-	}
-	return ""
-}
+// idle is the image of deploy/pod.yaml, which does nothing; the tests' own can do that too.
+const idle = "registry.k8s.io/pause:3.10"
 
 const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C ends it and leaves nothing. In another terminal, as root:
 
