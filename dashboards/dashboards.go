@@ -159,7 +159,7 @@ func (d dashboard) text() []byte {
 const (
 	onNode = `node=~"$node"`
 	onGPU  = onNode + `,uuid=~"$gpu"`
-	ofPod  = onGPU + `,namespace=~"$namespace",pod=~"$pod"`
+	ofPod  = onGPU + `,namespace=~"$namespace",pod=~"$pod",container=~"$container"`
 )
 
 // The variables have one name each in all dashboards, so that links take them along.
@@ -175,6 +175,8 @@ var (
 		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+onNode+`}, namespace)`, ".+")
 	varPod = ask("pod", "Pod", "Pods that hold, or held lately, devices of the chosen nodes.",
 		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+onNode+`,namespace=~"$namespace"}, pod)`, ".+")
+	varContainer = ask("container", "Container", "Containers of those pods.",
+		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+onNode+`,namespace=~"$namespace",pod=~"$pod"}, container)`, ".+")
 )
 
 // ask is a variable of which several values can be chosen, or all.

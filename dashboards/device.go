@@ -26,7 +26,7 @@ func deviceNow() []*panel {
 			column{of: "serial", title: "Serial"},
 			column{of: "pci_bus_id", title: "PCI address"},
 			column{of: "driver_version", title: "Driver"},
-			column{of: "A", title: "Listed", words: noYes},
+			column{of: "A", title: "Listed", hidden: true},
 			column{of: "B", title: "Healthy", words: noYes},
 			column{of: "C", title: "Allocated", words: held},
 			column{of: "D", title: "Since", unit: "dateTimeAsIso"},
@@ -119,8 +119,9 @@ func deviceHeat() []*panel {
 		lines("Power", "What the GPU draws, and the limit that is enforced.", "watt").
 			query(`max by (node, gpu) (nvidia_gpu_power_watts{mig_uuid="",`+onGPU+`})`, "{{node}} GPU {{gpu}}").
 			query(`max by (node, gpu) (nvidia_gpu_power_limit_watts{type="enforced",`+onGPU+`})`, "limit · {{node}} GPU {{gpu}}"),
-		lines("Temperature", "Of the core, and of the memory where it has a sensor.", "celsius").
-			query(`max by (node, gpu, sensor) (nvidia_gpu_temperature_celsius{`+onGPU+`})`, "{{sensor}} · {{node}} GPU {{gpu}}"),
+		lines("Temperature", "Of the core, and of the memory where it has a sensor; and where a GPU slows down, of those that tell that in degrees: Ampere and older.", "celsius").
+			query(`max by (node, gpu, sensor) (nvidia_gpu_temperature_celsius{`+onGPU+`})`, "{{sensor}} · {{node}} GPU {{gpu}}").
+			query(`max by (node, gpu) (nvidia_gpu_temperature_limit_celsius{type="slowdown",`+onGPU+`})`, "slows down at · {{node}} GPU {{gpu}}"),
 		lines("Margin to slowdown", "How much warmer the GPU may get before it slows down: the measure of heat, since limits differ. Ada, Hopper and newer.", "celsius").
 			levels("red", at{3, "orange"}, at{10, "transparent"}).
 			query(`max by (node, gpu) (nvidia_gpu_temperature_margin_celsius{`+onGPU+`})`, "{{node}} GPU {{gpu}}").absent("needs Ada, Hopper or newer"),
@@ -129,6 +130,9 @@ func deviceHeat() []*panel {
 		states("Why the clocks are not higher", "Reasons that hold now. Idle GPUs and power capping are normal; slowdowns by heat and power brake are not.",
 			word{}, word{Text: "holds", Color: "orange"}).
 			query(`max by (node, gpu, reason) (nvidia_gpu_throttle_active{reason!="gpu_idle",`+onGPU+`}) == 1`, "{{reason}} · {{node}} GPU {{gpu}}").absent("none").size(24, 7),
+		lines("Throttled, by reason", "Share of time in which this kept the clocks down. Power capping is normal under full load; thermal and power brake are not.", "").share().
+			query(`max by (node, gpu, reason) (rate(nvidia_gpu_throttle_seconds_total{reason!="low_utilization",`+onGPU+`}[$__rate_interval])) > 0`,
+				"{{reason}} · {{node}} GPU {{gpu}}").absent("nothing throttles").size(24, 7),
 	)
 }
 

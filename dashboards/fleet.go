@@ -1,5 +1,7 @@
 package dashboards
 
+import "slices"
+
 // fleet is all nodes at a glance.
 func fleet(recorded bool) dashboard {
 	uid, title, from := "fleet", "Fleet", asScraped
@@ -10,7 +12,7 @@ func fleet(recorded bool) dashboard {
 		about += " From the series of deploy/rules/podgauge.recording.yaml, for fleets in which the other one takes long."
 		look = row("What to look at", unhealthyDevices())
 	}
-	return compose(uid, title, about, []variable{varSource, varNode}, nil, fleetNow(from), fleetInTime(from), fleetNodes(from), look)
+	return compose(uid, title, about, []variable{varSource, varNode}, nil, fleetNow(from), fleetInTime(from), fleetParts(from), look)
 }
 
 // total is a sum that is 0 where there is nothing to sum up.
@@ -18,19 +20,20 @@ func total(expr string) string { return "sum(" + expr + ") or vector(0)" }
 
 func fleetNow(from source) []*panel {
 	return row("Now",
-		stat("Nodes", "Nodes whose podgauge answers Prometheus.", `count(podgauge_nvml_up{`+onNode+`})`).unit("short").size(3, 4),
+		stat("Nodes", "Nodes whose podgauge answers Prometheus.", `count(podgauge_nvml_up{`+onNode+`})`).unit("short"),
 		stat("Nodes without a driver", "Nodes on which NVML cannot be used: nothing is known of their GPUs.",
-			total(`podgauge_nvml_up{`+onNode+`} == bool 0`)).unit("short").levels("green", at{1, "red"}).size(3, 4),
-		stat("Devices", "Whole GPUs and MIG slices that can be held. A partitioned GPU counts by its slices.", `sum(`+from(devices)+`)`).unit("short").size(3, 4),
-		stat("Allocated", "Share of the devices that the kubelets have given to containers.",
-			`sum(`+from(allocated)+`) / sum(`+from(devices)+`)`).share().size(3, 4),
+			total(`podgauge_nvml_up{`+onNode+`} == bool 0`)).unit("short").levels("green", at{1, "red"}).size(5, 4),
+		stat("Devices", "Whole GPUs and MIG slices that can be held. A partitioned GPU counts by its slices.", `sum(`+from(devices)+`)`).unit("short").size(5, 4),
 		stat("Unhealthy", "Devices that the kubelets are told not to use. They are listed below.",
-			total(from(unhealthy))).unit("short").levels("green", at{1, "red"}).size(3, 4),
+			total(from(unhealthy))).unit("short").levels("green", at{1, "red"}).size(5, 4),
 		stat("Idle but held", "Devices that one container has held for half an hour in which nothing ran on them. Of MIG slices only Hopper and newer can tell.",
-			total(from(idleHeld))).unit("short").levels("green", at{1, "orange"}).size(3, 4),
+			total(from(idleHeld))).unit("short").levels("green", at{1, "orange"}).size(5, 4),
+		stat("Allocated", "Share of the devices that the kubelets have given to containers.",
+			`sum(`+from(allocated)+`) / sum(`+from(devices)+`)`).share().size(6, 4),
 		stat("Utilisation", "Mean over the GPUs that are not partitioned, held or not.",
-			`sum(`+from(busy)+`) / sum(`+from(measured)+`)`).share().size(3, 4),
-		stat("Power", "What all GPUs draw together.", `sum(`+from(power)+`)`).unit("watt").size(3, 4),
+			`sum(`+from(busy)+`) / sum(`+from(measured)+`)`).share().size(6, 4),
+		stat("Power", "What all GPUs draw together.", `sum(`+from(power)+`)`).unit("watt").size(6, 4),
+		stat("Energy", "What all GPUs took in the range of time that is shown, held or not.", `sum(`+from(took)+`) / 3.6e6`).unit("kwatth").absent("not known").size(6, 4),
 	)
 }
 
@@ -46,7 +49,7 @@ func fleetInTime(from source) []*panel {
 			query(total(from(idleHeld)), "idle but held").
 			query(total(from(unhealthy)), "unhealthy"),
 		lines("Power, by namespace", "What the GPUs of a namespace's pods draw, from their energy counters. Nobody's are those that are free, shared by several, or partitioned.", "watt").stack().
-			query(`sum by (namespace) (label_replace(`+from(drawnBy)+`, "namespace", "(nobody's)", "namespace", ""))`, "{{namespace}}"),
+			query(`sum by (namespace) (`+named(from(drawnBy))+`)`, "{{namespace}}"),
 		lines("Power, by model", "What the GPUs of a model draw together.", "watt").stack().
 			query(`sum by (model) (`+from(power)+`)`, "{{model}}"),
 		lines("Memory used, by model", "Share of the memory of a model's GPUs that is in use.", "").share().
@@ -56,20 +59,42 @@ func fleetInTime(from source) []*panel {
 	)
 }
 
-func fleetNodes(from source) []*panel {
-	node := func(r rule) string { return `sum by (node) (` + from(r) + `)` }
-	return row("By node",
-		table("What each node has", "A line for each node; the name leads to its devices.",
-			column{of: "node", title: "Node", link: toNode},
+// named has nobody's be called so.
+func named(expr string) string {
+	return `label_replace(` + expr + `, "namespace", "(nobody's)", "namespace", "")`
+}
+
+// whats are a table's columns of what there is by node or by model, and its queries.
+func whats(p *panel, by string, from source) *panel {
+	sum := func(r rule) string { return `sum by (` + by + `) (` + from(r) + `)` }
+	return p.query(sum(devices), "").query(sum(allocated), "").query(sum(unhealthy), "").query(sum(idleHeld), "").
+		query(sum(busy)+` / `+sum(measured), "").query(sum(memoryUsed)+` / `+sum(memoryTotal), "").query(sum(power), "")
+}
+
+var whatColumns = []column{
+	{of: "A", title: "Devices", unit: "short"},
+	{of: "B", title: "Allocated", unit: "short"},
+	{of: "C", title: "Unhealthy", unit: "short", levels: []at{{1, "red"}}},
+	{of: "D", title: "Idle but held", unit: "short", levels: []at{{1, "orange"}}},
+	{of: "E", title: "Utilisation", unit: "percentunit"},
+	{of: "F", title: "Memory used", unit: "percentunit"},
+	{of: "G", title: "Power", unit: "watt"},
+}
+
+func fleetParts(from source) []*panel {
+	return row("By node, model and namespace",
+		whats(table("What each node has", "A line for each node; the name leads to its devices.",
+			slices.Concat([]column{{of: "node", title: "Node", link: toNode}}, whatColumns)...), "node", from).size(24, 10),
+		whats(table("What there is of each model", "A line for each model of GPU; of a partitioned one the slices are its devices.",
+			slices.Concat([]column{{of: "model", title: "Model"}}, whatColumns)...), "model", from).size(14, 8),
+		table("What each namespace has", "Devices that a namespace's pods hold, and what its GPUs draw and took in the range of time that is shown. Nobody's are those that are free, shared by several, or partitioned.",
+			column{of: "namespace", title: "Namespace", link: toNamespace},
 			column{of: "A", title: "Devices", unit: "short"},
-			column{of: "B", title: "Allocated", unit: "short"},
-			column{of: "C", title: "Unhealthy", unit: "short"},
-			column{of: "D", title: "Idle but held", unit: "short"},
-			column{of: "E", title: "Utilisation", unit: "percentunit"},
-			column{of: "F", title: "Memory used", unit: "percentunit"},
-			column{of: "G", title: "Power", unit: "watt"},
-		).query(node(devices), "").query(node(allocated), "").query(node(unhealthy), "").query(node(idleHeld), "").
-			query(node(busy)+` / `+node(measured), "").query(node(memoryUsed)+` / `+node(memoryTotal), "").query(node(power), "").size(24, 10),
+			column{of: "B", title: "Power", unit: "watt"},
+			column{of: "C", title: "Energy", unit: "kwatth"},
+		).query(`sum by (namespace) (`+from(heldBy)+`)`, "").
+			query(`sum by (namespace) (`+named(from(drawnBy))+`)`, "").
+			query(`sum by (namespace) (`+named(from(took))+`) / 3.6e6`, "").size(10, 8),
 	)
 }
 
@@ -85,8 +110,9 @@ func unhealthyDevices() *panel {
 		column{of: "namespace", title: "Namespace"},
 		column{of: "pod", title: "Pod", link: toPod},
 		column{of: "container", title: "Container"},
-		column{of: "A", title: "Unhealthy", words: noYesBad},
-	).query(`max by (node, gpu, uuid, mig_uuid, reason, action, namespace, pod, container) (nvidia_gpu_unhealthy_info{`+onNode+`})`, "").
+		column{of: "A", title: "Since", unit: "dateTimeAsIso"},
+	).query(`max by (node, gpu, uuid, mig_uuid, reason, action, namespace, pod, container) (nvidia_gpu_unhealthy_info{`+onNode+`})
+		* on (node, uuid, mig_uuid) group_left () max by (node, uuid, mig_uuid) (nvidia_gpu_health_since_timestamp_seconds{`+onNode+`}) * 1000`, "").
 		absent("all are healthy")
 }
 
@@ -100,6 +126,6 @@ func idleDevices() *panel {
 		column{of: "gpu", title: "GPU"},
 		column{of: "uuid", title: "UUID", link: toDevice},
 		column{of: "mig_uuid", title: "MIG slice"},
-		column{of: "A", title: "Held", words: noYes},
+		column{of: "A", title: "Held", hidden: true},
 	).query(`max by (namespace, pod, container, node, gpu, uuid, mig_uuid) `+asScraped(rule{expr: idle}), "").absent("none is")
 }

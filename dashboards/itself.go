@@ -22,7 +22,7 @@ func itselfNow() []*panel {
 			column{of: "node", title: "Node", link: toNode},
 			column{of: "version", title: "Version"},
 			column{of: "goversion", title: "Go"},
-			column{of: "A", title: "Runs", words: noYes},
+			column{of: "A", title: "Runs", hidden: true},
 			column{of: "B", title: "Driver", words: noYes},
 			column{of: "C", title: "Kubelet", words: noYes},
 			column{of: "D", title: "Events", words: noYes},

@@ -138,6 +138,7 @@ func stat(title, description, expr string) *panel {
 	p := draw("stat", title, description, 4, 4)
 	p.Options = map[string]any{
 		"colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto", "textMode": "auto",
+		"percentChangeColorMode": "standard", "showPercentChange": false, "wideLayout": true,
 		"reduceOptions": map[string]any{"calcs": []string{"lastNotNull"}, "fields": "", "values": false},
 	}
 	p.Targets = []target{{Datasource: chosen, Expr: spaced(expr), RefID: "A", Instant: true}}
@@ -148,7 +149,7 @@ func stat(title, description, expr string) *panel {
 func lines(title, description, unit string) *panel {
 	p := draw("timeseries", title, description, 12, 8)
 	p.Options = map[string]any{
-		"legend":  map[string]any{"displayMode": "list", "placement": "bottom", "showLegend": true},
+		"legend":  map[string]any{"calcs": []string{}, "displayMode": "list", "placement": "bottom", "showLegend": true},
 		"tooltip": map[string]any{"mode": "multi", "sort": "desc"},
 	}
 	p.FieldConfig.Defaults.Custom = map[string]any{"drawStyle": "line", "fillOpacity": 8, "lineWidth": 1, "showPoints": "never", "spanNulls": false}
@@ -160,7 +161,7 @@ func states(title, description string, words ...word) *panel {
 	p := draw("state-timeline", title, description, 24, 7)
 	p.Options = map[string]any{
 		"alignValue": "left", "mergeValues": true, "rowHeight": 0.85, "showValue": "auto",
-		"legend":  map[string]any{"displayMode": "list", "placement": "bottom", "showLegend": false},
+		"legend":  map[string]any{"calcs": []string{}, "displayMode": "list", "placement": "bottom", "showLegend": false},
 		"tooltip": map[string]any{"mode": "single", "sort": "none"},
 	}
 	p.FieldConfig.Defaults.Custom = map[string]any{"fillOpacity": 75, "lineWidth": 0}
@@ -172,15 +173,17 @@ type column struct {
 	of, title string
 	unit      string
 	words     []word
+	levels    []at   // colours of values
 	link      string // where the cell leads to
+	hidden    bool   // a query that only says which lines there are
 }
 
 // table has a line for each set of labels. Queries of the same labels share their lines.
 func table(title, description string, columns ...column) *panel {
 	p := draw("table", title, description, 24, 8)
-	p.Options = map[string]any{"cellHeight": "sm", "showHeader": true}
+	p.Options = map[string]any{"cellHeight": "sm", "frameIndex": 0, "showHeader": true}
 	p.FieldConfig.Defaults.Custom = map[string]any{"align": "auto", "cellOptions": map[string]any{"type": "auto"}, "filterable": true}
-	order, names := map[string]any{}, map[string]any{}
+	order, names, hidden := map[string]any{}, map[string]any{}, map[string]any{"Time": true}
 	for i, c := range columns {
 		of := []string{c.of}
 		if len(c.of) == 1 {
@@ -191,6 +194,9 @@ func table(title, description string, columns ...column) *panel {
 		}
 		for _, name := range of {
 			order[name], names[name] = i, c.title
+			if c.hidden {
+				hidden[name] = true
+			}
 		}
 		if properties := c.properties(); len(properties) > 0 {
 			p.FieldConfig.Overrides = append(p.FieldConfig.Overrides, override{matcher{"byName", c.title}, properties})
@@ -198,7 +204,7 @@ func table(title, description string, columns ...column) *panel {
 	}
 	p.Transformations = []transformation{
 		{"merge", map[string]any{}},
-		{"organize", map[string]any{"excludeByName": map[string]any{"Time": true}, "indexByName": order, "renameByName": names}},
+		{"organize", map[string]any{"excludeByName": hidden, "indexByName": order, "renameByName": names}},
 	}
 	return p
 }
@@ -209,6 +215,9 @@ func (c column) properties() (all []property) {
 	}
 	if len(c.words) > 0 {
 		all = append(all, property{"mappings", mapped(c.words)}, property{"custom.cellOptions", map[string]any{"type": "color-text"}})
+	}
+	if len(c.levels) > 0 {
+		all = append(all, property{"thresholds", steps("text", c.levels)}, property{"custom.cellOptions", map[string]any{"type": "color-text"}})
 	}
 	if c.link != "" {
 		all = append(all, property{"links", []map[string]any{{"title": "Show", "url": c.link}}})
@@ -276,18 +285,22 @@ type at struct {
 
 // levels are the colours of values: the first from the lowest on. In a course of time they
 // are drawn as lines.
-func (p *panel) levels(lowest string, steps ...at) *panel {
-	t := &thresholds{Mode: "absolute", Steps: []step{{Color: lowest}}}
-	for _, s := range steps {
-		t.Steps = append(t.Steps, step{s.color, &s.value})
-	}
-	p.FieldConfig.Defaults.Thresholds = t
+func (p *panel) levels(lowest string, above ...at) *panel {
+	p.FieldConfig.Defaults.Thresholds = steps(lowest, above)
 	if p.Type == "timeseries" {
 		p.FieldConfig.Defaults.Custom["thresholdsStyle"] = map[string]any{"mode": "dashed"}
 		return p
 	}
 	p.FieldConfig.Defaults.Color = &mode{"thresholds"}
 	return p
+}
+
+func steps(lowest string, above []at) *thresholds {
+	t := &thresholds{Mode: "absolute", Steps: []step{{Color: lowest}}}
+	for _, s := range above {
+		t.Steps = append(t.Steps, step{s.color, &s.value})
+	}
+	return t
 }
 
 // words are what the values 0, 1, 2 … mean; what has no text is shown as it is.
@@ -311,9 +324,10 @@ var (
 	held  = []word{{Text: "free", Color: "transparent"}, {Text: "held", Color: "blue"}}
 )
 
-// toDevice and toPod lead from a line of a table to the dashboard of what it is about.
+// toDevice and the others lead from a line of a table to the dashboard of what it is about.
 const (
-	toDevice = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&var-gpu=${__data.fields.UUID}&${__url_time_range}"
-	toNode   = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
-	toPod    = "/d/podgauge-workload?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}&${__url_time_range}"
+	toDevice    = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&var-gpu=${__data.fields.UUID}&${__url_time_range}"
+	toNode      = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
+	toNamespace = "/d/podgauge-workload?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&${__url_time_range}"
+	toPod       = "/d/podgauge-workload?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}&${__url_time_range}"
 )

@@ -11,6 +11,8 @@ type rule struct {
 	record string
 	says   string // a comment in the file
 	expr   string
+	// recorded is what takes its place where it comes of another's series.
+	recorded string
 }
 
 // model has a series for each device, to be joined: a device has one model. Partitioned GPUs are
@@ -33,52 +35,59 @@ const idle = `
 // them; a partitioned GPU's readings are its own where mig_uuid is empty.
 var (
 	devices = rule{
-		"node_model:podgauge_devices:count", "Devices that can be held, whole GPUs and MIG slices.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} >= bool 0)` + model + `)`,
+		record: "node_model:podgauge_devices:count", says: "Devices that can be held, whole GPUs and MIG slices.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} >= bool 0)` + model + `)`,
 	}
 	allocated = rule{
-		"node_model:podgauge_devices_allocated:sum", "Those that are held.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_allocated{OF})` + model + `)`,
+		record: "node_model:podgauge_devices_allocated:sum", says: "Those that are held.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_allocated{OF})` + model + `)`,
 	}
 	unhealthy = rule{
-		"node_model:podgauge_devices_unhealthy:sum", "Those that cannot be used.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} == bool 0)` + model + `)`,
+		record: "node_model:podgauge_devices_unhealthy:sum", says: "Those that cannot be used.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} == bool 0)` + model + `)`,
 	}
 	idleHeld = rule{
-		"node_model:podgauge_devices_idle_held:sum", "Those that one container has held for half an hour in which nothing ran on them; absent where there are none.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (` + idle + `)` + model + `)`,
+		record: "node_model:podgauge_devices_idle_held:sum", says: "Those that one container has held for half an hour in which nothing ran on them; absent where there are none.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (` + idle + `)` + model + `)`,
 	}
 	busy = rule{
-		"node_model:nvidia_gpu_utilization_ratio:sum", "Utilisation, to be divided by the next.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_utilization_ratio{OF})` + model + `)`,
+		record: "node_model:nvidia_gpu_utilization_ratio:sum", says: "Utilisation, to be divided by the next.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_utilization_ratio{OF})` + model + `)`,
 	}
 	measured = rule{
-		"node_model:nvidia_gpu_utilization_ratio:count", "GPUs whose utilisation is read: those that are not partitioned.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_utilization_ratio{OF} >= bool 0)` + model + `)`,
+		record: "node_model:nvidia_gpu_utilization_ratio:count", says: "GPUs whose utilisation is read: those that are not partitioned.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_utilization_ratio{OF} >= bool 0)` + model + `)`,
 	}
 	memoryUsed = rule{
-		"node_model:nvidia_gpu_memory_used_bytes:sum", "Memory in use.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_memory_used_bytes{mig_uuid="",OF})` + model + `)`,
+		record: "node_model:nvidia_gpu_memory_used_bytes:sum", says: "Memory in use.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_memory_used_bytes{mig_uuid="",OF})` + model + `)`,
 	}
 	memoryTotal = rule{
-		"node_model:nvidia_gpu_memory_total_bytes:sum", "Memory that there is.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_memory_total_bytes{mig_uuid="",OF})` + model + `)`,
+		record: "node_model:nvidia_gpu_memory_total_bytes:sum", says: "Memory that there is.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_memory_total_bytes{mig_uuid="",OF})` + model + `)`,
 	}
 	power = rule{
-		"node_model:nvidia_gpu_power_watts:sum", "Power.",
-		`sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_power_watts{mig_uuid="",OF})` + model + `)`,
+		record: "node_model:nvidia_gpu_power_watts:sum", says: "Power.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_power_watts{mig_uuid="",OF})` + model + `)`,
 	}
 	heldBy = rule{
-		"node_namespace:podgauge_devices_allocated:count", "Devices by the namespace that holds them; one that several hold counts in each.",
-		`count by (node, namespace) (max by (node, namespace, uuid, mig_uuid) (nvidia_gpu_allocation_info{OF}))`,
+		record: "node_namespace:podgauge_devices_allocated:count", says: "Devices by the namespace that holds them; one that several hold counts in each.",
+		expr: `count by (node, namespace) (max by (node, namespace, uuid, mig_uuid) (nvidia_gpu_allocation_info{OF}))`,
 	}
 	drawnBy = rule{
-		"node_namespace:nvidia_gpu_energy_joules:rate5m", "Power by the namespace that holds the GPU, from the energy; empty for GPUs that nobody holds, several do, or that are partitioned.",
-		`sum by (node, namespace) (rate(nvidia_gpu_energy_joules_total{OF}[RATE]))`,
+		record: "node_namespace:nvidia_gpu_energy_joules:rate5m", says: "Power by the namespace that holds the GPU, from the energy; empty for GPUs that nobody holds, several do, or that are partitioned.",
+		expr: `sum by (node, namespace) (rate(nvidia_gpu_energy_joules_total{OF}[RATE]))`,
 	}
 	hit = rule{
-		"node_reason:podgauge_devices_hit:count1h", "Devices to which it happened within the hour; by its time, since no increase shows a series' first event.",
-		`count by (node, reason) (time() - max by (node, uuid, mig_uuid, reason) (nvidia_gpu_incident_last_timestamp_seconds{OF}) < 3600)`,
+		record: "node_reason:podgauge_devices_hit:count1h", says: "Devices to which it happened within the hour; by its time, since no increase shows a series' first event.",
+		expr: `count by (node, reason) (time() - max by (node, uuid, mig_uuid, reason) (nvidia_gpu_incident_last_timestamp_seconds{OF}) < 3600)`,
+	}
+
+	// took is the energy of the range of time that is shown, likewise. Recorded it is what drawnBy
+	// was, minute by minute.
+	took = rule{
+		expr:     `sum by (node, namespace) (increase(nvidia_gpu_energy_joules_total{OF}[$__range]))`,
+		recorded: `60 * sum_over_time(node_namespace:nvidia_gpu_energy_joules:rate5m{OF}[$__range])`,
 	}
 
 	rules = []rule{devices, allocated, unhealthy, idleHeld, busy, measured, memoryUsed, memoryTotal, power, heldBy, drawnBy, hit}
@@ -93,7 +102,12 @@ func asScraped(r rule) string {
 }
 
 // asRecorded takes what Prometheus has worked out already.
-func asRecorded(r rule) string { return r.record + "{" + onNode + "}" }
+func asRecorded(r rule) string {
+	if r.recorded != "" {
+		return "(" + strings.ReplaceAll(r.recorded, "OF", onNode) + ")"
+	}
+	return r.record + "{" + onNode + "}"
+}
 
 // RecordingRules are deploy/rules/podgauge.recording.yaml.
 func RecordingRules() []byte {

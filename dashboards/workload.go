@@ -6,7 +6,7 @@ const whose = "{{namespace}}/{{pod}} {{container}} · {{node}} GPU {{gpu}} {{mig
 // workload is what namespaces, pods and containers make of their devices.
 func workload() dashboard {
 	return compose("workload", "Workload", "What namespaces, pods and containers make of the devices they hold.",
-		[]variable{varSource, varNode, varNamespace, varPod, varGPU},
+		[]variable{varSource, varNode, varNamespace, varPod, varContainer, varGPU},
 		[]annotation{note("Device failures", "red", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds", ofPod,
 			"{{reason}} under {{namespace}}/{{pod}}", "container {{container}} on {{node}}, GPU {{gpu}} {{mig_uuid}}", "reason")},
 		workloadNow(), workloadUse(), workloadShared(), workloadCost(), workloadSlow())
@@ -31,7 +31,7 @@ func workloadNow() []*panel {
 			column{of: "node", title: "Node"},
 			column{of: "uuid", title: "UUID", link: toDevice},
 			column{of: "mig_uuid", title: "MIG slice"},
-			column{of: "A", title: "Holds", words: held},
+			column{of: "A", title: "Holds", hidden: true},
 			column{of: "B", title: "Healthy", words: noYes},
 			column{of: "C", title: "Utilisation", unit: "percentunit"},
 			column{of: "D", title: "Memory used", unit: "percentunit"},

@@ -24,6 +24,8 @@ type Crowd struct {
 	// All below are guarded by mu.
 	pids map[held]uint32
 	born uint32 // the number of the newest
+	// idle are pods, by namespace/name, whose containers run nothing on what they hold.
+	idle map[string]bool
 }
 
 // held is what a process is there for.
@@ -34,7 +36,16 @@ type held struct {
 }
 
 // NewCrowd is nobody yet.
-func NewCrowd(m *Machine) *Crowd { return &Crowd{machine: m, pids: map[held]uint32{}, born: 1000} }
+func NewCrowd(m *Machine) *Crowd {
+	return &Crowd{machine: m, pids: map[held]uint32{}, born: 1000, idle: map[string]bool{}}
+}
+
+// rest has a pod's containers run nothing on what they hold. It is to be said before the pod runs.
+func (c *Crowd) rest(namespace, pod string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.idle[namespace+"/"+pod] = true
+}
 
 // follow has those processes run that the pods have.
 func (c *Crowd) follow(pods []kubelet.PodStatus) {
@@ -45,7 +56,7 @@ func (c *Crowd) follow(pods []kubelet.PodStatus) {
 		for _, container := range p.Containers {
 			owner := device.Owner{Namespace: p.Namespace, Pod: p.Name, Container: container.Name}
 			for _, d := range container.Devices {
-				run[held{p.UID, owner, device.OfferedID(d.ID)}] = container.Running
+				run[held{p.UID, owner, device.OfferedID(d.ID)}] = container.Running && !c.idle[p.Namespace+"/"+p.Name]
 			}
 		}
 	}

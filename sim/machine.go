@@ -68,6 +68,7 @@ type gpu struct {
 	worked    float64            // load times seconds, likewise
 	settled   time.Time          // when the load was last changed
 	fixed     map[string]float64 // values set by the caller, by row
+	rising    map[string]rise    // likewise, that grow
 	// processes are on the GPU or its slices, in the order in which they came.
 	processes []process
 	// partitions counts how often it was partitioned.
@@ -112,7 +113,7 @@ func (m *Machine) newGPU(model *Model, i, numaNode int) *gpu {
 				{Name: "cuda_version", Value: "13.0"},
 			},
 		},
-		settled: m.now(), fixed: map[string]float64{},
+		settled: m.now(), fixed: map[string]float64{}, rising: map[string]rise{},
 	}
 }
 
@@ -169,7 +170,34 @@ func (m *Machine) Busy(id device.ID, busy float64) {
 // Set fixes a value of a device's GPU: the row is named as the text format names its series,
 // `nvidia_gpu_clock_hertz{clock="sm"}`, without the device's own labels.
 func (m *Machine) Set(id device.ID, row string, value float64) {
-	m.change(id, func(g *gpu) { g.fixed[row] = value })
+	m.change(id, func(g *gpu) {
+		delete(g.rising, row)
+		g.fixed[row] = value
+	})
+}
+
+// rise is a value that grows.
+type rise struct {
+	from, perSecond float64
+	since           time.Time
+}
+
+// Rise has a value of a device's GPU grow from what it reads now. Its row is named as Set's is.
+func (m *Machine) Rise(id device.ID, row string, perSecond float64) {
+	m.change(id, func(g *gpu) {
+		for i := range m.rows {
+			if r := &m.rows[i]; r.name == row {
+				from, _ := g.value(r, m.now())
+				delete(g.fixed, row)
+				g.rising[row] = rise{from, perSecond, m.now()}
+			}
+		}
+	})
+}
+
+// hasRow tells whether a row is called so.
+func (m *Machine) hasRow(name string) bool {
+	return slices.ContainsFunc(m.rows, func(r row) bool { return r.name == name })
 }
 
 // change changes the GPU of a device, which may be a slice.

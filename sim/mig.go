@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/podgauge/podgauge/device"
 )
@@ -149,6 +150,18 @@ func (g *gpu) sliceOf(id device.ID) *slice {
 		}
 	}
 	return nil
+}
+
+// sliceNamed is the slice at an index of a GPU, as nvidia-smi shows it.
+func (m *Machine) sliceNamed(id device.GPU, index string) (device.ID, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.gpu(id).slices {
+		if strconv.Itoa(s.Slice) == index {
+			return s.ID, nil
+		}
+	}
+	return "", fmt.Errorf("GPU %s has no slice %s", id, index)
 }
 
 // slicesBusy is how busy the whole GPU is when its slices are.

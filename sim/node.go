@@ -29,7 +29,11 @@ type Node struct {
 	Machine *Machine
 	Kubelet *kubelet.Kubelet
 	Crowd   *Crowd
-	log     *slog.Logger
+	// Script is what happens on the node; nil: what Workload makes up. Set before Run.
+	Script *Script
+	// held are devices that Script named by who holds them. It is written by Play.
+	held map[string]device.ID
+	log  *slog.Logger
 }
 
 // NewNode makes a node. Close removes its folder.
@@ -39,7 +43,7 @@ func NewNode(m *Machine, log *slog.Logger) (*Node, error) {
 		return nil, fmt.Errorf("make the simulated node's folder: %w", err)
 	}
 	k := kubelet.New(kubelet.Options{Dir: dir, Since: time.Now().Add(-kubeletUpFor)})
-	return &Node{Machine: m, Kubelet: k, Crowd: NewCrowd(m), log: log}, nil
+	return &Node{Machine: m, Kubelet: k, Crowd: NewCrowd(m), held: map[string]device.ID{}, log: log}, nil
 }
 
 // Dir is the kubelet's folder.
@@ -57,7 +61,12 @@ func (n *Node) Close() {
 func (n *Node) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return n.Kubelet.Run(ctx) })
-	g.Go(func() error { return n.Workload(ctx) })
+	g.Go(func() error {
+		if n.Script != nil {
+			return n.Play(ctx, n.Script)
+		}
+		return n.Workload(ctx)
+	})
 	g.Go(func() error { return n.Load(ctx) })
 	return g.Wait()
 }

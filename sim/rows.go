@@ -82,6 +82,11 @@ func (g *gpu) value(r *row, now time.Time) (float64, bool) {
 			return v, true
 		}
 	}
+	if len(g.rising) > 0 {
+		if up, ok := g.rising[r.name]; ok {
+			return up.from + up.perSecond*now.Sub(up.since).Seconds(), true
+		}
+	}
 	if r.link >= g.model.nvlinks {
 		return 0, false
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -55,8 +54,8 @@ func (o *options) checkDoctor() error {
 	switch {
 	case o.output != "table" && o.output != "json":
 		return fmt.Errorf("--output %q: want table or json", o.output)
-	case o.simulate == simulateNode:
-		return errors.New("--simulate=node: there is no node to look at")
+	case o.simulate != simulateNothing && o.simulate != simulateHardware:
+		return fmt.Errorf("--simulate=%s: there is no node to look at", o.simulate)
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ const (
 	simulateNothing  = ""
 	simulateNode     = "node"
 	simulateHardware = "hardware"
+	simulateScript   = "script:" // and a path
 )
 
 // options are the command line, once it was found to make sense.
@@ -74,7 +75,7 @@ func (o *options) flags() *pflag.FlagSet {
 	o.builder.AddFlags(f)
 	o.health.flags(f)
 	o.metrics.flags(f)
-	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only")
+	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only; script:FILE says what happens on it")
 	f.Lookup("simulate").NoOptDefVal = simulateNode
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
 	return f
@@ -220,12 +221,12 @@ func (o *options) check() error {
 	if o.logFormat != "logfmt" && o.logFormat != "json" {
 		return fmt.Errorf("--log.format %q: want logfmt or json", o.logFormat)
 	}
-	switch o.simulate {
-	case simulateNothing, simulateNode, simulateHardware:
+	switch {
+	case slices.Contains([]string{simulateNothing, simulateNode, simulateHardware}, o.simulate), strings.HasPrefix(o.simulate, simulateScript):
+		return nil
 	default:
-		return fmt.Errorf("--simulate=%s: want node or hardware", o.simulate)
+		return fmt.Errorf("--simulate=%s: want node, hardware or script:FILE", o.simulate)
 	}
-	return nil
 }
 
 // logger writes to w what the flags let through.

@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -53,6 +56,13 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 		rows = nvml.MetricsPerLink()
 	}
 	machine := sim.NewMachine(rows, simulatedGPUs, time.Now)
+	script, err := o.script()
+	if err != nil {
+		return nil, err
+	}
+	if script != nil {
+		machine = sim.Named(script.Machine, rows, time.Now)
+	}
 	machine.Means = nvml.Means
 	hw.Backend = machine
 	if o.simulate == simulateHardware {
@@ -62,9 +72,28 @@ func (o *options) hardware(log *slog.Logger) (*hardware, error) {
 	if err != nil {
 		return nil, err
 	}
+	node.Script = script
 	hw.kubeletDir, hw.devicePluginDir, hw.cdiDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
 	hw.run, hw.close, hw.processes = node.Run, node.Close, node.Crowd
 	return hw, nil
+}
+
+// script is what is to happen on the simulated node; nil where that is not said.
+func (o *options) script() (*sim.Script, error) {
+	name, said := strings.CutPrefix(o.simulate, simulateScript)
+	if !said {
+		return nil, nil
+	}
+	file, err := os.Open(name)
+	if err != nil {
+		return nil, fmt.Errorf("--simulate: %w", err)
+	}
+	defer file.Close() //nolint:errcheck // it was read
+	script, err := sim.ReadScript(file)
+	if err != nil {
+		return nil, fmt.Errorf("--simulate: %s: %w", name, err)
+	}
+	return script, nil
 }
 
 // leave gives the driver up if nothing hangs in it; what does ends with the

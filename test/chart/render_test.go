@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"helm.sh/helm/v4/pkg/chart/common"
@@ -130,13 +131,21 @@ func file(all []document) []byte {
 	return b.Bytes()
 }
 
-// rendered renders, or ends the test.
+// made are the documents that were rendered before, by what was given: most tests look at all cases.
+var made sync.Map
+
+// rendered renders, or ends the test. Nobody changes what it returns.
 func rendered(t *testing.T, given ...string) []document {
 	t.Helper()
+	key := strings.Join(given, "\n---\n")
+	if all, is := made.Load(key); is {
+		return all.([]document)
+	}
 	all, _, err := render(given...)
 	if err != nil {
 		t.Fatal(err)
 	}
+	made.Store(key, all)
 	return all
 }
 

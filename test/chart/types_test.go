@@ -97,12 +97,12 @@ func find[T any](t *testing.T, all []document) (found []*T) {
 // TestTypes: each object of each case is what Kubernetes', the Prometheus operator's or OpenShift's types say, has the
 // labels by which it is found, and is in the release's namespace.
 func TestTypes(t *testing.T) {
-	made := map[string]bool{}
+	seen := map[string]bool{}
 	for _, c := range all(t) {
 		t.Run(c.name, func(t *testing.T) {
 			named := map[string]bool{}
 			for _, d := range rendered(t, c.values) {
-				made[d.APIVersion+" "+d.Kind] = true
+				seen[d.APIVersion+" "+d.Kind] = true
 				if _, err := decoded(d); err != nil {
 					t.Errorf("%s %s: %v", d.Kind, d.Metadata.Name, err)
 				}
@@ -123,7 +123,7 @@ func TestTypes(t *testing.T) {
 		})
 	}
 	for kind := range kinds {
-		if !made[kind] {
+		if !seen[kind] {
 			t.Errorf("no case makes a %s", kind)
 		}
 	}

@@ -49,7 +49,7 @@ func TestDashboardsAnswer(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no dashboards: %v", err)
 	}
-	all := strings.NewReplacer("$__range", "30m", "$__rate_interval", "5m", "$node", ".*", "$gpu", ".*", "$namespace", ".+", "$pod", ".+")
+	all := strings.NewReplacer("$__range", "30m", "$__rate_interval", "5m", "$node", ".*", "$gpu", ".*", "$namespace", ".+", "$pod", ".+", "$container", ".+")
 	quiet := map[string]int{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
