@@ -11,9 +11,8 @@ import (
 )
 
 // updates changes the release twice while pods have GPUs: another log level, and then the driver from the host in place of the injected one,
-// with CDI in place of variables.
-// The pods go on in the same containers; how long the kubelet and the node's status had fewer GPUs, and /metrics and Prometheus no series of
-// the pods, is watched and said.
+// with CDI in place of variables. The pods go on in the same containers; how long the kubelet and the node's status had fewer GPUs, and
+// /metrics and Prometheus no series of the pods, is watched and said.
 func updates(ctx context.Context, t *testing.T, s *scene) {
 	before, err := s.pods(ctx, team, "app=trainer")
 	if err != nil {
@@ -36,8 +35,9 @@ func updates(ctx context.Context, t *testing.T, s *scene) {
 	} {
 		t.Run(change.name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(ctx, 2*patience) // of the watch, if it never ends well
-			defer cancel()
 			w := watch(ctx, s, before)
+			defer w.wg.Wait()
+			defer cancel()
 			begin := time.Now()
 			s.helm(ctx, t, append([]string{"upgrade", release, chart, "--namespace=" + namespace, "--values=" + s.values}, change.values...)...)
 			await(ctx, t, "the DaemonSet is ready again", s.daemonSet)
@@ -120,14 +120,12 @@ func (g *gap) watch(ctx context.Context, closing <-chan struct{}) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if g.now(ctx) != nil {
-			missed = true
-		} else {
-			now := time.Now()
-			if missed {
-				g.longest = max(g.longest, now.Sub(good))
-			}
-			good, missed = now, false
+		err := g.now(ctx)
+		if missed = missed || err != nil; missed {
+			g.longest = max(g.longest, time.Since(good)) // so far
+		}
+		if err == nil {
+			good, missed = time.Now(), false
 			select {
 			case <-closing:
 				return
