@@ -96,7 +96,7 @@ async function live(browser, node) {
     report(`${page.what}, with the failed GPU`, await looks(page), "axe-core, width");
     await page.click("#gpu-0 summary");
     await page.evaluate(() => document.activeElement.blur());
-    if (page.what === "desktop light") await picture(page, "failed");
+    if (page.what.startsWith("desktop")) await picture(page, page.what.replace("desktop ", "failed-"));
   }
   await Promise.all(pages.map((page) => until(page, () => document.querySelector(".headline.well"), 90000)));
   for (const page of pages) {
