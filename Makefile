@@ -18,7 +18,7 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/podgauge-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build image image-check lint rules golden dashboards-check e2e e2e-all soak churn xids bench gpu
+.PHONY: demo test build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
@@ -47,7 +47,7 @@ rules: ## the alerts, by the promtool that is installed; make test evaluates the
 	promtool test rules deploy/rules/*_test.yaml
 
 golden: ## write the golden files anew
-	go test ./cmd/podgauge ./config ./dashboards -update
+	go test ./cmd/podgauge ./config ./dashboards ./exporter/status -update
 	cd test/chart && go test -run Copies -update ./... && go test -run 'Golden|Manifest|Readme' -update ./...
 
 dashboards-check: build ## real Prometheus answers what the dashboards ask, and Grafana's schema reads them
@@ -55,10 +55,13 @@ dashboards-check: build ## real Prometheus answers what the dashboards ask, and 
 	cd test/dashboards/schema && npm ci --ignore-scripts --no-audit --no-fund
 	cd test/dashboards && PODGAUGE_DASHBOARDS=1 go test -count=1 -timeout 20m -v ./...
 
+page-check: build ## the page in a real Chromium: what it shows, how soon and to whom; pictures go to docs/img
+	test/page/setup && cd test/page && node check.mjs
+
 lint:
 	$(TOOL) golangci-lint run ./...
 	cd test/dashboards && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
-	cd test/e2e && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
+	cd test/e2e && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml --build-tags cluster ./...
 	cd test/openmetrics && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	cd test/podsfixture && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 	cd test/image && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
@@ -70,6 +73,17 @@ e2e: build ## a real kubelet, containerd and Prometheus; as root
 e2e-all: build ## the same on each kubelet
 	cd test/e2e && go run ./cmd/e2e setup all
 	cd test/e2e && for v in v1.37.1 v1.36.3; do PODGAUGE_STRICT=1 KUBELET_VERSION=$$v go test -count=1 -timeout 30m ./... || exit 1; done
+
+# Here the image's bases are made locally, so that no registry is asked.
+here = $(MAKE) image ARCH=$(shell go env GOARCH) BASES=local
+
+e2e-cluster: ## API server, controllers, helm and the Prometheus operator, with the image and the chart in them; as root
+	$(here)
+	cd test/e2e && go run ./cmd/e2e setup monitoring && go test -count=1 -timeout 20m -v -tags cluster ./cluster
+
+cluster: ## a cluster of one node in this terminal, to try podgauge in; as root
+	$(here)
+	cd test/e2e && go run ./cmd/e2e setup cluster && go run ./cmd/e2e cluster
 
 soak: build ## memory over an hour of scrapes with everything on, and ten minutes without; as root
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_SOAK=10m go test -count=1 -timeout 30m -v -run 'TestMemory$$' .

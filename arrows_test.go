@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "doctor", "exporter", "exporter/api", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "doctor", "exporter", "exporter/api", "exporter/status", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
 	"cmd/demo":           {},
 	"config":             {},
 	"dashboards":         {},
@@ -36,8 +36,9 @@ var arrows = map[string][]string{
 	"pods":               {"device", "wire"},
 	"incident":           {"device"},
 	"state":              {"device"},
-	"exporter":           {"device", "exporter/api", "incident"},
+	"exporter":           {"device", "exporter/api", "exporter/status", "incident"},
 	"exporter/api":       {"device", "incident"},
+	"exporter/status":    {"device", "exporter/api", "incident"},
 	"sim":                {"device", "sim/kubelet"},
 	"sim/kubelet":        {},
 	"sim/kubelet/habits": {"sim/kubelet"},
@@ -52,19 +53,20 @@ var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{
-	"config":        {"github.com/NVIDIA", "github.com/prometheus", "google.golang.org/", "k8s.io/"},
-	"dashboards":    {"github.com/", "google.golang.org/", "k8s.io/"},
-	"containers":    {"github.com/", "google.golang.org/", "k8s.io/"},
-	"plugin":        {"github.com/prometheus"},
-	"plugin/answer": {"github.com/prometheus", "google.golang.org/grpc"},
-	"doctor":        {"github.com/prometheus", "github.com/NVIDIA"},
-	"podresources":  {"github.com/prometheus"},
-	"pods":          {"github.com/prometheus", "k8s.io/api", "k8s.io/client-go"},
-	"exporter/api":  {"github.com/", "google.golang.org/", "k8s.io/"},
-	"exporter":      {"google.golang.org/grpc", "k8s.io/kubelet"},
-	"device":        {"github.com/", "google.golang.org/", "k8s.io/"},
-	"sim":           {"github.com/NVIDIA"},
-	"wire":          {"github.com/", "k8s.io/"},
+	"config":          {"github.com/NVIDIA", "github.com/prometheus", "google.golang.org/", "k8s.io/"},
+	"dashboards":      {"github.com/", "google.golang.org/", "k8s.io/"},
+	"containers":      {"github.com/", "google.golang.org/", "k8s.io/"},
+	"plugin":          {"github.com/prometheus"},
+	"plugin/answer":   {"github.com/prometheus", "google.golang.org/grpc"},
+	"doctor":          {"github.com/prometheus", "github.com/NVIDIA"},
+	"podresources":    {"github.com/prometheus"},
+	"pods":            {"github.com/prometheus", "k8s.io/api", "k8s.io/client-go"},
+	"exporter/api":    {"github.com/", "google.golang.org/", "k8s.io/"},
+	"exporter/status": {"github.com/", "google.golang.org/", "k8s.io/"},
+	"exporter":        {"google.golang.org/grpc", "k8s.io/kubelet"},
+	"device":          {"github.com/", "google.golang.org/", "k8s.io/"},
+	"sim":             {"github.com/NVIDIA"},
+	"wire":            {"github.com/", "k8s.io/"},
 }
 
 func TestImportsFollowTheArrows(t *testing.T) {

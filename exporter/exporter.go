@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/exporter/status"
 	"github.com/podgauge/podgauge/incident"
 )
 
@@ -53,6 +54,11 @@ type Sources struct {
 	// Incidents are what is remembered of devices that went bad. As long as it is the
 	// same, it comes in the same slices.
 	Incidents func() incident.Known
+	// Offers are what the kubelet is told of, for the page; none where another device plugin
+	// tells it.
+	Offers func() []status.Offer
+	// PodsAPI says whether the kubelet's pods are followed, for the page.
+	PodsAPI func() status.Feed
 	// State says why health is not kept from one process to the next; nil: it is.
 	State func() error
 }

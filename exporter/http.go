@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/exporter/api"
+	"github.com/podgauge/podgauge/exporter/status"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	dto "github.com/prometheus/client_model/go"
@@ -35,19 +36,30 @@ type Server struct {
 	// mends neither, and ends the device plugin.
 	Alive, Ready map[string]func() error
 	Log          *slog.Logger
+	// Version and Simulated are said on the page.
+	Version   string
+	Simulated bool
 }
 
-// Handler serves the metrics, the probes, what else there is to know, and a page that points at them.
+// Handler serves the metrics, the probes, what else there is to know, and a page for people.
 func (e *Exporter) Handler(s Server) http.Handler {
 	mux := http.NewServeMux()
-	mux.Handle("GET "+s.TelemetryPath, e.metrics(s))
+	if s.TelemetryPath == "/" {
+		mux.Handle("GET /{$}", e.metrics(s)) // what is below has patterns of its own
+	} else {
+		mux.Handle("GET "+s.TelemetryPath, e.metrics(s))
+	}
 	s.probes(mux)
 	few := make(inFlight, mostAnswers)
-	mux.Handle(api.Root, few.bound(api.Handler(api.Sources{
-		Node: e.options.Hostname, Look: e.Look, Held: e.Held, Driver: e.Driver, Incidents: e.Incidents,
-	}), api.Refuse))
+	known := api.Sources{Node: e.options.Hostname, Look: e.Look, Held: e.Held, Driver: e.Driver, Incidents: e.Incidents}
+	mux.Handle(api.Root, few.bound(api.Handler(known), api.Refuse))
 	if s.TelemetryPath != "/" {
-		mux.Handle("GET /{$}", few.bound(http.HandlerFunc(s.index), refuse))
+		page := status.New(status.Sources{
+			Sources: known, Read: e.glance, Stalled: e.Stalled, Offers: e.Offers, Pods: e.PodsAPI,
+			Version: s.Version, Simulated: s.Simulated, Links: s.paths(),
+		})
+		mux.Handle("GET /{$}", few.bound(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.answers.serve(page, w, r) }), refuse))
+		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}
 	if s.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
@@ -184,13 +196,16 @@ func probe(parts map[string]func() error) http.HandlerFunc {
 	}
 }
 
-func (s Server) index(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	lines := []string{"podgauge", s.TelemetryPath, "/healthz", "/readyz", api.DevicesPath, api.HoldersPath, api.IncidentsPath}
+// paths are where there is more to read.
+func (s Server) paths() []string {
+	paths := []string{s.TelemetryPath, api.DevicesPath, api.HoldersPath, api.IncidentsPath, "/healthz", "/readyz"}
 	if s.Pprof {
-		lines = append(lines, "/debug/pprof/")
+		paths = append(paths, "/debug/pprof/")
 	}
-	fmt.Fprintln(w, strings.Join(lines, "\n"))
+	for i := range paths { // below wherever the page is: a proxy may have put it below a path of its own
+		paths[i] = strings.TrimPrefix(paths[i], "/")
+	}
+	return paths
 }
 
 // errorLog is what promhttp says goes wrong: mostly scrapers that hang up.

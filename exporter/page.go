@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/exporter/status"
 	"github.com/podgauge/podgauge/incident"
 )
 
@@ -43,6 +44,12 @@ type page struct {
 	memoryUsed int
 	tallies    []tally // scratch
 	holders    []device.Owner
+
+	// glances are what was read at readAt, as far as people are shown it, and quantities
+	// the rows that these are of.
+	glances    []status.Reading
+	readAt     time.Time
+	quantities []status.Quantity
 }
 
 // family is one metric family and, after a rendering, its series.
@@ -92,7 +99,7 @@ type slot struct {
 const seriesKeptFor = 10
 
 func newPage(s *Sources, o *Options) *page {
-	p := &page{sources: s, options: o, series: map[seriesKey]*labelled{}, memoryUsed: -1}
+	p := &page{sources: s, options: o, series: map[seriesKey]*labelled{}, memoryUsed: -1, quantities: status.Quantities(s.Metrics)}
 	byName := map[string]*family{}
 	add := func(d description) *family {
 		if f := byName[d.name]; f != nil {
@@ -123,6 +130,7 @@ func (p *page) render(s snapshot, l *ledger) {
 	p.turn++
 	p.room, p.dropped = p.options.SeriesLimit, 0
 	p.dcgm.rates = l.rates
+	p.keepGlances(s.readings, s.end)
 	for _, f := range p.families {
 		f.series = f.series[:0]
 	}

@@ -39,8 +39,8 @@ func TestStatusOfARunningNode(t *testing.T) {
 	if len(lines) != 5 || lines[0] != "node-a: driver up; kubelet up; 2 of 2 devices healthy, 1 allocated" || !strings.Contains(lines[3], "research/train/main") {
 		t.Errorf("%q", lines)
 	}
-	if _, index := w.status("/"); !strings.Contains(index, "\n"+api.IncidentsPath+"\n") {
-		t.Errorf("/ does not point at the JSON: %q", index)
+	if _, page := w.status("/"); !strings.Contains(page, `href="`+strings.TrimPrefix(api.IncidentsPath, "/")+`"`) {
+		t.Errorf("/ does not point at the JSON: %q", page)
 	}
 	if text := ask("incidents", address); text != "no incidents\n" {
 		t.Errorf("%q", text)

@@ -61,7 +61,7 @@ type options struct {
 	orders <-chan os.Signal
 }
 
-// flags declares the command line. The README's table is generated from it.
+// flags declares the command line. The table of docs/flags.md is generated from it.
 func (o *options) flags() *pflag.FlagSet {
 	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	f.SortFlags = false

@@ -165,9 +165,9 @@ func TestTakenAddress(t *testing.T) {
 	}
 }
 
-// TestReadmeFlagTable: the table in the README is what the flags are.
-func TestReadmeFlagTable(t *testing.T) {
-	hasTables(t, "../../README.md", map[string]string{"flags": flagTable()})
+// TestFlagTable: the table in docs/flags.md is what the flags are.
+func TestFlagTable(t *testing.T) {
+	hasTables(t, "../../docs/flags.md", map[string]string{"flags": flagTable()})
 }
 
 func flagTable() string {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/sim"
 	"github.com/podgauge/podgauge/sim/kubelet"
 )
@@ -54,7 +55,7 @@ func (p *processes) at(pid uint32, cgroup string) {
 	p.must(os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::"+cgroup+"\n"), 0o600))
 }
 
-// runs has a container of a pod run a process on the machine's first GPU.
+// runs has the container of a pod run a process on the GPU that it holds.
 func (w *world) runs(p *processes, pid uint32, of kubelet.Pod, bytes, sm float64) {
 	w.t.Helper()
 	status, err := w.kubelet.Pod(of)
@@ -66,7 +67,7 @@ func (w *world) runs(p *processes, pid uint32, of kubelet.Pod, bytes, sm float64
 		w.t.Fatal(err)
 	}
 	p.in(pid, status.UID, container)
-	w.machine.Run(w.machine.IDs()[0], pid, bytes, sm)
+	w.machine.Run(device.OfferedID(status.Containers[0].Devices[0].ID).Device(), pid, bytes, sm)
 }
 
 // timeSliced is a node with a GPU of which four replicas are offered; two pods hold one each.
@@ -100,6 +101,7 @@ func TestGoldenTimeSliced(t *testing.T) {
 	w.until(`nvidia_gpu_container_processes{container="main",gpu="0",mig_uuid="",namespace="lab",pod="two"`, " 1")
 	w.until(`nvidia_gpu_unattributed_processes{`, " 1")
 	w.shows("time_sliced", `nvidia_gpu_container_processes{container="main",gpu="0",mig_uuid="",namespace="lab",pod="one"`, " 2")
+	w.showsPage("time_sliced")
 }
 
 // TestGoldenTimeSlicedHidden is the same without hostPID: of no container anything is said.

@@ -26,6 +26,7 @@ func TestGoldenH100(t *testing.T) {
 	w.until(`nvidia_gpu_allocated{container="",gpu="7"`, " 0")
 	w.untilCounted(resource, len(w.machine.IDs()))
 	w.shows("h100", `nvidia_gpu_power_watts{container="main",gpu="3"`, " 637")
+	w.showsPage("h100")
 }
 
 // TestGoldenA100MIG has whole GPUs and slices of all kinds, held and not: pods on two
@@ -50,6 +51,7 @@ func TestGoldenA100MIG(t *testing.T) {
 	w.untilCounted("nvidia.com/mig-2c.3g.40gb", 1)
 	w.untilCounted(resource, 1)
 	w.shows("a100_mig", `nvidia_gpu_allocated{container="main",gpu="3"`, " 1")
+	w.showsPage("a100_mig")
 }
 
 // TestGoldenB200 has superchips of an NVL72 rack, one of them partitioned.

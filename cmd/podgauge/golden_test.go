@@ -68,6 +68,7 @@ func TestGolden(t *testing.T) {
 	w.until("podgauge_plugin_devices{health=\"unhealthy\"", " 1")
 	w.untilCounted(resource, 3)
 	w.shows("gpu_failed", `nvidia_gpu_up{container="",gpu="1"`, " 0")
+	w.showsPage("gpu_failed")
 	w.machine.Recover(ids[1])
 	w.until(`nvidia_gpu_healthy{container="main",gpu="1"`, " 1")
 	w.untilCounted(resource, 4)
@@ -75,6 +76,7 @@ func TestGolden(t *testing.T) {
 
 	w.machine.Wedge()
 	w.shows("driver_wedged", `nvidia_gpu_stalled{container="",gpu="0"`, " 1")
+	w.showsPage("driver_wedged")
 	w.machine.Release()
 	w.until(`nvidia_gpu_stalled{container="",gpu="0"`, " 0")
 	w.shows("recovered", `nvidia_gpu_up{container="",gpu="3"`, " 1")
@@ -82,6 +84,7 @@ func TestGolden(t *testing.T) {
 	w.stopKubelet()
 	w.until("podgauge_plugin_streams{", " 0")
 	w.shows("kubelet_down", "podgauge_kubelet_up", " 0")
+	w.showsPage("kubelet_down")
 	w.startKubelet()
 	w.until("podgauge_plugin_streams{", " 1")
 	w.untilCounted(resource, 4)

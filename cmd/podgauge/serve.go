@@ -65,6 +65,7 @@ func serve(ctx context.Context, o options, hw *hardware, l listeners, log *slog.
 	a.tasks = append(a.tasks, o.web.serving(a.metrics, exporter.Server{
 		TelemetryPath: o.web.telemetryPath, Pprof: o.web.pprof, Registry: a.registry,
 		Alive: a.parts.alive(), Ready: a.parts.ready(), Log: log.With("part", "exporter"),
+		Version: version, Simulated: o.simulate != simulateNothing,
 	}, l, log)...)
 	err = together(ctx, a.tasks)
 	a.metrics.Drain()
@@ -93,6 +94,10 @@ type assembly struct {
 	state     *state.File
 	watch     *config.Watch
 	log       *slog.Logger
+	// rules are the device plugin's, nil where another one serves; and registrations are how
+	// the kubelet takes what it is offered.
+	rules         looker[plugin.Rules]
+	registrations registrations
 
 	parts parts                         // with a health of their own
 	tasks []func(context.Context) error // all others
@@ -124,7 +129,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.metrics = exporter.New(exporter.Sources{
 		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
 		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
-		Incidents: a.incidentsKnown, State: a.recall(o.health.stateDir),
+		Incidents: a.incidentsKnown, State: a.recall(o.health.stateDir), Offers: a.offers, PodsAPI: a.podsFollowed,
 	}, shown)
 	a.watch = config.NewWatch(o.builder, o.loaded, config.WatchOptions{Again: o.again, Log: log.With("part", "config")})
 
@@ -181,12 +186,12 @@ func (a *assembly) meta(namespace, pod string) device.PodMeta {
 func (a *assembly) offer() {
 	specs := &specs{settings: a.watch.Look, board: a.board.Look, dir: a.hw.cdiDir, log: a.log.With("part", "cdi")}
 	book := newRulebook(a.watch.Look, specs.HasSpec, a.log.With("part", "plugin"))
-	a.tasks = append(a.tasks, book.Run)
+	a.tasks, a.rules = append(a.tasks, book.Run), book.Look
 	a.parts["cdi"] = specs
 	a.parts["plugin"] = plugin.New(plugin.Options{
 		Dir: a.hw.devicePluginDir, Look: a.board.Look, Rules: book.Look, Links: a.monitor.Links, Held: held(a.holders), Holdings: holdings(a.holders),
 		Fit: func(ctx context.Context, ask plugin.Ask) error { return a.readers.Fit(ctx, ask.Device, ask.Alone) },
-		Log: a.log.With("part", "plugin"), Trace: trace(a.own, a.holders, a.metrics),
+		Log: a.log.With("part", "plugin"), Trace: a.registrations.listen(trace(a.own, a.holders, a.metrics)),
 	})
 }
 

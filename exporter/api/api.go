@@ -42,11 +42,16 @@ type Sources struct {
 	Incidents func() incident.Known
 }
 
+// remembered are the incidents.
+func (s Sources) remembered() incident.Known {
+	if s.Incidents == nil {
+		return incident.Known{}
+	}
+	return s.Incidents()
+}
+
 // Handler answers below Root.
 func Handler(s Sources) http.Handler {
-	if s.Incidents == nil {
-		s.Incidents = func() incident.Known { return incident.Known{} }
-	}
 	endpoints := map[string]endpoint{
 		DevicesPath:   {[]string{"device"}, s.devices},
 		HoldersPath:   {[]string{"device", "namespace", "pod"}, s.holders},

@@ -82,10 +82,15 @@ var holds = [...]string{
 	device.Unknown: "unknown", device.Idle: "idle", device.Held: "held", device.Shared: "shared", device.Unnamed: "unnamed",
 }
 
-func (s Sources) devices(q Query, now time.Time) any {
+func (s Sources) devices(q Query, now time.Time) any { return s.answer(q, now) }
+
+// Devices are all of the node's, as the answer has them.
+func (s Sources) Devices(now time.Time) Devices { return s.answer(Query{}, now) }
+
+func (s Sources) answer(q Query, now time.Time) Devices {
 	statuses, _ := s.Look()
 	held, _ := s.Held()
-	known, driver := s.Incidents(), s.Driver()
+	known, driver := s.remembered(), s.Driver()
 	d := Devices{
 		At: now.UTC(), Node: s.Node, Driver: Driver{driverStates[driver.State], errText(driver.Err)},
 		Kubelet: kubelet(held), Devices: []Device{},

@@ -21,7 +21,7 @@ type Incidents struct {
 
 func (s Sources) incidents(q Query, now time.Time) any {
 	statuses, _ := s.Look()
-	known := s.Incidents()
+	known := s.remembered()
 	answer := Incidents{At: now.UTC(), Node: s.Node, Kept: known.Kept, Error: errText(known.Err), Incidents: []incident.Incident{}}
 	at := q.place(statuses)
 	for i := range known.Incidents {

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -53,7 +54,7 @@ func (p Program) Built() (dir string, err error) {
 		return "", err
 	}
 	if got, err := os.ReadFile(p.stampFile(dir)); err != nil || string(got) != want {
-		return "", fmt.Errorf("%s %s is not built: run `go run ./cmd/e2e setup` in test/e2e (`setup all` for every version)", p.Name, p.Version)
+		return "", fmt.Errorf("%s %s is not built: run `go run ./cmd/e2e setup` in test/e2e (`setup all` for every version, `setup monitoring` for a cluster's)", p.Name, p.Version)
 	}
 	return dir, nil
 }
@@ -83,6 +84,25 @@ func (p Program) Build(ctx context.Context, log io.Writer) (dir string, err erro
 		return "", fmt.Errorf("build %s %s: %w", p.Name, p.Version, err)
 	}
 	return dir, os.WriteFile(p.stampFile(dir), []byte(stamp), 0o644)
+}
+
+// Source is the folder of one of the modules from which the program is built, with what lies beside its code.
+func (p Program) Source(ctx context.Context, module string) (dir string, err error) {
+	folder, err := p.module()
+	if err != nil {
+		return "", err
+	}
+	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
+	download.Dir, download.Env = folder, append(os.Environ(), "GOWORK=off", "GOFLAGS=")
+	out, err := download.Output()
+	if err != nil {
+		return "", fmt.Errorf("find the sources of %s: %w\n%s", module, err, out)
+	}
+	var found struct{ Dir string }
+	if err := json.Unmarshal(out, &found); err != nil {
+		return "", fmt.Errorf("find the sources of %s: %w", module, err)
+	}
+	return found.Dir, nil
 }
 
 func (p Program) stampFile(dir string) string { return filepath.Join(dir, p.Name+".stamp") }

@@ -15,9 +15,9 @@ import (
 type Image struct {
 	// Name is what pods call it, with a tag: local.test/box:1.
 	Name string
-	// Program is the content of a statically linked binary; it lies in the root of the image's file system under Path.
+	// Program is the content of a statically linked binary; it lies in the image's file system under Path.
 	Program []byte
-	// Path is absolute and has no folders.
+	// Path is absolute.
 	Path string
 	// Args are the default arguments.
 	Args []string
@@ -69,7 +69,7 @@ func (i Image) Write(w io.Writer) error {
 func (i Image) layer() []byte {
 	var b bytes.Buffer
 	out := layout{tar: tar.NewWriter(&b)}
-	for _, folder := range []string{"dev/", "etc/", "proc/", "sys/", "tmp/"} {
+	for _, folder := range []string{"bin/", "dev/", "etc/", "proc/", "sys/", "tmp/"} {
 		out.header(&tar.Header{Name: folder, Typeflag: tar.TypeDir, Mode: 0o755})
 	}
 	out.file(i.Path[1:], i.Program)

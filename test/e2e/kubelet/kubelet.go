@@ -45,12 +45,12 @@ func program(version string) (built.Program, error) {
 	}
 	return built.Program{
 		Name: "kubelet", Version: version, Module: filepath.Join("kubelet", version), Cache: version,
-		Packages: []string{"k8s.io/kubernetes/cmd/kubelet"}, LinkerFlags: linkerFlags(version),
+		Packages: []string{"k8s.io/kubernetes/cmd/kubelet"}, LinkerFlags: LinkerFlags(version),
 	}, nil
 }
 
-// linkerFlags give the binary the version that its release process would stamp on it: the kubelet reports it as the node's.
-func linkerFlags(version string) string {
+// LinkerFlags give a program of Kubernetes the version that its release process would stamp on it: the kubelet reports it as the node's.
+func LinkerFlags(version string) string {
 	const pkg = "k8s.io/component-base/version."
 	numbers := strings.Split(strings.TrimPrefix(version, "v"), ".")
 	return fmt.Sprintf("-s -w -X %sgitVersion=%s -X %sgitMajor=%s -X %sgitMinor=%s", pkg, version, pkg, numbers[0], pkg, numbers[1])

@@ -21,11 +21,12 @@ type cgroups []cgroup
 type cgroup struct {
 	hierarchy string // where the machine has it mounted: /sys/fs/cgroup/memory
 	options   string // what mounts it once more: memory, or none,name=systemd
+	name      string // its own in the hierarchy
 }
 
-// machineCgroups finds the hierarchies of cgroup v1. A machine with cgroup v2 alone cannot be a host yet: there the node's first process
+// machineCgroups are a node's cgroups in the hierarchies of cgroup v1. A machine with cgroup v2 alone cannot be a host yet: there the node's first process
 // would have to move out of the root of its cgroup namespace before the kubelet may use it, and threads could not be moved one by one.
-func machineCgroups() (cgroups, error) {
+func machineCgroups(of Number) (cgroups, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
@@ -35,7 +36,7 @@ func machineCgroups() (cgroups, error) {
 		// https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: the place is the fifth field, type and options stand at the end.
 		place, kind, found := strings.Cut(lines.Text(), " - cgroup ")
 		if fields := strings.Fields(place); found && len(fields) > 4 {
-			all = append(all, cgroup{hierarchy: fields[4], options: hierarchyOptions(kind)})
+			all = append(all, cgroup{hierarchy: fields[4], options: hierarchyOptions(kind), name: of.name()})
 		}
 	}
 	if len(all) == 0 {
@@ -57,7 +58,7 @@ func hierarchyOptions(kind string) string {
 	return strings.Join(options, ",")
 }
 
-func (c cgroup) dir() string { return filepath.Join(c.hierarchy, link) }
+func (c cgroup) dir() string { return filepath.Join(c.hierarchy, c.name) }
 
 // mounts lists the hierarchies for the script that mounts them inside: folder=options.
 func (c cgroups) mounts() string {

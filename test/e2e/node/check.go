@@ -29,7 +29,10 @@ func Check(o Options) error {
 	if _, err := containerd.Built(); err != nil {
 		return err
 	}
-	_, err := machineCgroups()
+	if _, err := numberOf(os.Getenv("PODGAUGE_E2E_NODE")); err != nil {
+		return err
+	}
+	_, err := machineCgroups(o.Number)
 	return err
 }
 

@@ -33,9 +33,9 @@ func (n *Node) PodLogs() string { return filepath.Join(n.Logs, "pods") }
 // Kubelet is the kubelet's process; nil before the first start and after a stop.
 func (n *Node) Kubelet() *Process { return n.agent }
 
-// StartKubelet starts the kubelet and returns when it answers on every socket, with the time of its start.
-func (n *Node) StartKubelet(ctx context.Context) (time.Time, error) {
-	if n.agent != nil && n.agent.alive() == nil {
+// StartKubelet starts the kubelet, with these arguments beside its own, and returns when it answers on every socket, with the time of its start.
+func (n *Node) StartKubelet(ctx context.Context, args ...string) (time.Time, error) {
+	if n.agent != nil && n.agent.Alive() == nil {
 		return time.Time{}, errors.New("the kubelet runs already")
 	}
 	config, err := n.writeKubeletConfig()
@@ -47,12 +47,12 @@ func (n *Node) StartKubelet(ctx context.Context) (time.Time, error) {
 		return time.Time{}, err
 	}
 	start := time.Now()
-	n.agent, err = n.Exec("kubelet", []string{n.binary, "--config=" + config, "--hostname-override=" + Name, "--node-ip=" + IP})
+	n.agent, err = n.Exec("kubelet", append([]string{n.binary, "--config=" + config, "--hostname-override=" + Name, "--node-ip=" + n.IP()}, args...))
 	if err != nil {
 		return time.Time{}, err
 	}
 	return start, Until(ctx, "the kubelet answers", func(ctx context.Context) error {
-		if err := n.agent.alive(); err != nil {
+		if err := n.agent.Alive(); err != nil {
 			return GiveUp(err)
 		}
 		if now, err := n.KubeletSocketTime(); err != nil || now.Equal(before) {

@@ -13,16 +13,17 @@ import (
 	"time"
 )
 
-// TakeRun returns when no other run of tests is under way on this machine; closing it ends the run. Without it two runs would take turns
+// TakeRun returns when no other run of tests is under way on this machine, of those that use a node of the environment's number; closing it
+// ends the run. Without it two runs would take turns
 // node by node, and the time that one waits would count as the time that its test takes.
 func TakeRun(ctx context.Context, logf func(string, ...any)) (io.Closer, error) {
-	return take(ctx, "@"+link+"-run", "another run of these tests is under way on this machine: waiting for it to end", logf)
+	return take(ctx, "@"+Options{}.withDefaults().Number.name()+"-run", "another run of these tests is under way on this machine: waiting for it to end", logf)
 }
 
-// takeTurn returns when no other node is up on this machine; closing the listener ends the turn. The abstract socket is a lock that leaves
+// takeTurn returns when no other node of the number is up on this machine; closing the listener ends the turn. The abstract socket is a lock that leaves
 // no file, and the kernel releases it with the process, however that ends: whatever lies around during one's turn is nobody's.
-func takeTurn(ctx context.Context, logf func(string, ...any)) (net.Listener, error) {
-	return take(ctx, "@"+link, "another process has a node up on this machine: waiting for it to end", logf)
+func takeTurn(ctx context.Context, o Options) (net.Listener, error) {
+	return take(ctx, "@"+o.Number.name(), "another process has a node up on this machine: waiting for it to end", o.Logf)
 }
 
 func take(ctx context.Context, lock, waiting string, logf func(string, ...any)) (net.Listener, error) {
@@ -48,7 +49,7 @@ func Clean(ctx context.Context, o Options) error {
 		return errors.New("only root can clean up after a node")
 	}
 	o = o.withDefaults()
-	turn, err := takeTurn(ctx, o.Logf)
+	turn, err := takeTurn(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -59,7 +60,7 @@ func Clean(ctx context.Context, o Options) error {
 // Leftovers says what a dead run left on this machine, logs apart: nothing after Down or Clean. It waits for a live one to end.
 func Leftovers(ctx context.Context, o Options) ([]string, error) {
 	o = o.withDefaults()
-	turn, err := takeTurn(ctx, o.Logf)
+	turn, err := takeTurn(ctx, o)
 	if err != nil {
 		return nil, err
 	}
@@ -71,10 +72,11 @@ func Leftovers(ctx context.Context, o Options) ([]string, error) {
 func (n *Node) Footprint() ([]string, error) { return footprint(n.options) }
 
 func footprint(o Options) ([]string, error) {
-	all, err := machineCgroups()
+	all, err := machineCgroups(o.Number)
 	if err != nil {
 		return nil, err
 	}
+	link := o.Number.name()
 	var found []string
 	for _, pid := range all.pids() {
 		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
@@ -101,10 +103,11 @@ func footprint(o Options) ([]string, error) {
 // removeLeftovers ends and removes everything of a node; the caller has the turn. The kernel ends a namespace's mounts, its network and its
 // cgroups' last members a moment after their processes, hence the second tries.
 func removeLeftovers(ctx context.Context, o Options) error {
-	all, err := machineCgroups()
+	all, err := machineCgroups(o.Number)
 	if err != nil {
 		return err
 	}
+	link := o.Number.name()
 	return Until(ctx, "nothing is left of the node", func(ctx context.Context) error {
 		if pids := all.pids(); len(pids) > 0 {
 			for _, pid := range pids {

@@ -38,7 +38,7 @@ func (n *Node) enter(ctx context.Context) error {
 		return fmt.Errorf("build box: %w\n%s", err, out)
 	}
 	var err error
-	if n.cgroups, err = machineCgroups(); err != nil {
+	if n.cgroups, err = machineCgroups(n.options.Number); err != nil {
 		return err
 	}
 	if err = n.cgroups.create(); err != nil {
@@ -48,12 +48,14 @@ func (n *Node) enter(ctx context.Context) error {
 	return err
 }
 
-// connect lays a cable from the machine to the node, so that tests reach the node's ports with plain HTTP clients.
+// connect lays a cable from the machine to the node, so that tests reach the ports of the node and of its pods with plain HTTP clients.
 func (n *Node) connect(ctx context.Context) error {
+	number := n.options.Number
 	for _, command := range []string{
-		fmt.Sprintf("ip link add %s type veth peer name eth0 netns %d", link, n.door.init.Process.Pid),
-		fmt.Sprintf("ip addr add %s/24 dev %s", machineIP, link),
-		fmt.Sprintf("ip link set %s up", link),
+		fmt.Sprintf("ip link add %s type veth peer name eth0 netns %d", number.name(), n.door.init.Process.Pid),
+		fmt.Sprintf("ip addr add %s/24 dev %s", number.machineIP(), number.name()),
+		fmt.Sprintf("ip link set %s up", number.name()),
+		fmt.Sprintf("ip route add %s via %s", number.podSubnet(), number.nodeIP()),
 	} {
 		args := strings.Fields(command)
 		if out, err := exec.CommandContext(ctx, args[0], args[1:]...).CombinedOutput(); err != nil {
@@ -69,6 +71,7 @@ var furnishing string
 // furnish mounts what a node needs and brings up its end of the network. It is a shell script since it is a list of mount and ip commands,
 // and since /proc can only be mounted by a process inside the PID namespace.
 func (n *Node) furnish(ctx context.Context) error {
-	_, err := n.Shell(ctx, furnishing, "NODE="+Name, "WORK="+n.work, "CGROUPS="+n.cgroups.mounts(), "IP="+IP, "MACHINE_IP="+machineIP)
+	_, err := n.Shell(ctx, furnishing, "NODE="+Name, "WORK="+n.work, "CGROUPS="+n.cgroups.mounts(), "IP="+n.IP(),
+		"MACHINE_IP="+n.options.Number.machineIP())
 	return err
 }

@@ -2,7 +2,7 @@
 //
 // A node costs a second or two, and nothing of it outlives the process that brought it up, not even one that is killed: the node's first
 // process dies with its parent, and with it everything that runs inside. What the kernel cannot take back by itself (cgroups, folders) goes
-// at the next Up or with Clean. There is one node at a time on a machine; Up waits for its turn.
+// at the next Up or with Clean. There is one node at a time of a number on a machine; Up waits for its turn.
 //
 // The node shares the machine's file system under its own /dev, /proc, /run, /sys, /var/lib and /var/log: a path elsewhere means the same
 // file inside and outside.
@@ -23,16 +23,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
 )
 
-const (
-	// Name is the node's name in the kubelet's eyes, and the ending of every static pod's name.
-	Name = "node-a"
-	// IP is the node's address. The machine reaches every port of the node there.
-	IP = "10.250.0.2"
-
-	machineIP = "10.250.0.1"
-	// link is the machine's end of the node's network cable, and the name of the node's cgroups: both exist once on a machine.
-	link = "podgauge-e2e"
-)
+// Name is the node's name in the kubelet's eyes, and the ending of every static pod's name.
+const Name = "node-a"
 
 // Options of a node; the zero value is a node with the default kubelet.
 type Options struct {
@@ -42,8 +34,11 @@ type Options struct {
 	KubeletConfig map[string]any
 	// Containerd2 runs containerd 2, which knows CDI, in place of Debian's.
 	Containerd2 bool
+	// Number tells apart the nodes that a machine has at the same time. Zero means the environment's PODGAUGE_E2E_NODE, or else zero.
+	Number Number
 	// Dir holds the node's folder and its logs. It must be short, since the path of a unix socket ends at 108 bytes, and outside the folders
-	// that the node has of its own. Empty means the environment's PODGAUGE_E2E_DIR, or else /var/tmp/podgauge-e2e.
+	// that the node has of its own. No two numbers share one. Empty means the environment's PODGAUGE_E2E_DIR, or else /var/tmp/podgauge-e2e,
+	// with the number where there is one.
 	Dir string
 	// LogName names the folder below Dir/logs that takes the node's logs. Empty means "node".
 	LogName string
@@ -53,7 +48,10 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	o.KubeletVersion = first(o.KubeletVersion, os.Getenv("KUBELET_VERSION"), kubelet.Default)
-	o.Dir = first(o.Dir, os.Getenv("PODGAUGE_E2E_DIR"), "/var/tmp/podgauge-e2e")
+	if o.Number == 0 {
+		o.Number, _ = numberOf(os.Getenv("PODGAUGE_E2E_NODE")) // Check says what is wrong with it
+	}
+	o.Dir = first(o.Dir, os.Getenv("PODGAUGE_E2E_DIR"), filepath.Join("/var/tmp", o.Number.name()))
 	o.LogName = strings.ReplaceAll(first(o.LogName, "node"), "/", "-")
 	if o.Logf == nil {
 		o.Logf = func(string, ...any) {}
@@ -95,7 +93,7 @@ func Up(ctx context.Context, o Options) (_ *Node, err error) {
 	if n.binary, err = kubelet.Built(n.KubeletVersion); err != nil {
 		return nil, err
 	}
-	if n.turn, err = takeTurn(ctx, o.Logf); err != nil {
+	if n.turn, err = takeTurn(ctx, o); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -144,12 +142,18 @@ func (n *Node) RemoveLogs() error {
 	return err
 }
 
+// Path is a place in the node's folder, the same inside and outside. Down removes it.
+func (n *Node) Path(elem ...string) string { return n.path(elem...) }
+
 func (n *Node) path(elem ...string) string {
 	return filepath.Join(append([]string{n.work}, elem...)...)
 }
 
 // URL is where the machine reaches a port of the node.
-func (n *Node) URL(port int) string { return fmt.Sprintf("http://%s:%d", IP, port) }
+func (n *Node) URL(port int) string { return fmt.Sprintf("http://%s:%d", n.IP(), port) }
+
+// IP is the node's address. The machine reaches every port of the node there.
+func (n *Node) IP() string { return n.options.Number.nodeIP() }
 
 func first(values ...string) string {
 	for _, v := range values {

@@ -89,7 +89,7 @@ func containerManifests(containers []Container, paths []string) []any {
 			env = append(env, map[string]any{"name": name, "value": value})
 		}
 		m := map[string]any{
-			"name": c.Name, "image": boxImage, "imagePullPolicy": "Never", "command": c.Command, "args": c.Args, "env": env,
+			"name": c.Name, "image": BoxImage, "imagePullPolicy": "Never", "command": c.Command, "args": c.Args, "env": env,
 			"resources": map[string]any{"limits": c.Limits}, "volumeMounts": mounts,
 		}
 		if c.RestartPolicy != "" {

@@ -145,8 +145,8 @@ func (p *Process) count(dir string) (int, error) {
 	return len(entries), err
 }
 
-// alive is an error with the last words of a process that has ended.
-func (p *Process) alive() error {
+// Alive is an error with the last words of a process that has ended.
+func (p *Process) Alive() error {
 	select {
 	case <-p.done:
 		out, _ := p.Output()

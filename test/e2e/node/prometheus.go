@@ -34,6 +34,9 @@ type Prometheus struct {
 	api string
 }
 
+// PrometheusAt is one that somebody else has started, as a pod for example.
+func PrometheusAt(url string) *Prometheus { return &Prometheus{api: url} }
+
 // Prometheus starts a server that scrapes the targets, and returns when it is ready. The first scrape comes up to 5 s later: so long the
 // server's discovery gathers targets, by a constant of its build.
 func (n *Node) Prometheus(ctx context.Context, targets ...Target) (*Prometheus, error) {
@@ -55,7 +58,7 @@ func (n *Node) Prometheus(ctx context.Context, targets ...Target) (*Prometheus, 
 		return nil, err
 	}
 	return p, Until(ctx, "Prometheus is ready", func(ctx context.Context) error {
-		if err := p.alive(); err != nil {
+		if err := p.Alive(); err != nil {
 			return GiveUp(err)
 		}
 		return getJSON(ctx, p.api+"/-/ready", nil)

@@ -31,8 +31,9 @@ func (n *Node) startContainerd(ctx context.Context) error {
 		}
 		program, config = filepath.Join(dir, "containerd"), containerd2Config
 	}
+	fill := strings.NewReplacer("@WORK@", n.work, "@IMAGE@", BoxImage, "@CONTAINERD@", dir, "@PODS@", n.options.Number.podSubnet())
 	for file, content := range map[string]string{"containerd.toml": config, "cni/10-ptp.conflist": networkConfig} {
-		content = strings.NewReplacer("@WORK@", n.work, "@IMAGE@", boxImage, "@CONTAINERD@", dir).Replace(content)
+		content = fill.Replace(content)
 		if err := os.WriteFile(n.path("conf", file), []byte(content), 0o644); err != nil {
 			return err
 		}
@@ -42,7 +43,7 @@ func (n *Node) startContainerd(ctx context.Context) error {
 		return err
 	}
 	return Until(ctx, "containerd answers", func(ctx context.Context) error {
-		if err := process.alive(); err != nil {
+		if err := process.Alive(); err != nil {
 			return GiveUp(err)
 		}
 		return dial(ctx, "unix", n.runtimeSocket())
@@ -52,8 +53,8 @@ func (n *Node) startContainerd(ctx context.Context) error {
 // runtimeSocket is where the machine finds containerd.
 func (n *Node) runtimeSocket() string { return n.path("containerd", "containerd.sock") }
 
-// boxImage is the image of every container, the pods' sandboxes included.
-const boxImage = "local.test/box:1"
+// BoxImage is the image of every container, the pods' sandboxes included.
+const BoxImage = "local.test/box:1"
 
 func (n *Node) loadImage(ctx context.Context) error {
 	program, err := os.ReadFile(n.path("box"))
@@ -65,10 +66,25 @@ func (n *Node) loadImage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	box := image.Image{Name: boxImage, Program: program, Path: "/box", Args: []string{"pause"}}
+	box := image.Image{Name: BoxImage, Program: program, Path: "/box", Args: []string{"pause"}}
 	if err := errors.Join(box.Write(f), f.Close()); err != nil {
 		return err
 	}
+	return n.LoadImage(ctx, archive)
+}
+
+// LoadImage gives containerd the images of an OCI archive.
+func (n *Node) LoadImage(ctx context.Context, archive string) error {
+	archive, err := filepath.Abs(archive) // the node has a working folder of its own
+	if err != nil {
+		return err
+	}
 	_, err = n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images import %s", n.runtimeSocket(), archive))
+	return err
+}
+
+// TagImage gives an image that containerd has another name.
+func (n *Node) TagImage(ctx context.Context, image, name string) error {
+	_, err := n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images tag --force %s %s", n.runtimeSocket(), image, name))
 	return err
 }

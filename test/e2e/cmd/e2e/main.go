@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -13,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/podgauge/podgauge/test/e2e/built"
+	"github.com/podgauge/podgauge/test/e2e/cluster"
 	"github.com/podgauge/podgauge/test/e2e/containerd"
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
 	"github.com/podgauge/podgauge/test/e2e/node"
@@ -20,6 +23,8 @@ import (
 
 const usage = `usage, in test/e2e and as root:
   go run ./cmd/e2e setup [version ...|all]   installs missing packages, builds containerd and missing kubelets (default ` + kubelet.Default + `)
+  go run ./cmd/e2e setup cluster|monitoring  the same, and the control plane of a cluster; also what monitors it
+  go run ./cmd/e2e cluster                   has a cluster of one node in this terminal, with the image of make image, until Ctrl-C
   go run ./cmd/e2e clean                     removes what a run left: processes, cgroups, network link, folders with the logs
 `
 
@@ -41,6 +46,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch flags.Arg(0) {
 	case "setup":
 		err = setup(ctx, flags.Args()[1:], stdout)
+	case "cluster":
+		err = standing(ctx, stdout)
 	case "clean":
 		err = node.Clean(ctx, node.Options{})
 	default:
@@ -55,13 +62,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func setup(ctx context.Context, versions []string, out io.Writer) error {
+	tools, more := node.Missing(), []built.Program{}
 	switch {
+	case slices.Equal(versions, []string{"cluster"}):
+		more = cluster.Base()
+	case slices.Equal(versions, []string{"monitoring"}):
+		more = cluster.All()
 	case len(versions) == 0:
 		versions = []string{kubelet.Default}
 	case slices.Equal(versions, []string{"all"}):
 		versions = kubelet.Versions()
 	}
-	if err := install(ctx, node.Missing(), out); err != nil {
+	if len(more) > 0 {
+		versions, tools = []string{cluster.Version}, append(tools, cluster.Missing()...)
+	}
+	if err := install(ctx, tools, out); err != nil {
 		return err
 	}
 	start := time.Now()
@@ -77,6 +92,9 @@ func setup(ctx context.Context, versions []string, out io.Writer) error {
 			return err
 		}
 		fmt.Fprintf(out, "kubelet %s: %s (%s)\n", version, path, time.Since(start).Round(time.Second))
+	}
+	if len(more) > 0 {
+		return errors.Join(cluster.Build(ctx, more, out), cluster.Fetch(ctx))
 	}
 	return nil
 }
@@ -103,8 +121,10 @@ func install(ctx context.Context, missing []node.Tool, out io.Writer) error {
 			return fmt.Errorf("install %v: %w", packages, err)
 		}
 	}
-	if missing := node.Missing(); len(missing) > 0 {
-		return fmt.Errorf("still missing after apt-get: %v", missing)
+	for _, tool := range missing {
+		if _, err := exec.LookPath(tool.File); err != nil {
+			return fmt.Errorf("still missing after apt-get: %w", err)
+		}
 	}
 	return nil
 }

@@ -1,0 +1,181 @@
+package podgauge_test
+
+import (
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode"
+)
+
+// linked is where a page may lead: the target of a link or picture, in Markdown or HTML, or
+// a link's definition.
+var linked = regexp.MustCompile(`\]\(\s*<?([^)\s>]+)|(?:href|src|srcset)="([^"\s]+)|(?m)^ {0,3}\[[^\]]+\]:\s+(\S+)`)
+
+// code is what a page shows as it stands: fenced blocks, and what is between backquotes.
+var code = regexp.MustCompile("(?ms)^ *(?:```|~~~).*?^ *(?:```|~~~) *$|`[^`\n]+`")
+
+// TestLinks: whatever a page leads to within the repository is there, headings included.
+func TestLinks(t *testing.T) {
+	pages := pages(t, ".")
+	if len(pages) < 50 {
+		t.Errorf("there are %d pages only", len(pages))
+	}
+	links := 0
+	for page, text := range pages {
+		for _, target := range targets(text) {
+			links++
+			if err := leads(pages, page, target); err != nil {
+				t.Errorf("%s: (%s): %v", page, target, err)
+			}
+		}
+	}
+	if links < 100 {
+		t.Errorf("there are %d links only", links)
+	}
+}
+
+// TestLinksThatLeadNowhere: the test above finds what is wrong.
+func TestLinksThatLeadNowhere(t *testing.T) {
+	pages := map[string]string{
+		"README.md": "# Top\n## Who's *here*? `--a_b`\n## Twice\n## Twice\n```\n# no heading\n[a](no-link.md)\n```\n<a id=\"mark\"></a>\n`[b](no-link.md)`\n",
+		"docs/a.md": "# A\n",
+	}
+	for target, right := range map[string]bool{
+		"docs/a.md": true, "docs/a.md#a": true, "#top": true, "#whos-here---a_b": true, "#twice": true, "#twice-1": true, "#mark": true, "go.mod": true,
+		"docs/b.md": false, "docs/a.md#b": false, "#no-heading": false, "#twice-2": false, "../x/README.md": false, "/docs/a.md": false, "go.mod#a": false,
+		"https://example.com/nothing#is-asked": true, "mailto:a@example.com": true,
+	} {
+		if err := leads(pages, "README.md", target); (err == nil) != right {
+			t.Errorf("%s: %v", target, err)
+		}
+	}
+	text := "[a](b.md) ![c](d.png \"e\") <img src=\"f.png\"> <source srcset=\"g.png 2x\">\n[h]: i.md\n" + pages["README.md"]
+	if got := fmt.Sprint(targets(text)); got != "[b.md d.png f.png g.png i.md]" {
+		t.Errorf("targets are %s", got)
+	}
+}
+
+// pages are the Markdown files below a folder, hidden ones and what tests read apart.
+func pages(t *testing.T, root string) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		name := entry.Name()
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && name != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "node_modules" || name == "bin"):
+			return fs.SkipDir
+		case entry.IsDir() || path.Ext(name) != ".md":
+			return nil
+		}
+		text, err := os.ReadFile(file)
+		all[filepath.ToSlash(file)] = string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+func targets(text string) (all []string) {
+	for _, match := range linked.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
+		all = append(all, match[1]+match[2]+match[3])
+	}
+	return all
+}
+
+// leads says why a link on a page leads nowhere. Those to elsewhere are not asked.
+func leads(pages map[string]string, page, target string) error {
+	link, err := url.Parse(target)
+	switch {
+	case err != nil:
+		return err
+	case link.Scheme != "" || link.Host != "":
+		return nil
+	case strings.HasPrefix(link.Path, "/"):
+		return fmt.Errorf("it begins at the root of whatever shows the page")
+	}
+	to := page
+	if link.Path != "" {
+		to = path.Join(path.Dir(page), link.Path)
+	}
+	text, isPage := pages[to]
+	if _, err := os.Stat(to); err != nil && !isPage {
+		return fmt.Errorf("there is no %s", to)
+	}
+	switch {
+	case link.Fragment == "":
+		return nil
+	case !isPage:
+		return fmt.Errorf("%s has no headings", to)
+	case !anchors(text)[link.Fragment]:
+		return fmt.Errorf("%s has no heading #%s", to, link.Fragment)
+	}
+	return nil
+}
+
+var (
+	heading = regexp.MustCompile(`(?m)^#{1,6} +(.+?) *#* *$`)
+	named   = regexp.MustCompile(`<a (?:id|name)="([^"]+)"`)
+	fence   = regexp.MustCompile("(?ms)^ *```.*?^ *``` *$")
+	inLink  = regexp.MustCompile(`\[([^\]]*)\]\([^)]*\)`)
+)
+
+// anchors are those of a page's headings, as GitHub makes them, and what it names itself.
+func anchors(text string) map[string]bool {
+	all := map[string]bool{}
+	text = fence.ReplaceAllString(text, "")
+	for _, match := range heading.FindAllStringSubmatch(text, -1) {
+		slug := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, inLink.ReplaceAllString(match[1], "$1"))
+		for n, name := 0, slug; ; n++ {
+			if n > 0 {
+				name = fmt.Sprintf("%s-%d", slug, n)
+			}
+			if !all[name] {
+				all[name] = true
+				break
+			}
+		}
+	}
+	for _, match := range named.FindAllStringSubmatch(text, -1) {
+		all[match[1]] = true
+	}
+	return all
+}
+
+// TestVerbs: CONTRIBUTING.md says when each of the Makefile's is for.
+func TestVerbs(t *testing.T) {
+	makefile, err := os.ReadFile("Makefile")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page, err := os.ReadFile("CONTRIBUTING.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	verbs := regexp.MustCompile(`(?m)^([a-z][a-z0-9-]*):`).FindAllStringSubmatch(string(makefile), -1)
+	if len(verbs) < 10 {
+		t.Errorf("there are %d verbs only", len(verbs))
+	}
+	for _, verb := range verbs {
+		if !strings.Contains(string(page), "`make "+verb[1]+"`") {
+			t.Errorf("CONTRIBUTING.md does not have make %s", verb[1])
+		}
+	}
+}

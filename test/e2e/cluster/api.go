@@ -1,0 +1,119 @@
+package cluster
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"time"
+)
+
+// api is the API server as the administrator asks it.
+type api struct {
+	server, token string
+	client        *http.Client
+}
+
+func newAPI(server string, ca []byte, token string) *api {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	return &api{server: server, token: token, client: &http.Client{
+		Timeout:   10 * time.Second,
+		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}},
+	}}
+}
+
+// Get decodes an object or a list of the API server into v; nil drops it.
+func (c *Cluster) Get(ctx context.Context, path string, v any) error {
+	body, err := c.Read(ctx, path)
+	if err != nil || v == nil {
+		return err
+	}
+	if err := json.Unmarshal(body, v); err != nil {
+		return fmt.Errorf("decode %s: %w", path, err)
+	}
+	return nil
+}
+
+// Read is what the API server answers. It passes on what is asked of a pod: /api/v1/namespaces/<ns>/pods/<pod>:<port>/proxy/<path>.
+func (c *Cluster) Read(ctx context.Context, path string) ([]byte, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, c.api.server+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Authorization", "Bearer "+c.api.token)
+	return read(c.api.client, request)
+}
+
+// answers is nil where a URL answers with 200.
+func answers(ctx context.Context, url string) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	request.Close = true // the next cluster has the same address
+	_, err = read(http.DefaultClient, request)
+	return err
+}
+
+func read(client *http.Client, request *http.Request) ([]byte, error) {
+	answer, err := client.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET %s: %s: %.1000s", request.URL, answer.Status, body)
+	}
+	return body, nil
+}
+
+// Kubectl runs kubectl as the administrator and returns what it printed.
+func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
+	binary, err := program(kubernetes, "kubectl")
+	if err != nil {
+		return "", err
+	}
+	return c.command(ctx, "", binary, args...)
+}
+
+// Apply has the API server take objects as YAML or JSON.
+func (c *Cluster) Apply(ctx context.Context, objects string, args ...string) (string, error) {
+	binary, err := program(kubernetes, "kubectl")
+	if err != nil {
+		return "", err
+	}
+	return c.command(ctx, objects, binary, append([]string{"apply", "--filename=-"}, args...)...)
+}
+
+// Helm runs helm as the administrator and returns what it printed.
+func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
+	binary, err := program(helm, "helm")
+	if err != nil {
+		return "", err
+	}
+	return c.command(ctx, "", binary, args...)
+}
+
+// command keeps what helm and kubectl remember in the node's folder.
+func (c *Cluster) command(ctx context.Context, stdin, binary string, args ...string) (string, error) {
+	command := exec.CommandContext(ctx, binary, args...)
+	command.Env = append(os.Environ(), "KUBECONFIG="+c.Kubeconfig, "HOME="+c.Node.Path("home"))
+	command.Stdin = strings.NewReader(stdin)
+	var said, complained strings.Builder
+	command.Stdout, command.Stderr = &said, &complained
+	if err := command.Run(); err != nil {
+		return said.String(), fmt.Errorf("%s: %w\n%s%s", strings.Join(command.Args, " "), err, said.String(), complained.String())
+	}
+	return said.String(), nil
+}

@@ -1,0 +1,99 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// start starts a program in the node and waits until it answers.
+func (c *Cluster) start(ctx context.Context, name string, argv []string, answers func(context.Context) error) error {
+	process, err := c.Node.Exec(name, argv)
+	if err != nil {
+		return err
+	}
+	return node.Until(ctx, name+" answers", func(ctx context.Context) error {
+		if err := process.Alive(); err != nil {
+			return node.GiveUp(err)
+		}
+		return answers(ctx)
+	})
+}
+
+// startEtcd starts Debian's. Nothing of it survives the node, so that it need not wait for the disk.
+func (c *Cluster) startEtcd(ctx context.Context) error {
+	client := fmt.Sprintf("http://%s:2379", c.Node.IP())
+	return c.start(ctx, "etcd", []string{
+		"etcd", "--data-dir=" + c.Node.Path("etcd"), "--unsafe-no-fsync", "--logger=zap",
+		"--listen-client-urls=" + client, "--advertise-client-urls=" + client, "--listen-peer-urls=http://127.0.0.1:2380",
+	}, func(ctx context.Context) error { return answers(ctx, client+"/health") })
+}
+
+// podSecurity is the configuration of Pod Security admission.
+const podSecurity = `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AdmissionConfiguration", "plugins": [{
+  "name": "PodSecurity",
+  "configuration": {
+    "apiVersion": "pod-security.admission.config.k8s.io/v1", "kind": "PodSecurityConfiguration",
+    "defaults": {"enforce": %q, "enforce-version": "latest"},
+    "exemptions": {"namespaces": ["kube-system"]}
+  }
+}]}`
+
+func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
+	binary, err := program(kubernetes, "kube-apiserver")
+	if err != nil {
+		return err
+	}
+	// Pods reach the API server by its service's address, with which a proxy would do the same.
+	redirect := fmt.Sprintf("-d %s/32 -p tcp --dport 443 -j DNAT --to-destination %s:%d", serviceIP, c.Node.IP(), apiPort)
+	if _, err := c.Node.Shell(ctx, fmt.Sprintf("iptables -t nat -A PREROUTING %s\niptables -t nat -A OUTPUT %s", redirect, redirect)); err != nil {
+		return err
+	}
+	admission := c.identities.file("admission.json")
+	if err := os.WriteFile(admission, fmt.Appendf(nil, podSecurity, level), 0o644); err != nil {
+		return err
+	}
+	accounts := c.identities.file("service-accounts.key")
+	return c.start(ctx, "kube-apiserver", []string{
+		binary,
+		fmt.Sprintf("--etcd-servers=http://%s:2379", c.Node.IP()),
+		"--bind-address=" + c.Node.IP(), fmt.Sprintf("--secure-port=%d", apiPort), "--service-cluster-ip-range=" + serviceSubnet,
+		"--tls-cert-file=" + c.identities.file("server.crt"), "--tls-private-key-file=" + c.identities.file("server.key"),
+		"--token-auth-file=" + c.identities.file("tokens.csv"), "--authorization-mode=Node,RBAC", "--allow-privileged",
+		"--enable-admission-plugins=NodeRestriction", // as kubeadm has it; all others are those that are on by default
+		"--admission-control-config-file=" + admission,
+		"--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file=" + accounts, "--service-account-signing-key-file=" + accounts,
+		"--kubelet-preferred-address-types=InternalIP",
+	}, func(ctx context.Context) error { return c.Get(ctx, "/readyz", nil) })
+}
+
+// startControllers starts the controller manager and the scheduler, which need no token of their own to be asked whether they are well.
+func (c *Cluster) startControllers(ctx context.Context) error {
+	manager, err := program(kubernetes, "kube-controller-manager")
+	if err != nil {
+		return err
+	}
+	scheduler, err := program(kubernetes, "kube-scheduler")
+	if err != nil {
+		return err
+	}
+	common := func(user string) []string {
+		return []string{"--kubeconfig=" + c.identities.kubeconfig(user), "--leader-elect=false", "--bind-address=127.0.0.1"}
+	}
+	if _, err := c.Node.Exec("kube-controller-manager", append([]string{
+		manager, "--use-service-account-credentials", "--root-ca-file=" + c.identities.file("ca.crt"),
+		"--service-account-private-key-file=" + c.identities.file("service-accounts.key"),
+	}, common("system:kube-controller-manager")...)); err != nil {
+		return err
+	}
+	if _, err := c.Node.Exec("kube-scheduler", append([]string{scheduler}, common("system:kube-scheduler")...)); err != nil {
+		return err
+	}
+	// Every namespace gets its service account from the one; what the other does is seen in the first pod.
+	return node.Until(ctx, "the controllers work", func(ctx context.Context) error {
+		return c.Get(ctx, "/api/v1/namespaces/default/serviceaccounts/default", nil)
+	})
+}

@@ -1,0 +1,33 @@
+//go:build cluster
+
+// The tests of what is installed in a cluster have a tag, since they want programs that take ten minutes to build: make e2e-cluster.
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/podgauge/podgauge/test/e2e/cluster"
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	say := func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) }
+	if err := cluster.Check(cluster.All()); err != nil {
+		say("%v", err)
+		return 1
+	}
+	turn, err := node.TakeRun(context.Background(), say)
+	if err != nil {
+		say("%v", err)
+		return 1
+	}
+	defer turn.Close()
+	return m.Run()
+}

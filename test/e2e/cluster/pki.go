@@ -1,0 +1,108 @@
+package cluster
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// identities are the files by which the cluster's parts know each other. A certificate names the API server; everybody else has a token.
+type identities struct {
+	dir string
+	ca  []byte // the certificate, as PEM
+}
+
+// users of the API server, by the name and group with which Kubernetes' own RBAC rules know them.
+// https://kubernetes.io/docs/reference/access-authn-authz/rbac/#core-component-roles
+func users(node string) map[string]string {
+	return map[string]string{
+		"admin":                          "system:masters",
+		"system:node:" + node:            "system:nodes",
+		"system:kube-controller-manager": "",
+		"system:kube-scheduler":          "",
+	}
+}
+
+func (i identities) file(name string) string { return filepath.Join(i.dir, name) }
+
+// newIdentities writes ca.crt, server.crt, server.key and service-accounts.key.
+func newIdentities(dir string, server ...net.IP) (identities, error) {
+	i := identities{dir: dir}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return i, err
+	}
+	now := time.Now()
+	ca := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "podgauge-e2e"},
+		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	serving := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "kube-apiserver"},
+		NotBefore: ca.NotBefore, NotAfter: ca.NotAfter, IPAddresses: server,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	keys := [3]*ecdsa.PrivateKey{}
+	for k := range keys {
+		var err error
+		if keys[k], err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
+			return i, err
+		}
+	}
+	authority, err := x509.CreateCertificate(rand.Reader, ca, ca, keys[0].Public(), keys[0])
+	if err != nil {
+		return i, fmt.Errorf("make the authority's certificate: %w", err)
+	}
+	certificate, err := x509.CreateCertificate(rand.Reader, serving, ca, keys[1].Public(), keys[0])
+	if err != nil {
+		return i, fmt.Errorf("make the API server's certificate: %w", err)
+	}
+	i.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: authority})
+	files := map[string][]byte{
+		"ca.crt":     i.ca,
+		"server.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate}),
+	}
+	for name, key := range map[string]*ecdsa.PrivateKey{"server.key": keys[1], "service-accounts.key": keys[2]} {
+		der, err := x509.MarshalECPrivateKey(key)
+		if err != nil {
+			return i, err
+		}
+		files[name] = pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
+	}
+	for name, content := range files {
+		if err := os.WriteFile(i.file(name), content, 0o600); err != nil {
+			return i, err
+		}
+	}
+	return i, nil
+}
+
+// admit gives each user a token, and writes them for the API server into tokens.csv and for themselves into <name>.kubeconfig.
+func (i identities) admit(server string, users map[string]string) (tokens map[string]string, err error) {
+	tokens = map[string]string{}
+	list := []byte{}
+	for user, group := range users {
+		tokens[user] = rand.Text()
+		list = fmt.Appendf(list, "%s,%s,%s,%q\n", tokens[user], user, user, group)
+		config := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Config", "current-context": "e2e",
+"clusters": [{"name": "e2e", "cluster": {"server": %q, "certificate-authority": %q}}],
+"users": [{"name": %q, "user": {"token": %q}}],
+"contexts": [{"name": "e2e", "context": {"cluster": "e2e", "user": %q}}]}
+`, server, i.file("ca.crt"), user, tokens[user], user)
+		if err := os.WriteFile(i.kubeconfig(user), []byte(config), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return tokens, os.WriteFile(i.file("tokens.csv"), list, 0o600)
+}
+
+func (i identities) kubeconfig(user string) string { return i.file(user + ".kubeconfig") }

@@ -1,0 +1,130 @@
+package cluster
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/built"
+	"github.com/podgauge/podgauge/test/e2e/kubelet"
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// Version is Kubernetes', of all that runs here: the control plane's and the kubelet's.
+const Version = "v1.37.1"
+
+const (
+	operatorModule  = "github.com/prometheus-operator/prometheus-operator"
+	openShiftModule = "github.com/openshift/api"
+)
+
+// The programs of the cluster, each built from its module. pin.sh writes the folders.
+var (
+	kubernetes = built.Program{
+		Name: "control-plane", Version: Version, Module: "cluster/kubernetes/" + Version, Cache: Version,
+		Packages: []string{
+			"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager",
+			"k8s.io/kubernetes/cmd/kube-scheduler", "k8s.io/kubernetes/cmd/kubectl",
+		},
+		LinkerFlags: kubelet.LinkerFlags(Version),
+	}
+	helm = built.Program{
+		Name: "helm", Version: "v4.3.1", Module: "cluster/helm/v4.3.1", Cache: "helm-v4.3.1",
+		Packages:    []string{"helm.sh/helm/v4/cmd/helm"},
+		LinkerFlags: "-s -w -X helm.sh/helm/v4/internal/version.version=v4.3.1",
+	}
+	kubeStateMetrics = built.Program{
+		Name: "kube-state-metrics", Version: "v2.20.0", Module: "cluster/kube-state-metrics/v2.20.0", Cache: "kube-state-metrics-v2.20.0",
+		Packages:    []string{"k8s.io/kube-state-metrics/v2"},
+		LinkerFlags: "-s -w",
+	}
+	operator = built.Program{
+		Name: "prometheus-operator", Version: "v0.93.1", Module: "cluster/prometheus-operator/v0.93.1", Cache: "prometheus-operator-v0.93.1",
+		Packages:    []string{operatorModule + "/cmd/operator", operatorModule + "/cmd/prometheus-config-reloader"},
+		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=0.93.1",
+	}
+	// Debian's is built without the discovery of pods.
+	prometheus = built.Program{
+		Name: "prometheus", Version: "v3.13.1", Module: "cluster/prometheus/v0.313.1", Cache: "prometheus-v3.13.1",
+		Packages:    []string{"github.com/prometheus/prometheus/cmd/prometheus"},
+		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
+		Tags:        "remove_all_sd,enable_kubernetes_sd",
+	}
+)
+
+// openShift is no program, and its folder no cache: the module of its API has the definitions of its kinds.
+var openShift = built.Program{Name: "openshift", Module: "cluster/openshift/v0.0.0-20251015095338-264e80a2b6e7"}
+
+// Fetch fetches what the tests read of other modules' files, so that they need no network.
+func Fetch(ctx context.Context) error {
+	_, err := openShift.Source(ctx, openShiftModule)
+	return err
+}
+
+// Base are the programs of a cluster, and those with which one talks to it.
+func Base() []built.Program { return []built.Program{kubernetes, helm} }
+
+// All are those that the tests have run in it, too.
+func All() []built.Program {
+	return append(Base(), kubeStateMetrics, operator, prometheus)
+}
+
+// Build builds what is not built yet, and says how long each took. From nothing Base takes about ten minutes on two cores.
+func Build(ctx context.Context, programs []built.Program, out io.Writer) error {
+	for _, p := range programs {
+		start := time.Now()
+		dir, err := p.Build(ctx, out)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(out, "%s %s: %s (%s)\n", p.Name, p.Version, dir, time.Since(start).Round(time.Second))
+	}
+	return nil
+}
+
+// Path are the folders of kubectl and helm.
+func Path() (string, error) {
+	folders := []string{}
+	for _, p := range Base() {
+		dir, err := p.Built()
+		if err != nil {
+			return "", err
+		}
+		folders = append(folders, dir)
+	}
+	return strings.Join(folders, ":"), nil
+}
+
+// program is the path of one of a Program's binaries.
+func program(p built.Program, name string) (string, error) {
+	dir, err := p.Built()
+	return filepath.Join(dir, name), err
+}
+
+// Check says what keeps this machine from hosting a cluster with these programs, and how to mend it.
+func Check(programs []built.Program) error {
+	if err := node.Check(Options()); err != nil {
+		return err
+	}
+	for _, tool := range Missing() {
+		return fmt.Errorf("missing: %s: run `go run ./cmd/e2e setup monitoring` in test/e2e", tool.File)
+	}
+	for _, p := range programs {
+		if _, err := p.Built(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Missing are the tools that this machine lacks, beside those of the node.
+func Missing() []node.Tool {
+	if _, err := exec.LookPath("etcd"); err != nil {
+		return []node.Tool{{File: "etcd", Package: "etcd-server"}}
+	}
+	return nil
+}

@@ -1,0 +1,58 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// server is what the operator is asked for: a Prometheus that takes all monitors and rules that there are.
+const server = `
+apiVersion: monitoring.coreos.com/v1
+kind: Prometheus
+metadata: {name: e2e, namespace: default}
+spec:
+  serviceAccountName: prometheus
+  scrapeInterval: 1s
+  evaluationInterval: 1s
+  podMonitorSelector: {}
+  podMonitorNamespaceSelector: {}
+  serviceMonitorSelector: {}
+  serviceMonitorNamespaceSelector: {}
+  ruleSelector: {}
+  ruleNamespaceSelector: {}
+`
+
+// Prometheus has the operator run a server, with what monitors and rules make of its configuration, in the namespace default. Its service
+// account has the rights that the operator's own example gives it.
+func (c *Cluster) Prometheus(ctx context.Context) (*node.Prometheus, error) {
+	source, err := operator.Source(ctx, operatorModule)
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(
+		c.load(ctx, prometheus, "prometheus", "quay.io/prometheus/prometheus:"+prometheus.Version),
+		c.load(ctx, operator, "prometheus-config-reloader", "quay.io/prometheus-operator/prometheus-config-reloader:"+operator.Version),
+	); err != nil {
+		return nil, err
+	}
+	rights := filepath.Join(source, "example", "rbac", "prometheus", "prometheus-")
+	for _, name := range []string{"service-account", "cluster-role", "cluster-role-binding"} {
+		if _, err := c.Kubectl(ctx, "apply", "--filename="+rights+name+".yaml"); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := c.Apply(ctx, server); err != nil {
+		return nil, err
+	}
+	if _, err := c.Kubectl(ctx, "wait", "prometheus/e2e", "--for=condition=Available", "--timeout="+patience.String()); err != nil {
+		return nil, err
+	}
+	var pod struct{ Status struct{ PodIP string } }
+	if err := c.Get(ctx, "/api/v1/namespaces/default/pods/prometheus-e2e-0", &pod); err != nil {
+		return nil, err
+	}
+	return node.PrometheusAt("http://" + pod.Status.PodIP + ":9090"), nil
+}

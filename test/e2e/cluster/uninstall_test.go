@@ -1,0 +1,97 @@
+//go:build cluster
+
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// objects are all that the API server has, of every kind that it can list, as kind, namespace and name. Left out are what tells of others
+// (events, leases) and the pods' own namespace.
+func (s *scene) objects(ctx context.Context) ([]string, error) {
+	kinds, err := s.Kubectl(ctx, "api-resources", "--verbs=list", "--output=name")
+	if err != nil {
+		return nil, err
+	}
+	names := slices.DeleteFunc(strings.Fields(kinds), func(kind string) bool {
+		return kind == "events" || kind == "events.events.k8s.io" || kind == "leases.coordination.k8s.io"
+	})
+	out, err := s.Kubectl(ctx, "get", strings.Join(names, ","), "--all-namespaces", "--ignore-not-found",
+		`--output=go-template={{range .items}}{{.apiVersion}} {{.kind}} {{.metadata.namespace}} {{.metadata.name}}{{"\n"}}{{end}}`)
+	if err != nil {
+		return nil, err
+	}
+	all := slices.DeleteFunc(strings.Split(strings.TrimSpace(out), "\n"), func(object string) bool {
+		return strings.Contains(object, " "+team+" ")
+	})
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// uninstall leaves the cluster as it was before, and the pods with what they have.
+func uninstall(ctx context.Context, t *testing.T, s *scene) {
+	running, err := s.pods(ctx, team, "app=trainer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	with, err := s.objects(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	s.helm(ctx, t, "uninstall", release, "--namespace="+namespace, "--wait")
+	var left []string
+	await(ctx, t, "all objects of the release are gone", func(ctx context.Context) error {
+		after, err := s.objects(ctx)
+		if err != nil {
+			return err
+		}
+		left = slices.DeleteFunc(after, func(object string) bool { return slices.Contains(s.before, object) })
+		if len(left) > 0 {
+			return fmt.Errorf("left are %q", left)
+		}
+		return nil
+	})
+	figure(t, "helm uninstall → nothing of it is left", fmt.Sprintf("%s; %d objects gone", seconds(time.Since(begin)), len(with)-len(s.before)))
+	if sockets, err := filepath.Glob(filepath.Join(s.Node.KubeletDir(), "device-plugins", "podgauge*")); err != nil || len(sockets) > 0 {
+		t.Errorf("left are sockets %q, %v", sockets, err)
+	}
+	if specs, err := s.Node.Shell(ctx, "ls -A /var/run/cdi 2>/dev/null || true"); err != nil || specs != "" {
+		t.Errorf("left are CDI specs %q, %v", specs, err)
+	}
+	if state, err := s.Node.Shell(ctx, "ls -A /var/lib/podgauge"); err != nil || state == "" {
+		t.Errorf("what it remembered is gone: %q, %v", state, err)
+	}
+	await(ctx, t, "the node has no GPU to give away", s.hasAllocatable(0))
+	unharmed(ctx, t, s, running)
+}
+
+// unharmed says where the pods are not those that were, with the containers that they had.
+func unharmed(ctx context.Context, t *testing.T, s *scene, before []pod) {
+	t.Helper()
+	now, err := s.pods(ctx, team, "app=trainer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := containers(now), containers(before); !slices.Equal(got, want) {
+		t.Errorf("the pods' containers were %q and are %q", want, got)
+	}
+}
+
+// containers of pods, by pod, id and restarts.
+func containers(pods []pod) []string {
+	all := []string{}
+	for _, p := range pods {
+		for _, c := range p.Status.ContainerStatuses {
+			all = append(all, fmt.Sprintf("%s %s %s %d %t", p.Metadata.UID, p.Status.Phase, c.ContainerID, c.RestartCount, c.Ready))
+		}
+	}
+	slices.Sort(all)
+	return all
+}

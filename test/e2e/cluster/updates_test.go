@@ -1,0 +1,140 @@
+//go:build cluster
+
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+)
+
+// updates changes the release twice while pods have GPUs: another log level, and then the driver from the host in place of the injected one,
+// with CDI in place of variables. The pods go on in the same containers; how long the kubelet and the node's status had fewer GPUs, and
+// /metrics and Prometheus no series of the pods, is watched and said.
+func updates(ctx context.Context, t *testing.T, s *scene) {
+	before, err := s.pods(ctx, team, "app=trainer")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := s.podgauges(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, change := range []struct {
+		name   string
+		values []string
+	}{
+		{"log.level", []string{"--set=log.level=debug"}},
+		{"driver.injection", []string{
+			"--set=driver.injection=host,nvidiaDevRoot=/,nvidiaDriverRoot=" + s.driver,
+			"--set=deviceListStrategy=cdi-cri,cdi.nvidiaHookPath=" + s.driver + "/hook",
+			`--set-json=extraEnv=[{"name": "NVML_STANDIN", "value": "/machine/scenario"}]`,
+		}},
+	} {
+		t.Run(change.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(ctx, 2*patience) // of the watch, if it never ends well
+			w := watch(ctx, s, before)
+			defer w.wg.Wait()
+			defer cancel()
+			begin := time.Now()
+			s.helm(ctx, t, append([]string{"upgrade", release, chart, "--namespace=" + namespace, "--values=" + s.values}, change.values...)...)
+			await(ctx, t, "the DaemonSet is ready again", s.daemonSet)
+			took := time.Since(begin)
+			now, err := s.podgauges(ctx)
+			if err != nil || len(now) != 1 || now[0].Metadata.UID == old[0].Metadata.UID {
+				t.Fatalf("podgauge's pod is not a new one: %v, %v", now, err)
+			}
+			old = now
+			await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.named(ctx, before) })
+			await(ctx, t, "the node has all GPUs", s.hasAllocatable(gpus))
+			w.end()
+			unharmed(ctx, t, s, before)
+			figure(t, "update by "+change.name+": helm upgrade → ready (minReadySeconds are 5 of them)", seconds(took))
+			for _, g := range w.gaps {
+				figure(t, fmt.Sprintf("… %s for", g.what), fmt.Sprintf("%s; may be %s", seconds(g.longest), seconds(g.most)))
+				if g.longest > g.most {
+					t.Errorf("%s for %s, which may be %s", g.what, seconds(g.longest), seconds(g.most))
+				}
+			}
+		})
+	}
+	if specs, err := s.Node.Shell(ctx, "ls /var/run/cdi/*.json"); err != nil {
+		t.Errorf("there is no CDI spec: %q, %v", specs, err)
+	}
+}
+
+// watched is what goes on beside an update.
+type watched struct {
+	closing chan struct{}
+	wg      sync.WaitGroup
+	gaps    []*gap
+}
+
+// gap is the longest time for which something was not so.
+type gap struct {
+	what          string
+	most, longest time.Duration
+	good          func(context.Context) error
+}
+
+// watch looks every 50 ms whether all is there, each thing by itself.
+func watch(ctx context.Context, s *scene, pods []pod) *watched {
+	w := &watched{closing: make(chan struct{}), gaps: []*gap{
+		{what: "the kubelet had fewer GPUs to give away", most: 10 * time.Second, good: func(ctx context.Context) error {
+			ids, err := s.Node.Allocatable(ctx, resource)
+			if err == nil && len(ids) != gpus {
+				err = fmt.Errorf("%d are", len(ids))
+			}
+			return err
+		}},
+		{what: "the node's status had fewer", most: 12 * time.Second, good: s.hasAllocatable(gpus)},
+		{what: "no /metrics had the pods' names", most: 10 * time.Second, good: func(ctx context.Context) error { return s.named(ctx, pods) }},
+		// Its discovery tells of new pods every 5 s, and is heard every 5 s.
+		{what: "Prometheus had no series of the pods", most: 20 * time.Second, good: func(ctx context.Context) error {
+			return s.counts(ctx, `nvidia_gpu_healthy{namespace="team"}`, len(pods))
+		}},
+	}}
+	for _, g := range w.gaps {
+		w.wg.Go(func() { g.watch(ctx, w.closing) })
+	}
+	return w
+}
+
+// end waits until all is there, and ends the watch.
+func (w *watched) end() {
+	close(w.closing)
+	w.wg.Wait()
+}
+
+// now is good, bounded: who asks an address that is gone waits for an answer.
+func (g *gap) now(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return g.good(ctx)
+}
+
+func (g *gap) watch(ctx context.Context, closing <-chan struct{}) {
+	good, missed := time.Now(), false
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		err := g.now(ctx)
+		if missed = missed || err != nil; missed {
+			g.longest = max(g.longest, time.Since(good)) // so far
+		}
+		if err == nil {
+			good, missed = time.Now(), false
+			select {
+			case <-closing:
+				return
+			default:
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+		}
+	}
+}
