@@ -77,6 +77,8 @@ type Options struct {
 	MountedDriverRoot string
 	// DevRoot is the folder that has dev/nvidia*.
 	DevRoot string
+	// AnswersNodes says that containers are given the nodes that are seen here.
+	AnswersNodes bool
 	// Offered says what is offered of devices, by resource.
 	Offered func([]device.Device) map[string][]device.OfferedID
 

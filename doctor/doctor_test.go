@@ -49,7 +49,7 @@ func newStage(t *testing.T) *stage {
 	s.files = &scriptedFiles{refused: map[string]error{}, free: 1 << 40}
 	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), EmptyFor: -1, RestAfter: -1, Since: time.Now().Add(-3 * time.Hour)})
 	s.Options = Options{
-		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), MountedDriverRoot: "/driver-root", DevRoot: "/",
+		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), MountedDriverRoot: "/driver-root", DevRoot: "/", AnswersNodes: true,
 		Offered: func([]device.Device) map[string][]device.OfferedID {
 			return map[string][]device.OfferedID{gpu: {"GPU-a", "GPU-b"}}
 		},
@@ -284,6 +284,10 @@ var driverCases = []findingCase{
 	}},
 
 	{check: "device nodes", verdict: OK, found: "4 below /dev", change: func(*stage) {}},
+	{check: "device nodes", verdict: Warning, found: "/dev/nvidia-uvm: no such file", mend: "compute,utility", change: func(s *stage) { s.files.refused["/dev/nvidia-uvm"] = syscall.ENOENT }},
+	{check: "device nodes", verdict: OK, found: "3 below /dev", change: func(s *stage) { // as NVIDIA's runtime injects them
+		s.AnswersNodes, s.files.refused["/dev/nvidia-uvm"] = false, syscall.ENOENT
+	}},
 	{check: "device nodes", verdict: Skipped, found: "simulated", change: func(s *stage) { s.Driver = nil }},
 	{check: "device nodes", verdict: Warning, found: "/dev/nvidia1: operation not permitted", mend: "host's /dev", change: func(s *stage) { s.files.refused["/dev/nvidia1"] = syscall.EPERM }},
 	{check: "device nodes", verdict: Failure, found: "/dev/nvidiactl: no such file", mend: "nvidia-modprobe", change: func(s *stage) {

@@ -147,7 +147,7 @@ func deviceNodes(ctx context.Context, e *examination) Finding {
 		}
 		return wrong
 	})
-	const mend = "On the node, nvidia-modprobe -u -c=0 makes them. In a container they come with NVIDIA's runtime, or it is privileged and has the host's /dev; " +
+	const mend = "On the node, nvidia-modprobe -u -c=0 makes them. In a container they come with NVIDIA's runtime (nvidia-uvm with NVIDIA_DRIVER_CAPABILITIES=compute,utility), or it is privileged and has the host's /dev; " +
 		"--dev-root says where they are otherwise."
 	switch {
 	case !answered:
@@ -164,7 +164,7 @@ func deviceNodes(ctx context.Context, e *examination) Finding {
 
 // nodeNames are the nodes that there should be.
 func (e *examination) nodeNames() []string {
-	names := []string{"nvidiactl", "nvidia-uvm"}
+	var names []string
 	for i := range e.devices.listed {
 		if minor := e.devices.listed[i].Minor; minor >= 0 {
 			names = append(names, fmt.Sprintf("nvidia%d", minor))
@@ -173,8 +173,12 @@ func (e *examination) nodeNames() []string {
 	if len(e.devices.listed) == 0 {
 		names = append(names, numbered(filepath.Join(e.DevRoot, "dev"))...)
 	}
-	slices.Sort(names[2:])
-	return slices.Compact(names) // slices have their GPU's
+	slices.Sort(names)
+	names = slices.Compact(names) // slices have their GPU's
+	if e.AnswersNodes {           // podgauge itself has no use for it, and NVIDIA's runtime gives it to who asks for compute
+		names = slices.Insert(names, 0, "nvidia-uvm")
+	}
+	return slices.Insert(names, 0, "nvidiactl")
 }
 
 // numbered are the GPUs' nodes in a folder.

@@ -87,7 +87,7 @@ func (o *options) examination(lookupEnv lookup) doctor.Options {
 	source, _ := o.builder.Source() // it was read before
 	e := doctor.Options{
 		Config: source.File, ConfigErr: o.configErr, Notices: o.loaded.Notices,
-		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: devRoot(s), Offered: offeredBy(s),
+		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: devRoot(s), AnswersNodes: s.PassDeviceSpecs || usesCDI(s), Offered: offeredBy(s),
 		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, Offers: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
 		ProcessesSeen: containers.New(containers.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),

@@ -42,7 +42,7 @@ func examinedNode(t *testing.T) []doctor.Finding {
 		t.Fatal(err)
 	}
 	findings := doctor.Examine(t.Context(), doctor.Options{
-		Config: "/etc/podgauge/config.yaml", Driver: twoGPUs{}, Files: allOpen{}, DevRoot: "/", MountedDriverRoot: "/driver-root",
+		Config: "/etc/podgauge/config.yaml", Driver: twoGPUs{}, Files: allOpen{}, AnswersNodes: true, DevRoot: "/", MountedDriverRoot: "/driver-root",
 		Offered:    offeredBy(config.Settings{}),
 		KubeletDir: dir, DevicePluginDir: plugins, Offers: true, PodLogsDir: dir, KernelLog: "/dev/kmsg",
 		LookupEnv: env(map[string]string{"NVIDIA_VISIBLE_DEVICES": "0,1"}), Proc: filepath.Join(dir, "proc"), Now: func() time.Time { return now },

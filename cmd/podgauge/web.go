@@ -125,23 +125,29 @@ func (l listeners) Close() error {
 // serving are the tasks that answer what comes in.
 func (m *webOptions) serving(metrics *exporter.Exporter, s exporter.Server, l listeners, log *slog.Logger) []func(context.Context) error {
 	all := newServer(metrics.Handler(s), log)
+	asking := crowded(all, l.all)
 	tasks := []func(context.Context) error{func(ctx context.Context) error {
-		return serveHTTP(ctx, all, "metrics", func() error { return m.serve(all, l.all, log.With("part", "web")) })
+		return serveHTTP(ctx, all, "metrics", func() error { return m.serve(all, asking, log.With("part", "web")) })
 	}}
 	if l.probes == nil {
 		return tasks
 	}
 	log.Info("probes are served on an address of their own", "address", l.probes.Addr().String())
 	probes := newServer(s.Probes(), log)
+	probing := crowded(probes, l.probes)
 	return append(tasks, func(ctx context.Context) error {
-		return serveHTTP(ctx, probes, "probes", func() error { return probes.Serve(l.probes) })
+		return serveHTTP(ctx, probes, "probes", func() error { return probes.Serve(probing) })
 	})
 }
 
-// newServer answers clients that take their time, but not for ever.
+// newServer answers clients that take their time, but not for ever, and one request of each at
+// a time: HTTP/2 has 250 on a connection, and lets go of those that wait only when they have waited.
 func newServer(h http.Handler, log *slog.Logger) *http.Server {
+	one := new(http.Protocols)
+	one.SetHTTP1(true)
 	return &http.Server{
 		Handler:           h,
+		Protocols:         one,
 		ReadHeaderTimeout: 10 * time.Second,
 		// No shorter than an answer may take: when it ends, so does the context of the request.
 		ReadTimeout:    time.Minute,

@@ -28,12 +28,15 @@ works() {
         docker) docker buildx version && docker info ;;
         podman) podman info ;;
         buildah) command -v buildah ;;
-        *) echo "BUILDER=$1: want docker, podman or buildah" >&2; exit 2 ;;
     esac >/dev/null 2>&1
 }
 
 # builder names what builds, and installs buildah where nothing does.
 builder() {
+    case ${BUILDER:-buildah} in
+        docker | podman | buildah) ;;
+        *) echo "BUILDER=$BUILDER: want docker, podman or buildah" >&2; exit 2 ;;
+    esac
     for b in ${BUILDER:-docker podman buildah}; do
         if works "$b"; then echo "$b"; return; fi
     done
@@ -48,6 +51,13 @@ install() {
     { apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "$1"; } >&2
 }
 
+# archives tells whether docker's builder writes OCI archives: the one that comes with docker does so with containerd's
+# storage only.
+archives() {
+    [ "$(docker buildx inspect | sed -n 's/^Driver: *//p')" != docker ] ||
+        docker info --format '{{.DriverStatus}}' | grep -q io.containerd.snapshotter
+}
+
 # build leaves the image of one architecture in a file.
 build() {
     arch=$1 archive=$2
@@ -58,7 +68,7 @@ build() {
     fi
     case $with in
         docker)
-            docker buildx build "$@" --provenance=false --output "type=oci,dest=$archive,name=$image,rewrite-timestamp=true" .
+            docker buildx build $builder "$@" --provenance=false --output "type=oci,dest=$archive,name=$image,rewrite-timestamp=true" .
             ;;
         podman)
             podman build "$@" .
@@ -85,6 +95,13 @@ if [ "$with" = buildah ]; then
     exec 9>"$cache/lock" # a name in the storage means one architecture at a time
     flock 9
     ours rm --all >/dev/null # what a build that was cut off has left
+fi
+builder=
+if [ "$with" = docker ] && ! archives; then
+    docker buildx rm podgauge-image 2>/dev/null || : # what a build that was cut off has left
+    docker buildx create --name podgauge-image --driver docker-container
+    trap 'docker buildx rm podgauge-image' EXIT
+    builder="--builder podgauge-image"
 fi
 if [ "$BASES" = local ]; then install debootstrap; fi
 [ $# -gt 0 ] || set -- amd64 arm64

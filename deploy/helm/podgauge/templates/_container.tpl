@@ -45,7 +45,7 @@ config. */}}
 - name: NVIDIA_VISIBLE_DEVICES
   value: {{ eq $v.driver.injection "volume-mounts" | ternary "/var/run/nvidia-container-devices" "all" }}
 - name: NVIDIA_DRIVER_CAPABILITIES
-  value: utility
+  value: {{ $facts.nodes | ternary "compute,utility" "utility" }}
 {{- if $facts.mig }}
 - name: NVIDIA_MIG_MONITOR_DEVICES
   value: all

@@ -51,6 +51,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- /* What follows from several values, worked out once, as JSON:
   hardware      there is a driver: nothing is simulated
   privileged    podgauge needs a device that only a privileged container is given
+  nodes         device nodes are answered, said or because a config may ask for them
   mig, cdi      their features are on, said or because a config asks for them
   driverRoot    the folder of the node with the driver is mounted
   configFolder  named configs are mounted; configMap is where they are, configName the one that holds
@@ -59,6 +60,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- $v := .Values }}
 {{- $strategies := list (default "" $v.deviceListStrategy) }}
 {{- $migs := list (default "" $v.migStrategy) }}
+{{- $nodes := ne $v.config.name "" }}
 {{- range $name, $text := $v.config.map }}
   {{- $config := fromYaml $text }}
   {{- if hasKey $config "Error" }}
@@ -67,9 +69,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   {{- $flags := default dict $config.flags }}
   {{- $plugin := default dict $flags.plugin }}
   {{- $migs = append $migs (default "" $flags.migStrategy) }}
+  {{- if $plugin.passDeviceSpecs }}{{ $nodes = true }}{{ end }}
   {{- $said := default list $plugin.deviceListStrategy }}
   {{- $strategies = concat $strategies (kindIs "slice" $said | ternary $said (list $said)) }}
 {{- end }}
+{{- if not (kindIs "invalid" $v.compatWithCPUManager) }}{{ $nodes = $v.compatWithCPUManager }}{{ end }}
 {{- $hardware := not $v.simulate }}
 {{- $host := and $hardware (eq $v.driver.injection "host") }}
 {{- $cdi := eq (toString $v.cdi.enabled) "auto" | ternary (contains "cdi-" (join "," $strategies)) (eq (toString $v.cdi.enabled) "true") }}
@@ -91,6 +95,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
   "hardware" $hardware
   "privileged" (or $host $v.kernelLog.enabled)
   "host" $host
+  "nodes" $nodes
   "mig" (and $hardware $mig)
   "cdi" $cdi
   "driverRoot" (and $hardware (or $host $cdi))

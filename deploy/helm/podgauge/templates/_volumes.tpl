@@ -27,7 +27,7 @@
 {{- $rows = append $rows (dict "name" "container-logs" "at" "/var/log/containers" "from" "/var/log/containers" "type" "Directory" "readOnly" true) }}
 {{- end }}
 {{- if $facts.host }}
-{{- $rows = append $rows (dict "name" "dev" "at" "/dev" "from" "/dev" "type" "Directory" "readOnly" true) }}
+{{- $rows = append $rows (dict "name" "dev" "at" "/dev" "from" (printf "%s/dev" (coalesce $v.nvidiaDevRoot $v.nvidiaDriverRoot "/" | trimSuffix "/")) "type" "Directory" "readOnly" true) }}
 {{- else if $v.kernelLog.enabled }}
 {{- $rows = append $rows (dict "name" "kmsg" "at" "/dev/kmsg" "from" "/dev/kmsg" "type" "CharDevice" "readOnly" true) }}
 {{- end }}
