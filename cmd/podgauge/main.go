@@ -29,7 +29,11 @@ func main() {
 		debug.SetGCPercent(30)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	status := run(ctx, os.Args[1:], os.LookupEnv, os.Stdout, os.Stderr)
+	args, says := asDaemon("/proc", os.Args[1:])
+	if says != "" {
+		fmt.Fprintln(os.Stderr, "podgauge doctor:", says)
+	}
+	status := run(ctx, args, os.LookupEnv, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(status)
 }
