@@ -1,5 +1,6 @@
-// Command demo runs podgauge on a simulated node and shows, in this terminal, the
-// series that Prometheus would scrape, as pods come and go and a GPU fails.
+// Command demo runs podgauge on a simulated node and shows, in this terminal, what
+// podgauge says of it, and of the series that Prometheus would scrape one for each
+// GPU, as pods come and go and a GPU fails.
 package main
 
 import (
@@ -14,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -26,8 +26,8 @@ const (
 	leaveBy       = 3 * time.Second
 )
 
-// shown are the families that are printed, of some dozens.
-var shown = []string{"nvidia_gpu_healthy", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"}
+// shown is the family that is printed, of more than a hundred.
+const shown = "nvidia_gpu_power_watts"
 
 // clear empties a terminal and goes to its top.
 const clear = "\x1b[H\x1b[2J"
@@ -62,7 +62,7 @@ func demo(ctx context.Context, args []string, out io.Writer) error {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- podgauge.Wait() }() // waited for below, whatever ends first
-	err = show(ctx, "http://"+address, out, ended)
+	err = show(ctx, args[0], "http://"+address, out, ended)
 	cancel()
 	if err == nil {
 		<-ended //nolint:errcheck // that it was told to end is no error
@@ -81,10 +81,10 @@ func freeAddress() (string, error) {
 	return "", errors.New("no free port on 127.0.0.1")
 }
 
-// show prints the series until ctx is done, or podgauge has ended by itself.
-func show(ctx context.Context, url string, out io.Writer, ended <-chan error) error {
+// show prints the node until ctx is done, or podgauge has ended by itself.
+func show(ctx context.Context, podgauge, url string, out io.Writer, ended <-chan error) error {
 	where := fmt.Sprintf("A simulated node with 8 GPUs and a kubelet: pods come and go, one GPU fails and recovers.\n"+
-		"All series: curl %s/metrics   probes: %s/healthz %s/readyz   end: Ctrl-C\n", url, url, url)
+		"Its page: %s/   all series: curl %s/metrics   what happened: %s incidents --url %s   end: Ctrl-C\n", url, url, podgauge, url)
 	fmt.Fprint(out, where)
 	live := isTerminal(out)
 	tick := time.NewTicker(every)
@@ -105,10 +105,14 @@ func show(ctx context.Context, url string, out io.Writer, ended <-chan error) er
 		if err != nil || len(lines) == 0 {
 			continue // it has only just started, or the end has come meanwhile
 		}
+		table, err := exec.CommandContext(ctx, podgauge, "status", "--url", url).Output()
+		if err != nil {
+			continue // likewise
+		}
 		if live {
 			fmt.Fprint(out, clear, where)
 		}
-		fmt.Fprintf(out, "\n── %s\n%s", time.Now().Format(time.TimeOnly), strings.Join(lines, ""))
+		fmt.Fprintf(out, "\n── %s\n%s\n%s", time.Now().Format(time.TimeOnly), table, strings.Join(lines, ""))
 	}
 }
 
@@ -122,7 +126,7 @@ func isTerminal(out io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// scrape returns the lines of the families that are shown.
+// scrape returns the lines of the family that is shown.
 func scrape(ctx context.Context, url string) ([]string, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -136,8 +140,7 @@ func scrape(ctx context.Context, url string) ([]string, error) {
 	var lines []string
 	text := bufio.NewScanner(answer.Body)
 	for text.Scan() {
-		name, _, _ := strings.Cut(text.Text(), "{")
-		if slices.Contains(shown, name) {
+		if name, _, _ := strings.Cut(text.Text(), "{"); name == shown {
 			lines = append(lines, text.Text()+"\n")
 		}
 	}
