@@ -145,6 +145,28 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
+// TestUnknownIsNotFree: as long as the kubelet may have holders to name yet, nothing is shown
+// as free, nor counted as not held, where it has named none.
+func TestUnknownIsNotFree(t *testing.T) {
+	n := unsettled()
+	p := string(n.page(t))
+	for _, out := range []string{`<p class="nobody">free</p>`, "1 of 4 replicas held", `class="slice-part well" href`, `<span class="replica">`} {
+		if strings.Contains(p, out) {
+			t.Errorf("the page has %q", out)
+		}
+	}
+	v := New(n.sources()).sources.view(n.readings, now)
+	for _, r := range v.Resources {
+		if r.HeldKnown {
+			t.Errorf("%s: %d held, and nobody knows", r.Name, r.Held)
+		}
+	}
+	n.held.Settled = true
+	if v = New(n.sources()).sources.view(n.readings, now); !v.Resources[0].HeldKnown || v.Resources[0].Held != 1 {
+		t.Errorf("held, and known: %+v", v.Resources[0])
+	}
+}
+
 func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()

@@ -67,6 +67,7 @@ type resource struct {
 	Why                        string
 	Offered, Healthy, Held     int
 	Replicated, KnownHowHealth bool
+	HeldKnown                  bool
 }
 
 // builder makes a view.
@@ -339,7 +340,7 @@ func (b *builder) resources() (all []resource) {
 	for _, o := range b.offers {
 		r := resource{
 			Name: clean(o.Resource), Sharing: o.Sharing, Registered: o.Registered, Why: clean(o.Err), Healthy: o.Healthy, Offered: len(o.IDs),
-			KnownHowHealth: o.Registered,
+			KnownHowHealth: o.Registered, HeldKnown: b.held.Settled,
 		}
 		var held []string
 		for _, h := range b.held.Held {
