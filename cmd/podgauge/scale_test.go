@@ -63,8 +63,9 @@ var scaledNodes = []scaledNode{
 	{name: "8 H100 in 56 slices, `" + stable + "`", models: eight, slices: 7, args: []string{"--mig-strategy=single", stable}},
 }
 
-// scale is how many series such a node has, and how many of them name one of its pods.
-type scale struct{ series, ofPod int }
+// scale is how many series such a node has, and how many of them name one of its pods; and how many
+// there are of podgauge itself, the Go runtime and the process, which podgauge_series does not count.
+type scale struct{ series, ofPod, own int }
 
 // count runs the program on the node.
 func (n *scaledNode) count(t *testing.T) (c scale) {
@@ -108,17 +109,20 @@ func (n *scaledNode) count(t *testing.T) (c scale) {
 	text := w.settled()
 	c.ofPod = strings.Count(text, `pod="pod-0"`)
 	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "#") {
+			c.own++
+		}
 		if value, is := strings.CutPrefix(line, "podgauge_series "); is {
 			c.series, _ = strconv.Atoi(strings.TrimSpace(value))
 		}
 	}
+	c.own -= c.series
 	return c
 }
 
 // What a fleet's figures are computed with, besides the series that were counted. docs/scale.md
 // says where these are from.
 const (
-	ownSeries      = 118  // of podgauge itself, the Go runtime and the process: not in podgauge_series
 	bytesPerSeries = 3000 // of Prometheus' memory, for a series in its head
 	bytesPerSample = 2    // on disk, index included
 )
@@ -144,16 +148,16 @@ func TestScalePage(t *testing.T) {
 		fmt.Fprintf(&nodes, "| %s | %s | %d |\n", n.name, figure(float64(counts[i].series)), counts[i].ofPod)
 	}
 	hasTables(t, "../../docs/scale.md", map[string]string{
-		"nodes": nodes.String(), "all": fleets(counts[allSeries].series + ownSeries), "lean": fleets(counts[leanSeries].series),
+		"nodes": nodes.String(), "all": fleets(counts[allSeries]), "lean": fleets(counts[leanSeries]),
 	})
 }
 
 // fleets are what so many nodes cost that have so many series each.
-func fleets(series int) string {
+func fleets(of scale) string {
 	var b strings.Builder
 	b.WriteString("| nodes | series | samples a second, scraped every 15 s | 30 s | 60 s | memory | disk a day, every 30 s |\n|---|---|---|---|---|---|---|\n")
 	for _, nodes := range []float64{1, 10, 100, 1000, 10000} {
-		all := nodes * float64(series)
+		all := nodes * float64(of.series+of.own)
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s | %s |\n", figure(nodes), figure(all), figure(all/15), figure(all/30), figure(all/60),
 			size(all*bytesPerSeries), size(all/30*86400*bytesPerSample))
 	}
@@ -233,6 +237,27 @@ func TestLists(t *testing.T) { // not beside TestScalePage, which writes the sam
 		"unasked": values("exclude", unasked), "short": values("include", lean),
 		"silent": strings.Join(silent, ", ") + ".\n",
 	})
+}
+
+// TestSentOn: what docs/scale.md sends on is all that the dashboard of recorded series asks for.
+// Where a part of it is missing the dashboard says that all is well.
+func TestSentOn(t *testing.T) {
+	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(read(t, "../../docs/scale.md"), -1)
+	if len(matches) != 2 { // by remote write, and by federation
+		t.Fatalf("%d matches", len(matches))
+	}
+	asked := regexp.MustCompile(`(?:nvidia_gpu|podgauge|node_[a-z]+:)[\w:]+`).FindAllString(read(t, "../../dashboards/fleet-recorded.json"), -1)
+	if len(asked) < 20 {
+		t.Fatalf("%d series are asked for", len(asked))
+	}
+	for _, match := range matches {
+		sent := regexp.MustCompile("^(?:" + match[1] + ")$")
+		for _, series := range asked {
+			if !sent.MatchString(series) {
+				t.Errorf("%s is asked for, and not sent on by %s", series, match[1])
+			}
+		}
+	}
 }
 
 // values are the chart's, for a list of families.
