@@ -167,6 +167,42 @@ func TestUnknownIsNotFree(t *testing.T) {
 	}
 }
 
+// TestSums: a sum says of how many GPUs it is, where it is not of all; and what it is of are the
+// same GPUs.
+func TestSums(t *testing.T) {
+	sums := func(n *node) string {
+		var said []string
+		for _, f := range New(n.sources()).sources.view(n.readings, now).Figures {
+			if f.Name == "Memory" || f.Name == "Power" {
+				said = append(said, f.Name+" "+f.Value+" "+f.More)
+			}
+		}
+		return strings.Join(said, "; ")
+	}
+	n := empty()
+	for range 3 {
+		n.add("NVIDIA L4", 20, "8.9")
+	}
+	for i, c := range []struct {
+		used, total, power, limit float64
+		want                      string
+	}{
+		{10, 20, 40, 72, "Memory 50 % of 20 GiB, 1 of 3 GPUs; Power 40 W of 72 W, 1 of 3 GPUs"},
+		{5, 20, 40, -1, "Memory 38 % of 40 GiB, 2 of 3 GPUs; Power 80 W 2 of 3 GPUs"},
+		{15, 20, -1, 72, "Memory 50 % of 60 GiB; Power 80 W 2 of 3 GPUs"},
+	} {
+		n.read(n.statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
+		if got := sums(n); got != c.want {
+			t.Errorf("%d GPUs are read: %q, want %q", i+1, got, c.want)
+		}
+	}
+	n.statuses[2].Gone = true
+	n.readings.Of = n.readings.Of[:2]
+	if got, want := sums(n), "Memory 38 % of 40 GiB; Power 80 W"; strings.TrimSpace(got) != want {
+		t.Errorf("one is gone: %q, want %q", got, want)
+	}
+}
+
 func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
