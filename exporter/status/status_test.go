@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/device"
 	"golang.org/x/net/html"
 )
 
@@ -200,6 +201,46 @@ func TestSums(t *testing.T) {
 	n.readings.Of = n.readings.Of[:2]
 	if got, want := sums(n), "Memory 38 % of 40 GiB; Power 80 W"; strings.TrimSpace(got) != want {
 		t.Errorf("one is gone: %q, want %q", got, want)
+	}
+}
+
+// TestMap: slices are drawn where they lie, by their own length and not by their compute share, in
+// as many parts as the GPU's memory has.
+func TestMap(t *testing.T) {
+	type slice struct {
+		profile string
+		memory  float64
+		at      device.Placement
+	}
+	for _, c := range []struct {
+		name   string
+		memory float64
+		slices []slice
+		want   string
+	}{
+		{"H100", 80, []slice{
+			{"1g.20gb", 19.5, device.Placement{Start: 0, Size: 2}},
+			{"1g.10gb+me", 9.75, device.Placement{Start: 2, Size: 1}},
+			{"2g.20gb", 19.5, device.Placement{Start: 4, Size: 2}},
+		}, "8: at-0 span-2, at-2 span-1, at-4 span-2"},
+		{"A100, of 40 GB", 40, []slice{{"1g.10gb", 9.6, device.Placement{Start: 6, Size: 2}}}, "8: at-6 span-2"},
+		{"A30", 24, []slice{{"1g.6gb", 5.8, device.Placement{Start: 3, Size: 1}}, {"2g.12gb", 11.7, device.Placement{Start: 0, Size: 2}}}, "4: at-3 span-1, at-0 span-2"},
+		{"one that does not tell its memory", 0, []slice{{"3g.40gb", 39.5, device.Placement{Start: 4, Size: 4}}}, "8: at-4 span-4"},
+		{"one that does not tell where", 80, []slice{{"3g.40gb", 39.5, device.Placement{Start: -1}}}, "8: span-1"},
+	} {
+		n := empty()
+		n.add("NVIDIA "+c.name, c.memory, "9.0").MIG = true
+		for i, s := range c.slices {
+			n.slice(s.profile, i, 0, s.memory, s.at)
+		}
+		drawn := New(n.sources()).sources.view(n.readings, now).GPUs[0].Map
+		var places []string
+		for _, i := range drawn.Instances {
+			places = append(places, i.At())
+		}
+		if got := fmt.Sprintf("%d: %s", drawn.Of, strings.Join(places, ", ")); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
 	}
 }
 
