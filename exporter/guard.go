@@ -5,7 +5,8 @@ import (
 	"net/http"
 )
 
-// mostAnswers is how many answers that are no scrapes may be under way. One is made within
+// mostAnswers is how many answers in JSON may be under way, and how many pages: who looks at the
+// page while the driver hangs waits for a flight, and is not to be in the way of programs. One is made within
 // milliseconds, and stays in memory until its reader has it, which may take a minute:
 // the longest is a megabyte.
 const mostAnswers = 8
@@ -33,8 +34,9 @@ var errBusy = errors.New("too many requests at a time")
 func refuse(w http.ResponseWriter, status int, err error) { http.Error(w, err.Error(), status) }
 
 // guard has browsers neither guess what an answer is, nor keep it, nor tell others where
-// they have it from.
+// they have it from, nor do what an answer says. The page says for itself what it wants done.
 func guard(h http.Header) {
+	h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "no-referrer")
 	h.Set("Cache-Control", "no-store")

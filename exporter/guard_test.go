@@ -26,46 +26,57 @@ func (s slow) Write(b []byte) (int, error) {
 	return s.ResponseWriter.Write(b)
 }
 
-// TestSlowReaders: who does not read is not waited for, and there are only so many. Scrapes
-// and probes are answered all the while.
+// TestSlowReaders: who does not read is not waited for, and there are only so many who ask for
+// JSON, and as many who look at the page. The others are answered all the while, and so are
+// scrapes and probes.
 func TestSlowReaders(t *testing.T) {
-	h := serve(New(newNode(1).sources(), Options{}))
-	ask := func(path string) *httptest.ResponseRecorder {
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
-		return w
+	data := []string{api.DevicesPath, api.IncidentsPath, api.HoldersPath}
+	for _, c := range []struct{ slow, refused, answered []string }{
+		{data, data, []string{"/", "/metrics", "/healthz", "/readyz"}},
+		{[]string{"/"}, []string{"/"}, append([]string{"/metrics", "/healthz", "/readyz"}, data...)},
+	} {
+		h := serve(New(newNode(1).sources(), Options{}))
+		answeredAre(t, h, http.StatusOK, c.refused...)
+		goOn := occupy(h, c.slow)
+		answeredAre(t, h, http.StatusServiceUnavailable, c.refused...)
+		answeredAre(t, h, http.StatusOK, c.answered...)
+		goOn()
+		answeredAre(t, h, http.StatusOK, c.refused...)
 	}
+}
+
+// occupy has as many as there may be read these answers slowly, until they are let go on.
+func occupy(h http.Handler, paths []string) (goOn func()) {
 	var answered, gone sync.WaitGroup
-	goOn := make(chan struct{})
+	going := make(chan struct{})
 	answered.Add(mostAnswers)
-	paths := []string{api.DevicesPath, "/", api.IncidentsPath, api.HoldersPath}
 	for i := range mostAnswers {
 		gone.Go(func() {
-			w := slow{httptest.NewRecorder(), sync.OnceFunc(answered.Done), goOn}
+			w := slow{httptest.NewRecorder(), sync.OnceFunc(answered.Done), going}
 			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, paths[i%len(paths)], http.NoBody))
 		})
 	}
 	answered.Wait()
+	return func() {
+		close(going)
+		gone.Wait()
+	}
+}
+
+func answeredAre(t *testing.T, h http.Handler, status int, paths ...string) {
+	t.Helper()
 	for _, path := range paths {
-		w := ask(path)
-		if w.Code != http.StatusServiceUnavailable || w.Header().Get("Retry-After") != "1" {
-			t.Errorf("%s beyond the bound: %d, %v", path, w.Code, w.Header())
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+		if w.Code != status || status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") != "1" {
+			t.Errorf("%s: %d, %v, want %d", path, w.Code, w.Header(), status)
 		}
 		var said api.Error
-		if err := json.Unmarshal(w.Body.Bytes(), &said); strings.HasPrefix(path, api.Root) && (err != nil || said.Error != errBusy.Error()) {
-			t.Errorf("%s beyond the bound: %v, %q", path, err, w.Body)
+		if status == http.StatusOK || !strings.HasPrefix(path, api.Root) {
+			continue
 		}
-	}
-	for _, path := range []string{"/metrics", "/healthz", "/readyz"} {
-		if w := ask(path); w.Code != http.StatusOK {
-			t.Errorf("%s while others read slowly: %d", path, w.Code)
-		}
-	}
-	close(goOn)
-	gone.Wait()
-	for _, path := range paths {
-		if w := ask(path); w.Code != http.StatusOK {
-			t.Errorf("%s when all have read: %d", path, w.Code)
+		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || said.Error != errBusy.Error() {
+			t.Errorf("%s: %v, %q", path, err, w.Body)
 		}
 	}
 }
@@ -81,6 +92,8 @@ func TestHeaders(t *testing.T) {
 		status int
 	}{
 		{all, http.MethodGet, "/", http.StatusOK},
+		{all, http.MethodGet, "//healthz", http.StatusTemporaryRedirect}, // which says so in HTML
+		{all, http.MethodGet, "/static/nothing", http.StatusNotFound},
 		{all, http.MethodGet, "/healthz", http.StatusOK},
 		{all, http.MethodGet, api.DevicesPath, http.StatusOK},
 		{all, http.MethodGet, api.Root + "nothing", http.StatusNotFound},
@@ -105,6 +118,10 @@ func TestHeaders(t *testing.T) {
 			if got := w.Header()[name]; len(got) != 1 || got[0] != want {
 				t.Errorf("%s %s: %s is %q", c.method, c.path, name, got)
 			}
+		}
+		if policy := w.Header()["Content-Security-Policy"]; len(policy) != 1 || !strings.HasPrefix(policy[0], "default-src 'none'; ") ||
+			!strings.HasSuffix(policy[0], "base-uri 'none'; form-action 'none'; frame-ancestors 'none'") {
+			t.Errorf("%s %s: the policy is %q", c.method, c.path, policy)
 		}
 	}
 }

@@ -50,15 +50,15 @@ func (e *Exporter) Handler(s Server) http.Handler {
 		mux.Handle("GET "+s.TelemetryPath, e.metrics(s))
 	}
 	s.probes(mux)
-	few := make(inFlight, mostAnswers)
+	programs, viewers := make(inFlight, mostAnswers), make(inFlight, mostAnswers)
 	known := api.Sources{Node: e.options.Hostname, Look: e.Look, Held: e.Held, Driver: e.Driver, Incidents: e.Incidents}
-	mux.Handle(api.Root, few.bound(api.Handler(known), api.Refuse))
+	mux.Handle(api.Root, programs.bound(api.Handler(known), api.Refuse))
 	if s.TelemetryPath != "/" {
 		page := status.New(status.Sources{
 			Sources: known, Read: e.glance, Stalled: e.Stalled, Offers: e.Offers, Pods: e.PodsAPI,
 			Version: s.Version, Simulated: s.Simulated, Links: s.paths(),
 		})
-		mux.Handle("GET /{$}", few.bound(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.answers.serve(page, w, r) }), refuse))
+		mux.Handle("GET /{$}", viewers.bound(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.answers.serve(page, w, r) }), refuse))
 		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}
 	if s.Pprof {

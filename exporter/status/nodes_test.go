@@ -304,6 +304,21 @@ func shared() *node {
 	return n
 }
 
+// unsettled is a node that has just started: the kubelet has named some holders, and that it
+// names no more says nothing yet.
+func unsettled() *node {
+	n := cut()
+	s := n.add("Tesla T4", 15, "7.5")
+	o := Offer{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true, Healthy: 4}
+	for i := range 4 {
+		o.IDs = append(o.IDs, s.ID.Replica(i))
+	}
+	n.offers = append(n.offers, o)
+	n.hold(o.Resource, s.ID.Replica(1), time.Hour, "lab/notebook-ada/jupyter")
+	n.held.Settled = false
+	return n
+}
+
 // nodes are all that have a golden file, by its name.
 var nodes = map[string]func() *node{
 	"h100": eight, "failed": failed, "mig": cut, "mig_full": full, "shared": shared,
@@ -346,7 +361,7 @@ var nodes = map[string]func() *node{
 		n.held.Settled, n.held.Held, n.held.Recent, n.held.At = false, nil, nil, time.Time{}
 		return n
 	},
-	"hostile": hostile,
+	"unsettled": unsettled, "hostile": hostile,
 }
 
 // evil is what might break out of wherever it is put.

@@ -6,11 +6,12 @@
   const every = 1000; // ms from one answer to the next question
   const patience = 5000;
   const doubt = 2000; // ms without an answer, until that is said
+  const made = version(document); // of the page that stands here
   const outage = document.getElementById("outage");
   let timer = 0;
   let asking = false;
   let answered = new Date(); // last
-  let failing = 0; // since when, in ms; 0: it is not
+  let waiting = 0; // since when it is asked without an answer, in ms; 0: it is not
 
   // alike tells whether one node can become the other.
   function alike(node, other) {
@@ -68,26 +69,43 @@
     document.body.classList.toggle("stale", text !== "");
   }
 
+  // version tells pages apart that were made for another style or script. What the browser's own
+  // extensions put on a page is not looked at.
+  function version(page) {
+    const of = (tag, name) => page.querySelector(`${tag}[${name}*="static/page."]`)?.getAttribute(name);
+    return `${of("link", "href")} ${of("script", "src")}`;
+  }
+
+  function complain() {
+    say(`podgauge has not answered since ${answered.toLocaleTimeString()}: what is shown is from then.`);
+  }
+
   async function look() {
-    if (asking || document.hidden) return;
+    if (asking) return;
+    if (document.hidden) {
+      waiting = 0; // nobody asks
+      return;
+    }
     asking = true;
+    waiting ||= Date.now();
+    const late = setTimeout(complain, Math.max(0, waiting + doubt - Date.now())); // also where no answer comes, and no refusal
     try {
       const answer = await fetch(location.pathname, { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(patience) });
       if (!answer.ok) throw new Error(String(answer.status));
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      if (page.querySelector("script")?.getAttribute("src") !== document.querySelector("script").getAttribute("src")) {
+      if (version(page) !== made) {
         location.reload(); // another version of podgauge answers
         return;
       }
       become(document.getElementById("main"), page.getElementById("main"));
       answered = new Date();
-      failing = 0;
+      waiting = 0;
       say("");
     } catch {
-      failing ||= Date.now();
-      if (Date.now() - failing >= doubt) say(`podgauge has not answered since ${answered.toLocaleTimeString()}: what is shown is from then.`);
+      if (Date.now() - waiting >= doubt) complain();
     } finally {
       asking = false;
+      clearTimeout(late);
       clearTimeout(timer);
       timer = setTimeout(look, every);
     }

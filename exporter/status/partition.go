@@ -34,13 +34,13 @@ const mostParts = 8
 // partition draws a GPU's slices where they lie.
 func (b *builder) partition(g *unit) *partition {
 	p := &partition{Of: mostParts}
-	var last device.Status
+	whole, last := b.status(g.ID).MemoryBytes, device.Status{}
 	for _, u := range g.Slices {
 		s := b.status(u.ID)
 		at := s.Placement
 		if at.Size < 1 || at.Start < 0 || at.Start+at.Size > mostParts {
 			at = device.Placement{Start: -1, Size: 1}
-		} else if unit := s.MemoryBytes / uint64(at.Size); unit > 0 && b.status(g.ID).MemoryBytes/unit <= mostParts/2 {
+		} else if unit := s.MemoryBytes / uint64(at.Size); unit > 0 && whole > 0 && whole/unit <= mostParts/2 {
 			p.Of = mostParts / 2 // an A30
 		}
 		if n := len(p.Instances); n > 0 && s.GI >= 0 && s.GI == last.GI && !s.Gone && !last.Gone {

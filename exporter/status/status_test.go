@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/podgauge/podgauge/device"
 	"golang.org/x/net/html"
 )
 
@@ -141,6 +142,104 @@ func TestHostileNames(t *testing.T) {
 	for root := range strings.SplitSeq(page, "<") { // each begins with a tag's name
 		if strings.HasPrefix(root, "script") && !strings.HasPrefix(root, `script src="static/page.js" defer>`) {
 			t.Errorf("a script: %q", root)
+		}
+	}
+}
+
+// TestUnknownIsNotFree: as long as the kubelet may have holders to name yet, nothing is shown
+// as free, nor counted as not held, where it has named none.
+func TestUnknownIsNotFree(t *testing.T) {
+	n := unsettled()
+	p := string(n.page(t))
+	for _, out := range []string{`<p class="nobody">free</p>`, "1 of 4 replicas held", `class="slice-part well" href`, `<span class="replica">`} {
+		if strings.Contains(p, out) {
+			t.Errorf("the page has %q", out)
+		}
+	}
+	v := New(n.sources()).sources.view(n.readings, now)
+	for _, r := range v.Resources {
+		if r.HeldKnown {
+			t.Errorf("%s: %d held, and nobody knows", r.Name, r.Held)
+		}
+	}
+	n.held.Settled = true
+	if v = New(n.sources()).sources.view(n.readings, now); !v.Resources[0].HeldKnown || v.Resources[0].Held != 1 {
+		t.Errorf("held, and known: %+v", v.Resources[0])
+	}
+}
+
+// TestSums: a sum says of how many GPUs it is, where it is not of all; and what it is of are the
+// same GPUs.
+func TestSums(t *testing.T) {
+	sums := func(n *node) string {
+		var said []string
+		for _, f := range New(n.sources()).sources.view(n.readings, now).Figures {
+			if f.Name == "Memory" || f.Name == "Power" {
+				said = append(said, f.Name+" "+f.Value+" "+f.More)
+			}
+		}
+		return strings.Join(said, "; ")
+	}
+	n := empty()
+	for range 3 {
+		n.add("NVIDIA L4", 20, "8.9")
+	}
+	for i, c := range []struct {
+		used, total, power, limit float64
+		want                      string
+	}{
+		{10, 20, 40, 72, "Memory 50 % of 20 GiB, 1 of 3 GPUs; Power 40 W of 72 W, 1 of 3 GPUs"},
+		{5, 20, 40, -1, "Memory 38 % of 40 GiB, 2 of 3 GPUs; Power 80 W 2 of 3 GPUs"},
+		{15, 20, -1, 72, "Memory 50 % of 60 GiB; Power 80 W 2 of 3 GPUs"},
+	} {
+		n.read(n.statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
+		if got := sums(n); got != c.want {
+			t.Errorf("%d GPUs are read: %q, want %q", i+1, got, c.want)
+		}
+	}
+	n.statuses[2].Gone = true
+	n.readings.Of = n.readings.Of[:2]
+	if got, want := sums(n), "Memory 38 % of 40 GiB; Power 80 W"; strings.TrimSpace(got) != want {
+		t.Errorf("one is gone: %q, want %q", got, want)
+	}
+}
+
+// TestMap: slices are drawn where they lie, by their own length and not by their compute share, in
+// as many parts as the GPU's memory has.
+func TestMap(t *testing.T) {
+	type slice struct {
+		profile string
+		memory  float64
+		at      device.Placement
+	}
+	for _, c := range []struct {
+		name   string
+		memory float64
+		slices []slice
+		want   string
+	}{
+		{"H100", 80, []slice{
+			{"1g.20gb", 19.5, device.Placement{Start: 0, Size: 2}},
+			{"1g.10gb+me", 9.75, device.Placement{Start: 2, Size: 1}},
+			{"2g.20gb", 19.5, device.Placement{Start: 4, Size: 2}},
+		}, "8: at-0 span-2, at-2 span-1, at-4 span-2"},
+		{"A100, of 40 GB", 40, []slice{{"1g.10gb", 9.6, device.Placement{Start: 6, Size: 2}}}, "8: at-6 span-2"},
+		{"A30", 24, []slice{{"1g.6gb", 5.8, device.Placement{Start: 3, Size: 1}}, {"2g.12gb", 11.7, device.Placement{Start: 0, Size: 2}}}, "4: at-3 span-1, at-0 span-2"},
+		{"one that does not tell its memory", 0, []slice{{"3g.40gb", 39.5, device.Placement{Start: 4, Size: 4}}}, "8: at-4 span-4"},
+		{"one that does not tell where", 80, []slice{{"3g.40gb", 39.5, device.Placement{Start: -1}}}, "8: span-1"},
+	} {
+		n := empty()
+		n.add("NVIDIA "+c.name, c.memory, "9.0").MIG = true
+		for i, s := range c.slices {
+			n.slice(s.profile, i, 0, s.memory, s.at)
+		}
+		drawn := New(n.sources()).sources.view(n.readings, now).GPUs[0].Map
+		var places []string
+		for _, i := range drawn.Instances {
+			places = append(places, i.At())
+		}
+		if got := fmt.Sprintf("%d: %s", drawn.Of, strings.Join(places, ", ")); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
 }

@@ -56,6 +56,7 @@ type hold struct {
 	Sharing      string
 	Replicas     []replica
 	ReplicasHeld int
+	Settled      bool // what is held by nobody who is named is free
 	MoreReplicas int
 }
 
@@ -259,7 +260,7 @@ func (b *builder) replicas(h *hold, d *api.Device) {
 	for _, n := range numbers[:min(len(numbers), mostReplicas)] {
 		h.Replicas = append(h.Replicas, replica{n, held[n]})
 	}
-	h.ReplicasHeld, h.MoreReplicas = len(held), len(numbers)-len(h.Replicas)
+	h.Settled, h.ReplicasHeld, h.MoreReplicas = b.held.Settled, len(held), len(numbers)-len(h.Replicas)
 }
 
 // ReplicasAll is how many replicas there are.

@@ -67,6 +67,7 @@ type resource struct {
 	Why                        string
 	Offered, Healthy, Held     int
 	Replicated, KnownHowHealth bool
+	HeldKnown                  bool
 }
 
 // builder makes a view.
@@ -235,37 +236,44 @@ func (b *builder) figures(gpus []*unit) []figure {
 	return append(figures, b.sums(gpus)...)
 }
 
-// sums are over the GPUs that were read.
+// sums are over the GPUs that were read, and say so where these are not all.
 func (b *builder) sums(gpus []*unit) (figures []figure) {
 	var used, total, power, limit float64
-	var powers, limits int
+	var there, memories, powers, limits int
 	for _, g := range gpus {
+		if !g.Gone {
+			there++
+		}
 		r := b.readings.of(g.ID)
 		u, one := r.get(MemoryUsed)
 		t, two := r.get(MemoryTotal)
 		if one && two {
-			used, total = used+u, total+t
+			used, total, memories = used+u, total+t, memories+1
 		}
 		if w, ok := r.get(Power); ok {
-			power += w
-			powers++
+			power, powers = power+w, powers+1
+			if l, ok := r.get(PowerLimit); ok {
+				limit, limits = limit+l, limits+1
+			}
 		}
-		if l, ok := r.get(PowerLimit); ok {
-			limit += l
-			limits++
+	}
+	of := func(all string, read int) string {
+		if read < there {
+			return strings.TrimPrefix(fmt.Sprintf("%s, %d of %s", all, read, counted(there, "GPU")), ", ")
 		}
+		return all
 	}
 	if total > 0 {
 		figures = append(figures, figure{
-			Name: "Memory", Value: percent(used/total) + " %", More: fmt.Sprintf("of %.0f GiB", total/gib),
+			Name: "Memory", Value: percent(used/total) + " %", More: of(fmt.Sprintf("of %.0f GiB", total/gib), memories),
 		})
 	}
 	if power > 0 {
-		f := figure{Name: "Power", Value: watts(power)}
+		all := ""
 		if limits == powers {
-			f.More = "of " + watts(limit)
+			all = "of " + watts(limit)
 		}
-		figures = append(figures, f)
+		figures = append(figures, figure{Name: "Power", Value: watts(power), More: of(all, powers)})
 	}
 	return figures
 }
@@ -339,7 +347,7 @@ func (b *builder) resources() (all []resource) {
 	for _, o := range b.offers {
 		r := resource{
 			Name: clean(o.Resource), Sharing: o.Sharing, Registered: o.Registered, Why: clean(o.Err), Healthy: o.Healthy, Offered: len(o.IDs),
-			KnownHowHealth: o.Registered,
+			KnownHowHealth: o.Registered, HeldKnown: b.held.Settled,
 		}
 		var held []string
 		for _, h := range b.held.Held {

@@ -147,16 +147,53 @@ async function withoutScript(browser, node) {
   await close(page);
 }
 
+// outages are ways to get no answer: each returns how it ends.
+const outages = {
+  refused: async (page) => {
+    await page.setOfflineMode(true);
+    return () => page.setOfflineMode(false);
+  },
+  silent: async (page) => {
+    const asked = [];
+    let silent = true;
+    page.on("request", (request) => silent ? asked.push(request) : request.continue());
+    await page.setRequestInterception(true);
+    return async () => {
+      silent = false;
+      await Promise.all(asked.map((request) => request.abort().catch(() => {}))); // or the page has given it up
+    };
+  },
+};
+
 // outage wants a page that gets no answer to say so, and to say when it gets one again.
 async function outage(browser, node) {
+  for (const [how, begin] of Object.entries(outages)) {
+    const page = await open(browser, node.url, { size: "desktop", scheme: "light", user: viewer });
+    const faults = [];
+    const is = async (what, test, within) => until(page, test, within).catch(() => faults.push(what));
+    const end = await begin(page);
+    await is("it does not say so", () => /has not answered/.test(document.getElementById("outage").textContent), 4500);
+    await end();
+    await is("it does not say that it is over", () => document.getElementById("outage").textContent === "", 15000);
+    report(`without an answer, ${how}`, faults, "the page says so, and when it is over");
+    await close(page);
+  }
+}
+
+// anotherStyle wants a page to be loaded anew that has the style of another version.
+async function anotherStyle(browser, node) {
   const page = await open(browser, node.url, { size: "desktop", scheme: "light", user: viewer });
-  await page.setOfflineMode(true);
-  const faults = [];
-  const is = async (what, test) => until(page, test, 15000).catch(() => faults.push(what));
-  await is("it does not say so", () => /has not answered/.test(document.getElementById("outage").textContent));
-  await page.setOfflineMode(false);
-  await is("it does not say that it is over", () => document.getElementById("outage").textContent === "");
-  report("without an answer", faults, "the page says so, and when it is over");
+  const other = (text) => text.replace(/page\.[0-9a-f]+\.css/, "page.0123456789ab.css");
+  await page.evaluate(() => { globalThis.mine = true; });
+  const real = await page.evaluate(() => document.documentElement.outerHTML);
+  let asked = 0;
+  page.on("request", (request) => {
+    if (request.resourceType() !== "fetch" || asked++ > 0) return request.continue();
+    return request.respond({ contentType: "text/html; charset=utf-8", body: "<!DOCTYPE html>" + other(real) });
+  });
+  await page.setRequestInterception(true);
+  const anew = await until(page, () => !globalThis.mine && document.querySelectorAll(".gpu").length === 8, 10000).catch(() => null);
+  report("another version's style", anew ? [] : ["the page keeps the old one"], "the page is loaded anew");
   await close(page);
 }
 
@@ -188,7 +225,7 @@ const browser = await launch();
 let headers = {}; // of podgauge's own page
 try {
   console.log(`${await browser.version()}, ${node.url.replace(/:\d+\/$/, "")}`);
-  for (const part of [live, strangers, atRest, withoutScript, outage, states]) {
+  for (const part of [live, strangers, atRest, withoutScript, outage, anotherStyle, states]) {
     await part(browser, node).catch((error) => report(part.name, [error.message]));
   }
 } finally {
