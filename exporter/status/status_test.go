@@ -250,7 +250,7 @@ func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
 	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
 	for name, want := range map[string]string{
 		"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
-		"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Resource-Policy": "same-origin",
+		"Cross-Origin-Resource-Policy": "same-origin",
 		"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; " +
 			"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 	} {
