@@ -293,8 +293,8 @@ func TestPreferredFollowsWhatChanges(t *testing.T) {
 	if got := ask("GPU-0", "GPU-1", "GPU-2"); !slices.Equal(got, []string{"GPU-1", "GPU-2"}) {
 		t.Errorf("with a link %q", got)
 	}
-	s.board.Post(unhealthy(statuses(4), 2, "lost"))
-	s.waitRegistered(3)
+	s.board.Post(unhealthy(statuses(5), 2, "lost")) // five, so that the wait is for another number of healthy ones
+	s.waitRegistered(4)
 	if got := ask("GPU-0", "GPU-3", "GPU-1"); !slices.Equal(got, []string{"GPU-1", "GPU-3"}) {
 		t.Errorf("with a GPU lost and a new one %q", got)
 	}
