@@ -9,8 +9,8 @@ export CGO_LDFLAGS = -Wl,-z,lazy
 # go-nvml calls what nvml.h calls deprecated, since older drivers have nothing else.
 export CGO_CFLAGS = -g -O2 -Wno-deprecated-declarations
 
-# gRPC's trace pages use text/template, whose reflection keeps the linker from
-# dropping methods that nobody calls: 3 MB of a program that stays resident.
+# gRPC's trace pages would serve themselves on the default mux, which podgauge does not
+# serve: they are left out.
 TAGS = -tags grpcnotrace
 
 ARCH ?= amd64 arm64
