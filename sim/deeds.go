@@ -42,7 +42,7 @@ var deeds = map[string]deed{
 	"set":    {"DEVICE ROW VALUE", 3, 3, withRow((*Machine).Set)},
 	"rise":   {"DEVICE ROW PER_SECOND", 3, 3, withRow((*Machine).Rise)},
 
-	"partition": {"DEVICE PROFILE…", 2, many, withDevice(func(m *Machine, id device.ID, args []string) { m.Partition(device.GPU(id), args...) })},
+	"partition": {"DEVICE PROFILE…", 2, many, partition},
 	"whole":     {"DEVICE", 1, 1, withDevice(func(m *Machine, id device.ID, _ []string) { m.Unpartition(device.GPU(id)) })},
 
 	"wedge":   {"nothing", 0, 0, withMachine((*Machine).Wedge)},
@@ -226,9 +226,23 @@ func withRow(do func(m *Machine, id device.ID, row string, v float64)) func(cont
 	}
 }
 
+func partition(_ context.Context, n *Node, args []string) error {
+	id, err := n.deviceNamed(args[0])
+	if err == nil {
+		err = n.Machine.partitionable(device.GPU(id), args[1:])
+	}
+	if err == nil {
+		n.Machine.Partition(device.GPU(id), args[1:]...)
+	}
+	return err
+}
+
 func reportXids(_ context.Context, n *Node, args []string) error {
 	id, err := n.deviceNamed(args[0])
 	if err != nil {
+		return err
+	}
+	if _, err := strconv.ParseUint(args[1], 10, 64); err != nil {
 		return err
 	}
 	times := 1

@@ -20,30 +20,47 @@ type slice struct {
 // size is what a profile's name says: compute slices, GPU slices and GB.
 type size struct{ c, g, gb int }
 
-func parseProfile(profile string) (s size) {
-	if n, _ := fmt.Sscanf(profile, "%dc.%dg.%dgb", &s.c, &s.g, &s.gb); n == 3 {
-		return s
-	}
-	s = size{}
-	if n, _ := fmt.Sscanf(profile, "%dg.%dgb", &s.g, &s.gb); n == 2 {
+func parseProfile(profile string) (s size, ok bool) {
+	if n, _ := fmt.Sscanf(profile, "%dc.%dg.%dgb", &s.c, &s.g, &s.gb); n != 3 {
+		s = size{}
+		if n, _ := fmt.Sscanf(profile, "%dg.%dgb", &s.g, &s.gb); n != 2 {
+			return size{}, false
+		}
 		s.c = s.g
-		return s
 	}
-	panic("sim: " + profile + " is no MIG profile") // a mistake of whoever wrote the test
+	return s, s.c > 0 && s.c <= s.g && s.g <= slicesOfGPU && s.gb > 0 && s.gb <= mostGB
 }
 
 // slicesOfGPU is how many compute slices make a whole GPU.
 const slicesOfGPU = 7
+
+// mostGB is more than the memory of any GPU.
+const mostGB = 1 << 10
+
+// partitionable says why a GPU cannot have slices with these profiles.
+func (m *Machine) partitionable(id device.GPU, profiles []string) (err error) {
+	for _, profile := range profiles {
+		if _, ok := parseProfile(profile); profile != "" && !ok {
+			return fmt.Errorf("%q is no MIG profile", profile)
+		}
+	}
+	m.changeGPU(id, func(g *gpu) {
+		if !g.has(mig) {
+			err = fmt.Errorf("%s cannot be partitioned", g.Model)
+		}
+	})
+	return err
+}
 
 // Partition turns a GPU's MIG mode on and gives it slices with these profiles, at
 // indices from 0 on: "1g.10gb", "1c.3g.40gb"; "" leaves the index out. A slice whose
 // index has the profile already goes on, all others are new ones. Compute instances
 // that fit into one GPU instance share it. The driver reports the change.
 func (m *Machine) Partition(id device.GPU, profiles ...string) {
+	if err := m.partitionable(id, profiles); err != nil {
+		panic("sim: " + err.Error()) // a mistake of whoever wrote the test: a script's is found before
+	}
 	m.changeGPU(id, func(g *gpu) {
-		if !g.has(mig) {
-			panic("sim: " + g.Model + " cannot be partitioned") // a mistake of whoever wrote the test
-		}
 		g.settle(m.now())
 		g.partitions++
 		g.slices = g.cut(profiles)
@@ -82,7 +99,7 @@ func (g *gpu) cut(profiles []string) []*slice {
 		if profile == "" || kept[i] != nil {
 			continue
 		}
-		s := parseProfile(profile)
+		s, _ := parseProfile(profile)
 		if of := fmt.Sprintf("%dg.%dgb", s.g, s.gb); of != instance || used+s.c > s.g {
 			for gi, ci, used, instance = 1, -1, 0, of; taken[gi]; gi++ {
 			}
@@ -123,7 +140,7 @@ func (g *gpu) newSlice(index, gi, ci int, profile string, at device.Placement) *
 	d := g.Device
 	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitions, index))
 	d.MIG, d.Slice, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
-	size := parseProfile(profile)
+	size, _ := parseProfile(profile)
 	d.Placement = at
 	d.MemoryBytes = uint64(size.gb) << 30
 	access := 100*g.Minor + 10*gi // the number of the node that opens the GPU instance

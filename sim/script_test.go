@@ -159,6 +159,10 @@ func TestPlayRefuses(t *testing.T) {
 		"0s pod a/b main=0\n0s busy a/b 1":      "a/b holds no device",
 		"0s delete a/b":                         "no such pod",
 		"0s xid 0 79 often":                     "invalid syntax",
+		"0s xid 0 abc":                          "invalid syntax",
+		"0s partition 0 half":                   `"half" is no MIG profile`,
+		"0s partition 0 9g.1gb":                 `"9g.1gb" is no MIG profile`,
+		"machine t4\n0s partition 0 1g.10gb":    "Tesla T4 cannot be partitioned",
 		"0s partition 0 1g.10gb\n0s busy 0.1 1": "has no slice 1",
 	} {
 		s := play(t, text)
