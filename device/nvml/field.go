@@ -45,9 +45,16 @@ func (f *fields) askAll() {
 			continue
 		}
 		f.at[i] = int32(len(f.asked))
-		f.asked = append(f.asked, nvml.FieldValue{FieldId: k.id, ScopeId: k.n, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)})
+		f.asked = append(f.asked, unanswered(k))
 		f.which = append(f.which, int32(i))
 	}
+}
+
+// unanswered returns an entry for a call. It holds nothing of an earlier call: one driver
+// was reported to add to the old value (https://github.com/NVIDIA/go-nvml/issues/46), and
+// an entry that the driver leaves alone must not look answered.
+func unanswered(k key) nvml.FieldValue {
+	return nvml.FieldValue{FieldId: k.id, ScopeId: k.n, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)}
 }
 
 // ask fetches all values. Where one of them says that the GPU or the library is
@@ -62,8 +69,8 @@ func (f *fields) ask(handle nvml.Device) nvml.Return {
 	if len(f.asked) == 0 { // go-nvml takes the address of the first
 		return nvml.SUCCESS
 	}
-	for i := range f.asked { // an entry that the driver leaves alone is not read as its last answer
-		f.asked[i].NvmlReturn = uint32(nvml.ERROR_UNKNOWN)
+	for i, k := range f.which {
+		f.asked[i] = unanswered(f.keys[k])
 	}
 	if ret := handle.GetFieldValues(f.asked); ret != nvml.SUCCESS {
 		f.askAll()

@@ -87,6 +87,27 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
+// TestFieldValuesAdded has a driver that adds to what the entries held before a call, as one
+// was reported to (https://github.com/NVIDIA/go-nvml/issues/46): no reading and no check may
+// change by that.
+func TestFieldValuesAdded(t *testing.T) {
+	const (
+		ecc    = `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`
+		memory = `nvidia_gpu_temperature_celsius{sensor="memory"}`
+		sent   = "nvidia_gpu_pcie_transmit_bytes_total"
+	)
+	s := start(t, "add fields", "gpus 1", "gpu 0 field 3 10", "gpu 0 memory_temperature 40", "gpu 0 pcie_tx 5000", "gpu 0 energy 9000")
+	for i := range 3 {
+		s.overdue(0, time.Minute)
+		if got := s.values(0); got[ecc] != 10 || got[memory] != 40 || got[sent] != 5000 {
+			t.Errorf("reading %d: %v errors, %v °C, %v bytes", i, got[ecc], got[memory], got[sent])
+		}
+		if v, err := s.Check(s.id(0)); err != nil || v.Odometer != 9000 {
+			t.Errorf("check %d: %+v, %v", i, v, err)
+		}
+	}
+}
+
 // TestNoFields asks for nothing: go-nvml would take the address of no element.
 func TestNoFields(t *testing.T) {
 	var none fields

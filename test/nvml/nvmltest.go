@@ -34,6 +34,7 @@
 //	gpu <sel> process <pid> <bytes> [gi <n>] [ci <n>] [type compute|graphics|mps] [sm|mem|enc|dec <value>]
 //	gpu <sel> slice <index> <profile> gi <n> ci <n> [uuid <text>] [memory <bytes>] [used|bar1 <value>]
 //	reuse handles                           a new slice gets a handle that was another's
+//	add fields                              nvmlDeviceGetFieldValues adds to the values that it is given
 //	gpu <sel> link <n>[-<n>] switch|gpu <i>|off|none
 //	ancestor <sel> <sel> internal|single|multiple|hostbridge|node|system
 //	gpu <sel> lost                          fallen off the bus

@@ -113,7 +113,7 @@ func later(a, b time.Time) time.Time {
 // follows is what it says.
 var subjectWords = map[string]int{
 	"gpus": 1, "driver": 1, "epoch": 1, "lock": 2, "gpu": 3,
-	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "ancestor": 3, "confidential": 1,
+	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "add": 2, "ancestor": 3, "confidential": 1,
 }
 
 func subject(line string) []string {

@@ -117,6 +117,7 @@ func TestInvalidScenario(t *testing.T) {
 			{"gpu 0 link 0 gpu 16\n", `the GPU at its end is "16"`},
 			{"ancestor 0 1 bus\n", `"bus" is nothing that two GPUs have in common`},
 			{"reuse paper\n", `"paper" cannot be reused, only handles can`},
+			{"add salt\n", `"salt" cannot be added, only fields can`},
 			{"gpu 0 model v100\n", `"v100" is no model of a GPU`},
 			{"gpu 0 metric 477 1\n", `"477" is no metric`},
 			{"gpu 0 metric 5-2 1\n", `"5-2" is no metric`},

@@ -171,12 +171,34 @@ static nvmlReturn_t answer_field(const struct call *call, const struct gpu *gpu,
     return put_total(call, f);
 }
 
+/* Adds to an entry what its value was before the call, in the type that the call gave it. */
+static void add(nvmlFieldValue_t *out, nvmlValue_t before)
+{
+    switch (out->valueType) {
+    case NVML_VALUE_TYPE_DOUBLE:
+        out->value.dVal += before.dVal;
+        break;
+    case NVML_VALUE_TYPE_UNSIGNED_INT:
+    case NVML_VALUE_TYPE_SIGNED_INT:
+        out->value.uiVal += before.uiVal;
+        break;
+    case NVML_VALUE_TYPE_UNSIGNED_SHORT:
+        out->value.usVal += before.usVal;
+        break;
+    default:
+        out->value.sllVal += before.sllVal;
+    }
+}
+
 nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int valuesCount, nvmlFieldValue_t *values)
 {
     DEVICE_CALL(device);
     NEEDS(values && valuesCount > 0);
     for (int i = 0; i < valuesCount; i++) {
+        nvmlValue_t before = values[i].value;
         values[i].nvmlReturn = answer_field(&call, gpu, &values[i]);
+        if (call.scenario->add_fields && values[i].nvmlReturn == NVML_SUCCESS)
+            add(&values[i], before);
         values[i].timestamp = (long long)(call.now * 1e6);
         values[i].latencyUsec = (long long)((call.now - call.began) * 1e6);
     }

@@ -81,6 +81,13 @@ static bool parse_confidential(struct scenario *s, struct line *l)
     return complain(l, "confidential computing cannot be \"%s\"", word);
 }
 
+static bool parse_add(struct scenario *s, struct line *l)
+{
+    const char *word = take(l);
+    s->add_fields = strcmp(word, "fields") == 0;
+    return s->add_fields || complain(l, "\"%s\" cannot be added, only fields can", word);
+}
+
 static bool parse_reuse(struct scenario *s, struct line *l)
 {
     const char *word = take(l);
@@ -225,7 +232,8 @@ static const struct {
 } directives[] = {
     {"gpus", parse_gpu_count}, {"driver", parse_driver}, {"epoch", parse_epoch}, {"lock", parse_lock},
     {"gpu", parse_gpu},        {"event", parse_event},   {"fail", parse_fail},   {"slow", parse_slow},
-    {"hang", parse_hang},      {"reuse", parse_reuse},   {"ancestor", parse_ancestor},
+    {"hang", parse_hang},      {"reuse", parse_reuse},   {"add", parse_add},
+    {"ancestor", parse_ancestor},
     {"confidential", parse_confidential},
 };
 

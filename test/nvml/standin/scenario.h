@@ -168,6 +168,7 @@ struct scenario {
     char driver[NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE];
     double epoch; /* Unix time in seconds */
     bool driver_lock;
+    bool add_fields; /* nvmlDeviceGetFieldValues adds to what the caller left in an entry */
     bool reuse_handles; /* a new slice gets the handle of one that is gone */
     double since; /* the Unix time in seconds at which it began to hold */
     enum { CC_NONE, CC_OFF, CC_ON, CC_DEVTOOLS } confidential;
