@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -154,6 +155,8 @@ type Loaded struct {
 	Config   string            // the name of the config that was chosen; empty where there are none
 	Notices  []string          // a line each: what is ignored, or means more than it does to NVIDIA's plugin
 	Origins  map[string]string // by flag, or path in the file: a flag, a variable, or file:line; none for a default
+	// UnknownKeys are ignored, in the order of their lines.
+	UnknownKeys []UnknownKey
 
 	sum sum // of what was read
 }
@@ -215,7 +218,8 @@ func (b *Builder) load(c content) (Loaded, error) {
 	if err := t.finish(d, l.Origins); err != nil {
 		return Loaded{}, err
 	}
-	l.Settings, l.Notices = t.Settings, d.notices
+	slices.SortStableFunc(d.unknown, func(a, b UnknownKey) int { return cmp.Compare(a.Line, b.Line) })
+	l.Settings, l.Notices, l.UnknownKeys = t.Settings, d.notices, d.unknown
 	return l, nil
 }
 
@@ -241,7 +245,7 @@ func (b *Builder) apply(r *row, t *target, d *document) (origin string, skipped 
 	}
 	if d != nil && d.values[r.path] != nil {
 		n := d.values[r.path]
-		return fmt.Sprintf("%s:%d", d.file, n.line), nil, d.located(under(d.prefix+r.path, n, r.readFrom(t, n, d.prefix)))
+		return fmt.Sprintf("%s:%d", d.file, n.line), nil, d.located(under(d.prefix+r.path, n, r.readFrom(d, t, n)))
 	}
 	if r.byDef == "" {
 		return "", nil, nil
@@ -250,9 +254,9 @@ func (b *Builder) apply(r *row, t *target, d *document) (origin string, skipped 
 }
 
 // readFrom sets a row from a file.
-func (r *row) readFrom(t *target, n *node, prefix string) error {
+func (r *row) readFrom(d *document, t *target, n *node) error {
 	if r.read != nil {
-		return r.read(t, n, prefix+r.path)
+		return r.read(d, t, n, d.prefix+r.path)
 	}
 	values, err := n.values(r.into(t))
 	if err != nil {

@@ -42,8 +42,9 @@ func TestDocsExamples(t *testing.T) {
 		t.Fatalf("%d examples", len(examples))
 	}
 	for _, e := range examples {
-		if _, err := builder(t, nil).LoadFrom(Source{File: inFile(t, "example.yaml", string(e[1]))}); err != nil {
-			t.Errorf("%v in\n%s", err, e[1])
+		l, err := builder(t, nil).LoadFrom(Source{File: inFile(t, "example.yaml", string(e[1]))})
+		if err != nil || len(l.UnknownKeys) > 0 {
+			t.Errorf("%v %v in\n%s", err, l.UnknownKeys, e[1])
 		}
 	}
 }

@@ -25,11 +25,10 @@ type document struct {
 	prefix  string // the config's place in the file: "configs.mixed."
 	values  map[string]*node
 	notices []string
+	unknown []UnknownKey
 }
 
-// walk visits the keys below path, which is empty or ends with a dot. None is
-// left unread: one that nobody knows is refused. NVIDIA's parser skips it without
-// a word, so that there a key with a typing error does nothing.
+// walk visits the keys below path, which is empty or ends with a dot, and collects unknown keys.
 func (d *document) walk(n *node, path string) error {
 	switch {
 	case n.null() && path == "":
@@ -53,8 +52,10 @@ func (d *document) visit(e entry, path string, known map[string]bool) error {
 	}
 	branch, ok := known[e.key]
 	switch {
+	case path == "configs", path == "default": // of a file of several, which this one is part of
+		return under(d.prefix+path, e.value, wrong(e.line, "not in a config: want it at the top of --config-file"))
 	case !ok:
-		return under(d.prefix+path, e.value, unknownKey(e, slices.Collect(maps.Keys(known))))
+		d.addUnknown(e, d.prefix+path, hint(e.key, slices.Collect(maps.Keys(known))))
 	case e.value.null():
 	case path == "version":
 		return under(d.prefix+path, e.value, checkVersion(e.value))
@@ -94,8 +95,8 @@ func (d *document) note(line int, format string, args ...any) {
 	d.notices = append(d.notices, fmt.Sprintf("%s:%d: %s", d.file, line, fmt.Sprintf(format, args...)))
 }
 
-// fields reads a mapping by its keys, each with its own function.
-func (n *node) fields(path string, read map[string]func(*node) error) error {
+// fields reads a mapping by its keys, each with its own function, and collects unknown keys.
+func (d *document) fields(n *node, path string, read map[string]func(*node) error) error {
 	if n.kind != yaml.MappingNode {
 		return under(path, n, wrong(n.line, "want a mapping"))
 	}
@@ -103,7 +104,8 @@ func (n *node) fields(path string, read map[string]func(*node) error) error {
 		at := path + "." + e.key
 		f, ok := read[e.key]
 		if !ok {
-			return under(at, e.value, unknownKey(e, slices.Collect(maps.Keys(read))))
+			d.addUnknown(e, at, hint(e.key, slices.Collect(maps.Keys(read))))
+			continue
 		}
 		if e.value.null() {
 			continue
@@ -127,26 +129,6 @@ func (n *node) each(path string, read func(n *node, path string) error) error {
 		}
 	}
 	return nil
-}
-
-// unknownKey guesses what was meant. NVIDIA's parser takes upper for lower case.
-func unknownKey(e entry, known []string) error {
-	slices.Sort(known)
-	for _, k := range known {
-		if strings.EqualFold(k, e.key) || oneOff(k, e.key) || oneOff(e.key, k) {
-			return wrong(e.line, "unknown key; is %s meant?", k)
-		}
-	}
-	return wrong(e.line, "unknown key; there are %s", strings.Join(known, ", "))
-}
-
-// oneOff tells whether b is a with one letter left out, or another in its place.
-func oneOff(a, b string) bool {
-	i := 0
-	for i < len(a) && i < len(b) && a[i] == b[i] {
-		i++
-	}
-	return i < len(a) && (a[i+1:] == b[i:] || i < len(b) && a[i+1:] == b[i+1:])
 }
 
 // resource reads a resource name.

@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -28,16 +29,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\nflags: \x01\n", "config.yaml: control characters are not allowed"},
 		{"version: v1 # " + strings.Repeat("x", mostBytes), "config.yaml: more than 1 MiB"},
 		// Keys.
-		{"version: v1\nflags:\n  migStrateg: none\n", "config.yaml:3: flags.migStrateg: unknown key; is migStrategy meant?"},
-		{"version: v1\nFlags: {}\n", "config.yaml:2: Flags: unknown key; is flags meant?"},
-		{"version: v1\nflag: {}\n", "config.yaml:2: flag: unknown key; is flags meant?"},
-		{"version: v1\nresources: {migs: []}\n", "config.yaml:2: resources.migs: unknown key; is mig meant?"},
-		{"version: v1\nimex:\n  x: 1\n", "config.yaml:3: imex.x: unknown key; there are channelIDs, required"},
-		{"version: v1\npodgauge: {select: {includes: []}}\n", "config.yaml:2: podgauge.select.includes: unknown key; is include meant?"},
-		{"version: v1\n\"a\\nb\\e[31m\": {}\n", `config.yaml:2: "a\nb\x1b[31m": unknown key; there are flags, imex, podgauge, resources, sharing, version`},
-		{"version: v1\nflags:\n  \"\": 1\n", "config.yaml:3: flags.: unknown key; there are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"},
 		{"configs: {\"a\\nb\": {}, c: {}}\n", `config.yaml: several configs, and none is the default; want --config-name of "a\nb", c`},
-		{"configs: {\"a\\nb\": {x: 1}}\n", `config.yaml:1: "configs.a\nb.x": unknown key; there are flags, imex, podgauge, resources, sharing, version`},
 		{"version: v1\nversion: v1\n", `config.yaml:2: "version" is given twice`},
 		{"{\"version\": \"v1\",\n\"imex\": {}, \"imex\": {}}", `config.yaml:2: "imex" is given twice`},
 		{"version: v1\n? [a]\n: b\n", "config.yaml:2: a key that is not a word"},
@@ -80,7 +72,6 @@ func TestRefusedFiles(t *testing.T) {
 		{shared("    resources: [{name: gpu, replicas: 1000000000}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: 1000000000: want 2 to 4096"},
 		{shared("    resources: [{name: gpu, replicas: \"4\"}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: want a whole number"},
 		{shared("    resources: [{name: gpu, replicas: 2.5}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: want a whole number"},
-		{shared("    resources: [{name: gpu, replica: 2}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replica: unknown key; is replicas meant?"},
 		{shared("    resources: [{name: \"a b\", replicas: 2}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].name: "nvidia.com/a b": want letters, digits, -, _ and . after the /, beginning and ending with a letter or digit`},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: some}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "some": want all, a count of devices, or a list of them`},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: 0}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "0": want all, a count of devices, or a list of them`},
@@ -100,6 +91,70 @@ func TestRefusedFiles(t *testing.T) {
 		if got := refusal(t, nil, Source{File: path}, filepath.Dir(path)); got != c.says || strings.Contains(got, "\n") {
 			t.Errorf("%.80q is refused with\n%s, want\n%s", c.file, got, c.says)
 		}
+	}
+}
+
+// TestUnknownKeys are ignored, each with one line that names where and what.
+func TestUnknownKeys(t *testing.T) {
+	shared := func(s string) string { return "version: v1\nsharing:\n  timeSlicing:\n" + s }
+	for _, c := range []struct{ file, says string }{
+		{"version: v1\nflags:\n  migStrateg: none\n", "config.yaml:3: flags.migStrateg: unknown key; is migStrategy meant?"},
+		{"version: v1\nFlags: {}\n", "config.yaml:2: Flags: unknown key; is flags meant?"},
+		{"version: v1\nflag: {}\n", "config.yaml:2: flag: unknown key; is flags meant?"},
+		{"version: v1\nresources: {migs: []}\n", "config.yaml:2: resources.migs: unknown key; is mig meant?"},
+		{"version: v1\nimex:\n  x: 1\n", "config.yaml:3: imex.x: unknown key; valid keys are channelIDs, required"},
+		{"version: v1\npodgauge: {select: {includes: []}}\n", "config.yaml:2: podgauge.select.includes: unknown key; is include meant?"},
+		{"version: v1\n\"a\\nb\\e[31m\": {}\n", `config.yaml:2: "a\nb\x1b[31m": unknown key; valid keys are flags, imex, podgauge, resources, sharing, version`},
+		{"version: v1\nflags:\n  \"\": 1\n", "config.yaml:3: flags.: unknown key; valid keys are deviceDiscoveryStrategy, failOnInitError, gdrcopyEnabled, gdsEnabled, migStrategy, mofedEnabled, mpsRoot, nvidiaDevRoot, nvidiaDriverRoot, plugin"},
+		{"configs: {\"a\\nb\": {x: 1}}\n", `config.yaml:1: "configs.a\nb.x": unknown key; valid keys are flags, imex, podgauge, resources, sharing, version`},
+		{shared("    resources: [{name: gpu, replica: 2, replicas: 3}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replica: unknown key; is replicas meant?"},
+		{"version: v1\nresources: {mig: [{name: a, pattern: b, Name: c}]}\n", "config.yaml:2: resources.mig[0].Name: unknown key; is name meant?"},
+		{"version: v1\nconfigs: {a: {}}\nflag: {}\n", "config.yaml:3: flag: unknown key; valid keys are configs, default, version"},
+	} {
+		path := inFile(t, "config.yaml", c.file)
+		l, err := builder(t, nil).LoadFrom(Source{File: path})
+		if err != nil || len(l.UnknownKeys) != 1 {
+			t.Errorf("%q: %v, unknown keys %v", c.file, err, l.UnknownKeys)
+			continue
+		}
+		got := strings.ReplaceAll(l.UnknownKeys[0].String(), filepath.Dir(path)+"/", "")
+		if got != c.says || strings.Contains(got, "\n") {
+			t.Errorf("%q is said to have\n%s, want\n%s", c.file, got, c.says)
+		}
+	}
+}
+
+// TestUnknownKeysInOrder: they come by line, whichever reader found them.
+func TestUnknownKeysInOrder(t *testing.T) {
+	l := loaded(t, "sharing:\n  timeSlicing:\n    a: 1\n    resources: [{name: gpu, replicas: 2, b: 1}]\nflags: {c: {d: 1}}\nversion: v1\n")
+	var got []string
+	for _, k := range l.UnknownKeys {
+		got = append(got, fmt.Sprint(k.Line, " ", k.Key))
+	}
+	want := []string{"3 sharing.timeSlicing.a", "4 sharing.timeSlicing.resources[0].b", "5 flags.c"}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestReport: each unknown key is a warning with its place, and a file of thousands is bounded.
+func TestReport(t *testing.T) {
+	report := func(file string) []string {
+		log := &lines{}
+		loaded(t, file).Report(slog.New(slog.NewTextHandler(log, nil)))
+		return log.take()
+	}
+	got := report("version: v1\nflags: {migStrateg: none}\n")
+	if len(got) != 1 || !strings.Contains(got[0], `level=WARN msg="unknown configuration key ignored" key=flags.migStrateg`) || !strings.Contains(got[0], `line=2 hint="is migStrategy meant?"`) {
+		t.Errorf("logged %q", got)
+	}
+	many := "version: v1\n"
+	for i := range 1000 {
+		many += fmt.Sprintf("x%d: 1\n", i)
+	}
+	got = report(many)
+	if len(got) != maxLoggedKeys+1 || !strings.Contains(got[maxLoggedKeys], "keys=980") {
+		t.Errorf("%d lines, the last %q", len(got), got[len(got)-1])
 	}
 }
 

@@ -58,7 +58,7 @@ func TestNvidiasOwnConfigs(t *testing.T) {
 		want := loaded(t, "version: v1\n").Settings
 		want.MPSRoot = "/run/nvidia/mps"
 		c.want(&want)
-		if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Notices) > 0 {
+		if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Notices)+len(l.UnknownKeys) > 0 {
 			t.Errorf("%s %s: got\n%+v, want\n%+v, %v %q", c.file, c.name, l.Settings, want, err, l.Notices)
 		}
 	}
@@ -147,5 +147,23 @@ func safe(t *testing.T, s Settings) {
 	}
 	if len(s.DeviceListStrategy) == 0 || len(s.Sharing.MPS.Resources) > 0 && len(s.Sharing.TimeSlicing.Resources) > 0 {
 		t.Errorf("%+v", s)
+	}
+}
+
+// TestNewerKeysOfNvidias are ignored: a file of a newer plugin must not stop this one.
+func TestNewerKeysOfNvidias(t *testing.T) {
+	l, err := builder(t, nil, "--config-file=testdata/nvidia/newer.yaml").Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := loaded(t, "version: v1\n").Settings
+	want.MIGStrategy = MIGMixed
+	want.Sharing.TimeSlicing.Resources = []SharedResource{{Name: GPUResource, Devices: Devices{All: true}, Replicas: 4}}
+	want.Resources.GPUs = []Pattern{{"*", GPUResource}}
+	if !reflect.DeepEqual(l.Settings, want) {
+		t.Errorf("got\n%+v, want\n%+v", l.Settings, want)
+	}
+	if len(l.UnknownKeys) != 5 {
+		t.Errorf("unknown keys: %v", l.UnknownKeys)
 	}
 }

@@ -26,7 +26,7 @@ type row struct {
 	// says nothing, since charts write them for values that nobody gave.
 	empty bool
 	// read is of a setting that has parts, and that only a file can say.
-	read func(t *target, n *node, path string) error
+	read func(d *document, t *target, n *node, path string) error
 }
 
 // target is what a row sets: the Settings, or where these are to be found.
@@ -129,22 +129,28 @@ var rows = []row{
 	},
 	{
 		path: "sharing.timeSlicing", help: "replicas of devices whose holders take turns",
-		read: func(t *target, n *node, path string) error { return readShared(&t.Sharing.TimeSlicing, n, path) },
+		read: func(d *document, t *target, n *node, path string) error {
+			return readShared(d, &t.Sharing.TimeSlicing, n, path)
+		},
 	},
 	{
 		path: "sharing.mps", help: "replicas of devices whose holders share through MPS",
-		read: func(t *target, n *node, path string) error {
+		read: func(d *document, t *target, n *node, path string) error {
 			t.Sharing.MPS.FailRequestsGreaterThanOne = true // unless it says false
-			return readShared(&t.Sharing.MPS, n, path)
+			return readShared(d, &t.Sharing.MPS, n, path)
 		},
 	},
 	{
 		path: "resources.gpus", help: "what whole GPUs are offered as, by a glob over their model",
-		read: func(t *target, n *node, path string) error { return readPatterns(&t.Resources.GPUs, n, path) },
+		read: func(d *document, t *target, n *node, path string) error {
+			return readPatterns(d, &t.Resources.GPUs, n, path)
+		},
 	},
 	{
 		path: "resources.mig", help: "what MIG slices are offered as, by a glob over their profile",
-		read: func(t *target, n *node, path string) error { return readPatterns(&t.Resources.MIGs, n, path) },
+		read: func(d *document, t *target, n *node, path string) error {
+			return readPatterns(d, &t.Resources.MIGs, n, path)
+		},
 	},
 	// What NVIDIA's plugin has as variables only.
 	{
@@ -158,7 +164,7 @@ var rows = []row{
 	// What is ours.
 	{
 		path: "podgauge.xids", help: "what becomes of single xids: ignore, warn or unhealthy, whatever else is said of them",
-		read: func(t *target, n *node, path string) error { return readXids(&t.singleXids, n, path) },
+		read: func(_ *document, t *target, n *node, path string) error { return readXids(&t.singleXids, n, path) },
 	},
 	{
 		flag: "include-devices", env: []string{"INCLUDE_DEVICES"}, path: "podgauge.select.include",

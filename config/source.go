@@ -176,9 +176,15 @@ func (c content) parse() (*document, error) {
 
 // named picks the config of a file that has several.
 func (d *document) named(root, configs *node, wanted string) (*node, error) {
+	known := []string{"version", "default", "configs"}
 	for _, e := range root.entries {
-		if !slices.Contains([]string{"version", "default", "configs"}, e.key) {
+		_, misplaced := children("")[e.key]
+		switch {
+		case slices.Contains(known, e.key):
+		case misplaced:
 			return nil, d.located(under(e.key, e.value, wrong(e.line, "not beside configs: want it in one of them")))
+		default:
+			d.addUnknown(e, e.key, hint(e.key, slices.Clone(known)))
 		}
 	}
 	if err := checkVersion(root.get("version")); err != nil {

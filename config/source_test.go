@@ -74,7 +74,7 @@ func TestNamedConfigs(t *testing.T) {
 		{name: "something beside configs", files: []string{"c", "configs: {a: {}}\nflags: {}"}, file: "c", refused: "FOLDER/c:2: flags: not beside configs: want it in one of them"},
 		{name: "version of several", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c:1: version: "v2": want v1`},
 		{name: "version within", files: []string{"c", "configs: {a: {version: v3}}"}, file: "c", refused: `FOLDER/c:1: configs.a.version: "v3": want v1`},
-		{name: "configs within configs", files: []string{"c", "configs: {a: {configs: {}}}"}, file: "c", refused: "FOLDER/c:1: configs.a.configs: unknown key; there are flags, imex, podgauge, resources, sharing, version"},
+		{name: "configs within configs", files: []string{"c", "configs: {a: {configs: {}}}"}, file: "c", refused: "FOLDER/c:1: configs.a.configs: not in a config: want it at the top of --config-file"},
 
 		{name: "a folder with one", files: []string{"any", single}, chosen: "single any"},
 		{name: "a folder with a default", files: []string{"default", single, "other", mixed}, chosen: "single default"},
@@ -82,7 +82,7 @@ func TestNamedConfigs(t *testing.T) {
 		{name: "a folder, unknown", files: []string{"default", single, "other", mixed}, label: "../other", refused: `FOLDER: no config is named "../other"; there are default, other`},
 		{name: "a folder without", files: nil, refused: "FOLDER: holds no configs"},
 		{name: "a folder, none is the default", files: []string{"a", none, "b", none}, refused: "FOLDER: several configs, and none is the default; want --config-name of a, b"},
-		{name: "a folder's file has several", files: []string{"a", several}, refused: "FOLDER/a:2: default: unknown key; there are flags, imex, podgauge, resources, sharing, version"},
+		{name: "a folder's file has several", files: []string{"a", several}, refused: "FOLDER/a:2: default: not in a config: want it at the top of --config-file"},
 		{name: "nothing there", file: "x", refused: "read config: stat FOLDER/x: no such file or directory"},
 		{name: "a label of two lines", files: []string{"a", none}, label: "a\nb", refused: "LABEL: want the name of a config, and nothing else"},
 		{name: "a label too long", files: []string{"a", none}, label: strings.Repeat("a", 300), refused: "LABEL: want the name of a config, and nothing else"},

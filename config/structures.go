@@ -9,13 +9,13 @@ import (
 // What only a file can say: the settings that have parts.
 
 // readShared reads sharing.timeSlicing or sharing.mps.
-func readShared(dst *Shared, n *node, path string) error {
-	err := n.fields(path, map[string]func(*node) error{
+func readShared(d *document, dst *Shared, n *node, path string) error {
+	err := d.fields(n, path, map[string]func(*node) error{
 		"renameByDefault":            func(n *node) (err error) { dst.RenameByDefault, err = n.boolean(); return err },
 		"failRequestsGreaterThanOne": func(n *node) (err error) { dst.FailRequestsGreaterThanOne, err = n.boolean(); return err },
 		"resources": func(n *node) error {
 			return n.each(path+".resources", func(n *node, path string) error {
-				r, err := readSharedResource(n, path)
+				r, err := readSharedResource(d, n, path)
 				dst.Resources = append(dst.Resources, r)
 				return err
 			})
@@ -40,9 +40,9 @@ func readShared(dst *Shared, n *node, path string) error {
 	return nil
 }
 
-func readSharedResource(n *node, path string) (SharedResource, error) {
+func readSharedResource(d *document, n *node, path string) (SharedResource, error) {
 	r := SharedResource{Devices: Devices{All: true}}
-	err := n.fields(path, map[string]func(*node) error{
+	err := d.fields(n, path, map[string]func(*node) error{
 		"name":    func(n *node) (err error) { r.Name, err = n.resource(); return err },
 		"rename":  func(n *node) (err error) { r.Rename, err = n.resource(); return err },
 		"devices": func(n *node) (err error) { r.Devices, err = readDevices(n); return err },
@@ -88,10 +88,10 @@ func readDevices(n *node) (Devices, error) {
 }
 
 // readPatterns reads resources.gpus or resources.mig.
-func readPatterns(dst *[]Pattern, n *node, path string) error {
+func readPatterns(d *document, dst *[]Pattern, n *node, path string) error {
 	return n.each(path, func(n *node, path string) error {
 		var p Pattern
-		err := n.fields(path, map[string]func(*node) error{
+		err := d.fields(n, path, map[string]func(*node) error{
 			"pattern": func(n *node) (err error) { p.Pattern, err = n.word(); return err },
 			"name":    func(n *node) (err error) { p.Name, err = n.resource(); return err },
 		})

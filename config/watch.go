@@ -27,6 +27,7 @@ type Watch struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	settings Settings
+	unknown  int // keys of the file that settings were made of
 	changed  chan struct{}
 }
 
@@ -39,7 +40,7 @@ type WatchOptions struct {
 
 // NewWatch begins with what was loaded.
 func NewWatch(b *Builder, first Loaded, o WatchOptions) *Watch {
-	return &Watch{builder: b, log: o.Log, tick: o.Tick, again: o.Again, done: first.sum, settings: first.Settings}
+	return &Watch{builder: b, log: o.Log, tick: o.Tick, again: o.Again, done: first.sum, settings: first.Settings, unknown: len(first.UnknownKeys)}
 }
 
 // Look returns the Settings and a channel that is closed when there are others.
@@ -50,6 +51,13 @@ func (w *Watch) Look() (Settings, <-chan struct{}) {
 		w.changed = make(chan struct{})
 	}
 	return w.settings, w.changed
+}
+
+// UnknownKeys returns how many keys of the accepted file are unknown.
+func (w *Watch) UnknownKeys() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.unknown
 }
 
 // Run watches until ctx is done. A file that is invalid or gone is said once, and
@@ -111,6 +119,7 @@ func (w *Watch) look(atOnce bool) {
 // take publishes what differs.
 func (w *Watch) take(l Loaded) {
 	w.mu.Lock()
+	w.unknown = len(l.UnknownKeys)
 	same := reflect.DeepEqual(w.settings, l.Settings)
 	if !same {
 		w.settings = l.Settings
@@ -127,7 +136,5 @@ func (w *Watch) take(l Loaded) {
 		w.log.Info("config is valid again, and says what holds")
 	}
 	w.refused = false
-	for _, notice := range l.Notices {
-		w.log.Info("config: " + notice)
-	}
+	l.Report(w.log)
 }

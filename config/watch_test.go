@@ -110,6 +110,13 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	w.ticks(2)
 	w.expects("changed, and means the same", MIGMixed)
 
+	remount(t, dir, "config", strategy("mixed")+"newer: 1\n")
+	w.ticks(2)
+	w.expects("a key of a newer version", MIGMixed, "unknown configuration key ignored")
+	if n := w.UnknownKeys(); n != 1 {
+		t.Errorf("%d unknown keys", n)
+	}
+
 	remount(t, dir, "config", strategy("odd"))
 	w.ticks(3)
 	w.expects("invalid", MIGMixed, "config refused; the old one stands")
@@ -122,6 +129,9 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	remount(t, dir, "config", strategy("mixed"))
 	w.ticks(3)
 	w.expects("as it was", MIGMixed, "valid again")
+	if n := w.UnknownKeys(); n != 0 {
+		t.Errorf("%d unknown keys", n)
+	}
 	select {
 	case <-changed:
 		t.Error("published although nothing changed")

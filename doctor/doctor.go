@@ -70,6 +70,8 @@ type Options struct {
 	Config    string
 	ConfigErr error
 	Notices   []string
+	// UnknownKeys are lines that each name a key of the file that has no effect.
+	UnknownKeys []string
 
 	// Driver is nil where it is simulated.
 	Driver Driver

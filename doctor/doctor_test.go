@@ -327,6 +327,7 @@ var folderCases = []findingCase{
 	{check: "config", verdict: OK, found: "none", change: func(*stage) {}},
 	{check: "config", verdict: OK, found: "gpu.yaml is valid", change: func(s *stage) { s.Config = "gpu.yaml" }},
 	{check: "config", verdict: OK, found: "2 notes", change: func(s *stage) { s.Config, s.Notices = "gpu.yaml", []string{"a", "b"} }},
+	{check: "config", verdict: Warning, found: "gpu.yaml:3: flags.x: unknown key", change: func(s *stage) { s.Config, s.UnknownKeys = "gpu.yaml", []string{"gpu.yaml:3: flags.x: unknown key"} }},
 	{check: "config", verdict: Failure, found: "gpu.yaml:3", mend: "validate", change: func(s *stage) { s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: want a mapping") }},
 
 	{check: "processes", verdict: Skipped, found: "hostPID", change: func(s *stage) { s.ProcessesSeen = false }},

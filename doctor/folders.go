@@ -17,6 +17,9 @@ func config(_ context.Context, e *examination) Finding {
 			"Change what is named; podgauge validate FILE tells when it is right.")
 	case e.Config == "":
 		return ok("none: flags and environment say all")
+	case len(e.UnknownKeys) > 0:
+		return warning(few(e.UnknownKeys), "Unknown keys have no effect. The other settings of the file hold.",
+			"Correct the key, or upgrade podgauge if the file is written for a newer version.")
 	case len(e.Notices) > 0:
 		return ok("%s is valid; podgauge validate has %s", e.Config, number(len(e.Notices), "note"))
 	}

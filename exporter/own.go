@@ -141,6 +141,14 @@ func (o *Own) Heard(heard func() bool) {
 	}, func() float64 { return number(heard()) }))
 }
 
+// UnknownConfigKeys exports how many keys of the configuration file have no effect.
+func (o *Own) UnknownConfigKeys(count func() int) {
+	o.registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "podgauge_config_unknown_keys",
+		Help: "Keys of the configuration file that this version does not know and ignores; the log names each.",
+	}, func() float64 { return float64(count()) }))
+}
+
 // Unsupported exports the families that the driver is too old for.
 func (o *Own) Unsupported(families func() []string) {
 	o.registry.MustRegister(byName{

@@ -91,7 +91,10 @@ func (o *options) examination(lookupEnv lookup) doctor.Options {
 		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, Offers: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
 		ProcessesSeen: containers.New(containers.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
-		LookupEnv:     lookupEnv, Patience: initBy,
+		LookupEnv:     lookupEnv,
+	}
+	for _, key := range o.loaded.UnknownKeys {
+		e.UnknownKeys = append(e.UnknownKeys, key.String())
 	}
 	if usesCDI(s) {
 		e.CDIDir = cdi.DefaultDir

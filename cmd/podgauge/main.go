@@ -63,8 +63,7 @@ func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io
 		fmt.Fprintln(stdout, "podgauge", version)
 		return exitOK
 	case o.validates:
-		o.validate(ctx, stdout)
-		return exitOK
+		return o.validate(ctx, stdout, stderr)
 	case o.examines:
 		return o.doctor(ctx, lookupEnv, stdout, stderr)
 	}

@@ -54,9 +54,7 @@ func serve(ctx context.Context, o options, hw *hardware, l listeners, log *slog.
 	if o.devicePlugin {
 		a.offer()
 	}
-	for _, notice := range o.loaded.Notices {
-		log.Info("config: " + notice)
-	}
+	o.loaded.Report(log)
 	log.Info("podgauge", "version", version, "listen", l.all.Addr().String(), "kubelet_dir", hw.kubeletDir, "simulate", o.simulate)
 
 	for _, p := range a.parts {
@@ -146,6 +144,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		return xidPolicies[settings.Health.Policy(xid)]
 	}
 	a.own.Unsupported(hw.unsupported)
+	a.own.UnknownConfigKeys(a.watch.UnknownKeys)
 	a.own.Heard(func() bool { return a.monitor.Deaf() == 0 })
 
 	a.parts = parts{"monitor": a.monitor, "podresources": a.holders, "pods": a.pods}

@@ -66,9 +66,10 @@ func TestConfigIsFollowed(t *testing.T) {
 	w.untilOffered(map[string]int{resource: 4})
 	f.write("version: v2\n")
 	w.again <- struct{}{} // as on SIGHUP
-	f.write(fmt.Sprintf(replicas, true, 3))
+	f.write(fmt.Sprintf(replicas, true, 3) + "newer: {than: this}\n")
 	w.again <- struct{}{}
 	w.untilOffered(map[string]int{resource + ".shared": 6, resource: 0})
+	w.until("podgauge_config_unknown_keys", " 1")
 	greedy := kubelet.Pod{Name: "greedy", Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{resource + ".shared": 2}}}}
 	if err := w.kubelet.RunPod(t.Context(), greedy); err == nil || !strings.Contains(err.Error(), "is shared, and a container may have one") {
 		t.Errorf("a container that asks for two replicas: %v", err)
@@ -149,6 +150,7 @@ func TestValidate(t *testing.T) {
 		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", args: []string{"--simulate=hardware"}, out: "note: nothing would be offered\n"},
 		{name: "no driver", text: "version: v1\n", args: []string{"--driver-root=" + t.TempDir()}, out: "The config is valid."},
 		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: exitUsage, errs: ":3: flags.migStrategy"},
+		{name: "an unknown key", text: "version: v1\nflags:\n  migStrategie: mixed\n", status: exitUsage, errs: ":3: flags.migStrategie: unknown key"},
 		{name: "no file", status: exitUsage, errs: "no such file"},
 	} {
 		t.Run(row.name, func(t *testing.T) {

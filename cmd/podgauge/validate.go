@@ -14,9 +14,15 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// validate says what a config that was found valid means on this node, without the
-// kubelet.
-func (o *options) validate(ctx context.Context, stdout io.Writer) {
+// validate prints what a config means on this node, without the kubelet, and returns the exit status.
+// Unknown keys, which a daemon ignores, are rejected: here somebody can still correct them.
+func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
+	for _, key := range o.loaded.UnknownKeys {
+		fmt.Fprintln(stderr, "podgauge:", key)
+	}
+	if len(o.loaded.UnknownKeys) > 0 {
+		return exitUsage
+	}
 	for _, notice := range o.loaded.Notices {
 		fmt.Fprintln(stdout, "note:", notice)
 	}
@@ -28,6 +34,7 @@ func (o *options) validate(ctx context.Context, stdout io.Writer) {
 	if err != nil {
 		fmt.Fprintln(stdout, "The config is valid. What it means on this node cannot be said:", err)
 	}
+	return exitOK
 }
 
 // preview prints what would be offered of the devices that there are.
