@@ -109,21 +109,12 @@ func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (device
 	}
 	on := map[device.GPU]device.OfferedID{} // replicas
 	for _, id := range ids {
-		i, found := o.find(id)
-		s, known := find(statuses, i.status.ID)
+		i, s, wrong := o.check(statuses, id, len(ids))
 		before, twice := on[i.status.GPU]
 		switch {
-		case !found || !known:
-			faults = append(faults, fault{WhyUnknown, fmt.Sprintf("%s is unknown", id)})
-		case !i.until.IsZero(): // who holds it goes on, and the kubelet does not ask for that
-			faults = append(faults, fault{WhyUnknown, fmt.Sprintf("%s is offered no more", id)})
-		case !s.Healthy:
-			faults = append(faults, fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, s.Reason)})
-		case i.down != "":
-			faults = append(faults, fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, i.down)})
-		case i.onlyOne && len(ids) > 1:
-			faults = append(faults, fault{WhyTooMany, fmt.Sprintf("%s is shared, and a container may have one such device, not %d", id, len(ids))})
-		case twice && o.rules.Policy == preferred.Distinct:
+		case wrong != fault{}:
+			faults = append(faults, wrong)
+		case twice && i.shared && o.rules.Policy == preferred.Distinct:
 			faults = append(faults, fault{WhySameGPU, fmt.Sprintf("%s is of the same GPU as %s", id, before)})
 		default:
 			devices = append(devices, answer.Device{Device: s.Device, MIGIndex: s.Slice})
@@ -133,6 +124,28 @@ func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (device
 		}
 	}
 	return devices, faults
+}
+
+// check returns why an id cannot be given to a container that asks for so many, whatever the
+// other ids are; the zero fault if it can. GetPreferredAllocation uses it as well, so that it
+// prefers nothing that Allocate rejects. It is the same for all ids of a device.
+func (o *offer) check(statuses []device.Status, id device.OfferedID, size int) (item, device.Status, fault) {
+	i, found := o.find(id)
+	s, known := find(statuses, i.status.ID)
+	var wrong fault
+	switch {
+	case !found || !known:
+		wrong = fault{WhyUnknown, fmt.Sprintf("%s is unknown", id)}
+	case !i.until.IsZero(): // its container goes on, and the kubelet does not ask for that
+		wrong = fault{WhyUnknown, fmt.Sprintf("%s is offered no more", id)}
+	case !s.Healthy:
+		wrong = fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, s.Reason)}
+	case i.down != "":
+		wrong = fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, i.down)}
+	case i.onlyOne && size > 1:
+		wrong = fault{WhyTooMany, fmt.Sprintf("%s is shared, and a container may have one such device, not %d", id, size)}
+	}
+	return i, s, wrong
 }
 
 // refuse says of every id why, in the log and to whoever counts: it ends up in the

@@ -9,24 +9,26 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// GetPreferredAllocation says which of the free devices a container should get.
-// The kubelet asks even when it will need them all, sets no deadline, and fails the
-// pod on an error: so nobody is asked, and there is none.
+// GetPreferredAllocation returns which of the available devices a container should get:
+// nothing that Allocate rejects if there is another choice. The kubelet asks even when it
+// will need them all, sets no deadline, and fails the pod on an error: so this calls no
+// other program, and returns no error. If there is no choice, Allocate gives the reason.
 func (l *life) GetPreferredAllocation(_ context.Context, r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
 	begin := time.Now()
 	offered, _ := l.look()
+	statuses, _ := l.Look()
 	topology := l.topology(offered)
 	answer := &api.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
 		request := preferred.Request{
 			Available: offeredIDs(c.GetAvailableDeviceIDs()), Must: offeredIDs(c.GetMustIncludeDeviceIDs()), Size: int(c.GetAllocationSize()),
 		}
-		ids := topology.Aligned
-		if offered.parts() {
-			ids = func(r preferred.Request) []device.OfferedID { return topology.Shared(r, offered.rules.Policy) }
+		request.Reject = func(id device.OfferedID) bool {
+			_, _, wrong := offered.check(statuses, id, request.Size)
+			return wrong != fault{}
 		}
 		chosen := &api.ContainerPreferredAllocationResponse{}
-		for _, id := range ids(request) {
+		for _, id := range topology.Prefer(request, offered.rules.Policy) {
 			chosen.DeviceIDs = append(chosen.DeviceIDs, string(id))
 		}
 		answer.ContainerResponses = append(answer.ContainerResponses, chosen)
@@ -68,19 +70,10 @@ func (o *offer) candidates() []preferred.Candidate {
 	for _, i := range o.items {
 		if i.until.IsZero() || i.held {
 			d := i.status.Device
-			all = append(all, preferred.Candidate{ID: i.id, Device: d.ID, GPU: d.GPU, Index: d.Index, NUMANode: d.NUMANode, Held: i.held})
+			all = append(all, preferred.Candidate{
+				ID: i.id, Device: d.ID, GPU: d.GPU, Index: d.Index, NUMANode: d.NUMANode, Replica: i.shared, Held: i.held,
+			})
 		}
 	}
 	return all
-}
-
-// parts tells whether several ids may stand for parts of one GPU. Those that are
-// offered no more are not to be chosen from.
-func (o *offer) parts() bool {
-	for _, i := range o.items {
-		if i.until.IsZero() && (i.shared || !i.status.WholeGPU()) {
-			return true
-		}
-	}
-	return false
 }

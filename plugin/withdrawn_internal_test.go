@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,7 +31,7 @@ func holding(rules Rules, statuses []device.Status, held ...device.OfferedID) *l
 		return all
 	}
 	offers, _ := rules.apply(statuses)
-	e.offer(offers[wholeGPU], statuses, time.Now())
+	e.offer(cmp.Or(offers[wholeGPU], &offer{rules: rules}), statuses, time.Now())
 	return &life{endpoint: e}
 }
 

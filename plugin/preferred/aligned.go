@@ -14,8 +14,9 @@ const mostExact = 20
 // themselves; of these, the ones that leave the most to the GPUs that stay
 // available; of these, those with the lowest indices. With more than 20 GPUs to
 // choose from the answer is a good one and not always the best.
-func (t *Topology) Aligned(r Request) []device.OfferedID {
-	q := t.ask(r)
+func (t *Topology) Aligned(r Request) []device.OfferedID { return t.aligned(t.ask(r)) }
+
+func (t *Topology) aligned(q question) []device.OfferedID {
 	if q.wanted == len(q.free) {
 		return t.filled(q, q.free)
 	}

@@ -64,16 +64,20 @@ func FuzzAnswers(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		m, r := fuzzed(b)
+		if len(b) > 0 && b[0]%2 == 1 {
+			r.Reject = func(id device.OfferedID) bool { return len(id)%2 == int(b[0]/2)%2 }
+		}
 		top := m.topology()
 		random := rand.New(rand.NewPCG(uint64(len(b)), 9))
-		other, again := m.shuffled(random).topology(), preferred.Request{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size}
+		other, again := m.shuffled(random).topology(), preferred.Request{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
 		random.Shuffle(len(r.Available), func(i, j int) { again.Available[i], again.Available[j] = again.Available[j], again.Available[i] })
 		random.Shuffle(len(r.Must), func(i, j int) { again.Must[i], again.Must[j] = again.Must[j], again.Must[i] })
 		holds(t, r, "aligned", top.Aligned(r), other.Aligned(again))
 		for _, p := range policies {
 			got := top.Shared(r, p)
 			holds(t, r, p.String(), got, other.Shared(again, p))
-			if p == preferred.Distinct {
+			holds(t, r, "prefer "+p.String(), top.Prefer(r, p), other.Prefer(again, p))
+			if p == preferred.Distinct && r.Reject == nil {
 				isDistinct(t, m, r, got)
 			}
 		}
@@ -101,6 +105,27 @@ func holds(t *testing.T, r preferred.Request, name string, got, again []device.O
 	}
 	if !slices.Equal(got, again) {
 		t.Errorf("%s: %+v gives %q, and in another order %q", name, r, got, again)
+	}
+}
+
+// TestRejectedIDsComeLast: what Allocate rejects is in an answer only if there is nothing else,
+// since a shorter answer would have the kubelet choose at random.
+func TestRejectedIDsComeLast(t *testing.T) {
+	for name, m := range map[string]machine{"aligned": gpus(0, 0, 1, 1), "shared": gpus(0, 1).replicated(2)} {
+		top := m.topology()
+		rejected := m.ids()[:2] // of the replicas, those of one device
+		for size := range 5 {
+			r := preferred.Request{Available: m.ids(), Size: size, Reject: func(id device.OfferedID) bool { return slices.Contains(rejected, id) }}
+			got := top.Prefer(r, preferred.Distributed)
+			for n, id := range got {
+				if slices.Contains(rejected, id) != (n >= 2) {
+					t.Errorf("%s, size %d: preferred is %q", name, size, got)
+				}
+			}
+			if len(got) != size {
+				t.Errorf("%s, size %d: preferred is %q", name, size, got)
+			}
+		}
 	}
 }
 

@@ -55,7 +55,7 @@ func (m machine) replicated(replicas int) machine {
 	for _, c := range m.candidates {
 		for n := range replicas {
 			replica := c
-			replica.ID = device.OfferedID(fmt.Sprintf("%s::%d", c.Device, n))
+			replica.ID, replica.Replica = device.OfferedID(fmt.Sprintf("%s::%d", c.Device, n)), true
 			all = append(all, replica)
 		}
 	}

@@ -158,7 +158,7 @@ func model(m machine, r preferred.Request, p preferred.Policy) []device.OfferedI
 	for _, c := range m.candidates {
 		if slices.Contains(r.Must, c.ID) {
 			chosen = append(chosen, c)
-		} else if slices.Contains(r.Available, c.ID) {
+		} else if slices.Contains(r.Available, c.ID) && (r.Reject == nil || !r.Reject(c.ID)) {
 			free[c.ID] = true
 		}
 	}
@@ -181,7 +181,7 @@ func model(m machine, r preferred.Request, p preferred.Policy) []device.OfferedI
 }
 
 func modelKey(m machine, free map[device.OfferedID]bool, chosen []preferred.Candidate, c preferred.Candidate, p preferred.Policy) []float64 {
-	var onDevice, onGPU, freeOnDevice, freeOnGPU, repeats, near float64
+	var onDevice, onGPU, freeOnDevice, freeOnGPU, replicas, repeats, near float64
 	for _, o := range m.candidates {
 		if o.GPU == c.GPU {
 			onGPU++
@@ -200,6 +200,9 @@ func modelKey(m machine, free map[device.OfferedID]bool, chosen []preferred.Cand
 	for _, o := range chosen {
 		if o.GPU == c.GPU {
 			repeats++
+			if c.Replica && o.Replica {
+				replicas = 1
+			}
 		} else if !counted[o.GPU] {
 			counted[o.GPU] = true
 			near += float64(pairScore(m, c, o))
@@ -210,7 +213,7 @@ func modelKey(m machine, free map[device.OfferedID]bool, chosen []preferred.Cand
 	case preferred.Packed:
 		return []float64{-device, -gpu, -repeats, -near}
 	case preferred.Distinct:
-		return []float64{repeats, device, gpu, -near}
+		return []float64{replicas, repeats, device, gpu, -near}
 	default:
 		return []float64{device, gpu, repeats, -near}
 	}
@@ -222,7 +225,7 @@ func TestSharedIsTheModels(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for round := range 200 {
 		m := random(r, 1+r.IntN(4))
-		switch round % 4 {
+		switch round % 5 {
 		case 0:
 			m = m.replicated(1 + r.IntN(5))
 		case 1:
@@ -232,6 +235,9 @@ func TestSharedIsTheModels(t *testing.T) {
 		case 3: // replicas that differ from GPU to GPU
 			m = m.replicated(4)
 			m.candidates = slices.DeleteFunc(m.candidates, func(preferred.Candidate) bool { return r.IntN(4) == 0 })
+		case 4: // slices of which some have replicas
+			m = m.sliced(3)
+			m.candidates = slices.Concat(machine{candidates: m.candidates[:2]}.replicated(2).candidates, m.candidates[2:])
 		}
 		top := m.topology()
 		for range 10 {
@@ -244,6 +250,13 @@ func TestSharedIsTheModels(t *testing.T) {
 					q.Must = append(q.Must, c.ID)
 				}
 			}
+			free := len(q.Available)
+			if len(m.candidates) > 0 && r.IntN(3) == 0 {
+				rejected := m.candidates[r.IntN(len(m.candidates))].Device
+				q.Reject = func(id device.OfferedID) bool { return id.Device() == rejected }
+				free = len(slices.DeleteFunc(slices.Clone(q.Available), q.Reject))
+			}
+			q.Size = min(q.Size, free) // rejected ids fill an answer that is short, which the model does not know
 			for _, p := range policies {
 				got, want := top.Shared(q, p), model(m, q, p)
 				if !slices.Equal(sorted(got), sorted(want)) {

@@ -16,9 +16,9 @@ const (
 	Distributed Policy = iota
 	// Packed takes each next one from the most loaded device that has one left.
 	Packed
-	// Distinct takes no two of one GPU while there is a GPU without; of those, as
-	// Distributed does. When Size is more than there are GPUs, ids of one GPU do
-	// stand in an answer: whoever must not have that refuses it.
+	// Distinct takes no two replicas of one GPU, and no two ids of one GPU, while there is
+	// another choice; of those, as Distributed does. When Size is more than there are GPUs,
+	// ids of one GPU do stand in an answer: Allocate rejects two replicas of one GPU.
 	Distinct
 )
 
@@ -39,8 +39,9 @@ func (p Policy) String() string {
 // part of its ids that is not available, or was chosen before; a GPU's, that of
 // all its ids. What is Held is among them. Among equals the GPU that has more link score with those chosen
 // goes first, then the lowest index, then the lowest replica.
-func (t *Topology) Shared(r Request, p Policy) []device.OfferedID {
-	q := t.ask(r)
+func (t *Topology) Shared(r Request, p Policy) []device.OfferedID { return t.shared(t.ask(r), p) }
+
+func (t *Topology) shared(q question, p Policy) []device.OfferedID {
 	if q.wanted == len(q.free) {
 		return t.filled(q, q.free)
 	}
@@ -62,14 +63,14 @@ type share struct {
 	free   []int // of each device: ids that can be chosen
 	first  []int // of each device: the lowest of them
 	then   []int // of each candidate: the next of its device
-	// Of each GPU: ids that can be chosen, ids that were, and its score with the
-	// other GPUs of which any was.
-	gpuFree, taken, score []int
+	// Of each GPU: ids that can be chosen, ids that were, replicas that were, and its score
+	// with the other GPUs of which any was.
+	gpuFree, taken, replicas, score []int
 }
 
 func (t *Topology) share(q question, p Policy) *share {
 	devices, gpus := len(t.ids), len(t.gpuIDs)
-	numbers := make([]int, 2*devices+len(t.candidates)+3*gpus)
+	numbers := make([]int, 2*devices+len(t.candidates)+4*gpus)
 	part := func(n int) []int {
 		var p []int
 		p, numbers = numbers[:n:n], numbers[n:]
@@ -78,7 +79,7 @@ func (t *Topology) share(q question, p Policy) *share {
 	s := &share{
 		Topology: t, policy: p,
 		free: part(devices), first: part(devices), then: part(len(t.candidates)),
-		gpuFree: part(gpus), taken: part(gpus), score: part(gpus),
+		gpuFree: part(gpus), taken: part(gpus), replicas: part(gpus), score: part(gpus),
 	}
 	for _, i := range slices.Backward(q.free) {
 		d := t.device[i]
@@ -87,7 +88,7 @@ func (t *Topology) share(q question, p Policy) *share {
 		s.gpuFree[t.gpu[d]]++
 	}
 	for _, i := range q.must {
-		s.join(t.gpu[t.device[i]])
+		s.join(i)
 	}
 	return s
 }
@@ -116,10 +117,15 @@ func (s *share) compare(d, e int) int {
 	case Packed:
 		return cmp.Or(-load, -repeat, near)
 	case Distinct:
-		return cmp.Or(repeat, load, near)
+		return cmp.Or(compareBool(s.repeats(d), s.repeats(e)), repeat, load, near)
 	default:
 		return cmp.Or(load, repeat, near)
 	}
+}
+
+// repeats reports whether an id of device d would be the second replica of its GPU.
+func (s *share) repeats(d int) bool {
+	return s.replicas[s.gpu[d]] > 0 && s.candidates[s.first[d]].Replica
 }
 
 // compareLoad is negative when a has the larger part of its ids free. Devices may
@@ -132,12 +138,16 @@ func (s *share) take(d int) int {
 	s.first[d] = s.then[i]
 	s.free[d]--
 	s.gpuFree[s.gpu[d]]--
-	s.join(s.gpu[d])
+	s.join(i)
 	return i
 }
 
-// join counts an id of the GPU as chosen.
-func (s *share) join(g int) {
+// join counts a candidate as chosen.
+func (s *share) join(i int) {
+	g := s.gpu[s.device[i]]
+	if s.candidates[i].Replica {
+		s.replicas[g]++
+	}
 	if s.taken[g]++; s.taken[g] > 1 {
 		return
 	}

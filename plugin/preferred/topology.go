@@ -22,6 +22,9 @@ type Candidate struct {
 	GPU      device.GPU
 	Index    int // the GPU's
 	NUMANode int // -1 when unknown
+	// Replica says that the id is one of several of its device. With the policy Distinct a
+	// container must not get two replicas of one GPU.
+	Replica bool
 	// Held says that the id is offered no more, and a container has it still: it is
 	// never chosen, and a load on its device.
 	Held bool
@@ -36,6 +39,10 @@ type Candidate struct {
 type Request struct {
 	Available, Must []device.OfferedID
 	Size            int
+	// Reject reports whether Allocate rejects an id in a request of this size. The answer for
+	// one id of a device holds for all ids of it. An answer has rejected ids only if there are
+	// not enough others. Nil rejects none.
+	Reject func(device.OfferedID) bool
 }
 
 // Topology is the candidates and how near their GPUs are to each other. It never
@@ -45,6 +52,7 @@ type Topology struct {
 	candidates []Candidate              // by GPU index, GPU, device, replica
 	at         map[device.OfferedID]int // into candidates; none has those that are Held
 	device     []int                    // of each candidate, by number
+	example    []int                    // of each device: its first candidate, -1 if all are Held
 	gpu        []int                    // of each device, by number
 	ids        []int                    // how many each device has
 	gpuIDs     []int                    // how many each GPU has
@@ -69,7 +77,7 @@ func New(candidates []Candidate, links []device.Link) *Topology {
 		}
 		d := number(devices, c.Device)
 		if d == len(t.gpu) {
-			t.gpu, t.ids = append(t.gpu, g), append(t.ids, 0)
+			t.gpu, t.ids, t.example = append(t.gpu, g), append(t.ids, 0), append(t.example, -1)
 		}
 		t.ids[d]++
 		t.gpuIDs[t.gpu[d]]++
@@ -78,6 +86,9 @@ func New(candidates []Candidate, links []device.Link) *Topology {
 			continue
 		}
 		t.at[c.ID] = len(t.candidates)
+		if t.example[d] < 0 {
+			t.example[d] = len(t.candidates)
+		}
 		t.candidates, t.device = append(t.candidates, c), append(t.device, d)
 	}
 	t.near = scores(gpus, nodes, links)
@@ -99,17 +110,24 @@ func number[K comparable](numbers map[K]int, key K) int {
 func compareCandidates(a, b Candidate) int {
 	return cmp.Or(
 		cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Device, b.Device),
-		compareIDs(a.ID, b.ID), cmp.Compare(a.NUMANode, b.NUMANode), cmp.Compare(a.held(), b.held()),
+		compareIDs(a.ID, b.ID), cmp.Compare(a.NUMANode, b.NUMANode), compareBool(a.Held, b.Held), compareBool(a.Replica, b.Replica),
 	)
 }
 
-// held is 1 where the candidate is Held.
-func (c Candidate) held() int {
-	if c.Held {
+// compareBool orders false before true.
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	default:
 		return 1
 	}
-	return 0
 }
+
+// part reports whether a candidate stands for a part of its GPU.
+func (c Candidate) part() bool { return c.Replica || string(c.Device) != string(c.GPU) }
 
 // compareIDs puts replica 2 before replica 10.
 func compareIDs(a, b device.OfferedID) int {
@@ -117,10 +135,21 @@ func compareIDs(a, b device.OfferedID) int {
 	return cmp.Or(strings.Compare(string(deviceA), string(deviceB)), cmp.Compare(len(a), len(b)), strings.Compare(string(a), string(b)))
 }
 
+// Prefer chooses as Shared does if replicas or MIG devices can be chosen, and otherwise as
+// Aligned does.
+func (t *Topology) Prefer(r Request, p Policy) []device.OfferedID {
+	q := t.ask(r)
+	if slices.ContainsFunc(q.free, func(i int) bool { return t.candidates[i].part() }) {
+		return t.shared(q, p)
+	}
+	return t.aligned(q)
+}
+
 // question is a Request in terms of the topology: candidates by number, in order,
 // each once.
 type question struct {
 	must, free   []int
+	rejected     []int              // available, and Allocate rejects them
 	answer       []device.OfferedID // what must be, known ids first
 	strangers    []device.OfferedID // available, and no candidates
 	size, wanted int                // ids in all, and candidates to be chosen from free
@@ -139,11 +168,14 @@ func (t *Topology) ask(r Request) question {
 	numbers := make([]int, 0, 2*len(seen))
 	q.must, q.free = numbers[:0:len(seen)], numbers[len(seen):len(seen)]
 	q.answer = make([]device.OfferedID, 0, q.size)
+	rejects := t.rejects(r)
 	for i, s := range seen {
-		switch s {
-		case available:
+		switch {
+		case s == available && rejects != nil && rejects[t.device[i]]:
+			q.rejected = append(q.rejected, i)
+		case s == available:
 			q.free = append(q.free, i)
-		case must:
+		case s == must:
 			q.must = append(q.must, i)
 			q.answer = append(q.answer, t.candidates[i].ID)
 		}
@@ -155,6 +187,18 @@ func (t *Topology) ask(r Request) question {
 	q.answer = append(q.answer, unknown...)
 	q.wanted = min(max(q.size-len(q.answer), 0), len(q.free))
 	return q
+}
+
+// rejects reports for each device whether Allocate rejects its ids.
+func (t *Topology) rejects(r Request) []bool {
+	if r.Reject == nil {
+		return nil
+	}
+	rejects := make([]bool, len(t.example))
+	for d, i := range t.example {
+		rejects[d] = i >= 0 && r.Reject(t.candidates[i].ID)
+	}
+	return rejects
 }
 
 // mark notes which candidates are among the ids, and returns the ids that are
@@ -171,11 +215,11 @@ func (t *Topology) mark(seen []uint8, ids []device.OfferedID, as uint8) (unknown
 	return slices.Compact(unknown)
 }
 
-// filled is the answer with the chosen candidates, and with strangers where these
-// are not enough.
+// filled is the answer with the chosen candidates, and with rejected ones and strangers where
+// these are not enough.
 func (t *Topology) filled(q question, chosen []int) []device.OfferedID {
 	slices.Sort(chosen)
-	for _, i := range chosen {
+	for _, i := range append(chosen, q.rejected...) {
 		q.answer = append(q.answer, t.candidates[i].ID)
 	}
 	q.answer = append(q.answer, q.strangers...)
