@@ -70,6 +70,7 @@ type Settings struct {
 	Sharing       Sharing
 	Resources     Resources
 	Select        Select
+	Claims        Claims
 	PreStartCheck bool
 }
 

@@ -220,6 +220,9 @@ func TestAcceptedFiles(t *testing.T) {
 			s.Select = Select{Include: []Ref{"0", "0000:3b:00.0", "model:*A100*"}, Exclude: []Ref{"1"}}
 			s.Health = Health{Ignored: []uint64{48, 79}, EnableAll: true}
 		}},
+		{"claims", "version: v1\npodgauge: {claims: {ignore: [monitoring/*, \"*/dcgm-*/gpu.nvidia.com\"], reserveDevices: true}}\n", func(s *Settings) {
+			s.Claims = Claims{Ignore: []ClaimPattern{{"monitoring", "*", "*"}, {"*", "dcgm-*", "gpu.nvidia.com"}}, ReserveDevices: true}
+		}},
 		{"single Xids", "version: v1\npodgauge: {xids: {\"94\": warn, 31: unhealthy, 43: ignore, 45: null}}\n", func(s *Settings) {
 			s.Health = Health{Xids: map[uint64]Policy{94: Warn, 31: Unhealthy, 43: Ignore}}
 		}},

@@ -18,6 +18,8 @@ func samples(r row) (a, b string) {
 		return r.oneOf[0], r.oneOf[1]
 	case r.flag == "device-discovery-strategy":
 		return DiscoverAuto, DiscoverNVML
+	case r.flag == "ignore-claims":
+		return "a/b", "a/*/c"
 	case r.flag == "imex-channel-ids":
 		return "0", "" // it has no third
 	}

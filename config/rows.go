@@ -175,6 +175,14 @@ var rows = []row{
 		help: "`devices` not to offer, whatever is included", into: func(t *target) any { return &t.Select.Exclude },
 	},
 	{
+		flag: "ignore-claims", env: []string{"IGNORE_CLAIMS"}, path: "podgauge.claims.ignore",
+		help: "resource `claims` that are not an allocation of their devices, NAMESPACE/NAME or NAMESPACE/NAME/DRIVER, * for any characters: monitoring/*", into: func(t *target) any { return &t.Claims.Ignore },
+	},
+	{
+		flag: "reserve-claimed-devices", env: []string{"RESERVE_CLAIMED_DEVICES"}, path: "podgauge.claims.reserveDevices", byDef: "false",
+		help: "make a device that a resource claim has been given unhealthy in the device plugin's list, as long as a container uses the claim", into: func(t *target) any { return &t.Claims.ReserveDevices },
+	},
+	{
 		flag: "pre-start-check", env: []string{"PRE_START_CHECK"}, path: "podgauge.preStartCheck", byDef: "false",
 		help: "ask a device before each container's start whether it answers, is healthy, and is free", into: func(t *target) any { return &t.PreStartCheck },
 	},

@@ -15,7 +15,7 @@ import (
 // carries them as text; there is one way into the Settings for all three.
 
 // assign reads values into what dst points to: a string, bool, []string, []int
-// or []Ref.
+// []Ref or []ClaimPattern.
 func assign(dst any, values []string) error {
 	switch dst := dst.(type) {
 	case *string:
@@ -48,6 +48,16 @@ func assign(dst any, values []string) error {
 			refs = append(refs, ref)
 		}
 		*dst = refs
+	case *[]ClaimPattern:
+		patterns := make([]ClaimPattern, 0, len(values))
+		for _, v := range values {
+			p, err := ParseClaimPattern(v)
+			if err != nil {
+				return err
+			}
+			patterns = append(patterns, p)
+		}
+		*dst = patterns
 	default:
 		panic(fmt.Sprintf("config: a row of type %T", dst))
 	}

@@ -2,6 +2,7 @@ package device_test
 
 import (
 	"cmp"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -28,7 +29,7 @@ func TestIdentities(t *testing.T) {
 
 func TestHoldersOf(t *testing.T) {
 	row := func(id device.OfferedID, pod string) device.Holding {
-		h := device.Holding{Offered: id}
+		h := device.Holding{Resource: "nvidia.com/gpu", Offered: id}
 		if pod != "" {
 			h.Owner = device.Owner{Namespace: "n", Pod: pod, Container: "c"}
 		}
@@ -55,6 +56,37 @@ func TestHoldersOf(t *testing.T) {
 	}
 	if hold, _ := (device.Holders{}).Of("A"); hold != device.Unknown {
 		t.Error("a device is known to be idle before the kubelet has said anything")
+	}
+}
+
+// TestHoldersOfClaimedDevices: an allocation by a device plugin decides, whatever claims
+// exist beside it, such as those with admin access of monitoring pods.
+func TestHoldersOfClaimedDevices(t *testing.T) {
+	const plugin, driver = "nvidia.com/gpu", "gpu.nvidia.com"
+	row := func(resource, pod string) device.Holding {
+		h := device.Holding{Resource: resource, Offered: "A"}
+		if pod != "" {
+			h.Owner = device.Owner{Namespace: "n", Pod: pod, Container: "c"}
+		}
+		return h
+	}
+	for _, c := range []struct {
+		name  string
+		rows  []device.Holding
+		state device.Hold
+		pod   string
+	}{
+		{"a claim", []device.Holding{row(driver, "one")}, device.Held, "one"},
+		{"two claims", []device.Holding{row(driver, "one"), row(driver, "two")}, device.Shared, ""},
+		{"a claim beside the owner", []device.Holding{row(driver, "monitor"), row(plugin, "one")}, device.Held, "one"},
+		{"claims beside the owner", []device.Holding{row(driver, "monitor"), row(driver, "other"), row(plugin, "one")}, device.Held, "one"},
+		{"a claim beside two owners", []device.Holding{row(driver, "one"), row(plugin, "one"), row(plugin, "two")}, device.Shared, ""},
+		{"a claim beside an allocation without a name", []device.Holding{row(driver, "monitor"), row(plugin, "")}, device.Unnamed, ""},
+	} {
+		slices.SortFunc(c.rows, device.CompareHoldings)
+		if state, owner := (device.Holders{Held: c.rows}).Of("A"); state != c.state || owner.Pod != c.pod {
+			t.Errorf("%s: %d of %q, want %d of %q", c.name, state, owner.Pod, c.state, c.pod)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package device
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -31,6 +32,11 @@ type Holding struct {
 	Offered  OfferedID
 	Owner    Owner
 }
+
+// Claimed reports whether a container has the device by Dynamic Resource Allocation: the
+// resource is then the name of a driver, a DNS name, and that of a device plugin has a slash
+// (IsExtendedResourceName in pkg/apis/core/v1/helper/helpers.go).
+func (h Holding) Claimed() bool { return !strings.Contains(h.Resource, "/") }
 
 // Seen says when a container was first and last seen to hold a device. One that had it,
 // lost it and has it again is seen anew.
@@ -77,8 +83,10 @@ const (
 	Unnamed             // allocated, and the kubelet names nobody
 )
 
-// Of tells who holds a device. The Owner is the zero one unless the device is
-// Held.
+// Of returns the state of a device and its owner. The Owner is zero unless the device
+// is Held. Allocations by a device plugin decide, and claims only where there are none:
+// the PodResources API does not show whether a claim has admin access, as that of a
+// monitoring pod on all GPUs, so a claim takes no device from its owner.
 func (h Holders) Of(id ID) (Hold, Owner) {
 	rows := h.Rows(id)
 	if len(rows) == 0 {
@@ -87,16 +95,22 @@ func (h Holders) Of(id ID) (Hold, Owner) {
 		}
 		return Unknown, Owner{}
 	}
-	first := rows[0].Owner
-	for _, r := range rows[1:] {
-		if r.Owner != first {
+	claims := !slices.ContainsFunc(rows, func(r Holding) bool { return !r.Claimed() })
+	first := true
+	var owner Owner
+	for _, r := range rows {
+		switch {
+		case r.Claimed() != claims:
+		case first:
+			first, owner = false, r.Owner
+		case r.Owner != owner:
 			return Shared, Owner{}
 		}
 	}
-	if first == (Owner{}) {
+	if owner == (Owner{}) {
 		return Unnamed, Owner{}
 	}
-	return Held, first
+	return Held, owner
 }
 
 // Offered are the ids of a resource that containers hold.

@@ -121,6 +121,9 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 	return first
 }
 
+// reserves reports whether an allocation keeps its device from other containers.
+func (r Rules) reserves(h device.Holding) bool { return r.ReserveClaimed || !h.Claimed() }
+
 // reserve keeps a device that is to be had alone from being given away while a
 // container has it by another id or as another resource, as it was offered before
 // the rules changed. It tells whether there is any such device. One that its own id
@@ -134,7 +137,7 @@ func (o *offer) reserve(resource string, holdings func(device.ID) []device.Holdi
 		}
 		held := holdings(i.status.ID)
 		own := func(h device.Holding) bool { return h.Resource == resource && h.Offered == i.id }
-		if len(held) == 0 || slices.ContainsFunc(held, own) {
+		if !slices.ContainsFunc(held, o.rules.reserves) || slices.ContainsFunc(held, own) {
 			continue
 		}
 		any, i.down = true, elsewhere

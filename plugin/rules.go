@@ -61,6 +61,10 @@ type Rules struct {
 	// Policy chooses among replicas and slices. With preferred.Distinct a container
 	// that would get two replicas of one GPU is refused.
 	Policy preferred.Policy
+	// ReserveClaimed has a device that a container has by a claim (Dynamic Resource
+	// Allocation) count as allocated. The PodResources API does not show whether a claim
+	// has admin access, so it does not by default.
+	ReserveClaimed bool
 	// PreStart has a container's devices asked before each of its starts.
 	PreStart bool
 }

@@ -116,6 +116,29 @@ func TestAGPUThatIsHeldAsAnotherResource(t *testing.T) {
 	}
 }
 
+// TestAClaimReservesNoDevice: a claim may have admin access, which the kubelet does not
+// report, so it takes a device from the list only where the rules ask for that.
+func TestAClaimReservesNoDevice(t *testing.T) {
+	for _, c := range []struct {
+		reserve bool
+		want    string
+	}{{false, ": GPU-0 GPU-1"}, {true, ": GPU-0 GPU-1!"}} {
+		rules := Rules{ReserveClaimed: c.reserve}
+		l := holding(rules, board("0 1"))
+		l.Holdings = func(d device.ID) []device.Holding {
+			if d != "GPU-1" {
+				return nil
+			}
+			return []device.Holding{{Resource: "gpu.nvidia.com", Offered: "GPU-1"}}
+		}
+		offers, _ := rules.apply(board("0 1"))
+		l.offer(offers[wholeGPU], board("0 1"), time.Now())
+		if got := words(map[string]*offer{"": l.offered}); got != c.want {
+			t.Errorf("claims reserve devices: %t; offered is %q, want %q", c.reserve, got, c.want)
+		}
+	}
+}
+
 // asks is what is asked of devices before a start on these ids, and what came of it.
 func (l *life) asks(t *testing.T, ids ...string) (asked []Ask, err error) {
 	t.Helper()

@@ -7,11 +7,6 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// isClaim tells a holding by a claim from one by a plugin: its resource is the name of a
-// driver, which is a DNS name, and a plugin's has a slash
-// (IsExtendedResourceName in pkg/apis/core/v1/helper/helpers.go).
-func isClaim(h device.Holding) bool { return !strings.Contains(h.Resource, "/") }
-
 // appendClaimed appends a row for each claim that gives one of our devices.
 func (c *Client) appendClaimed(rows []device.Holding, claims []device.Claim) []device.Holding {
 	if c.Claimed == nil {

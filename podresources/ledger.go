@@ -2,7 +2,6 @@ package podresources
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
@@ -165,7 +164,7 @@ func (l *ledger) heldDevices(holders []device.Holding) []device.HeldDevice {
 	}
 	shown := make([]device.HeldDevice, 0, len(holders))
 	for _, h := range holders {
-		if h.Owner == (device.Owner{}) || !strings.Contains(h.Resource, "/") { // a claim has a row of its own
+		if h.Owner == (device.Owner{}) || h.Claimed() { // a claim has a row of its own
 			continue
 		}
 		shown = append(shown, device.HeldDevice{Owner: h.Owner, ResourceDevice: device.ResourceDevice{

@@ -73,7 +73,7 @@ func of(h device.Holding) allocation { return allocation{h.Resource, h.Offered} 
 // holder, so that naming another one says that the first has it no more. What is claimed
 // may have several.
 func key(h device.Holding) device.Holding {
-	if !isClaim(h) {
+	if !h.Claimed() {
 		h.Owner = device.Owner{}
 	}
 	return h
@@ -354,7 +354,7 @@ func (m *memory) isNew(n notes, a allocation) bool {
 func (m *memory) uids(n notes) map[podName]string {
 	uids := map[podName]string{}
 	for _, h := range m.held {
-		if isClaim(h) { // the notes are the device manager's, and claims another's
+		if h.Claimed() { // the notes are the device manager's, and claims another's
 			continue
 		}
 		p, uid := ownerOf(h), n.allocated[of(h)]

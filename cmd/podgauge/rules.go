@@ -35,7 +35,7 @@ func rules(s config.Settings, hasSpec func(class string) bool, channels []int) p
 			return o
 		},
 		Policy:   policies[s.AllocationPolicy],
-		PreStart: s.PreStartCheck,
+		PreStart: s.PreStartCheck, ReserveClaimed: s.Claims.ReserveDevices,
 	}
 }
 

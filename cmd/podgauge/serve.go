@@ -135,10 +135,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		known, _ := a.holders.Look()
 		return len(known.Rows(id)) > 0
 	}
-	a.holders.Claimed = func(c device.Claim) (device.ID, bool) {
-		statuses, _ := a.board.Look()
-		return nvml.Claimed(c, statuses)
-	}
+	a.holders.Claimed = a.claimed
 	a.monitor.Policy = func(xid uint64) device.Policy {
 		settings, _ := a.watch.Look()
 		return xidPolicies[settings.Health.Policy(xid)]
@@ -156,6 +153,16 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.remember(o.health)
 	a.listen(o.health.kernelLog)
 	return a, nil
+}
+
+// claimed returns the device that a claim allocates. A claim that the configuration
+// ignores allocates none.
+func (a *assembly) claimed(c device.Claim) (device.ID, bool) {
+	if settings, _ := a.watch.Look(); settings.Claims.Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) {
+		return "", false
+	}
+	statuses, _ := a.board.Look()
+	return nvml.Claimed(c, statuses)
 }
 
 // named is whose container it is, as the kubelet's Pods API says. A static pod's UID in a

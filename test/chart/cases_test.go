@@ -65,6 +65,7 @@ sharedDevicesAllocationPolicy: distinct
 preStartCheck: true
 includeDevices: [0, "model:*H100*"]
 excludeDevices: ["0000:3b:00.0"]
+claims: {ignore: [monitoring/*, "*/dcgm-*/gpu.nvidia.com"], reserveDevices: true}
 imex: {channelIDs: [0], required: true}
 mps: {root: /run/nvidia/mps}
 cdi: {nvidiaHookPath: /usr/bin/nvidia-cdi-hook, featureFlags: disable-nvsandboxutils, disableHooks: all, annotationPrefix: cdi.example.com/}

@@ -75,6 +75,8 @@ config. */}}
   (list "PRE_START_CHECK" $v.preStartCheck)
   (list "INCLUDE_DEVICES" (join "," $v.includeDevices))
   (list "EXCLUDE_DEVICES" (join "," $v.excludeDevices))
+  (list "IGNORE_CLAIMS" (join "," $v.claims.ignore))
+  (list "RESERVE_CLAIMED_DEVICES" $v.claims.reserveDevices)
   (list "IMEX_CHANNEL_IDS" (join "," $v.imex.channelIDs))
   (list "IMEX_REQUIRED" $v.imex.required)
   (list "MPS_ROOT" $v.mps.root)

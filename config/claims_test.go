@@ -1,0 +1,44 @@
+package config
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestClaimPatterns(t *testing.T) {
+	const namespace, name, driver = "monitoring", "dcgm-x7k2p-gpus-8h2lk", "gpu.nvidia.com"
+	for _, c := range []struct {
+		pattern string
+		matches bool
+	}{
+		{"monitoring/*", true},
+		{"monitoring/dcgm-*", true},
+		{"*/dcgm-*-gpus-*/gpu.nvidia.com", true},
+		{"*/*", true},
+		{"*/*/*", true},
+		{"*/*/gpu.nvidia.com", true},
+		{"*/*/nic.example.com", false},
+		{"monitoring/dcgm", false},
+		{"monitor/*", false},
+	} {
+		p, err := ParseClaimPattern(c.pattern)
+		if err != nil {
+			t.Errorf("%s: %v", c.pattern, err)
+		}
+		claims := Claims{Ignore: []ClaimPattern{{"other", "*", "*"}, p}}
+		if claims.Ignores(namespace, name, driver) != c.matches {
+			t.Errorf("%s: want %t", c.pattern, c.matches)
+		}
+	}
+	if (Claims{}).Ignores(namespace, name, driver) {
+		t.Error("without a pattern a claim is ignored")
+	}
+}
+
+func TestWrongClaimPatterns(t *testing.T) {
+	for _, pattern := range []string{"", "*", "monitoring", "/", "a/", "/a", "a/b/", "a/b/c/d", "Monitoring/*", "a b/*", "a/b_c", "ä/*", "a/b\n"} {
+		if _, err := ParseClaimPattern(pattern); err == nil || !strings.Contains(err.Error(), "want NAMESPACE/NAME") {
+			t.Errorf("%q: %v", pattern, err)
+		}
+	}
+}
