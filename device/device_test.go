@@ -59,6 +59,24 @@ func TestHoldersOf(t *testing.T) {
 	}
 }
 
+// TestHoldersOfOnePod: containers of one pod that share a device leave its owner the pod.
+func TestHoldersOfOnePod(t *testing.T) {
+	row := func(id device.OfferedID, pod, container string) device.Holding {
+		return device.Holding{Resource: "nvidia.com/gpu", Offered: id, Owner: device.Owner{Namespace: "n", Pod: pod, Container: container}}
+	}
+	known := device.Holders{Held: []device.Holding{
+		row("A", "one", "c1"), row("A", "one", "c2"), row("B::0", "one", "c1"), row("B::1", "one", "c2"), row("B::2", "one", "c1"),
+		row("C::0", "one", "c1"), row("C::1", "one", "c2"), row("C::2", "two", "c1"),
+		row("D::0", "one", "c1"), row("D::1", "one", "c2"), {Resource: "nvidia.com/gpu", Offered: "D::2"},
+	}}
+	pod := device.Owner{Namespace: "n", Pod: "one"}
+	for id, want := range map[device.ID]device.Owner{"A": pod, "B": pod, "C": {}, "D": {}} {
+		if state, owner := known.Of(id); state != device.Shared || owner != want {
+			t.Errorf("%s: %d of %v, want %v", id, state, owner, want)
+		}
+	}
+}
+
 // TestHoldersOfClaimedDevices: an allocation by a device plugin decides, whatever claims
 // exist beside it, such as those with admin access of monitoring pods.
 func TestHoldersOfClaimedDevices(t *testing.T) {

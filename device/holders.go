@@ -21,6 +21,18 @@ func (o Owner) Compare(p Owner) int {
 	return cmp.Or(cmp.Compare(o.Namespace, p.Namespace), cmp.Compare(o.Pod, p.Pod), cmp.Compare(o.Container, p.Container))
 }
 
+// Common returns what two owners share: the container, its pod without a container, or
+// nothing.
+func (o Owner) Common(p Owner) Owner {
+	switch {
+	case o == p:
+		return o
+	case o.Namespace == p.Namespace && o.Pod == p.Pod:
+		return Owner{Namespace: o.Namespace, Pod: o.Pod}
+	}
+	return Owner{}
+}
+
 // Holding says that a container holds an offered id. An Owner without a name is
 // an allocation that the kubelet has not named: that of an init container never
 // is.
@@ -83,8 +95,8 @@ const (
 	Unnamed             // allocated, and the kubelet names nobody
 )
 
-// Of returns the state of a device and its owner. The Owner is zero unless the device
-// is Held. Allocations by a device plugin decide, and claims only where there are none:
+// Of returns the state of a device and its owner. The Owner of a Shared device is what its
+// owners share: their pod, or nothing. Allocations by a device plugin decide, and claims only where there are none:
 // the PodResources API does not show whether a claim has admin access, as that of a
 // monitoring pod on all GPUs, so a claim takes no device from its owner.
 func (h Holders) Of(id ID) (Hold, Owner) {
@@ -96,21 +108,21 @@ func (h Holders) Of(id ID) (Hold, Owner) {
 		return Unknown, Owner{}
 	}
 	claims := !slices.ContainsFunc(rows, func(r Holding) bool { return !r.Claimed() })
-	first := true
+	state := Unknown
 	var owner Owner
 	for _, r := range rows {
 		switch {
 		case r.Claimed() != claims:
-		case first:
-			first, owner = false, r.Owner
+		case state == Unknown:
+			state, owner = Held, r.Owner
 		case r.Owner != owner:
-			return Shared, Owner{}
+			state, owner = Shared, owner.Common(r.Owner)
 		}
 	}
-	if owner == (Owner{}) {
-		return Unnamed, Owner{}
+	if state == Held && owner == (Owner{}) {
+		return Unnamed, owner
 	}
-	return Held, owner
+	return state, owner
 }
 
 // Offered are the ids of a resource that containers hold.

@@ -90,10 +90,9 @@ func (d *node) hold(held ...string) {
 	h := device.Holders{At: time.Now(), Settled: true}
 	for _, row := range held {
 		id, owner, _ := strings.Cut(row, "=")
-		holding := device.Holding{Offered: device.OfferedID(id)}
+		holding := device.Holding{Resource: "nvidia.com/gpu", Offered: device.OfferedID(id)}
 		if owner != "" {
 			part := strings.Split(owner, "/")
-			holding.Resource = "nvidia.com/gpu"
 			holding.Owner = device.Owner{Namespace: part[0], Pod: part[1], Container: part[2]}
 			h.Recent = append(h.Recent, device.Seen{Device: holding.Offered.Device(), Owner: holding.Owner, Last: h.At})
 		}
@@ -246,6 +245,25 @@ func TestScrapeShowsNoHolderWhereThereAreSeveralOrNone(t *testing.T) {
 		has(t, text, "nvidia_gpu_allocated"+labels("GPU-1", "1", "", "", "")+" 1")
 		has(t, text, `nvidia_gpu_allocation_info{container="main",device_id="GPU-0::1",mig_uuid="",namespace="team",pod="b",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
 		hasNot(t, text, `device_id="GPU-1"`)
+	})
+}
+
+// TestScrapeKeepsThePodOfItsContainers: only the container label is empty where one pod
+// has several containers on a device.
+func TestScrapeKeepsThePodOfItsContainers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		d.hold("GPU-0::0=team/a/main", "GPU-0::1=team/a/side")
+		text := scrape(t, serve(New(d.sources(), Options{})))
+		for family, value := range map[string]string{"allocated": " 1", "healthy": " 1", "power_watts": " 0", "energy_joules_total": " 0"} {
+			has(t, text, "nvidia_gpu_"+family+labels("GPU-0", "0", "team", "a", "")+value)
+		}
+		d.partition()
+		d.statuses[1].GI, d.statuses[2].GI = 1, 1
+		d.more = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1000}}
+		d.hold("MIG-0=team/a/main", "MIG-1=team/a/side")
+		text = scrape(t, serve(New(d.sources(), Options{})))
+		has(t, text, "nvidia_gpu_memory_used_bytes"+sliceLabels("MIG-0", "team", "a", "")+" 1000")
 	})
 }
 

@@ -234,8 +234,8 @@ func shareInstance(a, b device.Status) bool {
 	return !a.WholeGPU() && !b.WholeGPU() && !a.Gone && !b.Gone && a.GPU == b.GPU && a.GI >= 0 && a.GI == b.GI
 }
 
-// together is who holds what is read of several slices at once: one container only
-// where it is the only one.
+// together returns the state and the owner of what is read of several slices at once: what
+// their owners share.
 func together(h device.Holders, hold device.Hold, owner device.Owner, other device.ID) (device.Hold, device.Owner) {
 	also, who := h.Of(other)
 	switch {
@@ -245,10 +245,10 @@ func together(h device.Holders, hold device.Hold, owner device.Owner, other devi
 		return hold, owner
 	case hold == device.Idle:
 		return also, who
-	case owner == who:
+	case hold == also && owner == who:
 		return hold, owner
 	default:
-		return device.Shared, device.Owner{}
+		return device.Shared, owner.Common(who)
 	}
 }
 
