@@ -20,7 +20,7 @@ const (
 	sayEvery       = 10 * time.Second // one kind of report
 	listEvery      = 10 * time.Second // while the driver is there
 	lookForEvery   = time.Second      // while it is not
-	firstVerdictBy = 5 * time.Second  // no verdict by then is a bad one
+	firstVerdictBy = 5 * time.Second  // after a listing, or an answer; no verdict by then is a bad one
 	unhealthyAfter = 30 * time.Second // a call that does not come back, where nobody says otherwise
 	notAnsweringBy = 5 * time.Second  // a listing that does not come back
 	waitAgainAfter = time.Second      // a Wait that failed
@@ -323,7 +323,8 @@ func (m *Monitor) failed(p *patient, c checkup, now time.Time) {
 	if v.byReset { // it is told by a GPU that answers, and so knows all resets before
 		v.resets = new(p.resets)
 	}
-	if soft && p.answered && !p.doubts(c.began) {
+	if soft && !p.doubts(c.began) {
+		p.verdictBy = now.Add(firstVerdictBy) // the GPU has answered, so a second check decides
 		m.log.Info("a check has failed, asking again", "gpu", p.gpu, "err", c.err)
 		return
 	}
@@ -347,7 +348,7 @@ func (m *Monitor) judgeSilence(now time.Time) {
 		m.changed = p.baseline(0, now) || m.changed
 		silent := m.readers.Busy(gpu) > after || !p.silent.IsZero() && now.Sub(p.silent) > after
 		if !p.answered {
-			silent = now.Sub(p.first) > firstVerdictBy
+			silent = now.After(p.verdictBy)
 		}
 		if silent {
 			m.find(p, verdict{reason: "not_answering", at: now, noted: now}, now)

@@ -6,6 +6,7 @@ import "time"
 type patient struct {
 	gpu       GPU
 	first     time.Time // when it was first listed
+	verdictBy time.Time // a GPU without a verdict by then does not answer
 	listed    bool      // in the newest listing
 	answered  bool      // a verdict was reached at least once
 	checkedAt time.Time // when the newest check began

@@ -148,6 +148,71 @@ var courses = []course{
 	}, ails(nil), "probation unhealthy", "unhealthy probation well", "check_failed", "", 1},
 }
 
+// TestTheFirstCheckFailsSoftly has a GPU's very first check fail without a reason. A second
+// one has to fail as well before the GPU is unhealthy, and the first post waits for it.
+func TestTheFirstCheckFailsSoftly(t *testing.T) {
+	start := func(t *testing.T) *watched {
+		m := machine(2)
+		m.Ail(m.IDs()[0], errOdd)
+		w := watch(t, m, nil)
+		if statuses := w.after(500 * time.Millisecond); statuses != nil {
+			t.Errorf("after one check the board has %q", reasons(statuses))
+		}
+		return w
+	}
+	t.Run("once", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := start(t)
+			defer w.stop()
+			w.Ail(w.IDs()[0], nil)
+			if got := w.path(time.Minute); got != "nothing suspect well" {
+				t.Errorf("it goes %q", got)
+			}
+			if s := w.after(0)[0]; s.Flaps != 0 {
+				t.Errorf("it counts %d flaps", s.Flaps)
+			}
+		})
+	})
+	t.Run("late", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			m := machine(2)
+			gpu := m.GPUs()[0]
+			w := watch(t, m, func(device.Backend) device.Backend { return &slowToFail{Machine: m, gpu: gpu} })
+			defer w.stop()
+			want(t, "after a second check", w.after(10*time.Second), "", "")
+		})
+	})
+	t.Run("twice", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := start(t)
+			defer w.stop()
+			want(t, "after two checks", w.after(2*time.Second), "check_failed", "")
+		})
+	})
+}
+
+// slowToFail is a machine on which the first check of a GPU takes almost as long as it may
+// and fails, and the second takes a second.
+type slowToFail struct {
+	*sim.Machine
+	gpu    device.GPU
+	checks int // the Monitor begins the next check of a GPU after the end of the one before
+}
+
+func (s *slowToFail) Check(gpu device.GPU) (device.Vitals, error) {
+	if gpu != s.gpu {
+		return s.Machine.Check(gpu)
+	}
+	switch s.checks++; s.checks {
+	case 1:
+		time.Sleep(4900 * time.Millisecond)
+		return device.Vitals{}, errOdd
+	case 2:
+		time.Sleep(time.Second)
+	}
+	return s.Machine.Check(gpu)
+}
+
 // TestRecoveryByClass has each other GPU know nothing of it.
 func TestRecoveryByClass(t *testing.T) {
 	for _, row := range courses {

@@ -105,7 +105,7 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 	for _, d := range devices {
 		p := m.patients[d.GPU]
 		if p == nil {
-			p = &patient{gpu: d.GPU, first: now}
+			p = &patient{gpu: d.GPU, first: now, verdictBy: now.Add(firstVerdictBy)}
 			m.patients[d.GPU] = p
 			m.takeRecord(p, &p.condition, "", now)
 		}
