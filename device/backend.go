@@ -91,8 +91,8 @@ type Event struct {
 	// Witness is the second source that the report is from; empty: the driver itself. What
 	// both report happened once.
 	Witness string
-	// Past says that it happened before anybody listened: it condemns nobody, and who has
-	// the GPU now need not have had it then.
+	// Past says that it happened before podgauge listened: it is not counted and marks no
+	// device unhealthy, and the owner of the GPU now need not have been its owner then.
 	Past bool
 }
 

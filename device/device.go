@@ -173,7 +173,10 @@ type Occurrence struct {
 type Xid struct {
 	Code  uint64
 	Count uint64
-	Last  time.Time
+	Last  time.Time // when the newest that counts happened; zero: none has
+	// Past is when the newest happened of those from before podgauge listened, which are
+	// not counted; zero: none has.
+	Past time.Time
 }
 
 func (s Status) equal(o Status) bool {

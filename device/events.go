@@ -67,10 +67,13 @@ func (m *Monitor) report(e Event, witness int, at, now time.Time) {
 	if t == nil { // nobody counts so many kinds
 		t = &tally{reason: e.reason()}
 	}
-	if !t.tell(witness, now, m.deafAt) {
+	m.tallied = true
+	if e.Past {
+		t.Past = latest(t.Past, at)
+	} else if !t.tell(witness, at, now, m.deafAt) {
 		return
 	}
-	p.counted, m.tallied = true, true
+	p.counted = true
 	policy := m.policy(e)
 	if policy == Ignore {
 		return

@@ -116,6 +116,9 @@ func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 	c.relapse = r.Again
 	if c == &p.condition {
 		for _, x := range r.Xids {
+			if x.Last.After(now) { // the clock was set
+				x.Last = now
+			}
 			if t := p.tally(Event{Xid: x.Code}); t != nil {
 				t.Xid = x
 			}
@@ -164,14 +167,10 @@ func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bo
 func (r Record) last() time.Time {
 	last := r.At
 	for _, at := range append(slices.Clone(r.Turns), r.Again.At, r.Seen) {
-		if at.After(last) {
-			last = at
-		}
+		last = latest(last, at)
 	}
 	for _, x := range r.Xids {
-		if x.Last.After(last) {
-			last = x.Last
-		}
+		last = latest(last, latest(x.Last, x.Past))
 	}
 	return last
 }

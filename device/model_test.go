@@ -312,7 +312,7 @@ func (w *ward) happens(p *process, what byte, gpu device.GPU, model map[device.G
 		}
 		if kernel {
 			event.Witness = "kmsg"
-			p.monitor.Report(event)
+			p.monitor.Report(event, time.Now())
 		}
 		e.xids++
 		if heals == device.ByReset {

@@ -338,7 +338,7 @@ func TestMonitorHearsWhileReleased(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, gpu := range m.GPUs() {
-			w.monitor.Report(kernel(gpu, 95))
+			w.monitor.Report(kernel(gpu, 95), time.Now())
 		}
 		w.after(2 * time.Second)
 		m.Recover(m.IDs()[0])

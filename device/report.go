@@ -26,15 +26,16 @@ type inbox struct {
 type letter struct {
 	event Event
 	times uint64
-	at    time.Time // when the first came
+	came  time.Time // when the first was handed over
+	at    time.Time // when it happened
 }
 
-// Report takes what a second witness of what happens to GPUs tells, the kernel's log. It
-// may be called at any time and by anybody, and never blocks. What the driver reports as
-// well counts once.
-func (m *Monitor) Report(e Event) { m.inbox.put(e, time.Now()) }
+// Report takes an event of a second source, the kernel's log, and the time at which it
+// happened. It may be called at any time and by anybody, and never blocks. What the driver
+// reports as well counts once.
+func (m *Monitor) Report(e Event, at time.Time) { m.inbox.put(e, at, time.Now()) }
 
-func (b *inbox) put(e Event, now time.Time) {
+func (b *inbox) put(e Event, at, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for i := range b.letters {
@@ -47,14 +48,14 @@ func (b *inbox) put(e Event, now time.Time) {
 		b.lost++
 		return
 	}
-	b.letters = append(b.letters, letter{e, 1, now})
+	b.letters = append(b.letters, letter{e, 1, now, at})
 }
 
 // take returns what came before a time, and how many found no room.
 func (b *inbox) take(before time.Time) (ripe []letter, lost uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := slices.IndexFunc(b.letters, func(l letter) bool { return l.at.After(before) })
+	n := slices.IndexFunc(b.letters, func(l letter) bool { return l.came.After(before) })
 	if n < 0 {
 		n = len(b.letters)
 	}

@@ -40,8 +40,8 @@ func TestAReportCostsNoMemory(t *testing.T) {
 				t.Errorf("%d were told", told)
 			}
 			e.Witness = "kmsg"
-			m.Report(e)
-			if allocs := testing.AllocsPerRun(100, func() { m.Report(e) }); allocs > 0 {
+			m.Report(e, now)
+			if allocs := testing.AllocsPerRun(100, func() { m.Report(e, now) }); allocs > 0 {
 				t.Errorf("a second witness costs %v allocations", allocs)
 			}
 		})

@@ -57,9 +57,9 @@ func (e Event) reason() string {
 	return xidReason(e.Xid)
 }
 
-// tell takes a report by a witness, and tells whether it is news. deaf is when the driver
-// was last not heard.
-func (t *tally) tell(witness int, now, deaf time.Time) bool {
+// tell takes a report by a witness of what happened at a time, and reports whether it is
+// news. deaf is when the driver was last not heard.
+func (t *tally) tell(witness int, at, now, deaf time.Time) bool {
 	if now.Sub(t.heard) > agreeWithin && now.Sub(deaf) > agreeWithin {
 		t.told = [2]uint64{}
 	}
@@ -69,15 +69,23 @@ func (t *tally) tell(witness int, now, deaf time.Time) bool {
 		return false
 	}
 	t.Count++
-	t.Last = now
+	t.Last = latest(t.Last, at)
 	return true
 }
 
-// publish makes what is posted of the tallies.
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+// publish makes what is posted of the tallies. An Xid that is known from the past alone is
+// not among them: it would look like a new one.
 func (p *patient) publish() {
 	xids := make([]Xid, 0, len(p.tallies))
 	for _, t := range p.tallies {
-		if t.Code != 0 {
+		if t.Code != 0 && !t.Last.IsZero() {
 			xids = append(xids, t.Xid)
 		}
 	}

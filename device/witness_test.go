@@ -73,7 +73,7 @@ func TestTwoWitnesses(t *testing.T) {
 						w.Fail(device.ID(gpu), "xid 31")
 						synctest.Wait()
 					case "kernel":
-						w.monitor.Report(kernel(gpu, 31))
+						w.monitor.Report(kernel(gpu, 31), time.Now())
 					default:
 						pause, err := time.ParseDuration(what)
 						if err != nil {
@@ -108,16 +108,16 @@ func TestTheKernelWhereTheDriverIsSilent(t *testing.T) {
 		w := watch(t, machine(1), nil)
 		defer w.stop()
 		gpu := w.GPUs()[0]
-		w.monitor.Report(kernel(gpu, 13)) // before anything is known
+		w.monitor.Report(kernel(gpu, 13), time.Now()) // before anything is known
 		if got := countOf(w.after(2 * time.Second)[0], 13); got != 1 {
 			t.Errorf("%d were counted of what came first", got)
 		}
-		w.monitor.Report(kernel(gpu, 95))
+		w.monitor.Report(kernel(gpu, 95), time.Now())
 		want(t, "at once", w.after(100*time.Millisecond), "")
 		want(t, "when the driver has had its say", w.after(time.Second), "xid_95")
 		w.Recover(device.ID(gpu))
 		want(t, "after a reset", w.after(4*time.Second), "")
-		w.monitor.Report(kernel("GPU-that-is-not-there", 95))
+		w.monitor.Report(kernel("GPU-that-is-not-there", 95), time.Now())
 		want(t, "after one of a stranger", w.after(2*time.Second), "")
 	})
 }
@@ -130,10 +130,52 @@ func TestWhenTheKernelSaidIt(t *testing.T) {
 		defer w.stop()
 		w.after(time.Second)
 		at := time.Now()
-		w.monitor.Report(kernel(w.GPUs()[0], 95))
+		w.monitor.Report(kernel(w.GPUs()[0], 95), time.Now())
 		w.after(2 * time.Second)
 		if told := s.told(); len(told) != 1 || !told[0].At.Equal(at) {
 			t.Errorf("told was %+v, want it to be of %s", told, at)
+		}
+	})
+}
+
+// TestWhatIsPastIsHistory: an Xid from before the start has the GPU checked and is passed on
+// with its time. It is not counted, since an alert would take it for a new one.
+func TestWhatIsPastIsHistory(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		w := watch(t, machine(1), nil, s.listen)
+		gpu := w.GPUs()[0]
+		w.after(time.Second)
+		at := time.Now().Add(-5 * time.Minute)
+		past := kernel(gpu, 95)
+		past.Past, past.Heals = true, device.ByCheck
+		w.monitor.Report(past, at)
+		status := w.after(time.Second)[0]
+		if status.Health != device.Suspect || len(status.Xids) != 0 {
+			t.Errorf("it is %+v", status)
+		}
+		if told := s.told(); len(told) != 1 || !told[0].Past || !told[0].At.Equal(at) || told[0].Condemned {
+			t.Errorf("told was %+v", told)
+		}
+		w.stop()
+		if r := record(s.history(), gpu, ""); len(r.Xids) != 1 || r.Xids[0].Count != 0 || !r.Xids[0].Past.Equal(at) {
+			t.Errorf("remembered is %+v", r)
+		}
+
+		w = watch(t, machine(1), nil, s.listen, func(w *watched) { w.monitor.Remembered = s.history() })
+		defer w.stop()
+		if status := w.after(time.Second)[0]; len(status.Xids) != 0 {
+			t.Errorf("in the next process it is %+v", status)
+		}
+		w.Fail(device.ID(gpu), "xid 95")
+		now := time.Now()
+		status = w.after(time.Second)[0]
+		if len(status.Xids) != 1 || status.Xids[0].Count != 1 || !status.Xids[0].Last.Equal(now) {
+			t.Errorf("after a new one it is %+v", status)
+		}
+		w.monitor.Report(past, at)
+		if status := w.after(time.Second)[0]; status.Xids[0].Count != 1 || !status.Xids[0].Last.Equal(now) {
+			t.Errorf("after another of the past it is %+v", status)
 		}
 	})
 }
@@ -150,7 +192,7 @@ func TestTheDriverNamesTheSlice(t *testing.T) {
 		id := w.IDs()[1]
 		e := kernel(w.GPUs()[0], 999)
 		e.Heals = device.ByReset
-		w.monitor.Report(e)
+		w.monitor.Report(e, time.Now())
 		w.after(100 * time.Millisecond)
 		w.Fail(id, "xid 999")
 		want(t, "then", w.after(2*time.Second), "", "", "xid_999")
@@ -171,7 +213,7 @@ func TestADriverThatWasNotHeard(t *testing.T) {
 		hand <- struct{}{}
 		w.after(time.Minute)
 		for range 3 {
-			w.monitor.Report(kernel(gpu, 95))
+			w.monitor.Report(kernel(gpu, 95), time.Now())
 			w.Fail(device.ID(gpu), "xid 95")
 		}
 		if s := w.after(time.Second)[0]; s.Reason != "xid_95" || countOf(s, 95) != 3 {
@@ -200,7 +242,7 @@ func TestReportsAreBounded(t *testing.T) {
 		for range 8 {
 			all.Go(func() {
 				for range 10_000 {
-					w.monitor.Report(kernel(gpu, 31))
+					w.monitor.Report(kernel(gpu, 31), time.Now())
 				}
 			})
 		}
@@ -209,12 +251,12 @@ func TestReportsAreBounded(t *testing.T) {
 			t.Errorf("%d were counted", got)
 		}
 		for xid := range uint64(1000) {
-			w.monitor.Report(kernel(gpu, 1000+xid))
+			w.monitor.Report(kernel(gpu, 1000+xid), time.Now())
 		}
 		if s := w.after(2 * time.Second)[0]; len(s.Xids) > 256 || w.log.said("more is reported than can be taken") != 1 {
 			t.Errorf("%d kinds are counted, and said was %v", len(s.Xids), w.log.times)
 		}
-		w.monitor.Report(kernel(gpu, 95))
+		w.monitor.Report(kernel(gpu, 95), time.Now())
 		want(t, "one that is not counted", w.after(2*time.Second), "xid_95")
 	})
 }
@@ -397,7 +439,7 @@ func TestTheLastWord(t *testing.T) {
 		m := machine(2)
 		w := watch(t, m, nil, s.listen)
 		w.after(time.Second)
-		w.monitor.Report(kernel(m.GPUs()[0], 95))
+		w.monitor.Report(kernel(m.GPUs()[0], 95), time.Now())
 		w.after(100 * time.Millisecond)
 		w.stop()
 		if r := record(s.history(), m.GPUs()[0], ""); r.Reason != "xid_95" || len(r.Xids) != 1 {

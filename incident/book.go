@@ -139,7 +139,9 @@ func (b *book) count(e *entry, o *device.Occurrence, now time.Time) {
 		e.Last = o.At
 	}
 	e.Condemned = e.Condemned || o.Condemned
-	b.totals.add(e.total, e, 1, o.At)
+	if !e.Past { // history is no increase
+		b.totals.add(e.total, e, 1, o.At)
+	}
 	for _, t := range e.hits {
 		b.hits.add(t, e, 1, o.At)
 	}
@@ -238,9 +240,11 @@ func (b *book) incidents() []Incident {
 }
 
 func (b *book) counts() []Count {
-	all := make([]Count, len(b.totals.rows))
-	for i, t := range b.totals.rows {
-		all[i] = Count{Device: t.what.device, GPU: t.gpu, Index: t.index, Reason: t.what.reason, Count: t.count, Last: t.last}
+	all := make([]Count, 0, len(b.totals.rows))
+	for _, t := range b.totals.rows {
+		if t.count > 0 { // else there were incidents of the past alone
+			all = append(all, Count{Device: t.what.device, GPU: t.gpu, Index: t.index, Reason: t.what.reason, Count: t.count, Last: t.last})
+		}
 	}
 	return all
 }

@@ -253,7 +253,7 @@ func judge(t *testing.T, seed uint64, i Incident, had []truth) {
 	}
 }
 
-// What happened before anybody listened is nobody's who has the device now.
+// TestWhatIsPastNamesNobody: an incident from before the start has no holder, and counts nowhere.
 func TestWhatIsPastNamesNobody(t *testing.T) {
 	play(t, Options{}, func(t *testing.T, s *stage) {
 		s.kubelet.name("a", owner("A"))
@@ -263,6 +263,16 @@ func TestWhatIsPastNamesNobody(t *testing.T) {
 		s.Happened(xid(79, whole("a")))
 		if got := s.incidents(); len(got) != 2 || len(got[1].Holders) != 0 || !got[1].HoldersUnknown || !got[1].Past || len(got[0].Holders) != 1 {
 			t.Errorf("the incidents are %+v", got)
+		}
+		if known, _ := s.Look(); len(known.Devices) != 1 || known.Devices[0].Count != 1 {
+			t.Errorf("the counts are %+v", known.Devices)
+		}
+		past = xid(94, whole("a"))
+		past.Past = true
+		s.Happened(past)
+		s.incidents()
+		if known, _ := s.Look(); len(known.Incidents) != 3 || len(known.Devices) != 1 {
+			t.Errorf("with another one of the past the counts are %+v", known.Devices)
 		}
 	})
 }

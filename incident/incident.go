@@ -49,7 +49,7 @@ type Incident struct {
 	Action    string `json:"action,omitempty"`
 	Condemned bool   `json:"condemned"` // the device turned unhealthy by it
 	Witness   string `json:"witness,omitempty"`
-	Past      bool   `json:"past,omitempty"` // it happened before anybody listened, at a time that is not known
+	Past      bool   `json:"past,omitempty"` // it happened before podgauge listened, to containers that are not known
 
 	// Healed is when the device was healthy again; nil where it is not yet, or never
 	// was condemned.

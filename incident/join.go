@@ -105,6 +105,9 @@ func (b *book) twin(i Incident) *entry {
 // combine makes one of both: it was counted twice.
 func (b *book) combine(e *entry, i Incident) *entry {
 	both := min(e.Count, i.Count)
+	if e.Past { // neither was counted
+		both = 0
+	}
 	e.total.count -= min(both, e.total.count-e.total.stored)
 	for k, h := range e.Holders {
 		if slices.ContainsFunc(i.Holders, func(o Holder) bool { return o.owner() == h.owner() }) {

@@ -72,7 +72,8 @@ type again struct {
 type xid struct {
 	Code  uint64    `json:"code"`
 	Count uint64    `json:"count"`
-	Last  time.Time `json:"last"`
+	Last  time.Time `json:"last,omitzero"`
+	Past  time.Time `json:"past,omitzero"`
 }
 
 // newDocument also returns why a record is left out: what is odd about one device costs the

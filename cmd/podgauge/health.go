@@ -93,19 +93,23 @@ func (a *assembly) listen(path string) {
 	a.tasks = append(a.tasks, kmsg.NewReader(kmsg.Options{
 		Path: path, Report: a.monitor.Report,
 		Event:      func(l kmsg.Line) (device.Event, bool) { return a.hw.xidAt(l.PCI, l.Xid, l.GI, l.CI) },
-		Remembered: func(e device.Event) time.Time { return counted(remembered, e) },
+		Remembered: func(e device.Event) time.Time { return reported(remembered, e) },
 		Log:        a.log.With("part", "kmsg"),
 	}).Run)
 }
 
-// counted is when an earlier process last counted such a report; zero where none has.
-func counted(h device.History, e device.Event) time.Time {
+// reported returns when such an event last happened of which an earlier process knew; zero if
+// none has.
+func reported(h device.History, e device.Event) time.Time {
 	for _, r := range h.Records {
 		if r.GPU != e.GPU || r.Device != "" {
 			continue
 		}
 		for _, x := range r.Xids {
 			if x.Code == e.Xid {
+				if x.Past.After(x.Last) {
+					return x.Past
+				}
 				return x.Last
 			}
 		}

@@ -34,10 +34,10 @@ type Options struct {
 	Path string // /dev/kmsg
 	// Event says what a line means; false while it names no GPU that is known.
 	Event func(Line) (device.Event, bool)
-	// Report is told of each line, in their order. It must not block.
-	Report func(device.Event)
-	// Remembered is when a report like this one was last counted, as far as an earlier
-	// process has handed down; zero, or nil: nobody knows of any.
+	// Report takes each line, in their order, with the wall time of its record. It must not block.
+	Report func(e device.Event, at time.Time)
+	// Remembered returns when an earlier process last reported such an event; zero, or nil:
+	// none has.
 	Remembered func(device.Event) time.Time
 	Log        *slog.Logger
 }
@@ -46,6 +46,7 @@ type Options struct {
 // has what happened before somebody asked. But whether a GPU was reset since then the log
 // does not say, unless the driver was loaded anew. So what is past condemns nobody: it has
 // the GPU be checked, once for each kind of error, and what ended by itself is left alone.
+// The log has records of this boot only, so each record has a time since the boot.
 type Reader struct {
 	options Options
 	open    func(path string) (source, error)
@@ -55,6 +56,7 @@ type Reader struct {
 	begun   bool // what is past was read
 	any     bool // sequence is of a record
 	newest  uint64
+	emptyAt time.Time // when the log was last read to its end; zero: never
 	waiting []told
 	settled time.Time // when it was last looked whose GPUs are known
 	lost    bool      // there was no room, and it was said
@@ -65,8 +67,8 @@ type Reader struct {
 type told struct {
 	line  Line
 	past  bool
-	since time.Duration // the boot
-	until time.Time     // when it is given up
+	at    time.Time // when the record was written, as far as it can be told
+	until time.Time // when it is given up
 }
 
 // source is the log, opened. A read gives a record; errNothing where none is there, after
@@ -126,7 +128,7 @@ func (r *Reader) follow(ctx context.Context) (opened bool, err error) {
 		now := time.Now()
 		switch {
 		case errors.Is(err, errNothing):
-			r.begun = true
+			r.begun, r.emptyAt = true, now
 		case errors.Is(err, syscall.EPIPE): // the next read gives the oldest that there is
 			r.missed(now)
 		case err != nil:
@@ -163,9 +165,23 @@ func (r *Reader) take(data []byte, now time.Time) bool {
 	}
 	line, is := Parse(rec.message)
 	if is {
-		r.put(told{line, !r.begun, rec.since, now.Add(knownBy)})
+		r.put(told{line, !r.begun, r.written(rec, now), now.Add(knownBy)})
 	}
 	return is
+}
+
+// written returns the wall time at which a record was written. The log's clock is not
+// corrected by NTP as the uptime's is: it may drift from that by a ten-thousandth. So a
+// record is never newer than now, nor older than the last end of the log.
+func (r *Reader) written(rec record, now time.Time) time.Time {
+	at := now.Add(rec.since - r.uptime())
+	if at.After(now) {
+		return now
+	}
+	if at.Before(r.emptyAt) {
+		return r.emptyAt
+	}
+	return at
 }
 
 // loaded is how the line begins with which the driver introduces itself.
@@ -211,23 +227,21 @@ func (r *Reader) settle(now time.Time) {
 func (r *Reader) report(e device.Event, t told, now time.Time) {
 	e.Witness = Witness
 	if t.past {
-		if e.Heals == device.ByItself || r.remembered(e, t, now) {
+		if e.Heals == device.ByItself || r.remembered(e, t) {
 			return
 		}
 		e.Past, e.Heals = true, device.ByCheck
 		e.Device = "" // the numbers of its instances may be another slice's by now
 	}
-	r.options.Report(e)
+	r.options.Report(e, t.at)
 }
 
-// remembered tells whether what is past was counted when it happened. The log's clock is
-// not the one that is kept right: it may run wrong by a ten-thousandth.
-func (r *Reader) remembered(e device.Event, t told, now time.Time) bool {
+// remembered reports whether an earlier process has reported what is past, within the drift
+// of the log's clock (see written).
+func (r *Reader) remembered(e device.Event, t told) bool {
 	if r.options.Remembered == nil {
 		return false
 	}
 	last := r.options.Remembered(e)
-	up := r.uptime()
-	at := now.Add(t.since - up)
-	return !last.IsZero() && !at.After(last.Add(5*time.Second+up/10_000))
+	return !last.IsZero() && !t.at.After(last.Add(5*time.Second+r.uptime()/10_000))
 }

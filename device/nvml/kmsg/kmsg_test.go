@@ -133,6 +133,7 @@ type stage struct {
 	*Reader
 	known map[string]device.GPU // by address
 	got   []device.Event
+	times []time.Time  // of got
 	said  bytes.Buffer // read when nobody writes
 }
 
@@ -162,10 +163,10 @@ func on(t *testing.T, body func(s *stage)) {
 	})
 }
 
-func (s *stage) tell(e device.Event) {
+func (s *stage) tell(e device.Event, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.got = append(s.got, e)
+	s.got, s.times = append(s.got, e), append(s.times, at)
 }
 
 // list has the GPU at an address be known from now on.
@@ -259,6 +260,55 @@ func TestPast(t *testing.T) {
 			s.wants("what is not", "GPU-1 79 reset kmsg")
 			time.Sleep(time.Hour)
 			s.wants("later")
+		})
+	})
+}
+
+// TestTimes: a report has the time of its record, however late it is read and however wrong
+// the log's clock is.
+func TestTimes(t *testing.T) {
+	on(t, func(s *stage) {
+		wants := func(when string, want ...time.Time) {
+			t.Helper()
+			synctest.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if !slices.EqualFunc(s.times, want, time.Time.Equal) {
+				t.Errorf("%s: the times are %v, want %v", when, s.times, want)
+			}
+			s.times = nil
+		}
+		s.saysAt(20*time.Minute, xid(one, 95))
+		s.saysAt(2*time.Hour, xid(one, 64)) // by a clock that is an hour ahead
+		begun := time.Now()
+		s.run(func() {
+			wants("of the past", s.booted.Add(20*time.Minute), begun)
+			time.Sleep(10500 * time.Millisecond)
+			s.says(xid(one, 79))
+			wants("at once", time.Now())
+			s.saysAt(s.kernel.uptime()-time.Minute, xid(one, 79)) // by a clock that is a minute late
+			wants("within the second since the log was empty", time.Now().Add(-500*time.Millisecond))
+			s.fails(io.EOF)
+			synctest.Wait()
+			said := time.Now()
+			s.says(xid(one, 79))
+			time.Sleep(2 * againAfter)
+			wants("of a log that was opened again", said)
+		})
+	})
+	on(t, func(s *stage) {
+		delete(s.known, two)
+		s.saysAt(30*time.Minute, xid(two, 95))
+		s.run(func() {
+			time.Sleep(time.Minute)
+			s.list(two, gpu2)
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if len(s.times) != 1 || !s.times[0].Equal(s.booted.Add(30*time.Minute)) {
+				t.Errorf("of a GPU that is listed a minute later the times are %v", s.times)
+			}
 		})
 	})
 }
@@ -440,7 +490,7 @@ func TestFile(t *testing.T) {
 		Event: func(l Line) (device.Event, bool) {
 			return device.Event{GPU: gpu1, Xid: l.Xid, Heals: device.ByReset}, true
 		},
-		Report: func(e device.Event) { reports <- e }, Log: slog.New(slog.DiscardHandler),
+		Report: func(e device.Event, _ time.Time) { reports <- e }, Log: slog.New(slog.DiscardHandler),
 	})
 	r.open = func(string) (source, error) { // a socket has no path to be opened by
 		if err := syscall.SetNonblock(pair[0], true); err != nil {
