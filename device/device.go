@@ -180,10 +180,11 @@ type Xid struct {
 }
 
 func (s Status) equal(o Status) bool {
-	return s.equalButXids(o) && slices.Equal(s.Xids, o.Xids)
+	return s.EqualButXids(o) && slices.Equal(s.Xids, o.Xids)
 }
 
-func (s Status) equalButXids(o Status) bool {
+// EqualButXids reports whether the two differ in counts of Xids at most.
+func (s Status) EqualButXids(o Status) bool {
 	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Health == o.Health && s.Flaps == o.Flaps && s.Reason == o.Reason && s.Gone == o.Gone &&
 		s.Action == o.Action && s.Since.Equal(o.Since)
 }

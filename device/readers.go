@@ -80,7 +80,7 @@ func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
 		if s.stalled() {
 			continue
 		}
-		if !r.begin(func() { answers <- answer{i, r.read(ctx, s)} }) {
+		if !r.begin(func() { answers <- answer{i, r.readAll(ctx, s)} }) {
 			readings[i].Err = ErrNoDriver
 			continue
 		}
@@ -97,23 +97,55 @@ func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
 	return readings
 }
 
-func (r *Readers) read(ctx context.Context, s *slot) Reading {
+// ReadOne reads one GPU, also beside a Read, and returns when the GPU has answered or ctx is
+// done. It reads no processes, and its samples stay valid.
+func (r *Readers) ReadOne(ctx context.Context, gpu GPU) Reading {
+	s := r.slot(gpu)
+	if s.stalled() {
+		return Reading{GPU: gpu, Err: ErrStalled}
+	}
+	answer := make(chan Reading, 1)
+	if !r.begin(func() {
+		if !s.take(ctx) {
+			answer <- Reading{GPU: gpu, Err: ErrStalled}
+			return
+		}
+		defer s.leave()
+		answer <- r.read(s, nil)
+	}) {
+		return Reading{GPU: gpu, Err: ErrNoDriver}
+	}
+	select {
+	case reading := <-answer:
+		return reading
+	case <-ctx.Done():
+		return Reading{GPU: gpu, Err: ErrStalled}
+	}
+}
+
+// readAll reads the GPU and its processes into the slot's buffers.
+func (r *Readers) readAll(ctx context.Context, s *slot) Reading {
 	if !s.take(ctx) {
 		return Reading{GPU: s.gpu, Err: ErrStalled}
 	}
 	defer s.leave()
-	samples, err := r.backend.Read(s.gpu, s.samples[:0])
-	s.samples = samples
-	s.failed.Store(err != nil)
-	if err != nil {
-		return Reading{GPU: s.gpu, Err: fmt.Errorf("read GPU %s: %w", s.gpu, err)}
-	}
-	reading := Reading{GPU: s.gpu, Samples: samples}
-	if p, ok := r.backend.(Peopled); ok {
+	reading := r.read(s, s.samples[:0])
+	s.samples = reading.Samples
+	if p, ok := r.backend.(Peopled); ok && reading.Err == nil {
 		s.uses, reading.Peopled = p.Uses(s.gpu, s.uses[:0])
 		reading.Uses = s.uses
 	}
 	return reading
+}
+
+// read reads the GPU into a buffer. The caller holds the token.
+func (r *Readers) read(s *slot, buffer []Sample) Reading {
+	samples, err := r.backend.Read(s.gpu, buffer)
+	s.failed.Store(err != nil)
+	if err != nil {
+		return Reading{GPU: s.gpu, Samples: samples[:0], Err: fmt.Errorf("read GPU %s: %w", s.gpu, err)}
+	}
+	return Reading{GPU: s.gpu, Samples: samples}
 }
 
 // Check asks whether the GPU can be used and has answer called with the outcome,

@@ -71,6 +71,46 @@ func TestReadersLeaveOutAGPUThatHangs(t *testing.T) {
 	})
 }
 
+// TestReadOneBesideARead: a GPU is read while a Read waits for another one, whose result it does not
+// touch. A GPU that hangs is waited for until ctx is done, and not at all once it is known to hang.
+func TestReadOneBesideARead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		r := device.NewReaders(m)
+		gpus := gpusOf(m)
+		m.Stall(m.IDs()[1])
+		readings := make(chan []device.Reading, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		go func() { readings <- r.Read(ctx, gpus) }()
+		synctest.Wait()
+		m.Busy(m.IDs()[0], 1)
+		one := r.ReadOne(t.Context(), gpus[0])
+		if one.Err != nil || len(one.Samples) != 1 || one.Peopled {
+			t.Fatalf("the GPU that answers: %+v", one)
+		}
+		short, cancelShort := context.WithTimeout(t.Context(), 400*time.Millisecond)
+		defer cancelShort()
+		began := time.Now()
+		if late := r.ReadOne(short, gpus[1]); !errors.Is(late.Err, device.ErrStalled) || time.Since(began) != 400*time.Millisecond {
+			t.Errorf("the GPU that hangs: %v after %s", late.Err, time.Since(began))
+		}
+		time.Sleep(time.Second)
+		began = time.Now()
+		if late := r.ReadOne(t.Context(), gpus[1]); !errors.Is(late.Err, device.ErrStalled) || time.Since(began) != 0 {
+			t.Errorf("the GPU that is known to hang: %v after %s", late.Err, time.Since(began))
+		}
+		m.Release()
+		if all := <-readings; all[0].Err != nil || all[0].Samples[0].Value == one.Samples[0].Value {
+			t.Errorf("the Read has %+v, and ReadOne has %+v", all[0], one)
+		}
+		r.Pause()
+		if away := r.ReadOne(t.Context(), gpus[0]); !errors.Is(away.Err, device.ErrNoDriver) {
+			t.Errorf("while paused: %v", away.Err)
+		}
+	})
+}
+
 func TestReadersWaitForAShortCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := machine(1)

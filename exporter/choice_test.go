@@ -133,7 +133,7 @@ func TestHoldingsSayMoreOfThePod(t *testing.T) {
 		row := `nvidia_gpu_allocation_info{container="c",device_id="GPU-0",%smig_uuid="",namespace="n",pod="p",%sresource="nvidia.com/gpu",uuid="GPU-0"} 1`
 		has(t, scrape(t, serve(e)), fmt.Sprintf(row, `label_app_kubernetes_io_name="a \"b\"",label_app_kubernetes_io_name_conflict2="other",`, `pod_uid="u-1",`))
 		d.pods["n/p"] = device.PodMeta{UID: "u-2"} // another pod of the same name
-		d.board.Post(d.statuses)
+		d.expire()
 		has(t, scrape(t, serve(e)), fmt.Sprintf(row, "", `pod_uid="u-2",`))
 		has(t, scrape(t, serve(New(d.sources(), Options{}))), fmt.Sprintf(row, "", ""))
 	})
@@ -149,7 +149,7 @@ func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
 	}
 	own := &p.own.resources
 	for range 2 {
-		p.render(snapshot{holders: device.Holders{Resources: r}}, newLedger())
+		p.render(snapshot{holders: device.Holders{Resources: r}}, newLedger(nil))
 		if len(p.node.series) != 10 || p.dropped != 991 || len(own.deviceInfo.series) != 9 {
 			t.Errorf("%d series, %d of them devices on the page, %d dropped", len(p.node.series), len(own.deviceInfo.series), p.dropped)
 		}
@@ -211,7 +211,7 @@ func TestStableSeries(t *testing.T) {
 		d.mu.Lock()
 		d.holders = device.Holders{}
 		d.mu.Unlock()
-		d.board.Post(d.statuses)
+		d.expire()
 		text = scrape(t, h) // nobody needs to know who holds it
 		has(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
 		hasNot(t, text, "nvidia_gpu_allocated")

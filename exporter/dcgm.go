@@ -227,7 +227,10 @@ func longPCI(address string) string {
 	return strings.ToUpper(strings.Repeat("0", 8-len(domain)) + domain + ":" + rest)
 }
 
-// rates turn counters into rates. They belong to the flight, as the ledger does.
+// forgetAfter is how long a rate's last reading is kept.
+const forgetAfter = time.Hour
+
+// rates turn counters into rates. They belong to the flight.
 type rates map[rateOf]rated
 
 type rateOf struct {

@@ -8,6 +8,7 @@ package exporter
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,8 +20,8 @@ import (
 const (
 	// budget is how long a flight may take. What is late is left out.
 	budget = time.Second
-	// sharedFor is how long after its begin a flight's result may be given to
-	// another scrape, if nobody's holding and no device's health has changed.
+	// sharedFor is how long after its begin a flight's result may be given to another
+	// scrape, if no allocation, no device's health and no inventory has changed.
 	sharedFor = time.Second
 )
 
@@ -36,6 +37,8 @@ type Sources struct {
 	Look func() ([]device.Status, <-chan struct{})
 	// Read asks the GPUs, until ctx is done.
 	Read func(ctx context.Context, gpus []device.GPU) []device.Reading
+	// ReadOne reads one GPU, also while Read is under way.
+	ReadOne func(ctx context.Context, gpu device.GPU) device.Reading
 	// Stalled tells whether a GPU has stopped answering.
 	Stalled func(device.GPU) bool
 	// Owners asks who holds what, until ctx is done.
@@ -101,7 +104,7 @@ const DefaultSeriesLimit = 20000
 type Exporter struct {
 	Sources
 	options Options
-	// flights counts the goroutines that fly; each ends within the budget.
+	// flights counts the goroutines that fly, or read for an Allocate; each ends within the budget.
 	flights sync.WaitGroup
 	answers answers
 	texts   sync.Pool // of *bufio.Writer, for making them
@@ -109,24 +112,22 @@ type Exporter struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	newest *flight
-	again  bool // a flight is wanted that begins after the newest has landed
-	// granted are the devices that were allocated since a flight last had its holders.
-	granted map[device.ID]bool
-	free    []*page // pages that nobody reads, to be rendered on next
+	free   []*page // pages that nobody reads, to be rendered on next
 
-	// ledger belongs to the flight that is under way; there is one at a time.
+	// ledger is used by the flight that is under way, of which there is one at a time, and by
+	// Mark.
 	ledger *ledger
 }
 
 // flight is one snapshot in the making, or made.
 type flight struct {
-	begin time.Time
-	done  chan struct{} // closed when the page is rendered
-	page  *page         // not written after done is closed, until nobody uses it
-	users int           // guarded by Exporter.mu
-	// stale are closed when somebody's holding or a device's health has changed
-	// since the flight began.
-	stale [2]<-chan struct{}
+	begin    time.Time
+	done     chan struct{} // closed when the page is rendered
+	page     *page         // not written after done is closed, until nobody uses it
+	users    int           // guarded by Exporter.mu
+	statuses []device.Status
+	// stale is closed when an allocation has changed since the flight began.
+	stale <-chan struct{}
 }
 
 // New makes an exporter. It asks nobody before the first scrape.
@@ -134,30 +135,37 @@ func New(s Sources, o Options) *Exporter {
 	if o.SeriesLimit == 0 {
 		o.SeriesLimit = DefaultSeriesLimit
 	}
-	return &Exporter{Sources: s, options: o, ledger: newLedger()}
+	return &Exporter{Sources: s, options: o, ledger: newLedger(s.Metrics)}
 }
 
-// Mark has the counters read in a flight that begins from now on: somebody new is
-// about to hold these devices, and what they burned before is not theirs. One that is
-// under way may have read them before, and asked the kubelet before: another
-// follows it. Mark does not wait.
+// Mark has the counters of devices read now, of which the kubelet has just been told that they are
+// allocated: what they counted before is not the new owner's. A collection that is under way goes
+// on, however long it has to wait for the kubelet or another GPU. Mark does not wait.
 func (e *Exporter) Mark(devices ...device.ID) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, id := range devices {
-		if e.granted == nil {
-			e.granted = map[device.ID]bool{}
-		}
-		e.granted[id] = true
-	}
-	if e.newest != nil && !e.newest.landed() {
-		e.again = true
+	if e.options.StableSeries { // counters are the driver's own
 		return
 	}
-	e.drop(e.start(time.Now()))
+	statuses, _ := e.Look()
+	for _, gpu := range gpus(statuses) {
+		var ids []device.ID
+		for _, s := range statuses {
+			if s.GPU == gpu && slices.Contains(devices, s.ID) {
+				ids = append(ids, s.ID)
+			}
+		}
+		if ids == nil {
+			continue
+		}
+		e.ledger.await(ids)
+		e.flights.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), budget)
+			defer cancel()
+			e.ledger.take(ids, e.ReadOne(ctx, gpu))
+		})
+	}
 }
 
-// Drain waits for the flight that is under way.
+// Drain waits for the flight and the readings that are under way.
 func (e *Exporter) Drain() { e.flights.Wait() }
 
 // snapshot returns a flight that has landed, to be released after use, or nil
@@ -193,7 +201,7 @@ func (e *Exporter) drop(f *flight) {
 func (e *Exporter) join(now time.Time) *flight {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if f := e.newest; f != nil && f.serves(now) {
+	if f := e.newest; f != nil && e.serves(f, now) {
 		f.users++
 		return f
 	}
@@ -206,27 +214,16 @@ func (e *Exporter) start(now time.Time) *flight {
 	if e.newest != nil {
 		e.drop(e.newest)
 	}
-	statuses, health := e.Look()
-	_, holding := e.Held()
+	statuses, _ := e.Look()
+	_, stale := e.Held()
 	f := &flight{
-		begin: now, done: make(chan struct{}), stale: [2]<-chan struct{}{health, holding},
+		begin: now, done: make(chan struct{}), statuses: statuses, stale: stale,
 		page: e.blank(), users: 2, // the caller, and the exporter until there is a newer one
 	}
 	e.newest = f
-	e.flights.Go(func() { e.fly(f, statuses) })
+	e.ledger.begin()
+	e.flights.Go(func() { e.fly(f) })
 	return f
-}
-
-// land hands the flight's page out, and starts the flight that was asked for
-// meanwhile.
-func (e *Exporter) land(f *flight) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	close(f.done)
-	if e.again {
-		e.again = false
-		e.drop(e.start(time.Now()))
-	}
 }
 
 // landed tells whether the flight's page is made.
@@ -239,17 +236,20 @@ func (f *flight) landed() bool {
 	}
 }
 
-// serves tells whether the flight's result is good for a scrape at this time.
-func (f *flight) serves(now time.Time) bool {
+// serves reports whether the flight's result is good for a scrape at this time. Counts of reports
+// alone, of which a storm has hundreds a second, may be as old as readings are.
+func (e *Exporter) serves(f *flight, now time.Time) bool {
 	if !f.landed() {
 		return true
 	}
-	for _, changed := range f.stale {
-		select {
-		case <-changed:
-			return false
-		default:
-		}
+	select {
+	case <-f.stale:
+		return false
+	default:
+	}
+	statuses, _ := e.Look()
+	if !same(f.statuses, statuses) && !slices.EqualFunc(f.statuses, statuses, device.Status.EqualButXids) {
+		return false
 	}
 	return now.Sub(f.begin) < sharedFor
 }
@@ -265,19 +265,18 @@ func (e *Exporter) blank() *page {
 	return newPage(&e.Sources, &e.options)
 }
 
-// fly makes the flight's page. Flights do not overlap, so the readings' buffers
-// and the ledger are its own.
-func (e *Exporter) fly(f *flight, statuses []device.Status) {
+// fly makes the flight's page. Flights do not overlap, so the readings' buffers are its own.
+func (e *Exporter) fly(f *flight) {
+	defer close(f.done)
 	ctx, cancel := context.WithDeadline(context.Background(), f.begin.Add(budget))
 	defer cancel()
 	var holders device.Holders
 	var asked sync.WaitGroup
 	asked.Go(func() { holders = e.Owners(ctx) })
-	readings := e.Read(ctx, gpus(statuses))
+	readings := e.Read(ctx, gpus(f.statuses))
 	asked.Wait()
-	e.ledger.granted(e.grants())
 	s := snapshot{
-		begin: f.begin, end: time.Now(), statuses: statuses, readings: readings,
+		begin: f.begin, end: time.Now(), statuses: f.statuses, readings: readings,
 		holders: holders, driver: e.Driver(), stalled: e.Stalled,
 		visible: e.Processes != nil && e.Processes.Visible(),
 	}
@@ -288,18 +287,6 @@ func (e *Exporter) fly(f *flight, statuses []device.Status) {
 	if e.Processes != nil {
 		e.Processes.Sweep()
 	}
-	e.land(f)
-}
-
-// grants are the devices that were allocated since it was last called. A flight that was
-// under way when Allocate came may have the new holder's name already, so it is called when
-// the holders are there.
-func (e *Exporter) grants() map[device.ID]bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	granted := e.granted
-	e.granted = nil
-	return granted
 }
 
 // gpus are the physical GPUs of the devices, each once, in the devices' order.

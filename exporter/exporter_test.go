@@ -31,6 +31,8 @@ type node struct {
 	changed  chan struct{}
 	watts    float64
 	joules   map[device.ID]float64
+	draw     float64 // of each GPU, in joules a millisecond, from born on
+	born     time.Time
 	reads    int
 	lists    int
 	hang     chan struct{} // reads do not return before it is closed
@@ -69,7 +71,7 @@ var rows = []device.Metric{
 // newNode is a node of n idle GPUs.
 func newNode(n int) *node {
 	d := &node{
-		changed: make(chan struct{}), joules: map[device.ID]float64{}, metrics: rows,
+		changed: make(chan struct{}), joules: map[device.ID]float64{}, born: time.Now(), metrics: rows,
 		driver: device.Driver{State: device.DriverUp}, readErr: map[device.GPU]error{}, stalled: map[device.GPU]bool{},
 	}
 	for i := range n {
@@ -82,6 +84,16 @@ func newNode(n int) *node {
 	d.board.Post(d.statuses)
 	d.hold()
 	return d
+}
+
+// expire has the next scrape make a collection of its own.
+func (d *node) expire() { time.Sleep(sharedFor) }
+
+// post publishes the first GPU changed.
+func (d *node) post(change func(*device.Status)) {
+	d.statuses = slices.Clone(d.statuses) // what is posted is not written
+	change(&d.statuses[0])
+	d.board.Post(d.statuses)
 }
 
 // hold says who holds what: rows of "id=namespace/pod/container"; "id=" is an
@@ -107,7 +119,7 @@ func (d *node) hold(held ...string) {
 
 func (d *node) sources() Sources {
 	return Sources{
-		Metrics: d.metrics, Look: d.board.Look, Read: d.read, Owners: d.owners,
+		Metrics: d.metrics, Look: d.board.Look, Read: d.read, ReadOne: d.readOne, Owners: d.owners,
 		Stalled: func(g device.GPU) bool { return d.stalled[g] },
 		Held: func() (device.Holders, <-chan struct{}) {
 			d.mu.Lock()
@@ -151,6 +163,10 @@ func (d *node) read(ctx context.Context, gpus []device.GPU) []device.Reading {
 	return d.readings(gpus)
 }
 
+func (d *node) readOne(_ context.Context, gpu device.GPU) device.Reading {
+	return d.readings([]device.GPU{gpu})[0]
+}
+
 func (d *node) readings(gpus []device.GPU) []device.Reading {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -160,7 +176,7 @@ func (d *node) readings(gpus []device.GPU) []device.Reading {
 		uses, peopled := d.uses[g]
 		readings = append(readings, device.Reading{GPU: g, Err: d.readErr[g], Uses: uses, Peopled: peopled, Samples: append([]device.Sample{
 			{Device: id, Metric: powerRow, Value: d.watts},
-			{Device: id, Metric: energyRow, Value: d.joules[id]},
+			{Device: id, Metric: energyRow, Value: d.joules[id] + d.draw*float64(time.Since(d.born).Milliseconds())},
 			{Device: id, Metric: replayRow, Value: 7},
 			{Device: id, Metric: smClockRow, Value: 1980e6},
 			{Device: id, Metric: memClockRow, Value: 2619e6},
@@ -414,7 +430,10 @@ func TestScrapesShareAFlight(t *testing.T) {
 			{"again within a second", func() { time.Sleep(900 * time.Millisecond) }, 1},
 			{"after a second", func() { time.Sleep(200 * time.Millisecond) }, 2},
 			{"after a pod came", func() { d.hold("GPU-0=n/p/c") }, 3},
-			{"after a GPU failed", func() { d.board.Post(d.statuses) }, 4},
+			{"after a GPU failed", func() { d.post(func(s *device.Status) { s.Healthy, s.Reason = false, "xid_79" }) }, 4},
+			{"after a count of Xids rose", func() { d.post(func(s *device.Status) { s.Xids = []device.Xid{{Code: 31, Count: 9}} }) }, 4},
+			{"after it rose again", func() { d.post(func(s *device.Status) { s.Xids = []device.Xid{{Code: 31, Count: 10}} }) }, 4},
+			{"after a GPU came", func() { d.board.Post(append(slices.Clone(d.statuses), newNode(2).statuses[1])) }, 5},
 		} {
 			c.first()
 			scrapeAll(5)
@@ -476,31 +495,122 @@ func TestEnergyIsBookedOnWhoBurnedIt(t *testing.T) {
 	})
 }
 
-// Allocate comes while a flight is under way that has read and listed before: what
-// burns from then on is the new holder's all the same.
-func TestEnergyFromAllocateOnIsTheNewHolders(t *testing.T) {
+// TestEnergyIsDividedAtAllocate: a GPU is allocated while a collection has read it and waits, for
+// the kubelet or for another GPU. What it burned before is its predecessor's, to the joule, and
+// what it burns from then on is the new owner's.
+func TestEnergyIsDividedAtAllocate(t *testing.T) {
+	for name, c := range map[string]struct {
+		list  time.Duration // that a List takes
+		hangs bool          // another GPU does
+	}{
+		"the kubelet takes 300 ms":    {list: 300 * time.Millisecond},
+		"the kubelet takes 1.5 s":     {list: 1500 * time.Millisecond},
+		"another GPU hangs":           {hangs: true},
+		"the other hangs, and it too": {list: 300 * time.Millisecond, hangs: true},
+		"nothing is slow":             {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newNode(2)
+				d.draw = 1
+				sources := d.sources()
+				sources.Owners = func(ctx context.Context) device.Holders {
+					select {
+					case <-time.After(c.list):
+					case <-ctx.Done():
+					}
+					return d.owners(ctx)
+				}
+				sources.Read = func(ctx context.Context, gpus []device.GPU) []device.Reading {
+					readings := d.read(ctx, gpus)
+					if c.hangs {
+						<-ctx.Done()
+						readings[1] = device.Reading{GPU: gpus[1], Err: device.ErrStalled}
+					}
+					return readings
+				}
+				e := New(sources, Options{})
+				h := serve(e)
+				const name = "nvidia_gpu_energy_joules_total"
+				nobody, b := labels("GPU-0", "0", "", "", ""), labels("GPU-0", "0", "n", "b", "c")
+				at := func(offset time.Duration) { time.Sleep(time.Until(d.born.Add(offset))) }
+				scrape(t, h)
+
+				at(10 * time.Second)
+				var slow sync.WaitGroup
+				slow.Go(func() { scrape(t, h) }) // a collection that has read at 10 s
+				at(10*time.Second + 100*time.Millisecond)
+				e.Mark("GPU-0")
+				d.hold("GPU-0=")
+
+				at(20 * time.Second)
+				d.hold("GPU-0=n/b/c")
+				has(t, scrape(t, h), name+b+" 9900") // read at 20 s
+				at(30 * time.Second)
+				d.hold()
+				has(t, scrape(t, h), name+nobody+" 10100")
+				at(40 * time.Second)
+				d.hold("GPU-0=n/b/c")
+				has(t, scrape(t, h), name+b+" 19900")
+				slow.Wait()
+				e.Drain()
+			})
+		})
+	}
+}
+
+// The kubelet's answer to a collection that began before the Allocate has the new owner's name.
+func TestEnergyIsDividedAtAllocateWhenTheNameIsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
-		e := New(d.sources(), Options{})
+		d.draw = 1
+		sources := d.sources()
+		list := time.Duration(0)
+		sources.Owners = func(ctx context.Context) device.Holders {
+			time.Sleep(list)
+			return d.owners(ctx)
+		}
+		e := New(sources, Options{})
 		h := serve(e)
 		const name = "nvidia_gpu_energy_joules_total"
+		nobody, b := labels("GPU-0", "0", "", "", ""), labels("GPU-0", "0", "n", "b", "c")
 		scrape(t, h)
-		time.Sleep(time.Minute)
-		d.hang = make(chan struct{})
-		e.Mark() // a flight that takes long; it stands for any scrape's
-		synctest.Wait()
-		d.hold("GPU-0=") // Allocate has returned
-		e.Mark()
-		e.Mark()
-		close(d.hang)
-		synctest.Wait()
-		if d.reads != 3 {
-			t.Errorf("read %d times; want one flight for the scrape, one that was under way, and one for Allocate", d.reads)
-		}
-		d.burn("GPU-0", 9000)
+		time.Sleep(time.Second)
+		list = 500 * time.Millisecond
+		early := make(chan string, 1)
+		go func() { early <- scrape(t, h) }()
+		time.Sleep(100 * time.Millisecond)
+		e.Mark("GPU-0") // at 1.1 s
 		d.hold("GPU-0=n/b/c")
-		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 9000")
+		has(t, <-early, name+b+" 0") // at 1.5 s, of a reading at 1 s
+		list = 0
+		time.Sleep(1500 * time.Millisecond)
+		has(t, scrape(t, h), name+b+" 1900")
+		d.hold()
+		has(t, scrape(t, h), name+nobody+" 1100")
 		e.Drain()
+	})
+}
+
+// An Allocate costs the reading of its GPU, and neither a question to the kubelet nor a
+// collection. Nothing has to be asked where counters are the driver's own.
+func TestMarkReadsOneGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, stable := range []bool{false, true} {
+			d := newNode(8)
+			sources := d.sources()
+			var asked []device.GPU
+			sources.ReadOne = func(ctx context.Context, gpu device.GPU) device.Reading {
+				asked = append(asked, gpu)
+				return d.readOne(ctx, gpu)
+			}
+			e := New(sources, Options{StableSeries: stable})
+			e.Mark("GPU-3", "GPU-3", "GPU-that-is-not-there")
+			e.Drain()
+			if want := map[bool]int{false: 1, true: 0}[stable]; len(asked) != want || d.reads != 0 || d.lists != 0 {
+				t.Errorf("stable %v: %v were read, beside %d collections and %d questions", stable, asked, d.reads, d.lists)
+			}
+		}
 	})
 }
 
@@ -514,49 +624,13 @@ func TestEnergyOfWhoWasNeverNamedIsNobodys(t *testing.T) {
 		const name = "nvidia_gpu_energy_joules_total"
 		scrape(t, h)
 		for range 2 {
-			d.hold("GPU-0=")
 			e.Mark("GPU-0")
 			synctest.Wait()
+			d.hold("GPU-0=")
 			d.burn("GPU-0", 500)
 		}
 		d.hold("GPU-0=n/b/c")
 		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 500")
-		d.hold()
-		has(t, scrape(t, h), name+labels("GPU-0", "0", "", "", "")+" 500")
-		e.Drain()
-	})
-}
-
-// The kubelet is slow, and its answer to a flight that began before the second Allocate has
-// the second pod's name.
-func TestEnergyOfWhoWasNeverNamedIsNobodysWhenTheNameIsEarly(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := newNode(1)
-		sources := d.sources()
-		answer, slow := sources.Owners, make(chan struct{})
-		close(slow)
-		sources.Owners = func(ctx context.Context) device.Holders {
-			<-slow
-			return answer(ctx)
-		}
-		e := New(sources, Options{})
-		h := serve(e)
-		const name = "nvidia_gpu_energy_joules_total"
-		scrape(t, h)
-		d.hold("GPU-0=")
-		e.Mark("GPU-0")
-		synctest.Wait()
-		d.burn("GPU-0", 500)
-		slow = make(chan struct{})
-		e.Mark() // a flight that takes long; it stands for any scrape's
-		synctest.Wait()
-		e.Mark("GPU-0")
-		d.hold("GPU-0=n/b/c")
-		close(slow)
-		synctest.Wait()
-		d.burn("GPU-0", 20)
-		time.Sleep(time.Minute)
-		has(t, scrape(t, h), name+labels("GPU-0", "0", "n", "b", "c")+" 20")
 		d.hold()
 		has(t, scrape(t, h), name+labels("GPU-0", "0", "", "", "")+" 500")
 		e.Drain()

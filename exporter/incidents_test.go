@@ -80,7 +80,7 @@ func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 		// The store and the file fail, and the next incident shows.
 		known.Err, stateErr = errors.New("disk full"), errors.New("disk full")
 		known.Devices = []incident.Count{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
-		d.board.Post(d.statuses)
+		d.expire()
 		text = scrape(t, serve(e))
 		has(t, text, "nvidia_gpu_incidents_total"+withReason(labels("GPU-0", "0", "", "", ""), "xid_79")+" 3")
 		has(t, text, "podgauge_incident_store_up 0")
@@ -89,7 +89,7 @@ func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 
 		// No store is wanted.
 		known.Err, known.Kept = nil, false
-		d.board.Post(d.statuses)
+		d.expire()
 		hasNot(t, scrape(t, serve(e)), "podgauge_incident_store_up")
 	})
 }
@@ -107,7 +107,7 @@ func hits(n int) (list []incident.Hit) {
 
 func TestTheNewestFailuresAreShown(t *testing.T) {
 	p := newPage(&Sources{Incidents: func() incident.Known { return incident.Known{} }}, &Options{SeriesLimit: 10_000})
-	p.render(snapshot{incidents: incident.Known{Hits: hits(mostHits + 7)}}, newLedger())
+	p.render(snapshot{incidents: incident.Known{Hits: hits(mostHits + 7)}}, newLedger(nil))
 	shown := p.own.incidents.failures.series
 	if len(shown) != mostHits {
 		t.Fatalf("%d failures are shown, want %d", len(shown), mostHits)
@@ -128,7 +128,7 @@ func TestIncidentsThatStayAreNotMadeAnew(t *testing.T) {
 	p := newPage(&Sources{Incidents: func() incident.Known { return known }}, &Options{SeriesLimit: 10_000})
 	d := newNode(8)
 	s := snapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}
-	l := newLedger()
+	l := newLedger(nil)
 	p.render(s, l)
 	empty := newPage(&Sources{}, &Options{SeriesLimit: 10_000})
 	without := testing.AllocsPerRun(20, func() { empty.render(s, l) })

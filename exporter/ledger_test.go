@@ -1,109 +1,175 @@
 package exporter
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/device"
 )
 
-// TestLedgerSums holds the ledger to its promise over random lives of a device:
-// what all accounts, and the share that waits for a name, sum up to is what the
-// device's own counter rose by.
+// gpu0 is a reading of a device's counter for an Allocate.
+func gpu0(joules float64) device.Reading {
+	return device.Reading{GPU: "GPU-0", Samples: []device.Sample{
+		{Device: "GPU-0", Metric: powerRow, Value: 1}, {Device: "GPU-1", Metric: energyRow, Value: 2}, {Device: "GPU-0", Metric: energyRow, Value: joules},
+	}}
+}
+
+// TestLedgerSums holds the ledger to its promise over random lives of a device: the counts of all
+// owners, and what waits for a name, sum up to what the device's own counter rose by. No count
+// falls, and a reading for an Allocate that is late, or fails, loses nothing.
 func TestLedgerSums(t *testing.T) {
 	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		l := newLedger()
-		key := counter{device: "GPU-0", metric: 1}
-		raw, rose, now := r.Float64()*1e6, 0.0, time.Unix(1e9, 0)
+		l := newLedger(rows)
+		ids := []device.ID{"GPU-0"}
+		raw, rose := r.Float64()*1e6, 0.0
 		known, taken := false, raw // whether the ledger has a reading, and which
-		for range 100 {
+		shown := map[device.Owner]float64{}
+		awaited := 0
+		read := func() {
+			if !known { // what the counter was at the first reading is counted for no owner
+				known, rose = true, 0
+			}
+			taken = raw
+		}
+		for range 200 {
 			hold := device.Hold(r.IntN(5))
 			owner := device.Owner{}
 			if hold == device.Held {
 				owner.Pod = string(rune('a' + r.IntN(3)))
 			}
-			switch {
-			case r.IntN(20) == 0 && taken > 10 && hold != device.Unknown: // the driver is loaded anew
+			switch event := r.IntN(20); {
+			case event == 0 && taken > 10 && awaited == 0: // the driver is loaded again
 				rose -= raw - taken // what was burned after the last reading is lost with the counter
 				raw = r.Float64() * 10
 				rose += raw
+			case event < 4:
+				l.await(ids)
+				awaited++
+			case event < 8 && awaited > 0:
+				awaited--
+				if r.IntN(4) == 0 {
+					l.take(ids, device.Reading{Err: errors.New("stalled")})
+					break
+				}
+				l.take(ids, gpu0(raw))
+				read()
 			default:
 				more := r.Float64() * 100
 				raw += more
 				rose += more
 			}
-			now = now.Add(time.Second)
-			l.granted(map[device.ID]bool{"GPU-0": r.IntN(3) == 0})
-			shown, ok := l.book(key, raw, hold, owner, now)
-			if ok != (hold != device.Unknown) {
-				t.Fatalf("seed %d: shown %v for hold %d", seed, ok, hold)
+			d := l.device("GPU-0")
+			l.begin()
+			counts := awaited == 0 || !known
+			got := l.book("GPU-0", energyRow, raw, hold, owner)
+			if counts {
+				read()
 			}
-			if !ok { // the reading is not taken; the next one covers it
-				continue
+			if got < shown[owner] {
+				t.Fatalf("seed %d: the count of %q fell from %f to %f", seed, owner.Pod, shown[owner], got)
 			}
-			if !known { // what the counter was at the first reading is nobody's
-				known, rose = true, 0
+			shown[owner] = got
+			sum := d.counters[0].waiting + d.nobody.sums[0]
+			for _, a := range d.owners {
+				sum += a.sums[0]
 			}
-			taken = raw
-			a := l.counters[key]
-			sum := a.waiting
-			for _, s := range a.sums {
-				sum += s.sum
-			}
-			if math.Abs(sum-rose) > 1e-6 {
-				t.Fatalf("seed %d: the accounts sum up to %f, the counter rose by %f", seed, sum, rose)
-			}
-			if shown != a.sums[owner].sum {
-				t.Fatalf("seed %d: shown %f, booked %f", seed, shown, a.sums[owner].sum)
+			if math.Abs(sum-(rose-(raw-taken))) > 1e-6 {
+				t.Fatalf("seed %d: the counts sum up to %f, the counter rose by %f", seed, sum, rose-(raw-taken))
 			}
 		}
 	}
 }
 
-func TestLedgerForgetsOwnersLongGone(t *testing.T) {
-	l := newLedger()
-	key := counter{device: "GPU-0"}
-	now := time.Unix(1e9, 0)
-	l.book(key, 0, device.Held, device.Owner{Pod: "a"}, now)
-	l.book(key, 10, device.Idle, device.Owner{}, now)
-	for range 61 {
-		now = now.Add(time.Minute)
-		l.book(key, 10, device.Idle, device.Owner{}, now)
+// TestLedgerIsBounded: however many pods come and go, a device has eight counts and that of no
+// owner. The last eight go on when their pods return, others begin at 0, and no sum is changed.
+func TestLedgerIsBounded(t *testing.T) {
+	l := newLedger(rows)
+	raw := 100.0
+	l.book("GPU-0", energyRow, raw, device.Idle, device.Owner{})
+	pod := func(n int) device.Owner { return device.Owner{Namespace: "n", Pod: fmt.Sprint(n), Container: "c"} }
+	const pods = 3600
+	for n := range pods {
+		l.book("GPU-0", energyRow, raw, device.Held, pod(n))
+		raw += 10
+		l.book("GPU-0", energyRow, raw, device.Idle, device.Owner{})
+		raw++
 	}
-	if n := len(l.counters[key].sums); n != 1 {
-		t.Errorf("%d accounts are kept, want that of nobody alone", n)
+	d := l.devices["GPU-0"]
+	if len(l.devices) != 1 || len(d.owners) != maxOwners || cap(d.owners) > 2*maxOwners {
+		t.Errorf("%d counts of %d devices are kept, want %d of one", len(d.owners), len(l.devices), maxOwners)
+	}
+	if got := l.book("GPU-0", energyRow, raw, device.Held, pod(pods-maxOwners)); got != 10 {
+		t.Errorf("the eighth last pod is back, and has %v J, want 10", got)
+	}
+	if got := l.book("GPU-0", energyRow, raw, device.Held, pod(0)); got != 0 {
+		t.Errorf("the first pod is back, and has %v J, want 0", got)
+	}
+	if got := l.book("GPU-0", energyRow, raw, device.Idle, device.Owner{}); got != pods {
+		t.Errorf("no owner has %v J, want %d", got, pods)
 	}
 }
 
 // A pod is turned away after Allocate, or ends, before anybody names it, and the device is
 // allocated to another: that one does not pay for the time before.
 func TestLedgerBooksNothingOfBeforeAnAllocation(t *testing.T) {
-	l := newLedger()
-	key := counter{device: "GPU-0"}
-	now := time.Unix(1e9, 0)
-	book := func(raw float64, hold device.Hold, owner device.Owner, want float64, granted ...device.ID) {
+	l := newLedger(rows)
+	book := func(raw float64, hold device.Hold, owner device.Owner, want float64) {
 		t.Helper()
-		now = now.Add(time.Second)
-		devices := map[device.ID]bool{}
-		for _, id := range granted {
-			devices[id] = true
-		}
-		l.granted(devices)
-		if sum, _ := l.book(key, raw, hold, owner, now); sum != want {
+		l.begin()
+		if sum := l.book("GPU-0", energyRow, raw, hold, owner); sum != want {
 			t.Errorf("at %v J %q has %v J, want %v", raw, owner.Pod, sum, want)
 		}
 	}
+	allocate := func(id device.ID, r device.Reading) {
+		l.await([]device.ID{id})
+		l.take([]device.ID{id}, r)
+	}
 	nobody, second := device.Owner{}, device.Owner{Pod: "second"}
 	book(100, device.Idle, nobody, 0)
-	book(110, device.Unnamed, nobody, 10, "GPU-0") // the first, which is never named
-	book(210, device.Unnamed, nobody, 10, "GPU-1") // another device's
-	book(310, device.Unnamed, nobody, 210, "GPU-0")
-	book(330, device.Unnamed, nobody, 210)
-	book(340, device.Held, second, 30)
-	book(350, device.Idle, nobody, 210)
-	book(360, device.Unnamed, nobody, 220, "GPU-0")
-	book(400, device.Held, second, 80) // its own share, though it was never granted again
+	allocate("GPU-0", gpu0(110))
+	book(110, device.Unnamed, nobody, 10) // the first, which is never named
+	allocate("GPU-1", gpu0(200))
+	book(210, device.Unnamed, nobody, 10) // another device was allocated
+	allocate("GPU-0", gpu0(300))
+	book(310, device.Unnamed, nobody, 200)
+	book(330, device.Unnamed, nobody, 200)
+	book(340, device.Held, second, 40)
+	book(350, device.Idle, nobody, 200)
+	allocate("GPU-0", gpu0(360))
+	book(400, device.Held, second, 90) // its own share, though it was never allocated again
+	allocate("GPU-0", gpu0(410))
+	allocate("GPU-0", device.Reading{Err: errors.New("stalled")})
+	book(500, device.Held, second, 100) // what waited could not be told apart
+	book(510, device.Idle, nobody, 300)
+}
+
+// TestLedgerOfAnUnknownOwner: what is burned while nobody can name the owner is counted without
+// labels, once, and neither count falls when the owner is known.
+func TestLedgerOfAnUnknownOwner(t *testing.T) {
+	l := newLedger(rows)
+	nobody, train := device.Owner{}, device.Owner{Namespace: "n", Pod: "train", Container: "c"}
+	for _, step := range []struct {
+		raw   float64
+		hold  device.Hold
+		owner device.Owner
+		want  float64
+	}{
+		{1000, device.Unknown, nobody, 0},
+		{1300, device.Unknown, nobody, 300},
+		{1500, device.Held, train, 0},
+		{1700, device.Held, train, 200},
+		{1800, device.Unknown, nobody, 500},
+		{1900, device.Held, train, 300},
+	} {
+		if got := l.book("GPU-0", energyRow, step.raw, step.hold, step.owner); got != step.want {
+			t.Errorf("at %v J %q has %v J, want %v", step.raw, step.owner.Pod, got, step.want)
+		}
+	}
+	if got := l.book("GPU-0", energyRow, 1900, device.Idle, nobody); got+300 != 900 {
+		t.Errorf("no owner has %v J: with the pod's 300 not what the device burned", got)
+	}
 }

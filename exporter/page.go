@@ -169,7 +169,7 @@ func (p *page) renderGPU(s snapshot, statuses []device.Status, l *ledger) {
 			d.renderGPU(s, reading.GPU != "")
 		}
 		d.renderHoldings(s)
-		d.renderReading(reading.Samples, l, s.end)
+		d.renderReading(reading.Samples, l)
 		d.renderUses(s, reading, statuses)
 		if reading.GPU != "" {
 			d.renderDCGM(reading.Samples, statuses, s.end)
@@ -253,7 +253,7 @@ func together(h device.Holders, hold device.Hold, owner device.Owner, other devi
 }
 
 // renderReading writes the values read of the device.
-func (d rendering) renderReading(samples []device.Sample, l *ledger, now time.Time) {
+func (d rendering) renderReading(samples []device.Sample, l *ledger) {
 	for _, sample := range samples {
 		if sample.Device != d.status.ID {
 			continue
@@ -264,9 +264,7 @@ func (d rendering) renderReading(samples []device.Sample, l *ledger, now time.Ti
 		case metric.Kind == device.Gauge || d.page.options.StableSeries:
 			d.read.setRow(sample.Metric, sample.Value)
 		default:
-			if sum, ok := l.book(counter{sample.Device, sample.Metric}, sample.Value, d.readHold, d.readOwner, now); ok {
-				d.read.setRow(sample.Metric, sum)
-			}
+			d.read.setRow(sample.Metric, l.book(sample.Device, sample.Metric, sample.Value, d.readHold, d.readOwner))
 		}
 	}
 }

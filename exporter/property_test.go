@@ -25,7 +25,7 @@ func FuzzPages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		m := made{rand.New(rand.NewPCG(seed, 4))}
 		d, o := m.node(), m.options()
-		p, l := newPage(new(d.sources()), &o), newLedger()
+		p, l := newPage(new(d.sources()), &o), newLedger(d.metrics)
 		for range 3 { // what is kept from one rendering is used in the next
 			s := m.snapshot(d)
 			p.render(s, l)

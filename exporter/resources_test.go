@@ -43,7 +43,7 @@ func TestScrapeShowsAllThatTheKubeletGivesAway(t *testing.T) {
 
 		// The kubelet does not say what it would give away: that is not nothing.
 		d.holders.Resources.Known = false
-		d.board.Post(d.statuses)
+		d.expire()
 		text = scrape(t, serve(e))
 		hasNot(t, text, "podgauge_allocatable_cpus")
 		hasNot(t, text, "podgauge_resource_device_info")
@@ -59,7 +59,7 @@ func TestResourcesThatStayAreNotMadeAnew(t *testing.T) {
 	}
 	p := newPage(&Sources{}, &Options{SeriesLimit: 1000})
 	s := snapshot{holders: device.Holders{Resources: r}}
-	l := newLedger()
+	l := newLedger(nil)
 	p.render(s, l)
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > 0 {
 		t.Errorf("%.0f allocations", n)

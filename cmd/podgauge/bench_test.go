@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -66,7 +67,10 @@ func newScraper(tb testing.TB, url string, holdings int) *scraped {
 // fresh makes each scrape fly: one within a second of another would share.
 func fresh(e *exporter.Exporter, board *device.Board, statuses []device.Status, s exporter.Server) http.Handler {
 	h := e.Handler(s)
+	other := slices.Clone(statuses)
+	other[0].Flaps++
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		statuses, other = other, statuses
 		board.Post(statuses)
 		h.ServeHTTP(w, r)
 	})

@@ -125,7 +125,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		processes = containers.New(containers.Options{Proc: hw.proc, Pods: o.podLogsDir, Named: a.named, Log: log.With("part", "containers")})
 	}
 	a.metrics = exporter.New(exporter.Sources{
-		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, Stalled: a.readers.Stalled,
+		Metrics: hw.Metrics(), Look: a.board.Look, Read: a.readers.Read, ReadOne: a.readers.ReadOne, Stalled: a.readers.Stalled,
 		Owners: a.holders.Owners, Held: a.holders.Look, Driver: a.monitor.Driver, Processes: processes, Pod: a.meta,
 		Incidents: a.incidentsKnown, State: a.recall(o.health.stateDir), Offers: a.offers, PodsAPI: a.podsFollowed,
 	}, shown)
@@ -270,8 +270,8 @@ func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Ex
 			own.Refused(resource, string(why))
 		},
 		Allocated: func(resource string, ids []device.OfferedID) {
+			metrics.Mark(devices(ids)...) // before a collection can see that they are allocated
 			holders.Allocated(resource, ids)
-			metrics.Mark(devices(ids)...)
 		},
 	}
 }
