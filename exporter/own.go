@@ -41,7 +41,7 @@ func NewOwn(registry *prometheus.Registry, version string, simulated bool, choic
 	o := &Own{
 		registry:      registry,
 		registrations: counter("podgauge_registrations_total", "Registrations with the kubelet, by outcome.", "resource", "result"),
-		streams:       gauge("podgauge_plugin_streams", "Streams on which the kubelet is told of the devices; registered is 1.", "resource"),
+		streams:       gauge("podgauge_plugin_streams", "ListAndWatch streams of the kubelet; 1 if the resource is registered.", "resource"),
 		listed:        gauge("podgauge_plugin_devices", "Devices in the list that the kubelet was last sent.", "resource", "health"),
 		pluginCalls:   histogram("podgauge_plugin_request_duration_seconds", "How long it took to answer the kubelet.", "method"),
 		pluginErrors:  counter("podgauge_plugin_request_errors_total", "Answers to the kubelet that were errors.", "method"),

@@ -44,9 +44,6 @@ type endpoint struct {
 
 	refusals refusals
 
-	streamsMu sync.Mutex
-	streams   int // live ones, of whichever life; guarded by streamsMu
-
 	mu sync.Mutex
 	// All below are guarded by mu.
 	offered *offer

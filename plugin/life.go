@@ -28,9 +28,10 @@ type life struct {
 	served   chan struct{} // closed when Serve has returned
 	serveErr error         // what it returned; not written once served is closed
 
-	first, gone sync.Once     // close the two channels
-	streaming   chan struct{} // closed when the first stream opens
-	broken      chan struct{} // closed when any stream ends
+	callers
+	streaming chan struct{} // closed when the kubelet's stream opens
+	gone      sync.Once     // closes broken
+	broken    chan struct{} // closed when the kubelet's stream ends
 
 	preStart atomic.Bool // what the kubelet was told of it; written by GetDevicePluginOptions
 
@@ -55,6 +56,7 @@ func (e *endpoint) begin(ctx context.Context) (*life, error) {
 		return nil, fmt.Errorf("listen in %s: %w", e.Dir, err)
 	}
 	api.RegisterDevicePluginServer(l.server, l)
+	listener = connections{listener}
 	go func() { // end waits for it
 		defer close(l.served)
 		l.serveErr = l.server.Serve(listener)
@@ -106,6 +108,7 @@ func (l *life) register(ctx context.Context) error {
 		ResourceName: l.resource,
 		Options:      l.options(),
 	})
+	l.answered()
 	if err != nil {
 		return fmt.Errorf("register %s: %w", l.resource, err)
 	}

@@ -101,13 +101,11 @@ func TestHeals(t *testing.T) {
 		{"own socket deleted", func(s *stage) { s.must(os.Remove(s.sockets(s.socket()))) }},
 		{"socket folder wiped", func(s *stage) { s.must(s.kubelet.WipeSockets()) }},
 		{"stream cut", func(s *stage) { s.kubelet.CutStreams(resource) }},
-		{"foreign client looks in and leaves", func(s *stage) {
-			s.guests = 1
-			ctx, leave := context.WithCancel(s.ctx)
-			if _, list, err := s.stream(ctx, s.socket()); err != nil || len(list.GetDevices()) != 4 {
+		{"stream cut while another client watches", func(s *stage) {
+			if _, list, err := s.stream(s.ctx, s.socket()); err != nil || len(list.GetDevices()) != 4 {
 				s.Errorf("the client got %v, %v", list, err)
 			}
-			leave()
+			s.kubelet.CutStreams(resource)
 		}},
 	} {
 		t.Run(harm.name, func(t *testing.T) {
@@ -127,6 +125,30 @@ func TestHeals(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAnotherClientThatLeaves: a registration outlasts the stream of another program.
+func TestAnotherClientThatLeaves(t *testing.T) {
+	versions(t, func(s *stage) {
+		s.start(4)
+		stood := s.socket()
+		ctx, leave := context.WithCancel(s.ctx)
+		stream, list, err := s.stream(ctx, stood)
+		if err != nil || len(list.GetDevices()) != 4 {
+			s.Fatalf("the client got %v, %v", list, err)
+		}
+		leave()
+		if _, err := stream.Recv(); err == nil {
+			s.Error("the client's stream goes on")
+		}
+		s.pollPasses() // and would end the registration
+		s.board.Post(unhealthy(statuses(4), 2, "lost"))
+		s.waitRegistered(3)
+		if now := s.socket(); now != stood {
+			s.Errorf("the stream is on %s and was on %s", now, stood)
+		}
+		s.wantRegistrations(1)
+	})
 }
 
 func (s *stage) must(err error) {

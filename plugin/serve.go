@@ -17,8 +17,10 @@ func (l *life) options() *api.DevicePluginOptions {
 	}
 }
 
-// GetDevicePluginOptions is called by the kubelet from within Register.
-func (l *life) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DevicePluginOptions, error) {
+// GetDevicePluginOptions is called by the kubelet from within Register, on the connection
+// on which it then calls ListAndWatch.
+func (l *life) GetDevicePluginOptions(ctx context.Context, _ *api.Empty) (*api.DevicePluginOptions, error) {
+	l.askedBy(ctx)
 	o := l.options()
 	l.preStart.Store(o.PreStartRequired)
 	return o, nil
@@ -27,20 +29,25 @@ func (l *life) GetDevicePluginOptions(context.Context, *api.Empty) (*api.DeviceP
 // ListAndWatch sends the list of devices, and again whenever it differs from the
 // one sent: the kubelet writes each to disk. What happens while a list is being
 // sent shows in the next.
+//
+// Other clients get the same lists. Their streams say nothing of the registration.
 func (l *life) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
-	l.opened()
-	defer l.closed()
+	w := l.opened(stream.Context())
+	defer l.closed(w)
 	sent := &api.ListAndWatchResponse{} // a first list without a device says no more than none
 	for {
 		offered, changed := l.look()
 		list := offered.list()
 		if !proto.Equal(list, sent) {
-			l.told.Store(offered) // before it is: the kubelet may choose from it at once
+			kubelets := l.isKubelets(w)
+			if kubelets {
+				l.told.Store(offered) // before it is: the kubelet may choose from it at once
+			}
 			if err := stream.Send(list); err != nil {
 				return err
 			}
 			sent = list
-			if l.Trace.Sent != nil {
+			if kubelets && l.Trace.Sent != nil {
 				l.Trace.Sent(l.resource, len(offered.items), offered.healthy())
 			}
 		}
@@ -54,27 +61,26 @@ func (l *life) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.
 	}
 }
 
-func (l *life) opened() {
-	l.first.Do(func() { close(l.streaming) })
-	l.streamsMu.Lock()
-	defer l.streamsMu.Unlock()
-	l.streams++
-	l.tellStreams()
+// opened notes a stream that has opened.
+func (l *life) opened(ctx context.Context) *watcher {
+	w := &watcher{}
+	if l.watches(ctx, w) {
+		close(l.streaming)
+		l.tellStreams(1)
+	}
+	return w
 }
 
-// closed ends the life with any of its streams. The kubelet opens one and never
-// another; should somebody else look in and leave, a new registration is the
-// cheaper mistake.
-func (l *life) closed() {
-	l.gone.Do(func() { close(l.broken) })
-	l.streamsMu.Lock()
-	defer l.streamsMu.Unlock()
-	l.streams--
-	l.tellStreams()
+// closed ends the life with the kubelet's stream: the kubelet opens one and never another.
+func (l *life) closed(w *watcher) {
+	if l.isKubelets(w) {
+		l.gone.Do(func() { close(l.broken) })
+		l.tellStreams(0)
+	}
 }
 
-func (l *life) tellStreams() {
+func (l *life) tellStreams(n int) {
 	if l.Trace.Streaming != nil {
-		l.Trace.Streaming(l.resource, l.streams)
+		l.Trace.Streaming(l.resource, n)
 	}
 }

@@ -31,6 +31,8 @@ type plugin struct {
 	changed    chan struct{}
 	devices    []*pluginapi.Device
 	hungUp     bool // streams are to end
+	asked      int  // GetDevicePluginOptions calls before the first stream
+	connected  int  // connections so far
 	opened     int  // ListAndWatch calls so far
 	open       int  // of these, those that have not ended
 	allocated  [][]string
@@ -67,7 +69,7 @@ func (p *plugin) serve() {
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	pluginapi.RegisterDevicePluginServer(server, p)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(listener) }()
+	go func() { served <- server.Serve(accepting{listener, p}) }()
 	p.stop = sync.OnceFunc(func() {
 		server.Stop()
 		if err := <-served; err != nil {
@@ -75,6 +77,20 @@ func (p *plugin) serve() {
 		}
 	})
 	p.s.Cleanup(p.stop)
+}
+
+// accepting counts the connections that a plugin's listener accepts.
+type accepting struct {
+	net.Listener
+	p *plugin
+}
+
+func (a accepting) Accept() (net.Conn, error) {
+	conn, err := a.Listener.Accept()
+	if err == nil {
+		a.p.change(func() { a.p.connected++ })
+	}
+	return conn, err
 }
 
 // again is the same plugin in its next life: a new server on a new socket.
@@ -176,6 +192,11 @@ func (p *plugin) awaitStreams(want int) {
 }
 
 func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	p.change(func() {
+		if p.opened == 0 {
+			p.asked++
+		}
+	})
 	return &p.options, p.optionsErr
 }
 

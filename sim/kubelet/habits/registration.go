@@ -22,6 +22,7 @@ func registration() []Habit {
 		habit("only v1beta1 is spoken", invalidVersions),
 		habit("a plugin that does not listen is dialled until the deadline", nobodyListens),
 		habit("a plugin whose options fail is refused and never watched", optionsFail),
+		habit("one connection has the question for the options, and then the stream", oneConnection),
 		habit("a second registration of a live socket", registerTwice),
 		habit("a plugin that stops after a second registration", stopsAfterRegisteringTwice),
 		habit("an old plugin stops while its successor is connected", oldPluginStops),
@@ -71,6 +72,16 @@ func optionsFail(s *stage) {
 	s.awaitAllocatable()
 	if opened := p.streamsOpened(); opened != 0 {
 		s.Errorf("ListAndWatch was called %d times", opened)
+	}
+}
+
+// oneConnection: a plugin can tell the kubelet's stream from those of other programs by the
+// connection on which the options were asked for.
+func oneConnection(s *stage) {
+	p := s.offers(healthy("a")...)
+	asked, connected := p.count(func() int { return p.asked }), p.count(func() int { return p.connected })
+	if asked != 1 || connected != 1 {
+		s.Errorf("the options were asked for %d times before the stream; there are %d connections", asked, connected)
 	}
 }
 
