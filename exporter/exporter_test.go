@@ -659,6 +659,18 @@ func TestInfoFollowsTheDevice(t *testing.T) {
 }
 
 // Where slices are not offered a partitioned GPU is held as a whole.
+// TestEmptyFacts: what the driver does not tell of a device has no label on its info series.
+func TestEmptyFacts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newNode(1)
+		s := slices.Clone(d.statuses)
+		s[0].Model, s[0].Facts = "", []device.Label{{Name: "chassis_serial"}, {Name: "serial", Value: "1650"}}
+		d.board.Post(s)
+		text := scrape(t, serve(New(d.sources(), Options{})))
+		has(t, text, `nvidia_gpu_info{container="",gpu="0",mig_uuid="",minor="0",namespace="",numa_node="0",pci_bus_id="0000:1a:00.0",pod="",serial="1650",uuid="GPU-0"} 1`)
+	})
+}
+
 func TestAPartitionedGPUThatIsHeldAsAWhole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)

@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"slices"
 	"strconv"
 	"time"
 
@@ -147,7 +148,8 @@ func (d rendering) infoSlot() slot {
 	return slot{family: d.page.own.info, more: d.status.Profile}
 }
 
-// facts are the labels of the device's info series.
+// facts are the labels of the device's info series. Empty ones are left out: to Prometheus
+// a label that is absent is an empty one.
 func (d rendering) facts() []device.Label {
 	s := d.status
 	labels := append([]device.Label{
@@ -156,11 +158,11 @@ func (d rendering) facts() []device.Label {
 		{Name: "minor", Value: strconv.Itoa(s.Minor)},
 		{Name: "numa_node", Value: strconv.Itoa(s.NUMANode)},
 	}, s.Facts...)
-	if s.WholeGPU() { // without them: to Prometheus a label that is not there is an empty one
-		return labels
+	if !s.WholeGPU() {
+		labels = append(labels, device.Label{Name: "mig_profile", Value: s.Profile},
+			device.Label{Name: "gi", Value: strconv.Itoa(s.GI)}, device.Label{Name: "ci", Value: strconv.Itoa(s.CI)})
 	}
-	return append(labels, device.Label{Name: "mig_profile", Value: s.Profile},
-		device.Label{Name: "gi", Value: strconv.Itoa(s.GI)}, device.Label{Name: "ci", Value: strconv.Itoa(s.CI)})
+	return slices.DeleteFunc(labels, func(l device.Label) bool { return l.Value == "" })
 }
 
 func number(is bool) float64 {

@@ -97,6 +97,25 @@ func TestDeviceKnowsLittle(t *testing.T) {
 	}
 }
 
+// TestInvalidPlatform has a GPU in no rack: the driver fills in bytes of all bits set.
+func TestInvalidPlatform(t *testing.T) {
+	s := start(t, "gpus 2", "gpu * platform_peer 1", "gpu 0 platform_slot 255", "gpu 0 platform_tray 255", "gpu 0 platform_host 255", "gpu 0 platform_module 255",
+		"gpu 0 chassis_serial "+strings.Repeat("\xff", 13), "gpu 1 platform_slot 254", "gpu 1 platform_tray 0", "gpu 1 platform_host 1",
+		"gpu 1 platform_module 2", "gpu 1 chassis_serial 18\xff")
+	devices := s.list(2)
+	for i, want := range []string{"", "18\uFFFD 254 0 1 2"} {
+		var got []string
+		for _, f := range devices[i].Facts {
+			if slices.Contains(platformFacts[:], f.Name) && f.Value != "" {
+				got = append(got, f.Value)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("GPU %d is at %q, want %q", i, got, want)
+		}
+	}
+}
+
 // TestOrder has UUIDs that sort otherwise than the driver's indices.
 func TestOrder(t *testing.T) {
 	s := newStage(t, Options{}, "gpus 3", "gpu 0 uuid GPU-c", "gpu 1 uuid GPU-a", "gpu 2 uuid GPU-b",

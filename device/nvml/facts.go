@@ -41,6 +41,10 @@ func ownFacts(handle nvml.Device, has symbols) []device.Label {
 	return labels
 }
 
+// notFilled is the byte of a position that the driver does not know: a GPU in no rack has
+// them all. DCGM treats it as invalid too.
+const notFilled = 0xFF
+
 // platformOf are the values of platformFacts, empty where there are none.
 func platformOf(handle nvml.Device, has symbols) (values [len(platformFacts)]string) {
 	if !has["nvmlDeviceGetPlatformInfo"] {
@@ -51,9 +55,13 @@ func platformOf(handle nvml.Device, has symbols) (values [len(platformFacts)]str
 		return values
 	}
 	serial, _, _ := strings.Cut(string(p.ChassisSerialNumber[:]), "\x00")
-	values[0] = clean(serial)
+	if strings.Count(serial, string([]byte{notFilled})) < len(serial) {
+		values[0] = clean(serial)
+	}
 	for i, n := range [...]uint8{p.SlotNumber, p.TrayIndex, p.HostId, p.ModuleId} {
-		values[1+i] = strconv.Itoa(int(n))
+		if n != notFilled {
+			values[1+i] = strconv.Itoa(int(n))
+		}
 	}
 	return values
 }

@@ -58,8 +58,7 @@ func unanswered(k key) nvml.FieldValue {
 }
 
 // ask fetches all values. Where one of them says that the GPU or the library is
-// gone, that is the answer; and so it is where each id that there is was a wrong
-// argument: then it is the handle that is wrong. An id that the GPU turns out not to
+// gone, that is the answer. An id that the GPU turns out not to
 // have is dropped, so that the call returns the sooner: but not on the word of a GPU
 // that answers nothing else, nor for good, since health is judged by some of them.
 func (f *fields) ask(handle nvml.Device) nvml.Return {
@@ -76,23 +75,15 @@ func (f *fields) ask(handle nvml.Device) nvml.Return {
 		f.askAll()
 		return ret
 	}
-	wrong := 0
 	for i := range f.asked {
-		switch ret := nvml.Return(f.asked[i].NvmlReturn); {
-		case isFinal(ret):
+		if ret := nvml.Return(f.asked[i].NvmlReturn); isFinal(ret) {
 			f.askAll()
 			return ret
-		case ret == nvml.ERROR_INVALID_ARGUMENT:
-			wrong++
 		}
 	}
-	switch {
-	case f.answered():
+	if f.answered() {
 		f.drop()
-	case wrong == len(f.asked) && f.drops.IsZero():
-		f.askAll()
-		return nvml.ERROR_INVALID_ARGUMENT
-	default:
+	} else {
 		f.askAll()
 	}
 	return nvml.SUCCESS

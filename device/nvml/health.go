@@ -197,12 +197,12 @@ func (g *gpu) examine(now time.Time) (*device.Fault, error) {
 	ret := g.check.ask(g.handle)
 	_, says := g.check.value(recoveryAt)
 	g.saysRecovery.Store(says)
-	if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
+	if ret != nvml.SUCCESS && !notHere(ret) {
 		return nil, failure{fieldValues, ret}.err()
 	}
-	if ret == nvml.SUCCESS && !g.check.answered() { // it has none of them: then anything will do to see that it answers
-		if _, ret := g.handle.GetUUID(); ret != nvml.SUCCESS {
-			return nil, failure{"nvmlDeviceGetUUID", ret}.err()
+	if ret != nvml.ERROR_NOT_SUPPORTED && !g.check.answered() { // it has none of them: then anything will do to see that it answers
+		if err := g.probe(); err != nil {
+			return nil, err
 		}
 	} else {
 		g.noteEnergy(&g.check, energyAt)

@@ -30,7 +30,6 @@ func TestCheck(t *testing.T) {
 		{"gpu 1 field 230 4294967296 u64", "recovery_action_4294967296", false, "recovery_action_4294967296", "inspect"},
 		{"gpu 1 lost", "GPU_IS_LOST", true, "", ""},
 		{"fail nvmlDeviceGetFieldValues gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
-		{"fail nvmlDeviceGetFieldValues gpu 1 INVALID_ARGUMENT", "INVALID_ARGUMENT", true, "", ""},
 		{"fail field:83 gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
 		{"fail nvmlDeviceGetFieldValues gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required", "reset_gpu"},
 		{"fail field:230 gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required", "reset_gpu"},
@@ -77,12 +76,20 @@ func TestCheckWithoutFields(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for _, line := range []string{"gpu 0 lost", "fail field:83 gpu 0 INVALID_ARGUMENT"} { // of the second it is the handle that is wrong
-		s.set(line)
-		if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
+	for _, line := range []string{"fail field:83 gpu 0 INVALID_ARGUMENT", "fail nvmlDeviceGetFieldValues gpu 0 INVALID_ARGUMENT"} {
+		s.set(line) // a driver that is too old for the ids: the handle is good
+		if _, err := s.Check(s.id(0)); err != nil {
 			t.Errorf("%s: got %v", line, err)
 		}
-		s.clear("gpu 0")
+		s.set("fail nvmlDeviceGetUUID gpu 0 INVALID_ARGUMENT")
+		if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
+			t.Errorf("%s, and the handle is invalid: got %v", line, err)
+		}
+		s.clear("fail nvmlDeviceGetUUID")
+	}
+	s.set("gpu 0 lost")
+	if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -270,15 +270,19 @@ func driverVersion(lib nvml.Interface, has symbols) string {
 	return clean(v)
 }
 
-// atLeast58082 tells whether a driver has the field numbers of today. One whose version
+// majorMinor returns the first two numbers of a driver's version, and false where it has
+// none.
+func majorMinor(version string) (major, minor int, ok bool) {
+	a, rest, _ := strings.Cut(version, ".")
+	b, _, _ := strings.Cut(rest, ".")
+	major, errA := strconv.Atoi(a)
+	minor, errB := strconv.Atoi(b)
+	return major, minor, errA == nil && errB == nil
+}
+
+// atLeast58082 reports whether a driver has the field numbers of today. One whose version
 // cannot be read is taken for an old one.
 func atLeast58082(version string) bool {
-	major, rest, _ := strings.Cut(version, ".")
-	minor, _, _ := strings.Cut(rest, ".")
-	a, err := strconv.Atoi(major)
-	if err != nil {
-		return false
-	}
-	b, err := strconv.Atoi(minor)
-	return err == nil && (a > 580 || a == 580 && b >= 82)
+	major, minor, ok := majorMinor(version)
+	return ok && (major > 580 || major == 580 && minor >= 82)
 }

@@ -158,6 +158,33 @@ func TestPerLink(t *testing.T) {
 	}
 }
 
+// TestLinkStates has a link in each state of nvml.h's NVML_NVLINK_STATE_…: one whose traffic
+// is disabled is active, and carries nothing.
+func TestLinkStates(t *testing.T) {
+	s := newStage(t, Options{PerLink: true}, "gpus 1", "gpu 0 link 4-35 none",
+		"gpu 0 field 165/0 0 u32", "gpu 0 field 165/1 1 u32", "gpu 0 field 165/2 2 u32", "gpu 0 field 165/3 3 u32")
+	s.list(1)
+	got := s.values(0)
+	for link, want := range []float64{0, 1, 1, 0} {
+		name := fmt.Sprintf(`nvidia_gpu_nvlink_up{link="%d"}`, link)
+		if v, ok := got[name]; !ok || v != want {
+			t.Errorf("%s is %v, %v; want %v", name, v, ok, want)
+		}
+	}
+	if v := got["nvidia_gpu_nvlink_links_up"]; v != 2 {
+		t.Errorf("%v links are up, want 2", v)
+	}
+	s.clear("gpu 0 field")
+	s.set("gpu 0 field 165 3 u32")
+	s.overdue(0, slowEvery)
+	for range 4 {
+		got = s.values(0)
+	}
+	if v, ok := got["nvidia_gpu_nvlink_links_up"]; !ok || v != 0 {
+		t.Errorf("with all traffic disabled %v links are up, %v; want 0", v, ok)
+	}
+}
+
 // TestErrorsSetTo0 has somebody set the counters of a link's errors to 0, as nvidia-smi
 // nvlink -re does: of 32 bits too they have not wrapped.
 func TestErrorsSetTo0(t *testing.T) {

@@ -85,9 +85,11 @@ func (s stateOf) holds(v float64) bool {
 // in a type that could not say so. Nor is one below least.
 type unit struct {
 	times, per, least, most float64
-	// flag says that whatever is not 0 is 1, and full that nothing is more than 1, though
-	// it be measured as a little more.
-	flag, full bool
+	// states are the values that count as 1, by their bits: every other one is 0. None: the
+	// number is no state.
+	states uint64
+	// full says that nothing is more than 1, though it be measured as a little more.
+	full bool
 }
 
 var (
@@ -105,15 +107,18 @@ var (
 	inMegahertz   = unit{times: 1e6, per: 1, most: 1e5}
 	inNumber      = unit{times: 1, per: 1, most: 1 << 53}
 	inTruth       = unit{times: 1, per: 1, most: 1}
-	inLinkState   = unit{times: 1, per: 1, most: 2, flag: true} // up, and asleep
+	inLinkState   = unit{
+		times: 1, per: 1, most: nvml.NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED,
+		states: 1<<nvml.NVLINK_STATE_ACTIVE | 1<<nvml.NVLINK_STATE_SLEEP,
+	}
 )
 
 func (u unit) convert(v float64) (float64, bool) {
 	switch {
 	case !(v >= u.least && v <= u.most): // nor is it NaN
 		return 0, false
-	case u.flag && v != 0:
-		return 1, true
+	case u.states != 0:
+		return float64(u.states >> uint64(v) & 1), true
 	}
 	if v = v * u.times / u.per; u.full {
 		v = min(v, 1)

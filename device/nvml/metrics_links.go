@@ -33,7 +33,7 @@ var linkRows = slices.Concat([]row{
 		inScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_RX, all, inKibibytes).
 		overLinks(nvml.FI_DEV_NVLINK_COUNT_RCV_BYTES, inTraffic).metering(mostNVLinks).on(withNVLink),
 	fact("nvidia_gpu_nvlink_links", "NVLinks that the GPU has.").in(nvml.FI_DEV_NVLINK_LINK_COUNT, inNumber).slowly().on(withNVLink),
-	fact("nvidia_gpu_nvlink_links_up", "NVLinks of the GPU that are up, those included that sleep.").
+	fact("nvidia_gpu_nvlink_links_up", "NVLinks of the GPU that are active or asleep. A link whose traffic is disabled is down.").
 		overLinks(nvml.FI_DEV_NVLINK_GET_STATE, inLinkState).slowly().on(withNVLink),
 	fact("nvidia_gpu_nvlink_speed_bytes_per_second", "Speed of each NVLink that is up.").
 		in(nvml.FI_DEV_NVLINK_SPEED_MBPS_COMMON, inMegabytes).slowly().on(withNVLink),
@@ -117,7 +117,7 @@ func eachLinkRows() []row {
 			errors = append(errors, fault("nvidia_gpu_nvlink_link_errors_total", "Errors on the NVLink; which types there are depends on its generation.", "link", n, "type", e.kind).
 				inLink(e.field, link, inNumber).slowly().on(e.hardware))
 		}
-		up = append(up, fact("nvidia_gpu_nvlink_up", "Whether the NVLink is up; it may sleep.", "link", n).
+		up = append(up, fact("nvidia_gpu_nvlink_up", "1 if the NVLink is active or asleep, 0 if it is inactive or its traffic is disabled.", "link", n).
 			inLink(nvml.FI_DEV_NVLINK_GET_STATE, link, inLinkState).slowly().on(withNVLink))
 	}
 	return slices.Concat(transmit, receive, errors, up)

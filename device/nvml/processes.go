@@ -3,17 +3,12 @@ package nvml
 import (
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/device"
 )
 
 var _ device.Occupied = (*Backend)(nil)
-
-// muddled are how the versions of drivers begin whose lists of processes have a field that no header knows,
-// so that what is read of them is nonsense (https://github.com/wookayin/gpustat/issues/157).
-var muddled = []string{"535.54.", "535.86."}
 
 // lists are the kinds of process that hold a GPU, each with the function for it.
 // GetComputeRunningProcesses of go-nvml falls back on older versions.
@@ -61,11 +56,16 @@ func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	return slices.Compact(pids), nil
 }
 
-// muddles tells whether the driver is one of muddled.
+// muddles reports whether the driver fills its lists of processes with a struct that no
+// header describes. From 535.43.02 until 535.98 it has a field more than nvmlProcessInfo_t
+// (https://github.com/wookayin/gpustat/issues/157, and nvitop's list of versions).
 func (d *driver) muddles() bool {
-	return slices.ContainsFunc(d.facts, func(l device.Label) bool {
-		return l.Name == "driver_version" && slices.ContainsFunc(muddled, func(begin string) bool { return strings.HasPrefix(l.Value, begin) })
-	})
+	at := slices.IndexFunc(d.facts, func(l device.Label) bool { return l.Name == "driver_version" })
+	if at < 0 {
+		return false
+	}
+	major, minor, ok := majorMinor(d.facts[at].Value)
+	return ok && major == 535 && minor >= 43 && minor < 98
 }
 
 // on tells whether a process of a GPU is on a device: on a slice only if it says so.

@@ -33,12 +33,21 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
-// Two drivers fill their lists with what no header describes.
+// TestProcessesOfADriverThatMuddlesThem: the drivers from 535.43.02 until 535.98 fill their
+// lists with a struct that no header describes.
 func TestProcessesOfADriverThatMuddlesThem(t *testing.T) {
-	for _, version := range []string{"535.86.05", "535.86.10", "535.54.03"} {
+	for version, known := range map[string]bool{
+		"535.43.02": false, "535.54.03": false, "535.86.05": false, "535.86.10": false, "535.97": false,
+		"530.43.02": true, "535.98": true, "535.104.05": true, "545.54.03": true, "535": true, "unknown": true,
+	} {
 		s := start(t, "gpus 1", "driver "+version, "gpu 0 process 4711 1000")
-		if got, err := s.Processes(s.list(1)[0]); err != nil || len(got) > 0 {
+		got, err := s.Processes(s.list(1)[0])
+		if err != nil || (len(got) == 1) != known {
 			t.Errorf("%s: %v, %v", version, got, err)
 		}
+		if _, told := s.uses(0); told != known {
+			t.Errorf("%s: the processes are known: %v", version, told)
+		}
+		s.Close()
 	}
 }

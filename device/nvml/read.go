@@ -183,9 +183,34 @@ func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 	g.answering.Store(len(buf) > before)
 	if len(buf) == before {
 		g.askAll()
-		return buf, g.flight.failed.err()
+		return buf, g.unread()
 	}
 	return buf, nil
+}
+
+// unread returns why a GPU has given nothing. INVALID_ARGUMENT may be about the handle, or
+// about ids that the driver is too old for: the UUID, which any driver has, tells which.
+func (g *gpu) unread() error {
+	if g.flight.failed.ret == nvml.ERROR_INVALID_ARGUMENT {
+		if err := g.probe(); err != nil {
+			return err
+		}
+	}
+	return g.flight.failed.err()
+}
+
+// probe asks the GPU for its UUID, and returns an error where it does not answer. A handle
+// that is invalid is that of a GPU that is lost.
+func (g *gpu) probe() error {
+	const symbol = "nvmlDeviceGetUUID"
+	switch _, ret := g.handle.GetUUID(); ret {
+	case nvml.SUCCESS:
+		return nil
+	case nvml.ERROR_INVALID_ARGUMENT:
+		return fmt.Errorf("%w: %s: %w", device.ErrLost, symbol, answer(ret))
+	default:
+		return failure{symbol, ret}.err()
+	}
 }
 
 // enter begins a Read or a Check, and tells whether another one is under way.
@@ -213,8 +238,6 @@ func (f failure) err() error {
 	switch f.ret {
 	case nvml.SUCCESS:
 		return errors.New("the GPU has nothing that can be read")
-	case nvml.ERROR_INVALID_ARGUMENT: // the handle: the other arguments are always the same
-		return fmt.Errorf("%w: %s: %w", device.ErrLost, f.symbol, answer(f.ret))
 	default:
 		return fmt.Errorf("%s: %w", f.symbol, answer(f.ret))
 	}

@@ -224,10 +224,12 @@ func TestReadErrors(t *testing.T) {
 		{[]string{"fail field:83 gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
 		{[]string{"fail nvmlDeviceGetTemperature gpu 1 GPU_IS_LOST"}, true, "", 9, "nvmlDeviceGetTemperature: GPU_IS_LOST"},
 		{[]string{"fail * gpu 1 RESET_REQUIRED"}, false, "reset_required", 1, "RESET_REQUIRED"},
-		{[]string{"fail * gpu 1 INVALID_ARGUMENT"}, true, "", 15, "INVALID_ARGUMENT"},
+		{[]string{"fail * gpu 1 INVALID_ARGUMENT"}, true, "", 16, "nvmlDeviceGetUUID: INVALID_ARGUMENT"},
+		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 SUCCESS"}, false, "", 16, "nvmlDeviceGetFieldValues: INVALID_ARGUMENT"},
+		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 GPU_IS_LOST"}, true, "", 16, "nvmlDeviceGetUUID: GPU_IS_LOST"},
 		{[]string{"fail * gpu 1 NO_PERMISSION"}, false, "", 15, "nvmlDeviceGetFieldValues: NO_PERMISSION"},
 		{[]string{"fail * gpu 1 4242"}, false, "", 15, "NVML answers 4242"},
-		{[]string{"gpus 1"}, true, "", 15, "INVALID_ARGUMENT"}, // its handle is none any more
+		{[]string{"gpus 1"}, true, "", 16, "INVALID_ARGUMENT"}, // its handle is none any more
 	} {
 		s := start(t, "gpus 3")
 		id, before := s.id(1), s.calls()

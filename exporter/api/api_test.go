@@ -79,7 +79,7 @@ func whole(index int) device.Device {
 	id := fmt.Sprintf("GPU-%d", index)
 	return device.Device{
 		ID: device.ID(id), GPU: device.GPU(id), Index: index, Slice: -1, GI: -1, CI: -1, Minor: index, Model: "NVIDIA H100", PCI: "0000:1a:00.0",
-		NUMANode: 0, Facts: []device.Label{{Name: "serial", Value: "1"}},
+		NUMANode: 0, Facts: []device.Label{{Name: "serial", Value: "1"}, {Name: "chassis_slot", Value: ""}},
 	}
 }
 
@@ -166,7 +166,7 @@ func TestDevices(t *testing.T) {
 			}
 		}
 		gpu, part, bad := d.Devices[0], d.Devices[2], d.Devices[4]
-		if gpu.Health != "well" || !gpu.Healthy || gpu.Slice != nil || gpu.Facts["serial"] != "1" || gpu.NUMANode == nil || gpu.LastIncident.ID != 3 {
+		if gpu.Health != "well" || !gpu.Healthy || gpu.Slice != nil || gpu.Facts["serial"] != "1" || len(gpu.Facts) != 1 || gpu.NUMANode == nil || gpu.LastIncident.ID != 3 {
 			t.Errorf("GPU 0: %+v", gpu)
 		}
 		if got := names(gpu.Holders); got != "train" || !gpu.Holders[0].First.Equal(now.Add(-time.Hour)) {

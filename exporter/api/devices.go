@@ -128,11 +128,14 @@ func deviceOf(s device.Status, held device.Holders, known incident.Known) Device
 	for i, x := range s.Xids {
 		d.Xids[i] = Xid{x.Code, x.Count, x.Last.UTC()}
 	}
-	if len(s.Facts) > 0 {
-		d.Facts = map[string]string{}
-		for _, f := range s.Facts {
-			d.Facts[f.Name] = f.Value
+	for _, f := range s.Facts {
+		if f.Value == "" { // the driver does not tell it
+			continue
 		}
+		if d.Facts == nil {
+			d.Facts = map[string]string{}
+		}
+		d.Facts[f.Name] = f.Value
 	}
 	hold, _ := held.Of(s.ID)
 	d.Hold = holds[hold]
