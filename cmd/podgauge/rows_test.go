@@ -20,7 +20,7 @@ func TestXidsMeanTheSame(t *testing.T) {
 	}
 	defer hw.close()
 	m := hw.Backend.(*sim.Machine)
-	for xid, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 167: true, 999: true} {
+	for xid, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 155: false, 162: false, 167: true, 999: false} {
 		m.Fail(m.IDs()[0], fmt.Sprintf("xid %d", xid))
 		e, err := m.Wait(t.Context())
 		means, _ := nvml.Means(xid)

@@ -191,7 +191,7 @@ func TestXidZero(t *testing.T) {
 	s := start(t, "gpus 1")
 	s.listen()
 	s.event(0, "type 0x8 data 0")
-	if got := s.nextEvent(); got.Xid != 999 || got.Heals != device.ByReset || got.GPU != s.id(0) {
+	if got := s.nextEvent(); got.Xid != 999 || got.Heals != device.ByCheck || got.GPU != s.id(0) {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -25,7 +25,7 @@ type Xid struct {
 }
 
 // Unknown is what podgauge makes of an Xid that the table does not have.
-const Unknown = "unhealthy until a reset was seen, since nobody knows it"
+const Unknown = "checked at once: as the driver's recovery action says; suspect until checks pass where it has none"
 
 // Xids are the rows of the table, by number.
 func Xids() []Xid {
@@ -49,17 +49,18 @@ func Means(xid uint64) (e device.Event, alone bool) {
 type class uint8
 
 const (
-	// unknown Xids are too new, or never seen: somebody has to look.
+	// unknown Xids have no row. They do not mark a GPU unhealthy by themselves: checks do,
+	// which read the driver's recovery action.
 	unknown class = iota
 	// application: a program did something wrong, and the next one will run.
 	application
 	// information: a report that accompanies another one, or of something mended.
 	information
-	// contained: memory failed under a program, which alone is hit.
+	// contained: the hardware failed under a program, which alone is hit.
 	contained
 	// undecided: what it means stands in the driver's recovery action, which Check reads.
 	undecided
-	// memory: as the recovery action says, or broken where the driver has none.
+	// memory: as the recovery action says, or broken if the driver has none.
 	memory
 	// broken: nothing runs before the GPU was reset.
 	broken
@@ -79,7 +80,7 @@ var classes = [...]struct {
 	wholeGPU     bool
 	means        string
 }{
-	unknown:     {"unknown", inspect, device.ByReset, false, Unknown},
+	unknown:     {"unknown", inspect, device.ByCheck, false, Unknown},
 	application: {"application", restartApp, device.ByItself, false, "counted; the device stays healthy"},
 	information: {"information", "", device.ByItself, false, "counted; the device stays healthy"},
 	contained:   {"contained", restartApp, device.ByItself, false, "counted; the device stays healthy, and who held it has to start anew"},
@@ -110,7 +111,9 @@ const (
 // xids are NVIDIA's catalogue of error reports
 // (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), each with what it
 // means here. Where the catalogue gives a workflow, those of NVLink are undecided, and so
-// is 48 where the driver can say whether the error was contained.
+// is 48 where the driver can say whether the error was contained. What the catalogue calls
+// unused has no row, except the encoders', which other GPUs have. The test holds the rows
+// against testdata/xids.txt.
 var xids = map[uint64]struct {
 	name  string
 	class class
@@ -119,9 +122,10 @@ var xids = map[uint64]struct {
 	8:   {"GPU stopped processing", application, ofApplication},
 	11:  {"invalid or corrupted push buffer stream", application, ofApplication},
 	13:  {"graphics engine exception", application, ofApplication},
+	14:  {"fake error", information, ofDriver},
 	25:  {"invalid or illegal push buffer stream", application, ofApplication},
 	31:  {"memory page fault", application, ofApplication},
-	32:  {"invalid or corrupted push buffer stream", application, ofApplication},
+	32:  {"corrupted push buffer stream, mostly by PCIe", contained, ofHardware},
 	37:  {"firmware error, unknown method", information, ofDriver},
 	38:  {"firmware error, watchdog timeout", information, ofDriver},
 	39:  {"copy engine 0 exception", application, ofApplication},
@@ -131,12 +135,14 @@ var xids = map[uint64]struct {
 	44:  {"graphics engine fault during a context switch", information, ofDriver},
 	45:  {"a program's work was cleaned up after another error", information, ofAnother},
 	46:  {"GPU stopped processing and timed out", broken, ofDriver},
+	47:  {"video encoder 0 error", application, ofApplication},
 	48:  {"double-bit ECC error", memory, ofHardware},
 	54:  {"auxiliary power is not connected", unpowered, ofEnvironment},
 	60:  {"video processor exception", application, ofApplication},
 	62:  {"internal micro-controller halt", broken, ofHardware},
 	63:  {"a row was remapped or a page retired", information, ofHardware},
 	64:  {"a row could not be remapped or a page retired", broken, ofHardware},
+	65:  {"video encoder 1 error", application, ofApplication},
 	66:  {"illegal access by the driver", information, ofDriver},
 	67:  {"illegal access by the driver", information, ofDriver},
 	68:  {"video decoder 0 exception", application, ofApplication},
@@ -144,6 +150,7 @@ var xids = map[uint64]struct {
 	70:  {"copy engine 3 error", application, ofApplication},
 	71:  {"copy engine 4 error", application, ofApplication},
 	72:  {"copy engine 5 error", application, ofApplication},
+	73:  {"video encoder 2 error", application, ofApplication},
 	74:  {"NVLink error", undecided, ofHardware},
 	75:  {"copy engine 6 error", application, ofApplication},
 	76:  {"copy engine 7 error", application, ofApplication},
@@ -174,6 +181,7 @@ var xids = map[uint64]struct {
 	105: {"JPEG engine 7 error", application, ofApplication},
 	106: {"SMBPBI test message", information, ofEnvironment},
 	107: {"silent SMBPBI test message", information, ofEnvironment},
+	108: {"NVLink remote translation error", information, ofApplication},
 	109: {"context switch timeout", undecided, ofDriver}, // heavy time-slicing makes them too
 	110: {"security fault", broken, ofDriver},
 	119: {"GSP does not answer", broken, ofDriver},
@@ -194,6 +202,7 @@ var xids = map[uint64]struct {
 	139: {"optical flow engine 1 error", application, ofApplication},
 	140: {"ECC error that was not recovered", broken, ofHardware},
 	141: {"CUDA fast path error", information, ofApplication},
+	142: {"video encoder 3 error", application, ofApplication},
 	143: {"GPU does not initialise", broken, ofHardware},
 	144: {"NVLink 5 error, SAW", undecided, ofHardware},
 	145: {"NVLink 5 error, RLW", undecided, ofHardware},
@@ -206,17 +215,26 @@ var xids = map[uint64]struct {
 	152: {"DLA SMMU error", information, ofDriver},
 	153: {"DLA timeout", information, ofDriver},
 	154: {"the recovery action changed", undecided, ofAnother},
-	155: {"NVLink error that software defines", broken, ofDriver},
+	155: {"NVLink error that software defines", undecided, ofDriver}, // links that are taken down on purpose make them too
 	156: {"a part of the GPU was retired", broken, ofHardware},
 	157: {"a part of the GPU could not be retired", information, ofHardware},
 	158: {"GPU fatal timeout", broken, ofHardware},
 	159: {"CHI non-data error", information, ofHardware},
 	160: {"a channel was retired", information, ofHardware},
 	161: {"a channel could not be retired", information, ofHardware},
+	162: {"power smoothing is engaged again", information, ofHardware},
+	163: {"power smoothing is disengaged", information, ofHardware},
+	164: {"power smoothing is near the end of its lifetime", information, ofHardware},
+	165: {"power smoothing is at the end of its lifetime", information, ofHardware},
+	166: {"NVLink traffic before its encryption was set up", information, ofEnvironment},
 	167: {"PCIe fatal timeout", fallen, ofHardware},
 	168: {"errors in the write-protected region", information, ofHardware},
 	169: {"security micro-controller halt", broken, ofHardware},
 	170: {"interrupt during confidential computing", information, ofEnvironment},
 	171: {"uncorrectable error in DRAM, with 48", information, ofHardware},
 	172: {"uncorrectable error in SRAM, with 48", information, ofHardware},
+	173: {"link to the CPU failed", broken, ofHardware},
+	174: {"a program was ended silently", information, ofDriver},
+	175: {"error of the memory subsystem", memory, ofHardware},
+	176: {"PCIe error that was corrected", information, ofHardware},
 }
