@@ -149,6 +149,15 @@ func (o *Own) UnknownConfigKeys(count func() int) {
 	}, func() float64 { return float64(count()) }))
 }
 
+// CDISpecs exports by class whether the CDI spec is written.
+func (o *Own) CDISpecs(written func() map[string]float64) {
+	o.registry.MustRegister(byName{
+		prometheus.NewDesc("podgauge_cdi_spec_up",
+			"1 if the CDI spec of this class is written; 0 if that of the GPUs is missing and a device list strategy needs it.", []string{"class"}, nil),
+		written,
+	})
+}
+
 // Unsupported exports the families that the driver is too old for.
 func (o *Own) Unsupported(families func() []string) {
 	o.registry.MustRegister(byName{

@@ -74,6 +74,7 @@ func ownFamilies(t *testing.T) (families []exporter.Family) {
 	registry := prometheus.NewRegistry()
 	own := exporter.NewOwn(registry, version, false, exporter.Choice{})
 	own.Unsupported(func() []string { return []string{"f"} })
+	own.CDISpecs(func() map[string]float64 { return map[string]float64{"gpu": 1} })
 	own.UnknownConfigKeys(func() int { return 0 })
 	own.Heard(func() bool { return true })
 	own.Offers(resource)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/config"
+	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/plugin"
 )
 
@@ -28,11 +29,16 @@ const (
 // the IMEX channels of the moment make them.
 type rulebook struct {
 	settings looker[config.Settings]
-	hasSpec  func(class string) bool
+	specs    *specs
 	log      *slog.Logger
+	// startable is closed once containers can be started by the rules.
+	startable chan struct{}
 
-	down     map[string]string // why MPS cannot be used, by resource; belongs to Run
-	channels []int             // of IMEX that containers get; belongs to Run
+	// All below belong to Run.
+	serving  config.Settings   // that the rules are made of
+	waits    bool              // for CDI specs, and it was logged
+	down     map[string]string // why MPS cannot be used, by resource
+	channels []int             // of IMEX that containers get
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -40,12 +46,20 @@ type rulebook struct {
 	changed chan struct{}
 }
 
-func newRulebook(settings looker[config.Settings], hasSpec func(string) bool, log *slog.Logger) *rulebook {
-	b := &rulebook{settings: settings, hasSpec: hasSpec, log: log, changed: make(chan struct{})}
-	s, _ := settings()
-	b.take(mpsDaemons(s))
-	b.publish(s)
+func newRulebook(settings looker[config.Settings], specs *specs, log *slog.Logger) *rulebook {
+	b := &rulebook{settings: settings, specs: specs, log: log, startable: make(chan struct{}), changed: make(chan struct{})}
+	b.follow()
 	return b
+}
+
+// Gate has a Board show nothing until containers can be started: the plugin registers nothing before.
+func (b *rulebook) Gate(look looker[[]device.Status]) looker[[]device.Status] {
+	return func() ([]device.Status, <-chan struct{}) {
+		if !isClosed(b.startable) {
+			return nil, b.startable
+		}
+		return look()
+	}
 }
 
 // Look returns the rules, and a channel that is closed when there are others.
@@ -60,21 +74,50 @@ func (b *rulebook) Run(ctx context.Context) error {
 	tick := time.NewTicker(mpsEvery)
 	defer tick.Stop()
 	for {
-		s, changed := b.settings()
-		b.publish(s)
+		changed, written := b.follow()
 		for same := true; same; {
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-changed:
 				same = false
+			case <-written:
+				same = false
 			case <-tick.C:
-				channels, _ := imex(s) // that one is missing is said when it is published
-				same = maps.Equal(b.down, mpsDaemons(s)) && slices.Equal(b.channels, channels)
+				channels, _ := imex(b.serving) // that one is missing is said when it is published
+				same = maps.Equal(b.down, mpsDaemons(b.serving)) && slices.Equal(b.channels, channels)
 			}
 		}
-		s, _ = b.settings()
-		b.take(mpsDaemons(s))
+	}
+}
+
+// follow publishes the rules of the newest settings. If these need CDI specs that are not written, the rules
+// before them stand: the kubelet keeps an answer of Allocate for as long as the pod runs.
+func (b *rulebook) follow() (changed, written <-chan struct{}) {
+	s, changed := b.settings()
+	settled, written := b.specs.Settled(s)
+	started := isClosed(b.startable)
+	if !settled && !b.waits {
+		b.log.Info("waiting for CDI specs before registration, or before new settings take effect", "strategies", s.DeviceListStrategy)
+	}
+	b.waits = !settled
+	if settled || !started {
+		b.serving = s
+	}
+	b.take(mpsDaemons(b.serving))
+	b.publish(b.serving)
+	if settled && !started {
+		close(b.startable)
+	}
+	return changed, written
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -100,7 +143,7 @@ func (b *rulebook) publish(s config.Settings) {
 		b.log.Error("pass on IMEX channels", "err", err)
 	}
 	b.channels = channels
-	r := rules(s, b.hasSpec, channels)
+	r := rules(s, b.specs.HasSpec, channels)
 	down := b.down
 	r.Down = func(resource string) string {
 		if down[resource] != "" {

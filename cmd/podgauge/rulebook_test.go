@@ -20,7 +20,7 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 		Sharing: config.Sharing{MPS: config.Shared{Resources: []config.SharedResource{{Name: resource, Devices: config.Devices{All: true}, Replicas: 2}}}},
 	}
 	never := make(chan struct{})
-	b := newRulebook(func() (config.Settings, <-chan struct{}) { return settings, never }, nil, slog.New(slog.DiscardHandler))
+	b := newRulebook(func() (config.Settings, <-chan struct{}) { return settings, never }, &specs{}, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- b.Run(ctx) }()

@@ -191,11 +191,12 @@ func (a *assembly) meta(namespace, pod string) device.PodMeta {
 // offer adds the device plugin, and what it follows.
 func (a *assembly) offer() {
 	specs := &specs{settings: a.watch.Look, board: a.board.Look, dir: a.hw.cdiDir, log: a.log.With("part", "cdi")}
-	book := newRulebook(a.watch.Look, specs.HasSpec, a.log.With("part", "plugin"))
+	book := newRulebook(a.watch.Look, specs, a.log.With("part", "plugin"))
 	a.tasks, a.rules = append(a.tasks, book.Run), book.Look
 	a.parts["cdi"] = specs
+	a.own.CDISpecs(specs.Written)
 	a.parts["plugin"] = plugin.New(plugin.Options{
-		Dir: a.hw.devicePluginDir, Look: a.board.Look, Rules: book.Look, Links: a.monitor.Links, Held: held(a.holders), Holdings: holdings(a.holders),
+		Dir: a.hw.devicePluginDir, Look: book.Gate(a.board.Look), Rules: book.Look, Links: a.monitor.Links, Held: held(a.holders), Holdings: holdings(a.holders),
 		Fit: func(ctx context.Context, ask plugin.Ask) error { return a.readers.Fit(ctx, ask.Device, ask.Alone) },
 		Log: a.log.With("part", "plugin"), Trace: a.registrations.listen(trace(a.own, a.holders, a.metrics)),
 	})

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,6 +22,9 @@ import (
 // comes late brings them with it.
 const nodesEvery = 2 * time.Second
 
+// gpuClass is the CDI class of GPUs and MIG devices.
+const gpuClass = "gpu"
+
 // looker is the Look of what is published, as a Board or a config.Watch has it.
 type looker[T any] func() (T, <-chan struct{})
 
@@ -32,12 +36,66 @@ type specs struct {
 	log      *slog.Logger
 
 	writer atomic.Pointer[cdi.Writer] // the one that runs; written by Run
+
+	mu sync.Mutex
+	// All below are guarded by mu. They stay when a writer ends, as its files do.
+	made    config.Settings // that state is of
+	state   cdi.State
+	changed chan struct{} // closed when made or state differs
 }
 
-// HasSpec tells whether there is a spec of a class.
+// HasSpec reports whether there is a spec of a class.
 func (s *specs) HasSpec(class string) bool {
-	w := s.writer.Load()
-	return w != nil && w.HasSpec(class)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.state.Classes, class)
+}
+
+// Settled reports whether containers can be started by these settings. The channel is closed when that may
+// have changed. If CDI is the only strategy, the spec of the GPUs must be written. Beside another one, an attempt
+// is enough, because Allocate then leaves out what has no spec.
+func (s *specs) Settled(want config.Settings) (settled bool, changed <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.changed == nil {
+		s.changed = make(chan struct{})
+	}
+	switch {
+	case !usesCDI(want):
+		settled = true
+	case !sameSpecs(s.made, want):
+	case usesOnlyCDI(want):
+		settled = slices.Contains(s.state.Classes, gpuClass)
+	default:
+		settled = s.state.Attempted()
+	}
+	return settled, s.changed
+}
+
+// Written returns 1 for each class that has a spec, and 0 for GPUs if they need one and have none.
+func (s *specs) Written() map[string]float64 {
+	settings, _ := s.settings()
+	if !usesCDI(settings) {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	written := map[string]float64{gpuClass: 0}
+	for _, class := range s.state.Classes {
+		written[class] = 1
+	}
+	return written
+}
+
+// publish replaces what the newest writer has written.
+func (s *specs) publish(made config.Settings, state cdi.State) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.made, s.state = made, state
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
 }
 
 // Ready says what is missing of the specs, where there should be any.
@@ -56,8 +114,14 @@ func (s *specs) Alive() error {
 	return nil
 }
 
-// Run is a loop over writers: each keeps what the settings of its time ask for.
+// Run is a loop over writers: each keeps what the settings of its time ask for. Files stay when a writer ends,
+// because containers that were created by them restart. An earlier process' files are removed at start.
 func (s *specs) Run(ctx context.Context) error {
+	if settings, _ := s.settings(); !usesCDI(settings) {
+		if err := cdi.Remove(s.dir); err != nil {
+			s.log.Warn("remove CDI specs of an earlier process", "err", err)
+		}
+	}
 	for ctx.Err() == nil {
 		settings, changed := s.settings()
 		if !usesCDI(settings) {
@@ -84,7 +148,9 @@ func (s *specs) write(ctx context.Context, settings config.Settings) error {
 	ids := answer.IDStrategy(settings.DeviceIDStrategy)
 	o.Name = func(d device.Device) string { return ids.Name(answer.Device{Device: d, MIGIndex: d.Slice}) }
 	o.Graphics = func(d device.Device) bool { return strings.Contains(d.Profile, "+gfx") }
-	w := cdi.New(o)
+	var w *cdi.Writer
+	o.Changed = func() { s.publish(settings, w.State()) }
+	w = cdi.New(o)
 	s.writer.Store(w)
 	defer s.writer.Store(nil)
 	ended := make(chan error, 1)
@@ -112,6 +178,16 @@ func (s *specs) write(ctx context.Context, settings config.Settings) error {
 
 func usesCDI(s config.Settings) bool {
 	return slices.Contains(s.DeviceListStrategy, config.ListCDIAnnotations) || slices.Contains(s.DeviceListStrategy, config.ListCDICRI)
+}
+
+// usesOnlyCDI reports whether a container without its CDI spec does not start.
+func usesOnlyCDI(s config.Settings) bool {
+	return !slices.Contains(s.DeviceListStrategy, config.ListEnvvar) && !slices.Contains(s.DeviceListStrategy, config.ListVolumeMounts)
+}
+
+// sameSpecs reports whether both settings need the same specs.
+func sameSpecs(a, b config.Settings) bool {
+	return usesCDI(a) == usesCDI(b) && a.DeviceIDStrategy == b.DeviceIDStrategy && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
 }
 
 // cdiOptions are those that settings have a word for.

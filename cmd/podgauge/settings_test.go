@@ -240,7 +240,7 @@ func TestDeviceNodesThatComeLate(t *testing.T) {
 	board := &device.Board{}
 	board.Post([]device.Status{})
 	s := &specs{dir: t.TempDir(), board: board.Look, log: slog.New(slog.DiscardHandler), settings: look}
-	book := newRulebook(look, nil, slog.New(slog.DiscardHandler))
+	book := newRulebook(look, s, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- s.Run(ctx) }()

@@ -31,6 +31,7 @@ type world struct {
 	machine *sim.Machine
 	kubelet *kubelet.Kubelet
 	url     string
+	dir     string // the kubelet's
 	probes  string // where probes alone are answered; empty: nowhere
 	// made has what is another in each run, pods' UIDs say, and what stands for it in
 	// golden files; nil: nothing.
@@ -83,6 +84,7 @@ func newWorldOf(t *testing.T, s setting, args ...string) *world {
 		s.dir = shortDir(t)
 	}
 	dir := s.dir
+	w.dir = dir
 	if s.proc == "" {
 		s.proc = filepath.Join(dir, "proc") // not the machine's: what it shows depends on who runs the test
 	}

@@ -86,7 +86,7 @@ type Options struct {
 	GDRCopy          bool
 	GDS              bool
 	MOFED            bool
-	// HasSpec tells whether there is a CDI spec of a class: "gdrcopy", "gds",
+	// HasSpec reports whether there is a CDI spec of a class: "gpu", "gdrcopy", "gds",
 	// "mofed". A container that asks for a device without one does not start. Nil:
 	// there are all that are enabled.
 	HasSpec func(class string) bool
@@ -202,16 +202,21 @@ func (o Options) addCDI(a *api.ContainerAllocateResponse, names []string) {
 		return
 	}
 	var devices []string
-	for _, name := range names {
-		devices = append(devices, qualified("gpu", name))
-	}
-	for _, channel := range o.channels() {
-		devices = append(devices, qualified("imex-channel", channel))
+	if o.named() {
+		for _, name := range names {
+			devices = append(devices, qualified("gpu", name))
+		}
+		for _, channel := range o.channels() {
+			devices = append(devices, qualified("imex-channel", channel))
+		}
 	}
 	for _, extra := range o.extras() {
 		if extra.enabled && (o.HasSpec == nil || o.HasSpec(extra.class)) {
 			devices = append(devices, qualified(extra.class, "all"))
 		}
+	}
+	if len(devices) == 0 {
+		return
 	}
 	if o.has(CDIAnnotations) {
 		a.Annotations = map[string]string{o.annotation(): strings.Join(devices, ",")}
@@ -221,6 +226,12 @@ func (o Options) addCDI(a *api.ContainerAllocateResponse, names []string) {
 			a.CdiDevices = append(a.CdiDevices, &api.CDIDevice{Name: name})
 		}
 	}
+}
+
+// named reports whether GPUs get CDI names. Without a spec, another strategy serves the container; if there
+// is none, the container fails rather than start without its GPU.
+func (o Options) named() bool {
+	return o.HasSpec == nil || o.HasSpec("gpu") || !o.has(EnvVar) && !o.has(VolumeMounts)
 }
 
 // qualified is a CDI device's full name.

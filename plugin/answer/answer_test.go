@@ -247,6 +247,14 @@ var rows = []struct {
 		},
 	},
 	{
+		name: "no spec of GPUs beside another strategy", from: "",
+		options: Options{
+			Strategies: []Strategy{EnvVar, CDIAnnotations}, IMEXChannels: []int{0}, HasSpec: func(string) bool { return false },
+		},
+		devices: []Device{gpu(0)},
+		want:    &answer{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"}},
+	},
+	{
 		name: "IMEX channels", from: "updateResponseForImexChannelsEnvVar",
 		options: Options{IMEXChannels: []int{0, 17}}, devices: []Device{gpu(0)},
 		want: &answer{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0,17"}},

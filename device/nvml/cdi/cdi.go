@@ -1,5 +1,6 @@
 // Package cdi writes CDI specs of the node's NVIDIA devices, and keeps them true:
-// what a container runtime adds to a container that names a device.
+// what a container runtime adds to a container that names a device. The files outlive
+// the process, because a container that restarts needs them, whoever runs here then.
 //
 // What a driver consists of is known by nvidia-container-toolkit's nvcdi, which
 // looks for it below the driver root. It asks NVML as well, and is answered from
@@ -56,9 +57,8 @@ type Options struct {
 	Log  *slog.Logger
 	// Dir is where specs go. Default: DefaultDir.
 	Dir string
-	// Keep leaves them there at the end. Without them a container that is started
-	// anew in between is not.
-	Keep bool
+	// Changed is called on Run's goroutine when State differs. Nil: nothing is called.
+	Changed func()
 
 	// Name is what a device is called, in the spec as in the answer to Allocate.
 	// Default: its id.
@@ -92,6 +92,11 @@ type State struct {
 	Err     error    // why something is not there, if so
 }
 
+// Attempted reports whether the specs of a device were written, or cannot be.
+func (s State) Attempted() bool {
+	return len(s.Classes) > 0 || s.Err != nil && !errors.Is(s.Err, errNoDevice)
+}
+
 // Writer writes specs. Its Run is the only one that does anything, on the one
 // goroutine that runs it.
 type Writer struct {
@@ -102,6 +107,7 @@ type Writer struct {
 
 	// All below belong to Run's goroutine.
 	devices []device.Device // that the newest specs were made for
+	swept   bool            // an earlier process left nothing that is not wanted
 	files   map[string]*file
 	next    time.Time     // when specs are made anew though nothing has changed
 	again   time.Duration // the pause before what failed is tried again
@@ -143,8 +149,7 @@ func (w *Writer) HasSpec(class string) bool { return slices.Contains(w.State().C
 // Ready says so once the specs are there, or have been found impossible, or there
 // is no device to write one for.
 func (w *Writer) Ready() error {
-	state := w.State()
-	if statuses, _ := w.Look(); len(statuses) > 0 && len(state.Classes) == 0 && (state.Err == nil || errors.Is(state.Err, errNoDevice)) {
+	if statuses, _ := w.Look(); len(statuses) > 0 && !w.State().Attempted() {
 		return errors.New("not written yet")
 	}
 	return nil
@@ -153,10 +158,9 @@ func (w *Writer) Ready() error {
 // errNoDevice is why there is no spec on a node without a driver, or a GPU.
 var errNoDevice = errors.New("no device is known")
 
-// Run keeps the specs until ctx is done, and then removes them. What fails is
-// tried again.
+// Run keeps the specs until ctx is done. What fails is tried again. The files stay
+// at the end: the next Writer replaces or removes them.
 func (w *Writer) Run(ctx context.Context) error {
-	defer w.leave()
 	w.begun = time.Now()
 	for {
 		w.Beat()
@@ -177,8 +181,12 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 }
 
-// devicesOf leaves the verdicts out: whether a device is well changes no spec.
+// devicesOf leaves the verdicts out: whether a device is well changes no spec. The
+// result is nil if nothing was listed yet.
 func devicesOf(statuses []device.Status) []device.Device {
+	if statuses == nil {
+		return nil
+	}
 	devices := make([]device.Device, len(statuses))
 	for i, s := range statuses {
 		devices[i] = s.Device
@@ -207,6 +215,10 @@ func (w *Writer) make(devices []device.Device, changed bool) {
 	if len(devices) == 0 {
 		errs = append(errs, errNoDevice)
 	}
+	if devices == nil { // without a driver, the files of an earlier process are likelier to be true than none
+		w.finish(errNoDevice)
+		return
+	}
 	results := b.build()
 	for _, class := range classes {
 		r := results[class]
@@ -219,6 +231,10 @@ func (w *Writer) make(devices []device.Device, changed bool) {
 		case r.err == nil: // there is nothing for it
 			errs = append(errs, w.drop(class))
 		} // else what there was is likelier to be true than nothing
+	}
+	if !w.swept {
+		errs = append(errs, removeTemporary(w.Dir))
+		w.swept = true
 	}
 	w.finish(errors.Join(errs...))
 }
@@ -278,6 +294,9 @@ func (w *Writer) tell(state *State) {
 	}
 	news := said != w.said || !slices.Equal(before.Devices, state.Devices) || !slices.Equal(before.Classes, state.Classes)
 	w.said = said
+	if news && w.Changed != nil {
+		w.Changed()
+	}
 	switch {
 	case !news:
 	case errors.Is(state.Err, errNoDevice):
@@ -287,19 +306,6 @@ func (w *Writer) tell(state *State) {
 	default:
 		w.Log.Info("CDI specs", "dir", w.Dir, "devices", len(state.Devices), "classes", strings.Join(state.Classes, ","))
 	}
-}
-
-// leave removes what was written, if it still is what was written.
-func (w *Writer) leave() {
-	if w.Keep {
-		return
-	}
-	for _, class := range classes {
-		if err := w.drop(class); err != nil {
-			w.Log.Warn("leave", "err", err)
-		}
-	}
-	w.state.Store(&State{})
 }
 
 // Channels tells which of some IMEX channels there are on this node. Like NVIDIA's

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
 // play runs the Writer in a bubble of time, beside a test that posts to its board.
@@ -26,9 +27,6 @@ func play(t *testing.T, gpus int, change func(*Options), test func(*stage)) {
 		cancel()
 		if err := <-done; err != nil {
 			t.Errorf("Run: %v", err)
-		}
-		if there := s.there(); len(there) > 0 && !s.Keep {
-			t.Errorf("%q are left at the end", there)
 		}
 	})
 }
@@ -148,22 +146,87 @@ func (s *stage) replace(content string) {
 	s.must(os.Rename(other, s.file("gpu")))
 }
 
-// What somebody else has put there last is not removed.
-func TestTheEnd(t *testing.T) {
-	t.Run("another's file", func(t *testing.T) {
-		s := newStage(t, 1, nil)
-		s.turn(gpus(1))
-		s.replace("another's")
-		s.leave()
-		if got := s.read("gpu"); got != "another's" {
-			t.Errorf("the file is %q", got)
+// TestFilesOutliveTheWriter: a container that restarts during a rollout needs them.
+func TestFilesOutliveTheWriter(t *testing.T) {
+	dir := t.TempDir()
+	play(t, 1, func(o *Options) { o.Dir = dir }, func(s *stage) { s.post(gpus(1)) })
+	spec, err := cdi.ReadSpec(filepath.Join(dir, "k8s.device-plugin.nvidia.com-gpu.json"), 0)
+	if err != nil || len(spec.Devices) != 1 || spec.Devices[0].Name != "GPU-0" {
+		t.Errorf("at the end there is %v, %v", spec, err)
+	}
+}
+
+// TestNextWriter: it replaces what an earlier process left, or removes it.
+func TestNextWriter(t *testing.T) {
+	leave := func(s *stage, names ...string) {
+		s.must(os.MkdirAll(s.dir, 0o755))
+		for _, name := range names {
+			s.must(os.WriteFile(filepath.Join(s.dir, name), []byte("{}"), 0o644))
 		}
-	})
-	t.Run("keep", func(t *testing.T) {
-		play(t, 1, func(o *Options) { o.Keep = true }, func(s *stage) {
+	}
+	const gpu, gds, other = "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-gds.json", "nvidia.yaml.off"
+	t.Run("a device is gone, a class is off, a process was killed", func(t *testing.T) {
+		play(t, 2, nil, func(s *stage) {
+			leave(s, gpu, gds, other, gpu+".123.tmp")
 			s.post(gpus(1))
-			s.Cleanup(func() { wantSet(t, "files", s.there(), "k8s.device-plugin.nvidia.com-gpu.json") })
+			s.want("GPU-0")
+			wantSet(t, "files", s.there(), gpu, other)
 		})
+	})
+	t.Run("all devices are gone", func(t *testing.T) {
+		play(t, 0, nil, func(s *stage) {
+			leave(s, gpu)
+			s.post(gpus(0))
+			wantSet(t, "files", s.there())
+		})
+	})
+	t.Run("no driver yet", func(t *testing.T) {
+		play(t, 0, nil, func(s *stage) {
+			leave(s, gpu, gds)
+			s.settle(10 * time.Minute)
+			wantSet(t, "files", s.there(), gpu, gds)
+			if s.HasSpec("gpu") {
+				t.Error("a file that was not checked is reported as written")
+			}
+		})
+	})
+	t.Run("the driver's files are not found", func(t *testing.T) {
+		play(t, 0, nil, func(s *stage) {
+			s.must(os.RemoveAll(filepath.Join(s.root, "usr")))
+			leave(s, gpu, gds)
+			s.post(gpus(1))
+			wantSet(t, "files", s.there(), gpu)
+			if s.HasSpec("gpu") {
+				t.Error("a file that was not checked is reported as written")
+			}
+		})
+	})
+	t.Run("another program's file that came later", func(t *testing.T) {
+		play(t, 1, nil, func(s *stage) {
+			s.post(gpus(1))
+			leave(s, gds)
+			s.settle(10 * time.Minute)
+			wantSet(t, "files", s.there(), gpu, gds)
+		})
+	})
+	t.Run("no strategy needs them", func(t *testing.T) {
+		s := newStage(t, 0, nil)
+		leave(s, gpu, gds, other, gds+".1.tmp")
+		s.must(Remove(s.dir))
+		wantSet(t, "files", s.there(), other)
+		s.must(Remove(filepath.Join(s.dir, "missing")))
+	})
+}
+
+// TestChanged: each new State is told once.
+func TestChanged(t *testing.T) {
+	changes := 0
+	play(t, 1, func(o *Options) { o.Changed = func() { changes++ } }, func(s *stage) {
+		s.post(gpus(1))
+		s.settle(10 * time.Minute)
+		if changes != 1 || !s.HasSpec("gpu") {
+			t.Errorf("%d changes, classes %q", changes, s.State().Classes)
+		}
 	})
 }
 

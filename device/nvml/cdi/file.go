@@ -2,6 +2,7 @@ package cdi
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -31,8 +32,7 @@ func (w *Writer) put(class string, spec *specs.Spec) error {
 	if f := w.files[class]; f != nil && bytes.Equal(f.content, content) && f.untouched() {
 		return nil
 	}
-	name := cdi.GenerateSpecName(Vendor, class) + ".json" // as NVIDIA's plugin calls it
-	f := &file{path: filepath.Join(w.Dir, name), content: content}
+	f := &file{path: specPath(w.Dir, class), content: content}
 	for _, d := range spec.Devices {
 		f.devices = append(f.devices, d.Name)
 	}
@@ -50,7 +50,7 @@ func (f *file) write() (err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("make the folder of CDI specs: %w", err)
 	}
-	temporary, err := os.CreateTemp(dir, filepath.Base(f.path)+".*.tmp")
+	temporary, err := os.CreateTemp(dir, filepath.Base(f.path)+temporaryMark)
 	if err != nil {
 		return fmt.Errorf("write a CDI spec: %w", err)
 	}
@@ -83,14 +83,50 @@ func (f *file) untouched() bool {
 	return err == nil && os.SameFile(info, f.info) && info.Size() == f.info.Size() && info.ModTime().Equal(f.info.ModTime())
 }
 
-// drop removes a class's file, but not what somebody else has put there since.
+// specPath is where the spec of a class is, under the name that NVIDIA's plugin gives it.
+func specPath(dir, class string) string {
+	return filepath.Join(dir, cdi.GenerateSpecName(Vendor, class)+".json")
+}
+
+// temporaryMark stands between a spec's name and what is random in the name that it is written under.
+const temporaryMark = ".*.tmp"
+
+// drop removes a class's file: the one of this Writer, or in its first turn that of an earlier
+// process. A file that another program has written since is kept.
 func (w *Writer) drop(class string) error {
 	f := w.files[class]
 	delete(w.files, class)
-	if f == nil || !f.untouched() {
+	if f == nil && w.swept || f != nil && !f.untouched() {
 		return nil
 	}
-	if err := os.Remove(f.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	return remove(specPath(w.Dir, class))
+}
+
+// Remove removes the specs that an earlier process left in a folder, for settings that need none.
+func Remove(dir string) error {
+	dir = cmp.Or(dir, DefaultDir)
+	errs := []error{removeTemporary(dir)}
+	for _, class := range classes {
+		errs = append(errs, remove(specPath(dir, class)))
+	}
+	return errors.Join(errs...)
+}
+
+// removeTemporary removes the files of a process that was killed while it wrote.
+func removeTemporary(dir string) error {
+	var errs []error
+	for _, class := range classes {
+		names, err := filepath.Glob(specPath(dir, class) + temporaryMark)
+		errs = append(errs, err)
+		for _, name := range names {
+			errs = append(errs, remove(name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func remove(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove a CDI spec: %w", err)
 	}
 	return nil

@@ -124,7 +124,6 @@ func healthy(devices []device.Device) []device.Status {
 func (s *stage) once(devices []device.Device) {
 	s.Helper()
 	s.turn(devices)
-	s.Cleanup(s.leave)
 }
 
 func (s *stage) file(class string) string {
