@@ -214,11 +214,16 @@ func (c *condition) noticeReset(resets, odometer uint64) bool {
 	if odometer != 0 {
 		v.odometer = 0 // once is enough: from now on this process sees them
 	}
-	if !seen || !v.byReset || c.mended {
+	return seen && c.mend()
+}
+
+// mend notes a reset, and reports whether the verdict asked for one.
+func (c *condition) mend() bool {
+	if !c.verdict.byReset || c.mended {
 		return false
 	}
 	c.mended = true
-	if c.relapse.Reason == v.reason {
+	if c.relapse.Reason == c.verdict.reason {
 		c.relapse.Resets++
 	}
 	return true

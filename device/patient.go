@@ -93,6 +93,19 @@ func (p *patient) vital(c checkup, now time.Time) bool {
 	return worth
 }
 
+// assumeReset notes a reset of a GPU that has no energy counter, and reports whether a verdict
+// asked for one. Nothing would show the reset, which is what a release is for.
+func (p *patient) assumeReset() (any bool) {
+	if p.odometer != 0 {
+		return false
+	}
+	any = p.verdict.odometer == 0 && p.mend()
+	for _, w := range p.slices {
+		any = w.own.verdict.odometer == 0 && w.own.mend() || any
+	}
+	return any
+}
+
 // slice finds one of the GPU's; nil where the id is none of theirs.
 func (p *patient) slice(id ID) *ward {
 	for _, w := range p.slices {

@@ -63,6 +63,9 @@ func (m *Monitor) obey(o order, now time.Time) {
 		m.pending = o
 		m.leave("released", now)
 	default:
+		for _, p := range m.patients {
+			m.changed = p.assumeReset() || m.changed
+		}
 		m.takeUp(now)
 		o.done <- nil
 	}

@@ -326,6 +326,65 @@ func TestMonitorForgetsASilenceThatAReleaseHasEnded(t *testing.T) {
 	})
 }
 
+// bare is a machine one of whose GPUs has no energy counter: its checks show no reset.
+type bare struct {
+	*sim.Machine
+	gpu device.GPU
+}
+
+func (b bare) Check(gpu device.GPU) (device.Vitals, error) {
+	v, err := b.Machine.Check(gpu)
+	if gpu == b.gpu {
+		v.Resets, v.Odometer = 0, 0
+	}
+	return v, err
+}
+
+// TestAReleaseIsAResetOfABareGPU has a GPU without an energy counter fail, and be released and
+// resumed: nothing else could show that it was reset.
+func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
+	resume := func(t *testing.T, pending bool) (*watched, *witnessed) {
+		m, s := machine(2), &witnessed{}
+		w := watch(t, m, func(device.Backend) device.Backend { return bare{m, m.GPUs()[0]} }, s.listen)
+		w.after(time.Second)
+		for _, id := range m.IDs() {
+			w.Fail(id, "xid 95")
+		}
+		want(t, "after Xid 95", w.after(time.Minute), "xid_95", "xid_95")
+		if err := within(10*time.Second, w.monitor.Release); err != nil {
+			t.Fatal(err)
+		}
+		if pending {
+			m.Await(m.IDs()[0])
+		}
+		w.after(time.Minute)
+		if err := within(time.Second, w.monitor.Resume); err != nil {
+			t.Fatal(err)
+		}
+		return w, s
+	}
+	t.Run("and its checks pass", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w, s := resume(t, false)
+			defer w.stop()
+			w.after(500 * time.Millisecond)
+			if r := record(s.history(), w.GPUs()[0], ""); !r.Reset || r.Again.Resets != 1 {
+				t.Errorf("the record is %+v", r)
+			}
+			want(t, "resumed", w.after(15*time.Second), "", "xid_95")
+			w.Fail(w.IDs()[0], "xid 95")
+			want(t, "after another Xid 95", w.after(time.Minute), "xid_95", "xid_95")
+		})
+	})
+	t.Run("and a repair waits", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w, _ := resume(t, true)
+			defer w.stop()
+			want(t, "resumed", w.after(time.Hour), "xid_95", "xid_95")
+		})
+	})
+}
+
 // TestMonitorHearsWhileReleased of a fault, of which the reset is that comes before the GPUs
 // are taken up again.
 func TestMonitorHearsWhileReleased(t *testing.T) {
