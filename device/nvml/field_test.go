@@ -80,7 +80,11 @@ func FuzzDecode(f *testing.F) {
 			if c.at == 0 {
 				continue
 			}
-			if found := c.judge(nil, c, v, time.Time{}); (found == nil) != (v == 0) || found != nil && (found.Reason == "" || found.Action == "") {
+			bad := v != 0
+			if c.at == recoveryAt {
+				bad = v == math.Trunc(v) && v > 0 && v <= float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)
+			}
+			if found := c.judge(nil, c, v, time.Time{}); (found == nil) == bad || found != nil && (found.Reason == "" || found.Action == "") {
 				t.Fatalf("%s: %v means %+v", c.name, v, found)
 			}
 		}

@@ -122,18 +122,21 @@ var recoveries = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       {Reason: "system_reboot", Action: reboot},
 }
 
-// recovery passes on what the driver asks for. A value that is newer than this
-// program is a fault too, by its number.
+// recovery passes on what the driver asks for. A value that NVML does not define is no
+// fault.
 func recovery(_ *gpu, _ *check, value float64, _ time.Time) *device.Fault {
-	if value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
+	if !isRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
 	}
-	fault, known := recoveries[nvml.DeviceGpuRecoveryAction(min(value, math.MaxInt32))]
-	if !known {
-		fault = device.Fault{Reason: strconv.FormatFloat(value, 'f', -1, 64), Action: inspect}
-	}
+	fault := recoveries[nvml.DeviceGpuRecoveryAction(value)]
 	fault.Reason = "recovery_action_" + fault.Reason
 	return &fault
+}
+
+// isRecoveryAction reports whether NVML defines a value of the field.
+func isRecoveryAction(value float64) bool {
+	_, ok := inRecoveryAction.convert(value)
+	return ok && value == math.Trunc(value)
 }
 
 // joinBy is how long a GPU may take to join the fabric, which begins when the node's
@@ -195,8 +198,8 @@ func isFault(err error) bool {
 // examine asks, and judges what was answered. The error is that of a call.
 func (g *gpu) examine(now time.Time) (*device.Fault, error) {
 	ret := g.check.ask(g.handle)
-	_, says := g.check.value(recoveryAt)
-	g.saysRecovery.Store(says)
+	action, says := g.check.value(recoveryAt)
+	g.saysRecovery.Store(says && isRecoveryAction(action))
 	if ret != nvml.SUCCESS && !notHere(ret) {
 		return nil, failure{fieldValues, ret}.err()
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/podgauge/podgauge/device"
 )
@@ -26,8 +27,10 @@ func TestCheck(t *testing.T) {
 		{"gpu 1 recovery_action 5", "recover_imex_domain", false, "recovery_action_recover_imex_domain", "recover_imex_domain"},
 		{"gpu 1 recovery_action 6", "recovery_action_bus_reset", false, "recovery_action_bus_reset", "reset_bus"},
 		{"gpu 1 recovery_action 7", "recovery_action_system_reboot", false, "recovery_action_system_reboot", "reboot"},
-		{"gpu 1 recovery_action 8", "recovery_action_8", false, "recovery_action_8", "inspect"},
-		{"gpu 1 field 230 4294967296 u64", "recovery_action_4294967296", false, "recovery_action_4294967296", "inspect"},
+		{"gpu 1 recovery_action 8", "", false, "", ""}, // NVML does not define it
+		{"gpu 1 field 230 4294967296 u64", "", false, "", ""},
+		{"gpu 1 field 230 4294967295 u32", "", false, "", ""},
+		{"gpu 1 field 230 -1 i32", "", false, "", ""},
 		{"gpu 1 lost", "GPU_IS_LOST", true, "", ""},
 		{"fail nvmlDeviceGetFieldValues gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
 		{"fail field:83 gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
@@ -90,6 +93,35 @@ func TestCheckWithoutFields(t *testing.T) {
 	s.set("gpu 0 lost")
 	if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestUndefinedRecoveryAction has the driver give an action that NVML does not define: it is
+// neither a fault, nor the driver's word on the GPU, nor a label's value.
+func TestUndefinedRecoveryAction(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 recovery_action 1")
+	if s.examined(0) == nil {
+		t.Fatal("the action is no fault")
+	}
+	s.set("gpu 0 recovery_action 8")
+	s.wantFault("undefined", 0, nil)
+	if s.table.Load().byIndex[0].saysRecovery.Load() {
+		t.Error("an undefined action is the driver's word")
+	}
+	again := func() map[string]float64 { // with the slow fields
+		g := s.table.Load().byIndex[0]
+		g.slowAsked = time.Time{}
+		return s.values(0)
+	}
+	for name, v := range again() {
+		if strings.HasPrefix(name, "nvidia_gpu_recovery_action") {
+			t.Errorf("there is %s %v", name, v)
+		}
+	}
+	s.set("gpu 0 recovery_action 2")
+	s.wantFault("defined again", 0, &device.Fault{Reason: "recovery_action_node_reboot", Action: "reboot"})
+	if v := again()[`nvidia_gpu_recovery_action{action="node_reboot"}`]; v != 1 {
+		t.Errorf("the action is %v", v)
 	}
 }
 

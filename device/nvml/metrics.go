@@ -213,18 +213,22 @@ func begin(kind device.Kind, name, help string, labels []string) row {
 	return r
 }
 
-// stateSet is a row for each state of what begin makes a row of, by its name, and one
-// for what is none of them.
-func stateSet(name, help, label string, states []string, values []uint32, from func(row) row) []row {
+// knownStates returns a row for each state of an enumeration, by its name.
+func knownStates(name, help, label string, states []string, values []uint32, from func(row) row) []row {
 	set := make([]row, 0, len(states)+1)
 	for i, s := range states {
 		r := from(fact(name, help, label, s))
 		r.is = stateOf{known: values, value: values[i]}
 		set = append(set, r)
 	}
+	return set
+}
+
+// stateSet returns the rows of knownStates and one more, for any other value.
+func stateSet(name, help, label string, states []string, values []uint32, from func(row) row) []row {
 	r := from(fact(name, help, label, "other"))
 	r.is = stateOf{known: values, other: true}
-	return append(set, r)
+	return append(knownStates(name, help, label, states, values, from), r)
 }
 
 // in is a further source: a field, and whatever follows it where a GPU lacks that.

@@ -26,10 +26,12 @@ const (
 	withECC       = "GPUs with ECC"
 )
 
-// recoveryActions are nvmlDeviceGpuRecoveryAction_t.
+// The recovery actions are nvmlDeviceGpuRecoveryAction_t. A value that NVML does not define
+// asks for nothing that could be named, and is no value.
 var (
-	recoveryNames  = []string{"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset", "system_reboot"}
-	recoveryValues = []uint32{0, 1, 2, 3, 4, 5, 6, 7}
+	inRecoveryAction = unit{times: 1, per: 1, most: float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)}
+	recoveryNames    = []string{"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset", "system_reboot"}
+	recoveryValues   = []uint32{0, 1, 2, 3, 4, 5, 6, 7}
 )
 
 var faultRows = slices.Concat([]row{
@@ -93,8 +95,10 @@ var faultRows = slices.Concat([]row{
 	fact("nvidia_gpu_repair_pending", repairHelp, "unit", "channel").asked(repairChannel, inTruth).on(hopper),
 	fact("nvidia_gpu_repair_pending", repairHelp, "unit", "tpc").asked(repairTPC, inTruth).on(hopper),
 	fact("nvidia_gpu_unrepairable_memory", "Whether the GPU's memory has errors that cannot be repaired.").asked(unrepairable, inTruth).on("Blackwell and newer, with driver 590"),
-}, stateSet("nvidia_gpu_recovery_action", recoveryHelp, "action", recoveryNames, recoveryValues,
-	func(r row) row { return r.in(recoveryField, inNumber).slowly().on("any, with driver 565 and newer") }))
+}, knownStates("nvidia_gpu_recovery_action", recoveryHelp, "action", recoveryNames, recoveryValues,
+	func(r row) row {
+		return r.in(recoveryField, inRecoveryAction).slowly().on("any, with driver 565 and newer")
+	}))
 
 func volatileIn(location, severity string) row {
 	r := fault("nvidia_gpu_ecc_volatile_location_errors_total", volatileAt, "location", location, "severity", severity)

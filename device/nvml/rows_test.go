@@ -203,7 +203,6 @@ var busyValues = map[string]float64{
 	`nvidia_gpu_recovery_action{action="gpu_reset"}`:                                         0,
 	`nvidia_gpu_recovery_action{action="node_reboot"}`:                                       0,
 	`nvidia_gpu_recovery_action{action="none"}`:                                              0,
-	`nvidia_gpu_recovery_action{action="other"}`:                                             0,
 	`nvidia_gpu_recovery_action{action="recover_imex_domain"}`:                               0,
 	`nvidia_gpu_recovery_action{action="system_reboot"}`:                                     0,
 	`nvidia_gpu_remapped_rows_inactive{cause="correctable"}`:                                 63,
