@@ -61,15 +61,15 @@ func TestHoldersOf(t *testing.T) {
 
 // TestHoldersOfOnePod: containers of one pod that share a device leave its owner the pod.
 func TestHoldersOfOnePod(t *testing.T) {
+	pod := device.Owner{Namespace: "n", Pod: "one"}
 	row := func(id device.OfferedID, pod, container string) device.Holding {
 		return device.Holding{Resource: "nvidia.com/gpu", Offered: id, Owner: device.Owner{Namespace: "n", Pod: pod, Container: container}}
 	}
+	unnamed := device.Holding{Resource: "nvidia.com/gpu", Offered: "D::2"}
 	known := device.Holders{Held: []device.Holding{
 		row("A", "one", "c1"), row("A", "one", "c2"), row("B::0", "one", "c1"), row("B::1", "one", "c2"), row("B::2", "one", "c1"),
-		row("C::0", "one", "c1"), row("C::1", "one", "c2"), row("C::2", "two", "c1"),
-		row("D::0", "one", "c1"), row("D::1", "one", "c2"), {Resource: "nvidia.com/gpu", Offered: "D::2"},
+		row("C::0", "one", "c1"), row("C::1", "one", "c2"), row("C::2", "two", "c1"), row("D::0", "one", "c1"), row("D::1", "one", "c2"), unnamed,
 	}}
-	pod := device.Owner{Namespace: "n", Pod: "one"}
 	for id, want := range map[device.ID]device.Owner{"A": pod, "B": pod, "C": {}, "D": {}} {
 		if state, owner := known.Of(id); state != device.Shared || owner != want {
 			t.Errorf("%s: %d of %v, want %v", id, state, owner, want)

@@ -1,6 +1,7 @@
 package podresources
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/podgauge/podgauge/device"
@@ -20,6 +21,20 @@ func (c *Client) appendClaimed(rows []device.Holding, claims []device.Claim) []d
 	return rows
 }
 
+// trimCDI leaves each row of a claim the CDI names of its own device. The kubelet makes one
+// list of names for all devices of a driver, so each row also has the names of the rows before
+// it (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go). A row whose names do
+// not begin with those of the row before it stays as it is.
+func trimCDI(rows []device.Claim) {
+	for i := len(rows) - 1; i > 0; i-- {
+		before, row := &rows[i-1], &rows[i]
+		n := len(before.CDI)
+		if before.Driver == row.Driver && n <= len(row.CDI) && slices.Equal(row.CDI[:n], before.CDI) {
+			row.CDI = row.CDI[n:]
+		}
+	}
+}
+
 // rowsOf are the holdings of one pod, as Get names them.
 func (c *Client) rowsOf(pod *api.PodResources) (rows []device.Holding) {
 	for _, of := range pod.GetContainers() {
@@ -30,6 +45,7 @@ func (c *Client) rowsOf(pod *api.PodResources) (rows []device.Holding) {
 			}
 		}
 		for _, dynamic := range of.GetDynamicResources() {
+			var claims []device.Claim
 			for _, r := range dynamic.GetClaimResources() {
 				claim := device.Claim{
 					Owner: owner, ClaimNamespace: dynamic.GetClaimNamespace(), ClaimName: dynamic.GetClaimName(),
@@ -38,8 +54,10 @@ func (c *Client) rowsOf(pod *api.PodResources) (rows []device.Holding) {
 				for _, d := range r.GetCdiDevices() {
 					claim.CDI = append(claim.CDI, d.GetName())
 				}
-				rows = c.appendClaimed(rows, []device.Claim{claim})
+				claims = append(claims, claim)
 			}
+			trimCDI(claims)
+			rows = c.appendClaimed(rows, claims)
 		}
 	}
 	return rows

@@ -76,6 +76,68 @@ func TestWhoHasTheClaimHoldsTheDevice(t *testing.T) {
 	})
 }
 
+// TestEachRowOfAClaimIsOneDevice: the kubelet adds the CDI names of each row to those of the
+// rows before it, and lists a row again where a prepare was tried again.
+func TestEachRowOfAClaimIsOneDevice(t *testing.T) {
+	rows := func(prepared int, drivers ...string) *api.ContainerResources {
+		c := container("main")
+		for range prepared {
+			claims(c, "pair", drivers...)
+		}
+		of := c.DynamicResources[0]
+		for _, more := range c.DynamicResources[1:] {
+			of.ClaimResources = append(of.ClaimResources, more.ClaimResources...)
+		}
+		c.DynamicResources = c.DynamicResources[:1]
+		return c
+	}
+	cumulative := func(c *api.ContainerResources) *api.ContainerResources {
+		driver, names := "", []*api.CDIDevice(nil)
+		for _, r := range c.DynamicResources[0].ClaimResources {
+			if r.DriverName != driver {
+				driver, names = r.DriverName, nil
+			}
+			names = append(names, r.CdiDevices...)
+			r.CdiDevices = slices.Clone(names)
+		}
+		return c
+	}
+	const one, two, nic = "gpu.nvidia.com/gpu-a", "gpu.nvidia.com/gpu-b", "nic.example.com/eth0"
+	for name, c := range map[string]*api.ContainerResources{
+		"each row by itself":               rows(1, one, two, nic),
+		"cumulative":                       cumulative(rows(1, one, two, nic)),
+		"the other driver first":           cumulative(rows(1, nic, one, two)),
+		"the devices in the other order":   cumulative(rows(1, two, one, nic)),
+		"repeated":                         rows(2, one, two),
+		"repeated and cumulative":          cumulative(rows(3, one, two)),
+		"one device repeated, cumulative":  cumulative(rows(2, one, one, two)),
+		"an extended resource's, repeated": cumulative(rows(2, two, one)),
+	} {
+		bubble(t, age, func(t *testing.T, k *scripted, client *Client) {
+			claiming(client, map[string]device.ID{"gpu-a": "a", "gpu-b": "b"})
+			p := podOf("one", c)
+			k.says(p)
+			h := client.Owners(t.Context())
+			want := []device.Holding{
+				{Resource: "gpu.nvidia.com", Offered: "a", Owner: owner("one")}, {Resource: "gpu.nvidia.com", Offered: "b", Owner: owner("one")},
+			}
+			if !slices.Equal(h.Held, want) || len(h.Recent) != 2 {
+				t.Errorf("%s: held are %+v, recently %+v", name, h.Held, h.Recent)
+			}
+			rows := client.rowsOf(p)
+			slices.SortFunc(rows, device.CompareHoldings)
+			if rows = slices.Compact(rows); !slices.Equal(rows, want) {
+				t.Errorf("%s: Get names %+v", name, rows)
+			}
+			for _, claim := range h.Resources.Claims {
+				if len(claim.CDI) != 1 || !strings.HasSuffix(claim.CDI[0], claim.Device) {
+					t.Errorf("%s: %s has the CDI names %q", name, claim.Device, claim.CDI)
+				}
+			}
+		})
+	}
+}
+
 // A driver that has no name, or one that a plugin's resource has, is none.
 func TestClaimsOfNoDriver(t *testing.T) {
 	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {

@@ -246,6 +246,7 @@ func memoryOf(o device.Owner, list []*api.ContainerMemory) (rows []device.HeldMe
 
 func claimsOf(o device.Owner, list []*api.DynamicResource) (claims []device.Claim) {
 	for _, d := range list {
+		driver, before := "", []string(nil) // of the row before
 		for _, r := range d.ClaimResources {
 			c := device.Claim{
 				Owner: o, ClaimNamespace: d.ClaimNamespace, ClaimName: d.ClaimName,
@@ -254,6 +255,11 @@ func claimsOf(o device.Owner, list []*api.DynamicResource) (claims []device.Clai
 			for _, name := range r.CdiDevices {
 				c.CDI = append(c.CDI, name.Name)
 			}
+			all, n := c.CDI, len(before)
+			if driver == r.DriverName && n <= len(all) && slices.Equal(all[:n], before) {
+				c.CDI = all[n:]
+			}
+			driver, before = r.DriverName, all
 			claims = append(claims, c)
 		}
 	}

@@ -172,10 +172,11 @@ func (g *given) addClaims(b []byte, names wire.Names) error {
 		}
 		return nil
 	})
-	for i := range g.claims[from:] {
-		c := &g.claims[from+i]
-		c.ClaimNamespace, c.ClaimName = names.Of(namespace), names.Of(claim)
+	rows := g.claims[from:]
+	for i := range rows {
+		rows[i].ClaimNamespace, rows[i].ClaimName = names.Of(namespace), names.Of(claim)
 	}
+	trimCDI(rows)
 	return err
 }
 

@@ -134,6 +134,48 @@ func TestGoldenDRA(t *testing.T) {
 	w.shows("dra", `nvidia_gpu_allocation_info{container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="reviewer"`, " 1")
 }
 
+// TestGoldenClaims has claims of several GPUs, of two containers and with admin access, beside
+// the device plugin: its GPUs stay in its list, and with their owners.
+func TestGoldenClaims(t *testing.T) {
+	t.Parallel()
+	w := newWorldOf(t, setting{machine: machineWith(sim.T4, sim.T4, sim.T4, sim.T4)},
+		"--ignore-claims=monitoring/exporter-*", "--exclude-devices=1,2",
+		"--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_energy*,nvidia_gpu_healthy,podgauge_claim*,podgauge_kubelet_up")
+	w.untilAllocatable(resource, 2)
+	w.run(pod("research", "train", 1))
+	claimed := func(name string, gpus ...int) kubelet.Claim {
+		c := kubelet.Claim{Name: name, Prepared: 2}
+		for _, i := range gpus {
+			gpu := fmt.Sprint("gpu-", i)
+			c.Devices = append(c.Devices, kubelet.ClaimedDevice{
+				Driver: "gpu.nvidia.com", Pool: "node-a", Device: gpu,
+				CDI: []string{"k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-" + gpu},
+			})
+		}
+		return c
+	}
+	for _, p := range []struct {
+		namespace, name string
+		claim           kubelet.Claim
+		containers      []string
+	}{
+		{"lab", "pair", claimed("two", 1, 2), []string{"main"}},
+		{"lab", "team", claimed("one", 3), []string{"main", "side"}},
+		{"monitoring", "exporter", claimed("exporter-all", 0, 1, 2, 3), []string{"main"}}, // ignored
+		{"tools", "smi", claimed("smi", 0), []string{"main"}},                             // as if with adminAccess
+	} {
+		of := kubelet.Pod{Namespace: p.namespace, Name: p.name}
+		for _, name := range p.containers {
+			of.Containers = append(of.Containers, kubelet.Container{Name: name, Claims: []kubelet.Claim{p.claim}})
+		}
+		w.run(of)
+	}
+	w.until(`nvidia_gpu_allocated{container="main",gpu="2",mig_uuid="",namespace="lab",pod="pair"`, " 1")
+	w.until(`nvidia_gpu_allocated{container="",gpu="3",mig_uuid="",namespace="lab",pod="team"`, " 1")
+	w.untilAllocatable(resource, 2)
+	w.shows("claims", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",mig_uuid="",namespace="tools",pod="smi"`, " 1")
+}
+
 // TestGoldenForeign has devices of another vendor's plugin, CPUs and memory that are some
 // container's alone.
 func TestGoldenForeign(t *testing.T) {

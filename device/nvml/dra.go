@@ -32,12 +32,12 @@ const (
 	uidLength = len("dab5ab50-d59a-42a6-af16-cfd4628c0f7a-")
 )
 
-// Claimed finds, among those on the board, the device that a claim gives. It finds none
-// where the claim is of something else, and none either where its name may mean several
-// devices, as that of a GPU does whose index is another one's minor number.
+// Claimed returns the device on the board that a claim allocates. It returns none if the
+// claim is of something else, or if its name may mean several devices, as that of a GPU
+// whose index is the minor number of another one.
 func Claimed(c device.Claim, board []device.Status) (device.ID, bool) {
-	id, named, ok := byUUID(c, board)
-	if named || c.Driver != draDriver {
+	id, ok := byUUID(c, board)
+	if ok || c.Driver != draDriver {
 		return id, ok
 	}
 	name, byMinor, ok := nameOf(c)
@@ -54,24 +54,23 @@ func Claimed(c device.Claim, board []device.Status) (device.ID, bool) {
 	return name.slice(gpu, board)
 }
 
-// byUUID finds the device by a CDI name that ends in its UUID, as NVIDIA's own CDI specs
-// have them ("nvidia.com/gpu=GPU-…"): no matter whose driver uses it, the runtime
-// understands it in one way. It tells whether there is such a name, and whether all of
-// them are the same device's.
-func byUUID(c device.Claim, board []device.Status) (id device.ID, named, ok bool) {
+// byUUID returns the device by a CDI name that ends in its UUID, as NVIDIA's own CDI specs
+// have them ("nvidia.com/gpu=GPU-…"): the runtime understands such a name in one way,
+// whichever driver uses it. Names of several devices name none.
+func byUUID(c device.Claim, board []device.Status) (id device.ID, ok bool) {
 	for _, cdi := range c.CDI {
 		_, uuid, _ := strings.Cut(cdi, "=")
 		for i := range board {
 			if string(board[i].ID) != uuid {
 				continue
 			}
-			if named && id != board[i].ID {
-				return "", true, false
+			if ok && id != board[i].ID {
+				return "", false
 			}
-			id, named = board[i].ID, true
+			id, ok = board[i].ID, true
 		}
 	}
-	return id, named, named
+	return id, ok
 }
 
 // draName is a device as the driver calls it.
@@ -82,11 +81,12 @@ type draName struct {
 	profileName          string // "1g10gb-me"; "" where the name does not have it
 }
 
-// nameOf finds the driver's name for a claimed device, in the claim or else among its CDI
-// names, and whether the driver is one that counts GPUs by their minor numbers. It finds
-// none where two names differ.
+// nameOf returns the driver's name for a claimed device, and whether the driver counts GPUs
+// by their minor numbers. The claim's own device name decides. If it is not understood, the
+// CDI names do, as long as they do not differ.
 func nameOf(c device.Claim) (name draName, byMinor, ok bool) {
-	name, ok = parseDRA(c.Device)
+	name, own := parseDRA(c.Device)
+	ok = own
 	claims, devices := false, false
 	for _, cdi := range c.CDI {
 		text, isDevice := strings.CutPrefix(cdi, cdiDevice)
@@ -100,7 +100,7 @@ func nameOf(c device.Claim) (name draName, byMinor, ok bool) {
 		devices, claims = devices || isDevice, claims || !isDevice
 		other, understood := parseDRA(text)
 		switch {
-		case !understood:
+		case !understood || own:
 		case !ok:
 			name, ok = other, true
 		case other != name:

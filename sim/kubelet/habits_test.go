@@ -40,6 +40,9 @@ func TestHabitsInARow(t *testing.T) {
 // simulated is a habits.Kubelet.
 type simulated struct{ *kubelet.Kubelet }
 
+// TakesClaims makes it a habits.Claims.
+func (k simulated) TakesClaims() {}
+
 func (k simulated) RunPod(ctx context.Context, p kubelet.Pod) (kubelet.PodStatus, error) {
 	var rejected *kubelet.Rejected
 	if err := k.Kubelet.RunPod(ctx, p); err != nil && !errors.As(err, &rejected) {

@@ -24,6 +24,10 @@ type Claim struct {
 	Namespace string
 	Name      string
 	Devices   []ClaimedDevice
+	// Prepared is how often the driver has prepared the claim, 0 meaning once. A kubelet tries
+	// again where another driver of the claim failed, and without the fix of
+	// kubernetes#141335 it keeps the devices of each time.
+	Prepared int
 }
 
 // ClaimedDevice is a device as a DRA driver's NodePrepareResources answers.
@@ -168,26 +172,39 @@ func (o Options) allocatableMemory() (blocks []*podresources.ContainerMemory) {
 }
 
 // dynamicResources are a container's claims, once the drivers have prepared them: before its
-// first start, and not at admission.
+// first start, and not at admission. The rows of one driver follow each other in its order,
+// and each has the CDI names of those before it too: the kubelet makes one list for all of
+// them (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go).
 func (p *pod) dynamicResources(c Container) (list []*podresources.DynamicResource) {
 	for _, claim := range c.Claims {
 		d := &podresources.DynamicResource{ClaimName: claim.Name, ClaimNamespace: claim.Namespace}
 		if d.ClaimNamespace == "" {
 			d.ClaimNamespace = p.Namespace
 		}
-		for _, of := range claim.Devices {
-			r := &podresources.ClaimResource{DriverName: of.Driver, PoolName: of.Pool, DeviceName: of.Device}
-			if of.Share != "" {
-				r.ShareId = &of.Share
+		for driver, devices := range claim.byDriver() { // in no order
+			var cdi []*podresources.CDIDevice
+			for _, of := range slices.Repeat(devices, max(1, claim.Prepared)) {
+				for _, name := range of.CDI {
+					cdi = append(cdi, &podresources.CDIDevice{Name: name})
+				}
+				r := &podresources.ClaimResource{CdiDevices: cdi, DriverName: driver, PoolName: of.Pool, DeviceName: of.Device}
+				if of.Share != "" {
+					r.ShareId = &of.Share
+				}
+				d.ClaimResources = append(d.ClaimResources, r)
 			}
-			for _, name := range of.CDI {
-				r.CdiDevices = append(r.CdiDevices, &podresources.CDIDevice{Name: name})
-			}
-			d.ClaimResources = append(d.ClaimResources, r)
 		}
 		list = append(list, d)
 	}
 	return list
+}
+
+func (c Claim) byDriver() map[string][]ClaimedDevice {
+	devices := map[string][]ClaimedDevice{}
+	for _, d := range c.Devices {
+		devices[d.Driver] = append(devices[d.Driver], d)
+	}
+	return devices
 }
 
 // shuffled is a copy in any order, nil where there is nothing.

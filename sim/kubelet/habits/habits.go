@@ -53,7 +53,7 @@ type Habit struct {
 
 // All is the table. An order other than this one does as well.
 func All() []Habit {
-	return slices.Concat(registration(), lists(), allocation(), podResources(), podLives(), podsAPI(), restarts())
+	return slices.Concat(registration(), lists(), allocation(), podResources(), claims(), podLives(), podsAPI(), restarts())
 }
 
 // Run runs the whole table against one kubelet.
