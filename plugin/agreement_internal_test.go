@@ -87,6 +87,9 @@ func randomLife(r *rand.Rand) *life {
 		newer = newer[:len(newer)-1]
 	}
 	l.Look = func() ([]device.Status, <-chan struct{}) { return newer, nil }
+	if r.IntN(2) == 0 {
+		l.Holders = as([]string{wholeGPU, "nvidia.com/a100", "gpu.nvidia.com"}[r.IntN(3)], randomIDs(r, statuses, 2)...)
+	}
 	return l
 }
 

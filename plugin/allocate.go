@@ -23,6 +23,7 @@ const (
 	WhyNothing   Why = "nothing_asked" // no id at all
 	WhyUnknown   Why = "unknown"       // an id that is not offered
 	WhyUnhealthy Why = "unhealthy"     // a device that has failed
+	WhyAllocated Why = "allocated"     // a device that another container has by another id
 	WhyTooMany   Why = "too_many"      // replicas of which a container may have one
 	WhySameGPU   Why = "same_gpu"      // replicas that were to be on different GPUs
 	WhyUnfit     Why = "unfit"         // a device that did not pass the check before the start
@@ -30,7 +31,7 @@ const (
 
 // Whys are all reasons.
 func Whys() []Why {
-	return []Why{WhyNothing, WhyUnknown, WhyUnhealthy, WhyTooMany, WhySameGPU, WhyUnfit}
+	return []Why{WhyNothing, WhyUnknown, WhyUnhealthy, WhyAllocated, WhyTooMany, WhySameGPU, WhyUnfit}
 }
 
 // fault is one thing that is wrong with a request.
@@ -60,17 +61,16 @@ func (l *life) Allocate(_ context.Context, r *api.AllocateRequest) (*api.Allocat
 
 // allocate also returns all ids that were asked for.
 func (l *life) allocate(r *api.AllocateRequest) (*api.AllocateResponse, []device.OfferedID, []fault) {
-	offered, _ := l.look()
-	statuses, _ := l.Look()
+	n := l.node()
 	all := &api.AllocateResponse{}
 	var asked []device.OfferedID
 	var faults []fault
 	for _, c := range r.GetContainerRequests() {
 		ids := offeredIDs(c.GetDevicesIds())
 		asked = append(asked, ids...)
-		devices, wrong := offered.usable(statuses, ids)
+		devices, wrong := n.usable(ids)
 		faults = append(faults, wrong...)
-		all.ContainerResponses = append(all.ContainerResponses, offered.options(l.resource, ids).Container(devices))
+		all.ContainerResponses = append(all.ContainerResponses, n.offer.options(l.resource, ids).Container(devices))
 	}
 	if len(faults) > 0 {
 		return nil, asked, faults
@@ -101,20 +101,37 @@ func offeredIDs(ids []string) []device.OfferedID {
 	return offered
 }
 
+// node is what is known at the time of a call. The list that the kubelet has may be older.
+type node struct {
+	*offer
+	resource string
+	statuses []device.Status
+	holders  device.Holders
+}
+
+// node waits for nothing but the locks under which each part is published.
+func (e *endpoint) node() node {
+	n := node{resource: e.resource}
+	n.offer, _ = e.look()
+	n.statuses, _ = e.Look()
+	n.holders, _ = e.Holders()
+	return n
+}
+
 // usable finds the devices behind a container's ids, and says of each id that
 // cannot be given why.
-func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (devices []answer.Device, faults []fault) {
+func (n node) usable(ids []device.OfferedID) (devices []answer.Device, faults []fault) {
 	if len(ids) == 0 {
 		return nil, []fault{{WhyNothing, "a container asks for no device"}}
 	}
 	on := map[device.GPU]device.OfferedID{} // replicas
 	for _, id := range ids {
-		i, s, wrong := o.check(statuses, id, len(ids))
+		i, s, wrong := n.check(id, len(ids))
 		before, twice := on[i.status.GPU]
 		switch {
 		case wrong != fault{}:
 			faults = append(faults, wrong)
-		case twice && i.shared && o.rules.Policy == preferred.Distinct:
+		case twice && i.shared && n.rules.Policy == preferred.Distinct:
 			faults = append(faults, fault{WhySameGPU, fmt.Sprintf("%s is of the same GPU as %s", id, before)})
 		default:
 			devices = append(devices, answer.Device{Device: s.Device, MIGIndex: s.Slice})
@@ -129,9 +146,13 @@ func (o *offer) usable(statuses []device.Status, ids []device.OfferedID) (device
 // check returns why an id cannot be given to a container that asks for so many, whatever the
 // other ids are; the zero fault if it can. GetPreferredAllocation uses it as well, so that it
 // prefers nothing that Allocate rejects. It is the same for all ids of a device.
-func (o *offer) check(statuses []device.Status, id device.OfferedID, size int) (item, device.Status, fault) {
-	i, found := o.find(id)
-	s, known := find(statuses, i.status.ID)
+func (n node) check(id device.OfferedID, size int) (item, device.Status, fault) {
+	i, found := n.find(id)
+	s, known := find(n.statuses, i.status.ID)
+	var others []device.Holding
+	if !i.shared {
+		others, _ = n.rules.others(n.holders, n.resource, i)
+	}
 	var wrong fault
 	switch {
 	case !found || !known:
@@ -140,7 +161,9 @@ func (o *offer) check(statuses []device.Status, id device.OfferedID, size int) (
 		wrong = fault{WhyUnknown, fmt.Sprintf("%s is offered no more", id)}
 	case !s.Healthy:
 		wrong = fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, s.Reason)}
-	case i.down != "":
+	case len(others) > 0:
+		wrong = fault{WhyAllocated, fmt.Sprintf("%s is allocated to another container, as %s of %s", id, others[0].Offered, others[0].Resource)}
+	case i.down != "" && i.down != elsewhere: // of that the newest allocations decide
 		wrong = fault{WhyUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, i.down)}
 	case i.onlyOne && size > 1:
 		wrong = fault{WhyTooMany, fmt.Sprintf("%s is shared, and a container may have one such device, not %d", id, size)}

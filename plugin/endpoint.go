@@ -54,24 +54,18 @@ func newEndpoint(o Options, resource string) *endpoint {
 	return &endpoint{Options: o, resource: resource, offered: &offer{}, changed: make(chan struct{})}
 }
 
-// offer replaces what is offered, and tells after how long to do so again at the
-// latest.
-func (e *endpoint) offer(o *offer, statuses []device.Status, now time.Time) time.Duration {
+// offer replaces what is offered, and returns when to do so again if nothing changes; never
+// is zero.
+func (e *endpoint) offer(o *offer, statuses []device.Status, holders device.Holders, now time.Time) (due time.Time) {
 	older, _ := e.look()
-	next := older.leave(o, statuses, bonds{e.Held(e.resource), e.told.Load()}, now)
-	again := lookAgain
-	if o.reserve(e.resource, e.Holdings) {
-		again = vanishAfter
-	}
-	if !next.IsZero() {
-		again = min(again, next.Sub(now))
-	}
+	due = older.leave(o, statuses, bonds{holders.Offered(e.resource), e.told.Load()}, now)
+	o.reserve(e.resource, holders)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.offered = o
 	close(e.changed)
 	e.changed = make(chan struct{})
-	return again
+	return due
 }
 
 // look returns what is offered, and a channel that is closed when something else

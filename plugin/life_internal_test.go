@@ -25,7 +25,7 @@ func on(dir string, rules Rules, statuses ...device.Status) *endpoint {
 	})
 	e := newEndpoint(p.Options, wholeGPU)
 	if offers, _ := rules.apply(statuses); offers[wholeGPU] != nil {
-		e.offer(offers[wholeGPU], statuses, time.Now())
+		e.offer(offers[wholeGPU], statuses, device.Holders{}, time.Now())
 	}
 	return e
 }

@@ -82,8 +82,8 @@ type bonds struct {
 // in it: for as long as a container holds them, as healthy as their devices are,
 // since the kubelet reports a device that it is not told of as healthy in the
 // status of the pod that holds it; and else for a moment, unhealthy. What is held
-// from before this process began is among them. It tells when the first is to go;
-// never is zero.
+// from before this process began is among them. It returns when the first of those goes that
+// no container holds; never is zero.
 func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.Time) (first time.Time) {
 	var left []item
 	for _, i := range b.strangers(o, statuses) {
@@ -112,8 +112,8 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 		if left[n].until.IsZero() {
 			left[n].until = now.Add(vanishAfter)
 		}
-		if first.IsZero() || left[n].until.Before(first) {
-			first = left[n].until
+		if !left[n].held {
+			first = earlier(first, left[n].until)
 		}
 	}
 	newer.items = append(newer.items, left...)
@@ -124,28 +124,38 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 // reserves reports whether an allocation keeps its device from other containers.
 func (r Rules) reserves(h device.Holding) bool { return r.ReserveClaimed || !h.Claimed() }
 
+// others returns the allocations that keep a device from being given away by one id of a
+// resource: those by another id or resource. That of the id itself is not among them: the
+// kubelet knows first when it ends.
+func (r Rules) others(holders device.Holders, resource string, i item) (others []device.Holding, own bool) {
+	for _, h := range holders.Rows(i.status.ID) {
+		if h.Resource == resource && h.Offered == i.id {
+			own = true
+		} else if r.reserves(h) {
+			others = append(others, h)
+		}
+	}
+	return others, own
+}
+
 // reserve keeps a device that is to be had alone from being given away while a
 // container has it by another id or as another resource, as it was offered before
-// the rules changed. It tells whether there is any such device. One that its own id
-// is held of is left alone: it is given away already, and its pod's status is not to
-// be wrong.
-func (o *offer) reserve(resource string, holdings func(device.ID) []device.Holding) (any bool) {
+// the rules changed. One that its own id is held of is left alone: it is given away
+// already, and its pod's status is not to be wrong.
+func (o *offer) reserve(resource string, holders device.Holders) {
 	for n := range o.items {
 		i := &o.items[n]
 		if i.shared || !i.until.IsZero() {
 			continue
 		}
-		held := holdings(i.status.ID)
-		own := func(h device.Holding) bool { return h.Resource == resource && h.Offered == i.id }
-		if !slices.ContainsFunc(held, o.rules.reserves) || slices.ContainsFunc(held, own) {
+		if others, own := o.rules.others(holders, resource, *i); len(others) == 0 || own {
 			continue
 		}
-		any, i.down = true, elsewhere
+		i.down = elsewhere
 		if i.status.Healthy {
 			i.status.Healthy, i.status.Reason = false, elsewhere
 		}
 	}
-	return any
 }
 
 // strangers are held ids that an offer does not have, of devices that are there. Each

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// lookAgain is how long Run sleeps where nothing changes.
-const lookAgain = 10 * time.Second
+// beatEvery is how long Run sleeps where nothing changes.
+const beatEvery = 10 * time.Second
 
 // Trace is told of what the plugin does. A nil func is not called. They are
 // called on the goroutine at work and must be quick.
@@ -49,10 +49,9 @@ type Options struct {
 	// Links are how the GPUs are connected, as far as that is known. The slice is
 	// not written, and another one is another answer. Nil knows nothing.
 	Links func() []device.Link
-	// Held are the ids of a resource that containers hold. Nil: none is held.
-	Held func(resource string) []device.OfferedID
-	// Holdings are those of a device, by whatever id and resource. Nil: there are none.
-	Holdings func(device.ID) []device.Holding
+	// Holders are the allocations of the node, with a channel that is closed when there are
+	// others. Allocate calls it: it must not wait. Nil: there is none.
+	Holders func() (device.Holders, <-chan struct{})
 	// Fit says, within ctx, why a container should not start on a device. Nil: no
 	// device is ever asked.
 	Fit   func(ctx context.Context, a Ask) error
@@ -73,7 +72,11 @@ type Plugin struct {
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint // by resource; guarded by mu, written by Run, and none ever goes
-	said      []string             // what the newest rules cannot serve, as logged; belongs to Run
+
+	// All below belong to Run.
+	said  []string  // what the newest rules cannot serve, as logged
+	basis basis     // of the newest turn
+	due   time.Time // when the next turn is, whatever changes; zero: none is needed
 }
 
 // New makes a plugin. It does nothing before Run.
@@ -84,11 +87,8 @@ func New(o Options) *Plugin {
 	if o.Links == nil {
 		o.Links = func() []device.Link { return nil }
 	}
-	if o.Held == nil {
-		o.Held = func(string) []device.OfferedID { return nil }
-	}
-	if o.Holdings == nil {
-		o.Holdings = func(device.ID) []device.Holding { return nil }
+	if o.Holders == nil {
+		o.Holders = func() (device.Holders, <-chan struct{}) { return device.Holders{}, nil }
 	}
 	return &Plugin{Options: o, endpoints: map[string]*endpoint{}}
 }
@@ -123,15 +123,21 @@ func (p *Plugin) Run(ctx context.Context) error {
 		p.Beat()
 		statuses, changed := p.Look()
 		rules, ruled := p.Rules()
-		again := lookAgain
-		if statuses != nil {
-			again = p.offer(ctx, lives, rules, statuses)
+		holders, allocated := p.Holders()
+		if statuses != nil && (!p.basisOf(statuses, ruled, holders).equal(p.basis) || p.overdue(time.Now())) {
+			p.due = p.offer(ctx, lives, rules, statuses, holders)
+			p.basis = p.basisOf(statuses, ruled, holders)
+		}
+		again := beatEvery
+		if !p.due.IsZero() {
+			again = min(again, time.Until(p.due))
 		}
 		timer := time.NewTimer(again)
 		select {
 		case <-ctx.Done():
 		case <-changed:
 		case <-ruled:
+		case <-allocated:
 		case <-timer.C:
 		}
 		timer.Stop()
@@ -139,9 +145,46 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return lives.Wait()
 }
 
-// offer hands each resource's endpoint what it now offers, and tells when to look
-// again at the latest.
-func (p *Plugin) offer(ctx context.Context, lives *errgroup.Group, rules Rules, statuses []device.Status) time.Duration {
+// basis is what a turn follows from: with the same basis it changes nothing. Pods come and go
+// all the time, and with many replicas a turn takes a tenth of a second.
+type basis struct {
+	statuses []device.Status
+	ruled    <-chan struct{}
+	held     []device.Holding // those that matter, without their owners
+}
+
+func (b basis) equal(other basis) bool {
+	return sameSlice(b.statuses, other.statuses) && b.ruled == other.ruled && slices.Equal(b.held, other.held)
+}
+
+func (p *Plugin) basisOf(statuses []device.Status, ruled <-chan struct{}, holders device.Holders) basis {
+	b := basis{statuses: statuses, ruled: ruled}
+	for _, h := range holders.Held {
+		if p.matters(statuses, h) {
+			b.held = append(b.held, device.Holding{Resource: h.Resource, Offered: h.Offered})
+		}
+	}
+	return b
+}
+
+// matters reports whether an allocation may change what is offered. That of a replica that is
+// offered does not, nor does that of another plugin's device.
+func (p *Plugin) matters(statuses []device.Status, h device.Holding) bool {
+	if e := p.endpoints[h.Resource]; e != nil {
+		o, _ := e.look()
+		if i, found := o.find(h.Offered); found {
+			return !i.shared || !i.until.IsZero()
+		}
+	}
+	_, known := find(statuses, h.Offered.Device())
+	return known
+}
+
+func (p *Plugin) overdue(now time.Time) bool { return !p.due.IsZero() && !now.Before(p.due) }
+
+// offer hands each resource's endpoint what it now offers, and returns when to do so again if
+// nothing changes; never is zero.
+func (p *Plugin) offer(ctx context.Context, lives *errgroup.Group, rules Rules, statuses []device.Status, holders device.Holders) (due time.Time) {
 	offers, cannot := rules.apply(statuses)
 	p.sayCannot(cannot)
 	var fresh []*endpoint
@@ -150,18 +193,25 @@ func (p *Plugin) offer(ctx context.Context, lives *errgroup.Group, rules Rules, 
 			fresh = append(fresh, p.open(resource))
 		}
 	}
-	again := lookAgain
 	for resource, e := range p.endpoints {
 		o := offers[resource]
 		if o == nil {
 			o = &offer{rules: rules}
 		}
-		again = min(again, e.offer(o, statuses, time.Now()))
+		due = earlier(due, e.offer(o, statuses, holders, time.Now()))
 	}
 	for _, e := range fresh {
 		lives.Go(func() error { return e.run(ctx) })
 	}
-	return again
+	return due
+}
+
+// earlier returns the earlier of two times, of which the zero time is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
 }
 
 // open makes the endpoint of a resource.

@@ -15,20 +15,19 @@ import (
 // other program, and returns no error. If there is no choice, Allocate gives the reason.
 func (l *life) GetPreferredAllocation(_ context.Context, r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
 	begin := time.Now()
-	offered, _ := l.look()
-	statuses, _ := l.Look()
-	topology := l.topology(offered)
+	n := l.node()
+	topology := l.topology(n.offer)
 	answer := &api.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
 		request := preferred.Request{
 			Available: offeredIDs(c.GetAvailableDeviceIDs()), Must: offeredIDs(c.GetMustIncludeDeviceIDs()), Size: int(c.GetAllocationSize()),
 		}
 		request.Reject = func(id device.OfferedID) bool {
-			_, _, wrong := offered.check(statuses, id, request.Size)
+			_, _, wrong := n.check(id, request.Size)
 			return wrong != fault{}
 		}
 		chosen := &api.ContainerPreferredAllocationResponse{}
-		for _, id := range topology.Prefer(request, offered.rules.Policy) {
+		for _, id := range topology.Prefer(request, n.rules.Policy) {
 			chosen.DeviceIDs = append(chosen.DeviceIDs, string(id))
 		}
 		answer.ContainerResponses = append(answer.ContainerResponses, chosen)
@@ -59,7 +58,7 @@ func (e *endpoint) topology(of *offer) *preferred.Topology {
 }
 
 // sameSlice tells whether two slices are one and the same memory.
-func sameSlice(a, b []device.Link) bool {
+func sameSlice[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 

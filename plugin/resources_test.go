@@ -126,6 +126,32 @@ func (b *rulebook) look() (plugin.Rules, <-chan struct{}) {
 	return p.rules, p.changed
 }
 
+// holders are allocations that a test sets.
+type holders struct{ current atomic.Pointer[allocations] }
+
+type allocations struct {
+	device.Holders
+	changed chan struct{}
+}
+
+func newHolders() *holders {
+	h := &holders{}
+	h.set()
+	return h
+}
+
+func (h *holders) set(rows ...device.Holding) {
+	slices.SortFunc(rows, device.CompareHoldings)
+	if old := h.current.Swap(&allocations{device.Holders{Held: rows, Settled: true}, make(chan struct{})}); old != nil {
+		close(old.changed)
+	}
+}
+
+func (h *holders) look() (device.Holders, <-chan struct{}) {
+	a := h.current.Load()
+	return a.Holders, a.changed
+}
+
 func shared(n int) plugin.Rules {
 	return plugin.Rules{Share: func(_ string, devices []device.Device) []plugin.Share {
 		return slices.Repeat([]plugin.Share{{Replicas: n}}, len(devices))
@@ -137,20 +163,15 @@ func shared(n int) plugin.Rules {
 func TestRulesChangeWhilePodsRun(t *testing.T) {
 	versions(t, func(s *stage) {
 		var book rulebook
-		var holds atomic.Bool
+		holders := newHolders()
 		book.set(plugin.Rules{})
 		s.options.Rules = book.look
-		s.options.Held = func(r string) []device.OfferedID {
-			if r != resource || !holds.Load() {
-				return nil
-			}
-			return []device.OfferedID{"GPU-0"}
-		}
+		s.options.Holders = holders.look
 		s.start(1)
 		if err := s.kubelet.RunPod(s.ctx, pod("holder", 1)); err != nil {
 			t.Fatal(err)
 		}
-		holds.Store(true)
+		holders.set(device.Holding{Resource: resource, Offered: "GPU-0"})
 		book.set(shared(4))
 		s.waitCounts("gpu=5")
 		s.board.Post(unhealthy(statuses(1), 0, "xid_79"))
@@ -165,7 +186,7 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		if err := s.kubelet.DeletePod(pod("holder", 1)); err != nil {
 			t.Fatal(err)
 		}
-		holds.Store(false)
+		holders.set()
 		s.waitCounts("gpu=4")
 		s.wait("its id is gone", func(k kubelet.State) bool { return k.Resources[resource].Capacity == 4 })
 		for i := range 4 {

@@ -180,19 +180,19 @@ func TestLeaves(t *testing.T) {
 		{vanishAfter - 1, "0", "", "GPU-0 GPU-1", "GPU-0 GPU-1!", 1},
 		{1, "0", "", "GPU-0 GPU-1", "GPU-0", 0},
 		{0, "0 1", "", "GPU-0", "GPU-0 GPU-1", 0},
-		{0, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", vanishAfter},                   // its device is gone, and somebody has it
-		{time.Hour, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", vanishAfter},           // for however long
-		{time.Hour, "0", "", "GPU-0 GPU-1", "GPU-0", 0},                                 // until nobody has
-		{0, "", "", "GPU-0", "GPU-0!", vanishAfter},                                     // the last one
-		{vanishAfter / 2, "0", "", "GPU-0", "GPU-0", 0},                                 // comes back
-		{0, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", vanishAfter},               // held, and its device is there
-		{time.Second, "0m! 0/1g.10gb!", "GPU-0", "GPU-0", "GPU-0! MIG-1!", vanishAfter}, // and fails
-		{time.Second, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", vanishAfter},
+		{0, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},                   // its device is gone, and somebody has it
+		{time.Hour, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},           // for however long
+		{time.Hour, "0", "", "GPU-0 GPU-1", "GPU-0", 0},                       // until nobody has
+		{0, "", "", "GPU-0", "GPU-0!", vanishAfter},                           // the last one
+		{vanishAfter / 2, "0", "", "GPU-0", "GPU-0", 0},                       // comes back
+		{0, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},               // held, and its device is there
+		{time.Second, "0m! 0/1g.10gb!", "GPU-0", "GPU-0", "GPU-0! MIG-1!", 0}, // and fails
+		{time.Second, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},
 		{time.Second, "0m 0/1g.10gb", "", "", "GPU-0! MIG-1", vanishAfter}, // let go of: it is not given away again
 		{vanishAfter, "0m 0/1g.10gb", "", "GPU-0 MIG-1", "MIG-1", 0},
 		// Held from before: of a device that is there, and of one that is not.
-		{0, "0m 0/1g.10gb", "GPU-0::1 GPU-7", "", "GPU-0::1 MIG-1", vanishAfter},
-		{time.Hour, "0m! 0/1g.10gb!", "GPU-0::1", "", "GPU-0::1! MIG-1!", vanishAfter},
+		{0, "0m 0/1g.10gb", "GPU-0::1 GPU-7", "", "GPU-0::1 MIG-1", 0},
+		{time.Hour, "0m! 0/1g.10gb!", "GPU-0::1", "", "GPU-0::1! MIG-1!", 0},
 		{time.Hour, "0m 0/1g.10gb", "", "", "MIG-1", 0},
 	} {
 		now = now.Add(step.after)

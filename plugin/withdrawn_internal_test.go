@@ -21,18 +21,27 @@ import (
 func holding(rules Rules, statuses []device.Status, held ...device.OfferedID) *life {
 	e := on("", Rules{}, statuses...)
 	e.offered = &offer{}
-	e.Held = func(string) []device.OfferedID { return held }
-	e.Holdings = func(d device.ID) (all []device.Holding) {
-		for _, id := range held {
-			if id.Device() == d {
-				all = append(all, device.Holding{Resource: wholeGPU, Offered: id})
-			}
-		}
-		return all
+	e.Holders = as(wholeGPU, held...)
+	l := &life{endpoint: e}
+	l.turn(rules, statuses)
+	return l
+}
+
+// as has containers hold ids of a resource.
+func as(resource string, held ...device.OfferedID) func() (device.Holders, <-chan struct{}) {
+	var h device.Holders
+	for _, id := range held {
+		h.Held = append(h.Held, device.Holding{Resource: resource, Offered: id})
 	}
+	slices.SortFunc(h.Held, device.CompareHoldings)
+	return func() (device.Holders, <-chan struct{}) { return h, nil }
+}
+
+// turn is one of Plugin.Run, for this endpoint.
+func (l *life) turn(rules Rules, statuses []device.Status) {
 	offers, _ := rules.apply(statuses)
-	e.offer(cmp.Or(offers[wholeGPU], &offer{rules: rules}), statuses, time.Now())
-	return &life{endpoint: e}
+	holders, _ := l.Holders()
+	l.offer(cmp.Or(offers[wholeGPU], &offer{rules: rules}), statuses, holders, time.Now())
 }
 
 // prefers is which of the ids a container gets that asks for so many.
@@ -81,7 +90,7 @@ func TestAHeldReplicaKeepsItsGPUFromBeingGivenAway(t *testing.T) {
 		t.Errorf("offered is %q", got)
 	}
 	_, err := l.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{"GPU-0"}}}})
-	if err == nil || !strings.Contains(err.Error(), "GPU-0 is unhealthy (held)") {
+	if err == nil || !strings.Contains(err.Error(), "GPU-0 is allocated to another container, as GPU-0::1 of nvidia.com/gpu") {
 		t.Errorf("Allocate answers %v", err)
 	}
 	for _, held := range [][]device.OfferedID{
@@ -101,16 +110,8 @@ func TestAHeldReplicaKeepsItsGPUFromBeingGivenAway(t *testing.T) {
 // Nor while somebody has it as another resource, or of another plugin.
 func TestAGPUThatIsHeldAsAnotherResource(t *testing.T) {
 	l := holding(Rules{}, board("0 1"))
-	l.Holdings = func(d device.ID) []device.Holding {
-		if d != "GPU-1" {
-			return nil
-		}
-		return []device.Holding{{Resource: "nvidia.com/a100", Offered: "GPU-1"}}
-	}
-	offers, _ := Rules{}.apply(board("0 1"))
-	if again := l.offer(offers[wholeGPU], board("0 1"), time.Now()); again > vanishAfter {
-		t.Errorf("it is looked at again after %s", again)
-	}
+	l.Holders = as("nvidia.com/a100", "GPU-1")
+	l.turn(Rules{}, board("0 1"))
 	if got := words(map[string]*offer{"": l.offered}); got != ": GPU-0 GPU-1!" {
 		t.Errorf("offered is %q", got)
 	}
@@ -125,14 +126,8 @@ func TestAClaimReservesNoDevice(t *testing.T) {
 	}{{false, ": GPU-0 GPU-1"}, {true, ": GPU-0 GPU-1!"}} {
 		rules := Rules{ReserveClaimed: c.reserve}
 		l := holding(rules, board("0 1"))
-		l.Holdings = func(d device.ID) []device.Holding {
-			if d != "GPU-1" {
-				return nil
-			}
-			return []device.Holding{{Resource: "gpu.nvidia.com", Offered: "GPU-1"}}
-		}
-		offers, _ := rules.apply(board("0 1"))
-		l.offer(offers[wholeGPU], board("0 1"), time.Now())
+		l.Holders = as("gpu.nvidia.com", "GPU-1")
+		l.turn(rules, board("0 1"))
 		if got := words(map[string]*offer{"": l.offered}); got != c.want {
 			t.Errorf("claims reserve devices: %t; offered is %q, want %q", c.reserve, got, c.want)
 		}
@@ -175,8 +170,7 @@ func TestAStartWhileTheMPSDaemonIsDown(t *testing.T) {
 		t.Errorf("asked was %+v, and the answer is %v", asked, err)
 	}
 	l := holding(rules, board("0"), "GPU-0::1")
-	offers, _ := Rules{PreStart: true}.apply(board("0"))
-	l.offer(offers[wholeGPU], board("0"), time.Now())
+	l.turn(Rules{PreStart: true}, board("0"))
 	if asked, err := l.asks(t, "GPU-0::1"); len(asked) != 1 || err != nil {
 		t.Errorf("the daemon is not wanted any more: asked was %+v, and the answer is %v", asked, err)
 	}
@@ -206,8 +200,7 @@ func TestWhatGoesWhileTheListIsSent(t *testing.T) {
 	l := holding(Rules{}, board("0 1"))
 	l.done, l.streaming, l.broken = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	err := l.ListAndWatch(nil, &sending{ctx: t.Context(), send: func(*api.ListAndWatchResponse) error {
-		offers, _ := Rules{}.apply(board("0"))
-		l.offer(offers[wholeGPU], board("0"), time.Now())
+		l.turn(Rules{}, board("0"))
 		return io.EOF
 	}})
 	if got := words(map[string]*offer{"": l.offered}); got != ": GPU-0 GPU-1!" || !errors.Is(err, io.EOF) {

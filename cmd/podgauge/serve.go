@@ -196,7 +196,7 @@ func (a *assembly) offer() {
 	a.parts["cdi"] = specs
 	a.own.CDISpecs(specs.Written)
 	a.parts["plugin"] = plugin.New(plugin.Options{
-		Dir: a.hw.devicePluginDir, Look: book.Gate(a.board.Look), Rules: book.Look, Links: a.monitor.Links, Held: held(a.holders), Holdings: holdings(a.holders),
+		Dir: a.hw.devicePluginDir, Look: book.Gate(a.board.Look), Rules: book.Look, Links: a.monitor.Links, Holders: a.holders.Look,
 		Fit: func(ctx context.Context, ask plugin.Ask) error { return a.readers.Fit(ctx, ask.Device, ask.Alone) },
 		Log: a.log.With("part", "plugin"), Trace: a.registrations.listen(trace(a.own, a.holders, a.metrics)),
 	})
@@ -229,22 +229,6 @@ func sayUnsupported(ctx context.Context, board *device.Board, unsupported func()
 		log.Warn("the driver's library is too old for some families, which are absent", "families", strings.Join(families, ","))
 	}
 	return nil
-}
-
-// held are the ids that containers hold, as the kubelet last said.
-func held(holders *podresources.Client) func(resource string) []device.OfferedID {
-	return func(resource string) []device.OfferedID {
-		known, _ := holders.Look()
-		return known.Offered(resource)
-	}
-}
-
-// holdings are those of a device, as the kubelet last said.
-func holdings(holders *podresources.Client) func(device.ID) []device.Holding {
-	return func(id device.ID) []device.Holding {
-		known, _ := holders.Look()
-		return known.Rows(id)
-	}
 }
 
 // trace joins the plugin with those who learn from it.
