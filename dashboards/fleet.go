@@ -28,8 +28,8 @@ func fleetNow(from source) []*panel {
 			total(from(unhealthy))).unit("short").levels("green", at{1, "red"}).size(5, 4),
 		stat("Idle but held", "Devices that one container has held for half an hour in which nothing ran on them. Of MIG slices only Hopper and newer can tell.",
 			total(from(idleHeld))).unit("short").levels("green", at{1, "orange"}).size(5, 4),
-		stat("Allocated", "Share of the devices that the kubelets have given to containers.",
-			`sum(`+from(allocated)+`) / sum(`+from(devices)+`)`).share().size(6, 4),
+		stat("Allocated", "Share of the devices that are allocated to containers, among those of which the kubelets tell it.",
+			`sum(`+from(allocated)+`) / sum(`+from(known)+`)`).share().size(6, 4),
 		stat("Utilisation", "Mean over the GPUs that are not partitioned, held or not.",
 			`sum(`+from(busy)+`) / sum(`+from(measured)+`)`).share().size(6, 4),
 		stat("Power", "What all GPUs draw together.", `sum(`+from(power)+`)`).unit("watt").size(6, 4),
@@ -39,8 +39,8 @@ func fleetNow(from source) []*panel {
 
 func fleetInTime(from source) []*panel {
 	return row("In time",
-		lines("Allocated, by model", "Share of each model's devices that are held.", "").share().
-			query(`sum by (model) (`+from(allocated)+`) / sum by (model) (`+from(devices)+`)`, "{{model}}"),
+		lines("Allocated, by model", "Share of each model's devices that are allocated, among those of which the kubelets tell it.", "").share().
+			query(`sum by (model) (`+from(allocated)+`) / sum by (model) (`+from(known)+`)`, "{{model}}"),
 		lines("Utilisation, by model", "Mean over the GPUs of a model that are not partitioned.", "").share().
 			query(`sum by (model) (`+from(busy)+`) / sum by (model) (`+from(measured)+`)`, "{{model}}"),
 		lines("Devices, by namespace", "Devices that the pods of a namespace hold; one that several hold counts in each.", "short").stack().
@@ -48,7 +48,7 @@ func fleetInTime(from source) []*panel {
 		lines("Idle but held, and unhealthy", "Devices that are paid for and of no use.", "short").
 			query(total(from(idleHeld)), "idle but held").
 			query(total(from(unhealthy)), "unhealthy"),
-		lines("Power, by namespace", "What the GPUs of a namespace's pods draw, from their energy counters. Nobody's are those that are free, shared by several, or partitioned.", "watt").stack().
+		lines("Power, by namespace", "What the GPUs of a namespace's pods draw, from their energy counters. Unattributed are those that are unallocated, shared or partitioned, or whose owner is unknown.", "watt").stack().
 			query(`sum by (namespace) (`+named(from(drawnBy))+`)`, "{{namespace}}"),
 		lines("Power, by model", "What the GPUs of a model draw together.", "watt").stack().
 			query(`sum by (model) (`+from(power)+`)`, "{{model}}"),
@@ -59,9 +59,9 @@ func fleetInTime(from source) []*panel {
 	)
 }
 
-// named has nobody's be called so.
+// named gives what has no namespace a name.
 func named(expr string) string {
-	return `label_replace(` + expr + `, "namespace", "(nobody's)", "namespace", "")`
+	return `label_replace(` + expr + `, "namespace", "(unattributed)", "namespace", "")`
 }
 
 // whats are a table's columns of what there is by node or by model, and its queries.
@@ -87,7 +87,7 @@ func fleetParts(from source) []*panel {
 			slices.Concat([]column{{of: "node", title: "Node", link: toNode}}, whatColumns)...), "node", from).size(24, 10),
 		whats(table("What there is of each model", "A line for each model of GPU; of a partitioned one the slices are its devices.",
 			slices.Concat([]column{{of: "model", title: "Model"}}, whatColumns)...), "model", from).size(14, 8),
-		table("What each namespace has", "Devices that a namespace's pods hold, and what its GPUs draw and took in the range of time that is shown. Nobody's are those that are free, shared by several, or partitioned.",
+		table("What each namespace has", "Devices that a namespace's pods hold, and what its GPUs draw and took in the range of time that is shown. Unattributed are those that are unallocated, shared or partitioned, or whose owner is unknown.",
 			column{of: "namespace", title: "Namespace", link: toNamespace},
 			column{of: "A", title: "Devices", unit: "short"},
 			column{of: "B", title: "Power", unit: "watt"},

@@ -39,8 +39,12 @@ var (
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_healthy{OF} >= bool 0)` + model + `)`,
 	}
 	allocated = rule{
-		record: "node_model:podgauge_devices_allocated:sum", says: "Those that are held.",
+		record: "node_model:podgauge_devices_allocated:sum", says: "Those that are allocated.",
 		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_allocated{OF})` + model + `)`,
+	}
+	known = rule{
+		record: "node_model:podgauge_devices_allocated:count", says: "Devices of which it is known whether they are allocated, to divide the sum by.",
+		expr: `sum by (node, model) (max by (node, uuid, mig_uuid) (nvidia_gpu_allocated{OF} >= bool 0)` + model + `)`,
 	}
 	unhealthy = rule{
 		record: "node_model:podgauge_devices_unhealthy:sum", says: "Those that cannot be used.",
@@ -75,7 +79,7 @@ var (
 		expr: `count by (node, namespace) (max by (node, namespace, uuid, mig_uuid) (nvidia_gpu_allocation_info{OF}))`,
 	}
 	drawnBy = rule{
-		record: "node_namespace:nvidia_gpu_energy_joules:rate5m", says: "Power by the namespace that holds the GPU, from the energy; empty for GPUs that nobody holds, several do, or that are partitioned.",
+		record: "node_namespace:nvidia_gpu_energy_joules:rate5m", says: "Power by the namespace that holds the GPU, from the energy; empty for GPUs that are unallocated, shared or partitioned, or whose owner is unknown.",
 		expr: `sum by (node, namespace) (rate(nvidia_gpu_energy_joules_total{OF}[RATE]))`,
 	}
 	hit = rule{
@@ -90,7 +94,7 @@ var (
 		recorded: `60 * sum_over_time(node_namespace:nvidia_gpu_energy_joules:rate5m{OF}[$__range])`,
 	}
 
-	rules = []rule{devices, allocated, unhealthy, idleHeld, busy, measured, memoryUsed, memoryTotal, power, heldBy, drawnBy, hit}
+	rules = []rule{devices, allocated, known, unhealthy, idleHeld, busy, measured, memoryUsed, memoryTotal, power, heldBy, drawnBy, hit}
 )
 
 // source says where the fleet's panels take a rule's series from.

@@ -126,7 +126,7 @@ func DCGM() map[string][]string {
 func (d rendering) renderDCGM(samples []device.Sample, gpu []device.Status, now time.Time) {
 	p := d.page
 	c := &p.dcgm
-	if len(c.families) == 0 || d.read == nil {
+	if len(c.families) == 0 {
 		return
 	}
 	clear(c.has)

@@ -363,17 +363,54 @@ func TestScrapeOfABrokenPartitionedGPU(t *testing.T) {
 	})
 }
 
-func TestScrapeLeavesOutWhatNobodyKnows(t *testing.T) {
+// TestAnUnknownOwnerCostsTheLabels: without an answer of the kubelet each reading is shown, with
+// empty labels. Only nvidia_gpu_allocated is absent, so that no device reads as idle.
+func TestAnUnknownOwnerCostsTheLabels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newNode(1)
+		d.draw, d.watts = 1, 300
+		d.statuses[0].Healthy, d.statuses[0].Reason = false, "xid_48"
+		d.uses = map[device.GPU][]device.Use{"GPU-0": {{Device: "GPU-0", PID: 1, MemoryBytes: 1}}}
 		d.holders = device.Holders{Err: errors.New("no kubelet")}
-		text := scrape(t, serve(New(d.sources(), Options{})))
-		hasNot(t, text, "nvidia_gpu_power_watts")
-		hasNot(t, text, "nvidia_gpu_energy_joules_total")
-		hasNot(t, text, "nvidia_gpu_allocated")
-		has(t, text, "nvidia_gpu_up"+labels("GPU-0", "0", "", "", "")+" 1")
-		has(t, text, "nvidia_gpu_pcie_replays_total"+labels("GPU-0", "0", "", "", "")+" 7")
+		e := New(d.sources(), dcgmOn)
+		text := scrape(t, serve(e))
+		unknown := labels("GPU-0", "0", "", "", "")
+		for series, value := range map[string]string{
+			"nvidia_gpu_power_watts": "300", "nvidia_gpu_energy_joules_total": "0", "nvidia_gpu_healthy": "0", "nvidia_gpu_up": "1",
+			"nvidia_gpu_pcie_replays_total": "7",
+		} {
+			has(t, text, series+unknown+" "+value)
+		}
+		has(t, text, `nvidia_gpu_unhealthy_info{action="",container="",gpu="0",mig_uuid="",namespace="",pod="",reason="xid_48",uuid="GPU-0"} 1`)
 		has(t, text, "podgauge_kubelet_up 0")
+		if !strings.Contains(text, "\nDCGM_FI_DEV_POWER_USAGE{") {
+			t.Errorf("no DCGM_FI_DEV_POWER_USAGE in\n%s", text)
+		}
+		hasNot(t, text, "nvidia_gpu_alloc")
+		hasNot(t, text, "nvidia_gpu_unattributed") // whose the processes are cannot be told
+
+		// The kubelet answers, and has just started: who is not listed is not known yet.
+		time.Sleep(10 * time.Second)
+		d.holders = device.Holders{At: time.Now()}
+		text = scrape(t, serve(e))
+		has(t, text, "nvidia_gpu_energy_joules_total"+unknown+" 10000")
+		has(t, text, "podgauge_kubelet_up 1")
+		hasNot(t, text, "nvidia_gpu_alloc")
+
+		// A pod is listed. Both counts go on from where they are, and are what the GPU burned.
+		time.Sleep(10 * time.Second)
+		d.hold("GPU-0=team/train/main")
+		train := labels("GPU-0", "0", "team", "train", "main")
+		text = scrape(t, serve(e))
+		has(t, text, "nvidia_gpu_energy_joules_total"+train+" 0")
+		has(t, text, "nvidia_gpu_allocated"+train+" 1")
+		hasNot(t, text, "nvidia_gpu_power_watts"+unknown)
+		time.Sleep(10 * time.Second)
+		has(t, scrape(t, serve(e)), "nvidia_gpu_energy_joules_total"+train+" 10000")
+		d.hold()
+		text = scrape(t, serve(e))
+		has(t, text, "nvidia_gpu_energy_joules_total"+unknown+" 20000")
+		has(t, text, "nvidia_gpu_allocated"+unknown+" 0")
 	})
 }
 

@@ -184,7 +184,7 @@ type rendering struct {
 	hold   device.Hold
 	owner  device.Owner
 	itself *labelled // for what belongs to the device: no holder
-	held   *labelled // for what is due to its holder; nil while nobody knows who that is
+	held   *labelled // for what is due to its owner; without labels while that is unknown
 	// read is like held, for what is read: of slices that share a GPU instance it is
 	// read of all of them at once.
 	read      *labelled
@@ -200,7 +200,7 @@ func (p *page) rendering(s snapshot, status device.Status, gpu []device.Status) 
 	if status.MIG && len(s.holders.Rows(status.ID)) == 0 {
 		d.hold, d.owner = device.Shared, device.Owner{}
 	}
-	d.held = p.due(status, d.hold, d.owner)
+	d.held = p.due(status, d.owner)
 	d.readHold, d.readOwner = d.hold, d.owner
 	for _, other := range gpu {
 		if other.ID != status.ID && shareInstance(status, other) {
@@ -208,23 +208,19 @@ func (p *page) rendering(s snapshot, status device.Status, gpu []device.Status) 
 		}
 	}
 	d.read = d.held
-	if d.readOwner != d.owner || (d.readHold == device.Unknown) != (d.hold == device.Unknown) {
-		d.read = p.due(status, d.readHold, d.readOwner)
+	if d.readOwner != d.owner {
+		d.read = p.due(status, d.readOwner)
 	}
 	return d
 }
 
-// due are the series of what is due to a device's holder: nil while nobody knows who
-// that is, unless holders are shown elsewhere only.
-func (p *page) due(s device.Status, hold device.Hold, owner device.Owner) *labelled {
-	switch {
-	case p.options.StableSeries:
-		return p.labelled(deviceLabels, s, device.Owner{})
-	case hold == device.Unknown:
-		return nil
-	default:
-		return p.labelled(deviceLabels, s, owner)
+// due are the series of what is due to a device's owner. They are without labels also while the
+// owner is unknown, and where owners are shown elsewhere only.
+func (p *page) due(s device.Status, owner device.Owner) *labelled {
+	if p.options.StableSeries {
+		owner = device.Owner{}
 	}
+	return p.labelled(deviceLabels, s, owner)
 }
 
 // shareInstance tells whether two slices are compute instances of one GPU instance:
@@ -286,12 +282,8 @@ func (p *page) labelled(set labelSet, s device.Status, owner device.Owner) *labe
 	return l
 }
 
-// setRow writes the value of a row and puts its series on the page. On a nil labelled
-// it does nothing: who holds the device is not known.
+// setRow writes the value of a row and puts its series on the page.
 func (l *labelled) setRow(row int, value float64) {
-	if l == nil {
-		return
-	}
 	p := l.page
 	if !p.takes(p.rows[row]) {
 		return
@@ -309,7 +301,7 @@ func (l *labelled) setRow(row int, value float64) {
 // set does so for a series that no row makes. More labels are looked at only when it
 // is new.
 func (l *labelled) set(at slot, value float64, more ...device.Label) {
-	if l == nil || !l.page.takes(at.family) {
+	if !l.page.takes(at.family) {
 		return
 	}
 	s := l.kept[at]

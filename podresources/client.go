@@ -118,13 +118,18 @@ func New(socket string, log *slog.Logger, trace Trace) (*Client, error) {
 // To be called before Run.
 func (c *Client) KeepHolders(long time.Duration) { c.memory.recent.keptFor = long }
 
-// Ready says so while the kubelet has not been asked yet. One that does not answer
-// is no reason not to be ready.
+// Ready reports what is missing until the kubelet has answered once: a wrong folder, or a socket
+// that this process may not connect to, costs all owner labels. A later outage does not: the last
+// answer stands.
 func (c *Client) Ready() error {
-	if holders, _ := c.Look(); holders.At.IsZero() && holders.Err == nil {
+	switch holders, _ := c.Look(); {
+	case !holders.At.IsZero():
+		return nil
+	case holders.Err == nil:
 		return errors.New("the kubelet was not asked yet")
+	default:
+		return fmt.Errorf("owners of devices are unknown, the kubelet has not answered yet: %w", holders.Err)
 	}
-	return nil
 }
 
 // Run keeps what is known fresh while nobody asks, and looks for the names of

@@ -474,13 +474,18 @@ func TestRunFindsAKubeletThatComesLate(t *testing.T) {
 		}
 		defer c.runs(t)()
 		time.Sleep(30 * time.Second)
-		if err := c.Ready(); err != nil {
-			t.Error(err)
+		if err := c.Ready(); err == nil || !strings.Contains(err.Error(), "List pod resources at") {
+			t.Errorf("ready without an answer, or it does not name what is missing: %v", err)
 		}
 		k.says(pod("one", "a"))
 		k.start(0)
 		time.Sleep(lostEvery + connectFor)
 		wantState(t, c.known(), "a", "held by one")
+		k.stop()
+		time.Sleep(30 * time.Second)
+		if err := c.Ready(); err != nil || c.known().Err == nil {
+			t.Errorf("the kubelet is away again, and readiness says %v", err)
+		}
 		if err := c.Alive(); err != nil {
 			t.Error(err)
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -217,4 +218,28 @@ func TestGoldenPodLabels(t *testing.T) {
 	}
 	w.made = strings.NewReplacer(status.UID, "<the pod's>")
 	w.shows("pod_labels", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",label_app_kubernetes_io_name="llama"`, " 1")
+}
+
+// TestGoldenUnknownOwners has no kubelet that answers, and then one that has just started: each
+// reading is there, with labels as far as owners are known, and nothing is said to be idle.
+func TestGoldenUnknownOwners(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	w := newWorldOf(t, setting{machine: machineWith(sim.T4, sim.T4), without: true, dir: dir})
+	w.machine.Busy(w.machine.IDs()[0], 0.5)
+	w.until(`nvidia_gpu_power_watts{container="",gpu="0"`, " 39.5")
+	w.shows("kubelet_absent", "podgauge_kubelet_up", " 0")
+	if code, text := w.status("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "podresources: owners of devices are unknown") ||
+		!strings.Contains(text, filepath.Join(dir, "pod-resources", "kubelet.sock")) {
+		t.Errorf("/readyz: %d %q", code, text)
+	}
+
+	w.kubelet = kubelet.New(kubelet.Options{Dir: dir})
+	w.startKubelet()
+	w.untilRegistered()
+	w.run(pod("research", "train", 1))
+	w.until(`nvidia_gpu_allocated{container="main",gpu="0"`, " 1")
+	w.untilCounted(resource, 2)
+	w.shows("first_minute", "podgauge_kubelet_up", " 1")
+	until(t, "/readyz answers ok", func() bool { code, _ := w.status("/readyz"); return code == http.StatusOK })
 }
