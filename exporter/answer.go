@@ -1,49 +1,99 @@
 package exporter
 
 import (
+	"bufio"
 	"bytes"
 	"compress/gzip"
-	"io"
 	"net/http"
+	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
+
+	"github.com/prometheus/common/expfmt"
 )
 
-// answers are made in memory and then sent, so that a client that reads slowly keeps up
-// nothing but its answer. They are compressed as they are made, where the client takes that:
-// of a megabyte of text some thirty kilobytes are left. One that nobody reads is kept for the
-// next scrape: a sync.Pool would keep one for each processor, and those that it let go of last.
-type answers struct{ spare atomic.Pointer[answer] }
-
-// answer has a compressor, which weighs 800 kB. It compresses at its
-// fastest: of a scrape's cost more than a quarter was promhttp's compression at its usual
-// level, and the answer is a few kilobytes either way.
-type answer struct {
-	gzip *gzip.Writer
-	body bytes.Buffer
+// representation is one of the forms that a scrape may take.
+type representation struct {
+	format expfmt.FormatType
+	gzip   bool
 }
 
-// serve has next answer.
-func (a *answers) serve(next http.Handler, w http.ResponseWriter, r *http.Request) {
-	w.Header().Set("Vary", "Accept-Encoding")
-	if !takesGzip(r.Header.Values("Accept-Encoding")) {
-		var body bytes.Buffer
-		next.ServeHTTP(making{w, &body}, r)
-		w.Write(body.Bytes()) //nolint:errcheck // whoever asked has gone
-		return
+// formats are those that Prometheus asks for, by preference. A body depends on the type alone: versions of OpenMetrics
+// differ in nothing that is exported, and no name needs escaping.
+var formats = []expfmt.Format{expfmt.FmtOpenMetrics_1_0_0, expfmt.FmtOpenMetrics_0_0_1, expfmt.FmtProtoDelim, expfmt.FmtText}
+
+// encoder makes response bodies, one at a time: a compressor weighs 800 kB, and Protobuf takes some megabytes while it is
+// made. Bodies are compressed while they are written: of a megabyte of text some thirty kilobytes are left.
+type encoder struct {
+	mu sync.Mutex
+	// All below are guarded by mu.
+	compressor *gzip.Writer // at its fastest: the usual level took a quarter of a scrape, for a few kilobytes less
+	text       *bufio.Writer
+	sizes      map[representation]int // of the last bodies: the next ones are allocated at once
+}
+
+// encode returns what write has written. The caller holds mu.
+func (e *encoder) encode(as representation, write func(*bufio.Writer) error) ([]byte, error) {
+	if e.text == nil {
+		e.compressor, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails for an unknown level
+		e.text, e.sizes = bufio.NewWriterSize(nil, textBytes), map[representation]int{}
 	}
-	of := a.spare.Swap(nil)
-	if of == nil {
-		of = &answer{}
-		of.gzip, _ = gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails for a level that there is not
+	body := bytes.NewBuffer(make([]byte, 0, e.sizes[as]))
+	e.text.Reset(body)
+	if as.gzip {
+		e.compressor.Reset(body)
+		e.text.Reset(e.compressor)
 	}
-	of.body.Reset()
-	of.gzip.Reset(&of.body)
-	w.Header().Set("Content-Encoding", "gzip")
-	next.ServeHTTP(making{w, of.gzip}, r)
-	of.gzip.Close()          //nolint:errcheck // memory takes everything
-	w.Write(of.body.Bytes()) //nolint:errcheck // whoever asked has gone
-	a.spare.Store(of)
+	err := write(e.text)
+	e.text.Flush() //nolint:errcheck // memory takes everything
+	if as.gzip {
+		e.compressor.Close() //nolint:errcheck // likewise
+	}
+	e.sizes[as] = body.Len() + body.Len()/16
+	return body.Bytes(), err
+}
+
+// scrape returns the body of a collection, which may be nil, and releases the collection. The first scrape of a
+// representation makes the body, and all others share it.
+func (e *Exporter) scrape(f *flight, as representation, own chosen) (*body, error) {
+	e.encoder.mu.Lock()
+	defer e.encoder.mu.Unlock()
+	var p *page
+	if f != nil {
+		defer e.release(f)
+		if b := f.bodies[as]; b != nil {
+			return b, nil
+		}
+		p = f.page
+	}
+	data, err := e.encoder.encode(as, func(w *bufio.Writer) error { return encode(w, p, own, as.format) })
+	b := &body{data: data}
+	if f != nil {
+		if f.bodies == nil {
+			f.bodies = map[representation]*body{}
+		}
+		f.bodies[as] = b
+	}
+	return b, err
+}
+
+// compressed has next answer with gzip where the client takes it. The answer is made in memory: a client that reads
+// slowly keeps its own body, and neither the compressor nor what next reads.
+func (e *encoder) compressed(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Vary", "Accept-Encoding")
+		made := buffered{ResponseWriter: w, body: &bytes.Buffer{}}
+		next.ServeHTTP(made, r)
+		data := made.body.Bytes()
+		if takesGzip(r.Header.Values("Accept-Encoding")) {
+			w.Header().Set("Content-Encoding", "gzip")
+			e.mu.Lock()
+			data, _ = e.encode(representation{gzip: true}, func(w *bufio.Writer) error { _, err := w.Write(data); return err }) // memory takes everything
+			e.mu.Unlock()
+		}
+		w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+		w.Write(data) //nolint:errcheck // the client has gone
+	})
 }
 
 // takesGzip reads the header as RFC 9110 has it: a list of codings, each with a
@@ -58,11 +108,11 @@ func takesGzip(accepted []string) bool {
 	return false
 }
 
-// making is a ResponseWriter whose answer goes elsewhere first.
-type making struct {
+// buffered is a ResponseWriter that keeps the body.
+type buffered struct {
 	http.ResponseWriter
-	body io.Writer
+	body *bytes.Buffer
 }
 
 // Write is io.Writer's.
-func (m making) Write(b []byte) (int, error) { return m.body.Write(b) }
+func (b buffered) Write(data []byte) (int, error) { return b.body.Write(data) }

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
@@ -120,18 +121,22 @@ var (
 	labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
-// encode writes both the page, which may be nil, and the other families in one of the
-// two formats that are text. A family that cannot be encoded is missing, and the error
-// says why.
-func encode(w *bufio.Writer, p *page, others []*dto.MetricFamily, format expfmt.Format) error {
-	openMetrics := format.FormatType() == expfmt.TypeOpenMetrics
-	if p != nil {
-		p.write(w, openMetrics)
+// encode writes the page, which may be nil, and the process's own families. A family that cannot be gathered or encoded is
+// missing, and the error gives the reason.
+func encode(w *bufio.Writer, p *page, own prometheus.Gatherer, format expfmt.FormatType) error {
+	families, err := own.Gather()
+	errs := []error{err}
+	switch {
+	case p == nil:
+	case format == expfmt.TypeTextPlain, format == expfmt.TypeOpenMetrics:
+		p.write(w, format == expfmt.TypeOpenMetrics)
+	default:
+		read, err := p.gather()
+		families, errs = append(read, families...), append(errs, err)
 	}
 	var rest bytes.Buffer
-	encoder := expfmt.NewEncoder(&rest, format)
-	var errs []error
-	for _, f := range others {
+	encoder := expfmt.NewEncoder(&rest, expfmt.NewFormat(format))
+	for _, f := range families {
 		rest.Reset()
 		if err := encoder.Encode(f); err != nil {
 			errs = append(errs, err)
@@ -139,7 +144,7 @@ func encode(w *bufio.Writer, p *page, others []*dto.MetricFamily, format expfmt.
 		}
 		w.Write(rest.Bytes()) //nolint:errcheck // Flush returns it
 	}
-	if openMetrics {
+	if format == expfmt.TypeOpenMetrics {
 		w.WriteString("# EOF\n") //nolint:errcheck // likewise
 	}
 	return errors.Join(append(errs, w.Flush())...)

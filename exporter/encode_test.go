@@ -48,7 +48,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 					}
 				}
 				var got bytes.Buffer
-				if err := encode(bufio.NewWriter(&got), f.page, nil, format); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
+				if err := encode(bufio.NewWriter(&got), f.page, gathered(nil), format.FormatType()); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
 					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got.Bytes(), want.Bytes())
 				}
 			}
@@ -68,6 +68,12 @@ func TestOtherFormatsAreTheLibrarys(t *testing.T) {
 	})
 }
 
+// gathered are families that are there.
+type gathered []*dto.MetricFamily
+
+// Gather is prometheus.Gatherer's.
+func (g gathered) Gather() ([]*dto.MetricFamily, error) { return g, nil }
+
 // One family that cannot be written costs nobody else's.
 func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 	family := func(name string) *dto.MetricFamily {
@@ -77,7 +83,7 @@ func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 	bad.Metric[0].Gauge = nil
 	for _, format := range []expfmt.Format{expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics)} {
 		var written bytes.Buffer
-		err := encode(bufio.NewWriter(&written), nil, []*dto.MetricFamily{family("first"), bad, family("last")}, format)
+		err := encode(bufio.NewWriter(&written), nil, gathered([]*dto.MetricFamily{family("first"), bad, family("last")}), format.FormatType())
 		text := written.Bytes()
 		if err == nil || !bytes.Contains(text, []byte("\nfirst 0")) || !bytes.Contains(text, []byte("\nlast 0")) || bytes.Contains(text, []byte("bad")) {
 			t.Errorf("%s: %v\n%s", format, err, text)

@@ -106,8 +106,8 @@ type Exporter struct {
 	options Options
 	// flights counts the goroutines that fly, or read for an Allocate; each ends within the budget.
 	flights sync.WaitGroup
-	answers answers
-	texts   sync.Pool // of *bufio.Writer, for making them
+	encoder encoder
+	sender  sender
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -128,6 +128,8 @@ type flight struct {
 	statuses []device.Status
 	// stale is closed when an allocation has changed since the flight began.
 	stale <-chan struct{}
+	// bodies are the answers to its scrapes. They are guarded by encoder.mu.
+	bodies map[representation]*body
 }
 
 // New makes an exporter. It asks nobody before the first scrape.

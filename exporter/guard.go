@@ -11,8 +11,8 @@ import (
 // the longest is a megabyte.
 const mostAnswers = 8
 
-// inFlight has room for the requests that may be answered at a time. Scrapes share a flight,
-// and probes are told in a word: neither needs one.
+// inFlight has room for the requests that may be answered at a time. Scrapes share their bodies, which
+// sender bounds, and probes are answered in a word: neither needs one.
 type inFlight chan struct{}
 
 // bound turns away who comes when there is no room: who waited would take memory, too.

@@ -1,7 +1,6 @@
 package exporter
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -10,14 +9,11 @@ import (
 	"net/http/pprof"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/exporter/api"
 	"github.com/podgauge/podgauge/exporter/status"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promhttp"
-	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 )
 
@@ -58,7 +54,7 @@ func (e *Exporter) Handler(s Server) http.Handler {
 			Sources: known, Read: e.glance, Stalled: e.Stalled, Offers: e.Offers, Pods: e.PodsAPI,
 			Version: s.Version, Simulated: s.Simulated, Links: s.paths(),
 		})
-		mux.Handle("GET /{$}", viewers.bound(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { e.answers.serve(page, w, r) }), refuse))
+		mux.Handle("GET /{$}", viewers.bound(e.encoder.compressed(page), refuse))
 		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}
 	if s.Pprof {
@@ -91,70 +87,35 @@ func (s Server) probes(mux *http.ServeMux) {
 	mux.Handle("GET /readyz", probe(s.Ready))
 }
 
-// metrics answers a scrape. What Prometheus asks for is text, or OpenMetrics; any
-// other format is promhttp's to write.
+// metrics answers scrapes.
 func (e *Exporter) metrics(s Server) http.Handler {
-	own := prometheus.ToTransactionalGatherer(chosen{s.Registry, e.options.Choice})
-	log := errorLog{s.Log}
-	options := promhttp.HandlerOpts{
-		DisableCompression: true, // answers does it
-		ErrorHandling:      promhttp.ContinueOnError,
-		ErrorLog:           log,
-	}
+	own := chosen{s.Registry, e.options.Choice}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := patience(r)
 		defer cancel()
-		gatherers := []prometheus.TransactionalGatherer{own}
-		var p *page
-		release := func() {}
+		format := expfmt.NegotiateAccept(r.Header, formats...)
+		as := representation{format.FormatType(), takesGzip(r.Header.Values("Accept-Encoding"))}
 		// A scrape that cannot wait for the flight gets the process's own
 		// metrics: never values of an earlier flight.
-		if f := e.snapshot(ctx); f != nil {
-			p = f.page
-			release = sync.OnceFunc(func() { e.release(f) })
-			defer release()
-			gatherers = append(gatherers, landed{p})
+		f := e.snapshot(ctx)
+		if r.Context().Err() != nil { // the client has gone
+			if f != nil {
+				e.release(f)
+			}
+			return
 		}
-		format := expfmt.NegotiateAccept(r.Header, expfmt.DefaultOpenMetricsAcceptedFormats()...)
-		switch format.FormatType() {
-		case expfmt.TypeTextPlain, expfmt.TypeOpenMetrics:
-			e.answers.serve(text{e, p, release, chosen{s.Registry, e.options.Choice}, format, log}, w, r)
-		default:
-			e.answers.serve(promhttp.HandlerForTransactional(prometheus.NewMultiTRegistry(gatherers...), options), w, r)
+		b, err := e.scrape(f, as, own)
+		if err != nil {
+			s.Log.Warn("encode a scrape", "err", err)
 		}
+		w.Header().Set("Content-Type", string(format))
+		w.Header().Set("Vary", "Accept-Encoding")
+		w.Header().Set("Content-Length", strconv.Itoa(len(b.data)))
+		if as.gzip {
+			w.Header().Set("Content-Encoding", "gzip")
+		}
+		e.sender.send(w, b)
 	})
-}
-
-// text answers one scrape in a format that is text.
-type text struct {
-	exporter *Exporter
-	page     *page  // nil where there is none in time
-	release  func() // gives the page back
-	own      prometheus.Gatherer
-	format   expfmt.Format
-	log      errorLog
-}
-
-// ServeHTTP is http.Handler's. What cannot be gathered, or encoded, is missing, and
-// the log says so.
-func (t text) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	w.Header().Set("Content-Type", string(t.format))
-	families, err := t.own.Gather()
-	if err != nil {
-		t.log.Println(err)
-	}
-	buffer, ok := t.exporter.texts.Get().(*bufio.Writer)
-	if !ok {
-		buffer = bufio.NewWriterSize(nil, textBytes)
-	}
-	buffer.Reset(w)
-	err = encode(buffer, t.page, families, t.format)
-	t.release()
-	if err != nil {
-		t.log.Println(err)
-	}
-	buffer.Reset(nil)
-	t.exporter.texts.Put(buffer)
 }
 
 // patience is how long this scrape may wait: it never prolongs the flight, whose
@@ -166,15 +127,6 @@ func patience(r *http.Request) (context.Context, context.CancelFunc) {
 	}
 	wait := time.Duration(granted * float64(time.Second))
 	return context.WithTimeout(r.Context(), wait-min(answerMargin, wait/2))
-}
-
-// landed gathers from the page of a flight, which its user holds.
-type landed struct{ page *page }
-
-// Gather returns the families.
-func (l landed) Gather() ([]*dto.MetricFamily, func(), error) {
-	families, err := l.page.gather()
-	return families, func() {}, err
 }
 
 // probe answers 200, or 503 with what is wrong.
@@ -206,11 +158,4 @@ func (s Server) paths() []string {
 		paths[i] = strings.TrimPrefix(paths[i], "/")
 	}
 	return paths
-}
-
-// errorLog is what promhttp says goes wrong: mostly scrapers that hang up.
-type errorLog struct{ log *slog.Logger }
-
-func (l errorLog) Println(v ...any) {
-	l.log.Warn("answer a scrape", "err", strings.TrimSpace(fmt.Sprintln(v...)))
 }

@@ -1,0 +1,187 @@
+package exporter
+
+import (
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// TestReadersShareABody: the scrapes of one collection are encoded once for each representation, however many read them.
+func TestReadersShareABody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var gathered atomic.Int32
+		registry := prometheus.NewRegistry()
+		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "x", Help: "X."}, func() float64 { return float64(gathered.Add(1)) }))
+		h := New(newNode(2).sources(), Options{}).Handler(Server{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
+		const delimited = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+		representations := [][2]string{
+			{"text/plain", ""},
+			{"text/plain", "gzip"},
+			{"application/openmetrics-text;version=1.0.0", "gzip"},
+			{"application/openmetrics-text;version=0.0.1", "gzip"},
+			{delimited, ""},
+		}
+		for collections := range 2 {
+			var scrapes sync.WaitGroup
+			for range 10 {
+				for _, as := range representations {
+					scrapes.Go(func() { scrape(t, h, "Accept", as[0], "Accept-Encoding", as[1]) })
+				}
+			}
+			scrapes.Wait()
+			if got, want := int(gathered.Load()), 4*(collections+1); got != want { // both versions of OpenMetrics are one
+				t.Errorf("%d bodies were encoded in %d collections, want %d", got, collections+1, want)
+			}
+			time.Sleep(sharedFor)
+		}
+	})
+}
+
+// TestSharedBodiesHaveTheirHeaders: each reader gets the type that it asked for, and the length.
+func TestSharedBodiesHaveTheirHeaders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := serve(New(newNode(1).sources(), Options{}))
+		for _, accept := range []string{"application/openmetrics-text;version=1.0.0", "application/openmetrics-text;version=0.0.1", "text/plain"} {
+			for _, encoding := range []string{"", "gzip"} {
+				r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
+				r.Header.Set("Accept", accept)
+				r.Header.Set("Accept-Encoding", encoding)
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, r)
+				kind := strings.ReplaceAll(w.Header().Get("Content-Type"), " ", "")
+				if !strings.HasPrefix(kind, accept) || w.Header().Get("Content-Encoding") != encoding || w.Header().Get("Vary") != "Accept-Encoding" {
+					t.Errorf("%s, %q: %v", accept, encoding, w.Header())
+				}
+				if w.Result().ContentLength != int64(w.Body.Len()) {
+					t.Errorf("%s, %q: %d bytes are announced, %d sent", accept, encoding, w.Result().ContentLength, w.Body.Len())
+				}
+			}
+		}
+	})
+}
+
+// stalled is a client that reads nothing until its time is over.
+type stalled struct {
+	*httptest.ResponseRecorder
+	begun, cut chan struct{}
+}
+
+func newStalled() *stalled {
+	return &stalled{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
+}
+
+func (s *stalled) Write(b []byte) (int, error) {
+	close(s.begun)
+	<-s.cut
+	return len(b), nil
+}
+
+// SetWriteDeadline is a connection's.
+func (s *stalled) SetWriteDeadline(at time.Time) error {
+	if at.Before(time.Now()) {
+		close(s.cut)
+	}
+	return nil
+}
+
+func (s *stalled) isCut() bool {
+	select {
+	case <-s.cut:
+		return true
+	default:
+		return false
+	}
+}
+
+// TestTheOldestReadersMakeRoom: bodies that are being sent take so much memory and no more. Those that read the oldest are cut
+// off, and readers of the newest never are, even where it alone is larger.
+func TestTheOldestReadersMakeRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s sender
+		begin := func(b *body) *stalled {
+			w := newStalled()
+			go s.send(w, b)
+			<-w.begun
+			return w
+		}
+		third := func() *body { return &body{data: make([]byte, maxSending/3)} }
+		first, second, last := third(), third(), third()
+		readers := []*stalled{begin(first), begin(first), begin(second), begin(last)}
+		cut := func() (is []bool) {
+			synctest.Wait()
+			for _, r := range readers {
+				is = append(is, r.isCut())
+			}
+			return is
+		}
+		if got := cut(); slices.Contains(got, true) {
+			t.Errorf("cut off below the bound: %v", got)
+		}
+		readers = append(readers, begin(third()))
+		if got, want := cut(), []bool{true, true, false, false, false}; !slices.Equal(got, want) {
+			t.Errorf("one body more: %v are cut off, want %v", got, want)
+		}
+		readers = append(readers, begin(second)) // a reader more of one that is sent already
+		if got, want := cut(), []bool{true, true, false, false, false, false}; !slices.Equal(got, want) {
+			t.Errorf("one reader more: %v are cut off, want %v", got, want)
+		}
+		readers = append(readers, begin(&body{data: make([]byte, 2*maxSending)}))
+		if got, want := cut(), []bool{true, true, true, true, true, true, false}; !slices.Equal(got, want) {
+			t.Errorf("a body above the bound: %v are cut off, want %v", got, want)
+		}
+		readers = append(readers, begin(first)) // of an older collection, which comes late
+		if got, want := cut(), []bool{true, true, true, true, true, true, true, false}; !slices.Equal(got, want) {
+			t.Errorf("another: %v are cut off, want %v", got, want)
+		}
+		close(readers[7].cut)
+		synctest.Wait()
+		if s.bytes != 0 || len(s.bodies) != 0 {
+			t.Errorf("at the end %d bytes of %d bodies are counted", s.bytes, len(s.bodies))
+		}
+	})
+}
+
+// TestAReaderThatIsCutOff: its connection ends, with less than was announced, and a fast reader has the body whole.
+func TestAReaderThatIsCutOff(t *testing.T) {
+	var s sender
+	// The old one is larger than what two sockets hold.
+	old, fresh := &body{data: make([]byte, 4*maxSending)}, &body{data: make([]byte, maxSending)}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/old" {
+			s.send(w, old)
+			return
+		}
+		s.send(w, fresh)
+	}))
+	defer server.Close()
+	slowly, err := server.Client().Get(server.URL + "/old") // its headers are there, and the rest is on its way
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer slowly.Body.Close()
+	for range 2 {
+		answer, err := server.Client().Get(server.URL + "/new")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := io.Copy(io.Discard, answer.Body)
+		answer.Body.Close()
+		if n != maxSending {
+			t.Errorf("a fast reader has %d bytes, want %d: %v", n, maxSending, err)
+		}
+	}
+	if n, err := io.Copy(io.Discard, slowly.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("a reader of an old body has %d bytes of it, and not less: %v", n, err)
+	}
+}
