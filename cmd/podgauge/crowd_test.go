@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 )
 
 // TestCrowd: whoever comes in numbers, and stays after an answer, has the process keep so many
@@ -69,17 +71,53 @@ func stays(t *testing.T, url string, secure bool, ended *atomic.Int32) {
 	}()
 }
 
-// TestCrowdThatWaits: a connection that had to go is counted until its request has an end, and
-// then others are let in again.
+// TestCrowdSparesOthers: a client that opens any number of connections has its own oldest closed, and no other's.
+func TestCrowdSparesOthers(t *testing.T) {
+	w := newWorld(t, 1, "--web.probe-address=127.0.0.1:0")
+	for _, at := range []string{w.url, w.probes} {
+		address := strings.TrimPrefix(at, "http://")
+		kept, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer kept.Close()
+		hostile := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+		var ended atomic.Int32
+		for range 3 * mostConnections {
+			conn, err := hostile.DialContext(t.Context(), "tcp", address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { conn.Close() })
+			go func() {
+				<-closed(conn)
+				ended.Add(1)
+			}()
+		}
+		until(t, "the oldest have gone", func() bool { return ended.Load() > 2*mostConnections })
+		if _, err := kept.Write([]byte("GET /healthz HTTP/1.0\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		if answer, err := io.ReadAll(kept); err != nil || !strings.HasSuffix(string(answer), "ok\n") {
+			t.Errorf("on the oldest connection, of another client: %q, %v", answer, err)
+		}
+	}
+}
+
+// TestCrowdThatWaits: a connection that had to go is counted until its request has an end. Until then others wait, and then
+// they are answered.
 func TestCrowdThatWaits(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := listenTCP("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	arrived, mayGo := make(chan struct{}), make(chan struct{})
 	server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
-		arrived <- struct{}{}
-		<-mayGo
+		select {
+		case arrived <- struct{}{}:
+			<-mayGo
+		case <-mayGo:
+		}
 	}), slog.New(slog.DiscardHandler))
 	listener := crowded(server, l)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -95,26 +133,64 @@ func TestCrowdThatWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")) // it fails where the connection is refused already
+		if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
+			t.Fatal(err)
+		}
 		return conn
 	}
 	for range 2 * mostConnections {
 		come()
 		<-arrived
 	}
-	if n, err := come().Read(make([]byte, 1)); n != 0 || err == nil {
-		t.Errorf("one more is let in, and told something: %d, %v", n, err)
-	}
+	more := come()
 	close(mayGo)
-	until(t, "others are let in again", func() bool {
-		conn := come()
+	if answer, err := io.ReadAll(more); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.0 200 OK") {
+		t.Errorf("one more: %q, %v", answer, err)
+	}
+}
+
+// TestCrowdThatEnds: a server that is told to end does not wait for room.
+func TestCrowdThatEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		listener := crowded(&http.Server{}, one{ours})
+		listener.served = 2 * mostConnections
+		accepted := make(chan error)
+		go func() {
+			_, err := listener.Accept()
+			accepted <- err
+		}()
+		synctest.Wait()
 		select {
-		case <-arrived:
-			return true
-		case <-closed(conn):
-			return false
+		case err := <-accepted:
+			t.Fatalf("Accept does not wait, and returns %v", err)
+		default:
 		}
+		if err := listener.Close(); err != nil {
+			t.Error(err)
+		}
+		if err := <-accepted; !errors.Is(err, net.ErrClosed) {
+			t.Errorf("Accept returns %v", err)
+		}
+		<-closed(theirs)
 	})
+}
+
+// one is a listener that has a connection.
+type one struct{ net.Conn }
+
+func (o one) Accept() (net.Conn, error) { return o.Conn, nil }
+func (one) Close() error                { return nil }
+func (one) Addr() net.Addr              { return &net.TCPAddr{} }
+
+func TestClientOf(t *testing.T) {
+	for remote, want := range map[string]string{
+		"10.0.0.1:80": "10.0.0.1", "[::ffff:10.0.0.1]:80": "10.0.0.1", "[fd00::1:2]:80": "fd00::1:2", "": "invalid IP", "@": "invalid IP",
+	} {
+		if got := clientOf(remote).String(); got != want {
+			t.Errorf("%q is of %s, want %s", remote, got, want)
+		}
+	}
 }
 
 // closed tells of the end of a connection.

@@ -100,14 +100,14 @@ type listeners struct {
 }
 
 func (m *webOptions) listen() (listeners, error) {
-	all, err := net.Listen("tcp", m.listenAddress)
+	all, err := listenTCP(m.listenAddress)
 	if err != nil {
 		return listeners{}, fmt.Errorf("serve metrics: %w", err)
 	}
 	if m.probeAddress == "" {
 		return listeners{all: all}, nil
 	}
-	probes, err := net.Listen("tcp", m.probeAddress)
+	probes, err := listenTCP(m.probeAddress)
 	if err != nil {
 		return listeners{}, errors.Join(fmt.Errorf("serve probes: %w", err), all.Close())
 	}
