@@ -1,0 +1,334 @@
+// Package attack overruns podgauge's HTTP server, in the memory that the chart gives it.
+package attack
+
+import (
+	"bufio"
+	"cmp"
+	"compress/gzip"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/sim/kubelet"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+)
+
+const (
+	// memoryLimit and probeTimeout are the chart's; TestChart holds them to it.
+	memoryLimit  = 96 << 20
+	probeTimeout = 5 * time.Second
+
+	gpus, slicesPerGPU = 8, 7
+	connections        = 1000
+	rounds             = 30
+)
+
+// library is the folder of the stand-in for NVML.
+var library string
+
+func TestMain(m *testing.M) {
+	var err error
+	if library, err = os.MkdirTemp("", "podgauge-attack-"); err == nil {
+		_, err = nvmltest.Build(library)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "attack:", err)
+		os.Exit(1)
+	}
+	status := m.Run()
+	os.RemoveAll(library)
+	os.Exit(status)
+}
+
+// TestSlowReaders has a thousand clients ask for everything that is served, in every format, and read none of it. The kubelet's
+// probe and Prometheus' scrapes are answered all the while, and podgauge stays below the chart's memory limit.
+func TestSlowReaders(t *testing.T) {
+	cgroup := newMemoryCgroup(t, memoryLimit)
+	podgauge := start(t, cgroup, "--metrics.nvlink-links", "--metrics.dcgm", "--mig-strategy=mixed", "--metrics.pod-uid")
+	podgauge.untilScraped(t, gpus*slicesPerGPU)
+
+	attack, stop := context.WithCancel(t.Context())
+	var attackers sync.WaitGroup
+	for i := range connections {
+		attackers.Go(func() { podgauge.neverRead(attack, i) })
+	}
+	defer attackers.Wait()
+	defer stop()
+
+	var probes, scrapes []time.Duration
+	for tick := time.NewTicker(time.Second); len(probes) < rounds; <-tick.C {
+		probes = append(probes, podgauge.answers(t, "/healthz", probeTimeout, "ok\n"))
+		scrapes = append(scrapes, podgauge.answers(t, "/metrics", 10*time.Second, "podgauge_build_info"))
+	}
+	t.Logf("figure: a probe among %d slow readers: %s", connections, spread(probes))
+	t.Logf("figure: a scrape among %d slow readers: %s", connections, spread(scrapes))
+	peak := cgroup.peak(t)
+	t.Logf("figure: memory of the cgroup, sockets and pages of files included: at most %.1f of %d MB (2^20 bytes); resident at most %s",
+		float64(peak)/(1<<20), memoryLimit>>20, podgauge.mostResident(t))
+	if peak >= memoryLimit {
+		t.Errorf("podgauge and its sockets took %d bytes", peak)
+	}
+	if killed := cgroup.killed(t); killed != "0" {
+		t.Errorf("the kernel killed %s processes for their memory", killed)
+	}
+}
+
+// TestMemoryLimit: the garbage collector is told of the cgroup's limit, unless the environment has another.
+func TestMemoryLimit(t *testing.T) {
+	cgroup := newMemoryCgroup(t, memoryLimit)
+	for environment, want := range map[string]string{"": "\ngo_gc_gomemlimit_bytes 7.5497472e+07\n", "50MiB": "\ngo_gc_gomemlimit_bytes 5.24288e+07\n"} {
+		t.Run(environment, func(t *testing.T) {
+			if environment != "" {
+				t.Setenv("GOMEMLIMIT", environment)
+			}
+			start(t, cgroup).answers(t, "/metrics", 10*time.Second, want)
+		})
+	}
+}
+
+// TestChart holds the constants of these tests to the chart.
+func TestChart(t *testing.T) {
+	const chart = "../../../deploy/helm/podgauge/"
+	for file, has := range map[string]string{
+		chart + "values.yaml":              fmt.Sprintf("  limits:\n    memory: %dMi\n", memoryLimit>>20),
+		chart + "templates/daemonset.yaml": fmt.Sprintf("periodSeconds: 20\n            timeoutSeconds: %d\n", int(probeTimeout.Seconds())),
+	} {
+		if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), has) {
+			t.Errorf("%s lacks %q: %v", file, has, err)
+		}
+	}
+}
+
+func spread(took []time.Duration) string {
+	slices.Sort(took)
+	return fmt.Sprintf("p50 %s, max %s (n=%d)", took[len(took)/2].Round(time.Millisecond/10), took[len(took)-1].Round(time.Millisecond/10), len(took))
+}
+
+// process is podgauge in its cgroup.
+type process struct {
+	*exec.Cmd
+	address string
+	gone    chan struct{} // closed when it has ended
+}
+
+// start starts podgauge in a cgroup, on a node with 56 MIG devices. It has to end well with the test.
+func start(t *testing.T, in *memoryCgroup, args ...string) *process {
+	t.Helper()
+	binary, err := filepath.Abs(cmp.Or(os.Getenv("PODGAUGE_BIN"), "../../../bin/podgauge"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "pg") // short, for the sockets below it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	startKubelet(t, dir)
+	scenario := filepath.Join(dir, "scenario")
+	if err := nvmltest.NewScenario(scenario).Set(machine()...); err != nil {
+		t.Fatal(err)
+	}
+	// The shell joins the cgroup before podgauge exists, so that every page is counted.
+	p := &process{Cmd: exec.Command("/bin/sh", append([]string{
+		"-c", `echo $$ >"$0" && exec "$@"`, in.procs(), binary,
+		"--web.listen-address=127.0.0.1:0", "--kubelet-dir=" + dir, "--device-plugin-dir=" + filepath.Join(dir, "device-plugins"), "--state-dir=" + t.TempDir(),
+	}, args...)...), gone: make(chan struct{})}
+	p.Env = append(os.Environ(), "LD_LIBRARY_PATH="+library, nvmltest.EnvScenario+"="+scenario)
+	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log, err := p.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewReader(log)
+	for p.address == "" {
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatalf("podgauge ended at start: %v, %v", err, p.Wait())
+		}
+		if _, after, found := strings.Cut(line, " listen="); found {
+			p.address, _, _ = strings.Cut(after, " ")
+		}
+	}
+	go func() {
+		io.Copy(io.Discard, lines) //nolint:errcheck // it ends with podgauge
+		close(p.gone)
+	}()
+	t.Cleanup(func() {
+		p.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
+		<-p.gone
+		if err := p.Wait(); err != nil {
+			t.Errorf("podgauge: %v", err)
+		}
+	})
+	return p
+}
+
+// startKubelet has a simulated kubelet serve its sockets in a folder until the test ends.
+func startKubelet(t *testing.T, dir string) {
+	t.Helper()
+	k := kubelet.New(kubelet.Options{Dir: dir, Since: time.Now().Add(-time.Hour)})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("kubelet: %v", err)
+		}
+	})
+}
+
+// machine is a node of eight H100s with seven MIG devices each.
+func machine() []string {
+	lines := []string{fmt.Sprint("gpus ", gpus)}
+	for gpu := range gpus {
+		lines = append(lines, fmt.Sprintf("gpu %d model h100", gpu), fmt.Sprintf("gpu %d mig_mode 1", gpu))
+		for i := range slicesPerGPU {
+			lines = append(lines, fmt.Sprintf("gpu %d slice %d 1g.10gb gi %d ci 0", gpu, i, i+3))
+		}
+	}
+	return lines
+}
+
+// requests are what the attackers ask for: each kind of answer that costs memory.
+var requests = []string{
+	"/metrics HTTP/1.1\r\nAccept: text/plain",
+	"/metrics HTTP/1.1\r\nAccept: text/plain\r\nAccept-Encoding: gzip",
+	"/metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=1.0.0",
+	"/metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=1.0.0\r\nAccept-Encoding: gzip",
+	"/metrics HTTP/1.1\r\nAccept: application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited",
+	"/ HTTP/1.1\r\nAccept-Encoding: gzip",
+	"/api/v1/devices HTTP/1.1",
+	"/metrics HTTP/1.1\r\nX-Prometheus-Scrape-Timeout-Seconds: 0.000001",
+}
+
+// neverRead asks on one connection after another, each from another address than the kubelet's, and reads nothing.
+func (p *process) neverRead(ctx context.Context, i int) {
+	from := net.Dialer{
+		LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)},
+		// A small window, so that the answer stays in podgauge.
+		Control: func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) { syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, 4096) }) //nolint:errcheck // then it is larger
+		},
+	}
+	for pause := time.Duration(0); ; pause = time.Second {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+		conn, err := from.DialContext(ctx, "tcp", p.address)
+		if err != nil {
+			continue
+		}
+		fmt.Fprintf(conn, "GET %s\r\nHost: a\r\n\r\n", requests[i%len(requests)])
+		p.untilReset(ctx, conn)
+	}
+}
+
+// untilReset waits until podgauge has closed the connection, without reading.
+func (*process) untilReset(ctx context.Context, conn net.Conn) {
+	defer conn.Close()
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return
+	}
+	for tick := time.NewTicker(100 * time.Millisecond); ctx.Err() == nil; <-tick.C {
+		var state byte
+		err := raw.Control(func(fd uintptr) {
+			if info, err := syscall.GetsockoptInt(int(fd), syscall.IPPROTO_TCP, syscall.TCP_INFO); err == nil {
+				state = byte(info) // the first field of tcp_info is the state
+			}
+		})
+		if err != nil || state != 1 /* established */ {
+			return
+		}
+	}
+}
+
+// answers asks on a new connection, as kubelets do, and returns how long the answer took.
+func (p *process) answers(t *testing.T, path string, timeout time.Duration, has string) time.Duration {
+	t.Helper()
+	select {
+	case <-p.gone:
+		t.Fatal("podgauge has ended")
+	default:
+	}
+	began := time.Now()
+	text, err := p.get(t.Context(), path, timeout)
+	if err != nil || !strings.Contains(text, has) {
+		t.Errorf("%s after %s: %d bytes, %v", path, time.Since(began), len(text), err)
+	}
+	return time.Since(began)
+}
+
+func (p *process) get(ctx context.Context, path string, timeout time.Duration) (string, error) {
+	client := http.Client{Timeout: timeout, Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+path, http.NoBody)
+	if err != nil {
+		return "", err
+	}
+	if path == "/metrics" {
+		r.Header.Set("Accept-Encoding", "gzip")
+	}
+	answer, err := client.Do(r)
+	if err != nil {
+		return "", err
+	}
+	defer answer.Body.Close()
+	body := io.Reader(answer.Body)
+	if answer.Header.Get("Content-Encoding") == "gzip" {
+		if body, err = gzip.NewReader(body); err != nil {
+			return "", err
+		}
+	}
+	text, err := io.ReadAll(body)
+	if err == nil && answer.StatusCode != http.StatusOK {
+		err = fmt.Errorf("status %s", answer.Status)
+	}
+	return string(text), err
+}
+
+// untilScraped waits until a scrape has so many MIG devices.
+func (p *process) untilScraped(t *testing.T, devices int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for tick := time.NewTicker(100 * time.Millisecond); ; {
+		text, err := p.get(ctx, "/metrics", time.Minute)
+		if strings.Count(text, "\nnvidia_gpu_memory_used_bytes{") == devices {
+			return
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("no scrape has %d devices: %v\n%s", devices, err, text)
+		}
+	}
+}
+
+// mostResident is the process's high-water mark.
+func (p *process) mostResident(t *testing.T) string {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, after, _ := strings.Cut(string(status), "VmHWM:")
+	value, _, _ := strings.Cut(after, "\n")
+	return strings.Join(strings.Fields(value), " ")
+}
