@@ -38,7 +38,7 @@ type Record struct {
 	Reason, Action, Class string
 	Since                 time.Time // when it turned so
 	At                    time.Time // when the newest fault of that kind came
-	Seen                  time.Time // when it was last there and so
+	Seen                  time.Time // when it was last there, or, of a slice, there and so
 	ByReset               bool      // only a reset mends it
 	ByPolicy              bool      // since the operator wants it so
 	Reset                 bool      // and one was seen since
@@ -47,6 +47,11 @@ type Record struct {
 	Turns                 []time.Time
 	// Again is the last fault that asked for a reset, and how many have followed it.
 	Again Relapse
+	// Listed is what the newest listing had of a GPU, without its Nodes and Facts; the zero
+	// Device if that is not known. Gone is since when no listing has had it; zero: it was
+	// there when the record was made.
+	Listed Device
+	Gone   time.Time
 	// booted says that the node was since it was written.
 	booted bool
 	// Xids are the GPU's counts. They go on where the process before has left off: whoever
@@ -142,6 +147,27 @@ func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 	m.log.Info("health is remembered", "gpu", p.gpu, "device", id, "is", r.Reason, "since", r.Since, "reset", r.Reset)
 }
 
+// takeAbsent puts on the Board each GPU that is remembered and that the listing lacks: an
+// earlier process had it, and a kubelet that is not told of it takes it for healthy. It is
+// forgotten as any that is gone; one that was gone for long before comes if it is held.
+func (m *Monitor) takeAbsent(now time.Time) {
+	for key, r := range m.recalled {
+		if r.Gone.IsZero() || r.Gone.After(now) { // the clock was set
+			r.Gone = now
+		}
+		id := r.Listed.ID
+		old := now.Sub(r.Gone) >= gpuKeptFor || now.Sub(r.last()) >= rememberedFor
+		if key.device != "" || id == "" || m.patients[r.GPU] != nil || old && !m.held(id) {
+			continue
+		}
+		p := &patient{gpu: r.GPU, first: now, device: r.Listed, goneAt: r.Gone}
+		m.patients[r.GPU] = p
+		m.takeRecord(p, &p.condition, "", now)
+		m.wards = append(m.wards, &ward{Device: r.Listed, patient: p, goneAt: r.Gone})
+		m.log.Warn("GPU is not listed, and was there before", "gpu", r.GPU, "index", r.Listed.Index, "pci", r.Listed.PCI, "gone", r.Gone)
+	}
+}
+
 // record is what is to be remembered of a GPU or a slice; false where nothing is.
 func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bool) {
 	r = Record{GPU: p.gpu, Device: id, Flaps: c.flaps, Turns: slices.Clone(c.turns), Again: c.relapse}
@@ -158,6 +184,10 @@ func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bo
 			if t.Code != 0 {
 				r.Xids = append(r.Xids, t.Xid)
 			}
+		}
+		r.Listed, r.Gone, r.Seen = p.device, p.goneAt, now
+		if !p.goneAt.IsZero() {
+			r.Seen = p.goneAt
 		}
 	}
 	return r, r.Reason != "" || now.Sub(r.last()) < rememberedFor

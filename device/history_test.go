@@ -2,6 +2,7 @@ package device_test
 
 import (
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,19 +19,19 @@ func record(h device.History, gpu device.GPU, id device.ID) device.Record {
 	return h.Records[i]
 }
 
-// TestNothingIsRememberedOfTheSound, and nothing is handed over while nothing happens.
-func TestNothingIsRememberedOfTheSound(t *testing.T) {
+// TestTheSoundAreRemembered as being there, and nothing is handed over while nothing happens.
+func TestTheSoundAreRemembered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s witnessed
 		w := watch(t, machine(2), nil, s.listen)
 		w.after(time.Hour)
-		if s.times != 0 {
+		if s.times != 1 {
 			t.Errorf("it was handed over %d times", s.times)
 		}
 		w.Ail(w.IDs()[0], errOdd) // suspect
 		w.after(5100 * time.Millisecond)
 		w.stop()
-		if s.times != 1 || len(s.kept.Records) != 0 {
+		if r := record(s.kept, w.GPUs()[1], ""); s.times != 2 || len(s.kept.Records) != 2 || r.Reason != "" || r.Listed.Index != 1 || !r.Gone.IsZero() {
 			t.Errorf("at the end it was handed over %d times, and is %+v", s.times, s.kept)
 		}
 	})
@@ -50,7 +51,7 @@ func TestWhatIsRemembered(t *testing.T) {
 		w.Fail(ids[1], "xid 31")
 		w.after(500 * time.Millisecond)
 		h := s.history()
-		if r := record(h, gpu, ids[1]); len(h.Records) != 2 || r.Reason != "xid_999" || !r.ByReset || r.Reset || r.Flaps != 1 || r.Odometer == 0 || r.Again.Reason != "xid_999" {
+		if r := record(h, gpu, ids[1]); len(h.Records) != 3 || r.Reason != "xid_999" || !r.ByReset || r.Reset || r.Flaps != 1 || r.Odometer == 0 || r.Again.Reason != "xid_999" {
 			t.Errorf("of the slice it is %+v", h)
 		}
 		if r := record(h, gpu, ""); r.Reason != "" || len(r.Xids) != 2 {
@@ -80,6 +81,66 @@ func TestWhatIsRemembered(t *testing.T) {
 			t.Errorf("when it was reset it is %+v", r)
 		}
 	})
+}
+
+// TestAGPUThatIsLostBeforeTheStart was there in the process before, and the listing lacks it.
+// It is on the Board, unhealthy, as one that vanishes while a process runs.
+func TestAGPUThatIsLostBeforeTheStart(t *testing.T) {
+	for _, row := range []struct {
+		name     string
+		bad      func(*watched, device.ID)
+		rebooted bool
+		reason   string
+	}{
+		{"after Xid 79", fails("xid 79"), false, "xid_79"},
+		{"without a word", nothing, false, "gone"},
+		{"with a boot", fails("xid 79"), true, "gone"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var s witnessed
+				var held atomic.Bool
+				m := machine(3)
+				id := m.IDs()[1]
+				start := func(rebooted bool) *watched {
+					return watch(t, m, nil, s.listen, func(w *watched) {
+						w.monitor.Remembered = s.history()
+						w.monitor.Remembered.Rebooted = rebooted
+						w.monitor.Held = func(of device.ID) bool { return of == id && held.Load() }
+					})
+				}
+				w := start(false)
+				w.after(time.Second)
+				row.bad(w, id)
+				w.after(time.Second)
+				w.stop()
+				m.Remove(id)
+
+				w = start(row.rebooted)
+				statuses := w.after(5 * time.Second)
+				want(t, "in the next process", statuses, "", row.reason, "")
+				if s := statuses[1]; !s.Gone || s.ID != id || s.Index != 1 || s.Model == "" || s.PCI == "" {
+					t.Errorf("it is %+v", s)
+				}
+				w.after(5 * time.Minute)
+				w.stop()
+
+				w = start(false)
+				want(t, "minutes later, in another process", w.after(time.Minute), "", row.reason, "")
+				want(t, "when nobody has held it for ten minutes", w.after(5*time.Minute), "", "")
+				w.stop()
+
+				w = start(false)
+				want(t, "in a process after that", w.after(time.Minute), "", "")
+				held.Store(true)
+				want(t, "when it is held", w.after(11*time.Second), "", row.reason, "")
+				want(t, "an hour later", w.after(time.Hour), "", row.reason, "")
+				m.Recover(id)
+				want(t, "when it is back", w.after(15*time.Second), "", "", "")
+				w.stop()
+			})
+		})
+	}
 }
 
 // TestTheAbsentAreRemembered: one that is not listed may come back, in this process or the
@@ -118,8 +179,7 @@ func TestTheAbsentAreRemembered(t *testing.T) {
 	})
 }
 
-// TestTheOldIsForgotten a month after the last that was heard of it, and never a verdict
-// on what is there.
+// TestTheOldIsForgotten a month after the last that was heard of it, and never what is there.
 func TestTheOldIsForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s witnessed
@@ -140,7 +200,7 @@ func TestTheOldIsForgotten(t *testing.T) {
 		for _, r := range s.history().Records {
 			left = append(left, r.GPU)
 		}
-		if !slices.Equal(left, []device.GPU{m.GPUs()[0], "GPU-that-was-taken-out-now"}) {
+		if !slices.Equal(left, []device.GPU{m.GPUs()[0], m.GPUs()[1], "GPU-that-was-taken-out-now"}) {
 			t.Errorf("remembered is %v", left)
 		}
 	})

@@ -8,6 +8,8 @@ type patient struct {
 	first     time.Time // when it was first listed
 	verdictBy time.Time // a GPU without a verdict by then does not answer
 	listed    bool      // in the newest listing
+	device    Device    // the GPU itself, as the newest listing that had it says, without Nodes and Facts
+	goneAt    time.Time // since when no listing has it; zero: the newest has
 	answered  bool      // a verdict was reached at least once
 	checkedAt time.Time // when the newest check began
 	checks    uint64    // how many have begun

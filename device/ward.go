@@ -107,6 +107,7 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 		if p == nil {
 			p = &patient{gpu: d.GPU, first: now, verdictBy: now.Add(firstVerdictBy)}
 			m.patients[d.GPU] = p
+			m.changed = true // the next process has to know that it was there
 			m.takeRecord(p, &p.condition, "", now)
 		}
 		w := m.ward(d.ID)
@@ -119,7 +120,12 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 		}
 		w.Device, w.patient, w.goneAt = d, p, time.Time{}
 		p.listed, listed[d.ID] = true, true
+		if d.WholeGPU() {
+			p.device, p.goneAt = d, time.Time{}
+			p.device.Nodes, p.device.Facts = nil, nil
+		}
 	}
+	m.takeAbsent(now)
 	for _, w := range m.wards {
 		if !listed[w.ID] && w.goneAt.IsZero() {
 			w.goneAt = now
@@ -128,17 +134,23 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 	}
 	for _, p := range m.patients {
 		if !p.listed { // with what it had until now
+			if p.goneAt.IsZero() {
+				p.goneAt = now
+			}
 			m.find(p, verdict{reason: "gone", at: now, noted: now}, now)
 		}
 	}
 	m.arrange()
 }
 
+// held reports whether a container has the device.
+func (m *Monitor) held(id ID) bool { return m.Held != nil && m.Held(id) }
+
 // forget drops what has been gone for long enough, once nobody holds it.
 func (m *Monitor) forget(now time.Time) {
 	kept := len(m.wards)
 	m.wards = slices.DeleteFunc(m.wards, func(w *ward) bool {
-		over := w.over(now) && (m.Held == nil || !m.Held(w.ID))
+		over := w.over(now) && !m.held(w.ID)
 		if over && !w.WholeGPU() {
 			m.put(w.patient, &w.own, w.ID, now)
 		}

@@ -48,6 +48,45 @@ type record struct {
 	Turns   []time.Time `json:"turns,omitempty"`
 	Again   *again      `json:"again,omitempty"`
 	Xids    []xid       `json:"xids,omitempty"`
+	Seen    time.Time   `json:"seen,omitzero"`
+	Gone    time.Time   `json:"gone,omitzero"`
+	Listed  *listed     `json:"listed,omitempty"`
+}
+
+// listed is the GPU as the newest listing had it.
+type listed struct {
+	Index  int    `json:"index"`
+	MIG    bool   `json:"mig,omitempty"`
+	Minor  int    `json:"minor"`
+	Model  string `json:"model,omitempty"`
+	PCI    string `json:"pci_bus_id,omitempty"`
+	NUMA   int    `json:"numa_node"`
+	Memory uint64 `json:"memory_bytes,omitempty"`
+}
+
+// newListed is nil if nothing is known.
+func newListed(d device.Device) *listed {
+	if d.ID == "" {
+		return nil
+	}
+	l := listed{d.Index, d.MIG, d.Minor, d.Model, d.PCI, d.NUMANode, d.MemoryBytes}
+	if !isText(l.Model) {
+		l.Model = ""
+	}
+	if !isText(l.PCI) {
+		l.PCI = ""
+	}
+	return &l
+}
+
+func (l *listed) device(gpu device.GPU) device.Device {
+	if l == nil {
+		return device.Device{}
+	}
+	return device.Device{
+		ID: device.ID(gpu), GPU: gpu, Index: l.Index, MIG: l.MIG, Slice: -1, GI: -1, CI: -1,
+		Minor: l.Minor, Model: l.Model, PCI: l.PCI, NUMANode: l.NUMA, MemoryBytes: l.Memory,
+	}
 }
 
 type verdict struct {
@@ -56,7 +95,6 @@ type verdict struct {
 	Class    string    `json:"class,omitempty"`
 	Since    time.Time `json:"since"`
 	At       time.Time `json:"at"`
-	Seen     time.Time `json:"seen,omitzero"`
 	ByReset  bool      `json:"by_reset,omitempty"`
 	ByPolicy bool      `json:"by_policy,omitempty"`
 	Reset    bool      `json:"reset,omitempty"`
@@ -81,9 +119,9 @@ type xid struct {
 func newDocument(h device.History, boot string, ended bool) (d document, odd error) {
 	d = document{Version: version, Boot: boot, Ended: ended, Lost: h.Lost, Records: make([]record, 0, len(h.Records))}
 	for _, r := range h.Records {
-		w := record{GPU: r.GPU, Device: r.Device, Flaps: r.Flaps, Turns: r.Turns}
+		w := record{GPU: r.GPU, Device: r.Device, Flaps: r.Flaps, Turns: r.Turns, Seen: r.Seen, Gone: r.Gone, Listed: newListed(r.Listed)}
 		if r.Reason != "" {
-			w.Verdict = &verdict{r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen, r.ByReset, r.ByPolicy, r.Reset, r.Odometer}
+			w.Verdict = &verdict{r.Reason, r.Action, r.Class, r.Since, r.At, r.ByReset, r.ByPolicy, r.Reset, r.Odometer}
 		}
 		if r.Again.Reason != "" {
 			w.Again = &again{r.Again.Reason, r.Again.Resets, r.Again.At}
@@ -104,9 +142,9 @@ func newDocument(h device.History, boot string, ended bool) (d document, odd err
 func (d document) history() (h device.History) {
 	h.Lost = d.Lost
 	for _, w := range d.Records {
-		r := device.Record{GPU: w.GPU, Device: w.Device, Flaps: w.Flaps, Turns: w.Turns}
+		r := device.Record{GPU: w.GPU, Device: w.Device, Flaps: w.Flaps, Turns: w.Turns, Seen: w.Seen, Gone: w.Gone, Listed: w.Listed.device(w.GPU)}
 		if v := w.Verdict; v != nil {
-			r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen = v.Reason, v.Action, v.Class, v.Since, v.At, v.Seen
+			r.Reason, r.Action, r.Class, r.Since, r.At = v.Reason, v.Action, v.Class, v.Since, v.At
 			r.ByReset, r.ByPolicy, r.Reset, r.Odometer = v.ByReset, v.ByPolicy, v.Reset, v.Odometer
 		}
 		if w.Again != nil {
@@ -180,6 +218,8 @@ func (r record) check() error {
 	switch {
 	case !isWord(string(r.GPU)) || r.Device != "" && !isWord(string(r.Device)):
 		return errors.New("it is of no device")
+	case r.Listed != nil && (r.Device != "" || !isText(r.Listed.Model) || !isText(r.Listed.PCI)):
+		return errors.New("what was listed is no GPU")
 	case r.Flaps > mostNumber || len(r.Turns) > mostTurns || len(r.Xids) > mostXids:
 		return errors.New("it counts more than there can be")
 	case r.Again != nil && (!isWord(r.Again.Reason) || r.Again.Resets < 0 || r.Again.Resets > mostNumber):
@@ -196,6 +236,16 @@ func (r record) check() error {
 		codes[x.Code] = true
 	}
 	return nil
+}
+
+// isText reports whether a text can be a label's value, as the name of a model.
+func isText(s string) bool {
+	for _, c := range []byte(s) {
+		if c < ' ' || c > '~' {
+			return false
+		}
+	}
+	return len(s) <= mostWord
 }
 
 // isWord tells whether a text can be a label's value and a column's, and is not a novel.

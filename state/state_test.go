@@ -66,7 +66,11 @@ func everything() device.History {
 		{
 			GPU: "GPU-a", Reason: "xid_95", Action: "replace", Class: "broken", Since: at(1), At: at(2), Seen: at(8), ByReset: true, ByPolicy: true, Reset: true,
 			Odometer: 1<<64 - 1, Flaps: 7, Turns: []time.Time{at(3), at(4)}, Again: device.Relapse{Reason: "xid_95", Resets: 2, At: at(5)},
-			Xids: []device.Xid{{Code: 13, Count: 3, Last: at(6)}, {Code: 95, Count: 1, Last: at(7)}},
+			Xids: []device.Xid{{Code: 13, Count: 3, Last: at(6)}, {Code: 95, Count: 1, Last: at(7), Past: at(9)}},
+			Gone: at(10), Listed: device.Device{
+				ID: "GPU-a", GPU: "GPU-a", Index: 3, MIG: true, Slice: -1, GI: -1, CI: -1, Minor: 4, Model: "NVIDIA H100 80GB HBM3",
+				PCI: "0000:1a:00.0", NUMANode: 1, MemoryBytes: 80 << 30,
+			},
 		},
 		{GPU: "GPU-a", Device: "MIG-b", Reason: "xid_999", ByReset: true},
 	}}
