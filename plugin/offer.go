@@ -15,10 +15,11 @@ import (
 // Allocate that it began with it (pkg/kubelet/cm/devicemanager/manager.go).
 const vanishAfter = 2 * time.Second
 
-// Why an id is not healthy though its device is.
+// Why an id is not healthy, beside what is wrong with its device.
 const (
 	withdrawn = "withdrawn" // it is offered no more
 	elsewhere = "held"      // its device is, by another id or as another resource
+	lost      = "gone"      // no listing has its device, since before this process
 )
 
 // mostBytes is how long a list may be. The kubelet takes 4 MiB, gRPC's default, and
@@ -158,15 +159,29 @@ func (o *offer) reserve(resource string, holders device.Holders) {
 	}
 }
 
-// strangers are held ids that an offer does not have, of devices that are there. Each
-// is there once, whoever holds it: a list that names an id twice is counted twice.
+// strangers are held ids that an offer does not have. One of a device that no listing has is
+// unhealthy: the device was lost before this process began. Each is there once, whoever
+// holds it: a list that names an id twice is counted twice.
 func (b bonds) strangers(o *offer, statuses []device.Status) (items []item) {
 	for _, id := range slices.Compact(slices.Sorted(slices.Values(b.held))) {
-		if s, known := find(statuses, id.Device()); known && !o.has(id) {
-			items = append(items, item{id: id, status: s, shared: id != s.ID.Offered(), held: true})
+		if o.has(id) {
+			continue
 		}
+		s, known := find(statuses, id.Device())
+		if !known && !isUUID(id.Device()) {
+			continue // another plugin has served the resource
+		}
+		if !known {
+			s = device.Status{Device: device.Device{ID: id.Device(), GPU: device.GPU(id.Device()), NUMANode: -1}, Health: device.Unhealthy, Reason: lost, Gone: true}
+		}
+		items = append(items, item{id: id, status: s, shared: id != s.ID.Offered(), held: true})
 	}
 	return items
+}
+
+// isUUID reports whether an id has the form of those that the plugin offers.
+func isUUID(id device.ID) bool {
+	return strings.HasPrefix(string(id), "GPU-") || strings.HasPrefix(string(id), "MIG-")
 }
 
 // list names every id, the unhealthy too: the kubelet reports one that is missing

@@ -190,8 +190,8 @@ func TestLeaves(t *testing.T) {
 		{time.Second, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},
 		{time.Second, "0m 0/1g.10gb", "", "", "GPU-0! MIG-1", vanishAfter}, // let go of: it is not given away again
 		{vanishAfter, "0m 0/1g.10gb", "", "GPU-0 MIG-1", "MIG-1", 0},
-		// Held from before: of a device that is there, and of one that is not.
-		{0, "0m 0/1g.10gb", "GPU-0::1 GPU-7", "", "GPU-0::1 MIG-1", 0},
+		// Held from before: of a device that is there, of those that are not, and another plugin's.
+		{0, "0m 0/1g.10gb", "GPU-0::1 GPU-7 GPU-8::1 MIG-9 nvidia3", "", "GPU-0::1 GPU-7! GPU-8::1! MIG-1 MIG-9!", 0},
 		{time.Hour, "0m! 0/1g.10gb!", "GPU-0::1", "", "GPU-0::1! MIG-1!", 0},
 		{time.Hour, "0m 0/1g.10gb", "", "", "MIG-1", 0},
 	} {

@@ -181,15 +181,18 @@ func (w *Writer) Run(ctx context.Context) error {
 	}
 }
 
-// devicesOf leaves the verdicts out: whether a device is well changes no spec. The
-// result is nil if nothing was listed yet.
+// devicesOf leaves the verdicts out: whether a device is well changes no spec. A GPU that is
+// gone has none, since its index and device node may be another's by now. The result is nil
+// if nothing was listed yet.
 func devicesOf(statuses []device.Status) []device.Device {
 	if statuses == nil {
 		return nil
 	}
-	devices := make([]device.Device, len(statuses))
-	for i, s := range statuses {
-		devices[i] = s.Device
+	devices := make([]device.Device, 0, len(statuses))
+	for _, s := range statuses {
+		if !s.Gone || !s.WholeGPU() {
+			devices = append(devices, s.Device)
+		}
 	}
 	return devices
 }

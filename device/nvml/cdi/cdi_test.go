@@ -73,6 +73,11 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 		if err := s.Ready(); err != nil || !s.HasSpec("gpu") || s.HasSpec("gds") {
 			t.Errorf("ready: %v; specs %q", err, s.State().Classes)
 		}
+		lost := healthy(gpus(2))
+		lost[0].Healthy, lost[0].Reason, lost[0].Gone = false, "gone", true
+		s.board.Post(lost)
+		s.settle(0)
+		s.want("GPU-1")
 		s.post(nil)
 		s.want()
 		if there := s.there(); len(there) > 0 {
