@@ -32,7 +32,7 @@ func TestListAllocations(t *testing.T) {
 			if err := a.Read(b); err != nil || len(a.held) != 8 || len(a.given.claims) != 8 {
 				t.Fatalf("held are %v: %v", a.held, err)
 			}
-			l.take(&a.given, a.pods, link{now, now}, now) // in the minute that costs most
+			l.take(&a.given, a.pods, link{now, now}, true) // in the minute that costs most
 		})
 		t.Logf("decode of %d bytes: %v allocations", len(b), got)
 		if got > mostDecodeAllocations {

@@ -322,7 +322,8 @@ func (c *Client) Owners(ctx context.Context) device.Holders {
 	returned := over != c.memory.link
 	lost := doubts && c.memory.lost(since, asked)
 	changed := c.memory.take(&c.answer, over, asked) || lost
-	changed = c.ledger.take(&c.answer.given, c.answer.pods, over, asked) || changed
+	young := asked.Sub(over.connected) < settleAfter || c.memory.api.incomplete(asked)
+	changed = c.ledger.take(&c.answer.given, c.answer.pods, over, young) || changed
 	c.holders.At = time.Now()
 	c.holders.Err = nil
 	c.refused = refusedFirst

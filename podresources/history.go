@@ -64,7 +64,7 @@ func (h *history) end(held []device.Holding, now time.Time) {
 // those of now, of which a shared device may have more than are kept.
 func (h *history) forget(now time.Time) {
 	h.order = slices.DeleteFunc(h.order, func(id device.ID) bool {
-		seen := slices.DeleteFunc(h.byDevice[id], func(s device.Seen) bool { return now.Sub(s.Last) > h.keptFor })
+		seen := slices.DeleteFunc(h.byDevice[id], func(s device.Seen) bool { return !s.Ended.IsZero() && now.Sub(s.Last) > h.keptFor })
 		for len(seen) > holdersKept {
 			oldest := slices.MinFunc(seen, byLast)
 			if !oldest.Last.Before(now) {

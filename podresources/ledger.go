@@ -2,7 +2,6 @@ package podresources
 
 import (
 	"slices"
-	"time"
 
 	"github.com/podgauge/podgauge/device"
 )
@@ -33,9 +32,10 @@ type ledger struct {
 	rows    []device.HeldDevice
 }
 
-// take merges an answer in, and tells whether anybody has something else than before.
-func (l *ledger) take(g *given, pods []podName, over link, asked time.Time) bool {
-	if young := asked.Sub(over.connected) < settleAfter; young {
+// take merges an answer in, and reports whether anybody has something else than before. The
+// answer may lack pods as long as its connection is young.
+func (l *ledger) take(g *given, pods []podName, over link, young bool) bool {
+	if young {
 		l.hear(pods, over)
 		l.stand(g)
 	} else {

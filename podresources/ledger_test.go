@@ -171,9 +171,9 @@ func TestCountlessDevicesStandAfterARestart(t *testing.T) {
 	}
 	var l ledger
 	g, pods := answer("a", "b")
-	l.take(&g, pods, link{connected: now.Add(-time.Hour)}, now)
+	l.take(&g, pods, link{connected: now.Add(-time.Hour)}, false)
 	g, pods = answer("a")
-	if l.take(&g, pods, link{connected: now}, now) || len(l.held.HeldDevices) != 2*each {
+	if l.take(&g, pods, link{connected: now}, true) || len(l.held.HeldDevices) != 2*each {
 		t.Errorf("of %d devices %d stand", 2*each, len(l.held.HeldDevices))
 	}
 }

@@ -40,6 +40,11 @@ type memory struct {
 	// trusted is when the first answer over link was asked for that left out
 	// nobody; zero while there was none.
 	trusted time.Time
+	// api has the API server's pods.
+	api apiSource
+	// podUIDs are those of the pods that had held rows by the checkpoint when this connection was
+	// made, or as soon after it as the checkpoint had any.
+	podUIDs map[allocation]string
 	// caughtUp says that the notes since then have been gone through.
 	caughtUp bool
 	// noted are the newest notes that were there before an answer was asked for,
@@ -81,7 +86,7 @@ func key(h device.Holding) device.Holding {
 
 func newMemory() memory {
 	return memory{
-		unnamed: map[allocation]span{}, named: map[device.Holding]bool{}, arrivals: newArrivals(), ended: map[podName]time.Time{}, recent: newHistory(),
+		unnamed: map[allocation]span{}, named: map[device.Holding]bool{}, arrivals: newArrivals(), ended: map[podName]time.Time{}, recent: newHistory(), podUIDs: map[allocation]string{},
 	}
 }
 
@@ -104,7 +109,7 @@ func (m *memory) allocated(resource string, ids []device.OfferedID, now time.Tim
 // take merges an answer in and tells whether anybody's holding changed. An answer
 // counts for when it was asked for.
 func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
-	became := m.heard(over, asked)
+	became := m.heard(a.pods, over, asked)
 	m.arrivals.heard(a.pods, asked, !m.trusted.IsZero())
 	m.next = m.next[:0]
 	for _, h := range a.held {
@@ -154,15 +159,16 @@ func (m *memory) name(rows []device.Holding, over link, asked time.Time) bool {
 	return m.replace(asked)
 }
 
-// heard notes that an answer came, and tells whether it is the first that may be
-// believed where it names nobody.
-func (m *memory) heard(over link, asked time.Time) bool {
+// heard notes that an answer came, and reports whether it is the first whose absences count.
+func (m *memory) heard(pods []podName, over link, asked time.Time) bool {
 	m.asked = asked
+	m.api.heard(pods, over != m.link, asked)
 	if over != m.link {
 		m.link, m.trusted, m.caughtUp = over, time.Time{}, false
 		clear(m.named)
+		m.identify()
 	}
-	if m.trusted.IsZero() && asked.Sub(over.kubeletStart) >= settleAfter {
+	if m.trusted.IsZero() && asked.Sub(over.kubeletStart) >= settleAfter && !m.api.incomplete(asked) {
 		m.trusted = asked
 	}
 	if m.settled || m.trusted.IsZero() {
@@ -187,16 +193,41 @@ func (m *memory) over(made span, known func(podName) bool) bool {
 	return !m.trusted.IsZero() && m.asked.Sub(made.late) >= lookFor && !m.arrivals.mayHold(made, known)
 }
 
-// stands tells whether a holding goes on that the newest answer does not name, or
-// names another holder for. After a restart the kubelet names ever more of what it
-// has, so what this connection has named once, it would name again.
+// stands reports whether an allocation goes on that the newest answer does not name, or names
+// another owner for. After a restart the kubelet names ever more of what it has, so what this
+// connection has named once, it would name again.
 func (m *memory) stands(h device.Holding, pods []podName) bool {
 	if _, unnamed := m.unnamed[of(h)]; unnamed {
 		return h.Owner == (device.Owner{})
 	}
 	_, over := m.ended[ownerOf(h)]
-	return h.Owner != (device.Owner{}) && !over && !m.named[key(h)] && m.asked.Sub(m.link.connected) < settleAfter &&
-		!slices.Contains(pods, ownerOf(h))
+	return h.Owner != (device.Owner{}) && !over && !m.named[key(h)] && !slices.Contains(pods, ownerOf(h)) &&
+		(m.asked.Sub(m.link.connected) < settleAfter || m.kept(h))
+}
+
+// kept reports whether an allocation goes on as long as the kubelet lacks the API server's pods:
+// its pod is one of them, and the checkpoint still has it for the same pod. The checkpoint has
+// no claims. One that cannot be read counts for a minute as it was.
+func (m *memory) kept(h device.Holding) bool {
+	if !m.api.incomplete(m.asked) || m.api.static(ownerOf(h)) {
+		return false
+	}
+	if h.Claimed() {
+		return true
+	}
+	uid, has := m.noted.allocated[of(h)]
+	before, known := m.podUIDs[of(h)]
+	return has && (!known || uid == before) && m.asked.Sub(m.notedFor) < settleAfter
+}
+
+// identify notes the UIDs of those who have something, where the checkpoint has them.
+func (m *memory) identify() {
+	clear(m.podUIDs)
+	for _, h := range m.held {
+		if uid, has := m.noted.allocated[of(h)]; has && h.Owner != (device.Owner{}) {
+			m.podUIDs[of(h)] = uid
+		}
+	}
 }
 
 // lists tells whether an allocation is among the sorted rows, whoever holds it.
@@ -302,8 +333,15 @@ func (m *memory) freed(h device.Holding, n notes) bool {
 }
 
 func (m *memory) note(n notes) {
-	if !n.written.Add(stampedLate).After(m.asked) {
-		m.noted, m.notedFor = n, m.asked
+	if n.written.Add(stampedLate).After(m.asked) {
+		return
+	}
+	m.noted, m.notedFor = n, m.asked
+	for _, h := range m.held {
+		uid, has := n.allocated[of(h)]
+		if _, known := m.podUIDs[of(h)]; has && !known && h.Owner != (device.Owner{}) && !m.named[key(h)] {
+			m.podUIDs[of(h)] = uid
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,6 +29,7 @@ type fate struct {
 	owners    []device.Owner
 	over      link                  // the connection over which they were named
 	overs     map[device.Owner]link // the same of each, where they claim
+	uid       *string               // in the checkpoint when over was lost, or as soon after it as it was there
 	allocated time.Time             // at the latest; zero where they have a name
 	since     time.Time             // and at the earliest
 }
@@ -41,9 +43,31 @@ type noted struct {
 // heard is an answer, and whether it left out nobody.
 type heard struct {
 	pods    []podName
+	over    link
 	asked   time.Time
 	trusted bool
 }
+
+// outage reports, of all answers, whether those over the newest connection lack the pods of
+// the API server, or have had them again for less than a minute.
+func (m *model) outage(asked time.Time) bool {
+	var missing, had bool
+	var back time.Time
+	for i, h := range m.heard {
+		lists := slices.ContainsFunc(h.pods, func(p podName) bool { return !isStatic(p) })
+		switch {
+		case i == 0 || h.over != m.heard[i-1].over:
+			missing, back = (missing || had) && !lists, time.Time{}
+		case missing && lists:
+			missing, back = false, h.asked
+		}
+		had = lists
+	}
+	return missing || !back.IsZero() && asked.Sub(back) < time.Minute
+}
+
+// isStatic tells static pods of the story's node.
+func isStatic(p podName) bool { return strings.HasSuffix(p.pod, "-"+storyNode) }
 
 func (m *model) of(a allocation) *fate {
 	if m.fates[a] == nil {
@@ -55,20 +79,27 @@ func (m *model) of(a allocation) *fate {
 func (m *model) answer(listed map[allocation][]device.Owner, pods []podName, over link, asked time.Time) {
 	if over != m.over {
 		m.trusted, m.done = time.Time{}, false
+		for a, f := range m.fates {
+			if f.uid = nil; m.noted != nil {
+				f.identify(a, m.noted.notes)
+			}
+		}
 	}
 	m.over, m.asked = over, asked
-	if m.trusted.IsZero() && asked.Sub(over.kubeletStart) >= time.Minute {
+	m.heard = append(m.heard, heard{pods, over, asked, false})
+	outage := m.outage(asked)
+	if m.trusted.IsZero() && asked.Sub(over.kubeletStart) >= time.Minute && !outage {
 		m.trusted = asked
 	}
 	m.settled = m.settled || !m.trusted.IsZero()
-	m.heard = append(m.heard, heard{pods, asked, !m.trusted.IsZero()})
+	m.heard[len(m.heard)-1].trusted = !m.trusted.IsZero()
 	for a := range listed {
 		m.of(a)
 	}
 	for a, f := range m.fates {
 		switch owners := listed[a]; {
 		case a.resource == storyDriver:
-			f.claims(owners, pods, over, asked)
+			f.claims(owners, pods, over, asked, outage)
 		case f.allocated.After(asked): // nobody can know yet
 		case owners != nil:
 			*f = fate{owners: owners, over: over}
@@ -76,24 +107,44 @@ func (m *model) answer(listed map[allocation][]device.Owner, pods []podName, ove
 			if m.ended(f, func(podName) bool { return true }) {
 				f.allocated = time.Time{}
 			}
-		case f.over == over || asked.Sub(over.connected) >= time.Minute: // over for all
+		case f.over == over: // over for all
 			f.owners = nil
-		default: // over for those whose pods are there without it
+		default: // over for those whose pods are there without it, and in the end for all
 			f.owners = slices.DeleteFunc(slices.Clone(f.owners), func(o device.Owner) bool {
-				return slices.Contains(pods, podName{o.Namespace, o.Pod})
+				p := podName{o.Namespace, o.Pod}
+				goesOn := asked.Sub(over.connected) < time.Minute || outage && !isStatic(p) && m.checkpointed(a, f)
+				return slices.Contains(pods, p) || !goesOn
 			})
 		}
 	}
 }
 
+// identify notes the UID of who has something and is not named now.
+func (f *fate) identify(a allocation, n notes) {
+	if uid, has := n.allocated[a]; has && f.uid == nil && len(f.owners) > 0 {
+		f.uid = &uid
+	}
+}
+
+// checkpointed reports whether the checkpoint has had an allocation for the same pod within the
+// last minute.
+func (m *model) checkpointed(a allocation, f *fate) bool {
+	if m.noted == nil || m.asked.Sub(m.noted.asked) >= time.Minute {
+		return false
+	}
+	uid, has := m.noted.notes.allocated[a]
+	return has && (f.uid == nil || *f.uid == uid)
+}
+
 // claims is an answer about what several pods may have at once: each has it until this
 // connection has named him and does not any more, or has listed his pod without it, or is
 // a minute old.
-func (f *fate) claims(named []device.Owner, pods []podName, over link, asked time.Time) {
+func (f *fate) claims(named []device.Owner, pods []podName, over link, asked time.Time, outage bool) {
 	owners := slices.Clone(named)
 	for _, o := range f.owners {
-		listed := slices.Contains(pods, podName{o.Namespace, o.Pod})
-		if !slices.Contains(named, o) && !listed && f.overs[o] != over && asked.Sub(over.connected) < time.Minute {
+		p := podName{o.Namespace, o.Pod}
+		goesOn := asked.Sub(over.connected) < time.Minute || outage && !isStatic(p)
+		if !slices.Contains(named, o) && !slices.Contains(pods, p) && f.overs[o] != over && goesOn {
 			owners = append(owners, o)
 		}
 	}
@@ -170,7 +221,14 @@ func (m *model) review(n notes, err error, now time.Time) {
 		}
 	}
 	if err == nil && m.asked.Sub(n.written) >= 10*time.Millisecond {
-		defer func() { m.noted = &noted{n, m.asked} }()
+		defer func() {
+			m.noted = &noted{n, m.asked}
+			for a, f := range m.fates {
+				if f.over != m.over {
+					f.identify(a, n)
+				}
+			}
+		}()
 	}
 	if err != nil || m.done || m.trusted.IsZero() || now.Sub(m.trusted) >= 10*time.Second {
 		return
@@ -258,10 +316,17 @@ var (
 	storyRess = []string{"nvidia.com/gpu", "nvidia.com/mig", storyDriver}
 )
 
-const storyDriver = "gpu.nvidia.com"
+const (
+	storyDriver = "gpu.nvidia.com"
+	storyNode   = "n"
+)
+
+// storyPods are two of the API server, and two static ones.
+var storyPods = []string{"p", "q", "r-" + storyNode, "s-" + storyNode}
 
 func newStory(t testing.TB, choose func(n int) int) *story {
 	s := &story{t: t, choose: choose, memory: newMemory(), model: model{fates: map[allocation]*fate{}}, now: time.Unix(1<<30, 0)}
+	s.memory.api.node = storyNode
 	s.connect()
 	return s
 }
@@ -319,7 +384,7 @@ func (s *story) answer() bool {
 	pods := []podName{}
 	raw := newAnswer()
 	for pod := range 4 {
-		name := podName{"team", string(rune('p' + pod))}
+		name := podName{"team", storyPods[pod]}
 		if s.choose(3) == 0 {
 			continue
 		}
@@ -345,7 +410,7 @@ func (s *story) answer() bool {
 // name is a pod's answer to Get, over the newest connection.
 func (s *story) name() bool {
 	var rows []device.Holding
-	owner := device.Owner{Namespace: "team", Pod: string(rune('p' + s.choose(4))), Container: "main"}
+	owner := device.Owner{Namespace: "team", Pod: storyPods[s.choose(4)], Container: "main"}
 	for range s.choose(4) {
 		id := storyIDs[s.choose(len(storyIDs))]
 		h := device.Holding{Resource: storyRess[s.choose(3)], Offered: id, Owner: owner}

@@ -114,6 +114,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		return nil, err
 	}
 	a.holders.KeepHolders(o.health.holdersFor)
+	a.holders.OnNode(o.hostname)
 	a.holders.Checkpoint = filepath.Join(hw.devicePluginDir, podresources.CheckpointFile)
 	if a.pods, err = pods.New(filepath.Join(hw.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
 		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Trace: pods.Trace{Arrived: a.holders.Arrived, Ended: a.ended},

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -49,18 +50,37 @@ func (l *life) readOldPods() error {
 	if o.RestAfter == 0 {
 		o.RestAfter = 20 * time.Millisecond
 	}
-	for _, source := range []struct {
-		after time.Duration
-		hold  <-chan struct{}
-		has   func(*pod) bool
-	}{
-		{o.EmptyFor, trouble.HoldStatic, func(p *pod) bool { return p.Static }},
-		{o.RestAfter, trouble.HoldRest, func(*pod) bool { return true }},
-	} {
-		if err := errors.Join(pause(l.ctx, source.after), pass(l.ctx, source.hold)); err != nil {
-			return err
+	static := func(p *pod) bool { return p.Static }
+	if err := errors.Join(pause(l.ctx, o.EmptyFor), pass(l.ctx, trouble.HoldStatic)); err != nil {
+		return err
+	}
+	l.admitAll(static)
+	if err := errors.Join(pause(l.ctx, o.RestAfter), l.admitUntil(trouble.HoldRest, static)); err != nil {
+		return err
+	}
+	l.admitAll(func(*pod) bool { return true })
+	return nil
+}
+
+// admitUntil admits pods of one source, those that come too, until the other one is held up no
+// more: an API server that is away for an hour holds up its own pods, and no static one. Until
+// then nothing is freed (manager.go:582).
+func (l *life) admitUntil(released <-chan struct{}, wanted func(*pod) bool) error {
+	for released != nil {
+		l.k.mu.Lock()
+		next, changed := l.unread(wanted), l.k.changed
+		l.k.mu.Unlock()
+		if next != nil {
+			l.admit(next)
+			continue
 		}
-		l.admitAll(source.has)
+		select {
+		case <-released:
+			return nil
+		case <-changed:
+		case <-l.ctx.Done():
+			return context.Cause(l.ctx)
+		}
 	}
 	return nil
 }

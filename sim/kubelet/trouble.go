@@ -34,7 +34,8 @@ type Trouble struct {
 	HoldListen <-chan struct{}
 	// HoldStatic holds it up where the node's pods are not known yet: List is empty.
 	HoldStatic <-chan struct{}
-	// HoldRest holds it up where the static pods are known, and the API server's are not.
+	// HoldRest holds it up where the static pods are known, and the API server's are not: the API
+	// server is away. Static pods come and go as ever, and nothing is freed.
 	HoldRest <-chan struct{}
 }
 
