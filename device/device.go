@@ -121,7 +121,7 @@ type Status struct {
 	Health  Health
 	Flaps   uint64    // how often it turned unhealthy, by itself or with its GPU, as far as is remembered
 	Reason  string    // why it is not healthy, in one word: "xid_79", "lost"; empty when it is
-	Action  string    // what its fault asks for: "reset_gpu", "reboot"; empty when nothing is known
+	Action  string    // what its fault asks for: "reset_gpu", "reboot"; empty if nothing is known, or it was done
 	Since   time.Time // when Healthy or Reason last changed
 	Gone    bool      // no listing has it any more: it is not read, and its instances' numbers may be another's
 	Xids    []Xid     // errors that the driver reported of the GPU, by code

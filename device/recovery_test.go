@@ -241,6 +241,28 @@ func TestRecoveryByClass(t *testing.T) {
 	}
 }
 
+// TestProbationWantsNothing: what the fault asked for was done by then, and is not to be done
+// again.
+func TestProbationWantsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		w := watch(t, machine(1), nil, s.listen)
+		defer w.stop()
+		w.after(time.Second)
+		w.Fail(w.IDs()[0], "xid 95")
+		if s := w.after(time.Second)[0]; s.Action != "reset_gpu" {
+			t.Errorf("with the fault it is %+v", s)
+		}
+		w.Recover(w.IDs()[0])
+		if s := w.after(1500 * time.Millisecond)[0]; s.Health != device.Probation || s.Reason != "xid_95" || s.Action != "" {
+			t.Errorf("after the reset it is %+v", s)
+		}
+		if r := record(s.history(), w.GPUs()[0], ""); r.Action != "reset_gpu" {
+			t.Errorf("its record is %+v", r)
+		}
+	})
+}
+
 // TestRestartForgetsNothing has the process end at the worst time, each time.
 func TestRestartForgetsNothing(t *testing.T) {
 	for _, row := range courses {

@@ -54,8 +54,12 @@ func (w *ward) status(h Health, v verdict, now time.Time) Status {
 	if w.reason != v.reason {
 		w.reason, w.since = v.reason, now
 	}
+	action := v.action
+	if h == Probation { // it was done
+		action = ""
+	}
 	return Status{
-		Device: w.Device, Healthy: v.reason == "", Health: h, Flaps: w.patient.flaps + w.own.flaps, Reason: v.reason, Action: v.action,
+		Device: w.Device, Healthy: v.reason == "", Health: h, Flaps: w.patient.flaps + w.own.flaps, Reason: v.reason, Action: action,
 		Since: w.since, Gone: !w.goneAt.IsZero(), Xids: w.patient.xids,
 	}
 }

@@ -74,7 +74,7 @@ func driver(_ context.Context, e *examination) Finding {
 			"See whether nvidia-smi works on the node: if not, load the kernel's module (modprobe nvidia) and read dmesg; if so, give this container access to the device nodes.")
 	case d.err != nil:
 		return warning(counted(d)+"; "+d.err.Error(), "What is left out is neither offered nor measured.",
-			"Look for the GPU that is named in the kernel's log (Xid 79: it has fallen off the bus); reset it, or reboot the node.")
+			"Look for the GPU that is named in the kernel's log and reset it. One that has fallen off the bus (Xid 79) cannot be reset: reboot or power-cycle the node.")
 	case len(d.listed) == 0:
 		return warning(counted(d), noGPUs,
 			"See whether lspci has the GPUs, and whether another driver has them (vfio-pci for virtual machines). On a node without GPUs podgauge has nothing to do.")

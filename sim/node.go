@@ -115,7 +115,7 @@ func (n *Node) Workload(ctx context.Context) error {
 				failed = ids[fails%len(ids)] // each in turn: one that flaps is tried for longer and longer
 				fails++
 				n.log.Info("simulated: a GPU fails", "device", failed)
-				n.Machine.Fail(failed, "xid 79")
+				n.Machine.Fail(failed, "xid 95") // a reset clears it
 				fail.Reset(failsFor)
 				continue
 			}

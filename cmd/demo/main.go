@@ -83,7 +83,7 @@ func freeAddress() (string, error) {
 
 // show prints the node until ctx is done, or podgauge has ended by itself.
 func show(ctx context.Context, podgauge, url string, out io.Writer, ended <-chan error) error {
-	where := fmt.Sprintf("A simulated node with 8 GPUs and a kubelet: pods come and go, one GPU fails and recovers.\n"+
+	where := fmt.Sprintf("A simulated node with 8 GPUs and a kubelet: pods come and go, one GPU fails, is reset and recovers.\n"+
 		"Its page: %s/   all series: curl %s/metrics   what happened: %s incidents --url %s   end: Ctrl-C\n", url, url, podgauge, url)
 	fmt.Fprint(out, where)
 	live := isTerminal(out)

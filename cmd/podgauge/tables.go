@@ -163,7 +163,7 @@ func incidentsTable(body []byte) ([]string, table, error) {
 			{text: gpu},
 			{text: of.Reason},
 			outcome(all.At, of),
-			{text: cmp.Or(of.Action, nothingThere)},
+			{text: cmp.Or(action(of), nothingThere)},
 			{text: hit(of)},
 			{text: string(of.Device)},
 		})
@@ -172,6 +172,14 @@ func incidentsTable(body []byte) ([]string, table, error) {
 		lines = append(lines, fmt.Sprintf("the newest %d of %d", len(all.Incidents), all.Total))
 	}
 	return lines, t, nil
+}
+
+// action is what the incident still asks for: nothing where the device is healthy again.
+func action(i *incident.Incident) string {
+	if i.Healed != nil {
+		return ""
+	}
+	return i.Action
 }
 
 // outcome is what became of the device.

@@ -44,7 +44,7 @@ func xidsTable() string {
 	var table strings.Builder
 	table.WriteString("| Xid | what happened | fault of | class | asks for | heals |\n|---|---|---|---|---|---|\n")
 	for _, x := range nvml.Xids() {
-		fmt.Fprintf(&table, "| %d | %s | %s | `%s` | %s | %s |\n", x.Number, x.Name, x.Fault, x.Class, code(x.Action), heals(x.Heals))
+		fmt.Fprintf(&table, "| %d | %s | %s | `%s` | %s | %s |\n", x.Number, x.Name, x.Fault, x.Class, code(x.Action), heals(x.Heals, x.Action))
 	}
 	return table.String()
 }
@@ -66,7 +66,7 @@ func checksTable() string {
 		if c.Finds.ByReset {
 			ends = device.ByReset
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", c.Finds.Reason, c.When, c.Source, code(c.Finds.Action), heals(ends))
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", c.Finds.Reason, c.When, c.Source, code(c.Finds.Action), heals(ends, c.Finds.Action))
 	}
 	return table.String()
 }
@@ -78,6 +78,12 @@ func code(word string) string {
 	return "`" + word + "`"
 }
 
-func heals(h device.Heals) string {
+func heals(h device.Heals, action string) string {
+	switch {
+	case h == device.ByReset && action == "reboot":
+		return "by a reboot or a power cycle"
+	case h == device.ByReset && action == "restart_vm":
+		return "by a restart of the virtual machine"
+	}
 	return map[device.Heals]string{device.ByItself: "by itself", device.ByCheck: "when checks find nothing", device.ByReset: "by a reset"}[h]
 }

@@ -64,7 +64,8 @@ const (
 	memory
 	// broken: nothing runs before the GPU was reset.
 	broken
-	// fallen: nothing runs before the node was booted.
+	// fallen: nothing runs before the node was booted or its power cycled. A GPU that is off
+	// the bus cannot be reset.
 	fallen
 	// locked: nothing runs before the virtual machine was started anew.
 	locked
@@ -87,7 +88,7 @@ var classes = [...]struct {
 	undecided:   {"undecided", "", device.ByCheck, true, "checked at once: as the driver's recovery action says"},
 	memory:      {"memory", resetGPU, device.ByReset, true, "as the driver's recovery action says; unhealthy until a reset was seen where it has none"},
 	broken:      {"broken", resetGPU, device.ByReset, true, "unhealthy until a reset was seen"},
-	fallen:      {"fallen", reboot, device.ByReset, true, "unhealthy until the GPU answers again after a reboot, or a reset"},
+	fallen:      {"fallen", reboot, device.ByReset, true, "unhealthy until the GPU answers again after a reboot or a power cycle of the node"},
 	locked:      {"locked", restartVM, device.ByReset, true, "unhealthy until the virtual machine was started anew"},
 	unpowered:   {"unpowered", inspect, device.ByReset, true, "unhealthy until a reset was seen: somebody has to look at the machine"},
 }

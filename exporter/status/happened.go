@@ -62,7 +62,7 @@ func (b *builder) happening(i *incident.Incident) happening {
 	}
 	switch {
 	case i.Healed != nil:
-		h.Grade, h.State = "well", "healthy again"
+		h.Grade, h.State, h.Action = "well", "healthy again", "" // it was done
 	case i.Condemned:
 		h.Grade, h.State = "bad", "turned unhealthy"
 	default:

@@ -144,7 +144,7 @@ func failed() *node {
 	}
 	ill(2, device.Unhealthy, "xid_79", "reboot", 3*time.Minute, 1)
 	ill(5, device.Suspect, "", "", 12*time.Hour, 0)
-	ill(6, device.Probation, "xid_48", "reset_gpu", time.Hour, 3)
+	ill(6, device.Probation, "xid_48", "", time.Hour, 3)
 	ill(7, device.Unhealthy, "not_answering", "", 40*time.Second, 1)
 	n.readings.Of = append(n.readings.Of[:2], n.readings.Of[3:7]...)
 	n.stalled = map[device.GPU]bool{n.statuses[7].GPU: true}

@@ -114,9 +114,6 @@ func (b *builder) unit(d *api.Device) *unit {
 	if u.Meaning = meanings[u.Health]; u.Gone {
 		u.Meaning = "No listing of the driver has it any more."
 	}
-	if u.Health == device.Probation.String() {
-		u.Action = "" // it was done
-	}
 	u.About = about(d)
 	b.measure(u, d)
 	return u
