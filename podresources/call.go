@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"time"
 
 	"github.com/podgauge/podgauge/wire"
@@ -83,14 +82,10 @@ func dialer(socket string) dial {
 		if err != nil {
 			return nil, err
 		}
-		// The file's time is compared with the clock here and never again, lest a
-		// clock that is set later makes a young kubelet an old one.
+		// The age is found here and never again, so that a clock that is set later does not
+		// make a young kubelet an old one.
 		now := time.Now()
-		var age time.Duration
-		if info, err := os.Stat(socket); err == nil {
-			age = max(0, now.Sub(info.ModTime()))
-		}
-		return linked{conn, link{connected: now, kubeletStart: now.Add(-age)}}, nil
+		return linked{conn, link{connected: now, kubeletStart: now.Add(-kubeletAge(conn, socket))}}, nil
 	}
 }
 

@@ -1,0 +1,34 @@
+package podresources
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+// TestAYoungKubeletOnAClockThatJumped: the socket's time is twenty hours ago, and the process
+// that listens has just begun.
+func TestAYoungKubeletOnAClockThatJumped(t *testing.T) {
+	before := time.Now()
+	socket := kubeletOf(t, 1)
+	then := time.Now().Add(-20 * time.Hour)
+	if err := os.Chtimes(socket, then, then); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := dialer(socket)(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	over, ok := conn.LocalAddr().(link)
+	if tick := time.Second / 100; !ok || over.kubeletStart.Before(before.Add(-tick)) || over.kubeletStart.After(time.Now()) {
+		t.Errorf("the kubelet began %s before now, want %s at most", time.Since(over.kubeletStart), time.Since(before))
+	}
+}
+
+// TestAKubeletWithoutASocketFile: nothing is known of its age, so it is young.
+func TestAKubeletWithoutASocketFile(t *testing.T) {
+	if age := kubeletAge(nil, t.TempDir()+"/none"); age != 0 {
+		t.Errorf("its age is %s", age)
+	}
+}
