@@ -49,7 +49,7 @@ var arrows = map[string][]string{
 }
 
 // inTests may be imported by any test.
-var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "plugin/answer", "sim", "sim/kubelet", "sim/kubelet/habits", "test/churn", "test/nvml"}
+var inTests = []string{"device", "device/devicetest", "device/nvml", "plugin", "plugin/answer", "podresources", "sim", "sim/kubelet", "sim/kubelet/habits", "test/churn", "test/nvml"}
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{

@@ -109,6 +109,13 @@ func (o *Own) Streaming(resource string, streams int) {
 	o.streams.WithLabelValues(resource).Set(float64(streams))
 }
 
+// Released removes the series of a resource that is no longer registered because there is
+// nothing to register.
+func (o *Own) Released(resource string) {
+	o.streams.DeleteLabelValues(resource)
+	o.listed.DeletePartialMatch(prometheus.Labels{"resource": resource})
+}
+
 // Listed notes what the kubelet was told.
 func (o *Own) Listed(resource string, devices, healthy int) {
 	o.listed.WithLabelValues(resource, "healthy").Set(float64(healthy))

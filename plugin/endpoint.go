@@ -3,6 +3,7 @@ package plugin
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,7 @@ const (
 	againFirst   = 100 * time.Millisecond
 	againMost    = 10 * time.Second
 	steady       = time.Second      // a stream that stood for so long was not refused
+	answeredBy   = 10 * time.Second // from the endpoint's start to the kubelet's list of what is allocatable, if it has one
 	registerMost = 15 * time.Second // the kubelet itself takes 10 s to give up dialling us
 	streamBy     = 5 * time.Second  // from Register's success to its ListAndWatch
 	leaveAfter   = 10 * time.Second // of an offer without an id: then the kubelet may forget the resource
@@ -32,6 +34,8 @@ type endpoint struct {
 	Options
 	device.Pulse
 	resource string
+	served   *served
+	began    time.Time
 
 	lives  int         // how many have been begun; belongs to run's goroutine
 	socket string      // the file name of the newest one's; belongs to run's goroutine
@@ -51,14 +55,18 @@ type endpoint struct {
 }
 
 func newEndpoint(o Options, resource string) *endpoint {
-	return &endpoint{Options: o, resource: resource, offered: &offer{}, changed: make(chan struct{})}
+	return &endpoint{Options: o, resource: resource, served: &served{}, began: time.Now(), offered: &offer{}, changed: make(chan struct{})}
 }
 
 // offer replaces what is offered, and returns when to do so again if nothing changes; never
 // is zero.
 func (e *endpoint) offer(o *offer, statuses []device.Status, holders device.Holders, now time.Time) (due time.Time) {
 	older, _ := e.look()
-	due = older.leave(o, statuses, bonds{holders.Offered(e.resource), e.told.Load()}, now)
+	b := bonds{told: e.told.Load()}
+	if !o.foreign {
+		b.held = holders.Offered(e.resource)
+	}
+	due = older.leave(o, statuses, b, now)
 	o.reserve(e.resource, holders)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -88,22 +96,52 @@ func (e *endpoint) ready() error {
 // run offers the resource until ctx is done.
 func (e *endpoint) run(ctx context.Context) error {
 	var again backoff
+	released := false
 	for {
 		e.anyDevice(ctx)
 		kubelet := e.kubelet(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if o, _ := e.look(); len(o.items) == 0 { // the last one went while the kubelet was away
+		o, _ := e.look()
+		if len(o.items) == 0 { // the last one went while the kubelet was away
 			continue
 		}
+		if e.taken(o) {
+			e.tried.Store(true)
+			pause(ctx, time.Second)
+			continue
+		}
+		if released && e.Trace.Offers != nil {
+			e.Trace.Offers(e.resource)
+		}
+		released = false
+		e.served.add(e.resource)
 		stood, err := e.runOnce(ctx, kubelet)
 		if ctx.Err() != nil {
 			return nil
 		}
 		e.say(stood, err)
+		if o, _ := e.look(); len(o.items) == 0 && e.Trace.Released != nil {
+			released = true
+			e.Trace.Released(e.resource)
+		}
 		e.rest(ctx, again.after(kubelet, stood), kubelet)
 	}
+}
+
+// taken reports whether a resource that the rules do not offer may have another plugin: the
+// kubelet says of what is allocatable only what has one. It says so a moment after it has
+// said what is allocated.
+func (e *endpoint) taken(o *offer) bool {
+	if !o.past {
+		return false
+	}
+	holders, _ := e.Holders()
+	if !holders.Resources.Known {
+		return time.Since(e.began) < answeredBy
+	}
+	return slices.ContainsFunc(holders.Resources.Devices, func(d device.ResourceDevice) bool { return d.Resource == e.resource })
 }
 
 // anyDevice waits until there is a device, with a verdict on it: were the first

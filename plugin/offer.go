@@ -31,6 +31,10 @@ const mostBytes = 4<<20 - 64<<10
 type offer struct {
 	rules Rules
 	items []item // ordered by id
+	// past says that the rules do not offer the resource: there is what containers have from
+	// before, if anything.
+	past    bool
+	foreign bool // it is past, and may be another plugin's by now
 }
 
 // item is one offered id.

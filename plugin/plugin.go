@@ -35,6 +35,7 @@ type Trace struct {
 	Answered   func(method string, took time.Duration, err error)                 // a call of the kubelet was answered
 	Allocated  func(resource string, ids []device.OfferedID)                      // Allocate granted these
 	Refused    func(resource string, ids []device.OfferedID, why Why, text error) // a container was not given these
+	Released   func(resource string)                                              // nothing of it is offered or allocated, and it is not registered
 }
 
 // Options say what is offered, and where.
@@ -74,9 +75,10 @@ type Plugin struct {
 	endpoints map[string]*endpoint // by resource; guarded by mu, written by Run, and none ever goes
 
 	// All below belong to Run.
-	said  []string  // what the newest rules cannot serve, as logged
-	basis basis     // of the newest turn
-	due   time.Time // when the next turn is, whatever changes; zero: none is needed
+	served *served
+	said   []string  // what the newest rules cannot serve, as logged
+	basis  basis     // of the newest turn
+	due    time.Time // when the next turn is, whatever changes; zero: none is needed
 }
 
 // New makes a plugin. It does nothing before Run.
@@ -119,6 +121,7 @@ func (p *Plugin) each(ask func(*endpoint) error) error {
 // Run offers the devices until ctx is done.
 func (p *Plugin) Run(ctx context.Context) error {
 	lives, ctx := errgroup.WithContext(ctx)
+	p.served = readServed(p.Dir, p.Log)
 	for ctx.Err() == nil {
 		p.Beat()
 		statuses, changed := p.Look()
@@ -150,15 +153,16 @@ func (p *Plugin) Run(ctx context.Context) error {
 type basis struct {
 	statuses []device.Status
 	ruled    <-chan struct{}
+	settled  bool
 	held     []device.Holding // those that matter, without their owners
 }
 
 func (b basis) equal(other basis) bool {
-	return sameSlice(b.statuses, other.statuses) && b.ruled == other.ruled && slices.Equal(b.held, other.held)
+	return sameSlice(b.statuses, other.statuses) && b.ruled == other.ruled && b.settled == other.settled && slices.Equal(b.held, other.held)
 }
 
 func (p *Plugin) basisOf(statuses []device.Status, ruled <-chan struct{}, holders device.Holders) basis {
-	b := basis{statuses: statuses, ruled: ruled}
+	b := basis{statuses: statuses, ruled: ruled, settled: holders.Settled}
 	for _, h := range holders.Held {
 		if p.matters(statuses, h) {
 			b.held = append(b.held, device.Holding{Resource: h.Resource, Offered: h.Offered})
@@ -193,13 +197,19 @@ func (p *Plugin) offer(ctx context.Context, lives *errgroup.Group, rules Rules, 
 			fresh = append(fresh, p.open(resource))
 		}
 	}
+	for _, resource := range p.served.all() {
+		if offers[resource] == nil && p.endpoints[resource] == nil && allocated(holders, resource, statuses) {
+			fresh = append(fresh, p.open(resource))
+		}
+	}
 	for resource, e := range p.endpoints {
 		o := offers[resource]
 		if o == nil {
-			o = &offer{rules: rules}
+			o = &offer{rules: rules, past: true, foreign: !p.served.has(resource)}
 		}
 		due = earlier(due, e.offer(o, statuses, holders, time.Now()))
 	}
+	p.forget(offers, holders)
 	for _, e := range fresh {
 		lives.Go(func() error { return e.run(ctx) })
 	}
@@ -214,9 +224,33 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
+// allocated reports whether a container has a device that is there as a resource.
+func allocated(holders device.Holders, resource string, statuses []device.Status) bool {
+	return slices.ContainsFunc(holders.Offered(resource), func(id device.OfferedID) bool {
+		_, known := find(statuses, id.Device())
+		return known
+	})
+}
+
+// forget drops the resources that are neither offered nor allocated: from here on they may be
+// another plugin's.
+func (p *Plugin) forget(offers map[string]*offer, holders device.Holders) {
+	for _, resource := range p.served.all() {
+		listed := false
+		if e := p.endpoints[resource]; e != nil {
+			o, _ := e.look()
+			listed = len(o.items) > 0
+		}
+		if offers[resource] == nil && !listed && holders.Settled && len(holders.Offered(resource)) == 0 {
+			p.served.drop(resource)
+		}
+	}
+}
+
 // open makes the endpoint of a resource.
 func (p *Plugin) open(resource string) *endpoint {
 	e := newEndpoint(p.Options, resource)
+	e.served = p.served
 	p.mu.Lock()
 	p.endpoints[resource] = e
 	p.mu.Unlock()

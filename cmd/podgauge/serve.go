@@ -247,7 +247,7 @@ func trace(own *exporter.Own, holders *podresources.Client, metrics *exporter.Ex
 				holders.Returned()
 			}
 		},
-		Streaming: own.Streaming, Answered: own.Answered,
+		Streaming: own.Streaming, Answered: own.Answered, Released: own.Released,
 		Sent: func(resource string, devices, healthy int) {
 			own.Listed(resource, devices, healthy)
 			holders.Told()

@@ -1,0 +1,230 @@
+package plugin_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/podresources"
+	"github.com/podgauge/podgauge/sim/kubelet"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	renamed    = "nvidia.com/a100"
+	servedFile = "podgauge_resources.json"
+)
+
+// renames offers all devices under the other name.
+func renames() plugin.Rules {
+	return plugin.Rules{Name: func(device.Device) string { return renamed }}
+}
+
+// nodes runs a test with each of the kubelet's versions, whose clock the test sets. The
+// kubelet has been up for long, so that its answers are believed at once.
+func nodes(t *testing.T, play func(s *stage, later func(time.Duration))) {
+	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
+		t.Run(string(version), func(t *testing.T) {
+			s := newStage(t)
+			var late atomic.Int64
+			s.kubelet = kubelet.New(kubelet.Options{
+				Dir: s.dir, Version: version, Since: time.Now().Add(-time.Hour),
+				Now: func() time.Time { return time.Now().Add(time.Duration(late.Load())) },
+			})
+			s.startKubelet()
+			play(s, func(d time.Duration) { late.Add(int64(d)) })
+		})
+	}
+}
+
+// process runs a plugin and what it knows of allocations, as one process of podgauge does.
+func (s *stage) process(rules plugin.Rules) (end func() error) {
+	s.Helper()
+	client, err := podresources.New(s.kubelet.PodResourcesSocket(), slog.New(s.log), podresources.Trace{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	client.Checkpoint = s.sockets(podresources.CheckpointFile)
+	o := s.options
+	o.Rules, o.Holders = fixed(rules), client.Look
+	o.Trace = plugin.Trace{
+		Registered: func(_ string, err error) {
+			if err == nil {
+				client.Returned()
+			}
+		},
+		Sent:      func(string, int, int) { client.Told() },
+		Allocated: client.Allocated,
+	}
+	p := plugin.New(o)
+	return s.background("process", func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		g.Go(func() error { return client.Run(ctx) })
+		g.Go(func() error { return p.Run(ctx) })
+		return g.Wait()
+	})
+}
+
+// ends ends a process, and waits until the kubelet has seen the end of its streams.
+func (s *stage) ends(end func() error) {
+	s.Helper()
+	before := s.kubelet.State().Resources
+	s.must(end())
+	s.wait("its streams have ended", func(k kubelet.State) bool {
+		for name, r := range k.Resources {
+			if slices.ContainsFunc(r.Sockets, func(socket string) bool { return slices.Contains(before[name].Sockets, socket) && !s.has(socket) }) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// has reports whether a socket is there.
+func (s *stage) has(socket string) bool {
+	_, err := os.Lstat(s.sockets(socket))
+	return err == nil
+}
+
+// waitList waits until the kubelet has these devices of a resource, from one plugin.
+func (s *stage) waitList(resource, want string) {
+	s.Helper()
+	s.wait(resource+" has "+want, func(k kubelet.State) bool {
+		r := k.Resources[resource]
+		var list []string
+		for _, d := range r.Devices {
+			if list = append(list, d.ID); !d.Healthy {
+				list[len(list)-1] += "!"
+			}
+		}
+		return len(r.Sockets) == 1 && strings.Join(list, " ") == want
+	})
+}
+
+// waitNamed waits until the kubelet has listed its pods: a container that ends before the
+// restarted kubelet has named it counts as there for a minute. Another list of devices has
+// podgauge ask.
+func (s *stage) waitNamed() {
+	s.Helper()
+	s.wait("all pods are read", func(k kubelet.State) bool { return k.PodsRead })
+	lists := s.kubelet.State().Calls["List"]
+	s.board.Post(unhealthy(statuses(2), 1, "lost"))
+	s.wait("they are listed", func(k kubelet.State) bool { return k.Calls["List"] > lists })
+	s.board.Post(statuses(2))
+	s.wait("and the answer was taken in", func(k kubelet.State) bool { return k.Calls["List"] > lists+1 })
+}
+
+func (s *stage) registrations(resource string) (n int) {
+	for _, r := range s.kubelet.State().Registrations {
+		if r.Resource == resource {
+			n++
+		}
+	}
+	return n
+}
+
+// TestARenamedResourceIsServedAfterARestart: five minutes after its plugin has gone, the
+// kubelet forgets a resource, and containers that hold some of it cannot be restarted.
+func TestARenamedResourceIsServedAfterARestart(t *testing.T) {
+	t.Parallel()
+	nodes(t, func(s *stage, later func(time.Duration)) {
+		s.board.Post(statuses(2))
+		end := s.process(plugin.Rules{})
+		s.waitList(resource, "GPU-0 GPU-1")
+		s.must(s.kubelet.RunPod(s.ctx, pod("holder", 1)))
+		s.ends(end)
+
+		end = s.process(renames())
+		s.waitList(resource, "GPU-0")
+		s.waitList(renamed, "GPU-0! GPU-1")
+		later(6 * time.Minute)
+		s.must(s.kubelet.RestartContainer(s.ctx, pod("holder", 1), "main"))
+		if err := s.kubelet.RunPod(s.ctx, pod("late", 1)); err == nil {
+			t.Error("the old resource is given away again")
+		}
+		s.must(s.kubelet.RunPod(s.ctx, limited("new", renamed, 1)))
+
+		s.board.Post(unhealthy(statuses(2), 0, "xid_79")) // which the pod's status shows
+		s.waitList(resource, "GPU-0!")
+		s.board.Post(statuses(2))
+		s.restart(kubelet.RestartOptions{})
+		s.waitList(resource, "GPU-0")
+		s.waitNamed()
+		later(6 * time.Minute)
+		s.must(s.kubelet.RestartContainer(s.ctx, pod("holder", 1), "main"))
+
+		s.must(s.kubelet.DeletePod(pod("holder", 1)))
+		s.waitList(renamed, "GPU-0 GPU-1")
+		s.wait("the old resource is gone", func(k kubelet.State) bool {
+			r := k.Resources[resource]
+			return r.Capacity == 0 && len(r.Sockets) == 0
+		})
+		s.ends(end)
+		if content, err := os.ReadFile(s.sockets(servedFile)); err != nil || string(content) != `{"resources":["nvidia.com/a100"]}`+"\n" {
+			t.Errorf("the resources are %s, %v", content, err)
+		}
+		before := s.registrations(resource)
+		s.process(renames())
+		s.waitList(renamed, "GPU-0 GPU-1")
+		s.pollPasses()
+		if n := s.registrations(resource); n != before {
+			t.Errorf("the old resource was registered %d times more", n-before)
+		}
+	})
+}
+
+// TestAnotherPluginsResourceIsLeftAlone: it may give away the same GPUs, by ids of the same form.
+func TestAnotherPluginsResourceIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	nodes(t, func(s *stage, _ func(time.Duration)) {
+		s.board.Post(statuses(2))
+		other := s.process(plugin.Rules{})
+		s.waitList(resource, "GPU-0 GPU-1")
+		s.must(s.kubelet.RunPod(s.ctx, pod("holder", 1)))
+
+		s.must(os.Remove(s.sockets(servedFile))) // podgauge has never registered it
+		end := s.process(renames())
+		s.waitList(renamed, "GPU-0! GPU-1")
+		s.pollPasses()
+		s.ends(end)
+
+		s.must(os.WriteFile(s.sockets(servedFile), []byte(`{"resources":["nvidia.com/gpu"]}`), 0o600)) // it has, and another plugin has it now
+		s.process(renames())
+		s.waitList(renamed, "GPU-0! GPU-1")
+		s.pollPasses()
+		if n := s.registrations(resource); n != 1 {
+			t.Errorf("it was registered %d times", n)
+		}
+		s.waitList(resource, "GPU-0 GPU-1")
+		s.ends(other)
+		s.waitList(resource, "GPU-0")
+	})
+}
+
+// TestAnUnreadableRecordOfResources: it costs the old resources alone.
+func TestAnUnreadableRecordOfResources(t *testing.T) {
+	t.Parallel()
+	nodes(t, func(s *stage, _ func(time.Duration)) {
+		for i, content := range []string{"", "{", `{"resources":[7]}`, `[]`, `{"resources":["nvidia.com/gpu","nvidia.com/gpu",""]}`} {
+			s.must(os.WriteFile(s.sockets(servedFile), []byte(content), 0o600))
+			s.board.Post(statuses(1))
+			end := s.process(renames())
+			s.waitList(renamed, "GPU-0")
+			s.ends(end)
+			if n, want := len(s.log.with("read the resources that were registered before")), min(i+1, 4); n != want {
+				t.Errorf("%q: %d lines, want %d", content, n, want)
+			}
+			if content, err := os.ReadFile(s.sockets(servedFile)); err != nil || !slices.Contains(strings.Split(fmt.Sprintf("%s", content), `"`), renamed) {
+				t.Errorf("the resources are %s, %v", content, err)
+			}
+		}
+	})
+}
