@@ -1,11 +1,14 @@
 package podresources
 
 import (
+	"bytes"
+	"fmt"
 	"net"
 	"os"
+	"strconv"
+	"strings"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -30,15 +33,25 @@ func kubeletAge(conn net.Conn, socket string) time.Duration {
 		return age
 	}
 	age = min(age, time.Duration(now.Nano()))
-	process, err := procfs.NewProc(pid)
-	if err != nil {
-		return age
+	if start, ok := processStart(pid); ok {
+		age = min(age, max(0, time.Duration(now.Nano())-start))
 	}
-	stat, err := process.Stat()
+	return age
+}
+
+// processStart returns when a process started, since the boot: field 22 of its stat, the
+// twentieth behind the name, which may have spaces and brackets (proc_pid_stat(5)).
+func processStart(pid int) (time.Duration, bool) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return age
+		return 0, false
 	}
-	return min(age, max(0, time.Duration(now.Nano())-time.Duration(stat.Starttime)*time.Second/ticksPerSecond))
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 {
+		return 0, false
+	}
+	ticks, err := strconv.ParseInt(fields[19], 10, 64)
+	return time.Duration(ticks) * time.Second / ticksPerSecond, err == nil
 }
 
 // peerPID returns the process that listens on the other side; 0 if it is in no pid namespace
