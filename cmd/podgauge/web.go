@@ -166,6 +166,13 @@ func (m *webOptions) serve(server *http.Server, l net.Listener, log *slog.Logger
 		return server.Serve(l)
 	}
 	defer l.Close() //nolint:errcheck // who serves closes it, unless the file is wrong by now
+	bound := newGuesses(log)
+	server.Handler = bound.behind(server.Handler)
+	// By the time of this call the server's handler is the toolkit's, which has no other way to put one before it.
+	server.BaseContext = func(net.Listener) context.Context {
+		server.Handler = bound.before(server.Handler)
+		return context.Background()
+	}
 	return web.Serve(l, server, &web.FlagConfig{WebConfigFile: &m.configFile}, log)
 }
 
