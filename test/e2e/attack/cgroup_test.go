@@ -49,7 +49,7 @@ func newMemoryCgroup(t *testing.T, limit int) *memoryCgroup {
 	}
 	for file, value := range limits {
 		err := os.WriteFile(filepath.Join(c.dir, file), []byte(value), 0o644)
-		if err != nil && !(file == "memory.swap.max" && errors.Is(err, os.ErrNotExist)) {
+		if err != nil && (file != "memory.swap.max" || !errors.Is(err, os.ErrNotExist)) {
 			t.Fatalf("limit memory: %v", err)
 		}
 	}
