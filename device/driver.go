@@ -23,6 +23,10 @@ type Driver struct {
 // Driver returns the driver's state as Run last saw it.
 func (m *Monitor) Driver() Driver { return *m.driver.Load() }
 
+// FirstListing returns a channel that is closed when a listing has come back for the first time. Driver is that
+// listing's state then, or a newer one's. While the driver's library initializes, nothing comes back.
+func (m *Monitor) FirstListing() <-chan struct{} { return m.first }
+
 // setDriver keeps the driver's state and says a change of it once.
 func (m *Monitor) setDriver(d Driver) {
 	was := m.Driver()

@@ -73,6 +73,9 @@ type Monitor struct {
 	checks chan checkup
 	orders chan order
 	closed chan struct{} // the Backend was closed
+	// first is closed by announce when the first listing has come back.
+	first    chan struct{}
+	announce func()
 
 	// All below belong to Run's goroutine.
 	wards     []*ward // in the order of devices
@@ -133,6 +136,8 @@ func NewMonitor(b Backend, r *Readers, board *Board, log *slog.Logger) *Monitor 
 		patients: map[GPU]*patient{}, recalled: map[recordKey]Record{},
 	}
 	m.driver.Store(&Driver{})
+	m.first = make(chan struct{})
+	m.announce = sync.OnceFunc(func() { close(m.first) })
 	return m
 }
 
@@ -237,6 +242,7 @@ func (m *Monitor) listed(l listing, now time.Time) {
 	if m.phase != working { // it began before, and is the last
 		return
 	}
+	defer m.announce()
 	if errors.Is(l.err, ErrReplaced) {
 		m.setDriver(Driver{DriverReplaced, l.err})
 		m.replaced = l.err

@@ -25,23 +25,20 @@ import (
 // leaveBy is how long the end may take: what still hangs then, hangs in a driver.
 const leaveBy = 2 * time.Second
 
-// initBy is how long a start waits for a driver that it cannot do without.
-const initBy = 10 * time.Second
-
 // start takes what can be refused, and serves.
 func start(ctx context.Context, o options, log *slog.Logger) error {
 	l, err := o.web.listen()
 	if err != nil {
 		return err
 	}
+	if _, err := imex(o.loaded.Settings); err != nil {
+		return errors.Join(err, l.Close())
+	}
 	hw, err := o.hardware(log)
 	if err != nil {
 		return errors.Join(err, l.Close())
 	}
 	defer hw.close()
-	if err := o.demand(ctx, hw); err != nil || ctx.Err() != nil { // who is told to end has nothing to leave
-		return errors.Join(err, l.Close())
-	}
 	return serve(ctx, o, hw, l, log)
 }
 
@@ -150,6 +147,9 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		hw.run, a.watch.Run,
 		func(ctx context.Context) error { return sayUnsupported(ctx, a.board, hw.unsupported, log) },
 		func(ctx context.Context) error { return obey(ctx, o.orders, a.monitor, log) },
+	}
+	if o.loaded.Settings.FailOnInitError {
+		a.tasks = append(a.tasks, a.requireDriver)
 	}
 	a.remember(o.health)
 	a.listen(o.health.kernelLog)

@@ -234,18 +234,16 @@ func imex(s config.Settings) ([]int, error) {
 	return there, nil
 }
 
-// demand ends a start where the settings ask for it: NVIDIA's plugin does so by
-// default, and this one when it was told to, since a driver may come later.
-func (o *options) demand(ctx context.Context, hw *hardware) error {
-	if _, err := imex(o.loaded.Settings); err != nil {
-		return err
-	}
-	if !o.loaded.Settings.FailOnInitError {
+// requireDriver fails if the first listing finds no driver that can be used. A driver that is still initializing
+// is waited for, while the probes are answered. A device that is left out has an error beside those that are there.
+func (a *assembly) requireDriver(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
 		return nil
+	case <-a.monitor.FirstListing():
 	}
-	// A device that is left out has an error beside those that are there.
-	if devices, err := listed(ctx, hw); devices == nil && err != nil && ctx.Err() == nil {
-		return fmt.Errorf("--fail-on-init-error: %w", err)
+	if d := a.monitor.Driver(); d.State == device.DriverAbsent || d.State == device.DriverFailing {
+		return fmt.Errorf("--fail-on-init-error: %w", d.Err)
 	}
 	return nil
 }

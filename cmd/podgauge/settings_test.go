@@ -13,6 +13,8 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
@@ -219,9 +221,6 @@ func TestOneLostGPUAtTheStart(t *testing.T) {
 		t.Fatal(err)
 	}
 	hw.Backend = partly{hw.Backend}
-	if err := o.demand(t.Context(), hw); err != nil {
-		t.Errorf("the start ends with %v", err)
-	}
 	var out bytes.Buffer
 	if err := o.preview(t.Context(), hw, &out); err != nil || !strings.Contains(out.String(), "note: GPU 7: GPU is lost\n") || !strings.Contains(out.String(), "nvidia.com/gpu  8") {
 		t.Errorf("validate says %v\n%s", err, out.String())
@@ -263,22 +262,86 @@ func TestDeviceNodesThatComeLate(t *testing.T) {
 	}
 }
 
-// Whoever ends a start that waits for its driver is not told of the driver.
-func TestEndWhileTheDriverIsAwaited(t *testing.T) {
-	o, err := parse([]string{"--simulate=hardware", "--fail-on-init-error", "--web.listen-address=127.0.0.1:0"}, nothing, io.Discard)
+// listingOf is hardware whose listings are as given.
+type listingOf struct {
+	device.Backend
+	devices []device.Device
+	err     error
+}
+
+func (l listingOf) Devices(context.Context) ([]device.Device, error) { return l.devices, l.err }
+
+// TestFailOnInitError: the process ends if the driver cannot be used, and for no other reason.
+func TestFailOnInitError(t *testing.T) {
+	machine := machineWith(sim.T4)
+	devices, err := machine.Devices(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	hw, err := o.hardware(slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
+	for _, row := range []struct {
+		name    string
+		devices []device.Device
+		err     error
+		says    string
+	}{
+		{name: "no driver", err: fmt.Errorf("%w: libnvidia-ml.so.1 is not there", device.ErrNoDriver), says: "--fail-on-init-error: no driver: libnvidia-ml.so.1 is not there"},
+		{name: "no list", err: errors.New("count GPUs: unknown error"), says: "--fail-on-init-error: count GPUs: unknown error"},
+		{name: "one GPU is lost", devices: devices, err: errors.New("GPU 7: GPU is lost")},
+		{name: "no GPU", devices: []device.Device{}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			a := initializing(t, listingOf{machine, row.devices, row.err})
+			if err := a.requireDriver(t.Context()); (err == nil) != (row.says == "") || err != nil && err.Error() != row.says {
+				t.Errorf("it fails with %v, want %q", err, row.says)
+			}
+		})
 	}
-	machine := hw.Backend.(*sim.Machine)
-	machine.Wedge()
-	defer machine.Release()
+}
+
+// initializing is an assembly of nothing but a Monitor, which runs.
+func initializing(t *testing.T, b device.Backend) *assembly {
+	t.Helper()
+	a := &assembly{monitor: device.NewMonitor(b, device.NewReaders(b), &device.Board{}, slog.New(slog.DiscardHandler))}
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if err := o.demand(ctx, hw); err != nil {
-		t.Errorf("the end is %v", err)
-	}
+	ended := make(chan error)
+	go func() { ended <- a.monitor.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		a.monitor.Drain(context.Background())
+	})
+	return a
+}
+
+// TestFailOnInitErrorWaits: a library that is still initializing, however long, is no error.
+func TestFailOnInitErrorWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		machine := machineWith(sim.T4)
+		machine.Wedge()
+		a := initializing(t, machine)
+		ended := make(chan error, 1)
+		go func() { ended <- a.requireDriver(t.Context()) }()
+		time.Sleep(time.Hour) // in the bubble: it takes none
+		select {
+		case err := <-ended:
+			t.Errorf("while the driver initializes, the process ends with %v", err)
+		default:
+		}
+		machine.Release()
+		if err := <-ended; err != nil {
+			t.Errorf("after the driver has answered, the process ends with %v", err)
+		}
+	})
+}
+
+// TestServeWhileTheDriverInitializes: a start that needs the driver answers its probes, or it would be killed.
+func TestServeWhileTheDriverInitializes(t *testing.T) {
+	machine := machineWith(sim.T4)
+	machine.Wedge()
+	w := newWorldOf(t, setting{machine: machine}, "--fail-on-init-error")
+	w.until("podgauge_nvml_up", " 0")
+	machine.Release()
+	w.untilRegistered()
 }

@@ -8,11 +8,15 @@ import (
 	"log/slog"
 	"strings"
 	"text/tabwriter"
+	"time"
 
 	"github.com/podgauge/podgauge/config"
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/plugin"
 )
+
+// previewTimeout bounds a preview: what the config means is known without the driver.
+const previewTimeout = 10 * time.Second
 
 // validate prints what a config means on this node, without the kubelet, and returns the exit status.
 // Unknown keys, which a daemon ignores, are rejected: here somebody can still correct them.
@@ -99,7 +103,7 @@ func listed(ctx context.Context, hw *hardware) ([]device.Device, error) {
 		devices []device.Device
 		err     error
 	}
-	ctx, cancel := context.WithTimeout(ctx, initBy)
+	ctx, cancel := context.WithTimeout(ctx, previewTimeout)
 	defer cancel()
 	done := make(chan listing, 1)
 	go func() { // a listing that hangs ends with the process, which is about to
