@@ -25,6 +25,8 @@ type row struct {
 	// empty: an empty variable says that the setting is empty. Of all others it
 	// says nothing, since charts write them for values that nobody gave.
 	empty bool
+	// restart: a file that changes it is rejected until the process is restarted.
+	restart bool
 	// read is of a setting that has parts, and that only a file can say.
 	read func(d *document, t *target, n *node, path string) error
 }
@@ -49,7 +51,7 @@ var rows = []row{
 	},
 	{
 		flag: "driver-root", aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, path: "flags.nvidiaDriverRoot", byDef: "/",
-		help: "`folder` in which the driver is installed, as the host sees it", into: func(t *target) any { return &t.DriverRoot },
+		help: "`folder` in which the driver is installed, as the host sees it", into: func(t *target) any { return &t.DriverRoot }, restart: true,
 	},
 	{
 		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"}, path: "flags.nvidiaDevRoot",
@@ -58,7 +60,7 @@ var rows = []row{
 	{
 		flag: "driver-root-ctr-path", aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		path: "flags.plugin.containerDriverRoot", byDef: "/driver-root",
-		help: "`folder` under which the driver root is mounted here", into: func(t *target) any { return &t.ContainerDriverRoot },
+		help: "`folder` under which the driver root is mounted here", into: func(t *target) any { return &t.ContainerDriverRoot }, restart: true,
 	},
 	{
 		flag: "pass-device-specs", env: []string{"PASS_DEVICE_SPECS"}, path: "flags.plugin.passDeviceSpecs", byDef: "false",

@@ -108,12 +108,38 @@ func (w *Watch) look(atOnce bool) {
 	if err == nil {
 		l, err = w.builder.load(c)
 	}
+	if err == nil {
+		err = w.checkRestart(l)
+	}
 	if err != nil {
 		w.refused = true
 		w.log.Error("config refused; the old one stands", "err", err)
 		return
 	}
 	w.take(l)
+}
+
+// checkRestart rejects a file that moves the driver. The process has loaded the driver's library, and cannot
+// exchange it: CDI specs and device nodes of the new place would be those of another driver.
+func (w *Watch) checkRestart(l Loaded) error {
+	settings, _ := w.Look()
+	was, is := target{Settings: settings}, target{Settings: l.Settings}
+	for i := range rows {
+		r := &rows[i]
+		if !r.restart {
+			continue
+		}
+		a, b := reflect.ValueOf(r.into(&was)).Elem(), reflect.ValueOf(r.into(&is)).Elem()
+		if reflect.DeepEqual(a.Interface(), b.Interface()) {
+			continue
+		}
+		place := r.path
+		if origin := l.Origins[r.name()]; origin != "" {
+			place = origin + ": " + place
+		}
+		return fmt.Errorf("%s: changed from %q to %q: restart podgauge for it to take effect", place, a, b)
+	}
+	return nil
 }
 
 // take publishes what differs.

@@ -139,6 +139,29 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 	}
 }
 
+// TestWatchRejectsAnotherDriverRoot: NVML would stay where it was, and CDI specs would be of another driver.
+func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
+	root := func(mig, root string) string {
+		return "version: v1\nflags:\n  migStrategy: " + mig + "\n  nvidiaDriverRoot: " + root + "\n"
+	}
+	dir := configMap(t, "config", root("none", "/run/nvidia/driver"))
+	file := filepath.Join(dir, "config")
+	w := watching(t, nil, "--config-file="+file)
+	for _, c := range []struct{ what, text, mig, says string }{
+		{"moved", root("mixed", "/opt/driver"), MIGNone, file + `:4: flags.nvidiaDriverRoot: changed from \"/run/nvidia/driver\" to \"/opt/driver\": restart podgauge for it to take effect`},
+		{"removed", "version: v1\n", MIGNone, `err="flags.nvidiaDriverRoot: changed from \"/run/nvidia/driver\" to \"/\"`},
+		{"moved here", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n", MIGNone, file + `:5: flags.plugin.containerDriverRoot: changed from \"/driver-root\" to \"/mnt\"`},
+		{"as it was", root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
+	} {
+		remount(t, dir, "config", c.text)
+		w.ticks(3)
+		w.expects(c.what, c.mig, c.says)
+		if s, _ := w.Look(); s.DriverRoot != "/run/nvidia/driver" || s.DevRoot != "/run/nvidia/driver" {
+			t.Errorf("%s: the driver is in %s, its nodes in %s", c.what, s.DriverRoot, s.DevRoot)
+		}
+	}
+}
+
 // TestWatchSeesTwice: a change is taken when it was seen twice, or at once when
 // that is asked for. Here each look is the test's own.
 func TestWatchSeesTwice(t *testing.T) {
