@@ -127,6 +127,19 @@ type Status struct {
 	Xids    []Xid     // errors that the driver reported of the GPU, by code
 }
 
+// NoMIGDevices is the reason why nothing of a MIG-enabled GPU can be allocated: it has no MIG device.
+const NoMIGDevices = "no_mig_devices"
+
+// Unallocatable returns the reason why nothing of a listed GPU can be allocated, in one word; empty if something
+// can, or for a MIG device. All are the statuses of the node. It is the one source of this reason.
+func (s Status) Unallocatable(all []Status) string {
+	ownMIGDevice := func(o Status) bool { return o.GPU == s.GPU && !o.WholeGPU() && !o.Gone }
+	if !s.WholeGPU() || !s.MIG || s.Gone || slices.ContainsFunc(all, ownMIGDevice) {
+		return ""
+	}
+	return NoMIGDevices
+}
+
 // Health is where a device stands between all is well and nothing works.
 type Health uint8
 

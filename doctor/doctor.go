@@ -114,6 +114,7 @@ var checks = [...]struct {
 	{"library", library},
 	{"driver", driver},
 	{"symbols", symbols},
+	{"mig", mig},
 	{"device nodes", deviceNodes},
 	{"nvidia runtime", runtime},
 	{"device plugins", devicePlugins},

@@ -283,6 +283,12 @@ var driverCases = []findingCase{
 		s.driver.library.Lacks, s.driver.library.Costs = []string{"a", "b", "c", "d"}, []string{"nvidia_gpu_sm_activity_ratio"}
 	}},
 
+	{check: "mig", verdict: OK, found: "no GPU has MIG mode on", change: func(*stage) {}},
+	{check: "mig", verdict: OK, found: "each of 1 MIG-enabled GPU has MIG devices", change: func(s *stage) { s.driver.listed[1].MIG = true }},
+	{check: "mig", verdict: Warning, found: "there is no MIG device: GPU 0 (GPU-a)", mend: "nvidia-smi mig -cgi", change: func(s *stage) { s.driver.listed[0].MIG, s.driver.listed[1].MIG = true, true }},
+	{check: "mig", verdict: Skipped, found: "simulated", change: func(s *stage) { s.Driver = nil }},
+	{check: "mig", verdict: Skipped, found: "does not answer", change: func(s *stage) { s.driver.listed, s.driver.err = nil, device.ErrNoDriver }},
+
 	{check: "device nodes", verdict: OK, found: "4 below /dev", change: func(*stage) {}},
 	{check: "device nodes", verdict: Warning, found: "/dev/nvidia-uvm: no such file", mend: "compute,utility", change: func(s *stage) { s.files.refused["/dev/nvidia-uvm"] = syscall.ENOENT }},
 	{check: "device nodes", verdict: OK, found: "3 below /dev", change: func(s *stage) { // as NVIDIA's runtime injects them

@@ -116,6 +116,37 @@ func symbols(_ context.Context, e *examination) Finding {
 	}
 }
 
+// mig looks for GPUs of which nothing can be allocated.
+func mig(_ context.Context, e *examination) Finding {
+	switch {
+	case e.Driver == nil:
+		return skipped("simulated")
+	case !e.devices.up():
+		return skipped("not looked for: the driver does not answer")
+	}
+	all := make([]device.Status, len(e.devices.listed))
+	for i, d := range e.devices.listed {
+		all[i].Device = d
+	}
+	enabled, empty := 0, []string(nil)
+	for _, s := range all {
+		if s.MIG {
+			enabled++
+		}
+		if s.Unallocatable(all) == device.NoMIGDevices {
+			empty = append(empty, fmt.Sprintf("GPU %d (%s)", s.Index, s.ID))
+		}
+	}
+	switch {
+	case len(empty) > 0:
+		return warning("MIG mode is on and there is no MIG device: "+few(empty), "Nothing of such a GPU is registered with the kubelet.",
+			"Create MIG devices (nvidia-smi mig -cgi <profile> -C), or turn MIG mode off (nvidia-smi -mig 0). If there are some, the container needs SYS_ADMIN to see them.")
+	case enabled == 0:
+		return ok("no GPU has MIG mode on")
+	}
+	return ok("each of %s has MIG devices", number(enabled, "MIG-enabled GPU"))
+}
+
 // mostNames is how many names a line has.
 const mostNames = 3
 

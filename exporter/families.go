@@ -11,6 +11,7 @@ import (
 // ownFamilies are the families that no row of a backend makes.
 type ownFamilies struct {
 	info, healthy, unhealthyInfo, up, stalled, allocated *family
+	unallocatable                                        *family
 	healthState, healthSince, flaps                      *family
 	xids, xidLast                                        *family
 	allocationInfo, allocationSeen                       *family
@@ -25,6 +26,7 @@ func (o *ownFamilies) make(add func(description) *family) {
 	o.info = add(gauge("nvidia_gpu_info", "What does not change about a device while its driver is loaded; always 1."))
 	o.healthy = add(gauge("nvidia_gpu_healthy", "Whether the device can be used, as the kubelet is told."))
 	o.unhealthyInfo = add(gauge("nvidia_gpu_unhealthy_info", "Why the device cannot be used, and what that asks for; always 1.", "reason", "action"))
+	o.unallocatable = add(gauge("nvidia_gpu_unallocatable_info", "1 if nothing of a GPU that works can be allocated, by reason; no_mig_devices: MIG mode is on and there is no MIG device.", "reason"))
 	o.healthState = add(gauge("nvidia_gpu_health_state", "Where the device stands: well, suspect (used as before, and checked), unhealthy, or on probation (well, and not yet for long enough).", "state"))
 	o.healthSince = add(gauge("nvidia_gpu_health_since_timestamp_seconds", "Since when the device has been healthy, or unhealthy for the present reason."))
 	o.flaps = add(count("nvidia_gpu_health_flaps_total", "How often the device turned unhealthy, as far as is remembered."))
@@ -77,8 +79,8 @@ func (p *page) renderNode(s snapshot) {
 // nodeFamilies is room for all that renderNode writes.
 const nodeFamilies = 16
 
-// renderStatus writes what the board says of the device.
-func (d rendering) renderStatus() {
+// renderStatus writes what the board says of the device. The statuses are those of its GPU.
+func (d rendering) renderStatus(gpu []device.Status) {
 	own := &d.page.own
 	if d.itself.kept[d.infoSlot()] != nil {
 		d.itself.set(d.infoSlot(), 1)
@@ -90,6 +92,9 @@ func (d rendering) renderStatus() {
 		if d.hold != device.Unknown {
 			d.held.set(slot{family: own.allocated}, number(d.hold != device.Idle))
 		}
+	}
+	if reason := d.status.Unallocatable(gpu); reason != "" {
+		d.itself.set(slot{family: own.unallocatable, more: reason}, 1, device.Label{Name: "reason", Value: reason})
 	}
 	if !d.status.Healthy {
 		d.held.set(slot{own.unhealthyInfo, d.status.Reason, d.status.Action}, 1,

@@ -163,7 +163,7 @@ func (p *page) renderGPU(s snapshot, statuses []device.Status, l *ledger) {
 	}
 	for i, status := range statuses {
 		d := p.rendering(s, status, statuses)
-		d.renderStatus()
+		d.renderStatus(statuses)
 		d.renderHealth()
 		if i == 0 {
 			d.renderGPU(s, reading.GPU != "")

@@ -133,6 +133,8 @@ func (r Rules) choose(statuses []device.Status) (chosen []device.Status, cannot 
 	for _, s := range statuses {
 		switch {
 		case r.Selected != nil && !r.Selected(s.Device):
+		case s.Unallocatable(statuses) == device.NoMIGDevices:
+			cannot = append(cannot, fmt.Sprintf("%s has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off", s.ID))
 		case s.MIG && r.MIG == MIGNone:
 			cannot = append(cannot, fmt.Sprintf("%s is partitioned, and the MIG strategy none offers neither it nor its slices", s.ID))
 		case s.MIG || !s.WholeGPU() && r.MIG == MIGNone:
@@ -150,7 +152,7 @@ func (r Rules) choose(statuses []device.Status) (chosen []device.Status, cannot 
 	if whole {
 		why = "MIG slices with the strategy single want every GPU partitioned, and some are whole"
 	}
-	return slices.DeleteFunc(chosen, func(s device.Status) bool { return !s.WholeGPU() }), []string{why}
+	return slices.DeleteFunc(chosen, func(s device.Status) bool { return !s.WholeGPU() }), append(cannot, why)
 }
 
 // share adds the devices of one resource to what is offered.

@@ -79,7 +79,14 @@ func TestRules(t *testing.T) {
 			want: "gpu: GPU-0; mig-1g.10gb: MIG-2 MIG-3!; mig-3g.40gb: MIG-4",
 		},
 		{name: "a profile with attributes", rules: Rules{MIG: MIGMixed}, board: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
-		{name: "MIG without a slice", rules: Rules{MIG: MIGMixed}, board: "0m 1", want: "gpu: GPU-1"},
+		{
+			name: "MIG without a MIG device", rules: Rules{MIG: MIGMixed}, board: "0m 1", want: "gpu: GPU-1",
+			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
+		},
+		{
+			name: "MIG without a MIG device, whatever the strategy", rules: Rules{}, board: "0m",
+			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
+		},
 		{name: "single", rules: Rules{MIG: MIGSingle}, board: "0m 0/1g.10gb 1m 1/1g.10gb", want: "gpu: MIG-1 MIG-3"},
 		{name: "single, nothing partitioned", rules: Rules{MIG: MIGSingle}, board: "0 1", want: "gpu: GPU-0 GPU-1"},
 		{

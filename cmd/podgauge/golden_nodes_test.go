@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"strings"
 	"testing"
 
 	"github.com/podgauge/podgauge/device/nvml"
@@ -79,6 +81,23 @@ func TestGoldenMixed(t *testing.T) {
 	w.run(kubelet.Pod{Namespace: "lab", Name: "all", Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{resource: len(w.machine.IDs())}}}})
 	w.untilCounted(resource, len(w.machine.IDs()))
 	w.shows("mixed", `nvidia_gpu_allocated{container="main",gpu="3"`, " 1")
+}
+
+// TestNoMIGDevices has a GPU in MIG mode of which nothing can be allocated.
+func TestNoMIGDevices(t *testing.T) {
+	t.Parallel()
+	m := machineWith(sim.H100, sim.H100)
+	m.Partition(m.GPUs()[1])
+	w := newWorldOf(t, setting{machine: m}, "--mig-strategy=mixed")
+	w.untilAllocatable(resource, 1)
+	w.until(`nvidia_gpu_unallocatable_info{`, " 1")
+	var out bytes.Buffer
+	if status := run(t.Context(), []string{"status", "--url=" + w.url}, nothing, &out, &out); status != exitOK || !strings.Contains(out.String(), "no_mig_devices") {
+		t.Errorf("status %d:\n%s", status, out.String())
+	}
+	m.Partition(m.GPUs()[1], "1g.10gb")
+	w.untilAllocatable("nvidia.com/mig-1g.10gb", 1)
+	w.untilScrape("no reason", func(text string) bool { return !strings.Contains(text, "nvidia_gpu_unallocatable_info") })
 }
 
 // TestGoldenLinks shows single NVLinks.

@@ -38,7 +38,7 @@ func statusTable(body []byte) ([]string, table, error) {
 			{text: position(of)},
 			{text: cmp.Or(of.Profile, of.Model, nothingThere)},
 			{of.Health, healthColour(of)},
-			{text: why(of.Reason, of.Action)},
+			{text: why(cmp.Or(of.Reason, of.Unallocatable), of.Action)},
 			{text: ago(d.At, of.Since)},
 			{text: holding(of)},
 			{text: last},

@@ -56,7 +56,9 @@ type Device struct {
 	Since   time.Time `json:"since,omitzero"` // when Healthy or Reason last changed
 	Flaps   uint64    `json:"flaps"`
 	Gone    bool      `json:"gone,omitempty"` // no listing has it any more
-	Xids    []Xid     `json:"xids"`           // that were reported of its GPU, as far as is remembered
+	// Unallocatable is why nothing of a GPU that works can be allocated: "no_mig_devices".
+	Unallocatable string `json:"unallocatable,omitempty"`
+	Xids          []Xid  `json:"xids"` // that were reported of its GPU, as far as is remembered
 
 	// Hold is "idle", "held", "shared", "unnamed" (allocated to a container that the
 	// kubelet does not name), "unknown", or "partitioned".
@@ -98,7 +100,7 @@ func (s Sources) answer(q Query, now time.Time) Devices {
 	at := q.place(statuses)
 	for _, status := range statuses {
 		if at.has(status.ID, status.GPU, status.Index) {
-			d.Devices = append(d.Devices, deviceOf(status, held, known))
+			d.Devices = append(d.Devices, deviceOf(status, statuses, held, known))
 		}
 	}
 	return d
@@ -115,11 +117,11 @@ func errText(err error) string {
 	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }
 
-func deviceOf(s device.Status, held device.Holders, known incident.Known) Device {
+func deviceOf(s device.Status, all []device.Status, held device.Holders, known incident.Known) Device {
 	d := Device{
 		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIG, Model: s.Model, PCI: s.PCI, NUMANode: unlessNegative(s.NUMANode),
 		MemoryBytes: s.MemoryBytes, Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Action: s.Action,
-		Since: s.Since.UTC(), Flaps: s.Flaps, Gone: s.Gone, Xids: make([]Xid, len(s.Xids)),
+		Since: s.Since.UTC(), Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all), Xids: make([]Xid, len(s.Xids)),
 		Holders: []Holder{}, LastHolders: []Holder{},
 	}
 	if !s.WholeGPU() {
