@@ -127,13 +127,12 @@ func TestStrategiesBesideCDI(t *testing.T) {
 	t.Parallel()
 	driver := newDriverFiles(t, 1)
 	show := driver.hide()
-	w := newWorldOf(t, setting{machine: machineWith(sim.T4)}, driver.args("--device-list-strategy=envvar,cdi-cri")...)
+	w := newWorldOf(t, setting{machine: machineWith(sim.T4)}, driver.args("--device-list-strategy=envvar,cdi-cri", "--metrics.include=podgauge_cdi_*")...)
 	w.untilRegistered()
 	w.run(pod("research", "train", 1))
 	if all := w.answers(); len(all) != 1 || len(all[0].CdiDevices) > 0 || all[0].Envs["NVIDIA_VISIBLE_DEVICES"] != string(w.machine.IDs()[0]) {
 		t.Errorf("the kubelet has %v", all)
 	}
-	w.untilCounted(resource, 1)
 	w.shows("cdi_spec_missing", "podgauge_cdi_spec_up{", " 0")
 	show()
 	w.until("podgauge_cdi_spec_up{", " 1")
