@@ -44,10 +44,10 @@ type Share struct {
 	Replicas int // 0: it is not shared
 }
 
-// mostReplicas keeps the list of a node with 16 GPUs at about the 4 MiB that the
-// kubelet reads: with more, it ends the stream. What is too much all the same, with
-// several NUMA nodes, say, is found when the list is made (plugin/rules.go).
-const mostReplicas = 4096
+// mostReplicas is more than any device can have: the kubelet reads lists of up to 4 MiB, and
+// an id takes at least 62 bytes. How many fit is known only with the node's devices
+// (plugin/rules.go).
+const mostReplicas = 1 << 16
 
 // Shares says how each of the devices is offered that have this resource, in
 // their order. An entry that names a device beats one that names its model, that

@@ -22,9 +22,12 @@ const (
 	lost      = "gone"      // no listing has its device, since before this process
 )
 
-// mostBytes is how long a list may be. The kubelet takes 4 MiB, gRPC's default, and
-// ends the stream over a longer one. What is withdrawn comes on top.
-const mostBytes = 4<<20 - 64<<10
+// maxMessage is the longest message that the kubelet reads, gRPC's default: it ends the stream
+// over a longer one. mostBytes leaves room for what is withdrawn.
+const (
+	maxMessage = 4 << 20
+	mostBytes  = maxMessage - 64<<10
+)
 
 // offer is what is offered under one resource name. It is never written once it
 // was published.
@@ -35,6 +38,9 @@ type offer struct {
 	// before, if anything.
 	past    bool
 	foreign bool // it is past, and may be another plugin's by now
+	// ids are how many the rules offer, and bytes the length of their list when all devices
+	// have failed, which is when it is the longest.
+	ids, bytes int
 }
 
 // item is one offered id.
@@ -203,14 +209,19 @@ func (o *offer) list() *api.ListAndWatchResponse {
 	return list
 }
 
-// bytes is the length of the list when all devices have failed, which is when it is
-// the longest, as far as it may matter: an id takes some 60.
-func (o *offer) bytes() int {
-	const mostID = 256
-	if len(o.items) < mostBytes/mostID {
-		return 0
+// listed is the length of what a list has of a device: its own id, or so many replicas. It
+// makes no ids, of which a wrong configuration may ask for millions.
+func listed(d device.Device, replicas int) (bytes int) {
+	size := func(id device.OfferedID) int {
+		return proto.Size(&api.ListAndWatchResponse{Devices: []*api.Device{{ID: string(id), Health: api.Unhealthy, Topology: topology(d)}}})
 	}
-	return proto.Size(o.list()) + o.healthy()*(len(api.Unhealthy)-len(api.Healthy))
+	if replicas < 1 {
+		return size(d.ID.Offered())
+	}
+	for from, to := 0, 10; from < replicas; from, to = to, 10*to { // numbers of as many digits
+		bytes += (min(to, replicas) - from) * size(d.ID.Replica(from))
+	}
+	return bytes
 }
 
 // topology is nil where the NUMA node is not known: one that is there but empty

@@ -45,12 +45,17 @@ type view struct {
 	topology *preferred.Topology
 }
 
-// topology is that of an offer. It is worked out when it is first asked for, and
-// again when what it comes from is another.
+// topology is that of an offer. It is worked out when it is first asked for, and again when
+// ids, devices or links change, but not when a device fails.
 func (e *endpoint) topology(of *offer) *preferred.Topology {
 	links := e.Links()
 	v := e.view.Load()
-	if v == nil || v.of != of || !sameSlice(v.links, links) {
+	switch {
+	case v != nil && v.of == of && sameSlice(v.links, links):
+	case v != nil && sameSlice(v.links, links) && v.of.sameCandidates(of):
+		v = &view{of, links, v.topology}
+		e.view.Store(v)
+	default:
 		v = &view{of, links, preferred.New(of.candidates(), links)}
 		e.view.Store(v)
 	}
@@ -64,15 +69,45 @@ func sameSlice[T any](a, b []T) bool {
 
 // candidates are the ids that may be given away, and those that may not and that
 // containers hold all the same.
-func (o *offer) candidates() []preferred.Candidate {
-	var all []preferred.Candidate
-	for _, i := range o.items {
-		if i.until.IsZero() || i.held {
-			d := i.status.Device
-			all = append(all, preferred.Candidate{
-				ID: i.id, Device: d.ID, GPU: d.GPU, Index: d.Index, NUMANode: d.NUMANode, Replica: i.shared, Held: i.held,
-			})
+func (o *offer) candidates() (all []preferred.Candidate) {
+	for n := range o.items {
+		if i := &o.items[n]; i.chosen() {
+			all = append(all, i.candidate())
 		}
 	}
 	return all
+}
+
+// sameCandidates reports whether another offer has the same candidates.
+func (o *offer) sameCandidates(other *offer) bool {
+	m := 0
+	next := func() *item {
+		for ; m < len(other.items); m++ {
+			if i := &other.items[m]; i.chosen() {
+				m++
+				return i
+			}
+		}
+		return nil
+	}
+	for n := range o.items {
+		i := &o.items[n]
+		if !i.chosen() {
+			continue
+		}
+		if j := next(); j == nil || i.candidate() != j.candidate() {
+			return false
+		}
+	}
+	return next() == nil
+}
+
+// chosen reports whether an item decides which ids are preferred.
+func (i *item) chosen() bool { return i.until.IsZero() || i.held }
+
+func (i *item) candidate() preferred.Candidate {
+	d := &i.status.Device
+	return preferred.Candidate{
+		ID: i.id, Device: d.ID, GPU: d.GPU, Index: d.Index, NUMANode: d.NUMANode, Replica: i.shared, Held: i.held,
+	}
 }

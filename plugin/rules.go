@@ -84,9 +84,10 @@ func (r Rules) apply(statuses []device.Status) (offers map[string]*offer, cannot
 	}
 	for _, name := range slices.Sorted(maps.Keys(offers)) {
 		o := offers[name]
-		if size := o.bytes(); size > mostBytes {
+		if o.bytes > mostBytes {
 			delete(offers, name)
-			cannot = append(cannot, fmt.Sprintf("%s has %d ids, a list of %d bytes, and the kubelet takes %d", name, len(o.items), size, mostBytes))
+			cannot = append(cannot, fmt.Sprintf("%s would have %d ids, and the kubelet reads a list of %d MiB, which is %d of these ids: use fewer replicas",
+				name, o.ids, maxMessage>>20, o.ids*mostBytes/o.bytes))
 			continue
 		}
 		o.sort()
@@ -175,10 +176,15 @@ func (r Rules) share(offers map[string]*offer, name string, all []device.Status)
 			o = &offer{rules: r}
 			offers[share.Resource] = o
 		}
+		if o.ids, o.bytes = o.ids+max(share.Replicas, 1), o.bytes+listed(s.Device, share.Replicas); o.bytes > mostBytes {
+			o.items = nil // it is not offered, however many ids come yet
+			continue
+		}
 		if share.Replicas < 1 {
 			o.items = append(o.items, item{id: s.ID.Offered(), status: s})
 			continue
 		}
+		o.items = slices.Grow(o.items, share.Replicas)
 		i := item{status: s, onlyOne: share.OnlyOne, shared: true}
 		if r.Down != nil {
 			i.down = r.Down(share.Resource)

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
-	"google.golang.org/protobuf/proto"
 )
 
 // board writes statuses as words: "0" is a GPU, "1m" one whose MIG mode is on,
@@ -137,36 +136,6 @@ func TestRules(t *testing.T) {
 				t.Errorf("offered is %q, not %q; want %q, not %q", got, cannot, row.want, row.cannot)
 			}
 		})
-	}
-}
-
-// A list that the kubelet does not take would end its stream, again and again, and
-// nobody would say why.
-func TestTooManyIDs(t *testing.T) {
-	var all []device.Status
-	for n := range 16 {
-		s := board(fmt.Sprint(n))[0]
-		s.ID = device.ID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", n))
-		s.GPU, s.NUMANode = device.GPU(s.ID), n%2
-		all = append(all, s)
-	}
-	offers, cannot := shareAll(4096).apply(all[:8])
-	if o := offers[wholeGPU]; o == nil || len(o.items) != 8*4096 || len(cannot) > 0 {
-		t.Errorf("offers of 8 GPUs are %d, and cannot be is %q", len(offers), cannot)
-	}
-	if list := (&offer{}); list.bytes() != 0 {
-		t.Errorf("no id takes %d bytes", list.bytes())
-	}
-	healthy := offers[wholeGPU].bytes()
-	for n := range all {
-		all[n].Healthy = false
-	}
-	if offers, _ := shareAll(4096).apply(all[:8]); offers[wholeGPU].bytes() != healthy || proto.Size(offers[wholeGPU].list()) != healthy {
-		t.Errorf("it has %d bytes, and %d when all have failed", healthy, offers[wholeGPU].bytes())
-	}
-	offers, cannot = shareAll(4096).apply(all)
-	if len(offers) > 0 || len(cannot) != 1 || !strings.Contains(cannot[0], "nvidia.com/gpu has 65536 ids, a list of 4") {
-		t.Errorf("offers of 16 GPUs are %d, and cannot be is %q", len(offers), cannot)
 	}
 }
 
