@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/podgauge/podgauge/device/nvml"
@@ -142,4 +143,18 @@ func TestGoldenLimit(t *testing.T) {
 	w.untilAllocatable(resource, 1)
 	w.run(pod("research", "train", 1))
 	w.shows("series_limit", "podgauge_series ", " 17")
+}
+
+// TestGoldenReleased has a driver that podgauge was told to let go of: a pod keeps its device, of
+// which there are no readings.
+func TestGoldenReleased(t *testing.T) {
+	t.Parallel()
+	w := newWorldOf(t, setting{machine: machineWith(sim.T4)}, "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up")
+	w.untilAllocatable(resource, 1)
+	w.run(pod("research", "train", 1))
+	w.until(`nvidia_gpu_energy_joules_total{container="main",gpu="0"`, " 0")
+	w.orders <- syscall.SIGUSR1
+	w.shows("released", "podgauge_nvml_up", " 0")
+	w.orders <- syscall.SIGUSR2
+	w.until(`nvidia_gpu_healthy{container="main",gpu="0"`, " 1")
 }
