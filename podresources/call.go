@@ -142,16 +142,20 @@ func (c *Client) call(ctx context.Context, method string, ask func(context.Conte
 	return err
 }
 
-// reconnect tries a connection that failed earlier again at once, not when gRPC
-// would next do so: the caller has come now.
+// reconnect tries a connection that failed earlier again at once, not when gRPC would next do
+// so: the caller has come now. gRPC ends a call that waits for a connection before it changes
+// the connection's state, so one that has just failed may still be said to be made.
 func (c *Client) reconnect(ctx context.Context) {
-	if c.conn.GetState() != connectivity.TransientFailure {
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, connectFor)
 	defer cancel()
-	c.conn.ResetConnectBackoff()
-	c.conn.WaitForStateChange(ctx, connectivity.TransientFailure)
+	for state := c.conn.GetState(); state == connectivity.Connecting || state == connectivity.TransientFailure; state = c.conn.GetState() {
+		if state == connectivity.TransientFailure {
+			c.conn.ResetConnectBackoff()
+		}
+		if !c.conn.WaitForStateChange(ctx, state) {
+			return
+		}
+	}
 }
 
 // wait keeps everyone from asking for a while, after a refusal.

@@ -85,7 +85,7 @@ func TestResourcesOfAnAnswer(t *testing.T) {
 		k.says(whole)
 		h := c.Owners(t.Context())
 		wantResources(t, "of a pod as a whole", h, []string{"whole: device 7 on []", "whole: CPUs [8 9]", "whole: CPUs [9]", "whole: 5 of memory on []"})
-		if cpus := h.Resources.HeldCPUs; cpus[0].Container != "" || cpus[1].Container != "main" {
+		if cpus := h.Resources.HeldCPUs; len(cpus) != 2 || cpus[0].Container != "" || cpus[1].Container != "main" {
 			t.Errorf("the CPUs are %v", cpus)
 		}
 		k.stop()
