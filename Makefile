@@ -18,7 +18,7 @@ IMAGES = $(ARCH:%=$(CURDIR)/bin/podgauge-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
-.PHONY: demo test build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench gpu
+.PHONY: demo test stress build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench gpu
 
 build: ## bin/podgauge
 	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
@@ -41,6 +41,9 @@ test: build ## all that needs no root; allocations are counted without the race 
 	cd test/image && go test -count=1 ./...
 	cd test/chart && go test -count=1 ./...
 	cd test/dashboards && go test -count=1 ./...
+
+stress: ## each package's tests 20 times with -race beside four busy loops; RUNS=5 PKGS=./exporter/...: fewer
+	test/stress/stress $(PKGS)
 
 rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
 	promtool check rules deploy/rules/podgauge.rules.yaml deploy/rules/podgauge.recording.yaml
