@@ -18,7 +18,7 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "doctor", "exporter", "exporter/api", "exporter/status", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state"},
+	"cmd/podgauge":       {"config", "containers", "device", "device/nvml", "device/nvml/cdi", "device/nvml/kmsg", "doctor", "exporter", "exporter/api", "exporter/status", "incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "pods", "sim", "state", "state/disk"},
 	"cmd/demo":           {},
 	"config":             {},
 	"dashboards":         {},
@@ -34,8 +34,9 @@ var arrows = map[string][]string{
 	"plugin/preferred":   {"device"},
 	"podresources":       {"device", "wire"},
 	"pods":               {"device", "wire"},
-	"incident":           {"device"},
-	"state":              {"device"},
+	"incident":           {"device", "state/disk"},
+	"state":              {"device", "state/disk"},
+	"state/disk":         {},
 	"exporter":           {"device", "exporter/api", "exporter/status", "incident"},
 	"exporter/api":       {"device", "incident"},
 	"exporter/status":    {"device", "exporter/api", "incident"},

@@ -8,10 +8,8 @@ import (
 )
 
 const (
-	// rememberedFor is how long a GPU is remembered that is not there, or of which nothing
-	// has been heard.
-	rememberedFor = 30 * 24 * time.Hour
-	// rememberedMost bounds what is remembered of those that are not there.
+	// rememberedMost bounds the records of absent devices. Age does not: a clock that is
+	// ahead must not erase them.
 	rememberedMost = 256
 	// rememberEvery is how often the odometers of those that wait for a reset are noted.
 	rememberEvery = time.Minute
@@ -54,9 +52,9 @@ type Record struct {
 	Gone   time.Time
 	// booted says that the node was since it was written.
 	booted bool
-	// Xids are the GPU's counts. They go on where the process before has left off: whoever
-	// remembers must hand over none that is less than what was ever shown, or else 0,
-	// since Prometheus takes a count that falls for one that began anew.
+	// Xids are the GPU's counts. They, and Flaps, continue from the process before: none may be
+	// less than a scrape has shown, unless it is 0, since Prometheus takes all of a counter that
+	// fell for an increase.
 	Xids []Xid
 }
 
@@ -73,6 +71,7 @@ func (m *Monitor) recall() {
 		}
 		m.recalled[recordKey{r.GPU, r.Device}] = r
 	}
+	m.recount()
 	m.careful = m.Remembered.Rebooted || m.Remembered.Lost
 	m.lost = m.Remembered.Lost
 	m.changed = m.lost // who set it aside has told nobody else
@@ -128,7 +127,7 @@ func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 				t.Xid = x
 			}
 		}
-		p.publish()
+		m.publish(p)
 	}
 	if r.Reason == "" {
 		return
@@ -156,7 +155,7 @@ func (m *Monitor) takeAbsent(now time.Time) {
 			r.Gone = now
 		}
 		id := r.Listed.ID
-		old := now.Sub(r.Gone) >= gpuKeptFor || now.Sub(r.last()) >= rememberedFor
+		old := now.Sub(r.Gone) >= gpuKeptFor
 		if key.device != "" || id == "" || m.patients[r.GPU] != nil || old && !m.held(id) {
 			continue
 		}
@@ -169,7 +168,7 @@ func (m *Monitor) takeAbsent(now time.Time) {
 }
 
 // record is what is to be remembered of a GPU or a slice; false where nothing is.
-func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bool) {
+func (p *patient) record(c *condition, id ID, now time.Time) (r Record, any bool) {
 	r = Record{GPU: p.gpu, Device: id, Flaps: c.flaps, Turns: slices.Clone(c.turns), Again: c.relapse}
 	if v := c.verdict; v.reason != "" && !v.quiet {
 		r.Reason, r.Action, r.Class, r.Since, r.At, r.Seen = v.reason, v.action, v.class, v.since, v.at, now
@@ -190,7 +189,7 @@ func (p *patient) record(c *condition, id ID, now time.Time) (r Record, worth bo
 			r.Seen = p.goneAt
 		}
 	}
-	return r, r.Reason != "" || now.Sub(r.last()) < rememberedFor
+	return r, r.Listed.ID != "" || r.Reason != "" || r.Flaps > 0 || len(r.Turns) > 0 || r.Again.Reason != "" || len(r.Xids) > 0
 }
 
 // last is when anything was last heard of it. How old a verdict is says nothing of that.
@@ -208,9 +207,19 @@ func (r Record) last() time.Time {
 // put keeps what is remembered of a device that is forgotten: it may come back, and what
 // was wrong with it has not gone by that.
 func (m *Monitor) put(p *patient, c *condition, id ID, now time.Time) {
-	if r, worth := p.record(c, id, now); worth {
+	if r, any := p.record(c, id, now); any {
 		m.recalled[recordKey{p.gpu, id}] = r
 	}
+	for len(m.recalled) > rememberedMost {
+		m.forgetOldest()
+	}
+}
+
+// forgetOldest forgets the absent device of which nothing was heard for the longest time.
+func (m *Monitor) forgetOldest() {
+	absent := slices.Collect(maps.Values(m.recalled))
+	r := slices.MinFunc(absent, func(a, b Record) int { return cmp.Or(a.last().Compare(b.last()), a.compare(b)) })
+	delete(m.recalled, recordKey{r.GPU, r.Device})
 }
 
 // remember hands over what the next process has to know: at once where a verdict has
@@ -254,22 +263,40 @@ func (m *Monitor) awaitsReset() bool {
 
 // history is what is remembered now, ordered by GPU and device.
 func (m *Monitor) history(now time.Time) History {
-	absent := slices.Collect(maps.Values(m.recalled))
-	absent = slices.DeleteFunc(absent, func(r Record) bool { return now.Sub(r.last()) >= rememberedFor })
-	slices.SortFunc(absent, func(a, b Record) int { return cmp.Or(b.last().Compare(a.last()), a.compare(b)) })
-	records := absent[:min(len(absent), rememberedMost)]
+	records := slices.Collect(maps.Values(m.recalled))
 	for _, p := range m.patients {
-		if r, worth := p.record(&p.condition, "", now); worth {
+		if r, any := p.record(&p.condition, "", now); any {
 			records = append(records, r)
 		}
 		for _, w := range p.slices {
-			if r, worth := p.record(&w.own, w.ID, now); worth {
+			if r, any := p.record(&w.own, w.ID, now); any {
 				records = append(records, r)
 			}
 		}
 	}
 	slices.SortFunc(records, Record.compare)
 	return History{Records: records, Lost: m.lost}
+}
+
+// record finds a device's; the zero Record if there is none. Records are in order.
+func (h *History) record(gpu GPU, id ID) Record {
+	if h == nil {
+		return Record{}
+	}
+	i, found := slices.BinarySearchFunc(h.Records, Record{GPU: gpu, Device: id}, Record.compare)
+	if !found {
+		return Record{}
+	}
+	return h.Records[i]
+}
+
+// count finds an Xid's.
+func (r Record) count(code uint64) uint64 {
+	i := slices.IndexFunc(r.Xids, func(x Xid) bool { return x.Code == code })
+	if i < 0 {
+		return 0
+	}
+	return r.Xids[i].Count
 }
 
 func (r Record) compare(o Record) int {

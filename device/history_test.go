@@ -1,6 +1,7 @@
 package device_test
 
 import (
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -179,8 +180,9 @@ func TestTheAbsentAreRemembered(t *testing.T) {
 	})
 }
 
-// TestTheOldIsForgotten a month after the last that was heard of it, and never what is there.
-func TestTheOldIsForgotten(t *testing.T) {
+// TestAClockThatIsAhead by a month when the process starts erases no record: an absent GPU may
+// come back, and the counts of a healthy one go on.
+func TestAClockThatIsAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s witnessed
 		m := machine(2)
@@ -190,19 +192,74 @@ func TestTheOldIsForgotten(t *testing.T) {
 			w.monitor.Remembered.Records = []device.Record{
 				{GPU: m.GPUs()[0], Reason: "xid_95", ByReset: true, Since: at, At: at},
 				{GPU: m.GPUs()[1], Flaps: 3, Turns: []time.Time{at}},
-				{GPU: "GPU-that-was-taken-out", Reason: "xid_95", ByReset: true, Since: at, At: at},
-				{GPU: "GPU-that-was-taken-out-now", Reason: "xid_95", ByReset: true, Since: at, At: time.Now()},
+				{GPU: "GPU-absent", Reason: "xid_95", ByReset: true, Since: at, At: at},
 			}
 		})
 		want(t, "what was there all the time", w.after(time.Minute), "xid_95", "")
 		w.stop()
-		var left []device.GPU
-		for _, r := range s.history().Records {
-			left = append(left, r.GPU)
+		h := s.history()
+		if len(h.Records) != 3 || record(h, m.GPUs()[1], "").Flaps != 3 || record(h, "GPU-absent", "").Reason != "xid_95" {
+			t.Errorf("remembered is %+v", h.Records)
 		}
-		if !slices.Equal(left, []device.GPU{m.GPUs()[0], m.GPUs()[1], "GPU-that-was-taken-out-now"}) {
-			t.Errorf("remembered is %v", left)
+	})
+}
+
+// TestTheOldestAbsentRecordsAreForgotten if there are too many.
+func TestTheOldestAbsentRecordsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		m := machine(2)
+		b := &hiding{Machine: m}
+		w := watch(t, m, func(device.Backend) device.Backend { return b }, s.listen, func(w *watched) {
+			for n := range 300 {
+				at := time.Now().Add(-time.Duration(n) * time.Hour)
+				w.monitor.Remembered.Records = append(w.monitor.Remembered.Records,
+					device.Record{GPU: device.GPU(fmt.Sprintf("GPU-absent-%d", n)), Reason: "lost", Since: at, At: at})
+			}
+		})
+		w.after(time.Second)
+		m.Fail(m.IDs()[0], "xid 95")
+		w.after(time.Second)
+		b.hidden.Store(m.IDs()[0])
+		w.after(15 * time.Minute)
+		w.stop()
+		h := s.history()
+		if len(h.Records) != 256+1 || record(h, m.GPUs()[0], "").Reason != "xid_95" ||
+			record(h, "GPU-absent-254", "").Reason == "" || record(h, "GPU-absent-255", "").Reason != "" {
+			t.Errorf("%d are remembered, and not the newest", len(h.Records))
 		}
+	})
+}
+
+// TestACountIsShownWhenItIsStored, so that none falls when the process is killed. Health and the
+// time of an Xid do not wait for the disk.
+func TestACountIsShownWhenItIsStored(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s witnessed
+		var stored atomic.Pointer[device.History]
+		m := machine(1)
+		gpu, id := m.GPUs()[0], m.IDs()[0]
+		earlier := device.History{Records: []device.Record{{GPU: gpu, Flaps: 7, Xids: []device.Xid{{Code: 31, Count: 5, Last: time.Now()}}}}}
+		stored.Store(&earlier)
+		w := watch(t, m, nil, s.listen, func(w *watched) { w.monitor.Remembered, w.monitor.Counted = earlier, stored.Load })
+		defer w.stop()
+		check := func(when string, flaps, xid31, xid95 uint64) device.Status {
+			t.Helper()
+			is := w.after(time.Second)[0]
+			if is.Flaps != flaps || countOf(is, 31) != xid31 || countOf(is, 95) != xid95 {
+				t.Errorf("%s there are %d flaps and Xids %v", when, is.Flaps, is.Xids)
+			}
+			return is
+		}
+		check("at first", 7, 5, 0)
+		w.Fail(id, "xid 31")
+		w.Fail(id, "xid 95")
+		if is := check("while the disk hangs", 7, 5, 0); is.Healthy || is.Reason != "xid_95" || len(is.Xids) != 2 || is.Xids[1].Last.IsZero() {
+			t.Errorf("while the disk hangs it is %+v", is)
+		}
+		h := s.history()
+		stored.Store(&h)
+		check("when it was stored", 8, 6, 1)
 	})
 }
 
@@ -334,12 +391,6 @@ func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
 		want(t, "while it is absent", process(15*time.Minute), "")
 		b.hidden.Store(device.ID(""))
 		want(t, "when it is back", process(time.Minute), "xid_95", "")
-		b.hidden.Store(id)
-		time.Sleep(31 * 24 * time.Hour)
-		process(time.Minute)
-		if r := record(s.history(), gpu, ""); r.Reason != "" {
-			t.Errorf("a month after it went, it is %+v", r)
-		}
 	})
 }
 

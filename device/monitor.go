@@ -51,6 +51,10 @@ type Monitor struct {
 	// times a second at most, but for verdicts. It must be quick. Set before Run; nil:
 	// nobody.
 	Remember func(History)
+	// Counted returns the newest history whose counts the Board may show: a count that is
+	// shown must not fall when the process is killed. Verdicts do not wait for it. A nil
+	// history counts nothing. It must be quick. Set before Run; nil: the Board shows all.
+	Counted func() *History
 
 	backend Backend
 	readers *Readers
@@ -100,6 +104,7 @@ type Monitor struct {
 	strangers sayings // of Xids of GPUs that are not known
 
 	recalled     map[recordKey]Record // of those that are not there
+	counts       *History             // the newest of Counted
 	careful      bool                 // the first post waits for those on probation
 	lost         bool                 // as in History, before the first post
 	changed      bool                 // a verdict has, since it was handed to Remember

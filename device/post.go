@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -10,6 +11,7 @@ import (
 // turns away the pods that hold the rest. Later a GPU that has none yet is left out,
 // since it must not hold up what is known of the others.
 func (m *Monitor) post(now time.Time) {
+	m.recount()
 	m.scratch = m.scratch[:0]
 	for _, w := range m.wards {
 		if m.posted == nil && (!w.patient.answered || m.proving(w, now)) {
@@ -17,7 +19,9 @@ func (m *Monitor) post(now time.Time) {
 		}
 		if w.patient.answered {
 			health, v := m.judged(w)
-			m.scratch = append(m.scratch, w.status(health, v, now))
+			s := w.status(health, v, now)
+			s.Flaps = m.flaps(&w.patient.condition, w.GPU, "") + m.flaps(&w.own, w.GPU, w.ID)
+			m.scratch = append(m.scratch, s)
 		}
 	}
 	if !m.known {
@@ -32,7 +36,7 @@ func (m *Monitor) post(now time.Time) {
 	for i := range m.scratch {
 		p := m.patients[m.scratch[i].GPU]
 		if p.counted {
-			p.publish()
+			m.publish(p)
 		}
 		m.scratch[i].Xids = p.xids
 	}
@@ -57,4 +61,47 @@ func (m *Monitor) counted() bool {
 		}
 	}
 	return false
+}
+
+// recount takes the counts that may be shown now.
+func (m *Monitor) recount() {
+	if m.Counted == nil {
+		return
+	}
+	counts := m.Counted()
+	if counts == m.counts {
+		return
+	}
+	m.counts = counts
+	for _, p := range m.patients {
+		p.counted = p.counted || len(p.tallies) > 0
+	}
+}
+
+// flaps returns how many of the flaps of a GPU or a slice may be shown.
+func (m *Monitor) flaps(c *condition, gpu GPU, id ID) uint64 {
+	if m.Counted == nil {
+		return c.flaps
+	}
+	return m.counts.record(gpu, id).Flaps
+}
+
+// publish makes what is posted of a GPU's tallies, as far as they may be shown. The time of
+// the last Xid is always shown: it is no count. An Xid that is known from the past alone is left
+// out: it would look like a new one.
+func (m *Monitor) publish(p *patient) {
+	counts := m.counts.record(p.gpu, "")
+	xids := make([]Xid, 0, len(p.tallies))
+	for _, t := range p.tallies {
+		if t.Code == 0 || t.Last.IsZero() {
+			continue
+		}
+		x := t.Xid
+		if m.Counted != nil {
+			x.Count = counts.count(x.Code)
+		}
+		xids = append(xids, x)
+	}
+	slices.SortFunc(xids, func(a, b Xid) int { return cmp.Compare(a.Code, b.Code) })
+	p.xids, p.counted = xids, false
 }

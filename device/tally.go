@@ -1,10 +1,6 @@
 package device
 
-import (
-	"cmp"
-	"slices"
-	"time"
-)
+import "time"
 
 const (
 	// agreeWithin is how long after the last report of a kind its witnesses may still be
@@ -78,17 +74,4 @@ func latest(a, b time.Time) time.Time {
 		return b
 	}
 	return a
-}
-
-// publish makes what is posted of the tallies. An Xid that is known from the past alone is
-// not among them: it would look like a new one.
-func (p *patient) publish() {
-	xids := make([]Xid, 0, len(p.tallies))
-	for _, t := range p.tallies {
-		if t.Code != 0 && !t.Last.IsZero() {
-			xids = append(xids, t.Xid)
-		}
-	}
-	slices.SortFunc(xids, func(a, b Xid) int { return cmp.Compare(a.Code, b.Code) })
-	p.xids, p.counted = xids, false
 }

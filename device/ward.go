@@ -59,7 +59,7 @@ func (w *ward) status(h Health, v verdict, now time.Time) Status {
 		action = ""
 	}
 	return Status{
-		Device: w.Device, Healthy: v.reason == "", Health: h, Flaps: w.patient.flaps + w.own.flaps, Reason: v.reason, Action: action,
+		Device: w.Device, Healthy: v.reason == "", Health: h, Reason: v.reason, Action: action,
 		Since: w.since, Gone: !w.goneAt.IsZero(), Xids: w.patient.xids,
 	}
 }

@@ -1,33 +1,37 @@
 package incident
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
 )
 
-// sameWithin is how long after a report another one of the same is the same incident.
-const sameWithin = time.Minute
+const (
+	// sameWithin is how long after a report another one of the same is the same incident.
+	sameWithin = time.Minute
+	// trustAfter is how long a process runs before it believes by the clock that something is
+	// old: a clock that is ahead when the node boots must not erase the history.
+	trustAfter = 24 * time.Hour
+	// mostNamed bounds the holders of all incidents together, and so the size of the file.
+	mostNamed = 8192
+)
 
-// book is all that is remembered, and what of it the store does not have yet. It has no
-// lock and reads no clock: its owner brings both.
+// book is all that is remembered. It has no lock and reads no clock: its owner brings both.
 type book struct {
-	most   int           // of incidents
-	keep   time.Duration // since the last report
-	stores bool          // there is a store, or will be
+	most  int           // of incidents
+	keep  time.Duration // since the last report
+	began time.Time     // when the process did
 
 	entries []*entry // by ID
 	latest  map[kind]*entry
 	totals  tallies // by device and reason
 	hits    tallies // and by owner
 	last    uint64  // the newest ID
+	named   int     // holders of all entries
 
-	dirty   []*entry // what the store has not, or not as it is
-	gone    []uint64 // what it has, and is to forget
-	version uint64   // counts changes
-	shown   uint64   // the version that was published
+	version uint64 // counts changes
+	urgent  bool   // a device turned unhealthy since the last snapshot
 }
 
 // kind is what makes two reports the same.
@@ -46,31 +50,38 @@ type entry struct {
 	unnamed []device.Holding
 	amendBy time.Time
 
-	told  time.Time // when the newest report was taken down; zero: by another process
+	told  time.Time // when the newest report was taken down; zero: by an earlier process
 	total *tally
 	hits  []*tally // of each holder
 	over  []bool   // whether more will be known of the end of each
 
-	// earlier says that it was read from the store and not reported since.
-	earlier bool
-	stored  bool // the store has it, maybe as it was before
-	dirty   bool
+	earlier bool // it is an earlier process's
 }
 
-func newBook(o Options) *book {
-	return &book{most: o.MaxIncidents, keep: o.MaxAge, stores: o.Path != "", latest: map[kind]*entry{}}
+func newBook(o Options, now time.Time) *book {
+	return &book{most: o.MaxIncidents, keep: o.MaxAge, began: now, latest: map[kind]*entry{}}
+}
+
+// load takes what an earlier process has left. It is called once, before anything happens.
+func (b *book) load(s snapshot) {
+	for _, i := range slices.Backward(s.incidents) {
+		b.entries = append(b.entries, &entry{Incident: i, over: make([]bool, len(i.Holders)), earlier: true})
+		b.last, b.named = i.ID, b.named+len(i.Holders)
+	}
+	for _, c := range s.devices {
+		*b.totals.of(tallied{device: c.Device, reason: c.Reason}) = tally{
+			tallied{device: c.Device, reason: c.Reason}, c.GPU, c.Index, c.Count, c.Last,
+		}
+	}
+	for _, h := range s.hits {
+		what := tallied{h.Device, h.Owner, h.Reason}
+		*b.hits.of(what) = tally{what, h.GPU, h.Index, h.Count, h.Last}
+	}
+	b.shrink()
+	b.changed()
 }
 
 func (b *book) changed() { b.version++ }
-
-// touch notes that the entry is another than the store has.
-func (b *book) touch(e *entry) {
-	b.changed()
-	if b.stores && !e.dirty {
-		e.dirty = true
-		b.dirty = append(b.dirty, e)
-	}
-}
 
 // happened takes down an occurrence: once for each device that a container can hold. A
 // partitioned GPU is none, unless it has no slice that could stand for it, or is held:
@@ -122,9 +133,7 @@ func (b *book) begin(o *device.Occurrence, d *device.Device, h *device.Holders, 
 	b.attribute(e, h, now)
 	b.entries = append(b.entries, e)
 	b.latest[kind{d.ID, o.Reason}] = e
-	if len(b.entries) > b.most {
-		b.shrink()
-	}
+	b.shrink()
 	return e
 }
 
@@ -139,25 +148,27 @@ func (b *book) count(e *entry, o *device.Occurrence, now time.Time) {
 		e.Last = o.At
 	}
 	e.Condemned = e.Condemned || o.Condemned
+	b.urgent = b.urgent || o.Condemned
 	if !e.Past { // history is no increase
-		b.totals.add(e.total, e, 1, o.At)
+		e.total.add(e, 1, o.At)
 	}
 	for _, t := range e.hits {
-		b.hits.add(t, e, 1, o.At)
+		t.add(e, 1, o.At)
 	}
-	b.touch(e)
+	b.changed()
 }
 
 // add gives an incident another holder.
 func (b *book) add(e *entry, h Holder) {
 	e.Holders = append(slices.Clone(e.Holders), h)
 	e.over = append(e.over, false)
+	b.named++
 	t := b.hits.of(tallied{e.Device, h.owner(), e.Reason})
 	e.hits = append(e.hits, t)
 	if e.Count > 0 {
-		b.hits.add(t, e, e.Count, e.Last)
+		t.add(e, e.Count, e.Last)
 	}
-	b.touch(e)
+	b.changed()
 }
 
 func (h Holder) owner() device.Owner {
@@ -169,19 +180,13 @@ func (b *book) drop(e *entry) {
 	if b.latest[kind{e.Device, e.Reason}] == e {
 		delete(b.latest, kind{e.Device, e.Reason})
 	}
-	if e.stored {
-		b.gone = append(b.gone, e.ID)
-	}
-	if e.dirty {
-		b.dirty = slices.DeleteFunc(b.dirty, func(d *entry) bool { return d == e })
-	}
-	b.changed()
+	b.named -= len(e.Holders)
 }
 
 // shrink drops the oldest of too many; those of devices that are not healthy again go
-// last.
+// last, and the newest stays.
 func (b *book) shrink() {
-	for len(b.entries) > b.most {
+	for len(b.entries) > b.most || b.named > mostNamed {
 		i := max(0, slices.IndexFunc(b.entries[:len(b.entries)-1], func(e *entry) bool { return !e.open() }))
 		b.drop(b.entries[i])
 		b.entries = slices.Delete(b.entries, i, i+1)
@@ -193,17 +198,27 @@ func (e *entry) open() bool { return e.Condemned && e.Healed == nil }
 
 // prune drops what is too old. Counts of devices that are there stay.
 func (b *book) prune(there func(device.ID) bool, now time.Time) {
+	before := len(b.entries)
 	b.entries = slices.DeleteFunc(b.entries, func(e *entry) bool {
-		old := now.Sub(e.Last) > b.keep
-		if old {
-			b.drop(e)
+		if !b.old(e.Last, now) {
+			return false
 		}
-		return old
+		b.drop(e)
+		return true
 	})
-	old := func(t *tally) bool { return now.Sub(t.last) > b.keep }
-	if b.totals.prune(func(t *tally) bool { return old(t) && !there(t.what.device) }) || b.hits.prune(old) {
+	totals := b.totals.prune(func(t *tally) bool { return b.old(t.last, now) && !there(t.what.device) })
+	hits := b.hits.prune(func(t *tally) bool { return b.old(t.last, now) })
+	if totals || hits || len(b.entries) != before {
 		b.changed()
 	}
+}
+
+// old reports whether something that last happened at a time is to be forgotten. A clock that
+// is ahead when the process starts, or is set ahead later, does not make anything old: the
+// process must have run for a while, and its own time must agree.
+func (b *book) old(last, now time.Time) bool {
+	ran := now.Sub(b.began) // by the monotonic clock
+	return ran >= min(b.keep, trustAfter) && earliest(now.Round(0), b.began.Round(0).Add(ran)).Sub(last) > b.keep
 }
 
 // heal notes which devices are healthy again.
@@ -226,35 +241,25 @@ func (b *book) heal(statuses []device.Status, now time.Time) {
 		default:
 			continue
 		}
-		b.touch(e)
+		b.changed()
 	}
 }
 
-// incidents are the entries as they are to be published, newest first.
-func (b *book) incidents() []Incident {
-	all := make([]Incident, len(b.entries))
+// snapshot is all that is remembered, at one moment. It is never written.
+func (b *book) snapshot() (s snapshot) {
+	s.incidents = make([]Incident, len(b.entries))
 	for i, e := range b.entries {
-		all[len(all)-1-i] = e.Incident
+		s.incidents[len(s.incidents)-1-i] = e.Incident
 	}
-	return all
-}
-
-func (b *book) counts() []Count {
-	all := make([]Count, 0, len(b.totals.rows))
+	s.devices = make([]Count, 0, len(b.totals.rows))
 	for _, t := range b.totals.rows {
-		if t.count > 0 { // else there were incidents of the past alone
-			all = append(all, Count{Device: t.what.device, GPU: t.gpu, Index: t.index, Reason: t.what.reason, Count: t.count, Last: t.last})
+		if !t.last.IsZero() { // else there were incidents of the past alone
+			s.devices = append(s.devices, Count{Device: t.what.device, GPU: t.gpu, Index: t.index, Reason: t.what.reason, Count: t.count, Last: t.last})
 		}
 	}
-	return all
-}
-
-func (b *book) hitRows() []Hit {
-	all := make([]Hit, len(b.hits.rows))
+	s.hits = make([]Hit, len(b.hits.rows))
 	for i, t := range b.hits.rows {
-		all[i] = Hit{Device: t.what.device, GPU: t.gpu, Index: t.index, Owner: t.what.owner, Reason: t.what.reason, Count: t.count, Last: t.last}
+		s.hits[i] = Hit{Device: t.what.device, GPU: t.gpu, Index: t.index, Owner: t.what.owner, Reason: t.what.reason, Count: t.count, Last: t.last}
 	}
-	return all
+	return s
 }
-
-func byID(e *entry, id uint64) int { return cmp.Compare(e.ID, id) }

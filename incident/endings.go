@@ -50,7 +50,7 @@ func (b *book) learnOf(e *entry, i int, fates Fates, now time.Time) {
 	}
 	e.Holders = slices.Clone(e.Holders)
 	e.Holders[i] = is
-	b.touch(e)
+	b.changed()
 }
 
 // and is the ending with what is known by now. How the container's run ended that was hit

@@ -116,7 +116,7 @@ func (b *book) amend(e *entry, h *device.Holders, now time.Time) {
 			e.Nameless = false
 			e.rows = slices.Clone(rows) // whose error the next report is as well
 		}
-		b.touch(e)
+		b.changed()
 	}
 	if now.After(e.amendBy) || len(rows) == 0 && h.Settled {
 		e.unnamed = nil
@@ -158,7 +158,7 @@ func (b *book) left(e *entry, h *device.Holders) {
 		}
 		e.Holders = slices.Clone(e.Holders)
 		e.Holders[i].Until = latest(s.Last, o.Since)
-		b.touch(e)
+		b.changed()
 	}
 }
 

@@ -121,9 +121,9 @@ func TestTheNextPodOfTheSameNameIsAnother(t *testing.T) {
 // A kubelet that comes up, as after a reboot, names one pod after the other. Who held the
 // device before, and is not named yet, is not said to have lost it.
 func TestWhoIsNotNamedYetHasTheDeviceStill(t *testing.T) {
-	b := newBook(Options{MaxIncidents: 10})
+	b := newBook(Options{MaxIncidents: 10}, time.Now())
 	now := time.Now()
-	b.join(contents{incidents: []Incident{{ID: 1, Device: "a", Reason: "xid_31", First: now, Last: now, Holders: []Holder{
+	b.load(snapshot{incidents: []Incident{{ID: 1, Device: "a", Reason: "xid_31", First: now, Last: now, Holders: []Holder{
 		{Namespace: "team", Pod: "A", Container: "main"}, {Namespace: "team", Pod: "B", Container: "main"},
 	}}}})
 	h := device.Holders{At: now, Held: []device.Holding{{Resource: gpu, Offered: "a::1", Owner: owner("B")}}}

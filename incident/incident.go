@@ -12,11 +12,9 @@
 // any more; so an answer of the kubelet that comes late does no harm, and a container that
 // was given the device after the report is in none.
 //
-// What changes is gathered for 50 ms and written to a file of bbolt's in one transaction, on
-// a goroutine of its own, which alone touches the disk (keep). A file that bbolt could not
-// read without harm is found before bbolt is given it (sound), and set aside. While another
-// process has the file, or the disk fails, all goes on in memory, and is joined with what
-// the file has when it can be opened (join).
+// All of it is kept in one file, which is replaced at most once a second, and at once when a
+// device turned unhealthy (state/disk). While that fails, all goes on in memory. Counts are
+// published when they are stored, so that what a scrape has shown survives a SIGKILL.
 package incident
 
 import (
@@ -85,12 +83,12 @@ type Ending struct {
 // Known is what is remembered at one moment. It is never written after it was published.
 type Known struct {
 	Incidents []Incident // newest first, by ID
-	// Devices and Hits are what only ever rises, but for what is dropped as a whole when it
-	// is long over. They are nil while it is not known what the store has of them.
+	// Devices and Hits only rise, but for rows that are dropped as a whole when they are long
+	// over, and start from 0. They have what is stored, so they are up to a second late.
 	Devices []Count // by device and reason, also of incidents that were dropped
 	Hits    []Hit   // by device, container and reason, also of incidents that were dropped
-	Kept    bool    // they are on disk, or will be in a moment
-	Err     error   // why the store does not work; nil where it does
+	Kept    bool    // all is on disk, or will be within a second
+	Err     error   // why it is not kept on disk; nil if it is, or is not to be
 }
 
 // Count is how often a thing happened to a device.

@@ -2,7 +2,9 @@ package incident
 
 import (
 	"bufio"
+	"context"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -11,79 +13,54 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/state/disk"
 )
 
 // writerDir names the variable that makes a process of this test's binary one that writes
-// to stores there until it is killed.
+// to folders there until it is killed.
 const writerDir = "PODGAUGE_TEST_WRITER"
 
-const (
-	storesOfWriter = 4
-	keptByWriter   = 12 // incidents, in each of them
-)
+const foldersOfWriter = 4
 
-// made is the incident of an id: one can be told from another, and from half of one.
-func made(id uint64) Incident {
-	i := Incident{ID: id, Count: id * id, Device: device.ID(fmt.Sprint("GPU-", id)), Reason: "xid_31", First: time.Unix(int64(id), 0)}
-	holders := uint64(1)
-	if id%7 == 0 {
-		holders = 60 // so that some records are longer than a page
-	}
-	for n := range holders {
-		i.Holders = append(i.Holders, Holder{Namespace: "team", Pod: fmt.Sprintf("pod-%d-%d", id, n), Container: "main"})
-	}
-	return i
-}
-
-// writeUntilKilled writes to some stores at a time, each as fast as it can.
+// writeUntilKilled writes to some folders at a time, each as fast as it can.
 func writeUntilKilled(dir string) {
 	var writers sync.WaitGroup
-	for n := range storesOfWriter {
+	for n := range foldersOfWriter {
 		writers.Go(func() { writeOne(dir, n) })
 	}
 	writers.Wait()
 }
 
-// writeOne writes incidents, drops the oldest, and says after each transaction which is the
-// newest.
+// writeOne has things happen to a device, and prints what a scrape shows.
 func writeOne(dir string, n int) {
-	s := &store{path: storeOf(dir, n), log: New(Options{}).o.Log}
-	found, err := s.open()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	s.db.NoSync = n%2 > 0 // what the kernel has, no signal takes away; so there are more points to be killed at
-	next := uint64(1)
-	if n := len(found.incidents); n > 0 {
-		next = found.incidents[n-1].ID + 1
-	}
-	fmt.Println(n, next-1)
+	k := newKubelet()
+	k.name("a", owner("A"))
+	l := New(Options{Folder: disk.OpenFolder(folderOf(dir, n)), Holders: k.look, MaxIncidents: 12})
+	go l.Run(context.Background())
+	o := xid(79, whole("a")) // it is written at once
 	for {
-		w := &batch{}
-		for range 1 + rand.IntN(5) {
-			w.incidents = append(w.incidents, made(next))
-			if next > keptByWriter {
-				w.dropped = append(w.dropped, next-keptByWriter)
-			}
-			next++
-		}
-		w.counts = []record{{Device: "GPU-0", Reason: "xid_31", Count: next - 1}}
-		if err := s.write(w); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		fmt.Println(n, next-1)
+		known, changed := l.Look()
+		fmt.Println(n, shown(known), len(known.Incidents))
+		o.At = o.At.Add(2 * sameWithin) // another incident each time
+		l.Happened(o)
+		<-changed
 	}
 }
 
-func storeOf(dir string, n int) string { return filepath.Join(dir, fmt.Sprintf("incidents-%d.db", n)) }
+// shown is what a scrape shows. Both counts rise by one each time.
+func shown(k Known) uint64 {
+	if len(k.Devices) == 0 || len(k.Hits) == 0 {
+		return 0
+	}
+	return min(k.Devices[0].Count, k.Hits[0].Count)
+}
 
-// A store whose process is killed at any point has lost nothing that was confirmed, and has
-// nothing that is wrong: a thousand times, each store at a point of its own.
+func folderOf(dir string, n int) string { return filepath.Join(dir, fmt.Sprint("state-", n)) }
+
+// TestKilled: after a process was killed at any point, the next one has what a scrape has
+// shown, and nothing that is wrong: a thousand times, each file at a point of its own.
 func TestKilled(t *testing.T) {
-	kills := 1000 / storesOfWriter
+	kills := 1000 / foldersOfWriter
 	if testing.Short() {
 		kills /= 10
 	}
@@ -92,16 +69,16 @@ func TestKilled(t *testing.T) {
 	for range abreast {
 		dir := t.TempDir()
 		writers.Go(func() {
-			var newest [storesOfWriter]uint64
+			var counts [foldersOfWriter]uint64
 			for range kills / abreast {
-				if newest = killOnce(t, dir, newest); t.Failed() {
+				if counts = killOnce(t, dir, counts); t.Failed() {
 					return
 				}
 			}
-			t.Logf("%v incidents were confirmed", newest)
-			for n, newest := range newest {
-				if newest == 0 {
-					t.Errorf("store %d has nothing, so this has shown nothing", n)
+			t.Logf("the counts are %v", counts)
+			for n, count := range counts {
+				if count == 0 {
+					t.Errorf("folder %d has nothing, so this has shown nothing", n)
 				}
 			}
 		})
@@ -109,37 +86,40 @@ func TestKilled(t *testing.T) {
 	writers.Wait()
 }
 
-// killOnce has a process write to its stores and kills it, and returns the newest incident
-// that each of them has then.
-func killOnce(t *testing.T, dir string, newest [storesOfWriter]uint64) [storesOfWriter]uint64 {
+// killOnce has a process write to its folders and kills it, and returns the count that each of
+// them has then.
+func killOnce(t *testing.T, dir string, counts [foldersOfWriter]uint64) [foldersOfWriter]uint64 {
 	writer := exec.Command(os.Args[0])
 	writer.Env = append(os.Environ(), writerDir+"="+dir)
 	writer.Stderr = os.Stderr
 	out, err := writer.StdoutPipe()
 	if err != nil {
 		t.Error(err)
-		return newest
+		return counts
 	}
 	if err := writer.Start(); err != nil {
 		t.Error(err)
-		return newest
+		return counts
 	}
-	confirmed := newest
+	scraped := counts
 	lines := bufio.NewScanner(out)
 	take := func() bool {
-		n, id := 0, uint64(0)
+		n, count, incidents := 0, uint64(0), 0
 		if !lines.Scan() {
 			return false
 		}
-		if _, err := fmt.Sscan(lines.Text(), &n, &id); err != nil {
+		if _, err := fmt.Sscan(lines.Text(), &n, &count, &incidents); err != nil {
 			t.Error(err)
 			return false
 		}
-		confirmed[n] = id
+		if count < scraped[n] {
+			t.Errorf("a scrape shows %d after %d", count, scraped[n])
+		}
+		scraped[n] = count
 		return true
 	}
-	if rand.IntN(8) > 0 { // else it is killed while it starts, or opens its stores
-		for range 1 + rand.IntN(40) {
+	if rand.IntN(8) > 0 { // else it is killed while it starts, or reads its files
+		for range 1 + rand.IntN(20) {
 			take()
 		}
 	}
@@ -153,39 +133,35 @@ func killOnce(t *testing.T, dir string, newest [storesOfWriter]uint64) [storesOf
 	if code := writer.ProcessState.ExitCode(); code != -1 {
 		t.Errorf("the writer ended by itself, with status %d", code)
 	}
-	for n := range newest {
-		newest[n] = reread(t, storeOf(dir, n), confirmed[n])
+	for n := range counts {
+		counts[n] = reread(t, folderOf(dir, n), scraped[n])
 	}
-	return newest
+	return counts
 }
 
-// reread reads a store and holds it against what was confirmed.
-func reread(t *testing.T, path string, confirmed uint64) (newest uint64) {
-	s := &store{path: path, log: New(Options{}).o.Log}
-	defer s.close()
-	found, err := s.load()
-	if err != nil && confirmed > 0 {
-		t.Errorf("after %d was confirmed: %v", confirmed, err)
-		return confirmed
+// reread reads a folder and holds it against what a scrape has shown.
+func reread(t *testing.T, dir string, scraped uint64) uint64 {
+	var log lines
+	l := New(Options{Folder: disk.OpenFolder(dir), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	l.turn(time.Now())
+	known, _ := l.Look()
+	count := shown(known)
+	if _, err := os.Stat(filepath.Join(dir, fileName)); os.IsNotExist(err) {
+		return 0 // nothing was written yet, and counts start from 0
 	}
-	if err != nil { // it was killed while the file was made
-		os.Remove(path)
-		return 0
+	if count < scraped {
+		t.Errorf("a scrape has shown %d, and the next process shows %d", scraped, count)
 	}
-	for _, i := range found.incidents {
-		if fmt.Sprint(i) != fmt.Sprint(made(i.ID)) {
-			t.Errorf("an incident is read that was not written: %+v", i)
+	if known.Err != nil || !known.Kept || log.count("\n") > 0 {
+		t.Errorf("the file cannot be used: %+v, %s", known.Err, log.text.String())
+	}
+	for n, i := range known.Incidents {
+		if i.Device != "a" || i.Reason != "xid_79" || i.Count != 1 || names(i) == "" {
+			t.Errorf("incident %d is %+v", n, i)
 		}
-		if newest > 0 && i.ID != newest+1 {
-			t.Errorf("%d follows %d", i.ID, newest)
-		}
-		newest = i.ID
 	}
-	if newest < confirmed {
-		t.Errorf("%d was confirmed, and %d is the newest", confirmed, newest)
+	if count > 0 && len(known.Incidents) != int(min(count, 12)) {
+		t.Errorf("of %d there are %d incidents", count, len(known.Incidents))
 	}
-	if newest > 0 && (len(found.incidents) != int(min(newest, keptByWriter)) || found.counts[0].Count != newest) {
-		t.Errorf("of %d there are %d incidents and a count of %d", newest, len(found.incidents), found.counts[0].Count)
-	}
-	return newest
+	return count
 }

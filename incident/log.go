@@ -2,31 +2,28 @@ package incident
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/state/disk"
 )
 
-// Paces.
+// Intervals.
 const (
 	// turnEvery bounds how often what is known is published, however much happens.
 	turnEvery = 100 * time.Millisecond
 	// pruneEvery is how often what is too old is looked for.
 	pruneEvery = time.Minute
-	// openBy is how long the first look at the store may take. Then all goes on without it.
-	openBy = time.Second
-	// beatEvery is the pace of a loop that has nothing to do.
+	// beatEvery is the interval of a loop that has nothing to do.
 	beatEvery = 10 * time.Second
 )
 
 // Options of a Log. A func that is nil knows nothing.
 type Options struct {
-	// Path is the file of the store; its folder is made. Empty: nothing outlives the
-	// process.
-	Path string
+	// Folder is where incidents.json is kept. Nil: nothing outlives the process.
+	Folder *disk.Folder
 	// MaxIncidents and MaxAge bound what is kept; 0: a thousand, and 30 days.
 	MaxIncidents int
 	MaxAge       time.Duration
@@ -45,30 +42,23 @@ type Options struct {
 // Log takes down what happens to devices, and to whom.
 type Log struct {
 	device.Pulse
-	o Options
+	o    Options
+	file *disk.File[snapshot] // nil: nothing outlives the process
 
-	wake  chan struct{} // has Run turn
-	write chan struct{} // has keep write
+	wake chan struct{} // has Run turn
 
 	mu sync.Mutex
 	// All below are guarded by mu.
 	book    *book
+	shown   uint64        // the book's version that was published
+	counted *snapshot     // whose counts were published; nil: none's
 	known   Known         // what was published last
 	changed chan struct{} // closed when something else is
 	said    uint64        // the newest incident that is in the log already
-	store   condition
-	synced  uint64        // the book's version that the store has
-	written chan struct{} // closed when the store is in another condition, or has more
 }
 
-// condition is how the store is.
-type condition struct {
-	tried  bool  // it was looked at
-	unread bool  // what it has is to come: it is another process', or slow to answer
-	err    error // why it does not work; nil where there is none
-}
-
-// New makes a Log that knows nothing yet.
+// New makes a Log that knows what an earlier process has left. It never fails: if that cannot
+// be read, one line of the log says why.
 func New(o Options) *Log {
 	if o.MaxIncidents <= 0 {
 		o.MaxIncidents = 1000
@@ -88,10 +78,32 @@ func New(o Options) *Log {
 	if o.Pods == nil {
 		o.Pods = func() (Fates, <-chan struct{}) { return nil, nil }
 	}
-	return &Log{
-		o: o, book: newBook(o), wake: make(chan struct{}, 1), write: make(chan struct{}, 1),
-		changed: make(chan struct{}), written: make(chan struct{}), store: condition{tried: o.Path == ""},
+	l := &Log{o: o, book: newBook(o, time.Now()), wake: make(chan struct{}, 1), changed: make(chan struct{})}
+	if o.Folder != nil {
+		l.file = disk.New(o.Folder, format(), o.Log)
+		l.load(l.file.Read())
 	}
+	return l
+}
+
+func (l *Log) load(found disk.Found[snapshot]) {
+	if found.Err != nil {
+		l.o.Log.Warn("incidents of an earlier process cannot be read, their counts start from 0", "err", found.Err)
+	}
+	s := found.Value
+	if found.Behind { // counts that are 0 stay, so that a scrape shows it
+		for i := range s.devices {
+			s.devices[i].Count = 0
+		}
+		for i := range s.hits {
+			s.hits[i].Count = 0
+		}
+	}
+	l.book.load(s)
+	if l.said = l.book.last; !found.Behind {
+		l.shown = l.book.version
+	}
+	l.publish() // a scrape must not see a count vanish and come back
 }
 
 // Happened takes an occurrence down, with those who hold the devices now. It waits for
@@ -103,13 +115,8 @@ func (l *Log) Happened(o device.Occurrence) {
 	l.mu.Lock()
 	l.book.happened(&o, &holders, now)
 	l.mu.Unlock()
-	poke(l.wake)
-	poke(l.write)
-}
-
-func poke(c chan struct{}) {
 	select {
-	case c <- struct{}{}:
+	case l.wake <- struct{}{}:
 	default:
 	}
 }
@@ -121,26 +128,20 @@ func (l *Log) Look() (Known, <-chan struct{}) {
 	return l.known, l.changed
 }
 
-// Ready says so while the store was not looked at yet. One that is another's, or does not
-// work, is no reason not to be ready.
-func (l *Log) Ready() error {
-	if store, _ := l.condition(); !store.tried {
-		return errors.New("the store of incidents was not looked at yet")
-	}
-	return nil
-}
+// Ready returns nil: what an earlier process has left is known from the beginning.
+func (l *Log) Ready() error { return nil }
 
-// Run publishes what happened, follows how it goes on, and keeps it in the store, until ctx
+// Run publishes what happened, follows how it goes on, and keeps it on disk, until ctx
 // is done. What is known then is written before it returns.
 func (l *Log) Run(ctx context.Context) error {
-	keeping, stop := context.WithCancel(context.WithoutCancel(ctx))
-	var keeper sync.WaitGroup
-	defer keeper.Wait()
-	defer stop()
-	if l.o.Path != "" {
-		keeper.Go(func() { l.keep(keeping) })
+	if l.file != nil {
+		writing, stop := context.WithCancel(context.WithoutCancel(ctx))
+		var writer sync.WaitGroup
+		writer.Go(func() { l.file.Run(writing) }) //nolint:errcheck // it returns nil
+		defer l.file.Flush()                      //nolint:errcheck // the log has it
+		defer writer.Wait()
+		defer stop()
 	}
-	l.awaitStore(ctx)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var pruned time.Time
@@ -151,15 +152,18 @@ func (l *Log) Run(ctx context.Context) error {
 			pruned = now
 			l.prune(now)
 		}
-		board, holders, pods := l.turn(now)
+		stored, board, holders, pods := l.turn(now)
 		if !pause(ctx, timer, turnEvery) {
+			l.turn(time.Now())
 			return nil
 		}
 		timer.Reset(beatEvery)
 		select {
 		case <-ctx.Done():
+			l.turn(time.Now())
 			return nil
 		case <-l.wake:
+		case <-stored:
 		case <-board:
 		case <-holders:
 		case <-pods:
@@ -179,29 +183,9 @@ func pause(ctx context.Context, timer *time.Timer, d time.Duration) bool {
 	}
 }
 
-// awaitStore waits for what the store has, so that the first that is published is whole:
-// a counter that is published twice, without and with it, would seem to have jumped.
-func (l *Log) awaitStore(ctx context.Context) {
-	deadline := time.NewTimer(openBy)
-	defer deadline.Stop()
-	for {
-		store, answered := l.condition()
-		if store.tried {
-			return
-		}
-		select {
-		case <-answered:
-		case <-deadline.C:
-			l.answer(condition{unread: true, err: errSlow})
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
 // turn takes in what holds now, publishes what has changed by it, and returns what to wait
 // for.
-func (l *Log) turn(now time.Time) (board, holders, pods <-chan struct{}) {
+func (l *Log) turn(now time.Time) (stored, board, holders, pods <-chan struct{}) {
 	statuses, board := l.o.Board()
 	held, holders := l.o.Holders()
 	fates, pods := l.o.Pods()
@@ -215,43 +199,48 @@ func (l *Log) turn(now time.Time) (board, holders, pods <-chan struct{}) {
 	if !b.awaits() {
 		pods = nil
 	}
-	if b.unwritten() {
-		poke(l.write)
-	}
-	news := l.publish()
+	news, stored := l.publish()
 	l.mu.Unlock()
 	for i := len(news) - 1; i >= 0; i-- {
 		l.say(&news[i])
 	}
-	return board, holders, pods
+	return stored, board, holders, pods
 }
 
 // publish shows what is known where it is other than before, and returns the incidents
-// that are new in it. The caller holds mu.
-func (l *Log) publish() (news []Incident) {
-	b := l.book
-	kept := l.o.Path != "" && l.store.err == nil
-	if b.shown == b.version && l.known.Kept == kept && sameErr(l.known.Err, l.store.err) && l.known.Incidents != nil {
-		return nil
+// that are new in it. Incidents are shown at once, and counts when they are stored: what a
+// scrape has shown must not fall when the process is killed. The caller holds mu.
+func (l *Log) publish() (news []Incident, stored <-chan struct{}) {
+	b, is := l.book, l.known
+	changed := b.version != l.shown || is.Incidents == nil
+	if changed {
+		s := b.snapshot()
+		is.Incidents, is.Devices, is.Hits = s.incidents, s.devices, s.hits
+		if l.file != nil && b.version != l.shown {
+			l.file.Save(s, b.urgent)
+		}
+		b.urgent, l.shown = false, b.version
 	}
-	is := Known{Kept: kept, Err: l.store.err, Incidents: l.known.Incidents, Devices: l.known.Devices, Hits: l.known.Hits}
-	if b.shown != b.version || is.Incidents == nil {
-		is.Incidents = b.incidents()
+	if l.file != nil {
+		var view disk.View[snapshot]
+		view, stored = l.file.Look()
+		changed = changed || view.Shown != l.counted || !sameErr(view.Err, is.Err)
+		is.Kept, is.Err, is.Devices, is.Hits, l.counted = view.Err == nil, view.Err, nil, nil, view.Shown
+		if view.Shown != nil {
+			is.Devices, is.Hits = view.Shown.devices, view.Shown.hits
+		}
 	}
-	is.Devices, is.Hits = nil, nil
-	if !l.store.unread {
-		is.Devices, is.Hits = b.counts(), b.hitRows()
+	if !changed {
+		return nil, stored
 	}
-	b.shown, l.known = b.version, is
+	l.known = is
 	close(l.changed)
 	l.changed = make(chan struct{})
 	for i := len(b.entries) - 1; i >= 0 && b.entries[i].ID > l.said; i-- {
-		if e := b.entries[i]; !e.earlier {
-			news = append(news, e.Incident)
-		}
+		news = append(news, b.entries[i].Incident)
 	}
 	l.said = b.last
-	return news
+	return news, stored
 }
 
 func sameErr(a, b error) bool {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/state/disk"
 )
 
 func TestAnIncidentSaysAll(t *testing.T) {
@@ -143,7 +144,7 @@ func TestReportsOfTheSameAreOneIncident(t *testing.T) {
 
 // A storm is published ten times a second at most, and counted to the last.
 func TestStorm(t *testing.T) {
-	play(t, Options{Path: t.TempDir() + "/incidents.db"}, func(t *testing.T, s *stage) {
+	play(t, Options{Folder: disk.OpenFolder(t.TempDir())}, func(t *testing.T, s *stage) {
 		s.kubelet.name("a", owner("one"))
 		s.settle()
 		posts := make(chan int)
@@ -171,6 +172,10 @@ func TestStorm(t *testing.T) {
 		if len(got) != 1 || got[0].Count != 10_000 {
 			t.Errorf("the incidents are %v", got)
 		}
+		time.Sleep(disk.WriteInterval)
+		if known, _ := s.Look(); known.Devices[0].Count != 10_000 || known.Hits[0].Count != 10_000 {
+			t.Errorf("the counts are %v, %v", known.Devices, known.Hits)
+		}
 	})
 }
 
@@ -180,7 +185,7 @@ func TestReportsAllocations(t *testing.T) {
 	for i := range 4 {
 		k.name(device.ID("a").Replica(i), owner(fmt.Sprint("pod-", i)))
 	}
-	l := New(Options{Holders: k.look, Path: "unused"})
+	l := New(Options{Holders: k.look, Folder: disk.OpenFolder(t.TempDir())})
 	o := xid(31, whole("a"))
 	l.Happened(o)
 	if n := testing.AllocsPerRun(1000, func() { l.Happened(o) }); n > 0 {
@@ -212,11 +217,11 @@ func TestBounds(t *testing.T) {
 		if len(got) != 10 || got[0].Device != "here" || got[1].Device != "a29" || got[9].Device != "bad" {
 			t.Errorf("of too many %d are kept, the last of %s", len(got), got[len(got)-1].Device)
 		}
-		time.Sleep(59 * time.Minute)
+		time.Sleep(58 * time.Minute)
 		if got := s.incidents(); len(got) != 10 {
 			t.Errorf("after less than an hour there are %d", len(got))
 		}
-		time.Sleep(2 * time.Minute)
+		time.Sleep(3 * time.Minute)
 		if got := s.incidents(); len(got) != 0 {
 			t.Errorf("after an hour there are %d", len(got))
 		}
@@ -227,15 +232,9 @@ func TestBounds(t *testing.T) {
 }
 
 func TestLookBeforeRun(t *testing.T) {
-	l := New(Options{Path: "unused"})
+	l := New(Options{})
 	if known, changed := l.Look(); known.Incidents != nil || changed == nil {
 		t.Errorf("something is known before Run: %v", known)
-	}
-	if l.Ready() == nil {
-		t.Error("it is ready before the store was looked at")
-	}
-	if New(Options{}).Ready() != nil {
-		t.Error("it is not ready without a store")
 	}
 }
 

@@ -1,45 +1,65 @@
 package incident
 
 import (
-	"errors"
+	"encoding/json"
 	"fmt"
-	"math/rand/v2"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
-	"syscall"
+	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/state/disk"
 )
 
-func inStore(t *testing.T) Options {
-	return Options{Path: filepath.Join(t.TempDir(), "state", "incidents.db")}
+const fileName = "incidents.json"
+
+// inFolder keeps incidents in a folder.
+func inFolder(dir string) Options { return Options{Folder: disk.OpenFolder(dir)} }
+
+// again ends a Log and starts the next one on the same folder.
+func (s *stage) again(dir string) *stage {
+	s.stop()
+	return start(inFolder(dir))
 }
 
-// again ends a Log and starts the next one on the same store.
-func (s *stage) again(o Options) *stage {
-	s.stop()
-	return start(o)
+// written waits until all that has happened is stored and published.
+func (s *stage) written() Known {
+	time.Sleep(disk.WriteInterval + 3*turnEvery)
+	known, _ := s.Look()
+	return known
+}
+
+func stored(t testing.TB, dir string) (d document) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(dir, fileName))
+	if err == nil {
+		err = json.Unmarshal(content, &d)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	return d
 }
 
 func TestARestartForgetsNothing(t *testing.T) {
-	o := inStore(t)
-	play(t, o, func(t *testing.T, s *stage) {
+	dir := filepath.Join(t.TempDir(), "state")
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
 		s.kubelet.name("a", owner("A"))
 		s.Happened(xid(79, whole("a")))
 		s.Happened(xid(31, whole("a")))
 		time.Sleep(time.Second)
 		s.Happened(xid(31, whole("a")))
-		was, _ := s.Look()
+		was := s.written()
 		if was.Kept == false || was.Err != nil {
 			t.Errorf("it is kept %v, %v", was.Kept, was.Err)
 		}
-		before := fmt.Sprint(s.incidents())
-		was, _ = s.Look()
-		s = s.again(o)
+		before := fmt.Sprint(was.Incidents)
+		s = s.again(dir)
 		defer s.stop()
 		is, _ := s.Look() // before the kubelet is heard, who says that A is gone
 		for i := range is.Incidents {
@@ -48,16 +68,16 @@ func TestARestartForgetsNothing(t *testing.T) {
 		if len(is.Incidents) != 2 || is.Incidents[0].Count != 2 || fmt.Sprint(local(is.Incidents)) != before {
 			t.Errorf("after a restart there are\n%v, want\n%v", local(is.Incidents), before)
 		}
-		if fmt.Sprint(is.Devices) != fmt.Sprint(was.Devices) || fmt.Sprint(is.Hits) != fmt.Sprint(was.Hits) {
-			t.Errorf("after a restart the counts are\n%v %v, want\n%v %v", is.Devices, is.Hits, was.Devices, was.Hits)
+		if !reflect.DeepEqual(counts(is), counts(was)) || len(counts(is)) != 4 {
+			t.Errorf("after a restart the counts are %v, want %v", counts(is), counts(was))
 		}
 		s.kubelet.name("a", owner("A"))
 		s.Happened(xid(31, whole("a")))
-		got := s.incidents()
-		if len(got) != 3 || got[0].ID <= got[1].ID {
+		known := s.written()
+		if got := known.Incidents; len(got) != 3 || got[0].ID <= got[1].ID {
 			t.Errorf("the next one is %+v", got[0])
 		}
-		if known, _ := s.Look(); known.Devices[0].Count != 3 || known.Hits[0].Count != 3 {
+		if known.Devices[0].Count != 3 || known.Hits[0].Count != 3 {
 			t.Errorf("the counts go on at %v, %v", known.Devices, known.Hits)
 		}
 		if n := s.lines.count("msg=incident"); n != 1 {
@@ -68,6 +88,18 @@ func TestARestartForgetsNothing(t *testing.T) {
 			t.Errorf("an earlier process' incident is not healed")
 		}
 	})
+}
+
+// counts are all that a scrape counts.
+func counts(k Known) map[string]uint64 {
+	all := map[string]uint64{}
+	for _, c := range k.Devices {
+		all[fmt.Sprint(c.Device, " ", c.GPU, " ", c.Index, " ", c.Reason)] = c.Count
+	}
+	for _, h := range k.Hits {
+		all[fmt.Sprint(h.Device, " ", h.GPU, " ", h.Index, " ", h.Owner, " ", h.Reason)] = h.Count
+	}
+	return all
 }
 
 // local gives times the zone that JSON takes from them.
@@ -84,56 +116,74 @@ func local(all []Incident) []Incident {
 	return all
 }
 
-// What Sync has confirmed is there when the process is gone at that very moment; that
-// takes no longer than a batch is gathered.
-func TestSync(t *testing.T) {
-	o := inStore(t)
-	play(t, o, func(t *testing.T, s *stage) {
-		began := time.Now()
+// TestAStormIsWrittenOnceASecond, and what makes a device unhealthy at once.
+func TestAStormIsWrittenOnceASecond(t *testing.T) {
+	dir := t.TempDir()
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
 		s.Happened(xid(31, whole("a")))
-		if err := s.Sync(t.Context()); err != nil {
-			t.Fatal(err)
+		s.written()
+		writes, was := 0, fileInfo(t, dir)
+		look := func() {
+			if is := fileInfo(t, dir); !os.SameFile(is, was) {
+				writes, was = writes+1, is
+			}
 		}
-		if took := time.Since(began); took > 100*time.Millisecond {
-			t.Errorf("it took %s", took)
+		for range 10_000 {
+			s.Happened(xid(31, whole("a")))
+			time.Sleep(time.Millisecond)
+			look()
 		}
-		now := copyOf(t, o.Path)
-		if got := contentsOf(t, now); len(got.incidents) != 1 || len(got.counts) != 1 {
-			t.Errorf("the store has %v", got)
+		if writes < 8 || writes > 11 {
+			t.Errorf("%d writes in ten seconds", writes)
+		}
+		writes = 0
+		s.Happened(xid(79, whole("a")))
+		time.Sleep(2 * turnEvery)
+		if look(); writes != 1 || !slices.ContainsFunc(stored(t, dir).Incidents, func(i Incident) bool { return i.Condemned }) {
+			t.Errorf("what makes a device unhealthy is not written at once")
 		}
 	})
-	if err := New(Options{}).Sync(t.Context()); err != nil {
-		t.Errorf("without a store Sync says %v", err)
-	}
 }
 
-func copyOf(t *testing.T, path string) string {
+func fileInfo(t *testing.T, dir string) fs.FileInfo {
 	t.Helper()
-	data, err := os.ReadFile(path)
+	info, err := os.Stat(filepath.Join(dir, fileName))
 	if err != nil {
 		t.Fatal(err)
 	}
-	other := filepath.Join(t.TempDir(), "copy.db")
-	if err := os.WriteFile(other, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return other
+	return info
 }
 
-func contentsOf(t *testing.T, path string) contents {
-	t.Helper()
-	s := &store{path: path, log: New(Options{}).o.Log}
-	defer s.close()
-	got, err := s.load()
-	if err != nil {
-		t.Errorf("load %s: %v", path, err)
-	}
-	return got
+// TestCountsAreShownWhenTheyAreStored: what a scrape has shown survives a SIGKILL. Incidents are
+// shown at once.
+func TestCountsAreShownWhenTheyAreStored(t *testing.T) {
+	dir := t.TempDir()
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.kubelet.name("a", owner("A"))
+		s.Happened(xid(31, whole("a")))
+		s.written()
+		for n := range uint64(200) {
+			s.Happened(xid(31, whole("a")))
+			time.Sleep(time.Duration(n%7) * 20 * time.Millisecond)
+			known, _ := s.Look()
+			d := stored(t, dir)
+			if shown, is := known.Devices[0].Count, d.Counts[0].Count; shown > is {
+				t.Fatalf("of the device a scrape shows %d, and %d is stored", shown, is)
+			}
+			if shown, is := known.Hits[0].Count, d.Counts[1].Count; shown > is {
+				t.Fatalf("of the container a scrape shows %d, and %d is stored", shown, is)
+			}
+		}
+		if known := s.written(); known.Devices[0].Count != 201 || known.Hits[0].Count != 201 || known.Incidents[0].Count != 201 {
+			t.Errorf("at the end a scrape shows %v, %v", known.Devices, known.Hits)
+		}
+	})
 }
 
-// The file has what is remembered and no more, however much has gone through it.
-func TestTheStoreIsBounded(t *testing.T) {
-	o := inStore(t)
+// TestTheFileIsBounded, however much has gone through it.
+func TestTheFileIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	o := inFolder(dir)
 	o.MaxIncidents, o.MaxAge = 20, 5*time.Minute
 	play(t, o, func(t *testing.T, s *stage) {
 		for i := range 600 {
@@ -142,395 +192,224 @@ func TestTheStoreIsBounded(t *testing.T) {
 		}
 		s.board.Post([]device.Status{{Device: whole("GPU-599"), Healthy: true}})
 		time.Sleep(2 * pruneEvery)
-		if err := s.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		got := contentsOf(t, copyOf(t, o.Path))
-		if len(got.incidents) != 20 || len(got.counts) > 360 {
-			t.Errorf("the store has %d incidents and %d counts", len(got.incidents), len(got.counts))
+		if got := stored(t, dir); len(got.Incidents) != 20 || len(got.Counts) > 360 {
+			t.Errorf("the file has %d incidents and %d counts", len(got.Incidents), len(got.Counts))
 		}
 		time.Sleep(2 * time.Hour)
-		got = contentsOf(t, copyOf(t, o.Path))
-		if len(got.incidents) != 0 || len(got.counts) != 1 || got.counts[0].Device != "GPU-599" {
-			t.Errorf("after two hours the store has %v", got)
-		}
-	})
-	if info, _ := os.Stat(o.Path); info.Size() > 1<<20 {
-		t.Errorf("the file has %d bytes", info.Size())
-	}
-}
-
-// A store that another process has holds up nobody, and gets it all when it is free.
-func TestAStoreOfAnotherProcess(t *testing.T) {
-	o := inStore(t)
-	play(t, o, func(t *testing.T, first *stage) {
-		first.kubelet.name("a", owner("A"))
-		first.Happened(xid(43, whole("a")))
-		first.settle()
-		second := start(o)
-		defer second.stop()
-		second.kubelet.name("a", owner("A"))
-		if err := second.Ready(); err != nil {
-			t.Errorf("it is not ready: %v", err)
-		}
-		// The driver tells both of this one, and the second alone of the next.
-		for _, s := range []*stage{first, second} {
-			s.Happened(xid(31, whole("a")))
-		}
-		if err := second.Sync(t.Context()); !errors.Is(err, errLocked) {
-			t.Errorf("Sync says %v", err)
-		}
-		second.settle()
-		known, _ := second.Look()
-		if known.Kept || !errors.Is(known.Err, errLocked) || len(known.Incidents) != 1 || known.Devices != nil || known.Hits != nil {
-			t.Errorf("while it is another's, it knows %+v", known)
-		}
-		first.stop()
-		second.Happened(xid(94, whole("a")))
-		time.Sleep(2 * lockedEvery)
-		known, _ = second.Look()
-		if !known.Kept || known.Err != nil || len(known.Incidents) != 3 {
-			t.Fatalf("when it is free, it knows %+v", known)
-		}
-		var counts []string
-		for _, c := range known.Devices {
-			counts = append(counts, fmt.Sprint(c.Device, " ", c.GPU, " ", c.Index, " ", c.Reason, " ", c.Count))
-		}
-		if want := []string{"a a 0 xid_31 1", "a a 0 xid_43 1", "a a 0 xid_94 1"}; !slices.Equal(counts, want) {
-			t.Errorf("the counts are %q, want %q", counts, want)
-		}
-		if err := second.Sync(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if got := contentsOf(t, copyOf(t, o.Path)); len(got.incidents) != 3 {
-			t.Errorf("the store has %v", got.incidents)
-		}
-		if n := second.lines.count("kept in memory alone"); n != 1 {
-			t.Errorf("it is said %d times", n)
+		if got := stored(t, dir); len(got.Incidents) != 0 || len(got.Counts) != 1 || got.Counts[0].Device != "GPU-599" {
+			t.Errorf("after two hours the file has %v", got)
 		}
 	})
 }
 
-// Two processes may give one number in the same millisecond, and two reports of one kind
-// that are apart are two.
-func TestJoin(t *testing.T) {
-	at := time.Unix(1<<30, 0)
-	b := newBook(Options{MaxIncidents: 100, MaxAge: time.Hour, Path: "there is one"})
-	hit := func(at time.Time, reason string, id device.ID) {
-		b.happened(&device.Occurrence{At: at, Hit: []device.Device{whole(id)}, Reason: reason}, &device.Holders{Settled: true}, at)
+// TestContainersAreBounded: devices that many containers share cost no more than mostNamed.
+func TestContainersAreBounded(t *testing.T) {
+	b := newBook(Options{MaxIncidents: 1000, MaxAge: time.Hour}, time.Now())
+	h := device.Holders{Settled: true}
+	for n := range mostHolders {
+		h.Held = append(h.Held, device.Holding{Resource: gpu, Offered: device.ID("a").Replica(n), Owner: owner(fmt.Sprint("pod-", n))})
 	}
-	hit(at, "xid_31", "a")
-	hit(at.Add(time.Hour/2), "xid_43", "a")
-	found := contents{
-		incidents: []Incident{
-			{ID: uint64(at.UnixMilli()), Device: "b", Reason: "xid_31", First: at, Last: at, Count: 7},
-			{ID: uint64(at.UnixMilli()) + 1, Device: "a", Reason: "xid_31", First: at.Add(-time.Minute), Last: at.Add(-2 * time.Second), Count: 5},
-		},
-		counts: []record{{Device: "a", Reason: "xid_31", Count: 50, Last: at}, {Device: "b", Reason: "xid_31", Count: 7, Last: at}},
+	slices.SortFunc(h.Held, device.CompareHoldings)
+	at := time.Now()
+	for n := range 100 {
+		o := xid(31, whole("a"))
+		o.At = at.Add(time.Duration(n) * time.Hour)
+		b.happened(&o, &h, o.At)
 	}
-	b.join(found)
-	if !slices.IsSortedFunc(b.entries, func(x, y *entry) int { return byID(x, y.ID) }) || len(b.entries) != 4 {
-		t.Fatalf("there are %v", b.incidents())
-	}
-	ids := map[uint64]bool{}
+	named := 0
 	for _, e := range b.entries {
-		ids[e.ID] = true
+		named += len(e.Holders)
 	}
-	if len(ids) != 4 {
-		t.Errorf("the ids are %v", ids)
-	}
-	if got := b.counts(); got[0].Count != 51 || got[1].Count != 1 || got[2].Count != 7 {
-		t.Errorf("the counts are %v", got)
-	}
-	w := b.batch()
-	b.confirm(w, nil)
-	hit(at.Add(time.Hour/2), "xid_43", "a")
-	b.join(contents{incidents: w.incidents, counts: w.counts}) // the disk failed meanwhile, and had it all
-	if got := b.counts(); got[0].Count != 51 || got[1].Count != 2 {
-		t.Errorf("when it is read again the counts are %v", got)
-	}
-	b.confirm(b.batch(), nil)
-	b.join(contents{}) // somebody has taken the file away
-	if got := b.counts(); got[0].Count != 51 || got[1].Count != 2 || len(b.batch().incidents) != 4 {
-		t.Errorf("after the file was taken away the counts are %v", got)
+	if named != mostNamed || b.named != named || len(b.entries) != mostNamed/mostHolders {
+		t.Errorf("%d incidents name %d containers, and %d are counted", len(b.entries), named, b.named)
 	}
 }
 
-// A disk that takes nothing costs a line, and memory goes on.
+// TestAClockThatIsAhead by a month when the node boots erases nothing, nor does one that is set
+// ahead later. What is old is forgotten when the process has run for a day.
+func TestAClockThatIsAhead(t *testing.T) {
+	dir := t.TempDir()
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.kubelet.name("a", owner("A"))
+		s.Happened(xid(31, whole("a")))
+		s.written()
+		s.stop()
+		time.Sleep(31 * 24 * time.Hour)
+		s = s.again(dir)
+		defer s.stop()
+		time.Sleep(23 * time.Hour)
+		if known, _ := s.Look(); len(known.Incidents) != 1 || len(known.Devices) != 1 || len(known.Hits) != 1 {
+			t.Errorf("after %s by the clock it knows %+v", 31*24*time.Hour, known)
+		}
+		time.Sleep(2 * time.Hour)
+		if known, _ := s.Look(); len(known.Incidents) != 0 || len(known.Hits) != 0 {
+			t.Errorf("when it has run for a day it knows %+v", known)
+		}
+	})
+	b := newBook(Options{MaxAge: time.Hour}, time.Now())
+	running := b.began.Add(2 * time.Hour)
+	ahead := running.Round(0).Add(24 * time.Hour) // has no monotonic time, so it is given as a wall clock
+	if b.began = b.began.Round(0); b.old(b.began.Add(90*time.Minute), ahead.Add(-24*time.Hour)) {
+		t.Error("what happened half an hour ago is old")
+	}
+}
+
+// TestADiskThatTakesNothing costs a line, and memory goes on.
 func TestADiskThatTakesNothing(t *testing.T) {
-	o := Options{Path: filepath.Join(t.TempDir(), "incidents.db")}
-	if err := os.Mkdir(o.Path, 0o700); err != nil { // what root cannot write to, either
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // what root cannot make a folder of, either
 		t.Fatal(err)
 	}
-	play(t, o, func(t *testing.T, s *stage) {
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
 		s.Happened(xid(31, whole("a")))
-		time.Sleep(5 * failedEvery)
+		time.Sleep(5 * disk.RetryInterval)
 		known, _ := s.Look()
 		if known.Kept || known.Err == nil || len(known.Incidents) != 1 || len(known.Devices) != 1 {
 			t.Errorf("it knows %+v", known)
 		}
-		if n := s.lines.count("kept in memory alone"); n != 1 {
-			t.Errorf("it is said %d times", n)
+		if n := s.lines.count("kept in memory only"); n != 1 {
+			t.Errorf("it is logged %d times", n)
 		}
-		if err := os.Remove(o.Path); err != nil {
+		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(2 * failedEvery)
-		if known, _ := s.Look(); !known.Kept || known.Err != nil {
+		time.Sleep(2 * disk.RetryInterval)
+		if known, _ := s.Look(); !known.Kept || known.Err != nil || len(known.Devices) != 1 {
 			t.Errorf("when it works again, it knows %+v", known)
 		}
-		if err := s.Sync(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if got := contentsOf(t, copyOf(t, o.Path)); len(got.incidents) != 1 {
-			t.Errorf("the store has %v", got.incidents)
+		if got := stored(t, dir); len(got.Incidents) != 1 {
+			t.Errorf("the file has %v", got.Incidents)
 		}
 	})
 }
 
-// A file that is cut off beneath a process that has it mapped: what is not there cannot be
-// read, and that ends no process.
-func TestAFileThatIsCutOff(t *testing.T) {
-	o := inStore(t)
-	play(t, o, func(t *testing.T, s *stage) {
-		for i := range 200 {
-			s.Happened(xid(31, whole(device.ID(fmt.Sprint("GPU-", i)))))
-		}
-		s.settle()
-		if err := os.Truncate(o.Path, 2*int64(os.Getpagesize())); err != nil {
-			t.Fatal(err)
-		}
-		for i := range 200 {
-			s.Happened(xid(43, whole(device.ID(fmt.Sprint("GPU-", i)))))
-		}
-		time.Sleep(3 * failedEvery)
-		if err := s.Sync(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if got := contentsOf(t, copyOf(t, o.Path)); len(got.incidents) != 400 || len(got.counts) != 400 {
-			t.Errorf("the store has %d incidents and %d counts", len(got.incidents), len(got.counts))
-		}
-		if _, err := os.Stat(aside(o.Path)); err != nil {
-			t.Errorf("what was left is not set aside: %v", err)
-		}
-	})
+// foreign are files that this program has not written.
+var foreign = map[string]string{
+	"empty":        "",
+	"a database":   "\xed\xda\x0c\xed\x02\x00\x00\x00",
+	"cut short":    `{"version":1,"incidents":[{"id":1,"device":"a"`,
+	"no version":   `{}`,
+	"no device":    `{"version":1,"incidents":[{"id":1,"reason":"xid_31"}]}`,
+	"no id":        `{"version":1,"incidents":[{"device":"a","reason":"xid_31"}]}`,
+	"out of order": `{"version":1,"incidents":[{"id":1,"device":"a","reason":"xid_31"},{"id":1,"device":"a","reason":"xid_31"}]}`,
+	"a count":      `{"version":1,"counts":[{"device":"a","reason":"xid_31","count":18446744073709551615}]}`,
+	"twice":        `{"version":1,"counts":[{"device":"a","reason":"xid_31"},{"device":"a","reason":"xid_31"}]}`,
+	"no time":      `{"version":1,"incidents":[{"id":1,"device":"a","reason":"xid_31","first":"yesterday"}]}`,
 }
 
-// filled is a store with some hundred records, and what its records were at any time.
-func filled(t testing.TB) (path string, written map[uint64][]Incident) {
-	path = filepath.Join(t.TempDir(), "incidents.db")
-	s := &store{path: path, log: New(Options{}).o.Log}
-	defer s.close()
-	if _, err := s.open(); err != nil {
+func TestWhatIsForeignIsSetAside(t *testing.T) {
+	for name, content := range foreign {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, fileName)
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			play(t, inFolder(dir), func(t *testing.T, s *stage) {
+				if n := s.lines.count("\n"); n != 1 {
+					t.Errorf("it is said in %d lines: %s", n, s.lines.text.String())
+				}
+				s.Happened(xid(31, whole("a")))
+				if known := s.written(); len(known.Incidents) != 1 || known.Devices[0].Count != 1 || !known.Kept {
+					t.Errorf("it knows %+v", known)
+				}
+			})
+			if got, err := os.ReadFile(path + ".bad"); err != nil || string(got) != content {
+				t.Errorf("what is set aside is not what there was: %v", err)
+			}
+			if got := stored(t, dir); len(got.Incidents) != 1 {
+				t.Errorf("the new file has %v", got)
+			}
+		})
+	}
+}
+
+func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, fileName)
+	const newer = `{"version":2,"incidents":"of another type"}`
+	if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	written = map[uint64][]Incident{}
-	for round := range uint64(20) {
-		w := &batch{}
-		for k := range uint64(10) {
-			for _, id := range []uint64{round*10 + k, round * 5} {
-				i := Incident{
-					ID: id, Last: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC), Count: round + 1, Device: device.ID(fmt.Sprint("GPU-", id)), Reason: "xid_31",
-					Holders: []Holder{{Namespace: "team", Pod: fmt.Sprint("pod-", id), Container: "main"}},
-				}
-				w.incidents = append(w.incidents, i)
-				w.counts = append(w.counts, record{Device: i.Device, Reason: i.Reason, Count: round + 1})
-				written[id] = append(written[id], i)
-			}
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.Happened(xid(31, whole("a")))
+		s.written()
+		s = s.again(dir)
+		defer s.stop()
+		if known, _ := s.Look(); !known.Kept || len(known.Incidents) != 1 || known.Devices[0].Count != 0 {
+			t.Errorf("the next process knows %+v", known)
 		}
-		if err := s.write(w); err != nil {
-			t.Fatal(err)
-		}
+	})
+	if got, err := os.ReadFile(path); err != nil || string(got) != newer {
+		t.Errorf("the newer version finds %s, %v", got, err)
 	}
-	return path, written
 }
 
-// A store whose bytes are other ones than were written is read as it was at some time, or
-// is set aside and what is left of it kept; nothing is read that was not written, and
-// nothing ends the process.
-func FuzzABrokenStore(f *testing.F) {
-	path, written := filled(f)
-	sound, err := os.ReadFile(path)
+// FuzzDecode: what is understood can be written, and is then understood alike; and nothing
+// ends the process.
+func FuzzDecode(f *testing.F) {
+	for _, content := range foreign {
+		f.Add([]byte(content))
+	}
+	content, err := encode(full(3))
 	if err != nil {
 		f.Fatal(err)
 	}
-	r := rand.New(rand.NewPCG(5, 5))
-	f.Add(uint32(len(sound)), uint32(0), uint16(0), byte(0))
-	for range 120 {
-		f.Add(uint32(len(sound)), r.Uint32(), uint16(r.IntN(64)), byte(1<<r.IntN(8)))
-		f.Add(uint32(len(sound)), uint32(r.IntN(64))<<12|uint32(r.IntN(40)), uint16(8), byte(r.Uint32()))
-	}
-	for range 50 {
-		f.Add(r.Uint32()%uint32(len(sound)), uint32(0), uint16(0), byte(0))
-	}
-	dir := f.TempDir()
-	f.Fuzz(func(t *testing.T, size, at uint32, n uint16, turn byte) {
-		data := slices.Clone(sound[:min(int(size), len(sound))])
-		for i := range int(n) {
-			if len(data) > 0 {
-				data[(int(at)+i)%len(data)] ^= turn
-			}
-		}
-		path := filepath.Join(dir, "incidents.db")
-		defer os.Remove(path)
-		defer os.Remove(aside(path))
-		if err := os.WriteFile(path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s := &store{path: path, log: New(Options{}).o.Log}
-		defer s.close()
-		found, err := s.open()
-		if errors.Is(err, errLater) {
-			t.Error("a broken store passes for one of a later version")
-		}
+	f.Add(content)
+	f.Fuzz(func(t *testing.T, content []byte) {
+		s, err := decode(content)
 		if err != nil {
-			t.Fatal(err)
+			return
 		}
-		whole := len(found.incidents) == len(written)
-		for _, i := range found.incidents {
-			if !slices.ContainsFunc(written[i.ID], func(w Incident) bool { return fmt.Sprint(w) == fmt.Sprint(i) }) {
-				t.Errorf("an incident is read that was not written: %+v", i)
-			}
+		again, err := encode(s)
+		if err != nil {
+			t.Fatalf("it cannot be written: %v", err)
 		}
-		// One of the two meta pages may be lost: then it is as it was a transaction ago.
-		if !whole && len(found.incidents) != len(written)-10 && !found.salvaged && len(data) > 0 {
-			t.Errorf("%d of %d incidents are read, and nobody is told", len(found.incidents), len(written))
+		o, err := decode(again)
+		if err != nil {
+			t.Fatalf("what was written is not understood: %v", err)
 		}
-		if err := s.write(&batch{incidents: []Incident{{ID: 1 << 40}}}); err != nil {
-			t.Errorf("it cannot be written to: %v", err)
+		if third, err := encode(o); err != nil || string(third) != string(again) {
+			t.Fatalf("it reads otherwise, %v:\n%s\n%s", err, again, third)
 		}
+		b := newBook(Options{MaxIncidents: 10, MaxAge: time.Hour}, time.Now())
+		b.load(s)
+		b.prune(func(device.ID) bool { return false }, time.Now())
+		b.follow(&device.Holders{Settled: true}, time.Now())
 	})
 }
 
-func TestAStoreOfALaterVersionIsLeftAlone(t *testing.T) {
-	path, _ := filled(t)
-	s := &store{path: path, log: New(Options{}).o.Log}
-	if _, err := s.open(); err != nil {
-		t.Fatal(err)
-	}
-	tx, err := s.db.Begin(true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	later, err := wrap(sealKey, &seal{Format: storeFormat + 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	tx.Bucket(sealBucket).Put(sealKey, later)
-	if err := tx.Commit(); err != nil {
-		t.Fatal(err)
-	}
-	s.close()
-	if _, err := s.open(); !errors.Is(err, errLater) {
-		t.Errorf("it says %v", err)
-	}
-	if _, err := os.Stat(aside(path)); err == nil {
-		t.Error("it is set aside")
-	}
-}
-
-// Whoever waits for the lock of a file that is then set aside does not end up with that.
-func TestAFileThatIsSetAsideWhileItIsOpened(t *testing.T) {
-	path, _ := filled(t)
-	f, err := os.Open(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
-	if !isStill(f, path) {
-		t.Error("a file is not where it is")
-	}
-	if err := os.Rename(path, aside(path)); err != nil {
-		t.Fatal(err)
-	}
-	if isStill(f, path) {
-		t.Error("a file is where nothing is")
-	}
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if isStill(f, path) {
-		t.Error("a file is where another one is")
-	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX); err != nil {
-		t.Fatal(err)
-	}
-	s := &store{path: path, log: New(Options{}).o.Log}
-	if found, err := s.open(); err != nil || len(found.incidents) > 0 {
-		t.Errorf("the new file has %d incidents, %v", len(found.incidents), err)
-	}
-	s.close()
-}
-
-// A write that failed may have come to the disk all the same. Nothing of it counts twice when
-// the file is read again, and nothing is lost.
-func TestAWriteThatFailedCountsOnce(t *testing.T) {
-	for _, before := range []bool{false, true} { // whether the store has an earlier state
-		for _, landed := range []bool{false, true} {
-			b := newBook(Options{Path: "unused", MaxIncidents: 10})
-			now := time.Now()
-			held := &device.Holders{At: now, Settled: true, Held: []device.Holding{{Resource: gpu, Offered: "a", Owner: owner("A")}}}
-			o, want := xid(31, whole("a")), uint64(0)
-			happened := func() { b.happened(&o, held, now); want++ }
-			var found contents
-			take := func(w *batch) { found = contents{incidents: w.incidents, counts: w.counts} }
-			if before {
-				happened()
-				w := b.batch()
-				b.confirm(w, nil)
-				take(w)
-			}
-			happened()
-			w := b.batch()
-			b.confirm(w, errors.New("the disk"))
-			if landed {
-				take(w)
-			}
-			happened()
-			b.join(found)
-			if len(b.entries) != 1 || b.entries[0].Count != want || b.counts()[0].Count != want || b.hitRows()[0].Count != want {
-				t.Errorf("had something before: %v, landed: %v: %d incidents, counts %v and %v, want %d", before, landed,
-					len(b.entries), b.counts(), b.hitRows(), want)
-			}
+// full is a history of n incidents, each of which hit three containers.
+func full(n int) (s snapshot) {
+	for i := n; i > 0; i-- {
+		at := time.Unix(int64(i)*1000, 5).UTC()
+		incident := Incident{
+			ID: uint64(i), First: at, Last: at.Add(time.Minute), Count: 7, Device: "GPU-11111111-2222-3333-4444-555555555555",
+			GPU: "GPU-11111111-2222-3333-4444-555555555555", Index: 3, Model: "NVIDIA H100 80GB HBM3", PCI: "0000:1a:00.0", Reason: "xid_95",
+			Xid: 95, Class: "uncontained", Action: "reset", Condemned: true, Healed: &at,
 		}
+		for k := range 3 {
+			code := int32(139)
+			h := Holder{Namespace: "team", Pod: fmt.Sprintf("training-%d-%d", i, k), Container: "main", UID: strings.Repeat("1", 36), Since: at, Until: at}
+			h.Ended = &Ending{At: at, Phase: "Failed", Reason: "Error", ExitCode: &code, Restarts: 1}
+			incident.Holders = append(incident.Holders, h)
+			s.hits = append(s.hits, Hit{incident.Device, incident.GPU, 3, h.owner(), incident.Reason, 7, at})
+		}
+		s.incidents = append(s.incidents, incident)
 	}
+	slices.SortFunc(s.hits, func(a, b Hit) int { return a.Owner.Compare(b.Owner) })
+	s.devices = []Count{{s.incidents[0].Device, s.incidents[0].GPU, 3, "xid_95", 7000, s.incidents[0].Last}}
+	return s
 }
 
-// A file that is older than what was confirmed, as a disk leaves it that has lied or somebody
-// who has put another in its place, takes nothing from a count that is published.
-func TestAStoreThatHasLessTakesNothingAway(t *testing.T) {
-	b := newBook(Options{Path: "unused", MaxIncidents: 10})
-	now := time.Now()
-	o := xid(31, whole("a"))
-	var older contents
-	for n := range 3 {
-		b.happened(&o, &device.Holders{At: now, Settled: true}, now)
-		w := b.batch()
-		b.confirm(w, nil)
-		if n == 0 {
-			older = contents{incidents: w.incidents, counts: w.counts}
+func BenchmarkEncode(b *testing.B) {
+	s := full(1000)
+	b.ReportAllocs()
+	for b.Loop() {
+		content, err := encode(s)
+		if err != nil {
+			b.Fatal(err)
 		}
+		b.SetBytes(int64(len(content)))
 	}
-	b.join(older)
-	if got := b.counts()[0].Count; got != 3 || b.entries[0].Count != 3 {
-		t.Errorf("it counts %d, and the incident %d, want 3", got, b.entries[0].Count)
-	}
-	if w := b.batch(); len(w.incidents) != 1 || len(w.counts) != 1 || w.counts[0].Count != 3 {
-		t.Errorf("to be written are %+v and %+v", w.incidents, w.counts)
-	}
-}
-
-// A disk that does not answer holds nobody up. Counts are not shown without what it has: they
-// would seem to jump when it answers.
-func TestADiskThatDoesNotAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := New(Options{Path: "unused"})
-		l.Happened(xid(31, whole("a")))
-		l.awaitStore(t.Context()) // nobody opens it
-		l.turn(time.Now())
-		known, _ := l.Look()
-		if l.Ready() != nil || known.Kept || known.Err == nil || len(known.Incidents) != 1 || known.Devices != nil || known.Hits != nil {
-			t.Errorf("ready: %v, known %+v", l.Ready(), known)
-		}
-	})
 }

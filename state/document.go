@@ -1,15 +1,15 @@
 package state
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/state/disk"
 )
 
 // version is the file's. Fields are added within one; what is there never changes.
@@ -24,16 +24,10 @@ const (
 	mostNumber  = 1 << 53
 )
 
-// errForeign is that a file was not written by this program, or is not whole.
-var errForeign = errors.New("not a memory of health")
-
-// document is what stands in the file.
+// document is the file's content.
 type document struct {
 	Version int    `json:"version"`
 	Boot    string `json:"boot,omitempty"` // in which it was written
-	// Ended says that the process that wrote it has ended since, and that it had shown no
-	// count that does not stand here.
-	Ended bool `json:"ended,omitempty"`
 	// Lost is as in device.History.
 	Lost    bool     `json:"lost,omitempty"`
 	Records []record `json:"records"`
@@ -116,8 +110,8 @@ type xid struct {
 
 // newDocument also returns why a record is left out: what is odd about one device costs the
 // others nothing.
-func newDocument(h device.History, boot string, ended bool) (d document, odd error) {
-	d = document{Version: version, Boot: boot, Ended: ended, Lost: h.Lost, Records: make([]record, 0, len(h.Records))}
+func newDocument(h device.History, boot string) (d document, odd error) {
+	d = document{Version: version, Boot: boot, Lost: h.Lost, Records: make([]record, 0, len(h.Records))}
 	for _, r := range h.Records {
 		w := record{GPU: r.GPU, Device: r.Device, Flaps: r.Flaps, Turns: r.Turns, Seen: r.Seen, Gone: r.Gone, Listed: newListed(r.Listed)}
 		if r.Reason != "" {
@@ -138,7 +132,7 @@ func newDocument(h device.History, boot string, ended bool) (d document, odd err
 	return d, odd
 }
 
-// history is what the document says.
+// history returns what the document has, in order.
 func (d document) history() (h device.History) {
 	h.Lost = d.Lost
 	for _, w := range d.Records {
@@ -155,11 +149,16 @@ func (d document) history() (h device.History) {
 		}
 		h.Records = append(h.Records, r)
 	}
+	slices.SortFunc(h.Records, func(a, b device.Record) int { // people may have written the file
+		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Device, b.Device))
+	})
 	return h
 }
 
-// encode is what stands in the file, which people read too. It never is what decode refuses.
-func (d document) encode() ([]byte, error) {
+// encode returns the file's content, which people read too and decode understands, and why
+// a record is left out of it.
+func encode(h device.History, boot string) ([]byte, error) {
+	d, odd := newDocument(h, boot)
 	if err := d.check(); err != nil {
 		return nil, err
 	}
@@ -167,31 +166,26 @@ func (d document) encode() ([]byte, error) {
 	if err == nil && len(content) >= mostBytes {
 		err = fmt.Errorf("%d bytes are too many", len(content))
 	}
-	return append(content, '\n'), err
+	if err != nil {
+		return nil, err
+	}
+	return append(content, '\n'), odd
 }
 
-// decode understands what encode has written, and nothing that this program could not have.
+// decode understands what encode has written, and nothing that this program could not have
+// written. Of a newer version's file it reads the version alone.
 func decode(content []byte) (d document, err error) {
-	if len(content) > mostBytes {
-		return document{}, fmt.Errorf("%w: it is larger than %d bytes", errForeign, mostBytes)
-	}
-	decoder := json.NewDecoder(bytes.NewReader(content))
-	if err := decoder.Decode(&d); err != nil {
-		return document{}, fmt.Errorf("%w: %w", errForeign, err)
-	}
-	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return document{}, fmt.Errorf("%w: something follows it", errForeign)
+	if err := disk.Unmarshal(content, version, &d); err != nil {
+		return document{}, err
 	}
 	if err := d.check(); err != nil {
-		return document{}, fmt.Errorf("%w: %w", errForeign, err)
+		return document{}, fmt.Errorf("%w: %w", disk.ErrForeign, err)
 	}
 	return d, nil
 }
 
 func (d document) check() error {
 	switch {
-	case d.Version != version:
-		return fmt.Errorf("its version is %d, and %d is known", d.Version, version)
 	case d.Boot != "" && !isWord(d.Boot):
 		return errors.New("its boot has no name")
 	case len(d.Records) > mostRecords:

@@ -2,78 +2,69 @@
 package state
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
-	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/state/disk"
 )
 
 const (
-	// FileName is the file's in the folder.
+	// FileName is the file's in the state folder.
 	FileName = "health.json"
-	// BadName is what one is called that was set aside. The newest of them is kept.
-	BadName = FileName + ".bad"
-	// BootPath is where Linux says which boot this is.
+	// BootPath is the file in which Linux identifies the current boot.
 	BootPath = "/proc/sys/kernel/random/boot_id"
 
-	mostBytes  = 4 << 20 // of a file
-	writeEvery = 100 * time.Millisecond
-	retryAfter = 10 * time.Second // a write that failed
+	mostBytes = 4 << 20 // of a file
 )
 
-// File keeps a device.History in a folder. State is published to it, never queued: what is
-// written is the newest, and whoever saves never waits for a disk.
+// File keeps a device.History in the state folder.
 type File struct {
-	disk disk
-	boot string // empty: it cannot be told
-	log  *slog.Logger
-	wake chan struct{} // has room for one
-
-	mu sync.Mutex
-	// All below are guarded by mu.
-	newest *device.History // nil: nothing was saved yet
-	err    error           // of the newest reading or write
-
-	writing sync.Mutex
-	written []byte // what is on disk, as far as this process knows; guarded by writing
+	file *disk.File[device.History]
+	// saved is what was saved last; written by the goroutine that calls Save.
+	saved device.History
 }
 
-// Options say where a File is.
+// Options describe a File.
 type Options struct {
-	Dir  string // made where it is missing
-	Boot string // the file that says which boot this is; empty: BootPath
-	Log  *slog.Logger
+	Folder *disk.Folder
+	Boot   string // the file that identifies the boot; empty: BootPath
+	Log    *slog.Logger
 }
 
-// Open reads what an earlier process has left. It never fails: where nothing can be read
-// or written, Err and one line of the log say why, and the health is known for as long as
-// this process lives.
+// Open reads what an earlier process has left. It never fails: if the folder cannot be used,
+// Err and one line of the log say why, and the health is known for as long as this process lives.
 func Open(o Options) (*File, device.History) {
 	if o.Boot == "" {
 		o.Boot = BootPath
 	}
-	f := newFile(folder(o.Dir), bootID(o.Boot), o.Log)
-	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
-		f.fail(fmt.Errorf("make its folder: %w", err))
-		return f, device.History{}
+	boot, written := bootID(o.Boot), ""
+	f := &File{file: disk.New(o.Folder, disk.Format[device.History]{
+		Name: "health", Version: version, MaxBytes: mostBytes,
+		Encode: func(h device.History) ([]byte, error) { return encode(h, boot) },
+		Decode: func(content []byte) (device.History, error) {
+			d, err := decode(content)
+			written = d.Boot
+			return d.history(), err
+		},
+	}, o.Log)}
+	found := f.file.Read()
+	h := found.Value
+	if found.Err != nil {
+		h.Lost = true
+		o.Log.Warn("health of an earlier process is unknown: each device is checked before it is trusted", "err", found.Err)
 	}
-	return f, f.read()
+	if found.Behind {
+		h = uncounted(h)
+	}
+	h.Rebooted = written != "" && boot != "" && written != boot
+	f.saved = h
+	return f, h
 }
 
-func newFile(d disk, boot string, log *slog.Logger) *File {
-	return &File{disk: d, boot: boot, log: log, wake: make(chan struct{}, 1)}
-}
-
-// bootID is which boot this is; empty where that cannot be told.
+// bootID identifies the current boot; empty if it is unknown.
 func bootID(path string) string {
 	content, err := os.ReadFile(path)
 	id := strings.TrimSpace(string(content))
@@ -83,162 +74,61 @@ func bootID(path string) string {
 	return id
 }
 
-// read takes the file. One that this program has not written, or not whole, is set aside.
-func (f *File) read() device.History {
-	f.disk.tidy()
-	content, err := f.disk.read()
-	if errors.Is(err, fs.ErrNotExist) {
-		return device.History{}
-	}
-	var d document
-	if err == nil {
-		d, err = decode(content)
-	}
-	if err != nil {
-		aside := f.setAside(err)
-		f.log.Warn("what was known of the devices' health cannot be read: each is checked before it is trusted",
-			"file", FileName, "err", err, "aside", aside)
-		return device.History{Lost: true}
-	}
-	h := d.history()
-	h.Rebooted = d.Boot != "" && f.boot != "" && d.Boot != f.boot
-	if !f.claim(d) {
-		for i := range h.Records {
-			for j := range h.Records[i].Xids {
-				h.Records[i].Xids[j].Count = 0
-			}
+// uncounted has all counts start from 0. They stay as rows, so that a scrape shows the 0.
+func uncounted(h device.History) device.History {
+	for i := range h.Records {
+		r := &h.Records[i]
+		r.Flaps = 0
+		for j := range r.Xids {
+			r.Xids[j].Count = 0
 		}
 	}
 	return h
 }
 
-// setAside moves away what was not understood, so that somebody can look at it. What could
-// not be read at all stays.
-func (f *File) setAside(why error) bool {
-	if errors.Is(why, errForeign) {
-		why = setAside(f.disk)
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.err = why // and it is said by the caller
-	return why == nil
-}
-
-// claim tells whether the counts in a file can go on. The one who wrote it must have ended
-// in order: of a process that was killed, some were shown that it no longer wrote, and a
-// count that falls is taken by Prometheus for one that began anew, all of which is an
-// increase. And the file must not say any longer that this was so, before the first count
-// goes beyond it. Otherwise they begin at 0, and no event is counted twice or not at all.
-// Whether the node was booted does not matter to a count.
-func (f *File) claim(d document) bool {
-	if !d.Ended {
-		return false
-	}
-	d.Ended = false
-	content, err := d.encode()
-	if err == nil {
-		err = replace(f.disk, content)
-	}
-	f.note(err)
-	return err == nil
-}
-
-// Save publishes what is to be kept. It returns at once. The history is not written any more.
+// Save has a history written, which must not be changed any more: at once if a device turned
+// unhealthy, otherwise within a second. It does not wait for that.
 func (f *File) Save(h device.History) {
-	f.mu.Lock()
-	f.newest = &h
-	f.mu.Unlock()
-	f.stir()
+	f.file.Save(h, worse(f.saved, h))
+	f.saved = h
 }
 
-func (f *File) stir() {
-	select {
-	case f.wake <- struct{}{}:
-	default:
+// worse reports whether a device has a reason to be unhealthy that it had not.
+func worse(was, is device.History) bool {
+	type key struct {
+		gpu    device.GPU
+		id     device.ID
+		reason string
 	}
-}
-
-// Run writes what was saved, a few times a second at most, until ctx is done.
-func (f *File) Run(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-f.wake:
+	known := map[key]bool{}
+	for _, r := range was.Records {
+		known[key{r.GPU, r.Device, r.Reason}] = true
+	}
+	for _, r := range is.Records {
+		if r.Reason != "" && !known[key{r.GPU, r.Device, r.Reason}] {
+			return true
 		}
-		pause := writeEvery
-		if f.write(false) != nil {
-			pause = retryAfter
-			f.stir()
-		}
-		rest(ctx, pause)
 	}
+	return false
 }
 
-func rest(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
+// Counted returns the newest history whose counts metrics may show: the next process
+// continues from them or from greater ones, or starts from 0. Nil: all are 0.
+func (f *File) Counted() *device.History {
+	view, _ := f.file.Look()
+	return view.Shown
 }
 
-// End writes the last that was saved, and that it is the last. To be called when nobody
-// saves any more.
+// Run writes what is saved until ctx is done.
+func (f *File) Run(ctx context.Context) error { return f.file.Run(ctx) }
+
+// End writes the history that was saved last.
 func (f *File) End() {
-	f.write(true) //nolint:errcheck // Err has it, and the log
+	f.file.Flush() //nolint:errcheck // Err and the log have it
 }
 
-// Err is why nothing is kept; nil where it is.
+// Err is why the newest history is not on disk; nil if it is, or will be within a second.
 func (f *File) Err() error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.err
-}
-
-// write has the newest on disk, and is quick where it is there already.
-func (f *File) write(ended bool) error {
-	f.writing.Lock()
-	defer f.writing.Unlock()
-	f.mu.Lock()
-	newest := f.newest
-	f.mu.Unlock()
-	if newest == nil {
-		return nil
-	}
-	d, odd := newDocument(*newest, f.boot, ended)
-	content, err := d.encode()
-	if err == nil && !bytes.Equal(content, f.written) {
-		f.written = nil
-		if err = replace(f.disk, content); err == nil {
-			f.written = content
-		}
-	}
-	f.note(cmp.Or(err, odd))
-	return err
-}
-
-// note keeps what came of a write.
-func (f *File) note(err error) {
-	if err != nil {
-		f.fail(fmt.Errorf("write %s: %w", FileName, err))
-		return
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.err != nil {
-		f.log.Info("the health's memory is kept again")
-	}
-	f.err = nil
-}
-
-// fail says why nothing is kept, once until it is again.
-func (f *File) fail(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.err == nil {
-		f.log.Warn("the devices' health is not kept for the next process", "err", err)
-	}
-	f.err = err
+	view, _ := f.file.Look()
+	return view.Err
 }

@@ -2,19 +2,17 @@ package state
 
 import (
 	"bytes"
-	"context"
 	"log/slog"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/state/disk"
 )
 
 // stage is a folder, and a boot that can be changed.
@@ -39,7 +37,7 @@ func (s *stage) put(path, content string) {
 }
 
 func (s *stage) open() (*File, device.History) {
-	return Open(Options{Dir: s.dir, Boot: s.boot, Log: slog.New(slog.NewTextHandler(&s.log, nil))})
+	return Open(Options{Folder: disk.OpenFolder(s.dir), Boot: s.boot, Log: slog.New(slog.NewTextHandler(&s.log, nil))})
 }
 
 // lines are what the log has said since it was last asked.
@@ -76,16 +74,6 @@ func everything() device.History {
 	}}
 }
 
-// uncounted is a history whose counts begin anew.
-func uncounted(h device.History) device.History {
-	for i := range h.Records {
-		for j := range h.Records[i].Xids {
-			h.Records[i].Xids[j].Count = 0
-		}
-	}
-	return h
-}
-
 func TestNothingIsForgotten(t *testing.T) {
 	s := newStage(t)
 	if _, h := s.open(); !reflect.DeepEqual(h, device.History{}) || s.lines() != 0 {
@@ -93,7 +81,7 @@ func TestNothingIsForgotten(t *testing.T) {
 	}
 	s.ended(everything())
 	info, err := os.Stat(filepath.Join(s.dir, FileName))
-	if err != nil || info.Mode() != 0o600 || !slices.Equal(list(t, s.dir), []string{FileName}) {
+	if err != nil || info.Mode() != 0o600 || !slices.Equal(list(t, s.dir), []string{FileName, disk.OwnerName}) {
 		t.Errorf("there are %q, the file is %v, %v", list(t, s.dir), info.Mode(), err)
 	}
 	if _, h := s.open(); !reflect.DeepEqual(h, everything()) {
@@ -116,23 +104,23 @@ func TestWhatIsLostIsHandedOn(t *testing.T) {
 	}
 }
 
-// TestCountsGoOn only where none was shown that was not written.
+// TestCountsGoOn also if the process was killed: a scrape has shown none that is not stored.
 func TestCountsGoOn(t *testing.T) {
 	s := newStage(t)
-	s.ended(everything())
-	f, h := s.open()
-	if !reflect.DeepEqual(h, everything()) {
-		t.Errorf("after an orderly end it is %+v", h)
-	}
-	if _, h := s.open(); !reflect.DeepEqual(h, uncounted(everything())) {
-		t.Errorf("when the one that went on was killed before it had written it is %+v", h)
-	}
+	f, _ := s.open()
 	f.Save(everything())
-	if err := f.write(false); err != nil {
+	if err := f.file.Flush(); err != nil {
 		t.Fatal(err)
 	}
-	if _, h := s.open(); !reflect.DeepEqual(h, uncounted(everything())) {
-		t.Errorf("when it was killed after that it is %+v", h)
+	more := everything()
+	more.Records[0].Flaps++
+	more.Records[0].Xids[0].Count++
+	f.Save(more) // and it is killed
+	if shown := f.Counted(); !reflect.DeepEqual(*shown, everything()) {
+		t.Errorf("a scrape shows %+v", shown)
+	}
+	if _, h := s.open(); !reflect.DeepEqual(h, everything()) {
+		t.Errorf("the next process counts on from %+v", h)
 	}
 	s.ended(everything())
 	s.put(s.boot, "two")
@@ -140,6 +128,44 @@ func TestCountsGoOn(t *testing.T) {
 	rebooted.Rebooted = true
 	if _, h := s.open(); !reflect.DeepEqual(h, rebooted) {
 		t.Errorf("after a boot it is %+v", h)
+	}
+}
+
+// TestCountsStartFromZero if a scrape may have shown more than the file has, because the disk
+// was full. What is known of the health stays.
+func TestCountsStartFromZero(t *testing.T) {
+	s := newStage(t)
+	s.ended(everything())
+	if err := os.Rename(filepath.Join(s.dir, FileName), filepath.Join(s.dir, FileName+".behind")); err != nil {
+		t.Fatal(err)
+	}
+	want := everything()
+	want.Records[0].Flaps, want.Records[0].Xids[0].Count, want.Records[0].Xids[1].Count = 0, 0, 0
+	if f, h := s.open(); !reflect.DeepEqual(h, want) || f.Counted() != nil {
+		t.Errorf("it is %+v", h)
+	}
+}
+
+// TestWhatMakesADeviceUnhealthyIsUrgent, and no count is.
+func TestWhatMakesADeviceUnhealthyIsUrgent(t *testing.T) {
+	was := everything()
+	for _, row := range []struct {
+		name string
+		turn func(*device.Record)
+		want bool
+	}{
+		{"nothing", func(*device.Record) {}, false},
+		{"a count", func(r *device.Record) { r.Xids[0].Count++ }, false},
+		{"the same fault once more", func(r *device.Record) { r.At, r.Odometer = r.At.Add(1), 7 }, false},
+		{"recovery", func(r *device.Record) { r.Reason = "" }, false},
+		{"another fault", func(r *device.Record) { r.Reason = "lost" }, true},
+		{"another device", func(r *device.Record) { r.Device = "MIG-c" }, true},
+	} {
+		is := everything()
+		row.turn(&is.Records[0])
+		if got := worse(was, is); got != row.want {
+			t.Errorf("%s: urgent is %v", row.name, got)
+		}
 	}
 }
 
@@ -166,6 +192,8 @@ func TestABootIsSeen(t *testing.T) {
 	}
 }
 
+const badName = FileName + ".bad"
+
 // foreign are files that this program has not written.
 var foreign = map[string]string{
 	"empty":          "",
@@ -173,7 +201,7 @@ var foreign = map[string]string{
 	"cut short":      `{"version":1,"records":[{"gpu":"GPU-a"`,
 	"no object":      `[]`,
 	"no version":     `{}`,
-	"a newer one":    `{"version":2,"records":[]}`,
+	"version 0":      `{"version":0,"records":[]}`,
 	"something more": `{"version":1,"records":[]}{}`,
 	"another type":   `{"version":1,"records":[{"gpu":7}]}`,
 	"no GPU":         `{"version":1,"records":[{"flaps":1}]}`,
@@ -205,7 +233,7 @@ func TestWhatIsForeignIsSetAside(t *testing.T) {
 					t.Errorf("it is %+v, and the log says %q", h, s.log.String())
 				}
 			}
-			if got, err := os.ReadFile(filepath.Join(s.dir, BadName)); err != nil || string(got) != content || !slices.Equal(list(t, s.dir), []string{BadName}) {
+			if got, err := os.ReadFile(filepath.Join(s.dir, badName)); err != nil || string(got) != content || !slices.Equal(list(t, s.dir), []string{badName, disk.OwnerName}) {
 				t.Errorf("there are %q, %v", list(t, s.dir), err)
 			}
 			if _, h := s.open(); h.Lost || s.lines() != 0 {
@@ -222,7 +250,7 @@ func TestWhatIsForeignIsSetAside(t *testing.T) {
 		if err := os.MkdirAll(filepath.Join(s.dir, FileName), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if _, h := s.open(); !h.Lost || !slices.Equal(list(t, s.dir), []string{BadName}) {
+		if _, h := s.open(); !h.Lost || !slices.Equal(list(t, s.dir), []string{badName, disk.OwnerName}) {
 			t.Errorf("it is %+v, and there are %q", h, list(t, s.dir))
 		}
 		s.put(filepath.Join(s.dir, "elsewhere"), `{"version":1}`)
@@ -254,7 +282,7 @@ func TestWhereNothingCanBeKept(t *testing.T) {
 	}
 	f.Save(everything())
 	for range 3 {
-		if f.write(false) == nil || f.Err() == nil {
+		if f.file.Flush() == nil || f.Err() == nil {
 			t.Error("it is written")
 		}
 	}
@@ -265,7 +293,7 @@ func TestWhereNothingCanBeKept(t *testing.T) {
 	if err := os.Mkdir(s.dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.write(false); err != nil || f.Err() != nil || s.lines() != 1 {
+	if err := f.file.Flush(); err != nil || f.Err() != nil || s.lines() != 1 {
 		t.Errorf("when it can be, %v, %v", err, f.Err())
 	}
 }
@@ -278,7 +306,7 @@ func TestAnOddDeviceIsLeftOut(t *testing.T) {
 	h.Records = append(h.Records, device.Record{GPU: "GPU with a blank", Reason: "lost"})
 	f.Save(h)
 	for _, lines := range []int{1, 0} {
-		if err := f.write(true); err != nil || f.Err() == nil || s.lines() != lines {
+		if err := f.file.Flush(); err != nil || f.Err() == nil || s.lines() != lines {
 			t.Errorf("written with %v; %v is not said in %d lines", err, f.Err(), lines)
 		}
 	}
@@ -295,66 +323,37 @@ func TestLeftoversAreTidiedUp(t *testing.T) {
 		if name == ".health.json.2.tmp" { // another process is just at it
 			continue
 		}
-		if err := os.Chtimes(filepath.Join(s.dir, name), time.Time{}, time.Now().Add(-2*leftAfter)); err != nil {
+		if err := os.Chtimes(filepath.Join(s.dir, name), time.Time{}, time.Now().Add(-time.Hour)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	s.open()
-	if got := list(t, s.dir); !slices.Equal(got, []string{".health.json.2.tmp", FileName, "other.tmp"}) {
+	if got := list(t, s.dir); !slices.Equal(got, []string{".health.json.2.tmp", FileName, "other.tmp", disk.OwnerName}) {
 		t.Errorf("there are %q", got)
 	}
 }
 
-// TestAStormIsWrittenSeldom has the newest be on disk soon all the same.
-func TestAStormIsWrittenSeldom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		disk := newModel(rand.New(rand.NewPCG(9, 10)))
-		f := newFile(disk, "boot", slog.New(slog.DiscardHandler))
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error)
-		go func() { ended <- f.Run(ctx) }()
-		for n := range uint64(10_000) {
-			f.Save(generation(n + 1))
-			time.Sleep(100 * time.Microsecond)
-		}
-		time.Sleep(writeEvery)
-		synctest.Wait()
-		if disk.writes < 5 || disk.writes > 12 {
-			t.Errorf("%d writes in a second", disk.writes)
-		}
-		if h := newFile(disk, "boot", f.log).read(); len(h.Records) == 0 || h.Records[0].Flaps != 10_000 {
-			t.Errorf("on disk is %d", h.Records[0].Flaps)
-		}
-		writes := disk.writes
-		f.Save(generation(10_000))
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if disk.writes != writes {
-			t.Error("what has not changed is written")
-		}
-		disk.steps.Store(0)
-		f.Save(generation(10_001))
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if f.Err() == nil {
-			t.Error("a disk that fails is not said")
-		}
-		disk.steps.Store(-1)
-		time.Sleep(retryAfter)
-		synctest.Wait()
-		if h := newFile(disk, "boot", f.log).read(); f.Err() != nil || h.Records[0].Flaps != 10_001 {
-			t.Errorf("when it works again, %v, and on disk is %d", f.Err(), h.Records[0].Flaps)
-		}
-		f.Save(generation(10_002))
-		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
-		f.End()
-		if h := newFile(disk, "boot", f.log).read(); h.Records[0].Xids[0].Count != 10_002 {
-			t.Errorf("at the end on disk is %+v", h)
-		}
-	})
+// TestAFileOfANewerVersionIsLeftAlone. Until the upgrade each device is checked before it is
+// trusted, but for what this version knows itself.
+func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
+	s := newStage(t)
+	s.ended(device.History{})
+	newer := filepath.Join(s.dir, FileName)
+	s.put(newer, `{"version":2,"records":"of another type"}`)
+	if _, h := s.open(); !h.Lost || len(h.Records) > 0 || s.lines() != 1 {
+		t.Errorf("it is %+v", h)
+	}
+	s.ended(everything())
+	_, h := s.open()
+	if len(h.Records) != 2 || h.Records[0].Reason != "xid_95" || h.Records[0].Flaps != 0 || !h.Lost {
+		t.Errorf("the next process finds %+v", h)
+	}
+	if got, err := os.ReadFile(newer); err != nil || !strings.Contains(string(got), "another type") {
+		t.Errorf("the newer version finds %q, %v", got, err)
+	}
+	if got := list(t, s.dir); !slices.Equal(got, []string{FileName, "health.v1.json", disk.OwnerName}) {
+		t.Errorf("there are %q", got)
+	}
 }
 
 // FuzzDecode: what is understood can be written, and is then understood alike; and it is
@@ -365,10 +364,9 @@ func FuzzDecode(f *testing.F) {
 			f.Add([]byte(content))
 		}
 	}
-	d, odd := newDocument(everything(), "boot", true)
-	content, err := d.encode()
-	if err != nil || odd != nil {
-		f.Fatal(err, odd)
+	content, err := encode(everything(), "boot")
+	if err != nil {
+		f.Fatal(err)
 	}
 	f.Add(content)
 	f.Fuzz(func(t *testing.T, content []byte) {
@@ -377,16 +375,12 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		h := d.history()
-		d, odd := newDocument(h, d.Boot, d.Ended)
-		again, err := d.encode()
-		if odd != nil {
-			t.Error(odd)
-		}
+		again, err := encode(h, d.Boot)
 		if err != nil {
 			t.Fatalf("it cannot be written: %v", err)
 		}
 		e, err := decode(again)
-		if err != nil || !reflect.DeepEqual(e.history(), h) || e.Boot != d.Boot || e.Ended != d.Ended {
+		if err != nil || !reflect.DeepEqual(e.history(), h) || e.Boot != d.Boot {
 			t.Fatalf("it reads otherwise: %+v, %+v, %v", d, e, err)
 		}
 	})

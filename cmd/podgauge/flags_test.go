@@ -61,7 +61,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--unhealthy-after=1ms"}, says: "podgauge: --unhealthy-after: want a second or more\n"},
 		{args: []string{"--holders.max-age=0"}, says: `podgauge: --holders.max-age: want a second or more` + "\n"},
 		{args: []string{"--incidents.max-age=1s"}, says: "podgauge: --incidents.max-age: want a minute or more\n"},
-		{args: []string{"--incidents.max-count=0"}, says: "podgauge: --incidents.max-count: want 1 or more\n"},
+		{args: []string{"--incidents.max-count=0"}, says: "podgauge: --incidents.max-count: want 1 to 10000\n"},
 		{args: []string{"--metrics.series-limit=many"}, says: `podgauge: --metrics.series-limit: "many": want a whole number` + "\n"},
 		{args: []string{"-device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": want true or false` + "\n"},
 		{args: []string{"-nvidia-ctk-paths=x"}, says: "-nvidia-ctk-paths"},

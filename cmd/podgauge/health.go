@@ -2,7 +2,7 @@ package main
 
 import (
 	"errors"
-	"path/filepath"
+	"fmt"
 	"time"
 
 	"github.com/podgauge/podgauge/config"
@@ -10,11 +10,12 @@ import (
 	"github.com/podgauge/podgauge/device/nvml/kmsg"
 	"github.com/podgauge/podgauge/incident"
 	"github.com/podgauge/podgauge/state"
+	"github.com/podgauge/podgauge/state/disk"
 	"github.com/spf13/pflag"
 )
 
-// incidentsFile is the store's name in the state folder.
-const incidentsFile = "incidents.db"
+// mostIncidents bounds --incidents.max-count: incidents are one file, which is written as a whole.
+const mostIncidents = 10_000
 
 // healthOptions are the part of the command line that says what makes a device ill, and
 // what is remembered of that.
@@ -33,7 +34,7 @@ func (m *healthOptions) flags(f *pflag.FlagSet) {
 	f.StringVar(&m.kernelLog, "kernel-log", "/dev/kmsg", "kernel's log `file`, a second witness of Xids where it can be read; empty: none")
 	f.DurationVar(&m.holdersFor, "holders.max-age", time.Hour, "forget who held a device this `time` after its end")
 	f.DurationVar(&m.maxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents that are older than this `time`")
-	f.IntVar(&m.maxIncidents, "incidents.max-count", 1000, "forget the oldest of more than this `number` of incidents")
+	f.IntVar(&m.maxIncidents, "incidents.max-count", 1000, "forget the oldest of more than this `number` of incidents, 10000 at most")
 }
 
 func (m *healthOptions) check() error {
@@ -44,8 +45,8 @@ func (m *healthOptions) check() error {
 		return errors.New("--holders.max-age: want a second or more")
 	case m.maxAge < time.Minute:
 		return errors.New("--incidents.max-age: want a minute or more")
-	case m.maxIncidents < 1:
-		return errors.New("--incidents.max-count: want 1 or more")
+	case m.maxIncidents < 1 || m.maxIncidents > mostIncidents:
+		return fmt.Errorf("--incidents.max-count: want 1 to %d", mostIncidents)
 	}
 	return nil
 }
@@ -57,21 +58,20 @@ func (a *assembly) recall(dir string) func() error {
 		a.log.Info("health and incidents are forgotten with this process: there is no --state-dir")
 		return nil
 	}
-	a.state, a.monitor.Remembered = state.Open(state.Options{Dir: dir, Log: a.log.With("part", "state")})
-	a.monitor.Remember = a.state.Save
+	a.folder = disk.OpenFolder(dir)
+	a.state, a.monitor.Remembered = state.Open(state.Options{Folder: a.folder, Log: a.log.With("part", "state")})
+	a.monitor.Remember, a.monitor.Counted = a.state.Save, a.state.Counted
 	return a.state.Err
 }
 
 // remember has those be named who hold a device when it goes bad.
 func (a *assembly) remember(m healthOptions) {
 	a.monitor.UnhealthyAfter = m.unhealthyAfter
-	store := ""
 	if a.state != nil {
-		store = filepath.Join(m.stateDir, incidentsFile)
 		a.tasks = append(a.tasks, a.state.Run)
 	}
 	a.incidents = incident.New(incident.Options{
-		Path: store, MaxAge: m.maxAge, MaxIncidents: m.maxIncidents,
+		Folder: a.folder, MaxAge: m.maxAge, MaxIncidents: m.maxIncidents,
 		Holders: a.holders.Look, Board: a.board.Look, Pods: a.pods.Fates, Log: a.log.With("part", "incidents"),
 	})
 	a.monitor.Happened = a.incidents.Happened

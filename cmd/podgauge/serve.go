@@ -18,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/podresources"
 	"github.com/podgauge/podgauge/pods"
 	"github.com/podgauge/podgauge/state"
+	"github.com/podgauge/podgauge/state/disk"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
@@ -84,9 +85,10 @@ type assembly struct {
 	holders  *podresources.Client
 	metrics  *exporter.Exporter
 	pods     *pods.Client
-	// incidents and state are what outlives the process; the latter is nil where nothing is to.
+	// incidents and state outlive the process, in the folder; the latter two are nil without --state-dir.
 	incidents *incident.Log
 	state     *state.File
+	folder    *disk.Folder
 	watch     *config.Watch
 	log       *slog.Logger
 	// rules are the device plugin's, nil where another one serves; and registrations are how

@@ -29,6 +29,7 @@ func TestRefusals(t *testing.T) {
 		{`health: {disable: [soon]}`, "/health/disable/0"},
 		{`health: {unhealthyAfter: 30}`, "/health/unhealthyAfter"},
 		{`incidents: {maxAge: 30d}`, "/incidents/maxAge"},
+		{`incidents: {maxCount: 10001}`, "/incidents/maxCount"},
 		{`imex: {channelIDs: [1]}`, "/imex/channelIDs/0"},
 		{`image: {tag: "a tag"}`, "/image/tag"},
 		{`image: {digest: sha256:abc}`, "/image/digest"},

@@ -1,0 +1,281 @@
+// Package disk keeps values in files for the next process. A file is replaced as a whole, at
+// most once a second, and at once if that is urgent (docs/adr/0013-incident-store.md).
+package disk
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+const (
+	// WriteInterval is the time between two writes, unless a value is urgent.
+	WriteInterval = time.Second
+	// RetryInterval is the time after a write that failed.
+	RetryInterval = 10 * time.Second
+)
+
+var (
+	// ErrForeign is returned by a decoder if this program has not written the file, or not all of it.
+	ErrForeign = errors.New("not a file of podgauge")
+	// ErrNewer is returned by a decoder if the file is a newer version's.
+	ErrNewer = errors.New("file of a newer version")
+)
+
+// Format is how a value is stored.
+type Format[T any] struct {
+	// Name is the file's without its extension.
+	Name string
+	// Version is the format's. While the file is a newer version's, this one writes to
+	// NAME.vVERSION.json instead.
+	Version int
+	// MaxBytes bounds a file that is read.
+	MaxBytes int64
+	// Encode may return content together with an error: what it had to leave out.
+	Encode func(T) ([]byte, error)
+	// Decode returns ErrForeign or ErrNewer for a file that it does not understand.
+	Decode func([]byte) (T, error)
+}
+
+// File keeps the newest value that was saved. Save never waits for the disk.
+type File[T any] struct {
+	format Format[T]
+	folder *Folder
+	log    *slog.Logger
+	name   string        // written by Read
+	wake   chan struct{} // has room for one
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	newest  *T   // nil: nothing was saved yet
+	urgent  bool // newest is to be written at once
+	free    bool // the next process finds no counts and starts them from 0
+	writing bool // a write is under way, and what it leaves is unknown
+	view    View[T]
+	changed chan struct{} // closed when view changes
+
+	flushing sync.Mutex // one write at a time
+	// All below are guarded by flushing.
+	written *T                // what the file has; nil: unknown
+	sum     [sha256.Size]byte // of written
+	odd     error             // what written lacks
+}
+
+// View is what the disk has.
+type View[T any] struct {
+	// Shown is the newest value whose counts metrics may show: the next process continues
+	// from them or from greater ones, even after a SIGKILL, or starts from 0. Nil: none.
+	Shown *T
+	// Err is why the newest value is not on disk; nil if it is, or will be within a second.
+	Err error
+}
+
+// Found is what Read has found.
+type Found[T any] struct {
+	Value T
+	// Behind reports that metrics may have counted more than Value: counts start from 0.
+	Behind bool
+	// Err is why an earlier process's value cannot be read; nil if there is none.
+	Err error
+}
+
+// New describes a file and touches nothing. Read must be called before Run.
+func New[T any](folder *Folder, format Format[T], log *slog.Logger) *File[T] {
+	return &File[T]{
+		format: format, folder: folder, log: log, name: format.Name + ".json",
+		wake: make(chan struct{}, 1), changed: make(chan struct{}),
+	}
+}
+
+// behindSuffix marks a file that could not be replaced: metrics count more than it.
+const behindSuffix = ".behind"
+
+// badSuffix marks a file that could not be understood. The newest one is kept.
+const badSuffix = ".bad"
+
+// Read takes over the folder and reads what an earlier process has left.
+func (f *File[T]) Read() Found[T] {
+	err := f.folder.own()
+	found, name := f.read()
+	newer := found.Err
+	if !errors.Is(newer, ErrNewer) {
+		newer = nil
+	} else {
+		f.name = fmt.Sprintf("%s.v%d.json", f.format.Name, f.format.Version)
+		found, name = f.read()
+	}
+	free := name != f.name // the next process finds no counts
+	switch {
+	case errors.Is(found.Err, ErrForeign):
+		aside := move(f.folder.files, name, f.name+badSuffix)
+		if free, err = aside == nil, cmp.Or(err, aside); free {
+			found.Err = fmt.Errorf("%w (set aside as %s)", found.Err, f.name+badSuffix)
+		}
+	case found.Err != nil:
+		free, err = f.leave() == nil, cmp.Or(err, found.Err)
+	}
+	if newer != nil {
+		found.Behind, free = true, true // the newer version's counts are unknown, so this one's start from 0 each time
+		found.Err = errors.Join(fmt.Errorf("%w (left as it is, %s is used instead)", newer, f.name), found.Err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.free = free; !free {
+		f.view.Shown = &found.Value
+	}
+	f.note(err)
+	return found
+}
+
+// read reads the file, or the one that could not be replaced, and returns which it was.
+func (f *File[T]) read() (found Found[T], name string) {
+	f.folder.files.tidy(f.name)
+	for _, name := range []string{f.name, f.name + behindSuffix} {
+		content, err := f.folder.files.read(name, f.format.MaxBytes)
+		if missing(err) {
+			continue
+		}
+		if err == nil && int64(len(content)) > f.format.MaxBytes {
+			err = fmt.Errorf("%w: it is larger than %d bytes", ErrForeign, f.format.MaxBytes)
+		}
+		if err == nil {
+			found.Value, err = f.format.Decode(content)
+		}
+		if err != nil {
+			return Found[T]{Err: fmt.Errorf("read %s: %w", name, err)}, name
+		}
+		found.Behind = name != f.name
+		return found, name
+	}
+	return found, ""
+}
+
+// Save has a value written, which must not be changed any more: within a second, or at once if
+// it is urgent. An older value that is not yet written is dropped.
+func (f *File[T]) Save(v T, urgent bool) {
+	f.mu.Lock()
+	f.newest, f.urgent = &v, f.urgent || urgent
+	if f.free && !f.writing {
+		f.view.Shown = f.newest
+		f.publish()
+	}
+	f.mu.Unlock()
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Run writes what is saved until ctx is done.
+func (f *File[T]) Run(ctx context.Context) error {
+	timer := time.NewTimer(0) // Read may have failed
+	defer timer.Stop()
+	var next time.Time // when the next write is due that is not urgent
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-f.wake:
+		case <-timer.C:
+		}
+		if wait := time.Until(next); wait > 0 && !f.isUrgent() {
+			timer.Reset(wait)
+			continue
+		}
+		next = time.Now().Add(WriteInterval)
+		if f.Flush() != nil {
+			next = time.Now().Add(RetryInterval)
+			timer.Reset(RetryInterval)
+		}
+	}
+}
+
+func (f *File[T]) isUrgent() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.urgent
+}
+
+// Flush writes the newest value that was saved, if it is not on disk.
+func (f *File[T]) Flush() error {
+	f.flushing.Lock()
+	defer f.flushing.Unlock()
+	f.mu.Lock()
+	newest := f.newest
+	f.urgent, f.writing = false, true
+	f.mu.Unlock()
+	err := f.folder.own()
+	if err == nil && newest != f.written {
+		err = f.write(newest)
+	}
+	var left bool
+	if err != nil {
+		f.written = nil
+		left = !errors.Is(err, errTaken) && f.leave() == nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.writing = false
+	switch {
+	case left:
+		f.free, f.view.Shown = true, f.newest
+	case err != nil:
+		f.free = false // the file may be there or not
+	case newest != nil:
+		f.free, f.view.Shown = false, newest
+	}
+	f.note(cmp.Or(err, f.odd))
+	return err
+}
+
+// write replaces the file, unless it has the same content.
+func (f *File[T]) write(v *T) error {
+	content, odd := f.format.Encode(*v)
+	if content == nil {
+		return odd
+	}
+	if sum := sha256.Sum256(content); f.written == nil || sum != f.sum {
+		if err := replace(f.folder.files, f.name, content); err != nil {
+			return err
+		}
+		f.sum = sum
+		f.folder.files.remove(f.name + behindSuffix) //nolint:errcheck // the file goes before it
+	}
+	f.written, f.odd = v, odd
+	return nil
+}
+
+// leave moves the file away, since metrics are going to count more than it does. That needs
+// no room on the disk. The next process still reads it, but for its counts.
+func (f *File[T]) leave() error { return move(f.folder.files, f.name, f.name+behindSuffix) }
+
+// Look returns what the disk has, and a channel that is closed when that changes.
+func (f *File[T]) Look() (View[T], <-chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.view, f.changed
+}
+
+// note publishes what became of a write, and logs it if it is the first that failed or the
+// first that worked again. The caller holds mu.
+func (f *File[T]) note(err error) {
+	switch was := f.view.Err; {
+	case err != nil && was == nil:
+		f.log.Warn("state is kept in memory only", "file", f.name, "err", err)
+	case err == nil && was != nil:
+		f.log.Info("state is on disk again", "file", f.name)
+	}
+	f.view.Err = err
+	f.publish()
+}
+
+// publish wakes those who wait for a change of the view. The caller holds mu.
+func (f *File[T]) publish() {
+	close(f.changed)
+	f.changed = make(chan struct{})
+}

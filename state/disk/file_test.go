@@ -1,0 +1,362 @@
+package disk
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// counter is what the tests keep: a verdict that must not be lost, and a count that must not fall.
+type counter struct {
+	Version int    `json:"version"`
+	Verdict uint64 `json:"verdict"`
+	Count   uint64 `json:"count"`
+}
+
+func counterFormat(version int) Format[counter] {
+	return Format[counter]{
+		Name: "counter", Version: version, MaxBytes: 1024,
+		Encode: func(c counter) ([]byte, error) {
+			c.Version = version
+			return json.Marshal(c)
+		},
+		Decode: func(content []byte) (c counter, err error) {
+			return c, Unmarshal(content, version, &c)
+		},
+	}
+}
+
+// process is one that keeps a counter.
+type process struct {
+	*File[counter]
+	counter
+	scraped uint64 // what a scrape has shown last
+	log     bytes.Buffer
+}
+
+func newProcess(files files) (*process, Found[counter]) {
+	p := &process{}
+	p.File = New(newFolder(files), counterFormat(1), slog.New(slog.NewTextHandler(&p.log, nil)))
+	found := p.Read()
+	if p.counter = found.Value; found.Behind {
+		p.Count = 0
+	}
+	return p, found
+}
+
+// happen counts something.
+func (p *process) happen() {
+	p.Verdict++
+	p.Count++
+	p.Save(p.counter, p.Count%5 == 0)
+}
+
+// scrape returns what a scrape shows now.
+func (p *process) scrape(t *testing.T) uint64 {
+	t.Helper()
+	shown := uint64(0)
+	if view, _ := p.Look(); view.Shown != nil {
+		shown = view.Shown.Count
+	}
+	if shown < p.scraped {
+		t.Fatalf("a scrape shows %d after %d", shown, p.scraped)
+	}
+	p.scraped = shown
+	return shown
+}
+
+// TestKilledAtAnyPoint has processes write until they are killed, or the power goes, at every
+// step that a write takes and many times over, on a disk that is full or read-only now and
+// then. The next process finds what was confirmed or something newer; and its count starts
+// from 0 or from no less than a scrape has shown.
+func TestKilledAtAnyPoint(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	continued, restarted := 0, 0
+	for range 400 {
+		disk := newModel(random)
+		verdict, scraped := uint64(0), uint64(0)
+		for range 10 {
+			disk.full.Store(random.IntN(6) == 0)
+			disk.locked.Store(random.IntN(6) == 0)
+			p, found := newProcess(disk)
+			if found.Err != nil {
+				t.Fatal(found.Err)
+			}
+			if p.Verdict < verdict {
+				t.Fatalf("%d was confirmed, and %d is found", verdict, p.Verdict)
+			}
+			switch {
+			case p.Count == 0:
+				restarted++
+			case p.Count >= scraped:
+				continued++
+			default:
+				t.Fatalf("a scrape has shown %d, and the count continues from %d", scraped, p.Count)
+			}
+			verdict = p.Verdict
+			p.scrape(t)
+			disk.steps.Store(int64(random.IntN(40)))
+			for range 12 {
+				p.happen()
+				p.scrape(t)
+				wanted := p.Verdict
+				if random.IntN(2) == 0 && p.Flush() == nil {
+					verdict = wanted
+				}
+				p.scrape(t)
+				disk.full.Store(random.IntN(4) == 0)
+				disk.locked.Store(random.IntN(8) == 0)
+			}
+			scraped = p.scraped
+			disk = disk.restart(random.IntN(2) == 0)
+		}
+	}
+	if continued < 1000 || restarted < 100 {
+		t.Errorf("%d processes have continued a count, and %d have started one", continued, restarted)
+	}
+}
+
+// TestAScrapeShowsWhatIsStored while the disk works, also while a write is under way.
+func TestAScrapeShowsWhatIsStored(t *testing.T) {
+	p, _ := newProcess(newModel(rand.New(rand.NewPCG(1, 2))))
+	p.happen()
+	if got := p.scrape(t); got != 1 {
+		t.Errorf("before the first write a scrape shows %d: the next process would start from 0", got)
+	}
+	if err := p.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	p.happen()
+	if got := p.scrape(t); got != 1 {
+		t.Errorf("before it is stored a scrape shows %d", got)
+	}
+	if err := p.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if got := p.scrape(t); got != 2 {
+		t.Errorf("when it is stored a scrape shows %d", got)
+	}
+}
+
+// TestAFullDisk costs the count of the next process and nothing else: this one counts on.
+func TestAFullDisk(t *testing.T) {
+	disk := newModel(rand.New(rand.NewPCG(1, 2)))
+	p, _ := newProcess(disk)
+	p.happen()
+	p.Flush()
+	disk.full.Store(true)
+	for want := uint64(2); want < 5; want++ {
+		p.happen()
+		if p.Flush() == nil {
+			t.Error("a write to a full disk works")
+		}
+		if got := p.scrape(t); got != want {
+			t.Errorf("of %d a scrape shows %d", want, got)
+		}
+	}
+	if n := strings.Count(p.log.String(), "\n"); n != 1 {
+		t.Errorf("it is logged %d times: %s", n, p.log.String())
+	}
+	next, found := newProcess(disk.restart(false))
+	if !found.Behind || next.Verdict != 1 || next.Count != 0 {
+		t.Errorf("the next process finds %+v", found)
+	}
+	disk.full.Store(false)
+	if err := p.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	next, found = newProcess(disk.restart(false))
+	if found.Behind || next.Count != 4 || len(disk.names) != 2 {
+		t.Errorf("when there is room again the next process finds %+v among %v", found, disk.names)
+	}
+}
+
+// TestAReadOnlyDisk leaves the count as it is: the file cannot be moved away, and the next
+// process continues from it.
+func TestAReadOnlyDisk(t *testing.T) {
+	disk := newModel(rand.New(rand.NewPCG(1, 2)))
+	p, _ := newProcess(disk)
+	p.happen()
+	p.Flush()
+	disk.locked.Store(true)
+	p.happen()
+	if p.Flush() == nil || p.scrape(t) != 1 {
+		t.Errorf("a scrape shows %d", p.scraped)
+	}
+	next, found := newProcess(disk)
+	if view, _ := next.Look(); found.Err != nil || next.Count != 1 || view.Err == nil || next.scrape(t) != 1 {
+		t.Errorf("the next process finds %+v", found)
+	}
+	disk.locked.Store(false)
+	next.happen()
+	if err := next.Flush(); err != nil || next.scrape(t) != 2 {
+		t.Errorf("when it can be written to a scrape shows %d, %v", next.scraped, err)
+	}
+}
+
+// TestTheNewestProcessOwnsTheFolder: an older one that still runs does not put its files in
+// place of the newer one's, whatever it has left to write.
+func TestTheNewestProcessOwnsTheFolder(t *testing.T) {
+	disk := newModel(rand.New(rand.NewPCG(1, 2)))
+	older, _ := newProcess(disk)
+	older.happen()
+	older.Flush()
+	newer, _ := newProcess(disk)
+	for range 5 {
+		newer.happen()
+	}
+	newer.Flush()
+	older.happen()
+	if err := older.Flush(); !errors.Is(err, errTaken) || older.scrape(t) != 1 {
+		t.Errorf("the older one writes: %v, and a scrape of it shows %d", err, older.scraped)
+	}
+	newer.happen()
+	if err := newer.Flush(); err != nil {
+		t.Errorf("the newer one does not: %v", err)
+	}
+	if next, found := newProcess(disk); found.Behind || next.Count != 7 {
+		t.Errorf("the next process finds %+v", found)
+	}
+}
+
+// TestAFileOfANewerVersionIsLeftAlone, and read again after the upgrade. Meanwhile the older
+// version keeps its own, from process to process.
+func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
+	for _, behind := range []string{"", behindSuffix} {
+		disk := newModel(rand.New(rand.NewPCG(1, 2)))
+		const newer = `{"version":2,"verdict":"of another type"}`
+		disk.names["counter.json"+behind] = &inode{content: []byte(newer)}
+		for n := range uint64(3) {
+			p, found := newProcess(disk)
+			if !errors.Is(found.Err, ErrNewer) || p.Verdict != n || p.Count != 0 {
+				t.Errorf("process %d finds %+v", n, found)
+			}
+			p.happen()
+			if err := p.Flush(); err != nil || p.scrape(t) != 1 {
+				t.Errorf("process %d cannot write: %v", n, err)
+			}
+		}
+		if got := string(disk.names["counter.json"+behind].content); got != newer || len(disk.names) != 3 {
+			t.Errorf("the newer version finds %s among %v", got, disk.names)
+		}
+		upgraded := New(newFolder(disk), Format[string]{
+			Name: "counter", Version: 2, MaxBytes: 1024,
+			Decode: func(content []byte) (string, error) { return string(content), nil },
+		}, slog.New(slog.DiscardHandler))
+		if found := upgraded.Read(); found.Value != newer || found.Err != nil {
+			t.Errorf("after the upgrade it finds %+v", found)
+		}
+	}
+}
+
+// TestAStormIsWrittenOnceASecond, and what is urgent at once.
+func TestAStormIsWrittenOnceASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newModel(rand.New(rand.NewPCG(9, 10)))
+		p, _ := newProcess(disk)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- p.Run(ctx) }()
+		for n := range uint64(100_000) {
+			p.Save(counter{Count: n + 1}, false)
+			time.Sleep(100 * time.Microsecond)
+		}
+		synctest.Wait()
+		if disk.writes < 10 || disk.writes > 11 {
+			t.Errorf("%d writes in ten seconds", disk.writes)
+		}
+		writes := disk.writes
+		p.Save(counter{Count: 100_001}, true)
+		synctest.Wait()
+		if disk.writes != writes+1 || !bytes.Contains(disk.names["counter.json"].content, []byte("100001")) {
+			t.Errorf("what is urgent is not written at once")
+		}
+		p.Save(counter{Count: 100_001}, false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if disk.writes != writes+1 {
+			t.Error("what has not changed is written")
+		}
+		disk.locked.Store(true)
+		p.Save(counter{Count: 100_002}, false)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if view, _ := p.Look(); view.Err == nil {
+			t.Error("a disk that fails is not reported")
+		}
+		disk.locked.Store(false)
+		time.Sleep(RetryInterval)
+		synctest.Wait()
+		if view, _ := p.Look(); view.Err != nil || view.Shown.Count != 100_002 {
+			t.Errorf("when it works again there is %+v", view)
+		}
+		p.Save(counter{Count: 100_003}, false)
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		if err := p.Flush(); err != nil {
+			t.Error(err)
+		}
+		if next, _ := newProcess(disk); next.Count != 100_003 {
+			t.Errorf("at the end there is %d", next.Count)
+		}
+	})
+}
+
+// TestAHungDiskHoldsUpNoOne: Save and Look return, and a scrape shows no more than the file
+// may have.
+func TestAHungDiskHoldsUpNoOne(t *testing.T) {
+	disk := &hanging{model: newModel(rand.New(rand.NewPCG(1, 2))), enter: make(chan struct{}), leave: make(chan struct{})}
+	p, _ := newProcess(disk)
+	p.happen()
+	disk.hangs = true
+	ended := make(chan error)
+	go func() { ended <- p.Flush() }()
+	<-disk.enter
+	p.happen()
+	if got := p.scrape(t); got != 1 {
+		t.Errorf("while a write hangs a scrape shows %d", got)
+	}
+	close(disk.leave)
+	if err := <-ended; err != nil || p.scrape(t) != 1 {
+		t.Errorf("when it has come back a scrape shows %d, %v", p.scraped, err)
+	}
+}
+
+// hanging is a disk on which the next file that is made hangs.
+type hanging struct {
+	*model
+	hangs        bool
+	enter, leave chan struct{}
+}
+
+func (h *hanging) create(name string) (file, error) {
+	if h.hangs && name != OwnerName {
+		h.hangs = false
+		close(h.enter)
+		<-h.leave
+	}
+	return h.model.create(name)
+}
+
+func FuzzUnmarshal(f *testing.F) {
+	for _, content := range []string{"", "[]", "{}", `{"version":1}`, `{"version":2,"count":"x"}`, `{"version":1}{}`, `{"version":1,"count":-1}`} {
+		f.Add([]byte(content))
+	}
+	f.Fuzz(func(t *testing.T, content []byte) {
+		var c counter
+		err := Unmarshal(content, 1, &c)
+		if err == nil && c.Version != 1 || err != nil && errors.Is(err, ErrForeign) == errors.Is(err, ErrNewer) {
+			t.Error(fmt.Sprintf("%q", content), c, err)
+		}
+	})
+}
