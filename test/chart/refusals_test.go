@@ -56,6 +56,16 @@ func TestRefusals(t *testing.T) {
 
 		// By the chart.
 		{`config: {name: a, map: {b: "version: v1"}}`, "config.name, config.map: want one of them"},
+		{"config: {map: {a: \"version: v1\\nflags:\\n  migStrategie: mixed\\n\"}}", "config.map.a:3: flags.migStrategie: unknown key; valid keys are deviceDiscoveryStrategy, "},
+		{"config: {map: {a: \"version: v1\\nflags:\\n  migStrategy: all\\n\"}}", `config.map.a:3: flags.migStrategy: "all": want one of none, single, mixed`},
+		{"config: {map: {a: \"version: v1\\nflags:\\n  plugin: {deviceListStrategy: 'envvar,cdi'}\\n\"}}", `config.map.a:3: flags.plugin.deviceListStrategy: "cdi": want one of envvar, `},
+		{"config: {map: {a: \"version: v1\\nflags:\\n  plugin:\\n    deviceListStrategy:\\n    - envvar\\n    - cdi\\n\"}}", `config.map.a:6: flags.plugin.deviceListStrategy[1]: "cdi": want one of envvar, `},
+		{"config: {map: {a: \"version: v2\\n\"}}", `config.map.a:1: version: "v2": want one of v1`},
+		{"config: {map: {a: \"flags: {failOnInitError: 'true'}\\n\"}}", "config.map.a:1: flags.failOnInitError: want true or false"},
+		{"config: {map: {a: \"flags: []\\n\"}}", "config.map.a:1: flags: want a mapping"},
+		{"config: {map: {a: \"sharing:\\n  timeSlicing:\\n    resources:\\n    - name: gpu\\n      replicas: 2\\n    - name: gpu\\n      replicas: 1\\n\"}}", "config.map.a:7: sharing.timeSlicing.resources[1].replicas: 1: want a whole number from 2"},
+		{"config: {map: {a: \"sharing:\\n  mps:\\n    resources:\\n    - replicas: 2\\n\"}}", "config.map.a:4: sharing.mps.resources[0]: no name"},
+		{"config: {map: {a: \"podgauge:\\n  xids:\\n    94: fatal\\n\"}}", `config.map.a:3: podgauge.xids.94: "fatal": want one of ignore, warn, unhealthy`},
 		{`config: {default: a}`, "config.default: names one of the configs"},
 		{`config: {default: c, map: {b: "version: v1", a: "version: v1"}}`, "config.default: config.map has no c, but a, b"},
 		{`config: {map: {b: "version: v1", a: "version: v1"}}`, "config.default: want one of a, b"},

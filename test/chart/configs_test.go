@@ -1,0 +1,38 @@
+package chart
+
+import (
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// TestConfigs: configs that podgauge takes are taken by the chart, and one with keys of a newer version is rejected.
+func TestConfigs(t *testing.T) {
+	const newer = "newer.yaml"
+	texts := map[string]string{}
+	err := filepath.WalkDir(root+"/config/testdata", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() && !strings.Contains(path, "fuzz") {
+			texts[filepath.Base(path)] = read(t, path)
+		}
+		return err
+	})
+	if err != nil || texts[newer] == "" {
+		t.Fatal(err, len(texts))
+	}
+	for i, match := range regexp.MustCompile("(?s)```yaml\n(version: v1.*?)```").FindAllStringSubmatch(read(t, root+"/docs/config.md"), -1) {
+		if !strings.Contains(match[1], "\nconfigs:") { // each config is a file of its own here
+			texts["example-"+string(rune('a'+i))] = match[1]
+		}
+	}
+	for name, text := range texts {
+		_, _, err := render(string(mustJSON(t, map[string]any{"config": map[string]any{"map": map[string]string{name: text}}})))
+		switch {
+		case name != newer && err != nil:
+			t.Errorf("%s: %v", name, err)
+		case name == newer && (err == nil || !strings.Contains(err.Error(), "config.map.newer.yaml:")):
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
