@@ -2,7 +2,6 @@ package plugin_test
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
 	"slices"
@@ -222,7 +221,7 @@ func TestAnUnreadableRecordOfResources(t *testing.T) {
 			if n, want := len(s.log.with("read the resources that were registered before")), min(i+1, 4); n != want {
 				t.Errorf("%q: %d lines, want %d", content, n, want)
 			}
-			if content, err := os.ReadFile(s.sockets(servedFile)); err != nil || !slices.Contains(strings.Split(fmt.Sprintf("%s", content), `"`), renamed) {
+			if content, err := os.ReadFile(s.sockets(servedFile)); err != nil || !slices.Contains(strings.Split(string(content), `"`), renamed) {
 				t.Errorf("the resources are %s, %v", content, err)
 			}
 		}
