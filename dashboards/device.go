@@ -129,7 +129,7 @@ func deviceHeat() []*panel {
 			query(`max by (node, gpu, clock) (nvidia_gpu_clock_hertz{clock=~"sm|memory",`+onGPU+`})`, "{{clock}} · {{node}} GPU {{gpu}}"),
 		states("Why the clocks are not higher", "Reasons that hold now. Idle GPUs and power capping are normal; slowdowns by heat and power brake are not.",
 			word{}, word{Text: "holds", Color: "orange"}).
-			query(`max by (node, gpu, reason) (nvidia_gpu_throttle_active{reason!="gpu_idle",`+onGPU+`}) == 1`, "{{reason}} · {{node}} GPU {{gpu}}").absent("none").size(24, 7),
+			query(`max by (node, gpu, reason) (nvidia_gpu_throttle_active{`+onGPU+`}) == 1`, "{{reason}} · {{node}} GPU {{gpu}}").absent("none").size(24, 7),
 		lines("Throttled, by reason", "Share of time in which this kept the clocks down. Power capping is normal under full load; thermal and power brake are not.", "").share().
 			query(`sum by (node, gpu, reason) (rate(nvidia_gpu_throttle_seconds_total{reason!="low_utilization",`+onGPU+`}[$__rate_interval])) > 0`,
 				"{{reason}} · {{node}} GPU {{gpu}}").absent("nothing throttles").size(24, 7),

@@ -98,7 +98,6 @@ var activity = []made{
 	{"nvidia_gpu_decoder_utilization_ratio", "", unpartitioned, busily(0, 0.125)},
 	{"nvidia_gpu_jpeg_utilization_ratio", "", unpartitioned | jpeg, always(0)},
 	{"nvidia_gpu_ofa_utilization_ratio", "", unpartitioned | jpeg, always(0)},
-	{"nvidia_gpu_throttle_active", `reason="gpu_idle"`, 0, func(g *gpu, _ time.Time) float64 { return truth(g.load() == 0) }},
 	{"nvidia_gpu_throttle_active", `reason="sw_power_cap"`, 0, func(g *gpu, _ time.Time) float64 { return truth(g.watts() >= g.model.limitWatts) }},
 	{"nvidia_gpu_throttle_active", "", 0, always(0)},
 	{"nvidia_gpu_throttle_seconds_total", `reason="sw_power_cap"`, 0, worked(func(*Model) float64 { return 0.02 })},

@@ -9,7 +9,7 @@ const (
 	marginHelp      = "At what nvidia_gpu_temperature_margin_celsius the GPU shuts down, slows down, or that its core or memory may reach without that."
 	clockHelp       = "Clock of the GPU's multiprocessors, memory, graphics or video engines."
 	clockMaxHelp    = "The highest that the clock of the GPU's multiprocessors, memory, graphics or video engines can be."
-	throttleHelp    = "Whether this is a reason why the clocks are not higher; only reasons that the GPU can give."
+	throttleHelp    = "1 if this reason currently limits the clocks; only reasons that the GPU can give, and not that it is idle."
 	throttledHelp   = "How long this was a reason why the clocks were not higher while this container, or nobody, held the GPU; from 0 at podgauge's first reading."
 
 	ada         = "Ada, Hopper and newer"
@@ -56,8 +56,7 @@ var powerRows = []row{
 	fact("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "video").asked(videoClockMost, inMegahertz),
 	gauge("nvidia_gpu_performance_state", "Performance state, from 0, the fastest, to 15.").asked(performance, unit{times: 1, per: 1, most: 15}),
 
-	// The bits are nvml.h's nvmlClocksEventReason…
-	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "gpu_idle").flagged(reasons, 0x1),
+	// The bits are nvml.h's nvmlClocksEventReason…, but for 0x1: an idle GPU is not throttled.
 	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "applications_clocks").flagged(reasons, 0x2),
 	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "sw_power_cap").flagged(reasons, 0x4),
 	gauge("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_slowdown").flagged(reasons, 0x8),

@@ -191,16 +191,22 @@ func TestAbsurd(t *testing.T) {
 	}
 }
 
-// TestThrottleReasons shows those that the GPU can give, and any that it gave.
+// TestThrottleReasons shows those that the GPU can give, and any that it gave. That it is idle (0x1) is
+// none: whatever is summed over reasons would count idle GPUs as throttled.
 func TestThrottleReasons(t *testing.T) {
-	const idle, limit = `nvidia_gpu_throttle_active{reason="gpu_idle"}`, `nvidia_gpu_throttle_active{reason="board_limit"}`
+	const capped, limit = `nvidia_gpu_throttle_active{reason="sw_power_cap"}`, `nvidia_gpu_throttle_active{reason="board_limit"}`
 	s := start(t, "gpus 1", "gpu 0 throttle 0x1", "gpu 0 throttle_supported 0x1ff")
 	got := s.values(0)
-	if _, ok := got[limit]; ok || got[idle] != 1 {
+	if _, ok := got[limit]; ok {
 		t.Errorf("got %v", got)
 	}
+	for name, value := range got {
+		if strings.HasPrefix(name, "nvidia_gpu_throttle_active") && value != 0 {
+			t.Errorf("%s is %v of an idle GPU", name, value)
+		}
+	}
 	s.set("gpu 0 throttle 0x200")
-	if got := s.values(0); got[limit] != 1 || got[idle] != 0 {
+	if got := s.values(0); got[limit] != 1 || got[capped] != 0 {
 		t.Errorf("with a limit: got %v", got)
 	}
 	s.set("gpu 0 throttle 0")

@@ -237,7 +237,6 @@ var busyValues = map[string]float64{
 	`nvidia_gpu_throttle_active{reason="applications_clocks"}`:                               0,
 	`nvidia_gpu_throttle_active{reason="board_limit"}`:                                       0,
 	`nvidia_gpu_throttle_active{reason="display_clock"}`:                                     0,
-	`nvidia_gpu_throttle_active{reason="gpu_idle"}`:                                          0,
 	`nvidia_gpu_throttle_active{reason="hw_power_brake"}`:                                    0,
 	`nvidia_gpu_throttle_active{reason="hw_slowdown"}`:                                       0,
 	`nvidia_gpu_throttle_active{reason="hw_thermal"}`:                                        0,
