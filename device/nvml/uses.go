@@ -15,8 +15,6 @@ type people struct {
 	infos   []nvml.ProcessInfo
 	samples []nvml.ProcessUtilizationSample
 	count   uint32 // how many a call gave
-	// until is the newest time that shares were told of, in µs of the driver's clock.
-	until uint64
 	// counts are how many samples each of the rows that are being written has.
 	counts []float64
 	// absent is since when the GPU says that it does not have a list.
@@ -163,16 +161,21 @@ func put(buf []device.Use, from int, of device.ID, info nvml.ProcessInfo) []devi
 	})
 }
 
-// shares fills in what each process used since it was last asked for. The driver tells
+// sharesOf is the time before a collection that shares are of. The driver samples once in
+// 1/6 to 1 s (nvml.h, nvmlDeviceGetUtilizationRates), so a process that is busy has a sample
+// in twice the longest period, however soon one collection follows another: they do not
+// consume each other's samples.
+const sharesOf = 2 * time.Second
+
+// shares fills in what each process used in the time of sharesOf. The driver tells
 // of those that did anything, and says NOT_FOUND where none did.
 func (g *gpu) shares(uses []device.Use) {
 	p, f := &g.people, g.driver.direct.utilization
 	if f == nil || len(uses) == 0 || !g.spend() {
 		return
 	}
-	// The clock may have been set back since, and then all that is new would be older.
-	p.until = min(p.until, uint64(time.Now().UnixMicro()))
-	ret := utilization(f, p.pointer, p.samples, &p.count, p.until)
+	since := uint64(time.Now().Add(-sharesOf).UnixMicro()) // the driver's clock is the node's
+	ret := utilization(f, p.pointer, p.samples, &p.count, since)
 	switch {
 	case ret == nvml.ERROR_NOT_FOUND:
 		p.count = 0
@@ -184,24 +187,22 @@ func (g *gpu) shares(uses []device.Use) {
 	case ret != nvml.SUCCESS || int(p.count) > len(p.samples):
 		return
 	}
-	p.share(uses, p.samples[:p.count])
+	p.share(uses, p.samples[:p.count], since)
 }
 
 // share gives each process the mean of its samples, and 0 where it has none.
-func (p *people) share(uses []device.Use, samples []nvml.ProcessUtilizationSample) {
+func (p *people) share(uses []device.Use, samples []nvml.ProcessUtilizationSample, since uint64) {
 	p.counts = p.counts[:0]
 	for i := range uses {
 		u := &uses[i]
 		u.SM, u.MemoryController, u.Encoder, u.Decoder = 0, 0, 0, 0
 		p.counts = append(p.counts, 0)
 	}
-	// What is of a time to come is nonsense, and would hide all that is of now.
-	since, latest := p.until, uint64(time.Now().Add(time.Minute).UnixMicro())
+	latest := since + uint64((sharesOf + time.Minute).Microseconds()) // what is of a time to come is nonsense
 	for _, s := range samples {
 		if s.TimeStamp > latest || s.TimeStamp <= since {
 			continue
 		}
-		p.until = max(p.until, s.TimeStamp)
 		for i := range uses { // of pids that are on no list nothing is known
 			if u := &uses[i]; u.PID == s.Pid {
 				u.SM += percent(s.SmUtil)

@@ -108,6 +108,29 @@ func TestUsesInPart(t *testing.T) {
 	}
 }
 
+// TestSharesOfCloseCollections reads a busy process again before the driver has a new sample
+// of it, as another reader does: its share is what it was.
+func TestSharesOfCloseCollections(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 process 11 1000 sm 50", "gpu 0 process 12 1000")
+	share := func() (busy, idle float64) {
+		t.Helper()
+		uses, known := s.uses(0)
+		if !known || len(uses) != 2 {
+			t.Fatalf("got %+v, %v", uses, known)
+		}
+		return uses[0].SM, uses[1].SM
+	}
+	s.eventually("the share is told", func() bool { busy, _ := share(); return busy == 0.5 })
+	for i := range 5 {
+		time.Sleep(20 * time.Millisecond) // the distance of two readers: nothing is waited for
+		if busy, idle := share(); busy != 0.5 || idle != 0 {
+			t.Errorf("collection %d: %v and %v, want 0.5 and 0", i+1, busy, idle)
+		}
+	}
+	s.set("gpu 0 process 11 1000 sm 0")
+	s.eventually("the process is idle", func() bool { busy, _ := share(); return busy == 0 })
+}
+
 // TestManyUses has more processes than there is room for: they are read as soon as there
 // is, and no flight makes more calls for it than it may.
 func TestManyUses(t *testing.T) {
@@ -136,18 +159,17 @@ func TestShares(t *testing.T) {
 	now := uint64(time.Now().UnixMicro())
 	g := &gpu{}
 	uses := []device.Use{{PID: 1}, {PID: 2}, {PID: 3}}
-	g.people.until = now - 100
 	g.people.share(uses, []nvml.ProcessUtilizationSample{
 		{Pid: 1, TimeStamp: now - 50, SmUtil: 10},
 		{Pid: 1, TimeStamp: now - 10, SmUtil: 30, MemUtil: 40},
 		{Pid: 2, TimeStamp: now - 20, SmUtil: 4000000000, DecUtil: 101},
 		{Pid: 77, TimeStamp: now - 20, SmUtil: 50},
-		{Pid: 1, TimeStamp: now - 100, SmUtil: 100}, // of the reading before
+		{Pid: 1, TimeStamp: now - 100, SmUtil: 100}, // of before the time
 		{Pid: 3, TimeStamp: 1 << 63, SmUtil: 100},
-	})
+	}, now-100)
 	want := []device.Use{{PID: 1, SM: 0.2, MemoryController: 0.2}, {PID: 2, SM: 1, Decoder: 1}, {PID: 3}}
-	if !slices.Equal(uses, want) || g.people.until != now-10 {
-		t.Errorf("got %+v, until %d before now; want %+v", uses, now-g.people.until, want)
+	if !slices.Equal(uses, want) {
+		t.Errorf("got %+v; want %+v", uses, want)
 	}
 }
 
@@ -169,19 +191,6 @@ func TestNoRoomEver(t *testing.T) {
 		}
 		s.Close()
 	}
-}
-
-// TestSharesAfterClockSetBack has the node's clock be ahead, and then be set right: what
-// each process uses is told at once, and not when the clock has caught up.
-func TestSharesAfterClockSetBack(t *testing.T) {
-	s := start(t, "gpus 1", "gpu 0 process 11 1000 sm 50")
-	s.whole(0)
-	people := &s.table.Load().byIndex[0].people
-	people.until = uint64(time.Now().Add(time.Hour).UnixMicro())
-	s.eventually("shares are told", func() bool {
-		uses, known := s.uses(0)
-		return known && uses[0].SM == 0.5
-	})
 }
 
 // TestUsesAfterModeChange has the GPU's MIG mode be turned off between the two halves of
