@@ -9,7 +9,7 @@ const (
 	DriverUp
 	DriverFailing      // it answers, and not with a list of devices
 	DriverAbsent       // not there, or it refuses to start
-	DriverNotAnswering // a listing, or the start of its library, hangs
+	DriverNotAnswering // a listing, the start of its library, or calls about all GPUs hang
 	DriverReplaced     // Run ends with ErrReplaced when no call is under way
 	DriverReleased     // by Release
 )

@@ -29,8 +29,8 @@ func TestTheSoundAreRemembered(t *testing.T) {
 		if s.times != 1 {
 			t.Errorf("it was handed over %d times", s.times)
 		}
-		w.Ail(w.IDs()[0], errOdd) // suspect
-		w.after(5100 * time.Millisecond)
+		w.Ail(w.IDs()[0], errOdd)
+		w.suspect()
 		w.stop()
 		if r := record(s.kept, w.GPUs()[1], ""); s.times != 2 || len(s.kept.Records) != 2 || r.Reason != "" || r.Listed.Index != 1 || !r.Gone.IsZero() {
 			t.Errorf("at the end it was handed over %d times, and is %+v", s.times, s.kept)

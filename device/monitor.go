@@ -14,18 +14,18 @@ import (
 // The Monitor's paces. They are no flags: nobody has yet had a reason to turn them.
 const (
 	tickEvery      = 250 * time.Millisecond
-	checkEvery     = 5 * time.Second  // a GPU that is healthy
-	recheckEvery   = time.Second      // one that is not, or not known to be
-	urgentEvery    = time.Second / 20 // at most, however much the driver reports
-	sayEvery       = 10 * time.Second // one kind of report
-	listEvery      = 10 * time.Second // while the driver is there
-	lookForEvery   = time.Second      // while it is not
-	firstVerdictBy = 5 * time.Second  // after a listing, or an answer; no verdict by then is a bad one
-	unhealthyAfter = 30 * time.Second // a call that does not come back, where nobody says otherwise
-	notAnsweringBy = 5 * time.Second  // a listing that does not come back
-	waitAgainAfter = time.Second      // a Wait that failed
-	deafAfter      = 10 * time.Second // a Wait that does not come back, or goes on failing
-	baselineBy     = 10 * time.Second // a check that tells which resets came before a fault
+	checkEvery     = 5 * time.Second         // a GPU that is healthy
+	recheckEvery   = time.Second             // one that is not, or not known to be
+	urgentEvery    = time.Second / 20        // at most, however much the driver reports
+	sayEvery       = 10 * time.Second        // one kind of report
+	listEvery      = 10 * time.Second        // while the driver is there
+	lookForEvery   = time.Second             // while it is not
+	firstVerdictBy = 5 * time.Second         // after a listing, or an answer; no verdict by then is a bad one
+	unhealthyAfter = 30 * time.Second        // a call that does not come back, where nobody says otherwise
+	notAnsweringBy = 4500 * time.Millisecond // a listing that does not come back
+	waitAgainAfter = time.Second             // a Wait that failed
+	deafAfter      = 10 * time.Second        // a Wait that does not come back, or goes on failing
+	baselineBy     = 10 * time.Second        // a check that tells which resets came before a fault
 )
 
 // Monitor is the only writer of a Board: it merges the driver's events, checks of
@@ -88,6 +88,7 @@ type Monitor struct {
 	again     bool      // the running listing may have missed something
 	listSince time.Time // when the running listing began; zero: none runs
 	listNext  time.Time // when the next one is due
+	hung      bool      // calls about all GPUs hang
 	waiting   bool      // a Wait runs
 	waitNext  time.Time
 	waitErr   string // of the newest Wait: the same one is said once
@@ -224,8 +225,10 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 			m.events <- report{event, err}
 		})
 	}
+	suspected, hangs := m.suspectHang(now)
 	for gpu, p := range m.patients {
-		if !p.due(now, m.readers.Failed(gpu)) {
+		probes := hangs && p.checkedAt.Before(suspected) // whether the others hang as well
+		if !probes && !p.due(now, m.readers.Failed(gpu), rotaOf(p.number, len(m.patients))) {
 			continue
 		}
 		number := p.checks + 1
@@ -268,7 +271,9 @@ func (m *Monitor) listed(l listing, now time.Time) {
 	if m.again {
 		m.listNext, m.again = now, false
 	}
-	m.setDriver(Driver{DriverUp, l.err})
+	if !m.hung { // a listing need not hang with calls about GPUs
+		m.setDriver(Driver{DriverUp, l.err})
+	}
 	m.merge(l.devices, now)
 	m.known = true
 	m.wiring.want(l.devices, now)
@@ -354,6 +359,7 @@ func (m *Monitor) judgeSilence(now time.Time) {
 	if !m.wiring.since.IsZero() && now.Sub(m.wiring.since) > after { // no listing begins meanwhile
 		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return with the links")})
 	}
+	m.judgeDriver(now)
 	m.judgeHearing(now)
 	for gpu, p := range m.patients {
 		m.changed = p.baseline(0, now) || m.changed

@@ -86,6 +86,15 @@ func watch(t *testing.T, m *sim.Machine, over func(device.Backend) device.Backen
 	return w
 }
 
+// suspect lets the bubble's time pass until a check of the first device has failed once.
+func (w *watched) suspect() {
+	for range 1000 {
+		if w.after(10 * time.Millisecond)[0].Health == device.Suspect {
+			return
+		}
+	}
+}
+
 // after lets the bubble's time pass and returns what the board then says.
 func (w *watched) after(d time.Duration) []device.Status {
 	time.Sleep(d)
@@ -266,6 +275,52 @@ func TestMonitorOutlivesAHang(t *testing.T) {
 			t.Errorf("the driver is %+v, want up", d)
 		}
 	})
+}
+
+// TestDriverHang has the driver hang at any time between two checks and listings, in calls of
+// all kinds or in those about GPUs alone: five seconds later it is known, and soon after the
+// hang that it is over. One GPU that hangs beside others is no hang of the driver.
+func TestDriverHang(t *testing.T) {
+	for _, gpus := range []int{1, 2, 3, 8} {
+		for offset := time.Duration(0); offset < 11*time.Second; offset += 700 * time.Millisecond {
+			synctest.Test(t, func(t *testing.T) {
+				w := watch(t, machine(gpus), nil)
+				defer w.stop()
+				w.after(20*time.Second + offset)
+				state := func(when string, want device.DriverState) {
+					t.Helper()
+					if d := w.monitor.Driver(); d.State != want {
+						t.Errorf("%d GPUs, %v: %s the driver is %+v, want %v", gpus, offset, when, d, want)
+					}
+				}
+				w.Wedge()
+				w.after(5 * time.Second)
+				state("in a hang", device.DriverNotAnswering)
+				w.Release()
+				w.after(time.Second)
+				state("after it", device.DriverUp)
+
+				for _, id := range w.IDs() {
+					w.Stall(id)
+				}
+				w.after(5 * time.Second)
+				state("with calls about all GPUs hanging", device.DriverNotAnswering)
+				w.after(15 * time.Second)
+				state("a listing later", device.DriverNotAnswering)
+				w.Release()
+				w.after(time.Second)
+				state("after that", device.DriverUp)
+
+				if gpus > 1 {
+					w.Stall(w.IDs()[gpus-1])
+					for range 20 {
+						w.after(time.Second)
+						state("with one GPU hanging", device.DriverUp)
+					}
+				}
+			})
+		}
+	}
 }
 
 func TestMonitorSaysSoWhenTheDriverHangsAtStart(t *testing.T) {

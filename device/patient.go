@@ -5,6 +5,7 @@ import "time"
 // patient is what the Monitor remembers of one GPU.
 type patient struct {
 	gpu       GPU
+	number    int       // of the GPUs, as they were first listed
 	first     time.Time // when it was first listed
 	verdictBy time.Time // a GPU without a verdict by then does not answer
 	listed    bool      // in the newest listing
@@ -51,14 +52,14 @@ func (s *sayings) due(device ID, reason string, now time.Time) bool {
 // due tells whether to check now: at leisure where all is well, soon where there
 // is a doubt to settle, on the GPU or a slice, or a reading that failed, and at once
 // where the driver has said that something is wrong, if it does not do so all the time.
-func (p *patient) due(now time.Time, doubtful bool) bool {
+func (p *patient) due(now time.Time, doubtful bool, at rota) bool {
 	switch {
 	case p.urgent:
 		return now.Sub(p.checkedAt) >= urgentEvery
 	case doubtful || !p.answered || p.ailing():
 		return now.Sub(p.checkedAt) >= recheckEvery
 	default:
-		return now.Sub(p.checkedAt) >= checkEvery
+		return at.due(now, p.checkedAt)
 	}
 }
 

@@ -115,7 +115,7 @@ var courses = []course{
 	}, ails(nil), "unhealthy", "unhealthy probation well", "recovery_action_gpu_reset", "reset_gpu", 1},
 	{"one check", func(w *watched, id device.ID) {
 		w.Ail(id, errOdd)
-		w.after(4200 * time.Millisecond) // one has failed
+		w.suspect() // one has failed
 		w.Ail(id, nil)
 	}, nothing, "suspect well", "well", "", "", 0},
 	{"two checks", ails(errOdd), ails(nil), "well suspect unhealthy", "unhealthy probation well", "check_failed", "", 1},

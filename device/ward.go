@@ -109,7 +109,7 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 	for _, d := range devices {
 		p := m.patients[d.GPU]
 		if p == nil {
-			p = &patient{gpu: d.GPU, first: now, verdictBy: now.Add(firstVerdictBy)}
+			p = &patient{gpu: d.GPU, number: len(m.patients), first: now, verdictBy: now.Add(firstVerdictBy)}
 			m.patients[d.GPU] = p
 			m.changed = true // the next process has to know that it was there
 			m.takeRecord(p, &p.condition, "", now)
