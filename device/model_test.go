@@ -220,6 +220,7 @@ func followMonitor(t *testing.T, script []byte) {
 		switch what {
 		case restart, reboot, resetBetween:
 			time.Sleep(time.Second) // what is under way gets there
+			synctest.Wait()
 			reports += len(p.happened)
 			if err := p.end(); err != nil {
 				t.Fatal(err)

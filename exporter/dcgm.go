@@ -246,9 +246,9 @@ type rated struct {
 	known bool
 }
 
-// shortest is the time below which a rate says little: flights may follow each other
-// quickly, after an Allocate, say.
-const shortest = 100 * time.Millisecond
+// shortest is the shortest time that a rate is of. Until it has passed the last rate stands:
+// so a reader that comes more often does not change what others record.
+const shortest = 10 * time.Second
 
 // of is what a counter rose by a second since it was read before; false where it was not,
 // or began anew since.

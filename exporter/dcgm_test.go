@@ -52,8 +52,14 @@ func TestDCGMFamilies(t *testing.T) {
 
 		time.Sleep(2 * time.Second)
 		d.more[1].Value = 5000
+		hasNot(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // the time of a rate has not passed
+		time.Sleep(8 * time.Second)
+		d.more[1].Value = 21000
 		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000")
 		time.Sleep(2 * time.Second)
+		d.more[1].Value = 25000
+		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // another reader changes nothing
+		time.Sleep(8 * time.Second)
 		d.more[1].Value = 10 // the driver was started anew
 		hasNot(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{")
 

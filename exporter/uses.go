@@ -31,10 +31,10 @@ func (u *useFamilies) make(add func(description) *family) {
 			"memory_used_bytes", "Memory of the device that the container's processes hold.",
 			"Memory of the device in use that no container's process is known to hold: the driver's own, and that of processes in no container that holds the device.",
 		},
-		usedSM:         {"sm_utilization_ratio", "Share of the last two seconds in which a kernel of the container's processes ran.", "Share of the driver's latest sampling periods, 2 s at most, in which a kernel of a process ran that is in no container that holds the device."},
-		usedController: {"memory_controller_utilization_ratio", "Share of the last two seconds in which the container's processes read or wrote the device's memory.", "Share of the driver's latest sampling periods, 2 s at most, in which processes in no container that holds the device read or wrote its memory."},
-		usedEncoder:    {"encoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the encoders.", "Share of the driver's latest sampling periods, 2 s at most, in which processes in no container that holds the device used its encoders."},
-		usedDecoder:    {"decoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the decoders.", "Share of the driver's latest sampling periods, 2 s at most, in which processes in no container that holds the device used its decoders."},
+		usedSM:         {"sm_utilization_ratio", "Share of the last two seconds in which a kernel of the container's processes ran.", "Share of the last two seconds in which a kernel of a process ran that is in no container that holds the device."},
+		usedController: {"memory_controller_utilization_ratio", "Share of the last two seconds in which the container's processes read or wrote the device's memory.", "Share of the last two seconds in which processes in no container that holds the device read or wrote its memory."},
+		usedEncoder:    {"encoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the encoders.", "Share of the last two seconds in which processes in no container that holds the device used its encoders."},
+		usedDecoder:    {"decoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the decoders.", "Share of the last two seconds in which processes in no container that holds the device used its decoders."},
 		processCount:   {"processes", "Processes of the container that use the device.", "Processes that use the device and are in no container that holds it."},
 	} {
 		u.container[i] = add(gauge("nvidia_gpu_container_"+row.name, row.container))

@@ -75,7 +75,7 @@ func TestGolden(t *testing.T) {
 	w.shows("recovered", "podgauge_plugin_devices{health=\"unhealthy\"", " 0")
 
 	w.machine.Wedge()
-	w.shows("driver_wedged", `nvidia_gpu_stalled{container="",gpu="0"`, " 1")
+	w.shows("driver_wedged", "podgauge_nvml_up", " 0") // after all calls have stalled
 	w.showsPage("driver_wedged")
 	w.machine.Release()
 	w.until(`nvidia_gpu_stalled{container="",gpu="0"`, " 0")

@@ -210,6 +210,11 @@ func (r *reading) empty(slots []slot) {
 	}
 }
 
+// shows reports whether anything is there that a call brings.
+func (r *reading) shows(c *call) bool {
+	return slices.ContainsFunc(c.slots, func(s slot) bool { return r.filled[s] })
+}
+
 // lacks tells whether a call would bring something that nothing has brought.
 func (r *reading) lacks(c *call, spared *[slotCount]bool) bool {
 	for _, s := range c.slots {

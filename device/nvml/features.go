@@ -53,7 +53,7 @@ func (g *gpu) lacksCall(s slot) bool {
 		if !calls[i].fills(s) || !g.driver.can[i] {
 			continue
 		}
-		if g.turns[i].absent.IsZero() {
+		if !g.turns[i].absent.denied() {
 			return false
 		}
 		lacks = true

@@ -8,9 +8,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// askAgainAfter is how long a field that the GPU said not to have is not asked for.
-const askAgainAfter = 5 * time.Minute
-
 // fields are the values that a GPU is asked for in one call, which the driver
 // answers each for itself.
 type fields struct {
@@ -23,12 +20,16 @@ type fields struct {
 	which []int32
 	at    []int32   // where each key is in asked; -1: it is not
 	drops time.Time // since when keys that exist are not asked for; zero: there are none
+	// denied is how often in a row the GPU said that it does not have each key, as far as
+	// that matters, and doubted whether it said so too seldom of one that was dropped.
+	denied  []uint8
+	doubted bool
 }
 
 // newFields asks for the keys of a batch; not at all where the library lacks the
 // function.
 func newFields(has symbols, b batch, exists func(key) bool) fields {
-	f := fields{keys: b.keys, exists: make([]bool, len(b.keys)), at: make([]int32, len(b.keys))}
+	f := fields{keys: b.keys, exists: make([]bool, len(b.keys)), at: make([]int32, len(b.keys)), denied: make([]uint8, len(b.keys))}
 	for i, k := range f.keys {
 		f.exists[i] = has[fieldValues] && exists(k)
 	}
@@ -36,9 +37,15 @@ func newFields(has symbols, b batch, exists func(key) bool) fields {
 	return f
 }
 
-// askAll takes back what was dropped, and all values.
+// askAll takes back what was dropped and why, and all values.
 func (f *fields) askAll() {
-	f.asked, f.which, f.drops = f.asked[:0], f.which[:0], time.Time{}
+	clear(f.denied)
+	f.askDropped()
+}
+
+// askDropped takes back what was dropped, and all values.
+func (f *fields) askDropped() {
+	f.asked, f.which, f.drops, f.doubted = f.asked[:0], f.which[:0], time.Time{}, false
 	for i, k := range f.keys {
 		f.at[i] = -1
 		if !f.exists[i] {
@@ -61,9 +68,9 @@ func unanswered(k key) nvml.FieldValue {
 // gone, that is the answer. An id that the GPU turns out not to
 // have is dropped, so that the call returns the sooner: but not on the word of a GPU
 // that answers nothing else, nor for good, since health is judged by some of them.
-func (f *fields) ask(handle nvml.Device) nvml.Return {
-	if !f.drops.IsZero() && time.Since(f.drops) >= askAgainAfter {
-		f.askAll()
+func (f *fields) ask(handle nvml.Device, now time.Time) nvml.Return {
+	if !f.drops.IsZero() && now.Sub(f.drops) >= f.dropFor() {
+		f.askDropped()
 	}
 	if len(f.asked) == 0 { // go-nvml takes the address of the first
 		return nvml.SUCCESS
@@ -82,7 +89,7 @@ func (f *fields) ask(handle nvml.Device) nvml.Return {
 		}
 	}
 	if f.answered() {
-		f.drop()
+		f.drop(now)
 	} else {
 		f.askAll()
 	}
@@ -102,20 +109,34 @@ func (f *fields) answered() bool {
 	return false
 }
 
+// dropFor is how long what was dropped is not asked for.
+func (f *fields) dropFor() time.Duration {
+	if f.doubted {
+		return doubtedFor
+	}
+	return askAgainAfter
+}
+
 // drop has what the GPU does not have not be asked for.
-func (f *fields) drop() {
+func (f *fields) drop(now time.Time) {
 	kept := 0
 	for i := range f.asked {
 		k := f.which[i]
-		if notHere(nvml.Return(f.asked[i].NvmlReturn)) {
+		ret := nvml.Return(f.asked[i].NvmlReturn)
+		if notHere(ret) {
 			f.at[k] = -1
+			f.denied[k] = min(f.denied[k]+1, believedAfter)
+			f.doubted = f.doubted || f.denied[k] < believedAfter
 			continue
+		}
+		if ret == nvml.SUCCESS {
+			f.denied[k] = 0
 		}
 		f.asked[kept], f.which[kept], f.at[k] = f.asked[i], k, int32(kept)
 		kept++
 	}
 	if kept < len(f.asked) && f.drops.IsZero() {
-		f.drops = time.Now()
+		f.drops = now
 	}
 	f.asked, f.which = f.asked[:kept], f.which[:kept]
 }
@@ -123,7 +144,7 @@ func (f *fields) drop() {
 // lacks tells whether the GPU said that it does not have a key, or cannot have it.
 func (f *fields) lacks(i int) bool { return f.at[i] < 0 }
 
-// failed tells whether the newest call gave nothing for a key which the GPU has: what it
+// failed reports whether the newest call gave nothing for a key which the GPU has: what it
 // gave before may be so still.
 func (f *fields) failed(i int) bool {
 	at := f.at[i]

@@ -115,7 +115,7 @@ func TestFieldValuesAdded(t *testing.T) {
 // TestNoFields asks for nothing: go-nvml would take the address of no element.
 func TestNoFields(t *testing.T) {
 	var none fields
-	if ret := none.ask(nil); ret != nvml.SUCCESS {
+	if ret := none.ask(nil, time.Now()); ret != nvml.SUCCESS {
 		t.Errorf("got %d", ret)
 	}
 	b := newBatch(key{id: 83}, key{id: 83}, key{id: 82}, key{82, ofLink, 1}, key{82, ofLink, 7})

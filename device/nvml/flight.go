@@ -7,8 +7,10 @@ import (
 	"github.com/podgauge/podgauge/device"
 )
 
-// A flight may make so many calls about a GPU, whatever there is to read of it. What
-// is fast fits in; what is slow has what is left, in the order in which it is overdue.
+// A collection may make so many calls about a GPU, whatever there is to read of it. What
+// is fast fits in; what is slow has what is left, in the order in which it is overdue. Only
+// slow values that would otherwise be shown for longer than maxAge are read beyond that, each
+// call once, which happens where collections are half a minute apart and more.
 const (
 	callsPerGPU      = 20
 	callsPerInstance = 3 // and as many more for each GPU instance of a partitioned GPU
@@ -25,17 +27,24 @@ func (g *gpu) callsOfUses() int {
 
 const (
 	// slowEvery is how old a slow value is before it is asked for again.
-	slowEvery = 30 * time.Second
-	// slowMost is how long there may have been no flight for slow values to be shown that
-	// are of before it.
-	slowMost = 5 * time.Minute
+	slowEvery = 25 * time.Second
+	// maxAge is how old a slow value, or the end of a window, may be in a collection: what is
+	// shown of it for another second is less than a minute old.
+	maxAge = 55 * time.Second
 )
 
 // turn is when something was last asked for.
 type turn struct {
-	asked time.Time
-	// absent is since when the GPU says that it does not have it; zero: it does not say so.
-	absent time.Time
+	asked  time.Time
+	absent absence
+}
+
+// due is when it is to be asked for again.
+func (t *turn) due() time.Time {
+	if t.absent.doubted() {
+		return t.asked.Add(doubtedFor)
+	}
+	return t.asked.Add(slowEvery)
 }
 
 // flight is how the flight under way goes.
@@ -74,17 +83,14 @@ func (g *gpu) failing() bool { return g.flight.stopped }
 // ask reads what is due.
 func (g *gpu) ask(now time.Time) {
 	g.regroup()
-	if now.Sub(g.flown) > slowMost {
-		g.forgetSlow()
-	}
-	g.flown = now
+	g.wantedAt = now
 	g.flight = flight{left: callsPerGPU + callsPerInstance*len(g.instances) - g.callsOfUses()}
 	if !g.learned {
 		g.flight.left -= learnCalls
 		g.learn()
 	}
 	if g.fast.asksAny() && g.spend() {
-		g.askFields(&g.fast)
+		g.askFields(&g.fast, now)
 		g.noteEnergy(&g.fast, g.catalogue.fast.at[key{id: energyField}])
 	}
 	if g.failing() {
@@ -92,14 +98,13 @@ func (g *gpu) ask(now time.Time) {
 	}
 	g.noteReset()
 	g.spare()
+	g.gpm.own.expire(&g.reading, now)
 	g.askCalls(g.handle, gpus, &g.reading, &g.turns, now)
-	if !g.failing() {
-		g.sampled(&g.gpm.own, &g.reading, wholeGPU, now)
-	}
 	for _, in := range g.instances {
 		if g.failing() {
 			return
 		}
+		in.sampler.expire(&in.reading, now)
 		g.readInstance(in, now)
 	}
 	for !g.failing() && g.askOverdue(now) {
@@ -111,8 +116,8 @@ func (g *gpu) ask(now time.Time) {
 	}
 }
 
-func (g *gpu) askFields(f *fields) {
-	if ret := f.ask(g.handle); ret != nvml.SUCCESS {
+func (g *gpu) askFields(f *fields, now time.Time) {
+	if ret := f.ask(g.handle, now); ret != nvml.SUCCESS {
 		g.note(fieldValues, ret)
 	} else if f.answered() { // it is SUCCESS too where each field has failed
 		g.flight.fresh = true
@@ -148,13 +153,13 @@ func (g *gpu) askCalls(handle nvml.Device, about target, r *reading, turns *[len
 // may tells whether there is a use in making the i-th call.
 func (g *gpu) may(i int, about target, turns *[len(calls)]turn, now time.Time) bool {
 	c, t := &calls[i], &turns[i]
-	if c.about&about == 0 || !g.driver.can[i] || !t.absent.IsZero() && now.Sub(t.absent) < askAgainAfter {
+	if c.about&about == 0 || !g.driver.can[i] || t.absent.hides(now) {
 		return false
 	}
 	if !c.older || c.pace == device.Fast { // a fast one that fails just once is made up for
 		return true
 	}
-	return !g.driver.can[i-1] || !turns[i-1].absent.IsZero()
+	return !g.driver.can[i-1] || turns[i-1].absent.denied()
 }
 
 // has tells whether the i-th call can be made, and would bring something that is not
@@ -177,14 +182,12 @@ var noneSpared [slotCount]bool
 // there while it is known to be absent, another one has brought.
 func (g *gpu) askCall(i int, handle nvml.Device, r *reading, turns *[len(calls)]turn, now time.Time) {
 	c, t := &calls[i], &turns[i]
-	if t.absent.IsZero() {
+	if !t.absent.denied() {
 		r.empty(c.slots)
 	}
 	ret := c.ask(handle, r)
-	t.asked, t.absent = now, time.Time{}
-	if lacking(ret) {
-		t.absent = now
-	}
+	t.asked = now
+	t.absent.note(lacking(ret), now)
 	g.note(c.symbol, ret)
 }
 
@@ -194,55 +197,73 @@ func lacking(ret nvml.Return) bool {
 	return notHere(ret) || ret == nvml.ERROR_ARGUMENT_VERSION_MISMATCH || ret == nvml.ERROR_FUNCTION_NOT_FOUND || ret == nvml.ERROR_DEPRECATED
 }
 
+// overdue is something slow that is to be asked for.
+type overdue struct {
+	what int // a call, or len(calls): the slow fields
+	of   *instance
+	due  time.Time
+	// old says that what it brought is shown and would be too old.
+	old bool
+}
+
 // askOverdue asks for what is most overdue of the slow values, if any is and there is a
-// call left for it.
+// call left for it. What would be shown for too long is asked for in any case.
 func (g *gpu) askOverdue(now time.Time) bool {
-	if g.flight.left <= 0 {
-		return false
-	}
-	oldest := now.Add(-slowEvery)
-	var of *instance
-	what := -1
-	if g.slow.asksAny() && g.slowAsked.Before(oldest) {
-		oldest, what = g.slowAsked, len(calls)
-	}
-	for i := range calls {
-		if g.due(i, gpus, &g.reading, &g.turns, oldest, now) {
-			oldest, what = g.turns[i].asked, i
-		}
-	}
-	for _, in := range g.instances {
-		if !in.sound {
-			continue
-		}
-		for i := range calls {
-			if g.due(i, migSlices, &in.reading, &in.turns, oldest, now) {
-				oldest, what, of = in.turns[i].asked, i, in
-			}
-		}
-	}
+	next := g.mostOverdue(now, !g.spend())
 	switch {
-	case what < 0 || !g.spend():
+	case next.what < 0:
 		return false
-	case what == len(calls):
+	case next.what == len(calls):
 		g.askSlowFields(now)
-	case of != nil:
-		g.askCall(what, of.handle, &of.reading, &of.turns, now)
+	case next.of != nil:
+		g.askCall(next.what, next.of.handle, &next.of.reading, &next.of.turns, now)
 	default:
-		g.askCall(what, g.handle, &g.reading, &g.turns, now)
+		g.askCall(next.what, g.handle, &g.reading, &g.turns, now)
 	}
 	return true
 }
 
-// due tells whether the i-th call is not fast and was last made before a time. A
-// static value that is there is not asked for again.
-func (g *gpu) due(i int, about target, r *reading, turns *[len(calls)]turn, before, now time.Time) bool {
-	c := &calls[i]
-	switch {
-	case c.pace == device.Fast || !turns[i].asked.Before(before):
+// mostOverdue returns what is to be asked for first, be it of all or only of what would be
+// too old; a negative what: nothing is.
+func (g *gpu) mostOverdue(now time.Time, onlyOld bool) overdue {
+	next := overdue{what: -1}
+	add := func(o overdue) {
+		if !now.Before(o.due) && (o.old || !onlyOld) && (next.what < 0 || o.due.Before(next.due)) {
+			next = o
+		}
+	}
+	if g.slow.asksAny() {
+		t := turn{asked: g.slowAsked}
+		if g.slow.doubted {
+			t.absent.times = 1
+		}
+		add(overdue{what: len(calls), due: t.due(), old: g.slow.answered() && now.Sub(g.slowAsked) > maxAge})
+	}
+	for i := range calls {
+		if g.asksSlowly(i, gpus, &g.reading, &g.turns, now) {
+			t := &g.turns[i]
+			add(overdue{what: i, due: t.due(), old: g.reading.shows(&calls[i]) && now.Sub(t.asked) > maxAge})
+		}
+	}
+	for _, in := range g.instances {
+		for i := range calls {
+			if in.sound && g.asksSlowly(i, migSlices, &in.reading, &in.turns, now) {
+				t := &in.turns[i]
+				add(overdue{what: i, of: in, due: t.due(), old: in.reading.shows(&calls[i]) && now.Sub(t.asked) > maxAge})
+			}
+		}
+	}
+	return next
+}
+
+// asksSlowly reports whether the i-th call is not fast and can be made. A static value that
+// is there is not asked for again.
+func (g *gpu) asksSlowly(i int, about target, r *reading, turns *[len(calls)]turn, now time.Time) bool {
+	switch calls[i].pace {
+	case device.Fast:
 		return false
-	case c.pace == device.Slow:
-		return g.may(i, about, turns, now) && !g.sparing(about)[c.slots[0]]
+	case device.Slow:
+		return g.may(i, about, turns, now) && !g.sparing(about)[calls[i].slots[0]]
 	default:
 		return g.has(i, about, r, turns, now)
 	}
@@ -250,7 +271,7 @@ func (g *gpu) due(i int, about target, r *reading, turns *[len(calls)]turn, befo
 
 func (g *gpu) askSlowFields(now time.Time) {
 	g.slowAsked = now
-	g.askFields(&g.slow)
+	g.askFields(&g.slow, now)
 	g.spare()
 }
 
@@ -258,7 +279,7 @@ func (g *gpu) askSlowFields(now time.Time) {
 // so that the first flight has it.
 func (g *gpu) seed(now time.Time) {
 	g.flight = flight{left: 1 << 20}
-	g.flown = now
+	g.wantedAt = now
 	g.askSlowFields(now)
 	for i := range calls {
 		if g.failing() {
@@ -267,6 +288,9 @@ func (g *gpu) seed(now time.Time) {
 		if calls[i].pace != device.Fast && g.has(i, gpus, &g.reading, &g.turns, now) {
 			g.askCall(i, g.handle, &g.reading, &g.turns, now)
 		}
+	}
+	if !g.failing() {
+		g.sampled(&g.gpm.own, &g.reading, wholeGPU, now)
 	}
 	if g.failing() {
 		g.askAll()
@@ -318,10 +342,10 @@ func (g *gpu) askAll() {
 	g.check.askAll()
 	g.forgetSlow()
 	for i := range g.turns {
-		g.turns[i].absent = time.Time{}
+		g.turns[i].absent = absence{}
 	}
 	g.gpm.own.forget(&g.reading)
-	g.gpm.own.absent = time.Time{}
+	g.gpm.own.absent = absence{}
 	clear(g.people.absent[:])
 	for _, in := range g.instances {
 		in.forget()

@@ -25,10 +25,8 @@ func (s *stage) overdue(i int, by time.Duration) {
 	}
 }
 
-// later is as if no flight had been for a while.
+// later is as if no collection and no check had been for a while.
 func (s *stage) later(i int, by time.Duration) {
-	g := s.table.Load().byIndex[i]
-	g.flown = g.flown.Add(-by)
 	s.aged(i, by)
 	s.overdue(i, by)
 }
@@ -61,26 +59,25 @@ func TestCallsOfFlight(t *testing.T) {
 		lines []string
 		fast  uint64 // calls of a flight in which nothing slow is due
 		most  uint64
+		old   uint64 // of one in which all that is slow would be too old
 	}{
-		// The fields; memory, utilisation, four engines, temperature, two clocks, reasons; a
-		// sample and what it gives; three lists of processes and their shares.
-		{"H100", []string{"gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000"}, 17, 20},
-		{"H100 that nobody uses", []string{"gpus 1"}, 16, 20},
-		{"B200", []string{"gpus 1", "gpu 0 model b200", "gpu 0 process 17 1000"}, 17, 20},
-		// Without GPM; and the T4 has two engines.
-		{"T4", []string{"gpus 1", "gpu 0 model t4", "gpu 0 process 17 1000"}, 13, 20},
-		{"A100", []string{"gpus 1", "gpu 0 model a100", "gpu 0 process 17 1000"}, 15, 20},
+		// The fields; memory, utilization, four engines, temperature, two clocks, reasons;
+		// three lists of processes and their shares.
+		{"H100", []string{"gpus 1", "gpu 0 model h100", "gpu 0 process 17 1000"}, 15, 20, 30},
+		{"H100 that nobody uses", []string{"gpus 1"}, 14, 20, 29},
+		{"B200", []string{"gpus 1", "gpu 0 model b200", "gpu 0 process 17 1000"}, 15, 20, 30},
+		// The T4 has two engines.
+		{"T4", []string{"gpus 1", "gpu 0 model t4", "gpu 0 process 17 1000"}, 13, 20, 28},
+		{"A100", []string{"gpus 1", "gpu 0 model a100", "gpu 0 process 17 1000"}, 15, 20, 30},
 		// The fields, memory, temperature, two clocks, reasons, three lists; of each slice its
 		// memory and whether it is the one.
-		{"A100 in seven slices", sevenSlices("a100"), 9 + 7*2, 20 + 7*3},
-		// Each, and the GPU, with a sample and what it gives.
-		{"H100 in seven slices", sevenSlices("h100"), 11 + 7*4, 20 + 7*3},
-		{"H100 without fields", []string{"gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 NOT_SUPPORTED"}, 17, 20},
+		{"A100 in seven slices", sevenSlices("a100"), 9 + 7*2, 20 + 7*3, 24 + 7*4},
+		{"H100 in seven slices", sevenSlices("h100"), 9 + 7*2, 20 + 7*3, 24 + 7*4},
+		{"H100 without fields", []string{"gpus 1", "fail nvmlDeviceGetFieldValues gpu 0 NOT_SUPPORTED"}, 15, 20, 31},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			s := start(t, c.lines...)
 			flight := func() uint64 {
-				s.aged(0, time.Second)
 				before := s.calls()
 				s.whole(0)
 				calls := s.calls().Since(before)
@@ -92,16 +89,22 @@ func TestCallsOfFlight(t *testing.T) {
 				if n := calls.Of(fieldValues, 0); n > 2 {
 					t.Errorf("fields are asked for %d times", n)
 				}
-				// What is allocated counts as well, though it is about no GPU.
-				return calls.PerGPU(0) + calls.Of("nvmlGpmSampleAlloc", 16)
+				return calls.PerGPU(0)
 			}
-			var first, due []uint64
+			var first, due, old []uint64
 			for range 12 {
 				first = append(first, flight())
 			}
 			for range 12 {
-				s.overdue(0, time.Minute)
+				s.overdue(0, slowEvery)
 				due = append(due, flight())
+				for range 4 {
+					flight()
+				}
+			}
+			for range 4 {
+				s.overdue(0, 2*maxAge)
+				old = append(old, flight())
 			}
 			for range 24 { // what the last of them left
 				flight()
@@ -112,6 +115,9 @@ func TestCallsOfFlight(t *testing.T) {
 			}
 			if n := max(slices.Max(first), slices.Max(due)); n > c.most {
 				t.Errorf("a flight makes up to %d calls, may make %d: %v, %v", n, c.most, first, due)
+			}
+			if n := slices.Max(old); n > c.old {
+				t.Errorf("with values that would be too old a collection makes up to %d calls, may make %d: %v", n, c.old, old)
 			}
 			if n := slices.Max(due); n <= settled {
 				t.Errorf("nothing slow is asked for: %v", due)
@@ -157,7 +163,7 @@ func TestSlowComesRound(t *testing.T) {
 }
 
 // TestSlowValuesEnd has a GPU not be read for long, and fail: what was read before is
-// not shown as what is.
+// not shown as what is. After a while the next collection has all of it.
 func TestSlowValuesEnd(t *testing.T) {
 	const width, rows = "nvidia_gpu_pcie_link_width", "nvidia_gpu_row_remap_pending"
 	s := start(t, "gpus 1")
@@ -168,12 +174,7 @@ func TestSlowValuesEnd(t *testing.T) {
 	if got := s.values(0); got[width] != 16 || got[rows] != 0 {
 		t.Errorf("it is asked for all the time: %v, %v", got[width], got[rows])
 	}
-	s.later(0, 2*slowMost)
-	for range 8 {
-		if got, ok := s.values(0)[width]; ok && got != 8 {
-			t.Fatalf("long after, it shows %v", got)
-		}
-	}
+	s.later(0, maxAge+time.Second)
 	if got := s.values(0); got[width] != 8 || got[rows] != 1 {
 		t.Errorf("got %v, %v", got[width], got[rows])
 	}
@@ -189,11 +190,151 @@ func TestSlowValuesEnd(t *testing.T) {
 	}
 }
 
+// flipping is a GPU of which all values change together.
+type flipping struct {
+	*stage
+	lines  [2][]string
+	values [2]map[string]float64 // what it shows in either state
+	is     int
+	since  time.Time
+}
+
+// startFlipping begins with an idle GPU, whose other state is a busy one. Energy is left out:
+// a counter that goes down is a reset.
+func startFlipping(t *testing.T) *flipping {
+	f := &flipping{lines: [2][]string{
+		{"gpu 0 metric 2 10"},
+		slices.DeleteFunc(slices.Clone(busyGPU), func(line string) bool { return strings.Contains(line, " energy ") }),
+	}}
+	for i := range f.values {
+		if i > 0 {
+			f.Close()
+		}
+		f.stage = start(t, append(f.lines[i], "gpus 1")...)
+		f.values[i] = f.both(0)
+	}
+	f.is, f.since = 1, time.Now()
+	return f
+}
+
+func (f *flipping) flip(now time.Time) {
+	f.clear("gpu 0")
+	f.is, f.since = 1-f.is, now
+	f.set(f.lines[f.is]...)
+}
+
+// stale names what shows the state that has ended. Features are no readings: what a GPU
+// denies is believed for minutes.
+func (f *flipping) stale(got map[string]float64) (names []string) {
+	for i, m := range Metrics() {
+		name := seriesName(m)
+		old, had := f.values[1-f.is][name]
+		fresh, has := f.values[f.is][name]
+		if v, shown := got[name]; shown && had && has && old != fresh && v == old && m.Pace != device.Static && !rows[i].metered && m.Name != "nvidia_gpu_feature_supported" {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// TestAgeOfValues collects at several intervals, in simulated time, from a GPU of which
+// everything changes now and then. Nothing of before a change is shown a minute later, and no
+// collection makes more calls than it may.
+func TestAgeOfValues(t *testing.T) {
+	for every, most := range map[time.Duration]uint64{
+		time.Second: callsPerGPU, 15 * time.Second: callsPerGPU, 30 * time.Second: 30, time.Minute: 30, 2 * time.Minute: 30,
+	} {
+		f := startFlipping(t)
+		g, begin := f.table.Load().byIndex[0], f.since
+		collections, slow := 0, 0
+		for at := time.Second; at <= max(5*time.Minute, 6*every); at += time.Second {
+			now := begin.Add(at)
+			if at%(130*time.Second) == 0 {
+				f.flip(now)
+			}
+			if at%(5*time.Second) == 0 {
+				g.takeWindows(now)
+			}
+			if at%every != 0 {
+				continue
+			}
+			before := f.calls()
+			g.ask(now)
+			if n := f.calls().Since(before).PerGPU(0) + uint64(g.callsOfUses()); n > most {
+				t.Errorf("every %v: the collection at %v makes %d calls, may make %d", every, at, n, most)
+			}
+			got := map[string]float64{}
+			for _, sample := range g.samples(nil, now) {
+				got[seriesName(Metrics()[sample.Metric])] = sample.Value
+			}
+			stale := f.stale(rounded(got))
+			if age := now.Sub(f.since); age > time.Minute && len(stale) > 0 {
+				t.Errorf("every %v: %v after everything has changed it shows %d values of before: %v", every, age, len(stale), stale)
+			}
+			collections, slow = collections+1, max(slow, len(stale))
+		}
+		if collections < 5 || every < 30*time.Second && slow < 40 {
+			t.Errorf("every %v: %d collections, in which %d values were of before", every, collections, slow)
+		}
+		f.Close()
+	}
+}
+
+// TestStrayDenial has the GPU say for once that it does not have something: each kind of
+// reading is asked for again within half a minute, and given up after several denials.
+func TestStrayDenial(t *testing.T) {
+	for _, c := range []struct{ fails, name string }{
+		{"field:82", `nvidia_gpu_temperature_celsius{sensor="memory"}`},
+		{"field:94", "nvidia_gpu_pcie_replays_total"},
+		{"nvmlDeviceGetTemperature", `nvidia_gpu_temperature_celsius{sensor="gpu"}`},
+		{"nvmlDeviceGetCurrPcieLinkWidth", "nvidia_gpu_pcie_link_width"},
+		{"nvmlGpmSampleGet", smActive},
+	} {
+		s := start(t, "gpus 1", "gpu 0 metric 2 10")
+		g, now := s.table.Load().byIndex[0], time.Now()
+		pass := func(by time.Duration) (has bool) { // in steps of a scrape's interval
+			for end := now.Add(by); now.Before(end); {
+				now = now.Add(5 * time.Second)
+				g.takeWindows(now)
+				g.ask(now)
+			}
+			for _, sample := range g.samples(nil, now) {
+				has = has || seriesName(Metrics()[sample.Metric]) == c.name
+			}
+			return has
+		}
+		if !pass(time.Minute) {
+			t.Fatalf("%s: there is no %s", c.fails, c.name)
+		}
+		s.set("fail " + c.fails + " gpu 0 NOT_SUPPORTED")
+		for gone := now.Add(time.Minute); pass(5*time.Second) && now.Before(gone); { // it is asked for once
+		}
+		s.clear("fail")
+		back := 30 * time.Second
+		if c.fails == "nvmlGpmSampleGet" {
+			back += 10 * time.Second // and the window that begins then
+		}
+		if !pass(back) {
+			t.Errorf("%s: it is not there %v after one NOT_SUPPORTED", c.fails, back)
+		}
+		s.set("fail " + c.fails + " gpu 0 NOT_SUPPORTED")
+		pass(2 * time.Minute)
+		s.clear("fail")
+		if pass(time.Minute) {
+			t.Errorf("%s: it is asked for again soon, though it was denied for minutes", c.fails)
+		}
+		if !pass(askAgainAfter) {
+			t.Errorf("%s: it never comes back", c.fails)
+		}
+		s.Close()
+	}
+}
+
 // TestSlowCallFails drops the value at once, and comes back to it in time.
 func TestSlowCallFails(t *testing.T) {
 	const width = "nvidia_gpu_pcie_link_width"
 	s := start(t, "gpus 1", "gpu 0 pcie_width 8")
-	for code, again := range map[string]time.Duration{"UNKNOWN": slowEvery, "NOT_SUPPORTED": askAgainAfter} {
+	for code, again := range map[string]time.Duration{"UNKNOWN": slowEvery, "NOT_SUPPORTED": doubtedFor} {
 		s.set("fail nvmlDeviceGetCurrPcieLinkWidth gpu 0 " + code)
 		has := func(want bool) bool {
 			for range 8 {
@@ -210,9 +351,7 @@ func TestSlowCallFails(t *testing.T) {
 		s.clear("fail")
 		g := s.table.Load().byIndex[0]
 		for i := range g.turns {
-			if !g.turns[i].absent.IsZero() {
-				g.turns[i].absent = g.turns[i].absent.Add(-again)
-			}
+			g.turns[i].absent.last = g.turns[i].absent.last.Add(-again)
 		}
 		s.overdue(0, again)
 		if !has(true) {
@@ -227,7 +366,7 @@ func TestOlderForm(t *testing.T) {
 	s := start(t, "gpus 1", "driver 550.54.15")
 	g := s.table.Load().byIndex[0]
 	newer := slices.IndexFunc(calls[:], func(c call) bool { return c.symbol == "nvmlDeviceGetGpuFabricInfoV" })
-	g.turns[newer].absent = time.Now() // as if it had answered ARGUMENT_VERSION_MISMATCH
+	g.turns[newer].absent = absence{believedAfter, time.Now()} // as if it had answered ARGUMENT_VERSION_MISMATCH
 	g.reading.empty(fabricSlots)
 	s.set("gpu 0 fabric_state 2")
 	var got map[string]float64
@@ -282,12 +421,12 @@ func TestFirstMeetingFails(t *testing.T) {
 		s.clear("fail")
 		var got map[string]float64
 		for range 16 { // all that is slow or static is still to be asked for
-			s.aged(0, time.Second)
 			before := s.calls()
 			got = s.values(0)
-			if n := s.calls().Since(before).PerGPU(0); n > callsPerGPU {
+			if n := s.calls().Since(before).PerGPU(0); n > 30 { // as in TestCallsOfFlight
 				t.Errorf("%s: a flight makes %d calls", code, n)
 			}
+			s.window(0)
 			s.overdue(0, slowEvery)
 		}
 		for _, name := range []string{smActive, "nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {

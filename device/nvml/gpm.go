@@ -9,16 +9,16 @@ import (
 
 // GPM is what Hopper and newer GPUs have instead of NVIDIA's profiler: counters that can
 // be sampled by anybody, of the GPU or of one of its GPU instances. What happened between
-// two samples is computed from both. One of each is kept, and the next is taken with the
-// next flight; so nothing ever sleeps, and the time between two flights is what the
-// values are of.
+// two samples is computed from both. One of each is kept, and checks take the next ones, at
+// the same distance whoever reads: so nothing ever sleeps, and no reader changes the time
+// that another one's values are of.
 
 const (
-	// gpmLeast is the shortest time that two samples can be apart (nvml.h,
-	// nvmlGpmMetricsGet): before it has passed the last values stand.
-	gpmLeast = 100 * time.Millisecond
-	// gpmMost is the longest: what is older says nothing about now.
-	gpmMost = 10 * time.Minute
+	// gpmWindow is the time between two samples at least; it is that and the time to the
+	// next check. It is a little less than two distances of checks, which are not exact.
+	gpmWindow = 9500 * time.Millisecond
+	// gpmWantedFor is how long samples are taken after a collection.
+	gpmWantedFor = 5 * time.Minute
 )
 
 // gpmIDs are the metrics, in the order of the slots from gpmGraphics on.
@@ -45,10 +45,10 @@ type sample struct {
 
 // sampler keeps the newest sample of a GPU or of a GPU instance.
 type sampler struct {
-	kept sample
-	at   time.Time // when kept was taken; zero: there is nothing in it
-	// absent is since when there is no such thing, as for other calls.
-	absent time.Time
+	kept   sample
+	at     time.Time // when kept was taken; zero: there is nothing in it
+	resets uint64    // of the GPU, when kept was taken
+	absent absence
 }
 
 // forget has the next sample be a first one.
@@ -87,27 +87,65 @@ func (g *gpu) askGPM() {
 // wholeGPU is the instance of a sampler that is the GPU's own.
 const wholeGPU = -1
 
-// sampled takes a sample, and has in r what happened since the one before. It costs
-// three calls at most.
+// takeWindows takes the samples that are due, of the GPU and of its instances. Checks call
+// it, which come every five seconds or more often: so a window does not depend on who reads,
+// nor how often. While no collection comes it does nothing.
+func (g *gpu) takeWindows(now time.Time) {
+	if !g.gpm.supported || now.Sub(g.wantedAt) > gpmWantedFor {
+		return
+	}
+	under := g.flight // that of a reading whose processes are still to be asked for
+	defer func() { g.flight = under }()
+	g.flight = flight{left: 1 << 20}
+	g.regroup()
+	g.sampled(&g.gpm.own, &g.reading, wholeGPU, now)
+	for _, in := range g.instances {
+		switch {
+		case g.failing():
+			return
+		case !in.sampler.due(now):
+		case g.isStill(in):
+			g.sampled(&in.sampler, &in.reading, in.gi, now)
+		default:
+			in.forget()
+		}
+	}
+}
+
+// due reports whether the next sample is to be taken.
+func (s *sampler) due(now time.Time) bool {
+	return !s.absent.hides(now) && (s.at.IsZero() || now.Sub(s.at) >= gpmWindow)
+}
+
+// sampled takes a sample where one is due, and has in r what happened since the one before.
+// It costs three calls at most.
 func (g *gpu) sampled(s *sampler, r *reading, instance int, now time.Time) {
-	if !g.gpm.supported || !s.absent.IsZero() && now.Sub(s.absent) < askAgainAfter {
+	if !g.gpm.supported || !s.due(now) {
 		return
 	}
-	age := now.Sub(s.at)
-	if !s.at.IsZero() && age < gpmLeast {
-		return
+	resets := uint64(0)
+	if g.history != nil { // it is not there before the GPU is listed
+		resets = g.history.resets.Load()
 	}
-	first := s.at.IsZero() || age > gpmMost
+	first := s.at.IsZero() || now.Sub(s.at) > maxAge || s.resets != resets
 	into := &g.gpm.spare
 	if first {
 		into = &s.kept
 	}
+	s.resets = resets
 	r.emptyGPM()
 	if !g.fill(into, instance, s, now) || first {
 		return
 	}
 	g.compare(s.kept, g.gpm.spare, r)
 	s.kept, g.gpm.spare, s.at = g.gpm.spare, s.kept, now
+}
+
+// expire drops the result of a window that ended too long ago, as it does while checks fail.
+func (s *sampler) expire(r *reading, now time.Time) {
+	if now.Sub(s.at) > maxAge {
+		r.emptyGPM()
+	}
 }
 
 // fill takes a sample, into a buffer that is made where there is none yet.
@@ -140,10 +178,7 @@ func (g *gpu) fill(into *sample, instance int, s *sampler, now time.Time) bool {
 	case ret != nvml.SUCCESS:
 		s.at = time.Time{} // what it had may be of before the trouble
 	}
-	s.absent = time.Time{}
-	if lacking(ret) {
-		s.absent = now
-	}
+	s.absent.note(lacking(ret), now)
 	return ret == nvml.SUCCESS
 }
 

@@ -3,14 +3,15 @@ package nvml
 import (
 	"context"
 	"math"
+	"slices"
 	"testing"
 	"time"
 )
 
 const smActive = "nvidia_gpu_sm_active_ratio"
 
-// TestGPM reads what happened between two flights, neither of a time too short to tell
-// nor of one too long to be of now.
+// TestGPM has checks end windows. Readings take no sample, and show what the newest window
+// gave, unless it is too old or a sample failed.
 func TestGPM(t *testing.T) {
 	s := start(t, "gpus 1", "gpu 0 metric 2 40")
 	active := func() float64 {
@@ -19,9 +20,12 @@ func TestGPM(t *testing.T) {
 		}
 		return -1
 	}
-	want := func(what string, want float64, calls uint64) {
+	want := func(what string, want float64, calls uint64, do ...func()) {
 		t.Helper()
 		before := s.calls()
+		for _, f := range do {
+			f()
+		}
 		if got := active(); got != want {
 			t.Errorf("%s: %v, want %v", what, got, want)
 		}
@@ -30,40 +34,33 @@ func TestGPM(t *testing.T) {
 			t.Errorf("%s: %d calls, want %d", what, n, calls)
 		}
 	}
-	// A busy machine may take longer than the shortest window from one line to the next.
-	again := func(is float64) {
-		t.Helper()
-		s.aged(0, -time.Hour)
-		want("at once again", is, 0)
-		s.aged(0, time.Hour)
-	}
-	want("the first flight", -1, 2)
-	again(-1)
-	s.aged(0, time.Second)
-	want("later", 0.4, 3)
+	window := func() { s.window(0) }
+	check := func() { _, _ = s.Check(s.id(0)) }
+	want("at first", -1, 0)
+	want("too soon", -1, 0, check)
+	want("later", 0.4, 3, window)
 	s.set("gpu 0 metric 2 60")
-	again(0.4)
-	s.aged(0, time.Second)
-	active() // of both
-	s.aged(0, time.Second)
-	want("later", 0.6, 2)
+	want("at once again", 0.4, 0, check)
+	want("a window with both", active(), 0)
+	want("a window later", 0.6, 4, window, window)
 	s.set("gpu 0 metric 2 150")
-	s.aged(0, time.Second)
-	active()
-	s.aged(0, time.Second)
-	want("nonsense", -1, 2)
+	want("nonsense", -1, 4, window, window)
 	s.set("gpu 0 metric 2 50")
-	s.aged(0, gpmMost+time.Second)
-	want("after a long pause", -1, 1)
-	s.aged(0, time.Second)
-	want("later", 0.5, 2)
+	want("again", 0.5, 4, window, window)
+	s.aged(0, maxAge+time.Second)
+	want("no check for long", -1, 0)
+	want("and the next", -1, 1, check)
+	want("later", 0.5, 2, window)
 	s.set("fail nvmlGpmSampleGet gpu 0 UNKNOWN")
-	s.aged(0, time.Second)
-	want("it fails", -1, 1)
+	want("it fails", -1, 1, window)
 	s.clear("fail")
-	want("a first one again", -1, 1)
-	s.aged(0, time.Second)
-	want("and the next", 0.5, 2)
+	want("a first one again", -1, 1, check)
+	want("and the next", 0.5, 2, window)
+	g := s.table.Load().byIndex[0]
+	g.history.resets.Add(1)
+	want("after a reset", -1, 1, window)
+	g.wantedAt = g.wantedAt.Add(-gpmWantedFor - time.Minute)
+	want("no reader", -1, 0, window)
 	if n := s.samples(); n != 2 {
 		t.Errorf("%d samples are there, want 2", n)
 	}
@@ -72,7 +69,40 @@ func TestGPM(t *testing.T) {
 		t.Errorf("%d samples are left behind", n)
 	}
 	s.list(1)
-	want("after an Init", -1, 2)
+	want("after an Init", -1, 0)
+}
+
+// TestWindowsOfReaders reads a GPU as two Prometheus servers and a page do, in simulated
+// time: the windows that the first one sees are the same with and without the others.
+func TestWindowsOfReaders(t *testing.T) {
+	windows := func(others ...time.Duration) (seen []time.Duration) {
+		s := start(t, "gpus 1", "gpu 0 metric 2 40")
+		defer s.Close()
+		g, begin := s.table.Load().byIndex[0], time.Now()
+		for at := time.Second; at <= 5*time.Minute; at += time.Second {
+			now := begin.Add(at)
+			if at%(5*time.Second) == 0 {
+				g.takeWindows(now)
+			}
+			for _, every := range others {
+				if at%every == 0 {
+					g.ask(now)
+				}
+			}
+			if at%(15*time.Second) == 0 {
+				g.ask(now)
+				if !g.reading.filled[gpmSM] && at > 30*time.Second {
+					t.Errorf("there is no value after %v", at)
+				}
+				seen = append(seen, now.Sub(g.gpm.own.at))
+			}
+		}
+		return seen
+	}
+	alone := windows()
+	if with := windows(time.Second, 2*time.Second, 7*time.Second); !slices.Equal(alone, with) {
+		t.Errorf("alone its windows ended %v before, with others %v", alone, with)
+	}
 }
 
 // TestGPMOfGoneGPU gives back what was made for a GPU that is gone, when nothing is

@@ -64,12 +64,12 @@ func (s *stage) look(d device.Device) {
 	began = time.Now()
 	second := s.values(d.Index)
 	s.Logf("the second took %v: %v", time.Since(began), second)
-	s.aged(d.Index, time.Second) // it is long enough for the driver
+	s.window(d.Index)
 	began = time.Now()
 	samples, uses, known := s.whole(d.Index)
 	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), uses, known)
 	for i, turn := range s.table.Load().byIndex[d.Index].turns {
-		if !turn.absent.IsZero() {
+		if turn.absent.denied() {
 			s.Logf("it does not have %s", calls[i].symbol)
 		}
 	}

@@ -175,6 +175,9 @@ func (b *Backend) Check(id device.GPU) (device.Vitals, error) {
 	}
 	defer g.leave()
 	fault, err := g.examine(time.Now())
+	if err == nil {
+		g.takeWindows(time.Now())
+	}
 	if err != nil || fault == nil && g.ailing { // what it said meanwhile is no word to go by
 		g.askAll()
 	}
@@ -197,7 +200,7 @@ func isFault(err error) bool {
 
 // examine asks, and judges what was answered. The error is that of a call.
 func (g *gpu) examine(now time.Time) (*device.Fault, error) {
-	ret := g.check.ask(g.handle)
+	ret := g.check.ask(g.handle, now)
 	action, says := g.check.value(recoveryAt)
 	g.saysRecovery.Store(says && isRecoveryAction(action))
 	if ret != nvml.SUCCESS && !notHere(ret) {

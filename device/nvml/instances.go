@@ -81,20 +81,25 @@ func (g *gpu) readInstance(in *instance, now time.Time) {
 		return
 	}
 	g.askCalls(in.handle, migSlices, &in.reading, &in.turns, now)
-	if !g.failing() && g.spend() {
-		uuid, ret := in.handle.GetUUID()
-		if isFinal(ret) { // any other answer is about the slice, which may be gone
-			g.note("nvmlDeviceGetUUID", ret)
-		}
-		in.sound = ret == nvml.SUCCESS && device.ID(clean(uuid)) == in.lowest.id
+	if g.failing() {
+		return
 	}
-	switch {
-	case g.failing():
-	case in.sound:
-		g.sampled(&in.sampler, &in.reading, in.gi, now)
-	default:
+	in.sound = g.isStill(in)
+	if !in.sound && !g.failing() {
 		in.forget()
 	}
+}
+
+// isStill reports whether an instance's handle is that of its slice.
+func (g *gpu) isStill(in *instance) bool {
+	if in.handle == nil || !g.spend() {
+		return false
+	}
+	uuid, ret := in.handle.GetUUID()
+	if isFinal(ret) { // any other answer is about the slice, which may be gone
+		g.note("nvmlDeviceGetUUID", ret)
+	}
+	return ret == nvml.SUCCESS && device.ID(clean(uuid)) == in.lowest.id
 }
 
 // forget drops all that was read of it.
@@ -102,7 +107,7 @@ func (in *instance) forget() {
 	in.reading = reading{}
 	in.turns = [len(calls)]turn{}
 	in.sampler.forget(&in.reading)
-	in.sampler.absent = time.Time{}
+	in.sampler.absent = absence{}
 }
 
 // samplesOf appends what was read of an instance, in the order of the rows.

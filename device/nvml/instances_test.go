@@ -4,7 +4,6 @@ import (
 	"maps"
 	"math"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/device"
 )
@@ -44,7 +43,8 @@ var twoInstances = []string{
 func TestInstances(t *testing.T) {
 	s := start(t, twoInstances...)
 	s.read(0)
-	s.aged(0, time.Second)
+	s.window(0)
+	s.window(0)
 	for range 6 {
 		s.read(0)
 		s.overdue(0, slowEvery)
@@ -83,13 +83,14 @@ func TestInstances(t *testing.T) {
 func TestInstanceReplaced(t *testing.T) {
 	s := start(t, twoInstances...)
 	s.read(0)
-	s.aged(0, time.Second)
+	s.window(0)
+	s.window(0)
 	if got := s.read(0); got["MIG-a"][smActive] != 0.3 {
 		t.Fatalf("got %v", got["MIG-a"])
 	}
 	s.clear("gpu 0 slice 0")
 	s.set("gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-z memory 1000 used 777", "gpu 0 metric 2/7 90")
-	s.aged(0, time.Second)
+	s.window(0)
 	got := s.read(0)
 	if len(got["MIG-a"]) > 0 || len(got["MIG-z"]) > 0 || len(got["MIG-b"]) == 0 {
 		t.Errorf("before a listing: %v", got)
@@ -102,7 +103,8 @@ func TestInstanceReplaced(t *testing.T) {
 	if _, ok := got["MIG-z"][smActive]; ok {
 		t.Error("a sample of the slice before it was made use of")
 	}
-	s.aged(0, time.Second)
+	s.window(0)
+	s.window(0)
 	if got := s.read(0)["MIG-z"][smActive]; got != 0.9 {
 		t.Errorf("it was active for %v", got)
 	}
@@ -161,7 +163,6 @@ func TestAllocationsOfInstances(t *testing.T) {
 	var buf []device.Sample
 	var err error
 	read := func() {
-		s.aged(0, time.Second)
 		buf, err = s.Read(id, buf[:0])
 	}
 	for range 20 {
@@ -180,7 +181,6 @@ func BenchmarkReadInstances(b *testing.B) {
 	var buf []device.Sample
 	b.ReportAllocs()
 	for b.Loop() {
-		s.aged(0, time.Second)
 		buf, _ = s.Read(id, buf[:0])
 	}
 }

@@ -3,7 +3,7 @@ package nvml
 // The helps that several rows share, and what they are had on.
 const (
 	videoHelp = " in the driver's last sampling period. Not in MIG mode."
-	pipeHelp  = "Share of cycles, between this flight and the one before, in which the pipe was active, over all multiprocessors."
+	pipeHelp  = "Share of cycles in the latest window of ten seconds in which the pipe was active, over all multiprocessors."
 	hopper    = "Hopper and newer"
 )
 
@@ -18,11 +18,11 @@ var engineRows = []row{
 		asked(jpegBusy, inPercent).on("Ampere and newer"),
 	gauge("nvidia_gpu_ofa_utilization_ratio", "How busy the optical flow accelerator was"+videoHelp).
 		asked(ofaBusy, inPercent).on("Turing and newer"),
-	gauge("nvidia_gpu_graphics_engine_active_ratio", "Share of time, between this flight and the one before, in which the graphics or compute engine was active.").
+	gauge("nvidia_gpu_graphics_engine_active_ratio", "Share of time in the latest window of ten seconds in which the graphics or compute engine was active.").
 		asked(gpmGraphics, inCycles).on(hopper),
-	gauge("nvidia_gpu_sm_active_ratio", "Share of cycles, between this flight and the one before, in which a multiprocessor had a warp, over all multiprocessors.").
+	gauge("nvidia_gpu_sm_active_ratio", "Share of cycles in the latest window of ten seconds in which a multiprocessor had a warp, over all multiprocessors.").
 		asked(gpmSM, inCycles).on(hopper),
-	gauge("nvidia_gpu_sm_occupancy_ratio", "Warps on the multiprocessors, between this flight and the one before, as a share of those that fit.").
+	gauge("nvidia_gpu_sm_occupancy_ratio", "Warps on the multiprocessors in the latest window of ten seconds, as a share of those that fit.").
 		asked(gpmOccupancy, inCycles).on(hopper),
 	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "tensor").asked(gpmTensor, inCycles).on(hopper),
 	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "dfma").asked(gpmDFMA, inCycles).on(hopper),
@@ -32,6 +32,6 @@ var engineRows = []row{
 	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp32").asked(gpmFP32, inCycles).on(hopper),
 	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "fp16").asked(gpmFP16, inCycles).on(hopper),
 	gauge("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "int").asked(gpmInteger, inCycles).on(hopper),
-	gauge("nvidia_gpu_dram_bandwidth_utilization_ratio", "Memory bandwidth used, between this flight and the one before, as a share of what there is.").
+	gauge("nvidia_gpu_dram_bandwidth_utilization_ratio", "Memory bandwidth used in the latest window of ten seconds, as a share of what there is.").
 		asked(gpmDRAM, inCycles).on(hopper),
 }

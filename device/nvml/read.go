@@ -49,7 +49,7 @@ type gpu struct {
 	slowAsked         time.Time
 	spared            [slotCount]bool // by fields
 	flight            flight
-	flown             time.Time // when the last flight began
+	wantedAt          time.Time // when the newest collection began
 	flew              bool      // there was one
 	ailing            bool      // the newest Check found something
 	resets            uint64    // those of history that what was read has come after
@@ -132,7 +132,7 @@ func (g *gpu) learn() {
 // linksOf is how many links of each kind the GPU has, none where it cannot say.
 func linksOf(handle nvml.Device, has symbols) (links [ofC2CLink + 1]uint32, ok bool) {
 	f := newFields(has, newBatch(key{id: nvml.FI_DEV_NVLINK_LINK_COUNT}, key{id: nvml.FI_DEV_C2C_LINK_COUNT}), func(key) bool { return true })
-	ret := f.ask(handle)
+	ret := f.ask(handle, time.Now())
 	for at, scope := range [...]scope{ofLink, ofC2CLink} {
 		if n, ok := f.value(at); ok {
 			links[scope] = uint32(min(n, mostLinks))

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/podgauge/podgauge/device"
 )
@@ -310,7 +309,6 @@ func TestAllocationsOfRead(t *testing.T) {
 	var err error
 	known := false
 	read := func() {
-		s.aged(0, time.Second)
 		buf, err = s.Read(id, buf[:0])
 		uses, known = s.Uses(id, uses[:0])
 	}

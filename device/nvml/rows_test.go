@@ -294,11 +294,19 @@ func (s *stage) aged(i int, by time.Duration) {
 	}
 }
 
-// both reads twice, so that there is something between two samples.
+// window has a check find that the window between two GPM samples is over.
+func (s *stage) window(i int) {
+	s.Helper()
+	s.aged(i, gpmWindow)
+	_, _ = s.Check(s.id(i)) // what it finds is of no matter here
+}
+
+// both reads when there is something between two samples.
 func (s *stage) both(i int) map[string]float64 {
 	s.Helper()
 	s.values(i)
-	s.aged(i, time.Second)
+	s.window(i)
+	s.window(i)
 	return rounded(s.values(i))
 }
 

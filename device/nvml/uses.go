@@ -17,8 +17,7 @@ type people struct {
 	count   uint32 // how many a call gave
 	// counts are how many samples each of the rows that are being written has.
 	counts []float64
-	// absent is since when the GPU says that it does not have a list.
-	absent [len(processLists)]time.Time
+	absent [len(processLists)]absence // of each list
 }
 
 // somePeople are as many as there mostly are.
@@ -66,18 +65,19 @@ func (g *gpu) listPeople(t *table, buf []device.Use) ([]device.Use, bool) {
 		p.infos = make([]nvml.ProcessInfo, somePeople)
 		p.samples = make([]nvml.ProcessUtilizationSample, somePeople)
 	}
-	before, told := len(buf), false
+	before, told, now := len(buf), false, time.Now()
 	for i, list := range g.driver.direct.lists {
 		if list == nil && i == 0 {
 			return buf, false
 		}
-		if list == nil || !p.absent[i].IsZero() && time.Since(p.absent[i]) < askAgainAfter {
+		if list == nil || p.absent[i].hides(now) {
 			continue
 		}
-		p.absent[i] = time.Time{}
-		switch ret := g.listKind(list); {
-		case lacking(ret) && i > 0: // no graphics, say; without the first, it is a vGPU
-			p.absent[i] = time.Now()
+		ret := g.listKind(list)
+		denied := lacking(ret) && i > 0 // no graphics, say; without the first, it is a vGPU
+		p.absent[i].note(denied, now)
+		switch {
+		case denied:
 			continue
 		case ret != nvml.SUCCESS:
 			return buf, false

@@ -140,7 +140,6 @@ func TestManyUses(t *testing.T) {
 	}
 	s := start(t, lines...)
 	for i := range 3 {
-		s.aged(0, time.Second)
 		s.overdue(0, slowEvery)
 		before := s.calls()
 		got, known := s.uses(0)
@@ -198,7 +197,6 @@ func TestNoRoomEver(t *testing.T) {
 func TestUsesAfterModeChange(t *testing.T) {
 	s := start(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 process 11 1000")
 	for range 8 {
-		s.aged(0, time.Second)
 		s.whole(0)
 	}
 	s.later(0, slowEvery)
@@ -229,9 +227,7 @@ func TestListComesBack(t *testing.T) {
 	}
 	absent := &s.table.Load().byIndex[0].people.absent
 	for i := range absent {
-		if !absent[i].IsZero() {
-			absent[i] = absent[i].Add(-askAgainAfter)
-		}
+		absent[i].last = absent[i].last.Add(-doubtedFor)
 	}
 	if got, known := s.uses(0); !known || len(got) != 1 {
 		t.Errorf("after a while: %+v, %v", got, known)
