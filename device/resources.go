@@ -29,6 +29,16 @@ type Resources struct {
 	HeldCPUs    []HeldCPUs
 	HeldMemory  []HeldMemory
 	Claims      []Claim
+
+	// Dropped are the ids of other plugins that are left out of Devices, and DroppedHeld those
+	// left out of HeldDevices and of Holders.Held: resources that have too many.
+	Dropped, DroppedHeld []DroppedIDs
+}
+
+// DroppedIDs is a resource whose ids are left out, and how many there are.
+type DroppedIDs struct {
+	Resource string
+	IDs      int
 }
 
 // ResourceDevice is a device of any plugin.

@@ -14,7 +14,7 @@ import (
 type resourceFamilies struct {
 	allocatable, deviceInfo, allocationInfo         *family
 	cpus, sharedCPUs, containerCPUs, containerCPUID *family
-	memory, containerMemory, claimInfo              *family
+	memory, containerMemory, claimInfo, droppedIDs  *family
 }
 
 func (r *resourceFamilies) make(add func(description) *family) {
@@ -24,6 +24,8 @@ func (r *resourceFamilies) make(add func(description) *family) {
 		"A healthy device of any plugin that the kubelet would give away, held or not; always 1.", "resource", "device_id", "numa_node"))
 	r.allocationInfo = add(gauge("podgauge_resource_allocation_info",
 		"A device of any plugin that a container holds; always 1.", "resource", "device_id", "numa_node"))
+	r.droppedIDs = add(gauge("podgauge_resource_dropped_ids",
+		"Ids of a resource that has more than 4096 besides those of podgauge's devices: such a resource has no other series. List: allocatable or allocated.", "resource", "list"))
 	r.cpus = add(gauge("podgauge_allocatable_cpus",
 		"CPUs that the kubelet would give away one by one, held ones included: with the CPU manager's static policy."))
 	r.sharedCPUs = add(gauge("podgauge_shared_cpus",
@@ -81,7 +83,8 @@ func (p *page) putAll(s *standing) {
 // the slices of the one before.
 func sameResources(a, b device.Resources) bool {
 	return a.Known == b.Known && same(a.Devices, b.Devices) && same(a.CPUs, b.CPUs) && same(a.Memory, b.Memory) &&
-		same(a.HeldDevices, b.HeldDevices) && same(a.HeldCPUs, b.HeldCPUs) && same(a.HeldMemory, b.HeldMemory) && same(a.Claims, b.Claims)
+		same(a.HeldDevices, b.HeldDevices) && same(a.HeldCPUs, b.HeldCPUs) && same(a.HeldMemory, b.HeldMemory) && same(a.Claims, b.Claims) &&
+		same(a.Dropped, b.Dropped) && same(a.DroppedHeld, b.DroppedHeld)
 }
 
 // same tells whether two slices are the same memory.
@@ -111,6 +114,9 @@ func (p *page) makeAllocatable(r device.Resources) {
 		return
 	}
 	n, own := &p.node, &p.own.resources
+	for _, d := range r.Dropped {
+		n.make(own.droppedIDs, float64(d.IDs), nil, device.Label{Name: "resource", Value: d.Resource}, device.Label{Name: "list", Value: "allocatable"})
+	}
 	counts := map[[2]string]int{}
 	for _, d := range r.Devices {
 		counts[[2]string{d.Resource, numaNodes(d.NUMANodes)}]++
@@ -133,6 +139,9 @@ func (p *page) makeAllocatable(r device.Resources) {
 
 func (p *page) makeHeld(r device.Resources) {
 	n, own := &p.node, &p.own.resources
+	for _, d := range r.DroppedHeld {
+		n.make(own.droppedIDs, float64(d.IDs), nil, device.Label{Name: "resource", Value: d.Resource}, device.Label{Name: "list", Value: "allocated"})
+	}
 	for i := range r.HeldDevices {
 		d := &r.HeldDevices[i]
 		n.make(own.allocationInfo, 1, &d.Owner, resourceLabels(d.ResourceDevice)...)

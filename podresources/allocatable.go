@@ -40,6 +40,9 @@ func (a *rawAllocatable) Read(b []byte) error {
 		}
 		return err
 	})
+	if g.foreign.end() {
+		g.dropForeign()
+	}
 	g.belongTo(device.Owner{}, mark{})
 	return err
 }
@@ -49,6 +52,7 @@ func (a *rawAllocatable) Read(b []byte) error {
 // costs nothing but the answer. What it said earlier does not stay in its place: nobody
 // could tell it from what is so now.
 func (c *Client) askAllocatable(ctx context.Context) {
+	c.knowOurs(&c.offer.given)
 	err := c.call(ctx, "GetAllocatableResources", func(ctx context.Context) error {
 		return c.conn.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, wire.Empty{}, &c.offer, grpc.ForceCodecV2(wire.Codec{}))
 	})

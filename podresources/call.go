@@ -105,6 +105,7 @@ func (c *Client) end() { <-c.turn }
 // the turn.
 func (c *Client) askList(ctx context.Context) (link, error) {
 	var from peer.Peer
+	c.knowOurs(&c.answer.given)
 	err := c.call(ctx, "List", func(ctx context.Context) error {
 		return c.conn.Invoke(ctx, api.PodResourcesLister_List_FullMethodName, wire.Empty{}, &c.answer,
 			grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&from))
@@ -117,6 +118,13 @@ func (c *Client) askList(ctx context.Context) (link, error) {
 		return link{}, fmt.Errorf("take an answer of %s: it came over no connection of ours", c.socket)
 	}
 	return over, nil
+}
+
+// knowOurs tells an answer which devices are ours.
+func (c *Client) knowOurs(g *given) {
+	if c.Devices != nil {
+		g.foreign.know(c.Devices())
+	}
 }
 
 // call asks one question, unless a refusal keeps everyone from asking.

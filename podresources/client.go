@@ -67,6 +67,11 @@ type Client struct {
 	// nil finds none.
 	Claimed func(device.Claim) (device.ID, bool)
 
+	// Devices returns the ids of our devices. What containers had of others has no history,
+	// and of a resource with too many other ids none is kept. To be set before Run. While it
+	// is nil or returns nil, all ids count as ours.
+	Devices func() []device.ID
+
 	socket string
 	log    *slog.Logger
 	trace  Trace
@@ -387,6 +392,8 @@ func (c *Client) publish(changed bool) {
 	c.holders.Settled = c.memory.settled
 	c.holders.Recent = c.memory.recent.seen()
 	c.holders.Resources = c.ledger.resources(c.memory.held)
+	c.holders.Resources.Dropped = c.ledger.dropped
+	c.holders.Resources.DroppedHeld = c.ledger.droppedHeld
 	if changed {
 		close(c.changed)
 		c.changed = make(chan struct{})

@@ -1,6 +1,8 @@
 package podresources
 
 import (
+	"slices"
+
 	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/wire"
 )
@@ -48,12 +50,22 @@ const (
 func (a *rawAnswer) Read(b []byte) error {
 	a.held, a.pods = a.held[:0], a.pods[:0]
 	a.given.reset()
-	return wire.Fields(b, func(f wire.Field) error {
+	err := wire.Fields(b, func(f wire.Field) error {
 		if f.Tag == listPods {
 			return a.pod(f.Bytes)
 		}
 		return nil
 	})
+	if foreign := &a.given.foreign; foreign.end() {
+		a.given.dropForeign()
+		a.held = slices.DeleteFunc(a.held, func(h device.Holding) bool { return foreign.drops(h.Resource, h.Offered) })
+	}
+	return err
+}
+
+// dropForeign drops the devices of resources that have too many.
+func (g *given) dropForeign() {
+	g.devices = slices.DeleteFunc(g.devices, func(d device.HeldDevice) bool { return g.foreign.drops(d.Resource, device.OfferedID(d.ID)) })
 }
 
 func (a *rawAnswer) pod(b []byte) error {

@@ -15,6 +15,7 @@ type given struct {
 	cpus    []device.HeldCPUs
 	memory  []device.HeldMemory
 	claims  []device.Claim
+	foreign foreignIDs
 
 	// The rows' slices are parts of these. Where one of these grows, parts that were cut
 	// before stay where they are.
@@ -26,6 +27,7 @@ type given struct {
 func (g *given) reset() {
 	g.devices, g.cpus, g.memory, g.claims = g.devices[:0], g.cpus[:0], g.memory[:0], g.claims[:0]
 	g.nodes, g.numbers, g.cdi = g.nodes[:0], g.numbers[:0], g.cdi[:0]
+	g.foreign.begin()
 }
 
 // mark is how far a given has been filled.
@@ -92,11 +94,20 @@ func (g *given) addDevices(b []byte, names wire.Names) error {
 	var resource []byte
 	from, nodesFrom := len(g.devices), len(g.nodes)
 	err := wire.Fields(b, func(f wire.Field) error {
-		switch f.Tag {
-		case devicesResource:
+		if f.Tag == devicesResource { // it may come after the ids, and again: the last one counts
 			resource = f.Bytes
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	err = wire.Fields(b, func(f wire.Field) error {
+		switch f.Tag {
 		case devicesIDs:
-			g.devices = append(g.devices, device.HeldDevice{ResourceDevice: device.ResourceDevice{ID: names.Of(f.Bytes)}})
+			if g.foreign.takes(resource, f.Bytes) {
+				g.devices = append(g.devices, device.HeldDevice{ResourceDevice: device.ResourceDevice{ID: names.Of(f.Bytes)}})
+			}
 		case devicesTopology:
 			return g.addNodes(f.Bytes)
 		}

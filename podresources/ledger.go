@@ -19,6 +19,10 @@ type ledger struct {
 	// slices are replaced and not written, since they were published.
 	held, offered device.Resources
 
+	// dropped are the ids that answers had too many of, of those that the kubelet would give
+	// away, and droppedHeld of those that containers have.
+	dropped, droppedHeld []device.DroppedIDs
+
 	link link
 	// listed are the pods that answers over link have listed, while it is young.
 	listed map[podName]bool
@@ -41,6 +45,7 @@ func (l *ledger) take(g *given, pods []podName, over link, young bool) bool {
 	} else {
 		l.link, l.listed = over, nil
 	}
+	l.droppedHeld = g.foreign.dropped(l.droppedHeld)
 	g.order()
 	var devices, cpus, memory, claims bool
 	h := &l.held
@@ -114,6 +119,7 @@ func replaces(c, other device.Claim) bool {
 
 // offer takes in what the kubelet would give away.
 func (l *ledger) offer(g *given) {
+	l.dropped = g.foreign.dropped(l.dropped)
 	g.order()
 	l.devices, l.memory = l.devices[:0], l.memory[:0]
 	for _, d := range g.devices {

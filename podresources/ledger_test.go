@@ -230,7 +230,7 @@ func TestAllocatableResources(t *testing.T) {
 		c.askAllocatable(t.Context())
 		first := c.known().Resources
 		want := "{Known:true Devices:[{Resource:example.com/nic ID:n NUMANodes:[]} {Resource:nvidia.com/gpu ID:a NUMANodes:[0 1]} {Resource:nvidia.com/gpu ID:b NUMANodes:[1]}] " +
-			"CPUs:[1 2 3] Memory:[{Type:memory Bytes:34359738368 NUMANodes:[0]} {Type:memory Bytes:68719476736 NUMANodes:[1]}] HeldDevices:[] HeldCPUs:[] HeldMemory:[] Claims:[]}"
+			"CPUs:[1 2 3] Memory:[{Type:memory Bytes:34359738368 NUMANodes:[0]} {Type:memory Bytes:68719476736 NUMANodes:[1]}] HeldDevices:[] HeldCPUs:[] HeldMemory:[] Claims:[] Dropped:[] DroppedHeld:[]}"
 		if got := fmt.Sprintf("%+v", first); got != want {
 			t.Errorf("allocatable are\n%s\nwant\n%s", got, want)
 		}

@@ -16,6 +16,9 @@ const settleAfter = 60 * time.Second
 // unnamedMost is how long an allocation is kept that nobody can say more of.
 const unnamedMost = time.Hour
 
+// minPruned is how many rows that nobody has may be known as named.
+const minPruned = 64
+
 // memory is what is known of holders from answer to answer. It has no lock and
 // reads no clock: its owner brings both. Answers come in the order in which they
 // were asked for.
@@ -120,7 +123,9 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 		delete(m.unnamed, of(h))
 		m.next = append(m.next, h)
 		m.named[key(h)] = true
-		m.recent.saw(h, made.since(asked), asked)
+		if a.given.foreign.isOurs(h.Offered) {
+			m.recent.saw(h, made.since(asked), asked)
+		}
 	}
 	m.end()
 	for _, h := range m.held {
@@ -131,7 +136,23 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 	maps.DeleteFunc(m.ended, func(_ podName, told time.Time) bool { return told.Before(asked) })
 	changed := m.replace(asked)
 	m.recent.forget(asked)
+	m.prune(asked)
 	return changed || became
+}
+
+// prune forgets which rows were named that nobody has any more: only catchUp asks for those.
+func (m *memory) prune(now time.Time) {
+	catchesUp := !m.caughtUp && (m.trusted.IsZero() || m.behind(now))
+	if len(m.named) <= 2*len(m.held)+minPruned {
+		return
+	}
+	maps.DeleteFunc(m.named, func(h device.Holding, _ bool) bool {
+		if h.Claimed() {
+			_, held := slices.BinarySearchFunc(m.held, h, device.CompareHoldings)
+			return !held
+		}
+		return !catchesUp && !lists(m.held, of(h))
+	})
 }
 
 // name takes in what one pod was said to have. That says nothing of anybody else: it may

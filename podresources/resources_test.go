@@ -51,7 +51,7 @@ func TestAllThatANodeGivesAway(t *testing.T) {
 		"HeldCPUs:[{Owner:{Namespace:team Pod:one Container:} CPUs:[2]} {Owner:{Namespace:team Pod:one Container:main} CPUs:[3 4]}] "+
 		"HeldMemory:[{Owner:{Namespace:team Pod:one Container:} Memory:{Type:memory Bytes:2147483648 NUMANodes:[0]}} "+
 		"{Owner:{Namespace:team Pod:one Container:main} Memory:{Type:memory Bytes:12884901888 NUMANodes:[0 1]}}] "+
-		"Claims:[{Owner:{Namespace:team Pod:one Container:main} ClaimNamespace:team ClaimName:ours Driver:gpu.nvidia.com Pool:node-a Device:gpu-1 Share: CDI:[x/y=gpu-1]}]}", mine)
+		"Claims:[{Owner:{Namespace:team Pod:one Container:main} ClaimNamespace:team ClaimName:ours Driver:gpu.nvidia.com Pool:node-a Device:gpu-1 Share: CDI:[x/y=gpu-1]}] Dropped:[] DroppedHeld:[]}", mine)
 	if got := fmt.Sprintf("%+v", r); got != want {
 		t.Errorf("resources are\n%s\nwant\n%s", got, want)
 	}

@@ -202,6 +202,24 @@ func TestGoldenForeign(t *testing.T) {
 	w.shows("foreign", `podgauge_resource_allocation_info{container="data",device_id="vf-2"`, " 1")
 }
 
+// TestGoldenCountlessDevices has a plugin to which each MiB of memory is a device: they are
+// counted, and nothing else.
+func TestGoldenCountlessDevices(t *testing.T) {
+	t.Parallel()
+	const memory, ids = "example.com/gpu-memory", 5000
+	w := newWorldOf(t, setting{machine: machineWith(sim.T4)}, "--metrics.include=podgauge_resource_*")
+	w.untilAllocatable(resource, 1)
+	nodes := map[string]int64{}
+	for i := range ids {
+		nodes[fmt.Sprint("memory-", i)] = 0
+	}
+	w.offerForeign(memory, nodes)
+	w.untilAllocatable(memory, ids)
+	w.run(kubelet.Pod{Namespace: "lab", Name: "notebook", Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{memory: 4500}}}})
+	w.until(`podgauge_resource_dropped_ids{list="allocatable",resource="example.com/gpu-memory"}`, " 5000")
+	w.shows("countless_devices", `podgauge_resource_dropped_ids{list="allocated",resource="example.com/gpu-memory"}`, " 4500")
+}
+
 // TestGoldenPodLabels has the Pods API's UID and chosen labels, two of which Prometheus
 // takes for one.
 func TestGoldenPodLabels(t *testing.T) {

@@ -135,7 +135,7 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 		known, _ := a.holders.Look()
 		return len(known.Rows(id)) > 0
 	}
-	a.holders.Claimed = a.claimed
+	a.holders.Claimed, a.holders.Devices = a.claimed, a.deviceIDs
 	a.monitor.Policy = func(xid uint64) device.Policy {
 		settings, _ := a.watch.Look()
 		return xidPolicies[settings.Health.Policy(xid)]
@@ -156,6 +156,19 @@ func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
 	a.remember(o.health)
 	a.listen(o.health.kernelLog)
 	return a, nil
+}
+
+// deviceIDs returns the ids of all devices on the Board; nil before there are any.
+func (a *assembly) deviceIDs() []device.ID {
+	statuses, _ := a.board.Look()
+	if statuses == nil {
+		return nil
+	}
+	ids := make([]device.ID, len(statuses))
+	for i := range statuses {
+		ids[i] = statuses[i].ID
+	}
+	return ids
 }
 
 // claimed returns the device that a claim allocates. A claim that the configuration
