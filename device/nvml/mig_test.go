@@ -313,13 +313,13 @@ func TestEventsOfSlices(t *testing.T) {
 		event string
 		want  device.Event
 	}{
-		{"xid 4242 gi 2 ci 1", device.Event{GPU: gpu, Device: "MIG-GPU-1/2/1", Xid: 4242, Class: "unknown", Heals: device.ByReset, Action: "inspect"}},
+		{"xid 4242 gi 2 ci 1", device.Event{GPU: gpu, Device: "MIG-GPU-1/2/1", Xid: 4242, Class: "unknown", Heals: device.ByCheck, Action: "inspect"}},
 		{"xid 31 gi 7 ci 0", device.Event{GPU: gpu, Device: "MIG-a", Xid: 31, Class: "application", Action: "restart_app"}},
 		{"xid 94 gi 9 ci 0", device.Event{GPU: gpu, Device: "MIG-d", Xid: 94, Class: "contained", Action: "restart_app"}},
 		{"xid 95 gi 9 ci 0", device.Event{GPU: gpu, Xid: 95, Class: "broken", Heals: device.ByReset, Action: "reset_gpu"}},
-		{"xid 4242", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Heals: device.ByReset, Action: "inspect"}},
-		{"xid 4242 gi 2", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Heals: device.ByReset, Action: "inspect"}},      // two slices are in it
-		{"xid 4242 gi 3 ci 0", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Heals: device.ByReset, Action: "inspect"}}, // it came after the listing
+		{"xid 4242", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Heals: device.ByCheck, Action: "inspect"}},
+		{"xid 4242 gi 2", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Heals: device.ByCheck, Action: "inspect"}},      // two slices are in it
+		{"xid 4242 gi 3 ci 0", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Heals: device.ByCheck, Action: "inspect"}}, // it came after the listing
 		{"type 0x100", device.Event{GPU: gpu, Partitioned: true}},
 	} {
 		s.event(1, c.event)
@@ -348,7 +348,7 @@ func TestEventsThatNameNoSlice(t *testing.T) {
 		s.list(2)
 		s.listen()
 		s.event(0, "xid 4242 gi 1 ci 1")
-		if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" || got.Heals != device.ByReset {
+		if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" || got.Heals != device.ByCheck {
 			t.Errorf("got %+v", got)
 		}
 	})

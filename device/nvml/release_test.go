@@ -97,6 +97,12 @@ func TestMonitorSeesPartitions(t *testing.T) {
 	started := s.callsIfAny()
 	readers, board := device.NewReaders(s), &device.Board{}
 	monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
+	monitor.Policy = func(xid uint64) device.Policy { // no row of the table marks a MIG device alone
+		if xid == 4242 {
+			return device.Condemn
+		}
+		return device.ByTable
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
 	run.Go(func() { monitor.Run(ctx) })
