@@ -102,6 +102,11 @@ func (n *scaledNode) count(t *testing.T) (c scale) {
 		return strings.Count(text, "\nnvidia_gpu_allocation_info{") == held &&
 			(n.sharers == 0 || strings.Count(text, "\nnvidia_gpu_container_processes{") == held)
 	})
+	if slices.Contains(args, "--metrics.dcgm") {
+		w.untilScrape("rates, which take ten seconds", func(text string) bool {
+			return strings.Count(text, "\nDCGM_FI_PROF_PCIE_TX_BYTES{") == held
+		})
+	}
 	if !slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--metrics.include=") }) {
 		w.untilCounted(resource, held)
 	}

@@ -43,7 +43,7 @@ type world struct {
 }
 
 const (
-	deadline = 20 * time.Second
+	deadline = time.Minute
 	pollGap  = 20 * time.Millisecond
 )
 
