@@ -162,7 +162,7 @@ func (d rendering) renderDCGM(samples []device.Sample, gpu []device.Status, now 
 			v, has = c.parent[at], c.parentHas[at]
 		}
 		if has && row.is(asRate) {
-			v, has = c.rates.of(rateOf{d.status.ID, at}, v, now)
+			v, has = c.rates.of(rateOf{d.status.ID, at}, owner, v, now)
 		}
 		if has {
 			on.set(slot{family: f}, v)
@@ -238,29 +238,33 @@ type rateOf struct {
 	row    int
 }
 
-// rated is a counter as it was last looked at, and its rate then.
+// rated is a counter at the begin of a window, and its rate in the window before.
 type rated struct {
+	owner device.Owner
 	value float64
 	at    time.Time
 	rate  float64
 	known bool
 }
 
-// shortest is the shortest time that a rate is of. Until it has passed the last rate stands:
-// so a reader that comes more often does not change what others record.
+// shortest is the shortest window of a rate. Until it has passed the rate of the last window
+// stands, so a reader that comes more often shortens no window.
 const shortest = 10 * time.Second
 
-// of is what a counter rose by a second since it was read before; false where it was not,
-// or began anew since.
-func (r rates) of(c rateOf, value float64, now time.Time) (float64, bool) {
+// of returns the rise of a counter per second in the last window; false if no window has ended
+// since the device got this owner, or if the counter restarted.
+func (r rates) of(c rateOf, owner device.Owner, value float64, now time.Time) (float64, bool) {
 	last, had := r[c]
+	if had && last.owner != owner { // a rate of the owner before is not this one's
+		last, had = rated{}, false
+	}
 	elapsed := now.Sub(last.at)
 	if had && elapsed < shortest {
 		return last.rate, last.known
 	}
 	rate := (value - last.value) / elapsed.Seconds()
 	known := had && rate >= 0
-	r[c] = rated{value, now, rate, known}
+	r[c] = rated{owner, value, now, rate, known}
 	return rate, known
 }
 

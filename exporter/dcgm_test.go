@@ -60,8 +60,17 @@ func TestDCGMFamilies(t *testing.T) {
 		d.more[1].Value = 25000
 		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // another reader changes nothing
 		time.Sleep(8 * time.Second)
-		d.more[1].Value = 10 // the driver was started anew
+		d.more[1].Value = 10 // the driver restarted
 		hasNot(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{")
+
+		time.Sleep(10 * time.Second)
+		d.more[1].Value = 10010
+		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 1000")
+		d.hold("GPU-0=team/next/main")
+		hasNot(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // that rate is the owner's before
+		time.Sleep(10 * time.Second)
+		d.more[1].Value = 10110
+		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+dcgmOf("", "main", "team", "next")+" 10")
 
 		d.hold()
 		has(t, scrape(t, h), "DCGM_FI_DEV_POWER_USAGE"+dcgmOf("", "", "", "")+" 300")
