@@ -64,8 +64,16 @@ func (m *Monitor) judgeDriver(now time.Time) {
 	m.hung = listed > 0 && hung == listed
 	switch {
 	case m.hung:
-		m.setDriver(Driver{DriverNotAnswering, errHangs})
+		m.driverHangs(errHangs)
 	case was:
 		m.list(now)
+	}
+}
+
+// driverHangs has the driver not answer. The first error of a hang stays: several calls hang at
+// once, and each change of the error would be logged.
+func (m *Monitor) driverHangs(err error) {
+	if m.Driver().State != DriverNotAnswering {
+		m.setDriver(Driver{DriverNotAnswering, err})
 	}
 }

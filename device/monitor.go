@@ -353,11 +353,11 @@ func (m *Monitor) judgeSilence(now time.Time) {
 		return
 	}
 	if !m.listSince.IsZero() && now.Sub(m.listSince) > notAnsweringBy {
-		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return")})
+		m.driverHangs(errors.New("the driver's library does not return"))
 	}
 	after := cmp.Or(m.UnhealthyAfter, unhealthyAfter)
 	if !m.wiring.since.IsZero() && now.Sub(m.wiring.since) > after { // no listing begins meanwhile
-		m.setDriver(Driver{DriverNotAnswering, errors.New("the driver's library does not return with the links")})
+		m.driverHangs(errors.New("the driver's library does not return with the links"))
 	}
 	m.judgeDriver(now)
 	m.judgeHearing(now)

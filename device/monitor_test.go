@@ -296,6 +296,10 @@ func TestDriverHang(t *testing.T) {
 				w.Wedge()
 				w.after(5 * time.Second)
 				state("in a hang", device.DriverNotAnswering)
+				w.after(15 * time.Second)
+				if n := w.log.said("no devices from the driver"); n != 1 {
+					t.Errorf("%d GPUs, %v: a hang of 20 s is logged %d times", gpus, offset, n)
+				}
 				w.Release()
 				w.after(time.Second)
 				state("after it", device.DriverUp)
