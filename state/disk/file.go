@@ -223,7 +223,10 @@ func (f *File[T]) Flush() error {
 	f.writing = false
 	switch {
 	case left:
-		f.free, f.view.Shown = true, f.newest
+		f.free = true
+		if f.newest != nil { // otherwise metrics still show what Read has found
+			f.view.Shown = f.newest
+		}
 	case err != nil:
 		f.free = false // the file may be there or not
 	case newest != nil:

@@ -179,6 +179,29 @@ func TestAFullDisk(t *testing.T) {
 	}
 }
 
+// TestAFullDiskAtStart leaves the count as it is until something is counted.
+func TestAFullDiskAtStart(t *testing.T) {
+	disk := newModel(rand.New(rand.NewPCG(1, 2)))
+	p, _ := newProcess(disk)
+	p.happen()
+	if err := p.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	disk.full.Store(true)
+	next, _ := newProcess(disk)
+	next.scrape(t)
+	if next.Flush() == nil {
+		t.Error("a write to a full disk works")
+	}
+	if got := next.scrape(t); got != 1 {
+		t.Errorf("of 1 a scrape shows %d", got)
+	}
+	next.happen()
+	if got := next.scrape(t); got != 2 {
+		t.Errorf("of 2 a scrape shows %d", got)
+	}
+}
+
 // TestAReadOnlyDisk leaves the count as it is: the file cannot be moved away, and the next
 // process continues from it.
 func TestAReadOnlyDisk(t *testing.T) {
