@@ -105,10 +105,10 @@ func (m *Monitor) mendAbsent(gpu GPU, odometer uint64) (any bool) {
 func (m *Monitor) takeRecord(p *patient, c *condition, id ID, now time.Time) {
 	key := recordKey{p.gpu, id}
 	r, known := m.recalled[key]
+	if r.Reason == "" && m.Remembered.Lost && c == &p.condition { // a known record may be old
+		c.health, c.verdict = Probation, verdict{reason: "unproven", quiet: true, since: now}
+	}
 	if !known {
-		if m.Remembered.Lost && c == &p.condition {
-			c.health, c.verdict = Probation, verdict{reason: "unproven", quiet: true, since: now}
-		}
 		return
 	}
 	delete(m.recalled, key)

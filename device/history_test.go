@@ -417,3 +417,26 @@ func TestWhatCannotBeToldIsHandedOn(t *testing.T) {
 		}
 	})
 }
+
+// TestAHealthyRecordThatIsOld is not trusted: what an earlier process found later could not be
+// stored. A known verdict stands.
+func TestAHealthyRecordThatIsOld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := machine(2)
+		at := time.Now()
+		w := watch(t, m, nil, func(w *watched) {
+			w.monitor.Remembered = device.History{Lost: true, Records: []device.Record{
+				{GPU: m.GPUs()[0], Flaps: 3},
+				{GPU: m.GPUs()[1], Reason: "xid_95", ByReset: true, Since: at, At: at},
+			}}
+		})
+		defer w.stop()
+		if w.after(1900*time.Millisecond) != nil {
+			t.Error("something was posted before the healthy GPU passed its checks")
+		}
+		statuses := w.after(1500 * time.Millisecond)
+		if want(t, "after three checks", statuses, "", "xid_95"); statuses[0].Flaps != 3 {
+			t.Errorf("its flaps are %d", statuses[0].Flaps)
+		}
+	})
+}

@@ -56,8 +56,9 @@ func Open(o Options) (*File, device.History) {
 		h.Lost = true
 		o.Log.Warn("health of an earlier process is unknown: each device is checked before it is trusted", "err", found.Err)
 	}
-	if found.Behind {
+	if found.Behind { // verdicts of that process may be missing, too
 		h = uncounted(h)
+		h.Lost = true
 	}
 	h.Rebooted = written != "" && boot != "" && written != boot
 	f.saved = h
