@@ -95,7 +95,7 @@ func New[T any](folder *Folder, format Format[T], log *slog.Logger) *File[T] {
 // behindSuffix marks a file that could not be replaced: metrics count more than it.
 const behindSuffix = ".behind"
 
-// badSuffix marks a file that could not be understood. The newest one is kept.
+// badSuffix marks a file that could not be read or understood. The newest one is kept.
 const badSuffix = ".bad"
 
 // Read takes over the folder and reads what an earlier process has left.
@@ -110,14 +110,11 @@ func (f *File[T]) Read() Found[T] {
 		found, name = f.read()
 	}
 	free := name != f.name // the next process finds no counts
-	switch {
-	case errors.Is(found.Err, ErrForeign):
+	if found.Err != nil {
 		aside := move(f.folder.files, name, f.name+badSuffix)
 		if free, err = aside == nil, cmp.Or(err, aside); free {
 			found.Err = fmt.Errorf("%w (set aside as %s)", found.Err, f.name+badSuffix)
 		}
-	case found.Err != nil:
-		free, err = f.leave() == nil, cmp.Or(err, found.Err)
 	}
 	if newer != nil {
 		found.Behind, free = true, true // the newer version's counts are unknown, so this one's start from 0 each time

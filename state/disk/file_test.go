@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -199,6 +200,28 @@ func TestAFullDiskAtStart(t *testing.T) {
 	next.happen()
 	if got := next.scrape(t); got != 2 {
 		t.Errorf("of 2 a scrape shows %d", got)
+	}
+}
+
+// TestAFileThatCannotBeRead is set aside, and no later write removes it.
+func TestAFileThatCannotBeRead(t *testing.T) {
+	for _, behind := range []string{"", behindSuffix} {
+		disk := newModel(rand.New(rand.NewPCG(1, 2)))
+		const content = `{"version":1,"verdict":3,"count":3}`
+		disk.names["counter.json"+behind] = &inode{content: []byte(content)}
+		disk.broken = syscall.EIO
+		p, found := newProcess(disk)
+		if !errors.Is(found.Err, syscall.EIO) {
+			t.Errorf("counter.json%s: the process finds %+v", behind, found)
+		}
+		disk.broken = nil
+		p.happen()
+		if err := p.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		if n := disk.names["counter.json"+badSuffix]; n == nil || string(n.content) != content {
+			t.Errorf("counter.json%s is lost; left are %v", behind, disk.names)
+		}
 	}
 }
 

@@ -20,6 +20,7 @@ type model struct {
 	steps  atomic.Int64      // until it is lost; negative: never
 	full   atomic.Bool       // it has no room
 	locked atomic.Bool       // it is read-only
+	broken error             // of each read, but for OwnerName
 	made   int
 	writes int // of files that were renamed into place, but for OwnerName
 }
@@ -47,6 +48,9 @@ func (m *model) step() error {
 func (m *model) make() error { return nil }
 
 func (m *model) read(name string, _ int64) ([]byte, error) {
+	if m.broken != nil && name != OwnerName && m.names[name] != nil {
+		return nil, m.broken
+	}
 	if n := m.names[name]; n != nil {
 		return n.content, nil
 	}
