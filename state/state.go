@@ -94,19 +94,21 @@ func (f *File) Save(h device.History) {
 	f.saved = h
 }
 
-// worse reports whether a device has a reason to be unhealthy that it had not.
+// worse reports whether a device has a reason to be unhealthy that is new, or that a reset had mended.
 func worse(was, is device.History) bool {
 	type key struct {
 		gpu    device.GPU
 		id     device.ID
 		reason string
 	}
-	known := map[key]bool{}
+	of := func(r device.Record) key { return key{r.GPU, r.Device, r.Reason} }
+	reset := map[key]bool{}
 	for _, r := range was.Records {
-		known[key{r.GPU, r.Device, r.Reason}] = true
+		reset[of(r)] = r.Reset
 	}
 	for _, r := range is.Records {
-		if r.Reason != "" && !known[key{r.GPU, r.Device, r.Reason}] {
+		mended, known := reset[of(r)]
+		if r.Reason != "" && (!known || mended && !r.Reset) {
 			return true
 		}
 	}

@@ -159,6 +159,7 @@ func TestWhatMakesADeviceUnhealthyIsUrgent(t *testing.T) {
 		{"a count", func(r *device.Record) { r.Xids[0].Count++ }, false},
 		{"the same fault once more", func(r *device.Record) { r.At, r.Odometer = r.At.Add(1), 7 }, false},
 		{"recovery", func(r *device.Record) { r.Reason = "" }, false},
+		{"the same fault on probation", func(r *device.Record) { r.Reset = false }, true},
 		{"another fault", func(r *device.Record) { r.Reason = "lost" }, true},
 		{"another device", func(r *device.Record) { r.Device = "MIG-c" }, true},
 	} {
