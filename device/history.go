@@ -159,7 +159,7 @@ func (m *Monitor) takeAbsent(now time.Time) {
 		if key.device != "" || id == "" || m.patients[r.GPU] != nil || old && !m.held(id) {
 			continue
 		}
-		p := &patient{gpu: r.GPU, number: len(m.patients), first: now, device: r.Listed, goneAt: r.Gone}
+		p := &patient{gpu: r.GPU, number: len(m.patients), first: now, device: r.Listed, hit: []Device{r.Listed}, goneAt: r.Gone}
 		m.patients[r.GPU] = p
 		m.takeRecord(p, &p.condition, "", now)
 		m.wards = append(m.wards, &ward{Device: r.Listed, patient: p, goneAt: r.Gone})

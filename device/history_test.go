@@ -120,6 +120,9 @@ func TestAGPUThatIsLostBeforeTheStart(t *testing.T) {
 				w = start(row.rebooted)
 				statuses := w.after(5 * time.Second)
 				want(t, "in the next process", statuses, "", row.reason, "")
+				if told := s.told(); row.reason == "gone" && (len(told) == 0 || told[len(told)-1].Reason != "gone" || len(told[len(told)-1].Hit) != 1) {
+					t.Errorf("the incidents are %+v, want the last to be that of the absent GPU", told)
+				}
 				if s := statuses[1]; !s.Gone || s.ID != id || s.Index != 1 || s.Model == "" || s.PCI == "" {
 					t.Errorf("it is %+v", s)
 				}
