@@ -8,7 +8,8 @@ import (
 // A driver may hang as a whole: it takes locks that all GPUs share. Nothing then returns that
 // could say so, so the Monitor infers it from the calls about each GPU, within five seconds:
 // checks of different GPUs begin at different times, and the first that does not return has
-// all other GPUs be checked at once.
+// all other GPUs be checked at once. While it has not returned, they are checked every
+// checkApart: the driver may hang later than that GPU.
 const (
 	// hangSuspectedAfter is how long a call about a GPU runs before all others are checked.
 	hangSuspectedAfter = 500 * time.Millisecond

@@ -227,7 +227,7 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 	}
 	suspected, hangs := m.suspectHang(now)
 	for gpu, p := range m.patients {
-		probes := hangs && p.checkedAt.Before(suspected) // whether the others hang as well
+		probes := hangs && (p.checkedAt.Before(suspected) || now.Sub(p.checkedAt) >= checkApart) // whether the others hang as well
 		if !probes && !p.due(now, m.readers.Failed(gpu), rotaOf(p.number, len(m.patients))) {
 			continue
 		}

@@ -321,6 +321,9 @@ func TestDriverHang(t *testing.T) {
 						w.after(time.Second)
 						state("with one GPU hanging", device.DriverUp)
 					}
+					w.Wedge()
+					w.after(5 * time.Second)
+					state("in a hang that follows", device.DriverNotAnswering)
 				}
 			})
 		}
