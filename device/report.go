@@ -27,7 +27,7 @@ type letter struct {
 	event Event
 	times uint64
 	came  time.Time // when the first was handed over
-	at    time.Time // when it happened
+	at    time.Time // when the newest happened
 }
 
 // Report takes an event of a second source, the kernel's log, and the time at which it
@@ -41,6 +41,7 @@ func (b *inbox) put(e Event, at, now time.Time) {
 	for i := range b.letters {
 		if b.letters[i].event == e {
 			b.letters[i].times++
+			b.letters[i].at = latest(b.letters[i].at, at)
 			return
 		}
 	}

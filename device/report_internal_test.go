@@ -48,5 +48,16 @@ func TestAReportCostsNoMemory(t *testing.T) {
 	}
 }
 
+// TestTheSameReportTwice has the time of the later one, whichever came first.
+func TestTheSameReportTwice(t *testing.T) {
+	b, now := inbox{}, time.Now()
+	for _, at := range []time.Time{now.Add(-2 * time.Second), now, now.Add(-time.Second)} {
+		b.put(Event{GPU: "GPU-a", Xid: 31}, at, now)
+	}
+	if ripe, _ := b.take(now); len(ripe) != 1 || ripe[0].times != 3 || !ripe[0].at.Equal(now) {
+		t.Errorf("the reports are %+v, want three at %v", ripe, now)
+	}
+}
+
 // idle is a Backend of which nothing is asked.
 type idle struct{ Backend }
