@@ -307,7 +307,10 @@ func TestStrayDenial(t *testing.T) {
 			t.Fatalf("%s: there is no %s", c.fails, c.name)
 		}
 		s.set("fail " + c.fails + " gpu 0 NOT_SUPPORTED")
-		for gone := now.Add(time.Minute); pass(5*time.Second) && now.Before(gone); { // it is asked for once
+		for gone := now.Add(time.Minute); pass(5 * time.Second); { // the reading is asked for once
+			if now.After(gone) {
+				t.Fatalf("%s: %s is still there a minute after NOT_SUPPORTED", c.fails, c.name)
+			}
 		}
 		s.clear("fail")
 		back := 30 * time.Second
