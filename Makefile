@@ -71,11 +71,11 @@ lint:
 	cd test/chart && $(TOOL) golangci-lint run -c $(CURDIR)/.golangci.yml ./...
 
 e2e: build ## a real kubelet, containerd and Prometheus; as root
-	cd test/e2e && go run ./cmd/e2e setup && go test -count=1 -timeout 30m ./...
+	cd test/e2e && go run ./cmd/e2e setup && go test -p 1 -count=1 -timeout 30m ./...
 
 e2e-all: build ## the same on each kubelet
 	cd test/e2e && go run ./cmd/e2e setup all
-	cd test/e2e && for v in v1.37.1 v1.36.3; do PODGAUGE_STRICT=1 KUBELET_VERSION=$$v go test -count=1 -timeout 30m ./... || exit 1; done
+	cd test/e2e && for v in v1.37.1 v1.36.3; do PODGAUGE_STRICT=1 KUBELET_VERSION=$$v go test -p 1 -count=1 -timeout 30m ./... || exit 1; done
 
 # Here the image's bases are made locally, so that no registry is asked.
 here = $(MAKE) image ARCH=$(shell go env GOARCH) BASES=local

@@ -327,9 +327,13 @@ func newStream(ctx context.Context, t *testing.T, n *node.Node, d *daemon) time.
 		return err
 	})
 	allocatable(ctx, t, n, uuids(gpus)...)
-	if now := registrations(ctx, t, d); now != before+1 {
-		t.Errorf("%v registrations, and then %v", before, now)
-	}
+	// The scrape may be of a collection from before, for as long as that is shared.
+	await(ctx, t, "one more registration is counted", func(ctx context.Context) error {
+		if now, err := registered(ctx, d); err != nil || now != before+1 {
+			return fmt.Errorf("count registrations: got %v and then %v, %w", before, now, err)
+		}
+		return nil
+	})
 	return at.Sub(begin)
 }
 

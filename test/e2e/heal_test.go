@@ -179,8 +179,11 @@ func TestLateParts(t *testing.T) {
 			s.is(1, "nvidia_gpu_up", labels{"uuid": uuid(7)}))
 	})
 	within(ctx, t, time.Minute, "podgauge has been without a kubelet for 30 s", func(ctx context.Context) error {
-		if err := errors.Join(d.probe(ctx, "/healthz"), ready(ctx, d)); err != nil {
+		if err := d.probe(ctx, "/healthz"); err != nil {
 			return node.GiveUp(err)
+		}
+		if err := d.probe(ctx, "/readyz"); err == nil || !strings.Contains(err.Error(), "the kubelet has not answered yet") {
+			return node.GiveUp(fmt.Errorf("probe readiness without a kubelet: got %w", err))
 		}
 		if waited := time.Since(began); waited < 30*time.Second {
 			return fmt.Errorf("for %s", waited)

@@ -29,6 +29,15 @@ func TestXid79(t *testing.T) {
 	holding := map[string]node.Holder{held: holder(pod)}
 	others := slices.DeleteFunc(uuids(gpus), func(id string) bool { return id == held })
 
+	d.scrapeUntil(ctx, t, "each GPU's first GPM window has ended", func(s scrape) error {
+		wrong := []error{}
+		for _, id := range others {
+			if len(find(s.series["nvidia_gpu_sm_active_ratio"], labels{"uuid": id})) == 0 {
+				wrong = append(wrong, fmt.Errorf("%s has no ratio yet", id))
+			}
+		}
+		return errors.Join(wrong...)
+	})
 	var took fall
 	for round := range 3 {
 		// An energy counter that begins anew is the evidence of a reset.

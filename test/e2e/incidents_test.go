@@ -48,11 +48,14 @@ func applicationErrs(ctx context.Context, t *testing.T, n *node.Node, m *machine
 	if i.Count != 1 || i.Xid != 31 || i.Class != "application" || i.Condemned || !i.Healed.IsZero() || i.First.Before(begin) {
 		t.Errorf("of an application's error is told %+v", i)
 	}
-	s := d.next(ctx, t)
+	s := d.scrapeUntil(ctx, t, "the counts are stored, and shown", func(s scrape) error {
+		return errors.Join(
+			s.is(1, "nvidia_gpu_xid_errors_total", labels{"uuid": held, "xid": "31"}),
+			s.is(1, "nvidia_gpu_incidents_total", labels{"uuid": held, "reason": "xid_31", "pod": ""}),
+			s.is(1, failures, hitBy("xid_31", held, "", holder(pod))),
+		)
+	})
 	err := errors.Join(
-		s.is(1, "nvidia_gpu_xid_errors_total", labels{"uuid": held, "xid": "31"}),
-		s.is(1, "nvidia_gpu_incidents_total", labels{"uuid": held, "reason": "xid_31", "pod": ""}),
-		s.is(1, failures, hitBy("xid_31", held, "", holder(pod))),
 		s.is(1, "nvidia_gpu_healthy", labels{"uuid": held}),
 		s.is(1, "nvidia_gpu_health_state", labels{"uuid": held, "state": "well"}),
 		s.is(0, "nvidia_gpu_health_flaps_total", labels{"uuid": held}),
@@ -126,10 +129,13 @@ func sliceErrs(ctx context.Context, t *testing.T, n *node.Node, m *machine, d *d
 	if i.Condemned || i.GPU != uuid(bad.gpu) || i.Class != "contained" || i.Action != "restart_app" {
 		t.Errorf("of a contained error is told %+v", i)
 	}
-	s := d.next(ctx, t)
+	s := d.scrapeUntil(ctx, t, "the counts are stored, and shown", func(s scrape) error {
+		return errors.Join(
+			s.is(1, failures, hitBy("xid_94", uuid(bad.gpu), bad.uuid(), holder(pods[bad.uuid()]))),
+			s.is(1, "nvidia_gpu_incidents_total", labels{"mig_uuid": bad.uuid(), "reason": "xid_94"}),
+		)
+	})
 	wrong := []error{
-		s.is(1, failures, hitBy("xid_94", uuid(bad.gpu), bad.uuid(), holder(pods[bad.uuid()]))),
-		s.is(1, "nvidia_gpu_incidents_total", labels{"mig_uuid": bad.uuid(), "reason": "xid_94"}),
 		hasResources(n, whole(parts))(ctx),
 	}
 	for _, part := range parts {

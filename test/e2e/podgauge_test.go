@@ -298,12 +298,23 @@ func since(begin time.Time, long time.Duration) func(context.Context) error {
 	}
 }
 
-// ageKubelet has the kubelet look as if it had been up for long: podgauge goes by the time of its socket, and in the kubelet's first minute
-// does not believe that a device which nobody is listed for is idle (ADR 4). TestOffer waits that minute out. It comes before podgauge's start.
+// ageKubelet makes the kubelet look an hour old. Podgauge takes the lesser age of the kubelet's socket and of its process, and in the
+// kubelet's first minute a device that no pod is listed with is not idle yet (ADR 4). TestOffer waits that minute out. Call it before podgauge's
+// start.
 func ageKubelet(t *testing.T, n *node.Node) {
 	t.Helper()
 	hourAgo := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(n.PodResourcesSocket(), hourAgo, hourAgo); err != nil {
+		t.Fatal(err)
+	}
+	pid, err := n.PIDInside(n.Kubelet().PID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Field 22 is when the process started, since the boot. The kubelet's name has no spaces.
+	_, err = n.Shell(t.Context(), `awk '{$22 = 0; print}' "/proc/$PID/stat" >"$FILE" && mount --bind "$FILE" "/proc/$PID/stat"`,
+		fmt.Sprintf("PID=%d", pid), "FILE="+n.Path("kubelet.stat"))
+	if err != nil {
 		t.Fatal(err)
 	}
 }

@@ -243,12 +243,12 @@ func TestConfigChanges(t *testing.T) {
 	oneKubelet(t, n)
 }
 
-// stands has the config become nonsense: that is said once, and what was offered goes on being offered.
+// stands writes an invalid config: podgauge rejects it with one log line and keeps the device list.
 func stands(ctx context.Context, t *testing.T, n *node.Node, d *daemon, config *configFile, offered resources) {
 	t.Helper()
-	config.write(t, strings.Replace(slicing(2), "replicas", "repplicas", 1))
+	config.write(t, strings.Replace(slicing(2), "replicas: 2", "replicas: two", 1))
 	await(ctx, t, "the config is refused", func(context.Context) error {
-		if lines := d.logged(t, "config refused", "repplicas"); len(lines) != 1 {
+		if lines := d.logged(t, "config refused", "replicas"); len(lines) != 1 {
 			return fmt.Errorf("it says %q", lines)
 		}
 		return nil
