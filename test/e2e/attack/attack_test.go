@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 func TestSlowReaders(t *testing.T) {
 	cgroup := newMemoryCgroup(t, memoryLimit)
 	podgauge := start(t, cgroup, "--metrics.nvlink-links", "--metrics.dcgm", "--mig-strategy=mixed", "--metrics.pod-uid")
-	podgauge.untilScraped(t, gpus*slicesPerGPU)
+	podgauge.untilScraped(t, gpus+gpus*slicesPerGPU) // the GPUs and their MIG devices
 
 	attack, stop := context.WithCancel(t.Context())
 	var attackers sync.WaitGroup
