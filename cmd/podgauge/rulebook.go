@@ -3,6 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"os"
@@ -36,7 +38,7 @@ type rulebook struct {
 
 	// All below belong to Run.
 	serving  config.Settings   // that the rules are made of
-	waits    bool              // for CDI specs, and it was logged
+	waits    error             // for these CDI specs, as logged
 	down     map[string]string // why MPS cannot be used, by resource
 	channels []int             // of IMEX that containers get
 
@@ -95,12 +97,9 @@ func (b *rulebook) Run(ctx context.Context) error {
 // before them stand: the kubelet keeps an answer of Allocate for as long as the pod runs.
 func (b *rulebook) follow() (changed, written <-chan struct{}) {
 	s, changed := b.settings()
-	settled, written := b.specs.Settled(s)
-	started := isClosed(b.startable)
-	if !settled && !b.waits {
-		b.log.Info("waiting for CDI specs before registration, or before new settings take effect", "strategies", s.DeviceListStrategy)
-	}
-	b.waits = !settled
+	written, missing := b.specs.Missing(s)
+	settled, started := missing == nil, isClosed(b.startable)
+	b.logMissing(missing)
 	if settled || !started {
 		b.serving = s
 	}
@@ -111,6 +110,41 @@ func (b *rulebook) follow() (changed, written <-chan struct{}) {
 	}
 	return changed, written
 }
+
+// logMissing logs why the rules wait, once for each reason. Specs that cannot be written are a warning.
+func (b *rulebook) logMissing(missing error) {
+	if missing != nil && (b.waits == nil || b.waits.Error() != missing.Error()) {
+		level := slog.LevelInfo
+		if devices, _ := b.specs.board(); len(devices) > 0 && !errors.Is(missing, errNotWritten) {
+			level = slog.LevelWarn
+		}
+		b.log.Log(context.Background(), level, "registration, or new settings, wait for CDI specs", "err", missing)
+	}
+	b.waits = missing
+}
+
+// Ready reports why no device is registered, if registration waits for CDI specs. A node without devices is ready.
+func (b *rulebook) Ready() error {
+	if isClosed(b.startable) {
+		return nil
+	}
+	if statuses, _ := b.specs.board(); len(statuses) == 0 {
+		return nil
+	}
+	s, _ := b.settings()
+	if _, missing := b.specs.Missing(s); missing != nil {
+		return fmt.Errorf("registration waits for the CDI spec of the GPUs: %w", missing)
+	}
+	return nil
+}
+
+// gatedPlugin is ready once its registration waits for nothing.
+type gatedPlugin struct {
+	*plugin.Plugin
+	rules *rulebook
+}
+
+func (g gatedPlugin) Ready() error { return cmp.Or(g.rules.Ready(), g.Plugin.Ready()) }
 
 func isClosed(c <-chan struct{}) bool {
 	select {

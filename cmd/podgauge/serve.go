@@ -211,11 +211,11 @@ func (a *assembly) offer() {
 	a.tasks, a.rules = append(a.tasks, book.Run), book.Look
 	a.parts["cdi"] = specs
 	a.own.CDISpecs(specs.Written)
-	a.parts["plugin"] = plugin.New(plugin.Options{
+	a.parts["plugin"] = gatedPlugin{rules: book, Plugin: plugin.New(plugin.Options{
 		Dir: a.hw.devicePluginDir, Look: book.Gate(a.board.Look), Rules: book.Look, Links: a.monitor.Links, Holders: a.holders.Look,
 		Fit: func(ctx context.Context, ask plugin.Ask) error { return a.readers.Fit(ctx, ask.Device, ask.Alone) },
 		Log: a.log.With("part", "plugin"), Trace: a.registrations.listen(trace(a.own, a.holders, a.metrics)),
-	})
+	})}
 }
 
 // together runs tasks until all have ended, and ends all with the first that fails.

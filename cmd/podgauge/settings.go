@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -51,10 +53,13 @@ func (s *specs) HasSpec(class string) bool {
 	return slices.Contains(s.state.Classes, class)
 }
 
-// Settled reports whether containers can be started by these settings. The channel is closed when that may
-// have changed. If CDI is the only strategy, the spec of the GPUs must be written. Beside another one, an attempt
-// is enough, because Allocate then leaves out what has no spec.
-func (s *specs) Settled(want config.Settings) (settled bool, changed <-chan struct{}) {
+// errNotWritten is why specs are missing before a writer has tried to write them.
+var errNotWritten = errors.New("not written yet")
+
+// Missing returns why containers cannot be started by these settings; nil: they can. The channel is closed when
+// that may have changed. If CDI is the only strategy, the spec of the GPUs must be written. Beside another one, an
+// attempt is enough, because Allocate then leaves out what has no spec.
+func (s *specs) Missing(want config.Settings) (changed <-chan struct{}, missing error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.changed == nil {
@@ -62,14 +67,16 @@ func (s *specs) Settled(want config.Settings) (settled bool, changed <-chan stru
 	}
 	switch {
 	case !usesCDI(want):
-		settled = true
 	case !sameSpecs(s.made, want):
+		missing = errNotWritten
 	case usesOnlyCDI(want):
-		settled = slices.Contains(s.state.Classes, gpuClass)
-	default:
-		settled = s.state.Attempted()
+		if !slices.Contains(s.state.Classes, gpuClass) {
+			missing = cmp.Or(s.state.Err, errNotWritten)
+		}
+	case !s.state.Attempted():
+		missing = errNotWritten
 	}
-	return settled, s.changed
+	return s.changed, missing
 }
 
 // Written returns 1 for each class that has a spec, and 0 for GPUs if they need one and have none.

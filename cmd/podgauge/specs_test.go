@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -112,8 +113,14 @@ func TestRegistrationWaitsForCDISpecs(t *testing.T) {
 	if text := w.get("text/plain"); strings.Contains(text, "podgauge_registrations_total") {
 		t.Error("a resource is registered before its CDI specs are written")
 	}
+	const why = "plugin: registration waits for the CDI spec of the GPUs: gpu: "
+	until(t, "/readyz has the writer's error", func() bool {
+		code, text := w.status("/readyz")
+		return code == http.StatusServiceUnavailable && strings.Contains(text, why)
+	})
 	show()
 	w.untilRegistered()
+	until(t, "/readyz answers ok", func() bool { code, _ := w.status("/readyz"); return code == http.StatusOK })
 	w.run(pod("research", "train", 1))
 	w.until(`podgauge_cdi_spec_up{class="gpu"}`, " 1")
 	want := []string{"k8s.device-plugin.nvidia.com/gpu", "k8s.device-plugin.nvidia.com/gds"}
