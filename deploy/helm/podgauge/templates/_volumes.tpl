@@ -12,9 +12,8 @@
 {{- $rows := list }}
 {{- if ne $v.simulate "node" }}
 {{- $rows = append $rows (dict "name" "pod-resources" "at" "/var/lib/kubelet/pod-resources" "from" (printf "%s/pod-resources" $v.kubelet.dir) "type" "Directory" "readOnly" true) }}
-{{- if $v.devicePlugin.enabled }}
-{{- $rows = append $rows (dict "name" "device-plugins" "at" "/var/lib/kubelet/device-plugins" "from" $v.kubelet.devicePluginDir "type" "Directory") }}
-{{- end }}
+{{- /* Without the plugin, only the kubelet's checkpoint is read there. */}}
+{{- $rows = append $rows (dict "name" "device-plugins" "at" "/var/lib/kubelet/device-plugins" "from" $v.kubelet.devicePluginDir "type" "Directory" "readOnly" (not $v.devicePlugin.enabled)) }}
 {{- if $v.podsAPI.enabled }}
 {{- $rows = append $rows (dict "name" "pods-api" "at" "/var/lib/kubelet/pods-api" "from" (printf "%s/pods-api" $v.kubelet.dir) "type" "DirectoryOrCreate" "readOnly" true) }}
 {{- end }}
