@@ -68,8 +68,8 @@ type Client struct {
 	Claimed func(device.Claim) (device.ID, bool)
 
 	// Devices returns the ids of our devices. What containers had of others has no history,
-	// and of a resource with too many other ids none is kept. To be set before Run. While it
-	// is nil or returns nil, all ids count as ours.
+	// and of a resource with too many other ids none is kept. To be set before Run. Nil: all
+	// ids count as ours. While it returns nil, those of UUIDs do.
 	Devices func() []device.ID
 
 	socket string

@@ -3,6 +3,7 @@ package podresources
 import (
 	"bytes"
 	"cmp"
+	"regexp"
 	"slices"
 
 	"github.com/podgauge/podgauge/device"
@@ -12,10 +13,33 @@ import (
 // plugins each MiB of a GPU's memory is a device, so that a node has 65,000 ids and more.
 const maxForeignIDs = 4096
 
+// uuidForm is that of NVML's UUIDs of GPUs and MIG devices, also of drivers before R470. Plugins
+// that divide a GPU's memory make ids of a GPU's UUID and more.
+var uuidForm = regexp.MustCompile(`^(GPU|MIG|MIG-GPU)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(/[0-9]+/[0-9]+)?$`)
+
+// ownIDs are the ids of our devices. The map is replaced and never written, since several
+// parts share it. The zero value has all ids.
+type ownIDs struct {
+	known map[device.ID]bool
+	// byForm stands in until the inventory is known: the ids of UUIDs may be ours.
+	byForm bool
+}
+
+// has reports whether an id is, or may be, of one of our devices.
+func (o ownIDs) has(id device.ID) bool {
+	if o.byForm {
+		return uuidForm.MatchString(string(id))
+	}
+	return o.known == nil || o.known[id]
+}
+
+// mayHaveHad is has that counts devices that were lost before this process began.
+func (o ownIDs) mayHaveHad(id device.ID) bool { return o.has(id) || uuidForm.MatchString(string(id)) }
+
 // foreignIDs drops the ids of resources that have too many. All of a resource's ids go: the
 // kubelet lists them in random order, and a part would be another one with each answer.
 type foreignIDs struct {
-	ours      map[string]bool // our devices; nil: all are
+	own       ownIDs
 	resources map[string]*foreignResource
 }
 
@@ -24,9 +48,13 @@ type foreignResource struct {
 	dropped bool // since an answer had too many
 }
 
-// isOurs reports whether an id is of one of our devices.
-func (f *foreignIDs) isOurs(id device.OfferedID) bool {
-	return f.ours == nil || f.ours[string(id.Device())]
+// isOurs is own.has of an id as it was received. It copies nothing.
+func (f *foreignIDs) isOurs(offered []byte) bool {
+	id, _, _ := bytes.Cut(offered, []byte("::"))
+	if f.own.byForm {
+		return uuidForm.Match(id)
+	}
+	return f.own.known == nil || f.own.known[device.ID(id)]
 }
 
 // begin starts an answer.
@@ -38,10 +66,7 @@ func (f *foreignIDs) begin() {
 
 // takes counts an id, and reports whether it is kept.
 func (f *foreignIDs) takes(resource, id []byte) bool {
-	if f.ours == nil {
-		return true
-	}
-	if of, _, _ := bytes.Cut(id, []byte("::")); f.ours[string(of)] {
+	if f.isOurs(id) {
 		return true
 	}
 	r := f.resources[string(resource)]
@@ -72,7 +97,7 @@ func (f *foreignIDs) end() (newlyDropped bool) {
 // drops reports whether a row is of a resource whose ids are dropped.
 func (f *foreignIDs) drops(resource string, id device.OfferedID) bool {
 	r := f.resources[resource]
-	return r != nil && r.dropped && !f.isOurs(id)
+	return r != nil && r.dropped && !f.own.has(id.Device())
 }
 
 // dropped returns how many ids of each resource are dropped: old, if that says the same.
@@ -90,17 +115,18 @@ func (f *foreignIDs) dropped(old []device.DroppedIDs) []device.DroppedIDs {
 	return now
 }
 
-// know takes the ids of our devices; nil: they are not known yet.
+// know takes the ids of our devices; nil: the inventory is not known yet.
 func (f *foreignIDs) know(ids []device.ID) {
-	if ids == nil {
-		f.ours = nil
+	known := f.own.known
+	if ids != nil && len(ids) == len(known) && !slices.ContainsFunc(ids, func(id device.ID) bool { return !known[id] }) {
 		return
 	}
-	if f.ours == nil {
-		f.ours = map[string]bool{}
+	f.own = ownIDs{byForm: ids == nil}
+	if ids == nil {
+		return
 	}
-	clear(f.ours)
+	f.own.known = make(map[device.ID]bool, len(ids))
 	for _, id := range ids {
-		f.ours[string(id)] = true
+		f.own.known[id] = true
 	}
 }

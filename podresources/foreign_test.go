@@ -1,6 +1,7 @@
 package podresources
 
 import (
+	"bytes"
 	"fmt"
 	"slices"
 	"testing"
@@ -71,12 +72,63 @@ func TestCountlessForeignIDs(t *testing.T) {
 	}
 }
 
-// TestAllIDsCountAsOursBeforeTheInventory: a device that is not known yet may have replicas.
-func TestAllIDsCountAsOursBeforeTheInventory(t *testing.T) {
-	a := newAnswer()
+// TestForeignIDsInTheCheckpoint: ids that answers had too many of do not come back as allocations
+// without an owner, neither when the checkpoint is first read nor when the kubelet is away.
+func TestForeignIDsInTheCheckpoint(t *testing.T) {
+	a, m := newAnswer(), newMemory()
+	a.given.foreign.know([]device.ID{"a"})
+	now := time.Unix(1<<30, 0)
+	over := link{connected: now.Add(-time.Hour), kubeletStart: now.Add(-time.Hour)}
+	n := notes{allocated: map[allocation]string{{gpu, "a::2"}: "init"}}
+	for i := range 65000 {
+		n.allocated[allocation{memoryIDs, device.OfferedID(fmt.Sprint("memory-", i))}] = "uid"
+	}
+	answers := func() {
+		now = now.Add(time.Second)
+		if err := a.Read(countless(t, 65000)); err != nil {
+			t.Fatal(err)
+		}
+		m.take(&a, over, now)
+	}
+	answers()
+	answers()
+	n.written = now.Add(-time.Second / 2)
+	m.review(n, nil, now)
+	if len(m.held) != 2 || len(m.unnamed) != 1 {
+		t.Errorf("%d rows are held, %d of them without an owner; want 2 and 1", len(m.held), len(m.unnamed))
+	}
+	m.noted, m.notedFor = notes{}, time.Time{}
+	n.written = now.Add(time.Second)
+	m.lost(n, now.Add(2*time.Second))
+	if len(m.held) != 2 {
+		t.Errorf("%d rows are held while the kubelet is away, want 2", len(m.held))
+	}
+}
+
+// TestForeignIDsBeforeTheInventory: only an id of a UUID may be ours. That of another form makes
+// no history, and of too many none is kept.
+func TestForeignIDsBeforeTheInventory(t *testing.T) {
+	const id = "GPU-6f1a6f7c-0e4a-4f55-9a6e-7b4f3c2d1e00"
+	a, m := newAnswer(), newMemory()
+	now := time.Unix(1<<30, 0)
+	over := link{connected: now.Add(-time.Hour), kubeletStart: now.Add(-time.Hour)}
 	a.given.foreign.know(nil)
-	if err := a.Read(countless(t, 2*maxForeignIDs)); err != nil || len(a.held) != 1+2*maxForeignIDs {
-		t.Errorf("%d rows, %v", len(a.held), err)
+	for _, ids := range []int{maxForeignIDs, 65000} {
+		b := bytes.ReplaceAll(countless(t, ids), []byte("a::1"), []byte("b::1"))
+		answer, err := proto.Marshal(&api.ListPodResourcesResponse{PodResources: []*api.PodResources{pod("early", id+"::7")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Read(append(b, answer...)); err != nil {
+			t.Fatal(err)
+		}
+		m.take(&a, over, now)
+		if seen := m.recent.seen(); len(seen) != 1 || seen[0].Device != id {
+			t.Errorf("there is a history of %d devices, want that of %s", len(seen), id)
+		}
+	}
+	if len(a.held) != 2 || len(a.given.foreign.dropped(nil)) != 1 {
+		t.Errorf("%d rows are kept, want that of %s and that of the resource with one id", len(a.held), id)
 	}
 }
 

@@ -35,6 +35,7 @@ type memory struct {
 	// they do not stand. A later answer of the kubelet's is as good.
 	ended  map[podName]time.Time
 	recent history
+	own    ownIDs // as of the newest answer
 
 	asked time.Time // when the newest answer was asked for
 	link  link      // over which it came
@@ -112,6 +113,7 @@ func (m *memory) allocated(resource string, ids []device.OfferedID, now time.Tim
 // take merges an answer in and tells whether anybody's holding changed. An answer
 // counts for when it was asked for.
 func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
+	m.own = a.given.foreign.own
 	became := m.heard(a.pods, over, asked)
 	m.arrivals.heard(a.pods, asked, !m.trusted.IsZero())
 	m.next = m.next[:0]
@@ -123,7 +125,7 @@ func (m *memory) take(a *rawAnswer, over link, asked time.Time) bool {
 		delete(m.unnamed, of(h))
 		m.next = append(m.next, h)
 		m.named[key(h)] = true
-		if a.given.foreign.isOurs(h.Offered) {
+		if m.own.has(h.Offered.Device()) {
 			m.recent.saw(h, made.since(asked), asked)
 		}
 	}
@@ -374,14 +376,14 @@ func (m *memory) doubts(over link, asked time.Time) bool {
 
 // lost takes in the kubelet's notes when it does not answer, or not all yet: an id
 // that the last answer did not name may have been allocated since. It tells whether
-// that changed anything.
+// that changed anything. Foreign ids are left out, as in catchUp.
 func (m *memory) lost(n notes, now time.Time) bool {
 	if !m.settled { // nothing is called idle
 		return false
 	}
 	m.next = append(m.next[:0], m.held...)
 	for a := range n.allocated {
-		if _, known := m.unnamed[a]; known || lists(m.held, a) || !m.isNew(n, a) {
+		if _, known := m.unnamed[a]; known || lists(m.held, a) || !m.own.mayHaveHad(a.offered.Device()) || !m.isNew(n, a) {
 			continue
 		}
 		made := span{m.asked, now}
@@ -427,14 +429,15 @@ func (m *memory) uids(n notes) map[podName]string {
 
 // catchUp adds the allocations that the notes have and no answer names: those of
 // init containers, of which an earlier process was told. Notes that are older than
-// the first full answer are not believed: it may have freed what they have.
+// the first full answer are not believed: it may have freed what they have. An allocation of a
+// foreign id is left out, since an answer may have had too many of them to keep.
 func (m *memory) catchUp(n notes) {
 	if !n.written.After(m.trusted) || n.written.After(m.asked) {
 		return
 	}
 	m.caughtUp = true
 	for a := range n.allocated {
-		if _, known := m.unnamed[a]; !known && !m.named[device.Holding{Resource: a.resource, Offered: a.offered}] && !lists(m.held, a) {
+		if _, known := m.unnamed[a]; !known && m.own.mayHaveHad(a.offered.Device()) && !m.named[device.Holding{Resource: a.resource, Offered: a.offered}] && !lists(m.held, a) {
 			m.unnamed[a] = span{late: m.trusted}
 			m.next = append(m.next, device.Holding{Resource: a.resource, Offered: a.offered})
 		}
