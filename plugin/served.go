@@ -79,14 +79,14 @@ func (s *served) drop(resource string) {
 	})
 }
 
-// change stores other names. Where that fails, this process knows them all the same, and the
+// change stores other names, and the same ones if the file was deleted. Where that fails, this process knows them all the same, and the
 // next change stores them too.
 func (s *served) change(change func([]string) []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.names = change(slices.Clone(s.names))
 	slices.Sort(s.names)
-	if s.path == "" || slices.Equal(s.names, s.stored) {
+	if s.path == "" || slices.Equal(s.names, s.stored) && (len(s.names) == 0 || s.exists()) {
 		return
 	}
 	if err := s.store(); err != nil {
@@ -94,6 +94,12 @@ func (s *served) change(change func([]string) []string) {
 		return
 	}
 	s.stored = s.names
+}
+
+// exists reports whether the file is there, which a cleanup of the folder deletes.
+func (s *served) exists() bool {
+	_, err := os.Lstat(s.path)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // store replaces the file as a whole. mu is held.
