@@ -84,8 +84,9 @@ func dialer(socket string) dial {
 		}
 		// The age is found here and never again, so that a clock that is set later does not
 		// make a young kubelet an old one.
-		now := time.Now()
-		return linked{conn, link{connected: now, kubeletStart: now.Add(-kubeletAge(conn, socket))}}, nil
+		age := kubeletAge(conn, socket)
+		now := time.Now() // later than the age, so that a pause between the two makes no kubelet older
+		return linked{conn, link{connected: now, kubeletStart: now.Add(-age)}}, nil
 	}
 }
 
