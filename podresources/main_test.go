@@ -59,7 +59,10 @@ func beKubelet(socket, pods string) error {
 		io.Copy(io.Discard, os.Stdin)
 		server.Stop()
 	}()
-	return server.Serve(listener)
+	if err := server.Serve(listener); !errors.Is(err, grpc.ErrServerStopped) { // the parent may be done before this begins
+		return err
+	}
+	return nil
 }
 
 // kubeletOf starts a kubelet in a process of its own, with that many pods, until
