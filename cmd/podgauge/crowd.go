@@ -14,23 +14,27 @@ import (
 	"syscall"
 )
 
-// mostConnections is how many connections a listener keeps open. One takes some 40 KB until its
-// request has come, of whoever it is: without a bound, whoever reaches the port could have the
-// process killed for its memory, and the device plugin with it.
-const mostConnections = 128
+const (
+	// mostConnections is how many connections a listener keeps open. Each takes some 40 KB until its request has come, even
+	// without a password: an unbounded number would have the kernel kill the process, and the device plugin with it.
+	mostConnections = 128
+	// maxServed is how many connections the server may hold, with those that were closed and that it has not released.
+	maxServed = 2 * mostConnections
+	// servedShare is how many connections a client may have for each of maxServed that is not in use.
+	servedShare = 3
+)
 
-// crowd is a listener whose connections are bounded. At the limit it closes the oldest connection of the client that has the
-// most: the kubelet's probe and Prometheus have one or two, and keep them whatever another client opens.
+// crowd is a listener with a bounded number of connections. At mostConnections it closes the oldest connection of the client
+// that has the most: the kubelet's probe and Prometheus have one or two, and keep them whatever another client opens.
 type crowd struct {
 	net.Listener
 
 	mu   sync.Mutex
 	open []*visitor // the oldest first
-	// served are those that the server has not let go of. One that had to go is among them
-	// for as long as its request waits for something.
-	served int
-	room   sync.Cond // served has fallen, or the listener is closed
-	closed bool
+	// served counts the connections that the server has not released. A closed connection is among them while its handler
+	// runs, and for the half second that net/http sleeps after a request that it has not read to its end.
+	served   int
+	servedOf map[netip.Addr]int
 }
 
 // visitor is a connection that is open.
@@ -85,10 +89,9 @@ func listenTCP(address string) (net.Listener, error) {
 	return config.Listen(context.Background(), "tcp", address)
 }
 
-// crowded has the server tell a new crowd whom it has let go of.
+// crowded returns a crowd that learns from the server's ConnState which connections it has released.
 func crowded(server *http.Server, l net.Listener) *crowd {
-	c := &crowd{Listener: l}
-	c.room.L = &c.mu
+	c := &crowd{Listener: l, servedOf: map[netip.Addr]int{}}
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
 		if state == http.StateClosed || state == http.StateHijacked {
 			c.leave(conn)
@@ -97,38 +100,33 @@ func crowded(server *http.Server, l net.Listener) *crowd {
 	return c
 }
 
-// Accept is net.Listener's. It waits while as many connections as are open were closed and are
-// being served still: refused, the kubelet's probe would fail for the requests of others.
+// Accept returns the next connection of a client that has not used up its share, and closes those of others. It never waits
+// for the server to release connections: the kubelet's probe would wait behind all that a hostile client has opened.
 func (c *crowd) Accept() (net.Conn, error) {
-	conn, err := c.Listener.Accept()
-	if err != nil {
-		return nil, err
+	for {
+		conn, err := c.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		v := &visitor{conn, clientOf(conn.RemoteAddr().String())}
+		if c.admit(v) {
+			return v, nil
+		}
+		v.forget()
+		v.Close() //nolint:errcheck // the client has too many
 	}
+}
+
+// admit counts a connection and closes a surplus one. It returns false if the client's connections have reached servedShare of
+// the room that is left: a single client gets three quarters of it, and many clients leave some for others.
+func (c *crowd) admit(v *visitor) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for c.served >= 2*mostConnections && !c.closed {
-		c.room.Wait()
+	if c.servedOf[v.from] >= servedShare*(maxServed-c.served) {
+		return false
 	}
-	if c.closed {
-		return nil, errors.Join(net.ErrClosed, conn.Close())
-	}
-	v := &visitor{conn, clientOf(conn.RemoteAddr().String())}
-	c.admit(v)
-	return v, nil
-}
-
-// Close is net.Listener's.
-func (c *crowd) Close() error {
-	c.mu.Lock()
-	c.closed = true
-	c.room.Broadcast()
-	c.mu.Unlock()
-	return c.Listener.Close()
-}
-
-// admit counts a connection, and closes one that is too many. The caller holds mu.
-func (c *crowd) admit(v *visitor) {
 	c.served++
+	c.servedOf[v.from]++
 	c.open = append(c.open, v)
 	if len(c.open) > mostConnections {
 		i := c.surplus()
@@ -136,6 +134,7 @@ func (c *crowd) admit(v *visitor) {
 		c.open[i].Close() //nolint:errcheck // it is cut off
 		c.open = slices.Delete(c.open, i, i+1)
 	}
+	return true
 }
 
 // surplus is the index of the oldest connection of the client that has the most. The caller holds mu.
@@ -155,13 +154,17 @@ func clientOf(remote string) netip.Addr {
 	return from.Addr().Unmap()
 }
 
+// leave removes a connection that the server has released.
 func (c *crowd) leave(conn net.Conn) {
 	if secure, ok := conn.(*tls.Conn); ok {
 		conn = secure.NetConn()
 	}
+	v := conn.(*visitor)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.served--
-	c.room.Signal()
-	c.open = slices.DeleteFunc(c.open, func(v *visitor) bool { return v == conn })
+	if c.servedOf[v.from]--; c.servedOf[v.from] == 0 {
+		delete(c.servedOf, v.from)
+	}
+	c.open = slices.DeleteFunc(c.open, func(other *visitor) bool { return other == v })
 }

@@ -1,17 +1,22 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
-	"testing/synctest"
+	"time"
 )
 
 // TestCrowd: whoever comes in numbers, and stays after an answer, has the process keep so many
@@ -51,21 +56,44 @@ func TestCrowd(t *testing.T) {
 // stays asks once on a connection of its own, and counts it when it has ended.
 func stays(t *testing.T, url string, secure bool, ended *atomic.Int32) {
 	t.Helper()
-	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	conn := dial(t, "127.0.0.1", url)
+	if secure {
+		conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
+	}
+	stay(t, conn)
+	count(conn, ended)
+}
+
+// dial opens a connection from an address.
+func dial(t *testing.T, from, url string) net.Conn {
+	t.Helper()
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+	conn, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(url, "http://"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	if secure {
-		conn = tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
-	}
+	return conn
+}
+
+// stay asks once, so that the connection is idle and has two minutes until its next request.
+func stay(t *testing.T, conn net.Conn) {
+	t.Helper()
 	if _, err := conn.Write([]byte("GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Read(make([]byte, 1)); err != nil {
+	answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
 		t.Fatal(err)
 	}
-	go func() {
+	if _, err := io.Copy(io.Discard, answer.Body); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// count counts a connection when it has ended.
+func count(conn net.Conn, ended *atomic.Int32) {
+	go func() { // ends with the connection
 		<-closed(conn)
 		ended.Add(1)
 	}()
@@ -75,24 +103,13 @@ func stays(t *testing.T, url string, secure bool, ended *atomic.Int32) {
 func TestCrowdSparesOthers(t *testing.T) {
 	w := newWorld(t, 1, "--web.probe-address=127.0.0.1:0")
 	for _, at := range []string{w.url, w.probes} {
-		address := strings.TrimPrefix(at, "http://")
-		kept, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer kept.Close()
-		hostile := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+		kept := dial(t, "127.0.0.1", at)
+		stay(t, kept)
 		var ended atomic.Int32
 		for range 3 * mostConnections {
-			conn, err := hostile.DialContext(t.Context(), "tcp", address)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { conn.Close() })
-			go func() {
-				<-closed(conn)
-				ended.Add(1)
-			}()
+			conn := dial(t, "127.0.0.2", at)
+			stay(t, conn)
+			count(conn, &ended)
 		}
 		until(t, "the oldest have gone", func() bool { return ended.Load() > 2*mostConnections })
 		if _, err := kept.Write([]byte("GET /healthz HTTP/1.0\r\n\r\n")); err != nil {
@@ -104,15 +121,18 @@ func TestCrowdSparesOthers(t *testing.T) {
 	}
 }
 
-// TestCrowdThatWaits: a connection that had to go is counted until its request has an end. Until then others wait, and then
-// they are answered.
-func TestCrowdThatWaits(t *testing.T) {
+// TestCrowdThatLingers: closed connections count until the server has released them. A client with too many of them has its new
+// ones closed, and other clients are answered at once.
+func TestCrowdThatLingers(t *testing.T) {
 	l, err := listenTCP("127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	arrived, mayGo := make(chan struct{}), make(chan struct{})
-	server := newServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	server := newServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/healthz" {
+			return
+		}
 		select {
 		case arrived <- struct{}{}:
 			<-mayGo
@@ -127,61 +147,76 @@ func TestCrowdThatWaits(t *testing.T) {
 		cancel()
 		<-ended
 	})
-	come := func() net.Conn {
-		conn, err := net.Dial("tcp", l.Addr().String())
+	come := func(from string) <-chan struct{} {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		conn, err := dialer.DialContext(t.Context(), "tcp", l.Addr().String())
+		if errors.Is(err, syscall.ECONNRESET) { // closed before connect has returned
+			ended := make(chan struct{})
+			close(ended)
+			return ended
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
+		conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")) //nolint:errcheck // it may be closed already
+		return closed(conn)
+	}
+	probe := func() {
+		conn := dial(t, "127.0.0.1", l.Addr().String())
+		if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil { // not until the end of all tests
 			t.Fatal(err)
 		}
-		return conn
+		stay(t, conn)
+		conn.Close()
 	}
-	for range 2 * mostConnections {
-		come()
+	release := sync.OnceFunc(func() { close(mayGo) })
+	defer release()
+	for range maxServed * servedShare / (servedShare + 1) {
+		come("127.0.0.2")
 		<-arrived
 	}
-	more := come()
-	close(mayGo)
-	if answer, err := io.ReadAll(more); err != nil || !strings.HasPrefix(string(answer), "HTTP/1.0 200 OK") {
-		t.Errorf("one more: %q, %v", answer, err)
+	var surplus []<-chan struct{}
+	for range maxServed {
+		surplus = append(surplus, come("127.0.0.2"))
+	}
+	probe()
+	for i := range 20 { // the more clients come, the fewer connections each may have
+		come(fmt.Sprint("127.0.0.", 10+i))
+		<-arrived
+	}
+	surplus = append(surplus, come("127.0.0.2"))
+	probe()
+	for _, ended := range surplus {
+		<-ended
+	}
+	release()
+	until(t, "the server has released all", func() bool {
+		listener.mu.Lock()
+		defer listener.mu.Unlock()
+		return listener.served == 0 && len(listener.servedOf) == 0 && len(listener.open) == 0
+	})
+	stay(t, dial(t, "127.0.0.2", l.Addr().String()))
+}
+
+// TestCrowdOfManyClients: all clients together have at most maxServed connections, and a new client finds room.
+func TestCrowdOfManyClients(t *testing.T) {
+	for clients := 1; clients < maxServed/servedShare; clients++ {
+		c := crowded(&http.Server{}, nil)
+		for i := range maxServed * clients {
+			c.admit(&visitor{nowhere{}, netip.AddrFrom4([4]byte{10, 0, 0, byte(i % clients)})})
+		}
+		if c.served >= maxServed || !c.admit(&visitor{nowhere{}, netip.AddrFrom4([4]byte{10, 0, 1, 0})}) {
+			t.Errorf("%d clients have %d connections, and leave none for another", clients, c.served)
+		}
 	}
 }
 
-// TestCrowdThatEnds: a server that is told to end does not wait for room.
-func TestCrowdThatEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		ours, theirs := net.Pipe()
-		listener := crowded(&http.Server{}, one{ours})
-		listener.served = 2 * mostConnections
-		accepted := make(chan error)
-		go func() {
-			_, err := listener.Accept()
-			accepted <- err
-		}()
-		synctest.Wait()
-		select {
-		case err := <-accepted:
-			t.Fatalf("Accept does not wait, and returns %v", err)
-		default:
-		}
-		if err := listener.Close(); err != nil {
-			t.Error(err)
-		}
-		if err := <-accepted; !errors.Is(err, net.ErrClosed) {
-			t.Errorf("Accept returns %v", err)
-		}
-		<-closed(theirs)
-	})
-}
+// nowhere is a connection that can be closed.
+type nowhere struct{ net.Conn }
 
-// one is a listener that has a connection.
-type one struct{ net.Conn }
-
-func (o one) Accept() (net.Conn, error) { return o.Conn, nil }
-func (one) Close() error                { return nil }
-func (one) Addr() net.Addr              { return &net.TCPAddr{} }
+// Close implements net.Conn.
+func (nowhere) Close() error { return nil }
 
 func TestClientOf(t *testing.T) {
 	for remote, want := range map[string]string{
