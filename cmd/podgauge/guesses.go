@@ -4,6 +4,7 @@ import (
 	"context"
 	"hash/maphash"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/netip"
 	"strconv"
@@ -13,7 +14,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Passwords that have not been right before are compared with a hash so often: of one client, and of all together. A
+// The guesses bound how often passwords that were never right are compared with a hash: for one client, and for all together. A
 // comparison takes some 70 ms of a CPU, so guessing costs at most 7 % of one.
 const (
 	clientGuesses       = 10 // at once
@@ -21,7 +22,9 @@ const (
 	allGuesses          = 20 // at once
 	allGuessInterval    = time.Second
 
-	maxGuessingClients = 1024
+	// maxGuessingClients are more than can lack a guess: a client that spends all has them back after 50 seconds, in which all
+	// clients together spend 70.
+	maxGuessingClients = 100
 	maxKnownPasswords  = 100
 )
 
@@ -77,35 +80,34 @@ func (g *guesses) behind(next http.Handler) http.Handler {
 	})
 }
 
+// allow reports whether a password may be compared. A guess is taken from a client only if all clients have one left, so that
+// the guesses of others cost it none.
 func (g *guesses) allow(hash uint64, from netip.Addr, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.known[hash] {
 		return true
 	}
-	if g.client(from, now).AllowN(now, 1) && g.all.AllowN(now, 1) {
-		return true
+	client := g.clients[from]
+	if client != nil && client.TokensAt(now) < 1 || !g.all.AllowN(now, 1) {
+		g.logged.Do(func() { g.log.Warn("password attempts rejected", "client", from) })
+		return false
 	}
-	g.logged.Do(func() { g.log.Warn("password attempts rejected", "client", from) })
-	return false
+	if client == nil {
+		client = g.add(from, now)
+	}
+	client.AllowN(now, 1)
+	return true
 }
 
-// client returns the limiter of an address. The caller holds mu.
-func (g *guesses) client(from netip.Addr, now time.Time) *rate.Limiter {
-	if len(g.clients) >= maxGuessingClients && g.clients[from] == nil {
-		for other, limiter := range g.clients {
-			if limiter.TokensAt(now) >= clientGuesses { // as a new one
-				delete(g.clients, other)
-			}
-		}
-		if len(g.clients) >= maxGuessingClients { // what all may guess is still bounded
-			clear(g.clients)
-		}
+// add counts a client, and forgets those that have as many guesses as a new one. The caller holds mu.
+func (g *guesses) add(from netip.Addr, now time.Time) *rate.Limiter {
+	if len(g.clients) >= maxGuessingClients {
+		maps.DeleteFunc(g.clients, func(_ netip.Addr, client *rate.Limiter) bool { return client.TokensAt(now) >= clientGuesses })
 	}
-	if g.clients[from] == nil {
-		g.clients[from] = rate.NewLimiter(rate.Every(clientGuessInterval), clientGuesses)
-	}
-	return g.clients[from]
+	client := rate.NewLimiter(rate.Every(clientGuessInterval), clientGuesses)
+	g.clients[from] = client
+	return client
 }
 
 // learn keeps the hash of credentials that were right. It is not forgotten when the password changes: the toolkit keeps its

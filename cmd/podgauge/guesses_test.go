@@ -105,20 +105,47 @@ func TestGuessesOfManyClients(t *testing.T) {
 	})
 }
 
-// TestClientsThatGuessedLongAgo: they make room for others, and those that guess now are kept.
+// TestClientsThatGuessedLongAgo: the guard forgets clients whose guesses are refilled, so that their number stays bounded.
 func TestClientsThatGuessedLongAgo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newGuesses(slog.New(slog.DiscardHandler))
-		for i := range maxGuessingClients - 1 {
+		for i := range 20 * maxGuessingClients {
 			g.allow(uint64(i), clientOf(fmt.Sprintf("10.1.%d.%d:80", i/256, i%256)), time.Now())
+			if n := len(g.clients); n > maxGuessingClients {
+				t.Fatalf("%d clients are counted, want %d at most", n, maxGuessingClients)
+			}
+			time.Sleep(allGuessInterval / 2)
 		}
-		time.Sleep(clientGuesses * clientGuessInterval)
-		for range 2 * clientGuesses {
-			g.allow(1, clientOf("10.0.0.1:80"), time.Now())
+	})
+}
+
+// TestGuessesOfOthers: what other clients guess takes no guess from a client, and gives it none.
+func TestGuessesOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCompared(t)
+		others := func() {
+			for i := range 2000 {
+				c.status(fmt.Sprintf("10.1.%d.%d", i/256, i%256), user, "wrong")
+			}
 		}
-		g.allow(1, clientOf("10.0.0.2:80"), time.Now())
-		if n := len(g.clients); n != 2 || g.allow(1, clientOf("10.0.0.1:80"), time.Now()) {
-			t.Errorf("%d clients are remembered, want the two of now", n)
+		compared := func(from string) int {
+			before := c.count
+			for range 100 {
+				c.status(from, user, "wrong")
+			}
+			return c.count - before
+		}
+		compared("10.0.0.1")
+		others()
+		if n := compared("10.0.0.2"); n != 0 {
+			t.Errorf("%d passwords are compared beyond those of all, want none", n)
+		}
+		time.Sleep(allGuesses * allGuessInterval)
+		if n, want := compared("10.0.0.1"), int(allGuesses*allGuessInterval/clientGuessInterval); n != want {
+			t.Errorf("a client that has guessed has %d more passwords compared, want %d", n, want)
+		}
+		if n := compared("10.0.0.2"); n != clientGuesses {
+			t.Errorf("a client whose guesses were rejected for those of others has %d compared, want %d", n, clientGuesses)
 		}
 	})
 }
