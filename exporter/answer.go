@@ -77,13 +77,13 @@ func (e *Exporter) scrape(f *flight, as representation, own chosen) (*body, erro
 	return b, err
 }
 
-// compressed has next answer with gzip where the client takes it. The answer is made in memory: a client that reads
-// slowly keeps its own body, and neither the compressor nor what next reads.
+// compressed returns a handler that compresses next's answer if the client accepts gzip. It buffers the answer: a client that
+// reads slowly holds its own body, and neither the compressor nor what next reads.
 func (e *encoder) compressed(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Vary", "Accept-Encoding")
-		made := buffered{ResponseWriter: w, body: &bytes.Buffer{}}
-		next.ServeHTTP(made, r)
+		made := buffered{ResponseWriter: w, status: http.StatusOK}
+		next.ServeHTTP(&made, r)
 		data := made.body.Bytes()
 		if takesGzip(r.Header.Values("Accept-Encoding")) {
 			w.Header().Set("Content-Encoding", "gzip")
@@ -92,6 +92,7 @@ func (e *encoder) compressed(next http.Handler) http.Handler {
 			e.mu.Unlock()
 		}
 		w.Header().Set("Content-Length", strconv.Itoa(len(data)))
+		w.WriteHeader(made.status)
 		w.Write(data) //nolint:errcheck // the client has gone
 	})
 }
@@ -108,11 +109,16 @@ func takesGzip(accepted []string) bool {
 	return false
 }
 
-// buffered is a ResponseWriter that keeps the body.
+// buffered is a ResponseWriter that records the status and the body. The headers are sent later, with the encoding and length of
+// the body.
 type buffered struct {
 	http.ResponseWriter
-	body *bytes.Buffer
+	body   bytes.Buffer
+	status int
 }
 
-// Write is io.Writer's.
-func (b buffered) Write(data []byte) (int, error) { return b.body.Write(data) }
+// WriteHeader implements http.ResponseWriter.
+func (b *buffered) WriteHeader(status int) { b.status = status }
+
+// Write implements io.Writer.
+func (b *buffered) Write(data []byte) (int, error) { return b.body.Write(data) }

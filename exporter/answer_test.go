@@ -44,6 +44,40 @@ func TestScrapeIsCompressed(t *testing.T) {
 	})
 }
 
+// TestErrorIsCompressed: an error of a page has its status, and the headers of the body that is sent.
+func TestErrorIsCompressed(t *testing.T) {
+	var e encoder
+	server := httptest.NewServer(e.compressed(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "render page: failed", http.StatusInternalServerError)
+	})))
+	defer server.Close()
+	for _, encoding := range []string{"gzip", "identity"} {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, http.NoBody)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Accept-Encoding", encoding)
+		answer, err := server.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		body := io.Reader(answer.Body)
+		if encoding == "gzip" {
+			if body, err = gzip.NewReader(body); err != nil {
+				t.Fatal(err)
+			}
+		}
+		text, err := io.ReadAll(body)
+		if err != nil || string(text) != "render page: failed\n" || answer.StatusCode != http.StatusInternalServerError {
+			t.Errorf("%s: status %d, %q, %v", encoding, answer.StatusCode, text, err)
+		}
+		if got := answer.Header.Get("Content-Encoding"); (got == "gzip") != (encoding == "gzip") || answer.ContentLength <= 0 {
+			t.Errorf("%s: encoding %q, length %d", encoding, got, answer.ContentLength)
+		}
+	}
+}
+
 // reader is a client that is asked, when it gets something, how many still use the page.
 type reader struct {
 	*httptest.ResponseRecorder
