@@ -98,12 +98,6 @@ func (e *Exporter) metrics(s Server) http.Handler {
 		// A scrape that cannot wait for the flight gets the process's own
 		// metrics: never values of an earlier flight.
 		f := e.snapshot(ctx)
-		if r.Context().Err() != nil { // the client has gone
-			if f != nil {
-				e.release(f)
-			}
-			return
-		}
 		b, err := e.scrape(f, as, own)
 		if err != nil {
 			s.Log.Warn("encode a scrape", "err", err)
@@ -118,15 +112,15 @@ func (e *Exporter) metrics(s Server) http.Handler {
 	})
 }
 
-// patience is how long this scrape may wait: it never prolongs the flight, whose
-// budget is fixed.
+// patience returns a context for the scrape's wait, which ends within the client's timeout and the collection's fixed budget. It
+// outlives the request's context: net/http cancels that if the client closes its sending half, as nc -N does.
 func patience(r *http.Request) (context.Context, context.CancelFunc) {
 	granted, err := strconv.ParseFloat(r.Header.Get("X-Prometheus-Scrape-Timeout-Seconds"), 64)
 	if err != nil || !(granted > 0 && granted < time.Hour.Seconds()) {
-		return r.Context(), func() {}
+		return context.WithoutCancel(r.Context()), func() {}
 	}
 	wait := time.Duration(granted * float64(time.Second))
-	return context.WithTimeout(r.Context(), wait-min(answerMargin, wait/2))
+	return context.WithTimeout(context.WithoutCancel(r.Context()), wait-min(answerMargin, wait/2))
 }
 
 // probe answers 200, or 503 with what is wrong.

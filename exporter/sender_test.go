@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -69,6 +70,33 @@ func TestSharedBodiesHaveTheirHeaders(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestHalfClosedConnection: a client that has closed its sending half, as nc -N does, gets the whole collection.
+func TestHalfClosedConnection(t *testing.T) {
+	server := httptest.NewUnstartedServer(nil)
+	h := serve(New(newNode(2).sources(), Options{}))
+	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		<-r.Context().Done() // net/http has seen the end of what the client sends
+		h.ServeHTTP(w, r)
+	})
+	server.Start()
+	defer server.Close()
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "GET /metrics HTTP/1.0\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := io.ReadAll(conn)
+	if err != nil || !strings.Contains(string(answer), "\nnvidia_gpu_info{") {
+		t.Errorf("%v, %d bytes:\n%.500s", err, len(answer), answer)
+	}
 }
 
 // stalled is a client that reads nothing until its time is over.
