@@ -103,7 +103,7 @@ func (e *Exporter) metrics(s Server) http.Handler {
 			s.Log.Warn("encode a scrape", "err", err)
 		}
 		w.Header().Set("Content-Type", string(format))
-		w.Header().Set("Vary", "Accept-Encoding")
+		w.Header().Set("Vary", "Accept, Accept-Encoding")
 		w.Header().Set("Content-Length", strconv.Itoa(len(b.data)))
 		if as.gzip {
 			w.Header().Set("Content-Encoding", "gzip")
