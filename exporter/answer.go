@@ -67,8 +67,9 @@ func (e *Exporter) scrape(f *flight, as representation, own chosen) (*body, erro
 		p = f.page
 	}
 	data, err := e.encoder.encode(as, func(w *bufio.Writer) error { return encode(w, p, own, as.format) })
-	b := &body{data: data}
+	b := &body{data: data, compressed: as.gzip}
 	if f != nil {
+		b.collection = f.begin
 		if f.bodies == nil {
 			f.bodies = map[representation]*body{}
 		}

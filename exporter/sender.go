@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 	"sync"
@@ -13,16 +14,20 @@ const maxSending = 8 << 20
 
 // body is the encoded answer to all scrapes of one collection that ask for the same representation.
 type body struct {
-	data    []byte
-	readers map[*http.ResponseController]bool // guarded by sender.mu
+	data       []byte
+	compressed bool
+	// collection is when the collection began; zero for a body of podgauge's own metrics alone.
+	collection time.Time
+	readers    map[*http.ResponseController]bool // guarded by sender.mu
 }
 
-// sender sends bodies to clients that may read slowly. Beyond maxSending it closes the connections of those that read the
-// oldest bodies, so that the newest body can always be sent: a client that reads at all has its scrape long before.
+// sender sends bodies to clients that may read slowly. Beyond maxSending it closes the connections that read the oldest
+// collection's bodies, the largest first. It always sends the compressed bodies of the newest collection, and the latest
+// uncompressed one: a client that reads at all has its scrape long before.
 type sender struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
-	bodies []*body // with readers, the oldest first
+	bodies []*body // with readers
 	bytes  int     // of them
 }
 
@@ -42,16 +47,39 @@ func (s *sender) begin(b *body, reader *http.ResponseController) {
 		s.bodies, s.bytes = append(s.bodies, b), s.bytes+len(b.data)
 	}
 	b.readers[reader] = true
-	for s.bytes > maxSending && len(s.bodies) > 1 {
-		oldest := s.bodies[0]
-		if oldest == b {
-			oldest = s.bodies[1]
+	for s.bytes > maxSending {
+		surplus := s.surplus(b)
+		if surplus == nil {
+			return
 		}
-		for reader := range oldest.readers {
+		for reader := range surplus.readers {
 			reader.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // a connection without deadlines is a test's
 		}
-		s.remove(oldest)
+		s.remove(surplus)
+		if surplus == b { // of an older collection: the others are as before
+			return
+		}
 	}
+}
+
+// surplus returns the body to drop for latest, or nil. The caller holds mu.
+func (s *sender) surplus(latest *body) *body {
+	var newest time.Time
+	for _, b := range s.bodies {
+		if b.collection.After(newest) {
+			newest = b.collection
+		}
+	}
+	var surplus *body
+	for _, b := range s.bodies {
+		if b.collection.Equal(newest) && (b == latest || b.compressed) {
+			continue
+		}
+		if surplus == nil || cmp.Or(b.collection.Compare(surplus.collection), cmp.Compare(len(surplus.data), len(b.data))) < 0 {
+			surplus = b
+		}
+	}
+	return surplus
 }
 
 func (s *sender) end(b *body, reader *http.ResponseController) {

@@ -143,8 +143,11 @@ func TestTheOldestReadersMakeRoom(t *testing.T) {
 			<-w.begun
 			return w
 		}
-		third := func() *body { return &body{data: make([]byte, maxSending/3)} }
-		first, second, last := third(), third(), third()
+		began := time.Now()
+		third := func(collection int) *body {
+			return &body{data: make([]byte, maxSending/3), collection: began.Add(time.Duration(collection) * time.Second)}
+		}
+		first, second, last := third(1), third(2), third(3)
 		readers := []*stalled{begin(first), begin(first), begin(second), begin(last)}
 		cut := func() (is []bool) {
 			synctest.Wait()
@@ -156,7 +159,7 @@ func TestTheOldestReadersMakeRoom(t *testing.T) {
 		if got := cut(); slices.Contains(got, true) {
 			t.Errorf("cut off below the bound: %v", got)
 		}
-		readers = append(readers, begin(third()))
+		readers = append(readers, begin(third(4)))
 		if got, want := cut(), []bool{true, true, false, false, false}; !slices.Equal(got, want) {
 			t.Errorf("one body more: %v are cut off, want %v", got, want)
 		}
@@ -164,15 +167,59 @@ func TestTheOldestReadersMakeRoom(t *testing.T) {
 		if got, want := cut(), []bool{true, true, false, false, false, false}; !slices.Equal(got, want) {
 			t.Errorf("one reader more: %v are cut off, want %v", got, want)
 		}
-		readers = append(readers, begin(&body{data: make([]byte, 2*maxSending)}))
+		readers = append(readers, begin(&body{data: make([]byte, 2*maxSending), collection: began.Add(5 * time.Second)}))
 		if got, want := cut(), []bool{true, true, true, true, true, true, false}; !slices.Equal(got, want) {
 			t.Errorf("a body above the bound: %v are cut off, want %v", got, want)
 		}
 		readers = append(readers, begin(first)) // of an older collection, which comes late
-		if got, want := cut(), []bool{true, true, true, true, true, true, true, false}; !slices.Equal(got, want) {
+		if got, want := cut(), []bool{true, true, true, true, true, true, false, true}; !slices.Equal(got, want) {
 			t.Errorf("another: %v are cut off, want %v", got, want)
 		}
-		close(readers[7].cut)
+		close(readers[6].cut)
+		synctest.Wait()
+		if s.bytes != 0 || len(s.bodies) != 0 {
+			t.Errorf("at the end %d bytes of %d bodies are counted", s.bytes, len(s.bodies))
+		}
+	})
+}
+
+// TestCompressedBodiesStay: clients that ask for all representations of a collection, and read none, cost each other their
+// connections. The compressed bodies of the newest collection are sent to their end.
+func TestCompressedBodiesStay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var s sender
+		began := time.Now()
+		begin := func(collection, bytes int, compressed bool) *stalled {
+			w := newStalled()
+			go s.send(w, &body{data: make([]byte, bytes), compressed: compressed, collection: began.Add(time.Duration(collection) * time.Second)})
+			<-w.begun
+			synctest.Wait()
+			return w
+		}
+		old := begin(1, maxSending/10, true)
+		small := begin(2, maxSending/10, true)
+		text := begin(2, maxSending/3, false)
+		if old.isCut() || small.isCut() || text.isCut() {
+			t.Error("cut off below the bound")
+		}
+		protobuf := begin(2, maxSending/2, false)
+		if !old.isCut() || small.isCut() || text.isCut() || protobuf.isCut() {
+			t.Error("not the oldest collection's body is cut off, compressed or not")
+		}
+		openMetrics := begin(2, maxSending/3, false)
+		if small.isCut() || text.isCut() || !protobuf.isCut() || openMetrics.isCut() {
+			t.Error("not the largest body of the collection is cut off")
+		}
+		large := begin(2, 2*maxSending, false)
+		if small.isCut() || !text.isCut() || !openMetrics.isCut() || large.isCut() {
+			t.Error("the compressed body, or the latest one, is cut off")
+		}
+		late := begin(1, maxSending/10, true)
+		if small.isCut() || large.isCut() || !late.isCut() {
+			t.Error("a body of an older collection makes those of the newest be cut off")
+		}
+		close(small.cut)
+		close(large.cut)
 		synctest.Wait()
 		if s.bytes != 0 || len(s.bodies) != 0 {
 			t.Errorf("at the end %d bytes of %d bodies are counted", s.bytes, len(s.bodies))
@@ -184,7 +231,7 @@ func TestTheOldestReadersMakeRoom(t *testing.T) {
 func TestAReaderThatIsCutOff(t *testing.T) {
 	var s sender
 	// The old one is larger than what two sockets hold.
-	old, fresh := &body{data: make([]byte, 4*maxSending)}, &body{data: make([]byte, maxSending)}
+	old, fresh := &body{data: make([]byte, 4*maxSending)}, &body{data: make([]byte, maxSending), collection: time.Now()}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/old" {
 			s.send(w, old)
