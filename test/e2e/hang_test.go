@@ -70,7 +70,7 @@ func oneHangs(ctx context.Context, t *testing.T, n *node.Node) {
 	m := newMachine(t, n)
 	d := m.start(t, n, "--web.enable-pprof")
 	allocatable(ctx, t, n, uuids(gpus)...)
-	calm := calmly(ctx, t, d)
+	calm := calmly(ctx, t, n, d)
 	others := slices.DeleteFunc(uuids(gpus), func(id string) bool { return id == uuid(hungIndex) })
 	defer m.clear(t, "hang")
 	m.set(t, fmt.Sprintf("hang * gpu %d", hungIndex))
@@ -207,7 +207,7 @@ func driverHangs(ctx context.Context, t *testing.T, n *node.Node) {
 	m := newMachine(t, n)
 	d := m.start(t, n, "--web.enable-pprof", "--unhealthy-after="+hangAfter.String())
 	allocatable(ctx, t, n, uuids(gpus)...)
-	calm := calmly(ctx, t, d)
+	calm := calmly(ctx, t, n, d)
 	defer m.clear(t, "lock")
 	defer m.clear(t, "hang")
 	m.set(t, "lock driver", fmt.Sprintf("hang * gpu %d", hungIndex))
@@ -259,16 +259,16 @@ func initHangs(ctx context.Context, t *testing.T, n *node.Node) {
 	m.clear(t, "hang")
 	took := allocatable(ctx, t, n, uuids(gpus)...)
 	figureOf(t, "all GPUs are allocatable after the end of a hanging start", 5*time.Second, took)
-	if calm := calmly(ctx, t, d); most > calm+2+gosThreads {
+	if calm := calmly(ctx, t, n, d); most > calm+2+gosThreads {
 		t.Errorf("%d threads while the start hung, %d after", most, calm)
 	}
 	m.asked(t)
 }
 
 // calmly is how many threads podgauge has when nothing hangs.
-func calmly(ctx context.Context, t *testing.T, d *daemon) int {
+func calmly(ctx context.Context, t *testing.T, n *node.Node, d *daemon) int {
 	t.Helper()
-	return atRest(ctx, t, d).threads
+	return atRest(ctx, t, n, d).threads
 }
 
 // during puts podgauge to the test while something hangs: scrapes five times a second, a new pod, a new stream.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -59,10 +61,10 @@ func TestKubeletRestarts(t *testing.T) {
 		d.next(ctx, t) // the answers to several flights are to be right, not one that is shared
 		d.next(ctx, t)
 		if i == warmUps-1 {
-			before = atRest(ctx, t, d)
+			before = atRest(ctx, t, n, d)
 		}
 	}
-	after := atRest(ctx, t, d)
+	after := atRest(ctx, t, n, d)
 	figureOf(t, "re-registered after the new socket of a kubelet that was ended by SIGTERM", time.Second, took[syscall.SIGTERM]...)
 	figureOf(t, "re-registered after the new socket of a kubelet that was ended by SIGKILL", time.Second, took[syscall.SIGKILL]...)
 	figure(t, fmt.Sprintf("over %d kubelet restarts", 2*restarts), fmt.Sprintf("file descriptors %d to %d, goroutines %d to %d, threads %d to %d",
@@ -182,7 +184,7 @@ type footprint struct{ fds, goroutines, threads int }
 // atRest is the least of a dozen looks within a second: a look may meet the list that the Monitor makes every ten seconds. Goroutines are
 // those of a profile, since a scrape has some of its own, which differ from one to the next. Threads do not go away, so that of these it
 // is the most.
-func atRest(ctx context.Context, t *testing.T, d *daemon) footprint {
+func atRest(ctx context.Context, t *testing.T, n *node.Node, d *daemon) footprint {
 	t.Helper()
 	d.scrapeUntil(ctx, t, "one stream stands, and the kubelet answers", func(s scrape) error {
 		if err := s.is(1, "podgauge_plugin_streams", nil); err != nil {
@@ -190,6 +192,16 @@ func atRest(ctx context.Context, t *testing.T, d *daemon) footprint {
 		}
 		return s.is(1, "podgauge_kubelet_up", nil)
 	})
+	// A kubelet that starts rejects the stream of its Pods API for a second or two. The stream takes a connection and seven goroutines.
+	if _, err := os.Stat(filepath.Join(n.KubeletDir(), "pods-api", "pods-api.sock")); err == nil {
+		await(ctx, t, "the Pods API's stream stands", func(context.Context) error {
+			begun, ended := len(d.logged(t, "the kubelet says which pods it has")), len(d.logged(t, "does not say any more which pods it has"))
+			if begun != ended+1 {
+				return fmt.Errorf("count streams of the Pods API: %d have begun, %d have ended", begun, ended)
+			}
+			return nil
+		})
+	}
 	var rest footprint
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
