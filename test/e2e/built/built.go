@@ -107,15 +107,19 @@ func (p Program) Source(ctx context.Context, module string) (dir string, err err
 
 func (p Program) stampFile(dir string) string { return filepath.Join(dir, p.Name+".stamp") }
 
-// stamp says from what the program is built; one with another stamp is stale.
+// stamp identifies the sources and flags of a build: a program with another stamp is stale.
 func (p Program) stamp() (string, error) {
 	module, err := p.module()
 	if err != nil {
 		return "", err
 	}
+	own, err := filepath.Glob(filepath.Join(module, "*.go")) // sorted; empty for a program of another module
+	if err != nil {
+		return "", err
+	}
 	hash := sha256.New()
-	for _, name := range []string{"go.mod", "go.sum"} {
-		b, err := os.ReadFile(filepath.Join(module, name))
+	for _, name := range append([]string{filepath.Join(module, "go.mod"), filepath.Join(module, "go.sum")}, own...) {
+		b, err := os.ReadFile(name)
 		if err != nil {
 			return "", fmt.Errorf("read what %s %s is built from: %w", p.Name, p.Version, err)
 		}

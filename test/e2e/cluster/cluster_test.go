@@ -28,6 +28,7 @@ func TestCluster(t *testing.T) {
 		{"helm installs it", install},
 		{"a pod that asks for a GPU gets one", workload},
 		{"Prometheus has the pod's name on the GPU's series", monitors},
+		{"claims have the labels of their pods", claims},
 		{"updates lose nothing", updates},
 		{"a pod that fails on a broken GPU is an alert", alert},
 		{"helm uninstalls it", uninstall},

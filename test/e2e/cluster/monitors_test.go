@@ -24,10 +24,10 @@ spec:
     - {port: http-metrics, honorLabels: true}
 `
 
-// others are there before podgauge comes: the operator with a Prometheus that takes all monitors and rules, kube-state-metrics, and the kinds
-// of OpenShift.
+// others are there before podgauge comes: the operator with a Prometheus that takes all monitors and rules, kube-state-metrics, the kinds of
+// OpenShift, and a DRA driver.
 func others(ctx context.Context, t *testing.T, s *scene) {
-	for _, step := range []func(context.Context) error{s.PrometheusOperator, s.OpenShiftKinds, s.KubeStateMetrics} {
+	for _, step := range []func(context.Context) error{s.PrometheusOperator, s.OpenShiftKinds, s.KubeStateMetrics, func(ctx context.Context) error { return s.DRADriver(ctx, uuids()) }} {
 		if err := step(ctx); err != nil {
 			t.Fatal(err)
 		}

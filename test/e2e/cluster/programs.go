@@ -54,6 +54,12 @@ var (
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
 		Tags:        "remove_all_sd,enable_kubernetes_sd",
 	}
+	// Our own: NVIDIA's driver wants a real driver beneath it.
+	draDriver = built.Program{
+		Name: "dradriver", Version: "v0.37.2", Module: "cluster/dradriver", Cache: "dradriver-v0.37.2",
+		Packages:    []string{"."},
+		LinkerFlags: "-s -w",
+	}
 )
 
 // openShift is no program, and its folder no cache: the module of its API has the definitions of its kinds.
@@ -70,7 +76,7 @@ func Base() []built.Program { return []built.Program{kubernetes, helm} }
 
 // All are those that the tests have run in it, too.
 func All() []built.Program {
-	return append(Base(), kubeStateMetrics, operator, prometheus)
+	return append(Base(), kubeStateMetrics, operator, prometheus, draDriver)
 }
 
 // Build builds what is not built yet, and says how long each took. From nothing Base takes about ten minutes on two cores.

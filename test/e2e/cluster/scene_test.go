@@ -107,6 +107,7 @@ gpuNodesOnly: false
 podMonitor: {enabled: true}
 prometheusRule: {enabled: true}
 dashboards: {enabled: true}
+claims: {ignore: [observers/*]}
 extraEnv:
   - {name: LD_LIBRARY_PATH, value: /injected}
   - {name: NVML_STANDIN, value: /machine/scenario}

@@ -1,0 +1,144 @@
+//go:build cluster
+
+package cluster_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+const (
+	observers = "observers" // its claims are ignored: see values
+	auditors  = "auditors"  // its claims are not
+)
+
+// claims holds the owner labels of claimed GPUs against the claims: two GPUs for one pod, one GPU for two containers of a pod, and every GPU for
+// a monitoring pod with adminAccess, beside pods that got their GPUs from the device plugin.
+func claims(ctx context.Context, t *testing.T, s *scene) {
+	uuids := uuids()
+	for _, name := range []string{observers, auditors} {
+		s.kubectl(ctx, t, "create", "namespace", name)
+		s.kubectl(ctx, t, "label", "namespace", name, "resource.kubernetes.io/admin-access=true")
+		defer s.kubectl(ctx, t, "delete", "namespace", name)
+	}
+	trainers, err := s.Node.Holders(ctx, resource)
+	if err != nil || len(trainers) != 3 {
+		t.Fatalf("list the trainers' GPUs: got %v, %v", trainers, err)
+	}
+	free := []string{}
+	want := map[string]owner{}
+	for _, id := range uuids {
+		if h, held := trainers[id]; held {
+			want[id] = owner{team, h.Pod, "main"}
+		} else {
+			free = append(free, id)
+		}
+	}
+
+	s.applyClaims(ctx, t, auditors, claimPod{name: "audit", admin: true})
+	await(ctx, t, "the trainers' GPUs keep their labels beside an adminAccess claim", func(ctx context.Context) error {
+		// A GPU that only a claim allocates has the claim's labels: the kubelet does not report adminAccess.
+		for _, id := range free {
+			want[id] = owner{auditors, "audit", "main"}
+		}
+		return errors.Join(s.owned(ctx, want), s.hasAllocatable(gpus)(ctx))
+	})
+	s.kubectl(ctx, t, "delete", "--namespace="+auditors, "pod/audit", "--wait")
+
+	s.applyClaims(ctx, t, observers, claimPod{name: "observer", admin: true})
+	s.applyClaims(ctx, t, team, claimPod{name: "pair", uuids: free[:2]})
+	s.applyClaims(ctx, t, team, claimPod{name: "shared", uuids: free[2:3], containers: []string{"main", "side"}})
+	for _, id := range free {
+		want[id] = owner{}
+	}
+	want[free[0]], want[free[1]] = owner{team, "pair", "main"}, owner{team, "pair", "main"}
+	want[free[2]] = owner{team, "shared", ""}
+	await(ctx, t, "claims of two GPUs and of two containers have their labels", func(ctx context.Context) error {
+		return errors.Join(s.owned(ctx, want), s.hasAllocatable(gpus)(ctx))
+	})
+
+	s.kubectl(ctx, t, "delete", "--namespace="+team, "pod/pair", "pod/shared", "--wait")
+	for _, id := range free {
+		want[id] = owner{}
+	}
+	await(ctx, t, "labels end with the claims' pods", func(ctx context.Context) error { return s.owned(ctx, want) })
+}
+
+// uuids of all GPUs, ordered by minor number.
+func uuids() (all []string) {
+	for i := range gpus {
+		all = append(all, uuid(i))
+	}
+	return all
+}
+
+// owner is the owner labels of a series.
+type owner struct{ namespace, pod, container string }
+
+// owned compares the owner labels of each GPU with those wanted.
+func (s *scene) owned(ctx context.Context, want map[string]owner) error {
+	families, err := s.scraped(ctx)
+	if err != nil {
+		return err
+	}
+	got := map[string]owner{}
+	for _, l := range labels(families["nvidia_gpu_healthy"]) {
+		got[l["uuid"]] = owner{l["namespace"], l["pod"], l["container"]}
+	}
+	for id, w := range want {
+		if got[id] != w {
+			err = errors.Join(err, fmt.Errorf("compare labels of %s: got %v, want %v", id, got[id], w))
+		}
+	}
+	return err
+}
+
+// claimPod is a pod and its claim, both of this name: GPUs by UUID, or with admin all GPUs by adminAccess.
+type claimPod struct {
+	name       string
+	admin      bool
+	uuids      []string
+	containers []string // one named main if empty
+}
+
+// applyClaims creates the claim and the pod, and waits until the pod is ready.
+func (s *scene) applyClaims(ctx context.Context, t *testing.T, namespace string, p claimPod) {
+	t.Helper()
+	request := "{deviceClassName: gpu.nvidia.com, allocationMode: All, adminAccess: true}"
+	if !p.admin {
+		request = fmt.Sprintf(`{deviceClassName: gpu.nvidia.com, allocationMode: ExactCount, count: %d, selectors: [{cel: {expression: 'device.attributes["gpu.nvidia.com"].uuid in [%s]'}}]}`,
+			len(p.uuids), `"`+strings.Join(p.uuids, `", "`)+`"`)
+	}
+	if len(p.containers) == 0 {
+		p.containers = []string{"main"}
+	}
+	containers := ""
+	for _, name := range p.containers {
+		containers += fmt.Sprintf("    - {name: %s, image: %q, imagePullPolicy: Never, resources: {claims: [{name: gpus}]}}\n", name, node.BoxImage)
+	}
+	s.apply(ctx, t, strings.NewReplacer("@NAME@", p.name, "@NAMESPACE@", namespace, "@REQUEST@", request, "@CONTAINERS@", containers).Replace(claimManifest))
+	s.kubectl(ctx, t, "wait", "--namespace="+namespace, "pod/"+p.name, "--for=condition=Ready", "--timeout="+patience.String())
+}
+
+const claimManifest = `
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: @NAME@, namespace: @NAMESPACE@}
+spec:
+  devices:
+    requests: [{name: gpus, exactly: @REQUEST@}]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: @NAME@, namespace: @NAMESPACE@}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  resourceClaims: [{name: gpus, resourceClaimName: @NAME@}]
+  containers:
+@CONTAINERS@`

@@ -1,0 +1,46 @@
+package cluster
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// deviceClass lets claims ask for the devices of the DRA driver.
+const deviceClass = `
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu.nvidia.com}
+spec:
+  selectors: [{cel: {expression: 'device.driver == "gpu.nvidia.com"'}}]
+`
+
+// DRADriver starts a DRA driver in the node that publishes GPUs with these UUIDs, ordered by minor number, and returns
+// when the API server has its devices.
+func (c *Cluster) DRADriver(ctx context.Context, uuids []string) error {
+	binary, err := program(draDriver, "dradriver")
+	if err != nil {
+		return err
+	}
+	if _, err := c.Apply(ctx, deviceClass); err != nil {
+		return err
+	}
+	argv := []string{binary, "--kubeconfig=" + c.Kubeconfig, "--node=" + node.Name, "--uuids=" + strings.Join(uuids, ",")}
+	return c.start(ctx, "dradriver", argv, func(ctx context.Context) error {
+		var slices struct {
+			Items []struct {
+				Spec struct{ Devices []json.RawMessage }
+			}
+		}
+		if err := c.Get(ctx, "/apis/resource.k8s.io/v1/resourceslices", &slices); err != nil {
+			return err
+		}
+		if len(slices.Items) != 1 || len(slices.Items[0].Spec.Devices) != len(uuids) {
+			return fmt.Errorf("find devices of the DRA driver: got %+v", slices)
+		}
+		return nil
+	})
+}

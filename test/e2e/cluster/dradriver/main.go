@@ -1,0 +1,153 @@
+// Command dradriver is a DRA driver for the GPUs of the stand-in, on the kubelet plugin helper that real drivers use.
+//
+// It names devices and CDI devices as NVIDIA's driver does since v0.4 (kubernetes-sigs/dra-driver-nvidia-gpu,
+// cmd/gpu-kubelet-plugin/deviceinfo.go and cdi.go): gpu-<minor number> and k8s.gpu.nvidia.com/claim=<claim UID>-<device>.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	resource "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	cdi "tags.cncf.io/container-device-interface/specs-go"
+)
+
+const (
+	driverName = "gpu.nvidia.com"
+	cdiKind    = "k8s." + driverName + "/claim"
+)
+
+func main() {
+	kubeconfig := flag.String("kubeconfig", "", "path of the API server's kubeconfig")
+	node := flag.String("node", "", "name of the node")
+	cdiDir := flag.String("cdi-dir", "/var/run/cdi", "folder for CDI specs")
+	uuids := flag.String("uuids", "", "UUIDs of the GPUs, by minor number, separated by commas")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, *kubeconfig, *node, *cdiDir, strings.Split(*uuids, ",")); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func run(ctx context.Context, kubeconfig, node, cdiDir string, uuids []string) error {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return fmt.Errorf("read kubeconfig: %w", err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("create client: %w", err)
+	}
+	if err := errors.Join(
+		os.MkdirAll(cdiDir, 0o755), os.MkdirAll(filepath.Join(kubeletplugin.KubeletPluginsDir, driverName), 0o755),
+	); err != nil {
+		return err
+	}
+	helper, err := kubeletplugin.Start(ctx, driver{node: node, cdiDir: cdiDir},
+		kubeletplugin.DriverName(driverName), kubeletplugin.NodeName(node), kubeletplugin.KubeClient(client),
+		kubeletplugin.HealthService(false))
+	if err != nil {
+		return fmt.Errorf("start kubelet plugin: %w", err)
+	}
+	defer helper.Stop()
+	if err := helper.PublishResources(ctx, resources(node, uuids)); err != nil {
+		return fmt.Errorf("publish devices: %w", err)
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// resources is a pool with one device for each GPU.
+func resources(node string, uuids []string) resourceslice.DriverResources {
+	kind := "gpu"
+	devices := []resource.Device{}
+	for minor, uuid := range uuids {
+		devices = append(devices, resource.Device{
+			Name: fmt.Sprintf("gpu-%d", minor),
+			Attributes: map[resource.QualifiedName]resource.DeviceAttribute{
+				"type": {StringValue: &kind},
+				"uuid": {StringValue: &uuid},
+			},
+		})
+	}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{
+		node: {Slices: []resourceslice.Slice{{Devices: devices}}},
+	}}
+}
+
+// driver prepares claims by a CDI spec each.
+type driver struct{ node, cdiDir string }
+
+// PrepareResourceClaims writes each claim's CDI spec and returns its devices.
+func (d driver) PrepareResourceClaims(_ context.Context, claims []*resource.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+	results := map[types.UID]kubeletplugin.PrepareResult{}
+	for _, claim := range claims {
+		devices, err := d.prepare(claim)
+		results[claim.UID] = kubeletplugin.PrepareResult{Devices: devices, Err: err}
+	}
+	return results, nil
+}
+
+func (d driver) prepare(claim *resource.ResourceClaim) (devices []kubeletplugin.Device, err error) {
+	spec := cdi.Spec{Version: "0.6.0", Kind: cdiKind}
+	for _, r := range claim.Status.Allocation.Devices.Results {
+		if r.Driver != driverName {
+			continue
+		}
+		name := string(claim.UID) + "-" + r.Device
+		path := "/dev/nvidia" + strings.TrimPrefix(r.Device, "gpu-")
+		spec.Devices = append(spec.Devices, cdi.Device{
+			Name:           name,
+			ContainerEdits: cdi.ContainerEdits{DeviceNodes: []*cdi.DeviceNode{{Path: path}}},
+		})
+		devices = append(devices, kubeletplugin.Device{
+			Requests: []string{r.Request}, PoolName: r.Pool, DeviceName: r.Device, CDIDeviceIDs: []string{cdiKind + "=" + name},
+		})
+	}
+	content, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	// The runtime reads the folder at any time: it must not see half a file.
+	temporary := d.specFile(claim.UID) + ".tmp"
+	return devices, errors.Join(os.WriteFile(temporary, content, 0o644), os.Rename(temporary, d.specFile(claim.UID)))
+}
+
+func (d driver) specFile(claim types.UID) string {
+	return filepath.Join(d.cdiDir, fmt.Sprintf("k8s.%s-claim_%s.json", driverName, claim))
+}
+
+// UnprepareResourceClaims removes the claims' CDI specs.
+func (d driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+	results := map[types.UID]error{}
+	for _, claim := range claims {
+		results[claim.UID] = nil
+		if err := os.Remove(d.specFile(claim.UID)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			results[claim.UID] = err
+		}
+	}
+	return results, nil
+}
+
+// HandleError logs what the helper reports of its work in the background.
+func (driver) HandleError(_ context.Context, err error, msg string) { log.Printf("%s: %v", msg, err) }
+
+// WatchHealthStatus reports nothing: the driver serves no health.
+func (driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+	return kubeletplugin.ErrHealthNotSupported
+}
