@@ -241,6 +241,10 @@ func (f *flipping) stale(got map[string]float64) (names []string) {
 // everything changes now and then. Nothing of before a change is shown a minute later, and no
 // collection makes more calls than it may.
 func TestAgeOfValues(t *testing.T) {
+	names := []string{}
+	for _, metric := range Metrics() {
+		names = append(names, seriesName(metric))
+	}
 	for every, most := range map[time.Duration]uint64{
 		time.Second: callsPerGPU, 15 * time.Second: callsPerGPU, 30 * time.Second: 30, time.Minute: 30, 2 * time.Minute: 30,
 	} {
@@ -265,7 +269,7 @@ func TestAgeOfValues(t *testing.T) {
 			}
 			got := map[string]float64{}
 			for _, sample := range g.samples(nil, now) {
-				got[seriesName(Metrics()[sample.Metric])] = sample.Value
+				got[names[sample.Metric]] = sample.Value
 			}
 			stale := f.stale(rounded(got))
 			if age := now.Sub(f.since); age > time.Minute && len(stale) > 0 {
