@@ -1,6 +1,9 @@
 package device
 
-import "time"
+import (
+	"errors"
+	"time"
+)
 
 // patient is what the Monitor remembers of one GPU.
 type patient struct {
@@ -16,6 +19,7 @@ type patient struct {
 	checks    uint64    // how many have begun
 	resets    uint64    // the GPU's count of them, as far as its checks have told
 	odometer  uint64    // likewise; 0: it has not told, or has none
+	resumed   time.Time // when it was taken up again without a known odometer; zero: that is settled
 	silent    time.Time // when the first check began of those that said no more than that a call hangs; zero: none did
 	urgent    bool      // to be checked at once
 	condition
@@ -93,18 +97,26 @@ func (p *patient) vital(c checkup, now time.Time) bool {
 	for _, w := range p.slices {
 		worth = w.own.noticeReset(p.resets, c.vitals.Odometer) || worth
 	}
+	if !p.resumed.IsZero() && (c.err == nil || errors.As(c.err, new(*Fault))) {
+		worth = p.assumeReset(p.resumed) || worth
+		p.resumed = time.Time{}
+	}
 	return worth
 }
 
 // assumeReset notes a reset of a GPU that has no energy counter, and reports whether a verdict
-// asked for one. Nothing would show the reset, which is what a release is for.
-func (p *patient) assumeReset() (any bool) {
+// of before the given time asked for one. Nothing would show the reset, which is what a release
+// is for. The GPU must have answered: a counter that was not read yet is no proof of none.
+func (p *patient) assumeReset(resumed time.Time) (any bool) {
 	if p.odometer != 0 {
 		return false
 	}
-	any = p.verdict.odometer == 0 && p.mend()
+	assume := func(c *condition) bool {
+		return c.verdict.odometer == 0 && !c.verdict.noted.After(resumed) && c.mend()
+	}
+	any = assume(&p.condition)
 	for _, w := range p.slices {
-		any = w.own.verdict.odometer == 0 && w.own.mend() || any
+		any = assume(&w.own) || any
 	}
 	return any
 }

@@ -64,7 +64,9 @@ func (m *Monitor) obey(o order, now time.Time) {
 		m.leave("released", now)
 	default:
 		for _, p := range m.patients {
-			m.changed = p.assumeReset() || m.changed
+			if p.odometer == 0 {
+				p.resumed = now
+			}
 		}
 		m.takeUp(now)
 		o.done <- nil

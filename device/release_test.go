@@ -385,6 +385,43 @@ func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
 	})
 }
 
+// unread is a machine whose checks get no answer while it is so.
+type unread struct {
+	*sim.Machine
+	is atomic.Bool
+}
+
+func (u *unread) Check(gpu device.GPU) (device.Vitals, error) {
+	if u.is.Load() {
+		return device.Vitals{}, errOdd
+	}
+	return u.Machine.Check(gpu)
+}
+
+// TestAReleaseIsNoResetOfAGPUThatWasNotRead: that its energy counter is not known before a
+// check has read it does not say that it has none.
+func TestAReleaseIsNoResetOfAGPUThatWasNotRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		u := &unread{Machine: machine(1)}
+		u.is.Store(true)
+		w := watch(t, u.Machine, func(device.Backend) device.Backend { return u })
+		defer w.stop()
+		w.after(time.Second)
+		w.Fail(w.IDs()[0], "xid 95")
+		want(t, "after Xid 95", w.after(time.Minute), "xid_95")
+		if err := within(10*time.Second, w.monitor.Release); err != nil {
+			t.Fatal(err)
+		}
+		u.is.Store(false)
+		if err := within(time.Second, w.monitor.Resume); err != nil {
+			t.Fatal(err)
+		}
+		want(t, "resumed without a reset", w.after(time.Minute), "xid_95")
+		w.Recover(w.IDs()[0])
+		want(t, "after a reset", w.after(15*time.Second), "")
+	})
+}
+
 // TestMonitorHearsWhileReleased of a fault, of which the reset is that comes before the GPUs
 // are taken up again.
 func TestMonitorHearsWhileReleased(t *testing.T) {
