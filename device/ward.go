@@ -15,6 +15,9 @@ const (
 	gpuKeptFor   = 10 * time.Minute
 )
 
+// ReasonGone is the reason of a device that no listing has any more.
+const ReasonGone = "gone"
+
 // ward is what the Monitor remembers of one device: of a slice that is its own, and
 // of a whole GPU no more than that it is there, since what is wrong with a GPU is
 // wrong with all its devices.
@@ -35,7 +38,7 @@ func (w *ward) judged() (Health, verdict) {
 	case p.verdict.reason != "":
 		return p.health, p.verdict
 	case !w.goneAt.IsZero():
-		return Unhealthy, verdict{reason: "gone"}
+		return Unhealthy, verdict{reason: ReasonGone}
 	case w.own.verdict.reason != "":
 		return w.own.health, w.own.verdict
 	default: // each is Well or Suspect
@@ -141,7 +144,7 @@ func (m *Monitor) merge(devices []Device, now time.Time) {
 			if p.goneAt.IsZero() {
 				p.goneAt = now
 			}
-			m.find(p, verdict{reason: "gone", at: now, noted: now}, now)
+			m.find(p, verdict{reason: ReasonGone, at: now, noted: now}, now)
 		}
 	}
 	m.arrange()

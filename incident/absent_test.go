@@ -11,8 +11,14 @@ import (
 	"github.com/podgauge/podgauge/sim"
 )
 
-// TestAGPUThatVanishedAcrossARestart is an incident of the container that it is allocated to.
+// TestAGPUThatVanishedAcrossARestart is an incident of the container that it is allocated to,
+// also if the kubelet answers later than the first listing.
 func TestAGPUThatVanishedAcrossARestart(t *testing.T) {
+	t.Run("the kubelet answers before", func(t *testing.T) { vanishAcrossARestart(t, false) })
+	t.Run("the kubelet answers later", func(t *testing.T) { vanishAcrossARestart(t, true) })
+}
+
+func vanishAcrossARestart(t *testing.T, late bool) {
 	play(t, Options{}, func(t *testing.T, s *stage) {
 		machine := sim.NewMachine([]device.Metric{{Name: "nvidia_gpu_power_watts"}}, 2, time.Now)
 		defer machine.Release()
@@ -34,10 +40,17 @@ func TestAGPUThatVanishedAcrossARestart(t *testing.T) {
 				t.Error("calls are left")
 			}
 		}
-		s.kubelet.name(device.OfferedID(id), owner("A"))
+		if late {
+			s.kubelet.post(device.Holders{})
+		} else {
+			s.kubelet.name(device.OfferedID(id), owner("A"))
+		}
 		watch()
 		machine.Remove(id)
 		watch()
+		if late {
+			s.kubelet.name(device.OfferedID(id), owner("A"))
+		}
 		if got := s.incidents(); !slices.ContainsFunc(got, func(i Incident) bool { return i.Device == id && i.Reason == "gone" && names(i) == "A" }) {
 			t.Errorf("the incidents are %+v, want gone with A affected", got)
 		}

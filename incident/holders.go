@@ -123,11 +123,32 @@ func (b *book) amend(e *entry, h *device.Holders, now time.Time) {
 	}
 }
 
+// nameOfGone names those whom the kubelet names only now with a device that is gone, as after
+// a restart of podgauge. Nobody can get such a device, so they had it before.
+func (b *book) nameOfGone(e *entry, h *device.Holders, now time.Time) {
+	if e.Reason != device.ReasonGone || e.Healed != nil || now.After(e.amendBy) {
+		return
+	}
+	rows := h.Rows(e.Device)
+	for _, s := range seenWith(h.Recent, e.Device) {
+		if endOf(s, rows).IsZero() {
+			b.name(e, s.Owner, s.First, time.Time{})
+		}
+	}
+	if h.Settled && len(e.Holders) > 0 {
+		e.HoldersUnknown, e.rows = false, slices.Clone(rows)
+		b.changed()
+	}
+}
+
 // follow takes in who holds what now: names that were missing, and ends.
 func (b *book) follow(h *device.Holders, now time.Time) {
 	for _, e := range b.entries {
 		if len(e.unnamed) > 0 {
 			b.amend(e, h, now)
+		}
+		if e.HoldersUnknown {
+			b.nameOfGone(e, h, now)
 		}
 		b.left(e, h)
 	}
@@ -145,7 +166,7 @@ func (b *book) left(e *entry, h *device.Holders) {
 		if k := slices.IndexFunc(seen, func(s device.Seen) bool { return s.Owner == o.owner() }); k >= 0 {
 			s = seen[k]
 		}
-		another := s.First.After(e.Last) && !e.earlier // of that name
+		another := s.First.After(latest(e.Last, o.Since)) && !e.earlier // of that name
 		has := slices.ContainsFunc(rows, func(r device.Holding) bool { return r.Owner == o.owner() })
 		if has && !another {
 			continue

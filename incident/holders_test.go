@@ -169,6 +169,43 @@ func TestNobodyWasAsked(t *testing.T) {
 	})
 }
 
+// TestNamedLate has the kubelet answer for the first time after a report: its answer is about
+// the time of the report only if the device is gone, since nobody can get it then.
+func TestNamedLate(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		reason string
+		after  time.Duration
+		heal   bool
+		want   string
+	}{
+		{"gone", device.ReasonGone, 10 * time.Second, false, "A"},
+		{"gone, and back before", device.ReasonGone, 10 * time.Second, true, ""},
+		{"gone, and long before", device.ReasonGone, amendWithin + time.Second, false, ""},
+		{"lost", "lost", 10 * time.Second, false, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			play(t, Options{}, func(t *testing.T, s *stage) {
+				s.kubelet.post(device.Holders{})
+				s.Happened(device.Occurrence{At: time.Now(), GPU: "a", Hit: []device.Device{whole("a")}, Reason: c.reason, Condemned: true})
+				time.Sleep(c.after)
+				if c.heal {
+					s.board.Post([]device.Status{{Device: whole("a"), Healthy: true, Since: time.Now()}})
+					s.settle()
+				}
+				s.kubelet.name("a", owner("A"))
+				time.Sleep(time.Second)
+				if got := s.incidents(); len(got) != 1 || names(got[0]) != c.want || got[0].HoldersUnknown != (c.want == "") {
+					t.Errorf("the incidents are %+v, want %q", got, c.want)
+				}
+				if known, _ := s.Look(); c.want != "" && len(known.Hits) != 1 {
+					t.Errorf("the hits are %+v", known.Hits)
+				}
+			})
+		})
+	}
+}
+
 func TestManyHolders(t *testing.T) {
 	play(t, Options{}, func(t *testing.T, s *stage) {
 		for i := range mostHolders + 10 {
