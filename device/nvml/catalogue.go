@@ -112,7 +112,7 @@ func (g *gpu) fieldsOf(r *row) *fields {
 var ownSources = [slotCount]string{
 	migNow: "nvmlDeviceGetMigMode", migPending: "nvmlDeviceGetMigMode", hasMIG: "nvmlDeviceGetMigMode",
 	hasGPM: "nvmlGpmQueryDeviceSupport",
-	hasC2C: "field 170", hasECC: "field 1", hasNVLink: "field 91", hasRetirement: "field 29", hasRemapping: "field 142",
+	hasC2C: "field 170", hasECC: "field 1", hasNVLink: "field 91", hasRetirement: "field 30", hasRemapping: "field 143",
 	gpmGraphics: gpmSource + "1 GRAPHICS_UTIL", gpmSM: gpmSource + "2 SM_UTIL", gpmOccupancy: gpmSource + "3 SM_OCCUPANCY",
 	gpmInteger: gpmSource + "4 INTEGER_UTIL", gpmTensor: gpmSource + "5 ANY_TENSOR_UTIL", gpmDFMA: gpmSource + "6 DFMA_TENSOR_UTIL",
 	gpmHMMA: gpmSource + "7 HMMA_TENSOR_UTIL", gpmIMMA: gpmSource + "9 IMMA_TENSOR_UTIL", gpmDRAM: gpmSource + "10 DRAM_BW_UTIL",
