@@ -32,8 +32,11 @@ func (a *absence) note(denied bool, now time.Time) {
 // denied reports whether the newest answer was that there is no such thing.
 func (a absence) denied() bool { return a.times > 0 }
 
+// believed reports whether that was said often enough.
+func (a absence) believed() bool { return a.times >= believedAfter }
+
 // doubted reports whether that is to be asked again soon.
-func (a absence) doubted() bool { return a.denied() && a.times < believedAfter }
+func (a absence) doubted() bool { return a.denied() && !a.believed() }
 
 // hides reports whether there is no use in asking now.
 func (a absence) hides(now time.Time) bool {

@@ -200,11 +200,11 @@ func (d *driver) mig(handle nvml.Device) (*parts, error) {
 	mode, pending, ret := handle.GetMigMode()
 	switch {
 	case notHere(ret):
-		return &parts{told: true}, nil
+		return &parts{absent: absence{times: 1}}, nil
 	case ret != nvml.SUCCESS:
 		return nil, fmt.Errorf("get its MIG mode: %w", answer(ret))
 	}
-	return &parts{told: true, capable: true, mig: mode == nvml.DEVICE_MIG_ENABLE, pending: pending == nvml.DEVICE_MIG_ENABLE}, nil
+	return &parts{capable: true, mig: mode == nvml.DEVICE_MIG_ENABLE, pending: pending == nvml.DEVICE_MIG_ENABLE}, nil
 }
 
 // describe asks for all that does not change. Only the UUID must be had: without

@@ -3,19 +3,20 @@ package nvml
 import "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 // features fills what is known without a call of its own: what the listing said, and
-// which fields the GPU has.
+// which fields the GPU has. A feature that the GPU has denied only once or twice is left out.
 func (g *gpu) features() {
 	r := &g.reading
 	p := g.parts.Load()
 	r.filled[migNow], r.filled[migPending], r.filled[hasMIG] = false, false, false
-	if p.told {
+	if p.capable || p.absent.believed() {
 		r.setTruth(nvml.SUCCESS, hasMIG, p.capable)
 	}
 	if p.capable {
 		r.setTruth(nvml.SUCCESS, migNow, p.mig)
 		r.setTruth(nvml.SUCCESS, migPending, p.pending)
 	}
-	if g.gpm.told {
+	r.filled[hasGPM] = false
+	if g.gpm.told || g.gpm.absent.believed() {
 		r.setTruth(nvml.SUCCESS, hasGPM, g.gpm.supported)
 	}
 	if !r.filled[hasFabric] {
@@ -39,21 +40,21 @@ func (g *gpu) features() {
 		switch {
 		case ok:
 			r.setTruth(nvml.SUCCESS, f.s, !f.some || v > 0)
-		case g.slow.exists[at] && g.slow.lacks(at):
+		case g.slow.lacksForSure(at):
 			r.setTruth(nvml.SUCCESS, f.s, false)
 		}
 	}
 }
 
-// lacksCall tells whether the GPU has none of the calls that fill a slot, and has said so
-// of one at least.
+// lacksCall reports whether the GPU has none of the calls that fill a slot, and has said so
+// of one at least, often enough to be believed.
 func (g *gpu) lacksCall(s slot) bool {
 	lacks := false
 	for i := range calls {
 		if !calls[i].fills(s) || !g.driver.can[i] {
 			continue
 		}
-		if !g.turns[i].absent.denied() {
+		if !g.turns[i].absent.believed() {
 			return false
 		}
 		lacks = true

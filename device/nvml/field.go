@@ -57,6 +57,18 @@ func (f *fields) askDropped() {
 	}
 }
 
+// admit adds the keys that the GPU turns out to have, without a value.
+func (f *fields) admit(exists func(key) bool) {
+	for i, k := range f.keys {
+		if f.exists[i] || !exists(k) {
+			continue
+		}
+		f.exists[i], f.at[i] = true, int32(len(f.asked))
+		f.asked = append(f.asked, unanswered(k))
+		f.which = append(f.which, int32(i))
+	}
+}
+
 // unanswered returns an entry for a call. It holds nothing of an earlier call: one driver
 // was reported to add to the old value (https://github.com/NVIDIA/go-nvml/issues/46), and
 // an entry that the driver leaves alone must not look answered.
@@ -143,6 +155,12 @@ func (f *fields) drop(now time.Time) {
 
 // lacks tells whether the GPU said that it does not have a key, or cannot have it.
 func (f *fields) lacks(i int) bool { return f.at[i] < 0 }
+
+// lacksForSure reports whether the GPU has said so of a key that it could have, often enough
+// to be believed.
+func (f *fields) lacksForSure(i int) bool {
+	return f.exists[i] && f.lacks(i) && f.denied[i] >= believedAfter
+}
 
 // failed reports whether the newest call gave nothing for a key which the GPU has: what it
 // gave before may be so still.

@@ -85,9 +85,8 @@ func (g *gpu) ask(now time.Time) {
 	g.regroup()
 	g.wantedAt = now
 	g.flight = flight{left: callsPerGPU + callsPerInstance*len(g.instances) - g.callsOfUses()}
-	if !g.learned {
-		g.flight.left -= learnCalls
-		g.learn()
+	if g.asksGPM(now) && g.spend() {
+		g.askGPM(now)
 	}
 	if g.fast.asksAny() && g.spend() {
 		g.askFields(&g.fast, now)
@@ -269,10 +268,16 @@ func (g *gpu) asksSlowly(i int, about target, r *reading, turns *[len(calls)]tur
 	}
 }
 
-func (g *gpu) askSlowFields(now time.Time) {
+// askSlowFields reports whether there are links to ask for that were not known before. Their
+// fields are due soon.
+func (g *gpu) askSlowFields(now time.Time) (links bool) {
 	g.slowAsked = now
 	g.askFields(&g.slow, now)
+	if links = g.findLinks(); links {
+		g.slowAsked = now.Add(doubtedFor - slowEvery)
+	}
 	g.spare()
+	return links
 }
 
 // seed reads what is static, and all that is slow for a first time, when a GPU is found:
@@ -280,7 +285,12 @@ func (g *gpu) askSlowFields(now time.Time) {
 func (g *gpu) seed(now time.Time) {
 	g.flight = flight{left: 1 << 20}
 	g.wantedAt = now
-	g.askSlowFields(now)
+	if g.askSlowFields(now) {
+		g.askSlowFields(now)
+	}
+	if !g.failing() && g.asksGPM(now) {
+		g.askGPM(now)
+	}
 	for i := range calls {
 		if g.failing() {
 			break
@@ -345,7 +355,7 @@ func (g *gpu) askAll() {
 		g.turns[i].absent = absence{}
 	}
 	g.gpm.own.forget(&g.reading)
-	g.gpm.own.absent = absence{}
+	g.gpm.absent, g.gpm.own.absent = absence{}, absence{}
 	clear(g.people.absent[:])
 	for _, in := range g.instances {
 		in.forget()

@@ -284,6 +284,108 @@ func TestAgeOfValues(t *testing.T) {
 	}
 }
 
+// passing returns a function that lets a while pass, in steps of a scrape's interval, and
+// returns the last value of a series; -1: it is absent.
+func (s *stage) passing(name string) func(by time.Duration) float64 {
+	g, now := s.table.Load().byIndex[0], time.Now()
+	return func(by time.Duration) float64 {
+		for end := now.Add(by); now.Before(end); {
+			now = now.Add(5 * time.Second)
+			g.takeWindows(now)
+			g.ask(now)
+		}
+		for _, sample := range g.samples(nil, now) {
+			if seriesName(Metrics()[sample.Metric]) == name {
+				return sample.Value
+			}
+		}
+		return -1
+	}
+}
+
+// TestStrayDenialAtFirst is TestStrayDenial for what depends on an answer that a GPU gives
+// when it is listed.
+func TestStrayDenialAtFirst(t *testing.T) {
+	for _, c := range []struct {
+		fails, name string
+		back        time.Duration
+	}{
+		{"nvmlGpmQueryDeviceSupport", smActive, 40 * time.Second}, // with the window that begins then
+		{"field:91", "nvidia_gpu_nvlink_links_up", 30 * time.Second},
+	} {
+		for _, denied := range []time.Duration{0, 2 * time.Minute} {
+			s := start(t, "gpus 1", "gpu 0 metric 2 10", "fail "+c.fails+" gpu 0 NOT_SUPPORTED")
+			pass := s.passing(c.name)
+			pass(denied)
+			s.clear("fail")
+			has := pass(c.back) >= 0
+			switch {
+			case denied == 0 && !has:
+				t.Errorf("%s: there is no %s %v after one NOT_SUPPORTED", c.fails, c.name, c.back)
+			case denied > 0 && has:
+				t.Errorf("%s: it is asked for again soon, though it was denied for minutes", c.fails)
+			case pass(askAgainAfter+c.back) < 0:
+				t.Errorf("%s: it never comes back", c.fails)
+			}
+			s.Close()
+		}
+	}
+}
+
+// TestStrayDenialOfFeature has a GPU deny once, and then for long, what it had or is first
+// asked for: a feature is not supported only after several denials.
+func TestStrayDenialOfFeature(t *testing.T) {
+	for feature, fails := range map[string]string{
+		"ecc": "field:1", "nvlink": "field:91", "row_remapping": "field:143",
+		"fabric": "nvmlDeviceGetGpuFabricInfoV", "gpm": "nvmlGpmQueryDeviceSupport", "mig": "nvmlDeviceGetMigMode",
+	} {
+		name, deny := fmt.Sprintf("nvidia_gpu_feature_supported{feature=%q}", feature), "fail "+fails+" gpu 0 NOT_SUPPORTED"
+		for _, first := range []bool{true, false} {
+			s := start(t, "gpus 1")
+			if first {
+				s.set(deny)
+				s.Close()
+				s.list(1)
+			}
+			shown := s.passing(name)
+			pass := func(by time.Duration) (last float64) {
+				for ; by > 0; by -= 10 * time.Second {
+					s.list(1)
+					if last = shown(10 * time.Second); last == 0 {
+						break
+					}
+				}
+				return last
+			}
+			if !first {
+				if got := pass(time.Minute); got != 1 {
+					t.Fatalf("%s is %v", feature, got)
+				}
+				s.set(deny)
+				if pass(10*time.Second) == 0 { // it is asked for once at most, or twice
+					t.Errorf("%s is 0 after one denial", feature)
+				}
+			} else if shown(0) == 0 {
+				t.Errorf("%s is 0 after the first denial", feature)
+			}
+			s.clear("fail")
+			if got := pass(time.Minute); got != 1 {
+				t.Errorf("%s is %v a minute after one denial, first %v", feature, got, first)
+			}
+			s.set(deny)
+			want := 0.0
+			if feature == "gpm" { // what the GPU has said is not asked again
+				want = 1
+			}
+			if got := pass(2 * time.Minute); got != want {
+				t.Errorf("%s is %v after two minutes of denials, want %v", feature, got, want)
+			}
+			s.clear("fail")
+			s.Close()
+		}
+	}
+}
+
 // TestStrayDenial has the GPU say for once that it does not have something: each kind of
 // reading is asked for again within half a minute, and given up after several denials.
 func TestStrayDenial(t *testing.T) {
@@ -295,24 +397,14 @@ func TestStrayDenial(t *testing.T) {
 		{"nvmlGpmSampleGet", smActive},
 	} {
 		s := start(t, "gpus 1", "gpu 0 metric 2 10")
-		g, now := s.table.Load().byIndex[0], time.Now()
-		pass := func(by time.Duration) (has bool) { // in steps of a scrape's interval
-			for end := now.Add(by); now.Before(end); {
-				now = now.Add(5 * time.Second)
-				g.takeWindows(now)
-				g.ask(now)
-			}
-			for _, sample := range g.samples(nil, now) {
-				has = has || seriesName(Metrics()[sample.Metric]) == c.name
-			}
-			return has
-		}
+		shown := s.passing(c.name)
+		pass := func(by time.Duration) (has bool) { return shown(by) >= 0 }
 		if !pass(time.Minute) {
 			t.Fatalf("%s: there is no %s", c.fails, c.name)
 		}
 		s.set("fail " + c.fails + " gpu 0 NOT_SUPPORTED")
-		for gone := now.Add(time.Minute); pass(5 * time.Second); { // the reading is asked for once
-			if now.After(gone) {
+		for steps := 0; pass(5 * time.Second); steps++ { // the reading is asked for once
+			if steps > 12 {
 				t.Fatalf("%s: %s is still there a minute after NOT_SUPPORTED", c.fails, c.name)
 			}
 		}

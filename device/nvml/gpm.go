@@ -61,19 +61,23 @@ func (r *reading) emptyGPM() { clear(r.filled[gpmGraphics:]) }
 
 // gpm is what a GPU has for its samplers, and for those of its instances.
 type gpm struct {
-	told, supported bool
+	told, supported bool    // told: the GPU has said whether it is supported
+	absent          absence // of that answer
 	own             sampler
 	spare           sample // the next one to be filled
 	get             *gpmGet
 }
 
-// askGPM asks whether the GPU has such counters.
-func (g *gpu) askGPM() {
-	if !g.driver.has.gpm() {
-		return
-	}
+// asksGPM reports whether the GPU is still to be asked whether it has such counters.
+func (g *gpu) asksGPM(now time.Time) bool {
+	return g.driver.has.gpm() && !g.gpm.told && !g.gpm.absent.hides(now)
+}
+
+// askGPM asks it.
+func (g *gpu) askGPM(now time.Time) {
 	support, ret := g.driver.lib.GpmQueryDeviceSupport(g.handle)
-	g.gpm.told = ret == nvml.SUCCESS || lacking(ret)
+	g.gpm.absent.note(lacking(ret), now)
+	g.gpm.told = ret == nvml.SUCCESS
 	g.gpm.supported = ret == nvml.SUCCESS && support.IsSupportedDevice != 0
 	if !g.gpm.supported {
 		return

@@ -149,7 +149,7 @@ const joinBy = 5 * time.Minute
 // for the fabric.
 func unjoined(g *gpu, c *check, apart float64, now time.Time) *device.Fault {
 	since := &g.history.apartSince
-	if apart == 0 || g.nvlinks == 0 || g.parts.Load().mig {
+	if apart == 0 || g.links[ofLink] == 0 || g.parts.Load().mig {
 		*since = time.Time{}
 		return nil
 	}

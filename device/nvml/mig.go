@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/device"
@@ -30,9 +31,19 @@ type parts struct {
 	// handles are those that the listing was given. NVML may give one to another slice at
 	// any time.
 	handles map[*slice]nvml.Device
-	// capable says that the GPU has such a mode, pending what it will be after a reset;
-	// told, that this is known at all.
-	capable, pending, told bool
+	// capable says that the GPU has such a mode, pending what it will be after a reset.
+	capable, pending bool
+	// absent is how often in a row listings were told that the GPU has no such mode.
+	absent absence
+}
+
+// deniedAgain is what is known after a listing was told that the GPU has no such mode.
+func (p *parts) deniedAgain(now time.Time) *parts {
+	after := *p
+	if after.absent.note(true, now); after.absent.believed() {
+		return &parts{absent: after.absent}
+	}
+	return &after
 }
 
 // slice is a MIG slice as long as it is listed. It has no handle of its own: NVML gives

@@ -353,3 +353,21 @@ func TestEventsThatNameNoSlice(t *testing.T) {
 		}
 	})
 }
+
+// TestStrayDenialOfMIGMode: a partitioned GPU keeps its slices until it has denied in several
+// listings to have the mode.
+func TestStrayDenialOfMIGMode(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-0")
+	n := len(s.list(-1))
+	s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
+	for range believedAfter - 1 {
+		s.list(n)
+	}
+	s.clear("fail")
+	s.list(n)
+	s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
+	for range believedAfter - 1 {
+		s.list(n)
+	}
+	s.list(n - 1)
+}

@@ -166,6 +166,9 @@ func (d *driver) look(index int, old *table, sysRoot string) (f finding) {
 			return f
 		}
 	}
+	if found.absent.denied() {
+		found = f.gpu.parts.Load().deniedAgain(time.Now())
+	}
 	f.parts = found
 	if found.mig {
 		d.partition(&f)

@@ -44,8 +44,7 @@ type gpu struct {
 	fast, slow, check fields
 	reading           reading
 	turns             [len(calls)]turn
-	learned           bool   // what there is to ask for
-	nvlinks           uint32 // that it has, up or not
+	links             [ofC2CLink + 1]uint32 // of each kind that it has, up or not
 	slowAsked         time.Time
 	spared            [slotCount]bool // by fields
 	flight            flight
@@ -94,51 +93,44 @@ func newGPU(id device.GPU, handle nvml.Device, d *driver) *gpu {
 	return g
 }
 
-// meet finds out what there is to ask the GPU for, and asks for what is static. What else
-// it does not have drops out with the first answer. It goes with turn.
+// meet asks for what is static, and for all that is slow. What the GPU does not have drops
+// out with the first answer. It goes with turn.
 func (g *gpu) meet() {
-	g.check = newFields(g.driver.has, checked, func(key) bool { return true })
-	g.learn()
+	d := g.driver
+	g.check = newFields(d.has, checked, func(key) bool { return true })
+	g.fast = newFields(d.has, d.catalogue.fast, g.exists)
+	g.slow = newFields(d.has, d.catalogue.slow, g.exists)
 	g.seed(time.Now())
 }
 
-// learnCalls is how many calls learn makes.
-const learnCalls = 2
-
-// learn finds out how many links the GPU has, and whether it has GPM. A GPU that fails just
-// then is asked again by the flights that follow, or it would lack both for as long as it
-// is listed.
-func (g *gpu) learn() {
-	d := g.driver
-	links, ok := linksOf(g.handle, d.has)
-	g.nvlinks = links[ofLink]
-	exists := func(k key) bool {
-		switch {
-		case d.renumbered && isClockReason(k.id):
-			return false
-		case k.scope == ofGPU:
-			return true
-		}
-		return k.n < links[k.scope]
+// exists reports whether the GPU could have a field, by the links that it is known to have.
+func (g *gpu) exists(k key) bool {
+	switch {
+	case g.driver.renumbered && isClockReason(k.id):
+		return false
+	case k.scope == ofGPU:
+		return true
 	}
-	g.fast = newFields(d.has, d.catalogue.fast, exists)
-	g.slow = newFields(d.has, d.catalogue.slow, exists)
-	if ok {
-		g.askGPM()
-	}
-	g.learned = ok && (g.gpm.told || !d.has.gpm())
+	return k.n < g.links[k.scope]
 }
 
-// linksOf is how many links of each kind the GPU has, none where it cannot say.
-func linksOf(handle nvml.Device, has symbols) (links [ofC2CLink + 1]uint32, ok bool) {
-	f := newFields(has, newBatch(key{id: nvml.FI_DEV_NVLINK_LINK_COUNT}, key{id: nvml.FI_DEV_C2C_LINK_COUNT}), func(key) bool { return true })
-	ret := f.ask(handle, time.Now())
-	for at, scope := range [...]scope{ofLink, ofC2CLink} {
-		if n, ok := f.value(at); ok {
-			links[scope] = uint32(min(n, mostLinks))
+// linkCounts are the slow fields that count the links of each kind.
+var linkCounts = [ofC2CLink + 1]uint32{ofLink: nvml.FI_DEV_NVLINK_LINK_COUNT, ofC2CLink: nvml.FI_DEV_C2C_LINK_COUNT}
+
+// findLinks has the fields of links be asked for that the newest counts are the first to
+// have, and reports whether there are any.
+func (g *gpu) findLinks() (found bool) {
+	for _, s := range [...]scope{ofLink, ofC2CLink} {
+		n, ok := g.slow.value(g.catalogue.slow.at[key{id: linkCounts[s]}])
+		if links := uint32(min(n, mostLinks)); ok && links > g.links[s] {
+			g.links[s], found = links, true
 		}
 	}
-	return links, ret == nvml.SUCCESS || lacking(ret)
+	if found {
+		g.fast.admit(g.exists)
+		g.slow.admit(g.exists)
+	}
+	return found
 }
 
 // isClockReason tells the fields that had other numbers up to driver 580.65
