@@ -367,7 +367,7 @@ func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w, s := resume(t, false)
 			defer w.stop()
-			w.after(500 * time.Millisecond)
+			w.after(1750 * time.Millisecond) // the first check may come before the listing, and fail
 			if r := record(s.history(), w.GPUs()[0], ""); !r.Reset || r.Again.Resets != 1 {
 				t.Errorf("the record is %+v", r)
 			}
