@@ -127,7 +127,7 @@ func (n node) usable(ids []device.OfferedID) (devices []answer.Device, faults []
 	on := map[device.GPU]device.OfferedID{} // replicas
 	for _, id := range ids {
 		i, s, wrong := n.check(id, len(ids))
-		before, twice := on[i.status.GPU]
+		before, twice := on[s.GPU]
 		switch {
 		case wrong != fault{}:
 			faults = append(faults, wrong)
@@ -137,7 +137,7 @@ func (n node) usable(ids []device.OfferedID) (devices []answer.Device, faults []
 			devices = append(devices, answer.Device{Device: s.Device, MIGIndex: s.Slice})
 		}
 		if i.shared {
-			on[i.status.GPU] = id
+			on[s.GPU] = id
 		}
 	}
 	return devices, faults
@@ -148,9 +148,9 @@ func (n node) usable(ids []device.OfferedID) (devices []answer.Device, faults []
 // prefers nothing that Allocate rejects. It is the same for all ids of a device.
 func (n node) check(id device.OfferedID, size int) (item, device.Status, fault) {
 	i, found := n.find(id)
-	s, known := find(n.statuses, i.status.ID)
+	s, known := find(n.statuses, id.Device())
 	var others []device.Holding
-	if !i.shared {
+	if found && !i.shared {
 		others, _ = n.rules.others(n.holders, n.resource, i)
 	}
 	var wrong fault

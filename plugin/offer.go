@@ -15,12 +15,9 @@ import (
 // Allocate that it began with it (pkg/kubelet/cm/devicemanager/manager.go).
 const vanishAfter = 2 * time.Second
 
-// Why an id is not healthy, beside what is wrong with its device.
-const (
-	withdrawn = "withdrawn" // it is offered no more
-	elsewhere = "held"      // its device is, by another id or as another resource
-	lost      = "gone"      // no listing has its device, since before this process
-)
+// elsewhere is why an id cannot be used whose device is held by another id or as another
+// resource.
+const elsewhere = "held"
 
 // maxMessage is the longest message that the kubelet reads, gRPC's default: it ends the stream
 // over a longer one. mostBytes leaves room for what is withdrawn.
@@ -43,10 +40,12 @@ type offer struct {
 	ids, bytes int
 }
 
-// item is one offered id.
+// item is one offered id. There are tens of thousands, so the replicas of a device share what
+// is known of it.
 type item struct {
 	id      device.OfferedID
-	status  device.Status
+	device  *device.Device // never written
+	healthy bool
 	shared  bool   // one of several replicas
 	down    string // why it cannot be used, though its device is healthy
 	onlyOne bool   // not to be given to a container together with another
@@ -106,14 +105,14 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 		if newer.has(i.id) {
 			continue
 		}
-		s, known := find(statuses, i.status.ID)
+		s, known := find(statuses, i.device.ID)
 		i.held = slices.Contains(b.held, i.id)
 		switch {
 		case i.held && known:
-			i.status, i.until = s, now.Add(vanishAfter)
-		case i.held || i.until.IsZero() && b.told != nil && b.told.has(i.id) || !i.until.IsZero() && i.status.Healthy:
-			i.status.Healthy, i.status.Reason = false, withdrawn
-			i.until = now.Add(vanishAfter)
+			d := s.Device // so that s stays on the stack for all other ids
+			i.device, i.healthy, i.until = &d, s.Healthy, now.Add(vanishAfter)
+		case i.held || i.until.IsZero() && b.told != nil && b.told.has(i.id) || !i.until.IsZero() && i.healthy:
+			i.healthy, i.until = false, now.Add(vanishAfter)
 		case !i.until.After(now):
 			continue
 		}
@@ -139,7 +138,7 @@ func (r Rules) reserves(h device.Holding) bool { return r.ReserveClaimed || !h.C
 // resource: those by another id or resource. That of the id itself is not among them: the
 // kubelet knows first when it ends.
 func (r Rules) others(holders device.Holders, resource string, i item) (others []device.Holding, own bool) {
-	for _, h := range holders.Rows(i.status.ID) {
+	for _, h := range holders.Rows(i.device.ID) {
 		if h.Resource == resource && h.Offered == i.id {
 			own = true
 		} else if r.reserves(h) {
@@ -162,10 +161,7 @@ func (o *offer) reserve(resource string, holders device.Holders) {
 		if others, own := o.rules.others(holders, resource, *i); len(others) == 0 || own {
 			continue
 		}
-		i.down = elsewhere
-		if i.status.Healthy {
-			i.status.Healthy, i.status.Reason = false, elsewhere
-		}
+		i.down, i.healthy = elsewhere, false
 	}
 }
 
@@ -182,9 +178,9 @@ func (b bonds) strangers(o *offer, statuses []device.Status) (items []item) {
 			continue // another plugin has served the resource
 		}
 		if !known {
-			s = device.Status{Device: device.Device{ID: id.Device(), GPU: device.GPU(id.Device()), NUMANode: -1}, Health: device.Unhealthy, Reason: lost, Gone: true}
+			s.Device = device.Device{ID: id.Device(), GPU: device.GPU(id.Device()), NUMANode: -1}
 		}
-		items = append(items, item{id: id, status: s, shared: id != s.ID.Offered(), held: true})
+		items = append(items, item{id: id, device: &s.Device, healthy: s.Healthy, shared: id != s.ID.Offered(), held: true})
 	}
 	return items
 }
@@ -201,10 +197,10 @@ func (o *offer) list() *api.ListAndWatchResponse {
 	list := &api.ListAndWatchResponse{Devices: make([]*api.Device, len(o.items))}
 	for n, i := range o.items {
 		health := api.Unhealthy
-		if i.status.Healthy {
+		if i.healthy {
 			health = api.Healthy
 		}
-		list.Devices[n] = &api.Device{ID: string(i.id), Health: health, Topology: topology(i.status.Device)}
+		list.Devices[n] = &api.Device{ID: string(i.id), Health: health, Topology: topology(*i.device)}
 	}
 	return list
 }
@@ -235,7 +231,7 @@ func topology(d device.Device) *api.TopologyInfo {
 
 func (o *offer) healthy() (n int) {
 	for _, i := range o.items {
-		if i.status.Healthy {
+		if i.healthy {
 			n++
 		}
 	}

@@ -149,7 +149,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 }
 
 // basis is what a turn follows from: with the same basis it changes nothing. Pods come and go
-// all the time, and with many replicas a turn takes a tenth of a second.
+// all the time, and with many replicas a turn takes tens of milliseconds.
 type basis struct {
 	statuses []device.Status
 	ruled    <-chan struct{}

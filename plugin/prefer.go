@@ -106,7 +106,7 @@ func (o *offer) sameCandidates(other *offer) bool {
 func (i *item) chosen() bool { return i.until.IsZero() || i.held }
 
 func (i *item) candidate() preferred.Candidate {
-	d := &i.status.Device
+	d := i.device
 	return preferred.Candidate{
 		ID: i.id, Device: d.ID, GPU: d.GPU, Index: d.Index, NUMANode: d.NUMANode, Replica: i.shared, Held: i.held,
 	}

@@ -51,7 +51,7 @@ func (l *life) unfit(ctx context.Context, ids []device.OfferedID) []fault {
 		if !found {
 			continue
 		}
-		s, known := find(statuses, i.status.ID)
+		s, known := find(statuses, i.device.ID)
 		switch {
 		case !known:
 			faults = append(faults, fault{WhyUnknown, fmt.Sprintf("%s is gone", id)})

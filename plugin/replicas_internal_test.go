@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -103,6 +104,13 @@ func TestTheTopologyIsMadeOnce(t *testing.T) {
 			t.Errorf("%s: the topology is the same: %t", step.name, got == last)
 		}
 		last = got
+	}
+}
+
+// TestAnIDIsSmall: each turn makes tens of thousands of items, and copies and sorts them.
+func TestAnIDIsSmall(t *testing.T) {
+	if size := reflect.TypeFor[item]().Size(); size > 128 {
+		t.Errorf("an item has %d bytes", size)
 	}
 }
 

@@ -181,20 +181,18 @@ func (r Rules) share(offers map[string]*offer, name string, all []device.Status)
 			continue
 		}
 		if share.Replicas < 1 {
-			o.items = append(o.items, item{id: s.ID.Offered(), status: s})
+			o.items = append(o.items, item{id: s.ID.Offered(), device: &all[i].Device, healthy: s.Healthy})
 			continue
 		}
 		o.items = slices.Grow(o.items, share.Replicas)
-		i := item{status: s, onlyOne: share.OnlyOne, shared: true}
+		replica := item{device: &all[i].Device, onlyOne: share.OnlyOne, shared: true}
 		if r.Down != nil {
-			i.down = r.Down(share.Resource)
+			replica.down = r.Down(share.Resource)
 		}
-		if i.down != "" && s.Healthy {
-			i.status.Healthy, i.status.Reason = false, i.down
-		}
+		replica.healthy = s.Healthy && replica.down == ""
 		for n := range share.Replicas {
-			i.id = s.ID.Replica(n)
-			o.items = append(o.items, i)
+			replica.id = s.ID.Replica(n)
+			o.items = append(o.items, replica)
 		}
 	}
 }

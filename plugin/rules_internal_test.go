@@ -37,7 +37,7 @@ func words(offers map[string]*offer) string {
 		line := strings.TrimPrefix(resource, "nvidia.com/") + ":"
 		for _, i := range offers[resource].items {
 			line += " " + string(i.id)
-			if !i.status.Healthy {
+			if !i.healthy {
 				line += "!"
 			}
 			if i.onlyOne {
@@ -180,7 +180,7 @@ func TestLeaves(t *testing.T) {
 		next := &offer{}
 		for _, s := range statuses {
 			if !s.MIG {
-				next.items = append(next.items, item{id: s.ID.Offered(), status: s})
+				next.items = append(next.items, item{id: s.ID.Offered(), device: &s.Device, healthy: s.Healthy})
 			}
 		}
 		next.sort()

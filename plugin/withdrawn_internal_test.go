@@ -98,8 +98,8 @@ func TestAHeldReplicaKeepsItsGPUFromBeingGivenAway(t *testing.T) {
 		{"GPU-0", "GPU-0::1"}, // by both: the pod's status is not to be wrong
 	} {
 		l := holding(Rules{}, board("0"), held...)
-		if i, _ := l.offered.find("GPU-0"); !i.status.Healthy {
-			t.Errorf("held are %q, and GPU-0 is %q", held, i.status.Reason)
+		if i, _ := l.offered.find("GPU-0"); !i.healthy {
+			t.Errorf("held are %q, and GPU-0 is unhealthy (%s)", held, i.down)
 		}
 	}
 	if l := holding(shareAll(2), board("0"), "GPU-0"); l.offered.healthy() != 3 {
