@@ -20,7 +20,7 @@ const vanishAfter = 2 * time.Second
 const elsewhere = "held"
 
 // maxMessage is the longest message that the kubelet reads, gRPC's default: it ends the stream
-// over a longer one. mostBytes leaves room for what is withdrawn.
+// over a longer one. mostBytes leaves room for what containers hold from before.
 const (
 	maxMessage = 4 << 20
 	mostBytes  = maxMessage - 64<<10
@@ -126,9 +126,27 @@ func (o *offer) leave(newer *offer, statuses []device.Status, b bonds, now time.
 			first = earlier(first, left[n].until)
 		}
 	}
+	newer.makeRoom(left, o)
 	newer.items = append(newer.items, left...)
 	newer.sort()
 	return first
+}
+
+// makeRoom removes new ids from an offer until its list and the ids that the older offer leaves
+// fit the kubelet's message. A new id can wait until those have gone; an id that vanishes too
+// soon may crash the kubelet.
+func (o *offer) makeRoom(left []item, older *offer) {
+	over := o.bytes - maxMessage
+	for _, i := range left {
+		over += listedID(i.id, *i.device)
+	}
+	o.items = slices.DeleteFunc(o.items, func(i item) bool {
+		if over <= 0 || older.has(i.id) {
+			return false
+		}
+		over -= listedID(i.id, *i.device)
+		return true
+	})
 }
 
 // reserves reports whether an allocation keeps its device from other containers.
@@ -208,16 +226,18 @@ func (o *offer) list() *api.ListAndWatchResponse {
 // listed is the length of what a list has of a device: its own id, or so many replicas. It
 // makes no ids, of which a wrong configuration may ask for millions.
 func listed(d device.Device, replicas int) (bytes int) {
-	size := func(id device.OfferedID) int {
-		return proto.Size(&api.ListAndWatchResponse{Devices: []*api.Device{{ID: string(id), Health: api.Unhealthy, Topology: topology(d)}}})
-	}
 	if replicas < 1 {
-		return size(d.ID.Offered())
+		return listedID(d.ID.Offered(), d)
 	}
 	for from, to := 0, 10; from < replicas; from, to = to, 10*to { // numbers of as many digits
-		bytes += (min(to, replicas) - from) * size(d.ID.Replica(from))
+		bytes += (min(to, replicas) - from) * listedID(d.ID.Replica(from), d)
 	}
 	return bytes
+}
+
+// listedID is the length of what a list has of an id when it is unhealthy.
+func listedID(id device.OfferedID, d device.Device) int {
+	return proto.Size(&api.ListAndWatchResponse{Devices: []*api.Device{{ID: string(id), Health: api.Unhealthy, Topology: topology(d)}}})
 }
 
 // topology is nil where the NUMA node is not known: one that is there but empty

@@ -74,6 +74,56 @@ func TestReplicasAreBoundByTheKubeletsMessage(t *testing.T) {
 	}
 }
 
+// TestWithdrawnIDsFitTheKubeletsMessage: they stay beside as many new ones, which wait for them
+// to go where the kubelet could not read both.
+func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
+	all, now := uuids(16), time.Now()
+	l := holding(shareAll(4096), all[:8])
+	l.told.Store(l.offered)
+	turn := func(rules Rules, statuses []device.Status) (due time.Time) {
+		before := l.offered
+		offers, _ := rules.apply(statuses)
+		holders, _ := l.Holders()
+		due = l.offer(offers[wholeGPU], statuses, holders, now)
+		if bytes := proto.Size(l.offered.list()); bytes > maxMessage {
+			t.Errorf("the list has %d bytes", bytes)
+		}
+		if due.IsZero() {
+			return due
+		}
+		for _, i := range before.items {
+			if !l.offered.has(i.id) {
+				t.Fatalf("%s vanished at once", i.id)
+			}
+		}
+		return due
+	}
+	if due := turn(shareAll(4096), all[8:]); due.IsZero() || len(l.offered.items) <= 8*4096 {
+		t.Errorf("offered are %d ids until %s", len(l.offered.items), due)
+	}
+	now = now.Add(vanishAfter)
+	if due := turn(shareAll(4096), all[8:]); !due.IsZero() || len(l.offered.items) != 8*4096 || l.offered.items[0].device.ID != all[8].ID {
+		t.Errorf("then offered are %d ids until %s", len(l.offered.items), due)
+	}
+
+	var held []device.OfferedID
+	for n := range 4000 {
+		held = append(held, all[8].ID.Replica(n))
+	}
+	l.Holders = as(wholeGPU, held...)
+	turn(shareAll(60_000), all[:1]) // beside what would be 64,000 ids
+	now = now.Add(vanishAfter)
+	turn(shareAll(60_000), all[:1])
+	for _, id := range held {
+		if !l.offered.has(id) {
+			t.Fatalf("%s is allocated and not listed", id)
+		}
+	}
+	if n := len(l.offered.items); n < 60_000 || n >= 64_000 {
+		t.Errorf("%d ids are offered", n)
+	}
+}
+
 // TestTheTopologyIsMadeOnce: with 32,768 ids that takes a tenth of a second, in which the
 // kubelet admits no pod.
 func TestTheTopologyIsMadeOnce(t *testing.T) {
