@@ -22,7 +22,7 @@ const (
 	againFirst   = 100 * time.Millisecond
 	againMost    = 10 * time.Second
 	steady       = time.Second      // a stream that stood for so long was not refused
-	answeredBy   = 10 * time.Second // from the endpoint's start to the kubelet's list of what is allocatable, if it has one
+	answeredBy   = 10 * time.Second // from the kubelet's start to its list of what is allocatable, if it has one, and to other plugins' registrations
 	registerMost = 15 * time.Second // the kubelet itself takes 10 s to give up dialling us
 	streamBy     = 5 * time.Second  // from Register's success to its ListAndWatch
 	leaveAfter   = 10 * time.Second // of an offer without an id: then the kubelet may forget the resource
@@ -35,11 +35,11 @@ type endpoint struct {
 	device.Pulse
 	resource string
 	served   *served
-	began    time.Time
 
 	lives  int         // how many have been begun; belongs to run's goroutine
 	socket string      // the file name of the newest one's; belongs to run's goroutine
 	said   string      // why the newest life failed, as logged; belongs to run's goroutine
+	other  otherPlugin // belongs to run's goroutine
 	tried  atomic.Bool // whether the first registration has had an outcome, or has been found impossible for now
 	// told is what the kubelet was last sent in this life, or is being sent; nil
 	// before that. Written by the stream and by run.
@@ -55,7 +55,7 @@ type endpoint struct {
 }
 
 func newEndpoint(o Options, resource string) *endpoint {
-	return &endpoint{Options: o, resource: resource, served: &served{}, began: time.Now(), offered: &offer{}, changed: make(chan struct{})}
+	return &endpoint{Options: o, resource: resource, served: &served{}, offered: &offer{}, changed: make(chan struct{})}
 }
 
 // offer replaces what is offered, and returns when to do so again if nothing changes; never
@@ -107,7 +107,7 @@ func (e *endpoint) run(ctx context.Context) error {
 		if len(o.items) == 0 { // the last one went while the kubelet was away
 			continue
 		}
-		if e.taken(o) {
+		if o.past && e.taken(kubelet) {
 			e.tried.Store(true)
 			pause(ctx, time.Second)
 			continue
@@ -117,6 +117,7 @@ func (e *endpoint) run(ctx context.Context) error {
 		}
 		released = false
 		e.served.add(e.resource)
+		e.other.ours, e.other.registered = true, false
 		stood, err := e.runOnce(ctx, kubelet)
 		if ctx.Err() != nil {
 			return nil
@@ -130,18 +131,31 @@ func (e *endpoint) run(ctx context.Context) error {
 	}
 }
 
+// otherPlugin is what is known of another plugin of a resource that the rules do not offer.
+type otherPlugin struct {
+	registered bool // by the kubelet's newest answer
+	ours       bool // this process has registered the resource, so that the kubelet may list it as ours
+	kubelet    socketID
+	since      time.Time // when that kubelet was first met
+}
+
 // taken reports whether a resource that the rules do not offer may have another plugin: the
 // kubelet says of what is allocatable only what has one. It says so a moment after it has
-// said what is allocated.
-func (e *endpoint) taken(o *offer) bool {
-	if !o.past {
-		return false
+// said what is allocated; while it does not, its last answer counts. A kubelet that was
+// restarted does not have the other plugin until that has registered again.
+func (e *endpoint) taken(kubelet socketID) bool {
+	other := &e.other
+	if kubelet != other.kubelet {
+		other.kubelet, other.since = kubelet, time.Now()
 	}
+	young := time.Since(other.since) < answeredBy
 	holders, _ := e.Holders()
 	if !holders.Resources.Known {
-		return time.Since(e.began) < answeredBy
+		return other.registered || young && !other.ours
 	}
-	return slices.ContainsFunc(holders.Resources.Devices, func(d device.ResourceDevice) bool { return d.Resource == e.resource })
+	listed := slices.ContainsFunc(holders.Resources.Devices, func(d device.ResourceDevice) bool { return d.Resource == e.resource })
+	other.registered = !other.ours && (listed || other.registered && young)
+	return listed || other.registered
 }
 
 // anyDevice waits until there is a device, with a verdict on it: were the first

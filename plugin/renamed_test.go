@@ -196,9 +196,13 @@ func TestAnotherPluginsResourceIsLeftAlone(t *testing.T) {
 		s.ends(end)
 
 		s.must(os.WriteFile(s.sockets(servedFile), []byte(`{"resources":["nvidia.com/gpu"]}`), 0o600)) // it has, and another plugin has it now
+		answers := s.kubelet.State().Calls["GetAllocatableResources"]
 		s.process(renames())
 		s.waitList(renamed, "GPU-0! GPU-1")
-		s.pollPasses()
+		s.wait("the kubelet is asked what is allocatable", func(k kubelet.State) bool { return k.Calls["GetAllocatableResources"] > answers })
+		for range 10 { // the plugin looks each second
+			s.pollPasses()
+		}
 		if n := s.registrations(resource); n != 1 {
 			t.Errorf("it was registered %d times", n)
 		}

@@ -1,0 +1,83 @@
+package plugin
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/device"
+)
+
+// TestAnotherPluginsResource: whether a resource that the rules do not offer has another plugin,
+// step by step.
+func TestAnotherPluginsResource(t *testing.T) {
+	type step struct {
+		name    string
+		after   time.Duration
+		kubelet uint64
+		known   bool // whether the kubelet says what is allocatable
+		listed  bool
+		want    bool
+	}
+	for name, steps := range map[string][]step{
+		"another plugin has it": {
+			{"not answered yet", 0, 1, false, false, true},
+			{"listed", 0, 1, true, true, true},
+			{"the kubelet does not answer", time.Hour, 1, false, false, true},
+			{"nor the next one", time.Second, 2, false, false, true},
+			{"the next one answers first", time.Second, 2, true, false, true},
+			{"the other plugin has registered", answeredBy - 2*time.Second, 2, true, true, true},
+			{"a third one", time.Hour, 3, true, false, true},
+			{"the other plugin does not come back", answeredBy, 3, true, false, false},
+		},
+		"the other plugin is removed": {
+			{"listed", 0, 1, true, true, true},
+			{"an hour later it is not", time.Hour, 1, true, false, false},
+		},
+		"no other plugin": {
+			{"not answered yet", 0, 1, false, false, true},
+			{"answered", time.Second, 1, true, false, false},
+		},
+		"a kubelet that never answers": {
+			{"at first", 0, 1, false, false, true},
+			{"later", answeredBy, 1, false, false, false},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				e := on("", Rules{})
+				for _, s := range steps {
+					time.Sleep(s.after)
+					h := device.Holders{Resources: device.Resources{Known: s.known}}
+					if s.listed {
+						h.Resources.Devices = []device.ResourceDevice{{Resource: wholeGPU, ID: "GPU-0"}}
+					}
+					e.Holders = func() (device.Holders, <-chan struct{}) { return h, nil }
+					if got := e.taken(socketID{inode: s.kubelet}); got != s.want {
+						t.Errorf("%s: another plugin may have it: %t", s.name, got)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestOurOwnResourceIsNotAnotherPlugins: after a restart of the kubelet its last answer still
+// lists what this process had registered.
+func TestOurOwnResourceIsNotAnotherPlugins(t *testing.T) {
+	e := on("", Rules{})
+	e.other.ours = true
+	h := device.Holders{Resources: device.Resources{Known: true, Devices: []device.ResourceDevice{{Resource: wholeGPU, ID: "GPU-0"}}}}
+	e.Holders = func() (device.Holders, <-chan struct{}) { return h, nil }
+	if !e.taken(socketID{inode: 2}) {
+		t.Error("it is registered while it is listed")
+	}
+	h.Resources.Devices = nil
+	if e.taken(socketID{inode: 2}) {
+		t.Error("it is not registered again though it is not listed")
+	}
+	h.Resources.Known = false
+	if e.taken(socketID{inode: 3}) {
+		t.Error("it is not registered again while the kubelet does not answer")
+	}
+}
