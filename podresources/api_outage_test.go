@@ -118,6 +118,20 @@ func TestARestartWithTheAPIServer(t *testing.T) {
 	})
 }
 
+// TestAllOtherPodsAreDeletedInAnOutageOfTheAPIServer: podgauge's own pod, which holds nothing,
+// ends the outage, and a minute later the allocations that the checkpoint still has.
+func TestAllOtherPodsAreDeletedInAnOutageOfTheAPIServer(t *testing.T) {
+	outage(t, func(t *testing.T, k *scripted, c *Client, _ file) {
+		time.Sleep(time.Hour)
+		wantState(t, c.known(), "a", "held by one")
+		k.says(pod("three-node-a", "s"), pod("podgauge-x7k2p"))
+		time.Sleep(settleAfter + 2*idleEvery)
+		for id, want := range map[device.ID]string{"a": "idle", "b": "idle", "d": "idle", "s": "held by three-node-a"} {
+			wantState(t, c.known(), id, want)
+		}
+	})
+}
+
 // TestClaimsOutliveAnOutageOfTheAPIServer: no file of the device manager has them.
 func TestClaimsOutliveAnOutageOfTheAPIServer(t *testing.T) {
 	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {

@@ -17,7 +17,8 @@ type apiSource struct {
 	// listed reports whether the newest answer has a pod of the API server.
 	listed bool
 	// missing reports whether all answers over this connection lack such pods, though the
-	// connection before had some.
+	// connection before had some. It ends when the kubelet has the API server's pods, even if all
+	// others were deleted: podgauge's own is one of them, as a DaemonSet's.
 	missing bool
 	// back is when an answer had such a pod again; zero if none was missing.
 	back time.Time
