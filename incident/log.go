@@ -132,13 +132,13 @@ func (l *Log) Look() (Known, <-chan struct{}) {
 func (l *Log) Ready() error { return nil }
 
 // Run publishes what happened, follows how it goes on, and keeps it on disk, until ctx
-// is done. What is known then is written before it returns.
+// is done. What is known then is written before it returns, unless the disk hangs.
 func (l *Log) Run(ctx context.Context) error {
 	if l.file != nil {
 		writing, stop := context.WithCancel(context.WithoutCancel(ctx))
 		var writer sync.WaitGroup
 		writer.Go(func() { l.file.Run(writing) }) //nolint:errcheck // it returns nil
-		defer l.file.Flush()                      //nolint:errcheck // the log has it
+		defer l.file.End()
 		defer writer.Wait()
 		defer stop()
 	}

@@ -3,6 +3,7 @@ package state
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"strings"
@@ -55,6 +56,10 @@ func Open(o Options) (*File, device.History) {
 	if found.Err != nil {
 		h.Lost = true
 		o.Log.Warn("health of an earlier process is unknown: each device is checked before it is trusted", "err", found.Err)
+	}
+	f.saved = h
+	if errors.Is(found.Err, disk.ErrHung) { // Decode may yet be called
+		return f, h
 	}
 	if found.Behind { // verdicts of that process may be missing, too
 		h = uncounted(h)
@@ -125,10 +130,8 @@ func (f *File) Counted() *device.History {
 // Run writes what is saved until ctx is done.
 func (f *File) Run(ctx context.Context) error { return f.file.Run(ctx) }
 
-// End writes the history that was saved last.
-func (f *File) End() {
-	f.file.Flush() //nolint:errcheck // Err and the log have it
-}
+// End writes the history that was saved last. It does not wait for a disk that hangs.
+func (f *File) End() { f.file.End() }
 
 // Err is why the newest history is not on disk; nil if it is, or will be within a second.
 func (f *File) Err() error {

@@ -18,6 +18,9 @@ const (
 	WriteInterval = time.Second
 	// RetryInterval is the time after a write that failed.
 	RetryInterval = 10 * time.Second
+	// maxRead bounds how long Read waits for the disk, and maxEnd how long End does.
+	maxRead = 5 * time.Second
+	maxEnd  = 2 * time.Second
 )
 
 var (
@@ -25,6 +28,11 @@ var (
 	ErrForeign = errors.New("not a file of podgauge")
 	// ErrNewer is returned by a decoder if the file is a newer version's.
 	ErrNewer = errors.New("file of a newer version")
+	// ErrHung is returned by Read if the disk has not answered in time.
+	ErrHung = errors.New("the disk does not answer")
+
+	// errUnread is why nothing is written: the file has what this process does not know.
+	errUnread = errors.New("the disk answered too late, and the stored state stays as it is: restart podgauge to read it")
 )
 
 // Format is how a value is stored.
@@ -47,7 +55,6 @@ type File[T any] struct {
 	format Format[T]
 	folder *Folder
 	log    *slog.Logger
-	name   string        // written by Read
 	wake   chan struct{} // has room for one
 
 	mu sync.Mutex
@@ -56,11 +63,14 @@ type File[T any] struct {
 	urgent  bool // newest is to be written at once
 	free    bool // the next process finds no counts and starts them from 0
 	writing bool // a write is under way, and what it leaves is unknown
+	late    bool // Read has returned without the disk's answer
 	view    View[T]
 	changed chan struct{} // closed when view changes
 
-	flushing sync.Mutex // one write at a time
+	flushing chan struct{} // has room for one: a write, or Read until the disk has answered
 	// All below are guarded by flushing.
+	name    string
+	unread  error             // errUnread, or nil
 	written *T                // what the file has; nil: unknown
 	sum     [sha256.Size]byte // of written
 	odd     error             // what written lacks
@@ -88,7 +98,7 @@ type Found[T any] struct {
 func New[T any](folder *Folder, format Format[T], log *slog.Logger) *File[T] {
 	return &File[T]{
 		format: format, folder: folder, log: log, name: format.Name + ".json",
-		wake: make(chan struct{}, 1), changed: make(chan struct{}),
+		wake: make(chan struct{}, 1), changed: make(chan struct{}), flushing: make(chan struct{}, 1),
 	}
 }
 
@@ -98,8 +108,41 @@ const behindSuffix = ".behind"
 // badSuffix marks a file that could not be read or understood. The newest one is kept.
 const badSuffix = ".bad"
 
-// Read takes over the folder and reads what an earlier process has left.
+// Read takes over the folder and reads what an earlier process has left. If the disk does not
+// answer, Read returns ErrHung after maxRead, and at once for the folder's other files. A file
+// that is read later is never replaced: the next process reads it.
 func (f *File[T]) Read() Found[T] {
+	wait := maxRead
+	if f.folder.hung.Load() {
+		wait = 0
+	}
+	f.flushing <- struct{}{}
+	read := make(chan Found[T], 1)
+	go func() { // ends with the process if the disk never answers
+		f.load(read)
+		<-f.flushing
+	}()
+	select {
+	case found := <-read:
+		return found
+	case <-time.After(wait):
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	select {
+	case found := <-read:
+		return found
+	default:
+	}
+	f.folder.hung.Store(true)
+	f.late, f.view.Err = true, ErrHung
+	f.log.Error("state folder does not answer: start without the stored state, and keep state in memory only", "file", f.format.Name)
+	f.publish()
+	return Found[T]{Err: ErrHung}
+}
+
+// load is Read without its bound. The caller holds flushing.
+func (f *File[T]) load(read chan<- Found[T]) {
 	err := f.folder.own()
 	found, name := f.read()
 	newer := found.Err
@@ -113,7 +156,7 @@ func (f *File[T]) Read() Found[T] {
 	if found.Err != nil {
 		aside := move(f.folder.files, name, f.name+badSuffix)
 		if free, err = aside == nil, cmp.Or(err, aside); free {
-			found.Err = fmt.Errorf("%w (set aside as %s)", found.Err, f.name+badSuffix)
+			found.Err, name = fmt.Errorf("%w (set aside as %s)", found.Err, f.name+badSuffix), ""
 		}
 	}
 	if newer != nil {
@@ -122,11 +165,19 @@ func (f *File[T]) Read() Found[T] {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.free = free; !free {
+	switch {
+	case f.late && name != "":
+		f.unread, err = errUnread, cmp.Or(err, errUnread)
+		f.log.Error("state is kept in memory only", "file", f.name, "err", err)
+	case f.late:
+		f.free, f.view.Shown = true, f.newest
+	case free:
+		f.free = true
+	default:
 		f.view.Shown = &found.Value
 	}
 	f.note(err)
-	return found
+	read <- found
 }
 
 // read reads the file, or the one that could not be replaced, and returns which it was.
@@ -168,7 +219,7 @@ func (f *File[T]) Save(v T, urgent bool) {
 	}
 }
 
-// Run writes what is saved until ctx is done.
+// Run writes what is saved until ctx is done. It does not wait for a write that is under way then.
 func (f *File[T]) Run(ctx context.Context) error {
 	timer := time.NewTimer(0) // Read may have failed
 	defer timer.Stop()
@@ -185,9 +236,16 @@ func (f *File[T]) Run(ctx context.Context) error {
 			continue
 		}
 		next = time.Now().Add(WriteInterval)
-		if f.Flush() != nil {
-			next = time.Now().Add(RetryInterval)
-			timer.Reset(RetryInterval)
+		flushed := make(chan error, 1)
+		go func() { flushed <- f.Flush() }() // ends with the process if the disk hangs
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-flushed:
+			if err != nil {
+				next = time.Now().Add(RetryInterval)
+				timer.Reset(RetryInterval)
+			}
 		}
 	}
 }
@@ -200,13 +258,13 @@ func (f *File[T]) isUrgent() bool {
 
 // Flush writes the newest value that was saved, if it is not on disk.
 func (f *File[T]) Flush() error {
-	f.flushing.Lock()
-	defer f.flushing.Unlock()
+	f.flushing <- struct{}{}
+	defer func() { <-f.flushing }()
 	f.mu.Lock()
 	newest := f.newest
 	f.urgent, f.writing = false, true
 	f.mu.Unlock()
-	err := f.folder.own()
+	err := cmp.Or(f.folder.own(), f.unread)
 	if err == nil && newest != f.written {
 		err = f.write(newest)
 	}
@@ -231,6 +289,20 @@ func (f *File[T]) Flush() error {
 	}
 	f.note(cmp.Or(err, f.odd))
 	return err
+}
+
+// End writes the newest value that was saved. It does not wait for a disk that hangs.
+func (f *File[T]) End() {
+	ended := make(chan struct{})
+	go func() { // ends with the process if the disk hangs
+		f.Flush() //nolint:errcheck // View.Err and the log have it
+		close(ended)
+	}()
+	select {
+	case <-ended:
+	case <-time.After(maxEnd):
+		f.log.Error("state folder does not answer: end without the last write", "file", f.format.Name)
+	}
 }
 
 // write replaces the file, unless it has the same content.

@@ -394,6 +394,97 @@ func (h *hanging) create(name string) (file, error) {
 	return h.model.create(name)
 }
 
+// hungStart is a disk that does not answer reads of a counter until it is released, and of another file until the end.
+type hungStart struct {
+	*model
+	released, end chan struct{}
+}
+
+func (h hungStart) read(name string, limit int64) ([]byte, error) {
+	switch {
+	case strings.HasPrefix(name, "counter"):
+		<-h.released
+	case strings.HasPrefix(name, "another"):
+		<-h.end
+	}
+	return h.model.read(name, limit)
+}
+
+// TestADiskThatHangsAtStart holds up neither start nor end, and what it has stored is never replaced.
+func TestADiskThatHangsAtStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newModel(rand.New(rand.NewPCG(1, 2)))
+		earlier, _ := newProcess(disk)
+		for range 7 {
+			earlier.happen()
+		}
+		if err := earlier.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		stored := disk.names["counter.json"]
+		hung := hungStart{disk, make(chan struct{}), make(chan struct{})}
+		defer close(hung.end)
+		began := time.Now()
+		p, found := newProcess(hung)
+		if took := time.Since(began); took != maxRead || !errors.Is(found.Err, ErrHung) {
+			t.Errorf("Read returns %v after %s", found.Err, took)
+		}
+		began = time.Now()
+		another := New(p.folder, Format[counter]{Name: "another"}, slog.New(slog.DiscardHandler))
+		if found := another.Read(); time.Since(began) != 0 || !errors.Is(found.Err, ErrHung) {
+			t.Errorf("Read of another file returns %v after %s", found.Err, time.Since(began))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- p.Run(ctx) }()
+		p.happen()
+		time.Sleep(time.Minute)
+		if view, _ := p.Look(); !errors.Is(view.Err, ErrHung) || p.scrape(t) != 0 {
+			t.Errorf("while it hangs there is %+v", view)
+		}
+		began = time.Now()
+		cancel()
+		<-ended
+		p.End()
+		if took := time.Since(began); took != maxEnd {
+			t.Errorf("the end takes %s", took)
+		}
+		synctest.Wait()
+		if got := disk.names["counter.json"]; got != stored {
+			t.Error("what was not read is replaced")
+		}
+		close(hung.released)
+		synctest.Wait()
+		p.happen()
+		if err := p.Flush(); !errors.Is(err, errUnread) || p.scrape(t) != 2 {
+			t.Errorf("when it answers again a write returns %v, and a scrape shows %d", err, p.scraped)
+		}
+		next, found := newProcess(disk)
+		if !found.Behind || next.Verdict != 7 || next.Count != 0 {
+			t.Errorf("the next process finds %+v", found)
+		}
+		if n := strings.Count(p.log.String(), "level=ERROR msg=\"state folder does not answer: start"); n != 1 {
+			t.Errorf("it is logged %d times: %s", n, p.log.String())
+		}
+	})
+}
+
+// TestAnEmptyDiskThatHangsAtStart is written to as soon as it answers.
+func TestAnEmptyDiskThatHangsAtStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hung := hungStart{newModel(rand.New(rand.NewPCG(1, 2))), make(chan struct{}), nil}
+		p, _ := newProcess(hung)
+		p.happen()
+		close(hung.released)
+		if err := p.Flush(); err != nil || p.scrape(t) != 1 {
+			t.Errorf("a write returns %v, and a scrape shows %d", err, p.scraped)
+		}
+		if next, found := newProcess(hung.model); found.Behind || next.Count != 1 {
+			t.Errorf("the next process finds %+v", found)
+		}
+	})
+}
+
 func FuzzUnmarshal(f *testing.F) {
 	for _, content := range []string{"", "[]", "{}", `{"version":1}`, `{"version":2,"count":"x"}`, `{"version":1}{}`, `{"version":1,"count":-1}`} {
 		f.Add([]byte(content))

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -24,7 +25,8 @@ var errTaken = errors.New("a podgauge that started later has taken over the fold
 // older files in place of newer ones.
 type Folder struct {
 	files files
-	token string // of this process
+	token string      // of this process
+	hung  atomic.Bool // a file could not be read in time
 
 	mu    sync.Mutex // held while the owner file is read and written
 	owned bool       // the owner file has had the token; guarded by mu

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/podgauge/podgauge/sim"
+	"golang.org/x/sys/unix"
+)
+
+// hang has every open of a file in a folder wait, until the test or what it returns ends that.
+func hang(t *testing.T, dir string) (release func()) {
+	t.Helper()
+	permissions, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
+	if err == nil {
+		err = unix.FanotifyMark(permissions, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, dir)
+	}
+	if err != nil {
+		t.Skip("only root can have files hang: ", err)
+	}
+	release = func() {
+		if permissions >= 0 {
+			unix.Close(permissions) //nolint:errcheck // it allows all that waits
+		}
+		permissions = -1
+	}
+	t.Cleanup(release)
+	return release
+}
+
+// TestAStateFolderThatHangs keeps podgauge from serving neither the kubelet nor Prometheus, and loses none of its state.
+func TestAStateFolderThatHangs(t *testing.T) {
+	dir := t.TempDir()
+	const stored = `{"version":1,"records":[]}`
+	if err := os.WriteFile(filepath.Join(dir, "health.json"), []byte(stored), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	release := hang(t, dir)
+	t.Run("the process", func(t *testing.T) { // it ends before the folder answers
+		w := newWorldOf(t, setting{machine: machineWith(sim.T4)}, "--state-dir="+dir)
+		w.untilRegistered()
+		w.until("podgauge_state_up", " 0")
+	})
+	release()
+	until(t, "the stored state is left to the next process", func() bool {
+		text, err := os.ReadFile(filepath.Join(dir, "health.json.behind"))
+		return err == nil && string(text) == stored
+	})
+}
