@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -199,7 +200,8 @@ func TestCrowdThatLingers(t *testing.T) {
 	stay(t, dial(t, "127.0.0.2", l.Addr().String()))
 }
 
-// TestCrowdOfManyClients: all clients together have at most maxServed connections, and a new client finds room.
+// TestCrowdOfManyClients: all clients together have at most maxServed connections. A new client finds room if the others take turns, but
+// not if each takes its whole share before the next.
 func TestCrowdOfManyClients(t *testing.T) {
 	for clients := 1; clients < maxServed/servedShare; clients++ {
 		c := crowded(&http.Server{}, nil)
@@ -209,6 +211,17 @@ func TestCrowdOfManyClients(t *testing.T) {
 		if c.served >= maxServed || !c.admit(&visitor{nowhere{}, netip.AddrFrom4([4]byte{10, 0, 1, 0})}) {
 			t.Errorf("%d clients have %d connections, and leave none for another", clients, c.served)
 		}
+	}
+	c, took := crowded(&http.Server{}, nil), []int{}
+	for client := range byte(5) {
+		n := 0
+		for c.admit(&visitor{nowhere{}, netip.AddrFrom4([4]byte{10, 0, 0, client})}) {
+			n++
+		}
+		took = append(took, n)
+	}
+	if want := []int{192, 48, 12, 3, 1}; !slices.Equal(took, want) { // docs/security.md
+		t.Errorf("five clients take %v, want %v", took, want)
 	}
 }
 
