@@ -31,6 +31,7 @@ func hang(t *testing.T, dir string) (release func()) {
 
 // TestAStateFolderThatHangs keeps podgauge from serving neither the kubelet nor Prometheus, and loses none of its state.
 func TestAStateFolderThatHangs(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	const stored = `{"version":1,"records":[]}`
 	if err := os.WriteFile(filepath.Join(dir, "health.json"), []byte(stored), 0o600); err != nil {
