@@ -153,7 +153,7 @@ func (f *File[T]) load(read chan<- Found[T]) {
 		found, name = f.read()
 	}
 	free := name != f.name // the next process finds no counts
-	if found.Err != nil {
+	if found.Err != nil && (!f.isLate() || errors.Is(found.Err, ErrForeign)) {
 		aside := move(f.folder.files, name, f.name+badSuffix)
 		if free, err = aside == nil, cmp.Or(err, aside); free {
 			found.Err, name = fmt.Errorf("%w (set aside as %s)", found.Err, f.name+badSuffix), ""
@@ -248,6 +248,12 @@ func (f *File[T]) Run(ctx context.Context) error {
 			}
 		}
 	}
+}
+
+func (f *File[T]) isLate() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.late
 }
 
 func (f *File[T]) isUrgent() bool {

@@ -469,6 +469,31 @@ func TestADiskThatHangsAtStart(t *testing.T) {
 	})
 }
 
+// TestADiskThatHangsAtStartAndFails, as one of the network does that gives up: the next process tries again.
+func TestADiskThatHangsAtStartAndFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		disk := newModel(rand.New(rand.NewPCG(1, 2)))
+		earlier, _ := newProcess(disk)
+		earlier.happen()
+		if err := earlier.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		disk.broken = syscall.EIO
+		hung := hungStart{disk, make(chan struct{}), nil}
+		p, _ := newProcess(hung)
+		close(hung.released)
+		synctest.Wait()
+		disk.broken = nil
+		p.happen()
+		if err := p.Flush(); !errors.Is(err, errUnread) {
+			t.Errorf("a write returns %v", err)
+		}
+		if next, found := newProcess(disk); found.Err != nil || next.Verdict != 1 {
+			t.Errorf("the next process finds %+v", found)
+		}
+	})
+}
+
 // TestAnEmptyDiskThatHangsAtStart is written to as soon as it answers.
 func TestAnEmptyDiskThatHangsAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
