@@ -122,8 +122,13 @@ func (s *specs) Alive() error {
 }
 
 // Run is a loop over writers: each keeps what the settings of its time ask for. Files stay when a writer ends,
-// because containers that were created by them restart.
+// because containers that were created by them restart. An earlier process' files are removed at start.
 func (s *specs) Run(ctx context.Context) error {
+	if settings, _ := s.settings(); !usesCDI(settings) {
+		if err := cdi.Remove(s.dir); err != nil {
+			s.log.Warn("remove CDI specs of an earlier process", "err", err)
+		}
+	}
 	for ctx.Err() == nil {
 		settings, changed := s.settings()
 		if !usesCDI(settings) {

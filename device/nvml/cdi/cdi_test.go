@@ -214,6 +214,13 @@ func TestNextWriter(t *testing.T) {
 			wantSet(t, "files", s.there(), gpu, gds)
 		})
 	})
+	t.Run("no strategy needs them", func(t *testing.T) {
+		s := newStage(t, 0, nil)
+		leave(s, gpu, gds, other, gds+".1.tmp")
+		s.must(Remove(s.dir))
+		wantSet(t, "files", s.there(), other)
+		s.must(Remove(filepath.Join(s.dir, "missing")))
+	})
 }
 
 // TestChanged: each new State is told once.

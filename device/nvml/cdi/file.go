@@ -2,6 +2,7 @@ package cdi
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -99,6 +100,16 @@ func (w *Writer) drop(class string) error {
 		return nil
 	}
 	return remove(specPath(w.Dir, class))
+}
+
+// Remove removes the specs that an earlier process left in a folder, for settings that need none.
+func Remove(dir string) error {
+	dir = cmp.Or(dir, DefaultDir)
+	errs := []error{removeTemporary(dir)}
+	for _, class := range classes {
+		errs = append(errs, remove(specPath(dir, class)))
+	}
+	return errors.Join(errs...)
 }
 
 // removeTemporary removes the files of a process that was killed while it wrote.
