@@ -192,6 +192,8 @@ func tellsOfAnother(ctx context.Context, t *testing.T, n *node.Node, m *machine,
 		t.Fatal(err)
 	}
 	figureOf(t, "from Xid 79 of another GPU to Unhealthy on the stream while one GPU's calls hang", 100*time.Millisecond, at.Sub(begin))
+	// A real reset takes seconds. One before the first check that follows the Xid could be from before the Xid, and is not evidence.
+	await(ctx, t, "the GPU was checked after the Xid", since(begin, 2*time.Second))
 	m.set(t, fmt.Sprintf("gpu %d energy 0", victim))
 	await(ctx, t, "that GPU is healthy again", func(ctx context.Context) error {
 		ids, err := n.Allocatable(ctx, gpu)
