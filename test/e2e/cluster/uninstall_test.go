@@ -34,7 +34,7 @@ func (s *scene) objects(ctx context.Context) ([]string, error) {
 	return slices.Compact(all), nil
 }
 
-// uninstall leaves the cluster as it was before, and the pods with what they have.
+// uninstall leaves the cluster as it was before, and the pods with what they have. On the node it leaves what docs/install.md names.
 func uninstall(ctx context.Context, t *testing.T, s *scene) {
 	running, err := s.pods(ctx, team, "app=trainer")
 	if err != nil {
@@ -59,11 +59,11 @@ func uninstall(ctx context.Context, t *testing.T, s *scene) {
 		return nil
 	})
 	figure(t, "helm uninstall → nothing of it is left", fmt.Sprintf("%s; %d objects gone", seconds(time.Since(begin)), len(with)-len(s.before)))
-	if sockets, err := filepath.Glob(filepath.Join(s.Node.KubeletDir(), "device-plugins", "podgauge*")); err != nil || len(sockets) > 0 {
-		t.Errorf("left are sockets %q, %v", sockets, err)
+	if left, err := filepath.Glob(filepath.Join(s.Node.KubeletDir(), "device-plugins", "podgauge*")); err != nil || len(left) != 1 || filepath.Base(left[0]) != "podgauge_resources.json" {
+		t.Errorf("in the device-plugin folder are %q, %v", left, err)
 	}
-	if specs, err := s.Node.Shell(ctx, "ls -A /var/run/cdi 2>/dev/null || true"); err != nil || specs != "" {
-		t.Errorf("left are CDI specs %q, %v", specs, err)
+	if specs, err := s.Node.Shell(ctx, "ls -A /var/run/cdi"); err != nil || specs != "k8s.device-plugin.nvidia.com-gpu.json\n" {
+		t.Errorf("the CDI specs are %q, %v", specs, err)
 	}
 	if state, err := s.Node.Shell(ctx, "ls -A /var/lib/podgauge"); err != nil || state == "" {
 		t.Errorf("what it remembered is gone: %q, %v", state, err)
