@@ -129,15 +129,19 @@ func (r *run) ask(ctx context.Context) error {
 }
 
 func (r *run) scrape(ctx context.Context) error {
+	scrape := Span{From: time.Now()}
 	s, err := r.node.Scrape(ctx)
 	if err != nil {
 		return fmt.Errorf("scrape: %w", err)
 	}
+	scrape.To = time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if n := len(r.snapshots); n == 0 || !s.From.Equal(r.snapshots[n-1].From) { // else the flight is one that was seen
 		r.snapshots = append(r.snapshots, s)
 	}
+	newest := &r.snapshots[len(r.snapshots)-1]
+	newest.Scrapes = append(newest.Scrapes, scrape)
 	return nil
 }
 

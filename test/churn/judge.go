@@ -20,6 +20,9 @@ type Truth struct {
 const (
 	// long is how long a holding has to last to be one that has to be labelled.
 	long = time.Second
+	// leastScrapes is how many scrapes must begin and end within it: on a loaded machine a
+	// scrape may take as long, and the flight that it joins may have begun before.
+	leastScrapes = 2
 	// standsFor is how long after the kubelet's return a holder may be shown that it does
 	// not name (docs/adr/0004-unknown-holders.md): a minute from the connection, which is
 	// made when podgauge asks next, a second later at most.
@@ -44,6 +47,7 @@ func Judge(t Truth, snapshots []Snapshot) Verdict {
 	}
 	for i := range snapshots {
 		j.snapshot(&snapshots[i])
+		j.scrapes = append(j.scrapes, snapshots[i].Scrapes...)
 	}
 	for _, h := range t.Holdings {
 		j.holding(h)
@@ -75,6 +79,7 @@ type judgement struct {
 	unseen []Span
 	// labelled are the ends of the flights that named a holder.
 	labelled map[Held][]time.Time
+	scrapes  []Span
 }
 
 // unseen is the time around an outage in which podgauge did not see the kubelet: from the
@@ -209,7 +214,7 @@ func (j *judgement) holding(h Holding) {
 	for _, o := range j.Outages {
 		lasted -= max(0, earlier(o.To, h.Until.From).Sub(later(o.From, h.Since.To)))
 	}
-	if lasted < long {
+	if lasted < long || j.scrapesIn(Span{h.Since.To, h.Until.From}) < leastScrapes {
 		return
 	}
 	j.Long++
@@ -221,6 +226,16 @@ func (j *judgement) holding(h Holding) {
 		}
 	}
 	j.Unlabelled = append(j.Unlabelled, fmt.Sprintf("%s was held by %v for %s", h.Device, h.Owner, lasted))
+}
+
+// scrapesIn counts the scrapes that began and ended within a span.
+func (j *judgement) scrapesIn(s Span) (n int) {
+	for _, scrape := range j.scrapes {
+		if !scrape.From.Before(s.From) && !scrape.To.After(s.To) {
+			n++
+		}
+	}
+	return n
 }
 
 func earlier(a, b time.Time) time.Time {

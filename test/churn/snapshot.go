@@ -16,7 +16,8 @@ import (
 
 // Snapshot is what an answer of /metrics says of who holds what.
 type Snapshot struct {
-	Span      // of its flight
+	Span             // of its flight
+	Scrapes   []Span // that answered with it, from question to answer
 	KubeletUp bool
 	Devices   map[string]Shown
 }
