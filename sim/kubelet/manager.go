@@ -219,14 +219,18 @@ func (h holding) ids() []string {
 	return all.list()
 }
 
-// nodes of a held device; none where it has none.
-func (h holding) nodes(id string) (nodes []int64) {
+// nodes are those of each held device that has any. They are indexed once: a holding may have thousands of ids.
+func (h holding) nodes() map[string][]int64 {
+	all := map[string][]int64{}
 	for node, some := range h.devices {
-		if node != noNode && slices.Contains(some, id) {
-			nodes = append(nodes, node)
+		if node == noNode {
+			continue
+		}
+		for _, id := range some {
+			all[id] = append(all[id], node)
 		}
 	}
-	return nodes
+	return all
 }
 
 // ids is a set of device ids.

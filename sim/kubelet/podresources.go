@@ -98,13 +98,12 @@ func (l *life) describe(p *pod) *podresources.PodResources {
 // heldEntries has an entry for each device and each of its NUMA nodes, as they were when it was
 // allocated, healthy or not.
 func heldEntries(resource string, h holding) []*podresources.ContainerDevices {
-	all := []*podresources.ContainerDevices{}
+	all, nodes := []*podresources.ContainerDevices{}, h.nodes()
 	for _, id := range h.ids() {
-		nodes := h.nodes(id)
-		if len(nodes) == 0 {
+		if len(nodes[id]) == 0 {
 			all = append(all, entry(resource, id))
 		}
-		for _, node := range nodes {
+		for _, node := range nodes[id] {
 			all = append(all, entry(resource, id, node))
 		}
 	}
