@@ -48,4 +48,5 @@ func TestAStateFolderThatHangs(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(dir, "health.json.behind"))
 		return err == nil && string(text) == stored
 	})
+	until(t, "nothing writes to the folder any more", func() bool { return os.RemoveAll(dir) == nil })
 }
