@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // libraryName is what go-nvml and everyone else opens.
@@ -18,40 +19,64 @@ const libraryName = "libnvidia-ml.so.1"
 //go:embed standin
 var sources embed.FS
 
-// Build compiles the stand-in into dir and returns the library's path. The hidden
+// Build makes the stand-in in dir and returns the library's path. The hidden
 // functions are left out, as an older driver lacks them. It needs gcc, and the go
 // command in a module that requires go-nvml, for NVML's header.
 func Build(dir string, hidden ...string) (lib string, err error) {
-	include, err := headerDir()
+	o, err := compiled()
 	if err != nil {
 		return "", err
 	}
-	header, err := os.ReadFile(filepath.Join(include, "nvml.h"))
-	if err != nil {
-		return "", fmt.Errorf("read NVML's header: %w", err)
-	}
-	functions := parseHeader(string(header))
 	for _, name := range hidden {
-		if !slices.ContainsFunc(functions, func(f function) bool { return f.name == name }) {
+		if !slices.ContainsFunc(o.functions, func(f function) bool { return f.name == name }) {
 			return "", fmt.Errorf("hide %s: NVML has no such function", name)
 		}
 	}
-	// Compiled beside its place, it gets there by one rename: a program that has
+	// Linked beside its place, it gets there by one rename: a program that has
 	// the old one open keeps it whole.
 	work, err := os.MkdirTemp(dir, "standin-")
 	if err != nil {
-		return "", fmt.Errorf("make a folder to compile in: %w", err)
+		return "", fmt.Errorf("make a folder to link in: %w", err)
 	}
 	defer func() { _ = os.RemoveAll(work) }() // what is left over does no harm
-	if err := writeSources(work, functions, hidden); err != nil {
-		return "", fmt.Errorf("write the stand-in's sources: %w", err)
-	}
-	if err := compile(work, include); err != nil {
-		return "", fmt.Errorf("compile the stand-in: %w", err)
+	if err := o.link(work, hidden); err != nil {
+		return "", fmt.Errorf("link the stand-in: %w", err)
 	}
 	lib = filepath.Join(dir, libraryName)
 	return lib, os.Rename(filepath.Join(work, libraryName), lib)
 }
+
+// object is the compiled stand-in. Libraries differ by what they export alone.
+type object struct {
+	functions []function
+	code      []byte // a relocatable object file
+}
+
+// compiled compiles the stand-in once in a process: that takes two seconds of CPU, and tests
+// build a dozen libraries.
+var compiled = sync.OnceValues(func() (o object, err error) {
+	include, err := headerDir()
+	if err != nil {
+		return o, err
+	}
+	header, err := os.ReadFile(filepath.Join(include, "nvml.h"))
+	if err != nil {
+		return o, fmt.Errorf("read NVML's header: %w", err)
+	}
+	o.functions = parseHeader(string(header))
+	work, err := os.MkdirTemp("", "standin-")
+	if err != nil {
+		return o, fmt.Errorf("make a folder to compile in: %w", err)
+	}
+	defer func() { _ = os.RemoveAll(work) }()
+	if err := writeSources(work, o.functions); err != nil {
+		return o, fmt.Errorf("write the stand-in's sources: %w", err)
+	}
+	if o.code, err = compile(work, include); err != nil {
+		return o, fmt.Errorf("compile the stand-in: %w", err)
+	}
+	return o, nil
+})
 
 // headerDir is where go-nvml keeps nvml.h: the stand-in has the very functions
 // and structs that the program was compiled against.
@@ -63,7 +88,7 @@ func headerDir() (string, error) {
 	return filepath.Join(strings.TrimSpace(out), "pkg", "nvml"), nil
 }
 
-func writeSources(dir string, functions []function, hidden []string) error {
+func writeSources(dir string, functions []function) error {
 	embedded, err := fs.Sub(sources, "standin")
 	if err != nil {
 		return err
@@ -79,7 +104,6 @@ func writeSources(dir string, functions []function, hidden []string) error {
 		"functions.h": functionsHeader(functions),
 		"default.h":   defaults,
 		"stubs.c":     stubs(functions),
-		"exports.map": exports(hidden),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
 			return err
@@ -90,17 +114,32 @@ func writeSources(dir string, functions []function, hidden []string) error {
 
 // compile never asks for the unversioned names to be mapped to the newest, as
 // go-nvml does not: both are functions of the library.
-func compile(dir, include string) error {
+func compile(dir, include string) ([]byte, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*.c"))
 	if err != nil {
+		return nil, err
+	}
+	const name = "standin.o"
+	args := []string{
+		"-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-pthread",
+		"-DNVML_NO_UNVERSIONED_FUNC_DEFS=1", "-I", include, "-r", "-o", name,
+	}
+	if _, err := command(dir, "gcc", append(args, files...)...); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(filepath.Join(dir, name))
+}
+
+// link makes the library in dir.
+func (o object) link(dir string, hidden []string) error {
+	const code, visible = "standin.o", "exports.map"
+	if err := os.WriteFile(filepath.Join(dir, code), o.code, 0o600); err != nil {
 		return err
 	}
-	args := []string{
-		"-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-pthread",
-		"-DNVML_NO_UNVERSIONED_FUNC_DEFS=1", "-I", include,
-		"-Wl,-soname," + libraryName, "-Wl,--version-script=exports.map", "-o", libraryName,
+	if err := os.WriteFile(filepath.Join(dir, visible), []byte(exports(hidden)), 0o600); err != nil {
+		return err
 	}
-	_, err = command(dir, "gcc", append(args, files...)...)
+	_, err := command(dir, "gcc", "-shared", "-pthread", "-Wl,-soname,"+libraryName, "-Wl,--version-script="+visible, "-o", libraryName, code)
 	return err
 }
 
