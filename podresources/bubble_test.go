@@ -72,6 +72,7 @@ func (k *scripted) start(age time.Duration) {
 	k.listener, k.server, k.served = listener, server, served
 }
 
+// stop ends the server, and waits until clients have noticed: a question before that may fail on the old connection.
 func (k *scripted) stop() {
 	k.mu.Lock()
 	server, served := k.server, k.served
@@ -84,6 +85,7 @@ func (k *scripted) stop() {
 	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 		k.t.Errorf("Serve: %v", err)
 	}
+	synctest.Wait()
 }
 
 func (k *scripted) restart() {
