@@ -385,7 +385,7 @@ func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
 	})
 }
 
-// unread is a machine whose checks get no answer while it is so.
+// unread is a machine whose checks get no answer while the flag is set.
 type unread struct {
 	*sim.Machine
 	is atomic.Bool
@@ -398,8 +398,8 @@ func (u *unread) Check(gpu device.GPU) (device.Vitals, error) {
 	return u.Machine.Check(gpu)
 }
 
-// TestAReleaseIsNoResetOfAGPUThatWasNotRead: that its energy counter is not known before a
-// check has read it does not say that it has none.
+// TestAReleaseIsNoResetOfAGPUThatWasNotRead: before a check has read its energy counter, a GPU is
+// not taken for one that has none.
 func TestAReleaseIsNoResetOfAGPUThatWasNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &unread{Machine: machine(1)}

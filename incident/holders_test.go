@@ -169,8 +169,8 @@ func TestNobodyWasAsked(t *testing.T) {
 	})
 }
 
-// TestNamedLate has the kubelet answer for the first time after a report: its answer is about
-// the time of the report only if the device is gone, since nobody can get it then.
+// TestNamedLate has the kubelet answer for the first time after a report. Its answer names the
+// affected container only if the device is gone, since no other container can get it then.
 func TestNamedLate(t *testing.T) {
 	for _, c := range []struct {
 		name   string

@@ -74,8 +74,8 @@ func TestReplicasAreBoundByTheKubeletsMessage(t *testing.T) {
 	}
 }
 
-// TestWithdrawnIDsFitTheKubeletsMessage: they stay beside as many new ones, which wait for them
-// to go where the kubelet could not read both.
+// TestWithdrawnIDsFitTheKubeletsMessage: withdrawn ids stay listed beside new ones. If a list of
+// both were too large for the kubelet, some new ones wait until the withdrawn ones are removed.
 func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 	all, now := uuids(16), time.Now()
 	l := holding(shareAll(4096), all[:8])

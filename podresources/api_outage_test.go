@@ -118,8 +118,8 @@ func TestARestartWithTheAPIServer(t *testing.T) {
 	})
 }
 
-// TestAllOtherPodsAreDeletedInAnOutageOfTheAPIServer: podgauge's own pod, which holds nothing,
-// ends the outage, and a minute later the allocations that the checkpoint still has.
+// TestAllOtherPodsAreDeletedInAnOutageOfTheAPIServer: podgauge's own pod, which has no device, is
+// listed, and so ends the outage. A minute later the allocations end that only the checkpoint has.
 func TestAllOtherPodsAreDeletedInAnOutageOfTheAPIServer(t *testing.T) {
 	outage(t, func(t *testing.T, k *scripted, c *Client, _ file) {
 		time.Sleep(time.Hour)

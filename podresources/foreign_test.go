@@ -72,8 +72,9 @@ func TestCountlessForeignIDs(t *testing.T) {
 	}
 }
 
-// TestForeignIDsInTheCheckpoint: ids that answers had too many of do not come back as allocations
-// without an owner, neither when the checkpoint is first read nor when the kubelet is away.
+// TestForeignIDsInTheCheckpoint: foreign ids that were dropped, since List had too many of them, do
+// not come back from the checkpoint as allocations without an owner: neither when it is first read
+// nor when the kubelet is away.
 func TestForeignIDsInTheCheckpoint(t *testing.T) {
 	a, m := newAnswer(), newMemory()
 	a.given.foreign.know([]device.ID{"a"})
@@ -105,8 +106,8 @@ func TestForeignIDsInTheCheckpoint(t *testing.T) {
 	}
 }
 
-// TestForeignIDsBeforeTheInventory: only an id of a UUID may be ours. That of another form makes
-// no history, and of too many none is kept.
+// TestForeignIDsBeforeTheInventory: until the inventory is known, only an id made of a UUID may be
+// ours. An id of another form makes no history, and too many of them are dropped.
 func TestForeignIDsBeforeTheInventory(t *testing.T) {
 	const id = "GPU-6f1a6f7c-0e4a-4f55-9a6e-7b4f3c2d1e00"
 	a, m := newAnswer(), newMemory()

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hang has every open of a file in a folder wait, until the test or what it returns ends that.
+// hang makes every open of a file in a folder wait until release is called or the test ends.
 func hang(t *testing.T, dir string) (release func()) {
 	t.Helper()
 	permissions, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
@@ -29,7 +29,7 @@ func hang(t *testing.T, dir string) (release func()) {
 	return release
 }
 
-// TestAStateFolderThatHangs keeps podgauge from serving neither the kubelet nor Prometheus, and loses none of its state.
+// TestAStateFolderThatHangs: podgauge registers and answers scrapes while its state folder hangs, and the stored state is kept.
 func TestAStateFolderThatHangs(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

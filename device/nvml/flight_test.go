@@ -362,7 +362,7 @@ func TestStrayDenialOfFeature(t *testing.T) {
 					t.Fatalf("%s is %v", feature, got)
 				}
 				s.set(deny)
-				if pass(10*time.Second) == 0 { // it is asked for once at most, or twice
+				if pass(10*time.Second) == 0 { // in ten seconds the driver is asked at most twice
 					t.Errorf("%s is 0 after one denial", feature)
 				}
 			} else if shown(0) == 0 {

@@ -354,8 +354,8 @@ func TestEventsThatNameNoSlice(t *testing.T) {
 	})
 }
 
-// TestStrayDenialOfMIGMode: a partitioned GPU keeps its slices until it has denied in several
-// listings to have the mode.
+// TestStrayDenialOfMIGMode: a partitioned GPU keeps its MIG devices until several listings in a
+// row find MIG mode not supported.
 func TestStrayDenialOfMIGMode(t *testing.T) {
 	s := start(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-0")
 	n := len(s.list(-1))

@@ -14,7 +14,7 @@ import (
 type asks struct {
 	privileged, hostPID bool
 	capabilities        []core.Capability
-	measures            bool // that it only does, so that it does not write to the device-plugins folder
+	measures            bool // without the device plugin: the device-plugins folder is read-only
 }
 
 // more is what each case asks for beyond nothing. A case that is not here gets nothing.

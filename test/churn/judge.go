@@ -20,8 +20,8 @@ type Truth struct {
 const (
 	// long is how long a holding has to last to be one that has to be labelled.
 	long = time.Second
-	// leastScrapes is how many scrapes must begin and end within it: on a loaded machine a
-	// scrape may take as long, and the flight that it joins may have begun before.
+	// leastScrapes is how many scrapes must begin and end within such a holding: on a loaded
+	// machine a scrape may take a second, and the flight that it joins may have begun before.
 	leastScrapes = 2
 	// standsFor is how long after the kubelet's return a holder may be shown that it does
 	// not name (docs/adr/0004-unknown-holders.md): a minute from the connection, which is

@@ -17,7 +17,7 @@ import (
 // Snapshot is what an answer of /metrics says of who holds what.
 type Snapshot struct {
 	Span             // of its flight
-	Scrapes   []Span // that answered with it, from question to answer
+	Scrapes   []Span // that returned it, each from request to response
 	KubeletUp bool
 	Devices   map[string]Shown
 }

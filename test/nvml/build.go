@@ -46,7 +46,7 @@ func Build(dir string, hidden ...string) (lib string, err error) {
 	return lib, os.Rename(filepath.Join(work, libraryName), lib)
 }
 
-// object is the compiled stand-in. Libraries differ by what they export alone.
+// object is the compiled stand-in. Libraries differ only in what they export.
 type object struct {
 	functions []function
 	code      []byte // a relocatable object file

@@ -35,7 +35,7 @@ const (
 	// memoryLimit and probeTimeout are the chart's; TestChart holds them to it.
 	memoryLimit  = 96 << 20
 	probeTimeout = 5 * time.Second
-	// maxProbe is how long a probe may take.
+	// maxProbe is how long a probe may take; four times as long unless strict.
 	maxProbe = time.Second
 
 	gpus, slicesPerGPU = 8, 7
@@ -60,10 +60,10 @@ func TestMain(m *testing.M) {
 	os.Exit(status)
 }
 
-// strict reports whether nothing may be skipped or take longer than it may (make e2e-all).
+// strict reports whether a test that would be skipped fails, and bars are not multiplied (make e2e-all).
 func strict() bool { return os.Getenv("PODGAUGE_STRICT") != "" }
 
-// skip skips a test for which the machine lacks something, and fails it if it is strict.
+// skip skips a test for which the machine lacks something, or fails it if strict.
 func skip(t *testing.T, args ...any) {
 	t.Helper()
 	if strict() {
@@ -105,7 +105,7 @@ func slowReaders(t *testing.T, args ...string) {
 		most = maxProbe
 	}
 	if longest := slices.Max(probes); longest > most {
-		t.Errorf("a probe took %s, and may take %s", longest, maxProbe)
+		t.Errorf("a probe took %s, and may take %s", longest, most)
 	}
 	t.Logf("figure: a scrape among %d slow readers: %s", connections, spread(scrapes))
 	peak := cgroup.peak(t)

@@ -18,7 +18,7 @@ type memoryCgroup struct {
 	v2  bool
 }
 
-// newMemoryCgroup makes a memory cgroup. On a machine that does not allow it, the test is skipped, or fails if it is strict.
+// newMemoryCgroup makes a memory cgroup. On a machine that does not allow it, the test is skipped, or fails if strict.
 func newMemoryCgroup(t *testing.T, limit int) *memoryCgroup {
 	t.Helper()
 	if os.Geteuid() != 0 {

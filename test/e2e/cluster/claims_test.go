@@ -17,7 +17,7 @@ const (
 	auditors  = "auditors"  // its claims are not
 )
 
-// claims holds the owner labels of claimed GPUs against the claims: two GPUs for one pod, one GPU for two containers of a pod, and every GPU for
+// claims compares the owner labels of claimed GPUs with the claims: two GPUs for one pod, one GPU for two containers of a pod, and every GPU for
 // a monitoring pod with adminAccess, beside pods that got their GPUs from the device plugin.
 func claims(ctx context.Context, t *testing.T, s *scene) {
 	uuids := uuids()

@@ -54,7 +54,7 @@ var (
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
 		Tags:        "remove_all_sd,enable_kubernetes_sd",
 	}
-	// Our own: NVIDIA's driver wants a real driver beneath it.
+	// Our own: NVIDIA's DRA driver needs a real GPU driver.
 	draDriver = built.Program{
 		Name: "dradriver", Version: "v0.37.2", Module: "cluster/dradriver", Cache: "dradriver-v0.37.2",
 		Packages:    []string{"."},
