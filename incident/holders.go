@@ -123,8 +123,8 @@ func (b *book) amend(e *entry, h *device.Holders, now time.Time) {
 	}
 }
 
-// nameOfGone names those whom the kubelet names only now with a device that is gone, as after
-// a restart of podgauge. Nobody can get such a device, so they had it before.
+// nameOfGone adds the containers that the kubelet first names after their device is gone, as
+// after a restart of podgauge. A device that is gone is never allocated, so they had it before.
 func (b *book) nameOfGone(e *entry, h *device.Holders, now time.Time) {
 	if e.Reason != device.ReasonGone || e.Healed != nil || now.After(e.amendBy) {
 		return

@@ -118,7 +118,7 @@ func (c *crowd) Accept() (net.Conn, error) {
 }
 
 // admit counts a connection and closes a surplus one. It returns false if the client's connections have reached servedShare of
-// the room that is left: a single client gets three quarters of it, and equal clients leave some for others.
+// the room that is left: a single client gets three quarters of it, and up to 85 clients that connect in turns leave some for others.
 func (c *crowd) admit(v *visitor) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -17,7 +17,7 @@ func hang(t *testing.T, dir string) (release func()) {
 		err = unix.FanotifyMark(permissions, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM|unix.FAN_EVENT_ON_CHILD, unix.AT_FDCWD, dir)
 	}
 	if err != nil {
-		t.Skip("only root can have files hang: ", err)
+		t.Skip("cannot make files hang without fanotify's permission events, for which root is needed: ", err)
 	}
 	release = func() {
 		if permissions >= 0 {

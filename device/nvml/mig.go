@@ -31,7 +31,7 @@ type parts struct {
 	// handles are those that the listing was given. NVML may give one to another slice at
 	// any time.
 	handles map[*slice]nvml.Device
-	// capable says that the GPU has such a mode, pending what it will be after a reset.
+	// capable is true if the GPU has MIG mode, pending if the mode will be on after a reset.
 	capable, pending bool
 	// absent is how often in a row listings were told that the GPU has no such mode.
 	absent absence
