@@ -71,7 +71,7 @@ func soak(t *testing.T, most int, made func(*testing.T, *node.Node) *machine, of
 	}
 	await(ctx, t, "Prometheus has scraped podgauge", func(ctx context.Context) error { return scraped(ctx, prometheus) })
 
-	resident, own := sampleMemory(ctx, t, d, long)
+	resident, own, pauses := sampleMemory(ctx, t, d, long)
 	quarter := len(own) / 4
 	early, late := slices.Max(own[quarter:2*quarter]), slices.Max(own[3*quarter:])
 	figure(t, fmt.Sprintf("resident memory over %s, scraped every second", long),
@@ -86,9 +86,18 @@ func soak(t *testing.T, most int, made func(*testing.T, *node.Node) *machine, of
 	if growth := late - early; growth > 1<<20 && long >= 2*time.Minute {
 		t.Errorf("podgauge grew by %d bytes from the second quarter of the time to the last", growth)
 	}
-	if err := scraped(ctx, prometheus); err != nil {
+	failed, err := failedScrapes(ctx, prometheus, long)
+	if err != nil {
 		t.Error(err)
 	}
+	for _, at := range failed {
+		if stopped := slices.ContainsFunc(pauses, func(p pause) bool { return p.near(at) }); stopped {
+			t.Logf("the scrape of %s failed while the machine did not run this test either", at.Format(time.TimeOnly))
+		} else {
+			t.Errorf("the scrape of %s failed", at.Format(time.TimeOnly))
+		}
+	}
+	t.Logf("the machine did not run this test for half a second or more: %v", pauses)
 	samples, err := prometheus.Query(ctx, fmt.Sprintf(`count_over_time(up{job=%q}[%dms])`, honored, long.Milliseconds()))
 	if err != nil || len(samples) != 1 || samples[0].Value < 0.9*long.Seconds() {
 		t.Errorf("scrapes in that time: %v, %v", samples, err)
@@ -125,13 +134,46 @@ func scraped(ctx context.Context, p *node.Prometheus) error {
 	return nil
 }
 
+// pause is a time in which the test's process did not run.
+type pause struct{ begin, end time.Time }
+
+// near reports whether a scrape that began then, and had a second, met the pause or what had to be caught up on after it.
+func (p pause) near(scrape time.Time) bool {
+	return scrape.After(p.begin.Add(-time.Second)) && scrape.Before(p.end.Add(time.Second))
+}
+
+func (p pause) String() string {
+	return fmt.Sprintf("%s (%s)", p.begin.Format(time.TimeOnly), p.end.Sub(p.begin).Round(100*time.Millisecond))
+}
+
+// failedScrapes returns when the scrapes of podgauge began that failed within the last time of that length.
+func failedScrapes(ctx context.Context, p *node.Prometheus, long time.Duration) (failed []time.Time, err error) {
+	now := time.Now()
+	all, err := p.QueryRange(ctx, fmt.Sprintf(`min_over_time(up{job=%q}[1s])`, honored), now.Add(-long), now, time.Second)
+	if err != nil || len(all) != 1 {
+		return nil, fmt.Errorf("up has %d series: %w", len(all), err)
+	}
+	for _, point := range all[0].Points {
+		if point.Value != 1 {
+			failed = append(failed, point.Time)
+		}
+	}
+	return failed, nil
+}
+
 // sampleMemory looks every quarter of a second: at all that is resident, and at what of it
-// is no file's.
-func sampleMemory(ctx context.Context, t *testing.T, d *daemon, long time.Duration) (resident, own []int) {
+// is no file's. Pauses are the times in which it could not.
+func sampleMemory(ctx context.Context, t *testing.T, d *daemon, long time.Duration) (resident, own []int, pauses []pause) {
 	t.Helper()
 	tick := time.NewTicker(250 * time.Millisecond)
 	defer tick.Stop()
-	for begin := time.Now(); time.Since(begin) < long && ctx.Err() == nil; <-tick.C {
+	begin := time.Now()
+	for last := begin; time.Since(begin) < long && ctx.Err() == nil; <-tick.C {
+		now := time.Now()
+		if now.Sub(last) > 750*time.Millisecond {
+			pauses = append(pauses, pause{last, now})
+		}
+		last = now
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", d.PID))
 		if err != nil {
 			t.Fatal(err)
@@ -143,7 +185,7 @@ func sampleMemory(ctx context.Context, t *testing.T, d *daemon, long time.Durati
 		resident = append(resident, pages*os.Getpagesize())
 		own = append(own, (pages-files)*os.Getpagesize())
 	}
-	return resident, own
+	return resident, own, pauses
 }
 
 func megabytes(bytes int) float64 { return float64(bytes) / (1 << 20) }
