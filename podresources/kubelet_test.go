@@ -308,6 +308,9 @@ func TestGreatAnswers(t *testing.T) {
 		k.Trouble(kubelet.Trouble{ListBytes: mib << 20})
 		begin := time.Now()
 		h := c.Owners(t.Context())
+		for status.Code(h.Err) == codes.DeadlineExceeded && time.Since(begin) < time.Minute { // a loaded machine
+			h = c.Owners(t.Context())
+		}
 		if h.Err != nil {
 			t.Fatalf("%d MiB: %v", mib, h.Err)
 		}
