@@ -42,7 +42,7 @@ test: build ## all that needs no root; allocations are counted without the race 
 	cd test/chart && go test -count=1 ./...
 	cd test/dashboards && go test -count=1 ./...
 
-stress: ## the tests of make test 20 times with -race beside four busy loops; RUNS=5 PKGS=./exporter/...: fewer
+stress: build ## the tests of make test 20 times with -race beside four busy loops; RUNS=5 PKGS=./exporter/...: fewer
 	test/stress/stress $(PKGS)
 
 rules: ## the alerts, by the promtool that is installed; make test evaluates them without one
