@@ -296,21 +296,20 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
+// TestGreatAnswers: an answer may be longer than gRPC's limit of 4 MiB. With the race detector its 80,000 rows take two of
+// the five seconds of a question, and more on a loaded machine: make test runs the test without it too.
 func TestGreatAnswers(t *testing.T) {
+	if raced {
+		t.Skip("needs a build without the race detector")
+	}
 	k := kubeletOn(t, kubelet.Options{})
 	offers(t, k, gpu, healthy("a")...)
 	runs(t, k, podOn("one", 1))
 	c := clientOf(t, k.PodResourcesSocket(), Trace{})
-	for _, mib := range []int{0, 5, 20, 0} {
-		if mib == 20 && raced {
-			continue
-		}
+	for _, mib := range []int{0, 5, 0} {
 		k.Trouble(kubelet.Trouble{ListBytes: mib << 20})
 		begin := time.Now()
 		h := c.Owners(t.Context())
-		for status.Code(h.Err) == codes.DeadlineExceeded && time.Since(begin) < time.Minute { // a loaded machine
-			h = c.Owners(t.Context())
-		}
 		if h.Err != nil {
 			t.Fatalf("%d MiB: %v", mib, h.Err)
 		}
