@@ -50,7 +50,7 @@ rules: ## the alerts, by the promtool that is installed; make test evaluates the
 	promtool test rules deploy/rules/*_test.yaml
 
 golden: ## write the golden files anew
-	go test ./cmd/podgauge ./config ./dashboards ./exporter/status -update
+	go test ./cmd/podgauge ./internal/config ./dashboards ./internal/web/status -update
 	cd test/chart && go test -run Copies -update ./... && go test -run 'Golden|Manifest|Readme' -update ./...
 
 dashboards-check: build ## real Prometheus answers what the dashboards ask, and Grafana's schema reads them
@@ -103,4 +103,4 @@ bench: ## results are in docs/benchmarks.md
 	go test -run '^$$' -bench . -benchmem ./...
 
 gpu: build ## on a machine with an NVIDIA GPU; results are in docs/hardware.md
-	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./device/nvml/...
+	PODGAUGE_GPU=1 go test -count=1 -v -run Hardware ./internal/nvml/...

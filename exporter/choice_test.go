@@ -9,7 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/prometheus/client_golang/prometheus"
 )
 

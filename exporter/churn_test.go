@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // linkNode has 8 GPUs with the counters that --metrics.nvlink-links gives an H100, and what

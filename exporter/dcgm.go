@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // dcgmRow is a family of dcgm-exporter's, and what it is made of: so dashboards, alerts

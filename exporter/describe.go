@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // description is what is known of a family before there is a series of it.

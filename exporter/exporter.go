@@ -12,9 +12,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/exporter/status"
-	"github.com/podgauge/podgauge/incident"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/status"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // ownFamilies are the families that no row of a backend makes.

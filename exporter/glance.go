@@ -5,8 +5,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/exporter/status"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/status"
 )
 
 // glanceFor is how long after its begin a flight is good for those who look at the page.

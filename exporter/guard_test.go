@@ -9,7 +9,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/podgauge/podgauge/exporter/api"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/prometheus/client_golang/prometheus"
 )
 

@@ -11,8 +11,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/exporter/api"
-	"github.com/podgauge/podgauge/exporter/status"
+	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 )

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/incident"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 )
 
 // mostHits is how many containers' failures are shown, the newest first: they outlive their

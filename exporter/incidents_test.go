@@ -8,8 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/incident"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 )
 
 func TestScrapeShowsWhereADeviceStands(t *testing.T) {

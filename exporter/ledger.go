@@ -4,7 +4,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // maxOwners is how many owners of a device keep their counts, as many as podresources

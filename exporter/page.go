@@ -5,9 +5,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/exporter/status"
-	"github.com/podgauge/podgauge/incident"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/status"
 )
 
 // snapshot is what one flight brought.

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )

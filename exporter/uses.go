@@ -3,7 +3,7 @@ package exporter
 import (
 	"slices"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // A device that several containers hold keeps its own series, without a holder. What

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 // SIGTERM is the end of Run's ctx, whatever it waits for.

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/answer"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )

@@ -7,10 +7,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/plugin/answer"
-	"github.com/podgauge/podgauge/sim/kubelet"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 

@@ -18,7 +18,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"golang.org/x/sync/errgroup"
 )
 

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 const (

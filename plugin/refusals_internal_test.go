@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 

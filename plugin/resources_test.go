@@ -10,11 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/plugin/answer"
 	"github.com/podgauge/podgauge/plugin/preferred"
-	"github.com/podgauge/podgauge/sim/kubelet"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )

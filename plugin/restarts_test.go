@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 func TestKubeletRestarts(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // board writes statuses as words: "0" is a GPU, "1m" one whose MIG mode is on,

@@ -13,9 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
-	"github.com/podgauge/podgauge/sim/kubelet"
 )
 
 const (

@@ -3,8 +3,8 @@ package podresources
 import (
 	"context"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/wire"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )

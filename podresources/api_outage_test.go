@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 // outage runs a client on the node "node-a", whose kubelet was restarted while the API server

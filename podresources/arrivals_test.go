@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // What is allocated and never named is over with the last pod that may have it,

@@ -11,7 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/test/bufconn"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -20,7 +20,7 @@ import (
 const gpu = "nvidia.com/gpu"
 
 // scripted is a kubelet that says what the test has it say, in the test's bubble:
-// hours of it take milliseconds. sim/kubelet has the habits of a real one.
+// hours of it take milliseconds. internal/sim/kubelet has the habits of a real one.
 type scripted struct {
 	api.UnimplementedPodResourcesListerServer
 	t *testing.T

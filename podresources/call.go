@@ -7,7 +7,7 @@ import (
 	"net"
 	"time"
 
-	"github.com/podgauge/podgauge/wire"
+	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"

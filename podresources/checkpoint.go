@@ -8,7 +8,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // CheckpointFile is the name of the kubelet's checkpoint in its device-plugins

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // As a kubelet of 1.37 wrote it, shortened.

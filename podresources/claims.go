@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 

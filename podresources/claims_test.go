@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 

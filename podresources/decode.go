@@ -3,8 +3,8 @@ package podresources
 import (
 	"slices"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/wire"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/wire"
 )
 
 // rawAnswer is what of a List is wanted: the holdings, which pods there are, and what

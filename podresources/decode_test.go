@@ -7,8 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/wire"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"

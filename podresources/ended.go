@@ -3,7 +3,7 @@ package podresources
 import (
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // noteEnd notes that a pod has ended, and tells whether it is known to hold something: that the

@@ -6,7 +6,7 @@ import (
 	"regexp"
 	"slices"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // maxForeignIDs is how many ids of a resource are kept, besides those of our devices. To some

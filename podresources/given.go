@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/wire"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/wire"
 )
 
 // given is what an answer has of resources, a row each. The next answer is read into the

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // The history's bounds: a device's last holders, and how long after their end, where

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // remembering is a memory whose kubelet can be believed, at a time of the test's.

@@ -3,7 +3,7 @@ package podresources
 import (
 	"slices"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // ledger is what stands of resources from answer to answer, as memory is for holders: what

@@ -10,7 +10,7 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )

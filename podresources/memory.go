@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // settleAfter is how long a kubelet that was (re)started may go without listing

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // model is rule 4 of the design, one allocation at a time and without a thought

@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 // Beside another device plugin nobody tells of allocations. What was allocated

@@ -4,7 +4,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // A pod that ends soon after the kubelet has come back is gone from the next answer: Run has

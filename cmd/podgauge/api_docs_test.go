@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/exporter/api"
+	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // TestAPIPage: the examples of docs/api.md are what is answered, and its tables have each

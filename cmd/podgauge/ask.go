@@ -15,7 +15,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/exporter/api"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"github.com/spf13/pflag"
 	"golang.org/x/sys/unix"
 )

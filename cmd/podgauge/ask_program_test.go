@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/exporter/api"
+	"github.com/podgauge/podgauge/internal/web/api"
 	"golang.org/x/sys/unix"
 )
 

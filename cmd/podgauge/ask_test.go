@@ -15,7 +15,7 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/podgauge/podgauge/exporter/api"
+	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // answering is a server that has these answers, whenever it is asked.

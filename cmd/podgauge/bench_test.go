@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // scraper, in the environment, has it be a Prometheus that scrapes the address so

@@ -5,8 +5,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/nvml"
 )
 
 // TestDCGMFamiliesAreMade: each of dcgm-exporter's families that is shown is made of rows

@@ -10,9 +10,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/prometheus/client_golang/prometheus"
 )
 

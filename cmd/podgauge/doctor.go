@@ -8,12 +8,12 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/podgauge/podgauge/config"
-	"github.com/podgauge/podgauge/containers"
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml"
-	"github.com/podgauge/podgauge/device/nvml/cdi"
-	"github.com/podgauge/podgauge/doctor"
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/containers"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/cdi"
 )
 
 // diagnosis is what `podgauge doctor -o json` says.

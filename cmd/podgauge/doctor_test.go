@@ -14,10 +14,10 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/podgauge/podgauge/config"
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/doctor"
-	"github.com/podgauge/podgauge/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 // examinedNode is what doctor says of a node on which two things are wrong: a container that

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/config"
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/spf13/pflag"
 )
 

@@ -8,9 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/sim"
-	"github.com/podgauge/podgauge/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 // What containers have of a node, in all the ways in which a kubelet gives it to them.

@@ -6,9 +6,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/podgauge/podgauge/device/nvml"
-	"github.com/podgauge/podgauge/sim"
-	"github.com/podgauge/podgauge/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 // Each kind of node has its golden file: what its GPUs have is shown, and what they

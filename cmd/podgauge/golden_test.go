@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/goleak"
 )

@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/sim"
 )
 
 // simulatedGPUs is how many a simulated machine has.

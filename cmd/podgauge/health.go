@@ -5,12 +5,12 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/podgauge/podgauge/config"
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml/kmsg"
-	"github.com/podgauge/podgauge/incident"
-	"github.com/podgauge/podgauge/state"
-	"github.com/podgauge/podgauge/state/disk"
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/nvml/kmsg"
+	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/internal/state/disk"
 	"github.com/spf13/pflag"
 )
 

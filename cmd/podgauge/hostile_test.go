@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"google.golang.org/grpc"

@@ -5,7 +5,7 @@ import (
 	"os"
 
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/pods"
+	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/spf13/pflag"
 )
 

@@ -4,8 +4,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/exporter/status"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/plugin"
 )
 

@@ -7,7 +7,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // releaseBy is how long calls to the driver may take to come back when it is to be

@@ -7,9 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml"
-	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/sim"
 )
 
 // TestXidsMeanTheSame has simulated GPUs report errors: they do what NVML's would.

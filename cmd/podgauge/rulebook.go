@@ -13,8 +13,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/podgauge/podgauge/config"
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin"
 )
 

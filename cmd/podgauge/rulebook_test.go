@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/podgauge/podgauge/config"
+	"github.com/podgauge/podgauge/internal/config"
 )
 
 // What is shared through MPS can be used while its daemon answers.

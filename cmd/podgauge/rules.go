@@ -4,8 +4,8 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/podgauge/podgauge/config"
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/plugin/answer"
 	"github.com/podgauge/podgauge/plugin/preferred"

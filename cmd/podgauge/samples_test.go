@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // machineOf writes a node as words: "A100" is a GPU, "A100/1g.5gb*7" one with slices.
@@ -54,7 +54,7 @@ func TestNvidiasSamplesOfferWhatNvidiaSays(t *testing.T) {
 		{"operator-fine", "a100-40gb", slices + " A100", "nvidia.com/gpu=8 nvidia.com/mig-1g.5gb=14 nvidia.com/mig-2g.10gb=6 nvidia.com/mig-3g.20gb=6 nvidia.com/mig-7g.40gb=7"},
 	} {
 		t.Run(c.file+c.name, func(t *testing.T) {
-			file := filepath.Join("../../config/testdata/nvidia", c.file)
+			file := filepath.Join("../../internal/config/testdata/nvidia", c.file)
 			o, err := parse([]string{"--config-file=" + file, "--config-name=" + c.name, "--mps-root=/run/nvidia/mps"}, nothing, io.Discard)
 			if err != nil {
 				t.Fatal(err)

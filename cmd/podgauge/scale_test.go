@@ -11,10 +11,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml"
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/sim"
 )
 
 // scaledNode is a node of docs/scale.md. A pod holds each of its devices.

@@ -10,9 +10,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/incident"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/prometheus/client_golang/prometheus"
 )
 

@@ -14,9 +14,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/podgauge/podgauge/config"
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml/cdi"
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/cdi"
 	"github.com/podgauge/podgauge/plugin/answer"
 )
 

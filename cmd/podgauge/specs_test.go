@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/internal/sim"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/exporter/api"
-	"github.com/podgauge/podgauge/incident"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // nothingThere is shown where there is nothing to show: an empty cell looks like a slip.

@@ -20,7 +20,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/exporter/api"
+	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // What the tests' web configs ask for. The hash is of the password, made as

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
-	"github.com/podgauge/podgauge/device/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
 )
 
 // TestXidsPage: the tables in docs/xids.md are what the rows are.

@@ -17,7 +17,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 

@@ -3,7 +3,7 @@ package preferred
 import (
 	"math"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // mostExact is how many GPUs may be left to choose from for every set of them to

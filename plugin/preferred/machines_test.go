@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 

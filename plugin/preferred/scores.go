@@ -1,6 +1,6 @@
 package preferred
 
-import "github.com/podgauge/podgauge/device"
+import "github.com/podgauge/podgauge/internal/device"
 
 // perNVLink outweighs any path: GPUs with one NVLink are nearer than those with
 // none, wherever they sit.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // Policy says which replicas and slices a container should get.

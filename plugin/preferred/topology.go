@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 )
 
 // Candidate is an id that the kubelet is offered, and the device behind it.

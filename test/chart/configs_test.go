@@ -12,7 +12,7 @@ import (
 func TestConfigs(t *testing.T) {
 	const newer = "newer.yaml"
 	texts := map[string]string{}
-	err := filepath.WalkDir(root+"/config/testdata", func(path string, e fs.DirEntry, err error) error {
+	err := filepath.WalkDir(root+"/internal/config/testdata", func(path string, e fs.DirEntry, err error) error {
 		if err == nil && !e.IsDir() && !strings.Contains(path, "fuzz") {
 			texts[filepath.Base(path)] = read(t, path)
 		}

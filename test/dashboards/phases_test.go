@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/internal/sim"
 )
 
 // phases are those that kube-state-metrics has a series for each pod for.

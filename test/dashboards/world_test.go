@@ -17,7 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/sim"
+	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/prometheus/client_golang/api"
 	prometheus "github.com/prometheus/client_golang/api/prometheus/v1"
 )

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/sim/kubelet"
-	"github.com/podgauge/podgauge/sim/kubelet/habits"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/habits"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestHabits plays the table that sim/kubelet passes against a real kubelet: where the two differ, this fails, and sim/kubelet is to be mended.
+// TestHabits plays the table that internal/sim/kubelet passes against a real kubelet: where the two differ, this fails, and internal/sim/kubelet is to be mended.
 func TestHabits(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()

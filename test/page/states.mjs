@@ -8,14 +8,14 @@ const kinds = { css: "text/css", js: "text/javascript", svg: "image/svg+xml" };
 // serve returns the address, the names of the pages, and what stops it. The headers are those
 // that podgauge's own page came with.
 export async function serve(root, headers) {
-  const pages = join(root, "exporter/status/testdata");
+  const pages = join(root, "internal/web/status/testdata");
   const server = createServer((request, response) => {
     const [, asset, kind] = /^\/static\/((?:page|icon)\.(css|js|svg))$/.exec(request.url) ?? [];
     const [, page] = /^\/(\w+)$/.exec(request.url) ?? [];
     for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
     try {
       response.setHeader("Content-Type", (kinds[kind] ?? "text/html") + "; charset=utf-8");
-      response.end(readFileSync(asset ? join(root, "exporter/status", asset) : join(pages, page + ".html")));
+      response.end(readFileSync(asset ? join(root, "internal/web/status", asset) : join(pages, page + ".html")));
     } catch {
       response.statusCode = 404;
       response.end();

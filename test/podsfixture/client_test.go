@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/device"
+	"github.com/podgauge/podgauge/internal/device"
 
 	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
@@ -20,7 +20,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 	"sigs.k8s.io/randfill"
 
-	"github.com/podgauge/podgauge/pods"
+	"github.com/podgauge/podgauge/internal/pods"
 )
 
 // server is a kubelet's Pods API that has these pods.

@@ -8,7 +8,7 @@ import (
 )
 
 func TestFixturesAreThoseOfThisModule(t *testing.T) {
-	const dir = "../../pods/testdata"
+	const dir = "../../internal/pods/testdata"
 	all, err := files()
 	if err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/podgauge/podgauge/sim/kubelet"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 

@@ -1,0 +1,167 @@
+package incident
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/state/disk"
+)
+
+// writerDir names the variable that makes a process of this test's binary one that writes
+// to folders there until it is killed.
+const writerDir = "PODGAUGE_TEST_WRITER"
+
+const foldersOfWriter = 4
+
+// writeUntilKilled writes to some folders at a time, each as fast as it can.
+func writeUntilKilled(dir string) {
+	var writers sync.WaitGroup
+	for n := range foldersOfWriter {
+		writers.Go(func() { writeOne(dir, n) })
+	}
+	writers.Wait()
+}
+
+// writeOne has things happen to a device, and prints what a scrape shows.
+func writeOne(dir string, n int) {
+	k := newKubelet()
+	k.name("a", owner("A"))
+	l := New(Options{Folder: disk.OpenFolder(folderOf(dir, n)), Holders: k.look, MaxIncidents: 12})
+	go l.Run(context.Background())
+	o := xid(79, whole("a")) // it is written at once
+	for {
+		known, changed := l.Look()
+		fmt.Println(n, shown(known), len(known.Incidents))
+		o.At = o.At.Add(2 * sameWithin) // another incident each time
+		l.Happened(o)
+		<-changed
+	}
+}
+
+// shown is what a scrape shows. Both counts rise by one each time.
+func shown(k Known) uint64 {
+	if len(k.Devices) == 0 || len(k.Hits) == 0 {
+		return 0
+	}
+	return min(k.Devices[0].Count, k.Hits[0].Count)
+}
+
+func folderOf(dir string, n int) string { return filepath.Join(dir, fmt.Sprint("state-", n)) }
+
+// TestKilled: after a process was killed at any point, the next one has what a scrape has
+// shown, and nothing that is wrong: a thousand times, each file at a point of its own.
+func TestKilled(t *testing.T) {
+	kills := 1000 / foldersOfWriter
+	if testing.Short() {
+		kills /= 10
+	}
+	const abreast = 2
+	var writers sync.WaitGroup
+	for range abreast {
+		dir := t.TempDir()
+		writers.Go(func() {
+			var counts [foldersOfWriter]uint64
+			for range kills / abreast {
+				if counts = killOnce(t, dir, counts); t.Failed() {
+					return
+				}
+			}
+			t.Logf("the counts are %v", counts)
+			for n, count := range counts {
+				if count == 0 {
+					t.Errorf("folder %d has nothing, so this has shown nothing", n)
+				}
+			}
+		})
+	}
+	writers.Wait()
+}
+
+// killOnce has a process write to its folders and kills it, and returns the count that each of
+// them has then.
+func killOnce(t *testing.T, dir string, counts [foldersOfWriter]uint64) [foldersOfWriter]uint64 {
+	writer := exec.Command(os.Args[0])
+	writer.Env = append(os.Environ(), writerDir+"="+dir)
+	writer.Stderr = os.Stderr
+	out, err := writer.StdoutPipe()
+	if err != nil {
+		t.Error(err)
+		return counts
+	}
+	if err := writer.Start(); err != nil {
+		t.Error(err)
+		return counts
+	}
+	scraped := counts
+	lines := bufio.NewScanner(out)
+	take := func() bool {
+		n, count, incidents := 0, uint64(0), 0
+		if !lines.Scan() {
+			return false
+		}
+		if _, err := fmt.Sscan(lines.Text(), &n, &count, &incidents); err != nil {
+			t.Error(err)
+			return false
+		}
+		if count < scraped[n] {
+			t.Errorf("a scrape shows %d after %d", count, scraped[n])
+		}
+		scraped[n] = count
+		return true
+	}
+	if rand.IntN(8) > 0 { // else it is killed while it starts, or reads its files
+		for range 1 + rand.IntN(20) {
+			take()
+		}
+	}
+	time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
+	if err := writer.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	for take() {
+	}
+	writer.Wait()
+	if code := writer.ProcessState.ExitCode(); code != -1 {
+		t.Errorf("the writer ended by itself, with status %d", code)
+	}
+	for n := range counts {
+		counts[n] = reread(t, folderOf(dir, n), scraped[n])
+	}
+	return counts
+}
+
+// reread reads a folder and holds it against what a scrape has shown.
+func reread(t *testing.T, dir string, scraped uint64) uint64 {
+	var log lines
+	l := New(Options{Folder: disk.OpenFolder(dir), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	l.turn(time.Now())
+	known, _ := l.Look()
+	count := shown(known)
+	if _, err := os.Stat(filepath.Join(dir, fileName)); os.IsNotExist(err) {
+		return 0 // nothing was written yet, and counts start from 0
+	}
+	if count < scraped {
+		t.Errorf("a scrape has shown %d, and the next process shows %d", scraped, count)
+	}
+	if known.Err != nil || !known.Kept || log.count("\n") > 0 {
+		t.Errorf("the file cannot be used: %+v, %s", known.Err, log.text.String())
+	}
+	for n, i := range known.Incidents {
+		if i.Device != "a" || i.Reason != "xid_79" || i.Count != 1 || names(i) == "" {
+			t.Errorf("incident %d is %+v", n, i)
+		}
+	}
+	if count > 0 && len(known.Incidents) != int(min(count, 12)) {
+		t.Errorf("of %d there are %d incidents", count, len(known.Incidents))
+	}
+	return count
+}

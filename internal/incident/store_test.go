@@ -1,0 +1,415 @@
+package incident
+
+import (
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/state/disk"
+)
+
+const fileName = "incidents.json"
+
+// inFolder keeps incidents in a folder.
+func inFolder(dir string) Options { return Options{Folder: disk.OpenFolder(dir)} }
+
+// again ends a Log and starts the next one on the same folder.
+func (s *stage) again(dir string) *stage {
+	s.stop()
+	return start(inFolder(dir))
+}
+
+// written waits until all that has happened is stored and published.
+func (s *stage) written() Known {
+	time.Sleep(disk.WriteInterval + 3*turnEvery)
+	known, _ := s.Look()
+	return known
+}
+
+func stored(t testing.TB, dir string) (d document) {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join(dir, fileName))
+	if err == nil {
+		err = json.Unmarshal(content, &d)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	return d
+}
+
+func TestARestartForgetsNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.kubelet.name("a", owner("A"))
+		s.Happened(xid(79, whole("a")))
+		s.Happened(xid(31, whole("a")))
+		time.Sleep(time.Second)
+		s.Happened(xid(31, whole("a")))
+		was := s.written()
+		if was.Kept == false || was.Err != nil {
+			t.Errorf("it is kept %v, %v", was.Kept, was.Err)
+		}
+		before := fmt.Sprint(was.Incidents)
+		s = s.again(dir)
+		defer s.stop()
+		is, _ := s.Look() // before the kubelet is heard, who says that A is gone
+		for i := range is.Incidents {
+			is.Incidents[i].Holders[0].Until = time.Time{}
+		}
+		if len(is.Incidents) != 2 || is.Incidents[0].Count != 2 || fmt.Sprint(local(is.Incidents)) != before {
+			t.Errorf("after a restart there are\n%v, want\n%v", local(is.Incidents), before)
+		}
+		if !reflect.DeepEqual(counts(is), counts(was)) || len(counts(is)) != 4 {
+			t.Errorf("after a restart the counts are %v, want %v", counts(is), counts(was))
+		}
+		s.kubelet.name("a", owner("A"))
+		s.Happened(xid(31, whole("a")))
+		known := s.written()
+		if got := known.Incidents; len(got) != 3 || got[0].ID <= got[1].ID {
+			t.Errorf("the next one is %+v", got[0])
+		}
+		if known.Devices[0].Count != 3 || known.Hits[0].Count != 3 {
+			t.Errorf("the counts go on at %v, %v", known.Devices, known.Hits)
+		}
+		if n := s.lines.count("msg=incident"); n != 1 {
+			t.Errorf("%d incidents are in the log of the second process", n)
+		}
+		s.board.Post([]device.Status{{Device: whole("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
+		if got := s.incidents(); got[2].Healed == nil {
+			t.Errorf("an earlier process' incident is not healed")
+		}
+	})
+}
+
+// counts are all that a scrape counts.
+func counts(k Known) map[string]uint64 {
+	all := map[string]uint64{}
+	for _, c := range k.Devices {
+		all[fmt.Sprint(c.Device, " ", c.GPU, " ", c.Index, " ", c.Reason)] = c.Count
+	}
+	for _, h := range k.Hits {
+		all[fmt.Sprint(h.Device, " ", h.GPU, " ", h.Index, " ", h.Owner, " ", h.Reason)] = h.Count
+	}
+	return all
+}
+
+// local gives times the zone that JSON takes from them.
+func local(all []Incident) []Incident {
+	all = slices.Clone(all)
+	for i := range all {
+		x := &all[i]
+		x.First, x.Last = x.First.In(time.Local), x.Last.In(time.Local)
+		x.Holders = slices.Clone(x.Holders)
+		for k := range x.Holders {
+			x.Holders[k].Since = x.Holders[k].Since.In(time.Local)
+		}
+	}
+	return all
+}
+
+// TestAStormIsWrittenOnceASecond, and what makes a device unhealthy at once.
+func TestAStormIsWrittenOnceASecond(t *testing.T) {
+	dir := t.TempDir()
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.Happened(xid(31, whole("a")))
+		s.written()
+		writes, was := 0, fileInfo(t, dir)
+		look := func() {
+			if is := fileInfo(t, dir); !os.SameFile(is, was) {
+				writes, was = writes+1, is
+			}
+		}
+		for range 10_000 {
+			s.Happened(xid(31, whole("a")))
+			time.Sleep(time.Millisecond)
+			look()
+		}
+		if writes < 8 || writes > 11 {
+			t.Errorf("%d writes in ten seconds", writes)
+		}
+		writes = 0
+		s.Happened(xid(79, whole("a")))
+		time.Sleep(2 * turnEvery)
+		if look(); writes != 1 || !slices.ContainsFunc(stored(t, dir).Incidents, func(i Incident) bool { return i.Condemned }) {
+			t.Errorf("what makes a device unhealthy is not written at once")
+		}
+	})
+}
+
+func fileInfo(t *testing.T, dir string) fs.FileInfo {
+	t.Helper()
+	info, err := os.Stat(filepath.Join(dir, fileName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+// TestCountsAreShownWhenTheyAreStored: what a scrape has shown survives a SIGKILL. Incidents are
+// shown at once.
+func TestCountsAreShownWhenTheyAreStored(t *testing.T) {
+	dir := t.TempDir()
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.kubelet.name("a", owner("A"))
+		s.Happened(xid(31, whole("a")))
+		s.written()
+		for n := range uint64(200) {
+			s.Happened(xid(31, whole("a")))
+			time.Sleep(time.Duration(n%7) * 20 * time.Millisecond)
+			known, _ := s.Look()
+			d := stored(t, dir)
+			if shown, is := known.Devices[0].Count, d.Counts[0].Count; shown > is {
+				t.Fatalf("of the device a scrape shows %d, and %d is stored", shown, is)
+			}
+			if shown, is := known.Hits[0].Count, d.Counts[1].Count; shown > is {
+				t.Fatalf("of the container a scrape shows %d, and %d is stored", shown, is)
+			}
+		}
+		if known := s.written(); known.Devices[0].Count != 201 || known.Hits[0].Count != 201 || known.Incidents[0].Count != 201 {
+			t.Errorf("at the end a scrape shows %v, %v", known.Devices, known.Hits)
+		}
+	})
+}
+
+// TestTheFileIsBounded, however much has gone through it.
+func TestTheFileIsBounded(t *testing.T) {
+	dir := t.TempDir()
+	o := inFolder(dir)
+	o.MaxIncidents, o.MaxAge = 20, 5*time.Minute
+	play(t, o, func(t *testing.T, s *stage) {
+		for i := range 600 {
+			s.Happened(xid(31, whole(device.ID(fmt.Sprint("GPU-", i)))))
+			time.Sleep(time.Second)
+		}
+		s.board.Post([]device.Status{{Device: whole("GPU-599"), Healthy: true}})
+		time.Sleep(2 * pruneEvery)
+		if got := stored(t, dir); len(got.Incidents) != 20 || len(got.Counts) > 360 {
+			t.Errorf("the file has %d incidents and %d counts", len(got.Incidents), len(got.Counts))
+		}
+		time.Sleep(2 * time.Hour)
+		if got := stored(t, dir); len(got.Incidents) != 0 || len(got.Counts) != 1 || got.Counts[0].Device != "GPU-599" {
+			t.Errorf("after two hours the file has %v", got)
+		}
+	})
+}
+
+// TestContainersAreBounded: devices that many containers share cost no more than mostNamed.
+func TestContainersAreBounded(t *testing.T) {
+	b := newBook(Options{MaxIncidents: 1000, MaxAge: time.Hour}, time.Now())
+	h := device.Holders{Settled: true}
+	for n := range mostHolders {
+		h.Held = append(h.Held, device.Holding{Resource: gpu, Offered: device.ID("a").Replica(n), Owner: owner(fmt.Sprint("pod-", n))})
+	}
+	slices.SortFunc(h.Held, device.CompareHoldings)
+	at := time.Now()
+	for n := range 100 {
+		o := xid(31, whole("a"))
+		o.At = at.Add(time.Duration(n) * time.Hour)
+		b.happened(&o, &h, o.At)
+	}
+	named := 0
+	for _, e := range b.entries {
+		named += len(e.Holders)
+	}
+	if named != mostNamed || b.named != named || len(b.entries) != mostNamed/mostHolders {
+		t.Errorf("%d incidents name %d containers, and %d are counted", len(b.entries), named, b.named)
+	}
+}
+
+// TestAClockThatIsAhead by a month when the node boots erases nothing, nor does one that is set
+// ahead later. What is old is forgotten when the process has run for a day.
+func TestAClockThatIsAhead(t *testing.T) {
+	dir := t.TempDir()
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.kubelet.name("a", owner("A"))
+		s.Happened(xid(31, whole("a")))
+		s.written()
+		s.stop()
+		time.Sleep(31 * 24 * time.Hour)
+		s = s.again(dir)
+		defer s.stop()
+		time.Sleep(23 * time.Hour)
+		if known, _ := s.Look(); len(known.Incidents) != 1 || len(known.Devices) != 1 || len(known.Hits) != 1 {
+			t.Errorf("after %s by the clock it knows %+v", 31*24*time.Hour, known)
+		}
+		time.Sleep(2 * time.Hour)
+		if known, _ := s.Look(); len(known.Incidents) != 0 || len(known.Hits) != 0 {
+			t.Errorf("when it has run for a day it knows %+v", known)
+		}
+	})
+	b := newBook(Options{MaxAge: time.Hour}, time.Now())
+	running := b.began.Add(2 * time.Hour)
+	ahead := running.Round(0).Add(24 * time.Hour) // has no monotonic time, so it is given as a wall clock
+	if b.began = b.began.Round(0); b.old(b.began.Add(90*time.Minute), ahead.Add(-24*time.Hour)) {
+		t.Error("what happened half an hour ago is old")
+	}
+}
+
+// TestADiskThatTakesNothing costs a line, and memory goes on.
+func TestADiskThatTakesNothing(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	if err := os.WriteFile(dir, nil, 0o600); err != nil { // what root cannot make a folder of, either
+		t.Fatal(err)
+	}
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.Happened(xid(31, whole("a")))
+		time.Sleep(5 * disk.RetryInterval)
+		known, _ := s.Look()
+		if known.Kept || known.Err == nil || len(known.Incidents) != 1 || len(known.Devices) != 1 {
+			t.Errorf("it knows %+v", known)
+		}
+		if n := s.lines.count("kept in memory only"); n != 1 {
+			t.Errorf("it is logged %d times", n)
+		}
+		if err := os.Remove(dir); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * disk.RetryInterval)
+		if known, _ := s.Look(); !known.Kept || known.Err != nil || len(known.Devices) != 1 {
+			t.Errorf("when it works again, it knows %+v", known)
+		}
+		if got := stored(t, dir); len(got.Incidents) != 1 {
+			t.Errorf("the file has %v", got.Incidents)
+		}
+	})
+}
+
+// foreign are files that this program has not written.
+var foreign = map[string]string{
+	"empty":        "",
+	"a database":   "\xed\xda\x0c\xed\x02\x00\x00\x00",
+	"cut short":    `{"version":1,"incidents":[{"id":1,"device":"a"`,
+	"no version":   `{}`,
+	"no device":    `{"version":1,"incidents":[{"id":1,"reason":"xid_31"}]}`,
+	"no id":        `{"version":1,"incidents":[{"device":"a","reason":"xid_31"}]}`,
+	"out of order": `{"version":1,"incidents":[{"id":1,"device":"a","reason":"xid_31"},{"id":1,"device":"a","reason":"xid_31"}]}`,
+	"a count":      `{"version":1,"counts":[{"device":"a","reason":"xid_31","count":18446744073709551615}]}`,
+	"twice":        `{"version":1,"counts":[{"device":"a","reason":"xid_31"},{"device":"a","reason":"xid_31"}]}`,
+	"no time":      `{"version":1,"incidents":[{"id":1,"device":"a","reason":"xid_31","first":"yesterday"}]}`,
+}
+
+func TestWhatIsForeignIsSetAside(t *testing.T) {
+	for name, content := range foreign {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, fileName)
+			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			play(t, inFolder(dir), func(t *testing.T, s *stage) {
+				if n := s.lines.count("\n"); n != 1 {
+					t.Errorf("it is said in %d lines: %s", n, s.lines.text.String())
+				}
+				s.Happened(xid(31, whole("a")))
+				if known := s.written(); len(known.Incidents) != 1 || known.Devices[0].Count != 1 || !known.Kept {
+					t.Errorf("it knows %+v", known)
+				}
+			})
+			if got, err := os.ReadFile(path + ".bad"); err != nil || string(got) != content {
+				t.Errorf("what is set aside is not what there was: %v", err)
+			}
+			if got := stored(t, dir); len(got.Incidents) != 1 {
+				t.Errorf("the new file has %v", got)
+			}
+		})
+	}
+}
+
+func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, fileName)
+	const newer = `{"version":2,"incidents":"of another type"}`
+	if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	play(t, inFolder(dir), func(t *testing.T, s *stage) {
+		s.Happened(xid(31, whole("a")))
+		s.written()
+		s = s.again(dir)
+		defer s.stop()
+		if known, _ := s.Look(); !known.Kept || len(known.Incidents) != 1 || known.Devices[0].Count != 0 {
+			t.Errorf("the next process knows %+v", known)
+		}
+	})
+	if got, err := os.ReadFile(path); err != nil || string(got) != newer {
+		t.Errorf("the newer version finds %s, %v", got, err)
+	}
+}
+
+// FuzzDecode: what is understood can be written, and is then understood alike; and nothing
+// ends the process.
+func FuzzDecode(f *testing.F) {
+	for _, content := range foreign {
+		f.Add([]byte(content))
+	}
+	content, err := encode(full(3))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(content)
+	f.Fuzz(func(t *testing.T, content []byte) {
+		s, err := decode(content)
+		if err != nil {
+			return
+		}
+		again, err := encode(s)
+		if err != nil {
+			t.Fatalf("it cannot be written: %v", err)
+		}
+		o, err := decode(again)
+		if err != nil {
+			t.Fatalf("what was written is not understood: %v", err)
+		}
+		if third, err := encode(o); err != nil || string(third) != string(again) {
+			t.Fatalf("it reads otherwise, %v:\n%s\n%s", err, again, third)
+		}
+		b := newBook(Options{MaxIncidents: 10, MaxAge: time.Hour}, time.Now())
+		b.load(s)
+		b.prune(func(device.ID) bool { return false }, time.Now())
+		b.follow(&device.Holders{Settled: true}, time.Now())
+	})
+}
+
+// full is a history of n incidents, each of which hit three containers.
+func full(n int) (s snapshot) {
+	for i := n; i > 0; i-- {
+		at := time.Unix(int64(i)*1000, 5).UTC()
+		incident := Incident{
+			ID: uint64(i), First: at, Last: at.Add(time.Minute), Count: 7, Device: "GPU-11111111-2222-3333-4444-555555555555",
+			GPU: "GPU-11111111-2222-3333-4444-555555555555", Index: 3, Model: "NVIDIA H100 80GB HBM3", PCI: "0000:1a:00.0", Reason: "xid_95",
+			Xid: 95, Class: "uncontained", Action: "reset", Condemned: true, Healed: &at,
+		}
+		for k := range 3 {
+			code := int32(139)
+			h := Holder{Namespace: "team", Pod: fmt.Sprintf("training-%d-%d", i, k), Container: "main", UID: strings.Repeat("1", 36), Since: at, Until: at}
+			h.Ended = &Ending{At: at, Phase: "Failed", Reason: "Error", ExitCode: &code, Restarts: 1}
+			incident.Holders = append(incident.Holders, h)
+			s.hits = append(s.hits, Hit{incident.Device, incident.GPU, 3, h.owner(), incident.Reason, 7, at})
+		}
+		s.incidents = append(s.incidents, incident)
+	}
+	slices.SortFunc(s.hits, func(a, b Hit) int { return a.Owner.Compare(b.Owner) })
+	s.devices = []Count{{s.incidents[0].Device, s.incidents[0].GPU, 3, "xid_95", 7000, s.incidents[0].Last}}
+	return s
+}
+
+func BenchmarkEncode(b *testing.B) {
+	s := full(1000)
+	b.ReportAllocs()
+	for b.Loop() {
+		content, err := encode(s)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.SetBytes(int64(len(content)))
+	}
+}

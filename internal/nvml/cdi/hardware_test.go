@@ -1,0 +1,58 @@
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// TestHardware compares the spec with what nvcdi makes of the same driver when it
+// asks NVML itself.
+func TestHardware(t *testing.T) {
+	if os.Getenv("PODGAUGE_GPU") == "" {
+		t.Skip("PODGAUGE_GPU is not set: this needs an NVIDIA GPU")
+	}
+	s := &stage{TB: t, log: &logged{}, root: "/", dir: t.TempDir()}
+	driver := nvml.New(nvml.Options{DriverRoots: []string{"/"}})
+	devices, err := driver.Devices(t.Context())
+	s.must(err)
+	t.Cleanup(driver.Close)
+	s.Writer = New(Options{Look: s.board.Look, Log: s.logger(), Dir: s.dir})
+	began := time.Now()
+	s.once(devices)
+	t.Logf("%d devices took %v, %+v", len(devices), time.Since(began), s.State())
+	s.must(s.State().Err)
+	for _, name := range s.State().Devices {
+		nodes, mounts, hooks, env := s.inject(Vendor + "/gpu=" + name)
+		t.Logf("%s gets %q, %d mounts, %q, %q", name, nodes, len(mounts), hooks, env)
+	}
+	for _, flags := range [][]string{{"disable-nvsandboxutils"}, nil} {
+		if want, got := s.reference(flags), s.read(gpuClass); got != want {
+			t.Errorf("with flags %q nvcdi itself makes\n%s\nand we make\n%s", flags, want, got)
+		}
+	}
+}
+
+// reference is nvcdi's own spec.
+func (s *stage) reference(flags []string) string {
+	s.Helper()
+	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
+	s.must(err)
+	lib, err := nvcdi.New(nvcdi.WithLogger(said{}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(gpuClass),
+		nvcdi.WithDeviceNamers(namer), nvcdi.WithNVIDIACDIHookPath(DefaultHookPath),
+		nvcdi.WithDisabledHooks(newHooks[:]...), nvcdi.WithFeatureFlags(flags...))
+	s.must(err)
+	spec, err := lib.GetSpec()
+	s.must(err)
+	spec.Raw().Version, err = specs.MinimumRequiredVersion(spec.Raw())
+	s.must(err)
+	var text bytes.Buffer
+	s.must(json.NewEncoder(&text).Encode(spec.Raw()))
+	return string(bytes.TrimSuffix(text.Bytes(), []byte("\n")))
+}

@@ -1,0 +1,88 @@
+package nvml
+
+import (
+	"cmp"
+	"context"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// TestHardware asks a real driver, under NVIDIA_DRIVER_ROOT or /, and says what it
+// answers and how fast.
+func TestHardware(t *testing.T) {
+	if os.Getenv("PODGAUGE_GPU") == "" {
+		t.Skip("PODGAUGE_GPU is not set: this needs an NVIDIA GPU")
+	}
+	inChild(t, nothing, func(t *testing.T, _ string) {
+		s := newStage(t, Options{DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")}, SysRoot: "/sys"})
+		began := time.Now()
+		devices, err := s.Devices(context.Background())
+		t.Logf("start and listing took %v, error %v, missing %v", time.Since(began), err, s.Missing())
+		if len(devices) == 0 {
+			t.Fatal("there is no GPU")
+		}
+		for _, d := range devices {
+			t.Logf("%+v", d)
+			if d.WholeGPU() {
+				s.look(d)
+			}
+		}
+		began = time.Now()
+		_, err = s.Devices(context.Background())
+		t.Logf("a second listing took %v, error %v", time.Since(began), err)
+		began = time.Now()
+		links, err := s.Links(context.Background())
+		t.Logf("the links took %v: %+v, error %v", time.Since(began), links, err)
+		table := s.table.Load()
+		for _, g := range table.gpus {
+			if table.has["nvmlDeviceGetSupportedEventTypes"] {
+				types, ret := g.handle.GetSupportedEventTypes()
+				t.Logf("%s has event types %#x, %v; they name instances: %v", g.id, types, answer(ret), table.instances)
+			}
+			if table.has.slices() {
+				count, ret := g.handle.GetMaxMigDeviceCount()
+				t.Logf("%s could have %d slices, %v", g.id, count, answer(ret))
+			}
+		}
+		began = time.Now()
+		event, err := s.Wait(context.Background())
+		t.Logf("a wait took %v: %+v, %v", time.Since(began), event, err)
+		s.must(err)
+	})
+}
+
+// look reads a GPU twice, and wants values that a GPU can have.
+func (s *stage) look(d device.Device) {
+	s.Helper()
+	began := time.Now()
+	first := s.values(d.Index)
+	s.Logf("the first reading took %v", time.Since(began))
+	began = time.Now()
+	second := s.values(d.Index)
+	s.Logf("the second took %v: %v", time.Since(began), second)
+	s.window(d.Index)
+	began = time.Now()
+	samples, uses, known := s.whole(d.Index)
+	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), uses, known)
+	for i, turn := range s.table.Load().byIndex[d.Index].turns {
+		if turn.absent.denied() {
+			s.Logf("it does not have %s", calls[i].symbol)
+		}
+	}
+	for name, v := range second {
+		if strings.HasSuffix(name, "_ratio") && v > 1 {
+			s.Errorf("%s is %v", name, v)
+		}
+		if strings.Contains(name, "_total") && v < first[name] {
+			s.Errorf("%s went from %v to %v", name, first[name], v)
+		}
+	}
+	began = time.Now()
+	vitals, err := s.Check(d.GPU)
+	s.Logf("a check took %v: %+v, %v", time.Since(began), vitals, err)
+	s.must(err)
+}

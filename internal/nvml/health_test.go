@@ -1,0 +1,229 @@
+package nvml
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+func TestCheck(t *testing.T) {
+	for _, c := range []struct {
+		line string
+		want string // the error's text; empty: healthy
+		lost bool
+		// reason and action are those of a fault.
+		reason, action string
+	}{
+		{"", "", false, "", ""},
+		{"gpu 1 recovery_action 0", "", false, "", ""},
+		{"gpu 1 recovery_action none", "", false, "", ""},
+		{"gpu 1 recovery_action 1", "recovery_action_gpu_reset", false, "recovery_action_gpu_reset", "reset_gpu"},
+		{"gpu 1 recovery_action 2", "recovery_action_node_reboot", false, "recovery_action_node_reboot", "reboot"},
+		{"gpu 1 recovery_action 3", "recovery_action_drain_p2p", false, "recovery_action_drain_p2p", "drain_p2p"},
+		{"gpu 1 recovery_action 4", "recovery_action_drain_and_reset", false, "recovery_action_drain_and_reset", "drain_and_reset"},
+		{"gpu 1 recovery_action 5", "recover_imex_domain", false, "recovery_action_recover_imex_domain", "recover_imex_domain"},
+		{"gpu 1 recovery_action 6", "recovery_action_bus_reset", false, "recovery_action_bus_reset", "reset_bus"},
+		{"gpu 1 recovery_action 7", "recovery_action_system_reboot", false, "recovery_action_system_reboot", "reboot"},
+		{"gpu 1 recovery_action 8", "", false, "", ""}, // NVML does not define it
+		{"gpu 1 field 230 4294967296 u64", "", false, "", ""},
+		{"gpu 1 field 230 4294967295 u32", "", false, "", ""},
+		{"gpu 1 field 230 -1 i32", "", false, "", ""},
+		{"gpu 1 lost", "GPU_IS_LOST", true, "", ""},
+		{"fail nvmlDeviceGetFieldValues gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
+		{"fail field:83 gpu 1 GPU_IS_LOST", "GPU_IS_LOST", true, "", ""},
+		{"fail nvmlDeviceGetFieldValues gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required", "reset_gpu"},
+		{"fail field:230 gpu 1 RESET_REQUIRED", "RESET_REQUIRED", false, "reset_required", "reset_gpu"},
+		{"fail nvmlDeviceGetFieldValues gpu 1 UNKNOWN", "nvmlDeviceGetFieldValues: UNKNOWN", false, "", ""},
+		{"fail nvmlDeviceGetFieldValues gpu 1 NOT_SUPPORTED", "", false, "", ""},
+		{"fail field:83 gpu 1 NOT_SUPPORTED", "", false, "", ""},
+		{"fail field:83 gpu 1 INVALID_ARGUMENT", "", false, "", ""},
+		{"fail field:230 gpu 1 UNKNOWN", "", false, "", ""},
+		{"gpu 1 remapped_failure 1", "row_remap_failure", false, "row_remap_failure", "replace"},
+		{"gpu 1 remapped_pending 1", "", false, "", ""}, // the rest of its memory can be used
+		{"gpu 1 retired_pending 1", "", false, "", ""},
+		{"gpu 1 link 0-17 off", "", false, "", ""}, // the driver says what it means
+	} {
+		s := start(t, "gpus 3")
+		id := s.id(1)
+		if c.line != "" {
+			s.set(c.line)
+		}
+		before := s.calls()
+		_, err := s.Check(id)
+		if n := s.calls().Since(before).PerGPU(1); n != 1 {
+			t.Errorf("%s: %d calls", c.line, n)
+		}
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || errors.Is(err, device.ErrLost) != c.lost {
+			t.Errorf("%s: got %v, want %q, lost %v", c.line, err, c.want, c.lost)
+		}
+		var fault *device.Fault
+		if errors.As(err, &fault) != (c.reason != "") || fault != nil && *fault != (device.Fault{Reason: c.reason, Action: c.action, ByReset: c.reason == "row_remap_failure"}) {
+			t.Errorf("%s: got the fault %+v, want %q, %q", c.line, fault, c.reason, c.action)
+		}
+		if _, err := s.Check(s.id(2)); err != nil {
+			t.Errorf("%s: the GPU beside it: %v", c.line, err)
+		}
+	}
+}
+
+// TestCheckWithoutFields has a GPU that knows none of the fields: it still tells
+// whether it is there.
+func TestCheckWithoutFields(t *testing.T) {
+	s := start(t, "gpus 1", "fail field:83 gpu 0 NOT_SUPPORTED", "fail field:230 gpu 0 INVALID_ARGUMENT",
+		"fail field:145 gpu 0 INVALID_ARGUMENT", "fail field:144 gpu 0 INVALID_ARGUMENT", "fail field:31 gpu 0 INVALID_ARGUMENT")
+	for range 3 {
+		if _, err := s.Check(s.id(0)); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, line := range []string{"fail field:83 gpu 0 INVALID_ARGUMENT", "fail nvmlDeviceGetFieldValues gpu 0 INVALID_ARGUMENT"} {
+		s.set(line) // a driver that is too old for the ids: the handle is good
+		if _, err := s.Check(s.id(0)); err != nil {
+			t.Errorf("%s: got %v", line, err)
+		}
+		s.set("fail nvmlDeviceGetUUID gpu 0 INVALID_ARGUMENT")
+		if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
+			t.Errorf("%s, and the handle is invalid: got %v", line, err)
+		}
+		s.clear("fail nvmlDeviceGetUUID")
+	}
+	s.set("gpu 0 lost")
+	if _, err := s.Check(s.id(0)); !errors.Is(err, device.ErrLost) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestUndefinedRecoveryAction has the driver give an action that NVML does not define: it is
+// neither a fault, nor the driver's word on the GPU, nor a label's value.
+func TestUndefinedRecoveryAction(t *testing.T) {
+	s := start(t, "gpus 1", "gpu 0 recovery_action 1")
+	if s.examined(0) == nil {
+		t.Fatal("the action is no fault")
+	}
+	s.set("gpu 0 recovery_action 8")
+	s.wantFault("undefined", 0, nil)
+	if s.table.Load().byIndex[0].saysRecovery.Load() {
+		t.Error("an undefined action is the driver's word")
+	}
+	again := func() map[string]float64 { // with the slow fields
+		g := s.table.Load().byIndex[0]
+		g.slowAsked = time.Time{}
+		return s.values(0)
+	}
+	for name, v := range again() {
+		if strings.HasPrefix(name, "nvidia_gpu_recovery_action") {
+			t.Errorf("there is %s %v", name, v)
+		}
+	}
+	s.set("gpu 0 recovery_action 2")
+	s.wantFault("defined again", 0, &device.Fault{Reason: "recovery_action_node_reboot", Action: "reboot"})
+	if v := again()[`nvidia_gpu_recovery_action{action="node_reboot"}`]; v != 1 {
+		t.Errorf("the action is %v", v)
+	}
+}
+
+// TestCheckedFieldsComeBack has a GPU deny them for a moment, as one does that is being
+// reset. What health is judged by is still asked for afterwards.
+func TestCheckedFieldsComeBack(t *testing.T) {
+	s := start(t, "gpus 2", "gpu 0 energy 9000")
+	check := func() (uint64, error) { v, err := s.Check(s.id(0)); return v.Resets, err }
+	before, err := check()
+	s.must(err)
+	for _, field := range checkedFields {
+		s.set("fail field:" + text(uint64(field)) + " gpu 0 NOT_SUPPORTED")
+	}
+	_, err = check()
+	s.must(err)
+	s.clear("fail")
+	s.set("gpu 0 energy 5", "gpu 0 recovery_action 1")
+	resets, err := check()
+	if !isFault(err) || resets != before+1 {
+		t.Errorf("after both were denied: %d resets, %v; want %d and the recovery action", resets, err, before+1)
+	}
+	s.clear("gpu 0 recovery_action")
+	s.set("fail field:230 gpu 0 NOT_SUPPORTED") // alone: that may be true
+	for range 2 {
+		_, err = check()
+		s.must(err)
+	}
+	if n := len(s.table.Load().byID[s.id(0)].check.asked); n != 3 {
+		t.Errorf("%d fields are asked for, want the three that it has", n)
+	}
+	s.clear("fail")
+	s.set("gpu 0 recovery_action 1")
+	g := s.table.Load().byID[s.id(0)]
+	g.check.drops = g.check.drops.Add(-askAgainAfter)
+	if _, err = check(); !isFault(err) {
+		t.Errorf("minutes later: got %v", err)
+	}
+}
+
+// TestResets counts each time that the energy counter went down, whoever sees it.
+func TestResets(t *testing.T) {
+	s := start(t, "gpus 2", "gpu 0 energy 1000")
+	resets := func() uint64 {
+		v, err := s.Check(s.id(0))
+		s.must(err)
+		return v.Resets
+	}
+	first := resets()
+	for i, energy := range []string{"2000", "2000", "3000"} {
+		if s.set("gpu 0 energy " + energy); resets() != first {
+			t.Errorf("step %d counts a reset", i)
+		}
+	}
+	s.set("gpu 0 energy 5")
+	s.values(0) // a reading sees it as well
+	s.set("gpu 0 energy 4000")
+	if n := resets(); n != first+1 {
+		t.Errorf("%d resets since, want 1", n-first)
+	}
+	s.set("gpu 0 energy 7")
+	if n := resets(); n != first+2 {
+		t.Errorf("%d resets since, want 2", n-first)
+	}
+	s.set("gpu 0 energy none")
+	s.values(0)
+	if n := resets(); n != first+2 {
+		t.Errorf("without the counter: %d resets since, want 2", n-first)
+	}
+	if n, err := s.Check(s.id(1)); err != nil || n.Resets != 0 {
+		t.Errorf("the GPU beside it: %d resets, %v", n.Resets, err)
+	}
+}
+
+// TestDoubleBitError is as bad as the driver says, where it says something.
+func TestDoubleBitError(t *testing.T) {
+	s := start(t, "gpus 1")
+	s.listen()
+	for _, c := range []struct {
+		action       string
+		fault, fatal bool
+	}{
+		{"0", false, false}, // a 94 follows, which is a program's
+		{"1", true, false},  // and this verdict the check brings
+		{"none", false, true},
+	} {
+		s.clear("gpu 0")
+		s.set("gpu 0 recovery_action " + c.action)
+		if _, err := s.Check(s.id(0)); isFault(err) != c.fault {
+			t.Errorf("recovery action %s: a check says %v", c.action, err)
+		}
+		s.event(0, "xid 48")
+		if got := s.nextEvent(); got.Xid != 48 || (got.Heals == device.ByReset) != c.fatal || (got.Action != "") != c.fatal {
+			t.Errorf("recovery action %s: got %+v", c.action, got)
+		}
+	}
+}
+
+func TestXidZero(t *testing.T) {
+	s := start(t, "gpus 1")
+	s.listen()
+	s.event(0, "type 0x8 data 0")
+	if got := s.nextEvent(); got.Xid != 999 || got.Heals != device.ByCheck || got.GPU != s.id(0) {
+		t.Errorf("got %+v", got)
+	}
+}

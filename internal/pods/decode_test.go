@@ -1,0 +1,277 @@
+package pods
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/wire"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+)
+
+func newEvent(t testing.TB, labels ...string) *event {
+	t.Helper()
+	allowed, err := newAllowlist(labels)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &event{labels: allowed, names: wire.NewNames(mostInternedNames)}
+}
+
+// eventBytes is an event as it lies on the wire.
+func eventBytes(t testing.TB, kind api.EventType, pod []byte) []byte {
+	t.Helper()
+	b, err := proto.Marshal(&api.WatchPodsEvent{Type: kind, Pod: pod})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestDecodeWhatKubernetesMarshals reads the same objects from protobuf that the
+// reference reads from JSON; both were written by Kubernetes.
+func TestDecodeWhatKubernetesMarshals(t *testing.T) {
+	for _, prefix := range []string{"", "app.kubernetes.io/", "nothing"} {
+		e := newEvent(t, prefix+"*") // one for all: nothing of the one before may show
+		for _, name := range fixtures(t) {
+			pod, same := fixture(t, name)
+			if err := e.decode(eventBytes(t, api.EventType_MODIFIED, pod)); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if want := same.pod(prefix); !e.pod.equal(&want) || e.kind != api.EventType_MODIFIED {
+				t.Errorf("%s is\n%+v, want\n%+v", name, e.pod, want)
+			}
+		}
+	}
+}
+
+// TestWhatTheFixturesSay keeps the reference from being empty.
+func TestWhatTheFixturesSay(t *testing.T) {
+	pods := map[string]Pod{}
+	for _, name := range fixtures(t) {
+		_, same := fixture(t, name)
+		pods[name] = same.pod("")
+	}
+	training := pods["training"]
+	if got, ok := training.Label("team"); got != "team-a" || !ok || len(training.Containers) != 4 {
+		t.Errorf("training is %+v", training)
+	}
+	if c := training.Containers[1]; c.Name != "proxy" || c.Kind != Init || c.Last.ExitCode != 255 || c.Restarts != 1 || len(c.ID) != 64 {
+		t.Errorf("the sidecar is %+v", c)
+	}
+	if c := pods["crashloop"].Containers[0]; c.State.Reason != "CrashLoopBackOff" || c.Last.Reason != "Error" || c.Last.ExitCode != 1 || c.Restarts != 7 {
+		t.Errorf("the crash loop is %+v", c)
+	}
+	if c := pods["oomkilled"].Containers[0]; c.State.Reason != "OOMKilled" || c.State.ExitCode != 137 || c.State.Finished.IsZero() {
+		t.Errorf("the one killed is %+v", c)
+	}
+	if c := pods["signalled"].Containers[0]; c.State.Signal != 9 || c.State.ExitCode != -1 {
+		t.Errorf("the signalled one is %+v", c)
+	}
+	if p := pods["debugged"]; p.Containers[1].Kind != Ephemeral || len(p.Containers[0].ID) != 64 {
+		t.Errorf("the debugged one is %+v", p)
+	}
+	for name, want := range map[string][2]bool{ // Terminal, Ended
+		"training": {}, "crashloop": {}, "starting": {}, "deleted": {}, "terminating": {}, "evicted": {true, false},
+		"oomkilled": {true, true}, "completed": {true, true}, "rejected": {true, true}, "signalled": {true, true},
+	} {
+		if p := pods[name]; p.Terminal() != want[0] || p.Ended() != want[1] || p.Deleting != (name == "terminating") {
+			t.Errorf("%s is terminal %t, ended %t, deleting %t", name, p.Terminal(), p.Ended(), p.Deleting)
+		}
+	}
+}
+
+func TestDecodeKeepsNothingOfTheMessage(t *testing.T) {
+	e := newEvent(t, "*")
+	pod, same := fixture(t, "training")
+	b := eventBytes(t, api.EventType_ADDED, pod)
+	if err := (wire.Codec{}).Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, e); err != nil || e.err != nil {
+		t.Fatal(err, e.err)
+	}
+	kept := e.pod.clone()
+	clear(b) // as the next message does that gets the buffer
+	if err := e.decode(eventBytes(t, api.EventType_ADDED, []byte(message(1, text(1, "x"), text(3, "y"), text(5, "z"))))); err != nil {
+		t.Fatal(err)
+	}
+	if want := same.pod(""); !kept.equal(&want) {
+		t.Errorf("what was kept is %+v", kept)
+	}
+}
+
+// encoded is one field of a message, as it lies on the wire.
+type encoded []byte
+
+func text(number protowire.Number, value string) encoded { return message(number, encoded(value)) }
+
+func message(number protowire.Number, fields ...encoded) encoded {
+	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), slices.Concat(fields...))
+}
+
+func number(number protowire.Number, value uint64) encoded {
+	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
+}
+
+func identity(fields ...encoded) encoded {
+	return message(1, append([]encoded{text(1, "p"), text(3, "n"), text(5, "u")}, fields...)...)
+}
+
+// TestDecodeInAnyOrder has what a marshaller of today would not write.
+func TestDecodeInAnyOrder(t *testing.T) {
+	long := strings.Repeat("x", 253) + "/" + strings.Repeat("y", 62)
+	tests := map[string]struct {
+		pod  []encoded
+		want Pod
+	}{
+		"no status":              {pod: []encoded{identity()}},
+		"names again":            {pod: []encoded{message(1, text(5, "x"), text(1, "x")), identity()}},
+		"status first":           {pod: []encoded{message(3, text(1, "Running")), identity()}, want: Pod{Phase: "Running"}},
+		"parts of a status":      {pod: []encoded{message(3, text(1, "Failed")), identity(), message(3, text(4, "Evicted"))}, want: Pod{Phase: "Failed", Reason: "Evicted"}},
+		"fields of later":        {pod: []encoded{number(99, 1), identity(number(88, 7), text(77, "x")), message(3, text(1, "Running"), number(66, 5))}, want: Pod{Phase: "Running"}},
+		"fields of another kind": {pod: []encoded{number(1, 1), identity(number(1, 7), text(7, "x")), message(3, number(1, 5))}},
+		"a label again":          {pod: []encoded{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []device.Label{{Name: "a", Value: "2"}, {Name: "b", Value: "3"}}}},
+		"labels alike for long": {
+			pod:  []encoded{identity(label(long+"a", "1"), label(long+"b", "2"))},
+			want: Pod{Labels: []device.Label{{Name: long + "a", Value: "1"}, {Name: long + "b", Value: "2"}}},
+		},
+		"value before key":          {pod: []encoded{identity(message(11, text(2, "v"), text(1, "k")))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "v"}}}},
+		"no text":                   {pod: []encoded{identity(label("k", "a\xffb"))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "a\uFFFDb"}}}},
+		"being deleted, at no time": {pod: []encoded{identity(message(9))}, want: Pod{Deleting: true}},
+		"before 1970":               {pod: []encoded{identity(message(8, number(1, ^uint64(0))))}, want: Pod{Created: time.Unix(-1, 0)}},
+		"a reason too long":         {pod: []encoded{identity(), message(3, text(4, strings.Repeat("x", 1000)))}, want: Pod{Reason: strings.Repeat("x", mostNameBytes)}},
+		"containers by their kind": {
+			pod:  []encoded{identity(), message(3, message(13, text(1, "e")), message(8, text(1, "b")), message(10, text(1, "i")), message(8, text(1, "a")))},
+			want: Pod{Containers: []Container{{Name: "i", Kind: Init}, {Name: "b"}, {Name: "a"}, {Name: "e", Kind: Ephemeral}}},
+		},
+		"an id of no runtime": {pod: []encoded{identity(), message(3, message(8, text(8, "abc")))}, want: Pod{Containers: []Container{{ID: "abc"}}}},
+		"states again": {
+			pod:  []encoded{identity(), message(3, message(8, message(2, message(3, number(1, 7)), message(2))))},
+			want: Pod{Containers: []Container{{State: State{Status: Running}}}},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			e := newEvent(t, "*")
+			if err := e.decode(eventBytes(t, api.EventType_ADDED, slices.Concat(test.pod...))); err != nil {
+				t.Fatal(err)
+			}
+			test.want.Name, test.want.Namespace, test.want.UID = "p", "n", "u"
+			if !e.pod.equal(&test.want) {
+				t.Errorf("it is\n%+v, want\n%+v", e.pod, test.want)
+			}
+		})
+	}
+}
+
+func label(name, value string) encoded { return message(11, text(1, name), text(2, value)) }
+
+func TestDecodeRefuses(t *testing.T) {
+	containers := slices.Repeat([]encoded{message(8)}, mostContainers+1)
+	for name, pod := range map[string][]byte{
+		"no pod":                  nil,
+		"no uid":                  message(1, text(1, "p"), text(3, "n")),
+		"no name":                 message(1, text(3, "n"), text(5, "u")),
+		"no namespace":            message(1, text(1, "p"), text(5, "u")),
+		"a label's name too long": identity(label(strings.Repeat("x", mostNameBytes+1), "v")),
+		"a name too long":         message(1, text(1, strings.Repeat("x", mostNameBytes+1)), text(3, "n"), text(5, "u")),
+		"a pod cut short":         identity()[:5],
+		"a status cut short":      slices.Concat(identity(), message(3, text(1, "Running")[:4])),
+		"a container cut short":   slices.Concat(identity(), message(3, message(8, text(1, "main")[:3]))),
+		"a state cut short":       slices.Concat(identity(), message(3, message(8, message(2, message(3, number(1, 300)[:2]))))),
+		"a label cut short":       identity(message(11, text(1, "abc")[:3])),
+		"a time cut short":        identity(message(8, number(1, 1<<40)[:3])),
+		"field zero":              {0x00, 0x00},
+		"the end of no group":     {0x0c},
+		"a length beyond the end": {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
+		"too many containers":     slices.Concat(identity(), message(3, containers...)),
+	} {
+		if e := newEvent(t, "*"); e.decode(eventBytes(t, api.EventType_ADDED, pod)) == nil {
+			t.Errorf("%s is decoded", name)
+		}
+	}
+	if e := newEvent(t); e.decode([]byte{0x08}) == nil {
+		t.Error("an event cut short is decoded")
+	}
+}
+
+func TestDecodeBoundsWhatIsKept(t *testing.T) {
+	e := newEvent(t, "*")
+	var labels []encoded
+	for i := range 100 {
+		labels = append(labels, label(fmt.Sprint(i), "x"))
+	}
+	if err := e.decode(eventBytes(t, api.EventType_ADDED, identity(labels...))); err != nil {
+		t.Fatal(err)
+	}
+	if len(e.pod.Labels) != mostLabels {
+		t.Errorf("of 100 labels %d are kept", len(e.pod.Labels))
+	}
+}
+
+func TestAllowlist(t *testing.T) {
+	a, err := newAllowlist([]string{"team", "app.kubernetes.io/*"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]bool{
+		"team": true, "teams": false, "tea": false, "": false, "app.kubernetes.io/": true, "app.kubernetes.io/name": true, "app.kubernetes.io": false, "x/team": false,
+	} {
+		if got := a.has([]byte(name)); got != want {
+			t.Errorf("%q is kept: %t", name, got)
+		}
+	}
+	all, err := newAllowlist([]string{"*"})
+	if err != nil || !all.has(nil) || !all.has([]byte("x")) {
+		t.Errorf("* is not all: %v", err)
+	}
+	for _, wrong := range []string{"", "a*b", "**", "*a"} {
+		if _, err := New("socket", Options{Labels: []string{"team", wrong}}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", wrong)) {
+			t.Errorf("label %q: %v", wrong, err)
+		}
+	}
+}
+
+// FuzzDecode holds that any message is either refused or read into what can be kept,
+// and that what is read once is read again in the same way.
+func FuzzDecode(f *testing.F) {
+	for _, name := range fixtures(f) {
+		pod, _ := fixture(f, name)
+		f.Add(eventBytes(f, api.EventType_ADDED, pod))
+	}
+	f.Add(eventBytes(f, api.EventType_INITIAL_SYNC_COMPLETE, nil))
+	f.Add(eventBytes(f, api.EventType_DELETED, identity(label("a", "b"))))
+	used := newEvent(f, "*")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var reference api.WatchPodsEvent
+		fresh := newEvent(t, "*")
+		errFresh, errUsed := fresh.decode(b), used.decode(b)
+		if (errFresh == nil) != (errUsed == nil) {
+			t.Fatalf("read first: %v; read later: %v", errFresh, errUsed)
+		}
+		if errFresh != nil {
+			return
+		}
+		if !fresh.pod.equal(&used.pod) || fresh.kind != used.kind {
+			t.Fatalf("read first: %+v; read later: %+v", fresh.pod, used.pod)
+		}
+		if proto.Unmarshal(b, &reference) == nil && reference.Type != fresh.kind {
+			t.Fatalf("the kind is %v, protobuf has %v", fresh.kind, reference.Type)
+		}
+		p := fresh.pod
+		if fresh.ofPod() && (p.Name == "" || p.Namespace == "" || p.UID == "") {
+			t.Fatalf("a pod without a name: %+v", p)
+		}
+		if len(p.Labels) > mostLabels || len(p.Containers) > mostContainers || !slices.IsSortedFunc(p.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) }) {
+			t.Fatalf("labels are %v", p.Labels)
+		}
+		if again := p.clone(); !reflect.DeepEqual(*again, p) && again.equal(&p) == false {
+			t.Fatalf("a copy differs: %+v", again)
+		}
+	})
+}

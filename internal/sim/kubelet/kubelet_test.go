@@ -1,0 +1,451 @@
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+// patience is how long a test waits for what takes milliseconds.
+const patience = 20 * time.Second
+
+func TestRunMayBeCalledAgain(t *testing.T) {
+	t.Parallel()
+	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
+	stop := run(t, k)
+	wait(t, k, func(s kubelet.State) bool { return s.Serving })
+	p := offer(t, k, "a")
+	runPod(t, k, onePod("one", 1))
+	stop()
+	for _, path := range []string{k.RegistrationSocket(), k.PodResourcesSocket()} {
+		if _, err := net.Dial("unix", path); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("connect to %s: %v", path, err)
+		}
+	}
+	if s := k.State(); s.Serving || s.Resources[gpu].Registered || len(s.Pods) != 1 || s.Pods[0].Listed {
+		t.Errorf("without a kubelet the state is %+v", s)
+	}
+	run(t, k)
+	wait(t, k, func(s kubelet.State) bool { return s.Serving && s.PodsRead && s.Lives == 2 })
+	if got, want := list(t, k), map[string][]string{"default/one/main": {"a"}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("List has %v; want %v", got, want)
+	}
+	p.stop()
+}
+
+func TestRunFails(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for dir, want := range map[string]string{
+		file: "not a directory",
+		filepath.Join(dir, strings.Repeat("x", 100)): "ends at 107 bytes",
+	} {
+		if err := kubelet.New(kubelet.Options{Dir: dir}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Run: %v; want %q", err, want)
+		}
+	}
+}
+
+func TestSincePosesAsOld(t *testing.T) {
+	t.Parallel()
+	since := time.Now().Add(-time.Hour).Truncate(time.Second)
+	k := start(t, kubelet.Options{Since: since})
+	modified := func() time.Time {
+		info, err := os.Stat(k.PodResourcesSocket())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.ModTime()
+	}
+	if got := modified(); !got.Equal(since) {
+		t.Errorf("the socket is of %v; want %v", got, since)
+	}
+	restart(t, k, kubelet.RestartOptions{})
+	if got := modified(); time.Since(got) > time.Minute {
+		t.Errorf("after a restart the socket is of %v", got)
+	}
+}
+
+func TestCapacityOutlivesThePluginByFiveMinutes(t *testing.T) {
+	t.Parallel()
+	var clock fakeClock
+	k := start(t, kubelet.Options{Now: clock.now})
+	p := offer(t, k, "a", "b")
+	runPod(t, k, onePod("holder", 1))
+	p.stop()
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Allocatable == 0 })
+	clock.add(5 * time.Minute)
+	if got := k.Resource(gpu); got.Capacity != 2 || !got.Registered || len(got.Sockets) != 0 || got.Devices[0].Healthy {
+		t.Errorf("after five minutes the kubelet has %+v", got)
+	}
+	clock.add(time.Second)
+	if got := k.Resource(gpu); got.Capacity != 0 || got.Registered {
+		t.Errorf("later it has %+v", got)
+	}
+	// From here on a container that is restarted does not come back.
+	ctx, cancel := context.WithCancel(t.Context())
+	var restarted sync.WaitGroup
+	defer restarted.Wait()
+	defer cancel()
+	restarted.Go(func() { _ = k.RestartContainer(ctx, onePod("holder", 1), "main") })
+	wait(t, k, func(s kubelet.State) bool {
+		return s.Pods[0].Containers[0].Waiting == "endpoint not found in cache for a registered resource: "+gpu
+	})
+}
+
+// TestAnEmptyListIsNoCapacity is how a plugin takes a resource away: it stays registered, for
+// more than five minutes too, and has nothing.
+func TestAnEmptyListIsNoCapacity(t *testing.T) {
+	t.Parallel()
+	var clock fakeClock
+	k := start(t, kubelet.Options{Now: clock.now})
+	p := offer(t, k, "a", "b")
+	runPod(t, k, onePod("holder", 1))
+	p.lists <- nil
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Updates == 2 })
+	clock.add(time.Hour)
+	if got := k.Resource(gpu); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered || len(got.Devices) != 0 || len(got.Sockets) != 1 {
+		t.Errorf("the kubelet has %+v", got)
+	}
+	if got := list(t, k); len(got["default/holder/main"]) != 1 {
+		t.Errorf("List has %v", got)
+	}
+	p.lists <- healthy("a", "b")
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Capacity == 2 })
+}
+
+func TestCapacityCountsContradictionsTwice(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := offer(t, k, "a", "b")
+	p.lists <- append(healthy("a", "b"), &pluginapi.Device{ID: "b", Health: pluginapi.Unhealthy})
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Capacity == 3 })
+	want := []kubelet.Device{{ID: "a", Health: "Healthy", Healthy: true}, {ID: "b", Health: "Unhealthy", Healthy: true}}
+	if got := k.Devices(gpu); !reflect.DeepEqual(got, want) || k.Allocatable(gpu) != 2 || k.Capacity(gpu) != 3 {
+		t.Errorf("the kubelet has %+v", k.Resource(gpu))
+	}
+}
+
+func TestRepeatsAreCounted(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := offer(t, k, "a", "b")
+	p.lists <- healthy("b", "a")
+	p.lists <- append(healthy("a"), &pluginapi.Device{ID: "b", Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{}})
+	p.lists <- healthy("a", "b")
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Updates == 4 })
+	p.stop()
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Allocatable == 0 })
+	next := offer(t, k, "a", "b") // the first list of a stream is no repeat
+	if got := k.Resource(gpu); got.Updates != 5 || got.Repeats != 1 || !reflect.DeepEqual(got.Sockets, []string{next.socket}) {
+		t.Errorf("the kubelet has %+v", got)
+	}
+	want := []kubelet.Registration{{Resource: gpu, Endpoint: p.socket}, {Resource: gpu, Endpoint: next.socket}}
+	if got := k.State().Registrations; !reflect.DeepEqual(got, want) {
+		t.Errorf("registrations are %v; want %v", got, want)
+	}
+}
+
+func TestDeletedPodStaysForItsGrace(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	offer(t, k, "a", "b")
+	p, brief := onePod("stubborn", 1), onePod("brief", 1)
+	p.Grace, brief.Grace = time.Hour, 50*time.Millisecond
+	runPod(t, k, p)
+	runPod(t, k, brief)
+	if err := k.DeletePod(p); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, k); len(got["default/stubborn/main"]) != 1 {
+		t.Errorf("while it ends, List has %v", got)
+	}
+	var rejected *kubelet.Rejected
+	if err := k.RunPod(t.Context(), onePod("next", 1)); !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" {
+		t.Errorf("its device was given away: %v", err)
+	}
+	deleted := time.Now()
+	if err := k.DeletePod(brief); err != nil {
+		t.Fatal(err)
+	}
+	wait(t, k, func(s kubelet.State) bool { return len(s.Pods) == 2 })
+	if took := time.Since(deleted); took < brief.Grace {
+		t.Errorf("it was gone after %v", took)
+	}
+	if err := k.DeletePod(brief); !errors.Is(err, kubelet.ErrNoPod) {
+		t.Errorf("to delete it again: %v", err)
+	}
+	runPod(t, k, onePod("next", 1)) // the name of a pod that has failed is free
+}
+
+func TestEndedPodIsRemembered(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	offer(t, k, "a")
+	p := onePod("brief", 1)
+	runPod(t, k, p)
+	if err := k.RunPod(t.Context(), p); err == nil {
+		t.Error("two pods of one name run")
+	}
+	if err := k.EndPod(p); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" || got.Listed || got.Containers[0].Running {
+		t.Errorf("the pod is %+v, %v", got, err)
+	}
+	restart(t, k, kubelet.RestartOptions{})
+	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" {
+		t.Errorf("after a restart the pod is %+v, %v", got, err)
+	}
+	if err := k.DeletePod(p); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Pod(p); !errors.Is(err, kubelet.ErrNoPod) {
+		t.Errorf("the deleted pod: %v", err)
+	}
+}
+
+func TestListAfterAStart(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{EmptyFor: -1, RestAfter: -1})
+	offer(t, k, "a", "b")
+	static := onePod("static", 1)
+	static.Static = true
+	runPod(t, k, static)
+	runPod(t, k, onePod("api", 1))
+	holdStatic, holdRest := make(chan struct{}), make(chan struct{})
+	k.Trouble(kubelet.Trouble{HoldStatic: holdStatic, HoldRest: holdRest})
+	restart(t, k, kubelet.RestartOptions{Signal: syscall.SIGKILL})
+	if got := list(t, k); len(got) != 0 {
+		t.Errorf("at first List has %v", got)
+	}
+	if _, err := lister(t, k).Get(t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "api"}); status.Code(err) != codes.Unknown {
+		t.Errorf("at first Get says %v", err)
+	}
+	close(holdStatic)
+	wait(t, k, func(s kubelet.State) bool { return s.Pods[0].Listed })
+	if got := list(t, k); len(got) != 1 || len(got["default/static-node-a/main"]) != 1 {
+		t.Errorf("then List has %v", got)
+	}
+	close(holdRest)
+	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
+	if got := list(t, k); len(got) != 2 || len(got["default/api/main"]) != 1 {
+		t.Errorf("at last List has %v", got)
+	}
+}
+
+func TestSameInode(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	for range 5 { // others may take the number that has become free
+		before, err := os.Lstat(k.RegistrationSocket())
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = k.Restart(t.Context(), kubelet.RestartOptions{SameInode: true})
+		if errors.Is(err, kubelet.ErrNewInode) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := os.Lstat(k.RegistrationSocket())
+		if err != nil || !os.SameFile(before, after) {
+			t.Fatalf("the sockets differ: %v", err)
+		}
+		if ctime(before) == ctime(after) {
+			t.Error("the sockets cannot be told apart")
+		}
+		files, err := os.ReadDir(filepath.Dir(k.RegistrationSocket()))
+		if err != nil || len(files) != 1 {
+			t.Errorf("left behind: %v, %v", files, err)
+		}
+		offer(t, k, "a")
+		return
+	}
+	t.Skip("this file system does not give inode numbers away again")
+}
+
+func ctime(info fs.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat_t).Ctim }
+
+func TestRebootRejectsPodsWithoutTheirPlugin(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	offer(t, k, "a")
+	runPod(t, k, onePod("holder", 1))
+	restart(t, k, kubelet.RestartOptions{Reboot: true})
+	wait(t, k, func(s kubelet.State) bool { return s.Pods[0].Phase == "Failed" })
+	if got, _ := k.Pod(onePod("holder", 1)); !strings.Contains(got.Message, "no healthy devices present; cannot allocate unhealthy devices "+gpu) {
+		t.Errorf("the message is %q", got.Message)
+	}
+}
+
+func TestCorruptCheckpointIsAStartFromNothing(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	offer(t, k, "a")
+	runPod(t, k, onePod("holder", 1))
+	restart(t, k, kubelet.RestartOptions{While: func() {
+		path := filepath.Join(filepath.Dir(k.RegistrationSocket()), "kubelet_internal_checkpoint")
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Error(err)
+		}
+		if err := os.WriteFile(path, []byte(strings.Replace(string(b), `"main"`, `"mean"`, 1)), 0o644); err != nil {
+			t.Error(err)
+		}
+	}})
+	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
+	if got, want := list(t, k), map[string][]string{"default/holder/main": {}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("List has %v; want %v", got, want)
+	}
+}
+
+func TestAllocateThatHangsHoldsUpTheNextPod(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := serve(t, k)
+	entered := make(chan struct{}, 10)
+	p.allocate = func(ctx context.Context) error {
+		entered <- struct{}{}
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	p.offer(t, k, "a")
+	var pods sync.WaitGroup
+	defer pods.Wait()
+	pods.Go(func() {
+		if err := k.RunPod(t.Context(), onePod("hung", 1)); err == nil {
+			t.Error("a pod runs whose Allocate never ended")
+		}
+	})
+	<-entered
+	err := givenUp(t, func(ctx context.Context) error { return k.RunPod(ctx, kubelet.Pod{Name: "next"}) }, func() {
+		wait(t, k, func(s kubelet.State) bool { return len(s.Pods) == 2 })
+	})
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("the next pod: %v", err)
+	}
+	if got, want := list(t, k), map[string][]string{"default/hung/main": {}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("List has %v; want %v", got, want)
+	}
+	// The next kubelet admits both again, and there is no plugin to hang in.
+	restart(t, k, kubelet.RestartOptions{Signal: syscall.SIGKILL})
+	wait(t, k, func(s kubelet.State) bool { return s.Pods[0].Phase == "Failed" && s.Pods[1].Phase == "Running" })
+}
+
+func TestDroppedDuringAllocateCrashes(t *testing.T) {
+	t.Parallel()
+	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
+	ended := make(chan error)
+	go func() { ended <- k.Run(t.Context()) }()
+	wait(t, k, func(s kubelet.State) bool { return s.Serving })
+	p := serve(t, k)
+	p.allocate = func(ctx context.Context) error {
+		p.lists <- healthy("b")
+		return k.Wait(ctx, func(s kubelet.State) bool { return s.Resources[gpu].Updates == 2 })
+	}
+	p.offer(t, k, "a")
+	ctx, cancel := context.WithCancel(t.Context())
+	var pods sync.WaitGroup
+	defer pods.Wait()
+	defer cancel()
+	pods.Go(func() { _ = k.RunPod(ctx, onePod("unlucky", 1)) })
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "device a of nvidia.com/gpu was dropped from the list during its Allocate") {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+func TestPreStartIsTriedAgain(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := serve(t, k)
+	p.options.PreStartRequired = true
+	p.offer(t, k, "a")
+	runPod(t, k, onePod("holder", 1))
+	if err := k.RestartContainer(t.Context(), onePod("holder", 1), "main"); err != nil {
+		t.Fatal(err)
+	}
+	if n := p.prestart.Load(); n != 2 {
+		t.Errorf("PreStartContainer was called %d times", n)
+	}
+	if err := k.RestartContainer(t.Context(), onePod("holder", 1), "nobody"); err == nil {
+		t.Error("a container that does not exist was restarted")
+	}
+}
+
+func TestLateAllocation(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	runPod(t, k, onePod("hopeful", 1)) // nobody offers GPUs: it runs without
+	offer(t, k, "a")
+	if err := k.RestartContainer(t.Context(), onePod("hopeful", 1), "main"); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := list(t, k), map[string][]string{"default/hopeful/main": {"a"}}; !reflect.DeepEqual(got, want) {
+		t.Errorf("List has %v; want %v", got, want)
+	}
+}
+
+func TestWaitSaysWhatItWaitedFor(t *testing.T) {
+	t.Parallel()
+	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := k.Wait(ctx, func(kubelet.State) bool { return false }); !errors.Is(err, context.Canceled) {
+		t.Errorf("Wait: %v", err)
+	}
+	if err := k.Restart(ctx, kubelet.RestartOptions{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("Restart: %v", err)
+	}
+	if err := k.RunPod(ctx, onePod("one", 1)); !errors.Is(err, context.Canceled) {
+		t.Errorf("RunPod: %v", err)
+	}
+}
+
+func restart(t testing.TB, k *kubelet.Kubelet, o kubelet.RestartOptions) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := k.Restart(ctx, o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// fakeClock stands still until it is told otherwise; its zero value is ready for use.
+type fakeClock struct {
+	mu     sync.Mutex // guards passed
+	passed time.Duration
+}
+
+func (c *fakeClock) now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Unix(1e9, 0).Add(c.passed)
+}
+
+func (c *fakeClock) add(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.passed += d
+}

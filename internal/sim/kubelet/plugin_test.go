@@ -1,0 +1,182 @@
+package kubelet_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+const gpu = "nvidia.com/gpu"
+
+// plugin is a device plugin that sends what it gets from lists, and ends with the test.
+type plugin struct {
+	pluginapi.UnimplementedDevicePluginServer
+	socket   string
+	lists    chan []*pluginapi.Device
+	stop     func()
+	options  *pluginapi.DevicePluginOptions
+	allocate func(context.Context) error
+	prestart atomic.Int32 // calls
+}
+
+var sockets atomic.Int32 // so that each plugin has a name of its own
+
+// serve starts a plugin that has not registered.
+func serve(t testing.TB, k *kubelet.Kubelet) *plugin {
+	t.Helper()
+	p := &plugin{
+		socket:   fmt.Sprintf("plugin-%d.sock", sockets.Add(1)),
+		lists:    make(chan []*pluginapi.Device),
+		options:  &pluginapi.DevicePluginOptions{},
+		allocate: func(context.Context) error { return nil },
+	}
+	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(k.RegistrationSocket()), p.socket))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
+	pluginapi.RegisterDevicePluginServer(server, p)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	p.stop = sync.OnceFunc(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(p.stop)
+	return p
+}
+
+// offer is serve, and the kubelet has the plugin's GPUs.
+func offer(t testing.TB, k *kubelet.Kubelet, ids ...string) *plugin {
+	t.Helper()
+	p := serve(t, k)
+	p.offer(t, k, ids...)
+	return p
+}
+
+func (p *plugin) offer(t testing.TB, k *kubelet.Kubelet, ids ...string) {
+	t.Helper()
+	if err := p.register(t.Context(), k); err != nil {
+		t.Fatal(err)
+	}
+	p.lists <- healthy(ids...)
+	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Allocatable == len(ids) })
+}
+
+func (p *plugin) register(ctx context.Context, k *kubelet.Kubelet) error {
+	conn, err := grpc.NewClient("unix:"+k.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: p.socket, ResourceName: gpu}
+	_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, request)
+	return err
+}
+
+func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return p.options, nil
+}
+
+func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	for {
+		select {
+		case list := <-p.lists:
+			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: list}); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return nil
+		}
+	}
+}
+
+func (p *plugin) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	answer := &pluginapi.AllocateResponse{}
+	for range r.ContainerRequests {
+		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "b"}})
+	}
+	return answer, p.allocate(ctx)
+}
+
+func (p *plugin) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+	p.prestart.Add(1)
+	return &pluginapi.PreStartContainerResponse{}, nil
+}
+
+func healthy(ids ...string) []*pluginapi.Device {
+	all := []*pluginapi.Device{}
+	for _, id := range ids {
+		all = append(all, &pluginapi.Device{ID: id, Health: pluginapi.Healthy})
+	}
+	return all
+}
+
+func wait(t testing.TB, k *kubelet.Kubelet, wanted func(kubelet.State) bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := k.Wait(ctx, wanted); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// onePod is a pod of the API server's with one container that asks for n GPUs.
+func onePod(name string, n int) kubelet.Pod {
+	return kubelet.Pod{Name: name, Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{gpu: n}}}}
+}
+
+func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.Pod) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := k.RunPod(ctx, p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lister is a connection of its own to PodResources, so that no backoff of an earlier life is
+// in its way.
+func lister(t testing.TB, k *kubelet.Kubelet) podresources.PodResourcesListerClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+k.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return podresources.NewPodResourcesListerClient(conn)
+}
+
+// list is what List says: "namespace/pod/container" to ids.
+func list(t testing.TB, k *kubelet.Kubelet) map[string][]string {
+	t.Helper()
+	answer, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string][]string{}
+	for _, p := range answer.PodResources {
+		for _, c := range p.Containers {
+			key := p.Namespace + "/" + p.Name + "/" + c.Name
+			all[key] = []string{}
+			for _, d := range c.Devices {
+				all[key] = append(all[key], d.DeviceIds...)
+			}
+		}
+	}
+	return all
+}

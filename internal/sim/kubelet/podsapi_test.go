@@ -1,0 +1,198 @@
+package kubelet_test
+
+import (
+	"bytes"
+	"context"
+	"io/fs"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+func podsClient(t testing.TB, k *kubelet.Kubelet) podsapi.PodsClient {
+	t.Helper()
+	conn, err := grpc.NewClient("unix:"+k.PodsSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return podsapi.NewPodsClient(conn)
+}
+
+func watchPods(t testing.TB, k *kubelet.Kubelet) podsapi.Pods_WatchPodsClient {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	stream, err := podsClient(t, k).WatchPods(ctx, &podsapi.WatchPodsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+// next are the events up to the first one of a kind, and that one's pod.
+func next(t testing.TB, stream podsapi.Pods_WatchPodsClient, kind podsapi.EventType) (kinds []string, pod []byte) {
+	t.Helper()
+	for {
+		e, err := stream.Recv()
+		if err != nil {
+			t.Fatalf("after %v: %v", kinds, err)
+		}
+		kinds = append(kinds, e.Type.String())
+		if e.Type == kind {
+			return kinds, e.Pod
+		}
+	}
+}
+
+func TestWatchPods(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
+	before := kubelet.Pod{Name: "before", Labels: map[string]string{"team": "blue"}, Containers: []kubelet.Container{{Name: "main"}}}
+	runPod(t, k, before)
+	stream := watchPods(t, k)
+	kinds, _ := next(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
+	if want := []string{"ADDED", "INITIAL_SYNC_COMPLETE"}; !slices.Equal(kinds, want) {
+		t.Errorf("it begins with %v", kinds)
+	}
+	runPod(t, k, onePod("second", 0))
+	if kinds, _ = next(t, stream, podsapi.EventType_ADDED); len(kinds) != 1 {
+		t.Errorf("before a pod is added there are %v", kinds)
+	}
+	if err := k.EndPodAs(before, kubelet.End{Exits: map[string]kubelet.Exit{"main": {Code: 3}}}); err != nil {
+		t.Fatal(err)
+	}
+	kinds, pod := next(t, stream, podsapi.EventType_DELETED)
+	if n := len(kinds); n < 2 || kinds[n-2] != "MODIFIED" {
+		t.Errorf("before it is deleted there are %v", kinds)
+	}
+	uid := k.State().Pods[0].UID
+	if !bytes.Contains(pod, []byte(uid)) || bytes.Contains(pod, []byte("team")) || bytes.Contains(pod, []byte("Failed")) {
+		t.Errorf("the deleted pod is %q", pod)
+	}
+	if got, err := podsClient(t, k).GetPod(t.Context(), &podsapi.GetPodRequest{PodUID: uid}); err != nil || !bytes.Contains(got.Pod, []byte("Failed")) {
+		t.Errorf("the API server still has %q, %v", got.GetPod(), err)
+	}
+	// Another watcher gets it once more, and nobody tells that one of its end.
+	if kinds, _ = next(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 3 {
+		t.Errorf("later it begins with %v", kinds)
+	}
+	if k.State().Calls["WatchPods"] != 2 {
+		t.Errorf("the calls are %v", k.State().Calls)
+	}
+}
+
+func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	runPod(t, k, onePod("one", 0))
+	hold := make(chan struct{})
+	k.Trouble(kubelet.Trouble{HoldStatic: hold})
+	restart(t, k, kubelet.RestartOptions{})
+	c := podsClient(t, k)
+	_, listed := c.ListPods(t.Context(), &podsapi.ListPodsRequest{})
+	_, got := c.GetPod(t.Context(), &podsapi.GetPodRequest{})
+	_, watched := watchPods(t, k).Recv()
+	for _, err := range []error{listed, got, watched} {
+		if status.Code(err) != codes.FailedPrecondition {
+			t.Errorf("while it starts: %v", err)
+		}
+	}
+	close(hold)
+	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
+	if answer, err := c.ListPods(t.Context(), &podsapi.ListPodsRequest{}); err != nil || len(answer.Pods) != 1 {
+		t.Errorf("then there are %d pods, %v", len(answer.GetPods()), err)
+	}
+	if _, err := c.GetPod(t.Context(), &podsapi.GetPodRequest{PodUID: "x"}); status.Code(err) != codes.NotFound {
+		t.Errorf("a pod that is not there: %v", err)
+	}
+}
+
+func TestNoPodsAPIBefore137(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{Version: kubelet.V136})
+	if _, err := os.Stat(k.PodsSocket()); !os.IsNotExist(err) {
+		t.Errorf("the socket: %v, want %v", err, fs.ErrNotExist)
+	}
+}
+
+func TestWatcherThatIsTooSlowIsDropped(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := kubelet.Pod{Name: "big", Labels: map[string]string{"x": strings.Repeat("x", 100_000)}, Containers: []kubelet.Container{{Name: "main"}}}
+	runPod(t, k, p)
+	stream := watchPods(t, k)
+	next(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
+	for range 100 {
+		if err := k.Crash(t.Context(), p, "main", kubelet.Exit{Code: 1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var err error
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.ResourceExhausted || !strings.Contains(err.Error(), "watch client channel closed") {
+		t.Errorf("the stream ended with %v", err)
+	}
+}
+
+func TestContainersHaveIDsOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := kubelet.Pod{Name: "one", Containers: []kubelet.Container{{Name: "a"}, {Name: "b"}}}
+	runPod(t, k, p)
+	seen := map[string]bool{}
+	for range 3 {
+		for _, c := range []string{"a", "b"} {
+			id, err := k.ContainerID(p, c)
+			if again, _ := k.ContainerID(p, c); err != nil || len(id) != 64 || seen[id] || again != id {
+				t.Errorf("the id of %s is %q, then %q, %v", c, id, again, err)
+			}
+			seen[id] = true
+			if err := k.RestartContainer(t.Context(), p, c); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := k.ContainerID(p, "nobody"); err == nil {
+		t.Error("a container that does not exist has an id")
+	}
+	if _, err := k.ContainerID(onePod("nobody", 0), "main"); err == nil {
+		t.Error("a pod that does not exist has an id")
+	}
+}
+
+// TestEndsOfPods says who has failed.
+func TestEndsOfPods(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	for name, test := range map[string]struct {
+		end  kubelet.End
+		want [2]string
+	}{
+		"done":    {want: [2]string{"Succeeded", ""}},
+		"failed":  {kubelet.End{Exits: map[string]kubelet.Exit{"main": {Code: 1}}}, [2]string{"Failed", ""}},
+		"evicted": {kubelet.End{Reason: "Evicted"}, [2]string{"Failed", "Evicted"}},
+	} {
+		p := onePod(name, 0)
+		runPod(t, k, p)
+		if err := k.EndPodAs(p, test.end); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := k.Pod(p); err != nil || !reflect.DeepEqual([2]string{got.Phase, got.Reason}, test.want) {
+			t.Errorf("%s is %+v, %v", name, got, err)
+		}
+	}
+}

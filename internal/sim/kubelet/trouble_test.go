@@ -1,0 +1,160 @@
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+func TestTroubleWithRegister(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := serve(t, k)
+	k.Trouble(kubelet.Trouble{Register: status.Error(codes.Unavailable, "come back later")})
+	if err := p.register(t.Context(), k); status.Code(err) != codes.Unavailable {
+		t.Errorf("the refused registration: %v", err)
+	}
+	hold := make(chan struct{})
+	k.Trouble(kubelet.Trouble{HoldRegister: hold})
+	err := givenUp(t, func(ctx context.Context) error { return p.register(ctx, k) }, func() {
+		wait(t, k, func(s kubelet.State) bool { return s.Registering == 1 })
+	})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("the held registration: %v", err)
+	}
+	wait(t, k, func(s kubelet.State) bool { return len(s.Registrations) == 2 }) // the kubelet has given it up as well
+	var registered sync.WaitGroup
+	registered.Go(func() {
+		if err := p.register(t.Context(), k); err != nil {
+			t.Errorf("the released registration: %v", err)
+		}
+	})
+	close(hold)
+	registered.Wait()
+	k.Trouble(kubelet.Trouble{})
+	wait(t, k, func(s kubelet.State) bool { return len(s.Registrations) == 3 && s.Registrations[2].Err == nil })
+}
+
+// givenUp makes a call that is held up, and gives it up when it has arrived.
+func givenUp(t *testing.T, call func(context.Context) error, arrived func()) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- call(ctx) }()
+	arrived()
+	select {
+	case err := <-ended:
+		t.Errorf("it was not held up: %v", err)
+		return err
+	default:
+	}
+	cancel()
+	return <-ended
+}
+
+func TestTroubleWithList(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	client := lister(t, k)
+	k.Trouble(kubelet.Trouble{List: errors.New("out of lists")})
+	_, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
+	if status.Code(err) != codes.Unknown || status.Convert(err).Message() != "out of lists" {
+		t.Errorf("the failed List: %v", err)
+	}
+	hold := make(chan struct{})
+	k.Trouble(kubelet.Trouble{HoldList: hold})
+	held := func(ctx context.Context) error {
+		_, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+		return err
+	}
+	err = givenUp(t, held, func() {
+		wait(t, k, func(s kubelet.State) bool { return s.Calls["List"] == 2 })
+	})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("the held List: %v", err)
+	}
+	if _, err := client.GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{}); err != nil {
+		t.Errorf("GetAllocatableResources beside it: %v", err)
+	}
+	close(hold)
+	if _, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{}); err != nil {
+		t.Errorf("the released List: %v", err)
+	}
+	const size = 5 << 20
+	k.Trouble(kubelet.Trouble{ListBytes: size})
+	answer, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
+	if got := proto.Size(answer); err != nil || got < size || got > size*5/4 {
+		t.Errorf("the padded List has %d bytes, %v", got, err)
+	}
+	if s := k.State(); s.Calls["List"] != 4 || s.Calls["GetAllocatableResources"] != 1 || s.Limited != 0 {
+		t.Errorf("counted are %v, %d", s.Calls, s.Limited)
+	}
+}
+
+// TestBoundNotListening is the moment of a start in which a kubelet that is alive refuses.
+func TestBoundNotListening(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	old, err := os.Lstat(k.RegistrationSocket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold := make(chan struct{})
+	k.Trouble(kubelet.Trouble{HoldListen: hold})
+	var restarted sync.WaitGroup
+	restarted.Go(func() { restart(t, k, kubelet.RestartOptions{}) })
+	wait(t, k, func(s kubelet.State) bool { return s.Lives == 2 && s.Bound })
+	now, err := os.Lstat(k.RegistrationSocket())
+	if err != nil || ctime(old) == ctime(now) {
+		t.Errorf("the socket is the old one: %v", err)
+	}
+	if _, err := net.Dial("unix", k.RegistrationSocket()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("connect: %v", err)
+	}
+	list(t, k) // PodResources answers meanwhile
+	close(hold)
+	restarted.Wait()
+	offer(t, k, "a")
+}
+
+func TestCutStreams(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	offer(t, k, "a")
+	k.CutStreams("nvidia.com/other")
+	k.CutStreams(gpu)
+	wait(t, k, func(s kubelet.State) bool {
+		r := s.Resources[gpu]
+		return r.Allocatable == 0 && r.Capacity == 1 && len(r.Sockets) == 0
+	})
+}
+
+func TestWipeSockets(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := offer(t, k, "a")
+	if err := k.WipeSockets(); err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(filepath.Dir(k.RegistrationSocket()))
+	if err != nil || len(files) != 1 || files[0].Name() != "kubelet.sock" {
+		t.Errorf("left are %v, %v", files, err)
+	}
+	if got := k.Resource(gpu); got.Allocatable != 1 {
+		t.Errorf("the stream outlives its socket, and the kubelet has %+v", got)
+	}
+	p.stop()
+}

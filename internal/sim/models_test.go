@@ -1,0 +1,211 @@
+package sim_test
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/device/devicetest"
+	"github.com/podgauge/podgauge/internal/sim"
+)
+
+// metric makes a row of a name as the text format writes it: family{label="value"}.
+func metric(name string) device.Metric {
+	family, rest, _ := strings.Cut(name, "{")
+	m := device.Metric{Name: family, Help: "Help."}
+	for pair := range strings.SplitSeq(strings.TrimSuffix(rest, "}"), ",") {
+		if name, value, ok := strings.Cut(pair, "="); ok {
+			m.Labels = append(m.Labels, device.Label{Name: name, Value: strings.Trim(value, `"`)})
+		}
+	}
+	return m
+}
+
+func metrics(names ...string) (list []device.Metric) {
+	for _, name := range names {
+		list = append(list, metric(name))
+	}
+	return list
+}
+
+// values returns what is read of each device of a GPU, by row.
+func values(t *testing.T, m *sim.Machine, gpu device.GPU) map[device.ID]map[string]float64 {
+	t.Helper()
+	samples, err := m.Read(gpu, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[device.ID]map[string]float64{}
+	for _, s := range samples {
+		if got[s.Device] == nil {
+			got[s.Device] = map[string]float64{}
+		}
+		row := m.Metrics()[s.Metric]
+		name := row.Name
+		for _, l := range row.Labels {
+			name += " " + l.Value
+		}
+		if _, twice := got[s.Device][name]; twice {
+			t.Errorf("%s has %s twice", s.Device, name)
+		}
+		got[s.Device][name] = s.Value
+	}
+	return got
+}
+
+func TestModelsHaveWhatSuchGPUsHave(t *testing.T) {
+	const h100, a100, gb200, t4 = 1, 2, 4, 8
+	has := map[string]int{
+		"nvidia_gpu_power_watts":                                                            h100 | a100 | gb200 | t4,
+		"nvidia_gpu_power_average_watts":                                                    h100 | gb200,
+		"nvidia_gpu_module_power_watts":                                                     gb200,
+		"nvidia_gpu_sm_active_ratio":                                                        h100 | gb200,
+		`nvidia_gpu_temperature_celsius{sensor="memory"}`:                                   h100 | a100 | gb200,
+		`nvidia_gpu_temperature_limit_celsius{type="memory_max"}`:                           a100,
+		`nvidia_gpu_temperature_limit_celsius{type="shutdown"}`:                             a100 | t4,
+		"nvidia_gpu_temperature_margin_celsius":                                             h100 | gb200,
+		"nvidia_gpu_nvlink_links":                                                           h100 | a100 | gb200,
+		`nvidia_gpu_nvlink_errors_total{type="crc_flit"}`:                                   h100 | a100,
+		`nvidia_gpu_nvlink_errors_total{type="crc"}`:                                        h100,
+		`nvidia_gpu_nvlink_errors_total{type="receive"}`:                                    gb200,
+		`nvidia_gpu_nvlink_link_transmit_bytes_total{link="11"}`:                            h100 | a100 | gb200,
+		`nvidia_gpu_nvlink_link_transmit_bytes_total{link="12"}`:                            h100 | gb200,
+		`nvidia_gpu_nvlink_link_errors_total{link="0",type="replay"}`:                       h100 | a100 | gb200,
+		"nvidia_gpu_c2c_links":                                                              gb200,
+		"nvidia_gpu_fabric_healthy":                                                         h100 | gb200,
+		`nvidia_gpu_ecc_volatile_location_errors_total{location="l1",severity="corrected"}`: t4,
+		"nvidia_gpu_ecc_sram_threshold_exceeded":                                            h100 | a100 | gb200,
+		"nvidia_gpu_row_remap_pending":                                                      h100 | a100 | gb200,
+		"nvidia_gpu_retired_pages_pending":                                                  t4,
+		`nvidia_gpu_mig_enabled{when="now"}`:                                                h100 | a100 | gb200,
+		"nvidia_gpu_unrepairable_memory":                                                    gb200,
+	}
+	m := sim.NewMachineOf(metrics(slices.Sorted(maps.Keys(has))...), time.Now, sim.Models()...)
+	for i, gpu := range m.GPUs() {
+		got := values(t, m, gpu)[device.ID(gpu)]
+		for name, models := range has {
+			row := metric(name)
+			key := row.Name
+			for _, l := range row.Labels {
+				key += " " + l.Value
+			}
+			if _, ok := got[key]; ok != (models&(1<<i) != 0) {
+				t.Errorf("GPU %d has %s: %v", i, name, ok)
+			}
+		}
+	}
+	devices, err := m.Devices(t.Context())
+	if err != nil || devices[1].Model != "NVIDIA A100-SXM4-80GB" || devices[3].MemoryBytes != 15<<30 {
+		t.Errorf("got %+v, %v", devices, err)
+	}
+	links, err := m.Links(t.Context())
+	if err != nil || slices.ContainsFunc(links, func(l device.Link) bool { return l.NVLinks != 0 }) {
+		t.Errorf("GPUs of several models have NVLinks to each other: %+v, %v", links, err)
+	}
+}
+
+func TestNamedMachinesConform(t *testing.T) {
+	rows := metrics("nvidia_gpu_power_watts", "nvidia_gpu_memory_used_bytes", "nvidia_gpu_sm_active_ratio", "nvidia_gpu_utilization_ratio")
+	for name, gpus := range map[string]int{"h100": 8, "a100": 4, "gb200": 4, "t4": 4, "mixed": 4} {
+		t.Run(name, func(t *testing.T) {
+			m := sim.Named(name, rows, time.Now)
+			if got := len(m.GPUs()); got != gpus {
+				t.Errorf("it has %d GPUs", got)
+			}
+			if name == "a100" {
+				for range 3 { // its partitioning is reported
+					if _, err := m.Wait(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			devicetest.Conform(t, m)
+		})
+	}
+	if sim.Named("v100", rows, time.Now) != nil {
+		t.Error("there is a machine of a name that nobody gave")
+	}
+}
+
+// TestReadingFollowsLoadAndClock: while the clock stands, so does all else.
+func TestReadingFollowsLoadAndClock(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	m := sim.NewMachine(metrics("nvidia_gpu_sm_active_ratio", "nvidia_gpu_pcie_transmit_bytes_total", "nvidia_gpu_nvlink_transmit_bytes_total",
+		`nvidia_gpu_nvlink_link_transmit_bytes_total{link="3"}`), 1, func() time.Time { return now })
+	gpu := m.GPUs()[0]
+	read := func() string { return fmt.Sprint(values(t, m, gpu)[device.ID(gpu)]) }
+	idle := read()
+	now = now.Add(time.Minute)
+	if after := read(); after != idle {
+		t.Errorf("an idle GPU goes from %s to %s", idle, after)
+	}
+	m.Busy(device.ID(gpu), 0.5)
+	now = now.Add(time.Second)
+	busy := values(t, m, gpu)[device.ID(gpu)]
+	if again := fmt.Sprint(busy); again != read() {
+		t.Error("two readings of one moment differ")
+	}
+	if busy["nvidia_gpu_sm_active_ratio"] != 0.45 || busy["nvidia_gpu_pcie_transmit_bytes_total"] != 6e9 {
+		t.Errorf("half busy for a second, it reads %v", busy)
+	}
+	if one, all := busy["nvidia_gpu_nvlink_link_transmit_bytes_total 3"], busy["nvidia_gpu_nvlink_transmit_bytes_total"]; one <= 0 || all != 18*one {
+		t.Errorf("one link has sent %f, all %f", one, all)
+	}
+	m.Recover(device.ID(gpu))
+	if got := values(t, m, gpu)[device.ID(gpu)]["nvidia_gpu_pcie_transmit_bytes_total"]; got != 0 {
+		t.Errorf("a reset leaves %f on the counter", got)
+	}
+}
+
+// TestInstancesAreRead gives what a GPU instance has to one of its slices alone.
+func TestInstancesAreRead(t *testing.T) {
+	m := sim.NewMachine(metrics("nvidia_gpu_power_watts", "nvidia_gpu_utilization_ratio", "nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_used_bytes",
+		"nvidia_gpu_bar1_memory_total_bytes", "nvidia_gpu_sm_active_ratio"), 1, time.Now)
+	gpu := m.GPUs()[0]
+	m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1g.10gb")
+	ids := m.IDs()
+	m.Busy(ids[1], 1)
+	m.Run(ids[1], 100, 1<<30, 0)
+	m.Run(ids[0], 200, 1<<30, 0)
+	got := values(t, m, gpu)
+	if _, ok := got[device.ID(gpu)]["nvidia_gpu_utilization_ratio"]; ok || len(got) != 3 {
+		t.Errorf("read are %v", got)
+	}
+	first, third := got[ids[0]], got[ids[2]]
+	if got[ids[1]] != nil {
+		t.Errorf("the second compute instance of an instance reads %v", got[ids[1]])
+	}
+	if _, ok := first["nvidia_gpu_power_watts"]; ok {
+		t.Error("a slice draws power of its own")
+	}
+	if first["nvidia_gpu_memory_total_bytes"] != 40<<30 || third["nvidia_gpu_memory_total_bytes"] != 10<<30 || first["nvidia_gpu_bar1_memory_total_bytes"] != 48<<30 {
+		t.Errorf("sizes: %v, %v", first, third)
+	}
+	if sm := first["nvidia_gpu_sm_active_ratio"]; sm < 0.59 || sm > 0.61 { // 0.9 of two thirds
+		t.Errorf("two of three compute slices are busy, and the instance is to %f", sm)
+	}
+	if third["nvidia_gpu_sm_active_ratio"] != 0 || third["nvidia_gpu_memory_used_bytes"] != 0 {
+		t.Errorf("another instance reads %v", third)
+	}
+	if used := first["nvidia_gpu_memory_used_bytes"]; used != 20<<30+2<<30+2<<30 {
+		t.Errorf("the instance uses %f GiB", used/(1<<30))
+	}
+	m.Unpartition(gpu)
+	if got := values(t, m, gpu); len(got) != 1 {
+		t.Errorf("of a whole GPU %v is read", got)
+	}
+}
+
+func TestCannotPartitionWhatHasNoMIG(t *testing.T) {
+	m := sim.NewMachineOf(nil, time.Now, sim.T4)
+	defer func() {
+		if said := recover(); said == nil || !strings.Contains(fmt.Sprint(said), "Tesla T4") {
+			t.Errorf("it says %v", said)
+		}
+	}()
+	m.Partition(m.GPUs()[0], "1g.10gb")
+}

@@ -1,0 +1,76 @@
+package sim_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/plugin"
+)
+
+// patience is how long a test waits for what must happen, on the busiest machine.
+const patience = 5 * time.Minute
+
+// anyBusy tells whether a GPU draws more than one at rest. The workload has one fail
+// after a while: that one is not read.
+func anyBusy(m *sim.Machine) bool {
+	for _, gpu := range m.GPUs() {
+		if samples, err := m.Read(gpu, nil); err == nil && samples[0].Value > 70 {
+			return true
+		}
+	}
+	return false
+}
+
+// TestNodeLives: with a device plugin on it, the node's workload gets its devices
+// and keeps them busy, and the end leaves nothing behind.
+func TestNodeLives(t *testing.T) {
+	m := sim.NewMachine(rows, 8, time.Now)
+	log := slog.New(slog.DiscardHandler)
+	n, err := sim.NewNode(m, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var board device.Board
+	readers := device.NewReaders(m)
+	monitor := device.NewMonitor(m, readers, &board, log)
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Look: board.Look, Log: log})
+
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	parts := []func(context.Context) error{n.Run, monitor.Run, offer.Run}
+	ended := make(chan error, len(parts))
+	for _, run := range parts {
+		go func() { ended <- run(ctx) }()
+	}
+	err = n.Kubelet.Wait(ctx, func(s kubelet.State) bool { return len(s.Pods) >= 2 && s.Pods[0].Phase == "Running" })
+	if err != nil {
+		t.Errorf("no pods run: %v", err)
+	}
+	poll := time.NewTicker(10 * time.Millisecond)
+	defer poll.Stop()
+	for !anyBusy(m) && ctx.Err() == nil {
+		<-poll.C
+	}
+	if ctx.Err() != nil {
+		t.Error("no GPU is busy")
+	}
+	cancel()
+	for range parts {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	monitor.Drain(context.Background())
+	readers.Drain(context.Background())
+	n.Close()
+	if left, err := filepath.Glob(filepath.Join(os.TempDir(), filepath.Base(n.Dir()))); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}

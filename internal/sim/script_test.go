@@ -1,0 +1,208 @@
+package sim_test
+
+import (
+	"context"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/plugin"
+)
+
+func TestReadScript(t *testing.T) {
+	s, err := sim.ReadScript(strings.NewReader("# a life\nmachine t4\n\n0s pod a/b main=1 # one\n1m30s xid a/b 79\n"))
+	if err != nil || s.Machine != "t4" || len(s.Steps) != 2 {
+		t.Fatal(s, err)
+	}
+	if got := s.Steps[1]; got.At != 90*time.Second || got.String() != "line 5: xid a/b 79" {
+		t.Error(got)
+	}
+	for text, says := range map[string]string{
+		"machine k80":             `line 1: no machine is called "k80"`,
+		"\nsoon wedge":            `line 2: "soon": want a time`,
+		"5s":                      `line 1: "5s": want a time and what happens`,
+		"5s wedge\n4s release":    "line 2: 4s is before 5s",
+		"5s explode 3":            `line 1: "explode" is nothing that can happen`,
+		"5s xid 3":                "line 1: xid: want DEVICE CODE [TIMES]",
+		"5s wedge now":            "line 1: wedge: want nothing",
+		strings.Repeat("x", 1e5):  "token too long",
+		"5s pod a/b":              "line 1: pod: want NAMESPACE/NAME",
+		"5s set 3 nvidia_gpu_x":   "line 1: set: want DEVICE ROW VALUE",
+		"5s kubelet well forever": "line 1: kubelet: want well, silent, refuses or restarts",
+	} {
+		if _, err := sim.ReadScript(strings.NewReader(text)); err == nil || !strings.Contains(err.Error(), says) {
+			t.Errorf("%q: %v, want %s", text, err, says)
+		}
+	}
+}
+
+func FuzzReadScript(f *testing.F) {
+	f.Add("machine h100\n0s pod a/b main=2,nvidia.com/gpu idle\n10s partition 7 1g.10gb\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		s, err := sim.ReadScript(strings.NewReader(text))
+		if err != nil {
+			return
+		}
+		for i, step := range s.Steps {
+			if step.What == "" || i > 0 && s.Steps[i-1].At > step.At {
+				t.Errorf("%q: %v", text, s.Steps)
+			}
+		}
+	})
+}
+
+// scripted is a node on which the script is played, with a device plugin on it.
+type scripted struct {
+	*sim.Node
+	ended chan error
+}
+
+func play(t *testing.T, text string) scripted {
+	t.Helper()
+	script, err := sim.ReadScript(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := sim.Named(script.Machine, rows, time.Now)
+	log := slog.New(slog.DiscardHandler)
+	n, err := sim.NewNode(m, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.Script = script
+	var board device.Board
+	monitor := device.NewMonitor(m, device.NewReaders(m), &board, log)
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Look: board.Look, Log: log})
+	ctx, cancel := context.WithCancel(t.Context())
+	s := scripted{n, make(chan error, 1)}
+	others := make(chan error, 2)
+	go func() {
+		s.ended <- n.Run(ctx)
+		close(s.ended)
+	}()
+	for _, run := range []func(context.Context) error{monitor.Run, offer.Run} {
+		go func() { others <- run(ctx) }()
+	}
+	t.Cleanup(func() {
+		cancel()
+		<-others
+		<-others
+		for range s.ended { // until it is closed
+		}
+		n.Close()
+	})
+	return s
+}
+
+// TestPlay: what a script says happens, to pods, devices and the kubelet.
+func TestPlay(t *testing.T) {
+	s := play(t, `
+		0s pod a/works main=1
+		0s pod a/rests main=1 idle
+		0s set a/rests nvidia_gpu_power_watts 42
+		0s xid a/works 79
+		0s fail a/works
+		0s delete a/works
+		0s reset a/works
+		0s set a/works nvidia_gpu_power_watts 42
+		0s finish a/rests
+	`)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	phases := func(state kubelet.State) string {
+		var all []string
+		for _, p := range state.Pods {
+			all = append(all, p.Name+" "+p.Phase)
+		}
+		return strings.Join(all, ", ")
+	}
+	var seen string
+	if err := s.Kubelet.Wait(ctx, func(state kubelet.State) bool {
+		seen = phases(state)
+		return seen == "rests Succeeded"
+	}); err != nil {
+		t.Errorf("the pods are %s: %v", seen, err)
+	}
+	fixed, lost := 0, 0
+	for _, gpu := range s.Machine.GPUs() {
+		samples, err := s.Machine.Read(gpu, nil)
+		if err != nil {
+			lost++
+			continue
+		}
+		for _, sample := range samples {
+			if sample.Value == 42 {
+				fixed++
+			}
+		}
+	}
+	if fixed != 2 || lost != 0 {
+		t.Errorf("%d values are fixed, and %d GPUs lost, want two and none: it was reset", fixed, lost)
+	}
+}
+
+// TestPlayRefuses: what cannot happen ends the node, and says which line it was.
+func TestPlayRefuses(t *testing.T) {
+	for text, says := range map[string]string{
+		"0s xid 9 79":                           `play the script: line 1: xid 9 79: "9" is no device`,
+		"0s reset 0.3":                          "has no slice 3",
+		"0s set 0 nvidia_gpu_x 1":               "there is no row nvidia_gpu_x",
+		"0s set 0 nvidia_gpu_power_watts much":  "invalid syntax",
+		"0s xid a/b 79":                         "no such pod",
+		"0s fail b":                             "want NAMESPACE/NAME",
+		"0s pod a/b main":                       "want CONTAINER=COUNT[,RESOURCE]",
+		"0s kubelet naps":                       `"naps" is nothing that a kubelet does`,
+		"0s pod a/b main=0\n0s busy a/b 1":      "a/b holds no device",
+		"0s delete a/b":                         "no such pod",
+		"0s xid 0 79 often":                     "invalid syntax",
+		"0s xid 0 abc":                          "invalid syntax",
+		"0s partition 0 half":                   `"half" is no MIG profile`,
+		"0s partition 0 9g.1gb":                 `"9g.1gb" is no MIG profile`,
+		"machine t4\n0s partition 0 1g.10gb":    "Tesla T4 cannot be partitioned",
+		"0s partition 0 1g.10gb\n0s busy 0.1 1": "has no slice 1",
+	} {
+		s := play(t, text)
+		select {
+		case err := <-s.ended:
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%q: %v, want %s", text, err, says)
+			}
+		case <-time.After(patience):
+			t.Fatalf("%q: nothing was refused", text)
+		}
+	}
+}
+
+// TestRise: a value grows with the clock from what it was, until it is set.
+func TestRise(t *testing.T) {
+	now := time.Unix(1e9, 0)
+	m := sim.NewMachine(rows, 1, func() time.Time { return now })
+	gpu := m.GPUs()[0]
+	read := func() float64 {
+		samples, err := m.Read(gpu, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range samples {
+			if m.Metrics()[s.Metric].Name == "nvidia_gpu_power_watts" {
+				return s.Value
+			}
+		}
+		t.Fatal("no power is read")
+		return 0
+	}
+	m.Set(device.ID(gpu), "nvidia_gpu_power_watts", 100)
+	m.Rise(device.ID(gpu), "nvidia_gpu_power_watts", 2)
+	now = now.Add(10 * time.Second)
+	if got := read(); got != 120 {
+		t.Errorf("after ten seconds: %v", got)
+	}
+	m.Set(device.ID(gpu), "nvidia_gpu_power_watts", 7)
+	if got := read(); got != 7 {
+		t.Errorf("after it was set: %v", got)
+	}
+}

@@ -1,0 +1,111 @@
+package state
+
+import (
+	"bufio"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/state/disk"
+)
+
+// generation is a history that is told from others by its count of flaps.
+func generation(n uint64) device.History {
+	return device.History{Records: []device.Record{
+		{GPU: "GPU-a", Flaps: n, Reason: "xid_79", Since: time.Unix(1, 0).UTC(), ByReset: true, Xids: []device.Xid{{Code: 79, Count: n}}},
+		{GPU: "GPU-b", Flaps: 1},
+	}}
+}
+
+func openIn(dir string) (*File, device.History) {
+	return Open(Options{Folder: disk.OpenFolder(dir), Boot: "/none", Log: slog.New(slog.DiscardHandler)})
+}
+
+// childEnv has the test's binary be the process that is killed.
+const childEnv = "PODGAUGE_STATE_CHILD"
+
+// child writes ever newer histories. It prints how many flaps a scrape shows before and after
+// each write, and which are written.
+func child(dir string) {
+	f, h := openIn(dir)
+	n := uint64(0)
+	if len(h.Records) > 0 {
+		n = h.Records[0].Flaps
+	}
+	for {
+		n++
+		f.Save(generation(n))
+		fmt.Println("shown", shown(f))
+		if err := f.file.Flush(); err != nil {
+			os.Exit(1)
+		}
+		fmt.Println("written", n)
+		fmt.Println("shown", shown(f))
+	}
+}
+
+func shown(f *File) uint64 {
+	if h := f.Counted(); h != nil {
+		return h.Records[0].Flaps
+	}
+	return 0
+}
+
+// TestKilledForReal kills a process that writes to a real folder. The next one has what was
+// written, and counts on from no less than a scrape has shown.
+func TestKilledForReal(t *testing.T) {
+	dir := t.TempDir()
+	random := rand.New(rand.NewPCG(7, 8))
+	for range 40 {
+		c := exec.CommandContext(t.Context(), os.Args[0])
+		c.Env = append(os.Environ(), childEnv+"="+dir)
+		out, err := c.StdoutPipe()
+		if err != nil || c.Start() != nil {
+			t.Fatal("the child does not start", err)
+		}
+		lines := bufio.NewScanner(out)
+		scraped, written, read := uint64(0), uint64(0), 0
+		kill := 1 + random.IntN(60)
+		for lines.Scan() {
+			what, n := "", uint64(0)
+			if _, err := fmt.Sscan(lines.Text(), &what, &n); err != nil {
+				continue // the last line may be cut short
+			}
+			if what == "shown" {
+				scraped = max(scraped, n)
+			} else {
+				written = n
+			}
+			if read++; read == kill {
+				c.Process.Kill()
+			}
+		}
+		c.Wait()
+		_, h := openIn(dir)
+		first := written == 0 && len(h.Records) == 0 // nothing was stored, and counts start from 0
+		if h.Lost || !first && (len(h.Records) != 2 || h.Records[0].Flaps < max(scraped, written)) {
+			t.Fatalf("%d was written and a scrape has shown %d, and it reads %+v", written, scraped, h)
+		}
+	}
+	if names := list(t, dir); slices.Contains(names, badName) {
+		t.Errorf("a file was set aside: %q", names)
+	}
+}
+
+func list(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}

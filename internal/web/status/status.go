@@ -1,0 +1,169 @@
+// Package status renders the node at a glance, as a page for people.
+//
+// What stands on it is what the JSON has (exporter/api), and what the newest flight read.
+// It asks for a flight itself where there is no young one, and so costs nothing while
+// nobody looks. Everything is on one page without a frame, a font or a script from
+// elsewhere; the page is whole without its own script too, which only keeps it fresh.
+package status
+
+import (
+	"bytes"
+	"context"
+	"html/template"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/api"
+)
+
+// sharedFor is how long a page may be given to others who look, if nobody's holding and no
+// device's health has changed since: with many that look, it is made twice a second.
+const sharedFor = 500 * time.Millisecond
+
+// Sources are who knows.
+type Sources struct {
+	// Sources are those of the JSON.
+	api.Sources
+	// Read is the newest flight's, or that of one that it waits for, until ctx is done.
+	Read func(ctx context.Context) Readings
+	// Stalled tells whether a GPU has stopped answering; nil: none has.
+	Stalled func(device.GPU) bool
+	// Offers are what the kubelet is told of; nil, as the func or as its answer: it is told by
+	// another device plugin.
+	Offers func() []Offer
+	// Pods says whether the kubelet's Pods API is followed; nil: nothing is said of it.
+	Pods func() Feed
+
+	Version   string
+	Simulated bool
+	// Links are where else there is something to read, as paths.
+	Links []string
+}
+
+// Offer is a resource, and what is offered under its name.
+type Offer struct {
+	Resource string
+	IDs      []device.OfferedID
+	Sharing  string // how its replicas share a device: "time-slicing", "MPS"; empty: not at all
+	// Registered says that the kubelet listens to the list of these devices, of which it was
+	// last told that so many are healthy.
+	Registered bool
+	Healthy    int
+	Err        string // why the kubelet last refused it
+}
+
+// Feed is whether something is followed without a gap and, where it is not, why; empty:
+// it was not asked yet.
+type Feed struct {
+	Followed bool
+	Why      string
+}
+
+// Page is the page. It is an http.Handler.
+type Page struct {
+	sources Sources
+	layout  *template.Template
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	body []byte // not written once it was made
+	made time.Time
+	// stale are closed when somebody's holding or a device's health has changed since.
+	stale [2]<-chan struct{}
+}
+
+// New makes a page. Nobody is asked before somebody looks.
+func New(s Sources) *Page {
+	if s.Stalled == nil {
+		s.Stalled = func(device.GPU) bool { return false }
+	}
+	return &Page{sources: s, layout: layout}
+}
+
+// ServeHTTP is http.Handler's.
+func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := p.current(context.WithoutCancel(r.Context())) // it is for all who look, and a flight has an end
+	guard(w.Header())
+	w.Header().Set("Cache-Control", "no-store")
+	if err != nil {
+		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.Write(body) //nolint:errcheck // whoever asked has gone
+}
+
+// current is the page as of now, or as of a moment ago.
+func (p *Page) current(ctx context.Context) ([]byte, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.fresh() {
+		return p.body, nil
+	}
+	_, health := p.sources.Look()
+	_, holding := p.sources.Held()
+	readings := p.sources.Read(ctx)
+	body, err := p.render(readings, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	p.body, p.made, p.stale = body, time.Now(), [2]<-chan struct{}{health, holding}
+	return body, nil
+}
+
+// fresh tells whether the page can be given to one more. The caller holds mu.
+func (p *Page) fresh() bool {
+	for _, changed := range p.stale {
+		select {
+		case <-changed:
+			return false
+		default:
+		}
+	}
+	return p.body != nil && time.Since(p.made) < sharedFor
+}
+
+func (p *Page) render(readings Readings, now time.Time) ([]byte, error) {
+	body := bytes.NewBuffer(make([]byte, 0, len(p.body)+len(p.body)/4))
+	err := p.layout.Execute(body, p.sources.view(readings, now))
+	return body.Bytes(), err
+}
+
+// policy lets the page have what this server has, and nothing else: no style or script
+// within it, no form, and no place in somebody else's frame.
+const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; " +
+	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+
+// guard says to a browser what it must not do.
+func guard(h http.Header) {
+	h.Set("Content-Security-Policy", policy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}
+
+// AssetsPath is what the paths of the page's style, script and icon begin with.
+const AssetsPath = "/static/"
+
+// Assets serves what the page is made of beside its text. A name has the hash of what is
+// in it, so it can be kept for ever.
+func Assets() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		guard(w.Header())
+		for _, a := range assets {
+			if r.URL.Path == "/"+a.Path {
+				h := w.Header()
+				h.Set("Content-Type", a.kind)
+				h.Set("Cache-Control", "public, max-age=31536000, immutable")
+				h.Set("Content-Length", strconv.Itoa(len(a.text)))
+				w.Write(a.text) //nolint:errcheck // whoever asked has gone
+				return
+			}
+		}
+		http.NotFound(w, r)
+	})
+}

@@ -1,0 +1,363 @@
+package status
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"golang.org/x/net/html"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// TestGolden holds the page of each node against its file. The names of what the page
+// asks for are without their hashes there, so that a colour changes no file.
+func TestGolden(t *testing.T) {
+	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+		t.Run(name, func(t *testing.T) {
+			got := nodes[name]().page(t)
+			checkHTML(t, got)
+			file := filepath.Join("testdata", name+".html")
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(got, want) {
+				t.Errorf("differs from %s; if that is meant, run make golden:\n%s", file, got)
+			}
+		})
+	}
+	files, err := filepath.Glob("testdata/*.html")
+	if err != nil || len(files) != len(nodes) {
+		t.Errorf("%d golden files of %d nodes: %v", len(files), len(nodes), err)
+	}
+}
+
+// page is the node's page.
+func (n *node) page(t *testing.T) []byte {
+	t.Helper()
+	body, err := New(n.sources()).render(n.readings, now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range assets {
+		part := strings.Split(a.Path, ".")
+		body = bytes.ReplaceAll(body, []byte(a.Path), []byte(part[0]+"."+part[2]))
+	}
+	return body
+}
+
+// checkHTML wants every element closed in its turn, every id once, every name that is pointed
+// at there, and nothing that the policy forbids: no script or style but by reference, and
+// nothing from elsewhere.
+func checkHTML(t *testing.T, page []byte) {
+	t.Helper()
+	var open []string
+	ids, wanted := map[string]bool{}, map[string]bool{}
+	for z := html.NewTokenizer(bytes.NewReader(page)); ; {
+		kind := z.Next()
+		token := z.Token()
+		switch kind {
+		case html.ErrorToken:
+			if len(open) > 0 {
+				t.Errorf("not closed: %v", open)
+			}
+			for id := range wanted {
+				if !ids[id] {
+					t.Errorf("nothing has the id %q", id)
+				}
+			}
+			return
+		case html.StartTagToken, html.SelfClosingTagToken:
+			if kind == html.StartTagToken && !slices.Contains([]string{"meta", "link"}, token.Data) {
+				open = append(open, token.Data)
+			}
+			checkAttributes(t, token, ids, wanted)
+		case html.EndTagToken:
+			if len(open) == 0 || open[len(open)-1] != token.Data {
+				t.Fatalf("</%s> closes %v", token.Data, open)
+			}
+			open = open[:len(open)-1]
+		case html.TextToken:
+			if n := len(open); n > 0 && (open[n-1] == "script" || open[n-1] == "style") && strings.TrimSpace(token.Data) != "" {
+				t.Errorf("<%s> has a text: %q", open[n-1], token.Data)
+			}
+		}
+	}
+}
+
+// elements are those that a page may have.
+var elements = strings.Fields("html head meta title link noscript script body a header p span h1 h2 h3 bdi main ul li dl dt dd div b code q " +
+	"section svg rect details summary time table caption thead tbody tr th td footer nav")
+
+func checkAttributes(t *testing.T, token html.Token, ids, wanted map[string]bool) {
+	t.Helper()
+	if !slices.Contains(elements, token.Data) {
+		t.Errorf("<%s> is no element of the page's", token.Data)
+	}
+	for _, a := range token.Attr {
+		switch {
+		case strings.HasPrefix(a.Key, "on") || a.Key == "style":
+			t.Errorf("<%s %s=%q>", token.Data, a.Key, a.Val)
+		case a.Key == "id" && ids[a.Val]:
+			t.Errorf("the id %q is there twice", a.Val)
+		case a.Key == "id":
+			ids[a.Val] = true
+		case a.Key == "aria-labelledby", a.Key == "href" && strings.HasPrefix(a.Val, "#"):
+			wanted[strings.TrimPrefix(a.Val, "#")] = true
+		case (a.Key == "href" || a.Key == "src") && (strings.Contains(a.Val, ":") || strings.HasPrefix(a.Val, "/")):
+			t.Errorf("<%s %s=%q> leads elsewhere", token.Data, a.Key, a.Val)
+		}
+	}
+}
+
+// TestHostileNames: what a pod is called stays text.
+func TestHostileNames(t *testing.T) {
+	page := string(hostile().page(t))
+	for _, out := range []string{"<script>alert", "<img", "\u202e", "\x00", "\x1b", "{{.}}<", "</title></svg>"} {
+		if strings.Contains(page, out) {
+			t.Errorf("the page has %q", out)
+		}
+	}
+	if n := strings.Count(page, "&lt;script&gt;alert(1)"); n < 20 {
+		t.Errorf("the name is there %d times only", n)
+	}
+	for root := range strings.SplitSeq(page, "<") { // each begins with a tag's name
+		if strings.HasPrefix(root, "script") && !strings.HasPrefix(root, `script src="static/page.js" defer>`) {
+			t.Errorf("a script: %q", root)
+		}
+	}
+}
+
+// TestUnknownIsNotFree: as long as the kubelet may have holders to name yet, nothing is shown
+// as free, nor counted as not held, where it has named none.
+func TestUnknownIsNotFree(t *testing.T) {
+	n := unsettled()
+	p := string(n.page(t))
+	for _, out := range []string{`<p class="nobody">free</p>`, "1 of 4 replicas held", `class="slice-part well" href`, `<span class="replica">`} {
+		if strings.Contains(p, out) {
+			t.Errorf("the page has %q", out)
+		}
+	}
+	v := New(n.sources()).sources.view(n.readings, now)
+	for _, r := range v.Resources {
+		if r.HeldKnown {
+			t.Errorf("%s: %d held, and nobody knows", r.Name, r.Held)
+		}
+	}
+	n.held.Settled = true
+	if v = New(n.sources()).sources.view(n.readings, now); !v.Resources[0].HeldKnown || v.Resources[0].Held != 1 {
+		t.Errorf("held, and known: %+v", v.Resources[0])
+	}
+}
+
+// TestSums: a sum says of how many GPUs it is, where it is not of all; and what it is of are the
+// same GPUs.
+func TestSums(t *testing.T) {
+	sums := func(n *node) string {
+		var said []string
+		for _, f := range New(n.sources()).sources.view(n.readings, now).Figures {
+			if f.Name == "Memory" || f.Name == "Power" {
+				said = append(said, f.Name+" "+f.Value+" "+f.More)
+			}
+		}
+		return strings.Join(said, "; ")
+	}
+	n := empty()
+	for range 3 {
+		n.add("NVIDIA L4", 20, "8.9")
+	}
+	for i, c := range []struct {
+		used, total, power, limit float64
+		want                      string
+	}{
+		{10, 20, 40, 72, "Memory 50 % of 20 GiB, 1 of 3 GPUs; Power 40 W of 72 W, 1 of 3 GPUs"},
+		{5, 20, 40, -1, "Memory 38 % of 40 GiB, 2 of 3 GPUs; Power 80 W 2 of 3 GPUs"},
+		{15, 20, -1, 72, "Memory 50 % of 60 GiB; Power 80 W 2 of 3 GPUs"},
+	} {
+		n.read(n.statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
+		if got := sums(n); got != c.want {
+			t.Errorf("%d GPUs are read: %q, want %q", i+1, got, c.want)
+		}
+	}
+	n.statuses[2].Gone = true
+	n.readings.Of = n.readings.Of[:2]
+	if got, want := sums(n), "Memory 38 % of 40 GiB; Power 80 W"; strings.TrimSpace(got) != want {
+		t.Errorf("one is gone: %q, want %q", got, want)
+	}
+}
+
+// TestMap: slices are drawn where they lie, by their own length and not by their compute share, in
+// as many parts as the GPU's memory has.
+func TestMap(t *testing.T) {
+	type slice struct {
+		profile string
+		memory  float64
+		at      device.Placement
+	}
+	for _, c := range []struct {
+		name   string
+		memory float64
+		slices []slice
+		want   string
+	}{
+		{"H100", 80, []slice{
+			{"1g.20gb", 19.5, device.Placement{Start: 0, Size: 2}},
+			{"1g.10gb+me", 9.75, device.Placement{Start: 2, Size: 1}},
+			{"2g.20gb", 19.5, device.Placement{Start: 4, Size: 2}},
+		}, "8: at-0 span-2, at-2 span-1, at-4 span-2"},
+		{"A100, of 40 GB", 40, []slice{{"1g.10gb", 9.6, device.Placement{Start: 6, Size: 2}}}, "8: at-6 span-2"},
+		{"A30", 24, []slice{{"1g.6gb", 5.8, device.Placement{Start: 3, Size: 1}}, {"2g.12gb", 11.7, device.Placement{Start: 0, Size: 2}}}, "4: at-3 span-1, at-0 span-2"},
+		{"one that does not tell its memory", 0, []slice{{"3g.40gb", 39.5, device.Placement{Start: 4, Size: 4}}}, "8: at-4 span-4"},
+		{"one that does not tell where", 80, []slice{{"3g.40gb", 39.5, device.Placement{Start: -1}}}, "8: span-1"},
+	} {
+		n := empty()
+		n.add("NVIDIA "+c.name, c.memory, "9.0").MIG = true
+		for i, s := range c.slices {
+			n.slice(s.profile, i, 0, s.memory, s.at)
+		}
+		drawn := New(n.sources()).sources.view(n.readings, now).GPUs[0].Map
+		var places []string
+		for _, i := range drawn.Instances {
+			places = append(places, i.At())
+		}
+		if got := fmt.Sprintf("%d: %s", drawn.Of, strings.Join(places, ", ")); got != c.want {
+			t.Errorf("%s: %s, want %s", c.name, got, c.want)
+		}
+	}
+}
+
+func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+	for name, want := range map[string]string{
+		"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+		"Cross-Origin-Resource-Policy": "same-origin",
+		"Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; " +
+			"base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+	} {
+		if got := w.Header().Get(name); got != want {
+			t.Errorf("%s: %s is %q, want %q", path, name, got, want)
+		}
+	}
+	return w
+}
+
+func TestAssets(t *testing.T) {
+	page := get(t, New(eight().sources()), "/").Body.String()
+	for name, a := range assets {
+		w := get(t, Assets(), "/"+a.Path)
+		if w.Code != http.StatusOK || w.Body.String() != string(a.text) || w.Header().Get("Content-Type") != a.kind ||
+			!strings.Contains(w.Header().Get("Cache-Control"), "immutable") || w.Header().Get("Content-Length") != fmt.Sprint(len(a.text)) {
+			t.Errorf("%s: %d %v", a.Path, w.Code, w.Header())
+		}
+		if !strings.Contains(page, `"`+a.Path+`"`) {
+			t.Errorf("the page does not ask for %s", name)
+		}
+		if !bytes.HasPrefix(a.text, []byte("<svg")) && bytes.Contains(a.text, []byte("http")) {
+			t.Errorf("%s has an address", name)
+		}
+	}
+	if w := get(t, Assets(), "/static/page.0123456789ab.css"); w.Code != http.StatusNotFound {
+		t.Errorf("another version's: %d", w.Code)
+	}
+}
+
+// TestManyLook: a page is made twice a second at most, unless a device's health changes.
+func TestManyLook(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := eight()
+		n.changed = make(chan struct{})
+		p := New(n.sources())
+		for range 100 {
+			get(t, p, "/")
+		}
+		if n.reads != 1 {
+			t.Errorf("%d pages were made at once", n.reads)
+		}
+		n.statuses = slices.Clone(n.statuses)
+		n.statuses[3].Healthy, n.statuses[3].Health, n.statuses[3].Reason = false, 2, "xid_79"
+		close(n.changed)
+		n.changed = nil
+		if page := get(t, p, "/").Body.String(); n.reads != 2 || !strings.Contains(page, "1 of 8 devices cannot be used.") {
+			t.Errorf("%d pages were made after the change", n.reads)
+		}
+		for range 100 {
+			get(t, p, "/")
+			time.Sleep(50 * time.Millisecond)
+		}
+		if n.reads != 2+9 { // the first of them is the one before
+			t.Errorf("%d pages were made within five seconds", n.reads-2)
+		}
+	})
+}
+
+// TestWhoLeavesSpoilsNothing: the page that is made for one who has gone is others' too.
+func TestWhoLeavesSpoilsNothing(t *testing.T) {
+	s := eight().sources()
+	read := s.Read
+	s.Read = func(ctx context.Context) Readings {
+		if ctx.Err() != nil {
+			t.Error("the reading was told to end")
+		}
+		return read(ctx)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	w := httptest.NewRecorder()
+	New(s).ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody))
+	if !strings.Contains(w.Body.String(), "98 %") {
+		t.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+// TestPageAllocations: what a page costs does not grow unseen. It is counted without the
+// race detector.
+func TestPageAllocations(t *testing.T) {
+	for name, most := range map[string]float64{"h100": 4000, "mig_full": 17000} {
+		n := nodes[name]()
+		p := New(n.sources())
+		if got := testing.AllocsPerRun(10, func() {
+			if _, err := p.render(n.readings, now); err != nil {
+				t.Fatal(err)
+			}
+		}); got > most {
+			t.Errorf("%s: %.0f allocations a page, want %.0f at most", name, got, most)
+		} else {
+			t.Logf("%s: %.0f allocations", name, got)
+		}
+	}
+}
+
+func BenchmarkPage(b *testing.B) {
+	for _, name := range []string{"h100", "mig_full"} {
+		n := nodes[name]()
+		p := New(n.sources())
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				if _, err := p.render(n.readings, now); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,185 @@
+package habits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+// registration is what the kubelet makes of Register.
+func registration() []Habit {
+	return []Habit{
+		habit("a resource's name is a domain, a slash and a name", invalidNames),
+		habit("only v1beta1 is spoken", invalidVersions),
+		habit("a plugin that does not listen is dialled until the deadline", nobodyListens),
+		habit("a plugin whose options fail is refused and never watched", optionsFail),
+		habit("one connection has the question for the options, and then the stream", oneConnection),
+		habit("a second registration of a live socket", registerTwice),
+		habit("a plugin that stops after a second registration", stopsAfterRegisteringTwice),
+		habit("an old plugin stops while its successor is connected", oldPluginStops),
+		habit("a plugin that comes back on a fresh socket is taken", comesBack),
+		habit("a failed registration leaves the live plugin on the node", failsBesideLive),
+	}
+}
+
+func invalidNames(s *stage) {
+	p := s.plugin()
+	for _, name := range []string{
+		"", "gpu", "/gpu", "nvidia.com/", "nvidia.com/gpu/0", "kubernetes.io/gpu", "node.kubernetes.io/gpu", "requests.nvidia.com/gpu",
+		"NVIDIA.com/gpu", "nvidia..com/gpu", "nvidia.com/-gpu", "nvidia.com/" + strings.Repeat("x", 64), strings.Repeat("x", 245) + "/gpu", "nvidia.com/gp\"u",
+	} {
+		err := s.register(s.ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: p.socket, ResourceName: name})
+		s.wantError(err, codes.Unknown, fmt.Sprintf("the ResourceName %q is invalid", name))
+	}
+}
+
+func invalidVersions(s *stage) {
+	p := s.plugin()
+	for _, version := range []string{"", "v1alpha", "v1beta2"} {
+		err := s.register(s.ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: p.socket, ResourceName: s.resource})
+		s.wantError(err, codes.Unknown,
+			fmt.Sprintf("requested API version %q is not supported by kubelet. Supported version is [\"v1beta1\"]", version))
+	}
+}
+
+func nobodyListens(s *stage) {
+	const deadline = time.Second
+	ctx, cancel := context.WithTimeout(s.ctx, deadline)
+	defer cancel()
+	start := time.Now()
+	err := s.register(ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: s.name + ".sock", ResourceName: s.resource})
+	if status.Code(err) != codes.DeadlineExceeded { // the kubelet has the same deadline, and may be the first to say so
+		s.wantError(err, codes.Unknown, "failed to dial device plugin: context deadline exceeded")
+	}
+	if took := time.Since(start); took < deadline {
+		s.Errorf("it took %v; the kubelet goes on dialling until %v are over", took, deadline)
+	}
+}
+
+func optionsFail(s *stage) {
+	p := s.plugin(healthy("a")...)
+	p.optionsErr = errors.New("out of options")
+	s.wantError(p.register(), codes.Unknown, "failed to get device plugin options: rpc error: code = Unknown desc = out of options")
+	s.awaitAllocatable()
+	if opened := p.streamsOpened(); opened != 0 {
+		s.Errorf("ListAndWatch was called %d times", opened)
+	}
+}
+
+// oneConnection: a plugin can tell the kubelet's stream from those of other programs by the
+// connection on which the options were asked for.
+func oneConnection(s *stage) {
+	p := s.offers(healthy("a")...)
+	asked, connected := p.count(func() int { return p.asked }), p.count(func() int { return p.connected })
+	if asked != 1 || connected != 1 {
+		s.Errorf("the options were asked for %d times before the stream; there are %d connections", asked, connected)
+	}
+}
+
+// registerTwice is where the versions part: until 1.36 the second registration is as good as
+// the first, and there are two streams.
+func registerTwice(s *stage) {
+	p := s.offers(healthy("a", "b", "c", "d")...)
+	err := p.register()
+	if s.k.Version() == kubelet.V136 {
+		if err != nil {
+			s.Errorf("the second registration failed: %v", err)
+		}
+		p.awaitStreams(2)
+	} else {
+		s.wantError(err, codes.Unknown, "device plugin already connected: ")
+		s.wantError(err, codes.Unknown, "/device-plugins/"+p.socket)
+		p.awaitStreams(1)
+	}
+	p.send(healthy("a", "b")...)
+	p.awaitTaken()
+}
+
+// stopsAfterRegisteringTwice is the trap of 1.37: the kubelet has forgotten the plugin that it
+// still watches. When that one stops, its devices stay on the node for ever, and its socket's
+// name is spoilt.
+func stopsAfterRegisteringTwice(s *stage) {
+	p := s.offers(healthy("a", "b", "c", "d")...)
+	_ = p.register()                       // registerTwice says how it ends
+	s.staysAllocatable("a", "b", "c", "d") // until the list has come on both streams: the later one could undo the end of the other
+	p.stop()
+	// Until the old streams have ended: an end that comes while the next registration is under
+	// way takes that one for the old one.
+	if s.k.Version() == kubelet.V136 {
+		s.staysAllocatable()
+	} else {
+		s.staysAllocatable("a", "b", "c", "d") // nobody is there who has them
+	}
+	p.serve()
+	for range 2 {
+		err := p.register()
+		if s.k.Version() == kubelet.V136 {
+			if err != nil {
+				s.Errorf("the same socket's name did not do: %v", err)
+			}
+			p.awaitTaken()
+			break
+		}
+		s.wantError(err, codes.Unknown, "device plugin already connected: ")
+		s.staysAllocatable("a", "b", "c", "d")
+	}
+	p.stop()
+	if s.k.Version() == kubelet.V136 {
+		s.awaitAllocatable() // again, an end that comes too late would take down the successor
+	}
+	s.offers(healthy("e", "f", "g")...) // on a name of its own
+}
+
+// oldPluginStops: until 1.36 whichever stream ends takes the resource's current plugin down.
+func oldPluginStops(s *stage) {
+	old := s.offers(healthy("a", "b")...)
+	successor := s.offers(healthy("a", "b", "c")...)
+	old.stop()
+	if s.k.Version() == kubelet.V136 {
+		s.awaitAllocatable()
+		successor.awaitStreams(0)
+		successor.send(healthy("a", "b", "c", "d")...)
+		s.staysAllocatable()
+		return
+	}
+	successor.send(healthy("a", "b", "c", "d")...)
+	successor.awaitTaken()
+	successor.awaitStreams(1)
+}
+
+func comesBack(s *stage) {
+	p := s.offers(healthy("a", "b")...)
+	p.stop()
+	s.awaitAllocatable()
+	next := p.again()
+	if next.path() == p.path() || filepath.Dir(next.path()) != filepath.Dir(p.path()) {
+		s.Fatalf("the socket is %s, and was %s", next.path(), p.path())
+	}
+	next.registers()
+}
+
+// failsBesideLive: the kubelet looks the plugin up when its stream ends, and a registration
+// that failed on the same socket (1.37) or resource (before) has taken it out of the book.
+// Nobody takes its devices off the node.
+func failsBesideLive(s *stage) {
+	p := s.offers(healthy("a", "b")...)
+	failing := p
+	if s.k.Version() == kubelet.V136 {
+		failing = s.plugin()
+		failing.optionsErr = errors.New("out of options")
+	}
+	s.wantError(failing.register(), codes.Unknown, "")
+	p.stop()
+	p.awaitStreams(0)
+	s.staysAllocatable("a", "b")
+	s.offers(healthy("c")...)
+}
