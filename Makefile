@@ -21,7 +21,7 @@ TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 .PHONY: demo test stress build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench gpu
 
 build: ## bin/podgauge
-	go build -trimpath $(TAGS) -ldflags '-s -w -X main.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
+	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
 
 image: ## OCI archives in bin; ARCH=amd64: one of them; BASES=local, as root: where no registry can be reached
 	VERSION=$(VERSION) deploy/image/build.sh $(ARCH)
@@ -50,7 +50,7 @@ rules: ## the alerts, by the promtool that is installed; make test evaluates the
 	promtool test rules deploy/rules/*_test.yaml
 
 golden: ## write the golden files anew
-	go test ./cmd/podgauge ./internal/config ./dashboards ./internal/web/status -update
+	go test ./internal/app ./internal/config ./dashboards ./internal/web/status -update
 	cd test/chart && go test -run Copies -update ./... && go test -run 'Golden|Manifest|Readme' -update ./...
 
 dashboards-check: build ## real Prometheus answers what the dashboards ask, and Grafana's schema reads them
@@ -93,7 +93,7 @@ soak: build ## memory over an hour of scrapes with everything on, and ten minute
 	cd test/e2e && PODGAUGE_SOAK=1h go test -count=1 -timeout 90m -v -run 'TestMemoryOfEverything' .
 
 churn: build ## a thousand pods' comings and goings, simulated and on the real node; as root
-	PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' ./cmd/podgauge
+	PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' ./internal/app
 	cd test/e2e && go run ./cmd/e2e setup && PODGAUGE_CHURN=1000 go test -count=1 -timeout 20m -v -run 'TestChurn$$' .
 
 xids: build ## from the driver's report to the kubelet, 200 times; as root

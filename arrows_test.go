@@ -18,7 +18,8 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":               {"internal/config", "internal/containers", "internal/device", "internal/nvml", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "internal/pods", "internal/sim", "internal/state", "internal/state/disk"},
+	"cmd/podgauge":               {"internal/app"},
+	"internal/app":               {"internal/config", "internal/containers", "internal/device", "internal/nvml", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "internal/pods", "internal/sim", "internal/state", "internal/state/disk"},
 	"cmd/demo":                   {},
 	"internal/config":            {},
 	"dashboards":                 {},

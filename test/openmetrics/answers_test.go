@@ -126,7 +126,7 @@ var left = []string{"podgauge_build_info", "podgauge_events_up", "podgauge_serie
 // fleet has each golden file as a node, and some of what others write of it.
 func fleet(t *testing.T) series {
 	t.Helper()
-	files, err := filepath.Glob("../../cmd/podgauge/testdata/*.prom")
+	files, err := filepath.Glob("../../internal/app/testdata/*.prom")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no golden files: %v", err)
 	}

@@ -72,7 +72,7 @@ func (c catalogue) add(name string, of ...string) {
 // seen adds labels and their values from the golden files.
 func (c catalogue) seen(t *testing.T) {
 	t.Helper()
-	files, err := filepath.Glob("../../cmd/podgauge/testdata/*.prom")
+	files, err := filepath.Glob("../../internal/app/testdata/*.prom")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no golden files: %v", err)
 	}

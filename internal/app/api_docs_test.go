@@ -1,0 +1,82 @@
+package app
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/web/api"
+)
+
+// TestAPIPage: the examples of docs/api.md are what is answered, and its tables have each
+// field.
+func TestAPIPage(t *testing.T) {
+	const file = "../../docs/api.md"
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := regexp.MustCompile(`(?s)<!-- example (\S+) -->\n(.*?)<!-- /example -->`)
+	var paths []string
+	for _, example := range examples.FindAllSubmatch(page, -1) {
+		paths = append(paths, string(example[1]))
+	}
+	if len(paths) != 3 {
+		t.Fatalf("%s has examples of %q", file, paths)
+	}
+	bodies := newScript().ask(t, paths...)
+	want := examples.ReplaceAllFunc(page, func(example []byte) []byte {
+		path := string(examples.FindSubmatch(example)[1])
+		var body bytes.Buffer
+		if err := json.Indent(&body, []byte(bodies[path]), "", "  "); err != nil {
+			t.Fatal(err)
+		}
+		return []byte("<!-- example " + path + " -->\n```json\n" + body.String() + "```\n<!-- /example -->")
+	})
+	if *update {
+		if err := os.WriteFile(file, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if !bytes.Equal(page, want) {
+		t.Errorf("the examples in docs/api.md are not what is answered; make golden writes them anew")
+	}
+	tables := examples.ReplaceAllString(string(page), "")
+	for _, answer := range []any{api.Devices{}, api.Holders{}, api.Incidents{}} {
+		for _, field := range fields(reflect.TypeOf(answer)) {
+			if !strings.Contains(tables, "`"+field+"`") {
+				t.Errorf("docs/api.md says nothing of %s of %T", field, answer)
+			}
+		}
+	}
+}
+
+// fields are the names that a struct has in JSON, and those of what it has in it.
+func fields(of reflect.Type) (names []string) {
+	switch of.Kind() {
+	case reflect.Pointer, reflect.Slice:
+		return fields(of.Elem())
+	case reflect.Struct:
+		if of == reflect.TypeFor[time.Time]() {
+			return nil
+		}
+		for f := range of.Fields() {
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+				names = append(names, name)
+			}
+			names = append(names, fields(f.Type)...)
+		}
+	}
+	return names
+}
+
+// TestIncidentFamilies: what a scrape shows of the scripted node.
+func TestIncidentFamilies(t *testing.T) {
+	text := newScript().ask(t, "/metrics")["/metrics"]
+	lint(t, "incidents", text)
+	shownAs(t, "testdata/incidents.prom", text)
+}

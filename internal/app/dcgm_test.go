@@ -1,0 +1,40 @@
+package app
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/nvml"
+)
+
+// TestDCGMFamiliesAreMade: each of dcgm-exporter's families that is shown is made of rows
+// that NVML's backend has, and docs/migration.md says of which.
+func TestDCGMFamiliesAreMade(t *testing.T) {
+	rows := map[string]bool{}
+	for _, m := range nvml.Metrics() {
+		name := m.Name
+		if len(m.Labels) == 1 {
+			name += "{" + m.Labels[0].Value + "}"
+		}
+		rows[name] = true
+	}
+	page, err := os.ReadFile("../../docs/migration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for family, from := range exporter.DCGM() {
+		for _, row := range from {
+			if !rows[row] {
+				t.Errorf("%s is made of %s, which is no row of NVML's", family, row)
+			}
+			if name, _, _ := strings.Cut(row, "{"); !strings.Contains(string(page), name) {
+				t.Errorf("docs/migration.md does not name %s", name)
+			}
+		}
+		if !strings.Contains(string(page), "`"+family+"`") {
+			t.Errorf("docs/migration.md does not name %s", family)
+		}
+	}
+}

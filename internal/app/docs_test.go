@@ -1,0 +1,255 @@
+package app
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// TestMetricsPage: the tables in docs/metrics.md are what the rows are.
+func TestMetricsPage(t *testing.T) {
+	all := nvml.MetricsPerLink()
+	hasTables(t, "../../docs/metrics.md", map[string]string{
+		"rows": metricsTable(all[:len(nvml.Metrics())], dcgmOfFamilies()), "links": metricsTable(all[len(nvml.Metrics()):], nil),
+		"families": familiesTable(exporter.Families()), "own": familiesTable(ownFamilies(t)),
+	})
+}
+
+// hasTables holds a page's tables, which stand between their marks, against what they are to be.
+func hasTables(t *testing.T, file string, tables map[string]string) {
+	t.Helper()
+	page, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := page
+	for name, table := range tables {
+		between := regexp.MustCompile(`(?s)(<!-- ` + name + ` -->\n).*(<!-- /` + name + ` -->)`)
+		if !between.Match(want) {
+			t.Fatalf("%s has no place for the table of %s", file, name)
+		}
+		want = between.ReplaceAllLiteral(want, []byte("<!-- "+name+" -->\n"+table+"<!-- /"+name+" -->"))
+	}
+	if *update {
+		if err := os.WriteFile(file, want, 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if !bytes.Equal(page, want) {
+		t.Errorf("the tables in %s are not what they should be; make golden writes them anew", file)
+	}
+}
+
+// dcgmOfFamilies are dcgm-exporter's families, by the family that they are made of.
+func dcgmOfFamilies() map[string][]string {
+	of := map[string][]string{}
+	for theirs, rows := range exporter.DCGM() {
+		for _, row := range rows {
+			ours, _, _ := strings.Cut(row, "{")
+			if !slices.Contains(of[ours], theirs) {
+				of[ours] = append(of[ours], theirs)
+			}
+		}
+	}
+	for _, names := range of {
+		slices.Sort(names)
+	}
+	return of
+}
+
+// ownFamilies are podgauge's about itself, which a registry has.
+func ownFamilies(t *testing.T) (families []exporter.Family) {
+	t.Helper()
+	registry := prometheus.NewRegistry()
+	own := exporter.NewOwn(registry, version, false, exporter.Choice{})
+	own.Unsupported(func() []string { return []string{"f"} })
+	own.CDISpecs(func() map[string]float64 { return map[string]float64{"gpu": 1} })
+	own.UnknownConfigKeys(func() int { return 0 })
+	own.Heard(func() bool { return true })
+	own.Offers(resource)
+	own.Refuses(resource, "r")
+	own.Listed(resource, 1, 1)
+	own.Asked("List", 0, nil)
+	gathered, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range gathered {
+		if slices.ContainsFunc(othersOwn, func(p string) bool { return strings.HasPrefix(f.GetName(), p) }) {
+			continue
+		}
+		family := exporter.Family{Name: f.GetName(), Help: f.GetHelp(), Type: strings.ToLower(f.GetType().String())}
+		for _, l := range f.GetMetric()[0].GetLabel() {
+			family.Labels = append(family.Labels, l.GetName())
+		}
+		families = append(families, family)
+	}
+	return families
+}
+
+// familiesTable has a line for each family that no row makes.
+func familiesTable(families []exporter.Family) string {
+	var table strings.Builder
+	table.WriteString("| family | kind | unit | labels |\n|---|---|---|---|\n")
+	for _, f := range families {
+		labels := make([]string, len(f.Labels))
+		for i, l := range f.Labels {
+			labels[i] = "`" + l + "`"
+		}
+		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s |\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), f.Type, unitOf(f.Name), strings.Join(labels, " "))
+	}
+	return table.String()
+}
+
+// metricsTable has a line for each family. dcgm are what dcgm-exporter calls it.
+func metricsTable(metrics []device.Metric, dcgm map[string][]string) string {
+	var table strings.Builder
+	table.WriteString("| family | kind | unit | labels | NVML | hardware | pace | dcgm-exporter |\n|---|---|---|---|---|---|---|---|\n")
+	for len(metrics) > 0 {
+		n := slices.IndexFunc(metrics, func(m device.Metric) bool { return m.Name != metrics[0].Name })
+		if n < 0 {
+			n = len(metrics)
+		}
+		family := metrics[:n]
+		metrics = metrics[n:]
+		m := family[0]
+		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, m.Help, kindOf(m.Kind), unitOf(m.Name),
+			labelsOf(family), each(family, func(m device.Metric) string { return m.Source }),
+			each(family, func(m device.Metric) string { return m.Hardware }),
+			each(family, func(m device.Metric) string { return paceOf(m.Pace) }), strings.Join(dcgm[m.Name], "<br>"))
+	}
+	return table.String()
+}
+
+func kindOf(k device.Kind) string {
+	switch k {
+	case device.HolderCounter:
+		return "counter, of the holder"
+	case device.FaultCounter:
+		return "counter, of the device"
+	case device.State:
+		return "gauge, of the device"
+	default:
+		return "gauge"
+	}
+}
+
+func paceOf(p device.Pace) string {
+	switch p {
+	case device.Slow:
+		return "slow"
+	case device.Static:
+		return "static"
+	default:
+		return "fast"
+	}
+}
+
+// unitOf is what the name says.
+func unitOf(name string) string {
+	name = strings.TrimSuffix(name, "_total")
+	for _, unit := range []string{"bytes_per_second", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "seconds"} {
+		if strings.HasSuffix(name, "_"+unit) {
+			return strings.ReplaceAll(unit, "_", " ")
+		}
+	}
+	return ""
+}
+
+// labelsOf are the labels that a family has of its own, and their values.
+func labelsOf(family []device.Metric) string {
+	var labels []string
+	for i, l := range family[0].Labels {
+		var values []string
+		for _, m := range family {
+			if v := m.Labels[i].Value; !slices.Contains(values, v) {
+				values = append(values, v)
+			}
+		}
+		text := strings.Join(values, ", ")
+		if l.Name == "link" {
+			text = "0 to " + values[len(values)-1]
+		}
+		labels = append(labels, "`"+l.Name+"`: "+text)
+	}
+	return strings.Join(labels, "<br>")
+}
+
+// each says something of a family that may differ from row to row: once what goes for
+// all, or for each last label what goes for it.
+func each(family []device.Metric, what func(device.Metric) string) string {
+	var all, lines []string
+	for _, m := range family {
+		said := what(m)
+		if !slices.Contains(all, said) {
+			all = append(all, said)
+		}
+		if len(m.Labels) > 0 {
+			var values []string
+			for _, l := range m.Labels {
+				if l.Name != "link" {
+					values = append(values, l.Value)
+				}
+			}
+			line := strings.TrimPrefix(strings.Join(values, " ")+": "+said, ": ")
+			if said != "" && !slices.Contains(lines, line) {
+				lines = append(lines, line)
+			}
+		}
+	}
+	if len(all) == 1 {
+		return all[0]
+	}
+	return strings.Join(lines, "<br>")
+}
+
+// TestEachFamilyIsShown: each family of docs/metrics.md is in one golden file at least, with
+// the kind that the page says.
+func TestEachFamilyIsShown(t *testing.T) {
+	shown := map[string]string{}
+	files, err := filepath.Glob("testdata/*.prom")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no golden files: %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if head, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "# TYPE "); ok {
+				name, kind, _ := strings.Cut(head, " ")
+				shown[name] = kind
+			}
+		}
+	}
+	page, err := os.ReadFile("../../docs/metrics.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`<br>[^|]*\\| ([a-z]+)").FindAllStringSubmatch(string(page), -1) {
+		name, kind := row[1], row[2]
+		told++
+		switch {
+		case shown[name] == "":
+			t.Errorf("no golden file has %s", name)
+		case shown[name] != "" && shown[name] != kind:
+			t.Errorf("%s is a %s in docs/metrics.md, and a %s in a golden file", name, kind, shown[name])
+		}
+	}
+	if families := len(exporter.Families()); told <= families {
+		t.Errorf("docs/metrics.md has %d families, fewer than %d that no row makes", told, families)
+	}
+}

@@ -1,0 +1,189 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/spf13/pflag"
+)
+
+// TestWrongCommandLines: each gets one line, status 2, and nothing is started.
+func TestWrongCommandLines(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		env  map[string]string
+		says string
+	}{
+		{args: []string{"--no-such-flag"}, says: "no-such-flag"},
+		{args: []string{"stray"}, says: `unexpected argument "stray"`},
+		{args: []string{"--simulate", "node"}, says: `unexpected argument "node"`}, // an optional value wants =
+		{args: []string{"--simulate=cluster"}, says: "--simulate=cluster"},
+		{args: []string{"--web.listen-address=9400"}, says: "--web.listen-address"},
+		{args: []string{"--web.telemetry-path=metrics"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/healthz"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/{x"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.listen-address=:99999"}, says: "--web.listen-address"},
+		{args: []string{"--web.listen-address=:abc"}, says: "--web.listen-address"},
+		{args: []string{"--web.listen-address=localhost:"}, says: "--web.listen-address"},
+		{args: []string{"--web.telemetry-path=//metrics"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/a/../b"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/metrics/"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/debug/pprof/", "--web.enable-pprof"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/api"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.telemetry-path=/api/v1/devices"}, says: "--web.telemetry-path"},
+		{args: []string{"--web.probe-address=9401"}, says: `podgauge: --web.probe-address "9401": want host:port, or :port` + "\n"},
+		{args: []string{"--web.config.file=/no/such/file"}, says: `podgauge: --web.config.file "/no/such/file": no such file or directory` + "\n"},
+		{args: []string{"--log.level=loud"}, says: "--log.level"},
+		{args: []string{"doctor", "--no-such-flag"}, says: "podgauge doctor: unknown flag: --no-such-flag\n"},
+		{args: []string{"doctor", "--output=xml"}, says: `podgauge doctor: --output "xml": want table or json` + "\n"},
+		{args: []string{"doctor", "--simulate"}, says: "podgauge doctor: --simulate=node: there is no node to look at\n"},
+		{args: []string{"--log.format=xml"}, says: "--log.format"},
+		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
+		{args: []string{"--kubelet-dir="}, says: "--kubelet-dir"},
+		{args: []string{"--metrics.include=nvidia_["}, says: `podgauge: --metrics.include: "nvidia_[" is no pattern of a name` + "\n"},
+		{args: []string{"--metrics.exclude=a,b\\"}, says: "--metrics.exclude"},
+		{args: []string{"--metrics.pod-labels=none"}, says: `--metrics.pod-labels "none": want device or allocation`},
+		{args: []string{"--metrics.series-limit=0"}, says: "--metrics.series-limit 0: want 1 or more"},
+		{args: []string{"--config-file=/no/such/file"}, says: "/no/such/file"},
+		{args: []string{"--mig-strategy=some"}, says: `podgauge: --mig-strategy: "some": want none, single or mixed` + "\n"},
+		{args: []string{"--device-list-strategy=envvar,cdi"}, says: `podgauge: --device-list-strategy: "cdi": want envvar, volume-mounts, cdi-annotations or cdi-cri` + "\n"},
+		{args: []string{"--nvidia-driver-root"}, says: "podgauge: flag needs an argument: --nvidia-driver-root\n"},
+		{args: []string{"--device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": want true or false` + "\n"},
+		{args: []string{"--unhealthy-after=soon"}, says: `podgauge: --unhealthy-after: "soon": want a time, as in 30s` + "\n"},
+		{args: []string{"--unhealthy-after=1ms"}, says: "podgauge: --unhealthy-after: want a second or more\n"},
+		{args: []string{"--holders.max-age=0"}, says: `podgauge: --holders.max-age: want a second or more` + "\n"},
+		{args: []string{"--incidents.max-age=1s"}, says: "podgauge: --incidents.max-age: want a minute or more\n"},
+		{args: []string{"--incidents.max-count=0"}, says: "podgauge: --incidents.max-count: want 1 to 10000\n"},
+		{args: []string{"--metrics.series-limit=many"}, says: `podgauge: --metrics.series-limit: "many": want a whole number` + "\n"},
+		{args: []string{"-device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": want true or false` + "\n"},
+		{args: []string{"-nvidia-ctk-paths=x"}, says: "-nvidia-ctk-paths"},
+		{env: map[string]string{"KUBELET_SOCKET": "/s/other.sock"}, says: `podgauge: KUBELET_SOCKET: "/s/other.sock": its name is not kubelet.sock` + "\n"},
+		{args: []string{"validate", "/no/such/file"}, says: "/no/such/file"},
+		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, says: "PASS_DEVICE_SPECS"},
+	} {
+		var out, errs bytes.Buffer
+		status := run(t.Context(), c.args, env(c.env), &out, &errs)
+		line := errs.String()
+		if status != exitUsage || !strings.Contains(line, c.says) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
+			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
+		}
+	}
+}
+
+// env is an environment.
+func env(variables map[string]string) lookup {
+	return func(name string) (string, bool) {
+		value, set := variables[name]
+		return value, set
+	}
+}
+
+// nothing is an environment without a variable.
+func nothing(string) (string, bool) { return "", false }
+
+func TestKubeletSocket(t *testing.T) {
+	for _, c := range []struct {
+		args        []string
+		socket      string
+		dir, errors string
+		plugin      bool
+	}{
+		{dir: "/var/lib/kubelet/device-plugins", plugin: true},
+		{args: []string{"--kubelet-dir=/k"}, dir: "/k/device-plugins", plugin: true},
+		{args: []string{"--kubelet-socket=/s/kubelet.sock"}, dir: "/s", plugin: true},
+		{args: []string{"--kubelet-socket=/s/kubelet.sock", "--device-plugin-dir=/d"}, dir: "/d", plugin: true},
+		{args: []string{"-kubelet-socket", "/s/kubelet.sock"}, dir: "/s", plugin: true},
+		{args: []string{"--kubelet-socket="}, dir: "/var/lib/kubelet/device-plugins"},
+		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "its name is not kubelet.sock"},
+	} {
+		o, err := parse(c.args, nothing, io.Discard)
+		if c.errors != "" {
+			if err == nil || !strings.Contains(err.Error(), c.errors) {
+				t.Errorf("%v: %v", c.args, err)
+			}
+			continue
+		}
+		if err != nil || o.devicePluginDir != c.dir || o.devicePlugin != c.plugin {
+			t.Errorf("%v: folder %q, plugin %t, %v", c.args, o.devicePluginDir, o.devicePlugin, err)
+		}
+	}
+}
+
+// FuzzTelemetryPath: a path that is accepted can be served.
+func FuzzTelemetryPath(f *testing.F) {
+	for _, seed := range []string{"/metrics", "/", "//", "/a/b", "/healthz", "/debug/pprof/heap", "/é", "/a//b", "/..", "/{x}", "GET /", "/a b", "/%"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, path string) {
+		o := webOptions{telemetryPath: path}
+		if o.checkPath() != nil {
+			return
+		}
+		w := httptest.NewRecorder()
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://localhost"+path, http.NoBody)
+		if err != nil {
+			return // bytes that no URL has
+		}
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET "+path, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
+		mux.HandleFunc("GET /healthz", http.NotFound)
+		mux.HandleFunc("GET /debug/pprof/", http.NotFound)
+		if mux.ServeHTTP(w, r); w.Code != http.StatusTeapot {
+			t.Errorf("%q is answered %d", path, w.Code)
+		}
+	})
+}
+
+func TestVersionAndHelp(t *testing.T) {
+	var out, errs bytes.Buffer
+	if status := run(t.Context(), []string{"--version"}, os.LookupEnv, &out, &errs); status != exitOK || out.String() != "podgauge dev\n" {
+		t.Errorf("--version: %d %q %q", status, out.String(), errs.String())
+	}
+	if status := run(t.Context(), []string{"--help"}, os.LookupEnv, &out, &errs); status != exitOK || !strings.Contains(errs.String(), "--kubelet-dir") {
+		t.Errorf("--help: %d %q", status, errs.String())
+	}
+}
+
+// TestTakenAddress: what cannot be served says so in one line, with status 1.
+func TestTakenAddress(t *testing.T) {
+	var errs bytes.Buffer
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	w := newWorld(t, 1)
+	address := strings.TrimPrefix(w.url, "http://")
+	status := run(ctx, []string{"--simulate", "--web.listen-address=" + address}, os.LookupEnv, io.Discard, &errs)
+	if status != exitError || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), address) {
+		t.Errorf("status %d, stderr %q", status, errs.String())
+	}
+}
+
+// TestFlagTable: the table in docs/flags.md is what the flags are.
+func TestFlagTable(t *testing.T) {
+	hasTables(t, "../../docs/flags.md", map[string]string{"flags": flagTable()})
+}
+
+func flagTable() string {
+	o := options{builder: config.NewBuilder(nothing)}
+	var table strings.Builder
+	table.WriteString("| flag | environment | default | |\n|---|---|---|---|\n")
+	o.flags().VisitAll(func(f *pflag.Flag) {
+		_, usage := pflag.UnquoteUsage(f)
+		variable, byDefault := "", ""
+		for i, v := range config.Variables(f.Name) {
+			variable += strings.Repeat(", ", min(i, 1)) + "`" + v + "`"
+		}
+		if f.DefValue != "" {
+			byDefault = "`" + f.DefValue + "`"
+		}
+		table.WriteString("| `--" + f.Name + "` | " + variable + " | " + byDefault + " | " + strings.ReplaceAll(usage, "<", "\\<") + " |\n")
+	})
+	return table.String()
+}

@@ -1,0 +1,189 @@
+package app
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"go.uber.org/goleak"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+func TestMain(m *testing.M) {
+	if order := os.Getenv(listServer); order != "" {
+		beListServer(order)
+		return
+	}
+	if os.Getenv(program) != "" {
+		beProgram()
+	}
+	if order := os.Getenv(scraper); order != "" {
+		beScraper(order)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// wallClock are the families whose values or series depend on when the test runs
+// or on the machine: of them golden files have only that they are there.
+var wallClock = []string{
+	"podgauge_build_info",
+	"podgauge_flight_begin_timestamp_seconds", "podgauge_flight_end_timestamp_seconds", "podgauge_holders_age_seconds",
+	"podgauge_plugin_request_duration_seconds", "podgauge_pod_resources_request", "podgauge_events_up",
+	"nvidia_gpu_health_since_timestamp_seconds", "nvidia_gpu_incident_last_timestamp_seconds", "nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
+	"nvidia_gpu_xid_last_timestamp_seconds",
+	"nvidia_gpu_allocation_last_seen_timestamp_seconds", "podgauge_series ", // a pod may have been seen elsewhere before it was where the test wants it
+}
+
+// othersOwn are not of podgauge's making, and left out as a whole.
+var othersOwn = []string{"go_", "process_"}
+
+// TestGolden walks the program through the states of a node's life and compares
+// what a scrape shows in each, the recoveries included. The GPUs are such as show
+// little.
+func TestGolden(t *testing.T) {
+	t.Parallel()
+	w := newWorldOf(t, setting{machine: machineWith(sim.T4, sim.T4, sim.T4, sim.T4), unsupported: []string{"nvidia_gpu_unrepairable_memory"}})
+	ids := w.machine.IDs()
+	w.untilCounted(resource, 4)
+	w.shows("idle", "nvidia_gpu_allocated{", " 0")
+
+	w.place(pod("research", "train", 2), ids[0], ids[1])
+	w.place(pod("serving", "embed", 1), ids[2])
+	w.machine.Busy(ids[0], 0.75)
+	w.machine.Busy(ids[1], 1)
+	w.until(`nvidia_gpu_power_watts{container="main",gpu="1"`, " 70")
+	w.until(`nvidia_gpu_allocated{container="",gpu="3"`, " 0")
+	w.shows("allocated", `nvidia_gpu_power_watts{container="main",gpu="0"`, " 54.75")
+
+	w.machine.Fail(ids[1], "xid 79")
+	w.until("podgauge_plugin_devices{health=\"unhealthy\"", " 1")
+	w.untilCounted(resource, 3)
+	w.shows("gpu_failed", `nvidia_gpu_up{container="",gpu="1"`, " 0")
+	w.showsPage("gpu_failed")
+	w.machine.Recover(ids[1])
+	w.until(`nvidia_gpu_healthy{container="main",gpu="1"`, " 1")
+	w.untilCounted(resource, 4)
+	w.shows("recovered", "podgauge_plugin_devices{health=\"unhealthy\"", " 0")
+
+	w.machine.Wedge()
+	w.shows("driver_wedged", "podgauge_nvml_up", " 0") // after all calls have stalled
+	w.showsPage("driver_wedged")
+	w.machine.Release()
+	w.until(`nvidia_gpu_stalled{container="",gpu="0"`, " 0")
+	w.shows("recovered", `nvidia_gpu_up{container="",gpu="3"`, " 1")
+
+	w.stopKubelet()
+	w.until("podgauge_plugin_streams{", " 0")
+	w.shows("kubelet_down", "podgauge_kubelet_up", " 0")
+	w.showsPage("kubelet_down")
+	w.startKubelet()
+	w.until("podgauge_plugin_streams{", " 1")
+	w.untilCounted(resource, 4)
+	w.shows("kubelet_down_recovered", "podgauge_kubelet_up", " 1")
+}
+
+// shows waits for a scrape that has a line which begins and ends so, and is the
+// golden file of a state. Those on the way to it may be others: one in which the
+// kubelet has turned a question away, say. Promlint reads it too.
+func (w *world) shows(state, begins, ends string) {
+	w.t.Helper()
+	text := w.until(begins, ends)
+	file := filepath.Join("testdata", state+".prom")
+	if *update {
+		text = w.settled()
+		if err := os.WriteFile(file, w.timeless(text), 0o644); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	poll := time.NewTicker(pollGap)
+	defer poll.Stop()
+	for end := time.Now().Add(deadline); !w.t.Failed() && !bytes.Equal(w.timeless(text), want) && time.Now().Before(end); <-poll.C {
+		text = w.get("text/plain")
+	}
+	if got := w.timeless(text); !bytes.Equal(got, want) {
+		w.t.Errorf("%s differs from %s; if that is meant, run make golden:\n%s", state, file, difference(string(want), string(got)))
+	}
+	lint(w.t, state, text)
+}
+
+// settled scrapes until two flights agree, and returns what they say. Nothing tells of all
+// scrapes from which flight they are, so it takes the time after which they share none.
+func (w *world) settled() string {
+	w.t.Helper()
+	poll := time.NewTicker(1100 * time.Millisecond)
+	defer poll.Stop()
+	text := w.get("text/plain")
+	for end := time.Now().Add(deadline); time.Now().Before(end); {
+		<-poll.C
+		next := w.get("text/plain")
+		if bytes.Equal(w.timeless(next), w.timeless(text)) {
+			return next
+		}
+		text = next
+	}
+	w.t.Fatalf("no two flights agreed within %s", deadline)
+	return ""
+}
+
+func lint(t *testing.T, state, text string) {
+	t.Helper()
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil {
+		t.Errorf("%s: %v", state, err)
+	}
+	for _, p := range problems {
+		// The Go collector's names are not ours to choose, nor are dcgm-exporter's, nor their
+		// units, kinds and labels.
+		if !strings.HasPrefix(p.Metric, "go_") && !strings.HasPrefix(p.Metric, "DCGM_") {
+			t.Errorf("%s: promlint: %s: %s", state, p.Metric, p.Text)
+		}
+	}
+}
+
+// timeless leaves out what depends on the clock.
+func (w *world) timeless(text string) []byte {
+	begins := func(with []string, name string) bool {
+		return slices.ContainsFunc(with, func(p string) bool { return strings.HasPrefix(name, p) })
+	}
+	var kept bytes.Buffer
+	for line := range strings.Lines(text) {
+		name := strings.TrimPrefix(strings.TrimPrefix(line, "# HELP "), "# TYPE ")
+		if !begins(othersOwn, name) && (name != line || !begins(wallClock, name)) {
+			kept.WriteString(line)
+		}
+	}
+	if w.made == nil {
+		return kept.Bytes()
+	}
+	return []byte(w.made.Replace(kept.String()))
+}
+
+// difference lists the lines that only one of two texts has.
+func difference(want, got string) string {
+	var d strings.Builder
+	lines := func(s string) []string { return slices.Collect(strings.Lines(s)) }
+	for _, l := range lines(want) {
+		if !slices.Contains(lines(got), l) {
+			d.WriteString("-" + l)
+		}
+	}
+	for _, l := range lines(got) {
+		if !slices.Contains(lines(want), l) {
+			d.WriteString("+" + l)
+		}
+	}
+	return d.String()
+}

@@ -1,0 +1,103 @@
+// Package app is the podgauge process: the device plugin for a node's NVIDIA GPUs, the exporter of their metrics, and the
+// commands that query a running podgauge.
+package app
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/KimMachineGun/automemlimit/memlimit"
+)
+
+// version is stamped by the Makefile.
+var version = "dev"
+
+// Exit statuses.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+// memoryShare is the part of the cgroup's memory limit that is Go's. The rest is for the driver's library, sockets, and pages
+// of the program's file.
+const memoryShare = 0.75
+
+// Main runs the command line of the process, and returns its exit status.
+func Main() int {
+	// What is alive is a few megabytes, and a scrape makes little garbage: to collect it
+	// three times as often costs a few µs a scrape and saves 4 MB (docs/benchmarks.md).
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(30)
+	}
+	// Near the container's limit Go collects garbage rather than be killed. GOMEMLIMIT in the environment wins.
+	memlimit.Set(memlimit.WithRatio(memoryShare)) //nolint:errcheck // without a cgroup there is no limit
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	args, says := asDaemon("/proc", os.Args[1:])
+	if says != "" {
+		fmt.Fprintln(os.Stderr, "podgauge doctor:", says)
+	}
+	defer stop()
+	return run(ctx, args, os.LookupEnv, os.Stdout, os.Stderr)
+}
+
+// run is the program. It returns the exit status.
+func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
+	if len(args) > 0 {
+		if _, ok := questions[args[0]]; ok {
+			return ask(ctx, args[0], args[1:], lookupEnv, stdout, stderr)
+		}
+	}
+	// Before anything else: a signal that nobody waits for ends the process. Of orders that
+	// come while one is being carried out, none is lost.
+	hup, orders := make(chan os.Signal, 1), make(chan os.Signal, 16)
+	signal.Notify(hup, syscall.SIGHUP)
+	signal.Notify(orders, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer signal.Stop(hup)
+	defer signal.Stop(orders)
+	o, err := parse(args, lookupEnv, stderr)
+	switch {
+	case isHelp(err):
+		return exitOK
+	case err != nil:
+		fmt.Fprintf(stderr, "%s: %v\n", o.called(), err)
+		return exitUsage
+	case o.version:
+		fmt.Fprintln(stdout, "podgauge", version)
+		return exitOK
+	case o.validates:
+		return o.validate(ctx, stdout, stderr)
+	case o.examines:
+		return o.doctor(ctx, lookupEnv, stdout, stderr)
+	}
+	o.again, o.orders = pulses(ctx, hup), orders
+	if err := start(ctx, o, o.logger(stderr)); err != nil {
+		fmt.Fprintln(stderr, "podgauge:", err)
+		return exitError
+	}
+	return exitOK
+}
+
+// pulses turns signals into requests. Those that come while one waits are one.
+func pulses(ctx context.Context, signals <-chan os.Signal) <-chan struct{} {
+	out := make(chan struct{}, 1)
+	go func() { // ends with ctx, which ends the process
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-signals:
+			}
+			select {
+			case out <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return out
+}

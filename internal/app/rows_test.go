@@ -1,0 +1,66 @@
+package app
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/sim"
+)
+
+// TestXidsMeanTheSame has simulated GPUs report errors: they do what NVML's would.
+func TestXidsMeanTheSame(t *testing.T) {
+	hw, err := (&options{simulate: simulateHardware}).hardware(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hw.close()
+	m := hw.Backend.(*sim.Machine)
+	for xid, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 155: false, 162: false, 167: true, 999: false} {
+		m.Fail(m.IDs()[0], fmt.Sprintf("xid %d", xid))
+		e, err := m.Wait(t.Context())
+		means, _ := nvml.Means(xid)
+		if err != nil || e.Xid != xid || (e.Heals == device.ByReset) != fatal || e.Heals != means.Heals || e.Action != means.Action {
+			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
+		}
+	}
+}
+
+// TestSimulatedNodeIsItsOwn: nothing of the machine that it runs on is touched.
+func TestSimulatedNodeIsItsOwn(t *testing.T) {
+	hw, err := (&options{simulate: simulateNode}).hardware(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer hw.close()
+	for _, dir := range []string{hw.devicePluginDir, hw.cdiDir} {
+		if !strings.HasPrefix(dir, hw.kubeletDir+"/") {
+			t.Errorf("it writes into %q", dir)
+		}
+	}
+}
+
+// TestEveryRowIsSimulated: what NVML gives, one simulated model at least gives too,
+// or neither goldens nor dashboards would show it.
+func TestEveryRowIsSimulated(t *testing.T) {
+	m := sim.NewMachineOf(nvml.Metrics(), time.Now, sim.Models()...)
+	read := map[int]bool{}
+	for _, gpu := range m.GPUs() {
+		samples, err := m.Read(gpu, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range samples {
+			read[s.Metric] = true
+		}
+	}
+	for i, row := range nvml.Metrics() {
+		if !read[i] {
+			t.Errorf("sim/values.go makes up no value for %s%v", row.Name, row.Labels)
+		}
+	}
+}
