@@ -14,24 +14,25 @@ export CGO_CFLAGS = -g -O2 -Wno-deprecated-declarations
 TAGS = -tags grpcnotrace
 
 ARCH ?= amd64 arm64
-IMAGES = $(ARCH:%=$(CURDIR)/bin/podgauge-image-%.tar)
+PROGRAM ?= podgauge
+IMAGES = $(ARCH:%=$(CURDIR)/bin/$(PROGRAM)-image-%.tar)
 
 TOOL = go tool -modfile=$(CURDIR)/tools/go.mod
 
 .PHONY: demo test stress build image image-check lint rules golden dashboards-check page-check e2e e2e-all e2e-cluster cluster soak churn xids bench gpu
 
-build: ## bin/podgauge
-	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/podgauge ./cmd/podgauge
+build: ## bin/podgauge, and bin/podgauge-sim on a simulated machine
+	go build -trimpath $(TAGS) -ldflags '-s -w -X github.com/podgauge/podgauge/internal/app.version=$(VERSION)' -o bin/ ./cmd/podgauge ./cmd/podgauge-sim
 
-image: ## OCI archives in bin; ARCH=amd64: one of them; BASES=local, as root: where no registry can be reached
-	VERSION=$(VERSION) deploy/image/build.sh $(ARCH)
+image: ## OCI archives in bin; ARCH=amd64: one of them; PROGRAM=podgauge-sim: of that; BASES=local, as root: where no registry can be reached
+	VERSION=$(VERSION) PROGRAM=$(PROGRAM) deploy/image/build.sh $(ARCH)
 	cd test/image && go run . $(IMAGES)
 
 image-check: ## podgauge runs from these archives, without a capability; as root
 	cd test/image && go run . -run $(IMAGES)
 
 demo: build ## a simulated node in this terminal
-	go build -o bin/demo ./cmd/demo && exec bin/demo bin/podgauge
+	go build -o bin/demo ./cmd/demo && exec bin/demo bin
 
 test: build ## all that needs no root; allocations are counted, and great answers read, without the race detector
 	go test -race ./...
@@ -85,7 +86,7 @@ e2e-cluster: ## API server, controllers, helm and the Prometheus operator, with 
 	cd test/e2e && go run ./cmd/e2e setup monitoring && go test -count=1 -timeout 20m -v -tags cluster ./cluster
 
 cluster: ## a cluster of one node in this terminal, to try podgauge in; as root
-	$(here)
+	$(here) PROGRAM=podgauge-sim
 	cd test/e2e && go run ./cmd/e2e setup cluster && go run ./cmd/e2e cluster
 
 soak: build ## memory over an hour of scrapes with everything on, and ten minutes without; as root

@@ -18,8 +18,9 @@ const module = "github.com/podgauge/podgauge/"
 // arrows say what each package may import of ours; tests of a package may use the
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
-	"cmd/podgauge":               {"internal/app"},
-	"internal/app":               {"internal/config", "internal/containers", "internal/device", "internal/nvml", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "internal/pods", "internal/sim", "internal/state", "internal/state/disk"},
+	"cmd/podgauge":               {"internal/app", "internal/device", "internal/doctor", "internal/nvml"},
+	"cmd/podgauge-sim":           {"exporter", "internal/app", "internal/device", "internal/doctor", "internal/nvml", "internal/sim"},
+	"internal/app":               {"internal/config", "internal/containers", "internal/device", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/answer", "plugin/preferred", "podresources", "internal/pods", "internal/state", "internal/state/disk"},
 	"cmd/demo":                   {},
 	"internal/config":            {},
 	"dashboards":                 {},
@@ -48,10 +49,11 @@ var arrows = map[string][]string{
 	"test/churn":                 {},
 	"test/nvml":                  {},
 	"test/nvml/build":            {"test/nvml"},
+	"test/program":               {},
 }
 
 // inTests may be imported by any test.
-var inTests = []string{"internal/device", "internal/device/devicetest", "internal/nvml", "plugin", "plugin/answer", "podresources", "internal/sim", "internal/sim/kubelet", "test/habits", "test/churn", "test/nvml"}
+var inTests = []string{"internal/device", "internal/device/devicetest", "internal/nvml", "plugin", "plugin/answer", "podresources", "internal/sim", "internal/sim/kubelet", "test/habits", "test/churn", "test/nvml", "test/program"}
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{

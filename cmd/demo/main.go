@@ -1,4 +1,4 @@
-// Command demo runs podgauge on a simulated node and shows, in this terminal, what
+// Command demo runs podgauge-sim, podgauge on a simulated node, and shows, in this terminal, what
 // podgauge says of it, and of the series that Prometheus would scrape one for each
 // GPU, as pods come and go and a GPU fails.
 package main
@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -44,7 +45,7 @@ func main() {
 
 func demo(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) != 1 {
-		return errors.New("want the path of the podgauge binary")
+		return errors.New("want the folder of podgauge and podgauge-sim")
 	}
 	address, err := freeAddress()
 	if err != nil {
@@ -52,17 +53,17 @@ func demo(ctx context.Context, args []string, out io.Writer) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	podgauge := exec.CommandContext(ctx, args[0], "--simulate", "--web.listen-address="+address, "--log.level=error")
+	podgauge := exec.CommandContext(ctx, filepath.Join(args[0], "podgauge-sim"), "--web.listen-address="+address, "--log.level=error")
 	podgauge.Stderr = os.Stderr
 	podgauge.Cancel = func() error { return podgauge.Process.Signal(syscall.SIGTERM) }
 	podgauge.WaitDelay = leaveBy
 	podgauge.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := podgauge.Start(); err != nil {
-		return fmt.Errorf("start podgauge: %w", err)
+		return fmt.Errorf("start podgauge-sim: %w", err)
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- podgauge.Wait() }() // waited for below, whatever ends first
-	err = show(ctx, args[0], "http://"+address, out, ended)
+	err = show(ctx, filepath.Join(args[0], "podgauge"), "http://"+address, out, ended)
 	cancel()
 	if err == nil {
 		<-ended //nolint:errcheck // that it was told to end is no error
@@ -97,7 +98,7 @@ func show(ctx context.Context, podgauge, url string, out io.Writer, ended <-chan
 			if ctx.Err() != nil { // the terminal has told both to end
 				return nil
 			}
-			return fmt.Errorf("podgauge ended: %w", cmp.Or(err, errors.New("by itself")))
+			return fmt.Errorf("podgauge-sim ended: %w", cmp.Or(err, errors.New("by itself")))
 		case <-wait:
 		case <-tick.C:
 		}

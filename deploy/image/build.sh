@@ -1,8 +1,8 @@
 #!/bin/sh
-# usage: VERSION=… deploy/image/build.sh [amd64] [arm64]
+# usage: VERSION=… [PROGRAM=podgauge-sim] deploy/image/build.sh [amd64] [arm64]
 #
 # Builds the image of the Dockerfile, by default for both architectures, and leaves each as an OCI archive in
-# bin/podgauge-image-<architecture>.tar, which `ctr -n k8s.io images import` takes. The same commit and the same base
+# bin/<program>-image-<architecture>.tar, which `ctr -n k8s.io images import` takes. The same commit and the same base
 # images give the same layers.
 #
 # BUILDER is docker (with buildx), podman or buildah; by default the first of them that works here.
@@ -11,8 +11,8 @@
 set -eu
 cd "$(dirname "$0")/../.."
 
-: "${VERSION:?}" "${BASES:=pulled}"
-image=ghcr.io/podgauge/podgauge:$VERSION
+: "${VERSION:?}" "${BASES:=pulled}" "${PROGRAM:=podgauge}"
+image=ghcr.io/podgauge/$PROGRAM:$VERSION
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 # Files and configuration are as old as the commit, and not as the build.
 : "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct 2>/dev/null || echo 0)}"
@@ -61,7 +61,7 @@ archives() {
 # build leaves the image of one architecture in a file.
 build() {
     arch=$1 archive=$2
-    set -- --platform "linux/$arch" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision"
+    set -- --platform "linux/$arch" --build-arg "VERSION=$VERSION" --build-arg "REVISION=$revision" --build-arg "PROGRAM=$PROGRAM"
     if [ "$with" != docker ]; then # which knows its own platform, and keeps files' times by SOURCE_DATE_EPOCH
         set -- "$@" --build-arg "BUILDPLATFORM=linux/$(go env GOHOSTARCH)" --format oci --identity-label=false \
             --timestamp "$SOURCE_DATE_EPOCH" --tag "$image"
@@ -106,7 +106,7 @@ fi
 if [ "$BASES" = local ]; then install debootstrap; fi
 [ $# -gt 0 ] || set -- amd64 arm64
 for arch in "$@"; do
-    archive=bin/podgauge-image-$arch.tar
+    archive=bin/$PROGRAM-image-$arch.tar
     rm -f "$archive"
     build "$arch" "$archive"
     echo "$archive: $image"

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/test/program"
 	"golang.org/x/sys/unix"
 )
 
@@ -23,7 +24,7 @@ func TestStatusOfARunningNode(t *testing.T) {
 	ask := func(args ...string) string {
 		t.Helper()
 		podgauge := exec.CommandContext(t.Context(), os.Args[0], args...)
-		podgauge.Env = []string{program + "=1"}
+		podgauge.Env = []string{program.Env + "=1"}
 		podgauge.Stderr = os.Stderr
 		said, err := podgauge.Output()
 		if err != nil {
@@ -60,7 +61,7 @@ func TestColours(t *testing.T) {
 		if !isTerminal(slave) || isTerminal(io.Discard) {
 			t.Error("a terminal is not told from what is none")
 		}
-		status := run(t.Context(), []string{"status", "--url", url}, env(map[string]string{"NO_COLOR": noColor}), slave, io.Discard)
+		status := run(t.Context(), testPlatform{}, []string{"status", "--url", url}, env(map[string]string{"NO_COLOR": noColor}), slave, io.Discard)
 		slave.Close()
 		said, _ := io.ReadAll(master) // ends with EIO: nobody has the other side any more
 		if status != exitOK || strings.Contains(string(said), string(red)+"unhealthy"+reset) != want || !strings.Contains(string(said), "unhealthy") {

@@ -37,7 +37,7 @@ func answering(t *testing.T, bodies map[string]string) string {
 func asks(t *testing.T, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
 	var out, errs bytes.Buffer
-	status = run(t.Context(), args, nothing, &out, &errs)
+	status = run(t.Context(), testPlatform{}, args, nothing, &out, &errs)
 	return out.String(), errs.String(), status
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/podgauge/podgauge/internal/containers"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
-	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
 )
 
@@ -51,11 +50,8 @@ func (o *options) called() string {
 }
 
 func (o *options) checkDoctor() error {
-	switch {
-	case o.output != "table" && o.output != "json":
+	if o.output != "table" && o.output != "json" {
 		return fmt.Errorf("--output %q: want table or json", o.output)
-	case o.simulate != simulateNothing && o.simulate != simulateHardware:
-		return fmt.Errorf("--simulate=%s: there is no node to look at", o.simulate)
 	}
 	return nil
 }
@@ -92,6 +88,7 @@ func (o *options) examination(lookupEnv lookup) doctor.Options {
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
 		ProcessesSeen: containers.New(containers.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
 		LookupEnv:     lookupEnv,
+		Driver:        o.platform.Driver(driverRoots(s)),
 	}
 	for _, key := range o.loaded.UnknownKeys {
 		e.UnknownKeys = append(e.UnknownKeys, key.String())
@@ -99,18 +96,7 @@ func (o *options) examination(lookupEnv lookup) doctor.Options {
 	if usesCDI(s) {
 		e.CDIDir = cdi.DefaultDir
 	}
-	if o.simulate == simulateNothing {
-		e.Driver = examined{nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}})}
-	}
 	return e
-}
-
-// examined is the driver as doctor asks it.
-type examined struct{ *nvml.Backend }
-
-func (d examined) Library() doctor.Library {
-	about := d.About()
-	return doctor.Library{Path: about.Library, Version: about.Version, Lacks: about.Lacks, Costs: d.Missing()}
 }
 
 // offeredBy says by resource which ids settings have of devices that are well.

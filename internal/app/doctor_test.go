@@ -151,7 +151,7 @@ func TestDoctor(t *testing.T) {
 	dir := shortDir(t)
 	stop := runsKubelet(t, kubelet.Options{Dir: dir, EmptyFor: -1})
 	// The folders of the machine that the test runs on, which may be a container, are left out.
-	args := []string{"doctor", "--simulate=hardware", "--kubelet-dir", dir, "--state-dir", t.TempDir(), "--kernel-log=", "--pod-logs-dir", dir}
+	args := []string{"doctor", "--kubelet-dir", dir, "--state-dir", t.TempDir(), "--kernel-log=", "--pod-logs-dir", dir}
 	diagnose := func(want int, more ...string) (d diagnosis) {
 		t.Helper()
 		stdout, stderr, status := asks(t, append(append(slices.Clip(args), "-o=json"), more...)...)
@@ -184,7 +184,7 @@ func TestDoctor(t *testing.T) {
 	if d := diagnose(exitError); verdict(d, "registration") != doctor.Failure || verdict(d, "pod resources") != doctor.Failure {
 		t.Errorf("%+v", d)
 	}
-	for _, more := range [][]string{{"-o", "yaml"}, {"x"}, {"--mig-strategy=x"}, {"--config-file", wrong, "--mig-strategy=x"}, {"--simulate"}, {"--log.level=x"}} {
+	for _, more := range [][]string{{"-o", "yaml"}, {"x"}, {"--mig-strategy=x"}, {"--config-file", wrong, "--mig-strategy=x"}, {"--log.level=x"}} {
 		if stdout, stderr, status := asks(t, append(slices.Clip(args), more...)...); status != exitUsage || stdout != "" || strings.Count(stderr, "\n") != 1 {
 			t.Errorf("%v: status %d, %q, %q", more, status, stdout, stderr)
 		}

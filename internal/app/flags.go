@@ -18,14 +18,6 @@ import (
 // lookup finds a variable of the environment, as os.LookupEnv does.
 type lookup func(name string) (value string, set bool)
 
-// What --simulate may say.
-const (
-	simulateNothing  = ""
-	simulateNode     = "node"
-	simulateHardware = "hardware"
-	simulateScript   = "script:" // and a path
-)
-
 // options are the command line, once it was found to make sense.
 type options struct {
 	web       webOptions
@@ -41,7 +33,7 @@ type options struct {
 	health   healthOptions
 	hostname string // of the node
 
-	simulate string
+	platform Platform
 	version  bool
 	// validates: the command is to say what the config means, and to do nothing.
 	validates bool
@@ -75,16 +67,15 @@ func (o *options) flags() *pflag.FlagSet {
 	o.builder.AddFlags(f)
 	o.health.flags(f)
 	o.metrics.flags(f)
-	f.StringVar(&o.simulate, "simulate", simulateNothing, "simulate a `node`, kubelet and pods included, or its hardware only; script:FILE says what happens on it")
-	f.Lookup("simulate").NoOptDefVal = simulateNode
+	o.platform.AddFlags(f)
 	f.BoolVar(&o.version, "version", false, "print the version and exit")
 	return f
 }
 
 // parse reads the command line, the environment and the config file. The error is
 // one line that says what to change.
-func parse(args []string, lookupEnv lookup, usage io.Writer) (options, error) {
-	o := options{builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
+func parse(p Platform, args []string, lookupEnv lookup, usage io.Writer) (options, error) {
+	o := options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
 	if len(args) > 0 && args[0] == "validate" {
 		o.validates, args = true, args[1:]
 	}
@@ -221,12 +212,7 @@ func (o *options) check() error {
 	if o.logFormat != "logfmt" && o.logFormat != "json" {
 		return fmt.Errorf("--log.format %q: want logfmt or json", o.logFormat)
 	}
-	switch {
-	case slices.Contains([]string{simulateNothing, simulateNode, simulateHardware}, o.simulate), strings.HasPrefix(o.simulate, simulateScript):
-		return nil
-	default:
-		return fmt.Errorf("--simulate=%s: want node, hardware or script:FILE", o.simulate)
-	}
+	return o.platform.CheckFlags(o.examines)
 }
 
 // logger writes to w what the flags let through.

@@ -24,8 +24,6 @@ func TestWrongCommandLines(t *testing.T) {
 	}{
 		{args: []string{"--no-such-flag"}, says: "no-such-flag"},
 		{args: []string{"stray"}, says: `unexpected argument "stray"`},
-		{args: []string{"--simulate", "node"}, says: `unexpected argument "node"`}, // an optional value wants =
-		{args: []string{"--simulate=cluster"}, says: "--simulate=cluster"},
 		{args: []string{"--web.listen-address=9400"}, says: "--web.listen-address"},
 		{args: []string{"--web.telemetry-path=metrics"}, says: "--web.telemetry-path"},
 		{args: []string{"--web.telemetry-path=/healthz"}, says: "--web.telemetry-path"},
@@ -44,7 +42,6 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--log.level=loud"}, says: "--log.level"},
 		{args: []string{"doctor", "--no-such-flag"}, says: "podgauge doctor: unknown flag: --no-such-flag\n"},
 		{args: []string{"doctor", "--output=xml"}, says: `podgauge doctor: --output "xml": want table or json` + "\n"},
-		{args: []string{"doctor", "--simulate"}, says: "podgauge doctor: --simulate=node: there is no node to look at\n"},
 		{args: []string{"--log.format=xml"}, says: "--log.format"},
 		{args: []string{"--device-plugin=maybe"}, says: "device-plugin"},
 		{args: []string{"--kubelet-dir="}, says: "--kubelet-dir"},
@@ -70,7 +67,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, says: "PASS_DEVICE_SPECS"},
 	} {
 		var out, errs bytes.Buffer
-		status := run(t.Context(), c.args, env(c.env), &out, &errs)
+		status := run(t.Context(), testPlatform{}, c.args, env(c.env), &out, &errs)
 		line := errs.String()
 		if status != exitUsage || !strings.Contains(line, c.says) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
 			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
@@ -104,7 +101,7 @@ func TestKubeletSocket(t *testing.T) {
 		{args: []string{"--kubelet-socket="}, dir: "/var/lib/kubelet/device-plugins"},
 		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "its name is not kubelet.sock"},
 	} {
-		o, err := parse(c.args, nothing, io.Discard)
+		o, err := parse(testPlatform{}, c.args, nothing, io.Discard)
 		if c.errors != "" {
 			if err == nil || !strings.Contains(err.Error(), c.errors) {
 				t.Errorf("%v: %v", c.args, err)
@@ -144,10 +141,10 @@ func FuzzTelemetryPath(f *testing.F) {
 
 func TestVersionAndHelp(t *testing.T) {
 	var out, errs bytes.Buffer
-	if status := run(t.Context(), []string{"--version"}, os.LookupEnv, &out, &errs); status != exitOK || out.String() != "podgauge dev\n" {
+	if status := run(t.Context(), testPlatform{}, []string{"--version"}, os.LookupEnv, &out, &errs); status != exitOK || out.String() != "podgauge dev\n" {
 		t.Errorf("--version: %d %q %q", status, out.String(), errs.String())
 	}
-	if status := run(t.Context(), []string{"--help"}, os.LookupEnv, &out, &errs); status != exitOK || !strings.Contains(errs.String(), "--kubelet-dir") {
+	if status := run(t.Context(), testPlatform{}, []string{"--help"}, os.LookupEnv, &out, &errs); status != exitOK || !strings.Contains(errs.String(), "--kubelet-dir") {
 		t.Errorf("--help: %d %q", status, errs.String())
 	}
 }
@@ -159,7 +156,7 @@ func TestTakenAddress(t *testing.T) {
 	defer cancel()
 	w := newWorld(t, 1)
 	address := strings.TrimPrefix(w.url, "http://")
-	status := run(ctx, []string{"--simulate", "--web.listen-address=" + address}, os.LookupEnv, io.Discard, &errs)
+	status := run(ctx, testPlatform{}, []string{"--web.listen-address=" + address}, os.LookupEnv, io.Discard, &errs)
 	if status != exitError || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), address) {
 		t.Errorf("status %d, stderr %q", status, errs.String())
 	}
@@ -171,7 +168,7 @@ func TestFlagTable(t *testing.T) {
 }
 
 func flagTable() string {
-	o := options{builder: config.NewBuilder(nothing)}
+	o := options{platform: testPlatform{}, builder: config.NewBuilder(nothing)}
 	var table strings.Builder
 	table.WriteString("| flag | environment | default | |\n|---|---|---|---|\n")
 	o.flags().VisitAll(func(f *pflag.Flag) {

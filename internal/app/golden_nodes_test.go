@@ -93,7 +93,7 @@ func TestNoMIGDevices(t *testing.T) {
 	w.untilAllocatable(resource, 1)
 	w.until(`nvidia_gpu_unallocatable_info{`, " 1")
 	var out bytes.Buffer
-	if status := run(t.Context(), []string{"status", "--url=" + w.url}, nothing, &out, &out); status != exitOK || !strings.Contains(out.String(), "no_mig_devices") {
+	if status := run(t.Context(), testPlatform{}, []string{"status", "--url=" + w.url}, nothing, &out, &out); status != exitOK || !strings.Contains(out.String(), "no_mig_devices") {
 		t.Errorf("status %d:\n%s", status, out.String())
 	}
 	m.Partition(m.GPUs()[1], "1g.10gb")

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/test/program"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"go.uber.org/goleak"
 )
@@ -22,8 +23,8 @@ func TestMain(m *testing.M) {
 		beListServer(order)
 		return
 	}
-	if os.Getenv(program) != "" {
-		beProgram()
+	if os.Getenv(program.Env) != "" {
+		os.Exit(Main(testPlatform{}))
 	}
 	if order := os.Getenv(scraper); order != "" {
 		beScraper(order)

@@ -2,21 +2,13 @@ package app
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
-	"strings"
-	"time"
 
 	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml"
-	"github.com/podgauge/podgauge/internal/sim"
 )
-
-// simulatedGPUs is how many a simulated machine has.
-const simulatedGPUs = 8
 
 // hardware is the backend, real or simulated, and the kubelet that goes with it.
 type hardware struct {
@@ -39,62 +31,28 @@ type hardware struct {
 }
 
 func (o *options) hardware(log *slog.Logger) (*hardware, error) {
+	backend, node, err := o.platform.Open(OpenOptions{DriverRoots: driverRoots(o.loaded.Settings), PerLink: o.metrics.nvlinkLinks, Log: log})
+	if err != nil {
+		return nil, err
+	}
 	hw := &hardware{
-		kubeletDir: o.kubeletDir, devicePluginDir: o.devicePluginDir,
+		Backend: backend, kubeletDir: o.kubeletDir, devicePluginDir: o.devicePluginDir,
 		unsupported: func() []string { return nil },
 		run:         func(context.Context) error { return nil },
 		closeDriver: func() {}, close: func() {},
 	}
-	if o.simulate == simulateNothing {
-		s := o.loaded.Settings
-		driver := nvml.New(nvml.Options{DriverRoots: []string{s.ContainerDriverRoot, s.DriverRoot}, PerLink: o.metrics.nvlinkLinks})
-		hw.Backend, hw.unsupported, hw.closeDriver, hw.xidAt = driver, driver.Missing, driver.Close, driver.XidAt
-		return hw, nil
+	if d, ok := backend.(driver); ok {
+		hw.unsupported, hw.closeDriver, hw.xidAt = d.Missing, d.Close, d.XidAt
 	}
-	rows := nvml.Metrics()
-	if o.metrics.nvlinkLinks {
-		rows = nvml.MetricsPerLink()
+	if node != nil {
+		hw.kubeletDir, hw.devicePluginDir, hw.cdiDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
+		hw.run, hw.close, hw.processes = node.Run, node.Close, node.Processes()
 	}
-	machine := sim.NewMachine(rows, simulatedGPUs, time.Now)
-	script, err := o.script()
-	if err != nil {
-		return nil, err
-	}
-	if script != nil {
-		machine = sim.Named(script.Machine, rows, time.Now)
-	}
-	machine.Means = nvml.Means
-	hw.Backend = machine
-	if o.simulate == simulateHardware {
-		return hw, nil
-	}
-	node, err := sim.NewNode(machine, log)
-	if err != nil {
-		return nil, err
-	}
-	node.Script = script
-	hw.kubeletDir, hw.devicePluginDir, hw.cdiDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
-	hw.run, hw.close, hw.processes = node.Run, node.Close, node.Crowd
 	return hw, nil
 }
 
-// script is what is to happen on the simulated node; nil where that is not said.
-func (o *options) script() (*sim.Script, error) {
-	name, said := strings.CutPrefix(o.simulate, simulateScript)
-	if !said {
-		return nil, nil
-	}
-	file, err := os.Open(name)
-	if err != nil {
-		return nil, fmt.Errorf("--simulate: %w", err)
-	}
-	defer file.Close() //nolint:errcheck // it was read
-	script, err := sim.ReadScript(file)
-	if err != nil {
-		return nil, fmt.Errorf("--simulate: %s: %w", name, err)
-	}
-	return script, nil
-}
+// driverRoots are the folders that may have the driver's library, in order.
+func driverRoots(s config.Settings) []string { return []string{s.ContainerDriverRoot, s.DriverRoot} }
 
 // leave gives the driver up if nothing hangs in it; what does ends with the
 // process.

@@ -29,7 +29,7 @@ const (
 const memoryShare = 0.75
 
 // Main runs the command line of the process, and returns its exit status.
-func Main() int {
+func Main(p Platform) int {
 	// What is alive is a few megabytes, and a scrape makes little garbage: to collect it
 	// three times as often costs a few µs a scrape and saves 4 MB (docs/benchmarks.md).
 	if os.Getenv("GOGC") == "" {
@@ -43,11 +43,11 @@ func Main() int {
 		fmt.Fprintln(os.Stderr, "podgauge doctor:", says)
 	}
 	defer stop()
-	return run(ctx, args, os.LookupEnv, os.Stdout, os.Stderr)
+	return run(ctx, p, args, os.LookupEnv, os.Stdout, os.Stderr)
 }
 
 // run is the program. It returns the exit status.
-func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
+func run(ctx context.Context, p Platform, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
 	if len(args) > 0 {
 		if _, ok := questions[args[0]]; ok {
 			return ask(ctx, args[0], args[1:], lookupEnv, stdout, stderr)
@@ -60,7 +60,7 @@ func run(ctx context.Context, args []string, lookupEnv lookup, stdout, stderr io
 	signal.Notify(orders, syscall.SIGUSR1, syscall.SIGUSR2)
 	defer signal.Stop(hup)
 	defer signal.Stop(orders)
-	o, err := parse(args, lookupEnv, stderr)
+	o, err := parse(p, args, lookupEnv, stderr)
 	switch {
 	case isHelp(err):
 		return exitOK

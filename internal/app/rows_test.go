@@ -2,8 +2,6 @@ package app
 
 import (
 	"fmt"
-	"log/slog"
-	"strings"
 	"testing"
 	"time"
 
@@ -14,32 +12,14 @@ import (
 
 // TestXidsMeanTheSame has simulated GPUs report errors: they do what NVML's would.
 func TestXidsMeanTheSame(t *testing.T) {
-	hw, err := (&options{simulate: simulateHardware}).hardware(slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer hw.close()
-	m := hw.Backend.(*sim.Machine)
+	m := sim.NewMachine(nvml.Metrics(), 1, time.Now)
+	m.Means = nvml.Means
 	for xid, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 155: false, 162: false, 167: true, 999: false} {
 		m.Fail(m.IDs()[0], fmt.Sprintf("xid %d", xid))
 		e, err := m.Wait(t.Context())
 		means, _ := nvml.Means(xid)
 		if err != nil || e.Xid != xid || (e.Heals == device.ByReset) != fatal || e.Heals != means.Heals || e.Action != means.Action {
 			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
-		}
-	}
-}
-
-// TestSimulatedNodeIsItsOwn: nothing of the machine that it runs on is touched.
-func TestSimulatedNodeIsItsOwn(t *testing.T) {
-	hw, err := (&options{simulate: simulateNode}).hardware(slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer hw.close()
-	for _, dir := range []string{hw.devicePluginDir, hw.cdiDir} {
-		if !strings.HasPrefix(dir, hw.kubeletDir+"/") {
-			t.Errorf("it writes into %q", dir)
 		}
 	}
 }

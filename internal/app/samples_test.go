@@ -55,7 +55,7 @@ func TestNvidiasSamplesOfferWhatNvidiaSays(t *testing.T) {
 	} {
 		t.Run(c.file+c.name, func(t *testing.T) {
 			file := filepath.Join("../../internal/config/testdata/nvidia", c.file)
-			o, err := parse([]string{"--config-file=" + file, "--config-name=" + c.name, "--mps-root=/run/nvidia/mps"}, nothing, io.Discard)
+			o, err := parse(testPlatform{}, []string{"--config-file=" + file, "--config-name=" + c.name, "--mps-root=/run/nvidia/mps"}, nothing, io.Discard)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -13,7 +13,6 @@ import (
 	"github.com/podgauge/podgauge/internal/containers"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
-	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/internal/state/disk"
@@ -53,7 +52,7 @@ func serve(ctx context.Context, o options, hw *hardware, l listeners, log *slog.
 		a.offer()
 	}
 	o.loaded.Report(log)
-	log.Info("podgauge", "version", version, "listen", l.all.Addr().String(), "kubelet_dir", hw.kubeletDir, "simulate", o.simulate)
+	log.Info("podgauge", "version", version, "listen", l.all.Addr().String(), "kubelet_dir", hw.kubeletDir, "simulated", o.platform.Simulated())
 
 	for _, p := range a.parts {
 		a.tasks = append(a.tasks, p.Run)
@@ -61,7 +60,7 @@ func serve(ctx context.Context, o options, hw *hardware, l listeners, log *slog.
 	a.tasks = append(a.tasks, o.web.serving(a.metrics, exporter.Server{
 		TelemetryPath: o.web.telemetryPath, Pprof: o.web.pprof, Registry: a.registry,
 		Alive: a.parts.alive(), Ready: a.parts.ready(), Log: log.With("part", "exporter"),
-		Version: version, Simulated: o.simulate != simulateNothing,
+		Version: version, Simulated: o.platform.Simulated(),
 	}, l, log)...)
 	err = together(ctx, a.tasks)
 	a.metrics.Drain()
@@ -76,6 +75,7 @@ func serve(ctx context.Context, o options, hw *hardware, l listeners, log *slog.
 
 // assembly is the process's parts, and what they share.
 type assembly struct {
+	platform Platform
 	hw       *hardware
 	registry *prometheus.Registry
 	own      *exporter.Own
@@ -102,9 +102,9 @@ type assembly struct {
 
 // assemble joins all parts but the device plugin, beside which another one may serve.
 func assemble(o options, hw *hardware, log *slog.Logger) (*assembly, error) {
-	a := &assembly{hw: hw, registry: prometheus.NewRegistry(), board: &device.Board{}, log: log}
+	a := &assembly{platform: o.platform, hw: hw, registry: prometheus.NewRegistry(), board: &device.Board{}, log: log}
 	shown := o.metrics.exporter(o.hostname)
-	a.own = exporter.NewOwn(a.registry, version, o.simulate != simulateNothing, shown.Choice)
+	a.own = exporter.NewOwn(a.registry, version, o.platform.Simulated(), shown.Choice)
 	a.readers = device.NewReaders(hw.Backend) // itself, since it may be more than a Backend
 	a.monitor = device.NewMonitor(hw.Backend, a.readers, a.board, log.With("part", "monitor"))
 	var err error
@@ -178,7 +178,7 @@ func (a *assembly) claimed(c device.Claim) (device.ID, bool) {
 		return "", false
 	}
 	statuses, _ := a.board.Look()
-	return nvml.Claimed(c, statuses)
+	return a.platform.Claimed(c, statuses)
 }
 
 // named is whose container it is, as the kubelet's Pods API says. A static pod's UID in a

@@ -142,15 +142,15 @@ func TestValidate(t *testing.T) {
 	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
 	for _, row := range []struct {
 		name, text string
-		args       []string
+		platform   testPlatform
 		status     int
 		out, errs  string // in them
 	}{
-		{name: "shared", text: fmt.Sprintf(replicas, true, 2), args: []string{"--simulate=hardware"}, out: "nvidia.com/gpu.shared  16"},
-		{name: "selected", text: "version: v1\npodgauge: {select: {include: [0, 5]}}\n", args: []string{"--simulate=hardware"}, out: "nvidia.com/gpu  2 "},
-		{name: "a name that no device has", text: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpuu, replicas: 2}]}}\n", args: []string{"--simulate=hardware"}, out: "note: sharing: no device here is nvidia.com/gpuu\n"},
-		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", args: []string{"--simulate=hardware"}, out: "note: nothing would be offered\n"},
-		{name: "no driver", text: "version: v1\n", args: []string{"--driver-root=" + t.TempDir()}, out: "The config is valid."},
+		{name: "shared", text: fmt.Sprintf(replicas, true, 2), out: "nvidia.com/gpu.shared  16"},
+		{name: "selected", text: "version: v1\npodgauge: {select: {include: [0, 5]}}\n", out: "nvidia.com/gpu  2 "},
+		{name: "a name that no device has", text: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpuu, replicas: 2}]}}\n", out: "note: sharing: no device here is nvidia.com/gpuu\n"},
+		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", out: "note: nothing would be offered\n"},
+		{name: "no driver", text: "version: v1\n", platform: testPlatform{errors.New("no driver")}, out: "The config is valid. What it means on this node cannot be said: no driver\n"},
 		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: exitUsage, errs: ":3: flags.migStrategy"},
 		{name: "an unknown key", text: "version: v1\nflags:\n  migStrategie: mixed\n", status: exitUsage, errs: ":3: flags.migStrategie: unknown key"},
 		{name: "no file", status: exitUsage, errs: "no such file"},
@@ -162,7 +162,7 @@ func TestValidate(t *testing.T) {
 				path = f.path
 			}
 			var out, errs bytes.Buffer
-			status := run(t.Context(), append([]string{"validate", path}, row.args...), nothing, &out, &errs)
+			status := run(t.Context(), row.platform, []string{"validate", path}, nothing, &out, &errs)
 			if status != row.status || !strings.Contains(out.String(), row.out) || !strings.Contains(errs.String(), row.errs) || strings.Count(errs.String(), "\n") > 1 {
 				t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
 			}
@@ -195,7 +195,7 @@ func TestValidateWantsOneConfig(t *testing.T) {
 		{args: []string{"--version"}, out: "podgauge dev\n"},
 	} {
 		var out, errs bytes.Buffer
-		status := run(t.Context(), append([]string{"validate", "--simulate=hardware"}, c.args...), env(c.env), &out, &errs)
+		status := run(t.Context(), testPlatform{}, append([]string{"validate"}, c.args...), env(c.env), &out, &errs)
 		if status != c.status || !strings.Contains(out.String(), c.out) || c.errs != "" && errs.String() != "podgauge: "+c.errs+"\n" {
 			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), errs.String())
 		}
@@ -212,7 +212,7 @@ func (p partly) Devices(ctx context.Context) ([]device.Device, error) {
 
 // One GPU that cannot be described costs itself: the driver can be used.
 func TestOneLostGPUAtTheStart(t *testing.T) {
-	o, err := parse([]string{"--simulate=hardware", "--fail-on-init-error"}, nothing, io.Discard)
+	o, err := parse(testPlatform{}, []string{"--fail-on-init-error"}, nothing, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}

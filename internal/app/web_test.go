@@ -249,7 +249,7 @@ func TestNoProbesOfTheirOwn(t *testing.T) {
 	}
 	taken := l.all.Addr().String()
 	var errs bytes.Buffer
-	status := run(t.Context(), []string{"--simulate", "--web.listen-address=127.0.0.1:0", "--web.probe-address=" + taken}, nothing, io.Discard, &errs)
+	status := run(t.Context(), testPlatform{}, []string{"--web.listen-address=127.0.0.1:0", "--web.probe-address=" + taken}, nothing, io.Discard, &errs)
 	if status != exitError || !strings.HasPrefix(errs.String(), "podgauge: serve probes: listen tcp "+taken+": ") || strings.Count(errs.String(), "\n") != 1 {
 		t.Errorf("on an address that is taken: status %d, %q", status, errs.String())
 	}
@@ -275,7 +275,7 @@ func TestBrokenWebConfig(t *testing.T) {
 		{"\x00\x1b[2J", "control characters are not allowed"},
 	} {
 		s := newSecrets(t, c.config)
-		out, errs, status := asks(t, "--simulate", "--web.listen-address="+taken.Addr().String(), "--web.config.file="+s.path("web.yaml"))
+		out, errs, status := asks(t, "--web.listen-address="+taken.Addr().String(), "--web.config.file="+s.path("web.yaml"))
 		if status != exitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) || !strings.HasPrefix(errs, `podgauge: --web.config.file "`+s.dir) {
 			t.Errorf("%q: status %d, %q", c.config, status, errs)
 		}

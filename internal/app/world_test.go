@@ -16,9 +16,11 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/spf13/pflag"
 )
 
 // resource is what whole GPUs are offered as.
@@ -62,6 +64,25 @@ type setting struct {
 	dir     string
 }
 
+// testPlatform is the hardware of a simulated machine of eight H100s, without a kubelet.
+type testPlatform struct{ err error } // of Open
+
+func (testPlatform) Simulated() bool { return true }
+
+func (testPlatform) AddFlags(*pflag.FlagSet) {}
+
+func (testPlatform) CheckFlags(bool) error { return nil }
+
+func (p testPlatform) Open(OpenOptions) (device.Backend, Node, error) {
+	return sim.NewMachine(nvml.Metrics(), 8, time.Now), nil, p.err
+}
+
+func (testPlatform) Driver([]string) doctor.Driver { return nil }
+
+func (testPlatform) Claimed(c device.Claim, statuses []device.Status) (device.ID, bool) {
+	return nvml.Claimed(c, statuses)
+}
+
 // newWorld starts the program with these arguments on so many H100s.
 func newWorld(t *testing.T, gpus int, args ...string) *world {
 	t.Helper()
@@ -100,7 +121,7 @@ func newWorldOf(t *testing.T, s setting, args ...string) *world {
 		unsupported: func() []string { return s.unsupported },
 		run:         func(context.Context) error { return nil }, closeDriver: func() {}, close: func() {},
 	}
-	o, err := parse(args, nothing, io.Discard)
+	o, err := parse(testPlatform{}, args, nothing, io.Discard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,7 +134,7 @@ func newWorldOf(t *testing.T, s setting, args ...string) *world {
 	if l.probes != nil {
 		w.probes = "http://" + l.probes.Addr().String()
 	}
-	o.hostname, o.simulate, o.orders, o.again = "node-a", simulateNode, w.orders, w.again
+	o.hostname, o.orders, o.again = "node-a", w.orders, w.again
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error)
 	go func() { ended <- serve(ctx, o, hw, l, slog.New(slog.DiscardHandler)) }()

@@ -20,7 +20,10 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-const program = root + "/bin/podgauge"
+const (
+	program   = root + "/bin/podgauge"
+	simulator = root + "/bin/podgauge-sim"
+)
 
 // flags are the program's.
 func flags(t *testing.T) map[string]bool {
@@ -52,10 +55,11 @@ func TestCommandLine(t *testing.T) {
 			for _, arg := range container.Args {
 				args = append(args, place.Replace(arg))
 			}
-			if !slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--simulate") }) {
-				args = append(args, "--simulate=hardware") // there is no driver here
+			binary := program
+			if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--simulate") }) {
+				binary = simulator
 			}
-			cmd := exec.Command(program, args...)
+			cmd := exec.Command(binary, args...)
 			configured := false
 			for _, v := range container.Env {
 				if v.ValueFrom != nil {

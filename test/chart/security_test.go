@@ -170,12 +170,17 @@ func mountsAreSafe(t *testing.T, pod core.PodSpec, a asks) {
 	}
 }
 
-// TestImages: every container's image is the one that the values name, so that a registry of one's own has them all.
+// TestImages: every container's image is the one that the values name, so that a registry of one's own has them all. The image of
+// podgauge-sim is beside it.
 func TestImages(t *testing.T) {
 	const named = `image: {repository: registry.test/mirror/podgauge, tag: v9, digest: "", pullPolicy: Never}`
 	for _, c := range all(t) {
+		want := "registry.test/mirror/podgauge:v9"
+		if strings.Contains(c.values, "simulate") {
+			want = "registry.test/mirror/podgauge-sim:v9"
+		}
 		for _, container := range find[apps.DaemonSet](t, rendered(t, c.values, named))[0].Spec.Template.Spec.Containers {
-			if container.Image != "registry.test/mirror/podgauge:v9" || container.ImagePullPolicy != core.PullNever {
+			if container.Image != want || container.ImagePullPolicy != core.PullNever {
 				t.Errorf("%s: %s is pulled (%s)", c.name, container.Image, container.ImagePullPolicy)
 			}
 		}

@@ -95,7 +95,7 @@ func startNode(t *testing.T, name string, args ...string) *node {
 	t.Helper()
 	file := filepath.Join("testdata", name+".script")
 	n := &node{name: name, script: readScript(t, file), address: free(t)}
-	n.program = run(t, name, "../../bin/podgauge", append([]string{"--simulate=script:" + file, "--web.listen-address=" + n.address}, args...)...)
+	n.program = run(t, name, "../../bin/podgauge-sim", append([]string{"--simulate=script:" + file, "--web.listen-address=" + n.address}, args...)...)
 	return n
 }
 

@@ -51,6 +51,14 @@ type file struct {
 	content    []byte
 }
 
+// program is the name of the command that the image has.
+func (img *image) program() string {
+	if strings.HasPrefix(img.name, registry+simulator+":") {
+		return simulator
+	}
+	return "podgauge"
+}
+
 func (f *file) executable() bool { return f.mode.IsRegular() && f.mode&0o111 != 0 }
 
 type descriptor struct {

@@ -14,11 +14,14 @@ import (
 	"strings"
 )
 
-// program is where the image has podgauge.
+// program is where an image has podgauge, or podgauge-sim.
 const program = "/usr/bin/podgauge"
 
-// repository is what the image is called without its tag.
-const repository = "ghcr.io/podgauge/podgauge"
+// registry is where the images are.
+const registry = "ghcr.io/podgauge/"
+
+// simulator is podgauge on a simulated machine, which has an image of its own.
+const simulator = "podgauge-sim"
 
 // machines are the architectures that there are images for, as Go calls them and as ELF does.
 var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
@@ -46,7 +49,7 @@ var checks = []check{
 
 // named: containerd imports the image under a name with the version that its label has.
 func named(img *image) (string, error) {
-	want := repository + ":" + img.config.Config.Labels["org.opencontainers.image.version"]
+	want := registry + img.program() + ":" + img.config.Config.Labels["org.opencontainers.image.version"]
 	if img.name != want {
 		return "", fmt.Errorf("it is %q, want %q", img.name, want)
 	}
@@ -168,7 +171,7 @@ func stamped(img *image) (string, error) {
 			errs = append(errs, fmt.Errorf("%s is %q, want %q", key, set[key], want))
 		}
 	}
-	if want := "github.com/podgauge/podgauge/cmd/podgauge"; info.Path != want {
+	if want := "github.com/podgauge/podgauge/cmd/" + img.program(); info.Path != want {
 		errs = append(errs, fmt.Errorf("it is %s, want %s", info.Path, want))
 	}
 	return fmt.Sprintf("%s, %d modules", info.GoVersion, len(info.Deps)), errors.Join(errs...)

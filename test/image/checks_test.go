@@ -29,7 +29,7 @@ func (i info) Sys() any           { return nil }
 // good is an image with which nothing is wrong: make build's binary on this machine's glibc.
 func good(t *testing.T) *image {
 	t.Helper()
-	img := &image{name: repository + ":v1.2.3", root: map[string]*file{
+	img := &image{name: registry + "podgauge:v1.2.3", root: map[string]*file{
 		"/tmp":                               {mode: fs.ModeDir | fs.ModeSticky | 0o777},
 		"/lib":                               {mode: fs.ModeSymlink | 0o777, link: "usr/lib"},
 		"/lib64":                             {mode: fs.ModeSymlink | 0o777, link: "usr/lib64"},
@@ -93,8 +93,9 @@ var spoiled = []struct {
 	what, check string
 	spoil       func(img *image)
 }{
-	{"another version", "name", func(img *image) { img.name = repository + ":v1.2.4" }},
+	{"another version", "name", func(img *image) { img.name = registry + "podgauge:v1.2.4" }},
 	{"no name", "name", func(img *image) { img.name = "" }},
+	{"the simulator's name", "build info", func(img *image) { img.name = registry + simulator + ":v1.2.3" }},
 	{"a shell starts it", "start", func(img *image) { img.config.Config.Entrypoint = []string{"sh", "-c", program} }},
 	{"with arguments", "start", func(img *image) { img.config.Config.Cmd = []string{"--simulate"} }},
 	{"another user", "start", func(img *image) { img.config.Config.User = "65532" }},

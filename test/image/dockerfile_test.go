@@ -35,7 +35,7 @@ func say(t *testing.T, file, expression string) string {
 func TestImageHasTheBinaryOfMakeBuild(t *testing.T) {
 	flags := say(t, "Makefile", `^build:.*\n\tgo build (.*) -o `)
 	flags = strings.NewReplacer("$(TAGS)", say(t, "Makefile", `^TAGS = (.*)$`), "$(VERSION)", "$VERSION", "'", `"`).Replace(flags)
-	if got := say(t, "Dockerfile", `go build (.*) -o /out/podgauge`); got != flags {
+	if got := say(t, "Dockerfile", `go build (.*) -o /out/podgauge `); got != flags {
 		t.Errorf("the Dockerfile builds with %s\nthe Makefile with         %s", got, flags)
 	}
 	for _, name := range []string{"CGO_LDFLAGS", "CGO_CFLAGS"} {
@@ -65,7 +65,7 @@ func TestImageIsBuiltByTheModulesGo(t *testing.T) {
 
 // TestNothingOfTheBinaryIsIgnored: the builder sees each file of each package.
 func TestNothingOfTheBinaryIsIgnored(t *testing.T) {
-	list := exec.Command("go", "list", "-deps", "-json=Dir,Module,GoFiles,CgoFiles,CFiles,HFiles,EmbedFiles", "./cmd/podgauge")
+	list := exec.Command("go", "list", "-deps", "-json=Dir,Module,GoFiles,CgoFiles,CFiles,HFiles,EmbedFiles", "./cmd/podgauge", "./cmd/podgauge-sim")
 	list.Dir = filepath.Join("..", "..")
 	out, err := list.Output()
 	if err != nil {

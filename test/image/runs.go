@@ -21,12 +21,18 @@ type run struct {
 	native bool
 }
 
-var runs = []run{
-	{"--version", version, false},
-	{"--simulate", simulated, false},
-	{"a driver that was injected", injected, true},
-	{"a driver of the host that comes late", late, true},
-	{"device nodes of the host", deviceNodes, false},
+// runs are of each program, by its name.
+var runs = map[string][]run{
+	"podgauge": {
+		{"--version", version, false},
+		{"a driver that was injected", injected, true},
+		{"a driver of the host that comes late", late, true},
+		{"device nodes of the host", deviceNodes, false},
+	},
+	simulator: {
+		{"--version", version, false},
+		{"a simulated node", simulated, false},
+	},
 }
 
 // runner has an image on disk.
@@ -83,7 +89,7 @@ func need(ctx context.Context, name, pkg string) (string, error) {
 
 // do makes all runs, one after another, and says how each went.
 func (r *runner) do(ctx context.Context, say func(name, found string, err error)) {
-	for _, run := range runs {
+	for _, run := range runs[r.img.program()] {
 		if run.native && r.emulator != "" {
 			continue
 		}
@@ -107,7 +113,7 @@ func version(ctx context.Context, r *runner) error {
 
 // simulated: a whole node, which `status` can be asked about as by `kubectl exec`.
 func simulated(ctx context.Context, r *runner) error {
-	c, err := r.launch(ctx, "--simulate")
+	c, err := r.launch(ctx)
 	if err != nil {
 		return err
 	}

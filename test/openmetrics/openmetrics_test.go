@@ -29,7 +29,7 @@ var everything = []string{"--metrics.dcgm", "--metrics.nvlink-links", "--metrics
 func TestOpenMetrics(t *testing.T) {
 	binary := os.Getenv("PODGAUGE_BIN")
 	if binary == "" {
-		binary = "../../bin/podgauge"
+		binary = "../../bin/podgauge-sim"
 	}
 	if _, err := os.Stat(binary); err != nil {
 		t.Fatalf("no binary: run make build (%v)", err)
@@ -62,7 +62,7 @@ func start(t *testing.T, binary string) string {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	podgauge := exec.Command(binary, append(everything, "--simulate", "--web.listen-address="+address, "--log.level=error")...)
+	podgauge := exec.Command(binary, append(everything, "--web.listen-address="+address, "--log.level=error")...)
 	podgauge.Stderr = os.Stderr
 	podgauge.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := podgauge.Start(); err != nil {

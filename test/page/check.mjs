@@ -220,7 +220,7 @@ async function states(browser) {
 }
 
 if (!existsSync(images)) mkdirSync(images, { recursive: true });
-const node = await start(join(root, "bin/podgauge"));
+const node = await start(join(root, "bin/podgauge-sim"));
 const browser = await launch();
 let headers = {}; // of podgauge's own page
 try {

@@ -16,7 +16,7 @@ export async function start(binary) {
   execFileSync("openssl", ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1", "-subj", "/CN=localhost",
     "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", cert], { stdio: "ignore" });
   writeFileSync(config, `tls_server_config: {cert_file: ${cert}, key_file: ${key}}\nbasic_auth_users: {${viewer.username}: "${hash}"}\n`);
-  const child = spawn(binary, ["--simulate", "--web.listen-address=127.0.0.1:0", `--web.config.file=${config}`, "--log.format=json"],
+  const child = spawn(binary, ["--web.listen-address=127.0.0.1:0", `--web.config.file=${config}`, "--log.format=json"],
     { stdio: ["ignore", "ignore", "pipe"], env: { ...process.env, NODE_NAME: "gpu-node-7" } });
   const ended = new Promise((resolve) => child.once("exit", resolve));
   const node = {

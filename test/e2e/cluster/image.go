@@ -11,9 +11,9 @@ import (
 	"runtime"
 )
 
-// Archive is the image that make image leaves for this machine, below the repository's root.
-func Archive(root string) string {
-	return fmt.Sprintf("%s/bin/podgauge-image-%s.tar", root, runtime.GOARCH)
+// Archive is the image of podgauge or podgauge-sim that make image leaves for this machine, below the repository's root.
+func Archive(root, program string) string {
+	return fmt.Sprintf("%s/bin/%s-image-%s.tar", root, program, runtime.GOARCH)
 }
 
 // LoadImage gives the node an OCI archive of one image, and returns the image's name.

@@ -58,7 +58,7 @@ func newScene(ctx context.Context, t *testing.T) *scene {
 	}
 	figure(t, "the cluster is up: its node is ready and takes pods, after", seconds(time.Since(begin)))
 	s := &scene{Cluster: c, driver: n.Path("driver"), values: n.Path("values.yaml")}
-	image, err := c.LoadImage(ctx, cluster.Archive(root))
+	image, err := c.LoadImage(ctx, cluster.Archive(root, "podgauge"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,7 +16,7 @@ import (
 // root is the repository's, seen from test/e2e.
 const root = "../.."
 
-// standing has a cluster stand until ctx ends, with podgauge's image as if a registry had it: under the tag that the chart asks for.
+// standing has a cluster stand until ctx ends, with podgauge-sim's image as if a registry had it: under the tag that the chart asks for.
 func standing(ctx context.Context, out io.Writer) (err error) {
 	if err := cluster.Check(cluster.Base()); err != nil {
 		return err
@@ -34,7 +34,7 @@ func standing(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	image, err := c.LoadImage(ctx, cluster.Archive(root))
+	image, err := c.LoadImage(ctx, cluster.Archive(root, "podgauge-sim"))
 	if err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func standing(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	objects, err := c.Helm(ctx, "template", chart)
+	objects, err := c.Helm(ctx, "template", "--set=simulate=hardware", chart)
 	if err != nil {
 		return err
 	}

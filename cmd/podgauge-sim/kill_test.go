@@ -1,17 +1,15 @@
-package app
+package main
 
 import (
-	"bufio"
 	"fmt"
-	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
+
+	"github.com/podgauge/podgauge/test/program"
 )
 
 // counters are the series that outlive the process. Their values are whole numbers.
@@ -29,7 +27,7 @@ func countersOf(page string) map[string]uint64 {
 // leaves counters from which the next one continues. Prometheus would take all of a counter
 // that fell for an increase.
 func TestCountersAfterSIGKILL(t *testing.T) {
-	dir := shortDir(t)
+	dir := program.ShortDir(t)
 	storm := []string{"0s xid 1 79"} // turns unhealthy
 	for n := range 5000 {
 		storm = append(storm, fmt.Sprintf("%dms xid 0 31", n))
@@ -41,11 +39,11 @@ func TestCountersAfterSIGKILL(t *testing.T) {
 	const storming = `nvidia_gpu_xid_errors_total{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid=`
 	was, storms := map[string]uint64{}, uint64(0)
 	for n := range 4 {
-		url, kill := startToKill(t, "--simulate=script:"+script, "--state-dir="+filepath.Join(dir, "state"))
+		p := program.Start(t, nil, "--simulate=script:"+script, "--state-dir="+filepath.Join(dir, "state"))
 		is := map[string]uint64{}
-		until(t, "the next process counts", func() bool {
+		program.Until(t, "the next process counts", func() bool {
 			before := is
-			is = countersOf(page(t, url))
+			is = countersOf(p.Scrape(t))
 			for series, count := range before {
 				if is[series] < count {
 					t.Fatalf("process %d: a scrape shows %d of %s after %d", n, is[series], series, count)
@@ -64,7 +62,7 @@ func TestCountersAfterSIGKILL(t *testing.T) {
 			}
 			return false
 		})
-		kill()
+		p.Kill()
 		was = is
 	}
 	for _, family := range []string{"nvidia_gpu_incidents_total", "nvidia_gpu_health_flaps_total", "nvidia_gpu_xid_errors_total"} {
@@ -75,39 +73,5 @@ func TestCountersAfterSIGKILL(t *testing.T) {
 		if !found {
 			t.Errorf("nothing was counted in %s, so this has shown nothing", family)
 		}
-	}
-}
-
-// startToKill runs podgauge, and returns the address of its metrics and what kills it.
-func startToKill(t *testing.T, args ...string) (url string, kill func()) {
-	t.Helper()
-	podgauge := exec.Command(os.Args[0], append(args, "--web.listen-address=127.0.0.1:0")...)
-	podgauge.Env = append(os.Environ(), program+"=1")
-	podgauge.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	said, err := podgauge.StderrPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := podgauge.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(said)
-	for url == "" && lines.Scan() {
-		if listens := regexp.MustCompile(`listen=(\S+)`).FindStringSubmatch(lines.Text()); listens != nil {
-			url = "http://" + listens[1] + "/metrics"
-		}
-	}
-	if url == "" {
-		t.Fatal("podgauge does not report where it listens")
-	}
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		io.Copy(io.Discard, said)
-	}()
-	return url, func() {
-		podgauge.Process.Kill()
-		<-read
-		podgauge.Wait()
 	}
 }

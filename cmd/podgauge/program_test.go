@@ -1,0 +1,74 @@
+package main
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+	"github.com/podgauge/podgauge/test/program"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+)
+
+func TestMain(m *testing.M) { program.Main(m, main) }
+
+// start runs podgauge on the stand-in for NVML, which only a process that begins with its folder in the environment
+// finds. It returns a func that reads which functions were called how often.
+func start(t *testing.T, machine []string, args ...string) (p *program.Program, calls func() nvmltest.Calls) {
+	t.Helper()
+	dir := program.ShortDir(t)
+	if _, err := nvmltest.Build(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := nvmltest.NewScenario(filepath.Join(dir, "scenario")).Set(machine...); err != nil {
+		t.Fatal(err)
+	}
+	p = program.Start(t, []string{
+		"LD_LIBRARY_PATH=" + dir,
+		nvmltest.EnvScenario + "=" + filepath.Join(dir, "scenario"), nvmltest.EnvCalls + "=" + filepath.Join(dir, "calls"),
+	}, append(args, "--kubelet-dir="+dir)...)
+	return p, func() nvmltest.Calls {
+		t.Helper()
+		counted, err := nvmltest.ReadCalls(filepath.Join(dir, "calls"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counted
+	}
+}
+
+// TestCallsOfTheProgram: with everything on, on GPUs of all kinds, the one function that
+// holds its caller up for 20 ms is never called.
+func TestCallsOfTheProgram(t *testing.T) {
+	models := []string{"h100", "a100", "b200", "gb200", "t4", "h100"}
+	machine := []string{fmt.Sprint("gpus ", len(models))}
+	for i, model := range models {
+		machine = append(machine, fmt.Sprintf("gpu %d model %s", i, model), fmt.Sprintf("gpu %d process 17 1000", i))
+	}
+	machine = append(machine, "gpu 5 mig_mode 1", "gpu 5 slice 0 1g.10gb gi 7 ci 0", "gpu 5 slice 1 3g.40gb gi 2 ci 0")
+	p, calls := start(t, machine, "--device-plugin=false", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-labels=allocation")
+	text := ""
+	program.Until(t, "all GPUs were read twice, and sampled", func() bool {
+		text = p.Scrape(t)
+		return strings.Contains(text, `nvidia_gpu_sm_active_ratio{container="",gpu="5",mig_uuid="MIG-`) && calls().Of("nvmlDeviceGetMemoryInfo_v2", 4) > 1
+	})
+	problems, err := promlint.New(strings.NewReader(text)).Lint()
+	if err != nil {
+		t.Error(err)
+	}
+	for _, problem := range problems { // names of the Go collector and of dcgm-exporter are not podgauge's to choose
+		if !strings.HasPrefix(problem.Metric, "go_") && !strings.HasPrefix(problem.Metric, "DCGM_") {
+			t.Errorf("promlint: %s: %s", problem.Metric, problem.Text)
+		}
+	}
+	counted := calls()
+	for gpu := range models {
+		if n := counted.Of("nvmlDeviceGetPcieThroughput", gpu); n > 0 {
+			t.Errorf("nvmlDeviceGetPcieThroughput is called %d times on GPU %d", n, gpu)
+		}
+		if counted.PerGPU(gpu) == 0 {
+			t.Errorf("nothing is asked of GPU %d", gpu)
+		}
+	}
+}

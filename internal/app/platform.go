@@ -1,0 +1,57 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/spf13/pflag"
+)
+
+// Platform is the hardware below the process: NVIDIA's driver, or a simulated machine. Each binary has one.
+type Platform interface {
+	// Simulated reports whether the devices are simulated.
+	Simulated() bool
+	// AddFlags declares the flags that only this platform has.
+	AddFlags(f *pflag.FlagSet)
+	// CheckFlags returns the first error in their values. For doctor, there must be a node to examine.
+	CheckFlags(doctor bool) error
+	// Open returns the devices, and the simulated node that they are on; nil: they are on this machine.
+	Open(o OpenOptions) (device.Backend, Node, error)
+	// Driver returns the driver for doctor to examine; nil: there is none. Roots are searched in order.
+	Driver(roots []string) doctor.Driver
+	// Claimed returns the device that a DRA claim allocates, by the device names of the platform's DRA driver.
+	Claimed(c device.Claim, statuses []device.Status) (device.ID, bool)
+}
+
+// OpenOptions is what a platform needs to know of the configuration.
+type OpenOptions struct {
+	DriverRoots []string // folders that may have the driver's library, in order
+	PerLink     bool     // whether each NVLink is read
+	Log         *slog.Logger
+}
+
+// Node is a simulated node with a kubelet.
+type Node interface {
+	// Dir returns the kubelet's root folder.
+	Dir() string
+	DevicePluginDir() string
+	// Processes are those of the node's pods.
+	Processes() exporter.Processes
+	// Run runs the node until ctx is done.
+	Run(ctx context.Context) error
+	Close()
+}
+
+// driver is a Backend that loads a library.
+type driver interface {
+	// Missing returns the metric families that the library is too old for.
+	Missing() []string
+	// XidAt returns the event of an Xid that the kernel's log has for the GPU at a PCI address, and for its GPU instance
+	// and compute instance; false: no such GPU is known.
+	XidAt(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
+	// Close unloads the library. No other call may be in progress.
+	Close()
+}

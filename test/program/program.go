@@ -1,0 +1,128 @@
+// Package program runs a test binary as the program that it tests.
+package program
+
+import (
+	"bufio"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"regexp"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Env is the variable that makes a test binary the program.
+const Env = "PODGAUGE_TEST_PROGRAM"
+
+const (
+	timeout      = time.Minute
+	pollInterval = 20 * time.Millisecond
+)
+
+// Main runs the tests, or the program in a process that Start has started.
+func Main(m *testing.M, main func()) {
+	if os.Getenv(Env) != "" {
+		main()
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// Program is a podgauge that serves.
+type Program struct {
+	URL string // of /metrics
+
+	command *exec.Cmd
+	read    chan struct{} // closed when stderr is at its end
+}
+
+// Start runs the program until the test ends, on a free port. Its folders are its caller's to choose.
+func Start(t *testing.T, env []string, args ...string) *Program {
+	t.Helper()
+	command := exec.Command(os.Args[0], append(args, "--web.listen-address=127.0.0.1:0")...)
+	command.Env = append(append(os.Environ(), Env+"=1"), env...)
+	command.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	stderr, err := command.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p := &Program{command: command, read: make(chan struct{})}
+	t.Cleanup(func() { p.stop(t) })
+	lines := bufio.NewScanner(stderr)
+	for p.URL == "" && lines.Scan() {
+		if m := regexp.MustCompile(`listen=(\S+)`).FindStringSubmatch(lines.Text()); m != nil {
+			p.URL = "http://" + m[1] + "/metrics"
+		}
+	}
+	go func() {
+		defer close(p.read)
+		io.Copy(io.Discard, stderr)
+	}()
+	if p.URL == "" {
+		t.Fatal("the program does not log where it listens")
+	}
+	return p
+}
+
+// Kill ends the program by SIGKILL.
+func (p *Program) Kill() {
+	p.command.Process.Kill()
+	<-p.read
+	p.command.Wait()
+}
+
+func (p *Program) stop(t *testing.T) {
+	if p.command.ProcessState != nil { // killed
+		return
+	}
+	if err := p.command.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Error(err)
+	}
+	<-p.read
+	if err := p.command.Wait(); err != nil {
+		t.Errorf("the program: %v", err)
+	}
+}
+
+// Scrape returns the text of /metrics.
+func (p *Program) Scrape(t *testing.T) string {
+	t.Helper()
+	response, err := http.Get(p.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// Until waits until a condition holds, for a minute at most.
+func Until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	for end := time.Now().Add(timeout); !holds(); <-poll.C {
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %s", timeout, what)
+		}
+	}
+}
+
+// ShortDir returns a temporary folder in which the paths of unix sockets are short enough.
+func ShortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
