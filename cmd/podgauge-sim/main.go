@@ -37,12 +37,12 @@ func (s *simulation) AddFlags(f *pflag.FlagSet) {
 	f.StringVar(&s.mode, "simulate", simulateNode, "`what` is simulated: node has a kubelet and pods, hardware is for a real kubelet; script:FILE is a node with the events in a file")
 }
 
-func (s *simulation) CheckFlags(examines bool) error {
+func (s *simulation) CheckFlags(forDoctor bool) error {
 	script := strings.HasPrefix(s.mode, simulateScript)
 	switch {
 	case s.mode != simulateNode && s.mode != simulateHardware && !script:
 		return fmt.Errorf("--simulate=%s: want node, hardware or script:FILE", s.mode)
-	case examines && s.mode != simulateHardware:
+	case forDoctor && s.mode != simulateHardware:
 		return fmt.Errorf("--simulate=%s: there is no node to look at", s.mode)
 	}
 	return nil

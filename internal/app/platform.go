@@ -17,7 +17,7 @@ type Platform interface {
 	// AddFlags declares the flags that only this platform has.
 	AddFlags(f *pflag.FlagSet)
 	// CheckFlags returns the first error in their values. For doctor, there must be a node to examine.
-	CheckFlags(doctor bool) error
+	CheckFlags(forDoctor bool) error
 	// Open returns the devices, and the simulated node that they are on; nil: they are on this machine.
 	Open(o OpenOptions) (device.Backend, Node, error)
 	// Driver returns the driver for doctor to examine; nil: there is none. Roots are searched in order.
@@ -37,11 +37,13 @@ type OpenOptions struct {
 type Node interface {
 	// Dir returns the kubelet's root folder.
 	Dir() string
+	// DevicePluginDir returns the folder of the device-plugin sockets.
 	DevicePluginDir() string
 	// Processes are those of the node's pods.
 	Processes() exporter.Processes
 	// Run runs the node until ctx is done.
 	Run(ctx context.Context) error
+	// Close removes the node's files. Run must have returned.
 	Close()
 }
 

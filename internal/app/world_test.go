@@ -64,6 +64,9 @@ type setting struct {
 	dir     string
 }
 
+// serve finds the driver's part of a backend by this interface.
+var _ driver = (*nvml.Backend)(nil)
+
 // testPlatform is the hardware of a simulated machine of eight H100s, without a kubelet.
 type testPlatform struct{ err error } // of Open
 
