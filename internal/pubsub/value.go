@@ -1,0 +1,33 @@
+// Package pubsub publishes values: readers take the newest value and wait for the next one.
+package pubsub
+
+import "sync"
+
+// Value is a published value. State is published, never queued: a slow reader sees the newest state, and no reader blocks the
+// writer. The zero Value holds the zero T and is ready for use.
+type Value[T any] struct {
+	mu      sync.Mutex
+	value   T             // guarded by mu
+	changed chan struct{} // guarded by mu; nil until a reader asks
+}
+
+// Get returns the value and a channel that the next Set closes. Readers must not change what the value refers to.
+func (v *Value[T]) Get() (T, <-chan struct{}) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.changed == nil {
+		v.changed = make(chan struct{})
+	}
+	return v.value, v.changed
+}
+
+// Set replaces the value and wakes all readers. The caller hands over what the value refers to.
+func (v *Value[T]) Set(value T) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.value = value
+	if v.changed != nil {
+		close(v.changed)
+		v.changed = nil
+	}
+}

@@ -1,0 +1,67 @@
+package pubsub
+
+import (
+	"sync"
+	"testing"
+)
+
+func TestGetReturnsTheNewestValue(t *testing.T) {
+	var v Value[int]
+	if got, _ := v.Get(); got != 0 {
+		t.Fatalf("value before the first Set: %d, want 0", got)
+	}
+	v.Set(1)
+	v.Set(2)
+	if got, _ := v.Get(); got != 2 {
+		t.Fatalf("value: %d, want 2", got)
+	}
+}
+
+func TestSetWakesAllReaders(t *testing.T) {
+	var v Value[int]
+	_, first := v.Get()
+	_, second := v.Get()
+	select {
+	case <-first:
+		t.Fatal("a reader was woken before Set")
+	default:
+	}
+	v.Set(1)
+	<-first
+	<-second
+	_, third := v.Get()
+	select {
+	case <-third:
+		t.Fatal("a Get after Set returned a channel that is closed")
+	default:
+	}
+}
+
+// TestNoChangeIsLost has each reader see the last value, however often the writer overtakes it.
+func TestNoChangeIsLost(t *testing.T) {
+	const last = 1000
+	var v Value[int]
+	var readers sync.WaitGroup
+	for range 4 {
+		readers.Go(func() {
+			for {
+				got, changed := v.Get()
+				if got == last {
+					return
+				}
+				<-changed
+			}
+		})
+	}
+	for i := 1; i <= last; i++ {
+		v.Set(i)
+	}
+	readers.Wait()
+}
+
+func TestAllocationsOfSet(t *testing.T) {
+	var v Value[int]
+	if n := testing.AllocsPerRun(100, func() { v.Set(1) }); n != 0 {
+		t.Errorf("Set without a waiting reader: %v allocations, want 0", n)
+	}
+}
