@@ -1,0 +1,41 @@
+// Package loglimit limits log messages that repeat.
+package loglimit
+
+import "time"
+
+// maxKeys bounds a limiter's memory. At the limit, keys whose interval has passed are dropped; if none has, all are.
+const maxKeys = 1024
+
+// Limiter allows one message per key and interval. It is not safe for concurrent use.
+type Limiter[K comparable] struct {
+	interval time.Duration
+	last     map[K]time.Time // when a message of the key was last allowed
+}
+
+// New returns a limiter.
+func New[K comparable](interval time.Duration) *Limiter[K] {
+	return &Limiter[K]{interval: interval, last: map[K]time.Time{}}
+}
+
+// Allow reports whether to log a message of key at now, and counts the message as logged if so.
+func (l *Limiter[K]) Allow(key K, now time.Time) bool {
+	if last, ok := l.last[key]; ok && now.Sub(last) < l.interval {
+		return false
+	}
+	if len(l.last) >= maxKeys {
+		l.drop(now)
+	}
+	l.last[key] = now
+	return true
+}
+
+func (l *Limiter[K]) drop(now time.Time) {
+	for key, last := range l.last {
+		if now.Sub(last) >= l.interval {
+			delete(l.last, key)
+		}
+	}
+	if len(l.last) >= maxKeys {
+		clear(l.last)
+	}
+}

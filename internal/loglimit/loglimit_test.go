@@ -1,0 +1,53 @@
+package loglimit
+
+import (
+	"testing"
+	"time"
+)
+
+func TestAllow(t *testing.T) {
+	begin := time.Unix(0, 0)
+	l := New[string](time.Minute)
+	for _, c := range []struct {
+		key  string
+		at   time.Duration
+		want bool
+	}{
+		{"a", 0, true},
+		{"a", 59 * time.Second, false},
+		{"b", 59 * time.Second, true},
+		{"a", time.Minute, true},
+		{"b", time.Minute, false},
+	} {
+		if got := l.Allow(c.key, begin.Add(c.at)); got != c.want {
+			t.Errorf("Allow(%s) after %s: %v, want %v", c.key, c.at, got, c.want)
+		}
+	}
+}
+
+func TestKeysAreBounded(t *testing.T) {
+	begin := time.Unix(0, 0)
+	l := New[int](time.Minute)
+	for i := range 10 * maxKeys {
+		l.Allow(i, begin)
+	}
+	if len(l.last) > maxKeys {
+		t.Errorf("%d keys of one interval, at most %d", len(l.last), maxKeys)
+	}
+}
+
+func TestDropKeepsKeysWithinTheirInterval(t *testing.T) {
+	begin := time.Unix(0, 0)
+	l := New[int](time.Minute)
+	for i := range maxKeys - 1 {
+		l.Allow(i, begin)
+	}
+	l.Allow(-1, begin.Add(30*time.Second))
+	l.Allow(-2, begin.Add(time.Minute)) // at the limit
+	if len(l.last) != 2 {
+		t.Errorf("%d keys, want 2: those whose interval has not passed", len(l.last))
+	}
+	if l.Allow(-1, begin.Add(61*time.Second)) {
+		t.Error("a second message within the interval was allowed")
+	}
+}

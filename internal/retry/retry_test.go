@@ -1,0 +1,45 @@
+package retry
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestSleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin := time.Now()
+		if err := Sleep(t.Context(), time.Second); err != nil {
+			t.Errorf("error %v, want none", err)
+		}
+		if d := time.Since(begin); d != time.Second {
+			t.Errorf("slept %s, want 1s", d)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		begin = time.Now()
+		if err := Sleep(ctx, time.Hour); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v, want %v", err, context.DeadlineExceeded)
+		}
+		if d := time.Since(begin); d != time.Second {
+			t.Errorf("slept %s after the context was done at 1s", d)
+		}
+	})
+}
+
+func TestBackoff(t *testing.T) {
+	b := Backoff{Min: time.Second, Max: 5 * time.Second}
+	var got []time.Duration
+	for range 4 {
+		got = append(got, b.Next())
+	}
+	b.Reset()
+	got = append(got, b.Next())
+	want := []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 5 * time.Second, time.Second}
+	if !slices.Equal(got, want) {
+		t.Errorf("delays %v, want %v", got, want)
+	}
+}
