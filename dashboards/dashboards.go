@@ -15,42 +15,42 @@ import (
 func Files() map[string][]byte {
 	files := map[string][]byte{}
 	for name, d := range map[string]dashboard{
-		"fleet.json":          fleet(false),
-		"fleet-recorded.json": fleet(true),
-		"workload.json":       workload(),
-		"device.json":         device(),
-		"podgauge.json":       itself(),
+		"fleet.json":          fleetDashboard(false),
+		"fleet-recorded.json": fleetDashboard(true),
+		"workload.json":       workloadDashboard(),
+		"device.json":         deviceDashboard(),
+		"podgauge.json":       podgaugeDashboard(),
 	} {
-		files[name] = d.text()
+		files[name] = d.encode()
 	}
 	return files
 }
 
 // dashboard is one of Grafana's, as far as ours go.
 type dashboard struct {
-	UID           string      `json:"uid"`
-	Title         string      `json:"title"`
-	Description   string      `json:"description"`
-	Tags          []string    `json:"tags"`
-	SchemaVersion int         `json:"schemaVersion"`
-	Editable      bool        `json:"editable"`
-	GraphTooltip  int         `json:"graphTooltip"` // 1: one crosshair in all panels
-	Refresh       string      `json:"refresh"`
-	Time          span        `json:"time"`
-	Timezone      string      `json:"timezone"`
-	Links         []link      `json:"links"`
-	Templating    variables   `json:"templating"`
-	Annotations   annotations `json:"annotations"`
-	Panels        []*panel    `json:"panels"`
+	UID           string          `json:"uid"`
+	Title         string          `json:"title"`
+	Description   string          `json:"description"`
+	Tags          []string        `json:"tags"`
+	SchemaVersion int             `json:"schemaVersion"`
+	Editable      bool            `json:"editable"`
+	GraphTooltip  int             `json:"graphTooltip"` // 1: one crosshair in all panels
+	Refresh       string          `json:"refresh"`
+	Time          timeRange       `json:"time"`
+	Timezone      string          `json:"timezone"`
+	Links         []dashboardLink `json:"links"`
+	Templating    variables       `json:"templating"`
+	Annotations   annotations     `json:"annotations"`
+	Panels        []*panel        `json:"panels"`
 }
 
-type span struct {
+type timeRange struct {
 	From string `json:"from"`
 	To   string `json:"to"`
 }
 
-// link leads to all dashboards that have the tag, and takes time and variables along.
-type link struct {
+// dashboardLink leads to all dashboards that have the tag, and takes time and variables along.
+type dashboardLink struct {
 	Type        string   `json:"type"`
 	Title       string   `json:"title"`
 	Tooltip     string   `json:"tooltip"`
@@ -68,21 +68,21 @@ type variables struct {
 
 // variable is one that Grafana shows at the top. A datasource's has Query as text.
 type variable struct {
-	Name        string      `json:"name"`
-	Label       string      `json:"label"`
-	Description string      `json:"description"`
-	Type        string      `json:"type"`
-	Datasource  *datasource `json:"datasource,omitempty"`
-	Query       any         `json:"query"`
-	Refresh     int         `json:"refresh,omitempty"` // 2: when the range of time changes
-	Sort        int         `json:"sort,omitempty"`
-	Multi       bool        `json:"multi"`
-	IncludeAll  bool        `json:"includeAll"`
-	AllValue    string      `json:"allValue,omitempty"`
-	Current     *choice     `json:"current,omitempty"`
+	Name        string         `json:"name"`
+	Label       string         `json:"label"`
+	Description string         `json:"description"`
+	Type        string         `json:"type"`
+	Datasource  *datasource    `json:"datasource,omitempty"`
+	Query       any            `json:"query"`
+	Refresh     int            `json:"refresh,omitempty"` // 2: when the range of time changes
+	Sort        int            `json:"sort,omitempty"`
+	Multi       bool           `json:"multi"`
+	IncludeAll  bool           `json:"includeAll"`
+	AllValue    string         `json:"allValue,omitempty"`
+	Current     *variableValue `json:"current,omitempty"`
 }
 
-type choice struct {
+type variableValue struct {
 	Text  []string `json:"text"`
 	Value []string `json:"value"`
 }
@@ -98,8 +98,8 @@ type datasource struct {
 	UID  string `json:"uid"`
 }
 
-// chosen is the Prometheus that the reader chose.
-var chosen = datasource{Type: "prometheus", UID: "${datasource}"}
+// selectedDatasource is the Prometheus that the reader chose.
+var selectedDatasource = datasource{Type: "prometheus", UID: "${datasource}"}
 
 type annotations struct {
 	List []annotation `json:"list"`
@@ -107,19 +107,19 @@ type annotations struct {
 
 // annotation draws a line where a sample's value, in milliseconds, says when something was.
 type annotation struct {
-	Name            string     `json:"name"`
-	Datasource      datasource `json:"datasource"`
-	Enable          bool       `json:"enable"`
-	IconColor       string     `json:"iconColor"`
-	Target          target     `json:"target"`
-	TitleFormat     string     `json:"titleFormat"`
-	TextFormat      string     `json:"textFormat"`
-	TagKeys         string     `json:"tagKeys"`
-	UseValueForTime string     `json:"useValueForTime"`
+	Name            string      `json:"name"`
+	Datasource      datasource  `json:"datasource"`
+	Enable          bool        `json:"enable"`
+	IconColor       string      `json:"iconColor"`
+	Target          panelTarget `json:"target"`
+	TitleFormat     string      `json:"titleFormat"`
+	TextFormat      string      `json:"textFormat"`
+	TagKeys         string      `json:"tagKeys"`
+	UseValueForTime string      `json:"useValueForTime"`
 }
 
-// compose puts a dashboard together. The panels are numbered and placed in the order they have.
-func compose(uid, title, description string, vars []variable, notes []annotation, rows ...[]*panel) dashboard {
+// newDashboard puts a dashboard together. The panels are numbered and placed in the order they have.
+func newDashboard(uid, title, description string, vars []variable, notes []annotation, rows ...[]*panel) dashboard {
 	if notes == nil {
 		notes = []annotation{}
 	}
@@ -132,19 +132,19 @@ func compose(uid, title, description string, vars []variable, notes []annotation
 		Editable:      true,
 		GraphTooltip:  1,
 		Refresh:       "30s",
-		Time:          span{From: "now-6h", To: "now"},
+		Time:          timeRange{From: "now-6h", To: "now"},
 		Timezone:      "browser",
-		Links: []link{{
+		Links: []dashboardLink{{
 			Type: "dashboards", Title: "podgauge", Tooltip: "podgauge's other dashboards, with time and variables", Icon: "external link", Tags: []string{"podgauge"}, IncludeVars: true, KeepTime: true,
 		}},
 		Templating:  variables{List: vars},
 		Annotations: annotations{List: notes},
-		Panels:      place(rows),
+		Panels:      layout(rows),
 	}
 }
 
-// text is the dashboard's file. What does not change makes the same text.
-func (d dashboard) text() []byte {
+// encode is the dashboard's file. What does not change makes the same text.
+func (d dashboard) encode() []byte {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
@@ -157,9 +157,9 @@ func (d dashboard) text() []byte {
 
 // Matchers of what the reader chose.
 const (
-	onNode = `node=~"$node"`
-	onGPU  = onNode + `,uuid=~"$gpu"`
-	ofPod  = onGPU + `,namespace=~"$namespace",pod=~"$pod",container=~"$container"`
+	matchNode = `node=~"$node"`
+	matchGPU  = matchNode + `,uuid=~"$gpu"`
+	matchPod  = matchGPU + `,namespace=~"$namespace",pod=~"$pod",container=~"$container"`
 )
 
 // The variables have one name each in all dashboards, so that links take them along.
@@ -168,35 +168,35 @@ var (
 		Name: "datasource", Label: "Prometheus", Description: "The Prometheus that scrapes podgauge and kube-state-metrics.",
 		Type: "datasource", Query: "prometheus",
 	}
-	varNode = ask("node", "Node", "Nodes, by the label that relabelling adds.", `label_values(podgauge_nvml_up, node)`, ".*")
-	varGPU  = ask("gpu", "GPU", "GPUs of the chosen nodes, by UUID.", `label_values(nvidia_gpu_up{`+onNode+`}, uuid)`, ".*")
+	varNode = queryVariable("node", "Node", "Nodes, by the label that relabelling adds.", `label_values(podgauge_nvml_up, node)`, ".*")
+	varGPU  = queryVariable("gpu", "GPU", "GPUs of the chosen nodes, by UUID.", `label_values(nvidia_gpu_up{`+matchNode+`}, uuid)`, ".*")
 	// All means all that are held: what nobody holds has the label, empty.
-	varNamespace = ask("namespace", "Namespace", "Namespaces with pods that hold devices of the chosen nodes.",
-		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+onNode+`}, namespace)`, ".+")
-	varPod = ask("pod", "Pod", "Pods that hold, or held lately, devices of the chosen nodes.",
-		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+onNode+`,namespace=~"$namespace"}, pod)`, ".+")
-	varContainer = ask("container", "Container", "Containers of those pods.",
-		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+onNode+`,namespace=~"$namespace",pod=~"$pod"}, container)`, ".+")
+	varNamespace = queryVariable("namespace", "Namespace", "Namespaces with pods that hold devices of the chosen nodes.",
+		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+matchNode+`}, namespace)`, ".+")
+	varPod = queryVariable("pod", "Pod", "Pods that hold, or held lately, devices of the chosen nodes.",
+		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+matchNode+`,namespace=~"$namespace"}, pod)`, ".+")
+	varContainer = queryVariable("container", "Container", "Containers of those pods.",
+		`label_values(nvidia_gpu_allocation_last_seen_timestamp_seconds{`+matchNode+`,namespace=~"$namespace",pod=~"$pod"}, container)`, ".+")
 )
 
-// ask is a variable of which several values can be chosen, or all.
-func ask(name, label, description, query, all string) variable {
+// queryVariable is a variable of which several values can be chosen, or all.
+func queryVariable(name, label, description, query, all string) variable {
 	return variable{
-		Name: name, Label: label, Description: description, Type: "query", Datasource: &chosen,
+		Name: name, Label: label, Description: description, Type: "query", Datasource: &selectedDatasource,
 		Query:   variableQuery{QryType: 1, Query: query, RefID: "PrometheusVariableQueryEditor-VariableQuery"},
 		Refresh: 2, Sort: 1, Multi: true, IncludeAll: true, AllValue: all,
-		Current: &choice{Text: []string{"All"}, Value: []string{"$__all"}},
+		Current: &variableValue{Text: []string{"All"}, Value: []string{"$__all"}},
 	}
 }
 
-// note is an annotation of the family, whose samples are times in seconds.
-func note(name, colour, family, matchers, title, text, tags string) annotation {
+// newAnnotation is an annotation of the family, whose samples are times in seconds.
+func newAnnotation(name, color, family, matchers, title, text, tags string) annotation {
 	return annotation{
-		Name: name, Datasource: chosen, Enable: true, IconColor: colour,
-		Target:      target{Datasource: chosen, Expr: fmt.Sprintf("%s{%s} * 1000", family, matchers), RefID: "Anno"},
+		Name: name, Datasource: selectedDatasource, Enable: true, IconColor: color,
+		Target:      panelTarget{Datasource: selectedDatasource, Expr: fmt.Sprintf("%s{%s} * 1000", family, matchers), RefID: "Anno"},
 		TitleFormat: title, TextFormat: text, TagKeys: tags, UseValueForTime: "on",
 	}
 }
 
-// spaced writes an expression that was broken over lines on one.
-func spaced(expr string) string { return strings.Join(strings.Fields(expr), " ") }
+// oneLine writes an expression that was broken over lines on one.
+func oneLine(expr string) string { return strings.Join(strings.Fields(expr), " ") }

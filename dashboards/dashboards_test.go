@@ -26,11 +26,11 @@ func TestFiles(t *testing.T) {
 			t.Errorf("%s is not what is made (%v); make golden writes it anew", file, err)
 		}
 	}
-	lying, err := filepath.Glob("*.json")
+	found, err := filepath.Glob("*.json")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range lying {
+	for _, file := range found {
 		if want[file] == nil {
 			t.Errorf("nothing makes %s", file)
 		}
@@ -52,12 +52,12 @@ func TestFilesAreTheSameEachTime(t *testing.T) {
 // TestPanels: each has a number and a place of its own, and says what it shows.
 func TestPanels(t *testing.T) {
 	uids, names := map[string]bool{}, map[string]bool{}
-	for _, d := range []dashboard{fleet(false), fleet(true), workload(), device(), itself()} {
+	for _, d := range []dashboard{fleetDashboard(false), fleetDashboard(true), workloadDashboard(), deviceDashboard(), podgaugeDashboard()} {
 		if uids[d.UID] || names[d.Title] || d.Description == "" || len(d.UID) > 40 {
 			t.Errorf("%s, %q: uid and title have to be its own, with a description", d.UID, d.Title)
 		}
 		uids[d.UID], names[d.Title] = true, true
-		for _, fault := range faults(d) {
+		for _, fault := range dashboardFaults(d) {
 			t.Errorf("%s: %s", d.Title, fault)
 		}
 	}
@@ -76,15 +76,15 @@ func TestFaultsAreFound(t *testing.T) {
 		"of a query":     func(d *dashboard) { d.Panels[1].Targets[0].Datasource.UID = "P1809F7CD0C75ACF3" },
 		"of a variable":  func(d *dashboard) { d.Templating.List[1].Datasource = nil },
 	} {
-		d := fleet(false)
-		if spoil(&d); len(faults(d)) == 0 {
+		d := fleetDashboard(false)
+		if spoil(&d); len(dashboardFaults(d)) == 0 {
 			t.Errorf("%s: not found", name)
 		}
 	}
 }
 
-// faults are what is wrong with a dashboard's panels and variables.
-func faults(d dashboard) (all []string) {
+// dashboardFaults are what is wrong with a dashboard's panels and variables.
+func dashboardFaults(d dashboard) (all []string) {
 	numbers, titles := map[int]bool{}, map[string]bool{}
 	for i, p := range d.Panels {
 		g := p.GridPos
@@ -95,7 +95,7 @@ func faults(d dashboard) (all []string) {
 			all = append(all, p.Title+": two are called so")
 		}
 		numbers[p.ID], titles[p.Title] = true, true
-		if g.X < 0 || g.W <= 0 || g.H <= 0 || g.X+g.W > width {
+		if g.X < 0 || g.W <= 0 || g.H <= 0 || g.X+g.W > gridWidth {
 			all = append(all, p.Title+": is not within the width")
 		}
 		for _, o := range d.Panels[:i] {
@@ -104,24 +104,24 @@ func faults(d dashboard) (all []string) {
 			}
 		}
 		if p.Type != "row" {
-			all = append(all, lacks(p)...)
+			all = append(all, panelFaults(p)...)
 		}
 	}
 	for _, v := range d.Templating.List {
-		if v.Description == "" || (v.Type == "query") != (v.Datasource != nil) || v.Datasource != nil && *v.Datasource != chosen {
+		if v.Description == "" || (v.Type == "query") != (v.Datasource != nil) || v.Datasource != nil && *v.Datasource != selectedDatasource {
 			all = append(all, v.Name+": no description, or not of the chosen Prometheus")
 		}
 	}
 	for _, a := range d.Annotations.List {
-		if a.Datasource != chosen || a.Target.Datasource != chosen {
+		if a.Datasource != selectedDatasource || a.Target.Datasource != selectedDatasource {
 			all = append(all, a.Name+": not of the chosen Prometheus")
 		}
 	}
 	return all
 }
 
-// lacks is what a panel does not have and should.
-func lacks(p *panel) (all []string) {
+// panelFaults is what a panel does not have and should.
+func panelFaults(p *panel) (all []string) {
 	if p.Description == "" {
 		all = append(all, p.Title+": says not what it shows")
 	}
@@ -131,11 +131,11 @@ func lacks(p *panel) (all []string) {
 	if len(p.Targets) == 0 {
 		all = append(all, p.Title+": asks for nothing")
 	}
-	if p.Datasource == nil || *p.Datasource != chosen {
+	if p.Datasource == nil || *p.Datasource != selectedDatasource {
 		all = append(all, p.Title+": is not of the chosen Prometheus")
 	}
 	for _, t := range p.Targets {
-		if t.Datasource != chosen {
+		if t.Datasource != selectedDatasource {
 			all = append(all, p.Title+": a query is not of the chosen Prometheus")
 		}
 		if t.Range == t.Instant || t.Range && t.LegendFormat == "" {

@@ -2,130 +2,130 @@ package dashboards
 
 import "slices"
 
-// fleet is all nodes at a glance.
-func fleet(recorded bool) dashboard {
-	uid, title, from := "fleet", "Fleet", asScraped
-	about := "GPUs of all nodes: how many there are, who has them, what of them is idle or broken."
-	look := row("What to look at", unhealthyDevices(), idleDevices())
+// fleetDashboard is all nodes at a glance.
+func fleetDashboard(recorded bool) dashboard {
+	uid, title, expr := "fleet", "Fleet", liveExpr
+	description := "GPUs of all nodes: how many there are, who has them, what of them is idle or broken."
+	attention := newRow("What to look at", unhealthyDevices(), idleDevices())
 	if recorded {
-		uid, title, from = "fleet-recorded", "Fleet, recorded", asRecorded
-		about += " From the series of deploy/rules/podgauge.recording.yaml, for fleets in which the other one takes long."
-		look = row("What to look at", unhealthyDevices())
+		uid, title, expr = "fleet-recorded", "Fleet, recorded", recordedSeries
+		description += " From the series of deploy/rules/podgauge.recording.yaml, for fleets in which the other one takes long."
+		attention = newRow("What to look at", unhealthyDevices())
 	}
-	return compose(uid, title, about, []variable{varSource, varNode}, nil, fleetNow(from), fleetInTime(from), fleetParts(from), look)
+	return newDashboard(uid, title, description, []variable{varSource, varNode}, nil, fleetNow(expr), fleetTrends(expr), fleetBreakdown(expr), attention)
 }
 
-// total is a sum that is 0 where there is nothing to sum up.
-func total(expr string) string { return "sum(" + expr + ") or vector(0)" }
+// sumOrZero is a sum that is 0 where there is nothing to sum up.
+func sumOrZero(expr string) string { return "sum(" + expr + ") or vector(0)" }
 
-func fleetNow(from source) []*panel {
-	return row("Now",
-		stat("Nodes", "Nodes whose podgauge answers Prometheus.", `count(podgauge_nvml_up{`+onNode+`})`).unit("short"),
-		stat("Nodes without a driver", "Nodes on which NVML cannot be used: nothing is known of their GPUs.",
-			total(`podgauge_nvml_up{`+onNode+`} == bool 0`)).unit("short").levels("green", at{1, "red"}).size(5, 4),
-		stat("Devices", "Whole GPUs and MIG slices that can be held. A partitioned GPU counts by its slices.", `sum(`+from(devices)+`)`).unit("short").size(5, 4),
-		stat("Unhealthy", "Devices that the kubelets are told not to use. They are listed below.",
-			total(from(unhealthy))).unit("short").levels("green", at{1, "red"}).size(5, 4),
-		stat("Idle but held", "Devices that one container has held for half an hour in which nothing ran on them. Of MIG slices only Hopper and newer can tell.",
-			total(from(idleHeld))).unit("short").levels("green", at{1, "orange"}).size(5, 4),
-		stat("Allocated", "Share of the devices that are allocated to containers, among those of which the kubelets tell it.",
-			`sum(`+from(allocated)+`) / sum(`+from(known)+`)`).share().size(6, 4),
-		stat("Utilisation", "Mean over the GPUs that are not partitioned, held or not.",
-			`sum(`+from(busy)+`) / sum(`+from(measured)+`)`).share().size(6, 4),
-		stat("Power", "What all GPUs draw together.", `sum(`+from(power)+`)`).unit("watt").size(6, 4),
-		stat("Energy", "What all GPUs took in the range of time that is shown, held or not.", `sum(`+from(took)+`) / 3.6e6`).unit("kwatth").absent("not known").size(6, 4),
+func fleetNow(expr exprFunc) []*panel {
+	return newRow("Now",
+		statPanel("Nodes", "Nodes whose podgauge answers Prometheus.", `count(podgauge_nvml_up{`+matchNode+`})`).unit("short"),
+		statPanel("Nodes without a driver", "Nodes on which NVML cannot be used: nothing is known of their GPUs.",
+			sumOrZero(`podgauge_nvml_up{`+matchNode+`} == bool 0`)).unit("short").thresholds("green", threshold{1, "red"}).size(5, 4),
+		statPanel("Devices", "Whole GPUs and MIG slices that can be held. A partitioned GPU counts by its slices.", `sum(`+expr(deviceCount)+`)`).unit("short").size(5, 4),
+		statPanel("Unhealthy", "Devices that the kubelets are told not to use. They are listed below.",
+			sumOrZero(expr(unhealthySum))).unit("short").thresholds("green", threshold{1, "red"}).size(5, 4),
+		statPanel("Idle but held", "Devices that one container has held for half an hour in which nothing ran on them. Of MIG slices only Hopper and newer can tell.",
+			sumOrZero(expr(idleAllocatedSum))).unit("short").thresholds("green", threshold{1, "orange"}).size(5, 4),
+		statPanel("Allocated", "Share of the devices that are allocated to containers, among those of which the kubelets tell it.",
+			`sum(`+expr(allocatedSum)+`) / sum(`+expr(allocatedCount)+`)`).ratio().size(6, 4),
+		statPanel("Utilisation", "Mean over the GPUs that are not partitioned, held or not.",
+			`sum(`+expr(utilizationSum)+`) / sum(`+expr(utilizationCount)+`)`).ratio().size(6, 4),
+		statPanel("Power", "What all GPUs draw together.", `sum(`+expr(powerSum)+`)`).unit("watt").size(6, 4),
+		statPanel("Energy", "What all GPUs took in the range of time that is shown, held or not.", `sum(`+expr(energyByNamespace)+`) / 3.6e6`).unit("kwatth").noValue("not known").size(6, 4),
 	)
 }
 
-func fleetInTime(from source) []*panel {
-	return row("In time",
-		lines("Allocated, by model", "Share of each model's devices that are allocated, among those of which the kubelets tell it.", "").share().
-			query(`sum by (model) (`+from(allocated)+`) / sum by (model) (`+from(known)+`)`, "{{model}}"),
-		lines("Utilisation, by model", "Mean over the GPUs of a model that are not partitioned.", "").share().
-			query(`sum by (model) (`+from(busy)+`) / sum by (model) (`+from(measured)+`)`, "{{model}}"),
-		lines("Devices, by namespace", "Devices that the pods of a namespace hold; one that several hold counts in each.", "short").stack().
-			query(`sum by (namespace) (`+from(heldBy)+`)`, "{{namespace}}"),
-		lines("Idle but held, and unhealthy", "Devices that are paid for and of no use.", "short").
-			query(total(from(idleHeld)), "idle but held").
-			query(total(from(unhealthy)), "unhealthy"),
-		lines("Power, by namespace", "What the GPUs of a namespace's pods draw, from their energy counters. Unattributed are those that are unallocated, shared or partitioned, or whose owner is unknown.", "watt").stack().
-			query(`sum by (namespace) (`+named(from(drawnBy))+`)`, "{{namespace}}"),
-		lines("Power, by model", "What the GPUs of a model draw together.", "watt").stack().
-			query(`sum by (model) (`+from(power)+`)`, "{{model}}"),
-		lines("Memory used, by model", "Share of the memory of a model's GPUs that is in use.", "").share().
-			query(`sum by (model) (`+from(memoryUsed)+`) / sum by (model) (`+from(memoryTotal)+`)`, "{{model}}"),
-		lines("Incidents, by reason", "Devices to which something happened in the hour before: reports of the driver, and evidence of a failure.", "short").bars().
-			query(`sum by (reason) (`+from(hit)+`)`, "{{reason}}").absent("nothing happened"),
+func fleetTrends(expr exprFunc) []*panel {
+	return newRow("In time",
+		timeSeriesPanel("Allocated, by model", "Share of each model's devices that are allocated, among those of which the kubelets tell it.", "").ratio().
+			query(`sum by (model) (`+expr(allocatedSum)+`) / sum by (model) (`+expr(allocatedCount)+`)`, "{{model}}"),
+		timeSeriesPanel("Utilisation, by model", "Mean over the GPUs of a model that are not partitioned.", "").ratio().
+			query(`sum by (model) (`+expr(utilizationSum)+`) / sum by (model) (`+expr(utilizationCount)+`)`, "{{model}}"),
+		timeSeriesPanel("Devices, by namespace", "Devices that the pods of a namespace hold; one that several hold counts in each.", "short").stack().
+			query(`sum by (namespace) (`+expr(devicesByNamespace)+`)`, "{{namespace}}"),
+		timeSeriesPanel("Idle but held, and unhealthy", "Devices that are paid for and of no use.", "short").
+			query(sumOrZero(expr(idleAllocatedSum)), "idle but held").
+			query(sumOrZero(expr(unhealthySum)), "unhealthy"),
+		timeSeriesPanel("Power, by namespace", "What the GPUs of a namespace's pods draw, from their energy counters. Unattributed are those that are unallocated, shared or partitioned, or whose owner is unknown.", "watt").stack().
+			query(`sum by (namespace) (`+labelUnattributed(expr(powerByNamespace))+`)`, "{{namespace}}"),
+		timeSeriesPanel("Power, by model", "What the GPUs of a model draw together.", "watt").stack().
+			query(`sum by (model) (`+expr(powerSum)+`)`, "{{model}}"),
+		timeSeriesPanel("Memory used, by model", "Share of the memory of a model's GPUs that is in use.", "").ratio().
+			query(`sum by (model) (`+expr(memoryUsedSum)+`) / sum by (model) (`+expr(memoryTotalSum)+`)`, "{{model}}"),
+		timeSeriesPanel("Incidents, by reason", "Devices to which something happened in the hour before: reports of the driver, and evidence of a failure.", "short").bars().
+			query(`sum by (reason) (`+expr(devicesWithIncidents)+`)`, "{{reason}}").noValue("nothing happened"),
 	)
 }
 
-// named gives what has no namespace a name.
-func named(expr string) string {
+// labelUnattributed gives what has no namespace a name.
+func labelUnattributed(expr string) string {
 	return `label_replace(` + expr + `, "namespace", "(unattributed)", "namespace", "")`
 }
 
-// whats are a table's columns of what there is by node or by model, and its queries.
-func whats(p *panel, by string, from source) *panel {
-	sum := func(r rule) string { return `sum by (` + by + `) (` + from(r) + `)` }
-	return p.query(sum(devices), "").query(sum(allocated), "").query(sum(unhealthy), "").query(sum(idleHeld), "").
-		query(sum(busy)+` / `+sum(measured), "").query(sum(memoryUsed)+` / `+sum(memoryTotal), "").query(sum(power), "")
+// breakdownQueries are a table's columns of what there is by node or by model, and its queries.
+func breakdownQueries(p *panel, by string, expr exprFunc) *panel {
+	sum := func(r recordingRule) string { return `sum by (` + by + `) (` + expr(r) + `)` }
+	return p.query(sum(deviceCount), "").query(sum(allocatedSum), "").query(sum(unhealthySum), "").query(sum(idleAllocatedSum), "").
+		query(sum(utilizationSum)+` / `+sum(utilizationCount), "").query(sum(memoryUsedSum)+` / `+sum(memoryTotalSum), "").query(sum(powerSum), "")
 }
 
-var whatColumns = []column{
-	{of: "A", title: "Devices", unit: "short"},
-	{of: "B", title: "Allocated", unit: "short"},
-	{of: "C", title: "Unhealthy", unit: "short", levels: []at{{1, "red"}}},
-	{of: "D", title: "Idle but held", unit: "short", levels: []at{{1, "orange"}}},
-	{of: "E", title: "Utilisation", unit: "percentunit"},
-	{of: "F", title: "Memory used", unit: "percentunit"},
-	{of: "G", title: "Power", unit: "watt"},
+var breakdownColumns = []column{
+	{key: "A", title: "Devices", unit: "short"},
+	{key: "B", title: "Allocated", unit: "short"},
+	{key: "C", title: "Unhealthy", unit: "short", thresholds: []threshold{{1, "red"}}},
+	{key: "D", title: "Idle but held", unit: "short", thresholds: []threshold{{1, "orange"}}},
+	{key: "E", title: "Utilisation", unit: "percentunit"},
+	{key: "F", title: "Memory used", unit: "percentunit"},
+	{key: "G", title: "Power", unit: "watt"},
 }
 
-func fleetParts(from source) []*panel {
-	return row("By node, model and namespace",
-		whats(table("What each node has", "A line for each node; the name leads to its devices.",
-			slices.Concat([]column{{of: "node", title: "Node", link: toNode}}, whatColumns)...), "node", from).size(24, 10),
-		whats(table("What there is of each model", "A line for each model of GPU; of a partitioned one the slices are its devices.",
-			slices.Concat([]column{{of: "model", title: "Model"}}, whatColumns)...), "model", from).size(14, 8),
-		table("What each namespace has", "Devices that a namespace's pods hold, and what its GPUs draw and took in the range of time that is shown. Unattributed are those that are unallocated, shared or partitioned, or whose owner is unknown.",
-			column{of: "namespace", title: "Namespace", link: toNamespace},
-			column{of: "A", title: "Devices", unit: "short"},
-			column{of: "B", title: "Power", unit: "watt"},
-			column{of: "C", title: "Energy", unit: "kwatth"},
-		).query(`sum by (namespace) (`+from(heldBy)+`)`, "").
-			query(`sum by (namespace) (`+named(from(drawnBy))+`)`, "").
-			query(`sum by (namespace) (`+named(from(took))+`) / 3.6e6`, "").size(10, 8),
+func fleetBreakdown(expr exprFunc) []*panel {
+	return newRow("By node, model and namespace",
+		breakdownQueries(tablePanel("What each node has", "A line for each node; the name leads to its devices.",
+			slices.Concat([]column{{key: "node", title: "Node", link: nodeURL}}, breakdownColumns)...), "node", expr).size(24, 10),
+		breakdownQueries(tablePanel("What there is of each model", "A line for each model of GPU; of a partitioned one the slices are its devices.",
+			slices.Concat([]column{{key: "model", title: "Model"}}, breakdownColumns)...), "model", expr).size(14, 8),
+		tablePanel("What each namespace has", "Devices that a namespace's pods hold, and what its GPUs draw and took in the range of time that is shown. Unattributed are those that are unallocated, shared or partitioned, or whose owner is unknown.",
+			column{key: "namespace", title: "Namespace", link: namespaceURL},
+			column{key: "A", title: "Devices", unit: "short"},
+			column{key: "B", title: "Power", unit: "watt"},
+			column{key: "C", title: "Energy", unit: "kwatth"},
+		).query(`sum by (namespace) (`+expr(devicesByNamespace)+`)`, "").
+			query(`sum by (namespace) (`+labelUnattributed(expr(powerByNamespace))+`)`, "").
+			query(`sum by (namespace) (`+labelUnattributed(expr(energyByNamespace))+`) / 3.6e6`, "").size(10, 8),
 	)
 }
 
 // unhealthyDevices are the few series that say what is wrong, which need no rule.
 func unhealthyDevices() *panel {
-	return table("Unhealthy devices", "Why each cannot be used, what that asks for, and who holds it nevertheless: the kubelet takes none from a container.",
-		column{of: "node", title: "Node", link: toDevice},
-		column{of: "gpu", title: "GPU"},
-		column{of: "uuid", title: "UUID", link: toDevice},
-		column{of: "mig_uuid", title: "MIG slice"},
-		column{of: "reason", title: "Reason"},
-		column{of: "action", title: "Action"},
-		column{of: "namespace", title: "Namespace"},
-		column{of: "pod", title: "Pod", link: toPod},
-		column{of: "container", title: "Container"},
-		column{of: "A", title: "Since", unit: "dateTimeAsIso"},
-	).query(`max by (node, gpu, uuid, mig_uuid, reason, action, namespace, pod, container) (nvidia_gpu_unhealthy_info{`+onNode+`})
-		* on (node, uuid, mig_uuid) group_left () max by (node, uuid, mig_uuid) (nvidia_gpu_health_since_timestamp_seconds{`+onNode+`}) * 1000`, "").
-		absent("all are healthy")
+	return tablePanel("Unhealthy devices", "Why each cannot be used, what that asks for, and who holds it nevertheless: the kubelet takes none from a container.",
+		column{key: "node", title: "Node", link: deviceURL},
+		column{key: "gpu", title: "GPU"},
+		column{key: "uuid", title: "UUID", link: deviceURL},
+		column{key: "mig_uuid", title: "MIG slice"},
+		column{key: "reason", title: "Reason"},
+		column{key: "action", title: "Action"},
+		column{key: "namespace", title: "Namespace"},
+		column{key: "pod", title: "Pod", link: podURL},
+		column{key: "container", title: "Container"},
+		column{key: "A", title: "Since", unit: "dateTimeAsIso"},
+	).query(`max by (node, gpu, uuid, mig_uuid, reason, action, namespace, pod, container) (nvidia_gpu_unhealthy_info{`+matchNode+`})
+		* on (node, uuid, mig_uuid) group_left () max by (node, uuid, mig_uuid) (nvidia_gpu_health_since_timestamp_seconds{`+matchNode+`}) * 1000`, "").
+		noValue("all are healthy")
 }
 
 // idleDevices takes half an hour of all devices: it is not for the largest fleets.
 func idleDevices() *panel {
-	return table("Held and idle", "Containers that have held a device for half an hour in which nothing ran on it.",
-		column{of: "namespace", title: "Namespace"},
-		column{of: "pod", title: "Pod", link: toPod},
-		column{of: "container", title: "Container"},
-		column{of: "node", title: "Node"},
-		column{of: "gpu", title: "GPU"},
-		column{of: "uuid", title: "UUID", link: toDevice},
-		column{of: "mig_uuid", title: "MIG slice"},
-		column{of: "A", title: "Held", hidden: true},
-	).query(`max by (namespace, pod, container, node, gpu, uuid, mig_uuid) `+asScraped(rule{expr: idle}), "").absent("none is")
+	return tablePanel("Held and idle", "Containers that have held a device for half an hour in which nothing ran on it.",
+		column{key: "namespace", title: "Namespace"},
+		column{key: "pod", title: "Pod", link: podURL},
+		column{key: "container", title: "Container"},
+		column{key: "node", title: "Node"},
+		column{key: "gpu", title: "GPU"},
+		column{key: "uuid", title: "UUID", link: deviceURL},
+		column{key: "mig_uuid", title: "MIG slice"},
+		column{key: "A", title: "Held", hidden: true},
+	).query(`max by (namespace, pod, container, node, gpu, uuid, mig_uuid) `+liveExpr(recordingRule{expr: idleExpr}), "").noValue("none is")
 }

@@ -8,25 +8,25 @@ type panel struct {
 	Type            string           `json:"type"`
 	Title           string           `json:"title"`
 	Description     string           `json:"description,omitempty"`
-	GridPos         area             `json:"gridPos"`
+	GridPos         gridPos          `json:"gridPos"`
 	Datasource      *datasource      `json:"datasource,omitempty"`
 	FieldConfig     *fieldConfig     `json:"fieldConfig,omitempty"`
 	Options         map[string]any   `json:"options,omitempty"`
-	Targets         []target         `json:"targets,omitempty"`
+	Targets         []panelTarget    `json:"targets,omitempty"`
 	Transformations []transformation `json:"transformations,omitempty"`
 	Collapsed       *bool            `json:"collapsed,omitempty"`
 	Panels          *[]panel         `json:"panels,omitempty"` // a row's, when it is collapsed
 }
 
-// area is in units of which a dashboard is 24 wide.
-type area struct {
+// gridPos is in units of which a dashboard is 24 wide.
+type gridPos struct {
 	X int `json:"x"`
 	Y int `json:"y"`
 	W int `json:"w"`
 	H int `json:"h"`
 }
 
-type target struct {
+type panelTarget struct {
 	Datasource   datasource `json:"datasource"`
 	Expr         string     `json:"expr"`
 	RefID        string     `json:"refId"`
@@ -46,50 +46,50 @@ type field struct {
 	Min        *float64       `json:"min,omitempty"`
 	Max        *float64       `json:"max,omitempty"`
 	NoValue    string         `json:"noValue,omitempty"`
-	Color      *mode          `json:"color,omitempty"`
+	Color      *fieldColor    `json:"color,omitempty"`
 	Thresholds *thresholds    `json:"thresholds,omitempty"`
-	Mappings   []mapping      `json:"mappings"`
+	Mappings   []valueMapping `json:"mappings"`
 	Custom     map[string]any `json:"custom,omitempty"`
 }
 
-type mode struct {
+type fieldColor struct {
 	Mode string `json:"mode"`
 }
 
 type thresholds struct {
-	Mode  string `json:"mode"`
-	Steps []step `json:"steps"`
+	Mode  string          `json:"mode"`
+	Steps []thresholdStep `json:"steps"`
 }
 
-// step is the colour from a value on; the first one's is null.
-type step struct {
+// thresholdStep is the colour from a value on; the first one's is null.
+type thresholdStep struct {
 	Color string   `json:"color"`
 	Value *float64 `json:"value"`
 }
 
-// mapping shows values as words.
-type mapping struct {
-	Type    string          `json:"type"`
-	Options map[string]word `json:"options"`
+// valueMapping shows values as words.
+type valueMapping struct {
+	Type    string                 `json:"type"`
+	Options map[string]mappedValue `json:"options"`
 }
 
-type word struct {
+type mappedValue struct {
 	Text  string `json:"text"`
 	Color string `json:"color"`
 	Index int    `json:"index"`
 }
 
 type override struct {
-	Matcher    matcher    `json:"matcher"`
-	Properties []property `json:"properties"`
+	Matcher    overrideMatcher    `json:"matcher"`
+	Properties []overrideProperty `json:"properties"`
 }
 
-type matcher struct {
+type overrideMatcher struct {
 	ID      string `json:"id"`
 	Options string `json:"options"`
 }
 
-type property struct {
+type overrideProperty struct {
 	ID    string `json:"id"`
 	Value any    `json:"value"`
 }
@@ -99,15 +99,15 @@ type transformation struct {
 	Options map[string]any `json:"options"`
 }
 
-const width = 24
+const gridWidth = 24
 
-// place numbers the panels of the rows, and lays them out from left to right.
-func place(rows [][]*panel) []*panel {
+// layout numbers the panels of the rows, and lays them out from left to right.
+func layout(rows [][]*panel) []*panel {
 	all := []*panel{}
 	x, y, height := 0, 0, 0
-	for _, row := range rows {
-		for _, p := range row {
-			if x+p.GridPos.W > width {
+	for _, panels := range rows {
+		for _, p := range panels {
+			if x+p.GridPos.W > gridWidth {
 				x, y, height = 0, y+height, 0
 			}
 			p.ID = len(all) + 1
@@ -120,34 +120,34 @@ func place(rows [][]*panel) []*panel {
 	return all
 }
 
-// row is a heading and the panels below it.
-func row(title string, panels ...*panel) []*panel {
+// newRow is a heading and the panels below it.
+func newRow(title string, panels ...*panel) []*panel {
 	open := false
-	return append([]*panel{{Type: "row", Title: title, GridPos: area{W: width, H: 1}, Collapsed: &open, Panels: &[]panel{}}}, panels...)
+	return append([]*panel{{Type: "row", Title: title, GridPos: gridPos{W: gridWidth, H: 1}, Collapsed: &open, Panels: &[]panel{}}}, panels...)
 }
 
-func draw(kind, title, description string, w, h int) *panel {
+func newPanel(kind, title, description string, w, h int) *panel {
 	return &panel{
-		Type: kind, Title: title, Description: description, GridPos: area{W: w, H: h}, Datasource: &chosen,
-		FieldConfig: &fieldConfig{Defaults: field{Mappings: []mapping{}}, Overrides: []override{}},
+		Type: kind, Title: title, Description: description, GridPos: gridPos{W: w, H: h}, Datasource: &selectedDatasource,
+		FieldConfig: &fieldConfig{Defaults: field{Mappings: []valueMapping{}}, Overrides: []override{}},
 	}
 }
 
-// stat is one number.
-func stat(title, description, expr string) *panel {
-	p := draw("stat", title, description, 4, 4)
+// statPanel is one number.
+func statPanel(title, description, expr string) *panel {
+	p := newPanel("stat", title, description, 4, 4)
 	p.Options = map[string]any{
 		"colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto", "textMode": "auto",
 		"percentChangeColorMode": "standard", "showPercentChange": false, "wideLayout": true,
 		"reduceOptions": map[string]any{"calcs": []string{"lastNotNull"}, "fields": "", "values": false},
 	}
-	p.Targets = []target{{Datasource: chosen, Expr: spaced(expr), RefID: "A", Instant: true}}
-	return p.levels("text")
+	p.Targets = []panelTarget{{Datasource: selectedDatasource, Expr: oneLine(expr), RefID: "A", Instant: true}}
+	return p.thresholds("text")
 }
 
-// lines is a number's course in time.
-func lines(title, description, unit string) *panel {
-	p := draw("timeseries", title, description, 12, 8)
+// timeSeriesPanel is a number's course in time.
+func timeSeriesPanel(title, description, unit string) *panel {
+	p := newPanel("timeseries", title, description, 12, 8)
 	p.Options = map[string]any{
 		"legend":  map[string]any{"calcs": []string{}, "displayMode": "list", "placement": "bottom", "showLegend": true},
 		"tooltip": map[string]any{"mode": "multi", "sort": "desc"},
@@ -156,50 +156,50 @@ func lines(title, description, unit string) *panel {
 	return p.unit(unit)
 }
 
-// states is a course in time of what has a few values only.
-func states(title, description string, words ...word) *panel {
-	p := draw("state-timeline", title, description, 24, 7)
+// stateTimelinePanel is a course in time of what has a few values only.
+func stateTimelinePanel(title, description string, values ...mappedValue) *panel {
+	p := newPanel("state-timeline", title, description, 24, 7)
 	p.Options = map[string]any{
 		"alignValue": "left", "mergeValues": true, "rowHeight": 0.85, "showValue": "auto",
 		"legend":  map[string]any{"calcs": []string{}, "displayMode": "list", "placement": "bottom", "showLegend": false},
 		"tooltip": map[string]any{"mode": "single", "sort": "none"},
 	}
 	p.FieldConfig.Defaults.Custom = map[string]any{"fillOpacity": 75, "lineWidth": 0}
-	return p.words(words...)
+	return p.mappings(values...)
 }
 
 // column is a label of a table's rows, or the value of one of its queries ("A", "B").
 type column struct {
-	of, title string
-	unit      string
-	words     []word
-	levels    []at   // colours of values
-	link      string // where the cell leads to
-	hidden    bool   // a query that only says which lines there are
+	key, title string
+	unit       string
+	mappings   []mappedValue
+	thresholds []threshold // colours of values
+	link       string      // where the cell leads to
+	hidden     bool        // a query that only says which lines there are
 }
 
-// table has a line for each set of labels. Queries of the same labels share their lines.
-func table(title, description string, columns ...column) *panel {
-	p := draw("table", title, description, 24, 8)
+// tablePanel has a line for each set of labels. Queries of the same labels share their lines.
+func tablePanel(title, description string, columns ...column) *panel {
+	p := newPanel("table", title, description, 24, 8)
 	p.Options = map[string]any{"cellHeight": "sm", "frameIndex": 0, "showHeader": true}
 	p.FieldConfig.Defaults.Custom = map[string]any{"align": "auto", "cellOptions": map[string]any{"type": "auto"}, "filterable": true}
 	order, names, hidden := map[string]any{}, map[string]any{}, map[string]any{"Time": true}
 	for i, c := range columns {
-		of := []string{c.of}
-		if len(c.of) == 1 {
-			of = []string{"Value #" + c.of}
+		keys := []string{c.key}
+		if len(c.key) == 1 {
+			keys = []string{"Value #" + c.key}
 		}
-		if c.of == "A" {
-			of = append(of, "Value") // what an only query's is called
+		if c.key == "A" {
+			keys = append(keys, "Value") // what an only query's is called
 		}
-		for _, name := range of {
+		for _, name := range keys {
 			order[name], names[name] = i, c.title
 			if c.hidden {
 				hidden[name] = true
 			}
 		}
 		if properties := c.properties(); len(properties) > 0 {
-			p.FieldConfig.Overrides = append(p.FieldConfig.Overrides, override{matcher{"byName", c.title}, properties})
+			p.FieldConfig.Overrides = append(p.FieldConfig.Overrides, override{overrideMatcher{"byName", c.title}, properties})
 		}
 	}
 	p.Transformations = []transformation{
@@ -209,25 +209,25 @@ func table(title, description string, columns ...column) *panel {
 	return p
 }
 
-func (c column) properties() (all []property) {
+func (c column) properties() (all []overrideProperty) {
 	if c.unit != "" {
-		all = append(all, property{"unit", c.unit})
+		all = append(all, overrideProperty{"unit", c.unit})
 	}
-	if len(c.words) > 0 {
-		all = append(all, property{"mappings", mapped(c.words)}, property{"custom.cellOptions", map[string]any{"type": "color-text"}})
+	if len(c.mappings) > 0 {
+		all = append(all, overrideProperty{"mappings", newMappings(c.mappings)}, overrideProperty{"custom.cellOptions", map[string]any{"type": "color-text"}})
 	}
-	if len(c.levels) > 0 {
-		all = append(all, property{"thresholds", steps("text", c.levels)}, property{"custom.cellOptions", map[string]any{"type": "color-text"}})
+	if len(c.thresholds) > 0 {
+		all = append(all, overrideProperty{"thresholds", newThresholds("text", c.thresholds)}, overrideProperty{"custom.cellOptions", map[string]any{"type": "color-text"}})
 	}
 	if c.link != "" {
-		all = append(all, property{"links", []map[string]any{{"title": "Show", "url": c.link}}})
+		all = append(all, overrideProperty{"links", []map[string]any{{"title": "Show", "url": c.link}}})
 	}
 	return all
 }
 
 // query adds a query, and what its series are called. A table's has no legend.
 func (p *panel) query(expr, legend string) *panel {
-	t := target{Datasource: chosen, Expr: spaced(expr), RefID: string(rune('A' + len(p.Targets))), LegendFormat: legend}
+	t := panelTarget{Datasource: selectedDatasource, Expr: oneLine(expr), RefID: string(rune('A' + len(p.Targets))), LegendFormat: legend}
 	if p.Type == "table" {
 		t.Format, t.Instant = "table", true
 	} else {
@@ -248,8 +248,8 @@ func (p *panel) size(w, h int) *panel {
 	return p
 }
 
-// share has the axis go from nothing to all.
-func (p *panel) share() *panel {
+// ratio has the axis go from nothing to all.
+func (p *panel) ratio() *panel {
 	none, all := 0.0, 1.0
 	p.FieldConfig.Defaults.Min, p.FieldConfig.Defaults.Max = &none, &all
 	return p.unit("percentunit")
@@ -271,63 +271,63 @@ func (p *panel) bars() *panel {
 	return p
 }
 
-// absent is what a panel says where there is no series.
-func (p *panel) absent(text string) *panel {
+// noValue is what a panel says where there is no series.
+func (p *panel) noValue(text string) *panel {
 	p.FieldConfig.Defaults.NoValue = text
 	return p
 }
 
-// at is the colour from a value on.
-type at struct {
+// threshold is the colour from a value on.
+type threshold struct {
 	value float64
 	color string
 }
 
-// levels are the colours of values: the first from the lowest on. In a course of time they
+// thresholds are the colours of values: the first from the lowest on. In a course of time they
 // are drawn as lines.
-func (p *panel) levels(lowest string, above ...at) *panel {
-	p.FieldConfig.Defaults.Thresholds = steps(lowest, above)
+func (p *panel) thresholds(lowest string, above ...threshold) *panel {
+	p.FieldConfig.Defaults.Thresholds = newThresholds(lowest, above)
 	if p.Type == "timeseries" {
 		p.FieldConfig.Defaults.Custom["thresholdsStyle"] = map[string]any{"mode": "dashed"}
 		return p
 	}
-	p.FieldConfig.Defaults.Color = &mode{"thresholds"}
+	p.FieldConfig.Defaults.Color = &fieldColor{"thresholds"}
 	return p
 }
 
-func steps(lowest string, above []at) *thresholds {
-	t := &thresholds{Mode: "absolute", Steps: []step{{Color: lowest}}}
+func newThresholds(lowest string, above []threshold) *thresholds {
+	t := &thresholds{Mode: "absolute", Steps: []thresholdStep{{Color: lowest}}}
 	for _, s := range above {
-		t.Steps = append(t.Steps, step{s.color, &s.value})
+		t.Steps = append(t.Steps, thresholdStep{s.color, &s.value})
 	}
 	return t
 }
 
-// words are what the values 0, 1, 2 … mean; what has no text is shown as it is.
-func (p *panel) words(words ...word) *panel {
-	p.FieldConfig.Defaults.Mappings = mapped(words)
+// mappings are what the values 0, 1, 2 … mean; what has no text is shown as it is.
+func (p *panel) mappings(values ...mappedValue) *panel {
+	p.FieldConfig.Defaults.Mappings = newMappings(values)
 	return p
 }
 
-func mapped(words []word) []mapping {
-	options := map[string]word{}
-	for i, w := range words {
+func newMappings(values []mappedValue) []valueMapping {
+	options := map[string]mappedValue{}
+	for i, w := range values {
 		if w.Index = i; w.Text != "" {
 			options[fmt.Sprint(i)] = w
 		}
 	}
-	return []mapping{{"value", options}}
+	return []valueMapping{{"value", options}}
 }
 
 var (
-	noYes = []word{{Text: "no", Color: "red"}, {Text: "yes", Color: "green"}}
-	held  = []word{{Text: "free", Color: "transparent"}, {Text: "held", Color: "blue"}}
+	yesIsGood        = []mappedValue{{Text: "no", Color: "red"}, {Text: "yes", Color: "green"}}
+	allocationValues = []mappedValue{{Text: "free", Color: "transparent"}, {Text: "held", Color: "blue"}}
 )
 
-// toDevice and the others lead from a line of a table to the dashboard of what it is about.
+// deviceURL and the others lead from a line of a table to the dashboard of what it is about.
 const (
-	toDevice    = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&var-gpu=${__data.fields.UUID}&${__url_time_range}"
-	toNode      = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
-	toNamespace = "/d/podgauge-workload?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&${__url_time_range}"
-	toPod       = "/d/podgauge-workload?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}&${__url_time_range}"
+	deviceURL    = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&var-gpu=${__data.fields.UUID}&${__url_time_range}"
+	nodeURL      = "/d/podgauge-device?${datasource:queryparam}&var-node=${__data.fields.Node}&${__url_time_range}"
+	namespaceURL = "/d/podgauge-workload?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&${__url_time_range}"
+	podURL       = "/d/podgauge-workload?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}&var-pod=${__data.fields.Pod}&${__url_time_range}"
 )

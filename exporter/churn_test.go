@@ -9,21 +9,21 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// linkNode has 8 GPUs with the counters that --metrics.nvlink-links gives an H100, and what
+// nvlinkFixture has 8 GPUs with the counters that --metrics.nvlink-links gives an H100, and what
 // other counters there are.
-func linkNode() *node {
-	d := newNode(8)
+func nvlinkFixture() *scrapeFixture {
+	d := newScrapeFixture(8)
 	for link := range 18 {
 		for _, name := range []string{"nvidia_gpu_nvlink_link_transmit_bytes_total", "nvidia_gpu_nvlink_link_receive_bytes_total"} {
-			d.metrics = append(d.metrics, device.Metric{Name: name, Help: "Data.", Kind: device.HolderCounter, Labels: []device.Label{{Name: "link", Value: strconv.Itoa(link)}}})
+			d.metrics = append(d.metrics, device.Metric{Name: name, Help: "Data.", Kind: device.OwnerCounter, Labels: []device.Label{{Name: "link", Value: strconv.Itoa(link)}}})
 		}
 	}
 	for reason := range 13 {
-		d.metrics = append(d.metrics, device.Metric{Name: "nvidia_gpu_throttle_seconds_total", Help: "Time.", Kind: device.HolderCounter, Labels: []device.Label{{Name: "reason", Value: strconv.Itoa(reason)}}})
+		d.metrics = append(d.metrics, device.Metric{Name: "nvidia_gpu_throttle_seconds_total", Help: "Time.", Kind: device.OwnerCounter, Labels: []device.Label{{Name: "reason", Value: strconv.Itoa(reason)}}})
 	}
 	for _, s := range d.statuses {
-		for row := len(rows); row < len(d.metrics); row++ {
-			d.more = append(d.more, device.Sample{Device: s.ID, Metric: row, Value: float64(row)})
+		for row := len(testMetrics); row < len(d.metrics); row++ {
+			d.extraSamples = append(d.extraSamples, device.Sample{Device: s.ID, Metric: row, Value: float64(row)})
 		}
 	}
 	return d
@@ -34,22 +34,22 @@ func linkNode() *node {
 func BenchmarkScrapeAfterAnHourOfPods(b *testing.B) {
 	for _, pods := range []int{8, 3600} {
 		b.Run(fmt.Sprint(pods, " pods"), func(b *testing.B) {
-			d := linkNode()
-			e := New(d.sources(), Options{})
+			d := nvlinkFixture()
+			e := New(d.inputs(), Options{})
 			collect := func() {
-				f := e.join(d.born)
+				f := e.acquire(d.started)
 				<-f.done
 				e.release(f)
 			}
 			for n := range pods {
-				d.hold(fmt.Sprintf("GPU-%d=team/train-%d-of-a-job/main", n%8, n))
+				d.allocate(fmt.Sprintf("GPU-%d=team/train-%d-of-a-job/main", n%8, n))
 				collect()
 			}
 			runtime.GC()
 			var m runtime.MemStats
 			runtime.ReadMemStats(&m)
 			for b.Loop() {
-				d.hold("GPU-0=team/last/main")
+				d.allocate("GPU-0=team/last/main")
 				collect()
 			}
 			b.ReportMetric(float64(m.HeapAlloc)/1e6, "MB")

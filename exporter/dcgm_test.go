@@ -9,72 +9,72 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// dcgmOf are the labels of a series of GPU-0 as dcgm-exporter writes them.
-func dcgmOf(more, container, namespace, pod string) string {
+// dcgmSeriesLabels are the labels of a series of GPU-0 as dcgm-exporter writes them.
+func dcgmSeriesLabels(more, container, namespace, pod string) string {
 	return `{DCGM_FI_DRIVER_VERSION="580.95.05",` + more + `Hostname="node-a",UUID="GPU-0",container="` + container +
 		`",device="nvidia0",gpu="0",modelName="NVIDIA H100",namespace="` + namespace + `",pci_bus_id="00000000:1A:00.0",pod="` + pod + `"}`
 }
 
-func dcgmNode(n int) *node {
-	d := newNode(n)
+func dcgmFixture(n int) *scrapeFixture {
+	d := newScrapeFixture(n)
 	for i := range d.statuses {
-		d.statuses[i].Facts = []device.Label{{Name: "driver_version", Value: "580.95.05"}}
+		d.statuses[i].InfoLabels = []device.Label{{Name: "driver_version", Value: "580.95.05"}}
 	}
-	d.metrics = append(append([]device.Metric{}, rows...),
-		device.Metric{Name: "nvidia_gpu_pcie_transmit_bytes_total", Help: "Bytes.", Kind: device.HolderCounter})
-	d.board.Post(d.statuses)
+	d.metrics = append(append([]device.Metric{}, testMetrics...),
+		device.Metric{Name: "nvidia_gpu_pcie_transmit_bytes_total", Help: "Bytes.", Kind: device.OwnerCounter})
+	d.board.Set(d.statuses)
 	return d
 }
 
 const bytesRow = widthRow + 1
 
-var dcgmOn = Options{DCGM: true, Hostname: "node-a"}
+var dcgmOptions = Options{DCGM: true, Hostname: "node-a"}
 
 func TestDCGMFamilies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := dcgmNode(1)
+		d := dcgmFixture(1)
 		d.watts = 300
-		d.burn("GPU-0", 2.5)
-		d.hold("GPU-0=team/train/main")
+		d.addEnergy("GPU-0", 2.5)
+		d.allocate("GPU-0=team/train/main")
 		d.statuses[0].Xids = []device.Xid{{Code: 31, Count: 2, Last: time.Unix(2, 0)}, {Code: 79, Count: 1, Last: time.Unix(1, 0)}}
-		d.more = []device.Sample{{Device: "GPU-0", Metric: memoryRow, Value: 3 << 20}, {Device: "GPU-0", Metric: bytesRow, Value: 1000}}
-		h := serve(New(d.sources(), dcgmOn))
+		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: memoryRow, Value: 3 << 20}, {Device: "GPU-0", Metric: bytesRow, Value: 1000}}
+		h := newHandler(New(d.inputs(), dcgmOptions))
 		text := scrape(t, h)
-		of := dcgmOf("", "main", "team", "train")
-		has(t, text, "DCGM_FI_DEV_POWER_USAGE"+of+" 300")
-		has(t, text, "DCGM_FI_DEV_SM_CLOCK"+of+" 1980")
-		has(t, text, "DCGM_FI_DEV_MEM_CLOCK"+of+" 2619")
-		has(t, text, "DCGM_FI_DEV_FB_USED"+of+" 3")
-		has(t, text, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"+of+" 2500") // the driver's own counter
-		has(t, text, "DCGM_FI_DEV_XID_ERRORS"+of+" 31")
-		hasNot(t, text, "DCGM_FI_PROF_PCIE_TX_BYTES{") // one look at a counter is no rate
-		hasNot(t, text, "DCGM_FI_DEV_GPU_UTIL{")       // what is not read is not there
+		of := dcgmSeriesLabels("", "main", "team", "train")
+		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+of+" 300")
+		assertSeries(t, text, "DCGM_FI_DEV_SM_CLOCK"+of+" 1980")
+		assertSeries(t, text, "DCGM_FI_DEV_MEM_CLOCK"+of+" 2619")
+		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+of+" 3")
+		assertSeries(t, text, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"+of+" 2500") // the driver's own counter
+		assertSeries(t, text, "DCGM_FI_DEV_XID_ERRORS"+of+" 31")
+		assertAbsent(t, text, "DCGM_FI_PROF_PCIE_TX_BYTES{") // one look at a counter is no rate
+		assertAbsent(t, text, "DCGM_FI_DEV_GPU_UTIL{")       // what is not read is not there
 
 		time.Sleep(2 * time.Second)
-		d.more[1].Value = 5000
-		hasNot(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // the time of a rate has not passed
+		d.extraSamples[1].Value = 5000
+		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // the time of a rate has not passed
 		time.Sleep(8 * time.Second)
-		d.more[1].Value = 21000
-		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000")
+		d.extraSamples[1].Value = 21000
+		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000")
 		time.Sleep(2 * time.Second)
-		d.more[1].Value = 25000
-		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // another reader changes nothing
+		d.extraSamples[1].Value = 25000
+		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 2000") // another reader changes nothing
 		time.Sleep(8 * time.Second)
-		d.more[1].Value = 10 // the driver restarted
-		hasNot(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{")
+		d.extraSamples[1].Value = 10 // the driver restarted
+		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{")
 
 		time.Sleep(10 * time.Second)
-		d.more[1].Value = 10010
-		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 1000")
-		d.hold("GPU-0=team/next/main")
-		hasNot(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // that rate is the owner's before
+		d.extraSamples[1].Value = 10010
+		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+of+" 1000")
+		d.allocate("GPU-0=team/next/main")
+		assertAbsent(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES{") // that rate is the owner's before
 		time.Sleep(10 * time.Second)
-		d.more[1].Value = 10110
-		has(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+dcgmOf("", "main", "team", "next")+" 10")
+		d.extraSamples[1].Value = 10110
+		assertSeries(t, scrape(t, h), "DCGM_FI_PROF_PCIE_TX_BYTES"+dcgmSeriesLabels("", "main", "team", "next")+" 10")
 
-		d.hold()
-		has(t, scrape(t, h), "DCGM_FI_DEV_POWER_USAGE"+dcgmOf("", "", "", "")+" 300")
-		if text := scrape(t, serve(New(d.sources(), Options{}))); strings.Contains(text, "DCGM") {
+		d.allocate()
+		assertSeries(t, scrape(t, h), "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels("", "", "", "")+" 300")
+		if text := scrape(t, newHandler(New(d.inputs(), Options{}))); strings.Contains(text, "DCGM") {
 			t.Error("families of DCGM that nobody asked for")
 		}
 	})
@@ -83,23 +83,23 @@ func TestDCGMFamilies(t *testing.T) {
 // A partitioned GPU is its instances, each once, with what only the GPU has.
 func TestDCGMFamiliesOfSlices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := dcgmNode(1)
+		d := dcgmFixture(1)
 		d.partition()
 		for range 2 { // a second compute instance of the first's
 			d.statuses = append(d.statuses, d.statuses[1])
 		}
 		d.statuses[3].ID, d.statuses[4].ID = "MIG-2", "MIG-3"
 		d.statuses[4].GI = 9
-		d.board.Post(d.statuses)
+		d.board.Set(d.statuses)
 		d.watts = 300
-		d.more = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1 << 20}, {Device: "GPU-0", Metric: memoryRow, Value: 9 << 20}}
-		d.hold("MIG-0=n/a/c")
-		text := scrape(t, serve(New(d.sources(), dcgmOn)))
-		held := dcgmOf(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "c", "n", "a")
-		has(t, text, "DCGM_FI_DEV_POWER_USAGE"+held+" 300")
-		has(t, text, "DCGM_FI_DEV_FB_USED"+held+" 1")
-		has(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmOf(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")+" 300")
-		hasNot(t, text, "DCGM_FI_DEV_FB_USED"+dcgmOf(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")) // its GPU's is not its own
+		d.extraSamples = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1 << 20}, {Device: "GPU-0", Metric: memoryRow, Value: 9 << 20}}
+		d.allocate("MIG-0=n/a/c")
+		text := scrape(t, newHandler(New(d.inputs(), dcgmOptions)))
+		held := dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "c", "n", "a")
+		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+held+" 300")
+		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+held+" 1")
+		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")+" 300")
+		assertAbsent(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="8",GPU_I_PROFILE="1c.3g.40gb+me",`, "", "", "")) // its GPU's is not its own
 		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 3 {
 			t.Errorf("%d series of three instances\n%s", n, text)
 		}
@@ -110,35 +110,35 @@ func TestDCGMFamiliesOfSlices(t *testing.T) {
 // for as long as somebody holds it: nothing of the new one is that one's holder's.
 func TestASliceInThePlaceOfOneThatIsGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := dcgmNode(1)
+		d := dcgmFixture(1)
 		d.partition()
 		d.statuses[1].Healthy, d.statuses[1].Reason, d.statuses[1].Gone = false, "gone", true
 		d.statuses[2].GI, d.statuses[2].Profile = d.statuses[1].GI, d.statuses[1].Profile
-		d.board.Post(d.statuses)
-		d.more = []device.Sample{{Device: "MIG-1", Metric: memoryRow, Value: 1 << 20}}
-		d.hold("MIG-0=n/old/c")
-		text := scrape(t, serve(New(d.sources(), dcgmOn)))
-		has(t, text, "nvidia_gpu_healthy"+sliceLabels("MIG-0", "n", "old", "c")+" 0")
-		has(t, text, "nvidia_gpu_memory_used_bytes"+sliceLabels("MIG-1", "", "", "")+" 1.048576e+06")
-		has(t, text, "DCGM_FI_DEV_FB_USED"+dcgmOf(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "", "", "")+" 1")
+		d.board.Set(d.statuses)
+		d.extraSamples = []device.Sample{{Device: "MIG-1", Metric: memoryRow, Value: 1 << 20}}
+		d.allocate("MIG-0=n/old/c")
+		text := scrape(t, newHandler(New(d.inputs(), dcgmOptions)))
+		assertSeries(t, text, "nvidia_gpu_healthy"+migSeriesLabels("MIG-0", "n", "old", "c")+" 0")
+		assertSeries(t, text, "nvidia_gpu_memory_used_bytes"+migSeriesLabels("MIG-1", "", "", "")+" 1.048576e+06")
+		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "", "", "")+" 1")
 		if n := strings.Count(text, "\nDCGM_FI_DEV_POWER_USAGE{"); n != 1 {
 			t.Errorf("%d series of one instance\n%s", n, text)
 		}
 
 		// Nobody says any more who uses it; and with no other there is the GPU alone.
 		d.statuses[2].Gone = true
-		d.board.Post(d.statuses)
-		d.uses = map[device.GPU][]device.Use{"GPU-0": {}}
-		text = scrape(t, serve(New(d.sources(), dcgmOn)))
-		hasNot(t, text, "nvidia_gpu_container_processes{")
-		hasNot(t, text, "nvidia_gpu_unattributed_processes"+sliceLabels("MIG-1", "", "", ""))
-		has(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmOf("", "", "", "")+" 0")
+		d.board.Set(d.statuses)
+		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {}}
+		text = scrape(t, newHandler(New(d.inputs(), dcgmOptions)))
+		assertAbsent(t, text, "nvidia_gpu_container_processes{")
+		assertAbsent(t, text, "nvidia_gpu_unattributed_processes"+migSeriesLabels("MIG-1", "", "", ""))
+		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels("", "", "", "")+" 0")
 	})
 }
 
 func TestLongPCI(t *testing.T) {
 	for in, want := range map[string]string{"0000:1a:00.0": "00000000:1A:00.0", "00000001:1a:00.0": "00000001:1A:00.0", "": "", "000000000:1a:00.0": "000000000:1a:00.0"} {
-		if got := longPCI(in); got != want {
+		if got := longPCIAddress(in); got != want {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}

@@ -23,35 +23,35 @@ import (
 // formatting of one number; expfmt, which validates and escapes each label each time, took a
 // third of a scrape. A test holds the two to the same bytes.
 
-// textBytes is how much text is made before it is passed on: it is compressed in pieces,
+// textBufferBytes is how much text is made before it is passed on: it is compressed in pieces,
 // and never there as a whole.
-const textBytes = 16 << 10
+const textBufferBytes = 16 << 10
 
 // write writes the page in the text format, or in OpenMetrics without its end: other
 // families may follow. Errors stay with w.
-func (p *page) write(w *bufio.Writer, openMetrics bool) {
-	for _, f := range p.families {
+func (rm *renderedMetrics) write(w *bufio.Writer, openMetrics bool) {
+	for _, f := range rm.families {
 		if len(f.series) == 0 {
 			continue
 		}
-		head := f.textHead
+		header := f.textHeader
 		if openMetrics {
-			head = f.openMetricsHead
+			header = f.openMetricsHeader
 		}
-		w.Write(head) //nolint:errcheck // see above; likewise below
+		w.Write(header) //nolint:errcheck // see above; likewise below
 		for _, s := range f.series {
-			w.WriteString(f.name)                                                          //nolint:errcheck
-			w.Write(s.labels)                                                              //nolint:errcheck
-			w.Write(append(appendNumber(w.AvailableBuffer(), s.value, openMetrics), '\n')) //nolint:errcheck
+			w.WriteString(f.name)                                                         //nolint:errcheck
+			w.Write(s.labels)                                                             //nolint:errcheck
+			w.Write(append(appendValue(w.AvailableBuffer(), s.value, openMetrics), '\n')) //nolint:errcheck
 		}
 	}
 }
 
-// gather reads the page's own text: for a format that is not text, which few ask for.
-func (p *page) gather() ([]*dto.MetricFamily, error) {
+// metricFamilies reads the page's own text: for a format that is not text, which few ask for.
+func (rm *renderedMetrics) metricFamilies() ([]*dto.MetricFamily, error) {
 	var text bytes.Buffer
-	w := bufio.NewWriterSize(&text, textBytes)
-	p.write(w, false)
+	w := bufio.NewWriterSize(&text, textBufferBytes)
+	rm.write(w, false)
 	if err := w.Flush(); err != nil {
 		return nil, err
 	}
@@ -62,9 +62,9 @@ func (p *page) gather() ([]*dto.MetricFamily, error) {
 	return families, err
 }
 
-// appendNumber writes a value as the formats have it: OpenMetrics wants a number
+// appendValue writes a value as the formats have it: OpenMetrics wants a number
 // without an exponent to have a point.
-func appendNumber(b []byte, v float64, openMetrics bool) []byte {
+func appendValue(b []byte, v float64, openMetrics bool) []byte {
 	switch {
 	case math.IsInf(v, +1):
 		return append(b, "+Inf"...)
@@ -81,13 +81,13 @@ func appendNumber(b []byte, v float64, openMetrics bool) []byte {
 	return b
 }
 
-// head writes what precedes a family's series. OpenMetrics names a counter without its
+// header writes what precedes a family's series. OpenMetrics names a counter without its
 // _total, has no counter that does not end so, as dcgm-exporter's do not, and escapes quotes
 // in the help as well.
-func (d description) head(openMetrics bool) []byte {
-	name, kind, escape := d.name, "gauge", helpEscapes
+func (d familyDesc) header(openMetrics bool) []byte {
+	name, kind, escaper := d.name, "gauge", helpEscaper
 	if openMetrics {
-		escape = labelEscapes
+		escaper = labelEscaper
 	}
 	if d.counter {
 		kind = "counter"
@@ -97,16 +97,16 @@ func (d description) head(openMetrics bool) []byte {
 			kind = "unknown"
 		}
 	}
-	return []byte("# HELP " + name + " " + escape.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
+	return []byte("# HELP " + name + " " + escaper.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
 }
 
-// labelText is labels as they stand between a series' name and its value. What one says may
+// formatLabels is labels as they stand between a series' name and its value. What one says may
 // come from a driver or a kubelet, and what is not UTF-8 would cost the whole scrape.
-func labelText(labels []device.Label) []byte {
+func formatLabels(labels []device.Label) []byte {
 	var b bytes.Buffer
 	for i, l := range labels {
 		b.WriteByte("{,"[min(i, 1)])
-		b.WriteString(l.Name + `="` + labelEscapes.Replace(strings.ToValidUTF8(l.Value, "\uFFFD")) + `"`)
+		b.WriteString(l.Name + `="` + labelEscaper.Replace(strings.ToValidUTF8(l.Value, "\uFFFD")) + `"`)
 	}
 	if len(labels) > 0 {
 		b.WriteByte('}')
@@ -117,32 +117,32 @@ func labelText(labels []device.Label) []byte {
 
 // What has to be escaped in a help text, and in a label's value.
 var (
-	helpEscapes  = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
-	labelEscapes = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
+	helpEscaper  = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
+	labelEscaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
 )
 
 // encode writes the page, which may be nil, and the process's own families. A family that cannot be gathered or encoded is
 // missing, and the error gives the reason.
-func encode(w *bufio.Writer, p *page, own prometheus.Gatherer, format expfmt.FormatType) error {
-	families, err := own.Gather()
+func encode(w *bufio.Writer, rm *renderedMetrics, self prometheus.Gatherer, format expfmt.FormatType) error {
+	families, err := self.Gather()
 	errs := []error{err}
 	switch {
-	case p == nil:
+	case rm == nil:
 	case format == expfmt.TypeTextPlain, format == expfmt.TypeOpenMetrics:
-		p.write(w, format == expfmt.TypeOpenMetrics)
+		rm.write(w, format == expfmt.TypeOpenMetrics)
 	default:
-		read, err := p.gather()
-		families, errs = append(read, families...), append(errs, err)
+		parsed, err := rm.metricFamilies()
+		families, errs = append(parsed, families...), append(errs, err)
 	}
-	var rest bytes.Buffer
-	encoder := expfmt.NewEncoder(&rest, expfmt.NewFormat(format))
+	var buf bytes.Buffer
+	encoder := expfmt.NewEncoder(&buf, expfmt.NewFormat(format))
 	for _, f := range families {
-		rest.Reset()
+		buf.Reset()
 		if err := encoder.Encode(f); err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		w.Write(rest.Bytes()) //nolint:errcheck // Flush returns it
+		w.Write(buf.Bytes()) //nolint:errcheck // Flush returns it
 	}
 	if format == expfmt.TypeOpenMetrics {
 		w.WriteString("# EOF\n") //nolint:errcheck // likewise

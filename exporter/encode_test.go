@@ -18,22 +18,22 @@ import (
 func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, v := range []float64{0, 1, -1, 0.1, 1e21, 1.5e-9, 12345678, 2 << 52, math.Inf(1), math.Inf(-1), math.NaN()} {
-			d := newNode(3)
-			d.metrics = append([]device.Metric{}, rows...)
+			d := newScrapeFixture(3)
+			d.metrics = append([]device.Metric{}, testMetrics...)
 			d.metrics[powerRow].Help = "A \"help\"\nwith \\ all of it."
 			d.watts = v
 			d.statuses[0].Model = "a \"quoted\"\\\nmodel\xff"
 			d.statuses[1].Healthy, d.statuses[1].Reason = false, "xid_79"
 			d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 3, Last: time.Now()}}
-			d.hold("GPU-0=te\"am/po\nd/c\\", "GPU-1=n/p/c")
-			e := New(d.sources(), Options{})
-			f := e.snapshot(t.Context())
+			d.allocate("GPU-0=te\"am/po\nd/c\\", "GPU-1=n/p/c")
+			e := New(d.inputs(), Options{})
+			f := e.waitForCollection(t.Context())
 			for _, format := range []expfmt.Format{
 				expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics),
 			} {
 				var want bytes.Buffer
 				encoder := expfmt.NewEncoder(&want, format)
-				families, err := f.page.gather() // which reads the page's text, with the library's parser
+				families, err := f.rendered.metricFamilies() // which reads the page's text, with the library's parser
 				if err != nil || len(families) == 0 {
 					t.Fatal(len(families), err)
 				}
@@ -48,7 +48,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 					}
 				}
 				var got bytes.Buffer
-				if err := encode(bufio.NewWriter(&got), f.page, gathered(nil), format.FormatType()); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
+				if err := encode(bufio.NewWriter(&got), f.rendered, fixedGatherer(nil), format.FormatType()); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
 					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got.Bytes(), want.Bytes())
 				}
 			}
@@ -59,7 +59,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 
 func TestOtherFormatsAreTheLibrarys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := serve(New(newNode(1).sources(), Options{}))
+		h := newHandler(New(newScrapeFixture(1).inputs(), Options{}))
 		const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 		body := scrape(t, h, "Accept", protobuf)
 		if !bytes.Contains([]byte(body), []byte("nvidia_gpu_power_watts")) || bytes.Contains([]byte(body), []byte("# HELP")) {
@@ -68,11 +68,11 @@ func TestOtherFormatsAreTheLibrarys(t *testing.T) {
 	})
 }
 
-// gathered are families that are there.
-type gathered []*dto.MetricFamily
+// fixedGatherer are families that are there.
+type fixedGatherer []*dto.MetricFamily
 
 // Gather is prometheus.Gatherer's.
-func (g gathered) Gather() ([]*dto.MetricFamily, error) { return g, nil }
+func (g fixedGatherer) Gather() ([]*dto.MetricFamily, error) { return g, nil }
 
 // One family that cannot be written costs nobody else's.
 func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
@@ -83,7 +83,7 @@ func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 	bad.Metric[0].Gauge = nil
 	for _, format := range []expfmt.Format{expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics)} {
 		var written bytes.Buffer
-		err := encode(bufio.NewWriter(&written), nil, gathered([]*dto.MetricFamily{family("first"), bad, family("last")}), format.FormatType())
+		err := encode(bufio.NewWriter(&written), nil, fixedGatherer([]*dto.MetricFamily{family("first"), bad, family("last")}), format.FormatType())
 		text := written.Bytes()
 		if err == nil || !bytes.Contains(text, []byte("\nfirst 0")) || !bytes.Contains(text, []byte("\nlast 0")) || bytes.Contains(text, []byte("bad")) {
 			t.Errorf("%s: %v\n%s", format, err, text)
@@ -93,12 +93,12 @@ func TestAFamilyThatCannotBeEncodedIsMissing(t *testing.T) {
 
 // OpenMetrics has no counter whose name does not end in _total.
 func TestHeads(t *testing.T) {
-	for d, want := range map[*description][2]string{
+	for d, want := range map[*familyDesc][2]string{
 		{name: "a_total", help: `say "a"`, counter: true}: {"# HELP a_total say \"a\"\n# TYPE a_total counter\n", "# HELP a say \\\"a\\\"\n# TYPE a counter\n"},
 		{name: "B", counter: true}:                        {"# HELP B \n# TYPE B counter\n", "# HELP B \n# TYPE B unknown\n"},
 		{name: "c_ratio"}:                                 {"# HELP c_ratio \n# TYPE c_ratio gauge\n", "# HELP c_ratio \n# TYPE c_ratio gauge\n"},
 	} {
-		if text, open := string(d.head(false)), string(d.head(true)); text != want[0] || open != want[1] {
+		if text, open := string(d.header(false)), string(d.header(true)); text != want[0] || open != want[1] {
 			t.Errorf("%s: %q and %q, want %q", d.name, text, open, want)
 		}
 	}

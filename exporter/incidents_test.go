@@ -14,25 +14,25 @@ import (
 
 func TestScrapeShowsWhereADeviceStands(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newNode(2)
-		d.hold("GPU-0=team/train/main")
+		d := newScrapeFixture(2)
+		d.allocate("GPU-0=team/train/main")
 		bad := &d.statuses[0]
-		bad.Healthy, bad.Health, bad.Flaps, bad.Reason, bad.Since = false, device.Probation, 3, "xid_79", time.Unix(1_700_000_000, 0)
-		text := scrape(t, serve(New(d.sources(), Options{})))
+		bad.Healthy, bad.Health, bad.Flaps, bad.Reason, bad.Since = false, device.Recovering, 3, "xid_79", time.Unix(1_700_000_000, 0)
+		text := scrape(t, newHandler(New(d.inputs(), Options{})))
 		state := func(gpu, state string) string {
-			return `nvidia_gpu_health_state` + strings.Replace(labels("GPU-"+gpu, gpu, "", "", ""), `,uuid=`, `,state="`+state+`",uuid=`, 1)
+			return `nvidia_gpu_health_state` + strings.Replace(seriesLabels("GPU-"+gpu, gpu, "", "", ""), `,uuid=`, `,state="`+state+`",uuid=`, 1)
 		}
-		has(t, text, state("0", "probation")+" 1")
+		assertSeries(t, text, state("0", "probation")+" 1")
 		for _, other := range []string{"well", "suspect", "unhealthy"} {
-			has(t, text, state("0", other)+" 0")
+			assertSeries(t, text, state("0", other)+" 0")
 		}
-		has(t, text, state("1", "well")+" 1")
-		has(t, text, "nvidia_gpu_health_since_timestamp_seconds"+labels("GPU-0", "0", "", "", "")+" 1.7e+09")
-		hasNot(t, text, "nvidia_gpu_health_since_timestamp_seconds"+labels("GPU-1", "1", "", "", "")) // it was never judged
-		has(t, text, "nvidia_gpu_health_flaps_total"+labels("GPU-0", "0", "", "", "")+" 3")
-		has(t, text, "nvidia_gpu_health_flaps_total"+labels("GPU-1", "1", "", "", "")+" 0")
-		hasNot(t, text, "podgauge_incident")
-		hasNot(t, text, "podgauge_state_up")
+		assertSeries(t, text, state("1", "well")+" 1")
+		assertSeries(t, text, "nvidia_gpu_health_since_timestamp_seconds"+seriesLabels("GPU-0", "0", "", "", "")+" 1.7e+09")
+		assertAbsent(t, text, "nvidia_gpu_health_since_timestamp_seconds"+seriesLabels("GPU-1", "1", "", "", "")) // it was never judged
+		assertSeries(t, text, "nvidia_gpu_health_flaps_total"+seriesLabels("GPU-0", "0", "", "", "")+" 3")
+		assertSeries(t, text, "nvidia_gpu_health_flaps_total"+seriesLabels("GPU-1", "1", "", "", "")+" 0")
+		assertAbsent(t, text, "podgauge_incident")
+		assertAbsent(t, text, "podgauge_state_up")
 	})
 }
 
@@ -43,61 +43,61 @@ func withReason(labels, reason string) string {
 
 func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newNode(1)
+		d := newScrapeFixture(1)
 		then := time.Unix(1_700_000_000, 0)
 		owner := device.Owner{Namespace: "team", Pod: "train", Container: `m"ain`}
-		known := incident.Known{
-			Kept: true, Incidents: make([]incident.Incident, 4),
-			Devices: []incident.Count{
+		known := incident.Snapshot{
+			Persisted: true, Incidents: make([]incident.Incident, 4),
+			Devices: []incident.DeviceCount{
 				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // it was another's index then
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Reason: "xid_94", Count: 1, Last: then},
 				{Device: "GPU-8", Reason: "lost", Count: 1, Last: then},
 			},
-			Hits: []incident.Hit{
+			Affected: []incident.AffectedCount{
 				{Device: "GPU-0", GPU: "GPU-0", Owner: owner, Reason: "xid_79", Count: 2, Last: then},
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Owner: owner, Reason: "xid_94", Count: 1, Last: then},
 			},
 		}
 		var stateErr error
-		s := d.sources()
-		s.Incidents, s.State = func() incident.Known { return known }, func() error { return stateErr }
+		s := d.inputs()
+		s.Incidents, s.StateError = func() incident.Snapshot { return known }, func() error { return stateErr }
 		e := New(s, Options{})
-		text := scrape(t, serve(e))
+		text := scrape(t, newHandler(e))
 		gone := `{container="%s",gpu="3",mig_uuid="MIG-9",namespace="%s",pod="%s",reason="xid_94",uuid="GPU-9"} 1`
 		for _, series := range []string{
-			"nvidia_gpu_incidents_total" + withReason(labels("GPU-0", "0", "", "", ""), "xid_79") + " 2",
-			"nvidia_gpu_incident_last_timestamp_seconds" + withReason(labels("GPU-0", "0", "", "", ""), "xid_79") + " 1.7e+09",
+			"nvidia_gpu_incidents_total" + withReason(seriesLabels("GPU-0", "0", "", "", ""), "xid_79") + " 2",
+			"nvidia_gpu_incident_last_timestamp_seconds" + withReason(seriesLabels("GPU-0", "0", "", "", ""), "xid_79") + " 1.7e+09",
 			"nvidia_gpu_incidents_total" + fmt.Sprintf(gone, "", "", ""),
-			"nvidia_gpu_incidents_total" + withReason(labels("GPU-8", "0", "", "", ""), "lost") + " 1",
-			"nvidia_gpu_allocation_device_failures_total" + withReason(labels("GPU-0", "0", "team", "train", `m\"ain`), "xid_79") + " 2",
+			"nvidia_gpu_incidents_total" + withReason(seriesLabels("GPU-8", "0", "", "", ""), "lost") + " 1",
+			"nvidia_gpu_allocation_device_failures_total" + withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_79") + " 2",
 			"nvidia_gpu_allocation_device_failures_total" + fmt.Sprintf(gone, `m\"ain`, "team", "train"),
-			"nvidia_gpu_allocation_device_failure_last_timestamp_seconds" + withReason(labels("GPU-0", "0", "team", "train", `m\"ain`), "xid_79") + " 1.7e+09",
+			"nvidia_gpu_allocation_device_failure_last_timestamp_seconds" + withReason(seriesLabels("GPU-0", "0", "team", "train", `m\"ain`), "xid_79") + " 1.7e+09",
 			"podgauge_incidents 4", "podgauge_allocation_device_failures_dropped 0", "podgauge_incident_store_up 1", "podgauge_state_up 1",
 		} {
-			has(t, text, series)
+			assertSeries(t, text, series)
 		}
 
 		// The store and the file fail, and the next incident shows.
 		known.Err, stateErr = errors.New("disk full"), errors.New("disk full")
-		known.Devices = []incident.Count{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
-		d.expire()
-		text = scrape(t, serve(e))
-		has(t, text, "nvidia_gpu_incidents_total"+withReason(labels("GPU-0", "0", "", "", ""), "xid_79")+" 3")
-		has(t, text, "podgauge_incident_store_up 0")
-		has(t, text, "podgauge_state_up 0")
-		hasNot(t, text, `reason="lost"`)
+		known.Devices = []incident.DeviceCount{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
+		d.expireCollection()
+		text = scrape(t, newHandler(e))
+		assertSeries(t, text, "nvidia_gpu_incidents_total"+withReason(seriesLabels("GPU-0", "0", "", "", ""), "xid_79")+" 3")
+		assertSeries(t, text, "podgauge_incident_store_up 0")
+		assertSeries(t, text, "podgauge_state_up 0")
+		assertAbsent(t, text, `reason="lost"`)
 
 		// No store is wanted.
-		known.Err, known.Kept = nil, false
-		d.expire()
-		hasNot(t, scrape(t, serve(e)), "podgauge_incident_store_up")
+		known.Err, known.Persisted = nil, false
+		d.expireCollection()
+		assertAbsent(t, scrape(t, newHandler(e)), "podgauge_incident_store_up")
 	})
 }
 
-// hits are n containers' failures, each later than the one before.
-func hits(n int) (list []incident.Hit) {
+// newFailures are n containers' failures, each later than the one before.
+func newFailures(n int) (list []incident.AffectedCount) {
 	for i := range n {
-		list = append(list, incident.Hit{
+		list = append(list, incident.AffectedCount{
 			Device: "GPU-0", GPU: "GPU-0", Reason: "xid_79", Count: 1, Last: time.Unix(int64(i), 0),
 			Owner: device.Owner{Namespace: "n", Pod: fmt.Sprint("p", i), Container: "c"},
 		})
@@ -106,43 +106,43 @@ func hits(n int) (list []incident.Hit) {
 }
 
 func TestTheNewestFailuresAreShown(t *testing.T) {
-	p := newPage(&Sources{Incidents: func() incident.Known { return incident.Known{} }}, &Options{SeriesLimit: 10_000})
-	p.render(snapshot{incidents: incident.Known{Hits: hits(mostHits + 7)}}, newLedger(nil))
-	shown := p.own.incidents.failures.series
-	if len(shown) != mostHits {
-		t.Fatalf("%d failures are shown, want %d", len(shown), mostHits)
+	p := newRenderedMetrics(&ScrapeInputs{Incidents: func() incident.Snapshot { return incident.Snapshot{} }}, &Options{SeriesLimit: 10_000})
+	p.render(nodeSnapshot{incidents: incident.Snapshot{Affected: newFailures(maxShownFailures + 7)}}, newAttribution(nil))
+	shown := p.builtin.incidents.failures.series
+	if len(shown) != maxShownFailures {
+		t.Fatalf("%d failures are shown, want %d", len(shown), maxShownFailures)
 	}
 	for i, s := range shown {
-		if pod := fmt.Sprintf(`pod="p%d"`, mostHits+6-i); !strings.Contains(string(s.labels), pod) {
+		if pod := fmt.Sprintf(`pod="p%d"`, maxShownFailures+6-i); !strings.Contains(string(s.labels), pod) {
 			t.Fatalf("failure %d is %s, want %s", i, s.labels, pod)
 		}
 	}
-	if dropped := p.own.incidents.failuresDropped.series[0].value; dropped != 7 {
+	if dropped := p.builtin.incidents.failuresDropped.series[0].value; dropped != 7 {
 		t.Errorf("%v are said to be left out, want 7", dropped)
 	}
 }
 
 // What is remembered is not rendered anew while it stays, nor is health.
 func TestIncidentsThatStayAreNotMadeAnew(t *testing.T) {
-	known := incident.Known{Hits: hits(300), Devices: []incident.Count{{Device: "GPU-0", Count: 300}}, Kept: true}
-	p := newPage(&Sources{Incidents: func() incident.Known { return known }}, &Options{SeriesLimit: 10_000})
-	d := newNode(8)
-	s := snapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}
-	l := newLedger(nil)
+	known := incident.Snapshot{Affected: newFailures(300), Devices: []incident.DeviceCount{{Device: "GPU-0", Count: 300}}, Persisted: true}
+	p := newRenderedMetrics(&ScrapeInputs{Incidents: func() incident.Snapshot { return known }}, &Options{SeriesLimit: 10_000})
+	d := newScrapeFixture(8)
+	s := nodeSnapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}
+	l := newAttribution(nil)
 	p.render(s, l)
-	empty := newPage(&Sources{}, &Options{SeriesLimit: 10_000})
+	empty := newRenderedMetrics(&ScrapeInputs{}, &Options{SeriesLimit: 10_000})
 	without := testing.AllocsPerRun(20, func() { empty.render(s, l) })
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > without {
 		t.Errorf("%.0f allocations, %.0f without incidents", n, without)
 	}
-	made := p.memory.series[0].series
-	s.incidents.Hits = hits(300)
-	if p.render(s, l); p.memory.series[0].series == made {
+	made := p.incidents.series[0].series
+	s.incidents.Affected = newFailures(300)
+	if p.render(s, l); p.incidents.series[0].series == made {
 		t.Error("what is remembered has changed, and what is shown has not")
 	}
-	made = p.memory.series[0].series
+	made = p.incidents.series[0].series
 	s.statuses = append([]device.Status{}, s.statuses...)
-	if p.render(s, l); p.memory.series[0].series == made {
+	if p.render(s, l); p.incidents.series[0].series == made {
 		t.Error("the devices have changed, and what is shown of incidents has not")
 	}
 }

@@ -18,11 +18,11 @@ const (
 	// are present and empty where there is none, and not missing: honor_labels
 	// fills a missing label with podgauge's own pod.
 	deviceLabels labelSet = iota
-	// allocationLabels are on the series that list who held a device.
-	allocationLabels
-	// holdingLabels are on those that list who holds one: with what else is known of
+	// allocationSeenLabels are on the series that list who held a device.
+	allocationSeenLabels
+	// allocationInfoLabels are on those that list who holds one: with what else is known of
 	// the pod, where that is asked for.
-	holdingLabels
+	allocationInfoLabels
 	// dcgmLabels are dcgm-exporter's.
 	dcgmLabels
 )
@@ -30,15 +30,15 @@ const (
 // labels are a set's, ordered by name.
 func (set labelSet) labels(s device.Status, owner device.Owner, meta device.PodMeta, o *Options) []device.Label {
 	if set == dcgmLabels {
-		labels := dcgmPairs(s, owner, o.Hostname)
+		labels := dcgmLabelsOf(s, owner, o.Hostname)
 		sortLabels(labels)
 		return labels
 	}
-	labels := append(ownerLabels(owner), deviceNames(s.Device)...)
+	labels := append(ownerLabels(owner), uuidLabels(s.Device)...)
 	if set == deviceLabels {
-		labels = append(labels, gpuIndex(s.Device))
+		labels = append(labels, indexLabel(s.Device))
 	}
-	if set == holdingLabels {
+	if set == allocationInfoLabels {
 		if o.PodUID {
 			labels = append(labels, device.Label{Name: "pod_uid", Value: meta.UID})
 		}
@@ -48,16 +48,16 @@ func (set labelSet) labels(s device.Status, owner device.Owner, meta device.PodM
 	return labels
 }
 
-// deviceNames are a device's names that no other has.
-func deviceNames(d device.Device) []device.Label {
-	slice := ""
+// uuidLabels are a device's names that no other has.
+func uuidLabels(d device.Device) []device.Label {
+	migUUID := ""
 	if !d.WholeGPU() {
-		slice = string(d.ID)
+		migUUID = string(d.ID)
 	}
-	return []device.Label{{Name: "mig_uuid", Value: slice}, {Name: "uuid", Value: string(d.GPU)}}
+	return []device.Label{{Name: "mig_uuid", Value: migUUID}, {Name: "uuid", Value: string(d.GPU)}}
 }
 
-func gpuIndex(d device.Device) device.Label {
+func indexLabel(d device.Device) device.Label {
 	return device.Label{Name: "gpu", Value: strconv.Itoa(d.Index)}
 }
 
@@ -68,10 +68,10 @@ func ownerLabels(o device.Owner) []device.Label {
 // podLabels are a pod's labels as kube-state-metrics writes them: a prefix, what
 // Prometheus does not take replaced, and words told apart by underscores and not by
 // capitals. Of two that become one the later has a number.
-func podLabels(of []device.Label) []device.Label {
+func podLabels(kubeLabels []device.Label) []device.Label {
 	var labels []device.Label
 	seen := map[string]bool{}
-	for _, l := range of {
+	for _, l := range kubeLabels {
 		name := "label_" + snakeCase(l.Name)
 		for plain, n := name, 2; seen[name]; n++ { // which a label may have for its own
 			name = plain + "_conflict" + strconv.Itoa(n)
@@ -103,15 +103,17 @@ func snakeCase(name string) string {
 	return b.String()
 }
 
-// meta is what is known of a pod besides its name.
-func (p *page) meta(owner device.Owner) device.PodMeta {
-	if p.sources.Pod == nil || owner == (device.Owner{}) {
+// podMeta is what is known of a pod besides its name.
+func (rm *renderedMetrics) podMeta(owner device.Owner) device.PodMeta {
+	if rm.inputs.PodMeta == nil || owner == (device.Owner{}) {
 		return device.PodMeta{}
 	}
-	return p.sources.Pod(owner.Namespace, owner.Pod)
+	return rm.inputs.PodMeta(owner.Namespace, owner.Pod)
 }
 
-func equalMeta(a, b device.PodMeta) bool { return a.UID == b.UID && slices.Equal(a.Labels, b.Labels) }
+func equalPodMeta(a, b device.PodMeta) bool {
+	return a.UID == b.UID && slices.Equal(a.Labels, b.Labels)
+}
 
 func sortLabels(labels []device.Label) {
 	slices.SortFunc(labels, func(a, b device.Label) int { return cmp.Compare(a.Name, b.Name) })

@@ -17,163 +17,163 @@ type resourceFamilies struct {
 	memory, containerMemory, claimInfo, droppedIDs  *family
 }
 
-func (r *resourceFamilies) make(add func(description) *family) {
-	r.allocatable = add(gauge("podgauge_resource_allocatable_devices",
+func (f *resourceFamilies) register(add func(familyDesc) *family) {
+	f.allocatable = add(gaugeDesc("podgauge_resource_allocatable_devices",
 		"Healthy devices of any plugin that the kubelet would give away, held ones included; absent while it does not answer.", "resource", "numa_node"))
-	r.deviceInfo = add(gauge("podgauge_resource_device_info",
+	f.deviceInfo = add(gaugeDesc("podgauge_resource_device_info",
 		"A healthy device of any plugin that the kubelet would give away, held or not; always 1.", "resource", "device_id", "numa_node"))
-	r.allocationInfo = add(gauge("podgauge_resource_allocation_info",
+	f.allocationInfo = add(gaugeDesc("podgauge_resource_allocation_info",
 		"A device of any plugin that a container holds; always 1.", "resource", "device_id", "numa_node"))
-	r.droppedIDs = add(gauge("podgauge_resource_dropped_ids",
+	f.droppedIDs = add(gaugeDesc("podgauge_resource_dropped_ids",
 		"Ids of a resource that has more than 4096 besides those of podgauge's devices: such a resource has no other series. List: allocatable or allocated.", "resource", "list"))
-	r.cpus = add(gauge("podgauge_allocatable_cpus",
+	f.cpus = add(gaugeDesc("podgauge_allocatable_cpus",
 		"CPUs that the kubelet would give away one by one, held ones included: with the CPU manager's static policy."))
-	r.sharedCPUs = add(gauge("podgauge_shared_cpus",
+	f.sharedCPUs = add(gaugeDesc("podgauge_shared_cpus",
 		"CPUs of those that are no container's alone: the pool that all other containers share."))
-	r.containerCPUs = add(gauge("podgauge_container_exclusive_cpus", "CPUs that the container has for itself."))
-	r.containerCPUID = add(gauge("podgauge_container_exclusive_cpus_info", "Which CPUs the container has for itself, as Linux lists them: \"2-3,7\"; always 1.", "cpus"))
-	r.memory = add(gauge("podgauge_allocatable_memory_bytes",
+	f.containerCPUs = add(gaugeDesc("podgauge_container_exclusive_cpus", "CPUs that the container has for itself."))
+	f.containerCPUID = add(gaugeDesc("podgauge_container_exclusive_cpus_info", "Which CPUs the container has for itself, as Linux lists them: \"2-3,7\"; always 1.", "cpus"))
+	f.memory = add(gaugeDesc("podgauge_allocatable_memory_bytes",
 		"Memory or huge pages that the kubelet would reserve: with the memory manager's Static policy.", "type", "numa_node"))
-	r.containerMemory = add(gauge("podgauge_container_reserved_memory_bytes",
+	f.containerMemory = add(gaugeDesc("podgauge_container_reserved_memory_bytes",
 		"Memory or huge pages that are reserved for the container.", "type", "numa_node"))
-	r.claimInfo = add(gauge("podgauge_claim_info", "A device that a container has by Dynamic Resource Allocation; always 1.",
+	f.claimInfo = add(gaugeDesc("podgauge_claim_info", "A device that a container has by Dynamic Resource Allocation; always 1.",
 		"claim_namespace", "claim", "driver", "pool", "device", "share"))
 }
 
-// nodeSeries are the series of resources, and what they were made of. The kubelet says
+// resourceSeries are the series of resources, and what they were made of. The kubelet says
 // the same thousand things each time, so nothing is made anew while it does.
-type nodeSeries struct {
-	of device.Resources
-	standing
+type resourceSeries struct {
+	resources device.NodeResources
+	cachedSeries
 }
 
-// standing are series that stay as they are for as long as what they were made of does.
-type standing struct {
-	series []placed
+// cachedSeries are series that stay as they are for as long as what they were made of does.
+type cachedSeries struct {
+	series []cachedEntry
 	// limit is how many there may be, and dropped how many more there would be.
 	limit, dropped int
 }
 
-type placed struct {
+type cachedEntry struct {
 	family *family
 	*series
 }
 
 // renderResources writes what the kubelet gives away, and to whom.
-func (p *page) renderResources(r device.Resources) {
-	if !sameResources(p.node.of, r) {
-		p.node = nodeSeries{r, standing{limit: p.options.SeriesLimit}}
-		p.makeAllocatable(r)
-		p.makeHeld(r)
+func (rm *renderedMetrics) renderResources(r device.NodeResources) {
+	if !sameResources(rm.resources.resources, r) {
+		rm.resources = resourceSeries{r, cachedSeries{limit: rm.options.SeriesLimit}}
+		rm.buildAllocatable(r)
+		rm.buildAllocated(r)
 	}
-	p.putAll(&p.node.standing)
+	rm.addCached(&rm.resources.cachedSeries)
 }
 
-// putAll puts them on the page, as far as there is room.
-func (p *page) putAll(s *standing) {
-	for _, one := range s.series {
-		if p.takes(one.family) {
-			p.put(one.family, one.series)
+// addCached puts them on the page, as far as there is room.
+func (rm *renderedMetrics) addCached(s *cachedSeries) {
+	for _, entry := range s.series {
+		if rm.admit(entry.family) {
+			rm.addSeries(entry.family, entry.series)
 		}
 	}
-	p.dropped += s.dropped
+	rm.seriesDropped += s.dropped
 }
 
 // sameResources tells whether two answers are one: an answer that says nothing new has
 // the slices of the one before.
-func sameResources(a, b device.Resources) bool {
-	return a.Known == b.Known && same(a.Devices, b.Devices) && same(a.CPUs, b.CPUs) && same(a.Memory, b.Memory) &&
-		same(a.HeldDevices, b.HeldDevices) && same(a.HeldCPUs, b.HeldCPUs) && same(a.HeldMemory, b.HeldMemory) && same(a.Claims, b.Claims) &&
-		same(a.Dropped, b.Dropped) && same(a.DroppedHeld, b.DroppedHeld)
+func sameResources(a, b device.NodeResources) bool {
+	return a.AllocatableKnown == b.AllocatableKnown && sameSlice(a.AllocatableDevices, b.AllocatableDevices) && sameSlice(a.AllocatableCPUs, b.AllocatableCPUs) && sameSlice(a.AllocatableMemory, b.AllocatableMemory) &&
+		sameSlice(a.AllocatedDevices, b.AllocatedDevices) && sameSlice(a.AllocatedCPUs, b.AllocatedCPUs) && sameSlice(a.AllocatedMemory, b.AllocatedMemory) && sameSlice(a.Claims, b.Claims) &&
+		sameSlice(a.Dropped, b.Dropped) && sameSlice(a.DroppedAllocated, b.DroppedAllocated)
 }
 
-// same tells whether two slices are the same memory.
-func same[T any](a, b []T) bool {
+// sameSlice tells whether two slices are the same memory.
+func sameSlice[T any](a, b []T) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// make adds a series. None is made where the family is unwanted, nor where no page has
+// add adds a series. None is made where the family is unwanted, nor where no page has
 // room for it: a plugin may have some hundred thousand devices.
-func (n *standing) make(f *family, value float64, owner *device.Owner, labels ...device.Label) {
-	if f.unwanted {
+func (c *cachedSeries) add(f *family, value float64, owner *device.Owner, labels ...device.Label) {
+	if f.excluded {
 		return
 	}
-	if len(n.series) == n.limit {
-		n.dropped++
+	if len(c.series) == c.limit {
+		c.dropped++
 		return
 	}
 	if owner != nil {
 		labels = append(ownerLabels(*owner), labels...)
 	}
 	sortLabels(labels)
-	n.series = append(n.series, placed{f, &series{labels: labelText(labels), value: value}})
+	c.series = append(c.series, cachedEntry{f, &series{labels: formatLabels(labels), value: value}})
 }
 
-func (p *page) makeAllocatable(r device.Resources) {
-	if !r.Known {
+func (rm *renderedMetrics) buildAllocatable(r device.NodeResources) {
+	if !r.AllocatableKnown {
 		return
 	}
-	n, own := &p.node, &p.own.resources
+	cached, families := &rm.resources, &rm.builtin.resources
 	for _, d := range r.Dropped {
-		n.make(own.droppedIDs, float64(d.IDs), nil, device.Label{Name: "resource", Value: d.Resource}, device.Label{Name: "list", Value: "allocatable"})
+		cached.add(families.droppedIDs, float64(d.IDs), nil, device.Label{Name: "resource", Value: d.Resource}, device.Label{Name: "list", Value: "allocatable"})
 	}
 	counts := map[[2]string]int{}
-	for _, d := range r.Devices {
-		counts[[2]string{d.Resource, numaNodes(d.NUMANodes)}]++
+	for _, d := range r.AllocatableDevices {
+		counts[[2]string{d.Resource, formatNUMANodes(d.NUMANodes)}]++
 	}
-	for _, at := range slices.SortedFunc(maps.Keys(counts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
-		n.make(own.allocatable, float64(counts[at]), nil,
-			device.Label{Name: "resource", Value: at[0]}, device.Label{Name: "numa_node", Value: at[1]})
+	for _, key := range slices.SortedFunc(maps.Keys(counts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		cached.add(families.allocatable, float64(counts[key]), nil,
+			device.Label{Name: "resource", Value: key[0]}, device.Label{Name: "numa_node", Value: key[1]})
 	}
-	if len(r.CPUs) > 0 {
-		n.make(own.cpus, float64(len(r.CPUs)), nil)
-		n.make(own.sharedCPUs, float64(shared(r)), nil)
+	if len(r.AllocatableCPUs) > 0 {
+		cached.add(families.cpus, float64(len(r.AllocatableCPUs)), nil)
+		cached.add(families.sharedCPUs, float64(countSharedCPUs(r)), nil)
 	}
-	for _, m := range r.Memory {
-		n.make(own.memory, float64(m.Bytes), nil, memoryLabels(m)...)
+	for _, m := range r.AllocatableMemory {
+		cached.add(families.memory, float64(m.Bytes), nil, memoryLabels(m)...)
 	}
-	for _, d := range r.Devices { // after the counts: where there are too many, these are left out
-		n.make(own.deviceInfo, 1, nil, resourceLabels(d)...)
+	for _, d := range r.AllocatableDevices { // after the counts: where there are too many, these are left out
+		cached.add(families.deviceInfo, 1, nil, resourceLabels(d)...)
 	}
 }
 
-func (p *page) makeHeld(r device.Resources) {
-	n, own := &p.node, &p.own.resources
-	for _, d := range r.DroppedHeld {
-		n.make(own.droppedIDs, float64(d.IDs), nil, device.Label{Name: "resource", Value: d.Resource}, device.Label{Name: "list", Value: "allocated"})
+func (rm *renderedMetrics) buildAllocated(r device.NodeResources) {
+	cached, families := &rm.resources, &rm.builtin.resources
+	for _, d := range r.DroppedAllocated {
+		cached.add(families.droppedIDs, float64(d.IDs), nil, device.Label{Name: "resource", Value: d.Resource}, device.Label{Name: "list", Value: "allocated"})
 	}
-	for i := range r.HeldDevices {
-		d := &r.HeldDevices[i]
-		n.make(own.allocationInfo, 1, &d.Owner, resourceLabels(d.ResourceDevice)...)
+	for i := range r.AllocatedDevices {
+		d := &r.AllocatedDevices[i]
+		cached.add(families.allocationInfo, 1, &d.Owner, resourceLabels(d.ResourceDevice)...)
 	}
-	for i := range r.HeldCPUs {
-		c := &r.HeldCPUs[i]
-		n.make(own.containerCPUs, float64(len(c.CPUs)), &c.Owner)
-		n.make(own.containerCPUID, 1, &c.Owner, device.Label{Name: "cpus", Value: ranges(c.CPUs)})
+	for i := range r.AllocatedCPUs {
+		c := &r.AllocatedCPUs[i]
+		cached.add(families.containerCPUs, float64(len(c.CPUs)), &c.Owner)
+		cached.add(families.containerCPUID, 1, &c.Owner, device.Label{Name: "cpus", Value: formatCPURanges(c.CPUs)})
 	}
-	for i := range r.HeldMemory {
-		m := &r.HeldMemory[i]
-		n.make(own.containerMemory, float64(m.Bytes), &m.Owner, memoryLabels(m.Memory)...)
+	for i := range r.AllocatedMemory {
+		m := &r.AllocatedMemory[i]
+		cached.add(families.containerMemory, float64(m.Bytes), &m.Owner, memoryLabels(m.Memory)...)
 	}
 	for i := range r.Claims {
 		c := &r.Claims[i]
-		n.make(own.claimInfo, 1, &c.Owner,
+		cached.add(families.claimInfo, 1, &c.Owner,
 			device.Label{Name: "claim_namespace", Value: c.ClaimNamespace}, device.Label{Name: "claim", Value: c.ClaimName},
 			device.Label{Name: "driver", Value: c.Driver}, device.Label{Name: "pool", Value: c.Pool},
-			device.Label{Name: "device", Value: c.Device}, device.Label{Name: "share", Value: c.Share})
+			device.Label{Name: "device", Value: c.Device}, device.Label{Name: "share", Value: c.ShareID})
 	}
 }
 
 func resourceLabels(d device.ResourceDevice) []device.Label {
-	return []device.Label{{Name: "resource", Value: d.Resource}, {Name: "device_id", Value: d.ID}, {Name: "numa_node", Value: numaNodes(d.NUMANodes)}}
+	return []device.Label{{Name: "resource", Value: d.Resource}, {Name: "device_id", Value: d.ID}, {Name: "numa_node", Value: formatNUMANodes(d.NUMANodes)}}
 }
 
 func memoryLabels(m device.Memory) []device.Label {
-	return []device.Label{{Name: "type", Value: m.Type}, {Name: "numa_node", Value: numaNodes(m.NUMANodes)}}
+	return []device.Label{{Name: "type", Value: m.Type}, {Name: "numa_node", Value: formatNUMANodes(m.NUMANodes)}}
 }
 
-// numaNodes is empty where no node is known.
-func numaNodes(nodes []int) string {
+// formatNUMANodes is empty where no node is known.
+func formatNUMANodes(nodes []int) string {
 	text := make([]string, len(nodes))
 	for i, n := range nodes {
 		text[i] = strconv.Itoa(n)
@@ -181,17 +181,17 @@ func numaNodes(nodes []int) string {
 	return strings.Join(text, ",")
 }
 
-// shared counts the CPUs that no container has for itself
+// countSharedCPUs counts the CPUs that no container has for itself
 // (https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/).
-func shared(r device.Resources) int {
+func countSharedCPUs(r device.NodeResources) int {
 	exclusive := map[int64]bool{}
-	for _, c := range r.HeldCPUs {
+	for _, c := range r.AllocatedCPUs {
 		for _, cpu := range c.CPUs {
 			exclusive[cpu] = true
 		}
 	}
 	n := 0
-	for _, cpu := range r.CPUs {
+	for _, cpu := range r.AllocatableCPUs {
 		if !exclusive[cpu] {
 			n++
 		}
@@ -199,8 +199,8 @@ func shared(r device.Resources) int {
 	return n
 }
 
-// ranges lists CPUs as Linux does.
-func ranges(cpus []int64) string {
+// formatCPURanges lists CPUs as Linux does.
+func formatCPURanges(cpus []int64) string {
 	sorted := slices.Compact(slices.Sorted(slices.Values(cpus)))
 	var text []string
 	for i := 0; i < len(sorted); {

@@ -9,22 +9,22 @@ import (
 
 func TestScrapeShowsAllThatTheKubeletGivesAway(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newNode(1)
+		d := newScrapeFixture(1)
 		owner := device.Owner{Namespace: "n", Pod: "p", Container: "c"}
 		nic := func(id string, nodes ...int) device.ResourceDevice {
 			return device.ResourceDevice{Resource: "example.com/nic", ID: id, NUMANodes: nodes}
 		}
-		d.holders.Resources = device.Resources{
-			Known:   true,
-			Devices: []device.ResourceDevice{nic("eth0", 0), nic("eth1", 0), nic("eth2", 0, 1), nic("eth\"3")},
-			CPUs:    []int64{2, 3, 4, 5, 6, 7}, Memory: []device.Memory{{Type: "hugepages-2Mi", Bytes: 4 << 20, NUMANodes: []int{1}}},
-			HeldDevices: []device.HeldDevice{{Owner: owner, ResourceDevice: nic("eth1", 0)}},
-			HeldCPUs:    []device.HeldCPUs{{Owner: owner, CPUs: []int64{7, 3, 2}}},
-			HeldMemory:  []device.HeldMemory{{Owner: owner, Memory: device.Memory{Type: "memory", Bytes: 1 << 30, NUMANodes: []int{0}}}},
-			Claims:      []device.Claim{{Owner: owner, ClaimNamespace: "n", ClaimName: "p-gpu", Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0"}},
+		d.allocations.Resources = device.NodeResources{
+			AllocatableKnown:   true,
+			AllocatableDevices: []device.ResourceDevice{nic("eth0", 0), nic("eth1", 0), nic("eth2", 0, 1), nic("eth\"3")},
+			AllocatableCPUs:    []int64{2, 3, 4, 5, 6, 7}, AllocatableMemory: []device.Memory{{Type: "hugepages-2Mi", Bytes: 4 << 20, NUMANodes: []int{1}}},
+			AllocatedDevices: []device.AllocatedDevice{{Owner: owner, ResourceDevice: nic("eth1", 0)}},
+			AllocatedCPUs:    []device.AllocatedCPUs{{Owner: owner, CPUs: []int64{7, 3, 2}}},
+			AllocatedMemory:  []device.AllocatedMemory{{Owner: owner, Memory: device.Memory{Type: "memory", Bytes: 1 << 30, NUMANodes: []int{0}}}},
+			Claims:           []device.Claim{{Owner: owner, ClaimNamespace: "n", ClaimName: "p-gpu", Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0"}},
 		}
-		e := New(d.sources(), Options{})
-		text := scrape(t, serve(e))
+		e := New(d.inputs(), Options{})
+		text := scrape(t, newHandler(e))
 		for _, series := range []string{
 			`podgauge_resource_allocatable_devices{numa_node="",resource="example.com/nic"} 1`,
 			`podgauge_resource_allocatable_devices{numa_node="0",resource="example.com/nic"} 2`,
@@ -38,28 +38,28 @@ func TestScrapeShowsAllThatTheKubeletGivesAway(t *testing.T) {
 			`podgauge_container_reserved_memory_bytes{container="c",namespace="n",numa_node="0",pod="p",type="memory"} 1.073741824e+09`,
 			`podgauge_claim_info{claim="p-gpu",claim_namespace="n",container="c",device="gpu-0",driver="gpu.nvidia.com",namespace="n",pod="p",pool="node-a",share=""} 1`,
 		} {
-			has(t, text, series)
+			assertSeries(t, text, series)
 		}
 
 		// The kubelet does not say what it would give away: that is not nothing.
-		d.holders.Resources.Known = false
-		d.expire()
-		text = scrape(t, serve(e))
-		hasNot(t, text, "podgauge_allocatable_cpus")
-		hasNot(t, text, "podgauge_resource_device_info")
-		has(t, text, `podgauge_container_exclusive_cpus{container="c",namespace="n",pod="p"} 3`)
+		d.allocations.Resources.AllocatableKnown = false
+		d.expireCollection()
+		text = scrape(t, newHandler(e))
+		assertAbsent(t, text, "podgauge_allocatable_cpus")
+		assertAbsent(t, text, "podgauge_resource_device_info")
+		assertSeries(t, text, `podgauge_container_exclusive_cpus{container="c",namespace="n",pod="p"} 3`)
 	})
 }
 
 // The same answer makes nothing anew, however much it has.
 func TestResourcesThatStayAreNotMadeAnew(t *testing.T) {
-	r := device.Resources{Known: true}
+	r := device.NodeResources{AllocatableKnown: true}
 	for range 500 {
-		r.Devices = append(r.Devices, device.ResourceDevice{Resource: "r", ID: "d"})
+		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: "d"})
 	}
-	p := newPage(&Sources{}, &Options{SeriesLimit: 1000})
-	s := snapshot{holders: device.Holders{Resources: r}}
-	l := newLedger(nil)
+	p := newRenderedMetrics(&ScrapeInputs{}, &Options{SeriesLimit: 1000})
+	s := nodeSnapshot{allocations: device.Allocations{Resources: r}}
+	l := newAttribution(nil)
 	p.render(s, l)
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > 0 {
 		t.Errorf("%.0f allocations", n)

@@ -24,7 +24,7 @@ func TestReadersShareABody(t *testing.T) {
 		var gathered atomic.Int32
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "x", Help: "X."}, func() float64 { return float64(gathered.Add(1)) }))
-		h := New(newNode(2).sources(), Options{}).Handler(Server{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
+		h := New(newScrapeFixture(2).inputs(), Options{}).Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
 		const delimited = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 		representations := [][2]string{
 			{"text/plain", ""},
@@ -44,7 +44,7 @@ func TestReadersShareABody(t *testing.T) {
 			if got, want := int(gathered.Load()), 4*(collections+1); got != want { // both versions of OpenMetrics are one
 				t.Errorf("%d bodies were encoded in %d collections, want %d", got, collections+1, want)
 			}
-			time.Sleep(sharedFor)
+			time.Sleep(maxCollectionAge)
 		}
 	})
 }
@@ -52,7 +52,7 @@ func TestReadersShareABody(t *testing.T) {
 // TestSharedBodiesHaveTheirHeaders: each reader gets the type that it asked for, and the length.
 func TestSharedBodiesHaveTheirHeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := serve(New(newNode(1).sources(), Options{}))
+		h := newHandler(New(newScrapeFixture(1).inputs(), Options{}))
 		for _, accept := range []string{"application/openmetrics-text;version=1.0.0", "application/openmetrics-text;version=0.0.1", "text/plain"} {
 			for _, encoding := range []string{"", "gzip"} {
 				r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
@@ -75,7 +75,7 @@ func TestSharedBodiesHaveTheirHeaders(t *testing.T) {
 // TestHalfClosedConnection: a client that has closed its sending half, as nc -N does, gets the whole collection.
 func TestHalfClosedConnection(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
-	h := serve(New(newNode(2).sources(), Options{}))
+	h := newHandler(New(newScrapeFixture(2).inputs(), Options{}))
 	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done() // net/http has seen the end of what the client sends
 		h.ServeHTTP(w, r)
@@ -99,33 +99,33 @@ func TestHalfClosedConnection(t *testing.T) {
 	}
 }
 
-// stalled is a client that reads nothing until its time is over.
-type stalled struct {
+// stalledWriter is a client that reads nothing until its time is over.
+type stalledWriter struct {
 	*httptest.ResponseRecorder
-	begun, cut chan struct{}
+	started, closed chan struct{}
 }
 
-func newStalled() *stalled {
-	return &stalled{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
+func newStalledWriter() *stalledWriter {
+	return &stalledWriter{httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
 }
 
-func (s *stalled) Write(b []byte) (int, error) {
-	close(s.begun)
-	<-s.cut
+func (s *stalledWriter) Write(b []byte) (int, error) {
+	close(s.started)
+	<-s.closed
 	return len(b), nil
 }
 
 // SetWriteDeadline is a connection's.
-func (s *stalled) SetWriteDeadline(at time.Time) error {
+func (s *stalledWriter) SetWriteDeadline(at time.Time) error {
 	if at.Before(time.Now()) {
-		close(s.cut)
+		close(s.closed)
 	}
 	return nil
 }
 
-func (s *stalled) isCut() bool {
+func (s *stalledWriter) isClosed() bool {
 	select {
-	case <-s.cut:
+	case <-s.closed:
 		return true
 	default:
 		return false
@@ -137,22 +137,22 @@ func (s *stalled) isCut() bool {
 func TestTheOldestReadersMakeRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s sender
-		begin := func(b *body) *stalled {
-			w := newStalled()
+		begin := func(b *scrapeBody) *stalledWriter {
+			w := newStalledWriter()
 			go s.send(w, b)
-			<-w.begun
+			<-w.started
 			return w
 		}
 		began := time.Now()
-		third := func(collection int) *body {
-			return &body{data: make([]byte, maxSending/3), collection: began.Add(time.Duration(collection) * time.Second)}
+		third := func(collection int) *scrapeBody {
+			return &scrapeBody{data: make([]byte, maxSendingBytes/3), collection: began.Add(time.Duration(collection) * time.Second)}
 		}
 		first, second, last := third(1), third(2), third(3)
-		readers := []*stalled{begin(first), begin(first), begin(second), begin(last)}
+		readers := []*stalledWriter{begin(first), begin(first), begin(second), begin(last)}
 		cut := func() (is []bool) {
 			synctest.Wait()
 			for _, r := range readers {
-				is = append(is, r.isCut())
+				is = append(is, r.isClosed())
 			}
 			return is
 		}
@@ -167,7 +167,7 @@ func TestTheOldestReadersMakeRoom(t *testing.T) {
 		if got, want := cut(), []bool{true, true, false, false, false, false}; !slices.Equal(got, want) {
 			t.Errorf("one reader more: %v are cut off, want %v", got, want)
 		}
-		readers = append(readers, begin(&body{data: make([]byte, 2*maxSending), collection: began.Add(5 * time.Second)}))
+		readers = append(readers, begin(&scrapeBody{data: make([]byte, 2*maxSendingBytes), collection: began.Add(5 * time.Second)}))
 		if got, want := cut(), []bool{true, true, true, true, true, true, false}; !slices.Equal(got, want) {
 			t.Errorf("a body above the bound: %v are cut off, want %v", got, want)
 		}
@@ -175,10 +175,10 @@ func TestTheOldestReadersMakeRoom(t *testing.T) {
 		if got, want := cut(), []bool{true, true, true, true, true, true, false, true}; !slices.Equal(got, want) {
 			t.Errorf("another: %v are cut off, want %v", got, want)
 		}
-		close(readers[6].cut)
+		close(readers[6].closed)
 		synctest.Wait()
-		if s.bytes != 0 || len(s.bodies) != 0 {
-			t.Errorf("at the end %d bytes of %d bodies are counted", s.bytes, len(s.bodies))
+		if s.totalBytes != 0 || len(s.bodies) != 0 {
+			t.Errorf("at the end %d bytes of %d bodies are counted", s.totalBytes, len(s.bodies))
 		}
 	})
 }
@@ -189,40 +189,40 @@ func TestCompressedBodiesStay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s sender
 		began := time.Now()
-		begin := func(collection, bytes int, compressed bool) *stalled {
-			w := newStalled()
-			go s.send(w, &body{data: make([]byte, bytes), compressed: compressed, collection: began.Add(time.Duration(collection) * time.Second)})
-			<-w.begun
+		begin := func(collection, bytes int, compressed bool) *stalledWriter {
+			w := newStalledWriter()
+			go s.send(w, &scrapeBody{data: make([]byte, bytes), compressed: compressed, collection: began.Add(time.Duration(collection) * time.Second)})
+			<-w.started
 			synctest.Wait()
 			return w
 		}
-		old := begin(1, maxSending/10, true)
-		small := begin(2, maxSending/10, true)
-		text := begin(2, maxSending/3, false)
-		if old.isCut() || small.isCut() || text.isCut() {
+		old := begin(1, maxSendingBytes/10, true)
+		small := begin(2, maxSendingBytes/10, true)
+		text := begin(2, maxSendingBytes/3, false)
+		if old.isClosed() || small.isClosed() || text.isClosed() {
 			t.Error("cut off below the bound")
 		}
-		protobuf := begin(2, maxSending/2, false)
-		if !old.isCut() || small.isCut() || text.isCut() || protobuf.isCut() {
+		protobuf := begin(2, maxSendingBytes/2, false)
+		if !old.isClosed() || small.isClosed() || text.isClosed() || protobuf.isClosed() {
 			t.Error("not the oldest collection's body is cut off, compressed or not")
 		}
-		openMetrics := begin(2, maxSending/3, false)
-		if small.isCut() || text.isCut() || !protobuf.isCut() || openMetrics.isCut() {
+		openMetrics := begin(2, maxSendingBytes/3, false)
+		if small.isClosed() || text.isClosed() || !protobuf.isClosed() || openMetrics.isClosed() {
 			t.Error("not the largest body of the collection is cut off")
 		}
-		large := begin(2, 2*maxSending, false)
-		if small.isCut() || !text.isCut() || !openMetrics.isCut() || large.isCut() {
+		large := begin(2, 2*maxSendingBytes, false)
+		if small.isClosed() || !text.isClosed() || !openMetrics.isClosed() || large.isClosed() {
 			t.Error("the compressed body, or the latest one, is cut off")
 		}
-		late := begin(1, maxSending/10, true)
-		if small.isCut() || large.isCut() || !late.isCut() {
+		late := begin(1, maxSendingBytes/10, true)
+		if small.isClosed() || large.isClosed() || !late.isClosed() {
 			t.Error("a body of an older collection makes those of the newest be cut off")
 		}
-		close(small.cut)
-		close(large.cut)
+		close(small.closed)
+		close(large.closed)
 		synctest.Wait()
-		if s.bytes != 0 || len(s.bodies) != 0 {
-			t.Errorf("at the end %d bytes of %d bodies are counted", s.bytes, len(s.bodies))
+		if s.totalBytes != 0 || len(s.bodies) != 0 {
+			t.Errorf("at the end %d bytes of %d bodies are counted", s.totalBytes, len(s.bodies))
 		}
 	})
 }
@@ -231,7 +231,7 @@ func TestCompressedBodiesStay(t *testing.T) {
 func TestAReaderThatIsCutOff(t *testing.T) {
 	var s sender
 	// The old one is larger than what two sockets hold.
-	old, fresh := &body{data: make([]byte, 4*maxSending)}, &body{data: make([]byte, maxSending), collection: time.Now()}
+	old, fresh := &scrapeBody{data: make([]byte, 4*maxSendingBytes)}, &scrapeBody{data: make([]byte, maxSendingBytes), collection: time.Now()}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/old" {
 			s.send(w, old)
@@ -252,8 +252,8 @@ func TestAReaderThatIsCutOff(t *testing.T) {
 		}
 		n, err := io.Copy(io.Discard, answer.Body)
 		answer.Body.Close()
-		if n != maxSending {
-			t.Errorf("a fast reader has %d bytes, want %d: %v", n, maxSending, err)
+		if n != maxSendingBytes {
+			t.Errorf("a fast reader has %d bytes, want %d: %v", n, maxSendingBytes, err)
 		}
 	}
 	if n, err := io.Copy(io.Discard, slowly.Body); !errors.Is(err, io.ErrUnexpectedEOF) {

@@ -17,8 +17,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// describe writes what a container gets: its environment, and its device nodes.
-func describe(c *api.ContainerAllocateResponse) string {
+// formatResponse writes what a container gets: its environment, and its device nodes.
+func formatResponse(c *api.ContainerAllocateResponse) string {
 	var all []string
 	for name, value := range c.Envs {
 		all = append(all, name+"="+value)
@@ -39,7 +39,7 @@ func describe(c *api.ContainerAllocateResponse) string {
 
 // allocate makes one call, with a request for each container, its ids apart by
 // spaces.
-func (s *stage) allocate(containers ...string) (answer []string, err error) {
+func (s *fixture) allocate(containers ...string) (lines []string, err error) {
 	s.Helper()
 	r := &api.AllocateRequest{}
 	for _, ids := range containers {
@@ -47,9 +47,9 @@ func (s *stage) allocate(containers ...string) (answer []string, err error) {
 	}
 	got, err := s.dial(s.socket()).Allocate(s.ctx, r)
 	for _, c := range got.GetContainerResponses() {
-		answer = append(answer, describe(c))
+		lines = append(lines, formatResponse(c))
 	}
-	return answer, err
+	return lines, err
 }
 
 func TestAllocate(t *testing.T) {
@@ -106,10 +106,10 @@ func TestAllocate(t *testing.T) {
 	}
 	for _, specs := range []bool{false, true} {
 		t.Run(fmt.Sprintf("device specs %t", specs), func(t *testing.T) {
-			s := newStage(t)
+			s := newFixture(t)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.options.Rules = fixed(plugin.Rules{Answer: func(string) answer.Options { return answer.Options{DeviceSpecs: specs} }})
-			s.board.Post(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
+			s.options.Rules = constantRules(plugin.Rules{ResponseOptions: func(string) answer.Options { return answer.Options{DeviceSpecs: specs} }})
+			s.board.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
 			s.startKubelet()
 			s.startPlugin()
 			s.waitRegistered(9)
@@ -125,58 +125,58 @@ func TestAllocate(t *testing.T) {
 				if status.Convert(err).Message() != row.err || err != nil && status.Code(err) != codes.FailedPrecondition {
 					t.Errorf("%s: %v; want %q", row.name, err, row.err)
 				}
-				s.wantTold(row.name, row.containers, row.err)
+				s.wantAllocation(row.name, row.containers, row.err)
 			}
 		})
 	}
 }
 
-// fixed has rules hold for ever.
-func fixed(r plugin.Rules) func() (plugin.Rules, <-chan struct{}) {
+// constantRules has rules hold for ever.
+func constantRules(r plugin.Rules) func() (plugin.Rules, <-chan struct{}) {
 	return func() (plugin.Rules, <-chan struct{}) { return r, nil }
 }
 
-// wantTold checks what the Trace was told of the one call since it was last asked.
-func (s *stage) wantTold(name string, containers []string, refusal string) {
+// wantAllocation checks what the Trace was told of the one call since it was last asked.
+func (s *fixture) wantAllocation(name string, containers []string, rejection string) {
 	s.Helper()
-	s.await("the call has been told of", func() bool {
-		s.seen.mu.Lock()
-		defer s.seen.mu.Unlock()
-		return len(s.seen.answered) == 1 && (refusal != "" || len(s.seen.allocated) == 1)
+	s.poll("the call has been told of", func() bool {
+		s.recorded.mu.Lock()
+		defer s.recorded.mu.Unlock()
+		return len(s.recorded.allocateErrs) == 1 && (rejection != "" || len(s.recorded.allocated) == 1)
 	})
-	s.seen.mu.Lock()
-	defer s.seen.mu.Unlock()
-	var ids []device.OfferedID
+	s.recorded.mu.Lock()
+	defer s.recorded.mu.Unlock()
+	var ids []device.AdvertisedID
 	for id := range strings.FieldsSeq(strings.Join(containers, " ")) {
-		ids = append(ids, device.OfferedID(id))
+		ids = append(ids, device.AdvertisedID(id))
 	}
 	switch {
-	case refusal == "" && (!slices.Equal(s.seen.allocated[0], ids) || len(s.seen.refused) > 0 || s.seen.answered[0] != nil):
-		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.seen.allocated, s.seen.refused, s.seen.answered)
-	case refusal != "" && (len(s.seen.allocated) > 0 || len(s.seen.refused) != 1 || s.seen.refused[0].Error() != refusal || s.seen.answered[0] == nil):
-		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.seen.allocated, s.seen.refused, s.seen.answered)
+	case rejection == "" && (!slices.Equal(s.recorded.allocated[0], ids) || len(s.recorded.rejected) > 0 || s.recorded.allocateErrs[0] != nil):
+		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
+	case rejection != "" && (len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 || s.recorded.rejected[0].Error() != rejection || s.recorded.allocateErrs[0] == nil):
+		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
 	}
-	s.seen.allocated, s.seen.refused, s.seen.answered = nil, nil, nil
+	s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs = nil, nil, nil
 }
 
-func pod(name string, n int) kubelet.Pod {
-	return kubelet.Pod{Name: name, Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{resource: n}}}}
+func pod(name string, n int) kubelet.PodSpec {
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: n}}}}
 }
 
 func TestPodsGetTheirGPUs(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		s.start(4)
 		for name, n := range map[string]int{"one": 1, "three": 3} {
 			if err := s.kubelet.RunPod(s.ctx, pod(name, n)); err != nil {
 				s.Error(err)
 			}
 		}
-		s.seen.mu.Lock()
-		defer s.seen.mu.Unlock()
-		all := slices.Concat(s.seen.allocated...)
+		s.recorded.mu.Lock()
+		defer s.recorded.mu.Unlock()
+		all := slices.Concat(s.recorded.allocated...)
 		slices.Sort(all)
-		if want := []device.OfferedID{"GPU-0", "GPU-1", "GPU-2", "GPU-3"}; len(s.seen.allocated) != 2 || !slices.Equal(all, want) {
-			s.Errorf("allocated were %q", s.seen.allocated)
+		if want := []device.AdvertisedID{"GPU-0", "GPU-1", "GPU-2", "GPU-3"}; len(s.recorded.allocated) != 2 || !slices.Equal(all, want) {
+			s.Errorf("allocated were %q", s.recorded.allocated)
 		}
 	})
 }
@@ -193,24 +193,24 @@ func TestAPodIsToldWhyItGetsNothing(t *testing.T) {
 		{"unknown", []device.Status{}, "cannot allocate: GPU-0 is unknown"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			versions(t, func(s *stage) {
+			eachVersion(t, func(s *fixture) {
 				var board atomic.Pointer[[]device.Status]
 				good := statuses(1)
 				board.Store(&good)
-				s.options.Look = func() ([]device.Status, <-chan struct{}) { return *board.Load(), nil } // wakes nobody
+				s.options.Statuses = func() ([]device.Status, <-chan struct{}) { return *board.Load(), nil } // wakes nobody
 				s.startKubelet()
 				s.startPlugin()
 				s.waitRegistered(1)
 				board.Store(&row.board)
 				err := s.kubelet.RunPod(s.ctx, pod("unlucky", 1))
-				rejected := (*kubelet.Rejected)(nil)
+				rejected := (*kubelet.AdmissionError)(nil)
 				if !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" || !strings.Contains(rejected.Message, row.want) {
 					s.Errorf("the pod met %v; want %q", err, row.want)
 				}
-				s.seen.mu.Lock()
-				defer s.seen.mu.Unlock()
-				if len(s.seen.allocated) > 0 || len(s.seen.refused) != 1 {
-					s.Errorf("told of %q allocated, %v refused", s.seen.allocated, s.seen.refused)
+				s.recorded.mu.Lock()
+				defer s.recorded.mu.Unlock()
+				if len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 {
+					s.Errorf("told of %q allocated, %v refused", s.recorded.allocated, s.recorded.rejected)
 				}
 			})
 		})

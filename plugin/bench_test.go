@@ -13,13 +13,13 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// node is a kubelet and a plugin that run until the benchmark ends.
-func node(b *testing.B, board *device.Board, rules plugin.Rules) (*kubelet.Kubelet, string) {
+// callSnapshot is a kubelet and a plugin that run until the benchmark ends.
+func callSnapshot(b *testing.B, board *device.Inventory, rules plugin.Rules) (*kubelet.Kubelet, string) {
 	b.Helper()
 	dir := shortDir(b)
 	k := kubelet.New(kubelet.Options{Dir: dir})
 	p := plugin.New(plugin.Options{
-		Dir: dir + "/device-plugins", Look: board.Look, Rules: fixed(rules), Log: slog.New(slog.DiscardHandler),
+		Dir: dir + "/device-plugins", Statuses: board.Get, Rules: constantRules(rules), Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error, 2)
@@ -38,7 +38,7 @@ func node(b *testing.B, board *device.Board, rules plugin.Rules) (*kubelet.Kubel
 
 func allocatable(b *testing.B, k *kubelet.Kubelet, n int) {
 	b.Helper()
-	if err := k.Wait(b.Context(), func(s kubelet.State) bool { return s.Resources[resource].Allocatable == n }); err != nil {
+	if err := k.Wait(b.Context(), func(s kubelet.KubeletState) bool { return s.Resources[resource].Allocatable == n }); err != nil {
 		b.Fatal(err)
 	}
 }
@@ -46,11 +46,11 @@ func allocatable(b *testing.B, k *kubelet.Kubelet, n int) {
 // BenchmarkStart is from nothing to devices that the kubelet can give away; a kubelet
 // that starts and the plugin's look at its socket, every 100 ms, included.
 func BenchmarkStart(b *testing.B) {
-	board := &device.Board{}
-	board.Post(statuses(8))
+	board := &device.Inventory{}
+	board.Set(statuses(8))
 	for b.Loop() {
 		func() {
-			k, _ := node(b, board, plugin.Rules{})
+			k, _ := callSnapshot(b, board, plugin.Rules{})
 			allocatable(b, k, 8)
 		}()
 	}
@@ -59,27 +59,27 @@ func BenchmarkStart(b *testing.B) {
 // BenchmarkHealthChange is from the Board to the kubelet's count, with 64 replicas of
 // each of 8 GPUs, half of them failing and coming back.
 func BenchmarkHealthChange(b *testing.B) {
-	board := &device.Board{}
+	board := &device.Inventory{}
 	well, ill := statuses(8), statuses(8)
 	for i := range 4 {
 		ill = unhealthy(ill, i, "lost")
 	}
-	board.Post(well)
-	k, _ := node(b, board, shared(64))
+	board.Set(well)
+	k, _ := callSnapshot(b, board, sharedRules(64))
 	allocatable(b, k, 8*64)
 	for b.Loop() {
-		board.Post(ill)
+		board.Set(ill)
 		allocatable(b, k, 4*64)
-		board.Post(well)
+		board.Set(well)
 		allocatable(b, k, 8*64)
 	}
 }
 
 // BenchmarkPreferredAllocation is the call as the kubelet makes it, over the socket.
 func BenchmarkPreferredAllocation(b *testing.B) {
-	board := &device.Board{}
-	board.Post(statuses(8))
-	k, dir := node(b, board, plugin.Rules{})
+	board := &device.Inventory{}
+	board.Set(statuses(8))
+	k, dir := callSnapshot(b, board, plugin.Rules{})
 	allocatable(b, k, 8)
 	conn, err := grpc.NewClient("unix://"+dir+"/device-plugins/"+k.Resource(resource).Sockets[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -89,7 +89,7 @@ func BenchmarkPreferredAllocation(b *testing.B) {
 	client := api.NewDevicePluginClient(conn)
 	var all []string
 	for i := range 8 {
-		all = append(all, string(id(i)))
+		all = append(all, string(gpuID(i)))
 	}
 	request := &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: all, AllocationSize: 3}}}
 	b.ReportAllocs()

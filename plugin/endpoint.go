@@ -15,79 +15,79 @@ import (
 // The pauses of a loop that must neither miss a new kubelet for long nor hammer
 // one that refuses.
 const (
-	pollEvery = 100 * time.Millisecond // for sockets that come and go
-	// againFirst also lets the kubelet notice the end of the old stream before it
+	socketPollInterval = 100 * time.Millisecond // for sockets that come and go
+	// minBackoff also lets the kubelet notice the end of the old stream before it
 	// meets the next registration: up to 1.36 it files both under the resource's
 	// name, and takes the late end of one for the end of the other.
-	againFirst   = 100 * time.Millisecond
-	againMost    = 10 * time.Second
-	steady       = time.Second      // a stream that stood for so long was not refused
-	answeredBy   = 10 * time.Second // from the kubelet's start to its list of what is allocatable, if it has one, and to other plugins' registrations
-	registerMost = 15 * time.Second // the kubelet itself takes 10 s to give up dialling us
-	streamBy     = 5 * time.Second  // from Register's success to its ListAndWatch
-	leaveAfter   = 10 * time.Second // of an offer without an id: then the kubelet may forget the resource
+	minBackoff          = 100 * time.Millisecond
+	maxBackoff          = 10 * time.Second
+	backoffResetAfter   = time.Second      // a stream that stood for so long was not refused
+	kubeletStartTimeout = 10 * time.Second // from the kubelet's start to its list of what is allocatable, if it has one, and to other plugins' registrations
+	registerTimeout     = 15 * time.Second // the kubelet itself takes 10 s to give up dialling us
+	streamTimeout       = 5 * time.Second  // from Register's success to its ListAndWatch
+	emptyListTimeout    = 10 * time.Second // of an offer without an id: then the kubelet may forget the resource
 )
 
 // endpoint offers one resource: it is a loop over lives, each on a socket of its
 // own, and whatever ends one starts the next.
 type endpoint struct {
 	Options
-	device.Pulse
-	resource string
-	served   *served
+	device.Heartbeat
+	resource   string
+	registered *registeredResources
 
-	lives  int         // how many have been begun; belongs to run's goroutine
-	socket string      // the file name of the newest one's; belongs to run's goroutine
-	said   string      // why the newest life failed, as logged; belongs to run's goroutine
-	other  otherPlugin // belongs to run's goroutine
-	tried  atomic.Bool // whether the first registration has had an outcome, or has been found impossible for now
-	// told is what the kubelet was last sent in this life, or is being sent; nil
+	serverCount       int         // how many have been begun; belongs to run's goroutine
+	socketName        string      // the file name of the newest one's; belongs to run's goroutine
+	loggedErr         string      // why the newest life failed, as logged; belongs to run's goroutine
+	other             otherPlugin // belongs to run's goroutine
+	registrationTried atomic.Bool // whether the first registration has had an outcome, or has been found impossible for now
+	// sentList is what the kubelet was last sent in this life, or is being sent; nil
 	// before that. Written by the stream and by run.
-	told atomic.Pointer[offer]
-	view atomic.Pointer[view] // the newest that was asked for
+	sentList      atomic.Pointer[deviceList]
+	topologyCache atomic.Pointer[cachedTopology] // the newest that was asked for
 
-	refusals refusals
+	rejections rejectionLog
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	offered *offer
+	devices *deviceList
 	changed chan struct{} // closed when something else is offered
 }
 
 func newEndpoint(o Options, resource string) *endpoint {
-	return &endpoint{Options: o, resource: resource, served: &served{}, offered: &offer{}, changed: make(chan struct{})}
+	return &endpoint{Options: o, resource: resource, registered: &registeredResources{}, devices: &deviceList{}, changed: make(chan struct{})}
 }
 
-// offer replaces what is offered, and returns when to do so again if nothing changes; never
+// setDevices replaces what is offered, and returns when to do so again if nothing changes; never
 // is zero.
-func (e *endpoint) offer(o *offer, statuses []device.Status, holders device.Holders, now time.Time) (due time.Time) {
-	older, _ := e.look()
-	b := bonds{told: e.told.Load()}
-	if !o.foreign {
-		b.held = holders.Offered(e.resource)
+func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time) (due time.Time) {
+	previous, _ := e.currentDevices()
+	retained := retainedIDs{sent: e.sentList.Load()}
+	if !list.foreign {
+		retained.allocated = allocations.DeviceIDs(e.resource)
 	}
-	due = older.leave(o, statuses, b, now)
-	o.reserve(e.resource, holders)
+	due = previous.carryOver(list, statuses, retained, now)
+	list.markConflicts(e.resource, allocations)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.offered = o
+	e.devices = list
 	close(e.changed)
 	e.changed = make(chan struct{})
 	return due
 }
 
-// look returns what is offered, and a channel that is closed when something else
+// currentDevices returns what is offered, and a channel that is closed when something else
 // is.
-func (e *endpoint) look() (*offer, <-chan struct{}) {
+func (e *endpoint) currentDevices() (*deviceList, <-chan struct{}) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.offered, e.changed
+	return e.devices, e.changed
 }
 
 // ready says so while the first registration is under way. An offer without an id
 // is not registered.
 func (e *endpoint) ready() error {
-	if o, _ := e.look(); len(o.items) > 0 && !e.tried.Load() {
+	if list, _ := e.currentDevices(); len(list.items) > 0 && !e.registrationTried.Load() {
 		return errors.New("not registered yet")
 	}
 	return nil
@@ -95,162 +95,162 @@ func (e *endpoint) ready() error {
 
 // run offers the resource until ctx is done.
 func (e *endpoint) run(ctx context.Context) error {
-	var again backoff
+	var retry backoff
 	released := false
 	for {
-		e.anyDevice(ctx)
-		kubelet := e.kubelet(ctx)
+		e.waitForDevice(ctx)
+		kubelet := e.waitForKubelet(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
-		o, _ := e.look()
-		if len(o.items) == 0 { // the last one went while the kubelet was away
+		list, _ := e.currentDevices()
+		if len(list.items) == 0 { // the last one went while the kubelet was away
 			continue
 		}
-		if o.past && e.taken(kubelet) {
-			e.tried.Store(true)
-			pause(ctx, time.Second)
+		if list.withdrawn && e.hasOtherPlugin(kubelet) {
+			e.registrationTried.Store(true)
+			sleep(ctx, time.Second)
 			continue
 		}
-		if released && e.Trace.Offers != nil {
-			e.Trace.Offers(e.resource)
+		if released && e.Hooks.OnResourceAdded != nil {
+			e.Hooks.OnResourceAdded(e.resource)
 		}
 		released = false
-		e.served.add(e.resource)
-		e.other.ours, e.other.registered = true, false
-		stood, err := e.runOnce(ctx, kubelet)
+		e.registered.add(e.resource)
+		e.other.registeredByUs, e.other.registered = true, false
+		uptime, err := e.serveOnce(ctx, kubelet)
 		if ctx.Err() != nil {
 			return nil
 		}
-		e.say(stood, err)
-		if o, _ := e.look(); len(o.items) == 0 && e.Trace.Released != nil {
+		e.logEnd(uptime, err)
+		if list, _ := e.currentDevices(); len(list.items) == 0 && e.Hooks.OnResourceReleased != nil {
 			released = true
-			e.Trace.Released(e.resource)
+			e.Hooks.OnResourceReleased(e.resource)
 		}
-		e.rest(ctx, again.after(kubelet, stood), kubelet)
+		e.waitBackoff(ctx, retry.next(kubelet, uptime), kubelet)
 	}
 }
 
 // otherPlugin is what is known of another plugin of a resource that the rules do not offer.
 type otherPlugin struct {
-	registered bool // by the kubelet's newest answer
-	ours       bool // this process has registered the resource, so that the kubelet may list it as ours
-	kubelet    socketID
-	since      time.Time // when that kubelet was first met
+	registered     bool // by the kubelet's newest answer
+	registeredByUs bool // this process has registered the resource, so that the kubelet may list it as ours
+	kubelet        socketID
+	kubeletSince   time.Time // when that kubelet was first met
 }
 
-// taken reports whether a resource that the rules do not offer may have another plugin: the
+// hasOtherPlugin reports whether a resource that the rules do not offer may have another plugin: the
 // kubelet says of what is allocatable only what has one. It says so a moment after it has
 // said what is allocated; while it does not, its last answer counts. A kubelet that was
 // restarted does not have the other plugin until that has registered again.
-func (e *endpoint) taken(kubelet socketID) bool {
+func (e *endpoint) hasOtherPlugin(kubelet socketID) bool {
 	other := &e.other
 	if kubelet != other.kubelet {
-		other.kubelet, other.since = kubelet, time.Now()
+		other.kubelet, other.kubeletSince = kubelet, time.Now()
 	}
-	young := time.Since(other.since) < answeredBy
-	holders, _ := e.Holders()
-	if !holders.Resources.Known {
-		return other.registered || young && !other.ours
+	starting := time.Since(other.kubeletSince) < kubeletStartTimeout
+	allocations, _ := e.Allocations()
+	if !allocations.Resources.AllocatableKnown {
+		return other.registered || starting && !other.registeredByUs
 	}
-	listed := slices.ContainsFunc(holders.Resources.Devices, func(d device.ResourceDevice) bool { return d.Resource == e.resource })
-	other.registered = !other.ours && (listed || other.registered && young)
-	return listed || other.registered
+	allocatable := slices.ContainsFunc(allocations.Resources.AllocatableDevices, func(d device.ResourceDevice) bool { return d.Resource == e.resource })
+	other.registered = !other.registeredByUs && (allocatable || other.registered && starting)
+	return allocatable || other.registered
 }
 
-// anyDevice waits until there is a device, with a verdict on it: were the first
+// waitForDevice waits until there is a device, with a verdict on it: were the first
 // list to name all devices unhealthy because nobody had asked them yet, the
 // kubelet would turn away the pods that it restores after a reboot.
-func (e *endpoint) anyDevice(ctx context.Context) {
+func (e *endpoint) waitForDevice(ctx context.Context) {
 	for ctx.Err() == nil {
 		e.Beat()
-		o, changed := e.look()
-		if len(o.items) > 0 {
+		list, changed := e.currentDevices()
+		if len(list.items) > 0 {
 			return
 		}
 		select {
 		case <-ctx.Done():
 		case <-changed:
-		case <-time.After(againMost):
+		case <-time.After(maxBackoff):
 		}
 	}
 }
 
-// kubelet waits until one listens, and returns its socket. A socket that merely
+// waitForKubelet waits until one listens, and returns its socket. A socket that merely
 // lies there is not enough: an ended kubelet leaves its own behind, and the next
 // one deletes all sockets in the folder, ours too, before it listens. It is
 // identified after it has listened: what is found then is what listened, or newer.
-func (e *endpoint) kubelet(ctx context.Context) socketID {
-	said := ""
+func (e *endpoint) waitForKubelet(ctx context.Context) socketID {
+	loggedErr := ""
 	for ctx.Err() == nil {
 		e.Beat()
-		err := reach(e.kubeletSocket())
-		if id := identify(e.kubeletSocket()); err == nil && id != (socketID{}) {
+		err := checkListening(e.kubeletSocket())
+		if id := statSocket(e.kubeletSocket()); err == nil && id != (socketID{}) {
 			return id
 		}
-		if err != nil && err.Error() != said {
-			said = err.Error()
-			e.tried.Store(true)
+		if err != nil && err.Error() != loggedErr {
+			loggedErr = err.Error()
+			e.registrationTried.Store(true)
 			e.Log.Info("wait for the kubelet", "why", err)
 		}
-		pause(ctx, pollEvery)
+		sleep(ctx, socketPollInterval)
 	}
 	return socketID{}
 }
 
-// runOnce is one life. It tells for how long the kubelet listened to it, and what
+// serveOnce is one life. It tells for how long the kubelet listened to it, and what
 // ended it: nil only when ctx is done.
-func (e *endpoint) runOnce(ctx context.Context, kubelet socketID) (stood time.Duration, err error) {
+func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	e.Log.Debug("serve and register", "resource", e.resource)
-	l, err := e.begin(ctx)
+	s, err := e.startServer(ctx)
 	if err != nil {
-		e.tried.Store(true)
+		e.registrationTried.Store(true)
 		return 0, err
 	}
-	defer e.told.Store(nil)
-	defer l.end()
-	err = l.register(ctx)
+	defer e.sentList.Store(nil)
+	defer s.stop()
+	err = s.register(ctx)
 	if ctx.Err() != nil {
 		return 0, nil
 	}
-	e.tried.Store(true)
-	if e.Trace.Registered != nil {
-		e.Trace.Registered(e.resource, err)
+	e.registrationTried.Store(true)
+	if e.Hooks.OnRegistered != nil {
+		e.Hooks.OnRegistered(e.resource, err)
 	}
 	if err != nil {
 		return 0, err
 	}
-	return l.watch(ctx, kubelet)
+	return s.watch(ctx, kubelet)
 }
 
-// say logs why a life ended: a reason that stays the same once, however often it
+// logEnd logs why a life ended: a reason that stays the same once, however often it
 // is met.
-func (e *endpoint) say(stood time.Duration, err error) {
-	if stood > 0 {
-		e.Log.Info("registration ended", "resource", e.resource, "after", stood, "why", err)
-		e.said = ""
+func (e *endpoint) logEnd(uptime time.Duration, err error) {
+	if uptime > 0 {
+		e.Log.Info("registration ended", "resource", e.resource, "after", uptime, "why", err)
+		e.loggedErr = ""
 		return
 	}
 	// The kubelet may name the socket, which is another one each time.
-	text := strings.ReplaceAll(err.Error(), e.socket, "our socket")
-	if text != e.said {
+	text := strings.ReplaceAll(err.Error(), e.socketName, "our socket")
+	if text != e.loggedErr {
 		e.Log.Warn("register with the kubelet, will go on trying", "resource", e.resource, "err", text)
-		e.said = text
+		e.loggedErr = text
 	}
 }
 
-// rest waits before the next try at the same kubelet, but not for a new one.
-func (e *endpoint) rest(ctx context.Context, d time.Duration, kubelet socketID) {
-	for end := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(end); {
+// waitBackoff waits before the next try at the same kubelet, but not for a new one.
+func (e *endpoint) waitBackoff(ctx context.Context, d time.Duration, kubelet socketID) {
+	for deadline := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(deadline); {
 		e.Beat()
-		pause(ctx, min(pollEvery, time.Until(end)))
-		if identify(e.kubeletSocket()) != kubelet {
+		sleep(ctx, min(socketPollInterval, time.Until(deadline)))
+		if statSocket(e.kubeletSocket()) != kubelet {
 			return
 		}
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) {
+func sleep(ctx context.Context, d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
@@ -263,14 +263,14 @@ func pause(ctx context.Context, d time.Duration) {
 // refuses, or takes what it ends at once.
 type backoff struct {
 	kubelet socketID
-	wait    time.Duration
+	delay   time.Duration
 }
 
-// after returns the pause after a life at a kubelet that stood for so long.
-func (b *backoff) after(kubelet socketID, stood time.Duration) time.Duration {
-	if kubelet != b.kubelet || stood >= steady {
+// next returns the pause after a life at a kubelet that stood for so long.
+func (b *backoff) next(kubelet socketID, uptime time.Duration) time.Duration {
+	if kubelet != b.kubelet || uptime >= backoffResetAfter {
 		*b = backoff{kubelet: kubelet}
 	}
-	b.wait = max(againFirst, min(2*b.wait, againMost))
-	return b.wait
+	b.delay = max(minBackoff, min(2*b.delay, maxBackoff))
+	return b.delay
 }

@@ -26,9 +26,9 @@ func TestAnotherPluginsResource(t *testing.T) {
 			{"the kubelet does not answer", time.Hour, 1, false, false, true},
 			{"nor the next one", time.Second, 2, false, false, true},
 			{"the next one answers first", time.Second, 2, true, false, true},
-			{"the other plugin has registered", answeredBy - 2*time.Second, 2, true, true, true},
+			{"the other plugin has registered", kubeletStartTimeout - 2*time.Second, 2, true, true, true},
 			{"a third one", time.Hour, 3, true, false, true},
-			{"the other plugin does not come back", answeredBy, 3, true, false, false},
+			{"the other plugin does not come back", kubeletStartTimeout, 3, true, false, false},
 		},
 		"the other plugin is removed": {
 			{"listed", 0, 1, true, true, true},
@@ -40,20 +40,20 @@ func TestAnotherPluginsResource(t *testing.T) {
 		},
 		"a kubelet that never answers": {
 			{"at first", 0, 1, false, false, true},
-			{"later", answeredBy, 1, false, false, false},
+			{"later", kubeletStartTimeout, 1, false, false, false},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				e := on("", Rules{})
+				e := endpointFor("", Rules{})
 				for _, s := range steps {
 					time.Sleep(s.after)
-					h := device.Holders{Resources: device.Resources{Known: s.known}}
+					h := device.Allocations{Resources: device.NodeResources{AllocatableKnown: s.known}}
 					if s.listed {
-						h.Resources.Devices = []device.ResourceDevice{{Resource: wholeGPU, ID: "GPU-0"}}
+						h.Resources.AllocatableDevices = []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}
 					}
-					e.Holders = func() (device.Holders, <-chan struct{}) { return h, nil }
-					if got := e.taken(socketID{inode: s.kubelet}); got != s.want {
+					e.Allocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
+					if got := e.hasOtherPlugin(socketID{inode: s.kubelet}); got != s.want {
 						t.Errorf("%s: another plugin may have it: %t", s.name, got)
 					}
 				}
@@ -65,19 +65,19 @@ func TestAnotherPluginsResource(t *testing.T) {
 // TestOurOwnResourceIsNotAnotherPlugins: after a restart of the kubelet its last answer still
 // lists what this process had registered.
 func TestOurOwnResourceIsNotAnotherPlugins(t *testing.T) {
-	e := on("", Rules{})
-	e.other.ours = true
-	h := device.Holders{Resources: device.Resources{Known: true, Devices: []device.ResourceDevice{{Resource: wholeGPU, ID: "GPU-0"}}}}
-	e.Holders = func() (device.Holders, <-chan struct{}) { return h, nil }
-	if !e.taken(socketID{inode: 2}) {
+	e := endpointFor("", Rules{})
+	e.other.registeredByUs = true
+	h := device.Allocations{Resources: device.NodeResources{AllocatableKnown: true, AllocatableDevices: []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}}}
+	e.Allocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
+	if !e.hasOtherPlugin(socketID{inode: 2}) {
 		t.Error("it is registered while it is listed")
 	}
-	h.Resources.Devices = nil
-	if e.taken(socketID{inode: 2}) {
+	h.Resources.AllocatableDevices = nil
+	if e.hasOtherPlugin(socketID{inode: 2}) {
 		t.Error("it is not registered again though it is not listed")
 	}
-	h.Resources.Known = false
-	if e.taken(socketID{inode: 3}) {
+	h.Resources.AllocatableKnown = false
+	if e.hasOtherPlugin(socketID{inode: 3}) {
 		t.Error("it is not registered again while the kubelet does not answer")
 	}
 }

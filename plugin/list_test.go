@@ -14,21 +14,21 @@ import (
 )
 
 func TestAFailedGPUStaysListed(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		s.start(4)
-		pod := kubelet.Pod{Name: "holder", Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{resource: 4}}}}
+		pod := kubelet.PodSpec{Name: "holder", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: 4}}}}
 		if err := s.kubelet.RunPod(s.ctx, pod); err != nil {
 			s.Fatal(err)
 		}
-		s.board.Post(unhealthy(statuses(4), 1, "xid_79"))
-		s.wait("the GPU is unhealthy in the pod's status", func(k kubelet.State) bool {
+		s.board.Set(unhealthy(statuses(4), 1, "xid_79"))
+		s.wait("the GPU is unhealthy in the pod's status", func(k kubelet.KubeletState) bool {
 			held := k.Pods[0].Containers[0].Devices
 			return len(held) == 4 && held[1].ID == "GPU-1" && held[1].Health == "Unhealthy" && held[0].Health == "Healthy"
 		})
 		if r := s.kubelet.Resource(resource); r.Capacity != 4 || r.Allocatable != 3 {
 			s.Errorf("capacity is %d, allocatable %d", r.Capacity, r.Allocatable)
 		}
-		s.board.Post(statuses(4))
+		s.board.Set(statuses(4))
 		s.waitRegistered(4)
 		s.wantOutcomes(nil)
 	})
@@ -36,13 +36,13 @@ func TestAFailedGPUStaysListed(t *testing.T) {
 
 // What the kubelet would not learn from is not sent: it writes each list to disk.
 func TestNothingIsSentTwice(t *testing.T) {
-	versions(t, func(s *stage) {
-		looks := s.countLooks()
+	eachVersion(t, func(s *fixture) {
+		reads := s.countStatusReads()
 		s.start(3)
-		again := func(what string, all []device.Status) {
-			before := looks.Load()
-			s.board.Post(all)
-			s.await("the stream looks at "+what, func() bool { return looks.Load() > before })
+		again := func(event string, all []device.Status) {
+			before := reads.Load()
+			s.board.Set(all)
+			s.poll("the stream looks at "+event, func() bool { return reads.Load() > before })
 		}
 		again("the same", statuses(3))
 		counted := statuses(3)
@@ -55,24 +55,24 @@ func TestNothingIsSentTwice(t *testing.T) {
 		again("another reason", unhealthy(statuses(3), 1, "xid_79"))
 		again("one that is there again", statuses(3))
 		s.waitRegistered(3)
-		s.wait("three lists", func(k kubelet.State) bool { return k.Resources[resource].Updates == 3 })
+		s.wait("three lists", func(k kubelet.KubeletState) bool { return k.Resources[resource].Updates == 3 })
 		if r := s.kubelet.Resource(resource); r.Updates != 3 || r.Repeats != 0 {
 			s.Errorf("there were %d lists, %d of them repeated", r.Updates, r.Repeats)
 		}
-		s.seen.mu.Lock()
-		defer s.seen.mu.Unlock()
-		if want := []string{"3/3", "2/3", "3/3"}; !slices.Equal(s.seen.sent, want) {
-			s.Errorf("the Trace was told of %q; want %q", s.seen.sent, want)
+		s.recorded.mu.Lock()
+		defer s.recorded.mu.Unlock()
+		if want := []string{"3/3", "2/3", "3/3"}; !slices.Equal(s.recorded.sent, want) {
+			s.Errorf("the Trace was told of %q; want %q", s.recorded.sent, want)
 		}
 	})
 }
 
 func TestTopologyIsThatOfTheDriverOrNone(t *testing.T) {
-	s := newStage(t)
+	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	all := statuses(3)
 	all[2].NUMANode = -1
-	s.board.Post(all)
+	s.board.Set(all)
 	s.startKubelet()
 	s.startPlugin()
 	s.waitRegistered(3)
@@ -93,22 +93,22 @@ func TestTopologyIsThatOfTheDriverOrNone(t *testing.T) {
 // A kubelet that is slow to read gets fewer lists and the newest one, and delays
 // nobody.
 func TestListsAreCoalesced(t *testing.T) {
-	s := newStage(t)
+	s := newFixture(t)
 	all := statuses(200) // a list of some 5 kB, of which a connection takes in some dozens
-	s.board.Post(all)
+	s.board.Set(all)
 	streams := make(chan grpc.ServerStreamingClient[api.ListAndWatchResponse], 1)
-	s.openDesk(func(ctx context.Context, endpoint string) error {
+	s.serveRegistration(func(ctx context.Context, endpoint string) error {
 		stream, _, err := s.stream(s.ctx, endpoint)
 		streams <- stream
 		return err
 	})
 	s.startPlugin()
-	stream := next(s, streams)
+	stream := receive(s, streams)
 	const changes = 3000
 	for i := range changes {
-		s.board.Post(unhealthy(statuses(200), i%200, "lost"))
+		s.board.Set(unhealthy(statuses(200), i%200, "lost"))
 	}
-	s.board.Post(unhealthy(unhealthy(statuses(200), 0, "lost"), 1, "lost"))
+	s.board.Set(unhealthy(unhealthy(statuses(200), 0, "lost"), 1, "lost"))
 	lists, failed := 0, 0
 	for ; failed != 2; lists++ {
 		list, err := stream.Recv()
@@ -133,7 +133,7 @@ func healthyOf(list *api.ListAndWatchResponse) (n int) {
 }
 
 func TestAnXidReachesTheKubelet(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		machine := sim.NewMachine([]device.Metric{{Name: "nvidia_gpu_power_watts"}}, 8, time.Now)
 		readers := device.NewReaders(machine)
 		monitor := device.NewMonitor(machine, readers, &s.board, s.options.Log)
@@ -146,14 +146,14 @@ func TestAnXidReachesTheKubelet(t *testing.T) {
 		s.startPlugin()
 		s.waitRegistered(8)
 		before := s.kubelet.Resource(resource).Updates
-		ids := machine.IDs()
+		ids := machine.AllocatableIDs()
 		machine.Fail(ids[0], "xid 13") // an application's own fault
-		s.await("the Xid is counted", func() bool {
-			statuses, _ := s.board.Look()
+		s.poll("the Xid is counted", func() bool {
+			statuses, _ := s.board.Get()
 			return len(statuses[0].Xids) == 1
 		})
 		machine.Fail(ids[5], "xid 79")
-		s.Logf("an Xid was in the kubelet's list after %s", s.wait("an Xid is in the kubelet's list", func(k kubelet.State) bool {
+		s.Logf("an Xid was in the kubelet's list after %s", s.wait("an Xid is in the kubelet's list", func(k kubelet.KubeletState) bool {
 			r := k.Resources[resource]
 			return r.Allocatable == 7 && r.Capacity == 8 && !r.Devices[5].Healthy
 		}))

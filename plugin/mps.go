@@ -10,11 +10,11 @@ import (
 	"time"
 )
 
-// MPSDaemon says why nobody answers at an MPS control daemon's folder of pipes. The
+// CheckMPSDaemon says why nobody answers at an MPS control daemon's folder of pipes. The
 // daemon is reached by its named pipe or socket "control", whichever it is, as CUDA
 // does (docs.nvidia.com/deploy/mps, CUDA_MPS_PIPE_DIRECTORY): a pipe that nobody
 // reads and a socket that nobody listens at are what a dead one leaves behind.
-func MPSDaemon(pipes string) error {
+func CheckMPSDaemon(pipes string) error {
 	control := filepath.Join(pipes, "control")
 	info, err := os.Stat(control)
 	if err != nil {

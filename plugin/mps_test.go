@@ -17,17 +17,17 @@ import (
 // A device that is offered as it is, beside others that are shared through MPS, is
 // no matter of the daemon's.
 func TestMPSIsForWhatIsShared(t *testing.T) {
-	s := newStage(t)
+	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-	s.options.Rules = fixed(plugin.Rules{
-		Share: func(_ string, devices []device.Device) []plugin.Share {
-			shares := make([]plugin.Share, len(devices))
+	s.options.Rules = constantRules(plugin.Rules{
+		Sharing: func(_ string, devices []device.Device) []plugin.Sharing {
+			shares := make([]plugin.Sharing, len(devices))
 			shares[0].Replicas = 2
 			return shares
 		},
-		Answer: func(string) answer.Options { return answer.Options{MPSRoot: "/run/nvidia/mps"} },
+		ResponseOptions: func(string) answer.Options { return answer.Options{MPSRoot: "/run/nvidia/mps"} },
 	})
-	s.board.Post(statuses(2))
+	s.board.Set(statuses(2))
 	s.startKubelet()
 	s.startPlugin()
 	s.waitRegistered(3)
@@ -50,10 +50,10 @@ func TestMPSIsForWhatIsShared(t *testing.T) {
 func TestMPSDaemon(t *testing.T) {
 	dir := shortDir(t)
 	control := filepath.Join(dir, "control")
-	answers := func(what string, want bool) {
+	answers := func(event string, want bool) {
 		t.Helper()
-		if err := plugin.MPSDaemon(dir); (err == nil) != want {
-			t.Errorf("%s: %v", what, err)
+		if err := plugin.CheckMPSDaemon(dir); (err == nil) != want {
+			t.Errorf("%s: %v", event, err)
 		}
 	}
 	answers("nothing there", false)

@@ -1,7 +1,7 @@
 // Package plugin offers the devices to the kubelet and keeps the offer standing.
 //
 // It speaks the kubelet's device-plugin API v1beta1. What is offered follows from
-// the device.Board and the Rules, and outlasts everything else. Each resource has
+// the device.Inventory and the Rules, and outlasts everything else. Each resource has
 // an endpoint, which is a loop over lives: a kubelet restarts, wipes the socket
 // directory, refuses, or drops the stream without a word, and none of that is
 // handled case by case. A life serves on a fresh socket, registers, and watches;
@@ -22,63 +22,63 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// beatEvery is how long Run sleeps where nothing changes.
-const beatEvery = 10 * time.Second
+// heartbeatInterval is how long Run sleeps where nothing changes.
+const heartbeatInterval = 10 * time.Second
 
-// Trace is told of what the plugin does. A nil func is not called. They are
+// EndpointHooks is told of what the plugin does. A nil func is not called. They are
 // called on the goroutine at work and must be quick.
-type Trace struct {
-	Offers     func(resource string)                                              // a resource is offered that was not before
-	Registered func(resource string, err error)                                   // Register has returned
-	Streaming  func(resource string, streams int)                                 // how many ListAndWatch streams are live
-	Sent       func(resource string, devices, healthy int)                        // a list went to the kubelet
-	Answered   func(method string, took time.Duration, err error)                 // a call of the kubelet was answered
-	Allocated  func(resource string, ids []device.OfferedID)                      // Allocate granted these
-	Refused    func(resource string, ids []device.OfferedID, why Why, text error) // a container was not given these
-	Released   func(resource string)                                              // nothing of it is offered or allocated, and it is not registered
+type EndpointHooks struct {
+	OnResourceAdded    func(resource string)                                                          // a resource is offered that was not before
+	OnRegistered       func(resource string, err error)                                               // Register has returned
+	OnStreamCount      func(resource string, streams int)                                             // how many ListAndWatch streams are live
+	OnListSent         func(resource string, devices, healthy int)                                    // a list went to the kubelet
+	OnCallServed       func(method string, took time.Duration, err error)                             // a call of the kubelet was answered
+	OnAllocated        func(resource string, ids []device.AdvertisedID)                               // Allocate granted these
+	OnRejected         func(resource string, ids []device.AdvertisedID, why RejectReason, text error) // a container was not given these
+	OnResourceReleased func(resource string)                                                          // nothing of it is offered or allocated, and it is not registered
 }
 
 // Options say what is offered, and where.
 type Options struct {
 	Dir string // the kubelet's device-plugins folder
-	// Look is the Board's. Nothing is registered before its first verdict, nor
+	// Statuses is the Board's. Nothing is registered before its first verdict, nor
 	// for a resource that has no device.
-	Look func() ([]device.Status, <-chan struct{})
+	Statuses func() ([]device.Status, <-chan struct{})
 	// Rules are as of now, with a channel that is closed when there are others.
 	// Nil has the zero Rules hold for ever.
 	Rules func() (Rules, <-chan struct{})
 	// Links are how the GPUs are connected, as far as that is known. The slice is
 	// not written, and another one is another answer. Nil knows nothing.
 	Links func() []device.Link
-	// Holders are the allocations of the node, with a channel that is closed when there are
+	// Allocations are the allocations of the node, with a channel that is closed when there are
 	// others. Allocate calls it: it must not wait. Nil: there is none.
-	Holders func() (device.Holders, <-chan struct{})
-	// Fit says, within ctx, why a container should not start on a device. Nil: no
+	Allocations func() (device.Allocations, <-chan struct{})
+	// CheckUsable says, within ctx, why a container should not start on a device. Nil: no
 	// device is ever asked.
-	Fit   func(ctx context.Context, a Ask) error
-	Log   *slog.Logger
-	Trace Trace
+	CheckUsable func(ctx context.Context, a UsabilityCheck) error
+	Log         *slog.Logger
+	Hooks       EndpointHooks
 }
 
-// Ask is a question whether a container can start on a device.
-type Ask struct {
+// UsabilityCheck is a question whether a container can start on a device.
+type UsabilityCheck struct {
 	device.Device
-	Alone bool // nobody else may be using it
+	Exclusive bool // nobody else may be using it
 }
 
 // Plugin offers all resources of the node.
 type Plugin struct {
 	Options
-	device.Pulse
+	device.Heartbeat
 
 	mu        sync.Mutex
 	endpoints map[string]*endpoint // by resource; guarded by mu, written by Run, and none ever goes
 
 	// All below belong to Run.
-	served *served
-	said   []string  // what the newest rules cannot serve, as logged
-	basis  basis     // of the newest turn
-	due    time.Time // when the next turn is, whatever changes; zero: none is needed
+	registered     *registeredResources
+	loggedWarnings []string    // what the newest rules cannot serve, as logged
+	lastInput      updateInput // of the newest turn
+	nextUpdate     time.Time   // when the next turn is, whatever changes; zero: none is needed
 }
 
 // New makes a plugin. It does nothing before Run.
@@ -89,8 +89,8 @@ func New(o Options) *Plugin {
 	if o.Links == nil {
 		o.Links = func() []device.Link { return nil }
 	}
-	if o.Holders == nil {
-		o.Holders = func() (device.Holders, <-chan struct{}) { return device.Holders{}, nil }
+	if o.Allocations == nil {
+		o.Allocations = func() (device.Allocations, <-chan struct{}) { return device.Allocations{}, nil }
 	}
 	return &Plugin{Options: o, endpoints: map[string]*endpoint{}}
 }
@@ -98,20 +98,20 @@ func New(o Options) *Plugin {
 // Ready says so while there is a resource whose first registration is under way.
 // One that failed, or has no kubelet to go to, was logged, and is tried again.
 func (p *Plugin) Ready() error {
-	return p.each(func(e *endpoint) error { return e.ready() })
+	return p.eachEndpoint(func(e *endpoint) error { return e.ready() })
 }
 
 // Alive says which of its loops has stopped.
 func (p *Plugin) Alive() error {
-	return errors.Join(p.Pulse.Alive(), p.each(func(e *endpoint) error { return e.Alive() }))
+	return errors.Join(p.Heartbeat.Alive(), p.eachEndpoint(func(e *endpoint) error { return e.Alive() }))
 }
 
-func (p *Plugin) each(ask func(*endpoint) error) error {
+func (p *Plugin) eachEndpoint(fn func(*endpoint) error) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var errs []error
 	for _, resource := range slices.Sorted(maps.Keys(p.endpoints)) {
-		if err := ask(p.endpoints[resource]); err != nil {
+		if err := fn(p.endpoints[resource]); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", resource, err))
 		}
 	}
@@ -120,98 +120,100 @@ func (p *Plugin) each(ask func(*endpoint) error) error {
 
 // Run offers the devices until ctx is done.
 func (p *Plugin) Run(ctx context.Context) error {
-	lives, ctx := errgroup.WithContext(ctx)
-	p.served = readServed(p.Dir, p.Log)
+	group, ctx := errgroup.WithContext(ctx)
+	p.registered = loadRegistered(p.Dir, p.Log)
 	for ctx.Err() == nil {
 		p.Beat()
-		statuses, changed := p.Look()
-		rules, ruled := p.Rules()
-		holders, allocated := p.Holders()
-		if statuses != nil && (!p.basisOf(statuses, ruled, holders).equal(p.basis) || p.overdue(time.Now())) {
-			p.due = p.offer(ctx, lives, rules, statuses, holders)
-			p.basis = p.basisOf(statuses, ruled, holders)
+		statuses, statusesChanged := p.Statuses()
+		rules, rulesChanged := p.Rules()
+		allocations, allocationsChanged := p.Allocations()
+		if statuses != nil && (!p.inputOf(statuses, rulesChanged, allocations).equal(p.lastInput) || p.updateDue(time.Now())) {
+			p.nextUpdate = p.update(ctx, group, rules, statuses, allocations)
+			p.lastInput = p.inputOf(statuses, rulesChanged, allocations)
 		}
-		again := beatEvery
-		if !p.due.IsZero() {
-			again = min(again, time.Until(p.due))
+		wait := heartbeatInterval
+		if !p.nextUpdate.IsZero() {
+			wait = min(wait, time.Until(p.nextUpdate))
 		}
-		timer := time.NewTimer(again)
+		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-		case <-changed:
-		case <-ruled:
-		case <-allocated:
+		case <-statusesChanged:
+		case <-rulesChanged:
+		case <-allocationsChanged:
 		case <-timer.C:
 		}
 		timer.Stop()
 	}
-	return lives.Wait()
+	return group.Wait()
 }
 
-// basis is what a turn follows from: with the same basis it changes nothing. Pods come and go
+// updateInput is what a turn follows from: with the same basis it changes nothing. Pods come and go
 // all the time, and with many replicas a turn takes tens of milliseconds.
-type basis struct {
-	statuses []device.Status
-	ruled    <-chan struct{}
-	settled  bool
-	held     []device.Holding // those that matter, without their owners
+type updateInput struct {
+	statuses     []device.Status
+	rulesChanged <-chan struct{}
+	settled      bool
+	allocations  []device.Allocation // those that matter, without their owners
 }
 
-func (b basis) equal(other basis) bool {
-	return sameSlice(b.statuses, other.statuses) && b.ruled == other.ruled && b.settled == other.settled && slices.Equal(b.held, other.held)
+func (u updateInput) equal(other updateInput) bool {
+	return sameBacking(u.statuses, other.statuses) && u.rulesChanged == other.rulesChanged && u.settled == other.settled && slices.Equal(u.allocations, other.allocations)
 }
 
-func (p *Plugin) basisOf(statuses []device.Status, ruled <-chan struct{}, holders device.Holders) basis {
-	b := basis{statuses: statuses, ruled: ruled, settled: holders.Settled}
-	for _, h := range holders.Held {
-		if p.matters(statuses, h) {
-			b.held = append(b.held, device.Holding{Resource: h.Resource, Offered: h.Offered})
+func (p *Plugin) inputOf(statuses []device.Status, rulesChanged <-chan struct{}, allocations device.Allocations) updateInput {
+	input := updateInput{statuses: statuses, rulesChanged: rulesChanged, settled: allocations.Complete}
+	for _, h := range allocations.All {
+		if p.affectsList(statuses, h) {
+			input.allocations = append(input.allocations, device.Allocation{Resource: h.Resource, DeviceID: h.DeviceID})
 		}
 	}
-	return b
+	return input
 }
 
-// matters reports whether an allocation may change what is offered. That of a replica that is
+// affectsList reports whether an allocation may change what is offered. That of a replica that is
 // offered does not, nor does that of another plugin's device.
-func (p *Plugin) matters(statuses []device.Status, h device.Holding) bool {
+func (p *Plugin) affectsList(statuses []device.Status, h device.Allocation) bool {
 	if e := p.endpoints[h.Resource]; e != nil {
-		o, _ := e.look()
-		if i, found := o.find(h.Offered); found {
-			return !i.shared || !i.until.IsZero()
+		list, _ := e.currentDevices()
+		if i, found := list.find(h.DeviceID); found {
+			return !i.replica || !i.removeAt.IsZero()
 		}
 	}
-	_, known := find(statuses, h.Offered.Device())
+	_, known := findStatus(statuses, h.DeviceID.Device())
 	return known
 }
 
-func (p *Plugin) overdue(now time.Time) bool { return !p.due.IsZero() && !now.Before(p.due) }
+func (p *Plugin) updateDue(now time.Time) bool {
+	return !p.nextUpdate.IsZero() && !now.Before(p.nextUpdate)
+}
 
-// offer hands each resource's endpoint what it now offers, and returns when to do so again if
+// update hands each resource's endpoint what it now offers, and returns when to do so again if
 // nothing changes; never is zero.
-func (p *Plugin) offer(ctx context.Context, lives *errgroup.Group, rules Rules, statuses []device.Status, holders device.Holders) (due time.Time) {
-	offers, cannot := rules.apply(statuses)
-	p.sayCannot(cannot)
-	var fresh []*endpoint
-	for resource := range offers {
+func (p *Plugin) update(ctx context.Context, group *errgroup.Group, rules Rules, statuses []device.Status, allocations device.Allocations) (due time.Time) {
+	lists, warnings := rules.deviceLists(statuses)
+	p.logWarnings(warnings)
+	var added []*endpoint
+	for resource := range lists {
 		if p.endpoints[resource] == nil {
-			fresh = append(fresh, p.open(resource))
+			added = append(added, p.addEndpoint(resource))
 		}
 	}
-	for _, resource := range p.served.all() {
-		if offers[resource] == nil && p.endpoints[resource] == nil && allocated(holders, resource, statuses) {
-			fresh = append(fresh, p.open(resource))
+	for _, resource := range p.registered.list() {
+		if lists[resource] == nil && p.endpoints[resource] == nil && hasAllocation(allocations, resource, statuses) {
+			added = append(added, p.addEndpoint(resource))
 		}
 	}
 	for resource, e := range p.endpoints {
-		o := offers[resource]
-		if o == nil {
-			o = &offer{rules: rules, past: true, foreign: !p.served.has(resource)}
+		list := lists[resource]
+		if list == nil {
+			list = &deviceList{rules: rules, withdrawn: true, foreign: !p.registered.has(resource)}
 		}
-		due = earlier(due, e.offer(o, statuses, holders, time.Now()))
+		due = earlier(due, e.setDevices(list, statuses, allocations, time.Now()))
 	}
-	p.forget(offers, holders)
-	for _, e := range fresh {
-		lives.Go(func() error { return e.run(ctx) })
+	p.releaseUnused(lists, allocations)
+	for _, e := range added {
+		group.Go(func() error { return e.run(ctx) })
 	}
 	return due
 }
@@ -224,48 +226,48 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// allocated reports whether a container has a device that is there as a resource.
-func allocated(holders device.Holders, resource string, statuses []device.Status) bool {
-	return slices.ContainsFunc(holders.Offered(resource), func(id device.OfferedID) bool {
-		_, known := find(statuses, id.Device())
+// hasAllocation reports whether a container has a device that is there as a resource.
+func hasAllocation(allocations device.Allocations, resource string, statuses []device.Status) bool {
+	return slices.ContainsFunc(allocations.DeviceIDs(resource), func(id device.AdvertisedID) bool {
+		_, known := findStatus(statuses, id.Device())
 		return known
 	})
 }
 
-// forget drops the resources that are neither offered nor allocated: from here on they may be
+// releaseUnused drops the resources that are neither offered nor allocated: from here on they may be
 // another plugin's.
-func (p *Plugin) forget(offers map[string]*offer, holders device.Holders) {
-	for _, resource := range p.served.all() {
+func (p *Plugin) releaseUnused(lists map[string]*deviceList, allocations device.Allocations) {
+	for _, resource := range p.registered.list() {
 		listed := false
 		if e := p.endpoints[resource]; e != nil {
-			o, _ := e.look()
-			listed = len(o.items) > 0
+			list, _ := e.currentDevices()
+			listed = len(list.items) > 0
 		}
-		if offers[resource] == nil && !listed && holders.Settled && len(holders.Offered(resource)) == 0 {
-			p.served.drop(resource)
+		if lists[resource] == nil && !listed && allocations.Complete && len(allocations.DeviceIDs(resource)) == 0 {
+			p.registered.remove(resource)
 		}
 	}
 }
 
-// open makes the endpoint of a resource.
-func (p *Plugin) open(resource string) *endpoint {
+// addEndpoint makes the endpoint of a resource.
+func (p *Plugin) addEndpoint(resource string) *endpoint {
 	e := newEndpoint(p.Options, resource)
-	e.served = p.served
+	e.registered = p.registered
 	p.mu.Lock()
 	p.endpoints[resource] = e
 	p.mu.Unlock()
-	if p.Trace.Offers != nil {
-		p.Trace.Offers(resource)
+	if p.Hooks.OnResourceAdded != nil {
+		p.Hooks.OnResourceAdded(resource)
 	}
 	return e
 }
 
-// sayCannot logs what the rules ask for and the devices do not allow, once.
-func (p *Plugin) sayCannot(cannot []string) {
-	for _, line := range cannot {
-		if !slices.Contains(p.said, line) {
+// logWarnings logs what the rules ask for and the devices do not allow, once.
+func (p *Plugin) logWarnings(warnings []string) {
+	for _, line := range warnings {
+		if !slices.Contains(p.loggedWarnings, line) {
 			p.Log.Warn("not offered", "why", line)
 		}
 	}
-	p.said = cannot
+	p.loggedWarnings = warnings
 }

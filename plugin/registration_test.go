@@ -15,10 +15,10 @@ import (
 )
 
 func TestServesBeforeItRegisters(t *testing.T) {
-	s := newStage(t)
-	s.board.Post(statuses(2))
+	s := newFixture(t)
+	s.board.Set(statuses(2))
 	got := make(chan *api.ListAndWatchResponse, 1)
-	s.openDesk(func(ctx context.Context, endpoint string) error {
+	s.serveRegistration(func(ctx context.Context, endpoint string) error {
 		if _, err := s.dial(endpoint).GetDevicePluginOptions(ctx, &api.Empty{}); err != nil {
 			t.Error(err)
 		}
@@ -30,15 +30,15 @@ func TestServesBeforeItRegisters(t *testing.T) {
 		return nil
 	})
 	s.startPlugin()
-	if list := next(s, got); len(list.GetDevices()) != 2 {
+	if list := receive(s, got); len(list.GetDevices()) != 2 {
 		t.Errorf("the list is %v", list)
 	}
 	s.waitLine(1, "registered") // a stream that came before Register's answer counts
 }
 
 func TestWaitsForTheKubelet(t *testing.T) {
-	versions(t, func(s *stage) {
-		s.board.Post(statuses(4))
+	eachVersion(t, func(s *fixture) {
+		s.board.Set(statuses(4))
 		s.startPlugin()
 		s.waitLine(1, "wait for the kubelet") // whose folder is not there either
 		if err := s.plugin.Ready(); err != nil {
@@ -51,16 +51,16 @@ func TestWaitsForTheKubelet(t *testing.T) {
 }
 
 func TestWaitsForTheKubeletToListen(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		hold := make(chan struct{})
-		s.kubelet.Trouble(kubelet.Trouble{HoldListen: hold})
+		s.kubelet.SetFaults(kubelet.Faults{HoldListen: hold})
 		s.background("kubelet", s.kubelet.Run)
-		s.await("the socket is bound", func() bool { _, err := os.Lstat(s.sockets("kubelet.sock")); return err == nil })
-		s.board.Post(statuses(4))
+		s.poll("the socket is bound", func() bool { _, err := os.Lstat(s.sockets("kubelet.sock")); return err == nil })
+		s.board.Set(statuses(4))
 		s.startPlugin()
 		s.waitLine(1, "connection refused")
-		if left := s.left(); len(left) > 0 {
-			s.Errorf("it serves on %q, which a starting kubelet deletes", left)
+		if remaining := s.leftSockets(); len(remaining) > 0 {
+			s.Errorf("it serves on %q, which a starting kubelet deletes", remaining)
 		}
 		close(hold)
 		s.waitRegistered(4)
@@ -70,10 +70,10 @@ func TestWaitsForTheKubeletToListen(t *testing.T) {
 
 // wantOutcomes checks what came of all registrations: no try was in vain that the
 // test did not want.
-func (s *stage) wantOutcomes(want ...error) {
+func (s *fixture) wantOutcomes(want ...error) {
 	s.Helper()
 	s.wantCleanRegistrations()
-	got := s.seen.registrations()
+	got := s.recorded.registrations()
 	if len(got) != len(want) {
 		s.Fatalf("registrations went %v; want %v\n%s", got, want, s.log)
 	}
@@ -85,22 +85,22 @@ func (s *stage) wantOutcomes(want ...error) {
 }
 
 func TestRegistersNothingWithoutADevice(t *testing.T) {
-	versions(t, func(s *stage) {
-		looks := s.countLooks()
+	eachVersion(t, func(s *fixture) {
+		reads := s.countStatusReads()
 		s.startKubelet()
 		s.startPlugin()
-		s.await("it looks before the first verdict", func() bool { return looks.Load() >= 1 })
-		s.board.Post(nil)
-		s.await("it looks where there is no device", func() bool { return looks.Load() >= 2 })
+		s.poll("it looks before the first verdict", func() bool { return reads.Load() >= 1 })
+		s.board.Set(nil)
+		s.poll("it looks where there is no device", func() bool { return reads.Load() >= 2 })
 		if err := s.plugin.Ready(); err != nil {
 			s.Errorf("a node without a device has nothing to wait for: %v", err)
 		}
-		s.pollPasses()
-		s.pollPasses()
-		if r := s.kubelet.State().Registrations; len(r) > 0 || len(s.left()) > 0 {
-			s.Errorf("registered %v, serves on %q", r, s.left())
+		s.waitPollInterval()
+		s.waitPollInterval()
+		if r := s.kubelet.State().Registrations; len(r) > 0 || len(s.leftSockets()) > 0 {
+			s.Errorf("registered %v, serves on %q", r, s.leftSockets())
 		}
-		s.board.Post(unhealthy(statuses(3), 0, "lost"))
+		s.board.Set(unhealthy(statuses(3), 0, "lost"))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 || r.Capacity != 3 {
 			s.Errorf("after the first list the kubelet has %+v", r)
@@ -108,35 +108,35 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 	})
 }
 
-// countLooks counts the looks at the board.
-func (s *stage) countLooks() *atomic.Int64 {
-	looks := &atomic.Int64{}
-	s.options.Look = func() ([]device.Status, <-chan struct{}) {
-		statuses, changed := s.board.Look()
-		looks.Add(1)
+// countStatusReads counts the looks at the board.
+func (s *fixture) countStatusReads() *atomic.Int64 {
+	reads := &atomic.Int64{}
+	s.options.Statuses = func() ([]device.Status, <-chan struct{}) {
+		statuses, changed := s.board.Get()
+		reads.Add(1)
 		return statuses, changed
 	}
-	return looks
+	return reads
 }
 
 func TestABoardThatEmpties(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		s.start(2)
-		s.board.Post(nil)
-		s.wait("the kubelet knows that all devices are gone", func(k kubelet.State) bool { return k.Resources[resource].Capacity == 0 })
-		looks := s.kubelet.Resource(resource).Updates
+		s.board.Set(nil)
+		s.wait("the kubelet knows that all devices are gone", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 0 })
+		reads := s.kubelet.Resource(resource).Updates
 		s.kubelet.CutStreams(resource)
 		s.waitLine(1, "registration ended")
-		s.await("its socket is gone", func() bool { return len(s.left()) == 0 })
-		s.pollPasses()
-		s.pollPasses()
-		if left := s.left(); len(left) > 0 {
-			s.Errorf("it serves on %q and has nothing to offer", left)
+		s.poll("its socket is gone", func() bool { return len(s.leftSockets()) == 0 })
+		s.waitPollInterval()
+		s.waitPollInterval()
+		if remaining := s.leftSockets(); len(remaining) > 0 {
+			s.Errorf("it serves on %q and has nothing to offer", remaining)
 		}
-		s.board.Post(statuses(2))
+		s.board.Set(statuses(2))
 		s.waitRegistered(2)
-		if r := s.kubelet.Resource(resource); r.Updates != looks+1 {
-			s.Errorf("%d lists came with the second registration; want one", r.Updates-looks)
+		if r := s.kubelet.Resource(resource); r.Updates != reads+1 {
+			s.Errorf("%d lists came with the second registration; want one", r.Updates-reads)
 		}
 		s.wantOutcomes(nil, nil)
 	})
@@ -145,18 +145,18 @@ func TestABoardThatEmpties(t *testing.T) {
 // There was a device when it began to wait for the kubelet, and there is none when
 // the kubelet comes.
 func TestABoardThatEmptiesBeforeTheKubeletComes(t *testing.T) {
-	versions(t, func(s *stage) {
-		s.board.Post(statuses(2))
+	eachVersion(t, func(s *fixture) {
+		s.board.Set(statuses(2))
 		s.startPlugin()
 		s.waitLine(1, "wait for the kubelet")
-		s.board.Post(nil)
+		s.board.Set(nil)
 		s.startKubelet()
-		s.pollPasses()
-		s.pollPasses()
+		s.waitPollInterval()
+		s.waitPollInterval()
 		if r := s.kubelet.State().Registrations; len(r) > 0 {
 			s.Errorf("it registered %v and has nothing to offer", r)
 		}
-		s.board.Post(statuses(2))
+		s.board.Set(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 {
 			s.Errorf("%d lists were sent; want none before there was a device", r.Updates)
@@ -166,11 +166,11 @@ func TestABoardThatEmptiesBeforeTheKubeletComes(t *testing.T) {
 }
 
 func TestReadyOnceARegistrationWasTried(t *testing.T) {
-	s := newStage(t)
-	s.board.Post(statuses(1))
-	arrived, answer := make(chan struct{}, 10), make(chan error)
-	s.openDesk(func(ctx context.Context, _ string) error {
-		arrived <- struct{}{}
+	s := newFixture(t)
+	s.board.Set(statuses(1))
+	requests, answer := make(chan struct{}, 10), make(chan error)
+	s.serveRegistration(func(ctx context.Context, _ string) error {
+		requests <- struct{}{}
 		select {
 		case err := <-answer:
 			return err
@@ -179,12 +179,12 @@ func TestReadyOnceARegistrationWasTried(t *testing.T) {
 		}
 	})
 	s.startPlugin()
-	next(s, arrived)
+	receive(s, requests)
 	if s.plugin.Ready() == nil {
 		t.Error("ready before the first registration had an outcome")
 	}
 	answer <- errors.New("no")
-	next(s, arrived)
+	receive(s, requests)
 	if err := s.plugin.Ready(); err != nil {
 		t.Errorf("a registration that was refused has been logged, and it is still not ready: %v", err)
 	}
@@ -192,14 +192,14 @@ func TestReadyOnceARegistrationWasTried(t *testing.T) {
 
 // A registration that the kubelet sits on is neither repeated nor given up.
 func TestARegistrationThatIsHeldUp(t *testing.T) {
-	versions(t, func(s *stage) {
-		s.board.Post(statuses(4))
+	eachVersion(t, func(s *fixture) {
+		s.board.Set(statuses(4))
 		s.startKubelet()
 		hold := make(chan struct{})
-		s.kubelet.Trouble(kubelet.Trouble{HoldRegister: hold})
+		s.kubelet.SetFaults(kubelet.Faults{HoldRegister: hold})
 		s.startPlugin()
-		s.await("it serves", func() bool { return len(s.left()) == 1 })
-		s.pollPasses() // and is held up
+		s.poll("it serves", func() bool { return len(s.leftSockets()) == 1 })
+		s.waitPollInterval() // and is held up
 		close(hold)
 		s.waitRegistered(4)
 		s.wantOutcomes(nil)
@@ -209,16 +209,16 @@ func TestARegistrationThatIsHeldUp(t *testing.T) {
 func TestAKubeletThatDiesInARegistration(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(signal.String(), func(t *testing.T) {
-			versions(t, func(s *stage) {
-				arrived := make(chan struct{}, 1)
-				end := s.openDesk(func(ctx context.Context, _ string) error {
-					arrived <- struct{}{}
+			eachVersion(t, func(s *fixture) {
+				requests := make(chan struct{}, 1)
+				end := s.serveRegistration(func(ctx context.Context, _ string) error {
+					requests <- struct{}{}
 					<-ctx.Done()
 					return ctx.Err()
 				})
-				s.board.Post(statuses(4))
+				s.board.Set(statuses(4))
 				s.startPlugin()
-				next(s, arrived)
+				receive(s, requests)
 				end()
 				s.waitLine(1, "register with the kubelet")
 				s.startKubelet()
@@ -231,23 +231,23 @@ func TestAKubeletThatDiesInARegistration(t *testing.T) {
 // wantFast prints a time that is to be below a second, which test/e2e checks. Here
 // other tests take the processor: it fails only where something was not noticed,
 // and came with the next pause.
-func (s *stage) wantFast(what string, took time.Duration) {
+func (s *fixture) wantFast(event string, took time.Duration) {
 	s.Helper()
-	s.Logf("%s after %s", what, took.Round(time.Millisecond))
-	if took > againMost {
-		s.Errorf("%s only after %s\n%s", what, took, s.log)
+	s.Logf("%s after %s", event, took.Round(time.Millisecond))
+	if took > maxBackoff {
+		s.Errorf("%s only after %s\n%s", event, took, s.log)
 	}
 }
 
-// againMost is the longest pause between lives.
-const againMost = 10 * time.Second
+// maxBackoff is the longest pause between lives.
+const maxBackoff = 10 * time.Second
 
 func TestAKubeletThatDiesBeforeItsStream(t *testing.T) {
-	versions(t, func(s *stage) {
-		end := s.openDesk(func(context.Context, string) error { return nil })
-		s.board.Post(statuses(4))
+	eachVersion(t, func(s *fixture) {
+		end := s.serveRegistration(func(context.Context, string) error { return nil })
+		s.board.Set(statuses(4))
 		s.startPlugin()
-		s.await("it has registered", func() bool { return len(s.seen.registrations()) == 1 })
+		s.poll("it has registered", func() bool { return len(s.recorded.registrations()) == 1 })
 		end()
 		s.startKubelet()
 		s.wantFast("registered", s.waitRegistered(4))
@@ -256,21 +256,21 @@ func TestAKubeletThatDiesBeforeItsStream(t *testing.T) {
 
 func TestAKubeletThatOpensNoStream(t *testing.T) {
 	t.Parallel()
-	s := newStage(t)
-	s.board.Post(statuses(4))
+	s := newFixture(t)
+	s.board.Set(statuses(4))
 	began := time.Now()
-	arrived := make(chan string, 2)
-	tries := 0 // one call at a time
-	s.openDesk(func(_ context.Context, endpoint string) error {
-		arrived <- endpoint
-		if tries++; tries == 1 {
+	requests := make(chan string, 2)
+	attempts := 0 // one call at a time
+	s.serveRegistration(func(_ context.Context, endpoint string) error {
+		requests <- endpoint
+		if attempts++; attempts == 1 {
 			return nil
 		}
 		_, _, err := s.stream(s.ctx, endpoint)
 		return err
 	})
 	s.startPlugin()
-	first, second := next(s, arrived), next(s, arrived)
+	first, second := receive(s, requests), receive(s, requests)
 	if took := time.Since(began); first == second || took < 5*time.Second || took > 8*time.Second {
 		t.Errorf("%s was given up for %s after %s", first, second, took)
 	}
@@ -280,17 +280,17 @@ func TestAKubeletThatOpensNoStream(t *testing.T) {
 
 func TestAKubeletThatNeverAnswersARegistration(t *testing.T) {
 	t.Parallel()
-	s := newStage(t)
-	s.board.Post(statuses(4))
+	s := newFixture(t)
+	s.board.Set(statuses(4))
 	began := time.Now()
-	arrived := make(chan string, 2)
-	s.openDesk(func(ctx context.Context, endpoint string) error {
-		arrived <- endpoint
+	requests := make(chan string, 2)
+	s.serveRegistration(func(ctx context.Context, endpoint string) error {
+		requests <- endpoint
 		<-ctx.Done()
 		return ctx.Err()
 	})
 	s.startPlugin()
-	first, second := next(s, arrived), next(s, arrived)
+	first, second := receive(s, requests), receive(s, requests)
 	if took := time.Since(began); first == second || took < 15*time.Second || took > 20*time.Second {
 		t.Errorf("%s was given up for %s after %s", first, second, took)
 	}
@@ -298,29 +298,29 @@ func TestAKubeletThatNeverAnswersARegistration(t *testing.T) {
 
 func TestARegistrationThatIsRefused(t *testing.T) {
 	t.Parallel()
-	versions(t, func(s *stage) {
-		s.board.Post(statuses(4))
+	eachVersion(t, func(s *fixture) {
+		s.board.Set(statuses(4))
 		s.startKubelet()
-		s.kubelet.Trouble(kubelet.Trouble{Register: errors.New("no room")})
-		tries := s.timeRegistrations()
+		s.kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("no room")})
+		attempts := s.timeRegistrations()
 		s.startPlugin()
 		for range 6 { // how long it pauses between them: TestBacksOffToTheCap
-			next(s, tries)
+			receive(s, attempts)
 		}
-		if lines := s.log.with("no room"); len(lines) != 1 {
+		if lines := s.log.matching("no room"); len(lines) != 1 {
 			s.Errorf("the same refusal was logged as %q", lines)
 		}
-		s.restart(kubelet.RestartOptions{SameInode: true, While: func() { s.kubelet.Trouble(kubelet.Trouble{}) }})
+		s.restart(kubelet.RestartOptions{SameInode: true, While: func() { s.kubelet.SetFaults(kubelet.Faults{}) }})
 		s.wantFast("a new kubelet had the registration", s.waitRegistered(4)) // the old one would have had to wait for 3.2 s
 		s.wantCleanRegistrations()
 	})
 }
 
 // timeRegistrations gives the time of each outcome.
-func (s *stage) timeRegistrations() <-chan time.Time {
+func (s *fixture) timeRegistrations() <-chan time.Time {
 	times := make(chan time.Time, 100)
-	told := s.options.Trace.Registered
-	s.options.Trace.Registered = func(resource string, err error) {
+	told := s.options.Hooks.OnRegistered
+	s.options.Hooks.OnRegistered = func(resource string, err error) {
 		times <- time.Now()
 		told(resource, err)
 	}
@@ -328,15 +328,15 @@ func (s *stage) timeRegistrations() <-chan time.Time {
 }
 
 func TestARefusalThatEnds(t *testing.T) {
-	versions(t, func(s *stage) {
-		s.board.Post(statuses(4))
+	eachVersion(t, func(s *fixture) {
+		s.board.Set(statuses(4))
 		s.startKubelet()
-		s.kubelet.Trouble(kubelet.Trouble{Register: errors.New("no room")})
-		tries := s.timeRegistrations()
+		s.kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("no room")})
+		attempts := s.timeRegistrations()
 		s.startPlugin()
-		next(s, tries)
-		next(s, tries)
-		s.kubelet.Trouble(kubelet.Trouble{})
+		receive(s, attempts)
+		receive(s, attempts)
+		s.kubelet.SetFaults(kubelet.Faults{})
 		s.waitRegistered(4)
 		s.wantCleanRegistrations()
 	})

@@ -13,10 +13,10 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// uuids are n GPUs whose ids are as long as real ones.
-func uuids(n int) (all []device.Status) {
+// uuidStatuses are n GPUs whose ids are as long as real ones.
+func uuidStatuses(n int) (all []device.Status) {
 	for i := range n {
-		s := board(fmt.Sprint(i))[0]
+		s := parseStatuses(fmt.Sprint(i))[0]
 		s.ID = device.ID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
 		s.GPU, s.NUMANode = device.GPU(s.ID), i%2
 		all = append(all, s)
@@ -28,22 +28,22 @@ func uuids(n int) (all []device.Status) {
 func TestListedIsTheListsLength(t *testing.T) {
 	for _, replicas := range []int{0, 1, 2, 9, 10, 11, 99, 100, 101, 1000, 4096, 12345} {
 		for _, healthy := range []bool{false, true} {
-			statuses := uuids(3)
+			statuses := uuidStatuses(3)
 			statuses[2].NUMANode = -1
 			for n := range statuses {
 				statuses[n].Healthy = healthy
 			}
-			offers, cannot := shareAll(replicas).apply(statuses)
-			o := offers[wholeGPU]
-			if o == nil || len(cannot) > 0 {
-				t.Fatalf("%d replicas: %q", replicas, cannot)
+			lists, warnings := sharingAll(replicas).deviceLists(statuses)
+			l := lists[gpuResource]
+			if l == nil || len(warnings) > 0 {
+				t.Fatalf("%d replicas: %q", replicas, warnings)
 			}
-			list := o.list()
+			list := l.toResponse()
 			for _, d := range list.Devices {
 				d.Health = api.Unhealthy
 			}
-			if got := proto.Size(list); o.bytes != got || o.ids != len(list.Devices) || o.ids != 3*max(replicas, 1) {
-				t.Errorf("%d replicas: %d bytes and %d ids, and the list has %d and %d", replicas, o.bytes, o.ids, got, len(list.Devices))
+			if got := proto.Size(list); l.listBytes != got || l.idCount != len(list.Devices) || l.idCount != 3*max(replicas, 1) {
+				t.Errorf("%d replicas: %d bytes and %d ids, and the list has %d and %d", replicas, l.listBytes, l.idCount, got, len(list.Devices))
 			}
 		}
 	}
@@ -52,24 +52,24 @@ func TestListedIsTheListsLength(t *testing.T) {
 // TestReplicasAreBoundByTheKubeletsMessage: a longer list would end the kubelet's stream, again
 // and again, and nothing would give the reason.
 func TestReplicasAreBoundByTheKubeletsMessage(t *testing.T) {
-	of := func(gpus, replicas int) (*offer, string) {
-		offers, cannot := shareAll(replicas).apply(uuids(gpus))
-		return offers[wholeGPU], strings.Join(cannot, "; ")
+	of := func(gpus, replicas int) (*deviceList, string) {
+		lists, warnings := sharingAll(replicas).deviceLists(uuidStatuses(gpus))
+		return lists[gpuResource], strings.Join(warnings, "; ")
 	}
 	for _, c := range []struct{ gpus, replicas int }{{1, 60_000}, {8, 7_500}, {16, 3_700}} {
-		if o, cannot := of(c.gpus, c.replicas); o == nil || len(o.items) != c.gpus*c.replicas || proto.Size(o.list()) > maxMessage || cannot != "" {
-			t.Errorf("%d GPUs with %d replicas: %q", c.gpus, c.replicas, cannot)
+		if list, warnings := of(c.gpus, c.replicas); list == nil || len(list.items) != c.gpus*c.replicas || proto.Size(list.toResponse()) > maxMessageBytes || warnings != "" {
+			t.Errorf("%d GPUs with %d replicas: %q", c.gpus, c.replicas, warnings)
 		}
 	}
 	for _, c := range []struct{ gpus, replicas int }{{1, 65_536}, {8, 65_536}, {16, 4_096}} {
-		o, cannot := of(c.gpus, c.replicas)
+		list, warnings := of(c.gpus, c.replicas)
 		var ids, mib, most int
-		_, err := fmt.Sscanf(cannot, "nvidia.com/gpu would have %d ids, and the kubelet reads a list of %d MiB, which is %d of these ids", &ids, &mib, &most)
-		if o != nil || err != nil || ids != c.gpus*c.replicas || mib != 4 {
-			t.Errorf("%d GPUs with %d replicas: %q", c.gpus, c.replicas, cannot)
+		_, err := fmt.Sscanf(warnings, "nvidia.com/gpu would have %d ids, and the kubelet reads a list of %d MiB, which is %d of these ids", &ids, &mib, &most)
+		if list != nil || err != nil || ids != c.gpus*c.replicas || mib != 4 {
+			t.Errorf("%d GPUs with %d replicas: %q", c.gpus, c.replicas, warnings)
 		}
-		if o, cannot := of(c.gpus, most/c.gpus); o == nil {
-			t.Errorf("%d GPUs with %d replicas, as it was told: %q", c.gpus, most/c.gpus, cannot)
+		if list, warnings := of(c.gpus, most/c.gpus); list == nil {
+			t.Errorf("%d GPUs with %d replicas, as it was told: %q", c.gpus, most/c.gpus, warnings)
 		}
 	}
 }
@@ -77,49 +77,49 @@ func TestReplicasAreBoundByTheKubeletsMessage(t *testing.T) {
 // TestWithdrawnIDsFitTheKubeletsMessage: withdrawn ids stay listed beside new ones. If a list of
 // both were too large for the kubelet, some new ones wait until the withdrawn ones are removed.
 func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
-	all, now := uuids(16), time.Now()
-	l := holding(shareAll(4096), all[:8])
-	l.told.Store(l.offered)
+	all, now := uuidStatuses(16), time.Now()
+	s := serverHolding(sharingAll(4096), all[:8])
+	s.sentList.Store(s.devices)
 	turn := func(rules Rules, statuses []device.Status) (due time.Time) {
-		before := l.offered
-		offers, _ := rules.apply(statuses)
-		holders, _ := l.Holders()
-		due = l.offer(offers[wholeGPU], statuses, holders, now)
-		if bytes := proto.Size(l.offered.list()); bytes > maxMessage {
+		before := s.devices
+		lists, _ := rules.deviceLists(statuses)
+		allocations, _ := s.Allocations()
+		due = s.setDevices(lists[gpuResource], statuses, allocations, now)
+		if bytes := proto.Size(s.devices.toResponse()); bytes > maxMessageBytes {
 			t.Errorf("the list has %d bytes", bytes)
 		}
 		if due.IsZero() {
 			return due
 		}
 		for _, i := range before.items {
-			if !l.offered.has(i.id) {
+			if !s.devices.has(i.id) {
 				t.Fatalf("%s vanished at once", i.id)
 			}
 		}
 		return due
 	}
-	if due := turn(shareAll(4096), all[8:]); due.IsZero() || len(l.offered.items) <= 8*4096 {
-		t.Errorf("offered are %d ids until %s", len(l.offered.items), due)
+	if due := turn(sharingAll(4096), all[8:]); due.IsZero() || len(s.devices.items) <= 8*4096 {
+		t.Errorf("offered are %d ids until %s", len(s.devices.items), due)
 	}
-	now = now.Add(vanishAfter)
-	if due := turn(shareAll(4096), all[8:]); !due.IsZero() || len(l.offered.items) != 8*4096 || l.offered.items[0].device.ID != all[8].ID {
-		t.Errorf("then offered are %d ids until %s", len(l.offered.items), due)
+	now = now.Add(removalDelay)
+	if due := turn(sharingAll(4096), all[8:]); !due.IsZero() || len(s.devices.items) != 8*4096 || s.devices.items[0].device.ID != all[8].ID {
+		t.Errorf("then offered are %d ids until %s", len(s.devices.items), due)
 	}
 
-	var held []device.OfferedID
+	var allocated []device.AdvertisedID
 	for n := range 4000 {
-		held = append(held, all[8].ID.Replica(n))
+		allocated = append(allocated, all[8].ID.Replica(n))
 	}
-	l.Holders = as(wholeGPU, held...)
-	turn(shareAll(60_000), all[:1]) // beside what would be 64,000 ids
-	now = now.Add(vanishAfter)
-	turn(shareAll(60_000), all[:1])
-	for _, id := range held {
-		if !l.offered.has(id) {
+	s.Allocations = allocationsOf(gpuResource, allocated...)
+	turn(sharingAll(60_000), all[:1]) // beside what would be 64,000 ids
+	now = now.Add(removalDelay)
+	turn(sharingAll(60_000), all[:1])
+	for _, id := range allocated {
+		if !s.devices.has(id) {
 			t.Fatalf("%s is allocated and not listed", id)
 		}
 	}
-	if n := len(l.offered.items); n < 60_000 || n >= 64_000 {
+	if n := len(s.devices.items); n < 60_000 || n >= 64_000 {
 		t.Errorf("%d ids are offered", n)
 	}
 }
@@ -127,29 +127,32 @@ func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 // TestTheTopologyIsMadeOnce: with 32,768 ids that takes a tenth of a second, in which the
 // kubelet admits no pod.
 func TestTheTopologyIsMadeOnce(t *testing.T) {
-	rules, statuses := shareAll(2), board("0 1")
+	rules, statuses := sharingAll(2), parseStatuses("0 1")
 	links := []device.Link{{A: "GPU-0", B: "GPU-1", NVLinks: 4}}
-	l := holding(rules, statuses)
-	l.Links = func() []device.Link { return links }
-	last := l.topology(l.offered)
+	s := serverHolding(rules, statuses)
+	s.Links = func() []device.Link { return links }
+	last := s.preferredTopology(s.devices)
 	for _, step := range []struct {
 		name string
 		do   func()
 		same bool
 	}{
 		{"asked again", func() {}, true},
-		{"an idle turn", func() { l.turn(rules, board("0 1")) }, true},
-		{"a failed device", func() { l.turn(rules, board("0 1!")) }, true},
-		{"it is healthy again", func() { l.turn(rules, board("0 1")) }, true},
+		{"an idle turn", func() { s.updateList(rules, parseStatuses("0 1")) }, true},
+		{"a failed device", func() { s.updateList(rules, parseStatuses("0 1!")) }, true},
+		{"it is healthy again", func() { s.updateList(rules, parseStatuses("0 1")) }, true},
 		{"other links", func() { links = slices.Clone(links) }, false},
-		{"more devices", func() { l.turn(rules, board("0 1 2")) }, false},
-		{"fewer devices", func() { l.turn(rules, board("0 1")) }, false},
-		{"more replicas", func() { l.turn(shareAll(3), board("0 1")) }, false},
-		{"a container from before", func() { l.Holders = as(wholeGPU, "GPU-0"); l.turn(shareAll(3), board("0 1")) }, false},
-		{"it goes on", func() { l.turn(shareAll(3), board("0 1")) }, true},
+		{"more devices", func() { s.updateList(rules, parseStatuses("0 1 2")) }, false},
+		{"fewer devices", func() { s.updateList(rules, parseStatuses("0 1")) }, false},
+		{"more replicas", func() { s.updateList(sharingAll(3), parseStatuses("0 1")) }, false},
+		{"a container from before", func() {
+			s.Allocations = allocationsOf(gpuResource, "GPU-0")
+			s.updateList(sharingAll(3), parseStatuses("0 1"))
+		}, false},
+		{"it goes on", func() { s.updateList(sharingAll(3), parseStatuses("0 1")) }, true},
 	} {
 		step.do()
-		got := l.topology(l.offered)
+		got := s.preferredTopology(s.devices)
 		if (got == last) != step.same {
 			t.Errorf("%s: the topology is the same: %t", step.name, got == last)
 		}
@@ -159,37 +162,37 @@ func TestTheTopologyIsMadeOnce(t *testing.T) {
 
 // TestAnIDIsSmall: each turn makes tens of thousands of items, and copies and sorts them.
 func TestAnIDIsSmall(t *testing.T) {
-	if size := reflect.TypeFor[item]().Size(); size > 128 {
+	if size := reflect.TypeFor[listItem]().Size(); size > 128 {
 		t.Errorf("an item has %d bytes", size)
 	}
 }
 
 // BenchmarkTurn is a turn of Plugin.Run that changes nothing, with 32,768 ids.
 func BenchmarkTurn(b *testing.B) {
-	statuses := uuids(8)
-	l := &life{endpoint: on("", shareAll(4096), statuses...)}
+	statuses := uuidStatuses(8)
+	s := &server{endpoint: endpointFor("", sharingAll(4096), statuses...)}
 	b.ReportAllocs()
 	for b.Loop() {
-		offers, _ := shareAll(4096).apply(statuses)
-		l.offer(offers[wholeGPU], statuses, device.Holders{}, time.Now())
+		lists, _ := sharingAll(4096).deviceLists(statuses)
+		s.setDevices(lists[gpuResource], statuses, device.Allocations{}, time.Now())
 	}
 }
 
 // BenchmarkPreferredAfterATurn is the kubelet's question after such a turn.
 func BenchmarkPreferredAfterATurn(b *testing.B) {
-	statuses := uuids(8)
-	l := &life{endpoint: on("", shareAll(4096), statuses...)}
+	statuses := uuidStatuses(8)
+	s := &server{endpoint: endpointFor("", sharingAll(4096), statuses...)}
 	request := &api.ContainerPreferredAllocationRequest{AllocationSize: 1}
-	for _, i := range l.offered.items {
+	for _, i := range s.devices.items {
 		request.AvailableDeviceIDs = append(request.AvailableDeviceIDs, string(i.id))
 	}
 	b.ReportAllocs()
 	for b.Loop() {
 		b.StopTimer()
-		offers, _ := shareAll(4096).apply(statuses)
-		l.offer(offers[wholeGPU], statuses, device.Holders{}, time.Now())
+		lists, _ := sharingAll(4096).deviceLists(statuses)
+		s.setDevices(lists[gpuResource], statuses, device.Allocations{}, time.Now())
 		b.StartTimer()
-		_, err := l.GetPreferredAllocation(b.Context(), &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{request}})
+		_, err := s.GetPreferredAllocation(b.Context(), &api.PreferredAllocationRequest{ContainerRequests: []*api.ContainerPreferredAllocationRequest{request}})
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -24,21 +24,21 @@ import (
 func partitioned(gpus int, profiles ...string) []device.Status {
 	all := statuses(gpus)
 	parent := &all[gpus-1].Device
-	parent.MIG = true
+	parent.MIGEnabled = true
 	for i, profile := range profiles {
-		slice := all[gpus-1]
-		slice.MIG, slice.Profile = false, profile
-		slice.ID = device.ID(fmt.Sprintf("MIG-%s-%d", profile, i))
-		all = append(all, slice)
+		migDevice := all[gpus-1]
+		migDevice.MIGEnabled, migDevice.Profile = false, profile
+		migDevice.ID = device.ID(fmt.Sprintf("MIG-%s-%d", profile, i))
+		all = append(all, migDevice)
 	}
 	return all
 }
 
 // waitCounts waits until the kubelet has these numbers of allocatable devices, as
 // "gpu=1 mig-1g.10gb=2".
-func (s *stage) waitCounts(want string) {
+func (s *fixture) waitCounts(want string) {
 	s.Helper()
-	s.wait(want, func(k kubelet.State) bool {
+	s.wait(want, func(k kubelet.KubeletState) bool {
 		for field := range strings.FieldsSeq(want) {
 			name, count, _ := strings.Cut(field, "=")
 			if fmt.Sprint(k.Resources["nvidia.com/"+name].Allocatable) != count {
@@ -49,24 +49,24 @@ func (s *stage) waitCounts(want string) {
 	})
 }
 
-// limited is a pod of one container that asks for n of a resource.
-func limited(name, resource string, n int) kubelet.Pod {
-	return kubelet.Pod{Name: name, Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{resource: n}}}}
+// podRequesting is a pod of one container that asks for n of a resource.
+func podRequesting(name, resource string, n int) kubelet.PodSpec {
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: n}}}}
 }
 
 func TestResourcesComeAndGo(t *testing.T) {
-	versions(t, func(s *stage) {
-		s.options.Rules = fixed(plugin.Rules{MIG: plugin.MIGMixed})
-		s.board.Post(partitioned(2, "1g.10gb", "1g.10gb", "3g.40gb"))
+	eachVersion(t, func(s *fixture) {
+		s.options.Rules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed})
+		s.board.Set(partitioned(2, "1g.10gb", "1g.10gb", "3g.40gb"))
 		s.startKubelet()
 		s.startPlugin()
 		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-3g.40gb=1")
-		if err := s.kubelet.RunPod(s.ctx, limited("small", "nvidia.com/mig-1g.10gb", 1)); err != nil {
+		if err := s.kubelet.RunPod(s.ctx, podRequesting("small", "nvidia.com/mig-1g.10gb", 1)); err != nil {
 			t.Error(err)
 		}
-		s.board.Post(partitioned(2, "1g.10gb", "1g.10gb", "2g.20gb"))
+		s.board.Set(partitioned(2, "1g.10gb", "1g.10gb", "2g.20gb"))
 		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-3g.40gb=0 mig-2g.20gb=1")
-		s.wait("the resource without a device has no capacity", func(k kubelet.State) bool {
+		s.wait("the resource without a device has no capacity", func(k kubelet.KubeletState) bool {
 			return k.Resources["nvidia.com/mig-3g.40gb"].Capacity == 0
 		})
 		s.waitLine(1, "there is nothing to offer")
@@ -75,7 +75,7 @@ func TestResourcesComeAndGo(t *testing.T) {
 		if r := s.kubelet.Resource("nvidia.com/mig-3g.40gb"); r.Capacity > 0 {
 			t.Errorf("what is offered no more is %+v", r)
 		}
-		s.board.Post(partitioned(2, "3g.40gb"))
+		s.board.Set(partitioned(2, "3g.40gb"))
 		s.waitCounts("gpu=1 mig-1g.10gb=0 mig-2g.20gb=0 mig-3g.40gb=1")
 		if err := s.plugin.Ready(); err != nil {
 			t.Error(err)
@@ -88,97 +88,99 @@ func TestResourcesComeAndGo(t *testing.T) {
 
 // A fault of a GPU reaches all its replicas and slices, whatever their resource.
 func TestAFaultReachesAllReplicasAndSlices(t *testing.T) {
-	versions(t, func(s *stage) {
-		four := func(_ string, devices []device.Device) []plugin.Share {
-			return slices.Repeat([]plugin.Share{{Replicas: 4}}, len(devices))
+	eachVersion(t, func(s *fixture) {
+		four := func(_ string, devices []device.Device) []plugin.Sharing {
+			return slices.Repeat([]plugin.Sharing{{Replicas: 4}}, len(devices))
 		}
-		s.options.Rules = fixed(plugin.Rules{MIG: plugin.MIGMixed, Share: four})
+		s.options.Rules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed, Sharing: four})
 		all := partitioned(3, "1g.10gb", "3g.40gb")
-		s.board.Post(all)
+		s.board.Set(all)
 		s.startKubelet()
 		s.startPlugin()
 		s.waitCounts("gpu=8 mig-1g.10gb=4 mig-3g.40gb=4")
-		s.board.Post(unhealthy(slices.Clone(all), 0, "xid_79"))
+		s.board.Set(unhealthy(slices.Clone(all), 0, "xid_79"))
 		s.waitCounts("gpu=4 mig-1g.10gb=4 mig-3g.40gb=4")
-		s.board.Post(unhealthy(slices.Clone(all), 3, "xid_94"))
+		s.board.Set(unhealthy(slices.Clone(all), 3, "xid_94"))
 		s.waitCounts("gpu=8 mig-1g.10gb=0 mig-3g.40gb=4")
-		s.board.Post(all)
+		s.board.Set(all)
 		s.waitCounts("gpu=8 mig-1g.10gb=4 mig-3g.40gb=4")
 	})
 }
 
-// rulebook is rules that change.
-type rulebook struct{ current atomic.Pointer[page] }
+// rulesSource is rules that change.
+type rulesSource struct{ current atomic.Pointer[rulesVersion] }
 
-type page struct {
+type rulesVersion struct {
 	rules   plugin.Rules
 	changed chan struct{}
 }
 
-func (b *rulebook) set(r plugin.Rules) {
-	if old := b.current.Swap(&page{r, make(chan struct{})}); old != nil {
+func (r *rulesSource) set(rules plugin.Rules) {
+	if old := r.current.Swap(&rulesVersion{rules, make(chan struct{})}); old != nil {
 		close(old.changed)
 	}
 }
 
-func (b *rulebook) look() (plugin.Rules, <-chan struct{}) {
-	p := b.current.Load()
+func (r *rulesSource) get() (plugin.Rules, <-chan struct{}) {
+	p := r.current.Load()
 	return p.rules, p.changed
 }
 
-// holders are allocations that a test sets.
-type holders struct{ current atomic.Pointer[allocations] }
+// allocationSource are allocations that a test sets.
+type allocationSource struct {
+	current atomic.Pointer[allocationVersion]
+}
 
-type allocations struct {
-	device.Holders
+type allocationVersion struct {
+	device.Allocations
 	changed chan struct{}
 }
 
-func newHolders() *holders {
-	h := &holders{}
-	h.set()
-	return h
+func newAllocationSource() *allocationSource {
+	a := &allocationSource{}
+	a.set()
+	return a
 }
 
-func (h *holders) set(rows ...device.Holding) {
-	slices.SortFunc(rows, device.CompareHoldings)
-	if old := h.current.Swap(&allocations{device.Holders{Held: rows, Settled: true}, make(chan struct{})}); old != nil {
+func (a *allocationSource) set(rows ...device.Allocation) {
+	slices.SortFunc(rows, device.CompareAllocations)
+	if old := a.current.Swap(&allocationVersion{device.Allocations{All: rows, Complete: true}, make(chan struct{})}); old != nil {
 		close(old.changed)
 	}
 }
 
-func (h *holders) look() (device.Holders, <-chan struct{}) {
-	a := h.current.Load()
-	return a.Holders, a.changed
+func (a *allocationSource) get() (device.Allocations, <-chan struct{}) {
+	v := a.current.Load()
+	return v.Allocations, v.changed
 }
 
-func shared(n int) plugin.Rules {
-	return plugin.Rules{Share: func(_ string, devices []device.Device) []plugin.Share {
-		return slices.Repeat([]plugin.Share{{Replicas: n}}, len(devices))
+func sharedRules(n int) plugin.Rules {
+	return plugin.Rules{Sharing: func(_ string, devices []device.Device) []plugin.Sharing {
+		return slices.Repeat([]plugin.Sharing{{Replicas: n}}, len(devices))
 	}}
 }
 
 // The pod goes on with the id that it was given, which is listed for as long, and
 // then never given away again.
 func TestRulesChangeWhilePodsRun(t *testing.T) {
-	versions(t, func(s *stage) {
-		var book rulebook
-		holders := newHolders()
-		book.set(plugin.Rules{})
-		s.options.Rules = book.look
-		s.options.Holders = holders.look
+	eachVersion(t, func(s *fixture) {
+		var rulesSrc rulesSource
+		allocations := newAllocationSource()
+		rulesSrc.set(plugin.Rules{})
+		s.options.Rules = rulesSrc.get
+		s.options.Allocations = allocations.get
 		s.start(1)
 		if err := s.kubelet.RunPod(s.ctx, pod("holder", 1)); err != nil {
 			t.Fatal(err)
 		}
-		holders.set(device.Holding{Resource: resource, Offered: "GPU-0"})
-		book.set(shared(4))
+		allocations.set(device.Allocation{Resource: resource, DeviceID: "GPU-0"})
+		rulesSrc.set(sharedRules(4))
 		s.waitCounts("gpu=5")
-		s.board.Post(unhealthy(statuses(1), 0, "xid_79"))
-		s.wait("the pod's device is unhealthy in its status", func(k kubelet.State) bool {
+		s.board.Set(unhealthy(statuses(1), 0, "xid_79"))
+		s.wait("the pod's device is unhealthy in its status", func(k kubelet.KubeletState) bool {
 			return k.Pods[0].Containers[0].Devices[0].Health == "Unhealthy"
 		})
-		s.board.Post(statuses(1))
+		s.board.Set(statuses(1))
 		s.waitCounts("gpu=5")
 		if _, err := s.allocate("GPU-0"); !strings.Contains(fmt.Sprint(err), "GPU-0 is offered no more") {
 			t.Errorf("the id was given away again: %v", err)
@@ -186,9 +188,9 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		if err := s.kubelet.DeletePod(pod("holder", 1)); err != nil {
 			t.Fatal(err)
 		}
-		holders.set()
+		allocations.set()
 		s.waitCounts("gpu=4")
-		s.wait("its id is gone", func(k kubelet.State) bool { return k.Resources[resource].Capacity == 4 })
+		s.wait("its id is gone", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 4 })
 		for i := range 4 {
 			if err := s.kubelet.RunPod(s.ctx, pod(fmt.Sprint("shares-", i), 1)); err != nil {
 				t.Error(err)
@@ -201,58 +203,58 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 // Each refusal names the ids and why, in the pod's status, in one line, and to
 // whoever counts.
 func TestRefusals(t *testing.T) {
-	onlyOne := func(_ string, devices []device.Device) []plugin.Share {
-		return slices.Repeat([]plugin.Share{{Replicas: 2, OnlyOne: true}}, len(devices))
+	onlyOne := func(_ string, devices []device.Device) []plugin.Sharing {
+		return slices.Repeat([]plugin.Sharing{{Replicas: 2, OnePerContainer: true}}, len(devices))
 	}
 	for _, row := range []struct {
 		name  string
 		rules plugin.Rules
 		ids   []string
-		why   plugin.Why
+		why   plugin.RejectReason
 		text  string // in it
 	}{
 		{
 			"two replicas, one allowed",
-			plugin.Rules{Share: onlyOne},
+			plugin.Rules{Sharing: onlyOne},
 			[]string{"GPU-0::0", "GPU-1::1"},
-			plugin.WhyTooMany, "GPU-1::1 is shared, and a container may have one",
+			plugin.RejectTooMany, "GPU-1::1 is shared, and a container may have one",
 		},
-		{"one replica", plugin.Rules{Share: onlyOne}, []string{"GPU-0::0"}, "", ""},
+		{"one replica", plugin.Rules{Sharing: onlyOne}, []string{"GPU-0::0"}, "", ""},
 		{
 			"two of one GPU",
-			plugin.Rules{Share: shared(2).Share, Policy: preferred.Distinct},
+			plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct},
 			[]string{"GPU-0::0", "GPU-0::1"},
-			plugin.WhySameGPU, "GPU-0::1 is of the same GPU as GPU-0::0",
+			plugin.RejectSameGPU, "GPU-0::1 is of the same GPU as GPU-0::0",
 		},
-		{"two of two GPUs", plugin.Rules{Share: shared(2).Share, Policy: preferred.Distinct}, []string{"GPU-0::0", "GPU-1::1"}, "", ""},
-		{"two of one GPU, which may be", shared(2), []string{"GPU-0::0", "GPU-0::1"}, "", ""},
-		{"none", plugin.Rules{}, nil, plugin.WhyNothing, "asks for no device"},
-		{"unknown", plugin.Rules{}, []string{"GPU-0::0"}, plugin.WhyUnknown, "GPU-0::0 is unknown"},
-		{"unhealthy", plugin.Rules{}, []string{"GPU-2"}, plugin.WhyUnhealthy, "GPU-2 is unhealthy (lost)"},
+		{"two of two GPUs", plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct}, []string{"GPU-0::0", "GPU-1::1"}, "", ""},
+		{"two of one GPU, which may be", sharedRules(2), []string{"GPU-0::0", "GPU-0::1"}, "", ""},
+		{"none", plugin.Rules{}, nil, plugin.RejectNoIDs, "asks for no device"},
+		{"unknown", plugin.Rules{}, []string{"GPU-0::0"}, plugin.RejectUnknown, "GPU-0::0 is unknown"},
+		{"unhealthy", plugin.Rules{}, []string{"GPU-2"}, plugin.RejectUnhealthy, "GPU-2 is unhealthy (lost)"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			s := newStage(t)
-			var whys []plugin.Why
-			s.options.Rules = fixed(row.rules)
-			s.options.Trace.Refused = func(_ string, ids []device.OfferedID, why plugin.Why, _ error) {
+			s := newFixture(t)
+			var reasons []plugin.RejectReason
+			s.options.Rules = constantRules(row.rules)
+			s.options.Hooks.OnRejected = func(_ string, ids []device.AdvertisedID, reason plugin.RejectReason, _ error) {
 				if len(ids) != len(row.ids) {
 					t.Errorf("told of %q", ids)
 				}
-				whys = append(whys, why)
+				reasons = append(reasons, reason)
 			}
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.board.Post(unhealthy(statuses(3), 2, "lost"))
+			s.board.Set(unhealthy(statuses(3), 2, "lost"))
 			s.startKubelet()
 			s.startPlugin()
-			s.wait("it is registered", func(k kubelet.State) bool { return k.Resources[resource].Allocatable > 0 })
+			s.wait("it is registered", func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable > 0 })
 			_, err := s.dial(s.socket()).Allocate(s.ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: row.ids}}})
 			if (err != nil) != (row.why != "") || !strings.Contains(status.Convert(err).Message(), row.text) {
 				t.Errorf("answered %v", err)
 			}
-			if row.why != "" && !slices.Equal(whys, []plugin.Why{row.why}) || row.why == "" && len(whys) > 0 {
-				t.Errorf("told of %q; want %q", whys, row.why)
+			if row.why != "" && !slices.Equal(reasons, []plugin.RejectReason{row.why}) || row.why == "" && len(reasons) > 0 {
+				t.Errorf("told of %q; want %q", reasons, row.why)
 			}
-			if lines := s.log.with("refuse a container"); row.why != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
+			if lines := s.log.matching("refuse a container"); row.why != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
 				t.Errorf("logged %q", lines)
 			}
 		})
@@ -262,24 +264,24 @@ func TestRefusals(t *testing.T) {
 // The kubelet takes what is preferred: a pair that is linked, and a single GPU that
 // breaks none.
 func TestThePreferredAreTaken(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		links := []device.Link{}
 		for i := range 4 {
-			links = append(links, device.Link{A: device.GPU(id(i)), B: device.GPU(id((i + 2) % 4)), NVLinks: 4, Path: device.PathSystem})
+			links = append(links, device.Link{A: device.GPU(gpuID(i)), B: device.GPU(gpuID((i + 2) % 4)), NVLinks: 4, Path: device.PathSystem})
 		}
 		s.options.Links = func() []device.Link { return links }
 		s.start(4)
 		for _, row := range []struct {
 			name string
 			n    int
-			want []device.OfferedID
-		}{{"pair", 2, []device.OfferedID{"GPU-0", "GPU-2"}}, {"single", 1, []device.OfferedID{"GPU-1"}}} {
+			want []device.AdvertisedID
+		}{{"pair", 2, []device.AdvertisedID{"GPU-0", "GPU-2"}}, {"single", 1, []device.AdvertisedID{"GPU-1"}}} {
 			if err := s.kubelet.RunPod(s.ctx, pod(row.name, row.n)); err != nil {
 				t.Fatal(err)
 			}
-			s.seen.mu.Lock()
-			got := slices.Sorted(slices.Values(s.seen.allocated[len(s.seen.allocated)-1]))
-			s.seen.mu.Unlock()
+			s.recorded.mu.Lock()
+			got := slices.Sorted(slices.Values(s.recorded.allocated[len(s.recorded.allocated)-1]))
+			s.recorded.mu.Unlock()
 			if !slices.Equal(got, row.want) {
 				t.Errorf("%s: the pod got %q; want %q", row.name, got, row.want)
 			}
@@ -289,7 +291,7 @@ func TestThePreferredAreTaken(t *testing.T) {
 
 // The topology is worked out once, and anew when links or devices are others.
 func TestPreferredFollowsWhatChanges(t *testing.T) {
-	s := newStage(t)
+	s := newFixture(t)
 	var links atomic.Pointer[[]device.Link]
 	none := []device.Link{}
 	links.Store(&none)
@@ -314,7 +316,7 @@ func TestPreferredFollowsWhatChanges(t *testing.T) {
 	if got := ask("GPU-0", "GPU-1", "GPU-2"); !slices.Equal(got, []string{"GPU-1", "GPU-2"}) {
 		t.Errorf("with a link %q", got)
 	}
-	s.board.Post(unhealthy(statuses(5), 2, "lost")) // five, so that the wait is for another number of healthy ones
+	s.board.Set(unhealthy(statuses(5), 2, "lost")) // five, so that the wait is for another number of healthy ones
 	s.waitRegistered(4)
 	if got := ask("GPU-0", "GPU-3", "GPU-1"); !slices.Equal(got, []string{"GPU-1", "GPU-3"}) {
 		t.Errorf("with a GPU lost and a new one %q", got)
@@ -325,28 +327,28 @@ func TestPreferredFollowsWhatChanges(t *testing.T) {
 }
 
 func TestPreStart(t *testing.T) {
-	versions(t, func(s *stage) {
-		var book rulebook
-		book.set(plugin.Rules{})
-		var asked []plugin.Ask
+	eachVersion(t, func(s *fixture) {
+		var rulesSrc rulesSource
+		rulesSrc.set(plugin.Rules{})
+		var checks []plugin.UsabilityCheck
 		var fit atomic.Pointer[error]
-		s.options.Rules = book.look
-		s.options.Fit = func(_ context.Context, a plugin.Ask) error {
-			asked = append(asked, a)
+		s.options.Rules = rulesSrc.get
+		s.options.CheckUsable = func(_ context.Context, a plugin.UsabilityCheck) error {
+			checks = append(checks, a)
 			if err := fit.Load(); err != nil {
 				return *err
 			}
 			return nil
 		}
 		s.start(2)
-		if err := s.kubelet.RunPod(s.ctx, pod("unasked", 1)); err != nil || len(asked) > 0 {
-			t.Errorf("the pod met %v; asked was %v", err, asked)
+		if err := s.kubelet.RunPod(s.ctx, pod("unasked", 1)); err != nil || len(checks) > 0 {
+			t.Errorf("the pod met %v; asked was %v", err, checks)
 		}
 		old := s.socket()
-		book.set(plugin.Rules{PreStart: true})
+		rulesSrc.set(plugin.Rules{PreStartCheck: true})
 		s.waitNewSocket(2, old)
-		if err := s.kubelet.RunPod(s.ctx, pod("asked", 1)); err != nil || len(asked) != 1 || !asked[0].Alone {
-			t.Errorf("the pod met %v; asked was %v", err, asked)
+		if err := s.kubelet.RunPod(s.ctx, pod("asked", 1)); err != nil || len(checks) != 1 || !checks[0].Exclusive {
+			t.Errorf("the pod met %v; asked was %v", err, checks)
 		}
 		if err := s.kubelet.DeletePod(pod("asked", 1)); err != nil {
 			t.Fatal(err)
@@ -362,10 +364,10 @@ func TestPreStart(t *testing.T) {
 
 // A device that does not answer is refused after two seconds.
 func TestPreStartDoesNotWait(t *testing.T) {
-	s := newStage(t)
+	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-	s.options.Rules = fixed(plugin.Rules{PreStart: true})
-	s.options.Fit = func(ctx context.Context, a plugin.Ask) error {
+	s.options.Rules = constantRules(plugin.Rules{PreStartCheck: true})
+	s.options.CheckUsable = func(ctx context.Context, a plugin.UsabilityCheck) error {
 		<-ctx.Done()
 		return fmt.Errorf("%s does not answer", a.ID)
 	}
@@ -376,7 +378,7 @@ func TestPreStartDoesNotWait(t *testing.T) {
 		t.Errorf("refused with %q", got)
 	}
 	t.Logf("after %s", time.Since(began))
-	s.board.Post(unhealthy(statuses(2), 0, "xid_79"))
+	s.board.Set(unhealthy(statuses(2), 0, "xid_79"))
 	s.waitRegistered(1)
 	_, err = s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-0"}})
 	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 is unhealthy (xid_79)" {
@@ -386,23 +388,23 @@ func TestPreStartDoesNotWait(t *testing.T) {
 
 // Answers follow the rules of the moment, by resource.
 func TestAnswersFollowTheRules(t *testing.T) {
-	s := newStage(t)
+	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-	var book rulebook
-	strategy := func(all ...answer.Strategy) plugin.Rules {
-		return plugin.Rules{MIG: plugin.MIGMixed, Answer: func(string) answer.Options { return answer.Options{Strategies: all, IDs: answer.Index} }}
+	var rulesSrc rulesSource
+	strategy := func(all ...answer.DeviceListStrategy) plugin.Rules {
+		return plugin.Rules{MIGStrategy: plugin.MIGMixed, ResponseOptions: func(string) answer.Options { return answer.Options{Strategies: all, IDStrategy: answer.Index} }}
 	}
-	book.set(strategy(answer.EnvVar))
-	s.options.Rules = book.look
-	s.board.Post(partitioned(2, "1g.10gb", "1g.10gb"))
+	rulesSrc.set(strategy(answer.EnvVar))
+	s.options.Rules = rulesSrc.get
+	s.board.Set(partitioned(2, "1g.10gb", "1g.10gb"))
 	s.startKubelet()
 	s.startPlugin()
 	s.waitCounts("gpu=1 mig-1g.10gb=2")
 	if got, err := s.allocate("GPU-0"); err != nil || !slices.Equal(got, []string{"NVIDIA_VISIBLE_DEVICES=0"}) {
 		t.Errorf("%q, %v", got, err)
 	}
-	book.set(strategy(answer.CDICRI))
-	s.await("the answer is another", func() bool {
+	rulesSrc.set(strategy(answer.CDICRI))
+	s.poll("the answer is another", func() bool {
 		got, err := s.allocate("GPU-0")
 		return err == nil && slices.Equal(got, []string{"and what was not wanted"})
 	})

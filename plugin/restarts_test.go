@@ -17,14 +17,14 @@ import (
 )
 
 func TestKubeletRestarts(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		const warm, restarts = 2, 50
 		s.start(8)
 		var took []time.Duration
 		var goroutines, files int
 		for i := range warm + restarts {
 			if i == warm {
-				goroutines, files = s.settled()
+				goroutines, files = s.settledCounts()
 			}
 			signal := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2]
 			s.restart(kubelet.RestartOptions{Signal: signal, SameInode: i%10 == 0})
@@ -33,23 +33,23 @@ func TestKubeletRestarts(t *testing.T) {
 		slices.Sort(took)
 		s.Logf("registered after the new socket: median %s, slowest %s", took[len(took)/2], took[len(took)-1])
 		s.wantFast("registered at the slowest", took[len(took)-1])
-		s.wantNoMore(goroutines, files)
+		s.wantNoLeaks(goroutines, files)
 		s.wantOutcomes(make([]error, 1+warm+restarts)...) // one a kubelet, and none in vain
 		if r := s.kubelet.Resource(resource); r.Updates != 1+warm+restarts || r.Repeats > 0 {
 			s.Errorf("there were %d lists, %d of them repeated; want one a stream", r.Updates, r.Repeats)
 		}
-		if left := s.left(); len(left) != 1 {
-			s.Errorf("sockets are left: %q", left)
+		if remaining := s.leftSockets(); len(remaining) != 1 {
+			s.Errorf("sockets are left: %q", remaining)
 		}
 	})
 }
 
-// settled counts goroutines and file descriptors when they have stopped falling.
-func (s *stage) settled() (goroutines, files int) {
+// settledCounts counts goroutines and file descriptors when they have stopped falling.
+func (s *fixture) settledCounts() (goroutines, files int) {
 	s.Helper()
 	same := 0
-	s.await("goroutines and file descriptors settle", func() bool {
-		g, f := runtime.NumGoroutine(), s.files()
+	s.poll("goroutines and file descriptors settle", func() bool {
+		g, f := runtime.NumGoroutine(), s.openFiles()
 		if same++; g != goroutines || f != files {
 			goroutines, files, same = g, f, 0
 		}
@@ -58,7 +58,7 @@ func (s *stage) settled() (goroutines, files int) {
 	return goroutines, files
 }
 
-func (s *stage) files() int {
+func (s *fixture) openFiles() int {
 	s.Helper()
 	open, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -67,9 +67,9 @@ func (s *stage) files() int {
 	return len(open)
 }
 
-func (s *stage) wantNoMore(goroutines, files int) {
+func (s *fixture) wantNoLeaks(goroutines, files int) {
 	s.Helper()
-	if g, f := s.settled(); g > goroutines || f > files {
+	if g, f := s.settledCounts(); g > goroutines || f > files {
 		stacks := make([]byte, 1<<20)
 		s.Errorf("%d goroutines and %d file descriptors have become %d and %d\n%s",
 			goroutines, files, g, f, stacks[:runtime.Stack(stacks, true)])
@@ -77,8 +77,8 @@ func (s *stage) wantNoMore(goroutines, files int) {
 }
 
 func TestAKubeletThatIsAwayForLong(t *testing.T) {
-	versions(t, func(s *stage) {
-		s.board.Post(statuses(4))
+	eachVersion(t, func(s *fixture) {
+		s.board.Set(statuses(4))
 		end := s.startKubelet()
 		s.startPlugin()
 		s.waitRegistered(4)
@@ -86,7 +86,7 @@ func TestAKubeletThatIsAwayForLong(t *testing.T) {
 			s.Fatal(err)
 		}
 		s.waitLine(1, "connection refused") // the ended kubelet's socket lies there
-		s.board.Post(unhealthy(statuses(4), 1, "lost"))
+		s.board.Set(unhealthy(statuses(4), 1, "lost"))
 		s.startKubelet()
 		s.wantFast("registered", s.waitRegistered(3))
 		s.wantOutcomes(nil, nil)
@@ -96,12 +96,12 @@ func TestAKubeletThatIsAwayForLong(t *testing.T) {
 func TestHeals(t *testing.T) {
 	for _, harm := range []struct {
 		name string
-		do   func(s *stage)
+		do   func(s *fixture)
 	}{
-		{"own socket deleted", func(s *stage) { s.must(os.Remove(s.sockets(s.socket()))) }},
-		{"socket folder wiped", func(s *stage) { s.must(s.kubelet.WipeSockets()) }},
-		{"stream cut", func(s *stage) { s.kubelet.CutStreams(resource) }},
-		{"stream cut while another client watches", func(s *stage) {
+		{"own socket deleted", func(s *fixture) { s.must(os.Remove(s.sockets(s.socket()))) }},
+		{"socket folder wiped", func(s *fixture) { s.must(s.kubelet.RemoveSockets()) }},
+		{"stream cut", func(s *fixture) { s.kubelet.CutStreams(resource) }},
+		{"stream cut while another client watches", func(s *fixture) {
 			if _, list, err := s.stream(s.ctx, s.socket()); err != nil || len(list.GetDevices()) != 4 {
 				s.Errorf("the client got %v, %v", list, err)
 			}
@@ -109,17 +109,17 @@ func TestHeals(t *testing.T) {
 		}},
 	} {
 		t.Run(harm.name, func(t *testing.T) {
-			versions(t, func(s *stage) {
+			eachVersion(t, func(s *fixture) {
 				s.start(4)
 				for range 2 {
 					old := s.socket()
 					harm.do(s)
 					s.wantFast("healed", s.waitNewSocket(4, old))
 				}
-				s.board.Post(unhealthy(statuses(4), 2, "lost"))
+				s.board.Set(unhealthy(statuses(4), 2, "lost"))
 				s.waitRegistered(3)
-				if left := s.left(); len(left) != 1 {
-					s.Errorf("sockets are left: %q", left)
+				if remaining := s.leftSockets(); len(remaining) != 1 {
+					s.Errorf("sockets are left: %q", remaining)
 				}
 				s.wantRegistrations(3)
 			})
@@ -129,11 +129,11 @@ func TestHeals(t *testing.T) {
 
 // TestAnotherClientThatLeaves: a registration outlasts the stream of another program.
 func TestAnotherClientThatLeaves(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		s.start(4)
-		stood := s.socket()
+		uptime := s.socket()
 		ctx, leave := context.WithCancel(s.ctx)
-		stream, list, err := s.stream(ctx, stood)
+		stream, list, err := s.stream(ctx, uptime)
 		if err != nil || len(list.GetDevices()) != 4 {
 			s.Fatalf("the client got %v, %v", list, err)
 		}
@@ -141,17 +141,17 @@ func TestAnotherClientThatLeaves(t *testing.T) {
 		if _, err := stream.Recv(); err == nil {
 			s.Error("the client's stream goes on")
 		}
-		s.pollPasses() // and would end the registration
-		s.board.Post(unhealthy(statuses(4), 2, "lost"))
+		s.waitPollInterval() // and would end the registration
+		s.board.Set(unhealthy(statuses(4), 2, "lost"))
 		s.waitRegistered(3)
-		if now := s.socket(); now != stood {
-			s.Errorf("the stream is on %s and was on %s", now, stood)
+		if now := s.socket(); now != uptime {
+			s.Errorf("the stream is on %s and was on %s", now, uptime)
 		}
 		s.wantRegistrations(1)
 	})
 }
 
-func (s *stage) must(err error) {
+func (s *fixture) must(err error) {
 	s.Helper()
 	if err != nil {
 		s.Fatal(err)
@@ -159,7 +159,7 @@ func (s *stage) must(err error) {
 }
 
 // wantRegistrations checks that there were so many, all of them taken.
-func (s *stage) wantRegistrations(n int) {
+func (s *fixture) wantRegistrations(n int) {
 	s.Helper()
 	s.wantOutcomes(make([]error, n)...)
 }
@@ -167,19 +167,19 @@ func (s *stage) wantRegistrations(n int) {
 // A rolling update may start the next podgauge before it ends this one. Until 1.36
 // the end of this one's stream takes the next one's down.
 func TestASuccessorThatStartsEarly(t *testing.T) {
-	versions(t, func(s *stage) {
-		s.board.Post(statuses(4))
+	eachVersion(t, func(s *fixture) {
+		s.board.Set(statuses(4))
 		s.startKubelet()
 		end := s.startPlugin()
 		s.waitRegistered(4)
 		old := s.socket()
 		s.startPlugin()
-		s.wait("both are connected", func(k kubelet.State) bool { return len(k.Resources[resource].Sockets) == 2 })
+		s.wait("both are connected", func(k kubelet.KubeletState) bool { return len(k.Resources[resource].Sockets) == 2 })
 		if err := end(); err != nil {
 			s.Fatal(err)
 		}
 		s.wantFast("the successor stands", s.waitNewSocket(4, old))
-		s.board.Post(unhealthy(statuses(4), 0, "lost"))
+		s.board.Set(unhealthy(statuses(4), 0, "lost"))
 		s.waitRegistered(3)
 		s.wantCleanRegistrations()
 	})
@@ -188,19 +188,19 @@ func TestASuccessorThatStartsEarly(t *testing.T) {
 // A kubelet that lives in a folder that is gone cannot be registered with, and has
 // no need to be: its stream stands.
 func TestAFolderThatIsRemovedAndMadeAgain(t *testing.T) {
-	versions(t, func(s *stage) {
+	eachVersion(t, func(s *fixture) {
 		s.start(4)
-		stood := s.socket()
+		uptime := s.socket()
 		s.must(os.RemoveAll(s.sockets()))
-		s.pollPasses()
-		s.board.Post(unhealthy(statuses(4), 0, "lost"))
-		s.wait("the list reaches the kubelet", func(k kubelet.State) bool { return k.Resources[resource].Allocatable == 3 })
+		s.waitPollInterval()
+		s.board.Set(unhealthy(statuses(4), 0, "lost"))
+		s.wait("the list reaches the kubelet", func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable == 3 })
 		s.must(os.Mkdir(s.sockets(), 0o755))
-		s.pollPasses()
-		s.board.Post(statuses(4))
+		s.waitPollInterval()
+		s.board.Set(statuses(4))
 		s.waitRegistered(4)
-		if now := s.socket(); now != stood {
-			s.Errorf("the stream is on %s and was on %s", now, stood)
+		if now := s.socket(); now != uptime {
+			s.Errorf("the stream is on %s and was on %s", now, uptime)
 		}
 		s.restart(kubelet.RestartOptions{While: func() { s.must(os.RemoveAll(s.sockets())) }})
 		s.wantFast("registered with the next kubelet", s.waitRegistered(4))
@@ -211,15 +211,15 @@ func TestAFolderThatIsRemovedAndMadeAgain(t *testing.T) {
 // The kubelet lives, and its socket is deleted under it: the stream is all there
 // is, and must not be given up before there is another kubelet.
 func TestAKubeletSocketThatIsDeleted(t *testing.T) {
-	versions(t, func(s *stage) {
-		looks := s.countLooks()
+	eachVersion(t, func(s *fixture) {
+		reads := s.countStatusReads()
 		s.start(4)
 		s.must(os.Remove(s.sockets("kubelet.sock")))
 		for i := range 2 {
-			before := looks.Load()
-			s.board.Post(unhealthy(statuses(4), i%4, fmt.Sprint("xid_", i)))
-			s.await("the stream looks", func() bool { return looks.Load() > before })
-			s.pollPasses()
+			before := reads.Load()
+			s.board.Set(unhealthy(statuses(4), i%4, fmt.Sprint("xid_", i)))
+			s.poll("the stream looks", func() bool { return reads.Load() > before })
+			s.waitPollInterval()
 		}
 		s.waitRegistered(3)
 		s.restart(kubelet.RestartOptions{})
@@ -228,23 +228,23 @@ func TestAKubeletSocketThatIsDeleted(t *testing.T) {
 	})
 }
 
-// pollPasses gives the plugin the time to look at the sockets and do what it must
+// waitPollInterval gives the plugin the time to look at the sockets and do what it must
 // not: nothing would tell of that.
-func (s *stage) pollPasses() {
+func (s *fixture) waitPollInterval() {
 	s.Helper()
 	began := time.Now()
-	s.await("a poll has passed", func() bool { return time.Since(began) > 120*time.Millisecond })
+	s.poll("a poll has passed", func() bool { return time.Since(began) > 120*time.Millisecond })
 }
 
 // The kubelet must have seen the end of a stream before it is registered with
 // again: until 1.36 a late end takes the new registration down, and from 1.37 on
 // two streams' lists overwrite each other.
 func TestNoStreamIsLiveWhenItRegisters(t *testing.T) {
-	s := newStage(t)
-	s.board.Post(statuses(4))
+	s := newFixture(t)
+	s.board.Set(statuses(4))
 	var live atomic.Int64
 	endpoints := make(chan string, 1)
-	s.openDesk(func(_ context.Context, endpoint string) error {
+	s.serveRegistration(func(_ context.Context, endpoint string) error {
 		if n := live.Load(); n != 0 {
 			t.Errorf("%d streams are live when %s registers", n, endpoint)
 		}
@@ -267,7 +267,7 @@ func TestNoStreamIsLiveWhenItRegisters(t *testing.T) {
 	s.startPlugin()
 	seen := map[string]bool{}
 	for range 5 {
-		endpoint := next(s, endpoints)
+		endpoint := receive(s, endpoints)
 		if seen[endpoint] {
 			t.Errorf("%s was used before", endpoint)
 		}
@@ -281,19 +281,19 @@ func TestNoStreamIsLiveWhenItRegisters(t *testing.T) {
 // for it, is not asked ten times a second.
 func TestStreamsThatDoNotStand(t *testing.T) {
 	t.Parallel()
-	s := newStage(t)
-	s.board.Post(statuses(1))
-	s.openDesk(func(_ context.Context, endpoint string) error {
+	s := newFixture(t)
+	s.board.Set(statuses(1))
+	s.serveRegistration(func(_ context.Context, endpoint string) error {
 		ctx, hangUp := context.WithCancel(s.ctx)
 		defer hangUp()
 		_, _, err := s.stream(ctx, endpoint)
 		return err
 	})
-	tries := s.timeRegistrations()
+	attempts := s.timeRegistrations()
 	s.startPlugin()
-	first := next(s, tries)
+	first := receive(s, attempts)
 	for range 4 {
-		next(s, tries)
+		receive(s, attempts)
 	}
 	if took := time.Since(first); took < 1500*time.Millisecond {
 		t.Errorf("five registrations within %s", took)
@@ -301,20 +301,20 @@ func TestStreamsThatDoNotStand(t *testing.T) {
 }
 
 func TestStaleSocketsAreSweptAndLiveOnesAreNot(t *testing.T) {
-	s := newStage(t)
+	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.startKubelet()
 	const prefix = "podgauge-nvidia-com_gpu-"
-	stale := s.bind(prefix + "stale-1.sock")
+	stale := s.staleSocket(prefix + "stale-1.sock")
 	s.must(stale.Close())
-	foreign := s.bind("nvidia-gpu.sock")
+	foreign := s.staleSocket("nvidia-gpu.sock")
 	s.must(foreign.Close())
-	live := s.bind(prefix + "live-1.sock")
+	live := s.staleSocket(prefix + "live-1.sock")
 	defer live.Close() //nolint:errcheck // a test's
-	busy := s.busy(prefix + "busy-1.sock")
+	busy := s.busySocket(prefix + "busy-1.sock")
 	defer busy()
 	s.must(os.WriteFile(s.sockets(prefix+"file.sock"), nil, 0o644))
-	s.board.Post(statuses(1))
+	s.board.Set(statuses(1))
 	s.startPlugin()
 	s.waitRegistered(1)
 	for name, want := range map[string]bool{
@@ -327,8 +327,8 @@ func TestStaleSocketsAreSweptAndLiveOnesAreNot(t *testing.T) {
 	}
 }
 
-// bind listens on a socket that a Close leaves behind, as SIGKILL does.
-func (s *stage) bind(name string) net.Listener {
+// staleSocket listens on a socket that a Close leaves behind, as SIGKILL does.
+func (s *fixture) staleSocket(name string) net.Listener {
 	s.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.sockets(name)})
 	s.must(err)
@@ -336,26 +336,26 @@ func (s *stage) bind(name string) net.Listener {
 	return listener
 }
 
-// busy is a socket whose owner lives and is behind with its callers: it takes no
+// busySocket is a socket whose owner lives and is behind with its callers: it takes no
 // more, and refuses nobody.
-func (s *stage) busy(name string) (end func()) {
+func (s *fixture) busySocket(name string) (end func()) {
 	s.Helper()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	s.must(err)
 	s.must(syscall.Bind(fd, &syscall.SockaddrUnix{Name: s.sockets(name)}))
 	s.must(syscall.Listen(fd, 0))
-	var callers []net.Conn
+	var conns []net.Conn
 	for err == nil {
 		var conn net.Conn
 		if conn, err = net.Dial("unix", s.sockets(name)); err == nil {
-			callers = append(callers, conn)
+			conns = append(conns, conn)
 		}
 	}
 	if !errors.Is(err, syscall.EAGAIN) {
 		s.Errorf("a full backlog answers %v", err)
 	}
 	return func() {
-		for _, conn := range callers {
+		for _, conn := range conns {
 			conn.Close() //nolint:errcheck // a test's
 		}
 		syscall.Close(fd) //nolint:errcheck // a test's

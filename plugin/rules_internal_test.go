@@ -11,15 +11,15 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// board writes statuses as words: "0" is a GPU, "1m" one whose MIG mode is on,
+// parseStatuses writes statuses as words: "0" is a GPU, "1m" one whose MIG mode is on,
 // "1/1g.10gb" a slice of it; "!" marks what is unhealthy.
-func board(words string) []device.Status {
+func parseStatuses(words string) []device.Status {
 	var all []device.Status
 	for n, word := range strings.Fields(words) {
-		word, sick := strings.CutSuffix(word, "!")
+		word, unhealthy := strings.CutSuffix(word, "!")
 		name, profile, slice := strings.Cut(word, "/")
 		name, mig := strings.CutSuffix(name, "m")
-		s := device.Status{Healthy: !sick, Device: device.Device{GPU: device.GPU("GPU-" + name), MIG: mig, NUMANode: -1}}
+		s := device.Status{Healthy: !unhealthy, Device: device.Device{GPU: device.GPU("GPU-" + name), MIGEnabled: mig, NUMANode: -1}}
 		fmt.Sscan(name, &s.Index) //nolint:errcheck // a test's
 		s.ID = device.ID(s.GPU)
 		if slice {
@@ -30,17 +30,17 @@ func board(words string) []device.Status {
 	return all
 }
 
-// words is what is offered: "resource: id id!".
-func words(offers map[string]*offer) string {
+// formatLists is what is offered: "resource: id id!".
+func formatLists(lists map[string]*deviceList) string {
 	var lines []string
-	for _, resource := range slices.Sorted(maps.Keys(offers)) {
+	for _, resource := range slices.Sorted(maps.Keys(lists)) {
 		line := strings.TrimPrefix(resource, "nvidia.com/") + ":"
-		for _, i := range offers[resource].items {
+		for _, i := range lists[resource].items {
 			line += " " + string(i.id)
 			if !i.healthy {
 				line += "!"
 			}
-			if i.onlyOne {
+			if i.onePerContainer {
 				line += "¹"
 			}
 		}
@@ -49,14 +49,14 @@ func words(offers map[string]*offer) string {
 	return strings.Join(lines, "; ")
 }
 
-// replicas shares each GPU whose index is a key.
-func replicas(counts map[int]Share) func(string, []device.Device) []Share {
-	return func(_ string, devices []device.Device) []Share {
-		shares := make([]Share, len(devices))
+// sharingByIndex shares each GPU whose index is a key.
+func sharingByIndex(counts map[int]Sharing) func(string, []device.Device) []Sharing {
+	return func(_ string, devices []device.Device) []Sharing {
+		sharings := make([]Sharing, len(devices))
 		for i, d := range devices {
-			shares[i] = counts[d.Index]
+			sharings[i] = counts[d.Index]
 		}
-		return shares
+		return sharings
 	}
 }
 
@@ -74,66 +74,66 @@ func TestRules(t *testing.T) {
 			cannot: "GPU-1 is partitioned, and the MIG strategy none offers neither it nor its slices",
 		},
 		{
-			name: "mixed", rules: Rules{MIG: MIGMixed}, board: "0 1m 1/1g.10gb 1/1g.10gb! 1/3g.40gb",
+			name: "mixed", rules: Rules{MIGStrategy: MIGMixed}, board: "0 1m 1/1g.10gb 1/1g.10gb! 1/3g.40gb",
 			want: "gpu: GPU-0; mig-1g.10gb: MIG-2 MIG-3!; mig-3g.40gb: MIG-4",
 		},
-		{name: "a profile with attributes", rules: Rules{MIG: MIGMixed}, board: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
+		{name: "a profile with attributes", rules: Rules{MIGStrategy: MIGMixed}, board: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
 		{
-			name: "MIG without a MIG device", rules: Rules{MIG: MIGMixed}, board: "0m 1", want: "gpu: GPU-1",
+			name: "MIG without a MIG device", rules: Rules{MIGStrategy: MIGMixed}, board: "0m 1", want: "gpu: GPU-1",
 			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
 		},
 		{
 			name: "MIG without a MIG device, whatever the strategy", rules: Rules{}, board: "0m",
 			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
 		},
-		{name: "single", rules: Rules{MIG: MIGSingle}, board: "0m 0/1g.10gb 1m 1/1g.10gb", want: "gpu: MIG-1 MIG-3"},
-		{name: "single, nothing partitioned", rules: Rules{MIG: MIGSingle}, board: "0 1", want: "gpu: GPU-0 GPU-1"},
+		{name: "single", rules: Rules{MIGStrategy: MIGSingle}, board: "0m 0/1g.10gb 1m 1/1g.10gb", want: "gpu: MIG-1 MIG-3"},
+		{name: "single, nothing partitioned", rules: Rules{MIGStrategy: MIGSingle}, board: "0 1", want: "gpu: GPU-0 GPU-1"},
 		{
-			name: "single, two profiles", rules: Rules{MIG: MIGSingle}, board: "0m 0/1g.10gb 1m 1/2g.20gb",
+			name: "single, two profiles", rules: Rules{MIGStrategy: MIGSingle}, board: "0m 0/1g.10gb 1m 1/2g.20gb",
 			cannot: "MIG slices with the strategy single want one profile on the whole node, and it has 2",
 		},
 		{
-			name: "single, some whole", rules: Rules{MIG: MIGSingle}, board: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
+			name: "single, some whole", rules: Rules{MIGStrategy: MIGSingle}, board: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
 			cannot: "MIG slices with the strategy single want every GPU partitioned, and some are whole",
 		},
 		{
-			name: "selected", rules: Rules{MIG: MIGMixed, Selected: func(d device.Device) bool { return d.Index != 1 }},
+			name: "selected", rules: Rules{MIGStrategy: MIGMixed, Select: func(d device.Device) bool { return d.Index != 1 }},
 			board: "0 1m 1/1g.10gb 2", want: "gpu: GPU-0 GPU-2",
 		},
 		{
-			name: "named", rules: Rules{Name: func(d device.Device) string { return fmt.Sprint("nvidia.com/gpu-", d.Index) }},
+			name: "named", rules: Rules{ResourceName: func(d device.Device) string { return fmt.Sprint("nvidia.com/gpu-", d.Index) }},
 			board: "0 1", want: "gpu-0: GPU-0; gpu-1: GPU-1",
 		},
 		{
-			name: "shared", rules: Rules{Share: replicas(map[int]Share{0: {Replicas: 2}, 1: {Replicas: 2}})}, board: "0 1!",
+			name: "shared", rules: Rules{Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2}, 1: {Replicas: 2}})}, board: "0 1!",
 			want: "gpu: GPU-0::0 GPU-0::1 GPU-1::0! GPU-1::1!",
 		},
 		{
 			name: "some shared, and under another name", board: "0 1 2",
-			rules: Rules{Share: replicas(map[int]Share{
-				0: {Replicas: 2, Resource: "nvidia.com/gpu.shared", OnlyOne: true}, 1: {Replicas: 1}, 2: {Resource: "not/shared", OnlyOne: true},
+			rules: Rules{Sharing: sharingByIndex(map[int]Sharing{
+				0: {Replicas: 2, Resource: "nvidia.com/gpu.shared", OnePerContainer: true}, 1: {Replicas: 1}, 2: {Resource: "not/shared", OnePerContainer: true},
 			})},
 			want: "gpu: GPU-1::0 GPU-2; gpu.shared: GPU-0::0¹ GPU-0::1¹",
 		},
 		{
 			name: "shared by a daemon that is down", board: "0 1!",
 			rules: Rules{
-				Share: replicas(map[int]Share{0: {Replicas: 2, Resource: "nvidia.com/gpu.shared"}, 1: {Replicas: 1}}),
-				Down: func(resource string) string {
+				Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2, Resource: "nvidia.com/gpu.shared"}, 1: {Replicas: 1}}),
+				UnusableReason: func(resource string) string {
 					return map[string]string{"nvidia.com/gpu.shared": "mps_daemon"}[resource]
 				},
 			},
 			want: "gpu: GPU-1::0!; gpu.shared: GPU-0::0! GPU-0::1!",
 		},
 		{
-			name: "shared slices", rules: Rules{MIG: MIGMixed, Share: replicas(map[int]Share{0: {Replicas: 2}})}, board: "0m 0/1g.10gb!",
+			name: "shared slices", rules: Rules{MIGStrategy: MIGMixed, Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2}})}, board: "0m 0/1g.10gb!",
 			want: "mig-1g.10gb: MIG-1::0! MIG-1::1!",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			offers, cannot := row.rules.apply(board(row.board))
-			if got := words(offers); got != row.want || strings.Join(cannot, "; ") != row.cannot {
-				t.Errorf("offered is %q, not %q; want %q, not %q", got, cannot, row.want, row.cannot)
+			lists, warnings := row.rules.deviceLists(parseStatuses(row.board))
+			if got := formatLists(lists); got != row.want || strings.Join(warnings, "; ") != row.cannot {
+				t.Errorf("offered is %q, not %q; want %q, not %q", got, warnings, row.want, row.cannot)
 			}
 		})
 	}
@@ -142,7 +142,7 @@ func TestRules(t *testing.T) {
 // What is offered no more leaves in an order that the kubelet can bear.
 func TestLeaves(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	have := &offer{}
+	have := &deviceList{}
 	for i, step := range []struct {
 		after      time.Duration
 		board      string
@@ -152,40 +152,40 @@ func TestLeaves(t *testing.T) {
 	}{
 		{0, "0 1 2", "", "", "GPU-0 GPU-1 GPU-2", 0},
 		{0, "0 1", "", "GPU-0 GPU-1", "GPU-0 GPU-1", 0}, // the kubelet has not heard of 2
-		{0, "0", "", "GPU-0 GPU-1", "GPU-0 GPU-1!", vanishAfter},
-		{vanishAfter - 1, "0", "", "GPU-0 GPU-1", "GPU-0 GPU-1!", 1},
+		{0, "0", "", "GPU-0 GPU-1", "GPU-0 GPU-1!", removalDelay},
+		{removalDelay - 1, "0", "", "GPU-0 GPU-1", "GPU-0 GPU-1!", 1},
 		{1, "0", "", "GPU-0 GPU-1", "GPU-0", 0},
 		{0, "0 1", "", "GPU-0", "GPU-0 GPU-1", 0},
 		{0, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},                   // its device is gone, and somebody has it
 		{time.Hour, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},           // for however long
 		{time.Hour, "0", "", "GPU-0 GPU-1", "GPU-0", 0},                       // until nobody has
-		{0, "", "", "GPU-0", "GPU-0!", vanishAfter},                           // the last one
-		{vanishAfter / 2, "0", "", "GPU-0", "GPU-0", 0},                       // comes back
+		{0, "", "", "GPU-0", "GPU-0!", removalDelay},                          // the last one
+		{removalDelay / 2, "0", "", "GPU-0", "GPU-0", 0},                      // comes back
 		{0, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},               // held, and its device is there
 		{time.Second, "0m! 0/1g.10gb!", "GPU-0", "GPU-0", "GPU-0! MIG-1!", 0}, // and fails
 		{time.Second, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},
-		{time.Second, "0m 0/1g.10gb", "", "", "GPU-0! MIG-1", vanishAfter}, // let go of: it is not given away again
-		{vanishAfter, "0m 0/1g.10gb", "", "GPU-0 MIG-1", "MIG-1", 0},
+		{time.Second, "0m 0/1g.10gb", "", "", "GPU-0! MIG-1", removalDelay}, // let go of: it is not given away again
+		{removalDelay, "0m 0/1g.10gb", "", "GPU-0 MIG-1", "MIG-1", 0},
 		// Held from before: of a device that is there, of those that are not, and another plugin's.
 		{0, "0m 0/1g.10gb", "GPU-0::1 GPU-7 GPU-8::1 MIG-9 nvidia3", "", "GPU-0::1 GPU-7! GPU-8::1! MIG-1 MIG-9!", 0},
 		{time.Hour, "0m! 0/1g.10gb!", "GPU-0::1", "", "GPU-0::1! MIG-1!", 0},
 		{time.Hour, "0m 0/1g.10gb", "", "", "MIG-1", 0},
 	} {
 		now = now.Add(step.after)
-		told := &offer{}
-		for _, id := range offeredIDs(strings.Fields(step.told)) {
-			told.items = append(told.items, item{id: id})
+		sent := &deviceList{}
+		for _, id := range advertisedIDs(strings.Fields(step.told)) {
+			sent.items = append(sent.items, listItem{id: id})
 		}
-		statuses := board(step.board)
-		next := &offer{}
+		statuses := parseStatuses(step.board)
+		next := &deviceList{}
 		for _, s := range statuses {
-			if !s.MIG {
-				next.items = append(next.items, item{id: s.ID.Offered(), device: &s.Device, healthy: s.Healthy})
+			if !s.MIGEnabled {
+				next.items = append(next.items, listItem{id: s.ID.Advertised(), device: &s.Device, healthy: s.Healthy})
 			}
 		}
 		next.sort()
-		first := have.leave(next, statuses, bonds{offeredIDs(strings.Fields(step.held)), told}, now)
-		if got := strings.TrimPrefix(words(map[string]*offer{"": next}), ": "); got != step.want {
+		first := have.carryOver(next, statuses, retainedIDs{advertisedIDs(strings.Fields(step.held)), sent}, now)
+		if got := strings.TrimPrefix(formatLists(map[string]*deviceList{"": next}), ": "); got != step.want {
 			t.Errorf("step %d: %q is offered; want %q", i, got, step.want)
 		}
 		if got := first.Sub(now); step.next == 0 != first.IsZero() || step.next > 0 && got != step.next {

@@ -18,37 +18,37 @@ func (e *endpoint) kubeletSocket() string {
 	return filepath.Join(e.Dir, filepath.Base(api.KubeletSocket))
 }
 
-// mostName is how much of a resource's name goes into the names of its sockets:
+// maxNameLength is how much of a resource's name goes into the names of its sockets:
 // with the folder and the rest they may have 107 bytes.
-const mostName = 40
+const maxNameLength = 40
 
-// prefix begins the names of this resource's sockets, and no other's: what comes
+// socketPrefix begins the names of this resource's sockets, and no other's: what comes
 // after it has one dash.
-func (e *endpoint) prefix() string {
+func (e *endpoint) socketPrefix() string {
 	name := strings.NewReplacer("/", "_", ".", "-").Replace(e.resource)
-	if len(name) > mostName {
+	if len(name) > maxNameLength {
 		sum := crc32.ChecksumIEEE([]byte(e.resource))
-		name = fmt.Sprintf("%s_%08x", name[:mostName-9], sum)
+		name = fmt.Sprintf("%s_%08x", name[:maxNameLength-9], sum)
 	}
 	return "podgauge-" + name + "-"
 }
 
-// named tells whether a file's name is one that begin gave to a socket of this
+// isOwnSocket tells whether a file's name is one that begin gave to a socket of this
 // resource: another one's may begin with it ("gpu", "gpu.shared").
-func (e *endpoint) named(file string) bool {
-	rest, ours := strings.CutPrefix(file, e.prefix())
+func (e *endpoint) isOwnSocket(file string) bool {
+	rest, ours := strings.CutPrefix(file, e.socketPrefix())
 	return ours && strings.Count(rest, "-") == 1
 }
 
-// sweep removes the sockets of lives that were killed. The kubelet does so only
+// removeStaleSockets removes the sockets of lives that were killed. The kubelet does so only
 // when it starts. Those of another podgauge that still runs are left alone: only
 // a refusal proves that nobody is there.
-func (e *endpoint) sweep() {
+func (e *endpoint) removeStaleSockets() {
 	entries, _ := os.ReadDir(e.Dir) // where it cannot be read, listening says why
 	for _, f := range entries {
 		socket := filepath.Join(e.Dir, f.Name())
-		ours := e.named(f.Name()) && f.Type() == os.ModeSocket
-		if ours && errors.Is(reach(socket), syscall.ECONNREFUSED) {
+		ours := e.isOwnSocket(f.Name()) && f.Type() == os.ModeSocket
+		if ours && errors.Is(checkListening(socket), syscall.ECONNREFUSED) {
 			os.Remove(socket) //nolint:errcheck // a stale socket does no harm
 		}
 	}
@@ -61,10 +61,10 @@ func (e *endpoint) sweep() {
 // name, mode or owner. The zero socketID is no socket.
 type socketID struct {
 	inode uint64
-	made  syscall.Timespec
+	mtime syscall.Timespec
 }
 
-func identify(path string) socketID {
+func statSocket(path string) socketID {
 	info, err := os.Stat(path)
 	if err != nil || info.Mode()&os.ModeSocket == 0 {
 		return socketID{}
@@ -76,9 +76,9 @@ func identify(path string) socketID {
 	return socketID{stat.Ino, stat.Mtim}
 }
 
-// reach says why nobody takes connections on a socket; nil is that somebody does.
-func reach(path string) error {
-	if err := fits(path); err != nil {
+// checkListening says why nobody takes connections on a socket; nil is that somebody does.
+func checkListening(path string) error {
+	if err := checkPathLength(path); err != nil {
 		return err
 	}
 	conn, err := net.DialTimeout("unix", path, time.Second)
@@ -89,12 +89,12 @@ func reach(path string) error {
 	return nil
 }
 
-// fits says that a path is too long for a socket: the system call's own "invalid
+// checkPathLength says that a path is too long for a socket: the system call's own "invalid
 // argument" does not.
-func fits(path string) error {
-	const most = 107 // unix(7)
-	if len(path) > most {
-		return fmt.Errorf("the folder's path is too long: a socket in %s would have one of more than %d bytes", filepath.Dir(path), most)
+func checkPathLength(path string) error {
+	const maxPathLength = 107 // unix(7)
+	if len(path) > maxPathLength {
+		return fmt.Errorf("the folder's path is too long: a socket in %s would have one of more than %d bytes", filepath.Dir(path), maxPathLength)
 	}
 	return nil
 }

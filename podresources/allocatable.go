@@ -9,13 +9,15 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// rawAllocatable is an answer to GetAllocatableResources, which is nobody's rows.
-type rawAllocatable struct {
-	given given
-	names wire.Names
+// rawAllocatableResponse is an answer to GetAllocatableResources, which is nobody's rows.
+type rawAllocatableResponse struct {
+	resources resourceRows
+	interner  wire.Interner
 }
 
-func newAllocatable() rawAllocatable { return rawAllocatable{names: wire.NewNames(mostInternedNames)} }
+func newAllocatableResponse() rawAllocatableResponse {
+	return rawAllocatableResponse{interner: wire.NewInterner(maxInternedNames)}
+}
 
 // The fields that are wanted.
 const (
@@ -26,42 +28,42 @@ const (
 )
 
 // Read is a wire.Message's.
-func (a *rawAllocatable) Read(b []byte) error {
-	g := &a.given
-	g.reset()
-	err := wire.Fields(b, func(f wire.Field) (err error) {
+func (r *rawAllocatableResponse) Read(b []byte) error {
+	rows := &r.resources
+	rows.reset()
+	err := wire.WalkFields(b, func(f wire.Field) (err error) {
 		switch f.Tag {
 		case allocatableDevices:
-			err = g.addDevices(f.Bytes, a.names)
+			err = rows.addDevices(f.Bytes, r.interner)
 		case allocatableCPU, allocatableCPUs:
-			g.numbers, err = f.AppendNumbers(g.numbers)
+			rows.cpuIDs, err = f.AppendVarints(rows.cpuIDs)
 		case allocatableMemory:
-			err = g.addMemory(f.Bytes, a.names)
+			err = rows.addMemory(f.Bytes, r.interner)
 		}
 		return err
 	})
-	if g.foreign.end() {
-		g.dropForeign()
+	if rows.foreign.finishResponse() {
+		rows.dropForeignDevices()
 	}
-	g.belongTo(device.Owner{}, mark{})
+	rows.setOwner(device.Owner{}, rowOffsets{})
 	return err
 }
 
-// askAllocatable learns what the kubelet would give away: the healthy devices, whether
+// fetchAllocatable learns what the kubelet would give away: the healthy devices, whether
 // held or not, CPUs and memory. A kubelet before 1.23 does not know the question, which
 // costs nothing but the answer. What it said earlier does not stay in its place: nobody
 // could tell it from what is so now.
-func (c *Client) askAllocatable(ctx context.Context) {
-	c.knowOurs(&c.offer.given)
+func (c *Client) fetchAllocatable(ctx context.Context) {
+	c.updateOwnIDs(&c.allocatableResponse.resources)
 	err := c.call(ctx, "GetAllocatableResources", func(ctx context.Context) error {
-		return c.conn.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, wire.Empty{}, &c.offer, grpc.ForceCodecV2(wire.Codec{}))
+		return c.conn.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, wire.Empty{}, &c.allocatableResponse, grpc.ForceCodecV2(wire.Codec{}))
 	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil {
-		c.ledger.offer(&c.offer.given)
+		c.resources.setAllocatable(&c.allocatableResponse.resources)
 	} else {
-		c.ledger.withdraw()
+		c.resources.clearAllocatable()
 	}
 	c.publish(false)
 }

@@ -15,115 +15,115 @@ import (
 // folder.
 const CheckpointFile = "kubelet_internal_checkpoint"
 
-// mostCheckpointBytes is far more than a full node's: an entry has some kilobytes.
-const mostCheckpointBytes = 64 << 20
+// maxCheckpointBytes is far more than a full node's: an entry has some kilobytes.
+const maxCheckpointBytes = 64 << 20
 
-// stampedLate is how far a file's time may lie before that of its writing: the
+// maxMtimeLag is how far a file's time may lie before that of its writing: the
 // kernel stamps files by its tick.
-const stampedLate = 10 * time.Millisecond
+const maxMtimeLag = 10 * time.Millisecond
 
-// notes are what the kubelet has written down of its allocations. They know init
+// kubeletCheckpoint are what the kubelet has written down of its allocations. They know init
 // containers too, which List never names, but they are no witness of what is held
 // now: the kubelet frees what a pod leaves behind without writing it down
 // (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go), and the
 // entry stays until the next allocation or the next list of a plugin.
-type notes struct {
+type kubeletCheckpoint struct {
 	// allocated has the UID of the pod that has it; "" where that is not clear.
-	allocated map[allocation]string
-	written   time.Time
+	allocated map[allocationKey]string
+	writtenAt time.Time
 }
 
-// others tells of which pods it is known that they are others than the one that has
+// otherPods tells of which pods it is known that they are others than the one that has
 // an allocation: several come in one second, and those that hold devices by name
 // have UIDs in the notes. Notes from before it was made may have that of a pod
 // before.
-func (n notes) others(a allocation, made span, uids map[podName]string) func(podName) bool {
-	uid := n.allocated[a]
-	known := uid != "" && !n.written.Add(stampedLate).Before(made.late)
+func (c kubeletCheckpoint) otherPods(a allocationKey, allocatedAt timeInterval, uids map[podName]string) func(podName) bool {
+	uid := c.allocated[a]
+	known := uid != "" && !c.writtenAt.Add(maxMtimeLag).Before(allocatedAt.latest)
 	return func(p podName) bool { return known && uids[p] != "" && uids[p] != uid }
 }
 
-// readCheckpoint looks up what List leaves open, while there is such a thing, and
+// refreshCheckpoint looks up what List leaves open, while there is such a thing, and
 // what the checkpoint has become.
-func (c *Client) readCheckpoint() {
+func (c *Client) refreshCheckpoint() {
 	now := time.Now() // what is allocated from here on is not in question
 	c.mu.Lock()
-	open, overdue := c.memory.open(now)
+	needed, overdue := c.tracker.needsCheckpoint(now)
 	c.mu.Unlock()
-	if !open && !c.rewritten() {
+	if !needed && !c.hasCheckpointChanged() {
 		return
 	}
-	notes, err := readNotes(c.Checkpoint)
+	checkpoint, err := readCheckpoint(c.CheckpointPath)
 	c.mu.Lock()
-	c.publish(c.memory.review(notes, err, now))
+	c.publish(c.tracker.mergeCheckpoint(checkpoint, err, now))
 	c.mu.Unlock()
 	switch {
 	case err == nil:
-		c.saidBlind = false
-	case overdue && !c.saidBlind:
+		c.loggedCheckpointError = false
+	case overdue && !c.loggedCheckpointError:
 		c.log.Warn("allocations that the kubelet names nobody for cannot be looked up; they are kept for an hour", "err", err)
-		c.saidBlind = true
+		c.loggedCheckpointError = true
 	}
 }
 
-// rewritten tells whether the checkpoint is another than the one that is known. One
+// hasCheckpointChanged tells whether the checkpoint is another than the one that is known. One
 // that is not is as good as read again.
-func (c *Client) rewritten() bool {
-	info, err := os.Stat(c.Checkpoint)
+func (c *Client) hasCheckpointChanged() bool {
+	info, err := os.Stat(c.CheckpointPath)
 	if err != nil {
 		return false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !info.ModTime().Equal(c.memory.noted.written) {
+	if !info.ModTime().Equal(c.tracker.checkpoint.writtenAt) {
 		return true
 	}
-	c.memory.note(c.memory.noted)
+	c.tracker.storeCheckpoint(c.tracker.checkpoint)
 	return false
 }
 
-// notesSince are the kubelet's where they are others than those that are known, and
+// changedCheckpoint are the kubelet's where they are others than those that are known, and
 // empty where there are none or they cannot be read.
-func (c *Client) notesSince() notes {
-	if !c.rewritten() {
-		return notes{}
+func (c *Client) changedCheckpoint() kubeletCheckpoint {
+	if !c.hasCheckpointChanged() {
+		return kubeletCheckpoint{}
 	}
-	n, err := readNotes(c.Checkpoint)
+	checkpoint, err := readCheckpoint(c.CheckpointPath)
 	if err != nil {
-		return notes{}
+		return kubeletCheckpoint{}
 	}
-	return n
+	return checkpoint
 }
 
-// readNotes reads a checkpoint. The kubelet replaces the file as a whole.
-func readNotes(path string) (notes, error) {
+// readCheckpoint reads a checkpoint. The kubelet replaces the file as a whole.
+func readCheckpoint(path string) (kubeletCheckpoint, error) {
 	if path == "" {
-		return notes{}, errors.New("read the kubelet's checkpoint: its place is not known")
+		return kubeletCheckpoint{}, errors.New("read the kubelet's checkpoint: its place is not known")
 	}
 	file, err := os.Open(path)
 	if err != nil {
-		return notes{}, fmt.Errorf("read the kubelet's checkpoint: %w", err)
+		return kubeletCheckpoint{}, fmt.Errorf("read the kubelet's checkpoint: %w", err)
 	}
 	defer file.Close() //nolint:errcheck // it was only read
 	info, err := file.Stat()
 	if err != nil {
-		return notes{}, fmt.Errorf("read the kubelet's checkpoint: %w", err)
+		return kubeletCheckpoint{}, fmt.Errorf("read the kubelet's checkpoint: %w", err)
 	}
-	content, err := io.ReadAll(io.LimitReader(file, mostCheckpointBytes))
+	content, err := io.ReadAll(io.LimitReader(file, maxCheckpointBytes))
 	if err != nil {
-		return notes{}, fmt.Errorf("read the kubelet's checkpoint: %w", err)
+		return kubeletCheckpoint{}, fmt.Errorf("read the kubelet's checkpoint: %w", err)
 	}
-	allocated, err := parseNotes(content)
+	allocated, err := parseCheckpoint(content)
 	if err != nil {
-		return notes{}, fmt.Errorf("read the kubelet's checkpoint %s: %w", path, err)
+		return kubeletCheckpoint{}, fmt.Errorf("read the kubelet's checkpoint %s: %w", path, err)
 	}
-	return notes{allocated, info.ModTime()}, nil
+	return kubeletCheckpoint{allocated, info.ModTime()}, nil
 }
 
-// parseNotes takes only what has the known form (checkpoint/checkpoint.go in
+// parseCheckpoint takes only what has the known form (checkpoint/checkpoint.go in
 // pkg/kubelet/cm/devicemanager): the file has no version, and an entry that is
 // overlooked would free a device that is held.
-func parseNotes(content []byte) (map[allocation]string, error) {
+func parseCheckpoint(content []byte) (map[allocationKey]string, error) {
 	var file struct {
 		Data struct {
 			PodDeviceEntries json.RawMessage // null where there is none, and never left out
@@ -138,19 +138,19 @@ func parseNotes(content []byte) (map[allocation]string, error) {
 	var entries []struct {
 		PodUID       string
 		ResourceName string
-		DeviceIDs    map[string][]device.OfferedID // by NUMA node
+		DeviceIDs    map[string][]device.AdvertisedID // by NUMA node
 	}
 	if err := json.Unmarshal(file.Data.PodDeviceEntries, &entries); err != nil {
 		return nil, err
 	}
-	allocated := map[allocation]string{}
+	allocated := map[allocationKey]string{}
 	for _, entry := range entries {
 		if entry.ResourceName == "" || entry.DeviceIDs == nil {
 			return nil, errors.New("an entry is not of the known form")
 		}
 		for _, ids := range entry.DeviceIDs {
 			for _, id := range ids {
-				a, uid := allocation{entry.ResourceName, id}, entry.PodUID
+				a, uid := allocationKey{entry.ResourceName, id}, entry.PodUID
 				if other, twice := allocated[a]; twice && other != uid {
 					uid = ""
 				}

@@ -15,7 +15,7 @@ import (
 )
 
 // As a kubelet of 1.37 wrote it, shortened.
-const written = `{"Data":{"PodDeviceEntries":[
+const checkpointJSON = `{"Data":{"PodDeviceEntries":[
 	{"PodUID":"6b1c","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["a","b"]},"AllocResp":"CgA="},
 	{"PodUID":"6b1c","ContainerName":"init","ResourceName":"nvidia.com/mig","DeviceIDs":{"0":["a"],"1":["a","c"]},"AllocResp":""}
 ],"RegisteredDevices":{"nvidia.com/gpu":["a","b","d"]}},"Checksum":3816129530}`
@@ -23,17 +23,17 @@ const written = `{"Data":{"PodDeviceEntries":[
 func TestParseNotes(t *testing.T) {
 	tests := map[string]struct {
 		content string
-		want    []allocation // nil where it is refused
+		want    []allocationKey // nil where it is refused
 	}{
-		"as written":                      {written, []allocation{{gpu, "a"}, {gpu, "b"}, {"nvidia.com/mig", "a"}, {"nvidia.com/mig", "c"}}},
-		"nothing is allocated":            {`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`, []allocation{}},
-		"nothing is allocated, as a list": {`{"Data":{"PodDeviceEntries":[]}}`, []allocation{}},
-		"no ids":                          {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":null}}]}}`, []allocation{}},
-		"keys of a later version":         {`{"Version":3,"Data":{"More":[],"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":["a"]},"More":1}]}}`, []allocation{{"r", "a"}}},
+		"as written":                      {checkpointJSON, []allocationKey{{gpu, "a"}, {gpu, "b"}, {"nvidia.com/mig", "a"}, {"nvidia.com/mig", "c"}}},
+		"nothing is allocated":            {`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`, []allocationKey{}},
+		"nothing is allocated, as a list": {`{"Data":{"PodDeviceEntries":[]}}`, []allocationKey{}},
+		"no ids":                          {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":null}}]}}`, []allocationKey{}},
+		"keys of a later version":         {`{"Version":3,"Data":{"More":[],"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":["a"]},"More":1}]}}`, []allocationKey{{"r", "a"}}},
 
 		"empty":                             {"", nil},
-		"cut short":                         {written[:len(written)/2], nil},
-		"something behind":                  {written + "}", nil},
+		"cut short":                         {checkpointJSON[:len(checkpointJSON)/2], nil},
+		"something behind":                  {checkpointJSON + "}", nil},
 		"another form":                      {`{}`, nil},
 		"another form of the data":          {`{"Data":{}}`, nil},
 		"an array":                          {`[]`, nil},
@@ -47,7 +47,7 @@ func TestParseNotes(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := parseNotes([]byte(test.content))
+			got, err := parseCheckpoint([]byte(test.content))
 			if (err == nil) != (test.want != nil) {
 				t.Fatalf("the error is %v", err)
 			}
@@ -61,24 +61,24 @@ func TestParseNotes(t *testing.T) {
 }
 
 func TestWhosTheNotesSayAnAllocationIs(t *testing.T) {
-	got, err := parseNotes([]byte(`{"Data":{"PodDeviceEntries":[
+	got, err := parseCheckpoint([]byte(`{"Data":{"PodDeviceEntries":[
 		{"PodUID":"one","ResourceName":"r","DeviceIDs":{"0":["a","both"],"1":["a"]}},
 		{"PodUID":"one","ResourceName":"r","DeviceIDs":{"0":["a"]}},
 		{"PodUID":"two","ResourceName":"r","DeviceIDs":{"0":["b","both"]}},
 		{"ResourceName":"r","DeviceIDs":{"0":["nobody's"]}}
 	]}}`))
-	want := map[allocation]string{{"r", "a"}: "one", {"r", "b"}: "two", {"r", "both"}: "", {"r", "nobody's"}: ""}
+	want := map[allocationKey]string{{"r", "a"}: "one", {"r", "b"}: "two", {"r", "both"}: "", {"r", "nobody's"}: ""}
 	if err != nil || !maps.Equal(got, want) {
 		t.Errorf("allocated are %v, %v; want %v", got, err, want)
 	}
 }
 
-func FuzzParseNotes(f *testing.F) {
-	f.Add([]byte(written))
+func FuzzParseCheckpoint(f *testing.F) {
+	f.Add([]byte(checkpointJSON))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":null}}`))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":["a"]}]}}`))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got, err := parseNotes(b)
+		got, err := parseCheckpoint(b)
 		if (err == nil) != (got != nil) {
 			t.Fatalf("allocated are %v, the error is %v", got, err)
 		}
@@ -86,7 +86,7 @@ func FuzzParseNotes(f *testing.F) {
 			Data struct {
 				PodDeviceEntries []struct {
 					PodUID, ContainerName, ResourceName string
-					DeviceIDs                           map[int64][]device.OfferedID
+					DeviceIDs                           map[int64][]device.AdvertisedID
 					AllocResp                           []byte
 				}
 				RegisteredDevices map[string][]string
@@ -96,15 +96,15 @@ func FuzzParseNotes(f *testing.F) {
 		if err != nil || json.Unmarshal(b, &theirs) != nil {
 			return
 		}
-		want := map[allocation]bool{}
-		has := map[allocation]bool{}
+		want := map[allocationKey]bool{}
+		has := map[allocationKey]bool{}
 		for a := range got {
 			has[a] = true
 		}
 		for _, e := range theirs.Data.PodDeviceEntries {
 			for _, ids := range e.DeviceIDs {
 				for _, id := range ids {
-					want[allocation{e.ResourceName, id}] = true
+					want[allocationKey{e.ResourceName, id}] = true
 				}
 			}
 		}
@@ -114,28 +114,28 @@ func FuzzParseNotes(f *testing.F) {
 	})
 }
 
-// file is a kubelet's checkpoint of the test's.
-type file struct {
+// checkpointFile is a kubelet's checkpoint of the test's.
+type checkpointFile struct {
 	t    *testing.T
 	path string
 }
 
-func newFile(t *testing.T) file {
-	return file{t, filepath.Join(t.TempDir(), CheckpointFile)}
+func newCheckpointFile(t *testing.T) checkpointFile {
+	return checkpointFile{t, filepath.Join(t.TempDir(), CheckpointFile)}
 }
 
-// has writes allocations of gpu, now, each of another pod.
-func (f file) has(ids ...string) {
+// writeIDs writes allocations of gpu, now, each of another pod.
+func (f checkpointFile) writeIDs(ids ...string) {
 	f.t.Helper()
 	var entries []string
 	for i, id := range ids {
 		entries = append(entries, id, fmt.Sprint(i))
 	}
-	f.by(entries...)
+	f.writeEntries(entries...)
 }
 
-// by writes allocations of gpu, now: an id, the UID of its pod, and so on.
-func (f file) by(ids ...string) {
+// writeEntries writes allocations of gpu, now: an id, the UID of its pod, and so on.
+func (f checkpointFile) writeEntries(ids ...string) {
 	f.t.Helper()
 	type entry struct {
 		PodUID, ContainerName, ResourceName string
@@ -152,10 +152,10 @@ func (f file) by(ids ...string) {
 	if err != nil {
 		f.t.Fatal(err)
 	}
-	f.is(string(b))
+	f.writeContent(string(b))
 }
 
-func (f file) is(content string) {
+func (f checkpointFile) writeContent(content string) {
 	f.t.Helper()
 	hidden := f.path + "~"
 	if err := os.WriteFile(hidden, []byte(content), 0o600); err != nil {
@@ -170,15 +170,15 @@ func (f file) is(content string) {
 	}
 }
 
-// checkpointed runs a client that has a checkpoint beside its kubelet, and that
+// runCheckpointed runs a client that has a checkpoint beside its kubelet, and that
 // began a minute ago.
-func checkpointed(t *testing.T, test func(t *testing.T, k *scripted, c *Client, f file, log *lines)) {
+func runCheckpointed(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer)) {
 	t.Helper()
-	f := newFile(t)
-	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
-		var log lines
-		c.log, c.Checkpoint = log.log(), f.path
-		defer c.runs(t)()
+	f := newCheckpointFile(t)
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		var log kubeletLogBuffer
+		c.log, c.CheckpointPath = log.log(), f.path
+		defer c.startRun(t)()
 		time.Sleep(time.Minute)
 		test(t, k, c, f, &log)
 	})
@@ -186,18 +186,18 @@ func checkpointed(t *testing.T, test func(t *testing.T, k *scripted, c *Client, 
 
 // A pod whose admission fails after Allocate never gets what was allocated.
 func TestAnAllocationThatTheKubeletHasNotIsForgotten(t *testing.T) {
-	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, log *lines) {
-		f.has("b")
-		k.says(pod("new"))
-		c.Allocated(gpu, []device.OfferedID{"a", "b"})
-		c.Allocated("nvidia.com/mig", []device.OfferedID{"b::1"})
-		time.Sleep(lookFor - ms)
-		wantState(t, c.known(), "a", "unnamed")
-		_, changed := c.Look()
-		time.Sleep(lookSlowest)
-		wantState(t, c.known(), "a", "idle")
-		wantState(t, c.known(), "b", "unnamed")
-		if rows := c.known().Rows("b"); len(rows) != 1 {
+	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
+		f.writeIDs("b")
+		k.setPods(newPod("new"))
+		c.OnAllocated(gpu, []device.AdvertisedID{"a", "b"})
+		c.OnAllocated("nvidia.com/mig", []device.AdvertisedID{"b::1"})
+		time.Sleep(ownerLookupTimeout - ms)
+		wantDevice(t, c.current(), "a", "unnamed")
+		_, changed := c.Snapshot()
+		time.Sleep(maxRefreshDelay)
+		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "b", "unnamed")
+		if rows := c.current().ForDevice("b"); len(rows) != 1 {
 			t.Errorf("the rows are %v", rows)
 		}
 		select {
@@ -212,51 +212,51 @@ func TestAnAllocationThatTheKubeletHasNotIsForgotten(t *testing.T) {
 }
 
 func TestAnAllocationThatTheKubeletHasStaysUnnamed(t *testing.T) {
-	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, log *lines) {
-		f.has("a")
-		k.says(pod("new"))
-		c.Allocated(gpu, []device.OfferedID{"a"}) // for its init container
+	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
+		f.writeIDs("a")
+		k.setPods(newPod("new"))
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"}) // for its init container
 		time.Sleep(5 * time.Hour)
-		wantState(t, c.known(), "a", "unnamed")
-		f.has()
-		time.Sleep(idleEvery)
-		wantState(t, c.known(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unnamed")
+		f.writeIDs()
+		time.Sleep(idleInterval)
+		wantDevice(t, c.current(), "a", "idle")
 
-		c.Allocated(gpu, []device.OfferedID{"a"})
-		f.has("a")
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+		f.writeIDs("a")
 		time.Sleep(time.Hour)
-		k.says(pod("one", "a")) // the container after it has the same device
-		time.Sleep(idleEvery)
-		wantState(t, c.known(), "a", "held by one")
-		k.says() // the kubelet frees it and does not write that down
-		time.Sleep(idleEvery)
-		wantState(t, c.known(), "a", "idle")
+		k.setPods(newPod("one", "a")) // the container after it has the same device
+		time.Sleep(idleInterval)
+		wantDevice(t, c.current(), "a", "held by one")
+		k.setPods() // the kubelet frees it and does not write that down
+		time.Sleep(idleInterval)
+		wantDevice(t, c.current(), "a", "idle")
 	})
 }
 
 func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
-	for name, spoil := range map[string]func(file){
-		"none":      func(file) {},
-		"malformed": func(f file) { f.is(written[:100]) },
-		"a folder":  func(f file) { os.Mkdir(f.path, 0o700) },
+	for name, spoil := range map[string]func(checkpointFile){
+		"none":      func(checkpointFile) {},
+		"malformed": func(f checkpointFile) { f.writeContent(checkpointJSON[:100]) },
+		"a folder":  func(f checkpointFile) { os.Mkdir(f.path, 0o700) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, log *lines) {
+			runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
 				spoil(f)
-				k.says(pod("one", "b"))
-				c.Allocated(gpu, []device.OfferedID{"a"})
+				k.setPods(newPod("one", "b"))
+				c.OnAllocated(gpu, []device.AdvertisedID{"a"})
 				time.Sleep(40 * time.Minute)
-				k.says(pod("one", "b"), pod("new"))
-				c.Allocated(gpu, []device.OfferedID{"c"})
+				k.setPods(newPod("one", "b"), newPod("new"))
+				c.OnAllocated(gpu, []device.AdvertisedID{"c"})
 				time.Sleep(20 * time.Minute)
-				wantState(t, c.known(), "a", "unnamed")
-				time.Sleep(idleEvery)
-				wantState(t, c.known(), "a", "idle")
-				wantState(t, c.known(), "b", "held by one")
-				wantState(t, c.known(), "c", "unnamed")
+				wantDevice(t, c.current(), "a", "unnamed")
+				time.Sleep(idleInterval)
+				wantDevice(t, c.current(), "a", "idle")
+				wantDevice(t, c.current(), "b", "held by one")
+				wantDevice(t, c.current(), "c", "unnamed")
 				time.Sleep(time.Hour)
-				k.says(pod("one", "b"), pod("newer"))
-				c.Allocated(gpu, []device.OfferedID{"d"})
+				k.setPods(newPod("one", "b"), newPod("newer"))
+				c.OnAllocated(gpu, []device.AdvertisedID{"d"})
 				time.Sleep(time.Minute)
 				if said := log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, f.path) {
 					t.Errorf("the log is\n%s", said)
@@ -267,15 +267,15 @@ func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
 }
 
 func TestACheckpointThatIsMendedIsRead(t *testing.T) {
-	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, log *lines) {
-		f.is("broken")
-		k.says(pod("new"))
-		c.Allocated(gpu, []device.OfferedID{"a"})
+	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
+		f.writeContent("broken")
+		k.setPods(newPod("new"))
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
 		time.Sleep(time.Minute)
-		wantState(t, c.known(), "a", "unnamed")
-		f.has("b")
-		time.Sleep(idleEvery)
-		wantState(t, c.known(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unnamed")
+		f.writeIDs("b")
+		time.Sleep(idleInterval)
+		wantDevice(t, c.current(), "a", "idle")
 		if said := log.String(); strings.Count(said, "\n") != 1 {
 			t.Errorf("the log is\n%s", said)
 		}
@@ -283,28 +283,28 @@ func TestACheckpointThatIsMendedIsRead(t *testing.T) {
 }
 
 func TestTheCheckpointDecidesWhileTheKubeletIsAway(t *testing.T) {
-	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, log *lines) {
-		k.says(pod("one", "d"))
-		time.Sleep(idleEvery)
-		f.has("b", "d")
-		c.Allocated(gpu, []device.OfferedID{"a", "b"})
+	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
+		k.setPods(newPod("one", "d"))
+		time.Sleep(idleInterval)
+		f.writeIDs("b", "d")
+		c.OnAllocated(gpu, []device.AdvertisedID{"a", "b"})
 		k.stop() // it died before it has taken a's allocation down
 		time.Sleep(time.Minute)
-		wantState(t, c.known(), "a", "idle")
-		wantState(t, c.known(), "b", "unnamed")
-		wantState(t, c.known(), "d", "held by one")
+		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "b", "unnamed")
+		wantDevice(t, c.current(), "d", "held by one")
 	})
 }
 
 // An allocation from after the file was read is not judged by it.
 func TestANewAllocationIsNotJudgedByOldNotes(t *testing.T) {
-	m := newMemory()
+	m := newAllocationTracker()
 	start := time.Unix(1<<30, 0)
-	m.allocated(gpu, []device.OfferedID{"a"}, start)
+	m.recordAllocate(gpu, []device.AdvertisedID{"a"}, start)
 	read := start.Add(time.Minute)
-	m.allocated(gpu, []device.OfferedID{"a"}, read.Add(ms))
-	m.review(notes{}, nil, read)
-	wantState(t, device.Holders{Held: m.held, Settled: true}, "a", "unnamed")
+	m.recordAllocate(gpu, []device.AdvertisedID{"a"}, read.Add(ms))
+	m.mergeCheckpoint(kubeletCheckpoint{}, nil, read)
+	wantDevice(t, device.Allocations{All: m.allocations, Complete: true}, "a", "unnamed")
 }
 
 // What was allocated before this process began is in the checkpoint and, where an
@@ -312,57 +312,57 @@ func TestANewAllocationIsNotJudgedByOldNotes(t *testing.T) {
 func TestAllocationsOfAnEarlierProcess(t *testing.T) {
 	tests := map[string]struct {
 		age  time.Duration // the kubelet's
-		file func(f file, k *scripted)
+		file func(f checkpointFile, k *scriptedKubelet)
 		want string
 	}{
-		"written after the first answer": {age, func(f file, _ *scripted) {
+		"written after the first answer": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(700 * ms)
-			f.has("init", "one")
+			f.writeIDs("init", "one")
 		}, "unnamed"},
-		"written before it: the pod may have ended since": {age, func(f file, _ *scripted) {
-			f.has("init", "one")
+		"written before it: the pod may have ended since": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
+			f.writeIDs("init", "one")
 			time.Sleep(2 * ms)
 		}, "idle"},
-		"written too long after it": {age, func(f file, _ *scripted) {
+		"written too long after it": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(11 * time.Second)
-			f.has("init", "one")
+			f.writeIDs("init", "one")
 		}, "idle"},
-		"by a kubelet that has not read its pods": {0, func(f file, _ *scripted) {
+		"by a kubelet that has not read its pods": {0, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(700 * ms)
-			f.has("init", "one")
+			f.writeIDs("init", "one")
 		}, "unknown"},
-		"by another kubelet than the one that answered": {age, func(f file, k *scripted) {
+		"by another kubelet than the one that answered": {kubeletAgeInTests, func(f checkpointFile, k *scriptedKubelet) {
 			time.Sleep(700 * ms)
 			k.stop()
-			f.has("init", "one")
+			f.writeIDs("init", "one")
 			k.start(0)
 		}, "unnamed"},
-		"by a clock that was put back": {age, func(f file, _ *scripted) {
-			f.has("init", "one")
+		"by a clock that was put back": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
+			f.writeIDs("init", "one")
 			future := time.Now().Add(time.Hour)
 			os.Chtimes(f.path, future, future)
 		}, "idle"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			f := newFile(t)
-			bubble(t, test.age, func(t *testing.T, k *scripted, c *Client) {
-				c.Checkpoint = f.path
-				k.says(pod("one", "one"), pod("prepared"))
+			f := newCheckpointFile(t)
+			runScripted(t, test.age, func(t *testing.T, k *scriptedKubelet, c *Client) {
+				c.CheckpointPath = f.path
+				k.setPods(newPod("one", "one"), newPod("prepared"))
 				written := make(chan struct{})
 				go func() { test.file(f, k); close(written) }()
 				if strings.HasPrefix(name, "written before") {
 					<-written
 				}
-				defer c.runs(t)()
+				defer c.startRun(t)()
 				<-written
 				time.Sleep(20 * time.Second)
-				wantState(t, c.known(), "init", test.want)
-				wantState(t, c.known(), "one", "held by one")
+				wantDevice(t, c.current(), "init", test.want)
+				wantDevice(t, c.current(), "one", "held by one")
 				if test.want == "unnamed" {
-					f.has("one")
-					time.Sleep(idleEvery)
-					wantState(t, c.known(), "init", "idle")
+					f.writeIDs("one")
+					time.Sleep(idleInterval)
+					wantDevice(t, c.current(), "init", "idle")
 				}
 			})
 		})
@@ -372,14 +372,14 @@ func TestAllocationsOfAnEarlierProcess(t *testing.T) {
 // After its first answer a client looks around like after an allocation, and then
 // comes to rest.
 func TestCatchingUpHasAnEnd(t *testing.T) {
-	f := newFile(t)
-	f.has()
-	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
-		c.Checkpoint = f.path
+	f := newCheckpointFile(t)
+	f.writeIDs()
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		c.CheckpointPath = f.path
 		begin := time.Now()
-		defer c.runs(t)()
+		defer c.startRun(t)()
 		time.Sleep(60 * time.Second)
-		asked := k.since(begin)
+		asked := k.listCallsSince(begin)
 		late := slices.DeleteFunc(slices.Clone(asked), func(d time.Duration) bool { return d < 12*time.Second })
 		if len(asked) > 15 || len(late) != 4 {
 			t.Errorf("List was asked after %v", asked)

@@ -8,17 +8,17 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// appendClaimed appends a row for each claim that gives one of our devices.
-func (c *Client) appendClaimed(rows []device.Holding, claims []device.Claim) []device.Holding {
-	if c.Claimed == nil {
-		return rows
+// appendClaimAllocations appends a row for each claim that gives one of our devices.
+func (c *Client) appendClaimAllocations(allocations []device.Allocation, claims []device.Claim) []device.Allocation {
+	if c.ResolveClaim == nil {
+		return allocations
 	}
 	for _, claim := range claims {
-		if id, ours := c.Claimed(claim); ours && claim.Driver != "" && !strings.Contains(claim.Driver, "/") {
-			rows = append(rows, device.Holding{Resource: claim.Driver, Offered: id.Offered(), Owner: claim.Owner})
+		if id, isOwn := c.ResolveClaim(claim); isOwn && claim.Driver != "" && !strings.Contains(claim.Driver, "/") {
+			allocations = append(allocations, device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
 		}
 	}
-	return rows
+	return allocations
 }
 
 // trimCDI leaves each row of a claim the CDI names of its own device. The kubelet makes one
@@ -35,21 +35,21 @@ func trimCDI(rows []device.Claim) {
 	}
 }
 
-// rowsOf are the holdings of one pod, as Get names them.
-func (c *Client) rowsOf(pod *api.PodResources) (rows []device.Holding) {
-	for _, of := range pod.GetContainers() {
-		owner := device.Owner{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: of.GetName()}
-		for _, d := range of.GetDevices() {
+// podAllocations are the holdings of one pod, as Get names them.
+func (c *Client) podAllocations(pod *api.PodResources) (allocations []device.Allocation) {
+	for _, container := range pod.GetContainers() {
+		owner := device.Owner{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
+		for _, d := range container.GetDevices() {
 			for _, id := range d.GetDeviceIds() {
-				rows = append(rows, device.Holding{Resource: d.GetResourceName(), Offered: device.OfferedID(id), Owner: owner})
+				allocations = append(allocations, device.Allocation{Resource: d.GetResourceName(), DeviceID: device.AdvertisedID(id), Owner: owner})
 			}
 		}
-		for _, dynamic := range of.GetDynamicResources() {
+		for _, dynamic := range container.GetDynamicResources() {
 			var claims []device.Claim
 			for _, r := range dynamic.GetClaimResources() {
 				claim := device.Claim{
 					Owner: owner, ClaimNamespace: dynamic.GetClaimNamespace(), ClaimName: dynamic.GetClaimName(),
-					Driver: r.GetDriverName(), Pool: r.GetPoolName(), Device: r.GetDeviceName(), Share: r.GetShareId(),
+					Driver: r.GetDriverName(), Pool: r.GetPoolName(), Device: r.GetDeviceName(), ShareID: r.GetShareId(),
 				}
 				for _, d := range r.GetCdiDevices() {
 					claim.CDI = append(claim.CDI, d.GetName())
@@ -57,8 +57,8 @@ func (c *Client) rowsOf(pod *api.PodResources) (rows []device.Holding) {
 				claims = append(claims, claim)
 			}
 			trimCDI(claims)
-			rows = c.appendClaimed(rows, claims)
+			allocations = c.appendClaimAllocations(allocations, claims)
 		}
 	}
-	return rows
+	return allocations
 }

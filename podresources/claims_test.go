@@ -10,8 +10,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// claims gives a container devices by a claim, each "driver/name".
-func claims(c *api.ContainerResources, claim string, devices ...string) *api.ContainerResources {
+// addClaims gives a container devices by a claim, each "driver/name".
+func addClaims(c *api.ContainerResources, claim string, devices ...string) *api.ContainerResources {
 	d := &api.DynamicResource{ClaimName: claim, ClaimNamespace: "team"}
 	for _, of := range devices {
 		driver, name, _ := strings.Cut(of, "/")
@@ -23,10 +23,10 @@ func claims(c *api.ContainerResources, claim string, devices ...string) *api.Con
 	return c
 }
 
-// claiming has a client find "gpu-a" as the device a, if the inventory has it, by what the
+// resolveClaims has a client find "gpu-a" as the device a, if the inventory has it, by what the
 // CDI name says too.
-func claiming(c *Client, inventory map[string]device.ID) {
-	c.Claimed = func(claim device.Claim) (device.ID, bool) {
+func resolveClaims(c *Client, inventory map[string]device.ID) {
+	c.ResolveClaim = func(claim device.Claim) (device.ID, bool) {
 		if claim.Driver != "gpu.nvidia.com" || len(claim.CDI) != 1 || !strings.HasSuffix(claim.CDI[0], claim.Device) || claim.Pool != "node-a" {
 			return "", false
 		}
@@ -36,43 +36,43 @@ func claiming(c *Client, inventory map[string]device.ID) {
 }
 
 func TestWhoHasTheClaimHoldsTheDevice(t *testing.T) {
-	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		inventory := map[string]device.ID{"gpu-a": "a", "gpu-b": "b"}
-		k.says(podOf("one", claims(container("main"), "mine", "gpu.nvidia.com/gpu-a", "gpu.nvidia.com/gpu-z", "nic.example.com/gpu-a")))
-		wantState(t, c.Owners(t.Context()), "a", "idle") // nobody was asked
-		claiming(c, inventory)
-		h := c.Owners(t.Context())
-		want := device.Holding{Resource: "gpu.nvidia.com", Offered: "a", Owner: owner("one")}
-		if len(h.Held) != 1 || h.Held[0] != want || len(h.Resources.Claims) != 3 {
-			t.Errorf("held are %+v, claims %+v", h.Held, h.Resources.Claims)
+		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", "gpu.nvidia.com/gpu-a", "gpu.nvidia.com/gpu-z", "nic.example.com/gpu-a")))
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle") // nobody was asked
+		resolveClaims(c, inventory)
+		h := c.ListAllocations(t.Context())
+		want := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
+		if len(h.All) != 1 || h.All[0] != want || len(h.Resources.Claims) != 3 {
+			t.Errorf("held are %+v, claims %+v", h.All, h.Resources.Claims)
 		}
-		if p, err := c.askPod(t.Context(), podName{"team", "one"}); err != nil || !slices.Equal(c.rowsOf(p), h.Held) {
-			t.Errorf("Get names %v, %v", c.rowsOf(p), err)
+		if p, err := c.callGet(t.Context(), podName{"team", "one"}); err != nil || !slices.Equal(c.podAllocations(p), h.All) {
+			t.Errorf("Get names %v, %v", c.podAllocations(p), err)
 		}
 
 		inventory["gpu-z"] = "z" // it was not listed before
-		wantState(t, c.Owners(t.Context()), "z", "held by one")
+		wantDevice(t, c.ListAllocations(t.Context()), "z", "held by one")
 
 		// One claim, two pods; and a device by a claim and by a plugin.
-		k.says(podOf("one", claims(container("main"), "ours", "gpu.nvidia.com/gpu-a")),
-			podOf("two", claims(container("main"), "ours", "gpu.nvidia.com/gpu-a")), pod("three", "b"))
-		h = c.Owners(t.Context())
-		wantState(t, h, "a", "shared")
-		wantState(t, h, "b", "held by three")
-		wantState(t, h, "z", "idle")
+		k.setPods(newPodWith("one", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")),
+			newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")), newPod("three", "b"))
+		h = c.ListAllocations(t.Context())
+		wantDevice(t, h, "a", "shared")
+		wantDevice(t, h, "b", "held by three")
+		wantDevice(t, h, "z", "idle")
 
 		// After a restart the one who is listed later has it still.
-		k.says(podOf("two", claims(container("main"), "ours", "gpu.nvidia.com/gpu-a")))
+		k.setPods(newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")))
 		k.restart()
-		h = c.Owners(t.Context())
-		wantState(t, h, "a", "shared")
-		wantState(t, h, "b", "held by three")
-		k.says(podOf("one", container("main")), podOf("two", claims(container("main"), "ours", "gpu.nvidia.com/gpu-a")))
-		wantState(t, c.Owners(t.Context()), "a", "held by two")
-		k.says(podOf("one", container("main")))
-		wantState(t, c.Owners(t.Context()), "a", "idle") // this connection has named two
-		time.Sleep(settleAfter)
-		wantState(t, c.Owners(t.Context()), "b", "idle")
+		h = c.ListAllocations(t.Context())
+		wantDevice(t, h, "a", "shared")
+		wantDevice(t, h, "b", "held by three")
+		k.setPods(newPodWith("one", newContainer("main")), newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")))
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by two")
+		k.setPods(newPodWith("one", newContainer("main")))
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle") // this connection has named two
+		time.Sleep(settleTimeout)
+		wantDevice(t, c.ListAllocations(t.Context()), "b", "idle")
 	})
 }
 
@@ -80,9 +80,9 @@ func TestWhoHasTheClaimHoldsTheDevice(t *testing.T) {
 // rows before it, and lists a row again where a prepare was tried again.
 func TestEachRowOfAClaimIsOneDevice(t *testing.T) {
 	rows := func(prepared int, drivers ...string) *api.ContainerResources {
-		c := container("main")
+		c := newContainer("main")
 		for range prepared {
-			claims(c, "pair", drivers...)
+			addClaims(c, "pair", drivers...)
 		}
 		of := c.DynamicResources[0]
 		for _, more := range c.DynamicResources[1:] {
@@ -113,19 +113,19 @@ func TestEachRowOfAClaimIsOneDevice(t *testing.T) {
 		"one device repeated, cumulative":  cumulative(rows(2, one, one, two)),
 		"an extended resource's, repeated": cumulative(rows(2, two, one)),
 	} {
-		bubble(t, age, func(t *testing.T, k *scripted, client *Client) {
-			claiming(client, map[string]device.ID{"gpu-a": "a", "gpu-b": "b"})
-			p := podOf("one", c)
-			k.says(p)
-			h := client.Owners(t.Context())
-			want := []device.Holding{
-				{Resource: "gpu.nvidia.com", Offered: "a", Owner: owner("one")}, {Resource: "gpu.nvidia.com", Offered: "b", Owner: owner("one")},
+		runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, client *Client) {
+			resolveClaims(client, map[string]device.ID{"gpu-a": "a", "gpu-b": "b"})
+			p := newPodWith("one", c)
+			k.setPods(p)
+			h := client.ListAllocations(t.Context())
+			want := []device.Allocation{
+				{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}, {Resource: "gpu.nvidia.com", DeviceID: "b", Owner: newOwner("one")},
 			}
-			if !slices.Equal(h.Held, want) || len(h.Recent) != 2 {
-				t.Errorf("%s: held are %+v, recently %+v", name, h.Held, h.Recent)
+			if !slices.Equal(h.All, want) || len(h.Recent) != 2 {
+				t.Errorf("%s: held are %+v, recently %+v", name, h.All, h.Recent)
 			}
-			rows := client.rowsOf(p)
-			slices.SortFunc(rows, device.CompareHoldings)
+			rows := client.podAllocations(p)
+			slices.SortFunc(rows, device.CompareAllocations)
 			if rows = slices.Compact(rows); !slices.Equal(rows, want) {
 				t.Errorf("%s: Get names %+v", name, rows)
 			}
@@ -140,13 +140,13 @@ func TestEachRowOfAClaimIsOneDevice(t *testing.T) {
 
 // A driver that has no name, or one that a plugin's resource has, is none.
 func TestClaimsOfNoDriver(t *testing.T) {
-	bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
-		c.Claimed = func(device.Claim) (device.ID, bool) { return "a", true }
-		p := podOf("two", claims(container("main"), "mine", "x"))
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		c.ResolveClaim = func(device.Claim) (device.ID, bool) { return "a", true }
+		p := newPodWith("two", addClaims(newContainer("main"), "mine", "x"))
 		p.Containers[0].DynamicResources[0].ClaimResources[0].DriverName = gpu
-		k.says(p)
-		wantState(t, c.Owners(t.Context()), "a", "idle")
+		k.setPods(p)
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
 		p.Containers[0].DynamicResources[0].ClaimResources[0].DriverName = ""
-		wantState(t, c.Owners(t.Context()), "a", "idle")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
 	})
 }

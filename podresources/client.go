@@ -22,96 +22,96 @@ import (
 
 // Paces and limits.
 const (
-	// maxAnswerBytes is for nodes with hundreds of pods and thousands of
+	// maxResponseBytes is for nodes with hundreds of pods and thousands of
 	// replicas: gRPC's own 4 MiB were met in the field (dcgm-exporter#509).
-	maxAnswerBytes = 64 << 20
-	// askTimeout ends a question that nobody else's deadline ends sooner.
-	askTimeout = 5 * time.Second
-	// idleEvery is how often the kubelet is asked when nobody else asks: it
+	maxResponseBytes = 64 << 20
+	// callTimeout ends a question that nobody else's deadline ends sooner.
+	callTimeout = 5 * time.Second
+	// idleInterval is how often the kubelet is asked when nobody else asks: it
 	// bounds how late the end of a holding is noticed.
-	idleEvery = 10 * time.Second
-	// lostEvery is the same while the kubelet does not answer.
-	lostEvery = time.Second
-	// countEvery keeps the question for what is allocatable from being asked with
+	idleInterval = 10 * time.Second
+	// outageInterval is the same while the kubelet does not answer.
+	outageInterval = time.Second
+	// allocatableInterval keeps the question for what is allocatable from being asked with
 	// every look for a name.
-	countEvery = time.Second
+	allocatableInterval = time.Second
 	// After an Allocate the kubelet is asked ever more slowly, and then no more.
-	lookFirst, lookSlowest, lookFor = 50 * time.Millisecond, 2 * time.Second, 10 * time.Second
-	// notedWithin is how long after Allocate the kubelet is not asked. It notes an allocation
+	minRefreshDelay, maxRefreshDelay, ownerLookupTimeout = 50 * time.Millisecond, 2 * time.Second, 10 * time.Second
+	// allocateRecordDelay is how long after Allocate the kubelet is not asked. It notes an allocation
 	// when Allocate has returned, and a List before that, which finds a pod that has ended,
 	// has it forget what it is allocating: then it gives the same device to the next pod too
 	// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go). And the answer
 	// could not have the name yet.
-	notedWithin = 20 * time.Millisecond
+	allocateRecordDelay = 20 * time.Millisecond
 	// The kubelet's limit is 100 questions a second from all who ask on the node
 	// (pkg/kubelet/apis/podresources/constants.go), so whoever is refused waits.
-	refusedFirst, refusedMost = 100 * time.Millisecond, 5 * time.Second
+	minBackoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
 )
 
-// Trace is told of what the client does. A nil func is not called. They are
+// CallHooks is told of what the client does. A nil func is not called. They are
 // called on the goroutine of whoever asked and must be quick.
-type Trace struct {
-	Called func(method string, took time.Duration, err error)
+type CallHooks struct {
+	OnCall func(method string, took time.Duration, err error)
 }
 
 // Client asks one kubelet, and remembers what it said.
 type Client struct {
-	device.Pulse
-	// Checkpoint is the path of the kubelet's own file of allocations:
+	device.Heartbeat
+	// CheckpointPath is the path of the kubelet's own file of allocations:
 	// CheckpointFile in its device-plugins folder. It decides what List leaves
 	// open, and may be missing. To be set before Run.
-	Checkpoint string
-	// Claimed finds the device that a claim gives, and tells whether that is one of ours:
+	CheckpointPath string
+	// ResolveClaim finds the device that a claim gives, and tells whether that is one of ours:
 	// who has the claim holds it then. It is asked with each answer, since the inventory
 	// may have come to know the device, and must not keep the claim. To be set before Run;
 	// nil finds none.
-	Claimed func(device.Claim) (device.ID, bool)
+	ResolveClaim func(device.Claim) (device.ID, bool)
 
-	// Devices returns the ids of our devices. What containers had of others has no history,
+	// DeviceIDs returns the ids of our devices. What containers had of others has no history,
 	// and of a resource with too many other ids none is kept. To be set before Run. Nil: all
 	// ids count as ours. While it returns nil, those of UUIDs do.
-	Devices func() []device.ID
+	DeviceIDs func() []device.ID
 
 	socket string
 	log    *slog.Logger
-	trace  Trace
+	hooks  CallHooks
 	conn   *grpc.ClientConn
-	list   api.PodResourcesListerClient
-	// kick has Run look soon: an allocation waits for its name, or somebody else's
+	lister api.PodResourcesListerClient
+	// refreshRequested has Run look soon: an allocation waits for its name, or somebody else's
 	// question was not answered.
-	kick chan struct{}
-	// came has Run ask about newcomers soon, whenever a look is due.
-	came chan struct{}
-	// turn is held from a List until its answer is taken in. Of two that are under
+	refreshRequested chan struct{}
+	// podAdded has Run ask about newcomers soon, whenever a look is due.
+	podAdded chan struct{}
+	// callLock is held from a List until its answer is taken in. Of two that are under
 	// way at the same time nobody could tell which answer is the newer one, and a
 	// holding that has ended could come back. It guards answer.
-	turn   chan struct{}
-	answer rawAnswer
+	callLock chan struct{}
+	response rawListResponse
 
 	// These belong to Run's goroutine.
-	saidLost, saidBlind bool      // what is in the log already
-	counted             time.Time // when it last asked what is allocatable
-	offer               rawAllocatable
+	loggedOutage, loggedCheckpointError bool      // what is in the log already
+	allocatableAt                       time.Time // when it last asked what is allocatable
+	allocatableResponse                 rawAllocatableResponse
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	memory    memory
-	ledger    ledger
-	recount   bool // what is allocatable has changed since it was asked for
-	newcomers newcomers
-	granted   time.Time      // when Allocate last returned
-	noGet     link           // over which the kubelet has said that it knows no Get
-	holders   device.Holders // what was published last
-	changed   chan struct{}  // closed when who holds what has changed
-	refusal   error          // the newest one
-	refused   time.Duration  // how long to wait after the next refusal
-	askAfter  time.Time      // no question before, after a refusal
+	tracker             allocationTracker
+	resources           resourceTracker
+	allocatableStale    bool // what is allocatable has changed since it was asked for
+	recentPods          recentPods
+	lastAllocateAt      time.Time          // when Allocate last returned
+	getUnsupportedEpoch kubeletEpoch       // over which the kubelet has said that it knows no Get
+	published           device.Allocations // what was published last
+	changed             chan struct{}      // closed when who holds what has changed
+	rateLimitErr        error              // the newest one
+	backoff             time.Duration      // how long to wait after the next refusal
+	retryAt             time.Time          // no question before, after a refusal
 }
 
 // New makes a client of the kubelet that listens, or will, on socket. It connects
 // when it is first asked.
-func New(socket string, log *slog.Logger, trace Trace) (*Client, error) {
-	c, err := newClient(dialer(socket), log, trace)
+func New(socket string, log *slog.Logger, hooks CallHooks) (*Client, error) {
+	c, err := newClient(newDialer(socket), log, hooks)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of %s: %w", socket, err)
 	}
@@ -119,21 +119,21 @@ func New(socket string, log *slog.Logger, trace Trace) (*Client, error) {
 	return c, nil
 }
 
-// KeepHolders says how long after its end a holder is told of; an hour, where it is not called.
+// SetRetention says how long after its end a holder is told of; an hour, where it is not called.
 // To be called before Run.
-func (c *Client) KeepHolders(long time.Duration) { c.memory.recent.keptFor = long }
+func (c *Client) SetRetention(retention time.Duration) { c.tracker.history.retention = retention }
 
 // Ready reports what is missing until the kubelet has answered once: a wrong folder, or a socket
 // that this process may not connect to, costs all owner labels. A later outage does not: the last
 // answer stands.
 func (c *Client) Ready() error {
-	switch holders, _ := c.Look(); {
-	case !holders.At.IsZero():
+	switch allocations, _ := c.Snapshot(); {
+	case !allocations.At.IsZero():
 		return nil
-	case holders.Err == nil:
+	case allocations.Err == nil:
 		return errors.New("the kubelet was not asked yet")
 	default:
-		return fmt.Errorf("owners of devices are unknown, the kubelet has not answered yet: %w", holders.Err)
+		return fmt.Errorf("owners of devices are unknown, the kubelet has not answered yet: %w", allocations.Err)
 	}
 }
 
@@ -141,47 +141,47 @@ func (c *Client) Ready() error {
 // allocations, until ctx is done.
 func (c *Client) Run(ctx context.Context) error {
 	defer c.conn.Close() //nolint:errcheck // nothing can be done about it, and nobody asks any more
-	due, look := time.Now(), lookFirst
-	var peek time.Time // when newcomers are asked about; zero where none has come
+	due, backoff := time.Now(), minRefreshDelay
+	var podsDue time.Time // when newcomers are asked about; zero where none has come
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		c.Beat()
 		next := due
-		if !peek.IsZero() {
-			next = earlier(due, peek)
+		if !podsDue.IsZero() {
+			next = earlier(due, podsDue)
 		}
 		timer.Reset(time.Until(next))
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-c.kick:
+		case <-c.refreshRequested:
 			// A look that is due sooner stays due: in a burst of allocations each
 			// would put it off for the others.
-			due, look = earlier(due, time.Now().Add(lookFirst)), 2*lookFirst
+			due, backoff = earlier(due, time.Now().Add(minRefreshDelay)), 2*minRefreshDelay
 			continue
-		case <-c.came:
-			if peek.IsZero() {
-				peek = time.Now().Add(lookFirst)
+		case <-c.podAdded:
+			if podsDue.IsZero() {
+				podsDue = time.Now().Add(minRefreshDelay)
 			}
 			continue
 		case <-timer.C:
 		}
-		peek = time.Time{}
-		if !c.askNewcomers(ctx) {
+		podsDue = time.Time{}
+		if !c.fetchRecentPods(ctx) {
 			if time.Now().Before(due) {
 				continue
 			}
 			c.refresh(ctx)
 		}
 		now := time.Now()
-		if now.Before(due) && c.curious(now) {
+		if now.Before(due) && c.expectsUpdate(now) {
 			continue // a look is due when it was
 		}
-		due = now.Add(c.pause(now))
-		if next := now.Add(look); c.curious(now) && next.Before(due) {
+		due = now.Add(c.refreshDelay(now))
+		if next := now.Add(backoff); c.expectsUpdate(now) && next.Before(due) {
 			due = next
-			look = min(2*look, lookSlowest)
+			backoff = min(2*backoff, maxRefreshDelay)
 		}
 	}
 }
@@ -195,154 +195,154 @@ func earlier(a, b time.Time) time.Time {
 
 // refresh asks what Run wants to know.
 func (c *Client) refresh(ctx context.Context) {
-	asking, cancel := context.WithTimeout(ctx, askTimeout)
+	callCtx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	holders := c.Owners(asking)
+	allocations := c.ListAllocations(callCtx)
 	if ctx.Err() != nil {
 		return
 	}
-	c.say(holders.Err)
-	c.readCheckpoint()
-	if now := time.Now(); holders.Err == nil && now.Sub(c.counted) >= countEvery {
-		c.counted = now
+	c.logOutage(allocations.Err)
+	c.refreshCheckpoint()
+	if now := time.Now(); allocations.Err == nil && now.Sub(c.allocatableAt) >= allocatableInterval {
+		c.allocatableAt = now
 		c.mu.Lock()
-		c.recount = false
+		c.allocatableStale = false
 		c.mu.Unlock()
-		c.askAllocatable(asking)
+		c.fetchAllocatable(callCtx)
 	}
 }
 
-// say logs the begin and the end of an outage, however many questions fail in it
+// logOutage logs the begin and the end of an outage, however many questions fail in it
 // and whoever asks them.
-func (c *Client) say(err error) {
-	switch lost := err != nil; {
-	case lost && !c.saidLost:
+func (c *Client) logOutage(err error) {
+	switch inOutage := err != nil; {
+	case inOutage && !c.loggedOutage:
 		c.log.Warn("the kubelet does not say who holds what; the last holders stand", "err", err)
-	case !lost && c.saidLost:
+	case !inOutage && c.loggedOutage:
 		c.log.Info("the kubelet says again who holds what")
 	}
-	c.saidLost = err != nil
+	c.loggedOutage = err != nil
 }
 
-// pause is how long Run may rest: others ask too, and their answers are as good.
-func (c *Client) pause(now time.Time) time.Duration {
+// refreshDelay is how long Run may rest: others ask too, and their answers are as good.
+func (c *Client) refreshDelay(now time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.holders.Err != nil {
-		return max(lostEvery, c.askAfter.Sub(now))
+	if c.published.Err != nil {
+		return max(outageInterval, c.retryAt.Sub(now))
 	}
-	wait := c.holders.At.Add(idleEvery).Sub(now)
-	if c.recount {
-		wait = min(wait, c.counted.Add(countEvery).Sub(now))
+	wait := c.published.At.Add(idleInterval).Sub(now)
+	if c.allocatableStale {
+		wait = min(wait, c.allocatableAt.Add(allocatableInterval).Sub(now))
 	}
-	return max(wait, lookFirst)
+	return max(wait, minRefreshDelay)
 }
 
-// curious tells whether there is something that Run should look for soon.
-func (c *Client) curious(now time.Time) bool {
+// expectsUpdate tells whether there is something that Run should look for soon.
+func (c *Client) expectsUpdate(now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.memory.curious(now)
+	return c.tracker.expectsUpdate(now)
 }
 
-// Allocated says that Allocate has returned for these ids: someone is about to
+// OnAllocated says that Allocate has returned for these ids: someone is about to
 // hold them, and the kubelet will know who a moment later.
-func (c *Client) Allocated(resource string, ids []device.OfferedID) {
+func (c *Client) OnAllocated(resource string, ids []device.AdvertisedID) {
 	now := time.Now()
 	c.mu.Lock()
-	c.granted = now
-	c.publish(c.memory.allocated(resource, ids, now))
+	c.lastAllocateAt = now
+	c.publish(c.tracker.recordAllocate(resource, ids, now))
 	c.mu.Unlock()
-	c.lookSoon()
+	c.requestRefresh()
 }
 
-// Told says that the kubelet was told of other devices than before, or that some are ill: what
+// OnListSent says that the kubelet was told of other devices than before, or that some are ill: what
 // it would give away is another.
-func (c *Client) Told() {
+func (c *Client) OnListSent() {
 	c.mu.Lock()
-	c.recount = true
+	c.allocatableStale = true
 	c.mu.Unlock()
-	c.lookSoon()
+	c.requestRefresh()
 }
 
-// Returned says that there is a new kubelet: what it names is to be known before any of it
+// OnRegistered says that there is a new kubelet: what it names is to be known before any of it
 // ends.
-func (c *Client) Returned() { c.lookSoon() }
+func (c *Client) OnRegistered() { c.requestRefresh() }
 
-// Ended says that a pod is over. Only the kubelet's next answer takes away what it held; but where
+// OnPodEnded says that a pod is over. Only the kubelet's next answer takes away what it held; but where
 // that kubelet goes first, or is another one by then, it is not kept for a holder who was not
 // named yet. It may be called for pods that hold nothing, and must not be for one whose name
 // another has already.
-func (c *Client) Ended(namespace, pod string) {
+func (c *Client) OnPodEnded(namespace, pod string) {
 	c.mu.Lock()
-	holds := c.memory.noteEnd(podName{namespace, pod}, time.Now())
+	hasAllocation := c.tracker.markPodEnded(podName{namespace, pod}, time.Now())
 	c.mu.Unlock()
-	if holds {
-		c.lookSoon()
+	if hasAllocation {
+		c.requestRefresh()
 	}
 }
 
-func (c *Client) lookSoon() {
+func (c *Client) requestRefresh() {
 	select {
-	case c.kick <- struct{}{}:
+	case c.refreshRequested <- struct{}{}:
 	default:
 	}
 }
 
-// Look returns what is known, and a channel that is closed when who holds what
+// Snapshot returns what is known, and a channel that is closed when who holds what
 // has changed. It asks nobody.
-func (c *Client) Look() (device.Holders, <-chan struct{}) {
+func (c *Client) Snapshot() (device.Allocations, <-chan struct{}) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.holders, c.changed
+	return c.published, c.changed
 }
 
-// Owners asks the kubelet who holds what. Where it does not answer before ctx is
+// ListAllocations asks the kubelet who holds what. Where it does not answer before ctx is
 // done, what was known before comes back, with the reason in Err.
-func (c *Client) Owners(ctx context.Context) device.Holders {
-	came := time.Now()
-	if err := c.begin(ctx); err != nil {
-		return c.failed(ctx, err)
+func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
+	calledAt := time.Now()
+	if err := c.lockCalls(ctx); err != nil {
+		return c.recordFailure(ctx, err)
 	}
-	defer c.end()
-	if holders, ok := c.askedSince(came); ok {
-		return holders
+	defer c.unlockCalls()
+	if allocations, ok := c.responseSince(calledAt); ok {
+		return allocations
 	}
-	c.letNote(ctx)
-	asked := time.Now()
-	over, err := c.askList(ctx)
+	c.waitAfterAllocate(ctx)
+	requestedAt := time.Now()
+	epoch, err := c.callList(ctx)
 	if err != nil {
-		return c.failed(ctx, err)
+		return c.recordFailure(ctx, err)
 	}
-	c.answer.held = c.appendClaimed(c.answer.held, c.answer.given.claims)
+	c.response.allocations = c.appendClaimAllocations(c.response.allocations, c.response.resources.claims)
 	c.mu.Lock()
-	doubts := c.memory.doubts(over, asked)
+	partial := c.tracker.mayBePartial(epoch, requestedAt)
 	c.mu.Unlock()
-	var since notes
-	if doubts {
-		since = c.notesSince()
+	var checkpoint kubeletCheckpoint
+	if partial {
+		checkpoint = c.changedCheckpoint()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	returned := over != c.memory.link
-	lost := doubts && c.memory.lost(since, asked)
-	changed := c.memory.take(&c.answer, over, asked) || lost
-	young := asked.Sub(over.connected) < settleAfter || c.memory.api.incomplete(asked)
-	changed = c.ledger.take(&c.answer.given, c.answer.pods, over, young) || changed
-	c.holders.At = time.Now()
-	c.holders.Err = nil
-	c.refused = refusedFirst
+	restarted := epoch != c.tracker.epoch
+	added := partial && c.tracker.addAllocatedInOutage(checkpoint, requestedAt)
+	changed := c.tracker.merge(&c.response, epoch, requestedAt) || added
+	young := requestedAt.Sub(epoch.connectedAt) < settleTimeout || c.tracker.apiPods.isIncomplete(requestedAt)
+	changed = c.resources.merge(&c.response.resources, c.response.pods, epoch, young) || changed
+	c.published.At = time.Now()
+	c.published.Err = nil
+	c.backoff = minBackoff
 	c.publish(changed)
-	if returned && c.memory.awaits(c.holders.At) {
-		c.lookSoon()
+	if restarted && c.tracker.awaitsConfirmation(c.published.At) {
+		c.requestRefresh()
 	}
-	return c.holders
+	return c.published
 }
 
-// letNote waits until the kubelet has noted what it allocated last, or ctx is done.
-func (c *Client) letNote(ctx context.Context) {
+// waitAfterAllocate waits until the kubelet has noted what it allocated last, or ctx is done.
+func (c *Client) waitAfterAllocate(ctx context.Context) {
 	c.mu.Lock()
-	wait := time.Until(c.granted.Add(notedWithin))
+	wait := time.Until(c.lastAllocateAt.Add(allocateRecordDelay))
 	c.mu.Unlock()
 	if wait <= 0 {
 		return
@@ -355,45 +355,45 @@ func (c *Client) letNote(ctx context.Context) {
 	}
 }
 
-// askedSince returns the newest answer where somebody else has asked for it while
+// responseSince returns the newest answer where somebody else has asked for it while
 // the caller waited: it is as good as one of his own.
-func (c *Client) askedSince(came time.Time) (device.Holders, bool) {
+func (c *Client) responseSince(calledAt time.Time) (device.Allocations, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.holders, c.holders.Err == nil && c.memory.asked.After(came)
+	return c.published, c.published.Err == nil && c.tracker.requestedAt.After(calledAt)
 }
 
-// failed returns what is known, and why it is not known better. That a caller has
+// recordFailure returns what is known, and why it is not known better. That a caller has
 // lost interest says nothing of the kubelet, and nobody else is told.
-func (c *Client) failed(ctx context.Context, err error) device.Holders {
+func (c *Client) recordFailure(ctx context.Context, err error) device.Allocations {
 	if errors.Is(ctx.Err(), context.Canceled) {
-		holders, _ := c.Look()
-		holders.Err = err
-		return holders
+		allocations, _ := c.Snapshot()
+		allocations.Err = err
+		return allocations
 	}
 	now := time.Now()
-	since := c.notesSince()
+	checkpoint := c.changedCheckpoint()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.holders.Err == nil {
-		c.lookSoon() // else Run would find out when it is due
+	if c.published.Err == nil {
+		c.requestRefresh() // else Run would find out when it is due
 	}
-	c.holders.Err = err
-	c.ledger.withdraw()
-	buried := c.memory.bury(now)
-	c.publish(c.memory.lost(since, now) || buried)
-	return c.holders
+	c.published.Err = err
+	c.resources.clearAllocatable()
+	dropped := c.tracker.dropEndedPods(now)
+	c.publish(c.tracker.addAllocatedInOutage(checkpoint, now) || dropped)
+	return c.published
 }
 
 // publish makes what the memory holds the newest that others see. The caller
 // holds mu.
 func (c *Client) publish(changed bool) {
-	c.holders.Held = c.memory.held
-	c.holders.Settled = c.memory.settled
-	c.holders.Recent = c.memory.recent.seen()
-	c.holders.Resources = c.ledger.resources(c.memory.held)
-	c.holders.Resources.Dropped = c.ledger.dropped
-	c.holders.Resources.DroppedHeld = c.ledger.droppedHeld
+	c.published.All = c.tracker.allocations
+	c.published.Complete = c.tracker.settled
+	c.published.Recent = c.tracker.history.records()
+	c.published.Resources = c.resources.snapshot(c.tracker.allocations)
+	c.published.Resources.Dropped = c.resources.droppedAllocatable
+	c.published.Resources.DroppedAllocated = c.resources.droppedAllocated
 	if changed {
 		close(c.changed)
 		c.changed = make(chan struct{})

@@ -10,19 +10,19 @@ import (
 // that listens has just begun.
 func TestAYoungKubeletOnAClockThatJumped(t *testing.T) {
 	before := time.Now()
-	socket := kubeletOf(t, 1)
+	socket := startKubeletProcess(t, 1)
 	then := time.Now().Add(-20 * time.Hour)
 	if err := os.Chtimes(socket, then, then); err != nil {
 		t.Fatal(err)
 	}
-	conn, err := dialer(socket)(t.Context(), "")
+	conn, err := newDialer(socket)(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	over, ok := conn.LocalAddr().(link)
-	if tick := time.Second / 100; !ok || over.kubeletStart.Before(before.Add(-tick)) || over.kubeletStart.After(time.Now()) {
-		t.Errorf("the kubelet began %s before now, want %s at most", time.Since(over.kubeletStart), time.Since(before))
+	over, ok := conn.LocalAddr().(kubeletEpoch)
+	if tick := time.Second / 100; !ok || over.kubeletStartedAt.Before(before.Add(-tick)) || over.kubeletStartedAt.After(time.Now()) {
+		t.Errorf("the kubelet began %s before now, want %s at most", time.Since(over.kubeletStartedAt), time.Since(before))
 	}
 }
 

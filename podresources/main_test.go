@@ -17,13 +17,13 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// otherProcess names the socket and the pods of a kubelet that this binary is
+// kubeletProcessEnv names the socket and the pods of a kubelet that this binary is
 // then, instead of a test: a process counts its own allocations only.
-const otherProcess = "PODGAUGE_TEST_KUBELET"
+const kubeletProcessEnv = "PODGAUGE_TEST_KUBELET"
 
 func TestMain(m *testing.M) {
-	if socket := os.Getenv(otherProcess); socket != "" {
-		if err := beKubelet(socket, os.Args[len(os.Args)-1]); err != nil {
+	if socket := os.Getenv(kubeletProcessEnv); socket != "" {
+		if err := serveKubelet(socket, os.Args[len(os.Args)-1]); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}
@@ -32,18 +32,18 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// fixed is a kubelet that always says the same.
-type fixed struct {
+// fixedLister is a kubelet that always says the same.
+type fixedLister struct {
 	api.UnimplementedPodResourcesListerServer
-	answer *api.ListPodResourcesResponse
+	response *api.ListPodResourcesResponse
 }
 
-func (f fixed) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
-	return f.answer, nil
+func (f fixedLister) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+	return f.response, nil
 }
 
-// beKubelet serves until the parent closes the standard input.
-func beKubelet(socket, pods string) error {
+// serveKubelet serves until the parent closes the standard input.
+func serveKubelet(socket, pods string) error {
 	n, err := strconv.Atoi(pods)
 	if err != nil {
 		return err
@@ -53,7 +53,7 @@ func beKubelet(socket, pods string) error {
 		return err
 	}
 	server := grpc.NewServer()
-	api.RegisterPodResourcesListerServer(server, fixed{answer: node(n, 8)})
+	api.RegisterPodResourcesListerServer(server, fixedLister{response: nodeResponse(n, 8)})
 	fmt.Println("serving")
 	go func() {
 		io.Copy(io.Discard, os.Stdin)
@@ -65,13 +65,13 @@ func beKubelet(socket, pods string) error {
 	return nil
 }
 
-// kubeletOf starts a kubelet in a process of its own, with that many pods, until
+// startKubeletProcess starts a kubelet in a process of its own, with that many pods, until
 // the test ends.
-func kubeletOf(t testing.TB, pods int) (socket string) {
+func startKubeletProcess(t testing.TB, pods int) (socket string) {
 	t.Helper()
 	socket = filepath.Join(shortDir(t), "kubelet.sock")
 	cmd := exec.Command(os.Args[0], strconv.Itoa(pods))
-	cmd.Env = append(os.Environ(), otherProcess+"="+socket)
+	cmd.Env = append(os.Environ(), kubeletProcessEnv+"="+socket)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {

@@ -14,88 +14,88 @@ import (
 // Beside another device plugin nobody tells of allocations. What was allocated
 // between the last answer and the kubelet's end is in its checkpoint alone.
 func TestAllocatedSinceTheLastAnswer(t *testing.T) {
-	for name, play := range map[string]func(t *testing.T, k *scripted, c *Client, f file){
-		"the kubelet goes": func(t *testing.T, k *scripted, c *Client, f file) {
-			f.by("held", "old", "over", "gone", "new", "new")
+	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile){
+		"the kubelet goes": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("held", "old", "over", "gone", "new", "new")
 			k.stop()
-			wantState(t, c.Owners(t.Context()), "new", "unnamed") // the first scrape says so
+			wantDevice(t, c.ListAllocations(t.Context()), "new", "unnamed") // the first scrape says so
 			time.Sleep(time.Minute)
-			wantState(t, c.known(), "new", "unnamed")
-			k.says()
+			wantDevice(t, c.current(), "new", "unnamed")
+			k.setPods()
 			k.start(0)
-			wantState(t, c.Owners(t.Context()), "new", "unnamed")
+			wantDevice(t, c.ListAllocations(t.Context()), "new", "unnamed")
 		},
-		"the kubelet goes while nobody asks": func(t *testing.T, k *scripted, c *Client, f file) {
-			f.by("held", "old", "over", "gone", "new", "new")
+		"the kubelet goes while nobody asks": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("held", "old", "over", "gone", "new", "new")
 			k.stop()
-			time.Sleep(idleEvery + ms)
-			wantState(t, c.known(), "new", "unnamed")
+			time.Sleep(idleInterval + ms)
+			wantDevice(t, c.current(), "new", "unnamed")
 			k.start(0)
 		},
-		"the kubelet is restarted unnoticed": func(t *testing.T, k *scripted, c *Client, f file) {
-			f.by("held", "old", "over", "gone", "new", "new")
-			k.says()
+		"the kubelet is restarted unnoticed": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("held", "old", "over", "gone", "new", "new")
+			k.setPods()
 			k.restart()
-			f.by("new", "new", "held", "old", "over", "gone") // the plugin has registered
-			wantState(t, c.Owners(t.Context()), "new", "unnamed")
+			f.writeEntries("new", "new", "held", "old", "over", "gone") // the plugin has registered
+			wantDevice(t, c.ListAllocations(t.Context()), "new", "unnamed")
 		},
-		"the kubelet hangs": func(t *testing.T, k *scripted, c *Client, f file) {
-			k.before(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		"the kubelet hangs": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			k.setOnList(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 			time.Sleep(time.Minute)
-			wantState(t, c.known(), "new", "idle")
-			f.by("held", "old", "over", "gone", "new", "new")
-			time.Sleep(askTimeout + lostEvery + ms)
-			wantState(t, c.known(), "new", "unnamed")
-			k.before(nil)
+			wantDevice(t, c.current(), "new", "idle")
+			f.writeEntries("held", "old", "over", "gone", "new", "new")
+			time.Sleep(callTimeout + outageInterval + ms)
+			wantDevice(t, c.current(), "new", "unnamed")
+			k.setOnList(nil)
 		},
-		"what came and went is written down still": func(t *testing.T, k *scripted, c *Client, f file) {
-			f.by("held", "old", "over", "gone", "new", "went")
-			k.says(pod("old", "held"), pod("went", "new"))
-			time.Sleep(idleEvery)
-			wantState(t, c.known(), "new", "held by went")
-			k.says(pod("old", "held"))
-			time.Sleep(2 * idleEvery)
+		"what came and went is written down still": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("held", "old", "over", "gone", "new", "went")
+			k.setPods(newPod("old", "held"), newPod("went", "new"))
+			time.Sleep(idleInterval)
+			wantDevice(t, c.current(), "new", "held by went")
+			k.setPods(newPod("old", "held"))
+			time.Sleep(2 * idleInterval)
 			k.stop()
-			wantState(t, c.Owners(t.Context()), "new", "idle")
+			wantDevice(t, c.ListAllocations(t.Context()), "new", "idle")
 			k.start(0)
 		},
-		"what was over is another's": func(t *testing.T, k *scripted, c *Client, f file) {
-			f.by("held", "old", "over", "gone", "new", "new")
-			c.Owners(t.Context())
-			time.Sleep(2 * idleEvery)
-			wantState(t, c.known(), "new", "idle") // List does not have it
-			f.by("held", "old", "over", "gone", "new", "newer")
+		"what was over is another's": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("held", "old", "over", "gone", "new", "new")
+			c.ListAllocations(t.Context())
+			time.Sleep(2 * idleInterval)
+			wantDevice(t, c.current(), "new", "idle") // List does not have it
+			f.writeEntries("held", "old", "over", "gone", "new", "newer")
 			k.stop()
-			wantState(t, c.Owners(t.Context()), "new", "unnamed")
+			wantDevice(t, c.ListAllocations(t.Context()), "new", "unnamed")
 			k.start(0)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFile(t)
-			f.by("held", "old", "over", "gone")
-			bubble(t, age, func(t *testing.T, k *scripted, c *Client) {
-				f.t, c.Checkpoint = t, f.path
+			f := newCheckpointFile(t)
+			f.writeEntries("held", "old", "over", "gone")
+			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+				f.t, c.CheckpointPath = t, f.path
 				os.Chtimes(f.path, time.Now(), time.Now().Add(-time.Hour))
-				k.says(pod("old", "held"))
-				defer c.runs(t)()
+				k.setPods(newPod("old", "held"))
+				defer c.startRun(t)()
 				time.Sleep(time.Minute + 3*time.Second)
-				wantState(t, c.known(), "new", "idle")
+				wantDevice(t, c.current(), "new", "idle")
 				play(t, k, c, f)
 
 				steady := func() {
 					t.Helper()
-					wantState(t, c.known(), "held", "held by old")
-					wantState(t, c.known(), "over", "idle") // whenever it is written down
+					wantDevice(t, c.current(), "held", "held by old")
+					wantDevice(t, c.current(), "over", "idle") // whenever it is written down
 				}
 				steady()
-				time.Sleep(idleEvery)
-				k.says(pod("old", "held"), pod("came", "new"))
-				time.Sleep(idleEvery)
-				wantState(t, c.known(), "new", "held by came")
+				time.Sleep(idleInterval)
+				k.setPods(newPod("old", "held"), newPod("came", "new"))
+				time.Sleep(idleInterval)
+				wantDevice(t, c.current(), "new", "held by came")
 				steady()
-				k.says(pod("old", "held"))
-				time.Sleep(idleEvery)
-				wantState(t, c.known(), "new", "idle")
+				k.setPods(newPod("old", "held"))
+				time.Sleep(idleInterval)
+				wantDevice(t, c.current(), "new", "idle")
 				steady()
 			})
 		})
@@ -106,27 +106,27 @@ func TestAllocatedSinceTheLastAnswer(t *testing.T) {
 // goes on where its pod is there, and is over where it is not.
 func TestAnAllocationOfAnOutageThatIsNeverNamed(t *testing.T) {
 	for name, test := range map[string]struct {
-		pods func(k *scripted)
+		pods func(k *scriptedKubelet)
 		want string
 	}{
-		"its pod is there":    {func(k *scripted) { k.says(pod("old", "held"), pod("init")) }, "unnamed"},
-		"its pod has ended":   {func(k *scripted) { k.says(pod("old", "held")) }, "idle"},
-		"its pod came before": {func(k *scripted) { k.says(pod("old", "held"), pod("before")) }, "idle"},
+		"its pod is there":    {func(k *scriptedKubelet) { k.setPods(newPod("old", "held"), newPod("init")) }, "unnamed"},
+		"its pod has ended":   {func(k *scriptedKubelet) { k.setPods(newPod("old", "held")) }, "idle"},
+		"its pod came before": {func(k *scriptedKubelet) { k.setPods(newPod("old", "held"), newPod("before")) }, "idle"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, _ *lines) {
-				f.by("held", "old")
-				k.says(pod("old", "held"), pod("before"))
+			runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
+				f.writeEntries("held", "old")
+				k.setPods(newPod("old", "held"), newPod("before"))
 				time.Sleep(time.Minute)
-				f.by("held", "old", "new", "init")
+				f.writeEntries("held", "old", "new", "init")
 				k.stop()
 				test.pods(k)
 				time.Sleep(time.Minute)
 				k.start(0)
-				time.Sleep(settleAfter - lostEvery - connectFor)
-				wantState(t, c.known(), "new", "unnamed")
+				time.Sleep(settleTimeout - outageInterval - connectTimeout)
+				wantDevice(t, c.current(), "new", "unnamed")
 				time.Sleep(time.Hour)
-				wantState(t, c.known(), "new", test.want)
+				wantDevice(t, c.current(), "new", test.want)
 			})
 		})
 	}
@@ -135,11 +135,11 @@ func TestAnAllocationOfAnOutageThatIsNeverNamed(t *testing.T) {
 // What cannot be had: where the checkpoint cannot be read, an idle device stays
 // idle through the outage.
 func TestAnOutageWithoutACheckpoint(t *testing.T) {
-	checkpointed(t, func(t *testing.T, k *scripted, c *Client, f file, _ *lines) {
-		f.is("broken")
+	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
+		f.writeContent("broken")
 		k.stop()
 		time.Sleep(time.Minute)
-		wantState(t, c.known(), "new", "idle")
+		wantDevice(t, c.current(), "new", "idle")
 	})
 }
 
@@ -147,24 +147,24 @@ func TestAnOutageWithoutACheckpoint(t *testing.T) {
 func TestAnOutageAtOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		age  time.Duration
-		file func(f file)
+		file func(f checkpointFile)
 		want string
 	}{
-		"written before the answer": {age, func(file) {}, "idle"},
-		"written after it":          {age, func(f file) { f.has("a") }, "unnamed"},
-		"nothing is called idle":    {0, func(f file) { f.has("a") }, "unknown"},
+		"written before the answer": {kubeletAgeInTests, func(checkpointFile) {}, "idle"},
+		"written after it":          {kubeletAgeInTests, func(f checkpointFile) { f.writeIDs("a") }, "unnamed"},
+		"nothing is called idle":    {0, func(f checkpointFile) { f.writeIDs("a") }, "unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFile(t)
-			bubble(t, test.age, func(t *testing.T, k *scripted, c *Client) {
-				f.t, c.Checkpoint = t, f.path
-				f.has("a")
-				time.Sleep(stampedLate)
-				c.Owners(t.Context())
+			f := newCheckpointFile(t)
+			runScripted(t, test.age, func(t *testing.T, k *scriptedKubelet, c *Client) {
+				f.t, c.CheckpointPath = t, f.path
+				f.writeIDs("a")
+				time.Sleep(maxMtimeLag)
+				c.ListAllocations(t.Context())
 				time.Sleep(ms)
 				test.file(f)
 				k.stop()
-				wantState(t, c.Owners(t.Context()), "a", test.want)
+				wantDevice(t, c.ListAllocations(t.Context()), "a", test.want)
 			})
 		})
 	}
@@ -172,31 +172,31 @@ func TestAnOutageAtOnce(t *testing.T) {
 
 // The same with the simulated kubelet's own checkpoint.
 func TestTheSimulatedKubeletEndsAfterAnAdmission(t *testing.T) {
-	k := kubeletOn(t, kubelet.Options{})
-	offers(t, k, gpu, healthy("a")...)
-	c := clientOf(t, k.PodResourcesSocket(), Trace{})
-	c.Checkpoint = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
+	k := startKubelet(t, kubelet.Options{})
+	startPlugin(t, k, gpu, healthyDevices("a")...)
+	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
 	past := time.Now().Add(-time.Minute)
-	if err := os.Chtimes(c.Checkpoint, past, past); err != nil {
+	if err := os.Chtimes(c.CheckpointPath, past, past); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, c.Owners(t.Context()), "a", "idle")
-	c.readCheckpoint()
-	runs(t, k, podOn("one", 1))
-	wantState(t, c.known(), "a", "idle") // nobody has asked since
+	wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
+	c.refreshCheckpoint()
+	runPod(t, k, gpuPod("one", 1))
+	wantDevice(t, c.current(), "a", "idle") // nobody has asked since
 	hold := make(chan struct{})
-	k.Trouble(kubelet.Trouble{HoldStatic: hold})
-	var down device.Holders
-	if err := k.Restart(t.Context(), kubelet.RestartOptions{While: func() { down = c.Owners(t.Context()) }}); err != nil {
+	k.SetFaults(kubelet.Faults{HoldStaticPods: hold})
+	var down device.Allocations
+	if err := k.Restart(t.Context(), kubelet.RestartOptions{While: func() { down = c.ListAllocations(t.Context()) }}); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, down, "a", "unnamed")
-	h := c.Owners(t.Context())
+	wantDevice(t, down, "a", "unnamed")
+	h := c.ListAllocations(t.Context())
 	if h.Err != nil {
 		t.Error(h.Err)
 	}
-	wantState(t, h, "a", "unnamed") // it lists nobody yet
+	wantDevice(t, h, "a", "unnamed") // it lists nobody yet
 	close(hold)
-	await(t, k, func(s kubelet.State) bool { return s.PodsRead })
-	wantState(t, c.Owners(t.Context()), "a", "held by one")
+	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
+	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
 }

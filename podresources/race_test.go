@@ -2,6 +2,6 @@
 
 package podresources
 
-// raced says that the race detector is on, with which everything takes ten times
+// raceEnabled says that the race detector is on, with which everything takes ten times
 // as long.
-const raced = true
+const raceEnabled = true

@@ -16,58 +16,58 @@ import (
 
 // All that a node has, whoever's plugin and driver it is of, as a kubelet says it.
 func TestAllThatANodeGivesAway(t *testing.T) {
-	k := kubeletOn(t, kubelet.Options{
-		CPUs:     []int64{2, 3, 4, 5},
-		Memory:   []kubelet.MemoryBlock{{Type: "memory", Bytes: 8 << 30, Node: 0}, {Type: "memory", Bytes: 8 << 30, Node: 1}},
-		PodLevel: true,
-		EmptyFor: -1, RestAfter: -1,
+	k := startKubelet(t, kubelet.Options{
+		ExclusiveCPUs:     []int64{2, 3, 4, 5},
+		Memory:            []kubelet.MemoryBlock{{Type: "memory", Bytes: 8 << 30, NUMANode: 0}, {Type: "memory", Bytes: 8 << 30, NUMANode: 1}},
+		PodLevelResources: true,
+		EmptyListFor:      -1, APIPodsDelay: -1,
 	})
-	devices := healthy("nic-0", "nic-1", "nic-2")
+	devices := healthyDevices("nic-0", "nic-1", "nic-2")
 	devices[0].Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}, {ID: 0}}}
 	devices[1].Topology = devices[0].Topology
 	devices[2].Health = pluginapi.Unhealthy
-	offersSome(t, k, "example.com/nic", 2, devices...)
-	offers(t, k, gpu, healthy("a", "b")...)
-	c := clientOf(t, k.PodResourcesSocket(), Trace{})
-	c.Claimed = func(claim device.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" }
-	claim := kubelet.Claim{Name: "ours", Devices: []kubelet.ClaimedDevice{{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"x/y=gpu-1"}}}}
-	runs(t, k, kubelet.Pod{
+	startPartlyHealthyPlugin(t, k, "example.com/nic", 2, devices...)
+	startPlugin(t, k, gpu, healthyDevices("a", "b")...)
+	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c.ResolveClaim = func(claim device.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" }
+	claim := kubelet.ClaimSpec{Name: "ours", Devices: []kubelet.ClaimedDevice{{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"x/y=gpu-1"}}}}
+	runPod(t, k, kubelet.PodSpec{
 		Namespace: "team", Name: "one", CPUs: 1, Memory: map[string]uint64{"memory": 2 << 30},
-		Containers: []kubelet.Container{
-			{Name: "main", Limits: map[string]int{"example.com/nic": 2, gpu: 1}, CPUs: 2, Memory: map[string]uint64{"memory": 12 << 30}, Claims: []kubelet.Claim{claim}},
+		Containers: []kubelet.ContainerSpec{
+			{Name: "main", Limits: map[string]int{"example.com/nic": 2, gpu: 1}, ExclusiveCPUs: 2, Memory: map[string]uint64{"memory": 12 << 30}, Claims: []kubelet.ClaimSpec{claim}},
 			{Name: "plain"},
 		},
 	})
-	h := c.Owners(t.Context())
-	c.askAllocatable(t.Context())
-	r := c.known().Resources
-	mine := h.Held[0].Offered // the kubelet chose one
-	want := fmt.Sprintf("{Known:true "+
-		"Devices:[{Resource:example.com/nic ID:nic-0 NUMANodes:[0 1]} {Resource:example.com/nic ID:nic-1 NUMANodes:[0 1]} {Resource:nvidia.com/gpu ID:a NUMANodes:[]} {Resource:nvidia.com/gpu ID:b NUMANodes:[]}] "+
-		"CPUs:[2 3 4 5] Memory:[{Type:memory Bytes:8589934592 NUMANodes:[0]} {Type:memory Bytes:8589934592 NUMANodes:[1]}] "+
-		"HeldDevices:[{Owner:{Namespace:team Pod:one Container:main} ResourceDevice:{Resource:example.com/nic ID:nic-0 NUMANodes:[0 1]}} "+
+	h := c.ListAllocations(t.Context())
+	c.fetchAllocatable(t.Context())
+	r := c.current().Resources
+	mine := h.All[0].DeviceID // the kubelet chose one
+	want := fmt.Sprintf("{AllocatableKnown:true "+
+		"AllocatableDevices:[{Resource:example.com/nic ID:nic-0 NUMANodes:[0 1]} {Resource:example.com/nic ID:nic-1 NUMANodes:[0 1]} {Resource:nvidia.com/gpu ID:a NUMANodes:[]} {Resource:nvidia.com/gpu ID:b NUMANodes:[]}] "+
+		"AllocatableCPUs:[2 3 4 5] AllocatableMemory:[{Type:memory Bytes:8589934592 NUMANodes:[0]} {Type:memory Bytes:8589934592 NUMANodes:[1]}] "+
+		"AllocatedDevices:[{Owner:{Namespace:team Pod:one Container:main} ResourceDevice:{Resource:example.com/nic ID:nic-0 NUMANodes:[0 1]}} "+
 		"{Owner:{Namespace:team Pod:one Container:main} ResourceDevice:{Resource:example.com/nic ID:nic-1 NUMANodes:[0 1]}} "+
 		"{Owner:{Namespace:team Pod:one Container:main} ResourceDevice:{Resource:nvidia.com/gpu ID:%s NUMANodes:[]}}] "+
-		"HeldCPUs:[{Owner:{Namespace:team Pod:one Container:} CPUs:[2]} {Owner:{Namespace:team Pod:one Container:main} CPUs:[3 4]}] "+
-		"HeldMemory:[{Owner:{Namespace:team Pod:one Container:} Memory:{Type:memory Bytes:2147483648 NUMANodes:[0]}} "+
+		"AllocatedCPUs:[{Owner:{Namespace:team Pod:one Container:} CPUs:[2]} {Owner:{Namespace:team Pod:one Container:main} CPUs:[3 4]}] "+
+		"AllocatedMemory:[{Owner:{Namespace:team Pod:one Container:} Memory:{Type:memory Bytes:2147483648 NUMANodes:[0]}} "+
 		"{Owner:{Namespace:team Pod:one Container:main} Memory:{Type:memory Bytes:12884901888 NUMANodes:[0 1]}}] "+
-		"Claims:[{Owner:{Namespace:team Pod:one Container:main} ClaimNamespace:team ClaimName:ours Driver:gpu.nvidia.com Pool:node-a Device:gpu-1 Share: CDI:[x/y=gpu-1]}] Dropped:[] DroppedHeld:[]}", mine)
+		"Claims:[{Owner:{Namespace:team Pod:one Container:main} ClaimNamespace:team ClaimName:ours Driver:gpu.nvidia.com Pool:node-a Device:gpu-1 ShareID: CDI:[x/y=gpu-1]}] Dropped:[] DroppedAllocated:[]}", mine)
 	if got := fmt.Sprintf("%+v", r); got != want {
 		t.Errorf("resources are\n%s\nwant\n%s", got, want)
 	}
-	wantHolding := device.Holding{Resource: "gpu.nvidia.com", Offered: "b", Owner: device.Owner{Namespace: "team", Pod: "one", Container: "main"}}
-	if !slices.Contains(h.Held, wantHolding) {
-		t.Errorf("held are %v", h.Held)
+	wantHolding := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "b", Owner: device.Owner{Namespace: "team", Pod: "one", Container: "main"}}
+	if !slices.Contains(h.All, wantHolding) {
+		t.Errorf("held are %v", h.All)
 	}
 
 	// Through a restart all of it stands, and is never anything else.
 	static, rest := make(chan struct{}), make(chan struct{})
-	k.Trouble(kubelet.Trouble{HoldStatic: static, HoldRest: rest})
+	k.SetFaults(kubelet.Faults{HoldStaticPods: static, HoldAPIPods: rest})
 	same := func(when string) {
 		t.Helper()
-		now := c.Owners(t.Context()).Resources
-		if unsafe.SliceData(now.HeldDevices) != unsafe.SliceData(r.HeldDevices) || unsafe.SliceData(now.HeldCPUs) != unsafe.SliceData(r.HeldCPUs) ||
-			unsafe.SliceData(now.HeldMemory) != unsafe.SliceData(r.HeldMemory) || unsafe.SliceData(now.Claims) != unsafe.SliceData(r.Claims) {
+		now := c.ListAllocations(t.Context()).Resources
+		if unsafe.SliceData(now.AllocatedDevices) != unsafe.SliceData(r.AllocatedDevices) || unsafe.SliceData(now.AllocatedCPUs) != unsafe.SliceData(r.AllocatedCPUs) ||
+			unsafe.SliceData(now.AllocatedMemory) != unsafe.SliceData(r.AllocatedMemory) || unsafe.SliceData(now.Claims) != unsafe.SliceData(r.Claims) {
 			t.Errorf("%s they are %v", when, now)
 		}
 	}
@@ -77,16 +77,16 @@ func TestAllThatANodeGivesAway(t *testing.T) {
 	same("before it has read its pods")
 	close(static)
 	close(rest)
-	await(t, k, func(s kubelet.State) bool { return s.PodsRead })
+	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	same("when it has")
-	c.askAllocatable(t.Context())
-	if now := c.known().Resources; !now.Known || len(now.Devices) > 0 || unsafe.SliceData(now.CPUs) != unsafe.SliceData(r.CPUs) {
+	c.fetchAllocatable(t.Context())
+	if now := c.current().Resources; !now.AllocatableKnown || len(now.AllocatableDevices) > 0 || unsafe.SliceData(now.AllocatableCPUs) != unsafe.SliceData(r.AllocatableCPUs) {
 		t.Errorf("before its plugins have come back it would give away %v", now)
 	}
-	if err := k.EndPod(kubelet.Pod{Namespace: "team", Name: "one"}); err != nil {
+	if err := k.EndPod(kubelet.PodSpec{Namespace: "team", Name: "one"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := has(c.Owners(t.Context()).Resources); len(got) > 0 {
+	if got := formatResources(c.ListAllocations(t.Context()).Resources); len(got) > 0 {
 		t.Errorf("when its pod has ended there are %q", got)
 	}
 }
@@ -95,24 +95,24 @@ func TestAllThatANodeGivesAway(t *testing.T) {
 func TestANewcomerOfTheSimulatedKubelet(t *testing.T) {
 	for name, trouble := range map[string]error{"with Get": nil, "without": status.Error(codes.Unimplemented, "unknown method Get")} {
 		t.Run(name, func(t *testing.T) {
-			k := kubeletOn(t, kubelet.Options{})
-			o := offers(t, k, gpu, healthy("a")...)
-			k.Trouble(kubelet.Trouble{Get: trouble})
-			c := clientOf(t, k.PodResourcesSocket(), Trace{})
-			c.Checkpoint = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
-			o.granted = func(resource string, ids []device.OfferedID) {
-				c.Arrived("team", "one")
-				c.Allocated(resource, ids)
+			k := startKubelet(t, kubelet.Options{})
+			o := startPlugin(t, k, gpu, healthyDevices("a")...)
+			k.SetFaults(kubelet.Faults{GetErr: trouble})
+			c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+			c.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
+			o.onAllocate = func(resource string, ids []device.AdvertisedID) {
+				c.OnPodAdded("team", "one")
+				c.OnAllocated(resource, ids)
 			}
-			defer c.runs(t)()
+			defer c.startRun(t)()
 			// Ten seconds after the first answer Run looks at the checkpoint no more.
-			waitFor(t, c, func(h device.Holders) bool { return !h.At.IsZero() })
+			awaitAllocations(t, c, func(h device.Allocations) bool { return !h.At.IsZero() })
 			c.mu.Lock()
-			c.memory.caughtUp = true
+			c.tracker.caughtUp = true
 			c.mu.Unlock()
 			before := k.State().Calls
-			runs(t, k, podOn("one", 1))
-			waitFor(t, c, func(h device.Holders) bool { return state(h, "a") == "held by one" })
+			runPod(t, k, gpuPod("one", 1))
+			awaitAllocations(t, c, func(h device.Allocations) bool { return describeDevice(h, "a") == "held by one" })
 			after := k.State().Calls
 			lists, gets := after["List"]-before["List"], after["Get"]-before["Get"]
 			if gets != 1 || trouble == nil && lists > 1 || trouble != nil && lists == 0 {
@@ -122,10 +122,10 @@ func TestANewcomerOfTheSimulatedKubelet(t *testing.T) {
 	}
 }
 
-// offersSome is offers where not all devices are healthy.
-func offersSome(t testing.TB, k *kubelet.Kubelet, resource string, healthy int, devices ...*pluginapi.Device) {
+// startPartlyHealthyPlugin is offers where not all devices are healthy.
+func startPartlyHealthyPlugin(t testing.TB, k *kubelet.Kubelet, resource string, healthy int, devices ...*pluginapi.Device) {
 	t.Helper()
-	o := offers(t, k, resource)
+	o := startPlugin(t, k, resource)
 	o.lists <- devices
-	await(t, k, func(s kubelet.State) bool { return s.Resources[resource].Allocatable == healthy })
+	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[resource].Allocatable == healthy })
 }

@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	wantedAddress = "127.0.0.1:9400"
-	every         = 2 * time.Second
-	leaveBy       = 3 * time.Second
+	preferredAddress = "127.0.0.1:9400"
+	refreshInterval  = 2 * time.Second
+	shutdownTimeout  = 3 * time.Second
 )
 
-// shown is the family that is printed, of more than a hundred.
-const shown = "nvidia_gpu_power_watts"
+// shownFamily is the family that is printed, of more than a hundred.
+const shownFamily = "nvidia_gpu_power_watts"
 
-// clear empties a terminal and goes to its top.
-const clear = "\x1b[H\x1b[2J"
+// clearScreen empties a terminal and goes to its top.
+const clearScreen = "\x1b[H\x1b[2J"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
@@ -56,24 +56,24 @@ func demo(ctx context.Context, args []string, out io.Writer) error {
 	podgauge := exec.CommandContext(ctx, filepath.Join(args[0], "podgauge-sim"), "--web.listen-address="+address, "--log.level=error")
 	podgauge.Stderr = os.Stderr
 	podgauge.Cancel = func() error { return podgauge.Process.Signal(syscall.SIGTERM) }
-	podgauge.WaitDelay = leaveBy
+	podgauge.WaitDelay = shutdownTimeout
 	podgauge.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := podgauge.Start(); err != nil {
 		return fmt.Errorf("start podgauge-sim: %w", err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- podgauge.Wait() }() // waited for below, whatever ends first
-	err = show(ctx, filepath.Join(args[0], "podgauge"), "http://"+address, out, ended)
+	exited := make(chan error, 1)
+	go func() { exited <- podgauge.Wait() }() // waited for below, whatever ends first
+	err = display(ctx, filepath.Join(args[0], "podgauge"), "http://"+address, out, exited)
 	cancel()
 	if err == nil {
-		<-ended //nolint:errcheck // that it was told to end is no error
+		<-exited //nolint:errcheck // that it was told to end is no error
 	}
 	return err
 }
 
 // freeAddress is the usual one, or any other where that is taken.
 func freeAddress() (string, error) {
-	for _, address := range []string{wantedAddress, "127.0.0.1:0"} {
+	for _, address := range []string{preferredAddress, "127.0.0.1:0"} {
 		l, err := net.Listen("tcp", address)
 		if err == nil {
 			return l.Addr().String(), l.Close()
@@ -82,24 +82,24 @@ func freeAddress() (string, error) {
 	return "", errors.New("no free port on 127.0.0.1")
 }
 
-// show prints the node until ctx is done, or podgauge has ended by itself.
-func show(ctx context.Context, podgauge, url string, out io.Writer, ended <-chan error) error {
-	where := fmt.Sprintf("A simulated node with 8 GPUs and a kubelet: pods come and go, one GPU fails, is reset and recovers.\n"+
+// display prints the node until ctx is done, or podgauge has ended by itself.
+func display(ctx context.Context, podgauge, url string, out io.Writer, exited <-chan error) error {
+	header := fmt.Sprintf("A simulated node with 8 GPUs and a kubelet: pods come and go, one GPU fails, is reset and recovers.\n"+
 		"Its page: %s/   all series: curl %s/metrics   what happened: %s incidents --url %s   end: Ctrl-C\n", url, url, podgauge, url)
-	fmt.Fprint(out, where)
-	live := isTerminal(out)
-	tick := time.NewTicker(every)
+	fmt.Fprint(out, header)
+	tty := isTerminal(out)
+	tick := time.NewTicker(refreshInterval)
 	defer tick.Stop()
-	for wait := time.NewTimer(0).C; ; wait = nil {
+	for immediate := time.NewTimer(0).C; ; immediate = nil {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-ended:
+		case err := <-exited:
 			if ctx.Err() != nil { // the terminal has told both to end
 				return nil
 			}
 			return fmt.Errorf("podgauge-sim ended: %w", cmp.Or(err, errors.New("by itself")))
-		case <-wait:
+		case <-immediate:
 		case <-tick.C:
 		}
 		lines, err := scrape(ctx, url+"/metrics")
@@ -110,8 +110,8 @@ func show(ctx context.Context, podgauge, url string, out io.Writer, ended <-chan
 		if err != nil {
 			continue // likewise
 		}
-		if live {
-			fmt.Fprint(out, clear, where)
+		if tty {
+			fmt.Fprint(out, clearScreen, header)
 		}
 		fmt.Fprintf(out, "\n── %s\n%s\n%s", time.Now().Format(time.TimeOnly), table, strings.Join(lines, ""))
 	}
@@ -129,21 +129,21 @@ func isTerminal(out io.Writer) bool {
 
 // scrape returns the lines of the family that is shown.
 func scrape(ctx context.Context, url string) ([]string, error) {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
-	answer, err := http.DefaultClient.Do(r)
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		return nil, err
 	}
-	defer answer.Body.Close() //nolint:errcheck // it was read
+	defer resp.Body.Close() //nolint:errcheck // it was read
 	var lines []string
-	text := bufio.NewScanner(answer.Body)
-	for text.Scan() {
-		if name, _, _ := strings.Cut(text.Text(), "{"); name == shown {
-			lines = append(lines, text.Text()+"\n")
+	scanner := bufio.NewScanner(resp.Body)
+	for scanner.Scan() {
+		if name, _, _ := strings.Cut(scanner.Text(), "{"); name == shownFamily {
+			lines = append(lines, scanner.Text()+"\n")
 		}
 	}
-	return lines, text.Err()
+	return lines, scanner.Err()
 }

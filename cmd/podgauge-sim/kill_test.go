@@ -12,12 +12,12 @@ import (
 	"github.com/podgauge/podgauge/test/program"
 )
 
-// counters are the series that outlive the process. Their values are whole numbers.
-var counters = regexp.MustCompile(`(?m)^((?:nvidia_gpu_incidents_total|nvidia_gpu_allocation_device_failures_total|nvidia_gpu_health_flaps_total|nvidia_gpu_xid_errors_total)\{.*\}) (\d+)$`)
+// counterLine are the series that outlive the process. Their values are whole numbers.
+var counterLine = regexp.MustCompile(`(?m)^((?:nvidia_gpu_incidents_total|nvidia_gpu_allocation_device_failures_total|nvidia_gpu_health_flaps_total|nvidia_gpu_xid_errors_total)\{.*\}) (\d+)$`)
 
-func countersOf(page string) map[string]uint64 {
+func parseCounters(page string) map[string]uint64 {
 	all := map[string]uint64{}
-	for _, m := range counters.FindAllStringSubmatch(page, -1) {
+	for _, m := range counterLine.FindAllStringSubmatch(page, -1) {
 		all[m[1]], _ = strconv.ParseUint(m[2], 10, 64)
 	}
 	return all
@@ -36,38 +36,38 @@ func TestCountersAfterSIGKILL(t *testing.T) {
 	if err := os.WriteFile(script, []byte(strings.Join(storm, "\n")), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const storming = `nvidia_gpu_xid_errors_total{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid=`
-	was, storms := map[string]uint64{}, uint64(0)
+	const stormSeries = `nvidia_gpu_xid_errors_total{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid=`
+	previous, stormCount := map[string]uint64{}, uint64(0)
 	for n := range 4 {
 		p := program.Start(t, nil, "--simulate=script:"+script, "--state-dir="+filepath.Join(dir, "state"))
-		is := map[string]uint64{}
-		program.Until(t, "the next process counts", func() bool {
-			before := is
-			is = countersOf(p.Scrape(t))
+		current := map[string]uint64{}
+		program.WaitUntil(t, "the next process counts", func() bool {
+			before := current
+			current = parseCounters(p.Scrape(t))
 			for series, count := range before {
-				if is[series] < count {
-					t.Fatalf("process %d: a scrape shows %d of %s after %d", n, is[series], series, count)
+				if current[series] < count {
+					t.Fatalf("process %d: a scrape shows %d of %s after %d", n, current[series], series, count)
 				}
 			}
-			for series, count := range was {
-				if now, there := is[series]; there && now < count {
+			for series, count := range previous {
+				if now, exists := current[series]; exists && now < count {
 					t.Fatalf("process %d: a scrape shows %d of %s, and the process before had shown %d", n, now, series, count)
 				}
 			}
-			for series, count := range is {
-				if strings.HasPrefix(series, storming) && count > storms+100 {
-					storms = count
+			for series, count := range current {
+				if strings.HasPrefix(series, stormSeries) && count > stormCount+100 {
+					stormCount = count
 					return true
 				}
 			}
 			return false
 		})
 		p.Kill()
-		was = is
+		previous = current
 	}
 	for _, family := range []string{"nvidia_gpu_incidents_total", "nvidia_gpu_health_flaps_total", "nvidia_gpu_xid_errors_total"} {
 		found := false
-		for series, count := range was {
+		for series, count := range previous {
 			found = found || strings.HasPrefix(series, family) && count > 0
 		}
 		if !found {

@@ -16,66 +16,66 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func main() { os.Exit(app.Main(&simulation{})) }
+func main() { os.Exit(app.Main(&simulatedPlatform{})) }
 
-// gpus is the number of GPUs of a machine without a script.
-const gpus = 8
+// defaultGPUs is the number of GPUs of a machine without a script.
+const defaultGPUs = 8
 
 // Values of --simulate.
 const (
-	simulateNode     = "node"
-	simulateHardware = "hardware"
-	simulateScript   = "script:" // and a path
+	modeNode         = "node"
+	modeHardware     = "hardware"
+	modeScriptPrefix = "script:" // and a path
 )
 
-// simulation is the platform of a simulated machine.
-type simulation struct{ mode string }
+// simulatedPlatform is the platform of a simulated machine.
+type simulatedPlatform struct{ mode string }
 
-func (s *simulation) Simulated() bool { return true }
+func (p *simulatedPlatform) Simulated() bool { return true }
 
-func (s *simulation) AddFlags(f *pflag.FlagSet) {
-	f.StringVar(&s.mode, "simulate", simulateNode, "`what` is simulated: node has a kubelet and pods, hardware is for a real kubelet; script:FILE is a node with the events in a file")
+func (p *simulatedPlatform) AddFlags(f *pflag.FlagSet) {
+	f.StringVar(&p.mode, "simulate", modeNode, "`what` is simulated: node has a kubelet and pods, hardware is for a real kubelet; script:FILE is a node with the events in a file")
 }
 
-func (s *simulation) CheckFlags(forDoctor bool) error {
-	script := strings.HasPrefix(s.mode, simulateScript)
+func (p *simulatedPlatform) CheckFlags(forDoctor bool) error {
+	script := strings.HasPrefix(p.mode, modeScriptPrefix)
 	switch {
-	case s.mode != simulateNode && s.mode != simulateHardware && !script:
-		return fmt.Errorf("--simulate=%s: want node, hardware or script:FILE", s.mode)
-	case forDoctor && s.mode != simulateHardware:
-		return fmt.Errorf("--simulate=%s: there is no node to look at", s.mode)
+	case p.mode != modeNode && p.mode != modeHardware && !script:
+		return fmt.Errorf("--simulate=%s: want node, hardware or script:FILE", p.mode)
+	case forDoctor && p.mode != modeHardware:
+		return fmt.Errorf("--simulate=%s: there is no node to look at", p.mode)
 	}
 	return nil
 }
 
-func (s *simulation) Open(o app.OpenOptions) (device.Backend, app.Node, error) {
+func (p *simulatedPlatform) Open(o app.OpenOptions) (device.Backend, app.SimulatedNode, error) {
 	rows := nvml.Metrics()
 	if o.PerLink {
 		rows = nvml.MetricsPerLink()
 	}
-	machine := sim.NewMachine(rows, gpus, time.Now)
-	script, err := s.script()
+	machine := sim.NewMachine(rows, defaultGPUs, time.Now)
+	script, err := p.readScript()
 	if err != nil {
 		return nil, nil, err
 	}
 	if script != nil {
-		machine = sim.Named(script.Machine, rows, time.Now)
+		machine = sim.NewNamedMachine(script.Machine, rows, time.Now)
 	}
-	machine.Means = nvml.Means
-	if s.mode == simulateHardware {
+	machine.ClassifyXid = nvml.XidEvent
+	if p.mode == modeHardware {
 		return machine, nil, nil
 	}
-	simulated, err := sim.NewNode(machine, o.Log)
+	simNode, err := sim.NewVirtualNode(machine, o.Log)
 	if err != nil {
 		return nil, nil, err
 	}
-	simulated.Script = script
-	return machine, node{simulated}, nil
+	simNode.Script = script
+	return machine, simulatedNode{simNode}, nil
 }
 
-// script reads the script that --simulate names; nil: it names none.
-func (s *simulation) script() (*sim.Script, error) {
-	name, ok := strings.CutPrefix(s.mode, simulateScript)
+// readScript reads the script that --simulate names; nil: it names none.
+func (p *simulatedPlatform) readScript() (*sim.Script, error) {
+	name, ok := strings.CutPrefix(p.mode, modeScriptPrefix)
 	if !ok {
 		return nil, nil
 	}
@@ -91,12 +91,12 @@ func (s *simulation) script() (*sim.Script, error) {
 	return script, nil
 }
 
-func (s *simulation) Driver([]string) doctor.Driver { return nil }
+func (p *simulatedPlatform) Driver([]string) doctor.DriverProbe { return nil }
 
-func (s *simulation) Claimed(c device.Claim, statuses []device.Status) (device.ID, bool) {
-	return nvml.Claimed(c, statuses)
+func (p *simulatedPlatform) ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool) {
+	return nvml.ClaimedDevice(c, statuses)
 }
 
-type node struct{ *sim.Node }
+type simulatedNode struct{ *sim.VirtualNode }
 
-func (n node) Processes() exporter.Processes { return n.Crowd }
+func (n simulatedNode) Processes() exporter.ProcessResolver { return n.ProcessTable }

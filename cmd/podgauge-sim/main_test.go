@@ -29,7 +29,7 @@ func TestWrongFlags(t *testing.T) {
 		{doctor: true, want: "--simulate=node: there is no node to look at"},
 		{args: []string{"--simulate=script:x"}, doctor: true, want: "--simulate=script:x: there is no node to look at"},
 	} {
-		s, f := &simulation{}, pflag.NewFlagSet("", pflag.ContinueOnError)
+		s, f := &simulatedPlatform{}, pflag.NewFlagSet("", pflag.ContinueOnError)
 		f.SetOutput(io.Discard)
 		s.AddFlags(f)
 		if err := f.Parse(c.args); err != nil {
@@ -47,7 +47,7 @@ func TestWrongFlags(t *testing.T) {
 
 // TestSimulatedNodeIsItsOwn: nothing of the machine that it runs on is touched.
 func TestSimulatedNodeIsItsOwn(t *testing.T) {
-	_, node, err := (&simulation{mode: simulateNode}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
+	_, node, err := (&simulatedPlatform{mode: modeNode}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,17 +69,17 @@ func TestScript(t *testing.T) {
 		}
 		return file
 	}
-	open := func(file string) (device.Backend, app.Node, error) {
-		return (&simulation{mode: simulateScript + file}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
+	open := func(file string) (device.Backend, app.SimulatedNode, error) {
+		return (&simulatedPlatform{mode: modeScriptPrefix + file}).Open(app.OpenOptions{Log: slog.New(slog.DiscardHandler)})
 	}
-	for file, says := range map[string]string{
+	for file, wantErr := range map[string]string{
 		filepath.Join(dir, "none"):         "no such file",
 		write("odd", "\n5s explode\n"):     `odd: line 2: "explode" is nothing that can happen`,
 		write("k80", "machine k80\n"):      `k80: line 1: no machine is called "k80"`,
 		write("late", "5s wedge\n4s load"): "late: line 2: 4s is before 5s",
 	} {
-		if _, _, err := open(file); err == nil || !strings.HasPrefix(err.Error(), "--simulate: ") || !strings.Contains(err.Error(), says) {
-			t.Errorf("%s: %v, want %s", file, err, says)
+		if _, _, err := open(file); err == nil || !strings.HasPrefix(err.Error(), "--simulate: ") || !strings.Contains(err.Error(), wantErr) {
+			t.Errorf("%s: %v, want %s", file, err, wantErr)
 		}
 	}
 	machine, node, err := open(write("good", "machine t4\n0s wedge\n"))

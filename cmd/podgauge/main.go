@@ -12,33 +12,33 @@ import (
 	"github.com/spf13/pflag"
 )
 
-func main() { os.Exit(app.Main(nvidia{})) }
+func main() { os.Exit(app.Main(nvidiaPlatform{})) }
 
-// nvidia is the platform of NVIDIA's driver.
-type nvidia struct{}
+// nvidiaPlatform is the platform of NVIDIA's driver.
+type nvidiaPlatform struct{}
 
-func (nvidia) Simulated() bool { return false }
+func (nvidiaPlatform) Simulated() bool { return false }
 
-func (nvidia) AddFlags(*pflag.FlagSet) {}
+func (nvidiaPlatform) AddFlags(*pflag.FlagSet) {}
 
-func (nvidia) CheckFlags(bool) error { return nil }
+func (nvidiaPlatform) CheckFlags(bool) error { return nil }
 
-func (nvidia) Open(o app.OpenOptions) (device.Backend, app.Node, error) {
+func (nvidiaPlatform) Open(o app.OpenOptions) (device.Backend, app.SimulatedNode, error) {
 	return nvml.New(nvml.Options{DriverRoots: o.DriverRoots, PerLink: o.PerLink}), nil, nil
 }
 
-func (nvidia) Driver(roots []string) doctor.Driver {
-	return examined{nvml.New(nvml.Options{DriverRoots: roots})}
+func (nvidiaPlatform) Driver(roots []string) doctor.DriverProbe {
+	return driverProbe{nvml.New(nvml.Options{DriverRoots: roots})}
 }
 
-func (nvidia) Claimed(c device.Claim, statuses []device.Status) (device.ID, bool) {
-	return nvml.Claimed(c, statuses)
+func (nvidiaPlatform) ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool) {
+	return nvml.ClaimedDevice(c, statuses)
 }
 
-// examined is the driver as doctor reads it.
-type examined struct{ *nvml.Backend }
+// driverProbe is the driver as doctor reads it.
+type driverProbe struct{ *nvml.Backend }
 
-func (d examined) Library() doctor.Library {
-	about := d.About()
-	return doctor.Library{Path: about.Library, Version: about.Version, Lacks: about.Lacks, Costs: d.Missing()}
+func (d driverProbe) Library() doctor.Library {
+	info := d.LibraryInfo()
+	return doctor.Library{Path: info.Library, Version: info.Version, MissingFunctions: info.MissingFunctions, MissingFamilies: d.MissingFamilies()}
 }

@@ -13,9 +13,9 @@ import (
 
 func TestMain(m *testing.M) { program.Main(m, main) }
 
-// start runs podgauge on the stand-in for NVML, which only a process that begins with its folder in the environment
+// startPodgauge runs podgauge on the stand-in for NVML, which only a process that begins with its folder in the environment
 // finds. It returns a func that reads which functions were called how often.
-func start(t *testing.T, machine []string, args ...string) (p *program.Program, calls func() nvmltest.Calls) {
+func startPodgauge(t *testing.T, machine []string, args ...string) (p *program.RunningProgram, calls func() nvmltest.CallCounts) {
 	t.Helper()
 	dir := program.ShortDir(t)
 	if _, err := nvmltest.Build(dir); err != nil {
@@ -28,13 +28,13 @@ func start(t *testing.T, machine []string, args ...string) (p *program.Program, 
 		"LD_LIBRARY_PATH=" + dir,
 		nvmltest.EnvScenario + "=" + filepath.Join(dir, "scenario"), nvmltest.EnvCalls + "=" + filepath.Join(dir, "calls"),
 	}, append(args, "--kubelet-dir="+dir)...)
-	return p, func() nvmltest.Calls {
+	return p, func() nvmltest.CallCounts {
 		t.Helper()
-		counted, err := nvmltest.ReadCalls(filepath.Join(dir, "calls"))
+		read, err := nvmltest.ReadCalls(filepath.Join(dir, "calls"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return counted
+		return read
 	}
 }
 
@@ -47,11 +47,11 @@ func TestCallsOfTheProgram(t *testing.T) {
 		machine = append(machine, fmt.Sprintf("gpu %d model %s", i, model), fmt.Sprintf("gpu %d process 17 1000", i))
 	}
 	machine = append(machine, "gpu 5 mig_mode 1", "gpu 5 slice 0 1g.10gb gi 7 ci 0", "gpu 5 slice 1 3g.40gb gi 2 ci 0")
-	p, calls := start(t, machine, "--device-plugin=false", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-labels=allocation")
+	p, calls := startPodgauge(t, machine, "--device-plugin=false", "--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-labels=allocation")
 	text := ""
-	program.Until(t, "all GPUs were read twice, and sampled", func() bool {
+	program.WaitUntil(t, "all GPUs were read twice, and sampled", func() bool {
 		text = p.Scrape(t)
-		return strings.Contains(text, `nvidia_gpu_sm_active_ratio{container="",gpu="5",mig_uuid="MIG-`) && calls().Of("nvmlDeviceGetMemoryInfo_v2", 4) > 1
+		return strings.Contains(text, `nvidia_gpu_sm_active_ratio{container="",gpu="5",mig_uuid="MIG-`) && calls().Count("nvmlDeviceGetMemoryInfo_v2", 4) > 1
 	})
 	problems, err := promlint.New(strings.NewReader(text)).Lint()
 	if err != nil {
@@ -64,10 +64,10 @@ func TestCallsOfTheProgram(t *testing.T) {
 	}
 	counted := calls()
 	for gpu := range models {
-		if n := counted.Of("nvmlDeviceGetPcieThroughput", gpu); n > 0 {
+		if n := counted.Count("nvmlDeviceGetPcieThroughput", gpu); n > 0 {
 			t.Errorf("nvmlDeviceGetPcieThroughput is called %d times on GPU %d", n, gpu)
 		}
-		if counted.PerGPU(gpu) == 0 {
+		if counted.GPUTotal(gpu) == 0 {
 			t.Errorf("nothing is asked of GPU %d", gpu)
 		}
 	}

@@ -29,7 +29,7 @@ func TestAPIPage(t *testing.T) {
 	if len(paths) != 3 {
 		t.Fatalf("%s has examples of %q", file, paths)
 	}
-	bodies := newScript().ask(t, paths...)
+	bodies := newScriptedNode().serve(t, paths...)
 	want := examples.ReplaceAllFunc(page, func(example []byte) []byte {
 		path := string(examples.FindSubmatch(example)[1])
 		var body bytes.Buffer
@@ -46,8 +46,8 @@ func TestAPIPage(t *testing.T) {
 		t.Errorf("the examples in docs/api.md are not what is answered; make golden writes them anew")
 	}
 	tables := examples.ReplaceAllString(string(page), "")
-	for _, answer := range []any{api.Devices{}, api.Holders{}, api.Incidents{}} {
-		for _, field := range fields(reflect.TypeOf(answer)) {
+	for _, answer := range []any{api.DevicesResponse{}, api.HoldersResponse{}, api.IncidentsResponse{}} {
+		for _, field := range jsonFields(reflect.TypeOf(answer)) {
 			if !strings.Contains(tables, "`"+field+"`") {
 				t.Errorf("docs/api.md says nothing of %s of %T", field, answer)
 			}
@@ -55,20 +55,20 @@ func TestAPIPage(t *testing.T) {
 	}
 }
 
-// fields are the names that a struct has in JSON, and those of what it has in it.
-func fields(of reflect.Type) (names []string) {
-	switch of.Kind() {
+// jsonFields are the names that a struct has in JSON, and those of what it has in it.
+func jsonFields(typ reflect.Type) (names []string) {
+	switch typ.Kind() {
 	case reflect.Pointer, reflect.Slice:
-		return fields(of.Elem())
+		return jsonFields(typ.Elem())
 	case reflect.Struct:
-		if of == reflect.TypeFor[time.Time]() {
+		if typ == reflect.TypeFor[time.Time]() {
 			return nil
 		}
-		for f := range of.Fields() {
+		for f := range typ.Fields() {
 			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
 				names = append(names, name)
 			}
-			names = append(names, fields(f.Type)...)
+			names = append(names, jsonFields(f.Type)...)
 		}
 	}
 	return names
@@ -76,7 +76,7 @@ func fields(of reflect.Type) (names []string) {
 
 // TestIncidentFamilies: what a scrape shows of the scripted node.
 func TestIncidentFamilies(t *testing.T) {
-	text := newScript().ask(t, "/metrics")["/metrics"]
+	text := newScriptedNode().serve(t, "/metrics")["/metrics"]
 	lint(t, "incidents", text)
-	shownAs(t, "testdata/incidents.prom", text)
+	checkGolden(t, "testdata/incidents.prom", text)
 }

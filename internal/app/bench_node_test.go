@@ -26,10 +26,10 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// listServer, in the environment, has this test binary be a kubelet that answers
+// envListServer, in the environment, has this test binary be a kubelet that answers
 // List as the benchNode says that is there as JSON: in a process of its own, so that
 // what it allocates is not counted as ours.
-const listServer = "PODGAUGE_TEST_LIST_SERVER"
+const envListServer = "PODGAUGE_TEST_LIST_SERVER"
 
 // benchNode is a node that is scraped: eight H100s, or what they are cut into, and pods.
 type benchNode struct {
@@ -37,9 +37,9 @@ type benchNode struct {
 	// Pods have two containers each, of which the first ones of the first pods hold a
 	// device each, or a replica of one.
 	Pods int
-	// Slices is into how many each GPU is cut, and Replicas how many pods share one; 0:
+	// MIGDevices is into how many each GPU is cut, and Replicas how many pods share one; 0:
 	// none.
-	Slices, Replicas int
+	MIGDevices, Replicas int
 	// Processes runs one in each container that holds something.
 	Processes bool
 	// Include are the families that are shown; none: all but those of the Go runtime and
@@ -52,19 +52,19 @@ const benchGPUs = 8
 
 func (n benchNode) machine() *sim.Machine {
 	m := sim.NewMachine(nvml.Metrics(), benchGPUs, time.Now)
-	if n.Slices > 0 {
+	if n.MIGDevices > 0 {
 		for _, gpu := range m.GPUs() {
-			m.Partition(gpu, slices.Repeat([]string{"1g.10gb"}, n.Slices)...)
+			m.Partition(gpu, slices.Repeat([]string{"1g.10gb"}, n.MIGDevices)...)
 		}
 	}
 	return m
 }
 
-// offered are the ids that pods hold.
-func (n benchNode) offered(m *sim.Machine) (ids []device.OfferedID) {
-	for _, id := range m.IDs() {
+// deviceIDs are the ids that pods hold.
+func (n benchNode) deviceIDs(m *sim.Machine) (ids []device.AdvertisedID) {
+	for _, id := range m.AllocatableIDs() {
 		if n.Replicas == 0 {
-			ids = append(ids, id.Offered())
+			ids = append(ids, id.Advertised())
 		}
 		for i := range n.Replicas {
 			ids = append(ids, id.Replica(i))
@@ -78,55 +78,55 @@ func (benchNode) owner(p, c int) device.Owner {
 	return device.Owner{Namespace: fmt.Sprintf("team-%d", p%7), Pod: fmt.Sprintf("workload-with-a-usual-name-%d-x7k2p", p), Container: fmt.Sprintf("container-%d", c)}
 }
 
-// busyNode is its kubelet.
-type busyNode struct {
+// benchKubelet is its kubelet.
+type benchKubelet struct {
 	api.UnimplementedPodResourcesListerServer
-	held        *api.ListPodResourcesResponse
+	list        *api.ListPodResourcesResponse
 	allocatable *api.AllocatableResourcesResponse
 }
 
 // List is the kubelet's.
-func (b *busyNode) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
-	return b.held, nil
+func (b *benchKubelet) List(context.Context, *api.ListPodResourcesRequest) (*api.ListPodResourcesResponse, error) {
+	return b.list, nil
 }
 
 // GetAllocatableResources is the kubelet's.
-func (b *busyNode) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
+func (b *benchKubelet) GetAllocatableResources(context.Context, *api.AllocatableResourcesRequest) (*api.AllocatableResourcesResponse, error) {
 	return b.allocatable, nil
 }
 
-func (n benchNode) kubelet() *busyNode {
-	b := &busyNode{held: &api.ListPodResourcesResponse{}, allocatable: &api.AllocatableResourcesResponse{}}
+func (n benchNode) kubelet() *benchKubelet {
+	b := &benchKubelet{list: &api.ListPodResourcesResponse{}, allocatable: &api.AllocatableResourcesResponse{}}
 	const containers = 2
-	ids := n.offered(n.machine())
+	ids := n.deviceIDs(n.machine())
 	for p := range n.Pods {
 		pod := &api.PodResources{Name: n.owner(p, 0).Pod, Namespace: n.owner(p, 0).Namespace}
 		for c := range containers {
 			container := &api.ContainerResources{Name: n.owner(p, c).Container}
 			if c == 0 && p < len(ids) {
-				held := &api.ContainerDevices{ResourceName: resource, DeviceIds: []string{string(ids[p])}}
-				container.Devices = append(container.Devices, held)
-				b.allocatable.Devices = append(b.allocatable.Devices, held)
+				devices := &api.ContainerDevices{ResourceName: gpuResource, DeviceIds: []string{string(ids[p])}}
+				container.Devices = append(container.Devices, devices)
+				b.allocatable.Devices = append(b.allocatable.Devices, devices)
 			}
 			pod.Containers = append(pod.Containers, container)
 		}
-		b.held.PodResources = append(b.held.PodResources, pod)
+		b.list.PodResources = append(b.list.PodResources, pod)
 	}
 	return b
 }
 
-// beListServer serves until its parent has gone.
-func beListServer(order string) {
+// runListServer serves until its parent has gone.
+func runListServer(spec string) {
 	var n benchNode
-	if err := json.Unmarshal([]byte(order), &n); err != nil {
+	if err := json.Unmarshal([]byte(spec), &n); err != nil {
 		panic(err)
 	}
 	l, err := net.Listen("unix", n.Socket)
 	if err != nil {
 		panic(err)
 	}
-	long := time.Now().Add(-time.Hour) // a kubelet that has been up for long is trusted at once
-	if err := os.Chtimes(n.Socket, long, long); err != nil {
+	old := time.Now().Add(-time.Hour) // a kubelet that has been up for long is trusted at once
+	if err := os.Chtimes(n.Socket, old, old); err != nil {
 		panic(err)
 	}
 	s := grpc.NewServer()
@@ -145,12 +145,12 @@ func (n *benchNode) startKubelet(tb testing.TB) {
 	}
 	tb.Cleanup(func() { os.RemoveAll(dir) })
 	n.Socket = filepath.Join(dir, "kubelet.sock")
-	order, err := json.Marshal(n)
+	spec, err := json.Marshal(n)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	kubelet := exec.Command(os.Args[0])
-	kubelet.Env = append(os.Environ(), listServer+"="+string(order))
+	kubelet.Env = append(os.Environ(), envListServer+"="+string(spec))
 	kubelet.Stderr = os.Stderr
 	kubelet.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := kubelet.Start(); err != nil {
@@ -159,33 +159,33 @@ func (n *benchNode) startKubelet(tb testing.TB) {
 	tb.Cleanup(func() { kubelet.Process.Kill(); kubelet.Wait() })
 }
 
-// people has a process run in each container that holds something, in cgroups as they are
+// startProcesses has a process run in each container that holds something, in cgroups as they are
 // in /proc, and links to the kubelet's logs that say how containers are called.
-func (n benchNode) people(tb testing.TB, m *sim.Machine, log *slog.Logger) exporter.Processes {
+func (n benchNode) startProcesses(tb testing.TB, m *sim.Machine, log *slog.Logger) exporter.ProcessResolver {
 	tb.Helper()
-	p := newProcesses(tb, false)
+	p := newFakeProcFS(tb, false)
 	logs := tb.TempDir()
-	for i, offered := range n.offered(m) {
+	for i, deviceID := range n.deviceIDs(m) {
 		if !n.Processes || i >= n.Pods {
 			break
 		}
 		pid, owner := uint32(1000+i), n.owner(i, 0)
 		uid, id := fmt.Sprintf("%08x-0000-4000-8000-000000000000", i), fmt.Sprintf("%064x", i)
-		p.in(pid, uid, id)
+		p.addContainerProcess(pid, uid, id)
 		p.must(os.Symlink("/nowhere", filepath.Join(logs, owner.Pod+"_"+owner.Namespace+"_"+owner.Container+"-"+id+".log")))
-		m.Run(offered.Device(), pid, 1<<30, 0.1)
+		m.StartProcess(deviceID.Device(), pid, 1<<30, 0.1)
 	}
 	return containers.New(containers.Options{Proc: p.root, Pods: tb.TempDir(), Logs: logs, Log: log})
 }
 
-// newScraped builds the exporter from the program's own parts, over real sockets on both
+// newBenchClient builds the exporter from the program's own parts, over real sockets on both
 // sides.
-func newScraped(tb testing.TB, n benchNode) *scraped {
+func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 	tb.Helper()
 	n.startKubelet(tb)
 	log := slog.New(slog.DiscardHandler)
 	machine := n.machine()
-	board := &device.Board{}
+	board := &device.Inventory{}
 	readers := device.NewReaders(machine)
 	devices, err := machine.Devices(tb.Context())
 	if err != nil {
@@ -195,35 +195,35 @@ func newScraped(tb testing.TB, n benchNode) *scraped {
 	for _, d := range devices {
 		statuses = append(statuses, device.Status{Device: d, Healthy: true, Since: time.Now()})
 	}
-	board.Post(statuses)
+	board.Set(statuses)
 	var exclude []string
 	if !n.Runtime {
 		exclude = []string{"go_*", "process_*"}
 	}
-	choice, err := exporter.NewChoice(n.Include, exclude)
+	filter, err := exporter.NewFamilyFilter(n.Include, exclude)
 	if err != nil {
 		tb.Fatal(err)
 	}
 	registry := prometheus.NewRegistry()
-	own := exporter.NewOwn(registry, version, true, choice)
-	own.Offers(resource)
-	holders, err := podresources.New(n.Socket, log, podresources.Trace{Called: own.Asked})
+	selfMetrics := exporter.NewSelfMetrics(registry, version, true, filter)
+	selfMetrics.InitResource(gpuResource)
+	podResources, err := podresources.New(n.Socket, log, podresources.CallHooks{OnCall: selfMetrics.ObserveKubeletCall})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e := exporter.New(exporter.Sources{
-		Metrics: machine.Metrics(), Look: board.Look, Read: readers.Read, Stalled: readers.Stalled, Processes: n.people(tb, machine, log),
-		Owners: holders.Owners, Held: holders.Look, Driver: func() device.Driver { return device.Driver{State: device.DriverUp} },
-	}, exporter.Options{Choice: choice})
-	server := &http.Server{Handler: fresh(e, board, statuses, exporter.Server{TelemetryPath: "/metrics", Registry: registry, Log: log})}
+	e := exporter.New(exporter.ScrapeInputs{
+		Metrics: machine.Metrics(), Statuses: board.Get, Read: readers.Read, Stalled: readers.Stalled, Processes: n.startProcesses(tb, machine, log),
+		ListAllocations: podResources.ListAllocations, Allocations: podResources.Snapshot, Driver: func() device.Driver { return device.Driver{State: device.DriverUp} },
+	}, exporter.Options{Filter: filter})
+	server := &http.Server{Handler: uncachedHandler(e, board, statuses, exporter.HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: log})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		tb.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- holders.Run(ctx) }()
+	go func() { ended <- podResources.Run(ctx) }()
 	go server.Serve(listener)
 	tb.Cleanup(func() { server.Close(); e.Drain(); cancel(); <-ended; http.DefaultClient.CloseIdleConnections() })
-	return newScraper(tb, "http://"+listener.Addr().String()+"/metrics", min(len(n.offered(machine)), n.Pods))
+	return newScrapeClient(tb, "http://"+listener.Addr().String()+"/metrics", min(len(n.deviceIDs(machine)), n.Pods))
 }

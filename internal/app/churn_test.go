@@ -27,21 +27,21 @@ func TestChurn(t *testing.T) {
 	if err != nil {
 		t.Fatalf("PODGAUGE_CHURN: %v", err)
 	}
-	n := newChurned(t)
+	n := newChurnTarget(t)
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	begin := time.Now()
 	record, snapshots, err := churn.Run(t.Context(), n, churn.Plan{
-		Transitions: transitions, Restarts: 2 + transitions/100, AskEvery: 5 * time.Millisecond, ScrapeEvery: 100 * time.Millisecond,
-		Pods: []int{1, 1, 1, 1, 2, 2}, Seed: seed,
+		Transitions: transitions, KubeletRestarts: 2 + transitions/100, ListInterval: 5 * time.Millisecond, ScrapeInterval: 100 * time.Millisecond,
+		GPUsPerPod: []int{1, 1, 1, 1, 2, 2}, Seed: seed,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	now := time.Now()
-	v := churn.Judge(churn.Truth{Holdings: record.Holdings(now), Outages: record.Outages(now), Burned: n.burned}, snapshots)
-	for _, f := range v.Figures() {
-		t.Logf("figure: %s: %s", f.What, f.Value)
+	v := churn.Verify(churn.GroundTruth{Allocations: record.Allocations(now), Outages: record.Outages(now), EnergyAt: n.joules}, snapshots)
+	for _, f := range v.Measurements() {
+		t.Logf("figure: %s: %s", f.Name, f.Value)
 	}
 	t.Logf("figure: transitions a second: %.1f", float64(v.Transitions)/now.Sub(begin).Seconds())
 	if err := v.Err(); err != nil {
@@ -52,21 +52,21 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// churned is the simulated node as a churn.Node. Its GPUs burn at rates of their own, whoever
+// churnTarget is the simulated node as a churn.NodeUnderTest. Its GPUs burn at rates of their own, whoever
 // holds them, so that their counters are known at all times.
-type churned struct {
-	*world
-	began time.Time
+type churnTarget struct {
+	*testApp
+	start time.Time
 	watts map[string]float64
 }
 
-func newChurned(t *testing.T) *churned {
+func newChurnTarget(t *testing.T) *churnTarget {
 	t.Helper()
 	machine := sim.NewMachine(nvml.Metrics(), 8, time.Now)
-	n := &churned{watts: map[string]float64{}}
+	n := &churnTarget{watts: map[string]float64{}}
 	power := slices.IndexFunc(nvml.Metrics(), func(m device.Metric) bool { return m.Name == "nvidia_gpu_power_watts" })
 	for i, gpu := range machine.GPUs() {
-		machine.Busy(device.ID(gpu), float64(i)/8)
+		machine.SetUtilization(device.ID(gpu), float64(i)/8)
 		samples, err := machine.Read(gpu, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -77,53 +77,53 @@ func newChurned(t *testing.T) *churned {
 			}
 		}
 	}
-	n.began = time.Now()
-	n.world = newWorldOf(t, setting{machine: machine})
-	n.untilRegistered()
+	n.start = time.Now()
+	n.testApp = newTestAppWith(t, testSetup{machine: machine})
+	n.waitRegistered()
 	return n
 }
 
-// burned is what a GPU has burned since the beginning.
-func (n *churned) burned(id string, at time.Time) float64 {
-	return n.watts[id] * at.Sub(n.began).Seconds()
+// joules is what a GPU has burned since the beginning.
+func (n *churnTarget) joules(id string, at time.Time) float64 {
+	return n.watts[id] * at.Sub(n.start).Seconds()
 }
 
-func (n *churned) PodName(name string) string { return name }
+func (n *churnTarget) PodName(name string) string { return name }
 
 // pod is one with a grace where its number is even: it is listed for a while after it was
 // deleted.
-func (n *churned) pod(name string, gpus int) kubelet.Pod {
-	p := pod(churn.Namespace, name, gpus)
+func (n *churnTarget) pod(name string, gpus int) kubelet.PodSpec {
+	p := gpuPod(churn.PodNamespace, name, gpus)
 	if number, _ := strconv.Atoi(name[strings.LastIndexByte(name, '-')+1:]); number%2 == 0 {
-		p.Grace = 200 * time.Millisecond
+		p.GracePeriod = 200 * time.Millisecond
 	}
 	return p
 }
 
-func (n *churned) Put(ctx context.Context, name string, gpus int) error {
+func (n *churnTarget) CreatePod(ctx context.Context, name string, gpus int) error {
 	return n.kubelet.RunPod(ctx, n.pod(name, gpus))
 }
 
-func (n *churned) Delete(name string) error { return n.kubelet.DeletePod(n.pod(name, 0)) }
+func (n *churnTarget) DeletePod(name string) error { return n.kubelet.DeletePod(n.pod(name, 0)) }
 
-func (n *churned) Restart(ctx context.Context, i int, wait time.Duration) error {
+func (n *churnTarget) RestartKubelet(ctx context.Context, i int, wait time.Duration) error {
 	return n.kubelet.Restart(ctx, kubelet.RestartOptions{
 		Signal: []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2],
 		While:  func() { <-time.After(wait) },
 	})
 }
 
-func (n *churned) Ask(context.Context) (churn.Answer, error) {
-	var a churn.Answer
+func (n *churnTarget) ListAllocations(context.Context) (churn.KubeletListing, error) {
+	var a churn.KubeletListing
 	a.From = time.Now()
 	s := n.kubelet.State()
 	a.To = time.Now()
-	a.Whole = s.PodsRead
+	a.Complete = s.PodsRead
 	for _, p := range s.Pods {
 		for _, c := range p.Containers {
 			for _, d := range c.Devices {
-				if p.Listed {
-					a.Held = append(a.Held, churn.Held{Device: d.ID, Owner: churn.Owner{Namespace: p.Namespace, Pod: p.Name, Container: c.Name}})
+				if p.InList {
+					a.Allocated = append(a.Allocated, churn.DeviceOwner{Device: d.ID, Owner: churn.ContainerKey{Namespace: p.Namespace, Pod: p.Name, Container: c.Name}})
 				}
 			}
 		}
@@ -131,15 +131,15 @@ func (n *churned) Ask(context.Context) (churn.Answer, error) {
 	return a, nil
 }
 
-func (n *churned) Scrape(ctx context.Context) (churn.Snapshot, error) {
+func (n *churnTarget) Scrape(ctx context.Context) (churn.MetricsSnapshot, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, n.url+"/metrics", http.NoBody)
 	if err != nil {
-		return churn.Snapshot{}, err
+		return churn.MetricsSnapshot{}, err
 	}
-	answer, err := http.DefaultClient.Do(r)
+	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
-		return churn.Snapshot{}, err
+		return churn.MetricsSnapshot{}, err
 	}
-	defer answer.Body.Close()
-	return churn.Parse(answer.Body)
+	defer resp.Body.Close()
+	return churn.Parse(resp.Body)
 }

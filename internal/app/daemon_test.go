@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// process is one below a made-up /proc.
-type process struct {
-	name, exe, mounts string
-	words             []string
+// fakeProcess is one below a made-up /proc.
+type fakeProcess struct {
+	name, exe, mountNS string
+	argv               []string
 }
 
-func procOf(t *testing.T, processes ...process) string {
+func newFakeProc(t *testing.T, processes ...fakeProcess) string {
 	t.Helper()
 	dir := t.TempDir()
 	must := func(err error) {
@@ -27,53 +27,53 @@ func procOf(t *testing.T, processes ...process) string {
 		must(os.WriteFile(filepath.Join(dir, exe), nil, 0o600))
 	}
 	for _, p := range processes {
-		folder := filepath.Join(dir, "proc", p.name)
-		must(os.MkdirAll(filepath.Join(folder, "ns"), 0o755))
-		must(os.Symlink(filepath.Join(dir, p.exe), filepath.Join(folder, "exe")))
-		must(os.Symlink(p.mounts, filepath.Join(folder, "ns/mnt")))
-		must(os.WriteFile(filepath.Join(folder, "cmdline"), []byte(strings.Join(p.words, "\x00")+"\x00"), 0o600))
+		processDir := filepath.Join(dir, "proc", p.name)
+		must(os.MkdirAll(filepath.Join(processDir, "ns"), 0o755))
+		must(os.Symlink(filepath.Join(dir, p.exe), filepath.Join(processDir, "exe")))
+		must(os.Symlink(p.mountNS, filepath.Join(processDir, "ns/mnt")))
+		must(os.WriteFile(filepath.Join(processDir, "cmdline"), []byte(strings.Join(p.argv, "\x00")+"\x00"), 0o600))
 	}
 	return filepath.Join(dir, "proc")
 }
 
 func TestDoctorTakesTheDaemonsFlags(t *testing.T) {
 	doctor := []string{"podgauge", "doctor", "--state-dir=/mine"}
-	self, itself := process{"self", "podgauge", "mnt:[1]", doctor}, process{"7", "podgauge", "mnt:[1]", doctor}
-	serving := process{"1", "podgauge", "mnt:[1]", []string{"/usr/bin/podgauge", "--state-dir=/state", "--kubelet-dir", "/k"}}
+	self, doctorProc := fakeProcess{"self", "podgauge", "mnt:[1]", doctor}, fakeProcess{"7", "podgauge", "mnt:[1]", doctor}
+	daemonProc := fakeProcess{"1", "podgauge", "mnt:[1]", []string{"/usr/bin/podgauge", "--state-dir=/state", "--kubelet-dir", "/k"}}
 	for name, c := range map[string]struct {
-		processes []process
+		processes []fakeProcess
 		args      []string
 		want      []string
 		says      string
 	}{
 		"beside it": {
-			processes: []process{self, itself, serving}, args: doctor[1:],
+			processes: []fakeProcess{self, doctorProc, daemonProc}, args: doctor[1:],
 			want: []string{"doctor", "--state-dir=/state", "--kubelet-dir", "/k", "--state-dir=/mine"},
 			says: "with the flags of process 1: --state-dir=/state --kubelet-dir /k",
 		},
-		"alone": {processes: []process{self, itself}, args: doctor[1:], want: doctor[1:]},
+		"alone": {processes: []fakeProcess{self, doctorProc}, args: doctor[1:], want: doctor[1:]},
 		"another container's": {
-			processes: []process{self, itself, {"1", "podgauge", "mnt:[2]", serving.words}}, args: doctor[1:], want: doctor[1:],
+			processes: []fakeProcess{self, doctorProc, {"1", "podgauge", "mnt:[2]", daemonProc.argv}}, args: doctor[1:], want: doctor[1:],
 		},
 		"another program": {
-			processes: []process{self, itself, {"1", "other", "mnt:[1]", serving.words}}, args: doctor[1:], want: doctor[1:],
+			processes: []fakeProcess{self, doctorProc, {"1", "other", "mnt:[1]", daemonProc.argv}}, args: doctor[1:], want: doctor[1:],
 		},
 		"two of them": {
-			processes: []process{self, itself, serving, {"2", "podgauge", "mnt:[1]", serving.words}}, args: doctor[1:], want: doctor[1:],
+			processes: []fakeProcess{self, doctorProc, daemonProc, {"2", "podgauge", "mnt:[1]", daemonProc.argv}}, args: doctor[1:], want: doctor[1:],
 		},
 		"beside one that only asks": {
-			processes: []process{self, itself, serving, {"2", "podgauge", "mnt:[1]", []string{"podgauge", "status"}}}, args: doctor[1:],
+			processes: []fakeProcess{self, doctorProc, daemonProc, {"2", "podgauge", "mnt:[1]", []string{"podgauge", "status"}}}, args: doctor[1:],
 			want: []string{"doctor", "--state-dir=/state", "--kubelet-dir", "/k", "--state-dir=/mine"},
 			says: "with the flags of process 1: --state-dir=/state --kubelet-dir /k",
 		},
 		"without flags": {
-			processes: []process{self, itself, {"1", "podgauge", "mnt:[1]", []string{"podgauge"}}}, args: doctor[1:], want: doctor[1:],
+			processes: []fakeProcess{self, doctorProc, {"1", "podgauge", "mnt:[1]", []string{"podgauge"}}}, args: doctor[1:], want: doctor[1:],
 		},
-		"another command": {processes: []process{self, itself, serving}, args: []string{"validate", "f"}, want: []string{"validate", "f"}},
+		"another command": {processes: []fakeProcess{self, doctorProc, daemonProc}, args: []string{"validate", "f"}, want: []string{"validate", "f"}},
 		"no /proc":        {args: doctor[1:], want: doctor[1:]},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, says := asDaemon(procOf(t, c.processes...), c.args)
+			got, says := withDaemonFlags(newFakeProc(t, c.processes...), c.args)
 			if !slices.Equal(got, c.want) || says != c.says {
 				t.Errorf("got %q, %q; want %q, %q", got, says, c.want, c.says)
 			}

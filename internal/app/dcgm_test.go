@@ -24,7 +24,7 @@ func TestDCGMFamiliesAreMade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for family, from := range exporter.DCGM() {
+	for family, from := range exporter.DCGMSources() {
 		for _, row := range from {
 			if !rows[row] {
 				t.Errorf("%s is made of %s, which is no row of NVML's", family, row)

@@ -19,14 +19,14 @@ import (
 // TestMetricsPage: the tables in docs/metrics.md are what the rows are.
 func TestMetricsPage(t *testing.T) {
 	all := nvml.MetricsPerLink()
-	hasTables(t, "../../docs/metrics.md", map[string]string{
-		"rows": metricsTable(all[:len(nvml.Metrics())], dcgmOfFamilies()), "links": metricsTable(all[len(nvml.Metrics()):], nil),
-		"families": familiesTable(exporter.Families()), "own": familiesTable(ownFamilies(t)),
+	checkTables(t, "../../docs/metrics.md", map[string]string{
+		"rows": metricsTable(all[:len(nvml.Metrics())], dcgmByFamily()), "links": metricsTable(all[len(nvml.Metrics()):], nil),
+		"families": familiesTable(exporter.Families()), "own": familiesTable(selfFamilies(t)),
 	})
 }
 
-// hasTables holds a page's tables, which stand between their marks, against what they are to be.
-func hasTables(t *testing.T, file string, tables map[string]string) {
+// checkTables holds a page's tables, which stand between their marks, against what they are to be.
+func checkTables(t *testing.T, file string, tables map[string]string) {
 	t.Helper()
 	page, err := os.ReadFile(file)
 	if err != nil {
@@ -51,42 +51,42 @@ func hasTables(t *testing.T, file string, tables map[string]string) {
 	}
 }
 
-// dcgmOfFamilies are dcgm-exporter's families, by the family that they are made of.
-func dcgmOfFamilies() map[string][]string {
-	of := map[string][]string{}
-	for theirs, rows := range exporter.DCGM() {
+// dcgmByFamily are dcgm-exporter's families, by the family that they are made of.
+func dcgmByFamily() map[string][]string {
+	byFamily := map[string][]string{}
+	for theirs, rows := range exporter.DCGMSources() {
 		for _, row := range rows {
 			ours, _, _ := strings.Cut(row, "{")
-			if !slices.Contains(of[ours], theirs) {
-				of[ours] = append(of[ours], theirs)
+			if !slices.Contains(byFamily[ours], theirs) {
+				byFamily[ours] = append(byFamily[ours], theirs)
 			}
 		}
 	}
-	for _, names := range of {
+	for _, names := range byFamily {
 		slices.Sort(names)
 	}
-	return of
+	return byFamily
 }
 
-// ownFamilies are podgauge's about itself, which a registry has.
-func ownFamilies(t *testing.T) (families []exporter.Family) {
+// selfFamilies are podgauge's about itself, which a registry has.
+func selfFamilies(t *testing.T) (families []exporter.Family) {
 	t.Helper()
 	registry := prometheus.NewRegistry()
-	own := exporter.NewOwn(registry, version, false, exporter.Choice{})
-	own.Unsupported(func() []string { return []string{"f"} })
-	own.CDISpecs(func() map[string]float64 { return map[string]float64{"gpu": 1} })
-	own.UnknownConfigKeys(func() int { return 0 })
-	own.Heard(func() bool { return true })
-	own.Offers(resource)
-	own.Refuses(resource, "r")
-	own.Listed(resource, 1, 1)
-	own.Asked("List", 0, nil)
+	selfMetrics := exporter.NewSelfMetrics(registry, version, false, exporter.FamilyFilter{})
+	selfMetrics.ExportUnsupportedFamilies(func() []string { return []string{"f"} })
+	selfMetrics.ExportCDISpecs(func() map[string]float64 { return map[string]float64{"gpu": 1} })
+	selfMetrics.ExportUnknownConfigKeys(func() int { return 0 })
+	selfMetrics.ExportEventsUp(func() bool { return true })
+	selfMetrics.InitResource(gpuResource)
+	selfMetrics.InitRejections(gpuResource, "r")
+	selfMetrics.SetDevices(gpuResource, 1, 1)
+	selfMetrics.ObserveKubeletCall("List", 0, nil)
 	gathered, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range gathered {
-		if slices.ContainsFunc(othersOwn, func(p string) bool { return strings.HasPrefix(f.GetName(), p) }) {
+		if slices.ContainsFunc(ignoredPrefixes, func(p string) bool { return strings.HasPrefix(f.GetName(), p) }) {
 			continue
 		}
 		family := exporter.Family{Name: f.GetName(), Help: f.GetHelp(), Type: strings.ToLower(f.GetType().String())}
@@ -107,7 +107,7 @@ func familiesTable(families []exporter.Family) string {
 		for i, l := range f.Labels {
 			labels[i] = "`" + l + "`"
 		}
-		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s |\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), f.Type, unitOf(f.Name), strings.Join(labels, " "))
+		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s |\n", f.Name, strings.ReplaceAll(f.Help, "|", `\|`), f.Type, unitText(f.Name), strings.Join(labels, " "))
 	}
 	return table.String()
 }
@@ -124,40 +124,40 @@ func metricsTable(metrics []device.Metric, dcgm map[string][]string) string {
 		family := metrics[:n]
 		metrics = metrics[n:]
 		m := family[0]
-		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, m.Help, kindOf(m.Kind), unitOf(m.Name),
-			labelsOf(family), each(family, func(m device.Metric) string { return m.Source }),
-			each(family, func(m device.Metric) string { return m.Hardware }),
-			each(family, func(m device.Metric) string { return paceOf(m.Pace) }), strings.Join(dcgm[m.Name], "<br>"))
+		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, m.Help, kindText(m.Kind), unitText(m.Name),
+			labelsText(family), distinctTexts(family, func(m device.Metric) string { return m.Source }),
+			distinctTexts(family, func(m device.Metric) string { return m.Hardware }),
+			distinctTexts(family, func(m device.Metric) string { return paceText(m.ReadPace) }), strings.Join(dcgm[m.Name], "<br>"))
 	}
 	return table.String()
 }
 
-func kindOf(k device.Kind) string {
+func kindText(k device.Kind) string {
 	switch k {
-	case device.HolderCounter:
+	case device.OwnerCounter:
 		return "counter, of the holder"
 	case device.FaultCounter:
 		return "counter, of the device"
-	case device.State:
+	case device.StateGauge:
 		return "gauge, of the device"
 	default:
 		return "gauge"
 	}
 }
 
-func paceOf(p device.Pace) string {
+func paceText(p device.ReadPace) string {
 	switch p {
-	case device.Slow:
+	case device.PaceSlow:
 		return "slow"
-	case device.Static:
+	case device.PaceStatic:
 		return "static"
 	default:
 		return "fast"
 	}
 }
 
-// unitOf is what the name says.
-func unitOf(name string) string {
+// unitText is what the name says.
+func unitText(name string) string {
 	name = strings.TrimSuffix(name, "_total")
 	for _, unit := range []string{"bytes_per_second", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "seconds"} {
 		if strings.HasSuffix(name, "_"+unit) {
@@ -167,8 +167,8 @@ func unitOf(name string) string {
 	return ""
 }
 
-// labelsOf are the labels that a family has of its own, and their values.
-func labelsOf(family []device.Metric) string {
+// labelsText are the labels that a family has of its own, and their values.
+func labelsText(family []device.Metric) string {
 	var labels []string
 	for i, l := range family[0].Labels {
 		var values []string
@@ -186,14 +186,14 @@ func labelsOf(family []device.Metric) string {
 	return strings.Join(labels, "<br>")
 }
 
-// each says something of a family that may differ from row to row: once what goes for
+// distinctTexts says something of a family that may differ from row to row: once what goes for
 // all, or for each last label what goes for it.
-func each(family []device.Metric, what func(device.Metric) string) string {
+func distinctTexts(family []device.Metric, text func(device.Metric) string) string {
 	var all, lines []string
 	for _, m := range family {
-		said := what(m)
-		if !slices.Contains(all, said) {
-			all = append(all, said)
+		got := text(m)
+		if !slices.Contains(all, got) {
+			all = append(all, got)
 		}
 		if len(m.Labels) > 0 {
 			var values []string
@@ -202,8 +202,8 @@ func each(family []device.Metric, what func(device.Metric) string) string {
 					values = append(values, l.Value)
 				}
 			}
-			line := strings.TrimPrefix(strings.Join(values, " ")+": "+said, ": ")
-			if said != "" && !slices.Contains(lines, line) {
+			line := strings.TrimPrefix(strings.Join(values, " ")+": "+got, ": ")
+			if got != "" && !slices.Contains(lines, line) {
 				lines = append(lines, line)
 			}
 		}
@@ -238,10 +238,10 @@ func TestEachFamilyIsShown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	told := 0
+	documented := 0
 	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z0-9_]+)`<br>[^|]*\\| ([a-z]+)").FindAllStringSubmatch(string(page), -1) {
 		name, kind := row[1], row[2]
-		told++
+		documented++
 		switch {
 		case shown[name] == "":
 			t.Errorf("no golden file has %s", name)
@@ -249,7 +249,7 @@ func TestEachFamilyIsShown(t *testing.T) {
 			t.Errorf("%s is a %s in docs/metrics.md, and a %s in a golden file", name, kind, shown[name])
 		}
 	}
-	if families := len(exporter.Families()); told <= families {
-		t.Errorf("docs/metrics.md has %d families, fewer than %d that no row makes", told, families)
+	if families := len(exporter.Families()); documented <= families {
+		t.Errorf("docs/metrics.md has %d families, fewer than %d that no row makes", documented, families)
 	}
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
 )
 
-// diagnosis is what `podgauge doctor -o json` says.
-type diagnosis struct {
+// doctorReport is what `podgauge doctor -o json` says.
+type doctorReport struct {
 	Node     string           `json:"node"`
 	Version  string           `json:"version"`
 	Failures int              `json:"failures"`
@@ -24,46 +24,46 @@ type diagnosis struct {
 	Checks   []doctor.Finding `json:"checks"`
 }
 
-// doWithout has doctor go on where it is the config that is wrong, and not the command line:
+// withoutConfig has doctor go on where it is the config that is wrong, and not the command line:
 // that is one of the things to be found.
-func (o *options) doWithout(wrong error) error {
-	if !o.examines {
-		return wrong
+func (o *options) withoutConfig(loadErr error) error {
+	if !o.doctorMode {
+		return loadErr
 	}
-	source, err := o.builder.Source()
+	source, err := o.builder.Location()
 	if err != nil || source.File == "" {
-		return wrong
+		return loadErr
 	}
-	if o.loaded, err = o.builder.LoadFrom(config.Source{}); err != nil {
+	if o.loaded, err = o.builder.LoadFrom(config.FileLocation{}); err != nil {
 		return err
 	}
-	o.configErr = wrong
+	o.configErr = loadErr
 	return nil
 }
 
-// called is how the command is named before what it complains of.
-func (o *options) called() string {
-	if o.examines {
+// commandName is how the command is named before what it complains of.
+func (o *options) commandName() string {
+	if o.doctorMode {
 		return "podgauge doctor"
 	}
 	return "podgauge"
 }
 
-func (o *options) checkDoctor() error {
+func (o *options) checkOutput() error {
 	if o.output != "table" && o.output != "json" {
 		return fmt.Errorf("--output %q: want table or json", o.output)
 	}
 	return nil
 }
 
-// doctor looks at the node, and returns the exit status.
-func (o *options) doctor(ctx context.Context, lookupEnv lookup, stdout, stderr io.Writer) int {
-	d := diagnosed(o.hostname, doctor.Examine(ctx, o.examination(lookupEnv)))
+// runDoctor looks at the node, and returns the exit status.
+func (o *options) runDoctor(ctx context.Context, lookupEnv envLookup, stdout, stderr io.Writer) int {
+	d := newDoctorReport(o.hostname, doctor.Run(ctx, o.doctorOptions(lookupEnv)))
 	if ctx.Err() != nil { // who was not waited for is not slow
 		fmt.Fprintln(stderr, "podgauge doctor: interrupted")
 		return exitError
 	}
-	text, err := d.text(o.output, isTerminal(stdout), lookupEnv)
+	text, err := d.format(o.output, isTerminal(stdout), lookupEnv)
 	if err == nil {
 		_, err = io.WriteString(stdout, text)
 	}
@@ -77,96 +77,96 @@ func (o *options) doctor(ctx context.Context, lookupEnv lookup, stdout, stderr i
 	return exitOK
 }
 
-// examination says what there is to look at.
-func (o *options) examination(lookupEnv lookup) doctor.Options {
+// doctorOptions says what there is to look at.
+func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	s := o.loaded.Settings
-	source, _ := o.builder.Source() // it was read before
-	e := doctor.Options{
+	source, _ := o.builder.Location() // it was read before
+	opts := doctor.Options{
 		Config: source.File, ConfigErr: o.configErr, Notices: o.loaded.Notices,
-		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: devRoot(s), AnswersNodes: s.PassDeviceSpecs || usesCDI(s), Offered: offeredBy(s),
-		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, Offers: o.devicePlugin,
+		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s), ListedIDs: resourceIDs(s),
+		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, DevicePlugin: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
-		ProcessesSeen: containers.New(containers.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
-		LookupEnv:     lookupEnv,
-		Driver:        o.platform.Driver(driverRoots(s)),
+		ProcessesVisible: containers.New(containers.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
+		LookupEnv:        lookupEnv,
+		Driver:           o.platform.Driver(libraryRoots(s)),
 	}
 	for _, key := range o.loaded.UnknownKeys {
-		e.UnknownKeys = append(e.UnknownKeys, key.String())
+		opts.UnknownKeys = append(opts.UnknownKeys, key.String())
 	}
 	if usesCDI(s) {
-		e.CDIDir = cdi.DefaultDir
+		opts.CDIDir = cdi.DefaultDir
 	}
-	return e
+	return opts
 }
 
-// offeredBy says by resource which ids settings have of devices that are well.
-func offeredBy(s config.Settings) func([]device.Device) map[string][]device.OfferedID {
-	return func(devices []device.Device) map[string][]device.OfferedID {
+// resourceIDs says by resource which ids settings have of devices that are well.
+func resourceIDs(s config.Settings) func([]device.Device) map[string][]device.AdvertisedID {
+	return func(devices []device.Device) map[string][]device.AdvertisedID {
 		statuses := make([]device.Status, len(devices))
 		for i, d := range devices {
 			statuses[i] = device.Status{Device: d, Healthy: true}
 		}
-		offers, _ := previewed(s, nil, statuses)
-		ids := make(map[string][]device.OfferedID, len(offers))
-		for _, offer := range offers {
-			ids[offer.Resource] = offer.IDs
+		lists, _ := previewLists(s, nil, statuses)
+		ids := make(map[string][]device.AdvertisedID, len(lists))
+		for _, list := range lists {
+			ids[list.Resource] = list.IDs
 		}
 		return ids
 	}
 }
 
-func diagnosed(node string, findings []doctor.Finding) diagnosis {
-	d := diagnosis{Node: node, Version: version, Checks: findings}
+func newDoctorReport(node string, findings []doctor.Finding) doctorReport {
+	d := doctorReport{Node: node, Version: version, Checks: findings}
 	for _, f := range findings {
-		switch f.Verdict {
-		case doctor.Failure:
+		switch f.Status {
+		case doctor.StatusFailure:
 			d.Failures++
-		case doctor.Warning:
+		case doctor.StatusWarning:
 			d.Warnings++
-		case doctor.OK, doctor.Skipped:
+		case doctor.StatusOK, doctor.StatusSkipped:
 		}
 	}
 	return d
 }
 
-func (d *diagnosis) text(output string, terminal bool, lookupEnv lookup) (string, error) {
+func (d *doctorReport) format(output string, terminal bool, lookupEnv envLookup) (string, error) {
 	if output == "json" {
 		body, err := json.MarshalIndent(d, "", "  ")
 		if err != nil {
 			return "", err
 		}
 		if terminal {
-			return printableLines(string(body)) + "\n", nil
+			return sanitizeLines(string(body)) + "\n", nil
 		}
 		return string(body) + "\n", nil
 	}
-	noColour, _ := lookupEnv("NO_COLOR")
-	return d.table(terminal && noColour == ""), nil
+	noColor, _ := lookupEnv("NO_COLOR")
+	return d.formatTable(terminal && noColor == ""), nil
 }
 
-// table has a line for each check, and below what is to be done.
-func (d *diagnosis) table(coloured bool) string {
+// formatTable has a line for each check, and below what is to be done.
+func (d *doctorReport) formatTable(colored bool) string {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%s: %s, %s\n", printable(d.Node), number(d.Failures, "failure"), number(d.Warnings, "warning"))
-	t := table{head("CHECK", "VERDICT", "FOUND")}
+	fmt.Fprintf(&text, "%s: %s, %s\n", sanitize(d.Node), plural(d.Failures, "failure"), plural(d.Warnings, "warning"))
+	t := textTable{headerRow("CHECK", "VERDICT", "FOUND")}
 	for _, f := range d.Checks {
-		t = append(t, []cell{{text: f.Check}, {string(f.Verdict), verdictColours[f.Verdict]}, {text: f.Found}})
+		t = append(t, []tableCell{{text: f.Check}, {string(f.Status), statusColors[f.Status]}, {text: f.Message}})
 	}
-	t.write(&text, coloured)
+	t.write(&text, colored)
 	for _, f := range d.Checks {
-		if f.Why == "" {
+		if f.Impact == "" {
 			continue
 		}
-		fmt.Fprintf(&text, "\n%s\n  why:  %s\n  mend: %s\n", printable(f.Check), printable(f.Why), printable(f.Mend))
+		fmt.Fprintf(&text, "\n%s\n  why:  %s\n  mend: %s\n", sanitize(f.Check), sanitize(f.Impact), sanitize(f.Fix))
 	}
 	return text.String()
 }
 
-var verdictColours = map[doctor.Verdict]colour{doctor.Failure: red, doctor.Warning: yellow}
+var statusColors = map[doctor.CheckStatus]ansiColor{doctor.StatusFailure: colorRed, doctor.StatusWarning: colorYellow}
 
-func number(n int, of string) string {
+func plural(n int, noun string) string {
 	if n == 1 {
-		return "1 " + of
+		return "1 " + noun
 	}
-	return fmt.Sprintf("%d %ss", n, of)
+	return fmt.Sprintf("%d %ss", n, noun)
 }

@@ -67,7 +67,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, says: "PASS_DEVICE_SPECS"},
 	} {
 		var out, errs bytes.Buffer
-		status := run(t.Context(), testPlatform{}, c.args, env(c.env), &out, &errs)
+		status := run(t.Context(), testPlatform{}, c.args, fakeEnv(c.env), &out, &errs)
 		line := errs.String()
 		if status != exitUsage || !strings.Contains(line, c.says) || strings.Count(line, "\n") != 1 || out.Len() > 0 {
 			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), line)
@@ -75,16 +75,16 @@ func TestWrongCommandLines(t *testing.T) {
 	}
 }
 
-// env is an environment.
-func env(variables map[string]string) lookup {
+// fakeEnv is an environment.
+func fakeEnv(variables map[string]string) envLookup {
 	return func(name string) (string, bool) {
 		value, set := variables[name]
 		return value, set
 	}
 }
 
-// nothing is an environment without a variable.
-func nothing(string) (string, bool) { return "", false }
+// emptyEnv is an environment without a variable.
+func emptyEnv(string) (string, bool) { return "", false }
 
 func TestKubeletSocket(t *testing.T) {
 	for _, c := range []struct {
@@ -101,7 +101,7 @@ func TestKubeletSocket(t *testing.T) {
 		{args: []string{"--kubelet-socket="}, dir: "/var/lib/kubelet/device-plugins"},
 		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "its name is not kubelet.sock"},
 	} {
-		o, err := parse(testPlatform{}, c.args, nothing, io.Discard)
+		o, err := parseOptions(testPlatform{}, c.args, emptyEnv, io.Discard)
 		if c.errors != "" {
 			if err == nil || !strings.Contains(err.Error(), c.errors) {
 				t.Errorf("%v: %v", c.args, err)
@@ -154,7 +154,7 @@ func TestTakenAddress(t *testing.T) {
 	var errs bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	w := newWorld(t, 1)
+	w := newTestApp(t, 1)
 	address := strings.TrimPrefix(w.url, "http://")
 	status := run(ctx, testPlatform{}, []string{"--web.listen-address=" + address}, os.LookupEnv, io.Discard, &errs)
 	if status != exitError || strings.Count(errs.String(), "\n") != 1 || !strings.Contains(errs.String(), address) {
@@ -164,17 +164,17 @@ func TestTakenAddress(t *testing.T) {
 
 // TestFlagTable: the table in docs/flags.md is what the flags are.
 func TestFlagTable(t *testing.T) {
-	hasTables(t, "../../docs/flags.md", map[string]string{"flags": flagTable()})
+	checkTables(t, "../../docs/flags.md", map[string]string{"flags": flagTable()})
 }
 
 func flagTable() string {
-	o := options{platform: testPlatform{}, builder: config.NewBuilder(nothing)}
+	o := options{platform: testPlatform{}, builder: config.NewBuilder(emptyEnv)}
 	var table strings.Builder
 	table.WriteString("| flag | environment | default | |\n|---|---|---|---|\n")
-	o.flags().VisitAll(func(f *pflag.Flag) {
+	o.flagSet().VisitAll(func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
 		variable, byDefault := "", ""
-		for i, v := range config.Variables(f.Name) {
+		for i, v := range config.EnvVars(f.Name) {
 			variable += strings.Repeat(", ", min(i, 1)) + "`" + v + "`"
 		}
 		if f.DefValue != "" {

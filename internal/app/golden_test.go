@@ -19,23 +19,23 @@ import (
 var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) {
-	if order := os.Getenv(listServer); order != "" {
-		beListServer(order)
+	if order := os.Getenv(envListServer); order != "" {
+		runListServer(order)
 		return
 	}
 	if os.Getenv(program.Env) != "" {
 		os.Exit(Main(testPlatform{}))
 	}
-	if order := os.Getenv(scraper); order != "" {
-		beScraper(order)
+	if order := os.Getenv(envScraper); order != "" {
+		runScraper(order)
 		return
 	}
 	goleak.VerifyTestMain(m)
 }
 
-// wallClock are the families whose values or series depend on when the test runs
+// timeFamilies are the families whose values or series depend on when the test runs
 // or on the machine: of them golden files have only that they are there.
-var wallClock = []string{
+var timeFamilies = []string{
 	"podgauge_build_info",
 	"podgauge_flight_begin_timestamp_seconds", "podgauge_flight_end_timestamp_seconds", "podgauge_holders_age_seconds",
 	"podgauge_plugin_request_duration_seconds", "podgauge_pod_resources_request", "podgauge_events_up",
@@ -44,64 +44,64 @@ var wallClock = []string{
 	"nvidia_gpu_allocation_last_seen_timestamp_seconds", "podgauge_series ", // a pod may have been seen elsewhere before it was where the test wants it
 }
 
-// othersOwn are not of podgauge's making, and left out as a whole.
-var othersOwn = []string{"go_", "process_"}
+// ignoredPrefixes are not of podgauge's making, and left out as a whole.
+var ignoredPrefixes = []string{"go_", "process_"}
 
 // TestGolden walks the program through the states of a node's life and compares
 // what a scrape shows in each, the recoveries included. The GPUs are such as show
 // little.
 func TestGolden(t *testing.T) {
 	t.Parallel()
-	w := newWorldOf(t, setting{machine: machineWith(sim.T4, sim.T4, sim.T4, sim.T4), unsupported: []string{"nvidia_gpu_unrepairable_memory"}})
-	ids := w.machine.IDs()
-	w.untilCounted(resource, 4)
-	w.shows("idle", "nvidia_gpu_allocated{", " 0")
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4, sim.T4, sim.T4), missingFamilies: []string{"nvidia_gpu_unrepairable_memory"}})
+	ids := w.machine.AllocatableIDs()
+	w.waitCounted(gpuResource, 4)
+	w.checkScrape("idle", "nvidia_gpu_allocated{", " 0")
 
-	w.place(pod("research", "train", 2), ids[0], ids[1])
-	w.place(pod("serving", "embed", 1), ids[2])
-	w.machine.Busy(ids[0], 0.75)
-	w.machine.Busy(ids[1], 1)
-	w.until(`nvidia_gpu_power_watts{container="main",gpu="1"`, " 70")
-	w.until(`nvidia_gpu_allocated{container="",gpu="3"`, " 0")
-	w.shows("allocated", `nvidia_gpu_power_watts{container="main",gpu="0"`, " 54.75")
+	w.runPodOn(gpuPod("research", "train", 2), ids[0], ids[1])
+	w.runPodOn(gpuPod("serving", "embed", 1), ids[2])
+	w.machine.SetUtilization(ids[0], 0.75)
+	w.machine.SetUtilization(ids[1], 1)
+	w.waitLine(`nvidia_gpu_power_watts{container="main",gpu="1"`, " 70")
+	w.waitLine(`nvidia_gpu_allocated{container="",gpu="3"`, " 0")
+	w.checkScrape("allocated", `nvidia_gpu_power_watts{container="main",gpu="0"`, " 54.75")
 
 	w.machine.Fail(ids[1], "xid 79")
-	w.until("podgauge_plugin_devices{health=\"unhealthy\"", " 1")
-	w.untilCounted(resource, 3)
-	w.shows("gpu_failed", `nvidia_gpu_up{container="",gpu="1"`, " 0")
-	w.showsPage("gpu_failed")
-	w.machine.Recover(ids[1])
-	w.until(`nvidia_gpu_healthy{container="main",gpu="1"`, " 1")
-	w.untilCounted(resource, 4)
-	w.shows("recovered", "podgauge_plugin_devices{health=\"unhealthy\"", " 0")
+	w.waitLine("podgauge_plugin_devices{health=\"unhealthy\"", " 1")
+	w.waitCounted(gpuResource, 3)
+	w.checkScrape("gpu_failed", `nvidia_gpu_up{container="",gpu="1"`, " 0")
+	w.checkPage("gpu_failed")
+	w.machine.ResetGPU(ids[1])
+	w.waitLine(`nvidia_gpu_healthy{container="main",gpu="1"`, " 1")
+	w.waitCounted(gpuResource, 4)
+	w.checkScrape("recovered", "podgauge_plugin_devices{health=\"unhealthy\"", " 0")
 
-	w.machine.Wedge()
-	w.shows("driver_wedged", "podgauge_nvml_up", " 0") // after all calls have stalled
-	w.showsPage("driver_wedged")
-	w.machine.Release()
-	w.until(`nvidia_gpu_stalled{container="",gpu="0"`, " 0")
-	w.shows("recovered", `nvidia_gpu_up{container="",gpu="3"`, " 1")
+	w.machine.HangAll()
+	w.checkScrape("driver_wedged", "podgauge_nvml_up", " 0") // after all calls have stalled
+	w.checkPage("driver_wedged")
+	w.machine.ReleaseHangs()
+	w.waitLine(`nvidia_gpu_stalled{container="",gpu="0"`, " 0")
+	w.checkScrape("recovered", `nvidia_gpu_up{container="",gpu="3"`, " 1")
 
 	w.stopKubelet()
-	w.until("podgauge_plugin_streams{", " 0")
-	w.shows("kubelet_down", "podgauge_kubelet_up", " 0")
-	w.showsPage("kubelet_down")
+	w.waitLine("podgauge_plugin_streams{", " 0")
+	w.checkScrape("kubelet_down", "podgauge_kubelet_up", " 0")
+	w.checkPage("kubelet_down")
 	w.startKubelet()
-	w.until("podgauge_plugin_streams{", " 1")
-	w.untilCounted(resource, 4)
-	w.shows("kubelet_down_recovered", "podgauge_kubelet_up", " 1")
+	w.waitLine("podgauge_plugin_streams{", " 1")
+	w.waitCounted(gpuResource, 4)
+	w.checkScrape("kubelet_down_recovered", "podgauge_kubelet_up", " 1")
 }
 
-// shows waits for a scrape that has a line which begins and ends so, and is the
+// checkScrape waits for a scrape that has a line which begins and ends so, and is the
 // golden file of a state. Those on the way to it may be others: one in which the
 // kubelet has turned a question away, say. Promlint reads it too.
-func (w *world) shows(state, begins, ends string) {
+func (w *testApp) checkScrape(state, begins, ends string) {
 	w.t.Helper()
-	text := w.until(begins, ends)
+	text := w.waitLine(begins, ends)
 	file := filepath.Join("testdata", state+".prom")
 	if *update {
-		text = w.settled()
-		if err := os.WriteFile(file, w.timeless(text), 0o644); err != nil {
+		text = w.stableScrape()
+		if err := os.WriteFile(file, w.maskTimes(text), 0o644); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -109,33 +109,33 @@ func (w *world) shows(state, begins, ends string) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	poll := time.NewTicker(pollGap)
+	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
-	for end := time.Now().Add(deadline); !w.t.Failed() && !bytes.Equal(w.timeless(text), want) && time.Now().Before(end); <-poll.C {
-		text = w.get("text/plain")
+	for end := time.Now().Add(waitTimeout); !w.t.Failed() && !bytes.Equal(w.maskTimes(text), want) && time.Now().Before(end); <-poll.C {
+		text = w.scrape("text/plain")
 	}
-	if got := w.timeless(text); !bytes.Equal(got, want) {
-		w.t.Errorf("%s differs from %s; if that is meant, run make golden:\n%s", state, file, difference(string(want), string(got)))
+	if got := w.maskTimes(text); !bytes.Equal(got, want) {
+		w.t.Errorf("%s differs from %s; if that is meant, run make golden:\n%s", state, file, diffLines(string(want), string(got)))
 	}
 	lint(w.t, state, text)
 }
 
-// settled scrapes until two flights agree, and returns what they say. Nothing tells of all
+// stableScrape scrapes until two flights agree, and returns what they say. Nothing tells of all
 // scrapes from which flight they are, so it takes the time after which they share none.
-func (w *world) settled() string {
+func (w *testApp) stableScrape() string {
 	w.t.Helper()
 	poll := time.NewTicker(1100 * time.Millisecond)
 	defer poll.Stop()
-	text := w.get("text/plain")
-	for end := time.Now().Add(deadline); time.Now().Before(end); {
+	text := w.scrape("text/plain")
+	for end := time.Now().Add(waitTimeout); time.Now().Before(end); {
 		<-poll.C
-		next := w.get("text/plain")
-		if bytes.Equal(w.timeless(next), w.timeless(text)) {
+		next := w.scrape("text/plain")
+		if bytes.Equal(w.maskTimes(next), w.maskTimes(text)) {
 			return next
 		}
 		text = next
 	}
-	w.t.Fatalf("no two flights agreed within %s", deadline)
+	w.t.Fatalf("no two flights agreed within %s", waitTimeout)
 	return ""
 }
 
@@ -154,26 +154,26 @@ func lint(t *testing.T, state, text string) {
 	}
 }
 
-// timeless leaves out what depends on the clock.
-func (w *world) timeless(text string) []byte {
-	begins := func(with []string, name string) bool {
+// maskTimes leaves out what depends on the clock.
+func (w *testApp) maskTimes(text string) []byte {
+	hasAnyPrefix := func(with []string, name string) bool {
 		return slices.ContainsFunc(with, func(p string) bool { return strings.HasPrefix(name, p) })
 	}
 	var kept bytes.Buffer
 	for line := range strings.Lines(text) {
 		name := strings.TrimPrefix(strings.TrimPrefix(line, "# HELP "), "# TYPE ")
-		if !begins(othersOwn, name) && (name != line || !begins(wallClock, name)) {
+		if !hasAnyPrefix(ignoredPrefixes, name) && (name != line || !hasAnyPrefix(timeFamilies, name)) {
 			kept.WriteString(line)
 		}
 	}
-	if w.made == nil {
+	if w.replacer == nil {
 		return kept.Bytes()
 	}
-	return []byte(w.made.Replace(kept.String()))
+	return []byte(w.replacer.Replace(kept.String()))
 }
 
-// difference lists the lines that only one of two texts has.
-func difference(want, got string) string {
+// diffLines lists the lines that only one of two texts has.
+func diffLines(want, got string) string {
 	var d strings.Builder
 	lines := func(s string) []string { return slices.Collect(strings.Lines(s)) }
 	for _, l := range lines(want) {

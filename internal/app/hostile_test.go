@@ -19,32 +19,34 @@ import (
 
 // What no kubelet should say, and what stands for it in a label.
 const (
-	hostile  = "a\"b\\c\nd\xffe{}=,#\tf"
-	harmless = "a\"b\\c\nd\uFFFDe{}=,#\tf"
+	hostileText   = "a\"b\\c\nd\xffe{}=,#\tf"
+	sanitizedText = "a\"b\\c\nd\uFFFDe{}=,#\tf"
 )
 
-// wire writes protobuf as nothing would that checks its strings.
-type wire []byte
+// protoBytes writes protobuf as nothing would that checks its strings.
+type protoBytes []byte
 
-func (w wire) text(field protowire.Number, s string) wire {
+func (w protoBytes) appendString(field protowire.Number, s string) protoBytes {
 	return protowire.AppendString(protowire.AppendTag(w, field, protowire.BytesType), s)
 }
 
-func (w wire) message(field protowire.Number, m wire) wire { return w.text(field, string(m)) }
-
-// rawBytes is a codec that passes bytes on.
-type rawBytes struct{}
-
-func (rawBytes) Name() string { return "proto" }
-
-func (rawBytes) Marshal(v any) (mem.BufferSlice, error) {
-	return mem.BufferSlice{mem.SliceBuffer(v.(wire))}, nil
+func (w protoBytes) appendMessage(field protowire.Number, m protoBytes) protoBytes {
+	return w.appendString(field, string(m))
 }
 
-func (rawBytes) Unmarshal(mem.BufferSlice, any) error { return nil }
+// rawCodec is a codec that passes bytes on.
+type rawCodec struct{}
+
+func (rawCodec) Name() string { return "proto" }
+
+func (rawCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.(protoBytes))}, nil
+}
+
+func (rawCodec) Unmarshal(mem.BufferSlice, any) error { return nil }
 
 // serveRaw answers methods, by their names without the service's, with these bytes.
-func serveRaw(t *testing.T, socket string, answers map[string][]wire) {
+func serveRaw(t *testing.T, socket string, answers map[string][]protoBytes) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
 		t.Fatal(err)
@@ -53,11 +55,11 @@ func serveRaw(t *testing.T, socket string, answers map[string][]wire) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	long := time.Now().Add(-time.Hour) // a kubelet that has been up for long is trusted at once
-	if err := os.Chtimes(socket, long, long); err != nil {
+	old := time.Now().Add(-time.Hour) // a kubelet that has been up for long is trusted at once
+	if err := os.Chtimes(socket, old, old); err != nil {
 		t.Fatal(err)
 	}
-	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(rawBytes{}),
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(rawCodec{}),
 		grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 			method, _ := grpc.MethodFromServerStream(stream)
 			if err := stream.RecvMsg(nil); err != nil {
@@ -89,27 +91,27 @@ func serveRaw(t *testing.T, socket string, answers map[string][]wire) {
 func TestHostileLabels(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
-	m := machineWith(sim.T4)
-	held := wire{}.text(1, resource).text(2, string(m.IDs()[0]))
-	foreign := wire{}.text(1, "example.com/"+hostile).text(2, hostile)
-	claim := wire{}.text(2, hostile).text(3, hostile).message(4, wire{}.text(2, hostile).text(3, hostile).text(4, hostile))
-	container := wire{}.text(1, hostile).message(2, held).message(2, foreign).message(5, claim)
-	serveRaw(t, filepath.Join(dir, "pod-resources", "kubelet.sock"), map[string][]wire{
-		"List":                    {wire{}.message(1, wire{}.text(1, hostile).text(2, hostile).message(3, container))},
-		"GetAllocatableResources": {wire{}.message(1, foreign)},
+	m := newMachine(sim.T4)
+	held := protoBytes{}.appendString(1, gpuResource).appendString(2, string(m.AllocatableIDs()[0]))
+	foreign := protoBytes{}.appendString(1, "example.com/"+hostileText).appendString(2, hostileText)
+	claim := protoBytes{}.appendString(2, hostileText).appendString(3, hostileText).appendMessage(4, protoBytes{}.appendString(2, hostileText).appendString(3, hostileText).appendString(4, hostileText))
+	container := protoBytes{}.appendString(1, hostileText).appendMessage(2, held).appendMessage(2, foreign).appendMessage(5, claim)
+	serveRaw(t, filepath.Join(dir, "pod-resources", "kubelet.sock"), map[string][]protoBytes{
+		"List":                    {protoBytes{}.appendMessage(1, protoBytes{}.appendString(1, hostileText).appendString(2, hostileText).appendMessage(3, container))},
+		"GetAllocatableResources": {protoBytes{}.appendMessage(1, foreign)},
 	})
-	label := wire{}.text(1, "team").text(2, hostile)
-	metadata := wire{}.text(1, hostile).text(3, hostile).text(5, hostile).message(11, label)
-	added := wire(protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 1)).message(2, wire{}.message(1, metadata))
-	synced := wire(protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 4))
-	serveRaw(t, filepath.Join(dir, "pods-api", "pods-api.sock"), map[string][]wire{"WatchPods": {added, synced}})
+	label := protoBytes{}.appendString(1, "team").appendString(2, hostileText)
+	metadata := protoBytes{}.appendString(1, hostileText).appendString(3, hostileText).appendString(5, hostileText).appendMessage(11, label)
+	added := protoBytes(protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 1)).appendMessage(2, protoBytes{}.appendMessage(1, metadata))
+	synced := protoBytes(protowire.AppendVarint(protowire.AppendTag(nil, 1, protowire.VarintType), 4))
+	serveRaw(t, filepath.Join(dir, "pods-api", "pods-api.sock"), map[string][]protoBytes{"WatchPods": {added, synced}})
 
-	w := newWorldOf(t, setting{machine: m, without: true, dir: dir}, "--device-plugin=false", "--metrics.pod-uid", "--metrics.labels-allowlist=team", "--metrics.dcgm")
-	w.until("nvidia_gpu_allocation_info{", " 1")
-	w.until("podgauge_resource_device_info{", " 1")
-	w.until("podgauge_claim_info{", " 1")
-	escaped := strings.NewReplacer("\\", `\\`, "\n", `\n`, `"`, `\"`).Replace(harmless)
-	text := w.until(`nvidia_gpu_allocation_info{container="`+escaped+`",device_id="`+string(m.IDs()[0])+`",label_team="`+escaped+`"`, " 1")
+	w := newTestAppWith(t, testSetup{machine: m, noKubelet: true, dir: dir}, "--device-plugin=false", "--metrics.pod-uid", "--metrics.labels-allowlist=team", "--metrics.dcgm")
+	w.waitLine("nvidia_gpu_allocation_info{", " 1")
+	w.waitLine("podgauge_resource_device_info{", " 1")
+	w.waitLine("podgauge_claim_info{", " 1")
+	escaped := strings.NewReplacer("\\", `\\`, "\n", `\n`, `"`, `\"`).Replace(sanitizedText)
+	text := w.waitLine(`nvidia_gpu_allocation_info{container="`+escaped+`",device_id="`+string(m.AllocatableIDs()[0])+`",label_team="`+escaped+`"`, " 1")
 	lint(t, "hostile", text)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(strings.NewReader(text))
@@ -130,19 +132,19 @@ func TestHostileLabels(t *testing.T) {
 			continue
 		}
 		for _, l := range families[family].GetMetric()[0].GetLabel() {
-			if slices.Contains(labels, l.GetName()) && l.GetValue() != harmless {
-				t.Errorf("%s has %s=%q, want %q", family, l.GetName(), l.GetValue(), harmless)
+			if slices.Contains(labels, l.GetName()) && l.GetValue() != sanitizedText {
+				t.Errorf("%s has %s=%q, want %q", family, l.GetName(), l.GetValue(), sanitizedText)
 			}
 		}
 	}
-	w.sameInOpenMetrics(text)
+	w.checkOpenMetrics(text)
 }
 
-// sameInOpenMetrics has the same series in the other format, gauges' by name and labels:
+// checkOpenMetrics has the same series in the other format, gauges' by name and labels:
 // test/openmetrics has Prometheus' own parser read that.
-func (w *world) sameInOpenMetrics(text string) {
+func (w *testApp) checkOpenMetrics(text string) {
 	w.t.Helper()
-	open := w.get("application/openmetrics-text;version=1.0.0")
+	open := w.scrape("application/openmetrics-text;version=1.0.0")
 	for line := range strings.Lines(text) {
 		series, _, _ := strings.Cut(line, "} ")
 		if strings.HasPrefix(line, "nvidia_") && !strings.Contains(open, "\n"+series+"} ") {

@@ -7,61 +7,61 @@ import (
 	"testing"
 )
 
-// status asks for a path and returns the answer's status and text.
-func (w *world) status(path string) (int, string) {
+// getPath asks for a path and returns the answer's status and text.
+func (w *testApp) getPath(path string) (int, string) {
 	w.t.Helper()
 	r, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.url+path, http.NoBody)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	answer, err := http.DefaultClient.Do(r)
+	resp, err := http.DefaultClient.Do(r)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	defer answer.Body.Close()
-	body, err := io.ReadAll(answer.Body)
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	return answer.StatusCode, string(body)
+	return resp.StatusCode, string(body)
 }
 
 // TestProbes: a process is alive whatever the driver and the kubelet do, and
 // ready when each part has got somewhere, or has said why it cannot.
 func TestProbes(t *testing.T) {
-	w := newWorld(t, 2)
-	w.untilRegistered()
-	until(t, "/readyz answers ok", func() bool { code, _ := w.status("/readyz"); return code == http.StatusOK })
-	if code, text := w.status("/"); code != http.StatusOK || !strings.Contains(text, "/metrics") {
+	w := newTestApp(t, 2)
+	w.waitRegistered()
+	waitUntil(t, "/readyz answers ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
+	if code, text := w.getPath("/"); code != http.StatusOK || !strings.Contains(text, "/metrics") {
 		t.Errorf("/: %d %q", code, text)
 	}
 	for _, path := range []string{"/debug/pprof/", "/nothing"} {
-		if code, _ := w.status(path); code != http.StatusNotFound {
+		if code, _ := w.getPath(path); code != http.StatusNotFound {
 			t.Errorf("%s: %d, want nothing there", path, code)
 		}
 	}
-	w.machine.Wedge()
+	w.machine.HangAll()
 	w.stopKubelet()
-	w.until("podgauge_kubelet_up", " 0")
-	w.until(`nvidia_gpu_stalled{container="",gpu="0"`, " 1")
+	w.waitLine("podgauge_kubelet_up", " 0")
+	w.waitLine(`nvidia_gpu_stalled{container="",gpu="0"`, " 1")
 	for _, path := range []string{"/healthz", "/readyz"} {
-		if code, text := w.status(path); code != http.StatusOK {
+		if code, text := w.getPath(path); code != http.StatusOK {
 			t.Errorf("%s without driver and kubelet: %d %q", path, code, text)
 		}
 	}
-	w.machine.Release()
+	w.machine.ReleaseHangs()
 	w.startKubelet()
 }
 
-// TestPostIsRefused: nothing that is served can be changed.
-func TestPostIsRefused(t *testing.T) {
-	w := newWorld(t, 1)
-	answer, err := http.Post(w.url+"/metrics", "text/plain", strings.NewReader("x"))
+// TestPostIsRejected: nothing that is served can be changed.
+func TestPostIsRejected(t *testing.T) {
+	w := newTestApp(t, 1)
+	resp, err := http.Post(w.url+"/metrics", "text/plain", strings.NewReader("x"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer.Body.Close()
-	if answer.StatusCode != http.StatusMethodNotAllowed {
-		t.Errorf("POST /metrics: %d", answer.StatusCode)
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("POST /metrics: %d", resp.StatusCode)
 	}
 }

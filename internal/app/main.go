@@ -24,9 +24,9 @@ const (
 	exitUsage = 2
 )
 
-// memoryShare is the part of the cgroup's memory limit that is Go's. The rest is for the driver's library, sockets, and pages
+// memoryLimitRatio is the part of the cgroup's memory limit that is Go's. The rest is for the driver's library, sockets, and pages
 // of the program's file.
-const memoryShare = 0.75
+const memoryLimitRatio = 0.75
 
 // Main runs the command line of the process, and returns its exit status.
 func Main(p Platform) int {
@@ -36,55 +36,55 @@ func Main(p Platform) int {
 		debug.SetGCPercent(30)
 	}
 	// Near the container's limit Go collects garbage rather than be killed. GOMEMLIMIT in the environment wins.
-	memlimit.Set(memlimit.WithRatio(memoryShare)) //nolint:errcheck // without a cgroup there is no limit
+	memlimit.Set(memlimit.WithRatio(memoryLimitRatio)) //nolint:errcheck // without a cgroup there is no limit
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	args, says := asDaemon("/proc", os.Args[1:])
-	if says != "" {
-		fmt.Fprintln(os.Stderr, "podgauge doctor:", says)
+	args, note := withDaemonFlags("/proc", os.Args[1:])
+	if note != "" {
+		fmt.Fprintln(os.Stderr, "podgauge doctor:", note)
 	}
 	defer stop()
 	return run(ctx, p, args, os.LookupEnv, os.Stdout, os.Stderr)
 }
 
 // run is the program. It returns the exit status.
-func run(ctx context.Context, p Platform, args []string, lookupEnv lookup, stdout, stderr io.Writer) int {
+func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, stdout, stderr io.Writer) int {
 	if len(args) > 0 {
-		if _, ok := questions[args[0]]; ok {
-			return ask(ctx, args[0], args[1:], lookupEnv, stdout, stderr)
+		if _, ok := clientCommands[args[0]]; ok {
+			return runClient(ctx, args[0], args[1:], lookupEnv, stdout, stderr)
 		}
 	}
 	// Before anything else: a signal that nobody waits for ends the process. Of orders that
 	// come while one is being carried out, none is lost.
-	hup, orders := make(chan os.Signal, 1), make(chan os.Signal, 16)
-	signal.Notify(hup, syscall.SIGHUP)
-	signal.Notify(orders, syscall.SIGUSR1, syscall.SIGUSR2)
-	defer signal.Stop(hup)
-	defer signal.Stop(orders)
-	o, err := parse(p, args, lookupEnv, stderr)
+	reload, driverSignals := make(chan os.Signal, 1), make(chan os.Signal, 16)
+	signal.Notify(reload, syscall.SIGHUP)
+	signal.Notify(driverSignals, syscall.SIGUSR1, syscall.SIGUSR2)
+	defer signal.Stop(reload)
+	defer signal.Stop(driverSignals)
+	o, err := parseOptions(p, args, lookupEnv, stderr)
 	switch {
 	case isHelp(err):
 		return exitOK
 	case err != nil:
-		fmt.Fprintf(stderr, "%s: %v\n", o.called(), err)
+		fmt.Fprintf(stderr, "%s: %v\n", o.commandName(), err)
 		return exitUsage
 	case o.version:
 		fmt.Fprintln(stdout, "podgauge", version)
 		return exitOK
-	case o.validates:
+	case o.validateMode:
 		return o.validate(ctx, stdout, stderr)
-	case o.examines:
-		return o.doctor(ctx, lookupEnv, stdout, stderr)
+	case o.doctorMode:
+		return o.runDoctor(ctx, lookupEnv, stdout, stderr)
 	}
-	o.again, o.orders = pulses(ctx, hup), orders
-	if err := start(ctx, o, o.logger(stderr)); err != nil {
+	o.reload, o.driverSignals = coalesce(ctx, reload), driverSignals
+	if err := runDaemon(ctx, o, o.logger(stderr)); err != nil {
 		fmt.Fprintln(stderr, "podgauge:", err)
 		return exitError
 	}
 	return exitOK
 }
 
-// pulses turns signals into requests. Those that come while one waits are one.
-func pulses(ctx context.Context, signals <-chan os.Signal) <-chan struct{} {
+// coalesce turns signals into requests. Those that come while one waits are one.
+func coalesce(ctx context.Context, signals <-chan os.Signal) <-chan struct{} {
 	out := make(chan struct{}, 1)
 	go func() { // ends with ctx, which ends the process
 		for {

@@ -19,11 +19,11 @@ type Platform interface {
 	// CheckFlags returns the first error in their values. For doctor, there must be a node to examine.
 	CheckFlags(forDoctor bool) error
 	// Open returns the devices, and the simulated node that they are on; nil: they are on this machine.
-	Open(o OpenOptions) (device.Backend, Node, error)
+	Open(o OpenOptions) (device.Backend, SimulatedNode, error)
 	// Driver returns the driver for doctor to examine; nil: there is none. Roots are searched in order.
-	Driver(roots []string) doctor.Driver
-	// Claimed returns the device that a DRA claim allocates, by the device names of the platform's DRA driver.
-	Claimed(c device.Claim, statuses []device.Status) (device.ID, bool)
+	Driver(roots []string) doctor.DriverProbe
+	// ClaimedDevice returns the device that a DRA claim allocates, by the device names of the platform's DRA driver.
+	ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool)
 }
 
 // OpenOptions is what a platform needs to know of the configuration.
@@ -33,27 +33,27 @@ type OpenOptions struct {
 	Log         *slog.Logger
 }
 
-// Node is a simulated node with a kubelet.
-type Node interface {
+// SimulatedNode is a simulated node with a kubelet.
+type SimulatedNode interface {
 	// Dir returns the kubelet's root folder.
 	Dir() string
 	// DevicePluginDir returns the folder of the device-plugin sockets.
 	DevicePluginDir() string
 	// Processes are those of the node's pods.
-	Processes() exporter.Processes
+	Processes() exporter.ProcessResolver
 	// Run runs the node until ctx is done.
 	Run(ctx context.Context) error
 	// Close removes the node's files. Run must have returned.
 	Close()
 }
 
-// driver is a Backend that loads a library.
-type driver interface {
-	// Missing returns the metric families that the library is too old for.
-	Missing() []string
-	// XidAt returns the event of an Xid that the kernel's log has for the GPU at a PCI address, and for its GPU instance
+// libraryBackend is a Backend that loads a library.
+type libraryBackend interface {
+	// MissingFamilies returns the metric families that the library is too old for.
+	MissingFamilies() []string
+	// XidEventAt returns the event of an Xid that the kernel's log has for the GPU at a PCI address, and for its GPU instance
 	// and compute instance; false: no such GPU is known.
-	XidAt(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
+	XidEventAt(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
 	// Close unloads the library. No other call may be in progress.
 	Close()
 }

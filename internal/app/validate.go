@@ -30,10 +30,10 @@ func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
 	for _, notice := range o.loaded.Notices {
 		fmt.Fprintln(stdout, "note:", notice)
 	}
-	hw, err := o.hardware(slog.New(slog.DiscardHandler))
+	nb, err := o.openPlatform(slog.New(slog.DiscardHandler))
 	if err == nil {
-		defer hw.close()
-		err = o.preview(ctx, hw, stdout)
+		defer nb.close()
+		err = o.preview(ctx, nb, stdout)
 	}
 	if err != nil {
 		fmt.Fprintln(stdout, "The config is valid. What it means on this node cannot be said:", err)
@@ -42,8 +42,8 @@ func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
 }
 
 // preview prints what would be offered of the devices that there are.
-func (o *options) preview(ctx context.Context, hw *hardware, stdout io.Writer) error {
-	devices, err := listed(ctx, hw)
+func (o *options) preview(ctx context.Context, nb *nodeBackend, stdout io.Writer) error {
+	devices, err := listDevices(ctx, nb)
 	switch {
 	case devices == nil && err != nil:
 		return err
@@ -54,61 +54,61 @@ func (o *options) preview(ctx context.Context, hw *hardware, stdout io.Writer) e
 	for i, d := range devices {
 		statuses[i] = device.Status{Device: d, Healthy: true}
 	}
-	channels, err := imex(o.loaded.Settings)
+	channels, err := imexChannels(o.loaded.Settings)
 	if err != nil {
 		fmt.Fprintln(stdout, "note:", err)
 	}
-	offers, notes := previewed(o.loaded.Settings, channels, statuses)
-	table := tabwriter.NewWriter(stdout, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(table, "RESOURCE\tDEVICES\tIDS")
-	for _, offer := range offers {
-		ids := make([]string, len(offer.IDs))
-		for i, id := range offer.IDs {
+	lists, notes := previewLists(o.loaded.Settings, channels, statuses)
+	tw := tabwriter.NewWriter(stdout, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(tw, "RESOURCE\tDEVICES\tIDS")
+	for _, list := range lists {
+		ids := make([]string, len(list.IDs))
+		for i, id := range list.IDs {
 			ids[i] = string(id)
 		}
-		fmt.Fprintf(table, "%s\t%d\t%s\n", offer.Resource, len(offer.IDs), strings.Join(ids, " "))
+		fmt.Fprintf(tw, "%s\t%d\t%s\n", list.Resource, len(list.IDs), strings.Join(ids, " "))
 	}
-	for _, why := range notes {
-		fmt.Fprintln(stdout, "note:", why)
+	for _, note := range notes {
+		fmt.Fprintln(stdout, "note:", note)
 	}
-	return table.Flush()
+	return tw.Flush()
 }
 
-// previewed is what would be offered, and in words what cannot be, or what is said
+// previewLists is what would be offered, and in words what cannot be, or what is said
 // of none of the devices: that is no error, since one file serves many nodes, but
 // may be a name that nobody meant.
-func previewed(s config.Settings, channels []int, statuses []device.Status) (offers []plugin.Offered, notes []string) {
-	r := rules(s, nil, channels)
-	share, named := r.Share, map[string]bool{}
-	r.Share = func(resource string, devices []device.Device) []plugin.Share {
-		named[resource] = true
+func previewLists(s config.Settings, channels []int, statuses []device.Status) (lists []plugin.ResourceIDs, notes []string) {
+	r := pluginRules(s, nil, channels)
+	share, seen := r.Sharing, map[string]bool{}
+	r.Sharing = func(resource string, devices []device.Device) []plugin.Sharing {
+		seen[resource] = true
 		return share(resource, devices)
 	}
-	offers, notes = r.Preview(statuses)
+	lists, notes = r.Preview(statuses)
 	shared, _ := s.Sharing.Active()
 	for _, resource := range shared.Resources {
-		if !named[resource.Name] {
+		if !seen[resource.Name] {
 			notes = append(notes, "sharing: no device here is "+resource.Name)
 		}
 	}
-	if len(offers) == 0 {
+	if len(lists) == 0 {
 		notes = append(notes, "nothing would be offered")
 	}
-	return offers, notes
+	return lists, notes
 }
 
-// listed lists the devices, or says that the driver does not answer.
-func listed(ctx context.Context, hw *hardware) ([]device.Device, error) {
-	type listing struct {
+// listDevices lists the devices, or says that the driver does not answer.
+func listDevices(ctx context.Context, nb *nodeBackend) ([]device.Device, error) {
+	type result struct {
 		devices []device.Device
 		err     error
 	}
 	ctx, cancel := context.WithTimeout(ctx, previewTimeout)
 	defer cancel()
-	done := make(chan listing, 1)
+	done := make(chan result, 1)
 	go func() { // a listing that hangs ends with the process, which is about to
-		devices, err := hw.Devices(ctx)
-		done <- listing{devices, err}
+		devices, err := nb.Devices(ctx)
+		done <- result{devices, err}
 	}()
 	select {
 	case l := <-done:

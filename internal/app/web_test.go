@@ -26,21 +26,21 @@ import (
 // What the tests' web configs ask for. The hash is of the password, made as
 // docs/operations.md has it, but with the least cost there is.
 const (
-	user     = "prometheus"
-	password = "correct horse"
-	users    = "basic_auth_users:\n  prometheus: $2y$04$yW2YRSXAMk7fYEkv0rXQXej4GwJtSlL0ED7LQZB5tE.Ut.eIQX.9W\n"
-	usesTLS  = "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n"
+	testUser     = "prometheus"
+	testPassword = "correct horse"
+	usersConfig  = "basic_auth_users:\n  prometheus: $2y$04$yW2YRSXAMk7fYEkv0rXQXej4GwJtSlL0ED7LQZB5tE.Ut.eIQX.9W\n"
+	tlsConfig    = "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n"
 )
 
 // The files of docs/operations.md; the password is the same.
 const (
-	webOfThePage = `tls_server_config:
+	docsWebConfig = `tls_server_config:
   cert_file: tls.crt
   key_file: tls.key
 basic_auth_users:
   prometheus: $2y$10$sMWst55yP6SJVGAyKHi4pOOAqlXipXBTUYdSGqBprfxE1yD7mF.Fi
 `
-	httpOfThePage = `tls_config:
+	docsHTTPConfig = `tls_config:
   ca_file: tls.crt
   server_name: podgauge
 basic_auth:
@@ -49,40 +49,40 @@ basic_auth:
 `
 )
 
-// TestFilesOfThePage: what docs/operations.md has does what it says.
-func TestFilesOfThePage(t *testing.T) {
+// TestConfigFilesInDocs: what docs/operations.md has does what it says.
+func TestConfigFilesInDocs(t *testing.T) {
 	yaml := func(text string) string { return "```yaml\n" + text + "```\n" }
-	hasTables(t, "../../docs/operations.md", map[string]string{"web.yaml": yaml(webOfThePage), "http.yaml": yaml(httpOfThePage)})
-	s := newSecrets(t, webOfThePage)
-	s.put("http.yaml", httpOfThePage)
-	s.put("password", password+"\n")
-	w := newWorld(t, 1, "--web.config.file="+s.path("web.yaml"))
-	w.untilRegistered()
-	out, errs, status := asks(t, "status", "--url=https"+strings.TrimPrefix(w.url, "http"), "--http.config.file="+s.path("http.yaml"))
+	checkTables(t, "../../docs/operations.md", map[string]string{"web.yaml": yaml(docsWebConfig), "http.yaml": yaml(docsHTTPConfig)})
+	s := newWebSecrets(t, docsWebConfig)
+	s.write("http.yaml", docsHTTPConfig)
+	s.write("password", testPassword+"\n")
+	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))
+	w.waitRegistered()
+	out, errs, status := runCLI(t, "status", "--url=https"+strings.TrimPrefix(w.url, "http"), "--http.config.file="+s.path("http.yaml"))
 	if status != exitOK || !strings.Contains(out, "1 of 1 devices healthy") {
 		t.Errorf("status %d, %q, %q", status, out, errs)
 	}
 }
 
-// secrets is a folder with a web config, and a certificate and its key.
-type secrets struct {
+// webSecrets is a folder with a web config, and a certificate and its key.
+type webSecrets struct {
 	t   *testing.T
 	dir string
 }
 
-// newSecrets writes such a config, and a certificate.
-func newSecrets(t *testing.T, config string) *secrets {
+// newWebSecrets writes such a config, and a certificate.
+func newWebSecrets(t *testing.T, config string) *webSecrets {
 	t.Helper()
-	s := &secrets{t, t.TempDir()}
-	s.certify(1)
-	s.put("web.yaml", config)
+	s := &webSecrets{t, t.TempDir()}
+	s.writeCertificate(1)
+	s.write("web.yaml", config)
 	return s
 }
 
-func (s *secrets) path(name string) string { return filepath.Join(s.dir, name) }
+func (s *webSecrets) path(name string) string { return filepath.Join(s.dir, name) }
 
-// put replaces a file, as Kubernetes does with a Secret's.
-func (s *secrets) put(name, text string) {
+// write replaces a file, as Kubernetes does with a Secret's.
+func (s *webSecrets) write(name, text string) {
 	s.t.Helper()
 	if err := os.WriteFile(s.path(name+".new"), []byte(text), 0o600); err != nil {
 		s.t.Fatal(err)
@@ -92,16 +92,16 @@ func (s *secrets) put(name, text string) {
 	}
 }
 
-// certify writes a certificate with this serial number, and its key.
-func (s *secrets) certify(serial int64) {
+// writeCertificate writes a certificate with this serial number, and its key.
+func (s *webSecrets) writeCertificate(serial int64) {
 	s.t.Helper()
-	certificate, key := certificate(s.t, serial)
-	s.put("tls.crt", certificate)
-	s.put("tls.key", key)
+	certificate, key := newCertificate(s.t, serial)
+	s.write("tls.crt", certificate)
+	s.write("tls.key", key)
 }
 
-// certificate is one for 127.0.0.1, and for the name of the page, that vouches for itself.
-func certificate(t *testing.T, serial int64) (certificate, key string) {
+// newCertificate is one for 127.0.0.1, and for the name of the page, that vouches for itself.
+func newCertificate(t *testing.T, serial int64) (certificate, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -121,15 +121,15 @@ func certificate(t *testing.T, serial int64) (certificate, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return encoded("CERTIFICATE", public), encoded("PRIVATE KEY", secret)
+	return encodePEM("CERTIFICATE", public), encodePEM("PRIVATE KEY", secret)
 }
 
-func encoded(kind string, b []byte) string {
+func encodePEM(kind string, b []byte) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
 }
 
-// answered is what a client was told.
-type answered struct {
+// httpResult is what a client was told.
+type httpResult struct {
 	status int
 	text   string
 	serial int64 // of the server's certificate; 0: it showed none
@@ -137,8 +137,8 @@ type answered struct {
 	header http.Header
 }
 
-// client is one that trusts whoever answers, and keeps its connections.
-func client(t *testing.T) *http.Client {
+// newHTTPClient is one that trusts whoever answers, and keeps its connections.
+func newHTTPClient(t *testing.T) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
@@ -146,35 +146,35 @@ func client(t *testing.T) *http.Client {
 }
 
 // fetch asks with a password, where there is one.
-func fetch(t *testing.T, c *http.Client, url, password string) (answered, error) {
+func fetch(t *testing.T, c *http.Client, url, password string) (httpResult, error) {
 	t.Helper()
-	var a answered
+	var a httpResult
 	ctx := httptrace.WithClientTrace(t.Context(), &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { a.reused = i.Reused }})
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if password != "" {
-		r.SetBasicAuth(user, password)
+		r.SetBasicAuth(testUser, password)
 	}
-	answer, err := c.Do(r)
+	resp, err := c.Do(r)
 	if err != nil {
 		return a, err
 	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
 	if err != nil {
 		return a, err
 	}
-	if answer.TLS != nil {
-		a.serial = answer.TLS.PeerCertificates[0].SerialNumber.Int64()
+	if resp.TLS != nil {
+		a.serial = resp.TLS.PeerCertificates[0].SerialNumber.Int64()
 	}
-	a.status, a.text, a.header = answer.StatusCode, string(text), answer.Header
+	a.status, a.text, a.header = resp.StatusCode, string(text), resp.Header
 	return a, nil
 }
 
-// everything that is served, by path, and a word of its answer.
-var everything = map[string]string{
+// servedPaths that is served, by path, and a word of its answer.
+var servedPaths = map[string]string{
 	"/": "podgauge", "/metrics": "podgauge_build_info", api.DevicesPath: `"devices"`, api.HoldersPath: `"holders"`,
 	api.IncidentsPath: `"incidents"`, "/healthz": "ok", "/readyz": "ok", "/debug/pprof/": "goroutine",
 }
@@ -186,28 +186,28 @@ func TestTLSAndPasswords(t *testing.T) {
 		config, scheme string
 		asks           bool
 	}{
-		"both":      {usesTLS + users, "https", true},
-		"TLS":       {usesTLS, "https", false},
-		"passwords": {users, "http", true},
+		"both":      {tlsConfig + usersConfig, "https", true},
+		"TLS":       {tlsConfig, "https", false},
+		"passwords": {usersConfig, "http", true},
 		"neither":   {"", "http", false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := newSecrets(t, c.config)
-			w := newWorld(t, 1, "--web.config.file="+s.path("web.yaml"), "--web.probe-address=127.0.0.1:0", "--web.enable-pprof")
-			w.untilRegistered()
+			s := newWebSecrets(t, c.config)
+			w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"), "--web.probe-address=127.0.0.1:0", "--web.enable-pprof")
+			w.waitRegistered()
 			url := c.scheme + strings.TrimPrefix(w.url, "http")
-			asking := client(t)
-			until(t, "/readyz answers ok", func() bool {
-				got, err := fetch(t, asking, w.probes+"/readyz", "")
+			httpClient := newHTTPClient(t)
+			waitUntil(t, "/readyz answers ok", func() bool {
+				got, err := fetch(t, httpClient, w.probesURL+"/readyz", "")
 				return err == nil && got.status == http.StatusOK
 			})
-			for path, has := range everything {
-				for _, secret := range []string{"", "wrong", password} {
+			for path, has := range servedPaths {
+				for _, secret := range []string{"", "wrong", testPassword} {
 					want := http.StatusOK
-					if c.asks && secret != password {
+					if c.asks && secret != testPassword {
 						want = http.StatusUnauthorized
 					}
-					got, err := fetch(t, asking, url+path, secret)
+					got, err := fetch(t, httpClient, url+path, secret)
 					if err != nil || got.status != want {
 						t.Fatalf("%s with %q: %d, want %d, %v", path, secret, got.status, want, err)
 					}
@@ -219,11 +219,11 @@ func TestTLSAndPasswords(t *testing.T) {
 					}
 				}
 			}
-			if got, err := fetch(t, asking, w.url+"/metrics", password); c.scheme == "https" && (err != nil || got.status != http.StatusBadRequest) {
+			if got, err := fetch(t, httpClient, w.url+"/metrics", testPassword); c.scheme == "https" && (err != nil || got.status != http.StatusBadRequest) {
 				t.Errorf("in plain HTTP: %d, %v", got.status, err)
 			}
-			for path := range everything {
-				got, err := fetch(t, asking, w.probes+path, "")
+			for path := range servedPaths {
+				got, err := fetch(t, httpClient, w.probesURL+path, "")
 				want := http.StatusNotFound
 				if path == "/healthz" || path == "/readyz" {
 					want = http.StatusOK
@@ -236,10 +236,10 @@ func TestTLSAndPasswords(t *testing.T) {
 	}
 }
 
-// TestNoProbesOfTheirOwn: without the flag nothing more listens, and its port must be free.
-func TestNoProbesOfTheirOwn(t *testing.T) {
-	m := webOptions{listenAddress: "127.0.0.1:0"}
-	l, err := m.listen()
+// TestNoProbeAddress: without the flag nothing more listens, and its port must be free.
+func TestNoProbeAddress(t *testing.T) {
+	o := webOptions{listenAddress: "127.0.0.1:0"}
+	l, err := o.listen()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,9 +247,9 @@ func TestNoProbesOfTheirOwn(t *testing.T) {
 	if l.probes != nil {
 		t.Errorf("probes are at %s", l.probes.Addr())
 	}
-	taken := l.all.Addr().String()
+	taken := l.main.Addr().String()
 	var errs bytes.Buffer
-	status := run(t.Context(), testPlatform{}, []string{"--web.listen-address=127.0.0.1:0", "--web.probe-address=" + taken}, nothing, io.Discard, &errs)
+	status := run(t.Context(), testPlatform{}, []string{"--web.listen-address=127.0.0.1:0", "--web.probe-address=" + taken}, emptyEnv, io.Discard, &errs)
 	if status != exitError || !strings.HasPrefix(errs.String(), "podgauge: serve probes: listen tcp "+taken+": ") || strings.Count(errs.String(), "\n") != 1 {
 		t.Errorf("on an address that is taken: status %d, %q", status, errs.String())
 	}
@@ -274,25 +274,25 @@ func TestBrokenWebConfig(t *testing.T) {
 		{"http_server_config: {headers: {Server: x}}\n", `HTTP header "Server" can not be configured`},
 		{"\x00\x1b[2J", "control characters are not allowed"},
 	} {
-		s := newSecrets(t, c.config)
-		out, errs, status := asks(t, "--web.listen-address="+taken.Addr().String(), "--web.config.file="+s.path("web.yaml"))
+		s := newWebSecrets(t, c.config)
+		out, errs, status := runCLI(t, "--web.listen-address="+taken.Addr().String(), "--web.config.file="+s.path("web.yaml"))
 		if status != exitUsage || out != "" || strings.Count(errs, "\n") != 1 || !strings.Contains(errs, c.says) || !strings.HasPrefix(errs, `podgauge: --web.config.file "`+s.dir) {
 			t.Errorf("%q: status %d, %q", c.config, status, errs)
 		}
 	}
 	missing := filepath.Join(t.TempDir(), "web.yaml")
-	if _, errs, status := asks(t, "--web.config.file="+missing); status != exitUsage || errs != `podgauge: --web.config.file "`+missing+`": no such file or directory`+"\n" {
+	if _, errs, status := runCLI(t, "--web.config.file="+missing); status != exitUsage || errs != `podgauge: --web.config.file "`+missing+`": no such file or directory`+"\n" {
 		t.Errorf("a file that is missing: status %d, %q", status, errs)
 	}
 }
 
 // TestLongHeaders: who sends more than 16 KB of them is not listened to.
 func TestLongHeaders(t *testing.T) {
-	w := newWorld(t, 1, "--web.probe-address=127.0.0.1:0")
-	w.untilRegistered()
-	for _, url := range []string{w.url, w.probes} {
+	w := newTestApp(t, 1, "--web.probe-address=127.0.0.1:0")
+	w.waitRegistered()
+	for _, url := range []string{w.url, w.probesURL} {
 		for bytes, want := range map[int]int{8 << 10: http.StatusOK, 32 << 10: http.StatusRequestHeaderFieldsTooLarge} {
-			if got, err := fetch(t, client(t), url+"/healthz", strings.Repeat("x", bytes*3/4)); err != nil || got.status != want {
+			if got, err := fetch(t, newHTTPClient(t), url+"/healthz", strings.Repeat("x", bytes*3/4)); err != nil || got.status != want {
 				t.Errorf("%d bytes of headers: %d, want %d, %v", bytes, got.status, want, err)
 			}
 		}
@@ -302,23 +302,23 @@ func TestLongHeaders(t *testing.T) {
 // TestWebConfigTurnsWrong: whoever asks meanwhile is refused, and nobody else notices: the
 // probes' own address answers, and pods start. When it is right again, so is all.
 func TestWebConfigTurnsWrong(t *testing.T) {
-	s := newSecrets(t, usesTLS+users)
-	w := newWorld(t, 2, "--web.config.file="+s.path("web.yaml"), "--web.probe-address=127.0.0.1:0")
-	w.untilRegistered()
+	s := newWebSecrets(t, tlsConfig+usersConfig)
+	w := newTestApp(t, 2, "--web.config.file="+s.path("web.yaml"), "--web.probe-address=127.0.0.1:0")
+	w.waitRegistered()
 	url := "https" + strings.TrimPrefix(w.url, "http")
-	kept := client(t)
-	ask := func(c *http.Client) (answered, error) { return fetch(t, c, url+"/metrics", password) }
+	kept := newHTTPClient(t)
+	ask := func(c *http.Client) (httpResult, error) { return fetch(t, c, url+"/metrics", testPassword) }
 	if got, err := ask(kept); err != nil || got.status != http.StatusOK {
 		t.Fatalf("at first: %d, %v", got.status, err)
 	}
-	for name, wrong := range map[string]string{"yaml": "basic_auth_users: [", "certificate": strings.ReplaceAll(usesTLS, "tls.crt", "none.crt") + users, "gone": ""} {
-		s.put("web.yaml", wrong)
+	for name, wrong := range map[string]string{"yaml": "basic_auth_users: [", "certificate": strings.ReplaceAll(tlsConfig, "tls.crt", "none.crt") + usersConfig, "gone": ""} {
+		s.write("web.yaml", wrong)
 		if name == "gone" {
 			if err := os.Remove(s.path("web.yaml")); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if _, err := ask(client(t)); err == nil {
+		if _, err := ask(newHTTPClient(t)); err == nil {
 			t.Errorf("%s: a new connection is answered", name)
 		}
 		want := http.StatusInternalServerError
@@ -328,13 +328,13 @@ func TestWebConfigTurnsWrong(t *testing.T) {
 		if got, err := ask(kept); err != nil || got.status != want || !got.reused {
 			t.Errorf("%s: on a connection that was there: %d, want %d, %v", name, got.status, want, err)
 		}
-		if got, err := fetch(t, kept, w.probes+"/healthz", ""); err != nil || got.status != http.StatusOK {
+		if got, err := fetch(t, kept, w.probesURL+"/healthz", ""); err != nil || got.status != http.StatusOK {
 			t.Errorf("%s: the probe: %d, %v", name, got.status, err)
 		}
-		w.run(pod("research", "train", 2))
-		w.drop(pod("research", "train", 2))
-		s.put("web.yaml", usesTLS+users)
-		for _, c := range []*http.Client{kept, client(t)} {
+		w.runPod(gpuPod("research", "train", 2))
+		w.deletePod(gpuPod("research", "train", 2))
+		s.write("web.yaml", tlsConfig+usersConfig)
+		for _, c := range []*http.Client{kept, newHTTPClient(t)} {
 			if got, err := ask(c); err != nil || got.status != http.StatusOK {
 				t.Errorf("%s: when it is right again: %d, %v", name, got.status, err)
 			}
@@ -345,29 +345,29 @@ func TestWebConfigTurnsWrong(t *testing.T) {
 // TestPasswordsAndCertificatesAreReplaced: a new certificate is shown to who connects then, and
 // one without its key to nobody; a password holds from the next request on.
 func TestPasswordsAndCertificatesAreReplaced(t *testing.T) {
-	s := newSecrets(t, usesTLS+users)
-	w := newWorld(t, 1, "--web.config.file="+s.path("web.yaml"))
-	w.untilRegistered()
+	s := newWebSecrets(t, tlsConfig+usersConfig)
+	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))
+	w.waitRegistered()
 	url := "https" + strings.TrimPrefix(w.url, "http") + "/healthz"
-	kept := client(t)
+	kept := newHTTPClient(t)
 	shows := func(c *http.Client, serial int64) {
 		t.Helper()
-		if got, err := fetch(t, c, url, password); err != nil || got.status != http.StatusOK || got.serial != serial {
+		if got, err := fetch(t, c, url, testPassword); err != nil || got.status != http.StatusOK || got.serial != serial {
 			t.Errorf("%d, certificate %d, want %d, %v", got.status, got.serial, serial, err)
 		}
 	}
 	shows(kept, 1)
-	public, key := certificate(t, 2)
-	s.put("tls.crt", public)
-	if _, err := fetch(t, client(t), url, password); err == nil {
+	public, key := newCertificate(t, 2)
+	s.write("tls.crt", public)
+	if _, err := fetch(t, newHTTPClient(t), url, testPassword); err == nil {
 		t.Error("a certificate without its key is shown")
 	}
 	shows(kept, 1)
-	s.put("tls.key", key)
-	shows(client(t), 2)
+	s.write("tls.key", key)
+	shows(newHTTPClient(t), 2)
 	shows(kept, 1)
-	s.put("web.yaml", usesTLS+strings.ReplaceAll(users, user, "other"))
-	if got, err := fetch(t, kept, url, password); err != nil || got.status != http.StatusUnauthorized || !got.reused {
+	s.write("web.yaml", tlsConfig+strings.ReplaceAll(usersConfig, testUser, "other"))
+	if got, err := fetch(t, kept, url, testPassword); err != nil || got.status != http.StatusUnauthorized || !got.reused {
 		t.Errorf("of a user who was taken away: %d, %v", got.status, err)
 	}
 }

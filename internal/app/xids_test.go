@@ -12,48 +12,48 @@ import (
 
 // TestXidsPage: the tables in docs/xids.md are what the rows are.
 func TestXidsPage(t *testing.T) {
-	hasTables(t, "../../docs/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": kindsTable(), "checks": checksTable()})
+	checkTables(t, "../../docs/xids.md", map[string]string{"classes": classesTable(), "xids": xidsTable(), "kinds": eventTypesTable(), "checks": checksTable()})
 }
 
 // classesTable has a line for each class that an Xid has.
 func classesTable() string {
 	var table strings.Builder
 	table.WriteString("| class | asks for | hits | what podgauge does |\n|---|---|---|---|\n")
-	var told []string
+	var seen []string
 	for _, x := range append(nvml.Xids(), unknownXid()) {
-		if slices.Contains(told, x.Class) {
+		if slices.Contains(seen, x.Class) {
 			continue
 		}
-		told = append(told, x.Class)
-		hits := "the slice that is named"
+		seen = append(seen, x.Class)
+		scope := "the slice that is named"
 		if x.WholeGPU {
-			hits = "the whole GPU"
+			scope = "the whole GPU"
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", x.Class, code(x.Action), hits, x.Means)
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", x.Class, inlineCode(x.Action), scope, x.Effect)
 	}
 	return table.String()
 }
 
 // unknownXid is what one means that the table does not have.
-func unknownXid() nvml.Xid {
-	e, alone := nvml.Means(0)
-	return nvml.Xid{Class: e.Class, Action: e.Action, WholeGPU: !alone, Means: nvml.Unknown}
+func unknownXid() nvml.XidInfo {
+	e, alone := nvml.XidEvent(0)
+	return nvml.XidInfo{Class: e.Class, Action: e.Action, WholeGPU: !alone, Effect: nvml.UnknownXidEffect}
 }
 
 func xidsTable() string {
 	var table strings.Builder
 	table.WriteString("| Xid | what happened | fault of | class | asks for | heals |\n|---|---|---|---|---|---|\n")
 	for _, x := range nvml.Xids() {
-		fmt.Fprintf(&table, "| %d | %s | %s | `%s` | %s | %s |\n", x.Number, x.Name, x.Fault, x.Class, code(x.Action), heals(x.Heals, x.Action))
+		fmt.Fprintf(&table, "| %d | %s | %s | `%s` | %s | %s |\n", x.Number, x.Name, x.Origin, x.Class, inlineCode(x.Action), recoveryText(x.Recovery, x.Action))
 	}
 	return table.String()
 }
 
-func kindsTable() string {
+func eventTypesTable() string {
 	var table strings.Builder
 	table.WriteString("| report | NVML's type | class | what podgauge does |\n|---|---|---|---|\n")
-	for _, k := range nvml.Kinds() {
-		fmt.Fprintf(&table, "| `%s` | %#x | `%s` | %s |\n", k.Name, k.Type, k.Class, k.Means)
+	for _, k := range nvml.EventTypes() {
+		fmt.Fprintf(&table, "| `%s` | %#x | `%s` | %s |\n", k.Name, k.Mask, k.Class, k.Effect)
 	}
 	return table.String()
 }
@@ -62,28 +62,28 @@ func checksTable() string {
 	var table strings.Builder
 	table.WriteString("| reason | when | NVML | asks for | heals |\n|---|---|---|---|---|\n")
 	for _, c := range nvml.Checks() {
-		ends := device.ByCheck
-		if c.Finds.ByReset {
-			ends = device.ByReset
+		recovery := device.RecoveryChecksPass
+		if c.Fault.NeedsReset {
+			recovery = device.RecoveryAfterReset
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", c.Finds.Reason, c.When, c.Source, code(c.Finds.Action), heals(ends, c.Finds.Action))
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", c.Fault.Reason, c.Condition, c.Source, inlineCode(c.Fault.Action), recoveryText(recovery, c.Fault.Action))
 	}
 	return table.String()
 }
 
-func code(word string) string {
+func inlineCode(word string) string {
 	if word == "" || strings.Contains(word, " ") {
 		return word
 	}
 	return "`" + word + "`"
 }
 
-func heals(h device.Heals, action string) string {
+func recoveryText(h device.Recovery, action string) string {
 	switch {
-	case h == device.ByReset && action == "reboot":
+	case h == device.RecoveryAfterReset && action == "reboot":
 		return "by a reboot or a power cycle"
-	case h == device.ByReset && action == "restart_vm":
+	case h == device.RecoveryAfterReset && action == "restart_vm":
 		return "by a restart of the virtual machine"
 	}
-	return map[device.Heals]string{device.ByItself: "by itself", device.ByCheck: "when checks find nothing", device.ByReset: "by a reset"}[h]
+	return map[device.Recovery]string{device.RecoveryNone: "by itself", device.RecoveryChecksPass: "when checks find nothing", device.RecoveryAfterReset: "by a reset"}[h]
 }

@@ -6,15 +6,15 @@ import (
 	"strings"
 )
 
-// Claims configures how resource claims (Dynamic Resource Allocation) count as
+// ClaimsConfig configures how resource claims (Dynamic Resource Allocation) count as
 // allocations. The PodResources API does not show whether a claim has admin access.
-type Claims struct {
+type ClaimsConfig struct {
 	Ignore         []ClaimPattern
 	ReserveDevices bool // the device plugin offers no claimed device
 }
 
 // Ignores reports whether a claim is not an allocation of its devices.
-func (c Claims) Ignores(namespace, name, driver string) bool {
+func (c ClaimsConfig) Ignores(namespace, name, driver string) bool {
 	return slices.ContainsFunc(c.Ignore, func(p ClaimPattern) bool { return p.matches(namespace, name, driver) })
 }
 
@@ -38,5 +38,5 @@ func ParseClaimPattern(s string) (ClaimPattern, error) {
 }
 
 func (p ClaimPattern) matches(namespace, name, driver string) bool {
-	return match(p.Namespace, namespace) && match(p.Name, name) && match(p.Driver, driver)
+	return matchGlob(p.Namespace, namespace) && matchGlob(p.Name, name) && matchGlob(p.Driver, driver)
 }

@@ -25,12 +25,12 @@ func TestClaimPatterns(t *testing.T) {
 		if err != nil {
 			t.Errorf("%s: %v", c.pattern, err)
 		}
-		claims := Claims{Ignore: []ClaimPattern{{"other", "*", "*"}, p}}
+		claims := ClaimsConfig{Ignore: []ClaimPattern{{"other", "*", "*"}, p}}
 		if claims.Ignores(namespace, name, driver) != c.matches {
 			t.Errorf("%s: want %t", c.pattern, c.matches)
 		}
 	}
-	if (Claims{}).Ignores(namespace, name, driver) {
+	if (ClaimsConfig{}).Ignores(namespace, name, driver) {
 		t.Error("without a pattern a claim is ignored")
 	}
 }

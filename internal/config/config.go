@@ -1,7 +1,7 @@
 // Package config says what the device plugin shall do: its flags, environment
 // variables and file, spelled as NVIDIA's device plugin spells them.
 //
-// One table (rows.go) has each setting once; from it come the flags, the known
+// One table (settings.go) has each setting once; from it come the flags, the known
 // keys of the file, the precedence and docs/config.md. A Builder makes Settings
 // of what was given, and a Watch makes them anew when the file changes.
 package config
@@ -65,12 +65,12 @@ type Settings struct {
 	DeviceDiscovery  string
 	IMEX             IMEX
 	KubeletSocket    string // empty: register nowhere
-	Health           Health
+	Health           HealthConfig
 
-	Sharing       Sharing
-	Resources     Resources
-	Select        Select
-	Claims        Claims
+	Sharing       SharingConfig
+	Resources     ResourceNames
+	DeviceFilter  DeviceFilter
+	Claims        ClaimsConfig
 	PreStartCheck bool
 }
 

@@ -12,8 +12,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// builder is one that was given these flags and variables.
-func builder(t testing.TB, env map[string]string, args ...string) *Builder {
+// newTestBuilder is one that was given these flags and variables.
+func newTestBuilder(t testing.TB, env map[string]string, args ...string) *Builder {
 	t.Helper()
 	b := NewBuilder(func(name string) (string, bool) { v, ok := env[name]; return v, ok })
 	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
@@ -24,8 +24,8 @@ func builder(t testing.TB, env map[string]string, args ...string) *Builder {
 	return b
 }
 
-// inFile puts text into a file, and says where.
-func inFile(t testing.TB, name, text string) string {
+// writeTemp puts text into a file, and says where.
+func writeTemp(t testing.TB, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
@@ -34,20 +34,20 @@ func inFile(t testing.TB, name, text string) string {
 	return path
 }
 
-// loaded is what a file means without flags and variables.
-func loaded(t testing.TB, text string) Loaded {
+// mustLoad is what a file means without flags and variables.
+func mustLoad(t testing.TB, text string) Loaded {
 	t.Helper()
-	l, err := builder(t, nil).LoadFrom(Source{File: inFile(t, "config.yaml", text)})
+	l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", text)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return l
 }
 
-// refusal is the one line that a file is refused with, without its folder.
-func refusal(t testing.TB, env map[string]string, s Source, dir string) string {
+// loadError is the one line that a file is refused with, without its folder.
+func loadError(t testing.TB, env map[string]string, s FileLocation, dir string) string {
 	t.Helper()
-	l, err := builder(t, env).LoadFrom(s)
+	l, err := newTestBuilder(t, env).LoadFrom(s)
 	if err == nil {
 		t.Errorf("accepted: %+v", l.Settings)
 		return ""
@@ -55,12 +55,12 @@ func refusal(t testing.TB, env map[string]string, s Source, dir string) string {
 	return strings.ReplaceAll(err.Error(), dir+"/", "")
 }
 
-// configMap mounts one as the kubelet does, of files whose names and texts
+// newConfigMap mounts one as the kubelet does, of files whose names and texts
 // alternate.
-func configMap(t testing.TB, files ...string) string {
+func newConfigMap(t testing.TB, files ...string) string {
 	t.Helper()
 	dir := t.TempDir()
-	remount(t, dir, files...)
+	updateConfigMap(t, dir, files...)
 	for i := 0; i < len(files); i += 2 {
 		if err := os.Symlink("..data/"+files[i], filepath.Join(dir, files[i])); err != nil {
 			t.Fatal(err)
@@ -69,8 +69,8 @@ func configMap(t testing.TB, files ...string) string {
 	return dir
 }
 
-// remount swaps what a ConfigMap holds, in one rename.
-func remount(t testing.TB, dir string, files ...string) {
+// updateConfigMap swaps what a ConfigMap holds, in one rename.
+func updateConfigMap(t testing.TB, dir string, files ...string) {
 	t.Helper()
 	data, err := os.MkdirTemp(dir, "..2026_")
 	if err != nil {

@@ -45,7 +45,7 @@ func TestDocsExamples(t *testing.T) {
 		t.Fatalf("%d examples", len(examples))
 	}
 	for _, e := range examples {
-		l, err := builder(t, nil).LoadFrom(Source{File: inFile(t, "example.yaml", string(e[1]))})
+		l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: writeTemp(t, "example.yaml", string(e[1]))})
 		if err != nil || len(l.UnknownKeys) > 0 {
 			t.Errorf("%v %v in\n%s", err, l.UnknownKeys, e[1])
 		}
@@ -55,16 +55,16 @@ func TestDocsExamples(t *testing.T) {
 func settingsTable() string {
 	var table strings.Builder
 	table.WriteString("| flag | variable | in the file | default | |\n|---|---|---|---|---|\n")
-	for _, r := range rows {
-		flags := codes("--", append([]string{r.flag}, r.aliases...)...)
-		usage := strings.ReplaceAll(r.help, "`", "") // quoted for --help only
-		table.WriteString("| " + strings.Join([]string{flags, codes("", r.env...), codes("", r.path), codes("", r.byDef), usage}, " | ") + " |\n")
+	for _, s := range allSettings {
+		flags := codeList("--", append([]string{s.flag}, s.aliases...)...)
+		usage := strings.ReplaceAll(s.help, "`", "") // quoted for --help only
+		table.WriteString("| " + strings.Join([]string{flags, codeList("", s.env...), codeList("", s.path), codeList("", s.defaultValue), usage}, " | ") + " |\n")
 	}
 	return table.String()
 }
 
-// codes lists words as code, those that there are.
-func codes(mark string, words ...string) string {
+// codeList lists words as code, those that there are.
+func codeList(mark string, words ...string) string {
 	var quoted []string
 	for _, w := range words {
 		if w != "" {
@@ -74,63 +74,65 @@ func codes(mark string, words ...string) string {
 	return strings.Join(quoted, " ")
 }
 
-// schema is the part of JSON Schema that the chart's templates check a config by (templates/_config.tpl).
-type schema struct {
-	Type       []string           `json:"type,omitempty"`
-	Properties map[string]*schema `json:"properties,omitempty"`
+// jsonSchema is the part of JSON Schema that the chart's templates check a config by (templates/_config.tpl).
+type jsonSchema struct {
+	Type       []string               `json:"type,omitempty"`
+	Properties map[string]*jsonSchema `json:"properties,omitempty"`
 	// AdditionalProperties are those of a mapping whose keys are data. Without it, other keys are unknown.
-	AdditionalProperties *schema  `json:"additionalProperties,omitempty"`
-	Items                *schema  `json:"items,omitempty"`
-	Enum                 []string `json:"enum,omitempty"`
-	Minimum              int      `json:"minimum,omitempty"`
-	Required             []string `json:"required,omitempty"`
+	AdditionalProperties *jsonSchema `json:"additionalProperties,omitempty"`
+	Items                *jsonSchema `json:"items,omitempty"`
+	Enum                 []string    `json:"enum,omitempty"`
+	Minimum              int         `json:"minimum,omitempty"`
+	Required             []string    `json:"required,omitempty"`
 }
 
-func object(properties map[string]*schema, required ...string) *schema {
-	return &schema{Type: []string{"object"}, Properties: properties, Required: required}
+func objectSchema(properties map[string]*jsonSchema, required ...string) *jsonSchema {
+	return &jsonSchema{Type: []string{"object"}, Properties: properties, Required: required}
 }
 
-func listOf(items *schema) *schema { return &schema{Type: []string{"array"}, Items: items} }
+func arraySchema(items *jsonSchema) *jsonSchema {
+	return &jsonSchema{Type: []string{"array"}, Items: items}
+}
 
 // configSchema is that of a config. TestChartSchema holds the parts that are written here against the parser.
-func configSchema() *schema {
-	word, boolean := &schema{Type: []string{"string"}}, &schema{Type: []string{"boolean"}}
-	shared := object(map[string]*schema{
+func configSchema() *jsonSchema {
+	word, boolean := &jsonSchema{Type: []string{"string"}}, &jsonSchema{Type: []string{"boolean"}}
+	shared := objectSchema(map[string]*jsonSchema{
 		"renameByDefault": boolean, "failRequestsGreaterThanOne": boolean,
-		"resources": listOf(object(map[string]*schema{
+		"resources": arraySchema(objectSchema(map[string]*jsonSchema{
 			"name": word, "rename": word, "devices": {}, "replicas": {Type: []string{"integer"}, Minimum: 2},
 		}, "name", "replicas")),
 	}, "resources")
-	patterns := listOf(object(map[string]*schema{"pattern": word, "name": word}, "pattern", "name"))
-	parts := map[string]*schema{
+	patterns := arraySchema(objectSchema(map[string]*jsonSchema{"pattern": word, "name": word}, "pattern", "name"))
+	subschemas := map[string]*jsonSchema{
 		"sharing.timeSlicing": shared, "sharing.mps": shared, "resources.gpus": patterns, "resources.mig": patterns,
-		"podgauge.xids": {Type: []string{"object"}, AdditionalProperties: &schema{Type: []string{"string"}, Enum: policyNames[Ignore:]}},
+		"podgauge.xids": {Type: []string{"object"}, AdditionalProperties: &jsonSchema{Type: []string{"string"}, Enum: xidPolicyNames[XidIgnore:]}},
 	}
-	root := object(map[string]*schema{"version": {Type: []string{"string"}, Enum: []string{version}}})
-	for path := range ignored {
-		parts[path] = &schema{}
+	root := objectSchema(map[string]*jsonSchema{"version": {Type: []string{"string"}, Enum: []string{schemaVersion}}})
+	for path := range ignoredKeys {
+		subschemas[path] = &jsonSchema{}
 	}
-	for i := range rows {
-		r := &rows[i]
+	for i := range allSettings {
+		s := &allSettings[i]
 		switch {
-		case r.path == "" || r.read != nil:
-		case isSwitch(r.into(new(target))):
-			parts[r.path] = boolean
-		case isList(r.into(new(target))):
-			parts[r.path] = &schema{Type: []string{"array", "string"}, Items: &schema{Type: []string{"string"}, Enum: r.oneOf}}
+		case s.path == "" || s.read != nil:
+		case isBool(s.field(new(loadState))):
+			subschemas[s.path] = boolean
+		case isList(s.field(new(loadState))):
+			subschemas[s.path] = &jsonSchema{Type: []string{"array", "string"}, Items: &jsonSchema{Type: []string{"string"}, Enum: s.allowed}}
 		default:
-			parts[r.path] = &schema{Type: []string{"string"}, Enum: r.oneOf}
+			subschemas[s.path] = &jsonSchema{Type: []string{"string"}, Enum: s.allowed}
 		}
 	}
-	for path, part := range parts {
-		at, keys := root, strings.Split(path, ".")
+	for path, subschema := range subschemas {
+		parent, keys := root, strings.Split(path, ".")
 		for _, key := range keys[:len(keys)-1] {
-			if at.Properties[key] == nil {
-				at.Properties[key] = object(map[string]*schema{})
+			if parent.Properties[key] == nil {
+				parent.Properties[key] = objectSchema(map[string]*jsonSchema{})
 			}
-			at = at.Properties[key]
+			parent = parent.Properties[key]
 		}
-		at.Properties[keys[len(keys)-1]] = part
+		parent.Properties[keys[len(keys)-1]] = subschema
 	}
 	return root
 }
@@ -165,7 +167,7 @@ func TestChartSchema(t *testing.T) {
 				at = at.Properties[key]
 			}
 		}
-		l := loaded(t, "version: v1\n"+c.file+"\n")
+		l := mustLoad(t, "version: v1\n"+c.file+"\n")
 		want := "valid keys are " + strings.Join(slices.Sorted(maps.Keys(at.Properties)), ", ")
 		if len(l.UnknownKeys) != 1 || l.UnknownKeys[0].Hint != want {
 			t.Errorf("%s: the parser says %v, the schema that %s", c.path, l.UnknownKeys, want)

@@ -9,17 +9,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// version is the one of NVIDIA's schema.
-const version = "v1"
+// schemaVersion is the one of NVIDIA's schema.
+const schemaVersion = "v1"
 
-// ignored are the keys of NVIDIA's other programs, which read the same file.
-var ignored = map[string]string{
+// ignoredKeys are the keys of NVIDIA's other programs, which read the same file.
+var ignoredKeys = map[string]string{
 	"flags.gfd":               "GPU feature discovery",
 	"flags.useNodeFeatureAPI": "GPU feature discovery",
 }
 
-// document is one config of a file: what it says, by the paths of the rows.
-type document struct {
+// configDocument is one config of a file: what it says, by the paths of the rows.
+type configDocument struct {
 	file    string
 	name    string // empty: the file holds one config, which has none
 	prefix  string // the config's place in the file: "configs.mixed."
@@ -29,14 +29,14 @@ type document struct {
 }
 
 // walk visits the keys below path, which is empty or ends with a dot, and collects unknown keys.
-func (d *document) walk(n *node, path string) error {
+func (d *configDocument) walk(n *node, path string) error {
 	switch {
 	case n.null() && path == "":
-		return under(strings.TrimSuffix(d.prefix, "."), n, wrong(n.line, "is empty"))
+		return withPath(strings.TrimSuffix(d.prefix, "."), n, newParseError(n.line, "is empty"))
 	case n.kind != yaml.MappingNode:
-		return under(strings.TrimSuffix(d.prefix+path, "."), n, wrong(n.line, "want a mapping"))
+		return withPath(strings.TrimSuffix(d.prefix+path, "."), n, newParseError(n.line, "want a mapping"))
 	}
-	known := children(path)
+	known := childKeys(path)
 	for _, e := range n.entries {
 		if err := d.visit(e, path+e.key, known); err != nil {
 			return err
@@ -45,20 +45,20 @@ func (d *document) walk(n *node, path string) error {
 	return nil
 }
 
-func (d *document) visit(e entry, path string, known map[string]bool) error {
-	if of, ok := ignored[path]; ok {
-		d.note(e.line, "%s belongs to NVIDIA's %s, and is ignored", printable(d.prefix+path), of)
+func (d *configDocument) visit(e entry, path string, known map[string]bool) error {
+	if of, ok := ignoredKeys[path]; ok {
+		d.addNotice(e.line, "%s belongs to NVIDIA's %s, and is ignored", quoteUnprintable(d.prefix+path), of)
 		return nil
 	}
 	branch, ok := known[e.key]
 	switch {
 	case path == "configs", path == "default": // of a file of several, which this one is part of
-		return under(d.prefix+path, e.value, wrong(e.line, "not in a config: want it at the top of --config-file"))
+		return withPath(d.prefix+path, e.value, newParseError(e.line, "not in a config: want it at the top of --config-file"))
 	case !ok:
-		d.addUnknown(e, d.prefix+path, hint(e.key, slices.Collect(maps.Keys(known))))
+		d.addUnknown(e, d.prefix+path, suggestKey(e.key, slices.Collect(maps.Keys(known))))
 	case e.value.null():
 	case path == "version":
-		return under(d.prefix+path, e.value, checkVersion(e.value))
+		return withPath(d.prefix+path, e.value, checkVersion(e.value))
 	case branch:
 		return d.walk(e.value, path+".")
 	default:
@@ -69,21 +69,21 @@ func (d *document) visit(e entry, path string, known map[string]bool) error {
 
 // checkVersion takes a version that is absent for the only one that there is.
 func checkVersion(n *node) error {
-	if n == nil || n.null() || n.kind == yaml.ScalarNode && n.tag == "!!str" && n.text == version {
+	if n == nil || n.null() || n.kind == yaml.ScalarNode && n.tag == "!!str" && n.text == schemaVersion {
 		return nil
 	}
-	return wrong(n.line, "%q: want %s", n.text, version)
+	return newParseError(n.line, "%q: want %s", n.text, schemaVersion)
 }
 
-// children are the keys that there may be below a path, and whether there is
+// childKeys are the keys that there may be below a path, and whether there is
 // more below them.
-func children(path string) map[string]bool {
+func childKeys(path string) map[string]bool {
 	known := map[string]bool{}
 	if path == "" {
 		known["version"] = false
 	}
-	for _, r := range rows {
-		rest, ok := strings.CutPrefix(r.path, path)
+	for _, s := range allSettings {
+		rest, ok := strings.CutPrefix(s.path, path)
 		if key, _, more := strings.Cut(rest, "."); ok && key != "" {
 			known[key] = more
 		}
@@ -91,26 +91,26 @@ func children(path string) map[string]bool {
 	return known
 }
 
-func (d *document) note(line int, format string, args ...any) {
+func (d *configDocument) addNotice(line int, format string, args ...any) {
 	d.notices = append(d.notices, fmt.Sprintf("%s:%d: %s", d.file, line, fmt.Sprintf(format, args...)))
 }
 
 // fields reads a mapping by its keys, each with its own function, and collects unknown keys.
-func (d *document) fields(n *node, path string, read map[string]func(*node) error) error {
+func (d *configDocument) fields(n *node, path string, read map[string]func(*node) error) error {
 	if n.kind != yaml.MappingNode {
-		return under(path, n, wrong(n.line, "want a mapping"))
+		return withPath(path, n, newParseError(n.line, "want a mapping"))
 	}
 	for _, e := range n.entries {
 		at := path + "." + e.key
 		f, ok := read[e.key]
 		if !ok {
-			d.addUnknown(e, at, hint(e.key, slices.Collect(maps.Keys(read))))
+			d.addUnknown(e, at, suggestKey(e.key, slices.Collect(maps.Keys(read))))
 			continue
 		}
 		if e.value.null() {
 			continue
 		}
-		if err := under(at, e.value, f(e.value)); err != nil {
+		if err := withPath(at, e.value, f(e.value)); err != nil {
 			return err
 		}
 	}
@@ -120,11 +120,11 @@ func (d *document) fields(n *node, path string, read map[string]func(*node) erro
 // each reads the items of a list.
 func (n *node) each(path string, read func(n *node, path string) error) error {
 	if n.kind != yaml.SequenceNode {
-		return under(path, n, wrong(n.line, "want a list"))
+		return withPath(path, n, newParseError(n.line, "want a list"))
 	}
 	for i, item := range n.items {
 		at := fmt.Sprintf("%s[%d]", path, i)
-		if err := under(at, item, read(item, at)); err != nil {
+		if err := withPath(at, item, read(item, at)); err != nil {
 			return err
 		}
 	}

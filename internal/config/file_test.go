@@ -27,7 +27,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\n\tflags: x\n", "config.yaml:2: found a tab character that violates indentation"},
 		{"\xff\xfe\x00", "config.yaml: incomplete UTF-16 character"},
 		{"version: v1\nflags: \x01\n", "config.yaml: control characters are not allowed"},
-		{"version: v1 # " + strings.Repeat("x", mostBytes), "config.yaml: more than 1 MiB"},
+		{"version: v1 # " + strings.Repeat("x", maxFileBytes), "config.yaml: more than 1 MiB"},
 		// Keys.
 		{"configs: {\"a\\nb\": {}, c: {}}\n", `config.yaml: several configs, and none is the default; want --config-name of "a\nb", c`},
 		{"version: v1\nversion: v1\n", `config.yaml:2: "version" is given twice`},
@@ -87,8 +87,8 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\nresources: {gpus: [{name: gpu}]}\n", "config.yaml:2: resources.gpus[0]: no pattern"},
 		{"version: v1\nresources: {mig: [{pattern: \"*\", name: kubernetes.io/gpu}]}\n", `config.yaml:2: resources.mig[0].name: "kubernetes.io/gpu": kubernetes.io is reserved`},
 	} {
-		path := inFile(t, "config.yaml", c.file)
-		if got := refusal(t, nil, Source{File: path}, filepath.Dir(path)); got != c.says || strings.Contains(got, "\n") {
+		path := writeTemp(t, "config.yaml", c.file)
+		if got := loadError(t, nil, FileLocation{File: path}, filepath.Dir(path)); got != c.says || strings.Contains(got, "\n") {
 			t.Errorf("%.80q is refused with\n%s, want\n%s", c.file, got, c.says)
 		}
 	}
@@ -111,8 +111,8 @@ func TestUnknownKeys(t *testing.T) {
 		{"version: v1\nresources: {mig: [{name: a, pattern: b, Name: c}]}\n", "config.yaml:2: resources.mig[0].Name: unknown key; is name meant?"},
 		{"version: v1\nconfigs: {a: {}}\nflag: {}\n", "config.yaml:3: flag: unknown key; valid keys are configs, default, version"},
 	} {
-		path := inFile(t, "config.yaml", c.file)
-		l, err := builder(t, nil).LoadFrom(Source{File: path})
+		path := writeTemp(t, "config.yaml", c.file)
+		l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: path})
 		if err != nil || len(l.UnknownKeys) != 1 {
 			t.Errorf("%q: %v, unknown keys %v", c.file, err, l.UnknownKeys)
 			continue
@@ -126,7 +126,7 @@ func TestUnknownKeys(t *testing.T) {
 
 // TestUnknownKeysInOrder: they come by line, whichever reader found them.
 func TestUnknownKeysInOrder(t *testing.T) {
-	l := loaded(t, "sharing:\n  timeSlicing:\n    a: 1\n    resources: [{name: gpu, replicas: 2, b: 1}]\nflags: {c: {d: 1}}\nversion: v1\n")
+	l := mustLoad(t, "sharing:\n  timeSlicing:\n    a: 1\n    resources: [{name: gpu, replicas: 2, b: 1}]\nflags: {c: {d: 1}}\nversion: v1\n")
 	var got []string
 	for _, k := range l.UnknownKeys {
 		got = append(got, fmt.Sprint(k.Line, " ", k.Key))
@@ -140,8 +140,8 @@ func TestUnknownKeysInOrder(t *testing.T) {
 // TestReport: each unknown key is a warning with its place, and a file of thousands is bounded.
 func TestReport(t *testing.T) {
 	report := func(file string) []string {
-		log := &lines{}
-		loaded(t, file).Report(slog.New(slog.NewTextHandler(log, nil)))
+		log := &lockedBuffer{}
+		mustLoad(t, file).Report(slog.New(slog.NewTextHandler(log, nil)))
 		return log.take()
 	}
 	got := report("version: v1\nflags: {migStrateg: none}\n")
@@ -169,15 +169,15 @@ func TestHostileFiles(t *testing.T) {
 		{"an alias within itself", "version: v1\nflags: &a [*a]\n", "nested more than 32 levels deep"},
 		{"a merge of itself", "version: v1\nflags: &a {<<: *a}\n", "nested more than 32 levels deep"},
 		{"deep", "version: v1\nflags: " + strings.Repeat("[", 5000) + strings.Repeat("]", 5000), "nested more than 32 levels deep"},
-		{"deeper", strings.Repeat("[", mostBytes), "exceeded max depth of 10000"},
+		{"deeper", strings.Repeat("[", maxFileBytes), "exceeded max depth of 10000"},
 		{"deep mappings", strings.Repeat("{a: ", 200000), "exceeded max depth of 10000"},
-		{"many items", "[" + strings.Repeat("1,", mostBytes/2-1), "did not find expected"},
+		{"many items", "[" + strings.Repeat("1,", maxFileBytes/2-1), "did not find expected"},
 		{"many values", "version: v1\nflags: [" + strings.Repeat("1,", 100000) + "1]", "more than 20000 values"},
 		{"an anchor that is not there", "version: *v\n", "unknown anchor 'v' referenced"},
 		{"a merge of nothing", "version: v1\n<<: 5\n", "<<: want a mapping"},
 	} {
-		path := inFile(t, "config.yaml", c.file)
-		if got := refusal(t, nil, Source{File: path}, filepath.Dir(path)); !strings.Contains(got, c.says) || strings.Contains(got, "\n") {
+		path := writeTemp(t, "config.yaml", c.file)
+		if got := loadError(t, nil, FileLocation{File: path}, filepath.Dir(path)); !strings.Contains(got, c.says) || strings.Contains(got, "\n") {
 			t.Errorf("%s is refused with %q, want %q", c.name, got, c.says)
 		}
 	}
@@ -204,40 +204,40 @@ func TestAcceptedFiles(t *testing.T) {
 		{"numbers of YAML", "version: v1\nsharing: {timeSlicing: {resources: [{name: a, replicas: 0x10}, {name: b, replicas: 010}, {name: c, replicas: 1_000}, {name: d, replicas: 4.0}]}}\n", func(s *Settings) {
 			for i, n := range []int{16, 8, 1000, 4} {
 				s.Sharing.TimeSlicing.Resources = append(s.Sharing.TimeSlicing.Resources,
-					SharedResource{Name: "nvidia.com/" + string(rune('a'+i)), Devices: Devices{All: true}, Replicas: n})
+					SharedResource{Name: "nvidia.com/" + string(rune('a'+i)), Devices: DeviceSelection{All: true}, Replicas: n})
 			}
 		}},
 		{"both ways of sharing", "version: v1\nflags: {mpsRoot: /mps}\nsharing:\n  timeSlicing: {resources: [{name: gpu, replicas: 4}]}\n  mps: {resources: [{name: gpu, replicas: 2}]}\n", func(s *Settings) {
 			s.MPSRoot = "/mps"
-			s.Sharing.MPS = Shared{FailRequestsGreaterThanOne: true, Resources: []SharedResource{{Name: GPUResource, Devices: Devices{All: true}, Replicas: 2}}}
+			s.Sharing.MPS = SharingMethod{FailRequestsGreaterThanOne: true, Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
 		}},
 		{"MPS with requests of several", "version: v1\nflags: {mpsRoot: /mps}\nsharing:\n  mps: {failRequestsGreaterThanOne: false, resources: [{name: gpu, replicas: 2}]}\n", func(s *Settings) {
 			s.MPSRoot = "/mps"
-			s.Sharing.MPS = Shared{Resources: []SharedResource{{Name: GPUResource, Devices: Devices{All: true}, Replicas: 2}}}
+			s.Sharing.MPS = SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
 		}},
 		{"ours", "version: v1\npodgauge:\n  preStartCheck: true\n  select: {include: [0, 3B:00.0, \"model:*A100*\"], exclude: 01}\n  disableHealthChecks: [79, 48, 79]\n  enableHealthChecks: all\n", func(s *Settings) {
 			s.PreStartCheck = true
-			s.Select = Select{Include: []Ref{"0", "0000:3b:00.0", "model:*A100*"}, Exclude: []Ref{"1"}}
-			s.Health = Health{Ignored: []uint64{48, 79}, EnableAll: true}
+			s.DeviceFilter = DeviceFilter{Include: []DeviceSelector{"0", "0000:3b:00.0", "model:*A100*"}, Exclude: []DeviceSelector{"1"}}
+			s.Health = HealthConfig{Ignored: []uint64{48, 79}, EnableAll: true}
 		}},
 		{"claims", "version: v1\npodgauge: {claims: {ignore: [monitoring/*, \"*/dcgm-*/gpu.nvidia.com\"], reserveDevices: true}}\n", func(s *Settings) {
-			s.Claims = Claims{Ignore: []ClaimPattern{{"monitoring", "*", "*"}, {"*", "dcgm-*", "gpu.nvidia.com"}}, ReserveDevices: true}
+			s.Claims = ClaimsConfig{Ignore: []ClaimPattern{{"monitoring", "*", "*"}, {"*", "dcgm-*", "gpu.nvidia.com"}}, ReserveDevices: true}
 		}},
 		{"single Xids", "version: v1\npodgauge: {xids: {\"94\": warn, 31: unhealthy, 43: ignore, 45: null}}\n", func(s *Settings) {
-			s.Health = Health{Xids: map[uint64]Policy{94: Warn, 31: Unhealthy, 43: Ignore}}
+			s.Health = HealthConfig{Xids: map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 43: XidIgnore}}
 		}},
 		{"no single Xids", "{\"version\": \"v1\", \"podgauge\": {\"xids\": {}}}", func(*Settings) {}},
 	} {
-		want := loaded(t, "version: v1\n").Settings
+		want := mustLoad(t, "version: v1\n").Settings
 		c.want(&want)
-		if got := loaded(t, c.file).Settings; !reflect.DeepEqual(got, want) {
+		if got := mustLoad(t, c.file).Settings; !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got\n%+v, want\n%+v", c.name, got, want)
 		}
 	}
 }
 
 func TestNotices(t *testing.T) {
-	l := loaded(t, `flags: {gfd: {oneshot: true, anything: 1}, useNodeFeatureAPI: true, mpsRoot: /m}
+	l := mustLoad(t, `flags: {gfd: {oneshot: true, anything: 1}, useNodeFeatureAPI: true, mpsRoot: /m}
 resources: {gpus: [{pattern: "*", name: a}]}
 sharing:
   timeSlicing: {resources: [{name: gpu, replicas: 4, rename: x}]}

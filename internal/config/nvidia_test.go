@@ -8,17 +8,17 @@ import (
 	"testing"
 )
 
-// TestNvidiasOwnConfigs: the samples of NVIDIA's README, Helm chart and operator
+// TestNvidiaSamples: the samples of NVIDIA's README, Helm chart and operator
 // mean what they say there.
-func TestNvidiasOwnConfigs(t *testing.T) {
-	all := Devices{All: true}
-	slicing := func(pairs ...any) (s Sharing) {
+func TestNvidiaSamples(t *testing.T) {
+	all := DeviceSelection{All: true}
+	slicing := func(pairs ...any) (s SharingConfig) {
 		for i := 0; i < len(pairs); i += 2 {
 			s.TimeSlicing.Resources = append(s.TimeSlicing.Resources, SharedResource{Name: pairs[i].(string), Devices: all, Replicas: pairs[i+1].(int)})
 		}
 		return s
 	}
-	renamed := func(s Shared) Shared {
+	renamed := func(s SharingMethod) SharingMethod {
 		s.RenameByDefault = true
 		for i := range s.Resources {
 			s.Resources[i].Rename = s.Resources[i].Name + ".shared"
@@ -54,8 +54,8 @@ func TestNvidiasOwnConfigs(t *testing.T) {
 	} {
 		// NVIDIA's chart sets MPS_ROOT whatever the config says.
 		env := map[string]string{"MPS_ROOT": "/run/nvidia/mps", "CONFIG_FILE": filepath.Join("testdata/nvidia", c.file), "CONFIG_NAME": c.name}
-		l, err := builder(t, env).Load()
-		want := loaded(t, "version: v1\n").Settings
+		l, err := newTestBuilder(t, env).Load()
+		want := mustLoad(t, "version: v1\n").Settings
 		want.MPSRoot = "/run/nvidia/mps"
 		c.want(&want)
 		if err != nil || !reflect.DeepEqual(l.Settings, want) || len(l.Notices)+len(l.UnknownKeys) > 0 {
@@ -64,21 +64,21 @@ func TestNvidiasOwnConfigs(t *testing.T) {
 	}
 }
 
-// TestEveryKeyOfNvidias is in one file; those of its other programs are ignored
+// TestNvidiaKeys is in one file; those of its other programs are ignored
 // with a line.
-func TestEveryKeyOfNvidias(t *testing.T) {
-	l, err := builder(t, nil, "--config-file=testdata/full.json").Load()
+func TestNvidiaKeys(t *testing.T) {
+	l, err := newTestBuilder(t, nil, "--config-file=testdata/full.json").Load()
 	want := Settings{
 		MIGStrategy: MIGSingle, FailOnInitError: true, DriverRoot: "/run/nvidia/driver", DevRoot: "/", ContainerDriverRoot: "/host", PassDeviceSpecs: true,
 		DeviceListStrategy: []string{ListEnvvar, ListCDIAnnotations}, DeviceIDStrategy: IDsIndex, GDRCopy: true, GDS: true, MOFED: true,
 		CDIAnnotationPrefix: "cdi.example.com/", CDIHookPath: "/usr/local/bin/nvidia-cdi-hook", MPSRoot: "/run/nvidia/mps",
 		AllocationPolicy: AllocatePacked, DeviceDiscovery: DiscoverNVML, IMEX: IMEX{ChannelIDs: []int{0}, Required: true},
 		KubeletSocket: "/var/lib/kubelet/device-plugins/kubelet.sock",
-		Sharing: Sharing{TimeSlicing: Shared{RenameByDefault: true, FailRequestsGreaterThanOne: true, Resources: []SharedResource{
-			{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: Devices{Count: 2}, Replicas: 4},
-			{Name: "nvidia.com/small", Rename: "nvidia.com/tiny", Devices: Devices{List: []Ref{"0", "1", "0:1", uuid0, "MIG-" + Ref(uuid0) + "/3/0"}}, Replicas: 2},
+		Sharing: SharingConfig{TimeSlicing: SharingMethod{RenameByDefault: true, FailRequestsGreaterThanOne: true, Resources: []SharedResource{
+			{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{Count: 2}, Replicas: 4},
+			{Name: "nvidia.com/small", Rename: "nvidia.com/tiny", Devices: DeviceSelection{List: []DeviceSelector{"0", "1", "0:1", uuid0, "MIG-" + DeviceSelector(uuid0) + "/3/0"}}, Replicas: 2},
 		}}},
-		Resources: Resources{GPUs: []Pattern{{"*A100*", "nvidia.com/a100"}}, MIGs: []Pattern{{"1g.*", "nvidia.com/small"}}},
+		Resources: ResourceNames{GPUs: []NamePattern{{"*A100*", "nvidia.com/a100"}}, MIGs: []NamePattern{{"1g.*", "nvidia.com/small"}}},
 	}
 	if err != nil || !reflect.DeepEqual(l.Settings, want) {
 		t.Errorf("got\n%+v, want\n%+v, %v", l.Settings, want, err)
@@ -94,7 +94,7 @@ func TestEveryKeyOfNvidias(t *testing.T) {
 // FuzzFile: no file makes the parser panic, and one that it takes is safe to act
 // on, and means the same when it is written anew.
 func FuzzFile(f *testing.F) {
-	f.Add([]byte(several))
+	f.Add([]byte(namedConfigs))
 	f.Add([]byte("\"two\\nlines\": 1\n"))
 	f.Add([]byte("configs: {\"a\\nb\": {}, \"c\\e[31m\": {}}\n"))
 	f.Add([]byte("version: v1\nflags: &f {<<: {migStrategy: mixed}}\npodgauge: {select: {include: [0, \"0:1\"]}}\n"))
@@ -105,40 +105,40 @@ func FuzzFile(f *testing.F) {
 		}
 		return nil
 	})
-	b := builder(f, map[string]string{"MPS_ROOT": "/mps"})
+	b := newTestBuilder(f, map[string]string{"MPS_ROOT": "/mps"})
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l, err := b.load(content{file: "f", data: data})
+		l, err := b.load(rawConfig{file: "f", data: data})
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") || !strings.HasPrefix(err.Error(), "f:") {
 				t.Fatalf("not one line that names the file: %q", err)
 			}
 			return
 		}
-		safe(t, l.Settings)
+		checkInvariants(t, l.Settings)
 		root, err := parseTree(data)
 		if err != nil {
 			t.Fatal(err)
 		}
-		again, err := b.load(content{file: "f", data: write(t, root)})
+		again, err := b.load(rawConfig{file: "f", data: write(t, root)})
 		if err != nil || !reflect.DeepEqual(again.Settings, l.Settings) {
 			t.Fatalf("written anew it is %+v, %v; was %+v", again.Settings, err, l.Settings)
 		}
 	})
 }
 
-// safe says what who acts on Settings may rely on.
-func safe(t *testing.T, s Settings) {
+// checkInvariants says what who acts on Settings may rely on.
+func checkInvariants(t *testing.T, s Settings) {
 	names := []string{s.Resources.GPU("x"), s.Resources.MIG(MIGMixed, "1g.5gb")}
-	for _, shared := range []Shared{s.Sharing.MPS, s.Sharing.TimeSlicing} {
+	for _, shared := range []SharingMethod{s.Sharing.MPS, s.Sharing.TimeSlicing} {
 		for _, r := range shared.Resources {
 			if names = append(names, r.Name); r.Rename != "" {
 				names = append(names, r.Rename)
 			}
-			if r.Replicas < 2 || r.Replicas > mostReplicas || !r.Devices.All && r.Devices.Count <= 0 && len(r.Devices.List) == 0 {
+			if r.Replicas < 2 || r.Replicas > maxReplicas || !r.Devices.All && r.Devices.Count <= 0 && len(r.Devices.List) == 0 {
 				t.Errorf("%+v", r)
 			}
 		}
-		shared.Shares(GPUResource, []Device{a100, t4, mig})
+		shared.ReplicasFor(GPUResource, []DeviceIdentity{deviceA100, deviceT4, deviceMIG})
 	}
 	for _, name := range names {
 		if err := CheckResourceName(name); err != nil {
@@ -150,16 +150,16 @@ func safe(t *testing.T, s Settings) {
 	}
 }
 
-// TestNewerKeysOfNvidias are ignored: a file of a newer plugin must not stop this one.
-func TestNewerKeysOfNvidias(t *testing.T) {
-	l, err := builder(t, nil, "--config-file=testdata/nvidia/newer.yaml").Load()
+// TestNewerNvidiaKeys are ignored: a file of a newer plugin must not stop this one.
+func TestNewerNvidiaKeys(t *testing.T) {
+	l, err := newTestBuilder(t, nil, "--config-file=testdata/nvidia/newer.yaml").Load()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := loaded(t, "version: v1\n").Settings
+	want := mustLoad(t, "version: v1\n").Settings
 	want.MIGStrategy = MIGMixed
-	want.Sharing.TimeSlicing.Resources = []SharedResource{{Name: GPUResource, Devices: Devices{All: true}, Replicas: 4}}
-	want.Resources.GPUs = []Pattern{{"*", GPUResource}}
+	want.Sharing.TimeSlicing.Resources = []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 4}}
+	want.Resources.GPUs = []NamePattern{{"*", GPUResource}}
 	if !reflect.DeepEqual(l.Settings, want) {
 		t.Errorf("got\n%+v, want\n%+v", l.Settings, want)
 	}

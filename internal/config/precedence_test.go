@@ -9,83 +9,83 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// samples are two values that a row takes, and that differ.
-func samples(r row) (a, b string) {
+// sampleValues are two values that a row takes, and that differ.
+func sampleValues(s setting) (a, b string) {
 	switch {
-	case isSwitch(r.into(new(target))):
+	case isBool(s.field(new(loadState))):
 		return "true", "false"
-	case len(r.oneOf) > 1:
-		return r.oneOf[0], r.oneOf[1]
-	case r.flag == "device-discovery-strategy":
+	case len(s.allowed) > 1:
+		return s.allowed[0], s.allowed[1]
+	case s.flag == "device-discovery-strategy":
 		return DiscoverAuto, DiscoverNVML
-	case r.flag == "ignore-claims":
+	case s.flag == "ignore-claims":
 		return "a/b", "a/*/c"
-	case r.flag == "imex-channel-ids":
+	case s.flag == "imex-channel-ids":
 		return "0", "" // it has no third
 	}
 	return "11", "12" // strings, Xids and devices alike
 }
 
-// file says a row's value where a file does.
-func (r row) file(value string) string {
-	if r.path == "" {
+// configText says a row's value where a file does.
+func (s setting) configText(value string) string {
+	if s.path == "" {
 		return "version: v1\n"
 	}
-	text, keys := "version: v1\n", strings.Split(r.path, ".")
+	text, keys := "version: v1\n", strings.Split(s.path, ".")
 	for i, key := range keys {
 		text += strings.Repeat(" ", i) + key + ":"
 		if i < len(keys)-1 {
 			text += "\n"
 		}
 	}
-	if isList(r.into(new(target))) {
+	if isList(s.field(new(loadState))) {
 		value = "[" + value + "]"
 	}
 	return text + " " + value + "\n"
 }
 
-// value is what a row has in the Settings, or beside them.
-func (r row) value(t *testing.T, b *Builder, file string) any {
+// loadedValue is what a row has in the Settings, or beside them.
+func (s setting) loadedValue(t *testing.T, b *Builder, file string) any {
 	t.Helper()
-	l, err := b.LoadFrom(Source{File: inFile(t, "config.yaml", file)})
+	l, err := b.LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", file)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	source, err := b.Source()
+	source, err := b.Location()
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := target{Settings: l.Settings, source: source}
-	if strings.HasSuffix(r.flag, "health-checks") {
+	all := loadState{Settings: l.Settings, location: source}
+	if strings.HasSuffix(s.flag, "health-checks") {
 		return l.Settings.Health
 	}
-	return reflect.ValueOf(r.into(&all)).Elem().Interface()
+	return reflect.ValueOf(s.field(&all)).Elem().Interface()
 }
 
 // TestPrecedence: of each row, a flag beats a variable, which beats the file,
 // which beats the default, whichever value each has.
 func TestPrecedence(t *testing.T) {
-	for _, r := range rows {
+	for _, r := range allSettings {
 		if r.read != nil {
 			continue
 		}
-		one, two := samples(r)
+		one, two := sampleValues(r)
 		for _, c := range [][2]string{{one, two}, {two, one}} {
 			high, low := c[0], c[1]
-			only := r.value(t, builder(t, nil, "--"+r.flag+"="+high), "version: v1\n")
+			only := r.loadedValue(t, newTestBuilder(t, nil, "--"+r.flag+"="+high), "version: v1\n")
 			for _, variable := range r.env {
-				if got := r.value(t, builder(t, map[string]string{variable: low}, "--"+r.flag+"="+high), r.file(low)); !reflect.DeepEqual(got, only) {
+				if got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: low}, "--"+r.flag+"="+high), r.configText(low)); !reflect.DeepEqual(got, only) {
 					t.Errorf("--%s=%s with %s=%s and in the file: %v, want %v", r.flag, high, variable, low, got, only)
 				}
-				if got := r.value(t, builder(t, map[string]string{variable: high}), r.file(low)); high != "" && !reflect.DeepEqual(got, only) {
+				if got := r.loadedValue(t, newTestBuilder(t, map[string]string{variable: high}), r.configText(low)); high != "" && !reflect.DeepEqual(got, only) {
 					t.Errorf("%s=%s with %s in the file: %v, want %v", variable, high, low, got, only)
 				}
 			}
-			if got := r.value(t, builder(t, nil), r.file(high)); r.path != "" && !reflect.DeepEqual(got, only) {
+			if got := r.loadedValue(t, newTestBuilder(t, nil), r.configText(high)); r.path != "" && !reflect.DeepEqual(got, only) {
 				t.Errorf("%s: %s in the file: %v, want %v", r.path, high, got, only)
 			}
 			for _, alias := range r.aliases {
-				if got := r.value(t, builder(t, nil, "--"+alias+"="+high), r.file(low)); !reflect.DeepEqual(got, only) {
+				if got := r.loadedValue(t, newTestBuilder(t, nil, "--"+alias+"="+high), r.configText(low)); !reflect.DeepEqual(got, only) {
 					t.Errorf("--%s=%s: %v, want %v", alias, high, got, only)
 				}
 			}
@@ -93,42 +93,42 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// TestFirstVariableHolds where NVIDIA has two for one setting.
-func TestFirstVariableHolds(t *testing.T) {
-	for _, r := range rows {
+// TestFirstVariableWins where NVIDIA has two for one setting.
+func TestFirstVariableWins(t *testing.T) {
+	for _, r := range allSettings {
 		if len(r.env) < 2 {
 			continue
 		}
-		got := r.value(t, builder(t, map[string]string{r.env[0]: "a", r.env[1]: "b"}), "version: v1\n")
+		got := r.loadedValue(t, newTestBuilder(t, map[string]string{r.env[0]: "a", r.env[1]: "b"}), "version: v1\n")
 		if got != "a" {
 			t.Errorf("%v: %v", r.env, got)
 		}
 	}
 }
 
-// TestRowsAreWhole: a row that lacks something would be a setting that cannot be
+// TestSettingsComplete: a row that lacks something would be a setting that cannot be
 // said, or that nobody understands.
-func TestRowsAreWhole(t *testing.T) {
+func TestSettingsComplete(t *testing.T) {
 	seen := map[string]bool{}
-	for _, r := range rows {
+	for _, r := range allSettings {
 		for _, name := range append(append([]string{r.path, r.flag}, r.aliases...), r.env...) {
 			if name != "" && seen[name] {
 				t.Errorf("%s is in two rows", name)
 			}
 			seen[name] = true
 		}
-		if r.help == "" || (r.flag == "") != (r.read != nil) || (r.flag == "") != (r.into == nil) {
+		if r.help == "" || (r.flag == "") != (r.read != nil) || (r.flag == "") != (r.field == nil) {
 			t.Errorf("%s %s lacks something", r.flag, r.path)
 		}
-		if r.flag != "" && !reflect.DeepEqual(Variables(r.flag), r.env) {
-			t.Errorf("the variables of --%s are %v", r.flag, Variables(r.flag))
+		if r.flag != "" && !reflect.DeepEqual(EnvVars(r.flag), r.env) {
+			t.Errorf("the variables of --%s are %v", r.flag, EnvVars(r.flag))
 		}
 	}
 }
 
 // TestDefaults are NVIDIA's.
 func TestDefaults(t *testing.T) {
-	b := builder(t, nil)
+	b := newTestBuilder(t, nil)
 	l, err := b.Load()
 	want := Settings{
 		MIGStrategy: "none", DriverRoot: "/", DevRoot: "/", ContainerDriverRoot: "/driver-root",
@@ -142,7 +142,7 @@ func TestDefaults(t *testing.T) {
 
 // TestSpellings: as NVIDIA's plugin takes them.
 func TestSpellings(t *testing.T) {
-	b := builder(t, map[string]string{
+	b := newTestBuilder(t, map[string]string{
 		"CDI_DISABLE_HOOKS": "disable-device-node-modification, update-ldcache", "GDS_ENABLED": "1", "MPS_ROOT": "", "FAIL_ON_INIT_ERROR": "", "KUBELET_SOCKET": "",
 	}, "--device-list-strategy=envvar,cdi-cri", "--device-list-strategy=volume-mounts", "--device-list-strategy=envvar", "--pass-device-specs", "--nvidia-dev-root=/x")
 	l, err := b.Load()
@@ -152,7 +152,7 @@ func TestSpellings(t *testing.T) {
 		s.MPSRoot != "" || s.FailOnInitError || s.KubeletSocket != "" {
 		t.Errorf("got %+v, %v", s, err)
 	}
-	if !b.Given("dev-root") || !b.Given("kubelet-socket") || b.Given("mps-root") || b.Given("driver-root") || b.Given("nonsense") {
+	if !b.IsSet("dev-root") || !b.IsSet("kubelet-socket") || b.IsSet("mps-root") || b.IsSet("driver-root") || b.IsSet("nonsense") {
 		t.Error("Given says what was not given")
 	}
 	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED", "mps-root": ""} {
@@ -183,7 +183,7 @@ func TestWrongValues(t *testing.T) {
 		"DEVICE_LIST_STRATEGY": `DEVICE_LIST_STRATEGY: "x y": want envvar, volume-mounts, cdi-annotations or cdi-cri`,
 		"EXCLUDE_DEVICES":      `EXCLUDE_DEVICES: "x y": want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`,
 	} {
-		if got := refusal(t, map[string]string{variable: "x y"}, Source{}, ""); got != says {
+		if got := loadError(t, map[string]string{variable: "x y"}, FileLocation{}, ""); got != says {
 			t.Errorf("%s: %s, want %s", variable, got, says)
 		}
 	}
@@ -193,31 +193,31 @@ func TestWrongValues(t *testing.T) {
 func TestHealthVariables(t *testing.T) {
 	for _, c := range []struct {
 		disable, enable string
-		want            Health
+		want            HealthConfig
 		off             bool
 		notices         int
 	}{
-		{"", "", Health{}, false, 0},
-		{"all", "", Health{IgnoreAll: true}, true, 0},
-		{"XIDS", "", Health{IgnoreAll: true}, true, 0},
-		{"0", "", Health{}, false, 1},
-		{"79, 48,x,,-1,0", "", Health{Ignored: []uint64{48, 79}}, false, 1},
-		{"all", "79", Health{IgnoreAll: true, Enabled: []uint64{79}}, false, 0},
-		{"all", "all", Health{IgnoreAll: true, EnableAll: true}, false, 0},
-		{"48", "all", Health{Ignored: []uint64{48}, EnableAll: true}, false, 0},
+		{"", "", HealthConfig{}, false, 0},
+		{"all", "", HealthConfig{IgnoreAll: true}, true, 0},
+		{"XIDS", "", HealthConfig{IgnoreAll: true}, true, 0},
+		{"0", "", HealthConfig{}, false, 1},
+		{"79, 48,x,,-1,0", "", HealthConfig{Ignored: []uint64{48, 79}}, false, 1},
+		{"all", "79", HealthConfig{IgnoreAll: true, Enabled: []uint64{79}}, false, 0},
+		{"all", "all", HealthConfig{IgnoreAll: true, EnableAll: true}, false, 0},
+		{"48", "all", HealthConfig{Ignored: []uint64{48}, EnableAll: true}, false, 0},
 	} {
-		l, err := builder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
-		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || l.Settings.Health.Off() != c.off || len(l.Notices) != c.notices {
+		l, err := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
+		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || l.Settings.Health.Disabled() != c.off || len(l.Notices) != c.notices {
 			t.Errorf("%q, %q: %+v %v %v", c.disable, c.enable, l.Settings.Health, l.Notices, err)
 		}
 	}
-	h := Health{IgnoreAll: true, Ignored: []uint64{48}, Enabled: []uint64{13, 48}}
-	for xid, want := range map[uint64]Policy{13: Unhealthy, 48: Unhealthy, 79: Warn} {
+	h := HealthConfig{IgnoreAll: true, Ignored: []uint64{48}, Enabled: []uint64{13, 48}}
+	for xid, want := range map[uint64]XidPolicy{13: XidUnhealthy, 48: XidUnhealthy, 79: XidWarn} {
 		if got := h.Policy(xid); got != want {
 			t.Errorf("Xid %d: %v, want %v", xid, got, want)
 		}
 	}
-	if (Health{}).Policy(13) != Default || (Health{EnableAll: true}).Policy(13) != Unhealthy {
+	if (HealthConfig{}).Policy(13) != XidDefault || (HealthConfig{EnableAll: true}).Policy(13) != XidUnhealthy {
 		t.Error("the table's verdict does not hold where nothing is said, or where all is enabled")
 	}
 }
@@ -228,17 +228,17 @@ func TestPolicies(t *testing.T) {
 	const file = "version: v1\npodgauge: {xids: {94: warn, 31: unhealthy, 48: ignore, 79: ignore}}\n"
 	for _, c := range []struct {
 		disable, enable string
-		want            map[uint64]Policy
+		want            map[uint64]XidPolicy
 		off             bool
 	}{
-		{"", "", map[uint64]Policy{94: Warn, 31: Unhealthy, 48: Ignore, 79: Ignore, 13: Default, 95: Default}, false},
-		{"all", "", map[uint64]Policy{94: Warn, 31: Unhealthy, 48: Ignore, 13: Warn, 95: Warn}, false},
-		{"31,95", "", map[uint64]Policy{31: Unhealthy, 95: Warn, 13: Default}, false},
-		{"", "all", map[uint64]Policy{94: Warn, 31: Unhealthy, 48: Ignore, 13: Unhealthy, 95: Unhealthy}, false},
-		{"95", "94,95,48", map[uint64]Policy{94: Warn, 48: Ignore, 95: Unhealthy, 13: Default}, false},
+		{"", "", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 79: XidIgnore, 13: XidDefault, 95: XidDefault}, false},
+		{"all", "", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 13: XidWarn, 95: XidWarn}, false},
+		{"31,95", "", map[uint64]XidPolicy{31: XidUnhealthy, 95: XidWarn, 13: XidDefault}, false},
+		{"", "all", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 13: XidUnhealthy, 95: XidUnhealthy}, false},
+		{"95", "94,95,48", map[uint64]XidPolicy{94: XidWarn, 48: XidIgnore, 95: XidUnhealthy, 13: XidDefault}, false},
 	} {
-		b := builder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable})
-		l, err := b.LoadFrom(Source{File: inFile(t, "config.yaml", file)})
+		b := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable})
+		l, err := b.LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", file)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -248,17 +248,17 @@ func TestPolicies(t *testing.T) {
 				t.Errorf("%q, %q: Xid %d: %v, want %v", c.disable, c.enable, xid, got, want)
 			}
 		}
-		if h.Off() != c.off {
-			t.Errorf("%q, %q: off is %v", c.disable, c.enable, h.Off())
+		if h.Disabled() != c.off {
+			t.Errorf("%q, %q: off is %v", c.disable, c.enable, h.Disabled())
 		}
 		if origin := l.Origins["podgauge.xids"]; !strings.HasSuffix(origin, "config.yaml:2") {
 			t.Errorf("they come from %q", origin)
 		}
 	}
-	if !(Health{IgnoreAll: true, Xids: map[uint64]Policy{94: Warn}}).Off() {
+	if !(HealthConfig{IgnoreAll: true, Xids: map[uint64]XidPolicy{94: XidWarn}}).Disabled() {
 		t.Error("with all ignored and one told of, something makes a device unhealthy")
 	}
-	for p, want := range map[Policy]string{Default: "default", Ignore: "ignore", Warn: "warn", Unhealthy: "unhealthy", 9: "default"} {
+	for p, want := range map[XidPolicy]string{XidDefault: "default", XidIgnore: "ignore", XidWarn: "warn", XidUnhealthy: "unhealthy", 9: "default"} {
 		if p.String() != want {
 			t.Errorf("policy %d is called %s", p, p)
 		}

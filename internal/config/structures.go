@@ -9,7 +9,7 @@ import (
 // What only a file can say: the settings that have parts.
 
 // readShared reads sharing.timeSlicing or sharing.mps.
-func readShared(d *document, dst *Shared, n *node, path string) error {
+func readShared(d *configDocument, dst *SharingMethod, n *node, path string) error {
 	err := d.fields(n, path, map[string]func(*node) error{
 		"renameByDefault":            func(n *node) (err error) { dst.RenameByDefault, err = n.boolean(); return err },
 		"failRequestsGreaterThanOne": func(n *node) (err error) { dst.FailRequestsGreaterThanOne, err = n.boolean(); return err },
@@ -22,7 +22,7 @@ func readShared(d *document, dst *Shared, n *node, path string) error {
 		},
 	})
 	if err == nil && len(dst.Resources) == 0 {
-		err = wrong(n.line, "no resources")
+		err = newParseError(n.line, "no resources")
 	}
 	if err != nil || !dst.RenameByDefault {
 		return err
@@ -34,22 +34,22 @@ func readShared(d *document, dst *Shared, n *node, path string) error {
 		}
 		r.Rename = r.Name + ".shared"
 		if err := CheckResourceName(r.Rename); err != nil {
-			return wrong(n.line, "renamed by default: %v", err)
+			return newParseError(n.line, "renamed by default: %v", err)
 		}
 	}
 	return nil
 }
 
-func readSharedResource(d *document, n *node, path string) (SharedResource, error) {
-	r := SharedResource{Devices: Devices{All: true}}
+func readSharedResource(d *configDocument, n *node, path string) (SharedResource, error) {
+	r := SharedResource{Devices: DeviceSelection{All: true}}
 	err := d.fields(n, path, map[string]func(*node) error{
 		"name":    func(n *node) (err error) { r.Name, err = n.resource(); return err },
 		"rename":  func(n *node) (err error) { r.Rename, err = n.resource(); return err },
 		"devices": func(n *node) (err error) { r.Devices, err = readDevices(n); return err },
 		"replicas": func(n *node) (err error) {
 			r.Replicas, err = n.integer()
-			if err == nil && (r.Replicas < 2 || r.Replicas > mostReplicas) {
-				return wrong(n.line, "%d: want 2 to %d", r.Replicas, mostReplicas)
+			if err == nil && (r.Replicas < 2 || r.Replicas > maxReplicas) {
+				return newParseError(n.line, "%d: want 2 to %d", r.Replicas, maxReplicas)
 			}
 			return err
 		},
@@ -58,39 +58,39 @@ func readSharedResource(d *document, n *node, path string) (SharedResource, erro
 	case err != nil:
 		return r, err
 	case r.Name == "":
-		return r, wrong(n.line, "no name")
+		return r, newParseError(n.line, "no name")
 	case r.Replicas == 0:
-		return r, wrong(n.line, "no replicas")
+		return r, newParseError(n.line, "no replicas")
 	}
 	return r, nil
 }
 
 // readDevices reads "all", a count, or a list of devices.
-func readDevices(n *node) (Devices, error) {
+func readDevices(n *node) (DeviceSelection, error) {
 	if n.kind == yaml.SequenceNode {
-		values, err := n.values(&[]Ref{})
+		values, err := n.values(&[]DeviceSelector{})
 		if err != nil {
-			return Devices{}, err
+			return DeviceSelection{}, err
 		}
-		var list []Ref
-		if err := assign(&list, values); err != nil || len(list) > 0 {
-			return Devices{List: list}, err
+		var list []DeviceSelector
+		if err := assignValues(&list, values); err != nil || len(list) > 0 {
+			return DeviceSelection{List: list}, err
 		}
-		return Devices{}, wrong(n.line, "an empty list")
+		return DeviceSelection{}, newParseError(n.line, "an empty list")
 	}
 	if count, err := n.integer(); err == nil && count > 0 {
-		return Devices{Count: count}, nil
+		return DeviceSelection{Count: count}, nil
 	}
 	if n.kind == yaml.ScalarNode && n.text == "all" {
-		return Devices{All: true}, nil
+		return DeviceSelection{All: true}, nil
 	}
-	return Devices{}, wrong(n.line, "%q: want all, a count of devices, or a list of them", n.text)
+	return DeviceSelection{}, newParseError(n.line, "%q: want all, a count of devices, or a list of them", n.text)
 }
 
 // readPatterns reads resources.gpus or resources.mig.
-func readPatterns(d *document, dst *[]Pattern, n *node, path string) error {
+func readPatterns(d *configDocument, dst *[]NamePattern, n *node, path string) error {
 	return n.each(path, func(n *node, path string) error {
-		var p Pattern
+		var p NamePattern
 		err := d.fields(n, path, map[string]func(*node) error{
 			"pattern": func(n *node) (err error) { p.Pattern, err = n.word(); return err },
 			"name":    func(n *node) (err error) { p.Name, err = n.resource(); return err },
@@ -100,9 +100,9 @@ func readPatterns(d *document, dst *[]Pattern, n *node, path string) error {
 		case err != nil:
 			return err
 		case p.Pattern == "":
-			return wrong(n.line, "no pattern")
+			return newParseError(n.line, "no pattern")
 		case p.Name == "":
-			return wrong(n.line, "no name")
+			return newParseError(n.line, "no name")
 		}
 		return nil
 	})
@@ -110,10 +110,10 @@ func readPatterns(d *document, dst *[]Pattern, n *node, path string) error {
 
 // honoured are the keys that NVIDIA's plugin reads and then ignores with a line
 // in its log, so that who comes from there learns that they now do something.
-func (d *document) honoured() {
+func (d *configDocument) honoured() {
 	for _, path := range []string{"resources.gpus", "resources.mig"} {
 		if n := d.values[path]; n != nil && len(n.items) > 0 {
-			d.note(n.line, "%s: honoured, where NVIDIA's plugin ignores it", path)
+			d.addNotice(n.line, "%s: honoured, where NVIDIA's plugin ignores it", path)
 		}
 	}
 	for _, path := range []string{"sharing.timeSlicing", "sharing.mps"} {
@@ -127,7 +127,7 @@ func (d *document) honoured() {
 				v := item.get(key)
 				if v != nil && !v.null() && v.text != "all" && !slices.Contains(said, key) {
 					said = append(said, key)
-					d.note(v.line, "%s.resources: %s: honoured, where NVIDIA's plugin ignores it", path, key)
+					d.addNotice(v.line, "%s.resources: %s: honoured, where NVIDIA's plugin ignores it", path, key)
 				}
 			}
 		}

@@ -17,9 +17,9 @@ import (
 // What a file may cost. A ConfigMap is 1 MiB at most; a config that anyone wrote
 // has some dozens of values, eight levels deep at most.
 const (
-	mostBytes  = 1 << 20
-	mostValues = 20000
-	mostDepth  = 32
+	maxFileBytes = 1 << 20
+	mostValues   = 20000
+	mostDepth    = 32
 )
 
 // node is a value of a file, with its aliases put in and its merges done.
@@ -39,23 +39,23 @@ type entry struct {
 	value *node
 }
 
-// fault is what is wrong with a file, and where.
-type fault struct {
-	line int    // 0: the file as a whole
-	path string // of the key: "flags.migStrategy"
-	what string
+// ParseError is what is wrong with a file, and where.
+type ParseError struct {
+	line    int    // 0: the file as a whole
+	path    string // of the key: "flags.migStrategy"
+	message string
 }
 
-func (f fault) Error() string {
+func (f ParseError) Error() string {
 	if f.path == "" {
-		return f.what
+		return f.message
 	}
-	return printable(f.path) + ": " + f.what
+	return quoteUnprintable(f.path) + ": " + f.message
 }
 
-// printable quotes names that would not stay on their line, or that a terminal
+// quoteUnprintable quotes names that would not stay on their line, or that a terminal
 // would act on, and lists them.
-func printable(names ...string) string {
+func quoteUnprintable(names ...string) string {
 	quoted := slices.Clone(names)
 	for i, name := range names {
 		if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
@@ -65,18 +65,18 @@ func printable(names ...string) string {
 	return strings.Join(quoted, ", ")
 }
 
-func wrong(line int, format string, args ...any) error {
-	return fault{line: line, what: fmt.Sprintf(format, args...)}
+func newParseError(line int, format string, args ...any) error {
+	return ParseError{line: line, message: fmt.Sprintf(format, args...)}
 }
 
-// under says which key an error is about, unless that is known better already.
-func under(path string, n *node, err error) error {
-	var f fault
+// withPath says which key an error is about, unless that is known better already.
+func withPath(path string, n *node, err error) error {
+	var f ParseError
 	switch {
 	case err == nil:
 		return nil
 	case !errors.As(err, &f):
-		return fault{line: n.line, path: path, what: err.Error()}
+		return ParseError{line: n.line, path: path, message: err.Error()}
 	case f.path == "":
 		f.path = path
 	}
@@ -97,18 +97,18 @@ func (n *node) get(key string) *node {
 
 // parseTree reads one document of YAML, of which JSON is a part.
 func parseTree(data []byte) (*node, error) {
-	if len(data) > mostBytes {
-		return nil, wrong(0, "more than %d MiB", mostBytes>>20)
+	if len(data) > maxFileBytes {
+		return nil, newParseError(0, "more than %d MiB", maxFileBytes>>20)
 	}
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	var document, more yaml.Node
 	if err := decoder.Decode(&document); errors.Is(err, io.EOF) {
-		return nil, wrong(0, "is empty")
+		return nil, newParseError(0, "is empty")
 	} else if err != nil {
 		return nil, syntaxError(err)
 	}
 	if err := decoder.Decode(&more); err == nil {
-		return nil, wrong(more.Line, "a second document; want one")
+		return nil, newParseError(more.Line, "a second document; want one")
 	} else if !errors.Is(err, io.EOF) {
 		return nil, syntaxError(err)
 	}
@@ -122,7 +122,7 @@ var yamlLine = regexp.MustCompile(`^(?:yaml: )?(?:line (\d+): )?(?s:(.*))$`)
 func syntaxError(err error) error {
 	found := yamlLine.FindStringSubmatch(err.Error())
 	line, _ := strconv.Atoi(found[1]) //nolint:errcheck // no line is line 0
-	return wrong(line, "%s", strings.Join(strings.Fields(found[2]), " "))
+	return newParseError(line, "%s", strings.Join(strings.Fields(found[2]), " "))
 }
 
 // grower makes a tree of what the library read. There an alias is a pointer to
@@ -132,10 +132,10 @@ type grower struct{ left int }
 
 func (g *grower) grow(y *yaml.Node, depth int) (*node, error) {
 	if g.left--; g.left < 0 {
-		return nil, wrong(y.Line, "more than %d values", mostValues)
+		return nil, newParseError(y.Line, "more than %d values", mostValues)
 	}
 	if depth < 0 {
-		return nil, wrong(y.Line, "nested more than %d levels deep", mostDepth)
+		return nil, newParseError(y.Line, "nested more than %d levels deep", mostDepth)
 	}
 	switch y.Kind {
 	case yaml.AliasNode:
@@ -169,13 +169,13 @@ func (g *grower) mapping(y *yaml.Node, depth int) (*node, error) {
 		case err != nil:
 			return nil, err
 		case key.Kind != yaml.ScalarNode:
-			return nil, wrong(key.Line, "a key that is not a word")
+			return nil, newParseError(key.Line, "a key that is not a word")
 		case key.ShortTag() == "!!merge":
 			merged = append(merged, value)
 			continue
 		}
 		if n.get(key.Value) != nil {
-			return nil, wrong(key.Line, "%s is given twice", strconv.Quote(key.Value))
+			return nil, newParseError(key.Line, "%s is given twice", strconv.Quote(key.Value))
 		}
 		n.entries = append(n.entries, entry{key: key.Value, line: key.Line, value: value})
 	}
@@ -194,7 +194,7 @@ func (n *node) merge(from *node) error {
 	case yaml.SequenceNode:
 		for _, item := range from.items {
 			if item.kind != yaml.MappingNode {
-				return wrong(item.line, "<<: want a mapping")
+				return newParseError(item.line, "<<: want a mapping")
 			}
 			if err := n.merge(item); err != nil {
 				return err
@@ -209,5 +209,5 @@ func (n *node) merge(from *node) error {
 		}
 		return nil
 	}
-	return wrong(from.line, "<<: want a mapping")
+	return newParseError(from.line, "<<: want a mapping")
 }

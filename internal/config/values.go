@@ -14,9 +14,9 @@ import (
 // The kinds of value that a flag, a variable and a file can all express. Each
 // carries them as text; there is one way into the Settings for all three.
 
-// assign reads values into what dst points to: a string, bool, []string, []int
+// assignValues reads values into what dst points to: a string, bool, []string, []int
 // []Ref or []ClaimPattern.
-func assign(dst any, values []string) error {
+func assignValues(dst any, values []string) error {
 	switch dst := dst.(type) {
 	case *string:
 		*dst = values[0]
@@ -38,16 +38,16 @@ func assign(dst any, values []string) error {
 			numbers = append(numbers, n)
 		}
 		*dst = numbers
-	case *[]Ref:
-		refs := make([]Ref, 0, len(values))
+	case *[]DeviceSelector:
+		selectors := make([]DeviceSelector, 0, len(values))
 		for _, v := range values {
-			ref, err := ParseRef(v)
+			selector, err := ParseDeviceSelector(v)
 			if err != nil {
 				return err
 			}
-			refs = append(refs, ref)
+			selectors = append(selectors, selector)
 		}
-		*dst = refs
+		*dst = selectors
 	case *[]ClaimPattern:
 		patterns := make([]ClaimPattern, 0, len(values))
 		for _, v := range values {
@@ -67,12 +67,12 @@ func assign(dst any, values []string) error {
 // isList tells the settings that take several values.
 func isList(dst any) bool { return reflect.TypeOf(dst).Elem().Kind() == reflect.Slice }
 
-// isSwitch tells the settings that a flag gives without a value.
-func isSwitch(dst any) bool { return reflect.TypeOf(dst).Elem().Kind() == reflect.Bool }
+// isBool tells the settings that a flag gives without a value.
+func isBool(dst any) bool { return reflect.TypeOf(dst).Elem().Kind() == reflect.Bool }
 
-// split takes apart what a flag or a variable says of a list. An empty one is an
+// splitList takes apart what a flag or a variable says of a list. An empty one is an
 // empty list.
-func split(s string) []string {
+func splitList(s string) []string {
 	var values []string
 	for value := range strings.SplitSeq(s, ",") {
 		if value = strings.TrimSpace(value); value != "" {
@@ -85,7 +85,7 @@ func split(s string) []string {
 // values reads what a file says of a setting that is not of the file alone.
 func (n *node) values(dst any) ([]string, error) {
 	switch {
-	case isSwitch(dst):
+	case isBool(dst):
 		b, err := n.boolean()
 		return []string{strconv.FormatBool(b)}, err
 	case !isList(dst):
@@ -93,9 +93,9 @@ func (n *node) values(dst any) ([]string, error) {
 		return []string{s}, err
 	case n.kind == yaml.ScalarNode: // NVIDIA's deviceListStrategy is either
 		s, err := n.word()
-		return split(s), err
+		return splitList(s), err
 	case n.kind != yaml.SequenceNode:
-		return nil, wrong(n.line, "want a list")
+		return nil, newParseError(n.line, "want a list")
 	}
 	values := make([]string, 0, len(n.items))
 	for _, item := range n.items {
@@ -111,7 +111,7 @@ func (n *node) values(dst any) ([]string, error) {
 // word reads a string. NVIDIA's parser takes a number for one too, but no bool.
 func (n *node) word() (string, error) {
 	if n.kind != yaml.ScalarNode || n.tag != "!!str" && n.tag != "!!int" && n.tag != "!!float" {
-		return "", wrong(n.line, "want a string")
+		return "", newParseError(n.line, "want a string")
 	}
 	if n.tag == "!!int" {
 		if i, err := n.integer(); err == nil {
@@ -132,7 +132,7 @@ func (n *node) boolean() (bool, error) {
 	if b, ok := words11[strings.ToLower(n.text)]; ok && n.plain && n.kind == yaml.ScalarNode {
 		return b, nil
 	}
-	return false, wrong(n.line, "want true or false")
+	return false, newParseError(n.line, "want true or false")
 }
 
 // integer reads a number as YAML writes them: 16, 0x10, 020, 1_000, 16.0.
@@ -146,5 +146,5 @@ func (n *node) integer() (int, error) {
 			return int(f), nil
 		}
 	}
-	return 0, wrong(n.line, "want a whole number")
+	return 0, newParseError(n.line, "want a whole number")
 }

@@ -8,43 +8,43 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-const benchPods = 55 // of two containers
+const benchPodCount = 55 // of two containers
 
-// bigStage is a node with so many processes, of all containers in turn.
-func bigStage(t testing.TB, processes int) (s *stage, pids []uint32) {
-	s = newStage(t)
-	for i, o := range benchHolders(2 * benchPods) {
-		s.log(o, id(i))
-		s.folders(o, podID(i/2), o.Container)
+// newBenchFixture is a node with so many processes, of all containers in turn.
+func newBenchFixture(t testing.TB, processes int) (s *procFixture, pids []uint32) {
+	s = newProcFixture(t)
+	for i, o := range benchOwners(2 * benchPodCount) {
+		s.addLogLink(o, benchContainerID(i))
+		s.addPodDirs(o, benchPodUID(i/2), o.Container)
 	}
 	for i := range processes {
 		pid := uint32(1000 + i)
-		c := i % (2 * benchPods)
-		s.process(pid, fmt.Sprintf("0::/../../kubepods-burstable-pod%s.slice/cri-containerd-%s.scope\n", strings.ReplaceAll(podID(c/2), "-", "_"), id(c)))
+		c := i % (2 * benchPodCount)
+		s.addProcess(pid, fmt.Sprintf("0::/../../kubepods-burstable-pod%s.slice/cri-containerd-%s.scope\n", strings.ReplaceAll(benchPodUID(c/2), "-", "_"), benchContainerID(c)))
 		pids = append(pids, pid)
 	}
 	return s, pids
 }
 
-func id(i int) string    { return fmt.Sprintf("%064x", i) }
-func podID(i int) string { return fmt.Sprintf("%08x-0000-4000-8000-000000000000", i) }
+func benchContainerID(i int) string { return fmt.Sprintf("%064x", i) }
+func benchPodUID(i int) string      { return fmt.Sprintf("%08x-0000-4000-8000-000000000000", i) }
 
-// benchHolders are the first so many containers.
-func benchHolders(n int) (holders []device.Owner) {
+// benchOwners are the first so many containers.
+func benchOwners(n int) (owners []device.Owner) {
 	for i := range n {
-		holders = append(holders, device.Owner{Namespace: "ml", Pod: fmt.Sprintf("train-%d", i/2), Container: fmt.Sprintf("c-%d", i%2)})
+		owners = append(owners, device.Owner{Namespace: "ml", Pod: fmt.Sprintf("train-%d", i/2), Container: fmt.Sprintf("c-%d", i%2)})
 	}
-	return holders
+	return owners
 }
 
 func BenchmarkOwnerCached(b *testing.B) {
-	s, pids := bigStage(b, 32)
-	holders := benchHolders(32)
-	l := s.locator()
+	s, pids := newBenchFixture(b, 32)
+	owners := benchOwners(32)
+	l := s.newLocator()
 	b.ReportAllocs()
 	for b.Loop() {
 		for _, pid := range pids {
-			if _, ok := l.Owner(pid, holders); !ok {
+			if _, ok := l.Owner(pid, owners); !ok {
 				b.Fatalf("process %d is nobody's", pid)
 			}
 		}
@@ -55,14 +55,14 @@ func BenchmarkOwnerCached(b *testing.B) {
 
 // BenchmarkOwnerReal is as cached with a file of the real /proc.
 func BenchmarkOwnerReal(b *testing.B) {
-	s := newStage(b)
-	s.log(train, idA)
-	s.alive(5, inOne)
-	l := s.locator()
-	holders := []device.Owner{train}
+	s := newProcFixture(b)
+	s.addLogLink(train, idA)
+	s.addLiveProcess(5, cgroupFileA)
+	l := s.newLocator()
+	owners := []device.Owner{train}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, ok := l.Owner(5, holders); !ok {
+		if _, ok := l.Owner(5, owners); !ok {
 			b.Fatal("process 5 is nobody's")
 		}
 	}
@@ -72,21 +72,21 @@ func BenchmarkOwnerReal(b *testing.B) {
 func BenchmarkOwnerCold(b *testing.B) {
 	for _, n := range []int{32, 5000} {
 		b.Run(fmt.Sprintf("processes=%d", n), func(b *testing.B) {
-			s, pids := bigStage(b, n)
-			holders := benchHolders(32)
+			s, pids := newBenchFixture(b, n)
+			owners := benchOwners(32)
 			b.ReportAllocs()
 			for b.Loop() {
-				l := s.locator()
+				l := s.newLocator()
 				found := 0
 				for _, pid := range pids {
-					if _, ok := l.Owner(pid, holders); ok {
+					if _, ok := l.Owner(pid, owners); ok {
 						found++
 					}
 				}
-				if found < len(holders) {
+				if found < len(owners) {
 					b.Fatalf("%d processes are found", found)
 				}
-				for range patience + 1 {
+				for range maxIdleCollections + 1 {
 					l.Sweep()
 				}
 			}

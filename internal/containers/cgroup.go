@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// place is a container of a pod, as a cgroup's path names it.
-type place struct {
+// containerRef is a container of a pod, as a cgroup's path names it.
+type containerRef struct {
 	uid string // the pod's: 8-4-4-4-12 hexadecimal digits, or a static pod's 32
 	id  string // the container's: 64 hexadecimal digits
 }
@@ -18,23 +18,23 @@ const (
 	idLength        = 64
 )
 
-// appendPlaces appends the containers that a /proc/<pid>/cgroup names, the outermost
+// appendContainerRefs appends the containers that a /proc/<pid>/cgroup names, the outermost
 // first, each once. With cgroup v1 a process is in a cgroup of each hierarchy, and
 // runtimes leave out hierarchies that they do not know, so all lines are read.
-func appendPlaces(places []place, file []byte) []place {
+func appendContainerRefs(refs []containerRef, file []byte) []containerRef {
 	for line := range bytes.Lines(file) {
 		_, path := hierarchy(line)
 		for uid, id := range containersIn(path) {
 			if uid == nil {
 				continue
 			}
-			at := place{uid: dashed(uid), id: string(id)}
-			if !slices.Contains(places, at) {
-				places = append(places, at)
+			ref := containerRef{uid: canonicalUID(uid), id: string(id)}
+			if !slices.Contains(refs, ref) {
+				refs = append(refs, ref)
 			}
 		}
 	}
-	return places
+	return refs
 }
 
 // hierarchy splits a line, "<number>:<controllers>:<path>", in the controllers and
@@ -132,5 +132,5 @@ func isHex(b []byte) bool {
 
 func isHexDigit(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' }
 
-// dashed is a UID as Kubernetes writes it.
-func dashed(uid []byte) string { return string(bytes.ReplaceAll(uid, []byte("_"), []byte("-"))) }
+// canonicalUID is a UID as Kubernetes writes it.
+func canonicalUID(uid []byte) string { return string(bytes.ReplaceAll(uid, []byte("_"), []byte("-"))) }

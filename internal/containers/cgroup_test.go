@@ -7,64 +7,64 @@ import (
 	"testing"
 )
 
-// forms are what runtimes and kubelets are known to make, each with where that can be
+// cgroupFormats are what runtimes and kubelets are known to make, each with where that can be
 // read.
-var forms = []struct {
+var cgroupFormats = []struct {
 	name, from string
 	file       string
-	want       []place
+	want       []containerRef
 }{
 	{
 		"v2, systemd, containerd", "containerd internal/cri/server/helpers.go getCgroupsPath; runc systemd/common.go getUnitName",
 		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"v2, systemd, guaranteed", "kubelet cm/pod_container_manager_linux.go GetPodContainerName",
 		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"v2, cgroupfs", "kubelet cm/cgroup_manager_linux.go ToCgroupfs; containerd getCgroupsPath",
 		"0::/kubepods/besteffort/pod" + uid + "/" + idA + "\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"v1, all controllers", "github.com/Qard/container-info test/fixtures (GKE)",
 		"11:devices:/kubepods/besteffort/pod" + uid2 + "/" + idB + "\n10:perf_event:/kubepods/besteffort/pod" + uid2 + "/" + idB +
 			"\n1:name=systemd:/kubepods/besteffort/pod" + uid2 + "/" + idB + "\n0::/\n",
-		[]place{{uid2, idB}},
+		[]containerRef{{uid2, idB}},
 	},
 	{
 		"v1, a controller that the runtime leaves alone, runtime's own cgroup in v2", "spiffe/spire testdata/systemd_crio_cgroups_pid_in_pod.txt",
 		"12:hugetlb:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/crio-" + idA +
 			".scope\n3:rdma:/\n1:name=systemd:/system.slice/crio.service\n0::/system.slice/crio.service\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"systemd's slice given to a runtime that does not know systemd", "elastic/apm#508; containerd getCgroupsPath joins with colons",
 		"1:name=systemd:/system.slice/containerd.service/kubepods-burstable-pod2c48913c_b29f_11e7_9350_020968147796.slice:cri-containerd:" + idA + "\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"the same, and a cgroup below", "as above",
 		"0::/kubelet-kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice:cri-containerd:" + idA + "/init.scope\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"CRI-O, systemd", "cri-o internal/config/cgmgr/systemd_linux.go",
 		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/crio-" + idA + ".scope\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"CRI-O with crun", "crun.1: run.oci.systemd.subgroup defaults to container on cgroup v2",
 		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/crio-" + idA + ".scope/container\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"CRI-O, cgroupfs", "cri-o internal/config/cgmgr/cgroupfs_linux.go",
 		"0::/kubepods/pod" + uid + "/crio-" + idA + "\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"CRI-O's conmon, systemd", "cri-o internal/config/cgmgr: conmon_cgroup = pod",
@@ -79,37 +79,37 @@ var forms = []struct {
 	{
 		"cri-dockerd, systemd", "moby cmd/dockerd/daemon_systemd_unix.go: <parent>:docker:",
 		"0::/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/docker-" + idA + ".scope\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"static pod, cgroupfs", "kubelet config/common.go: the UID is a hash without dashes",
 		"0::/kubepods/burstable/pod0123456789abcdef0123456789abcdef/" + idA + "\n",
-		[]place{{"0123456789abcdef0123456789abcdef", idA}},
+		[]containerRef{{"0123456789abcdef0123456789abcdef", idA}},
 	},
 	{
 		"static pod, systemd", "as above",
 		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod0123456789abcdef0123456789abcdef.slice/cri-containerd-" + idA + ".scope\n",
-		[]place{{"0123456789abcdef0123456789abcdef", idA}},
+		[]containerRef{{"0123456789abcdef0123456789abcdef", idA}},
 	},
 	{
 		"kubelet --cgroup-root, as in kind", "kind's kubelet: --cgroup-root=/kubelet",
 		"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"kind, seen from its machine", "spiffe/spire testdata/cgroups_pid_in_kind_pod.txt",
 		"13:name=systemd:/docker/" + idC + "/kubepods/besteffort/pod" + uid + "/" + idA + "\n0::/docker/" + idC + "/system.slice/containerd.service\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"seen from another pod's cgroup namespace", "cgroup_namespaces(7)",
 		"0::/../../kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"the same, cgroupfs and another class", "cgroup_namespaces(7)",
 		"0::/../../../burstable/pod" + uid + "/" + idA + "\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"a container of the reader's own pod, whose pod is not shown", "spiffe/spire testdata/cgroups_pid_in_crio_pod.txt",
@@ -119,25 +119,25 @@ var forms = []struct {
 	{
 		"docker in a pod", "moby daemon: cgroup parent /docker",
 		"4:memory:/kubepods/burstable/pod" + uid + "/" + idA + "/docker/" + idB + "\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"systemd in a pod", "systemd.io/CONTAINER_INTERFACE",
 		"0::/kubepods.slice/kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope/system.slice/cuda.service\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
 	{
 		"a cluster in a pod of a cluster", "kind in Prow: kubernetes/test-infra",
 		"5:rdma:/kubepods/burstable/pod" + uid + "/" + idA + "\n4:memory:/kubepods/burstable/pod" + uid + "/" + idA + "/docker/" + idC +
 			"/kubelet/kubepods/pod" + uid2 + "/" + idB + "\n",
-		[]place{{uid, idA}, {uid2, idB}},
+		[]containerRef{{uid, idA}, {uid2, idB}},
 	},
 	{
 		"a process that ends after its cgroup", "cgroup-v2.rst: \" (deleted)\" is appended",
 		"0::/kubepods/pod" + uid + "/" + idA + " (deleted)\n",
-		[]place{{uid, idA}},
+		[]containerRef{{uid, idA}},
 	},
-	{"no end of line", "–", "0::/kubepods/pod" + uid + "/" + idA, []place{{uid, idA}}},
+	{"no end of line", "–", "0::/kubepods/pod" + uid + "/" + idA, []containerRef{{uid, idA}}},
 	{"a pod's own cgroup", "–", "0::/kubepods/burstable/pod" + uid + "\n", nil},
 	{"the node's services", "–", "1:name=systemd:/system.slice/kubelet.service\n0::/init.scope\n", nil},
 	{"docker without Kubernetes", "neuvector share/system/cgroup_test.go", "9:blkio:/system.slice/docker-" + idA + ".scope\n", nil},
@@ -155,19 +155,19 @@ var forms = []struct {
 }
 
 func TestPlaces(t *testing.T) {
-	for _, f := range forms {
-		if got := appendPlaces(nil, []byte(f.file)); !slices.Equal(got, f.want) {
+	for _, f := range cgroupFormats {
+		if got := appendContainerRefs(nil, []byte(f.file)); !slices.Equal(got, f.want) {
 			t.Errorf("%s (%s): got %v, want %v", f.name, f.from, got, f.want)
 		}
 	}
 }
 
-func FuzzPlaces(f *testing.F) {
-	for _, form := range forms {
+func FuzzContainerRefs(f *testing.F) {
+	for _, form := range cgroupFormats {
 		f.Add([]byte(form.file))
 	}
 	f.Fuzz(func(t *testing.T, file []byte) {
-		places := appendPlaces(nil, file)
+		places := appendContainerRefs(nil, file)
 		for _, p := range places {
 			if !isUID([]byte(p.uid)) || strings.Contains(p.uid, "_") || len(p.id) != idLength || !isHex([]byte(p.id)) {
 				t.Errorf("%+v is no place", p)
@@ -178,15 +178,15 @@ func FuzzPlaces(f *testing.F) {
 			}
 		}
 		for _, prefix := range []string{"/kubelet.slice", "/../..", "/docker/" + idC} {
-			if got := appendPlaces(nil, below(prefix, file)); !slices.Equal(got, places) {
+			if got := appendContainerRefs(nil, prefixPaths(prefix, file)); !slices.Equal(got, places) {
 				t.Errorf("below %s: got %v, want %v", prefix, got, places)
 			}
 		}
 	})
 }
 
-// below puts a prefix before the paths of a file.
-func below(prefix string, file []byte) (moved []byte) {
+// prefixPaths puts a prefix before the paths of a file.
+func prefixPaths(prefix string, file []byte) (moved []byte) {
 	for line := range bytes.Lines(file) {
 		_, path := hierarchy(line)
 		if !bytes.HasPrefix(path, []byte("/")) {

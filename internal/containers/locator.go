@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	// recheck is how long what was not found stays not found: neither a process nor
+	// recheckInterval is how long what was not found stays not found: neither a process nor
 	// a folder is looked at more often for its sake.
-	recheck = time.Second
-	// patience is for how many flights a process that nobody asks about is
+	recheckInterval = time.Second
+	// maxIdleCollections is for how many flights a process that nobody asks about is
 	// remembered: a GPU that does not answer once does not cost the others.
-	patience = 3
-	// mostKept is how many processes are remembered. Each keeps a file open, and a
+	maxIdleCollections = 3
+	// maxProcesses is how many processes are remembered. Each keeps a file open, and a
 	// container's limit may be 1,024 of them; the others are read each time.
-	mostKept = 512
-	// mostRead is how much of a /proc/<pid>/cgroup is read, in bytes. With cgroup v1
+	maxProcesses = 512
+	// maxCgroupBytes is how much of a /proc/<pid>/cgroup is read, in bytes. With cgroup v1
 	// it has a line, with a path, for each of a dozen controllers.
-	mostRead = 16 << 10
+	maxCgroupBytes = 16 << 10
 )
 
 // Options say where to look. Every folder may be missing: then less is known.
@@ -42,10 +42,10 @@ type Options struct {
 	// Logs is where the kubelet has a link for each container, named
 	// <pod>_<namespace>_<container>-<id>.log; empty: "/var/log/containers".
 	Logs string
-	// Named is asked before the folders, in each flight until it knows; nil: nobody is.
+	// ResolveOwner is asked before the folders, in each flight until it knows; nil: nobody is.
 	// The UID is that of the cgroup: a static pod's is not that of its mirror pod, so a
 	// source goes by the container's id, 64 hexadecimal digits, where it can.
-	Named func(uid, containerID string) (device.Owner, bool)
+	ResolveOwner func(uid, containerID string) (device.Owner, bool)
 	// Log gets a line when processes cannot be looked up at all, and when a folder
 	// cannot be read. It must not be nil.
 	Log *slog.Logger
@@ -55,32 +55,32 @@ type Options struct {
 // goroutine at a time, and starts none. It never fails: what it cannot find out is
 // not known.
 type Locator struct {
-	proc    string
-	named   func(uid, containerID string) (device.Owner, bool)
-	logs    listing
-	pods    listing
-	listed  time.Time // when the folders were last read
-	visible bool
+	proc     string
+	resolve  func(uid, containerID string) (device.Owner, bool)
+	logs     dirNames
+	pods     dirNames
+	listedAt time.Time // when the folders were last read
+	visible  bool
 
-	turn       uint64 // counts flights
-	processes  map[uint32]*process
-	containers map[place]*container
+	generation uint64 // counts flights
+	processes  map[uint32]*cachedProcess
+	containers map[containerRef]*cachedContainer
 
-	buffer [mostRead]byte // for the files of /proc
-	found  []place        // reused likewise
+	buffer  [maxCgroupBytes]byte // for the files of /proc
+	scratch []containerRef       // reused likewise
 }
 
 // New looks once whether processes can be looked up.
 func New(o Options) *Locator {
 	l := &Locator{
 		proc:       cmp.Or(o.Proc, "/proc"),
-		named:      o.Named,
-		logs:       listing{dir: cmp.Or(o.Logs, "/var/log/containers"), log: o.Log},
-		pods:       listing{dir: cmp.Or(o.Pods, "/var/log/pods"), log: o.Log},
-		processes:  map[uint32]*process{},
-		containers: map[place]*container{},
+		resolve:    o.ResolveOwner,
+		logs:       dirNames{dir: cmp.Or(o.Logs, "/var/log/containers"), log: o.Log},
+		pods:       dirNames{dir: cmp.Or(o.Pods, "/var/log/pods"), log: o.Log},
+		processes:  map[uint32]*cachedProcess{},
+		containers: map[containerRef]*cachedContainer{},
 	}
-	if l.visible = l.seesTheNode(); !l.visible {
+	if l.visible = l.inNodePIDNamespace(); !l.visible {
 		o.Log.Info("processes are not attributed to containers: the node's cannot be seen from here (hostPID: true)")
 	}
 	return l
@@ -96,72 +96,72 @@ func (l *Locator) Visible() bool { return l.visible }
 // found out about, is nobody's. So an error in the chain from process to name may
 // leave a use without an owner, and never gives a pod what another pod's process
 // uses.
-func (l *Locator) Owner(pid uint32, holders []device.Owner) (device.Owner, bool) {
-	if !l.visible || len(holders) == 0 {
+func (l *Locator) Owner(pid uint32, candidates []device.Owner) (device.Owner, bool) {
+	if !l.visible || len(candidates) == 0 {
 		return device.Owner{}, false
 	}
-	p := l.process(pid)
+	p := l.processFor(pid)
 	if p == nil {
 		return device.Owner{}, false
 	}
-	if owner, ok := l.among(p, holders); ok {
+	if owner, ok := l.matchOwner(p, candidates); ok {
 		return owner, true
 	}
 	// A process may be seen before its runtime has moved it into the container's cgroup.
-	if time.Since(p.read) < recheck || !l.read(p) {
+	if time.Since(p.readAt) < recheckInterval || !l.readCgroup(p) {
 		return device.Owner{}, false
 	}
-	return l.among(p, holders)
+	return l.matchOwner(p, candidates)
 }
 
-// among joins what is known of a process with the holders. Where a container lies
+// matchOwner joins what is known of a process with the holders. Where a container lies
 // within another's, as on a node that is itself a pod of some cluster, the outer
 // one comes first: what is within a container is named by whoever runs in it.
-func (l *Locator) among(p *process, holders []device.Owner) (device.Owner, bool) {
+func (l *Locator) matchOwner(p *cachedProcess, candidates []device.Owner) (device.Owner, bool) {
 	for _, c := range p.containers {
-		c.turn = l.turn
-		l.name(c)
-		if c.exact {
-			if slices.Contains(holders, c.owner) {
+		c.lastUsed = l.generation
+		l.resolveContainer(c)
+		if c.resolved {
+			if slices.Contains(candidates, c.owner) {
 				return c.owner, true
 			}
 			continue
 		}
-		if owner, ok := onlyOf(c.owner, holders); ok {
+		if owner, ok := soleOwner(c.owner, candidates); ok {
 			return owner, true
 		}
 	}
 	return device.Owner{}, false
 }
 
-// onlyOf is the one container of a pod that is among the holders.
-func onlyOf(pod device.Owner, holders []device.Owner) (only device.Owner, ok bool) {
+// soleOwner is the one container of a pod that is among the holders.
+func soleOwner(pod device.Owner, candidates []device.Owner) (sole device.Owner, ok bool) {
 	if pod.Pod == "" {
 		return device.Owner{}, false
 	}
-	for _, h := range holders {
-		if h.Namespace != pod.Namespace || h.Pod != pod.Pod || ok && h == only {
+	for _, c := range candidates {
+		if c.Namespace != pod.Namespace || c.Pod != pod.Pod || ok && c == sole {
 			continue
 		}
 		if ok {
 			return device.Owner{}, false
 		}
-		only, ok = h, true
+		sole, ok = c, true
 	}
-	return only, ok
+	return sole, ok
 }
 
 // Sweep ends a flight: what was not asked about in the last three is forgotten.
 func (l *Locator) Sweep() {
-	l.turn++
+	l.generation++
 	for _, p := range l.processes {
-		if l.turn-p.turn > patience {
-			l.forget(p)
+		if l.generation-p.lastUsed > maxIdleCollections {
+			l.evict(p)
 		}
 	}
-	for at, c := range l.containers {
-		if l.turn-c.turn > patience {
-			delete(l.containers, at)
+	for ref, c := range l.containers {
+		if l.generation-c.lastUsed > maxIdleCollections {
+			delete(l.containers, ref)
 		}
 	}
 }

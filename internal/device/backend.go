@@ -10,9 +10,9 @@ var (
 	// ErrNoDriver says that there is nothing to ask: no driver, no library, or
 	// one that refuses to start. It may come later.
 	ErrNoDriver = errors.New("no driver")
-	// ErrReplaced comes with ErrNoDriver when the driver was replaced by one that this
+	// ErrDriverReplaced comes with ErrNoDriver when the driver was replaced by one that this
 	// process cannot talk to: only a new process loads its library.
-	ErrReplaced = errors.New("the driver was replaced, and only a restart of this process loads its library")
+	ErrDriverReplaced = errors.New("the driver was replaced, and only a restart of this process loads its library")
 	// ErrLost says that the GPU has fallen off the bus.
 	ErrLost = errors.New("GPU is lost")
 	// ErrStalled says that an earlier call to the GPU has not come back, so it
@@ -39,81 +39,81 @@ type Backend interface {
 	Read(gpu GPU, buf []Sample) ([]Sample, error)
 	// Check asks whether the GPU can be used: ErrLost or a *Fault where it can
 	// not. The Vitals are as far as is known then.
-	Check(gpu GPU) (Vitals, error)
+	Check(gpu GPU) (ResetEvidence, error)
 	// Wait blocks until the driver reports something, for a few seconds at most:
 	// a zero Event is "nothing". An error blames nobody.
 	Wait(ctx context.Context) (Event, error)
 }
 
-// Peopled is a Backend that knows which processes use a GPU and its slices, and how
+// ProcessUsageReader is a Backend that knows which processes use a GPU and its slices, and how
 // much of it.
-type Peopled interface {
-	// Uses appends to buf a row for each process and device. It is called right after a
+type ProcessUsageReader interface {
+	// ReadProcessUsage appends to buf a row for each process and device. It is called right after a
 	// Read of the GPU that succeeded, as a part of the same reading. known is false where
 	// it cannot be said who uses the GPU: then there is no row.
-	Uses(gpu GPU, buf []Use) (uses []Use, known bool)
+	ReadProcessUsage(gpu GPU, buf []ProcessUsage) (uses []ProcessUsage, known bool)
 }
 
 // Closer is a Backend that can let go of its driver. No call may be under way, and
 // until the next Devices, which starts the driver's library anew, none reaches it.
 type Closer interface{ Close() }
 
-// Idler is a Backend that may leave a call behind: what Devices or Links began about a
+// BackgroundCaller is a Backend that may leave a call behind: what Devices or Links began about a
 // GPU that hangs goes on when they have returned without it.
-type Idler interface {
-	// Idle tells whether none of these is under way. It must be quick.
-	Idle() bool
+type BackgroundCaller interface {
+	// UnmatchedPatterns tells whether none of these is under way. It must be quick.
+	UnmatchedPatterns() bool
 }
 
-// Vitals are what tells whether a GPU has been reset since something happened to it.
-type Vitals struct {
+// ResetEvidence are what tells whether a GPU has been reset since something happened to it.
+type ResetEvidence struct {
 	// Resets counts how often it was seen to have been reset or its driver reloaded,
 	// since this process started.
 	Resets uint64
-	// Odometer only ever rises, but for a reset or a reload, which a later process can
+	// EnergyCounter only ever rises, but for a reset or a reload, which a later process can
 	// tell by it; 0 where the GPU has none.
-	Odometer uint64
-	// Pending says that a part of what went wrong is repaired with the next reset.
-	Pending bool
+	EnergyCounter uint64
+	// RepairPending says that a part of what went wrong is repaired with the next reset.
+	RepairPending bool
 }
 
 // Event is one report of the driver.
 type Event struct {
-	GPU    GPU
-	Device ID     // the one slice that is hit; empty: the whole GPU, or nothing is
-	Xid    uint64 // the error's number; 0 where the report is of another kind
-	Kind   string // of a report that is no Xid, in a word: "gpu_unavailable"; else empty
-	Class  string // what the Backend's table calls such a report: "application"
-	Heals  Heals  // what ends it
-	Action string // what the fault asks for, as in Status.Action
-	// Partitioned says that the GPU's slices have changed, or are about to.
-	Partitioned bool
-	// Witness is the second source that the report is from; empty: the driver itself. What
+	GPU      GPU
+	Device   ID       // the one slice that is hit; empty: the whole GPU, or nothing is
+	Xid      uint64   // the error's number; 0 where the report is of another kind
+	Kind     string   // of a report that is no Xid, in a word: "gpu_unavailable"; else empty
+	Class    string   // what the Backend's table calls such a report: "application"
+	Recovery Recovery // what ends it
+	Action   string   // what the fault asks for, as in Status.Action
+	// PartitionChanged says that the GPU's slices have changed, or are about to.
+	PartitionChanged bool
+	// Source is the second source that the report is from; empty: the driver itself. What
 	// both report happened once.
-	Witness string
-	// Past says that it happened before podgauge listened: it is not counted and marks no
+	Source string
+	// Historical says that it happened before podgauge listened: it is not counted and marks no
 	// device unhealthy, and the owner of the GPU now need not have been its owner then.
-	Past bool
+	Historical bool
 }
 
-// Heals is what ends the trouble that a report or a fault means.
-type Heals uint8
+// Recovery is what ends the trouble that a report or a fault means.
+type Recovery uint8
 
 const (
-	// ByItself says that the next program runs, and nobody loses the device.
-	ByItself Heals = iota
-	// ByCheck says that it is over as soon as checks find nothing.
-	ByCheck
-	// ByReset says that it is over once a reset was seen, of which a reboot is one.
-	ByReset
+	// RecoveryNone says that the next program runs, and nobody loses the device.
+	RecoveryNone Recovery = iota
+	// RecoveryChecksPass says that it is over as soon as checks find nothing.
+	RecoveryChecksPass
+	// RecoveryAfterReset says that it is over once a reset was seen, of which a reboot is one.
+	RecoveryAfterReset
 )
 
 // Fault is what a Backend finds wrong with a GPU that still answers.
 type Fault struct {
 	Reason, Action string // as in Status
-	// ByReset says that it stands until a reset was seen, also where checks find it no
+	// RecoveryAfterReset says that it stands until a reset was seen, also where checks find it no
 	// more. Else it is over as soon as they do not.
-	ByReset bool
+	NeedsReset bool
 }
 
 func (f *Fault) Error() string { return f.Reason + ", wants " + f.Action }

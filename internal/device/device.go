@@ -24,27 +24,27 @@ type (
 	// ID is what a container can hold: a whole GPU or a MIG slice, by its UUID.
 	// It is the one key that joins readings, health and holders.
 	ID string
-	// OfferedID is what the kubelet is told: a device's ID, or a replica of it,
+	// AdvertisedID is what the kubelet is told: a device's ID, or a replica of it,
 	// "<ID>::<n>".
-	OfferedID string
+	AdvertisedID string
 )
 
-// replicaMark stands between a device and the number of its replica, as
+// replicaSeparator stands between a device and the number of its replica, as
 // NVIDIA's device plugin writes it.
-const replicaMark = "::"
+const replicaSeparator = "::"
 
-// Offered is the id under which the kubelet is offered the whole device.
-func (id ID) Offered() OfferedID { return OfferedID(id) }
+// Advertised is the id under which the kubelet is offered the whole device.
+func (id ID) Advertised() AdvertisedID { return AdvertisedID(id) }
 
 // Replica is the id under which the kubelet is offered the n-th replica of the
 // device, counted from 0.
-func (id ID) Replica(n int) OfferedID {
-	return OfferedID(string(id) + replicaMark + strconv.Itoa(n))
+func (id ID) Replica(n int) AdvertisedID {
+	return AdvertisedID(string(id) + replicaSeparator + strconv.Itoa(n))
 }
 
 // Device is the device behind an offered id, whichever replica of it is meant.
-func (o OfferedID) Device() ID {
-	id, _, _ := strings.Cut(string(o), replicaMark)
+func (a AdvertisedID) Device() ID {
+	id, _, _ := strings.Cut(string(a), replicaSeparator)
 	return ID(id)
 }
 
@@ -55,25 +55,25 @@ type Device struct {
 	ID    ID
 	GPU   GPU
 	Index int // the GPU's index in the driver's order
-	// MIG says of a whole GPU that its MIG mode is on. Then nobody can hold it, only
+	// MIGEnabled says of a whole GPU that its MIG mode is on. Then nobody can hold it, only
 	// its slices, of which there may be none; what is read of it and happens to it
 	// concerns them all. It is false on a slice.
-	MIG bool
-	// Slice is a slice's index under its GPU, as the driver counts, GI and CI are its
+	MIGEnabled bool
+	// MIGDeviceIndex is a slice's index under its GPU, as the driver counts, GI and CI are its
 	// instances, and Profile is what NVIDIA calls its size: "1g.10gb", "1c.3g.40gb",
 	// "1g.10gb+me". On a whole GPU, and where unknown, they are -1 and empty.
-	Slice, GI, CI int
-	Profile       string
-	Placement     Placement
-	Minor         int    // the N of /dev/nvidiaN; -1 when unknown
-	Model         string // as the driver names it: "NVIDIA H100 80GB HBM3"
-	PCI           string // bus address: "0000:1a:00.0"
-	NUMANode      int    // -1 when unknown
-	MemoryBytes   uint64 // 0 when unknown
-	Nodes         []string
-	// Facts are further names and values for the device's info series, each
+	MIGDeviceIndex, GI, CI int
+	Profile                string
+	Placement              Placement
+	Minor                  int    // the N of /dev/nvidiaN; -1 when unknown
+	Model                  string // as the driver names it: "NVIDIA H100 80GB HBM3"
+	PCI                    string // bus address: "0000:1a:00.0"
+	NUMANode               int    // -1 when unknown
+	MemoryBytes            uint64 // 0 when unknown
+	DeviceNodes            []string
+	// InfoLabels are further names and values for the device's info series, each
 	// label at most once and the same labels for all devices of a Backend.
-	Facts []Label
+	InfoLabels []Label
 }
 
 // Placement is where a slice's GPU instance lies on its GPU: the number of the
@@ -101,16 +101,16 @@ func (d Device) Compare(o Device) int {
 		}
 	}
 	return cmp.Or(cmp.Compare(d.Index, o.Index), cmp.Compare(d.GPU, o.GPU), whole,
-		cmp.Compare(d.Slice, o.Slice), cmp.Compare(d.ID, o.ID))
+		cmp.Compare(d.MIGDeviceIndex, o.MIGDeviceIndex), cmp.Compare(d.ID, o.ID))
 }
 
 // Equal tells whether everything is known of both alike.
 func (d Device) Equal(o Device) bool {
 	return d.ID == o.ID && d.GPU == o.GPU && d.Index == o.Index && d.Minor == o.Minor &&
-		d.MIG == o.MIG && d.Slice == o.Slice && d.GI == o.GI && d.CI == o.CI && d.Profile == o.Profile &&
+		d.MIGEnabled == o.MIGEnabled && d.MIGDeviceIndex == o.MIGDeviceIndex && d.GI == o.GI && d.CI == o.CI && d.Profile == o.Profile &&
 		d.Placement == o.Placement && d.Model == o.Model && d.PCI == o.PCI && d.NUMANode == o.NUMANode &&
 		d.MemoryBytes == o.MemoryBytes &&
-		slices.Equal(d.Nodes, o.Nodes) && slices.Equal(d.Facts, o.Facts)
+		slices.Equal(d.DeviceNodes, o.DeviceNodes) && slices.Equal(d.InfoLabels, o.InfoLabels)
 }
 
 // Status is a device and the newest verdict on it. A posted Status is never
@@ -134,7 +134,7 @@ const NoMIGDevices = "no_mig_devices"
 // can, or for a MIG device. All are the statuses of the node. It is the one source of this reason.
 func (s Status) Unallocatable(all []Status) string {
 	ownMIGDevice := func(o Status) bool { return o.GPU == s.GPU && !o.WholeGPU() && !o.Gone }
-	if !s.WholeGPU() || !s.MIG || s.Gone || slices.ContainsFunc(all, ownMIGDevice) {
+	if !s.WholeGPU() || !s.MIGEnabled || s.Gone || slices.ContainsFunc(all, ownMIGDevice) {
 		return ""
 	}
 	return NoMIGDevices
@@ -145,59 +145,59 @@ type Health uint8
 
 // In this order they come, and then begin anew.
 const (
-	Well      Health = iota
-	Suspect          // something was reported; it is checked, and used as before meanwhile
-	Unhealthy        // there is evidence against it
-	Probation        // there is none any more; it has to stand the test of time
+	Healthy    Health = iota
+	Suspect           // something was reported; it is checked, and used as before meanwhile
+	Unhealthy         // there is evidence against it
+	Recovering        // there is none any more; it has to stand the test of time
 )
 
-// Healths are all that there are.
-var Healths = [...]Health{Well, Suspect, Unhealthy, Probation}
+// AllHealth are all that there are.
+var AllHealth = [...]Health{Healthy, Suspect, Unhealthy, Recovering}
 
 // String is the word by which metrics, JSON and tables know it.
 func (h Health) String() string {
-	if words := [...]string{Well: "well", Suspect: "suspect", Unhealthy: "unhealthy", Probation: "probation"}; int(h) < len(words) {
-		return words[h]
+	if names := [...]string{Healthy: "well", Suspect: "suspect", Unhealthy: "unhealthy", Recovering: "probation"}; int(h) < len(names) {
+		return names[h]
 	}
 	return "unknown"
 }
 
-// Occurrence is something that happened to a GPU: a report of the driver, or evidence
+// HealthEvent is something that happened to a GPU: a report of the driver, or evidence
 // that had devices condemned.
-type Occurrence struct {
+type HealthEvent struct {
 	At  time.Time
 	GPU GPU
-	// Hit are the devices that are concerned, as they were: the slice that a report names,
+	// Affected are the devices that are concerned, as they were: the slice that a report names,
 	// or the GPU and all its slices.
-	Hit    []Device
-	Xid    uint64 // 0 where it was no Xid
-	Reason string // "xid_79", "lost", "not_answering"
-	Class  string // as in Event; empty where a check found it
-	Action string // as in Status
-	// Condemned says that those hit have turned unhealthy by it.
-	Condemned bool
-	// Witness and Past are as in Event.
-	Witness string
-	Past    bool
+	Affected []Device
+	Xid      uint64 // 0 where it was no Xid
+	Reason   string // "xid_79", "lost", "not_answering"
+	Class    string // as in Event; empty where a check found it
+	Action   string // as in Status
+	// MarkedUnhealthy says that those hit have turned unhealthy by it.
+	MarkedUnhealthy bool
+	// Source and Past are as in Event.
+	Source     string
+	Historical bool
 }
 
 // Xid counts one kind of error report of a GPU, since this process started or an earlier one
-// that has handed its counts on (Record.Xids).
+// that has handed its counts on (HealthRecord.Xids).
 type Xid struct {
 	Code  uint64
 	Count uint64
 	Last  time.Time // when the newest that counts happened; zero: none has
-	// Past is when the newest happened of those from before podgauge listened, which are
+	// LastHistorical is when the newest happened of those from before podgauge listened, which are
 	// not counted; zero: none has.
-	Past time.Time
+	LastHistorical time.Time
 }
 
 func (s Status) equal(o Status) bool {
-	return s.EqualButXids(o) && slices.Equal(s.Xids, o.Xids)
+	return s.EqualExceptXids(o) && slices.Equal(s.Xids, o.Xids)
 }
 
-// EqualButXids reports whether the two differ in counts of Xids at most.
-func (s Status) EqualButXids(o Status) bool {
+// EqualExceptXids reports whether the two differ in counts of Xids at most.
+func (s Status) EqualExceptXids(o Status) bool {
 	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Health == o.Health && s.Flaps == o.Flaps && s.Reason == o.Reason && s.Gone == o.Gone &&
 		s.Action == o.Action && s.Since.Equal(o.Since)
 }

@@ -12,8 +12,8 @@ import (
 
 func TestIdentities(t *testing.T) {
 	const id = device.ID("GPU-5eed")
-	for offered, want := range map[device.OfferedID]device.ID{
-		id.Offered(): id, "GPU-5eed::0": id, "GPU-5eed::12": id, "MIG-1/2/3": "MIG-1/2/3", "": "", "::3": "",
+	for offered, want := range map[device.AdvertisedID]device.ID{
+		id.Advertised(): id, "GPU-5eed::0": id, "GPU-5eed::12": id, "MIG-1/2/3": "MIG-1/2/3", "": "", "::3": "",
 	} {
 		if got := offered.Device(); got != want {
 			t.Errorf("%q is offered for %q, want %q", offered, got, want)
@@ -28,33 +28,33 @@ func TestIdentities(t *testing.T) {
 }
 
 func TestHoldersOf(t *testing.T) {
-	row := func(id device.OfferedID, pod string) device.Holding {
-		h := device.Holding{Resource: "nvidia.com/gpu", Offered: id}
+	row := func(id device.AdvertisedID, pod string) device.Allocation {
+		h := device.Allocation{Resource: "nvidia.com/gpu", DeviceID: id}
 		if pod != "" {
 			h.Owner = device.Owner{Namespace: "n", Pod: pod, Container: "c"}
 		}
 		return h
 	}
-	known := device.Holders{At: time.Now(), Settled: true, Held: []device.Holding{
+	known := device.Allocations{At: time.Now(), Complete: true, All: []device.Allocation{
 		row("A", "one"), row("AA", "two"), row("B", ""), row("C::0", "one"), row("C::1", "two"), row("D::0", "one"), row("D::1", "one"),
 	}}
-	for id, want := range map[device.ID]device.Hold{
-		"A": device.Held, "AA": device.Held, "B": device.Unnamed, "C": device.Shared, "D": device.Held, "E": device.Idle, "": device.Idle,
+	for id, want := range map[device.ID]device.AllocationState{
+		"A": device.Allocated, "AA": device.Allocated, "B": device.AllocatedOwnerUnknown, "C": device.AllocatedShared, "D": device.Allocated, "E": device.Unallocated, "": device.Unallocated,
 	} {
-		hold, owner := known.Of(id)
-		if hold != want || (hold == device.Held) != (owner != device.Owner{}) {
+		hold, owner := known.State(id)
+		if hold != want || (hold == device.Allocated) != (owner != device.Owner{}) {
 			t.Errorf("%s: %d by %v, want %d", id, hold, owner, want)
 		}
 	}
 	unsettled := known
-	unsettled.Settled = false
-	if hold, _ := unsettled.Of("E"); hold != device.Unknown {
+	unsettled.Complete = false
+	if hold, _ := unsettled.State("E"); hold != device.AllocationUnknown {
 		t.Error("before anything is settled, a device that nobody names is taken for idle")
 	}
-	if hold, _ := unsettled.Of("A"); hold != device.Held {
+	if hold, _ := unsettled.State("A"); hold != device.Allocated {
 		t.Error("a named holder is not taken before all is settled")
 	}
-	if hold, _ := (device.Holders{}).Of("A"); hold != device.Unknown {
+	if hold, _ := (device.Allocations{}).State("A"); hold != device.AllocationUnknown {
 		t.Error("a device is known to be idle before the kubelet has said anything")
 	}
 }
@@ -62,16 +62,16 @@ func TestHoldersOf(t *testing.T) {
 // TestHoldersOfOnePod: containers of one pod that share a device leave its owner the pod.
 func TestHoldersOfOnePod(t *testing.T) {
 	pod := device.Owner{Namespace: "n", Pod: "one"}
-	row := func(id device.OfferedID, pod, container string) device.Holding {
-		return device.Holding{Resource: "nvidia.com/gpu", Offered: id, Owner: device.Owner{Namespace: "n", Pod: pod, Container: container}}
+	row := func(id device.AdvertisedID, pod, container string) device.Allocation {
+		return device.Allocation{Resource: "nvidia.com/gpu", DeviceID: id, Owner: device.Owner{Namespace: "n", Pod: pod, Container: container}}
 	}
-	unnamed := device.Holding{Resource: "nvidia.com/gpu", Offered: "D::2"}
-	known := device.Holders{Held: []device.Holding{
+	unnamed := device.Allocation{Resource: "nvidia.com/gpu", DeviceID: "D::2"}
+	known := device.Allocations{All: []device.Allocation{
 		row("A", "one", "c1"), row("A", "one", "c2"), row("B::0", "one", "c1"), row("B::1", "one", "c2"), row("B::2", "one", "c1"),
 		row("C::0", "one", "c1"), row("C::1", "one", "c2"), row("C::2", "two", "c1"), row("D::0", "one", "c1"), row("D::1", "one", "c2"), unnamed,
 	}}
 	for id, want := range map[device.ID]device.Owner{"A": pod, "B": pod, "C": {}, "D": {}} {
-		if state, owner := known.Of(id); state != device.Shared || owner != want {
+		if state, owner := known.State(id); state != device.AllocatedShared || owner != want {
 			t.Errorf("%s: %d of %v, want %v", id, state, owner, want)
 		}
 	}
@@ -81,8 +81,8 @@ func TestHoldersOfOnePod(t *testing.T) {
 // exist beside it, such as those with admin access of monitoring pods.
 func TestHoldersOfClaimedDevices(t *testing.T) {
 	const plugin, driver = "nvidia.com/gpu", "gpu.nvidia.com"
-	row := func(resource, pod string) device.Holding {
-		h := device.Holding{Resource: resource, Offered: "A"}
+	row := func(resource, pod string) device.Allocation {
+		h := device.Allocation{Resource: resource, DeviceID: "A"}
 		if pod != "" {
 			h.Owner = device.Owner{Namespace: "n", Pod: pod, Container: "c"}
 		}
@@ -90,27 +90,27 @@ func TestHoldersOfClaimedDevices(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name  string
-		rows  []device.Holding
-		state device.Hold
+		rows  []device.Allocation
+		state device.AllocationState
 		pod   string
 	}{
-		{"a claim", []device.Holding{row(driver, "one")}, device.Held, "one"},
-		{"two claims", []device.Holding{row(driver, "one"), row(driver, "two")}, device.Shared, ""},
-		{"a claim beside the owner", []device.Holding{row(driver, "monitor"), row(plugin, "one")}, device.Held, "one"},
-		{"claims beside the owner", []device.Holding{row(driver, "monitor"), row(driver, "other"), row(plugin, "one")}, device.Held, "one"},
-		{"a claim beside two owners", []device.Holding{row(driver, "one"), row(plugin, "one"), row(plugin, "two")}, device.Shared, ""},
-		{"a claim beside an allocation without a name", []device.Holding{row(driver, "monitor"), row(plugin, "")}, device.Unnamed, ""},
+		{"a claim", []device.Allocation{row(driver, "one")}, device.Allocated, "one"},
+		{"two claims", []device.Allocation{row(driver, "one"), row(driver, "two")}, device.AllocatedShared, ""},
+		{"a claim beside the owner", []device.Allocation{row(driver, "monitor"), row(plugin, "one")}, device.Allocated, "one"},
+		{"claims beside the owner", []device.Allocation{row(driver, "monitor"), row(driver, "other"), row(plugin, "one")}, device.Allocated, "one"},
+		{"a claim beside two owners", []device.Allocation{row(driver, "one"), row(plugin, "one"), row(plugin, "two")}, device.AllocatedShared, ""},
+		{"a claim beside an allocation without a name", []device.Allocation{row(driver, "monitor"), row(plugin, "")}, device.AllocatedOwnerUnknown, ""},
 	} {
-		slices.SortFunc(c.rows, device.CompareHoldings)
-		if state, owner := (device.Holders{Held: c.rows}).Of("A"); state != c.state || owner.Pod != c.pod {
+		slices.SortFunc(c.rows, device.CompareAllocations)
+		if state, owner := (device.Allocations{All: c.rows}).State("A"); state != c.state || owner.Pod != c.pod {
 			t.Errorf("%s: %d of %q, want %d of %q", c.name, state, owner.Pod, c.state, c.pod)
 		}
 	}
 }
 
 func TestBoardLosesNoChange(t *testing.T) {
-	var b device.Board
-	if statuses, _ := b.Look(); statuses != nil {
+	var b device.Inventory
+	if statuses, _ := b.Get(); statuses != nil {
 		t.Error("something is on a new board")
 	}
 	const posts = 1000
@@ -118,7 +118,7 @@ func TestBoardLosesNoChange(t *testing.T) {
 	for range 4 {
 		readers.Go(func() {
 			for seen := 0; seen < posts; {
-				statuses, changed := b.Look()
+				statuses, changed := b.Get()
 				if len(statuses) < seen {
 					t.Error("the board went back")
 					return
@@ -130,23 +130,23 @@ func TestBoardLosesNoChange(t *testing.T) {
 		})
 	}
 	all := make([]device.Status, posts)
-	b.Post(nil)
-	if statuses, _ := b.Look(); statuses == nil {
+	b.Set(nil)
+	if statuses, _ := b.Get(); statuses == nil {
 		t.Error("no devices is not told from nothing known")
 	}
 	for n := range posts {
-		b.Post(all[:n+1])
+		b.Set(all[:n+1])
 	}
 	readers.Wait()
 }
 
 func TestOrderOfDevices(t *testing.T) {
 	want := []device.Device{
-		{ID: "GPU-b", GPU: "GPU-b", Index: 0, Slice: -1},
-		{ID: "GPU-a", GPU: "GPU-a", Index: 1, Slice: -1, MIG: true},
-		{ID: "MIG-y", GPU: "GPU-a", Index: 1, Slice: 0},
-		{ID: "MIG-x", GPU: "GPU-a", Index: 1, Slice: 3},
-		{ID: "GPU-c", GPU: "GPU-c", Index: 1, Slice: -1}, // one of the two is gone
+		{ID: "GPU-b", GPU: "GPU-b", Index: 0, MIGDeviceIndex: -1},
+		{ID: "GPU-a", GPU: "GPU-a", Index: 1, MIGDeviceIndex: -1, MIGEnabled: true},
+		{ID: "MIG-y", GPU: "GPU-a", Index: 1, MIGDeviceIndex: 0},
+		{ID: "MIG-x", GPU: "GPU-a", Index: 1, MIGDeviceIndex: 3},
+		{ID: "GPU-c", GPU: "GPU-c", Index: 1, MIGDeviceIndex: -1}, // one of the two is gone
 	}
 	for i, a := range want {
 		for j, b := range want {

@@ -9,173 +9,173 @@ import (
 
 // The witnesses of a tally.
 const (
-	first  = iota // the driver
-	second        // who calls Report
+	sourceDriver = iota // the driver
+	sourceKernel        // who calls Report
 )
 
-// Deaf returns for how long the driver's events have not been heard, because a Wait does
+// EventOutage returns for how long the driver's events have not been heard, because a Wait does
 // not come back or each one fails; 0 while they are. A Wait takes seconds, so less than
-// deafAfter is none. What events would say, checks find out later, and counts of Xids
+// waitTimeout is none. What events would say, checks find out later, and counts of Xids
 // stand still meanwhile, but for what a second witness tells.
-func (m *Monitor) Deaf() time.Duration {
-	since := m.deafSince.Load()
+func (m *Monitor) EventOutage() time.Duration {
+	since := m.waitFailingSince.Load()
 	if since == nil {
 		return 0
 	}
-	if d := time.Since(*since); d > deafAfter {
+	if d := time.Since(*since); d > waitTimeout {
 		return d
 	}
 	return 0
 }
 
-func (m *Monitor) reported(r report, now time.Time) {
-	m.waiting = false
-	if was := m.waitErr; errText(r.err) != was {
-		m.waitErr = errText(r.err)
+func (m *Monitor) handleWaitResult(r eventWaitResult, now time.Time) {
+	m.waitRunning = false
+	if was := m.waitErr; errorText(r.err) != was {
+		m.waitErr = errorText(r.err)
 		m.log.Warn("wait for driver events", "was", was, "err", r.err)
 	}
 	if r.err != nil {
-		m.waitNext = now.Add(waitAgainAfter)
-		m.checkAll()
+		m.nextWaitAt = now.Add(waitRetryInterval)
+		m.requestChecks()
 		return
 	}
-	m.deafSince.Store(nil)
+	m.waitFailingSince.Store(nil)
 	if r.event != (Event{}) {
-		m.report(r.event, first, now, now)
+		m.handleEvent(r.event, sourceDriver, now, now)
 	}
 }
 
-// report takes a report by a witness, of a time. One of a kind that is known, in a storm of them,
+// handleEvent takes a report by a witness, of a time. One of a kind that is known, in a storm of them,
 // costs no memory but that of whoever is told (TestAReportCostsNoMemory).
-func (m *Monitor) report(e Event, witness int, at, now time.Time) {
-	p := m.patients[e.GPU]
-	if p == nil {
-		if m.strangers.due("", xidReason(e.Xid), now) {
+func (m *Monitor) handleEvent(e Event, source int, at, now time.Time) {
+	g := m.gpus[e.GPU]
+	if g == nil {
+		if m.unknownGPULimiter.allow("", xidReason(e.Xid), now) {
 			m.log.Warn("driver event names no known GPU, asking each", "gpu", e.GPU, "xid", e.Xid)
 		}
-		m.checkAll()
+		m.requestChecks()
 		return
 	}
-	if e.Partitioned {
+	if e.PartitionChanged {
 		m.log.Info("GPU is partitioned", "gpu", e.GPU)
-		m.list(now)
+		m.requestList(now)
 	}
 	if e.Xid == 0 && e.Kind == "" {
 		return
 	}
-	t := p.tally(e)
-	if t == nil { // nobody counts so many kinds
-		t = &tally{reason: e.reason()}
+	counter := g.eventCounter(e)
+	if counter == nil { // nobody counts so many kinds
+		counter = &eventCounter{reason: e.reason()}
 	}
-	m.tallied = true
-	if e.Past {
-		t.Past = latest(t.Past, at)
-	} else if !t.tell(witness, at, now, m.deafAt) {
+	m.countsChanged = true
+	if e.Historical {
+		counter.LastHistorical = latest(counter.LastHistorical, at)
+	} else if !counter.record(source, at, now, m.lastOutageAt) {
 		return
 	}
-	p.counted = true
-	policy := m.policy(e)
-	if policy == Ignore {
+	g.countsChanged = true
+	policy := m.policyFor(e)
+	if policy == PolicyIgnore {
 		return
 	}
 	byPolicy := false
-	if !e.Past {
+	if !e.Historical {
 		byPolicy = policy.apply(&e)
 	}
-	if p.said.due(e.Device, t.reason, now) {
+	if g.limiter.allow(e.Device, counter.reason, now) {
 		level := slog.LevelInfo
-		if policy == Warn {
+		if policy == PolicyWarn {
 			level = slog.LevelWarn
 		}
 		m.log.Log(context.Background(), level, "driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "kind", e.Kind,
-			"fatal", e.Heals == ByReset, "action", e.Action, "count", t.Count)
+			"fatal", e.Recovery == RecoveryAfterReset, "action", e.Action, "count", counter.Count)
 	}
-	o := Occurrence{
-		At: at, GPU: e.GPU, Hit: m.hit(p, e.Device), Xid: e.Xid, Reason: t.reason, Class: e.Class, Action: e.Action, Witness: e.Witness, Past: e.Past,
+	o := HealthEvent{
+		At: at, GPU: e.GPU, Affected: m.affected(g, e.Device), Xid: e.Xid, Reason: counter.reason, Class: e.Class, Action: e.Action, Source: e.Source, Historical: e.Historical,
 	}
-	switch c := m.condition(p, e.Device); e.Heals {
-	case ByReset:
-		o.Condemned = m.condemn(p, c, verdict{
-			reason: t.reason, action: e.Action, class: e.Class, byReset: true, byPolicy: byPolicy, at: now, noted: now, checks: p.checks,
+	switch s := m.healthStateOf(g, e.Device); e.Recovery {
+	case RecoveryAfterReset:
+		o.MarkedUnhealthy = m.markUnhealthy(g, s, healthCause{
+			reason: counter.reason, action: e.Action, class: e.Class, needsReset: true, byPolicy: byPolicy, faultAt: now, notedAt: now, checksBegun: g.checksBegun,
 		}, now)
-		if c.verdict.reason == t.reason {
-			o.Action = c.verdict.action
+		if s.cause.reason == counter.reason {
+			o.Action = s.cause.action
 		}
-	case ByCheck:
-		c.suspect()
+	case RecoveryChecksPass:
+		s.markSuspect()
 	}
-	m.tell(o)
-	p.urgent = true // what the event means may stand elsewhere, and be read by a check
+	m.notifyHealthEvent(o)
+	g.checkNow = true // what the event means may stand elsewhere, and be read by a check
 }
 
-// condition is whose a fault is: the slice's that is named, or the GPU's with all that it has.
-func (m *Monitor) condition(p *patient, id ID) *condition {
-	if w := p.slice(id); w != nil {
-		return &w.own
+// healthStateOf is whose a fault is: the slice's that is named, or the GPU's with all that it has.
+func (m *Monitor) healthStateOf(g *trackedGPU, id ID) *healthState {
+	if d := g.migDevice(id); d != nil {
+		return &d.state
 	}
-	return &p.condition
+	return &g.healthState
 }
 
-// hit are the devices that a fault concerns. They must not be changed.
-func (m *Monitor) hit(p *patient, id ID) []Device {
-	if w := p.slice(id); w != nil {
-		return w.hit
+// affected are the devices that a fault concerns. They must not be changed.
+func (m *Monitor) affected(g *trackedGPU, id ID) []Device {
+	if d := g.migDevice(id); d != nil {
+		return d.affected
 	}
-	return p.hit
+	return g.affected
 }
 
-// tell passes an occurrence on.
-func (m *Monitor) tell(o Occurrence) {
-	if m.Happened != nil {
-		m.Happened(o)
+// notifyHealthEvent passes an occurrence on.
+func (m *Monitor) notifyHealthEvent(o HealthEvent) {
+	if m.OnHealthEvent != nil {
+		m.OnHealthEvent(o)
 	}
 }
 
-// condemn takes evidence to the condition of a GPU or a slice of it, and tells whether the
+// markUnhealthy takes evidence to the condition of a GPU or a slice of it, and tells whether the
 // verdict is a new one.
-func (m *Monitor) condemn(p *patient, c *condition, v verdict, now time.Time) bool {
-	if c == &p.condition {
-		p.answered = true // it also is an answer to the question how the GPU is
+func (m *Monitor) markUnhealthy(g *trackedGPU, s *healthState, v healthCause, now time.Time) bool {
+	if s == &g.healthState {
+		g.assessed = true // it also is an answer to the question how the GPU is
 	}
-	was := c.verdict.reason
-	anew, renewed := c.condemn(v, now)
-	if m.phase != working { // the reset that it asks for may come before the next check
-		c.baseline(math.MaxUint64, p.resets, now)
+	previous := s.cause.reason
+	isNew, updated := s.markUnhealthy(v, now)
+	if m.phase != phaseActive { // the reset that it asks for may come before the next check
+		s.setResetBaseline(math.MaxUint64, g.resets, now)
 	}
-	m.changed = m.changed || anew && !v.quiet || renewed
-	if !anew {
+	m.historyChanged = m.historyChanged || isNew && !v.noFault || updated
+	if !isNew {
 		return false
 	}
-	m.log.Info("health", "gpu", p.gpu, "was", was, "is", v.reason, "action", c.verdict.action, "flaps", c.flaps)
+	m.log.Info("health", "gpu", g.gpu, "was", previous, "is", v.reason, "action", s.cause.action, "flaps", s.flaps)
 	return true
 }
 
-// find condemns a GPU for what was found out about it, and not reported.
-func (m *Monitor) find(p *patient, v verdict, now time.Time) {
-	if m.condemn(p, &p.condition, v, now) && !v.quiet {
-		m.tell(Occurrence{At: now, GPU: p.gpu, Hit: p.hit, Reason: v.reason, Action: p.verdict.action, Condemned: true})
+// markGPUUnhealthy condemns a GPU for what was found out about it, and not reported.
+func (m *Monitor) markGPUUnhealthy(g *trackedGPU, v healthCause, now time.Time) {
+	if m.markUnhealthy(g, &g.healthState, v, now) && !v.noFault {
+		m.notifyHealthEvent(HealthEvent{At: now, GPU: g.gpu, Affected: g.affected, Reason: v.reason, Action: g.cause.action, MarkedUnhealthy: true})
 	}
 }
 
-// checkAll makes every GPU due: something is wrong, and nobody is to blame yet.
-func (m *Monitor) checkAll() {
-	for _, p := range m.patients {
-		p.urgent = true
+// requestChecks makes every GPU due: something is wrong, and nobody is to blame yet.
+func (m *Monitor) requestChecks() {
+	for _, g := range m.gpus {
+		g.checkNow = true
 	}
 }
 
-// judgeHearing says once that the driver's events are not heard, and once that they are
+// updateEventOutage says once that the driver's events are not heard, and once that they are
 // again.
-func (m *Monitor) judgeHearing(now time.Time) {
-	is := m.Deaf() > 0
+func (m *Monitor) updateEventOutage(now time.Time) {
+	outage := m.EventOutage() > 0
 	switch {
-	case is && !m.deaf:
+	case outage && !m.inEventOutage:
 		m.log.Warn("driver events are not heard: a wait does not come back, or each one fails", "err", m.waitErr)
-	case !is && m.deaf:
+	case !outage && m.inEventOutage:
 		m.log.Info("driver events are heard again")
 	}
-	m.deaf = is
-	if is {
-		m.deafAt = now
+	m.inEventOutage = outage
+	if outage {
+		m.lastOutageAt = now
 	}
 }

@@ -36,9 +36,9 @@ type Link struct {
 	Path    Path
 }
 
-// Linker is what a Backend implements when it can tell how its GPUs are
+// LinkReader is what a Backend implements when it can tell how its GPUs are
 // connected.
-type Linker interface {
+type LinkReader interface {
 	// Links lists pairs of GPUs in any order. A pair may come once or in both
 	// directions, and these may differ: a lane can be down on one side only. Pairs
 	// that are missing are unknown. May take for ever, as any call of a Backend.

@@ -6,15 +6,15 @@ type Kind uint8
 const (
 	// Gauge is a value of now. It carries the device's holder.
 	Gauge Kind = iota
-	// HolderCounter only rises, and what it rises by is due to whoever holds the
+	// OwnerCounter only rises, and what it rises by is due to whoever holds the
 	// device: it is accumulated per holder (docs/adr/0003-holder-counters.md).
-	HolderCounter
+	OwnerCounter
 	// FaultCounter only rises and belongs to the device itself: it carries no
 	// holder.
 	FaultCounter
-	// State is a value of now that whoever holds the device does not make: a limit, a
+	// StateGauge is a value of now that whoever holds the device does not make: a limit, a
 	// mode, how many rows of the memory are remapped. It carries no holder.
-	State
+	StateGauge
 )
 
 // Metric is one row: a fact that can be read of a device. Rows of one family
@@ -29,17 +29,17 @@ type Metric struct {
 	Source string
 	// Hardware says which devices have it; empty: all.
 	Hardware string
-	Pace     Pace
+	ReadPace ReadPace
 }
 
-// Pace is how often a row is read at most.
-type Pace uint8
+// ReadPace is how often a row is read at most.
+type ReadPace uint8
 
 // The paces.
 const (
-	Fast   Pace = iota // with every flight
-	Slow               // every half minute, the most overdue first
-	Static             // when the device is listed for the first time, or the driver was started anew
+	PaceFast   ReadPace = iota // with every flight
+	PaceSlow                   // every half minute, the most overdue first
+	PaceStatic                 // when the device is listed for the first time, or the driver was started anew
 )
 
 // Sample is one value read, in the base unit that the row's name says.
@@ -49,9 +49,9 @@ type Sample struct {
 	Value  float64
 }
 
-// Use is what one process uses of a device. What the driver does not tell is
+// ProcessUsage is what one process uses of a device. What the driver does not tell is
 // negative, and never 0.
-type Use struct {
+type ProcessUsage struct {
 	Device ID
 	PID    uint32 // in the pid namespace of the node
 	// MemoryBytes is the device memory that it holds, in bytes.

@@ -12,17 +12,17 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// gpusOf are the GPUs behind a simulated machine's devices, which are whole ones.
-func gpusOf(m *sim.Machine) []device.GPU {
+// gpuIDs are the GPUs behind a simulated machine's devices, which are whole ones.
+func gpuIDs(m *sim.Machine) []device.GPU {
 	var gpus []device.GPU
-	for _, id := range m.IDs() {
+	for _, id := range m.AllocatableIDs() {
 		gpus = append(gpus, device.GPU(id))
 	}
 	return gpus
 }
 
-// read reads all GPUs within a second and tells which were late.
-func read(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, took time.Duration) {
+// readGPUs reads all GPUs within a second and tells which were late.
+func readGPUs(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, took time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -42,30 +42,30 @@ func read(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, took
 
 func TestReadersLeaveOutAGPUThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(3)
+		m := newMachine(3)
 		r := device.NewReaders(m)
-		gpus := gpusOf(m)
-		m.Stall(m.IDs()[1])
-		late, took := read(t, r, gpus)
+		gpus := gpuIDs(m)
+		m.HangGPU(m.AllocatableIDs()[1])
+		late, took := readGPUs(t, r, gpus)
 		if !late[1] || late[0] || late[2] || took != time.Second {
 			t.Errorf("the first read: late %v, took %s; want the second GPU late by the deadline", late, took)
 		}
 		if !r.Stalled(gpus[1]) {
 			t.Error("the read that has met the hang cannot tell that the GPU is stalled")
 		}
-		late, took = read(t, r, gpus)
+		late, took = readGPUs(t, r, gpus)
 		if !late[1] || late[0] || late[2] || took != 0 {
 			t.Errorf("the second read: late %v, took %s; want nobody to wait for a GPU that is known to hang", late, took)
 		}
 		if !r.Stalled(gpus[1]) || r.Stalled(gpus[0]) {
 			t.Error("Stalled does not tell them apart")
 		}
-		if r.Check(gpus[1], func(device.Vitals, error) {}) {
+		if r.Check(gpus[1], func(device.ResetEvidence, error) {}) {
 			t.Error("a second call was begun on a GPU that hangs")
 		}
-		m.Release()
+		m.ReleaseHangs()
 		synctest.Wait()
-		if late, _ = read(t, r, gpus); late[1] || r.Stalled(gpus[1]) {
+		if late, _ = readGPUs(t, r, gpus); late[1] || r.Stalled(gpus[1]) {
 			t.Error("still late after the hang has ended")
 		}
 	})
@@ -75,18 +75,18 @@ func TestReadersLeaveOutAGPUThatHangs(t *testing.T) {
 // touch. A GPU that hangs is waited for until ctx is done, and not at all once it is known to hang.
 func TestReadOneBesideARead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(2)
+		m := newMachine(2)
 		r := device.NewReaders(m)
-		gpus := gpusOf(m)
-		m.Stall(m.IDs()[1])
+		gpus := gpuIDs(m)
+		m.HangGPU(m.AllocatableIDs()[1])
 		readings := make(chan []device.Reading, 1)
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		go func() { readings <- r.Read(ctx, gpus) }()
 		synctest.Wait()
-		m.Busy(m.IDs()[0], 1)
+		m.SetUtilization(m.AllocatableIDs()[0], 1)
 		one := r.ReadOne(t.Context(), gpus[0])
-		if one.Err != nil || len(one.Samples) != 1 || one.Peopled {
+		if one.Err != nil || len(one.Samples) != 1 || one.ProcessUsageKnown {
 			t.Fatalf("the GPU that answers: %+v", one)
 		}
 		short, cancelShort := context.WithTimeout(t.Context(), 400*time.Millisecond)
@@ -100,7 +100,7 @@ func TestReadOneBesideARead(t *testing.T) {
 		if late := r.ReadOne(t.Context(), gpus[1]); !errors.Is(late.Err, device.ErrStalled) || time.Since(began) != 0 {
 			t.Errorf("the GPU that is known to hang: %v after %s", late.Err, time.Since(began))
 		}
-		m.Release()
+		m.ReleaseHangs()
 		if all := <-readings; all[0].Err != nil || all[0].Samples[0].Value == one.Samples[0].Value {
 			t.Errorf("the Read has %+v, and ReadOne has %+v", all[0], one)
 		}
@@ -113,18 +113,18 @@ func TestReadOneBesideARead(t *testing.T) {
 
 func TestReadersWaitForAShortCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(1)
+		m := newMachine(1)
 		r := device.NewReaders(m)
-		m.Stall(m.IDs()[0])
+		m.HangGPU(m.AllocatableIDs()[0])
 		checked := make(chan error, 1)
-		if !r.Check(gpusOf(m)[0], func(_ device.Vitals, err error) { checked <- err }) {
+		if !r.Check(gpuIDs(m)[0], func(_ device.ResetEvidence, err error) { checked <- err }) {
 			t.Fatal("an idle GPU is not checked")
 		}
 		go func() {
 			time.Sleep(300 * time.Millisecond)
-			m.Release()
+			m.ReleaseHangs()
 		}()
-		if late, took := read(t, r, gpusOf(m)); late[0] || took != 300*time.Millisecond {
+		if late, took := readGPUs(t, r, gpuIDs(m)); late[0] || took != 300*time.Millisecond {
 			t.Errorf("late %v after %s; want the reading right after the check", late, took)
 		}
 		if err := <-checked; err != nil {
@@ -135,46 +135,46 @@ func TestReadersWaitForAShortCall(t *testing.T) {
 
 // TestReadersAskNobodyTooLate has the slot be free, and the time be over.
 func TestReadersAskNobodyTooLate(t *testing.T) {
-	m := &counted{Machine: machine(1)}
+	m := &countingReads{Machine: newMachine(1)}
 	r := device.NewReaders(m)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	for range 50 { // it is by chance which of the two is noticed
-		r.Read(ctx, gpusOf(m.Machine))
+		r.Read(ctx, gpuIDs(m.Machine))
 		r.Drain(t.Context())
 	}
 	if n := m.reads.Load(); n > 0 {
 		t.Errorf("%d calls were made whose answers nobody waits for", n)
 	}
-	if !r.Check(gpusOf(m.Machine)[0], func(device.Vitals, error) {}) {
+	if !r.Check(gpuIDs(m.Machine)[0], func(device.ResetEvidence, error) {}) {
 		t.Error("the slot is lost")
 	}
 	r.Drain(t.Context())
 }
 
-// counted is a machine that counts its readings.
-type counted struct {
+// countingReads is a machine that counts its readings.
+type countingReads struct {
 	*sim.Machine
 	reads atomic.Int64
 }
 
-func (c *counted) Read(gpu device.GPU, buf []device.Sample) ([]device.Sample, error) {
+func (c *countingReads) Read(gpu device.GPU, buf []device.Sample) ([]device.Sample, error) {
 	c.reads.Add(1)
 	return c.Machine.Read(gpu, buf)
 }
 
 func TestReadersTellWhetherCallsAreLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(1)
+		m := newMachine(1)
 		r := device.NewReaders(m)
-		m.Stall(m.IDs()[0])
-		read(t, r, gpusOf(m))
+		m.HangGPU(m.AllocatableIDs()[0])
+		readGPUs(t, r, gpuIDs(m))
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if r.Drain(ctx) {
 			t.Error("a call that hangs is said to have ended")
 		}
-		m.Release()
+		m.ReleaseHangs()
 		if !r.Drain(t.Context()) {
 			t.Error("calls are left after the hang")
 		}

@@ -16,69 +16,69 @@ import (
 )
 
 // releaseWithin releases or resumes with a deadline.
-func within(d time.Duration, order func(context.Context) error) error {
+func withTimeout(d time.Duration, request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
-	return order(ctx)
+	return request(ctx)
 }
 
 func TestMonitorReleasesTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(2)
+		m := newMachine(2)
 		m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
-		w := watch(t, m, nil)
+		w := startMonitor(t, m, nil)
 		defer w.stop()
-		held := m.IDs()
-		w.after(time.Second)
+		held := m.AllocatableIDs()
+		w.statusesAfter(time.Second)
 		w.Fail(held[2], "xid 95")
-		w.after(time.Second)
-		if err := within(10*time.Second, w.monitor.Release); err != nil {
+		w.statusesAfter(time.Second)
+		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Fatal(err)
 		}
-		statuses := w.after(0)
-		want(t, "released", statuses, "released", "released", "released", "released")
+		statuses := w.statusesAfter(0)
+		requireReasons(t, "released", statuses, "released", "released", "released", "released")
 		if d := w.monitor.Driver(); d.State != device.DriverReleased || !m.Closed() || w.monitor.Ready() != nil {
 			t.Errorf("the driver is %+v, closed %v, ready %v", d, m.Closed(), w.monitor.Ready())
 		}
-		if err := within(10*time.Second, w.monitor.Release); err != nil {
+		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Errorf("a second release: %v", err)
 		}
-		late, _ := errorsOf(w.readers, m.GPUs())
+		late, _ := readErrors(w.readers, m.GPUs())
 		if !errors.Is(late[0], device.ErrNoDriver) || !errors.Is(late[1], device.ErrNoDriver) {
 			t.Errorf("readings are %v", late)
 		}
-		want(t, "an hour later", w.after(time.Hour), "released", "released", "released", "released")
+		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "released", "released", "released", "released")
 		if !m.Closed() {
 			t.Error("somebody started the driver")
 		}
 
 		m.Partition(m.GPUs()[0], "1g.10gb", "2g.20gb")
-		if err := within(time.Second, w.monitor.Resume); err != nil {
+		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
-		want(t, "taken up again", w.after(5*time.Second), "", "", "gone", "", "xid_95")
-		if err := within(10*time.Second, w.monitor.Release); err != nil {
+		requireReasons(t, "taken up again", w.statusesAfter(5*time.Second), "", "", "gone", "", "xid_95")
+		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Fatal(err)
 		}
-		m.Recover(held[2])
-		if err := within(time.Second, w.monitor.Resume); err != nil {
+		m.ResetGPU(held[2])
+		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
-		if err := within(time.Second, w.monitor.Resume); err != nil {
+		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Errorf("a second time: %v", err)
 		}
-		want(t, "with a reset meanwhile", w.after(15*time.Second), "", "", "", "")
+		requireReasons(t, "with a reset meanwhile", w.statusesAfter(15*time.Second), "", "", "", "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp {
 			t.Errorf("the driver is %+v", d)
 		}
-		if m.Misused() {
+		if m.ClosedDuringCall() {
 			t.Error("the driver was closed beneath a call")
 		}
 	})
 }
 
-// errorsOf reads GPUs and returns their errors.
-func errorsOf(r *device.Readers, gpus []device.GPU) (errs []error, took time.Duration) {
+// readErrors reads GPUs and returns their errors.
+func readErrors(r *device.Readers, gpus []device.GPU) (errs []error, took time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	began := time.Now()
@@ -92,28 +92,28 @@ func errorsOf(r *device.Readers, gpus []device.GPU) (errs []error, took time.Dur
 // what it had begun is taken back.
 func TestMonitorDoesNotReleaseBeneathACall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(2)
-		w := watch(t, m, nil)
+		m := newMachine(2)
+		w := startMonitor(t, m, nil)
 		defer w.stop()
-		w.after(time.Second)
-		m.Stall(m.IDs()[1])
-		w.after(6 * time.Second) // a check hangs
+		w.statusesAfter(time.Second)
+		m.HangGPU(m.AllocatableIDs()[1])
+		w.statusesAfter(6 * time.Second) // a check hangs
 		result := make(chan error, 1)
-		go func() { result <- within(5*time.Second, w.monitor.Release) }() // ends with its deadline
-		want(t, "meanwhile", w.after(time.Second), "released", "released")
-		if err := within(time.Second, w.monitor.Resume); err == nil {
+		go func() { result <- withTimeout(5*time.Second, w.monitor.Release) }() // ends with its deadline
+		requireReasons(t, "meanwhile", w.statusesAfter(time.Second), "released", "released")
+		if err := withTimeout(time.Second, w.monitor.Resume); err == nil {
 			t.Error("it was taken up beneath a release")
 		}
 		if err := <-result; !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
-		want(t, "after it", w.after(5*time.Second), "", "released") // the other does not answer
-		m.Release()
-		want(t, "after the hang", w.after(5*time.Second), "", "")
-		if m.Closed() || m.Misused() {
+		requireReasons(t, "after it", w.statusesAfter(5*time.Second), "", "released") // the other does not answer
+		m.ReleaseHangs()
+		requireReasons(t, "after the hang", w.statusesAfter(5*time.Second), "", "")
+		if m.Closed() || m.ClosedDuringCall() {
 			t.Error("the driver was closed")
 		}
-		if err := within(10*time.Second, w.monitor.Release); err != nil || m.Misused() {
+		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil || m.ClosedDuringCall() {
 			t.Errorf("a second try: %v", err)
 		}
 	})
@@ -122,44 +122,44 @@ func TestMonitorDoesNotReleaseBeneathACall(t *testing.T) {
 // TestMonitorReleasesUnderScrapes has readings come all the time.
 func TestMonitorReleasesUnderScrapes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(4)
-		w := watch(t, m, nil)
-		w.after(time.Second)
+		m := newMachine(4)
+		w := startMonitor(t, m, nil)
+		w.statusesAfter(time.Second)
 		ctx, cancel := context.WithCancel(t.Context())
 		scraped := make(chan struct{})
 		go func() { // ends with ctx
 			defer close(scraped)
 			for ctx.Err() == nil {
-				errorsOf(w.readers, m.GPUs())
+				readErrors(w.readers, m.GPUs())
 				time.Sleep(time.Millisecond)
 			}
 		}()
 		for range 20 {
-			if err := within(10*time.Second, w.monitor.Release); err != nil {
+			if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 				t.Fatal(err)
 			}
-			if err := within(10*time.Second, w.monitor.Resume); err != nil {
+			if err := withTimeout(10*time.Second, w.monitor.Resume); err != nil {
 				t.Fatal(err)
 			}
-			want(t, "taken up again", w.after(5*time.Second), "", "", "", "")
+			requireReasons(t, "taken up again", w.statusesAfter(5*time.Second), "", "", "", "")
 		}
 		cancel()
 		<-scraped
 		w.stop()
-		if m.Misused() {
+		if m.ClosedDuringCall() {
 			t.Error("the driver was closed beneath a call")
 		}
 	})
 }
 
-// sticky is a machine whose driver lets go only when it is told to.
-type sticky struct {
+// blockingClose is a machine whose driver lets go only when it is told to.
+type blockingClose struct {
 	*sim.Machine
-	let chan struct{}
+	unblock chan struct{}
 }
 
-func (s sticky) Close() {
-	<-s.let
+func (s blockingClose) Close() {
+	<-s.unblock
 	s.Machine.Close()
 }
 
@@ -167,20 +167,20 @@ func (s sticky) Close() {
 // down: the release was given up, so what comes of it later is taken back.
 func TestMonitorTakesUpWhatWasLetGoOfTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(1)
-		b := sticky{m, make(chan struct{})}
-		w := watch(t, m, func(device.Backend) device.Backend { return b })
+		m := newMachine(1)
+		b := blockingClose{m, make(chan struct{})}
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return b })
 		defer w.stop()
-		w.after(time.Second)
-		if err := within(10*time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
+		w.statusesAfter(time.Second)
+		if err := withTimeout(10*time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v", err)
 		}
-		want(t, "while it hangs", w.after(time.Minute), "released")
-		if err := within(time.Second, w.monitor.Resume); err == nil {
+		requireReasons(t, "while it hangs", w.statusesAfter(time.Minute), "released")
+		if err := withTimeout(time.Second, w.monitor.Resume); err == nil {
 			t.Error("it was taken up beneath that")
 		}
-		close(b.let)
-		want(t, "after it", w.after(5*time.Second), "")
+		close(b.unblock)
+		requireReasons(t, "after it", w.statusesAfter(5*time.Second), "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp {
 			t.Errorf("the driver is %+v", d)
 		}
@@ -189,11 +189,11 @@ func TestMonitorTakesUpWhatWasLetGoOfTooLate(t *testing.T) {
 
 func TestMonitorAnswersAReleaseAtItsEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(1)
-		w := watch(t, m, nil)
-		w.after(time.Second)
-		m.Stall(m.IDs()[0])
-		w.after(6 * time.Second)
+		m := newMachine(1)
+		w := startMonitor(t, m, nil)
+		w.statusesAfter(time.Second)
+		m.HangGPU(m.AllocatableIDs()[0])
+		w.statusesAfter(6 * time.Second)
 		result := make(chan error, 1)
 		go func() { result <- w.monitor.Release(context.Background()) }() // ends with Run
 		synctest.Wait()
@@ -201,50 +201,50 @@ func TestMonitorAnswersAReleaseAtItsEnd(t *testing.T) {
 		if err := <-result; err == nil {
 			t.Error("it says that it is done")
 		}
-		if err := within(time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
+		if err := withTimeout(time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("nobody is there any more, and it says %v", err)
 		}
 	})
 }
 
-// replaced is a Backend whose driver is, some day, another one.
-type replaced struct {
+// replacedDriver is a Backend whose driver is, some day, another one.
+type replacedDriver struct {
 	*sim.Machine
-	by atomic.Bool
+	active atomic.Bool
 }
 
-func (r *replaced) Devices(ctx context.Context) ([]device.Device, error) {
-	if r.by.Load() {
-		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, device.ErrReplaced)
+func (r *replacedDriver) Devices(ctx context.Context) ([]device.Device, error) {
+	if r.active.Load() {
+		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, device.ErrDriverReplaced)
 	}
 	return r.Machine.Devices(ctx)
 }
 
-// lingering is a Backend that has left a call behind.
-type lingering struct {
-	replaced
-	left atomic.Bool
+// backgroundCalls is a Backend that has left a call behind.
+type backgroundCalls struct {
+	replacedDriver
+	running atomic.Bool
 }
 
-func (l *lingering) Idle() bool { return !l.left.Load() }
+func (l *backgroundCalls) UnmatchedPatterns() bool { return !l.running.Load() }
 
 // TestMonitorDoesNotEndBeneathACallLeftBehind has the driver be replaced while a call
 // is under way that its Backend no longer waits for.
 func TestMonitorDoesNotEndBeneathACallLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &lingering{replaced: replaced{Machine: machine(1)}}
-		b.left.Store(true)
-		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Board{}, slog.New(slog.DiscardHandler))
+		b := &backgroundCalls{replacedDriver: replacedDriver{Machine: newMachine(1)}}
+		b.running.Store(true)
+		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, slog.New(slog.DiscardHandler))
 		ended := make(chan error, 1)
 		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
 		time.Sleep(time.Second)
-		b.by.Store(true)
+		b.active.Store(true)
 		time.Sleep(time.Minute)
 		if len(ended) > 0 {
 			t.Error("it has ended beneath a call")
 		}
-		b.left.Store(false)
-		if err := <-ended; !errors.Is(err, device.ErrReplaced) {
+		b.running.Store(false)
+		if err := <-ended; !errors.Is(err, device.ErrDriverReplaced) {
 			t.Errorf("it ends with %v", err)
 		}
 	})
@@ -254,31 +254,31 @@ func TestMonitorDoesNotEndBeneathACallLeftBehind(t *testing.T) {
 // process is to end, and never with one of them.
 func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(2)
-		b := &replaced{Machine: m}
-		readers, board := device.NewReaders(b), &device.Board{}
-		monitor := device.NewMonitor(b, readers, board, slog.New(slog.DiscardHandler))
+		m := newMachine(2)
+		b := &replacedDriver{Machine: m}
+		readers, inventory := device.NewReaders(b), &device.Inventory{}
+		monitor := device.NewMonitor(b, readers, inventory, slog.New(slog.DiscardHandler))
 		ended := make(chan error, 1)
 		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
 		time.Sleep(time.Second)
-		m.Stall(m.IDs()[0])
-		b.by.Store(true)
+		m.HangGPU(m.AllocatableIDs()[0])
+		b.active.Store(true)
 		time.Sleep(time.Minute)
-		if d := monitor.Driver(); d.State != device.DriverReplaced || !errors.Is(d.Err, device.ErrReplaced) || monitor.Ready() != nil {
+		if d := monitor.Driver(); d.State != device.DriverReplaced || !errors.Is(d.Err, device.ErrDriverReplaced) || monitor.Ready() != nil {
 			t.Errorf("the driver is %+v, ready %v", d, monitor.Ready())
 		}
-		statuses, _ := board.Look()
+		statuses, _ := inventory.Get()
 		if got := reasons(statuses); !slices.Equal(got, []string{"driver_replaced", "driver_replaced"}) {
 			t.Errorf("the board has %q", got)
 		}
 		if len(ended) > 0 || monitor.Alive() != nil {
 			t.Error("it has ended beneath a call")
 		}
-		if err := within(time.Second, monitor.Release); !errors.Is(err, device.ErrReplaced) {
+		if err := withTimeout(time.Second, monitor.Release); !errors.Is(err, device.ErrDriverReplaced) {
 			t.Errorf("a release says %v", err)
 		}
-		m.Release()
-		if err := <-ended; !errors.Is(err, device.ErrReplaced) || !readers.Idle() {
+		m.ReleaseHangs()
+		if err := <-ended; !errors.Is(err, device.ErrDriverReplaced) || !readers.UnmatchedPatterns() {
 			t.Errorf("it ends with %v", err)
 		}
 		if !monitor.Drain(t.Context()) {
@@ -287,15 +287,15 @@ func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {
 	})
 }
 
-// silent is a Backend whose checks ask nothing while it is so.
-type silent struct {
+// stalledChecks is a Backend whose checks ask nothing while it is so.
+type stalledChecks struct {
 	*sim.Machine
-	is atomic.Bool
+	active atomic.Bool
 }
 
-func (s *silent) Check(gpu device.GPU) (device.Vitals, error) {
-	if s.is.Load() {
-		return device.Vitals{}, device.ErrStalled
+func (s *stalledChecks) Check(gpu device.GPU) (device.ResetEvidence, error) {
+	if s.active.Load() {
+		return device.ResetEvidence{}, device.ErrStalled
 	}
 	return s.Machine.Check(gpu)
 }
@@ -303,39 +303,39 @@ func (s *silent) Check(gpu device.GPU) (device.Vitals, error) {
 // TestMonitorForgetsASilenceThatARelease has ended.
 func TestMonitorForgetsASilenceThatAReleaseHasEnded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told witnessed
-		m := machine(1)
-		s := &silent{Machine: m}
-		w := watch(t, m, func(device.Backend) device.Backend { return s }, told.listen)
+		var told monitorRecorder
+		m := newMachine(1)
+		s := &stalledChecks{Machine: m}
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return s }, told.attach)
 		defer w.stop()
-		w.after(time.Second)
-		s.is.Store(true)
-		w.after(10 * time.Second)
-		if err := within(10*time.Second, w.monitor.Release); err != nil {
+		w.statusesAfter(time.Second)
+		s.active.Store(true)
+		w.statusesAfter(10 * time.Second)
+		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Fatal(err)
 		}
-		s.is.Store(false)
-		w.after(time.Hour)
-		if err := within(time.Second, w.monitor.Resume); err != nil {
+		s.active.Store(false)
+		w.statusesAfter(time.Hour)
+		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
-		want(t, "taken up again", w.after(15*time.Second), "")
-		if flaps := w.after(0)[0].Flaps; flaps != 0 || len(told.told()) != 0 {
+		requireReasons(t, "taken up again", w.statusesAfter(15*time.Second), "")
+		if flaps := w.statusesAfter(0)[0].Flaps; flaps != 0 || len(told.takeEvents()) != 0 {
 			t.Errorf("it turned unhealthy %d times", flaps)
 		}
 	})
 }
 
-// bare is a machine one of whose GPUs has no energy counter: its checks show no reset.
-type bare struct {
+// noEnergyCounter is a machine one of whose GPUs has no energy counter: its checks show no reset.
+type noEnergyCounter struct {
 	*sim.Machine
 	gpu device.GPU
 }
 
-func (b bare) Check(gpu device.GPU) (device.Vitals, error) {
+func (b noEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	v, err := b.Machine.Check(gpu)
 	if gpu == b.gpu {
-		v.Resets, v.Odometer = 0, 0
+		v.Resets, v.EnergyCounter = 0, 0
 	}
 	return v, err
 }
@@ -343,22 +343,22 @@ func (b bare) Check(gpu device.GPU) (device.Vitals, error) {
 // TestAReleaseIsAResetOfABareGPU has a GPU without an energy counter fail, and be released and
 // resumed: nothing else could show that it was reset.
 func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
-	resume := func(t *testing.T, pending bool) (*watched, *witnessed) {
-		m, s := machine(2), &witnessed{}
-		w := watch(t, m, func(device.Backend) device.Backend { return bare{m, m.GPUs()[0]} }, s.listen)
-		w.after(time.Second)
-		for _, id := range m.IDs() {
+	resume := func(t *testing.T, pending bool) (*monitorFixture, *monitorRecorder) {
+		m, s := newMachine(2), &monitorRecorder{}
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return noEnergyCounter{m, m.GPUs()[0]} }, s.attach)
+		w.statusesAfter(time.Second)
+		for _, id := range m.AllocatableIDs() {
 			w.Fail(id, "xid 95")
 		}
-		want(t, "after Xid 95", w.after(time.Minute), "xid_95", "xid_95")
-		if err := within(10*time.Second, w.monitor.Release); err != nil {
+		requireReasons(t, "after Xid 95", w.statusesAfter(time.Minute), "xid_95", "xid_95")
+		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Fatal(err)
 		}
 		if pending {
-			m.Await(m.IDs()[0])
+			m.SetRepairPending(m.AllocatableIDs()[0])
 		}
-		w.after(time.Minute)
-		if err := within(time.Second, w.monitor.Resume); err != nil {
+		w.statusesAfter(time.Minute)
+		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
 		return w, s
@@ -367,33 +367,33 @@ func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w, s := resume(t, false)
 			defer w.stop()
-			w.after(1750 * time.Millisecond) // the first check may come before the listing, and fail
-			if r := record(s.history(), w.GPUs()[0], ""); !r.Reset || r.Again.Resets != 1 {
+			w.statusesAfter(1750 * time.Millisecond) // the first check may come before the listing, and fail
+			if r := findRecord(s.savedHistory(), w.GPUs()[0], ""); !r.ResetSeen || r.FailedResets.Count != 1 {
 				t.Errorf("the record is %+v", r)
 			}
-			want(t, "resumed", w.after(15*time.Second), "", "xid_95")
-			w.Fail(w.IDs()[0], "xid 95")
-			want(t, "after another Xid 95", w.after(time.Minute), "xid_95", "xid_95")
+			requireReasons(t, "resumed", w.statusesAfter(15*time.Second), "", "xid_95")
+			w.Fail(w.AllocatableIDs()[0], "xid 95")
+			requireReasons(t, "after another Xid 95", w.statusesAfter(time.Minute), "xid_95", "xid_95")
 		})
 	})
 	t.Run("and a repair waits", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w, _ := resume(t, true)
 			defer w.stop()
-			want(t, "resumed", w.after(time.Hour), "xid_95", "xid_95")
+			requireReasons(t, "resumed", w.statusesAfter(time.Hour), "xid_95", "xid_95")
 		})
 	})
 }
 
-// unread is a machine whose checks get no answer while the flag is set.
-type unread struct {
+// unreadEnergyCounter is a machine whose checks get no answer while the flag is set.
+type unreadEnergyCounter struct {
 	*sim.Machine
-	is atomic.Bool
+	active atomic.Bool
 }
 
-func (u *unread) Check(gpu device.GPU) (device.Vitals, error) {
-	if u.is.Load() {
-		return device.Vitals{}, errOdd
+func (u *unreadEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error) {
+	if u.active.Load() {
+		return device.ResetEvidence{}, errUnknown
 	}
 	return u.Machine.Check(gpu)
 }
@@ -402,23 +402,23 @@ func (u *unread) Check(gpu device.GPU) (device.Vitals, error) {
 // not taken for one that has none.
 func TestAReleaseIsNoResetOfAGPUThatWasNotRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		u := &unread{Machine: machine(1)}
-		u.is.Store(true)
-		w := watch(t, u.Machine, func(device.Backend) device.Backend { return u })
+		u := &unreadEnergyCounter{Machine: newMachine(1)}
+		u.active.Store(true)
+		w := startMonitor(t, u.Machine, func(device.Backend) device.Backend { return u })
 		defer w.stop()
-		w.after(time.Second)
-		w.Fail(w.IDs()[0], "xid 95")
-		want(t, "after Xid 95", w.after(time.Minute), "xid_95")
-		if err := within(10*time.Second, w.monitor.Release); err != nil {
+		w.statusesAfter(time.Second)
+		w.Fail(w.AllocatableIDs()[0], "xid 95")
+		requireReasons(t, "after Xid 95", w.statusesAfter(time.Minute), "xid_95")
+		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Fatal(err)
 		}
-		u.is.Store(false)
-		if err := within(time.Second, w.monitor.Resume); err != nil {
+		u.active.Store(false)
+		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
-		want(t, "resumed without a reset", w.after(time.Minute), "xid_95")
-		w.Recover(w.IDs()[0])
-		want(t, "after a reset", w.after(15*time.Second), "")
+		requireReasons(t, "resumed without a reset", w.statusesAfter(time.Minute), "xid_95")
+		w.ResetGPU(w.AllocatableIDs()[0])
+		requireReasons(t, "after a reset", w.statusesAfter(15*time.Second), "")
 	})
 }
 
@@ -426,22 +426,22 @@ func TestAReleaseIsNoResetOfAGPUThatWasNotRead(t *testing.T) {
 // are taken up again.
 func TestMonitorHearsWhileReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := machine(2)
-		w := watch(t, m, nil)
+		m := newMachine(2)
+		w := startMonitor(t, m, nil)
 		defer w.stop()
-		w.after(time.Second)
-		if err := within(10*time.Second, w.monitor.Release); err != nil {
+		w.statusesAfter(time.Second)
+		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Fatal(err)
 		}
 		for _, gpu := range m.GPUs() {
-			w.monitor.Report(kernel(gpu, 95), time.Now())
+			w.monitor.Report(kernelEvent(gpu, 95), time.Now())
 		}
-		w.after(2 * time.Second)
-		m.Recover(m.IDs()[0])
-		w.after(2 * time.Second)
-		if err := within(time.Second, w.monitor.Resume); err != nil {
+		w.statusesAfter(2 * time.Second)
+		m.ResetGPU(m.AllocatableIDs()[0])
+		w.statusesAfter(2 * time.Second)
+		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
-		want(t, "with a reset of one", w.after(15*time.Second), "", "xid_95")
+		requireReasons(t, "with a reset of one", w.statusesAfter(15*time.Second), "", "xid_95")
 	})
 }

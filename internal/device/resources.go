@@ -5,34 +5,34 @@ import (
 	"slices"
 )
 
-// Resources are all that the kubelet gives to containers piece by piece, whoever's
+// NodeResources are all that the kubelet gives to containers piece by piece, whoever's
 // device plugin or driver it is of, as PodResourcesLister says it: devices, CPUs,
 // memory and claims. None of it is written after it was published.
-type Resources struct {
-	// Known says that the kubelet was asked what it would give away, and answered. The
+type NodeResources struct {
+	// AllocatableKnown says that the kubelet was asked what it would give away, and answered. The
 	// allocatable ones of a kubelet that does not say are none, and not 0.
-	Known bool
-	// Devices are what the kubelet would give away, what is held included, and healthy
+	AllocatableKnown bool
+	// AllocatableDevices are what the kubelet would give away, what is held included, and healthy
 	// alone, by resource and id.
-	Devices []ResourceDevice
-	// CPUs are those that may become exclusive, held ones included, by number. There are
+	AllocatableDevices []ResourceDevice
+	// AllocatableCPUs are those that may become exclusive, held ones included, by number. There are
 	// none but with the CPU manager's static policy.
-	CPUs []int64
-	// Memory is what may be reserved, by type and NUMA nodes. There is none but with the
+	AllocatableCPUs []int64
+	// AllocatableMemory is what may be reserved, by type and NUMA nodes. There is none but with the
 	// memory manager's Static policy.
-	Memory []Memory
+	AllocatableMemory []Memory
 
 	// What containers have of it, by owner. An owner without a container is a pod that has
 	// it as a whole (the kubelet's gate PodLevelResourceManagers); its containers may have
 	// their parts of that by name as well.
-	HeldDevices []HeldDevice
-	HeldCPUs    []HeldCPUs
-	HeldMemory  []HeldMemory
-	Claims      []Claim
+	AllocatedDevices []AllocatedDevice
+	AllocatedCPUs    []AllocatedCPUs
+	AllocatedMemory  []AllocatedMemory
+	Claims           []Claim
 
 	// Dropped are the ids of other plugins that are left out of Devices, and DroppedHeld those
-	// left out of HeldDevices and of Holders.Held: resources that have too many.
-	Dropped, DroppedHeld []DroppedIDs
+	// left out of HeldDevices and of Allocations.All: resources that have too many.
+	Dropped, DroppedAllocated []DroppedIDs
 }
 
 // DroppedIDs is a resource whose ids are left out, and how many there are.
@@ -54,20 +54,20 @@ type Memory struct {
 	NUMANodes []int
 }
 
-// HeldDevice is a device that a container holds.
-type HeldDevice struct {
+// AllocatedDevice is a device that a container holds.
+type AllocatedDevice struct {
 	Owner
 	ResourceDevice
 }
 
-// HeldCPUs are CPUs that a container has for itself.
-type HeldCPUs struct {
+// AllocatedCPUs are CPUs that a container has for itself.
+type AllocatedCPUs struct {
 	Owner
 	CPUs []int64
 }
 
-// HeldMemory is memory that is reserved for a container.
-type HeldMemory struct {
+// AllocatedMemory is memory that is reserved for a container.
+type AllocatedMemory struct {
 	Owner
 	Memory
 }
@@ -78,7 +78,7 @@ type Claim struct {
 	ClaimNamespace, ClaimName string
 	// Driver is who gives the device, Pool and Device are its names for it, and Share
 	// tells several holders of it apart; it may be empty.
-	Driver, Pool, Device, Share string
+	Driver, Pool, Device, ShareID string
 	// CDI are the names by which the runtime knows the device.
 	CDI []string
 }
@@ -100,17 +100,17 @@ func (m Memory) Compare(n Memory) int {
 }
 
 // Compare orders by owner, and what one owner has as ResourceDevice does.
-func (d HeldDevice) Compare(e HeldDevice) int {
+func (d AllocatedDevice) Compare(e AllocatedDevice) int {
 	return cmp.Or(d.Owner.Compare(e.Owner), d.ResourceDevice.Compare(e.ResourceDevice))
 }
 
 // Compare orders by owner.
-func (c HeldCPUs) Compare(d HeldCPUs) int {
+func (c AllocatedCPUs) Compare(d AllocatedCPUs) int {
 	return cmp.Or(c.Owner.Compare(d.Owner), slices.Compare(c.CPUs, d.CPUs))
 }
 
 // Compare orders by owner, and what one owner has as Memory does.
-func (m HeldMemory) Compare(n HeldMemory) int {
+func (m AllocatedMemory) Compare(n AllocatedMemory) int {
 	return cmp.Or(m.Owner.Compare(n.Owner), m.Memory.Compare(n.Memory))
 }
 
@@ -119,5 +119,5 @@ func (c Claim) Compare(d Claim) int {
 	return cmp.Or(c.Owner.Compare(d.Owner),
 		cmp.Compare(c.ClaimNamespace, d.ClaimNamespace), cmp.Compare(c.ClaimName, d.ClaimName),
 		cmp.Compare(c.Driver, d.Driver), cmp.Compare(c.Pool, d.Pool), cmp.Compare(c.Device, d.Device),
-		cmp.Compare(c.Share, d.Share), slices.Compare(c.CDI, d.CDI))
+		cmp.Compare(c.ShareID, d.ShareID), slices.Compare(c.CDI, d.CDI))
 }

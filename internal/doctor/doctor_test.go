@@ -23,86 +23,86 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const gpu = "nvidia.com/gpu"
 
-// stage is a node that is well, until a case changes it.
-type stage struct {
+// doctorFixture is a node that is well, until a case changes it.
+type doctorFixture struct {
 	*testing.T
 	Options
 	dir     string
-	driver  *scriptedDriver
-	files   *scriptedFiles
+	driver  *fakeDriverProbe
+	files   *fakeNodeFiles
 	kubelet *kubelet.Kubelet
 	env     map[string]string
 }
 
-func newStage(t *testing.T) *stage {
+func newDoctorFixture(t *testing.T) *doctorFixture {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "doctor") // sockets need a short name
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	s := &stage{T: t, dir: dir, env: map[string]string{}}
-	s.driver = &scriptedDriver{
-		listed:  []device.Device{{ID: "GPU-a", GPU: "GPU-a", Minor: 0}, {ID: "GPU-b", GPU: "GPU-b", Minor: 1}, {ID: "MIG-c", GPU: "GPU-b", Minor: 1}},
+	s := &doctorFixture{T: t, dir: dir, env: map[string]string{}}
+	s.driver = &fakeDriverProbe{
+		devices: []device.Device{{ID: "GPU-a", GPU: "GPU-a", Minor: 0}, {ID: "GPU-b", GPU: "GPU-b", Minor: 1}, {ID: "MIG-c", GPU: "GPU-b", Minor: 1}},
 		library: Library{Path: "/usr/lib64/libnvidia-ml.so.1", Version: "580.82.07"},
 	}
-	s.files = &scriptedFiles{refused: map[string]error{}, free: 1 << 40}
-	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), EmptyFor: -1, RestAfter: -1, Since: time.Now().Add(-3 * time.Hour)})
+	s.files = &fakeNodeFiles{errs: map[string]error{}, free: 1 << 40}
+	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), EmptyListFor: -1, APIPodsDelay: -1, RunningSince: time.Now().Add(-3 * time.Hour)})
 	s.Options = Options{
-		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), MountedDriverRoot: "/driver-root", DevRoot: "/", AnswersNodes: true,
-		Offered: func([]device.Device) map[string][]device.OfferedID {
-			return map[string][]device.OfferedID{gpu: {"GPU-a", "GPU-b"}}
+		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), MountedDriverRoot: "/driver-root", DevRoot: "/", InjectsDeviceNodes: true,
+		ListedIDs: func([]device.Device) map[string][]device.AdvertisedID {
+			return map[string][]device.AdvertisedID{gpu: {"GPU-a", "GPU-b"}}
 		},
-		KubeletDir: s.kubelet.Dir(), DevicePluginDir: filepath.Dir(s.kubelet.RegistrationSocket()), Offers: true,
-		PodLogsDir: s.folder("logs"), ProcessesSeen: true, KernelLog: "/dev/kmsg", StateDir: s.folder("state"), CDIDir: s.folder("cdi"),
+		KubeletDir: s.kubelet.Dir(), DevicePluginDir: filepath.Dir(s.kubelet.RegistrationSocket()), DevicePlugin: true,
+		PodLogsDir: s.mkdir("logs"), ProcessesVisible: true, KernelLog: "/dev/kmsg", StateDir: s.mkdir("state"), CDIDir: s.mkdir("cdi"),
 		LookupEnv: func(name string) (string, bool) { value, ok := s.env[name]; return value, ok },
 	}
-	s.folder("logs/research_train_0d0f")
-	s.mounts("/")
+	s.mkdir("logs/research_train_0d0f")
+	s.writeMounts("/")
 	return s
 }
 
-func (s *stage) must(err error) {
+func (s *doctorFixture) must(err error) {
 	s.Helper()
 	if err != nil {
 		s.Fatal(err)
 	}
 }
 
-func (s *stage) folder(name string) string {
+func (s *doctorFixture) mkdir(name string) string {
 	s.Helper()
 	path := filepath.Join(s.dir, name)
 	s.must(os.MkdirAll(path, 0o755))
 	return path
 }
 
-// mounts writes what is mounted.
-func (s *stage) mounts(points ...string) {
+// writeMounts writes what is mounted.
+func (s *doctorFixture) writeMounts(points ...string) {
 	s.Helper()
 	var text strings.Builder
 	for i, point := range points {
 		fmt.Fprintf(&text, "%d 1 0:%d / %s rw,relatime shared:1 - ext4 /dev/vda rw\n", 20+i, i, strings.ReplaceAll(point, " ", `\040`))
 	}
-	s.must(os.WriteFile(filepath.Join(s.folder("proc/self"), "mountinfo"), []byte(text.String()), 0o600))
+	s.must(os.WriteFile(filepath.Join(s.mkdir("proc/self"), "mountinfo"), []byte(text.String()), 0o600))
 }
 
-// container has the node be seen from a container with these folders of the node's.
-func (s *stage) container(points ...string) {
-	s.mounts(append([]string{"/", "/dev/termination-log"}, points...)...)
+// mountInContainer has the node be seen from a container with these folders of the node's.
+func (s *doctorFixture) mountInContainer(points ...string) {
+	s.writeMounts(append([]string{"/", "/dev/termination-log"}, points...)...)
 }
 
-// starts has the kubelet run until the test ends.
-func (s *stage) starts() {
+// startKubelet has the kubelet run until the test ends.
+func (s *doctorFixture) startKubelet() {
 	s.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.kubelet.Run(ctx) }()
 	s.Cleanup(func() { stop(); s.must(<-ended) })
-	s.must(s.kubelet.Wait(s.Context(), func(k kubelet.State) bool { return k.Serving && k.PodsRead }))
+	s.must(s.kubelet.Wait(s.Context(), func(k kubelet.KubeletState) bool { return k.Serving && k.PodsRead }))
 }
 
-// listens has somebody listen on a socket, and say nothing; or be gone already.
-func (s *stage) listens(path string, stays bool) {
+// listenOn has somebody listen on a socket, and say nothing; or be gone already.
+func (s *doctorFixture) listenOn(path string, stays bool) {
 	s.Helper()
 	s.must(os.MkdirAll(filepath.Dir(path), 0o755))
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -115,9 +115,9 @@ func (s *stage) listens(path string, stays bool) {
 	}
 }
 
-func (s *stage) finding(check string) Finding {
+func (s *doctorFixture) finding(check string) Finding {
 	s.Helper()
-	findings := Examine(s.Context(), s.Options)
+	findings := Run(s.Context(), s.Options)
 	i := slices.IndexFunc(findings, func(f Finding) bool { return f.Check == check })
 	if i < 0 {
 		s.Fatalf("there is no check %q", check)
@@ -125,68 +125,68 @@ func (s *stage) finding(check string) Finding {
 	return findings[i]
 }
 
-type scriptedDriver struct {
-	listed  []device.Device
+type fakeDriverProbe struct {
+	devices []device.Device
 	err     error
 	library Library
-	hold    chan struct{}
+	block   chan struct{}
 }
 
-func (d *scriptedDriver) Devices(context.Context) ([]device.Device, error) {
-	if d.hold != nil {
-		<-d.hold
+func (d *fakeDriverProbe) Devices(context.Context) ([]device.Device, error) {
+	if d.block != nil {
+		<-d.block
 	}
-	return d.listed, d.err
+	return d.devices, d.err
 }
 
-func (d *scriptedDriver) Library() Library { return d.library }
+func (d *fakeDriverProbe) Library() Library { return d.library }
 
-type scriptedFiles struct {
-	refused map[string]error
-	free    uint64
-	hold    map[string]chan struct{}
+type fakeNodeFiles struct {
+	errs  map[string]error
+	free  uint64
+	block map[string]chan struct{}
 }
 
-func (f *scriptedFiles) Open(path string, _ int) error {
-	if hold := f.hold[path]; hold != nil {
-		<-hold
+func (f *fakeNodeFiles) Open(path string, _ int) error {
+	if block := f.block[path]; block != nil {
+		<-block
 	}
-	return f.is(path)
+	return f.check(path)
 }
 
-func (f *scriptedFiles) Access(path string, _ uint32) error { return f.is(path) }
-func (f *scriptedFiles) Free(path string) (uint64, error)   { return f.free, nil }
+func (f *fakeNodeFiles) Access(path string, _ uint32) error    { return f.check(path) }
+func (f *fakeNodeFiles) FreeBytes(path string) (uint64, error) { return f.free, nil }
 
-func (f *scriptedFiles) is(path string) error {
-	if err := f.refused[path]; err != nil {
+func (f *fakeNodeFiles) check(path string) error {
+	if err := f.errs[path]; err != nil {
 		return &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	return nil
 }
 
-// hanging is a channel that is closed at the test's end, and the patience for it.
-func (s *stage) hanging() chan struct{} {
-	s.Patience = 100 * time.Millisecond
+// newHang is a channel that is closed at the test's end, and the patience for it.
+func (s *doctorFixture) newHang() chan struct{} {
+	s.Timeout = 100 * time.Millisecond
 	hold := make(chan struct{})
 	s.Cleanup(func() { close(hold) })
 	return hold
 }
 
-// TestSoundNode: nothing is wrong, nothing was left behind and nobody was registered.
-func TestSoundNode(t *testing.T) {
-	s := newStage(t)
-	s.starts()
-	before := tree(t, s.dir)
-	for i, f := range Examine(t.Context(), s.Options) {
-		want := OK
+// TestHealthyNode: nothing is wrong, nothing was left behind and nobody was registered.
+func TestHealthyNode(t *testing.T) {
+	s := newDoctorFixture(t)
+	s.startKubelet()
+	before := listPaths(t, s.dir)
+	for i, f := range Run(t.Context(), s.Options) {
+		want := StatusOK
 		if f.Check == "nvidia runtime" { // which is for containers
-			want = Skipped
+			want = StatusSkipped
 		}
-		if f.Check != checks[i].name || f.Verdict != want || f.Found == "" || f.Why != "" {
+		if f.Check != checks[i].name || f.Status != want || f.Message == "" || f.Impact != "" {
 			t.Errorf("%+v", f)
 		}
 	}
-	if after := tree(t, s.dir); !slices.Equal(after, before) {
+	if after := listPaths(t, s.dir); !slices.Equal(after, before) {
 		t.Errorf("there is %q, and was %q", after, before)
 	}
 	if state := s.kubelet.State(); len(state.Registrations) != 0 || state.Calls["List"] != 1 {
@@ -194,7 +194,7 @@ func TestSoundNode(t *testing.T) {
 	}
 }
 
-func tree(t *testing.T, dir string) (paths []string) {
+func listPaths(t *testing.T, dir string) (paths []string) {
 	t.Helper()
 	err := filepath.WalkDir(dir, func(path string, _ fs.DirEntry, err error) error {
 		paths = append(paths, path)
@@ -211,24 +211,24 @@ func TestFindings(t *testing.T) {
 	seen := map[string]bool{}
 	for _, c := range slices.Concat(driverCases, kubeletCases, folderCases) {
 		seen[c.check] = true
-		t.Run(c.check+": "+c.found, func(t *testing.T) {
-			s := newStage(t)
+		t.Run(c.check+": "+c.message, func(t *testing.T) {
+			s := newDoctorFixture(t)
 			if !c.noKubelet {
-				s.starts()
+				s.startKubelet()
 			}
 			c.change(s)
 			f := s.finding(c.check)
-			if f.Verdict != c.verdict || !strings.Contains(f.Found, c.found) {
-				t.Errorf("got %s: %s, want %s: %s", f.Verdict, f.Found, c.verdict, c.found)
+			if f.Status != c.status || !strings.Contains(f.Message, c.message) {
+				t.Errorf("got %s: %s, want %s: %s", f.Status, f.Message, c.status, c.message)
 			}
-			if wrong := f.Verdict == Warning || f.Verdict == Failure; wrong != (f.Why != "") || wrong != (f.Mend != "") {
-				t.Errorf("why %q, mend %q", f.Why, f.Mend)
+			if wrong := f.Status == StatusWarning || f.Status == StatusFailure; wrong != (f.Impact != "") || wrong != (f.Fix != "") {
+				t.Errorf("why %q, mend %q", f.Impact, f.Fix)
 			}
-			if !strings.Contains(f.Mend, c.mend) {
-				t.Errorf("mend %q, want %q in it", f.Mend, c.mend)
+			if !strings.Contains(f.Fix, c.fix) {
+				t.Errorf("mend %q, want %q in it", f.Fix, c.fix)
 			}
-			if strings.Contains(f.Found, "\n") {
-				t.Errorf("%q has two lines", f.Found)
+			if strings.Contains(f.Message, "\n") {
+				t.Errorf("%q has two lines", f.Message)
 			}
 		})
 	}
@@ -242,144 +242,154 @@ func TestFindings(t *testing.T) {
 // findingCase changes the node, and says what one check makes of that.
 type findingCase struct {
 	check     string
-	verdict   Verdict
-	found     string
-	mend      string
+	status    CheckStatus
+	message   string
+	fix       string
 	noKubelet bool
-	change    func(*stage)
+	change    func(*doctorFixture)
 }
 
 var driverCases = []findingCase{
-	{check: "library", verdict: Skipped, found: "simulated", change: func(s *stage) { s.Driver = nil }},
-	{check: "library", verdict: Failure, found: "cannot open", mend: "NVIDIA_DRIVER_CAPABILITIES=utility", change: func(s *stage) {
-		s.driver.listed, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), Library{}
+	{check: "library", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
+	{check: "library", status: StatusFailure, message: "cannot open", fix: "NVIDIA_DRIVER_CAPABILITIES=utility", change: func(s *doctorFixture) {
+		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), Library{}
 	}},
-	{check: "library", verdict: Failure, found: "none was loaded in time", change: func(s *stage) { s.driver.library, s.driver.hold = Library{}, s.hanging() }},
-	{check: "library", verdict: OK, found: "/usr/lib64/", change: func(s *stage) { s.driver.hold = s.hanging() }},
+	{check: "library", status: StatusFailure, message: "none was loaded in time", change: func(s *doctorFixture) { s.driver.library, s.driver.block = Library{}, s.newHang() }},
+	{check: "library", status: StatusOK, message: "/usr/lib64/", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
 
-	{check: "driver", verdict: OK, found: "version 580.82.07, 2 GPUs and 1 MIG slice", change: func(*stage) {}},
-	{check: "driver", verdict: OK, found: "3 GPUs", change: func(s *stage) {
+	{check: "driver", status: StatusOK, message: "version 580.82.07, 2 GPUs and 1 MIG slice", change: func(*doctorFixture) {}},
+	{check: "driver", status: StatusOK, message: "3 GPUs", change: func(s *doctorFixture) {
 		s.driver.library.Version = ""
-		s.driver.listed = []device.Device{{ID: "a", GPU: "a"}, {ID: "b", GPU: "b"}, {ID: "c", GPU: "c"}}
+		s.driver.devices = []device.Device{{ID: "a", GPU: "a"}, {ID: "b", GPU: "b"}, {ID: "c", GPU: "c"}}
 	}},
-	{check: "driver", verdict: Skipped, found: "simulated", change: func(s *stage) { s.Driver = nil }},
-	{check: "driver", verdict: Skipped, found: "no library", change: func(s *stage) { s.driver.listed, s.driver.err, s.driver.library = nil, device.ErrNoDriver, Library{} }},
-	{check: "driver", verdict: Failure, found: "does not answer within", mend: "dmesg", change: func(s *stage) { s.driver.hold = s.hanging() }},
-	{check: "driver", verdict: Failure, found: "does not answer within", mend: "dmesg", change: func(s *stage) {
-		s.driver.listed, s.driver.err = nil, fmt.Errorf("list: %w", context.DeadlineExceeded)
+	{check: "driver", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
+	{check: "driver", status: StatusSkipped, message: "no library", change: func(s *doctorFixture) {
+		s.driver.devices, s.driver.err, s.driver.library = nil, device.ErrNoDriver, Library{}
 	}},
-	{check: "driver", verdict: Failure, found: "replaced", mend: "Reboot", change: func(s *stage) { s.driver.listed, s.driver.err = nil, device.ErrReplaced }},
-	{check: "driver", verdict: Failure, found: "MISMATCH", mend: "Reboot", change: func(s *stage) {
-		s.driver.listed, s.driver.err = nil, errors.New("initialise NVML: LIB_RM_VERSION_MISMATCH")
+	{check: "driver", status: StatusFailure, message: "does not answer within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
+	{check: "driver", status: StatusFailure, message: "does not answer within", fix: "dmesg", change: func(s *doctorFixture) {
+		s.driver.devices, s.driver.err = nil, fmt.Errorf("list: %w", context.DeadlineExceeded)
 	}},
-	{check: "driver", verdict: Failure, found: "DRIVER_NOT_LOADED", mend: "modprobe", change: func(s *stage) { s.driver.listed, s.driver.err = nil, errors.New("initialise NVML: DRIVER_NOT_LOADED") }},
-	{check: "driver", verdict: Warning, found: "GPU 3 is lost; GPU 4", mend: "reset", change: func(s *stage) { s.driver.err = errors.Join(errors.New("GPU 3 is lost"), errors.New("GPU 4 is lost")) }},
-	{check: "driver", verdict: Warning, found: "0 GPUs", mend: "lspci", change: func(s *stage) { s.driver.listed = []device.Device{} }},
+	{check: "driver", status: StatusFailure, message: "replaced", fix: "Reboot", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrDriverReplaced }},
+	{check: "driver", status: StatusFailure, message: "MISMATCH", fix: "Reboot", change: func(s *doctorFixture) {
+		s.driver.devices, s.driver.err = nil, errors.New("initialise NVML: LIB_RM_VERSION_MISMATCH")
+	}},
+	{check: "driver", status: StatusFailure, message: "DRIVER_NOT_LOADED", fix: "modprobe", change: func(s *doctorFixture) {
+		s.driver.devices, s.driver.err = nil, errors.New("initialise NVML: DRIVER_NOT_LOADED")
+	}},
+	{check: "driver", status: StatusWarning, message: "GPU 3 is lost; GPU 4", fix: "reset", change: func(s *doctorFixture) {
+		s.driver.err = errors.Join(errors.New("GPU 3 is lost"), errors.New("GPU 4 is lost"))
+	}},
+	{check: "driver", status: StatusWarning, message: "0 GPUs", fix: "lspci", change: func(s *doctorFixture) { s.driver.devices = []device.Device{} }},
 
-	{check: "symbols", verdict: Skipped, found: "simulated", change: func(s *stage) { s.Driver = nil }},
-	{check: "symbols", verdict: Skipped, found: "does not answer", change: func(s *stage) { s.driver.listed, s.driver.err = nil, device.ErrNoDriver }},
-	{check: "symbols", verdict: OK, found: "none that is missed; nvmlDeviceGetSerial", change: func(s *stage) { s.driver.library.Lacks = []string{"nvmlDeviceGetSerial"} }},
-	{check: "symbols", verdict: Warning, found: "lacks a, b, c and 1 more", mend: "newer", change: func(s *stage) {
-		s.driver.library.Lacks, s.driver.library.Costs = []string{"a", "b", "c", "d"}, []string{"nvidia_gpu_sm_activity_ratio"}
+	{check: "symbols", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
+	{check: "symbols", status: StatusSkipped, message: "does not answer", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrNoDriver }},
+	{check: "symbols", status: StatusOK, message: "none that is missed; nvmlDeviceGetSerial", change: func(s *doctorFixture) { s.driver.library.MissingFunctions = []string{"nvmlDeviceGetSerial"} }},
+	{check: "symbols", status: StatusWarning, message: "lacks a, b, c and 1 more", fix: "newer", change: func(s *doctorFixture) {
+		s.driver.library.MissingFunctions, s.driver.library.MissingFamilies = []string{"a", "b", "c", "d"}, []string{"nvidia_gpu_sm_activity_ratio"}
 	}},
 
-	{check: "mig", verdict: OK, found: "no GPU has MIG mode on", change: func(*stage) {}},
-	{check: "mig", verdict: OK, found: "each of 1 MIG-enabled GPU has MIG devices", change: func(s *stage) { s.driver.listed[1].MIG = true }},
-	{check: "mig", verdict: Warning, found: "there is no MIG device: GPU 0 (GPU-a)", mend: "nvidia-smi mig -cgi", change: func(s *stage) { s.driver.listed[0].MIG, s.driver.listed[1].MIG = true, true }},
-	{check: "mig", verdict: Skipped, found: "simulated", change: func(s *stage) { s.Driver = nil }},
-	{check: "mig", verdict: Skipped, found: "does not answer", change: func(s *stage) { s.driver.listed, s.driver.err = nil, device.ErrNoDriver }},
+	{check: "mig", status: StatusOK, message: "no GPU has MIG mode on", change: func(*doctorFixture) {}},
+	{check: "mig", status: StatusOK, message: "each of 1 MIG-enabled GPU has MIG devices", change: func(s *doctorFixture) { s.driver.devices[1].MIGEnabled = true }},
+	{check: "mig", status: StatusWarning, message: "there is no MIG device: GPU 0 (GPU-a)", fix: "nvidia-smi mig -cgi", change: func(s *doctorFixture) { s.driver.devices[0].MIGEnabled, s.driver.devices[1].MIGEnabled = true, true }},
+	{check: "mig", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
+	{check: "mig", status: StatusSkipped, message: "does not answer", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrNoDriver }},
 
-	{check: "device nodes", verdict: OK, found: "4 below /dev", change: func(*stage) {}},
-	{check: "device nodes", verdict: Warning, found: "/dev/nvidia-uvm: no such file", mend: "compute,utility", change: func(s *stage) { s.files.refused["/dev/nvidia-uvm"] = syscall.ENOENT }},
-	{check: "device nodes", verdict: OK, found: "3 below /dev", change: func(s *stage) { // as NVIDIA's runtime injects them
-		s.AnswersNodes, s.files.refused["/dev/nvidia-uvm"] = false, syscall.ENOENT
+	{check: "device nodes", status: StatusOK, message: "4 below /dev", change: func(*doctorFixture) {}},
+	{check: "device nodes", status: StatusWarning, message: "/dev/nvidia-uvm: no such file", fix: "compute,utility", change: func(s *doctorFixture) { s.files.errs["/dev/nvidia-uvm"] = syscall.ENOENT }},
+	{check: "device nodes", status: StatusOK, message: "3 below /dev", change: func(s *doctorFixture) { // as NVIDIA's runtime injects them
+		s.InjectsDeviceNodes, s.files.errs["/dev/nvidia-uvm"] = false, syscall.ENOENT
 	}},
-	{check: "device nodes", verdict: Skipped, found: "simulated", change: func(s *stage) { s.Driver = nil }},
-	{check: "device nodes", verdict: Warning, found: "/dev/nvidia1: operation not permitted", mend: "host's /dev", change: func(s *stage) { s.files.refused["/dev/nvidia1"] = syscall.EPERM }},
-	{check: "device nodes", verdict: Failure, found: "/dev/nvidiactl: no such file", mend: "nvidia-modprobe", change: func(s *stage) {
-		s.driver.listed, s.driver.err, s.files.refused["/dev/nvidiactl"] = nil, device.ErrNoDriver, syscall.ENOENT
+	{check: "device nodes", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
+	{check: "device nodes", status: StatusWarning, message: "/dev/nvidia1: operation not permitted", fix: "host's /dev", change: func(s *doctorFixture) { s.files.errs["/dev/nvidia1"] = syscall.EPERM }},
+	{check: "device nodes", status: StatusFailure, message: "/dev/nvidiactl: no such file", fix: "nvidia-modprobe", change: func(s *doctorFixture) {
+		s.driver.devices, s.driver.err, s.files.errs["/dev/nvidiactl"] = nil, device.ErrNoDriver, syscall.ENOENT
 	}},
-	{check: "device nodes", verdict: OK, found: "3 below", change: func(s *stage) { // by the folder, where nobody lists
-		s.driver.listed, s.driver.err, s.DevRoot = nil, device.ErrNoDriver, s.dir
+	{check: "device nodes", status: StatusOK, message: "3 below", change: func(s *doctorFixture) { // by the folder, where nobody lists
+		s.driver.devices, s.driver.err, s.DevRoot = nil, device.ErrNoDriver, s.dir
 		for _, name := range []string{"nvidia7", "nvidia-modeset", "nvidiactl", "nvidia"} {
-			s.must(os.WriteFile(filepath.Join(s.folder("dev"), name), nil, 0o600))
+			s.must(os.WriteFile(filepath.Join(s.mkdir("dev"), name), nil, 0o600))
 		}
 	}},
-	{check: "device nodes", verdict: Failure, found: "takes longer than", mend: "reboot", change: func(s *stage) { s.files.hold = map[string]chan struct{}{"/dev/nvidia0": s.hanging()} }},
+	{check: "device nodes", status: StatusFailure, message: "takes longer than", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
 
-	{check: "nvidia runtime", verdict: Skipped, found: "simulated", change: func(s *stage) { s.Driver = nil }},
-	{check: "nvidia runtime", verdict: Skipped, found: "not in a container", change: func(*stage) {}},
-	{check: "nvidia runtime", verdict: OK, found: "the mounted one", change: func(s *stage) {
-		s.container()
+	{check: "nvidia runtime", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
+	{check: "nvidia runtime", status: StatusSkipped, message: "not in a container", change: func(*doctorFixture) {}},
+	{check: "nvidia runtime", status: StatusOK, message: "the mounted one", change: func(s *doctorFixture) {
+		s.mountInContainer()
 		s.driver.library.Path = "/driver-root/usr/lib64/libnvidia-ml.so.1"
 	}},
-	{check: "nvidia runtime", verdict: OK, found: "is all", change: func(s *stage) { s.env["KUBERNETES_SERVICE_HOST"], s.env["NVIDIA_VISIBLE_DEVICES"] = "10.96.0.1", "all" }},
-	{check: "nvidia runtime", verdict: OK, found: "by CDI", change: func(s *stage) { s.env["container"], s.env["NVIDIA_VISIBLE_DEVICES"] = "podman", "void" }},
-	{check: "nvidia runtime", verdict: Warning, found: `"0,1"`, mend: "=all", change: func(s *stage) {
-		s.container()
+	{check: "nvidia runtime", status: StatusOK, message: "is all", change: func(s *doctorFixture) {
+		s.env["KUBERNETES_SERVICE_HOST"], s.env["NVIDIA_VISIBLE_DEVICES"] = "10.96.0.1", "all"
+	}},
+	{check: "nvidia runtime", status: StatusOK, message: "by CDI", change: func(s *doctorFixture) { s.env["container"], s.env["NVIDIA_VISIBLE_DEVICES"] = "podman", "void" }},
+	{check: "nvidia runtime", status: StatusWarning, message: `"0,1"`, fix: "=all", change: func(s *doctorFixture) {
+		s.mountInContainer()
 		s.env["NVIDIA_VISIBLE_DEVICES"] = "0,1"
 	}},
-	{check: "nvidia runtime", verdict: Warning, found: "no library was injected", mend: "runtimeClassName", change: func(s *stage) {
-		s.container()
+	{check: "nvidia runtime", status: StatusWarning, message: "no library was injected", fix: "runtimeClassName", change: func(s *doctorFixture) {
+		s.mountInContainer()
 		s.driver.library, s.env["NVIDIA_VISIBLE_DEVICES"] = Library{}, "all"
 	}},
-	{check: "nvidia runtime", verdict: Warning, found: "nothing was injected", mend: "--driver-root-ctr-path", change: func(s *stage) {
-		s.container()
+	{check: "nvidia runtime", status: StatusWarning, message: "nothing was injected", fix: "--driver-root-ctr-path", change: func(s *doctorFixture) {
+		s.mountInContainer()
 		s.driver.library = Library{}
 	}},
 }
 
 var folderCases = []findingCase{
-	{check: "config", verdict: OK, found: "none", change: func(*stage) {}},
-	{check: "config", verdict: OK, found: "gpu.yaml is valid", change: func(s *stage) { s.Config = "gpu.yaml" }},
-	{check: "config", verdict: OK, found: "2 notes", change: func(s *stage) { s.Config, s.Notices = "gpu.yaml", []string{"a", "b"} }},
-	{check: "config", verdict: Warning, found: "gpu.yaml:3: flags.x: unknown key", change: func(s *stage) { s.Config, s.UnknownKeys = "gpu.yaml", []string{"gpu.yaml:3: flags.x: unknown key"} }},
-	{check: "config", verdict: Failure, found: "gpu.yaml:3", mend: "validate", change: func(s *stage) { s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: want a mapping") }},
+	{check: "config", status: StatusOK, message: "none", change: func(*doctorFixture) {}},
+	{check: "config", status: StatusOK, message: "gpu.yaml is valid", change: func(s *doctorFixture) { s.Config = "gpu.yaml" }},
+	{check: "config", status: StatusOK, message: "2 notes", change: func(s *doctorFixture) { s.Config, s.Notices = "gpu.yaml", []string{"a", "b"} }},
+	{check: "config", status: StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {
+		s.Config, s.UnknownKeys = "gpu.yaml", []string{"gpu.yaml:3: flags.x: unknown key"}
+	}},
+	{check: "config", status: StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) { s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: want a mapping") }},
 
-	{check: "processes", verdict: Skipped, found: "hostPID", change: func(s *stage) { s.ProcessesSeen = false }},
-	{check: "processes", verdict: OK, found: "cgroup v2", change: func(s *stage) { s.mounts("/", "/sys/fs/cgroup") }},
-	{check: "processes", verdict: OK, found: "cgroup v1", change: func(s *stage) { s.mounts("/", "/sys/fs/cgroup", "/sys/fs/cgroup/memory") }},
+	{check: "processes", status: StatusSkipped, message: "hostPID", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
+	{check: "processes", status: StatusOK, message: "cgroup v2", change: func(s *doctorFixture) { s.writeMounts("/", "/sys/fs/cgroup") }},
+	{check: "processes", status: StatusOK, message: "cgroup v1", change: func(s *doctorFixture) { s.writeMounts("/", "/sys/fs/cgroup", "/sys/fs/cgroup/memory") }},
 
-	{check: "pod logs", verdict: Skipped, found: "not needed", change: func(s *stage) { s.ProcessesSeen = false }},
-	{check: "pod logs", verdict: OK, found: "can be read", change: func(s *stage) { s.container(s.PodLogsDir) }},
-	{check: "pod logs", verdict: Warning, found: "container's own", mend: "hostPath", change: func(s *stage) { s.container() }},
-	{check: "pod logs", verdict: Warning, found: "no such file", mend: "--pod-logs-dir", change: func(s *stage) { s.PodLogsDir += "x" }},
-	{check: "pod logs", verdict: Warning, found: "is empty", mend: "podLogsDir", change: func(s *stage) { s.PodLogsDir = s.folder("empty") }},
+	{check: "pod logs", status: StatusSkipped, message: "not needed", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
+	{check: "pod logs", status: StatusOK, message: "can be read", change: func(s *doctorFixture) { s.mountInContainer(s.PodLogsDir) }},
+	{check: "pod logs", status: StatusWarning, message: "container's own", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
+	{check: "pod logs", status: StatusWarning, message: "no such file", fix: "--pod-logs-dir", change: func(s *doctorFixture) { s.PodLogsDir += "x" }},
+	{check: "pod logs", status: StatusWarning, message: "is empty", fix: "podLogsDir", change: func(s *doctorFixture) { s.PodLogsDir = s.mkdir("empty") }},
 
-	{check: "kernel log", verdict: Skipped, found: "not asked for", change: func(s *stage) { s.KernelLog = "" }},
-	{check: "kernel log", verdict: Skipped, found: "not there", change: func(s *stage) { s.files.refused["/dev/kmsg"] = syscall.ENOENT }},
-	{check: "kernel log", verdict: Warning, found: "not permitted", mend: "SYSLOG", change: func(s *stage) { s.files.refused["/dev/kmsg"] = syscall.EPERM }},
-	{check: "kernel log", verdict: Warning, found: "does not open within", change: func(s *stage) { s.files.hold = map[string]chan struct{}{"/dev/kmsg": s.hanging()} }},
+	{check: "kernel log", status: StatusSkipped, message: "not asked for", change: func(s *doctorFixture) { s.KernelLog = "" }},
+	{check: "kernel log", status: StatusSkipped, message: "not there", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.ENOENT }},
+	{check: "kernel log", status: StatusWarning, message: "not permitted", fix: "SYSLOG", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.EPERM }},
+	{check: "kernel log", status: StatusWarning, message: "does not open within", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
 
-	{check: "state", verdict: Skipped, found: "--state-dir", change: func(s *stage) { s.StateDir = "" }},
-	{check: "state", verdict: OK, found: "can be written to", change: func(s *stage) { s.container(s.dir) }},
-	{check: "state", verdict: OK, found: "can be made", change: func(s *stage) { s.StateDir += "/a/b" }},
-	{check: "state", verdict: Warning, found: "goes with it", mend: "hostPath", change: func(s *stage) { s.container() }},
-	{check: "state", verdict: Failure, found: "read-only file system", mend: "readOnly", change: func(s *stage) { s.files.refused[s.StateDir] = syscall.EROFS }},
-	{check: "state", verdict: Failure, found: "15 MiB are left", mend: "room", change: func(s *stage) { s.files.free = 16<<20 - 1 }},
-	{check: "state", verdict: Failure, found: "is no folder", mend: "folder", change: func(s *stage) {
+	{check: "state", status: StatusSkipped, message: "--state-dir", change: func(s *doctorFixture) { s.StateDir = "" }},
+	{check: "state", status: StatusOK, message: "can be written to", change: func(s *doctorFixture) { s.mountInContainer(s.dir) }},
+	{check: "state", status: StatusOK, message: "can be made", change: func(s *doctorFixture) { s.StateDir += "/a/b" }},
+	{check: "state", status: StatusWarning, message: "goes with it", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
+	{check: "state", status: StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.StateDir] = syscall.EROFS }},
+	{check: "state", status: StatusFailure, message: "15 MiB are left", fix: "room", change: func(s *doctorFixture) { s.files.free = 16<<20 - 1 }},
+	{check: "state", status: StatusFailure, message: "is no folder", fix: "folder", change: func(s *doctorFixture) {
 		s.StateDir = filepath.Join(s.dir, "file")
 		s.must(os.WriteFile(s.StateDir, nil, 0o600))
 	}},
 
-	{check: "cdi", verdict: Skipped, found: "no strategy", change: func(s *stage) { s.CDIDir = "" }},
-	{check: "cdi", verdict: OK, found: "can be written to", change: func(s *stage) { // by a link, as /var/run is one
+	{check: "cdi", status: StatusSkipped, message: "no strategy", change: func(s *doctorFixture) { s.CDIDir = "" }},
+	{check: "cdi", status: StatusOK, message: "can be written to", change: func(s *doctorFixture) { // by a link, as /var/run is one
 		link := filepath.Join(s.dir, "run")
 		s.must(os.Symlink(s.CDIDir, link))
-		s.container(s.CDIDir)
+		s.mountInContainer(s.CDIDir)
 		s.CDIDir = link
 	}},
-	{check: "cdi", verdict: Failure, found: "container's own", mend: "hostPath", change: func(s *stage) { s.container(s.StateDir) }},
-	{check: "cdi", verdict: Failure, found: "permission denied", mend: "uid 0", change: func(s *stage) { s.files.refused[s.CDIDir] = syscall.EACCES }},
+	{check: "cdi", status: StatusFailure, message: "container's own", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer(s.StateDir) }},
+	{check: "cdi", status: StatusFailure, message: "permission denied", fix: "uid 0", change: func(s *doctorFixture) { s.files.errs[s.CDIDir] = syscall.EACCES }},
 }
 
 // TestMounts: what is below a point, and what merely begins like it.
 func TestMounts(t *testing.T) {
-	s := newStage(t)
-	s.mounts("/", "/var/lib", "/var/lib/kub", "/a b")
+	s := newDoctorFixture(t)
+	s.writeMounts("/", "/var/lib", "/var/lib/kub", "/a b")
 	all := readMounts(s.Proc)
 	for path, want := range map[string]string{"/var/lib/kubelet": "/var/lib", "/var/lib/kub/x": "/var/lib/kub", "/etc": "/", "/a b/c": "/a b"} {
-		if got := all.of(path); got != want {
+		if got := all.covering(path); got != want {
 			t.Errorf("%s is on %q, want %q", path, got, want)
 		}
 	}
@@ -388,14 +398,14 @@ func TestMounts(t *testing.T) {
 	}
 }
 
-// TestNode: the Files of the machine that the tests run on.
-func TestNode(t *testing.T) {
+// TestHostFiles: the Files of the machine that the tests run on.
+func TestHostFiles(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "nvidiactl")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var files node
+	var files hostFiles
 	if err := files.Open("/dev/null", os.O_RDWR); err != nil {
 		t.Error(err)
 	}
@@ -411,10 +421,10 @@ func TestNode(t *testing.T) {
 	if err := files.Access(file+"x", 2); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	if free, err := files.Free(dir); err != nil || free == 0 {
+	if free, err := files.FreeBytes(dir); err != nil || free == 0 {
 		t.Errorf("%d, %v", free, err)
 	}
-	if _, err := files.Free(file + "x"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := files.FreeBytes(file + "x"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

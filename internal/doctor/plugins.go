@@ -13,98 +13,98 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// ourSockets is how the names of podgauge's sockets begin.
-const ourSockets = "podgauge-"
+// socketPrefix is how the names of podgauge's sockets begin.
+const socketPrefix = "podgauge-"
 
-// rivals are how the names of other NVIDIA plugins' sockets begin: NVIDIA's own has the
+// otherPluginPrefixes are how the names of other NVIDIA plugins' sockets begin: NVIDIA's own has the
 // resource's name after it, GKE's the time.
-var rivals = [...]string{"nvidia-", "nvidiaGPU-"}
+var otherPluginPrefixes = [...]string{"nvidia-", "nvidiaGPU-"}
 
-// otherPlugins looks for somebody who offers the same GPUs.
-func otherPlugins(ctx context.Context, e *examination) Finding {
-	entries, err := os.ReadDir(e.DevicePluginDir)
+// checkOtherPlugins looks for somebody who offers the same GPUs.
+func checkOtherPlugins(ctx context.Context, r *report) Finding {
+	entries, err := os.ReadDir(r.DevicePluginDir)
 	if err != nil {
 		return skipped("the folder of plugins cannot be read")
 	}
-	var living, left []string
+	var live, stale []string
 	others := 0
 	for _, entry := range entries {
 		name := entry.Name()
-		if entry.Type() != fs.ModeSocket || name == "kubelet.sock" || strings.HasPrefix(name, ourSockets) {
+		if entry.Type() != fs.ModeSocket || name == "kubelet.sock" || strings.HasPrefix(name, socketPrefix) {
 			continue
 		}
 		others++
-		if !slices.ContainsFunc(rivals[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
+		if !slices.ContainsFunc(otherPluginPrefixes[:], func(prefix string) bool { return strings.HasPrefix(name, prefix) }) {
 			continue
 		}
-		if _, err := e.reach(ctx, filepath.Join(e.DevicePluginDir, name)); err == nil {
-			living = append(living, name)
+		if _, err := r.dialSocket(ctx, filepath.Join(r.DevicePluginDir, name)); err == nil {
+			live = append(live, name)
 		} else {
-			left = append(left, name)
+			stale = append(stale, name)
 		}
 	}
 	switch {
-	case len(living) > 0 && !e.Offers:
-		return ok("%s serves, and podgauge only looks on", few(living))
-	case len(living) > 0:
-		return failure(few(living)+": another plugin for NVIDIA GPUs serves",
+	case len(live) > 0 && !r.DevicePlugin:
+		return ok("%s serves, and podgauge only looks on", joinFirst(live))
+	case len(live) > 0:
+		return failure(joinFirst(live)+": another plugin for NVIDIA GPUs serves",
 			"Two plugins of one resource overwrite each other's list, and with two resources two pods can be given the same GPU.",
 			"Remove one from this node: NVIDIA's DaemonSet (in the GPU operator devicePlugin.enabled=false), or have podgauge only measure (--device-plugin=false).")
-	case len(left) > 0:
-		return ok("%s of others; nobody listens on %s, which the next kubelet removes", number(others, "socket"), few(left))
+	case len(stale) > 0:
+		return ok("%s of others; nobody listens on %s, which the next kubelet removes", plural(others, "socket"), joinFirst(stale))
 	}
-	return ok("%s of others, none for NVIDIA GPUs", number(others, "socket"))
+	return ok("%s of others, none for NVIDIA GPUs", plural(others, "socket"))
 }
 
-// allocatable compares what the kubelet would give away with what podgauge offers.
-func allocatable(ctx context.Context, e *examination) Finding {
+// checkAllocatable compares what the kubelet would give away with what podgauge offers.
+func checkAllocatable(ctx context.Context, r *report) Finding {
 	switch {
-	case e.kubelet.err != nil:
+	case r.kubelet.err != nil:
 		return skipped("the kubelet does not answer")
-	case e.kubelet.countErr != nil:
-		return skipped("the kubelet does not say: %v", e.kubelet.countErr)
-	case !e.Offers:
+	case r.kubelet.allocatableErr != nil:
+		return skipped("the kubelet does not say: %v", r.kubelet.allocatableErr)
+	case !r.DevicePlugin:
 		return skipped("the devices are not offered (--device-plugin=false)")
-	case !e.devices.up():
+	case !r.driver.isUp():
 		return skipped("not compared: which devices there are is not known")
 	}
-	ours := e.Offered(e.devices.listed)
-	var foreign, given []string
-	for _, resource := range slices.Sorted(maps.Keys(ours)) {
-		ids := e.kubelet.allocatable[resource]
+	listed := r.ListedIDs(r.driver.devices)
+	var unknown, counts []string
+	for _, resource := range slices.Sorted(maps.Keys(listed)) {
+		ids := r.kubelet.allocatable[resource]
 		for _, id := range ids {
-			if !slices.ContainsFunc(ours[resource], func(o device.OfferedID) bool { return o.Device() == device.OfferedID(id).Device() }) {
-				foreign = append(foreign, resource+" "+id)
+			if !slices.ContainsFunc(listed[resource], func(o device.AdvertisedID) bool { return o.Device() == device.AdvertisedID(id).Device() }) {
+				unknown = append(unknown, resource+" "+id)
 			}
 		}
 		if len(ids) > 0 {
-			given = append(given, fmt.Sprintf("%d %s", len(ids), resource))
+			counts = append(counts, fmt.Sprintf("%d %s", len(ids), resource))
 		}
 	}
 	switch {
-	case len(foreign) > 0:
-		return failure("not podgauge's: "+few(foreign), "Somebody else offers devices under the same resource: the kubelet gives away what podgauge does not know.",
-			"Find whose they are (the sockets in "+e.DevicePluginDir+"), and remove that plugin from the node or give podgauge's resource another name.")
-	case len(given) > 0:
-		return ok("%s", few(given))
-	case len(ours) > 0 && e.serving(ctx):
-		return warning("podgauge serves, and the kubelet has none of "+few(slices.Sorted(maps.Keys(ours))), "No pod that asks for one is let in on this node.",
+	case len(unknown) > 0:
+		return failure("not podgauge's: "+joinFirst(unknown), "Somebody else offers devices under the same resource: the kubelet gives away what podgauge does not know.",
+			"Find whose they are (the sockets in "+r.DevicePluginDir+"), and remove that plugin from the node or give podgauge's resource another name.")
+	case len(counts) > 0:
+		return ok("%s", joinFirst(counts))
+	case len(listed) > 0 && r.isServing(ctx):
+		return warning("podgauge serves, and the kubelet has none of "+joinFirst(slices.Sorted(maps.Keys(listed))), "No pod that asks for one is let in on this node.",
 			"See what is wrong with the devices (podgauge status), and with the registration (podgauge's log, the kubelet's log).")
 	}
 	return ok("none: podgauge does not serve")
 }
 
-// serving tells whether a podgauge serves the kubelet.
-func (e *examination) serving(ctx context.Context) bool {
-	entries, err := os.ReadDir(e.DevicePluginDir)
+// isServing tells whether a podgauge serves the kubelet.
+func (r *report) isServing(ctx context.Context) bool {
+	entries, err := os.ReadDir(r.DevicePluginDir)
 	if err != nil {
 		return false
 	}
 	return slices.ContainsFunc(entries, func(entry fs.DirEntry) bool {
-		if !strings.HasPrefix(entry.Name(), ourSockets) {
+		if !strings.HasPrefix(entry.Name(), socketPrefix) {
 			return false
 		}
-		_, err := e.reach(ctx, filepath.Join(e.DevicePluginDir, entry.Name()))
+		_, err := r.dialSocket(ctx, filepath.Join(r.DevicePluginDir, entry.Name()))
 		return err == nil
 	})
 }

@@ -41,38 +41,38 @@ type Incident struct {
 	Model   string     `json:"model,omitempty"`
 	PCI     string     `json:"pci_bus_id,omitempty"`
 
-	Reason    string `json:"reason"` // "xid_79", "lost", "not_answering"
-	Xid       uint64 `json:"xid,omitempty"`
-	Class     string `json:"class,omitempty"`
-	Action    string `json:"action,omitempty"`
-	Condemned bool   `json:"condemned"` // the device turned unhealthy by it
-	Witness   string `json:"witness,omitempty"`
-	Past      bool   `json:"past,omitempty"` // it happened before podgauge listened, to containers that are not known
+	Reason          string `json:"reason"` // "xid_79", "lost", "not_answering"
+	Xid             uint64 `json:"xid,omitempty"`
+	Class           string `json:"class,omitempty"`
+	Action          string `json:"action,omitempty"`
+	MarkedUnhealthy bool   `json:"condemned"` // the device turned unhealthy by it
+	Source          string `json:"witness,omitempty"`
+	Historical      bool   `json:"past,omitempty"` // it happened before podgauge listened, to containers that are not known
 
-	// Healed is when the device was healthy again; nil where it is not yet, or never
+	// RecoveredAt is when the device was healthy again; nil where it is not yet, or never
 	// was condemned.
-	Healed *time.Time `json:"healed,omitempty"`
-	// Holders are the containers that held the device then, or had until just before.
-	Holders []Holder `json:"holders"`
-	// Nameless says that somebody had the device whom the kubelet did not name.
-	Nameless bool `json:"nameless,omitempty"`
-	// HoldersUnknown says that nobody could tell then who had the device.
-	HoldersUnknown bool `json:"holders_unknown,omitempty"`
+	RecoveredAt *time.Time `json:"healed,omitempty"`
+	// Affected are the containers that held the device then, or had until just before.
+	Affected []AffectedContainer `json:"holders"`
+	// OwnersIncomplete says that somebody had the device whom the kubelet did not name.
+	OwnersIncomplete bool `json:"nameless,omitempty"`
+	// AffectedUnknown says that nobody could tell then who had the device.
+	AffectedUnknown bool `json:"holders_unknown,omitempty"`
 }
 
-// Holder is a container that was hit.
-type Holder struct {
-	Namespace string    `json:"namespace"`
-	Pod       string    `json:"pod"`
-	Container string    `json:"container"`
-	UID       string    `json:"uid,omitempty"`   // of the pod, where the kubelet tells
-	Since     time.Time `json:"since"`           // first seen with the device
-	Until     time.Time `json:"until,omitzero"`  // last seen with it; zero: it has it still
-	Ended     *Ending   `json:"ended,omitempty"` // nil: it has not, or nobody can tell
+// AffectedContainer is a container that was hit.
+type AffectedContainer struct {
+	Namespace   string          `json:"namespace"`
+	Pod         string          `json:"pod"`
+	Container   string          `json:"container"`
+	UID         string          `json:"uid,omitempty"`   // of the pod, where the kubelet tells
+	Since       time.Time       `json:"since"`           // first seen with the device
+	Until       time.Time       `json:"until,omitzero"`  // last seen with it; zero: it has it still
+	Termination *PodTermination `json:"ended,omitempty"` // nil: it has not, or nobody can tell
 }
 
-// Ending is how a pod and its container ended, as the kubelet's Pods API tells.
-type Ending struct {
+// PodTermination is how a pod and its container ended, as the kubelet's Pods API tells.
+type PodTermination struct {
 	At       time.Time `json:"at,omitzero"`
 	Phase    string    `json:"phase,omitempty"` // of the pod: "Failed"
 	Reason   string    `json:"reason,omitempty"`
@@ -80,19 +80,19 @@ type Ending struct {
 	Restarts int32     `json:"restarts"`
 }
 
-// Known is what is remembered at one moment. It is never written after it was published.
-type Known struct {
+// Snapshot is what is remembered at one moment. It is never written after it was published.
+type Snapshot struct {
 	Incidents []Incident // newest first, by ID
 	// Devices and Hits only rise, but for rows that are dropped as a whole when they are long
 	// over, and start from 0. They have what is stored, so they are up to a second late.
-	Devices []Count // by device and reason, also of incidents that were dropped
-	Hits    []Hit   // by device, container and reason, also of incidents that were dropped
-	Kept    bool    // all is on disk, or will be within a second
-	Err     error   // why it is not kept on disk; nil if it is, or is not to be
+	Devices   []DeviceCount   // by device and reason, also of incidents that were dropped
+	Affected  []AffectedCount // by device, container and reason, also of incidents that were dropped
+	Persisted bool            // all is on disk, or will be within a second
+	Err       error           // why it is not kept on disk; nil if it is, or is not to be
 }
 
-// Count is how often a thing happened to a device.
-type Count struct {
+// DeviceCount is how often a thing happened to a device.
+type DeviceCount struct {
 	Device device.ID
 	GPU    device.GPU // and Index: of the newest such incident
 	Index  int
@@ -101,8 +101,8 @@ type Count struct {
 	Last   time.Time
 }
 
-// Hit is how often a thing happened to a device while a container held it.
-type Hit struct {
+// AffectedCount is how often a thing happened to a device while a container held it.
+type AffectedCount struct {
 	Device device.ID
 	GPU    device.GPU // and Index: as in Count
 	Index  int

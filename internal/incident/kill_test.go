@@ -20,47 +20,47 @@ import (
 // to folders there until it is killed.
 const writerDir = "PODGAUGE_TEST_WRITER"
 
-const foldersOfWriter = 4
+const writerFolders = 4
 
 // writeUntilKilled writes to some folders at a time, each as fast as it can.
 func writeUntilKilled(dir string) {
 	var writers sync.WaitGroup
-	for n := range foldersOfWriter {
-		writers.Go(func() { writeOne(dir, n) })
+	for n := range writerFolders {
+		writers.Go(func() { writeFolder(dir, n) })
 	}
 	writers.Wait()
 }
 
-// writeOne has things happen to a device, and prints what a scrape shows.
-func writeOne(dir string, n int) {
-	k := newKubelet()
-	k.name("a", owner("A"))
-	l := New(Options{Folder: disk.OpenFolder(folderOf(dir, n)), Holders: k.look, MaxIncidents: 12})
+// writeFolder has things happen to a device, and prints what a scrape shows.
+func writeFolder(dir string, n int) {
+	k := newFakeAllocations()
+	k.setOwner("a", owner("A"))
+	l := New(Options{Folder: disk.OpenFolder(writerFolder(dir, n)), Allocations: k.get, MaxIncidents: 12})
 	go l.Run(context.Background())
-	o := xid(79, whole("a")) // it is written at once
+	o := xidEvent(79, gpuDevice("a")) // it is written at once
 	for {
-		known, changed := l.Look()
-		fmt.Println(n, shown(known), len(known.Incidents))
-		o.At = o.At.Add(2 * sameWithin) // another incident each time
-		l.Happened(o)
+		known, changed := l.Get()
+		fmt.Println(n, exportedCount(known), len(known.Incidents))
+		o.At = o.At.Add(2 * mergeWindow) // another incident each time
+		l.Record(o)
 		<-changed
 	}
 }
 
-// shown is what a scrape shows. Both counts rise by one each time.
-func shown(k Known) uint64 {
-	if len(k.Devices) == 0 || len(k.Hits) == 0 {
+// exportedCount is what a scrape shows. Both counts rise by one each time.
+func exportedCount(k Snapshot) uint64 {
+	if len(k.Devices) == 0 || len(k.Affected) == 0 {
 		return 0
 	}
-	return min(k.Devices[0].Count, k.Hits[0].Count)
+	return min(k.Devices[0].Count, k.Affected[0].Count)
 }
 
-func folderOf(dir string, n int) string { return filepath.Join(dir, fmt.Sprint("state-", n)) }
+func writerFolder(dir string, n int) string { return filepath.Join(dir, fmt.Sprint("state-", n)) }
 
 // TestKilled: after a process was killed at any point, the next one has what a scrape has
 // shown, and nothing that is wrong: a thousand times, each file at a point of its own.
 func TestKilled(t *testing.T) {
-	kills := 1000 / foldersOfWriter
+	kills := 1000 / writerFolders
 	if testing.Short() {
 		kills /= 10
 	}
@@ -69,7 +69,7 @@ func TestKilled(t *testing.T) {
 	for range abreast {
 		dir := t.TempDir()
 		writers.Go(func() {
-			var counts [foldersOfWriter]uint64
+			var counts [writerFolders]uint64
 			for range kills / abreast {
 				if counts = killOnce(t, dir, counts); t.Failed() {
 					return
@@ -88,7 +88,7 @@ func TestKilled(t *testing.T) {
 
 // killOnce has a process write to its folders and kills it, and returns the count that each of
 // them has then.
-func killOnce(t *testing.T, dir string, counts [foldersOfWriter]uint64) [foldersOfWriter]uint64 {
+func killOnce(t *testing.T, dir string, counts [writerFolders]uint64) [writerFolders]uint64 {
 	writer := exec.Command(os.Args[0])
 	writer.Env = append(os.Environ(), writerDir+"="+dir)
 	writer.Stderr = os.Stderr
@@ -134,29 +134,29 @@ func killOnce(t *testing.T, dir string, counts [foldersOfWriter]uint64) [folders
 		t.Errorf("the writer ended by itself, with status %d", code)
 	}
 	for n := range counts {
-		counts[n] = reread(t, folderOf(dir, n), scraped[n])
+		counts[n] = reread(t, writerFolder(dir, n), scraped[n])
 	}
 	return counts
 }
 
 // reread reads a folder and holds it against what a scrape has shown.
 func reread(t *testing.T, dir string, scraped uint64) uint64 {
-	var log lines
+	var log logBuffer
 	l := New(Options{Folder: disk.OpenFolder(dir), Log: slog.New(slog.NewTextHandler(&log, nil))})
-	l.turn(time.Now())
-	known, _ := l.Look()
-	count := shown(known)
+	l.update(time.Now())
+	known, _ := l.Get()
+	count := exportedCount(known)
 	if _, err := os.Stat(filepath.Join(dir, fileName)); os.IsNotExist(err) {
 		return 0 // nothing was written yet, and counts start from 0
 	}
 	if count < scraped {
 		t.Errorf("a scrape has shown %d, and the next process shows %d", scraped, count)
 	}
-	if known.Err != nil || !known.Kept || log.count("\n") > 0 {
+	if known.Err != nil || !known.Persisted || log.count("\n") > 0 {
 		t.Errorf("the file cannot be used: %+v, %s", known.Err, log.text.String())
 	}
 	for n, i := range known.Incidents {
-		if i.Device != "a" || i.Reason != "xid_79" || i.Count != 1 || names(i) == "" {
+		if i.Device != "a" || i.Reason != "xid_79" || i.Count != 1 || affectedPods(i) == "" {
 			t.Errorf("incident %d is %+v", n, i)
 		}
 	}

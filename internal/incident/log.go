@@ -12,12 +12,12 @@ import (
 
 // Intervals.
 const (
-	// turnEvery bounds how often what is known is published, however much happens.
-	turnEvery = 100 * time.Millisecond
-	// pruneEvery is how often what is too old is looked for.
-	pruneEvery = time.Minute
-	// beatEvery is the interval of a loop that has nothing to do.
-	beatEvery = 10 * time.Second
+	// publishInterval bounds how often what is known is published, however much happens.
+	publishInterval = 100 * time.Millisecond
+	// pruneInterval is how often what is too old is looked for.
+	pruneInterval = time.Minute
+	// heartbeatInterval is the interval of a loop that has nothing to do.
+	heartbeatInterval = 10 * time.Second
 )
 
 // Options of a Log. A func that is nil knows nothing.
@@ -28,33 +28,33 @@ type Options struct {
 	MaxIncidents int
 	MaxAge       time.Duration
 
-	// Holders are those of now, and change when the channel is closed
-	// (podresources.Client.Look). It is called on the goroutine that calls Happened.
-	Holders func() (device.Holders, <-chan struct{})
-	// Board tells which devices are healthy again (device.Board.Look).
-	Board func() ([]device.Status, <-chan struct{})
-	// Pods tell how pods went on. Nil Fates: nobody can tell until the channel is closed.
-	Pods func() (Fates, <-chan struct{})
+	// Allocations are those of now, and change when the channel is closed
+	// (podresources.Client.Snapshot). It is called on the goroutine that calls Happened.
+	Allocations func() (device.Allocations, <-chan struct{})
+	// Statuses tells which devices are healthy again (device.Inventory.Get).
+	Statuses func() ([]device.Status, <-chan struct{})
+	// Terminations tell how pods went on. Nil Fates: nobody can tell until the channel is closed.
+	Terminations func() (TerminationLookup, <-chan struct{})
 
 	Log *slog.Logger
 }
 
 // Log takes down what happens to devices, and to whom.
 type Log struct {
-	device.Pulse
-	o    Options
-	file *disk.File[snapshot] // nil: nothing outlives the process
+	device.Heartbeat
+	opts Options
+	file *disk.File[storedState] // nil: nothing outlives the process
 
 	wake chan struct{} // has Run turn
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	book    *book
-	shown   uint64        // the book's version that was published
-	counted *snapshot     // whose counts were published; nil: none's
-	known   Known         // what was published last
-	changed chan struct{} // closed when something else is
-	said    uint64        // the newest incident that is in the log already
+	tracker          *tracker
+	publishedVersion uint64        // the book's version that was published
+	storedCounts     *storedState  // whose counts were published; nil: none's
+	snapshot         Snapshot      // what was published last
+	changed          chan struct{} // closed when something else is
+	loggedID         uint64        // the newest incident that is in the log already
 }
 
 // New makes a Log that knows what an earlier process has left. It never fails: if that cannot
@@ -69,51 +69,51 @@ func New(o Options) *Log {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	if o.Holders == nil {
-		o.Holders = func() (device.Holders, <-chan struct{}) { return device.Holders{}, nil }
+	if o.Allocations == nil {
+		o.Allocations = func() (device.Allocations, <-chan struct{}) { return device.Allocations{}, nil }
 	}
-	if o.Board == nil {
-		o.Board = func() ([]device.Status, <-chan struct{}) { return nil, nil }
+	if o.Statuses == nil {
+		o.Statuses = func() ([]device.Status, <-chan struct{}) { return nil, nil }
 	}
-	if o.Pods == nil {
-		o.Pods = func() (Fates, <-chan struct{}) { return nil, nil }
+	if o.Terminations == nil {
+		o.Terminations = func() (TerminationLookup, <-chan struct{}) { return nil, nil }
 	}
-	l := &Log{o: o, book: newBook(o, time.Now()), wake: make(chan struct{}, 1), changed: make(chan struct{})}
+	l := &Log{opts: o, tracker: newTracker(o, time.Now()), wake: make(chan struct{}, 1), changed: make(chan struct{})}
 	if o.Folder != nil {
-		l.file = disk.New(o.Folder, format(), o.Log)
+		l.file = disk.New(o.Folder, fileFormat(), o.Log)
 		l.load(l.file.Read())
 	}
 	return l
 }
 
-func (l *Log) load(found disk.Found[snapshot]) {
+func (l *Log) load(found disk.ReadResult[storedState]) {
 	if found.Err != nil {
-		l.o.Log.Warn("incidents of an earlier process cannot be read, their counts start from 0", "err", found.Err)
+		l.opts.Log.Warn("incidents of an earlier process cannot be read, their counts start from 0", "err", found.Err)
 	}
 	s := found.Value
-	if found.Behind { // counts that are 0 stay, so that a scrape shows it
+	if found.CountsStale { // counts that are 0 stay, so that a scrape shows it
 		for i := range s.devices {
 			s.devices[i].Count = 0
 		}
-		for i := range s.hits {
-			s.hits[i].Count = 0
+		for i := range s.affected {
+			s.affected[i].Count = 0
 		}
 	}
-	l.book.load(s)
-	if l.said = l.book.last; !found.Behind {
-		l.shown = l.book.version
+	l.tracker.load(s)
+	if l.loggedID = l.tracker.lastID; !found.CountsStale {
+		l.publishedVersion = l.tracker.version
 	}
 	l.publish() // a scrape must not see a count vanish and come back
 }
 
-// Happened takes an occurrence down, with those who hold the devices now. It waits for
+// Record takes an occurrence down, with those who hold the devices now. It waits for
 // nobody and allocates nothing for what goes on happening, so that a storm of reports
 // holds up nobody.
-func (l *Log) Happened(o device.Occurrence) {
-	holders, _ := l.o.Holders()
+func (l *Log) Record(o device.HealthEvent) {
+	allocations, _ := l.opts.Allocations()
 	now := time.Now()
 	l.mu.Lock()
-	l.book.happened(&o, &holders, now)
+	l.tracker.record(&o, &allocations, now)
 	l.mu.Unlock()
 	select {
 	case l.wake <- struct{}{}:
@@ -121,11 +121,11 @@ func (l *Log) Happened(o device.Occurrence) {
 	}
 }
 
-// Look returns what is known, and a channel that is closed when something else is.
-func (l *Log) Look() (Known, <-chan struct{}) {
+// Get returns what is known, and a channel that is closed when something else is.
+func (l *Log) Get() (Snapshot, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.known, l.changed
+	return l.snapshot, l.changed
 }
 
 // Ready returns nil: what an earlier process has left is known from the beginning.
@@ -148,32 +148,32 @@ func (l *Log) Run(ctx context.Context) error {
 	for {
 		l.Beat()
 		now := time.Now()
-		if now.Sub(pruned) >= pruneEvery {
+		if now.Sub(pruned) >= pruneInterval {
 			pruned = now
 			l.prune(now)
 		}
-		stored, board, holders, pods := l.turn(now)
-		if !pause(ctx, timer, turnEvery) {
-			l.turn(time.Now())
+		stored, statusesChanged, allocations, terminations := l.update(now)
+		if !sleep(ctx, timer, publishInterval) {
+			l.update(time.Now())
 			return nil
 		}
-		timer.Reset(beatEvery)
+		timer.Reset(heartbeatInterval)
 		select {
 		case <-ctx.Done():
-			l.turn(time.Now())
+			l.update(time.Now())
 			return nil
 		case <-l.wake:
 		case <-stored:
-		case <-board:
-		case <-holders:
-		case <-pods:
+		case <-statusesChanged:
+		case <-allocations:
+		case <-terminations:
 		case <-timer.C:
 		}
 	}
 }
 
-// pause rests for a while, or until ctx is done, and tells which.
-func pause(ctx context.Context, timer *time.Timer, d time.Duration) bool {
+// sleep rests for a while, or until ctx is done, and tells which.
+func sleep(ctx context.Context, timer *time.Timer, d time.Duration) bool {
 	timer.Reset(d)
 	select {
 	case <-timer.C:
@@ -183,89 +183,89 @@ func pause(ctx context.Context, timer *time.Timer, d time.Duration) bool {
 	}
 }
 
-// turn takes in what holds now, publishes what has changed by it, and returns what to wait
+// update takes in what holds now, publishes what has changed by it, and returns what to wait
 // for.
-func (l *Log) turn(now time.Time) (stored, board, holders, pods <-chan struct{}) {
-	statuses, board := l.o.Board()
-	held, holders := l.o.Holders()
-	fates, pods := l.o.Pods()
+func (l *Log) update(now time.Time) (stored, statusesChanged, allocations, terminations <-chan struct{}) {
+	statuses, statusesChanged := l.opts.Statuses()
+	current, allocations := l.opts.Allocations()
+	lookup, terminations := l.opts.Terminations()
 	l.mu.Lock()
-	b := l.book
-	b.heal(statuses, now)
-	b.follow(&held, now)
-	if fates != nil {
-		b.learn(fates, now)
+	t := l.tracker
+	t.markRecovered(statuses, now)
+	t.updateAffected(&current, now)
+	if lookup != nil {
+		t.updateTerminations(lookup, now)
 	}
-	if !b.awaits() {
-		pods = nil
+	if !t.awaitsTermination() {
+		terminations = nil
 	}
-	news, stored := l.publish()
+	added, stored := l.publish()
 	l.mu.Unlock()
-	for i := len(news) - 1; i >= 0; i-- {
-		l.say(&news[i])
+	for i := len(added) - 1; i >= 0; i-- {
+		l.logIncident(&added[i])
 	}
-	return stored, board, holders, pods
+	return stored, statusesChanged, allocations, terminations
 }
 
 // publish shows what is known where it is other than before, and returns the incidents
 // that are new in it. Incidents are shown at once, and counts when they are stored: what a
 // scrape has shown must not fall when the process is killed. The caller holds mu.
-func (l *Log) publish() (news []Incident, stored <-chan struct{}) {
-	b, is := l.book, l.known
-	changed := b.version != l.shown || is.Incidents == nil
+func (l *Log) publish() (added []Incident, stored <-chan struct{}) {
+	t, next := l.tracker, l.snapshot
+	changed := t.version != l.publishedVersion || next.Incidents == nil
 	if changed {
-		s := b.snapshot()
-		is.Incidents, is.Devices, is.Hits = s.incidents, s.devices, s.hits
-		if l.file != nil && b.version != l.shown {
-			l.file.Save(s, b.urgent)
+		s := t.storedState()
+		next.Incidents, next.Devices, next.Affected = s.incidents, s.devices, s.affected
+		if l.file != nil && t.version != l.publishedVersion {
+			l.file.Save(s, t.urgent)
 		}
-		b.urgent, l.shown = false, b.version
+		t.urgent, l.publishedVersion = false, t.version
 	}
 	if l.file != nil {
-		var view disk.View[snapshot]
-		view, stored = l.file.Look()
-		changed = changed || view.Shown != l.counted || !sameErr(view.Err, is.Err)
-		is.Kept, is.Err, is.Devices, is.Hits, l.counted = view.Err == nil, view.Err, nil, nil, view.Shown
-		if view.Shown != nil {
-			is.Devices, is.Hits = view.Shown.devices, view.Shown.hits
+		var written disk.WriteStatus[storedState]
+		written, stored = l.file.Get()
+		changed = changed || written.Exportable != l.storedCounts || !sameErr(written.Err, next.Err)
+		next.Persisted, next.Err, next.Devices, next.Affected, l.storedCounts = written.Err == nil, written.Err, nil, nil, written.Exportable
+		if written.Exportable != nil {
+			next.Devices, next.Affected = written.Exportable.devices, written.Exportable.affected
 		}
 	}
 	if !changed {
 		return nil, stored
 	}
-	l.known = is
+	l.snapshot = next
 	close(l.changed)
 	l.changed = make(chan struct{})
-	for i := len(b.entries) - 1; i >= 0 && b.entries[i].ID > l.said; i-- {
-		news = append(news, b.entries[i].Incident)
+	for i := len(t.entries) - 1; i >= 0 && t.entries[i].ID > l.loggedID; i-- {
+		added = append(added, t.entries[i].Incident)
 	}
-	l.said = b.last
-	return news, stored
+	l.loggedID = t.lastID
+	return added, stored
 }
 
 func sameErr(a, b error) bool {
 	return (a == nil) == (b == nil) && (a == nil || a.Error() == b.Error())
 }
 
-// say logs an incident once, when it is new.
-func (l *Log) say(i *Incident) {
+// logIncident logs an incident once, when it is new.
+func (l *Log) logIncident(i *Incident) {
 	level := slog.LevelInfo
-	if i.Condemned {
+	if i.MarkedUnhealthy {
 		level = slog.LevelWarn
 	}
-	holders := make([]string, len(i.Holders))
-	for k, h := range i.Holders {
-		holders[k] = h.Namespace + "/" + h.Pod + "/" + h.Container
+	affected := make([]string, len(i.Affected))
+	for k, h := range i.Affected {
+		affected[k] = h.Namespace + "/" + h.Pod + "/" + h.Container
 	}
-	l.o.Log.Log(context.Background(), level, "incident", "id", i.ID, "device", i.Device, "reason", i.Reason,
-		"action", i.Action, "condemned", i.Condemned, "holders", holders, "nameless", i.Nameless)
+	l.opts.Log.Log(context.Background(), level, "incident", "id", i.ID, "device", i.Device, "reason", i.Reason,
+		"action", i.Action, "condemned", i.MarkedUnhealthy, "holders", affected, "nameless", i.OwnersIncomplete)
 }
 
 func (l *Log) prune(now time.Time) {
-	statuses, _ := l.o.Board()
+	statuses, _ := l.opts.Statuses()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.book.prune(func(id device.ID) bool {
+	l.tracker.prune(func(id device.ID) bool {
 		for _, s := range statuses {
 			if s.ID == id {
 				return true

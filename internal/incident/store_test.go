@@ -21,20 +21,20 @@ const fileName = "incidents.json"
 // inFolder keeps incidents in a folder.
 func inFolder(dir string) Options { return Options{Folder: disk.OpenFolder(dir)} }
 
-// again ends a Log and starts the next one on the same folder.
-func (s *stage) again(dir string) *stage {
+// restart ends a Log and starts the next one on the same folder.
+func (s *fixture) restart(dir string) *fixture {
 	s.stop()
-	return start(inFolder(dir))
+	return startFixture(inFolder(dir))
 }
 
-// written waits until all that has happened is stored and published.
-func (s *stage) written() Known {
-	time.Sleep(disk.WriteInterval + 3*turnEvery)
-	known, _ := s.Look()
+// waitWritten waits until all that has happened is stored and published.
+func (s *fixture) waitWritten() Snapshot {
+	time.Sleep(disk.WriteInterval + 3*publishInterval)
+	known, _ := s.Get()
 	return known
 }
 
-func stored(t testing.TB, dir string) (d document) {
+func readStored(t testing.TB, dir string) (d incidentFile) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(dir, fileName))
 	if err == nil {
@@ -48,69 +48,69 @@ func stored(t testing.TB, dir string) (d document) {
 
 func TestARestartForgetsNothing(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	play(t, inFolder(dir), func(t *testing.T, s *stage) {
-		s.kubelet.name("a", owner("A"))
-		s.Happened(xid(79, whole("a")))
-		s.Happened(xid(31, whole("a")))
+	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+		s.allocations.setOwner("a", owner("A"))
+		s.Record(xidEvent(79, gpuDevice("a")))
+		s.Record(xidEvent(31, gpuDevice("a")))
 		time.Sleep(time.Second)
-		s.Happened(xid(31, whole("a")))
-		was := s.written()
-		if was.Kept == false || was.Err != nil {
-			t.Errorf("it is kept %v, %v", was.Kept, was.Err)
+		s.Record(xidEvent(31, gpuDevice("a")))
+		was := s.waitWritten()
+		if was.Persisted == false || was.Err != nil {
+			t.Errorf("it is kept %v, %v", was.Persisted, was.Err)
 		}
 		before := fmt.Sprint(was.Incidents)
-		s = s.again(dir)
+		s = s.restart(dir)
 		defer s.stop()
-		is, _ := s.Look() // before the kubelet is heard, who says that A is gone
-		for i := range is.Incidents {
-			is.Incidents[i].Holders[0].Until = time.Time{}
+		after, _ := s.Get() // before the kubelet is heard, who says that A is gone
+		for i := range after.Incidents {
+			after.Incidents[i].Affected[0].Until = time.Time{}
 		}
-		if len(is.Incidents) != 2 || is.Incidents[0].Count != 2 || fmt.Sprint(local(is.Incidents)) != before {
-			t.Errorf("after a restart there are\n%v, want\n%v", local(is.Incidents), before)
+		if len(after.Incidents) != 2 || after.Incidents[0].Count != 2 || fmt.Sprint(inLocalTime(after.Incidents)) != before {
+			t.Errorf("after a restart there are\n%v, want\n%v", inLocalTime(after.Incidents), before)
 		}
-		if !reflect.DeepEqual(counts(is), counts(was)) || len(counts(is)) != 4 {
-			t.Errorf("after a restart the counts are %v, want %v", counts(is), counts(was))
+		if !reflect.DeepEqual(counts(after), counts(was)) || len(counts(after)) != 4 {
+			t.Errorf("after a restart the counts are %v, want %v", counts(after), counts(was))
 		}
-		s.kubelet.name("a", owner("A"))
-		s.Happened(xid(31, whole("a")))
-		known := s.written()
+		s.allocations.setOwner("a", owner("A"))
+		s.Record(xidEvent(31, gpuDevice("a")))
+		known := s.waitWritten()
 		if got := known.Incidents; len(got) != 3 || got[0].ID <= got[1].ID {
 			t.Errorf("the next one is %+v", got[0])
 		}
-		if known.Devices[0].Count != 3 || known.Hits[0].Count != 3 {
-			t.Errorf("the counts go on at %v, %v", known.Devices, known.Hits)
+		if known.Devices[0].Count != 3 || known.Affected[0].Count != 3 {
+			t.Errorf("the counts go on at %v, %v", known.Devices, known.Affected)
 		}
-		if n := s.lines.count("msg=incident"); n != 1 {
+		if n := s.log.count("msg=incident"); n != 1 {
 			t.Errorf("%d incidents are in the log of the second process", n)
 		}
-		s.board.Post([]device.Status{{Device: whole("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
-		if got := s.incidents(); got[2].Healed == nil {
+		s.board.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
+		if got := s.incidents(); got[2].RecoveredAt == nil {
 			t.Errorf("an earlier process' incident is not healed")
 		}
 	})
 }
 
 // counts are all that a scrape counts.
-func counts(k Known) map[string]uint64 {
+func counts(k Snapshot) map[string]uint64 {
 	all := map[string]uint64{}
 	for _, c := range k.Devices {
 		all[fmt.Sprint(c.Device, " ", c.GPU, " ", c.Index, " ", c.Reason)] = c.Count
 	}
-	for _, h := range k.Hits {
+	for _, h := range k.Affected {
 		all[fmt.Sprint(h.Device, " ", h.GPU, " ", h.Index, " ", h.Owner, " ", h.Reason)] = h.Count
 	}
 	return all
 }
 
-// local gives times the zone that JSON takes from them.
-func local(all []Incident) []Incident {
+// inLocalTime gives times the zone that JSON takes from them.
+func inLocalTime(all []Incident) []Incident {
 	all = slices.Clone(all)
 	for i := range all {
 		x := &all[i]
 		x.First, x.Last = x.First.In(time.Local), x.Last.In(time.Local)
-		x.Holders = slices.Clone(x.Holders)
-		for k := range x.Holders {
-			x.Holders[k].Since = x.Holders[k].Since.In(time.Local)
+		x.Affected = slices.Clone(x.Affected)
+		for k := range x.Affected {
+			x.Affected[k].Since = x.Affected[k].Since.In(time.Local)
 		}
 	}
 	return all
@@ -119,17 +119,17 @@ func local(all []Incident) []Incident {
 // TestAStormIsWrittenOnceASecond, and what makes a device unhealthy at once.
 func TestAStormIsWrittenOnceASecond(t *testing.T) {
 	dir := t.TempDir()
-	play(t, inFolder(dir), func(t *testing.T, s *stage) {
-		s.Happened(xid(31, whole("a")))
-		s.written()
-		writes, was := 0, fileInfo(t, dir)
+	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+		s.Record(xidEvent(31, gpuDevice("a")))
+		s.waitWritten()
+		writes, before := 0, fileInfo(t, dir)
 		look := func() {
-			if is := fileInfo(t, dir); !os.SameFile(is, was) {
-				writes, was = writes+1, is
+			if after := fileInfo(t, dir); !os.SameFile(after, before) {
+				writes, before = writes+1, after
 			}
 		}
 		for range 10_000 {
-			s.Happened(xid(31, whole("a")))
+			s.Record(xidEvent(31, gpuDevice("a")))
 			time.Sleep(time.Millisecond)
 			look()
 		}
@@ -137,9 +137,9 @@ func TestAStormIsWrittenOnceASecond(t *testing.T) {
 			t.Errorf("%d writes in ten seconds", writes)
 		}
 		writes = 0
-		s.Happened(xid(79, whole("a")))
-		time.Sleep(2 * turnEvery)
-		if look(); writes != 1 || !slices.ContainsFunc(stored(t, dir).Incidents, func(i Incident) bool { return i.Condemned }) {
+		s.Record(xidEvent(79, gpuDevice("a")))
+		time.Sleep(2 * publishInterval)
+		if look(); writes != 1 || !slices.ContainsFunc(readStored(t, dir).Incidents, func(i Incident) bool { return i.MarkedUnhealthy }) {
 			t.Errorf("what makes a device unhealthy is not written at once")
 		}
 	})
@@ -158,24 +158,24 @@ func fileInfo(t *testing.T, dir string) fs.FileInfo {
 // shown at once.
 func TestCountsAreShownWhenTheyAreStored(t *testing.T) {
 	dir := t.TempDir()
-	play(t, inFolder(dir), func(t *testing.T, s *stage) {
-		s.kubelet.name("a", owner("A"))
-		s.Happened(xid(31, whole("a")))
-		s.written()
+	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+		s.allocations.setOwner("a", owner("A"))
+		s.Record(xidEvent(31, gpuDevice("a")))
+		s.waitWritten()
 		for n := range uint64(200) {
-			s.Happened(xid(31, whole("a")))
+			s.Record(xidEvent(31, gpuDevice("a")))
 			time.Sleep(time.Duration(n%7) * 20 * time.Millisecond)
-			known, _ := s.Look()
-			d := stored(t, dir)
-			if shown, is := known.Devices[0].Count, d.Counts[0].Count; shown > is {
-				t.Fatalf("of the device a scrape shows %d, and %d is stored", shown, is)
+			known, _ := s.Get()
+			d := readStored(t, dir)
+			if shown, after := known.Devices[0].Count, d.Counts[0].Count; shown > after {
+				t.Fatalf("of the device a scrape shows %d, and %d is stored", shown, after)
 			}
-			if shown, is := known.Hits[0].Count, d.Counts[1].Count; shown > is {
-				t.Fatalf("of the container a scrape shows %d, and %d is stored", shown, is)
+			if shown, after := known.Affected[0].Count, d.Counts[1].Count; shown > after {
+				t.Fatalf("of the container a scrape shows %d, and %d is stored", shown, after)
 			}
 		}
-		if known := s.written(); known.Devices[0].Count != 201 || known.Hits[0].Count != 201 || known.Incidents[0].Count != 201 {
-			t.Errorf("at the end a scrape shows %v, %v", known.Devices, known.Hits)
+		if known := s.waitWritten(); known.Devices[0].Count != 201 || known.Affected[0].Count != 201 || known.Incidents[0].Count != 201 {
+			t.Errorf("at the end a scrape shows %v, %v", known.Devices, known.Affected)
 		}
 	})
 }
@@ -185,43 +185,43 @@ func TestTheFileIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	o := inFolder(dir)
 	o.MaxIncidents, o.MaxAge = 20, 5*time.Minute
-	play(t, o, func(t *testing.T, s *stage) {
+	runFixture(t, o, func(t *testing.T, s *fixture) {
 		for i := range 600 {
-			s.Happened(xid(31, whole(device.ID(fmt.Sprint("GPU-", i)))))
+			s.Record(xidEvent(31, gpuDevice(device.ID(fmt.Sprint("GPU-", i)))))
 			time.Sleep(time.Second)
 		}
-		s.board.Post([]device.Status{{Device: whole("GPU-599"), Healthy: true}})
-		time.Sleep(2 * pruneEvery)
-		if got := stored(t, dir); len(got.Incidents) != 20 || len(got.Counts) > 360 {
+		s.board.Set([]device.Status{{Device: gpuDevice("GPU-599"), Healthy: true}})
+		time.Sleep(2 * pruneInterval)
+		if got := readStored(t, dir); len(got.Incidents) != 20 || len(got.Counts) > 360 {
 			t.Errorf("the file has %d incidents and %d counts", len(got.Incidents), len(got.Counts))
 		}
 		time.Sleep(2 * time.Hour)
-		if got := stored(t, dir); len(got.Incidents) != 0 || len(got.Counts) != 1 || got.Counts[0].Device != "GPU-599" {
+		if got := readStored(t, dir); len(got.Incidents) != 0 || len(got.Counts) != 1 || got.Counts[0].Device != "GPU-599" {
 			t.Errorf("after two hours the file has %v", got)
 		}
 	})
 }
 
-// TestContainersAreBounded: devices that many containers share cost no more than mostNamed.
+// TestContainersAreBounded: devices that many containers share cost no more than maxAffectedTotal.
 func TestContainersAreBounded(t *testing.T) {
-	b := newBook(Options{MaxIncidents: 1000, MaxAge: time.Hour}, time.Now())
-	h := device.Holders{Settled: true}
-	for n := range mostHolders {
-		h.Held = append(h.Held, device.Holding{Resource: gpu, Offered: device.ID("a").Replica(n), Owner: owner(fmt.Sprint("pod-", n))})
+	b := newTracker(Options{MaxIncidents: 1000, MaxAge: time.Hour}, time.Now())
+	h := device.Allocations{Complete: true}
+	for n := range maxAffected {
+		h.All = append(h.All, device.Allocation{Resource: gpuResource, DeviceID: device.ID("a").Replica(n), Owner: owner(fmt.Sprint("pod-", n))})
 	}
-	slices.SortFunc(h.Held, device.CompareHoldings)
+	slices.SortFunc(h.All, device.CompareAllocations)
 	at := time.Now()
 	for n := range 100 {
-		o := xid(31, whole("a"))
+		o := xidEvent(31, gpuDevice("a"))
 		o.At = at.Add(time.Duration(n) * time.Hour)
-		b.happened(&o, &h, o.At)
+		b.record(&o, &h, o.At)
 	}
 	named := 0
 	for _, e := range b.entries {
-		named += len(e.Holders)
+		named += len(e.Affected)
 	}
-	if named != mostNamed || b.named != named || len(b.entries) != mostNamed/mostHolders {
-		t.Errorf("%d incidents name %d containers, and %d are counted", len(b.entries), named, b.named)
+	if named != maxAffectedTotal || b.affectedTotal != named || len(b.entries) != maxAffectedTotal/maxAffected {
+		t.Errorf("%d incidents name %d containers, and %d are counted", len(b.entries), named, b.affectedTotal)
 	}
 }
 
@@ -229,27 +229,27 @@ func TestContainersAreBounded(t *testing.T) {
 // ahead later. What is old is forgotten when the process has run for a day.
 func TestAClockThatIsAhead(t *testing.T) {
 	dir := t.TempDir()
-	play(t, inFolder(dir), func(t *testing.T, s *stage) {
-		s.kubelet.name("a", owner("A"))
-		s.Happened(xid(31, whole("a")))
-		s.written()
+	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+		s.allocations.setOwner("a", owner("A"))
+		s.Record(xidEvent(31, gpuDevice("a")))
+		s.waitWritten()
 		s.stop()
 		time.Sleep(31 * 24 * time.Hour)
-		s = s.again(dir)
+		s = s.restart(dir)
 		defer s.stop()
 		time.Sleep(23 * time.Hour)
-		if known, _ := s.Look(); len(known.Incidents) != 1 || len(known.Devices) != 1 || len(known.Hits) != 1 {
+		if known, _ := s.Get(); len(known.Incidents) != 1 || len(known.Devices) != 1 || len(known.Affected) != 1 {
 			t.Errorf("after %s by the clock it knows %+v", 31*24*time.Hour, known)
 		}
 		time.Sleep(2 * time.Hour)
-		if known, _ := s.Look(); len(known.Incidents) != 0 || len(known.Hits) != 0 {
+		if known, _ := s.Get(); len(known.Incidents) != 0 || len(known.Affected) != 0 {
 			t.Errorf("when it has run for a day it knows %+v", known)
 		}
 	})
-	b := newBook(Options{MaxAge: time.Hour}, time.Now())
-	running := b.began.Add(2 * time.Hour)
+	b := newTracker(Options{MaxAge: time.Hour}, time.Now())
+	running := b.startedAt.Add(2 * time.Hour)
 	ahead := running.Round(0).Add(24 * time.Hour) // has no monotonic time, so it is given as a wall clock
-	if b.began = b.began.Round(0); b.old(b.began.Add(90*time.Minute), ahead.Add(-24*time.Hour)) {
+	if b.startedAt = b.startedAt.Round(0); b.expired(b.startedAt.Add(90*time.Minute), ahead.Add(-24*time.Hour)) {
 		t.Error("what happened half an hour ago is old")
 	}
 }
@@ -260,31 +260,31 @@ func TestADiskThatTakesNothing(t *testing.T) {
 	if err := os.WriteFile(dir, nil, 0o600); err != nil { // what root cannot make a folder of, either
 		t.Fatal(err)
 	}
-	play(t, inFolder(dir), func(t *testing.T, s *stage) {
-		s.Happened(xid(31, whole("a")))
+	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+		s.Record(xidEvent(31, gpuDevice("a")))
 		time.Sleep(5 * disk.RetryInterval)
-		known, _ := s.Look()
-		if known.Kept || known.Err == nil || len(known.Incidents) != 1 || len(known.Devices) != 1 {
+		known, _ := s.Get()
+		if known.Persisted || known.Err == nil || len(known.Incidents) != 1 || len(known.Devices) != 1 {
 			t.Errorf("it knows %+v", known)
 		}
-		if n := s.lines.count("kept in memory only"); n != 1 {
+		if n := s.log.count("kept in memory only"); n != 1 {
 			t.Errorf("it is logged %d times", n)
 		}
 		if err := os.Remove(dir); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(2 * disk.RetryInterval)
-		if known, _ := s.Look(); !known.Kept || known.Err != nil || len(known.Devices) != 1 {
+		if known, _ := s.Get(); !known.Persisted || known.Err != nil || len(known.Devices) != 1 {
 			t.Errorf("when it works again, it knows %+v", known)
 		}
-		if got := stored(t, dir); len(got.Incidents) != 1 {
+		if got := readStored(t, dir); len(got.Incidents) != 1 {
 			t.Errorf("the file has %v", got.Incidents)
 		}
 	})
 }
 
-// foreign are files that this program has not written.
-var foreign = map[string]string{
+// invalidFiles are files that this program has not written.
+var invalidFiles = map[string]string{
 	"empty":        "",
 	"a database":   "\xed\xda\x0c\xed\x02\x00\x00\x00",
 	"cut short":    `{"version":1,"incidents":[{"id":1,"device":"a"`,
@@ -298,26 +298,26 @@ var foreign = map[string]string{
 }
 
 func TestWhatIsForeignIsSetAside(t *testing.T) {
-	for name, content := range foreign {
+	for name, content := range invalidFiles {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, fileName)
 			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 				t.Fatal(err)
 			}
-			play(t, inFolder(dir), func(t *testing.T, s *stage) {
-				if n := s.lines.count("\n"); n != 1 {
-					t.Errorf("it is said in %d lines: %s", n, s.lines.text.String())
+			runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+				if n := s.log.count("\n"); n != 1 {
+					t.Errorf("it is said in %d lines: %s", n, s.log.text.String())
 				}
-				s.Happened(xid(31, whole("a")))
-				if known := s.written(); len(known.Incidents) != 1 || known.Devices[0].Count != 1 || !known.Kept {
+				s.Record(xidEvent(31, gpuDevice("a")))
+				if known := s.waitWritten(); len(known.Incidents) != 1 || known.Devices[0].Count != 1 || !known.Persisted {
 					t.Errorf("it knows %+v", known)
 				}
 			})
 			if got, err := os.ReadFile(path + ".bad"); err != nil || string(got) != content {
 				t.Errorf("what is set aside is not what there was: %v", err)
 			}
-			if got := stored(t, dir); len(got.Incidents) != 1 {
+			if got := readStored(t, dir); len(got.Incidents) != 1 {
 				t.Errorf("the new file has %v", got)
 			}
 		})
@@ -331,12 +331,12 @@ func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
 	if err := os.WriteFile(path, []byte(newer), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	play(t, inFolder(dir), func(t *testing.T, s *stage) {
-		s.Happened(xid(31, whole("a")))
-		s.written()
-		s = s.again(dir)
+	runFixture(t, inFolder(dir), func(t *testing.T, s *fixture) {
+		s.Record(xidEvent(31, gpuDevice("a")))
+		s.waitWritten()
+		s = s.restart(dir)
 		defer s.stop()
-		if known, _ := s.Look(); !known.Kept || len(known.Incidents) != 1 || known.Devices[0].Count != 0 {
+		if known, _ := s.Get(); !known.Persisted || len(known.Incidents) != 1 || known.Devices[0].Count != 0 {
 			t.Errorf("the next process knows %+v", known)
 		}
 	})
@@ -348,10 +348,10 @@ func TestAFileOfANewerVersionIsLeftAlone(t *testing.T) {
 // FuzzDecode: what is understood can be written, and is then understood alike; and nothing
 // ends the process.
 func FuzzDecode(f *testing.F) {
-	for _, content := range foreign {
+	for _, content := range invalidFiles {
 		f.Add([]byte(content))
 	}
-	content, err := encode(full(3))
+	content, err := encode(fullState(3))
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -372,38 +372,38 @@ func FuzzDecode(f *testing.F) {
 		if third, err := encode(o); err != nil || string(third) != string(again) {
 			t.Fatalf("it reads otherwise, %v:\n%s\n%s", err, again, third)
 		}
-		b := newBook(Options{MaxIncidents: 10, MaxAge: time.Hour}, time.Now())
+		b := newTracker(Options{MaxIncidents: 10, MaxAge: time.Hour}, time.Now())
 		b.load(s)
 		b.prune(func(device.ID) bool { return false }, time.Now())
-		b.follow(&device.Holders{Settled: true}, time.Now())
+		b.updateAffected(&device.Allocations{Complete: true}, time.Now())
 	})
 }
 
-// full is a history of n incidents, each of which hit three containers.
-func full(n int) (s snapshot) {
+// fullState is a history of n incidents, each of which hit three containers.
+func fullState(n int) (s storedState) {
 	for i := n; i > 0; i-- {
 		at := time.Unix(int64(i)*1000, 5).UTC()
 		incident := Incident{
 			ID: uint64(i), First: at, Last: at.Add(time.Minute), Count: 7, Device: "GPU-11111111-2222-3333-4444-555555555555",
 			GPU: "GPU-11111111-2222-3333-4444-555555555555", Index: 3, Model: "NVIDIA H100 80GB HBM3", PCI: "0000:1a:00.0", Reason: "xid_95",
-			Xid: 95, Class: "uncontained", Action: "reset", Condemned: true, Healed: &at,
+			Xid: 95, Class: "uncontained", Action: "reset", MarkedUnhealthy: true, RecoveredAt: &at,
 		}
 		for k := range 3 {
 			code := int32(139)
-			h := Holder{Namespace: "team", Pod: fmt.Sprintf("training-%d-%d", i, k), Container: "main", UID: strings.Repeat("1", 36), Since: at, Until: at}
-			h.Ended = &Ending{At: at, Phase: "Failed", Reason: "Error", ExitCode: &code, Restarts: 1}
-			incident.Holders = append(incident.Holders, h)
-			s.hits = append(s.hits, Hit{incident.Device, incident.GPU, 3, h.owner(), incident.Reason, 7, at})
+			h := AffectedContainer{Namespace: "team", Pod: fmt.Sprintf("training-%d-%d", i, k), Container: "main", UID: strings.Repeat("1", 36), Since: at, Until: at}
+			h.Termination = &PodTermination{At: at, Phase: "Failed", Reason: "Error", ExitCode: &code, Restarts: 1}
+			incident.Affected = append(incident.Affected, h)
+			s.affected = append(s.affected, AffectedCount{incident.Device, incident.GPU, 3, h.owner(), incident.Reason, 7, at})
 		}
 		s.incidents = append(s.incidents, incident)
 	}
-	slices.SortFunc(s.hits, func(a, b Hit) int { return a.Owner.Compare(b.Owner) })
-	s.devices = []Count{{s.incidents[0].Device, s.incidents[0].GPU, 3, "xid_95", 7000, s.incidents[0].Last}}
+	slices.SortFunc(s.affected, func(a, b AffectedCount) int { return a.Owner.Compare(b.Owner) })
+	s.devices = []DeviceCount{{s.incidents[0].Device, s.incidents[0].GPU, 3, "xid_95", 7000, s.incidents[0].Last}}
 	return s
 }
 
 func BenchmarkEncode(b *testing.B) {
-	s := full(1000)
+	s := fullState(1000)
 	b.ReportAllocs()
 	for b.Loop() {
 		content, err := encode(s)

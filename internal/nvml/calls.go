@@ -7,77 +7,77 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// slot is where something other than a field leaves a number for the rows.
-type slot uint8
+// valueID is where something other than a field leaves a number for the rows.
+type valueID uint8
 
 const (
-	noSlot slot = iota
+	noValue valueID = iota
 	memoryTotal
 	memoryReserved
 	memoryUsed
 	memoryFree
 	bar1Total
 	bar1Used
-	busy
-	memoryBusy
-	encoderBusy
-	decoderBusy
-	jpegBusy
-	ofaBusy
+	gpuUtilization
+	memoryUtilization
+	encoderUtilization
+	decoderUtilization
+	jpegUtilization
+	ofaUtilization
 	temperature
-	margin
-	limitShutdown
-	limitSlowdown
-	limitMemory
-	limitGPU
-	power
+	temperatureMargin
+	thresholdShutdown
+	thresholdSlowdown
+	thresholdMemory
+	thresholdGPU
+	powerUsage
 	powerLimit
 	smClock
 	memoryClock
 	graphicsClock
 	videoClock
-	smClockMost
-	memoryClockMost
-	graphicsClockMost
-	videoClockMost
-	reasons
-	performance
+	maxSMClock
+	maxMemoryClock
+	maxGraphicsClock
+	maxVideoClock
+	clockEventReasons
+	performanceState
 	pcieGeneration
 	pcieWidth
-	pcieGenerationMost
-	pcieWidthMost
-	sramCorrected
-	sramUncorrected
-	sramEverCorrected
-	sramEverUncorrected
+	maxPCIeGeneration
+	maxPCIeWidth
+	sramVolatileCorrected
+	sramVolatileUncorrected
+	sramAggregateCorrected
+	sramAggregateUncorrected
 	sramInL2
 	sramInSM
 	sramInPCIe
 	sramInMCU
-	sramElsewhere
-	sramThreshold
+	sramInOther
+	sramThresholdExceeded
 	banksMax
 	banksHigh
 	banksPartial
 	banksLow
 	banksNone
-	repairChannel
-	repairTPC
-	unrepairable
+	channelRepairPending
+	tpcRepairPending
+	unrepairableMemory
 	fabricState
 	fabricHealthy
-	fabricDegraded
-	fabricRecovery
-	fabricUnhealthy
-	fabricTimeout
-	fabricMisled
-	fabricFailed // by its status
-	fabricApart  // it has not joined yet
-	persistence
+	fabricDegradedBandwidth
+	fabricRouteRecovery
+	fabricRouteUnhealthy
+	fabricAccessTimeout
+	fabricMisconfigured
+	fabricFailed    // by its status
+	fabricNotJoined // it has not joined yet
+	persistenceMode
 	computeMode
 
 	// What is known without a call of its own: see features.go.
-	migNow
+	migEnabled
 	migPending
 	hasC2C
 	hasECC
@@ -102,123 +102,123 @@ const (
 	gpmFP32
 	gpmFP16
 
-	slotCount
+	valueIDCount
 )
 
-// target is whom a call can be made about.
-type target uint8
+// callTarget is whom a call can be made about.
+type callTarget uint8
 
 const (
-	gpus target = 1 << iota
-	migSlices
+	targetGPU callTarget = 1 << iota
+	targetMIG
 )
 
-// call is a function that fills slots. It is made when one of them is wanted that
+// nvmlCall is a function that fills slots. It is made when one of them is wanted that
 // nothing before it has filled.
-type call struct {
-	symbol string
-	pace   device.Pace
-	about  target
-	ask    ask
-	slots  []slot
-	// older says that it is the older form of the call before it, which says more.
-	older bool
+type nvmlCall struct {
+	symbol  string
+	pace    device.ReadPace
+	targets callTarget
+	get     getter
+	values  []valueID
+	// isFallback says that it is the older form of the call before it, which says more.
+	isFallback bool
 }
 
-// ask makes a call, and leaves in the reading what it gives.
-type ask func(nvml.Device, *reading) nvml.Return
+// getter makes a call, and leaves in the reading what it gives.
+type getter func(nvml.Device, *valueSet) nvml.Return
 
 // calls are what cannot be had by fields. Of two that fill the same slot the newer
 // one, which says more, stands first. What is slow here is made one by one, as a
 // flight has calls to spare, and what is static when the GPU is found.
-var calls = [...]call{
-	{"nvmlDeviceGetMemoryInfo_v2", device.Fast, gpus | migSlices, askMemory, []slot{memoryTotal, memoryReserved, memoryUsed, memoryFree}, false},
-	{"nvmlDeviceGetMemoryInfo", device.Fast, gpus | migSlices, askOldMemory, []slot{memoryTotal, memoryUsed, memoryFree}, true},
-	{"nvmlDeviceGetUtilizationRates", device.Fast, gpus, askUtilization, []slot{busy, memoryBusy}, false},
-	{"nvmlDeviceGetEncoderUtilization", device.Fast, gpus, engine(encoderBusy, nvml.Device.GetEncoderUtilization), []slot{encoderBusy}, false},
-	{"nvmlDeviceGetDecoderUtilization", device.Fast, gpus, engine(decoderBusy, nvml.Device.GetDecoderUtilization), []slot{decoderBusy}, false},
-	{"nvmlDeviceGetJpgUtilization", device.Fast, gpus, engine(jpegBusy, nvml.Device.GetJpgUtilization), []slot{jpegBusy}, false},
-	{"nvmlDeviceGetOfaUtilization", device.Fast, gpus, engine(ofaBusy, nvml.Device.GetOfaUtilization), []slot{ofaBusy}, false},
-	{"nvmlDeviceGetTemperature", device.Fast, gpus, askTemperature, []slot{temperature}, false},
-	{"nvmlDeviceGetPowerUsage", device.Fast, gpus, askPower, []slot{power}, false},
-	{"nvmlDeviceGetClockInfo", device.Fast, gpus, clock(smClock, nvml.CLOCK_SM), []slot{smClock}, false},
-	{"nvmlDeviceGetClockInfo", device.Fast, gpus, clock(memoryClock, nvml.CLOCK_MEM), []slot{memoryClock}, false},
-	{"nvmlDeviceGetCurrentClocksEventReasons", device.Fast, gpus, askReasons, []slot{reasons}, false},
-	{"nvmlDeviceGetCurrentClocksThrottleReasons", device.Fast, gpus, askOldReasons, []slot{reasons}, true},
+var calls = [...]nvmlCall{
+	{"nvmlDeviceGetMemoryInfo_v2", device.PaceFast, targetGPU | targetMIG, getMemory, []valueID{memoryTotal, memoryReserved, memoryUsed, memoryFree}, false},
+	{"nvmlDeviceGetMemoryInfo", device.PaceFast, targetGPU | targetMIG, getMemoryV1, []valueID{memoryTotal, memoryUsed, memoryFree}, true},
+	{"nvmlDeviceGetUtilizationRates", device.PaceFast, targetGPU, getUtilization, []valueID{gpuUtilization, memoryUtilization}, false},
+	{"nvmlDeviceGetEncoderUtilization", device.PaceFast, targetGPU, getEngineUtilization(encoderUtilization, nvml.Device.GetEncoderUtilization), []valueID{encoderUtilization}, false},
+	{"nvmlDeviceGetDecoderUtilization", device.PaceFast, targetGPU, getEngineUtilization(decoderUtilization, nvml.Device.GetDecoderUtilization), []valueID{decoderUtilization}, false},
+	{"nvmlDeviceGetJpgUtilization", device.PaceFast, targetGPU, getEngineUtilization(jpegUtilization, nvml.Device.GetJpgUtilization), []valueID{jpegUtilization}, false},
+	{"nvmlDeviceGetOfaUtilization", device.PaceFast, targetGPU, getEngineUtilization(ofaUtilization, nvml.Device.GetOfaUtilization), []valueID{ofaUtilization}, false},
+	{"nvmlDeviceGetTemperature", device.PaceFast, targetGPU, getTemperature, []valueID{temperature}, false},
+	{"nvmlDeviceGetPowerUsage", device.PaceFast, targetGPU, getPowerUsage, []valueID{powerUsage}, false},
+	{"nvmlDeviceGetClockInfo", device.PaceFast, targetGPU, getClock(smClock, nvml.CLOCK_SM), []valueID{smClock}, false},
+	{"nvmlDeviceGetClockInfo", device.PaceFast, targetGPU, getClock(memoryClock, nvml.CLOCK_MEM), []valueID{memoryClock}, false},
+	{"nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast, targetGPU, getClockEventReasons, []valueID{clockEventReasons}, false},
+	{"nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, targetGPU, getClockThrottleReasons, []valueID{clockEventReasons}, true},
 
-	{"nvmlDeviceGetBAR1MemoryInfo", device.Slow, gpus | migSlices, askBAR1, []slot{bar1Total, bar1Used}, false},
-	{"nvmlDeviceGetPerformanceState", device.Slow, gpus, askPerformance, []slot{performance}, false},
-	{"nvmlDeviceGetClockInfo", device.Slow, gpus, clock(graphicsClock, nvml.CLOCK_GRAPHICS), []slot{graphicsClock}, false},
-	{"nvmlDeviceGetClockInfo", device.Slow, gpus, clock(videoClock, nvml.CLOCK_VIDEO), []slot{videoClock}, false},
-	{"nvmlDeviceGetMarginTemperature", device.Slow, gpus, askMargin, []slot{margin}, false},
-	{"nvmlDeviceGetEnforcedPowerLimit", device.Slow, gpus, askPowerLimit, []slot{powerLimit}, false},
-	{"nvmlDeviceGetCurrPcieLinkGeneration", device.Slow, gpus, whole(pcieGeneration, nvml.Device.GetCurrPcieLinkGeneration), []slot{pcieGeneration}, false},
-	{"nvmlDeviceGetCurrPcieLinkWidth", device.Slow, gpus, whole(pcieWidth, nvml.Device.GetCurrPcieLinkWidth), []slot{pcieWidth}, false},
-	{"nvmlDeviceGetSramEccErrorStatus", device.Slow, gpus, askSRAM, []slot{
-		sramCorrected, sramUncorrected, sramEverCorrected, sramEverUncorrected,
-		sramInL2, sramInSM, sramInPCIe, sramInMCU, sramElsewhere, sramThreshold,
+	{"nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, targetGPU | targetMIG, getBAR1Memory, []valueID{bar1Total, bar1Used}, false},
+	{"nvmlDeviceGetPerformanceState", device.PaceSlow, targetGPU, getPerformanceState, []valueID{performanceState}, false},
+	{"nvmlDeviceGetClockInfo", device.PaceSlow, targetGPU, getClock(graphicsClock, nvml.CLOCK_GRAPHICS), []valueID{graphicsClock}, false},
+	{"nvmlDeviceGetClockInfo", device.PaceSlow, targetGPU, getClock(videoClock, nvml.CLOCK_VIDEO), []valueID{videoClock}, false},
+	{"nvmlDeviceGetMarginTemperature", device.PaceSlow, targetGPU, getTemperatureMargin, []valueID{temperatureMargin}, false},
+	{"nvmlDeviceGetEnforcedPowerLimit", device.PaceSlow, targetGPU, getPowerLimit, []valueID{powerLimit}, false},
+	{"nvmlDeviceGetCurrPcieLinkGeneration", device.PaceSlow, targetGPU, getInt(pcieGeneration, nvml.Device.GetCurrPcieLinkGeneration), []valueID{pcieGeneration}, false},
+	{"nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, targetGPU, getInt(pcieWidth, nvml.Device.GetCurrPcieLinkWidth), []valueID{pcieWidth}, false},
+	{"nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, targetGPU, getSRAMErrors, []valueID{
+		sramVolatileCorrected, sramVolatileUncorrected, sramAggregateCorrected, sramAggregateUncorrected,
+		sramInL2, sramInSM, sramInPCIe, sramInMCU, sramInOther, sramThresholdExceeded,
 	}, false},
-	{"nvmlDeviceGetRowRemapperHistogram", device.Slow, gpus, askBanks, []slot{banksMax, banksHigh, banksPartial, banksLow, banksNone}, false},
-	{"nvmlDeviceGetRepairStatus", device.Slow, gpus, askRepair, []slot{repairChannel, repairTPC}, false},
-	{"nvmlDeviceGetUnrepairableMemoryFlag_v1", device.Slow, gpus, askUnrepairable, []slot{unrepairable}, false},
-	{"nvmlDeviceGetGpuFabricInfoV", device.Slow, gpus, askFabric, fabricSlots, false},
-	{"nvmlDeviceGetGpuFabricInfoV", device.Slow, gpus, askOldFabric, fabricSlots, true},
-	{"nvmlDeviceGetPersistenceMode", device.Slow, gpus, askPersistence, []slot{persistence}, false},
-	{"nvmlDeviceGetComputeMode", device.Slow, gpus, askComputeMode, []slot{computeMode}, false},
-	{"nvmlDeviceGetMemoryErrorCounter", device.Slow, migSlices, askSliceErrors, []slot{sramUncorrected}, false},
+	{"nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, targetGPU, getRemapBanks, []valueID{banksMax, banksHigh, banksPartial, banksLow, banksNone}, false},
+	{"nvmlDeviceGetRepairStatus", device.PaceSlow, targetGPU, getRepairStatus, []valueID{channelRepairPending, tpcRepairPending}, false},
+	{"nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, targetGPU, getUnrepairableMemory, []valueID{unrepairableMemory}, false},
+	{"nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, targetGPU, getFabricInfo, fabricValues, false},
+	{"nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, targetGPU, getFabricInfoV2, fabricValues, true},
+	{"nvmlDeviceGetPersistenceMode", device.PaceSlow, targetGPU, getPersistenceMode, []valueID{persistenceMode}, false},
+	{"nvmlDeviceGetComputeMode", device.PaceSlow, targetGPU, getComputeMode, []valueID{computeMode}, false},
+	{"nvmlDeviceGetMemoryErrorCounter", device.PaceSlow, targetMIG, getMIGDeviceErrors, []valueID{sramVolatileUncorrected}, false},
 
-	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(smClockMost, nvml.CLOCK_SM), []slot{smClockMost}, false},
-	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(memoryClockMost, nvml.CLOCK_MEM), []slot{memoryClockMost}, false},
-	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(graphicsClockMost, nvml.CLOCK_GRAPHICS), []slot{graphicsClockMost}, false},
-	{"nvmlDeviceGetMaxClockInfo", device.Static, gpus, maxClock(videoClockMost, nvml.CLOCK_VIDEO), []slot{videoClockMost}, false},
-	{"nvmlDeviceGetTemperatureThreshold", device.Static, gpus, threshold(limitShutdown, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN), []slot{limitShutdown}, false},
-	{"nvmlDeviceGetTemperatureThreshold", device.Static, gpus, threshold(limitSlowdown, nvml.TEMPERATURE_THRESHOLD_SLOWDOWN), []slot{limitSlowdown}, false},
-	{"nvmlDeviceGetTemperatureThreshold", device.Static, gpus, threshold(limitMemory, nvml.TEMPERATURE_THRESHOLD_MEM_MAX), []slot{limitMemory}, false},
-	{"nvmlDeviceGetTemperatureThreshold", device.Static, gpus, threshold(limitGPU, nvml.TEMPERATURE_THRESHOLD_GPU_MAX), []slot{limitGPU}, false},
-	{"nvmlDeviceGetMaxPcieLinkGeneration", device.Static, gpus, whole(pcieGenerationMost, nvml.Device.GetMaxPcieLinkGeneration), []slot{pcieGenerationMost}, false},
-	{"nvmlDeviceGetMaxPcieLinkWidth", device.Static, gpus, whole(pcieWidthMost, nvml.Device.GetMaxPcieLinkWidth), []slot{pcieWidthMost}, false},
+	{"nvmlDeviceGetMaxClockInfo", device.PaceStatic, targetGPU, getMaxClock(maxSMClock, nvml.CLOCK_SM), []valueID{maxSMClock}, false},
+	{"nvmlDeviceGetMaxClockInfo", device.PaceStatic, targetGPU, getMaxClock(maxMemoryClock, nvml.CLOCK_MEM), []valueID{maxMemoryClock}, false},
+	{"nvmlDeviceGetMaxClockInfo", device.PaceStatic, targetGPU, getMaxClock(maxGraphicsClock, nvml.CLOCK_GRAPHICS), []valueID{maxGraphicsClock}, false},
+	{"nvmlDeviceGetMaxClockInfo", device.PaceStatic, targetGPU, getMaxClock(maxVideoClock, nvml.CLOCK_VIDEO), []valueID{maxVideoClock}, false},
+	{"nvmlDeviceGetTemperatureThreshold", device.PaceStatic, targetGPU, getTemperatureThreshold(thresholdShutdown, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN), []valueID{thresholdShutdown}, false},
+	{"nvmlDeviceGetTemperatureThreshold", device.PaceStatic, targetGPU, getTemperatureThreshold(thresholdSlowdown, nvml.TEMPERATURE_THRESHOLD_SLOWDOWN), []valueID{thresholdSlowdown}, false},
+	{"nvmlDeviceGetTemperatureThreshold", device.PaceStatic, targetGPU, getTemperatureThreshold(thresholdMemory, nvml.TEMPERATURE_THRESHOLD_MEM_MAX), []valueID{thresholdMemory}, false},
+	{"nvmlDeviceGetTemperatureThreshold", device.PaceStatic, targetGPU, getTemperatureThreshold(thresholdGPU, nvml.TEMPERATURE_THRESHOLD_GPU_MAX), []valueID{thresholdGPU}, false},
+	{"nvmlDeviceGetMaxPcieLinkGeneration", device.PaceStatic, targetGPU, getInt(maxPCIeGeneration, nvml.Device.GetMaxPcieLinkGeneration), []valueID{maxPCIeGeneration}, false},
+	{"nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, targetGPU, getInt(maxPCIeWidth, nvml.Device.GetMaxPcieLinkWidth), []valueID{maxPCIeWidth}, false},
 }
 
-var fabricSlots = []slot{hasFabric, fabricState, fabricHealthy, fabricDegraded, fabricRecovery, fabricUnhealthy, fabricTimeout, fabricMisled, fabricFailed, fabricApart}
+var fabricValues = []valueID{hasFabric, fabricState, fabricHealthy, fabricDegradedBandwidth, fabricRouteRecovery, fabricRouteUnhealthy, fabricAccessTimeout, fabricMisconfigured, fabricFailed, fabricNotJoined}
 
-func (c *call) fills(s slot) bool { return slices.Contains(c.slots, s) }
+func (c *nvmlCall) provides(id valueID) bool { return slices.Contains(c.values, id) }
 
-// reading is what calls have left of a GPU, or of a slice.
-type reading struct {
-	filled [slotCount]bool
-	values [slotCount]float64
+// valueSet is what calls have left of a GPU, or of a slice.
+type valueSet struct {
+	present [valueIDCount]bool
+	values  [valueIDCount]float64
 }
 
 // set takes a value, if the call that was to bring it succeeded.
-func (r *reading) set(ret nvml.Return, s slot, v float64) {
+func (vs *valueSet) set(ret nvml.Return, id valueID, v float64) {
 	if ret == nvml.SUCCESS {
-		r.values[s], r.filled[s] = v, true
+		vs.values[id], vs.present[id] = v, true
 	}
 }
 
-func (r *reading) setTruth(ret nvml.Return, s slot, is bool) {
+func (vs *valueSet) setBool(ret nvml.Return, id valueID, b bool) {
 	v := 0.0
-	if is {
+	if b {
 		v = 1
 	}
-	r.set(ret, s, v)
+	vs.set(ret, id, v)
 }
 
-func (r *reading) empty(slots []slot) {
-	for _, s := range slots {
-		r.filled[s] = false
+func (vs *valueSet) unset(ids []valueID) {
+	for _, id := range ids {
+		vs.present[id] = false
 	}
 }
 
-// shows reports whether anything is there that a call brings.
-func (r *reading) shows(c *call) bool {
-	return slices.ContainsFunc(c.slots, func(s slot) bool { return r.filled[s] })
+// hasAny reports whether anything is there that a call brings.
+func (vs *valueSet) hasAny(c *nvmlCall) bool {
+	return slices.ContainsFunc(c.values, func(id valueID) bool { return vs.present[id] })
 }
 
-// lacks tells whether a call would bring something that nothing has brought.
-func (r *reading) lacks(c *call, spared *[slotCount]bool) bool {
-	for _, s := range c.slots {
-		if !r.filled[s] && !spared[s] {
+// missesAny tells whether a call would bring something that nothing has brought.
+func (vs *valueSet) missesAny(c *nvmlCall, spared *[valueIDCount]bool) bool {
+	for _, id := range c.values {
+		if !vs.present[id] && !spared[id] {
 			return true
 		}
 	}

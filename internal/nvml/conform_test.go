@@ -6,8 +6,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device/devicetest"
 )
 
-func TestBackendConforms(t *testing.T) { devicetest.Conform(t, newStage(t, Options{}).Backend) }
+func TestBackendConforms(t *testing.T) { devicetest.TestBackend(t, newFixture(t, Options{}).Backend) }
 
 func TestPartitionedBackendConforms(t *testing.T) {
-	devicetest.Conform(t, newStage(t, Options{}, partitioned...).Backend)
+	devicetest.TestBackend(t, newFixture(t, Options{}, partitionedGPU...).Backend)
 }

@@ -27,37 +27,37 @@ const draDriver = "gpu.nvidia.com"
 // k8s.gpu.nvidia.com/claim=<the claim's UID>-gpu-0, of which PR 852 has left only the
 // second (cdi.go).
 const (
-	cdiDevice = "k8s." + draDriver + "/device="
-	cdiClaim  = "k8s." + draDriver + "/claim="
-	uidLength = len("dab5ab50-d59a-42a6-af16-cfd4628c0f7a-")
+	cdiDevicePrefix = "k8s." + draDriver + "/device="
+	cdiClaimPrefix  = "k8s." + draDriver + "/claim="
+	claimUIDLength  = len("dab5ab50-d59a-42a6-af16-cfd4628c0f7a-")
 )
 
-// Claimed returns the device on the board that a claim allocates. It returns none if the
+// ClaimedDevice returns the device on the board that a claim allocates. It returns none if the
 // claim is of something else, or if its name may mean several devices, as that of a GPU
 // whose index is the minor number of another one.
-func Claimed(c device.Claim, board []device.Status) (device.ID, bool) {
-	id, ok := byUUID(c, board)
+func ClaimedDevice(c device.Claim, board []device.Status) (device.ID, bool) {
+	id, ok := deviceByCDIName(c, board)
 	if ok || c.Driver != draDriver {
 		return id, ok
 	}
-	name, byMinor, ok := nameOf(c)
+	name, byMinor, ok := draNameOf(c)
 	if !ok {
 		return "", false
 	}
-	gpu, ok := name.gpu(board, byMinor)
+	gpu, ok := name.findGPU(board, byMinor)
 	if !ok {
 		return "", false
 	}
-	if name.whole {
-		return claimedGPU(gpu, board)
+	if name.wholeGPU {
+		return wholeGPUDevice(gpu, board)
 	}
-	return name.slice(gpu, board)
+	return name.findMIGDevice(gpu, board)
 }
 
-// byUUID returns the device by a CDI name that ends in its UUID, as NVIDIA's own CDI specs
+// deviceByCDIName returns the device by a CDI name that ends in its UUID, as NVIDIA's own CDI specs
 // have them ("nvidia.com/gpu=GPU-…"): the runtime understands such a name in one way,
 // whichever driver uses it. Names of several devices name none.
-func byUUID(c device.Claim, board []device.Status) (id device.ID, ok bool) {
+func deviceByCDIName(c device.Claim, board []device.Status) (id device.ID, ok bool) {
 	for _, cdi := range c.CDI {
 		_, uuid, _ := strings.Cut(cdi, "=")
 		for i := range board {
@@ -76,31 +76,31 @@ func byUUID(c device.Claim, board []device.Status) (id device.ID, ok bool) {
 // draName is a device as the driver calls it.
 type draName struct {
 	number               int // of the GPU: its index or its minor number
-	whole                bool
+	wholeGPU             bool
 	profile, start, size int    // of a slice; size is 0 where the name does not have it
 	profileName          string // "1g10gb-me"; "" where the name does not have it
 }
 
-// nameOf returns the driver's name for a claimed device, and whether the driver counts GPUs
+// draNameOf returns the driver's name for a claimed device, and whether the driver counts GPUs
 // by their minor numbers. The claim's own device name decides. If it is not understood, the
 // CDI names do, as long as they do not differ.
-func nameOf(c device.Claim) (name draName, byMinor, ok bool) {
-	name, own := parseDRA(c.Device)
-	ok = own
+func draNameOf(c device.Claim) (name draName, byMinor, ok bool) {
+	name, fromDevice := parseDRAName(c.Device)
+	ok = fromDevice
 	claims, devices := false, false
 	for _, cdi := range c.CDI {
-		text, isDevice := strings.CutPrefix(cdi, cdiDevice)
+		text, isDevice := strings.CutPrefix(cdi, cdiDevicePrefix)
 		if !isDevice {
 			var isClaim bool
-			if text, isClaim = strings.CutPrefix(cdi, cdiClaim); !isClaim || len(text) < uidLength {
+			if text, isClaim = strings.CutPrefix(cdi, cdiClaimPrefix); !isClaim || len(text) < claimUIDLength {
 				continue
 			}
-			text = text[uidLength:]
+			text = text[claimUIDLength:]
 		}
 		devices, claims = devices || isDevice, claims || !isDevice
-		other, understood := parseDRA(text)
+		other, parsed := parseDRAName(text)
 		switch {
-		case !understood || own:
+		case !parsed || fromDevice:
 		case !ok:
 			name, ok = other, true
 		case other != name:
@@ -110,31 +110,31 @@ func nameOf(c device.Claim) (name draName, byMinor, ok bool) {
 	return name, name.profileName != "" || claims && !devices, ok
 }
 
-// parseDRA reads a name of any of the forms.
-func parseDRA(text string) (draName, bool) {
+// parseDRAName reads a name of any of the forms.
+func parseDRAName(text string) (draName, bool) {
 	text, ok := strings.CutPrefix(text, "gpu-")
 	if !ok {
 		return draName{}, false
 	}
-	number, slice, isSlice := strings.Cut(text, "-mig-")
-	name := draName{whole: !isSlice}
-	if name.number, ok = parseDigits(number); !ok || name.whole {
+	number, migPart, isMIG := strings.Cut(text, "-mig-")
+	name := draName{wholeGPU: !isMIG}
+	if name.number, ok = parseDigits(number); !ok || name.wholeGPU {
 		return name, ok
 	}
 	// From the end, since the profile's name may have a hyphen.
-	slice, last, ok := cutLastNumber(slice)
+	migPart, last, ok := cutLastNumber(migPart)
 	if !ok {
 		return draName{}, false
 	}
-	slice, middle, ok := cutLastNumber(slice)
-	if !ok || slice == "" {
+	migPart, middle, ok := cutLastNumber(migPart)
+	if !ok || migPart == "" {
 		return draName{}, false
 	}
-	if profile, isNumber := parseDigits(slice); isNumber {
+	if profile, isNumber := parseDigits(migPart); isNumber {
 		name.profile, name.start, name.size = profile, middle, last
 		return name, name.size > 0
 	}
-	name.profileName, name.profile, name.start = slice, middle, last
+	name.profileName, name.profile, name.start = migPart, middle, last
 	return name, true
 }
 
@@ -154,74 +154,74 @@ func parseDigits(text string) (int, bool) {
 	return int(n), err == nil && (len(text) == 1 || text[0] != '0')
 }
 
-// gpu is the GPU that the driver means. A driver that may count by either number is
+// findGPU is the GPU that the driver means. A driver that may count by either number is
 // understood where both are one GPU's, or only one of them is anybody's.
-func (n draName) gpu(board []device.Status, byMinor bool) (device.GPU, bool) {
+func (n draName) findGPU(board []device.Status, byMinor bool) (device.GPU, bool) {
 	for _, gone := range []bool{false, true} { // another one may have the number of one that is gone
 		var found device.GPU
-		known := false
+		certain := false
 		for i := range board {
 			s := &board[i]
-			is := s.Minor == n.number || !byMinor && s.Index == n.number
+			matches := s.Minor == n.number || !byMinor && s.Index == n.number
 			// One whose minor number is not known may be it as well.
-			if !is && s.Minor >= 0 || s.Gone != gone {
+			if !matches && s.Minor >= 0 || s.Gone != gone {
 				continue
 			}
 			if found != "" && found != s.GPU {
 				return "", false
 			}
-			found, known = s.GPU, known || is
+			found, certain = s.GPU, certain || matches
 		}
 		if found != "" {
-			return found, known
+			return found, certain
 		}
 	}
 	return "", false
 }
 
-// claimedGPU finds a GPU that can be held as a whole.
-func claimedGPU(gpu device.GPU, board []device.Status) (device.ID, bool) {
+// wholeGPUDevice finds a GPU that can be held as a whole.
+func wholeGPUDevice(gpu device.GPU, board []device.Status) (device.ID, bool) {
 	for i := range board {
-		if s := &board[i]; s.GPU == gpu && s.WholeGPU() && !s.MIG {
+		if s := &board[i]; s.GPU == gpu && s.WholeGPU() && !s.MIGEnabled {
 			return s.ID, true
 		}
 	}
 	return "", false
 }
 
-// slice finds the slice by the place of its GPU instance. Where an instance has several
+// findMIGDevice finds the slice by the place of its GPU instance. Where an instance has several
 // slices their profiles tell them apart, or nothing does. One that is gone is not meant:
 // the driver makes a slice in the place of another, for the next claim, under a name that
 // is the same.
-func (n draName) slice(gpu device.GPU, board []device.Status) (id device.ID, ok bool) {
+func (n draName) findMIGDevice(gpu device.GPU, board []device.Status) (id device.ID, ok bool) {
 	var found, exact int
-	var anyOf, exactly device.ID
+	var candidate, exactID device.ID
 	for i := range board {
 		s := &board[i]
-		at := s.Placement
-		if s.GPU != gpu || s.WholeGPU() || s.Gone || at.Size == 0 ||
-			at.Profile != n.profile || at.Start != n.start || n.size > 0 && at.Size != n.size {
+		placement := s.Placement
+		if s.GPU != gpu || s.WholeGPU() || s.Gone || placement.Size == 0 ||
+			placement.Profile != n.profile || placement.Start != n.start || n.size > 0 && placement.Size != n.size {
 			continue
 		}
-		found, anyOf = found+1, s.ID
-		if n.profileName != "" && isProfile(n.profileName, s.Profile) {
-			exact, exactly = exact+1, s.ID
+		found, candidate = found+1, s.ID
+		if n.profileName != "" && matchesProfile(n.profileName, s.Profile) {
+			exact, exactID = exact+1, s.ID
 		}
 	}
 	switch {
 	case found == 1:
-		return anyOf, true
+		return candidate, true
 	case exact == 1:
-		return exactly, true
+		return exactID, true
 	default:
 		return "", false
 	}
 }
 
-// isProfile compares a profile in a name, "1g10gb-me", with one as NVIDIA writes it,
+// matchesProfile compares a profile in a name, "1g10gb-me", with one as NVIDIA writes it,
 // "1g.10gb+me": the driver leaves dots out and has a hyphen for what a name in Kubernetes
 // cannot have (toRFC1123Compliant in mig.go).
-func isProfile(inName, profile string) bool {
+func matchesProfile(inName, profile string) bool {
 	plain := strings.Map(func(r rune) rune {
 		switch {
 		case r == '.':

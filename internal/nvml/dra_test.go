@@ -11,35 +11,35 @@ import (
 
 const claimUID = "dab5ab50-d59a-42a6-af16-cfd4628c0f7a"
 
-// boardOf has four whole GPUs whose indices and minor numbers differ in part, one that is
+// testBoard has four whole GPUs whose indices and minor numbers differ in part, one that is
 // partitioned, and one that is gone:
 //
 //	GPU-0: index 0, minor 0   GPU-1: index 1, minor 2   GPU-2: index 2, minor 1
 //	GPU-3: index 3, minor 7   GPU-4: index 4, minor 4, partitioned   GPU-9: index 5, minor 9, gone
-func boardOf() []device.Status {
+func testBoard() []device.Status {
 	gpu := func(index, minor int) device.Status {
 		id := fmt.Sprintf("GPU-%d", index)
 		return device.Status{Device: device.Device{
-			ID: device.ID(id), GPU: device.GPU(id), Index: index, Minor: minor, Slice: -1, GI: -1, CI: -1,
+			ID: device.ID(id), GPU: device.GPU(id), Index: index, Minor: minor, MIGDeviceIndex: -1, GI: -1, CI: -1,
 		}}
 	}
-	slice := func(id, profile string, number, start, size int) device.Status {
+	migStatus := func(id, profile string, number, start, size int) device.Status {
 		s := gpu(4, 4)
-		s.ID, s.Profile, s.Slice = device.ID(id), profile, 0
+		s.ID, s.Profile, s.MIGDeviceIndex = device.ID(id), profile, 0
 		s.Placement = device.Placement{Profile: number, Start: start, Size: size}
 		return s
 	}
 	board := []device.Status{gpu(0, 0), gpu(1, 2), gpu(2, 1), gpu(3, 7), gpu(4, 4)}
-	board[4].MIG = true
+	board[4].MIGEnabled = true
 	gone := gpu(9, 9)
 	gone.Index, gone.Gone = 5, true
-	former := slice("MIG-former", "1g.10gb", 19, 0, 1)
+	former := migStatus("MIG-former", "1g.10gb", 19, 0, 1)
 	former.Gone, former.Reason = true, "xid_79" // its GPU has a fault besides
-	unplaced := slice("MIG-unplaced", "2g.20gb", 0, 0, 0)
+	unplaced := migStatus("MIG-unplaced", "2g.20gb", 0, 0, 0)
 	return append(board,
-		slice("MIG-a", "1g.10gb", 19, 0, 1), former, slice("MIG-b", "1g.10gb+me", 20, 1, 1),
-		slice("MIG-c", "1c.3g.40gb", 9, 4, 4), slice("MIG-d", "2c.3g.40gb", 9, 4, 4),
-		slice("MIG-e", "1c.4g.40gb", 5, 8, 4), slice("MIG-f", "1c.4g.40gb", 5, 8, 4), unplaced, gone)
+		migStatus("MIG-a", "1g.10gb", 19, 0, 1), former, migStatus("MIG-b", "1g.10gb+me", 20, 1, 1),
+		migStatus("MIG-c", "1c.3g.40gb", 9, 4, 4), migStatus("MIG-d", "2c.3g.40gb", 9, 4, 4),
+		migStatus("MIG-e", "1c.4g.40gb", 5, 8, 4), migStatus("MIG-f", "1c.4g.40gb", 5, 8, 4), unplaced, gone)
 }
 
 func TestClaimed(t *testing.T) {
@@ -50,9 +50,11 @@ func TestClaimed(t *testing.T) {
 	// What each age of the driver says beside the device's name. The names are as in
 	// kubernetes-sigs/dra-driver-nvidia-gpu (mig_test.go), its pull request 852, and as
 	// found on nodes.
-	of2024 := func(name string) []string { return []string{cdiDevice + name, cdiClaim + claimUID + "-" + name} }
-	of2025 := func(name string) []string { return []string{cdiDevice + name} } // a claim's only where it is shared
-	of2026 := func(name string) []string { return []string{cdiClaim + claimUID + "-" + name} }
+	of2024 := func(name string) []string {
+		return []string{cdiDevicePrefix + name, cdiClaimPrefix + claimUID + "-" + name}
+	}
+	of2025 := func(name string) []string { return []string{cdiDevicePrefix + name} } // a claim's only where it is shared
+	of2026 := func(name string) []string { return []string{cdiClaimPrefix + claimUID + "-" + name} }
 	for _, c := range []struct {
 		why    string
 		driver string // draDriver where empty
@@ -95,8 +97,8 @@ func TestClaimed(t *testing.T) {
 		{why: "its own name, beside another's", name: "gpu-0", cdi: of2026("gpu-7"), want: "GPU-0"},
 		{why: "its own name, beside others' too", name: "gpu-7", cdi: slices.Concat(of2024("gpu-0"), of2024("gpu-7")), want: "GPU-3"},
 		{why: "a slice's own name, beside others' too", name: "gpu-4-mig-1g10gb-me-20-1", cdi: slices.Concat(of2026("gpu-4-mig-1g10gb-19-0"), of2026("gpu-4-mig-1g10gb-me-20-1")), want: "MIG-b"},
-		{why: "two CDI names that differ", cdi: []string{cdiDevice + "gpu-0", cdiClaim + claimUID + "-gpu-7"}, want: none},
-		{why: "a claim without a device", name: "a", cdi: []string{cdiClaim + claimUID}, want: none},
+		{why: "two CDI names that differ", cdi: []string{cdiDevicePrefix + "gpu-0", cdiClaimPrefix + claimUID + "-gpu-7"}, want: none},
+		{why: "a claim without a device", name: "a", cdi: []string{cdiClaimPrefix + claimUID}, want: none},
 		{why: "a simulated driver's", name: "gpu-0001-0001-0001-0001", want: none},
 		{why: "nothing", want: none},
 
@@ -113,30 +115,30 @@ func TestClaimed(t *testing.T) {
 		if c.driver != "" {
 			claim.Driver = c.driver
 		}
-		if got, ok := Claimed(claim, boardOf()); got != c.want || ok != (c.want != none) {
+		if got, ok := ClaimedDevice(claim, testBoard()); got != c.want || ok != (c.want != none) {
 			t.Errorf("%s: %s by %q is %q, %t; want %q", c.why, c.name, c.cdi, got, ok, c.want)
 		}
 	}
 }
 
 func TestClaimedByNumbers(t *testing.T) {
-	board := boardOf()[:1]
+	board := testBoard()[:1]
 	board[0].Minor, board[0].Index = 3, 3
-	if id, ok := Claimed(device.Claim{Driver: draDriver, Device: "gpu-3"}, board); !ok || id != "GPU-0" {
+	if id, ok := ClaimedDevice(device.Claim{Driver: draDriver, Device: "gpu-3"}, board); !ok || id != "GPU-0" {
 		t.Errorf("gpu-3 is %q", id)
 	}
 	board[0].Minor = -1 // NVML does not say
 	for name, want := range map[string]device.ID{"gpu-3": "GPU-0", "gpu-5": ""} {
-		if id, _ := Claimed(device.Claim{Driver: draDriver, Device: name}, board); id != want {
+		if id, _ := ClaimedDevice(device.Claim{Driver: draDriver, Device: name}, board); id != want {
 			t.Errorf("on a machine with one GPU %s is %q, want %q", name, id, want)
 		}
 	}
-	two := slices.Concat(boardOf()[:1], board)
+	two := slices.Concat(testBoard()[:1], board)
 	two[1].ID, two[1].GPU, two[1].Index = "GPU-x", "GPU-x", 1
-	if id, ok := Claimed(device.Claim{Driver: draDriver, Device: "gpu-0"}, two); ok {
+	if id, ok := ClaimedDevice(device.Claim{Driver: draDriver, Device: "gpu-0"}, two); ok {
 		t.Errorf("gpu-0 is %q where another's minor number is not known", id)
 	}
-	if _, ok := Claimed(device.Claim{Driver: draDriver, Device: "gpu-0"}, nil); ok {
+	if _, ok := ClaimedDevice(device.Claim{Driver: draDriver, Device: "gpu-0"}, nil); ok {
 		t.Error("a device is found on an empty board")
 	}
 }
@@ -144,25 +146,25 @@ func TestClaimedByNumbers(t *testing.T) {
 // TestClaimedOfOneInThePlaceOfOneThatIsGone: a GPU that was exchanged has the minor number
 // of the one before it.
 func TestClaimedOfOneInThePlaceOfOneThatIsGone(t *testing.T) {
-	board := boardOf()[:1:1]
+	board := testBoard()[:1:1]
 	old := board[0]
 	old.ID, old.GPU, old.Gone = "GPU-old", "GPU-old", true
 	board = append([]device.Status{old}, board...)
 	claim := device.Claim{Driver: draDriver, Device: "gpu-0"}
-	if id, _ := Claimed(claim, board); id != "GPU-0" {
+	if id, _ := ClaimedDevice(claim, board); id != "GPU-0" {
 		t.Errorf("gpu-0 is %q", id)
 	}
 }
 
 // The inventory is asked about each claim with each answer of the kubelet's.
 func TestClaimedAllocatesNothing(t *testing.T) {
-	board := boardOf()
+	board := testBoard()
 	for _, claim := range []device.Claim{
-		{Driver: draDriver, Device: "gpu-7", CDI: []string{cdiClaim + claimUID + "-gpu-7"}},
-		{Driver: draDriver, Device: "gpu-4-mig-20-1-1", CDI: []string{cdiDevice + "gpu-4-mig-20-1-1"}},
+		{Driver: draDriver, Device: "gpu-7", CDI: []string{cdiClaimPrefix + claimUID + "-gpu-7"}},
+		{Driver: draDriver, Device: "gpu-4-mig-20-1-1", CDI: []string{cdiDevicePrefix + "gpu-4-mig-20-1-1"}},
 		{Driver: "gpu.example.com", Device: "gpu-0"},
 	} {
-		if n := testing.AllocsPerRun(100, func() { Claimed(claim, board) }); n > 0 {
+		if n := testing.AllocsPerRun(100, func() { ClaimedDevice(claim, board) }); n > 0 {
 			t.Errorf("%s: %v allocations", claim.Device, n)
 		}
 	}
@@ -177,13 +179,13 @@ func FuzzParseDRA(f *testing.F) {
 		f.Add(name)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		name, ok := parseDRA(text)
+		name, ok := parseDRAName(text)
 		if !ok {
 			return
 		}
 		written := fmt.Sprintf("gpu-%d", name.number)
 		switch {
-		case name.whole:
+		case name.wholeGPU:
 		case name.size > 0:
 			written += fmt.Sprintf("-mig-%d-%d-%d", name.profile, name.start, name.size)
 		default:
@@ -192,7 +194,7 @@ func FuzzParseDRA(f *testing.F) {
 		if written != text {
 			t.Errorf("%q is read as %q", text, written)
 		}
-		if strings.Contains(text, "vfio") && name.whole {
+		if strings.Contains(text, "vfio") && name.wholeGPU {
 			t.Errorf("%q is taken for a GPU", text)
 		}
 	})

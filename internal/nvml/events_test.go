@@ -13,15 +13,15 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// listen registers the GPUs, as the next Wait would do before it waits.
-func (s *stage) listen() {
+// waitForRegistration registers the GPUs, as the next Wait would do before it waits.
+func (s *backendFixture) waitForRegistration() {
 	s.Helper()
-	s.waiting.Lock()
-	defer s.waiting.Unlock()
-	s.must(s.events.follow(s.table.Load()))
+	s.eventsMu.Lock()
+	defer s.eventsMu.Unlock()
+	s.must(s.eventSet.update(s.inventory.Load()))
 }
 
-func (s *stage) nextEvent() (e device.Event) {
+func (s *backendFixture) nextEvent() (e device.Event) {
 	s.Helper()
 	s.eventually("an event comes", func() bool {
 		var err error
@@ -32,16 +32,16 @@ func (s *stage) nextEvent() (e device.Event) {
 	return e
 }
 
-// openSets is how many event sets were made and not freed since the process began.
-func (s *stage) openSets() uint64 {
+// openEventSets is how many event sets were made and not freed since the process began.
+func (s *backendFixture) openEventSets() uint64 {
 	calls := s.calls()
-	return calls.Of("nvmlEventSetCreate", nvmltest.NoGPU) - calls.Of("nvmlEventSetFree", nvmltest.NoGPU)
+	return calls.Count("nvmlEventSetCreate", nvmltest.NoGPU) - calls.Count("nvmlEventSetFree", nvmltest.NoGPU)
 }
 
-func text(n uint64) string { return strconv.FormatUint(n, 10) }
+func formatUint(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// numbers reads a list with ranges.
-func numbers(t *testing.T, list string) (all []uint64) {
+// parseXidList reads a list with ranges.
+func parseXidList(t *testing.T, list string) (all []uint64) {
 	t.Helper()
 	for word := range strings.FieldsSeq(list) {
 		from, to, isRange := strings.Cut(word, "-")
@@ -62,13 +62,13 @@ func numbers(t *testing.T, list string) (all []uint64) {
 
 // TestEventsNameTheirGPU has several come at once.
 func TestEventsNameTheirGPU(t *testing.T) {
-	s := start(t, "gpus 8")
-	s.listen()
-	s.event(5, "xid 79")
-	s.event(2, "xid 13")
-	s.event(5, "type pstate") // not asked for
+	s := newListedFixture(t, "gpus 8")
+	s.waitForRegistration()
+	s.sendEvent(5, "xid 79")
+	s.sendEvent(2, "xid 13")
+	s.sendEvent(5, "type pstate") // not asked for
 	for _, want := range []device.Event{
-		{GPU: s.id(5), Xid: 79, Class: "fallen", Heals: device.ByReset, Action: "reboot"},
+		{GPU: s.id(5), Xid: 79, Class: "fallen", Recovery: device.RecoveryAfterReset, Action: "reboot"},
 		{GPU: s.id(2), Xid: 13, Class: "application", Action: "restart_app"},
 	} {
 		if got := s.nextEvent(); got != want {
@@ -79,33 +79,33 @@ func TestEventsNameTheirGPU(t *testing.T) {
 
 // TestWaitEnds has it end with ctx, and otherwise within its second.
 func TestWaitEnds(t *testing.T) {
-	s := start(t, "gpus 1")
+	s := newListedFixture(t, "gpus 1")
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	before := s.calls()
 	if e, err := s.Wait(ctx); e != (device.Event{}) || err != nil {
 		t.Errorf("got %+v, %v", e, err)
 	}
-	if n := s.calls().Since(before).PerGPU(nvmltest.NoGPU); n != 0 {
+	if n := s.calls().Since(before).GPUTotal(nvmltest.NoGPU); n != 0 {
 		t.Errorf("%d calls after the end", n)
 	}
 	began := time.Now()
 	e, err := s.Wait(context.Background())
-	if took := time.Since(began); e != (device.Event{}) || err != nil || took < waitFor {
+	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout {
 		t.Errorf("a wait for nothing took %v: %+v, %v", took, e, err)
 	}
 }
 
 // TestWaitDoesNotSpin has waits end at once, as an interrupt makes them.
 func TestWaitDoesNotSpin(t *testing.T) {
-	s := start(t, "gpus 1", "fail nvmlEventSetWait_v2 gpu - TIMEOUT")
+	s := newListedFixture(t, "gpus 1", "fail nvmlEventSetWait_v2 gpu - TIMEOUT")
 	began := time.Now()
 	for range 3 {
 		if e, err := s.Wait(context.Background()); e != (device.Event{}) || err != nil {
 			t.Fatalf("got %+v, %v", e, err)
 		}
 	}
-	if took := time.Since(began); took < 3*atLeast {
+	if took := time.Since(began); took < 3*minEventWait {
 		t.Errorf("three waits took %v", took)
 	}
 }
@@ -113,45 +113,45 @@ func TestWaitDoesNotSpin(t *testing.T) {
 // TestWaitOfLostGPU has one that is lost spoil the wait: that blames nobody, and
 // the others go on being heard. When it answers again it is heard as well.
 func TestWaitOfLostGPU(t *testing.T) {
-	s := start(t, "gpus 3")
-	open := s.openSets()
-	s.listen()
+	s := newListedFixture(t, "gpus 3")
+	open := s.openEventSets()
+	s.waitForRegistration()
 	s.set("gpu 1 lost")
 	if e, err := s.Wait(context.Background()); e != (device.Event{}) || err == nil {
 		t.Fatalf("got %+v, %v", e, err)
 	}
-	s.event(2, "xid 31") // before the next wait
+	s.sendEvent(2, "xid 31") // before the next wait
 	if got := s.nextEvent(); got.GPU != s.id(2) {
 		t.Errorf("got %+v", got)
 	}
 	before := s.calls()
-	s.listen()
-	if n := s.calls().Since(before).PerGPU(1); n != 0 {
+	s.waitForRegistration()
+	if n := s.calls().Since(before).GPUTotal(1); n != 0 {
 		t.Errorf("a wait makes %d calls on a GPU that is lost", n)
 	}
 	s.clear("gpu 1")
 	if _, err := s.Check(s.id(1)); err != nil {
 		t.Fatal(err)
 	}
-	s.listen()
-	s.event(1, "xid 13")
+	s.waitForRegistration()
+	s.sendEvent(1, "xid 13")
 	if got := s.nextEvent(); got.GPU != s.id(1) {
 		t.Errorf("got %+v", got)
 	}
-	if sets := s.openSets() - open; sets != 1 {
+	if sets := s.openEventSets() - open; sets != 1 {
 		t.Errorf("%d event sets are open", sets)
 	}
 }
 
 func TestWaitErrors(t *testing.T) {
-	s := start(t, "gpus 2")
-	open := s.openSets() + 3 // three cannot be made
+	s := newListedFixture(t, "gpus 2")
+	open := s.openEventSets() + 3 // three cannot be made
 	for _, c := range []struct{ line, want string }{
 		{"fail nvmlEventSetWait_v2 gpu - UNKNOWN", "nvmlEventSetWait: UNKNOWN"},
 		{"fail nvmlEventSetWait_v2 gpu - GPU_IS_LOST", "nvmlEventSetWait: GPU_IS_LOST"},
 		{"fail nvmlEventSetCreate gpu - INSUFFICIENT_RESOURCES", "create event set: INSUFFICIENT_RESOURCES"},
 	} {
-		s.events.free()
+		s.eventSet.free()
 		s.set(c.line)
 		for range 3 {
 			if e, err := s.Wait(context.Background()); e != (device.Event{}) || err == nil || err.Error() != c.want {
@@ -160,8 +160,8 @@ func TestWaitErrors(t *testing.T) {
 		}
 		s.clear("fail")
 	}
-	s.listen()
-	if sets := s.openSets() - open; sets != 1 {
+	s.waitForRegistration()
+	if sets := s.openEventSets() - open; sets != 1 {
 		t.Errorf("%d event sets are open", sets)
 	}
 }
@@ -180,19 +180,19 @@ func TestRegistrations(t *testing.T) {
 		{"fail nvmlDeviceRegisterEvents gpu 1 GPU_IS_LOST", false},
 		{"fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN", true},
 	} {
-		s := start(t, "gpus 3", c.line)
+		s := newListedFixture(t, "gpus 3", c.line)
 		if c.wantErr {
 			if _, err := s.Wait(context.Background()); err == nil || !strings.Contains(err.Error(), string(s.id(1))) {
 				t.Errorf("%s: got %v", c.line, err)
 			}
 		}
-		s.listen()
+		s.waitForRegistration()
 		before := s.calls()
-		s.event(2, "xid 62")
+		s.sendEvent(2, "xid 62")
 		if got := s.nextEvent(); got.GPU != s.id(2) {
 			t.Errorf("%s: got %+v", c.line, got)
 		}
-		if n := s.calls().Since(before).Of("nvmlDeviceRegisterEvents", 1); n != 0 {
+		if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 0 {
 			t.Errorf("%s: it is tried again, %d times", c.line, n)
 		}
 	}
@@ -201,18 +201,18 @@ func TestRegistrations(t *testing.T) {
 // TestSpoiledSets has two GPUs spoil the set that they are added to: the third is
 // heard all the same, from the very wait that found out.
 func TestSpoiledSets(t *testing.T) {
-	s := start(t, "gpus 3", "fail nvmlDeviceRegisterEvents gpu 0 UNKNOWN", "fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN")
-	open := s.openSets()
+	s := newListedFixture(t, "gpus 3", "fail nvmlDeviceRegisterEvents gpu 0 UNKNOWN", "fail nvmlDeviceRegisterEvents gpu 1 UNKNOWN")
+	open := s.openEventSets()
 	_, err := s.Wait(context.Background())
 	want := fmt.Sprintf("register events of %s: UNKNOWN; register events of %s: UNKNOWN", s.id(0), s.id(1))
 	if err == nil || err.Error() != want {
 		t.Errorf("got %v\nwant %s", err, want)
 	}
-	s.event(2, "xid 62")
+	s.sendEvent(2, "xid 62")
 	if got := s.nextEvent(); got.GPU != s.id(2) {
 		t.Errorf("got %+v", got)
 	}
-	if sets := s.openSets() - open; sets != 1 {
+	if sets := s.openEventSets() - open; sets != 1 {
 		t.Errorf("%d event sets are open", sets)
 	}
 }
@@ -221,17 +221,17 @@ func TestSpoiledSets(t *testing.T) {
 // each listing, at no cost to what the others have to tell, and heard when it can be.
 func TestRefusedGetsAnotherChance(t *testing.T) {
 	for _, code := range []string{"UNKNOWN", "INVALID_ARGUMENT"} {
-		s := start(t, "gpus 2", "fail nvmlDeviceRegisterEvents gpu 1 "+code)
-		open := s.openSets()
+		s := newListedFixture(t, "gpus 2", "fail nvmlDeviceRegisterEvents gpu 1 "+code)
+		open := s.openEventSets()
 		if _, err := s.Wait(context.Background()); (err != nil) != (code == "UNKNOWN") {
 			t.Errorf("%s: got %v", code, err)
 		}
-		s.listen()
-		s.event(0, "xid 31")
+		s.waitForRegistration()
+		s.sendEvent(0, "xid 31")
 		s.list(2)
 		before := s.calls()
-		s.listen()
-		if n := s.calls().Since(before).Of("nvmlDeviceRegisterEvents", 1); n != 1 {
+		s.waitForRegistration()
+		if n := s.calls().Since(before).Count("nvmlDeviceRegisterEvents", 1); n != 1 {
 			t.Errorf("%s: after a listing it is tried %d times", code, n)
 		}
 		if got := s.nextEvent(); got.GPU != s.id(0) {
@@ -239,12 +239,12 @@ func TestRefusedGetsAnotherChance(t *testing.T) {
 		}
 		s.clear("fail")
 		s.list(2)
-		s.listen()
-		s.event(1, "xid 31")
+		s.waitForRegistration()
+		s.sendEvent(1, "xid 31")
 		if got := s.nextEvent(); got.GPU != s.id(1) {
 			t.Errorf("%s: got %+v", code, got)
 		}
-		if sets := s.openSets() - open; sets != 1 {
+		if sets := s.openEventSets() - open; sets != 1 {
 			t.Errorf("%s: %d event sets are open", code, sets)
 		}
 	}
@@ -252,55 +252,55 @@ func TestRefusedGetsAnotherChance(t *testing.T) {
 
 // TestNobodyRegisters rests: there is nothing to wait for.
 func TestNobodyRegisters(t *testing.T) {
-	s := start(t, "gpus 2", "gpu * event_types none")
+	s := newListedFixture(t, "gpus 2", "gpu * event_types none")
 	before, began := s.calls(), time.Now()
 	e, err := s.Wait(context.Background())
-	if took := time.Since(began); e != (device.Event{}) || err != nil || took < waitFor {
+	if took := time.Since(began); e != (device.Event{}) || err != nil || took < eventWaitTimeout {
 		t.Errorf("it took %v: %+v, %v", took, e, err)
 	}
-	if n := s.calls().Since(before).Of("nvmlEventSetWait_v2", nvmltest.NoGPU); n != 0 {
+	if n := s.calls().Since(before).Count("nvmlEventSetWait_v2", nvmltest.NoGPU); n != 0 {
 		t.Errorf("it waits for nothing, %d times", n)
 	}
 }
 
 // TestEventsFollowListing has GPUs come and go.
 func TestEventsFollowListing(t *testing.T) {
-	s := start(t, "gpus 2")
-	open := s.openSets()
-	s.listen()
+	s := newListedFixture(t, "gpus 2")
+	open := s.openEventSets()
+	s.waitForRegistration()
 	s.set("gpus 4")
 	s.list(4)
-	s.event(0, "xid 31") // it is still told by the set that was there before
+	s.sendEvent(0, "xid 31") // it is still told by the set that was there before
 	if got := s.nextEvent(); got.GPU != s.id(0) {
 		t.Errorf("got %+v", got)
 	}
-	s.event(3, "xid 31")
+	s.sendEvent(3, "xid 31")
 	if got := s.nextEvent(); got.GPU != s.id(3) {
 		t.Errorf("of a new one: got %+v", got)
 	}
 	s.set("gpus 1")
 	s.list(1)
-	s.listen()
-	s.event(0, "xid 8")
+	s.waitForRegistration()
+	s.sendEvent(0, "xid 8")
 	if got := s.nextEvent(); got.GPU != s.id(0) {
 		t.Errorf("got %+v", got)
 	}
-	if sets := s.openSets() - open; sets != 1 {
+	if sets := s.openEventSets() - open; sets != 1 {
 		t.Errorf("%d event sets are open", sets)
 	}
 }
 
 // TestEventOfUnlisted has an event come from a GPU that a listing no longer has.
 func TestEventOfUnlisted(t *testing.T) {
-	s := start(t, "gpus 2")
-	s.listen()
+	s := newListedFixture(t, "gpus 2")
+	s.waitForRegistration()
 	done := make(chan device.Event, 1)
 	go func() { done <- s.nextEvent() }() // ends with the event; received below
 	s.eventually("it waits", func() bool { return s.calls().InFlight(nvmltest.NoGPU) > 0 })
 	s.set("gpus 1")
 	s.list(1)
 	s.set("gpus 2")
-	s.event(1, "xid 31")
+	s.sendEvent(1, "xid 31")
 	if got := <-done; got.GPU != "" || got.Xid != 31 {
 		t.Errorf("got %+v", got)
 	}
@@ -308,7 +308,7 @@ func TestEventOfUnlisted(t *testing.T) {
 
 // TestSecondWait returns at once.
 func TestSecondWait(t *testing.T) {
-	s := start(t, "gpus 1")
+	s := newListedFixture(t, "gpus 1")
 	done := make(chan error, 1)
 	go func() { _, err := s.Wait(context.Background()); done <- err }() // ends within a second; received below
 	s.eventually("it waits", func() bool { return s.calls().InFlight(nvmltest.NoGPU) > 0 })
@@ -320,8 +320,8 @@ func TestSecondWait(t *testing.T) {
 
 // TestEventsStartAnew makes a new set after a new Init.
 func TestEventsStartAnew(t *testing.T) {
-	s := start(t, "gpus 1")
-	s.listen()
+	s := newListedFixture(t, "gpus 1")
+	s.waitForRegistration()
 	s.set("fail nvmlEventSetWait_v2 gpu - UNINITIALIZED", "fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
 	if _, err := s.Wait(context.Background()); err == nil {
 		t.Error("an ended library can be waited for")
@@ -334,8 +334,8 @@ func TestEventsStartAnew(t *testing.T) {
 	}
 	s.clear("fail")
 	s.list(1)
-	s.listen()
-	s.event(0, "xid 31")
+	s.waitForRegistration()
+	s.sendEvent(0, "xid 31")
 	if got := s.nextEvent(); got.GPU != s.id(0) {
 		t.Errorf("got %+v", got)
 	}
@@ -344,10 +344,10 @@ func TestEventsStartAnew(t *testing.T) {
 // TestEventsBeforeAGPUGoes has reports wait when the set has to be made anew, since a GPU
 // in it is gone: they are told all the same.
 func TestEventsBeforeAGPUGoes(t *testing.T) {
-	s := start(t, "gpus 3")
-	s.listen()
-	s.event(0, "xid 79")
-	s.event(1, "xid 95")
+	s := newListedFixture(t, "gpus 3")
+	s.waitForRegistration()
+	s.sendEvent(0, "xid 79")
+	s.sendEvent(1, "xid 95")
 	s.set("gpus 2")
 	s.list(2)
 	for i, xid := range []uint64{79, 95} {
@@ -355,8 +355,8 @@ func TestEventsBeforeAGPUGoes(t *testing.T) {
 			t.Errorf("got %+v, %v; want xid %d", e, err, xid)
 		}
 	}
-	s.listen()
-	if n := len(s.events.gpus); n != 2 {
+	s.waitForRegistration()
+	if n := len(s.eventSet.registrations); n != 2 {
 		t.Errorf("%d GPUs are listened to", n)
 	}
 }
@@ -364,8 +364,8 @@ func TestEventsBeforeAGPUGoes(t *testing.T) {
 // TestCloseLeavesAnOldSetAlone has the library forget what an Init has begun: the set of
 // events went with it, and is not given back to the one that came after.
 func TestCloseLeavesAnOldSetAlone(t *testing.T) {
-	s := start(t, "gpus 1")
-	s.listen()
+	s := newListedFixture(t, "gpus 1")
+	s.waitForRegistration()
 	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
 	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
 		t.Errorf("got %v", err)
@@ -375,10 +375,10 @@ func TestCloseLeavesAnOldSetAlone(t *testing.T) {
 	before := s.calls()
 	s.Close()
 	since := s.calls().Since(before)
-	if n := since.Of("nvmlEventSetFree", nvmltest.NoGPU); n != 0 {
+	if n := since.Count("nvmlEventSetFree", nvmltest.NoGPU); n != 0 {
 		t.Error("a set of an earlier Init was freed")
 	}
-	if n := since.Of("nvmlShutdown", nvmltest.NoGPU); n != 1 {
+	if n := since.Count("nvmlShutdown", nvmltest.NoGPU); n != 1 {
 		t.Errorf("it was shut down %d times", n)
 	}
 }
@@ -387,8 +387,8 @@ func TestCloseLeavesAnOldSetAlone(t *testing.T) {
 // before: the others are heard, and it is when it has answered.
 func TestEventsPastAGPUThatHangs(t *testing.T) {
 	for _, function := range []string{"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"} {
-		s := start(t, "gpus 3")
-		open, stuck := s.openSets(), s.id(1)
+		s := newListedFixture(t, "gpus 3")
+		open, stuck := s.openEventSets(), s.id(1)
 		s.set("hang " + function + " gpu 1")
 		waited := make(chan error, 1)
 		go func() { _, err := s.Wait(context.Background()); waited <- err }() // ends with the hang at the latest; received below
@@ -397,30 +397,30 @@ func TestEventsPastAGPUThatHangs(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not answer") {
 				t.Errorf("%s: got %v", function, err)
 			}
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Errorf("%s: nobody is heard", function)
 			s.clear("hang")
 			<-waited
 			continue
 		}
-		s.event(2, "xid 31")
+		s.sendEvent(2, "xid 31")
 		if got := s.nextEvent(); got.GPU != s.id(2) {
 			t.Errorf("%s: got %+v", function, got)
 		}
-		if n := s.calls().InFlight(1); n != 1 || s.Idle() {
-			t.Errorf("%s: %d calls are under way, idle %v", function, n, s.Idle())
+		if n := s.calls().InFlight(1); n != 1 || s.UnmatchedPatterns() {
+			t.Errorf("%s: %d calls are under way, idle %v", function, n, s.UnmatchedPatterns())
 		}
 		s.clear("hang")
-		s.eventually("it has answered", s.Idle)
+		s.eventually("it has answered", s.UnmatchedPatterns)
 		if _, err := s.Check(stuck); err != nil {
 			t.Error(err)
 		}
-		s.listen()
-		s.event(1, "xid 13")
+		s.waitForRegistration()
+		s.sendEvent(1, "xid 13")
 		if got := s.nextEvent(); got.GPU != stuck {
 			t.Errorf("%s: got %+v", function, got)
 		}
-		if n := s.openSets() - open; n != 1 {
+		if n := s.openEventSets() - open; n != 1 {
 			t.Errorf("%s: %d sets are left", function, n)
 		}
 	}

@@ -2,29 +2,29 @@ package nvml
 
 import "github.com/NVIDIA/go-nvml/pkg/nvml"
 
-// features fills what is known without a call of its own: what the listing said, and
+// fillFeatures fills what is known without a call of its own: what the listing said, and
 // which fields the GPU has. A feature that the GPU has denied only once or twice is left out.
-func (g *gpu) features() {
-	r := &g.reading
-	p := g.parts.Load()
-	r.filled[migNow], r.filled[migPending], r.filled[hasMIG] = false, false, false
-	if p.capable || p.absent.believed() {
-		r.setTruth(nvml.SUCCESS, hasMIG, p.capable)
+func (g *gpu) fillFeatures() {
+	r := &g.latest
+	p := g.layout.Load()
+	r.present[migEnabled], r.present[migPending], r.present[hasMIG] = false, false, false
+	if p.capable || p.denials.confirmed() {
+		r.setBool(nvml.SUCCESS, hasMIG, p.capable)
 	}
 	if p.capable {
-		r.setTruth(nvml.SUCCESS, migNow, p.mig)
-		r.setTruth(nvml.SUCCESS, migPending, p.pending)
+		r.setBool(nvml.SUCCESS, migEnabled, p.enabled)
+		r.setBool(nvml.SUCCESS, migPending, p.pendingEnabled)
 	}
-	r.filled[hasGPM] = false
-	if g.gpm.told || g.gpm.absent.believed() {
-		r.setTruth(nvml.SUCCESS, hasGPM, g.gpm.supported)
+	r.present[hasGPM] = false
+	if g.gpm.probed || g.gpm.denials.confirmed() {
+		r.setBool(nvml.SUCCESS, hasGPM, g.gpm.supported)
 	}
-	if !r.filled[hasFabric] {
-		r.setTruth(nvml.SUCCESS, hasFabric, false)
-		r.filled[hasFabric] = g.lacksCall(hasFabric)
+	if !r.present[hasFabric] {
+		r.setBool(nvml.SUCCESS, hasFabric, false)
+		r.present[hasFabric] = g.lacksAllCalls(hasFabric)
 	}
 	for _, f := range [...]struct {
-		s     slot
+		s     valueID
 		field uint32
 		some  bool // its value must be more than 0
 	}{
@@ -34,27 +34,27 @@ func (g *gpu) features() {
 		{hasRemapping, nvml.FI_DEV_REMAPPED_UNC, false},
 		{hasC2C, nvml.FI_DEV_C2C_LINK_COUNT, true},
 	} {
-		at := g.catalogue.slow.at[key{id: f.field}]
-		v, ok := g.slow.value(at)
-		r.filled[f.s] = false
+		at := g.plan.slow.index[fieldKey{id: f.field}]
+		v, ok := g.slowFields.value(at)
+		r.present[f.s] = false
 		switch {
 		case ok:
-			r.setTruth(nvml.SUCCESS, f.s, !f.some || v > 0)
-		case g.slow.lacksForSure(at):
-			r.setTruth(nvml.SUCCESS, f.s, false)
+			r.setBool(nvml.SUCCESS, f.s, !f.some || v > 0)
+		case g.slowFields.isConfirmedUnsupported(at):
+			r.setBool(nvml.SUCCESS, f.s, false)
 		}
 	}
 }
 
-// lacksCall reports whether the GPU has none of the calls that fill a slot, and has said so
+// lacksAllCalls reports whether the GPU has none of the calls that fill a slot, and has said so
 // of one at least, often enough to be believed.
-func (g *gpu) lacksCall(s slot) bool {
+func (g *gpu) lacksAllCalls(id valueID) bool {
 	lacks := false
 	for i := range calls {
-		if !calls[i].fills(s) || !g.driver.can[i] {
+		if !calls[i].provides(id) || !g.session.callable[i] {
 			continue
 		}
-		if !g.turns[i].absent.believed() {
+		if !g.callStates[i].denials.confirmed() {
 			return false
 		}
 		lacks = true

@@ -17,8 +17,8 @@ const (
 	// gpmWindow is the time between two samples at least; it is that and the time to the
 	// next check. It is a little less than two distances of checks, which are not exact.
 	gpmWindow = 9500 * time.Millisecond
-	// gpmWantedFor is how long samples are taken after a collection.
-	gpmWantedFor = 5 * time.Minute
+	// gpmIdleTimeout is how long samples are taken after a collection.
+	gpmIdleTimeout = 5 * time.Minute
 )
 
 // gpmIDs are the metrics, in the order of the slots from gpmGraphics on.
@@ -35,95 +35,95 @@ var gpmFunctions = [...]string{
 	"nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
 }
 
-func (has symbols) gpm() bool { return has.all(gpmFunctions[:]) }
+func (s symbols) supportsGPM() bool { return s.hasAll(gpmFunctions[:]) }
 
-// sample is a buffer that the library has made. The zero sample is none.
-type sample struct {
+// gpmSample is a buffer that the library has made. The zero sample is none.
+type gpmSample struct {
 	nvml.GpmSample
 	pointer unsafe.Pointer
 }
 
-// sampler keeps the newest sample of a GPU or of a GPU instance.
-type sampler struct {
-	kept   sample
-	at     time.Time // when kept was taken; zero: there is nothing in it
-	resets uint64    // of the GPU, when kept was taken
-	absent absence
+// gpmSampler keeps the newest sample of a GPU or of a GPU instance.
+type gpmSampler struct {
+	previous gpmSample
+	takenAt  time.Time // when kept was taken; zero: there is nothing in it
+	resets   uint64    // of the GPU, when kept was taken
+	denials  denialTracker
 }
 
-// forget has the next sample be a first one.
-func (s *sampler) forget(r *reading) {
-	s.at = time.Time{}
-	r.emptyGPM()
+// reset has the next sample be a first one.
+func (s *gpmSampler) reset(r *valueSet) {
+	s.takenAt = time.Time{}
+	r.unsetGPM()
 }
 
-func (r *reading) emptyGPM() { clear(r.filled[gpmGraphics:]) }
+func (vs *valueSet) unsetGPM() { clear(vs.present[gpmGraphics:]) }
 
-// gpm is what a GPU has for its samplers, and for those of its instances.
-type gpm struct {
-	told, supported bool    // told: the GPU has said whether it is supported
-	absent          absence // of that answer
-	own             sampler
-	spare           sample // the next one to be filled
-	get             *gpmGet
+// gpmState is what a GPU has for its samplers, and for those of its instances.
+type gpmState struct {
+	probed, supported bool          // told: the GPU has said whether it is supported
+	denials           denialTracker // of that answer
+	gpuSampler        gpmSampler
+	next              gpmSample // the next one to be filled
+	request           *gpmRequest
 }
 
-// asksGPM reports whether the GPU is still to be asked whether it has such counters.
-func (g *gpu) asksGPM(now time.Time) bool {
-	return g.driver.has.gpm() && !g.gpm.told && !g.gpm.absent.hides(now)
+// needsGPMProbe reports whether the GPU is still to be asked whether it has such counters.
+func (g *gpu) needsGPMProbe(now time.Time) bool {
+	return g.session.symbols.supportsGPM() && !g.gpm.probed && !g.gpm.denials.shouldSkip(now)
 }
 
-// askGPM asks it.
-func (g *gpu) askGPM(now time.Time) {
-	support, ret := g.driver.lib.GpmQueryDeviceSupport(g.handle)
-	g.gpm.absent.note(lacking(ret), now)
-	g.gpm.told = ret == nvml.SUCCESS
+// probeGPM asks it.
+func (g *gpu) probeGPM(now time.Time) {
+	support, ret := g.session.lib.GpmQueryDeviceSupport(g.handle)
+	g.gpm.denials.record(isUnavailable(ret), now)
+	g.gpm.probed = ret == nvml.SUCCESS
 	g.gpm.supported = ret == nvml.SUCCESS && support.IsSupportedDevice != 0
 	if !g.gpm.supported {
 		return
 	}
-	g.gpm.get = &gpmGet{version: nvml.GPM_METRICS_GET_VERSION, count: uint32(len(gpmIDs))}
+	g.gpm.request = &gpmRequest{version: nvml.GPM_METRICS_GET_VERSION, count: uint32(len(gpmIDs))}
 	for i, id := range gpmIDs {
-		g.gpm.get.metrics[i].id = uint32(id)
+		g.gpm.request.metrics[i].id = uint32(id)
 	}
 }
 
-// wholeGPU is the instance of a sampler that is the GPU's own.
-const wholeGPU = -1
+// noGPUInstance is the instance of a sampler that is the GPU's own.
+const noGPUInstance = -1
 
-// takeWindows takes the samples that are due, of the GPU and of its instances. Checks call
+// takeSamples takes the samples that are due, of the GPU and of its instances. Checks call
 // it, which come every five seconds or more often: so a window does not depend on who reads,
 // nor how often. While no collection comes it does nothing.
-func (g *gpu) takeWindows(now time.Time) {
-	if !g.gpm.supported || now.Sub(g.wantedAt) > gpmWantedFor {
+func (g *gpu) takeSamples(now time.Time) {
+	if !g.gpm.supported || now.Sub(g.lastCollection) > gpmIdleTimeout {
 		return
 	}
-	under := g.flight // that of a reading whose processes are still to be asked for
-	defer func() { g.flight = under }()
-	g.flight = flight{left: 1 << 20}
-	g.regroup()
-	g.sampled(&g.gpm.own, &g.reading, wholeGPU, now)
+	outer := g.collection // that of a reading whose processes are still to be asked for
+	defer func() { g.collection = outer }()
+	g.collection = collection{budget: 1 << 20}
+	g.updateInstances()
+	g.takeSample(&g.gpm.gpuSampler, &g.latest, noGPUInstance, now)
 	for _, in := range g.instances {
 		switch {
-		case g.failing():
+		case g.isAborted():
 			return
 		case !in.sampler.due(now):
-		case g.isStill(in):
-			g.sampled(&in.sampler, &in.reading, in.gi, now)
+		case g.verifyHandle(in):
+			g.takeSample(&in.sampler, &in.latest, in.gi, now)
 		default:
-			in.forget()
+			in.reset()
 		}
 	}
 }
 
 // due reports whether the next sample is to be taken.
-func (s *sampler) due(now time.Time) bool {
-	return !s.absent.hides(now) && (s.at.IsZero() || now.Sub(s.at) >= gpmWindow)
+func (s *gpmSampler) due(now time.Time) bool {
+	return !s.denials.shouldSkip(now) && (s.takenAt.IsZero() || now.Sub(s.takenAt) >= gpmWindow)
 }
 
-// sampled takes a sample where one is due, and has in r what happened since the one before.
+// takeSample takes a sample where one is due, and has in r what happened since the one before.
 // It costs three calls at most.
-func (g *gpu) sampled(s *sampler, r *reading, instance int, now time.Time) {
+func (g *gpu) takeSample(s *gpmSampler, r *valueSet, instance int, now time.Time) {
 	if !g.gpm.supported || !s.due(now) {
 		return
 	}
@@ -131,101 +131,101 @@ func (g *gpu) sampled(s *sampler, r *reading, instance int, now time.Time) {
 	if g.history != nil { // it is not there before the GPU is listed
 		resets = g.history.resets.Load()
 	}
-	first := s.at.IsZero() || now.Sub(s.at) > maxAge || s.resets != resets
-	into := &g.gpm.spare
+	first := s.takenAt.IsZero() || now.Sub(s.takenAt) > maxAge || s.resets != resets
+	into := &g.gpm.next
 	if first {
-		into = &s.kept
+		into = &s.previous
 	}
 	s.resets = resets
-	r.emptyGPM()
-	if !g.fill(into, instance, s, now) || first {
+	r.unsetGPM()
+	if !g.fillSample(into, instance, s, now) || first {
 		return
 	}
-	g.compare(s.kept, g.gpm.spare, r)
-	s.kept, g.gpm.spare, s.at = g.gpm.spare, s.kept, now
+	g.compareSamples(s.previous, g.gpm.next, r)
+	s.previous, g.gpm.next, s.takenAt = g.gpm.next, s.previous, now
 }
 
 // expire drops the result of a window that ended too long ago, as it does while checks fail.
-func (s *sampler) expire(r *reading, now time.Time) {
-	if now.Sub(s.at) > maxAge {
-		r.emptyGPM()
+func (s *gpmSampler) expire(r *valueSet, now time.Time) {
+	if now.Sub(s.takenAt) > maxAge {
+		r.unsetGPM()
 	}
 }
 
-// fill takes a sample, into a buffer that is made where there is none yet.
-func (g *gpu) fill(into *sample, instance int, s *sampler, now time.Time) bool {
+// fillSample takes a sample, into a buffer that is made where there is none yet.
+func (g *gpu) fillSample(into *gpmSample, instance int, s *gpmSampler, now time.Time) bool {
 	if into.GpmSample == nil {
-		if g.freed || !g.spend() {
+		if g.samplesFreed || !g.spendCall() {
 			return false
 		}
-		made, ret := g.driver.lib.GpmSampleAlloc()
+		allocated, ret := g.session.lib.GpmSampleAlloc()
 		if ret != nvml.SUCCESS {
 			return false
 		}
-		*into = sample{made, pointerOf(made)}
+		*into = gpmSample{allocated, pointerOf(allocated)}
 	}
-	if !g.spend() {
+	if !g.spendCall() {
 		return false
 	}
 	var ret nvml.Return
 	symbol := "nvmlGpmSampleGet"
-	if instance == wholeGPU {
-		ret = g.driver.lib.GpmSampleGet(g.handle, into.GpmSample)
+	if instance == noGPUInstance {
+		ret = g.session.lib.GpmSampleGet(g.handle, into.GpmSample)
 	} else {
 		symbol = "nvmlGpmMigSampleGet"
-		ret = g.driver.lib.GpmMigSampleGet(g.handle, instance, into.GpmSample)
+		ret = g.session.lib.GpmMigSampleGet(g.handle, instance, into.GpmSample)
 	}
-	g.note(symbol, ret)
+	g.recordResult(symbol, ret)
 	switch {
-	case ret == nvml.SUCCESS && into == &s.kept:
-		s.at = now
+	case ret == nvml.SUCCESS && into == &s.previous:
+		s.takenAt = now
 	case ret != nvml.SUCCESS:
-		s.at = time.Time{} // what it had may be of before the trouble
+		s.takenAt = time.Time{} // what it had may be of before the trouble
 	}
-	s.absent.note(lacking(ret), now)
+	s.denials.record(isUnavailable(ret), now)
 	return ret == nvml.SUCCESS
 }
 
-// compare has in r what happened between two samples.
-func (g *gpu) compare(earlier, later sample, r *reading) {
-	if !g.spend() {
+// compareSamples has in r what happened between two samples.
+func (g *gpu) compareSamples(earlier, later gpmSample, r *valueSet) {
+	if !g.spendCall() {
 		return
 	}
-	get := g.gpm.get
-	get.earlier, get.later = uintptr(earlier.pointer), uintptr(later.pointer)
+	request := g.gpm.request
+	request.earlier, request.later = uintptr(earlier.pointer), uintptr(later.pointer)
 	for i := range gpmIDs {
-		get.metrics[i].ret = uint32(nvml.ERROR_UNKNOWN)
+		request.metrics[i].ret = uint32(nvml.ERROR_UNKNOWN)
 	}
-	ret := gpmMetrics(g.driver.direct.gpmMetrics, get)
-	g.note("nvmlGpmMetricsGet", ret)
+	ret := callGPMMetrics(g.session.raw.gpmMetrics, request)
+	g.recordResult("nvmlGpmMetricsGet", ret)
 	if ret != nvml.SUCCESS {
 		return
 	}
 	for i := range gpmIDs {
-		m := &get.metrics[i] // what is no share, the row's unit drops
-		r.set(nvml.Return(m.ret), gpmGraphics+slot(i), m.value)
+		m := &request.metrics[i] // what is no share, the row's unit drops
+		r.set(nvml.Return(m.ret), gpmGraphics+valueID(i), m.value)
 	}
 }
 
-// free gives back all samples of a GPU, if they are of this Init: those of an earlier one
+// freeSamples gives back all samples of a GPU, if they are of this Init: those of an earlier one
 // went with it.
-func (g *gpu) free(now *driver) {
-	free := func(s *sample) {
-		if s.GpmSample != nil && g.driver == now {
-			_ = g.driver.lib.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us
+func (g *gpu) freeSamples(current *nvmlSession) {
+	free := func(s *gpmSample) {
+		if s.GpmSample != nil && g.session == current {
+			_ = g.session.lib.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us
 		}
-		*s = sample{}
+		*s = gpmSample{}
 	}
-	free(&g.gpm.spare)
-	free(&g.gpm.own.kept)
-	g.gpm.own.at = time.Time{}
-	g.freed = true
+	free(&g.gpm.next)
+	free(&g.gpm.gpuSampler.previous)
+	g.gpm.gpuSampler.takenAt = time.Time{}
+	g.samplesFreed = true
 	for _, i := range g.instances {
-		free(&i.sampler.kept)
-		i.sampler.at = time.Time{}
+		free(&i.sampler.previous)
+		i.sampler.takenAt = time.Time{}
 	}
-	for i := range g.unused {
-		free(&g.unused[i])
+	for i := range g.unusedSamples {
+		free(&g.unusedSamples[i])
 	}
-	g.unused = nil
+	g.unusedSamples = nil
 }

@@ -13,7 +13,7 @@ const smActive = "nvidia_gpu_sm_active_ratio"
 // TestGPM has checks end windows. Readings take no sample, and show what the newest window
 // gave, unless it is too old or a sample failed.
 func TestGPM(t *testing.T) {
-	s := start(t, "gpus 1", "gpu 0 metric 2 40")
+	s := newListedFixture(t, "gpus 1", "gpu 0 metric 2 40")
 	active := func() float64 {
 		if v, ok := s.values(0)[smActive]; ok {
 			return math.Round(v*1e6) / 1e6
@@ -30,11 +30,11 @@ func TestGPM(t *testing.T) {
 			t.Errorf("%s: %v, want %v", what, got, want)
 		}
 		since := s.calls().Since(before)
-		if n := since.Of("nvmlGpmSampleGet", 0) + since.Of("nvmlGpmMetricsGet", 0) + since.Of("nvmlGpmSampleAlloc", 16); n != calls {
+		if n := since.Count("nvmlGpmSampleGet", 0) + since.Count("nvmlGpmMetricsGet", 0) + since.Count("nvmlGpmSampleAlloc", 16); n != calls {
 			t.Errorf("%s: %d calls, want %d", what, n, calls)
 		}
 	}
-	window := func() { s.window(0) }
+	window := func() { s.closeWindow(0) }
 	check := func() { _, _ = s.Check(s.id(0)) }
 	want("at first", -1, 0)
 	want("too soon", -1, 0, check)
@@ -47,7 +47,7 @@ func TestGPM(t *testing.T) {
 	want("nonsense", -1, 4, window, window)
 	s.set("gpu 0 metric 2 50")
 	want("again", 0.5, 4, window, window)
-	s.aged(0, maxAge+time.Second)
+	s.ageSamples(0, maxAge+time.Second)
 	want("no check for long", -1, 0)
 	want("and the next", -1, 1, check)
 	want("later", 0.5, 2, window)
@@ -56,10 +56,10 @@ func TestGPM(t *testing.T) {
 	s.clear("fail")
 	want("a first one again", -1, 1, check)
 	want("and the next", 0.5, 2, window)
-	g := s.table.Load().byIndex[0]
+	g := s.inventory.Load().byIndex[0]
 	g.history.resets.Add(1)
 	want("after a reset", -1, 1, window)
-	g.wantedAt = g.wantedAt.Add(-gpmWantedFor - time.Minute)
+	g.lastCollection = g.lastCollection.Add(-gpmIdleTimeout - time.Minute)
 	want("no reader", -1, 0, window)
 	if n := s.samples(); n != 2 {
 		t.Errorf("%d samples are there, want 2", n)
@@ -76,25 +76,25 @@ func TestGPM(t *testing.T) {
 // time: the windows that the first one sees are the same with and without the others.
 func TestWindowsOfReaders(t *testing.T) {
 	windows := func(others ...time.Duration) (seen []time.Duration) {
-		s := start(t, "gpus 1", "gpu 0 metric 2 40")
+		s := newListedFixture(t, "gpus 1", "gpu 0 metric 2 40")
 		defer s.Close()
-		g, begin := s.table.Load().byIndex[0], time.Now()
+		g, begin := s.inventory.Load().byIndex[0], time.Now()
 		for at := time.Second; at <= 5*time.Minute; at += time.Second {
 			now := begin.Add(at)
 			if at%(5*time.Second) == 0 {
-				g.takeWindows(now)
+				g.takeSamples(now)
 			}
 			for _, every := range others {
 				if at%every == 0 {
-					g.ask(now)
+					g.collect(now)
 				}
 			}
 			if at%(15*time.Second) == 0 {
-				g.ask(now)
-				if !g.reading.filled[gpmSM] && at > 30*time.Second {
+				g.collect(now)
+				if !g.latest.present[gpmSM] && at > 30*time.Second {
 					t.Errorf("there is no value after %v", at)
 				}
-				seen = append(seen, now.Sub(g.gpm.own.at))
+				seen = append(seen, now.Sub(g.gpm.gpuSampler.takenAt))
 			}
 		}
 		return seen
@@ -108,18 +108,18 @@ func TestWindowsOfReaders(t *testing.T) {
 // TestGPMOfGoneGPU gives back what was made for a GPU that is gone, when nothing is
 // asked of it any more.
 func TestGPMOfGoneGPU(t *testing.T) {
-	s := start(t, "gpus 2")
+	s := newListedFixture(t, "gpus 2")
 	for i := range 2 {
 		s.values(i)
 	}
-	g := s.table.Load().byIndex[1]
+	g := s.inventory.Load().byIndex[1]
 	s.set("gpus 1")
-	g.turn.Lock() // a call that hangs
+	g.callMu.Lock() // a call that hangs
 	s.list(1)
 	if n := s.samples(); n != 2 {
 		t.Errorf("%d samples, want 2", n)
 	}
-	g.turn.Unlock()
+	g.callMu.Unlock()
 	s.list(1)
 	if n := s.samples(); n != 1 {
 		t.Errorf("%d samples, want 1", n)
@@ -128,14 +128,14 @@ func TestGPMOfGoneGPU(t *testing.T) {
 
 // TestNoGPM costs nothing where there is none.
 func TestNoGPM(t *testing.T) {
-	s := start(t, "gpus 1", "gpu 0 model a100")
+	s := newListedFixture(t, "gpus 1", "gpu 0 model a100")
 	before := s.calls()
-	got := s.both(0)
+	got := s.settledValues(0)
 	if _, ok := got[smActive]; ok || got[`nvidia_gpu_feature_supported{feature="gpm"}`] != 0 {
 		t.Errorf("got %v", got)
 	}
 	since := s.calls().Since(before)
-	if n := since.Of("nvmlGpmSampleGet", 0) + since.Of("nvmlGpmQueryDeviceSupport", 0); n != 0 {
+	if n := since.Count("nvmlGpmSampleGet", 0) + since.Count("nvmlGpmQueryDeviceSupport", 0); n != 0 {
 		t.Errorf("%d calls", n)
 	}
 	if _, err := s.Devices(context.Background()); err != nil {
@@ -146,7 +146,7 @@ func TestNoGPM(t *testing.T) {
 // TestLittleMoreThanAll: what is counted may come out as a little more than there is.
 func TestLittleMoreThanAll(t *testing.T) {
 	for percent, want := range map[float64]float64{0: 0, 50: 0.5, 100: 1, 100.4: 1, 150: -1, -1: -1, math.NaN(): -1, math.Inf(1): -1} {
-		got, ok := inCycles.convert(percent)
+		got, ok := inCyclePercent.convert(percent)
 		if ok != (want >= 0) || ok && got != want {
 			t.Errorf("%v %%: got %v, %v", percent, got, ok)
 		}

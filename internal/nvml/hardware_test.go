@@ -17,18 +17,18 @@ func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
 		t.Skip("PODGAUGE_GPU is not set: this needs an NVIDIA GPU")
 	}
-	inChild(t, nothing, func(t *testing.T, _ string) {
-		s := newStage(t, Options{DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")}, SysRoot: "/sys"})
+	runInChild(t, noSetup, func(t *testing.T, _ string) {
+		s := newFixture(t, Options{DriverRoots: []string{cmp.Or(os.Getenv("NVIDIA_DRIVER_ROOT"), "/")}, SysRoot: "/sys"})
 		began := time.Now()
 		devices, err := s.Devices(context.Background())
-		t.Logf("start and listing took %v, error %v, missing %v", time.Since(began), err, s.Missing())
+		t.Logf("start and listing took %v, error %v, missing %v", time.Since(began), err, s.MissingFamilies())
 		if len(devices) == 0 {
 			t.Fatal("there is no GPU")
 		}
 		for _, d := range devices {
 			t.Logf("%+v", d)
 			if d.WholeGPU() {
-				s.look(d)
+				s.checkHardware(d)
 			}
 		}
 		began = time.Now()
@@ -37,15 +37,15 @@ func TestHardware(t *testing.T) {
 		began = time.Now()
 		links, err := s.Links(context.Background())
 		t.Logf("the links took %v: %+v, error %v", time.Since(began), links, err)
-		table := s.table.Load()
+		table := s.inventory.Load()
 		for _, g := range table.gpus {
-			if table.has["nvmlDeviceGetSupportedEventTypes"] {
+			if table.symbols["nvmlDeviceGetSupportedEventTypes"] {
 				types, ret := g.handle.GetSupportedEventTypes()
-				t.Logf("%s has event types %#x, %v; they name instances: %v", g.id, types, answer(ret), table.instances)
+				t.Logf("%s has event types %#x, %v; they name instances: %v", g.id, types, nvmlError(ret), table.eventsNameInstances)
 			}
-			if table.has.slices() {
+			if table.symbols.supportsMIG() {
 				count, ret := g.handle.GetMaxMigDeviceCount()
-				t.Logf("%s could have %d slices, %v", g.id, count, answer(ret))
+				t.Logf("%s could have %d slices, %v", g.id, count, nvmlError(ret))
 			}
 		}
 		began = time.Now()
@@ -55,8 +55,8 @@ func TestHardware(t *testing.T) {
 	})
 }
 
-// look reads a GPU twice, and wants values that a GPU can have.
-func (s *stage) look(d device.Device) {
+// checkHardware reads a GPU twice, and wants values that a GPU can have.
+func (s *backendFixture) checkHardware(d device.Device) {
 	s.Helper()
 	began := time.Now()
 	first := s.values(d.Index)
@@ -64,12 +64,12 @@ func (s *stage) look(d device.Device) {
 	began = time.Now()
 	second := s.values(d.Index)
 	s.Logf("the second took %v: %v", time.Since(began), second)
-	s.window(d.Index)
+	s.closeWindow(d.Index)
 	began = time.Now()
-	samples, uses, known := s.whole(d.Index)
+	samples, uses, known := s.collectAll(d.Index)
 	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), uses, known)
-	for i, turn := range s.table.Load().byIndex[d.Index].turns {
-		if turn.absent.denied() {
+	for i, turn := range s.inventory.Load().byIndex[d.Index].callStates {
+		if turn.denials.denied() {
 			s.Logf("it does not have %s", calls[i].symbol)
 		}
 	}

@@ -13,122 +13,122 @@ import (
 
 // What a fault can ask for.
 const (
-	restartApp = "restart_app"
-	resetGPU   = "reset_gpu"
-	reboot     = "reboot"
-	restartVM  = "restart_vm"
-	replaceGPU = "replace"
-	inspect    = "inspect"
+	actionRestartApp = "restart_app"
+	actionResetGPU   = "reset_gpu"
+	actionReboot     = "reboot"
+	actionRestartVM  = "restart_vm"
+	actionReplaceGPU = "replace"
+	actionInspect    = "inspect"
 )
 
 // checkedFields are asked for in each check, in one call.
 var checkedFields = [...]uint32{
-	energyAt:   energyField, // that it answers is enough; resets are told from it
-	recoveryAt: recoveryField,
-	failureAt:  nvml.FI_DEV_REMAPPED_FAILURE,
-	pendingAt:  nvml.FI_DEV_REMAPPED_PENDING,
-	retiringAt: nvml.FI_DEV_RETIRED_PENDING, // the same, up to Turing
+	energyIndex:            energyField, // that it answers is enough; resets are told from it
+	recoveryIndex:          recoveryField,
+	remapFailureIndex:      nvml.FI_DEV_REMAPPED_FAILURE,
+	remapPendingIndex:      nvml.FI_DEV_REMAPPED_PENDING,
+	retirementPendingIndex: nvml.FI_DEV_RETIRED_PENDING, // the same, up to Turing
 }
 
 // Where they stand.
 const (
-	energyAt = iota
-	recoveryAt
-	failureAt
-	pendingAt
-	retiringAt
+	energyIndex = iota
+	recoveryIndex
+	remapFailureIndex
+	remapPendingIndex
+	retirementPendingIndex
 )
 
-// checked are their keys, in the same order.
-var checked = func() batch {
-	b := newBatch()
+// checkBatch are their keys, in the same order.
+var checkBatch = func() fieldBatch {
+	b := newFieldBatch()
 	for _, id := range checkedFields {
-		b.addKey(key{id: id})
+		b.addKey(fieldKey{id: id})
 	}
 	return b
 }()
 
-// check is one thing that a GPU is judged by.
-type check struct {
+// healthCheck is one thing that a GPU is judged by.
+type healthCheck struct {
 	name string
-	// at is where its field stands in checkedFields; 0: it has none, and slot is what a
+	// fieldIndex is where its field stands in checkedFields; 0: it has none, and slot is what a
 	// call leaves that is made for it now and then.
-	at   int
-	slot slot
-	// judge is given a value that the GPU has, and returns nil where there is nothing wrong.
-	judge judge
-	// finds is what it finds, for people.
-	finds device.Fault
-	when  string
+	fieldIndex int
+	valueID    valueID
+	// evaluate is given a value that the GPU has, and returns nil where there is nothing wrong.
+	evaluate evaluateFunc
+	// fault is what it finds, for people.
+	fault     device.Fault
+	condition string
 }
 
-// checks are the rows. The first that finds something names the fault: who has to replace
+// healthChecks are the rows. The first that finds something names the fault: who has to replace
 // the GPU need not reset it before. A GPU that is lost, and one that answers
 // RESET_REQUIRED, has no need of a row (see answers).
 //
 // An NVLink that is down is none. The links of a GPU are down for many a reason, from
 // who wired the board to the other end's reset, and programs that do not use them run.
 // Where one of them makes the GPU unfit the driver says so: by its recovery action.
-var checks = [...]check{
+var healthChecks = [...]healthCheck{
 	{
-		name: "row_remap_failure", at: failureAt, when: "a row of memory could not be replaced by a spare one",
-		judge: isTrue, finds: device.Fault{Reason: "row_remap_failure", Action: replaceGPU, ByReset: true},
+		name: "row_remap_failure", fieldIndex: remapFailureIndex, condition: "a row of memory could not be replaced by a spare one",
+		evaluate: faultIfSet, fault: device.Fault{Reason: "row_remap_failure", Action: actionReplaceGPU, NeedsReset: true},
 	},
 	{
-		name: "sram_threshold", slot: sramThreshold, when: "SRAM has had too many uncorrected errors",
-		judge: isTrue, finds: device.Fault{Reason: "sram_threshold_exceeded", Action: replaceGPU},
+		name: "sram_threshold", valueID: sramThresholdExceeded, condition: "SRAM has had too many uncorrected errors",
+		evaluate: faultIfSet, fault: device.Fault{Reason: "sram_threshold_exceeded", Action: actionReplaceGPU},
 	},
 	{
-		name: "unrepairable_memory", slot: unrepairable, when: "memory has errors that cannot be repaired",
-		judge: isTrue, finds: device.Fault{Reason: "unrepairable_memory", Action: replaceGPU},
+		name: "unrepairable_memory", valueID: unrepairableMemory, condition: "memory has errors that cannot be repaired",
+		evaluate: faultIfSet, fault: device.Fault{Reason: "unrepairable_memory", Action: actionReplaceGPU},
 	},
 	{
-		name: "recovery_action", at: recoveryAt, when: "the driver asks for anything but none",
-		judge: recovery, finds: device.Fault{Reason: "recovery_action_…", Action: "as the driver says"},
+		name: "recovery_action", fieldIndex: recoveryIndex, condition: "the driver asks for anything but none",
+		evaluate: evaluateRecoveryAction, fault: device.Fault{Reason: "recovery_action_…", Action: "as the driver says"},
 	},
 	{
-		name: "fabric", slot: fabricFailed, when: "joining the fabric of NVSwitches has ended with an error",
-		judge: isTrue, finds: device.Fault{Reason: "fabric", Action: resetGPU},
+		name: "fabric", valueID: fabricFailed, condition: "joining the fabric of NVSwitches has ended with an error",
+		evaluate: faultIfSet, fault: device.Fault{Reason: "fabric", Action: actionResetGPU},
 	},
 	{
-		name: "fabric_joined", slot: fabricApart, when: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
-		judge: unjoined, finds: device.Fault{Reason: "fabric_not_joined", Action: inspect},
+		name: "fabric_joined", valueID: fabricNotJoined, condition: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
+		evaluate: evaluateFabricJoin, fault: device.Fault{Reason: "fabric_not_joined", Action: actionInspect},
 	},
 }
 
-// judge says what a value means for the GPU.
-type judge func(g *gpu, c *check, value float64, now time.Time) *device.Fault
+// evaluateFunc says what a value means for the GPU.
+type evaluateFunc func(g *gpu, c *healthCheck, value float64, now time.Time) *device.Fault
 
-func isTrue(_ *gpu, c *check, value float64, _ time.Time) *device.Fault {
+func faultIfSet(_ *gpu, c *healthCheck, value float64, _ time.Time) *device.Fault {
 	if value == 0 {
 		return nil
 	}
-	fault := c.finds
+	fault := c.fault
 	return &fault
 }
 
 // recoveryField is the driver's word on what the GPU needs.
 const recoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 
-// recoveries are the values of nvmlDeviceGpuRecoveryAction_t, by which a driver
+// recoveryActions are the values of nvmlDeviceGpuRecoveryAction_t, by which a driver
 // from 565 on says what its GPU needs before it can be used again.
-var recoveries = map[nvml.DeviceGpuRecoveryAction]device.Fault{
-	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           {Reason: "gpu_reset", Action: resetGPU},
-	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         {Reason: "node_reboot", Action: reboot},
+var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
+	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           {Reason: "gpu_reset", Action: actionResetGPU},
+	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         {Reason: "node_reboot", Action: actionReboot},
 	nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           {Reason: "drain_p2p", Action: "drain_p2p"},
 	nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     {Reason: "drain_and_reset", Action: "drain_and_reset"},
 	nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: {Reason: "recover_imex_domain", Action: "recover_imex_domain"},
 	nvml.GPU_RECOVERY_ACTION_BUS_RESET:           {Reason: "bus_reset", Action: "reset_bus"},
-	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       {Reason: "system_reboot", Action: reboot},
+	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       {Reason: "system_reboot", Action: actionReboot},
 }
 
-// recovery passes on what the driver asks for. A value that NVML does not define is no
+// evaluateRecoveryAction passes on what the driver asks for. A value that NVML does not define is no
 // fault.
-func recovery(_ *gpu, _ *check, value float64, _ time.Time) *device.Fault {
+func evaluateRecoveryAction(_ *gpu, _ *healthCheck, value float64, _ time.Time) *device.Fault {
 	if !isRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
 	}
-	fault := recoveries[nvml.DeviceGpuRecoveryAction(value)]
+	fault := recoveryActions[nvml.DeviceGpuRecoveryAction(value)]
 	fault.Reason = "recovery_action_" + fault.Reason
 	return &fault
 }
@@ -139,58 +139,58 @@ func isRecoveryAction(value float64) bool {
 	return ok && value == math.Trunc(value)
 }
 
-// joinBy is how long a GPU may take to join the fabric, which begins when the node's
+// fabricJoinTimeout is how long a GPU may take to join the fabric, which begins when the node's
 // fabric manager does.
-const joinBy = 5 * time.Minute
+const fabricJoinTimeout = 5 * time.Minute
 
-// unjoined is patient: a GPU that is on its way is what a node looks like that boots, and
+// evaluateFabricJoin is patient: a GPU that is on its way is what a node looks like that boots, and
 // pods that are waiting there would be turned away for good. After that CUDA does not
 // start on it. But a partitioned GPU, and one whose NVLinks are turned off, has no use
 // for the fabric.
-func unjoined(g *gpu, c *check, apart float64, now time.Time) *device.Fault {
-	since := &g.history.apartSince
-	if apart == 0 || g.links[ofLink] == 0 || g.parts.Load().mig {
+func evaluateFabricJoin(g *gpu, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
+	since := &g.history.notJoinedSince
+	if notJoined == 0 || g.links[scopeNVLink] == 0 || g.layout.Load().enabled {
 		*since = time.Time{}
 		return nil
 	}
 	if since.IsZero() {
 		*since = now
 	}
-	if now.Sub(*since) < joinBy {
+	if now.Sub(*since) < fabricJoinTimeout {
 		return nil
 	}
-	return isTrue(g, c, apart, now)
+	return faultIfSet(g, c, notJoined, now)
 }
 
 // Check asks for a few fields in one call. A GPU that says that it does not have
 // them has answered, and so can be used. What has no field is judged as a call has left
 // it, for which a second one may be made, once a minute.
-func (b *Backend) Check(id device.GPU) (device.Vitals, error) {
-	_, g, err := b.gpu(id)
+func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
+	_, g, err := b.findGPU(id)
 	if err != nil {
-		return device.Vitals{}, err
+		return device.ResetEvidence{}, err
 	}
-	if !g.enter() {
-		return g.vitals(), device.ErrStalled
+	if !g.tryAcquire() {
+		return g.resetEvidence(), device.ErrStalled
 	}
-	defer g.leave()
-	fault, err := g.examine(time.Now())
+	defer g.release()
+	fault, err := g.runChecks(time.Now())
 	if err == nil {
-		g.takeWindows(time.Now())
+		g.takeSamples(time.Now())
 	}
-	if err != nil || fault == nil && g.ailing { // what it said meanwhile is no word to go by
-		g.askAll()
+	if err != nil || fault == nil && g.hadFault { // what it said meanwhile is no word to go by
+		g.forgetAbsences()
 	}
-	g.ailing = err != nil || fault != nil
-	g.answering.Store(err == nil || isFault(err))
+	g.hadFault = err != nil || fault != nil
+	g.responsive.Store(err == nil || isFault(err))
 	if err == nil && fault != nil {
 		err = fault
 	}
-	return g.vitals(), err
+	return g.resetEvidence(), err
 }
 
-func (g *gpu) vitals() device.Vitals {
-	return device.Vitals{Resets: g.history.resets.Load(), Odometer: g.history.energy.Load(), Pending: g.pending.Load()}
+func (g *gpu) resetEvidence() device.ResetEvidence {
+	return device.ResetEvidence{Resets: g.history.resets.Load(), EnergyCounter: g.history.energyMillijoules.Load(), RepairPending: g.repairPending.Load()}
 }
 
 func isFault(err error) bool {
@@ -198,44 +198,44 @@ func isFault(err error) bool {
 	return errors.As(err, &fault)
 }
 
-// examine asks, and judges what was answered. The error is that of a call.
-func (g *gpu) examine(now time.Time) (*device.Fault, error) {
-	ret := g.check.ask(g.handle, now)
-	action, says := g.check.value(recoveryAt)
-	g.saysRecovery.Store(says && isRecoveryAction(action))
-	if ret != nvml.SUCCESS && !notHere(ret) {
-		return nil, failure{fieldValues, ret}.err()
+// runChecks asks, and judges what was answered. The error is that of a call.
+func (g *gpu) runChecks(now time.Time) (*device.Fault, error) {
+	ret := g.checkFields.read(g.handle, now)
+	action, reported := g.checkFields.value(recoveryIndex)
+	g.reportsRecovery.Store(reported && isRecoveryAction(action))
+	if ret != nvml.SUCCESS && !isNotSupported(ret) {
+		return nil, callFailure{fieldValuesSymbol, ret}.err()
 	}
-	if ret != nvml.ERROR_NOT_SUPPORTED && !g.check.answered() { // it has none of them: then anything will do to see that it answers
-		if err := g.probe(); err != nil {
+	if ret != nvml.ERROR_NOT_SUPPORTED && !g.checkFields.anyAnswered() { // it has none of them: then anything will do to see that it answers
+		if err := g.ping(); err != nil {
 			return nil, err
 		}
 	} else {
-		g.noteEnergy(&g.check, energyAt)
+		g.detectReset(&g.checkFields, energyIndex)
 	}
-	pending, _ := g.check.value(pendingAt)
-	retiring, _ := g.check.value(retiringAt)
-	g.pending.Store(pending > 0 || retiring > 0 || g.pending.Load() && (g.check.failed(pendingAt) || g.check.failed(retiringAt)))
-	if f := g.askJudged(now); f.ret != nvml.SUCCESS {
+	pending, _ := g.checkFields.value(remapPendingIndex)
+	retirementPending, _ := g.checkFields.value(retirementPendingIndex)
+	g.repairPending.Store(pending > 0 || retirementPending > 0 || g.repairPending.Load() && (g.checkFields.failed(remapPendingIndex) || g.checkFields.failed(retirementPendingIndex)))
+	if f := g.makeCheckCall(now); f.ret != nvml.SUCCESS {
 		return nil, f.err()
 	}
-	return g.judge(now), nil
+	return g.evaluateChecks(now), nil
 }
 
-// judge goes through the rows. What was found stands until the GPU says otherwise: what
+// evaluateChecks goes through the rows. What was found stands until the GPU says otherwise: what
 // it does not tell any more, as a partitioned one does not tell of its rows, is not mended.
 // But a recovery action is the driver's, and goes with it.
-func (g *gpu) judge(now time.Time) (first *device.Fault) {
+func (g *gpu) evaluateChecks(now time.Time) (first *device.Fault) {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
-	found := g.history.found
-	for i := range checks {
-		c := &checks[i]
-		value, told := g.judged(c)
+	found := g.history.faults
+	for i := range healthChecks {
+		c := &healthChecks[i]
+		value, known := g.checkValue(c)
 		switch {
-		case told:
-			found[c.name] = c.judge(g, c, value, now)
-		case c.at == recoveryAt && !g.check.failed(c.at):
+		case known:
+			found[c.name] = c.evaluate(g, c, value, now)
+		case c.fieldIndex == recoveryIndex && !g.checkFields.failed(c.fieldIndex):
 			found[c.name] = nil
 		}
 		if first == nil {
@@ -245,28 +245,28 @@ func (g *gpu) judge(now time.Time) (first *device.Fault) {
 	return first
 }
 
-// judged is the newest value of what a check judges.
-func (g *gpu) judged(c *check) (value float64, told bool) {
-	if c.at != 0 {
-		return g.check.value(c.at)
+// checkValue is the newest value of what a check judges.
+func (g *gpu) checkValue(c *healthCheck) (value float64, known bool) {
+	if c.fieldIndex != 0 {
+		return g.checkFields.value(c.fieldIndex)
 	}
-	return g.reading.values[c.slot], g.reading.filled[c.slot]
+	return g.latest.values[c.valueID], g.latest.present[c.valueID]
 }
 
 const (
-	// judgedEvery is how old what a call has left may be before it is made for a check.
+	// healthyCheckCallInterval is how old what a call has left may be before it is made for a check.
 	// Flights make it too, and more often: then no check has to.
-	judgedEvery = time.Minute
-	// doubtedEvery is the same where it has left a fault.
-	doubtedEvery = 10 * time.Second
+	healthyCheckCallInterval = time.Minute
+	// faultyCheckCallInterval is the same where it has left a fault.
+	faultyCheckCallInterval = 10 * time.Second
 )
 
-// judgedCalls are the calls that leave what checks judge, and which these are.
-var judgedCalls = func() map[int][]string {
+// checkCalls are the calls that leave what checks judge, and which these are.
+var checkCalls = func() map[int][]string {
 	of := map[int][]string{}
 	for i := range calls {
-		for j := range checks {
-			if c := &checks[j]; c.at == 0 && calls[i].fills(c.slot) {
+		for j := range healthChecks {
+			if c := &healthChecks[j]; c.fieldIndex == 0 && calls[i].provides(c.valueID) {
 				of[i] = append(of[i], c.name)
 			}
 		}
@@ -274,60 +274,60 @@ var judgedCalls = func() map[int][]string {
 	return of
 }()
 
-// askJudged makes one call, if one is overdue, for what has no field. That it fails is a
+// makeCheckCall makes one call, if one is overdue, for what has no field. That it fails is a
 // failure of the check only where the GPU is gone.
-func (g *gpu) askJudged(now time.Time) failure {
-	most, what := time.Duration(-1), -1
-	for i, names := range judgedCalls {
-		late := now.Sub(g.turns[i].asked) - g.judgedEvery(names)
-		if late > most && g.may(i, gpus, &g.turns, now) {
-			most, what = late, i
+func (g *gpu) makeCheckCall(now time.Time) callFailure {
+	maxLate, callIndex := time.Duration(-1), -1
+	for i, names := range checkCalls {
+		late := now.Sub(g.callStates[i].calledAt) - g.checkCallInterval(names)
+		if late > maxLate && g.canCall(i, targetGPU, &g.callStates, now) {
+			maxLate, callIndex = late, i
 		}
 	}
-	if what < 0 {
-		return failure{}
+	if callIndex < 0 {
+		return callFailure{}
 	}
-	under := g.flight // that of a reading whose processes are still to be asked for
-	defer func() { g.flight = under }()
-	g.flight = flight{}
-	g.askCall(what, g.handle, &g.reading, &g.turns, now)
-	if g.failing() {
-		return g.flight.failed
+	outer := g.collection // that of a reading whose processes are still to be asked for
+	defer func() { g.collection = outer }()
+	g.collection = collection{}
+	g.makeCall(callIndex, g.handle, &g.latest, &g.callStates, now)
+	if g.isAborted() {
+		return g.collection.failure
 	}
-	return failure{}
+	return callFailure{}
 }
 
-func (g *gpu) judgedEvery(names []string) time.Duration {
+func (g *gpu) checkCallInterval(names []string) time.Duration {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
 	for _, name := range names {
-		if g.history.found[name] != nil {
-			return doubtedEvery
+		if g.history.faults[name] != nil {
+			return faultyCheckCallInterval
 		}
 	}
-	return judgedEvery
+	return healthyCheckCallInterval
 }
 
-// Checked is a row of what GPUs are judged by.
-type Checked struct {
-	Name   string
-	When   string // it finds something
-	Source string // the field or the call
-	Finds  device.Fault
+// CheckInfo is a row of what GPUs are judged by.
+type CheckInfo struct {
+	Name      string
+	Condition string // it finds something
+	Source    string // the field or the call
+	Fault     device.Fault
 }
 
 // Checks are the rows, in the order in which they name a fault.
-func Checks() []Checked {
-	list := make([]Checked, 0, len(checks))
-	for i := range checks {
-		c := &checks[i]
-		row := Checked{Name: c.name, When: c.when, Finds: c.finds}
-		if c.at != 0 {
-			id := checkedFields[c.at]
+func Checks() []CheckInfo {
+	list := make([]CheckInfo, 0, len(healthChecks))
+	for i := range healthChecks {
+		c := &healthChecks[i]
+		row := CheckInfo{Name: c.name, Condition: c.condition, Fault: c.fault}
+		if c.fieldIndex != 0 {
+			id := checkedFields[c.fieldIndex]
 			row.Source = strings.Join([]string{"field", strconv.Itoa(int(id)), fieldNames[id]}, " ")
 		}
 		for j := range calls {
-			if c.at == 0 && calls[j].fills(c.slot) && row.Source == "" {
+			if c.fieldIndex == 0 && calls[j].provides(c.valueID) && row.Source == "" {
 				row.Source = calls[j].symbol
 			}
 		}

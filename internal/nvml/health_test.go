@@ -46,21 +46,21 @@ func TestCheck(t *testing.T) {
 		{"gpu 1 retired_pending 1", "", false, "", ""},
 		{"gpu 1 link 0-17 off", "", false, "", ""}, // the driver says what it means
 	} {
-		s := start(t, "gpus 3")
+		s := newListedFixture(t, "gpus 3")
 		id := s.id(1)
 		if c.line != "" {
 			s.set(c.line)
 		}
 		before := s.calls()
 		_, err := s.Check(id)
-		if n := s.calls().Since(before).PerGPU(1); n != 1 {
+		if n := s.calls().Since(before).GPUTotal(1); n != 1 {
 			t.Errorf("%s: %d calls", c.line, n)
 		}
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) || errors.Is(err, device.ErrLost) != c.lost {
 			t.Errorf("%s: got %v, want %q, lost %v", c.line, err, c.want, c.lost)
 		}
 		var fault *device.Fault
-		if errors.As(err, &fault) != (c.reason != "") || fault != nil && *fault != (device.Fault{Reason: c.reason, Action: c.action, ByReset: c.reason == "row_remap_failure"}) {
+		if errors.As(err, &fault) != (c.reason != "") || fault != nil && *fault != (device.Fault{Reason: c.reason, Action: c.action, NeedsReset: c.reason == "row_remap_failure"}) {
 			t.Errorf("%s: got the fault %+v, want %q, %q", c.line, fault, c.reason, c.action)
 		}
 		if _, err := s.Check(s.id(2)); err != nil {
@@ -72,7 +72,7 @@ func TestCheck(t *testing.T) {
 // TestCheckWithoutFields has a GPU that knows none of the fields: it still tells
 // whether it is there.
 func TestCheckWithoutFields(t *testing.T) {
-	s := start(t, "gpus 1", "fail field:83 gpu 0 NOT_SUPPORTED", "fail field:230 gpu 0 INVALID_ARGUMENT",
+	s := newListedFixture(t, "gpus 1", "fail field:83 gpu 0 NOT_SUPPORTED", "fail field:230 gpu 0 INVALID_ARGUMENT",
 		"fail field:145 gpu 0 INVALID_ARGUMENT", "fail field:144 gpu 0 INVALID_ARGUMENT", "fail field:31 gpu 0 INVALID_ARGUMENT")
 	for range 3 {
 		if _, err := s.Check(s.id(0)); err != nil {
@@ -99,18 +99,18 @@ func TestCheckWithoutFields(t *testing.T) {
 // TestUndefinedRecoveryAction has the driver give an action that NVML does not define: it is
 // neither a fault, nor the driver's word on the GPU, nor a label's value.
 func TestUndefinedRecoveryAction(t *testing.T) {
-	s := start(t, "gpus 1", "gpu 0 recovery_action 1")
-	if s.examined(0) == nil {
+	s := newListedFixture(t, "gpus 1", "gpu 0 recovery_action 1")
+	if s.checkFault(0) == nil {
 		t.Fatal("the action is no fault")
 	}
 	s.set("gpu 0 recovery_action 8")
 	s.wantFault("undefined", 0, nil)
-	if s.table.Load().byIndex[0].saysRecovery.Load() {
+	if s.inventory.Load().byIndex[0].reportsRecovery.Load() {
 		t.Error("an undefined action is the driver's word")
 	}
 	again := func() map[string]float64 { // with the slow fields
-		g := s.table.Load().byIndex[0]
-		g.slowAsked = time.Time{}
+		g := s.inventory.Load().byIndex[0]
+		g.slowReadAt = time.Time{}
 		return s.values(0)
 	}
 	for name, v := range again() {
@@ -128,12 +128,12 @@ func TestUndefinedRecoveryAction(t *testing.T) {
 // TestCheckedFieldsComeBack has a GPU deny them for a moment, as one does that is being
 // reset. What health is judged by is still asked for afterwards.
 func TestCheckedFieldsComeBack(t *testing.T) {
-	s := start(t, "gpus 2", "gpu 0 energy 9000")
+	s := newListedFixture(t, "gpus 2", "gpu 0 energy 9000")
 	check := func() (uint64, error) { v, err := s.Check(s.id(0)); return v.Resets, err }
 	before, err := check()
 	s.must(err)
 	for _, field := range checkedFields {
-		s.set("fail field:" + text(uint64(field)) + " gpu 0 NOT_SUPPORTED")
+		s.set("fail field:" + formatUint(uint64(field)) + " gpu 0 NOT_SUPPORTED")
 	}
 	_, err = check()
 	s.must(err)
@@ -149,13 +149,13 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 		_, err = check()
 		s.must(err)
 	}
-	if n := len(s.table.Load().byID[s.id(0)].check.asked); n != 3 {
+	if n := len(s.inventory.Load().byID[s.id(0)].checkFields.requests); n != 3 {
 		t.Errorf("%d fields are asked for, want the three that it has", n)
 	}
 	s.clear("fail")
 	s.set("gpu 0 recovery_action 1")
-	g := s.table.Load().byID[s.id(0)]
-	g.check.drops = g.check.drops.Add(-askAgainAfter)
+	g := s.inventory.Load().byID[s.id(0)]
+	g.checkFields.droppedSince = g.checkFields.droppedSince.Add(-confirmedRetryInterval)
 	if _, err = check(); !isFault(err) {
 		t.Errorf("minutes later: got %v", err)
 	}
@@ -163,7 +163,7 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 
 // TestResets counts each time that the energy counter went down, whoever sees it.
 func TestResets(t *testing.T) {
-	s := start(t, "gpus 2", "gpu 0 energy 1000")
+	s := newListedFixture(t, "gpus 2", "gpu 0 energy 1000")
 	resets := func() uint64 {
 		v, err := s.Check(s.id(0))
 		s.must(err)
@@ -197,8 +197,8 @@ func TestResets(t *testing.T) {
 
 // TestDoubleBitError is as bad as the driver says, where it says something.
 func TestDoubleBitError(t *testing.T) {
-	s := start(t, "gpus 1")
-	s.listen()
+	s := newListedFixture(t, "gpus 1")
+	s.waitForRegistration()
 	for _, c := range []struct {
 		action       string
 		fault, fatal bool
@@ -212,18 +212,18 @@ func TestDoubleBitError(t *testing.T) {
 		if _, err := s.Check(s.id(0)); isFault(err) != c.fault {
 			t.Errorf("recovery action %s: a check says %v", c.action, err)
 		}
-		s.event(0, "xid 48")
-		if got := s.nextEvent(); got.Xid != 48 || (got.Heals == device.ByReset) != c.fatal || (got.Action != "") != c.fatal {
+		s.sendEvent(0, "xid 48")
+		if got := s.nextEvent(); got.Xid != 48 || (got.Recovery == device.RecoveryAfterReset) != c.fatal || (got.Action != "") != c.fatal {
 			t.Errorf("recovery action %s: got %+v", c.action, got)
 		}
 	}
 }
 
 func TestXidZero(t *testing.T) {
-	s := start(t, "gpus 1")
-	s.listen()
-	s.event(0, "type 0x8 data 0")
-	if got := s.nextEvent(); got.Xid != 999 || got.Heals != device.ByCheck || got.GPU != s.id(0) {
+	s := newListedFixture(t, "gpus 1")
+	s.waitForRegistration()
+	s.sendEvent(0, "type 0x8 data 0")
+	if got := s.nextEvent(); got.Xid != 999 || got.Recovery != device.RecoveryChecksPass || got.GPU != s.id(0) {
 		t.Errorf("got %+v", got)
 	}
 }

@@ -16,55 +16,55 @@ import (
 // slices alone, or sums over slices would count it more than once.
 type instance struct {
 	gi int
-	// life tells it from one that has its number later.
-	life   string
-	lowest *slice      // the one whose values they are
-	handle nvml.Device // of that; nil: the newest listing could not have it
+	// membersKey tells it from one that has its number later.
+	membersKey   string
+	lowestDevice *listedMIGDevice // the one whose values they are
+	handle       nvml.Device      // of that; nil: the newest listing could not have it
 
-	reading reading
-	turns   [len(calls)]turn
-	sampler sampler
-	// sound tells whether in this flight the handle was the slice's still.
-	sound bool
+	latest     valueSet
+	callStates [len(calls)]callState
+	sampler    gpmSampler
+	// verified tells whether in this flight the handle was the slice's still.
+	verified bool
 }
 
-// regroup has the instances follow the newest listing.
-func (g *gpu) regroup() {
-	p := g.parts.Load()
-	if p == g.grouped {
+// updateInstances has the instances follow the newest listing.
+func (g *gpu) updateInstances() {
+	p := g.layout.Load()
+	if p == g.groupedLayout {
 		return
 	}
-	if g.grouped != nil && g.grouped.mig != p.mig { // what the GPU has depends on it
-		g.askAll()
+	if g.groupedLayout != nil && g.groupedLayout.enabled != p.enabled { // what the GPU has depends on it
+		g.forgetAbsences()
 	}
-	g.grouped = p
-	byNumber := map[int][]*slice{}
-	for _, s := range p.slices {
+	g.groupedLayout = p
+	byNumber := map[int][]*listedMIGDevice{}
+	for _, s := range p.devices {
 		byNumber[s.gi] = append(byNumber[s.gi], s)
 	}
 	old := g.instances
 	g.instances = make([]*instance, 0, len(byNumber))
 	for gi, members := range byNumber {
-		slices.SortFunc(members, func(a, b *slice) int { return cmp.Compare(a.ci, b.ci) })
-		life := lifeOf(members)
-		in := &instance{gi: gi, life: life}
-		if i := slices.IndexFunc(old, func(i *instance) bool { return i.gi == gi && i.life == life }); i >= 0 {
+		slices.SortFunc(members, func(a, b *listedMIGDevice) int { return cmp.Compare(a.ci, b.ci) })
+		key := membersKeyOf(members)
+		in := &instance{gi: gi, membersKey: key}
+		if i := slices.IndexFunc(old, func(i *instance) bool { return i.gi == gi && i.membersKey == key }); i >= 0 {
 			in = old[i]
 			old = slices.Delete(old, i, i+1)
 		}
-		in.lowest, in.handle = members[0], p.handles[members[0]]
+		in.lowestDevice, in.handle = members[0], p.handles[members[0]]
 		g.instances = append(g.instances, in)
 	}
 	slices.SortFunc(g.instances, func(a, b *instance) int { return cmp.Compare(a.gi, b.gi) })
 	for _, gone := range old {
-		if gone.sampler.kept.GpmSample != nil {
-			g.unused = append(g.unused, gone.sampler.kept)
+		if gone.sampler.previous.GpmSample != nil {
+			g.unusedSamples = append(g.unusedSamples, gone.sampler.previous)
 		}
 	}
 }
 
-// lifeOf is what an instance with these slices is known by.
-func lifeOf(members []*slice) string {
+// membersKeyOf is what an instance with these slices is known by.
+func membersKeyOf(members []*listedMIGDevice) string {
 	var b strings.Builder
 	for _, s := range members {
 		fmt.Fprintf(&b, "%s/%d ", s.id, s.ci)
@@ -76,52 +76,52 @@ func lifeOf(members []*slice) string {
 // be seconds old, and the handle another slice's by now: so after its memory was read
 // it is asked whose it is.
 func (g *gpu) readInstance(in *instance, now time.Time) {
-	in.sound = false
+	in.verified = false
 	if in.handle == nil {
 		return
 	}
-	g.askCalls(in.handle, migSlices, &in.reading, &in.turns, now)
-	if g.failing() {
+	g.makeFastCalls(in.handle, targetMIG, &in.latest, &in.callStates, now)
+	if g.isAborted() {
 		return
 	}
-	in.sound = g.isStill(in)
-	if !in.sound && !g.failing() {
-		in.forget()
+	in.verified = g.verifyHandle(in)
+	if !in.verified && !g.isAborted() {
+		in.reset()
 	}
 }
 
-// isStill reports whether an instance's handle is that of its slice.
-func (g *gpu) isStill(in *instance) bool {
-	if in.handle == nil || !g.spend() {
+// verifyHandle reports whether an instance's handle is that of its slice.
+func (g *gpu) verifyHandle(in *instance) bool {
+	if in.handle == nil || !g.spendCall() {
 		return false
 	}
 	uuid, ret := in.handle.GetUUID()
 	if isFinal(ret) { // any other answer is about the slice, which may be gone
-		g.note("nvmlDeviceGetUUID", ret)
+		g.recordResult("nvmlDeviceGetUUID", ret)
 	}
-	return ret == nvml.SUCCESS && device.ID(clean(uuid)) == in.lowest.id
+	return ret == nvml.SUCCESS && device.ID(toValidUTF8(uuid)) == in.lowestDevice.id
 }
 
-// forget drops all that was read of it.
-func (in *instance) forget() {
-	in.reading = reading{}
-	in.turns = [len(calls)]turn{}
-	in.sampler.forget(&in.reading)
-	in.sampler.absent = absence{}
+// reset drops all that was read of it.
+func (in *instance) reset() {
+	in.latest = valueSet{}
+	in.callStates = [len(calls)]callState{}
+	in.sampler.reset(&in.latest)
+	in.sampler.denials = denialTracker{}
 }
 
-// samplesOf appends what was read of an instance, in the order of the rows.
-func (g *gpu) samplesOf(in *instance, buf []device.Sample) []device.Sample {
-	if !in.sound {
+// instanceSamples appends what was read of an instance, in the order of the rows.
+func (g *gpu) instanceSamples(in *instance, buf []device.Sample) []device.Sample {
+	if !in.verified {
 		return buf
 	}
-	for _, i := range g.catalogue.ofSlices {
-		r := &g.catalogue.rows[i]
-		if !in.reading.filled[r.slot] {
+	for _, i := range g.plan.migRows {
+		r := &g.plan.rows[i]
+		if !in.latest.present[r.valueID] {
 			continue
 		}
-		if v, ok := r.unit.convert(in.reading.values[r.slot]); ok {
-			buf = append(buf, device.Sample{Device: in.lowest.id, Metric: i, Value: v})
+		if v, ok := r.conversion.convert(in.latest.values[r.valueID]); ok {
+			buf = append(buf, device.Sample{Device: in.lowestDevice.id, Metric: i, Value: v})
 		}
 	}
 	return buf

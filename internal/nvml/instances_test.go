@@ -8,29 +8,29 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// read reads a GPU: the values of all its devices, by their id and the series' name.
-func (s *stage) read(i int) map[device.ID]map[string]float64 {
+// instanceValues reads a GPU: the values of all its devices, by their id and the series' name.
+func (s *backendFixture) instanceValues(i int) map[device.ID]map[string]float64 {
 	s.Helper()
 	samples, err := s.Read(s.id(i), nil)
 	s.must(err)
 	values := map[device.ID]map[string]float64{}
 	for _, sample := range samples {
-		of := values[sample.Device]
-		if of == nil {
-			of = map[string]float64{}
-			values[sample.Device] = of
+		deviceValues := values[sample.Device]
+		if deviceValues == nil {
+			deviceValues = map[string]float64{}
+			values[sample.Device] = deviceValues
 		}
 		name := seriesName(s.Metrics()[sample.Metric])
-		if _, twice := of[name]; twice {
+		if _, twice := deviceValues[name]; twice {
 			s.Errorf("%s has two values of %s", sample.Device, name)
 		}
-		of[name] = math.Round(sample.Value*1e6) / 1e6
+		deviceValues[name] = math.Round(sample.Value*1e6) / 1e6
 	}
 	return values
 }
 
-// twoInstances is a GPU with two GPU instances, of which one has two compute instances.
-var twoInstances = []string{
+// twoInstanceGPU is a GPU with two GPU instances, of which one has two compute instances.
+var twoInstanceGPU = []string{
 	"gpus 1", "gpu 0 uuid GPU-0", "gpu 0 mig_mode 1", "reuse handles",
 	"gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a memory 1000 used 400 bar1 16",
 	"gpu 0 slice 1 1c.3g.40gb gi 2 ci 1 uuid MIG-c memory 4000 used 900 bar1 64",
@@ -41,15 +41,15 @@ var twoInstances = []string{
 // TestInstances reads a partitioned GPU. Where compute instances share what is read, it
 // is of one of them alone, or it would be summed up twice.
 func TestInstances(t *testing.T) {
-	s := start(t, twoInstances...)
-	s.read(0)
-	s.window(0)
-	s.window(0)
+	s := newListedFixture(t, twoInstanceGPU...)
+	s.instanceValues(0)
+	s.closeWindow(0)
+	s.closeWindow(0)
 	for range 6 {
-		s.read(0)
-		s.overdue(0, slowEvery)
+		s.instanceValues(0)
+		s.ageSlow(0, slowInterval)
 	}
-	got := s.read(0)
+	got := s.instanceValues(0)
 	want := func(id device.ID, name string, want float64) {
 		t.Helper()
 		if v, ok := got[id][name]; !ok || v != want {
@@ -81,31 +81,31 @@ func TestInstances(t *testing.T) {
 // TestInstanceReplaced has slices change between listings, with the handles given to
 // others: what is read of those is nobody's until the next listing.
 func TestInstanceReplaced(t *testing.T) {
-	s := start(t, twoInstances...)
-	s.read(0)
-	s.window(0)
-	s.window(0)
-	if got := s.read(0); got["MIG-a"][smActive] != 0.3 {
+	s := newListedFixture(t, twoInstanceGPU...)
+	s.instanceValues(0)
+	s.closeWindow(0)
+	s.closeWindow(0)
+	if got := s.instanceValues(0); got["MIG-a"][smActive] != 0.3 {
 		t.Fatalf("got %v", got["MIG-a"])
 	}
 	s.clear("gpu 0 slice 0")
 	s.set("gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-z memory 1000 used 777", "gpu 0 metric 2/7 90")
-	s.window(0)
-	got := s.read(0)
+	s.closeWindow(0)
+	got := s.instanceValues(0)
 	if len(got["MIG-a"]) > 0 || len(got["MIG-z"]) > 0 || len(got["MIG-b"]) == 0 {
 		t.Errorf("before a listing: %v", got)
 	}
 	s.list(4)
-	got = s.read(0)
+	got = s.instanceValues(0)
 	if got["MIG-z"]["nvidia_gpu_memory_used_bytes"] != 777 || len(got["MIG-a"]) > 0 {
 		t.Errorf("after it: %v", got["MIG-z"])
 	}
 	if _, ok := got["MIG-z"][smActive]; ok {
 		t.Error("a sample of the slice before it was made use of")
 	}
-	s.window(0)
-	s.window(0)
-	if got := s.read(0)["MIG-z"][smActive]; got != 0.9 {
+	s.closeWindow(0)
+	s.closeWindow(0)
+	if got := s.instanceValues(0)["MIG-z"][smActive]; got != 0.9 {
 		t.Errorf("it was active for %v", got)
 	}
 	if n := s.samples(); n != 4 { // two instances, the GPU, and the next one
@@ -115,22 +115,22 @@ func TestInstanceReplaced(t *testing.T) {
 
 // TestInstanceGone has a slice go between listings, and its GPU's mode be turned off.
 func TestInstanceGone(t *testing.T) {
-	s := start(t, twoInstances[:len(twoInstances)-2]...)
+	s := newListedFixture(t, twoInstanceGPU[:len(twoInstanceGPU)-2]...)
 	s.clear("reuse")
-	s.read(0)
+	s.instanceValues(0)
 	s.clear("gpu 0 slice 0")
-	got := s.read(0)
+	got := s.instanceValues(0)
 	if len(got["MIG-a"]) > 0 || len(got["MIG-b"]) == 0 || len(got["GPU-0"]) == 0 {
 		t.Errorf("got %v", got)
 	}
 	s.set("gpu 0 mig_mode 0")
 	s.list(1)
-	got = s.read(0)
+	got = s.instanceValues(0)
 	if ids := maps.Keys(got); len(got) != 1 || got["GPU-0"]["nvidia_gpu_utilization_ratio"] != 0 {
 		t.Errorf("got %v", ids)
 	}
 	for range 8 { // as soon as a flight has nothing better to do
-		s.read(0)
+		s.instanceValues(0)
 	}
 	// The GPU's, and its next one where the machine was slow; no slice's.
 	if n := s.samples(); n < 1 || n > 2 {
@@ -140,14 +140,14 @@ func TestInstanceGone(t *testing.T) {
 
 // TestLostWithInstances stops where the GPU is lost, also while a slice is asked.
 func TestLostWithInstances(t *testing.T) {
-	s := start(t, append(sevenSlices("h100"), "fail nvmlDeviceGetUUID gpu 0 GPU_IS_LOST")[:17]...)
-	s.read(0)
+	s := newListedFixture(t, append(sevenMIGDevices("h100"), "fail nvmlDeviceGetUUID gpu 0 GPU_IS_LOST")[:17]...)
+	s.instanceValues(0)
 	s.set("fail nvmlDeviceGetUUID gpu 0 GPU_IS_LOST")
 	before := s.calls()
 	if samples, err := s.Read(s.id(0), nil); err == nil || len(samples) > 0 {
 		t.Errorf("got %v, %v", samples, err)
 	}
-	if n := s.calls().Since(before).PerGPU(0); n > 10 {
+	if n := s.calls().Since(before).GPUTotal(0); n > 10 {
 		t.Errorf("%d calls after it was lost", n)
 	}
 }
@@ -158,7 +158,7 @@ func TestAllocationsOfInstances(t *testing.T) {
 	if raceDetector {
 		t.Skip("the race detector allocates")
 	}
-	s := start(t, sevenSlices("h100")...)
+	s := newListedFixture(t, sevenMIGDevices("h100")...)
 	id := s.id(0)
 	var buf []device.Sample
 	var err error
@@ -176,7 +176,7 @@ func TestAllocationsOfInstances(t *testing.T) {
 }
 
 func BenchmarkReadInstances(b *testing.B) {
-	s := start(b, sevenSlices("h100")...)
+	s := newListedFixture(b, sevenMIGDevices("h100")...)
 	id := s.id(0)
 	var buf []device.Sample
 	b.ReportAllocs()

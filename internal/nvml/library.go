@@ -29,51 +29,51 @@ var libraryDirs = [...]string{
 	"usr/local/nvidia/lib64", "nvidia/lib64", "lib",
 }
 
-// start makes sure that the library is loaded and initialised. It is tried anew
+// ensureInitialized makes sure that the library is loaded and initialised. It is tried anew
 // on each call until it succeeds.
-func (b *Backend) start() error {
-	if b.driver != nil {
+func (b *Backend) ensureInitialized() error {
+	if b.session != nil {
 		return nil
 	}
 	// One that was found stays, also while it does not start: it may have been bound
 	// to by the attempt.
 	if b.lib == nil {
-		lib, err := b.find()
+		lib, err := b.findLibrary()
 		if err != nil {
 			return err
 		}
 		b.lib = lib
-		b.about.Store(&About{Library: loadedFile().path}) // it was opened to be looked at
+		b.libraryInfo.Store(&LibraryInfo{Library: loadedFile().path}) // it was opened to be looked at
 	}
 	// A first Init loads the library, and each one leaves it loaded, whatever it
 	// answers: so what is probed below is what is called later.
 	ret := b.lib.Init()
-	if b.file == (file{}) {
-		b.file = loadedFile()
+	if b.libraryFile == (libraryFile{}) {
+		b.libraryFile = loadedFile()
 	}
 	switch ret {
 	case nvml.SUCCESS:
-		b.worked = true
+		b.initialized = true
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
-		return fmt.Errorf("initialise NVML: %w", b.mismatch())
+		return fmt.Errorf("initialise NVML: %w", b.versionMismatch())
 	default:
-		return fmt.Errorf("initialise NVML: %w", answer(ret))
+		return fmt.Errorf("initialise NVML: %w", nvmlError(ret))
 	}
-	has := probe(b.lib.Extensions().LookupSymbol)
+	has := lookupSymbols(b.lib.Extensions().LookupSymbol)
 	version := driverVersion(b.lib, has)
-	b.driver = &driver{
-		lib: b.lib, has: has, asking: b.asking, direct: findDirect(), catalogue: b.catalogue, facts: systemFacts(b.lib, has, version),
-		renumbered: !atLeast58082(version),
-		instances:  b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
+	b.session = &nvmlSession{
+		lib: b.lib, symbols: has, pendingCalls: b.pendingCalls, raw: findRawSymbols(), plan: b.plan, commonLabels: systemLabels(b.lib, has, version),
+		renumberedFields:    !atLeast58082(version),
+		eventsNameInstances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
 	for i := range calls {
-		b.driver.can[i] = has[calls[i].symbol]
+		b.session.callable[i] = has[calls[i].symbol]
 	}
-	missing := has.missing()
-	b.missing.Store(&missing)
-	b.about.Store(&About{Library: b.file.path, Version: version, Lacks: has.lacks()})
-	if b.restarted {
-		b.restarted = false
+	missing := has.missingFamilies()
+	b.missingFamilies.Store(&missing)
+	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.path, Version: version, MissingFunctions: has.missingFunctions()})
+	if b.driverRestarted {
+		b.driverRestarted = false
 		for _, h := range b.histories { // who has forgotten us has been loaded anew
 			h.resets.Add(1)
 		}
@@ -81,35 +81,35 @@ func (b *Backend) start() error {
 	return nil
 }
 
-// mismatch is for a kernel module of another version than the library. The library
+// versionMismatch is for a kernel module of another version than the library. The library
 // cannot be unloaded, glibc keeps what lazily bound symbols point into, so only a new
 // process can load another one. That helps where there is another: the driver was
 // replaced while we used it, or the file is no longer the one that was loaded. It does
 // not where only the files were installed, and the module waits for the node to be
 // booted: that is a node without a driver, and no reason to start again and again.
-func (b *Backend) mismatch() error {
-	const ret = answer(nvml.ERROR_LIB_RM_VERSION_MISMATCH)
-	if b.worked || b.file.changed() {
-		return fmt.Errorf("%w: %w", device.ErrReplaced, ret)
+func (b *Backend) versionMismatch() error {
+	const ret = nvmlError(nvml.ERROR_LIB_RM_VERSION_MISMATCH)
+	if b.initialized || b.libraryFile.changed() {
+		return fmt.Errorf("%w: %w", device.ErrDriverReplaced, ret)
 	}
-	return fmt.Errorf("%w: the kernel's module and %s are of different versions", ret, b.file.path)
+	return fmt.Errorf("%w: the kernel's module and %s are of different versions", ret, b.libraryFile.path)
 }
 
-// file tells a library's file from another one under its path. The zero file is not
+// libraryFile tells a library's file from another one under its path. The zero file is not
 // known.
-type file struct {
+type libraryFile struct {
 	path    string
 	inode   uint64
 	size    int64
-	written time.Time
+	modTime time.Time
 }
 
-func statFile(path string) (file, error) {
+func statLibrary(path string) (libraryFile, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return file{}, err
+		return libraryFile{}, err
 	}
-	f := file{path: path, size: info.Size(), written: info.ModTime()}
+	f := libraryFile{path: path, size: info.Size(), modTime: info.ModTime()}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		f.inode = stat.Ino
 	}
@@ -117,20 +117,20 @@ func statFile(path string) (file, error) {
 }
 
 // changed tells whether the path leads to another file now, or to none.
-func (f file) changed() bool {
-	if f == (file{}) {
+func (f libraryFile) changed() bool {
+	if f == (libraryFile{}) {
 		return false
 	}
-	now, err := statFile(f.path)
+	now, err := statLibrary(f.path)
 	return err != nil || now != f
 }
 
 // loadedFile is the library that this process has mapped, where the links that led to
 // it end.
-func loadedFile() file {
+func loadedFile() libraryFile {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
-		return file{}
+		return libraryFile{}
 	}
 	stem, _, _ := strings.Cut(soname, ".")
 	for line := range strings.Lines(string(maps)) {
@@ -139,21 +139,21 @@ func loadedFile() file {
 			continue
 		}
 		path := strings.TrimSuffix(strings.TrimSpace(line[at:]), " (deleted)")
-		if f, err := statFile(path); err == nil {
+		if f, err := statLibrary(path); err == nil {
 			return f
 		}
-		return file{path: path} // it went between
+		return libraryFile{path: path} // it went between
 	}
-	return file{}
+	return libraryFile{}
 }
 
-// find looks for a library that can be used. Once one was initialised there is no
+// findLibrary looks for a library that can be used. Once one was initialised there is no
 // going back: go-nvml's calls are bound to the first library that they reach, for
 // all Backends of the process. So a library is looked at closely before that.
 //
 // The files are looked for here and not left to the dynamic linker, since that one
 // never again looks into a folder that was absent when it first did.
-func (b *Backend) find() (nvml.Interface, error) {
+func (b *Backend) findLibrary() (nvml.Interface, error) {
 	var errs []error
 	for _, root := range b.options.DriverRoots {
 		if root == "" { // no root is not the folder that this process was started in
@@ -163,13 +163,13 @@ func (b *Backend) find() (nvml.Interface, error) {
 			// A link's end is meant below the root, wherever that is mounted.
 			path, err := securejoin.SecureJoin(filepath.Clean(root), filepath.Join(dir, soname))
 			if err == nil {
-				err = wholeFile(path)
+				err = checkComplete(path)
 			}
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
 			if err == nil {
-				err = usable(path)
+				err = checkUsable(path)
 			}
 			if err == nil {
 				return nvml.New(nvml.WithLibraryPath(path)), nil
@@ -177,7 +177,7 @@ func (b *Backend) find() (nvml.Interface, error) {
 			errs = append(errs, err)
 		}
 	}
-	err := usable(soname)
+	err := checkUsable(soname)
 	if err == nil {
 		return nvml.New(nvml.WithLibraryPath(soname)), nil
 	}
@@ -187,10 +187,10 @@ func (b *Backend) find() (nvml.Interface, error) {
 	return nil, err
 }
 
-// wholeFile refuses a library that is still being written. Opening one would not
+// checkComplete refuses a library that is still being written. Opening one would not
 // fail: it would end the process by SIGBUS when the missing part is touched. Of an
 // ELF file the section table comes last.
-func wholeFile(path string) error {
+func checkComplete(path string) error {
 	file, err := os.Open(path)
 	if err != nil {
 		return err
@@ -212,22 +212,22 @@ func wholeFile(path string) error {
 	return nil
 }
 
-// usable opens a library for a look, without binding anything to it. One that has
+// checkUsable opens a library for a look, without binding anything to it. One that has
 // what is needed stays open, so that Init gets the very same.
-func usable(name string) error {
+func checkUsable(name string) error {
 	library := dl.New(name, dl.RTLD_LAZY|dl.RTLD_LOCAL)
 	if err := library.Open(); err != nil {
 		return err
 	}
-	err := probe(library.Lookup).needed()
+	err := lookupSymbols(library.Lookup).checkRequired()
 	if err != nil {
 		return errors.Join(fmt.Errorf("use %s: %w", name, err), library.Close())
 	}
 	return nil
 }
 
-// systemFacts are the labels that are the same for all GPUs of a node.
-func systemFacts(lib nvml.Interface, has symbols, version string) []device.Label {
+// systemLabels are the labels that are the same for all GPUs of a node.
+func systemLabels(lib nvml.Interface, has symbols, version string) []device.Label {
 	var cuda string
 	if has["nvmlSystemGetCudaDriverVersion"] {
 		if v, ret := lib.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
@@ -238,12 +238,12 @@ func systemFacts(lib nvml.Interface, has symbols, version string) []device.Label
 	return []device.Label{
 		{Name: "driver_version", Value: version},
 		{Name: "cuda_version", Value: cuda},
-		{Name: "confidential_computing", Value: confidential(lib, has)},
+		{Name: "confidential_computing", Value: confidentialComputing(lib, has)},
 	}
 }
 
-// confidential is whether the node's GPUs compute confidentially; empty: it is not known.
-func confidential(lib nvml.Interface, has symbols) string {
+// confidentialComputing is whether the node's GPUs compute confidentially; empty: it is not known.
+func confidentialComputing(lib nvml.Interface, has symbols) string {
 	if !has["nvmlSystemGetConfComputeState"] {
 		return ""
 	}
@@ -267,7 +267,7 @@ func driverVersion(lib nvml.Interface, has symbols) string {
 	if ret != nvml.SUCCESS {
 		return ""
 	}
-	return clean(v)
+	return toValidUTF8(v)
 }
 
 // majorMinor returns the first two numbers of a driver's version, and false where it has

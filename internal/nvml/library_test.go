@@ -15,11 +15,11 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// nothing prepares a folder without a library.
-func nothing(string) {}
+// noSetup prepares a folder without a library.
+func noSetup(string) {}
 
-// install puts a library where a driver root has it.
-func install(t *testing.T, library, root, dir string) {
+// installLibrary puts a library where a driver root has it.
+func installLibrary(t *testing.T, library, root, dir string) {
 	t.Helper()
 	content, err := os.ReadFile(library)
 	if err != nil {
@@ -48,22 +48,22 @@ func skipWithDriver(t *testing.T) {
 	}
 }
 
-// noDriver lists, and wants ErrNoDriver and a text. Nothing else may call NVML
+// wantNoDriver lists, and wants ErrNoDriver and a text. Nothing else may call NVML
 // then: to call a function of no library would end the process.
-func (s *stage) noDriver(text string) {
+func (s *backendFixture) wantNoDriver(text string) {
 	s.Helper()
 	devices, err := s.Devices(context.Background())
 	if len(devices) != 0 || !errors.Is(err, device.ErrNoDriver) || !strings.Contains(err.Error(), text) {
 		s.Errorf("%d devices, error %v, want %q", len(devices), err, text)
 	}
-	s.untouchable()
-	if s.Missing() != nil {
-		s.Errorf("missing are %v", s.Missing())
+	s.wantCallsFail()
+	if s.MissingFamilies() != nil {
+		s.Errorf("missing are %v", s.MissingFamilies())
 	}
 }
 
-// untouchable wants Read, Check and Wait to fail at once.
-func (s *stage) untouchable() {
+// wantCallsFail wants Read, Check and Wait to fail at once.
+func (s *backendFixture) wantCallsFail() {
 	s.Helper()
 	buf := []device.Sample{{}}
 	got, readErr := s.Read("GPU-0", buf)
@@ -80,36 +80,36 @@ func (s *stage) untouchable() {
 }
 
 func TestNoLibrary(t *testing.T) {
-	inChild(t, nothing, func(t *testing.T, dir string) {
+	runInChild(t, noSetup, func(t *testing.T, dir string) {
 		skipWithDriver(t)
-		s := newStage(t, Options{DriverRoots: []string{dir, ""}}, "gpus 1")
+		s := newFixture(t, Options{DriverRoots: []string{dir, ""}}, "gpus 1")
 		for range 2 {
-			s.noDriver("cannot open shared object file")
+			s.wantNoDriver("cannot open shared object file")
 		}
 		s.Close()
-		s.noDriver("cannot open shared object file")
+		s.wantNoDriver("cannot open shared object file")
 	})
 }
 
 // TestLibraryAppears has a driver being installed, under the second root.
 func TestLibraryAppears(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)
-	inChild(t, func(dir string) { install(t, library, dir, "source") }, func(t *testing.T, dir string) {
+	runInChild(t, func(dir string) { installLibrary(t, library, dir, "source") }, func(t *testing.T, dir string) {
 		skipWithDriver(t)
 		root := filepath.Join(dir, "second")
-		s := newStage(t, Options{DriverRoots: []string{filepath.Join(dir, "first"), root}}, "gpus 2")
-		s.noDriver("cannot open")
+		s := newFixture(t, Options{DriverRoots: []string{filepath.Join(dir, "first"), root}}, "gpus 2")
+		s.wantNoDriver("cannot open")
 
 		whole, err := os.ReadFile(filepath.Join(dir, "source", soname))
 		s.must(err)
 		const place = "usr/lib/x86_64-linux-gnu"
 		installBytes(t, nil, root, place)
-		s.noDriver("EOF")
+		s.wantNoDriver("EOF")
 		installBytes(t, []byte("not a library, but a text"), root, place)
-		s.noDriver("bad magic number")
+		s.wantNoDriver("bad magic number")
 		for i := 1; i < 8; i++ {
 			installBytes(t, whole[:len(whole)*i/8], root, place)
-			s.noDriver(filepath.Join(root, place))
+			s.wantNoDriver(filepath.Join(root, place))
 		}
 		s.must(os.Remove(filepath.Join(root, place, soname)))
 		installBytes(t, whole, root, place)
@@ -126,19 +126,19 @@ func TestLibraryAppears(t *testing.T) {
 // the root of this process.
 func TestLibraryBehindLinks(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)
-	inChild(t, func(dir string) { install(t, library, dir, "root/usr/lib/x86_64-linux-gnu/nvidia/current") }, func(t *testing.T, dir string) {
+	runInChild(t, func(dir string) { installLibrary(t, library, dir, "root/usr/lib/x86_64-linux-gnu/nvidia/current") }, func(t *testing.T, dir string) {
 		skipWithDriver(t)
 		root := filepath.Join(dir, "root")
-		s := newStage(t, Options{DriverRoots: []string{root + "/"}}, "gpus 2")
-		s.noDriver("cannot open")
+		s := newFixture(t, Options{DriverRoots: []string{root + "/"}}, "gpus 2")
+		s.wantNoDriver("cannot open")
 
 		const links, real = "etc/alternatives/glx--libnvidia-ml.so.1", "usr/lib/x86_64-linux-gnu/nvidia/current"
 		s.must(os.MkdirAll(filepath.Join(root, filepath.Dir(links)), 0o755))
 		s.must(os.Symlink("/"+links, filepath.Join(root, filepath.Dir(real), "..", soname)))
-		s.noDriver("cannot open") // the link leads nowhere yet
+		s.wantNoDriver("cannot open") // the link leads nowhere yet
 		s.must(os.Symlink("/"+real+"/"+soname, filepath.Join(root, links)))
 		s.list(2)
-		if got, want := s.About().Library, filepath.Join(root, real, soname); got != want {
+		if got, want := s.LibraryInfo().Library, filepath.Join(root, real, soname); got != want {
 			t.Errorf("loaded %s, want %s", got, want)
 		}
 	})
@@ -147,14 +147,14 @@ func TestLibraryBehindLinks(t *testing.T) {
 // TestUselessLibrary has one first that lacks what is needed. It must not be bound.
 func TestUselessLibrary(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)
-	inChild(t, func(dir string) {
-		install(t, library, dir, "second/usr/lib64")
+	runInChild(t, func(dir string) {
+		installLibrary(t, library, dir, "second/usr/lib64")
 		buildLibrary(t, filepath.Join(dir, "first", "lib64"), "nvmlDeviceGetUUID")
 	}, func(t *testing.T, dir string) {
 		skipWithDriver(t)
 		first, second := filepath.Join(dir, "first"), filepath.Join(dir, "second")
-		s := newStage(t, Options{DriverRoots: []string{first}}, "gpus 2")
-		s.noDriver("the library lacks nvmlDeviceGetUUID")
+		s := newFixture(t, Options{DriverRoots: []string{first}}, "gpus 2")
+		s.wantNoDriver("the library lacks nvmlDeviceGetUUID")
 		s.options.DriverRoots = []string{first, second}
 		s.list(2)
 	})
@@ -172,16 +172,16 @@ func buildLibrary(t *testing.T, dir string, without ...string) {
 
 // TestAbout: which library it is, and what that lacks.
 func TestAbout(t *testing.T) {
-	inChild(t, func(dir string) {
+	runInChild(t, func(dir string) {
 		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetSerial", "nvmlGpmMetricsGet")
 	}, func(t *testing.T, dir string) {
-		s := newStage(t, Options{DriverRoots: []string{dir}}, "gpus 1")
-		if about := s.About(); about.Library != "" || about.Lacks != nil {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 1")
+		if about := s.LibraryInfo(); about.Library != "" || about.MissingFunctions != nil {
 			t.Errorf("before a listing it is %+v", about)
 		}
 		s.list(1)
-		about := s.About()
-		if about.Library != filepath.Join(dir, "lib64", soname) || about.Version == "" || !slices.Equal(about.Lacks, []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}) {
+		about := s.LibraryInfo()
+		if about.Library != filepath.Join(dir, "lib64", soname) || about.Version == "" || !slices.Equal(about.MissingFunctions, []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}) {
 			t.Errorf("it is %+v", about)
 		}
 	})
@@ -190,8 +190,8 @@ func TestAbout(t *testing.T) {
 // TestSoname leaves it to the dynamic linker.
 func TestSoname(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)
-	inChild(t, func(dir string) { install(t, library, dir, "ld") }, func(t *testing.T, dir string) {
-		s := newStage(t, Options{DriverRoots: []string{dir}}, "gpus 3")
+	runInChild(t, func(dir string) { installLibrary(t, library, dir, "ld") }, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3")
 		s.list(3)
 	})
 }
@@ -199,11 +199,11 @@ func TestSoname(t *testing.T) {
 // TestDriverComesLater has the library there, and no driver under it.
 func TestDriverComesLater(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)
-	inChild(t, func(dir string) { install(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
-		s := newStage(t, Options{DriverRoots: []string{dir}})
+	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}})
 		s.must(os.Remove(filepath.Join(dir, "scenario")))
 		for range 3 {
-			s.noDriver("initialise NVML: DRIVER_NOT_LOADED")
+			s.wantNoDriver("initialise NVML: DRIVER_NOT_LOADED")
 		}
 		s.set("gpus 2")
 		s.list(2)
@@ -215,16 +215,16 @@ func TestDriverComesLater(t *testing.T) {
 // driver worked before, or the library's file is another one now.
 func TestReplacedDriver(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)
-	inChild(t, func(dir string) { install(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
-		wants := func(s *stage, replaced bool) {
+	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
+		wants := func(s *backendFixture, replaced bool) {
 			t.Helper()
 			_, err := s.Devices(context.Background())
-			if !errors.Is(err, device.ErrNoDriver) || errors.Is(err, device.ErrReplaced) != replaced {
+			if !errors.Is(err, device.ErrNoDriver) || errors.Is(err, device.ErrDriverReplaced) != replaced {
 				t.Errorf("got %v, want it replaced: %v", err, replaced)
 			}
-			s.untouchable()
+			s.wantCallsFail()
 		}
-		s := newStage(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
 		wants(s, false) // the module may follow, or the node wait to be booted
 		wants(s, false)
 		s.set("fail nvmlInit_v2 gpu - NO_PERMISSION")
@@ -235,7 +235,7 @@ func TestReplacedDriver(t *testing.T) {
 		s.set("fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
 		wants(s, true)
 
-		s = newStage(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
+		s = newFixture(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
 		wants(s, false)
 		content, err := os.ReadFile(filepath.Join(dir, "lib64", soname))
 		s.must(err)
@@ -248,33 +248,33 @@ func TestReplacedDriver(t *testing.T) {
 
 // TestDriverReplacedUnderUs is told by a call that is not the first.
 func TestDriverReplacedUnderUs(t *testing.T) {
-	s := start(t, "gpus 1")
+	s := newListedFixture(t, "gpus 1")
 	s.set("fail nvmlDeviceGetCount_v2 gpu - LIB_RM_VERSION_MISMATCH", "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
 	for range 2 {
-		if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrReplaced) {
+		if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrDriverReplaced) {
 			t.Errorf("got %v", err)
 		}
-		s.untouchable()
+		s.wantCallsFail()
 	}
 }
 
 // TestHangingInit has the driver never return from its initialisation.
 func TestHangingInit(t *testing.T) {
 	library := filepath.Join(wholeLibrary, soname)
-	inChild(t, func(dir string) { install(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
-		s := newStage(t, Options{DriverRoots: []string{dir}}, "gpus 2", "hang nvmlInit_v2 gpu -")
+	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 2", "hang nvmlInit_v2 gpu -")
 		done := make(chan error, 1)
 		go func() { _, err := s.Devices(context.Background()); done <- err }() // ends with the hang; received below
-		s.eventually("Init hangs", func() bool { return s.loaded() && s.calls().InFlight(nvmltest.NoGPU) == 1 })
-		s.untouchable()
-		if s.Missing() != nil {
-			t.Errorf("missing are %v", s.Missing())
+		s.eventually("Init hangs", func() bool { return s.libraryLoaded() && s.calls().InFlight(nvmltest.NoGPU) == 1 })
+		s.wantCallsFail()
+		if s.MissingFamilies() != nil {
+			t.Errorf("missing are %v", s.MissingFamilies())
 		}
-		if about := s.About(); about.Library != filepath.Join(dir, "lib64", soname) || about.Version != "" {
+		if about := s.LibraryInfo(); about.Library != filepath.Join(dir, "lib64", soname) || about.Version != "" {
 			t.Errorf("while Init hangs it is %+v", about)
 		}
 		calls := s.calls()
-		if n := calls.PerGPU(nvmltest.NoGPU) + calls.PerGPU(0); n != 1 {
+		if n := calls.GPUTotal(nvmltest.NoGPU) + calls.GPUTotal(0); n != 1 {
 			t.Errorf("%d calls were made", n)
 		}
 		s.clear("hang")
@@ -283,15 +283,15 @@ func TestHangingInit(t *testing.T) {
 	})
 }
 
-// loaded tells whether the stand-in has begun to count its calls.
-func (s *stage) loaded() bool {
+// libraryLoaded tells whether the stand-in has begun to count its calls.
+func (s *backendFixture) libraryLoaded() bool {
 	_, err := os.Stat(filepath.Join(testDir, "calls"))
 	return err == nil
 }
 
-// newer are functions that older drivers lack. The ones that podgauge calls have
+// newerSymbols are functions that older drivers lack. The ones that podgauge calls have
 // something that stands in for them, or are missed.
-var newer = []string{
+var newerSymbols = []string{
 	"nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSupportedClocksEventReasons",
 	"nvmlDeviceGetPciInfo_v3", "nvmlEventSetWait_v2", "nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
 	"nvmlDeviceGetFieldValues", "nvmlDeviceGetMigMode", "nvmlSystemGetCudaDriverVersion", "nvmlDeviceGetCudaComputeCapability",
@@ -300,8 +300,8 @@ var newer = []string{
 
 // TestOldDriver starts, reads what there is, and says what is not.
 func TestOldDriver(t *testing.T) {
-	inChild(t, func(dir string) { buildLibrary(t, filepath.Join(dir, "lib64"), newer...) }, func(t *testing.T, dir string) {
-		s := newStage(t, Options{DriverRoots: []string{dir}}, append(busyGPU, "gpus 2")...)
+	runInChild(t, func(dir string) { buildLibrary(t, filepath.Join(dir, "lib64"), newerSymbols...) }, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, append(busyGPU, "gpus 2")...)
 		s.list(2)
 		// Rows that have a source which is there are read from that.
 		want := map[string]float64{}
@@ -309,7 +309,7 @@ func TestOldDriver(t *testing.T) {
 		for _, m := range Metrics() {
 			sources := strings.Split(m.Source, "; ")
 			sources = slices.DeleteFunc(sources, func(source string) bool {
-				return strings.HasPrefix(source, "field ") || strings.HasPrefix(source, "nvmlGpm") || slices.Contains(newer, source)
+				return strings.HasPrefix(source, "field ") || strings.HasPrefix(source, "nvmlGpm") || slices.Contains(newerSymbols, source)
 			})
 			if len(sources) > 0 {
 				want[seriesName(m)] = busyValues[seriesName(m)]
@@ -317,23 +317,23 @@ func TestOldDriver(t *testing.T) {
 				wantMissing = append(wantMissing, m.Name)
 			}
 		}
-		if got := s.Missing(); !slices.Equal(got, wantMissing) {
+		if got := s.MissingFamilies(); !slices.Equal(got, wantMissing) {
 			t.Errorf("missing are %v\nwant %v", got, wantMissing)
 		}
-		for name := range oldValues { // it has the SRAM status
+		for name := range oldDriverValues { // it has the SRAM status
 			delete(want, name)
 		}
 		want["nvidia_gpu_memory_used_bytes"] += busyValues["nvidia_gpu_memory_reserved_bytes"]
 		want["nvidia_gpu_power_watts"] = 70
-		if got := s.both(0); !maps.Equal(got, want) {
-			t.Error(difference(got, want))
+		if got := s.settledValues(0); !maps.Equal(got, want) {
+			t.Error(diffValues(got, want))
 		}
 		if _, err := s.Check(s.id(1)); err != nil {
 			t.Error(err)
 		}
-		s.listen()
-		s.event(1, "xid 79")
-		if got := s.nextEvent(); got.GPU != s.id(1) || got.Heals != device.ByReset {
+		s.waitForRegistration()
+		s.sendEvent(1, "xid 79")
+		if got := s.nextEvent(); got.GPU != s.id(1) || got.Recovery != device.RecoveryAfterReset {
 			t.Errorf("got %+v", got)
 		}
 	})
@@ -341,7 +341,7 @@ func TestOldDriver(t *testing.T) {
 
 // TestBarestDriver has nothing but what is needed.
 func TestBarestDriver(t *testing.T) {
-	inChild(t, func(dir string) {
+	runInChild(t, func(dir string) {
 		var without []string
 		for _, f := range functions {
 			if !f.needed {
@@ -350,7 +350,7 @@ func TestBarestDriver(t *testing.T) {
 		}
 		buildLibrary(t, filepath.Join(dir, "lib64"), without...)
 	}, func(t *testing.T, dir string) {
-		s := newStage(t, Options{DriverRoots: []string{dir}}, "gpus 2")
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 2")
 		s.list(2)
 		if _, err := s.Read(s.id(0), nil); err == nil || errors.Is(err, device.ErrLost) {
 			t.Errorf("a reading says %v", err)
@@ -370,10 +370,10 @@ func TestBarestDriver(t *testing.T) {
 			families[m.Name] = true
 		}
 		made := 0
-		for _, m := range madeOf {
+		for _, m := range derivedFamilies {
 			made += len(m.families)
 		}
-		if got := s.Missing(); len(got) != len(families)+made {
+		if got := s.MissingFamilies(); len(got) != len(families)+made {
 			t.Errorf("missing are %v", got)
 		}
 	})

@@ -9,9 +9,9 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// row is one fact that can be read: what it is called, and where it comes from.
+// metricDef is one fact that can be read: what it is called, and where it comes from.
 // Rows of one family stand together. Of its sources the first that a GPU has counts.
-type row struct {
+type metricDef struct {
 	name, help string
 	kind       device.Kind
 	labels     []device.Label
@@ -19,108 +19,108 @@ type row struct {
 	slow       bool // its fields are asked for at the slow pace
 
 	// sources are fields that have it; of a GPU that has several the first counts.
-	sources []source
-	// slot is where a call leaves it. A call that could be spared by fields is made only
+	sources []fieldSource
+	// valueID is where a call leaves it. A call that could be spared by fields is made only
 	// for a GPU that does not have them.
-	slot slot
-	// unless is a slot: while it is filled, the row says what another one says better.
-	unless slot
+	valueID valueID
+	// unlessValue is a slot: while it is filled, the row says what another one says better.
+	unlessValue valueID
 
-	// unit is what the slot counts in. Where bit is set the value is a set of flags, of
+	// conversion is what the slot counts in. Where bit is set the value is a set of flags, of
 	// which the row is one; and where is is, it is one of an enumeration.
-	unit unit
-	bit  uint64
-	is   stateOf
-	// metered counters may wrap or begin again, and are made one that only rises.
-	metered bool
-	// most is what a metered counter can rise by in a second at the very most.
-	most float64
+	conversion conversion
+	bit        uint64
+	state      enumState
+	// monotonic counters may wrap or begin again, and are made one that only rises.
+	monotonic bool
+	// maxRate is what a metered counter can rise by in a second at the very most.
+	maxRate float64
 }
 
-// source is a field that is asked for: of one scope, or of each there is, summed up.
-type source struct {
-	key
-	sum  bool
-	unit unit
+// fieldSource is a field that is asked for: of one scope, or of each there is, summed up.
+type fieldSource struct {
+	fieldKey
+	sum        bool
+	conversion conversion
 }
 
-// key is what a field is asked for by.
-type key struct {
+// fieldKey is what a field is asked for by.
+type fieldKey struct {
 	id    uint32
-	scope scope
+	scope fieldScope
 	n     uint32 // the scope's number
 }
 
-// scope is what a field is asked about.
-type scope uint8
+// fieldScope is what a field is asked about.
+type fieldScope uint8
 
 const (
-	ofGPU     scope = iota // the number is the field's own affair
-	ofLink                 // NVLink n
-	ofC2CLink              // link n to the CPU
+	scopeGPU     fieldScope = iota // the number is the field's own affair
+	scopeNVLink                    // NVLink n
+	scopeC2CLink                   // link n to the CPU
 )
 
-// all stands for all links at once, in fields that know it.
-const all = ^uint32(0)
+// allLinks stands for all links at once, in fields that know it.
+const allLinks = ^uint32(0)
 
-// stateOf is one state of an enumeration. A driver may be newer than the enumeration:
+// enumState is one state of an enumeration. A driver may be newer than the enumeration:
 // other is every value that is none of known.
-type stateOf struct {
+type enumState struct {
 	known []uint32
 	value uint32
 	other bool
 }
 
-func (s stateOf) set() bool { return s.known != nil }
+func (s enumState) isSet() bool { return s.known != nil }
 
-func (s stateOf) holds(v float64) bool {
+func (s enumState) matches(v float64) bool {
 	if !s.other {
 		return v == float64(s.value)
 	}
 	return !slices.ContainsFunc(s.known, func(known uint32) bool { return v == float64(known) })
 }
 
-// unit turns the driver's number into the base unit that a row's name says. A
+// conversion turns the driver's number into the base unit that a row's name says. A
 // number above most is none: it is a negative one, or all bits set for "unknown",
 // in a type that could not say so. Nor is one below least.
-type unit struct {
-	times, per, least, most float64
-	// states are the values that count as 1, by their bits: every other one is 0. None: the
+type conversion struct {
+	multiplier, divisor, min, max float64
+	// trueStates are the values that count as 1, by their bits: every other one is 0. None: the
 	// number is no state.
-	states uint64
-	// full says that nothing is more than 1, though it be measured as a little more.
-	full bool
+	trueStates uint64
+	// capAtOne says that nothing is more than 1, though it be measured as a little more.
+	capAtOne bool
 }
 
 var (
-	inBytes       = unit{times: 1, per: 1, most: 1 << 50}
-	inTraffic     = unit{times: 1, per: 1, most: 1 << 62} // bytes, counted
-	inKibibytes   = unit{times: 1 << 10, per: 1, most: 1 << 62}
-	inMegabytes   = unit{times: 1e6, per: 1, most: 1e9}             // a second
-	inPercent     = unit{times: 1, per: 100, most: 100}             // divided: 29 * 0.01 is not 0.29
-	inCycles      = unit{times: 1, per: 100, most: 102, full: true} // percent of what was counted
-	inCelsius     = unit{times: 1, per: 1, most: 1000}
-	inMargin      = unit{times: 1, per: 1, least: -1000, most: 1000} // degrees, to a limit
-	inMilliwatts  = unit{times: 1, per: 1000, most: 1e8}
-	inMillijoules = unit{times: 1, per: 1000, most: 1 << 53} // above it a float64 no longer counts by one
-	inNanoseconds = unit{times: 1, per: 1e9, most: 1 << 62}
-	inMegahertz   = unit{times: 1e6, per: 1, most: 1e5}
-	inNumber      = unit{times: 1, per: 1, most: 1 << 53}
-	inTruth       = unit{times: 1, per: 1, most: 1}
-	inLinkState   = unit{
-		times: 1, per: 1, most: nvml.NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED,
-		states: 1<<nvml.NVLINK_STATE_ACTIVE | 1<<nvml.NVLINK_STATE_SLEEP,
+	inBytes         = conversion{multiplier: 1, divisor: 1, max: 1 << 50}
+	inByteCount     = conversion{multiplier: 1, divisor: 1, max: 1 << 62} // bytes, counted
+	inKibibytes     = conversion{multiplier: 1 << 10, divisor: 1, max: 1 << 62}
+	inMegabytes     = conversion{multiplier: 1e6, divisor: 1, max: 1e9}                 // a second
+	inPercent       = conversion{multiplier: 1, divisor: 100, max: 100}                 // divided: 29 * 0.01 is not 0.29
+	inCyclePercent  = conversion{multiplier: 1, divisor: 100, max: 102, capAtOne: true} // percent of what was counted
+	inCelsius       = conversion{multiplier: 1, divisor: 1, max: 1000}
+	inCelsiusMargin = conversion{multiplier: 1, divisor: 1, min: -1000, max: 1000} // degrees, to a limit
+	inMilliwatts    = conversion{multiplier: 1, divisor: 1000, max: 1e8}
+	inMillijoules   = conversion{multiplier: 1, divisor: 1000, max: 1 << 53} // above it a float64 no longer counts by one
+	inNanoseconds   = conversion{multiplier: 1, divisor: 1e9, max: 1 << 62}
+	inMegahertz     = conversion{multiplier: 1e6, divisor: 1, max: 1e5}
+	inCount         = conversion{multiplier: 1, divisor: 1, max: 1 << 53}
+	inBool          = conversion{multiplier: 1, divisor: 1, max: 1}
+	inLinkState     = conversion{
+		multiplier: 1, divisor: 1, max: nvml.NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED,
+		trueStates: 1<<nvml.NVLINK_STATE_ACTIVE | 1<<nvml.NVLINK_STATE_SLEEP,
 	}
 )
 
-func (u unit) convert(v float64) (float64, bool) {
+func (c conversion) convert(v float64) (float64, bool) {
 	switch {
-	case !(v >= u.least && v <= u.most): // nor is it NaN
+	case !(v >= c.min && v <= c.max): // nor is it NaN
 		return 0, false
-	case u.states != 0:
-		return float64(u.states >> uint64(v) & 1), true
+	case c.trueStates != 0:
+		return float64(c.trueStates >> uint64(v) & 1), true
 	}
-	if v = v * u.times / u.per; u.full {
+	if v = v * c.multiplier / c.divisor; c.capAtOne {
 		v = min(v, 1)
 	}
 	return v, true
@@ -134,161 +134,167 @@ func Metrics() []device.Metric { return metricsOf(rows) }
 
 // MetricsPerLink are the rows of a Backend with Options.PerLink: those of Metrics, and
 // behind them those of each single link.
-func MetricsPerLink() []device.Metric { return metricsOf(slices.Concat(rows, eachLinkRows())) }
+func MetricsPerLink() []device.Metric { return metricsOf(slices.Concat(rows, perLinkRows())) }
 
-func metricsOf(rows []row) []device.Metric {
+func metricsOf(rows []metricDef) []device.Metric {
 	metrics := make([]device.Metric, len(rows))
 	for i := range rows {
 		r := &rows[i]
 		metrics[i] = device.Metric{
 			Name: r.name, Help: r.help, Kind: r.kind, Labels: r.labels,
-			Source: r.from(), Hardware: r.hardware, Pace: r.pace(),
+			Source: r.sourceText(), Hardware: r.hardware, ReadPace: r.pace(),
 		}
 	}
 	return metrics
 }
 
 // pace is that of the row's fields, or else of the call that fills its slot.
-func (r *row) pace() device.Pace {
+func (r *metricDef) pace() device.ReadPace {
 	switch {
 	case r.slow:
-		return device.Slow
+		return device.PaceSlow
 	case len(r.sources) > 0:
-		return device.Fast
+		return device.PaceFast
 	}
 	for i := range calls {
-		if calls[i].fills(r.slot) {
+		if calls[i].provides(r.valueID) {
 			return calls[i].pace
 		}
 	}
-	return ownPaces[r.slot]
+	return extraPaces[r.valueID]
 }
 
-// from names the row's sources in words.
-func (r *row) from() string {
-	var from []string
+// sourceText names the row's sources in words.
+func (r *metricDef) sourceText() string {
+	var texts []string
 	for _, s := range r.sources {
 		name := "field " + strconv.Itoa(int(s.id)) + " NVML_FI_" + fieldNames[s.id]
 		switch {
 		case s.sum:
 			name += ", over all links"
-		case s.scope == ofGPU && s.n == all:
+		case s.scope == scopeGPU && s.n == allLinks:
 			name += ", of all links"
-		case s.scope == ofGPU && s.n > 0:
+		case s.scope == scopeGPU && s.n > 0:
 			name += ", scope " + strconv.Itoa(int(s.n))
 		}
-		from = append(from, name)
+		texts = append(texts, name)
 	}
 	for i := range calls {
-		if calls[i].fills(r.slot) && !slices.Contains(from, calls[i].symbol) {
-			from = append(from, calls[i].symbol)
+		if calls[i].provides(r.valueID) && !slices.Contains(texts, calls[i].symbol) {
+			texts = append(texts, calls[i].symbol)
 		}
 	}
-	if own := ownSources[r.slot]; own != "" {
-		from = append(from, own)
+	if extra := extraSources[r.valueID]; extra != "" {
+		texts = append(texts, extra)
 	}
-	return strings.Join(from, "; ")
+	return strings.Join(texts, "; ")
 }
 
 // The beginnings of a row. The labels, names and values in turns, set it apart from
 // the others of its family.
 
-func gauge(name, help string, labels ...string) row { return begin(device.Gauge, name, help, labels) }
-
-func fact(name, help string, labels ...string) row { return begin(device.State, name, help, labels) }
-
-func use(name, help string, labels ...string) row {
-	return begin(device.HolderCounter, name, help, labels)
+func gaugeRow(name, help string, labels ...string) metricDef {
+	return newRow(device.Gauge, name, help, labels)
 }
 
-func fault(name, help string, labels ...string) row {
-	return begin(device.FaultCounter, name, help, labels)
+func stateRow(name, help string, labels ...string) metricDef {
+	return newRow(device.StateGauge, name, help, labels)
 }
 
-func begin(kind device.Kind, name, help string, labels []string) row {
-	r := row{name: name, help: help, kind: kind}
+func ownerCounterRow(name, help string, labels ...string) metricDef {
+	return newRow(device.OwnerCounter, name, help, labels)
+}
+
+func faultCounterRow(name, help string, labels ...string) metricDef {
+	return newRow(device.FaultCounter, name, help, labels)
+}
+
+func newRow(kind device.Kind, name, help string, labels []string) metricDef {
+	r := metricDef{name: name, help: help, kind: kind}
 	for i := 0; i+1 < len(labels); i += 2 {
 		r.labels = append(r.labels, device.Label{Name: labels[i], Value: labels[i+1]})
 	}
 	return r
 }
 
-// knownStates returns a row for each state of an enumeration, by its name.
-func knownStates(name, help, label string, states []string, values []uint32, from func(row) row) []row {
-	set := make([]row, 0, len(states)+1)
+// enumRows returns a row for each state of an enumeration, by its name.
+func enumRows(name, help, label string, states []string, values []uint32, addSource func(metricDef) metricDef) []metricDef {
+	list := make([]metricDef, 0, len(states)+1)
 	for i, s := range states {
-		r := from(fact(name, help, label, s))
-		r.is = stateOf{known: values, value: values[i]}
-		set = append(set, r)
+		r := addSource(stateRow(name, help, label, s))
+		r.state = enumState{known: values, value: values[i]}
+		list = append(list, r)
 	}
-	return set
+	return list
 }
 
-// stateSet returns the rows of knownStates and one more, for any other value.
-func stateSet(name, help, label string, states []string, values []uint32, from func(row) row) []row {
-	r := from(fact(name, help, label, "other"))
-	r.is = stateOf{known: values, other: true}
-	return append(knownStates(name, help, label, states, values, from), r)
+// enumRowsWithOther returns the rows of enumRows and one more, for any other value.
+func enumRowsWithOther(name, help, label string, states []string, values []uint32, addSource func(metricDef) metricDef) []metricDef {
+	r := addSource(stateRow(name, help, label, "other"))
+	r.state = enumState{known: values, other: true}
+	return append(enumRows(name, help, label, states, values, addSource), r)
 }
 
-// in is a further source: a field, and whatever follows it where a GPU lacks that.
-func (r row) in(id uint32, u unit) row { return r.of(source{key: key{id: id}, unit: u}) }
-
-// inScope is for fields whose scope is no link, or stands for all.
-func (r row) inScope(id, n uint32, u unit) row {
-	return r.of(source{key: key{id: id, n: n}, unit: u})
+// fromField is a further source: a field, and whatever follows it where a GPU lacks that.
+func (r metricDef) fromField(id uint32, u conversion) metricDef {
+	return r.withSource(fieldSource{fieldKey: fieldKey{id: id}, conversion: u})
 }
 
-func (r row) inLink(id, link uint32, u unit) row {
-	return r.of(source{key: key{id, ofLink, link}, unit: u})
+// fromScope is for fields whose scope is no link, or stands for all.
+func (r metricDef) fromScope(id, n uint32, u conversion) metricDef {
+	return r.withSource(fieldSource{fieldKey: fieldKey{id: id, n: n}, conversion: u})
 }
 
-func (r row) overLinks(id uint32, u unit) row {
-	return r.of(source{key: key{id: id, scope: ofLink}, sum: true, unit: u})
+func (r metricDef) fromLink(id, link uint32, u conversion) metricDef {
+	return r.withSource(fieldSource{fieldKey: fieldKey{id, scopeNVLink, link}, conversion: u})
 }
 
-func (r row) overC2C(id uint32, u unit) row {
-	return r.of(source{key: key{id: id, scope: ofC2CLink}, sum: true, unit: u})
+func (r metricDef) sumNVLinks(id uint32, u conversion) metricDef {
+	return r.withSource(fieldSource{fieldKey: fieldKey{id: id, scope: scopeNVLink}, sum: true, conversion: u})
 }
 
-func (r row) of(s source) row {
+func (r metricDef) sumC2CLinks(id uint32, u conversion) metricDef {
+	return r.withSource(fieldSource{fieldKey: fieldKey{id: id, scope: scopeC2CLink}, sum: true, conversion: u})
+}
+
+func (r metricDef) withSource(s fieldSource) metricDef {
 	r.sources = append(slices.Clip(r.sources), s)
 	return r
 }
 
-func (r row) asked(s slot, u unit) row {
-	r.slot, r.unit = s, u
+func (r metricDef) fromCall(id valueID, c conversion) metricDef {
+	r.valueID, r.conversion = id, c
 	return r
 }
 
-func (r row) flagged(s slot, bit uint64) row {
-	r.slot, r.bit = s, bit
+func (r metricDef) fromFlag(id valueID, bit uint64) metricDef {
+	r.valueID, r.bit = id, bit
 	return r
 }
 
-func (r row) slowly() row {
+func (r metricDef) slowPace() metricDef {
 	r.slow = true
 	return r
 }
 
-func (r row) on(hardware string) row {
+func (r metricDef) onHardware(hardware string) metricDef {
 	r.hardware = hardware
 	return r
 }
 
-func (r row) unlessFilled(s slot) row {
-	r.unless = s
+func (r metricDef) unlessPresent(id valueID) metricDef {
+	r.unlessValue = id
 	return r
 }
 
-func (r row) metering(most float64) row {
-	r.metered, r.most = true, most
+func (r metricDef) counterUpTo(maxRate float64) metricDef {
+	r.monotonic, r.maxRate = true, maxRate
 	return r
 }
 
-// mostLinks is how many NVLinks NVML can speak of, and mostC2CLinks is more than any
+// maxNVLinks is how many NVLinks NVML can speak of, and maxC2CLinks is more than any
 // GPU has to its CPU.
 const (
-	mostLinks    = nvml.NVLINK_MAX_LINKS
-	mostC2CLinks = 14
+	maxNVLinks  = nvml.NVLINK_MAX_LINKS
+	maxC2CLinks = 14
 )

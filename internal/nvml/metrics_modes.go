@@ -15,20 +15,20 @@ const (
 
 var computeModes = []uint32{0, 1, 2, 3}
 
-var modeRows = slices.Concat([]row{
-	fact("nvidia_gpu_persistence_mode_enabled", "Whether the driver keeps the GPU initialised while nobody uses it.").asked(persistence, inTruth),
-}, stateSet("nvidia_gpu_compute_mode", computeModeHelp, "mode", []string{"default", "exclusive_thread", "prohibited", "exclusive_process"}, computeModes,
-	func(r row) row { return r.asked(computeMode, inNumber) }), []row{
-	fact("nvidia_gpu_ecc_enabled", eccHelp, "when", "now").in(nvml.FI_DEV_ECC_CURRENT, inTruth).slowly().on(withECC),
-	fact("nvidia_gpu_ecc_enabled", eccHelp, "when", "after_reset").in(nvml.FI_DEV_ECC_PENDING, inTruth).slowly().on(withECC),
-	fact("nvidia_gpu_mig_enabled", migHelp, "when", "now").asked(migNow, inTruth).on("GPUs with MIG"),
-	fact("nvidia_gpu_mig_enabled", migHelp, "when", "after_reset").asked(migPending, inTruth).on("GPUs with MIG"),
-	fact("nvidia_gpu_feature_supported", featureHelp, "feature", "c2c").asked(hasC2C, inTruth),
-	fact("nvidia_gpu_feature_supported", featureHelp, "feature", "ecc").asked(hasECC, inTruth),
-	fact("nvidia_gpu_feature_supported", featureHelp, "feature", "fabric").asked(hasFabric, inTruth),
-	fact("nvidia_gpu_feature_supported", featureHelp, "feature", "gpm").asked(hasGPM, inTruth),
-	fact("nvidia_gpu_feature_supported", featureHelp, "feature", "mig").asked(hasMIG, inTruth),
-	fact("nvidia_gpu_feature_supported", featureHelp, "feature", "nvlink").asked(hasNVLink, inTruth),
-	fact("nvidia_gpu_feature_supported", featureHelp, "feature", "page_retirement").asked(hasRetirement, inTruth),
-	fact("nvidia_gpu_feature_supported", featureHelp, "feature", "row_remapping").asked(hasRemapping, inTruth),
+var modeRows = slices.Concat([]metricDef{
+	stateRow("nvidia_gpu_persistence_mode_enabled", "Whether the driver keeps the GPU initialised while nobody uses it.").fromCall(persistenceMode, inBool),
+}, enumRowsWithOther("nvidia_gpu_compute_mode", computeModeHelp, "mode", []string{"default", "exclusive_thread", "prohibited", "exclusive_process"}, computeModes,
+	func(r metricDef) metricDef { return r.fromCall(computeMode, inCount) }), []metricDef{
+	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "now").fromField(nvml.FI_DEV_ECC_CURRENT, inBool).slowPace().onHardware(withECC),
+	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "after_reset").fromField(nvml.FI_DEV_ECC_PENDING, inBool).slowPace().onHardware(withECC),
+	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "now").fromCall(migEnabled, inBool).onHardware("GPUs with MIG"),
+	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "after_reset").fromCall(migPending, inBool).onHardware("GPUs with MIG"),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "c2c").fromCall(hasC2C, inBool),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "ecc").fromCall(hasECC, inBool),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "fabric").fromCall(hasFabric, inBool),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "gpm").fromCall(hasGPM, inBool),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "mig").fromCall(hasMIG, inBool),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "nvlink").fromCall(hasNVLink, inBool),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "page_retirement").fromCall(hasRetirement, inBool),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "row_remapping").fromCall(hasRemapping, inBool),
 })

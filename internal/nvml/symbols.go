@@ -101,8 +101,8 @@ var functions = [...]struct {
 	{"nvmlDeviceRegisterEvents", nil, false},
 }
 
-// fieldValues is the function behind all rows that have a field id.
-const fieldValues = "nvmlDeviceGetFieldValues"
+// fieldValuesSymbol is the function behind all rows that have a field id.
+const fieldValuesSymbol = "nvmlDeviceGetFieldValues"
 
 // eventFunctions serve only together.
 var eventFunctions = [...]string{
@@ -110,15 +110,15 @@ var eventFunctions = [...]string{
 	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
 }
 
-// sliceFunctions serve only together.
-var sliceFunctions = [...]string{
+// migFunctions serve only together.
+var migFunctions = [...]string{
 	"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId",
 }
 
-// madeOf are families that the exporter makes of other things than rows, and what those
+// derivedFamilies are families that the exporter makes of other things than rows, and what those
 // take.
-var madeOf = [...]struct {
+var derivedFamilies = [...]struct {
 	functions []string
 	families  []string
 }{
@@ -138,8 +138,8 @@ var madeOf = [...]struct {
 // symbols are the functions that can be called, under the names of the rows.
 type symbols map[string]bool
 
-// probe looks all functions up. The lookup returns an error for what is absent.
-func probe(lookup func(symbol string) error) symbols {
+// lookupSymbols looks all functions up. The lookup returns an error for what is absent.
+func lookupSymbols(lookup func(symbol string) error) symbols {
 	has := symbols{}
 	for _, f := range functions {
 		found := lookup(f.symbol) == nil
@@ -151,33 +151,33 @@ func probe(lookup func(symbol string) error) symbols {
 	return has
 }
 
-// needed returns an error that names a function without which nothing works.
-func (has symbols) needed() error {
+// checkRequired returns an error that names a function without which nothing works.
+func (s symbols) checkRequired() error {
 	for _, f := range functions {
-		if f.needed && !has[f.symbol] {
+		if f.needed && !s[f.symbol] {
 			return fmt.Errorf("the library lacks %s", f.symbol)
 		}
 	}
 	return nil
 }
 
-// events tells whether events can be waited for.
-func (has symbols) events() bool { return has.all(eventFunctions[:]) }
+// supportsEvents tells whether events can be waited for.
+func (s symbols) supportsEvents() bool { return s.hasAll(eventFunctions[:]) }
 
-// slices tells whether MIG slices can be listed.
-func (has symbols) slices() bool { return has.all(sliceFunctions[:]) }
+// supportsMIG tells whether MIG slices can be listed.
+func (s symbols) supportsMIG() bool { return s.hasAll(migFunctions[:]) }
 
-func (has symbols) all(symbols []string) bool {
+func (s symbols) hasAll(symbols []string) bool {
 	for _, symbol := range symbols {
-		if !has[symbol] {
+		if !s[symbol] {
 			return false
 		}
 	}
 	return true
 }
 
-// missing names the families of which a row, or all, cannot be read.
-func (has symbols) missing() []string {
+// missingFamilies names the families of which a row, or all, cannot be read.
+func (s symbols) missingFamilies() []string {
 	var families []string
 	add := func(name string) {
 		if n := len(families); n == 0 || families[n-1] != name { // rows of a family stand together
@@ -185,36 +185,36 @@ func (has symbols) missing() []string {
 		}
 	}
 	for _, r := range rows {
-		if !has.row(r) {
+		if !s.canRead(r) {
 			add(r.name)
 		}
 	}
-	for _, m := range madeOf {
-		if !has.all(m.functions) {
+	for _, m := range derivedFamilies {
+		if !s.hasAll(m.functions) {
 			families = append(families, m.families...)
 		}
 	}
 	return families
 }
 
-// row tells whether any function gives the row. Whether a GPU has the field is
+// canRead tells whether any function gives the row. Whether a GPU has the field is
 // another matter: that is no lack of the library.
-func (has symbols) row(r row) bool {
-	if len(r.sources) > 0 && has[fieldValues] {
+func (s symbols) canRead(r metricDef) bool {
+	if len(r.sources) > 0 && s[fieldValuesSymbol] {
 		return true
 	}
 	for _, c := range calls {
-		if c.fills(r.slot) && has[c.symbol] {
+		if c.provides(r.valueID) && s[c.symbol] {
 			return true
 		}
 	}
-	switch r.slot {
-	case migNow, migPending, hasMIG:
-		return has["nvmlDeviceGetMigMode"]
+	switch r.valueID {
+	case migEnabled, migPending, hasMIG:
+		return s["nvmlDeviceGetMigMode"]
 	case hasC2C, hasECC, hasNVLink, hasRetirement, hasRemapping:
-		return has[fieldValues]
+		return s[fieldValuesSymbol]
 	case hasGPM:
-		return has.gpm()
+		return s.supportsGPM()
 	}
-	return r.slot >= gpmGraphics && has.gpm()
+	return r.valueID >= gpmGraphics && s.supportsGPM()
 }

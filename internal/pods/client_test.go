@@ -14,10 +14,10 @@ import (
 )
 
 func TestAKubeletWithoutPodsAPI(t *testing.T) {
-	var log lines
-	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+	var log podsLogBuffer
+	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		for range 100 {
-			if ps, _ := c.Look(); !errors.Is(ps.Err, ErrAbsent) || ps.Synced || ps.Len() > 0 {
+			if ps, _ := c.Snapshot(); !errors.Is(ps.Err, ErrNoPodsAPI) || ps.Synced || ps.Len() > 0 {
 				t.Fatalf("the pods are %+v", ps)
 			}
 			if err := errors.Join(c.Ready(), c.Alive()); err != nil {
@@ -28,8 +28,8 @@ func TestAKubeletWithoutPodsAPI(t *testing.T) {
 		if n := log.count("\n"); n != 0 {
 			t.Errorf("the log has %d lines", n)
 		}
-		k.start(lists(t, nil, running("a", "1"))) // it was upgraded
-		time.Sleep(lookEvery)
+		k.start(listThenStream(t, nil, runningPod("a", "1"))) // it was upgraded
+		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running", true)
 	})
 }
@@ -45,36 +45,36 @@ func TestNotReadyBeforeTheFirstLook(t *testing.T) {
 }
 
 func TestUnimplementedIsAbsent(t *testing.T) {
-	var log lines
-	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+	var log podsLogBuffer
+	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(nil)
 		time.Sleep(time.Hour)
-		if ps, _ := c.Look(); !errors.Is(ps.Err, ErrAbsent) || c.Ready() != nil || log.count("\n") != 0 {
+		if ps, _ := c.Snapshot(); !errors.Is(ps.Err, ErrNoPodsAPI) || c.Ready() != nil || log.count("\n") != 0 {
 			t.Errorf("the pods are %+v", ps)
 		}
 		k.stop()
-		k.start(lists(t, nil, running("a", "1"))) // another socket: it is asked again
-		time.Sleep(lookEvery)
+		k.start(listThenStream(t, nil, runningPod("a", "1"))) // another socket: it is asked again
+		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running", true)
 	})
 }
 
 func TestAKubeletThatInitializes(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		began := time.Now()
 		k.start(func(stream grpc.ServerStream) error {
 			if time.Since(began) < time.Minute {
 				return status.Error(codes.FailedPrecondition, "Kubelet is initializing")
 			}
-			return lists(t, nil, running("a", "1"))(stream)
+			return listThenStream(t, nil, runningPod("a", "1"))(stream)
 		})
 		time.Sleep(30 * time.Second)
-		if ps, _ := c.Look(); status.Code(ps.Err) != codes.FailedPrecondition || c.Ready() != nil {
+		if ps, _ := c.Snapshot(); status.Code(ps.Err) != codes.FailedPrecondition || c.Ready() != nil {
 			t.Errorf("meanwhile the pods are %+v, %v", ps, c.Ready())
 		}
-		time.Sleep(30*time.Second + againMost)
+		time.Sleep(30*time.Second + maxBackoff)
 		wantPods(t, c, "a/1 Running", true)
-		if n := k.asked(); n > 40 {
+		if n := k.watchCallCount(); n > 40 {
 			t.Errorf("it was asked %d times in a minute", n)
 		}
 	})
@@ -82,30 +82,30 @@ func TestAKubeletThatInitializes(t *testing.T) {
 
 // TestAnOutage has the last pods stand, and tells of the difference that it made.
 func TestAnOutage(t *testing.T) {
-	var log lines
+	var log podsLogBuffer
 	var told []string
-	trace := Trace{
-		Arrived: func(namespace, pod string) { told = append(told, "+"+namespace+"/"+pod) },
-		Ended:   func(p Pod) { told = append(told, "-"+p.Name+" "+p.Phase) },
+	trace := PodHooks{
+		OnPodAdded: func(namespace, pod string) { told = append(told, "+"+namespace+"/"+pod) },
+		OnPodEnded: func(p Pod) { told = append(told, "-"+p.Name+" "+p.Phase) },
 	}
-	bubble(t, Options{Log: log.log(), Trace: trace}, func(t *testing.T, k *scripted, c *Client) {
-		k.start(lists(t, nil, running("a", "1"), running("b", "2")))
-		time.Sleep(lookEvery)
+	runScripted(t, Options{Log: log.log(), Hooks: trace}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+		k.start(listThenStream(t, nil, runningPod("a", "1"), runningPod("b", "2")))
+		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running, b/2 Running", true)
 		k.stop()
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
-		time.Sleep(standFor / 2)
+		time.Sleep(staleTimeout / 2)
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
-		if ps, _ := c.Look(); ps.Err == nil || errors.Is(ps.Err, ErrAbsent) || time.Since(ps.At) < standFor/2 {
+		if ps, _ := c.Snapshot(); ps.Err == nil || errors.Is(ps.Err, ErrNoPodsAPI) || time.Since(ps.At) < staleTimeout/2 {
 			t.Errorf("the pods are of %v ago, %v", time.Since(ps.At), ps.Err)
 		}
-		k.start(lists(t, nil, over("a", "1", "Failed", 137), running("b", "3"))) // a StatefulSet made b anew
-		time.Sleep(againMost)
+		k.start(listThenStream(t, nil, endedPod("a", "1", "Failed", 137), runningPod("b", "3"))) // a StatefulSet made b anew
+		time.Sleep(maxBackoff)
 		wantPods(t, c, "a/1 Failed, b/3 Running", true)
-		if p, _, ok := c.pods.ByContainer("id-3"); !ok || p.UID != "3" {
+		if p, _, ok := c.published.ByContainer("id-3"); !ok || p.UID != "3" {
 			t.Errorf("the new container is %+v", p)
 		}
-		if _, _, ok := c.pods.ByContainer("id-2"); ok {
+		if _, _, ok := c.published.ByContainer("id-2"); ok {
 			t.Error("the old container is still there")
 		}
 		if got := strings.Join(told, " "); got != "+team/a +team/b -b Running -a Failed +team/b" {
@@ -118,13 +118,13 @@ func TestAnOutage(t *testing.T) {
 }
 
 func TestAnOutageThatLastsMakesPodsForgotten(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
-		k.start(lists(t, nil, running("a", "1")))
-		time.Sleep(lookEvery)
+	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+		k.start(listThenStream(t, nil, runningPod("a", "1")))
+		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running", true)
 		k.stop()
-		_, changed := c.Look()
-		time.Sleep(standFor + 2*againMost)
+		_, changed := c.Snapshot()
+		time.Sleep(staleTimeout + 2*maxBackoff)
 		wantPods(t, c, "", false)
 		select {
 		case <-changed:
@@ -136,23 +136,23 @@ func TestAnOutageThatLastsMakesPodsForgotten(t *testing.T) {
 
 // TestChanges follows a stream event by event.
 func TestChanges(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		events := make(chan *api.WatchPodsEvent)
-		k.start(lists(t, events))
-		time.Sleep(lookEvery)
+		k.start(listThenStream(t, events))
+		time.Sleep(socketPollInterval)
 		wantPods(t, c, "", true)
 		for _, step := range []struct {
 			event   *api.WatchPodsEvent
 			want    string
 			silence bool
 		}{
-			{eventOf(added, running("a", "1")), "a/1 Running", false},
-			{eventOf(modified, running("b", "2")), "a/1 Running, b/2 Running", false},
-			{eventOf(modified, running("b", "2")), "a/1 Running, b/2 Running", true},
-			{eventOf(modified, over("b", "2", "Failed", 1)), "a/1 Running, b/2 Failed", false},
-			{eventOf(deleted, Pod{Namespace: "team", Name: "b", UID: "2"}), "a/1 Running", false},
+			{newWatchEvent(added, runningPod("a", "1")), "a/1 Running", false},
+			{newWatchEvent(modified, runningPod("b", "2")), "a/1 Running, b/2 Running", false},
+			{newWatchEvent(modified, runningPod("b", "2")), "a/1 Running, b/2 Running", true},
+			{newWatchEvent(modified, endedPod("b", "2", "Failed", 1)), "a/1 Running, b/2 Failed", false},
+			{newWatchEvent(deleted, Pod{Namespace: "team", Name: "b", UID: "2"}), "a/1 Running", false},
 		} {
-			_, changed := c.Look()
+			_, changed := c.Snapshot()
 			events <- step.event
 			wantPods(t, c, step.want, true)
 			select {
@@ -173,22 +173,22 @@ func TestChanges(t *testing.T) {
 
 // TestABrokenPod costs itself, and certainty until a stream has said everything.
 func TestABrokenPod(t *testing.T) {
-	var log lines
-	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+	var log podsLogBuffer
+	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		events := make(chan *api.WatchPodsEvent)
-		k.start(lists(t, events, running("a", "1")))
-		time.Sleep(lookEvery)
+		k.start(listThenStream(t, events, runningPod("a", "1")))
+		time.Sleep(socketPollInterval)
 		events <- &api.WatchPodsEvent{Type: modified, Pod: []byte{0xff}}
 		wantPods(t, c, "a/1 Running", false)
 		events <- &api.WatchPodsEvent{Type: modified, Pod: []byte{0xff}}
-		events <- eventOf(added, running("b", "2"))
+		events <- newWatchEvent(added, runningPod("b", "2"))
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
-		if n := k.asked(); n != 1 {
+		if n := k.watchCallCount(); n != 1 {
 			t.Errorf("for it there were %d streams", n)
 		}
-		time.Sleep(doubtFor)
+		time.Sleep(incompleteRenewInterval)
 		wantPods(t, c, "a/1 Running", true) // the kubelet says that b is not
-		if n := k.asked(); n != 2 {
+		if n := k.watchCallCount(); n != 2 {
 			t.Errorf("after it there were %d streams", n)
 		}
 		if log.count("level=WARN") != 1 || log.count("\n") != 3 {
@@ -198,17 +198,17 @@ func TestABrokenPod(t *testing.T) {
 }
 
 func TestAPodThatStaysBroken(t *testing.T) {
-	var log lines
-	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+	var log podsLogBuffer
+	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(func(stream grpc.ServerStream) error {
-			if err := says(t, stream, &api.WatchPodsEvent{Type: added, Pod: []byte{0xff}}); err != nil {
+			if err := sendEvents(t, stream, &api.WatchPodsEvent{Type: added, Pod: []byte{0xff}}); err != nil {
 				return err
 			}
-			return lists(t, nil, running("a", "1"))(stream)
+			return listThenStream(t, nil, runningPod("a", "1"))(stream)
 		})
 		time.Sleep(time.Hour)
 		wantPods(t, c, "a/1 Running", false)
-		if n := k.asked(); n < 59 || n > 61 {
+		if n := k.watchCallCount(); n < 59 || n > 61 {
 			t.Errorf("in an hour there were %d streams", n)
 		}
 		if n := log.count("\n"); n != 1 {
@@ -219,48 +219,48 @@ func TestAPodThatStaysBroken(t *testing.T) {
 
 // TestStreamsAreRenewed, and nobody notices.
 func TestStreamsAreRenewed(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
-		k.start(lists(t, nil, running("a", "1")))
-		time.Sleep(lookEvery)
+	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+		k.start(listThenStream(t, nil, runningPod("a", "1")))
+		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running", true)
-		for range 3 * renewEvery / time.Second {
+		for range 3 * renewInterval / time.Second {
 			time.Sleep(time.Second)
 			wantPods(t, c, "a/1 Running", true)
 			if err := c.Alive(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if n := k.asked(); n != 4 {
+		if n := k.watchCallCount(); n != 4 {
 			t.Errorf("there were %d streams", n)
 		}
 	})
 }
 
 func TestAKubeletThatDoesNotFinishItsList(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
+	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(func(stream grpc.ServerStream) error {
-			if err := says(t, stream, eventOf(added, running("a", "1"))); err != nil {
+			if err := sendEvents(t, stream, newWatchEvent(added, runningPod("a", "1"))); err != nil {
 				return err
 			}
 			<-stream.Context().Done()
 			return stream.Context().Err()
 		})
-		time.Sleep(lookEvery + 4*syncWithin)
-		if ps, _ := c.Look(); !errors.Is(ps.Err, errSilent) || ps.Len() > 0 {
+		time.Sleep(socketPollInterval + 4*syncTimeout)
+		if ps, _ := c.Snapshot(); !errors.Is(ps.Err, errSyncTimeout) || ps.Len() > 0 {
 			t.Errorf("the pods are %+v", ps)
 		}
-		if n := k.asked(); n != 4 {
+		if n := k.watchCallCount(); n != 4 {
 			t.Errorf("it was asked %d times", n)
 		}
 	})
 }
 
 func TestAKubeletThatEndsEveryStream(t *testing.T) {
-	var log lines
-	bubble(t, Options{Log: log.log()}, func(t *testing.T, k *scripted, c *Client) {
+	var log podsLogBuffer
+	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(func(grpc.ServerStream) error { return errBroken })
 		time.Sleep(time.Hour)
-		if n := k.asked(); n > int(time.Hour/againMost)+10 {
+		if n := k.watchCallCount(); n > int(time.Hour/maxBackoff)+10 {
 			t.Errorf("in an hour it was asked %d times", n)
 		}
 		if n := log.count("\n"); n != 1 {
@@ -274,16 +274,16 @@ func TestAKubeletThatEndsEveryStream(t *testing.T) {
 
 // TestGreatPods are beyond gRPC's own limit.
 func TestGreatPods(t *testing.T) {
-	bubble(t, Options{}, func(t *testing.T, k *scripted, c *Client) {
-		great := eventOf(added, running("a", "1"))
+	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+		great := newWatchEvent(added, runningPod("a", "1"))
 		great.Pod = append(great.Pod, message(2, text(2, strings.Repeat("x", 8<<20)))...)
 		k.start(func(stream grpc.ServerStream) error {
-			if err := says(t, stream, great); err != nil {
+			if err := sendEvents(t, stream, great); err != nil {
 				return err
 			}
-			return lists(t, nil)(stream)
+			return listThenStream(t, nil)(stream)
 		})
-		time.Sleep(lookEvery)
+		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running", true)
 	})
 }
@@ -293,16 +293,16 @@ func TestTheTraceSeesWhatItIsToldOf(t *testing.T) {
 	var c *Client
 	var saw []string
 	look := func() string {
-		ps, _ := c.Look()
-		return fmt.Sprintf("%s %t", ps.names(), ps.Synced)
+		ps, _ := c.Snapshot()
+		return fmt.Sprintf("%s %t", ps.summary(), ps.Synced)
 	}
-	trace := Trace{Arrived: func(string, string) { saw = append(saw, look()) }, Ended: func(Pod) { saw = append(saw, look()) }}
-	bubble(t, Options{Trace: trace}, func(t *testing.T, k *scripted, running1 *Client) {
+	trace := PodHooks{OnPodAdded: func(string, string) { saw = append(saw, look()) }, OnPodEnded: func(Pod) { saw = append(saw, look()) }}
+	runScripted(t, Options{Hooks: trace}, func(t *testing.T, k *scriptedPodsAPI, running1 *Client) {
 		c = running1
 		events := make(chan *api.WatchPodsEvent)
-		k.start(lists(t, events, running("a", "1")))
-		time.Sleep(lookEvery)
-		events <- eventOf(deleted, running("a", "1"))
+		k.start(listThenStream(t, events, runningPod("a", "1")))
+		time.Sleep(socketPollInterval)
+		events <- newWatchEvent(deleted, runningPod("a", "1"))
 		wantPods(t, c, "", true)
 		if got := strings.Join(saw, "; "); got != "a/1 Running true;  true" {
 			t.Errorf("it saw %q", got)

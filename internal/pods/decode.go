@@ -12,25 +12,25 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// event is what of a WatchPodsEvent is wanted. A pod has some kilobytes, most of
+// watchEvent is what of a WatchPodsEvent is wanted. A pod has some kilobytes, most of
 // them its spec, and comes as a whole with every change. So it is read where it
 // lies, only what is new is made a string, and the next is read into the same
 // memory: nothing of a message outlives its reading.
-type event struct {
+type watchEvent struct {
 	kind api.EventType
 	pod  Pod
 	err  error // why it could not be read, and pod says nothing
 
-	labels allowlist
-	names  wire.Names
+	allowlist labelAllowlist
+	interner  wire.Interner
 }
 
 // Limits of what is believed. They are beyond what an API server lets pass.
 const (
-	mostNameBytes     = 317  // of names of whatever kind, and of reasons: a label's has a domain's 253, a slash and 63
-	mostContainers    = 1024 // of a pod
-	mostLabels        = 64   // of a pod, of those on the allowlist
-	mostInternedNames = 16384
+	maxNameBytes     = 317  // of names of whatever kind, and of reasons: a label's has a domain's 253, a slash and 63
+	maxContainers    = 1024 // of a pod
+	maxLabels        = 64   // of a pod, of those on the allowlist
+	maxInternedNames = 16384
 )
 
 // The fields that are wanted, as they are tagged on the wire: by number and kind
@@ -60,11 +60,11 @@ const (
 	statusInit       = 10<<3 | wire.Length
 	statusEphemeral  = 13<<3 | wire.Length
 
-	containerName     = 1<<3 | wire.Length
-	containerState    = 2<<3 | wire.Length
-	containerLast     = 3<<3 | wire.Length
-	containerRestarts = 5<<3 | wire.Varint
-	containerID       = 8<<3 | wire.Length
+	containerName      = 1<<3 | wire.Length
+	containerState     = 2<<3 | wire.Length
+	containerLastState = 3<<3 | wire.Length
+	containerRestarts  = 5<<3 | wire.Varint
+	containerID        = 8<<3 | wire.Length
 
 	stateWaiting    = 1<<3 | wire.Length
 	stateRunning    = 2<<3 | wire.Length
@@ -84,7 +84,7 @@ const (
 
 // Read is a wire.Message's. A message that is broken is no error here, since gRPC would
 // end the stream for it.
-func (e *event) Read(b []byte) error {
+func (e *watchEvent) Read(b []byte) error {
 	e.err = nil
 	if err := e.decode(b); err != nil {
 		e.err = fmt.Errorf("decode a pod: %w", err)
@@ -93,39 +93,39 @@ func (e *event) Read(b []byte) error {
 }
 
 // decode reads one message in place of the one before.
-func (e *event) decode(b []byte) error {
+func (e *watchEvent) decode(b []byte) error {
 	e.kind = 0
 	e.pod = Pod{Labels: e.pod.Labels[:0], Containers: e.pod.Containers[:0]}
-	err := wire.Fields(b, func(f wire.Field) error {
+	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case eventType:
-			e.kind = api.EventType(f.Number)
+			e.kind = api.EventType(f.Value)
 		case eventPod:
 			return e.readPod(f.Bytes)
 		}
 		return nil
 	})
-	if err != nil || !e.ofPod() {
+	if err != nil || !e.hasPod() {
 		return err
 	}
 	if e.pod.UID == "" || e.pod.Name == "" || e.pod.Namespace == "" {
 		return errors.New("it has no name, namespace or uid")
 	}
 	slices.SortFunc(e.pod.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortStableFunc(e.pod.Containers, func(a, b Container) int { return place(a.Kind) - place(b.Kind) })
+	slices.SortStableFunc(e.pod.Containers, func(a, b Container) int { return startOrder(a.Kind) - startOrder(b.Kind) })
 	return nil
 }
 
-// ofPod tells whether the event is of a kind that has a pod.
-func (e *event) ofPod() bool {
+// hasPod tells whether the event is of a kind that has a pod.
+func (e *watchEvent) hasPod() bool {
 	return e.kind == api.EventType_ADDED || e.kind == api.EventType_MODIFIED || e.kind == api.EventType_DELETED
 }
 
-// place is where containers of a kind stand among a pod's: in the order of their start.
-func place(k Kind) int { return [...]int{Init: 0, Regular: 1, Ephemeral: 2}[k] }
+// startOrder is where containers of a kind stand among a pod's: in the order of their start.
+func startOrder(k ContainerKind) int { return [...]int{Init: 0, Regular: 1, Ephemeral: 2}[k] }
 
-func (e *event) readPod(b []byte) error {
-	return wire.Fields(b, func(f wire.Field) error {
+func (e *watchEvent) readPod(b []byte) error {
+	return wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case podMetadata:
 			return e.readMetadata(f.Bytes)
@@ -136,9 +136,9 @@ func (e *event) readPod(b []byte) error {
 	})
 }
 
-func (e *event) readMetadata(b []byte) error {
+func (e *watchEvent) readMetadata(b []byte) error {
 	p := &e.pod
-	return wire.Fields(b, func(f wire.Field) (err error) {
+	return wire.WalkFields(b, func(f wire.Field) (err error) {
 		switch f.Tag {
 		case metaName:
 			p.Name, err = e.name(f.Bytes)
@@ -157,9 +157,9 @@ func (e *event) readMetadata(b []byte) error {
 	})
 }
 
-func (e *event) readLabel(b []byte) error {
+func (e *watchEvent) readLabel(b []byte) error {
 	var key, value []byte
-	err := wire.Fields(b, func(f wire.Field) error {
+	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case entryKey:
 			key = f.Bytes
@@ -168,7 +168,7 @@ func (e *event) readLabel(b []byte) error {
 		}
 		return nil
 	})
-	if err != nil || !e.labels.has(key) {
+	if err != nil || !e.allowlist.has(key) {
 		return err
 	}
 	name, err := e.name(key)
@@ -179,14 +179,14 @@ func (e *event) readLabel(b []byte) error {
 	switch i := slices.IndexFunc(e.pod.Labels, func(l device.Label) bool { return l.Name == label.Name }); {
 	case i >= 0: // the last one counts, as in any map
 		e.pod.Labels[i] = label
-	case len(e.pod.Labels) < mostLabels:
+	case len(e.pod.Labels) < maxLabels:
 		e.pod.Labels = append(e.pod.Labels, label)
 	}
 	return nil
 }
 
-func (e *event) readStatus(b []byte) error {
-	return wire.Fields(b, func(f wire.Field) error {
+func (e *watchEvent) readStatus(b []byte) error {
+	return wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case statusPhase:
 			e.pod.Phase = e.text(f.Bytes)
@@ -203,21 +203,21 @@ func (e *event) readStatus(b []byte) error {
 	})
 }
 
-func (e *event) readContainer(b []byte, kind Kind) error {
-	if len(e.pod.Containers) == mostContainers {
-		return fmt.Errorf("it has more than %d containers", mostContainers)
+func (e *watchEvent) readContainer(b []byte, kind ContainerKind) error {
+	if len(e.pod.Containers) == maxContainers {
+		return fmt.Errorf("it has more than %d containers", maxContainers)
 	}
 	c := Container{Kind: kind}
-	err := wire.Fields(b, func(f wire.Field) (err error) {
+	err := wire.WalkFields(b, func(f wire.Field) (err error) {
 		switch f.Tag {
 		case containerName:
 			c.Name, err = e.name(f.Bytes)
 		case containerState:
 			err = e.readState(f.Bytes, &c.State)
-		case containerLast:
-			err = e.readState(f.Bytes, &c.Last)
+		case containerLastState:
+			err = e.readState(f.Bytes, &c.LastState)
 		case containerRestarts:
-			c.Restarts = int32(f.Number)
+			c.Restarts = int32(f.Value)
 		case containerID:
 			c.ID, err = e.name(f.Bytes)
 		}
@@ -232,25 +232,25 @@ func (e *event) readContainer(b []byte, kind Kind) error {
 
 // readState reads a state that has one of three forms. Of several, which nobody
 // writes, the last counts.
-func (e *event) readState(b []byte, s *State) error {
-	return wire.Fields(b, func(f wire.Field) error {
+func (e *watchEvent) readState(b []byte, s *ContainerState) error {
+	return wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case stateWaiting:
-			*s = State{Status: Waiting}
+			*s = ContainerState{Type: Waiting}
 			return e.readWaiting(f.Bytes, s)
 		case stateRunning:
-			*s = State{Status: Running}
+			*s = ContainerState{Type: Running}
 			return e.readRunning(f.Bytes, s)
 		case stateTerminated:
-			*s = State{Status: Terminated}
+			*s = ContainerState{Type: Terminated}
 			return e.readTerminated(f.Bytes, s)
 		}
 		return nil
 	})
 }
 
-func (e *event) readWaiting(b []byte, s *State) error {
-	return wire.Fields(b, func(f wire.Field) error {
+func (e *watchEvent) readWaiting(b []byte, s *ContainerState) error {
+	return wire.WalkFields(b, func(f wire.Field) error {
 		if f.Tag == waitingReason {
 			s.Reason = e.text(f.Bytes)
 		}
@@ -258,8 +258,8 @@ func (e *event) readWaiting(b []byte, s *State) error {
 	})
 }
 
-func (e *event) readRunning(b []byte, s *State) error {
-	return wire.Fields(b, func(f wire.Field) (err error) {
+func (e *watchEvent) readRunning(b []byte, s *ContainerState) error {
+	return wire.WalkFields(b, func(f wire.Field) (err error) {
 		if f.Tag == runningStarted {
 			s.Started, err = readTime(f.Bytes)
 		}
@@ -267,13 +267,13 @@ func (e *event) readRunning(b []byte, s *State) error {
 	})
 }
 
-func (e *event) readTerminated(b []byte, s *State) error {
-	return wire.Fields(b, func(f wire.Field) (err error) {
+func (e *watchEvent) readTerminated(b []byte, s *ContainerState) error {
+	return wire.WalkFields(b, func(f wire.Field) (err error) {
 		switch f.Tag {
 		case terminatedExitCode:
-			s.ExitCode = int32(f.Number)
+			s.ExitCode = int32(f.Value)
 		case terminatedSignal:
-			s.Signal = int32(f.Number)
+			s.Signal = int32(f.Value)
 		case terminatedReason:
 			s.Reason = e.text(f.Bytes)
 		case terminatedStarted:
@@ -287,9 +287,9 @@ func (e *event) readTerminated(b []byte, s *State) error {
 
 // readTime reads a time of whole seconds; nothing is the zero time.
 func readTime(b []byte) (t time.Time, err error) {
-	err = wire.Fields(b, func(f wire.Field) error {
+	err = wire.WalkFields(b, func(f wire.Field) error {
 		if f.Tag == timeSeconds {
-			t = time.Unix(int64(f.Number), 0)
+			t = time.Unix(int64(f.Value), 0)
 		}
 		return nil
 	})
@@ -298,12 +298,12 @@ func readTime(b []byte) (t time.Time, err error) {
 
 // name makes a string of what identifies something. One that is too long is an
 // error: a part of it would be another's.
-func (e *event) name(b []byte) (string, error) {
-	if len(b) > mostNameBytes {
+func (e *watchEvent) name(b []byte) (string, error) {
+	if len(b) > maxNameBytes {
 		return "", fmt.Errorf("it has a name of %d bytes", len(b))
 	}
 	return e.text(b), nil
 }
 
 // text makes a string of words, and cuts them off where they are too long.
-func (e *event) text(b []byte) string { return e.names.Of(b[:min(len(b), mostNameBytes)]) }
+func (e *watchEvent) text(b []byte) string { return e.interner.Intern(b[:min(len(b), maxNameBytes)]) }

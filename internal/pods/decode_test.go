@@ -16,13 +16,13 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-func newEvent(t testing.TB, labels ...string) *event {
+func newEvent(t testing.TB, labels ...string) *watchEvent {
 	t.Helper()
 	allowed, err := newAllowlist(labels)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &event{labels: allowed, names: wire.NewNames(mostInternedNames)}
+	return &watchEvent{allowlist: allowed, interner: wire.NewInterner(maxInternedNames)}
 }
 
 // eventBytes is an event as it lies on the wire.
@@ -63,10 +63,10 @@ func TestWhatTheFixturesSay(t *testing.T) {
 	if got, ok := training.Label("team"); got != "team-a" || !ok || len(training.Containers) != 4 {
 		t.Errorf("training is %+v", training)
 	}
-	if c := training.Containers[1]; c.Name != "proxy" || c.Kind != Init || c.Last.ExitCode != 255 || c.Restarts != 1 || len(c.ID) != 64 {
+	if c := training.Containers[1]; c.Name != "proxy" || c.Kind != Init || c.LastState.ExitCode != 255 || c.Restarts != 1 || len(c.ID) != 64 {
 		t.Errorf("the sidecar is %+v", c)
 	}
-	if c := pods["crashloop"].Containers[0]; c.State.Reason != "CrashLoopBackOff" || c.Last.Reason != "Error" || c.Last.ExitCode != 1 || c.Restarts != 7 {
+	if c := pods["crashloop"].Containers[0]; c.State.Reason != "CrashLoopBackOff" || c.LastState.Reason != "Error" || c.LastState.ExitCode != 1 || c.Restarts != 7 {
 		t.Errorf("the crash loop is %+v", c)
 	}
 	if c := pods["oomkilled"].Containers[0]; c.State.Reason != "OOMKilled" || c.State.ExitCode != 137 || c.State.Finished.IsZero() {
@@ -105,54 +105,56 @@ func TestDecodeKeepsNothingOfTheMessage(t *testing.T) {
 	}
 }
 
-// encoded is one field of a message, as it lies on the wire.
-type encoded []byte
+// encodedFields is one field of a message, as it lies on the wire.
+type encodedFields []byte
 
-func text(number protowire.Number, value string) encoded { return message(number, encoded(value)) }
+func text(number protowire.Number, value string) encodedFields {
+	return message(number, encodedFields(value))
+}
 
-func message(number protowire.Number, fields ...encoded) encoded {
+func message(number protowire.Number, fields ...encodedFields) encodedFields {
 	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), slices.Concat(fields...))
 }
 
-func number(number protowire.Number, value uint64) encoded {
+func number(number protowire.Number, value uint64) encodedFields {
 	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
 }
 
-func identity(fields ...encoded) encoded {
-	return message(1, append([]encoded{text(1, "p"), text(3, "n"), text(5, "u")}, fields...)...)
+func identity(fields ...encodedFields) encodedFields {
+	return message(1, append([]encodedFields{text(1, "p"), text(3, "n"), text(5, "u")}, fields...)...)
 }
 
 // TestDecodeInAnyOrder has what a marshaller of today would not write.
 func TestDecodeInAnyOrder(t *testing.T) {
 	long := strings.Repeat("x", 253) + "/" + strings.Repeat("y", 62)
 	tests := map[string]struct {
-		pod  []encoded
+		pod  []encodedFields
 		want Pod
 	}{
-		"no status":              {pod: []encoded{identity()}},
-		"names again":            {pod: []encoded{message(1, text(5, "x"), text(1, "x")), identity()}},
-		"status first":           {pod: []encoded{message(3, text(1, "Running")), identity()}, want: Pod{Phase: "Running"}},
-		"parts of a status":      {pod: []encoded{message(3, text(1, "Failed")), identity(), message(3, text(4, "Evicted"))}, want: Pod{Phase: "Failed", Reason: "Evicted"}},
-		"fields of later":        {pod: []encoded{number(99, 1), identity(number(88, 7), text(77, "x")), message(3, text(1, "Running"), number(66, 5))}, want: Pod{Phase: "Running"}},
-		"fields of another kind": {pod: []encoded{number(1, 1), identity(number(1, 7), text(7, "x")), message(3, number(1, 5))}},
-		"a label again":          {pod: []encoded{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []device.Label{{Name: "a", Value: "2"}, {Name: "b", Value: "3"}}}},
+		"no status":              {pod: []encodedFields{identity()}},
+		"names again":            {pod: []encodedFields{message(1, text(5, "x"), text(1, "x")), identity()}},
+		"status first":           {pod: []encodedFields{message(3, text(1, "Running")), identity()}, want: Pod{Phase: "Running"}},
+		"parts of a status":      {pod: []encodedFields{message(3, text(1, "Failed")), identity(), message(3, text(4, "Evicted"))}, want: Pod{Phase: "Failed", Reason: "Evicted"}},
+		"fields of later":        {pod: []encodedFields{number(99, 1), identity(number(88, 7), text(77, "x")), message(3, text(1, "Running"), number(66, 5))}, want: Pod{Phase: "Running"}},
+		"fields of another kind": {pod: []encodedFields{number(1, 1), identity(number(1, 7), text(7, "x")), message(3, number(1, 5))}},
+		"a label again":          {pod: []encodedFields{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []device.Label{{Name: "a", Value: "2"}, {Name: "b", Value: "3"}}}},
 		"labels alike for long": {
-			pod:  []encoded{identity(label(long+"a", "1"), label(long+"b", "2"))},
+			pod:  []encodedFields{identity(label(long+"a", "1"), label(long+"b", "2"))},
 			want: Pod{Labels: []device.Label{{Name: long + "a", Value: "1"}, {Name: long + "b", Value: "2"}}},
 		},
-		"value before key":          {pod: []encoded{identity(message(11, text(2, "v"), text(1, "k")))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "v"}}}},
-		"no text":                   {pod: []encoded{identity(label("k", "a\xffb"))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "a\uFFFDb"}}}},
-		"being deleted, at no time": {pod: []encoded{identity(message(9))}, want: Pod{Deleting: true}},
-		"before 1970":               {pod: []encoded{identity(message(8, number(1, ^uint64(0))))}, want: Pod{Created: time.Unix(-1, 0)}},
-		"a reason too long":         {pod: []encoded{identity(), message(3, text(4, strings.Repeat("x", 1000)))}, want: Pod{Reason: strings.Repeat("x", mostNameBytes)}},
+		"value before key":          {pod: []encodedFields{identity(message(11, text(2, "v"), text(1, "k")))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "v"}}}},
+		"no text":                   {pod: []encodedFields{identity(label("k", "a\xffb"))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "a\uFFFDb"}}}},
+		"being deleted, at no time": {pod: []encodedFields{identity(message(9))}, want: Pod{Deleting: true}},
+		"before 1970":               {pod: []encodedFields{identity(message(8, number(1, ^uint64(0))))}, want: Pod{Created: time.Unix(-1, 0)}},
+		"a reason too long":         {pod: []encodedFields{identity(), message(3, text(4, strings.Repeat("x", 1000)))}, want: Pod{Reason: strings.Repeat("x", maxNameBytes)}},
 		"containers by their kind": {
-			pod:  []encoded{identity(), message(3, message(13, text(1, "e")), message(8, text(1, "b")), message(10, text(1, "i")), message(8, text(1, "a")))},
+			pod:  []encodedFields{identity(), message(3, message(13, text(1, "e")), message(8, text(1, "b")), message(10, text(1, "i")), message(8, text(1, "a")))},
 			want: Pod{Containers: []Container{{Name: "i", Kind: Init}, {Name: "b"}, {Name: "a"}, {Name: "e", Kind: Ephemeral}}},
 		},
-		"an id of no runtime": {pod: []encoded{identity(), message(3, message(8, text(8, "abc")))}, want: Pod{Containers: []Container{{ID: "abc"}}}},
+		"an id of no runtime": {pod: []encodedFields{identity(), message(3, message(8, text(8, "abc")))}, want: Pod{Containers: []Container{{ID: "abc"}}}},
 		"states again": {
-			pod:  []encoded{identity(), message(3, message(8, message(2, message(3, number(1, 7)), message(2))))},
-			want: Pod{Containers: []Container{{State: State{Status: Running}}}},
+			pod:  []encodedFields{identity(), message(3, message(8, message(2, message(3, number(1, 7)), message(2))))},
+			want: Pod{Containers: []Container{{State: ContainerState{Type: Running}}}},
 		},
 	}
 	for name, test := range tests {
@@ -169,17 +171,17 @@ func TestDecodeInAnyOrder(t *testing.T) {
 	}
 }
 
-func label(name, value string) encoded { return message(11, text(1, name), text(2, value)) }
+func label(name, value string) encodedFields { return message(11, text(1, name), text(2, value)) }
 
 func TestDecodeRefuses(t *testing.T) {
-	containers := slices.Repeat([]encoded{message(8)}, mostContainers+1)
+	containers := slices.Repeat([]encodedFields{message(8)}, maxContainers+1)
 	for name, pod := range map[string][]byte{
 		"no pod":                  nil,
 		"no uid":                  message(1, text(1, "p"), text(3, "n")),
 		"no name":                 message(1, text(3, "n"), text(5, "u")),
 		"no namespace":            message(1, text(1, "p"), text(5, "u")),
-		"a label's name too long": identity(label(strings.Repeat("x", mostNameBytes+1), "v")),
-		"a name too long":         message(1, text(1, strings.Repeat("x", mostNameBytes+1)), text(3, "n"), text(5, "u")),
+		"a label's name too long": identity(label(strings.Repeat("x", maxNameBytes+1), "v")),
+		"a name too long":         message(1, text(1, strings.Repeat("x", maxNameBytes+1)), text(3, "n"), text(5, "u")),
 		"a pod cut short":         identity()[:5],
 		"a status cut short":      slices.Concat(identity(), message(3, text(1, "Running")[:4])),
 		"a container cut short":   slices.Concat(identity(), message(3, message(8, text(1, "main")[:3]))),
@@ -202,14 +204,14 @@ func TestDecodeRefuses(t *testing.T) {
 
 func TestDecodeBoundsWhatIsKept(t *testing.T) {
 	e := newEvent(t, "*")
-	var labels []encoded
+	var labels []encodedFields
 	for i := range 100 {
 		labels = append(labels, label(fmt.Sprint(i), "x"))
 	}
 	if err := e.decode(eventBytes(t, api.EventType_ADDED, identity(labels...))); err != nil {
 		t.Fatal(err)
 	}
-	if len(e.pod.Labels) != mostLabels {
+	if len(e.pod.Labels) != maxLabels {
 		t.Errorf("of 100 labels %d are kept", len(e.pod.Labels))
 	}
 }
@@ -264,10 +266,10 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("the kind is %v, protobuf has %v", fresh.kind, reference.Type)
 		}
 		p := fresh.pod
-		if fresh.ofPod() && (p.Name == "" || p.Namespace == "" || p.UID == "") {
+		if fresh.hasPod() && (p.Name == "" || p.Namespace == "" || p.UID == "") {
 			t.Fatalf("a pod without a name: %+v", p)
 		}
-		if len(p.Labels) > mostLabels || len(p.Containers) > mostContainers || !slices.IsSortedFunc(p.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) }) {
+		if len(p.Labels) > maxLabels || len(p.Containers) > maxContainers || !slices.IsSortedFunc(p.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) }) {
 			t.Fatalf("labels are %v", p.Labels)
 		}
 		if again := p.clone(); !reflect.DeepEqual(*again, p) && again.equal(&p) == false {

@@ -55,7 +55,7 @@ func (j *jsonPod) pod(prefix string) Pod {
 		}
 	}
 	for _, part := range []struct {
-		kind Kind
+		kind ContainerKind
 		list []jsonContainer
 	}{{Init, j.Status.InitContainerStatuses}, {Regular, j.Status.ContainerStatuses}, {Ephemeral, j.Status.EphemeralContainerStatuses}} {
 		for _, c := range part.list {
@@ -64,24 +64,24 @@ func (j *jsonPod) pod(prefix string) Pod {
 				id = after
 			}
 			p.Containers = append(p.Containers, Container{
-				Name: c.Name, Kind: part.kind, ID: id, Restarts: c.RestartCount, State: c.State.state(), Last: c.LastState.state(),
+				Name: c.Name, Kind: part.kind, ID: id, Restarts: c.RestartCount, State: c.State.state(), LastState: c.LastState.state(),
 			})
 		}
 	}
 	return p
 }
 
-func (j jsonState) state() State {
+func (j jsonState) state() ContainerState {
 	switch {
 	case j.Running != nil:
-		return State{Status: Running, Started: orZero(j.Running.StartedAt)}
+		return ContainerState{Type: Running, Started: orZero(j.Running.StartedAt)}
 	case j.Terminated != nil:
 		t := j.Terminated
-		return State{Terminated, t.Reason, t.ExitCode, t.Signal, orZero(t.StartedAt), orZero(t.FinishedAt)}
+		return ContainerState{Terminated, t.Reason, t.ExitCode, t.Signal, orZero(t.StartedAt), orZero(t.FinishedAt)}
 	case j.Waiting != nil:
-		return State{Status: Waiting, Reason: j.Waiting.Reason}
+		return ContainerState{Type: Waiting, Reason: j.Waiting.Reason}
 	}
-	return State{}
+	return ContainerState{}
 }
 
 func orZero(t *time.Time) time.Time {

@@ -16,43 +16,43 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// patience is how long a test waits for what takes milliseconds.
-const patience = 20 * time.Second
+// testTimeout is how long a test waits for what takes milliseconds.
+const testTimeout = 20 * time.Second
 
-// node is a simulated kubelet and a client of it, which run until the test ends.
-type node struct {
+// kubeletFixture is a simulated kubelet and a client of it, which run until the test ends.
+type kubeletFixture struct {
 	*kubelet.Kubelet
-	t *testing.T
-	c *Client
+	t      *testing.T
+	client *Client
 
-	mu    sync.Mutex
-	ended []Pod // guarded by mu
+	mu        sync.Mutex
+	endedPods []Pod // guarded by mu
 }
 
-func newNode(t *testing.T, version kubelet.Version, labels ...string) *node {
+func newKubeletFixture(t *testing.T, version kubelet.Version, labels ...string) *kubeletFixture {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pods") // short, for the sake of the sockets in it
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	n := &node{Kubelet: kubelet.New(kubelet.Options{Dir: dir, Version: version}), t: t}
-	n.runs(n.Run)
-	n.wait(func(s kubelet.State) bool { return s.PodsRead && s.Serving })
-	n.c, err = New(n.PodsSocket(), Options{Labels: labels, Trace: Trace{Ended: func(p Pod) {
+	n := &kubeletFixture{Kubelet: kubelet.New(kubelet.Options{Dir: dir, Version: version}), t: t}
+	n.runInBackground(n.Run)
+	n.waitKubelet(func(s kubelet.KubeletState) bool { return s.PodsRead && s.Serving })
+	n.client, err = New(n.PodsSocket(), Options{Labels: labels, Hooks: PodHooks{OnPodEnded: func(p Pod) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		n.ended = append(n.ended, p)
+		n.endedPods = append(n.endedPods, p)
 	}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.runs(n.c.Run)
+	n.runInBackground(n.client.Run)
 	return n
 }
 
-// runs runs something until the test ends.
-func (n *node) runs(run func(context.Context) error) {
+// runInBackground runs something until the test ends.
+func (n *kubeletFixture) runInBackground(run func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- run(ctx) }()
@@ -64,45 +64,45 @@ func (n *node) runs(run func(context.Context) error) {
 	})
 }
 
-func (n *node) wait(wanted func(kubelet.State) bool) {
+func (n *kubeletFixture) waitKubelet(wanted func(kubelet.KubeletState) bool) {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(n.t.Context(), testTimeout)
 	defer cancel()
 	if err := n.Wait(ctx, wanted); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-// until waits until the client knows what is wanted.
-func (n *node) until(what string, wanted func(Pods) bool) Pods {
+// waitPods waits until the client knows what is wanted.
+func (n *kubeletFixture) waitPods(what string, wanted func(Pods) bool) Pods {
 	n.t.Helper()
-	timeout := time.After(patience)
+	timeout := time.After(testTimeout)
 	for {
-		ps, changed := n.c.Look()
+		ps, changed := n.client.Snapshot()
 		if wanted(ps) {
 			return ps
 		}
 		select {
 		case <-changed:
 		case <-timeout:
-			n.t.Fatalf("%s: there are %q, synced %t, %v", what, ps.names(), ps.Synced, ps.Err)
+			n.t.Fatalf("%s: there are %q, synced %t, %v", what, ps.summary(), ps.Synced, ps.Err)
 		}
 	}
 }
 
-func (n *node) run(p kubelet.Pod) {
+func (n *kubeletFixture) runPod(p kubelet.PodSpec) {
 	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(n.t.Context(), testTimeout)
 	defer cancel()
 	if err := n.RunPod(ctx, p); err != nil {
 		n.t.Fatal(err)
 	}
 }
 
-// same waits until the client and the kubelet say the same of a pod, and returns it.
-func (n *node) same(p kubelet.Pod) (now Pod) {
+// waitSynced waits until the client and the kubelet say the same of a pod, and returns it.
+func (n *kubeletFixture) waitSynced(p kubelet.PodSpec) (now Pod) {
 	n.t.Helper()
-	n.until("the pod", func(ps Pods) bool {
+	n.waitPods("the pod", func(ps Pods) bool {
 		want, err := n.Pod(p)
 		if err != nil {
 			return false
@@ -114,8 +114,8 @@ func (n *node) same(p kubelet.Pod) (now Pod) {
 		}
 		for _, c := range want.Containers {
 			id, err := n.ContainerID(p, c.Name)
-			of, name, known := ps.ByContainer(id)
-			if err == nil && (!known || of.UID != want.UID || name != c.Name) {
+			pod, name, known := ps.ByContainer(id)
+			if err == nil && (!known || pod.UID != want.UID || name != c.Name) {
 				return false
 			}
 		}
@@ -125,13 +125,13 @@ func (n *node) same(p kubelet.Pod) (now Pod) {
 }
 
 // lastEnded waits until a pod's end was told.
-func (n *node) lastEnded(uid string) Pod {
+func (n *kubeletFixture) lastEnded(uid string) Pod {
 	n.t.Helper()
 	var last Pod
-	n.until("its end", func(Pods) bool {
+	n.waitPods("its end", func(Pods) bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		for _, p := range n.ended {
+		for _, p := range n.endedPods {
 			if p.UID == uid {
 				last = p
 			}
@@ -141,37 +141,37 @@ func (n *node) lastEnded(uid string) Pod {
 	return last
 }
 
-func podOf(name string, containers ...string) kubelet.Pod {
-	p := kubelet.Pod{Namespace: "team", Name: name, Labels: map[string]string{"app": name, "secret": "no"}}
+func simulatedPod(name string, containers ...string) kubelet.PodSpec {
+	p := kubelet.PodSpec{Namespace: "team", Name: name, Labels: map[string]string{"app": name, "secret": "no"}}
 	for _, c := range containers {
-		p.Containers = append(p.Containers, kubelet.Container{Name: c})
+		p.Containers = append(p.Containers, kubelet.ContainerSpec{Name: c})
 	}
 	return p
 }
 
 func TestPodsOfAKubelet(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, kubelet.V137, "app")
-	first := podOf("first", "main", "side")
-	first.Init = []kubelet.Container{{Name: "setup"}, {Name: "proxy", Sidecar: true}}
-	n.run(first)
-	p := n.same(first)
+	n := newKubeletFixture(t, kubelet.V137, "app")
+	first := simulatedPod("first", "main", "side")
+	first.InitContainers = []kubelet.ContainerSpec{{Name: "setup"}, {Name: "proxy", Sidecar: true}}
+	n.runPod(first)
+	p := n.waitSynced(first)
 	if app, ok := p.Label("app"); app != "first" || !ok || len(p.Labels) != 1 {
 		t.Errorf("its labels are %v", p.Labels)
 	}
-	if len(p.Containers) != 4 || p.Containers[0].State.Status != Terminated || p.Containers[1].Kind != Init || p.Containers[1].State.Status != Running {
+	if len(p.Containers) != 4 || p.Containers[0].State.Type != Terminated || p.Containers[1].Kind != Init || p.Containers[1].State.Type != Running {
 		t.Errorf("its containers are %+v", p.Containers)
 	}
-	static := podOf("static", "main")
+	static := simulatedPod("static", "main")
 	static.Static = true
-	n.run(static)
-	if p := n.same(static); len(p.UID) != 32 || p.Name != "static-node-a" {
+	n.runPod(static)
+	if p := n.waitSynced(static); len(p.UID) != 32 || p.Name != "static-node-a" {
 		t.Errorf("the static pod is %+v", p)
 	}
 	if err := n.DeletePod(first); err != nil {
 		t.Fatal(err)
 	}
-	n.until("one pod is gone", func(ps Pods) bool { return ps.Len() == 1 })
+	n.waitPods("one pod is gone", func(ps Pods) bool { return ps.Len() == 1 })
 	if end := n.lastEnded(p.UID); end.Phase != "Failed" || end.Containers[2].State.ExitCode != 143 {
 		t.Errorf("it ended as %+v", end)
 	}
@@ -179,18 +179,18 @@ func TestPodsOfAKubelet(t *testing.T) {
 
 func TestHowPodsEnd(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, kubelet.V137)
-	p := podOf("trainer", "main", "side")
-	n.run(p)
-	uid := n.same(p).UID
-	if err := n.Crash(t.Context(), p, "main", kubelet.Exit{Code: 1}); err != nil {
+	n := newKubeletFixture(t, kubelet.V137)
+	p := simulatedPod("trainer", "main", "side")
+	n.runPod(p)
+	uid := n.waitSynced(p).UID
+	if err := n.CrashContainer(t.Context(), p, "main", kubelet.ContainerExit{Code: 1}); err != nil {
 		t.Fatal(err)
 	}
-	crashed := n.same(p).Containers[0]
-	if crashed.Restarts != 1 || crashed.Last.ExitCode != 1 || crashed.Last.Reason != "Error" || crashed.State.Status != Running {
+	crashed := n.waitSynced(p).Containers[0]
+	if crashed.Restarts != 1 || crashed.LastState.ExitCode != 1 || crashed.LastState.Reason != "Error" || crashed.State.Type != Running {
 		t.Errorf("after a crash it is %+v", crashed)
 	}
-	err := n.EndPodAs(p, kubelet.End{Exits: map[string]kubelet.Exit{"main": {Code: 137, Reason: "OOMKilled"}}})
+	err := n.EndPodWith(p, kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 137, Reason: "OOMKilled"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,11 +201,11 @@ func TestHowPodsEnd(t *testing.T) {
 	if c := end.Containers[1]; c.State.Reason != "Completed" || c.State.ExitCode != 0 {
 		t.Errorf("its other container is %+v", c)
 	}
-	n.until("the kubelet has done with it", func(ps Pods) bool { return ps.Len() == 0 })
+	n.waitPods("the kubelet has done with it", func(ps Pods) bool { return ps.Len() == 0 })
 
-	n.run(podOf("evicted", "main"))
-	evicted := n.same(podOf("evicted", "main"))
-	if err := n.EndPodAs(podOf("evicted", "main"), kubelet.End{Reason: "Evicted", Exits: map[string]kubelet.Exit{"main": {Code: 137}}}); err != nil {
+	n.runPod(simulatedPod("evicted", "main"))
+	evicted := n.waitSynced(simulatedPod("evicted", "main"))
+	if err := n.EndPodWith(simulatedPod("evicted", "main"), kubelet.PodEnd{Reason: "Evicted", Exits: map[string]kubelet.ContainerExit{"main": {Code: 137}}}); err != nil {
 		t.Fatal(err)
 	}
 	if end := n.lastEnded(evicted.UID); end.Reason != "Evicted" || end.Phase != "Failed" {
@@ -216,12 +216,12 @@ func TestHowPodsEnd(t *testing.T) {
 // TestANameIsUsedAgain is what a StatefulSet does.
 func TestANameIsUsedAgain(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, kubelet.V137)
-	p := podOf("web-0", "main")
+	n := newKubeletFixture(t, kubelet.V137)
+	p := simulatedPod("web-0", "main")
 	seen := map[string]bool{}
 	for range 20 {
-		n.run(p)
-		seen[n.same(p).UID] = true
+		n.runPod(p)
+		seen[n.waitSynced(p).UID] = true
 		if err := n.DeletePod(p); err != nil {
 			t.Fatal(err)
 		}
@@ -232,29 +232,29 @@ func TestANameIsUsedAgain(t *testing.T) {
 	for uid := range seen {
 		n.lastEnded(uid)
 	}
-	n.until("none is left", func(ps Pods) bool { return ps.Len() == 0 && ps.Synced })
+	n.waitPods("none is left", func(ps Pods) bool { return ps.Len() == 0 && ps.Synced })
 }
 
 func TestARestartOfTheKubelet(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, kubelet.V137)
-	n.run(podOf("stays", "main"))
-	n.run(podOf("goes", "main"))
-	stays, goes := n.same(podOf("stays", "main")), n.same(podOf("goes", "main"))
+	n := newKubeletFixture(t, kubelet.V137)
+	n.runPod(simulatedPod("stays", "main"))
+	n.runPod(simulatedPod("goes", "main"))
+	stays, goes := n.waitSynced(simulatedPod("stays", "main")), n.waitSynced(simulatedPod("goes", "main"))
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 		defer cancel()
 		err := n.Restart(ctx, kubelet.RestartOptions{Signal: signal, While: func() {
-			ps := n.until("the outage", func(ps Pods) bool { return !ps.Synced })
+			ps := n.waitPods("the outage", func(ps Pods) bool { return !ps.Synced })
 			if _, ok := ps.ByUID(stays.UID); !ok || ps.Err == nil {
-				t.Errorf("meanwhile there are %q, %v", ps.names(), ps.Err)
+				t.Errorf("meanwhile there are %q, %v", ps.summary(), ps.Err)
 			}
-			_ = n.DeletePod(podOf("goes", "main"))
+			_ = n.DeletePod(simulatedPod("goes", "main"))
 		}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.until("it is back", func(ps Pods) bool {
+		n.waitPods("it is back", func(ps Pods) bool {
 			p, ok := ps.ByUID(stays.UID)
 			return ps.Synced && ok && p.equal(&stays) && ps.Len() == 1
 		})
@@ -264,33 +264,33 @@ func TestARestartOfTheKubelet(t *testing.T) {
 
 func TestDroppedAsTooSlow(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, kubelet.V137)
-	n.run(podOf("one", "main"))
-	n.same(podOf("one", "main"))
-	_, changed := n.c.Look()
+	n := newKubeletFixture(t, kubelet.V137)
+	n.runPod(simulatedPod("one", "main"))
+	n.waitSynced(simulatedPod("one", "main"))
+	_, changed := n.client.Snapshot()
 	n.DropWatchers()
 	<-changed
-	n.until("it is back", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
-	n.wait(func(s kubelet.State) bool { return s.Calls["WatchPods"] == 2 })
+	n.waitPods("it is back", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
+	n.waitKubelet(func(s kubelet.KubeletState) bool { return s.Calls["WatchPods"] == 2 })
 }
 
 func TestAKubeletThatRefuses(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, kubelet.V137)
-	n.until("the first pods", func(ps Pods) bool { return ps.Synced })
-	n.Trouble(kubelet.Trouble{Pods: status.Error(codes.PermissionDenied, "no")})
+	n := newKubeletFixture(t, kubelet.V137)
+	n.waitPods("the first pods", func(ps Pods) bool { return ps.Synced })
+	n.SetFaults(kubelet.Faults{PodsErr: status.Error(codes.PermissionDenied, "no")})
 	n.DropWatchers()
-	n.until("it refuses", func(ps Pods) bool { return status.Code(ps.Err) == codes.PermissionDenied })
-	n.Trouble(kubelet.Trouble{})
-	n.until("it does not any more", func(ps Pods) bool { return ps.Synced })
+	n.waitPods("it refuses", func(ps Pods) bool { return status.Code(ps.Err) == codes.PermissionDenied })
+	n.SetFaults(kubelet.Faults{})
+	n.waitPods("it does not any more", func(ps Pods) bool { return ps.Synced })
 }
 
 func TestAnOlderKubelet(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, kubelet.V136)
-	n.run(podOf("one", "main"))
-	n.until("its absence", func(ps Pods) bool { return errors.Is(ps.Err, ErrAbsent) })
-	if err := n.c.Ready(); err != nil {
+	n := newKubeletFixture(t, kubelet.V136)
+	n.runPod(simulatedPod("one", "main"))
+	n.waitPods("its absence", func(ps Pods) bool { return errors.Is(ps.Err, ErrNoPodsAPI) })
+	if err := n.client.Ready(); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(n.PodsSocket()); err == nil {
@@ -301,12 +301,12 @@ func TestAnOlderKubelet(t *testing.T) {
 // TestManyPods come and go while the client follows, and in the end both have the same.
 func TestManyPods(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, kubelet.V137)
+	n := newKubeletFixture(t, kubelet.V137)
 	var all sync.WaitGroup
 	for i := range 4 {
 		all.Go(func() {
 			for j := range 25 {
-				p := podOf(fmt.Sprintf("pod-%d-%d", i, j), "main")
+				p := simulatedPod(fmt.Sprintf("pod-%d-%d", i, j), "main")
 				if err := n.RunPod(t.Context(), p); err != nil {
 					t.Error(err)
 				}
@@ -330,7 +330,7 @@ func TestManyPods(t *testing.T) {
 			want[p.UID] = p.Name
 		}
 	}
-	n.until("all that run", func(ps Pods) bool {
+	n.waitPods("all that run", func(ps Pods) bool {
 		running := 0
 		for p := range ps.All() {
 			if p.Phase == "Running" && want[p.UID] == p.Name {

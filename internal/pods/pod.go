@@ -33,31 +33,31 @@ type Pod struct {
 // Container of a pod.
 type Container struct {
 	Name string
-	Kind Kind
+	Kind ContainerKind
 	// ID is the runtime's, without the runtime's name: with containerd and CRI-O 64
 	// hexadecimal digits. It is the next start's as soon as there is one, and empty
 	// before the first.
 	ID    string
-	State State
-	// Last is how the start before ended; it is Waiting where there was none.
-	Last State
+	State ContainerState
+	// LastState is how the start before ended; it is Waiting where there was none.
+	LastState ContainerState
 	// Restarts counts the starts after the first, as far as the kubelet remembers.
 	Restarts int32
 }
 
-// Kind of a container.
-type Kind uint8
+// ContainerKind of a container.
+type ContainerKind uint8
 
 // The kinds of containers.
 const (
-	Regular   Kind = iota
-	Init           // sidecars too
-	Ephemeral      // of kubectl debug
+	Regular   ContainerKind = iota
+	Init                    // sidecars too
+	Ephemeral               // of kubectl debug
 )
 
-// State of a container.
-type State struct {
-	Status Status
+// ContainerState of a container.
+type ContainerState struct {
+	Type ContainerStateType
 	// Reason is one word, of what it waits for or why it ended: "CrashLoopBackOff",
 	// "OOMKilled".
 	Reason string
@@ -68,12 +68,12 @@ type State struct {
 	Started, Finished time.Time
 }
 
-// Status of a container.
-type Status uint8
+// ContainerStateType of a container.
+type ContainerStateType uint8
 
 // The statuses of containers. One of which nothing is said waits.
 const (
-	Waiting Status = iota
+	Waiting ContainerStateType = iota
 	Running
 	Terminated
 )
@@ -84,7 +84,7 @@ func (p *Pod) Terminal() bool { return p.Phase == "Succeeded" || p.Phase == "Fai
 // Ended tells whether the pod is over, and all is said of how: an evicted pod is
 // Terminal before its containers are killed.
 func (p *Pod) Ended() bool {
-	return p.Terminal() && !slices.ContainsFunc(p.Containers, func(c Container) bool { return c.State.Status == Running })
+	return p.Terminal() && !slices.ContainsFunc(p.Containers, func(c Container) bool { return c.State.Type == Running })
 }
 
 // Label returns the value of a label on the allowlist.
@@ -108,11 +108,11 @@ func (p *Pod) equal(other *Pod) bool {
 
 func (c Container) equal(other Container) bool {
 	return c.Name == other.Name && c.Kind == other.Kind && c.ID == other.ID && c.Restarts == other.Restarts &&
-		c.State.equal(other.State) && c.Last.equal(other.Last)
+		c.State.equal(other.State) && c.LastState.equal(other.LastState)
 }
 
-func (s State) equal(other State) bool {
-	return s.Status == other.Status && s.Reason == other.Reason && s.ExitCode == other.ExitCode && s.Signal == other.Signal &&
+func (s ContainerState) equal(other ContainerState) bool {
+	return s.Type == other.Type && s.Reason == other.Reason && s.ExitCode == other.ExitCode && s.Signal == other.Signal &&
 		s.Started.Equal(other.Started) && s.Finished.Equal(other.Finished)
 }
 

@@ -9,14 +9,14 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// waitMost bounds a Wait, as the real one does.
-const waitMost = time.Second
+// maxWait bounds a Wait, as the real one does.
+const maxWait = time.Second
 
-// enter takes the lock, once no hang keeps the caller out. leave gives it back.
-func (m *Machine) enter(stalled func() bool) {
+// beginCall takes the lock, once no hang keeps the caller out. leave gives it back.
+func (m *Machine) beginCall(stalled func() bool) {
 	m.mu.Lock()
-	m.inside++
-	for m.wedged || stalled() {
+	m.activeCalls++
+	for m.allHung || stalled() {
 		changed := m.notify
 		m.mu.Unlock()
 		<-changed
@@ -24,27 +24,27 @@ func (m *Machine) enter(stalled func() bool) {
 	}
 }
 
-func (m *Machine) leave() {
-	m.inside--
+func (m *Machine) endCall() {
+	m.activeCalls--
 	m.mu.Unlock()
 }
 
-func never() bool { return false }
+func neverHung() bool { return false }
 
 // Close lets go of the driver, as device.Closer says.
 func (m *Machine) Close() {
-	m.locked(func() {
-		m.misuse = m.misuse || m.inside > 0
+	m.update(func() {
+		m.closedDuringCall = m.closedDuringCall || m.activeCalls > 0
 		m.closed = true
 	})
 }
 
-// Misused tells whether Close was ever called beneath another call: NVML does not
+// ClosedDuringCall tells whether Close was ever called beneath another call: NVML does not
 // survive that.
-func (m *Machine) Misused() bool {
+func (m *Machine) ClosedDuringCall() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.misuse
+	return m.closedDuringCall
 }
 
 // Closed tells whether the driver is let go of.
@@ -59,10 +59,10 @@ func (m *Machine) Metrics() []device.Metric { return m.metrics }
 
 // Devices lists the GPUs that have not been removed, and their slices.
 func (m *Machine) Devices(context.Context) ([]device.Device, error) {
-	m.enter(never)
-	defer m.leave()
-	if m.gone != nil {
-		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, m.gone)
+	m.beginCall(neverHung)
+	defer m.endCall()
+	if m.driverErr != nil {
+		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, m.driverErr)
 	}
 	m.closed = false
 	devices := []device.Device{}
@@ -74,18 +74,18 @@ func (m *Machine) Devices(context.Context) ([]device.Device, error) {
 	return devices, nil
 }
 
-// ask enters for one GPU. The caller leaves.
-func (m *Machine) ask(id device.GPU) (*gpu, error) {
-	m.enter(func() bool {
-		g := m.gpu(id)
-		return g != nil && g.stalled
+// beginGPUCall enters for one GPU. The caller leaves.
+func (m *Machine) beginGPUCall(id device.GPU) (*simGPU, error) {
+	m.beginCall(func() bool {
+		g := m.findGPU(id)
+		return g != nil && g.hung
 	})
-	g := m.gpu(id)
+	g := m.findGPU(id)
 	if g == nil {
 		return nil, fmt.Errorf("GPU %s is not in this machine", id)
 	}
 	switch {
-	case m.gone != nil || m.closed:
+	case m.driverErr != nil || m.closed:
 		return nil, device.ErrNoDriver
 	case g.removed:
 		return nil, device.ErrLost
@@ -93,8 +93,8 @@ func (m *Machine) ask(id device.GPU) (*gpu, error) {
 	return g, g.fault
 }
 
-// gpu finds a GPU; nil where there is none. The caller holds mu.
-func (m *Machine) gpu(id device.GPU) *gpu {
+// findGPU finds a GPU; nil where there is none. The caller holds mu.
+func (m *Machine) findGPU(id device.GPU) *simGPU {
 	for _, g := range m.gpus {
 		if g.GPU == id {
 			return g
@@ -105,59 +105,59 @@ func (m *Machine) gpu(id device.GPU) *gpu {
 
 // Read appends the values of all rows that the machine knows how to make up.
 func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
-	g, err := m.ask(id)
-	defer m.leave()
+	g, err := m.beginGPUCall(id)
+	defer m.endCall()
 	if err != nil {
 		return buf, err
 	}
-	return m.samples(g, buf), nil
+	return m.appendSamples(g, buf), nil
 }
 
 // Check answers with the fault that the caller set, if any.
-func (m *Machine) Check(id device.GPU) (device.Vitals, error) {
-	g, err := m.ask(id)
-	defer m.leave()
+func (m *Machine) Check(id device.GPU) (device.ResetEvidence, error) {
+	g, err := m.beginGPUCall(id)
+	defer m.endCall()
 	if g == nil {
-		return device.Vitals{}, err
+		return device.ResetEvidence{}, err
 	}
-	return g.vitals(m.now()), err
+	return g.resetEvidence(m.now()), err
 }
 
-// vitals have the energy that was burned for an odometer, in millijoules as NVIDIA counts
+// resetEvidence have the energy that was burned for an odometer, in millijoules as NVIDIA counts
 // it, and one more: none at all is told by a GPU that has none. One that is lost tells no
 // more than it has told.
-func (g *gpu) vitals(now time.Time) device.Vitals {
+func (g *simGPU) resetEvidence(now time.Time) device.ResetEvidence {
 	if !errors.Is(g.fault, device.ErrLost) {
-		g.odometer = 1 + uint64(1000*g.energy(now))
+		g.energyCounter = 1 + uint64(1000*g.totalJoules(now))
 	}
-	return device.Vitals{Resets: g.resets, Odometer: g.odometer, Pending: g.pending}
+	return device.ResetEvidence{Resets: g.resets, EnergyCounter: g.energyCounter, RepairPending: g.repairPending}
 }
 
 // Wait returns the reports in the order in which they were made.
 func (m *Machine) Wait(ctx context.Context) (device.Event, error) {
-	timeout := time.NewTimer(waitMost)
+	timeout := time.NewTimer(maxWait)
 	defer timeout.Stop()
 	for {
-		m.enter(never)
+		m.beginCall(neverHung)
 		if len(m.events) > 0 && !m.closed {
 			e := m.events[0]
 			m.events = m.events[1:]
-			m.leave()
+			m.endCall()
 			return e, nil
 		}
 		changed := m.notify
 		m.mu.Unlock() // it is inside while it waits
-		var over bool
+		var done bool
 		select {
 		case <-changed:
 		case <-timeout.C:
-			over = true
+			done = true
 		case <-ctx.Done():
-			over = true
+			done = true
 		}
 		m.mu.Lock()
-		m.leave()
-		if over {
+		m.endCall()
+		if done {
 			return device.Event{}, nil
 		}
 	}

@@ -11,42 +11,42 @@ import (
 // Fail has something happen to a device: "xid N" (an error report; Means says what it
 // does, and with 79 the GPU is lost), "lost", or any other text, which the GPU's checks
 // then answer.
-func (m *Machine) Fail(id device.ID, what string) {
-	m.change(id, func(g *gpu) {
+func (m *Machine) Fail(id device.ID, fault string) {
+	m.updateDevice(id, func(g *simGPU) {
 		var xid uint64
-		if _, err := fmt.Sscanf(what, "xid %d", &xid); err == nil {
-			m.report(g, id, xid)
+		if _, err := fmt.Sscanf(fault, "xid %d", &xid); err == nil {
+			m.reportXid(g, id, xid)
 			return
 		}
-		g.fault = errors.New(what)
-		if what == "lost" {
+		g.fault = errors.New(fault)
+		if fault == "lost" {
 			g.fault = device.ErrLost
 		}
 	})
 }
 
-// harmlessXids are what a faulty program can cause on a sound GPU, and reports of what
-// is mended, contained or said elsewhere; hardwareXids are no single slice's.
+// ignoredXids are what a faulty program can cause on a sound GPU, and reports of what
+// is mended, contained or said elsewhere; gpuWideXids are no single slice's.
 var (
-	harmlessXids = []uint64{13, 31, 43, 45, 63, 68, 92, 94, 109, 154, 171, 172}
-	hardwareXids = []uint64{46, 48, 62, 64, 79, 95, 109, 110, 119, 120, 140, 154}
+	ignoredXids = []uint64{13, 31, 43, 45, 63, 68, 92, 94, 109, 154, 171, 172}
+	gpuWideXids = []uint64{46, 48, 62, 64, 79, 95, 109, 110, 119, 120, 140, 154}
 )
 
-// meaning is what Means is at first.
-func meaning(xid uint64) (e device.Event, alone bool) {
-	if !slices.Contains(harmlessXids, xid) {
-		e.Heals, e.Action = device.ByReset, "reset_gpu"
+// defaultXidEvent is what Means is at first.
+func defaultXidEvent(xid uint64) (e device.Event, deviceOnly bool) {
+	if !slices.Contains(ignoredXids, xid) {
+		e.Recovery, e.Action = device.RecoveryAfterReset, "reset_gpu"
 	}
 	if xid == 79 {
 		e.Action = "reboot"
 	}
-	return e, !slices.Contains(hardwareXids, xid)
+	return e, !slices.Contains(gpuWideXids, xid)
 }
 
-func (m *Machine) report(g *gpu, id device.ID, xid uint64) {
-	e, alone := m.Means(xid)
+func (m *Machine) reportXid(g *simGPU, id device.ID, xid uint64) {
+	e, deviceOnly := m.ClassifyXid(xid)
 	e.GPU, e.Xid = g.GPU, xid
-	if alone && g.sliceOf(id) != nil {
+	if deviceOnly && g.findMIGDevice(id) != nil {
 		e.Device = id
 	}
 	if xid == 79 {
@@ -55,41 +55,45 @@ func (m *Machine) report(g *gpu, id device.ID, xid uint64) {
 	m.events = append(m.events, e)
 }
 
-// Ail has a device's GPU answer its checks with an error as device.Backend has them, a
+// SetCheckError has a device's GPU answer its checks with an error as device.Backend has them, a
 // *device.Fault for one. It ends with a reset, or with nil.
-func (m *Machine) Ail(id device.ID, err error) { m.change(id, func(g *gpu) { g.fault = err }) }
+func (m *Machine) SetCheckError(id device.ID, err error) {
+	m.updateDevice(id, func(g *simGPU) { g.fault = err })
+}
 
-// Await has a repair of a device's GPU wait for its next reset.
-func (m *Machine) Await(id device.ID) { m.change(id, func(g *gpu) { g.pending = true }) }
+// SetRepairPending has a repair of a device's GPU wait for its next reset.
+func (m *Machine) SetRepairPending(id device.ID) {
+	m.updateDevice(id, func(g *simGPU) { g.repairPending = true })
+}
 
-// Recover resets a device's GPU: whatever was wrong with it is mended.
-func (m *Machine) Recover(id device.ID) {
-	m.change(id, func(g *gpu) {
-		g.fault, g.stalled, g.removed, g.pending = nil, false, false, false
+// ResetGPU resets a device's GPU: whatever was wrong with it is mended.
+func (m *Machine) ResetGPU(id device.ID) {
+	m.updateDevice(id, func(g *simGPU) {
+		g.fault, g.hung, g.removed, g.repairPending = nil, false, false, false
 		g.resets++
-		g.joules, g.worked, g.settled = 0, 0, m.now()
+		g.joules, g.loadSeconds, g.accumulatedAt = 0, 0, m.now()
 	})
 }
 
-// Remove takes a device's GPU out of the machine. Recover puts it back.
-func (m *Machine) Remove(id device.ID) { m.change(id, func(g *gpu) { g.removed = true }) }
+// RemoveGPU takes a device's GPU out of the machine. Recover puts it back.
+func (m *Machine) RemoveGPU(id device.ID) { m.updateDevice(id, func(g *simGPU) { g.removed = true }) }
 
-// Stall has no call about a device's GPU return until Release, or Recover.
-func (m *Machine) Stall(id device.ID) { m.change(id, func(g *gpu) { g.stalled = true }) }
+// HangGPU has no call about a device's GPU return until Release, or Recover.
+func (m *Machine) HangGPU(id device.ID) { m.updateDevice(id, func(g *simGPU) { g.hung = true }) }
 
-// Wedge has no call return at all, Release ends that and all stalls.
-func (m *Machine) Wedge() { m.locked(func() { m.wedged = true }) }
+// HangAll has no call return at all, Release ends that and all stalls.
+func (m *Machine) HangAll() { m.update(func() { m.allHung = true }) }
 
-// Release has all calls return that do not, and those to come.
-func (m *Machine) Release() {
-	m.locked(func() {
-		m.wedged = false
+// ReleaseHangs has all calls return that do not, and those to come.
+func (m *Machine) ReleaseHangs() {
+	m.update(func() {
+		m.allHung = false
 		for _, g := range m.gpus {
-			g.stalled = false
+			g.hung = false
 		}
 	})
 }
 
-// Unload takes the driver away, with the reason that calls then give; nil brings
+// SetDriverError takes the driver away, with the reason that calls then give; nil brings
 // it back.
-func (m *Machine) Unload(why error) { m.locked(func() { m.gone = why }) }
+func (m *Machine) SetDriverError(err error) { m.update(func() { m.driverErr = err }) }

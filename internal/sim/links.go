@@ -7,11 +7,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Connect says how A is connected to B, as A sees it. Otherwise those of a model are
+// SetLinks says how A is connected to B, as A sees it. Otherwise those of a model are
 // connected as on their board: over NVSwitches, where they have NVLinks, in two NUMA
 // nodes.
-func (m *Machine) Connect(links ...device.Link) {
-	m.locked(func() {
+func (m *Machine) SetLinks(links ...device.Link) {
+	m.update(func() {
 		for _, l := range links {
 			m.links[[2]device.GPU{l.A, l.B}] = l
 		}
@@ -20,25 +20,25 @@ func (m *Machine) Connect(links ...device.Link) {
 
 // Links are those of the GPUs that have not been removed.
 func (m *Machine) Links(context.Context) ([]device.Link, error) {
-	m.enter(never)
-	defer m.leave()
+	m.beginCall(neverHung)
+	defer m.endCall()
 	m.linkReads++
-	if m.gone != nil || m.closed {
+	if m.driverErr != nil || m.closed {
 		return nil, device.ErrNoDriver
 	}
 	links := []device.Link{}
-	var lost error
+	var lostErr error
 	for _, a := range m.gpus {
 		if !a.removed && a.fault != nil {
-			lost = fmt.Errorf("%s: %w", a.GPU, a.fault)
+			lostErr = fmt.Errorf("%s: %w", a.GPU, a.fault)
 		}
 		for _, b := range m.gpus {
 			if a != b && !a.removed && !b.removed && a.fault == nil {
-				links = append(links, m.link(a, b))
+				links = append(links, m.linkBetween(a, b))
 			}
 		}
 	}
-	return links, lost
+	return links, lostErr
 }
 
 // LinkReads counts how often the links were read.
@@ -48,8 +48,8 @@ func (m *Machine) LinkReads() int {
 	return m.linkReads
 }
 
-func (m *Machine) link(a, b *gpu) device.Link {
-	if l, said := m.links[[2]device.GPU{a.GPU, b.GPU}]; said {
+func (m *Machine) linkBetween(a, b *simGPU) device.Link {
+	if l, ok := m.links[[2]device.GPU{a.GPU, b.GPU}]; ok {
 		return l
 	}
 	path := device.PathSystem

@@ -17,19 +17,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var rows = []device.Metric{
+var testRows = []device.Metric{
 	{Name: "nvidia_gpu_power_watts", Help: "Power."},
-	{Name: "nvidia_gpu_energy_joules_total", Help: "Energy.", Kind: device.HolderCounter},
+	{Name: "nvidia_gpu_energy_joules_total", Help: "Energy.", Kind: device.OwnerCounter},
 	{Name: "nvidia_gpu_clock_hertz", Help: "Clock.", Labels: []device.Label{{Name: "clock", Value: "sm"}}},
 	{Name: "nvidia_gpu_row_that_nobody_simulates", Help: "Nothing."},
 }
 
 func TestMachineConforms(t *testing.T) {
-	devicetest.Conform(t, sim.NewMachine(rows, 3, time.Now))
+	devicetest.TestBackend(t, sim.NewMachine(testRows, 3, time.Now))
 }
 
 func TestPartitionedMachineConforms(t *testing.T) {
-	m := sim.NewMachine(rows, 3, time.Now)
+	m := sim.NewMachine(testRows, 3, time.Now)
 	m.Partition(m.GPUs()[1], "1g.10gb", "", "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb")
 	m.Partition(m.GPUs()[2])
 	for range 2 { // the reports
@@ -37,11 +37,11 @@ func TestPartitionedMachineConforms(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	devicetest.Conform(t, m)
+	devicetest.TestBackend(t, m)
 }
 
-// instances lists a machine's slices as "index:GI/CI profile".
-func instances(t *testing.T, m *sim.Machine) (list []string) {
+// migDeviceList lists a machine's slices as "index:GI/CI profile".
+func migDeviceList(t *testing.T, m *sim.Machine) (list []string) {
 	t.Helper()
 	devices, err := m.Devices(t.Context())
 	if err != nil {
@@ -49,7 +49,7 @@ func instances(t *testing.T, m *sim.Machine) (list []string) {
 	}
 	for _, d := range devices {
 		if !d.WholeGPU() {
-			list = append(list, fmt.Sprintf("%d:%d/%d %s", d.Slice, d.GI, d.CI, d.Profile))
+			list = append(list, fmt.Sprintf("%d:%d/%d %s", d.MIGDeviceIndex, d.GI, d.CI, d.Profile))
 		}
 	}
 	return list
@@ -57,60 +57,60 @@ func instances(t *testing.T, m *sim.Machine) (list []string) {
 
 // TestMachineKnowsAFewXids has those be harmless that NVIDIA's GPUs survive.
 func TestMachineKnowsAFewXids(t *testing.T) {
-	m := sim.NewMachine(rows, 1, time.Now)
+	m := sim.NewMachine(testRows, 1, time.Now)
 	for xid, fatal := range map[uint64]bool{31: false, 63: false, 92: false, 94: false, 154: false, 64: true, 95: true, 999: true} {
-		m.Fail(m.IDs()[0], fmt.Sprintf("xid %d", xid))
-		if e, err := m.Wait(t.Context()); err != nil || e.Xid != xid || (e.Heals == device.ByReset) != fatal {
+		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", xid))
+		if e, err := m.Wait(t.Context()); err != nil || e.Xid != xid || (e.Recovery == device.RecoveryAfterReset) != fatal {
 			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
 		}
 	}
 }
 
 func TestMachineIsPartitioned(t *testing.T) {
-	m := sim.NewMachine(rows, 2, time.Now)
+	m := sim.NewMachine(testRows, 2, time.Now)
 	gpu := m.GPUs()[0]
 	m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1c.3g.40gb", "1g.10gb")
-	if got, want := instances(t, m), []string{"0:1/0 1c.3g.40gb", "1:1/1 2c.3g.40gb", "2:2/0 1c.3g.40gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
+	if got, want := migDeviceList(t, m), []string{"0:1/0 1c.3g.40gb", "1:1/1 2c.3g.40gb", "2:2/0 1c.3g.40gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	before := m.IDs()
+	before := m.AllocatableIDs()
 	if len(before) != 5 || before[4] != device.ID(m.GPUs()[1]) {
 		t.Errorf("held can be %v", before)
 	}
-	if e, err := m.Wait(t.Context()); err != nil || e != (device.Event{GPU: gpu, Partitioned: true}) {
+	if e, err := m.Wait(t.Context()); err != nil || e != (device.Event{GPU: gpu, PartitionChanged: true}) {
 		t.Errorf("the report is %+v, %v", e, err)
 	}
 	m.Partition(gpu, "", "2c.3g.40gb", "2g.20gb", "1g.10gb")
-	if got, want := instances(t, m), []string{"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
+	if got, want := migDeviceList(t, m), []string{"1:1/1 2c.3g.40gb", "2:2/0 2g.20gb", "3:3/0 1g.10gb"}; !slices.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	after := m.IDs()
+	after := m.AllocatableIDs()
 	if after[0] != before[1] || after[1] == before[2] || after[2] != before[3] {
 		t.Errorf("%v became %v: what goes on keeps its UUID, what is new has another", before, after)
 	}
-	m.Busy(after[0], 1) // two sevenths of the GPU
-	if got := read(t, m, device.ID(gpu))[0]; got != 70+630*2.0/7 {
+	m.SetUtilization(after[0], 1) // two sevenths of the GPU
+	if got := readValues(t, m, device.ID(gpu))[0]; got != 70+630*2.0/7 {
 		t.Errorf("the GPU draws %f W", got)
 	}
 	m.Unpartition(gpu)
-	if got := m.IDs(); len(got) != 2 || got[0] != device.ID(gpu) || instances(t, m) != nil {
+	if got := m.AllocatableIDs(); len(got) != 2 || got[0] != device.ID(gpu) || migDeviceList(t, m) != nil {
 		t.Errorf("after that, held can be %v", got)
 	}
 }
 
 func TestMachineReportsTheSliceThatFailed(t *testing.T) {
-	m := sim.NewMachine(rows, 1, time.Now)
+	m := sim.NewMachine(testRows, 1, time.Now)
 	gpu := m.GPUs()[0]
 	m.Partition(gpu, "3g.40gb", "3g.40gb")
-	id := m.IDs()[1]
+	id := m.AllocatableIDs()[1]
 	m.Fail(id, "xid 13")
 	m.Fail(id, "xid 999")
 	m.Fail(id, "xid 79")
 	for _, want := range []device.Event{
-		{GPU: gpu, Partitioned: true},
+		{GPU: gpu, PartitionChanged: true},
 		{GPU: gpu, Device: id, Xid: 13},
-		{GPU: gpu, Device: id, Xid: 999, Heals: device.ByReset, Action: "reset_gpu"},
-		{GPU: gpu, Xid: 79, Heals: device.ByReset, Action: "reboot"},
+		{GPU: gpu, Device: id, Xid: 999, Recovery: device.RecoveryAfterReset, Action: "reset_gpu"},
+		{GPU: gpu, Xid: 79, Recovery: device.RecoveryAfterReset, Action: "reboot"},
 	} {
 		if got, err := m.Wait(t.Context()); err != nil || got != want {
 			t.Errorf("got %+v, %v, want %+v", got, err, want)
@@ -122,17 +122,17 @@ func TestMachineReportsTheSliceThatFailed(t *testing.T) {
 }
 
 func TestMachineGrows(t *testing.T) {
-	m := sim.NewMachine(rows, 2, time.Now)
-	gpu := m.Add()
+	m := sim.NewMachine(testRows, 2, time.Now)
+	gpu := m.AddGPU()
 	devices, err := m.Devices(t.Context())
 	if err != nil || len(devices) != 3 || devices[2].GPU != gpu || devices[2].Index != 2 {
 		t.Errorf("got %+v, %v", devices, err)
 	}
-	devicetest.Conform(t, m)
+	devicetest.TestBackend(t, m)
 }
 
-// read returns a GPU's values by row.
-func read(t *testing.T, m *sim.Machine, id device.ID) map[int]float64 {
+// readValues returns a GPU's values by row.
+func readValues(t *testing.T, m *sim.Machine, id device.ID) map[int]float64 {
 	t.Helper()
 	samples, err := m.Read(device.GPU(id), nil)
 	if err != nil {
@@ -147,54 +147,54 @@ func read(t *testing.T, m *sim.Machine, id device.ID) map[int]float64 {
 
 func TestMachineBurnsWhatItsLoadAsksFor(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	m := sim.NewMachine(rows, 1, func() time.Time { return now })
-	id := m.IDs()[0]
-	m.Busy(id, 1)
+	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
+	id := m.AllocatableIDs()[0]
+	m.SetUtilization(id, 1)
 	now = now.Add(10 * time.Second)
-	m.Busy(id, 0)
+	m.SetUtilization(id, 0)
 	now = now.Add(10 * time.Second)
-	got := read(t, m, id)
+	got := readValues(t, m, id)
 	if got[0] != 70 || got[1] != 7700 {
 		t.Errorf("after 10 s busy and 10 s idle: %.0f W and %.0f J, want 70 W and 7700 J", got[0], got[1])
 	}
 	if _, ok := got[3]; ok {
 		t.Error("a row that is not simulated has a value")
 	}
-	m.Set(id, `nvidia_gpu_clock_hertz{clock="sm"}`, 42)
-	if got := read(t, m, id); got[2] != 42 {
+	m.SetValue(id, `nvidia_gpu_clock_hertz{clock="sm"}`, 42)
+	if got := readValues(t, m, id); got[2] != 42 {
 		t.Errorf("a value that was set reads %f", got[2])
 	}
-	m.Recover(id)
-	if got := read(t, m, id); got[1] != 0 {
+	m.ResetGPU(id)
+	if got := readValues(t, m, id); got[1] != 0 {
 		t.Errorf("a reset leaves %f J on the counter", got[1])
 	}
 }
 
 func TestMachineObeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := sim.NewMachine(rows, 2, time.Now)
-		id := m.IDs()[0]
+		m := sim.NewMachine(testRows, 2, time.Now)
+		id := m.AllocatableIDs()[0]
 		gpu := device.GPU(id)
 		m.Fail(id, "xid 79")
-		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 || e.Heals != device.ByReset {
+		if e, err := m.Wait(t.Context()); err != nil || e.GPU != gpu || e.Xid != 79 || e.Recovery != device.RecoveryAfterReset {
 			t.Errorf("the report is %+v, %v", e, err)
 		}
 		if _, err := m.Check(gpu); !errors.Is(err, device.ErrLost) {
 			t.Errorf("a GPU with Xid 79 answers %v", err)
 		}
-		m.Recover(id)
-		if v, err := m.Check(gpu); v != (device.Vitals{Resets: 1, Odometer: 1}) || err != nil {
+		m.ResetGPU(id)
+		if v, err := m.Check(gpu); v != (device.ResetEvidence{Resets: 1, EnergyCounter: 1}) || err != nil {
 			t.Errorf("after a reset: %+v, %v", v, err)
 		}
 		m.Fail(id, "a fan stands still")
 		if _, err := m.Check(gpu); err == nil || err.Error() != "a fan stands still" {
 			t.Errorf("its check answers %v", err)
 		}
-		m.Remove(id)
+		m.RemoveGPU(id)
 		if devices, err := m.Devices(t.Context()); err != nil || len(devices) != 1 {
 			t.Errorf("after one was taken out: %d, %v", len(devices), err)
 		}
-		m.Unload(errors.New("rmmod"))
+		m.SetDriverError(errors.New("rmmod"))
 		if _, err := m.Devices(t.Context()); !errors.Is(err, device.ErrNoDriver) {
 			t.Errorf("without a driver: %v", err)
 		}
@@ -203,17 +203,17 @@ func TestMachineObeys(t *testing.T) {
 
 func TestMachineHangsUntilItIsReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := sim.NewMachine(rows, 2, time.Now)
-		m.Wedge()
+		m := sim.NewMachine(testRows, 2, time.Now)
+		m.HangAll()
 		calls := make(chan error, 3)
 		go func() { _, err := m.Devices(context.Background()); calls <- err }()
-		go func() { _, err := m.Read(device.GPU(m.IDs()[0]), nil); calls <- err }()
+		go func() { _, err := m.Read(device.GPU(m.AllocatableIDs()[0]), nil); calls <- err }()
 		go func() { _, err := m.Wait(context.Background()); calls <- err }()
 		time.Sleep(time.Hour)
 		if len(calls) > 0 {
 			t.Error("a call returned though the driver hangs")
 		}
-		m.Release()
+		m.ReleaseHangs()
 		for range 3 {
 			if err := <-calls; err != nil {
 				t.Error(err)
@@ -223,10 +223,10 @@ func TestMachineHangsUntilItIsReleased(t *testing.T) {
 }
 
 func TestMachineIsConnected(t *testing.T) {
-	m := sim.NewMachine(rows, 4, time.Now)
+	m := sim.NewMachine(testRows, 4, time.Now)
 	gpus := m.GPUs()
-	m.Connect(device.Link{A: gpus[0], B: gpus[1], NVLinks: 2, Path: device.PathSingleSwitch})
-	m.Remove(device.ID(gpus[3]))
+	m.SetLinks(device.Link{A: gpus[0], B: gpus[1], NVLinks: 2, Path: device.PathSingleSwitch})
+	m.RemoveGPU(device.ID(gpus[3]))
 	links, err := m.Links(t.Context())
 	if err != nil || len(links) != 6 || m.LinkReads() != 1 {
 		t.Fatalf("got %+v, %v", links, err)
@@ -263,7 +263,7 @@ func TestPlacements(t *testing.T) {
 		{sim.GB200, nil, []string{"1g.23gb", "3g.93gb"}, "[{19 0 1} {9 4 4}]"},
 		{sim.H100, nil, []string{"7g.80gb", "1g.10gb", "5g.50gb"}, "[{0 0 8} {0 0 0} {0 0 0}]"}, // no room, no such profile
 	} {
-		m := sim.NewMachineOf(nil, time.Now, c.model)
+		m := sim.NewMachineWithModels(nil, time.Now, c.model)
 		if c.was != nil {
 			m.Partition(m.GPUs()[0], c.was...)
 		}
@@ -286,27 +286,27 @@ func TestPlacements(t *testing.T) {
 // and does what waits for it.
 func TestMachineTellsItsVitals(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	m := sim.NewMachine(rows, 1, func() time.Time { return now })
-	id := m.IDs()[0]
-	fault := &device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", ByReset: true}
-	m.Ail(id, fault)
-	m.Await(id)
+	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
+	id := m.AllocatableIDs()[0]
+	fault := &device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}
+	m.SetCheckError(id, fault)
+	m.SetRepairPending(id)
 	now = now.Add(time.Second)
 	v, err := m.Check(m.GPUs()[0])
-	if got := new(device.Fault); !errors.As(err, &got) || *got != *fault || v != (device.Vitals{Odometer: 70_001, Pending: true}) {
+	if got := new(device.Fault); !errors.As(err, &got) || *got != *fault || v != (device.ResetEvidence{EnergyCounter: 70_001, RepairPending: true}) {
 		t.Errorf("it answers %+v, %v", v, err)
 	}
-	m.Ail(id, device.ErrLost)
+	m.SetCheckError(id, device.ErrLost)
 	now = now.Add(time.Second)
-	if v, err := m.Check(m.GPUs()[0]); !errors.Is(err, device.ErrLost) || v.Odometer != 70_001 {
+	if v, err := m.Check(m.GPUs()[0]); !errors.Is(err, device.ErrLost) || v.EnergyCounter != 70_001 {
 		t.Errorf("when it is lost it answers %+v, %v", v, err)
 	}
-	m.Ail(id, nil)
-	if v, err := m.Check(m.GPUs()[0]); err != nil || v.Odometer != 140_001 || !v.Pending {
+	m.SetCheckError(id, nil)
+	if v, err := m.Check(m.GPUs()[0]); err != nil || v.EnergyCounter != 140_001 || !v.RepairPending {
 		t.Errorf("when it is back it answers %+v, %v", v, err)
 	}
-	m.Recover(id)
-	if v, err := m.Check(m.GPUs()[0]); err != nil || v != (device.Vitals{Resets: 1, Odometer: 1}) {
+	m.ResetGPU(id)
+	if v, err := m.Check(m.GPUs()[0]); err != nil || v != (device.ResetEvidence{Resets: 1, EnergyCounter: 1}) {
 		t.Errorf("after a reset it answers %+v, %v", v, err)
 	}
 }

@@ -10,42 +10,42 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// slice is a MIG slice of a simulated GPU.
-type slice struct {
+// simMIGDevice is a MIG slice of a simulated GPU.
+type simMIGDevice struct {
 	device.Device
-	size size
-	busy float64 // 0 to 1, without what processes add
+	size profileSize
+	load float64 // 0 to 1, without what processes add
 }
 
-// size is what a profile's name says: compute slices, GPU slices and GB.
-type size struct{ c, g, gb int }
+// profileSize is what a profile's name says: compute slices, GPU slices and GB.
+type profileSize struct{ computeSlices, gpuSlices, memoryGB int }
 
-func parseProfile(profile string) (s size, ok bool) {
-	if n, _ := fmt.Sscanf(profile, "%dc.%dg.%dgb", &s.c, &s.g, &s.gb); n != 3 {
-		s = size{}
-		if n, _ := fmt.Sscanf(profile, "%dg.%dgb", &s.g, &s.gb); n != 2 {
-			return size{}, false
+func parseProfile(profile string) (s profileSize, ok bool) {
+	if n, _ := fmt.Sscanf(profile, "%dc.%dg.%dgb", &s.computeSlices, &s.gpuSlices, &s.memoryGB); n != 3 {
+		s = profileSize{}
+		if n, _ := fmt.Sscanf(profile, "%dg.%dgb", &s.gpuSlices, &s.memoryGB); n != 2 {
+			return profileSize{}, false
 		}
-		s.c = s.g
+		s.computeSlices = s.gpuSlices
 	}
-	return s, s.c > 0 && s.c <= s.g && s.g <= slicesOfGPU && s.gb > 0 && s.gb <= mostGB
+	return s, s.computeSlices > 0 && s.computeSlices <= s.gpuSlices && s.gpuSlices <= computeSlicesPerGPU && s.memoryGB > 0 && s.memoryGB <= maxProfileGB
 }
 
-// slicesOfGPU is how many compute slices make a whole GPU.
-const slicesOfGPU = 7
+// computeSlicesPerGPU is how many compute slices make a whole GPU.
+const computeSlicesPerGPU = 7
 
-// mostGB is more than the memory of any GPU.
-const mostGB = 1 << 10
+// maxProfileGB is more than the memory of any GPU.
+const maxProfileGB = 1 << 10
 
-// partitionable says why a GPU cannot have slices with these profiles.
-func (m *Machine) partitionable(id device.GPU, profiles []string) (err error) {
+// checkPartition says why a GPU cannot have slices with these profiles.
+func (m *Machine) checkPartition(id device.GPU, profiles []string) (err error) {
 	for _, profile := range profiles {
 		if _, ok := parseProfile(profile); profile != "" && !ok {
 			return fmt.Errorf("%q is no MIG profile", profile)
 		}
 	}
-	m.changeGPU(id, func(g *gpu) {
-		if !g.has(mig) {
+	m.updateGPU(id, func(g *simGPU) {
+		if !g.hasFeatures(featureMIG) {
 			err = fmt.Errorf("%s cannot be partitioned", g.Model)
 		}
 	})
@@ -57,41 +57,41 @@ func (m *Machine) partitionable(id device.GPU, profiles []string) (err error) {
 // index has the profile already goes on, all others are new ones. Compute instances
 // that fit into one GPU instance share it. The driver reports the change.
 func (m *Machine) Partition(id device.GPU, profiles ...string) {
-	if err := m.partitionable(id, profiles); err != nil {
+	if err := m.checkPartition(id, profiles); err != nil {
 		panic("sim: " + err.Error()) // a mistake of whoever wrote the test: a script's is found before
 	}
-	m.changeGPU(id, func(g *gpu) {
-		g.settle(m.now())
-		g.partitions++
-		g.slices = g.cut(profiles)
-		g.MIG = true
-		g.group()
-		m.events = append(m.events, device.Event{GPU: id, Partitioned: true})
+	m.updateGPU(id, func(g *simGPU) {
+		g.accumulate(m.now())
+		g.partitionCount++
+		g.migDevices = g.createMIGDevices(profiles)
+		g.MIGEnabled = true
+		g.groupInstances()
+		m.events = append(m.events, device.Event{GPU: id, PartitionChanged: true})
 	})
 }
 
 // Unpartition turns a GPU's MIG mode off: its slices are gone.
 func (m *Machine) Unpartition(id device.GPU) {
-	m.changeGPU(id, func(g *gpu) {
-		g.settle(m.now())
-		g.MIG, g.slices, g.instances = false, nil, nil
-		m.events = append(m.events, device.Event{GPU: id, Partitioned: true})
+	m.updateGPU(id, func(g *simGPU) {
+		g.accumulate(m.now())
+		g.MIGEnabled, g.migDevices, g.instances = false, nil, nil
+		m.events = append(m.events, device.Event{GPU: id, PartitionChanged: true})
 	})
 }
 
-// cut makes the slices that the profiles name, of those that are there as far as it
+// createMIGDevices makes the slices that the profiles name, of those that are there as far as it
 // can. The numbers of instances that are gone are given again, their UUIDs never are.
-func (g *gpu) cut(profiles []string) []*slice {
-	kept := map[int]*slice{} // by index
-	taken := map[int]bool{}  // the numbers of GPU instances
-	for _, s := range g.slices {
-		if s.Slice < len(profiles) && profiles[s.Slice] == s.Profile {
-			kept[s.Slice] = s
-			taken[s.GI] = true
+func (g *simGPU) createMIGDevices(profiles []string) []*simMIGDevice {
+	kept := map[int]*simMIGDevice{} // by index
+	usedInstances := map[int]bool{} // the numbers of GPU instances
+	for _, s := range g.migDevices {
+		if s.MIGDeviceIndex < len(profiles) && profiles[s.MIGDeviceIndex] == s.Profile {
+			kept[s.MIGDeviceIndex] = s
+			usedInstances[s.GI] = true
 		}
 	}
-	var list []*slice
-	gi, ci, used, instance, at := 0, 0, 0, "", device.Placement{}
+	var list []*simMIGDevice
+	gi, ci, usedSlices, instance, at := 0, 0, 0, "", device.Placement{}
 	for i, profile := range profiles {
 		if kept[i] != nil {
 			list = append(list, kept[i])
@@ -100,33 +100,33 @@ func (g *gpu) cut(profiles []string) []*slice {
 			continue
 		}
 		s, _ := parseProfile(profile)
-		if of := fmt.Sprintf("%dg.%dgb", s.g, s.gb); of != instance || used+s.c > s.g {
-			for gi, ci, used, instance = 1, -1, 0, of; taken[gi]; gi++ {
+		if of := fmt.Sprintf("%dg.%dgb", s.gpuSlices, s.memoryGB); of != instance || usedSlices+s.computeSlices > s.gpuSlices {
+			for gi, ci, usedSlices, instance = 1, -1, 0, of; usedInstances[gi]; gi++ {
 			}
-			taken[gi] = true
-			at = g.place(s, slices.Concat(list, slices.Collect(maps.Values(kept))))
+			usedInstances[gi] = true
+			at = g.findPlacement(s, slices.Concat(list, slices.Collect(maps.Values(kept))))
 		}
-		ci, used = ci+1, used+s.c
-		list = append(list, g.newSlice(i, gi, ci, profile, at))
+		ci, usedSlices = ci+1, usedSlices+s.computeSlices
+		list = append(list, g.newMIGDevice(i, gi, ci, profile, at))
 	}
 	return list
 }
 
-// memorySlices is how many a GPU's memory is cut into.
-const memorySlices = 8
+// memorySlicesPerGPU is how many a GPU's memory is cut into.
+const memorySlicesPerGPU = 8
 
-// instanceProfiles are the numbers of GPU instances' profiles, by compute and memory
+// instanceProfileIDs are the numbers of GPU instances' profiles, by compute and memory
 // slices, on a GPU that has seven of the one and eight of the other.
-var instanceProfiles = map[[2]int]int{{1, 1}: 19, {1, 2}: 15, {2, 2}: 14, {3, 4}: 9, {4, 4}: 5, {7, 8}: 0}
+var instanceProfileIDs = map[[2]int]int{{1, 1}: 19, {1, 2}: 15, {2, 2}: 14, {3, 4}: 9, {4, 4}: 5, {7, 8}: 0}
 
-// place finds memory for a GPU instance beside those that there are: in a multiple of
+// findPlacement finds memory for a GPU instance beside those that there are: in a multiple of
 // its size. The zero Placement is for a profile that the real ones do not have, and where
 // there is no room, which nobody here minds.
-func (g *gpu) place(s size, beside []*slice) device.Placement {
-	n := int(math.Round(float64(s.gb<<30) / (g.model.memory / memorySlices)))
-	profile, known := instanceProfiles[[2]int{s.g, n}]
-	for start := 0; known && start+n <= memorySlices; start += n {
-		if !slices.ContainsFunc(beside, func(o *slice) bool {
+func (g *simGPU) findPlacement(s profileSize, existing []*simMIGDevice) device.Placement {
+	n := int(math.Round(float64(s.memoryGB<<30) / (g.model.memory / memorySlicesPerGPU)))
+	profile, known := instanceProfileIDs[[2]int{s.gpuSlices, n}]
+	for start := 0; known && start+n <= memorySlicesPerGPU; start += n {
+		if !slices.ContainsFunc(existing, func(o *simMIGDevice) bool {
 			at := o.Placement
 			return at.Start < start+n && start < at.Start+at.Size
 		}) {
@@ -136,32 +136,32 @@ func (g *gpu) place(s size, beside []*slice) device.Placement {
 	return device.Placement{}
 }
 
-func (g *gpu) newSlice(index, gi, ci int, profile string, at device.Placement) *slice {
+func (g *simGPU) newMIGDevice(index, gi, ci int, profile string, placement device.Placement) *simMIGDevice {
 	d := g.Device
-	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitions, index))
-	d.MIG, d.Slice, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
+	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitionCount, index))
+	d.MIGEnabled, d.MIGDeviceIndex, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
 	size, _ := parseProfile(profile)
-	d.Placement = at
-	d.MemoryBytes = uint64(size.gb) << 30
+	d.Placement = placement
+	d.MemoryBytes = uint64(size.memoryGB) << 30
 	access := 100*g.Minor + 10*gi // the number of the node that opens the GPU instance
-	d.Nodes = append([]string{
-		g.Nodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
-	}, g.Nodes[1:]...)
-	return &slice{Device: d, size: size}
+	d.DeviceNodes = append([]string{
+		g.DeviceNodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
+	}, g.DeviceNodes[1:]...)
+	return &simMIGDevice{Device: d, size: size}
 }
 
 // devices are what is listed of a GPU.
-func (g *gpu) devices() []device.Device {
+func (g *simGPU) devices() []device.Device {
 	list := []device.Device{g.Device}
-	for _, s := range g.slices {
+	for _, s := range g.migDevices {
 		list = append(list, s.Device)
 	}
 	return list
 }
 
-// sliceOf finds a slice of the GPU; nil where there is none.
-func (g *gpu) sliceOf(id device.ID) *slice {
-	for _, s := range g.slices {
+// findMIGDevice finds a slice of the GPU; nil where there is none.
+func (g *simGPU) findMIGDevice(id device.ID) *simMIGDevice {
+	for _, s := range g.migDevices {
 		if s.ID == id {
 			return s
 		}
@@ -169,23 +169,23 @@ func (g *gpu) sliceOf(id device.ID) *slice {
 	return nil
 }
 
-// sliceNamed is the slice at an index of a GPU, as nvidia-smi shows it.
-func (m *Machine) sliceNamed(id device.GPU, index string) (device.ID, error) {
+// findMIGDevice is the slice at an index of a GPU, as nvidia-smi shows it.
+func (m *Machine) findMIGDevice(id device.GPU, index string) (device.ID, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, s := range m.gpu(id).slices {
-		if strconv.Itoa(s.Slice) == index {
+	for _, s := range m.findGPU(id).migDevices {
+		if strconv.Itoa(s.MIGDeviceIndex) == index {
 			return s.ID, nil
 		}
 	}
 	return "", fmt.Errorf("GPU %s has no slice %s", id, index)
 }
 
-// slicesBusy is how busy the whole GPU is when its slices are.
-func (g *gpu) slicesBusy() float64 {
+// migLoad is how busy the whole GPU is when its slices are.
+func (g *simGPU) migLoad() float64 {
 	busy := 0.0
-	for _, s := range g.slices {
-		busy += s.busy * float64(s.size.c) / slicesOfGPU
+	for _, s := range g.migDevices {
+		busy += s.load * float64(s.size.computeSlices) / computeSlicesPerGPU
 	}
 	return min(busy, 1)
 }

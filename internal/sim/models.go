@@ -11,58 +11,58 @@ import (
 // Sizes are in bytes, powers in watts, clocks in hertz, temperatures in °C.
 type Model struct {
 	name, vbios, capability string
-	has                     feature
+	features                modelFeature
 
-	memory, reserved, bar1         float64
-	idleWatts, limitWatts          float64 // at rest, and as it is delivered
-	leastWatts                     float64 // the lowest limit that can be set
-	idleSM, topSM                  float64
-	idleMemory, topMemory          float64
-	idleVideo, topVideo            float64
-	idleCelsius, idleMemoryCelsius float64
-	shutdown, slowdown             float64
-	warmest, warmestMemory         float64
-	pcieGeneration                 float64
-	nvlinks                        int
-	banks                          float64 // of memory, each with rows to spare
-	nvlinkBytes, pcieBytes         float64 // a second, of a link and of the slot, when busy
-	mostSlices                     int     // 0: it cannot be partitioned
+	memory, reserved, bar1           float64
+	idleWatts, maxLimitWatts         float64 // at rest, and as it is delivered
+	minLimitWatts                    float64 // the lowest limit that can be set
+	idleSM, maxSM                    float64
+	idleMemory, maxMemory            float64
+	idleVideo, maxVideo              float64
+	idleCelsius, idleMemoryCelsius   float64
+	shutdownCelsius, slowdownCelsius float64
+	maxCelsius, maxMemoryCelsius     float64
+	pcieGeneration                   float64
+	nvlinks                          int
+	remapBanks                       float64 // of memory, each with rows to spare
+	nvlinkBytes, pcieBytes           float64 // a second, of a link and of the slot, when busy
+	maxMIGDevices                    int     // 0: it cannot be partitioned
 }
 
-// feature is something that only some GPUs have, or have only in some state.
-type feature uint32
+// modelFeature is something that only some GPUs have, or have only in some state.
+type modelFeature uint32
 
 const (
-	unpartitioned feature = 1 << iota // and not in MIG mode now
-	mig
-	gpm
-	jpeg
-	hbm
-	average    // of the power
-	limits     // of the temperature, in °C
-	margins    // to them instead
-	pcieErrors // of every kind
-	pcieBytes
-	nvlink
-	nvlinkToHopper // and its errors
-	nvlinkAmpere
-	nvlinkHopper
-	nvlinkBlackwell
-	fabric
-	c2c
-	sram     // tells it apart
-	oldECC   // tells caches and registers apart
-	remap    // rows
-	inactive // tells those that are not
-	retire   // pages
-	repair
-	unrepairable
+	featureWholeGPU modelFeature = 1 << iota // and not in MIG mode now
+	featureMIG
+	featureGPM
+	featureJPEG
+	featureHBM
+	featureAveragePower       // of the power
+	featureTemperatureLimits  // of the temperature, in °C
+	featureTemperatureMargins // to them instead
+	featurePCIeErrors         // of every kind
+	featurePCIeBytes
+	featureNVLink
+	featureNVLinkErrorsToHopper // and its errors
+	featureNVLinkErrorsAmpere
+	featureNVLinkErrorsHopper
+	featureNVLinkErrorsBlackwell
+	featureFabric
+	featureC2C
+	featureSRAMErrors     // tells it apart
+	featureLegacyECC      // tells caches and registers apart
+	featureRowRemapping   // rows
+	featureInactiveRemaps // tells those that are not
+	featurePageRetirement // pages
+	featureRepair
+	featureUnrepairable
 )
 
 const (
-	ampere    = mig | jpeg | hbm | pcieBytes | nvlink | sram | remap
-	hopper    = ampere | gpm | average | margins | pcieErrors | fabric | repair
-	blackwell = hopper | nvlinkBlackwell | inactive | unrepairable
+	ampereFeatures    = featureMIG | featureJPEG | featureHBM | featurePCIeBytes | featureNVLink | featureSRAMErrors | featureRowRemapping
+	hopperFeatures    = ampereFeatures | featureGPM | featureAveragePower | featureTemperatureMargins | featurePCIeErrors | featureFabric | featureRepair
+	blackwellFeatures = hopperFeatures | featureNVLinkErrorsBlackwell | featureInactiveRemaps | featureUnrepairable
 )
 
 const (
@@ -76,41 +76,41 @@ var (
 	// H100 is one of the eight on an HGX board.
 	H100 = &Model{
 		name: "NVIDIA H100 80GB HBM3", vbios: "96.00.89.00.01", capability: "9.0",
-		has:    hopper | nvlinkToHopper | nvlinkAmpere | nvlinkHopper,
-		memory: 80 * gib, reserved: 600 * mib, bar1: 128 * gib,
-		idleWatts: 70, limitWatts: 700, leastWatts: 200,
-		idleSM: 345e6, topSM: 1980e6, idleMemory: 2619e6, topMemory: 2619e6, idleVideo: 765e6, topVideo: 1545e6,
-		idleCelsius: 32, idleMemoryCelsius: 38, warmest: 87, warmestMemory: 95, slowdown: 89, shutdown: 95,
-		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, banks: 2560, mostSlices: slicesOfGPU,
+		features: hopperFeatures | featureNVLinkErrorsToHopper | featureNVLinkErrorsAmpere | featureNVLinkErrorsHopper,
+		memory:   80 * gib, reserved: 600 * mib, bar1: 128 * gib,
+		idleWatts: 70, maxLimitWatts: 700, minLimitWatts: 200,
+		idleSM: 345e6, maxSM: 1980e6, idleMemory: 2619e6, maxMemory: 2619e6, idleVideo: 765e6, maxVideo: 1545e6,
+		idleCelsius: 32, idleMemoryCelsius: 38, maxCelsius: 87, maxMemoryCelsius: 95, slowdownCelsius: 89, shutdownCelsius: 95,
+		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, remapBanks: 2560, maxMIGDevices: computeSlicesPerGPU,
 	}
 	// A100 is one of the eight on an HGX board. NVML has no profiling counters for it.
 	A100 = &Model{
 		name: "NVIDIA A100-SXM4-80GB", vbios: "92.00.45.00.03", capability: "8.0",
-		has:    ampere | limits | nvlinkToHopper | nvlinkAmpere,
-		memory: 80 * gib, reserved: 656 * mib, bar1: 128 * gib,
-		idleWatts: 56, limitWatts: 400, leastWatts: 100,
-		idleSM: 210e6, topSM: 1410e6, idleMemory: 1593e6, topMemory: 1593e6, idleVideo: 585e6, topVideo: 1290e6,
-		idleCelsius: 29, idleMemoryCelsius: 36, warmest: 85, warmestMemory: 95, slowdown: 89, shutdown: 92,
-		pcieGeneration: 4, pcieBytes: 12e9, nvlinks: 12, nvlinkBytes: 25.781e9, banks: 640, mostSlices: slicesOfGPU,
+		features: ampereFeatures | featureTemperatureLimits | featureNVLinkErrorsToHopper | featureNVLinkErrorsAmpere,
+		memory:   80 * gib, reserved: 656 * mib, bar1: 128 * gib,
+		idleWatts: 56, maxLimitWatts: 400, minLimitWatts: 100,
+		idleSM: 210e6, maxSM: 1410e6, idleMemory: 1593e6, maxMemory: 1593e6, idleVideo: 585e6, maxVideo: 1290e6,
+		idleCelsius: 29, idleMemoryCelsius: 36, maxCelsius: 85, maxMemoryCelsius: 95, slowdownCelsius: 89, shutdownCelsius: 92,
+		pcieGeneration: 4, pcieBytes: 12e9, nvlinks: 12, nvlinkBytes: 25.781e9, remapBanks: 640, maxMIGDevices: computeSlicesPerGPU,
 	}
 	// GB200 is one of the four in a tray of an NVL72 rack: a B200 beside a CPU of NVIDIA's.
 	GB200 = &Model{
 		name: "NVIDIA GB200", vbios: "97.00.82.00.2F", capability: "10.0",
-		has:    blackwell | c2c,
-		memory: 185 * gib, reserved: 747 * mib, bar1: 256 * gib,
-		idleWatts: 142, limitWatts: 1200, leastWatts: 200,
-		idleSM: 120e6, topSM: 2062e6, idleMemory: 3996e6, topMemory: 3996e6, idleVideo: 660e6, topVideo: 1665e6,
-		idleCelsius: 28, idleMemoryCelsius: 32, warmest: 88, warmestMemory: 95, slowdown: 90, shutdown: 96,
-		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 53.125e9, banks: 4608, mostSlices: slicesOfGPU,
+		features: blackwellFeatures | featureC2C,
+		memory:   185 * gib, reserved: 747 * mib, bar1: 256 * gib,
+		idleWatts: 142, maxLimitWatts: 1200, minLimitWatts: 200,
+		idleSM: 120e6, maxSM: 2062e6, idleMemory: 3996e6, maxMemory: 3996e6, idleVideo: 660e6, maxVideo: 1665e6,
+		idleCelsius: 28, idleMemoryCelsius: 32, maxCelsius: 88, maxMemoryCelsius: 95, slowdownCelsius: 90, shutdownCelsius: 96,
+		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 53.125e9, remapBanks: 4608, maxMIGDevices: computeSlicesPerGPU,
 	}
 	// T4 is a card that has none of what the others are linked and measured by.
 	T4 = &Model{
 		name: "Tesla T4", vbios: "90.04.96.00.9F", capability: "7.5",
-		has:    limits | oldECC | retire,
-		memory: 15 * gib, reserved: 448 * mib, bar1: 256 * mib,
-		idleWatts: 9, limitWatts: 70, leastWatts: 60,
-		idleSM: 300e6, topSM: 1590e6, idleMemory: 405e6, topMemory: 5001e6, idleVideo: 540e6, topVideo: 1470e6,
-		idleCelsius: 34, warmest: 85, slowdown: 93, shutdown: 96,
+		features: featureTemperatureLimits | featureLegacyECC | featurePageRetirement,
+		memory:   15 * gib, reserved: 448 * mib, bar1: 256 * mib,
+		idleWatts: 9, maxLimitWatts: 70, minLimitWatts: 60,
+		idleSM: 300e6, maxSM: 1590e6, idleMemory: 405e6, maxMemory: 5001e6, idleVideo: 540e6, maxVideo: 1470e6,
+		idleCelsius: 34, maxCelsius: 85, slowdownCelsius: 93, shutdownCelsius: 96,
 		pcieGeneration: 3,
 	}
 )
@@ -118,26 +118,26 @@ var (
 // Models are all there are.
 func Models() []*Model { return []*Model{H100, A100, GB200, T4} }
 
-// Named makes a machine of the names that people give to such nodes: "h100", eight of
+// NewNamedMachine makes a machine of the names that people give to such nodes: "h100", eight of
 // them; "a100", four, of which two are partitioned and one is about to be; "gb200",
 // a tray of four; "t4", four cards; "mixed", one of each. It is nil for any other.
-func Named(name string, metrics []device.Metric, clock func() time.Time) *Machine {
+func NewNamedMachine(name string, metrics []device.Metric, clock func() time.Time) *Machine {
 	switch name {
 	case "h100":
 		return NewMachine(metrics, 8, clock)
 	case "a100":
-		m := NewMachineOf(metrics, clock, slices.Repeat([]*Model{A100}, 4)...)
+		m := NewMachineWithModels(metrics, clock, slices.Repeat([]*Model{A100}, 4)...)
 		gpus := m.GPUs()
-		m.Partition(gpus[0], slices.Repeat([]string{"1g.10gb"}, slicesOfGPU)...)
+		m.Partition(gpus[0], slices.Repeat([]string{"1g.10gb"}, computeSlicesPerGPU)...)
 		m.Partition(gpus[1], "1c.3g.40gb", "2c.3g.40gb", "3g.40gb")
 		m.Partition(gpus[2])
 		return m
 	case "gb200":
-		return NewMachineOf(metrics, clock, slices.Repeat([]*Model{GB200}, 4)...)
+		return NewMachineWithModels(metrics, clock, slices.Repeat([]*Model{GB200}, 4)...)
 	case "t4":
-		return NewMachineOf(metrics, clock, slices.Repeat([]*Model{T4}, 4)...)
+		return NewMachineWithModels(metrics, clock, slices.Repeat([]*Model{T4}, 4)...)
 	case "mixed":
-		return NewMachineOf(metrics, clock, Models()...)
+		return NewMachineWithModels(metrics, clock, Models()...)
 	}
 	return nil
 }

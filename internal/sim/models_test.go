@@ -13,8 +13,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// metric makes a row of a name as the text format writes it: family{label="value"}.
-func metric(name string) device.Metric {
+// parseMetric makes a row of a name as the text format writes it: family{label="value"}.
+func parseMetric(name string) device.Metric {
 	family, rest, _ := strings.Cut(name, "{")
 	m := device.Metric{Name: family, Help: "Help."}
 	for pair := range strings.SplitSeq(strings.TrimSuffix(rest, "}"), ",") {
@@ -25,15 +25,15 @@ func metric(name string) device.Metric {
 	return m
 }
 
-func metrics(names ...string) (list []device.Metric) {
+func parseMetrics(names ...string) (list []device.Metric) {
 	for _, name := range names {
-		list = append(list, metric(name))
+		list = append(list, parseMetric(name))
 	}
 	return list
 }
 
-// values returns what is read of each device of a GPU, by row.
-func values(t *testing.T, m *sim.Machine, gpu device.GPU) map[device.ID]map[string]float64 {
+// metricValues returns what is read of each device of a GPU, by row.
+func metricValues(t *testing.T, m *sim.Machine, gpu device.GPU) map[device.ID]map[string]float64 {
 	t.Helper()
 	samples, err := m.Read(gpu, nil)
 	if err != nil {
@@ -84,11 +84,11 @@ func TestModelsHaveWhatSuchGPUsHave(t *testing.T) {
 		`nvidia_gpu_mig_enabled{when="now"}`:                                                h100 | a100 | gb200,
 		"nvidia_gpu_unrepairable_memory":                                                    gb200,
 	}
-	m := sim.NewMachineOf(metrics(slices.Sorted(maps.Keys(has))...), time.Now, sim.Models()...)
+	m := sim.NewMachineWithModels(parseMetrics(slices.Sorted(maps.Keys(has))...), time.Now, sim.Models()...)
 	for i, gpu := range m.GPUs() {
-		got := values(t, m, gpu)[device.ID(gpu)]
+		got := metricValues(t, m, gpu)[device.ID(gpu)]
 		for name, models := range has {
-			row := metric(name)
+			row := parseMetric(name)
 			key := row.Name
 			for _, l := range row.Labels {
 				key += " " + l.Value
@@ -109,10 +109,10 @@ func TestModelsHaveWhatSuchGPUsHave(t *testing.T) {
 }
 
 func TestNamedMachinesConform(t *testing.T) {
-	rows := metrics("nvidia_gpu_power_watts", "nvidia_gpu_memory_used_bytes", "nvidia_gpu_sm_active_ratio", "nvidia_gpu_utilization_ratio")
+	rows := parseMetrics("nvidia_gpu_power_watts", "nvidia_gpu_memory_used_bytes", "nvidia_gpu_sm_active_ratio", "nvidia_gpu_utilization_ratio")
 	for name, gpus := range map[string]int{"h100": 8, "a100": 4, "gb200": 4, "t4": 4, "mixed": 4} {
 		t.Run(name, func(t *testing.T) {
-			m := sim.Named(name, rows, time.Now)
+			m := sim.NewNamedMachine(name, rows, time.Now)
 			if got := len(m.GPUs()); got != gpus {
 				t.Errorf("it has %d GPUs", got)
 			}
@@ -123,10 +123,10 @@ func TestNamedMachinesConform(t *testing.T) {
 					}
 				}
 			}
-			devicetest.Conform(t, m)
+			devicetest.TestBackend(t, m)
 		})
 	}
-	if sim.Named("v100", rows, time.Now) != nil {
+	if sim.NewNamedMachine("v100", rows, time.Now) != nil {
 		t.Error("there is a machine of a name that nobody gave")
 	}
 }
@@ -134,18 +134,18 @@ func TestNamedMachinesConform(t *testing.T) {
 // TestReadingFollowsLoadAndClock: while the clock stands, so does all else.
 func TestReadingFollowsLoadAndClock(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	m := sim.NewMachine(metrics("nvidia_gpu_sm_active_ratio", "nvidia_gpu_pcie_transmit_bytes_total", "nvidia_gpu_nvlink_transmit_bytes_total",
+	m := sim.NewMachine(parseMetrics("nvidia_gpu_sm_active_ratio", "nvidia_gpu_pcie_transmit_bytes_total", "nvidia_gpu_nvlink_transmit_bytes_total",
 		`nvidia_gpu_nvlink_link_transmit_bytes_total{link="3"}`), 1, func() time.Time { return now })
 	gpu := m.GPUs()[0]
-	read := func() string { return fmt.Sprint(values(t, m, gpu)[device.ID(gpu)]) }
+	read := func() string { return fmt.Sprint(metricValues(t, m, gpu)[device.ID(gpu)]) }
 	idle := read()
 	now = now.Add(time.Minute)
 	if after := read(); after != idle {
 		t.Errorf("an idle GPU goes from %s to %s", idle, after)
 	}
-	m.Busy(device.ID(gpu), 0.5)
+	m.SetUtilization(device.ID(gpu), 0.5)
 	now = now.Add(time.Second)
-	busy := values(t, m, gpu)[device.ID(gpu)]
+	busy := metricValues(t, m, gpu)[device.ID(gpu)]
 	if again := fmt.Sprint(busy); again != read() {
 		t.Error("two readings of one moment differ")
 	}
@@ -155,23 +155,23 @@ func TestReadingFollowsLoadAndClock(t *testing.T) {
 	if one, all := busy["nvidia_gpu_nvlink_link_transmit_bytes_total 3"], busy["nvidia_gpu_nvlink_transmit_bytes_total"]; one <= 0 || all != 18*one {
 		t.Errorf("one link has sent %f, all %f", one, all)
 	}
-	m.Recover(device.ID(gpu))
-	if got := values(t, m, gpu)[device.ID(gpu)]["nvidia_gpu_pcie_transmit_bytes_total"]; got != 0 {
+	m.ResetGPU(device.ID(gpu))
+	if got := metricValues(t, m, gpu)[device.ID(gpu)]["nvidia_gpu_pcie_transmit_bytes_total"]; got != 0 {
 		t.Errorf("a reset leaves %f on the counter", got)
 	}
 }
 
 // TestInstancesAreRead gives what a GPU instance has to one of its slices alone.
 func TestInstancesAreRead(t *testing.T) {
-	m := sim.NewMachine(metrics("nvidia_gpu_power_watts", "nvidia_gpu_utilization_ratio", "nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_used_bytes",
+	m := sim.NewMachine(parseMetrics("nvidia_gpu_power_watts", "nvidia_gpu_utilization_ratio", "nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_used_bytes",
 		"nvidia_gpu_bar1_memory_total_bytes", "nvidia_gpu_sm_active_ratio"), 1, time.Now)
 	gpu := m.GPUs()[0]
 	m.Partition(gpu, "1c.3g.40gb", "2c.3g.40gb", "1g.10gb")
-	ids := m.IDs()
-	m.Busy(ids[1], 1)
-	m.Run(ids[1], 100, 1<<30, 0)
-	m.Run(ids[0], 200, 1<<30, 0)
-	got := values(t, m, gpu)
+	ids := m.AllocatableIDs()
+	m.SetUtilization(ids[1], 1)
+	m.StartProcess(ids[1], 100, 1<<30, 0)
+	m.StartProcess(ids[0], 200, 1<<30, 0)
+	got := metricValues(t, m, gpu)
 	if _, ok := got[device.ID(gpu)]["nvidia_gpu_utilization_ratio"]; ok || len(got) != 3 {
 		t.Errorf("read are %v", got)
 	}
@@ -195,13 +195,13 @@ func TestInstancesAreRead(t *testing.T) {
 		t.Errorf("the instance uses %f GiB", used/(1<<30))
 	}
 	m.Unpartition(gpu)
-	if got := values(t, m, gpu); len(got) != 1 {
+	if got := metricValues(t, m, gpu); len(got) != 1 {
 		t.Errorf("of a whole GPU %v is read", got)
 	}
 }
 
 func TestCannotPartitionWhatHasNoMIG(t *testing.T) {
-	m := sim.NewMachineOf(nil, time.Now, sim.T4)
+	m := sim.NewMachineWithModels(nil, time.Now, sim.T4)
 	defer func() {
 		if said := recover(); said == nil || !strings.Contains(fmt.Sprint(said), "Tesla T4") {
 			t.Errorf("it says %v", said)

@@ -14,8 +14,8 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// patience is how long a test waits for what must happen, on the busiest machine.
-const patience = 5 * time.Minute
+// waitTimeout is how long a test waits for what must happen, on the busiest machine.
+const waitTimeout = 5 * time.Minute
 
 // anyBusy tells whether a GPU draws more than one at rest. The workload has one fail
 // after a while: that one is not read.
@@ -31,25 +31,25 @@ func anyBusy(m *sim.Machine) bool {
 // TestNodeLives: with a device plugin on it, the node's workload gets its devices
 // and keeps them busy, and the end leaves nothing behind.
 func TestNodeLives(t *testing.T) {
-	m := sim.NewMachine(rows, 8, time.Now)
+	m := sim.NewMachine(testRows, 8, time.Now)
 	log := slog.New(slog.DiscardHandler)
-	n, err := sim.NewNode(m, log)
+	n, err := sim.NewVirtualNode(m, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var board device.Board
+	var board device.Inventory
 	readers := device.NewReaders(m)
 	monitor := device.NewMonitor(m, readers, &board, log)
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Look: board.Look, Log: log})
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Statuses: board.Get, Log: log})
 
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	parts := []func(context.Context) error{n.Run, monitor.Run, offer.Run}
 	ended := make(chan error, len(parts))
 	for _, run := range parts {
 		go func() { ended <- run(ctx) }()
 	}
-	err = n.Kubelet.Wait(ctx, func(s kubelet.State) bool { return len(s.Pods) >= 2 && s.Pods[0].Phase == "Running" })
+	err = n.Kubelet.Wait(ctx, func(s kubelet.KubeletState) bool { return len(s.Pods) >= 2 && s.Pods[0].Phase == "Running" })
 	if err != nil {
 		t.Errorf("no pods run: %v", err)
 	}

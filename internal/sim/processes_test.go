@@ -10,10 +10,10 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// agree demands that what uses a device and who has memory on it are the same.
-func agree(t *testing.T, m *sim.Machine, gpu device.GPU) []device.Use {
+// requireSameProcesses demands that what uses a device and who has memory on it are the same.
+func requireSameProcesses(t *testing.T, m *sim.Machine, gpu device.GPU) []device.ProcessUsage {
 	t.Helper()
-	uses, known := m.Uses(gpu, nil)
+	uses, known := m.ReadProcessUsage(gpu, nil)
 	if !known {
 		t.Fatal("it is not known who uses the GPU")
 	}
@@ -41,37 +41,37 @@ func agree(t *testing.T, m *sim.Machine, gpu device.GPU) []device.Use {
 
 func TestProcesses(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	m := sim.NewMachine(metrics("nvidia_gpu_memory_used_bytes", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"), 2, func() time.Time { return now })
+	m := sim.NewMachine(parseMetrics("nvidia_gpu_memory_used_bytes", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"), 2, func() time.Time { return now })
 	gpu, other := m.GPUs()[0], m.GPUs()[1]
 	id := device.ID(gpu)
-	if uses := agree(t, m, gpu); len(uses) != 0 {
+	if uses := requireSameProcesses(t, m, gpu); len(uses) != 0 {
 		t.Errorf("an idle GPU is used by %+v", uses)
 	}
-	m.Run(id, 200, 4<<30, 0.25)
-	m.Run(id, 100, 1<<30, 0.5)
-	m.Run(device.ID(other), 100, -1, -1)
-	want := []device.Use{
+	m.StartProcess(id, 200, 4<<30, 0.25)
+	m.StartProcess(id, 100, 1<<30, 0.5)
+	m.StartProcess(device.ID(other), 100, -1, -1)
+	want := []device.ProcessUsage{
 		{Device: id, PID: 200, MemoryBytes: 4 << 30, SM: 0.25, MemoryController: 0.125},
 		{Device: id, PID: 100, MemoryBytes: 1 << 30, SM: 0.5, MemoryController: 0.25},
 	}
-	if got := agree(t, m, gpu); !slices.Equal(got, want) {
+	if got := requireSameProcesses(t, m, gpu); !slices.Equal(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
-	if got, want := agree(t, m, other), (device.Use{Device: device.ID(other), PID: 100, MemoryBytes: -1, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}); len(got) != 1 || got[0] != want {
+	if got, want := requireSameProcesses(t, m, other), (device.ProcessUsage{Device: device.ID(other), PID: 100, MemoryBytes: -1, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}); len(got) != 1 || got[0] != want {
 		t.Errorf("of what the driver does not tell it tells %+v", got)
 	}
 	now = now.Add(10 * time.Second)
-	got := values(t, m, gpu)[id]
+	got := metricValues(t, m, gpu)[id]
 	if got["nvidia_gpu_memory_used_bytes"] != 5<<30 || got["nvidia_gpu_power_watts"] != 70+630*0.75 || got["nvidia_gpu_energy_joules_total"] != 10*(70+630*0.75) {
 		t.Errorf("with two processes it reads %v", got)
 	}
-	m.Run(id, 100, 2<<30, 0.5) // it grows
-	m.Quit(200)
-	if got := agree(t, m, gpu); len(got) != 1 || got[0].PID != 100 || got[0].MemoryBytes != 2<<30 {
+	m.StartProcess(id, 100, 2<<30, 0.5) // it grows
+	m.StopProcess(200)
+	if got := requireSameProcesses(t, m, gpu); len(got) != 1 || got[0].PID != 100 || got[0].MemoryBytes != 2<<30 {
 		t.Errorf("one has grown, the other has ended: %+v", got)
 	}
-	m.Quit(100)
-	if got := len(agree(t, m, gpu)) + len(agree(t, m, other)); got != 0 {
+	m.StopProcess(100)
+	if got := len(requireSameProcesses(t, m, gpu)) + len(requireSameProcesses(t, m, other)); got != 0 {
 		t.Errorf("%d have not ended", got)
 	}
 }
@@ -79,16 +79,16 @@ func TestProcesses(t *testing.T) {
 func TestProcessesOfSlices(t *testing.T) {
 	m := sim.NewMachine(nil, 1, time.Now)
 	gpu := m.GPUs()[0]
-	m.Run(device.ID(gpu), 1, 1, 0)
+	m.StartProcess(device.ID(gpu), 1, 1, 0)
 	m.Partition(gpu, "1g.10gb", "1g.10gb")
-	ids := m.IDs()
-	m.Run(ids[1], 2, 5, 0.5)
-	want := device.Use{Device: ids[1], PID: 2, MemoryBytes: 5, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}
-	if got := agree(t, m, gpu); len(got) != 1 || got[0] != want {
+	ids := m.AllocatableIDs()
+	m.StartProcess(ids[1], 2, 5, 0.5)
+	want := device.ProcessUsage{Device: ids[1], PID: 2, MemoryBytes: 5, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}
+	if got := requireSameProcesses(t, m, gpu); len(got) != 1 || got[0] != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 	m.Partition(gpu, "1g.10gb")
-	if got := agree(t, m, gpu); len(got) != 0 {
+	if got := requireSameProcesses(t, m, gpu); len(got) != 0 {
 		t.Errorf("on a slice that is gone: %+v", got)
 	}
 }
@@ -96,23 +96,23 @@ func TestProcessesOfSlices(t *testing.T) {
 func TestProcessesThatCannotBeTold(t *testing.T) {
 	m := sim.NewMachine(nil, 1, time.Now)
 	gpu := m.GPUs()[0]
-	m.Run(device.ID(gpu), 1, 1, 0)
-	m.Veil(true)
-	if uses, known := m.Uses(gpu, nil); known || len(uses) > 0 {
+	m.StartProcess(device.ID(gpu), 1, 1, 0)
+	m.HideProcesses(true)
+	if uses, known := m.ReadProcessUsage(gpu, nil); known || len(uses) > 0 {
 		t.Errorf("behind a veil: %+v, %v", uses, known)
 	}
-	if pids, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), Slice: -1}); err != nil || len(pids) > 0 {
+	if pids, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), MIGDeviceIndex: -1}); err != nil || len(pids) > 0 {
 		t.Errorf("behind a veil: %v, %v", pids, err)
 	}
-	m.Veil(false)
+	m.HideProcesses(false)
 	m.Fail(device.ID(gpu), "lost")
-	if _, known := m.Uses(gpu, nil); known {
+	if _, known := m.ReadProcessUsage(gpu, nil); known {
 		t.Error("a lost GPU tells who uses it")
 	}
-	if _, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), Slice: -1}); !errors.Is(err, device.ErrLost) {
+	if _, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), MIGDeviceIndex: -1}); !errors.Is(err, device.ErrLost) {
 		t.Errorf("a lost GPU answers %v", err)
 	}
-	if _, known := m.Uses("GPU-that-is-not-there", nil); known {
+	if _, known := m.ReadProcessUsage("GPU-that-is-not-there", nil); known {
 		t.Error("a GPU that is not there tells who uses it")
 	}
 }

@@ -25,14 +25,14 @@ type Script struct {
 
 // Step is one line of a Script.
 type Step struct {
-	At   time.Duration
-	What string
-	Args []string
-	Line int // of the text
+	At     time.Duration
+	Action string
+	Args   []string
+	Line   int // of the text
 }
 
 func (s Step) String() string {
-	return fmt.Sprintf("line %d: %s %s", s.Line, s.What, strings.Join(s.Args, " "))
+	return fmt.Sprintf("line %d: %s %s", s.Line, s.Action, strings.Join(s.Args, " "))
 }
 
 // ReadScript reads a script, and refuses what has no meaning.
@@ -41,19 +41,19 @@ func ReadScript(text io.Reader) (*Script, error) {
 	lines := bufio.NewScanner(text)
 	for n := 1; lines.Scan(); n++ {
 		line, _, _ := strings.Cut(lines.Text(), "#")
-		if err := s.read(n, strings.Fields(line)); err != nil {
+		if err := s.addLine(n, strings.Fields(line)); err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
 		}
 	}
 	return s, lines.Err()
 }
 
-func (s *Script) read(line int, words []string) error {
+func (s *Script) addLine(line int, words []string) error {
 	switch {
 	case len(words) == 0:
 		return nil
 	case len(words) == 2 && words[0] == "machine":
-		if Named(words[1], nil, time.Now) == nil {
+		if NewNamedMachine(words[1], nil, time.Now) == nil {
 			return fmt.Errorf("no machine is called %q", words[1])
 		}
 		s.Machine = words[1]
@@ -68,13 +68,13 @@ func (s *Script) read(line int, words []string) error {
 	if n := len(s.Steps); n > 0 && s.Steps[n-1].At > at {
 		return fmt.Errorf("%s is before %s, which stands above", at, s.Steps[n-1].At)
 	}
-	step := Step{At: at, What: words[1], Args: words[2:], Line: line}
-	d, ok := deeds[step.What]
+	step := Step{At: at, Action: words[1], Args: words[2:], Line: line}
+	d, ok := scriptActions[step.Action]
 	if !ok {
-		return fmt.Errorf("%q is nothing that can happen", step.What)
+		return fmt.Errorf("%q is nothing that can happen", step.Action)
 	}
-	if n := len(step.Args); n < d.least || n > d.most {
-		return fmt.Errorf("%s: want %s", step.What, d.takes)
+	if n := len(step.Args); n < d.minArgs || n > d.maxArgs {
+		return fmt.Errorf("%s: want %s", step.Action, d.usage)
 	}
 	s.Steps = append(s.Steps, step)
 	return nil

@@ -48,41 +48,41 @@ func FuzzReadScript(f *testing.F) {
 			return
 		}
 		for i, step := range s.Steps {
-			if step.What == "" || i > 0 && s.Steps[i-1].At > step.At {
+			if step.Action == "" || i > 0 && s.Steps[i-1].At > step.At {
 				t.Errorf("%q: %v", text, s.Steps)
 			}
 		}
 	})
 }
 
-// scripted is a node on which the script is played, with a device plugin on it.
-type scripted struct {
-	*sim.Node
-	ended chan error
+// scriptNode is a node on which the script is played, with a device plugin on it.
+type scriptNode struct {
+	*sim.VirtualNode
+	exited chan error
 }
 
-func play(t *testing.T, text string) scripted {
+func playScript(t *testing.T, text string) scriptNode {
 	t.Helper()
 	script, err := sim.ReadScript(strings.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := sim.Named(script.Machine, rows, time.Now)
+	m := sim.NewNamedMachine(script.Machine, testRows, time.Now)
 	log := slog.New(slog.DiscardHandler)
-	n, err := sim.NewNode(m, log)
+	n, err := sim.NewVirtualNode(m, log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	n.Script = script
-	var board device.Board
+	var board device.Inventory
 	monitor := device.NewMonitor(m, device.NewReaders(m), &board, log)
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Look: board.Look, Log: log})
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Statuses: board.Get, Log: log})
 	ctx, cancel := context.WithCancel(t.Context())
-	s := scripted{n, make(chan error, 1)}
+	s := scriptNode{n, make(chan error, 1)}
 	others := make(chan error, 2)
 	go func() {
-		s.ended <- n.Run(ctx)
-		close(s.ended)
+		s.exited <- n.Run(ctx)
+		close(s.exited)
 	}()
 	for _, run := range []func(context.Context) error{monitor.Run, offer.Run} {
 		go func() { others <- run(ctx) }()
@@ -91,7 +91,7 @@ func play(t *testing.T, text string) scripted {
 		cancel()
 		<-others
 		<-others
-		for range s.ended { // until it is closed
+		for range s.exited { // until it is closed
 		}
 		n.Close()
 	})
@@ -100,7 +100,7 @@ func play(t *testing.T, text string) scripted {
 
 // TestPlay: what a script says happens, to pods, devices and the kubelet.
 func TestPlay(t *testing.T) {
-	s := play(t, `
+	s := playScript(t, `
 		0s pod a/works main=1
 		0s pod a/rests main=1 idle
 		0s set a/rests nvidia_gpu_power_watts 42
@@ -111,9 +111,9 @@ func TestPlay(t *testing.T) {
 		0s set a/works nvidia_gpu_power_watts 42
 		0s finish a/rests
 	`)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
-	phases := func(state kubelet.State) string {
+	phases := func(state kubelet.KubeletState) string {
 		var all []string
 		for _, p := range state.Pods {
 			all = append(all, p.Name+" "+p.Phase)
@@ -121,7 +121,7 @@ func TestPlay(t *testing.T) {
 		return strings.Join(all, ", ")
 	}
 	var seen string
-	if err := s.Kubelet.Wait(ctx, func(state kubelet.State) bool {
+	if err := s.Kubelet.Wait(ctx, func(state kubelet.KubeletState) bool {
 		seen = phases(state)
 		return seen == "rests Succeeded"
 	}); err != nil {
@@ -165,13 +165,13 @@ func TestPlayRefuses(t *testing.T) {
 		"machine t4\n0s partition 0 1g.10gb":    "Tesla T4 cannot be partitioned",
 		"0s partition 0 1g.10gb\n0s busy 0.1 1": "has no slice 1",
 	} {
-		s := play(t, text)
+		s := playScript(t, text)
 		select {
-		case err := <-s.ended:
+		case err := <-s.exited:
 			if err == nil || !strings.Contains(err.Error(), says) {
 				t.Errorf("%q: %v, want %s", text, err, says)
 			}
-		case <-time.After(patience):
+		case <-time.After(waitTimeout):
 			t.Fatalf("%q: nothing was refused", text)
 		}
 	}
@@ -180,7 +180,7 @@ func TestPlayRefuses(t *testing.T) {
 // TestRise: a value grows with the clock from what it was, until it is set.
 func TestRise(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	m := sim.NewMachine(rows, 1, func() time.Time { return now })
+	m := sim.NewMachine(testRows, 1, func() time.Time { return now })
 	gpu := m.GPUs()[0]
 	read := func() float64 {
 		samples, err := m.Read(gpu, nil)
@@ -195,13 +195,13 @@ func TestRise(t *testing.T) {
 		t.Fatal("no power is read")
 		return 0
 	}
-	m.Set(device.ID(gpu), "nvidia_gpu_power_watts", 100)
-	m.Rise(device.ID(gpu), "nvidia_gpu_power_watts", 2)
+	m.SetValue(device.ID(gpu), "nvidia_gpu_power_watts", 100)
+	m.SetRate(device.ID(gpu), "nvidia_gpu_power_watts", 2)
 	now = now.Add(10 * time.Second)
 	if got := read(); got != 120 {
 		t.Errorf("after ten seconds: %v", got)
 	}
-	m.Set(device.ID(gpu), "nvidia_gpu_power_watts", 7)
+	m.SetValue(device.ID(gpu), "nvidia_gpu_power_watts", 7)
 	if got := read(); got != 7 {
 		t.Errorf("after it was set: %v", got)
 	}

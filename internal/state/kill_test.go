@@ -15,24 +15,24 @@ import (
 	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
-// generation is a history that is told from others by its count of flaps.
-func generation(n uint64) device.History {
-	return device.History{Records: []device.Record{
-		{GPU: "GPU-a", Flaps: n, Reason: "xid_79", Since: time.Unix(1, 0).UTC(), ByReset: true, Xids: []device.Xid{{Code: 79, Count: n}}},
+// historyWithFlaps is a history that is told from others by its count of flaps.
+func historyWithFlaps(n uint64) device.HealthHistory {
+	return device.HealthHistory{Records: []device.HealthRecord{
+		{GPU: "GPU-a", Flaps: n, Reason: "xid_79", Since: time.Unix(1, 0).UTC(), NeedsReset: true, Xids: []device.Xid{{Code: 79, Count: n}}},
 		{GPU: "GPU-b", Flaps: 1},
 	}}
 }
 
-func openIn(dir string) (*File, device.History) {
-	return Open(Options{Folder: disk.OpenFolder(dir), Boot: "/none", Log: slog.New(slog.DiscardHandler)})
+func openIn(dir string) (*HealthFile, device.HealthHistory) {
+	return Open(Options{Folder: disk.OpenFolder(dir), BootIDPath: "/none", Log: slog.New(slog.DiscardHandler)})
 }
 
 // childEnv has the test's binary be the process that is killed.
 const childEnv = "PODGAUGE_STATE_CHILD"
 
-// child writes ever newer histories. It prints how many flaps a scrape shows before and after
+// writeUntilKilled writes ever newer histories. It prints how many flaps a scrape shows before and after
 // each write, and which are written.
-func child(dir string) {
+func writeUntilKilled(dir string) {
 	f, h := openIn(dir)
 	n := uint64(0)
 	if len(h.Records) > 0 {
@@ -40,18 +40,18 @@ func child(dir string) {
 	}
 	for {
 		n++
-		f.Save(generation(n))
-		fmt.Println("shown", shown(f))
+		f.Save(historyWithFlaps(n))
+		fmt.Println("shown", exportedFlaps(f))
 		if err := f.file.Flush(); err != nil {
 			os.Exit(1)
 		}
 		fmt.Println("written", n)
-		fmt.Println("shown", shown(f))
+		fmt.Println("shown", exportedFlaps(f))
 	}
 }
 
-func shown(f *File) uint64 {
-	if h := f.Counted(); h != nil {
+func exportedFlaps(f *HealthFile) uint64 {
+	if h := f.ExportedCounts(); h != nil {
 		return h.Records[0].Flaps
 	}
 	return 0
@@ -93,12 +93,12 @@ func TestKilledForReal(t *testing.T) {
 			t.Fatalf("%d was written and a scrape has shown %d, and it reads %+v", written, scraped, h)
 		}
 	}
-	if names := list(t, dir); slices.Contains(names, badName) {
+	if names := fileNames(t, dir); slices.Contains(names, badName) {
 		t.Errorf("a file was set aside: %q", names)
 	}
 }
 
-func list(t *testing.T, dir string) (names []string) {
+func fileNames(t *testing.T, dir string) (names []string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {

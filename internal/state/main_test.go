@@ -9,7 +9,7 @@ import (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(childEnv); dir != "" {
-		child(dir)
+		writeUntilKilled(dir)
 	}
 	goleak.VerifyTestMain(m)
 }

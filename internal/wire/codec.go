@@ -22,18 +22,18 @@ type Codec struct{}
 func (Codec) Name() string { return "proto" }
 
 // Marshal writes the Empty message.
-func (Codec) Marshal(from any) (mem.BufferSlice, error) {
-	if _, ok := from.(Empty); !ok {
-		return nil, fmt.Errorf("write %T as a message", from)
+func (Codec) Marshal(message any) (mem.BufferSlice, error) {
+	if _, ok := message.(Empty); !ok {
+		return nil, fmt.Errorf("write %T as a message", message)
 	}
 	return nil, nil
 }
 
 // Unmarshal has a Message read what has come.
-func (Codec) Unmarshal(data mem.BufferSlice, into any) error {
-	m, ok := into.(Message)
+func (Codec) Unmarshal(data mem.BufferSlice, target any) error {
+	m, ok := target.(Message)
 	if !ok {
-		return fmt.Errorf("read a message into %T", into)
+		return fmt.Errorf("read a message into %T", target)
 	}
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()

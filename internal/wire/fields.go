@@ -10,14 +10,14 @@ const (
 
 // Field is one of a message, of one of the kinds that are read.
 type Field struct {
-	Tag    uint64
-	Number uint64 // of a Varint
-	Bytes  []byte // of a Length; they lie in the message
+	Tag   uint64
+	Value uint64 // of a Varint
+	Bytes []byte // of a Length; they lie in the message
 }
 
-// Fields calls each for every Varint and every Length of a message, in their order, and
+// WalkFields calls each for every Varint and every Length of a message, in their order, and
 // checks the form of all others.
-func Fields(b []byte, each func(Field) error) error {
+func WalkFields(b []byte, visit func(Field) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
@@ -27,7 +27,7 @@ func Fields(b []byte, each func(Field) error) error {
 		f := Field{Tag: protowire.EncodeTag(number, kind)}
 		switch kind {
 		case protowire.VarintType:
-			f.Number, n = protowire.ConsumeVarint(b)
+			f.Value, n = protowire.ConsumeVarint(b)
 		case protowire.BytesType:
 			f.Bytes, n = protowire.ConsumeBytes(b)
 		default:
@@ -40,25 +40,25 @@ func Fields(b []byte, each func(Field) error) error {
 			return protowire.ParseError(n)
 		}
 		b = b[n:]
-		if err := each(f); err != nil {
+		if err := visit(f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// AppendNumbers appends what a field of repeated numbers has: a Varint one of them, a
+// AppendVarints appends what a field of repeated numbers has: a Varint one of them, a
 // Length any number of them, packed. With an error come those before it.
-func (f Field) AppendNumbers(numbers []int64) ([]int64, error) {
+func (f Field) AppendVarints(values []int64) ([]int64, error) {
 	if _, kind := protowire.DecodeTag(f.Tag); kind == protowire.VarintType {
-		return append(numbers, int64(f.Number)), nil
+		return append(values, int64(f.Value)), nil
 	}
 	for b := f.Bytes; len(b) > 0; {
-		number, n := protowire.ConsumeVarint(b)
+		value, n := protowire.ConsumeVarint(b)
 		if n < 0 {
-			return numbers, protowire.ParseError(n)
+			return values, protowire.ParseError(n)
 		}
-		numbers, b = append(numbers, int64(number)), b[n:]
+		values, b = append(values, int64(value)), b[n:]
 	}
-	return numbers, nil
+	return values, nil
 }

@@ -22,10 +22,10 @@ func varint(number protowire.Number, value uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
 }
 
-// said are the fields of a message, as Fields tells of them.
-func said(b []byte) (fields []string, err error) {
-	err = Fields(b, func(f Field) error {
-		fields = append(fields, fmt.Sprintf("%d %d %q", f.Tag, f.Number, f.Bytes))
+// collectFields are the fields of a message, as Fields tells of them.
+func collectFields(b []byte) (fields []string, err error) {
+	err = WalkFields(b, func(f Field) error {
+		fields = append(fields, fmt.Sprintf("%d %d %q", f.Tag, f.Value, f.Bytes))
 		return nil
 	})
 	return fields, err
@@ -34,13 +34,13 @@ func said(b []byte) (fields []string, err error) {
 func TestFields(t *testing.T) {
 	group := slices.Concat(protowire.AppendTag(nil, 4, protowire.StartGroupType), varint(1, 1), protowire.AppendTag(nil, 4, protowire.EndGroupType))
 	fixed := protowire.AppendFixed64(protowire.AppendTag(nil, 5, protowire.Fixed64Type), 7)
-	got, err := said(slices.Concat(varint(2, math.MaxUint64), group, text(1, "a"), fixed, text(1, ""), varint(1, 3)))
+	got, err := collectFields(slices.Concat(varint(2, math.MaxUint64), group, text(1, "a"), fixed, text(1, ""), varint(1, 3)))
 	if want := []string{`16 18446744073709551615 ""`, `10 0 "a"`, `10 0 ""`, `8 3 ""`}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("the fields are %q, %v; want %q", got, err, want)
 	}
 	enough := errors.New("enough")
 	calls := 0
-	if err := Fields(slices.Concat(varint(1, 1), varint(1, 1)), func(Field) error { calls++; return enough }); !errors.Is(err, enough) || calls != 1 {
+	if err := WalkFields(slices.Concat(varint(1, 1), varint(1, 1)), func(Field) error { calls++; return enough }); !errors.Is(err, enough) || calls != 1 {
 		t.Errorf("after an error it was called %d times, and returned %v", calls, err)
 	}
 }
@@ -58,14 +58,14 @@ func TestFieldsRefuse(t *testing.T) {
 		"no kind of field":        {0x0e},
 		"a length beyond the end": {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
 	} {
-		if got, err := said(slices.Concat(text(1, "before"), b)); err == nil || len(got) != 1 {
+		if got, err := collectFields(slices.Concat(text(1, "before"), b)); err == nil || len(got) != 1 {
 			t.Errorf("%s: the fields are %q, %v", name, got, err)
 		}
 	}
 }
 
-// reference are the fields by protobuf's own walk.
-func reference(b []byte) (fields []string, err error) {
+// protowireFields are the fields by protobuf's own walk.
+func protowireFields(b []byte) (fields []string, err error) {
 	for len(b) > 0 {
 		number, kind, all := protowire.ConsumeField(b)
 		if all < 0 {
@@ -93,8 +93,8 @@ func FuzzFields(f *testing.F) {
 	f.Add([]byte{0x09, 1, 2, 3, 4, 5, 6, 7, 8, 0x15, 1, 2, 3, 4})
 	f.Add([]byte{0x80, 0x80, 0x80, 0x80, 0x10, 0}) // a number greater than any field's, which is another's matter
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got, err := said(b)
-		want, wantErr := reference(b)
+		got, err := collectFields(b)
+		want, wantErr := protowireFields(b)
 		if !slices.Equal(got, want) || (err == nil) != (wantErr == nil) {
 			t.Fatalf("the fields are %q, %v; want %q, %v", got, err, want, wantErr)
 		}
@@ -107,48 +107,48 @@ func FuzzFields(f *testing.F) {
 func TestAppendNumbers(t *testing.T) {
 	packed := protowire.AppendVarint(protowire.AppendVarint(nil, 300), math.MaxUint64)
 	var got []int64
-	err := Fields(slices.Concat(varint(4, 7), text(4, string(packed)), text(4, "")), func(f Field) (err error) {
-		got, err = f.AppendNumbers(got)
+	err := WalkFields(slices.Concat(varint(4, 7), text(4, string(packed)), text(4, "")), func(f Field) (err error) {
+		got, err = f.AppendVarints(got)
 		return err
 	})
 	if want := []int64{7, 300, -1}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("the numbers are %v, %v; want %v", got, err, want)
 	}
-	if got, err := (Field{Tag: 4<<3 | Length, Bytes: []byte{1, 0x80}}).AppendNumbers(nil); err == nil || !slices.Equal(got, []int64{1}) {
+	if got, err := (Field{Tag: 4<<3 | Length, Bytes: []byte{1, 0x80}}).AppendVarints(nil); err == nil || !slices.Equal(got, []int64{1}) {
 		t.Errorf("of numbers cut short there are %v, %v", got, err)
 	}
 }
 
 func TestNames(t *testing.T) {
-	n := NewNames(10)
+	n := NewInterner(10)
 	b := []byte("a name")
-	s := n.Of(b)
+	s := n.Intern(b)
 	clear(b)
-	if s != "a name" || n.Of([]byte("a\xffb")) != "a\uFFFDb" || n.Of(nil) != "" {
-		t.Errorf("the names are %q", n.kept)
+	if s != "a name" || n.Intern([]byte("a\xffb")) != "a\uFFFDb" || n.Intern(nil) != "" {
+		t.Errorf("the names are %q", n.interned)
 	}
 	b = []byte(s)
-	if made := testing.AllocsPerRun(10, func() { s = n.Of(b) }); made > 0 {
+	if made := testing.AllocsPerRun(10, func() { s = n.Intern(b) }); made > 0 {
 		t.Errorf("a name that comes again costs %v allocations", made)
 	}
 	for i := range 100 {
 		want := fmt.Sprint(i)
-		if got := n.Of([]byte(want)); got != want || len(n.kept) > 10 {
-			t.Fatalf("%s is %s, and %d names are kept", want, got, len(n.kept))
+		if got := n.Intern([]byte(want)); got != want || len(n.interned) > 10 {
+			t.Fatalf("%s is %s, and %d names are kept", want, got, len(n.interned))
 		}
 	}
 }
 
-// heard is a message that is its bytes.
-type heard struct {
+// capturedMessage is a message that is its bytes.
+type capturedMessage struct {
 	text string
 	err  error
 }
 
-func (h *heard) Read(b []byte) error { h.text = string(b); return h.err }
+func (h *capturedMessage) Read(b []byte) error { h.text = string(b); return h.err }
 
 func TestCodec(t *testing.T) {
-	var h heard
+	var h capturedMessage
 	if err := (Codec{}).Unmarshal(mem.BufferSlice{mem.SliceBuffer("in two "), mem.SliceBuffer("parts")}, &h); err != nil || h.text != "in two parts" {
 		t.Errorf("what was heard is %q, %v", h.text, err)
 	}

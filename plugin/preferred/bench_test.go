@@ -10,9 +10,9 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// worst runs answer for each size and reports the mean of the size that takes
+// benchSlowest runs answer for each size and reports the mean of the size that takes
 // longest.
-func worst(b *testing.B, sizes []int, answer func(size int)) {
+func benchSlowest(b *testing.B, sizes []int, answer func(size int)) {
 	b.ReportAllocs()
 	spent := make([]time.Duration, len(sizes))
 	for b.Loop() {
@@ -22,9 +22,9 @@ func worst(b *testing.B, sizes []int, answer func(size int)) {
 			spent[i] += time.Since(begin)
 		}
 	}
-	most := slices.Index(spent, slices.Max(spent))
-	b.ReportMetric(float64(spent[most].Nanoseconds())/float64(b.N), "ns/worst")
-	b.ReportMetric(float64(sizes[most]), "size")
+	best := slices.Index(spent, slices.Max(spent))
+	b.ReportMetric(float64(spent[best].Nanoseconds())/float64(b.N), "ns/worst")
+	b.ReportMetric(float64(sizes[best]), "size")
 }
 
 // BenchmarkAligned has every size of every machine, all GPUs available; B/op and
@@ -50,8 +50,8 @@ func BenchmarkAligned(b *testing.B) {
 			sizes = append(sizes, size)
 		}
 		b.Run(c.name, func(b *testing.B) {
-			worst(b, sizes, func(size int) {
-				top.Aligned(preferred.Request{Available: ids, Must: ids[:c.must], Size: size})
+			benchSlowest(b, sizes, func(size int) {
+				top.WholeGPUs(preferred.Request{Available: ids, Must: ids[:c.must], Size: size})
 			})
 		})
 	}
@@ -63,12 +63,12 @@ func BenchmarkShared(b *testing.B) {
 		machine
 	}{
 		{"8x64-replicas", dgxH100().replicated(64)},
-		{"56-slices", dgxH100().sliced(7)},
+		{"56-slices", dgxH100().partitioned(7)},
 	} {
 		top, ids := c.topology(), c.ids()
 		for _, p := range policies {
 			b.Run(fmt.Sprintf("%s/%s", c.name, p), func(b *testing.B) {
-				worst(b, []int{2, 8, len(ids) / 2, len(ids) - 1}, func(size int) {
+				benchSlowest(b, []int{2, 8, len(ids) / 2, len(ids) - 1}, func(size int) {
 					top.Shared(preferred.Request{Available: ids, Must: ids[:1], Size: size}, p)
 				})
 			})
@@ -91,20 +91,20 @@ func BenchmarkNew(b *testing.B) {
 // the same whether there is one set to weigh or 184,756.
 func TestAnswerAllocations(t *testing.T) {
 	small, large := bridged(8), bridged(20)
-	replicas, parts := dgxH100().replicated(64), dgxH100().sliced(7)
+	replicas, parts := dgxH100().replicated(64), dgxH100().partitioned(7)
 	for _, c := range []struct {
 		name   string
-		ids    []device.OfferedID
+		ids    []device.AdvertisedID
 		answer func(preferred.Request)
 		size   int
 		want   float64
 	}{
-		{"1 of 8", small.ids(), aligned(small), 1, 4},
-		{"4 of 8", small.ids(), aligned(small), 4, 4},
-		{"10 of 20", large.ids(), aligned(large), 10, 4},
-		{"1 of 512 replicas", replicas.ids(), distributed(replicas), 1, 5},
-		{"300 of 512 replicas", replicas.ids(), distributed(replicas), 300, 6},
-		{"28 of 56 slices", parts.ids(), distributed(parts), 28, 6},
+		{"1 of 8", small.ids(), wholeGPUsOf(small), 1, 4},
+		{"4 of 8", small.ids(), wholeGPUsOf(small), 4, 4},
+		{"10 of 20", large.ids(), wholeGPUsOf(large), 10, 4},
+		{"1 of 512 replicas", replicas.ids(), distributedOf(replicas), 1, 5},
+		{"300 of 512 replicas", replicas.ids(), distributedOf(replicas), 300, 6},
+		{"28 of 56 slices", parts.ids(), distributedOf(parts), 28, 6},
 	} {
 		r := preferred.Request{Available: c.ids, Size: c.size}
 		if got := testing.AllocsPerRun(20, func() { c.answer(r) }); got > c.want {
@@ -115,12 +115,12 @@ func TestAnswerAllocations(t *testing.T) {
 	}
 }
 
-func aligned(m machine) func(preferred.Request) {
+func wholeGPUsOf(m machine) func(preferred.Request) {
 	top := m.topology()
-	return func(r preferred.Request) { top.Aligned(r) }
+	return func(r preferred.Request) { top.WholeGPUs(r) }
 }
 
-func distributed(m machine) func(preferred.Request) {
+func distributedOf(m machine) func(preferred.Request) {
 	top := m.topology()
 	return func(r preferred.Request) { top.Shared(r, preferred.Distributed) }
 }

@@ -9,10 +9,10 @@ const mostSteps = 2_000_000
 // good starts from each GPU in turn, adds what is worth most, and then exchanges
 // a chosen GPU for another while that is worth something. It keeps the best of
 // what it gets to before its steps are used up.
-func (c choice) good() []int {
+func (c problem) good() []int {
 	var set []int
 	most := 0
-	g := growth{choice: c, in: make([]bool, c.n), gain: make([]int, c.n)}
+	g := growth{problem: c, in: make([]bool, c.n), gain: make([]int, c.n)}
 	for first := 0; first < c.n && (set == nil || g.steps < mostSteps); first++ {
 		g.growFrom(first)
 		for g.steps < mostSteps && g.exchange() {
@@ -27,7 +27,7 @@ func (c choice) good() []int {
 
 // growth is a set that is being put together.
 type growth struct {
-	choice
+	problem
 	in    []bool
 	gain  []int // what each GPU outside would add, and each inside would take along
 	worth int
@@ -36,7 +36,7 @@ type growth struct {
 
 func (g *growth) growFrom(first int) {
 	clear(g.in)
-	copy(g.gain, g.own)
+	copy(g.gain, g.weight)
 	g.worth = 0
 	g.add(first)
 	for range g.k - 1 {
@@ -60,7 +60,7 @@ func (g *growth) exchange() bool {
 				continue
 			}
 			// What y would add counts what it has to x, which goes.
-			if worth := g.gain[y] - g.gain[x] - g.pair[x*g.n+y]; worth > most {
+			if worth := g.gain[y] - g.gain[x] - g.pairWeight[x*g.n+y]; worth > most {
 				most, out, in = worth, x, y
 			}
 		}
@@ -87,7 +87,7 @@ func (g *growth) drop(x int) {
 
 func (g *growth) change(x, sign int) {
 	g.steps += g.n
-	for y, pair := range g.pair[x*g.n:][:g.n] {
+	for y, pair := range g.pairWeight[x*g.n:][:g.n] {
 		g.gain[y] += sign * pair
 	}
 }

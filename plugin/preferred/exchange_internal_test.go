@@ -14,15 +14,15 @@ func TestGoodIsNearlyBest(t *testing.T) {
 	same := 0
 	for range rounds {
 		n := 12 + r.IntN(9)
-		c := choice{n: n, k: 1 + r.IntN(n-1), own: make([]int, n), pair: make([]int, n*n)}
+		c := problem{n: n, k: 1 + r.IntN(n-1), weight: make([]int, n), pairWeight: make([]int, n*n)}
 		for x := range n {
-			c.own[x] = -r.IntN(1000)
+			c.weight[x] = -r.IntN(1000)
 			for y := range x {
-				c.pair[x*n+y] = 1000 * r.IntN(20)
-				c.pair[y*n+x] = c.pair[x*n+y]
+				c.pairWeight[x*n+y] = 1000 * r.IntN(20)
+				c.pairWeight[y*n+x] = c.pairWeight[x*n+y]
 			}
 		}
-		good, best := c.good(), c.best()
+		good, best := c.good(), c.exhaustive()
 		if len(good) != c.k || c.worth(good) > c.worth(best) {
 			t.Fatalf("%d of %d: good is %v, worth %d; best is %v, worth %d", c.k, n, good, c.worth(good), best, c.worth(best))
 		}
@@ -40,11 +40,11 @@ func TestGoodIsNearlyBest(t *testing.T) {
 func TestGoodEnds(t *testing.T) {
 	const n = 400
 	r := rand.New(rand.NewPCG(11, 12))
-	c := choice{n: n, k: n / 2, own: make([]int, n), pair: make([]int, n*n)}
+	c := problem{n: n, k: n / 2, weight: make([]int, n), pairWeight: make([]int, n*n)}
 	for x := range n {
 		for y := range x {
-			c.pair[x*n+y] = r.IntN(1 << 40)
-			c.pair[y*n+x] = c.pair[x*n+y]
+			c.pairWeight[x*n+y] = r.IntN(1 << 40)
+			c.pairWeight[y*n+x] = c.pairWeight[x*n+y]
 		}
 	}
 	if set := c.good(); len(slices.Compact(set)) != c.k {
@@ -52,12 +52,12 @@ func TestGoodEnds(t *testing.T) {
 	}
 }
 
-func (c choice) worth(set []int) int {
+func (c problem) worth(set []int) int {
 	worth := 0
 	for i, x := range set {
-		worth += c.own[x]
+		worth += c.weight[x]
 		for _, y := range set[:i] {
-			worth += c.pair[x*c.n+y]
+			worth += c.pairWeight[x*c.n+y]
 		}
 	}
 	return worth

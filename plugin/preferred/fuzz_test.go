@@ -10,9 +10,9 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// fuzzed builds a machine and a request from bytes, as wrong as they may be: ids
+// fuzzedRequest builds a machine and a request from bytes, as wrong as they may be: ids
 // repeated, without a device, of two GPUs, links of strangers.
-func fuzzed(b []byte) (machine, preferred.Request) {
+func fuzzedRequest(b []byte) (machine, preferred.Request) {
 	next := func() int {
 		if len(b) == 0 {
 			return 0
@@ -21,10 +21,10 @@ func fuzzed(b []byte) (machine, preferred.Request) {
 		b = b[1:]
 		return n
 	}
-	id := func(n int) device.OfferedID {
-		return []device.OfferedID{
-			device.OfferedID(gpu(n % 32)), device.OfferedID(fmt.Sprintf("GPU-%d::%d", n%4, n/8)),
-			device.OfferedID(fmt.Sprintf("MIG-%d", n%16)), "",
+	id := func(n int) device.AdvertisedID {
+		return []device.AdvertisedID{
+			device.AdvertisedID(gpu(n % 32)), device.AdvertisedID(fmt.Sprintf("GPU-%d::%d", n%4, n/8)),
+			device.AdvertisedID(fmt.Sprintf("MIG-%d", n%16)), "",
 		}[n/64]
 	}
 	var m machine
@@ -63,29 +63,29 @@ func FuzzAnswers(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m, r := fuzzed(b)
+		m, r := fuzzedRequest(b)
 		if len(b) > 0 && b[0]%2 == 1 {
-			r.Reject = func(id device.OfferedID) bool { return len(id)%2 == int(b[0]/2)%2 }
+			r.Reject = func(id device.AdvertisedID) bool { return len(id)%2 == int(b[0]/2)%2 }
 		}
 		top := m.topology()
 		random := rand.New(rand.NewPCG(uint64(len(b)), 9))
 		other, again := m.shuffled(random).topology(), preferred.Request{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
 		random.Shuffle(len(r.Available), func(i, j int) { again.Available[i], again.Available[j] = again.Available[j], again.Available[i] })
 		random.Shuffle(len(r.Must), func(i, j int) { again.Must[i], again.Must[j] = again.Must[j], again.Must[i] })
-		holds(t, r, "aligned", top.Aligned(r), other.Aligned(again))
+		checkInvariants(t, r, "aligned", top.WholeGPUs(r), other.WholeGPUs(again))
 		for _, p := range policies {
 			got := top.Shared(r, p)
-			holds(t, r, p.String(), got, other.Shared(again, p))
-			holds(t, r, "prefer "+p.String(), top.Prefer(r, p), other.Prefer(again, p))
+			checkInvariants(t, r, p.String(), got, other.Shared(again, p))
+			checkInvariants(t, r, "prefer "+p.String(), top.Prefer(r, p), other.Prefer(again, p))
 			if p == preferred.Distinct && r.Reject == nil {
-				isDistinct(t, m, r, got)
+				checkDistinct(t, m, r, got)
 			}
 		}
 	})
 }
 
-// holds checks what is true of every answer.
-func holds(t *testing.T, r preferred.Request, name string, got, again []device.OfferedID) {
+// checkInvariants checks what is true of every answer.
+func checkInvariants(t *testing.T, r preferred.Request, name string, got, again []device.AdvertisedID) {
 	t.Helper()
 	all, must := sorted(append(slices.Clone(r.Available), r.Must...)), slices.Compact(sorted(r.Must))
 	all = slices.Compact(all)
@@ -115,7 +115,7 @@ func TestRejectedIDsComeLast(t *testing.T) {
 		top := m.topology()
 		rejected := m.ids()[:2] // of the replicas, those of one device
 		for size := range 5 {
-			r := preferred.Request{Available: m.ids(), Size: size, Reject: func(id device.OfferedID) bool { return slices.Contains(rejected, id) }}
+			r := preferred.Request{Available: m.ids(), Size: size, Reject: func(id device.AdvertisedID) bool { return slices.Contains(rejected, id) }}
 			got := top.Prefer(r, preferred.Distributed)
 			for n, id := range got {
 				if slices.Contains(rejected, id) != (n >= 2) {
@@ -129,10 +129,10 @@ func TestRejectedIDsComeLast(t *testing.T) {
 	}
 }
 
-// isDistinct checks that there are ids of as many GPUs as there could be.
-func isDistinct(t *testing.T, m machine, r preferred.Request, got []device.OfferedID) {
+// checkDistinct checks that there are ids of as many GPUs as there could be.
+func checkDistinct(t *testing.T, m machine, r preferred.Request, got []device.AdvertisedID) {
 	t.Helper()
-	gpuOf := map[device.OfferedID]device.GPU{}
+	gpuOf := map[device.AdvertisedID]device.GPU{}
 	devices := map[device.ID]device.GPU{}
 	for _, c := range m.candidates {
 		if g, known := devices[c.Device]; known && g != c.GPU || gpuOf[c.ID] != "" && gpuOf[c.ID] != c.GPU {
@@ -140,7 +140,7 @@ func isDistinct(t *testing.T, m machine, r preferred.Request, got []device.Offer
 		}
 		gpuOf[c.ID], devices[c.Device] = c.GPU, c.GPU
 	}
-	count := func(ids []device.OfferedID) int {
+	count := func(ids []device.AdvertisedID) int {
 		gpus := map[device.GPU]bool{}
 		for _, id := range ids {
 			if g, known := gpuOf[id]; known {
@@ -150,8 +150,8 @@ func isDistinct(t *testing.T, m machine, r preferred.Request, got []device.Offer
 		return len(gpus)
 	}
 	must := slices.Compact(sorted(r.Must))
-	most := min(count(append(slices.Clone(r.Available), must...)), count(must)+max(r.Size-len(must), 0))
-	if len(must) <= r.Size && count(got) != most {
-		t.Errorf("distinct: %+v gives %q of %d GPUs; there could be %d", r, got, count(got), most)
+	best := min(count(append(slices.Clone(r.Available), must...)), count(must)+max(r.Size-len(must), 0))
+	if len(must) <= r.Size && count(got) != best {
+		t.Errorf("distinct: %+v gives %q of %d GPUs; there could be %d", r, got, count(got), best)
 	}
 }

@@ -28,8 +28,8 @@ func (m machine) shuffled(r *rand.Rand) machine {
 	return m
 }
 
-func (m machine) ids() []device.OfferedID {
-	var ids []device.OfferedID
+func (m machine) ids() []device.AdvertisedID {
+	var ids []device.AdvertisedID
 	for _, c := range m.candidates {
 		ids = append(ids, c.ID)
 	}
@@ -43,7 +43,7 @@ func gpus(nodes ...int) machine {
 	var m machine
 	for i, node := range nodes {
 		m.candidates = append(m.candidates, preferred.Candidate{
-			ID: device.OfferedID(gpu(i)), Device: device.ID(gpu(i)), GPU: gpu(i), Index: i, NUMANode: node,
+			ID: device.AdvertisedID(gpu(i)), Device: device.ID(gpu(i)), GPU: gpu(i), Index: i, NUMANode: node,
 		})
 	}
 	return m
@@ -55,7 +55,7 @@ func (m machine) replicated(replicas int) machine {
 	for _, c := range m.candidates {
 		for n := range replicas {
 			replica := c
-			replica.ID, replica.Replica = device.OfferedID(fmt.Sprintf("%s::%d", c.Device, n)), true
+			replica.ID, replica.Replica = device.AdvertisedID(fmt.Sprintf("%s::%d", c.Device, n)), true
 			all = append(all, replica)
 		}
 	}
@@ -63,15 +63,15 @@ func (m machine) replicated(replicas int) machine {
 	return m
 }
 
-// sliced offers each GPU of a machine as so many MIG slices.
-func (m machine) sliced(slices int) machine {
+// partitioned offers each GPU of a machine as so many MIG slices.
+func (m machine) partitioned(slices int) machine {
 	var all []preferred.Candidate
 	for _, c := range m.candidates {
 		for n := range slices {
-			slice := c
-			slice.Device = device.ID(fmt.Sprintf("MIG-%d-%d", c.Index, n))
-			slice.ID = slice.Device.Offered()
-			all = append(all, slice)
+			migDevice := c
+			migDevice.Device = device.ID(fmt.Sprintf("MIG-%d-%d", c.Index, n))
+			migDevice.ID = migDevice.Device.Advertised()
+			all = append(all, migDevice)
 		}
 	}
 	m.candidates = all
@@ -224,11 +224,11 @@ func numbers(t testing.TB, text string) []int {
 	return all
 }
 
-func whole(t testing.TB, text string) []device.OfferedID {
+func parseGPUs(t testing.TB, text string) []device.AdvertisedID {
 	t.Helper()
-	var ids []device.OfferedID
+	var ids []device.AdvertisedID
 	for _, i := range numbers(t, text) {
-		ids = append(ids, device.OfferedID(gpu(i)))
+		ids = append(ids, device.AdvertisedID(gpu(i)))
 	}
 	return ids
 }

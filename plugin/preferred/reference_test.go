@@ -38,9 +38,9 @@ func pairScore(m machine, a, b preferred.Candidate) int {
 	return 100*nvlinks + points
 }
 
-// reference weighs every set of GPUs by the three sums of the ADR, in the most
+// referenceWholeGPUs weighs every set of GPUs by the three sums of the ADR, in the most
 // obvious way. It knows no ids that are not the machine's.
-func reference(m machine, r preferred.Request) []device.OfferedID {
+func referenceWholeGPUs(m machine, r preferred.Request) []device.AdvertisedID {
 	var must, free []int // candidates
 	for i, c := range m.candidates {
 		switch {
@@ -91,15 +91,15 @@ func reference(m machine, r preferred.Request) []device.OfferedID {
 	return names(m, best)
 }
 
-func names(m machine, candidates []int) []device.OfferedID {
-	var ids []device.OfferedID
+func names(m machine, candidates []int) []device.AdvertisedID {
+	var ids []device.AdvertisedID
 	for _, i := range candidates {
 		ids = append(ids, m.candidates[i].ID)
 	}
 	return ids
 }
 
-func sorted(ids []device.OfferedID) []device.OfferedID {
+func sorted(ids []device.AdvertisedID) []device.AdvertisedID {
 	ids = slices.Clone(ids)
 	slices.Sort(ids)
 	return ids
@@ -114,18 +114,18 @@ func TestAlignedIsTheReferences(t *testing.T) {
 		}
 		top := m.topology()
 		for size := range len(m.candidates) + 2 {
-			q := preferred.Request{Size: size}
+			req := preferred.Request{Size: size}
 			for _, c := range m.candidates {
 				if r.IntN(5) > 0 {
-					q.Available = append(q.Available, c.ID)
+					req.Available = append(req.Available, c.ID)
 				}
 				if r.IntN(8) == 0 {
-					q.Must = append(q.Must, c.ID)
+					req.Must = append(req.Must, c.ID)
 				}
 			}
-			got, want := top.Aligned(q), reference(m, q)
+			got, want := top.WholeGPUs(req), referenceWholeGPUs(m, req)
 			if !slices.Equal(sorted(got), sorted(want)) {
-				t.Fatalf("round %d, %d GPUs, links %v\n%+v\ngot  %v\nwant %v", round, len(m.candidates), m.links, q, got, want)
+				t.Fatalf("round %d, %d GPUs, links %v\n%+v\ngot  %v\nwant %v", round, len(m.candidates), m.links, req, got, want)
 			}
 		}
 	}
@@ -138,11 +138,11 @@ func TestAlignedIsTheReferencesWhenAllIsFree(t *testing.T) {
 		top := m.topology()
 		for size := range len(m.candidates) + 1 {
 			for _, must := range append(m.ids(), "") {
-				q := preferred.Request{Available: m.ids(), Size: size}
+				req := preferred.Request{Available: m.ids(), Size: size}
 				if must != "" {
-					q.Must = []device.OfferedID{must}
+					req.Must = []device.AdvertisedID{must}
 				}
-				got, want := top.Aligned(q), reference(m, q)
+				got, want := top.WholeGPUs(req), referenceWholeGPUs(m, req)
 				if !slices.Equal(sorted(got), sorted(want)) {
 					t.Errorf("%s, size %d, must %q: got %v, want %v", name, size, must, got, want)
 				}
@@ -151,10 +151,10 @@ func TestAlignedIsTheReferencesWhenAllIsFree(t *testing.T) {
 	}
 }
 
-// model is Shared as the ADR says it, with everything counted anew for each id.
-func model(m machine, r preferred.Request, p preferred.Policy) []device.OfferedID {
+// referenceShared is Shared as the ADR says it, with everything counted anew for each id.
+func referenceShared(m machine, r preferred.Request, p preferred.AllocationPolicy) []device.AdvertisedID {
 	var chosen []preferred.Candidate
-	free := map[device.OfferedID]bool{}
+	free := map[device.AdvertisedID]bool{}
 	for _, c := range m.candidates {
 		if slices.Contains(r.Must, c.ID) {
 			chosen = append(chosen, c)
@@ -166,21 +166,21 @@ func model(m machine, r preferred.Request, p preferred.Policy) []device.OfferedI
 		var next preferred.Candidate
 		var nextKey []float64
 		for i, c := range m.candidates { // in order of index and replica
-			if key := append(modelKey(m, free, chosen, c, p), float64(i)); free[c.ID] && (nextKey == nil || slices.Compare(key, nextKey) < 0) {
+			if key := append(referenceKey(m, free, chosen, c, p), float64(i)); free[c.ID] && (nextKey == nil || slices.Compare(key, nextKey) < 0) {
 				next, nextKey = c, key
 			}
 		}
 		delete(free, next.ID)
 		chosen = append(chosen, next)
 	}
-	var ids []device.OfferedID
+	var ids []device.AdvertisedID
 	for _, c := range chosen[:min(len(chosen), max(r.Size, 0))] {
 		ids = append(ids, c.ID)
 	}
 	return ids
 }
 
-func modelKey(m machine, free map[device.OfferedID]bool, chosen []preferred.Candidate, c preferred.Candidate, p preferred.Policy) []float64 {
+func referenceKey(m machine, free map[device.AdvertisedID]bool, chosen []preferred.Candidate, c preferred.Candidate, p preferred.AllocationPolicy) []float64 {
 	var onDevice, onGPU, freeOnDevice, freeOnGPU, replicas, repeats, near float64
 	for _, o := range m.candidates {
 		if o.GPU == c.GPU {
@@ -219,7 +219,7 @@ func modelKey(m machine, free map[device.OfferedID]bool, chosen []preferred.Cand
 	}
 }
 
-var policies = []preferred.Policy{preferred.Distributed, preferred.Packed, preferred.Distinct}
+var policies = []preferred.AllocationPolicy{preferred.Distributed, preferred.Packed, preferred.Distinct}
 
 func TestSharedIsTheModels(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
@@ -229,38 +229,38 @@ func TestSharedIsTheModels(t *testing.T) {
 		case 0:
 			m = m.replicated(1 + r.IntN(5))
 		case 1:
-			m = m.sliced(1 + r.IntN(4))
+			m = m.partitioned(1 + r.IntN(4))
 		case 2:
-			m = m.sliced(2).replicated(1 + r.IntN(3))
+			m = m.partitioned(2).replicated(1 + r.IntN(3))
 		case 3: // replicas that differ from GPU to GPU
 			m = m.replicated(4)
 			m.candidates = slices.DeleteFunc(m.candidates, func(preferred.Candidate) bool { return r.IntN(4) == 0 })
 		case 4: // slices of which some have replicas
-			m = m.sliced(3)
+			m = m.partitioned(3)
 			m.candidates = slices.Concat(machine{candidates: m.candidates[:2]}.replicated(2).candidates, m.candidates[2:])
 		}
 		top := m.topology()
 		for range 10 {
-			q := preferred.Request{Size: r.IntN(len(m.candidates) + 2)}
+			req := preferred.Request{Size: r.IntN(len(m.candidates) + 2)}
 			for _, c := range m.candidates {
 				if r.IntN(3) > 0 {
-					q.Available = append(q.Available, c.ID)
+					req.Available = append(req.Available, c.ID)
 				}
 				if r.IntN(12) == 0 {
-					q.Must = append(q.Must, c.ID)
+					req.Must = append(req.Must, c.ID)
 				}
 			}
-			free := len(q.Available)
+			free := len(req.Available)
 			if len(m.candidates) > 0 && r.IntN(3) == 0 {
 				rejected := m.candidates[r.IntN(len(m.candidates))].Device
-				q.Reject = func(id device.OfferedID) bool { return id.Device() == rejected }
-				free = len(slices.DeleteFunc(slices.Clone(q.Available), q.Reject))
+				req.Reject = func(id device.AdvertisedID) bool { return id.Device() == rejected }
+				free = len(slices.DeleteFunc(slices.Clone(req.Available), req.Reject))
 			}
-			q.Size = min(q.Size, free) // rejected ids fill an answer that is short, which the model does not know
+			req.Size = min(req.Size, free) // rejected ids fill an answer that is short, which the model does not know
 			for _, p := range policies {
-				got, want := top.Shared(q, p), model(m, q, p)
+				got, want := top.Shared(req, p), referenceShared(m, req, p)
 				if !slices.Equal(sorted(got), sorted(want)) {
-					t.Fatalf("round %d, %s, %+v\n%s\ngot  %v\nwant %v", round, p, q, fmt.Sprint(m), got, want)
+					t.Fatalf("round %d, %s, %+v\n%s\ngot  %v\nwant %v", round, p, req, fmt.Sprint(m), got, want)
 				}
 			}
 		}

@@ -10,14 +10,14 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// offered reads "0::1-3 2::0" as replicas 1 to 3 of GPU 0 and 0 of GPU 2.
-func offered(t testing.TB, text string) []device.OfferedID {
+// parseIDs reads "0::1-3 2::0" as replicas 1 to 3 of GPU 0 and 0 of GPU 2.
+func parseIDs(t testing.TB, text string) []device.AdvertisedID {
 	t.Helper()
-	var ids []device.OfferedID
+	var ids []device.AdvertisedID
 	for field := range strings.FieldsSeq(text) {
 		gpu, replicas, _ := strings.Cut(field, "::")
 		for _, n := range numbers(t, replicas) {
-			ids = append(ids, device.OfferedID(fmt.Sprintf("GPU-%s::%d", gpu, n)))
+			ids = append(ids, device.AdvertisedID(fmt.Sprintf("GPU-%s::%d", gpu, n)))
 		}
 	}
 	return ids
@@ -31,7 +31,7 @@ func TestSharedReplicas(t *testing.T) {
 	top := bridged(4).replicated(12).topology()
 	for _, c := range []struct {
 		name            string
-		policy          preferred.Policy
+		policy          preferred.AllocationPolicy
 		available, must string
 		size            int
 		want            string
@@ -60,8 +60,8 @@ func TestSharedReplicas(t *testing.T) {
 		{"not the settled one, loaded or not", preferred.Distinct, busy, "2::0", 2, "2::0 1::2"},
 		{"two of one GPU are settled", preferred.Distinct, all, "0::3 0::4", 5, "0::3-4 1::0 2::0 3::0"},
 	} {
-		r := preferred.Request{Available: offered(t, c.available), Must: offered(t, c.must), Size: c.size}
-		if got, want := top.Shared(r, c.policy), offered(t, c.want); !slices.Equal(got, want) {
+		r := preferred.Request{Available: parseIDs(t, c.available), Must: parseIDs(t, c.must), Size: c.size}
+		if got, want := top.Shared(r, c.policy), parseIDs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s, %s: got %v, want %v", c.policy, c.name, got, want)
 		}
 	}
@@ -70,11 +70,11 @@ func TestSharedReplicas(t *testing.T) {
 // TestSharedSlices has eight GPUs of seven slices each: no slice is a replica, so
 // the load is the GPU's.
 func TestSharedSlices(t *testing.T) {
-	m := dgxH100().sliced(7)
+	m := dgxH100().partitioned(7)
 	idle := preferred.Request{Available: m.ids(), Size: 8}
 	used := preferred.Request{Available: m.ids()[3:], Size: 3} // four slices of GPU 0 are left
 	for _, c := range []struct {
-		policy  preferred.Policy
+		policy  preferred.AllocationPolicy
 		request preferred.Request
 		want    string
 	}{
@@ -95,9 +95,9 @@ func TestSharedSlices(t *testing.T) {
 func TestSharedCountsLoadInParts(t *testing.T) {
 	m := gpus(-1, -1).replicated(10)
 	m.candidates = slices.Delete(m.candidates, 2, 10)
-	r := preferred.Request{Available: offered(t, "0::1 1::2-9"), Size: 1}
-	for p, want := range map[preferred.Policy]string{preferred.Distributed: "1::2", preferred.Packed: "0::1", preferred.Distinct: "1::2"} {
-		if got, want := m.topology().Shared(r, p), offered(t, want); !slices.Equal(got, want) {
+	r := preferred.Request{Available: parseIDs(t, "0::1 1::2-9"), Size: 1}
+	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::2", preferred.Packed: "0::1", preferred.Distinct: "1::2"} {
+		if got, want := m.topology().Shared(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
 		}
 	}
@@ -108,22 +108,22 @@ func TestSharedCountsLoadInParts(t *testing.T) {
 func TestSharedCountsWhatIsHeld(t *testing.T) {
 	m := gpus(-1, -1).replicated(2)
 	whole := m.candidates[0]
-	whole.ID, whole.Held = whole.Device.Offered(), true
+	whole.ID, whole.Allocated = whole.Device.Advertised(), true
 	m.candidates = append(m.candidates, whole, whole)
-	r := preferred.Request{Available: append(offered(t, "0::0-1 1::0-1"), whole.ID), Size: 1}
-	for p, want := range map[preferred.Policy]string{preferred.Distributed: "1::0", preferred.Packed: "0::0", preferred.Distinct: "1::0"} {
-		if got, want := m.topology().Shared(r, p), offered(t, want); !slices.Equal(got, want) {
+	r := preferred.Request{Available: append(parseIDs(t, "0::0-1 1::0-1"), whole.ID), Size: 1}
+	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::0", preferred.Packed: "0::0", preferred.Distinct: "1::0"} {
+		if got, want := m.topology().Shared(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
 		}
 	}
-	r = preferred.Request{Available: append(offered(t, "0::1"), whole.ID), Size: 2}
-	if got, want := m.topology().Shared(r, preferred.Packed), append(offered(t, "0::1"), whole.ID); !slices.Equal(got, want) {
+	r = preferred.Request{Available: append(parseIDs(t, "0::1"), whole.ID), Size: 2}
+	if got, want := m.topology().Shared(r, preferred.Packed), append(parseIDs(t, "0::1"), whole.ID); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v: it comes last", got, want)
 	}
 }
 
 func TestSharedStrangeRequests(t *testing.T) {
-	type ids = []device.OfferedID
+	type ids = []device.AdvertisedID
 	top := bridged(2).replicated(2).topology()
 	for _, c := range []struct {
 		name            string
@@ -149,7 +149,7 @@ func TestSharedStrangeRequests(t *testing.T) {
 }
 
 func TestPolicyNames(t *testing.T) {
-	for p, want := range map[preferred.Policy]string{
+	for p, want := range map[preferred.AllocationPolicy]string{
 		preferred.Distributed: "distributed", preferred.Packed: "packed", preferred.Distinct: "distinct", 7: "Policy(7)",
 	} {
 		if p.String() != want {

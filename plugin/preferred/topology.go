@@ -17,7 +17,7 @@ import (
 
 // Candidate is an id that the kubelet is offered, and the device behind it.
 type Candidate struct {
-	ID       device.OfferedID
+	ID       device.AdvertisedID
 	Device   device.ID
 	GPU      device.GPU
 	Index    int // the GPU's
@@ -25,9 +25,9 @@ type Candidate struct {
 	// Replica says that the id is one of several of its device. With the policy Distinct a
 	// container must not get two replicas of one GPU.
 	Replica bool
-	// Held says that the id is offered no more, and a container has it still: it is
+	// Allocated says that the id is offered no more, and a container has it still: it is
 	// never chosen, and a load on its device.
-	Held bool
+	Allocated bool
 }
 
 // Request is the kubelet's question for one container: Size ids, of which those
@@ -37,66 +37,66 @@ type Candidate struct {
 // An answer has what must be, then what was chosen, each by index and replica. It
 // has Size ids, or fewer where there are no more.
 type Request struct {
-	Available, Must []device.OfferedID
+	Available, Must []device.AdvertisedID
 	Size            int
 	// Reject reports whether Allocate rejects an id in a request of this size. The answer for
 	// one id of a device holds for all ids of it. An answer has rejected ids only if there are
 	// not enough others. Nil rejects none.
-	Reject func(device.OfferedID) bool
+	Reject func(device.AdvertisedID) bool
 }
 
 // Topology is the candidates and how near their GPUs are to each other. It never
 // changes, so any number of goroutines may ask it. The zero Topology knows no
 // device: it answers with what is available, in the order of the ids.
 type Topology struct {
-	candidates []Candidate              // by GPU index, GPU, device, replica
-	at         map[device.OfferedID]int // into candidates; none has those that are Held
-	device     []int                    // of each candidate, by number
-	example    []int                    // of each device: its first candidate, -1 if all are Held
-	gpu        []int                    // of each device, by number
-	ids        []int                    // how many each device has
-	gpuIDs     []int                    // how many each GPU has
-	near       []int                    // score of GPUs g and h at g*len(gpuIDs)+h
+	candidates []Candidate                 // by GPU index, GPU, device, replica
+	index      map[device.AdvertisedID]int // into candidates; none has those that are Held
+	deviceOf   []int                       // of each candidate, by number
+	firstOf    []int                       // of each device: its first candidate, -1 if all are Held
+	gpuOf      []int                       // of each device, by number
+	idCount    []int                       // how many each device has
+	gpuIDCount []int                       // how many each GPU has
+	gpuScore   []int                       // score of GPUs g and h at g*len(gpuIDs)+h
 }
 
 // New takes candidates and links in any order; of two candidates with one id, one
 // counts. Links of GPUs that are no candidates are ignored.
 func New(candidates []Candidate, links []device.Link) *Topology {
-	t := &Topology{at: make(map[device.OfferedID]int, len(candidates))}
+	t := &Topology{index: make(map[device.AdvertisedID]int, len(candidates))}
 	candidates = slices.Clone(candidates)
 	slices.SortFunc(candidates, compareCandidates)
-	devices, gpus, held := map[device.ID]int{}, map[device.GPU]int{}, map[device.OfferedID]bool{}
+	devices, gpus, allocated := map[device.ID]int{}, map[device.GPU]int{}, map[device.AdvertisedID]bool{}
 	var nodes []int // of each GPU
 	for _, c := range candidates {
-		if _, again := t.at[c.ID]; again || held[c.ID] {
+		if _, exists := t.index[c.ID]; exists || allocated[c.ID] {
 			continue
 		}
-		g := number(gpus, c.GPU)
+		g := indexFor(gpus, c.GPU)
 		if g == len(nodes) {
-			nodes, t.gpuIDs = append(nodes, c.NUMANode), append(t.gpuIDs, 0)
+			nodes, t.gpuIDCount = append(nodes, c.NUMANode), append(t.gpuIDCount, 0)
 		}
-		d := number(devices, c.Device)
-		if d == len(t.gpu) {
-			t.gpu, t.ids, t.example = append(t.gpu, g), append(t.ids, 0), append(t.example, -1)
+		d := indexFor(devices, c.Device)
+		if d == len(t.gpuOf) {
+			t.gpuOf, t.idCount, t.firstOf = append(t.gpuOf, g), append(t.idCount, 0), append(t.firstOf, -1)
 		}
-		t.ids[d]++
-		t.gpuIDs[t.gpu[d]]++
-		if c.Held {
-			held[c.ID] = true
+		t.idCount[d]++
+		t.gpuIDCount[t.gpuOf[d]]++
+		if c.Allocated {
+			allocated[c.ID] = true
 			continue
 		}
-		t.at[c.ID] = len(t.candidates)
-		if t.example[d] < 0 {
-			t.example[d] = len(t.candidates)
+		t.index[c.ID] = len(t.candidates)
+		if t.firstOf[d] < 0 {
+			t.firstOf[d] = len(t.candidates)
 		}
-		t.candidates, t.device = append(t.candidates, c), append(t.device, d)
+		t.candidates, t.deviceOf = append(t.candidates, c), append(t.deviceOf, d)
 	}
-	t.near = scores(gpus, nodes, links)
+	t.gpuScore = pairScores(gpus, nodes, links)
 	return t
 }
 
-// number is a key's number, in the order in which keys were first asked for.
-func number[K comparable](numbers map[K]int, key K) int {
+// indexFor is a key's number, in the order in which keys were first asked for.
+func indexFor[K comparable](numbers map[K]int, key K) int {
 	n, known := numbers[key]
 	if !known {
 		n = len(numbers)
@@ -110,7 +110,7 @@ func number[K comparable](numbers map[K]int, key K) int {
 func compareCandidates(a, b Candidate) int {
 	return cmp.Or(
 		cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Device, b.Device),
-		compareIDs(a.ID, b.ID), cmp.Compare(a.NUMANode, b.NUMANode), compareBool(a.Held, b.Held), compareBool(a.Replica, b.Replica),
+		compareIDs(a.ID, b.ID), cmp.Compare(a.NUMANode, b.NUMANode), compareBool(a.Allocated, b.Allocated), compareBool(a.Replica, b.Replica),
 	)
 }
 
@@ -126,87 +126,87 @@ func compareBool(a, b bool) int {
 	}
 }
 
-// part reports whether a candidate stands for a part of its GPU.
-func (c Candidate) part() bool { return c.Replica || string(c.Device) != string(c.GPU) }
+// isPartial reports whether a candidate stands for a part of its GPU.
+func (c Candidate) isPartial() bool { return c.Replica || string(c.Device) != string(c.GPU) }
 
 // compareIDs puts replica 2 before replica 10.
-func compareIDs(a, b device.OfferedID) int {
+func compareIDs(a, b device.AdvertisedID) int {
 	deviceA, deviceB := a.Device(), b.Device()
 	return cmp.Or(strings.Compare(string(deviceA), string(deviceB)), cmp.Compare(len(a), len(b)), strings.Compare(string(a), string(b)))
 }
 
 // Prefer chooses as Shared does if replicas or MIG devices can be chosen, and otherwise as
 // Aligned does.
-func (t *Topology) Prefer(r Request, p Policy) []device.OfferedID {
-	q := t.ask(r)
-	if slices.ContainsFunc(q.free, func(i int) bool { return t.candidates[i].part() }) {
-		return t.shared(q, p)
+func (t *Topology) Prefer(r Request, p AllocationPolicy) []device.AdvertisedID {
+	req := t.resolve(r)
+	if slices.ContainsFunc(req.available, func(i int) bool { return t.candidates[i].isPartial() }) {
+		return t.shared(req, p)
 	}
-	return t.aligned(q)
+	return t.wholeGPUs(req)
 }
 
-// question is a Request in terms of the topology: candidates by number, in order,
+// resolvedRequest is a Request in terms of the topology: candidates by number, in order,
 // each once.
-type question struct {
-	must, free   []int
-	rejected     []int              // available, and Allocate rejects them
-	answer       []device.OfferedID // what must be, known ids first
-	strangers    []device.OfferedID // available, and no candidates
-	size, wanted int                // ids in all, and candidates to be chosen from free
+type resolvedRequest struct {
+	must, available []int
+	rejected        []int                 // available, and Allocate rejects them
+	chosen          []device.AdvertisedID // what must be, known ids first
+	unknown         []device.AdvertisedID // available, and no candidates
+	size, needed    int                   // ids in all, and candidates to be chosen from free
 }
 
-// ask sorts out a request.
-func (t *Topology) ask(r Request) question {
-	q := question{size: min(r.Size, len(r.Available)+len(r.Must))}
-	if q.size <= 0 {
-		return question{}
+// resolve sorts out a request.
+func (t *Topology) resolve(r Request) resolvedRequest {
+	req := resolvedRequest{size: min(r.Size, len(r.Available)+len(r.Must))}
+	if req.size <= 0 {
+		return resolvedRequest{}
 	}
 	const available, must = 1, 2
 	seen := make([]uint8, len(t.candidates))
-	q.strangers = t.mark(seen, r.Available, available)
-	unknown := t.mark(seen, r.Must, must)
+	req.unknown = t.markIDs(seen, r.Available, available)
+	unknown := t.markIDs(seen, r.Must, must)
 	numbers := make([]int, 0, 2*len(seen))
-	q.must, q.free = numbers[:0:len(seen)], numbers[len(seen):len(seen)]
-	q.answer = make([]device.OfferedID, 0, q.size)
-	rejects := t.rejects(r)
+	req.must, req.available = numbers[:0:len(seen)], numbers[len(seen):len(seen)]
+	req.chosen = make([]device.AdvertisedID, 0, req.size)
+	rejected := t.rejectedDevices(r)
 	for i, s := range seen {
 		switch {
-		case s == available && rejects != nil && rejects[t.device[i]]:
-			q.rejected = append(q.rejected, i)
+		case s == available && rejected != nil && rejected[t.deviceOf[i]]:
+			req.rejected = append(req.rejected, i)
 		case s == available:
-			q.free = append(q.free, i)
+			req.available = append(req.available, i)
 		case s == must:
-			q.must = append(q.must, i)
-			q.answer = append(q.answer, t.candidates[i].ID)
+			req.must = append(req.must, i)
+			req.chosen = append(req.chosen, t.candidates[i].ID)
 		}
 	}
-	q.strangers = slices.DeleteFunc(q.strangers, func(id device.OfferedID) bool {
+	req.unknown = slices.DeleteFunc(req.unknown, func(id device.AdvertisedID) bool {
 		_, settled := slices.BinarySearchFunc(unknown, id, compareIDs)
 		return settled
 	})
-	q.answer = append(q.answer, unknown...)
-	q.wanted = min(max(q.size-len(q.answer), 0), len(q.free))
-	return q
+	req.chosen = append(req.chosen, unknown...)
+	req.needed = min(max(req.size-len(req.chosen), 0), len(req.available))
+	return req
 }
 
-// rejects reports for each device whether Allocate rejects its ids.
-func (t *Topology) rejects(r Request) []bool {
+// rejectedDevices reports for each device whether Allocate rejects its ids.
+func (t *Topology) rejectedDevices(r Request) []bool {
 	if r.Reject == nil {
 		return nil
 	}
-	rejects := make([]bool, len(t.example))
-	for d, i := range t.example {
+	rejects := make([]bool, len(t.firstOf))
+	for d, i := range t.firstOf {
 		rejects[d] = i >= 0 && r.Reject(t.candidates[i].ID)
 	}
 	return rejects
 }
 
-// mark notes which candidates are among the ids, and returns the ids that are
+// markIDs notes which candidates are among the ids, and returns the ids that are
 // none's, in order, each once.
-func (t *Topology) mark(seen []uint8, ids []device.OfferedID, as uint8) (unknown []device.OfferedID) {
+func (t *Topology) markIDs(seen []uint8, ids []device.AdvertisedID, value uint8) (unknown []device.AdvertisedID) {
 	for _, id := range ids {
-		if i, known := t.at[id]; known {
-			seen[i] = as
+		if i, known := t.index[id]; known {
+			seen[i] = value
 		} else {
 			unknown = append(unknown, id)
 		}
@@ -215,18 +215,18 @@ func (t *Topology) mark(seen []uint8, ids []device.OfferedID, as uint8) (unknown
 	return slices.Compact(unknown)
 }
 
-// filled is the answer with the chosen candidates, and with rejected ones and strangers where
+// complete is the answer with the chosen candidates, and with rejected ones and strangers where
 // these are not enough.
-func (t *Topology) filled(q question, chosen []int) []device.OfferedID {
+func (t *Topology) complete(req resolvedRequest, chosen []int) []device.AdvertisedID {
 	slices.Sort(chosen)
-	for _, i := range append(chosen, q.rejected...) {
-		q.answer = append(q.answer, t.candidates[i].ID)
+	for _, i := range append(chosen, req.rejected...) {
+		req.chosen = append(req.chosen, t.candidates[i].ID)
 	}
-	q.answer = append(q.answer, q.strangers...)
-	return q.answer[:min(q.size, len(q.answer))]
+	req.chosen = append(req.chosen, req.unknown...)
+	return req.chosen[:min(req.size, len(req.chosen))]
 }
 
-// between is the score of two devices' GPUs.
-func (t *Topology) between(d, e int) int {
-	return t.near[t.gpu[d]*len(t.gpuIDs)+t.gpu[e]]
+// scoreBetween is the score of two devices' GPUs.
+func (t *Topology) scoreBetween(d, e int) int {
+	return t.gpuScore[t.gpuOf[d]*len(t.gpuIDCount)+t.gpuOf[e]]
 }

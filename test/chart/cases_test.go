@@ -8,13 +8,13 @@ import (
 	"testing"
 )
 
-// of is a way to install the chart. Those in deploy/helm/podgauge/examples are cases too.
-type of struct {
+// chartCase is a way to install the chart. Those in deploy/helm/podgauge/examples are cases too.
+type chartCase struct {
 	name   string
 	values string
 }
 
-var cases = []of{
+var chartCases = []chartCase{
 	{"default", ``},
 	{"processes", `processes: {enabled: true}`},
 	{"kernel-log", `kernelLog: {enabled: true}`},
@@ -41,7 +41,7 @@ namespaceOverride: gpus
 namespace: {create: true}
 commonLabels: {team: gpu}
 podLabels: {tier: node}
-image: {repository: registry.example.com/gauge, digest: "sha256:` + digest + `", pullPolicy: Always}
+image: {repository: registry.example.com/gauge, digest: "sha256:` + testDigest + `", pullPolicy: Always}
 imagePullSecrets: [{name: pull}]
 serviceAccount: {name: gauge, annotations: {example.com/role: none}}
 `},
@@ -99,18 +99,18 @@ extraVolumeMounts: [{name: more, mountPath: /more}]
 `},
 }
 
-const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+const testDigest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// all are the cases, with those that are files.
-func all(t *testing.T) []of {
+// allCases are the cases, with those that are files.
+func allCases(t *testing.T) []chartCase {
 	t.Helper()
 	paths, err := filepath.Glob(chartDir + "/examples/*.yaml")
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("no examples (%v)", err)
 	}
-	found := slices.Clone(cases)
+	found := slices.Clone(chartCases)
 	for _, path := range paths {
-		found = append(found, of{strings.TrimSuffix(filepath.Base(path), ".yaml"), read(t, path)})
+		found = append(found, chartCase{strings.TrimSuffix(filepath.Base(path), ".yaml"), read(t, path)})
 	}
 	return found
 }
@@ -118,13 +118,13 @@ func all(t *testing.T) []of {
 // TestGolden: what the chart makes in each case. A real API server is asked about these files by make e2e-cluster.
 func TestGolden(t *testing.T) {
 	known := map[string]bool{}
-	for _, c := range all(t) {
+	for _, c := range allCases(t) {
 		path := "testdata/" + c.name + ".yaml"
 		if known[path] {
 			t.Errorf("there are two cases %s", c.name)
 		}
 		known[path] = true
-		t.Run(c.name, func(t *testing.T) { same(t, path, file(abridged(rendered(t, c.values)))) })
+		t.Run(c.name, func(t *testing.T) { compareGolden(t, path, joinObjects(abridge(mustRender(t, c.values)))) })
 	}
 	lying, err := filepath.Glob("testdata/*.yaml")
 	if err != nil {
@@ -140,8 +140,8 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// abridged has a dashboard's first line in place of its thousands: TestDashboards has the others.
-func abridged(documents []document) []document {
+// abridge has a dashboard's first line in place of its thousands: TestDashboards has the others.
+func abridge(documents []chartObject) []chartObject {
 	short := slices.Clone(documents)
 	for i, d := range short {
 		if d.template == "dashboards.yaml" {
@@ -156,19 +156,19 @@ func abridged(documents []document) []document {
 // TestManifest: deploy/podgauge.yaml is the chart with its namespace, for kubectl apply; of helm it says nothing.
 func TestManifest(t *testing.T) {
 	const heading = "# podgauge with the chart's defaults (deploy/helm/podgauge), in a namespace of its own: kubectl apply -f deploy/podgauge.yaml\n# Made by make golden.\n"
-	text := string(file(rendered(t, `namespace: {create: true}`)))
+	text := string(joinObjects(mustRender(t, `namespace: {create: true}`)))
 	var kept strings.Builder
 	for line := range strings.Lines(text) {
 		if !strings.Contains(line, "managed-by: Helm") && !strings.Contains(line, "helm.sh/chart:") {
 			kept.WriteString(line)
 		}
 	}
-	same(t, root+"/deploy/podgauge.yaml", []byte(heading+kept.String()))
+	compareGolden(t, root+"/deploy/podgauge.yaml", []byte(heading+kept.String()))
 }
 
 // TestNotes: what is said after the installation names what is there.
 func TestNotes(t *testing.T) {
-	_, notes, err := render(`namespaceOverride: gpus`)
+	_, notes, err := renderChart(`namespaceOverride: gpus`)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestNotes(t *testing.T) {
 			t.Errorf("the notes do not say %q:\n%s", words, notes)
 		}
 	}
-	_, notes, err = render(`{simulate: node, prometheusAnnotations: {enabled: true}, namespace: {create: true}}`)
+	_, notes, err = renderChart(`{simulate: node, prometheusAnnotations: {enabled: true}, namespace: {create: true}}`)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,7 +27,7 @@ func TestConfigs(t *testing.T) {
 		}
 	}
 	for name, text := range texts {
-		_, _, err := render(string(mustJSON(t, map[string]any{"config": map[string]any{"map": map[string]string{name: text}}})))
+		_, _, err := renderChart(string(mustJSON(t, map[string]any{"config": map[string]any{"map": map[string]string{name: text}}})))
 		switch {
 		case name != newer && err != nil:
 			t.Errorf("%s: %v", name, err)

@@ -27,7 +27,7 @@ func TestDocs(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := render(string(mustJSON(t, given))); err != nil {
+			if _, _, err := renderChart(string(mustJSON(t, given))); err != nil {
 				t.Errorf("%s has %s=%s: %v", page, match[1], match[2], err)
 			}
 		}
@@ -76,7 +76,7 @@ func TestScrapeConfig(t *testing.T) {
 	if err := yaml.UnmarshalStrict([]byte(read(t, root+"/deploy/prometheus/scrape.yaml")), &file); err != nil {
 		t.Fatal(err)
 	}
-	pod := find[apps.DaemonSet](t, rendered(t))[0].Spec.Template
+	pod := decodeAll[apps.DaemonSet](t, mustRender(t))[0].Spec.Template
 	for _, job := range file.Jobs {
 		if !job.Honor {
 			t.Error("the job takes podgauge's pod for that of the device")
@@ -88,7 +88,7 @@ func TestScrapeConfig(t *testing.T) {
 		var node, port bool
 		for _, r := range job.Relabel {
 			node = node || r.Target == "node" && r.Source[0] == "__meta_kubernetes_pod_node_name"
-			port = port || r.Action == "keep" && r.Source[0] == "__meta_kubernetes_pod_container_port_name" && has(pod.Spec.Containers[0], r.Regex)
+			port = port || r.Action == "keep" && r.Source[0] == "__meta_kubernetes_pod_container_port_name" && hasPort(pod.Spec.Containers[0], r.Regex)
 		}
 		if !node || !port {
 			t.Errorf("node is set: %v; the port is found: %v", node, port)
@@ -99,7 +99,7 @@ func TestScrapeConfig(t *testing.T) {
 	}
 }
 
-func has(c core.Container, port string) bool {
+func hasPort(c core.Container, port string) bool {
 	for _, p := range c.Ports {
 		if p.Name == port {
 			return true

@@ -13,9 +13,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// copied are the files that the chart has copies of: helm takes nothing from outside a chart's folder, and does not follow
+// copiedFiles are the files that the chart has copies of: helm takes nothing from outside a chart's folder, and does not follow
 // links out of it everywhere.
-func copied(t *testing.T) map[string]string {
+func copiedFiles(t *testing.T) map[string]string {
 	t.Helper()
 	files := map[string]string{
 		"rules/podgauge.rules.yaml":     root + "/deploy/rules/podgauge.rules.yaml",
@@ -33,9 +33,9 @@ func copied(t *testing.T) map[string]string {
 
 // TestCopies: the chart's alerts and dashboards are the repository's.
 func TestCopies(t *testing.T) {
-	want := copied(t)
+	want := copiedFiles(t)
 	for to, from := range want {
-		same(t, chartDir+"/files/"+to, []byte(read(t, from)))
+		compareGolden(t, chartDir+"/files/"+to, []byte(read(t, from)))
 	}
 	lying, err := filepath.Glob(chartDir + "/files/*/*")
 	if err != nil {
@@ -55,7 +55,7 @@ func TestCopies(t *testing.T) {
 // TestDashboards: each is in a ConfigMap of its own, whole, under the label that Grafana's sidecar looks for.
 func TestDashboards(t *testing.T) {
 	found := map[string]string{}
-	for _, m := range find[core.ConfigMap](t, rendered(t, `dashboards: {enabled: true, namespace: grafana, labels: {grafana_dashboard: "yes"}}`)) {
+	for _, m := range decodeAll[core.ConfigMap](t, mustRender(t, `dashboards: {enabled: true, namespace: grafana, labels: {grafana_dashboard: "yes"}}`)) {
 		if m.Labels["grafana_dashboard"] != "yes" || m.Annotations["grafana_folder"] != "podgauge" || m.Namespace != "grafana" {
 			t.Errorf("%s is in %s, with %v and %v", m.Name, m.Namespace, m.Labels, m.Annotations)
 		}
@@ -66,7 +66,7 @@ func TestDashboards(t *testing.T) {
 			t.Errorf("%s has %d bytes", m.Name, size)
 		}
 	}
-	for to, from := range copied(t) {
+	for to, from := range copiedFiles(t) {
 		name, isBoard := strings.CutPrefix(to, "dashboards/")
 		if isBoard && strings.TrimSpace(found[name]) != strings.TrimSpace(read(t, from)) {
 			t.Errorf("the ConfigMap's %s is not the repository's", name)
@@ -83,7 +83,7 @@ func TestRules(t *testing.T) {
 		if err := yaml.UnmarshalStrict([]byte(read(t, root+"/deploy/rules/"+name)), &spec); err != nil {
 			t.Fatal(err)
 		}
-		maps.Copy(want, rules(spec))
+		maps.Copy(want, rulesByName(spec))
 	}
 	for name, wants := range map[string]func(rule string) bool{
 		`prometheusRule: {enabled: true}`:                           func(string) bool { return true },
@@ -91,8 +91,8 @@ func TestRules(t *testing.T) {
 		`prometheusRule: {enabled: true, disabled: [` + left + `]}`: func(rule string) bool { return !strings.Contains(rule, `"`+left+`"`) },
 	} {
 		got := map[string]string{}
-		for _, r := range find[monitoring.PrometheusRule](t, rendered(t, name)) {
-			maps.Copy(got, rules(r.Spec))
+		for _, r := range decodeAll[monitoring.PrometheusRule](t, mustRender(t, name)) {
+			maps.Copy(got, rulesByName(r.Spec))
 		}
 		for key, rule := range want {
 			if wanted := wants(rule); wanted != (got[key] == rule) {
@@ -106,8 +106,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// rules are a spec's, by group and name.
-func rules(spec monitoring.PrometheusRuleSpec) map[string]string {
+// rulesByName are a spec's, by group and name.
+func rulesByName(spec monitoring.PrometheusRuleSpec) map[string]string {
 	all := map[string]string{}
 	for _, g := range spec.Groups {
 		for _, r := range g.Rules {

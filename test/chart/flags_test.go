@@ -21,14 +21,14 @@ import (
 )
 
 const (
-	program   = root + "/bin/podgauge"
-	simulator = root + "/bin/podgauge-sim"
+	programPath   = root + "/bin/podgauge"
+	simulatorPath = root + "/bin/podgauge-sim"
 )
 
-// flags are the program's.
-func flags(t *testing.T) map[string]bool {
+// programFlags are the program's.
+func programFlags(t *testing.T) map[string]bool {
 	t.Helper()
-	help, err := exec.Command(program, "--help").CombinedOutput()
+	help, err := exec.Command(programPath, "--help").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: make build makes it", err)
 	}
@@ -42,22 +42,22 @@ func flags(t *testing.T) map[string]bool {
 // TestCommandLine has podgauge itself read the flags, variables and files that each case gives it: `validate` refuses what
 // the daemon would refuse. Folders are of the test, with what the chart mounts there.
 func TestCommandLine(t *testing.T) {
-	if _, err := os.Stat(program); err != nil {
+	if _, err := os.Stat(programPath); err != nil {
 		t.Fatalf("%v: make build makes it", err)
 	}
-	for _, c := range all(t) {
+	for _, c := range allCases(t) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			documents := rendered(t, c.values)
-			container := find[apps.DaemonSet](t, documents)[0].Spec.Template.Spec.Containers[0]
-			place := mount(t, documents)
+			documents := mustRender(t, c.values)
+			container := decodeAll[apps.DaemonSet](t, documents)[0].Spec.Template.Spec.Containers[0]
+			place := mountVolumes(t, documents)
 			args := []string{"validate"}
 			for _, arg := range container.Args {
 				args = append(args, place.Replace(arg))
 			}
-			binary := program
+			binary := programPath
 			if slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--simulate") }) {
-				binary = simulator
+				binary = simulatorPath
 			}
 			cmd := exec.Command(binary, args...)
 			configured := false
@@ -82,8 +82,8 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// foreign are variables that are not podgauge's: NVIDIA's runtime reads them, and Go's.
-var foreign = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES", "GOGC"}
+// foreignVariables are variables that are not podgauge's: NVIDIA's runtime reads them, and Go's.
+var foreignVariables = []string{"NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_MIG_MONITOR_DEVICES", "GOGC"}
 
 // TestVariables: podgauge reads each variable that the chart sets, and the chart sets each that podgauge reads, but for what is said
 // of the chart in another way.
@@ -97,9 +97,9 @@ func TestVariables(t *testing.T) {
 		}
 	}
 	set := map[string]bool{}
-	for _, c := range all(t) {
-		for _, v := range find[apps.DaemonSet](t, rendered(t, c.values))[0].Spec.Template.Spec.Containers[0].Env {
-			if !known[v.Name] && !slices.Contains(foreign, v.Name) {
+	for _, c := range allCases(t) {
+		for _, v := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values))[0].Spec.Template.Spec.Containers[0].Env {
+			if !known[v.Name] && !slices.Contains(foreignVariables, v.Name) {
 				t.Errorf("%s: nobody reads %s", c.name, v.Name)
 			}
 			set[v.Name] = true
@@ -124,8 +124,8 @@ func TestVariables(t *testing.T) {
 // TestFlags: the chart gives each flag that has no variable, but for those whose default is right in every container.
 func TestFlags(t *testing.T) {
 	given := map[string]bool{}
-	for _, c := range all(t) {
-		for _, arg := range find[apps.DaemonSet](t, rendered(t, c.values))[0].Spec.Template.Spec.Containers[0].Args {
+	for _, c := range allCases(t) {
+		for _, arg := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values))[0].Spec.Template.Spec.Containers[0].Args {
 			name, _, _ := strings.Cut(arg, "=")
 			given[name] = true
 		}
@@ -137,7 +137,7 @@ func TestFlags(t *testing.T) {
 	}
 	variables := read(t, root+"/docs/config.md")
 	found := 0
-	for flag := range flags(t) {
+	for flag := range programFlags(t) {
 		if strings.Contains(variables, "| `"+flag+"`") {
 			continue
 		}
@@ -151,9 +151,9 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// mount writes what ConfigMaps and Secrets hold into folders, and tells where those are. What the chart does not make itself,
+// mountVolumes writes what ConfigMaps and Secrets hold into folders, and tells where those are. What the chart does not make itself,
 // and names, is a small example of it.
-func mount(t *testing.T, documents []document) *strings.Replacer {
+func mountVolumes(t *testing.T, documents []chartObject) *strings.Replacer {
 	t.Helper()
 	configs, web, tls := t.TempDir(), t.TempDir(), t.TempDir()
 	place := strings.NewReplacer("/etc/podgauge/configs", configs, "/etc/podgauge/web", web, "/etc/podgauge/tls", tls)
@@ -164,17 +164,17 @@ func mount(t *testing.T, documents []document) *strings.Replacer {
 	}
 	write(configs, "shared", "version: v1")
 	write(web, "web-config.yml", "basic_auth_users: {}")
-	certificate, key := pair(t)
+	certificate, key := newCertificate(t)
 	write(tls, "tls.crt", certificate)
 	write(tls, "tls.key", key)
-	for _, m := range find[core.ConfigMap](t, documents) {
+	for _, m := range decodeAll[core.ConfigMap](t, documents) {
 		for name, text := range m.Data {
 			if m.Name == "podgauge-configs" {
 				write(configs, name, text)
 			}
 		}
 	}
-	for _, s := range find[core.Secret](t, documents) {
+	for _, s := range decodeAll[core.Secret](t, documents) {
 		for name, text := range s.StringData {
 			write(web, name, text)
 		}
@@ -182,8 +182,8 @@ func mount(t *testing.T, documents []document) *strings.Replacer {
 	return place
 }
 
-// pair is a certificate and its key.
-func pair(t *testing.T) (certificate, key string) {
+// newCertificate is a certificate and its key.
+func newCertificate(t *testing.T) (certificate, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

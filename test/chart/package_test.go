@@ -9,8 +9,8 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/util"
 )
 
-// most is how large the packed chart may be, in bytes. Helm keeps it in a Secret with all that it has made, and a Secret holds 1 MiB.
-const most = 256 << 10
+// maxPackageSize is how large the packed chart may be, in bytes. Helm keeps it in a Secret with all that it has made, and a Secret holds 1 MiB.
+const maxPackageSize = 256 << 10
 
 // TestPackage: what helm package packs is the chart without what only the repository needs, and small.
 func TestPackage(t *testing.T) {
@@ -26,7 +26,7 @@ func TestPackage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if info.Size() > most {
+	if info.Size() > maxPackageSize {
 		t.Errorf("it has %d bytes", info.Size())
 	}
 	packed, err := loader.LoadFile(path)
@@ -43,7 +43,7 @@ func TestPackage(t *testing.T) {
 			t.Errorf("%s is in it", f.Name)
 		}
 	}
-	for name := range copied(t) {
+	for name := range copiedFiles(t) {
 		if !names["files/"+name] {
 			t.Errorf("files/%s is not in it", name)
 		}

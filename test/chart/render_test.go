@@ -29,15 +29,15 @@ const (
 	chartDir = root + "/deploy/helm/podgauge"
 )
 
-// document is one object that the chart makes.
-type document struct {
+// chartObject is one object that the chart makes.
+type chartObject struct {
 	template string // the file that made it
 	text     []byte
-	head
+	objectHeader
 }
 
-// head is what all objects have.
-type head struct {
+// objectHeader is what all objects have.
+type objectHeader struct {
 	APIVersion string `json:"apiVersion"`
 	Kind       string `json:"kind"`
 	Metadata   struct {
@@ -47,11 +47,11 @@ type head struct {
 	} `json:"metadata"`
 }
 
-// installed is the order in which objects are made: what others refer to comes first.
-var installed = []string{"Namespace", "SecurityContextConstraints", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
+// installOrder is the order in which objects are made: what others refer to comes first.
+var installOrder = []string{"Namespace", "SecurityContextConstraints", "ServiceAccount", "Secret", "ConfigMap", "Service", "DaemonSet", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "PrometheusRule"}
 
-// values reads what a user would give with -f: later texts are laid over earlier ones.
-func values(texts ...string) (map[string]any, error) {
+// mergeValues reads what a user would give with -f: later texts are laid over earlier ones.
+func mergeValues(texts ...string) (map[string]any, error) {
 	all := map[string]any{}
 	for _, text := range texts {
 		var given map[string]any
@@ -63,10 +63,10 @@ func values(texts ...string) (map[string]any, error) {
 	return all, nil
 }
 
-// render is what helm does with the chart when it installs it as podgauge into the namespace podgauge: the schema is
+// renderChart is what helm does with the chart when it installs it as podgauge into the namespace podgauge: the schema is
 // asked first. The notes are left out of the documents.
-func render(given ...string) (all []document, notes string, err error) {
-	vals, err := values(given...)
+func renderChart(given ...string) (all []chartObject, notes string, err error) {
+	vals, err := mergeValues(given...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -89,29 +89,29 @@ func render(given ...string) (all []document, notes string, err error) {
 			notes = text
 			continue
 		}
-		found, err := split(name, text)
+		found, err := splitObjects(name, text)
 		if err != nil {
 			return nil, "", fmt.Errorf("%s: %w\n%s", path, err, text)
 		}
 		all = append(all, found...)
 	}
-	slices.SortFunc(all, func(a, b document) int {
+	slices.SortFunc(all, func(a, b chartObject) int {
 		return cmp.Or(
-			cmp.Compare(slices.Index(installed, a.Kind), slices.Index(installed, b.Kind)),
+			cmp.Compare(slices.Index(installOrder, a.Kind), slices.Index(installOrder, b.Kind)),
 			cmp.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
 	return all, notes, nil
 }
 
-// split finds the objects in what a template made.
-func split(template, text string) (all []document, err error) {
+// splitObjects finds the objects in what a template made.
+func splitObjects(template, text string) (all []chartObject, err error) {
 	for part := range strings.SplitSeq("\n"+text, "\n---\n") {
 		part = strings.TrimSpace(part)
 		if part == "" {
 			continue
 		}
-		d := document{template: template, text: []byte(part + "\n")}
-		if err := yaml.Unmarshal(d.text, &d.head); err != nil {
+		d := chartObject{template: template, text: []byte(part + "\n")}
+		if err := yaml.Unmarshal(d.text, &d.objectHeader); err != nil {
 			return nil, err
 		}
 		if d.Kind == "" || d.Metadata.Name == "" {
@@ -122,8 +122,8 @@ func split(template, text string) (all []document, err error) {
 	return all, nil
 }
 
-// file is a file of objects.
-func file(all []document) []byte {
+// joinObjects is a file of objects.
+func joinObjects(all []chartObject) []byte {
 	var b bytes.Buffer
 	for _, d := range all {
 		fmt.Fprintf(&b, "---\n# %s\n%s", d.template, d.text)
@@ -131,26 +131,26 @@ func file(all []document) []byte {
 	return b.Bytes()
 }
 
-// made are the documents that were rendered before, by what was given: most tests look at all cases.
-var made sync.Map
+// renderedCache are the documents that were rendered before, by what was given: most tests look at all cases.
+var renderedCache sync.Map
 
-// rendered renders, or ends the test. Nobody changes what it returns.
-func rendered(t *testing.T, given ...string) []document {
+// mustRender renders, or ends the test. Nobody changes what it returns.
+func mustRender(t *testing.T, given ...string) []chartObject {
 	t.Helper()
 	key := strings.Join(given, "\n---\n")
-	if all, is := made.Load(key); is {
-		return all.([]document)
+	if all, is := renderedCache.Load(key); is {
+		return all.([]chartObject)
 	}
-	all, _, err := render(given...)
+	all, _, err := renderChart(given...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	made.Store(key, all)
+	renderedCache.Store(key, all)
 	return all
 }
 
-// same holds a file against what should be in it, or writes it.
-func same(t *testing.T, path string, want []byte) {
+// compareGolden holds a file against what should be in it, or writes it.
+func compareGolden(t *testing.T, path string, want []byte) {
 	t.Helper()
 	if *update {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

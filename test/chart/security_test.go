@@ -10,16 +10,16 @@ import (
 	core "k8s.io/api/core/v1"
 )
 
-// asks are the features of a case that ask for more than every pod has.
-type asks struct {
+// podRequirements are the features of a case that ask for more than every pod has.
+type podRequirements struct {
 	privileged, hostPID bool
 	capabilities        []core.Capability
-	measures            bool // without the device plugin: the device-plugins folder is read-only
+	metricsOnly         bool // without the device plugin: the device-plugins folder is read-only
 }
 
-// more is what each case asks for beyond nothing. A case that is not here gets nothing.
-var more = map[string]asks{
-	"measure-only": {measures: true},
+// caseRequirements is what each case asks for beyond nothing. A case that is not here gets nothing.
+var caseRequirements = map[string]podRequirements{
+	"measure-only": {metricsOnly: true},
 	"processes":    {hostPID: true},
 	"time-slicing": {hostPID: true},
 	"kernel-log":   {privileged: true, capabilities: []core.Capability{"SYSLOG"}},
@@ -30,8 +30,8 @@ var more = map[string]asks{
 	"everything":   {privileged: true, hostPID: true, capabilities: []core.Capability{"SYS_ADMIN", "SYSLOG"}},
 }
 
-// mounted are the folders of the node that a pod may have, whether it may write to them, and what for.
-var mounted = map[string]struct {
+// allowedMounts are the folders of the node that a pod may have, whether it may write to them, and what for.
+var allowedMounts = map[string]struct {
 	writes bool
 	why    string
 }{
@@ -52,39 +52,39 @@ var mounted = map[string]struct {
 // TestSecurity: what a pod may do to its node, in each case.
 func TestSecurity(t *testing.T) {
 	known := map[string]bool{}
-	for _, c := range all(t) {
+	for _, c := range allCases(t) {
 		known[c.name] = true
 		t.Run(c.name, func(t *testing.T) {
-			documents := rendered(t, c.values)
+			documents := mustRender(t, c.values)
 			for _, d := range documents {
 				if strings.Contains(d.APIVersion, "rbac") {
 					t.Errorf("there is a %s", d.Kind)
 				}
 			}
-			for _, account := range find[core.ServiceAccount](t, documents) {
+			for _, account := range decodeAll[core.ServiceAccount](t, documents) {
 				if account.AutomountServiceAccountToken == nil || *account.AutomountServiceAccountToken {
 					t.Errorf("the ServiceAccount %s gives away its token", account.Name)
 				}
 			}
-			sets := find[apps.DaemonSet](t, documents)
+			sets := decodeAll[apps.DaemonSet](t, documents)
 			if len(sets) != 1 {
 				t.Fatalf("there are %d DaemonSets", len(sets))
 			}
-			podIsSafe(t, sets[0].Spec.Template.Spec, more[c.name])
-			updateIsSafe(t, sets[0].Spec.UpdateStrategy)
-			for _, scc := range find[constraints](t, documents) {
-				allowed(t, *scc, sets[0].Spec.Template.Spec)
+			checkPodSecurity(t, sets[0].Spec.Template.Spec, caseRequirements[c.name])
+			checkUpdateStrategy(t, sets[0].Spec.UpdateStrategy)
+			for _, scc := range decodeAll[securityConstraints](t, documents) {
+				checkConstraints(t, *scc, sets[0].Spec.Template.Spec)
 			}
 		})
 	}
-	for name := range more {
+	for name := range caseRequirements {
 		if !known[name] {
 			t.Errorf("%s is no case", name)
 		}
 	}
 }
 
-func podIsSafe(t *testing.T, pod core.PodSpec, a asks) {
+func checkPodSecurity(t *testing.T, pod core.PodSpec, a podRequirements) {
 	t.Helper()
 	if pod.AutomountServiceAccountToken == nil || *pod.AutomountServiceAccountToken {
 		t.Error("the pod has a token")
@@ -127,12 +127,12 @@ func podIsSafe(t *testing.T, pod core.PodSpec, a asks) {
 	if limit := container.Resources.Limits.Memory(); limit.IsZero() || container.Resources.Requests.Memory().Cmp(*limit) > 0 {
 		t.Errorf("its memory is %v of %v", container.Resources.Requests.Memory(), limit)
 	}
-	mountsAreSafe(t, pod, a)
+	checkMounts(t, pod, a)
 }
 
-// mountsAreSafe wants each folder of the node to be one of those that are known, each volume to be mounted, and nothing to be
+// checkMounts wants each folder of the node to be one of those that are known, each volume to be mounted, and nothing to be
 // written to that need not be.
-func mountsAreSafe(t *testing.T, pod core.PodSpec, a asks) {
+func checkMounts(t *testing.T, pod core.PodSpec, a podRequirements) {
 	t.Helper()
 	mounts := map[string]core.VolumeMount{}
 	for _, m := range pod.Containers[0].VolumeMounts {
@@ -153,11 +153,11 @@ func mountsAreSafe(t *testing.T, pod core.PodSpec, a asks) {
 		if v.HostPath == nil {
 			continue
 		}
-		row, is := mounted[m.MountPath]
+		row, is := allowedMounts[m.MountPath]
 		if !is || row.why == "" {
 			t.Errorf("%s of the node is mounted at %s, and nobody says why", v.HostPath.Path, m.MountPath)
 		}
-		writes := row.writes && (!a.measures || v.Name != "device-plugins")
+		writes := row.writes && (!a.metricsOnly || v.Name != "device-plugins")
 		if m.ReadOnly == writes {
 			t.Errorf("%s: readOnly is %v", m.MountPath, m.ReadOnly)
 		}
@@ -174,12 +174,12 @@ func mountsAreSafe(t *testing.T, pod core.PodSpec, a asks) {
 // podgauge-sim is beside it.
 func TestImages(t *testing.T) {
 	const named = `image: {repository: registry.test/mirror/podgauge, tag: v9, digest: "", pullPolicy: Never}`
-	for _, c := range all(t) {
+	for _, c := range allCases(t) {
 		want := "registry.test/mirror/podgauge:v9"
 		if strings.Contains(c.values, "simulate") {
 			want = "registry.test/mirror/podgauge-sim:v9"
 		}
-		for _, container := range find[apps.DaemonSet](t, rendered(t, c.values, named))[0].Spec.Template.Spec.Containers {
+		for _, container := range decodeAll[apps.DaemonSet](t, mustRender(t, c.values, named))[0].Spec.Template.Spec.Containers {
 			if container.Image != want || container.ImagePullPolicy != core.PullNever {
 				t.Errorf("%s: %s is pulled (%s)", c.name, container.Image, container.ImagePullPolicy)
 			}
@@ -187,8 +187,8 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// updateIsSafe: two device plugins at a time on a node make kubelets up to 1.36 lose all GPUs.
-func updateIsSafe(t *testing.T, u apps.DaemonSetUpdateStrategy) {
+// checkUpdateStrategy: two device plugins at a time on a node make kubelets up to 1.36 lose all GPUs.
+func checkUpdateStrategy(t *testing.T, u apps.DaemonSetUpdateStrategy) {
 	t.Helper()
 	if u.Type == apps.OnDeleteDaemonSetStrategyType {
 		return
@@ -198,8 +198,8 @@ func updateIsSafe(t *testing.T, u apps.DaemonSetUpdateStrategy) {
 	}
 }
 
-// allowed holds OpenShift's constraints against what the pod asks for: no more, and no less.
-func allowed(t *testing.T, scc constraints, pod core.PodSpec) {
+// checkConstraints holds OpenShift's constraints against what the pod asks for: no more, and no less.
+func checkConstraints(t *testing.T, scc securityConstraints, pod core.PodSpec) {
 	t.Helper()
 	s := pod.Containers[0].SecurityContext
 	privileged := s.Privileged != nil && *s.Privileged

@@ -12,19 +12,19 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// value is one row of the README's table.
-type value struct {
-	section string
-	key     string
-	byDef   string // as JSON
-	says    string
+// valuesRow is one row of the README's table.
+type valuesRow struct {
+	section      string
+	key          string
+	defaultValue string // as JSON
+	description  string
 }
 
 var keyLine = regexp.MustCompile(`^( *)([A-Za-z][A-Za-z0-9]*):`)
 
-// documented reads values.yaml: a comment that begins with "--" is about the key below it, and one that begins with "##" is the heading of
+// documentedValues reads values.yaml: a comment that begins with "--" is about the key below it, and one that begins with "##" is the heading of
 // a section. A key without a comment is one of those in which others are.
-func documented(t *testing.T) (rows []value, bare []string) {
+func documentedValues(t *testing.T) (rows []valuesRow, bare []string) {
 	t.Helper()
 	text := read(t, chartDir+"/values.yaml")
 	var defaults map[string]any
@@ -63,17 +63,17 @@ func documented(t *testing.T) (rows []value, bare []string) {
 			bare = append(bare, key)
 			continue
 		}
-		byDef, err := json.Marshal(at(defaults, path))
+		byDef, err := json.Marshal(valueAt(defaults, path))
 		if err != nil {
 			t.Fatal(err)
 		}
-		rows = append(rows, value{section, key, string(byDef), says})
+		rows = append(rows, valuesRow{section, key, string(byDef), says})
 		says, told = "", depth
 	}
 	return rows, bare
 }
 
-func at(values map[string]any, path []string) any {
+func valueAt(values map[string]any, path []string) any {
 	var here any = values
 	for _, key := range path {
 		here = here.(map[string]any)[key]
@@ -84,25 +84,25 @@ func at(values map[string]any, path []string) any {
 // TestValues: each value says what it is, and the schema knows it; what the schema knows besides are the values of NVIDIA's chart
 // that are refused in so many words, and what helm gives a chart that is part of another.
 func TestValues(t *testing.T) {
-	rows, bare := documented(t)
+	rows, bare := documentedValues(t)
 	said := map[string]string{}
 	for _, row := range rows {
-		said[row.key] = row.says
-		if row.section == "" || !strings.HasSuffix(strings.TrimRight(row.says, ")"), ".") {
-			t.Errorf("%s is in the section %q, and says %q", row.key, row.section, row.says)
+		said[row.key] = row.description
+		if row.section == "" || !strings.HasSuffix(strings.TrimRight(row.description, ")"), ".") {
+			t.Errorf("%s is in the section %q, and says %q", row.key, row.section, row.description)
 		}
 	}
 	for _, key := range bare {
-		if !slices.ContainsFunc(rows, func(row value) bool { return strings.HasPrefix(row.key, key+".") }) {
+		if !slices.ContainsFunc(rows, func(row valuesRow) bool { return strings.HasPrefix(row.key, key+".") }) {
 			t.Errorf("nobody says what %s is", key)
 		}
 	}
-	var s schema
+	var s valuesSchema
 	if err := json.Unmarshal([]byte(read(t, chartDir+"/values.schema.json")), &s); err != nil {
 		t.Fatal(err)
 	}
 	known := map[string]bool{}
-	s.keys(s, "", func(key string, foreign bool) {
+	s.visitKeys(s, "", func(key string, foreign bool) {
 		if foreign == (said[key] != "") && key != "global" && key != "enabled" {
 			t.Errorf("the schema has %s, of which values.yaml says %q", key, said[key])
 		}
@@ -118,47 +118,47 @@ func TestValues(t *testing.T) {
 	}
 }
 
-// schema is as much of a JSON schema as says which keys there are.
-type schema struct {
-	Ref        string            `json:"$ref"`
-	Properties map[string]schema `json:"properties"`
-	Defs       map[string]schema `json:"$defs"`
+// valuesSchema is as much of a JSON schema as says which keys there are.
+type valuesSchema struct {
+	Ref        string                  `json:"$ref"`
+	Properties map[string]valuesSchema `json:"properties"`
+	Defs       map[string]valuesSchema `json:"$defs"`
 }
 
-// keys tells of each key, but for those within one that is documented as a whole.
-func (s schema) keys(all schema, under string, each func(key string, foreign bool), said map[string]string) {
+// visitKeys tells of each key, but for those within one that is documented as a whole.
+func (s valuesSchema) visitKeys(all valuesSchema, under string, each func(key string, foreign bool), descriptions map[string]string) {
 	for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
 		key, p := under+name, s.Properties[name]
 		foreign := p.Ref == "#/$defs/foreign"
 		if def, is := strings.CutPrefix(p.Ref, "#/$defs/"); is {
 			p = all.Defs[def]
 		}
-		if len(p.Properties) > 0 && said[key] == "" {
-			p.keys(all, key+".", each, said)
+		if len(p.Properties) > 0 && descriptions[key] == "" {
+			p.visitKeys(all, key+".", each, descriptions)
 			continue
 		}
 		each(key, foreign)
 	}
 }
 
-var between = regexp.MustCompile(`(?s)(<!-- values -->\n).*(<!-- /values -->)`)
+var valuesTable = regexp.MustCompile(`(?s)(<!-- values -->\n).*(<!-- /values -->)`)
 
 // TestReadme: the README's table is what values.yaml says.
 func TestReadme(t *testing.T) {
 	var table strings.Builder
-	rows, _ := documented(t)
+	rows, _ := documentedValues(t)
 	section := ""
 	for _, row := range rows {
 		if row.section != section {
 			section = row.section
 			fmt.Fprintf(&table, "\n**%s**\n\n| value | default | |\n|---|---|---|\n", section)
 		}
-		fmt.Fprintf(&table, "| `%s` | `%s` | %s |\n", row.key, strings.ReplaceAll(row.byDef, "|", `\|`), strings.ReplaceAll(row.says, "|", `\|`))
+		fmt.Fprintf(&table, "| `%s` | `%s` | %s |\n", row.key, strings.ReplaceAll(row.defaultValue, "|", `\|`), strings.ReplaceAll(row.description, "|", `\|`))
 	}
 	path := chartDir + "/README.md"
 	text := read(t, path)
-	if !between.MatchString(text) {
+	if !valuesTable.MatchString(text) {
 		t.Fatalf("%s has no place for the table", path)
 	}
-	same(t, path, []byte(between.ReplaceAllLiteralString(text, "<!-- values -->\n"+table.String()+"\n<!-- /values -->")))
+	compareGolden(t, path, []byte(valuesTable.ReplaceAllLiteralString(text, "<!-- values -->\n"+table.String()+"\n<!-- /values -->")))
 }

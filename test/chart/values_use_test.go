@@ -20,7 +20,7 @@ func TestDevices(t *testing.T) {
 		`{driver: {injection: host}, kernelLog: {enabled: true}, nvidiaDriverRoot: /opt/a-driver}`: "/opt/a-driver/dev",
 	} {
 		var got string
-		for _, v := range find[apps.DaemonSet](t, rendered(t, values))[0].Spec.Template.Spec.Volumes {
+		for _, v := range decodeAll[apps.DaemonSet](t, mustRender(t, values))[0].Spec.Template.Spec.Volumes {
 			if v.Name == "dev" {
 				got = v.HostPath.Path
 			}
@@ -34,7 +34,7 @@ func TestDevices(t *testing.T) {
 // TestStartedAnew: pods are made anew for what of a web config holds from the next start on, and for nothing else of it.
 func TestStartedAnew(t *testing.T) {
 	template := func(content string) string {
-		set := find[apps.DaemonSet](t, rendered(t, `webConfig: {tlsSecret: podgauge-tls, content: `+content+`}`))[0]
+		set := decodeAll[apps.DaemonSet](t, mustRender(t, `webConfig: {tlsSecret: podgauge-tls, content: `+content+`}`))[0]
 		return string(mustJSON(t, set.Spec.Template))
 	}
 	const before = `{basic_auth_users: {a: $2y$10$QOauhQNbBCuQDKes6eFzPeMqBSjb7Mr5DUmpZ/VcEd00UAV/LDeSi}}`
@@ -65,7 +65,7 @@ func TestStatusInNotes(t *testing.T) {
 		// The Secret that the chart makes has nothing but the web config: nobody in the container could ask.
 		`webConfig: {content: {tls_server_config: {cert_file: a, key_file: b}}}`: "",
 	} {
-		_, notes, err := render(values)
+		_, notes, err := renderChart(values)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -78,7 +78,7 @@ func TestStatusInNotes(t *testing.T) {
 // TestDoctorInNotes: doctor takes the daemon's flags by itself, and has no node to look at where that is simulated.
 func TestDoctorInNotes(t *testing.T) {
 	for values, named := range map[string]bool{``: true, `simulate: hardware`: true, `simulate: node`: false} {
-		_, notes, err := render(values)
+		_, notes, err := renderChart(values)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -103,7 +103,7 @@ func TestCapabilities(t *testing.T) {
 		`{compatWithCPUManager: false, config: {map: {default: "{version: v1, flags: {plugin: {passDeviceSpecs: true}}}"}}}`: "utility",
 	} {
 		var got string
-		for _, v := range find[apps.DaemonSet](t, rendered(t, values))[0].Spec.Template.Spec.Containers[0].Env {
+		for _, v := range decodeAll[apps.DaemonSet](t, mustRender(t, values))[0].Spec.Template.Spec.Containers[0].Env {
 			if v.Name == "NVIDIA_DRIVER_CAPABILITIES" {
 				got = v.Value
 			}

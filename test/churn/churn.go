@@ -9,11 +9,11 @@ package churn
 
 import "time"
 
-// Owner is a container, as the kubelet names it. The zero Owner is nobody.
-type Owner struct{ Namespace, Pod, Container string }
+// ContainerKey is a container, as the kubelet names it. The zero Owner is nobody.
+type ContainerKey struct{ Namespace, Pod, Container string }
 
 // Pod tells whose container it is.
-func (o Owner) pod() Owner { return Owner{Namespace: o.Namespace, Pod: o.Pod} }
+func (o ContainerKey) podKey() ContainerKey { return ContainerKey{Namespace: o.Namespace, Pod: o.Pod} }
 
 // Span is a time, or the limits between which a moment lies.
 type Span struct{ From, To time.Time }
@@ -23,30 +23,34 @@ func (s Span) String() string {
 	return s.From.Format(clock) + "-" + s.To.Format(clock)
 }
 
-// meets tells whether two times have a moment in common.
-func (s Span) meets(o Span) bool { return !s.From.After(o.To) && !s.To.Before(o.From) }
+// overlaps tells whether two times have a moment in common.
+func (s Span) overlaps(o Span) bool { return !s.From.After(o.To) && !s.To.Before(o.From) }
 
-// Holding is a time in which a container had a device.
-type Holding struct {
-	Device string
-	Owner  Owner
+// AllocationPeriod is a time in which a container had a device.
+type AllocationPeriod struct {
+	Device    string
+	Container ContainerKey
 	// Since and Until are the limits between which it began, and ended.
-	Since, Until Span
-	// Placed is when its pod was given to the node: no sooner was the device allocated.
-	Placed time.Time
+	Start, End Span
+	// Created is when its pod was given to the node: no sooner was the device allocated.
+	Created time.Time
 }
 
-// may tells whether it can have lasted at some moment of a time.
-func (h Holding) may(s Span) bool { return Span{h.Since.From, h.Until.To}.meets(s) }
+// possiblyDuring tells whether it can have lasted at some moment of a time.
+func (h AllocationPeriod) possiblyDuring(s Span) bool {
+	return Span{h.Start.From, h.End.To}.overlaps(s)
+}
 
-// must tells whether it lasted through all of a time, for sure.
-func (h Holding) must(s Span) bool { return h.Since.To.Before(s.From) && h.Until.From.After(s.To) }
+// certainlyDuring tells whether it lasted through all of a time, for sure.
+func (h AllocationPeriod) certainlyDuring(s Span) bool {
+	return h.Start.To.Before(s.From) && h.End.From.After(s.To)
+}
 
-// allocated is the time in which the device can have been allocated to the container: the
+// allocatedSpan is the time in which the device can have been allocated to the container: the
 // kubelet names nobody before Allocate has returned and it has noted what it gave.
-func (h Holding) allocated() Span { return Span{h.Placed, h.Until.To} }
+func (h AllocationPeriod) allocatedSpan() Span { return Span{h.Created, h.End.To} }
 
 // overlaps tells whether two containers had the same device at the same time, for sure.
-func (h Holding) overlaps(o Holding) bool {
-	return h.Device == o.Device && h.Owner != o.Owner && h.Since.To.Before(o.Until.From) && o.Since.To.Before(h.Until.From)
+func (h AllocationPeriod) overlaps(o AllocationPeriod) bool {
+	return h.Device == o.Device && h.Container != o.Container && h.Start.To.Before(o.End.From) && o.Start.To.Before(h.End.From)
 }

@@ -14,69 +14,69 @@ import (
 	"github.com/prometheus/common/model"
 )
 
-// Snapshot is what an answer of /metrics says of who holds what.
-type Snapshot struct {
+// MetricsSnapshot is what an answer of /metrics says of who holds what.
+type MetricsSnapshot struct {
 	Span             // of its flight
 	Scrapes   []Span // that returned it, each from request to response
 	KubeletUp bool
-	Devices   map[string]Shown
+	Devices   map[string]ShownDevice
 }
 
-// Hold is what a snapshot says of a device.
-type Hold uint8
+// OwnerState is what a snapshot says of a device.
+type OwnerState uint8
 
 // The states of a device.
 const (
-	Unknown Hold = iota // nothing
-	Idle
-	Unnamed // somebody has it, and nobody is named
-	Named   // by its holder
+	StateUnknown OwnerState = iota // nothing
+	StateIdle
+	StateUnnamed // somebody has it, and nobody is named
+	StateNamed   // by its holder
 )
 
-func (h Hold) String() string {
+func (h OwnerState) String() string {
 	return [...]string{"unknown", "idle", "allocated without a name", "held"}[h]
 }
 
-// Shown is what a snapshot says of one device.
-type Shown struct {
-	Hold   Hold
-	Holder Owner // when Named
+// ShownDevice is what a snapshot says of one device.
+type ShownDevice struct {
+	State OwnerState
+	Owner ContainerKey // when Named
 	// Owners are all whom any series of the device has in its labels, each once.
-	Owners []Owner
-	// Joules are what is booked on Booked, which is shown where Counted.
-	Joules  float64
-	Booked  Owner
-	Counted bool
+	Owners []ContainerKey
+	// AttributedJoules are what is booked on Booked, which is shown where Counted.
+	AttributedJoules float64
+	EnergyOwner      ContainerKey
+	HasEnergy        bool
 }
 
-// shared tells whether several are named, and none alone: so is a device shown that several
+// isShared tells whether several are named, and none alone: so is a device shown that several
 // containers hold.
-func (s Shown) shared() bool { return s.Hold == Unnamed && len(s.Owners) > 1 }
+func (s ShownDevice) isShared() bool { return s.State == StateUnnamed && len(s.Owners) > 1 }
 
 // The families that are read by name.
 const (
-	allocated = "nvidia_gpu_allocated"
-	energy    = "nvidia_gpu_energy_joules_total"
-	kubeletUp = "podgauge_kubelet_up"
-	begin     = "podgauge_flight_begin_timestamp_seconds"
-	end       = "podgauge_flight_end_timestamp_seconds"
-	// history names those of the past, and says so.
-	history = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
+	familyAllocated       = "nvidia_gpu_allocated"
+	familyEnergy          = "nvidia_gpu_energy_joules_total"
+	familyKubeletUp       = "podgauge_kubelet_up"
+	familyCollectionBegin = "podgauge_flight_begin_timestamp_seconds"
+	familyCollectionEnd   = "podgauge_flight_end_timestamp_seconds"
+	// familyLastSeen names those of the past, and says so.
+	familyLastSeen = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
 )
 
 // Parse reads an answer in the text format.
-func Parse(text io.Reader) (Snapshot, error) {
+func Parse(text io.Reader) (MetricsSnapshot, error) {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(text)
 	if err != nil {
-		return Snapshot{}, fmt.Errorf("parse a scrape: %w", err)
+		return MetricsSnapshot{}, fmt.Errorf("parse a scrape: %w", err)
 	}
-	s := Snapshot{Devices: map[string]Shown{}}
-	if families[begin] == nil || families[end] == nil {
+	s := MetricsSnapshot{Devices: map[string]ShownDevice{}}
+	if families[familyCollectionBegin] == nil || families[familyCollectionEnd] == nil {
 		return s, errors.New("parse a scrape: it does not say when its flight was")
 	}
-	s.From, s.To = instant(value(families[begin].Metric[0])), instant(value(families[end].Metric[0]))
-	s.KubeletUp = families[kubeletUp] != nil && value(families[kubeletUp].Metric[0]) == 1
+	s.From, s.To = unixTime(sampleValue(families[familyCollectionBegin].Metric[0])), unixTime(sampleValue(families[familyCollectionEnd].Metric[0]))
+	s.KubeletUp = families[familyKubeletUp] != nil && sampleValue(families[familyKubeletUp].Metric[0]) == 1
 	for name, family := range families {
 		for _, m := range family.Metric {
 			s.add(name, m)
@@ -85,38 +85,38 @@ func Parse(text io.Reader) (Snapshot, error) {
 	return s, nil
 }
 
-func (s *Snapshot) add(name string, m *dto.Metric) {
-	id, owner := whose(m)
-	if id == "" || name == history {
+func (s *MetricsSnapshot) add(name string, m *dto.Metric) {
+	id, owner := deviceAndOwner(m)
+	if id == "" || name == familyLastSeen {
 		return
 	}
 	d := s.Devices[id]
-	if owner != (Owner{}) && !slices.Contains(d.Owners, owner) {
+	if owner != (ContainerKey{}) && !slices.Contains(d.Owners, owner) {
 		d.Owners = append(d.Owners, owner)
 	}
 	switch name {
-	case allocated:
-		d.Hold, d.Holder = Named, owner
+	case familyAllocated:
+		d.State, d.Owner = StateNamed, owner
 		switch {
-		case value(m) == 0:
-			d.Hold = Idle
-		case owner == (Owner{}):
-			d.Hold = Unnamed
+		case sampleValue(m) == 0:
+			d.State = StateIdle
+		case owner == (ContainerKey{}):
+			d.State = StateUnnamed
 		}
-	case energy:
-		d.Joules, d.Booked, d.Counted = value(m), owner, true
+	case familyEnergy:
+		d.AttributedJoules, d.EnergyOwner, d.HasEnergy = sampleValue(m), owner, true
 	}
 	s.Devices[id] = d
 }
 
-// whose are the device of a series, empty where it is of none, and the container in its
+// deviceAndOwner are the device of a series, empty where it is of none, and the container in its
 // labels.
-func whose(m *dto.Metric) (id string, owner Owner) {
+func deviceAndOwner(m *dto.Metric) (id string, owner ContainerKey) {
 	labels := map[string]string{}
 	for _, pair := range m.Label {
 		labels[pair.GetName()] = pair.GetValue()
 	}
-	owner = Owner{labels["namespace"], labels["pod"], labels["container"]}
+	owner = ContainerKey{labels["namespace"], labels["pod"], labels["container"]}
 	for _, name := range []string{"mig_uuid", "uuid", "device_id"} {
 		if id := labels[name]; id != "" {
 			id, _, _ = strings.Cut(id, "::") // of a replica
@@ -126,7 +126,7 @@ func whose(m *dto.Metric) (id string, owner Owner) {
 	return "", owner
 }
 
-func value(m *dto.Metric) float64 {
+func sampleValue(m *dto.Metric) float64 {
 	switch {
 	case m.Gauge != nil:
 		return m.Gauge.GetValue()
@@ -137,7 +137,7 @@ func value(m *dto.Metric) float64 {
 	}
 }
 
-func instant(seconds float64) time.Time {
+func unixTime(seconds float64) time.Time {
 	whole, fraction := math.Modf(seconds)
 	return time.Unix(int64(whole), int64(fraction*1e9))
 }

@@ -35,16 +35,16 @@ podgauge_flight_end_timestamp_seconds 1700000000.5
 	if err != nil {
 		t.Fatal(err)
 	}
-	one := owner("one")
-	want := Snapshot{
+	one := containerKey("one")
+	want := MetricsSnapshot{
 		Span: Span{time.Unix(1700000000, 25e7), time.Unix(1700000000, 5e8)}, KubeletUp: true,
-		Devices: map[string]Shown{
-			"GPU-0": {Hold: Named, Holder: one, Owners: []Owner{one}, Joules: 12.5, Booked: one, Counted: true},
-			"GPU-1": {Hold: Unnamed, Owners: []Owner{owner("two"), owner("three")}},
-			"GPU-2": {Hold: Idle},
+		Devices: map[string]ShownDevice{
+			"GPU-0": {State: StateNamed, Owner: one, Owners: []ContainerKey{one}, AttributedJoules: 12.5, EnergyOwner: one, HasEnergy: true},
+			"GPU-1": {State: StateUnnamed, Owners: []ContainerKey{containerKey("two"), containerKey("three")}},
+			"GPU-2": {State: StateIdle},
 			"GPU-3": {},
-			"MIG-1": {Hold: Idle},
-			"GPU-5": {Owners: []Owner{owner("four")}},
+			"MIG-1": {State: StateIdle},
+			"GPU-5": {Owners: []ContainerKey{containerKey("four")}},
 		},
 	}
 	if !reflect.DeepEqual(got, want) {

@@ -15,35 +15,37 @@ import (
 // scrapeInterval is Prometheus' here, and what its datasource in Grafana would be told.
 const scrapeInterval = 5 * time.Second
 
-// pixels is how wide a panel is drawn: it asks for no more points than that.
-const pixels = 800
+// maxPoints is how wide a panel is drawn: it asks for no more points than that.
+const maxPoints = 800
 
-// sight is what a reader looks at: a range of time.
-type sight struct{ begin, end time.Time }
+// panelRange is what a reader looks at: a range of time.
+type panelRange struct{ begin, end time.Time }
 
 // interval is $__interval, and the step of a query over the range.
-func (s sight) interval() time.Duration { return max(s.end.Sub(s.begin)/pixels, scrapeInterval) }
+func (s panelRange) interval() time.Duration {
+	return max(s.end.Sub(s.begin)/maxPoints, scrapeInterval)
+}
 
 // rateInterval is $__rate_interval: a window in which each step has two samples, even where a
 // scrape is missed.
-func (s sight) rateInterval() time.Duration {
+func (s panelRange) rateInterval() time.Duration {
 	return max(s.interval()+scrapeInterval, 4*scrapeInterval)
 }
 
-// chosen are the values of a dashboard's variables, as they stand in a query.
-type chosen map[string]string
+// variableValues are the values of a dashboard's variables, as they stand in a query.
+type variableValues map[string]string
 
-var reference = regexp.MustCompile(`\$(\w+)|\$\{(\w+)(?::[^}]*)?\}`)
+var variablePattern = regexp.MustCompile(`\$(\w+)|\$\{(\w+)(?::[^}]*)?\}`)
 
-// fill puts variables into a query, and tells which of them are not known.
-func (s sight) fill(expr string, values chosen) (string, error) {
+// expandVariables puts variables into a query, and tells which of them are not known.
+func (s panelRange) expandVariables(expr string, values variableValues) (string, error) {
 	seconds := func(d time.Duration) string { return fmt.Sprintf("%ds", int(d.Seconds())) }
 	own := map[string]string{
 		"__interval": seconds(s.interval()), "__rate_interval": seconds(s.rateInterval()), "__range": seconds(s.end.Sub(s.begin)),
 	}
 	var err error
-	filled := reference.ReplaceAllStringFunc(expr, func(found string) string {
-		parts := reference.FindStringSubmatch(found)
+	filled := variablePattern.ReplaceAllStringFunc(expr, func(found string) string {
+		parts := variablePattern.FindStringSubmatch(found)
 		name := parts[1] + parts[2]
 		if value, ok := values[name]; ok {
 			return value
@@ -57,11 +59,11 @@ func (s sight) fill(expr string, values chosen) (string, error) {
 	return filled, err
 }
 
-var special = regexp.MustCompile(`[$^*{}\[\]'+?.()|\\]`)
+var regexpSpecial = regexp.MustCompile(`[$^*{}\[\]'+?.()|\\]`)
 
-// literally is a value as it stands in a matcher of a regular expression, between quotes.
-func literally(value string) string {
-	return special.ReplaceAllStringFunc(value, func(char string) string {
+// quoteRegexp is a value as it stands in a matcher of a regular expression, between quotes.
+func quoteRegexp(value string) string {
+	return regexpSpecial.ReplaceAllStringFunc(value, func(char string) string {
 		if char == `\` {
 			return `\\\\`
 		}
@@ -69,19 +71,19 @@ func literally(value string) string {
 	})
 }
 
-// all is what stands for "All".
-func (v variable) all(values []string) string {
+// allValue is what stands for "All".
+func (v boardVariable) allValue(values []string) string {
 	if v.AllValue != "" {
 		return v.AllValue
 	}
-	return several(values)
+	return alternatives(values)
 }
 
-// several is what stands for values that were each chosen.
-func several(values []string) string {
+// alternatives is what stands for values that were each chosen.
+func alternatives(values []string) string {
 	escaped := make([]string, len(values))
 	for i, value := range values {
-		escaped[i] = literally(value)
+		escaped[i] = quoteRegexp(value)
 	}
 	if len(escaped) == 1 {
 		return escaped[0]
@@ -91,8 +93,8 @@ func several(values []string) string {
 
 var labelValues = regexp.MustCompile(`^label_values\((.*), *(\w+)\)$`)
 
-// asks are the series of which a variable wants the values of a label.
-func (v variable) asks() (series, label string, err error) {
+// labelValuesQuery are the series of which a variable wants the values of a label.
+func (v boardVariable) labelValuesQuery() (series, label string, err error) {
 	var of struct{ Query string }
 	if err := json.Unmarshal(v.Query, &of); err != nil {
 		return "", "", err
@@ -110,15 +112,15 @@ func TestFill(t *testing.T) {
 	for _, c := range []struct {
 		within    time.Duration
 		expr      string
-		values    chosen
+		values    variableValues
 		want, err string
 	}{
-		{time.Minute, `rate(a{node=~"$node"}[$__rate_interval])`, chosen{"node": ".*"}, `rate(a{node=~".*"}[20s])`, ""},
+		{time.Minute, `rate(a{node=~"$node"}[$__rate_interval])`, variableValues{"node": ".*"}, `rate(a{node=~".*"}[20s])`, ""},
 		{6 * time.Hour, `rate(a[$__rate_interval])[$__range:$__interval]`, nil, `rate(a[32s])[21600s:27s]`, ""},
-		{time.Minute, `a{pod=~"${pod:regex}"}`, chosen{"pod": several([]string{"a.b-0", `c\d`})}, `a{pod=~"(a\\.b-0|c\\\\d)"}`, ""},
-		{time.Minute, `a{pod=~"$pods"}`, chosen{"pod": "a"}, `a{pod=~"$pods"}`, "no variable is called pods"},
+		{time.Minute, `a{pod=~"${pod:regex}"}`, variableValues{"pod": alternatives([]string{"a.b-0", `c\d`})}, `a{pod=~"(a\\.b-0|c\\\\d)"}`, ""},
+		{time.Minute, `a{pod=~"$pods"}`, variableValues{"pod": "a"}, `a{pod=~"$pods"}`, "no variable is called pods"},
 	} {
-		got, err := sight{begin, begin.Add(c.within)}.fill(c.expr, c.values)
+		got, err := panelRange{begin, begin.Add(c.within)}.expandVariables(c.expr, c.values)
 		if got != c.want || fmt.Sprint(err) != c.err && (err != nil || c.err != "") {
 			t.Errorf("%s: %s, %v, want %s", c.expr, got, err, c.want)
 		}

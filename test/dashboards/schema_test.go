@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// spoiled are ways to spoil a dashboard, each of which the schema has to refuse: what stands in
+// invalidDashboards are ways to spoil a dashboard, each of which the schema has to refuse: what stands in
 // the file, what takes its place once, and what is said of that.
-var spoiled = map[string]struct{ old, spoilt, says string }{
+var invalidDashboards = map[string]struct{ old, spoilt, says string }{
 	"a unit is no number":      {`"unit": "watt"`, `"unit": 7`, "not assignable to type 'string'"},
 	"no such panel":            {`"type": "stat"`, `"type": "graph"`, "not assignable"},
 	"no such option":           {`"showHeader": true`, `"showHeaders": true`, `"showHeaders"' does not exist`},
@@ -27,11 +27,11 @@ var spoiled = map[string]struct{ old, spoilt, says string }{
 	"no such refresh":          {`"refresh": 2`, `"refresh": 3`, "not assignable"},
 }
 
-var complaint = regexp.MustCompile(`(?m)^(?:.*/)?([^/(]+)\.ts\(\d+,\d+\): error (.*)`)
+var schemaErrorPattern = regexp.MustCompile(`(?m)^(?:.*/)?([^/(]+)\.ts\(\d+,\d+\): error (.*)`)
 
 // TestSchema: Grafana's own types take the dashboards, and none that is spoiled.
 func TestSchema(t *testing.T) {
-	gated(t)
+	skipUnlessEnabled(t)
 	dir, err := os.MkdirTemp("schema", "check-")
 	if err != nil {
 		t.Fatal(err)
@@ -48,14 +48,14 @@ func TestSchema(t *testing.T) {
 	}
 	write("tsconfig.json", `{"extends": "../tsconfig.json"}`)
 	names := map[string]bool{}
-	for _, b := range boards(t) {
-		text, err := os.ReadFile(filepath.Join(folder, b.Name+".json"))
+	for _, b := range readDashboards(t) {
+		text, err := os.ReadFile(filepath.Join(dashboardDir, b.Name+".json"))
 		if err != nil {
 			t.Fatal(err)
 		}
 		typed(b.Name, string(text))
 		names[b.Name] = true
-		for what, s := range spoiled {
+		for what, s := range invalidDashboards {
 			if b.Name == "fleet" {
 				spoilt := strings.Replace(string(text), s.old, s.spoilt, 1)
 				if spoilt == string(text) {
@@ -67,7 +67,7 @@ func TestSchema(t *testing.T) {
 	}
 	out, err := exec.Command(filepath.Join("schema", "node_modules", ".bin", "tsc"), "-p", dir).CombinedOutput()
 	said := map[string]string{}
-	for _, c := range complaint.FindAllStringSubmatch(string(out), -1) {
+	for _, c := range schemaErrorPattern.FindAllStringSubmatch(string(out), -1) {
 		said[c[1]] += c[2] + "\n"
 	}
 	if err == nil || len(said) == 0 {
@@ -78,10 +78,10 @@ func TestSchema(t *testing.T) {
 			t.Errorf("%s.json: %s", name, said[name])
 		}
 	}
-	for what, s := range spoiled {
+	for what, s := range invalidDashboards {
 		if got := said[strings.ReplaceAll(what, " ", "-")]; !strings.Contains(got, s.says) {
 			t.Errorf("%s: tsc says %q, want %q", what, got, s.says)
 		}
 	}
-	t.Logf("%d dashboards are well typed, %d spoiled ones are refused", len(names), len(spoiled))
+	t.Logf("%d dashboards are well typed, %d spoiled ones are refused", len(names), len(invalidDashboards))
 }

@@ -14,23 +14,23 @@ import (
 
 // What podgauge answers in JSON, as far as tests look at it: by the names of docs/api.md, which are a contract.
 type (
-	// incident is what happened to a device.
-	incident struct {
-		ID             uint64
-		First, Last    time.Time
-		Count          uint64
-		Device, GPU    string
-		Reason         string
-		Xid            int
-		Class, Action  string
-		Condemned      bool
-		Healed         time.Time
-		Holders        []hit
-		Nameless       bool
-		HoldersUnknown bool `json:"holders_unknown"`
+	// apiIncident is what happened to a device.
+	apiIncident struct {
+		ID                uint64
+		First, Last       time.Time
+		Count             uint64
+		Device, GPU       string
+		Reason            string
+		Xid               int
+		Class, Action     string
+		MarkedUnhealthy   bool
+		RecoveredAt       time.Time
+		Containers        []apiAffectedContainer
+		OwnerUnnamed      bool
+		ContainersUnknown bool `json:"holders_unknown"`
 	}
-	// hit is a container that had the device.
-	hit struct {
+	// apiAffectedContainer is a container that had the device.
+	apiAffectedContainer struct {
 		Namespace, Pod, Container string
 		UID                       string
 		Since, Until              time.Time
@@ -39,18 +39,18 @@ type (
 			ExitCode      *int `json:"exit_code"`
 		}
 	}
-	// standing is how a device is.
-	standing struct {
-		Device, Health, Reason, Action, Hold string
-		Healthy                              bool
-		Flaps                                int
-		Holders                              []struct{ Namespace, Pod, Container string }
+	// apiDevice is how a device is.
+	apiDevice struct {
+		Device, Health, Reason, Action, Allocation string
+		Healthy                                    bool
+		Flaps                                      int
+		Containers                                 []struct{ Namespace, Pod, Container string }
 	}
 )
 
-// answers asks for JSON.
-func (d *daemon) answers(ctx context.Context, path string, with url.Values, into any) error {
-	body, err := d.get(ctx, path+"?"+with.Encode())
+// getJSON asks for JSON.
+func (d *podgaugeProcess) getJSON(ctx context.Context, path string, query url.Values, into any) error {
+	body, err := d.get(ctx, path+"?"+query.Encode())
 	if err != nil {
 		return err
 	}
@@ -61,20 +61,20 @@ func (d *daemon) answers(ctx context.Context, path string, with url.Values, into
 	return nil
 }
 
-// standing is how podgauge says that a device is.
-func (d *daemon) standing(ctx context.Context, id string) (standing, error) {
-	var answer struct{ Devices []standing }
-	if err := d.answers(ctx, "/api/v1/devices", url.Values{"device": {id}}, &answer); err != nil {
-		return standing{}, err
+// device is how podgauge says that a device is.
+func (d *podgaugeProcess) device(ctx context.Context, id string) (apiDevice, error) {
+	var answer struct{ Devices []apiDevice }
+	if err := d.getJSON(ctx, "/api/v1/devices", url.Values{"device": {id}}, &answer); err != nil {
+		return apiDevice{}, err
 	}
 	if len(answer.Devices) != 1 || answer.Devices[0].Device != id {
-		return standing{}, fmt.Errorf("asked for %s it says %+v", id, answer.Devices)
+		return apiDevice{}, fmt.Errorf("asked for %s it says %+v", id, answer.Devices)
 	}
 	return answer.Devices[0], nil
 }
 
 // incidents are all those that have these names and values, the newest first.
-func (d *daemon) incidents(ctx context.Context, with ...string) ([]incident, error) {
+func (d *podgaugeProcess) incidents(ctx context.Context, with ...string) ([]apiIncident, error) {
 	asked := url.Values{"limit": {"1000"}}
 	for i := 0; i < len(with); i += 2 {
 		asked.Set(with[i], with[i+1])
@@ -83,9 +83,9 @@ func (d *daemon) incidents(ctx context.Context, with ...string) ([]incident, err
 		Kept      bool
 		Error     string
 		Total     int
-		Incidents []incident
+		Incidents []apiIncident
 	}
-	if err := d.answers(ctx, "/api/v1/incidents", asked, &answer); err != nil {
+	if err := d.getJSON(ctx, "/api/v1/incidents", asked, &answer); err != nil {
 		return nil, err
 	}
 	if !answer.Kept || answer.Error != "" || answer.Total != len(answer.Incidents) {
@@ -94,8 +94,8 @@ func (d *daemon) incidents(ctx context.Context, with ...string) ([]incident, err
 	return answer.Incidents, nil
 }
 
-// happened waits until what happened to a device for a reason is told as one incident that is as it should be, and returns it.
-func (d *daemon) happened(ctx context.Context, t *testing.T, id, reason string, good func(incident) error) (told incident) {
+// waitForIncident waits until what happened to a device for a reason is told as one incident that is as it should be, and returns it.
+func (d *podgaugeProcess) waitForIncident(ctx context.Context, t *testing.T, id, reason string, check func(apiIncident) error) (told apiIncident) {
 	t.Helper()
 	await(ctx, t, fmt.Sprintf("it is told that %s has come to %s", reason, id), func(ctx context.Context) error {
 		all, err := d.incidents(ctx, "device", id, "reason", reason)
@@ -106,39 +106,39 @@ func (d *daemon) happened(ctx context.Context, t *testing.T, id, reason string, 
 			return fmt.Errorf("told are %+v", all)
 		}
 		told = all[0]
-		return good(told)
+		return check(told)
 	})
 	return told
 }
 
-// hitAlone says where an incident does not name this container, and it alone.
-func (i incident) hitAlone(h node.Holder) error {
-	if len(i.Holders) != 1 || i.Nameless || i.HoldersUnknown {
-		return fmt.Errorf("hit are %+v (nameless %v, unknown %v)", i.Holders, i.Nameless, i.HoldersUnknown)
+// affectsOnly says where an incident does not name this container, and it alone.
+func (i apiIncident) affectsOnly(h node.OwnerKey) error {
+	if len(i.Containers) != 1 || i.OwnerUnnamed || i.ContainersUnknown {
+		return fmt.Errorf("hit are %+v (nameless %v, unknown %v)", i.Containers, i.OwnerUnnamed, i.ContainersUnknown)
 	}
-	if got := i.Holders[0].holder(); got != h {
+	if got := i.Containers[0].owner(); got != h {
 		return fmt.Errorf("hit is %+v, not %+v", got, h)
 	}
 	return nil
 }
 
-func (h hit) holder() node.Holder {
-	return node.Holder{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container}
+func (h apiAffectedContainer) owner() node.OwnerKey {
+	return node.OwnerKey{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container}
 }
 
-// remembers says where an incident is not as it was.
-func (d *daemon) remembers(ctx context.Context, was incident) error {
-	all, err := d.incidents(ctx, "device", was.Device, "reason", was.Reason)
-	if err == nil && (len(all) != 1 || !reflect.DeepEqual(all[0], was)) {
-		err = fmt.Errorf("told are %+v, and was %+v", all, was)
+// hasIncident says where an incident is not as it was.
+func (d *podgaugeProcess) hasIncident(ctx context.Context, before apiIncident) error {
+	all, err := d.incidents(ctx, "device", before.Device, "reason", before.Reason)
+	if err == nil && (len(all) != 1 || !reflect.DeepEqual(all[0], before)) {
+		err = fmt.Errorf("told are %+v, and was %+v", all, before)
 	}
 	return err
 }
 
-// says runs a command of podgauge's in the node, as kubectl exec would in its pod, and returns what it prints.
-func says(ctx context.Context, t *testing.T, n *node.Node, words ...string) string {
+// podgaugeOutput runs a command of podgauge's in the node, as kubectl exec would in its pod, and returns what it prints.
+func podgaugeOutput(ctx context.Context, t *testing.T, n *node.RealNode, words ...string) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	p, err := n.Exec("podgauge-"+words[0], append([]string{commandLine(t)[0]}, words...))
 	if err != nil {

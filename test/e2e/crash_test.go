@@ -20,10 +20,10 @@ func TestDownLeavesNothing(t *testing.T) {
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
-	if _, err := n.Run(ctx, node.Pod{Name: "stubborn", Containers: []node.Container{{Name: "main", Args: []string{"stubborn"}}}}); err != nil {
+	if _, err := n.RunPod(ctx, node.StaticPod{Name: "stubborn", Containers: []node.StaticContainer{{Name: "main", Args: []string{"stubborn"}}}}); err != nil {
 		t.Fatal(err)
 	}
-	up, err := n.Footprint()
+	up, err := n.Resources()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +46,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	defer cancel()
 	o := node.Options{Dir: t.TempDir()} // Clean removes logs too: here those of nobody else
 	child := exec.CommandContext(ctx, os.Args[0])
-	child.Env = append(os.Environ(), abandonedEnv+"="+o.Dir)
+	child.Env = append(os.Environ(), abandonNodeEnv+"="+o.Dir)
 	child.Stderr = os.Stderr
 	stdout, err := child.StdoutPipe()
 	if err != nil {
@@ -56,7 +56,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	var kubelet, container int
-	if _, err := fmt.Fscanf(stdout, abandonedUp, &kubelet, &container); err != nil {
+	if _, err := fmt.Fscanf(stdout, abandonedNodeUpFormat, &kubelet, &container); err != nil {
 		t.Fatalf("the child did not get its node up: %v", err)
 	}
 	if err := errors.Join(syscall.Kill(kubelet, 0), syscall.Kill(container, 0)); err != nil {
@@ -78,7 +78,7 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Error(err)
 	}
-	if err := node.Clean(ctx, o); err != nil {
+	if err := node.CleanUp(ctx, o); err != nil {
 		t.Fatal(err)
 	}
 	if left, err := node.Leftovers(ctx, o); err != nil || len(left) > 0 {
@@ -87,16 +87,16 @@ func TestKilledTestLeavesNothing(t *testing.T) {
 }
 
 const (
-	// abandonedEnv makes the test binary the child that is killed, with its node in the folder that is named.
-	abandonedEnv = "PODGAUGE_E2E_ABANDON"
-	// abandonedUp is what the child says when its node is up, with two of the node's processes.
-	abandonedUp = "up: kubelet %d, container %d\n"
+	// abandonNodeEnv makes the test binary the child that is killed, with its node in the folder that is named.
+	abandonNodeEnv = "PODGAUGE_E2E_ABANDON"
+	// abandonedNodeUpFormat is what the child says when its node is up, with two of the node's processes.
+	abandonedNodeUpFormat = "up: kubelet %d, container %d\n"
 )
 
-// abandonNode is the child: it brings a node with a pod up, says so, and waits for the end that it cannot see coming.
-func abandonNode(dir string) {
+// runAbandonedNode is the child: it brings a node with a pod up, says so, and waits for the end that it cannot see coming.
+func runAbandonedNode(dir string) {
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
-	err := abandonedNode(ctx, dir)
+	err := startAbandonedNode(ctx, dir)
 	cancel()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -105,7 +105,7 @@ func abandonNode(dir string) {
 	select {}
 }
 
-func abandonedNode(ctx context.Context, dir string) error {
+func startAbandonedNode(ctx context.Context, dir string) error {
 	n, err := node.Up(ctx, node.Options{Dir: dir})
 	if err != nil {
 		return err
@@ -113,11 +113,11 @@ func abandonedNode(ctx context.Context, dir string) error {
 	if _, err := n.StartKubelet(ctx); err != nil {
 		return err
 	}
-	orphan := node.Pod{Name: "orphan", Containers: []node.Container{{Name: "main"}}}
-	if _, err := n.Run(ctx, orphan); err != nil {
+	orphan := node.StaticPod{Name: "orphan", Containers: []node.StaticContainer{{Name: "main"}}}
+	if _, err := n.RunPod(ctx, orphan); err != nil {
 		return err
 	}
 	container, err := n.ContainerPID(ctx, orphan, "main")
-	fmt.Printf(abandonedUp, n.Kubelet().PID, container)
+	fmt.Printf(abandonedNodeUpFormat, n.Kubelet().PID, container)
 	return err
 }

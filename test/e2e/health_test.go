@@ -19,74 +19,74 @@ func TestXid79(t *testing.T) {
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
-	ageKubelet(t, n)
+	backdateKubelet(t, n)
 	m := newMachine(t, n)
 	d := m.start(t, n)
-	allocatable(ctx, t, n, uuids(gpus)...)
-	pod := holds("train", 1)
-	run(ctx, t, n, pod)
-	held := one(ctx, t, n, pod)
-	holding := map[string]node.Holder{held: holder(pod)}
-	others := slices.DeleteFunc(uuids(gpus), func(id string) bool { return id == held })
+	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
+	pod := podWithGPUs("train", 1)
+	runPod(ctx, t, n, pod)
+	held := allocatedGPU(ctx, t, n, pod)
+	holding := map[string]node.OwnerKey{held: mainContainer(pod)}
+	others := slices.DeleteFunc(uuids(defaultGPUs), func(id string) bool { return id == held })
 
-	d.scrapeUntil(ctx, t, "each GPU's first GPM window has ended", func(s scrape) error {
+	d.scrapeUntil(ctx, t, "each GPU's first GPM window has ended", func(s metricsScrape) error {
 		wrong := []error{}
 		for _, id := range others {
-			if len(find(s.series["nvidia_gpu_sm_active_ratio"], labels{"uuid": id})) == 0 {
+			if len(findSamples(s.series["nvidia_gpu_sm_active_ratio"], seriesLabels{"uuid": id})) == 0 {
 				wrong = append(wrong, fmt.Errorf("%s has no ratio yet", id))
 			}
 		}
 		return errors.Join(wrong...)
 	})
-	var took fall
+	var took faultLatencies
 	for round := range 3 {
 		// An energy counter that begins anew is the evidence of a reset.
-		m.set(t, fmt.Sprintf("gpu %d energy %d+70000/s", index(t, held), (3-round)*1_000_000_000))
-		healthyAgain(ctx, t, n, d, pod, holding)
-		before := d.next(ctx, t)
-		took.add(falls(ctx, t, n, d, m, pod, held, others))
-		s := d.next(ctx, t)
-		if err := s.honest(holding); err != nil {
+		m.setLines(t, fmt.Sprintf("gpu %d energy %d+70000/s", indexOf(t, held), (3-round)*1_000_000_000))
+		waitUntilHealthy(ctx, t, n, d, pod, holding)
+		before := d.nextScrape(ctx, t)
+		took.add(failGPU(ctx, t, n, d, m, pod, held, others))
+		s := d.nextScrape(ctx, t)
+		if err := s.checkNoWrongOwner(holding); err != nil {
 			t.Error(err)
 		}
-		if err := s.is(float64(round+1), "nvidia_gpu_xid_errors_total", labels{"uuid": held, "xid": "79"}); err != nil {
+		if err := s.wantValue(float64(round+1), "nvidia_gpu_xid_errors_total", seriesLabels{"uuid": held, "xid": "79"}); err != nil {
 			t.Error(err)
 		}
-		if err := s.is(1, "nvidia_gpu_unhealthy_info", labels{"uuid": held, "reason": "xid_79"}); err != nil {
+		if err := s.wantValue(1, "nvidia_gpu_unhealthy_info", seriesLabels{"uuid": held, "reason": "xid_79"}); err != nil {
 			t.Error(err)
 		}
-		if err := untouched(before, s, others); err != nil {
+		if err := compareGPUs(before, s, others); err != nil {
 			t.Errorf("the other GPUs: %v", err)
 		}
-		m.clear(t, fmt.Sprintf("gpu %d lost", index(t, held)))
+		m.clear(t, fmt.Sprintf("gpu %d lost", indexOf(t, held)))
 	}
-	m.set(t, fmt.Sprintf("gpu %d energy 0+70000/s", index(t, held)))
-	healthyAgain(ctx, t, n, d, pod, holding)
+	m.setLines(t, fmt.Sprintf("gpu %d energy 0+70000/s", indexOf(t, held)))
+	waitUntilHealthy(ctx, t, n, d, pod, holding)
 	took.print(t)
 }
 
-// fall is how long it took from the Xid on until each saw it.
-type fall struct{ pushed, allocatable, scraped, status []time.Duration }
+// faultLatencies is how long it took from the Xid on until each saw it.
+type faultLatencies struct{ listSent, allocatable, scraped, status []time.Duration }
 
-func (f *fall) add(g fall) {
-	f.pushed = append(f.pushed, g.pushed...)
+func (f *faultLatencies) add(g faultLatencies) {
+	f.listSent = append(f.listSent, g.listSent...)
 	f.allocatable = append(f.allocatable, g.allocatable...)
 	f.scraped = append(f.scraped, g.scraped...)
 	f.status = append(f.status, g.status...)
 }
 
-func (f *fall) print(t *testing.T) {
+func (f *faultLatencies) print(t *testing.T) {
 	t.Helper()
-	figureOf(t, "from Xid 79 to Unhealthy on the stream, by the kubelet's log line of the list's arrival", 100*time.Millisecond, f.pushed...)
-	figureOf(t, "from Xid 79 to seven GPUs in GetAllocatableResources, which the test asks every 20 ms", 200*time.Millisecond, f.allocatable...)
-	figureOf(t, "from Xid 79 to nvidia_gpu_healthy 0, scraped every 20 ms", time.Second, f.scraped...)
-	figureOf(t, "from Xid 79 to Unhealthy in the pod's allocatedResourcesStatus", 5*time.Second, f.status...)
+	measureDurations(t, "from Xid 79 to Unhealthy on the stream, by the kubelet's log line of the list's arrival", 100*time.Millisecond, f.listSent...)
+	measureDurations(t, "from Xid 79 to seven GPUs in GetAllocatableResources, which the test asks every 20 ms", 200*time.Millisecond, f.allocatable...)
+	measureDurations(t, "from Xid 79 to nvidia_gpu_healthy 0, scraped every 20 ms", time.Second, f.scraped...)
+	measureDurations(t, "from Xid 79 to Unhealthy in the pod's allocatedResourcesStatus", 5*time.Second, f.status...)
 }
 
-// falls has the GPU fail and waits until everybody has seen it.
-func falls(ctx context.Context, t *testing.T, n *node.Node, d *daemon, m *machine, pod node.Pod, id string, others []string) (took fall) {
+// failGPU has the GPU fail and waits until everybody has seen it.
+func failGPU(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, m *simulatedMachine, pod node.StaticPod, id string, others []string) (took faultLatencies) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	begin := time.Now()
 	var seen sync.WaitGroup
@@ -97,34 +97,34 @@ func falls(ctx context.Context, t *testing.T, n *node.Node, d *daemon, m *machin
 			*into = append(*into, time.Since(begin))
 		})
 	}
-	m.event(t, index(t, id), "xid 79")
-	m.set(t, fmt.Sprintf("gpu %d lost", index(t, id)))
+	m.addEvent(t, indexOf(t, id), "xid 79")
+	m.setLines(t, fmt.Sprintf("gpu %d lost", indexOf(t, id)))
 	see(&took.allocatable, "seven are allocatable", hasAllocatable(n, others...))
 	see(&took.scraped, "nvidia_gpu_healthy is 0", func(ctx context.Context) error {
 		s, err := d.scrape(ctx)
 		if err != nil {
 			return err
 		}
-		return s.is(0, "nvidia_gpu_healthy", labels{"uuid": id})
+		return s.wantValue(0, "nvidia_gpu_healthy", seriesLabels{"uuid": id})
 	})
-	see(&took.status, "the pod's status says so", hasHealth(n, pod, id, "Unhealthy"))
+	see(&took.status, "the pod's status says so", podDeviceHas(n, pod, id, "Unhealthy"))
 	seen.Wait()
 	for range cap(errs) {
 		if err := <-errs; err != nil {
 			t.Fatal(err)
 		}
 	}
-	pushed, err := listArrived(n, begin)
+	pushed, err := firstListAfter(n, begin)
 	if err != nil {
 		t.Fatal(err)
 	}
-	took.pushed = []time.Duration{pushed.Sub(begin)}
+	took.listSent = []time.Duration{pushed.Sub(begin)}
 	return took
 }
 
-// listArrived is when the kubelet wrote into its log that a list had come, for the first time after begin.
-func listArrived(n *node.Node, begin time.Time) (time.Time, error) {
-	times, err := arrivals(n)
+// firstListAfter is when the kubelet wrote into its log that a list had come, for the first time after begin.
+func firstListAfter(n *node.RealNode, begin time.Time) (time.Time, error) {
+	times, err := listTimes(n)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -134,14 +134,14 @@ func listArrived(n *node.Node, begin time.Time) (time.Time, error) {
 	return time.Time{}, errors.New("the kubelet's log does not speak of a list")
 }
 
-// arrivals are when lists came, by the log of the newest kubelet.
-func arrivals(n *node.Node) (times []time.Time, err error) {
+// listTimes are when lists came, by the log of the newest kubelet.
+func listTimes(n *node.RealNode) (times []time.Time, err error) {
 	out, err := n.Kubelet().Output()
 	if err != nil {
 		return nil, err
 	}
 	year := fmt.Sprint(time.Now().Year())
-	for _, line := range linesWith(out, `"State pushed for device plugin" resource="`+gpu+`"`) {
+	for _, line := range linesWith(out, `"State pushed for device plugin" resource="`+gpuResource+`"`) {
 		// I1121 09:04:25.123456    1234 client.go:98] "State pushed for device plugin" resource="nvidia.com/gpu" resourceCapacity=8
 		at, err := time.ParseInLocation("20060102 15:04:05.000000", year+line[1:21], time.Local)
 		if err != nil {
@@ -152,7 +152,7 @@ func arrivals(n *node.Node) (times []time.Time, err error) {
 	return times, nil
 }
 
-func hasHealth(n *node.Node, pod node.Pod, id, health string) func(context.Context) error {
+func podDeviceHas(n *node.RealNode, pod node.StaticPod, id, health string) func(context.Context) error {
 	return func(ctx context.Context) error {
 		status, err := n.Pod(ctx, pod)
 		if err != nil {
@@ -161,34 +161,34 @@ func hasHealth(n *node.Node, pod node.Pod, id, health string) func(context.Conte
 		if len(status.Containers) == 0 { // a kubelet that has just been started says nothing of them
 			return errors.New("it has no containers")
 		}
-		if got := status.Containers[0].Devices; !slices.Equal(got, []node.DeviceHealth{{Resource: gpu, ID: id, Health: health}}) {
+		if got := status.Containers[0].Devices; !slices.Equal(got, []node.DeviceHealth{{Resource: gpuResource, ID: id, Health: health}}) {
 			return fmt.Errorf("it has %v", got)
 		}
 		return nil
 	}
 }
 
-// healthyAgain waits until everybody has everything healthy.
-func healthyAgain(ctx context.Context, t *testing.T, n *node.Node, d *daemon, pod node.Pod, holding map[string]node.Holder) {
+// waitUntilHealthy waits until everybody has everything healthy.
+func waitUntilHealthy(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, pod node.StaticPod, holding map[string]node.OwnerKey) {
 	t.Helper()
-	allocatable(ctx, t, n, uuids(gpus)...)
-	d.scrapeUntil(ctx, t, "all GPUs are shown as they are", func(s scrape) error {
-		if healthy := s.sum("nvidia_gpu_healthy", nil); healthy != gpus {
+	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
+	d.scrapeUntil(ctx, t, "all GPUs are shown as they are", func(s metricsScrape) error {
+		if healthy := s.sum("nvidia_gpu_healthy", nil); healthy != defaultGPUs {
 			return fmt.Errorf("%v are healthy", healthy)
 		}
-		return s.tells(uuids(gpus), holding)
+		return s.checkOwners(uuids(defaultGPUs), holding)
 	})
 	for id := range holding {
-		await(ctx, t, "the pod's status says so", hasHealth(n, pod, id, "Healthy"))
+		await(ctx, t, "the pod's status says so", podDeviceHas(n, pod, id, "Healthy"))
 	}
 }
 
-// untouched says what is not as it was of these GPUs, the series' existence included. Counters and clocks go on.
-func untouched(before, after scrape, ids []string) error {
+// compareGPUs says what is not as it was of these GPUs, the series' existence included. Counters and clocks go on.
+func compareGPUs(before, after metricsScrape, ids []string) error {
 	wrong := []error{}
 	for _, id := range ids {
 		for name, samples := range before.series {
-			was, is := find(samples, labels{"uuid": id}), find(after.series[name], labels{"uuid": id})
+			was, is := findSamples(samples, seriesLabels{"uuid": id}), findSamples(after.series[name], seriesLabels{"uuid": id})
 			if len(was) != len(is) {
 				wrong = append(wrong, fmt.Errorf("%s of %s: %d series, then %d", name, id, len(was), len(is)))
 			} else if len(was) == 1 && !strings.HasSuffix(name, "_total") && !strings.HasSuffix(name, "_seconds") && was[0].Value != is[0].Value {

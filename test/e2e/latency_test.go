@@ -26,16 +26,16 @@ func TestEventLatency(t *testing.T) {
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
-	ageKubelet(t, n)
+	backdateKubelet(t, n)
 	var took []time.Duration
 	for len(took) < count {
-		took = append(took, oneLife(ctx, t, n, count-len(took))...)
+		took = append(took, measureEventLatency(ctx, t, n, count-len(took))...)
 	}
 	slices.Sort(took)
 	from := fmt.Sprintf("from Xid 79 to Unhealthy on the stream, by the kubelet's log, n=%d: ", len(took))
-	figureOf(t, from+"p50", 5*time.Millisecond, percentile(took, 50))
-	figureOf(t, from+"p99", 20*time.Millisecond, percentile(took, 99))
-	figure(t, from+"max", seconds(took[len(took)-1]))
+	measureDurations(t, from+"p50", 5*time.Millisecond, percentile(took, 50))
+	measureDurations(t, from+"p99", 20*time.Millisecond, percentile(took, 99))
+	printMeasurement(t, from+"max", formatSeconds(took[len(took)-1]))
 }
 
 // percentile of durations in their order.
@@ -43,38 +43,38 @@ func percentile(sorted []time.Duration, p int) time.Duration {
 	return sorted[(len(sorted)*p+99)/100-1]
 }
 
-// oneLife is that of a podgauge which remembers nothing, on a machine of as many GPUs as there can be. Each reports twice, and is reset between:
+// measureEventLatency is that of a podgauge which remembers nothing, on a machine of as many GPUs as there can be. Each reports twice, and is reset between:
 // one that has failed more often is on probation for longer and longer.
-func oneLife(ctx context.Context, t *testing.T, n *node.Node, most int) (took []time.Duration) {
+func measureEventLatency(ctx context.Context, t *testing.T, n *node.RealNode, most int) (took []time.Duration) {
 	t.Helper()
 	ids := uuids(nvmltest.MaxGPUs)
 	m := newMachine(t, n, fmt.Sprintf("gpus %d", len(ids)))
 	d := m.start(t, n)
 	for range 2 {
-		allocatable(ctx, t, n, ids...)
+		waitForAllocatable(ctx, t, n, ids...)
 		var begins []time.Time
 		for i := range ids {
 			if len(took)+len(begins) == most {
 				break
 			}
 			begins = append(begins, time.Now())
-			m.event(t, i, "xid 79")
-			allocatable(ctx, t, n, ids[i+1:]...)
+			m.addEvent(t, i, "xid 79")
+			waitForAllocatable(ctx, t, n, ids[i+1:]...)
 		}
-		took = append(took, untilArrived(t, n, begins)...)
+		took = append(took, latencyToNextList(t, n, begins)...)
 		for i := range ids {
-			m.reset(t, i)
+			m.resetGPU(t, i)
 		}
 	}
 	d.stop(t)
-	allocatable(ctx, t, n)
+	waitForAllocatable(ctx, t, n)
 	return took
 }
 
-// untilArrived is how long after each of these times the next list arrived. Each of them has one of its own.
-func untilArrived(t *testing.T, n *node.Node, begins []time.Time) (took []time.Duration) {
+// latencyToNextList is how long after each of these times the next list arrived. Each of them has one of its own.
+func latencyToNextList(t *testing.T, n *node.RealNode, begins []time.Time) (took []time.Duration) {
 	t.Helper()
-	times := listsArrived(t, n)
+	times := gpuListTimes(t, n)
 	for i, begin := range begins {
 		at := slices.IndexFunc(times, begin.Before)
 		if at < 0 || i+1 < len(begins) && times[at].After(begins[i+1]) {

@@ -16,17 +16,17 @@ func TestLeftoverProcess(t *testing.T) {
 	startKubelet(ctx, t, n)
 	m := newMachine(t, n, "gpus 1")
 	d := m.start(t, n, "--pre-start-check")
-	offers(ctx, t, n, resources{gpu: uuids(1)})
-	m.set(t, "gpu 0 process 4711 1073741824")
-	pod := asks("after", gpu, 1)
-	if _, err := n.Put(pod); err != nil {
+	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(1)})
+	m.setLines(t, "gpu 0 process 4711 1073741824")
+	pod := podWithResource("after", gpuResource, 1)
+	if _, err := n.CreatePod(pod); err != nil {
 		t.Fatal(err)
 	}
-	waits(ctx, t, n, pod, uuid(0)+" is in use by process 4711")
-	if said := d.logged(t, "refuse a container", "cannot start", uuid(0), "4711"); len(said) == 0 {
+	waitForStartRejected(ctx, t, n, pod, uuid(0)+" is in use by process 4711")
+	if said := d.logLines(t, "refuse a container", "cannot start", uuid(0), "4711"); len(said) == 0 {
 		t.Error("podgauge says nothing of it")
 	}
 	m.clear(t, "gpu 0 process")
-	figureOf(t, "from the end of a leftover process to the container's start", 25*time.Second, starts(ctx, t, n, pod))
-	remove(ctx, t, n, pod)
+	measureDurations(t, "from the end of a leftover process to the container's start", 25*time.Second, waitForStart(ctx, t, n, pod))
+	removePod(ctx, t, n, pod)
 }

@@ -13,22 +13,22 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(abandonedEnv); dir != "" {
-		abandonNode(dir)
+	if dir := os.Getenv(abandonNodeEnv); dir != "" {
+		runAbandonedNode(dir)
 	}
 	// A machine that cannot run the tests is a failure: skipped tests look like passed ones.
-	if err := node.Check(node.Options{}); err != nil {
+	if err := node.CheckRequirements(node.Options{}); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)
 	}
-	run, err := node.TakeRun(context.Background(), func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) })
+	run, err := node.LockRun(context.Background(), func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) })
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		os.Exit(1)
 	}
 	status := m.Run()
 	run.Close() //nolint:errcheck // the process ends
-	if dir, err := scratch(); err == nil {
+	if dir, err := scratchDir(); err == nil {
 		os.RemoveAll(dir)
 	}
 	os.Exit(status)

@@ -15,36 +15,36 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-const gpu = "nvidia.com/gpu"
+const gpuResource = "nvidia.com/gpu"
 
-// plugin is as little of a device plugin as the kubelet accepts. It shows that the node works, whatever podgauge does.
-type plugin struct {
+// minimalPlugin is as little of a device plugin as the kubelet accepts. It shows that the node works, whatever podgauge does.
+type minimalPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	devices []*pluginapi.Device // not written after the start
 }
 
-// startPlugin offers so many GPUs to the kubelet, and ends with the test. endpoint is the socket's file name, new for each start.
-func startPlugin(ctx context.Context, t *testing.T, n *node.Node, endpoint string, gpus int) {
+// serveGPUs offers so many GPUs to the kubelet, and ends with the test. endpoint is the socket's file name, new for each start.
+func serveGPUs(ctx context.Context, t *testing.T, n *node.RealNode, endpoint string, gpus int) {
 	t.Helper()
 	ids := []string{}
 	for i := range gpus {
 		ids = append(ids, fmt.Sprintf("GPU-%d", i))
 	}
-	offer(ctx, t, n, endpoint, gpu, ids...)
+	serveDeviceIDs(ctx, t, n, endpoint, gpuResource, ids...)
 }
 
-// offer is startPlugin with a resource and ids of the test's own.
-func offer(ctx context.Context, t *testing.T, n *node.Node, endpoint, resource string, ids ...string) {
+// serveDeviceIDs is serveGPUs with a resource and ids of the test's own.
+func serveDeviceIDs(ctx context.Context, t *testing.T, n *node.RealNode, endpoint, resource string, ids ...string) {
 	t.Helper()
 	devices := []*pluginapi.Device{}
 	for _, id := range ids {
-		devices = append(devices, device(id))
+		devices = append(devices, healthyDevice(id))
 	}
-	offerDevices(ctx, t, n, endpoint, resource, devices...)
+	servePluginDevices(ctx, t, n, endpoint, resource, devices...)
 }
 
-// device is a healthy one at these NUMA nodes; without any it does not say where it is.
-func device(id string, numa ...int64) *pluginapi.Device {
+// healthyDevice is a healthy one at these NUMA nodes; without any it does not say where it is.
+func healthyDevice(id string, numa ...int64) *pluginapi.Device {
 	d := &pluginapi.Device{ID: id, Health: pluginapi.Healthy}
 	for _, node := range numa {
 		if d.Topology == nil {
@@ -55,10 +55,10 @@ func device(id string, numa ...int64) *pluginapi.Device {
 	return d
 }
 
-// offerDevices is offer with devices that say more of themselves.
-func offerDevices(ctx context.Context, t *testing.T, n *node.Node, endpoint, resource string, devices ...*pluginapi.Device) {
+// servePluginDevices is offer with devices that say more of themselves.
+func servePluginDevices(ctx context.Context, t *testing.T, n *node.RealNode, endpoint, resource string, devices ...*pluginapi.Device) {
 	t.Helper()
-	p := &plugin{devices: devices}
+	p := &minimalPlugin{devices: devices}
 	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(n.DevicePluginSocket()), endpoint))
 	if err != nil {
 		t.Fatal(err)
@@ -84,11 +84,11 @@ func offerDevices(ctx context.Context, t *testing.T, n *node.Node, endpoint, res
 	}
 }
 
-func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+func (p *minimalPlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return &pluginapi.DevicePluginOptions{}, nil
 }
 
-func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+func (p *minimalPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: p.devices}); err != nil {
 		return err
 	}
@@ -96,7 +96,7 @@ func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 	return nil
 }
 
-func (p *plugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (p *minimalPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	answer := &pluginapi.AllocateResponse{}
 	for _, c := range r.ContainerRequests {
 		env := map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(c.DevicesIds, ",")}

@@ -22,28 +22,28 @@ import (
 )
 
 const (
-	// gpus is how many a machine has that does not say otherwise.
-	gpus = 8
-	// port is the one that podgauge listens on by default.
-	port = 9400
-	// patience is how long a test waits for what takes a second or two. How long something may take is said where it is measured.
-	patience = 30 * time.Second
+	// defaultGPUs is how many a machine has that does not say otherwise.
+	defaultGPUs = 8
+	// defaultPort is the one that podgauge listens on by default.
+	defaultPort = 9400
+	// waitTimeout is how long a test waits for what takes a second or two. How long something may take is said where it is measured.
+	waitTimeout = 30 * time.Second
 )
 
-// machine is the hardware that podgauge finds: a library that obeys the test.
-type machine struct {
+// simulatedMachine is the hardware that podgauge finds: a library that obeys the test.
+type simulatedMachine struct {
 	*nvmltest.Scenario
-	library string // its folder
-	file    string // the scenario
-	calls   string // what was asked of the newest podgauge's library
-	memory  string // the folder in which each podgauge finds what the one before has left
+	libraryDir   string // its folder
+	scenarioFile string // the scenario
+	callsFile    string // what was asked of the newest podgauge's library
+	stateRoot    string // the folder in which each podgauge finds what the one before has left
 }
 
 // newMachine has eight idle GPUs, unless the lines of a scenario say otherwise. It has been up for an hour: the counters of its GPUs go on when
 // podgauge is started anew, where those of a library that counts from its own start would look as if all GPUs had been reset.
-func newMachine(t *testing.T, n *node.Node, lines ...string) *machine {
+func newMachine(t *testing.T, n *node.RealNode, lines ...string) *simulatedMachine {
 	t.Helper()
-	lib, err := library()
+	lib, err := libraryDir()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,20 +52,20 @@ func newMachine(t *testing.T, n *node.Node, lines ...string) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &machine{Scenario: nvmltest.NewScenario(file), library: lib, file: file, calls: filepath.Join(n.Logs, "nvml.calls"), memory: memory}
-	m.set(t, append([]string{fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix())}, lines...)...)
+	m := &simulatedMachine{Scenario: nvmltest.NewScenario(file), libraryDir: lib, scenarioFile: file, callsFile: filepath.Join(n.Logs, "nvml.calls"), stateRoot: memory}
+	m.setLines(t, append([]string{fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix())}, lines...)...)
 	return m
 }
 
-// scratch is the folder for what is made once for all tests; main removes it.
-var scratch = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "podgauge-e2e-") })
+// scratchDir is the folder for what is made once for all tests; main removes it.
+var scratchDir = sync.OnceValues(func() (string, error) { return os.MkdirTemp("", "podgauge-e2e-") })
 
-// library is the folder of the stand-in, which is compiled once.
-var library = sync.OnceValues(func() (string, error) { return buildLibrary("driver") })
+// libraryDir is the folder of the stand-in, which is compiled once.
+var libraryDir = sync.OnceValues(func() (string, error) { return buildLibrary("driver") })
 
 // buildLibrary compiles a stand-in without the hidden functions into a folder of its own.
 func buildLibrary(name string, hidden ...string) (string, error) {
-	dir, err := scratch()
+	dir, err := scratchDir()
 	if err != nil {
 		return "", err
 	}
@@ -89,8 +89,8 @@ func uuids(n int) []string {
 	return all
 }
 
-// index of a GPU.
-func index(t *testing.T, id string) int {
+// indexOf of a GPU.
+func indexOf(t *testing.T, id string) int {
 	t.Helper()
 	i := slices.Index(uuids(nvmltest.MaxGPUs), id)
 	if i < 0 {
@@ -99,85 +99,85 @@ func index(t *testing.T, id string) int {
 	return i
 }
 
-func (m *machine) set(t *testing.T, lines ...string) {
+func (m *simulatedMachine) setLines(t *testing.T, lines ...string) {
 	t.Helper()
 	if err := m.Set(lines...); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (m *machine) clear(t *testing.T, words string) {
+func (m *simulatedMachine) clear(t *testing.T, words string) {
 	t.Helper()
 	if err := m.Clear(words); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// reset has a GPU have been reset.
-func (m *machine) reset(t *testing.T, gpu int) {
+// resetGPU has a GPU have been reset.
+func (m *simulatedMachine) resetGPU(t *testing.T, gpu int) {
 	t.Helper()
 	if err := m.Reset(gpu); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (m *machine) event(t *testing.T, gpu int, what string) {
+func (m *simulatedMachine) addEvent(t *testing.T, gpu int, what string) {
 	t.Helper()
 	if err := m.Event(gpu, what); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// callers are those who may be inside calls about one GPU at the same time: its reader, the listing, and whoever waits for events, when he
+// maxCallersPerGPU are those who may be inside calls about one GPU at the same time: its reader, the listing, and whoever waits for events, when he
 // registers for the GPU's.
-const callers = 3
+const maxCallersPerGPU = 3
 
-// asked is what was asked of the library. It ends the test where more calls than that were ever under way about one GPU.
-func (m *machine) asked(t *testing.T) nvmltest.Calls {
+// checkedCalls is what was asked of the library. It ends the test where more calls than that were ever under way about one GPU.
+func (m *simulatedMachine) checkedCalls(t *testing.T) nvmltest.CallCounts {
 	t.Helper()
-	calls, err := nvmltest.ReadCalls(m.calls)
+	calls, err := nvmltest.ReadCalls(m.callsFile)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for gpu := range nvmltest.MaxGPUs {
-		if most := calls.MostInFlight(gpu); most > callers {
+		if most := calls.MaxInFlight(gpu); most > maxCallersPerGPU {
 			t.Fatalf("%d calls about GPU %d were under way at the same time", most, gpu)
 		}
 	}
 	return calls
 }
 
-// daemon is podgauge, running in a node.
-type daemon struct {
+// podgaugeProcess is podgauge, running in a node.
+type podgaugeProcess struct {
 	*node.Process
-	n      *node.Node
+	n      *node.RealNode
 	url    string
 	client *http.Client
 }
 
 // start starts podgauge on the machine. It ends with the test, and has to end well.
-func (m *machine) start(t *testing.T, n *node.Node, args ...string) *daemon {
+func (m *simulatedMachine) start(t *testing.T, n *node.RealNode, args ...string) *podgaugeProcess {
 	t.Helper()
-	return startPodgauge(t, n, append(m.environ(), "LD_LIBRARY_PATH="+m.library), m.remembering(args)...)
+	return startPodgauge(t, n, append(m.environ(), "LD_LIBRARY_PATH="+m.libraryDir), m.withStateDir(args)...)
 }
 
-// remembering has podgauge keep on disk what the next one is to know.
-func (m *machine) remembering(args []string) []string {
-	return append([]string{"--state-dir=" + m.memory}, args...)
+// withStateDir has podgauge keep on disk what the next one is to know.
+func (m *simulatedMachine) withStateDir(args []string) []string {
+	return append([]string{"--state-dir=" + m.stateRoot}, args...)
 }
 
 // environ has the library find its scenario.
-func (m *machine) environ() []string {
-	return []string{nvmltest.EnvScenario + "=" + m.file, nvmltest.EnvCalls + "=" + m.calls}
+func (m *simulatedMachine) environ() []string {
+	return []string{nvmltest.EnvScenario + "=" + m.scenarioFile, nvmltest.EnvCalls + "=" + m.callsFile}
 }
 
-func startPodgauge(t *testing.T, n *node.Node, env []string, args ...string) *daemon {
+func startPodgauge(t *testing.T, n *node.RealNode, env []string, args ...string) *podgaugeProcess {
 	t.Helper()
 	p, err := n.Exec("podgauge", commandLine(t, args...), env...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := newDaemon(n)
+	d := newPodgaugeProcess(n)
 	d.Process = p
 	t.Cleanup(func() { d.stop(t) })
 	return d
@@ -196,9 +196,9 @@ func commandLine(t *testing.T, args ...string) []string {
 	return append([]string{path, "--log.level=debug"}, args...)
 }
 
-// newDaemon is one that listens where podgauge does by default.
-func newDaemon(n *node.Node) *daemon {
-	return &daemon{n: n, url: n.URL(port), client: &http.Client{
+// newPodgaugeProcess is one that listens where podgauge does by default.
+func newPodgaugeProcess(n *node.RealNode) *podgaugeProcess {
+	return &podgaugeProcess{n: n, url: n.URL(defaultPort), client: &http.Client{
 		Timeout: 10 * time.Second,
 		// Each scrape is a connection of its own, so that none is left to be counted.
 		Transport: &http.Transport{DisableKeepAlives: true},
@@ -206,7 +206,7 @@ func newDaemon(n *node.Node) *daemon {
 }
 
 // stop asks podgauge to end, which must succeed and leave no socket. One that has ended already is left alone.
-func (d *daemon) stop(t *testing.T) {
+func (d *podgaugeProcess) stop(t *testing.T) {
 	t.Helper()
 	select {
 	case <-d.Done():
@@ -226,7 +226,7 @@ func (d *daemon) stop(t *testing.T) {
 }
 
 // sockets are the device plugin's in the kubelet's folder: one while it is registered.
-func (d *daemon) sockets(t *testing.T) []string {
+func (d *podgaugeProcess) sockets(t *testing.T) []string {
 	t.Helper()
 	sockets, err := filepath.Glob(filepath.Join(d.n.KubeletDir(), "device-plugins", "podgauge-*"))
 	if err != nil {
@@ -235,8 +235,8 @@ func (d *daemon) sockets(t *testing.T) []string {
 	return sockets
 }
 
-// probe asks /healthz or /readyz, and returns why it is not ok.
-func (d *daemon) probe(ctx context.Context, path string) error {
+// checkProbe asks /healthz or /readyz, and returns why it is not ok.
+func (d *podgaugeProcess) checkProbe(ctx context.Context, path string) error {
 	body, err := d.get(ctx, path)
 	if err == nil {
 		body.Close()
@@ -244,14 +244,14 @@ func (d *daemon) probe(ctx context.Context, path string) error {
 	return err
 }
 
-// listening waits until podgauge answers.
-func (d *daemon) listening(ctx context.Context, t *testing.T) {
+// waitUntilListening waits until podgauge answers.
+func (d *podgaugeProcess) waitUntilListening(ctx context.Context, t *testing.T) {
 	t.Helper()
-	await(ctx, t, "podgauge answers", func(ctx context.Context) error { return d.probe(ctx, "/healthz") })
+	await(ctx, t, "podgauge answers", func(ctx context.Context) error { return d.checkProbe(ctx, "/healthz") })
 }
 
-// logged returns the lines of podgauge's log that have all the words.
-func (d *daemon) logged(t *testing.T, words ...string) []string {
+// logLines returns the lines of podgauge's log that have all the words.
+func (d *podgaugeProcess) logLines(t *testing.T, words ...string) []string {
 	t.Helper()
 	out, err := d.Output()
 	if err != nil {
@@ -273,14 +273,14 @@ func linesWith(log string, words ...string) []string {
 // await waits for something, for as long as a test has patience, and returns how long it took.
 func await(ctx context.Context, t *testing.T, what string, try func(context.Context) error) time.Duration {
 	t.Helper()
-	return within(ctx, t, patience, what, try)
+	return awaitWithin(ctx, t, waitTimeout, what, try)
 }
 
-// within is await with a patience of its own.
-func within(ctx context.Context, t *testing.T, most time.Duration, what string, try func(context.Context) error) time.Duration {
+// awaitWithin is await with a patience of its own.
+func awaitWithin(ctx context.Context, t *testing.T, timeout time.Duration, what string, try func(context.Context) error) time.Duration {
 	t.Helper()
 	begin := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, most)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := node.Until(ctx, what, try); err != nil {
 		t.Fatal(err)
@@ -288,8 +288,8 @@ func within(ctx context.Context, t *testing.T, most time.Duration, what string, 
 	return time.Since(begin)
 }
 
-// since waits until so much time has passed since the beginning of something: for scenarios that are about time.
-func since(begin time.Time, long time.Duration) func(context.Context) error {
+// waitSince waits until so much time has passed since the beginning of something: for scenarios that are about time.
+func waitSince(begin time.Time, long time.Duration) func(context.Context) error {
 	return func(context.Context) error {
 		if passed := time.Since(begin); passed < long {
 			return fmt.Errorf("%s have passed", passed)
@@ -298,10 +298,10 @@ func since(begin time.Time, long time.Duration) func(context.Context) error {
 	}
 }
 
-// ageKubelet makes the kubelet look an hour old. Podgauge takes the lesser age of the kubelet's socket and of its process, and in the
+// backdateKubelet makes the kubelet look an hour old. Podgauge takes the lesser age of the kubelet's socket and of its process, and in the
 // kubelet's first minute a device that no pod is listed with is not idle yet (ADR 4). TestOffer waits that minute out. Call it before podgauge's
 // start.
-func ageKubelet(t *testing.T, n *node.Node) {
+func backdateKubelet(t *testing.T, n *node.RealNode) {
 	t.Helper()
 	hourAgo := time.Now().Add(-time.Hour)
 	if err := os.Chtimes(n.PodResourcesSocket(), hourAgo, hourAgo); err != nil {
@@ -319,30 +319,30 @@ func ageKubelet(t *testing.T, n *node.Node) {
 	}
 }
 
-// allocatable waits until the kubelet would give away these GPUs and no others.
-func allocatable(ctx context.Context, t *testing.T, n *node.Node, want ...string) time.Duration {
+// waitForAllocatable waits until the kubelet would give away these GPUs and no others.
+func waitForAllocatable(ctx context.Context, t *testing.T, n *node.RealNode, want ...string) time.Duration {
 	t.Helper()
 	return await(ctx, t, fmt.Sprintf("%d GPUs are allocatable", len(want)), hasAllocatable(n, want...))
 }
 
-func hasAllocatable(n *node.Node, want ...string) func(context.Context) error {
+func hasAllocatable(n *node.RealNode, want ...string) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if ids, err := n.Allocatable(ctx, gpu); err != nil || !slices.Equal(ids, want) {
+		if ids, err := n.Allocatable(ctx, gpuResource); err != nil || !slices.Equal(ids, want) {
 			return fmt.Errorf("%q are: %w", ids, err)
 		}
 		return nil
 	}
 }
 
-// registers calls begin, which leads to a new socket of the kubelet's, and returns how long after that socket's making the kubelet had all
+// measureRegistration calls begin, which leads to a new socket of the kubelet's, and returns how long after that socket's making the kubelet had all
 // of these GPUs.
-func registers(ctx context.Context, t *testing.T, n *node.Node, begin func(), want ...string) time.Duration {
+func measureRegistration(ctx context.Context, t *testing.T, n *node.RealNode, begin func(), want ...string) time.Duration {
 	t.Helper()
 	before, err := n.KubeletSocketTime()
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	type outcome struct {
 		took time.Duration
@@ -368,18 +368,18 @@ func registers(ctx context.Context, t *testing.T, n *node.Node, begin func(), wa
 	return o.took
 }
 
-// holds is a pod with one container that holds so many GPUs until it is removed.
-func holds(name string, gpus int) node.Pod {
-	return node.Pod{Name: name, Containers: []node.Container{{Name: "main", Limits: map[string]int{gpu: gpus}}}}
+// podWithGPUs is a pod with one container that holds so many GPUs until it is removed.
+func podWithGPUs(name string, gpus int) node.StaticPod {
+	return node.StaticPod{Name: name, Containers: []node.StaticContainer{{Name: "main", Limits: map[string]int{gpuResource: gpus}}}}
 }
 
-// run runs a pod and returns its status and how long it took until all its containers ran.
-func run(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) (node.PodStatus, time.Duration) {
+// runPod runs a pod and returns its status and how long it took until all its containers ran.
+func runPod(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) (node.StaticPodStatus, time.Duration) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	begin := time.Now()
-	status, err := n.Run(ctx, p)
+	status, err := n.RunPod(ctx, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,20 +389,20 @@ func run(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) (node.PodS
 	return status, time.Since(begin)
 }
 
-// remove takes a pod away and waits until the kubelet's List does not have it any more, which is its end.
-func remove(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) {
+// removePod takes a pod away and waits until the kubelet's List does not have it any more, which is its end.
+func removePod(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) {
 	t.Helper()
-	if err := n.Delete(p); err != nil {
+	if err := n.DeletePod(p); err != nil {
 		t.Fatal(err)
 	}
-	ended(ctx, t, n, p)
+	waitForPodEnd(ctx, t, n, p)
 }
 
-// ended waits until the kubelet's List does not have the pod any more.
-func ended(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) {
+// waitForPodEnd waits until the kubelet's List does not have the pod any more.
+func waitForPodEnd(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) {
 	t.Helper()
 	await(ctx, t, fmt.Sprintf("pod %s has ended", p.Name), func(ctx context.Context) error {
-		pods, err := n.List(ctx)
+		pods, err := n.ListPodResources(ctx)
 		if err != nil {
 			return err
 		}
@@ -415,12 +415,12 @@ func ended(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) {
 	})
 }
 
-// listed waits until the kubelet's List has the pod's containers with so many GPUs, and returns which, by container.
-func listed(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) map[string][]string {
+// waitForAllocation waits until the kubelet's List has the pod's containers with so many GPUs, and returns which, by container.
+func waitForAllocation(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) map[string][]string {
 	t.Helper()
 	var held map[string][]string
 	await(ctx, t, fmt.Sprintf("List has pod %s with its GPUs", p.Name), func(ctx context.Context) error {
-		holders, err := n.Holders(ctx, gpu)
+		holders, err := n.Owners(ctx, gpuResource)
 		if err != nil {
 			return err
 		}
@@ -431,7 +431,7 @@ func listed(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) map[str
 			}
 		}
 		for _, c := range p.Containers {
-			if len(held[c.Name]) != c.Limits[gpu] {
+			if len(held[c.Name]) != c.Limits[gpuResource] {
 				return fmt.Errorf("container %s has %q", c.Name, held[c.Name])
 			}
 		}
@@ -440,13 +440,13 @@ func listed(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) map[str
 	return held
 }
 
-// one is the GPU of a pod whose container "main" has one.
-func one(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) string {
+// allocatedGPU is the GPU of a pod whose container "main" has one.
+func allocatedGPU(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) string {
 	t.Helper()
-	return listed(ctx, t, n, p)["main"][0]
+	return waitForAllocation(ctx, t, n, p)["main"][0]
 }
 
-// holder is the container "main" of a pod, as the kubelet names it.
-func holder(p node.Pod) node.Holder {
-	return node.Holder{Namespace: cmp.Or(p.Namespace, "default"), Pod: p.FullName(), Container: "main"}
+// mainContainer is the container "main" of a pod, as the kubelet names it.
+func mainContainer(p node.StaticPod) node.OwnerKey {
+	return node.OwnerKey{Namespace: cmp.Or(p.Namespace, "default"), Pod: p.FullName(), Container: "main"}
 }

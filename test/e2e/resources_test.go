@@ -15,26 +15,26 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// resources are ids by resource, each list sorted.
-type resources map[string][]string
+// idsByResource are ids by resource, each list sorted.
+type idsByResource map[string][]string
 
-// offers waits until the kubelet would give away these ids and no others.
-func offers(ctx context.Context, t *testing.T, n *node.Node, want resources) {
+// waitForResources waits until the kubelet would give away these ids and no others.
+func waitForResources(ctx context.Context, t *testing.T, n *node.RealNode, want idsByResource) {
 	t.Helper()
 	await(ctx, t, fmt.Sprintf("the kubelet offers %s", want), hasResources(n, want))
 }
 
-func hasResources(n *node.Node, want resources) func(context.Context) error {
+func hasResources(n *node.RealNode, want idsByResource) func(context.Context) error {
 	return func(ctx context.Context) error {
-		if got, err := n.AllAllocatable(ctx); err != nil || !reflect.DeepEqual(resources(got), want) {
-			return fmt.Errorf("it offers %s: %w", resources(got), err)
+		if got, err := n.AllAllocatable(ctx); err != nil || !reflect.DeepEqual(idsByResource(got), want) {
+			return fmt.Errorf("it offers %s: %w", idsByResource(got), err)
 		}
 		return nil
 	}
 }
 
 // String counts.
-func (r resources) String() string {
+func (r idsByResource) String() string {
 	words := []string{}
 	for _, name := range slices.Sorted(maps.Keys(r)) {
 		words = append(words, fmt.Sprintf("%d %s", len(r[name]), name))
@@ -45,13 +45,13 @@ func (r resources) String() string {
 	return strings.Join(words, ", ")
 }
 
-// asks is a pod with one container that holds so many of a resource until it is removed.
-func asks(name, resource string, count int) node.Pod {
-	return node.Pod{Name: name, Containers: []node.Container{{Name: "main", Limits: map[string]int{resource: count}}}}
+// podWithResource is a pod with one container that holds so many of a resource until it is removed.
+func podWithResource(name, resource string, count int) node.StaticPod {
+	return node.StaticPod{Name: name, Containers: []node.StaticContainer{{Name: "main", Limits: map[string]int{resource: count}}}}
 }
 
-// gets waits until the kubelet's List has a pod of asks with all its devices, and returns their ids, sorted.
-func gets(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) []string {
+// waitForDevices waits until the kubelet's List has a pod of asks with all its devices, and returns their ids, sorted.
+func waitForDevices(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod) []string {
 	t.Helper()
 	var held []string
 	for resource, count := range p.Containers[0].Limits {
@@ -59,13 +59,13 @@ func gets(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) []string 
 			continue
 		}
 		await(ctx, t, fmt.Sprintf("List has pod %s with its %s", p.Name, resource), func(ctx context.Context) error {
-			holders, err := n.Holders(ctx, resource)
+			holders, err := n.Owners(ctx, resource)
 			if err != nil {
 				return err
 			}
 			held = []string{}
 			for id, h := range holders {
-				if h == holder(p) {
+				if h == mainContainer(p) {
 					held = append(held, id)
 				}
 			}
@@ -79,11 +79,11 @@ func gets(ctx context.Context, t *testing.T, n *node.Node, p node.Pod) []string 
 	return held
 }
 
-// refused runs a pod that is not to be admitted, waits until the kubelet says so, and checks that the reason has all these words. The pod is
+// runRejectedPod runs a pod that is not to be admitted, waits until the kubelet says so, and checks that the reason has all these words. The pod is
 // taken away again.
-func refused(ctx context.Context, t *testing.T, n *node.Node, p node.Pod, reason string, words ...string) {
+func runRejectedPod(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod, reason string, words ...string) {
 	t.Helper()
-	status, err := n.Run(ctx, p)
+	status, err := n.RunPod(ctx, p)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,13 +95,13 @@ func refused(ctx context.Context, t *testing.T, n *node.Node, p node.Pod, reason
 			t.Errorf("pod %s was refused without the word %q: %s", p.Name, word, status.Message)
 		}
 	}
-	if err := n.Delete(p); err != nil {
+	if err := n.DeletePod(p); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// sees checks the variable that NVIDIA's container runtime goes by.
-func sees(ctx context.Context, t *testing.T, n *node.Node, p node.Pod, want string) {
+// checkVisibleDevices checks the variable that NVIDIA's container runtime goes by.
+func checkVisibleDevices(ctx context.Context, t *testing.T, n *node.RealNode, p node.StaticPod, want string) {
 	t.Helper()
 	env, err := n.ContainerEnv(ctx, p, "main")
 	if got := env["NVIDIA_VISIBLE_DEVICES"]; err != nil || got != want {
@@ -109,8 +109,8 @@ func sees(ctx context.Context, t *testing.T, n *node.Node, p node.Pod, want stri
 	}
 }
 
-// runsOn says why a pod is not in the container that it was in.
-func runsOn(ctx context.Context, n *node.Node, p node.Pod, before node.PodStatus) error {
+// checkSameContainer says why a pod is not in the container that it was in.
+func checkSameContainer(ctx context.Context, n *node.RealNode, p node.StaticPod, before node.StaticPodStatus) error {
 	now, err := n.Pod(ctx, p)
 	if err != nil {
 		return err
@@ -124,8 +124,8 @@ func runsOn(ctx context.Context, n *node.Node, p node.Pod, before node.PodStatus
 	return nil
 }
 
-// pushes are the lengths of the lists that have come for a resource, by the kubelet's log.
-func pushes(n *node.Node, resource string) ([]int, error) {
+// listLengths are the lengths of the lists that have come for a resource, by the kubelet's log.
+func listLengths(n *node.RealNode, resource string) ([]int, error) {
 	out, err := n.Kubelet().Output()
 	if err != nil {
 		return nil, err
@@ -147,11 +147,11 @@ func pushes(n *node.Node, resource string) ([]int, error) {
 	return lengths, nil
 }
 
-// emptied waits until the kubelet was sent an empty list of a resource, as the last one.
-func emptied(ctx context.Context, t *testing.T, n *node.Node, resource string) {
+// waitForEmptyList waits until the kubelet was sent an empty list of a resource, as the last one.
+func waitForEmptyList(ctx context.Context, t *testing.T, n *node.RealNode, resource string) {
 	t.Helper()
 	await(ctx, t, "the last list of "+resource+" is empty", func(context.Context) error {
-		lengths, err := pushes(n, resource)
+		lengths, err := listLengths(n, resource)
 		if err != nil || len(lengths) == 0 || lengths[len(lengths)-1] != 0 {
 			return fmt.Errorf("they had %v: %w", lengths, err)
 		}
@@ -159,8 +159,8 @@ func emptied(ctx context.Context, t *testing.T, n *node.Node, resource string) {
 	})
 }
 
-// oneKubelet checks that the kubelet is the process that it was.
-func oneKubelet(t *testing.T, n *node.Node) {
+// checkKubeletNotRestarted checks that the kubelet is the process that it was.
+func checkKubeletNotRestarted(t *testing.T, n *node.RealNode) {
 	t.Helper()
 	select {
 	case <-n.Kubelet().Done():

@@ -23,17 +23,17 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// scrape is one answer of /metrics.
-type scrape struct {
-	series map[string][]node.Sample // by name
-	flight span                     // zero where it has none
-	took   time.Duration
+// metricsScrape is one answer of /metrics.
+type metricsScrape struct {
+	series     map[string][]node.PromSample // by name
+	collection timeSpan                     // zero where it has none
+	duration   time.Duration
 }
 
-// labels of a series, or some of them.
-type labels = map[string]string
+// seriesLabels of a series, or some of them.
+type seriesLabels = map[string]string
 
-func (d *daemon) get(ctx context.Context, path string) (io.ReadCloser, error) {
+func (d *podgaugeProcess) get(ctx context.Context, path string) (io.ReadCloser, error) {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, d.url+path, nil)
 	if err != nil {
 		return nil, err
@@ -51,19 +51,19 @@ func (d *daemon) get(ctx context.Context, path string) (io.ReadCloser, error) {
 }
 
 // scrape asks once.
-func (d *daemon) scrape(ctx context.Context) (scrape, error) {
+func (d *podgaugeProcess) scrape(ctx context.Context) (metricsScrape, error) {
 	begin := time.Now()
 	body, err := d.get(ctx, "/metrics")
 	if err != nil {
-		return scrape{}, err
+		return metricsScrape{}, err
 	}
 	defer body.Close()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(body)
 	if err != nil {
-		return scrape{}, fmt.Errorf("parse the scrape: %w", err)
+		return metricsScrape{}, fmt.Errorf("parse the scrape: %w", err)
 	}
-	s := scrape{series: map[string][]node.Sample{}, took: time.Since(begin)}
+	s := metricsScrape{series: map[string][]node.PromSample{}, duration: time.Since(begin)}
 	for name, family := range families {
 		for _, m := range family.Metric {
 			s.add(name, m)
@@ -74,17 +74,17 @@ func (d *daemon) scrape(ctx context.Context) (scrape, error) {
 		return s, nil
 	}
 	landed, err := s.value("podgauge_flight_end_timestamp_seconds", nil)
-	s.flight = span{instant(begun), instant(landed)}
+	s.collection = timeSpan{unixTime(begun), unixTime(landed)}
 	return s, err
 }
 
-func (s scrape) add(name string, m *dto.Metric) {
-	all := labels{}
+func (s metricsScrape) add(name string, m *dto.Metric) {
+	all := seriesLabels{}
 	for _, pair := range m.Label {
 		all[pair.GetName()] = pair.GetValue()
 	}
 	put := func(name string, value float64) {
-		s.series[name] = append(s.series[name], node.Sample{Labels: all, Point: node.Point{Value: value}})
+		s.series[name] = append(s.series[name], node.PromSample{Labels: all, PromPoint: node.PromPoint{Value: value}})
 	}
 	switch {
 	case m.Gauge != nil:
@@ -97,23 +97,23 @@ func (s scrape) add(name string, m *dto.Metric) {
 	}
 }
 
-func instant(seconds float64) time.Time {
+func unixTime(seconds float64) time.Time {
 	whole, fraction := math.Modf(seconds)
 	return time.Unix(int64(whole), int64(fraction*1e9))
 }
 
-// find returns the series of a name that have these labels.
-func find(samples []node.Sample, with labels) []node.Sample {
-	found := []node.Sample{}
+// findSamples returns the series of a name that have these labels.
+func findSamples(samples []node.PromSample, with seriesLabels) []node.PromSample {
+	found := []node.PromSample{}
 	for _, sample := range samples {
-		if has(sample.Labels, with) {
+		if hasLabels(sample.Labels, with) {
 			found = append(found, sample)
 		}
 	}
 	return found
 }
 
-func has(all, some labels) bool {
+func hasLabels(all, some seriesLabels) bool {
 	for name, value := range some {
 		if all[name] != value {
 			return false
@@ -123,16 +123,16 @@ func has(all, some labels) bool {
 }
 
 // value of the only series of a name that has these labels.
-func (s scrape) value(name string, with labels) (float64, error) {
-	found := find(s.series[name], with)
+func (s metricsScrape) value(name string, with seriesLabels) (float64, error) {
+	found := findSamples(s.series[name], with)
 	if len(found) != 1 {
 		return 0, fmt.Errorf("%s%v is there %d times", name, with, len(found))
 	}
 	return found[0].Value, nil
 }
 
-// is says why the only series of a name that has these labels does not have this value.
-func (s scrape) is(want float64, name string, with labels) error {
+// wantValue says why the only series of a name that has these labels does not have this value.
+func (s metricsScrape) wantValue(want float64, name string, with seriesLabels) error {
 	got, err := s.value(name, with)
 	if err == nil && got != want {
 		err = fmt.Errorf("%s%v is %v, not %v", name, with, got, want)
@@ -141,51 +141,51 @@ func (s scrape) is(want float64, name string, with labels) error {
 }
 
 // sum of a name's series with these labels.
-func (s scrape) sum(name string, with labels) (sum float64) {
-	for _, sample := range find(s.series[name], with) {
+func (s metricsScrape) sum(name string, with seriesLabels) (sum float64) {
+	for _, sample := range findSamples(s.series[name], with) {
 		sum += sample.Value
 	}
 	return sum
 }
 
 // scrapeUntil scrapes until an answer is as it should be, and returns that one.
-func (d *daemon) scrapeUntil(ctx context.Context, t *testing.T, what string, good func(scrape) error) scrape {
+func (d *podgaugeProcess) scrapeUntil(ctx context.Context, t *testing.T, what string, check func(metricsScrape) error) metricsScrape {
 	t.Helper()
-	var s scrape
+	var s metricsScrape
 	await(ctx, t, what, func(ctx context.Context) (err error) {
 		if s, err = d.scrape(ctx); err != nil {
 			return err
 		}
-		return good(s)
+		return check(s)
 	})
 	return s
 }
 
-// next is the next scrape: the first one whose flight began after the call.
-func (d *daemon) next(ctx context.Context, t *testing.T) scrape {
+// nextScrape is the next scrape: the first one whose flight began after the call.
+func (d *podgaugeProcess) nextScrape(ctx context.Context, t *testing.T) metricsScrape {
 	t.Helper()
 	event := time.Now()
-	return d.scrapeUntil(ctx, t, "the next scrape", func(s scrape) error {
-		if !s.flight.begin.After(event) {
-			return fmt.Errorf("its flight began at %s", s.flight.begin)
+	return d.scrapeUntil(ctx, t, "the next scrape", func(s metricsScrape) error {
+		if !s.collection.begin.After(event) {
+			return fmt.Errorf("its flight began at %s", s.collection.begin)
 		}
 		return nil
 	})
 }
 
-// heldFamilies carry the holder's labels, and are there for every device whose holder is known; one of a kind: health, allocation, a gauge and
+// ownerFamilies carry the holder's labels, and are there for every device whose holder is known; one of a kind: health, allocation, a gauge and
 // a counter.
-var heldFamilies = []string{"nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"}
+var ownerFamilies = []string{"nvidia_gpu_healthy", "nvidia_gpu_allocated", "nvidia_gpu_power_watts", "nvidia_gpu_energy_joules_total"}
 
-// itself are families of the device itself, which have no holder whoever holds it.
-func itself(name string) bool {
+// isDeviceFamily are families of the device itself, which have no holder whoever holds it.
+func isDeviceFamily(name string) bool {
 	own := []string{"nvidia_gpu_info", "nvidia_gpu_up", "nvidia_gpu_stalled", "nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}
 	stands := strings.HasPrefix(name, "nvidia_gpu_health_") || strings.HasPrefix(name, "nvidia_gpu_incident")
-	return stands || slices.Contains(own, name) || strings.HasPrefix(name, ofNobody) || ofTheDevice()[name]
+	return stands || slices.Contains(own, name) || strings.HasPrefix(name, unattributedPrefix) || deviceFamilies()[name]
 }
 
-// ofTheDevice are those that docs/metrics.md, which is a contract, says to be of the device: faults, limits, modes.
-var ofTheDevice = sync.OnceValue(func() map[string]bool {
+// deviceFamilies are those that docs/metrics.md, which is a contract, says to be of the device: faults, limits, modes.
+var deviceFamilies = sync.OnceValue(func() map[string]bool {
 	page, err := os.ReadFile("../../docs/metrics.md")
 	if err != nil {
 		panic(err)
@@ -206,44 +206,44 @@ var ofTheDevice = sync.OnceValue(func() map[string]bool {
 
 // Families that name holders of the past.
 const (
-	history     = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
-	failures    = "nvidia_gpu_allocation_device_failures_total"
-	failureLast = "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
+	familyLastSeen          = "nvidia_gpu_allocation_last_seen_timestamp_seconds"
+	familyDeviceFailures    = "nvidia_gpu_allocation_device_failures_total"
+	familyLastDeviceFailure = "nvidia_gpu_allocation_device_failure_last_timestamp_seconds"
 )
 
-// tells says where the scrape differs from the truth: held are those of these GPUs that are held, the others are idle.
-func (s scrape) tells(ids []string, held map[string]node.Holder) error {
+// checkOwners says where the scrape differs from the truth: held are those of these GPUs that are held, the others are idle.
+func (s metricsScrape) checkOwners(ids []string, owners map[string]node.OwnerKey) error {
 	wrong := []error{}
 	for _, id := range ids {
-		for _, family := range heldFamilies {
-			if n := len(find(s.series[family], labels{"uuid": id})); n != 1 {
+		for _, family := range ownerFamilies {
+			if n := len(findSamples(s.series[family], seriesLabels{"uuid": id})); n != 1 {
 				wrong = append(wrong, fmt.Errorf("%s of %s is there %d times", family, id, n))
 			}
 		}
 		want := 0
-		if held[id] != (node.Holder{}) {
+		if owners[id] != (node.OwnerKey{}) {
 			want = 1
 		}
-		if n := len(find(s.series["nvidia_gpu_allocation_info"], labels{"uuid": id})); n != want {
+		if n := len(findSamples(s.series["nvidia_gpu_allocation_info"], seriesLabels{"uuid": id})); n != want {
 			wrong = append(wrong, fmt.Errorf("nvidia_gpu_allocation_info of %s is there %d times", id, n))
 		}
 	}
-	return errors.Join(append(wrong, s.honest(held))...)
+	return errors.Join(append(wrong, s.checkNoWrongOwner(owners))...)
 }
 
-// honest says which series name a holder that is not, or none where there is one. held are GPUs and slices.
-func (s scrape) honest(held map[string]node.Holder) error {
+// checkNoWrongOwner says which series name a holder that is not, or none where there is one. held are GPUs and slices.
+func (s metricsScrape) checkNoWrongOwner(owners map[string]node.OwnerKey) error {
 	wrong := []error{}
 	for _, name := range slices.Sorted(maps.Keys(s.series)) {
-		if !strings.HasPrefix(name, "nvidia_gpu_") || name == history || name == failures || name == failureLast {
+		if !strings.HasPrefix(name, "nvidia_gpu_") || name == familyLastSeen || name == familyDeviceFailures || name == familyLastDeviceFailure {
 			continue
 		}
 		for _, sample := range s.series[name] {
-			want := held[cmp.Or(sample.Labels["mig_uuid"], sample.Labels["uuid"])]
-			if itself(name) {
-				want = node.Holder{}
+			want := owners[cmp.Or(sample.Labels["mig_uuid"], sample.Labels["uuid"])]
+			if isDeviceFamily(name) {
+				want = node.OwnerKey{}
 			}
-			if err := carries(sample, want); err != nil {
+			if err := checkOwnerLabels(sample, want); err != nil {
 				wrong = append(wrong, fmt.Errorf("%s: %w", name, err))
 			}
 		}
@@ -251,9 +251,9 @@ func (s scrape) honest(held map[string]node.Holder) error {
 	return errors.Join(wrong...)
 }
 
-// carries says whose labels a scraped series has, where it is not these holder's. Empty ones have to be there.
-func carries(sample node.Sample, want node.Holder) error {
-	for name, value := range labelsOf(want) {
+// checkOwnerLabels says whose labels a scraped series has, where it is not these holder's. Empty ones have to be there.
+func checkOwnerLabels(sample node.PromSample, want node.OwnerKey) error {
+	for name, value := range ownerLabels(want) {
 		if got, there := sample.Labels[name]; !there || got != value {
 			return fmt.Errorf("%v, which has %s %q", sample.Labels, name, value)
 		}
@@ -261,6 +261,6 @@ func carries(sample node.Sample, want node.Holder) error {
 	return nil
 }
 
-func labelsOf(h node.Holder) labels {
-	return labels{"namespace": h.Namespace, "pod": h.Pod, "container": h.Container}
+func ownerLabels(h node.OwnerKey) seriesLabels {
+	return seriesLabels{"namespace": h.Namespace, "pod": h.Pod, "container": h.Container}
 }

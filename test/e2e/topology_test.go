@@ -22,45 +22,45 @@ func TestTopologyManager(t *testing.T) {
 		"topologyManagerPolicy": "single-numa-node", "cpuManagerPolicy": "static", "reservedSystemCPUs": "0",
 	}})
 	m := newMachine(t, n, "gpus 4")
-	makeNUMA(ctx, t, n, map[int]int{0: 0, 1: 0, 2: 1, 3: 1})
+	simulateNUMA(ctx, t, n, map[int]int{0: 0, 1: 0, 2: 1, 3: 1})
 	startKubelet(ctx, t, n)
-	ageKubelet(t, n)
+	backdateKubelet(t, n)
 	d := m.start(t, n)
-	offers(ctx, t, n, resources{gpu: uuids(4)})
+	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(4)})
 
 	// Processor 0 is the system's, and the only one beside GPUs 0 and 1.
-	aligned := asks("aligned", gpu, 1)
+	aligned := podWithResource("aligned", gpuResource, 1)
 	aligned.Containers[0].Limits["cpu"], aligned.Containers[0].Limits["memory"] = 1, 64<<20
-	run(ctx, t, n, aligned)
-	if held := index(t, gets(ctx, t, n, aligned)[0]); held != 2 {
+	runPod(ctx, t, n, aligned)
+	if held := indexOf(t, waitForDevices(ctx, t, n, aligned)[0]); held != 2 {
 		t.Errorf("a pod with a processor of NUMA node 1 has GPU %d", held)
 	}
-	if cpus := processors(ctx, t, n, aligned); slices.Contains(cpus, "0") || len(cpus) != 1 {
+	if cpus := allowedCPUs(ctx, t, n, aligned); slices.Contains(cpus, "0") || len(cpus) != 1 {
 		t.Errorf("the pod has processors %q", cpus)
 	}
-	torn := asks("torn", gpu, 3)
-	refused(ctx, t, n, torn, "TopologyAffinityError", "Topology locality")
-	pair := asks("pair", gpu, 2)
-	run(ctx, t, n, pair)
-	if held := gets(ctx, t, n, pair); !slices.Equal(held, uuids(2)) {
+	torn := podWithResource("torn", gpuResource, 3)
+	runRejectedPod(ctx, t, n, torn, "TopologyAffinityError", "Topology locality")
+	pair := podWithResource("pair", gpuResource, 2)
+	runPod(ctx, t, n, pair)
+	if held := waitForDevices(ctx, t, n, pair); !slices.Equal(held, uuids(2)) {
 		t.Errorf("a pod of two has %q, which are not of one NUMA node", held)
 	}
-	remove(ctx, t, n, pair)
+	removePod(ctx, t, n, pair)
 	// Three are free, as many as it asks for.
-	refused(ctx, t, n, torn, "TopologyAffinityError", "Topology locality")
+	runRejectedPod(ctx, t, n, torn, "TopologyAffinityError", "Topology locality")
 
-	s := d.next(ctx, t)
-	wrong := []error{s.tells(uuids(4), map[string]node.Holder{uuid(2): holder(aligned)}), refusals(s, 0)}
+	s := d.nextScrape(ctx, t)
+	wrong := []error{s.checkOwners(uuids(4), map[string]node.OwnerKey{uuid(2): mainContainer(aligned)}), checkRejections(s, 0)}
 	for i := range 4 {
-		wrong = append(wrong, s.is(1, "nvidia_gpu_info", labels{"uuid": uuid(i), "numa_node": fmt.Sprint(i / 2)}))
+		wrong = append(wrong, s.wantValue(1, "nvidia_gpu_info", seriesLabels{"uuid": uuid(i), "numa_node": fmt.Sprint(i / 2)}))
 	}
 	if err := errors.Join(wrong...); err != nil {
 		t.Error(err)
 	}
 }
 
-// makeNUMA has the node show two NUMA nodes, the first with processor 0 and the second with the others, and each GPU at one of them.
-func makeNUMA(ctx context.Context, t *testing.T, n *node.Node, of map[int]int) {
+// simulateNUMA has the node show two NUMA nodes, the first with processor 0 and the second with the others, and each GPU at one of them.
+func simulateNUMA(ctx context.Context, t *testing.T, n *node.RealNode, of map[int]int) {
 	t.Helper()
 	script := `
 mount -t tmpfs tmpfs /sys/devices/system/node
@@ -85,8 +85,8 @@ mount -t tmpfs tmpfs /sys/bus/pci/devices
 	}
 }
 
-// processors are those that a running container may use, by number or range.
-func processors(ctx context.Context, t *testing.T, n *node.Node, pod node.Pod) []string {
+// allowedCPUs are those that a running container may use, by number or range.
+func allowedCPUs(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod) []string {
 	t.Helper()
 	pid, err := n.ContainerPID(ctx, pod, "main")
 	if err != nil {

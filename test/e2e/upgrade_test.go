@@ -19,46 +19,46 @@ func TestDriverUpgrade(t *testing.T) {
 	startKubelet(ctx, t, n)
 	m := newMachine(t, n, "driver 580.95.05")
 	root := t.TempDir()
-	install(t, m.library, root)
+	replaceDriver(t, m.libraryDir, root)
 	flag := "--nvidia-driver-root=" + root
 	d := startPodgauge(t, n, m.environ(), flag)
-	allocatable(ctx, t, n, uuids(gpus)...)
-	pod := holds("train", 1)
-	before, _ := run(ctx, t, n, pod)
-	held := one(ctx, t, n, pod)
-	holding := map[string]node.Holder{held: holder(pod)}
-	d.scrapeUntil(ctx, t, "the holder is shown", func(s scrape) error { return s.tells([]string{held}, holding) })
+	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
+	pod := podWithGPUs("train", 1)
+	before, _ := runPod(ctx, t, n, pod)
+	held := allocatedGPU(ctx, t, n, pod)
+	holding := map[string]node.OwnerKey{held: mainContainer(pod)}
+	d.scrapeUntil(ctx, t, "the holder is shown", func(s metricsScrape) error { return s.checkOwners([]string{held}, holding) })
 
 	newer, err := buildLibrary("newer", "nvmlDeviceGetSerial") // which is another file
 	if err != nil {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	install(t, newer, root)
-	m.set(t, "driver 590.10", "fail * gpu * LIB_RM_VERSION_MISMATCH", "fail * gpu - LIB_RM_VERSION_MISMATCH")
+	replaceDriver(t, newer, root)
+	m.setLines(t, "driver 590.10", "fail * gpu * LIB_RM_VERSION_MISMATCH", "fail * gpu - LIB_RM_VERSION_MISMATCH")
 	select {
 	case <-d.Done():
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Fatal("podgauge goes on with the old driver's library")
 	}
-	figureOf(t, "podgauge has ended after the driver was replaced", 15*time.Second, time.Since(begin)) // a listing comes every 10 s
+	measureDurations(t, "podgauge has ended after the driver was replaced", 15*time.Second, time.Since(begin)) // a listing comes every 10 s
 	if state, err := d.Wait(ctx); err != nil || !state.Success() {
 		t.Errorf("it ended with %v, %v", state, err)
 	}
-	if lines := d.logged(t, "end, to be started anew"); len(lines) != 1 {
+	if lines := d.logLines(t, "end, to be started anew"); len(lines) != 1 {
 		t.Errorf("it said why in %q", lines)
 	}
 	m.clear(t, "fail")
-	allocatable(ctx, t, n)
+	waitForAllocatable(ctx, t, n)
 	begin = time.Now()
 	d = startPodgauge(t, n, m.environ(), flag)
-	s := first(ctx, t, d, held)
-	if err := s.tells([]string{held}, holding); err != nil {
+	s := firstScrapeOf(ctx, t, d, held)
+	if err := s.checkOwners([]string{held}, holding); err != nil {
 		t.Errorf("the first scrape that shows the GPU: %v", err)
 	}
-	allocatable(ctx, t, n, uuids(gpus)...)
-	figureOf(t, "all GPUs are allocatable again after the start that followed", 2*time.Second, time.Since(begin))
-	if versions := find(s.series["nvidia_gpu_info"], labels{"uuid": held, "driver_version": "590.10"}); len(versions) != 1 {
+	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
+	measureDurations(t, "all GPUs are allocatable again after the start that followed", 2*time.Second, time.Since(begin))
+	if versions := findSamples(s.series["nvidia_gpu_info"], seriesLabels{"uuid": held, "driver_version": "590.10"}); len(versions) != 1 {
 		t.Errorf("the info series are %v", s.series["nvidia_gpu_info"])
 	}
 	after, err := n.Pod(ctx, pod)
@@ -67,8 +67,8 @@ func TestDriverUpgrade(t *testing.T) {
 	}
 }
 
-// install puts a driver's library below a root, in place of the one that is there.
-func install(t *testing.T, from, root string) {
+// replaceDriver puts a driver's library below a root, in place of the one that is there.
+func replaceDriver(t *testing.T, from, root string) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(from, "libnvidia-ml.so.1"))
 	if err != nil {

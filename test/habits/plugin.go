@@ -12,118 +12,120 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// plugin is a device plugin that does what a habit wants, and writes down what the kubelet
+// fakePlugin is a device plugin that does what a habit wants, and writes down what the kubelet
 // wanted.
-type plugin struct {
+type fakePlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
-	s      *stage
-	socket string // file name
-	stop   func() // ends the server; may be called again
+	fixture *caseFixture
+	socket  string // file name
+	stop    func() // ends the server; may be called again
 
 	// What the habit sets before the plugin registers; not written afterwards.
 	options    pluginapi.DevicePluginOptions
 	optionsErr error
 	allocate   func(ids []string) error // called within Allocate; nil for nothing
-	prestart   func() error             // called within PreStartContainer; nil for nothing
-	prefer     func(available []string, n int) []string
+	preStart   func() error             // called within PreStartContainer; nil for nothing
+	preferFunc func(available []string, n int) []string
 
-	mu         sync.Mutex // guards all below
-	changed    chan struct{}
-	devices    []*pluginapi.Device
-	hungUp     bool // streams are to end
-	asked      int  // GetDevicePluginOptions calls before the first stream
-	connected  int  // connections so far
-	opened     int  // ListAndWatch calls so far
-	open       int  // of these, those that have not ended
-	allocated  [][]string
-	preferred  []*pluginapi.ContainerPreferredAllocationRequest
-	prestarted [][]string
+	mu             sync.Mutex // guards all below
+	changed        chan struct{}
+	devices        []*pluginapi.Device
+	streamsEnded   bool // streams are to end
+	optionsCalls   int  // GetDevicePluginOptions calls before the first stream
+	connections    int  // connections so far
+	streamCount    int  // ListAndWatch calls so far
+	openStreams    int  // of these, those that have not ended
+	allocateCalls  [][]string
+	preferredCalls []*pluginapi.ContainerPreferredAllocationRequest
+	preStartCalls  [][]string
 }
 
-// plugin serves on a socket name that no plugin has had before, and ends with the test.
-func (s *stage) plugin(list ...*pluginapi.Device) *plugin {
+// startPlugin serves on a socket name that no plugin has had before, and ends with the test.
+func (s *caseFixture) startPlugin(list ...*pluginapi.Device) *fakePlugin {
 	s.Helper()
-	s.sockets++
-	p := &plugin{s: s, socket: fmt.Sprintf("%s-%d.sock", s.name, s.sockets), devices: list, changed: make(chan struct{})}
+	s.socketCount++
+	p := &fakePlugin{fixture: s, socket: fmt.Sprintf("%s-%d.sock", s.name, s.socketCount), devices: list, changed: make(chan struct{})}
 	p.serve()
 	return p
 }
 
-// offers is a plugin that the kubelet knows, and whose list it has.
-func (s *stage) offers(list ...*pluginapi.Device) *plugin {
+// registerPlugin is a plugin that the kubelet knows, and whose list it has.
+func (s *caseFixture) registerPlugin(list ...*pluginapi.Device) *fakePlugin {
 	s.Helper()
-	p := s.plugin(list...)
-	p.registers()
+	p := s.startPlugin(list...)
+	p.registerAndWait()
 	return p
 }
 
 // path is where the plugin's socket lies, as this process sees it.
-func (p *plugin) path() string { return filepath.Join(p.s.k.Dir(), "device-plugins", p.socket) }
+func (p *fakePlugin) path() string {
+	return filepath.Join(p.fixture.k.Dir(), "device-plugins", p.socket)
+}
 
-func (p *plugin) serve() {
-	p.s.Helper()
+func (p *fakePlugin) serve() {
+	p.fixture.Helper()
 	listener, err := net.Listen("unix", p.path())
 	if err != nil {
-		p.s.Fatal(err)
+		p.fixture.Fatal(err)
 	}
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	pluginapi.RegisterDevicePluginServer(server, p)
 	served := make(chan error, 1)
-	go func() { served <- server.Serve(accepting{listener, p}) }()
+	go func() { served <- server.Serve(countingListener{listener, p}) }()
 	p.stop = sync.OnceFunc(func() {
 		server.Stop()
 		if err := <-served; err != nil {
-			p.s.Error(err)
+			p.fixture.Error(err)
 		}
 	})
-	p.s.Cleanup(p.stop)
+	p.fixture.Cleanup(p.stop)
 }
 
-// accepting counts the connections that a plugin's listener accepts.
-type accepting struct {
+// countingListener counts the connections that a plugin's listener accepts.
+type countingListener struct {
 	net.Listener
-	p *plugin
+	plugin *fakePlugin
 }
 
-func (a accepting) Accept() (net.Conn, error) {
+func (a countingListener) Accept() (net.Conn, error) {
 	conn, err := a.Listener.Accept()
 	if err == nil {
-		a.p.change(func() { a.p.connected++ })
+		a.plugin.update(func() { a.plugin.connections++ })
 	}
 	return conn, err
 }
 
-// again is the same plugin in its next life: a new server on a new socket.
-func (p *plugin) again() *plugin {
-	p.s.Helper()
+// restarted is the same plugin in its next life: a new server on a new socket.
+func (p *fakePlugin) restarted() *fakePlugin {
+	p.fixture.Helper()
 	p.stop()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	next := p.s.plugin(p.devices...)
-	next.prefer, next.allocate = p.prefer, p.allocate
+	next := p.fixture.startPlugin(p.devices...)
+	next.preferFunc, next.allocate = p.preferFunc, p.allocate
 	next.options.PreStartRequired = p.options.PreStartRequired
 	next.options.GetPreferredAllocationAvailable = p.options.GetPreferredAllocationAvailable
 	return next
 }
 
-func (p *plugin) register() error {
-	return p.s.register(p.s.ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: p.socket, ResourceName: p.s.resource})
+func (p *fakePlugin) register() error {
+	return p.fixture.register(p.fixture.ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: p.socket, ResourceName: p.fixture.resource})
 }
 
-// registers registers and returns when the kubelet has the plugin's healthy devices.
-func (p *plugin) registers() {
-	p.s.Helper()
+// registerAndWait registers and returns when the kubelet has the plugin's healthy devices.
+func (p *fakePlugin) registerAndWait() {
+	p.fixture.Helper()
 	if err := p.register(); err != nil {
-		p.s.Fatal(err)
+		p.fixture.Fatal(err)
 	}
-	p.awaitTaken()
+	p.waitForList()
 }
 
-// awaitTaken waits until the kubelet has the plugin's list.
-func (p *plugin) awaitTaken() {
-	p.s.Helper()
-	p.s.await("the kubelet has the plugin's list", func() error {
-		got, err := p.s.allocatable()
+// waitForList waits until the kubelet has the plugin's list.
+func (p *fakePlugin) waitForList() {
+	p.fixture.Helper()
+	p.fixture.waitFor("the kubelet has the plugin's list", func() error {
+		got, err := p.fixture.allocatable()
 		if err == nil && !slices.Equal(got, p.healthy()) {
 			err = fmt.Errorf("it has %q", got)
 		}
@@ -132,7 +134,7 @@ func (p *plugin) awaitTaken() {
 }
 
 // healthy is what GetAllocatableResources makes of the plugin's list.
-func (p *plugin) healthy() []string {
+func (p *fakePlugin) healthy() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := []string{}
@@ -152,16 +154,16 @@ func (p *plugin) healthy() []string {
 }
 
 // send lists other devices from now on.
-func (p *plugin) send(list ...*pluginapi.Device) {
-	p.change(func() { p.devices = list })
+func (p *fakePlugin) send(list ...*pluginapi.Device) {
+	p.update(func() { p.devices = list })
 }
 
-// hangUp ends the streams, and those to come, while the server goes on.
-func (p *plugin) hangUp() {
-	p.change(func() { p.hungUp = true })
+// endStreams ends the streams, and those to come, while the server goes on.
+func (p *fakePlugin) endStreams() {
+	p.update(func() { p.streamsEnded = true })
 }
 
-func (p *plugin) change(change func()) {
+func (p *fakePlugin) update(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	change()
@@ -169,21 +171,21 @@ func (p *plugin) change(change func()) {
 	p.changed = make(chan struct{})
 }
 
-// count reads what the plugin has written down.
-func (p *plugin) count(of func() int) int {
+// read reads what the plugin has written down.
+func (p *fakePlugin) read(of func() int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return of()
 }
 
-func (p *plugin) streamsOpen() int   { return p.count(func() int { return p.open }) }
-func (p *plugin) streamsOpened() int { return p.count(func() int { return p.opened }) }
-func (p *plugin) allocations() int   { return p.count(func() int { return len(p.allocated) }) }
-func (p *plugin) prestarts() int     { return p.count(func() int { return len(p.prestarted) }) }
+func (p *fakePlugin) streamsOpen() int   { return p.read(func() int { return p.openStreams }) }
+func (p *fakePlugin) streamsOpened() int { return p.read(func() int { return p.streamCount }) }
+func (p *fakePlugin) allocations() int   { return p.read(func() int { return len(p.allocateCalls) }) }
+func (p *fakePlugin) prestarts() int     { return p.read(func() int { return len(p.preStartCalls) }) }
 
-func (p *plugin) awaitStreams(want int) {
-	p.s.Helper()
-	p.s.await(fmt.Sprintf("the plugin has %d streams", want), func() error {
+func (p *fakePlugin) waitForStreams(want int) {
+	p.fixture.Helper()
+	p.fixture.waitFor(fmt.Sprintf("the plugin has %d streams", want), func() error {
 		if got := p.streamsOpen(); got != want {
 			return fmt.Errorf("it has %d", got)
 		}
@@ -191,22 +193,22 @@ func (p *plugin) awaitStreams(want int) {
 	})
 }
 
-func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	p.change(func() {
-		if p.opened == 0 {
-			p.asked++
+func (p *fakePlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	p.update(func() {
+		if p.streamCount == 0 {
+			p.optionsCalls++
 		}
 	})
 	return &p.options, p.optionsErr
 }
 
-func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	p.change(func() { p.opened++; p.open++ })
-	defer p.change(func() { p.open-- })
+func (p *fakePlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	p.update(func() { p.streamCount++; p.openStreams++ })
+	defer p.update(func() { p.openStreams-- })
 	var sent []*pluginapi.Device
 	for first := true; ; first = false {
 		p.mu.Lock()
-		list, changed, hungUp := p.devices, p.changed, p.hungUp
+		list, changed, hungUp := p.devices, p.changed, p.streamsEnded
 		p.mu.Unlock()
 		if hungUp {
 			return nil
@@ -225,10 +227,10 @@ func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 	}
 }
 
-func (p *plugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (p *fakePlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	answer := &pluginapi.AllocateResponse{}
 	for _, c := range r.ContainerRequests {
-		p.change(func() { p.allocated = append(p.allocated, slices.Sorted(slices.Values(c.DevicesIds))) })
+		p.update(func() { p.allocateCalls = append(p.allocateCalls, slices.Sorted(slices.Values(c.DevicesIds))) })
 		if p.allocate != nil {
 			if err := p.allocate(c.DevicesIds); err != nil {
 				return nil, err
@@ -239,21 +241,21 @@ func (p *plugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*plu
 	return answer, nil
 }
 
-func (p *plugin) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (p *fakePlugin) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
 	answer := &pluginapi.PreferredAllocationResponse{}
 	for _, c := range r.ContainerRequests {
-		p.change(func() { p.preferred = append(p.preferred, c) })
+		p.update(func() { p.preferredCalls = append(p.preferredCalls, c) })
 		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
-			DeviceIDs: p.prefer(c.AvailableDeviceIDs, int(c.AllocationSize)),
+			DeviceIDs: p.preferFunc(c.AvailableDeviceIDs, int(c.AllocationSize)),
 		})
 	}
 	return answer, nil
 }
 
-func (p *plugin) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
-	p.change(func() { p.prestarted = append(p.prestarted, slices.Sorted(slices.Values(r.DevicesIds))) })
-	if p.prestart != nil {
-		if err := p.prestart(); err != nil {
+func (p *fakePlugin) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+	p.update(func() { p.preStartCalls = append(p.preStartCalls, slices.Sorted(slices.Values(r.DevicesIds))) })
+	if p.preStart != nil {
+		if err := p.preStart(); err != nil {
 			return nil, err
 		}
 	}

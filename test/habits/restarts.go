@@ -20,27 +20,27 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// restarts is what a kubelet leaves behind, and finds again.
-func restarts() []Habit {
-	return []Habit{
-		habit("a kubelet that was told to end leaves its sockets, and they refuse", func(s *stage) { socketsRefuse(s, syscall.SIGTERM) }),
-		habit("a kubelet that was killed leaves its sockets, and they refuse", func(s *stage) { socketsRefuse(s, syscall.SIGKILL) }),
-		habit("a start removes sockets, and neither files nor folders", socketsRemoved),
-		habit("a plugin's stream ends with the kubelet, and its socket is gone after it", pluginMeetsRestart),
-		habit("a holder is listed before its plugin is back", holderBeforePlugin),
-		habit("after a start List is empty or right", listAfterStart),
-		habit("the checkpoint has the pod's uid and its devices", checkpointFile),
-		habit("a pod whose init container had a device is rejected by a start without the plugin", initContainerMeetsRestart),
-		habit("a static pod that was rejected is tried again by the next kubelet", rejectedMeetsRestart),
-		habit("a pod that ends while no kubelet runs holds nothing after", removedMeanwhile),
+// restartCases is what a kubelet leaves behind, and finds again.
+func restartCases() []Case {
+	return []Case{
+		newCase("a kubelet that was told to end leaves its sockets, and they refuse", func(s *caseFixture) { socketsRefuse(s, syscall.SIGTERM) }),
+		newCase("a kubelet that was killed leaves its sockets, and they refuse", func(s *caseFixture) { socketsRefuse(s, syscall.SIGKILL) }),
+		newCase("a start removes sockets, and neither files nor folders", socketsRemoved),
+		newCase("a plugin's stream ends with the kubelet, and its socket is gone after it", pluginAcrossRestart),
+		newCase("a holder is listed before its plugin is back", ownerBeforePlugin),
+		newCase("after a start List is empty or right", listAfterStart),
+		newCase("the checkpoint has the pod's uid and its devices", checkpointFile),
+		newCase("a pod whose init container had a device is rejected by a start without the plugin", initContainerAcrossRestart),
+		newCase("a static pod that was rejected is tried again by the next kubelet", rejectedAcrossRestart),
+		newCase("a pod that ends while no kubelet runs holds nothing after", removedDuringRestart),
 	}
 }
 
-func (s *stage) socketPath(elem ...string) string {
+func (s *caseFixture) socketPath(elem ...string) string {
 	return filepath.Join(append([]string{s.k.Dir(), "device-plugins"}, elem...)...)
 }
 
-func socketsRefuse(s *stage, signal syscall.Signal) {
+func socketsRefuse(s *caseFixture, signal syscall.Signal) {
 	s.restart(signal, func() {
 		for _, service := range []string{"device-plugins", "pod-resources"} {
 			path := filepath.Join(s.k.Dir(), service, "kubelet.sock")
@@ -57,7 +57,7 @@ func socketsRefuse(s *stage, signal syscall.Signal) {
 	})
 }
 
-func socketsRemoved(s *stage) {
+func socketsRemoved(s *caseFixture) {
 	dir := s.socketPath(s.name)
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		s.Fatal(err)
@@ -84,53 +84,53 @@ func socketsRemoved(s *stage) {
 	}
 }
 
-func pluginMeetsRestart(s *stage) {
+func pluginAcrossRestart(s *caseFixture) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		p := s.offers(healthy("a", "b")...)
-		s.restart(signal, func() { p.awaitStreams(0) })
+		p := s.registerPlugin(healthy("a", "b")...)
+		s.restart(signal, func() { p.waitForStreams(0) })
 		if _, err := os.Lstat(p.path()); err == nil {
 			s.Errorf("after %v the plugin's socket is still there", signal)
 		}
-		s.awaitAllocatable()
-		p.again().registers()
+		s.waitForAllocatable()
+		p.restarted().registerAndWait()
 	}
 }
 
-func holderBeforePlugin(s *stage) {
-	p := s.offers(healthy("a", "b")...)
-	pod := s.pod("holder", 1)
-	got := s.runs(pod)
+func ownerBeforePlugin(s *caseFixture) {
+	p := s.registerPlugin(healthy("a", "b")...)
+	pod := s.podSpec("holder", 1)
+	got := s.runAdmittedPod(pod)
 	before, err := s.list()
 	if err != nil {
 		s.Fatal(err)
 	}
 	s.restart(syscall.SIGTERM, nil)
-	s.awaitListed(got.Name, before[got.Name])
-	s.awaitAllocatable()
-	next := p.again()
-	next.registers()
-	s.awaitListed(got.Name, before[got.Name])
+	s.waitForListed(got.Name, before[got.Name])
+	s.waitForAllocatable()
+	next := p.restarted()
+	next.registerAndWait()
+	s.waitForListed(got.Name, before[got.Name])
 	if n := p.allocations() + next.allocations(); n != 1 {
 		s.Errorf("Allocate was called %d times", n)
 	}
 	if now, err := s.k.Pod(s.ctx, pod); err != nil || now.UID != got.UID || now.Phase != "Running" {
 		s.Errorf("the pod is %+v, %v", now, err)
 	}
-	taken := before[got.Name][0].Devices
-	other := s.runs(s.pod("other", 1)) // gets the device that was not restored
-	s.awaitListed(other.Name, []listed{{"main", slices.DeleteFunc([]string{"a", "b"}, func(id string) bool { return slices.Contains(taken, id) })}})
+	allocated := before[got.Name][0].Devices
+	other := s.runAdmittedPod(s.podSpec("other", 1)) // gets the device that was not restored
+	s.waitForListed(other.Name, []listedContainer{{"main", slices.DeleteFunc([]string{"a", "b"}, func(id string) bool { return slices.Contains(allocated, id) })}})
 }
 
 // listAfterStart looks from the socket's first answer on. An answer may lack the pod (a real
 // kubelet's did in 10 of 10 restarts), but it never has the pod without its device.
-func listAfterStart(s *stage) {
-	s.offers(healthy("a")...)
-	got := s.runs(s.pod("holder", 1))
-	want := []listed{{"main", []string{"a"}}}
-	s.awaitListed(got.Name, want)
-	ctx, cancel := context.WithTimeout(s.ctx, patience)
+func listAfterStart(s *caseFixture) {
+	s.registerPlugin(healthy("a")...)
+	got := s.runAdmittedPod(s.podSpec("holder", 1))
+	want := []listedContainer{{"main", []string{"a"}}}
+	s.waitForListed(got.Name, want)
+	ctx, cancel := context.WithTimeout(s.ctx, waitTimeout)
 	defer cancel()
-	var answers [][]listed // each answer's word on the pod
+	var answers [][]listedContainer // each answer's word on the pod
 	var watch sync.WaitGroup
 	defer watch.Wait()
 	s.restart(syscall.SIGKILL, func() {
@@ -139,7 +139,7 @@ func listAfterStart(s *stage) {
 			defer tick.Stop()
 			for ctx.Err() == nil && (len(answers) == 0 || answers[len(answers)-1] == nil) {
 				if answer, err := s.lister.List(ctx, &podresources.ListPodResourcesRequest{}); err == nil {
-					answers = append(answers, s.one(answer, got.Name))
+					answers = append(answers, s.containersOf(answer, got.Name))
 				}
 				<-tick.C
 			}
@@ -157,7 +157,7 @@ func listAfterStart(s *stage) {
 	s.Logf("%d answers without the pod before one with it", len(answers)-1)
 }
 
-func (s *stage) one(answer *podresources.ListPodResourcesResponse, name string) []listed {
+func (s *caseFixture) containersOf(answer *podresources.ListPodResourcesResponse, name string) []listedContainer {
 	for _, pod := range answer.PodResources {
 		if pod.Name == name {
 			return s.containers(pod)
@@ -166,10 +166,10 @@ func (s *stage) one(answer *podresources.ListPodResourcesResponse, name string) 
 	return nil
 }
 
-func checkpointFile(s *stage) {
-	s.offers(healthy("a", "b")...)
-	got := s.runs(s.pod("holder", 2))
-	checkpoint := s.checkpoint()
+func checkpointFile(s *caseFixture) {
+	s.registerPlugin(healthy("a", "b")...)
+	got := s.runAdmittedPod(s.podSpec("holder", 2))
+	checkpoint := s.readCheckpoint()
 	for _, entry := range checkpoint.Data.PodDeviceEntries {
 		if entry.ResourceName != s.resource {
 			continue
@@ -186,66 +186,66 @@ func checkpointFile(s *stage) {
 	s.Errorf("there is no entry for %s in %+v", s.resource, checkpoint)
 }
 
-// checkpoint is what the kubelet has written down.
-type checkpoint struct {
+// recordedCheckpoint is what the kubelet has written down.
+type recordedCheckpoint struct {
 	Data struct {
-		PodDeviceEntries  []checkpointEntry
+		PodDeviceEntries  []recordedCheckpointEntry
 		RegisteredDevices map[string][]string
 	}
 	Checksum uint64
 }
 
-type checkpointEntry struct {
+type recordedCheckpointEntry struct {
 	PodUID, ContainerName, ResourceName string
 	DeviceIDs                           map[string][]string
 	AllocResp                           []byte
 }
 
-func (s *stage) checkpoint() checkpoint {
+func (s *caseFixture) readCheckpoint() recordedCheckpoint {
 	s.Helper()
 	b, err := os.ReadFile(s.socketPath("kubelet_internal_checkpoint"))
 	if err != nil {
 		s.Fatal(err)
 	}
-	var c checkpoint
+	var c recordedCheckpoint
 	if err := json.Unmarshal(b, &c); err != nil {
 		s.Fatal(err)
 	}
 	return c
 }
 
-func removedMeanwhile(s *stage) {
-	p := s.offers(healthy("a")...)
-	pod := s.pod("orphan", 1)
-	got := s.runs(pod)
+func removedDuringRestart(s *caseFixture) {
+	p := s.registerPlugin(healthy("a")...)
+	pod := s.podSpec("orphan", 1)
+	got := s.runAdmittedPod(pod)
 	s.restart(syscall.SIGTERM, func() {
 		if err := s.k.RemovePod(s.ctx, pod); err != nil {
 			s.Error(err)
 		}
 	})
-	p.again().registers()
-	s.awaitListed(got.Name, nil)
-	next := kubelet.Pod{}
-	s.await("its device is free", func() error {
+	p.restarted().registerAndWait()
+	s.waitForListed(got.Name, nil)
+	next := kubelet.PodSpec{}
+	s.waitFor("its device is free", func() error {
 		// The real one frees it when it has read all pods, and rejects whoever comes before.
-		next = s.pod(fmt.Sprint("next-", time.Now().UnixNano()), 1)
-		if status := s.run(next); status.Phase == "Failed" {
+		next = s.podSpec(fmt.Sprint("next-", time.Now().UnixNano()), 1)
+		if status := s.runPod(next); status.Phase == "Failed" {
 			return errors.New(status.Message)
 		}
 		return nil
 	})
 }
 
-// initContainerMeetsRestart: the kubelet admits running pods anew when it starts, and lets
+// initContainerAcrossRestart: the kubelet admits running pods anew when it starts, and lets
 // containers pass that run. A regular init container does not run any more, so that the pod is
 // turned away for want of its plugin, although nothing in it needs one.
-func initContainerMeetsRestart(s *stage) {
-	s.offers(healthy("a", "b")...)
-	pod := s.pod("prepared", 1)
-	pod.Init = []kubelet.Container{s.container("prepare", 1)}
-	s.runs(pod)
+func initContainerAcrossRestart(s *caseFixture) {
+	s.registerPlugin(healthy("a", "b")...)
+	pod := s.podSpec("prepared", 1)
+	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", 1)}
+	s.runAdmittedPod(pod)
 	s.restart(syscall.SIGTERM, nil)
-	s.await("the pod is rejected", func() error {
+	s.waitFor("the pod is rejected", func() error {
 		now, err := s.k.Pod(s.ctx, pod)
 		if err == nil && now.Phase != "Failed" {
 			err = fmt.Errorf("it is %+v", now)
@@ -254,16 +254,16 @@ func initContainerMeetsRestart(s *stage) {
 	})
 }
 
-// rejectedMeetsRestart: the API server would remember that the pod has failed; of a static pod
+// rejectedAcrossRestart: the API server would remember that the pod has failed; of a static pod
 // only the kubelet knew.
-func rejectedMeetsRestart(s *stage) {
-	p := s.plugin(healthy("a")...)
+func rejectedAcrossRestart(s *caseFixture) {
+	p := s.startPlugin(healthy("a")...)
 	p.allocate = func([]string) error { return errors.New("not today") }
-	p.registers()
-	pod := s.pod("unlucky", 1)
-	s.rejected(pod, "rpc error: code = Unknown desc = not today")
+	p.registerAndWait()
+	pod := s.podSpec("unlucky", 1)
+	s.runRejectedPod(pod, "rpc error: code = Unknown desc = not today")
 	s.restart(syscall.SIGTERM, nil)
-	s.await("the pod is rejected for another reason", func() error {
+	s.waitFor("the pod is rejected for another reason", func() error {
 		now, err := s.k.Pod(s.ctx, pod)
 		if err == nil && !strings.Contains(now.Message, "no healthy devices present") {
 			err = fmt.Errorf("it is %+v", now)

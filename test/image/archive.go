@@ -15,19 +15,19 @@ import (
 	"strings"
 )
 
-// image is what an OCI archive holds.
-type image struct {
+// ociImage is what an OCI archive holds.
+type ociImage struct {
 	name   string
-	config config
-	// root is the file system by absolute path. Links are as they stand in it.
-	root map[string]*file
+	config imageConfig
+	// files is the file system by absolute path. Links are as they stand in it.
+	files map[string]*imageFile
 	// compressed and uncompressed are the bytes of the layers.
 	compressed, uncompressed int64
 }
 
-// config is what an image says of itself.
+// imageConfig is what an image says of itself.
 // https://github.com/opencontainers/image-spec/blob/main/config.md
-type config struct {
+type imageConfig struct {
 	Architecture string `json:"architecture"`
 	OS           string `json:"os"`
 	Config       struct {
@@ -42,44 +42,44 @@ type config struct {
 	} `json:"rootfs"`
 }
 
-// file is an entry of a layer. Mode has the type as well.
-type file struct {
-	mode       fs.FileMode
-	uid, gid   int
-	link       string // of a symbolic link
-	attributes map[string]string
-	content    []byte
+// imageFile is an entry of a layer. Mode has the type as well.
+type imageFile struct {
+	mode     fs.FileMode
+	uid, gid int
+	link     string // of a symbolic link
+	xattrs   map[string]string
+	content  []byte
 }
 
-// program is the name of the command that the image has.
-func (img *image) program() string {
-	if strings.HasPrefix(img.name, registry+simulator+":") {
-		return simulator
+// programName is the name of the command that the image has.
+func (img *ociImage) programName() string {
+	if strings.HasPrefix(img.name, registry+simulatorName+":") {
+		return simulatorName
 	}
 	return "podgauge"
 }
 
-func (f *file) executable() bool { return f.mode.IsRegular() && f.mode&0o111 != 0 }
+func (f *imageFile) executable() bool { return f.mode.IsRegular() && f.mode&0o111 != 0 }
 
-type descriptor struct {
+type blobDescriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
 	Annotations map[string]string `json:"annotations"`
 }
 
-// blobs are the files of an archive, by their path in it.
-type blobs map[string][]byte
+// archiveBlobs are the files of an archive, by their path in it.
+type archiveBlobs map[string][]byte
 
 // readImage reads an archive that holds one image.
 // https://github.com/opencontainers/image-spec/blob/main/image-layout.md
-func readImage(archive string) (*image, error) {
+func readImage(archive string) (*ociImage, error) {
 	f, err := os.Open(archive)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	stored := blobs{}
-	for entry, err := range entries(f) {
+	stored := archiveBlobs{}
+	for entry, err := range layerEntries(f) {
 		if err != nil {
 			return nil, fmt.Errorf("read %s: %w", archive, err)
 		}
@@ -92,8 +92,8 @@ func readImage(archive string) (*image, error) {
 	return img, nil
 }
 
-func (b blobs) image() (*image, error) {
-	var index struct{ Manifests []descriptor }
+func (b archiveBlobs) image() (*ociImage, error) {
+	var index struct{ Manifests []blobDescriptor }
 	if err := json.Unmarshal(b["index.json"], &index); err != nil {
 		return nil, fmt.Errorf("index.json: %w", err)
 	}
@@ -101,13 +101,13 @@ func (b blobs) image() (*image, error) {
 		return nil, fmt.Errorf("index.json has %d images, want 1", len(index.Manifests))
 	}
 	var manifest struct {
-		Config descriptor
-		Layers []descriptor
+		Config blobDescriptor
+		Layers []blobDescriptor
 	}
 	if err := b.decode(index.Manifests[0], &manifest); err != nil {
 		return nil, fmt.Errorf("manifest: %w", err)
 	}
-	img := &image{name: nameOf(index.Manifests[0].Annotations), root: map[string]*file{}}
+	img := &ociImage{name: imageName(index.Manifests[0].Annotations), files: map[string]*imageFile{}}
 	if err := b.decode(manifest.Config, &img.config); err != nil {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
@@ -115,15 +115,15 @@ func (b blobs) image() (*image, error) {
 		return nil, fmt.Errorf("the manifest has %d layers, the configuration %d", got, want)
 	}
 	for i, layer := range manifest.Layers {
-		if err := img.add(b, layer, img.config.RootFS.DiffIDs[i]); err != nil {
+		if err := img.applyLayer(b, layer, img.config.RootFS.DiffIDs[i]); err != nil {
 			return nil, fmt.Errorf("layer %d: %w", i, err)
 		}
 	}
 	return img, nil
 }
 
-// nameOf is the name that containerd imports an image by: its own annotation, or a reference in the specification's.
-func nameOf(annotations map[string]string) string {
+// imageName is the name that containerd imports an image by: its own annotation, or a reference in the specification's.
+func imageName(annotations map[string]string) string {
 	if name := annotations["io.containerd.image.name"]; name != "" {
 		return name
 	}
@@ -131,7 +131,7 @@ func nameOf(annotations map[string]string) string {
 }
 
 // get finds a blob, whose content is what its digest says.
-func (b blobs) get(d descriptor) ([]byte, error) {
+func (b archiveBlobs) get(d blobDescriptor) ([]byte, error) {
 	content, found := b["blobs/"+strings.Replace(d.Digest, ":", "/", 1)]
 	if !found {
 		return nil, fmt.Errorf("%s is missing", d.Digest)
@@ -142,7 +142,7 @@ func (b blobs) get(d descriptor) ([]byte, error) {
 	return content, nil
 }
 
-func (b blobs) decode(d descriptor, into any) error {
+func (b archiveBlobs) decode(d blobDescriptor, into any) error {
 	content, err := b.get(d)
 	if err != nil {
 		return err
@@ -150,8 +150,8 @@ func (b blobs) decode(d descriptor, into any) error {
 	return json.Unmarshal(content, into)
 }
 
-// add lays a layer over those below it.
-func (i *image) add(b blobs, d descriptor, diffID string) error {
+// applyLayer lays a layer over those below it.
+func (i *ociImage) applyLayer(b archiveBlobs, d blobDescriptor, diffID string) error {
 	content, err := b.get(d)
 	if err != nil {
 		return err
@@ -166,11 +166,11 @@ func (i *image) add(b blobs, d descriptor, diffID string) error {
 		return fmt.Errorf("the configuration has %s, the layer is %s", diffID, got)
 	}
 	i.uncompressed += int64(len(content))
-	for entry, err := range entries(bytes.NewReader(content)) {
+	for entry, err := range layerEntries(bytes.NewReader(content)) {
 		if err != nil {
 			return err
 		}
-		if err := i.lay(entry); err != nil {
+		if err := i.applyEntry(entry); err != nil {
 			return err
 		}
 	}
@@ -181,7 +181,7 @@ func (i *image) add(b blobs, d descriptor, diffID string) error {
 // https://github.com/opencontainers/image-spec/blob/main/layer.md#whiteouts
 const whiteout = ".wh."
 
-func (i *image) lay(e entry) error {
+func (i *ociImage) applyEntry(e layerEntry) error {
 	name := path.Join("/", e.header.Name)
 	if hidden, found := strings.CutPrefix(path.Base(name), whiteout); found {
 		if hidden == whiteout+".opq" {
@@ -190,36 +190,36 @@ func (i *image) lay(e entry) error {
 		i.remove(path.Join(path.Dir(name), hidden))
 		return nil
 	}
-	f := &file{
+	f := &imageFile{
 		mode: e.header.FileInfo().Mode(), uid: e.header.Uid, gid: e.header.Gid, link: e.header.Linkname,
-		attributes: e.header.PAXRecords, content: e.content,
+		xattrs: e.header.PAXRecords, content: e.content,
 	}
 	if e.header.Typeflag == tar.TypeLink {
-		first, found := i.root[path.Join("/", e.header.Linkname)]
+		first, found := i.files[path.Join("/", e.header.Linkname)]
 		if !found {
 			return fmt.Errorf("%s is a link to %s, which is missing", name, e.header.Linkname)
 		}
 		f = first
 	}
-	i.root[name] = f
+	i.files[name] = f
 	return nil
 }
 
-func (i *image) remove(name string) {
-	for other := range i.root {
+func (i *ociImage) remove(name string) {
+	for other := range i.files {
 		if other == name || strings.HasPrefix(other, name+"/") {
-			delete(i.root, other)
+			delete(i.files, other)
 		}
 	}
 }
 
-// find follows links, as the kernel would with the image as its root.
-func (i *image) find(name string) (*file, string, bool) {
+// followLinks follows links, as the kernel would with the image as its root.
+func (i *ociImage) followLinks(name string) (*imageFile, string, bool) {
 	at := "/"
 	rest := strings.Split(strings.Trim(name, "/"), "/")
 	for links := 0; len(rest) > 0; {
 		next := path.Join(at, rest[0])
-		f, found := i.root[next]
+		f, found := i.files[next]
 		switch {
 		case !found || links > 40:
 			return nil, "", false
@@ -235,17 +235,17 @@ func (i *image) find(name string) (*file, string, bool) {
 			at, rest = next, rest[1:]
 		}
 	}
-	return i.root[at], at, true
+	return i.files[at], at, true
 }
 
-type entry struct {
+type layerEntry struct {
 	header  *tar.Header
 	content []byte
 }
 
-// entries are those of a tar, until the first error.
-func entries(r io.Reader) func(yield func(entry, error) bool) {
-	return func(yield func(entry, error) bool) {
+// layerEntries are those of a tar, until the first error.
+func layerEntries(r io.Reader) func(yield func(layerEntry, error) bool) {
+	return func(yield func(layerEntry, error) bool) {
 		for t := tar.NewReader(r); ; {
 			header, err := t.Next()
 			if errors.Is(err, io.EOF) {
@@ -255,7 +255,7 @@ func entries(r io.Reader) func(yield func(entry, error) bool) {
 			if err == nil {
 				content, err = io.ReadAll(t)
 			}
-			if !yield(entry{header, content}, err) || err != nil {
+			if !yield(layerEntry{header, content}, err) || err != nil {
 				return
 			}
 		}

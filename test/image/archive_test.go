@@ -15,8 +15,8 @@ import (
 )
 
 // layers are those of a small image: the second takes away what the first has, and changes it.
-func layers() []map[string]*file {
-	return []map[string]*file{
+func layers() []map[string]*imageFile {
+	return []map[string]*imageFile{
 		{
 			"/etc":        {mode: fs.ModeDir | 0o755},
 			"/etc/secret": {mode: 0o600, content: []byte("secret")},
@@ -35,10 +35,10 @@ func layers() []map[string]*file {
 }
 
 // archive is an image as a builder writes it.
-func archive(name string, c config, layers ...map[string]*file) blobs {
-	b := blobs{}
-	put := func(mediaType string, content []byte) descriptor {
-		d := descriptor{MediaType: mediaType, Digest: digest(content)}
+func archive(name string, c imageConfig, layers ...map[string]*imageFile) archiveBlobs {
+	b := archiveBlobs{}
+	put := func(mediaType string, content []byte) blobDescriptor {
+		d := blobDescriptor{MediaType: mediaType, Digest: digest(content)}
 		b["blobs/"+strings.Replace(d.Digest, ":", "/", 1)] = content
 		return d
 	}
@@ -50,27 +50,27 @@ func archive(name string, c config, layers ...map[string]*file) blobs {
 		return content
 	}
 	var manifest struct {
-		Config descriptor   `json:"config"`
-		Layers []descriptor `json:"layers"`
+		Config blobDescriptor   `json:"config"`
+		Layers []blobDescriptor `json:"layers"`
 	}
 	for _, layer := range layers {
 		content := tarOf(layer)
 		c.RootFS.DiffIDs = append(c.RootFS.DiffIDs, digest(content))
-		manifest.Layers = append(manifest.Layers, put("application/vnd.oci.image.layer.v1.tar+gzip", zip(content)))
+		manifest.Layers = append(manifest.Layers, put("application/vnd.oci.image.layer.v1.tar+gzip", gzipBytes(content)))
 	}
 	manifest.Config = put("application/vnd.oci.image.config.v1+json", encode(c))
 	d := put("application/vnd.oci.image.manifest.v1+json", encode(manifest))
 	d.Annotations = map[string]string{"org.opencontainers.image.ref.name": name}
-	b["index.json"] = encode(map[string]any{"manifests": []descriptor{d}})
+	b["index.json"] = encode(map[string]any{"manifests": []blobDescriptor{d}})
 	return b
 }
 
-func tarOf(files map[string]*file) []byte {
+func tarOf(files map[string]*imageFile) []byte {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		f := files[name]
-		h, err := tar.FileInfoHeader(info{f, name}, f.link)
+		h, err := tar.FileInfoHeader(fileInfo{f, name}, f.link)
 		if err != nil {
 			panic(err)
 		}
@@ -88,7 +88,7 @@ func tarOf(files map[string]*file) []byte {
 	return b.Bytes()
 }
 
-func zip(content []byte) []byte {
+func gzipBytes(content []byte) []byte {
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
 	if _, err := w.Write(content); err != nil {
@@ -102,9 +102,9 @@ func zip(content []byte) []byte {
 
 func TestLaysLayersOverEachOther(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "image.tar")
-	stored := map[string]*file{}
-	for path, content := range archive("x/y:1", config{Architecture: "amd64"}, layers()...) {
-		stored["/"+path] = &file{mode: 0o644, content: content}
+	stored := map[string]*imageFile{}
+	for path, content := range archive("x/y:1", imageConfig{Architecture: "amd64"}, layers()...) {
+		stored["/"+path] = &imageFile{mode: 0o644, content: content}
 	}
 	if err := os.WriteFile(name, tarOf(stored), 0o644); err != nil {
 		t.Fatal(err)
@@ -116,28 +116,28 @@ func TestLaysLayersOverEachOther(t *testing.T) {
 	if img.name != "x/y:1" || img.config.Architecture != "amd64" {
 		t.Errorf("it is %s for %s", img.name, img.config.Architecture)
 	}
-	if _, found := img.root["/etc/secret"]; found {
+	if _, found := img.files["/etc/secret"]; found {
 		t.Error("a file that the second layer takes away is there")
 	}
 	for path, want := range map[string]string{"/usr/lib/a": "/usr/lib/a", "/lib/a": "/usr/lib/a", "/lib/b": "/usr/lib/a"} {
-		f, at, found := img.find(path)
+		f, at, found := img.followLinks(path)
 		if !found || at != want || string(f.content) != "new" {
 			t.Errorf("%s leads to %s with %q, %v", path, at, f.content, found)
 		}
 	}
 	for _, path := range []string{"/usr/lib/c", "/lib/d"} {
-		if _, at, found := img.find(path); found {
+		if _, at, found := img.followLinks(path); found {
 			t.Errorf("%s leads to %s", path, at)
 		}
 	}
 }
 
 func TestRefusesWhatIsNotWhatItSays(t *testing.T) {
-	for name, spoil := range map[string]func(blobs){
-		"no index":    func(b blobs) { delete(b, "index.json") },
-		"two images":  func(b blobs) { b["index.json"] = []byte(`{"manifests":[{},{}]}`) },
-		"no manifest": func(b blobs) { b["index.json"] = []byte(`{"manifests":[{"digest":"sha256:00"}]}`) },
-		"another content": func(b blobs) {
+	for name, spoil := range map[string]func(archiveBlobs){
+		"no index":    func(b archiveBlobs) { delete(b, "index.json") },
+		"two images":  func(b archiveBlobs) { b["index.json"] = []byte(`{"manifests":[{},{}]}`) },
+		"no manifest": func(b archiveBlobs) { b["index.json"] = []byte(`{"manifests":[{"digest":"sha256:00"}]}`) },
+		"another content": func(b archiveBlobs) {
 			for path := range b {
 				if strings.HasPrefix(path, "blobs/") {
 					b[path] = append(slices.Clone(b[path]), ' ')
@@ -145,13 +145,13 @@ func TestRefusesWhatIsNotWhatItSays(t *testing.T) {
 			}
 		},
 	} {
-		b := archive("x/y:1", config{}, layers()...)
+		b := archive("x/y:1", imageConfig{}, layers()...)
 		spoil(b)
 		if _, err := b.image(); err == nil {
 			t.Errorf("%s is read without an error", name)
 		}
 	}
-	b := archive("x/y:1", config{RootFS: struct {
+	b := archive("x/y:1", imageConfig{RootFS: struct {
 		DiffIDs []string `json:"diff_ids"`
 	}{[]string{"sha256:00"}}}, layers()[0])
 	if _, err := b.image(); err == nil {

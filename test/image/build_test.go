@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// docker stands for the program of that name: it has this driver and this store, and writes down what it was asked.
-const docker = `#!/bin/sh
+// fakeDocker stands for the program of that name: it has this driver and this store, and writes down what it was asked.
+const fakeDocker = `#!/bin/sh
 echo "$*" >> "$ASKED"
 case "$*" in
     "buildx inspect") printf 'Name:          default\nDriver:        %s\n' "$DRIVER" ;;
@@ -17,14 +17,14 @@ case "$*" in
 esac
 `
 
-// asked is what build.sh asks of such a docker.
-func asked(t *testing.T, driver, store string) []string {
+// dockerCalls is what build.sh asks of such a docker.
+func dockerCalls(t *testing.T, driver, store string) []string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "docker"), []byte(docker), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "docker"), []byte(fakeDocker), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command("sh", scripted(t), "amd64")
+	cmd := exec.Command("sh", copyBuildScript(t), "amd64")
 	log := filepath.Join(dir, "asked")
 	cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "XDG_CACHE_HOME="+dir, "BUILDER=docker", "VERSION=v9", "ASKED="+log, "DRIVER="+driver, "STORE="+store)
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -37,8 +37,8 @@ func asked(t *testing.T, driver, store string) []string {
 	return strings.Split(strings.TrimSpace(string(text)), "\n")
 }
 
-// scripted is build.sh in a folder of its own, so that no archive of the repository is removed.
-func scripted(t *testing.T) string {
+// copyBuildScript is build.sh in a folder of its own, so that no archive of the repository is removed.
+func copyBuildScript(t *testing.T) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "deploy", "image", "build.sh")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -63,7 +63,7 @@ func TestDocker(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var made, used, removed bool
 			built := 0
-			all := asked(t, c.driver, c.store)
+			all := dockerCalls(t, c.driver, c.store)
 			for _, line := range all {
 				made = made || line == "buildx create --name podgauge-image --driver docker-container"
 				removed = line == "buildx rm podgauge-image" // comes last
@@ -81,7 +81,7 @@ func TestDocker(t *testing.T) {
 
 // TestNoSuchBuilder: what is wrong with BUILDER is said.
 func TestNoSuchBuilder(t *testing.T) {
-	cmd := exec.Command("sh", scripted(t), "amd64")
+	cmd := exec.Command("sh", copyBuildScript(t), "amd64")
 	cmd.Env = append(os.Environ(), "XDG_CACHE_HOME="+t.TempDir(), "BUILDER=kaniko", "VERSION=v9")
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(string(out), "BUILDER=kaniko: want docker, podman or buildah") {
 		t.Errorf("%v\n%s", err, out)

@@ -14,54 +14,54 @@ import (
 	"strings"
 )
 
-// program is where an image has podgauge, or podgauge-sim.
-const program = "/usr/bin/podgauge"
+// programPath is where an image has podgauge, or podgauge-sim.
+const programPath = "/usr/bin/podgauge"
 
 // registry is where the images are.
 const registry = "ghcr.io/podgauge/"
 
-// simulator is podgauge on a simulated machine, which has an image of its own.
-const simulator = "podgauge-sim"
+// simulatorName is podgauge on a simulated machine, which has an image of its own.
+const simulatorName = "podgauge-sim"
 
-// machines are the architectures that there are images for, as Go calls them and as ELF does.
-var machines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
+// elfMachines are the architectures that there are images for, as Go calls them and as ELF does.
+var elfMachines = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}
 
-// check is one thing that must hold for an image.
-type check struct {
+// imageCheck is one thing that must hold for an image.
+type imageCheck struct {
 	name string
-	// of looks. The text is what it has found.
-	of func(*image) (string, error)
+	// run looks. The text is what it has found.
+	run func(*ociImage) (string, error)
 }
 
-var checks = []check{
-	{"name", named},
-	{"start", started},
-	{"labels", labelled},
-	{"programs", alone},
-	{"permissions", plain},
-	{"architecture", compiled},
-	{"lazy binding", lazy},
-	{"libraries", linked},
-	{"build info", stamped},
-	{"packages", packaged},
-	{"licence", licensed},
+var imageChecks = []imageCheck{
+	{"name", checkName},
+	{"start", checkStart},
+	{"labels", checkLabels},
+	{"programs", checkContents},
+	{"permissions", checkPermissions},
+	{"architecture", checkArchitecture},
+	{"lazy binding", checkLazyBinding},
+	{"libraries", checkLibraries},
+	{"build info", checkBuildInfo},
+	{"packages", checkPackages},
+	{"licence", checkLicense},
 }
 
-// named: containerd imports the image under a name with the version that its label has.
-func named(img *image) (string, error) {
-	want := registry + img.program() + ":" + img.config.Config.Labels["org.opencontainers.image.version"]
+// checkName: containerd imports the image under a name with the version that its label has.
+func checkName(img *ociImage) (string, error) {
+	want := registry + img.programName() + ":" + img.config.Config.Labels["org.opencontainers.image.version"]
 	if img.name != want {
 		return "", fmt.Errorf("it is %q, want %q", img.name, want)
 	}
 	return img.name, nil
 }
 
-// started: podgauge and nothing else, as uid 0, with no variable that asks for GPUs.
-func started(img *image) (string, error) {
+// checkStart: podgauge and nothing else, as uid 0, with no variable that asks for GPUs.
+func checkStart(img *ociImage) (string, error) {
 	c := img.config.Config
 	switch {
-	case !slices.Equal(c.Entrypoint, []string{program}) || len(c.Cmd) > 0:
-		return "", fmt.Errorf("it starts %q %q, want %s", c.Entrypoint, c.Cmd, program)
+	case !slices.Equal(c.Entrypoint, []string{programPath}) || len(c.Cmd) > 0:
+		return "", fmt.Errorf("it starts %q %q, want %s", c.Entrypoint, c.Cmd, programPath)
 	case c.User != "0:0":
 		return "", fmt.Errorf("the user is %q, want 0:0: the kubelet's pod-resources folder is root's", c.User)
 	}
@@ -70,7 +70,7 @@ func started(img *image) (string, error) {
 			return "", fmt.Errorf("%s: pods ask for GPUs, and not the image", variable)
 		}
 	}
-	return fmt.Sprintf("%s as %s", program, c.User), nil
+	return fmt.Sprintf("%s as %s", programPath, c.User), nil
 }
 
 // wantLabels are patterns, of the whole value.
@@ -86,7 +86,7 @@ var wantLabels = map[string]string{
 	"revision":      "[0-9a-f]{40}",
 }
 
-func labelled(img *image) (string, error) {
+func checkLabels(img *ociImage) (string, error) {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(wantLabels)) {
 		value := img.config.Config.Labels["org.opencontainers.image."+name]
@@ -97,20 +97,20 @@ func labelled(img *image) (string, error) {
 	return fmt.Sprintf("%d of them", len(wantLabels)), errors.Join(errs...)
 }
 
-// shells are what lets somebody look around who should not, wherever it lies.
-var shells = []string{"ash", "bash", "busybox", "dash", "ksh", "sh", "toybox", "zsh", "apt", "apt-get", "dpkg", "perl", "python3"}
+// forbiddenPrograms are what lets somebody look around who should not, wherever it lies.
+var forbiddenPrograms = []string{"ash", "bash", "busybox", "dash", "ksh", "sh", "toybox", "zsh", "apt", "apt-get", "dpkg", "perl", "python3"}
 
-// alone: there is nothing to run but podgauge and the dynamic linker, which the base brings with its C library.
-func alone(img *image) (string, error) {
+// checkContents: there is nothing to run but podgauge and the dynamic linker, which the base brings with its C library.
+func checkContents(img *ociImage) (string, error) {
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(img.root)) {
-		f := img.root[name]
-		if f.mode.IsDir() || name == program {
+	for _, name := range slices.Sorted(maps.Keys(img.files)) {
+		f := img.files[name]
+		if f.mode.IsDir() || name == programPath {
 			continue
 		}
 		folder := path.Base(path.Dir(name))
 		switch {
-		case slices.Contains(shells, path.Base(name)):
+		case slices.Contains(forbiddenPrograms, path.Base(name)):
 			errs = append(errs, fmt.Errorf("%s", name))
 		case (folder == "bin" || folder == "sbin") && !isLibrary(img, name):
 			errs = append(errs, fmt.Errorf("%s", name))
@@ -122,20 +122,20 @@ func alone(img *image) (string, error) {
 }
 
 // isLibrary: the C library and the dynamic linker are executable, and say only what they are.
-func isLibrary(img *image, name string) bool {
-	_, at, found := img.find(name)
+func isLibrary(img *ociImage, name string) bool {
+	_, at, found := img.followLinks(name)
 	return found && regexp.MustCompile(`^/usr/lib/[^/]+/(ld-linux-[^/]+|libc)\.so\.\d+$`).MatchString(at)
 }
 
-// plain: nothing gives rights that its caller has not, and nothing but /tmp can be written to by everybody.
-func plain(img *image) (string, error) {
+// checkPermissions: nothing gives rights that its caller has not, and nothing but /tmp can be written to by everybody.
+func checkPermissions(img *ociImage) (string, error) {
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(img.root)) {
-		f := img.root[name]
+	for _, name := range slices.Sorted(maps.Keys(img.files)) {
+		f := img.files[name]
 		if f.mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 && !f.mode.IsDir() {
 			errs = append(errs, fmt.Errorf("%s is %v", name, f.mode))
 		}
-		if f.attributes["SCHILY.xattr.security.capability"] != "" {
+		if f.xattrs["SCHILY.xattr.security.capability"] != "" {
 			errs = append(errs, fmt.Errorf("%s has capabilities", name))
 		}
 		sticky := f.mode.IsDir() && f.mode&fs.ModeSticky != 0
@@ -143,17 +143,17 @@ func plain(img *image) (string, error) {
 			errs = append(errs, fmt.Errorf("%s is %v: everybody may write", name, f.mode))
 		}
 	}
-	if f := img.root[program]; f == nil || f.mode.Perm() != 0o755 || f.uid != 0 || f.gid != 0 {
-		errs = append(errs, fmt.Errorf("%s is not root's with mode 0755", program))
+	if f := img.files[programPath]; f == nil || f.mode.Perm() != 0o755 || f.uid != 0 || f.gid != 0 {
+		errs = append(errs, fmt.Errorf("%s is not root's with mode 0755", programPath))
 	}
-	return fmt.Sprintf("%d files and folders", len(img.root)), errors.Join(errs...)
+	return fmt.Sprintf("%d files and folders", len(img.files)), errors.Join(errs...)
 }
 
-// stamped: `go version -m` says what the binary is made of, and nothing where.
-func stamped(img *image) (string, error) {
-	f, found := img.root[program]
+// checkBuildInfo: `go version -m` says what the binary is made of, and nothing where.
+func checkBuildInfo(img *ociImage) (string, error) {
+	f, found := img.files[programPath]
 	if !found {
-		return "", fmt.Errorf("%s is missing", program)
+		return "", fmt.Errorf("%s is missing", programPath)
 	}
 	info, err := buildinfo.Read(bytes.NewReader(f.content))
 	if err != nil {
@@ -171,17 +171,17 @@ func stamped(img *image) (string, error) {
 			errs = append(errs, fmt.Errorf("%s is %q, want %q", key, set[key], want))
 		}
 	}
-	if want := "github.com/podgauge/podgauge/cmd/" + img.program(); info.Path != want {
+	if want := "github.com/podgauge/podgauge/cmd/" + img.programName(); info.Path != want {
 		errs = append(errs, fmt.Errorf("it is %s, want %s", info.Path, want))
 	}
 	return fmt.Sprintf("%s, %d modules", info.GoVersion, len(info.Deps)), errors.Join(errs...)
 }
 
-// packaged: scanners find the packages of the base, and certificates are there.
-func packaged(img *image) (string, error) {
+// checkPackages: scanners find the packages of the base, and certificates are there.
+func checkPackages(img *ociImage) (string, error) {
 	var found []string
 	for _, name := range []string{"base-files", "ca-certificates", "libc6", "tzdata"} {
-		f, has := img.root["/var/lib/dpkg/status.d/"+name]
+		f, has := img.files["/var/lib/dpkg/status.d/"+name]
 		if !has {
 			return "", fmt.Errorf("%s is not listed", name)
 		}
@@ -191,17 +191,17 @@ func packaged(img *image) (string, error) {
 		}
 		found = append(found, name+" "+string(version[1]))
 	}
-	f, _, has := img.find("/etc/ssl/certs/ca-certificates.crt")
+	f, _, has := img.followLinks("/etc/ssl/certs/ca-certificates.crt")
 	if !has || !bytes.Contains(f.content, []byte("BEGIN CERTIFICATE")) {
 		return "", errors.New("no certificates")
 	}
 	return strings.Join(found, ", "), nil
 }
 
-// licensed: the licence goes where the program goes.
-func licensed(img *image) (string, error) {
+// checkLicense: the licence goes where the program goes.
+func checkLicense(img *ociImage) (string, error) {
 	const name = "/usr/share/doc/podgauge/LICENSE"
-	if f, found := img.root[name]; !found || !bytes.Contains(f.content, []byte("Apache License")) {
+	if f, found := img.files[name]; !found || !bytes.Contains(f.content, []byte("Apache License")) {
 		return "", fmt.Errorf("%s is not the licence", name)
 	}
 	return name, nil

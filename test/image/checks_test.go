@@ -13,23 +13,23 @@ import (
 	"time"
 )
 
-// info is a file as package tar wants to be told of it.
-type info struct {
-	*file
+// fileInfo is a file as package tar wants to be told of it.
+type fileInfo struct {
+	*imageFile
 	name string
 }
 
-func (i info) Name() string       { return filepath.Base(i.name) }
-func (i info) Size() int64        { return int64(len(i.content)) }
-func (i info) Mode() fs.FileMode  { return i.mode }
-func (i info) ModTime() time.Time { return time.Unix(0, 0) }
-func (i info) IsDir() bool        { return i.mode.IsDir() }
-func (i info) Sys() any           { return nil }
+func (i fileInfo) Name() string       { return filepath.Base(i.name) }
+func (i fileInfo) Size() int64        { return int64(len(i.content)) }
+func (i fileInfo) Mode() fs.FileMode  { return i.mode }
+func (i fileInfo) ModTime() time.Time { return time.Unix(0, 0) }
+func (i fileInfo) IsDir() bool        { return i.mode.IsDir() }
+func (i fileInfo) Sys() any           { return nil }
 
-// good is an image with which nothing is wrong: make build's binary on this machine's glibc.
-func good(t *testing.T) *image {
+// goodImage is an image with which nothing is wrong: make build's binary on this machine's glibc.
+func goodImage(t *testing.T) *ociImage {
 	t.Helper()
-	img := &image{name: registry + "podgauge:v1.2.3", root: map[string]*file{
+	img := &ociImage{name: registry + "podgauge:v1.2.3", files: map[string]*imageFile{
 		"/tmp":                               {mode: fs.ModeDir | fs.ModeSticky | 0o777},
 		"/lib":                               {mode: fs.ModeSymlink | 0o777, link: "usr/lib"},
 		"/lib64":                             {mode: fs.ModeSymlink | 0o777, link: "usr/lib64"},
@@ -40,7 +40,7 @@ func good(t *testing.T) *image {
 		"/usr/share/doc/podgauge/LICENSE":    {mode: 0o644, content: []byte("Apache License")},
 	}}
 	for _, name := range []string{"base-files", "ca-certificates", "libc6", "tzdata"} {
-		img.root["/var/lib/dpkg/status.d/"+name] = &file{mode: 0o644, content: []byte("Package: " + name + "\nVersion: 1-2\n")}
+		img.files["/var/lib/dpkg/status.d/"+name] = &imageFile{mode: 0o644, content: []byte("Package: " + name + "\nVersion: 1-2\n")}
 	}
 	put := func(name, source string) {
 		content, err := os.ReadFile(source)
@@ -51,18 +51,18 @@ func good(t *testing.T) *image {
 		if strings.Contains(name, "/lib/") && !strings.Contains(name, "/libc.so") && !strings.Contains(name, "/ld-") {
 			mode = 0o644
 		}
-		img.root[name] = &file{mode: mode, content: content}
+		img.files[name] = &imageFile{mode: mode, content: content}
 		for dir := filepath.Dir(name); dir != "/"; dir = filepath.Dir(dir) {
-			img.root[dir] = &file{mode: fs.ModeDir | 0o755}
+			img.files[dir] = &imageFile{mode: fs.ModeDir | 0o755}
 		}
 	}
-	put(program, "../../bin/podgauge")
+	put(programPath, "../../bin/podgauge")
 	img.config.Architecture, img.config.OS = runtime.GOARCH, "linux"
-	libraries := img.libraries()
+	libraries := img.libraryDir()
 	for _, library := range []string{"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "libresolv.so.2"} {
 		put(libraries+"/"+library, libraries+"/"+library)
 	}
-	bin, err := img.open(program)
+	bin, err := img.openELF(programPath)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,12 +71,12 @@ func good(t *testing.T) *image {
 		t.Fatal(err)
 	}
 	put(libraries+"/"+filepath.Base(loader), loader)
-	img.root["/usr"+loader] = &file{mode: fs.ModeSymlink | 0o777, link: libraries + "/" + filepath.Base(loader)}
-	if dir := filepath.Dir("/usr" + loader); img.root[dir] == nil {
-		img.root[dir] = &file{mode: fs.ModeDir | 0o755}
+	img.files["/usr"+loader] = &imageFile{mode: fs.ModeSymlink | 0o777, link: libraries + "/" + filepath.Base(loader)}
+	if dir := filepath.Dir("/usr" + loader); img.files[dir] == nil {
+		img.files[dir] = &imageFile{mode: fs.ModeDir | 0o755}
 	}
 	c := &img.config.Config
-	c.User, c.Entrypoint, c.Env = "0:0", []string{program}, []string{"PATH=/usr/bin"}
+	c.User, c.Entrypoint, c.Env = "0:0", []string{programPath}, []string{"PATH=/usr/bin"}
 	c.Labels = map[string]string{}
 	for name, value := range map[string]string{
 		"title": "podgauge", "description": "Device plugin for NVIDIA GPUs", "source": "https://github.com/podgauge/podgauge",
@@ -88,60 +88,60 @@ func good(t *testing.T) *image {
 	return img
 }
 
-// spoiled are images with which one thing is wrong, and the check that must say so.
-var spoiled = []struct {
+// brokenImages are images with which one thing is wrong, and the check that must say so.
+var brokenImages = []struct {
 	what, check string
-	spoil       func(img *image)
+	spoil       func(img *ociImage)
 }{
-	{"another version", "name", func(img *image) { img.name = registry + "podgauge:v1.2.4" }},
-	{"no name", "name", func(img *image) { img.name = "" }},
-	{"the simulator's name", "build info", func(img *image) { img.name = registry + simulator + ":v1.2.3" }},
-	{"a shell starts it", "start", func(img *image) { img.config.Config.Entrypoint = []string{"sh", "-c", program} }},
-	{"with arguments", "start", func(img *image) { img.config.Config.Cmd = []string{"--simulate"} }},
-	{"another user", "start", func(img *image) { img.config.Config.User = "65532" }},
-	{"asks for GPUs", "start", func(img *image) { img.config.Config.Env = []string{"NVIDIA_VISIBLE_DEVICES=all"} }},
-	{"no revision", "labels", func(img *image) { img.config.Config.Labels["org.opencontainers.image.revision"] = "unknown" }},
-	{"another licence's name", "labels", func(img *image) { img.config.Config.Labels["org.opencontainers.image.licenses"] = "MIT" }},
-	{"a shell", "programs", func(img *image) { img.root["/busybox/sh"] = &file{mode: 0o755} }},
-	{"a link to a shell", "programs", func(img *image) { img.root["/opt/bash"] = &file{mode: fs.ModeSymlink | 0o777, link: "/opt/x"} }},
-	{"another program", "programs", func(img *image) { img.root["/usr/sbin/ldconfig"] = &file{mode: 0o755} }},
-	{"a program elsewhere", "programs", func(img *image) { img.root["/opt/tool"] = &file{mode: 0o755, content: []byte("\x7fELF")} }},
-	{"setuid", "permissions", func(img *image) { img.root["/opt/x"] = &file{mode: fs.ModeSetuid | 0o755} }},
-	{"a capability of a file", "permissions", func(img *image) {
-		img.root["/opt/x"] = &file{mode: 0o755, attributes: map[string]string{"SCHILY.xattr.security.capability": "\x01"}}
+	{"another version", "name", func(img *ociImage) { img.name = registry + "podgauge:v1.2.4" }},
+	{"no name", "name", func(img *ociImage) { img.name = "" }},
+	{"the simulator's name", "build info", func(img *ociImage) { img.name = registry + simulatorName + ":v1.2.3" }},
+	{"a shell starts it", "start", func(img *ociImage) { img.config.Config.Entrypoint = []string{"sh", "-c", programPath} }},
+	{"with arguments", "start", func(img *ociImage) { img.config.Config.Cmd = []string{"--simulate"} }},
+	{"another user", "start", func(img *ociImage) { img.config.Config.User = "65532" }},
+	{"asks for GPUs", "start", func(img *ociImage) { img.config.Config.Env = []string{"NVIDIA_VISIBLE_DEVICES=all"} }},
+	{"no revision", "labels", func(img *ociImage) { img.config.Config.Labels["org.opencontainers.image.revision"] = "unknown" }},
+	{"another licence's name", "labels", func(img *ociImage) { img.config.Config.Labels["org.opencontainers.image.licenses"] = "MIT" }},
+	{"a shell", "programs", func(img *ociImage) { img.files["/busybox/sh"] = &imageFile{mode: 0o755} }},
+	{"a link to a shell", "programs", func(img *ociImage) { img.files["/opt/bash"] = &imageFile{mode: fs.ModeSymlink | 0o777, link: "/opt/x"} }},
+	{"another program", "programs", func(img *ociImage) { img.files["/usr/sbin/ldconfig"] = &imageFile{mode: 0o755} }},
+	{"a program elsewhere", "programs", func(img *ociImage) { img.files["/opt/tool"] = &imageFile{mode: 0o755, content: []byte("\x7fELF")} }},
+	{"setuid", "permissions", func(img *ociImage) { img.files["/opt/x"] = &imageFile{mode: fs.ModeSetuid | 0o755} }},
+	{"a capability of a file", "permissions", func(img *ociImage) {
+		img.files["/opt/x"] = &imageFile{mode: 0o755, xattrs: map[string]string{"SCHILY.xattr.security.capability": "\x01"}}
 	}},
-	{"a folder for everybody", "permissions", func(img *image) { img.root["/opt"] = &file{mode: fs.ModeDir | 0o777} }},
-	{"not root's", "permissions", func(img *image) { img.root[program].uid = 1000 }},
-	{"for a machine that there is not", "architecture", func(img *image) { img.config.Architecture = "s390x" }},
-	{"for another system", "architecture", func(img *image) { img.config.OS = "windows" }},
-	{"another machine's binary", "architecture", func(img *image) {
-		binary.LittleEndian.PutUint16(img.root[program].content[18:], uint16(elf.EM_RISCV)) // e_machine
+	{"a folder for everybody", "permissions", func(img *ociImage) { img.files["/opt"] = &imageFile{mode: fs.ModeDir | 0o777} }},
+	{"not root's", "permissions", func(img *ociImage) { img.files[programPath].uid = 1000 }},
+	{"for a machine that there is not", "architecture", func(img *ociImage) { img.config.Architecture = "s390x" }},
+	{"for another system", "architecture", func(img *ociImage) { img.config.OS = "windows" }},
+	{"another machine's binary", "architecture", func(img *ociImage) {
+		binary.LittleEndian.PutUint16(img.files[programPath].content[18:], uint16(elf.EM_RISCV)) // e_machine
 	}},
-	{"bound at its start", "lazy binding", func(img *image) { retag(img, elf.DT_DEBUG, elf.DT_BIND_NOW) }},
-	{"without cgo", "lazy binding", func(img *image) { replace(img, "nvml", "mlvn") }},
-	{"no C library", "libraries", func(img *image) { remove(img, "libc.so.6") }},
-	{"no dynamic linker", "libraries", func(img *image) { remove(img, "ld-linux") }},
-	{"another library in the C library's place", "libraries", func(img *image) {
+	{"bound at its start", "lazy binding", func(img *ociImage) { replaceDynTag(img, elf.DT_DEBUG, elf.DT_BIND_NOW) }},
+	{"without cgo", "lazy binding", func(img *ociImage) { replace(img, "nvml", "mlvn") }},
+	{"no C library", "libraries", func(img *ociImage) { remove(img, "libc.so.6") }},
+	{"no dynamic linker", "libraries", func(img *ociImage) { remove(img, "ld-linux") }},
+	{"another library in the C library's place", "libraries", func(img *ociImage) {
 		libc, libm := find(img, "libc.so.6"), find(img, "libm.so.6")
-		img.root[libc] = img.root[libm]
+		img.files[libc] = img.files[libm]
 	}},
-	{"paths of the machine", "build info", func(img *image) { replace(img, "-trimpath=true", "-trimpath=fals") }},
-	{"another program's name", "build info", func(img *image) { replace(img, "path\tgithub.com/podgauge", "path\tgithub.com/podgaugf") }},
-	{"a package without its list", "packages", func(img *image) { delete(img.root, "/var/lib/dpkg/status.d/libc6") }},
-	{"a list without a version", "packages", func(img *image) { img.root["/var/lib/dpkg/status.d/libc6"].content = []byte("Package: libc6\n") }},
-	{"no certificates", "packages", func(img *image) { delete(img.root, "/etc/ssl/certs/ca-certificates.crt") }},
-	{"no licence", "licence", func(img *image) { delete(img.root, "/usr/share/doc/podgauge/LICENSE") }},
+	{"paths of the machine", "build info", func(img *ociImage) { replace(img, "-trimpath=true", "-trimpath=fals") }},
+	{"another program's name", "build info", func(img *ociImage) { replace(img, "path\tgithub.com/podgauge", "path\tgithub.com/podgaugf") }},
+	{"a package without its list", "packages", func(img *ociImage) { delete(img.files, "/var/lib/dpkg/status.d/libc6") }},
+	{"a list without a version", "packages", func(img *ociImage) { img.files["/var/lib/dpkg/status.d/libc6"].content = []byte("Package: libc6\n") }},
+	{"no certificates", "packages", func(img *ociImage) { delete(img.files, "/etc/ssl/certs/ca-certificates.crt") }},
+	{"no licence", "licence", func(img *ociImage) { delete(img.files, "/usr/share/doc/podgauge/LICENSE") }},
 }
 
-// retag makes another entry of one of the binary's dynamic section.
-func retag(img *image, from, to elf.DynTag) {
-	bin, err := img.open(program)
+// replaceDynTag makes another entry of one of the binary's dynamic section.
+func replaceDynTag(img *ociImage, from, to elf.DynTag) {
+	bin, err := img.openELF(programPath)
 	if err != nil {
 		panic(err)
 	}
 	at := bin.Section(".dynamic")
 	for entry := at.Offset; entry < at.Offset+at.Size; entry += 16 {
-		tag := img.root[program].content[entry : entry+8]
+		tag := img.files[programPath].content[entry : entry+8]
 		if elf.DynTag(binary.LittleEndian.Uint64(tag)) == from {
 			binary.LittleEndian.PutUint64(tag, uint64(to))
 			return
@@ -150,15 +150,15 @@ func retag(img *image, from, to elf.DynTag) {
 	panic(from.String() + " is not in the binary")
 }
 
-func replace(img *image, old, by string) {
-	if !bytes.Contains(img.root[program].content, []byte(old)) {
+func replace(img *ociImage, old, by string) {
+	if !bytes.Contains(img.files[programPath].content, []byte(old)) {
 		panic(old + " is not in the binary")
 	}
-	img.root[program].content = bytes.ReplaceAll(img.root[program].content, []byte(old), []byte(by))
+	img.files[programPath].content = bytes.ReplaceAll(img.files[programPath].content, []byte(old), []byte(by))
 }
 
-func find(img *image, beginning string) string {
-	for name, f := range img.root {
+func find(img *ociImage, beginning string) string {
+	for name, f := range img.files {
 		if strings.HasPrefix(filepath.Base(name), beginning) && f.mode.IsRegular() {
 			return name
 		}
@@ -166,30 +166,30 @@ func find(img *image, beginning string) string {
 	panic(beginning + " is not in the image")
 }
 
-func remove(img *image, beginning string) { delete(img.root, find(img, beginning)) }
+func remove(img *ociImage, beginning string) { delete(img.files, find(img, beginning)) }
 
 func TestChecks(t *testing.T) {
-	for _, check := range checks {
-		found, err := check.of(good(t))
+	for _, check := range imageChecks {
+		found, err := check.run(goodImage(t))
 		if err != nil || found == "" {
 			t.Errorf("%s: %q, %v of an image with which nothing is wrong", check.name, found, err)
 		}
 	}
 	tried := map[string]bool{}
-	for _, c := range spoiled {
-		img := good(t)
+	for _, c := range brokenImages {
+		img := goodImage(t)
 		c.spoil(img)
-		for _, check := range checks {
+		for _, check := range imageChecks {
 			if check.name != c.check {
 				continue
 			}
 			tried[check.name] = true
-			if _, err := check.of(img); err == nil {
+			if _, err := check.run(img); err == nil {
 				t.Errorf("%s: nothing is said of an image with %s", check.name, c.what)
 			}
 		}
 	}
-	for _, check := range checks {
+	for _, check := range imageChecks {
 		if !tried[check.name] {
 			t.Errorf("%s was never seen to fail", check.name)
 		}

@@ -21,28 +21,28 @@ import (
 	"time"
 )
 
-// patience is how long something that takes no time may take on a machine that is busy, or emulated.
-const patience = time.Minute
+// waitTimeout is how long something that takes no time may take on a machine that is busy, or emulated.
+const waitTimeout = time.Minute
 
-// bundle is an image's file system on disk and what is mounted into it, from which runc makes containers.
-type bundle struct {
+// runcBundle is an image's file system on disk and what is mounted into it, from which runc makes containers.
+type runcBundle struct {
 	dir string
 	// emulator is the program on this machine that runs those of the image; empty: the kernel does.
 	emulator string
-	mounts   []mount
+	mounts   []bindMount
 	env      []string
-	devices  []device
+	devices  []cgroupDevice
 }
 
-// device is one that the cgroup says something of. All others are refused but those that every container has.
-type device struct {
+// cgroupDevice is one that the cgroup says something of. All others are refused but those that every container has.
+type cgroupDevice struct {
 	Allow  bool   `json:"allow"`
 	Type   string `json:"type,omitempty"`
 	Major  int64  `json:"major,omitempty"`
 	Access string `json:"access"`
 }
 
-type mount struct {
+type bindMount struct {
 	Destination string   `json:"destination"`
 	Type        string   `json:"type"`
 	Source      string   `json:"source"`
@@ -50,14 +50,14 @@ type mount struct {
 }
 
 // unpack writes the image's file system into a folder.
-func (i *image) unpack(dir string) error {
+func (i *ociImage) unpack(dir string) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	for _, name := range slices.Sorted(maps.Keys(i.root)) { // folders before what is in them
-		f, at := i.root[name], strings.TrimPrefix(name, "/")
+	for _, name := range slices.Sorted(maps.Keys(i.files)) { // folders before what is in them
+		f, at := i.files[name], strings.TrimPrefix(name, "/")
 		switch {
 		case at == "":
 			continue
@@ -80,8 +80,8 @@ func (i *image) unpack(dir string) error {
 	return nil
 }
 
-// place puts a file of this machine into the bundle's root.
-func (b *bundle) place(source, name string) error {
+// addFile puts a file of this machine into the bundle's root.
+func (b *runcBundle) addFile(source, name string) error {
 	content, err := os.ReadFile(source)
 	if err != nil {
 		return err
@@ -97,15 +97,15 @@ func (b *bundle) place(source, name string) error {
 // spec is what Kubernetes asks for by drop ALL, no privilege escalation and a read-only root. The network is this
 // machine's, so that the container can be reached.
 // https://github.com/opencontainers/runtime-spec/blob/main/config.md
-func (b *bundle) spec(args []string) map[string]any {
-	mounts := append([]mount{
+func (b *runcBundle) spec(args []string) map[string]any {
+	mounts := append([]bindMount{
 		{"/proc", "proc", "proc", nil},
 		{"/dev", "tmpfs", "tmpfs", []string{"nosuid", "strictatime", "mode=755"}},
 		{"/sys", "none", "/sys", []string{"rbind", "ro"}},
 		{"/tmp", "tmpfs", "tmpfs", []string{"nosuid", "nodev", "noexec", "mode=1777"}},
 	}, b.mounts...)
 	if b.emulator != "" {
-		mounts = append(mounts, mount{"/emulator", "none", b.emulator, []string{"bind", "ro"}})
+		mounts = append(mounts, bindMount{"/emulator", "none", b.emulator, []string{"bind", "ro"}})
 		args = append([]string{"/emulator"}, args...)
 	}
 	none := []string{}
@@ -119,24 +119,24 @@ func (b *bundle) spec(args []string) map[string]any {
 		"mounts": mounts,
 		"linux": map[string]any{
 			"namespaces": []map[string]any{{"type": "pid"}, {"type": "mount"}, {"type": "ipc"}, {"type": "uts"}},
-			"resources":  map[string]any{"devices": append([]device{{Access: "rwm"}}, b.devices...)},
+			"resources":  map[string]any{"devices": append([]cgroupDevice{{Access: "rwm"}}, b.devices...)},
 		},
 	}
 }
 
-// container is a running one.
-type container struct {
+// runningContainer is a running one.
+type runningContainer struct {
 	id      string
 	address string // that podgauge listens on
 	process *exec.Cmd
 	log     *bytes.Buffer // complete when ended is closed
-	ended   chan struct{}
+	exited  chan struct{}
 	err     error // of the process; written before ended is closed
 }
 
 // command is runc, asked to start the image's program with these arguments.
-func (b *bundle) command(ctx context.Context, id string, args ...string) (*exec.Cmd, error) {
-	spec, err := json.Marshal(b.spec(append([]string{program}, args...)))
+func (b *runcBundle) command(ctx context.Context, id string, args ...string) (*exec.Cmd, error) {
+	spec, err := json.Marshal(b.spec(append([]string{programPath}, args...)))
 	if err != nil {
 		return nil, err
 	}
@@ -147,8 +147,8 @@ func (b *bundle) command(ctx context.Context, id string, args ...string) (*exec.
 }
 
 // output runs podgauge to its end.
-func (b *bundle) output(ctx context.Context, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (b *runcBundle) output(ctx context.Context, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	cmd, err := b.command(ctx, b.id(), args...)
 	if err != nil {
@@ -161,10 +161,10 @@ func (b *bundle) output(ctx context.Context, args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), err
 }
 
-func (b *bundle) id() string { return "podgauge-image-" + path.Base(b.dir) }
+func (b *runcBundle) id() string { return "podgauge-image-" + path.Base(b.dir) }
 
 // launch runs podgauge until stop, and returns when it listens.
-func (b *bundle) launch(ctx context.Context, args ...string) (*container, error) {
+func (b *runcBundle) launch(ctx context.Context, args ...string) (*runningContainer, error) {
 	cmd, err := b.command(ctx, b.id(), append(args, "--web.listen-address=127.0.0.1:0", "--log.format=json")...)
 	if err != nil {
 		return nil, err
@@ -173,28 +173,28 @@ func (b *bundle) launch(ctx context.Context, args ...string) (*container, error)
 	if err != nil {
 		return nil, err
 	}
-	c := &container{id: b.id(), process: cmd, log: &bytes.Buffer{}, ended: make(chan struct{})}
+	c := &runningContainer{id: b.id(), process: cmd, log: &bytes.Buffer{}, exited: make(chan struct{})}
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	listens := make(chan string, 1)
 	go func() { // ends with the process; stop waits for it
-		c.read(lines, listens)
+		c.readLog(lines, listens)
 		c.err = cmd.Wait()
-		close(c.ended)
+		close(c.exited)
 	}()
 	select {
 	case c.address = <-listens:
 		return c, nil
-	case <-c.ended:
+	case <-c.exited:
 		return nil, fmt.Errorf("podgauge ended: %w: %s", c.err, c.log)
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		return nil, errors.Join(errors.New("podgauge does not say where it listens"), c.stop())
 	}
 }
 
-// read keeps what podgauge logs, and says where it listens.
-func (c *container) read(r io.Reader, listens chan<- string) {
+// readLog keeps what podgauge logs, and says where it listens.
+func (c *runningContainer) readLog(r io.Reader, listens chan<- string) {
 	for lines := bufio.NewScanner(r); lines.Scan(); {
 		fmt.Fprintln(c.log, lines.Text())
 		var line struct{ Listen string }
@@ -205,16 +205,16 @@ func (c *container) read(r io.Reader, listens chan<- string) {
 }
 
 // exec runs podgauge once more in the container, as `kubectl exec` does.
-func (c *container) exec(ctx context.Context, b *bundle, args ...string) (string, error) {
+func (c *runningContainer) exec(ctx context.Context, b *runcBundle, args ...string) (string, error) {
 	command := append([]string{"exec", c.id}, b.emulatorArgs()...)
-	out, err := exec.CommandContext(ctx, "runc", append(append(command, program), args...)...).CombinedOutput()
+	out, err := exec.CommandContext(ctx, "runc", append(append(command, programPath), args...)...).CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("exec podgauge %s: %w: %s", strings.Join(args, " "), err, out)
 	}
 	return string(out), err
 }
 
-func (b *bundle) emulatorArgs() []string {
+func (b *runcBundle) emulatorArgs() []string {
 	if b.emulator == "" {
 		return nil
 	}
@@ -222,21 +222,21 @@ func (b *bundle) emulatorArgs() []string {
 }
 
 // stop asks podgauge to end, which is no error. It is killed when it does not.
-func (c *container) stop() error {
+func (c *runningContainer) stop() error {
 	err := exec.Command("runc", "kill", c.id, "TERM").Run()
 	select {
-	case <-c.ended:
+	case <-c.exited:
 		return c.err
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		err = errors.Join(err, fmt.Errorf("%s does not end when asked to", c.id), exec.Command("runc", "delete", "--force", c.id).Run())
 		_ = c.process.Process.Signal(syscall.SIGKILL)
-		<-c.ended
+		<-c.exited
 		return err
 	}
 }
 
-// get asks podgauge for a page.
-func (c *container) get(ctx context.Context, page string) (string, error) {
+// fetch asks podgauge for a page.
+func (c *runningContainer) fetch(ctx context.Context, page string) (string, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.address+page, nil)
 	if err != nil {
 		return "", err
@@ -253,12 +253,12 @@ func (c *container) get(ctx context.Context, page string) (string, error) {
 	return string(body), err
 }
 
-// wait asks for /metrics until it has all of these beginnings of lines.
-func (c *container) wait(ctx context.Context, want ...string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+// waitForLines asks for /metrics until it has all of these beginnings of lines.
+func (c *runningContainer) waitForLines(ctx context.Context, want ...string) error {
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	for {
-		page, err := c.get(ctx, "/metrics")
+		page, err := c.fetch(ctx, "/metrics")
 		missing := slices.DeleteFunc(slices.Clone(want), func(line string) bool { return strings.Contains("\n"+page, "\n"+line) })
 		if err == nil && len(missing) == 0 {
 			return nil
@@ -266,7 +266,7 @@ func (c *container) wait(ctx context.Context, want ...string) error {
 		select {
 		case <-ctx.Done():
 			return fmt.Errorf("/metrics has no %q: %w", missing, errors.Join(err, ctx.Err()))
-		case <-c.ended:
+		case <-c.exited:
 			return fmt.Errorf("podgauge ended: %w: %s", c.err, c.log)
 		case <-time.After(50 * time.Millisecond):
 		}

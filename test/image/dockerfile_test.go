@@ -21,8 +21,8 @@ func read(t *testing.T, name string) string {
 	return string(content)
 }
 
-// say finds what a file says, by an expression with one group.
-func say(t *testing.T, file, expression string) string {
+// findInFile finds what a file says, by an expression with one group.
+func findInFile(t *testing.T, file, expression string) string {
 	t.Helper()
 	found := regexp.MustCompile(`(?m)` + expression).FindStringSubmatch(read(t, file))
 	if found == nil {
@@ -33,14 +33,14 @@ func say(t *testing.T, file, expression string) string {
 
 // TestImageHasTheBinaryOfMakeBuild: what is tested by make is what is delivered in an image.
 func TestImageHasTheBinaryOfMakeBuild(t *testing.T) {
-	flags := say(t, "Makefile", `^build:.*\n\tgo build (.*) -o `)
-	flags = strings.NewReplacer("$(TAGS)", say(t, "Makefile", `^TAGS = (.*)$`), "$(VERSION)", "$VERSION", "'", `"`).Replace(flags)
-	if got := say(t, "Dockerfile", `go build (.*) -o /out/podgauge `); got != flags {
+	flags := findInFile(t, "Makefile", `^build:.*\n\tgo build (.*) -o `)
+	flags = strings.NewReplacer("$(TAGS)", findInFile(t, "Makefile", `^TAGS = (.*)$`), "$(VERSION)", "$VERSION", "'", `"`).Replace(flags)
+	if got := findInFile(t, "Dockerfile", `go build (.*) -o /out/podgauge `); got != flags {
 		t.Errorf("the Dockerfile builds with %s\nthe Makefile with         %s", got, flags)
 	}
 	for _, name := range []string{"CGO_LDFLAGS", "CGO_CFLAGS"} {
-		want := say(t, "Makefile", `^export `+name+` = (.*)$`)
-		if got := say(t, "Dockerfile", `^ENV .*`+name+`="([^"]*)"`); got != want {
+		want := findInFile(t, "Makefile", `^export `+name+` = (.*)$`)
+		if got := findInFile(t, "Dockerfile", `^ENV .*`+name+`="([^"]*)"`); got != want {
 			t.Errorf("%s is %q in the Dockerfile and %q in the Makefile", name, got, want)
 		}
 	}
@@ -48,17 +48,17 @@ func TestImageHasTheBinaryOfMakeBuild(t *testing.T) {
 
 // TestImageIsBuiltByTheModulesGo, and on the glibc on which it runs: a newer one's symbols would not be there.
 func TestImageIsBuiltByTheModulesGo(t *testing.T) {
-	version := say(t, "go.mod", `^go (\d+\.\d+)`)
-	if got := say(t, "Dockerfile", `^FROM .*/golang:([\d.]+)-`); got != version && !strings.HasPrefix(got, version+".") {
+	version := findInFile(t, "go.mod", `^go (\d+\.\d+)`)
+	if got := findInFile(t, "Dockerfile", `^FROM .*/golang:([\d.]+)-`); got != version && !strings.HasPrefix(got, version+".") {
 		t.Errorf("the image is built by Go %s, go.mod has %s", got, version)
 	}
-	suite := say(t, "Dockerfile", `^FROM .*/golang:[\d.]+-(\w+) AS build$`)
-	debian := say(t, "Dockerfile", `^FROM .*distroless/\S+-debian(\d+)$`)
+	suite := findInFile(t, "Dockerfile", `^FROM .*/golang:[\d.]+-(\w+) AS build$`)
+	debian := findInFile(t, "Dockerfile", `^FROM .*distroless/\S+-debian(\d+)$`)
 	if want := map[string]string{"12": "bookworm", "13": "trixie"}[debian]; suite != want {
 		t.Errorf("it is built on %s and runs on Debian %s, %s", suite, debian, want)
 	}
-	base := say(t, "Dockerfile", `^FROM --platform=\$TARGETPLATFORM (\S+)$`)
-	if got := say(t, "Dockerfile", `image\.base\.name="([^"]*)"`); got != base {
+	base := findInFile(t, "Dockerfile", `^FROM --platform=\$TARGETPLATFORM (\S+)$`)
+	if got := findInFile(t, "Dockerfile", `image\.base\.name="([^"]*)"`); got != base {
 		t.Errorf("the label says that the base is %s, it is %s", got, base)
 	}
 }
@@ -103,19 +103,19 @@ func TestNothingOfTheBinaryIsIgnored(t *testing.T) {
 	}
 	patterns := strings.Fields(regexp.MustCompile(`(?m)^#.*$`).ReplaceAllString(read(t, ".dockerignore"), ""))
 	for _, file := range files {
-		if pattern := ignoredBy(patterns, file); pattern != "" {
+		if pattern := ignoringPattern(patterns, file); pattern != "" {
 			t.Errorf("%s is ignored: %s", file, pattern)
 		}
 	}
 	for _, file := range []string{"bin/podgauge", "docs/api.md", "internal/config/testdata/x", "internal/config/build_test.go", ".git/HEAD"} {
-		if ignoredBy(patterns, file) == "" {
+		if ignoringPattern(patterns, file) == "" {
 			t.Errorf("%s is not ignored", file)
 		}
 	}
 }
 
-// ignoredBy names the pattern that ignores a file, or a folder in which it is.
-func ignoredBy(patterns []string, file string) string {
+// ignoringPattern names the pattern that ignores a file, or a folder in which it is.
+func ignoringPattern(patterns []string, file string) string {
 	for _, pattern := range patterns {
 		name, anywhere := strings.CutPrefix(pattern, "**/")
 		for at := file; at != "."; at = path.Dir(at) {

@@ -19,16 +19,16 @@ const usage = `usage: go run . [-run] archive ...
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	status := do(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	status := runMain(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
 	os.Exit(status)
 }
 
-func do(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func runMain(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("image", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() { fmt.Fprint(stderr, usage); flags.PrintDefaults() }
-	alive := flags.Bool("run", false, "run podgauge from the images as well, as root with runc; with qemu-user-static those of other machines")
+	run := flags.Bool("run", false, "run podgauge from the images as well, as root with runc; with qemu-user-static those of other machines")
 	if err := flags.Parse(args); err != nil {
 		return 2
 	}
@@ -38,17 +38,17 @@ func do(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	}
 	status := 0
 	for _, archive := range flags.Args() {
-		if !look(ctx, archive, *alive, stdout) {
+		if !checkImage(ctx, archive, *run, stdout) {
 			status = 1
 		}
 	}
 	return status
 }
 
-// look says of each check whether it holds, and returns whether all do.
-func look(ctx context.Context, archive string, alive bool, out io.Writer) bool {
+// checkImage says of each check whether it holds, and returns whether all do.
+func checkImage(ctx context.Context, archive string, run bool, out io.Writer) bool {
 	holds := true
-	say := func(name, found string, err error) {
+	report := func(name, found string, err error) {
 		verdict := "ok"
 		if err != nil {
 			holds, verdict, found = false, "FAILED", err.Error()
@@ -57,31 +57,31 @@ func look(ctx context.Context, archive string, alive bool, out io.Writer) bool {
 	}
 	img, err := readImage(archive)
 	if err != nil {
-		say("archive", "", err)
+		report("archive", "", err)
 		return false
 	}
 	fmt.Fprintf(out, "%s: %.1f MB, %.1f MB unpacked\n", archive, float64(img.compressed)/1e6, float64(img.uncompressed)/1e6)
-	for _, check := range checks {
-		found, err := check.of(img)
-		say(check.name, found, err)
+	for _, check := range imageChecks {
+		found, err := check.run(img)
+		report(check.name, found, err)
 	}
-	if alive {
-		runAll(ctx, img, say)
+	if run {
+		runScenarios(ctx, img, report)
 	}
 	return holds
 }
 
-func runAll(ctx context.Context, img *image, say func(name, found string, err error)) {
+func runScenarios(ctx context.Context, img *ociImage, report func(name, found string, err error)) {
 	dir, err := os.MkdirTemp("", "podgauge-image-")
 	if err != nil {
-		say("run", "", err)
+		report("run", "", err)
 		return
 	}
 	defer os.RemoveAll(dir)
-	r, err := start(ctx, img, dir)
+	r, err := newScenarioRunner(ctx, img, dir)
 	if err != nil {
-		say("run", "", err)
+		report("run", "", err)
 		return
 	}
-	r.do(ctx, say)
+	r.runAll(ctx, report)
 }

@@ -23,12 +23,12 @@ var sources embed.FS
 // functions are left out, as an older driver lacks them. It needs gcc, and the go
 // command in a module that requires go-nvml, for NVML's header.
 func Build(dir string, hidden ...string) (lib string, err error) {
-	o, err := compiled()
+	o, err := compileOnce()
 	if err != nil {
 		return "", err
 	}
 	for _, name := range hidden {
-		if !slices.ContainsFunc(o.functions, func(f function) bool { return f.name == name }) {
+		if !slices.ContainsFunc(o.functions, func(f nvmlFunction) bool { return f.name == name }) {
 			return "", fmt.Errorf("hide %s: NVML has no such function", name)
 		}
 	}
@@ -46,16 +46,16 @@ func Build(dir string, hidden ...string) (lib string, err error) {
 	return lib, os.Rename(filepath.Join(work, libraryName), lib)
 }
 
-// object is the compiled stand-in. Libraries differ only in what they export.
-type object struct {
-	functions []function
+// compiledObject is the compiled stand-in. Libraries differ only in what they export.
+type compiledObject struct {
+	functions []nvmlFunction
 	code      []byte // a relocatable object file
 }
 
-// compiled compiles the stand-in once in a process: that takes two seconds of CPU, and tests
+// compileOnce compiles the stand-in once in a process: that takes two seconds of CPU, and tests
 // build a dozen libraries.
-var compiled = sync.OnceValues(func() (o object, err error) {
-	include, err := headerDir()
+var compileOnce = sync.OnceValues(func() (o compiledObject, err error) {
+	include, err := nvmlHeaderDir()
 	if err != nil {
 		return o, err
 	}
@@ -78,9 +78,9 @@ var compiled = sync.OnceValues(func() (o object, err error) {
 	return o, nil
 })
 
-// headerDir is where go-nvml keeps nvml.h: the stand-in has the very functions
+// nvmlHeaderDir is where go-nvml keeps nvml.h: the stand-in has the very functions
 // and structs that the program was compiled against.
-func headerDir() (string, error) {
+func nvmlHeaderDir() (string, error) {
 	out, err := command("", "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml")
 	if err != nil {
 		return "", fmt.Errorf("look for go-nvml: %w", err)
@@ -88,7 +88,7 @@ func headerDir() (string, error) {
 	return filepath.Join(strings.TrimSpace(out), "pkg", "nvml"), nil
 }
 
-func writeSources(dir string, functions []function) error {
+func writeSources(dir string, functions []nvmlFunction) error {
 	embedded, err := fs.Sub(sources, "standin")
 	if err != nil {
 		return err
@@ -103,7 +103,7 @@ func writeSources(dir string, functions []function) error {
 	for name, content := range map[string]string{
 		"functions.h": functionsHeader(functions),
 		"default.h":   defaults,
-		"stubs.c":     stubs(functions),
+		"stubs.c":     stubSource(functions),
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
 			return err
@@ -131,12 +131,12 @@ func compile(dir, include string) ([]byte, error) {
 }
 
 // link makes the library in dir.
-func (o object) link(dir string, hidden []string) error {
+func (o compiledObject) link(dir string, hidden []string) error {
 	const code, visible = "standin.o", "exports.map"
 	if err := os.WriteFile(filepath.Join(dir, code), o.code, 0o600); err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(dir, visible), []byte(exports(hidden)), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, visible), []byte(versionScript(hidden)), 0o600); err != nil {
 		return err
 	}
 	_, err := command(dir, "gcc", "-shared", "-pthread", "-Wl,-soname,"+libraryName, "-Wl,--version-script="+visible, "-o", libraryName, code)

@@ -13,7 +13,7 @@ const (
 	dbeEvent = nvml.EventTypeDoubleBitEccError
 )
 
-func (n *node) eventSet() nvml.EventSet {
+func (n *testNode) eventSet() nvml.EventSet {
 	n.Helper()
 	set, ret := n.EventSetCreate()
 	n.want(nvml.SUCCESS, ret)
@@ -21,23 +21,23 @@ func (n *node) eventSet() nvml.EventSet {
 }
 
 // wantEvent waits for an event that is exactly this one.
-func (n *node) wantEvent(set nvml.EventSet, want nvml.EventData) {
+func (n *testNode) wantEvent(set nvml.EventSet, want nvml.EventData) {
 	n.Helper()
-	got, ret := set.Wait(uint32(patience.Milliseconds()))
+	got, ret := set.Wait(uint32(waitTimeout.Milliseconds()))
 	n.want(nvml.SUCCESS, ret)
 	if got != want {
 		n.Fatalf("got %+v, want %+v", got, want)
 	}
 }
 
-func (n *node) wantNoEvent(set nvml.EventSet) {
+func (n *testNode) wantNoEvent(set nvml.EventSet) {
 	n.Helper()
-	n.want(nvml.ERROR_TIMEOUT, second(set.Wait(0)))
+	n.want(nvml.ERROR_TIMEOUT, returnOf(set.Wait(0)))
 }
 
 func TestEvents(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		one, two, three := n.gpu(1), n.gpu(2), n.gpu(3)
 		n.event(1, "xid 62") // before anybody asked: nobody is told
 		xids, all := n.eventSet(), n.eventSet()
@@ -62,16 +62,16 @@ func TestEvents(t *testing.T) {
 		n.want(nvml.SUCCESS, three.RegisterEvents(xidEvent, xids)) // its xid 48 came before
 		n.wantNoEvent(xids)
 		n.want(nvml.SUCCESS, all.Free())
-		n.want(nvml.ERROR_INVALID_ARGUMENT, second(all.Wait(0)))
+		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(all.Wait(0)))
 		n.want(nvml.ERROR_INVALID_ARGUMENT, all.Free())
 	})
 }
 
 // TestEventTypes are told by their names, each to who has registered for it.
 func TestEventTypes(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.set("gpu 0 event_types 0xff9f")
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setLines("gpu 0 event_types 0xff9f")
+		n.setup()
 		set := n.eventSet()
 		n.want(nvml.SUCCESS, n.gpu(0).RegisterEvents(0xff9f, set))
 		for name, mask := range map[string]uint64{
@@ -92,8 +92,8 @@ func TestEventTypes(t *testing.T) {
 
 // TestEventStorm is told to the last, and so is what comes after it.
 func TestEventStorm(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		set := n.eventSet()
 		n.want(nvml.SUCCESS, n.gpu(0).RegisterEvents(xidEvent, set))
 		n.want(nvml.SUCCESS, n.gpu(1).RegisterEvents(xidEvent, set))
@@ -116,9 +116,9 @@ func TestEventStorm(t *testing.T) {
 
 // TestRefusedEventType is claimed, and cannot be registered.
 func TestRefusedEventType(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.set("gpu 0 event_types_refused 0x4000")
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setLines("gpu 0 event_types_refused 0x4000")
+		n.setup()
 		supported, ret := n.gpu(0).GetSupportedEventTypes()
 		n.want(nvml.SUCCESS, ret)
 		if supported&0x4000 == 0 {
@@ -132,10 +132,10 @@ func TestRefusedEventType(t *testing.T) {
 
 // TestReset has the energy of one GPU begin anew, and ends what ailed it.
 func TestReset(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.set("gpu * energy 1000000+1000/s", "gpu 0 recovery_action 1", "gpu 0 remapped_pending 1", "gpu 0 power 5", "gpu 0 lost")
-		n.start()
-		if err := n.machine.Reset(0); err != nil {
+	runOnNode(t, func(n *testNode) {
+		n.setLines("gpu * energy 1000000+1000/s", "gpu 0 recovery_action 1", "gpu 0 remapped_pending 1", "gpu 0 power 5", "gpu 0 lost")
+		n.setup()
+		if err := n.scenario.Reset(0); err != nil {
 			n.Fatal(err)
 		}
 		energy := func(gpu int) uint64 {
@@ -148,7 +148,7 @@ func TestReset(t *testing.T) {
 		}
 		values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION}, {FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}, {FieldId: nvml.FI_DEV_REMAPPED_PENDING}}
 		n.want(nvml.SUCCESS, n.gpu(0).GetFieldValues(values))
-		if got := fieldNumber(values[0]); got >= 1000000 {
+		if got := decodeEventField(values[0]); got >= 1000000 {
 			n.Errorf("the field says %d mJ", got)
 		}
 		if values[1].Value[0] != 0 || values[2].Value[0] != 0 {
@@ -157,7 +157,7 @@ func TestReset(t *testing.T) {
 		if power, ret := n.gpu(0).GetPowerUsage(); ret != nvml.SUCCESS || power != 5 {
 			n.Errorf("what has nothing to do with it has changed: %d, %v", power, ret)
 		}
-		n.set("gpu 1 reset x")
+		n.setLines("gpu 1 reset x")
 		energy(1) // the line is not understood, and the old ones stand
 		if one := energy(0); one >= 1000000 {
 			n.Errorf("now it has used %d mJ", one)
@@ -165,21 +165,21 @@ func TestReset(t *testing.T) {
 	})
 }
 
-func fieldNumber(f nvml.FieldValue) uint64 { return binary.NativeEndian.Uint64(f.Value[:]) }
+func decodeEventField(f nvml.FieldValue) uint64 { return binary.NativeEndian.Uint64(f.Value[:]) }
 
 // TestEventWakesWait has the event come while the wait sleeps.
 func TestEventWakesWait(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		set := n.eventSet()
 		n.want(nvml.SUCCESS, n.gpu(0).RegisterEvents(xidEvent, set))
-		wait := begin(func() nvml.Return { return second(set.Wait(60_000)) })
-		n.hangs(NoGPU, wait)
+		wait := startCall(func() nvml.Return { return returnOf(set.Wait(60_000)) })
+		n.wantHang(NoGPU, wait)
 		n.event(0, "xid 94")
-		n.ends(nvml.SUCCESS, wait)
+		n.wantReturn(nvml.SUCCESS, wait)
 
 		start := time.Now()
-		n.want(nvml.ERROR_TIMEOUT, second(set.Wait(100)))
+		n.want(nvml.ERROR_TIMEOUT, returnOf(set.Wait(100)))
 		if took := time.Since(start); took < 100*time.Millisecond {
 			n.Errorf("a wait of 100 ms took %v", took)
 		}
@@ -189,8 +189,8 @@ func TestEventWakesWait(t *testing.T) {
 // TestUnsupportedEventType asks for one type too many: none is registered, and the
 // set can still be used.
 func TestUnsupportedEventType(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		gpu, set := n.gpu(0), n.eventSet()
 		supported, ret := gpu.GetSupportedEventTypes()
 		n.want(nvml.SUCCESS, ret)
@@ -203,6 +203,6 @@ func TestUnsupportedEventType(t *testing.T) {
 		n.want(nvml.SUCCESS, gpu.RegisterEvents(supported, set))
 		n.wantNoEvent(set)
 		n.event(0, "xid 80")
-		n.want(nvml.SUCCESS, second(set.Wait(60_000)))
+		n.want(nvml.SUCCESS, returnOf(set.Wait(60_000)))
 	})
 }

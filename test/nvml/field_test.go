@@ -9,8 +9,8 @@ import (
 )
 
 func TestFieldScopes(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 field 138 none", "gpu 0 field 138/2 222", "gpu 0 field 138/4294967295 999")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 field 138 none", "gpu 0 field 138/2 222", "gpu 0 field 138/4294967295 999")
 		values := []nvml.FieldValue{
 			{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ScopeId: 2},
 			{FieldId: nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ScopeId: 1<<32 - 1},
@@ -32,10 +32,10 @@ func TestFieldScopes(t *testing.T) {
 		} {
 			v := values[i]
 			n.want(want.ret, nvml.Return(v.NvmlReturn))
-			if want.ret == nvml.SUCCESS && decode(v) != want.value {
-				n.Errorf("entry %d is %d, want %d", i, decode(v), want.value)
+			if want.ret == nvml.SUCCESS && decodeField(v) != want.value {
+				n.Errorf("entry %d is %d, want %d", i, decodeField(v), want.value)
 			}
-			if age := time.UnixMicro(v.Timestamp).Sub(before); age < -time.Second || age > patience {
+			if age := time.UnixMicro(v.Timestamp).Sub(before); age < -time.Second || age > waitTimeout {
 				n.Errorf("entry %d was taken %v after the call began", i, age)
 			}
 		}
@@ -44,14 +44,14 @@ func TestFieldScopes(t *testing.T) {
 
 // TestAddFields has the driver add to what the caller left in an entry, in each type.
 func TestAddFields(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("add fields", "gpu 0 field 3 10 u64", "gpu 0 field 4 10 u32", "gpu 0 field 5 10 u16", "gpu 0 field 6 10 f64", "fail field:11 gpu 0 UNKNOWN")
+	runOnNode(t, func(n *testNode) {
+		n.setup("add fields", "gpu 0 field 3 10 u64", "gpu 0 field 4 10 u32", "gpu 0 field 5 10 u16", "gpu 0 field 6 10 f64", "fail field:11 gpu 0 UNKNOWN")
 		values := []nvml.FieldValue{{FieldId: 3}, {FieldId: 4}, {FieldId: 5}, {FieldId: 6}, {FieldId: 11}}
 		for i := range uint64(3) {
 			n.want(nvml.SUCCESS, n.gpu(0).GetFieldValues(values))
 			for at, v := range values {
-				if want := 10 * (i + 1); at < 4 && decode(v) != want || at == 4 && decode(v) != 0 {
-					n.Errorf("call %d, field %d: %d", i+1, v.FieldId, decode(v))
+				if want := 10 * (i + 1); at < 4 && decodeField(v) != want || at == 4 && decodeField(v) != 0 {
+					n.Errorf("call %d, field %d: %d", i+1, v.FieldId, decodeField(v))
 				}
 			}
 		}
@@ -61,9 +61,9 @@ func TestAddFields(t *testing.T) {
 // allLinks is the scope that asks for the sum of all NVLinks.
 const allLinks = 1<<32 - 1
 
-// scoped reads fields of one id with several scopes, and returns what each answers;
+// readScopes reads fields of one id with several scopes, and returns what each answers;
 // -1 for one that has no value.
-func (n *node) scoped(gpu nvml.Device, id uint32, scopes ...uint32) (got []int64) {
+func (n *testNode) readScopes(gpu nvml.Device, id uint32, scopes ...uint32) (got []int64) {
 	n.Helper()
 	values := make([]nvml.FieldValue, len(scopes))
 	for i, scope := range scopes {
@@ -75,7 +75,7 @@ func (n *node) scoped(gpu nvml.Device, id uint32, scopes ...uint32) (got []int64
 			got = append(got, -1)
 			continue
 		}
-		got = append(got, int64(decode(v)))
+		got = append(got, int64(decodeField(v)))
 	}
 	return got
 }
@@ -83,8 +83,8 @@ func (n *node) scoped(gpu nvml.Device, id uint32, scopes ...uint32) (got []int64
 // TestFieldsOfLinks has a link say otherwise than the rest, and one be off: the sum
 // is of what each says.
 func TestFieldsOfLinks(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 field 138/link 100", "gpu 0 field 138/3 7", "gpu 0 link 17 off", "gpu 0 nvlink_speed 26562")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 field 138/link 100", "gpu 0 field 138/3 7", "gpu 0 link 17 off", "gpu 0 nvlink_speed 26562")
 		gpu := n.gpu(0)
 		for id, want := range map[uint32][]int64{
 			nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX:      {100, 7, -1, -1, 16*100 + 7},
@@ -97,13 +97,13 @@ func TestFieldsOfLinks(t *testing.T) {
 			nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES:        {-1, -1, -1, -1, -1},
 			nvml.FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L0: {-1, -1, -1, -1, -1},
 		} {
-			if got := n.scoped(gpu, id, 0, 3, 17, 18, allLinks); !slices.Equal(got, want) {
+			if got := n.readScopes(gpu, id, 0, 3, 17, 18, allLinks); !slices.Equal(got, want) {
 				n.Errorf("field %d is %v, want %v", id, got, want)
 			}
 		}
-		n.set("gpu 0 link 0-17 none")
+		n.setLines("gpu 0 link 0-17 none")
 		for _, id := range []uint32{nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, nvml.FI_DEV_NVLINK_GET_STATE, nvml.FI_DEV_NVLINK_LINK_COUNT} {
-			if got := n.scoped(gpu, id, 0, allLinks); got[0] != -1 || got[1] != -1 {
+			if got := n.readScopes(gpu, id, 0, allLinks); got[0] != -1 || got[1] != -1 {
 				n.Errorf("field %d of a GPU without links is %v", id, got)
 			}
 		}

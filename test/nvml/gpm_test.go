@@ -9,30 +9,30 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// sampled is a GPM sample and when it was taken, at the earliest and at the latest.
-type sampled struct {
+// timedSample is a GPM sample and when it was taken, at the earliest and at the latest.
+type timedSample struct {
 	nvml.GpmSample
-	after, before time.Time
+	notBefore, notAfter time.Time
 }
 
-// sample takes one of a GPU or a slice or, with gi of 0 and above, of an instance.
-func (n *node) sample(d nvml.Device, gi int) sampled {
+// takeSample takes one of a GPU or a slice or, with gi of 0 and above, of an instance.
+func (n *testNode) takeSample(d nvml.Device, gi int) timedSample {
 	n.Helper()
 	s, ret := n.GpmSampleAlloc()
 	n.want(nvml.SUCCESS, ret)
-	taken := sampled{GpmSample: s, after: time.Now()}
+	taken := timedSample{GpmSample: s, notBefore: time.Now()}
 	if gi < 0 {
 		ret = s.Get(d)
 	} else {
 		ret = s.MigGet(d, gi)
 	}
-	taken.before = time.Now()
+	taken.notAfter = time.Now()
 	n.want(nvml.SUCCESS, ret)
 	return taken
 }
 
 // metrics are computed from two samples.
-func (n *node) metrics(from, to sampled, ids ...nvml.GpmMetricId) []nvml.GpmMetric {
+func (n *testNode) metrics(from, to timedSample, ids ...nvml.GpmMetricId) []nvml.GpmMetric {
 	n.Helper()
 	get := nvml.GpmMetricsGetType{NumMetrics: uint32(len(ids)), Sample1: from.GpmSample, Sample2: to.GpmSample}
 	for i, id := range ids {
@@ -42,15 +42,15 @@ func (n *node) metrics(from, to sampled, ids ...nvml.GpmMetricId) []nvml.GpmMetr
 	return get.Metrics[:len(ids)]
 }
 
-// later waits until a while has passed since a sample was taken: what is measured
+// waitAfter waits until a while has passed since a sample was taken: what is measured
 // over a time needs one.
-func (n *node) later(s sampled, while time.Duration) {
+func (n *testNode) waitAfter(s timedSample, while time.Duration) {
 	n.Helper()
-	n.eventually("time passes", func() bool { return time.Since(s.before) > while })
+	n.waitUntil("time passes", func() bool { return time.Since(s.notAfter) > while })
 }
 
-// near demands a metric's value.
-func (n *node) near(m nvml.GpmMetric, want, slack float64) {
+// wantNear demands a metric's value.
+func (n *testNode) wantNear(m nvml.GpmMetric, want, slack float64) {
 	n.Helper()
 	n.want(nvml.SUCCESS, nvml.Return(m.NvmlReturn))
 	if math.Abs(m.Value-want) > slack {
@@ -59,31 +59,31 @@ func (n *node) near(m nvml.GpmMetric, want, slack float64) {
 }
 
 func TestGPM(t *testing.T) {
-	onNode(t, func(n *node) {
+	runOnNode(t, func(n *testNode) {
 		// A wave of two milliseconds: over any longer time its mean is in the middle.
-		n.start("gpu 1 metric 1-2 40", "gpu 1 metric 2 20~60/0.002s", "gpu 1 metric 20 100+1000/s", fmt.Sprintf("epoch %d", time.Now().Unix()),
+		n.setup("gpu 1 metric 1-2 40", "gpu 1 metric 2 20~60/0.002s", "gpu 1 metric 20 100+1000/s", fmt.Sprintf("epoch %d", time.Now().Unix()),
 			"gpu 1 metric 5 none", "fail metric:3 gpu 1 UNKNOWN")
-		first := n.sample(n.gpu(1), -1)
-		n.later(first, 100*time.Millisecond)
-		last := n.sample(n.gpu(1), -1)
+		first := n.takeSample(n.gpu(1), -1)
+		n.waitAfter(first, 100*time.Millisecond)
+		last := n.takeSample(n.gpu(1), -1)
 		got := n.metrics(first, last, nvml.GPM_METRIC_GRAPHICS_UTIL, nvml.GPM_METRIC_SM_UTIL, nvml.GPM_METRIC_SM_OCCUPANCY, nvml.GPM_METRIC_INTEGER_UTIL,
 			nvml.GPM_METRIC_ANY_TENSOR_UTIL, nvml.GPM_METRIC_FP16_UTIL, nvml.GPM_METRIC_C2C_TOTAL_TX_PER_SEC, nvml.GPM_METRIC_PCIE_TX_PER_SEC)
-		n.near(got[0], 40, 1e-6)
-		n.near(got[1], 40, 1)
+		n.wantNear(got[0], 40, 1e-6)
+		n.wantNear(got[1], 40, 1)
 		n.want(nvml.ERROR_UNKNOWN, nvml.Return(got[2].NvmlReturn))
-		n.near(got[3], 0, 0)
+		n.wantNear(got[3], 0, 0)
 		n.want(nvml.ERROR_NOT_SUPPORTED, nvml.Return(got[4].NvmlReturn))
-		n.near(got[5], 0, 0)
+		n.wantNear(got[5], 0, 0)
 		n.want(nvml.ERROR_NOT_SUPPORTED, nvml.Return(got[6].NvmlReturn))
 		// What rises has the value of the middle of the window as its mean.
-		middle := first.after.Add(last.before.Sub(first.after) / 2)
-		n.near(got[7], 100+1000*middle.Sub(time.Unix(epochOf(n), 0)).Seconds(), 100)
+		middle := first.notBefore.Add(last.notAfter.Sub(first.notBefore) / 2)
+		n.wantNear(got[7], 100+1000*middle.Sub(time.Unix(testEpoch(n), 0)).Seconds(), 100)
 
 		// A line that changes in between counts for as long as it held.
-		n.set("gpu 1 metric 1 80")
-		n.sample(n.gpu(1), -1)
-		n.later(last, last.before.Sub(first.after))
-		end := n.sample(n.gpu(1), -1)
+		n.setLines("gpu 1 metric 1 80")
+		n.takeSample(n.gpu(1), -1)
+		n.waitAfter(last, last.notAfter.Sub(first.notBefore))
+		end := n.takeSample(n.gpu(1), -1)
 		whole := n.metrics(first, end, nvml.GPM_METRIC_GRAPHICS_UTIL)[0]
 		if whole.Value < 45 || whole.Value > 75 {
 			n.Errorf("of 40 and then 80 the mean is %f", whole.Value)
@@ -91,12 +91,12 @@ func TestGPM(t *testing.T) {
 	})
 }
 
-// epochOf is what TestGPM set: the second in which it began.
-func epochOf(n *node) int64 {
+// testEpoch is what TestGPM set: the second in which it began.
+func testEpoch(n *testNode) int64 {
 	n.Helper()
-	n.machine.mu.Lock()
-	defer n.machine.mu.Unlock()
-	for _, line := range n.machine.lines {
+	n.scenario.mu.Lock()
+	defer n.scenario.mu.Unlock()
+	for _, line := range n.scenario.lines {
 		var epoch int64
 		if _, err := fmt.Sscanf(line, "epoch %d", &epoch); err == nil {
 			return epoch
@@ -107,22 +107,22 @@ func epochOf(n *node) int64 {
 }
 
 func TestGPMOfInstances(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 mig_mode 1", "gpu 0 slice 0 1c.3g.40gb gi 2 ci 0", "gpu 0 slice 1 2c.3g.40gb gi 2 ci 1", "gpu 0 slice 2 1g.10gb gi 7 ci 0",
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 mig_mode 1", "gpu 0 slice 0 1c.3g.40gb gi 2 ci 0", "gpu 0 slice 1 2c.3g.40gb gi 2 ci 1", "gpu 0 slice 2 1g.10gb gi 7 ci 0",
 			"gpu 0 metric 2 10", "gpu 0 metric 2/7 70")
 		gpu := n.gpu(0)
 		type entity struct {
 			device nvml.Device
 			gi     int
 		}
-		entities := map[entity]float64{{gpu, -1}: 10, {gpu, 2}: 10, {gpu, 7}: 70, {n.slice(gpu, 1), -1}: 10, {n.slice(gpu, 2), -1}: 70}
-		firsts := map[entity]sampled{}
+		entities := map[entity]float64{{gpu, -1}: 10, {gpu, 2}: 10, {gpu, 7}: 70, {n.migDevice(gpu, 1), -1}: 10, {n.migDevice(gpu, 2), -1}: 70}
+		firsts := map[entity]timedSample{}
 		for e := range entities {
-			firsts[e] = n.sample(e.device, e.gi)
+			firsts[e] = n.takeSample(e.device, e.gi)
 		}
 		for e, want := range entities {
-			n.later(firsts[e], 10*time.Millisecond)
-			n.near(n.metrics(firsts[e], n.sample(e.device, e.gi), nvml.GPM_METRIC_SM_UTIL)[0], want, 1e-6)
+			n.waitAfter(firsts[e], 10*time.Millisecond)
+			n.wantNear(n.metrics(firsts[e], n.takeSample(e.device, e.gi), nvml.GPM_METRIC_SM_UTIL)[0], want, 1e-6)
 		}
 		other, ret := n.GpmSampleAlloc()
 		n.want(nvml.SUCCESS, ret)
@@ -131,18 +131,18 @@ func TestGPMOfInstances(t *testing.T) {
 		// The instance is made anew: its counters begin anew, and what is computed over
 		// that is nonsense.
 		old := firsts[entity{gpu, 7}]
-		n.set("gpu 0 slice 2 1g.10gb gi 7 ci 0 uuid MIG-another")
-		if m := n.metrics(old, n.sample(gpu, 7), nvml.GPM_METRIC_SM_UTIL)[0]; math.Abs(m.Value-70) < 1 {
+		n.setLines("gpu 0 slice 2 1g.10gb gi 7 ci 0 uuid MIG-another")
+		if m := n.metrics(old, n.takeSample(gpu, 7), nvml.GPM_METRIC_SM_UTIL)[0]; math.Abs(m.Value-70) < 1 {
 			n.Error("an instance that was made anew goes on as the one before")
 		}
 	})
 }
 
 func TestGPMSamples(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 1 gpm 0", "gpu 2 gpm none")
-		first, other := n.sample(n.gpu(0), -1), n.sample(n.gpu(3), -1)
-		if got := n.count().GPMSamples(); got != 2 {
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 1 gpm 0", "gpu 2 gpm none")
+		first, other := n.takeSample(n.gpu(0), -1), n.takeSample(n.gpu(3), -1)
+		if got := n.readCalls().GPMSamples(); got != 2 {
 			n.Errorf("%d samples are allocated, want 2", got)
 		}
 		empty, ret := n.GpmSampleAlloc()
@@ -156,15 +156,15 @@ func TestGPMSamples(t *testing.T) {
 			}
 		}
 		n.want(nvml.ERROR_NOT_SUPPORTED, empty.Get(n.gpu(1)))
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(n.gpu(2).GpmQueryDeviceSupport()))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(n.gpu(2).GpmQueryDeviceSupport()))
 		for _, s := range []nvml.GpmSample{first, other, empty} {
 			n.want(nvml.SUCCESS, s.Free())
 			n.want(nvml.ERROR_INVALID_ARGUMENT, s.Free())
 		}
 		n.want(nvml.ERROR_INVALID_ARGUMENT, first.Get(n.gpu(0)))
-		calls := n.count()
-		if calls.GPMSamples() != 0 || calls.Of("nvmlGpmMetricsGet", 0) != 1 || calls.Of("nvmlGpmSampleGet", 0) != 2 {
-			n.Errorf("%d samples are allocated; of GPU 0 %d were taken and computed %d times", calls.GPMSamples(), calls.Of("nvmlGpmSampleGet", 0), calls.Of("nvmlGpmMetricsGet", 0))
+		calls := n.readCalls()
+		if calls.GPMSamples() != 0 || calls.Count("nvmlGpmMetricsGet", 0) != 1 || calls.Count("nvmlGpmSampleGet", 0) != 2 {
+			n.Errorf("%d samples are allocated; of GPU 0 %d were taken and computed %d times", calls.GPMSamples(), calls.Count("nvmlGpmSampleGet", 0), calls.Count("nvmlGpmMetricsGet", 0))
 		}
 	})
 }

@@ -17,7 +17,7 @@ import (
 // TestExports compares what the library exports with the functions that go-nvml
 // calls, which c-for-go drew from the same header by other means.
 func TestExports(t *testing.T) {
-	dir, err := headerDir()
+	dir, err := nvmlHeaderDir()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,12 +31,12 @@ func TestExports(t *testing.T) {
 	}
 	slices.Sort(want)
 	want = slices.Compact(want)
-	if got := exported(t, library(t)); len(want) < 400 || !slices.Equal(want, got) {
+	if got := exportedSymbols(t, library(t)); len(want) < 400 || !slices.Equal(want, got) {
 		t.Errorf("go-nvml calls %d functions, the library exports %d:\n%v\n%v", len(want), len(got), want, got)
 	}
 }
 
-func exported(t *testing.T, lib string) []string {
+func exportedSymbols(t *testing.T, lib string) []string {
 	t.Helper()
 	f, err := elf.Open(lib)
 	if err != nil {
@@ -66,8 +66,8 @@ func TestBuildRefusesWhatIsNoFunction(t *testing.T) {
 // TestOlderDriver leaves functions out. go-nvml falls back where it knows how, and
 // LookupSymbol tells what is not there.
 func TestOlderDriver(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		symbols := n.Extensions()
 		for _, name := range []string{"nvmlEventSetWait_v2", "nvmlDeviceGetFieldValues"} {
 			if symbols.LookupSymbol(name) == nil {
@@ -75,7 +75,7 @@ func TestOlderDriver(t *testing.T) {
 			}
 		}
 		for _, name := range []string{"nvmlEventSetWait", "nvmlDeviceGetPowerUsage", "nvmlGpmMetricsGet"} {
-			n.must(symbols.LookupSymbol(name))
+			n.mustSucceed(symbols.LookupSymbol(name))
 		}
 		set, ret := n.EventSetCreate()
 		n.want(nvml.SUCCESS, ret)
@@ -88,7 +88,7 @@ func TestOlderDriver(t *testing.T) {
 		if e.EventData != 79 || e.GpuInstanceId != 0 || e.ComputeInstanceId != 0 {
 			n.Errorf("got %+v", e)
 		}
-		if n.count().Of("nvmlEventSetWait", NoGPU) != 1 {
+		if n.readCalls().Count("nvmlEventSetWait", NoGPU) != 1 {
 			n.Error("the wait did not use the old function")
 		}
 	}, "nvmlEventSetWait_v2", "nvmlDeviceGetFieldValues")
@@ -98,8 +98,8 @@ func TestOlderDriver(t *testing.T) {
 // its first use: no error comes back, and no panic that could be recovered from.
 func TestMissingFunctionEndsTheProcess(t *testing.T) {
 	if lib := os.Getenv(childEnv); lib != "" {
-		onNode(t, func(n *node) {
-			n.start()
+		runOnNode(t, func(n *testNode) {
+			n.setup()
 			defer func() { _ = recover() }()
 			_, ret := n.gpu(0).GetPowerUsage()
 			n.Errorf("it returned %v", ret)
@@ -117,51 +117,51 @@ func TestMissingFunctionEndsTheProcess(t *testing.T) {
 }
 
 func TestInit(t *testing.T) {
-	onNode(t, func(n *node) {
+	runOnNode(t, func(n *testNode) {
 		n.want(nvml.ERROR_DRIVER_NOT_LOADED, n.Init()) // the scenario file is not there
-		n.set()
-		n.want(nvml.ERROR_UNINITIALIZED, second(n.DeviceGetCount()))
+		n.setLines()
+		n.want(nvml.ERROR_UNINITIALIZED, returnOf(n.DeviceGetCount()))
 		n.want(nvml.SUCCESS, n.Init())
 		n.want(nvml.SUCCESS, n.Init())
 		n.want(nvml.SUCCESS, n.Shutdown())
-		n.want(nvml.SUCCESS, second(n.DeviceGetCount()))
+		n.want(nvml.SUCCESS, returnOf(n.DeviceGetCount()))
 		n.want(nvml.SUCCESS, n.Shutdown())
-		n.want(nvml.ERROR_UNINITIALIZED, second(n.DeviceGetCount()))
+		n.want(nvml.ERROR_UNINITIALIZED, returnOf(n.DeviceGetCount()))
 		n.want(nvml.ERROR_UNINITIALIZED, n.Shutdown())
 
-		n.must(os.Remove(os.Getenv(EnvScenario)))
+		n.mustSucceed(os.Remove(os.Getenv(EnvScenario)))
 		n.want(nvml.ERROR_DRIVER_NOT_LOADED, n.Init())
-		n.set("fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
+		n.setLines("fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
 		n.want(nvml.ERROR_LIB_RM_VERSION_MISMATCH, n.Init())
 		n.clear("fail")
 		n.want(nvml.SUCCESS, n.Init())
 
 		n.Setenv(EnvScenario, "")
-		n.must(os.Unsetenv(EnvScenario))
+		n.mustSucceed(os.Unsetenv(EnvScenario))
 		n.want(nvml.ERROR_DRIVER_NOT_LOADED, n.Init())
 	})
 }
 
-func second[T any](_ T, ret nvml.Return) nvml.Return { return ret }
+func returnOf[T any](_ T, ret nvml.Return) nvml.Return { return ret }
 
 // TestStubs calls functions that have no behaviour of their own.
 func TestStubs(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		gpu := n.gpu(6)
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetGspFirmwareVersion()))
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(n.UnitGetCount()))
-		n.set("fail nvmlDeviceGetGspFirmwareVersion gpu 6 NO_PERMISSION", "fail nvmlUnitGetCount gpu - SUCCESS")
-		n.want(nvml.ERROR_NO_PERMISSION, second(gpu.GetGspFirmwareVersion()))
-		n.want(nvml.SUCCESS, second(n.UnitGetCount()))
-		n.set("gpu 6 lost")
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetGspFirmwareVersion()))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(n.UnitGetCount()))
+		n.setLines("fail nvmlDeviceGetGspFirmwareVersion gpu 6 NO_PERMISSION", "fail nvmlUnitGetCount gpu - SUCCESS")
+		n.want(nvml.ERROR_NO_PERMISSION, returnOf(gpu.GetGspFirmwareVersion()))
+		n.want(nvml.SUCCESS, returnOf(n.UnitGetCount()))
+		n.setLines("gpu 6 lost")
 		n.clear("fail")
-		n.want(nvml.ERROR_GPU_IS_LOST, second(gpu.GetGspFirmwareVersion()))
-		calls := n.count()
-		if got := calls.Of("nvmlDeviceGetGspFirmwareVersion", 6); got != 3 {
+		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(gpu.GetGspFirmwareVersion()))
+		calls := n.readCalls()
+		if got := calls.Count("nvmlDeviceGetGspFirmwareVersion", 6); got != 3 {
 			n.Errorf("%d calls of a stub on GPU 6, want 3", got)
 		}
-		if got := calls.Of("nvmlUnitGetCount", NoGPU); got != 2 {
+		if got := calls.Count("nvmlUnitGetCount", NoGPU); got != 2 {
 			n.Errorf("%d calls of a stub on no GPU, want 2", got)
 		}
 	})

@@ -7,8 +7,8 @@ import (
 )
 
 func TestLinks(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 link 0-17 none", "gpu 0 link 0-3 gpu 1", "gpu 0 link 2 off", "gpu 2 link 0-17 none", "gpu 1 pci 0001:3b:00.0")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 link 0-17 none", "gpu 0 link 0-3 gpu 1", "gpu 0 link 2 off", "gpu 2 link 0-17 none", "gpu 1 pci 0001:3b:00.0")
 		direct, none, switched := n.gpu(0), n.gpu(2), n.gpu(7)
 		for link, want := range []nvml.EnableState{1, 1, 0, 1} {
 			state, ret := direct.GetNvLinkState(link)
@@ -17,10 +17,10 @@ func TestLinks(t *testing.T) {
 				n.Errorf("link %d is %d, want %d", link, state, want)
 			}
 		}
-		n.want(nvml.ERROR_INVALID_ARGUMENT, second(direct.GetNvLinkState(4)))
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(none.GetNvLinkState(0)))
-		n.want(nvml.SUCCESS, second(switched.GetNvLinkState(17)))
-		n.want(nvml.ERROR_INVALID_ARGUMENT, second(switched.GetNvLinkState(18)))
+		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(direct.GetNvLinkState(4)))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(none.GetNvLinkState(0)))
+		n.want(nvml.SUCCESS, returnOf(switched.GetNvLinkState(17)))
+		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(switched.GetNvLinkState(18)))
 
 		for gpu, want := range map[nvml.Device]nvml.IntNvLinkDeviceType{direct: nvml.NVLINK_DEVICE_TYPE_GPU, switched: nvml.NVLINK_DEVICE_TYPE_SWITCH} {
 			kind, ret := gpu.GetNvLinkRemoteDeviceType(3)
@@ -29,7 +29,7 @@ func TestLinks(t *testing.T) {
 				n.Errorf("the link leads to %d, want %d", kind, want)
 			}
 		}
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(direct.GetNvLinkRemoteDeviceType(2)))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(direct.GetNvLinkRemoteDeviceType(2)))
 		far, ret := direct.GetNvLinkRemotePciInfo(3)
 		n.want(nvml.SUCCESS, ret)
 		near, _ := n.gpu(1).GetPciInfo()
@@ -43,8 +43,8 @@ func TestLinks(t *testing.T) {
 }
 
 func TestAncestors(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("ancestor 0 1 single", "ancestor 6 * hostbridge")
+	runOnNode(t, func(n *testNode) {
+		n.setup("ancestor 0 1 single", "ancestor 6 * hostbridge")
 		for _, c := range []struct {
 			a, b int
 			want nvml.GpuTopologyLevel
@@ -62,8 +62,8 @@ func TestAncestors(t *testing.T) {
 			}
 		}
 		well, lost := n.gpu(0), n.gpu(2)
-		n.set("gpu 2 lost")
-		n.want(nvml.ERROR_GPU_IS_LOST, second(well.GetTopologyCommonAncestor(lost)))
-		n.want(nvml.ERROR_GPU_IS_LOST, second(lost.GetTopologyCommonAncestor(well)))
+		n.setLines("gpu 2 lost")
+		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(well.GetTopologyCommonAncestor(lost)))
+		n.want(nvml.ERROR_GPU_IS_LOST, returnOf(lost.GetTopologyCommonAncestor(well)))
 	})
 }

@@ -9,8 +9,8 @@ import (
 )
 
 func TestEnumeration(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		version, ret := n.SystemGetDriverVersion()
 		n.want(nvml.SUCCESS, ret)
 		if version != "580.95.05" {
@@ -33,7 +33,7 @@ func TestEnumeration(t *testing.T) {
 	})
 }
 
-func checkIdentity(n *node, i int) {
+func checkIdentity(n *testNode, i int) {
 	gpu := n.gpu(i)
 	for want, get := range map[string]func() (string, nvml.Return){
 		fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", i): gpu.GetUUID,
@@ -73,21 +73,21 @@ func checkIdentity(n *node, i int) {
 }
 
 func TestGPUsComeAndGo(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpus 2", "gpu 1 uuid GPU-of-mine", "gpu * name A GPU with a long name")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpus 2", "gpu 1 uuid GPU-of-mine", "gpu * name A GPU with a long name")
 		last := n.gpu(1)
 		uuid, _ := last.GetUUID()
 		name, _ := last.GetName()
 		if uuid != "GPU-of-mine" || name != "A GPU with a long name" {
 			n.Errorf("GPU 1 is %q, %q", uuid, name)
 		}
-		n.set("gpus 1")
+		n.setLines("gpus 1")
 		if count, _ := n.DeviceGetCount(); count != 1 {
 			n.Errorf("%d GPUs, want 1", count)
 		}
 		_, ret := last.GetUUID()
 		n.want(nvml.ERROR_INVALID_ARGUMENT, ret)
-		n.set("gpus 16")
+		n.setLines("gpus 16")
 		_, ret = last.GetUUID()
 		n.want(nvml.SUCCESS, ret)
 		n.gpu(15)
@@ -95,15 +95,15 @@ func TestGPUsComeAndGo(t *testing.T) {
 }
 
 func TestValuesOverTime(t *testing.T) {
-	onNode(t, func(n *node) {
+	runOnNode(t, func(n *testNode) {
 		begin := time.Now().Add(-time.Hour)
-		n.start(fmt.Sprintf("epoch %.6f", float64(begin.UnixNano())/1e9),
+		n.setup(fmt.Sprintf("epoch %.6f", float64(begin.UnixNano())/1e9),
 			"gpu 0 energy 5000+1000/s", "gpu 0 temperature 40~60/0.02s")
 		gpu := n.gpu(0)
 		since := func(t time.Time) uint64 { return 5000 + uint64(t.Sub(begin).Milliseconds()) }
 		seen := map[uint32]bool{}
 		var last uint64
-		n.eventually("the temperature swings", func() bool {
+		n.waitUntil("the temperature swings", func() bool {
 			before := time.Now()
 			energy, ret := gpu.GetTotalEnergyConsumption()
 			n.want(nvml.SUCCESS, ret)

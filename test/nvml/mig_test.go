@@ -6,16 +6,16 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// slice returns the handle of a slice.
-func (n *node) slice(gpu nvml.Device, index int) nvml.Device {
+// migDevice returns the handle of a slice.
+func (n *testNode) migDevice(gpu nvml.Device, index int) nvml.Device {
 	n.Helper()
 	d, ret := gpu.GetMigDeviceHandleByIndex(index)
 	n.want(nvml.SUCCESS, ret)
 	return d
 }
 
-// wantSlice compares what a slice says of itself.
-func (n *node) wantSlice(d nvml.Device, uuid, name string, gi, ci int) {
+// wantMIGDevice compares what a slice says of itself.
+func (n *testNode) wantMIGDevice(d nvml.Device, uuid, name string, gi, ci int) {
 	n.Helper()
 	gotUUID, ret := d.GetUUID()
 	n.want(nvml.SUCCESS, ret)
@@ -31,8 +31,8 @@ func (n *node) wantSlice(d nvml.Device, uuid, name string, gi, ci int) {
 }
 
 func TestSlices(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 1 uuid GPU-11111111-2222-3333-4444-555555555555",
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 1 uuid GPU-11111111-2222-3333-4444-555555555555",
 			"gpu 1 slice 0 1g.10gb gi 7 ci 0", "gpu 1 slice 2 1c.3g.40gb gi 2 ci 0 memory 42412802048 used 4096",
 			"gpu 1 slice 3 2c.3g.40gb gi 2 ci 1 uuid old", "gpu 1 slice 6 1g.10gb+me gi 9 ci 0 uuid MIG-of-mine")
 		gpu := n.gpu(1)
@@ -41,26 +41,26 @@ func TestSlices(t *testing.T) {
 		if count != 0 {
 			n.Errorf("with its mode off a GPU can have %d slices", count)
 		}
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetMigDeviceHandleByIndex(0)))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetMigDeviceHandleByIndex(0)))
 
-		n.set("gpu 1 mig_mode 1")
+		n.setLines("gpu 1 mig_mode 1")
 		if count, _ = gpu.GetMaxMigDeviceCount(); count != 7 {
 			n.Errorf("a GPU can have %d slices, want 7", count)
 		}
 		for _, hole := range []int{1, 4, 5} {
-			n.want(nvml.ERROR_NOT_FOUND, second(gpu.GetMigDeviceHandleByIndex(hole)))
+			n.want(nvml.ERROR_NOT_FOUND, returnOf(gpu.GetMigDeviceHandleByIndex(hole)))
 		}
-		n.want(nvml.ERROR_INVALID_ARGUMENT, second(gpu.GetMigDeviceHandleByIndex(7)))
+		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(gpu.GetMigDeviceHandleByIndex(7)))
 		const model = "NVIDIA H100 80GB HBM3 MIG "
-		n.wantSlice(n.slice(gpu, 0), "MIG-11111111-0007-5000-8000-555555555555", model+"1g.10gb", 7, 0)
-		n.wantSlice(n.slice(gpu, 2), "MIG-11111111-0002-5000-8000-555555555555", model+"1c.3g.40gb", 2, 0)
-		n.wantSlice(n.slice(gpu, 3), "MIG-GPU-11111111-2222-3333-4444-555555555555/2/1", model+"2c.3g.40gb", 2, 1)
-		n.wantSlice(n.slice(gpu, 6), "MIG-of-mine", model+"1g.10gb+me", 9, 0)
-		if n.slice(gpu, 2) != n.slice(gpu, 2) {
+		n.wantMIGDevice(n.migDevice(gpu, 0), "MIG-11111111-0007-5000-8000-555555555555", model+"1g.10gb", 7, 0)
+		n.wantMIGDevice(n.migDevice(gpu, 2), "MIG-11111111-0002-5000-8000-555555555555", model+"1c.3g.40gb", 2, 0)
+		n.wantMIGDevice(n.migDevice(gpu, 3), "MIG-GPU-11111111-2222-3333-4444-555555555555/2/1", model+"2c.3g.40gb", 2, 1)
+		n.wantMIGDevice(n.migDevice(gpu, 6), "MIG-of-mine", model+"1g.10gb+me", 9, 0)
+		if n.migDevice(gpu, 2) != n.migDevice(gpu, 2) {
 			n.Error("a slice has two handles")
 		}
 
-		slice := n.slice(gpu, 2)
+		slice := n.migDevice(gpu, 2)
 		attributes, ret := slice.GetAttributes()
 		n.want(nvml.SUCCESS, ret)
 		if a := attributes; a.ComputeInstanceSliceCount != 1 || a.GpuInstanceSliceCount != 3 || a.MemorySizeMB != 40448 {
@@ -71,7 +71,7 @@ func TestSlices(t *testing.T) {
 		if memory.Total != 42412802048 || memory.Used != 4096 || memory.Free != memory.Total-4096 {
 			n.Errorf("memory is %+v", memory)
 		}
-		if old, ret := n.slice(gpu, 0).GetMemoryInfo(); ret != nvml.SUCCESS || old.Total != 10<<30 {
+		if old, ret := n.migDevice(gpu, 0).GetMemoryInfo(); ret != nvml.SUCCESS || old.Total != 10<<30 {
 			n.Errorf("memory is %+v, %v", old, ret)
 		}
 		index, _ := slice.GetIndex()
@@ -86,22 +86,22 @@ func TestSlices(t *testing.T) {
 		if found, ret := n.DeviceGetHandleByUUID(uuid); ret != nvml.SUCCESS || found != slice {
 			n.Errorf("%s is not found: %v", uuid, ret)
 		}
-		n.want(nvml.ERROR_NOT_FOUND, second(n.DeviceGetHandleByUUID("MIG-GPU-11111111-2222-3333-4444-555555555555/2/1")))
+		n.want(nvml.ERROR_NOT_FOUND, returnOf(n.DeviceGetHandleByUUID("MIG-GPU-11111111-2222-3333-4444-555555555555/2/1")))
 
 		// What only the GPU can say, and what it no longer can.
-		n.want(nvml.ERROR_INVALID_ARGUMENT, second(slice.GetPowerUsage()))
-		n.want(nvml.SUCCESS, second(gpu.GetPowerUsage()))
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetUtilizationRates()))
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetAttributes()))
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetGpuInstanceId()))
+		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(slice.GetPowerUsage()))
+		n.want(nvml.SUCCESS, returnOf(gpu.GetPowerUsage()))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetUtilizationRates()))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetAttributes()))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetGpuInstanceId()))
 	})
 }
 
 func TestProcessesOfASlice(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 1 ci 0", "gpu 0 process 100 4096 gi 1 ci 0", "gpu 0 process 200 1 gi 2 ci 0")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 1 ci 0", "gpu 0 process 100 4096 gi 1 ci 0", "gpu 0 process 200 1 gi 2 ci 0")
 		gpu := n.gpu(0)
-		for d, want := range map[nvml.Device]int{gpu: 2, n.slice(gpu, 0): 1} {
+		for d, want := range map[nvml.Device]int{gpu: 2, n.migDevice(gpu, 0): 1} {
 			processes, ret := d.GetComputeRunningProcesses()
 			n.want(nvml.SUCCESS, ret)
 			if len(processes) != want || processes[0].Pid != 100 {
@@ -114,58 +114,58 @@ func TestProcessesOfASlice(t *testing.T) {
 // TestStaleHandle has a slice go and another come in its place, with its index and
 // its instances' numbers.
 func TestStaleHandle(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a")
 		gpu := n.gpu(0)
-		first := n.slice(gpu, 0)
-		n.set("gpu 0 slice 0 2g.20gb gi 1 ci 0 uuid MIG-b")
-		n.want(nvml.ERROR_INVALID_ARGUMENT, second(first.GetUUID()))
-		n.want(nvml.ERROR_INVALID_ARGUMENT, second(first.GetGpuInstanceId()))
-		second := n.slice(gpu, 0)
+		first := n.migDevice(gpu, 0)
+		n.setLines("gpu 0 slice 0 2g.20gb gi 1 ci 0 uuid MIG-b")
+		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(first.GetUUID()))
+		n.want(nvml.ERROR_INVALID_ARGUMENT, returnOf(first.GetGpuInstanceId()))
+		second := n.migDevice(gpu, 0)
 		if second == first {
 			n.Error("a handle is used again, and nobody asked for that")
 		}
-		n.wantSlice(second, "MIG-b", "NVIDIA H100 80GB HBM3 MIG 2g.20gb", 1, 0)
+		n.wantMIGDevice(second, "MIG-b", "NVIDIA H100 80GB HBM3 MIG 2g.20gb", 1, 0)
 
-		n.set("reuse handles", "gpu 0 slice 0 3g.40gb gi 1 ci 0 uuid MIG-c")
-		third := n.slice(gpu, 0)
+		n.setLines("reuse handles", "gpu 0 slice 0 3g.40gb gi 1 ci 0 uuid MIG-c")
+		third := n.migDevice(gpu, 0)
 		if third != first && third != second {
 			n.Error("no handle is used again")
 		}
-		n.wantSlice(third, "MIG-c", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", 1, 0)
+		n.wantMIGDevice(third, "MIG-c", "NVIDIA H100 80GB HBM3 MIG 3g.40gb", 1, 0)
 
-		n.set("gpu 0 mig_mode 0")
+		n.setLines("gpu 0 mig_mode 0")
 		_, ret := third.GetUUID()
 		n.want(nvml.ERROR_INVALID_ARGUMENT, ret)
-		n.set("gpu 0 mig_mode 1", "gpu 0 lost")
+		n.setLines("gpu 0 mig_mode 1", "gpu 0 lost")
 		_, ret = third.GetUUID()
 		n.want(nvml.ERROR_GPU_IS_LOST, ret)
 		n.clear("gpu 0 lost")
-		n.set("fail nvmlDeviceGetGpuInstanceId gpu 0 UNKNOWN") // a call on a slice is one on its GPU
+		n.setLines("fail nvmlDeviceGetGpuInstanceId gpu 0 UNKNOWN") // a call on a slice is one on its GPU
 		_, ret = third.GetGpuInstanceId()
 		n.want(nvml.ERROR_UNKNOWN, ret)
-		if calls := n.count(); calls.Of("nvmlDeviceGetGpuInstanceId", 0) != 4 {
-			n.Errorf("%d calls were counted", calls.Of("nvmlDeviceGetGpuInstanceId", 0))
+		if calls := n.readCalls(); calls.Count("nvmlDeviceGetGpuInstanceId", 0) != 4 {
+			n.Errorf("%d calls were counted", calls.Count("nvmlDeviceGetGpuInstanceId", 0))
 		}
 	})
 }
 
 // TestManySlices makes more of them than there are slots to make handles of.
 func TestManySlices(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 mig_mode 1")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 mig_mode 1")
 		gpu := n.gpu(0)
 		for i := range 200 {
 			uuid := "MIG-" + string(rune('a'+i/20)) + string(rune('a'+i%20))
-			n.set("gpu 0 slice 3 1g.10gb gi 1 ci 0 uuid " + uuid)
-			n.wantSlice(n.slice(gpu, 3), uuid, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 1, 0)
+			n.setLines("gpu 0 slice 3 1g.10gb gi 1 ci 0 uuid " + uuid)
+			n.wantMIGDevice(n.migDevice(gpu, 3), uuid, "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 1, 0)
 		}
 	})
 }
 
 func TestMIGEvent(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		set := n.eventSet()
 		n.want(nvml.SUCCESS, n.gpu(3).RegisterEvents(nvml.EventMigConfigChange, set))
 		n.event(3, "type 0x100")
@@ -177,11 +177,11 @@ func TestMIGEvent(t *testing.T) {
 
 // TestInstanceSharesItsMemory has two compute instances in one GPU instance.
 func TestInstanceSharesItsMemory(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 mig_mode 1", "gpu 0 bar1_total 8000", "gpu 0 slice 0 1c.3g.40gb gi 2 ci 0 memory 9000 used 100~300/5s bar1 16",
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 mig_mode 1", "gpu 0 bar1_total 8000", "gpu 0 slice 0 1c.3g.40gb gi 2 ci 0 memory 9000 used 100~300/5s bar1 16",
 			"gpu 0 slice 1 2c.3g.40gb gi 2 ci 1", "gpu 0 slice 2 1g.10gb gi 3 ci 0 used 7")
 		gpu := n.gpu(0)
-		one, other, apart := n.slice(gpu, 0), n.slice(gpu, 1), n.slice(gpu, 2)
+		one, other, apart := n.migDevice(gpu, 0), n.migDevice(gpu, 1), n.migDevice(gpu, 2)
 		for _, slice := range []nvml.Device{one, other} {
 			memory, ret := slice.GetMemoryInfo_v2()
 			n.want(nvml.SUCCESS, ret)
@@ -204,24 +204,24 @@ func TestInstanceSharesItsMemory(t *testing.T) {
 
 // TestPartitionedGPU does not tell what the header says that it does not.
 func TestPartitionedGPU(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 slice 0 1g.10gb gi 1 ci 0", "gpu 0 sram_volatile_parity 3", "gpu 0 sram_volatile_secded 4", "gpu 0 ecc_aggregate_corrected 5")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 slice 0 1g.10gb gi 1 ci 0", "gpu 0 sram_volatile_parity 3", "gpu 0 sram_volatile_secded 4", "gpu 0 ecc_aggregate_corrected 5")
 		gpu := n.gpu(0)
 		told := func(d nvml.Device, e nvml.MemoryErrorType, c nvml.EccCounterType, l nvml.MemoryLocation) (uint64, nvml.Return) {
 			return d.GetMemoryErrorCounter(e, c, l)
 		}
-		n.want(nvml.SUCCESS, second(told(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM)))
-		n.set("gpu 0 mig_mode 1")
-		slice := n.slice(gpu, 0)
+		n.want(nvml.SUCCESS, returnOf(told(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM)))
+		n.setLines("gpu 0 mig_mode 1")
+		slice := n.migDevice(gpu, 0)
 		for _, ask := range []func() nvml.Return{
 			func() nvml.Return { _, _, ret := gpu.GetEncoderUtilization(); return ret },
 			func() nvml.Return { _, _, ret := gpu.GetJpgUtilization(); return ret },
-			func() nvml.Return { return second(gpu.GetRemappedRows_v2()) },
+			func() nvml.Return { return returnOf(gpu.GetRemappedRows_v2()) },
 			func() nvml.Return {
-				return second(told(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM))
+				return returnOf(told(gpu, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM))
 			},
 			func() nvml.Return {
-				return second(told(slice, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM))
+				return returnOf(told(slice, nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_DRAM))
 			},
 		} {
 			n.want(nvml.ERROR_NOT_SUPPORTED, ask())
@@ -235,7 +235,7 @@ func TestPartitionedGPU(t *testing.T) {
 		if a, _ := slice.GetAttributes(); a.MultiprocessorCount != 16 {
 			n.Errorf("a seventh has %d multiprocessors", a.MultiprocessorCount)
 		}
-		n.set("gpu 0 slice_multiprocessors 14")
+		n.setLines("gpu 0 slice_multiprocessors 14")
 		if a, _ := slice.GetAttributes(); a.MultiprocessorCount != 14 {
 			n.Errorf("a seventh of an A100 has %d multiprocessors", a.MultiprocessorCount)
 		}

@@ -7,42 +7,42 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// has tells whether a call answers.
-func has[T any](_ T, ret nvml.Return) bool { return ret == nvml.SUCCESS }
+// isSupported tells whether a call answers.
+func isSupported[T any](_ T, ret nvml.Return) bool { return ret == nvml.SUCCESS }
 
 // capabilities are what tells the models apart.
-func capabilities(n *node, gpu nvml.Device) map[string]bool {
+func capabilities(n *testNode, gpu nvml.Device) map[string]bool {
 	n.Helper()
 	support, _ := gpu.GpmQueryDeviceSupport()
 	_, _, ret := gpu.GetMigMode()
-	field := func(id, scope uint32) bool { return n.scoped(gpu, id, scope)[0] >= 0 }
+	field := func(id, scope uint32) bool { return n.readScopes(gpu, id, scope)[0] >= 0 }
 	return map[string]bool{
 		"gpm":      support.IsSupportedDevice == 1,
 		"mig":      ret == nvml.SUCCESS,
-		"nvlink":   has(gpu.GetNvLinkState(0)),
-		"remap":    has(gpu.GetRowRemapperHistogram()),
-		"retire":   has(gpu.GetRetiredPagesPendingStatus()),
-		"sram":     has(gpu.GetSramEccErrorStatus()),
-		"repair":   has(gpu.GetRepairStatus()),
-		"fabric":   has(gpu.GetGpuFabricInfoV().V3()),
-		"platform": has(gpu.GetPlatformInfo()),
-		"limits":   has(gpu.GetTemperatureThreshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)),
-		"margin":   has(gpu.GetMarginTemperature()),
+		"nvlink":   isSupported(gpu.GetNvLinkState(0)),
+		"remap":    isSupported(gpu.GetRowRemapperHistogram()),
+		"retire":   isSupported(gpu.GetRetiredPagesPendingStatus()),
+		"sram":     isSupported(gpu.GetSramEccErrorStatus()),
+		"repair":   isSupported(gpu.GetRepairStatus()),
+		"fabric":   isSupported(gpu.GetGpuFabricInfoV().V3()),
+		"platform": isSupported(gpu.GetPlatformInfo()),
+		"limits":   isSupported(gpu.GetTemperatureThreshold(nvml.TEMPERATURE_THRESHOLD_SHUTDOWN)),
+		"margin":   isSupported(gpu.GetMarginTemperature()),
 		"hbm":      field(nvml.FI_DEV_MEMORY_TEMP, 0),
 		"average":  field(nvml.FI_DEV_POWER_AVERAGE, 0),
 		"kib":      field(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, allLinks),
 		"bytes":    field(nvml.FI_DEV_NVLINK_COUNT_XMIT_BYTES, allLinks),
 		"replay":   field(nvml.FI_DEV_NVLINK_ERROR_DL_REPLAY, 0),
 		"symbol":   field(nvml.FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS, 0),
-		"c2c":      slices.Equal(n.scoped(gpu, nvml.FI_DEV_C2C_LINK_GET_STATUS, 0, 1, 2), []int64{1, 1, -1}),
+		"c2c":      slices.Equal(n.readScopes(gpu, nvml.FI_DEV_C2C_LINK_GET_STATUS, 0, 1, 2), []int64{1, 1, -1}),
 		"module":   field(nvml.FI_DEV_POWER_INSTANT, nvml.POWER_SCOPE_MODULE),
 		"pcie":     field(nvml.FI_DEV_PCIE_COUNT_LCRC_ERROR, 0),
 	}
 }
 
 func TestModels(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpus 6", "gpu 1 model a100", "gpu 2 model b200", "gpu 3 model t4", "gpu 4 model h100", "gpu 5 model gb200")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpus 6", "gpu 1 model a100", "gpu 2 model b200", "gpu 3 model t4", "gpu 4 model h100", "gpu 5 model gb200")
 		for i, want := range []struct {
 			name string
 			arch nvml.DeviceArchitecture
@@ -80,7 +80,7 @@ func TestModels(t *testing.T) {
 				n.Errorf("%s has compute capability %d, %v", name, major, ret)
 			}
 		}
-		n.set("gpu 3 power 12345", "gpu 3 model t4", "gpu 3 utilization 50")
+		n.setLines("gpu 3 power 12345", "gpu 3 model t4", "gpu 3 utilization 50")
 		if watts, _ := n.gpu(3).GetPowerUsage(); watts != 9000 {
 			n.Errorf("a model leaves %d mW standing that were said before it", watts)
 		}

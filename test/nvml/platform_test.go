@@ -8,8 +8,8 @@ import (
 )
 
 func TestPlatform(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 model b200", "gpu 0 platform_slot 11", "gpu 0 platform_tray 4", "gpu 0 platform_host 2", "gpu 0 platform_peer 1", "gpu 0 platform_module 3",
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 model b200", "gpu 0 platform_slot 11", "gpu 0 platform_tray 4", "gpu 0 platform_host 2", "gpu 0 platform_peer 1", "gpu 0 platform_module 3",
 			"gpu 0 chassis_serial 1821325191344")
 		got, ret := n.gpu(0).GetPlatformInfo()
 		n.want(nvml.SUCCESS, ret)
@@ -19,13 +19,13 @@ func TestPlatform(t *testing.T) {
 		if serial := string(got.ChassisSerialNumber[:]); strings.TrimRight(serial, "\x00") != "1821325191344" {
 			n.Errorf("the chassis is %q", serial)
 		}
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(n.gpu(1).GetPlatformInfo()))
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(n.gpu(1).GetPlatformInfo()))
 	})
 }
 
 func TestFabricBeforeItsVersions(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 fabric_state 2", "gpu 0 fabric_health 5")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 fabric_state 2", "gpu 0 fabric_health 5")
 		old, ret := n.gpu(0).GetGpuFabricInfoV().V2()
 		n.want(nvml.SUCCESS, ret)
 		oldest, ret := n.gpu(0).GetGpuFabricInfoV().V1()
@@ -37,22 +37,22 @@ func TestFabricBeforeItsVersions(t *testing.T) {
 }
 
 func TestConfidentialComputing(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		for state, want := range map[string]nvml.ConfComputeSystemState{
 			"off":      {Environment: 0, CcFeature: 0, DevToolsMode: 0},
 			"on":       {Environment: 2, CcFeature: 1, DevToolsMode: 0},
 			"devtools": {Environment: 2, CcFeature: 1, DevToolsMode: 1},
 		} {
-			n.set("confidential " + state)
+			n.setLines("confidential " + state)
 			got, ret := n.SystemGetConfComputeState()
 			n.want(nvml.SUCCESS, ret)
 			if got != want {
 				n.Errorf("%s: %+v", state, got)
 			}
-			n.want(nvml.SUCCESS, second(n.SystemGetConfComputeCapabilities()))
+			n.want(nvml.SUCCESS, returnOf(n.SystemGetConfComputeCapabilities()))
 		}
-		n.set("confidential none")
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(n.SystemGetConfComputeState()))
+		n.setLines("confidential none")
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(n.SystemGetConfComputeState()))
 	})
 }

@@ -10,8 +10,8 @@ import (
 )
 
 func TestProcesses(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 2 process 100 4096", "gpu 2 process 200 8192 gi 3 ci 1", "gpu 2 process 300 1", "gpu 1 process 400 1")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 2 process 100 4096", "gpu 2 process 200 8192 gi 3 ci 1", "gpu 2 process 300 1", "gpu 1 process 400 1")
 		processes, ret := n.gpu(2).GetComputeRunningProcesses()
 		n.want(nvml.SUCCESS, ret)
 		const none = 0xFFFFFFFF
@@ -32,8 +32,8 @@ func TestProcesses(t *testing.T) {
 }
 
 func TestKindsOfProcesses(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start("gpu 0 process 1 10", "gpu 0 process 2 20 type graphics", "gpu 0 process 3 none type mps", "gpu 0 process 4 40 type compute+graphics")
+	runOnNode(t, func(n *testNode) {
+		n.setup("gpu 0 process 1 10", "gpu 0 process 2 20 type graphics", "gpu 0 process 3 none type mps", "gpu 0 process 4 40 type compute+graphics")
 		gpu := n.gpu(0)
 		for name, list := range map[string]struct {
 			get  func() ([]nvml.ProcessInfo, nvml.Return)
@@ -57,8 +57,8 @@ func TestKindsOfProcesses(t *testing.T) {
 }
 
 func TestProcessUtilization(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start(fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix()), "gpu 0 process 1 10 sm 60 mem 30", "gpu 0 process 2 10 enc 5 dec 6", "gpu 0 process 3 10 sm 0", "gpu 0 process 4 10", "gpu 0 process 5 10 sm 0~100/0.001s")
+	runOnNode(t, func(n *testNode) {
+		n.setup(fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix()), "gpu 0 process 1 10 sm 60 mem 30", "gpu 0 process 2 10 enc 5 dec 6", "gpu 0 process 3 10 sm 0", "gpu 0 process 4 10", "gpu 0 process 5 10 sm 0~100/0.001s")
 		gpu := n.gpu(0)
 		began := time.Now()
 		got, ret := gpu.GetProcessUtilization(0)
@@ -80,13 +80,13 @@ func TestProcessUtilization(t *testing.T) {
 			}
 		}
 		// Nothing is newer than the newest, until the next sample is.
-		n.want(nvml.ERROR_NOT_FOUND, second(gpu.GetProcessUtilization(seen+uint64(time.Hour.Microseconds()))))
-		n.eventually("there is a newer sample", func() bool {
+		n.want(nvml.ERROR_NOT_FOUND, returnOf(gpu.GetProcessUtilization(seen+uint64(time.Hour.Microseconds()))))
+		n.waitUntil("there is a newer sample", func() bool {
 			newer, ret := gpu.GetProcessUtilization(seen)
 			return ret == nvml.SUCCESS && newer[0].TimeStamp > seen
 		})
-		n.want(nvml.ERROR_NOT_FOUND, second(n.gpu(1).GetProcessUtilization(0)))
-		n.set("gpu 0 mig_mode 1")
-		n.want(nvml.ERROR_NOT_SUPPORTED, second(gpu.GetProcessUtilization(0)))
+		n.want(nvml.ERROR_NOT_FOUND, returnOf(n.gpu(1).GetProcessUtilization(0)))
+		n.setLines("gpu 0 mig_mode 1")
+		n.want(nvml.ERROR_NOT_SUPPORTED, returnOf(gpu.GetProcessUtilization(0)))
 	})
 }

@@ -17,9 +17,9 @@ type Scenario struct {
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	lines  []string
-	serial int       // of the newest event, the last time that it happens
-	newest time.Time // the file's time of change
+	lines     []string
+	lastEvent int       // of the newest event, the last time that it happens
+	lastWrite time.Time // the file's time of change
 }
 
 // NewScenario will write to path, which has to lie in a folder that exists.
@@ -31,7 +31,7 @@ func (s *Scenario) Set(lines ...string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, line := range lines {
-		if about := subject(line); len(about) > 0 {
+		if about := lineSubject(line); len(about) > 0 {
 			s.remove(about)
 		}
 		s.lines = append(s.lines, line)
@@ -53,13 +53,13 @@ func (s *Scenario) Clear(words string) error {
 func (s *Scenario) Event(gpu int, what string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.serial+1, gpu, what))
-	s.serial += times(what)
+	s.lines = append(s.lines, fmt.Sprintf("event %d gpu %d %s", s.lastEvent+1, gpu, what))
+	s.lastEvent += repeatCount(what)
 	return s.write()
 }
 
-// times is how often an event happens.
-func times(what string) int {
+// repeatCount is how often an event happens.
+func repeatCount(what string) int {
 	words := strings.Fields(what)
 	if i := slices.Index(words, "x"); i >= 0 && i+1 < len(words) {
 		if n, err := strconv.Atoi(words[i+1]); err == nil && n > 0 {
@@ -84,7 +84,7 @@ func (s *Scenario) Reset(gpu int) error {
 }
 
 func (s *Scenario) remove(words []string) {
-	s.lines = slices.DeleteFunc(s.lines, func(line string) bool { return beginsWith(strings.Fields(line), words) })
+	s.lines = slices.DeleteFunc(s.lines, func(line string) bool { return hasPrefixWords(strings.Fields(line), words) })
 }
 
 func (s *Scenario) write() error {
@@ -95,14 +95,14 @@ func (s *Scenario) write() error {
 	}
 	// The kernel's clock for files moves in steps of milliseconds. Two versions
 	// of one length within a step would look the same.
-	s.newest = later(time.Now(), s.newest.Add(1))
-	if err := os.Chtimes(fresh, s.newest, s.newest); err != nil {
+	s.lastWrite = maxTime(time.Now(), s.lastWrite.Add(1))
+	if err := os.Chtimes(fresh, s.lastWrite, s.lastWrite); err != nil {
 		return fmt.Errorf("date scenario: %w", err)
 	}
 	return os.Rename(fresh, s.path)
 }
 
-func later(a, b time.Time) time.Time {
+func maxTime(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}
@@ -116,7 +116,7 @@ var subjectWords = map[string]int{
 	"event": 2, "fail": 4, "slow": 4, "hang": 4, "reuse": 2, "add": 2, "ancestor": 3, "confidential": 1,
 }
 
-func subject(line string) []string {
+func lineSubject(line string) []string {
 	words := strings.Fields(line)
 	if len(words) == 0 {
 		return nil
@@ -131,6 +131,6 @@ func subject(line string) []string {
 	return words[:min(n, len(words))]
 }
 
-func beginsWith(words, prefix []string) bool {
+func hasPrefixWords(words, prefix []string) bool {
 	return len(words) >= len(prefix) && slices.Equal(words[:len(prefix)], prefix)
 }

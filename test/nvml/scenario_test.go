@@ -61,11 +61,11 @@ func TestScenarioFile(t *testing.T) {
 // TestScenarioChanges changes one number again and again, each time in a file of
 // the same length: every call sees the newest.
 func TestScenarioChanges(t *testing.T) {
-	onNode(t, func(n *node) {
-		n.start()
+	runOnNode(t, func(n *testNode) {
+		n.setup()
 		gpu := n.gpu(0)
 		for celsius := uint32(10); celsius < 100; celsius++ {
-			n.set("gpu 0 temperature " + string(rune('0'+celsius/10)) + string(rune('0'+celsius%10)))
+			n.setLines("gpu 0 temperature " + string(rune('0'+celsius/10)) + string(rune('0'+celsius%10)))
 			got, ret := gpu.GetTemperature(nvml.TEMPERATURE_GPU)
 			n.want(nvml.SUCCESS, ret)
 			if got != celsius {
@@ -78,9 +78,9 @@ func TestScenarioChanges(t *testing.T) {
 // TestInvalidScenario writes files that say nothing valid: the scenario before
 // stands, and each is complained about in one line, once.
 func TestInvalidScenario(t *testing.T) {
-	onNode(t, func(n *node) {
+	runOnNode(t, func(n *testNode) {
 		complaints := redirectStderr(n)
-		n.start("gpu 0 temperature 42")
+		n.setup("gpu 0 temperature 42")
 		gpu, path := n.gpu(0), os.Getenv(EnvScenario)
 		for _, bad := range []struct{ text, complaint string }{
 			{"gpus 3\nnonsense\n", `:2: unknown directive "nonsense"`},
@@ -130,8 +130,8 @@ func TestInvalidScenario(t *testing.T) {
 			{"gpu 0 temperature 4", "does not end with a newline"},
 			{"", "does not end with a newline"},
 		} {
-			n.must(os.WriteFile(path+".bad", []byte(bad.text), 0o600))
-			n.must(os.Rename(path+".bad", path))
+			n.mustSucceed(os.WriteFile(path+".bad", []byte(bad.text), 0o600))
+			n.mustSucceed(os.Rename(path+".bad", path))
 			for range 3 {
 				celsius, ret := gpu.GetTemperature(nvml.TEMPERATURE_GPU)
 				n.want(nvml.SUCCESS, ret)
@@ -143,7 +143,7 @@ func TestInvalidScenario(t *testing.T) {
 				n.Errorf("%q: want one line with %q and the file's name, got\n%s", bad.text, bad.complaint, got)
 			}
 		}
-		n.set("gpu 0 temperature 43")
+		n.setLines("gpu 0 temperature 43")
 		if celsius, _ := gpu.GetTemperature(nvml.TEMPERATURE_GPU); celsius != 43 {
 			n.Errorf("after all that the temperature is %d, want 43", celsius)
 		}
@@ -152,16 +152,16 @@ func TestInvalidScenario(t *testing.T) {
 
 // redirectStderr sends standard error into a file. What it returns reads what came
 // since it was last called.
-func redirectStderr(n *node) func() string {
+func redirectStderr(n *testNode) func() string {
 	path := filepath.Join(n.TempDir(), "stderr")
 	in, err := os.Create(path)
-	n.must(err)
+	n.mustSucceed(err)
 	out, err := os.Open(path)
-	n.must(err)
-	n.must(syscall.Dup3(int(in.Fd()), 2, 0))
+	n.mustSucceed(err)
+	n.mustSucceed(syscall.Dup3(int(in.Fd()), 2, 0))
 	return func() string {
 		text, err := io.ReadAll(out)
-		n.must(err)
+		n.mustSucceed(err)
 		return string(text)
 	}
 }

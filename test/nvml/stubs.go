@@ -11,35 +11,35 @@ import (
 	"strings"
 )
 
-// function is one that NVML's header declares.
-type function struct {
+// nvmlFunction is one that NVML's header declares.
+type nvmlFunction struct {
 	name    string
 	returns string // "nvmlReturn_t", but for one
 	params  string // "nvmlDevice_t device, unsigned int *power"
 }
 
 var (
-	comment     = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
-	declaration = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\)\s+)?([\w ]+?)\s+DECLDIR\s+([\w *]*?)(nvml\w+)\s*\(([^)]*)\)\s*;`)
-	device      = regexp.MustCompile(`^nvmlDevice_t (\w+)`)
+	commentPattern     = regexp.MustCompile(`(?s)/\*.*?\*/|//[^\n]*`)
+	declarationPattern = regexp.MustCompile(`(?m)^(?:DEPRECATED\([\d.]+\)\s+)?([\w ]+?)\s+DECLDIR\s+([\w *]*?)(nvml\w+)\s*\(([^)]*)\)\s*;`)
+	devicePattern      = regexp.MustCompile(`^nvmlDevice_t (\w+)`)
 )
 
 // parseHeader returns the functions that the header declares, ordered by name.
-func parseHeader(header string) []function {
-	var functions []function
-	for _, m := range declaration.FindAllStringSubmatch(comment.ReplaceAllString(header, ""), -1) {
-		functions = append(functions, function{
+func parseHeader(header string) []nvmlFunction {
+	var functions []nvmlFunction
+	for _, m := range declarationPattern.FindAllStringSubmatch(commentPattern.ReplaceAllString(header, ""), -1) {
+		functions = append(functions, nvmlFunction{
 			name:    m[3],
 			returns: strings.TrimSpace(m[1] + " " + m[2]),
 			params:  strings.Join(strings.Fields(m[4]), " "),
 		})
 	}
-	slices.SortFunc(functions, func(a, b function) int { return cmp.Compare(a.name, b.name) })
+	slices.SortFunc(functions, func(a, b nvmlFunction) int { return cmp.Compare(a.name, b.name) })
 	return functions
 }
 
 // functionsHeader lists all functions as an X macro.
-func functionsHeader(functions []function) string {
+func functionsHeader(functions []nvmlFunction) string {
 	var b strings.Builder
 	b.WriteString("#define FUNCTIONS(X)")
 	for _, f := range functions {
@@ -49,9 +49,9 @@ func functionsHeader(functions []function) string {
 	return b.String()
 }
 
-// stubs gives every function a body that is not supported. They are weak: where
+// stubSource gives every function a body that is not supported. They are weak: where
 // standin has a body of its own, the linker takes that one.
-func stubs(functions []function) string {
+func stubSource(functions []nvmlFunction) string {
 	var b strings.Builder
 	b.WriteString("#include \"call.h\"\n\n#pragma GCC diagnostic ignored \"-Wunused-parameter\"\n")
 	for _, f := range functions {
@@ -59,7 +59,7 @@ func stubs(functions []function) string {
 			continue
 		}
 		gpu := "NO_GPU"
-		if m := device.FindStringSubmatch(f.params); m != nil {
+		if m := devicePattern.FindStringSubmatch(f.params); m != nil {
 			gpu = "gpu_of(" + m[1] + ")"
 		}
 		fmt.Fprintf(&b, `
@@ -85,20 +85,20 @@ func defaultHeader(standin fs.FS) (string, error) {
 		return "", err
 	}
 	b := new(strings.Builder)
-	fmt.Fprintf(b, "#define DEFAULT_SCENARIO%s\n\n#define MODELS(X)", quoted(string(defaults)))
+	fmt.Fprintf(b, "#define DEFAULT_SCENARIO%s\n\n#define MODELS(X)", quoteC(string(defaults)))
 	for _, file := range models {
 		text, err := fs.ReadFile(standin, file)
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(b, " \\\n    X(%q,%s)", strings.TrimSuffix(path.Base(file), ".scenario"), quoted(string(text)))
+		fmt.Fprintf(b, " \\\n    X(%q,%s)", strings.TrimSuffix(path.Base(file), ".scenario"), quoteC(string(text)))
 	}
 	b.WriteString("\n")
 	return b.String(), nil
 }
 
-// quoted makes a text a string of C, in pieces of a line each.
-func quoted(text string) string {
+// quoteC makes a text a string of C, in pieces of a line each.
+func quoteC(text string) string {
 	var b strings.Builder
 	for line := range strings.Lines(text) {
 		b.WriteString(" \\\n    " + strconv.Quote(line))
@@ -106,9 +106,9 @@ func quoted(text string) string {
 	return b.String()
 }
 
-// exports is a version script for the linker: it shows NVML's functions, but for
+// versionScript is a version script for the linker: it shows NVML's functions, but for
 // the hidden ones, and nothing else.
-func exports(hidden []string) string {
+func versionScript(hidden []string) string {
 	local := append(slices.Clone(hidden), "*")
 	return "{ global: nvml*; local: " + strings.Join(local, "; ") + "; };\n"
 }

@@ -20,10 +20,10 @@ const (
 // blank is what the reader of a runbook fills in: uuid="UUID".
 var blank = regexp.MustCompile(`="[A-Z]+"`)
 
-// ours are families as a text names them.
-var ours = regexp.MustCompile(`\b(nvidia_gpu|podgauge)_[a-z0-9_]+`)
+// familyPattern are families as a text names them.
+var familyPattern = regexp.MustCompile(`\b(nvidia_gpu|podgauge)_[a-z0-9_]+`)
 
-func read(t *testing.T, name string) string {
+func readFile(t *testing.T, name string) string {
 	t.Helper()
 	text, err := os.ReadFile(name)
 	if err != nil {
@@ -32,8 +32,8 @@ func read(t *testing.T, name string) string {
 	return string(text)
 }
 
-// missing are the wanted that are not had.
-func missing(wanted, had []string) []string {
+// missingFrom are the wanted that are not had.
+func missingFrom(wanted, had []string) []string {
 	var missing []string
 	for _, w := range wanted {
 		if !slices.Contains(had, w) {
@@ -43,11 +43,11 @@ func missing(wanted, had []string) []string {
 	return missing
 }
 
-// listed are the values of labels that docs/metrics.md lists, by family and label.
-func listed(t *testing.T) map[string][]string {
+// listedLabelValues are the values of labels that docs/metrics.md lists, by family and label.
+func listedLabelValues(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	for line := range strings.Lines(read(t, "../../docs/metrics.md")) {
+	for line := range strings.Lines(readFile(t, "../../docs/metrics.md")) {
 		name, _, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "`<br>")
 		if !ok {
 			continue
@@ -64,8 +64,8 @@ func listed(t *testing.T) map[string][]string {
 	return all
 }
 
-// strange are the alternatives of an expression's matchers that are not among such values.
-func strange(all map[string][]string, expr parser.Expr) []string {
+// unknownAlternatives are the alternatives of an expression's matchers that are not among such values.
+func unknownAlternatives(all map[string][]string, expr parser.Expr) []string {
 	var wrong []string
 	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
 		s, ok := n.(*parser.VectorSelector)
@@ -74,7 +74,7 @@ func strange(all map[string][]string, expr parser.Expr) []string {
 		}
 		for _, m := range s.LabelMatchers {
 			if values := all[s.Name+" "+m.Name]; values != nil && m.Value != "" {
-				wrong = append(wrong, missing(strings.Split(m.Value, "|"), values)...)
+				wrong = append(wrong, missingFrom(strings.Split(m.Value, "|"), values)...)
 			}
 		}
 		return nil
@@ -84,9 +84,9 @@ func strange(all map[string][]string, expr parser.Expr) []string {
 
 // TestAlerts: each alert says what the catalogue has, how bad it is, where, and what to do.
 func TestAlerts(t *testing.T) {
-	all := told(t)
+	all := readCatalogue(t)
 	named := map[string]bool{}
-	for _, r := range alerts(t) {
+	for _, r := range alertRules(t) {
 		if named[r.Alert] {
 			t.Errorf("%s is there twice", r.Alert)
 		}
@@ -95,10 +95,10 @@ func TestAlerts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, wrong := all.read(r.Expr); len(wrong) > 0 {
+		if _, wrong := all.checkExpr(r.Expr); len(wrong) > 0 {
 			t.Errorf("%s asks for what docs/metrics.md does not have: %q", r.Alert, wrong)
 		}
-		for _, wrong := range strange(listed(t), expr) {
+		for _, wrong := range unknownAlternatives(listedLabelValues(t), expr) {
 			t.Errorf("%s asks for %s, which docs/metrics.md does not list", r.Alert, wrong)
 		}
 		if !slices.Contains([]string{"critical", "warning", "info"}, r.Labels["severity"]) {
@@ -111,20 +111,20 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s has the runbook %q, want %q", r.Alert, got, want)
 		}
 		for _, text := range r.Annotations {
-			asksForKnown(t, all, r.Alert, text)
+			checkFamiliesExist(t, all, r.Alert, text)
 		}
-		for _, l := range missing(toldBy(expr), labelsIn(r.Annotations["summary"])) {
+		for _, l := range missingFrom(requiredSummaryLabels(expr), labelsIn(r.Annotations["summary"])) {
 			t.Errorf("the summary of %s does not name its %s", r.Alert, l)
 		}
 	}
 	if len(named) < 20 {
 		t.Errorf("%d alerts", len(named))
 	}
-	pages(t, all, named)
+	checkRunbooks(t, all, named)
 }
 
-// toldBy are the labels of an alert that its summary has to name: where it is, and whose.
-func toldBy(expr parser.Expr) []string {
+// requiredSummaryLabels are the labels of an alert that its summary has to name: where it is, and whose.
+func requiredSummaryLabels(expr parser.Expr) []string {
 	var found []string
 	parser.Inspect(expr, func(n parser.Node, _ []parser.Node) error {
 		if a, ok := n.(*parser.AggregateExpr); ok && found == nil {
@@ -143,8 +143,8 @@ func labelsIn(text string) []string {
 	return found
 }
 
-// pages checks that each alert has a runbook, and each runbook an alert.
-func pages(t *testing.T, all catalogue, named map[string]bool) {
+// checkRunbooks checks that each alert has a runbook, and each runbook an alert.
+func checkRunbooks(t *testing.T, all familyCatalogue, named map[string]bool) {
 	t.Helper()
 	files, err := filepath.Glob(runbooks + "/*.md")
 	if err != nil {
@@ -156,9 +156,9 @@ func pages(t *testing.T, all catalogue, named map[string]bool) {
 			t.Errorf("%s is the runbook of no alert", file)
 		}
 		delete(named, name)
-		text := read(t, file)
-		asksForKnown(t, all, file, text)
-		queries(t, all, file, text)
+		text := readFile(t, file)
+		checkFamiliesExist(t, all, file, text)
+		checkRunbookQueries(t, all, file, text)
 		for _, part := range []string{"# " + name + "\n", "\n## Look\n", "\n## Do\n", "\n## Harmless when\n"} {
 			if !strings.Contains(text, part) {
 				t.Errorf("%s lacks %q", file, part)
@@ -170,25 +170,25 @@ func pages(t *testing.T, all catalogue, named map[string]bool) {
 	}
 }
 
-// queries checks that what a runbook has in its blocks of code, commands apart, is PromQL over
+// checkRunbookQueries checks that what a runbook has in its blocks of code, commands apart, is PromQL over
 // what there is.
-func queries(t *testing.T, all catalogue, file, text string) {
+func checkRunbookQueries(t *testing.T, all familyCatalogue, file, text string) {
 	t.Helper()
 	for line := range strings.Lines(text) {
 		query, ok := strings.CutPrefix(line, "    ")
 		if !ok || strings.HasPrefix(query, "podgauge ") || strings.HasPrefix(query, "kubectl ") {
 			continue
 		}
-		if _, wrong := all.read(blank.ReplaceAllString(query, `=~".+"`)); len(wrong) > 0 {
+		if _, wrong := all.checkExpr(blank.ReplaceAllString(query, `=~".+"`)); len(wrong) > 0 {
 			t.Errorf("%s: %q: %q", file, query, wrong)
 		}
 	}
 }
 
-// asksForKnown checks the families that a text names.
-func asksForKnown(t *testing.T, all catalogue, name, text string) {
+// checkFamiliesExist checks the families that a text names.
+func checkFamiliesExist(t *testing.T, all familyCatalogue, name, text string) {
 	t.Helper()
-	for _, f := range ours.FindAllString(text, -1) {
+	for _, f := range familyPattern.FindAllString(text, -1) {
 		if _, ok := all[f]; !ok {
 			t.Errorf("%s names %s, which docs/metrics.md does not have", name, f)
 		}
@@ -198,14 +198,14 @@ func asksForKnown(t *testing.T, all catalogue, name, text string) {
 // TestXids: the alerts on Xids take those that docs/xids.md has as their classes say.
 func TestXids(t *testing.T) {
 	classes := map[string]string{} // by Xid
-	for _, x := range regexp.MustCompile("(?m)^\\| (\\d+) \\|[^|]*\\|[^|]*\\| `(\\w+)` \\|").FindAllStringSubmatch(read(t, "../../docs/xids.md"), -1) {
+	for _, x := range regexp.MustCompile("(?m)^\\| (\\d+) \\|[^|]*\\|[^|]*\\| `(\\w+)` \\|").FindAllStringSubmatch(readFile(t, "../../docs/xids.md"), -1) {
 		classes[x[1]] = x[2]
 	}
 	if len(classes) < 80 {
 		t.Fatalf("docs/xids.md has %d Xids", len(classes))
 	}
 	matchers := map[string]*labels.Matcher{} // by alert, the one on Xids or on reasons
-	for _, r := range alerts(t) {
+	for _, r := range alertRules(t) {
 		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
 		if err != nil {
 			t.Fatal(err)

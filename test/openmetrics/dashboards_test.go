@@ -16,8 +16,8 @@ import (
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
-// board is what a dashboard's file asks for.
-type board struct {
+// dashboardModel is what a dashboard's file asks for.
+type dashboardModel struct {
 	UID        string `json:"uid"`
 	Templating struct {
 		List []struct {
@@ -28,28 +28,28 @@ type board struct {
 	} `json:"templating"`
 	Annotations struct {
 		List []struct {
-			Name        string `json:"name"`
-			Target      query  `json:"target"`
-			TitleFormat string `json:"titleFormat"`
-			TextFormat  string `json:"textFormat"`
-			TagKeys     string `json:"tagKeys"`
+			Name        string           `json:"name"`
+			Target      panelQueryTarget `json:"target"`
+			TitleFormat string           `json:"titleFormat"`
+			TextFormat  string           `json:"textFormat"`
+			TagKeys     string           `json:"tagKeys"`
 		} `json:"list"`
 	} `json:"annotations"`
 	Panels []struct {
-		Title           string           `json:"title"`
-		Targets         []query          `json:"targets"`
-		Transformations []transformation `json:"transformations"`
-		FieldConfig     json.RawMessage  `json:"fieldConfig"`
+		Title           string             `json:"title"`
+		Targets         []panelQueryTarget `json:"targets"`
+		Transformations []panelTransform   `json:"transformations"`
+		FieldConfig     json.RawMessage    `json:"fieldConfig"`
 	} `json:"panels"`
 }
 
-type query struct {
+type panelQueryTarget struct {
 	Expr         string `json:"expr"`
 	RefID        string `json:"refId"`
 	LegendFormat string `json:"legendFormat"`
 }
 
-type transformation struct {
+type panelTransform struct {
 	ID      string `json:"id"`
 	Options struct {
 		RenameByName map[string]string `json:"renameByName"`
@@ -59,14 +59,14 @@ type transformation struct {
 // TestRecordingRules: each rule is one that Prometheus takes, over families that there are, and
 // has the labels that its name says.
 func TestRecordingRules(t *testing.T) {
-	for _, r := range recorded(t) {
-		a := asker{catalogue: told(t)}
+	for _, r := range recordingRules(t) {
+		a := exprChecker{familyCatalogue: readCatalogue(t)}
 		expr, err := parser.NewParser(parser.Options{}).ParseExpr(r.Expr)
 		if err != nil {
 			t.Fatalf("%s: %v", r.Record, err)
 		}
 		level, _, _ := strings.Cut(r.Record, ":")
-		if got := strings.Join(slices.Sorted(maps.Keys(a.labels(expr))), "_"); got != sorted(level) {
+		if got := strings.Join(slices.Sorted(maps.Keys(a.labels(expr))), "_"); got != sortedLevel(level) {
 			t.Errorf("%s has the labels %s", r.Record, got)
 		}
 		for _, wrong := range a.wrong {
@@ -75,11 +75,11 @@ func TestRecordingRules(t *testing.T) {
 	}
 }
 
-func sorted(level string) string {
+func sortedLevel(level string) string {
 	return strings.Join(slices.Sorted(slices.Values(strings.Split(level, "_"))), "_")
 }
 
-func recorded(t *testing.T) (all []rulefmt.Rule) {
+func recordingRules(t *testing.T) (all []rulefmt.Rule) {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile("../../deploy/rules/podgauge.recording.yaml", false, model.UTF8Validation,
 		parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
@@ -102,22 +102,22 @@ func TestDashboards(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no dashboards: %v", err)
 	}
-	families := told(t)
-	for _, r := range recorded(t) {
+	families := readCatalogue(t)
+	for _, r := range recordingRules(t) {
 		level, _, _ := strings.Cut(r.Record, ":")
-		families[r.Record] = only(nil, strings.Split(level, "_"))
+		families[r.Record] = keepLabels(nil, strings.Split(level, "_"))
 	}
-	var all []board
+	var all []dashboardModel
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		var b board
+		var b dashboardModel
 		if err := json.Unmarshal(text, &b); err != nil {
 			t.Fatalf("%s: %v", file, err)
 		}
-		for _, wrong := range families.check(b) {
+		for _, wrong := range families.checkDashboard(b) {
 			t.Errorf("%s: %s", filepath.Base(file), wrong)
 		}
 		if used := strings.Count(string(text), `node_model:`); used > 0 != strings.Contains(file, "recorded") {
@@ -125,14 +125,14 @@ func TestDashboards(t *testing.T) {
 		}
 		all = append(all, b)
 	}
-	for _, wrong := range links(all) {
+	for _, wrong := range brokenLinks(all) {
 		t.Error(wrong)
 	}
 }
 
 // TestAskerFinds: what the others look for is found where it is.
 func TestAskerFinds(t *testing.T) {
-	families := told(t)
+	families := readCatalogue(t)
 	for expr, says := range map[string]string{
 		`nvidia_gpu_power`:                                                            "there is no family nvidia_gpu_power",
 		`nvidia_gpu_power_watts{holder="a"}`:                                          "nvidia_gpu_power_watts has no label holder",
@@ -145,7 +145,7 @@ func TestAskerFinds(t *testing.T) {
 		`histogram_quantile(0.9, rate(podgauge_plugin_request_duration_seconds[5m]))`: "there is no label le",
 		`rate(nvidia_gpu_energy_joules_total)`:                                        "expected type",
 	} {
-		if _, wrong := families.read(expr); len(wrong) == 0 || !strings.Contains(strings.Join(wrong, ";"), says) {
+		if _, wrong := families.checkExpr(expr); len(wrong) == 0 || !strings.Contains(strings.Join(wrong, ";"), says) {
 			t.Errorf("%s: %q, want %q", expr, wrong, says)
 		}
 	}
@@ -153,50 +153,50 @@ func TestAskerFinds(t *testing.T) {
 		`rate(podgauge_plugin_request_duration_seconds_bucket{method="Allocate"}[5m])`,
 		`count by (model) (nvidia_gpu_info{mig_uuid=""}) or vector(0)`,
 	} {
-		if _, wrong := families.read(expr); len(wrong) > 0 {
+		if _, wrong := families.checkExpr(expr); len(wrong) > 0 {
 			t.Errorf("%s: %q", expr, wrong)
 		}
 	}
 }
 
-// read are the labels of what comes of an expression, and what is wrong with it.
-func (c catalogue) read(expr string) (family, []string) {
+// checkExpr are the labels of what comes of an expression, and what is wrong with it.
+func (c familyCatalogue) checkExpr(expr string) (labelValuesByName, []string) {
 	parsed, err := parser.NewParser(parser.Options{}).ParseExpr(expr)
 	if err != nil {
 		return nil, []string{expr + ": " + err.Error()}
 	}
-	a := asker{catalogue: c}
+	a := exprChecker{familyCatalogue: c}
 	return a.labels(parsed), a.wrong
 }
 
 var (
-	variableName = regexp.MustCompile(`\$(\w+)`)
-	labelValues  = regexp.MustCompile(`^label_values\((.*), *(\w+)\)$`)
-	legendLabel  = regexp.MustCompile(`{{(\w+)}}`)
+	variableNamePattern = regexp.MustCompile(`\$(\w+)`)
+	labelValuesPattern  = regexp.MustCompile(`^label_values\((.*), *(\w+)\)$`)
+	legendLabelPattern  = regexp.MustCompile(`{{(\w+)}}`)
 )
 
-// check is what is wrong with a dashboard.
-func (c catalogue) check(b board) (wrong []string) {
+// checkDashboard is what is wrong with a dashboard.
+func (c familyCatalogue) checkDashboard(b dashboardModel) (wrong []string) {
 	variables := map[string]string{"__range": "6h", "__rate_interval": "2m"}
 	for _, v := range b.Templating.List {
 		variables[v.Name] = "a|b"
 	}
-	ask := func(where, expr string) family {
-		expr = variableName.ReplaceAllStringFunc(expr, func(name string) string {
+	ask := func(where, expr string) labelValuesByName {
+		expr = variableNamePattern.ReplaceAllStringFunc(expr, func(name string) string {
 			value, ok := variables[name[1:]]
 			if !ok {
 				wrong = append(wrong, where+": no variable is called "+name)
 			}
 			return value
 		})
-		of, ails := c.read(expr)
+		of, ails := c.checkExpr(expr)
 		for _, what := range ails {
 			wrong = append(wrong, where+": "+what)
 		}
 		return of
 	}
-	named := func(where, text string, of family) {
-		for _, l := range legendLabel.FindAllStringSubmatch(text, -1) {
+	named := func(where, text string, of labelValuesByName) {
+		for _, l := range legendLabelPattern.FindAllStringSubmatch(text, -1) {
 			if _, ok := of[l[1]]; !ok {
 				wrong = append(wrong, where+": there is no label "+l[1])
 			}
@@ -208,7 +208,7 @@ func (c catalogue) check(b board) (wrong []string) {
 			if err := json.Unmarshal(v.Query, &asked); err != nil {
 				wrong = append(wrong, v.Name+": "+err.Error())
 			}
-			parts := labelValues.FindStringSubmatch(asked.Query)
+			parts := labelValuesPattern.FindStringSubmatch(asked.Query)
 			if parts == nil {
 				wrong = append(wrong, v.Name+": "+asked.Query+" asks for no label's values")
 				continue
@@ -235,7 +235,7 @@ func (c catalogue) check(b board) (wrong []string) {
 }
 
 // badColumns are those of a table that no query has, and those of queries that have no title.
-func badColumns(where string, columns map[string]bool, transformations []transformation) (wrong []string) {
+func badColumns(where string, columns map[string]bool, transformations []panelTransform) (wrong []string) {
 	for _, t := range transformations {
 		for name := range t.Options.RenameByName {
 			if !columns[name] {
@@ -252,13 +252,13 @@ func badColumns(where string, columns map[string]bool, transformations []transfo
 }
 
 var (
-	linkTo   = regexp.MustCompile(`/d/([a-z-]+)\?([^"]*)`)
-	passedAs = regexp.MustCompile(`var-(\w+)=\$\{__data\.fields\.(\w+)\}`)
+	dashboardLinkPattern  = regexp.MustCompile(`/d/([a-z-]+)\?([^"]*)`)
+	passedVariablePattern = regexp.MustCompile(`var-(\w+)=\$\{__data\.fields\.(\w+)\}`)
 )
 
-// links are those that lead nowhere: to a dashboard or variable that there is not, or with a
+// brokenLinks are those that lead nowhere: to a dashboard or variable that there is not, or with a
 // column that the table has not.
-func links(all []board) (wrong []string) {
+func brokenLinks(all []dashboardModel) (wrong []string) {
 	variables := map[string][]string{}
 	for _, b := range all {
 		for _, v := range b.Templating.List {
@@ -274,9 +274,9 @@ func links(all []board) (wrong []string) {
 					titles[title] = true
 				}
 			}
-			for _, l := range linkTo.FindAllStringSubmatch(string(p.FieldConfig), -1) {
+			for _, l := range dashboardLinkPattern.FindAllStringSubmatch(string(p.FieldConfig), -1) {
 				found++
-				for _, passed := range passedAs.FindAllStringSubmatch(l[2], -1) {
+				for _, passed := range passedVariablePattern.FindAllStringSubmatch(l[2], -1) {
 					if !slices.Contains(variables[l[1]], passed[1]) || !titles[passed[2]] {
 						wrong = append(wrong, b.UID+": "+p.Title+": "+passed[0]+" leads nowhere in "+l[1])
 					}

@@ -19,10 +19,10 @@ import (
 	"github.com/prometheus/prometheus/model/textparse"
 )
 
-const deadline = 30 * time.Second
+const waitTimeout = 30 * time.Second
 
-// everything is what is shown only when it is asked for.
-var everything = []string{"--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*"}
+// allMetricFlags is what is shown only when it is asked for.
+var allMetricFlags = []string{"--metrics.dcgm", "--metrics.nvlink-links", "--metrics.pod-uid", "--metrics.labels-allowlist=*"}
 
 // TestOpenMetrics runs the binary on a simulated node, with everything on, and parses a
 // scrape.
@@ -34,7 +34,7 @@ func TestOpenMetrics(t *testing.T) {
 	if _, err := os.Stat(binary); err != nil {
 		t.Fatalf("no binary: run make build (%v)", err)
 	}
-	url := start(t, binary)
+	url := startPodgauge(t, binary)
 	scrape(t, url, "podgauge_resource_device_info{")
 	body, contentType := scrape(t, url, `label_app_kubernetes_io_name="`)
 	if !strings.HasPrefix(contentType, "application/openmetrics-text") {
@@ -51,8 +51,8 @@ func TestOpenMetrics(t *testing.T) {
 	}
 }
 
-// start runs podgauge and returns its metrics' address.
-func start(t *testing.T, binary string) string {
+// startPodgauge runs podgauge and returns its metrics' address.
+func startPodgauge(t *testing.T, binary string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -62,7 +62,7 @@ func start(t *testing.T, binary string) string {
 	if err := l.Close(); err != nil {
 		t.Fatal(err)
 	}
-	podgauge := exec.Command(binary, append(everything, "--web.listen-address="+address, "--log.level=error")...)
+	podgauge := exec.Command(binary, append(allMetricFlags, "--web.listen-address="+address, "--log.level=error")...)
 	podgauge.Stderr = os.Stderr
 	podgauge.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := podgauge.Start(); err != nil {
@@ -79,7 +79,7 @@ func start(t *testing.T, binary string) string {
 // scrape asks until the answer has what is wanted.
 func scrape(t *testing.T, url, want string) (body []byte, contentType string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), deadline)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	poll := time.NewTicker(50 * time.Millisecond)
 	defer poll.Stop()
@@ -91,7 +91,7 @@ func scrape(t *testing.T, url, want string) (body []byte, contentType string) {
 		r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0")
 		answer, err := http.DefaultClient.Do(r)
 		if ctx.Err() != nil {
-			t.Fatalf("no scrape had %s within %s", want, deadline)
+			t.Fatalf("no scrape had %s within %s", want, waitTimeout)
 		}
 		if err != nil {
 			continue // it has only just started

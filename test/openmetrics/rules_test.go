@@ -25,8 +25,8 @@ import (
 // rules` reads.
 const rulesFile = "../../deploy/rules/podgauge.rules.yaml"
 
-// unitTests are what such a file has, as far as ours goes.
-type unitTests struct {
+// ruleTestFile are what such a file has, as far as ours goes.
+type ruleTestFile struct {
 	RuleFiles          []string       `yaml:"rule_files"`
 	EvaluationInterval model.Duration `yaml:"evaluation_interval"`
 	Tests              []struct {
@@ -36,11 +36,11 @@ type unitTests struct {
 			Series string `yaml:"series"`
 			Values string `yaml:"values"`
 		} `yaml:"input_series"`
-		AlertRuleTest []alertTest `yaml:"alert_rule_test"`
+		AlertRuleTest []ruleAlertTest `yaml:"alert_rule_test"`
 	} `yaml:"tests"`
 }
 
-type alertTest struct {
+type ruleAlertTest struct {
 	EvalTime  model.Duration `yaml:"eval_time"`
 	Alertname string         `yaml:"alertname"`
 	ExpAlerts []struct {
@@ -54,7 +54,7 @@ type alertTest struct {
 func TestRules(t *testing.T) {
 	promQL := parser.NewParser(parser.Options{})
 	rules := map[string]rulefmt.Rule{}
-	for _, r := range alerts(t) {
+	for _, r := range alertRules(t) {
 		rules[r.Alert] = r
 	}
 	files, err := filepath.Glob(filepath.Join(filepath.Dir(rulesFile), "*_test.yaml"))
@@ -64,26 +64,26 @@ func TestRules(t *testing.T) {
 	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 1e6, Timeout: time.Minute, LookbackDelta: 5 * time.Minute, Parser: promQL})
 	lived := map[string]bool{}
 	for _, name := range files {
-		file := readTests(t, name)
+		file := readRuleTests(t, name)
 		for _, test := range file.Tests {
-			var recorded series
+			var recorded recordedSeries
 			for _, s := range test.InputSeries {
 				recorded.record(t, promQL, s.Series+" "+s.Values, time.Duration(test.Interval))
 			}
-			seen := map[string]life{}
+			seen := map[string]alertLifecycle{}
 			for _, want := range test.AlertRuleTest {
 				rule, ok := rules[want.Alertname]
 				if !ok {
 					t.Fatalf("%s: no rule is called %q", name, want.Alertname)
 				}
-				got := recorded.firing(t, engine, rule, time.Duration(file.EvaluationInterval), time.Duration(want.EvalTime))
+				got := recorded.firingLabels(t, engine, rule, time.Duration(file.EvaluationInterval), time.Duration(want.EvalTime))
 				if expected := want.expected(); !slices.Equal(got, expected) {
 					t.Errorf("%s: %s at %s: fires for\n%q, want\n%q", name, want.Alertname, want.EvalTime, got, expected)
 				}
-				seen[want.Alertname] = seen[want.Alertname].then(len(got) > 0)
+				seen[want.Alertname] = seen[want.Alertname].next(len(got) > 0)
 			}
 			for alert, l := range seen {
-				lived[alert] = lived[alert] || l == cleared
+				lived[alert] = lived[alert] || l == alertCleared
 			}
 		}
 	}
@@ -94,31 +94,31 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// life is how far an alert has come in a test.
-type life int
+// alertLifecycle is how far an alert has come in a test.
+type alertLifecycle int
 
 const (
-	unseen life = iota
-	silent
-	fired
-	cleared
+	alertUnseen alertLifecycle = iota
+	alertSilent
+	alertFired
+	alertCleared
 )
 
-// then is how far it comes by firing, or by not firing.
-func (l life) then(fires bool) life {
+// next is how far it comes by firing, or by not firing.
+func (l alertLifecycle) next(fires bool) alertLifecycle {
 	switch {
-	case l == unseen && !fires:
-		return silent
-	case l == silent && fires:
-		return fired
-	case l == fired && !fires:
-		return cleared
+	case l == alertUnseen && !fires:
+		return alertSilent
+	case l == alertSilent && fires:
+		return alertFired
+	case l == alertFired && !fires:
+		return alertCleared
 	}
 	return l
 }
 
-// alerts are the rules, as Prometheus reads them: templates in annotations are tried too.
-func alerts(t *testing.T) []rulefmt.Rule {
+// alertRules are the rules, as Prometheus reads them: templates in annotations are tried too.
+func alertRules(t *testing.T) []rulefmt.Rule {
 	t.Helper()
 	groups, errs := rulefmt.ParseFile(rulesFile, false, model.UTF8Validation, parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
 	if len(errs) > 0 {
@@ -131,14 +131,14 @@ func alerts(t *testing.T) []rulefmt.Rule {
 	return all
 }
 
-// readTests reads a file of tests, and refuses what it does not know.
-func readTests(t *testing.T, name string) unitTests {
+// readRuleTests reads a file of tests, and refuses what it does not know.
+func readRuleTests(t *testing.T, name string) ruleTestFile {
 	t.Helper()
 	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var file unitTests
+	var file ruleTestFile
 	strict := yaml.NewDecoder(bytes.NewReader(text))
 	strict.KnownFields(true)
 	if err := strict.Decode(&file); err != nil {
@@ -151,7 +151,7 @@ func readTests(t *testing.T, name string) unitTests {
 }
 
 // expected are the labels of the alerts that are to fire, written out.
-func (a alertTest) expected() []string {
+func (a ruleAlertTest) expected() []string {
 	all := []string{}
 	for _, e := range a.ExpAlerts {
 		all = append(all, labels.FromMap(e.ExpLabels).String())
@@ -160,23 +160,23 @@ func (a alertTest) expected() []string {
 	return all
 }
 
-// series are those that were recorded.
-type series []storage.Series
+// recordedSeries are those that were recorded.
+type recordedSeries []storage.Series
 
-// point is a float at a time. What the interface has for histograms is not asked for.
-type point struct {
+// floatPoint is a float at a time. What the interface has for histograms is not asked for.
+type floatPoint struct {
 	chunks.Sample
 	at    int64 // ms
 	value float64
 }
 
-func (p point) T() int64               { return p.at }
-func (point) ST() int64                { return 0 }
-func (p point) F() float64             { return p.value }
-func (point) Type() chunkenc.ValueType { return chunkenc.ValFloat }
+func (p floatPoint) T() int64               { return p.at }
+func (floatPoint) ST() int64                { return 0 }
+func (p floatPoint) F() float64             { return p.value }
+func (floatPoint) Type() chunkenc.ValueType { return chunkenc.ValFloat }
 
 // record reads a series as promtool writes them: a value each interval.
-func (s *series) record(t *testing.T, promQL parser.Parser, text string, interval time.Duration) {
+func (s *recordedSeries) record(t *testing.T, promQL parser.Parser, text string, interval time.Duration) {
 	t.Helper()
 	of, values, err := promQL.ParseSeriesDesc(text)
 	if err != nil {
@@ -185,15 +185,15 @@ func (s *series) record(t *testing.T, promQL parser.Parser, text string, interva
 	var points []chunks.Sample
 	for i, v := range values {
 		if !v.Omitted {
-			points = append(points, point{at: (time.Duration(i) * interval).Milliseconds(), value: v.Value})
+			points = append(points, floatPoint{at: (time.Duration(i) * interval).Milliseconds(), value: v.Value})
 		}
 	}
 	*s = append(*s, storage.NewListSeries(of, points))
 }
 
-// firing evaluates a rule from the beginning of the record, and tells for which labels it
+// firingLabels evaluates a rule from the beginning of the record, and tells for which labels it
 // fires in the end.
-func (s series) firing(t *testing.T, engine *promql.Engine, rule rulefmt.Rule, interval, end time.Duration) []string {
+func (s recordedSeries) firingLabels(t *testing.T, engine *promql.Engine, rule rulefmt.Rule, interval, end time.Duration) []string {
 	t.Helper()
 	since := map[string]time.Duration{}
 	firing := []string{}
@@ -222,7 +222,7 @@ func (s series) firing(t *testing.T, engine *promql.Engine, rule rulefmt.Rule, i
 }
 
 // query evaluates an expression, and returns the labels of what comes of it.
-func (s series) query(t *testing.T, engine *promql.Engine, expr string, now time.Duration) []labels.Labels {
+func (s recordedSeries) query(t *testing.T, engine *promql.Engine, expr string, now time.Duration) []labels.Labels {
 	t.Helper()
 	query, err := engine.NewInstantQuery(t.Context(), s, nil, expr, time.UnixMilli(now.Milliseconds()))
 	if err != nil {
@@ -241,25 +241,25 @@ func (s series) query(t *testing.T, engine *promql.Engine, expr string, now time
 }
 
 // Querier is storage.Queryable's: the engine leaves out what is not of its time.
-func (s series) Querier(int64, int64) (storage.Querier, error) {
+func (s recordedSeries) Querier(int64, int64) (storage.Querier, error) {
 	return &storage.MockQuerier{SelectMockFunction: func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
-		found := &set{next: -1}
+		found := &recordedSeriesSet{next: -1}
 		for _, one := range s {
 			if !slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(one.Labels().Get(m.Name)) }) {
-				found.series = append(found.series, one)
+				found.recordedSeries = append(found.recordedSeries, one)
 			}
 		}
 		return found
 	}}, nil
 }
 
-// set is a storage.SeriesSet.
-type set struct {
-	series
+// recordedSeriesSet is a storage.SeriesSet.
+type recordedSeriesSet struct {
+	recordedSeries
 	next int
 }
 
-func (s *set) Next() bool                      { s.next++; return s.next < len(s.series) }
-func (s *set) At() storage.Series              { return s.series[s.next] }
-func (*set) Err() error                        { return nil }
-func (*set) Warnings() annotations.Annotations { return nil }
+func (s *recordedSeriesSet) Next() bool                      { s.next++; return s.next < len(s.recordedSeries) }
+func (s *recordedSeriesSet) At() storage.Series              { return s.recordedSeries[s.next] }
+func (*recordedSeriesSet) Err() error                        { return nil }
+func (*recordedSeriesSet) Warnings() annotations.Annotations { return nil }

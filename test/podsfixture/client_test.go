@@ -23,13 +23,13 @@ import (
 	"github.com/podgauge/podgauge/internal/pods"
 )
 
-// server is a kubelet's Pods API that has these pods.
-type server struct {
+// fakePodsServer is a kubelet's Pods API that has these pods.
+type fakePodsServer struct {
 	api.UnimplementedPodsServer
 	pods []*v1.Pod
 }
 
-func (s *server) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerStreamingServer[api.WatchPodsEvent]) error {
+func (s *fakePodsServer) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerStreamingServer[api.WatchPodsEvent]) error {
 	for _, p := range s.pods {
 		wire, err := p.Marshal()
 		if err != nil {
@@ -49,7 +49,7 @@ func (s *server) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerStreamingS
 // TestTheClientReadsWhatKubernetesSays has pods with every field filled at random.
 func TestTheClientReadsWhatKubernetesSays(t *testing.T) {
 	fill := randfill.NewWithSeed(1).NilChance(0.3).NumElements(0, 4).MaxDepth(12)
-	var s server
+	var s fakePodsServer
 	for i := range 500 {
 		p := &v1.Pod{}
 		fill.Fill(p)
@@ -61,7 +61,7 @@ func TestTheClientReadsWhatKubernetesSays(t *testing.T) {
 		}
 		s.pods = append(s.pods, p)
 	}
-	known := follow(t, &s)
+	known := watchPods(t, &s)
 	statuses := 0
 	for _, p := range s.pods {
 		got, ok := known.ByUID(string(p.UID))
@@ -77,7 +77,7 @@ func TestTheClientReadsWhatKubernetesSays(t *testing.T) {
 		if err := read.Unmarshal(wire); err != nil {
 			t.Fatal(err)
 		}
-		want := kept(&read)
+		want := wantPod(&read)
 		if got, want := fmt.Sprintf("%+v", got), fmt.Sprintf("%+v", want); got != want { // as text: no labels may be nil or empty
 			t.Fatalf("pod %s is\n%s, want\n%s", p.UID, got, want)
 		}
@@ -88,8 +88,8 @@ func TestTheClientReadsWhatKubernetesSays(t *testing.T) {
 	}
 }
 
-// follow returns the pods of a server, once they are all known.
-func follow(t *testing.T, s *server) pods.Pods {
+// watchPods returns the pods of a server, once they are all known.
+func watchPods(t *testing.T, s *fakePodsServer) pods.Pods {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pods") // short, for the sake of the socket in it
 	if err != nil {
@@ -114,7 +114,7 @@ func follow(t *testing.T, s *server) pods.Pods {
 	go func() { ended <- c.Run(ctx) }()
 	defer func() { cancel(); <-ended }()
 	for {
-		known, changed := c.Look()
+		known, changed := c.Snapshot()
 		if known.Synced {
 			return known
 		}
@@ -126,8 +126,8 @@ func follow(t *testing.T, s *server) pods.Pods {
 	}
 }
 
-// kept is what is to be kept of a pod.
-func kept(p *v1.Pod) pods.Pod {
+// wantPod is what is to be kept of a pod.
+func wantPod(p *v1.Pod) pods.Pod {
 	k := pods.Pod{
 		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time, Deleting: p.DeletionTimestamp != nil,
 		Phase: string(p.Status.Phase), Reason: p.Status.Reason,
@@ -136,38 +136,38 @@ func kept(p *v1.Pod) pods.Pod {
 		k.Labels = append(k.Labels, device.Label{Name: name, Value: p.Labels[name]})
 	}
 	for _, s := range p.Status.InitContainerStatuses {
-		k.Containers = append(k.Containers, keptContainer(s, pods.Init))
+		k.Containers = append(k.Containers, wantContainer(s, pods.Init))
 	}
 	for _, s := range p.Status.ContainerStatuses {
-		k.Containers = append(k.Containers, keptContainer(s, pods.Regular))
+		k.Containers = append(k.Containers, wantContainer(s, pods.Regular))
 	}
 	for _, s := range p.Status.EphemeralContainerStatuses {
-		k.Containers = append(k.Containers, keptContainer(s, pods.Ephemeral))
+		k.Containers = append(k.Containers, wantContainer(s, pods.Ephemeral))
 	}
 	return k
 }
 
-func keptContainer(s v1.ContainerStatus, kind pods.Kind) pods.Container {
-	c := pods.Container{Name: s.Name, Kind: kind, ID: s.ContainerID, Restarts: s.RestartCount, State: keptState(s.State), Last: keptState(s.LastTerminationState)}
+func wantContainer(s v1.ContainerStatus, kind pods.ContainerKind) pods.Container {
+	c := pods.Container{Name: s.Name, Kind: kind, ID: s.ContainerID, Restarts: s.RestartCount, State: wantState(s.State), LastState: wantState(s.LastTerminationState)}
 	if _, id, ok := strings.Cut(c.ID, "://"); ok {
 		c.ID = id
 	}
 	return c
 }
 
-// keptState has the last of several forms, as Kubernetes marshals them in their order.
-func keptState(s v1.ContainerState) pods.State {
+// wantState has the last of several forms, as Kubernetes marshals them in their order.
+func wantState(s v1.ContainerState) pods.ContainerState {
 	switch {
 	case s.Terminated != nil:
 		e := s.Terminated
-		return pods.State{
-			Status: pods.Terminated, Reason: e.Reason, ExitCode: e.ExitCode, Signal: e.Signal,
+		return pods.ContainerState{
+			Type: pods.Terminated, Reason: e.Reason, ExitCode: e.ExitCode, Signal: e.Signal,
 			Started: e.StartedAt.Time, Finished: e.FinishedAt.Time,
 		}
 	case s.Running != nil:
-		return pods.State{Status: pods.Running, Started: s.Running.StartedAt.Time}
+		return pods.ContainerState{Type: pods.Running, Started: s.Running.StartedAt.Time}
 	case s.Waiting != nil:
-		return pods.State{Status: pods.Waiting, Reason: s.Waiting.Reason}
+		return pods.ContainerState{Type: pods.Waiting, Reason: s.Waiting.Reason}
 	}
-	return pods.State{}
+	return pods.ContainerState{}
 }

@@ -19,14 +19,14 @@ func main() {
 		fmt.Fprintln(os.Stderr, "usage: podsfixture FOLDER")
 		os.Exit(2)
 	}
-	if err := write(os.Args[1]); err != nil {
+	if err := writeFixtures(os.Args[1]); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func write(dir string) error {
-	all, err := files()
+func writeFixtures(dir string) error {
+	all, err := fixtureFiles()
 	if err != nil {
 		return err
 	}
@@ -38,10 +38,10 @@ func write(dir string) error {
 	return nil
 }
 
-// files are the contents by file name.
-func files() (map[string][]byte, error) {
+// fixtureFiles are the contents by file name.
+func fixtureFiles() (map[string][]byte, error) {
 	all := map[string][]byte{}
-	for name, pod := range cases() {
+	for name, pod := range fixturePods() {
 		wire, err := pod.Marshal()
 		if err != nil {
 			return nil, fmt.Errorf("marshal %s: %w", name, err)

@@ -9,7 +9,7 @@ import (
 
 func TestFixturesAreThoseOfThisModule(t *testing.T) {
 	const dir = "../../internal/pods/testdata"
-	all, err := files()
+	all, err := fixtureFiles()
 	if err != nil {
 		t.Fatal(err)
 	}

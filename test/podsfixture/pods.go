@@ -11,28 +11,28 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// began is when all pods did, and later that much after it.
-var began = time.Date(2026, 9, 1, 8, 0, 0, 0, time.UTC)
+// startedAt is when all pods did, and later that much after it.
+var startedAt = time.Date(2026, 9, 1, 8, 0, 0, 0, time.UTC)
 
-func later(seconds int) metav1.Time {
-	return metav1.NewTime(began.Add(time.Duration(seconds) * time.Second))
+func afterStart(seconds int) metav1.Time {
+	return metav1.NewTime(startedAt.Add(time.Duration(seconds) * time.Second))
 }
 
-// cases are pods as a kubelet of 1.37 sends them, by name.
-func cases() map[string]*v1.Pod {
+// fixturePods are pods as a kubelet of 1.37 sends them, by name.
+func fixturePods() map[string]*v1.Pod {
 	return map[string]*v1.Pod{
-		"training": training(), "crashloop": crashloop(), "oomkilled": oomkilled(), "evicted": evicted(),
-		"static": static(), "completed": completed(), "terminating": terminating(), "deleted": deleted(),
-		"rejected": rejected(), "debugged": debugged(), "starting": starting(), "signalled": signalled(),
+		"training": trainingPod(), "crashloop": crashloopPod(), "oomkilled": oomKilledPod(), "evicted": evictedPod(),
+		"static": staticPod(), "completed": completedPod(), "terminating": terminatingPod(), "deleted": deletedPod(),
+		"rejected": rejectedPod(), "debugged": debuggedPod(), "starting": startingPod(), "signalled": signalledPod(),
 	}
 }
 
-// pod is one with what an API server and a kubelet add to any.
-func pod(namespace, name string, number int, containers ...string) *v1.Pod {
+// newPod is one with what an API server and a kubelet add to any.
+func newPod(namespace, name string, number int, containers ...string) *v1.Pod {
 	p := &v1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: namespace, UID: types.UID(fmt.Sprintf("7c0ffee5-0000-4000-8000-%012d", number)),
-			GenerateName: name[:3] + "-", ResourceVersion: "123456", Generation: 1, CreationTimestamp: later(0),
+			GenerateName: name[:3] + "-", ResourceVersion: "123456", Generation: 1, CreationTimestamp: afterStart(0),
 			Labels: map[string]string{
 				"app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "über-model", "pod-template-hash": "6d4cf56db6",
 				"team": namespace, "empty": "",
@@ -43,26 +43,26 @@ func pod(namespace, name string, number int, containers ...string) *v1.Pod {
 			}},
 			Finalizers: []string{"example.com/finalizer"},
 			ManagedFields: []metav1.ManagedFieldsEntry{{
-				Manager: "kubelet", Operation: "Update", APIVersion: "v1", Time: new(later(1)), FieldsType: "FieldsV1",
+				Manager: "kubelet", Operation: "Update", APIVersion: "v1", Time: new(afterStart(1)), FieldsType: "FieldsV1",
 				FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:phase":{}}}`), Subresource: "status",
 			}},
 		},
-		Spec: spec(containers...),
+		Spec: newPodSpec(containers...),
 	}
 	p.Status = v1.PodStatus{
 		ObservedGeneration: 1, Phase: v1.PodRunning, HostIP: "10.0.0.1", HostIPs: []v1.HostIP{{IP: "10.0.0.1"}},
-		PodIP: "10.1.0.7", PodIPs: []v1.PodIP{{IP: "10.1.0.7"}, {IP: "fd00::7"}}, StartTime: new(later(1)), QOSClass: v1.PodQOSBurstable,
+		PodIP: "10.1.0.7", PodIPs: []v1.PodIP{{IP: "10.1.0.7"}, {IP: "fd00::7"}}, StartTime: new(afterStart(1)), QOSClass: v1.PodQOSBurstable,
 		Conditions: []v1.PodCondition{
-			{Type: v1.PodReadyToStartContainers, Status: v1.ConditionTrue, LastTransitionTime: later(3), ObservedGeneration: 1},
-			{Type: v1.PodInitialized, Status: v1.ConditionTrue, LastTransitionTime: later(5), ObservedGeneration: 1},
-			{Type: v1.PodReady, Status: v1.ConditionFalse, Reason: "ContainersNotReady", Message: "containers with unready status: [main]", LastTransitionTime: later(1)},
-			{Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: later(0)},
+			{Type: v1.PodReadyToStartContainers, Status: v1.ConditionTrue, LastTransitionTime: afterStart(3), ObservedGeneration: 1},
+			{Type: v1.PodInitialized, Status: v1.ConditionTrue, LastTransitionTime: afterStart(5), ObservedGeneration: 1},
+			{Type: v1.PodReady, Status: v1.ConditionFalse, Reason: "ContainersNotReady", Message: "containers with unready status: [main]", LastTransitionTime: afterStart(1)},
+			{Type: v1.PodScheduled, Status: v1.ConditionTrue, LastTransitionTime: afterStart(0)},
 		},
 	}
 	return p
 }
 
-func spec(containers ...string) v1.PodSpec {
+func newPodSpec(containers ...string) v1.PodSpec {
 	s := v1.PodSpec{
 		NodeName: "node-a", ServiceAccountName: "default", RestartPolicy: v1.RestartPolicyAlways, DNSPolicy: v1.DNSClusterFirst,
 		SchedulerName: "default-scheduler", TerminationGracePeriodSeconds: new(int64(30)), Priority: new(int32(0)), EnableServiceLinks: new(true),
@@ -76,12 +76,12 @@ func spec(containers ...string) v1.PodSpec {
 		},
 	}
 	for _, name := range containers {
-		s.Containers = append(s.Containers, container(name))
+		s.Containers = append(s.Containers, newContainer(name))
 	}
 	return s
 }
 
-func container(name string) v1.Container {
+func newContainer(name string) v1.Container {
 	gpus := v1.ResourceList{"nvidia.com/gpu": resource.MustParse("1"), v1.ResourceMemory: resource.MustParse("64Gi")}
 	return v1.Container{
 		Name: name, Image: "registry.example.com/team/" + name + ":v1", Command: []string{"/bin/" + name},
@@ -94,12 +94,12 @@ func container(name string) v1.Container {
 	}
 }
 
-// status is of a container that has started restarts times after the first.
-func status(name string, restarts int32, state v1.ContainerState) v1.ContainerStatus {
+// newContainerStatus is of a container that has started restarts times after the first.
+func newContainerStatus(name string, restarts int32, state v1.ContainerState) v1.ContainerStatus {
 	return v1.ContainerStatus{
 		Name: name, State: state, RestartCount: restarts, Ready: state.Running != nil, Started: new(state.Running != nil),
-		Image: "registry.example.com/team/" + name + ":v1", ImageID: "registry.example.com/team/" + name + "@sha256:" + id(name, 99)[:64],
-		ContainerID:              "containerd://" + id(name, restarts),
+		Image: "registry.example.com/team/" + name + ":v1", ImageID: "registry.example.com/team/" + name + "@sha256:" + containerID(name, 99)[:64],
+		ContainerID:              "containerd://" + containerID(name, restarts),
 		AllocatedResources:       v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")},
 		Resources:                &v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")}},
 		VolumeMounts:             []v1.VolumeMountStatus{{Name: "dshm", MountPath: "/dev/shm"}},
@@ -108,22 +108,22 @@ func status(name string, restarts int32, state v1.ContainerState) v1.ContainerSt
 	}
 }
 
-// id is 64 hexadecimal digits that are another's for each name and start.
-func id(name string, start int32) string {
+// containerID is 64 hexadecimal digits that are another's for each name and start.
+func containerID(name string, start int32) string {
 	return fmt.Sprintf("%064x", fmt.Sprintf("%s/%d", name, start))
 }
 
-func waiting(reason string) v1.ContainerState {
+func waitingState(reason string) v1.ContainerState {
 	return v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: reason, Message: "back-off 5m0s restarting failed container"}}
 }
 
-func running(since int) v1.ContainerState {
-	return v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: later(since)}}
+func runningState(since int) v1.ContainerState {
+	return v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: afterStart(since)}}
 }
 
-func terminated(reason string, exit int32, from, to int) v1.ContainerState {
+func terminatedState(reason string, exit int32, from, to int) v1.ContainerState {
 	return v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
-		Reason: reason, ExitCode: exit, Message: "Traceback (most recent call last)", StartedAt: later(from), FinishedAt: later(to),
-		ContainerID: "containerd://" + id("before", 0),
+		Reason: reason, ExitCode: exit, Message: "Traceback (most recent call last)", StartedAt: afterStart(from), FinishedAt: afterStart(to),
+		ContainerID: "containerd://" + containerID("before", 0),
 	}}
 }

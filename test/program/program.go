@@ -17,7 +17,7 @@ import (
 const Env = "PODGAUGE_TEST_PROGRAM"
 
 const (
-	timeout      = time.Minute
+	waitTimeout  = time.Minute
 	pollInterval = 20 * time.Millisecond
 )
 
@@ -30,16 +30,16 @@ func Main(m *testing.M, main func()) {
 	os.Exit(m.Run())
 }
 
-// Program is a podgauge that serves.
-type Program struct {
+// RunningProgram is a podgauge that serves.
+type RunningProgram struct {
 	URL string // of /metrics
 
-	command *exec.Cmd
-	read    chan struct{} // closed when stderr is at its end
+	command      *exec.Cmd
+	stderrClosed chan struct{} // closed when stderr is at its end
 }
 
 // Start runs the program until the test ends, on a free port. Its folders are its caller's to choose.
-func Start(t *testing.T, env []string, args ...string) *Program {
+func Start(t *testing.T, env []string, args ...string) *RunningProgram {
 	t.Helper()
 	command := exec.Command(os.Args[0], append(args, "--web.listen-address=127.0.0.1:0")...)
 	command.Env = append(append(os.Environ(), Env+"=1"), env...)
@@ -51,7 +51,7 @@ func Start(t *testing.T, env []string, args ...string) *Program {
 	if err := command.Start(); err != nil {
 		t.Fatal(err)
 	}
-	p := &Program{command: command, read: make(chan struct{})}
+	p := &RunningProgram{command: command, stderrClosed: make(chan struct{})}
 	t.Cleanup(func() { p.stop(t) })
 	lines := bufio.NewScanner(stderr)
 	for p.URL == "" && lines.Scan() {
@@ -60,7 +60,7 @@ func Start(t *testing.T, env []string, args ...string) *Program {
 		}
 	}
 	go func() {
-		defer close(p.read)
+		defer close(p.stderrClosed)
 		io.Copy(io.Discard, stderr)
 	}()
 	if p.URL == "" {
@@ -70,27 +70,27 @@ func Start(t *testing.T, env []string, args ...string) *Program {
 }
 
 // Kill ends the program by SIGKILL.
-func (p *Program) Kill() {
+func (p *RunningProgram) Kill() {
 	p.command.Process.Kill()
-	<-p.read
+	<-p.stderrClosed
 	p.command.Wait()
 }
 
-func (p *Program) stop(t *testing.T) {
+func (p *RunningProgram) stop(t *testing.T) {
 	if p.command.ProcessState != nil { // killed
 		return
 	}
 	if err := p.command.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Error(err)
 	}
-	<-p.read
+	<-p.stderrClosed
 	if err := p.command.Wait(); err != nil {
 		t.Errorf("the program: %v", err)
 	}
 }
 
 // Scrape returns the text of /metrics.
-func (p *Program) Scrape(t *testing.T) string {
+func (p *RunningProgram) Scrape(t *testing.T) string {
 	t.Helper()
 	response, err := http.Get(p.URL)
 	if err != nil {
@@ -104,14 +104,14 @@ func (p *Program) Scrape(t *testing.T) string {
 	return string(text)
 }
 
-// Until waits until a condition holds, for a minute at most.
-func Until(t *testing.T, what string, holds func() bool) {
+// WaitUntil waits until a condition holds, for a minute at most.
+func WaitUntil(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
-	for end := time.Now().Add(timeout); !holds(); <-poll.C {
+	for end := time.Now().Add(waitTimeout); !holds(); <-poll.C {
 		if time.Now().After(end) {
-			t.Fatalf("not within %s: %s", timeout, what)
+			t.Fatalf("not within %s: %s", waitTimeout, what)
 		}
 	}
 }

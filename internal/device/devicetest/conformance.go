@@ -12,30 +12,30 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// waitMost is longer than any Wait may take, on a busy machine too.
-const waitMost = 10 * time.Second
+// maxWait is longer than any Wait may take, on a busy machine too.
+const maxWait = 10 * time.Second
 
-// Conform tests a backend on which there is at least one GPU, all are well, and
+// TestBackend tests a backend on which there is at least one GPU, all are well, and
 // nothing happens meanwhile.
-func Conform(t *testing.T, b device.Backend) {
+func TestBackend(t *testing.T, b device.Backend) {
 	t.Helper()
 	devices, err := b.Devices(t.Context())
 	if err != nil || len(devices) == 0 {
 		t.Fatalf("Devices: %d of them, %v", len(devices), err)
 	}
-	t.Run("metrics", func(t *testing.T) { metrics(t, b) })
-	t.Run("devices", func(t *testing.T) { listing(t, b, devices) })
-	if linker, can := b.(device.Linker); can {
-		t.Run("links", func(t *testing.T) { links(t, linker, devices) })
+	t.Run("metrics", func(t *testing.T) { testMetrics(t, b) })
+	t.Run("devices", func(t *testing.T) { testDevices(t, b, devices) })
+	if linker, can := b.(device.LinkReader); can {
+		t.Run("links", func(t *testing.T) { testLinks(t, linker, devices) })
 	}
 	for _, d := range devices {
-		t.Run("read "+string(d.ID), func(t *testing.T) { reading(t, b, d) })
+		t.Run("read "+string(d.ID), func(t *testing.T) { testRead(t, b, d) })
 	}
-	t.Run("a GPU that is not there", func(t *testing.T) { stranger(t, b) })
-	t.Run("wait", func(t *testing.T) { waiting(t, b) })
+	t.Run("a GPU that is not there", func(t *testing.T) { testUnknownGPU(t, b) })
+	t.Run("wait", func(t *testing.T) { testWait(t, b) })
 }
 
-func metrics(t *testing.T, b device.Backend) {
+func testMetrics(t *testing.T, b device.Backend) {
 	rows := b.Metrics()
 	if !reflect.DeepEqual(rows, b.Metrics()) {
 		t.Error("the rows are not the same each time")
@@ -53,7 +53,7 @@ func metrics(t *testing.T, b device.Backend) {
 	}
 }
 
-func listing(t *testing.T, b device.Backend, devices []device.Device) {
+func testDevices(t *testing.T, b device.Backend, devices []device.Device) {
 	seen := map[device.ID]bool{}
 	for i, d := range devices {
 		if d.ID == "" || d.GPU == "" || seen[d.ID] {
@@ -62,31 +62,31 @@ func listing(t *testing.T, b device.Backend, devices []device.Device) {
 		if d.NUMANode < -1 || d.Minor < -1 || d.Index < 0 {
 			t.Errorf("a device has a number that none can have: %+v", d)
 		}
-		if len(d.Facts) != len(devices[0].Facts) {
+		if len(d.InfoLabels) != len(devices[0].InfoLabels) {
 			t.Errorf("%s has other facts than %s", d.ID, devices[0].ID)
 		}
 		if i > 0 && devices[i-1].Compare(d) >= 0 {
 			t.Errorf("%s is listed behind %s", d.ID, devices[i-1].ID)
 		}
 		seen[d.ID] = true
-		partition(t, d, devices)
+		testMIGDevice(t, d, devices)
 	}
-	again, err := b.Devices(t.Context())
-	if err != nil || !reflect.DeepEqual(devices, again) {
+	second, err := b.Devices(t.Context())
+	if err != nil || !reflect.DeepEqual(devices, second) {
 		t.Errorf("the second listing differs, though nothing has happened: %v", err)
 	}
 }
 
-// partition holds a device to its GPU: a slice has one in MIG mode, of which it is
+// testMIGDevice holds a device to its GPU: a slice has one in MIG mode, of which it is
 // a part, and instances of its own.
-func partition(t *testing.T, d device.Device, devices []device.Device) {
+func testMIGDevice(t *testing.T, d device.Device, devices []device.Device) {
 	if d.WholeGPU() {
-		if d.Slice != -1 || d.GI != -1 || d.CI != -1 || d.Profile != "" {
+		if d.MIGDeviceIndex != -1 || d.GI != -1 || d.CI != -1 || d.Profile != "" {
 			t.Errorf("a GPU is said to be a slice: %+v", d)
 		}
 		return
 	}
-	if d.MIG || d.Slice < 0 || d.GI < 0 || d.CI < 0 || d.Profile == "" || d.MemoryBytes == 0 {
+	if d.MIGEnabled || d.MIGDeviceIndex < 0 || d.GI < 0 || d.CI < 0 || d.Profile == "" || d.MemoryBytes == 0 {
 		t.Errorf("a slice lacks what makes one: %+v", d)
 	}
 	found := false
@@ -97,7 +97,7 @@ func partition(t *testing.T, d device.Device, devices []device.Device) {
 		if o.Index != d.Index || o.Minor != d.Minor || o.Model != d.Model || o.PCI != d.PCI || o.NUMANode != d.NUMANode {
 			t.Errorf("%s and %s are of one GPU, and elsewhere", d.ID, o.ID)
 		}
-		found = found || o.WholeGPU() && o.MIG
+		found = found || o.WholeGPU() && o.MIGEnabled
 		if o.ID != d.ID && o.GI == d.GI && o.CI == d.CI {
 			t.Errorf("%s and %s are one instance", d.ID, o.ID)
 		}
@@ -107,7 +107,7 @@ func partition(t *testing.T, d device.Device, devices []device.Device) {
 	}
 }
 
-func links(t *testing.T, l device.Linker, devices []device.Device) {
+func testLinks(t *testing.T, l device.LinkReader, devices []device.Device) {
 	gpus := map[device.GPU]bool{}
 	for _, d := range devices {
 		gpus[d.GPU] = true
@@ -124,17 +124,17 @@ func links(t *testing.T, l device.Linker, devices []device.Device) {
 		}
 		seen[pair] = true
 	}
-	if again, err := l.Links(t.Context()); err != nil || !reflect.DeepEqual(list, again) {
+	if second, err := l.Links(t.Context()); err != nil || !reflect.DeepEqual(list, second) {
 		t.Errorf("the second reading differs, though nothing has happened: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if half, err := l.Links(ctx); err != nil && half != nil {
-		t.Errorf("Links when ctx is done: %v beside %v", half, err)
+	if partial, err := l.Links(ctx); err != nil && partial != nil {
+		t.Errorf("Links when ctx is done: %v beside %v", partial, err)
 	}
 }
 
-func reading(t *testing.T, b device.Backend, d device.Device) {
+func testRead(t *testing.T, b device.Backend, d device.Device) {
 	before := device.Sample{Device: "another", Metric: 1, Value: 2}
 	samples, err := b.Read(d.GPU, []device.Sample{before})
 	if err != nil || len(samples) < 2 || samples[0] != before {
@@ -160,7 +160,7 @@ func reading(t *testing.T, b device.Backend, d device.Device) {
 	}
 }
 
-func stranger(t *testing.T, b device.Backend) {
+func testUnknownGPU(t *testing.T, b device.Backend) {
 	if samples, err := b.Read("GPU-that-is-not-there", nil); err == nil || len(samples) > 0 {
 		t.Errorf("Read: %v, %v", samples, err)
 	}
@@ -169,10 +169,10 @@ func stranger(t *testing.T, b device.Backend) {
 	}
 }
 
-func waiting(t *testing.T, b device.Backend) {
+func testWait(t *testing.T, b device.Backend) {
 	began := time.Now()
 	event, err := b.Wait(t.Context())
-	if took := time.Since(began); err != nil || event != (device.Event{}) || took > waitMost {
+	if took := time.Since(began); err != nil || event != (device.Event{}) || took > maxWait {
 		t.Errorf("Wait: %+v, %v after %s; want nothing, in a few seconds", event, err, took)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

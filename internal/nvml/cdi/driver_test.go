@@ -13,45 +13,45 @@ import (
 // below the driver root. A spec is made of them while each call of the driver's
 // library would hang, and none is made.
 func TestADriversListing(t *testing.T) {
-	s := newStage(t, 4, here)
-	if _, err := nvmltest.Build(filepath.Join(s.root, "usr/lib64")); err != nil {
+	s := newFixture(t, 4, driverOnHost)
+	if _, err := nvmltest.Build(filepath.Join(s.driverRoot, "usr/lib64")); err != nil {
 		t.Fatal(err)
 	}
 	scenario, calls := filepath.Join(t.TempDir(), "scenario"), filepath.Join(t.TempDir(), "calls")
 	t.Setenv(nvmltest.EnvScenario, scenario)
 	t.Setenv(nvmltest.EnvCalls, calls)
 	machine := nvmltest.NewScenario(scenario)
-	s.must(machine.Set("gpus 4", "driver "+version))
+	s.must(machine.Set("gpus 4", "driver "+testDriverVersion))
 
-	driver := nvml.New(nvml.Options{DriverRoots: []string{s.root}, DevRoot: s.root, SysRoot: t.TempDir()})
+	driver := nvml.New(nvml.Options{DriverRoots: []string{s.driverRoot}, DevRoot: s.driverRoot, SysRoot: t.TempDir()})
 	devices, err := driver.Devices(t.Context())
 	s.must(err)
 	t.Cleanup(driver.Close)
 	s.must(machine.Set("hang * gpu *", "hang * gpu -", "gpu 2 lost"))
 	t.Cleanup(func() { s.must(machine.Clear("")) })
-	before := total(t, calls)
-	s.once(devices)
+	before := totalReads(t, calls)
+	s.updateOnce(devices)
 	s.must(s.State().Err)
-	if after := total(t, calls); after != before {
+	if after := totalReads(t, calls); after != before {
 		t.Errorf("%d calls of NVML", after-before)
 	}
 	if len(devices) != 4 {
 		t.Fatalf("%d devices are listed", len(devices))
 	}
 	for i, d := range devices {
-		nodes, _, _, _ := s.inject("k8s.device-plugin.nvidia.com/gpu=" + string(d.ID))
+		nodes, _, _, _ := s.injectDevices("k8s.device-plugin.nvidia.com/gpu=" + string(d.ID))
 		wantSet(t, fmt.Sprintf("nodes of %d", i), nodes, fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm")
 	}
 }
 
-func total(t *testing.T, path string) (n uint64) {
+func totalReads(t *testing.T, path string) (n uint64) {
 	t.Helper()
 	calls, err := nvmltest.ReadCalls(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for gpu := range nvmltest.NoGPU + 1 {
-		n += calls.PerGPU(gpu)
+		n += calls.GPUTotal(gpu)
 	}
 	return n
 }

@@ -18,33 +18,33 @@ func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
 		t.Skip("PODGAUGE_GPU is not set: this needs an NVIDIA GPU")
 	}
-	s := &stage{TB: t, log: &logged{}, root: "/", dir: t.TempDir()}
+	s := &writerFixture{TB: t, log: &capturedLog{}, driverRoot: "/", specDir: t.TempDir()}
 	driver := nvml.New(nvml.Options{DriverRoots: []string{"/"}})
 	devices, err := driver.Devices(t.Context())
 	s.must(err)
 	t.Cleanup(driver.Close)
-	s.Writer = New(Options{Look: s.board.Look, Log: s.logger(), Dir: s.dir})
+	s.Writer = New(Options{Statuses: s.board.Get, Log: s.logger(), Dir: s.specDir})
 	began := time.Now()
-	s.once(devices)
+	s.updateOnce(devices)
 	t.Logf("%d devices took %v, %+v", len(devices), time.Since(began), s.State())
 	s.must(s.State().Err)
 	for _, name := range s.State().Devices {
-		nodes, mounts, hooks, env := s.inject(Vendor + "/gpu=" + name)
+		nodes, mounts, hooks, env := s.injectDevices(Vendor + "/gpu=" + name)
 		t.Logf("%s gets %q, %d mounts, %q, %q", name, nodes, len(mounts), hooks, env)
 	}
 	for _, flags := range [][]string{{"disable-nvsandboxutils"}, nil} {
-		if want, got := s.reference(flags), s.read(gpuClass); got != want {
+		if want, got := s.toolkitSpec(flags), s.readSpec(gpuClass); got != want {
 			t.Errorf("with flags %q nvcdi itself makes\n%s\nand we make\n%s", flags, want, got)
 		}
 	}
 }
 
-// reference is nvcdi's own spec.
-func (s *stage) reference(flags []string) string {
+// toolkitSpec is nvcdi's own spec.
+func (s *writerFixture) toolkitSpec(flags []string) string {
 	s.Helper()
 	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
 	s.must(err)
-	lib, err := nvcdi.New(nvcdi.WithLogger(said{}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(gpuClass),
+	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(gpuClass),
 		nvcdi.WithDeviceNamers(namer), nvcdi.WithNVIDIACDIHookPath(DefaultHookPath),
 		nvcdi.WithDisabledHooks(newHooks[:]...), nvcdi.WithFeatureFlags(flags...))
 	s.must(err)

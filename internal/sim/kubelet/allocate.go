@@ -12,49 +12,49 @@ import (
 // allocatePod gives every container of a pod its devices, or says why not. What an init
 // container has got is there for the containers after it, unless it is a sidecar
 // (manager.go:392).
-func (l *life) allocatePod(ctx context.Context, p *pod) error {
-	spare := map[string]ids{}
-	if err := l.portionOutPod(p); err != nil {
+func (kp *kubeletProcess) allocatePod(ctx context.Context, p *pod) error {
+	reusable := map[string]idSet{}
+	if err := kp.reservePod(p); err != nil {
 		return err
 	}
-	for _, c := range p.all() {
-		if err := l.allocateContainer(ctx, p, c, spare); err != nil {
+	for _, c := range p.orderedContainers() {
+		if err := kp.allocateContainer(ctx, p, c, reusable); err != nil {
 			return err
 		}
-		l.k.mu.Lock()
+		kp.k.mu.Lock()
 		if !c.init || c.Sidecar {
-			if err := l.k.portionOut(p, c.Name, c.CPUs, c.Memory); err != nil {
-				l.k.mu.Unlock()
+			if err := kp.k.reserve(p, c.Name, c.ExclusiveCPUs, c.Memory); err != nil {
+				kp.k.mu.Unlock()
 				return err
 			}
 		}
-		for resource, h := range l.held[p.uid][c.Name] {
-			if spare[resource] == nil {
-				spare[resource] = ids{}
+		for resource, h := range kp.allocations[p.uid][c.Name] {
+			if reusable[resource] == nil {
+				reusable[resource] = idSet{}
 			}
 			if c.init && !c.Sidecar {
-				spare[resource].add(h.ids()...)
+				reusable[resource].add(h.deviceIDs()...)
 			} else {
-				spare[resource] = spare[resource].without(setOf(h.ids()))
+				reusable[resource] = reusable[resource].without(newIDSet(h.deviceIDs()))
 			}
 		}
-		l.k.mu.Unlock()
+		kp.k.mu.Unlock()
 	}
 	return nil
 }
 
-// portionOutPod gives a pod what it asks for as a whole.
-func (l *life) portionOutPod(p *pod) error {
-	if !l.k.options.PodLevel || l.k.options.Version == V136 {
+// reservePod gives a pod what it asks for as a whole.
+func (kp *kubeletProcess) reservePod(p *pod) error {
+	if !kp.k.options.PodLevelResources || kp.k.options.Version == V136 {
 		return nil
 	}
-	l.k.mu.Lock()
-	defer l.k.mu.Unlock()
-	return l.k.portionOut(p, "", p.CPUs, p.Memory)
+	kp.k.mu.Lock()
+	defer kp.k.mu.Unlock()
+	return kp.k.reserve(p, "", p.CPUs, p.Memory)
 }
 
-func setOf(list []string) ids {
-	s := ids{}
+func newIDSet(list []string) idSet {
+	s := idSet{}
 	s.add(list...)
 	return s
 }
@@ -64,81 +64,81 @@ func setOf(list []string) ids {
 // pkg/kubelet/lifecycle/predicate.go:346, which lets it pass). What was allocated is written
 // down when all of them have: where one fails, what the others gave is in memory alone, until
 // somebody has it freed (manager.go:958).
-func (l *life) allocateContainer(ctx context.Context, p *pod, c container, spare map[string]ids) error {
-	l.k.update(l.freeEnded)
+func (kp *kubeletProcess) allocateContainer(ctx context.Context, p *pod, c orderedContainer, reusable map[string]idSet) error {
+	kp.k.update(kp.releaseEnded)
 	allocated := false
 	for resource, n := range c.Limits {
-		l.k.mu.Lock()
-		ours := l.isDeviceResource(resource)
-		l.k.mu.Unlock()
-		if !ours {
+		kp.k.mu.Lock()
+		managed := kp.isDeviceResource(resource)
+		kp.k.mu.Unlock()
+		if !managed {
 			continue
 		}
-		chosen, err := l.choose(ctx, p, c, resource, n, spare[resource])
+		chosen, err := kp.pickDevices(ctx, p, c, resource, n, reusable[resource])
 		if err != nil {
 			return err
 		}
 		if len(chosen) == 0 {
 			continue
 		}
-		if err := l.allocate(ctx, p, c, resource, chosen); err != nil {
+		if err := kp.allocate(ctx, p, c, resource, chosen); err != nil {
 			return err
 		}
 		allocated = true
 	}
 	if allocated {
-		l.k.update(l.writeCheckpoint)
+		kp.k.update(kp.writeCheckpoint)
 	}
 	return nil
 }
 
-// freeEnded frees what pods hold that are listed no more. It is called where somebody needs to
+// releaseEnded frees what pods hold that are listed no more. It is called where somebody needs to
 // know, and does nothing until all pods have been read after a start (manager.go:582).
-func (l *life) freeEnded() {
-	if !l.ready {
+func (kp *kubeletProcess) releaseEnded() {
+	if !kp.podsRead {
 		return
 	}
 	listed := map[string]bool{}
-	for _, p := range l.k.pods {
-		listed[p.uid] = l.lists(p)
+	for _, p := range kp.k.pods {
+		listed[p.uid] = kp.isListed(p)
 	}
-	maps.DeleteFunc(l.k.portions, func(uid string, _ map[string]portion) bool { return !listed[uid] })
-	before := len(l.held)
-	maps.DeleteFunc(l.held, func(uid string, _ map[string]map[string]holding) bool { return !listed[uid] })
-	if len(l.held) < before {
-		l.recount()
+	maps.DeleteFunc(kp.k.reservations, func(uid string, _ map[string]reservation) bool { return !listed[uid] })
+	before := len(kp.allocations)
+	maps.DeleteFunc(kp.allocations, func(uid string, _ map[string]map[string]containerAllocation) bool { return !listed[uid] })
+	if len(kp.allocations) < before {
+		kp.recountAllocated()
 	}
 }
 
-// choose picks n devices, or none where the container has its devices already (manager.go:604).
+// pickDevices picks n devices, or none where the container has its devices already (manager.go:604).
 // They count as allocated from here on.
-func (l *life) choose(ctx context.Context, p *pod, c container, resource string, n int, spare ids) (ids, error) {
-	l.k.mu.Lock()
-	defer l.k.mu.Unlock()
-	need, err := l.need(p, c, resource, n)
+func (kp *kubeletProcess) pickDevices(ctx context.Context, p *pod, c orderedContainer, resource string, n int, reusable idSet) (idSet, error) {
+	kp.k.mu.Lock()
+	defer kp.k.mu.Unlock()
+	need, err := kp.devicesNeeded(p, c, resource, n)
 	if err != nil || need == 0 {
 		return nil, err
 	}
-	chosen := ids{}
-	take := func(from ids) {
-		if l.allocated[resource] == nil {
-			l.allocated[resource] = ids{}
+	chosen := idSet{}
+	take := func(from idSet) {
+		if kp.allocated[resource] == nil {
+			kp.allocated[resource] = idSet{}
 		}
 		for id := range from {
 			if len(chosen) < need {
 				chosen.add(id)
-				l.allocated[resource].add(id)
+				kp.allocated[resource].add(id)
 			}
 		}
 	}
-	if take(spare); len(chosen) == need {
+	if take(reusable); len(chosen) == need {
 		return chosen, nil
 	}
-	available := l.healthy[resource].without(l.allocated[resource])
+	available := kp.healthy[resource].without(kp.allocated[resource])
 	if missing := need - len(chosen); len(available) < missing {
 		return nil, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", resource, missing, len(available))
 	}
-	preferred, err := l.prefer(ctx, resource, available, chosen, n)
+	preferred, err := kp.preferredDevices(ctx, resource, available, chosen, n)
 	if err != nil {
 		return nil, err
 	}
@@ -147,20 +147,20 @@ func (l *life) choose(ctx context.Context, p *pod, c container, resource string,
 	return chosen, nil
 }
 
-// need is how many devices a container still needs. Its errors are those that a pod meets when
+// devicesNeeded is how many devices a container still needs. Its errors are those that a pod meets when
 // it comes before its plugin, as after a reboot.
-func (l *life) need(p *pod, c container, resource string, n int) (int, error) {
-	have := ids{}
-	if h, ok := l.held[p.uid][c.Name][resource]; ok {
-		have.add(h.ids()...)
+func (kp *kubeletProcess) devicesNeeded(p *pod, c orderedContainer, resource string, n int) (int, error) {
+	have := idSet{}
+	if h, ok := kp.allocations[p.uid][c.Name][resource]; ok {
+		have.add(h.deviceIDs()...)
 		if len(have) != n {
 			return 0, fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d", p.uid, c.Name, resource, len(have), n)
 		}
 	}
-	if !l.ready && p.state[c.Name].running {
+	if !kp.podsRead && p.state[c.Name].running {
 		return 0, nil // the kubelet was restarted under it
 	}
-	healthy, registered := l.healthy[resource]
+	healthy, registered := kp.healthy[resource]
 	switch {
 	case !registered:
 		return 0, fmt.Errorf("cannot allocate unregistered device %s", resource)
@@ -172,11 +172,11 @@ func (l *life) need(p *pod, c container, resource string, n int) (int, error) {
 	return n - len(have), nil
 }
 
-// prefer asks the plugin which devices it would take, if it has said that it wants to be asked:
+// preferredDevices asks the plugin which devices it would take, if it has said that it wants to be asked:
 // also where there is nothing to choose. mu is held, and released during the call, which has no
 // deadline (manager.go:1053).
-func (l *life) prefer(ctx context.Context, resource string, available, chosen ids, n int) (ids, error) {
-	e := l.endpoints[resource]
+func (kp *kubeletProcess) preferredDevices(ctx context.Context, resource string, available, chosen idSet, n int) (idSet, error) {
+	e := kp.endpoints[resource]
 	if e == nil {
 		return nil, fmt.Errorf("endpoint not found in cache for a registered resource: %s", resource)
 	}
@@ -188,26 +188,26 @@ func (l *life) prefer(ctx context.Context, resource string, available, chosen id
 	request := &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
 		AvailableDeviceIDs: all.list(), MustIncludeDeviceIDs: chosen.list(), AllocationSize: int32(n),
 	}}}
-	err := e.isStopped()
-	l.k.mu.Unlock()
+	err := e.stoppedErr()
+	kp.k.mu.Unlock()
 	var answer *pluginapi.PreferredAllocationResponse
 	if err == nil {
 		answer, err = e.client.api.GetPreferredAllocation(ctx, request)
 	}
-	l.k.mu.Lock()
+	kp.k.mu.Lock()
 	if err != nil {
 		return nil, fmt.Errorf("device plugin GetPreferredAllocation rpc failed with err: %w", err)
 	}
-	preferred := ids{}
+	preferred := idSet{}
 	if len(answer.ContainerResponses) > 0 {
 		preferred.add(answer.ContainerResponses[0].DeviceIDs...)
 	}
 	return preferred, nil
 }
 
-// isStopped is an error where the plugin has gone. mu is held.
-func (e *endpoint) isStopped() error {
-	if e.stopped.IsZero() {
+// stoppedErr is an error where the plugin has gone. mu is held.
+func (e *pluginEndpoint) stoppedErr() error {
+	if e.stoppedAt.IsZero() {
 		return nil
 	}
 	return fmt.Errorf("endpoint %v has been stopped", e.resource)
@@ -216,60 +216,60 @@ func (e *endpoint) isStopped() error {
 // allocate tells the plugin, without a lock and without a deadline, and records the allocation
 // when the plugin has answered and no earlier: who calls List from within Allocate sees the pod
 // without its device (manager.go:898-953).
-func (l *life) allocate(ctx context.Context, p *pod, c container, resource string, chosen ids) error {
-	l.k.mu.Lock()
-	e, err := l.endpoints[resource], error(nil)
+func (kp *kubeletProcess) allocate(ctx context.Context, p *pod, c orderedContainer, resource string, chosen idSet) error {
+	kp.k.mu.Lock()
+	e, err := kp.endpoints[resource], error(nil)
 	if e == nil {
 		err = fmt.Errorf("unknown Device Plugin %s", resource)
 	} else {
-		err = e.isStopped()
+		err = e.stoppedErr()
 	}
-	l.k.mu.Unlock()
+	kp.k.mu.Unlock()
 	var answer *pluginapi.AllocateResponse
 	if err == nil {
 		answer, err = e.client.api.Allocate(ctx, &pluginapi.AllocateRequest{
 			ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: chosen.list()}},
 		})
 	}
-	l.k.mu.Lock()
-	defer l.k.mu.Unlock()
-	defer l.k.tell()
+	kp.k.mu.Lock()
+	defer kp.k.mu.Unlock()
+	defer kp.k.notify()
 	if err != nil {
-		l.recount()
+		kp.recountAllocated()
 		return err
 	}
 	if len(answer.ContainerResponses) == 0 {
 		return fmt.Errorf("no containers return in allocation response %v", answer)
 	}
 	for id := range chosen {
-		if l.devices[resource][id] == nil {
-			return l.crash(fmt.Errorf("kubelet crashed: device %s of %s was dropped from the list during its Allocate (manager.go:945)", id, resource))
+		if kp.devices[resource][id] == nil {
+			return kp.failProcess(fmt.Errorf("kubelet crashed: device %s of %s was dropped from the list during its Allocate (manager.go:945)", id, resource))
 		}
 	}
-	l.hold(p.uid, c.Name, resource, holding{devices: l.byNode(resource, chosen), answer: answer.ContainerResponses[0]})
+	kp.recordAllocation(p.uid, c.Name, resource, containerAllocation{devices: kp.groupByNode(resource, chosen), response: answer.ContainerResponses[0]})
 	return nil
 }
 
-// crash ends Run with an error. The real kubelet looks up each device's Topology after Allocate
+// failProcess ends Run with an error. The real kubelet looks up each device's Topology after Allocate
 // without asking whether it is still there, and dies of a nil pointer (v1.37.1, tried). A
 // plugin must never drop a device that may be in an Allocate. mu is held.
-func (l *life) crash(err error) error {
-	for _, c := range l.conns {
-		c.cut()
+func (kp *kubeletProcess) failProcess(err error) error {
+	for _, c := range kp.conns {
+		c.cutConnections()
 	}
-	l.tasks.Go(func() error { return err })
-	<-l.ctx.Done() // so that nobody takes err for the pod's fault
+	kp.tasks.Go(func() error { return err })
+	<-kp.ctx.Done() // so that nobody takes err for the pod's fault
 	return err
 }
 
-// byNode sorts devices by their NUMA nodes. A device may be on several; one whose Topology has
+// groupByNode sorts devices by their NUMA nodes. A device may be on several; one whose Topology has
 // no nodes is as good as one without.
-func (l *life) byNode(resource string, chosen ids) map[int64][]string {
+func (kp *kubeletProcess) groupByNode(resource string, chosen idSet) map[int64][]string {
 	sorted := map[int64][]string{}
 	for id := range chosen {
-		nodes := l.devices[resource][id].GetTopology().GetNodes()
+		nodes := kp.devices[resource][id].GetTopology().GetNodes()
 		if len(nodes) == 0 {
-			sorted[noNode] = append(sorted[noNode], id)
+			sorted[noNUMANode] = append(sorted[noNUMANode], id)
 		}
 		for _, node := range nodes {
 			sorted[node.ID] = append(sorted[node.ID], id)
@@ -278,24 +278,24 @@ func (l *life) byNode(resource string, chosen ids) map[int64][]string {
 	return sorted
 }
 
-// prestart is what happens to a container's devices before each of its starts (manager.go:980):
+// preStart is what happens to a container's devices before each of its starts (manager.go:980):
 // PreStartContainer where the plugin wants it, and a late allocation where the resource was
 // nobody's business at admission and is now.
-func (l *life) prestart(ctx context.Context, p *pod, c container) error {
+func (kp *kubeletProcess) preStart(ctx context.Context, p *pod, c orderedContainer) error {
 	late := false
 	for resource, n := range c.Limits {
-		l.k.mu.Lock()
-		ours := n > 0 && l.isDeviceResource(resource)
-		e, h := l.endpoints[resource], l.held[p.uid][c.Name][resource]
-		l.k.mu.Unlock()
-		if !ours {
+		kp.k.mu.Lock()
+		managed := n > 0 && kp.isDeviceResource(resource)
+		e, h := kp.endpoints[resource], kp.allocations[p.uid][c.Name][resource]
+		kp.k.mu.Unlock()
+		if !managed {
 			continue
 		}
 		if e == nil { // five minutes after the plugin went
 			return fmt.Errorf("endpoint not found in cache for a registered resource: %s", resource)
 		}
 		if e.options.GetPreStartRequired() {
-			if err := l.callPreStart(ctx, p, c, e, h); err != nil {
+			if err := kp.callPreStart(ctx, p, c, e, h); err != nil {
 				return err
 			}
 		}
@@ -304,21 +304,21 @@ func (l *life) prestart(ctx context.Context, p *pod, c container) error {
 	if !late {
 		return nil
 	}
-	return l.allocateContainer(ctx, p, c, nil)
+	return kp.allocateContainer(ctx, p, c, nil)
 }
 
-func (l *life) callPreStart(ctx context.Context, p *pod, c container, e *endpoint, h holding) error {
+func (kp *kubeletProcess) callPreStart(ctx context.Context, p *pod, c orderedContainer, e *pluginEndpoint, h containerAllocation) error {
 	if h.devices == nil {
 		return fmt.Errorf("no devices found allocated in local cache for pod %s, container %s, resource %s", p.uid, c.Name, e.resource)
 	}
-	l.k.mu.Lock()
-	err := e.isStopped()
-	l.k.mu.Unlock()
+	kp.k.mu.Lock()
+	err := e.stoppedErr()
+	kp.k.mu.Unlock()
 	if err == nil {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, prestartTimeout, errors.New("PreStartContainer took too long"))
+		ctx, cancel = context.WithTimeoutCause(ctx, preStartTimeout, errors.New("PreStartContainer took too long"))
 		defer cancel()
-		_, err = e.client.api.PreStartContainer(ctx, &pluginapi.PreStartContainerRequest{DevicesIds: h.ids()})
+		_, err = e.client.api.PreStartContainer(ctx, &pluginapi.PreStartContainerRequest{DevicesIds: h.deviceIDs()})
 	}
 	if err != nil {
 		return fmt.Errorf("device plugin PreStartContainer rpc failed with err: %w", err)

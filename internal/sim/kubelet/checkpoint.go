@@ -12,10 +12,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// checkpoint is the content of kubelet_internal_checkpoint (checkpoint/checkpoint.go:48). Only
+// checkpointFormat is the content of kubelet_internal_checkpoint (checkpoint/checkpoint.go:48). Only
 // the checksum differs from a real one's in meaning: the real one is that of a Go dump of the
 // data, this one is that of their JSON.
-type checkpoint struct {
+type checkpointFormat struct {
 	Data     checkpointData
 	Checksum uint64
 }
@@ -50,21 +50,21 @@ func (d checkpointData) checksum() (uint64, error) {
 // writeCheckpoint replaces the file as a whole. Where that fails the kubelet goes on: it has
 // lost what it would need after its next start, and says so in its log alone (manager.go:342).
 // mu is held.
-func (l *life) writeCheckpoint() {
-	if err := l.saveCheckpoint(); err != nil {
-		l.k.options.Log.Error("write the checkpoint", "error", err)
+func (kp *kubeletProcess) writeCheckpoint() {
+	if err := kp.saveCheckpoint(); err != nil {
+		kp.k.options.Log.Error("write the checkpoint", "error", err)
 	}
 }
 
-func (l *life) saveCheckpoint() error {
+func (kp *kubeletProcess) saveCheckpoint() error {
 	data := checkpointData{RegisteredDevices: map[string][]string{}}
-	for resource, healthy := range l.healthy {
+	for resource, healthy := range kp.healthy {
 		data.RegisteredDevices[resource] = healthy.list()
 	}
-	for uid, containers := range l.held {
+	for uid, containers := range kp.allocations {
 		for container, resources := range containers {
 			for resource, h := range resources {
-				answer, err := proto.Marshal(h.answer)
+				answer, err := proto.Marshal(h.response)
 				if err != nil {
 					return err
 				}
@@ -76,44 +76,44 @@ func (l *life) saveCheckpoint() error {
 	if err != nil {
 		return err
 	}
-	b, err := json.Marshal(checkpoint{data, checksum})
+	b, err := json.Marshal(checkpointFormat{data, checksum})
 	if err != nil {
 		return err
 	}
-	hidden := filepath.Join(filepath.Dir(l.k.checkpointFile()), ".kubelet_internal_checkpoint")
+	hidden := filepath.Join(filepath.Dir(kp.k.checkpointFile()), ".kubelet_internal_checkpoint")
 	if err := os.WriteFile(hidden, b, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(hidden, l.k.checkpointFile())
+	return os.Rename(hidden, kp.k.checkpointFile())
 }
 
 // readCheckpoint restores who holds what. The resources come back without devices, as if their
 // plugins had left just now: their capacity is zero until the plugins register again
 // (manager.go:545). The life is not published yet.
-func (l *life) readCheckpoint() {
-	var c checkpoint
-	if err := loadCheckpoint(l.k.checkpointFile(), &c); err != nil {
+func (kp *kubeletProcess) readCheckpoint() {
+	var c checkpointFormat
+	if err := loadCheckpoint(kp.k.checkpointFile(), &c); err != nil {
 		if !errors.Is(err, fs.ErrNotExist) {
-			l.k.options.Log.Error("read the checkpoint, and go on without it", "error", err)
+			kp.k.options.Log.Error("read the checkpoint, and go on without it", "error", err)
 		}
 		return
 	}
 	for _, entry := range c.Data.PodDeviceEntries {
 		answer := &pluginapi.ContainerAllocateResponse{}
 		if err := proto.Unmarshal(entry.AllocResp, answer); err != nil {
-			l.k.options.Log.Error("read the checkpoint's entry", "pod", entry.PodUID, "error", err)
+			kp.k.options.Log.Error("read the checkpoint's entry", "pod", entry.PodUID, "error", err)
 			continue
 		}
-		l.hold(entry.PodUID, entry.ContainerName, entry.ResourceName, holding{entry.DeviceIDs, answer})
+		kp.recordAllocation(entry.PodUID, entry.ContainerName, entry.ResourceName, containerAllocation{entry.DeviceIDs, answer})
 	}
-	l.recount()
+	kp.recountAllocated()
 	for resource := range c.Data.RegisteredDevices {
-		l.healthy[resource], l.unhealthy[resource] = ids{}, ids{}
-		l.endpoints[resource] = &endpoint{resource: resource, stopped: l.now()}
+		kp.healthy[resource], kp.unhealthy[resource] = idSet{}, idSet{}
+		kp.endpoints[resource] = &pluginEndpoint{resource: resource, stoppedAt: kp.now()}
 	}
 }
 
-func loadCheckpoint(path string, c *checkpoint) error {
+func loadCheckpoint(path string, c *checkpointFormat) error {
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return err

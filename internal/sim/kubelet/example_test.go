@@ -20,7 +20,7 @@ func Example() {
 	ended := make(chan error)
 	go func() { ended <- k.Run(ctx) }()
 
-	pod := kubelet.Pod{Name: "train", Containers: []kubelet.Container{{Name: "main"}}}
+	pod := kubelet.PodSpec{Name: "train", Containers: []kubelet.ContainerSpec{{Name: "main"}}}
 	if err := k.RunPod(ctx, pod); err != nil {
 		fmt.Println(err)
 	}
@@ -28,7 +28,7 @@ func Example() {
 	if err := k.Restart(ctx, restart); err != nil {
 		fmt.Println(err)
 	}
-	if err := k.Wait(ctx, func(s kubelet.State) bool { return s.PodsRead }); err != nil {
+	if err := k.Wait(ctx, func(s kubelet.KubeletState) bool { return s.PodsRead }); err != nil {
 		fmt.Println(err)
 	}
 	for _, p := range k.State().Pods {

@@ -12,10 +12,10 @@ import (
 )
 
 func TestBucket(t *testing.T) {
-	var b bucket
+	var b tokenBucket
 	b.fill()
-	now := b.last
-	for i := range burst {
+	now := b.refilledAt
+	for i := range maxBurst {
 		if !b.take(now) {
 			t.Fatalf("call %d of the first burst was rejected", i)
 		}
@@ -23,7 +23,7 @@ func TestBucket(t *testing.T) {
 	if b.take(now) {
 		t.Error("a call beyond the burst was taken")
 	}
-	if !b.take(now.Add(time.Second/qps)) || b.take(now.Add(time.Second/qps)) {
+	if !b.take(now.Add(time.Second/maxQPS)) || b.take(now.Add(time.Second/maxQPS)) {
 		t.Error("a hundredth of a second is not one call")
 	}
 	taken := 0
@@ -32,7 +32,7 @@ func TestBucket(t *testing.T) {
 			taken++
 		}
 	}
-	if taken != burst {
+	if taken != maxBurst {
 		t.Errorf("after an hour %d calls were taken at once", taken)
 	}
 }
@@ -56,14 +56,14 @@ func FuzzRegister(f *testing.F) {
 	k := New(Options{Dir: f.TempDir()})
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // the dial is over at once
-	l := &life{k: k, manager: newManager(V137, time.Now), tasks: &errgroup.Group{}, ctx: ctx}
+	l := &kubeletProcess{k: k, deviceManager: newManager(V137, time.Now), tasks: &errgroup.Group{}, ctx: ctx}
 	f.Fuzz(func(t *testing.T, version, endpoint, resource string) {
-		_, err := (&registrar{l: l}).Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: endpoint, ResourceName: resource})
+		_, err := (&registrar{process: l}).Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: endpoint, ResourceName: resource})
 		want := "failed to dial device plugin: "
 		switch {
 		case version != "v1beta1":
 			want = fmt.Sprintf("requested API version %q is not supported by kubelet. Supported version is [\"v1beta1\"]", version)
-		case !plainlyExtended(resource):
+		case !isExtendedReference(resource):
 			want = fmt.Sprintf("the ResourceName %q is invalid", resource)
 		}
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
@@ -72,13 +72,13 @@ func FuzzRegister(f *testing.F) {
 		if len(l.endpoints) != 0 || len(l.clients[resource]) != 0 {
 			t.Errorf("left behind: %v, %v", l.endpoints, l.clients)
 		}
-		l.hangUp()
+		l.closeConns()
 		l.conns = nil
 	})
 }
 
-// plainlyExtended is isExtendedResource letter by letter.
-func plainlyExtended(name string) bool {
+// isExtendedReference is isExtendedResource letter by letter.
+func isExtendedReference(name string) bool {
 	parts := strings.Split(name, "/")
 	if len(parts) != 2 || strings.Contains(name, "kubernetes.io/") || strings.HasPrefix(name, "requests.") {
 		return false
@@ -89,15 +89,15 @@ func plainlyExtended(name string) bool {
 		return false
 	}
 	for label := range strings.SplitSeq(domain, ".") {
-		if !made(label, lower, "-") {
+		if !consistsOf(label, lower, "-") {
 			return false
 		}
 	}
-	return made(last, lower+upper, "-_.")
+	return consistsOf(last, lower+upper, "-_.")
 }
 
-// made says whether a word is made of letters, with others only inside.
-func made(word, letters, others string) bool {
+// consistsOf says whether a word is made of letters, with others only inside.
+func consistsOf(word, letters, others string) bool {
 	return word != "" && strings.Trim(word, letters+others) == "" &&
 		strings.ContainsAny(word[:1], letters) && strings.ContainsAny(word[len(word)-1:], letters)
 }

@@ -57,24 +57,24 @@ type Options struct {
 	// Now is the clock of the five minutes for which a resource outlives its last plugin;
 	// time.Now when nil.
 	Now func() time.Time
-	// Since back-dates the pod-resources socket of the first start, so that this kubelet can
+	// RunningSince back-dates the pod-resources socket of the first start, so that this kubelet can
 	// pose as one that has been up for long.
-	Since time.Time
-	// EmptyFor is how long List is empty after a start on a node that has pods: 60 to 120 ms
+	RunningSince time.Time
+	// EmptyListFor is how long List is empty after a start on a node that has pods: 60 to 120 ms
 	// when zero, as measured; not at all when negative.
-	EmptyFor time.Duration
-	// CPUs are those that containers may have for themselves, held ones included: the CPU
+	EmptyListFor time.Duration
+	// ExclusiveCPUs are those that containers may have for themselves, held ones included: the CPU
 	// manager's policy is static where there are any, and none where not.
-	CPUs []int64
+	ExclusiveCPUs []int64
 	// Memory is what containers may have reserved, held included: the memory manager's policy
 	// is Static where there is any, and None where not.
 	Memory []MemoryBlock
-	// PodLevel turns the gate PodLevelResourceManagers on, which is off by default: pods may
+	// PodLevelResources turns the gate PodLevelResourceManagers on, which is off by default: pods may
 	// have CPUs and memory as a whole. It is for V137.
-	PodLevel bool
-	// RestAfter is how much later than the static pods the API server's pods come: 20 ms when
+	PodLevelResources bool
+	// APIPodsDelay is how much later than the static pods the API server's pods come: 20 ms when
 	// zero, at once when negative.
-	RestAfter time.Duration
+	APIPodsDelay time.Duration
 }
 
 func (o Options) withDefaults() Options {
@@ -102,29 +102,29 @@ type Kubelet struct {
 	options  Options       // not written after New
 	restarts chan *restart // from Restart to the life that it ends
 
-	mu            sync.Mutex          // guards all below, and the life's own state
-	changed       chan struct{}       // closed, and replaced, when any of it changes
-	life          *life               // the kubelet's process; nil while there is none
-	lives         int                 // how many there have been
-	pods          []*pod              // the node's, in the order of their arrival
-	portions      portions            // of CPUs and memory
-	trouble       Trouble             //
-	registrations []Registration      // the latest, over all lives
-	registering   int                 // how many are being answered
-	lists         map[string]*listLog // by resource, over all lives
-	calls         map[string]int      // of PodResources and the Pods API, by method, over all lives
-	limited       int                 // of these, those that the rate limit turned away
+	mu            sync.Mutex              // guards all below, and the life's own state
+	changed       chan struct{}           // closed, and replaced, when any of it changes
+	process       *kubeletProcess         // the kubelet's process; nil while there is none
+	starts        int                     // how many there have been
+	pods          []*pod                  // the node's, in the order of their arrival
+	reservations  reservations            // of CPUs and memory
+	faults        Faults                  //
+	registrations []Registration          // the latest, over all lives
+	registering   int                     // how many are being answered
+	lists         map[string]*listCounter // by resource, over all lives
+	calls         map[string]int          // of PodResources and the Pods API, by method, over all lives
+	rateLimited   int                     // of these, those that the rate limit turned away
 }
 
 // New returns a Kubelet that does nothing until Run.
 func New(o Options) *Kubelet {
 	return &Kubelet{
-		options:  o.withDefaults(),
-		restarts: make(chan *restart),
-		changed:  make(chan struct{}),
-		portions: portions{},
-		lists:    map[string]*listLog{},
-		calls:    map[string]int{},
+		options:      o.withDefaults(),
+		restarts:     make(chan *restart),
+		changed:      make(chan struct{}),
+		reservations: reservations{},
+		lists:        map[string]*listCounter{},
+		calls:        map[string]int{},
 	}
 }
 
@@ -148,31 +148,31 @@ func (k *Kubelet) PodResourcesSocket() string {
 // is done it ends as by SIGTERM and returns nil: its sockets stay on disk and refuse, like a
 // real one's. It may be called again then; the node still has its pods.
 func (k *Kubelet) Run(ctx context.Context) error {
-	var why *restart
+	var request *restart
 	for {
-		next, err := k.live(ctx, why)
+		next, err := k.runProcess(ctx, request)
 		if next == nil {
 			return err
 		}
 		if next.options.While != nil {
 			next.options.While()
 		}
-		why = next
+		request = next
 	}
 }
 
-// live is one process. It returns the restart that has ended it, or nil.
-func (k *Kubelet) live(ctx context.Context, why *restart) (*restart, error) {
-	l, err := k.begin(ctx, why)
+// runProcess is one process. It returns the restart that has ended it, or nil.
+func (k *Kubelet) runProcess(ctx context.Context, request *restart) (*restart, error) {
+	l, err := k.startProcess(ctx, request)
 	if err != nil {
-		why.answer(err)
+		request.finish(err)
 		return nil, err
 	}
-	next, err := l.run()
-	k.update(func() { k.life = nil })
-	why.answer(errors.Join(errors.New("the kubelet ended before it served"), err)) // heard only where it is so
+	next, err := l.serveAll()
+	k.update(func() { k.process = nil })
+	request.finish(errors.Join(errors.New("the kubelet ended before it served"), err)) // heard only where it is so
 	if err != nil {
-		next.answer(err)
+		next.finish(err)
 		return nil, err
 	}
 	return next, nil
@@ -219,9 +219,9 @@ type restart struct {
 	done    chan error // takes one answer
 }
 
-// answer tells Restart's caller how it went. Only the first answer is heard, and nil means that
+// finish tells Restart's caller how it went. Only the first answer is heard, and nil means that
 // nobody asked.
-func (r *restart) answer(err error) {
+func (r *restart) finish(err error) {
 	if r == nil {
 		return
 	}
@@ -236,20 +236,20 @@ func (k *Kubelet) update(change func()) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	change()
-	k.tell()
+	k.notify()
 }
 
-// tell wakes all who wait for a change; mu is held.
-func (k *Kubelet) tell() {
-	if k.life != nil {
-		k.life.announce()
+// notify wakes all who wait for a change; mu is held.
+func (k *Kubelet) notify() {
+	if k.process != nil {
+		k.process.announcePods()
 	}
 	close(k.changed)
 	k.changed = make(chan struct{})
 }
 
-// until calls done, with mu held, now and after each change, until it returns true.
-func (k *Kubelet) until(ctx context.Context, done func() bool) error {
+// waitUntil calls done, with mu held, now and after each change, until it returns true.
+func (k *Kubelet) waitUntil(ctx context.Context, done func() bool) error {
 	for {
 		k.mu.Lock()
 		ok, changed := done(), k.changed

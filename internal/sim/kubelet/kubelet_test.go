@@ -22,27 +22,27 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// patience is how long a test waits for what takes milliseconds.
-const patience = 20 * time.Second
+// waitTimeout is how long a test waits for what takes milliseconds.
+const waitTimeout = 20 * time.Second
 
 func TestRunMayBeCalledAgain(t *testing.T) {
 	t.Parallel()
 	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
 	stop := run(t, k)
-	wait(t, k, func(s kubelet.State) bool { return s.Serving })
-	p := offer(t, k, "a")
-	runPod(t, k, onePod("one", 1))
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Serving })
+	p := registerPlugin(t, k, "a")
+	runPod(t, k, podWithGPUs("one", 1))
 	stop()
 	for _, path := range []string{k.RegistrationSocket(), k.PodResourcesSocket()} {
 		if _, err := net.Dial("unix", path); !errors.Is(err, syscall.ECONNREFUSED) {
 			t.Errorf("connect to %s: %v", path, err)
 		}
 	}
-	if s := k.State(); s.Serving || s.Resources[gpu].Registered || len(s.Pods) != 1 || s.Pods[0].Listed {
+	if s := k.State(); s.Serving || s.Resources[gpuResource].Registered || len(s.Pods) != 1 || s.Pods[0].InList {
 		t.Errorf("without a kubelet the state is %+v", s)
 	}
 	run(t, k)
-	wait(t, k, func(s kubelet.State) bool { return s.Serving && s.PodsRead && s.Lives == 2 })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Serving && s.PodsRead && s.Starts == 2 })
 	if got, want := list(t, k), map[string][]string{"default/one/main": {"a"}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("List has %v; want %v", got, want)
 	}
@@ -69,7 +69,7 @@ func TestRunFails(t *testing.T) {
 func TestSincePosesAsOld(t *testing.T) {
 	t.Parallel()
 	since := time.Now().Add(-time.Hour).Truncate(time.Second)
-	k := start(t, kubelet.Options{Since: since})
+	k := start(t, kubelet.Options{RunningSince: since})
 	modified := func() time.Time {
 		info, err := os.Stat(k.PodResourcesSocket())
 		if err != nil {
@@ -90,16 +90,16 @@ func TestCapacityOutlivesThePluginByFiveMinutes(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
 	k := start(t, kubelet.Options{Now: clock.now})
-	p := offer(t, k, "a", "b")
-	runPod(t, k, onePod("holder", 1))
+	p := registerPlugin(t, k, "a", "b")
+	runPod(t, k, podWithGPUs("holder", 1))
 	p.stop()
-	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Allocatable == 0 })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
 	clock.add(5 * time.Minute)
-	if got := k.Resource(gpu); got.Capacity != 2 || !got.Registered || len(got.Sockets) != 0 || got.Devices[0].Healthy {
+	if got := k.Resource(gpuResource); got.Capacity != 2 || !got.Registered || len(got.Sockets) != 0 || got.Devices[0].Healthy {
 		t.Errorf("after five minutes the kubelet has %+v", got)
 	}
 	clock.add(time.Second)
-	if got := k.Resource(gpu); got.Capacity != 0 || got.Registered {
+	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Registered {
 		t.Errorf("later it has %+v", got)
 	}
 	// From here on a container that is restarted does not come back.
@@ -107,9 +107,9 @@ func TestCapacityOutlivesThePluginByFiveMinutes(t *testing.T) {
 	var restarted sync.WaitGroup
 	defer restarted.Wait()
 	defer cancel()
-	restarted.Go(func() { _ = k.RestartContainer(ctx, onePod("holder", 1), "main") })
-	wait(t, k, func(s kubelet.State) bool {
-		return s.Pods[0].Containers[0].Waiting == "endpoint not found in cache for a registered resource: "+gpu
+	restarted.Go(func() { _ = k.RestartContainer(ctx, podWithGPUs("holder", 1), "main") })
+	waitForState(t, k, func(s kubelet.KubeletState) bool {
+		return s.Pods[0].Containers[0].WaitingReason == "endpoint not found in cache for a registered resource: "+gpuResource
 	})
 }
 
@@ -119,48 +119,48 @@ func TestAnEmptyListIsNoCapacity(t *testing.T) {
 	t.Parallel()
 	var clock fakeClock
 	k := start(t, kubelet.Options{Now: clock.now})
-	p := offer(t, k, "a", "b")
-	runPod(t, k, onePod("holder", 1))
+	p := registerPlugin(t, k, "a", "b")
+	runPod(t, k, podWithGPUs("holder", 1))
 	p.lists <- nil
-	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Updates == 2 })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 2 })
 	clock.add(time.Hour)
-	if got := k.Resource(gpu); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered || len(got.Devices) != 0 || len(got.Sockets) != 1 {
+	if got := k.Resource(gpuResource); got.Capacity != 0 || got.Allocatable != 0 || !got.Registered || len(got.Devices) != 0 || len(got.Sockets) != 1 {
 		t.Errorf("the kubelet has %+v", got)
 	}
 	if got := list(t, k); len(got["default/holder/main"]) != 1 {
 		t.Errorf("List has %v", got)
 	}
 	p.lists <- healthy("a", "b")
-	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Capacity == 2 })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Capacity == 2 })
 }
 
 func TestCapacityCountsContradictionsTwice(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	p := offer(t, k, "a", "b")
+	p := registerPlugin(t, k, "a", "b")
 	p.lists <- append(healthy("a", "b"), &pluginapi.Device{ID: "b", Health: pluginapi.Unhealthy})
-	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Capacity == 3 })
-	want := []kubelet.Device{{ID: "a", Health: "Healthy", Healthy: true}, {ID: "b", Health: "Unhealthy", Healthy: true}}
-	if got := k.Devices(gpu); !reflect.DeepEqual(got, want) || k.Allocatable(gpu) != 2 || k.Capacity(gpu) != 3 {
-		t.Errorf("the kubelet has %+v", k.Resource(gpu))
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Capacity == 3 })
+	want := []kubelet.DeviceState{{ID: "a", Health: "Healthy", Healthy: true}, {ID: "b", Health: "Unhealthy", Healthy: true}}
+	if got := k.Devices(gpuResource); !reflect.DeepEqual(got, want) || k.Allocatable(gpuResource) != 2 || k.Capacity(gpuResource) != 3 {
+		t.Errorf("the kubelet has %+v", k.Resource(gpuResource))
 	}
 }
 
 func TestRepeatsAreCounted(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	p := offer(t, k, "a", "b")
+	p := registerPlugin(t, k, "a", "b")
 	p.lists <- healthy("b", "a")
 	p.lists <- append(healthy("a"), &pluginapi.Device{ID: "b", Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{}})
 	p.lists <- healthy("a", "b")
-	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Updates == 4 })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 4 })
 	p.stop()
-	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Allocatable == 0 })
-	next := offer(t, k, "a", "b") // the first list of a stream is no repeat
-	if got := k.Resource(gpu); got.Updates != 5 || got.Repeats != 1 || !reflect.DeepEqual(got.Sockets, []string{next.socket}) {
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == 0 })
+	next := registerPlugin(t, k, "a", "b") // the first list of a stream is no repeat
+	if got := k.Resource(gpuResource); got.Updates != 5 || got.Repeats != 1 || !reflect.DeepEqual(got.Sockets, []string{next.socket}) {
 		t.Errorf("the kubelet has %+v", got)
 	}
-	want := []kubelet.Registration{{Resource: gpu, Endpoint: p.socket}, {Resource: gpu, Endpoint: next.socket}}
+	want := []kubelet.Registration{{Resource: gpuResource, Endpoint: p.socket}, {Resource: gpuResource, Endpoint: next.socket}}
 	if got := k.State().Registrations; !reflect.DeepEqual(got, want) {
 		t.Errorf("registrations are %v; want %v", got, want)
 	}
@@ -169,9 +169,9 @@ func TestRepeatsAreCounted(t *testing.T) {
 func TestDeletedPodStaysForItsGrace(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	offer(t, k, "a", "b")
-	p, brief := onePod("stubborn", 1), onePod("brief", 1)
-	p.Grace, brief.Grace = time.Hour, 50*time.Millisecond
+	registerPlugin(t, k, "a", "b")
+	p, brief := podWithGPUs("stubborn", 1), podWithGPUs("brief", 1)
+	p.GracePeriod, brief.GracePeriod = time.Hour, 50*time.Millisecond
 	runPod(t, k, p)
 	runPod(t, k, brief)
 	if err := k.DeletePod(p); err != nil {
@@ -180,29 +180,29 @@ func TestDeletedPodStaysForItsGrace(t *testing.T) {
 	if got := list(t, k); len(got["default/stubborn/main"]) != 1 {
 		t.Errorf("while it ends, List has %v", got)
 	}
-	var rejected *kubelet.Rejected
-	if err := k.RunPod(t.Context(), onePod("next", 1)); !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" {
+	var rejected *kubelet.AdmissionError
+	if err := k.RunPod(t.Context(), podWithGPUs("next", 1)); !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" {
 		t.Errorf("its device was given away: %v", err)
 	}
 	deleted := time.Now()
 	if err := k.DeletePod(brief); err != nil {
 		t.Fatal(err)
 	}
-	wait(t, k, func(s kubelet.State) bool { return len(s.Pods) == 2 })
-	if took := time.Since(deleted); took < brief.Grace {
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Pods) == 2 })
+	if took := time.Since(deleted); took < brief.GracePeriod {
 		t.Errorf("it was gone after %v", took)
 	}
 	if err := k.DeletePod(brief); !errors.Is(err, kubelet.ErrNoPod) {
 		t.Errorf("to delete it again: %v", err)
 	}
-	runPod(t, k, onePod("next", 1)) // the name of a pod that has failed is free
+	runPod(t, k, podWithGPUs("next", 1)) // the name of a pod that has failed is free
 }
 
 func TestEndedPodIsRemembered(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	offer(t, k, "a")
-	p := onePod("brief", 1)
+	registerPlugin(t, k, "a")
+	p := podWithGPUs("brief", 1)
 	runPod(t, k, p)
 	if err := k.RunPod(t.Context(), p); err == nil {
 		t.Error("two pods of one name run")
@@ -210,7 +210,7 @@ func TestEndedPodIsRemembered(t *testing.T) {
 	if err := k.EndPod(p); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" || got.Listed || got.Containers[0].Running {
+	if got, err := k.Pod(p); err != nil || got.Phase != "Succeeded" || got.InList || got.Containers[0].Running {
 		t.Errorf("the pod is %+v, %v", got, err)
 	}
 	restart(t, k, kubelet.RestartOptions{})
@@ -227,14 +227,14 @@ func TestEndedPodIsRemembered(t *testing.T) {
 
 func TestListAfterAStart(t *testing.T) {
 	t.Parallel()
-	k := start(t, kubelet.Options{EmptyFor: -1, RestAfter: -1})
-	offer(t, k, "a", "b")
-	static := onePod("static", 1)
+	k := start(t, kubelet.Options{EmptyListFor: -1, APIPodsDelay: -1})
+	registerPlugin(t, k, "a", "b")
+	static := podWithGPUs("static", 1)
 	static.Static = true
 	runPod(t, k, static)
-	runPod(t, k, onePod("api", 1))
+	runPod(t, k, podWithGPUs("api", 1))
 	holdStatic, holdRest := make(chan struct{}), make(chan struct{})
-	k.Trouble(kubelet.Trouble{HoldStatic: holdStatic, HoldRest: holdRest})
+	k.SetFaults(kubelet.Faults{HoldStaticPods: holdStatic, HoldAPIPods: holdRest})
 	restart(t, k, kubelet.RestartOptions{Signal: syscall.SIGKILL})
 	if got := list(t, k); len(got) != 0 {
 		t.Errorf("at first List has %v", got)
@@ -243,12 +243,12 @@ func TestListAfterAStart(t *testing.T) {
 		t.Errorf("at first Get says %v", err)
 	}
 	close(holdStatic)
-	wait(t, k, func(s kubelet.State) bool { return s.Pods[0].Listed })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].InList })
 	if got := list(t, k); len(got) != 1 || len(got["default/static-node-a/main"]) != 1 {
 		t.Errorf("then List has %v", got)
 	}
 	close(holdRest)
-	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if got := list(t, k); len(got) != 2 || len(got["default/api/main"]) != 1 {
 		t.Errorf("at last List has %v", got)
 	}
@@ -280,7 +280,7 @@ func TestSameInode(t *testing.T) {
 		if err != nil || len(files) != 1 {
 			t.Errorf("left behind: %v, %v", files, err)
 		}
-		offer(t, k, "a")
+		registerPlugin(t, k, "a")
 		return
 	}
 	t.Skip("this file system does not give inode numbers away again")
@@ -291,11 +291,11 @@ func ctime(info fs.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat
 func TestRebootRejectsPodsWithoutTheirPlugin(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	offer(t, k, "a")
-	runPod(t, k, onePod("holder", 1))
+	registerPlugin(t, k, "a")
+	runPod(t, k, podWithGPUs("holder", 1))
 	restart(t, k, kubelet.RestartOptions{Reboot: true})
-	wait(t, k, func(s kubelet.State) bool { return s.Pods[0].Phase == "Failed" })
-	if got, _ := k.Pod(onePod("holder", 1)); !strings.Contains(got.Message, "no healthy devices present; cannot allocate unhealthy devices "+gpu) {
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].Phase == "Failed" })
+	if got, _ := k.Pod(podWithGPUs("holder", 1)); !strings.Contains(got.Message, "no healthy devices present; cannot allocate unhealthy devices "+gpuResource) {
 		t.Errorf("the message is %q", got.Message)
 	}
 }
@@ -303,8 +303,8 @@ func TestRebootRejectsPodsWithoutTheirPlugin(t *testing.T) {
 func TestCorruptCheckpointIsAStartFromNothing(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	offer(t, k, "a")
-	runPod(t, k, onePod("holder", 1))
+	registerPlugin(t, k, "a")
+	runPod(t, k, podWithGPUs("holder", 1))
 	restart(t, k, kubelet.RestartOptions{While: func() {
 		path := filepath.Join(filepath.Dir(k.RegistrationSocket()), "kubelet_internal_checkpoint")
 		b, err := os.ReadFile(path)
@@ -315,7 +315,7 @@ func TestCorruptCheckpointIsAStartFromNothing(t *testing.T) {
 			t.Error(err)
 		}
 	}})
-	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if got, want := list(t, k), map[string][]string{"default/holder/main": {}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("List has %v; want %v", got, want)
 	}
@@ -324,24 +324,24 @@ func TestCorruptCheckpointIsAStartFromNothing(t *testing.T) {
 func TestAllocateThatHangsHoldsUpTheNextPod(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	p := serve(t, k)
+	p := servePlugin(t, k)
 	entered := make(chan struct{}, 10)
 	p.allocate = func(ctx context.Context) error {
 		entered <- struct{}{}
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	p.offer(t, k, "a")
+	p.sendHealthy(t, k, "a")
 	var pods sync.WaitGroup
 	defer pods.Wait()
 	pods.Go(func() {
-		if err := k.RunPod(t.Context(), onePod("hung", 1)); err == nil {
+		if err := k.RunPod(t.Context(), podWithGPUs("hung", 1)); err == nil {
 			t.Error("a pod runs whose Allocate never ended")
 		}
 	})
 	<-entered
-	err := givenUp(t, func(ctx context.Context) error { return k.RunPod(ctx, kubelet.Pod{Name: "next"}) }, func() {
-		wait(t, k, func(s kubelet.State) bool { return len(s.Pods) == 2 })
+	err := callAndCancel(t, func(ctx context.Context) error { return k.RunPod(ctx, kubelet.PodSpec{Name: "next"}) }, func() {
+		waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Pods) == 2 })
 	})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("the next pod: %v", err)
@@ -351,7 +351,7 @@ func TestAllocateThatHangsHoldsUpTheNextPod(t *testing.T) {
 	}
 	// The next kubelet admits both again, and there is no plugin to hang in.
 	restart(t, k, kubelet.RestartOptions{Signal: syscall.SIGKILL})
-	wait(t, k, func(s kubelet.State) bool { return s.Pods[0].Phase == "Failed" && s.Pods[1].Phase == "Running" })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].Phase == "Failed" && s.Pods[1].Phase == "Running" })
 }
 
 func TestDroppedDuringAllocateCrashes(t *testing.T) {
@@ -359,18 +359,18 @@ func TestDroppedDuringAllocateCrashes(t *testing.T) {
 	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
 	ended := make(chan error)
 	go func() { ended <- k.Run(t.Context()) }()
-	wait(t, k, func(s kubelet.State) bool { return s.Serving })
-	p := serve(t, k)
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Serving })
+	p := servePlugin(t, k)
 	p.allocate = func(ctx context.Context) error {
 		p.lists <- healthy("b")
-		return k.Wait(ctx, func(s kubelet.State) bool { return s.Resources[gpu].Updates == 2 })
+		return k.Wait(ctx, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Updates == 2 })
 	}
-	p.offer(t, k, "a")
+	p.sendHealthy(t, k, "a")
 	ctx, cancel := context.WithCancel(t.Context())
 	var pods sync.WaitGroup
 	defer pods.Wait()
 	defer cancel()
-	pods.Go(func() { _ = k.RunPod(ctx, onePod("unlucky", 1)) })
+	pods.Go(func() { _ = k.RunPod(ctx, podWithGPUs("unlucky", 1)) })
 	if err := <-ended; err == nil || !strings.Contains(err.Error(), "device a of nvidia.com/gpu was dropped from the list during its Allocate") {
 		t.Errorf("Run: %v", err)
 	}
@@ -379,17 +379,17 @@ func TestDroppedDuringAllocateCrashes(t *testing.T) {
 func TestPreStartIsTriedAgain(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	p := serve(t, k)
+	p := servePlugin(t, k)
 	p.options.PreStartRequired = true
-	p.offer(t, k, "a")
-	runPod(t, k, onePod("holder", 1))
-	if err := k.RestartContainer(t.Context(), onePod("holder", 1), "main"); err != nil {
+	p.sendHealthy(t, k, "a")
+	runPod(t, k, podWithGPUs("holder", 1))
+	if err := k.RestartContainer(t.Context(), podWithGPUs("holder", 1), "main"); err != nil {
 		t.Fatal(err)
 	}
 	if n := p.prestart.Load(); n != 2 {
 		t.Errorf("PreStartContainer was called %d times", n)
 	}
-	if err := k.RestartContainer(t.Context(), onePod("holder", 1), "nobody"); err == nil {
+	if err := k.RestartContainer(t.Context(), podWithGPUs("holder", 1), "nobody"); err == nil {
 		t.Error("a container that does not exist was restarted")
 	}
 }
@@ -397,9 +397,9 @@ func TestPreStartIsTriedAgain(t *testing.T) {
 func TestLateAllocation(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	runPod(t, k, onePod("hopeful", 1)) // nobody offers GPUs: it runs without
-	offer(t, k, "a")
-	if err := k.RestartContainer(t.Context(), onePod("hopeful", 1), "main"); err != nil {
+	runPod(t, k, podWithGPUs("hopeful", 1)) // nobody offers GPUs: it runs without
+	registerPlugin(t, k, "a")
+	if err := k.RestartContainer(t.Context(), podWithGPUs("hopeful", 1), "main"); err != nil {
 		t.Fatal(err)
 	}
 	if got, want := list(t, k), map[string][]string{"default/hopeful/main": {"a"}}; !reflect.DeepEqual(got, want) {
@@ -412,20 +412,20 @@ func TestWaitSaysWhatItWaitedFor(t *testing.T) {
 	k := kubelet.New(kubelet.Options{Dir: shortDir(t)})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := k.Wait(ctx, func(kubelet.State) bool { return false }); !errors.Is(err, context.Canceled) {
+	if err := k.Wait(ctx, func(kubelet.KubeletState) bool { return false }); !errors.Is(err, context.Canceled) {
 		t.Errorf("Wait: %v", err)
 	}
 	if err := k.Restart(ctx, kubelet.RestartOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("Restart: %v", err)
 	}
-	if err := k.RunPod(ctx, onePod("one", 1)); !errors.Is(err, context.Canceled) {
+	if err := k.RunPod(ctx, podWithGPUs("one", 1)); !errors.Is(err, context.Canceled) {
 		t.Errorf("RunPod: %v", err)
 	}
 }
 
 func restart(t testing.TB, k *kubelet.Kubelet, o kubelet.RestartOptions) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := k.Restart(ctx, o); err != nil {
 		t.Fatal(err)
@@ -435,17 +435,17 @@ func restart(t testing.TB, k *kubelet.Kubelet, o kubelet.RestartOptions) {
 // fakeClock stands still until it is told otherwise; its zero value is ready for use.
 type fakeClock struct {
 	mu     sync.Mutex // guards passed
-	passed time.Duration
+	offset time.Duration
 }
 
 func (c *fakeClock) now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return time.Unix(1e9, 0).Add(c.passed)
+	return time.Unix(1e9, 0).Add(c.offset)
 }
 
 func (c *fakeClock) add(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.passed += d
+	c.offset += d
 }

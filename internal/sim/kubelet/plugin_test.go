@@ -17,10 +17,10 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-const gpu = "nvidia.com/gpu"
+const gpuResource = "nvidia.com/gpu"
 
-// plugin is a device plugin that sends what it gets from lists, and ends with the test.
-type plugin struct {
+// testPlugin is a device plugin that sends what it gets from lists, and ends with the test.
+type testPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	socket   string
 	lists    chan []*pluginapi.Device
@@ -30,13 +30,13 @@ type plugin struct {
 	prestart atomic.Int32 // calls
 }
 
-var sockets atomic.Int32 // so that each plugin has a name of its own
+var socketCount atomic.Int32 // so that each plugin has a name of its own
 
-// serve starts a plugin that has not registered.
-func serve(t testing.TB, k *kubelet.Kubelet) *plugin {
+// servePlugin starts a plugin that has not registered.
+func servePlugin(t testing.TB, k *kubelet.Kubelet) *testPlugin {
 	t.Helper()
-	p := &plugin{
-		socket:   fmt.Sprintf("plugin-%d.sock", sockets.Add(1)),
+	p := &testPlugin{
+		socket:   fmt.Sprintf("plugin-%d.sock", socketCount.Add(1)),
 		lists:    make(chan []*pluginapi.Device),
 		options:  &pluginapi.DevicePluginOptions{},
 		allocate: func(context.Context) error { return nil },
@@ -59,39 +59,39 @@ func serve(t testing.TB, k *kubelet.Kubelet) *plugin {
 	return p
 }
 
-// offer is serve, and the kubelet has the plugin's GPUs.
-func offer(t testing.TB, k *kubelet.Kubelet, ids ...string) *plugin {
+// registerPlugin is serve, and the kubelet has the plugin's GPUs.
+func registerPlugin(t testing.TB, k *kubelet.Kubelet, ids ...string) *testPlugin {
 	t.Helper()
-	p := serve(t, k)
-	p.offer(t, k, ids...)
+	p := servePlugin(t, k)
+	p.sendHealthy(t, k, ids...)
 	return p
 }
 
-func (p *plugin) offer(t testing.TB, k *kubelet.Kubelet, ids ...string) {
+func (p *testPlugin) sendHealthy(t testing.TB, k *kubelet.Kubelet, ids ...string) {
 	t.Helper()
 	if err := p.register(t.Context(), k); err != nil {
 		t.Fatal(err)
 	}
 	p.lists <- healthy(ids...)
-	wait(t, k, func(s kubelet.State) bool { return s.Resources[gpu].Allocatable == len(ids) })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable == len(ids) })
 }
 
-func (p *plugin) register(ctx context.Context, k *kubelet.Kubelet) error {
+func (p *testPlugin) register(ctx context.Context, k *kubelet.Kubelet) error {
 	conn, err := grpc.NewClient("unix:"+k.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: p.socket, ResourceName: gpu}
+	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: p.socket, ResourceName: gpuResource}
 	_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, request)
 	return err
 }
 
-func (p *plugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+func (p *testPlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
 	return p.options, nil
 }
 
-func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+func (p *testPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	for {
 		select {
 		case list := <-p.lists:
@@ -104,7 +104,7 @@ func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 	}
 }
 
-func (p *plugin) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+func (p *testPlugin) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	answer := &pluginapi.AllocateResponse{}
 	for range r.ContainerRequests {
 		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"A": "b"}})
@@ -112,7 +112,7 @@ func (p *plugin) Allocate(ctx context.Context, r *pluginapi.AllocateRequest) (*p
 	return answer, p.allocate(ctx)
 }
 
-func (p *plugin) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+func (p *testPlugin) PreStartContainer(context.Context, *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
 	p.prestart.Add(1)
 	return &pluginapi.PreStartContainerResponse{}, nil
 }
@@ -125,23 +125,23 @@ func healthy(ids ...string) []*pluginapi.Device {
 	return all
 }
 
-func wait(t testing.TB, k *kubelet.Kubelet, wanted func(kubelet.State) bool) {
+func waitForState(t testing.TB, k *kubelet.Kubelet, wanted func(kubelet.KubeletState) bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := k.Wait(ctx, wanted); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// onePod is a pod of the API server's with one container that asks for n GPUs.
-func onePod(name string, n int) kubelet.Pod {
-	return kubelet.Pod{Name: name, Containers: []kubelet.Container{{Name: "main", Limits: map[string]int{gpu: n}}}}
+// podWithGPUs is a pod of the API server's with one container that asks for n GPUs.
+func podWithGPUs(name string, n int) kubelet.PodSpec {
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource: n}}}}
 }
 
-func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.Pod) {
+func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.PodSpec) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	if err := k.RunPod(ctx, p); err != nil {
 		t.Fatal(err)

@@ -13,98 +13,98 @@ import (
 // its answers has an order but the containers of a pod.
 type lister struct {
 	podresources.UnimplementedPodResourcesListerServer
-	l *life
+	process *kubeletProcess
 }
 
 // List names every pod that is active, with or without devices.
 func (s *lister) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
-	trouble := s.l.k.troubles()
-	if err := pass(ctx, trouble.HoldList); err != nil {
+	trouble := s.process.k.currentFaults()
+	if err := waitRelease(ctx, trouble.HoldList); err != nil {
 		return nil, err
 	}
-	if trouble.List != nil {
-		return nil, trouble.List
+	if trouble.ListErr != nil {
+		return nil, trouble.ListErr
 	}
-	s.l.k.mu.Lock()
-	defer s.l.k.mu.Unlock()
-	s.l.freeEnded()
+	s.process.k.mu.Lock()
+	defer s.process.k.mu.Unlock()
+	s.process.releaseEnded()
 	pods := []*podresources.PodResources{}
-	for _, p := range s.l.k.pods {
-		if s.l.lists(p) {
-			pods = append(pods, s.l.describe(p))
+	for _, p := range s.process.k.pods {
+		if s.process.isListed(p) {
+			pods = append(pods, s.process.podResourcesOf(p))
 		}
 	}
 	rand.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-	return &podresources.ListPodResourcesResponse{PodResources: append(pods, padding(trouble.ListBytes)...)}, nil
+	return &podresources.ListPodResourcesResponse{PodResources: append(pods, paddingPods(trouble.ListBytes)...)}, nil
 }
 
 // GetAllocatableResources names the healthy devices, held or not, and what the static policies
 // may give away. A device with a Topology that
 // has no nodes is lost on the way (pkg/kubelet/cm/container_manager.go:304).
 func (s *lister) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
-	s.l.k.mu.Lock()
-	defer s.l.k.mu.Unlock()
-	o := s.l.k.options
-	answer := &podresources.AllocatableResourcesResponse{CpuIds: shuffled(o.CPUs), Memory: o.allocatableMemory()}
-	for resource, healthy := range s.l.healthy {
+	s.process.k.mu.Lock()
+	defer s.process.k.mu.Unlock()
+	o := s.process.k.options
+	answer := &podresources.AllocatableResourcesResponse{CpuIds: shuffledCopy(o.ExclusiveCPUs), Memory: o.allocatableMemory()}
+	for resource, healthy := range s.process.healthy {
 		for id := range healthy {
-			if device := s.l.devices[resource][id]; device.GetTopology() == nil {
-				answer.Devices = append(answer.Devices, entry(resource, id))
+			if device := s.process.devices[resource][id]; device.GetTopology() == nil {
+				answer.Devices = append(answer.Devices, newEntry(resource, id))
 			} else {
 				answer.Devices = append(answer.Devices, entriesByNode(resource, device)...)
 			}
 		}
 	}
-	shuffle(answer.Devices)
+	shuffleEntries(answer.Devices)
 	return answer, nil
 }
 
 // Get names one pod. It has no status of its own for a pod that is not there.
 func (s *lister) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
-	if err := s.l.k.troubles().Get; err != nil {
+	if err := s.process.k.currentFaults().GetErr; err != nil {
 		return nil, err
 	}
-	s.l.k.mu.Lock()
-	defer s.l.k.mu.Unlock()
-	p := s.l.k.findPod(Pod{Namespace: r.PodNamespace, Name: r.PodName})
-	if p == nil || !s.l.lists(p) {
+	s.process.k.mu.Lock()
+	defer s.process.k.mu.Unlock()
+	p := s.process.k.findPod(PodSpec{Namespace: r.PodNamespace, Name: r.PodName})
+	if p == nil || !s.process.isListed(p) {
 		return nil, fmt.Errorf("pod %s in namespace %s not found", r.PodName, r.PodNamespace)
 	}
-	return &podresources.GetPodResourcesResponse{PodResources: s.l.describe(p)}, nil
+	return &podresources.GetPodResourcesResponse{PodResources: s.process.podResourcesOf(p)}, nil
 }
 
-// describe names a pod's sidecars and then its containers. Its other init containers are left
+// podResourcesOf names a pod's sidecars and then its containers. Its other init containers are left
 // out, whatever they hold. mu is held.
-func (l *life) describe(p *pod) *podresources.PodResources {
-	had := l.k.portions[p.uid]
+func (kp *kubeletProcess) podResourcesOf(p *pod) *podresources.PodResources {
+	had := kp.k.reservations[p.uid]
 	d := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: had[""].cpuIDs(), Memory: had[""].containerMemory()}
-	for _, c := range p.all() {
+	for _, c := range p.orderedContainers() {
 		if c.init && !c.Sidecar {
 			continue
 		}
 		described := &podresources.ContainerResources{Name: c.Name, CpuIds: had[c.Name].cpuIDs(), Memory: had[c.Name].containerMemory()}
-		if p.prepared {
-			described.DynamicResources = p.dynamicResources(c.Container)
+		if p.claimsPrepared {
+			described.DynamicResources = p.claimResources(c.ContainerSpec)
 		}
-		for resource, h := range l.held[p.uid][c.Name] {
-			described.Devices = append(described.Devices, heldEntries(resource, h)...)
+		for resource, h := range kp.allocations[p.uid][c.Name] {
+			described.Devices = append(described.Devices, allocatedEntries(resource, h)...)
 		}
-		shuffle(described.Devices)
+		shuffleEntries(described.Devices)
 		d.Containers = append(d.Containers, described)
 	}
 	return d
 }
 
-// heldEntries has an entry for each device and each of its NUMA nodes, as they were when it was
+// allocatedEntries has an entry for each device and each of its NUMA nodes, as they were when it was
 // allocated, healthy or not.
-func heldEntries(resource string, h holding) []*podresources.ContainerDevices {
-	all, nodes := []*podresources.ContainerDevices{}, h.nodes()
-	for _, id := range h.ids() {
+func allocatedEntries(resource string, h containerAllocation) []*podresources.ContainerDevices {
+	all, nodes := []*podresources.ContainerDevices{}, h.numaNodes()
+	for _, id := range h.deviceIDs() {
 		if len(nodes[id]) == 0 {
-			all = append(all, entry(resource, id))
+			all = append(all, newEntry(resource, id))
 		}
 		for _, node := range nodes[id] {
-			all = append(all, entry(resource, id, node))
+			all = append(all, newEntry(resource, id, node))
 		}
 	}
 	return all
@@ -113,12 +113,12 @@ func heldEntries(resource string, h holding) []*podresources.ContainerDevices {
 func entriesByNode(resource string, device *pluginapi.Device) []*podresources.ContainerDevices {
 	all := []*podresources.ContainerDevices{}
 	for _, node := range device.GetTopology().GetNodes() {
-		all = append(all, entry(resource, device.ID, node.ID))
+		all = append(all, newEntry(resource, device.ID, node.ID))
 	}
 	return all
 }
 
-func entry(resource, id string, nodes ...int64) *podresources.ContainerDevices {
+func newEntry(resource, id string, nodes ...int64) *podresources.ContainerDevices {
 	e := &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
 	for _, node := range nodes {
 		e.Topology = &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: node}}}
@@ -126,19 +126,19 @@ func entry(resource, id string, nodes ...int64) *podresources.ContainerDevices {
 	return e
 }
 
-func shuffle(list []*podresources.ContainerDevices) {
+func shuffleEntries(list []*podresources.ContainerDevices) {
 	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 }
 
-// padding is a pod of that many bytes, or none.
-func padding(bytes int) []*podresources.PodResources {
+// paddingPods is a pod of that many bytes, or none.
+func paddingPods(bytes int) []*podresources.PodResources {
 	if bytes == 0 {
 		return nil
 	}
 	c := &podresources.ContainerResources{Name: "padding"}
 	const size = 64 // of an entry on the wire
 	for i := range bytes / size {
-		c.Devices = append(c.Devices, entry("example.com/padding", fmt.Sprintf("padding-%031d", i)))
+		c.Devices = append(c.Devices, newEntry("example.com/padding", fmt.Sprintf("padding-%031d", i)))
 	}
 	return []*podresources.PodResources{{Name: "padding", Namespace: "default", Containers: []*podresources.ContainerResources{c}}}
 }

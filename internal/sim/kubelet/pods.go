@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// Pod is a pod to run. All that identifies it to the methods of Kubelet is its namespace and
+// PodSpec is a pod to run. All that identifies it to the methods of Kubelet is its namespace and
 // name.
-type Pod struct {
+type PodSpec struct {
 	// Namespace is "default" when empty.
 	Namespace string
 	Name      string
@@ -20,44 +20,46 @@ type Pod struct {
 	// Static pods come from a manifest on the node, the others from the API server. The kubelet
 	// appends its node's name to theirs.
 	Static bool
-	// Init are its init containers, sidecars among them; they start one after the other, before
+	// InitContainers are its init containers, sidecars among them; they start one after the other, before
 	// Containers.
-	Init       []Container
-	Containers []Container
+	InitContainers []ContainerSpec
+	Containers     []ContainerSpec
 	// CPUs and Memory, in bytes by type, are what it asks for as a whole, where
-	// Options.PodLevel lets it.
+	// Options.PodLevelResources lets it.
 	CPUs   int
 	Memory map[string]uint64
-	// Once is restartPolicy Never: the pod has ended when its containers have. It is for real
+	// RunOnce is restartPolicy Never: the pod has ended when its containers have. It is for real
 	// kubelets: here EndPod ends any pod.
-	Once bool
-	// Grace is how long its containers outlive the pod's deletion.
-	Grace time.Duration
+	RunOnce bool
+	// GracePeriod is how long its containers outlive the pod's deletion.
+	GracePeriod time.Duration
 }
 
-// Container of a Pod.
-type Container struct {
+// ContainerSpec of a Pod.
+type ContainerSpec struct {
 	Name string
 	// Limits are the resources that it asks for: {"nvidia.com/gpu": 1}.
 	Limits map[string]int
-	// CPUs are how many it asks for as its own, and Memory what it asks to be reserved, in
+	// ExclusiveCPUs are how many it asks for as its own, and Memory what it asks to be reserved, in
 	// bytes by type. A real kubelet gives them to the containers of Guaranteed pods.
-	CPUs   int
-	Memory map[string]uint64
+	ExclusiveCPUs int
+	Memory        map[string]uint64
 	// Claims are those that it uses.
-	Claims []Claim
+	Claims []ClaimSpec
 	// Sidecar is an init container with restartPolicy Always.
 	Sidecar bool
 }
 
-// Rejected is the error of a pod that was not admitted. It failed for good: nobody tries again.
-type Rejected struct {
+// AdmissionError is the error of a pod that was not admitted. It failed for good: nobody tries again.
+type AdmissionError struct {
 	Pod string // namespace/name
 	// Reason and Message are those of the pod's status.
 	Reason, Message string
 }
 
-func (r *Rejected) Error() string { return fmt.Sprintf("pod %s: %s: %s", r.Pod, r.Reason, r.Message) }
+func (r *AdmissionError) Error() string {
+	return fmt.Sprintf("pod %s: %s: %s", r.Pod, r.Reason, r.Message)
+}
 
 // ErrNoPod is the error where the node has no such pod.
 var ErrNoPod = errors.New("no such pod")
@@ -65,19 +67,19 @@ var ErrNoPod = errors.New("no such pod")
 // RunPod gives the node a pod and returns when each of its containers was started, or with a
 // *Rejected. While no kubelet runs it waits for one. When ctx is done before, the pod stays
 // where it has got to.
-func (k *Kubelet) RunPod(ctx context.Context, p Pod) error {
+func (k *Kubelet) RunPod(ctx context.Context, p PodSpec) error {
 	added, err := k.addPod(p)
 	if err != nil {
 		return err
 	}
 	var outcome error
-	err = k.until(ctx, func() bool {
+	err = k.waitUntil(ctx, func() bool {
 		switch {
-		case added.phase == failed:
-			outcome = &Rejected{Pod: added.key(), Reason: added.reason, Message: added.message}
-		case added.phase == pending && slices.Contains(k.pods, added):
+		case added.phase == phaseFailed:
+			outcome = &AdmissionError{Pod: added.key(), Reason: added.reason, Message: added.message}
+		case added.phase == phasePending && slices.Contains(k.pods, added):
 			return false
-		case added.phase == pending:
+		case added.phase == phasePending:
 			outcome = fmt.Errorf("run pod %s: it was deleted: %w", added.key(), ErrNoPod)
 		}
 		return true
@@ -91,34 +93,34 @@ func (k *Kubelet) RunPod(ctx context.Context, p Pod) error {
 // EndPod ends a pod's containers as if they had exited: the pod leaves List and Get, its
 // devices are free, and the API server remembers it until it is deleted or its name is used
 // again.
-func (k *Kubelet) EndPod(p Pod) error { return k.EndPodAs(p, End{}) }
+func (k *Kubelet) EndPod(p PodSpec) error { return k.EndPodWith(p, PodEnd{}) }
 
 // DeletePod takes a pod away as its owner would. One of the API server's stays listed, with its
 // devices, until its grace is over. A static one leaves List at once, while its containers
 // still run: the same device may then be given to the next pod.
-func (k *Kubelet) DeletePod(p Pod) error {
-	return k.changePod(p, func(p *pod) {
-		if p.Static || p.Grace == 0 || p.phase == succeeded || p.phase == failed {
+func (k *Kubelet) DeletePod(p PodSpec) error {
+	return k.updatePod(p, func(p *pod) {
+		if p.Static || p.GracePeriod == 0 || p.phase == phaseSucceeded || p.phase == phaseFailed {
 			k.removePod(p)
-		} else if p.ends.IsZero() {
-			p.ends = time.Now().Add(p.Grace)
+		} else if p.deleteAt.IsZero() {
+			p.deleteAt = time.Now().Add(p.GracePeriod)
 		}
 	})
 }
 
 // RestartContainer kills a container and returns when it has been started again.
-func (k *Kubelet) RestartContainer(ctx context.Context, p Pod, container string) error {
-	return k.Crash(ctx, p, container, Exit{Code: sigkilled, Reason: "Error"})
+func (k *Kubelet) RestartContainer(ctx context.Context, p PodSpec, container string) error {
+	return k.CrashContainer(ctx, p, container, ContainerExit{Code: exitSIGKILL, Reason: "Error"})
 }
 
-// Crash has a container exit, and returns when it has been started again.
-func (k *Kubelet) Crash(ctx context.Context, p Pod, container string, exit Exit) error {
+// CrashContainer has a container exit, and returns when it has been started again.
+func (k *Kubelet) CrashContainer(ctx context.Context, p PodSpec, container string, exit ContainerExit) error {
 	var state *containerState
 	starts := 0
-	err := k.changePod(p, func(p *pod) {
+	err := k.updatePod(p, func(p *pod) {
 		if state = p.state[container]; state != nil {
-			state.exited(exit)
-			starts, state.running, state.done = state.starts, false, false
+			state.recordExit(exit)
+			starts, state.running, state.completed = state.starts, false, false
 		}
 	})
 	if err != nil {
@@ -127,7 +129,7 @@ func (k *Kubelet) Crash(ctx context.Context, p Pod, container string, exit Exit)
 	if state == nil {
 		return fmt.Errorf("restart container %s of pod %s: no such container", container, p.Name)
 	}
-	if err := k.until(ctx, func() bool { return state.starts > starts }); err != nil {
+	if err := k.waitUntil(ctx, func() bool { return state.starts > starts }); err != nil {
 		return fmt.Errorf("restart container %s of pod %s: %w", container, p.Name, err)
 	}
 	return nil
@@ -135,71 +137,71 @@ func (k *Kubelet) Crash(ctx context.Context, p Pod, container string, exit Exit)
 
 // pod is a pod of the node. Its containers run whether or not a kubelet does.
 type pod struct {
-	Pod            // as given, with its full name and a namespace; not written after addPod
-	uid  string    // likewise
-	came time.Time // likewise: when that was
-	kick chan struct{}
+	PodSpec           // as given, with its full name and a namespace; not written after addPod
+	uid     string    // likewise
+	addedAt time.Time // likewise: when that was
+	wakeup  chan struct{}
 
 	// All below are guarded by Kubelet.mu.
 	state           map[string]*containerState // by container; the map itself is not written after addPod
 	phase           string
 	reason, message string
-	prepared        bool      // its claims
-	ends            time.Time // when a pod that is being deleted will be gone; zero where it is not
+	claimsPrepared  bool      // its claims
+	deleteAt        time.Time // when a pod that is being deleted will be gone; zero where it is not
 }
 
 type containerState struct {
-	running bool
-	done    bool   // a regular init container that has run
-	waiting string // why it does not run
-	starts  int
-	record  containerRecord
+	running       bool
+	completed     bool   // a regular init container that has run
+	waitingReason string // why it does not run
+	starts        int
+	record        containerRecord
 }
 
 // The phases of a pod.
 const (
-	pending   = "Pending"
-	running   = "Running"
-	succeeded = "Succeeded"
-	failed    = "Failed"
+	phasePending   = "Pending"
+	phaseRunning   = "Running"
+	phaseSucceeded = "Succeeded"
+	phaseFailed    = "Failed"
 )
 
-// container is a Container in its place.
-type container struct {
-	Container
+// orderedContainer is a Container in its place.
+type orderedContainer struct {
+	ContainerSpec
 	init bool
 }
 
-// all containers, in the order of their start.
-func (p *pod) all() []container {
-	all := []container{}
-	for _, c := range p.Init {
-		all = append(all, container{Container: c, init: true})
+// orderedContainers containers, in the order of their start.
+func (p *pod) orderedContainers() []orderedContainer {
+	all := []orderedContainer{}
+	for _, c := range p.InitContainers {
+		all = append(all, orderedContainer{ContainerSpec: c, init: true})
 	}
 	for _, c := range p.Containers {
-		all = append(all, container{Container: c})
+		all = append(all, orderedContainer{ContainerSpec: c})
 	}
 	return all
 }
 
 func (p *pod) key() string { return p.Namespace + "/" + p.Name }
 
-// look makes the pod's worker look at the pod again.
-func (p *pod) look() {
+// wake makes the pod's worker look at the pod again.
+func (p *pod) wake() {
 	select {
-	case p.kick <- struct{}{}:
+	case p.wakeup <- struct{}{}:
 	default:
 	}
 }
 
-func (p *pod) end() {
+func (p *pod) stopContainers() {
 	for _, s := range p.state {
 		s.running = false
 	}
 }
 
 // fullName is how the kubelet calls a pod.
-func (k *Kubelet) fullName(p Pod) Pod {
+func (k *Kubelet) fullName(p PodSpec) PodSpec {
 	if p.Namespace == "" {
 		p.Namespace = "default"
 	}
@@ -209,21 +211,21 @@ func (k *Kubelet) fullName(p Pod) Pod {
 	return p
 }
 
-func (k *Kubelet) addPod(given Pod) (*pod, error) {
-	p := &pod{Pod: k.fullName(given), uid: newUID(given.Static), came: time.Now(), kick: make(chan struct{}, 1), phase: pending, state: map[string]*containerState{}}
-	for _, c := range p.all() {
+func (k *Kubelet) addPod(spec PodSpec) (*pod, error) {
+	p := &pod{PodSpec: k.fullName(spec), uid: newUID(spec.Static), addedAt: time.Now(), wakeup: make(chan struct{}, 1), phase: phasePending, state: map[string]*containerState{}}
+	for _, c := range p.orderedContainers() {
 		p.state[c.Name] = &containerState{}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if old := k.findPod(p.Pod); old != nil {
-		if old.phase != succeeded && old.phase != failed {
+	if old := k.findPod(p.PodSpec); old != nil {
+		if old.phase != phaseSucceeded && old.phase != phaseFailed {
 			return nil, fmt.Errorf("run pod %s: there is one of that name", p.key())
 		}
 		k.removePod(old)
 	}
 	k.pods = append(k.pods, p)
-	k.tell()
+	k.notify()
 	return p, nil
 }
 
@@ -238,7 +240,7 @@ func newUID(static bool) string {
 }
 
 // findPod looks a pod up by its full name. mu is held.
-func (k *Kubelet) findPod(p Pod) *pod {
+func (k *Kubelet) findPod(p PodSpec) *pod {
 	for _, other := range k.pods {
 		if other.Namespace == p.Namespace && other.Name == p.Name {
 			return other
@@ -249,36 +251,36 @@ func (k *Kubelet) findPod(p Pod) *pod {
 
 // removePod makes the node forget a pod. mu is held.
 func (k *Kubelet) removePod(p *pod) {
-	p.killed()
-	p.end()
-	if k.life != nil {
-		delete(k.life.read, p)
+	p.markKilled()
+	p.stopContainers()
+	if k.process != nil {
+		delete(k.process.knownPods, p)
 	}
 	k.pods = slices.DeleteFunc(slices.Clone(k.pods), func(other *pod) bool { return other == p })
-	p.look()
+	p.wake()
 }
 
-func (k *Kubelet) changePod(given Pod, change func(*pod)) error {
+func (k *Kubelet) updatePod(spec PodSpec, change func(*pod)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	p := k.findPod(k.fullName(given))
+	p := k.findPod(k.fullName(spec))
 	if p == nil {
-		return fmt.Errorf("%s: %w", given.Name, ErrNoPod)
+		return fmt.Errorf("%s: %w", spec.Name, ErrNoPod)
 	}
 	change(p)
-	p.look()
-	k.tell()
+	p.wake()
+	k.notify()
 	return nil
 }
 
-// endContainers is the node's reboot. mu is held.
-func (k *Kubelet) endContainers() {
+// stopContainers is the node's reboot. mu is held.
+func (k *Kubelet) stopContainers() {
 	for _, p := range k.pods {
 		for _, s := range p.state {
-			s.running, s.done = false, false
+			s.running, s.completed = false, false
 		}
-		if p.phase == running {
-			p.phase = pending
+		if p.phase == phaseRunning {
+			p.phase = phasePending
 		}
 	}
 }

@@ -10,16 +10,16 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// End is how a pod ends. The zero value is a pod that has done its work.
-type End struct {
+// PodEnd is how a pod ends. The zero value is a pod that has done its work.
+type PodEnd struct {
 	// Reason is the pod's, and says what failed it where its containers did not: "Evicted".
 	Reason string
 	// Exits are those of its containers, by name; the zero Exit for those that are not named.
-	Exits map[string]Exit
+	Exits map[string]ContainerExit
 }
 
-// Exit is how a container ends.
-type Exit struct {
+// ContainerExit is how a container ends.
+type ContainerExit struct {
 	// Code is what its process returned, or 128 and the number of the signal that killed it.
 	Code int32
 	// Reason is "Completed" or "Error", by the code, when empty. Another is "OOMKilled".
@@ -28,30 +28,30 @@ type Exit struct {
 
 // What a signal leaves as exit code.
 const (
-	sigkilled = 128 + 9
-	sigtermed = 128 + 15
+	exitSIGKILL = 128 + 9
+	exitSIGTERM = 128 + 15
 )
 
-// EndPodAs ends a pod like EndPod, in the way that is given: it has failed where there is a
+// EndPodWith ends a pod like EndPod, in the way that is given: it has failed where there is a
 // reason, or a container that has.
-func (k *Kubelet) EndPodAs(p Pod, how End) error {
-	return k.changePod(p, func(p *pod) {
+func (k *Kubelet) EndPodWith(p PodSpec, end PodEnd) error {
+	return k.updatePod(p, func(p *pod) {
 		for name, s := range p.state {
 			if s.running {
-				s.exited(how.Exits[name])
+				s.recordExit(end.Exits[name])
 			}
 		}
-		p.end()
-		p.reason = how.Reason
-		if p.phase = succeeded; p.failed() {
-			p.phase = failed
+		p.stopContainers()
+		p.reason = end.Reason
+		if p.phase = phaseSucceeded; p.hasFailed() {
+			p.phase = phaseFailed
 		}
 	})
 }
 
 // ContainerID returns the id that the runtime gave to a container's latest start: 64
 // hexadecimal digits.
-func (k *Kubelet) ContainerID(p Pod, container string) (string, error) {
+func (k *Kubelet) ContainerID(p PodSpec, container string) (string, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	found := k.findPod(k.fullName(p))
@@ -67,64 +67,64 @@ func (k *Kubelet) ContainerID(p Pod, container string) (string, error) {
 
 // containerRecord is what is remembered of a container. It is guarded by Kubelet.mu.
 type containerRecord struct {
-	begun      time.Time
-	exit, last *exited // how it has ended, and how its start before did; nil where that is not so
+	startedAt          time.Time
+	exit, previousExit *exitRecord // how it has ended, and how its start before did; nil where that is not so
 }
 
-type exited struct {
-	Exit
-	begun, at time.Time
+type exitRecord struct {
+	ContainerExit
+	startedAt, exitedAt time.Time
 }
 
-// began notes a start. mu is held.
-func (s *containerState) began() {
-	s.record = containerRecord{begun: time.Now(), last: s.record.exit}
+// recordStart notes a start. mu is held.
+func (s *containerState) recordStart() {
+	s.record = containerRecord{startedAt: time.Now(), previousExit: s.record.exit}
 }
 
-// exited notes an end. mu is held.
-func (s *containerState) exited(exit Exit) {
+// recordExit notes an end. mu is held.
+func (s *containerState) recordExit(exit ContainerExit) {
 	if exit.Reason == "" {
 		if exit.Reason = "Completed"; exit.Code != 0 {
 			exit.Reason = "Error"
 		}
 	}
-	s.record.exit = &exited{exit, s.record.begun, time.Now()}
+	s.record.exit = &exitRecord{exit, s.record.startedAt, time.Now()}
 }
 
-// killed is what a pod's deletion does to those of its containers that run: they end with their
+// markKilled is what a pod's deletion does to those of its containers that run: they end with their
 // grace, or when they are asked to. mu is held.
-func (p *pod) killed() {
-	code := int32(sigtermed)
-	if !p.ends.IsZero() {
-		code = sigkilled
+func (p *pod) markKilled() {
+	code := int32(exitSIGTERM)
+	if !p.deleteAt.IsZero() {
+		code = exitSIGKILL
 	}
 	for _, s := range p.state {
 		if s.running {
-			s.exited(Exit{Code: code})
+			s.recordExit(ContainerExit{Code: code})
 		}
 	}
-	if p.phase == running && !p.Static { // the kubelet says of a static pod to the last that it is running (kubernetes#116484)
-		if p.phase = succeeded; p.failed() {
-			p.phase = failed
+	if p.phase == phaseRunning && !p.Static { // the kubelet says of a static pod to the last that it is running (kubernetes#116484)
+		if p.phase = phaseSucceeded; p.hasFailed() {
+			p.phase = phaseFailed
 		}
 	}
 }
 
-// failed tells whether a pod that is over has failed. mu is held.
-func (p *pod) failed() bool {
-	return p.reason != "" || slices.ContainsFunc(p.Containers, func(c Container) bool {
+// hasFailed tells whether a pod that is over has failed. mu is held.
+func (p *pod) hasFailed() bool {
+	return p.reason != "" || slices.ContainsFunc(p.Containers, func(c ContainerSpec) bool {
 		exit := p.state[c.Name].record.exit
 		return exit != nil && exit.Code != 0
 	})
 }
 
-// over tells whether a pod is, for good. mu is held.
-func (p *pod) over() bool { return p.phase == succeeded || p.phase == failed }
+// isFinished tells whether a pod is, for good. mu is held.
+func (p *pod) isFinished() bool { return p.phase == phaseSucceeded || p.phase == phaseFailed }
 
-// workless tells whether a pod never had a worker, so that nobody says when it is over: one that
+// hasNoWorker tells whether a pod never had a worker, so that nobody says when it is over: one that
 // was rejected, and whose failure no API server has confirmed
 // (pkg/kubelet/pod_workers.go:803). mu is held.
-func (p *pod) workless() bool { return p.Static && p.reason == "UnexpectedAdmissionError" }
+func (p *pod) hasNoWorker() bool { return p.Static && p.reason == "UnexpectedAdmissionError" }
 
 // containerID is another's for each pod, container and start. mu is held.
 func (p *pod) containerID(name string) string {
@@ -136,16 +136,16 @@ func (p *pod) containerID(name string) string {
 func (p *pod) marshal() []byte {
 	metadata := p.marshalMetadata()
 	if !p.Static { // the API server says when, and nobody else
-		metadata = appendTime(metadata, 8, p.came)
+		metadata = appendTime(metadata, 8, p.addedAt)
 	}
-	metadata = appendTime(metadata, 9, p.ends)
+	metadata = appendTime(metadata, 9, p.deleteAt)
 	for _, name := range slices.Sorted(maps.Keys(p.Labels)) {
 		metadata = appendMessage(metadata, 11, appendText(appendText(nil, 1, name), 2, p.Labels[name]))
 	}
 	status := appendText(nil, 1, p.phase)
 	status = appendText(status, 3, p.message)
 	status = appendText(status, 4, p.reason)
-	for _, c := range p.all() {
+	for _, c := range p.orderedContainers() {
 		if p.reason == "UnexpectedAdmissionError" {
 			break // nothing is said of containers that nobody will start
 		}
@@ -165,11 +165,11 @@ func (p *pod) marshalMetadata() []byte {
 	return appendText(appendText(appendText(nil, 1, p.Name), 3, p.Namespace), 5, p.uid)
 }
 
-func (p *pod) marshalContainer(c container) []byte {
+func (p *pod) marshalContainer(c orderedContainer) []byte {
 	s := p.state[c.Name]
 	b := appendText(nil, 1, c.Name)
 	b = appendMessage(b, 2, s.marshal())
-	if last := s.record.last; last != nil {
+	if last := s.record.previousExit; last != nil {
 		b = appendMessage(b, 3, appendMessage(nil, 3, last.marshal()))
 	}
 	b = appendNumber(b, 5, int32(max(0, s.starts-1)))
@@ -182,7 +182,7 @@ func (p *pod) marshalContainer(c container) []byte {
 func (s *containerState) marshal() []byte {
 	switch {
 	case s.running:
-		return appendMessage(nil, 2, appendTime(nil, 1, s.record.begun))
+		return appendMessage(nil, 2, appendTime(nil, 1, s.record.startedAt))
 	case s.record.exit != nil:
 		return appendMessage(nil, 3, s.record.exit.marshal())
 	case s.starts > 0:
@@ -191,9 +191,9 @@ func (s *containerState) marshal() []byte {
 	return appendMessage(nil, 1, appendText(nil, 1, "ContainerCreating"))
 }
 
-func (e *exited) marshal() []byte {
+func (e *exitRecord) marshal() []byte {
 	b := appendText(appendNumber(nil, 1, e.Code), 3, e.Reason)
-	return appendTime(appendTime(b, 5, e.begun), 6, e.at)
+	return appendTime(appendTime(b, 5, e.startedAt), 6, e.exitedAt)
 }
 
 func appendText(b []byte, number protowire.Number, value string) []byte {

@@ -31,7 +31,7 @@ func podsClient(t testing.TB, k *kubelet.Kubelet) podsapi.PodsClient {
 
 func watchPods(t testing.TB, k *kubelet.Kubelet) podsapi.Pods_WatchPodsClient {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(cancel)
 	stream, err := podsClient(t, k).WatchPods(ctx, &podsapi.WatchPodsRequest{})
 	if err != nil {
@@ -40,8 +40,8 @@ func watchPods(t testing.TB, k *kubelet.Kubelet) podsapi.Pods_WatchPodsClient {
 	return stream
 }
 
-// next are the events up to the first one of a kind, and that one's pod.
-func next(t testing.TB, stream podsapi.Pods_WatchPodsClient, kind podsapi.EventType) (kinds []string, pod []byte) {
+// nextEvent are the events up to the first one of a kind, and that one's pod.
+func nextEvent(t testing.TB, stream podsapi.Pods_WatchPodsClient, kind podsapi.EventType) (kinds []string, pod []byte) {
 	t.Helper()
 	for {
 		e, err := stream.Recv()
@@ -58,22 +58,22 @@ func next(t testing.TB, stream podsapi.Pods_WatchPodsClient, kind podsapi.EventT
 func TestWatchPods(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
-	before := kubelet.Pod{Name: "before", Labels: map[string]string{"team": "blue"}, Containers: []kubelet.Container{{Name: "main"}}}
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
+	before := kubelet.PodSpec{Name: "before", Labels: map[string]string{"team": "blue"}, Containers: []kubelet.ContainerSpec{{Name: "main"}}}
 	runPod(t, k, before)
 	stream := watchPods(t, k)
-	kinds, _ := next(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
+	kinds, _ := nextEvent(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
 	if want := []string{"ADDED", "INITIAL_SYNC_COMPLETE"}; !slices.Equal(kinds, want) {
 		t.Errorf("it begins with %v", kinds)
 	}
-	runPod(t, k, onePod("second", 0))
-	if kinds, _ = next(t, stream, podsapi.EventType_ADDED); len(kinds) != 1 {
+	runPod(t, k, podWithGPUs("second", 0))
+	if kinds, _ = nextEvent(t, stream, podsapi.EventType_ADDED); len(kinds) != 1 {
 		t.Errorf("before a pod is added there are %v", kinds)
 	}
-	if err := k.EndPodAs(before, kubelet.End{Exits: map[string]kubelet.Exit{"main": {Code: 3}}}); err != nil {
+	if err := k.EndPodWith(before, kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 3}}}); err != nil {
 		t.Fatal(err)
 	}
-	kinds, pod := next(t, stream, podsapi.EventType_DELETED)
+	kinds, pod := nextEvent(t, stream, podsapi.EventType_DELETED)
 	if n := len(kinds); n < 2 || kinds[n-2] != "MODIFIED" {
 		t.Errorf("before it is deleted there are %v", kinds)
 	}
@@ -85,7 +85,7 @@ func TestWatchPods(t *testing.T) {
 		t.Errorf("the API server still has %q, %v", got.GetPod(), err)
 	}
 	// Another watcher gets it once more, and nobody tells that one of its end.
-	if kinds, _ = next(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 3 {
+	if kinds, _ = nextEvent(t, watchPods(t, k), podsapi.EventType_INITIAL_SYNC_COMPLETE); len(kinds) != 3 {
 		t.Errorf("later it begins with %v", kinds)
 	}
 	if k.State().Calls["WatchPods"] != 2 {
@@ -96,9 +96,9 @@ func TestWatchPods(t *testing.T) {
 func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	runPod(t, k, onePod("one", 0))
+	runPod(t, k, podWithGPUs("one", 0))
 	hold := make(chan struct{})
-	k.Trouble(kubelet.Trouble{HoldStatic: hold})
+	k.SetFaults(kubelet.Faults{HoldStaticPods: hold})
 	restart(t, k, kubelet.RestartOptions{})
 	c := podsClient(t, k)
 	_, listed := c.ListPods(t.Context(), &podsapi.ListPodsRequest{})
@@ -110,7 +110,7 @@ func TestPodsAPIBeforeThePodsAreRead(t *testing.T) {
 		}
 	}
 	close(hold)
-	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	if answer, err := c.ListPods(t.Context(), &podsapi.ListPodsRequest{}); err != nil || len(answer.Pods) != 1 {
 		t.Errorf("then there are %d pods, %v", len(answer.GetPods()), err)
 	}
@@ -130,12 +130,12 @@ func TestNoPodsAPIBefore137(t *testing.T) {
 func TestWatcherThatIsTooSlowIsDropped(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	p := kubelet.Pod{Name: "big", Labels: map[string]string{"x": strings.Repeat("x", 100_000)}, Containers: []kubelet.Container{{Name: "main"}}}
+	p := kubelet.PodSpec{Name: "big", Labels: map[string]string{"x": strings.Repeat("x", 100_000)}, Containers: []kubelet.ContainerSpec{{Name: "main"}}}
 	runPod(t, k, p)
 	stream := watchPods(t, k)
-	next(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
+	nextEvent(t, stream, podsapi.EventType_INITIAL_SYNC_COMPLETE)
 	for range 100 {
-		if err := k.Crash(t.Context(), p, "main", kubelet.Exit{Code: 1}); err != nil {
+		if err := k.CrashContainer(t.Context(), p, "main", kubelet.ContainerExit{Code: 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -151,7 +151,7 @@ func TestWatcherThatIsTooSlowIsDropped(t *testing.T) {
 func TestContainersHaveIDsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	p := kubelet.Pod{Name: "one", Containers: []kubelet.Container{{Name: "a"}, {Name: "b"}}}
+	p := kubelet.PodSpec{Name: "one", Containers: []kubelet.ContainerSpec{{Name: "a"}, {Name: "b"}}}
 	runPod(t, k, p)
 	seen := map[string]bool{}
 	for range 3 {
@@ -169,7 +169,7 @@ func TestContainersHaveIDsOfTheirOwn(t *testing.T) {
 	if _, err := k.ContainerID(p, "nobody"); err == nil {
 		t.Error("a container that does not exist has an id")
 	}
-	if _, err := k.ContainerID(onePod("nobody", 0), "main"); err == nil {
+	if _, err := k.ContainerID(podWithGPUs("nobody", 0), "main"); err == nil {
 		t.Error("a pod that does not exist has an id")
 	}
 }
@@ -179,16 +179,16 @@ func TestEndsOfPods(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
 	for name, test := range map[string]struct {
-		end  kubelet.End
+		end  kubelet.PodEnd
 		want [2]string
 	}{
 		"done":    {want: [2]string{"Succeeded", ""}},
-		"failed":  {kubelet.End{Exits: map[string]kubelet.Exit{"main": {Code: 1}}}, [2]string{"Failed", ""}},
-		"evicted": {kubelet.End{Reason: "Evicted"}, [2]string{"Failed", "Evicted"}},
+		"failed":  {kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 1}}}, [2]string{"Failed", ""}},
+		"evicted": {kubelet.PodEnd{Reason: "Evicted"}, [2]string{"Failed", "Evicted"}},
 	} {
-		p := onePod(name, 0)
+		p := podWithGPUs(name, 0)
 		runPod(t, k, p)
-		if err := k.EndPodAs(p, test.end); err != nil {
+		if err := k.EndPodWith(p, test.end); err != nil {
 			t.Fatal(err)
 		}
 		if got, err := k.Pod(p); err != nil || !reflect.DeepEqual([2]string{got.Phase, got.Reason}, test.want) {

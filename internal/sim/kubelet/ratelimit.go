@@ -14,22 +14,22 @@ import (
 // The limit that PodResources puts on all its clients and methods together, and the Pods API
 // as well (pkg/kubelet/apis/podresources/constants.go:27).
 const (
-	qps   = 100
-	burst = 10
+	maxQPS   = 100
+	maxBurst = 10
 )
 
 // rateLimit is the interceptor of pkg/kubelet/apis/grpc/ratelimit.go.
-func (l *life) rateLimit(ctx context.Context, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	return l.limited(ctx, &l.limit, request, method, handle)
+func (kp *kubeletProcess) rateLimit(ctx context.Context, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	return kp.limitCall(ctx, &kp.limiter, request, method, handle)
 }
 
-func (l *life) limited(ctx context.Context, limit *bucket, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (kp *kubeletProcess) limitCall(ctx context.Context, limit *tokenBucket, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	admitted := limit.take(time.Now())
-	l.k.update(func() {
+	kp.k.update(func() {
 		if admitted {
-			l.k.calls[path.Base(method.FullMethod)]++
+			kp.k.calls[path.Base(method.FullMethod)]++
 		} else {
-			l.k.limited++
+			kp.k.rateLimited++
 		}
 	})
 	if !admitted {
@@ -38,24 +38,24 @@ func (l *life) limited(ctx context.Context, limit *bucket, request any, method *
 	return handle(ctx, request)
 }
 
-// bucket is a token bucket that a call empties by one and time refills.
-type bucket struct {
-	mu     sync.Mutex // guards both
-	tokens float64
-	last   time.Time // when tokens was right
+// tokenBucket is a token bucket that a call empties by one and time refills.
+type tokenBucket struct {
+	mu         sync.Mutex // guards both
+	tokens     float64
+	refilledAt time.Time // when tokens was right
 }
 
-func (b *bucket) fill() {
+func (b *tokenBucket) fill() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.tokens, b.last = burst, time.Now()
+	b.tokens, b.refilledAt = maxBurst, time.Now()
 }
 
-func (b *bucket) take(now time.Time) bool {
+func (b *tokenBucket) take(now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.tokens = min(burst, b.tokens+qps*now.Sub(b.last).Seconds())
-	b.last = now
+	b.tokens = min(maxBurst, b.tokens+maxQPS*now.Sub(b.refilledAt).Seconds())
+	b.refilledAt = now
 	if b.tokens < 1 {
 		return false
 	}

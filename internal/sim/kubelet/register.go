@@ -22,13 +22,13 @@ import (
 // code Unknown: plugins can tell reasons apart by their text alone.
 type registrar struct {
 	pluginapi.UnimplementedRegistrationServer
-	l *life
+	process *kubeletProcess
 }
 
 // Register takes a plugin that serves already, and returns before its first list has come
 // (plugin/v1beta1/server.go:159).
 func (r *registrar) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
-	l := r.l
+	l := r.process
 	l.k.update(func() { l.k.registering++ })
 	err := l.register(ctx, request)
 	l.k.update(func() {
@@ -46,13 +46,13 @@ func (r *registrar) Register(ctx context.Context, request *pluginapi.RegisterReq
 	return &pluginapi.Empty{}, nil
 }
 
-func (l *life) register(ctx context.Context, request *pluginapi.RegisterRequest) error {
-	trouble := l.k.troubles()
-	if err := pass(ctx, trouble.HoldRegister); err != nil {
+func (kp *kubeletProcess) register(ctx context.Context, request *pluginapi.RegisterRequest) error {
+	trouble := kp.k.currentFaults()
+	if err := waitRelease(ctx, trouble.HoldRegister); err != nil {
 		return err
 	}
-	if trouble.Register != nil {
-		return trouble.Register
+	if trouble.RegisterErr != nil {
+		return trouble.RegisterErr
 	}
 	if !slices.Contains(pluginapi.SupportedVersions[:], request.Version) {
 		return fmt.Errorf("requested API version %q is not supported by kubelet. Supported version is %q",
@@ -61,7 +61,7 @@ func (l *life) register(ctx context.Context, request *pluginapi.RegisterRequest)
 	if !isExtendedResource(request.ResourceName) {
 		return fmt.Errorf("the ResourceName %q is invalid", request.ResourceName)
 	}
-	return l.connect(ctx, request.ResourceName, filepath.Join(filepath.Dir(l.k.RegistrationSocket()), request.Endpoint))
+	return kp.connectPlugin(ctx, request.ResourceName, filepath.Join(filepath.Dir(kp.k.RegistrationSocket()), request.Endpoint))
 }
 
 // isExtendedResource is the rule of pkg/apis/core/v1/helper/helpers.go:39. The name counts as
@@ -70,37 +70,37 @@ func (l *life) register(ctx context.Context, request *pluginapi.RegisterRequest)
 func isExtendedResource(name string) bool {
 	domain, last, _ := strings.Cut(name, "/")
 	return strings.Contains(name, "/") && !strings.Contains(name, "kubernetes.io/") && !strings.HasPrefix(name, "requests.") &&
-		len("requests."+domain) <= 253 && subdomain.MatchString(domain) && len(last) <= 63 && qualified.MatchString(last)
+		len("requests."+domain) <= 253 && subdomainPattern.MatchString(domain) && len(last) <= 63 && qualifiedNamePattern.MatchString(last)
 }
 
 // The patterns of k8s.io/apimachinery/pkg/api/validate/content; never written.
 var (
-	subdomain = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	qualified = regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
+	subdomainPattern     = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+	qualifiedNamePattern = regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
 )
 
-// connect is plugin/v1beta1/handler.go:77, with its trap: the client is entered before the
+// connectPlugin is plugin/v1beta1/handler.go:77, with its trap: the client is entered before the
 // dial, and when the registration fails, whatever is entered under its name goes, the client
 // that works included.
-func (l *life) connect(ctx context.Context, resource, socket string) error {
+func (kp *kubeletProcess) connectPlugin(ctx context.Context, resource, socket string) error {
 	c, err := newClient(resource, socket)
 	if err != nil {
 		return err
 	}
-	l.k.update(func() {
-		l.addClient(c)
-		l.conns = append(l.conns, c)
+	kp.k.update(func() {
+		kp.addClient(c)
+		kp.conns = append(kp.conns, c)
 	})
-	if err := l.greet(ctx, c); err != nil {
-		l.k.update(func() { l.dropClient(resource, socket) })
+	if err := kp.dialPlugin(ctx, c); err != nil {
+		kp.k.update(func() { kp.dropClient(resource, socket) })
 		return err
 	}
-	l.tasks.Go(func() error { l.watch(c); return nil })
+	kp.tasks.Go(func() error { kp.watchDevices(c); return nil })
 	return nil
 }
 
-// greet dials a plugin and asks for its options. Those in the RegisterRequest are ignored.
-func (l *life) greet(ctx context.Context, c *client) error {
+// dialPlugin dials a plugin and asks for its options. Those in the RegisterRequest are ignored.
+func (kp *kubeletProcess) dialPlugin(ctx context.Context, c *pluginClient) error {
 	if err := c.dial(ctx); err != nil {
 		return fmt.Errorf("failed to dial device plugin: %s", err.Error()) // not wrapped: its code would become the answer's
 	}
@@ -108,35 +108,35 @@ func (l *life) greet(ctx context.Context, c *client) error {
 	if err != nil {
 		return fmt.Errorf("failed to get device plugin options: %s", err.Error())
 	}
-	l.k.mu.Lock()
-	defer l.k.mu.Unlock()
-	return l.pluginConnected(c, options)
+	kp.k.mu.Lock()
+	defer kp.k.mu.Unlock()
+	return kp.pluginConnected(c, options)
 }
 
-// watch takes a plugin's lists until its stream ends, and then disconnects the client that is
+// watchDevices takes a plugin's lists until its stream ends, and then disconnects the client that is
 // found under the plugin's name: itself, another, or none. The stream is opened once and never
 // again (plugin/v1beta1/handler.go:133).
-func (l *life) watch(c *client) {
-	err := l.receive(c)
-	l.k.options.Log.Info("plugin's stream ended", "resource", c.resource, "socket", c.socket, "error", err)
-	l.k.mu.Lock()
-	found := l.findClient(c.resource, c.socket)
-	l.dropClient(c.resource, c.socket)
-	l.k.mu.Unlock()
+func (kp *kubeletProcess) watchDevices(c *pluginClient) {
+	err := kp.receiveLists(c)
+	kp.k.options.Log.Info("plugin's stream ended", "resource", c.resource, "socket", c.socket, "error", err)
+	kp.k.mu.Lock()
+	found := kp.findClient(c.resource, c.socket)
+	kp.dropClient(c.resource, c.socket)
+	kp.k.mu.Unlock()
 	if found == nil {
 		return
 	}
 	_ = found.conn.Close()
-	l.k.update(func() { l.pluginDisconnected(found.resource, found.socket) })
+	kp.k.update(func() { kp.pluginDisconnected(found.resource, found.socket) })
 }
 
-func (l *life) receive(c *client) error {
-	stream, err := c.api.ListAndWatch(l.ctx, &pluginapi.Empty{})
+func (kp *kubeletProcess) receiveLists(c *pluginClient) error {
+	stream, err := c.api.ListAndWatch(kp.ctx, &pluginapi.Empty{})
 	if err != nil {
 		return err
 	}
-	l.k.update(func() { c.watched = true })
-	defer l.k.update(func() { c.watched = false })
+	kp.k.update(func() { c.streamOpen = true })
+	defer kp.k.update(func() { c.streamOpen = false })
 	var last []*pluginapi.Device
 	for first := true; ; first = false {
 		answer, err := stream.Recv()
@@ -145,29 +145,29 @@ func (l *life) receive(c *client) error {
 		}
 		repeats := !first && sameDevices(last, answer.Devices)
 		last = answer.Devices
-		l.k.update(func() {
-			l.pluginListed(c.resource, answer.Devices)
-			l.k.listed(c.resource, repeats)
-			l.writeCheckpoint() // after every list, changed or not (manager.go:342)
+		kp.k.update(func() {
+			kp.pluginListed(c.resource, answer.Devices)
+			kp.k.countList(c.resource, repeats)
+			kp.writeCheckpoint() // after every list, changed or not (manager.go:342)
 		})
 	}
 }
 
-// client is the kubelet's end of a plugin. It keeps the raw connections that gRPC hides,
+// pluginClient is the kubelet's end of a plugin. It keeps the raw connections that gRPC hides,
 // because a kubelet that is killed does not close them in gRPC's way.
-type client struct {
+type pluginClient struct {
 	resource, socket string
 	conn             *grpc.ClientConn
 	api              pluginapi.DevicePluginClient
 
-	watched bool // a ListAndWatch stream is open; guarded by Kubelet.mu
+	streamOpen bool // a ListAndWatch stream is open; guarded by Kubelet.mu
 
-	mu  sync.Mutex // guards raw
-	raw []net.Conn // every connection that conn has made
+	mu       sync.Mutex // guards raw
+	rawConns []net.Conn // every connection that conn has made
 }
 
-func newClient(resource, socket string) (*client, error) {
-	c := &client{resource: resource, socket: socket}
+func newClient(resource, socket string) (*pluginClient, error) {
+	c := &pluginClient{resource: resource, socket: socket}
 	conn, err := grpc.NewClient("passthrough:///"+socket,
 		grpc.WithAuthority("localhost"),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -179,30 +179,30 @@ func newClient(resource, socket string) (*client, error) {
 	return c, nil
 }
 
-func (c *client) connect(ctx context.Context, _ string) (net.Conn, error) {
+func (c *pluginClient) connect(ctx context.Context, _ string) (net.Conn, error) {
 	raw, err := (&net.Dialer{}).DialContext(ctx, "unix", c.socket)
 	if err == nil {
 		c.mu.Lock()
-		c.raw = append(c.raw, raw)
+		c.rawConns = append(c.rawConns, raw)
 		c.mu.Unlock()
 	}
 	return raw, err
 }
 
-// cut breaks the connection under gRPC's feet: the plugin reads an end of file where Close
+// cutConnections breaks the connection under gRPC's feet: the plugin reads an end of file where Close
 // would have told it first.
-func (c *client) cut() {
+func (c *pluginClient) cutConnections() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, raw := range c.raw {
+	for _, raw := range c.rawConns {
 		_ = raw.Close()
 	}
-	c.raw = nil
+	c.rawConns = nil
 }
 
 // dial waits until the plugin answers, at most ten seconds, and tries again meanwhile
 // (plugin/v1beta1/client.go:132).
-func (c *client) dial(ctx context.Context) error {
+func (c *pluginClient) dial(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	for {

@@ -12,22 +12,22 @@ import (
 
 // MemoryBlock is memory of one NUMA node that containers may have reserved.
 type MemoryBlock struct {
-	Type  string // "memory", "hugepages-2Mi"
-	Bytes uint64
-	Node  int64
+	Type     string // "memory", "hugepages-2Mi"
+	Bytes    uint64
+	NUMANode int64
 }
 
-// Claim is a resource claim that the API server's side of Dynamic Resource Allocation has
+// ClaimSpec is a resource claim that the API server's side of Dynamic Resource Allocation has
 // given devices. Containers that name the same claim share them.
-type Claim struct {
+type ClaimSpec struct {
 	// Namespace is the pod's when empty.
 	Namespace string
 	Name      string
 	Devices   []ClaimedDevice
-	// Prepared is how often the driver has prepared the claim, 0 meaning once. A kubelet tries
+	// PreparedCount is how often the driver has prepared the claim, 0 meaning once. A kubelet tries
 	// again where another driver of the claim failed, and without the fix of
 	// kubernetes#141335 it keeps the devices of each time.
-	Prepared int
+	PreparedCount int
 }
 
 // ClaimedDevice is a device as a DRA driver's NodePrepareResources answers.
@@ -37,33 +37,33 @@ type ClaimedDevice struct {
 	CDI                  []string
 }
 
-// portion is what a container, or a pod as a whole, has of CPUs and memory.
-type portion struct {
+// reservation is what a container, or a pod as a whole, has of CPUs and memory.
+type reservation struct {
 	cpus   []int64
-	memory []reserved
+	memory []reservedMemory
 }
 
-// reserved is memory of one or more NUMA nodes.
-type reserved struct {
-	kind  string
-	bytes uint64
-	parts []MemoryBlock // by node
+// reservedMemory is memory of one or more NUMA nodes.
+type reservedMemory struct {
+	memoryType string
+	bytes      uint64
+	blocks     []MemoryBlock // by node
 }
 
-// portions are by pod uid and container; "" is the pod. They are the state files of the CPU
+// reservations are by pod uid and container; "" is the pod. They are the state files of the CPU
 // and the memory manager, and so outlive the kubelet's process.
-type portions map[string]map[string]portion
+type reservations map[string]map[string]reservation
 
-// portionOut gives a container what it asks for, unless it has it, after its devices
+// reserve gives a container what it asks for, unless it has it, after its devices
 // (pkg/kubelet/cm/container_manager_linux.go: the order of the hint providers). Regular init
 // containers get nothing: in a real kubelet they use what the others will have. With the
 // policies none nobody gets anything, and everybody runs. mu is held.
-func (k *Kubelet) portionOut(p *pod, container string, cpus int, memory map[string]uint64) error {
-	if _, has := k.portions[p.uid][container]; has {
+func (k *Kubelet) reserve(p *pod, container string, cpus int, memory map[string]uint64) error {
+	if _, has := k.reservations[p.uid][container]; has {
 		return nil
 	}
-	var got portion
-	if len(k.options.CPUs) > 0 && cpus > 0 {
+	var got reservation
+	if len(k.options.ExclusiveCPUs) > 0 && cpus > 0 {
 		free := k.freeCPUs()
 		if len(free) < cpus { // pkg/kubelet/cm/cpumanager/policy_static.go
 			return fmt.Errorf("not enough cpus available to satisfy request: requested=%d, available=%d", cpus, len(free))
@@ -74,7 +74,7 @@ func (k *Kubelet) portionOut(p *pod, container string, cpus int, memory map[stri
 		if len(k.options.Memory) == 0 {
 			break
 		}
-		r, ok := k.reserve(kind, memory[kind])
+		r, ok := k.reserveMemory(kind, memory[kind])
 		if !ok { // pkg/kubelet/cm/memorymanager/policy_static.go
 			return errors.New("[memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available")
 		}
@@ -83,48 +83,48 @@ func (k *Kubelet) portionOut(p *pod, container string, cpus int, memory map[stri
 	if got.cpus == nil && got.memory == nil {
 		return nil
 	}
-	if k.portions[p.uid] == nil {
-		k.portions[p.uid] = map[string]portion{}
+	if k.reservations[p.uid] == nil {
+		k.reservations[p.uid] = map[string]reservation{}
 	}
-	k.portions[p.uid][container] = got
+	k.reservations[p.uid][container] = got
 	return nil
 }
 
 // freeCPUs are those that nobody has for himself, the lowest first. mu is held.
 func (k *Kubelet) freeCPUs() []int64 {
 	taken := map[int64]bool{}
-	for _, containers := range k.portions {
+	for _, containers := range k.reservations {
 		for _, had := range containers {
 			for _, cpu := range had.cpus {
 				taken[cpu] = true
 			}
 		}
 	}
-	free := slices.DeleteFunc(slices.Clone(k.options.CPUs), func(cpu int64) bool { return taken[cpu] })
+	free := slices.DeleteFunc(slices.Clone(k.options.ExclusiveCPUs), func(cpu int64) bool { return taken[cpu] })
 	slices.Sort(free)
 	return free
 }
 
-// reserve takes memory of the first NUMA node that has enough, or else of as many as it
+// reserveMemory takes memory of the first NUMA node that has enough, or else of as many as it
 // takes, together. mu is held.
-func (k *Kubelet) reserve(kind string, bytes uint64) (reserved, bool) {
+func (k *Kubelet) reserveMemory(kind string, bytes uint64) (reservedMemory, bool) {
 	free := k.freeMemory(kind)
 	for _, block := range free {
 		if block.Bytes >= bytes {
 			block.Bytes = bytes
-			return reserved{kind, bytes, []MemoryBlock{block}}, true
+			return reservedMemory{kind, bytes, []MemoryBlock{block}}, true
 		}
 	}
-	r := reserved{kind: kind, bytes: bytes}
+	r := reservedMemory{memoryType: kind, bytes: bytes}
 	for _, block := range free {
 		if block.Bytes = min(block.Bytes, bytes); block.Bytes > 0 {
-			r.parts = append(r.parts, block)
+			r.blocks = append(r.blocks, block)
 		}
 		if bytes -= block.Bytes; bytes == 0 {
 			return r, true
 		}
 	}
-	return reserved{}, false
+	return reservedMemory{}, false
 }
 
 // freeMemory is by node, in the options' order. mu is held.
@@ -133,11 +133,11 @@ func (k *Kubelet) freeMemory(kind string) (free []MemoryBlock) {
 		if block.Type != kind {
 			continue
 		}
-		for _, containers := range k.portions {
+		for _, containers := range k.reservations {
 			for _, had := range containers {
 				for _, r := range had.memory {
-					for _, part := range r.parts {
-						if part.Type == kind && part.Node == block.Node {
+					for _, part := range r.blocks {
+						if part.Type == kind && part.NUMANode == block.NUMANode {
 							block.Bytes -= part.Bytes
 						}
 					}
@@ -150,32 +150,32 @@ func (k *Kubelet) freeMemory(kind string) (free []MemoryBlock) {
 }
 
 // cpuIDs are in no order (pkg/kubelet/cm/container_manager.go: UnsortedList).
-func (had portion) cpuIDs() []int64 { return shuffled(had.cpus) }
+func (res reservation) cpuIDs() []int64 { return shuffledCopy(res.cpus) }
 
-func (had portion) containerMemory() (blocks []*podresources.ContainerMemory) {
-	for _, r := range had.memory {
-		m := &podresources.ContainerMemory{MemoryType: r.kind, Size: r.bytes, Topology: &podresources.TopologyInfo{}}
-		for _, part := range r.parts {
-			m.Topology.Nodes = append(m.Topology.Nodes, &podresources.NUMANode{ID: part.Node})
+func (res reservation) containerMemory() (blocks []*podresources.ContainerMemory) {
+	for _, r := range res.memory {
+		m := &podresources.ContainerMemory{MemoryType: r.memoryType, Size: r.bytes, Topology: &podresources.TopologyInfo{}}
+		for _, part := range r.blocks {
+			m.Topology.Nodes = append(m.Topology.Nodes, &podresources.NUMANode{ID: part.NUMANode})
 		}
 		blocks = append(blocks, m)
 	}
-	return shuffled(blocks)
+	return shuffledCopy(blocks)
 }
 
 // allocatableMemory has an entry for each type and node.
 func (o Options) allocatableMemory() (blocks []*podresources.ContainerMemory) {
 	for _, b := range o.Memory {
-		blocks = append(blocks, portion{memory: []reserved{{b.Type, b.Bytes, []MemoryBlock{b}}}}.containerMemory()...)
+		blocks = append(blocks, reservation{memory: []reservedMemory{{b.Type, b.Bytes, []MemoryBlock{b}}}}.containerMemory()...)
 	}
-	return shuffled(blocks)
+	return shuffledCopy(blocks)
 }
 
-// dynamicResources are a container's claims, once the drivers have prepared them: before its
+// claimResources are a container's claims, once the drivers have prepared them: before its
 // first start, and not at admission. The rows of one driver follow each other in its order,
 // and each has the CDI names of those before it too: the kubelet makes one list for all of
 // them (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go).
-func (p *pod) dynamicResources(c Container) (list []*podresources.DynamicResource) {
+func (p *pod) claimResources(c ContainerSpec) (list []*podresources.DynamicResource) {
 	for _, claim := range c.Claims {
 		d := &podresources.DynamicResource{ClaimName: claim.Name, ClaimNamespace: claim.Namespace}
 		if d.ClaimNamespace == "" {
@@ -183,7 +183,7 @@ func (p *pod) dynamicResources(c Container) (list []*podresources.DynamicResourc
 		}
 		for driver, devices := range claim.byDriver() { // in no order
 			var cdi []*podresources.CDIDevice
-			for _, of := range slices.Repeat(devices, max(1, claim.Prepared)) {
+			for _, of := range slices.Repeat(devices, max(1, claim.PreparedCount)) {
 				for _, name := range of.CDI {
 					cdi = append(cdi, &podresources.CDIDevice{Name: name})
 				}
@@ -199,7 +199,7 @@ func (p *pod) dynamicResources(c Container) (list []*podresources.DynamicResourc
 	return list
 }
 
-func (c Claim) byDriver() map[string][]ClaimedDevice {
+func (c ClaimSpec) byDriver() map[string][]ClaimedDevice {
 	devices := map[string][]ClaimedDevice{}
 	for _, d := range c.Devices {
 		devices[d.Driver] = append(devices[d.Driver], d)
@@ -207,8 +207,8 @@ func (c Claim) byDriver() map[string][]ClaimedDevice {
 	return devices
 }
 
-// shuffled is a copy in any order, nil where there is nothing.
-func shuffled[T any](list []T) []T {
+// shuffledCopy is a copy in any order, nil where there is nothing.
+func shuffledCopy[T any](list []T) []T {
 	list = slices.Clone(list)
 	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 	return list

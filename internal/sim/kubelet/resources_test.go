@@ -16,14 +16,14 @@ import (
 
 const gib = 1 << 30
 
-// static has both static policies: six CPUs, and memory on two nodes.
-var static = kubelet.Options{
-	CPUs:   []int64{7, 2, 3, 4, 5, 6},
-	Memory: []kubelet.MemoryBlock{{Type: "memory", Bytes: 4 * gib, Node: 0}, {Type: "memory", Bytes: 4 * gib, Node: 1}, {Type: "hugepages-2Mi", Bytes: gib, Node: 1}},
+// staticOptions has both static policies: six CPUs, and memory on two nodes.
+var staticOptions = kubelet.Options{
+	ExclusiveCPUs: []int64{7, 2, 3, 4, 5, 6},
+	Memory:        []kubelet.MemoryBlock{{Type: "memory", Bytes: 4 * gib, NUMANode: 0}, {Type: "memory", Bytes: 4 * gib, NUMANode: 1}, {Type: "hugepages-2Mi", Bytes: gib, NUMANode: 1}},
 }
 
-// portions is what containers have of CPUs, memory and claims, a line each, sorted.
-func portions(t testing.TB, k *kubelet.Kubelet) (lines []string) {
+// reservations is what containers have of CPUs, memory and claims, a line each, sorted.
+func reservations(t testing.TB, k *kubelet.Kubelet) (lines []string) {
 	t.Helper()
 	answer, err := lister(t, k).List(t.Context(), &podresources.ListPodResourcesRequest{})
 	if err != nil {
@@ -63,65 +63,65 @@ func nodes(topology *podresources.TopologyInfo) (list []int64) {
 	return list
 }
 
-func wantPortions(t *testing.T, k *kubelet.Kubelet, want ...string) {
+func wantReservations(t *testing.T, k *kubelet.Kubelet, want ...string) {
 	t.Helper()
-	if got := portions(t, k); !slices.Equal(got, want) {
+	if got := reservations(t, k); !slices.Equal(got, want) {
 		t.Errorf("List has\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }
 
-// guaranteed is a pod of one container that has something for itself.
-func guaranteed(name string, cpus int, memory map[string]uint64) kubelet.Pod {
-	return kubelet.Pod{Name: name, Containers: []kubelet.Container{{Name: "main", CPUs: cpus, Memory: memory}}}
+// guaranteedPod is a pod of one container that has something for itself.
+func guaranteedPod(name string, cpus int, memory map[string]uint64) kubelet.PodSpec {
+	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", ExclusiveCPUs: cpus, Memory: memory}}}
 }
 
 func TestStaticPolicies(t *testing.T) {
 	t.Parallel()
-	k := start(t, static)
-	runPod(t, k, guaranteed("one", 2, map[string]uint64{"memory": 3 * gib, "hugepages-2Mi": gib / 2}))
+	k := start(t, staticOptions)
+	runPod(t, k, guaranteedPod("one", 2, map[string]uint64{"memory": 3 * gib, "hugepages-2Mi": gib / 2}))
 	wantOne := []string{"one/main: 3221225472 of memory on [0]", "one/main: 536870912 of hugepages-2Mi on [1]", "one/main: CPUs [2 3]"}
-	wantPortions(t, k, wantOne...)
-	runPod(t, k, guaranteed("two", 3, map[string]uint64{"memory": 5 * gib})) // of both nodes
+	wantReservations(t, k, wantOne...)
+	runPod(t, k, guaranteedPod("two", 3, map[string]uint64{"memory": 5 * gib})) // of both nodes
 	wantTwo := []string{"two/main: 5368709120 of memory on [0 1]", "two/main: CPUs [4 5 6]"}
-	wantPortions(t, k, append(wantOne, wantTwo...)...)
-	for want, p := range map[string]kubelet.Pod{
-		"not enough cpus available to satisfy request: requested=2, available=1":  guaranteed("cpus", 2, nil),
-		"no NUMA nodes with enough memory is available":                           guaranteed("memory", 0, map[string]uint64{"memory": gib}),
-		"no NUMA nodes with enough memory is available, which is unexpected":      guaranteed("huge", 0, map[string]uint64{"hugepages-2Mi": gib}),
-		"failed to get the default NUMA affinity, no NUMA nodes with enough memo": guaranteed("unheard of", 0, map[string]uint64{"hugepages-1Gi": gib}),
+	wantReservations(t, k, append(wantOne, wantTwo...)...)
+	for want, p := range map[string]kubelet.PodSpec{
+		"not enough cpus available to satisfy request: requested=2, available=1":  guaranteedPod("cpus", 2, nil),
+		"no NUMA nodes with enough memory is available":                           guaranteedPod("memory", 0, map[string]uint64{"memory": gib}),
+		"no NUMA nodes with enough memory is available, which is unexpected":      guaranteedPod("huge", 0, map[string]uint64{"hugepages-2Mi": gib}),
+		"failed to get the default NUMA affinity, no NUMA nodes with enough memo": guaranteedPod("unheard of", 0, map[string]uint64{"hugepages-1Gi": gib}),
 	} {
-		var rejected *kubelet.Rejected
+		var rejected *kubelet.AdmissionError
 		if err := k.RunPod(t.Context(), p); !errors.As(err, &rejected) || !strings.Contains(rejected.Message, want) {
 			t.Errorf("%s: %v; want %q", p.Name, err, want)
 		}
 	}
 	restart(t, k, kubelet.RestartOptions{})
-	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
-	wantPortions(t, k, append(wantOne, wantTwo...)...)
-	if err := k.EndPod(kubelet.Pod{Name: "one"}); err != nil {
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
+	wantReservations(t, k, append(wantOne, wantTwo...)...)
+	if err := k.EndPod(kubelet.PodSpec{Name: "one"}); err != nil {
 		t.Fatal(err)
 	}
-	wantPortions(t, k, wantTwo...)
-	runPod(t, k, guaranteed("three", 3, map[string]uint64{"memory": 2 * gib}))
-	wantPortions(t, k, append([]string{"three/main: 2147483648 of memory on [0]", "three/main: CPUs [2 3 7]"}, wantTwo...)...)
+	wantReservations(t, k, wantTwo...)
+	runPod(t, k, guaranteedPod("three", 3, map[string]uint64{"memory": 2 * gib}))
+	wantReservations(t, k, append([]string{"three/main: 2147483648 of memory on [0]", "three/main: CPUs [2 3 7]"}, wantTwo...)...)
 }
 
 func TestInitContainersHaveNothingAndSidecarsHave(t *testing.T) {
 	t.Parallel()
-	k := start(t, static)
-	p := guaranteed("pod", 1, nil)
-	p.Init = []kubelet.Container{{Name: "first", CPUs: 6}, {Name: "side", CPUs: 1, Sidecar: true}}
+	k := start(t, staticOptions)
+	p := guaranteedPod("pod", 1, nil)
+	p.InitContainers = []kubelet.ContainerSpec{{Name: "first", ExclusiveCPUs: 6}, {Name: "side", ExclusiveCPUs: 1, Sidecar: true}}
 	runPod(t, k, p)
-	wantPortions(t, k, "pod/main: CPUs [3]", "pod/side: CPUs [2]")
+	wantReservations(t, k, "pod/main: CPUs [3]", "pod/side: CPUs [2]")
 }
 
 // With the policies none nobody has anything for himself, and nothing is allocatable.
 func TestPoliciesNone(t *testing.T) {
 	t.Parallel()
-	for name, o := range map[string]kubelet.Options{"none": {}, "static": static} {
+	for name, o := range map[string]kubelet.Options{"none": {}, "static": staticOptions} {
 		k := start(t, o)
-		runPod(t, k, guaranteed("one", 2, map[string]uint64{"memory": gib}))
-		if got := len(portions(t, k)); got != map[string]int{"none": 0, "static": 2}[name] {
+		runPod(t, k, guaranteedPod("one", 2, map[string]uint64{"memory": gib}))
+		if got := len(reservations(t, k)); got != map[string]int{"none": 0, "static": 2}[name] {
 			t.Errorf("%s: containers have %d portions", name, got)
 		}
 		answer, err := lister(t, k).GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{})
@@ -152,44 +152,44 @@ func TestPodLevel(t *testing.T) {
 		{kubelet.V137, false, []string{"pod/main: CPUs [2]"}},
 		{kubelet.V136, true, []string{"pod/main: CPUs [2]"}},
 	} {
-		o := static
-		o.Version, o.PodLevel = c.version, c.on
+		o := staticOptions
+		o.Version, o.PodLevelResources = c.version, c.on
 		k := start(t, o)
-		p := guaranteed("pod", 1, nil)
+		p := guaranteedPod("pod", 1, nil)
 		p.CPUs, p.Memory = 2, map[string]uint64{"memory": gib}
 		runPod(t, k, p)
-		wantPortions(t, k, c.want...)
+		wantReservations(t, k, c.want...)
 	}
 }
 
 func TestClaims(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	shared := kubelet.Claim{Name: "ours", Devices: []kubelet.ClaimedDevice{
+	shared := kubelet.ClaimSpec{Name: "ours", Devices: []kubelet.ClaimedDevice{
 		{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0", CDI: []string{"k8s.gpu.nvidia.com/claim=uid-gpu-0"}},
 		{Driver: "nic.example.com", Pool: "p", Device: "d", Share: "s"},
 	}}
-	other := kubelet.Claim{Namespace: "elsewhere", Name: "other", Devices: []kubelet.ClaimedDevice{{Driver: "x", Pool: "y", Device: "z"}}}
+	other := kubelet.ClaimSpec{Namespace: "elsewhere", Name: "other", Devices: []kubelet.ClaimedDevice{{Driver: "x", Pool: "y", Device: "z"}}}
 	for _, name := range []string{"one", "two"} {
-		runPod(t, k, kubelet.Pod{Namespace: "team", Name: name, Containers: []kubelet.Container{{Name: "main", Claims: []kubelet.Claim{shared}}}})
+		runPod(t, k, kubelet.PodSpec{Namespace: "team", Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{shared}}}})
 	}
-	runPod(t, k, kubelet.Pod{Name: "three", Containers: []kubelet.Container{{Name: "main", Claims: []kubelet.Claim{other}}}})
+	runPod(t, k, kubelet.PodSpec{Name: "three", Containers: []kubelet.ContainerSpec{{Name: "main", Claims: []kubelet.ClaimSpec{other}}}})
 	want := []string{
 		"one/main: team/ours gives gpu.nvidia.com/node-a/gpu-0/ [k8s.gpu.nvidia.com/claim=uid-gpu-0]", "one/main: team/ours gives nic.example.com/p/d/s []",
 		"three/main: elsewhere/other gives x/y/z/ []",
 		"two/main: team/ours gives gpu.nvidia.com/node-a/gpu-0/ [k8s.gpu.nvidia.com/claim=uid-gpu-0]", "two/main: team/ours gives nic.example.com/p/d/s []",
 	}
-	wantPortions(t, k, want...)
+	wantReservations(t, k, want...)
 	restart(t, k, kubelet.RestartOptions{})
-	wait(t, k, func(s kubelet.State) bool { return s.PodsRead })
-	wantPortions(t, k, want...)
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
+	wantReservations(t, k, want...)
 }
 
 func TestGetInTrouble(t *testing.T) {
 	t.Parallel()
 	k := start(t, kubelet.Options{})
-	runPod(t, k, kubelet.Pod{Name: "one"})
-	k.Trouble(kubelet.Trouble{Get: status.Error(codes.Unimplemented, "unknown method Get")})
+	runPod(t, k, kubelet.PodSpec{Name: "one"})
+	k.SetFaults(kubelet.Faults{GetErr: status.Error(codes.Unimplemented, "unknown method Get")})
 	ask := func() error {
 		_, err := lister(t, k).Get(t.Context(), &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: "one"})
 		return err
@@ -197,7 +197,7 @@ func TestGetInTrouble(t *testing.T) {
 	if err := ask(); status.Code(err) != codes.Unimplemented {
 		t.Errorf("Get: %v", err)
 	}
-	k.Trouble(kubelet.Trouble{})
+	k.SetFaults(kubelet.Faults{})
 	if err := ask(); err != nil {
 		t.Errorf("Get: %v", err)
 	}

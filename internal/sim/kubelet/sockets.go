@@ -38,7 +38,7 @@ func listenPodResources(path string) (net.Listener, error) {
 	if err := os.Remove(hidden); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	socket, err := bind(hidden)
+	socket, err := bindUnix(hidden)
 	if err != nil {
 		return nil, err
 	}
@@ -56,23 +56,25 @@ func listenPodResources(path string) (net.Listener, error) {
 
 // bindRegistration clears the socket folder and makes the registration socket, which does not
 // listen yet.
-func (l *life) bindRegistration() (*socket, error) {
-	path := l.k.RegistrationSocket()
+func (kp *kubeletProcess) bindRegistration() (*unixSocket, error) {
+	path := kp.k.RegistrationSocket()
 	if err := removeSockets(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	if l.wantsSameInode() && l.old != nil {
-		return bindInode(path, l.old)
+	if kp.wantsSameInode() && kp.oldSocket != nil {
+		return bindWithInode(path, kp.oldSocket)
 	}
-	return bind(path)
+	return bindUnix(path)
 }
 
-func (l *life) wantsSameInode() bool { return l.why != nil && l.why.options.SameInode }
+func (kp *kubeletProcess) wantsSameInode() bool {
+	return kp.request != nil && kp.request.options.SameInode
+}
 
-// bindInode makes a socket that has the inode number of one that was removed a moment ago.
+// bindWithInode makes a socket that has the inode number of one that was removed a moment ago.
 // Nobody can ask for a number, but ext4 and its like give away the lowest that is free: each
 // socket that got another one is kept until the wanted number comes up.
-func bindInode(path string, want os.FileInfo) (*socket, error) {
+func bindWithInode(path string, want os.FileInfo) (*unixSocket, error) {
 	const tries = 2000 // each costs some 20 µs
 	var misses []string
 	defer func() {
@@ -82,7 +84,7 @@ func bindInode(path string, want os.FileInfo) (*socket, error) {
 	}()
 	for i := range tries {
 		hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%d", i))
-		s, err := bind(hidden)
+		s, err := bindUnix(hidden)
 		if err != nil {
 			return nil, err
 		}
@@ -92,7 +94,7 @@ func bindInode(path string, want os.FileInfo) (*socket, error) {
 		s.close()
 		misses = append(misses, hidden)
 	}
-	return bind(path)
+	return bindUnix(path)
 }
 
 // sameInode says whether a path has the inode number of a file that may be gone.
@@ -101,12 +103,12 @@ func sameInode(old os.FileInfo, path string) bool {
 	return err == nil && old != nil && os.SameFile(old, now)
 }
 
-// socket is a unix socket that exists on disk and refuses connections until listen. The net
+// unixSocket is a unix socket that exists on disk and refuses connections until listen. The net
 // package has no name for that moment, but a real kubelet has it, and a plugin that meets it is
 // refused by a kubelet that is alive.
-type socket struct{ fd int }
+type unixSocket struct{ fd int }
 
-func bind(path string) (*socket, error) {
+func bindUnix(path string) (*unixSocket, error) {
 	const longest = 107 // unix(7)
 	if len(path) > longest {
 		return nil, fmt.Errorf("the path of a unix socket ends at %d bytes: %s", longest, path)
@@ -124,12 +126,12 @@ func bind(path string) (*socket, error) {
 		_ = syscall.Close(fd)
 		return nil, &os.PathError{Op: "bind", Path: path, Err: err}
 	}
-	return &socket{fd}, nil
+	return &unixSocket{fd}, nil
 }
 
 // listen returns a listener that leaves the socket on disk when it is closed, like a kubelet
 // that ends.
-func (s *socket) listen() (net.Listener, error) {
+func (s *unixSocket) listen() (net.Listener, error) {
 	if err := syscall.Listen(s.fd, syscall.SOMAXCONN); err != nil {
 		return nil, os.NewSyscallError("listen", err)
 	}
@@ -140,7 +142,7 @@ func (s *socket) listen() (net.Listener, error) {
 }
 
 // close gives up a socket that does not listen; one that does has been handed over.
-func (s *socket) close() {
+func (s *unixSocket) close() {
 	if s.fd >= 0 {
 		_ = syscall.Close(s.fd)
 	}

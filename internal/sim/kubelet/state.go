@@ -10,13 +10,13 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// State is what a Kubelet knows at one moment. It is a copy.
-type State struct {
+// KubeletState is what a Kubelet knows at one moment. It is a copy.
+type KubeletState struct {
 	// Bound says whether the registration socket of this life exists, and Serving whether both
 	// sockets answer.
 	Bound, Serving bool
-	// Lives counts the kubelet's starts.
-	Lives int
+	// Starts counts the kubelet's starts.
+	Starts int
 	// PodsRead says whether all of the node's pods are known since the start: from here on List
 	// is to be believed.
 	PodsRead bool
@@ -27,13 +27,13 @@ type State struct {
 	Registering int
 	// Resources are those that plugins have registered, in this life or in an earlier one; by
 	// name.
-	Resources map[string]Resource
+	Resources map[string]ResourceState
 	// Pods are the node's, in the order of their arrival, the ended ones too.
 	Pods []PodStatus
 	// Calls counts the calls of PodResources and the Pods API by method ("List"), over all
 	// lives, and Limited those that the rate limits turned away.
-	Calls   map[string]int
-	Limited int
+	Calls       map[string]int
+	RateLimited int
 }
 
 // Registration is an attempt to register.
@@ -42,15 +42,15 @@ type Registration struct {
 	Err                error // nil where it was taken
 }
 
-// Resource is what a Kubelet knows of a resource.
-type Resource struct {
+// ResourceState is what a Kubelet knows of a resource.
+type ResourceState struct {
 	// Registered is true until five minutes after its last plugin left, and after a restart of
 	// the kubelet.
 	Registered bool
 	// Capacity and Allocatable are those of the node's status.
 	Capacity, Allocatable int
 	// Devices are those of the last list, sorted by id.
-	Devices []Device
+	Devices []DeviceState
 	// Sockets are the file names of the plugins whose ListAndWatch stream is open now, sorted;
 	// one for each stream.
 	Sockets []string
@@ -59,15 +59,15 @@ type Resource struct {
 	Updates, Repeats int
 }
 
-// Device is a device as the kubelet sees it.
-type Device struct {
+// DeviceState is a device as the kubelet sees it.
+type DeviceState struct {
 	ID string
 	// Health is what the plugin said last; Healthy is what the kubelet makes of it: false as
 	// well when the plugin has gone.
 	Health  string
 	Healthy bool
-	// Nodes are its NUMA nodes.
-	Nodes []int64
+	// NUMANodes are its NUMA nodes.
+	NUMANodes []int64
 }
 
 // PodStatus is what the kubelet says of a pod.
@@ -75,42 +75,42 @@ type PodStatus struct {
 	Namespace, Name, UID string
 	// Phase is Pending, Running, Succeeded or Failed, and Reason and Message say why it Failed.
 	Phase, Reason, Message string
-	// Listed says whether List shows it.
-	Listed bool
+	// InList says whether List shows it.
+	InList bool
 	// Containers are its regular ones: the status of init containers, sidecars among them, does
 	// not speak of devices.
-	Containers []ContainerStatus
+	Containers []PodContainerStatus
 }
 
-// ContainerStatus is what the kubelet says of a container.
-type ContainerStatus struct {
+// PodContainerStatus is what the kubelet says of a container.
+type PodContainerStatus struct {
 	Name    string
 	Running bool
-	// Waiting is why it does not run.
-	Waiting string
+	// WaitingReason is why it does not run.
+	WaitingReason string
 	// Starts counts its starts.
 	Starts int
 	// Devices is its allocatedResourcesStatus, sorted.
-	Devices []DeviceHealth
+	Devices []AllocatedDeviceHealth
 }
 
-// DeviceHealth is what the kubelet says of a device that a container holds.
-type DeviceHealth struct{ Resource, ID, Health string }
+// AllocatedDeviceHealth is what the kubelet says of a device that a container holds.
+type AllocatedDeviceHealth struct{ Resource, ID, Health string }
 
 // State returns what the kubelet knows now.
-func (k *Kubelet) State() State {
+func (k *Kubelet) State() KubeletState {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.state()
 }
 
 // Wait returns when the state is as wanted: wanted is asked now and after each change.
-func (k *Kubelet) Wait(ctx context.Context, wanted func(State) bool) error {
+func (k *Kubelet) Wait(ctx context.Context, cond func(KubeletState) bool) error {
 	for {
 		k.mu.Lock()
 		state, changed := k.state(), k.changed
 		k.mu.Unlock()
-		if wanted(state) {
+		if cond(state) {
 			return nil
 		}
 		select {
@@ -122,10 +122,10 @@ func (k *Kubelet) Wait(ctx context.Context, wanted func(State) bool) error {
 }
 
 // Resource returns what the kubelet knows of a resource.
-func (k *Kubelet) Resource(name string) Resource { return k.State().Resources[name] }
+func (k *Kubelet) Resource(name string) ResourceState { return k.State().Resources[name] }
 
 // Devices returns a resource's devices as the kubelet sees them, sorted by id.
-func (k *Kubelet) Devices(resource string) []Device { return k.Resource(resource).Devices }
+func (k *Kubelet) Devices(resource string) []DeviceState { return k.Resource(resource).Devices }
 
 // Capacity returns how many devices of a resource the node has.
 func (k *Kubelet) Capacity(resource string) int { return k.Resource(resource).Capacity }
@@ -134,7 +134,7 @@ func (k *Kubelet) Capacity(resource string) int { return k.Resource(resource).Ca
 func (k *Kubelet) Allocatable(resource string) int { return k.Resource(resource).Allocatable }
 
 // Pod returns what the kubelet says of a pod, or ErrNoPod.
-func (k *Kubelet) Pod(p Pod) (PodStatus, error) {
+func (k *Kubelet) Pod(p PodSpec) (PodStatus, error) {
 	full := k.fullName(p)
 	for _, status := range k.State().Pods {
 		if status.Namespace == full.Namespace && status.Name == full.Name {
@@ -145,44 +145,44 @@ func (k *Kubelet) Pod(p Pod) (PodStatus, error) {
 }
 
 // state needs mu.
-func (k *Kubelet) state() State {
-	s := State{
-		Lives:         k.lives,
+func (k *Kubelet) state() KubeletState {
+	s := KubeletState{
+		Starts:        k.starts,
 		Registrations: slices.Clone(k.registrations),
 		Registering:   k.registering,
-		Resources:     map[string]Resource{},
+		Resources:     map[string]ResourceState{},
 		Calls:         maps.Clone(k.calls),
-		Limited:       k.limited,
+		RateLimited:   k.rateLimited,
 	}
 	for resource, log := range k.lists {
-		s.Resources[resource] = Resource{Updates: log.updates, Repeats: log.repeats}
+		s.Resources[resource] = ResourceState{Updates: log.updates, Repeats: log.repeats}
 	}
-	if l := k.life; l != nil {
-		s.Bound, s.Serving, s.PodsRead = l.bound, l.serving, l.ready
-		if l.collect() {
+	if l := k.process; l != nil {
+		s.Bound, s.Serving, s.PodsRead = l.bound, l.serving, l.podsRead
+		if l.removeExpired() {
 			l.writeCheckpoint()
 		}
 		for resource := range l.healthy {
-			s.Resources[resource] = l.resource(resource, s.Resources[resource])
+			s.Resources[resource] = l.fillResource(resource, s.Resources[resource])
 		}
 	}
 	for _, p := range k.pods {
-		s.Pods = append(s.Pods, k.status(p))
+		s.Pods = append(s.Pods, k.podStatus(p))
 	}
 	return s
 }
 
-// resource fills in what this life knows. mu is held.
-func (l *life) resource(name string, r Resource) Resource {
+// fillResource fills in what this life knows. mu is held.
+func (kp *kubeletProcess) fillResource(name string, r ResourceState) ResourceState {
 	r.Registered = true
-	r.Allocatable = len(l.healthy[name])
-	r.Capacity = r.Allocatable + len(l.unhealthy[name])
-	for id, device := range l.devices[name] {
-		r.Devices = append(r.Devices, Device{ID: id, Health: device.Health, Healthy: l.healthy[name].has(id), Nodes: nodeIDs(device)})
+	r.Allocatable = len(kp.healthy[name])
+	r.Capacity = r.Allocatable + len(kp.unhealthy[name])
+	for id, device := range kp.devices[name] {
+		r.Devices = append(r.Devices, DeviceState{ID: id, Health: device.Health, Healthy: kp.healthy[name].has(id), NUMANodes: nodeIDs(device)})
 	}
-	slices.SortFunc(r.Devices, func(a, b Device) int { return strings.Compare(a.ID, b.ID) })
-	for _, c := range l.conns {
-		if c.resource == name && c.watched {
+	slices.SortFunc(r.Devices, func(a, b DeviceState) int { return strings.Compare(a.ID, b.ID) })
+	for _, c := range kp.conns {
+		if c.resource == name && c.streamOpen {
 			r.Sockets = append(r.Sockets, c.socket[strings.LastIndexByte(c.socket, '/')+1:])
 		}
 	}
@@ -197,49 +197,49 @@ func nodeIDs(d *pluginapi.Device) (nodes []int64) {
 	return nodes
 }
 
-// status needs mu.
-func (k *Kubelet) status(p *pod) PodStatus {
+// podStatus needs mu.
+func (k *Kubelet) podStatus(p *pod) PodStatus {
 	s := PodStatus{Namespace: p.Namespace, Name: p.Name, UID: p.uid, Phase: p.phase, Reason: p.reason, Message: p.message}
-	s.Listed = k.life != nil && k.life.lists(p)
+	s.InList = k.process != nil && k.process.isListed(p)
 	for _, c := range p.Containers {
 		state := p.state[c.Name]
-		status := ContainerStatus{Name: c.Name, Running: state.running, Waiting: state.waiting, Starts: state.starts}
-		if k.life != nil {
-			status.Devices = k.life.health(p, c.Name)
+		status := PodContainerStatus{Name: c.Name, Running: state.running, WaitingReason: state.waitingReason, Starts: state.starts}
+		if k.process != nil {
+			status.Devices = k.process.deviceHealth(p, c.Name)
 		}
 		s.Containers = append(s.Containers, status)
 	}
 	return s
 }
 
-// health is a container's allocatedResourcesStatus: what plugins said last of its devices. One
+// deviceHealth is a container's allocatedResourcesStatus: what plugins said last of its devices. One
 // that has vanished from the list is Healthy (manager.go:1169), and so is everything when the
 // plugin has gone before it said otherwise. mu is held.
-func (l *life) health(p *pod, container string) []DeviceHealth {
-	all := []DeviceHealth{}
-	for resource, h := range l.held[p.uid][container] {
-		for _, id := range h.ids() {
-			d := DeviceHealth{resource, id, pluginapi.Healthy}
-			if device := l.devices[resource][id]; device != nil && device.Health != pluginapi.Healthy {
+func (kp *kubeletProcess) deviceHealth(p *pod, container string) []AllocatedDeviceHealth {
+	all := []AllocatedDeviceHealth{}
+	for resource, h := range kp.allocations[p.uid][container] {
+		for _, id := range h.deviceIDs() {
+			d := AllocatedDeviceHealth{resource, id, pluginapi.Healthy}
+			if device := kp.devices[resource][id]; device != nil && device.Health != pluginapi.Healthy {
 				d.Health = pluginapi.Unhealthy
 			}
 			all = append(all, d)
 		}
 	}
-	slices.SortFunc(all, func(a, b DeviceHealth) int {
+	slices.SortFunc(all, func(a, b AllocatedDeviceHealth) int {
 		return strings.Compare(a.Resource+" "+a.ID, b.Resource+" "+b.ID)
 	})
 	return all
 }
 
-// listLog counts a resource's lists.
-type listLog struct{ updates, repeats int }
+// listCounter counts a resource's lists.
+type listCounter struct{ updates, repeats int }
 
-// listed needs mu.
-func (k *Kubelet) listed(resource string, repeats bool) {
+// countList needs mu.
+func (k *Kubelet) countList(resource string, repeats bool) {
 	log := k.lists[resource]
 	if log == nil {
-		log = &listLog{}
+		log = &listCounter{}
 		k.lists[resource] = log
 	}
 	log.updates++

@@ -18,21 +18,21 @@ const (
 	WriteInterval = time.Second
 	// RetryInterval is the time after a write that failed.
 	RetryInterval = 10 * time.Second
-	// maxRead bounds how long Read waits for the disk, and maxEnd how long End does.
-	maxRead = 5 * time.Second
-	maxEnd  = 2 * time.Second
+	// readTimeout bounds how long Read waits for the disk, and endTimeout how long End does.
+	readTimeout = 5 * time.Second
+	endTimeout  = 2 * time.Second
 )
 
 var (
-	// ErrForeign is returned by a decoder if this program has not written the file, or not all of it.
-	ErrForeign = errors.New("not a file of podgauge")
-	// ErrNewer is returned by a decoder if the file is a newer version's.
-	ErrNewer = errors.New("file of a newer version")
-	// ErrHung is returned by Read if the disk has not answered in time.
-	ErrHung = errors.New("the disk does not answer")
+	// ErrInvalidFile is returned by a decoder if this program has not written the file, or not all of it.
+	ErrInvalidFile = errors.New("not a file of podgauge")
+	// ErrNewerVersion is returned by a decoder if the file is a newer version's.
+	ErrNewerVersion = errors.New("file of a newer version")
+	// ErrDiskTimeout is returned by Read if the disk has not answered in time.
+	ErrDiskTimeout = errors.New("the disk does not answer")
 
-	// errUnread is why nothing is written: the file has what this process does not know.
-	errUnread = errors.New("the disk answered too late, and the stored state stays as it is: restart podgauge to read it")
+	// errLateRead is why nothing is written: the file has what this process does not know.
+	errLateRead = errors.New("the disk answered too late, and the stored state stays as it is: restart podgauge to read it")
 )
 
 // Format is how a value is stored.
@@ -46,7 +46,7 @@ type Format[T any] struct {
 	MaxBytes int64
 	// Encode may return content together with an error: what it had to leave out.
 	Encode func(T) ([]byte, error)
-	// Decode returns ErrForeign or ErrNewer for a file that it does not understand.
+	// Decode returns ErrInvalidFile or ErrNewerVersion for a file that it does not understand.
 	Decode func([]byte) (T, error)
 }
 
@@ -59,37 +59,37 @@ type File[T any] struct {
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	newest  *T   // nil: nothing was saved yet
-	urgent  bool // newest is to be written at once
-	free    bool // the next process finds no counts and starts them from 0
-	writing bool // a write is under way, and what it leaves is unknown
-	late    bool // Read has returned without the disk's answer
-	view    View[T]
-	changed chan struct{} // closed when view changes
+	newest       *T   // nil: nothing was saved yet
+	urgent       bool // newest is to be written at once
+	countsReset  bool // the next process finds no counts and starts them from 0
+	writing      bool // a write is under way, and what it leaves is unknown
+	readTimedOut bool // Read has returned without the disk's answer
+	status       WriteStatus[T]
+	changed      chan struct{} // closed when view changes
 
-	flushing chan struct{} // has room for one: a write, or Read until the disk has answered
+	diskLock chan struct{} // has room for one: a write, or Read until the disk has answered
 	// All below are guarded by flushing.
-	name    string
-	unread  error             // errUnread, or nil
-	written *T                // what the file has; nil: unknown
-	sum     [sha256.Size]byte // of written
-	odd     error             // what written lacks
+	name        string
+	lateReadErr error             // errLateRead, or nil
+	written     *T                // what the file has; nil: unknown
+	digest      [sha256.Size]byte // of written
+	encodeErr   error             // what written lacks
 }
 
-// View is what the disk has.
-type View[T any] struct {
-	// Shown is the newest value whose counts metrics may show: the next process continues
+// WriteStatus is what the disk has.
+type WriteStatus[T any] struct {
+	// Exportable is the newest value whose counts metrics may show: the next process continues
 	// from them or from greater ones, even after a SIGKILL, or starts from 0. Nil: none.
-	Shown *T
+	Exportable *T
 	// Err is why the newest value is not on disk; nil if it is, or will be within a second.
 	Err error
 }
 
-// Found is what Read has found.
-type Found[T any] struct {
+// ReadResult is what Read has found.
+type ReadResult[T any] struct {
 	Value T
-	// Behind reports that metrics may have counted more than Value: counts start from 0.
-	Behind bool
+	// CountsStale reports that metrics may have counted more than Value: counts start from 0.
+	CountsStale bool
 	// Err is why an earlier process's value cannot be read; nil if there is none.
 	Err error
 }
@@ -98,109 +98,109 @@ type Found[T any] struct {
 func New[T any](folder *Folder, format Format[T], log *slog.Logger) *File[T] {
 	return &File[T]{
 		format: format, folder: folder, log: log, name: format.Name + ".json",
-		wake: make(chan struct{}, 1), changed: make(chan struct{}), flushing: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), changed: make(chan struct{}), diskLock: make(chan struct{}, 1),
 	}
 }
 
-// behindSuffix marks a file that could not be replaced: metrics count more than it.
-const behindSuffix = ".behind"
+// staleSuffix marks a file that could not be replaced: metrics count more than it.
+const staleSuffix = ".behind"
 
-// badSuffix marks a file that could not be read or understood. The newest one is kept.
-const badSuffix = ".bad"
+// invalidSuffix marks a file that could not be read or understood. The newest one is kept.
+const invalidSuffix = ".bad"
 
 // Read takes over the folder and reads what an earlier process has left. If the disk does not
-// answer, Read returns ErrHung after maxRead, and at once for the folder's other files. A file
+// answer, Read returns ErrDiskTimeout after readTimeout, and at once for the folder's other files. A file
 // that is read later is never replaced: the next process reads it.
-func (f *File[T]) Read() Found[T] {
-	wait := maxRead
-	if f.folder.hung.Load() {
-		wait = 0
+func (f *File[T]) Read() ReadResult[T] {
+	timeout := readTimeout
+	if f.folder.readTimedOut.Load() {
+		timeout = 0
 	}
-	f.flushing <- struct{}{}
-	read := make(chan Found[T], 1)
+	f.diskLock <- struct{}{}
+	read := make(chan ReadResult[T], 1)
 	go func() { // ends with the process if the disk never answers
 		f.load(read)
-		<-f.flushing
+		<-f.diskLock
 	}()
 	select {
-	case found := <-read:
-		return found
-	case <-time.After(wait):
+	case result := <-read:
+		return result
+	case <-time.After(timeout):
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	select {
-	case found := <-read:
-		return found
+	case result := <-read:
+		return result
 	default:
 	}
-	f.folder.hung.Store(true)
-	f.late, f.view.Err = true, ErrHung
+	f.folder.readTimedOut.Store(true)
+	f.readTimedOut, f.status.Err = true, ErrDiskTimeout
 	f.log.Error("state folder does not answer: start without the stored state, and keep state in memory only", "file", f.format.Name)
-	f.publish()
-	return Found[T]{Err: ErrHung}
+	f.notify()
+	return ReadResult[T]{Err: ErrDiskTimeout}
 }
 
 // load is Read without its bound. The caller holds flushing.
-func (f *File[T]) load(read chan<- Found[T]) {
-	err := f.folder.own()
-	found, name := f.read()
-	newer := found.Err
-	if !errors.Is(newer, ErrNewer) {
+func (f *File[T]) load(read chan<- ReadResult[T]) {
+	err := f.folder.acquire()
+	result, name := f.read()
+	newer := result.Err
+	if !errors.Is(newer, ErrNewerVersion) {
 		newer = nil
 	} else {
 		f.name = fmt.Sprintf("%s.v%d.json", f.format.Name, f.format.Version)
-		found, name = f.read()
+		result, name = f.read()
 	}
-	free := name != f.name // the next process finds no counts
-	if found.Err != nil && (!f.isLate() || errors.Is(found.Err, ErrForeign)) {
-		aside := move(f.folder.files, name, f.name+badSuffix)
-		if free, err = aside == nil, cmp.Or(err, aside); free {
-			found.Err, name = fmt.Errorf("%w (set aside as %s)", found.Err, f.name+badSuffix), ""
+	countsReset := name != f.name // the next process finds no counts
+	if result.Err != nil && (!f.isReadTimedOut() || errors.Is(result.Err, ErrInvalidFile)) {
+		moveErr := move(f.folder.dir, name, f.name+invalidSuffix)
+		if countsReset, err = moveErr == nil, cmp.Or(err, moveErr); countsReset {
+			result.Err, name = fmt.Errorf("%w (set aside as %s)", result.Err, f.name+invalidSuffix), ""
 		}
 	}
 	if newer != nil {
-		found.Behind, free = true, true // the newer version's counts are unknown, so this one's start from 0 each time
-		found.Err = errors.Join(fmt.Errorf("%w (left as it is, %s is used instead)", newer, f.name), found.Err)
+		result.CountsStale, countsReset = true, true // the newer version's counts are unknown, so this one's start from 0 each time
+		result.Err = errors.Join(fmt.Errorf("%w (left as it is, %s is used instead)", newer, f.name), result.Err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	switch {
-	case f.late && name != "":
-		f.unread, err = errUnread, cmp.Or(err, errUnread)
+	case f.readTimedOut && name != "":
+		f.lateReadErr, err = errLateRead, cmp.Or(err, errLateRead)
 		f.log.Error("state is kept in memory only", "file", f.name, "err", err)
-	case f.late:
-		f.free, f.view.Shown = true, f.newest
-	case free:
-		f.free = true
+	case f.readTimedOut:
+		f.countsReset, f.status.Exportable = true, f.newest
+	case countsReset:
+		f.countsReset = true
 	default:
-		f.view.Shown = &found.Value
+		f.status.Exportable = &result.Value
 	}
-	f.note(err)
-	read <- found
+	f.setErr(err)
+	read <- result
 }
 
 // read reads the file, or the one that could not be replaced, and returns which it was.
-func (f *File[T]) read() (found Found[T], name string) {
-	f.folder.files.tidy(f.name)
-	for _, name := range []string{f.name, f.name + behindSuffix} {
-		content, err := f.folder.files.read(name, f.format.MaxBytes)
-		if missing(err) {
+func (f *File[T]) read() (result ReadResult[T], name string) {
+	f.folder.dir.removeStaleTemps(f.name)
+	for _, name := range []string{f.name, f.name + staleSuffix} {
+		content, err := f.folder.dir.read(name, f.format.MaxBytes)
+		if isMissing(err) {
 			continue
 		}
 		if err == nil && int64(len(content)) > f.format.MaxBytes {
-			err = fmt.Errorf("%w: it is larger than %d bytes", ErrForeign, f.format.MaxBytes)
+			err = fmt.Errorf("%w: it is larger than %d bytes", ErrInvalidFile, f.format.MaxBytes)
 		}
 		if err == nil {
-			found.Value, err = f.format.Decode(content)
+			result.Value, err = f.format.Decode(content)
 		}
 		if err != nil {
-			return Found[T]{Err: fmt.Errorf("read %s: %w", name, err)}, name
+			return ReadResult[T]{Err: fmt.Errorf("read %s: %w", name, err)}, name
 		}
-		found.Behind = name != f.name
-		return found, name
+		result.CountsStale = name != f.name
+		return result, name
 	}
-	return found, ""
+	return result, ""
 }
 
 // Save has a value written, which must not be changed any more: within a second, or at once if
@@ -208,9 +208,9 @@ func (f *File[T]) read() (found Found[T], name string) {
 func (f *File[T]) Save(v T, urgent bool) {
 	f.mu.Lock()
 	f.newest, f.urgent = &v, f.urgent || urgent
-	if f.free && !f.writing {
-		f.view.Shown = f.newest
-		f.publish()
+	if f.countsReset && !f.writing {
+		f.status.Exportable = f.newest
+		f.notify()
 	}
 	f.mu.Unlock()
 	select {
@@ -250,10 +250,10 @@ func (f *File[T]) Run(ctx context.Context) error {
 	}
 }
 
-func (f *File[T]) isLate() bool {
+func (f *File[T]) isReadTimedOut() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.late
+	return f.readTimedOut
 }
 
 func (f *File[T]) isUrgent() bool {
@@ -264,36 +264,36 @@ func (f *File[T]) isUrgent() bool {
 
 // Flush writes the newest value that was saved, if it is not on disk.
 func (f *File[T]) Flush() error {
-	f.flushing <- struct{}{}
-	defer func() { <-f.flushing }()
+	f.diskLock <- struct{}{}
+	defer func() { <-f.diskLock }()
 	f.mu.Lock()
 	newest := f.newest
 	f.urgent, f.writing = false, true
 	f.mu.Unlock()
-	err := cmp.Or(f.folder.own(), f.unread)
+	err := cmp.Or(f.folder.acquire(), f.lateReadErr)
 	if err == nil && newest != f.written {
 		err = f.write(newest)
 	}
-	var left bool
+	var movedAside bool
 	if err != nil {
 		f.written = nil
-		left = !errors.Is(err, errTaken) && f.leave() == nil
+		movedAside = !errors.Is(err, errNotOwner) && f.moveAside() == nil
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.writing = false
 	switch {
-	case left:
-		f.free = true
+	case movedAside:
+		f.countsReset = true
 		if f.newest != nil { // otherwise metrics still show what Read has found
-			f.view.Shown = f.newest
+			f.status.Exportable = f.newest
 		}
 	case err != nil:
-		f.free = false // the file may be there or not
+		f.countsReset = false // the file may be there or not
 	case newest != nil:
-		f.free, f.view.Shown = false, newest
+		f.countsReset, f.status.Exportable = false, newest
 	}
-	f.note(cmp.Or(err, f.odd))
+	f.setErr(cmp.Or(err, f.encodeErr))
 	return err
 }
 
@@ -301,59 +301,59 @@ func (f *File[T]) Flush() error {
 func (f *File[T]) End() {
 	ended := make(chan struct{})
 	go func() { // ends with the process if the disk hangs
-		f.Flush() //nolint:errcheck // View.Err and the log have it
+		f.Flush() //nolint:errcheck // WriteStatus.Err and the log have it
 		close(ended)
 	}()
 	select {
 	case <-ended:
-	case <-time.After(maxEnd):
+	case <-time.After(endTimeout):
 		f.log.Error("state folder does not answer: end without the last write", "file", f.format.Name)
 	}
 }
 
 // write replaces the file, unless it has the same content.
 func (f *File[T]) write(v *T) error {
-	content, odd := f.format.Encode(*v)
+	content, encodeErr := f.format.Encode(*v)
 	if content == nil {
-		return odd
+		return encodeErr
 	}
-	if sum := sha256.Sum256(content); f.written == nil || sum != f.sum {
-		if err := replace(f.folder.files, f.name, content); err != nil {
+	if sum := sha256.Sum256(content); f.written == nil || sum != f.digest {
+		if err := replace(f.folder.dir, f.name, content); err != nil {
 			return err
 		}
-		f.sum = sum
-		f.folder.files.remove(f.name + behindSuffix) //nolint:errcheck // the file goes before it
+		f.digest = sum
+		f.folder.dir.remove(f.name + staleSuffix) //nolint:errcheck // the file goes before it
 	}
-	f.written, f.odd = v, odd
+	f.written, f.encodeErr = v, encodeErr
 	return nil
 }
 
-// leave moves the file away, since metrics are going to count more than it does. That needs
+// moveAside moves the file away, since metrics are going to count more than it does. That needs
 // no room on the disk. The next process still reads it, but for its counts.
-func (f *File[T]) leave() error { return move(f.folder.files, f.name, f.name+behindSuffix) }
+func (f *File[T]) moveAside() error { return move(f.folder.dir, f.name, f.name+staleSuffix) }
 
-// Look returns what the disk has, and a channel that is closed when that changes.
-func (f *File[T]) Look() (View[T], <-chan struct{}) {
+// Get returns what the disk has, and a channel that is closed when that changes.
+func (f *File[T]) Get() (WriteStatus[T], <-chan struct{}) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.view, f.changed
+	return f.status, f.changed
 }
 
-// note publishes what became of a write, and logs it if it is the first that failed or the
+// setErr publishes what became of a write, and logs it if it is the first that failed or the
 // first that worked again. The caller holds mu.
-func (f *File[T]) note(err error) {
-	switch was := f.view.Err; {
-	case err != nil && was == nil:
+func (f *File[T]) setErr(err error) {
+	switch before := f.status.Err; {
+	case err != nil && before == nil:
 		f.log.Warn("state is kept in memory only", "file", f.name, "err", err)
-	case err == nil && was != nil:
+	case err == nil && before != nil:
 		f.log.Info("state is on disk again", "file", f.name)
 	}
-	f.view.Err = err
-	f.publish()
+	f.status.Err = err
+	f.notify()
 }
 
-// publish wakes those who wait for a change of the view. The caller holds mu.
-func (f *File[T]) publish() {
+// notify wakes those who wait for a change of the view. The caller holds mu.
+func (f *File[T]) notify() {
 	close(f.changed)
 	f.changed = make(chan struct{})
 }

@@ -14,71 +14,71 @@ import (
 	"time"
 )
 
-// OwnerName is the file that names the process that writes to the folder.
-const OwnerName = "owner"
+// OwnerFileName is the file that names the process that writes to the folder.
+const OwnerFileName = "owner"
 
-// errTaken is that a process that started later writes to the folder now.
-var errTaken = errors.New("a podgauge that started later has taken over the folder: end one of the two, and start the other again")
+// errNotOwner is that a process that started later writes to the folder now.
+var errNotOwner = errors.New("a podgauge that started later has taken over the folder: end one of the two, and start the other again")
 
 // Folder is the state folder. The process that opened it last owns it, and alone writes to
 // it: an earlier process, which may end at any time or hang in the driver, must not put its
 // older files in place of newer ones.
 type Folder struct {
-	files files
-	token string      // of this process
-	hung  atomic.Bool // a file could not be read in time
+	dir          directory
+	token        string      // of this process
+	readTimedOut atomic.Bool // a file could not be read in time
 
-	mu    sync.Mutex // held while the owner file is read and written
-	owned bool       // the owner file has had the token; guarded by mu
+	mu       sync.Mutex // held while the owner file is read and written
+	acquired bool       // the owner file has had the token; guarded by mu
 }
 
 // OpenFolder makes the folder if it is missing. It never fails: File.Read and each write
 // report why the folder cannot be used.
-func OpenFolder(path string) *Folder { return newFolder(folder(path)) }
+func OpenFolder(path string) *Folder { return newFolder(osDirectory(path)) }
 
-func newFolder(f files) *Folder { return &Folder{files: f, token: rand.Text() + "\n"} }
+func newFolder(f directory) *Folder { return &Folder{dir: f, token: rand.Text() + "\n"} }
 
-// own makes this process the owner, or reports that a later one is.
-func (d *Folder) own() error {
+// acquire makes this process the owner, or reports that a later one is.
+func (d *Folder) acquire() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	owner, err := d.files.read(OwnerName, int64(len(d.token)))
+	owner, err := d.dir.read(OwnerFileName, int64(len(d.token)))
 	switch {
 	case err == nil && string(owner) == d.token:
-		d.owned = true
+		d.acquired = true
 		return nil
-	case err == nil && d.owned:
-		return errTaken
+	case err == nil && d.acquired:
+		return errNotOwner
 	}
-	if err = d.files.make(); err == nil {
-		err = replace(d.files, OwnerName, []byte(d.token))
+	if err = d.dir.mkdir(); err == nil {
+		err = replace(d.dir, OwnerFileName, []byte(d.token))
 	}
 	if err != nil {
 		return fmt.Errorf("take over the folder: %w", err)
 	}
-	d.owned = true
+	d.acquired = true
 	return nil
 }
 
-// files are those of a folder. A change is visible at once, and outlives a loss of power only
+// directory are those of a folder. A change is visible at once, and outlives a loss of power only
 // from the next sync on: a file's content from its own, names from the folder's.
-type files interface {
-	// make makes the folder if it is missing.
-	make() error
+type directory interface {
+	// mkdir makes the folder if it is missing.
+	mkdir() error
 	// read returns a file's content, up to one byte more than limit.
 	read(name string, limit int64) ([]byte, error)
 	// create makes an empty file with a temporary name, in place of the file of that name.
-	create(name string) (file, error)
+	create(name string) (tempFile, error)
 	rename(from, to string) error
 	remove(name string) error
 	// sync is the folder's.
 	sync() error
-	// tidy removes temporary files that interrupted writes have left.
-	tidy(name string)
+	// removeStaleTemps removes temporary files that interrupted writes have left.
+	removeStaleTemps(name string)
 }
 
-// file is an os.File.
-type file interface {
+// tempFile is an os.File.
+type tempFile interface {
 	Name() string // without its folder
 	Write([]byte) (int, error)
 	Sync() error
@@ -87,12 +87,12 @@ type file interface {
 
 // replace replaces a file's content. When it returns nil the content is on disk; if it is
 // interrupted, the content is either the old or the new one.
-func replace(d files, name string, content []byte) error {
+func replace(d directory, name string, content []byte) error {
 	f, err := d.create(name)
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(put(f, content), f.Close()); err != nil {
+	if err := errors.Join(writeAndSync(f, content), f.Close()); err != nil {
 		return errors.Join(err, d.remove(f.Name()))
 	}
 	if err := d.rename(f.Name(), name); err != nil {
@@ -101,7 +101,7 @@ func replace(d files, name string, content []byte) error {
 	return d.sync()
 }
 
-func put(f file, content []byte) error {
+func writeAndSync(f tempFile, content []byte) error {
 	if _, err := f.Write(content); err != nil {
 		return err
 	}
@@ -109,65 +109,65 @@ func put(f file, content []byte) error {
 }
 
 // move renames a file. A file that does not exist is no error.
-func move(d files, from, to string) error {
-	if err := d.rename(from, to); err != nil && !missing(err) {
+func move(d directory, from, to string) error {
+	if err := d.rename(from, to); err != nil && !isMissing(err) {
 		return err
 	}
-	if err := d.sync(); err != nil && !missing(err) {
+	if err := d.sync(); err != nil && !isMissing(err) {
 		return err
 	}
 	return nil
 }
 
-// missing reports whether there is no such file, or no folder for it.
-func missing(err error) bool {
+// isMissing reports whether there is no such file, or no folder for it.
+func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// temporary is the pattern of the names of files that are not yet complete.
-func temporary(name string) string { return "." + name + ".*.tmp" }
+// tempPattern is the pattern of the names of files that are not yet complete.
+func tempPattern(name string) string { return "." + name + ".*.tmp" }
 
-// leftAfter is longer than any write takes: another process may be writing.
-const leftAfter = time.Minute
+// staleTempAge is longer than any write takes: another process may be writing.
+const staleTempAge = time.Minute
 
-// folder is files on the operating system's file system.
-type folder string
+// osDirectory is files on the operating system's file system.
+type osDirectory string
 
-func (f folder) path(name string) string { return filepath.Join(string(f), name) }
+func (f osDirectory) path(name string) string { return filepath.Join(string(f), name) }
 
-func (f folder) make() error { return os.MkdirAll(string(f), 0o700) }
+func (f osDirectory) mkdir() error { return os.MkdirAll(string(f), 0o700) }
 
-func (f folder) read(name string, limit int64) ([]byte, error) {
+func (f osDirectory) read(name string, limit int64) ([]byte, error) {
 	// A FIFO must not block the process.
 	file, err := os.OpenFile(f.path(name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, syscall.ELOOP) {
-		return nil, fmt.Errorf("%w: it is a link", ErrForeign)
+		return nil, fmt.Errorf("%w: it is a link", ErrInvalidFile)
 	}
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close() //nolint:errcheck // it was only read
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(fmt.Errorf("%w: it is not a regular file", ErrForeign), err)
+		return nil, errors.Join(fmt.Errorf("%w: it is not a regular file", ErrInvalidFile), err)
 	}
 	return io.ReadAll(io.LimitReader(file, limit+1))
 }
 
-// named is a file whose name lacks the folder.
-type named struct{ *os.File }
+// baseNameFile is a file whose name lacks the folder.
+type baseNameFile struct{ *os.File }
 
-func (n named) Name() string { return filepath.Base(n.File.Name()) }
+func (n baseNameFile) Name() string { return filepath.Base(n.File.Name()) }
 
-func (f folder) create(name string) (file, error) {
-	made, err := os.CreateTemp(string(f), temporary(name)) // with mode 0600
-	return named{made}, err
+func (f osDirectory) create(name string) (tempFile, error) {
+	made, err := os.CreateTemp(string(f), tempPattern(name)) // with mode 0600
+	return baseNameFile{made}, err
 }
 
-func (f folder) rename(from, to string) error { return os.Rename(f.path(from), f.path(to)) }
+func (f osDirectory) rename(from, to string) error { return os.Rename(f.path(from), f.path(to)) }
 
-func (f folder) remove(name string) error { return os.Remove(f.path(name)) }
+func (f osDirectory) remove(name string) error { return os.Remove(f.path(name)) }
 
-func (f folder) sync() error {
+func (f osDirectory) sync() error {
 	dir, err := os.Open(string(f))
 	if err != nil {
 		return err
@@ -175,10 +175,10 @@ func (f folder) sync() error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-func (f folder) tidy(name string) {
-	left, _ := filepath.Glob(f.path(temporary(name))) // the pattern is valid, and there is no other error
-	for _, name := range left {
-		if info, err := os.Lstat(name); err == nil && time.Since(info.ModTime()) > leftAfter {
+func (f osDirectory) removeStaleTemps(name string) {
+	temps, _ := filepath.Glob(f.path(tempPattern(name))) // the pattern is valid, and there is no other error
+	for _, name := range temps {
+		if info, err := os.Lstat(name); err == nil && time.Since(info.ModTime()) > staleTempAge {
 			os.Remove(name) //nolint:errcheck // the next process tries again
 		}
 	}

@@ -12,29 +12,29 @@ import (
 
 var errCrashed = errors.New("the power is gone")
 
-// model is a disk in memory, which loses what a disk may lose.
-type model struct {
+// modelDisk is a disk in memory, which loses what a disk may lose.
+type modelDisk struct {
 	random *rand.Rand
-	names  map[string]*inode // as everybody sees them
-	synced map[string]*inode // that outlive a loss of power for sure
-	steps  atomic.Int64      // until it is lost; negative: never
-	full   atomic.Bool       // it has no room
-	locked atomic.Bool       // it is read-only
-	broken error             // of each read, but for OwnerName
+	names  map[string]*modelInode // as everybody sees them
+	synced map[string]*modelInode // that outlive a loss of power for sure
+	steps  atomic.Int64           // until it is lost; negative: never
+	full   atomic.Bool            // it has no room
+	locked atomic.Bool            // it is read-only
+	broken error                  // of each read, but for OwnerFileName
 	made   int
-	writes int // of files that were renamed into place, but for OwnerName
+	writes int // of files that were renamed into place, but for OwnerFileName
 }
 
-type inode struct{ content, synced []byte }
+type modelInode struct{ content, synced []byte }
 
-func newModel(random *rand.Rand) *model {
-	m := &model{random: random, names: map[string]*inode{}, synced: map[string]*inode{}}
+func newModelDisk(random *rand.Rand) *modelDisk {
+	m := &modelDisk{random: random, names: map[string]*modelInode{}, synced: map[string]*modelInode{}}
 	m.steps.Store(-1)
 	return m
 }
 
 // step is one thing done to the disk.
-func (m *model) step() error {
+func (m *modelDisk) step() error {
 	if m.locked.Load() {
 		return syscall.EROFS
 	}
@@ -45,10 +45,10 @@ func (m *model) step() error {
 	return nil
 }
 
-func (m *model) make() error { return nil }
+func (m *modelDisk) mkdir() error { return nil }
 
-func (m *model) read(name string, _ int64) ([]byte, error) {
-	if m.broken != nil && name != OwnerName && m.names[name] != nil {
+func (m *modelDisk) read(name string, _ int64) ([]byte, error) {
+	if m.broken != nil && name != OwnerFileName && m.names[name] != nil {
 		return nil, m.broken
 	}
 	if n := m.names[name]; n != nil {
@@ -57,17 +57,17 @@ func (m *model) read(name string, _ int64) ([]byte, error) {
 	return nil, fs.ErrNotExist
 }
 
-func (m *model) create(string) (file, error) {
+func (m *modelDisk) create(string) (tempFile, error) {
 	if err := m.step(); err != nil {
 		return nil, err
 	}
 	m.made++
-	o := open{m, fmt.Sprintf("temporary %d", m.made), &inode{}}
-	m.names[o.name] = o.inode
+	o := openModelFile{m, fmt.Sprintf("temporary %d", m.made), &modelInode{}}
+	m.names[o.name] = o.modelInode
 	return o, nil
 }
 
-func (m *model) rename(from, to string) error {
+func (m *modelDisk) rename(from, to string) error {
 	if err := m.step(); err != nil {
 		return err
 	}
@@ -76,13 +76,13 @@ func (m *model) rename(from, to string) error {
 	}
 	m.names[to] = m.names[from]
 	delete(m.names, from)
-	if to != OwnerName {
+	if to != OwnerFileName {
 		m.writes++
 	}
 	return nil
 }
 
-func (m *model) remove(name string) error {
+func (m *modelDisk) remove(name string) error {
 	if err := m.step(); err != nil {
 		return err
 	}
@@ -93,7 +93,7 @@ func (m *model) remove(name string) error {
 	return nil
 }
 
-func (m *model) sync() error {
+func (m *modelDisk) sync() error {
 	if err := m.step(); err != nil {
 		return err
 	}
@@ -101,18 +101,18 @@ func (m *model) sync() error {
 	return nil
 }
 
-func (m *model) tidy(string) {}
+func (m *modelDisk) removeStaleTemps(string) {}
 
-// open is an open file of it.
-type open struct {
-	*model
+// openModelFile is an open file of it.
+type openModelFile struct {
+	*modelDisk
 	name string
-	*inode
+	*modelInode
 }
 
-func (o open) Name() string { return o.name }
+func (o openModelFile) Name() string { return o.name }
 
-func (o open) Write(content []byte) (int, error) {
+func (o openModelFile) Write(content []byte) (int, error) {
 	if err := o.step(); err != nil {
 		o.content = content[:o.random.IntN(len(content)+1)]
 		return 0, err
@@ -124,21 +124,21 @@ func (o open) Write(content []byte) (int, error) {
 	return len(content), nil
 }
 
-func (o open) Sync() error {
+func (o openModelFile) Sync() error {
 	if err := o.step(); err != nil {
 		return err
 	}
-	o.inode.synced = o.content
+	o.modelInode.synced = o.content
 	return nil
 }
 
-func (o open) Close() error { return o.step() }
+func (o openModelFile) Close() error { return o.step() }
 
 // restart is what the next process finds: after a loss of power the content of what was
 // not synced is anything up to what was written, and a change of names has happened or
 // has not. A process that is killed leaves all that it did.
-func (m *model) restart(power bool) *model {
-	next := newModel(m.random)
+func (m *modelDisk) restart(power bool) *modelDisk {
+	next := newModelDisk(m.random)
 	names := m.names
 	if power && m.random.IntN(2) == 0 {
 		names = m.synced
@@ -148,7 +148,7 @@ func (m *model) restart(power bool) *model {
 		if power && n.synced == nil {
 			content = content[:m.random.IntN(len(content)+1)]
 		}
-		next.names[name] = &inode{content, content}
+		next.names[name] = &modelInode{content, content}
 	}
 	next.synced = maps.Clone(next.names)
 	return next

@@ -28,85 +28,85 @@ const (
 	IncidentsPath = Root + "incidents"
 )
 
-// Sources are who knows.
-type Sources struct {
+// NodeInputs are who knows.
+type NodeInputs struct {
 	// Node is the node's name.
 	Node string
-	// Look is the Board's.
-	Look func() ([]device.Status, <-chan struct{})
-	// Held is who holds what, as the kubelet last said.
-	Held func() (device.Holders, <-chan struct{})
+	// Statuses is the Board's.
+	Statuses func() ([]device.Status, <-chan struct{})
+	// Allocations is who holds what, as the kubelet last said.
+	Allocations func() (device.Allocations, <-chan struct{})
 	// Driver is the driver's state.
 	Driver func() device.Driver
 	// Incidents are what is remembered; nil: nothing is.
-	Incidents func() incident.Known
+	Incidents func() incident.Snapshot
 }
 
-// remembered are the incidents.
-func (s Sources) remembered() incident.Known {
-	if s.Incidents == nil {
-		return incident.Known{}
+// incidentSnapshot are the incidents.
+func (in NodeInputs) incidentSnapshot() incident.Snapshot {
+	if in.Incidents == nil {
+		return incident.Snapshot{}
 	}
-	return s.Incidents()
+	return in.Incidents()
 }
 
 // Handler answers below Root.
-func Handler(s Sources) http.Handler {
-	endpoints := map[string]endpoint{
-		DevicesPath:   {[]string{"device"}, s.devices},
-		HoldersPath:   {[]string{"device", "namespace", "pod"}, s.holders},
-		IncidentsPath: {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, s.incidents},
+func Handler(in NodeInputs) http.Handler {
+	endpoints := map[string]apiEndpoint{
+		DevicesPath:   {[]string{"device"}, in.handleDevices},
+		HoldersPath:   {[]string{"device", "namespace", "pod"}, in.handleHolders},
+		IncidentsPath: {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, in.handleIncidents},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e, ok := endpoints[r.URL.Path]
 		switch {
 		case !ok:
-			Refuse(w, http.StatusNotFound, fmt.Errorf("nothing is at %s: want %s, %s or %s", r.URL.Path, DevicesPath, HoldersPath, IncidentsPath))
+			WriteError(w, http.StatusNotFound, fmt.Errorf("nothing is at %s: want %s, %s or %s", r.URL.Path, DevicesPath, HoldersPath, IncidentsPath))
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
-			Refuse(w, http.StatusMethodNotAllowed, fmt.Errorf("%s: want GET or HEAD", r.Method))
+			WriteError(w, http.StatusMethodNotAllowed, fmt.Errorf("%s: want GET or HEAD", r.Method))
 		default:
 			e.serve(w, r)
 		}
 	})
 }
 
-// endpoint is one path: the parameters that it takes, and its answer.
-type endpoint struct {
-	takes  []string
-	answer func(q Query, now time.Time) any
+// apiEndpoint is one path: the parameters that it takes, and its answer.
+type apiEndpoint struct {
+	params []string
+	handle func(q Query, now time.Time) any
 }
 
-func (e endpoint) serve(w http.ResponseWriter, r *http.Request) {
+func (e apiEndpoint) serve(w http.ResponseWriter, r *http.Request) {
 	now := time.Now()
-	q, err := ParseQuery(r.URL.RawQuery, e.takes, now)
+	q, err := ParseQuery(r.URL.RawQuery, e.params, now)
 	if err != nil {
-		Refuse(w, http.StatusBadRequest, err)
+		WriteError(w, http.StatusBadRequest, err)
 		return
 	}
-	send(w, http.StatusOK, e.answer(q, now))
+	writeJSON(w, http.StatusOK, e.handle(q, now))
 }
 
-// Error is the answer to a question that has none.
-type Error struct {
+// ErrorResponse is the answer to a question that has none.
+type ErrorResponse struct {
 	Error string `json:"error"` // one line
 }
 
-// Refuse answers with an error.
-func Refuse(w http.ResponseWriter, status int, err error) {
-	send(w, status, Error{strings.ToValidUTF8(err.Error(), "\uFFFD")})
+// WriteError answers with an error.
+func WriteError(w http.ResponseWriter, status int, err error) {
+	writeJSON(w, status, ErrorResponse{strings.ToValidUTF8(err.Error(), "\uFFFD")})
 }
 
-// send makes the answer before it begins to send it: what cannot be encoded is an error,
+// writeJSON makes the answer before it begins to send it: what cannot be encoded is an error,
 // and not half an answer.
-func send(w http.ResponseWriter, status int, v any) {
+func writeJSON(w http.ResponseWriter, status int, v any) {
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
 	encoder.SetEscapeHTML(false) // it is no HTML, as Content-Type says and nosniff has believed
 	if err := encoder.Encode(v); err != nil {
 		body.Reset()
 		status = http.StatusInternalServerError
-		encoder.Encode(Error{"encode the answer: " + err.Error()}) //nolint:errcheck // a string can be encoded
+		encoder.Encode(ErrorResponse{"encode the answer: " + err.Error()}) //nolint:errcheck // a string can be encoded
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/json")

@@ -18,29 +18,29 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// script is what a test has the sources say.
-type script struct {
-	statuses []device.Status
-	held     device.Holders
-	driver   device.Driver
-	known    incident.Known
+// apiFixture is what a test has the sources say.
+type apiFixture struct {
+	statuses    []device.Status
+	allocations device.Allocations
+	driver      device.Driver
+	incidents   incident.Snapshot
 }
 
-func (s *script) sources() Sources {
-	return Sources{
-		Node:      "node-a",
-		Look:      func() ([]device.Status, <-chan struct{}) { return s.statuses, nil },
-		Held:      func() (device.Holders, <-chan struct{}) { return s.held, nil },
-		Driver:    func() device.Driver { return s.driver },
-		Incidents: func() incident.Known { return s.known },
+func (s *apiFixture) inputs() NodeInputs {
+	return NodeInputs{
+		Node:        "node-a",
+		Statuses:    func() ([]device.Status, <-chan struct{}) { return s.statuses, nil },
+		Allocations: func() (device.Allocations, <-chan struct{}) { return s.allocations, nil },
+		Driver:      func() device.Driver { return s.driver },
+		Incidents:   func() incident.Snapshot { return s.incidents },
 	}
 }
 
-// ask asks, and wants all answers to be what they have in common.
-func (s *script) ask(t *testing.T, method, url string) *httptest.ResponseRecorder {
+// request asks, and wants all answers to be what they have in common.
+func (s *apiFixture) request(t *testing.T, method, url string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	Handler(s.sources()).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
+	Handler(s.inputs()).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
 	for name, want := range map[string]string{
 		"Content-Type": "application/json", "Cache-Control": "no-store", "Content-Length": fmt.Sprint(w.Body.Len()),
 	} {
@@ -54,10 +54,10 @@ func (s *script) ask(t *testing.T, method, url string) *httptest.ResponseRecorde
 	return w
 }
 
-// answer is that of a question which has one.
-func answer[T any](t *testing.T, s *script, url string) T {
+// getJSON is that of a question which has one.
+func getJSON[T any](t *testing.T, s *apiFixture, url string) T {
 	t.Helper()
-	w := s.ask(t, http.MethodGet, url)
+	w := s.request(t, http.MethodGet, url)
 	var v T
 	if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil || w.Code != http.StatusOK {
 		t.Fatalf("%s: %d %s: %v", url, w.Code, w.Body, err)
@@ -68,18 +68,18 @@ func answer[T any](t *testing.T, s *script, url string) T {
 // zone is where times come from that are not UTC's.
 var zone = time.FixedZone("elsewhere", 2*60*60)
 
-func slice(gpu device.GPU, index, n int) device.Device {
+func migDevice(gpu device.GPU, index, n int) device.Device {
 	return device.Device{
-		ID: device.ID(fmt.Sprintf("MIG-%d-%d", index, n)), GPU: gpu, Index: index, Slice: n, GI: 7 + n, CI: 0, Profile: "1g.10gb",
+		ID: device.ID(fmt.Sprintf("MIG-%d-%d", index, n)), GPU: gpu, Index: index, MIGDeviceIndex: n, GI: 7 + n, CI: 0, Profile: "1g.10gb",
 		Minor: index, NUMANode: -1,
 	}
 }
 
-func whole(index int) device.Device {
+func wholeGPU(index int) device.Device {
 	id := fmt.Sprintf("GPU-%d", index)
 	return device.Device{
-		ID: device.ID(id), GPU: device.GPU(id), Index: index, Slice: -1, GI: -1, CI: -1, Minor: index, Model: "NVIDIA H100", PCI: "0000:1a:00.0",
-		NUMANode: 0, Facts: []device.Label{{Name: "serial", Value: "1"}, {Name: "chassis_slot", Value: ""}},
+		ID: device.ID(id), GPU: device.GPU(id), Index: index, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: index, Model: "NVIDIA H100", PCI: "0000:1a:00.0",
+		NUMANode: 0, InfoLabels: []device.Label{{Name: "serial", Value: "1"}, {Name: "chassis_slot", Value: ""}},
 	}
 }
 
@@ -89,107 +89,107 @@ var (
 	past  = device.Owner{Namespace: "research", Pod: "past", Container: "main"}
 )
 
-// node is GPU 0, held; GPU 1 with two slices, one shared; GPU 2, unhealthy and allocated
+// newAPIFixture is GPU 0, held; GPU 1 with two slices, one shared; GPU 2, unhealthy and allocated
 // without a name; and what became of GPU 7.
-func node(now time.Time) *script {
+func newAPIFixture(now time.Time) *apiFixture {
 	now = now.In(zone)
-	partitioned := whole(1)
-	partitioned.MIG = true
-	well := func(d device.Device) device.Status { return device.Status{Device: d, Healthy: true, Since: now} }
+	partitioned := wholeGPU(1)
+	partitioned.MIGEnabled = true
+	healthy := func(d device.Device) device.Status { return device.Status{Device: d, Healthy: true, Since: now} }
 	ago := func(d time.Duration) time.Time { return now.Add(-d) }
-	happened := func(id uint64, d device.Device, reason string, last time.Time, to ...device.Owner) incident.Incident {
+	newIncident := func(id uint64, d device.Device, reason string, last time.Time, to ...device.Owner) incident.Incident {
 		i := incident.Incident{ID: id, First: last, Last: last, Count: 1, Device: d.ID, GPU: d.GPU, Index: d.Index, Profile: d.Profile, Reason: reason}
 		for _, o := range to {
-			i.Holders = append(i.Holders, incident.Holder{
+			i.Affected = append(i.Affected, incident.AffectedContainer{
 				Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, Since: last, Until: last,
-				Ended: &incident.Ending{At: last, Phase: "Failed"},
+				Termination: &incident.PodTermination{At: last, Phase: "Failed"},
 			})
 		}
 		return i
 	}
-	healed := ago(time.Minute)
-	s := &script{
+	recovered := ago(time.Minute)
+	s := &apiFixture{
 		driver: device.Driver{State: device.DriverUp},
 		statuses: []device.Status{
-			well(whole(0)), well(partitioned), well(slice("GPU-1", 1, 0)), well(slice("GPU-1", 1, 1)),
+			healthy(wholeGPU(0)), healthy(partitioned), healthy(migDevice("GPU-1", 1, 0)), healthy(migDevice("GPU-1", 1, 1)),
 			{
-				Device: whole(2), Health: device.Unhealthy, Reason: "xid_79", Action: "reset_gpu", Since: ago(time.Minute), Flaps: 2,
+				Device: wholeGPU(2), Health: device.Unhealthy, Reason: "xid_79", Action: "reset_gpu", Since: ago(time.Minute), Flaps: 2,
 				Xids: []device.Xid{{Code: 79, Count: 1, Last: ago(time.Minute)}},
 			},
 		},
-		held: device.Holders{
-			At: now, Settled: true,
-			Held: []device.Holding{
-				{Resource: "nvidia.com/gpu", Offered: "GPU-0", Owner: train},
-				{Resource: "nvidia.com/gpu", Offered: "GPU-2"},
-				{Resource: "nvidia.com/mig-1g.10gb", Offered: "MIG-1-0::0", Owner: train},
-				{Resource: "nvidia.com/mig-1g.10gb", Offered: "MIG-1-0::1", Owner: embed},
-				{Resource: "nvidia.com/mig-1g.10gb", Offered: "MIG-1-0::2", Owner: embed},
+		allocations: device.Allocations{
+			At: now, Complete: true,
+			All: []device.Allocation{
+				{Resource: "nvidia.com/gpu", DeviceID: "GPU-0", Owner: train},
+				{Resource: "nvidia.com/gpu", DeviceID: "GPU-2"},
+				{Resource: "nvidia.com/mig-1g.10gb", DeviceID: "MIG-1-0::0", Owner: train},
+				{Resource: "nvidia.com/mig-1g.10gb", DeviceID: "MIG-1-0::1", Owner: embed},
+				{Resource: "nvidia.com/mig-1g.10gb", DeviceID: "MIG-1-0::2", Owner: embed},
 			},
-			Recent: []device.Seen{
-				{Device: "GPU-0", Owner: train, First: ago(time.Hour), Last: now},
-				{Device: "GPU-0", Owner: past, First: ago(3 * time.Hour), Last: ago(2 * time.Hour)},
-				{Device: "GPU-0", Owner: embed, First: ago(2 * time.Hour), Last: ago(time.Hour)},
-				{Device: "GPU-7", Owner: past, First: ago(time.Hour), Last: ago(time.Minute)},
+			Recent: []device.AllocationRecord{
+				{Device: "GPU-0", Owner: train, FirstSeen: ago(time.Hour), LastSeen: now},
+				{Device: "GPU-0", Owner: past, FirstSeen: ago(3 * time.Hour), LastSeen: ago(2 * time.Hour)},
+				{Device: "GPU-0", Owner: embed, FirstSeen: ago(2 * time.Hour), LastSeen: ago(time.Hour)},
+				{Device: "GPU-7", Owner: past, FirstSeen: ago(time.Hour), LastSeen: ago(time.Minute)},
 			},
 		},
-		known: incident.Known{Kept: true, Incidents: []incident.Incident{
-			happened(5, whole(2), "xid_79", ago(time.Minute)),
-			happened(4, slice("GPU-1", 1, 0), "xid_94", ago(time.Hour), train, embed),
-			happened(3, whole(0), "xid_31", ago(2*time.Hour), past),
-			happened(2, whole(7), "lost", ago(3*time.Hour), past),
-			happened(1, whole(0), "xid_31", ago(4*time.Hour), past),
+		incidents: incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
+			newIncident(5, wholeGPU(2), "xid_79", ago(time.Minute)),
+			newIncident(4, migDevice("GPU-1", 1, 0), "xid_94", ago(time.Hour), train, embed),
+			newIncident(3, wholeGPU(0), "xid_31", ago(2*time.Hour), past),
+			newIncident(2, wholeGPU(7), "lost", ago(3*time.Hour), past),
+			newIncident(1, wholeGPU(0), "xid_31", ago(4*time.Hour), past),
 		}},
 	}
-	s.known.Incidents[1].Healed = &healed
+	s.incidents.Incidents[1].RecoveredAt = &recovered
 	return s
 }
 
 func TestDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
-		s := node(now)
-		d := answer[Devices](t, s, DevicesPath)
+		s := newAPIFixture(now)
+		d := getJSON[DevicesResponse](t, s, DevicesPath)
 		if d.Node != "node-a" || d.Driver.State != "up" || !d.Kubelet.Up || !d.At.Equal(now) || len(d.Devices) != 5 {
 			t.Fatalf("%+v", d)
 		}
-		var holds []string
-		for _, one := range d.Devices {
-			holds = append(holds, one.Hold)
+		var states []string
+		for _, dev := range d.Devices {
+			states = append(states, dev.AllocationState)
 		}
-		if want := []string{"held", "partitioned", "shared", "idle", "unnamed"}; !slices.Equal(holds, want) {
-			t.Errorf("holds are %v, want %v", holds, want)
+		if want := []string{"held", "partitioned", "shared", "idle", "unnamed"}; !slices.Equal(states, want) {
+			t.Errorf("holds are %v, want %v", states, want)
 		}
 		for query, want := range map[string]int{"?device=0": 1, "?device=GPU-1": 3, "?device=1": 3, "?device=MIG-1-1": 1, "?device=8": 0} {
-			if some := answer[Devices](t, s, DevicesPath+query).Devices; len(some) != want {
+			if some := getJSON[DevicesResponse](t, s, DevicesPath+query).Devices; len(some) != want {
 				t.Errorf("%s: %d devices, want %d", query, len(some), want)
 			}
 		}
-		gpu, part, bad := d.Devices[0], d.Devices[2], d.Devices[4]
-		if gpu.Health != "well" || !gpu.Healthy || gpu.Slice != nil || gpu.Facts["serial"] != "1" || len(gpu.Facts) != 1 || gpu.NUMANode == nil || gpu.LastIncident.ID != 3 {
+		gpu, mig, bad := d.Devices[0], d.Devices[2], d.Devices[4]
+		if gpu.Health != "well" || !gpu.Healthy || gpu.MIGDeviceIndex != nil || gpu.InfoLabels["serial"] != "1" || len(gpu.InfoLabels) != 1 || gpu.NUMANode == nil || gpu.LastIncident.ID != 3 {
 			t.Errorf("GPU 0: %+v", gpu)
 		}
-		if got := names(gpu.Holders); got != "train" || !gpu.Holders[0].First.Equal(now.Add(-time.Hour)) {
-			t.Errorf("GPU 0 is held by %s since %s", got, gpu.Holders[0].First)
+		if got := podNames(gpu.Owners); got != "train" || !gpu.Owners[0].FirstSeen.Equal(now.Add(-time.Hour)) {
+			t.Errorf("GPU 0 is held by %s since %s", got, gpu.Owners[0].FirstSeen)
 		}
-		if got := names(gpu.LastHolders); got != "embed past" {
+		if got := podNames(gpu.PastOwners); got != "embed past" {
 			t.Errorf("GPU 0 was held by %s", got)
 		}
-		if part.Profile != "1g.10gb" || *part.Slice != 0 || *part.GI != 7 || part.NUMANode != nil || names(part.Holders) != "train embed" || len(part.Holders[1].As) != 2 {
-			t.Errorf("slice: %+v", part)
+		if mig.Profile != "1g.10gb" || *mig.MIGDeviceIndex != 0 || *mig.GI != 7 || mig.NUMANode != nil || podNames(mig.Owners) != "train embed" || len(mig.Owners[1].Resources) != 2 {
+			t.Errorf("slice: %+v", mig)
 		}
-		if bad.Healthy || bad.Health != "unhealthy" || bad.Reason != "xid_79" || bad.Action != "reset_gpu" || bad.Flaps != 2 || bad.Xids[0].Xid != 79 || len(bad.Holders) != 0 {
+		if bad.Healthy || bad.Health != "unhealthy" || bad.Reason != "xid_79" || bad.Action != "reset_gpu" || bad.Flaps != 2 || bad.Xids[0].Xid != 79 || len(bad.Owners) != 0 {
 			t.Errorf("GPU 2: %+v", bad)
 		}
-		if body := s.ask(t, http.MethodGet, DevicesPath).Body.String(); strings.Contains(body, "+02:00") {
+		if body := s.request(t, http.MethodGet, DevicesPath).Body.String(); strings.Contains(body, "+02:00") {
 			t.Errorf("times that are not UTC: %s", body)
 		}
 	})
 }
 
-func names(holders []Holder) string {
+func podNames(owners []OwnerJSON) string {
 	var list []string
-	for _, h := range holders {
+	for _, h := range owners {
 		list = append(list, h.Pod)
 	}
 	return strings.Join(list, " ")
@@ -197,19 +197,19 @@ func names(holders []Holder) string {
 
 // Nothing is known yet, or any more: that is no error, and no list is null.
 func TestNothingIsKnown(t *testing.T) {
-	s := &script{driver: device.Driver{Err: errors.New("no\nlibrary")}, held: device.Holders{Err: errors.New("connection refused")}}
-	d := answer[Devices](t, s, DevicesPath)
-	if d.Driver != (Driver{"starting", "no; library"}) || d.Kubelet.Up || d.Kubelet.Error != "connection refused" || d.Devices == nil {
+	s := &apiFixture{driver: device.Driver{Err: errors.New("no\nlibrary")}, allocations: device.Allocations{Err: errors.New("connection refused")}}
+	d := getJSON[DevicesResponse](t, s, DevicesPath)
+	if d.Driver != (DriverJSON{"starting", "no; library"}) || d.Kubelet.Up || d.Kubelet.Error != "connection refused" || d.Devices == nil {
 		t.Errorf("%+v", d)
 	}
-	if h := answer[Holders](t, s, HoldersPath); h.Settled || h.Holders == nil {
+	if h := getJSON[HoldersResponse](t, s, HoldersPath); h.Complete || h.Allocations == nil {
 		t.Errorf("%+v", h)
 	}
-	s.known.Err = errors.New("disk full")
-	if i := answer[Incidents](t, s, IncidentsPath); i.Kept || i.Error != "disk full" || i.Incidents == nil {
+	s.incidents.Err = errors.New("disk full")
+	if i := getJSON[IncidentsResponse](t, s, IncidentsPath); i.Persisted || i.Error != "disk full" || i.Incidents == nil {
 		t.Errorf("%+v", i)
 	}
-	without, w := s.sources(), httptest.NewRecorder()
+	without, w := s.inputs(), httptest.NewRecorder()
 	without.Incidents = nil
 	if Handler(without).ServeHTTP(w, httptest.NewRequest(http.MethodGet, IncidentsPath, http.NoBody)); w.Code != http.StatusOK {
 		t.Errorf("where nobody remembers: %d %s", w.Code, w.Body)
@@ -218,7 +218,7 @@ func TestNothingIsKnown(t *testing.T) {
 
 func TestHolders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := node(time.Now())
+		s := newAPIFixture(time.Now())
 		for _, c := range []struct{ query, want string }{
 			{"", "GPU-0/train GPU-0-embed GPU-0-past MIG-1-0/train MIG-1-0/embed GPU-7-past"},
 			{"?device=GPU-0", "GPU-0/train GPU-0-embed GPU-0-past"},
@@ -234,8 +234,8 @@ func TestHolders(t *testing.T) {
 			{"?device=GPU-4", ""},
 		} {
 			var got []string
-			for _, h := range answer[Holders](t, s, HoldersPath+c.query).Holders {
-				got = append(got, string(h.Device)+map[bool]string{true: "/", false: "-"}[h.Holds]+h.Pod)
+			for _, h := range getJSON[HoldersResponse](t, s, HoldersPath+c.query).Allocations {
+				got = append(got, string(h.Device)+map[bool]string{true: "/", false: "-"}[h.Current]+h.Pod)
 			}
 			if strings.Join(got, " ") != c.want {
 				t.Errorf("%s: %s, want %s", c.query, got, c.want)
@@ -247,7 +247,7 @@ func TestHolders(t *testing.T) {
 func TestIncidents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
-		s := node(now)
+		s := newAPIFixture(now)
 		for _, c := range []struct {
 			query string
 			want  string
@@ -272,7 +272,7 @@ func TestIncidents(t *testing.T) {
 			{"?since=" + now.Add(-3*time.Hour).UTC().Format(time.RFC3339), "[5 4 3 2]", 4},
 			{"?since=0s", "[]", 0},
 		} {
-			got := answer[Incidents](t, s, IncidentsPath+c.query)
+			got := getJSON[IncidentsResponse](t, s, IncidentsPath+c.query)
 			ids := []uint64{}
 			for _, i := range got.Incidents {
 				ids = append(ids, i.ID)
@@ -281,17 +281,17 @@ func TestIncidents(t *testing.T) {
 				t.Errorf("%s: %v of %d, want %s of %d", c.query, ids, got.Total, c.want, c.total)
 			}
 		}
-		if body := s.ask(t, http.MethodGet, IncidentsPath).Body.String(); strings.Contains(body, "+02:00") || !strings.Contains(body, `"holders":[]`) {
+		if body := s.request(t, http.MethodGet, IncidentsPath).Body.String(); strings.Contains(body, "+02:00") || !strings.Contains(body, `"holders":[]`) {
 			t.Errorf("%s", body)
 		}
-		if s.known.Incidents[1].Healed.Location() != zone || s.known.Incidents[1].Holders[0].Since.Location() != zone {
+		if s.incidents.Incidents[1].RecoveredAt.Location() != zone || s.incidents.Incidents[1].Affected[0].Since.Location() != zone {
 			t.Error("what was published has been written")
 		}
 	})
 }
 
 func TestWrongQuestions(t *testing.T) {
-	s := node(time.Now())
+	s := newAPIFixture(time.Now())
 	for _, c := range []struct {
 		method, url string
 		status      int
@@ -315,9 +315,9 @@ func TestWrongQuestions(t *testing.T) {
 		{"GET", Root, 404, "nothing is at /api/v1/: want /api/v1/devices"},
 		{"GET", DevicesPath + "/GPU-0", 404, "nothing is at /api/v1/devices/GPU-0"},
 	} {
-		w := s.ask(t, c.method, c.url)
-		var said Error
-		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || w.Code != c.status || !strings.HasPrefix(said.Error, c.says) {
+		w := s.request(t, c.method, c.url)
+		var response ErrorResponse
+		if err := json.Unmarshal(w.Body.Bytes(), &response); err != nil || w.Code != c.status || !strings.HasPrefix(response.Error, c.says) {
 			t.Errorf("%s %s: %d %s, want %d %s", c.method, c.url, w.Code, w.Body, c.status, c.says)
 		}
 		if allow := w.Header().Get("Allow"); (c.status == 405) != (allow == "GET, HEAD") {
@@ -327,16 +327,16 @@ func TestWrongQuestions(t *testing.T) {
 }
 
 func TestHead(t *testing.T) {
-	server := httptest.NewServer(Handler(node(time.Now()).sources()))
+	server := httptest.NewServer(Handler(newAPIFixture(time.Now()).inputs()))
 	defer server.Close()
 	defer http.DefaultClient.CloseIdleConnections()
-	answer, err := http.Head(server.URL + IncidentsPath)
+	response, err := http.Head(server.URL + IncidentsPath)
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer.Body.Close()
-	if answer.StatusCode != http.StatusOK || answer.ContentLength < 100 {
-		t.Errorf("%s, of %d bytes", answer.Status, answer.ContentLength)
+	response.Body.Close()
+	if response.StatusCode != http.StatusOK || response.ContentLength < 100 {
+		t.Errorf("%s, of %d bytes", response.Status, response.ContentLength)
 	}
 }
 
@@ -344,34 +344,34 @@ func TestHead(t *testing.T) {
 func TestHostileNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hostile := "a\"b\n\x1b[31m<script>\u2028\xff"
-		s := node(time.Now())
+		s := newAPIFixture(time.Now())
 		s.statuses[0].Model = hostile
-		s.statuses[0].Facts = []device.Label{{Name: hostile, Value: hostile}}
-		s.held.Held[0].Owner.Pod = hostile
-		s.known.Incidents[0].Reason = hostile
+		s.statuses[0].InfoLabels = []device.Label{{Name: hostile, Value: hostile}}
+		s.allocations.All[0].Owner.Pod = hostile
+		s.incidents.Incidents[0].Reason = hostile
 		read := strings.ReplaceAll(hostile, "\xff", "\uFFFD")
-		d := answer[Devices](t, s, DevicesPath)
-		if d.Devices[0].Model != read || d.Devices[0].Facts[read] != read || d.Devices[0].Holders[0].Pod != read {
+		d := getJSON[DevicesResponse](t, s, DevicesPath)
+		if d.Devices[0].Model != read || d.Devices[0].InfoLabels[read] != read || d.Devices[0].Owners[0].Pod != read {
 			t.Errorf("%+v", d.Devices[0])
 		}
-		if i := answer[Incidents](t, s, IncidentsPath); i.Incidents[0].Reason != read {
+		if i := getJSON[IncidentsResponse](t, s, IncidentsPath); i.Incidents[0].Reason != read {
 			t.Errorf("%+v", i.Incidents[0])
 		}
-		s.ask(t, http.MethodGet, "/api/v1/%ff%0a")
-		s.ask(t, http.MethodGet, IncidentsPath+"?%ff=%0a")
+		s.request(t, http.MethodGet, "/api/v1/%ff%0a")
+		s.request(t, http.MethodGet, IncidentsPath+"?%ff=%0a")
 	})
 }
 
 // What cannot be written as JSON is an error, and not half an answer.
 func TestWhatCannotBeEncoded(t *testing.T) {
 	w := httptest.NewRecorder()
-	send(w, http.StatusOK, math.NaN())
+	writeJSON(w, http.StatusOK, math.NaN())
 	if w.Code != http.StatusInternalServerError || !strings.HasPrefix(w.Body.String(), `{"error":"encode the answer: `) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	s := node(time.Now())
-	s.known.Incidents[0].Last = time.Date(12345, 1, 1, 0, 0, 0, 0, time.UTC)
-	if w := s.ask(t, http.MethodGet, IncidentsPath); w.Code != http.StatusInternalServerError {
+	s := newAPIFixture(time.Now())
+	s.incidents.Incidents[0].Last = time.Date(12345, 1, 1, 0, 0, 0, 0, time.UTC)
+	if w := s.request(t, http.MethodGet, IncidentsPath); w.Code != http.StatusInternalServerError {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }
@@ -379,20 +379,20 @@ func TestWhatCannotBeEncoded(t *testing.T) {
 // FuzzParseQuery: what is taken is within its bounds and is taken again when it is written
 // out; what is not costs one line.
 func FuzzParseQuery(f *testing.F) {
-	takes := []string{"device", "namespace", "pod", "reason", "since", "limit"}
+	params := []string{"device", "namespace", "pod", "reason", "since", "limit"}
 	for _, seed := range []string{"", "device=0&limit=5", "since=1h", "since=2026-01-02T03:04:05Z", "pod=a&pod=b", "x=1", "limit=-1", "a;b", "pod=%00", "%ff=%ff"} {
 		f.Add(seed)
 	}
 	now := time.Unix(1_700_000_000, 0)
 	f.Fuzz(func(t *testing.T, raw string) {
-		q, err := ParseQuery(raw, takes, now)
+		q, err := ParseQuery(raw, params, now)
 		if err != nil {
 			if strings.ContainsAny(err.Error(), "\n\r") {
 				t.Errorf("%q: %q has more lines than one", raw, err)
 			}
 			return
 		}
-		if q.Limit < 1 || q.Limit > MostLimit || len(raw) > mostQuery || q.Since.After(now) && !strings.Contains(raw, "T") {
+		if q.Limit < 1 || q.Limit > MaxLimit || len(raw) > maxQueryBytes || q.Since.After(now) && !strings.Contains(raw, "T") {
 			t.Errorf("%q: %+v", raw, q)
 		}
 		if raw == "" && q != (Query{Limit: DefaultLimit}) {

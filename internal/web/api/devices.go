@@ -9,45 +9,45 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// Devices is the answer at DevicesPath.
-type Devices struct {
-	At      time.Time `json:"at"` // when it was given
-	Node    string    `json:"node,omitempty"`
-	Driver  Driver    `json:"driver"`
-	Kubelet Kubelet   `json:"kubelet"`
-	Devices []Device  `json:"devices"` // each GPU before its slices
+// DevicesResponse is the answer at DevicesPath.
+type DevicesResponse struct {
+	At      time.Time    `json:"at"` // when it was given
+	Node    string       `json:"node,omitempty"`
+	Driver  DriverJSON   `json:"driver"`
+	Kubelet KubeletJSON  `json:"kubelet"`
+	Devices []DeviceJSON `json:"devices"` // each GPU before its slices
 }
 
-// Driver is the driver's state.
-type Driver struct {
+// DriverJSON is the driver's state.
+type DriverJSON struct {
 	// State is "starting", "up", "failing", "absent", "not_answering", "replaced" or
 	// "released".
 	State string `json:"state"`
 	Error string `json:"error,omitempty"`
 }
 
-// Kubelet says how the kubelet answered when it was last asked who holds what.
-type Kubelet struct {
-	Up       bool      `json:"up"`
-	Answered time.Time `json:"answered,omitzero"` // when it last did; what holders are drawn from
-	Error    string    `json:"error,omitempty"`
+// KubeletJSON says how the kubelet answered when it was last asked who holds what.
+type KubeletJSON struct {
+	Up         bool      `json:"up"`
+	LastAnswer time.Time `json:"answered,omitzero"` // when it last did; what holders are drawn from
+	Error      string    `json:"error,omitempty"`
 }
 
-// Device is what can be held, and a GPU whose slices can.
-type Device struct {
-	ID          device.ID         `json:"device"`
-	GPU         device.GPU        `json:"gpu"`
-	Index       int               `json:"index"`             // the GPU's
-	MIG         bool              `json:"mig"`               // a GPU in MIG mode: its slices are held, and not it
-	Profile     string            `json:"profile,omitempty"` // of a slice, as are the next three
-	Slice       *int              `json:"slice,omitempty"`
-	GI          *int              `json:"gi,omitempty"`
-	CI          *int              `json:"ci,omitempty"`
-	Model       string            `json:"model,omitempty"`
-	PCI         string            `json:"pci_bus_id,omitempty"`
-	NUMANode    *int              `json:"numa_node,omitempty"`
-	MemoryBytes uint64            `json:"memory_bytes,omitempty"`
-	Facts       map[string]string `json:"facts,omitempty"` // as nvidia_gpu_info has them
+// DeviceJSON is what can be held, and a GPU whose slices can.
+type DeviceJSON struct {
+	ID             device.ID         `json:"device"`
+	GPU            device.GPU        `json:"gpu"`
+	Index          int               `json:"index"`             // the GPU's
+	MIG            bool              `json:"mig"`               // a GPU in MIG mode: its slices are held, and not it
+	Profile        string            `json:"profile,omitempty"` // of a slice, as are the next three
+	MIGDeviceIndex *int              `json:"slice,omitempty"`
+	GI             *int              `json:"gi,omitempty"`
+	CI             *int              `json:"ci,omitempty"`
+	Model          string            `json:"model,omitempty"`
+	PCI            string            `json:"pci_bus_id,omitempty"`
+	NUMANode       *int              `json:"numa_node,omitempty"`
+	MemoryBytes    uint64            `json:"memory_bytes,omitempty"`
+	InfoLabels     map[string]string `json:"facts,omitempty"` // as nvidia_gpu_info has them
 
 	Healthy bool      `json:"healthy"` // as the kubelet is told
 	Health  string    `json:"health"`  // "well", "suspect", "unhealthy" or "probation"
@@ -57,109 +57,109 @@ type Device struct {
 	Flaps   uint64    `json:"flaps"`
 	Gone    bool      `json:"gone,omitempty"` // no listing has it any more
 	// Unallocatable is why nothing of a GPU that works can be allocated: "no_mig_devices".
-	Unallocatable string `json:"unallocatable,omitempty"`
-	Xids          []Xid  `json:"xids"` // that were reported of its GPU, as far as is remembered
+	Unallocatable string    `json:"unallocatable,omitempty"`
+	Xids          []XidJSON `json:"xids"` // that were reported of its GPU, as far as is remembered
 
-	// Hold is "idle", "held", "shared", "unnamed" (allocated to a container that the
+	// AllocationState is "idle", "held", "shared", "unnamed" (allocated to a container that the
 	// kubelet does not name), "unknown", or "partitioned".
-	Hold         string             `json:"hold"`
-	Holders      []Holder           `json:"holders"`
-	LastHolders  []Holder           `json:"last_holders"` // that hold it no more, newest first
-	LastIncident *incident.Incident `json:"last_incident,omitempty"`
+	AllocationState string             `json:"hold"`
+	Owners          []OwnerJSON        `json:"holders"`
+	PastOwners      []OwnerJSON        `json:"last_holders"` // that hold it no more, newest first
+	LastIncident    *incident.Incident `json:"last_incident,omitempty"`
 }
 
-// Xid is how often the driver reported an error.
-type Xid struct {
+// XidJSON is how often the driver reported an error.
+type XidJSON struct {
 	Xid   uint64    `json:"xid"`
 	Count uint64    `json:"count"`
 	Last  time.Time `json:"last"`
 }
 
-var driverStates = [...]string{
+var driverStateNames = [...]string{
 	device.DriverStarting: "starting", device.DriverUp: "up", device.DriverFailing: "failing", device.DriverAbsent: "absent",
 	device.DriverNotAnswering: "not_answering", device.DriverReplaced: "replaced", device.DriverReleased: "released",
 }
 
-var holds = [...]string{
-	device.Unknown: "unknown", device.Idle: "idle", device.Held: "held", device.Shared: "shared", device.Unnamed: "unnamed",
+var allocationStateNames = [...]string{
+	device.AllocationUnknown: "unknown", device.Unallocated: "idle", device.Allocated: "held", device.AllocatedShared: "shared", device.AllocatedOwnerUnknown: "unnamed",
 }
 
-func (s Sources) devices(q Query, now time.Time) any { return s.answer(q, now) }
+func (in NodeInputs) handleDevices(q Query, now time.Time) any { return in.devicesMatching(q, now) }
 
 // Devices are all of the node's, as the answer has them.
-func (s Sources) Devices(now time.Time) Devices { return s.answer(Query{}, now) }
+func (in NodeInputs) Devices(now time.Time) DevicesResponse { return in.devicesMatching(Query{}, now) }
 
-func (s Sources) answer(q Query, now time.Time) Devices {
-	statuses, _ := s.Look()
-	held, _ := s.Held()
-	known, driver := s.remembered(), s.Driver()
-	d := Devices{
-		At: now.UTC(), Node: s.Node, Driver: Driver{driverStates[driver.State], errText(driver.Err)},
-		Kubelet: kubelet(held), Devices: []Device{},
+func (in NodeInputs) devicesMatching(q Query, now time.Time) DevicesResponse {
+	statuses, _ := in.Statuses()
+	allocations, _ := in.Allocations()
+	snapshot, driver := in.incidentSnapshot(), in.Driver()
+	d := DevicesResponse{
+		At: now.UTC(), Node: in.Node, Driver: DriverJSON{driverStateNames[driver.State], errorText(driver.Err)},
+		Kubelet: newKubeletJSON(allocations), Devices: []DeviceJSON{},
 	}
-	at := q.place(statuses)
+	matcher := q.deviceMatcher(statuses)
 	for _, status := range statuses {
-		if at.has(status.ID, status.GPU, status.Index) {
-			d.Devices = append(d.Devices, deviceOf(status, statuses, held, known))
+		if matcher.matches(status.ID, status.GPU, status.Index) {
+			d.Devices = append(d.Devices, newDeviceJSON(status, statuses, allocations, snapshot))
 		}
 	}
 	return d
 }
 
-func kubelet(h device.Holders) Kubelet {
-	return Kubelet{Up: h.Err == nil && !h.At.IsZero(), Answered: h.At.UTC(), Error: errText(h.Err)}
+func newKubeletJSON(a device.Allocations) KubeletJSON {
+	return KubeletJSON{Up: a.Err == nil && !a.At.IsZero(), LastAnswer: a.At.UTC(), Error: errorText(a.Err)}
 }
 
-func errText(err error) string {
+func errorText(err error) string {
 	if err == nil {
 		return ""
 	}
 	return strings.ReplaceAll(err.Error(), "\n", "; ")
 }
 
-func deviceOf(s device.Status, all []device.Status, held device.Holders, known incident.Known) Device {
-	d := Device{
-		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIG, Model: s.Model, PCI: s.PCI, NUMANode: unlessNegative(s.NUMANode),
+func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allocations, snapshot incident.Snapshot) DeviceJSON {
+	d := DeviceJSON{
+		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIGEnabled, Model: s.Model, PCI: s.PCI, NUMANode: nonNegative(s.NUMANode),
 		MemoryBytes: s.MemoryBytes, Healthy: s.Healthy, Health: s.Health.String(), Reason: s.Reason, Action: s.Action,
-		Since: s.Since.UTC(), Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all), Xids: make([]Xid, len(s.Xids)),
-		Holders: []Holder{}, LastHolders: []Holder{},
+		Since: s.Since.UTC(), Flaps: s.Flaps, Gone: s.Gone, Unallocatable: s.Unallocatable(all), Xids: make([]XidJSON, len(s.Xids)),
+		Owners: []OwnerJSON{}, PastOwners: []OwnerJSON{},
 	}
 	if !s.WholeGPU() {
-		d.Profile, d.Slice, d.GI, d.CI = s.Profile, unlessNegative(s.Slice), unlessNegative(s.GI), unlessNegative(s.CI)
+		d.Profile, d.MIGDeviceIndex, d.GI, d.CI = s.Profile, nonNegative(s.MIGDeviceIndex), nonNegative(s.GI), nonNegative(s.CI)
 	}
 	for i, x := range s.Xids {
-		d.Xids[i] = Xid{x.Code, x.Count, x.Last.UTC()}
+		d.Xids[i] = XidJSON{x.Code, x.Count, x.Last.UTC()}
 	}
-	for _, f := range s.Facts {
+	for _, f := range s.InfoLabels {
 		if f.Value == "" { // the driver does not tell it
 			continue
 		}
-		if d.Facts == nil {
-			d.Facts = map[string]string{}
+		if d.InfoLabels == nil {
+			d.InfoLabels = map[string]string{}
 		}
-		d.Facts[f.Name] = f.Value
+		d.InfoLabels[f.Name] = f.Value
 	}
-	hold, _ := held.Of(s.ID)
-	d.Hold = holds[hold]
-	if s.MIG && len(held.Rows(s.ID)) == 0 {
-		d.Hold = "partitioned"
+	state, _ := allocations.State(s.ID)
+	d.AllocationState = allocationStateNames[state]
+	if s.MIGEnabled && len(allocations.ForDevice(s.ID)) == 0 {
+		d.AllocationState = "partitioned"
 	}
-	for _, h := range holdersOf(s.ID, held) {
-		if h.Holds {
-			d.Holders = append(d.Holders, h)
+	for _, owner := range ownersOf(s.ID, allocations) {
+		if owner.Current {
+			d.Owners = append(d.Owners, owner)
 		} else {
-			d.LastHolders = append(d.LastHolders, h)
+			d.PastOwners = append(d.PastOwners, owner)
 		}
 	}
-	if i := slices.IndexFunc(known.Incidents, func(i incident.Incident) bool { return i.Device == s.ID }); i >= 0 {
-		last := inUTC(known.Incidents[i]) // the newest is the first
+	if i := slices.IndexFunc(snapshot.Incidents, func(i incident.Incident) bool { return i.Device == s.ID }); i >= 0 {
+		last := withUTCTimes(snapshot.Incidents[i]) // the newest is the first
 		d.LastIncident = &last
 	}
 	return d
 }
 
-// unlessNegative is a number, or nothing where it is not known.
-func unlessNegative(n int) *int {
+// nonNegative is a number, or nothing where it is not known.
+func nonNegative(n int) *int {
 	if n < 0 {
 		return nil
 	}

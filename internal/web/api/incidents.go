@@ -7,58 +7,58 @@ import (
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// Incidents is the answer at IncidentsPath.
-type Incidents struct {
+// IncidentsResponse is the answer at IncidentsPath.
+type IncidentsResponse struct {
 	At   time.Time `json:"at"`
 	Node string    `json:"node,omitempty"`
-	// Kept says that incidents are on disk, or will be in a moment; Error, why not.
-	Kept  bool   `json:"kept"`
-	Error string `json:"error,omitempty"`
+	// Persisted says that incidents are on disk, or will be in a moment; Error, why not.
+	Persisted bool   `json:"kept"`
+	Error     string `json:"error,omitempty"`
 	// Total is how many match. The answer has the newest of them, up to the limit.
 	Total     int                 `json:"total"`
 	Incidents []incident.Incident `json:"incidents"` // newest first
 }
 
-func (s Sources) incidents(q Query, now time.Time) any {
-	statuses, _ := s.Look()
-	known := s.remembered()
-	answer := Incidents{At: now.UTC(), Node: s.Node, Kept: known.Kept, Error: errText(known.Err), Incidents: []incident.Incident{}}
-	at := q.place(statuses)
-	for i := range known.Incidents {
-		of := &known.Incidents[i]
-		if !at.has(of.Device, of.GPU, of.Index) || !q.about(of) {
+func (in NodeInputs) handleIncidents(q Query, now time.Time) any {
+	statuses, _ := in.Statuses()
+	snapshot := in.incidentSnapshot()
+	response := IncidentsResponse{At: now.UTC(), Node: in.Node, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err), Incidents: []incident.Incident{}}
+	matcher := q.deviceMatcher(statuses)
+	for i := range snapshot.Incidents {
+		item := &snapshot.Incidents[i]
+		if !matcher.matches(item.Device, item.GPU, item.Index) || !q.matchesIncident(item) {
 			continue
 		}
-		if answer.Total++; answer.Total <= q.Limit {
-			answer.Incidents = append(answer.Incidents, inUTC(*of))
+		if response.Total++; response.Total <= q.Limit {
+			response.Incidents = append(response.Incidents, withUTCTimes(*item))
 		}
 	}
-	return answer
+	return response
 }
 
-// about tells whether an incident is meant, wherever it was.
-func (q Query) about(i *incident.Incident) bool {
+// matchesIncident tells whether an incident is meant, wherever it was.
+func (q Query) matchesIncident(i *incident.Incident) bool {
 	return (q.Reason == "" || q.Reason == i.Reason) && !i.Last.Before(q.Since) &&
-		(q.Namespace == "" && q.Pod == "" || slices.ContainsFunc(i.Holders, func(h incident.Holder) bool { return q.names(h.Namespace, h.Pod) }))
+		(q.Namespace == "" && q.Pod == "" || slices.ContainsFunc(i.Affected, func(h incident.AffectedContainer) bool { return q.matchesPod(h.Namespace, h.Pod) }))
 }
 
-// inUTC is the incident with all its times in UTC, and no list that is null.
-func inUTC(i incident.Incident) incident.Incident {
+// withUTCTimes is the incident with all its times in UTC, and no list that is null.
+func withUTCTimes(i incident.Incident) incident.Incident {
 	i.First, i.Last = i.First.UTC(), i.Last.UTC()
-	if i.Healed != nil {
-		at := i.Healed.UTC()
-		i.Healed = &at
+	if i.RecoveredAt != nil {
+		recovered := i.RecoveredAt.UTC()
+		i.RecoveredAt = &recovered
 	}
-	holders := make([]incident.Holder, len(i.Holders))
-	for n, h := range i.Holders {
+	affected := make([]incident.AffectedContainer, len(i.Affected))
+	for n, h := range i.Affected {
 		h.Since, h.Until = h.Since.UTC(), h.Until.UTC()
-		if h.Ended != nil {
-			ended := *h.Ended
+		if h.Termination != nil {
+			ended := *h.Termination
 			ended.At = ended.At.UTC()
-			h.Ended = &ended
+			h.Termination = &ended
 		}
-		holders[n] = h
+		affected[n] = h
 	}
-	i.Holders = holders
+	i.Affected = affected
 	return i
 }

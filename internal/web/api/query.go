@@ -14,13 +14,13 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// mostQuery is how many bytes of parameters are read. Names of pods have 253 at most.
-const mostQuery = 4096
+// maxQueryBytes is how many bytes of parameters are read. Names of pods have 253 at most.
+const maxQueryBytes = 4096
 
 // How many incidents an answer has where nothing is said, and at most.
 const (
 	DefaultLimit = 100
-	MostLimit    = 1000
+	MaxLimit     = 1000
 )
 
 // Query says what an answer is to be about. The zero value of a field is anything.
@@ -36,10 +36,10 @@ type Query struct {
 
 // ParseQuery reads parameters as they stand in a URL. Whoever mistypes one learns it, and
 // does not get everything.
-func ParseQuery(raw string, takes []string, now time.Time) (Query, error) {
+func ParseQuery(raw string, params []string, now time.Time) (Query, error) {
 	q := Query{Limit: DefaultLimit}
-	if len(raw) > mostQuery {
-		return q, fmt.Errorf("the parameters have %d bytes: want %d at most", len(raw), mostQuery)
+	if len(raw) > maxQueryBytes {
+		return q, fmt.Errorf("the parameters have %d bytes: want %d at most", len(raw), maxQueryBytes)
 	}
 	values, err := url.ParseQuery(raw)
 	if err != nil {
@@ -47,8 +47,8 @@ func ParseQuery(raw string, takes []string, now time.Time) (Query, error) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch v := values[name]; {
-		case !slices.Contains(takes, name):
-			return q, fmt.Errorf("unknown parameter %q: want %s", name, cmp.Or(strings.Join(takes, ", "), "none"))
+		case !slices.Contains(params, name):
+			return q, fmt.Errorf("unknown parameter %q: want %s", name, cmp.Or(strings.Join(params, ", "), "none"))
 		case len(v) > 1:
 			return q, fmt.Errorf("%s is given %d times", name, len(v))
 		default:
@@ -74,17 +74,17 @@ func (q *Query) set(name, value string, now time.Time) (err error) {
 	case "reason":
 		q.Reason = value
 	case "since":
-		q.Since, err = since(value, now)
+		q.Since, err = parseSince(value, now)
 	case "limit":
-		if q.Limit, err = strconv.Atoi(value); err != nil || q.Limit < 1 || q.Limit > MostLimit {
-			err = fmt.Errorf("want a number from 1 to %d", MostLimit)
+		if q.Limit, err = strconv.Atoi(value); err != nil || q.Limit < 1 || q.Limit > MaxLimit {
+			err = fmt.Errorf("want a number from 1 to %d", MaxLimit)
 		}
 	}
 	return err
 }
 
-// since reads a time, or for how long it has been.
-func since(value string, now time.Time) (time.Time, error) {
+// parseSince reads a time, or for how long it has been.
+func parseSince(value string, now time.Time) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, value); err == nil {
 		return at, nil
 	}
@@ -95,40 +95,40 @@ func since(value string, now time.Time) (time.Time, error) {
 	return now.Add(-ago), nil
 }
 
-// place is what a Query's Device stands for.
-type place struct {
-	anywhere bool
-	id       string // of a device or a GPU
-	index    int    // where id is empty: a GPU's, as it was
+// deviceMatcher is what a Query's Device stands for.
+type deviceMatcher struct {
+	all   bool
+	id    string // of a device or a GPU
+	index int    // where id is empty: a GPU's, as it was
 }
 
-// place looks the query's device up. An index is that of the Board or, where it has none
+// deviceMatcher looks the query's device up. An index is that of the Board or, where it has none
 // such, the one that a GPU had.
-func (q Query) place(statuses []device.Status) place {
+func (q Query) deviceMatcher(statuses []device.Status) deviceMatcher {
 	index, err := strconv.Atoi(q.Device)
 	switch {
 	case q.Device == "":
-		return place{anywhere: true}
+		return deviceMatcher{all: true}
 	case err != nil || index < 0: // no GPU's
-		return place{id: q.Device}
+		return deviceMatcher{id: q.Device}
 	}
 	for _, s := range statuses {
 		if s.Index == index {
-			return place{id: string(s.GPU)}
+			return deviceMatcher{id: string(s.GPU)}
 		}
 	}
-	return place{index: index}
+	return deviceMatcher{index: index}
 }
 
-// has tells whether a device is meant.
-func (p place) has(id device.ID, gpu device.GPU, index int) bool {
-	if p.id != "" {
-		return p.id == string(id) || p.id == string(gpu)
+// matches tells whether a device is meant.
+func (m deviceMatcher) matches(id device.ID, gpu device.GPU, index int) bool {
+	if m.id != "" {
+		return m.id == string(id) || m.id == string(gpu)
 	}
-	return p.anywhere || p.index == index
+	return m.all || m.index == index
 }
 
-// names tells whether a container is meant.
-func (q Query) names(namespace, pod string) bool {
+// matchesPod tells whether a container is meant.
+func (q Query) matchesPod(namespace, pod string) bool {
 	return (q.Namespace == "" || q.Namespace == namespace) && (q.Pod == "" || q.Pod == pod)
 }

@@ -22,25 +22,25 @@ var iconText []byte
 
 // asset is a file that the page asks for.
 type asset struct {
-	Path string // without a slash before it: the page may be below one that a proxy adds
-	kind string
-	text []byte
+	Path        string // without a slash before it: the page may be below one that a proxy adds
+	contentType string
+	body        []byte
 }
 
 // assets are all there are.
 var assets = map[string]asset{
-	"style":  hashed("page", "css", "text/css; charset=utf-8", styleText),
-	"script": hashed("page", "js", "text/javascript; charset=utf-8", scriptText),
-	"icon":   hashed("icon", "svg", "image/svg+xml", iconText),
+	"style":  newAsset("page", "css", "text/css; charset=utf-8", styleText),
+	"script": newAsset("page", "js", "text/javascript; charset=utf-8", scriptText),
+	"icon":   newAsset("icon", "svg", "image/svg+xml", iconText),
 }
 
-func hashed(name, extension, kind string, text []byte) asset {
-	sum := sha256.Sum256(text)
+func newAsset(name, extension, contentType string, body []byte) asset {
+	sum := sha256.Sum256(body)
 	path := strings.TrimPrefix(AssetsPath, "/") + name + "." + hex.EncodeToString(sum[:6]) + "." + extension
-	return asset{path, kind, text}
+	return asset{path, contentType, body}
 }
 
-// layout is the page's template.
-var layout = template.Must(template.New("page").Funcs(template.FuncMap{
+// pageTemplate is the page's template.
+var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"asset": func(name string) string { return assets[name].Path },
 }).Parse(pageText))

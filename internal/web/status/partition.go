@@ -6,55 +6,55 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// partition is how a GPU is cut: its memory in Of parts, of which its instances take some.
-type partition struct {
-	Of        int
-	Instances []instance
+// partitionMap is how a GPU is cut: its memory in Of parts, of which its instances take some.
+type partitionMap struct {
+	MemorySlices int
+	Instances    []instanceBlock
 }
 
-// instance is a GPU instance. The slices in it are its compute instances, which share its
+// instanceBlock is a GPU instance. The slices in it are its compute instances, which share its
 // memory. Where it begins and how long it is, in parts of the GPU, is -1 and 1 where nobody
 // knows.
-type instance struct {
+type instanceBlock struct {
 	Start, Size int
-	Slices      []*unit
+	MIGDevices  []*deviceCard
 }
 
-// At is its place, as a class of the style.
-func (i instance) At() string {
+// CSSClass is its place, as a class of the style.
+func (i instanceBlock) CSSClass() string {
 	if i.Start < 0 {
 		return "span-" + strconv.Itoa(i.Size)
 	}
 	return "at-" + strconv.Itoa(i.Start) + " span-" + strconv.Itoa(i.Size)
 }
 
-// mostParts is how many parts a GPU's memory has, of all but the smallest.
-const mostParts = 8
+// maxMemorySlices is how many parts a GPU's memory has, of all but the smallest.
+const maxMemorySlices = 8
 
-// partition draws a GPU's slices where they lie.
-func (b *builder) partition(g *unit) *partition {
-	p := &partition{Of: mostParts}
-	whole, last := b.status(g.ID).MemoryBytes, device.Status{}
-	for _, u := range g.Slices {
-		s := b.status(u.ID)
-		at := s.Placement
-		if at.Size < 1 || at.Start < 0 || at.Start+at.Size > mostParts {
-			at = device.Placement{Start: -1, Size: 1}
-		} else if unit := s.MemoryBytes / uint64(at.Size); unit > 0 && whole > 0 && whole/unit <= mostParts/2 {
-			p.Of = mostParts / 2 // an A30
+// partitionMap draws a GPU's slices where they lie.
+func (b *viewBuilder) partitionMap(gpu *deviceCard) *partitionMap {
+	p := &partitionMap{MemorySlices: maxMemorySlices}
+	gpuBytes, last := b.statusOf(gpu.ID).MemoryBytes, device.Status{}
+	for _, card := range gpu.MIGDevices {
+		s := b.statusOf(card.ID)
+		placement := s.Placement
+		if placement.Size < 1 || placement.Start < 0 || placement.Start+placement.Size > maxMemorySlices {
+			placement = device.Placement{Start: -1, Size: 1}
+		} else if sliceBytes := s.MemoryBytes / uint64(placement.Size); sliceBytes > 0 && gpuBytes > 0 && gpuBytes/sliceBytes <= maxMemorySlices/2 {
+			p.MemorySlices = maxMemorySlices / 2 // an A30
 		}
 		if n := len(p.Instances); n > 0 && s.GI >= 0 && s.GI == last.GI && !s.Gone && !last.Gone {
-			p.Instances[n-1].Slices = append(p.Instances[n-1].Slices, u)
+			p.Instances[n-1].MIGDevices = append(p.Instances[n-1].MIGDevices, card)
 		} else {
-			p.Instances = append(p.Instances, instance{at.Start, at.Size, []*unit{u}})
+			p.Instances = append(p.Instances, instanceBlock{placement.Start, placement.Size, []*deviceCard{card}})
 		}
 		last = s
 	}
 	return p
 }
 
-// status is what the Board says of a device.
-func (b *builder) status(id device.ID) device.Status {
+// statusOf is what the Board says of a device.
+func (b *viewBuilder) statusOf(id device.ID) device.Status {
 	for i := range b.statuses {
 		if b.statuses[i].ID == id {
 			return b.statuses[i]

@@ -20,14 +20,14 @@ const (
 	PowerLimit
 	Temperature
 	quantities
-	Unshown = quantities // what the page does not show
+	NotShown = quantities // what the page does not show
 )
 
-// row is a metric's name, and the value of its label.
-type row struct{ name, label string }
+// quantitySource is a metric's name, and the value of its label.
+type quantitySource struct{ name, label string }
 
-// rows say of which rows the quantities are.
-var rows = [quantities]row{
+// quantitySources say of which rows the quantities are.
+var quantitySources = [quantities]quantitySource{
 	Utilization:  {"nvidia_gpu_utilization_ratio", ""},
 	EngineActive: {"nvidia_gpu_graphics_engine_active_ratio", ""},
 	MemoryUsed:   {"nvidia_gpu_memory_used_bytes", ""},
@@ -37,47 +37,47 @@ var rows = [quantities]row{
 	Temperature:  {"nvidia_gpu_temperature_celsius", "gpu"},
 }
 
-// Quantities tells for each row which quantity it is of.
-func Quantities(metrics []device.Metric) []Quantity {
-	of := make([]Quantity, len(metrics))
+// QuantitiesByRow tells for each row which quantity it is of.
+func QuantitiesByRow(metrics []device.Metric) []Quantity {
+	byRow := make([]Quantity, len(metrics))
 	for i, m := range metrics {
 		label := ""
 		if len(m.Labels) > 0 {
 			label = m.Labels[0].Value
 		}
-		of[i] = Unshown
-		if q := slices.Index(rows[:], row{m.Name, label}); q >= 0 {
-			of[i] = Quantity(q)
+		byRow[i] = NotShown
+		if q := slices.Index(quantitySources[:], quantitySource{m.Name, label}); q >= 0 {
+			byRow[i] = Quantity(q)
 		}
 	}
-	return of
+	return byRow
 }
 
 // Readings are what one flight read.
 type Readings struct {
-	At time.Time // when the last of it had come; zero: there was no flight
-	Of []Reading
+	At      time.Time // when the last of it had come; zero: there was no flight
+	Devices []DeviceReading
 }
 
-// of is what was read of a device: nothing where that did not answer.
-func (r *Readings) of(id device.ID) *Reading {
-	for i := range r.Of {
-		if r.Of[i].Device == id {
-			return &r.Of[i]
+// forDevice is what was read of a device: nothing where that did not answer.
+func (r *Readings) forDevice(id device.ID) *DeviceReading {
+	for i := range r.Devices {
+		if r.Devices[i].Device == id {
+			return &r.Devices[i]
 		}
 	}
-	return &Reading{}
+	return &DeviceReading{}
 }
 
-// Reading is what was read of one device.
-type Reading struct {
+// DeviceReading is what was read of one device.
+type DeviceReading struct {
 	Device device.ID
 	values [quantities]float64
 	known  [quantities]bool
 }
 
 // Set notes a value.
-func (r *Reading) Set(q Quantity, value float64) { r.values[q], r.known[q] = value, true }
+func (r *DeviceReading) Set(q Quantity, value float64) { r.values[q], r.known[q] = value, true }
 
 // get is a value; false where it was not read.
-func (r *Reading) get(q Quantity) (value float64, known bool) { return r.values[q], r.known[q] }
+func (r *DeviceReading) get(q Quantity) (value float64, known bool) { return r.values[q], r.known[q] }

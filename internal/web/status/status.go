@@ -1,6 +1,6 @@
 // Package status renders the node at a glance, as a page for people.
 //
-// What stands on it is what the JSON has (exporter/api), and what the newest flight read.
+// What stands on it is what the JSON has (internal/web/api), and what the newest flight read.
 // It asks for a flight itself where there is no young one, and so costs nothing while
 // nobody looks. Everything is on one page without a frame, a font or a script from
 // elsewhere; the page is whole without its own script too, which only keeps it fresh.
@@ -19,23 +19,23 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// sharedFor is how long a page may be given to others who look, if nobody's holding and no
+// maxPageAge is how long a page may be given to others who look, if nobody's holding and no
 // device's health has changed since: with many that look, it is made twice a second.
-const sharedFor = 500 * time.Millisecond
+const maxPageAge = 500 * time.Millisecond
 
-// Sources are who knows.
-type Sources struct {
+// PageInputs are who knows.
+type PageInputs struct {
 	// Sources are those of the JSON.
-	api.Sources
+	api.NodeInputs
 	// Read is the newest flight's, or that of one that it waits for, until ctx is done.
 	Read func(ctx context.Context) Readings
 	// Stalled tells whether a GPU has stopped answering; nil: none has.
 	Stalled func(device.GPU) bool
-	// Offers are what the kubelet is told of; nil, as the func or as its answer: it is told by
+	// PluginResources are what the kubelet is told of; nil, as the func or as its answer: it is told by
 	// another device plugin.
-	Offers func() []Offer
-	// Pods says whether the kubelet's Pods API is followed; nil: nothing is said of it.
-	Pods func() Feed
+	PluginResources func() []PluginResource
+	// PodsAPI says whether the kubelet's Pods API is followed; nil: nothing is said of it.
+	PodsAPI func() PodsAPIStatus
 
 	Version   string
 	Simulated bool
@@ -43,10 +43,10 @@ type Sources struct {
 	Links []string
 }
 
-// Offer is a resource, and what is offered under its name.
-type Offer struct {
+// PluginResource is a resource, and what is offered under its name.
+type PluginResource struct {
 	Resource string
-	IDs      []device.OfferedID
+	IDs      []device.AdvertisedID
 	Sharing  string // how its replicas share a device: "time-slicing", "MPS"; empty: not at all
 	// Registered says that the kubelet listens to the list of these devices, of which it was
 	// last told that so many are healthy.
@@ -55,38 +55,38 @@ type Offer struct {
 	Err        string // why the kubelet last refused it
 }
 
-// Feed is whether something is followed without a gap and, where it is not, why; empty:
+// PodsAPIStatus is whether something is followed without a gap and, where it is not, why; empty:
 // it was not asked yet.
-type Feed struct {
-	Followed bool
-	Why      string
+type PodsAPIStatus struct {
+	Synced bool
+	Reason string
 }
 
 // Page is the page. It is an http.Handler.
 type Page struct {
-	sources Sources
-	layout  *template.Template
+	inputs       PageInputs
+	pageTemplate *template.Template
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	body []byte // not written once it was made
-	made time.Time
+	body       []byte // not written once it was made
+	renderedAt time.Time
 	// stale are closed when somebody's holding or a device's health has changed since.
 	stale [2]<-chan struct{}
 }
 
 // New makes a page. Nobody is asked before somebody looks.
-func New(s Sources) *Page {
-	if s.Stalled == nil {
-		s.Stalled = func(device.GPU) bool { return false }
+func New(in PageInputs) *Page {
+	if in.Stalled == nil {
+		in.Stalled = func(device.GPU) bool { return false }
 	}
-	return &Page{sources: s, layout: layout}
+	return &Page{inputs: in, pageTemplate: pageTemplate}
 }
 
 // ServeHTTP is http.Handler's.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	body, err := p.current(context.WithoutCancel(r.Context())) // it is for all who look, and a flight has an end
-	guard(w.Header())
+	setSecurityHeaders(w.Header())
 	w.Header().Set("Cache-Control", "no-store")
 	if err != nil {
 		http.Error(w, "the page cannot be made: "+err.Error(), http.StatusInternalServerError)
@@ -100,22 +100,22 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func (p *Page) current(ctx context.Context) ([]byte, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.fresh() {
+	if p.isFresh() {
 		return p.body, nil
 	}
-	_, health := p.sources.Look()
-	_, holding := p.sources.Held()
-	readings := p.sources.Read(ctx)
+	_, health := p.inputs.Statuses()
+	_, allocations := p.inputs.Allocations()
+	readings := p.inputs.Read(ctx)
 	body, err := p.render(readings, time.Now())
 	if err != nil {
 		return nil, err
 	}
-	p.body, p.made, p.stale = body, time.Now(), [2]<-chan struct{}{health, holding}
+	p.body, p.renderedAt, p.stale = body, time.Now(), [2]<-chan struct{}{health, allocations}
 	return body, nil
 }
 
-// fresh tells whether the page can be given to one more. The caller holds mu.
-func (p *Page) fresh() bool {
+// isFresh tells whether the page can be given to one more. The caller holds mu.
+func (p *Page) isFresh() bool {
 	for _, changed := range p.stale {
 		select {
 		case <-changed:
@@ -123,23 +123,23 @@ func (p *Page) fresh() bool {
 		default:
 		}
 	}
-	return p.body != nil && time.Since(p.made) < sharedFor
+	return p.body != nil && time.Since(p.renderedAt) < maxPageAge
 }
 
 func (p *Page) render(readings Readings, now time.Time) ([]byte, error) {
 	body := bytes.NewBuffer(make([]byte, 0, len(p.body)+len(p.body)/4))
-	err := p.layout.Execute(body, p.sources.view(readings, now))
+	err := p.pageTemplate.Execute(body, p.inputs.pageView(readings, now))
 	return body.Bytes(), err
 }
 
-// policy lets the page have what this server has, and nothing else: no style or script
+// contentSecurityPolicy lets the page have what this server has, and nothing else: no style or script
 // within it, no form, and no place in somebody else's frame.
-const policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; " +
+const contentSecurityPolicy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; " +
 	"base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 
-// guard says to a browser what it must not do.
-func guard(h http.Header) {
-	h.Set("Content-Security-Policy", policy)
+// setSecurityHeaders says to a browser what it must not do.
+func setSecurityHeaders(h http.Header) {
+	h.Set("Content-Security-Policy", contentSecurityPolicy)
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("X-Frame-Options", "DENY")
 	h.Set("Referrer-Policy", "no-referrer")
@@ -153,14 +153,14 @@ const AssetsPath = "/static/"
 // in it, so it can be kept for ever.
 func Assets() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		guard(w.Header())
+		setSecurityHeaders(w.Header())
 		for _, a := range assets {
 			if r.URL.Path == "/"+a.Path {
 				h := w.Header()
-				h.Set("Content-Type", a.kind)
+				h.Set("Content-Type", a.contentType)
 				h.Set("Cache-Control", "public, max-age=31536000, immutable")
-				h.Set("Content-Length", strconv.Itoa(len(a.text)))
-				w.Write(a.text) //nolint:errcheck // whoever asked has gone
+				h.Set("Content-Length", strconv.Itoa(len(a.body)))
+				w.Write(a.body) //nolint:errcheck // whoever asked has gone
 				return
 			}
 		}

@@ -25,9 +25,9 @@ var update = flag.Bool("update", false, "write the golden files anew")
 // TestGolden holds the page of each node against its file. The names of what the page
 // asks for are without their hashes there, so that a colour changes no file.
 func TestGolden(t *testing.T) {
-	for _, name := range slices.Sorted(maps.Keys(nodes)) {
+	for _, name := range slices.Sorted(maps.Keys(fixtures)) {
 		t.Run(name, func(t *testing.T) {
-			got := nodes[name]().page(t)
+			got := fixtures[name]().page(t)
 			checkHTML(t, got)
 			file := filepath.Join("testdata", name+".html")
 			if *update {
@@ -45,15 +45,15 @@ func TestGolden(t *testing.T) {
 		})
 	}
 	files, err := filepath.Glob("testdata/*.html")
-	if err != nil || len(files) != len(nodes) {
-		t.Errorf("%d golden files of %d nodes: %v", len(files), len(nodes), err)
+	if err != nil || len(files) != len(fixtures) {
+		t.Errorf("%d golden files of %d nodes: %v", len(files), len(fixtures), err)
 	}
 }
 
 // page is the node's page.
-func (n *node) page(t *testing.T) []byte {
+func (f *pageFixture) page(t *testing.T) []byte {
 	t.Helper()
-	body, err := New(n.sources()).render(n.readings, now)
+	body, err := New(f.inputs()).render(f.readings, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,13 +103,13 @@ func checkHTML(t *testing.T, page []byte) {
 	}
 }
 
-// elements are those that a page may have.
-var elements = strings.Fields("html head meta title link noscript script body a header p span h1 h2 h3 bdi main ul li dl dt dd div b code q " +
+// allowedElements are those that a page may have.
+var allowedElements = strings.Fields("html head meta title link noscript script body a header p span h1 h2 h3 bdi main ul li dl dt dd div b code q " +
 	"section svg rect details summary time table caption thead tbody tr th td footer nav")
 
 func checkAttributes(t *testing.T, token html.Token, ids, wanted map[string]bool) {
 	t.Helper()
-	if !slices.Contains(elements, token.Data) {
+	if !slices.Contains(allowedElements, token.Data) {
 		t.Errorf("<%s> is no element of the page's", token.Data)
 	}
 	for _, a := range token.Attr {
@@ -130,7 +130,7 @@ func checkAttributes(t *testing.T, token html.Token, ids, wanted map[string]bool
 
 // TestHostileNames: what a pod is called stays text.
 func TestHostileNames(t *testing.T) {
-	page := string(hostile().page(t))
+	page := string(newHostileFixture().page(t))
 	for _, out := range []string{"<script>alert", "<img", "\u202e", "\x00", "\x1b", "{{.}}<", "</title></svg>"} {
 		if strings.Contains(page, out) {
 			t.Errorf("the page has %q", out)
@@ -149,21 +149,21 @@ func TestHostileNames(t *testing.T) {
 // TestUnknownIsNotFree: as long as the kubelet may have holders to name yet, nothing is shown
 // as free, nor counted as not held, where it has named none.
 func TestUnknownIsNotFree(t *testing.T) {
-	n := unsettled()
+	n := newUnsettledFixture()
 	p := string(n.page(t))
 	for _, out := range []string{`<p class="nobody">free</p>`, "1 of 4 replicas held", `class="slice-part well" href`, `<span class="replica">`} {
 		if strings.Contains(p, out) {
 			t.Errorf("the page has %q", out)
 		}
 	}
-	v := New(n.sources()).sources.view(n.readings, now)
+	v := New(n.inputs()).inputs.pageView(n.readings, now)
 	for _, r := range v.Resources {
-		if r.HeldKnown {
-			t.Errorf("%s: %d held, and nobody knows", r.Name, r.Held)
+		if r.AllocatedKnown {
+			t.Errorf("%s: %d held, and nobody knows", r.Name, r.Allocated)
 		}
 	}
-	n.held.Settled = true
-	if v = New(n.sources()).sources.view(n.readings, now); !v.Resources[0].HeldKnown || v.Resources[0].Held != 1 {
+	n.allocations.Complete = true
+	if v = New(n.inputs()).inputs.pageView(n.readings, now); !v.Resources[0].AllocatedKnown || v.Resources[0].Allocated != 1 {
 		t.Errorf("held, and known: %+v", v.Resources[0])
 	}
 }
@@ -171,18 +171,18 @@ func TestUnknownIsNotFree(t *testing.T) {
 // TestSums: a sum says of how many GPUs it is, where it is not of all; and what it is of are the
 // same GPUs.
 func TestSums(t *testing.T) {
-	sums := func(n *node) string {
-		var said []string
-		for _, f := range New(n.sources()).sources.view(n.readings, now).Figures {
+	sums := func(n *pageFixture) string {
+		var stats []string
+		for _, f := range New(n.inputs()).inputs.pageView(n.readings, now).Stats {
 			if f.Name == "Memory" || f.Name == "Power" {
-				said = append(said, f.Name+" "+f.Value+" "+f.More)
+				stats = append(stats, f.Name+" "+f.Value+" "+f.Note)
 			}
 		}
-		return strings.Join(said, "; ")
+		return strings.Join(stats, "; ")
 	}
-	n := empty()
+	n := newEmptyFixture()
 	for range 3 {
-		n.add("NVIDIA L4", 20, "8.9")
+		n.addGPU("NVIDIA L4", 20, "8.9")
 	}
 	for i, c := range []struct {
 		used, total, power, limit float64
@@ -192,13 +192,13 @@ func TestSums(t *testing.T) {
 		{5, 20, 40, -1, "Memory 38 % of 40 GiB, 2 of 3 GPUs; Power 80 W 2 of 3 GPUs"},
 		{15, 20, -1, 72, "Memory 50 % of 60 GiB; Power 80 W 2 of 3 GPUs"},
 	} {
-		n.read(n.statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
+		n.addReading(n.statuses[i].ID, -1, c.used, c.total, c.power, c.limit, -1)
 		if got := sums(n); got != c.want {
 			t.Errorf("%d GPUs are read: %q, want %q", i+1, got, c.want)
 		}
 	}
 	n.statuses[2].Gone = true
-	n.readings.Of = n.readings.Of[:2]
+	n.readings.Devices = n.readings.Devices[:2]
 	if got, want := sums(n), "Memory 38 % of 40 GiB; Power 80 W"; strings.TrimSpace(got) != want {
 		t.Errorf("one is gone: %q, want %q", got, want)
 	}
@@ -207,7 +207,7 @@ func TestSums(t *testing.T) {
 // TestMap: slices are drawn where they lie, by their own length and not by their compute share, in
 // as many parts as the GPU's memory has.
 func TestMap(t *testing.T) {
-	type slice struct {
+	type migDevice struct {
 		profile string
 		memory  float64
 		at      device.Placement
@@ -215,30 +215,30 @@ func TestMap(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		memory float64
-		slices []slice
+		slices []migDevice
 		want   string
 	}{
-		{"H100", 80, []slice{
+		{"H100", 80, []migDevice{
 			{"1g.20gb", 19.5, device.Placement{Start: 0, Size: 2}},
 			{"1g.10gb+me", 9.75, device.Placement{Start: 2, Size: 1}},
 			{"2g.20gb", 19.5, device.Placement{Start: 4, Size: 2}},
 		}, "8: at-0 span-2, at-2 span-1, at-4 span-2"},
-		{"A100, of 40 GB", 40, []slice{{"1g.10gb", 9.6, device.Placement{Start: 6, Size: 2}}}, "8: at-6 span-2"},
-		{"A30", 24, []slice{{"1g.6gb", 5.8, device.Placement{Start: 3, Size: 1}}, {"2g.12gb", 11.7, device.Placement{Start: 0, Size: 2}}}, "4: at-3 span-1, at-0 span-2"},
-		{"one that does not tell its memory", 0, []slice{{"3g.40gb", 39.5, device.Placement{Start: 4, Size: 4}}}, "8: at-4 span-4"},
-		{"one that does not tell where", 80, []slice{{"3g.40gb", 39.5, device.Placement{Start: -1}}}, "8: span-1"},
+		{"A100, of 40 GB", 40, []migDevice{{"1g.10gb", 9.6, device.Placement{Start: 6, Size: 2}}}, "8: at-6 span-2"},
+		{"A30", 24, []migDevice{{"1g.6gb", 5.8, device.Placement{Start: 3, Size: 1}}, {"2g.12gb", 11.7, device.Placement{Start: 0, Size: 2}}}, "4: at-3 span-1, at-0 span-2"},
+		{"one that does not tell its memory", 0, []migDevice{{"3g.40gb", 39.5, device.Placement{Start: 4, Size: 4}}}, "8: at-4 span-4"},
+		{"one that does not tell where", 80, []migDevice{{"3g.40gb", 39.5, device.Placement{Start: -1}}}, "8: span-1"},
 	} {
-		n := empty()
-		n.add("NVIDIA "+c.name, c.memory, "9.0").MIG = true
+		n := newEmptyFixture()
+		n.addGPU("NVIDIA "+c.name, c.memory, "9.0").MIGEnabled = true
 		for i, s := range c.slices {
-			n.slice(s.profile, i, 0, s.memory, s.at)
+			n.addMIGDevice(s.profile, i, 0, s.memory, s.at)
 		}
-		drawn := New(n.sources()).sources.view(n.readings, now).GPUs[0].Map
+		drawn := New(n.inputs()).inputs.pageView(n.readings, now).GPUs[0].Partition
 		var places []string
 		for _, i := range drawn.Instances {
-			places = append(places, i.At())
+			places = append(places, i.CSSClass())
 		}
-		if got := fmt.Sprintf("%d: %s", drawn.Of, strings.Join(places, ", ")); got != c.want {
+		if got := fmt.Sprintf("%d: %s", drawn.MemorySlices, strings.Join(places, ", ")); got != c.want {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
@@ -262,17 +262,17 @@ func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
 }
 
 func TestAssets(t *testing.T) {
-	page := get(t, New(eight().sources()), "/").Body.String()
+	page := get(t, New(newH100Fixture().inputs()), "/").Body.String()
 	for name, a := range assets {
 		w := get(t, Assets(), "/"+a.Path)
-		if w.Code != http.StatusOK || w.Body.String() != string(a.text) || w.Header().Get("Content-Type") != a.kind ||
-			!strings.Contains(w.Header().Get("Cache-Control"), "immutable") || w.Header().Get("Content-Length") != fmt.Sprint(len(a.text)) {
+		if w.Code != http.StatusOK || w.Body.String() != string(a.body) || w.Header().Get("Content-Type") != a.contentType ||
+			!strings.Contains(w.Header().Get("Cache-Control"), "immutable") || w.Header().Get("Content-Length") != fmt.Sprint(len(a.body)) {
 			t.Errorf("%s: %d %v", a.Path, w.Code, w.Header())
 		}
 		if !strings.Contains(page, `"`+a.Path+`"`) {
 			t.Errorf("the page does not ask for %s", name)
 		}
-		if !bytes.HasPrefix(a.text, []byte("<svg")) && bytes.Contains(a.text, []byte("http")) {
+		if !bytes.HasPrefix(a.body, []byte("<svg")) && bytes.Contains(a.body, []byte("http")) {
 			t.Errorf("%s has an address", name)
 		}
 	}
@@ -284,9 +284,9 @@ func TestAssets(t *testing.T) {
 // TestManyLook: a page is made twice a second at most, unless a device's health changes.
 func TestManyLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := eight()
+		n := newH100Fixture()
 		n.changed = make(chan struct{})
-		p := New(n.sources())
+		p := New(n.inputs())
 		for range 100 {
 			get(t, p, "/")
 		}
@@ -312,7 +312,7 @@ func TestManyLook(t *testing.T) {
 
 // TestWhoLeavesSpoilsNothing: the page that is made for one who has gone is others' too.
 func TestWhoLeavesSpoilsNothing(t *testing.T) {
-	s := eight().sources()
+	s := newH100Fixture().inputs()
 	read := s.Read
 	s.Read = func(ctx context.Context) Readings {
 		if ctx.Err() != nil {
@@ -333,8 +333,8 @@ func TestWhoLeavesSpoilsNothing(t *testing.T) {
 // race detector.
 func TestPageAllocations(t *testing.T) {
 	for name, most := range map[string]float64{"h100": 4000, "mig_full": 17000} {
-		n := nodes[name]()
-		p := New(n.sources())
+		n := fixtures[name]()
+		p := New(n.inputs())
 		if got := testing.AllocsPerRun(10, func() {
 			if _, err := p.render(n.readings, now); err != nil {
 				t.Fatal(err)
@@ -349,8 +349,8 @@ func TestPageAllocations(t *testing.T) {
 
 func BenchmarkPage(b *testing.B) {
 	for _, name := range []string{"h100", "mig_full"} {
-		n := nodes[name]()
-		p := New(n.sources())
+		n := fixtures[name]()
+		p := New(n.inputs())
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

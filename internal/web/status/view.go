@@ -12,106 +12,108 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// readingsOldAfter is the age from which on it is said how old readings are.
-const readingsOldAfter = 5 * time.Second
+// maxReadingsAge is the age from which on it is said how old readings are.
+const maxReadingsAge = 5 * time.Second
 
-// view is what the layout shows.
-type view struct {
+// pageView is what the layout shows.
+type pageView struct {
 	Node, Version string
 	Simulated     bool
 	Headline      string // how the node is, in a sentence; it changes with that alone
 	Grade         string // "well", "warning" or "bad"
-	Troubles      []trouble
-	Figures       []figure
-	Model         string // of all GPUs, where they are of one
-	ReadAt        when   // of the readings, where they are old
-	GPUs          []*unit
-	Driver        part
-	DriverFacts   []fact
-	Kubelet       part
-	Answered      when
-	Pods          part
-	Resources     []resource
-	Plugin        bool // this process is the device plugin
-	Memory        remembered
+	Alerts        []alertRow
+	Stats         []nodeStat
+	Model         string      // of all GPUs, where they are of one
+	ReadAt        displayTime // of the readings, where they are old
+	GPUs          []*deviceCard
+	Driver        dependency
+	DriverDetails []nameValue
+	Kubelet       dependency
+	LastAnswer    displayTime
+	PodsAPI       dependency
+	Resources     []resourceRow
+	IsPlugin      bool // this process is the device plugin
+	Incidents     incidentList
 	Links         []string
 }
 
-// trouble is a device that is not well, and where on the page it is.
-type trouble struct{ Anchor, Name, Health, Reason, Action string }
+// alertRow is a device that is not well, and where on the page it is.
+type alertRow struct{ Anchor, Name, Health, Reason, Action string }
 
-// figure is one number of the node.
-type figure struct {
-	Name, Value, More string
-	At                when   // in the place of More
-	Grade             string // as in view; empty where it says nothing of how the node is
+// nodeStat is one number of the node.
+type nodeStat struct {
+	Name, Value, Note string
+	At                displayTime // in the place of More
+	Grade             string      // as in view; empty where it says nothing of how the node is
 }
 
-// part is something that podgauge depends on, and how it is: Grade as in view, and State
+// dependency is something that podgauge depends on, and how it is: Grade as in view, and State
 // as it goes on in a sentence.
-type part struct{ Grade, State, Why string }
+type dependency struct{ Grade, State, Error string }
 
-// Short is the state by itself.
-func (p part) Short() string { return strings.TrimPrefix(strings.TrimPrefix(p.State, "is "), "was ") }
-
-// fact is a name and a value.
-type fact struct{ Name, Value string }
-
-// meter is a bar: Percent of it is filled, and Text says the same.
-type meter struct{ Name, Of, Kind, Percent, Text string }
-
-// resource is what pods ask for.
-type resource struct {
-	Name, Sharing              string
-	Registered                 bool
-	Why                        string
-	Offered, Healthy, Held     int
-	Replicated, KnownHowHealth bool
-	HeldKnown                  bool
+// ShortState is the state by itself.
+func (d dependency) ShortState() string {
+	return strings.TrimPrefix(strings.TrimPrefix(d.State, "is "), "was ")
 }
 
-// builder makes a view.
-type builder struct {
-	*Sources
-	now      time.Time
-	readings Readings
-	node     api.Devices
-	statuses []device.Status
-	held     device.Holders
-	offers   []Offer
-	anchors  map[string]int
+// nameValue is a name and a value.
+type nameValue struct{ Name, Value string }
+
+// usageBar is a bar: Percent of it is filled, and Text says the same.
+type usageBar struct{ Name, Device, Kind, Percent, Text string }
+
+// resourceRow is what pods ask for.
+type resourceRow struct {
+	Name, Sharing               string
+	Registered                  bool
+	Error                       string
+	Devices, Healthy, Allocated int
+	Replicated, HealthKnown     bool
+	AllocatedKnown              bool
 }
 
-func (s *Sources) view(readings Readings, now time.Time) *view {
-	b := &builder{Sources: s, now: now, readings: readings, node: s.Devices(now), anchors: map[string]int{}}
-	b.statuses, _ = s.Look()
-	b.held, _ = s.Held()
-	if s.Offers != nil {
-		b.offers = s.Offers()
+// viewBuilder makes a view.
+type viewBuilder struct {
+	*PageInputs
+	now             time.Time
+	readings        Readings
+	node            api.DevicesResponse
+	statuses        []device.Status
+	allocations     device.Allocations
+	pluginResources []PluginResource
+	anchors         map[string]int
+}
+
+func (in *PageInputs) pageView(readings Readings, now time.Time) *pageView {
+	b := &viewBuilder{PageInputs: in, now: now, readings: readings, node: in.Devices(now), anchors: map[string]int{}}
+	b.statuses, _ = in.Statuses()
+	b.allocations, _ = in.Allocations()
+	if in.PluginResources != nil {
+		b.pluginResources = in.PluginResources()
 	}
-	v := &view{
-		Node: clean(cmp.Or(s.Node, "this node")), Version: s.Version, Simulated: s.Simulated, Links: s.Links,
-		Driver: b.driver(), Kubelet: b.kubelet(), Answered: ago(now, b.node.Kubelet.Answered), Pods: b.pods(), Memory: b.remembered(),
+	v := &pageView{
+		Node: sanitize(cmp.Or(in.Node, "this node")), Version: in.Version, Simulated: in.Simulated, Links: in.Links,
+		Driver: b.driver(), Kubelet: b.kubelet(), LastAnswer: formatAgo(now, b.node.Kubelet.LastAnswer), PodsAPI: b.podsAPI(), Incidents: b.incidentList(),
 	}
-	if age := now.Sub(readings.At); !readings.At.IsZero() && age >= readingsOldAfter {
-		v.ReadAt = ago(now, readings.At)
+	if age := now.Sub(readings.At); !readings.At.IsZero() && age >= maxReadingsAge {
+		v.ReadAt = formatAgo(now, readings.At)
 	}
-	v.Plugin, v.GPUs = b.offers != nil, b.gpus()
-	if v.Model = oneModel(v.GPUs); v.Model != "" {
+	v.IsPlugin, v.GPUs = b.pluginResources != nil, b.gpuCards()
+	if v.Model = commonModel(v.GPUs); v.Model != "" {
 		for _, g := range v.GPUs {
 			g.Model = "" // it need not be said of each
 		}
 	}
-	v.DriverFacts = b.driverFacts()
-	v.Resources = b.resources()
-	v.Troubles = troubles(v.GPUs)
-	v.Figures = append(b.figures(v.GPUs), b.dependencies(v)...)
-	b.judge(v)
+	v.DriverDetails = b.driverDetails()
+	v.Resources = b.resourceRows()
+	v.Alerts = alertRows(v.GPUs)
+	v.Stats = append(b.stats(v.GPUs), b.dependencyStats(v)...)
+	b.summarize(v)
 	return v
 }
 
-// oneModel is that of all GPUs; then none of them has to say it.
-func oneModel(gpus []*unit) string {
+// commonModel is that of all GPUs; then none of them has to say it.
+func commonModel(gpus []*deviceCard) string {
 	for _, g := range gpus {
 		if g.Model != gpus[0].Model {
 			return ""
@@ -123,27 +125,27 @@ func oneModel(gpus []*unit) string {
 	return gpus[0].Model
 }
 
-// holdable are the devices that containers can hold: not a GPU whose slices can.
-func holdable(gpus []*unit) (all []*unit) {
+// allocatableCards are the devices that containers can hold: not a GPU whose slices can.
+func allocatableCards(gpus []*deviceCard) (all []*deviceCard) {
 	for _, g := range gpus {
-		if !g.Partitioned || g.Hold.Taken {
+		if !g.Partitioned || g.Allocation.Allocated {
 			all = append(all, g)
 		}
-		all = append(all, g.Slices...)
+		all = append(all, g.MIGDevices...)
 	}
 	return all
 }
 
-// judge says in a sentence how the node is.
-func (b *builder) judge(v *view) {
-	all := holdable(v.GPUs)
-	bad, doubted := 0, 0
-	for _, u := range all {
+// summarize says in a sentence how the node is.
+func (b *viewBuilder) summarize(v *pageView) {
+	all := allocatableCards(v.GPUs)
+	unhealthy, suspect := 0, 0
+	for _, card := range all {
 		switch {
-		case !u.Healthy:
-			bad++
-		case u.Health != device.Well.String():
-			doubted++
+		case !card.Healthy:
+			unhealthy++
+		case card.Health != device.Healthy.String():
+			suspect++
 		}
 	}
 	v.Grade = "well"
@@ -159,20 +161,20 @@ func (b *builder) judge(v *view) {
 		v.Headline = "The driver is up, and lists no GPU."
 	case len(all) == 0:
 		v.Headline = "All GPUs are partitioned, and none has a slice."
-	case bad > 0:
-		v.Grade, v.Headline = "bad", fmt.Sprintf("%d of %s cannot be used.", bad, counted(len(all), "device"))
-	case doubted > 0:
-		v.Grade, v.Headline = "warning", fmt.Sprintf("%s can be used, %d under suspicion.", counted(len(all), "device"), doubted)
+	case unhealthy > 0:
+		v.Grade, v.Headline = "bad", fmt.Sprintf("%d of %s cannot be used.", unhealthy, pluralize(len(all), "device"))
+	case suspect > 0:
+		v.Grade, v.Headline = "warning", fmt.Sprintf("%s can be used, %d under suspicion.", pluralize(len(all), "device"), suspect)
 	case len(all) == 1:
 		v.Headline = "The device is healthy."
 	default:
 		v.Headline = fmt.Sprintf("All %d devices are healthy.", len(all))
 	}
-	b.doubt(v)
+	b.addWarnings(v)
 }
 
-// doubt adds what else is wrong with the node.
-func (b *builder) doubt(v *view) {
+// addWarnings adds what else is wrong with the node.
+func (b *viewBuilder) addWarnings(v *pageView) {
 	stalled := 0
 	for _, g := range v.GPUs {
 		if g.Stalled && g.Healthy {
@@ -194,60 +196,60 @@ func (b *builder) doubt(v *view) {
 	}
 }
 
-// troubles are the devices that are not well. Slices that are ill with their GPU are not
+// alertRows are the devices that are not well. Slices that are ill with their GPU are not
 // named one by one.
-func troubles(gpus []*unit) (all []trouble) {
+func alertRows(gpus []*deviceCard) (all []alertRow) {
 	for _, g := range gpus {
-		if g.Health != device.Well.String() || g.Gone {
-			all = append(all, g.trouble())
+		if g.Health != device.Healthy.String() || g.Gone {
+			all = append(all, g.alertRow())
 		}
-		for _, s := range g.Slices {
-			if (s.Health != g.Health || s.Reason != g.Reason) && s.Health != device.Well.String() {
-				all = append(all, s.trouble())
+		for _, s := range g.MIGDevices {
+			if (s.Health != g.Health || s.Reason != g.Reason) && s.Health != device.Healthy.String() {
+				all = append(all, s.alertRow())
 			}
 		}
 	}
 	return all
 }
 
-// figures are the numbers of the whole node.
-func (b *builder) figures(gpus []*unit) []figure {
+// stats are the numbers of the whole node.
+func (b *viewBuilder) stats(gpus []*deviceCard) []nodeStat {
 	if len(gpus) == 0 {
 		return nil
 	}
-	all := holdable(gpus)
-	healthy, taken, known := 0, 0, len(all) > 0
-	for _, u := range all {
-		if u.Healthy {
+	all := allocatableCards(gpus)
+	healthy, allocated, known := 0, 0, len(all) > 0
+	for _, card := range all {
+		if card.Healthy {
 			healthy++
 		}
-		if u.Hold.Taken {
-			taken++
+		if card.Allocation.Allocated {
+			allocated++
 		}
-		known = known && u.Hold.Known
+		known = known && card.Allocation.Known
 	}
 	of := "of " + strconv.Itoa(len(all))
-	figures := []figure{{Name: "Healthy", Value: strconv.Itoa(healthy), More: of}}
+	stats := []nodeStat{{Name: "Healthy", Value: strconv.Itoa(healthy), Note: of}}
 	if known {
-		figures = append(figures, figure{Name: "Held", Value: strconv.Itoa(taken), More: of})
+		stats = append(stats, nodeStat{Name: "Held", Value: strconv.Itoa(allocated), Note: of})
 	} else {
-		figures = append(figures, figure{Name: "Held", Value: "–", More: "not known yet"})
+		stats = append(stats, nodeStat{Name: "Held", Value: "–", Note: "not known yet"})
 	}
-	return append(figures, b.sums(gpus)...)
+	return append(stats, b.sumStats(gpus)...)
 }
 
-// sums are over the GPUs that were read, and say so where these are not all.
-func (b *builder) sums(gpus []*unit) (figures []figure) {
+// sumStats are over the GPUs that were read, and say so where these are not all.
+func (b *viewBuilder) sumStats(gpus []*deviceCard) (stats []nodeStat) {
 	var used, total, power, limit float64
-	var there, memories, powers, limits int
+	var present, memories, powers, limits int
 	for _, g := range gpus {
 		if !g.Gone {
-			there++
+			present++
 		}
-		r := b.readings.of(g.ID)
-		u, one := r.get(MemoryUsed)
-		t, two := r.get(MemoryTotal)
-		if one && two {
+		r := b.readings.forDevice(g.ID)
+		u, usedOK := r.get(MemoryUsed)
+		t, totalOK := r.get(MemoryTotal)
+		if usedOK && totalOK {
 			used, total, memories = used+u, total+t, memories+1
 		}
 		if w, ok := r.get(Power); ok {
@@ -257,37 +259,37 @@ func (b *builder) sums(gpus []*unit) (figures []figure) {
 			}
 		}
 	}
-	of := func(all string, read int) string {
-		if read < there {
-			return strings.TrimPrefix(fmt.Sprintf("%s, %d of %s", all, read, counted(there, "GPU")), ", ")
+	withCount := func(all string, read int) string {
+		if read < present {
+			return strings.TrimPrefix(fmt.Sprintf("%s, %d of %s", all, read, pluralize(present, "GPU")), ", ")
 		}
 		return all
 	}
 	if total > 0 {
-		figures = append(figures, figure{
-			Name: "Memory", Value: percent(used/total) + " %", More: of(fmt.Sprintf("of %.0f GiB", total/gib), memories),
+		stats = append(stats, nodeStat{
+			Name: "Memory", Value: formatPercent(used/total) + " %", Note: withCount(fmt.Sprintf("of %.0f GiB", total/gib), memories),
 		})
 	}
 	if power > 0 {
 		all := ""
 		if limits == powers {
-			all = "of " + watts(limit)
+			all = "of " + formatWatts(limit)
 		}
-		figures = append(figures, figure{Name: "Power", Value: watts(power), More: of(all, powers)})
+		stats = append(stats, nodeStat{Name: "Power", Value: formatWatts(power), Note: withCount(all, powers)})
 	}
-	return figures
+	return stats
 }
 
-// dependencies are the driver and the kubelet, in a word.
-func (b *builder) dependencies(v *view) []figure {
-	driver := figure{Name: "Driver", Value: v.Driver.Short(), Grade: v.Driver.Grade}
-	if len(v.DriverFacts) > 0 {
-		driver.More = v.DriverFacts[0].Value
+// dependencyStats are the driver and the kubelet, in a word.
+func (b *viewBuilder) dependencyStats(v *pageView) []nodeStat {
+	driver := nodeStat{Name: "Driver", Value: v.Driver.ShortState(), Grade: v.Driver.Grade}
+	if len(v.DriverDetails) > 0 {
+		driver.Note = v.DriverDetails[0].Value
 	}
-	return []figure{driver, {Name: "Kubelet", Value: v.Kubelet.Short(), At: v.Answered, Grade: v.Kubelet.Grade}}
+	return []nodeStat{driver, {Name: "Kubelet", Value: v.Kubelet.ShortState(), At: v.LastAnswer, Grade: v.Kubelet.Grade}}
 }
 
-var driverWords = map[string]part{
+var driverStates = map[string]dependency{
 	"starting":      {"warning", "is being started", ""},
 	"up":            {"well", "is up", ""},
 	"failing":       {"bad", "lists no devices", ""},
@@ -297,68 +299,68 @@ var driverWords = map[string]part{
 	"released":      {"bad", "is released", ""},
 }
 
-func (b *builder) driver() part {
-	p := driverWords[b.node.Driver.State]
-	p.Why = clean(b.node.Driver.Error)
+func (b *viewBuilder) driver() dependency {
+	p := driverStates[b.node.Driver.State]
+	p.Error = sanitize(b.node.Driver.Error)
 	return p
 }
 
-// driverFacts are what all devices say alike of their driver.
-func (b *builder) driverFacts() (facts []fact) {
+// driverDetails are what all devices say alike of their driver.
+func (b *viewBuilder) driverDetails() (details []nameValue) {
 	if len(b.node.Devices) == 0 {
 		return nil
 	}
-	of := b.node.Devices[0].Facts
-	for _, f := range []fact{{"Version", of["driver_version"]}, {"CUDA", of["cuda_version"]}} {
+	labels := b.node.Devices[0].InfoLabels
+	for _, f := range []nameValue{{"Version", labels["driver_version"]}, {"CUDA", labels["cuda_version"]}} {
 		if f.Value != "" {
-			facts = append(facts, fact{f.Name, clean(f.Value)})
+			details = append(details, nameValue{f.Name, sanitize(f.Value)})
 		}
 	}
-	return facts
+	return details
 }
 
-func (b *builder) kubelet() part {
+func (b *viewBuilder) kubelet() dependency {
 	switch k := b.node.Kubelet; {
 	case k.Up:
-		return part{"well", "answers", ""}
+		return dependency{"well", "answers", ""}
 	case k.Error == "":
-		return part{"warning", "was not asked yet", ""}
+		return dependency{"warning", "was not asked yet", ""}
 	default:
-		return part{"bad", "does not answer", clean(k.Error)}
+		return dependency{"bad", "does not answer", sanitize(k.Error)}
 	}
 }
 
-func (b *builder) pods() part {
-	if b.Pods == nil {
-		return part{}
+func (b *viewBuilder) podsAPI() dependency {
+	if b.PodsAPI == nil {
+		return dependency{}
 	}
-	switch f := b.Pods(); {
-	case f.Followed:
-		return part{"well", "followed", ""}
-	case f.Why == "":
-		return part{"plain", "not asked yet", ""}
+	switch f := b.PodsAPI(); {
+	case f.Synced:
+		return dependency{"well", "followed", ""}
+	case f.Reason == "":
+		return dependency{"plain", "not asked yet", ""}
 	default:
-		return part{"plain", "not followed", clean(f.Why)}
+		return dependency{"plain", "not followed", sanitize(f.Reason)}
 	}
 }
 
-// resources are what the kubelet is told of.
-func (b *builder) resources() (all []resource) {
-	for _, o := range b.offers {
-		r := resource{
-			Name: clean(o.Resource), Sharing: o.Sharing, Registered: o.Registered, Why: clean(o.Err), Healthy: o.Healthy, Offered: len(o.IDs),
-			KnownHowHealth: o.Registered, HeldKnown: b.held.Settled,
+// resourceRows are what the kubelet is told of.
+func (b *viewBuilder) resourceRows() (all []resourceRow) {
+	for _, resource := range b.pluginResources {
+		row := resourceRow{
+			Name: sanitize(resource.Resource), Sharing: resource.Sharing, Registered: resource.Registered, Error: sanitize(resource.Err), Healthy: resource.Healthy, Devices: len(resource.IDs),
+			HealthKnown: resource.Registered, AllocatedKnown: b.allocations.Complete,
 		}
-		var held []string
-		for _, h := range b.held.Held {
-			if h.Resource == o.Resource {
-				held = append(held, string(h.Offered))
+		var ids []string
+		for _, allocation := range b.allocations.All {
+			if allocation.Resource == resource.Resource {
+				ids = append(ids, string(allocation.DeviceID))
 			}
 		}
-		slices.Sort(held)
-		r.Held = len(slices.Compact(held))
-		r.Replicated = slices.ContainsFunc(o.IDs, func(id device.OfferedID) bool { return strings.Contains(string(id), "::") })
-		all = append(all, r)
+		slices.Sort(ids)
+		row.Allocated = len(slices.Compact(ids))
+		row.Replicated = slices.ContainsFunc(resource.IDs, func(id device.AdvertisedID) bool { return strings.Contains(string(id), "::") })
+		all = append(all, row)
 	}
 	return all
 }

@@ -38,35 +38,35 @@ const (
 	// maxProbe is how long a probe may take; four times as long unless strict.
 	maxProbe = time.Second
 
-	gpus, slicesPerGPU = 8, 7
-	connections        = 1000
-	rounds             = 30
+	gpus, migDevicesPerGPU = 8, 7
+	connectionCount        = 1000
+	roundCount             = 30
 )
 
-// library is the folder of the stand-in for NVML.
-var library string
+// libraryDir is the folder of the stand-in for NVML.
+var libraryDir string
 
 func TestMain(m *testing.M) {
 	var err error
-	if library, err = os.MkdirTemp("", "podgauge-attack-"); err == nil {
-		_, err = nvmltest.Build(library)
+	if libraryDir, err = os.MkdirTemp("", "podgauge-attack-"); err == nil {
+		_, err = nvmltest.Build(libraryDir)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "attack:", err)
 		os.Exit(1)
 	}
 	status := m.Run()
-	os.RemoveAll(library)
+	os.RemoveAll(libraryDir)
 	os.Exit(status)
 }
 
-// strict reports whether a test that would be skipped fails, and bars are not multiplied (make e2e-all).
-func strict() bool { return os.Getenv("PODGAUGE_STRICT") != "" }
+// isStrict reports whether a test that would be skipped fails, and bars are not multiplied (make e2e-all).
+func isStrict() bool { return os.Getenv("PODGAUGE_STRICT") != "" }
 
 // skip skips a test for which the machine lacks something, or fails it if strict.
 func skip(t *testing.T, args ...any) {
 	t.Helper()
-	if strict() {
+	if isStrict() {
 		t.Fatal(args...)
 	}
 	t.Skip(args...)
@@ -83,34 +83,34 @@ func TestSlowReaders(t *testing.T) {
 
 func slowReaders(t *testing.T, args ...string) {
 	cgroup := newMemoryCgroup(t, memoryLimit)
-	podgauge := start(t, cgroup, append(args, "--metrics.nvlink-links", "--metrics.dcgm", "--mig-strategy=mixed", "--metrics.pod-uid")...)
-	podgauge.untilScraped(t, gpus+gpus*slicesPerGPU) // the GPUs and their MIG devices
+	podgauge := startPodgauge(t, cgroup, append(args, "--metrics.nvlink-links", "--metrics.dcgm", "--mig-strategy=mixed", "--metrics.pod-uid")...)
+	podgauge.waitForMIGDevices(t, gpus+gpus*migDevicesPerGPU) // the GPUs and their MIG devices
 
 	attack, stop := context.WithCancel(t.Context())
 	var attackers sync.WaitGroup
-	for i := range connections {
-		attackers.Go(func() { podgauge.neverRead(attack, i) })
+	for i := range connectionCount {
+		attackers.Go(func() { podgauge.requestWithoutReading(attack, i) })
 	}
 	defer attackers.Wait()
 	defer stop()
 
 	var probes, scrapes []time.Duration
-	for tick := time.NewTicker(time.Second); len(probes) < rounds; <-tick.C {
-		probes = append(probes, podgauge.answers(t, "/healthz", probeTimeout, "ok\n"))
-		scrapes = append(scrapes, podgauge.answers(t, "/metrics", 10*time.Second, "podgauge_build_info"))
+	for tick := time.NewTicker(time.Second); len(probes) < roundCount; <-tick.C {
+		probes = append(probes, podgauge.measureProbe(t, "/healthz", probeTimeout, "ok\n"))
+		scrapes = append(scrapes, podgauge.measureProbe(t, "/metrics", 10*time.Second, "podgauge_build_info"))
 	}
-	t.Logf("figure: a probe among %d slow readers: %s; may be %s", connections, spread(probes), maxProbe)
+	t.Logf("figure: a probe among %d slow readers: %s; may be %s", connectionCount, formatSpread(probes), maxProbe)
 	most := 4 * maxProbe
-	if strict() {
+	if isStrict() {
 		most = maxProbe
 	}
 	if longest := slices.Max(probes); longest > most {
 		t.Errorf("a probe took %s, and may take %s", longest, most)
 	}
-	t.Logf("figure: a scrape among %d slow readers: %s", connections, spread(scrapes))
+	t.Logf("figure: a scrape among %d slow readers: %s", connectionCount, formatSpread(scrapes))
 	peak := cgroup.peak(t)
 	t.Logf("figure: memory of the cgroup, sockets and pages of files included: at most %.1f of %d MB (2^20 bytes); resident at most %s",
-		float64(peak)/(1<<20), memoryLimit>>20, podgauge.mostResident(t))
+		float64(peak)/(1<<20), memoryLimit>>20, podgauge.peakResident(t))
 	if peak >= memoryLimit {
 		t.Errorf("podgauge and its sockets took %d bytes", peak)
 	}
@@ -127,7 +127,7 @@ func TestMemoryLimit(t *testing.T) {
 			if environment != "" {
 				t.Setenv("GOMEMLIMIT", environment)
 			}
-			start(t, cgroup).answers(t, "/metrics", 10*time.Second, want)
+			startPodgauge(t, cgroup).measureProbe(t, "/metrics", 10*time.Second, want)
 		})
 	}
 }
@@ -174,22 +174,22 @@ func webConfig(t *testing.T) string {
 	return filepath.Join(dir, "web.yaml")
 }
 
-func spread(took []time.Duration) string {
+func formatSpread(took []time.Duration) string {
 	slices.Sort(took)
 	return fmt.Sprintf("p50 %s, max %s (n=%d)", took[len(took)/2].Round(time.Millisecond/10), took[len(took)-1].Round(time.Millisecond/10), len(took))
 }
 
-// process is podgauge in its cgroup.
-type process struct {
+// podgaugeUnderAttack is podgauge in its cgroup.
+type podgaugeUnderAttack struct {
 	*exec.Cmd
 	address string
-	secure  bool          // the address wants TLS
+	tls     bool          // the address wants TLS
 	probes  string        // the probes' address
-	gone    chan struct{} // closed when it has ended
+	exited  chan struct{} // closed when it has ended
 }
 
-// start starts podgauge in a cgroup, on a node with 56 MIG devices. It has to end well with the test.
-func start(t *testing.T, in *memoryCgroup, args ...string) *process {
+// startPodgauge starts podgauge in a cgroup, on a node with 56 MIG devices. It has to end well with the test.
+func startPodgauge(t *testing.T, in *memoryCgroup, args ...string) *podgaugeUnderAttack {
 	t.Helper()
 	binary, err := filepath.Abs(cmp.Or(os.Getenv("PODGAUGE_BIN"), "../../../bin/podgauge"))
 	if err != nil {
@@ -202,15 +202,15 @@ func start(t *testing.T, in *memoryCgroup, args ...string) *process {
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	startKubelet(t, dir)
 	scenario := filepath.Join(dir, "scenario")
-	if err := nvmltest.NewScenario(scenario).Set(machine()...); err != nil {
+	if err := nvmltest.NewScenario(scenario).Set(scenarioLines()...); err != nil {
 		t.Fatal(err)
 	}
 	// The shell joins the cgroup before podgauge exists, so that every page is counted.
-	p := &process{Cmd: exec.Command("/bin/sh", append([]string{
+	p := &podgaugeUnderAttack{Cmd: exec.Command("/bin/sh", append([]string{
 		"-c", `echo $$ >"$0" && exec "$@"`, in.procs(), binary,
 		"--web.listen-address=127.0.0.1:0", "--kubelet-dir=" + dir, "--device-plugin-dir=" + filepath.Join(dir, "device-plugins"), "--state-dir=" + t.TempDir(),
-	}, args...)...), secure: slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--web.config.file=") }), gone: make(chan struct{})}
-	p.Env = append(os.Environ(), "LD_LIBRARY_PATH="+library, nvmltest.EnvScenario+"="+scenario)
+	}, args...)...), tls: slices.ContainsFunc(args, func(arg string) bool { return strings.HasPrefix(arg, "--web.config.file=") }), exited: make(chan struct{})}
+	p.Env = append(os.Environ(), "LD_LIBRARY_PATH="+libraryDir, nvmltest.EnvScenario+"="+scenario)
 	p.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	log, err := p.StderrPipe()
 	if err != nil {
@@ -231,17 +231,17 @@ func start(t *testing.T, in *memoryCgroup, args ...string) *process {
 		if _, after, found := strings.Cut(line, "probes are served on an address of their own\" address="); found {
 			p.probes = strings.TrimSpace(after)
 		}
-		if !p.secure {
+		if !p.tls {
 			p.probes = p.address
 		}
 	}
 	go func() {
 		io.Copy(io.Discard, lines) //nolint:errcheck // it ends with podgauge
-		close(p.gone)
+		close(p.exited)
 	}()
 	t.Cleanup(func() {
 		p.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
-		<-p.gone
+		<-p.exited
 		if err := p.Wait(); err != nil {
 			t.Errorf("podgauge: %v", err)
 		}
@@ -252,7 +252,7 @@ func start(t *testing.T, in *memoryCgroup, args ...string) *process {
 // startKubelet has a simulated kubelet serve its sockets in a folder until the test ends.
 func startKubelet(t *testing.T, dir string) {
 	t.Helper()
-	k := kubelet.New(kubelet.Options{Dir: dir, Since: time.Now().Add(-time.Hour)})
+	k := kubelet.New(kubelet.Options{Dir: dir, RunningSince: time.Now().Add(-time.Hour)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- k.Run(ctx) }()
@@ -264,20 +264,20 @@ func startKubelet(t *testing.T, dir string) {
 	})
 }
 
-// machine is a node of eight H100s with seven MIG devices each.
-func machine() []string {
+// scenarioLines is a node of eight H100s with seven MIG devices each.
+func scenarioLines() []string {
 	lines := []string{fmt.Sprint("gpus ", gpus)}
 	for gpu := range gpus {
 		lines = append(lines, fmt.Sprintf("gpu %d model h100", gpu), fmt.Sprintf("gpu %d mig_mode 1", gpu))
-		for i := range slicesPerGPU {
+		for i := range migDevicesPerGPU {
 			lines = append(lines, fmt.Sprintf("gpu %d slice %d 1g.10gb gi %d ci 0", gpu, i, i+3))
 		}
 	}
 	return lines
 }
 
-// requests are what the attackers ask for: each kind of answer that costs memory.
-var requests = []string{
+// attackRequests are what the attackers ask for: each kind of answer that costs memory.
+var attackRequests = []string{
 	"/metrics HTTP/1.1\r\nAccept: text/plain",
 	"/metrics HTTP/1.1\r\nAccept: text/plain\r\nAccept-Encoding: gzip",
 	"/metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=1.0.0",
@@ -290,8 +290,8 @@ var requests = []string{
 	"/metrics HTTP/1.1\r\nContent-Length: 1000000000",
 }
 
-// neverRead asks on one connection after another, each from another address than the kubelet's, and reads nothing.
-func (p *process) neverRead(ctx context.Context, i int) {
+// requestWithoutReading asks on one connection after another, each from another address than the kubelet's, and reads nothing.
+func (p *podgaugeUnderAttack) requestWithoutReading(ctx context.Context, i int) {
 	from := net.Dialer{
 		LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)},
 		// A small window, so that the answer stays in podgauge.
@@ -311,16 +311,16 @@ func (p *process) neverRead(ctx context.Context, i int) {
 		}
 		conn.SetDeadline(time.Now().Add(time.Minute)) //nolint:errcheck // then podgauge ends what hangs
 		to := conn
-		if p.secure {
+		if p.tls {
 			to = tls.Client(conn, &tls.Config{InsecureSkipVerify: true})
 		}
-		fmt.Fprintf(to, "GET %s\r\nHost: a\r\n\r\n", requests[i%len(requests)])
-		p.untilReset(ctx, conn)
+		fmt.Fprintf(to, "GET %s\r\nHost: a\r\n\r\n", attackRequests[i%len(attackRequests)])
+		p.waitForClose(ctx, conn)
 	}
 }
 
-// untilReset waits until podgauge has closed the connection, without reading.
-func (*process) untilReset(ctx context.Context, conn net.Conn) {
+// waitForClose waits until podgauge has closed the connection, without reading.
+func (*podgaugeUnderAttack) waitForClose(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	raw, err := conn.(*net.TCPConn).SyscallConn()
 	if err != nil {
@@ -339,11 +339,11 @@ func (*process) untilReset(ctx context.Context, conn net.Conn) {
 	}
 }
 
-// answers asks on a new connection, as kubelets do, and returns how long the answer took.
-func (p *process) answers(t *testing.T, path string, timeout time.Duration, has string) time.Duration {
+// measureProbe asks on a new connection, as kubelets do, and returns how long the answer took.
+func (p *podgaugeUnderAttack) measureProbe(t *testing.T, path string, timeout time.Duration, has string) time.Duration {
 	t.Helper()
 	select {
-	case <-p.gone:
+	case <-p.exited:
 		t.Fatal("podgauge has ended")
 	default:
 	}
@@ -355,12 +355,12 @@ func (p *process) answers(t *testing.T, path string, timeout time.Duration, has 
 	return time.Since(began)
 }
 
-func (p *process) get(ctx context.Context, path string, timeout time.Duration) (string, error) {
+func (p *podgaugeUnderAttack) get(ctx context.Context, path string, timeout time.Duration) (string, error) {
 	client := http.Client{Timeout: timeout, Transport: &http.Transport{
 		DisableKeepAlives: true, DisableCompression: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 	}}
 	url := "http://" + p.address + path
-	if p.secure {
+	if p.tls {
 		url = "https://" + p.address + path
 	}
 	if path == "/healthz" {
@@ -391,8 +391,8 @@ func (p *process) get(ctx context.Context, path string, timeout time.Duration) (
 	return string(text), err
 }
 
-// untilScraped waits until a scrape has so many MIG devices.
-func (p *process) untilScraped(t *testing.T, devices int) {
+// waitForMIGDevices waits until a scrape has so many MIG devices.
+func (p *podgaugeUnderAttack) waitForMIGDevices(t *testing.T, devices int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -409,8 +409,8 @@ func (p *process) untilScraped(t *testing.T, devices int) {
 	}
 }
 
-// mostResident is the process's high-water mark.
-func (p *process) mostResident(t *testing.T) string {
+// peakResident is the process's high-water mark.
+func (p *podgaugeUnderAttack) peakResident(t *testing.T) string {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.Process.Pid))
 	if err != nil {

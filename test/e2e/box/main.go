@@ -28,8 +28,8 @@ func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 func run(args []string, stdout, stderr io.Writer) int {
 	terminated := make(chan os.Signal, 1)
 	signal.Notify(terminated, syscall.SIGTERM, syscall.SIGINT)
-	go reap()
-	status, err := do(args, terminated, stdout)
+	go reapOrphans()
+	status, err := runCommand(args, terminated, stdout)
 	if err != nil {
 		fmt.Fprintf(stderr, "box: %v\n%s", err, usage)
 		return 2
@@ -37,7 +37,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return status
 }
 
-func do(args []string, terminated <-chan os.Signal, stdout io.Writer) (status int, err error) {
+func runCommand(args []string, terminated <-chan os.Signal, stdout io.Writer) (status int, err error) {
 	switch {
 	case slices.Equal(args, []string{"pause"}):
 		<-terminated
@@ -56,7 +56,7 @@ func do(args []string, terminated <-chan os.Signal, stdout io.Writer) (status in
 		if err != nil {
 			return 0, err
 		}
-		if err := bear(children); err != nil {
+		if err := startChildren(children); err != nil {
 			return 0, err
 		}
 		<-terminated
@@ -76,8 +76,8 @@ func do(args []string, terminated <-chan os.Signal, stdout io.Writer) (status in
 	return 0, errors.New("what should it do?")
 }
 
-// bear starts processes that pause. In a container they end with its first one.
-func bear(children int) error {
+// startChildren starts processes that pause. In a container they end with its first one.
+func startChildren(children int) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -90,8 +90,8 @@ func bear(children int) error {
 	return nil
 }
 
-// reap collects orphans: a PID namespace hands them to its first process, and containerd's shims are orphans by design.
-func reap() {
+// reapOrphans collects orphans: a PID namespace hands them to its first process, and containerd's shims are orphans by design.
+func reapOrphans() {
 	died := make(chan os.Signal, 1)
 	signal.Notify(died, syscall.SIGCHLD)
 	for range died {

@@ -37,7 +37,7 @@ func TestWhatABoxDoes(t *testing.T) {
 					time.AfterFunc(time.Second, func() { terminated <- syscall.SIGTERM })
 				}
 				var stdout bytes.Buffer
-				status, err := do(tc.args, terminated, &stdout)
+				status, err := runCommand(tc.args, terminated, &stdout)
 				if (err != nil) != tc.wantsUsage {
 					t.Fatalf("err = %v", err)
 				}

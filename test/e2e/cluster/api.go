@@ -14,16 +14,16 @@ import (
 	"time"
 )
 
-// api is the API server as the administrator asks it.
-type api struct {
+// apiClient is the API server as the administrator asks it.
+type apiClient struct {
 	server, token string
 	client        *http.Client
 }
 
-func newAPI(server string, ca []byte, token string) *api {
+func newAPI(server string, ca []byte, token string) *apiClient {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
-	return &api{server: server, token: token, client: &http.Client{
+	return &apiClient{server: server, token: token, client: &http.Client{
 		Timeout:   10 * time.Second,
 		Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}},
 	}}
@@ -48,21 +48,21 @@ func (c *Cluster) Read(ctx context.Context, path string) ([]byte, error) {
 		return nil, err
 	}
 	request.Header.Set("Authorization", "Bearer "+c.api.token)
-	return read(c.api.client, request)
+	return doRequest(c.api.client, request)
 }
 
-// answers is nil where a URL answers with 200.
-func answers(ctx context.Context, url string) error {
+// checkURL is nil where a URL answers with 200.
+func checkURL(ctx context.Context, url string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return err
 	}
 	request.Close = true // the next cluster has the same address
-	_, err = read(http.DefaultClient, request)
+	_, err = doRequest(http.DefaultClient, request)
 	return err
 }
 
-func read(client *http.Client, request *http.Request) ([]byte, error) {
+func doRequest(client *http.Client, request *http.Request) ([]byte, error) {
 	answer, err := client.Do(request)
 	if err != nil {
 		return nil, err
@@ -80,7 +80,7 @@ func read(client *http.Client, request *http.Request) ([]byte, error) {
 
 // Kubectl runs kubectl as the administrator and returns what it printed.
 func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
-	binary, err := program(kubernetes, "kubectl")
+	binary, err := binaryPath(kubernetesProgram, "kubectl")
 	if err != nil {
 		return "", err
 	}
@@ -89,7 +89,7 @@ func (c *Cluster) Kubectl(ctx context.Context, args ...string) (string, error) {
 
 // Apply has the API server take objects as YAML or JSON.
 func (c *Cluster) Apply(ctx context.Context, objects string, args ...string) (string, error) {
-	binary, err := program(kubernetes, "kubectl")
+	binary, err := binaryPath(kubernetesProgram, "kubectl")
 	if err != nil {
 		return "", err
 	}
@@ -98,7 +98,7 @@ func (c *Cluster) Apply(ctx context.Context, objects string, args ...string) (st
 
 // Helm runs helm as the administrator and returns what it printed.
 func (c *Cluster) Helm(ctx context.Context, args ...string) (string, error) {
-	binary, err := program(helm, "helm")
+	binary, err := binaryPath(helmProgram, "helm")
 	if err != nil {
 		return "", err
 	}

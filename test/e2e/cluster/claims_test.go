@@ -13,82 +13,82 @@ import (
 )
 
 const (
-	observers = "observers" // its claims are ignored: see values
-	auditors  = "auditors"  // its claims are not
+	observersNamespace = "observers" // its claims are ignored: see values
+	auditorsNamespace  = "auditors"  // its claims are not
 )
 
-// claims compares the owner labels of claimed GPUs with the claims: two GPUs for one pod, one GPU for two containers of a pod, and every GPU for
+// claimOwners compares the owner labels of claimed GPUs with the claims: two GPUs for one pod, one GPU for two containers of a pod, and every GPU for
 // a monitoring pod with adminAccess, beside pods that got their GPUs from the device plugin.
-func claims(ctx context.Context, t *testing.T, s *scene) {
+func claimOwners(ctx context.Context, t *testing.T, s *clusterFixture) {
 	uuids := uuids()
-	for _, name := range []string{observers, auditors} {
+	for _, name := range []string{observersNamespace, auditorsNamespace} {
 		s.kubectl(ctx, t, "create", "namespace", name)
 		s.kubectl(ctx, t, "label", "namespace", name, "resource.kubernetes.io/admin-access=true")
 		defer s.kubectl(ctx, t, "delete", "namespace", name)
 	}
-	trainers, err := s.Node.Holders(ctx, resource)
+	trainers, err := s.Node.Owners(ctx, gpuResource)
 	if err != nil || len(trainers) != 3 {
 		t.Fatalf("list the trainers' GPUs: got %v, %v", trainers, err)
 	}
 	free := []string{}
-	want := map[string]owner{}
+	want := map[string]ownerLabels{}
 	for _, id := range uuids {
 		if h, held := trainers[id]; held {
-			want[id] = owner{team, h.Pod, "main"}
+			want[id] = ownerLabels{teamNamespace, h.Pod, "main"}
 		} else {
 			free = append(free, id)
 		}
 	}
 
-	s.applyClaims(ctx, t, auditors, claimPod{name: "audit", admin: true})
+	s.applyClaims(ctx, t, auditorsNamespace, podWithClaim{name: "audit", admin: true})
 	await(ctx, t, "the trainers' GPUs keep their labels beside an adminAccess claim", func(ctx context.Context) error {
 		// A GPU that only a claim allocates has the claim's labels: the kubelet does not report adminAccess.
 		for _, id := range free {
-			want[id] = owner{auditors, "audit", "main"}
+			want[id] = ownerLabels{auditorsNamespace, "audit", "main"}
 		}
-		return errors.Join(s.owned(ctx, want), s.hasAllocatable(gpus)(ctx))
+		return errors.Join(s.checkOwners(ctx, want), s.hasAllocatable(gpuCount)(ctx))
 	})
-	s.kubectl(ctx, t, "delete", "--namespace="+auditors, "pod/audit", "--wait")
+	s.kubectl(ctx, t, "delete", "--namespace="+auditorsNamespace, "pod/audit", "--wait")
 
-	s.applyClaims(ctx, t, observers, claimPod{name: "observer", admin: true})
-	s.applyClaims(ctx, t, team, claimPod{name: "pair", uuids: free[:2]})
-	s.applyClaims(ctx, t, team, claimPod{name: "shared", uuids: free[2:3], containers: []string{"main", "side"}})
+	s.applyClaims(ctx, t, observersNamespace, podWithClaim{name: "observer", admin: true})
+	s.applyClaims(ctx, t, teamNamespace, podWithClaim{name: "pair", uuids: free[:2]})
+	s.applyClaims(ctx, t, teamNamespace, podWithClaim{name: "shared", uuids: free[2:3], containers: []string{"main", "side"}})
 	for _, id := range free {
-		want[id] = owner{}
+		want[id] = ownerLabels{}
 	}
-	want[free[0]], want[free[1]] = owner{team, "pair", "main"}, owner{team, "pair", "main"}
-	want[free[2]] = owner{team, "shared", ""}
+	want[free[0]], want[free[1]] = ownerLabels{teamNamespace, "pair", "main"}, ownerLabels{teamNamespace, "pair", "main"}
+	want[free[2]] = ownerLabels{teamNamespace, "shared", ""}
 	await(ctx, t, "claims of two GPUs and of two containers have their labels", func(ctx context.Context) error {
-		return errors.Join(s.owned(ctx, want), s.hasAllocatable(gpus)(ctx))
+		return errors.Join(s.checkOwners(ctx, want), s.hasAllocatable(gpuCount)(ctx))
 	})
 
-	s.kubectl(ctx, t, "delete", "--namespace="+team, "pod/pair", "pod/shared", "--wait")
+	s.kubectl(ctx, t, "delete", "--namespace="+teamNamespace, "pod/pair", "pod/shared", "--wait")
 	for _, id := range free {
-		want[id] = owner{}
+		want[id] = ownerLabels{}
 	}
-	await(ctx, t, "labels end with the claims' pods", func(ctx context.Context) error { return s.owned(ctx, want) })
+	await(ctx, t, "labels end with the claims' pods", func(ctx context.Context) error { return s.checkOwners(ctx, want) })
 }
 
 // uuids of all GPUs, ordered by minor number.
 func uuids() (all []string) {
-	for i := range gpus {
+	for i := range gpuCount {
 		all = append(all, uuid(i))
 	}
 	return all
 }
 
-// owner is the owner labels of a series.
-type owner struct{ namespace, pod, container string }
+// ownerLabels is the owner labels of a series.
+type ownerLabels struct{ namespace, pod, container string }
 
-// owned compares the owner labels of each GPU with those wanted.
-func (s *scene) owned(ctx context.Context, want map[string]owner) error {
-	families, err := s.scraped(ctx)
+// checkOwners compares the owner labels of each GPU with those wanted.
+func (s *clusterFixture) checkOwners(ctx context.Context, want map[string]ownerLabels) error {
+	families, err := s.scrapeOne(ctx)
 	if err != nil {
 		return err
 	}
-	got := map[string]owner{}
-	for _, l := range labels(families["nvidia_gpu_healthy"]) {
-		got[l["uuid"]] = owner{l["namespace"], l["pod"], l["container"]}
+	got := map[string]ownerLabels{}
+	for _, l := range labelSets(families["nvidia_gpu_healthy"]) {
+		got[l["uuid"]] = ownerLabels{l["namespace"], l["pod"], l["container"]}
 	}
 	for id, w := range want {
 		if got[id] != w {
@@ -98,8 +98,8 @@ func (s *scene) owned(ctx context.Context, want map[string]owner) error {
 	return err
 }
 
-// claimPod is a pod and its claim, both of this name: GPUs by UUID, or with admin all GPUs by adminAccess.
-type claimPod struct {
+// podWithClaim is a pod and its claim, both of this name: GPUs by UUID, or with admin all GPUs by adminAccess.
+type podWithClaim struct {
 	name       string
 	admin      bool
 	uuids      []string
@@ -107,7 +107,7 @@ type claimPod struct {
 }
 
 // applyClaims creates the claim and the pod, and waits until the pod is ready.
-func (s *scene) applyClaims(ctx context.Context, t *testing.T, namespace string, p claimPod) {
+func (s *clusterFixture) applyClaims(ctx context.Context, t *testing.T, namespace string, p podWithClaim) {
 	t.Helper()
 	request := "{deviceClassName: gpu.nvidia.com, allocationMode: All, adminAccess: true}"
 	if !p.admin {
@@ -119,10 +119,10 @@ func (s *scene) applyClaims(ctx context.Context, t *testing.T, namespace string,
 	}
 	containers := ""
 	for _, name := range p.containers {
-		containers += fmt.Sprintf("    - {name: %s, image: %q, imagePullPolicy: Never, resources: {claims: [{name: gpus}]}}\n", name, node.BoxImage)
+		containers += fmt.Sprintf("    - {name: %s, image: %q, imagePullPolicy: Never, resources: {claims: [{name: gpus}]}}\n", name, node.TestImage)
 	}
 	s.apply(ctx, t, strings.NewReplacer("@NAME@", p.name, "@NAMESPACE@", namespace, "@REQUEST@", request, "@CONTAINERS@", containers).Replace(claimManifest))
-	s.kubectl(ctx, t, "wait", "--namespace="+namespace, "pod/"+p.name, "--for=condition=Ready", "--timeout="+patience.String())
+	s.kubectl(ctx, t, "wait", "--namespace="+namespace, "pod/"+p.name, "--for=condition=Ready", "--timeout="+waitTimeout.String())
 }
 
 const claimManifest = `

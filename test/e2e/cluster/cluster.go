@@ -25,12 +25,12 @@ const (
 // Cluster is one that is up. It ends with its node.
 type Cluster struct {
 	// Node is the cluster's only one.
-	Node *node.Node
+	Node *node.RealNode
 	// Kubeconfig is that of the administrator, for programs on the machine or in the node.
 	Kubeconfig string
 
-	identities identities
-	api        *api
+	identities clusterIdentities
+	api        *apiClient
 }
 
 // Options are the node's for a cluster.
@@ -50,13 +50,13 @@ func Options() node.Options {
 type PodSecurity string
 
 // Up starts the control plane in a node that is up, and then its kubelet, and returns when the node is ready.
-func Up(ctx context.Context, n *node.Node, level PodSecurity) (*Cluster, error) {
+func Up(ctx context.Context, n *node.RealNode, level PodSecurity) (*Cluster, error) {
 	ids, err := newIdentities(n.Path("pki"), net.ParseIP(n.IP()), net.ParseIP(serviceIP))
 	if err != nil {
 		return nil, err
 	}
 	server := fmt.Sprintf("https://%s:%d", n.IP(), apiPort)
-	tokens, err := ids.admit(server, users(node.Name))
+	tokens, err := ids.addUsers(server, userGroups(node.Name))
 	if err != nil {
 		return nil, err
 	}
@@ -81,22 +81,22 @@ func (c *Cluster) startKubelet(ctx context.Context) error {
 	return node.Until(ctx, "the node is ready", func(ctx context.Context) error {
 		var n struct {
 			Spec   struct{ Taints []struct{ Key string } }
-			Status struct{ Conditions []condition }
+			Status struct{ Conditions []statusCondition }
 		}
 		if err := c.Get(ctx, "/api/v1/nodes/"+node.Name, &n); err != nil {
 			return err
 		}
-		if len(n.Spec.Taints) > 0 || !holds(n.Status.Conditions, "Ready") {
+		if len(n.Spec.Taints) > 0 || !isConditionTrue(n.Status.Conditions, "Ready") {
 			return fmt.Errorf("it has taints %v and conditions %v", n.Spec.Taints, n.Status.Conditions)
 		}
 		return nil
 	})
 }
 
-// condition of an object.
-type condition struct{ Type, Status, Reason, Message string }
+// statusCondition of an object.
+type statusCondition struct{ Type, Status, Reason, Message string }
 
-func holds(conditions []condition, kind string) bool {
+func isConditionTrue(conditions []statusCondition, kind string) bool {
 	for _, c := range conditions {
 		if c.Type == kind {
 			return c.Status == "True"
@@ -105,5 +105,5 @@ func holds(conditions []condition, kind string) bool {
 	return false
 }
 
-// patience is how long a command waits for what takes seconds.
-const patience = time.Minute
+// waitTimeout is how long a command waits for what takes seconds.
+const waitTimeout = time.Minute

@@ -17,21 +17,21 @@ import (
 func TestCluster(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
-	s := newScene(ctx, t)
+	s := newClusterFixture(ctx, t)
 	for _, step := range []struct {
 		name string
-		play func(context.Context, *testing.T, *scene)
+		play func(context.Context, *testing.T, *clusterFixture)
 	}{
-		{"others are there", others},
-		{"a namespace without a label takes no podgauge", unlabelled},
-		{"the API server takes every golden case", goldens},
-		{"helm installs it", install},
+		{"others are there", installOthers},
+		{"a namespace without a label takes no podgauge", unlabelledNamespace},
+		{"the API server takes every golden case", checkGoldens},
+		{"helm installs it", installRelease},
 		{"a pod that asks for a GPU gets one", workload},
-		{"Prometheus has the pod's name on the GPU's series", monitors},
-		{"claims have the labels of their pods", claims},
-		{"updates lose nothing", updates},
-		{"a pod that fails on a broken GPU is an alert", alert},
-		{"helm uninstalls it", uninstall},
+		{"Prometheus has the pod's name on the GPU's series", checkMonitors},
+		{"claims have the labels of their pods", claimOwners},
+		{"updates lose nothing", updateRelease},
+		{"a pod that fails on a broken GPU is an alert", checkAlert},
+		{"helm uninstalls it", uninstallRelease},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.play(ctx, t, s) }) {
 			return // what follows stands on it
@@ -39,10 +39,10 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-// unlabelled installs the chart where Pod Security admission takes what is baseline only: the DaemonSet is there, its pods are refused, and
+// unlabelledNamespace installs the chart where Pod Security admission takes what is baseline only: the DaemonSet is there, its pods are refused, and
 // the event says which label the namespace lacks.
-func unlabelled(ctx context.Context, t *testing.T, s *scene) {
-	s.helm(ctx, t, "install", release, chart, "--namespace=unlabelled", "--create-namespace", "--values="+s.values)
+func unlabelledNamespace(ctx context.Context, t *testing.T, s *clusterFixture) {
+	s.helm(ctx, t, "install", releaseName, chartDir, "--namespace=unlabelled", "--create-namespace", "--values="+s.values)
 	await(ctx, t, "the DaemonSet's pods are refused", func(ctx context.Context) error {
 		var events struct {
 			Items []struct {
@@ -61,30 +61,30 @@ func unlabelled(ctx context.Context, t *testing.T, s *scene) {
 		}
 		return fmt.Errorf("the events are %+v", events.Items)
 	})
-	s.helm(ctx, t, "uninstall", release, "--namespace=unlabelled", "--wait")
+	s.helm(ctx, t, "uninstall", releaseName, "--namespace=unlabelled", "--wait")
 	s.kubectl(ctx, t, "delete", "namespace", "unlabelled")
-	s.kubectl(ctx, t, "label", "namespace", namespace, "pod-security.kubernetes.io/enforce=privileged")
+	s.kubectl(ctx, t, "label", "namespace", releaseNamespace, "pod-security.kubernetes.io/enforce=privileged")
 }
 
-// install takes one command.
-func install(ctx context.Context, t *testing.T, s *scene) {
+// installRelease takes one command.
+func installRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
 	before, err := s.objects(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.before = before
-	s.installed = time.Now()
-	s.helm(ctx, t, "install", release, chart, "--namespace="+namespace, "--values="+s.values)
+	s.objectsBefore = before
+	s.installStarted = time.Now()
+	s.helm(ctx, t, "install", releaseName, chartDir, "--namespace="+releaseNamespace, "--values="+s.values)
 	await(ctx, t, "the DaemonSet is ready", s.daemonSet)
-	figure(t, "helm install → the DaemonSet is ready (minReadySeconds are 5 of them)", seconds(time.Since(s.installed)))
-	await(ctx, t, "the node has GPUs", s.hasAllocatable(gpus))
-	s.confined(ctx, t)
+	printMeasurement(t, "helm install → the DaemonSet is ready (minReadySeconds are 5 of them)", formatSeconds(time.Since(s.installStarted)))
+	await(ctx, t, "the node has GPUs", s.hasAllocatable(gpuCount))
+	s.checkConfinement(ctx, t)
 }
 
-// confined is what the chart promises of the process: no capability, nothing to be gained, system calls filtered.
-func (s *scene) confined(ctx context.Context, t *testing.T) {
+// checkConfinement is what the chart promises of the process: no capability, nothing to be gained, system calls filtered.
+func (s *clusterFixture) checkConfinement(ctx context.Context, t *testing.T) {
 	t.Helper()
-	all, err := s.podgauges(ctx)
+	all, err := s.podgaugePods(ctx)
 	if err != nil || len(all) != 1 {
 		t.Fatal(all, err)
 	}
@@ -96,8 +96,8 @@ func (s *scene) confined(ctx context.Context, t *testing.T) {
 	}
 }
 
-// trainers are pods that have a GPU each.
-const trainers = `
+// trainersManifest are pods that have a GPU each.
+const trainersManifest = `
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: trainer, namespace: team}
@@ -113,25 +113,25 @@ spec:
 `
 
 // workload is scheduled by the scheduler, and named by /metrics on the GPU that the kubelet says it has.
-func workload(ctx context.Context, t *testing.T, s *scene) {
+func workload(ctx context.Context, t *testing.T, s *clusterFixture) {
 	begin := time.Now()
-	s.apply(ctx, t, strings.ReplaceAll(trainers, "@IMAGE@", node.BoxImage))
-	s.kubectl(ctx, t, "rollout", "status", "--namespace="+team, "deployment/trainer", "--timeout="+patience.String())
-	figure(t, "three pods that ask for a GPU each: applied → available", seconds(time.Since(begin)))
-	pods, err := s.pods(ctx, team, "app=trainer")
+	s.apply(ctx, t, strings.ReplaceAll(trainersManifest, "@IMAGE@", node.TestImage))
+	s.kubectl(ctx, t, "rollout", "status", "--namespace="+teamNamespace, "deployment/trainer", "--timeout="+waitTimeout.String())
+	printMeasurement(t, "three pods that ask for a GPU each: applied → available", formatSeconds(time.Since(begin)))
+	pods, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil || len(pods) != 3 {
 		t.Fatal(pods, err)
 	}
-	await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.named(ctx, pods) })
+	await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.checkPodOwners(ctx, pods) })
 }
 
-// named holds a scrape against the kubelet's own word: each pod has one GPU, and its name is on that one.
-func (s *scene) named(ctx context.Context, pods []pod) error {
-	holders, err := s.Node.Holders(ctx, resource)
+// checkPodOwners holds a scrape against the kubelet's own word: each pod has one GPU, and its name is on that one.
+func (s *clusterFixture) checkPodOwners(ctx context.Context, pods []podObject) error {
+	holders, err := s.Node.Owners(ctx, gpuResource)
 	if err != nil {
 		return err
 	}
-	families, err := s.scraped(ctx)
+	families, err := s.scrapeOne(ctx)
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ func (s *scene) named(ctx context.Context, pods []pod) error {
 				continue
 			}
 			found = true
-			if name, err := holder(families, id); err != nil || name != h.Pod {
+			if name, err := ownerOf(families, id); err != nil || name != h.Pod {
 				return fmt.Errorf("%s is %q's, not %q's: %w", id, name, h.Pod, err)
 			}
 		}

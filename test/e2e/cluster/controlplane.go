@@ -16,7 +16,7 @@ func (c *Cluster) start(ctx context.Context, name string, argv []string, answers
 	}
 	return node.Until(ctx, name+" answers", func(ctx context.Context) error {
 		if err := process.Alive(); err != nil {
-			return node.GiveUp(err)
+			return node.StopRetrying(err)
 		}
 		return answers(ctx)
 	})
@@ -28,7 +28,7 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 	return c.start(ctx, "etcd", []string{
 		"etcd", "--data-dir=" + c.Node.Path("etcd"), "--unsafe-no-fsync", "--logger=zap",
 		"--listen-client-urls=" + client, "--advertise-client-urls=" + client, "--listen-peer-urls=http://127.0.0.1:2380",
-	}, func(ctx context.Context) error { return answers(ctx, client+"/health") })
+	}, func(ctx context.Context) error { return checkURL(ctx, client+"/health") })
 }
 
 // podSecurity is the configuration of Pod Security admission.
@@ -42,7 +42,7 @@ const podSecurity = `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "Admis
 }]}`
 
 func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
-	binary, err := program(kubernetes, "kube-apiserver")
+	binary, err := binaryPath(kubernetesProgram, "kube-apiserver")
 	if err != nil {
 		return err
 	}
@@ -72,11 +72,11 @@ func (c *Cluster) startAPIServer(ctx context.Context, level PodSecurity) error {
 
 // startControllers starts the controller manager and the scheduler, which need no token of their own to be asked whether they are well.
 func (c *Cluster) startControllers(ctx context.Context) error {
-	manager, err := program(kubernetes, "kube-controller-manager")
+	manager, err := binaryPath(kubernetesProgram, "kube-controller-manager")
 	if err != nil {
 		return err
 	}
-	scheduler, err := program(kubernetes, "kube-scheduler")
+	scheduler, err := binaryPath(kubernetesProgram, "kube-scheduler")
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ spec:
 // DRADriver starts a DRA driver in the node that publishes GPUs with these UUIDs, ordered by minor number, and returns
 // when the API server has its devices.
 func (c *Cluster) DRADriver(ctx context.Context, uuids []string) error {
-	binary, err := program(draDriver, "dradriver")
+	binary, err := binaryPath(draDriverProgram, "dradriver")
 	if err != nil {
 		return err
 	}

@@ -12,14 +12,14 @@ import (
 	"testing"
 )
 
-// goldens has the API server look at what the chart renders in each of its cases, and at the manifest for those without helm, as if they
+// checkGoldens has the API server look at what the chart renders in each of its cases, and at the manifest for those without helm, as if they
 // were applied: unknown fields and wrong values are errors there.
-func goldens(ctx context.Context, t *testing.T, s *scene) {
-	cases, err := filepath.Glob(root + "/test/chart/testdata/*.yaml")
+func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
+	cases, err := filepath.Glob(repoRoot + "/test/chart/testdata/*.yaml")
 	if err != nil || len(cases) == 0 {
 		t.Fatalf("there are no golden cases: %v", err)
 	}
-	cases = append(cases, root+"/deploy/podgauge.yaml")
+	cases = append(cases, repoRoot+"/deploy/podgauge.yaml")
 	refused := 0
 	for _, file := range cases {
 		t.Run(filepath.Base(file), func(t *testing.T) {
@@ -27,7 +27,7 @@ func goldens(ctx context.Context, t *testing.T, s *scene) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.existing(ctx, t, string(manifest))
+			s.createNamespaces(ctx, t, string(manifest))
 			if _, err := s.Apply(ctx, string(manifest), "--server-side", "--dry-run=server", "--validate=strict"); err != nil {
 				refused++
 				t.Error(err)
@@ -35,7 +35,7 @@ func goldens(ctx context.Context, t *testing.T, s *scene) {
 		})
 	}
 	// It would say so: a field that there is not, and a value that cannot be, are refused.
-	manifest, err := os.ReadFile(root + "/deploy/podgauge.yaml")
+	manifest, err := os.ReadFile(repoRoot + "/deploy/podgauge.yaml")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,13 +45,13 @@ func goldens(ctx context.Context, t *testing.T, s *scene) {
 			t.Errorf("%s: %v", wrong, err)
 		}
 	}
-	figure(t, "golden cases that the API server takes", fmt.Sprintf("%d of %d", len(cases)-refused, len(cases)))
+	printMeasurement(t, "golden cases that the API server takes", fmt.Sprintf("%d of %d", len(cases)-refused, len(cases)))
 }
 
 var namespaced = regexp.MustCompile(`(?m)^  namespace: (\S+)$`)
 
-// existing makes the namespaces that a manifest speaks of, since what is not applied is not there.
-func (s *scene) existing(ctx context.Context, t *testing.T, manifest string) {
+// createNamespaces makes the namespaces that a manifest speaks of, since what is not applied is not there.
+func (s *clusterFixture) createNamespaces(ctx context.Context, t *testing.T, manifest string) {
 	t.Helper()
 	for _, match := range namespaced.FindAllStringSubmatch(manifest, -1) {
 		s.apply(ctx, t, fmt.Sprintf(`{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": %q}}`, match[1]))

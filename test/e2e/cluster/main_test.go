@@ -19,11 +19,11 @@ func TestMain(m *testing.M) {
 
 func run(m *testing.M) int {
 	say := func(format string, values ...any) { fmt.Fprintf(os.Stderr, "e2e: "+format+"\n", values...) }
-	if err := cluster.Check(cluster.All()); err != nil {
+	if err := cluster.CheckRequirements(cluster.AllPrograms()); err != nil {
 		say("%v", err)
 		return 1
 	}
-	turn, err := node.TakeRun(context.Background(), say)
+	turn, err := node.LockRun(context.Background(), say)
 	if err != nil {
 		say("%v", err)
 		return 1

@@ -23,50 +23,50 @@ func (c *Cluster) KubeStateMetrics(ctx context.Context) error {
 	if _, err := c.Kubectl(ctx, "apply", "--kustomize="+filepath.Join(source, "examples", "standard")); err != nil {
 		return err
 	}
-	return c.rolledOut(ctx, "kube-system", "deployment/kube-state-metrics")
+	return c.waitForRollout(ctx, "kube-system", "deployment/kube-state-metrics")
 }
 
 // PrometheusOperator runs the operator as its own manifests have it, in the namespace default.
 func (c *Cluster) PrometheusOperator(ctx context.Context) error {
-	source, err := operator.Source(ctx, operatorModule)
+	source, err := prometheusOperator.Source(ctx, operatorModule)
 	if err != nil {
 		return err
 	}
-	if err := c.load(ctx, operator, "operator", "quay.io/prometheus-operator/prometheus-operator:"+operator.Version); err != nil {
+	if err := c.load(ctx, prometheusOperator, "operator", "quay.io/prometheus-operator/prometheus-operator:"+prometheusOperator.Version); err != nil {
 		return err
 	}
-	if err := c.define(ctx, filepath.Join(source, "example", "prometheus-operator-crd")); err != nil {
+	if err := c.applyDefinitions(ctx, filepath.Join(source, "example", "prometheus-operator-crd")); err != nil {
 		return err
 	}
 	if _, err := c.Kubectl(ctx, "apply", "--filename="+filepath.Join(source, "example", "rbac", "prometheus-operator")); err != nil {
 		return err
 	}
-	return c.rolledOut(ctx, "default", "deployment/prometheus-operator")
+	return c.waitForRollout(ctx, "default", "deployment/prometheus-operator")
 }
 
 // OpenShiftKinds teaches the API server the SecurityContextConstraints of OpenShift.
 func (c *Cluster) OpenShiftKinds(ctx context.Context) error {
-	source, err := openShift.Source(ctx, openShiftModule)
+	source, err := openShiftSource.Source(ctx, openShiftModule)
 	if err != nil {
 		return err
 	}
 	const file = "payload-manifests/crds/0000_03_config-operator_01_securitycontextconstraints.crd.yaml"
-	return c.define(ctx, filepath.Join(source, file))
+	return c.applyDefinitions(ctx, filepath.Join(source, file))
 }
 
-// define has the API server learn the kinds of a file or folder, and waits until it has.
-func (c *Cluster) define(ctx context.Context, file string) error {
+// applyDefinitions has the API server learn the kinds of a file or folder, and waits until it has.
+func (c *Cluster) applyDefinitions(ctx context.Context, file string) error {
 	// Some definitions are longer than the annotation in which kubectl would keep them.
 	if _, err := c.Kubectl(ctx, "apply", "--server-side", "--filename="+file); err != nil {
 		return err
 	}
-	_, err := c.Kubectl(ctx, "wait", "--for=condition=Established", "crd", "--all", "--timeout="+patience.String())
+	_, err := c.Kubectl(ctx, "wait", "--for=condition=Established", "crd", "--all", "--timeout="+waitTimeout.String())
 	return err
 }
 
 // load gives the node an image of one of a program's binaries, under the name by which manifests ask for it.
-func (c *Cluster) load(ctx context.Context, p built.Program, name, as string) error {
-	binary, err := program(p, name)
+func (c *Cluster) load(ctx context.Context, p built.BuildSpec, name, as string) error {
+	binary, err := binaryPath(p, name)
 	if err != nil {
 		return err
 	}
@@ -85,9 +85,9 @@ func (c *Cluster) load(ctx context.Context, p built.Program, name, as string) er
 	return c.Node.LoadImage(ctx, archive)
 }
 
-// rolledOut waits until a workload is as it should be.
-func (c *Cluster) rolledOut(ctx context.Context, namespace, workload string) error {
-	if _, err := c.Kubectl(ctx, "rollout", "status", "--namespace="+namespace, workload, "--timeout="+patience.String()); err != nil {
+// waitForRollout waits until a workload is as it should be.
+func (c *Cluster) waitForRollout(ctx context.Context, namespace, workload string) error {
+	if _, err := c.Kubectl(ctx, "rollout", "status", "--namespace="+namespace, workload, "--timeout="+waitTimeout.String()); err != nil {
 		return fmt.Errorf("wait for %s: %w", workload, err)
 	}
 	return nil

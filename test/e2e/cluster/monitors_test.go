@@ -24,9 +24,9 @@ spec:
     - {port: http-metrics, honorLabels: true}
 `
 
-// others are there before podgauge comes: the operator with a Prometheus that takes all monitors and rules, kube-state-metrics, the kinds of
+// installOthers are there before podgauge comes: the operator with a Prometheus that takes all monitors and rules, kube-state-metrics, the kinds of
 // OpenShift, and a DRA driver.
-func others(ctx context.Context, t *testing.T, s *scene) {
+func installOthers(ctx context.Context, t *testing.T, s *clusterFixture) {
 	for _, step := range []func(context.Context) error{s.PrometheusOperator, s.OpenShiftKinds, s.KubeStateMetrics, func(ctx context.Context) error { return s.DRADriver(ctx, uuids()) }} {
 		if err := step(ctx); err != nil {
 			t.Fatal(err)
@@ -38,28 +38,28 @@ func others(ctx context.Context, t *testing.T, s *scene) {
 		t.Fatal(err)
 	}
 	await(ctx, t, "kube-state-metrics is scraped", func(ctx context.Context) error {
-		return s.counts(ctx, `kube_node_info{node="node-a"}`, 1)
+		return s.checkSeriesCount(ctx, `kube_node_info{node="node-a"}`, 1)
 	})
 }
 
-// monitors holds what Prometheus has against the pods: by the configuration that the operator makes of the chart's PodMonitor, the series
+// checkMonitors holds what Prometheus has against the pods: by the configuration that the operator makes of the chart's PodMonitor, the series
 // bear the name of the pod that has the GPU, and of the node, and none bears podgauge's.
-func monitors(ctx context.Context, t *testing.T, s *scene) {
-	pods, err := s.pods(ctx, team, "app=trainer")
+func checkMonitors(ctx context.Context, t *testing.T, s *clusterFixture) {
+	pods, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
 		t.Fatal(err)
 	}
 	await(ctx, t, "Prometheus has a series of each pod", func(ctx context.Context) error {
 		for _, p := range pods {
-			found, err := s.prometheus.Query(ctx, fmt.Sprintf("nvidia_gpu_healthy{namespace=%q,pod=%q,container=\"main\",node=%q}", team, p.Metadata.Name, node.Name))
+			found, err := s.prometheus.Query(ctx, fmt.Sprintf("nvidia_gpu_healthy{namespace=%q,pod=%q,container=\"main\",node=%q}", teamNamespace, p.Metadata.Name, node.Name))
 			if err != nil || len(found) != 1 {
 				return fmt.Errorf("%s has %v: %w", p.Metadata.Name, found, err)
 			}
 		}
 		return nil
 	})
-	figure(t, "helm install → Prometheus has a series of each pod's GPU (the operator's configuration, carried by the kubelet)", seconds(time.Since(s.installed)))
-	own, err := s.podgauges(ctx)
+	printMeasurement(t, "helm install → Prometheus has a series of each pod's GPU (the operator's configuration, carried by the kubelet)", formatSeconds(time.Since(s.installStarted)))
+	own, err := s.podgaugePods(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,17 +69,17 @@ func monitors(ctx context.Context, t *testing.T, s *scene) {
 		fmt.Sprintf(`{__name__=~"nvidia_gpu_.*",pod=%q}`, own[0].Metadata.Name): 0,
 		`{__name__=~"nvidia_gpu_.*",node!="node-a"}`:                            0,
 		`{__name__=~"podgauge_.*",node!="node-a"}`:                              0,
-		`nvidia_gpu_healthy{pod=""}`:                                            gpus - len(pods),
+		`nvidia_gpu_healthy{pod=""}`:                                            gpuCount - len(pods),
 		`up{job="podgauge"} == 1`:                                               1,
 		`kube_pod_status_phase{namespace="team",phase="Running"} == 1`:          len(pods),
 	} {
 		// Each target is scraped in its own time, and they have just begun anew with the configuration.
-		await(ctx, t, "Prometheus is right", func(ctx context.Context) error { return s.counts(ctx, query, want) })
+		await(ctx, t, "Prometheus is right", func(ctx context.Context) error { return s.checkSeriesCount(ctx, query, want) })
 	}
 }
 
-// counts says where a query does not find so many series.
-func (s *scene) counts(ctx context.Context, query string, want int) error {
+// checkSeriesCount says where a query does not find so many series.
+func (s *clusterFixture) checkSeriesCount(ctx context.Context, query string, want int) error {
 	found, err := s.prometheus.Query(ctx, query)
 	if err == nil && len(found) != want {
 		err = fmt.Errorf("%s has %d series, not %d: %.1000v", query, len(found), want, found)
@@ -87,14 +87,14 @@ func (s *scene) counts(ctx context.Context, query string, want int) error {
 	return err
 }
 
-// alert has a GPU fall off the bus under a pod that ends by it: the rule that the chart brought fires, by the phase that kube-state-metrics
+// checkAlert has a GPU fall off the bus under a pod that ends by it: the rule that the chart brought fires, by the phase that kube-state-metrics
 // tells, and names pod, node, GPU and reason.
-func alert(ctx context.Context, t *testing.T, s *scene) {
-	s.apply(ctx, t, strings.ReplaceAll(loser, "@IMAGE@", node.BoxImage))
-	s.kubectl(ctx, t, "wait", "--namespace="+team, "pod/victim", "--for=condition=Ready", "--timeout="+patience.String())
+func checkAlert(ctx context.Context, t *testing.T, s *clusterFixture) {
+	s.apply(ctx, t, strings.ReplaceAll(victimManifest, "@IMAGE@", node.TestImage))
+	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/victim", "--for=condition=Ready", "--timeout="+waitTimeout.String())
 	var id string
 	await(ctx, t, "the pod has a GPU", func(ctx context.Context) error {
-		holders, err := s.Node.Holders(ctx, resource)
+		holders, err := s.Node.Owners(ctx, gpuResource)
 		for gpu, h := range holders {
 			if h.Pod == "victim" {
 				id = gpu
@@ -104,11 +104,11 @@ func alert(ctx context.Context, t *testing.T, s *scene) {
 		return errors.Join(errors.New("it has none"), err)
 	})
 	await(ctx, t, "/metrics has its name", func(ctx context.Context) error {
-		families, err := s.scraped(ctx)
+		families, err := s.scrapeOne(ctx)
 		if err != nil {
 			return err
 		}
-		if name, err := holder(families, id); err != nil || name != "victim" {
+		if name, err := ownerOf(families, id); err != nil || name != "victim" {
 			return fmt.Errorf("the GPU is %q's: %w", name, err)
 		}
 		return nil
@@ -117,8 +117,8 @@ func alert(ctx context.Context, t *testing.T, s *scene) {
 	for uuid(index) != id {
 		index++
 	}
-	var victim pod
-	if err := s.Get(ctx, "/api/v1/namespaces/"+team+"/pods/victim", &victim); err != nil {
+	var victim podObject
+	if err := s.Get(ctx, "/api/v1/namespaces/"+teamNamespace+"/pods/victim", &victim); err != nil {
 		t.Fatal(err)
 	}
 	// CDI brought it its own GPU's node and the one that all share, and no other.
@@ -129,9 +129,9 @@ func alert(ctx context.Context, t *testing.T, s *scene) {
 	if err := s.machine.Event(index, "xid 79"); err != nil {
 		t.Fatal(err)
 	}
-	await(ctx, t, "the node has one GPU less", s.hasAllocatable(gpus-1))
+	await(ctx, t, "the node has one GPU less", s.hasAllocatable(gpuCount-1))
 	s.shell(ctx, t, victim, "kill -KILL $PIDS") // as a program ends whose GPU is gone
-	s.kubectl(ctx, t, "wait", "--namespace="+team, "pod/victim", "--for=jsonpath={.status.phase}=Failed", "--timeout="+patience.String())
+	s.kubectl(ctx, t, "wait", "--namespace="+teamNamespace, "pod/victim", "--for=jsonpath={.status.phase}=Failed", "--timeout="+waitTimeout.String())
 	begin := time.Now()
 	var fired map[string]string
 	await(ctx, t, "the alert fires", func(ctx context.Context) error {
@@ -142,9 +142,9 @@ func alert(ctx context.Context, t *testing.T, s *scene) {
 		fired = found[0].Labels
 		return nil
 	})
-	figure(t, "the pod has failed → PodgaugePodFailedOnUnhealthyDevice fires (scraped and evaluated every second)", seconds(time.Since(begin)))
+	printMeasurement(t, "the pod has failed → PodgaugePodFailedOnUnhealthyDevice fires (scraped and evaluated every second)", formatSeconds(time.Since(begin)))
 	for name, want := range map[string]string{
-		"namespace": team, "pod": "victim", "container": "main", "node": node.Name, "uuid": id, "reason": "xid_79",
+		"namespace": teamNamespace, "pod": "victim", "container": "main", "node": node.Name, "uuid": id, "reason": "xid_79",
 	} {
 		if fired[name] != want {
 			t.Errorf("the alert has %s %q, not %q: %v", name, fired[name], want, fired)
@@ -152,7 +152,7 @@ func alert(ctx context.Context, t *testing.T, s *scene) {
 	}
 }
 
-const loser = `
+const victimManifest = `
 apiVersion: v1
 kind: Pod
 metadata: {name: victim, namespace: team}

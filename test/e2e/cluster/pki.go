@@ -15,15 +15,15 @@ import (
 	"time"
 )
 
-// identities are the files by which the cluster's parts know each other. A certificate names the API server; everybody else has a token.
-type identities struct {
+// clusterIdentities are the files by which the cluster's parts know each other. A certificate names the API server; everybody else has a token.
+type clusterIdentities struct {
 	dir string
 	ca  []byte // the certificate, as PEM
 }
 
-// users of the API server, by the name and group with which Kubernetes' own RBAC rules know them.
+// userGroups of the API server, by the name and group with which Kubernetes' own RBAC rules know them.
 // https://kubernetes.io/docs/reference/access-authn-authz/rbac/#core-component-roles
-func users(node string) map[string]string {
+func userGroups(node string) map[string]string {
 	return map[string]string{
 		"admin":                          "system:masters",
 		"system:node:" + node:            "system:nodes",
@@ -32,11 +32,11 @@ func users(node string) map[string]string {
 	}
 }
 
-func (i identities) file(name string) string { return filepath.Join(i.dir, name) }
+func (i clusterIdentities) file(name string) string { return filepath.Join(i.dir, name) }
 
-// newIdentities writes ca.crt, server.crt, server.key and service-accounts.key.
-func newIdentities(dir string, server ...net.IP) (identities, error) {
-	i := identities{dir: dir}
+// newIdentities writes ca.crt, prometheusManifest.crt, prometheusManifest.key and service-accounts.key.
+func newIdentities(dir string, server ...net.IP) (clusterIdentities, error) {
+	i := clusterIdentities{dir: dir}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return i, err
 	}
@@ -86,8 +86,8 @@ func newIdentities(dir string, server ...net.IP) (identities, error) {
 	return i, nil
 }
 
-// admit gives each user a token, and writes them for the API server into tokens.csv and for themselves into <name>.kubeconfig.
-func (i identities) admit(server string, users map[string]string) (tokens map[string]string, err error) {
+// addUsers gives each user a token, and writes them for the API server into tokens.csv and for themselves into <name>.kubeconfig.
+func (i clusterIdentities) addUsers(server string, users map[string]string) (tokens map[string]string, err error) {
 	tokens = map[string]string{}
 	list := []byte{}
 	for user, group := range users {
@@ -105,4 +105,4 @@ func (i identities) admit(server string, users map[string]string) (tokens map[st
 	return tokens, os.WriteFile(i.file("tokens.csv"), list, 0o600)
 }
 
-func (i identities) kubeconfig(user string) string { return i.file(user + ".kubeconfig") }
+func (i clusterIdentities) kubeconfig(user string) string { return i.file(user + ".kubeconfig") }

@@ -24,7 +24,7 @@ const (
 
 // The programs of the cluster, each built from its module. pin.sh writes the folders.
 var (
-	kubernetes = built.Program{
+	kubernetesProgram = built.BuildSpec{
 		Name: "control-plane", Version: Version, Module: "cluster/kubernetes/" + Version, Cache: Version,
 		Packages: []string{
 			"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -32,55 +32,55 @@ var (
 		},
 		LinkerFlags: kubelet.LinkerFlags(Version),
 	}
-	helm = built.Program{
+	helmProgram = built.BuildSpec{
 		Name: "helm", Version: "v4.3.1", Module: "cluster/helm/v4.3.1", Cache: "helm-v4.3.1",
 		Packages:    []string{"helm.sh/helm/v4/cmd/helm"},
 		LinkerFlags: "-s -w -X helm.sh/helm/v4/internal/version.version=v4.3.1",
 	}
-	kubeStateMetrics = built.Program{
+	kubeStateMetrics = built.BuildSpec{
 		Name: "kube-state-metrics", Version: "v2.20.0", Module: "cluster/kube-state-metrics/v2.20.0", Cache: "kube-state-metrics-v2.20.0",
 		Packages:    []string{"k8s.io/kube-state-metrics/v2"},
 		LinkerFlags: "-s -w",
 	}
-	operator = built.Program{
+	prometheusOperator = built.BuildSpec{
 		Name: "prometheus-operator", Version: "v0.93.1", Module: "cluster/prometheus-operator/v0.93.1", Cache: "prometheus-operator-v0.93.1",
 		Packages:    []string{operatorModule + "/cmd/operator", operatorModule + "/cmd/prometheus-config-reloader"},
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=0.93.1",
 	}
 	// Debian's is built without the discovery of pods.
-	prometheus = built.Program{
+	prometheusProgram = built.BuildSpec{
 		Name: "prometheus", Version: "v3.13.1", Module: "cluster/prometheus/v0.313.1", Cache: "prometheus-v3.13.1",
 		Packages:    []string{"github.com/prometheus/prometheus/cmd/prometheus"},
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
 		Tags:        "remove_all_sd,enable_kubernetes_sd",
 	}
 	// Our own: NVIDIA's DRA driver needs a real GPU driver.
-	draDriver = built.Program{
+	draDriverProgram = built.BuildSpec{
 		Name: "dradriver", Version: "v0.37.2", Module: "cluster/dradriver", Cache: "dradriver-v0.37.2",
 		Packages:    []string{"."},
 		LinkerFlags: "-s -w",
 	}
 )
 
-// openShift is no program, and its folder no cache: the module of its API has the definitions of its kinds.
-var openShift = built.Program{Name: "openshift", Module: "cluster/openshift/v0.0.0-20251015095338-264e80a2b6e7"}
+// openShiftSource is no program, and its folder no cache: the module of its API has the definitions of its kinds.
+var openShiftSource = built.BuildSpec{Name: "openshift", Module: "cluster/openshift/v0.0.0-20251015095338-264e80a2b6e7"}
 
 // Fetch fetches what the tests read of other modules' files, so that they need no network.
 func Fetch(ctx context.Context) error {
-	_, err := openShift.Source(ctx, openShiftModule)
+	_, err := openShiftSource.Source(ctx, openShiftModule)
 	return err
 }
 
-// Base are the programs of a cluster, and those with which one talks to it.
-func Base() []built.Program { return []built.Program{kubernetes, helm} }
+// BasePrograms are the programs of a cluster, and those with which one talks to it.
+func BasePrograms() []built.BuildSpec { return []built.BuildSpec{kubernetesProgram, helmProgram} }
 
-// All are those that the tests have run in it, too.
-func All() []built.Program {
-	return append(Base(), kubeStateMetrics, operator, prometheus, draDriver)
+// AllPrograms are those that the tests have run in it, too.
+func AllPrograms() []built.BuildSpec {
+	return append(BasePrograms(), kubeStateMetrics, prometheusOperator, prometheusProgram, draDriverProgram)
 }
 
 // Build builds what is not built yet, and says how long each took. From nothing Base takes about ten minutes on two cores.
-func Build(ctx context.Context, programs []built.Program, out io.Writer) error {
+func Build(ctx context.Context, programs []built.BuildSpec, out io.Writer) error {
 	for _, p := range programs {
 		start := time.Now()
 		dir, err := p.Build(ctx, out)
@@ -92,11 +92,11 @@ func Build(ctx context.Context, programs []built.Program, out io.Writer) error {
 	return nil
 }
 
-// Path are the folders of kubectl and helm.
-func Path() (string, error) {
+// ToolPath are the folders of kubectl and helm.
+func ToolPath() (string, error) {
 	folders := []string{}
-	for _, p := range Base() {
-		dir, err := p.Built()
+	for _, p := range BasePrograms() {
+		dir, err := p.BuiltDir()
 		if err != nil {
 			return "", err
 		}
@@ -105,32 +105,32 @@ func Path() (string, error) {
 	return strings.Join(folders, ":"), nil
 }
 
-// program is the path of one of a Program's binaries.
-func program(p built.Program, name string) (string, error) {
-	dir, err := p.Built()
+// binaryPath is the path of one of a Program's binaries.
+func binaryPath(p built.BuildSpec, name string) (string, error) {
+	dir, err := p.BuiltDir()
 	return filepath.Join(dir, name), err
 }
 
-// Check says what keeps this machine from hosting a cluster with these programs, and how to mend it.
-func Check(programs []built.Program) error {
-	if err := node.Check(Options()); err != nil {
+// CheckRequirements says what keeps this machine from hosting a cluster with these programs, and how to mend it.
+func CheckRequirements(programs []built.BuildSpec) error {
+	if err := node.CheckRequirements(Options()); err != nil {
 		return err
 	}
-	for _, tool := range Missing() {
+	for _, tool := range MissingTools() {
 		return fmt.Errorf("missing: %s: run `go run ./cmd/e2e setup monitoring` in test/e2e", tool.File)
 	}
 	for _, p := range programs {
-		if _, err := p.Built(); err != nil {
+		if _, err := p.BuiltDir(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Missing are the tools that this machine lacks, beside those of the node.
-func Missing() []node.Tool {
+// MissingTools are the tools that this machine lacks, beside those of the node.
+func MissingTools() []node.RequiredTool {
 	if _, err := exec.LookPath("etcd"); err != nil {
-		return []node.Tool{{File: "etcd", Package: "etcd-server"}}
+		return []node.RequiredTool{{File: "etcd", Package: "etcd-server"}}
 	}
 	return nil
 }

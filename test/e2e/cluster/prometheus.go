@@ -8,8 +8,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// server is what the operator is asked for: a Prometheus that takes all monitors and rules that there are.
-const server = `
+// prometheusManifest is what the operator is asked for: a Prometheus that takes all monitors and rules that there are.
+const prometheusManifest = `
 apiVersion: monitoring.coreos.com/v1
 kind: Prometheus
 metadata: {name: e2e, namespace: default}
@@ -27,14 +27,14 @@ spec:
 
 // Prometheus has the operator run a server, with what monitors and rules make of its configuration, in the namespace default. Its service
 // account has the rights that the operator's own example gives it.
-func (c *Cluster) Prometheus(ctx context.Context) (*node.Prometheus, error) {
-	source, err := operator.Source(ctx, operatorModule)
+func (c *Cluster) Prometheus(ctx context.Context) (*node.PrometheusServer, error) {
+	source, err := prometheusOperator.Source(ctx, operatorModule)
 	if err != nil {
 		return nil, err
 	}
 	if err := errors.Join(
-		c.load(ctx, prometheus, "prometheus", "quay.io/prometheus/prometheus:"+prometheus.Version),
-		c.load(ctx, operator, "prometheus-config-reloader", "quay.io/prometheus-operator/prometheus-config-reloader:"+operator.Version),
+		c.load(ctx, prometheusProgram, "prometheus", "quay.io/prometheus/prometheus:"+prometheusProgram.Version),
+		c.load(ctx, prometheusOperator, "prometheus-config-reloader", "quay.io/prometheus-operator/prometheus-config-reloader:"+prometheusOperator.Version),
 	); err != nil {
 		return nil, err
 	}
@@ -44,15 +44,15 @@ func (c *Cluster) Prometheus(ctx context.Context) (*node.Prometheus, error) {
 			return nil, err
 		}
 	}
-	if _, err := c.Apply(ctx, server); err != nil {
+	if _, err := c.Apply(ctx, prometheusManifest); err != nil {
 		return nil, err
 	}
-	if _, err := c.Kubectl(ctx, "wait", "prometheus/e2e", "--for=condition=Available", "--timeout="+patience.String()); err != nil {
+	if _, err := c.Kubectl(ctx, "wait", "prometheus/e2e", "--for=condition=Available", "--timeout="+waitTimeout.String()); err != nil {
 		return nil, err
 	}
 	var pod struct{ Status struct{ PodIP string } }
 	if err := c.Get(ctx, "/api/v1/namespaces/default/pods/prometheus-e2e-0", &pod); err != nil {
 		return nil, err
 	}
-	return node.PrometheusAt("http://" + pod.Status.PodIP + ":9090"), nil
+	return node.ConnectPrometheus("http://" + pod.Status.PodIP + ":9090"), nil
 }

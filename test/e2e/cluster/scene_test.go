@@ -23,32 +23,32 @@ import (
 )
 
 const (
-	root  = "../../.." // the repository's
-	chart = root + "/deploy/helm/podgauge"
+	repoRoot = "../../.." // the repository's
+	chartDir = repoRoot + "/deploy/helm/podgauge"
 
-	release   = "podgauge"
-	namespace = "podgauge"
-	team      = "team" // where pods use GPUs
+	releaseName      = "podgauge"
+	releaseNamespace = "podgauge"
+	teamNamespace    = "team" // where pods use GPUs
 
-	gpus     = 8
-	resource = "nvidia.com/gpu"
+	gpuCount    = 8
+	gpuResource = "nvidia.com/gpu"
 
-	// patience is how long a test waits for what takes seconds. How long something may take is said where it is measured.
-	patience = time.Minute
+	// waitTimeout is how long a test waits for what takes seconds. How long something may take is said where it is measured.
+	waitTimeout = time.Minute
 )
 
-// scene is the cluster, and the hardware that podgauge finds in it: a library that obeys the test.
-type scene struct {
+// clusterFixture is the cluster, and the hardware that podgauge finds in it: a library that obeys the test.
+type clusterFixture struct {
 	*cluster.Cluster
-	machine    *nvmltest.Scenario
-	driver     string // a folder of the node: a driver's installation, with the library
-	values     string // the chart's, by which podgauge finds both
-	prometheus *node.Prometheus
-	before     []string  // the objects that there were before the release
-	installed  time.Time // when that began
+	machine        *nvmltest.Scenario
+	driver         string // a folder of the node: a driver's installation, with the library
+	values         string // the chart's, by which podgauge finds both
+	prometheus     *node.PrometheusServer
+	objectsBefore  []string  // the objects that there were before the release
+	installStarted time.Time // when that began
 }
 
-func newScene(ctx context.Context, t *testing.T) *scene {
+func newClusterFixture(ctx context.Context, t *testing.T) *clusterFixture {
 	t.Helper()
 	n := node.ForTest(ctx, t, cluster.Options())
 	begin := time.Now()
@@ -56,9 +56,9 @@ func newScene(ctx context.Context, t *testing.T) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	figure(t, "the cluster is up: its node is ready and takes pods, after", seconds(time.Since(begin)))
-	s := &scene{Cluster: c, driver: n.Path("driver"), values: n.Path("values.yaml")}
-	image, err := c.LoadImage(ctx, cluster.Archive(root, "podgauge"))
+	printMeasurement(t, "the cluster is up: its node is ready and takes pods, after", formatSeconds(time.Since(begin)))
+	s := &clusterFixture{Cluster: c, driver: n.Path("driver"), values: n.Path("values.yaml")}
+	image, err := c.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,18 +70,18 @@ func newScene(ctx context.Context, t *testing.T) *scene {
 	// It has been up for an hour: the counters of its GPUs go on when podgauge is started anew.
 	s.set(t, fmt.Sprintf("epoch %d", time.Now().Add(-time.Hour).Unix()))
 	_, tag, _ := strings.Cut(image, ":")
-	values := strings.NewReplacer("@TAG@", tag, "@DRIVER@", s.driver, "@MACHINE@", machine).Replace(values)
+	values := strings.NewReplacer("@TAG@", tag, "@DRIVER@", s.driver, "@MACHINE@", machine).Replace(chartValues)
 	if err := os.WriteFile(s.values, []byte(values), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{namespace, team} {
+	for _, name := range []string{releaseNamespace, teamNamespace} {
 		s.kubectl(ctx, t, "create", "namespace", name)
 	}
 	return s
 }
 
 // installDriver leaves what the installation of a driver does: its files, and the GPUs' nodes.
-func installDriver(ctx context.Context, s *scene) error {
+func installDriver(ctx context.Context, s *clusterFixture) error {
 	libraries := filepath.Join(s.driver, "usr/lib64")
 	if err := os.MkdirAll(libraries, 0o755); err != nil {
 		return err
@@ -90,7 +90,7 @@ func installDriver(ctx context.Context, s *scene) error {
 		return err
 	}
 	script := "mknod /dev/nvidiactl c 195 255\n"
-	for i := range gpus {
+	for i := range gpuCount {
 		script += fmt.Sprintf("mknod /dev/nvidia%d c 195 %d\n", i, i)
 	}
 	_, err := s.Node.Shell(ctx, script)
@@ -99,8 +99,8 @@ func installDriver(ctx context.Context, s *scene) error {
 		os.WriteFile(filepath.Join(s.driver, "hook"), []byte("#!/bin/sh\n"), 0o755))
 }
 
-// values have podgauge find the library as NVIDIA's runtime would inject it: mounted into the container, on its path.
-const values = `
+// chartValues have podgauge find the library as NVIDIA's runtime would inject it: mounted into the container, on its path.
+const chartValues = `
 image: {tag: "@TAG@", pullPolicy: Never}
 runtimeClassName: ""
 gpuNodesOnly: false
@@ -119,7 +119,7 @@ extraVolumeMounts:
   - {name: machine, mountPath: /machine, readOnly: true}
 `
 
-func (s *scene) set(t *testing.T, lines ...string) {
+func (s *clusterFixture) set(t *testing.T, lines ...string) {
 	t.Helper()
 	if err := s.machine.Set(lines...); err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func (s *scene) set(t *testing.T, lines ...string) {
 // uuid of the GPU with this index, as the stand-in names it.
 func uuid(index int) string { return fmt.Sprintf("GPU-00000000-0000-4000-8000-%012d", index) }
 
-func (s *scene) kubectl(ctx context.Context, t *testing.T, args ...string) string {
+func (s *clusterFixture) kubectl(ctx context.Context, t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := s.Kubectl(ctx, args...)
 	if err != nil {
@@ -138,7 +138,7 @@ func (s *scene) kubectl(ctx context.Context, t *testing.T, args ...string) strin
 	return out
 }
 
-func (s *scene) helm(ctx context.Context, t *testing.T, args ...string) string {
+func (s *clusterFixture) helm(ctx context.Context, t *testing.T, args ...string) string {
 	t.Helper()
 	out, err := s.Helm(ctx, args...)
 	if err != nil {
@@ -147,7 +147,7 @@ func (s *scene) helm(ctx context.Context, t *testing.T, args ...string) string {
 	return out
 }
 
-func (s *scene) apply(ctx context.Context, t *testing.T, objects string) {
+func (s *clusterFixture) apply(ctx context.Context, t *testing.T, objects string) {
 	t.Helper()
 	if _, err := s.Apply(ctx, objects); err != nil {
 		t.Fatal(err)
@@ -158,7 +158,7 @@ func (s *scene) apply(ctx context.Context, t *testing.T, objects string) {
 func await(ctx context.Context, t *testing.T, what string, try func(context.Context) error) time.Duration {
 	t.Helper()
 	begin := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
 	defer cancel()
 	if err := node.Until(ctx, what, try); err != nil {
 		t.Fatal(err)
@@ -166,8 +166,8 @@ func await(ctx context.Context, t *testing.T, what string, try func(context.Cont
 	return time.Since(begin)
 }
 
-// pod is what the API server says of one.
-type pod struct {
+// podObject is what the API server says of one.
+type podObject struct {
 	Metadata struct{ Name, Namespace, UID string }
 	Status   struct {
 		Phase             string
@@ -179,19 +179,19 @@ type pod struct {
 	}
 }
 
-func (s *scene) pods(ctx context.Context, namespace, label string) ([]pod, error) {
-	var list struct{ Items []pod }
+func (s *clusterFixture) pods(ctx context.Context, namespace, label string) ([]podObject, error) {
+	var list struct{ Items []podObject }
 	err := s.Get(ctx, fmt.Sprintf("/api/v1/namespaces/%s/pods?labelSelector=%s", namespace, strings.ReplaceAll(label, "=", "%3D")), &list)
 	return list.Items, err
 }
 
-// podgauges are the release's pods.
-func (s *scene) podgauges(ctx context.Context) ([]pod, error) {
-	return s.pods(ctx, namespace, "app.kubernetes.io/instance="+release)
+// podgaugePods are the release's pods.
+func (s *clusterFixture) podgaugePods(ctx context.Context) ([]podObject, error) {
+	return s.pods(ctx, releaseNamespace, "app.kubernetes.io/instance="+releaseName)
 }
 
 // shell runs a script in the node that knows a container's processes, the first one first, as $PIDS.
-func (s *scene) shell(ctx context.Context, t *testing.T, p pod, script string) string {
+func (s *clusterFixture) shell(ctx context.Context, t *testing.T, p podObject, script string) string {
 	t.Helper()
 	_, id, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://")
 	out, err := s.Node.Shell(ctx, `PIDS=$(grep -l "$ID" /proc/[0-9]*/cgroup 2>/dev/null | cut -d/ -f3 | sort -n | tr '\n' ' ')`+"\n"+script, "ID="+id)
@@ -202,12 +202,12 @@ func (s *scene) shell(ctx context.Context, t *testing.T, p pod, script string) s
 }
 
 // daemonSet is ready when its controller says so of what it was last told.
-func (s *scene) daemonSet(ctx context.Context) error {
+func (s *clusterFixture) daemonSet(ctx context.Context) error {
 	var set struct {
 		Metadata struct{ Generation int }
 		Status   struct{ ObservedGeneration, DesiredNumberScheduled, UpdatedNumberScheduled, NumberAvailable, NumberMisscheduled int }
 	}
-	if err := s.Get(ctx, fmt.Sprintf("/apis/apps/v1/namespaces/%s/daemonsets/%s", namespace, release), &set); err != nil {
+	if err := s.Get(ctx, fmt.Sprintf("/apis/apps/v1/namespaces/%s/daemonsets/%s", releaseNamespace, releaseName), &set); err != nil {
 		return err
 	}
 	if st := set.Status; st.ObservedGeneration != set.Metadata.Generation || st.DesiredNumberScheduled != 1 ||
@@ -218,15 +218,15 @@ func (s *scene) daemonSet(ctx context.Context) error {
 }
 
 // allocatable is how many GPUs the node's status has to give away.
-func (s *scene) allocatable(ctx context.Context) (string, error) {
+func (s *clusterFixture) allocatable(ctx context.Context) (string, error) {
 	var n struct {
 		Status struct{ Allocatable map[string]string }
 	}
 	err := s.Get(ctx, "/api/v1/nodes/"+node.Name, &n)
-	return n.Status.Allocatable[resource], err
+	return n.Status.Allocatable[gpuResource], err
 }
 
-func (s *scene) hasAllocatable(n int) func(context.Context) error {
+func (s *clusterFixture) hasAllocatable(n int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		if got, err := s.allocatable(ctx); err != nil || got != fmt.Sprint(n) {
 			return fmt.Errorf("the node has %q, %w", got, err)
@@ -236,7 +236,7 @@ func (s *scene) hasAllocatable(n int) func(context.Context) error {
 }
 
 // scrape asks a podgauge for its metrics, through the API server.
-func (s *scene) scrape(ctx context.Context, p pod) (map[string]*dto.MetricFamily, error) {
+func (s *clusterFixture) scrape(ctx context.Context, p podObject) (map[string]*dto.MetricFamily, error) {
 	body, err := s.Read(ctx, fmt.Sprintf("/api/v1/namespaces/%s/pods/%s:9400/proxy/metrics", p.Metadata.Namespace, p.Metadata.Name))
 	if err != nil {
 		return nil, err
@@ -245,9 +245,9 @@ func (s *scene) scrape(ctx context.Context, p pod) (map[string]*dto.MetricFamily
 	return parser.TextToMetricFamilies(bytes.NewReader(body))
 }
 
-// scraped asks the one podgauge that there is.
-func (s *scene) scraped(ctx context.Context) (map[string]*dto.MetricFamily, error) {
-	all, err := s.podgauges(ctx)
+// scrapeOne asks the one podgauge that there is.
+func (s *clusterFixture) scrapeOne(ctx context.Context) (map[string]*dto.MetricFamily, error) {
+	all, err := s.podgaugePods(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -257,8 +257,8 @@ func (s *scene) scraped(ctx context.Context) (map[string]*dto.MetricFamily, erro
 	return s.scrape(ctx, all[0])
 }
 
-// labels of a family's series.
-func labels(family *dto.MetricFamily) []map[string]string {
+// labelSets of a family's series.
+func labelSets(family *dto.MetricFamily) []map[string]string {
 	all := []map[string]string{}
 	for _, m := range family.GetMetric() {
 		set := map[string]string{}
@@ -270,9 +270,9 @@ func labels(family *dto.MetricFamily) []map[string]string {
 	return all
 }
 
-// holder is the pod that has a GPU by what a scrape says, empty where none has.
-func holder(families map[string]*dto.MetricFamily, uuid string) (string, error) {
-	for _, l := range labels(families["nvidia_gpu_healthy"]) {
+// ownerOf is the pod that has a GPU by what a scrape says, empty where none has.
+func ownerOf(families map[string]*dto.MetricFamily, uuid string) (string, error) {
+	for _, l := range labelSets(families["nvidia_gpu_healthy"]) {
 		if l["uuid"] == uuid {
 			return l["pod"], nil
 		}
@@ -280,10 +280,10 @@ func holder(families map[string]*dto.MetricFamily, uuid string) (string, error) 
 	return "", errors.New("no series of " + uuid)
 }
 
-// figure prints what was measured, in the one form that docs/e2e.md copies.
-func figure(t *testing.T, what, value string) {
+// printMeasurement prints what was measured, in the one form that docs/e2e.md copies.
+func printMeasurement(t *testing.T, what, value string) {
 	t.Helper()
 	t.Logf("figure: %s: %s", what, value)
 }
 
-func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
+func formatSeconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }

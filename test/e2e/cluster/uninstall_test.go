@@ -14,7 +14,7 @@ import (
 
 // objects are all that the API server has, of every kind that it can list, as kind, namespace and name. Left out are what tells of others
 // (events, leases) and the pods' own namespace.
-func (s *scene) objects(ctx context.Context) ([]string, error) {
+func (s *clusterFixture) objects(ctx context.Context) ([]string, error) {
 	kinds, err := s.Kubectl(ctx, "api-resources", "--verbs=list", "--output=name")
 	if err != nil {
 		return nil, err
@@ -28,15 +28,15 @@ func (s *scene) objects(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	all := slices.DeleteFunc(strings.Split(strings.TrimSpace(out), "\n"), func(object string) bool {
-		return strings.Contains(object, " "+team+" ")
+		return strings.Contains(object, " "+teamNamespace+" ")
 	})
 	slices.Sort(all)
 	return slices.Compact(all), nil
 }
 
-// uninstall leaves the cluster as it was before, and the pods with what they have. On the node it leaves what docs/install.md names.
-func uninstall(ctx context.Context, t *testing.T, s *scene) {
-	running, err := s.pods(ctx, team, "app=trainer")
+// uninstallRelease leaves the cluster as it was before, and the pods with what they have. On the node it leaves what docs/install.md names.
+func uninstallRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
+	running, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,20 +45,20 @@ func uninstall(ctx context.Context, t *testing.T, s *scene) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	s.helm(ctx, t, "uninstall", release, "--namespace="+namespace, "--wait")
+	s.helm(ctx, t, "uninstall", releaseName, "--namespace="+releaseNamespace, "--wait")
 	var left []string
 	await(ctx, t, "all objects of the release are gone", func(ctx context.Context) error {
 		after, err := s.objects(ctx)
 		if err != nil {
 			return err
 		}
-		left = slices.DeleteFunc(after, func(object string) bool { return slices.Contains(s.before, object) })
+		left = slices.DeleteFunc(after, func(object string) bool { return slices.Contains(s.objectsBefore, object) })
 		if len(left) > 0 {
 			return fmt.Errorf("left are %q", left)
 		}
 		return nil
 	})
-	figure(t, "helm uninstall → nothing of it is left", fmt.Sprintf("%s; %d objects gone", seconds(time.Since(begin)), len(with)-len(s.before)))
+	printMeasurement(t, "helm uninstall → nothing of it is left", fmt.Sprintf("%s; %d objects gone", formatSeconds(time.Since(begin)), len(with)-len(s.objectsBefore)))
 	if left, err := filepath.Glob(filepath.Join(s.Node.KubeletDir(), "device-plugins", "podgauge*")); err != nil || len(left) != 1 || filepath.Base(left[0]) != "podgauge_resources.json" {
 		t.Errorf("in the device-plugin folder are %q, %v", left, err)
 	}
@@ -69,23 +69,23 @@ func uninstall(ctx context.Context, t *testing.T, s *scene) {
 		t.Errorf("what it remembered is gone: %q, %v", state, err)
 	}
 	await(ctx, t, "the node has no GPU to give away", s.hasAllocatable(0))
-	unharmed(ctx, t, s, running)
+	comparePods(ctx, t, s, running)
 }
 
-// unharmed says where the pods are not those that were, with the containers that they had.
-func unharmed(ctx context.Context, t *testing.T, s *scene, before []pod) {
+// comparePods says where the pods are not those that were, with the containers that they had.
+func comparePods(ctx context.Context, t *testing.T, s *clusterFixture, before []podObject) {
 	t.Helper()
-	now, err := s.pods(ctx, team, "app=trainer")
+	now, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := containers(now), containers(before); !slices.Equal(got, want) {
+	if got, want := containerIDs(now), containerIDs(before); !slices.Equal(got, want) {
 		t.Errorf("the pods' containers were %q and are %q", want, got)
 	}
 }
 
-// containers of pods, by pod, id and restarts.
-func containers(pods []pod) []string {
+// containerIDs of pods, by pod, id and restarts.
+func containerIDs(pods []podObject) []string {
 	all := []string{}
 	for _, p := range pods {
 		for _, c := range p.Status.ContainerStatuses {

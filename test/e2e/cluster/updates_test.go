@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// updates changes the release twice while pods have GPUs: another log level, and then the driver from the host in place of the injected one,
+// updateRelease changes the release twice while pods have GPUs: another log level, and then the driver from the host in place of the injected one,
 // with CDI in place of variables. The pods go on in the same containers; how long the kubelet and the node's status had fewer GPUs, and
 // /metrics and Prometheus no series of the pods, is watched and said.
-func updates(ctx context.Context, t *testing.T, s *scene) {
-	before, err := s.pods(ctx, team, "app=trainer")
+func updateRelease(ctx context.Context, t *testing.T, s *clusterFixture) {
+	before, err := s.pods(ctx, teamNamespace, "app=trainer")
 	if err != nil {
 		t.Fatal(err)
 	}
-	old, err := s.podgauges(ctx)
+	old, err := s.podgaugePods(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,28 +34,28 @@ func updates(ctx context.Context, t *testing.T, s *scene) {
 		}},
 	} {
 		t.Run(change.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(ctx, 2*patience) // of the watch, if it never ends well
-			w := watch(ctx, s, before)
+			ctx, cancel := context.WithTimeout(ctx, 2*waitTimeout) // of the watch, if it never ends well
+			w := watchUpdate(ctx, s, before)
 			defer w.wg.Wait()
 			defer cancel()
 			begin := time.Now()
-			s.helm(ctx, t, append([]string{"upgrade", release, chart, "--namespace=" + namespace, "--values=" + s.values}, change.values...)...)
+			s.helm(ctx, t, append([]string{"upgrade", releaseName, chartDir, "--namespace=" + releaseNamespace, "--values=" + s.values}, change.values...)...)
 			await(ctx, t, "the DaemonSet is ready again", s.daemonSet)
 			took := time.Since(begin)
-			now, err := s.podgauges(ctx)
+			now, err := s.podgaugePods(ctx)
 			if err != nil || len(now) != 1 || now[0].Metadata.UID == old[0].Metadata.UID {
 				t.Fatalf("podgauge's pod is not a new one: %v, %v", now, err)
 			}
 			old = now
-			await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.named(ctx, before) })
-			await(ctx, t, "the node has all GPUs", s.hasAllocatable(gpus))
+			await(ctx, t, "/metrics has the pods' names", func(ctx context.Context) error { return s.checkPodOwners(ctx, before) })
+			await(ctx, t, "the node has all GPUs", s.hasAllocatable(gpuCount))
 			w.end()
-			unharmed(ctx, t, s, before)
-			figure(t, "update by "+change.name+": helm upgrade → ready (minReadySeconds are 5 of them)", seconds(took))
+			comparePods(ctx, t, s, before)
+			printMeasurement(t, "update by "+change.name+": helm upgrade → ready (minReadySeconds are 5 of them)", formatSeconds(took))
 			for _, g := range w.gaps {
-				figure(t, fmt.Sprintf("… %s for", g.what), fmt.Sprintf("%s; may be %s", seconds(g.longest), seconds(g.most)))
-				if g.longest > g.most {
-					t.Errorf("%s for %s, which may be %s", g.what, seconds(g.longest), seconds(g.most))
+				printMeasurement(t, fmt.Sprintf("… %s for", g.what), fmt.Sprintf("%s; may be %s", formatSeconds(g.longest), formatSeconds(g.limit)))
+				if g.longest > g.limit {
+					t.Errorf("%s for %s, which may be %s", g.what, formatSeconds(g.longest), formatSeconds(g.limit))
 				}
 			}
 		})
@@ -65,35 +65,35 @@ func updates(ctx context.Context, t *testing.T, s *scene) {
 	}
 }
 
-// watched is what goes on beside an update.
-type watched struct {
+// updateWatch is what goes on beside an update.
+type updateWatch struct {
 	closing chan struct{}
 	wg      sync.WaitGroup
-	gaps    []*gap
+	gaps    []*unavailability
 }
 
-// gap is the longest time for which something was not so.
-type gap struct {
-	what          string
-	most, longest time.Duration
-	good          func(context.Context) error
+// unavailability is the longest time for which something was not so.
+type unavailability struct {
+	what           string
+	limit, longest time.Duration
+	check          func(context.Context) error
 }
 
-// watch looks every 50 ms whether all is there, each thing by itself.
-func watch(ctx context.Context, s *scene, pods []pod) *watched {
-	w := &watched{closing: make(chan struct{}), gaps: []*gap{
-		{what: "the kubelet had fewer GPUs to give away", most: 10 * time.Second, good: func(ctx context.Context) error {
-			ids, err := s.Node.Allocatable(ctx, resource)
-			if err == nil && len(ids) != gpus {
+// watchUpdate looks every 50 ms whether all is there, each thing by itself.
+func watchUpdate(ctx context.Context, s *clusterFixture, pods []podObject) *updateWatch {
+	w := &updateWatch{closing: make(chan struct{}), gaps: []*unavailability{
+		{what: "the kubelet had fewer GPUs to give away", limit: 10 * time.Second, check: func(ctx context.Context) error {
+			ids, err := s.Node.Allocatable(ctx, gpuResource)
+			if err == nil && len(ids) != gpuCount {
 				err = fmt.Errorf("%d are", len(ids))
 			}
 			return err
 		}},
-		{what: "the node's status had fewer", most: 12 * time.Second, good: s.hasAllocatable(gpus)},
-		{what: "no /metrics had the pods' names", most: 10 * time.Second, good: func(ctx context.Context) error { return s.named(ctx, pods) }},
+		{what: "the node's status had fewer", limit: 12 * time.Second, check: s.hasAllocatable(gpuCount)},
+		{what: "no /metrics had the pods' names", limit: 10 * time.Second, check: func(ctx context.Context) error { return s.checkPodOwners(ctx, pods) }},
 		// Its discovery tells of new pods every 5 s, and is heard every 5 s.
-		{what: "Prometheus had no series of the pods", most: 20 * time.Second, good: func(ctx context.Context) error {
-			return s.counts(ctx, `nvidia_gpu_healthy{namespace="team"}`, len(pods))
+		{what: "Prometheus had no series of the pods", limit: 20 * time.Second, check: func(ctx context.Context) error {
+			return s.checkSeriesCount(ctx, `nvidia_gpu_healthy{namespace="team"}`, len(pods))
 		}},
 	}}
 	for _, g := range w.gaps {
@@ -103,24 +103,24 @@ func watch(ctx context.Context, s *scene, pods []pod) *watched {
 }
 
 // end waits until all is there, and ends the watch.
-func (w *watched) end() {
+func (w *updateWatch) end() {
 	close(w.closing)
 	w.wg.Wait()
 }
 
-// now is good, bounded: who asks an address that is gone waits for an answer.
-func (g *gap) now(ctx context.Context) error {
+// checkBounded is good, bounded: who asks an address that is gone waits for an answer.
+func (g *unavailability) checkBounded(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	return g.good(ctx)
+	return g.check(ctx)
 }
 
-func (g *gap) watch(ctx context.Context, closing <-chan struct{}) {
+func (g *unavailability) watch(ctx context.Context, closing <-chan struct{}) {
 	good, missed := time.Now(), false
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		err := g.now(ctx)
+		err := g.checkBounded(ctx)
 		if missed = missed || err != nil; missed {
 			g.longest = max(g.longest, time.Since(good)) // so far
 		}

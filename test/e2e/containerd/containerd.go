@@ -13,18 +13,18 @@ const Version = "v2.4.2"
 
 const module = "github.com/containerd/containerd/v2"
 
-// program leaves out what would take C libraries or devices to run. The shim is the runtime's: each containerd wants its own.
-var program = built.Program{
+// containerdProgram leaves out what would take C libraries or devices to run. The shim is the runtime's: each containerd wants its own.
+var containerdProgram = built.BuildSpec{
 	Name: "containerd", Version: Version, Module: "containerd/" + Version, Cache: "containerd-" + Version,
 	Packages:    []string{module + "/cmd/containerd", module + "/cmd/containerd-shim-runc-v2"},
 	LinkerFlags: "-s -w -X " + module + "/version.Version=" + Version,
 	Tags:        "no_btrfs,no_devmapper,no_zfs",
 }
 
-// Built returns the folder of containerd and containerd-shim-runc-v2, or an error that says how to build them.
-func Built() (dir string, err error) { return program.Built() }
+// BinaryDir returns the folder of containerd and containerd-shim-runc-v2, or an error that says how to build them.
+func BinaryDir() (dir string, err error) { return containerdProgram.BuiltDir() }
 
 // Build builds them unless that is done already; the compiler's words go to log. From nothing it takes a minute or two.
 func Build(ctx context.Context, log io.Writer) (dir string, err error) {
-	return program.Build(ctx, log)
+	return containerdProgram.Build(ctx, log)
 }

@@ -31,34 +31,34 @@ const (
 	typeIndex    = "application/vnd.oci.image.index.v1+json"
 )
 
-// descriptor names a blob by its content.
+// ociDescriptor names a blob by its content.
 // https://github.com/opencontainers/image-spec/blob/main/descriptor.md
-type descriptor struct {
+type ociDescriptor struct {
 	MediaType   string            `json:"mediaType"`
 	Digest      string            `json:"digest"`
 	Size        int               `json:"size"`
 	Annotations map[string]string `json:"annotations,omitempty"`
 }
 
-type object = map[string]any
+type jsonObject = map[string]any
 
 // Write writes the image as the tar of an OCI image layout, which `ctr images import` takes. The same image gives the same bytes.
 func (i Image) Write(w io.Writer) error {
-	out := layout{tar: tar.NewWriter(w)}
+	out := layoutWriter{tar: tar.NewWriter(w)}
 	layer := out.blob(typeLayer, i.layer())
-	config := out.json(typeConfig, object{
+	config := out.json(typeConfig, jsonObject{
 		"architecture": runtime.GOARCH,
 		"os":           "linux",
-		"config":       object{"Entrypoint": []string{i.Path}, "Cmd": i.Args, "Env": []string{"PATH=/"}},
-		"rootfs":       object{"type": "layers", "diff_ids": []string{layer.Digest}},
+		"config":       jsonObject{"Entrypoint": []string{i.Path}, "Cmd": i.Args, "Env": []string{"PATH=/"}},
+		"rootfs":       jsonObject{"type": "layers", "diff_ids": []string{layer.Digest}},
 	})
-	manifest := out.json(typeManifest, object{
-		"schemaVersion": 2, "mediaType": typeManifest, "config": config, "layers": []descriptor{layer},
+	manifest := out.json(typeManifest, jsonObject{
+		"schemaVersion": 2, "mediaType": typeManifest, "config": config, "layers": []ociDescriptor{layer},
 	})
 	// containerd takes the image's name from this annotation; the specification's own holds a tag only.
 	manifest.Annotations = map[string]string{"io.containerd.image.name": i.Name}
-	out.file("index.json", encode(object{"schemaVersion": 2, "mediaType": typeIndex, "manifests": []descriptor{manifest}}))
-	out.file("oci-layout", encode(object{"imageLayoutVersion": "1.0.0"}))
+	out.file("index.json", encode(jsonObject{"schemaVersion": 2, "mediaType": typeIndex, "manifests": []ociDescriptor{manifest}}))
+	out.file("oci-layout", encode(jsonObject{"imageLayoutVersion": "1.0.0"}))
 	if err := out.tar.Close(); err != nil {
 		return fmt.Errorf("write image %s: %w", i.Name, err)
 	}
@@ -68,7 +68,7 @@ func (i Image) Write(w io.Writer) error {
 // layer is the image's file system: the program and the folders on which a runtime mounts.
 func (i Image) layer() []byte {
 	var b bytes.Buffer
-	out := layout{tar: tar.NewWriter(&b)}
+	out := layoutWriter{tar: tar.NewWriter(&b)}
 	for _, folder := range []string{"bin/", "dev/", "etc/", "proc/", "sys/", "tmp/"} {
 		out.header(&tar.Header{Name: folder, Typeflag: tar.TypeDir, Mode: 0o755})
 	}
@@ -77,28 +77,28 @@ func (i Image) layer() []byte {
 	return b.Bytes()
 }
 
-// layout writes a tar. A tar.Writer keeps its first error and gives it back on Close, so that only Close is asked.
-type layout struct{ tar *tar.Writer }
+// layoutWriter writes a tar. A tar.Writer keeps its first error and gives it back on Close, so that only Close is asked.
+type layoutWriter struct{ tar *tar.Writer }
 
-func (l layout) header(h *tar.Header) { _ = l.tar.WriteHeader(h) }
+func (l layoutWriter) header(h *tar.Header) { _ = l.tar.WriteHeader(h) }
 
-func (l layout) file(name string, content []byte) {
+func (l layoutWriter) file(name string, content []byte) {
 	l.header(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))})
 	_, _ = l.tar.Write(content)
 }
 
-func (l layout) blob(mediaType string, content []byte) descriptor {
+func (l layoutWriter) blob(mediaType string, content []byte) ociDescriptor {
 	digest := fmt.Sprintf("%x", sha256.Sum256(content))
 	l.file("blobs/sha256/"+digest, content)
-	return descriptor{MediaType: mediaType, Digest: "sha256:" + digest, Size: len(content)}
+	return ociDescriptor{MediaType: mediaType, Digest: "sha256:" + digest, Size: len(content)}
 }
 
-func (l layout) json(mediaType string, content object) descriptor {
+func (l layoutWriter) json(mediaType string, content jsonObject) ociDescriptor {
 	return l.blob(mediaType, encode(content))
 }
 
 // encode panics on what cannot be encoded: only this file's own literals reach it.
-func encode(content object) []byte {
+func encode(content jsonObject) []byte {
 	b, err := json.Marshal(content)
 	if err != nil {
 		panic(err)

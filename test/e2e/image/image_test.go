@@ -12,23 +12,23 @@ import (
 	"testing"
 )
 
-var box = Image{Name: "local.test/box:1", Program: []byte("#!"), Path: "/box", Args: []string{"pause"}}
+var testImage = Image{Name: "local.test/box:1", Program: []byte("#!"), Path: "/box", Args: []string{"pause"}}
 
 // TestEveryBlobIsReachable walks the layout the way an importer does: index, manifest, config and layer, each under its digest.
 func TestEveryBlobIsReachable(t *testing.T) {
 	var b bytes.Buffer
-	if err := box.Write(&b); err != nil {
+	if err := testImage.Write(&b); err != nil {
 		t.Fatal(err)
 	}
 	files := untar(t, b.Bytes())
-	var index struct{ Manifests []descriptor }
+	var index struct{ Manifests []ociDescriptor }
 	decode(t, files["index.json"], &index)
-	if got := index.Manifests[0].Annotations["io.containerd.image.name"]; got != box.Name {
+	if got := index.Manifests[0].Annotations["io.containerd.image.name"]; got != testImage.Name {
 		t.Errorf("the image is named %q", got)
 	}
 	var manifest struct {
-		Config descriptor
-		Layers []descriptor
+		Config ociDescriptor
+		Layers []ociDescriptor
 	}
 	decode(t, blob(t, files, index.Manifests[0]), &manifest)
 	var config struct {
@@ -44,14 +44,14 @@ func TestEveryBlobIsReachable(t *testing.T) {
 	if config.RootFS.DiffIDs[0] != manifest.Layers[0].Digest {
 		t.Errorf("the config names layer %s, the manifest %s", config.RootFS.DiffIDs[0], manifest.Layers[0].Digest)
 	}
-	if got := untar(t, blob(t, files, manifest.Layers[0]))["box"]; !bytes.Equal(got, box.Program) {
+	if got := untar(t, blob(t, files, manifest.Layers[0]))["box"]; !bytes.Equal(got, testImage.Program) {
 		t.Errorf("the layer holds %q as the program", got)
 	}
 }
 
 func TestSameImageSameBytes(t *testing.T) {
 	var first, second bytes.Buffer
-	if err := errors.Join(box.Write(&first), box.Write(&second)); err != nil {
+	if err := errors.Join(testImage.Write(&first), testImage.Write(&second)); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(first.Bytes(), second.Bytes()) {
@@ -60,8 +60,8 @@ func TestSameImageSameBytes(t *testing.T) {
 }
 
 func TestWriteSaysWhatFailed(t *testing.T) {
-	err := box.Write(brokenWriter{})
-	if !errors.Is(err, io.ErrClosedPipe) || !strings.Contains(err.Error(), box.Name) {
+	err := testImage.Write(brokenWriter{})
+	if !errors.Is(err, io.ErrClosedPipe) || !strings.Contains(err.Error(), testImage.Name) {
 		t.Errorf("err = %v", err)
 	}
 }
@@ -87,7 +87,7 @@ func untar(t *testing.T, b []byte) map[string][]byte {
 	}
 }
 
-func blob(t *testing.T, files map[string][]byte, d descriptor) []byte {
+func blob(t *testing.T, files map[string][]byte, d ociDescriptor) []byte {
 	t.Helper()
 	b, found := files["blobs/sha256/"+strings.TrimPrefix(d.Digest, "sha256:")]
 	if !found || len(b) != d.Size || d.Digest != fmt.Sprintf("sha256:%x", sha256.Sum256(b)) {

@@ -12,26 +12,26 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/built"
 )
 
-// Default is the version that the tests use when nobody names one.
-const Default = "v1.37.1"
+// DefaultVersion is the version that the tests use when nobody names one.
+const DefaultVersion = "v1.37.1"
 
 // Versions are those that can be built, the default first.
-func Versions() []string { return []string{Default, "v1.36.3"} }
+func Versions() []string { return []string{DefaultVersion, "v1.36.3"} }
 
-// Built returns the path of a kubelet that was built from what its folder says now, or an error that says how to build it.
-func Built(version string) (string, error) {
-	p, err := program(version)
+// BinaryPath returns the path of a kubelet that was built from what its folder says now, or an error that says how to build it.
+func BinaryPath(version string) (string, error) {
+	p, err := kubeletProgram(version)
 	if err != nil {
 		return "", err
 	}
-	dir, err := p.Built()
+	dir, err := p.BuiltDir()
 	return filepath.Join(dir, p.Name), err
 }
 
 // Build builds a kubelet unless that is done already; the compiler's words go to log. From nothing it takes some minutes, about 1.5 GB of
 // memory and 2 GB of Go's build cache.
 func Build(ctx context.Context, version string, log io.Writer) (path string, err error) {
-	p, err := program(version)
+	p, err := kubeletProgram(version)
 	if err != nil {
 		return "", err
 	}
@@ -39,11 +39,11 @@ func Build(ctx context.Context, version string, log io.Writer) (path string, err
 	return filepath.Join(dir, p.Name), err
 }
 
-func program(version string) (built.Program, error) {
+func kubeletProgram(version string) (built.BuildSpec, error) {
 	if !slices.Contains(Versions(), version) {
-		return built.Program{}, fmt.Errorf("there is no kubelet %s: there are %s", version, strings.Join(Versions(), ", "))
+		return built.BuildSpec{}, fmt.Errorf("there is no kubelet %s: there are %s", version, strings.Join(Versions(), ", "))
 	}
-	return built.Program{
+	return built.BuildSpec{
 		Name: "kubelet", Version: version, Module: filepath.Join("kubelet", version), Cache: version,
 		Packages: []string{"k8s.io/kubernetes/cmd/kubelet"}, LinkerFlags: LinkerFlags(version),
 	}, nil

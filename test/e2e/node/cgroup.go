@@ -14,29 +14,29 @@ import (
 	"syscall"
 )
 
-// cgroups are the node's cgroups, one in each of the machine's hierarchies. They hold every process of the node and nothing else, so that
+// nodeCgroups are the node's cgroups, one in each of the machine's hierarchies. They hold every process of the node and nothing else, so that
 // membership is the record of what belongs to it: no file of process ids can be stale.
-type cgroups []cgroup
+type nodeCgroups []nodeCgroup
 
-type cgroup struct {
+type nodeCgroup struct {
 	hierarchy string // where the machine has it mounted: /sys/fs/cgroup/memory
 	options   string // what mounts it once more: memory, or none,name=systemd
 	name      string // its own in the hierarchy
 }
 
-// machineCgroups are a node's cgroups in the hierarchies of cgroup v1. A machine with cgroup v2 alone cannot be a host yet: there the node's first process
+// newNodeCgroups are a node's cgroups in the hierarchies of cgroup v1. A machine with cgroup v2 alone cannot be a host yet: there the node's first process
 // would have to move out of the root of its cgroup namespace before the kubelet may use it, and threads could not be moved one by one.
-func machineCgroups(of Number) (cgroups, error) {
+func newNodeCgroups(of Number) (nodeCgroups, error) {
 	b, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
 		return nil, err
 	}
-	var all cgroups
+	var all nodeCgroups
 	for lines := bufio.NewScanner(bytes.NewReader(b)); lines.Scan(); {
 		// https://man7.org/linux/man-pages/man5/proc_pid_mountinfo.5.html: the place is the fifth field, type and options stand at the end.
 		place, kind, found := strings.Cut(lines.Text(), " - cgroup ")
 		if fields := strings.Fields(place); found && len(fields) > 4 {
-			all = append(all, cgroup{hierarchy: fields[4], options: hierarchyOptions(kind), name: of.name()})
+			all = append(all, nodeCgroup{hierarchy: fields[4], options: hierarchyOptions(kind), name: of.name()})
 		}
 	}
 	if len(all) == 0 {
@@ -58,10 +58,10 @@ func hierarchyOptions(kind string) string {
 	return strings.Join(options, ",")
 }
 
-func (c cgroup) dir() string { return filepath.Join(c.hierarchy, c.name) }
+func (c nodeCgroup) dir() string { return filepath.Join(c.hierarchy, c.name) }
 
 // mounts lists the hierarchies for the script that mounts them inside: folder=options.
-func (c cgroups) mounts() string {
+func (c nodeCgroups) mounts() string {
 	var all []string
 	for _, c := range c {
 		all = append(all, filepath.Base(c.hierarchy)+"="+c.options)
@@ -69,7 +69,7 @@ func (c cgroups) mounts() string {
 	return strings.Join(all, " ")
 }
 
-func (c cgroups) create() error {
+func (c nodeCgroups) create() error {
 	for _, c := range c {
 		if err := os.MkdirAll(c.dir(), 0o755); err != nil {
 			return fmt.Errorf("make a cgroup: %w", err)
@@ -91,8 +91,8 @@ func (c cgroups) create() error {
 	return nil
 }
 
-// takeThread moves the calling thread in, alone: what it starts later is born there.
-func (c cgroups) takeThread() error {
+// addThread moves the calling thread in, alone: what it starts later is born there.
+func (c nodeCgroups) addThread() error {
 	for _, c := range c {
 		if err := os.WriteFile(filepath.Join(c.dir(), "tasks"), []byte(strconv.Itoa(syscall.Gettid())), 0o644); err != nil {
 			return fmt.Errorf("join a cgroup: %w", err)
@@ -102,7 +102,7 @@ func (c cgroups) takeThread() error {
 }
 
 // remove removes the cgroups, which the kernel refuses while anybody is in them.
-func (c cgroups) remove() error {
+func (c nodeCgroups) remove() error {
 	for _, c := range c {
 		dirs := subdirs(c.dir())
 		for _, dir := range slices.Backward(dirs) { // the innermost first
@@ -115,7 +115,7 @@ func (c cgroups) remove() error {
 }
 
 // pids are the processes in the cgroups, this one left out: the door is a thread of it.
-func (c cgroups) pids() []int {
+func (c nodeCgroups) pids() []int {
 	var all []int
 	for _, c := range c {
 		for _, dir := range subdirs(c.dir()) {
@@ -126,7 +126,7 @@ func (c cgroups) pids() []int {
 	return slices.DeleteFunc(slices.Compact(all), func(pid int) bool { return pid == os.Getpid() })
 }
 
-func (c cgroups) existing() []string {
+func (c nodeCgroups) existingDirs() []string {
 	var dirs []string
 	for _, c := range c {
 		dirs = append(dirs, subdirs(c.dir())...)
@@ -135,8 +135,8 @@ func (c cgroups) existing() []string {
 }
 
 // find returns the first cgroup of that name anywhere in the node: a container's bears its id.
-func (c cgroups) find(name string) (dir string, found bool) {
-	for _, dir := range c.existing() {
+func (c nodeCgroups) find(name string) (dir string, found bool) {
+	for _, dir := range c.existingDirs() {
 		if filepath.Base(dir) == name {
 			return dir, true
 		}

@@ -11,38 +11,38 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
 )
 
-// Check says what keeps this machine from hosting such a node, and how to mend it.
-func Check(o Options) error {
+// CheckRequirements says what keeps this machine from hosting such a node, and how to mend it.
+func CheckRequirements(o Options) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the end-to-end tests make namespaces, mounts and cgroups: run them as root")
 	}
 	missing := []string{}
-	for _, tool := range Missing() {
+	for _, tool := range MissingTools() {
 		missing = append(missing, tool.File)
 	}
 	if len(missing) > 0 {
 		return fmt.Errorf("missing: %s: run `go run ./cmd/e2e setup` in test/e2e", strings.Join(missing, ", "))
 	}
-	if _, err := kubelet.Built(o.withDefaults().KubeletVersion); err != nil {
+	if _, err := kubelet.BinaryPath(o.withDefaults().KubeletVersion); err != nil {
 		return err
 	}
-	if _, err := containerd.Built(); err != nil {
+	if _, err := containerd.BinaryDir(); err != nil {
 		return err
 	}
-	if _, err := numberOf(os.Getenv("PODGAUGE_E2E_NODE")); err != nil {
+	if _, err := parseNumber(os.Getenv("PODGAUGE_E2E_NODE")); err != nil {
 		return err
 	}
-	_, err := machineCgroups(o.Number)
+	_, err := newNodeCgroups(o.Number)
 	return err
 }
 
-// Tool is a program that the tests run, and the Debian package that has it.
-type Tool struct{ File, Package string }
+// RequiredTool is a program that the tests run, and the Debian package that has it.
+type RequiredTool struct{ File, Package string }
 
-// Missing are the tools that this machine lacks.
-func Missing() []Tool {
-	var missing []Tool
-	for _, tool := range []Tool{
+// MissingTools are the tools that this machine lacks.
+func MissingTools() []RequiredTool {
+	var missing []RequiredTool
+	for _, tool := range []RequiredTool{
 		{"containerd", "containerd"},
 		{"ctr", "containerd"},
 		{"runc", "runc"},

@@ -13,7 +13,7 @@ import (
 )
 
 // ContainerPID is the id, on the machine, of a running container's first process.
-func (n *Node) ContainerPID(ctx context.Context, p Pod, container string) (int, error) {
+func (n *RealNode) ContainerPID(ctx context.Context, p StaticPod, container string) (int, error) {
 	pids, err := n.ContainerPIDs(ctx, p, container)
 	if err != nil {
 		return 0, err
@@ -22,7 +22,7 @@ func (n *Node) ContainerPID(ctx context.Context, p Pod, container string) (int, 
 }
 
 // ContainerPIDs are the ids, on the machine, of a running container's processes: at least one, the first one first.
-func (n *Node) ContainerPIDs(ctx context.Context, p Pod, container string) ([]int, error) {
+func (n *RealNode) ContainerPIDs(ctx context.Context, p StaticPod, container string) ([]int, error) {
 	pod, err := n.Pod(ctx, p)
 	if err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func (n *Node) ContainerPIDs(ctx context.Context, p Pod, container string) ([]in
 }
 
 // PIDInside is what a process is called in the node's own pid namespace, as the node's driver would call it.
-func (n *Node) PIDInside(pid int) (int, error) {
+func (n *RealNode) PIDInside(pid int) (int, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
@@ -56,7 +56,7 @@ func (n *Node) PIDInside(pid int) (int, error) {
 }
 
 // ContainerEnv is the environment of a running container's first process, as the kernel knows it.
-func (n *Node) ContainerEnv(ctx context.Context, p Pod, container string) (map[string]string, error) {
+func (n *RealNode) ContainerEnv(ctx context.Context, p StaticPod, container string) (map[string]string, error) {
 	pid, err := n.ContainerPID(ctx, p, container)
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (n *Node) ContainerEnv(ctx context.Context, p Pod, container string) (map[s
 }
 
 // ContainerMounts is where something is mounted in a running container, by path.
-func (n *Node) ContainerMounts(ctx context.Context, p Pod, container string) ([]string, error) {
+func (n *RealNode) ContainerMounts(ctx context.Context, p StaticPod, container string) ([]string, error) {
 	pid, err := n.ContainerPID(ctx, p, container)
 	if err != nil {
 		return nil, err
@@ -104,7 +104,7 @@ func (n *Node) ContainerMounts(ctx context.Context, p Pod, container string) ([]
 }
 
 // ContainerLog is what a container has printed in all its lives, also after its end.
-func (n *Node) ContainerLog(p Pod, container string) (string, error) {
+func (n *RealNode) ContainerLog(p StaticPod, container string) (string, error) {
 	lives, err := filepath.Glob(filepath.Join(n.PodLogs(), p.namespace()+"_"+p.FullName()+"_*", container, "*.log"))
 	if err != nil {
 		return "", err

@@ -10,7 +10,7 @@ import (
 )
 
 // ContainerAnnotations are those with which the kubelet had a container made, as containerd tells.
-func (n *Node) ContainerAnnotations(ctx context.Context, p Pod, container string) (map[string]string, error) {
+func (n *RealNode) ContainerAnnotations(ctx context.Context, p StaticPod, container string) (map[string]string, error) {
 	pod, err := n.Pod(ctx, p)
 	if err != nil {
 		return nil, err

@@ -19,23 +19,27 @@ const (
 )
 
 // KubeletDir is where the machine finds what is /var/lib/kubelet inside.
-func (n *Node) KubeletDir() string { return n.path("root") }
+func (n *RealNode) KubeletDir() string { return n.path("root") }
 
 // DevicePluginSocket is where the machine finds the kubelet's registration socket.
-func (n *Node) DevicePluginSocket() string { return n.path("root", "device-plugins", "kubelet.sock") }
+func (n *RealNode) DevicePluginSocket() string {
+	return n.path("root", "device-plugins", "kubelet.sock")
+}
 
 // PodResourcesSocket is where the machine finds the kubelet's PodResources socket.
-func (n *Node) PodResourcesSocket() string { return n.path("root", "pod-resources", "kubelet.sock") }
+func (n *RealNode) PodResourcesSocket() string {
+	return n.path("root", "pod-resources", "kubelet.sock")
+}
 
 // PodLogs is where the kubelet has the pods' logs, inside and outside.
-func (n *Node) PodLogs() string { return filepath.Join(n.Logs, "pods") }
+func (n *RealNode) PodLogs() string { return filepath.Join(n.Logs, "pods") }
 
 // Kubelet is the kubelet's process; nil before the first start and after a stop.
-func (n *Node) Kubelet() *Process { return n.agent }
+func (n *RealNode) Kubelet() *Process { return n.kubelet }
 
 // StartKubelet starts the kubelet, with these arguments beside its own, and returns when it answers on every socket, with the time of its start.
-func (n *Node) StartKubelet(ctx context.Context, args ...string) (time.Time, error) {
-	if n.agent != nil && n.agent.Alive() == nil {
+func (n *RealNode) StartKubelet(ctx context.Context, args ...string) (time.Time, error) {
+	if n.kubelet != nil && n.kubelet.Alive() == nil {
 		return time.Time{}, errors.New("the kubelet runs already")
 	}
 	config, err := n.writeKubeletConfig()
@@ -47,13 +51,13 @@ func (n *Node) StartKubelet(ctx context.Context, args ...string) (time.Time, err
 		return time.Time{}, err
 	}
 	start := time.Now()
-	n.agent, err = n.Exec("kubelet", append([]string{n.binary, "--config=" + config, "--hostname-override=" + Name, "--node-ip=" + n.IP()}, args...))
+	n.kubelet, err = n.Exec("kubelet", append([]string{n.binary, "--config=" + config, "--hostname-override=" + Name, "--node-ip=" + n.IP()}, args...))
 	if err != nil {
 		return time.Time{}, err
 	}
 	return start, Until(ctx, "the kubelet answers", func(ctx context.Context) error {
-		if err := n.agent.Alive(); err != nil {
-			return GiveUp(err)
+		if err := n.kubelet.Alive(); err != nil {
+			return StopRetrying(err)
 		}
 		if now, err := n.KubeletSocketTime(); err != nil || now.Equal(before) {
 			return errors.Join(errors.New("no new device-plugin socket"), err)
@@ -64,20 +68,20 @@ func (n *Node) StartKubelet(ctx context.Context, args ...string) (time.Time, err
 }
 
 // StopKubelet ends the kubelet, with SIGTERM or SIGKILL. Pods keep running, and the kubelet's sockets stay on disk.
-func (n *Node) StopKubelet(ctx context.Context, signal syscall.Signal) error {
-	if n.agent == nil {
+func (n *RealNode) StopKubelet(ctx context.Context, signal syscall.Signal) error {
+	if n.kubelet == nil {
 		return errors.New("the kubelet does not run")
 	}
-	_, err := n.agent.Stop(ctx, signal)
+	_, err := n.kubelet.Stop(ctx, signal)
 	if err == nil {
-		n.agent = nil
+		n.kubelet = nil
 	}
 	return err
 }
 
 // KubeletSocketTime is when the registration socket was made, in the file system's clock: that lags time.Now by a tick of the kernel, some
 // milliseconds. The inode number would not do to tell sockets apart: the new one often gets the old one's.
-func (n *Node) KubeletSocketTime() (time.Time, error) {
+func (n *RealNode) KubeletSocketTime() (time.Time, error) {
 	info, err := os.Lstat(n.DevicePluginSocket())
 	if err != nil {
 		return time.Time{}, err
@@ -85,8 +89,8 @@ func (n *Node) KubeletSocketTime() (time.Time, error) {
 	return time.Unix(info.Sys().(*syscall.Stat_t).Ctim.Unix()), nil
 }
 
-func (n *Node) writeKubeletConfig() (path string, err error) {
-	b, err := json.MarshalIndent(overlay(n.kubeletConfig(), n.options.KubeletConfig), "", "  ")
+func (n *RealNode) writeKubeletConfig() (path string, err error) {
+	b, err := json.MarshalIndent(mergeMaps(n.kubeletConfig(), n.options.KubeletConfig), "", "  ")
 	if err != nil {
 		return "", fmt.Errorf("encode the kubelet's configuration: %w", err)
 	}
@@ -96,7 +100,7 @@ func (n *Node) writeKubeletConfig() (path string, err error) {
 
 // kubeletConfig is a kubelet without API server: its pods are the manifests in a folder.
 // https://kubernetes.io/docs/reference/config-api/kubelet-config.v1beta1/
-func (n *Node) kubeletConfig() map[string]any {
+func (n *RealNode) kubeletConfig() map[string]any {
 	return map[string]any{
 		"apiVersion":               "kubelet.config.k8s.io/v1beta1",
 		"kind":                     "KubeletConfiguration",
@@ -136,14 +140,14 @@ func (n *Node) kubeletConfig() map[string]any {
 	}
 }
 
-// overlay returns under with over laid on it: maps are merged, everything else is replaced.
-func overlay(under, over map[string]any) map[string]any {
+// mergeMaps returns under with over laid on it: maps are merged, everything else is replaced.
+func mergeMaps(under, over map[string]any) map[string]any {
 	merged := maps.Clone(under)
 	for key, value := range over {
 		lower, below := merged[key].(map[string]any)
 		upper, above := value.(map[string]any)
 		if below && above {
-			value = overlay(lower, upper)
+			value = mergeMaps(lower, upper)
 		}
 		merged[key] = value
 	}

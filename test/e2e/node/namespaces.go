@@ -11,7 +11,7 @@ import (
 )
 
 // makeFolders also empties the folder of an earlier run's logs under the same name.
-func (n *Node) makeFolders(context.Context) error {
+func (n *RealNode) makeFolders(context.Context) error {
 	const longest, limit = "containerd/containerd.sock", 107
 	if len(filepath.Join(n.work, longest)) > limit {
 		return fmt.Errorf("folder %q is too long for the unix sockets below it", n.options.Dir)
@@ -29,30 +29,30 @@ func (n *Node) makeFolders(context.Context) error {
 	return nil
 }
 
-// enter opens the door: the node's namespaces, with box as their first process.
-func (n *Node) enter(ctx context.Context) error {
-	box := n.path("box")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", box, "github.com/podgauge/podgauge/test/e2e/box")
+// enterNamespaces opens the door: the node's namespaces, with box as their first process.
+func (n *RealNode) enterNamespaces(ctx context.Context) error {
+	testcmd := n.path("box")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd, "github.com/podgauge/podgauge/test/e2e/box")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build box: %w\n%s", err, out)
 	}
 	var err error
-	if n.cgroups, err = machineCgroups(n.options.Number); err != nil {
+	if n.cgroups, err = newNodeCgroups(n.options.Number); err != nil {
 		return err
 	}
 	if err = n.cgroups.create(); err != nil {
 		return err
 	}
-	n.door, err = openDoor(n.cgroups, exec.Command(box, "pause"))
+	n.nsenter, err = newNsenterThread(n.cgroups, exec.Command(testcmd, "pause"))
 	return err
 }
 
-// connect lays a cable from the machine to the node, so that tests reach the ports of the node and of its pods with plain HTTP clients.
-func (n *Node) connect(ctx context.Context) error {
+// setUpNetwork lays a cable from the machine to the node, so that tests reach the ports of the node and of its pods with plain HTTP clients.
+func (n *RealNode) setUpNetwork(ctx context.Context) error {
 	number := n.options.Number
 	for _, command := range []string{
-		fmt.Sprintf("ip link add %s type veth peer name eth0 netns %d", number.name(), n.door.init.Process.Pid),
+		fmt.Sprintf("ip link add %s type veth peer name eth0 netns %d", number.name(), n.nsenter.init.Process.Pid),
 		fmt.Sprintf("ip addr add %s/24 dev %s", number.machineIP(), number.name()),
 		fmt.Sprintf("ip link set %s up", number.name()),
 		fmt.Sprintf("ip route add %s via %s", number.podSubnet(), number.nodeIP()),
@@ -66,12 +66,12 @@ func (n *Node) connect(ctx context.Context) error {
 }
 
 //go:embed inside.sh
-var furnishing string
+var systemSetupScript string
 
-// furnish mounts what a node needs and brings up its end of the network. It is a shell script since it is a list of mount and ip commands,
+// setUpSystem mounts what a node needs and brings up its end of the network. It is a shell script since it is a list of mount and ip commands,
 // and since /proc can only be mounted by a process inside the PID namespace.
-func (n *Node) furnish(ctx context.Context) error {
-	_, err := n.Shell(ctx, furnishing, "NODE="+Name, "WORK="+n.work, "CGROUPS="+n.cgroups.mounts(), "IP="+n.IP(),
+func (n *RealNode) setUpSystem(ctx context.Context) error {
+	_, err := n.Shell(ctx, systemSetupScript, "NODE="+Name, "WORK="+n.work, "CGROUPS="+n.cgroups.mounts(), "IP="+n.IP(),
 		"MACHINE_IP="+n.options.Number.machineIP())
 	return err
 }

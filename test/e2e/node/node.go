@@ -28,7 +28,7 @@ const Name = "node-a"
 
 // Options of a node; the zero value is a node with the default kubelet.
 type Options struct {
-	// KubeletVersion is one of kubelet.Versions. Empty means the environment's KUBELET_VERSION, or else kubelet.Default.
+	// KubeletVersion is one of kubelet.Versions. Empty means the environment's KUBELET_VERSION, or else kubelet.DefaultVersion.
 	KubeletVersion string
 	// KubeletConfig is laid over the node's own KubeletConfiguration, key by key.
 	KubeletConfig map[string]any
@@ -47,12 +47,12 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	o.KubeletVersion = first(o.KubeletVersion, os.Getenv("KUBELET_VERSION"), kubelet.Default)
+	o.KubeletVersion = firstNonEmpty(o.KubeletVersion, os.Getenv("KUBELET_VERSION"), kubelet.DefaultVersion)
 	if o.Number == 0 {
-		o.Number, _ = numberOf(os.Getenv("PODGAUGE_E2E_NODE")) // Check says what is wrong with it
+		o.Number, _ = parseNumber(os.Getenv("PODGAUGE_E2E_NODE")) // Check says what is wrong with it
 	}
-	o.Dir = first(o.Dir, os.Getenv("PODGAUGE_E2E_DIR"), filepath.Join("/var/tmp", o.Number.name()))
-	o.LogName = strings.ReplaceAll(first(o.LogName, "node"), "/", "-")
+	o.Dir = firstNonEmpty(o.Dir, os.Getenv("PODGAUGE_E2E_DIR"), filepath.Join("/var/tmp", o.Number.name()))
+	o.LogName = strings.ReplaceAll(firstNonEmpty(o.LogName, "node"), "/", "-")
 	if o.Logf == nil {
 		o.Logf = func(string, ...any) {}
 	}
@@ -61,8 +61,8 @@ func (o Options) withDefaults() Options {
 
 func (o Options) work() string { return filepath.Join(o.Dir, "node") }
 
-// Node is a node that is up. Its methods may be called from several goroutines, except that one caller at a time starts and stops the kubelet.
-type Node struct {
+// RealNode is a node that is up. Its methods may be called from several goroutines, except that one caller at a time starts and stops the kubelet.
+type RealNode struct {
 	// Logs is the folder with a file for each process and with pods/ for the containers. It outlives Down.
 	Logs string
 	// KubeletVersion is that under test.
@@ -72,28 +72,28 @@ type Node struct {
 	options Options
 	work    string       // the folder of everything but the logs; removed by Down
 	binary  string       // the kubelet's
-	turn    net.Listener // nil when the node is down
-	cgroups cgroups
-	door    *door
+	lock    net.Listener // nil when the node is down
+	cgroups nodeCgroups
+	nsenter *nsenterThread
 
-	procs processes
-	agent *Process // the kubelet's last process, written by StartKubelet and StopKubelet; nil before the first and after a stop
+	procs   processList
+	kubelet *Process // the kubelet's last process, written by StartKubelet and StopKubelet; nil before the first and after a stop
 
 	shell sync.Mutex // held while a script runs: all scripts print to one file
 }
 
 // Up brings a node up: namespaces, network, containerd and the test image. The kubelet is not started yet. Where it fails it leaves nothing
 // but the logs.
-func Up(ctx context.Context, o Options) (_ *Node, err error) {
-	if err := Check(o); err != nil {
+func Up(ctx context.Context, o Options) (_ *RealNode, err error) {
+	if err := CheckRequirements(o); err != nil {
 		return nil, err
 	}
 	o = o.withDefaults()
-	n := &Node{Logs: filepath.Join(o.Dir, "logs", o.LogName), KubeletVersion: o.KubeletVersion, options: o, work: o.work()}
-	if n.binary, err = kubelet.Built(n.KubeletVersion); err != nil {
+	n := &RealNode{Logs: filepath.Join(o.Dir, "logs", o.LogName), KubeletVersion: o.KubeletVersion, options: o, work: o.work()}
+	if n.binary, err = kubelet.BinaryPath(n.KubeletVersion); err != nil {
 		return nil, err
 	}
-	if n.turn, err = takeTurn(ctx, o); err != nil {
+	if n.lock, err = lockNode(ctx, o); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -103,7 +103,7 @@ func Up(ctx context.Context, o Options) (_ *Node, err error) {
 	}()
 	for _, step := range []func(context.Context) error{
 		func(ctx context.Context) error { return removeLeftovers(ctx, o) },
-		n.makeFolders, n.enter, n.connect, n.furnish, n.startContainerd, n.loadImage,
+		n.makeFolders, n.enterNamespaces, n.setUpNetwork, n.setUpSystem, n.startContainerd, n.loadImage,
 	} {
 		if err := step(ctx); err != nil {
 			return nil, err
@@ -113,20 +113,20 @@ func Up(ctx context.Context, o Options) (_ *Node, err error) {
 }
 
 // Down ends everything that runs in the node and removes everything but the logs. It may be called again.
-func (n *Node) Down(ctx context.Context) error {
-	if n.turn == nil {
+func (n *RealNode) Down(ctx context.Context) error {
+	if n.lock == nil {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	if n.door != nil {
+	if n.nsenter != nil {
 		n.procs.killAll()
-		n.door.close()
-		n.door = nil
+		n.nsenter.close()
+		n.nsenter = nil
 	}
 	err := removeLeftovers(ctx, n.options)
-	n.turn.Close()
-	n.turn = nil
+	n.lock.Close()
+	n.lock = nil
 	if err != nil {
 		return fmt.Errorf("take the node down: %w", err)
 	}
@@ -134,7 +134,7 @@ func (n *Node) Down(ctx context.Context) error {
 }
 
 // RemoveLogs removes the node's logs, and Dir when nothing else is in it.
-func (n *Node) RemoveLogs() error {
+func (n *RealNode) RemoveLogs() error {
 	err := os.RemoveAll(n.Logs)
 	for dir := filepath.Dir(n.Logs); dir != filepath.Dir(n.options.Dir); dir = filepath.Dir(dir) {
 		_ = os.Remove(dir) // refused where other logs lie
@@ -143,19 +143,19 @@ func (n *Node) RemoveLogs() error {
 }
 
 // Path is a place in the node's folder, the same inside and outside. Down removes it.
-func (n *Node) Path(elem ...string) string { return n.path(elem...) }
+func (n *RealNode) Path(elem ...string) string { return n.path(elem...) }
 
-func (n *Node) path(elem ...string) string {
+func (n *RealNode) path(elem ...string) string {
 	return filepath.Join(append([]string{n.work}, elem...)...)
 }
 
 // URL is where the machine reaches a port of the node.
-func (n *Node) URL(port int) string { return fmt.Sprintf("http://%s:%d", n.IP(), port) }
+func (n *RealNode) URL(port int) string { return fmt.Sprintf("http://%s:%d", n.IP(), port) }
 
 // IP is the node's address. The machine reaches every port of the node there.
-func (n *Node) IP() string { return n.options.Number.nodeIP() }
+func (n *RealNode) IP() string { return n.options.Number.nodeIP() }
 
-func first(values ...string) string {
+func firstNonEmpty(values ...string) string {
 	for _, v := range values {
 		if v != "" {
 			return v

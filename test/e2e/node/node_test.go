@@ -16,9 +16,9 @@ import (
 // The main thread does not end with its goroutine: a door on it would keep the node's mounts and cgroups for the rest of the process.
 func TestDoorIsNeverTheMainThread(t *testing.T) {
 	for range 200 {
-		d := &door{init: &exec.Cmd{}, calls: make(chan func()), closed: make(chan struct{})}
-		go d.thread()
-		err := d.do(func() error {
+		d := &nsenterThread{init: &exec.Cmd{}, funcs: make(chan func()), closed: make(chan struct{})}
+		go d.run()
+		err := d.call(func() error {
 			if syscall.Gettid() == os.Getpid() {
 				return errors.New("the door is the main thread")
 			}
@@ -46,7 +46,7 @@ func TestHierarchyOptions(t *testing.T) {
 func TestOverlay(t *testing.T) {
 	type m = map[string]any
 	under := m{"kept": 1, "logging": m{"verbosity": 4, "format": "text"}, "list": []string{"a"}}
-	got := overlay(under, m{"logging": m{"verbosity": 9}, "list": []string{"b"}, "featureGates": m{"PodsAPI": false}})
+	got := mergeMaps(under, m{"logging": m{"verbosity": 9}, "list": []string{"b"}, "featureGates": m{"PodsAPI": false}})
 	want := m{"kept": 1, "logging": m{"verbosity": 9, "format": "text"}, "list": []string{"b"}, "featureGates": m{"PodsAPI": false}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
@@ -69,7 +69,7 @@ func TestPodStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	want := PodStatus{Namespace: "default", Name: "one-node-a", UID: "u1", Phase: "Running", Containers: []ContainerStatus{
+	want := StaticPodStatus{Namespace: "default", Name: "one-node-a", UID: "u1", Phase: "Running", Containers: []StaticContainerStatus{
 		{Name: "main", ID: "abc", State: "running", Restarts: 1, Started: at, Devices: []DeviceHealth{{"nvidia.com/gpu", "GPU-0", "Healthy"}}},
 		{Name: "done", ID: "def", State: "terminated", Reason: "Error", ExitCode: 3, Finished: at.Add(time.Second)},
 		{Name: "new", State: "waiting", Reason: "ContainerCreating"},
@@ -78,7 +78,7 @@ func TestPodStatus(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if pod := (Pod{Containers: make([]Container, 3)}); got.started(pod) {
+	if pod := (StaticPod{Containers: make([]StaticContainer, 3)}); got.hasStarted(pod) {
 		t.Error("a pod counts as started while a container waits")
 	}
 }
@@ -113,7 +113,7 @@ func TestUntil(t *testing.T) {
 		t.Errorf("the deadline says: %v", err)
 	}
 
-	err = Until(t.Context(), "it lives", func(context.Context) error { return GiveUp(reason) })
+	err = Until(t.Context(), "it lives", func(context.Context) error { return StopRetrying(reason) })
 	if !errors.Is(err, reason) {
 		t.Errorf("giving up says: %v", err)
 	}

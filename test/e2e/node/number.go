@@ -8,8 +8,8 @@ import (
 // Number is that of one of the nodes that a machine may have at the same time, 0 to 9. Whatever exists once on a machine has it in its name.
 type Number int
 
-// numberOf reads a number as the environment has it; empty is zero.
-func numberOf(s string) (Number, error) {
+// parseNumber reads a number as the environment has it; empty is zero.
+func parseNumber(s string) (Number, error) {
 	if s == "" {
 		return 0, nil
 	}

@@ -10,27 +10,27 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// Holder is a container that holds a device, as the kubelet's PodResources names it.
-type Holder struct{ Namespace, Pod, Container string }
+// OwnerKey is a container that holds a device, as the kubelet's PodResources names it.
+type OwnerKey struct{ Namespace, Pod, Container string }
 
-// List asks the kubelet which pods hold what.
-func (n *Node) List(ctx context.Context) ([]*podresources.PodResources, error) {
-	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) ([]*podresources.PodResources, error) {
+// ListPodResources asks the kubelet which pods hold what.
+func (n *RealNode) ListPodResources(ctx context.Context) ([]*podresources.PodResources, error) {
+	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) ([]*podresources.PodResources, error) {
 		answer, err := c.List(ctx, &podresources.ListPodResourcesRequest{})
 		return answer.GetPodResources(), err
 	})
 }
 
-// Get asks the kubelet what one pod holds.
-func (n *Node) Get(ctx context.Context, p Pod) (*podresources.PodResources, error) {
-	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.PodResources, error) {
+// GetPodResources asks the kubelet what one pod holds.
+func (n *RealNode) GetPodResources(ctx context.Context, p StaticPod) (*podresources.PodResources, error) {
+	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.PodResources, error) {
 		answer, err := c.Get(ctx, &podresources.GetPodResourcesRequest{PodName: p.FullName(), PodNamespace: p.namespace()})
 		return answer.GetPodResources(), err
 	})
 }
 
 // Allocatable asks the kubelet for the healthy devices of a resource and returns their ids, sorted.
-func (n *Node) Allocatable(ctx context.Context, resource string) ([]string, error) {
+func (n *RealNode) Allocatable(ctx context.Context, resource string) ([]string, error) {
 	all, err := n.AllAllocatable(ctx)
 	if all[resource] == nil {
 		return []string{}, err
@@ -40,7 +40,7 @@ func (n *Node) Allocatable(ctx context.Context, resource string) ([]string, erro
 
 // AllAllocatable asks the kubelet for the healthy devices of all resources and returns their ids by resource, sorted. A resource without a
 // healthy device is not there.
-func (n *Node) AllAllocatable(ctx context.Context) (map[string][]string, error) {
+func (n *RealNode) AllAllocatable(ctx context.Context) (map[string][]string, error) {
 	answer, err := n.AllocatableResources(ctx)
 	all := map[string][]string{}
 	for _, devices := range answer.GetDevices() {
@@ -54,35 +54,35 @@ func (n *Node) AllAllocatable(ctx context.Context) (map[string][]string, error) 
 }
 
 // AllocatableResources asks the kubelet for all that it would give away.
-func (n *Node) AllocatableResources(ctx context.Context) (*podresources.AllocatableResourcesResponse, error) {
-	return ask(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.AllocatableResourcesResponse, error) {
+func (n *RealNode) AllocatableResources(ctx context.Context) (*podresources.AllocatableResourcesResponse, error) {
+	return callPodResources(ctx, n, func(ctx context.Context, c podresources.PodResourcesListerClient) (*podresources.AllocatableResourcesResponse, error) {
 		return c.GetAllocatableResources(ctx, &podresources.AllocatableResourcesRequest{})
 	})
 }
 
-// Holders is List the other way round: who holds each device of a resource. An id's several entries, one for each NUMA node, are one.
-func (n *Node) Holders(ctx context.Context, resource string) (map[string]Holder, error) {
-	pods, err := n.List(ctx)
+// Owners is List the other way round: who holds each device of a resource. An id's several entries, one for each NUMA node, are one.
+func (n *RealNode) Owners(ctx context.Context, resource string) (map[string]OwnerKey, error) {
+	pods, err := n.ListPodResources(ctx)
 	if err != nil {
 		return nil, err
 	}
-	holders := map[string]Holder{}
+	owners := map[string]OwnerKey{}
 	for _, pod := range pods {
 		for _, container := range pod.Containers {
 			for _, devices := range container.Devices {
 				for _, id := range devices.DeviceIds {
 					if devices.ResourceName == resource {
-						holders[id] = Holder{pod.Namespace, pod.Name, container.Name}
+						owners[id] = OwnerKey{pod.Namespace, pod.Name, container.Name}
 					}
 				}
 			}
 		}
 	}
-	return holders, nil
+	return owners, nil
 }
 
-// ask makes one call on a connection of its own: one that is kept would wait a second before it tries a restarted kubelet again.
-func ask[A any](ctx context.Context, n *Node, call func(context.Context, podresources.PodResourcesListerClient) (A, error)) (answer A, err error) {
+// callPodResources makes one call on a connection of its own: one that is kept would wait a second before it tries a restarted kubelet again.
+func callPodResources[A any](ctx context.Context, n *RealNode, call func(context.Context, podresources.PodResourcesListerClient) (A, error)) (answer A, err error) {
 	conn, err := grpc.NewClient("unix:"+n.PodResourcesSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return answer, err

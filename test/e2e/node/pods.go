@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Pod is a static pod to run.
-type Pod struct {
+// StaticPod is a static pod to run.
+type StaticPod struct {
 	Name string
 	// Namespace is "default" when empty.
 	Namespace string
 	// InitContainers and Containers run the test image.
-	InitContainers, Containers []Container
+	InitContainers, Containers []StaticContainer
 	// RestartPolicy is Kubernetes' own default, Always, when empty.
 	RestartPolicy string
 	// Grace is the time between SIGTERM and SIGKILL, in whole seconds; one second when zero.
@@ -26,12 +26,12 @@ type Pod struct {
 	// HostPID puts its containers into the node's pid namespace, and ShareProcesses into one of the pod; else each has its own.
 	HostPID, ShareProcesses bool
 	Labels                  map[string]string
-	// Paths are folders of the node, which the regular containers have at the same place.
-	Paths []string
+	// HostPaths are folders of the node, which the regular containers have at the same place.
+	HostPaths []string
 }
 
-// Container of a Pod.
-type Container struct {
+// StaticContainer of a Pod.
+type StaticContainer struct {
 	Name string
 	// Command is a program in one of the pod's Paths, in place of box, the test image's.
 	Command []string
@@ -45,26 +45,26 @@ type Container struct {
 }
 
 // FullName is what the kubelet calls the pod: a static pod bears the node's name at its end.
-func (p Pod) FullName() string { return p.Name + "-" + Name }
+func (p StaticPod) FullName() string { return p.Name + "-" + Name }
 
-func (p Pod) namespace() string { return first(p.Namespace, "default") }
+func (p StaticPod) namespace() string { return firstNonEmpty(p.Namespace, "default") }
 
 // manifest is the pod as the kubelet reads it. The uid is new each time: the kubelet would derive the same one from the same manifest, and
 // takes a pod that comes back under its old uid for one that has not ended yet.
-func (p Pod) manifest(uid string) ([]byte, error) {
+func (p StaticPod) manifest(uid string) ([]byte, error) {
 	return json.MarshalIndent(map[string]any{
 		"apiVersion": "v1",
 		"kind":       "Pod",
 		"metadata":   map[string]any{"name": p.Name, "namespace": p.namespace(), "uid": uid, "labels": p.Labels},
 		"spec": map[string]any{
-			"restartPolicy":                 first(p.RestartPolicy, "Always"),
+			"restartPolicy":                 firstNonEmpty(p.RestartPolicy, "Always"),
 			"terminationGracePeriodSeconds": max(1, int(p.Grace.Seconds())),
 			"hostNetwork":                   p.HostNetwork,
 			"hostPID":                       p.HostPID,
 			"shareProcessNamespace":         p.ShareProcesses,
 			"initContainers":                containerManifests(p.InitContainers, nil),
-			"containers":                    containerManifests(p.Containers, p.Paths),
-			"volumes":                       volumes(p.Paths),
+			"containers":                    containerManifests(p.Containers, p.HostPaths),
+			"volumes":                       volumes(p.HostPaths),
 		},
 	}, "", "  ")
 }
@@ -78,7 +78,7 @@ func volumes(paths []string) []any {
 	return all
 }
 
-func containerManifests(containers []Container, paths []string) []any {
+func containerManifests(containers []StaticContainer, paths []string) []any {
 	all, mounts := []any{}, []any{}
 	for i, path := range paths {
 		mounts = append(mounts, map[string]any{"name": fmt.Sprintf("path-%d", i), "mountPath": path})
@@ -89,7 +89,7 @@ func containerManifests(containers []Container, paths []string) []any {
 			env = append(env, map[string]any{"name": name, "value": value})
 		}
 		m := map[string]any{
-			"name": c.Name, "image": BoxImage, "imagePullPolicy": "Never", "command": c.Command, "args": c.Args, "env": env,
+			"name": c.Name, "image": TestImage, "imagePullPolicy": "Never", "command": c.Command, "args": c.Args, "env": env,
 			"resources": map[string]any{"limits": c.Limits}, "volumeMounts": mounts,
 		}
 		if c.RestartPolicy != "" {
@@ -100,8 +100,8 @@ func containerManifests(containers []Container, paths []string) []any {
 	return all
 }
 
-// Put hands the kubelet a pod and returns the pod's uid at once.
-func (n *Node) Put(p Pod) (uid string, err error) {
+// CreatePod hands the kubelet a pod and returns the pod's uid at once.
+func (n *RealNode) CreatePod(p StaticPod) (uid string, err error) {
 	random := make([]byte, 16)
 	_, _ = rand.Read(random) // never fails
 	uid = fmt.Sprintf("%x-%x-%x-%x-%x", random[:4], random[4:6], random[6:8], random[8:10], random[10:])
@@ -118,25 +118,25 @@ func (n *Node) Put(p Pod) (uid string, err error) {
 	return uid, os.Rename(hidden, file)
 }
 
-// Delete takes a pod's manifest away and returns at once: the kubelet drops the pod from every list, and ends its containers meanwhile.
-func (n *Node) Delete(p Pod) error { return os.Remove(n.manifestFile(p)) }
+// DeletePod takes a pod's manifest away and returns at once: the kubelet drops the pod from every list, and ends its containers meanwhile.
+func (n *RealNode) DeletePod(p StaticPod) error { return os.Remove(n.manifestFile(p)) }
 
-func (n *Node) manifestFile(p Pod) string {
+func (n *RealNode) manifestFile(p StaticPod) string {
 	return n.path("manifests", p.namespace()+"_"+p.Name+".json")
 }
 
-// Run hands the kubelet a pod and returns when each of its containers has been started, or the pod has failed: which one, the status says.
-func (n *Node) Run(ctx context.Context, p Pod) (PodStatus, error) {
-	uid, err := n.Put(p)
+// RunPod hands the kubelet a pod and returns when each of its containers has been started, or the pod has failed: which one, the status says.
+func (n *RealNode) RunPod(ctx context.Context, p StaticPod) (StaticPodStatus, error) {
+	uid, err := n.CreatePod(p)
 	if err != nil {
-		return PodStatus{}, err
+		return StaticPodStatus{}, err
 	}
-	var status PodStatus
+	var status StaticPodStatus
 	err = Until(ctx, fmt.Sprintf("pod %s runs", p.Name), func(ctx context.Context) (err error) {
 		if status, err = n.Pod(ctx, p); err != nil {
 			return err
 		}
-		if status.UID != uid || !status.started(p) {
+		if status.UID != uid || !status.hasStarted(p) {
 			return fmt.Errorf("its status is %+v", status)
 		}
 		return nil
@@ -144,13 +144,13 @@ func (n *Node) Run(ctx context.Context, p Pod) (PodStatus, error) {
 	return status, err
 }
 
-// Remove deletes a pod and returns when none of its processes is left.
-func (n *Node) Remove(ctx context.Context, p Pod) error {
+// RemovePod deletes a pod and returns when none of its processes is left.
+func (n *RealNode) RemovePod(ctx context.Context, p StaticPod) error {
 	status, err := n.Pod(ctx, p)
 	if err != nil {
 		return err
 	}
-	if err := n.Delete(p); err != nil {
+	if err := n.DeletePod(p); err != nil {
 		return err
 	}
 	return Until(ctx, fmt.Sprintf("pod %s has ended", p.Name), func(context.Context) error {

@@ -9,16 +9,16 @@ import (
 	"time"
 )
 
-// PodStatus is what the kubelet says of a pod.
-type PodStatus struct {
+// StaticPodStatus is what the kubelet says of a pod.
+type StaticPodStatus struct {
 	Namespace, Name, UID   string
 	Phase, Reason, Message string
-	InitContainers         []ContainerStatus
-	Containers             []ContainerStatus
+	InitContainers         []StaticContainerStatus
+	Containers             []StaticContainerStatus
 }
 
-// ContainerStatus is what the kubelet says of a container.
-type ContainerStatus struct {
+// StaticContainerStatus is what the kubelet says of a container.
+type StaticContainerStatus struct {
 	Name string
 	// ID is the runtime's, without its scheme; empty while there is none.
 	ID string
@@ -35,52 +35,52 @@ type ContainerStatus struct {
 // DeviceHealth is what the kubelet says of a device that a container holds.
 type DeviceHealth struct{ Resource, ID, Health string }
 
-// started says whether each container has been started once, or never will be.
-func (s PodStatus) started(p Pod) bool {
+// hasStarted says whether each container has been started once, or never will be.
+func (s StaticPodStatus) hasStarted(p StaticPod) bool {
 	if s.Phase == "Failed" || s.Phase == "Succeeded" {
 		return true
 	}
-	return len(s.Containers) == len(p.Containers) && !slices.ContainsFunc(s.Containers, func(c ContainerStatus) bool {
+	return len(s.Containers) == len(p.Containers) && !slices.ContainsFunc(s.Containers, func(c StaticContainerStatus) bool {
 		return c.State == "waiting" && c.Restarts == 0
 	})
 }
 
 // Container returns a container's status, the init containers' too.
-func (s PodStatus) Container(name string) (ContainerStatus, error) {
+func (s StaticPodStatus) Container(name string) (StaticContainerStatus, error) {
 	for _, c := range slices.Concat(s.InitContainers, s.Containers) {
 		if c.Name == name {
 			return c, nil
 		}
 	}
-	return ContainerStatus{}, fmt.Errorf("pod %s has no container %s", s.Name, name)
+	return StaticContainerStatus{}, fmt.Errorf("pod %s has no container %s", s.Name, name)
 }
 
 // ErrNoPod is the error where the kubelet does not know a pod.
 var ErrNoPod = errors.New("the kubelet does not know the pod")
 
 // Pod returns what the kubelet says of a pod, or ErrNoPod.
-func (n *Node) Pod(ctx context.Context, p Pod) (PodStatus, error) {
+func (n *RealNode) Pod(ctx context.Context, p StaticPod) (StaticPodStatus, error) {
 	all, err := n.Pods(ctx)
 	if err != nil {
-		return PodStatus{}, err
+		return StaticPodStatus{}, err
 	}
 	for _, s := range all {
 		if s.Namespace == p.namespace() && s.Name == p.FullName() {
 			return s, nil
 		}
 	}
-	return PodStatus{}, fmt.Errorf("%s/%s: %w", p.namespace(), p.FullName(), ErrNoPod)
+	return StaticPodStatus{}, fmt.Errorf("%s/%s: %w", p.namespace(), p.FullName(), ErrNoPod)
 }
 
 // Pods returns what the kubelet's read-only port says of all pods.
-func (n *Node) Pods(ctx context.Context) ([]PodStatus, error) {
+func (n *RealNode) Pods(ctx context.Context) ([]StaticPodStatus, error) {
 	var list struct {
 		Items []podJSON
 	}
 	if err := getJSON(ctx, fmt.Sprintf("%s/pods", n.URL(podsPort)), &list); err != nil {
 		return nil, err
 	}
-	all := []PodStatus{}
+	all := []StaticPodStatus{}
 	for _, item := range list.Items {
 		all = append(all, item.status())
 	}
@@ -114,8 +114,8 @@ type containerJSON struct {
 	}
 }
 
-func (p podJSON) status() PodStatus {
-	s := PodStatus{
+func (p podJSON) status() StaticPodStatus {
+	s := StaticPodStatus{
 		Namespace: p.Metadata.Namespace, Name: p.Metadata.Name, UID: p.Metadata.UID,
 		Phase: p.Status.Phase, Reason: p.Status.Reason, Message: p.Status.Message,
 	}
@@ -128,9 +128,9 @@ func (p podJSON) status() PodStatus {
 	return s
 }
 
-func (c containerJSON) status() ContainerStatus {
+func (c containerJSON) status() StaticContainerStatus {
 	_, id, _ := strings.Cut(c.ContainerID, "://")
-	s := ContainerStatus{Name: c.Name, ID: id, Restarts: c.RestartCount, State: "waiting"}
+	s := StaticContainerStatus{Name: c.Name, ID: id, Restarts: c.RestartCount, State: "waiting"}
 	switch state := c.State; {
 	case state.Running != nil:
 		s.State, s.Started = "running", state.Running.StartedAt

@@ -26,20 +26,20 @@ type Process struct {
 	done  chan struct{} // closed when it has ended; cmd.ProcessState is valid then
 }
 
-// processes are those that Exec started.
-type processes struct {
+// processList are those that Exec started.
+type processList struct {
 	mu  sync.Mutex // guards all
 	all []*Process
 }
 
-func (ps *processes) add(p *Process) {
+func (ps *processList) add(p *Process) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.all = append(ps.all, p)
 }
 
 // killAll kills and reaps them. The PID namespace would do the former, but it cannot end before the latter is done.
-func (ps *processes) killAll() {
+func (ps *processList) killAll() {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.all {
@@ -50,7 +50,7 @@ func (ps *processes) killAll() {
 
 // Exec starts a program in the node. Paths in argv are absolute and mean the same file inside, unless it lies below one of the folders that
 // the node has of its own. Its environment is env and a PATH. It runs until it ends, or until Down.
-func (n *Node) Exec(name string, argv []string, env ...string) (*Process, error) {
+func (n *RealNode) Exec(name string, argv []string, env ...string) (*Process, error) {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"}, env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // a Ctrl-C is the test's, not the kubelet's
@@ -64,7 +64,7 @@ func (n *Node) Exec(name string, argv []string, env ...string) (*Process, error)
 	if p.start, err = log.Seek(0, io.SeekEnd); err != nil {
 		return nil, err
 	}
-	if err := n.door.do(cmd.Start); err != nil {
+	if err := n.nsenter.call(cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s in the node: %w", name, err)
 	}
 	p.PID = cmd.Process.Pid
@@ -77,7 +77,7 @@ func (n *Node) Exec(name string, argv []string, env ...string) (*Process, error)
 }
 
 // Shell runs a shell script inside the node and returns what it printed. It stops at the first command that fails.
-func (n *Node) Shell(ctx context.Context, script string, env ...string) (string, error) {
+func (n *RealNode) Shell(ctx context.Context, script string, env ...string) (string, error) {
 	n.shell.Lock()
 	defer n.shell.Unlock()
 	p, err := n.Exec("shell", []string{"sh", "-euc", script}, env...)

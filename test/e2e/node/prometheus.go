@@ -13,8 +13,8 @@ import (
 
 const prometheusPort = 9090
 
-// Target is what Prometheus scrapes.
-type Target struct {
+// ScrapeTarget is what Prometheus scrapes.
+type ScrapeTarget struct {
 	Job string
 	// Address is host:port as seen from inside the node.
 	Address string
@@ -28,18 +28,18 @@ type Target struct {
 	Path string
 }
 
-// Prometheus is a real server that runs in the node.
-type Prometheus struct {
+// PrometheusServer is a real server that runs in the node.
+type PrometheusServer struct {
 	*Process
 	api string
 }
 
-// PrometheusAt is one that somebody else has started, as a pod for example.
-func PrometheusAt(url string) *Prometheus { return &Prometheus{api: url} }
+// ConnectPrometheus is one that somebody else has started, as a pod for example.
+func ConnectPrometheus(url string) *PrometheusServer { return &PrometheusServer{api: url} }
 
-// Prometheus starts a server that scrapes the targets, and returns when it is ready. The first scrape comes up to 5 s later: so long the
+// StartPrometheus starts a server that scrapes the targets, and returns when it is ready. The first scrape comes up to 5 s later: so long the
 // server's discovery gathers targets, by a constant of its build.
-func (n *Node) Prometheus(ctx context.Context, targets ...Target) (*Prometheus, error) {
+func (n *RealNode) StartPrometheus(ctx context.Context, targets ...ScrapeTarget) (*PrometheusServer, error) {
 	config, err := json.MarshalIndent(prometheusConfig(targets), "", "  ") // JSON is YAML
 	if err != nil {
 		return nil, fmt.Errorf("encode Prometheus' configuration: %w", err)
@@ -48,7 +48,7 @@ func (n *Node) Prometheus(ctx context.Context, targets ...Target) (*Prometheus, 
 	if err := os.WriteFile(file, config, 0o644); err != nil {
 		return nil, err
 	}
-	p := &Prometheus{api: n.URL(prometheusPort)}
+	p := &PrometheusServer{api: n.URL(prometheusPort)}
 	p.Process, err = n.Exec("prometheus", []string{
 		"prometheus", "--config.file=" + file, "--storage.tsdb.path=" + n.path("prometheus"),
 		fmt.Sprintf("--web.listen-address=0.0.0.0:%d", prometheusPort),
@@ -59,19 +59,19 @@ func (n *Node) Prometheus(ctx context.Context, targets ...Target) (*Prometheus, 
 	}
 	return p, Until(ctx, "Prometheus is ready", func(ctx context.Context) error {
 		if err := p.Alive(); err != nil {
-			return GiveUp(err)
+			return StopRetrying(err)
 		}
 		return getJSON(ctx, p.api+"/-/ready", nil)
 	})
 }
 
-func prometheusConfig(targets []Target) map[string]any {
+func prometheusConfig(targets []ScrapeTarget) map[string]any {
 	scrapes := []any{}
 	for _, t := range targets {
 		scrapes = append(scrapes, map[string]any{
 			"job_name":        t.Job,
 			"honor_labels":    t.HonorLabels,
-			"metrics_path":    first(t.Path, "/metrics"),
+			"metrics_path":    firstNonEmpty(t.Path, "/metrics"),
 			"scrape_interval": milliseconds(t.Interval),
 			// Prometheus wants it no longer than the interval.
 			"scrape_timeout": milliseconds(min(t.Interval, 10*time.Second)),
@@ -84,26 +84,26 @@ func prometheusConfig(targets []Target) map[string]any {
 // milliseconds writes a duration as Prometheus reads it, without fractions.
 func milliseconds(d time.Duration) string { return fmt.Sprintf("%dms", d.Milliseconds()) }
 
-// Point is a value at a time.
-type Point struct {
+// PromPoint is a value at a time.
+type PromPoint struct {
 	Time  time.Time
 	Value float64
 }
 
-// Sample is a series' value at the time of a query.
-type Sample struct {
+// PromSample is a series' value at the time of a query.
+type PromSample struct {
 	Labels map[string]string // with __name__
-	Point
+	PromPoint
 }
 
-// Series is what a range query found under one set of labels.
-type Series struct {
+// PromSeries is what a range query found under one set of labels.
+type PromSeries struct {
 	Labels map[string]string // with __name__
-	Points []Point
+	Points []PromPoint
 }
 
 // Query evaluates PromQL now. The result must be a vector, which a range such as up[1m] is not.
-func (p *Prometheus) Query(ctx context.Context, promql string) ([]Sample, error) {
+func (p *PrometheusServer) Query(ctx context.Context, promql string) ([]PromSample, error) {
 	var found []struct {
 		Metric map[string]string
 		Value  pointJSON
@@ -111,15 +111,15 @@ func (p *Prometheus) Query(ctx context.Context, promql string) ([]Sample, error)
 	if err := p.query(ctx, "query", "vector", url.Values{"query": {promql}}, &found); err != nil {
 		return nil, err
 	}
-	samples := []Sample{}
+	samples := []PromSample{}
 	for _, f := range found {
-		samples = append(samples, Sample{f.Metric, Point(f.Value)})
+		samples = append(samples, PromSample{f.Metric, PromPoint(f.Value)})
 	}
 	return samples, nil
 }
 
 // QueryRange evaluates PromQL at every step from one time to another.
-func (p *Prometheus) QueryRange(ctx context.Context, promql string, from, to time.Time, step time.Duration) ([]Series, error) {
+func (p *PrometheusServer) QueryRange(ctx context.Context, promql string, from, to time.Time, step time.Duration) ([]PromSeries, error) {
 	var found []struct {
 		Metric map[string]string
 		Values []pointJSON
@@ -130,18 +130,18 @@ func (p *Prometheus) QueryRange(ctx context.Context, promql string, from, to tim
 	if err := p.query(ctx, "query_range", "matrix", arguments, &found); err != nil {
 		return nil, err
 	}
-	all := []Series{}
+	all := []PromSeries{}
 	for _, f := range found {
-		s := Series{Labels: f.Metric}
+		s := PromSeries{Labels: f.Metric}
 		for _, point := range f.Values {
-			s.Points = append(s.Points, Point(point))
+			s.Points = append(s.Points, PromPoint(point))
 		}
 		all = append(all, s)
 	}
 	return all, nil
 }
 
-func (p *Prometheus) query(ctx context.Context, endpoint, kind string, arguments url.Values, result any) error {
+func (p *PrometheusServer) query(ctx context.Context, endpoint, kind string, arguments url.Values, result any) error {
 	var answer struct {
 		Data struct {
 			ResultType string
@@ -161,7 +161,7 @@ func (p *Prometheus) query(ctx context.Context, endpoint, kind string, arguments
 }
 
 // pointJSON is written as [seconds, "value"].
-type pointJSON Point
+type pointJSON PromPoint
 
 func (p *pointJSON) UnmarshalJSON(b []byte) error {
 	var seconds float64

@@ -22,16 +22,16 @@ var containerd2Config string
 //go:embed cni.conflist
 var networkConfig string
 
-func (n *Node) startContainerd(ctx context.Context) error {
+func (n *RealNode) startContainerd(ctx context.Context) error {
 	program, config, dir := "containerd", containerdConfig, ""
 	if n.options.Containerd2 {
 		var err error
-		if dir, err = containerd.Built(); err != nil {
+		if dir, err = containerd.BinaryDir(); err != nil {
 			return err
 		}
 		program, config = filepath.Join(dir, "containerd"), containerd2Config
 	}
-	fill := strings.NewReplacer("@WORK@", n.work, "@IMAGE@", BoxImage, "@CONTAINERD@", dir, "@PODS@", n.options.Number.podSubnet())
+	fill := strings.NewReplacer("@WORK@", n.work, "@IMAGE@", TestImage, "@CONTAINERD@", dir, "@PODS@", n.options.Number.podSubnet())
 	for file, content := range map[string]string{"containerd.toml": config, "cni/10-ptp.conflist": networkConfig} {
 		content = fill.Replace(content)
 		if err := os.WriteFile(n.path("conf", file), []byte(content), 0o644); err != nil {
@@ -44,19 +44,19 @@ func (n *Node) startContainerd(ctx context.Context) error {
 	}
 	return Until(ctx, "containerd answers", func(ctx context.Context) error {
 		if err := process.Alive(); err != nil {
-			return GiveUp(err)
+			return StopRetrying(err)
 		}
 		return dial(ctx, "unix", n.runtimeSocket())
 	})
 }
 
 // runtimeSocket is where the machine finds containerd.
-func (n *Node) runtimeSocket() string { return n.path("containerd", "containerd.sock") }
+func (n *RealNode) runtimeSocket() string { return n.path("containerd", "containerd.sock") }
 
-// BoxImage is the image of every container, the pods' sandboxes included.
-const BoxImage = "local.test/box:1"
+// TestImage is the image of every container, the pods' sandboxes included.
+const TestImage = "local.test/box:1"
 
-func (n *Node) loadImage(ctx context.Context) error {
+func (n *RealNode) loadImage(ctx context.Context) error {
 	program, err := os.ReadFile(n.path("box"))
 	if err != nil {
 		return err
@@ -66,15 +66,15 @@ func (n *Node) loadImage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	box := image.Image{Name: BoxImage, Program: program, Path: "/box", Args: []string{"pause"}}
-	if err := errors.Join(box.Write(f), f.Close()); err != nil {
+	testcmd := image.Image{Name: TestImage, Program: program, Path: "/box", Args: []string{"pause"}}
+	if err := errors.Join(testcmd.Write(f), f.Close()); err != nil {
 		return err
 	}
 	return n.LoadImage(ctx, archive)
 }
 
 // LoadImage gives containerd the images of an OCI archive.
-func (n *Node) LoadImage(ctx context.Context, archive string) error {
+func (n *RealNode) LoadImage(ctx context.Context, archive string) error {
 	archive, err := filepath.Abs(archive) // the node has a working folder of its own
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (n *Node) LoadImage(ctx context.Context, archive string) error {
 }
 
 // TagImage gives an image that containerd has another name.
-func (n *Node) TagImage(ctx context.Context, image, name string) error {
+func (n *RealNode) TagImage(ctx context.Context, image, name string) error {
 	_, err := n.Shell(ctx, fmt.Sprintf("ctr -a %s -n k8s.io images tag --force %s %s", n.runtimeSocket(), image, name))
 	return err
 }

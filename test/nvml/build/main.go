@@ -12,9 +12,9 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() { os.Exit(runMain(os.Args[1:], os.Stdout, os.Stderr)) }
 
-func run(args []string, stdout, stderr io.Writer) int {
+func runMain(args []string, stdout, stderr io.Writer) int {
 	flags := flag.NewFlagSet("build", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	dir := flags.String("o", "", "`folder` for the library; it is made if need be")

@@ -20,7 +20,7 @@ func TestRun(t *testing.T) {
 		{[]string{"-o", dir, "-hide", "nvmlInit,nvmlGpmMetricsGet"}, 0},
 	} {
 		var stdout, stderr bytes.Buffer
-		if got := run(c.args, &stdout, &stderr); got != c.want {
+		if got := runMain(c.args, &stdout, &stderr); got != c.want {
 			t.Errorf("%q: exit status %d, want %d\n%s", c.args, got, c.want, &stderr)
 		}
 		if said := stdout.Len() > 0; said != (c.want == 0) {

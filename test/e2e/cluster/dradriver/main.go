@@ -58,22 +58,22 @@ func run(ctx context.Context, kubeconfig, node, cdiDir string, uuids []string) e
 	); err != nil {
 		return err
 	}
-	helper, err := kubeletplugin.Start(ctx, driver{node: node, cdiDir: cdiDir},
+	helper, err := kubeletplugin.Start(ctx, claimDriver{node: node, cdiDir: cdiDir},
 		kubeletplugin.DriverName(driverName), kubeletplugin.NodeName(node), kubeletplugin.KubeClient(client),
 		kubeletplugin.HealthService(false))
 	if err != nil {
 		return fmt.Errorf("start kubelet plugin: %w", err)
 	}
 	defer helper.Stop()
-	if err := helper.PublishResources(ctx, resources(node, uuids)); err != nil {
+	if err := helper.PublishResources(ctx, driverResources(node, uuids)); err != nil {
 		return fmt.Errorf("publish devices: %w", err)
 	}
 	<-ctx.Done()
 	return nil
 }
 
-// resources is a pool with one device for each GPU.
-func resources(node string, uuids []string) resourceslice.DriverResources {
+// driverResources is a pool with one device for each GPU.
+func driverResources(node string, uuids []string) resourceslice.DriverResources {
 	kind := "gpu"
 	devices := []resource.Device{}
 	for minor, uuid := range uuids {
@@ -90,11 +90,11 @@ func resources(node string, uuids []string) resourceslice.DriverResources {
 	}}
 }
 
-// driver prepares claims by a CDI spec each.
-type driver struct{ node, cdiDir string }
+// claimDriver prepares claims by a CDI spec each.
+type claimDriver struct{ node, cdiDir string }
 
 // PrepareResourceClaims writes each claim's CDI spec and returns its devices.
-func (d driver) PrepareResourceClaims(_ context.Context, claims []*resource.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d claimDriver) PrepareResourceClaims(_ context.Context, claims []*resource.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	results := map[types.UID]kubeletplugin.PrepareResult{}
 	for _, claim := range claims {
 		devices, err := d.prepare(claim)
@@ -103,7 +103,7 @@ func (d driver) PrepareResourceClaims(_ context.Context, claims []*resource.Reso
 	return results, nil
 }
 
-func (d driver) prepare(claim *resource.ResourceClaim) (devices []kubeletplugin.Device, err error) {
+func (d claimDriver) prepare(claim *resource.ResourceClaim) (devices []kubeletplugin.Device, err error) {
 	spec := cdi.Spec{Version: "0.6.0", Kind: cdiKind}
 	for _, r := range claim.Status.Allocation.Devices.Results {
 		if r.Driver != driverName {
@@ -128,12 +128,12 @@ func (d driver) prepare(claim *resource.ResourceClaim) (devices []kubeletplugin.
 	return devices, errors.Join(os.WriteFile(temporary, content, 0o644), os.Rename(temporary, d.specFile(claim.UID)))
 }
 
-func (d driver) specFile(claim types.UID) string {
+func (d claimDriver) specFile(claim types.UID) string {
 	return filepath.Join(d.cdiDir, fmt.Sprintf("k8s.%s-claim_%s.json", driverName, claim))
 }
 
 // UnprepareResourceClaims removes the claims' CDI specs.
-func (d driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
+func (d claimDriver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugin.NamespacedObject) (map[types.UID]error, error) {
 	results := map[types.UID]error{}
 	for _, claim := range claims {
 		results[claim.UID] = nil
@@ -145,9 +145,11 @@ func (d driver) UnprepareResourceClaims(_ context.Context, claims []kubeletplugi
 }
 
 // HandleError logs what the helper reports of its work in the background.
-func (driver) HandleError(_ context.Context, err error, msg string) { log.Printf("%s: %v", msg, err) }
+func (claimDriver) HandleError(_ context.Context, err error, msg string) {
+	log.Printf("%s: %v", msg, err)
+}
 
 // WatchHealthStatus reports nothing: the driver serves no health.
-func (driver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
+func (claimDriver) WatchHealthStatus(context.Context, chan<- kubeletplugin.DeviceHealthReport) error {
 	return kubeletplugin.ErrHealthNotSupported
 }

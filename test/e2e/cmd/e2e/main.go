@@ -22,7 +22,7 @@ import (
 )
 
 const usage = `usage, in test/e2e and as root:
-  go run ./cmd/e2e setup [version ...|all]   installs missing packages, builds containerd and missing kubelets (default ` + kubelet.Default + `)
+  go run ./cmd/e2e setup [version ...|all]   installs missing packages, builds containerd and missing kubelets (default ` + kubelet.DefaultVersion + `)
   go run ./cmd/e2e setup cluster|monitoring  the same, and the control plane of a cluster; also what monitors it
   go run ./cmd/e2e cluster                   has a cluster of one node in this terminal, with the image of make image, until Ctrl-C
   go run ./cmd/e2e clean                     removes what a run left: processes, cgroups, network link, folders with the logs
@@ -47,9 +47,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case "setup":
 		err = setup(ctx, flags.Args()[1:], stdout)
 	case "cluster":
-		err = standing(ctx, stdout)
+		err = runCluster(ctx, stdout)
 	case "clean":
-		err = node.Clean(ctx, node.Options{})
+		err = node.CleanUp(ctx, node.Options{})
 	default:
 		flags.Usage()
 		return 2
@@ -62,21 +62,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func setup(ctx context.Context, versions []string, out io.Writer) error {
-	tools, more := node.Missing(), []built.Program{}
+	tools, more := node.MissingTools(), []built.BuildSpec{}
 	switch {
 	case slices.Equal(versions, []string{"cluster"}):
-		more = cluster.Base()
+		more = cluster.BasePrograms()
 	case slices.Equal(versions, []string{"monitoring"}):
-		more = cluster.All()
+		more = cluster.AllPrograms()
 	case len(versions) == 0:
-		versions = []string{kubelet.Default}
+		versions = []string{kubelet.DefaultVersion}
 	case slices.Equal(versions, []string{"all"}):
 		versions = kubelet.Versions()
 	}
 	if len(more) > 0 {
-		versions, tools = []string{cluster.Version}, append(tools, cluster.Missing()...)
+		versions, tools = []string{cluster.Version}, append(tools, cluster.MissingTools()...)
 	}
-	if err := install(ctx, tools, out); err != nil {
+	if err := installPackages(ctx, tools, out); err != nil {
 		return err
 	}
 	start := time.Now()
@@ -99,8 +99,8 @@ func setup(ctx context.Context, versions []string, out io.Writer) error {
 	return nil
 }
 
-// install asks Debian for what is missing, and for nothing when nothing is, so that a prepared machine needs no network.
-func install(ctx context.Context, missing []node.Tool, out io.Writer) error {
+// installPackages asks Debian for what is missing, and for nothing when nothing is, so that a prepared machine needs no network.
+func installPackages(ctx context.Context, missing []node.RequiredTool, out io.Writer) error {
 	if len(missing) == 0 {
 		return nil
 	}

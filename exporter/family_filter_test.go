@@ -1,0 +1,233 @@
+package exporter
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+func TestChoice(t *testing.T) {
+	for _, c := range []struct {
+		include, exclude string
+		takes, leaves    []string
+	}{
+		{"", "", []string{"nvidia_gpu_power_watts", "go_goroutines"}, nil},
+		{"nvidia_gpu_power_*", "", []string{"nvidia_gpu_power_watts", "nvidia_gpu_power_limit_watts"}, []string{"nvidia_gpu_clock_hertz", "go_goroutines"}},
+		{"", "nvidia_gpu_*_total,go_*", []string{"nvidia_gpu_power_watts"}, []string{"nvidia_gpu_energy_joules_total", "go_goroutines"}},
+		{"nvidia_*", "nvidia_gpu_clock_hertz", []string{"nvidia_gpu_power_watts"}, []string{"nvidia_gpu_clock_hertz", "podgauge_nvml_up"}},
+	} {
+		choice, err := NewFamilyFilter(split(c.include), split(c.exclude))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range c.takes {
+			if !choice.Matches(name) {
+				t.Errorf("%+v leaves %s", c, name)
+			}
+		}
+		for _, name := range c.leaves {
+			if choice.Matches(name) {
+				t.Errorf("%+v takes %s", c, name)
+			}
+		}
+	}
+	for _, bad := range []string{"nvidia_[", "a\\", " "} {
+		if _, err := NewFamilyFilter(nil, []string{strings.TrimSpace(bad)}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", strings.TrimSpace(bad))) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+	choice, _ := NewFamilyFilter([]string{"a*"}, []string{"b", "c?"})
+	if idle := choice.UnmatchedPatterns([]string{"ab", "cd"}); !slices.Equal(idle, []string{"b"}) {
+		t.Errorf("idle %q", idle)
+	}
+}
+
+func split(list string) []string {
+	return strings.FieldsFunc(list, func(r rune) bool { return r == ',' })
+}
+
+// What is not wanted is in no scrape, whoever makes it.
+func TestScrapeOfAChoice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		choice, err := NewFamilyFilter(nil, []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		registry := prometheus.NewRegistry()
+		NewSelfMetrics(registry, "v", false, FamilyFilter{})
+		e := New(newScrapeFixture(1).inputs(), Options{Filter: choice})
+		h := e.Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
+		text := scrape(t, h)
+		for _, gone := range []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"} {
+			assertAbsent(t, text, gone)
+		}
+		assertSeries(t, text, "nvidia_gpu_healthy"+seriesLabels("GPU-0", "0", "", "", "")+" 1")
+		if !strings.Contains(text, "podgauge_build_info{") {
+			t.Error("podgauge_build_info is gone as well")
+		}
+	})
+}
+
+// What costs more than it tells is not even collected where it is not chosen.
+func TestRuntimeOnlyWhereChosen(t *testing.T) {
+	for exclude, want := range map[string][2]bool{"": {true, true}, "go_*": {false, true}, "go_*,process_*": {false, false}, "process_open_fds": {true, true}} {
+		choice, err := NewFamilyFilter(nil, split(exclude))
+		if err != nil {
+			t.Fatal(err)
+		}
+		registry := prometheus.NewRegistry()
+		NewSelfMetrics(registry, "v", false, choice)
+		families, err := registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got [2]bool
+		for _, f := range families {
+			got[0] = got[0] || strings.HasPrefix(f.GetName(), "go_")
+			got[1] = got[1] || strings.HasPrefix(f.GetName(), "process_")
+		}
+		if got != want {
+			t.Errorf("without %q: go_ and process_ are collected %v, want %v", exclude, got, want)
+		}
+	}
+}
+
+// A mistake somewhere cannot drown Prometheus: what is too much is left out, and said.
+func TestSeriesLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(8)
+		for _, limit := range []int{10, 50, 1000} {
+			text := scrape(t, newHandler(New(d.inputs(), Options{SeriesLimit: limit})))
+			series := 0
+			for line := range strings.Lines(text) {
+				if !strings.HasPrefix(line, "#") {
+					series++
+				}
+			}
+			all := 8*15 + 7 // what 8 idle GPUs have, and the node
+			assertSeries(t, text, fmt.Sprintf("podgauge_series %d", series))
+			assertSeries(t, text, fmt.Sprintf("podgauge_series_dropped %d", max(0, all-7-limit)))
+			if want := min(limit+7, all); series != want {
+				t.Errorf("limit %d: %d series, want %d\n%s", limit, series, want, text)
+			}
+			assertSeries(t, text, "podgauge_nvml_up 1") // these are never too much
+		}
+	})
+}
+
+func TestHoldingsSayMoreOfThePod(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.allocate("GPU-0=n/p/c")
+		d.pods = map[string]device.PodMeta{"n/p": {UID: "u-1", Labels: []device.Label{
+			{Name: "app.kubernetes.io/name", Value: "a \"b\""}, {Name: "app_kubernetes_io/name", Value: "other"},
+		}}}
+		e := New(d.inputs(), Options{PodUID: true})
+		row := `nvidia_gpu_allocation_info{container="c",device_id="GPU-0",%smig_uuid="",namespace="n",pod="p",%sresource="nvidia.com/gpu",uuid="GPU-0"} 1`
+		assertSeries(t, scrape(t, newHandler(e)), fmt.Sprintf(row, `label_app_kubernetes_io_name="a \"b\"",label_app_kubernetes_io_name_conflict2="other",`, `pod_uid="u-1",`))
+		d.pods["n/p"] = device.PodMeta{UID: "u-2"} // another pod of the same name
+		d.expireCollection()
+		assertSeries(t, scrape(t, newHandler(e)), fmt.Sprintf(row, "", `pod_uid="u-2",`))
+		assertSeries(t, scrape(t, newHandler(New(d.inputs(), Options{}))), fmt.Sprintf(row, "", ""))
+	})
+}
+
+// What there is no room for is not even made, and a plugin may have more devices than there
+// is room for: how many they are is said first.
+func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
+	p := newRenderedMetrics(&ScrapeInputs{}, &Options{SeriesLimit: 10})
+	r := device.NodeResources{AllocatableKnown: true}
+	for i := range 1000 {
+		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
+	}
+	own := &p.builtin.resources
+	for range 2 {
+		p.render(nodeSnapshot{allocations: device.Allocations{Resources: r}}, newAttribution(nil))
+		if len(p.resources.series) != 10 || p.seriesDropped != 991 || len(own.deviceInfo.series) != 9 {
+			t.Errorf("%d series, %d of them devices on the page, %d dropped", len(p.resources.series), len(own.deviceInfo.series), p.seriesDropped)
+		}
+		if n := own.allocatable.series; len(n) != 1 || n[0].value != 1000 {
+			t.Errorf("the counts are %v", n)
+		}
+	}
+}
+
+// No label of a pod's is another's, whatever they are called: a series with one label twice
+// costs the whole scrape.
+func TestPodLabels(t *testing.T) {
+	for names, want := range map[string]string{
+		"app.kubernetes.io/name":    "label_app_kubernetes_io_name",
+		"nodePool jobUID2Hash GPU":  "label_node_pool label_job_uid2_hash label_gpu", // as kube-state-metrics has them
+		"a-b a.b a_b a_b_conflict2": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict2_conflict2",
+		"a-b a_b_conflict2 a.b a/b": "label_a_b label_a_b_conflict2 label_a_b_conflict3 label_a_b_conflict4",
+	} {
+		var of []device.Label
+		for name := range strings.FieldsSeq(names) {
+			of = append(of, device.Label{Name: name})
+		}
+		var got []string
+		for _, l := range podLabels(of) {
+			got = append(got, l.Name)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %s, want %s", names, got, want)
+		}
+	}
+}
+
+// With stable series no device's begins or ends with a pod, and its counters are the
+// driver's own.
+func TestStableSeries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		h := newHandler(New(d.inputs(), Options{StableSeries: true, DCGM: true}))
+		nobody := seriesLabels("GPU-0", "0", "", "", "")
+		for _, held := range [][]string{{"GPU-0=n/a/c"}, nil, {"GPU-0::0=n/a/c", "GPU-0::1=n/b/c"}} {
+			d.addEnergy("GPU-0", 1000)
+			d.allocate(held...)
+			text := scrape(t, h)
+			assertSeries(t, text, fmt.Sprintf("nvidia_gpu_energy_joules_total%s %v", nobody, d.joules["GPU-0"]))
+			assertSeries(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
+			assertSeries(t, text, "nvidia_gpu_healthy"+nobody+" 1")
+			if !strings.Contains(text, "\nDCGM_FI_DEV_POWER_USAGE{") {
+				t.Error("none of dcgm-exporter's families")
+			}
+			for line := range strings.Lines(text) {
+				if strings.HasPrefix(line, "DCGM") && !strings.Contains(line, `,pod=""}`) {
+					t.Errorf("a series of dcgm-exporter's ends with its pod: %s", line)
+				}
+			}
+		}
+		d.allocate("GPU-0=n/a/c")
+		text := scrape(t, h)
+		assertSeries(t, text, `nvidia_gpu_allocation_info{container="c",device_id="GPU-0",mig_uuid="",namespace="n",pod="a",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
+		d.mu.Lock()
+		d.allocations = device.Allocations{}
+		d.mu.Unlock()
+		d.expireCollection()
+		text = scrape(t, h) // nobody needs to know who holds it
+		assertSeries(t, text, "nvidia_gpu_power_watts"+nobody+" 0")
+		assertAbsent(t, text, "nvidia_gpu_allocated")
+	})
+}
+
+// A limit, or a mode, is no holder's doing: it is shown whoever holds the device.
+func TestStatesHaveNoHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: widthRow, Value: 16}}
+		d.allocate("GPU-0=n/p/c")
+		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		assertSeries(t, text, "nvidia_gpu_pcie_link_width"+seriesLabels("GPU-0", "0", "", "", "")+" 16")
+		if !strings.Contains(text, "# TYPE nvidia_gpu_pcie_link_width gauge\n") {
+			t.Error("a state is no gauge")
+		}
+	})
+}

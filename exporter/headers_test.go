@@ -1,0 +1,127 @@
+package exporter
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// slowWriter is a client that does not read its answer before it is let go on.
+type slowWriter struct {
+	http.ResponseWriter
+	onWrite func()
+	resume  <-chan struct{}
+}
+
+func (s slowWriter) Write(b []byte) (int, error) {
+	s.onWrite()
+	<-s.resume
+	return s.ResponseWriter.Write(b)
+}
+
+// TestSlowReaders: who does not read is not waited for, and there are only so many who ask for
+// JSON, and as many who look at the page. The others are answered all the while, and so are
+// scrapes and probes.
+func TestSlowReaders(t *testing.T) {
+	data := []string{api.DevicesPath, api.IncidentsPath, api.HoldersPath}
+	for _, c := range []struct{ slow, refused, answered []string }{
+		{data, data, []string{"/", "/metrics", "/healthz", "/readyz"}},
+		{[]string{"/"}, []string{"/"}, append([]string{"/metrics", "/healthz", "/readyz"}, data...)},
+	} {
+		h := newHandler(New(newScrapeFixture(1).inputs(), Options{}))
+		assertStatus(t, h, http.StatusOK, c.refused...)
+		resume := occupy(h, c.slow)
+		assertStatus(t, h, http.StatusServiceUnavailable, c.refused...)
+		assertStatus(t, h, http.StatusOK, c.answered...)
+		resume()
+		assertStatus(t, h, http.StatusOK, c.refused...)
+	}
+}
+
+// occupy has as many as there may be read these answers slowly, until they are let go on.
+func occupy(h http.Handler, paths []string) (resume func()) {
+	var answered, gone sync.WaitGroup
+	resumed := make(chan struct{})
+	answered.Add(maxConcurrentRequests)
+	for i := range maxConcurrentRequests {
+		gone.Go(func() {
+			w := slowWriter{httptest.NewRecorder(), sync.OnceFunc(answered.Done), resumed}
+			h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, paths[i%len(paths)], http.NoBody))
+		})
+	}
+	answered.Wait()
+	return func() {
+		close(resumed)
+		gone.Wait()
+	}
+}
+
+func assertStatus(t *testing.T, h http.Handler, status int, paths ...string) {
+	t.Helper()
+	for _, path := range paths {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, http.NoBody))
+		if w.Code != status || status == http.StatusServiceUnavailable && w.Header().Get("Retry-After") != "1" {
+			t.Errorf("%s: %d, %v, want %d", path, w.Code, w.Header(), status)
+		}
+		var said api.ErrorResponse
+		if status == http.StatusOK || !strings.HasPrefix(path, api.Root) {
+			continue
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &said); err != nil || said.Error != errBusy.Error() {
+			t.Errorf("%s: %v, %q", path, err, w.Body)
+		}
+	}
+}
+
+// TestHeaders: what is no scrape has headers that browsers obey, and errors have them, too.
+func TestHeaders(t *testing.T) {
+	s := HandlerOptions{TelemetryPath: "/metrics", Pprof: true, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
+	all, probes := New(newScrapeFixture(1).inputs(), Options{}).Handler(s), s.Probes()
+	for _, c := range []struct {
+		of     http.Handler
+		method string
+		path   string
+		status int
+	}{
+		{all, http.MethodGet, "/", http.StatusOK},
+		{all, http.MethodGet, "//healthz", http.StatusTemporaryRedirect}, // which says so in HTML
+		{all, http.MethodGet, "/static/nothing", http.StatusNotFound},
+		{all, http.MethodGet, "/healthz", http.StatusOK},
+		{all, http.MethodGet, api.DevicesPath, http.StatusOK},
+		{all, http.MethodGet, api.Root + "nothing", http.StatusNotFound},
+		{all, http.MethodGet, "/nothing", http.StatusNotFound},
+		{all, http.MethodPost, "/readyz", http.StatusMethodNotAllowed},
+		{all, http.MethodGet, "/debug/pprof/", http.StatusOK},
+		{probes, http.MethodGet, "/healthz", http.StatusOK},
+		{probes, http.MethodHead, "/readyz", http.StatusOK},
+		{probes, http.MethodPost, "/readyz", http.StatusMethodNotAllowed},
+		{probes, http.MethodGet, "/", http.StatusNotFound},
+		{probes, http.MethodGet, "/metrics", http.StatusNotFound},
+		{probes, http.MethodGet, api.DevicesPath, http.StatusNotFound},
+		{probes, http.MethodGet, "/debug/pprof/", http.StatusNotFound},
+		{probes, http.MethodGet, "/healthz/", http.StatusNotFound},
+	} {
+		w := httptest.NewRecorder()
+		c.of.ServeHTTP(w, httptest.NewRequest(c.method, c.path, http.NoBody))
+		if w.Code != c.status {
+			t.Errorf("%s %s: %d, want %d", c.method, c.path, w.Code, c.status)
+		}
+		for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"} {
+			if got := w.Header()[name]; len(got) != 1 || got[0] != want {
+				t.Errorf("%s %s: %s is %q", c.method, c.path, name, got)
+			}
+		}
+		if policy := w.Header()["Content-Security-Policy"]; len(policy) != 1 || !strings.HasPrefix(policy[0], "default-src 'none'; ") ||
+			!strings.HasSuffix(policy[0], "base-uri 'none'; form-action 'none'; frame-ancestors 'none'") {
+			t.Errorf("%s %s: the policy is %q", c.method, c.path, policy)
+		}
+	}
+}

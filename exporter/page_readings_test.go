@@ -1,0 +1,135 @@
+package exporter
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// getPage is what somebody sees who opens the page.
+func getPage(t *testing.T, h http.Handler) string {
+	t.Helper()
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", http.NoBody))
+	if w.Code != http.StatusOK || w.Header().Get("Content-Type") != "text/html; charset=utf-8" {
+		t.Fatalf("%d %v: %s", w.Code, w.Header(), w.Body)
+	}
+	return w.Body.String()
+}
+
+// TestPageFlights: who looks has the GPUs read every two seconds at most, however many look
+// and whatever happens meanwhile; nobody's looking costs nothing.
+func TestPageFlights(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(2)
+		h := newHandler(New(d.inputs(), Options{}))
+		time.Sleep(time.Minute)
+		if d.readCalls != 0 {
+			t.Fatalf("%d flights while nobody looks", d.readCalls)
+		}
+		for i := range 100 { // ten seconds
+			d.allocate([]string{"GPU-0=team/a/main", "GPU-0=team/b/main"}[i%2])
+			for range 3 {
+				getPage(t, h)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if d.readCalls != 5 {
+			t.Errorf("%d flights in ten seconds, want 5", d.readCalls)
+		}
+		time.Sleep(time.Minute)
+		if d.readCalls != 5 {
+			t.Errorf("%d flights while nobody looks any more", d.readCalls-5)
+		}
+	})
+}
+
+// TestPageSharesScrapes: where Prometheus has just had the GPUs read, they are not read again.
+func TestPageSharesScrapes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		h := newHandler(New(d.inputs(), Options{}))
+		scrape(t, h)
+		time.Sleep(maxPageReadingsAge - time.Millisecond)
+		getPage(t, h)
+		if d.readCalls != 1 {
+			t.Errorf("%d flights", d.readCalls)
+		}
+		scrape(t, h) // which wants what is at most a second old
+		if d.readCalls != 2 {
+			t.Errorf("%d flights with the next scrape", d.readCalls)
+		}
+	})
+}
+
+// TestPageShowsHealthAtOnce: a device that has failed is shown with the next look, whatever
+// was read when.
+func TestPageShowsHealthAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(2)
+		d.watts = 312
+		h := newHandler(New(d.inputs(), Options{}))
+		if page := getPage(t, h); !strings.Contains(page, "All 2 devices are healthy.") || !strings.Contains(page, "<dd>312 W</dd>") {
+			t.Errorf("%s", page)
+		}
+		failed := append([]device.Status{}, d.statuses...)
+		failed[1].Healthy, failed[1].Health, failed[1].Reason = false, device.Unhealthy, "xid_79"
+		d.board.Set(failed)
+		if page := getPage(t, h); !strings.Contains(page, "1 of 2 devices cannot be used.") || d.readCalls != 1 {
+			t.Errorf("%d flights: %s", d.readCalls, page)
+		}
+	})
+}
+
+// TestPageShowsNoOldReading: what a GPU gave once is not shown of a flight in which it gave
+// nothing.
+func TestPageShowsNoOldReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(2)
+		d.watts = 312
+		h := newHandler(New(d.inputs(), Options{}))
+		getPage(t, h)
+		d.readErr["GPU-1"] = errors.New("lost")
+		time.Sleep(maxPageReadingsAge)
+		if page := getPage(t, h); strings.Count(page, "<dd>312 W</dd>") != 1 || strings.Count(page, "It gave no reading.") != 1 {
+			t.Errorf("%s", page)
+		}
+	})
+}
+
+// TestPageIsReadOnly: HEAD is taken beside GET, and nothing else; where the metrics are at /
+// there is no page, and nothing of it.
+func TestPageIsReadOnly(t *testing.T) {
+	h := newHandler(New(newScrapeFixture(1).inputs(), Options{}))
+	at := func(h http.Handler, method, path string) int {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(method, path, http.NoBody))
+		return w.Code
+	}
+	for method, want := range map[string]int{
+		http.MethodGet: 200, http.MethodHead: 200, http.MethodPost: 405, http.MethodPut: 405, http.MethodDelete: 405, http.MethodOptions: 405,
+	} {
+		if got := at(h, method, "/"); got != want {
+			t.Errorf("%s /: %d, want %d", method, got, want)
+		}
+	}
+	if got := at(h, http.MethodGet, "/static/"); got != http.StatusNotFound {
+		t.Errorf("/static/: %d", got)
+	}
+	e := New(newScrapeFixture(1).inputs(), Options{})
+	metrics := e.Handler(HandlerOptions{TelemetryPath: "/", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
+	w := httptest.NewRecorder()
+	metrics.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", http.NoBody))
+	if !strings.HasPrefix(w.Header().Get("Content-Type"), "text/plain") || !strings.Contains(w.Body.String(), "podgauge_nvml_up") {
+		t.Errorf("metrics at /: %v", w.Header())
+	}
+	e.Drain()
+}

@@ -1,0 +1,107 @@
+package exporter
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// memoryOnlyUse is a use of which the driver tells the memory alone, as under MIG.
+func memoryOnlyUse(d device.ID, pid uint32, bytes float64) device.ProcessUsage {
+	return device.ProcessUsage{Device: d, PID: pid, MemoryBytes: bytes, SM: -1, MemoryController: -1, Encoder: -1, Decoder: -1}
+}
+
+func busyUse(d device.ID, pid uint32, bytes, sm float64) device.ProcessUsage {
+	return device.ProcessUsage{Device: d, PID: pid, MemoryBytes: bytes, SM: sm, MemoryController: sm / 2}
+}
+
+// A time-sliced GPU: each container has its processes' share, what is left over its own
+// series, and the sum is the device's.
+func TestEachContainerHasItsShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		a, b := device.Owner{Namespace: "n", Pod: "a", Container: "c"}, device.Owner{Namespace: "n", Pod: "b", Container: "c"}
+		d.allocate("GPU-0::0=n/a/c", "GPU-0::1=n/b/c", "GPU-0::2=n/idle/c")
+		d.processOwners = map[uint32]device.Owner{1: a, 2: a, 3: b, 4: {Namespace: "n", Pod: "stranger", Container: "c"}}
+		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {
+			busyUse("GPU-0", 1, 100, 0.25), busyUse("GPU-0", 2, 50, 0.25), busyUse("GPU-0", 3, 30, 0.125), busyUse("GPU-0", 4, 7, 0.0625), busyUse("GPU-0", 5, 3, 0),
+		}}
+		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: memoryRow, Value: 200}}
+		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		of := func(pod string) string { return seriesLabels("GPU-0", "0", "n", pod, "c") }
+		nobody := seriesLabels("GPU-0", "0", "", "", "")
+		for _, series := range []string{
+			"nvidia_gpu_memory_used_bytes" + nobody + " 200",
+			"nvidia_gpu_container_memory_used_bytes" + of("a") + " 150",
+			"nvidia_gpu_container_memory_used_bytes" + of("b") + " 30",
+			"nvidia_gpu_container_memory_used_bytes" + of("idle") + " 0",
+			"nvidia_gpu_unattributed_memory_used_bytes" + nobody + " 20",
+			"nvidia_gpu_container_sm_utilization_ratio" + of("a") + " 0.5",
+			"nvidia_gpu_container_sm_utilization_ratio" + of("b") + " 0.125",
+			"nvidia_gpu_unattributed_sm_utilization_ratio" + nobody + " 0.0625",
+			"nvidia_gpu_container_memory_controller_utilization_ratio" + of("a") + " 0.25",
+			"nvidia_gpu_container_processes" + of("a") + " 2",
+			"nvidia_gpu_container_processes" + of("idle") + " 0",
+			"nvidia_gpu_unattributed_processes" + nobody + " 2",
+		} {
+			assertSeries(t, text, series)
+		}
+		assertAbsent(t, text, "stranger") // who does not hold the device is shown nothing of it
+
+		d.uses["GPU-0"] = []device.ProcessUsage{memoryOnlyUse("GPU-0", 1, 100)}
+		text = scrape(t, newHandler(New(d.inputs(), Options{})))
+		assertSeries(t, text, "nvidia_gpu_container_memory_used_bytes"+of("a")+" 100")
+		assertAbsent(t, text, "nvidia_gpu_container_sm_utilization_ratio") // it is not told, and so not 0
+	})
+}
+
+// What cannot be known is absent: it is not 0.
+func TestNoShareIsGuessed(t *testing.T) {
+	for name, unknown := range map[string]func(*scrapeFixture){
+		"no process can be looked up":   func(d *scrapeFixture) { d.processesHidden = true },
+		"the driver names no processes": func(d *scrapeFixture) { d.uses = nil },
+		"nobody knows who holds it":     func(d *scrapeFixture) { d.allocations = device.Allocations{} },
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newScrapeFixture(1)
+			d.allocate("GPU-0::0=n/a/c", "GPU-0::1=n/b/c")
+			d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {busyUse("GPU-0", 1, 100, 0.25)}}
+			unknown(d)
+			text := scrape(t, newHandler(New(d.inputs(), Options{})))
+			for _, family := range []string{"nvidia_gpu_container_", "nvidia_gpu_unattributed_"} {
+				t.Log(name, family)
+				assertAbsent(t, text, family)
+			}
+		})
+	}
+}
+
+// Two compute instances share the memory of their GPU instance: what is read of it has
+// a holder only where one container has both.
+func TestComputeInstancesShareTheirReadings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newScrapeFixture(1)
+		d.partition()
+		d.statuses[1].GI, d.statuses[2].GI = 1, 1
+		d.extraSamples = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1000}}
+		d.processOwners = map[uint32]device.Owner{1: {Namespace: "n", Pod: "a", Container: "c"}, 2: {Namespace: "n", Pod: "b", Container: "c"}}
+		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {memoryOnlyUse("MIG-0", 1, 100), memoryOnlyUse("MIG-1", 2, 200), memoryOnlyUse("MIG-1", 3, 50)}}
+		d.allocate("MIG-0=n/a/c", "MIG-1=n/b/c")
+		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		const used = "nvidia_gpu_memory_used_bytes"
+		assertSeries(t, text, used+migSeriesLabels("MIG-0", "", "", "")+" 1000")
+		assertSeries(t, text, "nvidia_gpu_healthy"+migSeriesLabels("MIG-0", "n", "a", "c")+" 1")
+		assertSeries(t, text, "nvidia_gpu_container_memory_used_bytes"+migSeriesLabels("MIG-0", "n", "a", "c")+" 100")
+		assertSeries(t, text, "nvidia_gpu_container_memory_used_bytes"+migSeriesLabels("MIG-1", "n", "b", "c")+" 200")
+		assertSeries(t, text, "nvidia_gpu_unattributed_memory_used_bytes"+migSeriesLabels("MIG-0", "", "", "")+" 700")
+		assertAbsent(t, text, "nvidia_gpu_unattributed_memory_used_bytes"+migSeriesLabels("MIG-1", "", "", "")) // it is in the other's
+		assertSeries(t, text, "nvidia_gpu_unattributed_processes"+migSeriesLabels("MIG-1", "", "", "")+" 1")
+		assertAbsent(t, text, "nvidia_gpu_unattributed_processes"+seriesLabels("GPU-0", "0", "", "", ""))
+
+		d.allocate("MIG-0=n/a/c", "MIG-1=n/a/c")
+		assertSeries(t, scrape(t, newHandler(New(d.inputs(), Options{}))), used+migSeriesLabels("MIG-0", "n", "a", "c")+" 1000")
+		d.allocate("MIG-1=n/b/c") // the only one
+		assertSeries(t, scrape(t, newHandler(New(d.inputs(), Options{}))), used+migSeriesLabels("MIG-0", "n", "b", "c")+" 1000")
+	})
+}

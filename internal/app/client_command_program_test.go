@@ -1,0 +1,115 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/web/api"
+	"github.com/podgauge/podgauge/test/program"
+	"golang.org/x/sys/unix"
+)
+
+// TestStatusOfARunningNode: a process that has nothing, no HOME and no terminal, as one that
+// kubectl exec starts, is told of the devices of a podgauge that runs.
+func TestStatusOfARunningNode(t *testing.T) {
+	w := newTestApp(t, 2)
+	w.waitRegistered()
+	w.runPodOn(gpuPod("research", "train", 1), w.machine.AllocatableIDs()[1])
+	runCommand := func(args ...string) string {
+		t.Helper()
+		podgauge := exec.CommandContext(t.Context(), os.Args[0], args...)
+		podgauge.Env = []string{program.Env + "=1"}
+		podgauge.Stderr = os.Stderr
+		out, err := podgauge.Output()
+		if err != nil {
+			t.Fatalf("%q: %v", args, err)
+		}
+		return string(out)
+	}
+	address := "--web.listen-address=" + strings.TrimPrefix(w.url, "http://")
+	// The end of a pod that kept the other GPU busy is seen with the next List: within ten seconds without a scrape.
+	waitUntil(t, "the status has the owner, and no other", func() bool {
+		status := runCommand("status", address)
+		return strings.Contains(status, "research/train/main") && strings.Contains(status, " 1 allocated")
+	})
+	lines := strings.Split(runCommand("status", address), "\n")
+	if len(lines) != 5 || lines[0] != "node-a: driver up; kubelet up; 2 of 2 devices healthy, 1 allocated" || !strings.Contains(lines[3], "research/train/main") {
+		t.Errorf("%q", lines)
+	}
+	if _, page := w.getPath("/"); !strings.Contains(page, `href="`+strings.TrimPrefix(api.IncidentsPath, "/")+`"`) {
+		t.Errorf("/ does not point at the JSON: %q", page)
+	}
+	if text := runCommand("incidents", address); text != "no incidents\n" {
+		t.Errorf("%q", text)
+	}
+	if body := runCommand("incidents", "-o=json", address, "--device=1"); !strings.HasSuffix(body, `"kept":false,"total":0,"incidents":[]}`+"\n") {
+		t.Errorf("%s", body)
+	}
+}
+
+// TestColors: on a terminal alone, and not for those who want none.
+func TestColors(t *testing.T) {
+	url := newAPIServer(t, newScriptedNode().serve(t, api.DevicesPath))
+	for noColor, want := range map[string]bool{"": true, "1": false} {
+		master, slave := openPTY(t)
+		if !isTerminal(slave) || isTerminal(io.Discard) {
+			t.Error("a terminal is not told from what is none")
+		}
+		status := run(t.Context(), testPlatform{}, []string{"status", "--url", url}, fakeEnv(map[string]string{"NO_COLOR": noColor}), slave, io.Discard)
+		slave.Close()
+		out, _ := io.ReadAll(master) // ends with EIO: nobody has the other side any more
+		if status != exitOK || strings.Contains(string(out), string(colorRed)+"unhealthy"+colorReset) != want || !strings.Contains(string(out), "unhealthy") {
+			t.Errorf("NO_COLOR=%s: status %d, %q", noColor, status, out)
+		}
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	if isTerminal(null) {
+		t.Error("nobody looks at /dev/null")
+	}
+}
+
+// openPTY is one, and what sees all that is written to it.
+func openPTY(t *testing.T) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close() })
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return master, slave
+}
+
+// TestClientStops: who is told to end asks nobody any more.
+func TestClientStops(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := clientCommands["status"]
+	if err := c.parse("status", []string{"-w", "--url=http://127.0.0.1:1"}, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	c.terminal, c.watchInterval = true, time.Hour
+	if err := c.run(ctx, io.Discard); err != nil {
+		t.Errorf("%v", err)
+	}
+}

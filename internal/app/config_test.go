@@ -1,0 +1,347 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+const sharingConfig = `version: v1
+sharing:
+  timeSlicing:
+    renameByDefault: %t
+    failRequestsGreaterThanOne: true
+    resources:
+    - {name: nvidia.com/gpu, replicas: %d}
+`
+
+// configFile is a config that can be replaced.
+type configFile struct {
+	t    *testing.T
+	path string
+}
+
+func (f configFile) write(text string) {
+	f.t.Helper()
+	if err := os.WriteFile(f.path+".new", []byte(text), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.Rename(f.path+".new", f.path); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// waitDeviceCounts waits until the kubelet has these numbers of devices.
+func (w *testApp) waitDeviceCounts(counts map[string]int) {
+	w.t.Helper()
+	w.waitKubelet(fmt.Sprint("devices are ", counts), func(s kubelet.KubeletState) bool {
+		for name, n := range counts {
+			if r := s.Resources[name]; r.Allocatable != n || r.Capacity != n {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// The config is followed while pods run, and one that is wrong changes nothing.
+func TestConfigIsFollowed(t *testing.T) {
+	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
+	f.write(fmt.Sprintf(sharingConfig, false, 2))
+	w := newTestApp(t, 2, "--config-file="+f.path)
+	w.waitDeviceCounts(map[string]int{gpuResource: 4})
+	f.write("version: v2\n")
+	w.reload <- struct{}{} // as on SIGHUP
+	f.write(fmt.Sprintf(sharingConfig, true, 3) + "newer: {than: this}\n")
+	w.reload <- struct{}{}
+	w.waitDeviceCounts(map[string]int{gpuResource + ".shared": 6, gpuResource: 0})
+	w.waitLine("podgauge_config_unknown_keys", " 1")
+	greedy := kubelet.PodSpec{Name: "greedy", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource + ".shared": 2}}}}
+	if err := w.kubelet.RunPod(t.Context(), greedy); err == nil || !strings.Contains(err.Error(), "is shared, and a container may have one") {
+		t.Errorf("a container that asks for two replicas: %v", err)
+	}
+	w.waitLine(`podgauge_plugin_refusals_total{reason="too_many",resource="nvidia.com/gpu.shared"}`, " 1")
+}
+
+// Specs are kept while the settings ask for them, by a writer of their own kind.
+func TestSpecsFollowTheSettings(t *testing.T) {
+	dir, root := t.TempDir(), t.TempDir()
+	var mu sync.Mutex
+	var settings config.Settings // guarded by mu
+	changed := make(chan struct{})
+	set := func(strategies ...string) {
+		mu.Lock()
+		defer mu.Unlock()
+		settings = config.Settings{DeviceListStrategy: strategies, DriverRoot: root, ContainerDriverRoot: root, DevRoot: root}
+		close(changed)
+		changed = make(chan struct{})
+	}
+	set(config.ListEnvvar)
+	board := &device.Inventory{}
+	board.Set([]device.Status{})
+	s := &cdiSpecs{
+		dir: dir, board: board.Get, log: slog.New(slog.DiscardHandler),
+		settings: func() (config.Settings, <-chan struct{}) {
+			mu.Lock()
+			defer mu.Unlock()
+			return settings, changed
+		},
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.Run(ctx) }()
+	if s.HasSpec("gpu") || s.Ready() != nil || s.Alive() != nil {
+		t.Error("without CDI there is nothing to wait for")
+	}
+	set(config.ListCDICRI)
+	waitUntil(t, "a writer writes", func() bool { return s.writer.Load() != nil })
+	first := s.writer.Load()
+	set(config.ListCDICRI, config.ListEnvvar)
+	set(config.ListEnvvar)
+	waitUntil(t, "it has ended", func() bool { return s.writer.Load() == nil })
+	set(config.ListCDIAnnotations)
+	waitUntil(t, "another one writes", func() bool { w := s.writer.Load(); return w != nil && w != first })
+	cancel()
+	if err := <-ended; err != nil || s.writer.Load() != nil {
+		t.Errorf("ended with %v", err)
+	}
+}
+
+// The driver is let go of, and taken up again.
+func TestReleaseOnASignal(t *testing.T) {
+	w := newTestApp(t, 2)
+	w.waitRegistered()
+	waitUntil(t, "links are read", func() bool { return w.machine.LinkReads() > 0 })
+	w.driverSignals <- syscall.SIGUSR1
+	w.waitLine(`podgauge_nvml_up`, " 0")
+	w.waitLine("podgauge_plugin_devices{health=\"unhealthy\"", " 2")
+	waitUntil(t, "the driver is closed", func() bool { return w.machine.Closed() })
+	w.driverSignals <- syscall.SIGUSR2
+	w.waitLine(`podgauge_nvml_up`, " 1")
+	w.waitRegistered()
+}
+
+// validate says what a config means, and whether it is one, without the kubelet.
+func TestValidate(t *testing.T) {
+	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
+	for _, row := range []struct {
+		name, text string
+		platform   testPlatform
+		status     int
+		out, errs  string // in them
+	}{
+		{name: "shared", text: fmt.Sprintf(sharingConfig, true, 2), out: "nvidia.com/gpu.shared  16"},
+		{name: "selected", text: "version: v1\npodgauge: {select: {include: [0, 5]}}\n", out: "nvidia.com/gpu  2 "},
+		{name: "a name that no device has", text: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpuu, replicas: 2}]}}\n", out: "note: sharing: no device here is nvidia.com/gpuu\n"},
+		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", out: "note: nothing would be offered\n"},
+		{name: "no driver", text: "version: v1\n", platform: testPlatform{errors.New("no driver")}, out: "The config is valid. What it means on this node cannot be said: no driver\n"},
+		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: exitUsage, errs: ":3: flags.migStrategy"},
+		{name: "an unknown key", text: "version: v1\nflags:\n  migStrategie: mixed\n", status: exitUsage, errs: ":3: flags.migStrategie: unknown key"},
+		{name: "no file", status: exitUsage, errs: "no such file"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "missing")
+			if row.text != "" {
+				f.write(row.text)
+				path = f.path
+			}
+			var out, errs bytes.Buffer
+			status := run(t.Context(), row.platform, []string{"validate", path}, emptyEnv, &out, &errs)
+			if status != row.status || !strings.Contains(out.String(), row.out) || !strings.Contains(errs.String(), row.errs) || strings.Count(errs.String(), "\n") > 1 {
+				t.Errorf("status %d, stdout %q, stderr %q", status, out.String(), errs.String())
+			}
+		})
+	}
+}
+
+// Without a config there is nothing to validate, and of two it is not clear which
+// is meant.
+func TestValidateWantsOneConfig(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	configFile{t, path}.write("version: v1\n")
+	for _, c := range []struct {
+		args   []string
+		env    map[string]string
+		status int
+		out    string // in it
+		errs   string // the whole line
+	}{
+		{args: []string{path}, out: "nvidia.com/gpu"},
+		{args: []string{"--log.level=error", path}, out: "nvidia.com/gpu"},
+		{args: []string{"--config-file", path}, out: "nvidia.com/gpu"},
+		{env: map[string]string{"CONFIG_FILE": path}, out: "nvidia.com/gpu"},
+		{args: []string{path}, env: map[string]string{"CONFIG_FILE": "/no/such/file"}, out: "nvidia.com/gpu"},
+		{status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{""}, status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{"--config-file=", "--mig-strategy=mixed"}, env: map[string]string{"CONFIG_FILE": path}, status: exitUsage, errs: "validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE"},
+		{args: []string{path, "--config-file=" + path}, status: exitUsage, errs: "validate: FILE and --config-file: want one of them"},
+		{args: []string{path, "other"}, status: exitUsage, errs: `unexpected argument "other"`},
+		{args: []string{"--version"}, out: "podgauge dev\n"},
+	} {
+		var out, errs bytes.Buffer
+		status := run(t.Context(), testPlatform{}, append([]string{"validate"}, c.args...), fakeEnv(c.env), &out, &errs)
+		if status != c.status || !strings.Contains(out.String(), c.out) || c.errs != "" && errs.String() != "podgauge: "+c.errs+"\n" {
+			t.Errorf("%v %v: status %d, stdout %q, stderr %q", c.args, c.env, status, out.String(), errs.String())
+		}
+	}
+}
+
+// partialBackend is hardware of which one device cannot be described.
+type partialBackend struct{ device.Backend }
+
+func (p partialBackend) Devices(ctx context.Context) ([]device.Device, error) {
+	devices, err := p.Backend.Devices(ctx)
+	return devices, errors.Join(err, errors.New("GPU 7: GPU is lost"))
+}
+
+// One GPU that cannot be described costs itself: the driver can be used.
+func TestOneLostGPUAtTheStart(t *testing.T) {
+	o, err := parseOptions(testPlatform{}, []string{"--fail-on-init-error"}, emptyEnv, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nb, err := o.openPlatform(slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nb.Backend = partialBackend{nb.Backend}
+	var out bytes.Buffer
+	if err := o.preview(t.Context(), nb, &out); err != nil || !strings.Contains(out.String(), "note: GPU 7: GPU is lost\n") || !strings.Contains(out.String(), "nvidia.com/gpu  8") {
+		t.Errorf("validate says %v\n%s", err, out.String())
+	}
+}
+
+// A driver that is mounted later brings its device nodes with it.
+func TestDeviceNodesThatComeLate(t *testing.T) {
+	root := t.TempDir()
+	settings := config.Settings{
+		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: root, MIGStrategy: config.MIGNone,
+		DeviceListStrategy: []string{config.ListCDICRI}, IMEX: config.IMEX{ChannelIDs: []int{0}},
+	}
+	never := make(chan struct{})
+	look := func() (config.Settings, <-chan struct{}) { return settings, never }
+	board := &device.Inventory{}
+	board.Set([]device.Status{})
+	s := &cdiSpecs{dir: t.TempDir(), board: board.Get, log: slog.New(slog.DiscardHandler), settings: look}
+	watcher := newRulesWatcher(look, s, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 2)
+	go func() { ended <- s.Run(ctx) }()
+	go func() { ended <- watcher.Run(ctx) }()
+	waitUntil(t, "a writer writes", func() bool { return s.writer.Load() != nil })
+	// What a character device is a test cannot make; links to one it can.
+	dev := filepath.Join(root, "dev", "nvidia-caps-imex-channels")
+	if err := errors.Join(os.MkdirAll(dev, 0o755), os.Symlink(os.DevNull, filepath.Join(dev, "channel0")), os.Symlink(os.DevNull, filepath.Join(root, "dev", "nvidiactl"))); err != nil {
+		t.Fatal(err)
+	}
+	board.Set(parseStatuses("T4"))
+	waitUntil(t, "specs are made of them", func() bool { w := s.writer.Load(); return w != nil && w.DevRoot == root && len(w.IMEXChannels) == 1 })
+	waitUntil(t, "containers get the channel", func() bool {
+		rules, _ := watcher.Get()
+		return len(rules.ResponseOptions(gpuResource).IMEXChannels) == 1
+	})
+	cancel()
+	if err := errors.Join(<-ended, <-ended); err != nil {
+		t.Error(err)
+	}
+}
+
+// fixedBackend is hardware whose listings are as given.
+type fixedBackend struct {
+	device.Backend
+	devices []device.Device
+	err     error
+}
+
+func (l fixedBackend) Devices(context.Context) ([]device.Device, error) { return l.devices, l.err }
+
+// TestFailOnInitError: the process ends if the driver cannot be used, and for no other reason.
+func TestFailOnInitError(t *testing.T) {
+	machine := newMachine(sim.T4)
+	devices, err := machine.Devices(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name    string
+		devices []device.Device
+		err     error
+		says    string
+	}{
+		{name: "no driver", err: fmt.Errorf("%w: libnvidia-ml.so.1 is not there", device.ErrNoDriver), says: "--fail-on-init-error: no driver: libnvidia-ml.so.1 is not there"},
+		{name: "no list", err: errors.New("count GPUs: unknown error"), says: "--fail-on-init-error: count GPUs: unknown error"},
+		{name: "one GPU is lost", devices: devices, err: errors.New("GPU 7: GPU is lost")},
+		{name: "no GPU", devices: []device.Device{}},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			a := newInitializingApp(t, fixedBackend{machine, row.devices, row.err})
+			if err := a.requireDriver(t.Context()); (err == nil) != (row.says == "") || err != nil && err.Error() != row.says {
+				t.Errorf("it fails with %v, want %q", err, row.says)
+			}
+		})
+	}
+}
+
+// newInitializingApp is an assembly of nothing but a Monitor, which runs.
+func newInitializingApp(t *testing.T, b device.Backend) *app {
+	t.Helper()
+	a := &app{monitor: device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, slog.New(slog.DiscardHandler))}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- a.monitor.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+		a.monitor.Drain(context.Background())
+	})
+	return a
+}
+
+// TestFailOnInitErrorWaits: a library that is still initializing, however long, is no error.
+func TestFailOnInitErrorWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		machine := newMachine(sim.T4)
+		machine.HangAll()
+		a := newInitializingApp(t, machine)
+		ended := make(chan error, 1)
+		go func() { ended <- a.requireDriver(t.Context()) }()
+		time.Sleep(time.Hour) // in the bubble: it takes none
+		select {
+		case err := <-ended:
+			t.Errorf("while the driver initializes, the process ends with %v", err)
+		default:
+		}
+		machine.ReleaseHangs()
+		if err := <-ended; err != nil {
+			t.Errorf("after the driver has answered, the process ends with %v", err)
+		}
+	})
+}
+
+// TestServeWhileTheDriverInitializes: a start that needs the driver answers its probes, or it would be killed.
+func TestServeWhileTheDriverInitializes(t *testing.T) {
+	machine := newMachine(sim.T4)
+	machine.HangAll()
+	w := newTestAppWith(t, testSetup{machine: machine}, "--fail-on-init-error")
+	w.waitLine("podgauge_nvml_up", " 0")
+	machine.ReleaseHangs()
+	w.waitRegistered()
+}

@@ -1,0 +1,263 @@
+package app
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+// What containers have of a node, in all the ways in which a kubelet gives it to them.
+
+// fakeProcFS is a /proc of a node, with the processes of containers.
+type fakeProcFS struct {
+	t    testing.TB
+	root string
+}
+
+// newFakeProcFS has none yet. With hidden it is that of a container without hostPID.
+func newFakeProcFS(t testing.TB, hidden bool) *fakeProcFS {
+	t.Helper()
+	p := &fakeProcFS{t: t, root: t.TempDir()}
+	namespace := "pid:[4026531836]" // the kernel's first, on every machine
+	if hidden {
+		namespace = "pid:[4026532621]"
+	}
+	p.must(os.MkdirAll(filepath.Join(p.root, "self", "ns"), 0o755))
+	p.must(os.Symlink(namespace, filepath.Join(p.root, "self", "ns", "pid")))
+	return p
+}
+
+func (p *fakeProcFS) must(err error) {
+	p.t.Helper()
+	if err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+// addContainerProcess has a process run in a container, as cgroup v2 and the systemd driver write that.
+func (p *fakeProcFS) addContainerProcess(pid uint32, uid, container string) {
+	p.t.Helper()
+	uid = strings.ReplaceAll(uid, "-", "_")
+	p.addProcess(pid, "/kubepods.slice/kubepods-pod"+uid+".slice/cri-containerd-"+container+".scope")
+}
+
+func (p *fakeProcFS) addProcess(pid uint32, cgroup string) {
+	p.t.Helper()
+	dir := filepath.Join(p.root, fmt.Sprint(pid))
+	p.must(os.Mkdir(dir, 0o755))
+	p.must(os.WriteFile(filepath.Join(dir, "comm"), []byte("python\n"), 0o600))
+	p.must(os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::"+cgroup+"\n"), 0o600))
+}
+
+// runProcess has the container of a pod run a process on the GPU that it holds.
+func (w *testApp) runProcess(p *fakeProcFS, pid uint32, owner kubelet.PodSpec, bytes, sm float64) {
+	w.t.Helper()
+	status, err := w.kubelet.Pod(owner)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	container, err := w.kubelet.ContainerID(owner, owner.Containers[0].Name)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p.addContainerProcess(pid, status.UID, container)
+	w.machine.StartProcess(device.AdvertisedID(status.Containers[0].Devices[0].ID).Device(), pid, bytes, sm)
+}
+
+// newTimeSlicedApp is a node with a GPU of which four replicas are offered; two pods hold one each.
+// One of them has two processes, and a third process is of the node itself.
+func newTimeSlicedApp(t *testing.T, hidden bool) *testApp {
+	t.Helper()
+	config := filepath.Join(t.TempDir(), "config.yaml")
+	text := "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := newFakeProcFS(t, hidden)
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.H100), procDir: p.root}, "--config-file="+config,
+		"--metrics.include=nvidia_gpu_container_*,nvidia_gpu_unattributed_*,nvidia_gpu_alloc*,nvidia_gpu_memory_*,nvidia_gpu_utilization_ratio,nvidia_gpu_energy*")
+	w.waitAllocatable(gpuResource, 4)
+	one, two := gpuPod("lab", "one", 1), gpuPod("lab", "two", 1)
+	w.runPod(one)
+	w.runPod(two)
+	w.runProcess(p, 4001, one, 10<<30, 0.25)
+	w.runProcess(p, 4002, one, 2<<30, 0.125)
+	w.runProcess(p, 4003, two, 20<<30, 0.5)
+	p.addProcess(4004, "/system.slice/nvidia-persistenced.service")
+	w.machine.StartProcess(w.machine.AllocatableIDs()[0], 4004, 1<<30, 0)
+	return w
+}
+
+// TestGoldenTimeSliced has each container its share, and nobody the rest.
+func TestGoldenTimeSliced(t *testing.T) {
+	t.Parallel()
+	w := newTimeSlicedApp(t, false)
+	w.waitLine(`nvidia_gpu_container_processes{container="main",gpu="0",mig_uuid="",namespace="lab",pod="two"`, " 1")
+	w.waitLine(`nvidia_gpu_unattributed_processes{`, " 1")
+	w.checkScrape("time_sliced", `nvidia_gpu_container_processes{container="main",gpu="0",mig_uuid="",namespace="lab",pod="one"`, " 2")
+	w.checkPage("time_sliced")
+}
+
+// TestGoldenTimeSlicedHidden is the same without hostPID: of no container anything is said.
+func TestGoldenTimeSlicedHidden(t *testing.T) {
+	t.Parallel()
+	w := newTimeSlicedApp(t, true)
+	w.waitLine(`nvidia_gpu_memory_used_bytes{`, " 3.5433480192e+10")
+	w.checkScrape("time_sliced_hidden", `nvidia_gpu_allocation_info{container="main"`, " 1")
+}
+
+// TestGoldenDRA has a GPU, a slice and a share of another driver's device held by claims,
+// one of them by two pods.
+func TestGoldenDRA(t *testing.T) {
+	t.Parallel()
+	m := newMachine(sim.H100, sim.H100)
+	m.Partition(m.GPUs()[1], "3g.40gb", "1g.10gb")
+	w := newTestAppWith(t, testSetup{machine: m}, "--device-plugin=false",
+		"--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_info,nvidia_gpu_memory_used_bytes,nvidia_gpu_energy*,podgauge_claim*,podgauge_kubelet*")
+	whole := kubelet.ClaimSpec{Name: "whole", Devices: []kubelet.ClaimedDevice{{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0"}}}
+	migClaim := kubelet.ClaimSpec{Namespace: "lab", Name: "slice", Devices: []kubelet.ClaimedDevice{{
+		Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1-mig-3g40gb-9-0",
+		CDI: []string{"k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-gpu-1-mig-3g40gb-9-0"},
+	}}}
+	nic := kubelet.ClaimSpec{Name: "nic", Devices: []kubelet.ClaimedDevice{{Driver: "nic.example.com", Pool: "p", Device: "eth1", Share: "7ab9"}}}
+	for name, claims := range map[string][]kubelet.ClaimSpec{"train": {whole, nic}, "notebook": {migClaim}, "reviewer": {migClaim}} {
+		w.runPod(kubelet.PodSpec{Namespace: "lab", Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Claims: claims}}})
+	}
+	w.waitLine(`nvidia_gpu_allocated{container="main",gpu="0"`, " 1")
+	w.waitLine(`nvidia_gpu_allocation_info{container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="notebook"`, " 1")
+	w.checkScrape("dra", `nvidia_gpu_allocation_info{container="main",device_id="MIG-0000a101-5eed-5000-8000-000001000000",mig_uuid="MIG-0000a101-5eed-5000-8000-000001000000",namespace="lab",pod="reviewer"`, " 1")
+}
+
+// TestGoldenClaims has claims of several GPUs, of two containers and with admin access, beside
+// the device plugin: its GPUs stay in its list, and with their owners.
+func TestGoldenClaims(t *testing.T) {
+	t.Parallel()
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4, sim.T4, sim.T4)},
+		"--ignore-claims=monitoring/exporter-*", "--exclude-devices=1,2",
+		"--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_energy*,nvidia_gpu_healthy,podgauge_claim*,podgauge_kubelet_up")
+	w.waitAllocatable(gpuResource, 2)
+	w.runPod(gpuPod("research", "train", 1))
+	claimed := func(name string, gpus ...int) kubelet.ClaimSpec {
+		c := kubelet.ClaimSpec{Name: name, PreparedCount: 2}
+		for _, i := range gpus {
+			gpu := fmt.Sprint("gpu-", i)
+			c.Devices = append(c.Devices, kubelet.ClaimedDevice{
+				Driver: "gpu.nvidia.com", Pool: "node-a", Device: gpu,
+				CDI: []string{"k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-" + gpu},
+			})
+		}
+		return c
+	}
+	for _, p := range []struct {
+		namespace, name string
+		claim           kubelet.ClaimSpec
+		containers      []string
+	}{
+		{"lab", "pair", claimed("two", 1, 2), []string{"main"}},
+		{"lab", "team", claimed("one", 3), []string{"main", "side"}},
+		{"monitoring", "exporter", claimed("exporter-all", 0, 1, 2, 3), []string{"main"}}, // ignored
+		{"tools", "smi", claimed("smi", 0), []string{"main"}},                             // as if with adminAccess
+	} {
+		spec := kubelet.PodSpec{Namespace: p.namespace, Name: p.name}
+		for _, name := range p.containers {
+			spec.Containers = append(spec.Containers, kubelet.ContainerSpec{Name: name, Claims: []kubelet.ClaimSpec{p.claim}})
+		}
+		w.runPod(spec)
+	}
+	w.waitLine(`nvidia_gpu_allocated{container="main",gpu="2",mig_uuid="",namespace="lab",pod="pair"`, " 1")
+	w.waitLine(`nvidia_gpu_allocated{container="",gpu="3",mig_uuid="",namespace="lab",pod="team"`, " 1")
+	w.waitAllocatable(gpuResource, 2)
+	w.checkScrape("claims", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",mig_uuid="",namespace="tools",pod="smi"`, " 1")
+}
+
+// TestGoldenOtherVendor has devices of another vendor's plugin, CPUs and memory that are some
+// container's alone.
+func TestGoldenOtherVendor(t *testing.T) {
+	t.Parallel()
+	const nics = "nic.example.com/vf"
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4), kubelet: kubelet.Options{
+		ExclusiveCPUs: []int64{2, 3, 4, 5, 6, 7},
+		Memory: []kubelet.MemoryBlock{
+			{Type: "memory", Bytes: 64 << 30, NUMANode: 0}, {Type: "memory", Bytes: 64 << 30, NUMANode: 1}, {Type: "hugepages-1Gi", Bytes: 8 << 30, NUMANode: 1},
+		},
+	}}, "--metrics.include=nvidia_gpu_alloc*,podgauge_*")
+	w.waitAllocatable(gpuResource, 1)
+	w.registerOtherVendorPlugin(nics, map[string]int64{"vf-0": 0, "vf-1": 0, "vf-2": 1})
+	w.waitAllocatable(nics, 3)
+	w.runPod(kubelet.PodSpec{Namespace: "net", Name: "router", Containers: []kubelet.ContainerSpec{
+		{Name: "data", Limits: map[string]int{nics: 3}, ExclusiveCPUs: 3, Memory: map[string]uint64{"memory": 96 << 30, "hugepages-1Gi": 2 << 30}},
+		{Name: "control", ExclusiveCPUs: 1, Memory: map[string]uint64{"memory": 1 << 30}},
+		{Name: "log"},
+	}})
+	w.runPod(gpuPod("research", "train", 1))
+	w.waitLine(`nvidia_gpu_allocated{container="main",gpu="0"`, " 1")
+	w.waitCounted(nics, 3)
+	w.checkScrape("foreign", `podgauge_resource_allocation_info{container="data",device_id="vf-2"`, " 1")
+}
+
+// TestGoldenTooManyDevices has a plugin to which each MiB of memory is a device: they are
+// counted, and nothing else.
+func TestGoldenTooManyDevices(t *testing.T) {
+	t.Parallel()
+	const memory, ids = "example.com/gpu-memory", 5000
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.include=podgauge_resource_*")
+	w.waitAllocatable(gpuResource, 1)
+	nodes := map[string]int64{}
+	for i := range ids {
+		nodes[fmt.Sprint("memory-", i)] = 0
+	}
+	w.registerOtherVendorPlugin(memory, nodes)
+	w.waitAllocatable(memory, ids)
+	w.runPod(kubelet.PodSpec{Namespace: "lab", Name: "notebook", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{memory: 4500}}}})
+	w.waitLine(`podgauge_resource_dropped_ids{list="allocatable",resource="example.com/gpu-memory"}`, " 5000")
+	w.checkScrape("countless_devices", `podgauge_resource_dropped_ids{list="allocated",resource="example.com/gpu-memory"}`, " 4500")
+}
+
+// TestGoldenPodLabels has the Pods API's UID and chosen labels, two of which Prometheus
+// takes for one.
+func TestGoldenPodLabels(t *testing.T) {
+	t.Parallel()
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.pod-uid", "--metrics.labels-allowlist=app.kubernetes.io/*,team,cost-center,cost.center",
+		"--metrics.include=nvidia_gpu_alloc*,nvidia_gpu_energy*")
+	w.waitAllocatable(gpuResource, 1)
+	train := gpuPod("research", "train", 1)
+	train.Labels = map[string]string{"app.kubernetes.io/name": "llama", "app.kubernetes.io/part-of": "lab", "team": "a", "cost-center": "17", "cost.center": "18", "pod-template-hash": "5f6"}
+	w.runPod(train)
+	status, err := w.kubelet.Pod(train)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.replacer = strings.NewReplacer(status.UID, "<the pod's>")
+	w.checkScrape("pod_labels", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",label_app_kubernetes_io_name="llama"`, " 1")
+}
+
+// TestGoldenUnknownOwners has no kubelet that answers, and then one that has just started: each
+// reading is there, with labels as far as owners are known, and nothing is said to be idle.
+func TestGoldenUnknownOwners(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4, sim.T4), noKubelet: true, dir: dir})
+	w.machine.SetUtilization(w.machine.AllocatableIDs()[0], 0.5)
+	w.waitLine(`nvidia_gpu_power_watts{container="",gpu="0"`, " 39.5")
+	w.checkScrape("kubelet_absent", "podgauge_kubelet_up", " 0")
+	if code, text := w.getPath("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(text, "podresources: owners of devices are unknown") ||
+		!strings.Contains(text, filepath.Join(dir, "pod-resources", "kubelet.sock")) {
+		t.Errorf("/readyz: %d %q", code, text)
+	}
+
+	w.kubelet = kubelet.New(kubelet.Options{Dir: dir})
+	w.startKubelet()
+	w.waitRegistered()
+	w.runPod(gpuPod("research", "train", 1))
+	w.waitLine(`nvidia_gpu_allocated{container="main",gpu="0"`, " 1")
+	w.waitCounted(gpuResource, 2)
+	w.checkScrape("first_minute", "podgauge_kubelet_up", " 1")
+	waitUntil(t, "/readyz answers ok", func() bool { code, _ := w.getPath("/readyz"); return code == http.StatusOK })
+}

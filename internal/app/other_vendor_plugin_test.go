@@ -1,0 +1,76 @@
+package app
+
+import (
+	"context"
+	"net"
+	"path/filepath"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// otherVendorPlugin is somebody else's device plugin.
+type otherVendorPlugin struct {
+	pluginapi.UnimplementedDevicePluginServer
+	devices []*pluginapi.Device
+}
+
+// registerOtherVendorPlugin has the kubelet told of another plugin's devices, each on a NUMA node.
+func (w *testApp) registerOtherVendorPlugin(resource string, devices map[string]int64) {
+	w.t.Helper()
+	f := &otherVendorPlugin{}
+	for id, node := range devices {
+		f.devices = append(f.devices, &pluginapi.Device{
+			ID: id, Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: node}}},
+		})
+	}
+	const socket = "foreign.sock"
+	listener, err := net.Listen("unix", filepath.Join(filepath.Dir(w.kubelet.RegistrationSocket()), socket))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
+	pluginapi.RegisterDevicePluginServer(server, f)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	w.t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			w.t.Error(err)
+		}
+	})
+	conn, err := grpc.NewClient("unix:"+w.kubelet.RegistrationSocket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.WaitForReady(true)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer conn.Close()
+	request := &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: socket, ResourceName: resource}
+	if _, err := pluginapi.NewRegistrationClient(conn).Register(w.t.Context(), request); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// GetDevicePluginOptions wants nothing special.
+func (f *otherVendorPlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
+	return &pluginapi.DevicePluginOptions{}, nil
+}
+
+// ListAndWatch says what there is, once.
+func (f *otherVendorPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
+	if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: f.devices}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+// Allocate gives whatever is asked for.
+func (f *otherVendorPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	resp := &pluginapi.AllocateResponse{}
+	for range r.ContainerRequests {
+		resp.ContainerResponses = append(resp.ContainerResponses, &pluginapi.ContainerAllocateResponse{})
+	}
+	return resp, nil
+}

@@ -1,0 +1,192 @@
+package app
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// fakeAuthenticator stands for exporter-toolkit: it counts the passwords that it would compare with a hash.
+type fakeAuthenticator struct {
+	t           *testing.T
+	comparisons int
+	limiter     *passwordLimiter
+	http.Handler
+}
+
+func newFakeAuthenticator(t *testing.T) *fakeAuthenticator {
+	c := &fakeAuthenticator{t: t, limiter: newPasswordLimiter(slog.New(slog.DiscardHandler))}
+	right := c.limiter.recordAccepted(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	c.Handler = c.limiter.limitGuesses(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c.comparisons++
+		if name, secret, _ := r.BasicAuth(); name != testUser || secret != testPassword {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		right.ServeHTTP(w, r)
+	}))
+	return c
+}
+
+// status is the answer to a user's password from an address.
+func (c *fakeAuthenticator) status(from, user, password string) int {
+	r := httptest.NewRequestWithContext(c.t.Context(), http.MethodGet, "/metrics", http.NoBody)
+	r.RemoteAddr = from + ":1234"
+	r.SetBasicAuth(user, password)
+	w := httptest.NewRecorder()
+	c.ServeHTTP(w, r)
+	if w.Code == http.StatusTooManyRequests && w.Header().Get("Retry-After") == "" {
+		c.t.Error("a rejection lacks Retry-After")
+	}
+	return w.Code
+}
+
+func (c *fakeAuthenticator) wantStatus(what, from, user, password string, want int) {
+	c.t.Helper()
+	if got := c.status(from, user, password); got != want {
+		c.t.Errorf("%s: status %d, want %d", what, got, want)
+	}
+}
+
+// TestGuessesOfAClient: one client has so many passwords compared, of known and unknown users together. Others get in, and
+// so does whoever's password was right before, from any address.
+func TestGuessesOfAClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newFakeAuthenticator(t)
+		guess := func(n int) {
+			for i := range n {
+				c.status("10.0.0.1", []string{testUser, "root"}[i%2], fmt.Sprint(time.Now(), i))
+			}
+		}
+		guess(1000)
+		if c.comparisons != clientGuessBurst {
+			t.Errorf("%d passwords were compared at once, want %d", c.comparisons, clientGuessBurst)
+		}
+		c.wantStatus("a password that was not right before, from where guesses come", "10.0.0.1", testUser, testPassword, http.StatusTooManyRequests)
+		c.wantStatus("the same from elsewhere", "10.0.0.2", testUser, testPassword, http.StatusOK)
+		c.wantStatus("the same, known by now", "10.0.0.1", testUser, testPassword, http.StatusOK)
+		before := c.comparisons
+		for range 60 {
+			time.Sleep(clientGuessInterval)
+			guess(100)
+			c.wantStatus("a known password", "10.0.0.1", testUser, testPassword, http.StatusOK)
+		}
+		if got := c.comparisons - before; got != 2*60 { // one guess each time, and the known one
+			t.Errorf("%d passwords were compared in five minutes, want 120", got)
+		}
+	})
+}
+
+// TestGuessesOfManyClients: together they have no more compared than there may be, and take no more memory.
+func TestGuessesOfManyClients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newFakeAuthenticator(t)
+		c.wantStatus("a right password", "10.0.0.1", testUser, testPassword, http.StatusOK)
+		c.comparisons = 0
+		for i := range 10 * maxGuessingClients {
+			c.status(fmt.Sprintf("10.1.%d.%d", i/256, i%256), testUser, "wrong")
+		}
+		if c.comparisons != totalGuessBurst-1 {
+			t.Errorf("%d passwords were compared at once, want %d", c.comparisons, totalGuessBurst-1)
+		}
+		if n := len(c.limiter.clients); n > maxGuessingClients {
+			t.Errorf("%d clients are remembered, want %d at most", n, maxGuessingClients)
+		}
+		c.wantStatus("a known password", "10.0.0.3", testUser, testPassword, http.StatusOK)
+		time.Sleep(totalGuessInterval)
+		c.wantStatus("a guess later", "10.0.0.4", testUser, "wrong", http.StatusUnauthorized)
+		c.wantStatus("one more", "10.0.0.5", testUser, "wrong", http.StatusTooManyRequests)
+	})
+}
+
+// TestClientsThatGuessedLongAgo: the guard forgets clients whose guesses are refilled, so that their number stays bounded.
+func TestClientsThatGuessedLongAgo(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newPasswordLimiter(slog.New(slog.DiscardHandler))
+		for i := range 20 * maxGuessingClients {
+			g.allow(uint64(i), clientAddr(fmt.Sprintf("10.1.%d.%d:80", i/256, i%256)), time.Now())
+			if n := len(g.clients); n > maxGuessingClients {
+				t.Fatalf("%d clients are counted, want %d at most", n, maxGuessingClients)
+			}
+			time.Sleep(totalGuessInterval / 2)
+		}
+	})
+}
+
+// TestGuessesOfOthers: what other clients guess takes no guess from a client, and gives it none.
+func TestGuessesOfOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newFakeAuthenticator(t)
+		others := func() {
+			for i := range 2000 {
+				c.status(fmt.Sprintf("10.1.%d.%d", i/256, i%256), testUser, "wrong")
+			}
+		}
+		countCompared := func(from string) int {
+			before := c.comparisons
+			for range 100 {
+				c.status(from, testUser, "wrong")
+			}
+			return c.comparisons - before
+		}
+		countCompared("10.0.0.1")
+		others()
+		if n := countCompared("10.0.0.2"); n != 0 {
+			t.Errorf("%d passwords are compared beyond those of all, want none", n)
+		}
+		time.Sleep(totalGuessBurst * totalGuessInterval)
+		if n, want := countCompared("10.0.0.1"), int(totalGuessBurst*totalGuessInterval/clientGuessInterval); n != want {
+			t.Errorf("a client that has guessed has %d more passwords compared, want %d", n, want)
+		}
+		if n := countCompared("10.0.0.2"); n != clientGuessBurst {
+			t.Errorf("a client whose guesses were rejected for those of others has %d compared, want %d", n, clientGuessBurst)
+		}
+	})
+}
+
+// TestKnownPasswords: they are bounded, where a web config without users lets anyone in.
+func TestKnownPasswords(t *testing.T) {
+	g := newPasswordLimiter(slog.New(slog.DiscardHandler))
+	for i := range uint64(10 * maxKnownPasswords) {
+		g.accept(i)
+		if len(g.accepted) > maxKnownPasswords || !g.accepted[i] {
+			t.Fatalf("%d are known after %d", len(g.accepted), i+1)
+		}
+	}
+}
+
+// TestPasswordGuesses: the same with the toolkit. What carries no password is answered as ever.
+func TestPasswordGuesses(t *testing.T) {
+	s := newWebSecrets(t, tlsConfig+usersConfig)
+	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))
+	w.waitRegistered()
+	url := "https" + strings.TrimPrefix(w.url, "http") + "/healthz"
+	here, elsewhere := newHTTPClient(t), newHTTPClient(t)
+	elsewhere.Transport.(*http.Transport).DialContext = (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}).DialContext
+	want := func(what string, c *http.Client, password string, status int) {
+		t.Helper()
+		if got, err := fetch(t, c, url, password); err != nil || got.status != status {
+			t.Errorf("%s: %d, want %d, %v", what, got.status, status, err)
+		}
+	}
+	rejected := false
+	for i := 0; i < 10*clientGuessBurst && !rejected; i++ {
+		got, err := fetch(t, here, url, fmt.Sprint("guess ", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rejected = got.status == http.StatusTooManyRequests
+	}
+	if !rejected {
+		t.Fatalf("%d guesses were all compared", 10*clientGuessBurst)
+	}
+	want("no password", here, "", http.StatusUnauthorized)
+	want("the right password, elsewhere", elsewhere, testPassword, http.StatusOK)
+	want("the right password, known by now", here, testPassword, http.StatusOK)
+}

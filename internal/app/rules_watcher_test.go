@@ -1,0 +1,60 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/config"
+)
+
+// What is shared through MPS can be used while its daemon answers.
+func TestRulesFollowTheMPSDaemon(t *testing.T) {
+	root := t.TempDir()
+	settings := config.Settings{
+		MPSRoot: root, MIGStrategy: config.MIGNone,
+		Sharing: config.SharingConfig{MPS: config.SharingMethod{Resources: []config.SharedResource{{Name: gpuResource, Devices: config.DeviceSelection{All: true}, Replicas: 2}}}},
+	}
+	never := make(chan struct{})
+	w := newRulesWatcher(func() (config.Settings, <-chan struct{}) { return settings, never }, &cdiSpecs{}, slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- w.Run(ctx) }()
+	down := func(want string) {
+		t.Helper()
+		waitUntil(t, fmt.Sprintf("the resource is down (%q)", want), func() bool {
+			rules, _ := w.Get()
+			return rules.UnusableReason(gpuResource) == want
+		})
+	}
+	down(reasonMPSDown)
+	pipes := filepath.Join(root, gpuResource, "pipe")
+	if err := os.MkdirAll(pipes, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(filepath.Join(pipes, "control"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	daemon, err := os.OpenFile(filepath.Join(pipes, "control"), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	down("")
+	daemon.Close() //nolint:errcheck // a test's
+	down(reasonMPSDown)
+	rules, _ := w.Get()
+	if lists, _ := rules.Preview(parseStatuses("T4")); len(lists) != 1 || len(lists[0].IDs) != 2 {
+		t.Errorf("offered are %v", lists)
+	}
+	if o := rules.ResponseOptions(gpuResource); o.MPSRoot != root {
+		t.Errorf("containers get %q", o.MPSRoot)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,46 @@
+package app
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/sim"
+)
+
+// TestXidsMeanTheSame has simulated GPUs report errors: they do what NVML's would.
+func TestXidsMeanTheSame(t *testing.T) {
+	m := sim.NewMachine(nvml.Metrics(), 1, time.Now)
+	m.ClassifyXid = nvml.XidEvent
+	for xid, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 155: false, 162: false, 167: true, 999: false} {
+		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", xid))
+		e, err := m.Wait(t.Context())
+		means, _ := nvml.XidEvent(xid)
+		if err != nil || e.Xid != xid || (e.Recovery == device.RecoveryAfterReset) != fatal || e.Recovery != means.Recovery || e.Action != means.Action {
+			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
+		}
+	}
+}
+
+// TestEveryRowIsSimulated: what NVML gives, one simulated model at least gives too,
+// or neither goldens nor dashboards would show it.
+func TestEveryRowIsSimulated(t *testing.T) {
+	m := sim.NewMachineWithModels(nvml.Metrics(), time.Now, sim.Models()...)
+	read := map[int]bool{}
+	for _, gpu := range m.GPUs() {
+		samples, err := m.Read(gpu, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range samples {
+			read[s.Metric] = true
+		}
+	}
+	for i, row := range nvml.Metrics() {
+		if !read[i] {
+			t.Errorf("sim/values.go makes up no value for %s%v", row.Name, row.Labels)
+		}
+	}
+}

@@ -1,0 +1,327 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/doctor"
+	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/sim"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/spf13/pflag"
+)
+
+// gpuResource is what whole GPUs are offered as.
+const gpuResource = "nvidia.com/gpu"
+
+// testApp is the whole program in this process, on a simulated machine that stands
+// still and a simulated kubelet.
+type testApp struct {
+	t         *testing.T
+	machine   *sim.Machine
+	kubelet   *kubelet.Kubelet
+	url       string
+	dir       string // the kubelet's
+	probesURL string // where probes alone are answered; empty: nowhere
+	// replacer has what is another in each run, pods' UIDs say, and what stands for it in
+	// golden files; nil: nothing.
+	replacer      *strings.Replacer
+	driverSignals chan os.Signal
+	reload        chan struct{}
+	// stopKubelet ends the kubelet's process; startKubelet begins another.
+	stopKubelet func()
+}
+
+const (
+	waitTimeout  = time.Minute
+	pollInterval = 20 * time.Millisecond
+)
+
+// testSetup is what a world is made of; only the machine is required.
+type testSetup struct {
+	machine *sim.Machine
+	// kubelet are its options; the folder and the age are the world's to say.
+	kubelet kubelet.Options
+	// procDir is the process file system that processes are looked up in; empty: none that
+	// shows the node's.
+	procDir string
+	// missingFamilies are families that the driver is too old for.
+	missingFamilies []string
+	// noKubelet a kubelet in this process, something else may serve its sockets in dir.
+	noKubelet bool
+	dir       string
+}
+
+// serve finds the driver's part of a backend by this interface.
+var _ libraryBackend = (*nvml.Backend)(nil)
+
+// testPlatform is the hardware of a simulated machine of eight H100s, without a kubelet.
+type testPlatform struct{ err error } // of Open
+
+func (testPlatform) Simulated() bool { return true }
+
+func (testPlatform) AddFlags(*pflag.FlagSet) {}
+
+func (testPlatform) CheckFlags(bool) error { return nil }
+
+func (p testPlatform) Open(OpenOptions) (device.Backend, SimulatedNode, error) {
+	return sim.NewMachine(nvml.Metrics(), 8, time.Now), nil, p.err
+}
+
+func (testPlatform) Driver([]string) doctor.DriverProbe { return nil }
+
+func (testPlatform) ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool) {
+	return nvml.ClaimedDevice(c, statuses)
+}
+
+// newTestApp starts the program with these arguments on so many H100s.
+func newTestApp(t *testing.T, gpus int, args ...string) *testApp {
+	t.Helper()
+	return newTestAppWith(t, testSetup{machine: newMachine(slices.Repeat([]*sim.Model{sim.H100}, gpus)...)}, args...)
+}
+
+// newMachine is one whose clock stands still.
+func newMachine(models ...*sim.Model) *sim.Machine {
+	return sim.NewMachineWithModels(nvml.Metrics(), fixedClock, models...)
+}
+
+// fixedClock is a clock that stands still.
+func fixedClock() time.Time { return time.Unix(1_700_000_000, 0) }
+
+// newTestAppWith starts the program with these arguments.
+func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
+	t.Helper()
+	w := &testApp{t: t, driverSignals: make(chan os.Signal), reload: make(chan struct{}), machine: s.machine}
+	if s.dir == "" {
+		s.dir = shortDir(t)
+	}
+	dir := s.dir
+	w.dir = dir
+	if s.procDir == "" {
+		s.procDir = filepath.Join(dir, "proc") // not the machine's: what it shows depends on who runs the test
+	}
+	w.stopKubelet = func() {}
+	if !s.noKubelet {
+		s.kubelet.Dir, s.kubelet.RunningSince = dir, time.Now().Add(-time.Hour)
+		w.kubelet = kubelet.New(s.kubelet)
+		w.startKubelet()
+	}
+
+	nb := &nodeBackend{
+		Backend: w.machine, procDir: s.procDir, kubeletDir: dir, devicePluginDir: filepath.Join(dir, "device-plugins"), cdiDir: filepath.Join(dir, "cdi"),
+		missingFamilies: func() []string { return s.missingFamilies },
+		run:             func(context.Context) error { return nil }, closeDriver: func() {}, close: func() {},
+	}
+	o, err := parseOptions(testPlatform{}, args, emptyEnv, io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.web.listenAddress = "127.0.0.1:0"
+	l, err := o.web.listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.url = "http://" + l.main.Addr().String()
+	if l.probes != nil {
+		w.probesURL = "http://" + l.probes.Addr().String()
+	}
+	o.hostname, o.driverSignals, o.reload = "node-a", w.driverSignals, w.reload
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- serve(ctx, o, nb, l, slog.New(slog.DiscardHandler)) }()
+	t.Cleanup(func() {
+		cancel()
+		w.machine.ReleaseHangs()
+		if err := <-ended; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+		w.stopKubelet()
+		http.DefaultClient.CloseIdleConnections()
+	})
+	return w
+}
+
+// shortDir is a temporary folder whose sockets' paths are short enough to bind.
+func shortDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func (w *testApp) startKubelet() {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error)
+	go func() { ended <- w.kubelet.Run(ctx) }()
+	w.stopKubelet = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			w.t.Errorf("kubelet: %v", err)
+		}
+	}
+}
+
+// waitKubelet waits for something to be true of the kubelet.
+func (w *testApp) waitKubelet(what string, done func(kubelet.KubeletState) bool) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), waitTimeout)
+	defer cancel()
+	if err := w.kubelet.Wait(ctx, done); err != nil {
+		w.t.Fatalf("wait until %s: %v", what, err)
+	}
+}
+
+func (w *testApp) waitRegistered() {
+	w.t.Helper()
+	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
+}
+
+// waitCounted waits until podgauge knows that the kubelet would give so many devices
+// away: it asks that every ten seconds, and after an allocation.
+func (w *testApp) waitCounted(res string, n int) {
+	w.t.Helper()
+	w.waitAllocatable(res, n)
+	label := fmt.Sprintf(`,resource=%q} `, res)
+	w.waitScrape(fmt.Sprintf("%d of %s", n, res), func(text string) bool {
+		counted := 0
+		for line := range strings.Lines(text) {
+			if at, value, found := strings.Cut(line, label); found && strings.HasPrefix(at, "podgauge_resource_allocatable_devices{") {
+				count, err := strconv.Atoi(strings.TrimSpace(value))
+				if err != nil {
+					w.t.Fatal(err)
+				}
+				counted += count
+			}
+		}
+		return counted == n
+	})
+}
+
+func (w *testApp) scrape(accept string) string {
+	w.t.Helper()
+	r, err := http.NewRequestWithContext(w.t.Context(), http.MethodGet, w.url+"/metrics", http.NoBody)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	r.Header.Set("Accept", accept)
+	resp, err := http.DefaultClient.Do(r)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil || resp.StatusCode != http.StatusOK {
+		w.t.Fatalf("scrape: status %d, %v", resp.StatusCode, err)
+	}
+	return string(body)
+}
+
+// waitLine scrapes until the text has a line that begins and ends so, and returns it.
+func (w *testApp) waitLine(begins, ends string) string {
+	w.t.Helper()
+	return w.waitScrape("a line "+begins+"…"+ends, func(text string) bool {
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, begins) && strings.HasSuffix(line, ends+"\n") {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// waitScrape scrapes until one has something, and returns that.
+func (w *testApp) waitScrape(what string, has func(text string) bool) string {
+	w.t.Helper()
+	poll := time.NewTicker(pollInterval)
+	defer poll.Stop()
+	for end := time.Now().Add(waitTimeout); time.Now().Before(end); <-poll.C {
+		if text := w.scrape("text/plain"); has(text) {
+			return text
+		}
+	}
+	w.t.Fatalf("no scrape within %s had %s", waitTimeout, what)
+	return ""
+}
+
+// runPodOn runs a pod on chosen devices of a resource, which its first container asks
+// for. The kubelet chooses among the free ones, so all others are taken for the while.
+func (w *testApp) runPodOn(p kubelet.PodSpec, on ...device.ID) {
+	w.t.Helper()
+	res := slices.Sorted(maps.Keys(p.Containers[0].Limits))[0]
+	var fillers, rest []kubelet.PodSpec
+	for i := range w.kubelet.Allocatable(res) {
+		filler := kubelet.PodSpec{Name: fmt.Sprintf("filler-%d", i), Containers: []kubelet.ContainerSpec{{Name: "c", Limits: map[string]int{res: 1}}}}
+		if w.tryRunPod(filler) != nil { // none is left
+			w.deletePod(filler)
+			break
+		}
+		fillers = append(fillers, filler)
+	}
+	w.scrape("text/plain") // names them: what nobody has seen takes ten seconds to be known for over
+	for _, f := range fillers {
+		status, err := w.kubelet.Pod(f)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if slices.Contains(on, device.AdvertisedID(status.Containers[0].Devices[0].ID).Device()) {
+			w.deletePod(f)
+		} else {
+			rest = append(rest, f)
+		}
+	}
+	w.runPod(p)
+	for _, f := range rest {
+		w.deletePod(f)
+	}
+}
+
+// runPod runs a pod.
+func (w *testApp) runPod(p kubelet.PodSpec) {
+	w.t.Helper()
+	if err := w.tryRunPod(p); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *testApp) tryRunPod(p kubelet.PodSpec) error {
+	ctx, cancel := context.WithTimeout(w.t.Context(), waitTimeout)
+	defer cancel()
+	return w.kubelet.RunPod(ctx, p)
+}
+
+func (w *testApp) deletePod(p kubelet.PodSpec) {
+	w.t.Helper()
+	if err := w.kubelet.DeletePod(p); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func gpuPod(namespace, name string, gpus int) kubelet.PodSpec {
+	return newPod(namespace, name, gpuResource, gpus)
+}
+
+// newPod is a pod with one container, which asks for devices of a resource.
+func newPod(namespace, name, res string, n int) kubelet.PodSpec {
+	return kubelet.PodSpec{Namespace: namespace, Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{res: n}}}}
+}
+
+// waitAllocatable waits until the kubelet would give so many devices away.
+func (w *testApp) waitAllocatable(res string, n int) {
+	w.t.Helper()
+	w.waitKubelet(fmt.Sprintf("%d of %s are allocatable", n, res), func(s kubelet.KubeletState) bool { return s.Resources[res].Allocatable == n })
+}

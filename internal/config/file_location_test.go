@@ -1,0 +1,141 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+const namedConfigs = `version: v1
+default: plain
+configs:
+  plain: {flags: {migStrategy: none}}
+  mixed:
+    version: v1
+    flags:
+      migStrategy: mixed
+  wrong: {flags: {migStrategy: odd}}
+  void:
+`
+
+// writeDir makes one of files, whose names and texts alternate.
+func writeDir(t testing.TB, files ...string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for i := 0; i < len(files); i += 2 {
+		if err := os.WriteFile(filepath.Join(dir, files[i]), []byte(files[i+1]), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+// TestNamesWithoutAFile: a name that nothing is chosen by is a mistake.
+func TestNamesWithoutAFile(t *testing.T) {
+	const says = "want --config-file, for --config-name and --config-name-file choose from what it names"
+	for _, env := range []map[string]string{{"CONFIG_NAME": "a"}, {"CONFIG_NAME_FILE": "/label"}} {
+		if _, err := newTestBuilder(t, env).Load(); errText(err) != says {
+			t.Errorf("%v: %v, want %s", env, err, says)
+		}
+	}
+	if _, err := newTestBuilder(t, map[string]string{"CONFIG_NAME": "", "CONFIG_NAME_FILE": ""}).Load(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNamedConfigs: chosen as NVIDIA's config-manager chooses.
+func TestNamedConfigs(t *testing.T) {
+	none, single, mixed := "version: v1\n", "flags: {migStrategy: single}\n", "flags: {migStrategy: mixed}\n"
+	for _, c := range []struct {
+		name    string
+		files   []string
+		file    string // below the folder
+		config  string
+		label   string // in a file; "-": the file is not there
+		chosen  string
+		refused string // with FOLDER for the folder
+	}{
+		{name: "one config", files: []string{"c", single}, file: "c", label: "-", chosen: "single "},
+		{name: "one config cannot be asked for", files: []string{"c", single}, file: "c", config: "x", refused: `FOLDER/c: holds one config, which has no name; "x" was asked for`},
+		{name: "the default", files: []string{"c", namedConfigs}, file: "c", label: "\n", chosen: "none plain"},
+		{name: "by flag", files: []string{"c", namedConfigs}, file: "c", config: "mixed", label: "wrong", chosen: "mixed mixed"},
+		{name: "by label", files: []string{"c", namedConfigs}, file: "c", label: "mixed\n", chosen: "mixed mixed"},
+		{name: "unknown", files: []string{"c", namedConfigs}, file: "c", config: "x", refused: `FOLDER/c: no config is named "x"; there are mixed, plain, void, wrong`},
+		{name: "wrong within", files: []string{"c", namedConfigs}, file: "c", config: "wrong", refused: `FOLDER/c:9: configs.wrong.flags.migStrategy: "odd": want none, single or mixed`},
+		{name: "null within", files: []string{"c", namedConfigs}, file: "c", config: "void", refused: "FOLDER/c:10: configs.void: is empty"},
+		{name: "named default", files: []string{"c", "configs: {default: {" + mixed[:len(mixed)-1] + "}, other: {}}"}, file: "c", chosen: "mixed default"},
+		{name: "the only one", files: []string{"c", "configs: {other: {" + mixed[:len(mixed)-1] + "}}"}, file: "c", chosen: "mixed other"},
+		{name: "none is the default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c", refused: "FOLDER/c: several configs, and none is the default; want --config-name of a, b"},
+		{name: "a default that is not there", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c", config: "a", refused: `FOLDER/c:1: default: no config is named "x"`},
+		{name: "no configs", files: []string{"c", "configs: {}"}, file: "c", refused: "FOLDER/c: holds no configs"},
+		{name: "configs are a list", files: []string{"c", "configs: []"}, file: "c", refused: "FOLDER/c:1: configs: want a mapping of names to configs"},
+		{name: "something beside configs", files: []string{"c", "configs: {a: {}}\nflags: {}"}, file: "c", refused: "FOLDER/c:2: flags: not beside configs: want it in one of them"},
+		{name: "version of several", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c:1: version: "v2": want v1`},
+		{name: "version within", files: []string{"c", "configs: {a: {version: v3}}"}, file: "c", refused: `FOLDER/c:1: configs.a.version: "v3": want v1`},
+		{name: "configs within configs", files: []string{"c", "configs: {a: {configs: {}}}"}, file: "c", refused: "FOLDER/c:1: configs.a.configs: not in a config: want it at the top of --config-file"},
+
+		{name: "a folder with one", files: []string{"any", single}, chosen: "single any"},
+		{name: "a folder with a default", files: []string{"default", single, "other", mixed}, chosen: "single default"},
+		{name: "a folder by label", files: []string{"default", single, "other", mixed}, label: "other", chosen: "mixed other"},
+		{name: "a folder, unknown", files: []string{"default", single, "other", mixed}, label: "../other", refused: `FOLDER: no config is named "../other"; there are default, other`},
+		{name: "a folder without", files: nil, refused: "FOLDER: holds no configs"},
+		{name: "a folder, none is the default", files: []string{"a", none, "b", none}, refused: "FOLDER: several configs, and none is the default; want --config-name of a, b"},
+		{name: "a folder's file has several", files: []string{"a", namedConfigs}, refused: "FOLDER/a:2: default: not in a config: want it at the top of --config-file"},
+		{name: "nothing there", file: "x", refused: "read config: stat FOLDER/x: no such file or directory"},
+		{name: "a label of two lines", files: []string{"a", none}, label: "a\nb", refused: "LABEL: want the name of a config, and nothing else"},
+		{name: "a label too long", files: []string{"a", none}, label: strings.Repeat("a", 300), refused: "LABEL: want the name of a config, and nothing else"},
+	} {
+		dir, label := writeDir(t, c.files...), filepath.Join(t.TempDir(), "label")
+		if c.label != "-" {
+			os.WriteFile(label, []byte(c.label), 0o644)
+		}
+		l, err := newTestBuilder(t, nil, "--config-file="+filepath.Join(dir, c.file), "--config-name="+c.config, "--config-name-file="+label).Load()
+		if c.refused != "" {
+			says := strings.NewReplacer(dir, "FOLDER", label, "LABEL").Replace(strings.TrimPrefix(errText(err), "read config: FOLDER"))
+			if strings.TrimPrefix(says, "read config: ") != strings.TrimPrefix(c.refused, "read config: ") {
+				t.Errorf("%s: %s, want %s", c.name, says, c.refused)
+			}
+			continue
+		}
+		if got := l.Settings.MIGStrategy + " " + l.Config; err != nil || got != c.chosen {
+			t.Errorf("%s: %s, %v; want %s", c.name, got, err, c.chosen)
+		}
+	}
+}
+
+func errText(err error) string {
+	if err == nil {
+		return "accepted"
+	}
+	return err.Error()
+}
+
+// TestMountedConfigMap: the kubelet's links, folders of its own among them.
+func TestMountedConfigMap(t *testing.T) {
+	dir := newConfigMap(t, "config0", "flags: {migStrategy: single}\n", "config1", "flags: {migStrategy: mixed}\n")
+	l, err := newTestBuilder(t, map[string]string{"CONFIG_FILE": dir, "CONFIG_NAME": "config1"}).Load()
+	if err != nil || l.Settings.MIGStrategy != MIGMixed {
+		t.Errorf("%+v, %v", l.Settings, err)
+	}
+}
+
+// TestNotRegularFiles: a pipe is not waited for, and /dev/null is no config.
+func TestNotRegularFiles(t *testing.T) {
+	dir := t.TempDir()
+	pipe, null := filepath.Join(dir, "pipe"), filepath.Join(dir, "null")
+	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := loadError(t, nil, FileLocation{File: pipe}, dir); got != "read config: pipe: is not a file" {
+		t.Error(got)
+	}
+	if got := loadError(t, nil, FileLocation{File: "/dev/zero"}, dir); got != "read config: /dev/zero: is not a file" {
+		t.Error(got)
+	}
+	os.Symlink(os.DevNull, null) // the fallback "empty" of NVIDIA's config-manager
+	if l, err := newTestBuilder(t, nil).LoadFrom(FileLocation{File: null}); err != nil || l.Settings.MIGStrategy != MIGNone || l.Notices != nil {
+		t.Errorf("%+v, %v", l, err)
+	}
+}

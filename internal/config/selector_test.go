@@ -1,0 +1,220 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+const (
+	uuid0   = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51763"
+	uuid1   = "GPU-b1028956-cfa2-0990-bf4a-5da9abb51764"
+	migUUID = "MIG-b1028956-cfa2-0990-bf4a-5da9abb51765"
+)
+
+var (
+	deviceA100 = DeviceIdentity{UUID: uuid0, Index: "0", PCI: "00000000:3B:00.0", Model: "NVIDIA A100-SXM4-40GB"}
+	deviceT4   = DeviceIdentity{UUID: uuid1, Index: "10", PCI: "0000:af:00.0", Model: "Tesla T4"}
+	deviceMIG  = DeviceIdentity{UUID: migUUID, GPU: uuid0, Index: "0:1", PCI: deviceA100.PCI, Model: deviceA100.Model}
+)
+
+func TestRefs(t *testing.T) {
+	for _, c := range []struct {
+		said   string
+		normal DeviceSelector // empty: refused
+		names  []DeviceIdentity
+	}{
+		{"0", "0", []DeviceIdentity{deviceA100, deviceMIG}},
+		{"00", "0", []DeviceIdentity{deviceA100, deviceMIG}},
+		{"10", "10", []DeviceIdentity{deviceT4}},
+		{"1", "1", nil},
+		{"0:1", "0:1", []DeviceIdentity{deviceMIG}},
+		{"0:2", "0:2", nil},
+		{uuid0, uuid0, []DeviceIdentity{deviceA100, deviceMIG}},
+		{strings.ToUpper(uuid0[:4]) + strings.ToUpper(uuid0[4:]), "", []DeviceIdentity{deviceA100, deviceMIG}},
+		{migUUID, migUUID, []DeviceIdentity{deviceMIG}},
+		{"MIG-" + uuid0 + "/3/0", "MIG-" + DeviceSelector(uuid0) + "/3/0", nil},
+		{"0000:3b:00.0", "0000:3b:00.0", []DeviceIdentity{deviceA100, deviceMIG}},
+		{"00000000:3B:00.0", "0000:3b:00.0", []DeviceIdentity{deviceA100, deviceMIG}},
+		{"3b:0.0", "0000:3b:00.0", []DeviceIdentity{deviceA100, deviceMIG}},
+		{"10000:3b:00.0", "10000:3b:00.0", nil},
+		{"model:*A100*", "model:*A100*", []DeviceIdentity{deviceA100, deviceMIG}},
+		{"model:Tesla T4", "model:Tesla T4", []DeviceIdentity{deviceT4}},
+		{"model:T4", "model:T4", nil},
+		{"model:*", "model:*", []DeviceIdentity{deviceA100, deviceT4, deviceMIG}},
+		{"model:", "", nil},
+		{"", "", nil},
+		{"-1", "", nil},
+		{"0:", "", nil},
+		{":0", "", nil},
+		{"0:1:2", "", nil},
+		{"65536", "", nil},
+		{"GPU-0", "", nil},
+		{"GPU-b1028956xcfa2-0990-bf4a-5da9abb51763", "", nil},
+		{"MIG-GPU-0/1/2", "", nil},
+		{"MIG-" + uuid0, "", nil},
+		{"3b:00.8", "", nil},
+		{"3b:20.0", "", nil},
+		{"zz:00.0", "", nil},
+		{"1:2:3:4.5", "", nil},
+		{"all", "", nil},
+	} {
+		ref, err := ParseDeviceSelector(c.said)
+		if c.normal == "" && len(c.names) > 0 {
+			c.normal = DeviceSelector(c.said)
+		}
+		if ref != c.normal || (err == nil) != (c.normal != "") {
+			t.Errorf("%q is %q, %v; want %q", c.said, ref, err, c.normal)
+			continue
+		}
+		var names []DeviceIdentity
+		for _, d := range []DeviceIdentity{deviceA100, deviceT4, deviceMIG} {
+			if err == nil && ref.Matches(d) {
+				names = append(names, d)
+			}
+		}
+		if !reflect.DeepEqual(names, c.names) {
+			t.Errorf("%q names %v, want %v", c.said, names, c.names)
+		}
+	}
+	if DeviceSelector("0").Matches(DeviceIdentity{}) {
+		t.Error("a device of which nothing is known has a name")
+	}
+}
+
+func TestSelect(t *testing.T) {
+	for _, c := range []struct {
+		s                DeviceFilter
+		a100, t4, onA100 bool
+	}{
+		{DeviceFilter{}, true, true, true},
+		{DeviceFilter{Include: []DeviceSelector{"0"}}, true, false, true},
+		{DeviceFilter{Include: []DeviceSelector{"0:1"}}, false, false, true},
+		{DeviceFilter{Exclude: []DeviceSelector{"0:1"}}, true, true, false},
+		{DeviceFilter{Exclude: []DeviceSelector{"model:*A100*"}}, false, true, false},
+		{DeviceFilter{Include: []DeviceSelector{"0", "10"}, Exclude: []DeviceSelector{"10"}}, true, false, true},
+	} {
+		if c.s.Allows(deviceA100) != c.a100 || c.s.Allows(deviceT4) != c.t4 || c.s.Allows(deviceMIG) != c.onA100 {
+			t.Errorf("%+v: %t %t %t", c.s, c.s.Allows(deviceA100), c.s.Allows(deviceT4), c.s.Allows(deviceMIG))
+		}
+	}
+}
+
+// FuzzGlob: as a regular expression says it.
+func FuzzGlob(f *testing.F) {
+	f.Add("*A100*", "NVIDIA A100-SXM4-40GB")
+	f.Add("1g.5gb", "1g.5gb+me")
+	f.Add("a*b*c*", "abcabc")
+	f.Add("***", "")
+	f.Fuzz(func(t *testing.T, glob, s string) {
+		expression := "(?s)^" + strings.ReplaceAll(regexp.QuoteMeta(strings.ToValidUTF8(glob, "?")), `\*`, ".*") + "$"
+		glob, s = strings.ToValidUTF8(glob, "?"), strings.ToValidUTF8(s, "?")
+		if want := regexp.MustCompile(expression).MatchString(s); matchGlob(glob, s) != want {
+			t.Errorf("%q, %q: want %t", glob, s, want)
+		}
+	})
+}
+
+func TestResourceNames(t *testing.T) {
+	r := ResourceNames{
+		GPUs: []NamePattern{{"*A100*", "nvidia.com/a100"}, {"*", "example.com/other"}},
+		MIGs: []NamePattern{{"1g.10gb", "nvidia.com/small"}, {"3g*", "nvidia.com/big"}},
+	}
+	for _, c := range []struct{ got, want string }{
+		{ResourceNames{}.GPU("NVIDIA H100"), "nvidia.com/gpu"},
+		{ResourceNames{}.MIG(MIGNone, "1g.10gb"), ""},
+		{ResourceNames{}.MIG(MIGSingle, "1g.10gb"), "nvidia.com/gpu"},
+		{ResourceNames{}.MIG(MIGMixed, "1g.10gb"), "nvidia.com/mig-1g.10gb"},
+		{ResourceNames{}.MIG(MIGMixed, "1g.10gb+me"), "nvidia.com/mig-1g.10gb.me"},
+		{ResourceNames{}.MIG(MIGMixed, "1g.24gb+me.all"), "nvidia.com/mig-1g.24gb.me.all"},
+		{ResourceNames{}.MIG(MIGMixed, "1g.24gb-me"), "nvidia.com/mig-1g.24gb-me"},
+		{ResourceNames{}.MIG(MIGMixed, "1g.24gb+gfx"), "nvidia.com/mig-1g.24gb.gfx"},
+		{ResourceNames{}.MIG(MIGMixed, "1c.3g.20gb"), "nvidia.com/mig-1c.3g.20gb"},
+		{r.GPU("NVIDIA A100-SXM4-40GB"), "nvidia.com/a100"},
+		{r.GPU("Tesla T4"), "example.com/other"},
+		{r.MIG(MIGMixed, "1g.10gb"), "nvidia.com/small"},
+		{r.MIG(MIGMixed, "1g.10gb+me"), "nvidia.com/mig-1g.10gb.me"}, // a pattern takes the whole profile
+		{r.MIG(MIGSingle, "3g.20gb"), "nvidia.com/big"},
+		{r.MIG(MIGSingle, "2g.20gb"), "nvidia.com/gpu"},
+		{r.MIG(MIGNone, "3g.20gb"), ""},
+	} {
+		if c.got != c.want {
+			t.Errorf("got %s, want %s", c.got, c.want)
+		}
+		if c.got != "" && CheckResourceName(c.got) != nil {
+			t.Error(CheckResourceName(c.got))
+		}
+	}
+}
+
+// TestCheckResourceName: the kubelet's rule.
+func TestCheckResourceName(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"nvidia.com/gpu": true, "nvidia.com/GPU_a.b-c": true, "a/b": true, "example.com/" + strings.Repeat("a", 63): true,
+		strings.Repeat("a.", 121) + "a/gpu": true,
+		"":                                  false, "gpu": false, "/gpu": false, "nvidia.com/": false, "nvidia.com/a/b": false, "kubernetes.io/gpu": false, "x.kubernetes.io/gpu": false,
+		"requests.nvidia.com/gpu": false, "Nvidia.com/gpu": false, "nvidia..com/gpu": false, "-a/gpu": false, "a_b/gpu": false,
+		"nvidia.com/-gpu": false, "nvidia.com/gpu.": false, "nvidia.com/g+u": false, "nvidia.com/gpü": false,
+		"example.com/" + strings.Repeat("a", 64): false, strings.Repeat("a.", 122) + "a/gpu": false,
+	} {
+		if err := CheckResourceName(name); (err == nil) != ok {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+// TestShares: several entries for one resource.
+func TestShares(t *testing.T) {
+	other := DeviceIdentity{UUID: uuid1, Index: "2", Model: "Tesla T4"}
+	devices := []DeviceIdentity{deviceT4, deviceA100, other} // indices 10, 0, 2
+	newResource := func(d DeviceSelection, replicas int) SharedResource {
+		return SharedResource{Name: GPUResource, Devices: d, Replicas: replicas}
+	}
+	for _, c := range []struct {
+		name      string
+		resources []SharedResource
+		want      string // replicas, in the order of the devices
+	}{
+		{"none", nil, "0 0 0"},
+		{"all", []SharedResource{newResource(DeviceSelection{All: true}, 4)}, "4 4 4"},
+		{"all twice, as NVIDIA's plugin", []SharedResource{newResource(DeviceSelection{All: true}, 4), newResource(DeviceSelection{All: true}, 2)}, "4 4 4"},
+		{"the first two by index", []SharedResource{newResource(DeviceSelection{Count: 2}, 4)}, "0 4 4"},
+		{"more than there are", []SharedResource{newResource(DeviceSelection{Count: 9}, 4)}, "4 4 4"},
+		{"some", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0", "99"}}, 4)}, "0 4 0"},
+		{"one otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 8), newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2)}, "8 2 8"},
+		{"one otherwise, said first", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2), newResource(DeviceSelection{All: true}, 8)}, "8 2 8"},
+		{"one of a model otherwise", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 8), newResource(DeviceSelection{List: []DeviceSelector{"2"}}, 2)}, "8 0 2"},
+		{"a model otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 3), newResource(DeviceSelection{Count: 3}, 5), newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 2)}, "2 5 2"},
+		{"another resource", []SharedResource{{Name: "nvidia.com/mig-1g.5gb", Devices: DeviceSelection{All: true}, Replicas: 2}}, "0 0 0"},
+	} {
+		var got []string
+		for _, share := range (SharingMethod{Resources: c.resources}).ReplicasFor(GPUResource, devices) {
+			if share.Resource != GPUResource {
+				t.Errorf("%s: offered as %s", c.name, share.Resource)
+			}
+			got = append(got, fmt.Sprint(share.Replicas))
+		}
+		if strings.Join(got, " ") != c.want {
+			t.Errorf("%s: %v, want %s", c.name, got, c.want)
+		}
+	}
+	renamed := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Rename: "nvidia.com/gpu.shared", Devices: DeviceSelection{List: []DeviceSelector{"0"}}, Replicas: 2}}}
+	want := []DeviceReplicas{{GPUResource, 0}, {"nvidia.com/gpu.shared", 2}, {GPUResource, 0}}
+	if got := renamed.ReplicasFor(GPUResource, devices); !reflect.DeepEqual(got, want) {
+		t.Errorf("renamed: %v", got)
+	}
+}
+
+func TestActive(t *testing.T) {
+	some := SharingMethod{Resources: []SharedResource{{Name: GPUResource, Devices: DeviceSelection{All: true}, Replicas: 2}}}
+	for _, c := range []struct {
+		s        SharingConfig
+		any, mps bool
+	}{{SharingConfig{}, false, false}, {SharingConfig{TimeSlicing: some}, true, false}, {SharingConfig{MPS: some}, true, true}} {
+		if shared, mps := c.s.Active(); (len(shared.Resources) > 0) != c.any || mps != c.mps {
+			t.Errorf("%+v: %+v, %t", c.s, shared, mps)
+		}
+	}
+}

@@ -1,0 +1,240 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// setting is one setting, once: all that is known of how it is said. A new setting
+// is a field of Settings and a row.
+type setting struct {
+	flag         string   // its name
+	aliases      []string // further flags that NVIDIA's plugin takes for it
+	env          []string // the first that is set holds
+	path         string   // in the file; empty: it cannot be said there
+	defaultValue string   // as a flag would say it
+	allowed      []string // the words that there are; none: any
+	help         string   // with the name of its value in `quotes`
+
+	field func(*loadState) any // the field, by address
+	check func(string) error
+	// lenient: NVIDIA's plugin skips what it cannot read in the variable.
+	lenient bool
+	// allowEmpty: an empty variable says that the setting is empty. Of all others it
+	// says nothing, since charts write them for values that nobody gave.
+	allowEmpty bool
+	// needsRestart: a file that changes it is rejected until the process is restarted.
+	needsRestart bool
+	// read is of a setting that has parts, and that only a file can say.
+	read func(d *configDocument, t *loadState, n *node, path string) error
+}
+
+// loadState is what a row sets: the Settings, or where these are to be found.
+type loadState struct {
+	Settings
+	location                 FileLocation
+	ignoredXids, enabledXids []string
+	xidPolicies              map[uint64]XidPolicy
+}
+
+var allSettings = []setting{
+	// What NVIDIA's plugin has too, under its names.
+	{
+		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, path: "flags.migStrategy", defaultValue: MIGNone, allowed: []string{MIGNone, MIGSingle, MIGMixed},
+		help: "what a partitioned GPU is offered as: none (not at all), single (its slices as GPUs) or mixed (its slices by profile)", field: func(t *loadState) any { return &t.MIGStrategy },
+	},
+	{
+		flag: "fail-on-init-error", env: []string{"FAIL_ON_INIT_ERROR"}, path: "flags.failOnInitError", defaultValue: "false",
+		help: "end when the driver cannot be used at start, rather than wait for it", field: func(t *loadState) any { return &t.FailOnInitError },
+	},
+	{
+		flag: "driver-root", aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, path: "flags.nvidiaDriverRoot", defaultValue: "/",
+		help: "`folder` in which the driver is installed, as the host sees it", field: func(t *loadState) any { return &t.DriverRoot }, needsRestart: true,
+	},
+	{
+		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"}, path: "flags.nvidiaDevRoot",
+		help: "`folder` that holds dev/nvidia*, as the host sees it (default --driver-root)", field: func(t *loadState) any { return &t.DevRoot },
+	},
+	{
+		flag: "driver-root-ctr-path", aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
+		path: "flags.plugin.containerDriverRoot", defaultValue: "/driver-root",
+		help: "`folder` under which the driver root is mounted here", field: func(t *loadState) any { return &t.ContainerDriverRoot }, needsRestart: true,
+	},
+	{
+		flag: "pass-device-specs", env: []string{"PASS_DEVICE_SPECS"}, path: "flags.plugin.passDeviceSpecs", defaultValue: "false",
+		help: "have Allocate answer the device nodes as well", field: func(t *loadState) any { return &t.PassDeviceSpecs },
+	},
+	{
+		flag: "device-list-strategy", env: []string{"DEVICE_LIST_STRATEGY"}, path: "flags.plugin.deviceListStrategy", defaultValue: ListEnvvar,
+		allowed: []string{ListEnvvar, ListVolumeMounts, ListCDIAnnotations, ListCDICRI},
+		help:    "`how` a container gets its devices, one or several: envvar, volume-mounts, cdi-annotations, cdi-cri", field: func(t *loadState) any { return &t.DeviceListStrategy },
+	},
+	{
+		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, path: "flags.plugin.deviceIDStrategy", defaultValue: IDsUUID, allowed: []string{IDsUUID, IDsIndex},
+		help: "what a device is called towards the container runtime: uuid or index", field: func(t *loadState) any { return &t.DeviceIDStrategy },
+	},
+	{
+		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, path: "flags.gdrcopyEnabled", defaultValue: "false",
+		help: "give containers GDRCopy", field: func(t *loadState) any { return &t.GDRCopy },
+	},
+	{
+		flag: "gds-enabled", env: []string{"GDS_ENABLED"}, path: "flags.gdsEnabled", defaultValue: "false",
+		help: "give containers GPUDirect Storage", field: func(t *loadState) any { return &t.GDS },
+	},
+	{
+		flag: "mofed-enabled", env: []string{"MOFED_ENABLED"}, path: "flags.mofedEnabled", defaultValue: "false",
+		help: "give containers MOFED", field: func(t *loadState) any { return &t.MOFED },
+	},
+	{
+		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, path: "flags.plugin.cdiAnnotationPrefix", defaultValue: "cdi.k8s.io/",
+		help: "`prefix` of the annotations' keys of cdi-annotations", field: func(t *loadState) any { return &t.CDIAnnotationPrefix },
+	},
+	{
+		flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
+		path: "flags.plugin.nvidiaCTKPath", defaultValue: "/usr/bin/nvidia-ctk",
+		help: "`path` on the host of the program that runs CDI's hooks", field: func(t *loadState) any { return &t.CDIHookPath },
+	},
+	{
+		flag: "cdi-feature-flags", env: []string{"CDI_FEATURE_FLAGS"},
+		help: "`features` of the CDI specification's generator, one or several", field: func(t *loadState) any { return &t.CDIFeatureFlags },
+	},
+	{
+		flag: "cdi-disable-hooks", aliases: []string{"cdi-disabled-hooks"}, env: []string{"CDI_DISABLE_HOOKS"},
+		help: "`hooks` to leave out of the CDI specification, one or several, or all", field: func(t *loadState) any { return &t.CDIDisabledHooks },
+	},
+	{
+		flag: "mps-root", env: []string{"MPS_ROOT"}, path: "flags.mpsRoot",
+		help: "`folder` on the host of the MPS control daemon's pipes, logs and shared memory", field: func(t *loadState) any { return &t.MPSRoot },
+	},
+	{
+		flag: "shared-devices-allocation-policy", env: []string{"SHARED_DEVICES_ALLOCATION_POLICY"}, path: "flags.plugin.sharedDevicesAllocationPolicy",
+		defaultValue: AllocateDistributed, allowed: []string{AllocateDistributed, AllocatePacked, AllocateDistinct},
+		help: "which replicas a container gets: distributed, packed or distinct (never two of one GPU)", field: func(t *loadState) any { return &t.AllocationPolicy },
+	},
+	{
+		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, path: "flags.deviceDiscoveryStrategy", defaultValue: DiscoverAuto,
+		help: "how devices are found: auto or nvml", field: func(t *loadState) any { return &t.DeviceDiscovery }, check: checkDiscovery,
+	},
+	{
+		flag: "imex-channel-ids", env: []string{"IMEX_CHANNEL_IDS"}, path: "imex.channelIDs",
+		help: "`channels` of the fabric that every container gets: none or 0", field: func(t *loadState) any { return &t.IMEX.ChannelIDs }, check: checkChannel,
+	},
+	{
+		flag: "imex-required", env: []string{"IMEX_REQUIRED"}, path: "imex.required", defaultValue: "false",
+		help: "a missing IMEX channel is an error", field: func(t *loadState) any { return &t.IMEX.Required },
+	},
+	{
+		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, defaultValue: "/var/lib/kubelet/device-plugins/kubelet.sock", allowEmpty: true,
+		help: "`path` of the kubelet's registration socket; empty registers nowhere", field: func(t *loadState) any { return &t.KubeletSocket },
+	},
+	{
+		path: "sharing.timeSlicing", help: "replicas of devices whose holders take turns",
+		read: func(d *configDocument, t *loadState, n *node, path string) error {
+			return readShared(d, &t.Sharing.TimeSlicing, n, path)
+		},
+	},
+	{
+		path: "sharing.mps", help: "replicas of devices whose holders share through MPS",
+		read: func(d *configDocument, t *loadState, n *node, path string) error {
+			t.Sharing.MPS.FailRequestsGreaterThanOne = true // unless it says false
+			return readShared(d, &t.Sharing.MPS, n, path)
+		},
+	},
+	{
+		path: "resources.gpus", help: "what whole GPUs are offered as, by a glob over their model",
+		read: func(d *configDocument, t *loadState, n *node, path string) error {
+			return readPatterns(d, &t.Resources.GPUs, n, path)
+		},
+	},
+	{
+		path: "resources.mig", help: "what MIG slices are offered as, by a glob over their profile",
+		read: func(d *configDocument, t *loadState, n *node, path string) error {
+			return readPatterns(d, &t.Resources.MIGs, n, path)
+		},
+	},
+	// What NVIDIA's plugin has as variables only.
+	{
+		flag: "disable-health-checks", env: []string{"DP_DISABLE_HEALTHCHECKS"}, path: "podgauge.disableHealthChecks", lenient: true,
+		help: "`xids` that leave a device healthy, one or several, or all", field: func(t *loadState) any { return &t.ignoredXids }, check: checkXid,
+	},
+	{
+		flag: "enable-health-checks", env: []string{"DP_ENABLE_HEALTHCHECKS"}, path: "podgauge.enableHealthChecks", lenient: true,
+		help: "`xids` that make a device unhealthy whatever else is said of them, or all", field: func(t *loadState) any { return &t.enabledXids }, check: checkXid,
+	},
+	// What is ours.
+	{
+		path: "podgauge.xids", help: "what becomes of single xids: ignore, warn or unhealthy, whatever else is said of them",
+		read: func(_ *configDocument, t *loadState, n *node, path string) error {
+			return readXids(&t.xidPolicies, n, path)
+		},
+	},
+	{
+		flag: "include-devices", env: []string{"INCLUDE_DEVICES"}, path: "podgauge.select.include",
+		help: "`devices` to offer (default all), by index, UUID, PCI address or model:GLOB", field: func(t *loadState) any { return &t.DeviceFilter.Include },
+	},
+	{
+		flag: "exclude-devices", env: []string{"EXCLUDE_DEVICES"}, path: "podgauge.select.exclude",
+		help: "`devices` not to offer, whatever is included", field: func(t *loadState) any { return &t.DeviceFilter.Exclude },
+	},
+	{
+		flag: "ignore-claims", env: []string{"IGNORE_CLAIMS"}, path: "podgauge.claims.ignore",
+		help: "resource `claims` that are not an allocation of their devices, NAMESPACE/NAME or NAMESPACE/NAME/DRIVER, * for any characters: monitoring/*", field: func(t *loadState) any { return &t.Claims.Ignore },
+	},
+	{
+		flag: "reserve-claimed-devices", env: []string{"RESERVE_CLAIMED_DEVICES"}, path: "podgauge.claims.reserveDevices", defaultValue: "false",
+		help: "make a device that a resource claim has been given unhealthy in the device plugin's list, as long as a container uses the claim", field: func(t *loadState) any { return &t.Claims.ReserveDevices },
+	},
+	{
+		flag: "pre-start-check", env: []string{"PRE_START_CHECK"}, path: "podgauge.preStartCheck", defaultValue: "false",
+		help: "ask a device before each container's start whether it answers, is healthy, and is free", field: func(t *loadState) any { return &t.PreStartCheck },
+	},
+	// Where the file is.
+	{
+		flag: "config-file", env: []string{"CONFIG_FILE"},
+		help: "`path` of a config, of a file with several, or of a folder of them", field: func(t *loadState) any { return &t.location.File },
+	},
+	{
+		flag: "config-name", env: []string{"CONFIG_NAME"},
+		help: "`name` of the config to use of several", field: func(t *loadState) any { return &t.location.Name },
+	},
+	{
+		flag: "config-name-file", env: []string{"CONFIG_NAME_FILE"},
+		help: "`path` of a file that holds that name, and may change", field: func(t *loadState) any { return &t.location.NameFile },
+	},
+}
+
+// joinOr lists two words or more as a sentence does.
+func joinOr(words []string) string {
+	last := len(words) - 1
+	return strings.Join(words[:last], ", ") + " or " + words[last]
+}
+
+func checkDiscovery(s string) error {
+	switch s {
+	case DiscoverAuto, DiscoverNVML:
+		return nil
+	case "tegra":
+		return errors.New(`"tegra": podgauge finds GPUs through NVML, which Tegra lacks; keep NVIDIA's plugin on such nodes`)
+	}
+	return fmt.Errorf("%q: want auto or nvml", s)
+}
+
+// checkChannel allows what NVIDIA's plugin allows.
+func checkChannel(s string) error {
+	if s != "0" {
+		return fmt.Errorf("%q: want no channel, or channel 0", s)
+	}
+	return nil
+}
+
+// EnvVars are the environment variables that stand for a flag.
+func EnvVars(flag string) []string {
+	for _, s := range allSettings {
+		if s.flag == flag {
+			return slices.Clone(s.env)
+		}
+	}
+	return nil
+}

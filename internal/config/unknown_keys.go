@@ -1,0 +1,62 @@
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+)
+
+// maxLoggedKeys bounds the log lines of one file. UnknownKeys has all of them.
+const maxLoggedKeys = 20
+
+// UnknownKey is a key of the file that this version does not know. The key has no effect, because
+// the file may be written for a newer version of podgauge or of NVIDIA's plugin.
+type UnknownKey struct {
+	File string
+	Line int
+	Key  string // with its path: "flags.migStrategie"
+	Hint string // the key that was probably meant, or the valid ones
+}
+
+func (k UnknownKey) String() string {
+	return fmt.Sprintf("%s:%d: %s: unknown key; %s", k.File, k.Line, k.Key, k.Hint)
+}
+
+// Report logs what the operator should know about a file that was accepted.
+func (l Loaded) Report(log *slog.Logger) {
+	for _, notice := range l.Notices {
+		log.Info("config: " + notice)
+	}
+	for i, k := range l.UnknownKeys {
+		if i == maxLoggedKeys {
+			log.Warn("more unknown configuration keys ignored", "keys", len(l.UnknownKeys)-i)
+			return
+		}
+		log.Warn("unknown configuration key ignored", "key", k.Key, "file", k.File, "line", k.Line, "hint", k.Hint)
+	}
+}
+
+func (d *configDocument) addUnknown(e entry, path, hint string) {
+	d.unknown = append(d.unknown, UnknownKey{File: d.file, Line: e.line, Key: quoteUnprintable(path), Hint: hint})
+}
+
+// suggestKey names the key that was probably meant. NVIDIA's parser ignores case.
+func suggestKey(key string, known []string) string {
+	slices.Sort(known)
+	for _, k := range known {
+		if strings.EqualFold(k, key) || isOneEdit(k, key) || isOneEdit(key, k) {
+			return "is " + k + " meant?"
+		}
+	}
+	return "valid keys are " + strings.Join(known, ", ")
+}
+
+// isOneEdit reports whether b is a with one letter left out or replaced.
+func isOneEdit(a, b string) bool {
+	i := 0
+	for i < len(a) && i < len(b) && a[i] == b[i] {
+		i++
+	}
+	return i < len(a) && (a[i+1:] == b[i:] || i < len(b) && a[i+1:] == b[i+1:])
+}

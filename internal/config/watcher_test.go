@@ -1,0 +1,299 @@
+package config
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// testWatcher is a Watch that runs, and that looks when it is told to.
+type testWatcher struct {
+	*Watcher
+	t      *testing.T
+	tick   chan time.Time
+	reload chan struct{}
+	log    *lockedBuffer
+}
+
+func startWatcher(t *testing.T, env map[string]string, args ...string) *testWatcher {
+	t.Helper()
+	b := newTestBuilder(t, env, args...)
+	first, err := b.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &testWatcher{t: t, tick: make(chan time.Time), reload: make(chan struct{}), log: &lockedBuffer{}}
+	w.Watcher = NewWatcher(b, first, WatcherOptions{Tick: w.tick, Reload: w.reload, Log: slog.New(slog.NewTextHandler(w.log, nil))})
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- w.Run(ctx) }() // ends with the test
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+// pollTimes has it look n times. Nobody receives a tick before the last look is over,
+// so one more says that it is; that one looks too, and sees nothing new.
+func (w *testWatcher) pollTimes(n int) {
+	for range n + 1 {
+		w.tick <- time.Time{}
+	}
+}
+
+// check says what is published, and what was logged since the last time.
+func (w *testWatcher) check(what, mig string, logged ...string) {
+	w.t.Helper()
+	if s, _ := w.Get(); s.MIGStrategy != mig {
+		w.t.Errorf("%s: MIG strategy %s, want %s", what, s.MIGStrategy, mig)
+	}
+	got := w.log.take()
+	if len(got) != len(logged) {
+		w.t.Errorf("%s: logged %q, want %q", what, got, logged)
+		return
+	}
+	for i := range got {
+		if !strings.Contains(got[i], logged[i]) {
+			w.t.Errorf("%s: logged %q, want %q", what, got[i], logged[i])
+		}
+	}
+}
+
+// lockedBuffer is a log.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer // guarded by mu
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	text := strings.TrimSuffix(l.b.String(), "\n")
+	l.b.Reset()
+	if text == "" {
+		return nil
+	}
+	return strings.Split(text, "\n")
+}
+
+func migConfig(mig string) string { return "version: v1\nflags: {migStrategy: " + mig + "}\n" }
+
+func TestWatchFollowsAConfigMap(t *testing.T) {
+	dir := newConfigMap(t, "config", migConfig("single"))
+	w := startWatcher(t, nil, "--config-file="+filepath.Join(dir, "config"))
+	w.pollTimes(1)
+	w.check("nothing happened", MIGSingle)
+
+	_, changed := w.Get()
+	updateConfigMap(t, dir, "config", migConfig("mixed"))
+	w.pollTimes(2)
+	<-changed
+	w.check("changed", MIGMixed, "config changed")
+
+	_, changed = w.Get()
+	updateConfigMap(t, dir, "config", "# a comment\n"+migConfig("mixed"))
+	w.pollTimes(2)
+	w.check("changed, and means the same", MIGMixed)
+
+	updateConfigMap(t, dir, "config", migConfig("mixed")+"newer: 1\n")
+	w.pollTimes(2)
+	w.check("a key of a newer version", MIGMixed, "unknown configuration key ignored")
+	if n := w.UnknownKeys(); n != 1 {
+		t.Errorf("%d unknown keys", n)
+	}
+
+	updateConfigMap(t, dir, "config", migConfig("odd"))
+	w.pollTimes(3)
+	w.check("invalid", MIGMixed, "config refused; the old one stands")
+	updateConfigMap(t, dir, "config", migConfig("strange"))
+	w.pollTimes(3)
+	w.check("invalid otherwise", MIGMixed, `strange\": want none`)
+	updateConfigMap(t, dir)
+	w.pollTimes(3)
+	w.check("gone", MIGMixed, "no such file")
+	updateConfigMap(t, dir, "config", migConfig("mixed"))
+	w.pollTimes(3)
+	w.check("as it was", MIGMixed, "valid again")
+	if n := w.UnknownKeys(); n != 0 {
+		t.Errorf("%d unknown keys", n)
+	}
+	select {
+	case <-changed:
+		t.Error("published although nothing changed")
+	default:
+	}
+}
+
+// TestWatchRejectsAnotherDriverRoot: NVML would stay where it was, and CDI specs would be of another driver.
+func TestWatchRejectsAnotherDriverRoot(t *testing.T) {
+	root := func(mig, root string) string {
+		return "version: v1\nflags:\n  migStrategy: " + mig + "\n  nvidiaDriverRoot: " + root + "\n"
+	}
+	dir := newConfigMap(t, "config", root("none", "/run/nvidia/driver"))
+	file := filepath.Join(dir, "config")
+	w := startWatcher(t, nil, "--config-file="+file)
+	for _, c := range []struct{ what, text, mig, says string }{
+		{"moved", root("mixed", "/opt/driver"), MIGNone, file + `:4: flags.nvidiaDriverRoot: changed from \"/run/nvidia/driver\" to \"/opt/driver\": restart podgauge for it to take effect`},
+		{"removed", "version: v1\n", MIGNone, `err="flags.nvidiaDriverRoot: changed from \"/run/nvidia/driver\" to \"/\"`},
+		{"moved here", root("mixed", "/run/nvidia/driver") + "  plugin: {containerDriverRoot: /mnt}\n", MIGNone, file + `:5: flags.plugin.containerDriverRoot: changed from \"/driver-root\" to \"/mnt\"`},
+		{"as it was", root("mixed", "/run/nvidia/driver"), MIGMixed, "config changed"},
+	} {
+		updateConfigMap(t, dir, "config", c.text)
+		w.pollTimes(3)
+		w.check(c.what, c.mig, c.says)
+		if s, _ := w.Get(); s.DriverRoot != "/run/nvidia/driver" || s.DevRoot != "/run/nvidia/driver" {
+			t.Errorf("%s: the driver is in %s, its nodes in %s", c.what, s.DriverRoot, s.DevRoot)
+		}
+	}
+}
+
+// TestWatchDebounces: a change is taken when it was seen twice, or at once when
+// that is asked for. Here each look is the test's own.
+func TestWatchDebounces(t *testing.T) {
+	file := writeTemp(t, "config", migConfig("none"))
+	b := newTestBuilder(t, nil, "--config-file="+file)
+	first, err := b.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &testWatcher{t: t, log: &lockedBuffer{}}
+	w.Watcher = NewWatcher(b, first, WatcherOptions{Log: slog.New(slog.NewTextHandler(w.log, nil))})
+	w.location = FileLocation{File: file}
+	write := func(text string) { os.WriteFile(file, []byte(text), 0o644) }
+
+	write("version: v1\nfl") // half of it is there
+	w.poll(false)
+	write(migConfig("mixed"))
+	w.poll(false)
+	w.check("written in place", MIGNone)
+	w.poll(false)
+	w.check("and finished", MIGMixed, "config changed")
+
+	os.Remove(file) // NVIDIA's config-manager removes a link to make it anew
+	w.poll(false)
+	write(migConfig("single"))
+	w.poll(false)
+	w.poll(false)
+	w.check("replaced", MIGSingle, "config changed")
+
+	write("version: v1\nfl") // for a moment
+	w.poll(false)
+	write(migConfig("single"))
+	w.poll(false)
+	w.poll(false)
+	w.check("as it was", MIGSingle)
+
+	write(migConfig("none"))
+	w.poll(true)
+	w.check("at once", MIGNone, "config changed")
+	w.poll(true)
+	w.check("at once, nothing changed", MIGNone)
+
+	write("flags: odd\n")
+	w.poll(true)
+	w.poll(false)
+	w.poll(true)
+	w.check("invalid, and asked twice", MIGNone, "refused", "refused")
+}
+
+// TestWatchReload, or whatever else asks for a look.
+func TestWatchReload(t *testing.T) {
+	file := writeTemp(t, "config", migConfig("none"))
+	w := startWatcher(t, nil, "--config-file="+file)
+	_, changed := w.Get()
+	os.WriteFile(file, []byte(migConfig("mixed")), 0o644)
+	w.reload <- struct{}{}
+	<-changed
+	w.pollTimes(0)
+	w.check("at once", MIGMixed, "config changed")
+}
+
+// TestWatchFollowsALabel, through a file in which its writer puts it.
+func TestWatchFollowsALabel(t *testing.T) {
+	dir := writeDir(t, "default", migConfig("none"), "a", migConfig("single"), "b", migConfig("mixed"))
+	label := filepath.Join(t.TempDir(), "label")
+	w := startWatcher(t, map[string]string{"CONFIG_FILE": dir, "CONFIG_NAME_FILE": label})
+	w.check("no label yet", MIGNone)
+	for _, c := range []struct{ label, mig, logged string }{
+		{"a\n", MIGSingle, "config=a"},
+		{"b", MIGMixed, "config=b"},
+		{"c", MIGMixed, "there are a, b, default"}, // an unknown one is skipped
+		{"", MIGNone, "config=default"},
+	} {
+		os.WriteFile(label, []byte(c.label), 0o644)
+		w.pollTimes(2)
+		w.check("label "+c.label, c.mig, c.logged)
+	}
+}
+
+// TestWatchKeepsFlags: what was given as a flag or a variable beats a new file.
+func TestWatchKeepsFlags(t *testing.T) {
+	file := writeTemp(t, "config", migConfig("none"))
+	w := startWatcher(t, map[string]string{"GDS_ENABLED": "true"}, "--config-file="+file, "--mig-strategy=single")
+	os.WriteFile(file, []byte("version: v1\nflags: {migStrategy: mixed, gdsEnabled: false, mofedEnabled: true, useNodeFeatureAPI: true}\n"), 0o644)
+	w.pollTimes(2)
+	w.check("changed", MIGSingle, "config changed", "useNodeFeatureAPI")
+	if s, _ := w.Get(); !s.GDS || !s.MOFED {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestWatchWithoutAFile has nothing to do, also on its own clock.
+func TestWatchWithoutAFile(t *testing.T) {
+	b := newTestBuilder(t, nil)
+	first, err := b.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	if err := NewWatcher(b, first, WatcherOptions{Log: slog.Default()}).Run(ctx); err != nil {
+		t.Error(err)
+	}
+	w := startWatcher(t, nil)
+	w.pollTimes(3)
+	w.reload <- struct{}{}
+	w.pollTimes(0)
+	w.check("no file", MIGNone)
+}
+
+// TestWatchPolicies: what becomes of an Xid follows the file.
+func TestWatchPolicies(t *testing.T) {
+	path := writeTemp(t, "config.yaml", "version: v1\npodgauge: {xids: {31: warn}}\n")
+	w := startWatcher(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": "48"}, "--config-file="+path)
+	for _, step := range []struct {
+		file   string
+		logged string
+		want   XidPolicy
+	}{
+		{"version: v1\npodgauge: {xids: {31: unhealthy}}\n", "config changed", XidUnhealthy},
+		{"version: v1\npodgauge: {xids: {31: Unhealthy}}\n", `want ignore, warn or unhealthy`, XidUnhealthy},
+		{"version: v1\npodgauge: {xids: {31: ignore}}\n", "config changed", XidIgnore},
+		{"version: v1\n", "config changed", XidDefault},
+	} {
+		if err := os.WriteFile(path, []byte(step.file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		w.pollTimes(2)
+		w.check(step.file, MIGNone, step.logged)
+		s, _ := w.Get()
+		if got, listed := s.Health.Policy(31), s.Health.Policy(48); got != step.want || listed != XidWarn {
+			t.Errorf("%s: %v, want %v; and %v of the variable's", step.file, got, step.want, listed)
+		}
+	}
+}

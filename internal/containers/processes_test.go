@@ -1,0 +1,219 @@
+package containers
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestOwnerOfNobody(t *testing.T) {
+	s := newProcFixture(t)
+	s.addLogLink(train, idA)
+	s.addProcess(5, cgroupFileA)
+	s.addProcess(6, "0::/system.slice/nvidia-persistenced.service\n")
+	s.addProcess(7, "")
+	s.addProcess(8, cgroupFileA)
+	s.must(os.Remove(s.proc + "/8/cgroup"))
+	s.addProcess(9, cgroupFileA)
+	s.must(os.Remove(s.proc + "/9/comm"))
+	l := s.newLocator()
+	s.wantOwner(l, 5, train, train)
+	s.wantOwner(l, 5, noOwner)
+	s.wantOwner(l, 5, noOwner, noOwner) // an allocation that has no name
+	for _, pid := range []uint32{0, 6, 7, 8, 9, 10, 1<<32 - 1} {
+		s.wantOwner(l, pid, noOwner, train)
+	}
+}
+
+// TestOuterContainerComesFirst has a cluster in a pod of a cluster: whoever looks from
+// the inner one knows the inner names, and from the outer one the outer.
+func TestOuterContainerComesFirst(t *testing.T) {
+	s := newProcFixture(t)
+	s.addProcess(5, "0::/kubepods/pod"+uid+"/"+idA+"/kubelet/kubepods/pod"+uid2+"/"+idB+"\n")
+	s.addLogLink(train, idA)
+	l := s.newLocator()
+	s.wantOwner(l, 5, train, train, infer)
+	s.wantOwner(l, 5, noOwner, infer)
+
+	s.must(os.RemoveAll(s.logs))
+	s.must(os.Mkdir(s.logs, 0o755))
+	s.addLogLink(infer, idB)
+	s.wantOwner(s.newLocator(), 5, infer, train, infer)
+
+	s.addLogLink(train, idA)
+	s.wantOwner(s.newLocator(), 5, train, train, infer) // what is inside cannot pass for another pod
+}
+
+// TestNumberThatIsUsedAgain has one process follow another under its number.
+func TestNumberThatIsUsedAgain(t *testing.T) {
+	s := newProcFixture(t)
+	s.addLogLink(train, idA)
+	s.addLogLink(infer, idB)
+	end := s.addLiveProcess(5, cgroupFile(uid, idA))
+	l := s.newLocator()
+	s.wantOwner(l, 5, train, train, infer)
+	end()
+	s.wantOwner(l, 5, noOwner, train, infer) // though its cgroup could still be read
+	if len(l.processes) != 0 {
+		t.Errorf("remembered are %v", l.processes)
+	}
+	s.must(os.RemoveAll(s.proc + "/5"))
+	s.addLiveProcess(5, cgroupFile(uid2, idB))
+	s.wantOwner(l, 5, infer, train, infer)
+}
+
+// TestNumberThatIsUsedAtOnce has the second process there before the first was missed.
+func TestNumberThatIsUsedAtOnce(t *testing.T) {
+	s := newProcFixture(t)
+	s.addLogLink(train, idA)
+	s.addLogLink(infer, idB)
+	end := s.addLiveProcess(5, cgroupFile(uid, idA))
+	l := s.newLocator()
+	s.wantOwner(l, 5, train, train, infer)
+	s.must(os.RemoveAll(s.proc + "/5"))
+	s.addLiveProcess(5, cgroupFile(uid2, idB))
+	end()
+	s.wantOwner(l, 5, infer, train, infer)
+}
+
+// TestProcessThatVanishesBetweenReads has another process get the number after the
+// first was opened and before its cgroup is read, which waits for a pipe here.
+func TestProcessThatVanishesBetweenReads(t *testing.T) {
+	s := newProcFixture(t)
+	s.addLogLink(infer, idB)
+	end := s.addLiveProcess(5, "")
+	s.must(os.Remove(s.proc + "/5/cgroup"))
+	s.must(syscall.Mkfifo(s.proc+"/5/cgroup", 0o644))
+	wrote := make(chan error)
+	go func() {
+		pipe, err := os.OpenFile(s.proc+"/5/cgroup", os.O_WRONLY, 0) // it opens when the locator reads
+		if err == nil {
+			end()
+			_, err = pipe.WriteString(cgroupFile(uid2, idB))
+			_ = pipe.Close()
+		}
+		wrote <- err
+	}()
+	s.wantOwner(s.newLocator(), 5, noOwner, infer)
+	s.must(<-wrote)
+}
+
+// TestProcessThatIsMoved has a process be seen before the runtime has put it into its
+// container's cgroup.
+func TestProcessThatIsMoved(t *testing.T) {
+	s := newProcFixture(t)
+	s.addLogLink(train, idA)
+	s.addProcess(5, "0::/system.slice/containerd.service\n")
+	synctest.Test(t, func(*testing.T) {
+		l := s.newLocator()
+		s.wantOwner(l, 5, noOwner, train)
+		s.addProcess(5, cgroupFileA)
+		time.Sleep(recheckInterval - time.Millisecond)
+		s.wantOwner(l, 5, noOwner, train) // read once a second at most
+		time.Sleep(time.Millisecond)
+		s.wantOwner(l, 5, train, train)
+		s.addProcess(5, cgroupFile(uid2, idB))
+		time.Sleep(time.Hour)
+		s.wantOwner(l, 5, train, train) // and once it is known, no more
+	})
+}
+
+func TestSweepForgets(t *testing.T) {
+	s := newProcFixture(t)
+	s.addLogLink(train, idA)
+	s.addLogLink(infer, idB)
+	s.addProcess(5, cgroupFile(uid, idA))
+	s.addProcess(6, cgroupFile(uid2, idB))
+	l := s.newLocator()
+	s.wantOwner(l, 5, train, train)
+	s.wantOwner(l, 6, infer, infer)
+	kept := l.processes[6].comm
+	for range maxIdleCollections {
+		l.Sweep()
+		s.wantOwner(l, 5, train, train)
+	}
+	if len(l.processes) != 2 || len(l.containers) != 2 {
+		t.Errorf("%d processes and %d containers are left within %d flights", len(l.processes), len(l.containers), maxIdleCollections)
+	}
+	l.Sweep()
+	if len(l.processes) != 1 || len(l.containers) != 1 {
+		t.Errorf("%d processes and %d containers are left, want those that were asked about", len(l.processes), len(l.containers))
+	}
+	if _, err := kept.Stat(); err == nil {
+		t.Error("the file of a process that was forgotten is open")
+	}
+	s.wantOwner(l, 6, infer, infer)
+}
+
+// TestMoreProcessesThanAreKept looks each up, and keeps no more files open than it
+// should.
+func TestMoreProcessesThanAreKept(t *testing.T) {
+	s := newProcFixture(t)
+	s.addLogLink(train, idA)
+	s.addProcess(99, cgroupFileA)
+	for pid := range maxProcesses + 50 {
+		s.must(os.Symlink("99", s.proc+"/"+strconv.Itoa(pid+100)))
+	}
+	l := s.newLocator()
+	before := openFiles(t)
+	for range 2 {
+		for pid := range uint32(maxProcesses + 50) {
+			s.wantOwner(l, pid+100, train, train)
+		}
+	}
+	if got := len(l.processes); got != maxProcesses {
+		t.Errorf("%d processes are kept", got)
+	}
+	if got := openFiles(t) - before; got > maxProcesses {
+		t.Errorf("%d files are open", got)
+	}
+	for range maxIdleCollections + 1 {
+		l.Sweep()
+	}
+	if got := openFiles(t) - before; got > 0 {
+		t.Errorf("%d files are open when all is forgotten", got)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	open, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(open)
+}
+
+// TestLongCgroupFile has more lines than are read: the last whole one counts, and half
+// of one does not.
+func TestLongCgroupFile(t *testing.T) {
+	s := newProcFixture(t)
+	s.addLogLink(train, idA)
+	s.addLogLink(infer, idB)
+	padding := "3:cpu:/" + strings.Repeat("x", maxCgroupBytes-len("3:cpu:/\n")-len(cgroupFileA)) + "\n"
+	s.addProcess(5, cgroupFileA+padding+cgroupFile(uid2, idB))
+	l := s.newLocator()
+	s.wantOwner(l, 5, train, train)
+	s.wantOwner(l, 5, noOwner, infer)
+
+	s.addProcess(6, padding+cgroupFileA[:len(cgroupFileA)-1]+"/"+idB+"\n")
+	s.wantOwner(l, 6, noOwner, train)
+}
+
+// TestProcessesHere reads this machine's own.
+func TestProcessesHere(t *testing.T) {
+	s := newProcFixture(t)
+	s.must(os.RemoveAll(s.proc))
+	s.proc = "/proc"
+	l := s.newLocator()
+	l.visible = true // whatever it is: this process can be looked up in any case
+	s.wantOwner(l, uint32(os.Getpid()), noOwner, train)
+	p := l.processes[uint32(os.Getpid())]
+	if p == nil || !l.isAlive(p) || l.readLines("/proc/self/cgroup") == nil {
+		t.Errorf("this process is not read: %+v", p)
+	}
+}

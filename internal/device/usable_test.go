@@ -1,0 +1,90 @@
+package device_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim"
+)
+
+// busyMachine is a machine on whose devices these processes are.
+type busyMachine struct {
+	*sim.Machine
+	pids map[device.ID][]uint32
+	err  error
+}
+
+func (o busyMachine) Processes(d device.Device) ([]uint32, error) { return o.pids[d.ID], o.err }
+
+func TestFit(t *testing.T) {
+	broken := errors.New("no permission")
+	for _, row := range []struct {
+		name  string
+		fail  string
+		pids  []uint32
+		err   error
+		alone bool
+		want  string // after the device's id; empty: it is fit
+	}{
+		{name: "idle", alone: true},
+		{name: "in use", pids: []uint32{4711}, alone: true, want: " is in use by process 4711"},
+		{name: "in use by many", pids: []uint32{9, 8, 7, 6, 5, 4, 3, 3}, alone: true, want: " is in use by process 3, 4, 5, 6, 7 and 2 more"},
+		{name: "shared", pids: []uint32{4711}},
+		{name: "cannot be told", err: broken, alone: true, want: ": no permission"},
+		{name: "lost", fail: "lost", want: ": GPU is lost"},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			m := newMachine(1)
+			id := m.AllocatableIDs()[0]
+			if row.fail != "" {
+				m.Fail(id, row.fail)
+			}
+			r := device.NewReaders(busyMachine{m, map[device.ID][]uint32{id: row.pids}, row.err})
+			err := r.CheckUsable(t.Context(), device.Device{ID: id, GPU: device.GPU(id)}, row.alone)
+			if row.want == "" && err != nil || row.want != "" && (err == nil || err.Error() != string(id)+row.want) {
+				t.Errorf("%v; want %q", err, row.want)
+			}
+			if row.err != nil && !errors.Is(err, row.err) {
+				t.Errorf("%v does not wrap its cause", err)
+			}
+		})
+	}
+	m := newMachine(1)
+	paused := device.NewReaders(m)
+	paused.Pause()
+	if err := paused.CheckUsable(t.Context(), device.Device{GPU: device.GPU(m.AllocatableIDs()[0])}, true); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("while the driver is released: %v", err)
+	}
+	if err := device.NewReaders(m).CheckUsable(t.Context(), device.Device{GPU: device.GPU(m.AllocatableIDs()[0])}, true); err != nil {
+		t.Errorf("a backend that knows no processes: %v", err)
+	}
+}
+
+// The question is dropped at its deadline, keeps one thread, and is not put again
+// while it hangs.
+func TestFitOfADeviceThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(1)
+		id := m.AllocatableIDs()[0]
+		r := device.NewReaders(busyMachine{Machine: m})
+		d := device.Device{ID: id, GPU: device.GPU(id)}
+		m.HangGPU(id)
+		for _, want := range []time.Duration{2 * time.Second, 0} {
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			began := time.Now()
+			if err := r.CheckUsable(ctx, d, true); !errors.Is(err, device.ErrStalled) || time.Since(began) != want {
+				t.Errorf("%v after %s; want %s", err, time.Since(began), want)
+			}
+			cancel()
+		}
+		m.ReleaseHangs()
+		synctest.Wait()
+		if err := r.CheckUsable(t.Context(), d, true); err != nil {
+			t.Errorf("after the hang: %v", err)
+		}
+	})
+}

@@ -1,0 +1,224 @@
+package incident
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+const gpuResource = "nvidia.com/gpu"
+
+func owner(pod string) device.Owner {
+	return device.Owner{Namespace: "team", Pod: pod, Container: "main"}
+}
+
+func gpuDevice(id device.ID) device.Device {
+	return device.Device{ID: id, GPU: device.GPU(id), MIGDeviceIndex: -1, Model: "H100", PCI: "0000:1a:00.0"}
+}
+
+// publishedValue is what a test says, and its readers are woken by.
+type publishedValue[T any] struct {
+	mu      sync.Mutex
+	value   T
+	changed chan struct{}
+}
+
+func (p *publishedValue[T]) get() (T, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.changed == nil {
+		p.changed = make(chan struct{})
+	}
+	return p.value, p.changed
+}
+
+func (p *publishedValue[T]) publish(value T) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.value = value
+	if p.changed != nil {
+		close(p.changed)
+		p.changed = nil
+	}
+}
+
+// fakeAllocations is one that a test speaks for: it keeps holders as podresources does.
+type fakeAllocations struct {
+	publishedValue[device.Allocations]
+	current []device.Allocation
+	since   map[device.AdvertisedID]time.Time // of allocations
+	recent  []device.AllocationRecord
+}
+
+func newFakeAllocations() *fakeAllocations {
+	k := &fakeAllocations{since: map[device.AdvertisedID]time.Time{}}
+	k.update()
+	return k
+}
+
+// allocate is an Allocate of this process: whoever had the id has it no more.
+func (f *fakeAllocations) allocate(id device.AdvertisedID) {
+	f.set(id, device.Owner{})
+	f.since[id] = time.Now()
+	f.update()
+}
+
+// setOwner has an answer name the holder of an id.
+func (f *fakeAllocations) setOwner(id device.AdvertisedID, o device.Owner) {
+	f.set(id, o)
+	first, told := f.since[id]
+	if !told {
+		first = time.Now()
+	}
+	if s := f.recordOf(id.Device(), o); s == nil {
+		f.recent = append(f.recent, device.AllocationRecord{Device: id.Device(), Owner: o, FirstSeen: first, LastSeen: time.Now()})
+	} else if !s.EndedAt.IsZero() {
+		*s = device.AllocationRecord{Device: id.Device(), Owner: o, FirstSeen: first, LastSeen: time.Now()}
+	} else {
+		s.LastSeen = time.Now()
+	}
+	f.update()
+}
+
+// release has an answer name nobody for an id.
+func (f *fakeAllocations) release(id device.AdvertisedID) {
+	f.current = slices.DeleteFunc(slices.Clone(f.current), func(h device.Allocation) bool { return h.DeviceID == id })
+	delete(f.since, id)
+	f.update()
+}
+
+func (f *fakeAllocations) set(id device.AdvertisedID, o device.Owner) {
+	f.current = slices.DeleteFunc(slices.Clone(f.current), func(h device.Allocation) bool { return h.DeviceID == id })
+	f.current = append(f.current, device.Allocation{Resource: gpuResource, DeviceID: id, Owner: o})
+	slices.SortFunc(f.current, device.CompareAllocations)
+}
+
+func (f *fakeAllocations) recordOf(id device.ID, o device.Owner) *device.AllocationRecord {
+	if i := slices.IndexFunc(f.recent, func(s device.AllocationRecord) bool { return s.Device == id && s.Owner == o }); i >= 0 {
+		return &f.recent[i]
+	}
+	return nil
+}
+
+func (f *fakeAllocations) update() {
+	h := device.Allocations{At: time.Now(), All: f.current, Complete: true}
+	for i := range f.recent {
+		s := &f.recent[i]
+		had := slices.ContainsFunc(h.ForDevice(s.Device), func(r device.Allocation) bool { return r.Owner == s.Owner })
+		if !had && s.EndedAt.IsZero() {
+			s.EndedAt = time.Now()
+		}
+	}
+	h.Recent = slices.Clone(f.recent)
+	slices.SortFunc(h.Recent, func(a, b device.AllocationRecord) int {
+		if c := strings.Compare(string(a.Device), string(b.Device)); c != 0 {
+			return c
+		}
+		return a.Owner.Compare(b.Owner)
+	})
+	f.publish(h)
+}
+
+// fixture is a Log that runs, and all that it asks.
+type fixture struct {
+	*Log
+	allocations  *fakeAllocations
+	board        device.Inventory
+	terminations publishedValue[TerminationLookup]
+	log          logBuffer
+	cancel       context.CancelFunc
+	ended        chan struct{}
+}
+
+// logBuffer is what was logged.
+type logBuffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *logBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *logBuffer) count(part string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), part)
+}
+
+// runFixture runs a test in a bubble, with a Log that ends with it.
+func runFixture(t *testing.T, o Options, test func(t *testing.T, s *fixture)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := startFixture(o)
+		defer s.stop()
+		test(t, s)
+	})
+}
+
+func startFixture(o Options) *fixture {
+	s := &fixture{allocations: newFakeAllocations(), ended: make(chan struct{})}
+	o.Allocations, o.Statuses, o.Terminations = s.allocations.get, s.board.Get, s.terminations.get
+	o.Log = slog.New(slog.NewTextHandler(&s.log, nil))
+	s.Log = New(o)
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	go func() {
+		defer close(s.ended)
+		s.Run(ctx)
+	}()
+	s.settle()
+	return s
+}
+
+func (s *fixture) stop() {
+	s.cancel()
+	<-s.ended
+}
+
+// settle waits until all is published and written.
+func (s *fixture) settle() { time.Sleep(3 * publishInterval) }
+
+// incidents are those that are published, once all is.
+func (s *fixture) incidents() []Incident {
+	s.settle()
+	known, _ := s.Get()
+	return known.Incidents
+}
+
+// xidEvent is a report of now.
+func xidEvent(number uint64, hit ...device.Device) device.HealthEvent {
+	o := device.HealthEvent{At: time.Now(), GPU: hit[0].GPU, Affected: hit, Xid: number, Class: "application", Reason: reasonOf(number)}
+	if number == 79 {
+		o.Class, o.Action, o.MarkedUnhealthy = "reboot", "reboot", true
+	}
+	return o
+}
+
+func reasonOf(number uint64) string {
+	return map[uint64]string{31: "xid_31", 43: "xid_43", 79: "xid_79", 94: "xid_94"}[number]
+}
+
+// affectedPods are the pods of an incident, those who had lost the device in brackets.
+func affectedPods(i Incident) string {
+	var all []string
+	for _, h := range i.Affected {
+		name := h.Pod
+		if !h.Until.IsZero() {
+			name = "(" + name + ")"
+		}
+		all = append(all, name)
+	}
+	if i.OwnersIncomplete {
+		all = append(all, "?")
+	}
+	return strings.Join(all, " ")
+}

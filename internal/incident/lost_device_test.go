@@ -1,0 +1,58 @@
+package incident
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim"
+)
+
+// TestAGPUThatVanishedAcrossARestart is an incident of the container that it is allocated to,
+// also if the kubelet answers later than the first listing.
+func TestAGPUThatVanishedAcrossARestart(t *testing.T) {
+	t.Run("the kubelet answers before", func(t *testing.T) { testLostAcrossRestart(t, false) })
+	t.Run("the kubelet answers later", func(t *testing.T) { testLostAcrossRestart(t, true) })
+}
+
+func testLostAcrossRestart(t *testing.T, late bool) {
+	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
+		machine := sim.NewMachine([]device.Metric{{Name: "nvidia_gpu_power_watts"}}, 2, time.Now)
+		defer machine.ReleaseHangs()
+		id := machine.AllocatableIDs()[1]
+		var kept device.HealthHistory
+		watch := func() {
+			readers := device.NewReaders(machine)
+			m := device.NewMonitor(machine, readers, &s.board, slog.New(slog.DiscardHandler))
+			m.PreviousHistory, m.SaveHistory, m.OnHealthEvent = kept, func(h device.HealthHistory) { kept = h }, s.Record
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error)
+			go func() { ended <- m.Run(ctx) }()
+			time.Sleep(5 * time.Second)
+			cancel()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+			if !m.Drain(context.Background()) || !readers.Drain(context.Background()) {
+				t.Error("calls are left")
+			}
+		}
+		if late {
+			s.allocations.publish(device.Allocations{})
+		} else {
+			s.allocations.setOwner(device.AdvertisedID(id), owner("A"))
+		}
+		watch()
+		machine.RemoveGPU(id)
+		watch()
+		if late {
+			s.allocations.setOwner(device.AdvertisedID(id), owner("A"))
+		}
+		if got := s.incidents(); !slices.ContainsFunc(got, func(i Incident) bool { return i.Device == id && i.Reason == "gone" && affectedPods(i) == "A" }) {
+			t.Errorf("the incidents are %+v, want gone with A affected", got)
+		}
+	})
+}

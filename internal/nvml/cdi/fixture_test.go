@@ -1,0 +1,191 @@
+package cdi
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"golang.org/x/sys/unix"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+const testDriverVersion = "570.124.06"
+
+// writerFixture is a node with a made-up driver, and a Writer that has not begun.
+type writerFixture struct {
+	testing.TB
+	*Writer
+	board      device.Inventory
+	log        *capturedLog
+	driverRoot string // the driver's, as this process sees it
+	specDir    string // of specs
+}
+
+// newFixture has a driver below a root of its own, and GPUs.
+func newFixture(t testing.TB, gpus int, change func(*Options)) *writerFixture {
+	t.Helper()
+	s := &writerFixture{TB: t, driverRoot: t.TempDir(), specDir: filepath.Join(t.TempDir(), "cdi"), log: &capturedLog{}}
+	s.installDriver(gpus)
+	o := Options{
+		Statuses: s.board.Get, Log: s.logger(), Dir: s.specDir,
+		DriverRoot: s.driverRoot, TargetDriverRoot: "/host",
+	}
+	if change != nil {
+		change(&o)
+	}
+	s.Writer = New(o)
+	return s
+}
+
+func (s *writerFixture) logger() *slog.Logger { return slog.New(slog.NewTextHandler(s.log, nil)) }
+
+func (s *writerFixture) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// installDriver makes files that are found by their names alone.
+func (s *writerFixture) installDriver(gpus int) {
+	s.Helper()
+	for _, name := range []string{
+		"usr/lib64/libcuda.so." + testDriverVersion, "usr/lib64/libnvidia-ml.so." + testDriverVersion, "usr/bin/nvidia-smi",
+		"lib/firmware/nvidia/" + testDriverVersion + "/gsp_ga10x.bin", "run/nvidia-persistenced/socket",
+	} {
+		s.touch(name)
+	}
+	for _, name := range []string{"nvidiactl", "nvidia-uvm"} {
+		s.makeNode("dev/" + name)
+	}
+	for i := range gpus {
+		s.makeNode(fmt.Sprintf("dev/nvidia%d", i))
+	}
+}
+
+func (s *writerFixture) touch(name string) {
+	s.Helper()
+	path := filepath.Join(s.driverRoot, name)
+	s.must(os.MkdirAll(filepath.Dir(path), 0o755))
+	s.must(os.WriteFile(path, nil, 0o755))
+}
+
+// makeNode makes a character device. One of the number 0:0 anybody may make, since
+// overlay file systems mark by it what is deleted.
+func (s *writerFixture) makeNode(name string) {
+	s.Helper()
+	path := filepath.Join(s.driverRoot, name)
+	s.must(os.MkdirAll(filepath.Dir(path), 0o755))
+	s.must(unix.Mknod(path, unix.S_IFCHR|0o666, 0))
+	s.must(os.Chmod(path, 0o666)) // whatever the umask
+}
+
+// makeGPUs are the first n.
+func makeGPUs(n int) []device.Device {
+	devices := make([]device.Device, n)
+	for i := range devices {
+		id := fmt.Sprintf("GPU-%d", i)
+		devices[i] = device.Device{
+			ID: device.ID(id), GPU: device.GPU(id), Index: i, Minor: i, PCI: fmt.Sprintf("0000:%02x:00.0", i),
+			DeviceNodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},
+			InfoLabels:  []device.Label{{Name: "driver_version", Value: testDriverVersion}},
+		}
+	}
+	return devices
+}
+
+// makeMIGDevice is a part of a GPU, with two capabilities.
+func makeMIGDevice(gpu device.Device, id string, caps ...int) device.Device {
+	d := gpu
+	d.ID = device.ID(id)
+	d.DeviceNodes = slices.Clone(gpu.DeviceNodes)
+	for _, c := range caps {
+		d.DeviceNodes = append(d.DeviceNodes, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", c))
+	}
+	return d
+}
+
+func healthyStatuses(devices []device.Device) []device.Status {
+	statuses := make([]device.Status, len(devices))
+	for i, d := range devices {
+		statuses[i] = device.Status{Device: d, Healthy: true}
+	}
+	return statuses
+}
+
+// updateOnce makes what Run would make first.
+func (s *writerFixture) updateOnce(devices []device.Device) {
+	s.Helper()
+	s.update(devices)
+}
+
+func (s *writerFixture) specPathOf(class string) string {
+	return filepath.Join(s.specDir, "k8s.device-plugin.nvidia.com-"+class+".json")
+}
+
+func (s *writerFixture) readSpec(class string) string {
+	s.Helper()
+	content, err := os.ReadFile(s.specPathOf(class))
+	s.must(err)
+	return string(content)
+}
+
+// specNames are the files in the folder of specs.
+func (s *writerFixture) specNames() []string {
+	s.Helper()
+	entries, err := os.ReadDir(s.specDir)
+	if err != nil && !os.IsNotExist(err) {
+		s.Fatal(err)
+	}
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+// cdiCache is what a runtime makes of the folder.
+func (s *writerFixture) cdiCache() *cdi.Cache {
+	s.Helper()
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.specDir), cdi.WithAutoRefresh(false))
+	s.must(err)
+	s.must(cache.Refresh())
+	return cache
+}
+
+// capturedLog is a log that can be read while it is written.
+type capturedLog struct {
+	mu   sync.Mutex
+	text bytes.Buffer // guarded by mu
+}
+
+func (l *capturedLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+// countLines returns how many lines have all words.
+func (l *capturedLog) countLines(words ...string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.text.String()) {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			n++
+		}
+	}
+	return n
+}
+
+func (l *capturedLog) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}

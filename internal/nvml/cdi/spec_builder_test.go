@@ -1,0 +1,241 @@
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// A spec as a whole, so that a new nvcdi shows what it does otherwise.
+func TestSpecIsTheGolden(t *testing.T) {
+	t.Setenv("XDG_DATA_DIRS", "") // where nvcdi looks for configurations, too
+	s := newFixture(t, 2, nil)
+	for _, name := range []string{
+		"usr/lib64/vdpau/libvdpau_nvidia.so." + testDriverVersion, "etc/vulkan/icd.d/nvidia_icd.json", "usr/bin/nvidia-cuda-mps-control",
+	} {
+		s.touch(name)
+	}
+	s.makeNode("dev/nvidia-caps/nvidia-cap31")
+	s.makeNode("dev/nvidia-caps/nvidia-cap32")
+	two := makeGPUs(2)
+	s.updateOnce([]device.Device{two[0], makeMIGDevice(two[1], "MIG-a", 31, 32)})
+	s.must(s.State().Err)
+	spec := regexp.MustCompile(`,"gid":\d+`).ReplaceAllString(s.readSpec("gpu"), "") // of whoever runs the test
+	var got bytes.Buffer
+	s.must(json.Indent(&got, []byte(spec), "", "  "))
+	got.WriteByte('\n')
+	golden := filepath.Join("testdata", "gpu.json")
+	if *update {
+		s.must(os.WriteFile(golden, got.Bytes(), 0o644))
+	}
+	want, err := os.ReadFile(golden)
+	s.must(err)
+	if !bytes.Equal(got.Bytes(), want) {
+		t.Errorf("the spec is not that of %s; go test -update writes it anew:\n%s", golden, &got)
+	}
+}
+
+// injectDevices is what a container gets that asks for devices by their full names.
+func (s *writerFixture) injectDevices(names ...string) (nodes, mounts, hooks, env []string) {
+	s.Helper()
+	spec := &specs.Spec{}
+	unresolved, err := s.cdiCache().InjectDevices(spec, names...)
+	if err != nil || len(unresolved) > 0 {
+		s.Fatalf("%q are not resolved, %v", unresolved, err)
+	}
+	for _, d := range spec.Linux.Devices {
+		nodes = append(nodes, d.Path)
+	}
+	for _, m := range spec.Mounts {
+		mounts = append(mounts, m.Source+":"+m.Destination)
+	}
+	if spec.Hooks != nil {
+		for _, h := range slices.Concat(spec.Hooks.CreateContainer, spec.Hooks.CreateRuntime) {
+			hooks = append(hooks, strings.Join(h.Args, " "))
+		}
+	}
+	return nodes, mounts, hooks, spec.Process.Env
+}
+
+func wantSet(t testing.TB, what string, got []string, want ...string) {
+	t.Helper()
+	got = slices.Sorted(slices.Values(got))
+	if !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+		t.Errorf("%s are %q; want %q", what, got, want)
+	}
+}
+
+// driverOnHost has paths mean for the runtime what they mean for this process: it looks at
+// the nodes that it injects.
+func driverOnHost(o *Options) { o.TargetDriverRoot = "" }
+
+func TestEachDeviceIsInjected(t *testing.T) {
+	s := newFixture(t, 3, driverOnHost)
+	for _, c := range []int{31, 32, 41, 42} {
+		s.makeNode(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", c))
+	}
+	three := makeGPUs(3)
+	s.updateOnce([]device.Device{three[0], makeMIGDevice(three[1], "MIG-a", 31, 32), makeMIGDevice(three[1], "MIG-b", 41, 42), three[2]})
+	wantSet(t, "devices", s.cdiCache().ListDevices(),
+		"k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gpu=GPU-2",
+		"k8s.device-plugin.nvidia.com/gpu=MIG-a", "k8s.device-plugin.nvidia.com/gpu=MIG-b")
+	for name, own := range map[string][]string{
+		"GPU-0": {"/dev/nvidia0"},
+		"GPU-2": {"/dev/nvidia2"},
+		"MIG-a": {"/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap31", "/dev/nvidia-caps/nvidia-cap32"},
+		"MIG-b": {"/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap41", "/dev/nvidia-caps/nvidia-cap42"},
+	} {
+		nodes, mounts, hooks, env := s.injectDevices("k8s.device-plugin.nvidia.com/gpu=" + name)
+		wantSet(t, "nodes of "+name, nodes, append(own, "/dev/nvidiactl", "/dev/nvidia-uvm")...)
+		wantSet(t, "mounts of "+name, mounts,
+			s.driverRoot+"/usr/lib64/libcuda.so."+testDriverVersion+":/usr/lib64/libcuda.so."+testDriverVersion,
+			s.driverRoot+"/usr/lib64/libnvidia-ml.so."+testDriverVersion+":/usr/lib64/libnvidia-ml.so."+testDriverVersion,
+			s.driverRoot+"/usr/bin/nvidia-smi:/usr/bin/nvidia-smi",
+			s.driverRoot+"/lib/firmware/nvidia/"+testDriverVersion+"/gsp_ga10x.bin:/lib/firmware/nvidia/"+testDriverVersion+"/gsp_ga10x.bin",
+			s.driverRoot+"/run/nvidia-persistenced/socket:/run/nvidia-persistenced/socket")
+		wantSet(t, "environment of "+name, env, "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK_LIBCUDA_DIR=/usr/lib64")
+		wantSet(t, "hooks of "+name, hooks,
+			"nvidia-ctk hook create-symlinks --link libcuda.so.1::/usr/lib64/libcuda.so",
+			"nvidia-ctk hook enable-cuda-compat --host-driver-version="+testDriverVersion,
+			"nvidia-ctk hook update-ldcache --folder /usr/lib64",
+			"nvidia-ctk hook disable-device-node-modification")
+	}
+	all, _, _, _ := s.injectDevices("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gpu=MIG-a")
+	wantSet(t, "nodes of both", all, "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap31",
+		"/dev/nvidia-caps/nvidia-cap32", "/dev/nvidiactl", "/dev/nvidia-uvm")
+}
+
+// Names are the caller's, who answers Allocate with the same.
+func TestNamesAreTheCallers(t *testing.T) {
+	s := newFixture(t, 2, func(o *Options) { o.DeviceName = func(d device.Device) string { return fmt.Sprintf("%d:7", d.Index) } })
+	s.updateOnce(makeGPUs(2))
+	s.must(s.State().Err)
+	wantSet(t, "devices", s.cdiCache().ListDevices(), "k8s.device-plugin.nvidia.com/gpu=0:7", "k8s.device-plugin.nvidia.com/gpu=1:7")
+}
+
+// A driver in a container has its files there, and its nodes on the host.
+func TestNodesHaveARootOfTheirOwn(t *testing.T) {
+	files, nodes := newFixture(t, 0, nil), newFixture(t, 1, nil)
+	files.must(os.RemoveAll(filepath.Join(files.driverRoot, "dev")))
+	files.DevRoot, files.TargetDevRoot = nodes.driverRoot, "/"
+	files.updateOnce(makeGPUs(1))
+	files.must(files.State().Err)
+	spec := files.readSpec("gpu")
+	for _, want := range []string{`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`, `"hostPath":"/host/usr/bin/nvidia-smi"`} {
+		if !strings.Contains(spec, want) {
+			t.Errorf("%s is not in %s", want, spec)
+		}
+	}
+}
+
+// Without a /dev of its own the driver's nodes are in this process's.
+func TestADriverRootWithoutNodes(t *testing.T) {
+	s := newFixture(t, 0, nil)
+	s.must(os.RemoveAll(filepath.Join(s.driverRoot, "dev")))
+	s.updateOnce(makeGPUs(1))
+	if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "there is no device node /dev/nvidia0 in /") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
+// No path of this process's may get into a spec.
+func TestPathsAreTheHosts(t *testing.T) {
+	for _, row := range []struct {
+		name   string
+		change func(*Options)
+		want   []string // are in the spec
+		not    []string
+	}{
+		{
+			"another driver root", func(*Options) {},
+			[]string{`"hostPath":"/host/dev/nvidia0"`, `"hostPath":"/host/usr/bin/nvidia-smi"`},
+			[]string{`"hostPath":"/dev/`},
+		},
+		{
+			"roots with a slash at the end", func(o *Options) { o.DriverRoot += "/"; o.TargetDriverRoot += "/" },
+			[]string{`"path":"/dev/nvidia0","hostPath":"/host/dev/nvidia0"`, `{"hostPath":"/host/usr/bin/nvidia-smi","containerPath":"/usr/bin/nvidia-smi"`},
+			nil,
+		},
+		{
+			"a hook path", func(o *Options) { o.HookPath = "/opt/bin/nvidia-cdi-hook" },
+			[]string{`"path":"/opt/bin/nvidia-cdi-hook","args":["nvidia-cdi-hook","update-ldcache"`},
+			[]string{"nvidia-ctk\""},
+		},
+		{
+			"disabled hooks", func(o *Options) { o.DisabledHooks = []string{"enable-cuda-compat"} },
+			[]string{"update-ldcache"},
+			[]string{"enable-cuda-compat", "update-application-profile", "apply-cuda-memory-limits"},
+		},
+		{
+			"no hooks", func(o *Options) { o.DisabledHooks = []string{"all"} },
+			nil,
+			[]string{`"hooks"`},
+		},
+		{
+			"new hooks", func(o *Options) { o.EnabledHooks = newHooks[:] },
+			[]string{"update-application-profile", `"apply-cuda-memory-limits","--driver-root","/host","--gpu-id","GPU-0"`},
+			nil,
+		},
+		{
+			"a feature flag", func(o *Options) { o.FeatureFlags = []string{"disable-ipc-discoverer"} },
+			nil,
+			[]string{"persistenced/socket"},
+		},
+		{
+			"a feature flag that asks what is not known", func(o *Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
+			[]string{"GPU-0"},
+			[]string{"annotations"},
+		},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			s := newFixture(t, 1, row.change)
+			s.updateOnce(makeGPUs(1))
+			s.must(s.State().Err)
+			spec := s.readSpec("gpu")
+			for _, want := range row.want {
+				if !strings.Contains(spec, want) {
+					t.Errorf("%s is not in %s", want, spec)
+				}
+			}
+			for _, not := range append(row.not, s.driverRoot) {
+				if strings.Contains(spec, not) {
+					t.Errorf("%s is in %s", not, spec)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkTurn is what is done for eight GPUs every half minute, and each second.
+func BenchmarkTurn(b *testing.B) {
+	s := newFixture(b, 8, nil)
+	for i := range 60 { // as many libraries as a driver has
+		s.touch(fmt.Sprintf("usr/lib64/libnvidia-%d.so.%s", i, testDriverVersion))
+	}
+	s.updateOnce(makeGPUs(8))
+	b.Run("make", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			s.rebuild(makeGPUs(8), false)
+		}
+	})
+	b.Run("mend", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			s.must(s.restoreFiles())
+		}
+	})
+	s.must(s.State().Err)
+}

@@ -1,0 +1,407 @@
+package cdi
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+)
+
+// runWriter runs the Writer in a bubble of time, beside a test that posts to its board.
+func runWriter(t *testing.T, gpus int, change func(*Options), body func(*writerFixture)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := newFixture(t, gpus, change)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		s.advance(0)
+		body(s)
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})
+}
+
+// advance has time go on, until the Writer waits for more of it.
+func (s *writerFixture) advance(d time.Duration) {
+	time.Sleep(d) // in the bubble: it takes none
+	synctest.Wait()
+}
+
+func (s *writerFixture) publishDevices(devices []device.Device) {
+	s.board.Set(healthyStatuses(devices))
+	s.advance(0)
+}
+
+func (s *writerFixture) wantDevices(devices ...string) {
+	s.Helper()
+	if got := s.State().Devices; !slices.Equal(got, devices) {
+		s.Fatalf("devices are %q; want %q; %v", got, devices, s.State().Err)
+	}
+	if len(devices) == 0 {
+		return
+	}
+	for _, d := range devices {
+		if s.cdiCache().GetDevice("k8s.device-plugin.nvidia.com/gpu="+d) == nil {
+			s.Fatalf("%s is not in the file", d)
+		}
+	}
+}
+
+func TestSpecsFollowTheInventory(t *testing.T) {
+	runWriter(t, 2, nil, func(s *writerFixture) {
+		if err := s.Ready(); err != nil {
+			t.Errorf("before the first listing: %v", err)
+		}
+		s.publishDevices(makeGPUs(1))
+		s.wantDevices("GPU-0")
+		s.publishDevices(makeGPUs(2))
+		s.wantDevices("GPU-0", "GPU-1")
+		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json")
+		if info, err := os.Stat(s.specPathOf("gpu")); err != nil || info.Mode() != 0o644 {
+			t.Errorf("the file is %v, %v", info, err)
+		}
+		if err := s.Ready(); err != nil || !s.HasSpec("gpu") || s.HasSpec("gds") {
+			t.Errorf("ready: %v; specs %q", err, s.State().Classes)
+		}
+		lost := healthyStatuses(makeGPUs(2))
+		lost[0].Healthy, lost[0].Reason, lost[0].Gone = false, "gone", true
+		s.board.Set(lost)
+		s.advance(0)
+		s.wantDevices("GPU-1")
+		s.publishDevices(nil)
+		s.wantDevices()
+		if there := s.specNames(); len(there) > 0 {
+			t.Errorf("without a device there are %q", there)
+		}
+		s.publishDevices(makeGPUs(1))
+		s.wantDevices("GPU-0")
+		if n := s.log.countLines("WARN"); n > 0 {
+			t.Errorf("%d warnings:\n%s", n, s.log)
+		}
+	})
+}
+
+// Runtimes read all specs again when a file changes: one that is as it should be
+// is left alone, whatever happens to the health of devices and however time goes.
+func TestAFileThatIsRightIsLeftAlone(t *testing.T) {
+	runWriter(t, 2, nil, func(s *writerFixture) {
+		s.publishDevices(makeGPUs(2))
+		before, err := os.Stat(s.specPathOf("gpu"))
+		s.must(err)
+		sick := healthyStatuses(makeGPUs(2))
+		sick[1].Healthy, sick[1].Reason = false, "xid_79"
+		s.board.Set(sick)
+		s.advance(10 * time.Minute)
+		after, err := os.Stat(s.specPathOf("gpu"))
+		s.must(err)
+		if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+			t.Error("the file was written again")
+		}
+		if n := s.log.countLines(""); n != 1 {
+			t.Errorf("%d lines in the log:\n%s", n, s.log)
+		}
+	})
+}
+
+func TestAFileIsMended(t *testing.T) {
+	for name, damage := range map[string]func(*writerFixture){
+		"removed":     func(s *writerFixture) { s.must(os.Remove(s.specPathOf("gpu"))) },
+		"folder gone": func(s *writerFixture) { s.must(os.RemoveAll(s.specDir)) },
+		"altered":     func(s *writerFixture) { s.must(os.WriteFile(s.specPathOf("gpu"), []byte("{}"), 0o644)) },
+		"replaced":    func(s *writerFixture) { s.replaceFile("{}") },
+		"made a folder": func(s *writerFixture) {
+			s.must(os.Remove(s.specPathOf("gpu")))
+			s.must(os.Mkdir(s.specPathOf("gpu"), 0o755))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runWriter(t, 1, nil, func(s *writerFixture) {
+				s.publishDevices(makeGPUs(1))
+				right := s.readSpec("gpu")
+				damage(s)
+				s.advance(fileCheckInterval)
+				if name == "made a folder" { // nothing can be renamed over it
+					if s.HasSpec("gpu") || s.State().Err == nil || s.Ready() != nil {
+						t.Errorf("the state is %+v, ready: %v", s.State(), s.Ready())
+					}
+					s.must(os.Remove(s.specPathOf("gpu")))
+					s.advance(maxBackoff)
+				}
+				if got := s.readSpec("gpu"); got != right {
+					t.Errorf("the file is %s", got)
+				}
+				s.wantDevices("GPU-0")
+			})
+		})
+	}
+}
+
+// replaceFile is what another program does that writes as carefully.
+func (s *writerFixture) replaceFile(content string) {
+	s.Helper()
+	other := filepath.Join(s.TempDir(), "other")
+	s.must(os.WriteFile(other, []byte(content), 0o644))
+	s.must(os.Rename(other, s.specPathOf("gpu")))
+}
+
+// TestFilesOutliveTheWriter: a container that restarts during a rollout needs them.
+func TestFilesOutliveTheWriter(t *testing.T) {
+	dir := t.TempDir()
+	runWriter(t, 1, func(o *Options) { o.Dir = dir }, func(s *writerFixture) { s.publishDevices(makeGPUs(1)) })
+	spec, err := cdi.ReadSpec(filepath.Join(dir, "k8s.device-plugin.nvidia.com-gpu.json"), 0)
+	if err != nil || len(spec.Devices) != 1 || spec.Devices[0].Name != "GPU-0" {
+		t.Errorf("at the end there is %v, %v", spec, err)
+	}
+}
+
+// TestNextWriter: it replaces what an earlier process left, or removes it.
+func TestNextWriter(t *testing.T) {
+	leave := func(s *writerFixture, names ...string) {
+		s.must(os.MkdirAll(s.specDir, 0o755))
+		for _, name := range names {
+			s.must(os.WriteFile(filepath.Join(s.specDir, name), []byte("{}"), 0o644))
+		}
+	}
+	const gpu, gds, other = "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-gds.json", "nvidia.yaml.off"
+	t.Run("a device is gone, a class is off, a process was killed", func(t *testing.T) {
+		runWriter(t, 2, nil, func(s *writerFixture) {
+			leave(s, gpu, gds, other, gpu+".123.tmp")
+			s.publishDevices(makeGPUs(1))
+			s.wantDevices("GPU-0")
+			wantSet(t, "files", s.specNames(), gpu, other)
+		})
+	})
+	t.Run("all devices are gone", func(t *testing.T) {
+		runWriter(t, 0, nil, func(s *writerFixture) {
+			leave(s, gpu)
+			s.publishDevices(makeGPUs(0))
+			wantSet(t, "files", s.specNames())
+		})
+	})
+	t.Run("no driver yet", func(t *testing.T) {
+		runWriter(t, 0, nil, func(s *writerFixture) {
+			leave(s, gpu, gds)
+			s.advance(10 * time.Minute)
+			wantSet(t, "files", s.specNames(), gpu, gds)
+			if s.HasSpec("gpu") {
+				t.Error("a file that was not checked is reported as written")
+			}
+		})
+	})
+	t.Run("the driver's files are not found", func(t *testing.T) {
+		runWriter(t, 0, nil, func(s *writerFixture) {
+			s.must(os.RemoveAll(filepath.Join(s.driverRoot, "usr")))
+			leave(s, gpu, gds)
+			s.publishDevices(makeGPUs(1))
+			wantSet(t, "files", s.specNames(), gpu)
+			if s.HasSpec("gpu") {
+				t.Error("a file that was not checked is reported as written")
+			}
+		})
+	})
+	t.Run("another program's file that came later", func(t *testing.T) {
+		runWriter(t, 1, nil, func(s *writerFixture) {
+			s.publishDevices(makeGPUs(1))
+			leave(s, gds)
+			s.advance(10 * time.Minute)
+			wantSet(t, "files", s.specNames(), gpu, gds)
+		})
+	})
+	t.Run("no strategy needs them", func(t *testing.T) {
+		s := newFixture(t, 0, nil)
+		leave(s, gpu, gds, other, gds+".1.tmp")
+		s.must(RemoveSpecs(s.specDir))
+		wantSet(t, "files", s.specNames(), other)
+		s.must(RemoveSpecs(filepath.Join(s.specDir, "missing")))
+	})
+}
+
+// TestChanged: each new State is told once.
+func TestChanged(t *testing.T) {
+	changes := 0
+	runWriter(t, 1, func(o *Options) { o.OnChange = func() { changes++ } }, func(s *writerFixture) {
+		s.publishDevices(makeGPUs(1))
+		s.advance(10 * time.Minute)
+		if changes != 1 || !s.HasSpec("gpu") {
+			t.Errorf("%d changes, classes %q", changes, s.State().Classes)
+		}
+	})
+}
+
+// A file of a Writer that was killed is taken over.
+func TestAPredecessorsFileIsTakenOver(t *testing.T) {
+	runWriter(t, 1, nil, func(s *writerFixture) {
+		s.must(os.MkdirAll(s.specDir, 0o755))
+		s.must(os.WriteFile(s.specPathOf("gpu"), []byte("{"), 0o600))
+		s.publishDevices(makeGPUs(1))
+		s.wantDevices("GPU-0")
+	})
+}
+
+// A failure is said once, told by the state, and heals by itself; what there was
+// stays meanwhile.
+func TestFailuresHeal(t *testing.T) {
+	runWriter(t, 1, nil, func(s *writerFixture) {
+		libraries := filepath.Join(s.driverRoot, "usr/lib64")
+		s.must(os.Rename(libraries, libraries+".away"))
+		s.publishDevices(makeGPUs(1))
+		s.advance(10 * time.Minute)
+		s.wantDevices()
+		if err := s.State().Err; err == nil || s.Ready() != nil || len(s.specNames()) > 0 {
+			t.Errorf("the error is %v, ready: %v, files %q", err, s.Ready(), s.specNames())
+		}
+		if n := s.log.countLines(""); n != 1 || s.log.countLines("WARN", testDriverVersion) != 1 {
+			t.Errorf("%d lines in the log:\n%s", n, s.log)
+		}
+		s.must(os.Rename(libraries+".away", libraries))
+		s.advance(maxBackoff)
+		s.wantDevices("GPU-0")
+		s.must(s.State().Err)
+
+		s.must(os.Rename(libraries, libraries+".away"))
+		s.advance(rebuildInterval)
+		s.wantDevices("GPU-0")
+		if s.State().Err == nil {
+			t.Error("no error tells that the driver's files are gone")
+		}
+	})
+}
+
+// What no device tells of is found in time: a socket that came later.
+func TestFilesOfTheDriverAreFoundLater(t *testing.T) {
+	runWriter(t, 1, nil, func(s *writerFixture) {
+		s.publishDevices(makeGPUs(1))
+		s.touch("run/nvidia-fabricmanager/socket")
+		s.advance(rebuildInterval)
+		if !strings.Contains(s.readSpec("gpu"), "/host/run/nvidia-fabricmanager/socket") {
+			t.Error("the socket is not in the spec")
+		}
+		s.must(os.RemoveAll(filepath.Join(s.driverRoot, "run")))
+		s.advance(rebuildInterval)
+		if strings.Contains(s.readSpec("gpu"), "/run/") {
+			t.Error("a socket that is gone is in the spec")
+		}
+	})
+}
+
+// Of some devices nothing can be made; the others have no part in that.
+func TestADeviceIsLeftOut(t *testing.T) {
+	one := makeGPUs(1)[0]
+	for name, row := range map[string]struct {
+		device device.Device
+		why    string
+	}{
+		"no node":           {makeGPUs(3)[2], "leave GPU-2 out: there is no device node /dev/nvidia2"},
+		"no minor":          {device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1}, "leave GPU-x out: its minor number is not known"},
+		"no capabilities":   {makeMIGDevice(makeGPUs(2)[1], "MIG-a"), "leave MIG-a out: the nodes of its capabilities are not known"},
+		"no such node":      {makeMIGDevice(makeGPUs(2)[1], "MIG-a", 77), "nvidia-cap77"},
+		"an old driver's":   {makeMIGDevice(makeGPUs(2)[1], "MIG-GPU-1/7/0", 31), "MIG-GPU-1/7/0"},
+		"no name":           {device.Device{Minor: 1}, "leave  out: "},
+		"the same name":     {one, "leave GPU-0 out: another device is called GPU-0, too"},
+		"a name in pieces":  {device.Device{ID: "GPU-1\nb", GPU: "GPU-1\nb", Minor: 1}, "leave GPU-1"},
+		"a PCI address ../": {device.Device{ID: "GPU-p", GPU: "GPU-p", PCI: "../[", Minor: 1}, "leave GPU-p out"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runWriter(t, 2, nil, func(s *writerFixture) {
+				s.publishDevices([]device.Device{one, row.device})
+				s.wantDevices("GPU-0")
+				if err := s.State().Err; err == nil || !strings.Contains(err.Error(), row.why) {
+					t.Errorf("the error is %v; want %q", err, row.why)
+				}
+				s.advance(10 * time.Minute)
+				if n := s.log.countLines(""); n != 1 {
+					t.Errorf("%d lines in the log:\n%s", n, s.log)
+				}
+			})
+		})
+	}
+}
+
+func TestWithoutADriver(t *testing.T) {
+	runWriter(t, 1, nil, func(s *writerFixture) {
+		s.advance(10 * time.Minute)
+		if n := s.log.countLines(""); n != 1 || s.log.countLines("INFO", "no device is known") != 1 {
+			t.Errorf("%d lines in the log:\n%s", n, s.log)
+		}
+		if err := s.Ready(); err != nil {
+			t.Errorf("ready: %v", err)
+		}
+		unknown := makeGPUs(1)
+		unknown[0].InfoLabels = nil
+		s.publishDevices(unknown)
+		s.wantDevices()
+		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "version is not known") {
+			t.Errorf("the error is %v", err)
+		}
+		s.publishDevices(makeGPUs(1))
+		s.wantDevices("GPU-0")
+	})
+}
+
+// There is a spec for what the node has, and none, without complaint, for the
+// rest.
+func TestWhatGoesWithGPUs(t *testing.T) {
+	all := func(o *Options) {
+		o.GDRCopy, o.GDS, o.MOFED, o.IMEXChannels = true, true, true, []int{0, 3}
+	}
+	runWriter(t, 1, all, func(s *writerFixture) {
+		s.publishDevices(makeGPUs(1))
+		s.must(s.State().Err)
+		wantSet(t, "classes", s.State().Classes, "gpu", "imex-channel")
+		for _, node := range []string{"gdrdrv", "nvidia-fs0", "nvidia-fs1", "infiniband/uverbs0", "infiniband/rdma_cm"} {
+			s.makeNode("dev/" + node)
+		}
+		s.touch("etc/cufile.json")
+		s.advance(rebuildInterval)
+		s.must(s.State().Err)
+		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-imex-channel.json",
+			"k8s.device-plugin.nvidia.com-gdrcopy.json", "k8s.device-plugin.nvidia.com-gds.json", "k8s.device-plugin.nvidia.com-mofed.json")
+		wantSet(t, "devices", s.cdiCache().ListDevices(),
+			"k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/imex-channel=0",
+			"k8s.device-plugin.nvidia.com/imex-channel=3", "k8s.device-plugin.nvidia.com/gdrcopy=all",
+			"k8s.device-plugin.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/mofed=all")
+		for class, want := range map[string]string{
+			"imex-channel": `{"path":"/dev/nvidia-caps-imex-channels/channel3","hostPath":"/host/dev/nvidia-caps-imex-channels/channel3"}`,
+			"gds":          `{"hostPath":"/host/etc/cufile.json","containerPath":"/etc/cufile.json"`,
+			"gdrcopy":      `"hostPath":"/host/dev/gdrdrv"`,
+			"mofed":        `"hostPath":"/host/dev/infiniband/rdma_cm"`,
+		} {
+			if !strings.Contains(s.readSpec(class), want) {
+				t.Errorf("%s is not in %s", want, s.readSpec(class))
+			}
+		}
+		s.must(os.Remove(filepath.Join(s.driverRoot, "dev/gdrdrv")))
+		s.advance(rebuildInterval)
+		wantSet(t, "classes", s.State().Classes, "gpu", "imex-channel", "gds", "mofed")
+	})
+}
+
+func TestChannels(t *testing.T) {
+	s := newFixture(t, 0, nil)
+	s.makeNode("dev/nvidia-caps-imex-channels/channel0")
+	s.touch("dev/nvidia-caps-imex-channels/channel2")
+	there, missing := FindIMEXChannels(s.driverRoot, []int{0, 1, 2})
+	if !slices.Equal(there, []int{0}) || !slices.Equal(missing, []int{1, 2}) {
+		t.Errorf("there are %v, missing are %v", there, missing)
+	}
+}
+
+// A panic in what is not ours ends one attempt.
+func TestAPanicIsAnError(t *testing.T) {
+	runWriter(t, 1, func(o *Options) { o.DeviceName = func(device.Device) string { panic("oh") } }, func(s *writerFixture) {
+		s.publishDevices(makeGPUs(1))
+		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "panicked: oh") {
+			t.Errorf("the error is %v", err)
+		}
+	})
+}

@@ -1,0 +1,66 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// TestAtTheSameTime has all calls run that may, while GPUs get lost and come back,
+// are partitioned, and the library is started anew. The race detector watches.
+func TestAtTheSameTime(t *testing.T) {
+	s := newListedFixture(t, "gpus 4")
+	ctx, cancel := context.WithCancel(context.Background())
+	var callers, waiter sync.WaitGroup
+	for i := range 4 {
+		id := s.id(i)
+		callers.Go(func() {
+			var buf []device.Sample
+			for range 200 {
+				var err error
+				buf, err = s.Read(id, buf[:0])
+				if err == nil && (len(buf) == 0 || buf[0].Device != device.ID(id)) {
+					t.Errorf("%s: read %v", id, buf)
+				}
+				if _, err := s.Check(id); errors.Is(err, device.ErrStalled) {
+					t.Errorf("%s: %v", id, err)
+				}
+			}
+		})
+	}
+	callers.Go(func() {
+		for range 200 {
+			s.Devices(ctx) //nolint:errcheck // it may be told that the library has ended
+		}
+	})
+	callers.Go(func() {
+		for range 5 {
+			for _, line := range []string{"gpu 2 lost", "fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED"} {
+				s.set(line)
+				s.sendEvent(1, "xid 31")
+			}
+			for _, line := range []string{"gpu 3 mig_mode 1", "gpu 3 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 3 slice 0 2g.20gb gi 1 ci 0 uuid MIG-b"} {
+				s.set(line)
+				s.sendEvent(3, "type 0x100")
+				s.sendEvent(3, "xid 31 gi 1 ci 0")
+			}
+			s.clear("fail")
+			s.clear("gpu")
+		}
+	})
+	waiter.Go(func() {
+		for ctx.Err() == nil {
+			s.Wait(ctx) //nolint:errcheck // as above
+		}
+	})
+	callers.Wait()
+	cancel()
+	waiter.Wait()
+	s.list(4)
+	for i := range 4 {
+		s.values(i)
+	}
+}

@@ -1,0 +1,244 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+)
+
+// inChildWithLibrary runs the body in a process whose calls are all the body's own.
+func inChildWithLibrary(t *testing.T, body func(t *testing.T, dir string)) {
+	library := filepath.Join(wholeLibrary, soname)
+	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, body)
+}
+
+// wantOneCallPerGPU holds that no GPU ever had a second call in it.
+func (s *backendFixture) wantOneCallPerGPU() {
+	s.Helper()
+	calls := s.calls()
+	for i := range nvmltest.MaxGPUs {
+		if n := calls.MaxInFlight(i); n > 1 {
+			s.Errorf("GPU %d had %d calls at the same time", i, n)
+		}
+	}
+	if n := calls.MaxInFlight(nvmltest.NoGPU); n > 2 {
+		s.Errorf("there were %d calls about no GPU at the same time", n)
+	}
+}
+
+// timedList lists and tells how long it took. Of an error it wants that it names the
+// index; it wants none where that is empty.
+func (s *backendFixture) timedList(n int, index string) time.Duration {
+	s.Helper()
+	began := time.Now()
+	devices, err := s.Devices(context.Background())
+	took := time.Since(began)
+	if len(devices) != n || (err != nil) != (index != "") || err != nil && err.Error() != "GPU at index "+index+": it does not answer" {
+		s.Errorf("%d devices are listed, error %v; want %d, and index %q be named", len(devices), err, n, index)
+	}
+	return took
+}
+
+// TestListingMeetsAHangAtStart has one of eight GPUs hang before it was ever listed.
+// The others are offered and read, nothing else is asked of that one, and it joins
+// with the answer that it gives in the end.
+func TestListingMeetsAHangAtStart(t *testing.T) {
+	inChildWithLibrary(t, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "hang * gpu 1")
+		if took := s.timedList(7, "1"); took < newGPUTimeout || took > newGPUTimeout+testTimeout {
+			t.Errorf("the first listing took %s", took)
+		}
+		if took := s.timedList(7, "1"); took >= newGPUTimeout {
+			t.Errorf("the second listing waits for %s again", took)
+		}
+		for i := range 8 {
+			if i != 1 {
+				s.values(i)
+			}
+		}
+		s.waitForRegistration()
+		s.sendEvent(7, "xid 31")
+		if got := s.nextEvent(); got.GPU != s.id(7) {
+			t.Errorf("got %+v", got)
+		}
+		if n := s.calls().GPUTotal(1); n != 1 || s.calls().InFlight(1) != 1 {
+			t.Errorf("%d calls on the GPU that hangs, %d under way", n, s.calls().InFlight(1))
+		}
+		s.clear("hang")
+		s.eventually("the GPU has answered", func() bool { return s.probes[1].isDone() })
+		s.timedList(8, "")
+		s.values(1)
+		if n := s.calls().Count("nvmlDeviceGetUUID", 1); n != 1 {
+			t.Errorf("it is asked who it is %d times", n)
+		}
+		s.wantOneCallPerGPU()
+	})
+}
+
+// TestListingMeetsAHangOfWhatIsRead has a GPU say who it is, and hang when it is asked for
+// the first values: it is listed, so that it can be found to be ill, and nothing else is
+// asked of it.
+func TestListingMeetsAHangOfWhatIsRead(t *testing.T) {
+	inChildWithLibrary(t, func(t *testing.T, dir string) {
+		for _, function := range []string{fieldValuesSymbol, "nvmlDeviceGetMaxPcieLinkWidth"} {
+			s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3", "hang "+function+" gpu 1")
+			s.timedList(3, "")
+			s.values(0)
+			s.values(2)
+			checked := make(chan error, 1)
+			id := s.id(1)
+			go func() { _, err := s.Check(id); checked <- err }() // ends with the hang; received below
+			s.timedList(3, "")
+			if n := s.calls().InFlight(1); n != 1 || s.UnmatchedPatterns() {
+				t.Errorf("%s: %d calls are under way, idle %v", function, n, s.UnmatchedPatterns())
+			}
+			s.clear("hang")
+			s.must(<-checked)
+			s.eventually("it has answered", s.UnmatchedPatterns)
+			s.timedList(3, "")
+			got := s.values(1)
+			for _, name := range []string{"nvidia_gpu_persistence_mode_enabled", "nvidia_gpu_pcie_link_width_max", "nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {
+				if _, ok := got[name]; !ok {
+					t.Errorf("%s: after the hang it has no %s", function, name)
+				}
+			}
+			s.Close()
+		}
+	})
+}
+
+// TestMonitorOffersTheRest is the same seen from the board.
+func TestMonitorOffersTheRest(t *testing.T) {
+	inChildWithLibrary(t, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "hang * gpu 1")
+		board := &device.Inventory{}
+		readers := device.NewReaders(s)
+		monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- monitor.Run(ctx) }() // ends with cancel; received below
+		healthy := func(n int) func() bool {
+			return func() bool {
+				statuses, _ := board.Get()
+				for _, status := range statuses {
+					if !status.Healthy {
+						return false
+					}
+				}
+				return len(statuses) == n
+			}
+		}
+		s.eventually("seven GPUs are offered", healthy(7))
+		if d := monitor.Driver(); d.State != device.DriverUp || d.Err == nil || !strings.Contains(d.Err.Error(), "index 1") {
+			t.Errorf("the driver is %+v", d)
+		}
+		s.clear("hang")
+		s.eventually("all are", healthy(8))
+		cancel()
+		s.must(<-ended)
+		if !monitor.Drain(context.Background()) || !readers.Drain(context.Background()) {
+			t.Error("calls are left")
+		}
+		s.wantOneCallPerGPU()
+	})
+}
+
+// TestListingMeetsAHang has a GPU hang that is known, and a listing be the first to
+// notice. It stays listed, its readings wait behind the question that hangs, and
+// what else changes is found.
+func TestListingMeetsAHang(t *testing.T) {
+	inChildWithLibrary(t, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8")
+		s.timedList(8, "")
+		s.waitForRegistration()
+		stuck, id := s.id(1), s.id(2)
+		s.set("hang * gpu 1")
+		if took := s.timedList(8, ""); took < knownGPUTimeout || took > knownGPUTimeout+testTimeout/4 {
+			t.Errorf("a listing took %s", took)
+		}
+		var reads sync.WaitGroup
+		reads.Go(func() {
+			if _, err := s.Read(stuck, nil); err != nil {
+				t.Errorf("when the hang has ended a reading says %v", err)
+			}
+		})
+		links, err := s.Links(context.Background())
+		if len(links) != 7*7 || err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not answer") {
+			t.Errorf("%d links, error %v; want those of the others", len(links), err)
+		}
+		s.eventually("a reading waits", func() bool { return s.inventory.Load().byID[stuck].inUse.Load() })
+		if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
+			t.Errorf("a check beside it says %v", err)
+		}
+		s.set("gpus 9")
+		if took := s.timedList(9, ""); took > knownGPUTimeout/2 {
+			t.Errorf("the next listing took %s", took)
+		}
+		s.waitForRegistration() // with the new one
+		s.sendEvent(2, "xid 79")
+		s.sendEvent(8, "xid 31")
+		for _, want := range []device.GPU{id, s.id(8)} {
+			if got := s.nextEvent(); got.GPU != want {
+				t.Errorf("got %+v, want one of %s", got, want)
+			}
+		}
+		if n := s.calls().InFlight(1); n != 1 {
+			t.Errorf("%d calls hang", n)
+		}
+		s.clear("hang")
+		reads.Wait()
+		s.timedList(9, "")
+		s.values(1)
+		s.sendEvent(1, "xid 13")
+		if got := s.nextEvent(); got.GPU != stuck {
+			t.Errorf("got %+v", got)
+		}
+		s.wantOneCallPerGPU()
+	})
+}
+
+// TestAnswerOfAnEarlierInit has the library be started anew while a question hangs, and
+// its answer come during the next listing: what it says is of handles that mean nothing
+// any more, so the GPU is asked again.
+func TestAnswerOfAnEarlierInit(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 2", "driver 570.1", "hang nvmlDeviceGetUUID gpu 1")
+	s.timedList(1, "1")
+	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
+	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("got %v", err)
+	}
+	s.clear("fail")
+	s.set("driver 580.1", "hang nvmlDeviceGetUUID gpu 0") // which keeps the listing waiting
+	before := s.calls()
+	listed := make(chan []device.Device, 1)
+	go func() { // ends with the hang; received below
+		devices, err := s.Devices(context.Background())
+		if err != nil {
+			t.Error(err)
+		}
+		listed <- devices
+	}()
+	s.eventually("the listing waits", func() bool { return s.calls().Since(before).Count("nvmlDeviceGetHandleByIndex_v2", 0) > 0 })
+	s.clear("hang nvmlDeviceGetUUID gpu 1")
+	s.eventually("the old question was answered", func() bool { return s.calls().InFlight(1) == 0 })
+	s.clear("hang")
+	devices := <-listed
+	for _, d := range devices {
+		for _, f := range d.InfoLabels {
+			if f.Name == "driver_version" && f.Value != "580.1" {
+				t.Errorf("%s is described as with driver %s", d.ID, f.Value)
+			}
+		}
+	}
+	if n := s.calls().Since(before).Count("nvmlDeviceGetHandleByIndex_v2", 1); len(devices) != 2 || n != 1 {
+		t.Errorf("%d devices, and %d calls for the GPU's handle", len(devices), n)
+	}
+}

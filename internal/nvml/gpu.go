@@ -1,0 +1,335 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// gpu is a GPU as long as it is listed.
+type gpu struct {
+	id      device.GPU
+	handle  nvml.Device   // valid until the next Init
+	device  device.Device // its Index and Nodes are those of no listing: see at
+	history *gpuHistory
+	// layout is how the GPU is partitioned, as the newest listing that could tell found;
+	// never nil, and written by Devices.
+	layout atomic.Pointer[migLayout]
+	// responsive tells whether the newest Read or Check got an answer. Wait does not
+	// turn to a GPU that gives none.
+	responsive atomic.Bool
+
+	// reportsRecovery tells whether the newest Check was given a recovery action.
+	reportsRecovery atomic.Bool
+	// repairPending tells whether the newest Check was told of a repair that the next reset makes.
+	repairPending atomic.Bool
+
+	// inUse is true while a Read or a Check is under way, which may be for ever. It
+	// is a lock that nobody waits for.
+	inUse atomic.Bool
+	// callMu is held by whoever calls the driver about the GPU: never more than one thread
+	// is to hang in it. Reads, checks and listings wait for it, on goroutines of their
+	// own.
+	callMu sync.Mutex
+	// session is the library that handle is of, and catalogue what is read of the GPU.
+	session *nvmlSession
+	plan    *readPlan
+
+	// All below belong to the Read, Check or Uses that has set calling.
+	fastFields, slowFields, checkFields fieldReader
+	latest                              valueSet
+	callStates                          [len(calls)]callState
+	links                               [scopeC2CLink + 1]uint32 // of each kind that it has, up or not
+	slowReadAt                          time.Time
+	spared                              [valueIDCount]bool // by fields
+	collection                          collection
+	lastCollection                      time.Time // when the newest collection began
+	collected                           bool      // there was one
+	hadFault                            bool      // the newest Check found something
+	seenResets                          uint64    // those of history that what was read has come after
+	gpm                                 gpmState
+	processes                           processBuffers
+	// supportedReasons are the reasons that the GPU can give for slower clocks.
+	supportedReasons uint64
+	// instances are those of grouped, and unused are samples of some that are gone.
+	instances     []*instance
+	groupedLayout *migLayout
+	unusedSamples []gpmSample
+	// samplesFreed says that the GPU is no longer listed: a call that began before has no more
+	// samples made for it. It goes with turn.
+	samplesFreed bool
+}
+
+// gpuHistory is what outlives a listing and an Init.
+type gpuHistory struct {
+	resets atomic.Uint64
+	// energyMillijoules is the newest reading of the counter, in mJ.
+	energyMillijoules atomic.Uint64
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	counters map[int]*monotonicCounter // those of the rows that have one, by their number
+	// faults are what checks find wrong, by their names, and apartSince is since when the
+	// GPU is seen not to have joined the fabric that it belongs to.
+	faults         map[string]*device.Fault
+	notJoinedSince time.Time
+}
+
+// energyField counts mJ since the driver was loaded or the GPU was reset. That it
+// went down is the cheapest proof of either.
+const energyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
+
+// newGPU is a GPU that is still to be asked what there is to ask it for: see meet.
+func newGPU(id device.GPU, handle nvml.Device, sess *nvmlSession) *gpu {
+	g := &gpu{id: id, handle: handle, session: sess, plan: sess.plan}
+	g.responsive.Store(true)
+	g.layout.Store(&migLayout{})
+	g.supportedReasons = supportedClockReasons(handle, sess.symbols)
+	return g
+}
+
+// initialize asks for what is static, and for all that is slow. What the GPU does not have drops
+// out with the first answer. It goes with turn.
+func (g *gpu) initialize() {
+	sess := g.session
+	g.checkFields = newFieldReader(sess.symbols, checkBatch, func(fieldKey) bool { return true })
+	g.fastFields = newFieldReader(sess.symbols, sess.plan.fast, g.mayHaveField)
+	g.slowFields = newFieldReader(sess.symbols, sess.plan.slow, g.mayHaveField)
+	g.readInitial(time.Now())
+}
+
+// mayHaveField reports whether the GPU could have a field, by the links that it is known to have.
+func (g *gpu) mayHaveField(k fieldKey) bool {
+	switch {
+	case g.session.renumberedFields && isClockReason(k.id):
+		return false
+	case k.scope == scopeGPU:
+		return true
+	}
+	return k.n < g.links[k.scope]
+}
+
+// linkCounts are the slow fields that count the links of each kind.
+var linkCounts = [scopeC2CLink + 1]uint32{scopeNVLink: nvml.FI_DEV_NVLINK_LINK_COUNT, scopeC2CLink: nvml.FI_DEV_C2C_LINK_COUNT}
+
+// findLinks has the fields of links be asked for that the newest counts are the first to
+// have, and reports whether there are any.
+func (g *gpu) findLinks() (found bool) {
+	for _, s := range [...]fieldScope{scopeNVLink, scopeC2CLink} {
+		n, ok := g.slowFields.value(g.plan.slow.index[fieldKey{id: linkCounts[s]}])
+		if links := uint32(min(n, maxNVLinks)); ok && links > g.links[s] {
+			g.links[s], found = links, true
+		}
+	}
+	if found {
+		g.fastFields.enable(g.mayHaveField)
+		g.slowFields.enable(g.mayHaveField)
+	}
+	return found
+}
+
+// isClockReason tells the fields that had other numbers up to driver 580.65
+// (docs.nvidia.com/deploy/nvml-api/known-issues.html), which have others there.
+func isClockReason(id uint32) bool {
+	return id >= nvml.FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN && id <= nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
+}
+
+// supportedClockReasons are the reasons that a GPU can give; all where it cannot say.
+func supportedClockReasons(handle nvml.Device, has symbols) uint64 {
+	if has["nvmlDeviceGetSupportedClocksEventReasons"] {
+		if mask, ret := handle.GetSupportedClocksEventReasons(); ret == nvml.SUCCESS {
+			return mask
+		}
+	} else if has["nvmlDeviceGetSupportedClocksThrottleReasons"] {
+		if mask, ret := handle.GetSupportedClocksThrottleReasons(); ret == nvml.SUCCESS {
+			return mask
+		}
+	}
+	return ^uint64(0)
+}
+
+// Read asks for the fast fields in one call, and makes one more for each thing that no
+// field has, and for some of what is slow. One that fails costs its own rows, unless it
+// says that the GPU is lost: then, and when nothing is answered, there is no value of any
+// pace.
+func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
+	_, g, err := b.findGPU(id)
+	if err != nil {
+		return buf, err
+	}
+	if !g.tryAcquire() {
+		return buf, device.ErrStalled
+	}
+	defer g.release()
+	now := time.Now()
+	g.collect(now)
+	before := len(buf)
+	if g.collection.answered && !g.collection.aborted {
+		buf = g.appendSamples(buf, now)
+	}
+	g.responsive.Store(len(buf) > before)
+	if len(buf) == before {
+		g.forgetAbsences()
+		return buf, g.readError()
+	}
+	return buf, nil
+}
+
+// readError returns why a GPU has given nothing. INVALID_ARGUMENT may be about the handle, or
+// about ids that the driver is too old for: the UUID, which any driver has, tells which.
+func (g *gpu) readError() error {
+	if g.collection.failure.ret == nvml.ERROR_INVALID_ARGUMENT {
+		if err := g.ping(); err != nil {
+			return err
+		}
+	}
+	return g.collection.failure.err()
+}
+
+// ping asks the GPU for its UUID, and returns an error where it does not answer. A handle
+// that is invalid is that of a GPU that is lost.
+func (g *gpu) ping() error {
+	const symbol = "nvmlDeviceGetUUID"
+	switch _, ret := g.handle.GetUUID(); ret {
+	case nvml.SUCCESS:
+		return nil
+	case nvml.ERROR_INVALID_ARGUMENT:
+		return fmt.Errorf("%w: %s: %w", device.ErrLost, symbol, nvmlError(ret))
+	default:
+		return callFailure{symbol, ret}.err()
+	}
+}
+
+// tryAcquire begins a Read or a Check, and tells whether another one is under way.
+func (g *gpu) tryAcquire() bool {
+	if !g.inUse.CompareAndSwap(false, true) {
+		return false
+	}
+	g.callMu.Lock()
+	return true
+}
+
+func (g *gpu) release() {
+	g.callMu.Unlock()
+	g.inUse.Store(false)
+}
+
+// callFailure is the first call of several that failed; the zero failure is none.
+type callFailure struct {
+	symbol string
+	ret    nvml.Return
+}
+
+// err is for a GPU that has given nothing.
+func (f callFailure) err() error {
+	switch f.ret {
+	case nvml.SUCCESS:
+		return errors.New("the GPU has nothing that can be read")
+	default:
+		return fmt.Errorf("%s: %w", f.symbol, nvmlError(f.ret))
+	}
+}
+
+// appendSamples appends what was read, in the order of the rows.
+func (g *gpu) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
+	if g.latest.present[clockEventReasons] { // seen is supported, whatever the mask says
+		g.supportedReasons |= uint64(g.latest.values[clockEventReasons])
+	}
+	g.fillFeatures()
+	for i := range g.plan.rows {
+		if v, ok := g.rowValue(i, now); ok {
+			buf = append(buf, device.Sample{Device: g.device.ID, Metric: i, Value: v})
+		}
+	}
+	for _, in := range g.instances {
+		buf = g.instanceSamples(in, buf)
+	}
+	return buf
+}
+
+// rowValue is what is known of a row; false where nothing is.
+func (g *gpu) rowValue(i int, now time.Time) (float64, bool) {
+	r := &g.plan.rows[i]
+	if r.unlessValue != noValue && g.latest.present[r.unlessValue] {
+		return 0, false
+	}
+	for n, ref := range g.plan.ranges[i] {
+		if r.monotonic {
+			if !g.fieldsOf(r).allDropped(ref) {
+				return g.counterValue(i, n, ref, now)
+			}
+		} else if v, ok := g.sumSource(r, ref, r.sources[n].conversion); ok {
+			return r.toValue(v)
+		}
+	}
+	switch v := g.latest.values[r.valueID]; {
+	case !g.latest.present[r.valueID]:
+		return 0, false
+	case r.bit == 0:
+		v, ok := r.conversion.convert(v)
+		if !ok {
+			return 0, false
+		}
+		return r.toValue(v)
+	case uint64(v)&r.bit != 0:
+		return 1, true
+	default:
+		return 0, g.supportedReasons&r.bit != 0
+	}
+}
+
+// sumSource is what the newest call gave for a source.
+func (g *gpu) sumSource(r *metricDef, ref fieldRange, u conversion) (sum float64, ok bool) {
+	f := g.fieldsOf(r)
+	for k := range ref.n {
+		raw, known := f.rawValue(ref.start + k)
+		if v, valid := u.convert(raw); known && valid {
+			sum, ok = sum+v, true
+		}
+	}
+	return sum, ok
+}
+
+// toValue makes a row's value of a sound number.
+func (r *metricDef) toValue(v float64) (float64, bool) {
+	switch {
+	case !r.state.isSet():
+		return v, true
+	case r.state.matches(v):
+		return 1, true
+	default:
+		return 0, true
+	}
+}
+
+// detectReset looks whether the counter went down since it was last seen. Reads and
+// checks both do, so that a reset shows also while nobody checks.
+func (g *gpu) detectReset(f *fieldReader, at int) {
+	now, ok := f.value(at)
+	if !ok {
+		return
+	}
+	if before := g.history.energyMillijoules.Swap(uint64(now)); uint64(now) < before {
+		g.history.resets.Add(1)
+	}
+}
+
+// totalMemory is the memory of a GPU or of a slice in bytes; 0 when unknown.
+func totalMemory(handle nvml.Device, has symbols) uint64 {
+	var r valueSet
+	for i := range calls {
+		if c := &calls[i]; has[c.symbol] && c.provides(memoryTotal) && !r.present[memoryTotal] {
+			_ = c.get(handle, &r) // without it the slot stays empty
+		}
+	}
+	v, ok := inBytes.convert(r.values[memoryTotal])
+	if !ok {
+		return 0
+	}
+	return uint64(v)
+}

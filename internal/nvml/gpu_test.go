@@ -1,0 +1,338 @@
+package nvml
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// TestRowsAreWellFormed holds what the exporter builds upon.
+func TestRowsAreWellFormed(t *testing.T) {
+	seen := map[string]metricDef{}
+	last := ""
+	for _, r := range slices.Concat(rows, perLinkRows()) {
+		other, known := seen[r.name]
+		if known && last != r.name {
+			t.Errorf("the rows of %s do not stand together", r.name)
+		}
+		if known && (other.help != r.help || other.kind != r.kind) {
+			t.Errorf("the rows of %s differ in help or kind", r.name)
+		}
+		isCounter := r.kind == device.OwnerCounter || r.kind == device.FaultCounter
+		if strings.HasSuffix(r.name, "_total") != isCounter {
+			t.Errorf("%s has the wrong kind for its name", r.name)
+		}
+		if len(r.sources) == 0 && r.valueID == noValue {
+			t.Errorf("%s comes from nowhere", r.name)
+		}
+		if r.valueID != noValue && r.bit == 0 && r.conversion == (conversion{}) {
+			t.Errorf("%s has no unit", r.name)
+		}
+		if r.kind == device.OwnerCounter && r.pace() != device.PaceFast {
+			t.Errorf("%s rises for whoever holds the GPU, and is read only now and then", r.name)
+		}
+		for _, s := range r.sources {
+			if fieldNames[s.id] == "" {
+				t.Errorf("%s has the field %d, which has no name", r.name, s.id)
+			}
+		}
+		if r.sourceText() == "" || r.help == "" || r.name == "" {
+			t.Errorf("%+v is not documented", r)
+		}
+		seen[r.name], last = r, r.name
+	}
+}
+
+// TestRowFails has one thing after the other fail, and wants nothing but its own
+// rows to go. What has another source is read from there.
+func TestRowFails(t *testing.T) {
+	for _, c := range []struct {
+		fails string
+		gone  string // what the lost rows begin with; empty: none is lost
+	}{
+		{"nvmlDeviceGetMemoryInfo_v2", "nvidia_gpu_memory_reserved"},
+		{"nvmlDeviceGetBAR1MemoryInfo", "nvidia_gpu_bar1"},
+		{"nvmlDeviceGetUtilizationRates", "nvidia_gpu_utilization_ratio nvidia_gpu_memory_controller"},
+		{"nvmlDeviceGetOfaUtilization", "nvidia_gpu_ofa"},
+		{"nvmlDeviceGetTemperature", `nvidia_gpu_temperature_celsius{sensor="gpu"`},
+		{"nvmlDeviceGetMarginTemperature", "nvidia_gpu_temperature_margin_celsius"},
+		{"nvmlDeviceGetClockInfo", "nvidia_gpu_clock_hertz"},
+		{"nvmlDeviceGetMaxClockInfo", "nvidia_gpu_clock_max"},
+		{"nvmlDeviceGetCurrentClocksEventReasons", ""},
+		{"nvmlDeviceGetPowerUsage", ""},
+		{"nvmlDeviceGetEnforcedPowerLimit", ""},
+		{"nvmlDeviceGetCurrPcieLinkGeneration", "nvidia_gpu_pcie_link_generation="},
+		{"nvmlDeviceGetRowRemapperHistogram", "nvidia_gpu_row_remap_banks"},
+		{"nvmlDeviceGetRepairStatus", "nvidia_gpu_repair_pending"},
+		{"nvmlGpmSampleGet", "nvidia_gpu_graphics_engine nvidia_gpu_sm_ nvidia_gpu_pipe nvidia_gpu_dram"},
+		{"nvmlGpmMetricsGet", "nvidia_gpu_graphics_engine nvidia_gpu_sm_ nvidia_gpu_pipe nvidia_gpu_dram"},
+		{"metric:5", `nvidia_gpu_pipe_active_ratio{pipe="tensor"`},
+		{"field:82", `nvidia_gpu_temperature_celsius{sensor="memory"`},
+		{"field:83", "nvidia_gpu_energy"},
+		{"field:94", "nvidia_gpu_pcie_replays"},
+		{"field:197", "nvidia_gpu_pcie_transmit"},
+		{"field:3", `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"`},
+		{"field:6", `nvidia_gpu_ecc_aggregate_errors_total{severity="uncorrected"`},
+		{"field:165", "nvidia_gpu_nvlink_links_up"},
+		{"field:230", "nvidia_gpu_recovery_action"},
+	} {
+		for _, code := range []string{"NOT_SUPPORTED", "UNKNOWN"} {
+			t.Run(c.fails+" "+code, func(t *testing.T) {
+				s := newListedFixture(t, append(busyGPU, "gpus 1", "fail "+c.fails+" gpu 0 "+code)...)
+				want := maps.Clone(busyValues)
+				maps.DeleteFunc(want, func(name string, _ float64) bool { return c.gone != "" && hasAnyPrefix(name+"=", c.gone) })
+				if c.fails == "nvmlDeviceGetMemoryInfo_v2" { // the older call counts it as used
+					want["nvidia_gpu_memory_used_bytes"] += busyValues["nvidia_gpu_memory_reserved_bytes"]
+				}
+				for range 2 {
+					if got := s.settledValues(0); !maps.Equal(got, want) {
+						t.Fatal(diffValues(got, want))
+					}
+				}
+			})
+		}
+	}
+}
+
+func diffValues(got, want map[string]float64) string {
+	var lines []string
+	for name, v := range got {
+		if w, ok := want[name]; !ok || v != w {
+			lines = append(lines, fmt.Sprintf("%s is %v, want %v, %v", name, v, w, ok))
+		}
+	}
+	for name := range want {
+		if _, ok := got[name]; !ok {
+			lines = append(lines, name+" is absent")
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
+}
+
+func hasAnyPrefix(name, prefixes string) bool {
+	for prefix := range strings.FieldsSeq(prefixes) {
+		if strings.HasPrefix(name, prefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestFieldComesBack has a field fail once. It is asked for again by the next reading,
+// unless the GPU said that it does not have it: then after a while, or a failure.
+func TestFieldComesBack(t *testing.T) {
+	const memory = `nvidia_gpu_temperature_celsius{sensor="memory"}`
+	for code, back := range map[string]bool{"UNKNOWN": true, "NOT_SUPPORTED": false, "INVALID_ARGUMENT": false} {
+		s := newListedFixture(t, "gpus 1")
+		id := s.id(0)
+		has := func(when string, want bool) {
+			t.Helper()
+			if _, ok := s.values(0)[memory]; ok != want {
+				t.Errorf("%s, %s: it has a value: %v", code, when, ok)
+			}
+		}
+		once := func() {
+			s.set("fail field:82 gpu 0 " + code)
+			has("while it fails", false)
+			s.clear("fail")
+			has("the next time", back)
+		}
+		once()
+		s.set("gpu 0 lost")
+		if _, err := s.Read(id, nil); !errors.Is(err, device.ErrLost) {
+			t.Errorf("got %v", err)
+		}
+		s.clear("gpu 0")
+		has("when the GPU is back", true)
+		once()
+		s.set("gpu 0 lost")
+		if _, err := s.Check(id); !errors.Is(err, device.ErrLost) {
+			t.Errorf("got %v", err)
+		}
+		s.clear("gpu 0")
+		has("when a check has failed", true)
+		once()
+		g := s.inventory.Load().byID[id]
+		g.fastFields.droppedSince = g.fastFields.droppedSince.Add(-confirmedRetryInterval)
+		has("minutes later", true)
+		once()
+		s.Close()
+		s.list(1)
+		has("after an Init", true)
+	}
+}
+
+// TestAbsurd has values that are none. They are absent, not shown.
+func TestAbsurd(t *testing.T) {
+	for line, gone := range map[string]string{
+		"utilization 101":                           "nvidia_gpu_utilization_ratio",
+		"utilization 0xFFFFFFFF":                    "nvidia_gpu_utilization_ratio",
+		"temperature 0xFFFFFFFB":                    `nvidia_gpu_temperature_celsius{sensor="gpu"}`, // -5
+		"sm_clock 0xFFFFFFFF":                       `nvidia_gpu_clock_hertz{clock="sm"}`,
+		"field 82 -5 i32":                           `nvidia_gpu_temperature_celsius{sensor="memory"}`,
+		"field 83 -1 u64":                           "nvidia_gpu_energy_joules_total",
+		"field 94 0xFFFFFFFF u32":                   "nvidia_gpu_pcie_replays_total",
+		"field 3 -1 i64":                            `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`,
+		"memory_temperature 0x7FFFFFFF":             `nvidia_gpu_temperature_celsius{sensor="memory"}`,
+		"memory_total 0x7FFFFFFFFFFFFFFF":           "nvidia_gpu_memory_total_bytes",
+		"ecc_volatile_corrected 0x7FFFFFFFFFFFFFFF": `nvidia_gpu_ecc_volatile_errors_total{severity="corrected"}`,
+	} {
+		s := newListedFixture(t, "gpus 1", "gpu 0 "+line)
+		if v, ok := s.values(0)[gone]; ok {
+			t.Errorf("%s: %s is %v", line, gone, v)
+		}
+	}
+}
+
+// TestThrottleReasons shows those that the GPU can give, and any that it gave. That it is idle (0x1) is
+// none: whatever is summed over reasons would count idle GPUs as throttled.
+func TestThrottleReasons(t *testing.T) {
+	const capped, limit = `nvidia_gpu_throttle_active{reason="sw_power_cap"}`, `nvidia_gpu_throttle_active{reason="board_limit"}`
+	s := newListedFixture(t, "gpus 1", "gpu 0 throttle 0x1", "gpu 0 throttle_supported 0x1ff")
+	got := s.values(0)
+	if _, ok := got[limit]; ok {
+		t.Errorf("got %v", got)
+	}
+	for name, value := range got {
+		if strings.HasPrefix(name, "nvidia_gpu_throttle_active") && value != 0 {
+			t.Errorf("%s is %v of an idle GPU", name, value)
+		}
+	}
+	s.set("gpu 0 throttle 0x200")
+	if got := s.values(0); got[limit] != 1 || got[capped] != 0 {
+		t.Errorf("with a limit: got %v", got)
+	}
+	s.set("gpu 0 throttle 0")
+	if v, ok := s.values(0)[limit]; !ok || v != 0 {
+		t.Errorf("without it: got %v, %v", v, ok)
+	}
+}
+
+// TestReadErrors has one GPU give nothing. That is said as soon as it is known, and
+// costs nobody else anything.
+func TestReadErrors(t *testing.T) {
+	for _, c := range []struct {
+		lines   []string
+		lost    bool
+		fault   string
+		atMost  uint64 // calls
+		message string
+	}{
+		{[]string{"gpu 1 lost"}, true, "", 1, "GPU_IS_LOST"},
+		{[]string{"fail * gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
+		{[]string{"fail field:83 gpu 1 GPU_IS_LOST"}, true, "", 1, "GPU_IS_LOST"},
+		{[]string{"fail nvmlDeviceGetTemperature gpu 1 GPU_IS_LOST"}, true, "", 9, "nvmlDeviceGetTemperature: GPU_IS_LOST"},
+		{[]string{"fail * gpu 1 RESET_REQUIRED"}, false, "reset_required", 1, "RESET_REQUIRED"},
+		{[]string{"fail * gpu 1 INVALID_ARGUMENT"}, true, "", 16, "nvmlDeviceGetUUID: INVALID_ARGUMENT"},
+		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 SUCCESS"}, false, "", 16, "nvmlDeviceGetFieldValues: INVALID_ARGUMENT"},
+		{[]string{"fail * gpu 1 INVALID_ARGUMENT", "fail nvmlDeviceGetUUID gpu 1 GPU_IS_LOST"}, true, "", 16, "nvmlDeviceGetUUID: GPU_IS_LOST"},
+		{[]string{"fail * gpu 1 NO_PERMISSION"}, false, "", 15, "nvmlDeviceGetFieldValues: NO_PERMISSION"},
+		{[]string{"fail * gpu 1 4242"}, false, "", 15, "NVML answers 4242"},
+		{[]string{"gpus 1"}, true, "", 16, "INVALID_ARGUMENT"}, // its handle is none any more
+	} {
+		s := newListedFixture(t, "gpus 3")
+		id, before := s.id(1), s.calls()
+		s.set(c.lines...)
+		kept := []device.Sample{{Device: "kept"}}
+		samples, err := s.Read(id, kept)
+		var fault *device.Fault
+		if errors.As(err, &fault) != (c.fault != "") || fault != nil && fault.Reason != c.fault {
+			t.Errorf("%v: error %v, want the fault %q", c.lines, err, c.fault)
+		}
+		if err == nil || !strings.Contains(err.Error(), c.message) || errors.Is(err, device.ErrLost) != c.lost {
+			t.Errorf("%v: error %v, want %q, lost %v", c.lines, err, c.message, c.lost)
+		}
+		if len(samples) != 1 || samples[0].Device != "kept" {
+			t.Errorf("%v: samples %v", c.lines, samples)
+		}
+		if n := s.calls().Since(before).GPUTotal(1); n > c.atMost {
+			t.Errorf("%v: %d calls, want at most %d", c.lines, n, c.atMost)
+		}
+		if c.lines[0] != "gpus 1" && len(s.values(0)) != len(s.values(2)) {
+			t.Errorf("%v: the GPUs beside it are not read alike", c.lines)
+		}
+	}
+}
+
+// TestHangs has a GPU's calls hang. A second one about the same GPU returns at once,
+// and so do all about others, listings and waits included.
+func TestHangs(t *testing.T) {
+	s := newListedFixture(t, "gpus 2")
+	s.set("hang * gpu 1")
+	stuck := s.id(1)
+	done := make(chan error, 1)
+	go func() { _, err := s.Read(stuck, nil); done <- err }() // ends with the hang; received below
+	s.eventually("the call hangs", func() bool { return s.calls().InFlight(1) == 1 })
+	if _, err := s.Read(stuck, nil); !errors.Is(err, device.ErrStalled) {
+		t.Errorf("another reading says %v", err)
+	}
+	if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
+		t.Errorf("a check says %v", err)
+	}
+	s.values(0)
+	s.list(2)
+	s.waitForRegistration()
+	s.sendEvent(0, "xid 31")
+	if got := s.nextEvent(); got.GPU != s.id(0) {
+		t.Errorf("got %+v", got)
+	}
+	if n := s.calls().InFlight(1); n != 1 {
+		t.Errorf("%d calls hang", n)
+	}
+	s.clear("hang")
+	s.must(<-done)
+	s.values(1)
+	s.waitForRegistration()
+	s.sendEvent(1, "xid 31")
+	if got := s.nextEvent(); got.GPU != s.id(1) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestAllocationsOfRead pins them: one for each call of go-nvml's that returns a
+// struct or a number, since C gets its address; none for the fields, for what two samples
+// of GPM give, nor for the processes.
+func TestAllocationsOfRead(t *testing.T) {
+	if raceDetector {
+		t.Skip("the race detector allocates")
+	}
+	s := newListedFixture(t, "gpus 1", "gpu 0 process 17 1000 sm 50", "gpu 0 process 18 1000 type graphics")
+	id := s.id(0)
+	var buf []device.Sample
+	var uses []device.ProcessUsage
+	var err error
+	known := false
+	read := func() {
+		buf, err = s.Read(id, buf[:0])
+		uses, known = s.ReadProcessUsage(id, uses[:0])
+	}
+	read()
+	// Memory, utilisation, four engines, temperature, two clocks, the throttle reasons.
+	if allocations := testing.AllocsPerRun(100, read); allocations != 10 {
+		t.Errorf("a reading allocates %v times, want 10", allocations)
+	}
+	s.must(err)
+	if !known || len(uses) != 2 {
+		t.Errorf("%d processes, %v", len(uses), known)
+	}
+	if checks := testing.AllocsPerRun(100, func() { _, err = s.Check(id) }); checks != 0 {
+		t.Errorf("a check allocates %v times", checks)
+	}
+	s.must(err)
+}
+
+func BenchmarkRead(b *testing.B) {
+	s := newListedFixture(b, "gpus 1")
+	id := s.id(0)
+	var buf []device.Sample
+	b.ReportAllocs()
+	for b.Loop() {
+		buf, _ = s.Read(id, buf[:0])
+	}
+}

@@ -1,0 +1,90 @@
+package nvml
+
+import (
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// infoLabels are the labels that each GPU has of its own, empty where it has none: a
+// family wants the same labels on all its series.
+var infoLabels = [...]struct {
+	name, symbol string
+	ask          func(nvml.Device) (string, nvml.Return)
+}{
+	{"serial", "nvmlDeviceGetSerial", nvml.Device.GetSerial},
+	{"vbios_version", "nvmlDeviceGetVbiosVersion", nvml.Device.GetVbiosVersion},
+	{"compute_capability", "nvmlDeviceGetCudaComputeCapability", computeCapability},
+	{"architecture", "nvmlDeviceGetArchitecture", architecture},
+}
+
+// platformLabels are where the GPU sits in a rack that is one machine.
+var platformLabels = [...]string{"chassis_serial", "chassis_slot", "chassis_tray", "host_id", "module_id"}
+
+func gpuLabels(handle nvml.Device, has symbols) []device.Label {
+	labels := make([]device.Label, 0, len(infoLabels)+len(platformLabels))
+	for _, f := range infoLabels {
+		l := device.Label{Name: f.name}
+		if has[f.symbol] {
+			if value, ret := f.ask(handle); ret == nvml.SUCCESS {
+				l.Value = toValidUTF8(value)
+			}
+		}
+		labels = append(labels, l)
+	}
+	platform := readPlatform(handle, has)
+	for i, name := range platformLabels {
+		labels = append(labels, device.Label{Name: name, Value: platform[i]})
+	}
+	return labels
+}
+
+// unknownPosition is the byte of a position that the driver does not know: a GPU in no rack has
+// them all. DCGM treats it as invalid too.
+const unknownPosition = 0xFF
+
+// readPlatform are the values of platformLabels, empty where there are none.
+func readPlatform(handle nvml.Device, has symbols) (values [len(platformLabels)]string) {
+	if !has["nvmlDeviceGetPlatformInfo"] {
+		return values
+	}
+	p, ret := handle.GetPlatformInfo()
+	if ret != nvml.SUCCESS {
+		return values
+	}
+	serial, _, _ := strings.Cut(string(p.ChassisSerialNumber[:]), "\x00")
+	if strings.Count(serial, string([]byte{unknownPosition})) < len(serial) {
+		values[0] = toValidUTF8(serial)
+	}
+	for i, n := range [...]uint8{p.SlotNumber, p.TrayIndex, p.HostId, p.ModuleId} {
+		if n != unknownPosition {
+			values[1+i] = strconv.Itoa(int(n))
+		}
+	}
+	return values
+}
+
+// architectures are named as NVIDIA names them. One that is newer than this program is
+// called by its number.
+var architectures = map[nvml.DeviceArchitecture]string{
+	nvml.DEVICE_ARCH_KEPLER: "Kepler", nvml.DEVICE_ARCH_MAXWELL: "Maxwell", nvml.DEVICE_ARCH_PASCAL: "Pascal",
+	nvml.DEVICE_ARCH_VOLTA: "Volta", nvml.DEVICE_ARCH_TURING: "Turing", nvml.DEVICE_ARCH_AMPERE: "Ampere",
+	nvml.DEVICE_ARCH_ADA: "Ada", nvml.DEVICE_ARCH_HOPPER: "Hopper", nvml.DEVICE_ARCH_BLACKWELL: "Blackwell",
+	nvml.DEVICE_ARCH_RUBIN: "Rubin", nvml.DEVICE_ARCH_UNKNOWN: "",
+}
+
+func architecture(handle nvml.Device) (string, nvml.Return) {
+	a, ret := handle.GetArchitecture()
+	if name, known := architectures[a]; known {
+		return name, ret
+	}
+	return strconv.Itoa(int(a)), ret
+}
+
+// computeCapability is written as CUDA's own documents write it: 9.0.
+func computeCapability(handle nvml.Device) (string, nvml.Return) {
+	major, minor, ret := handle.GetCudaComputeCapability()
+	return strconv.Itoa(major) + "." + strconv.Itoa(minor), ret
+}

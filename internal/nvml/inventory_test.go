@@ -1,0 +1,303 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+func TestDevice(t *testing.T) {
+	root := t.TempDir()
+	for _, f := range []struct{ path, content string }{
+		{"sys/bus/pci/devices/0001:3b:00.0/numa_node", "1\n"},
+		{"dev/nvidiactl", ""},
+		{"dev/nvidia-uvm", ""},
+	} {
+		path := filepath.Join(root, f.path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(f.content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := newFixture(t, Options{DevRoot: root, SysRoot: filepath.Join(root, "sys")}, "gpus 2", "driver 580.95.05",
+		"gpu 1 uuid GPU-1", "gpu 1 minor 5", "gpu 1 name NVIDIA H200", "gpu 1 pci 0001:3B:00.0",
+		"confidential devtools", "gpu 1 platform_slot 3", "gpu 1 platform_tray 4", "gpu 1 platform_host 5", "gpu 1 platform_peer 1",
+		"gpu 1 platform_module 7", "gpu 1 chassis_serial 1821325191344", "gpu 1 memory_total 150754820096", "gpu 1 serial 1650", "gpu 1 vbios 96.00.B0", "gpu 0 uuid GPU-0")
+	got := s.list(2)[1]
+	want := device.Device{
+		ID: "GPU-1", GPU: "GPU-1", Index: 1, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: 5, Model: "NVIDIA H200", PCI: "0001:3b:00.0",
+		NUMANode: 1, MemoryBytes: 150754820096, DeviceNodes: []string{"/dev/nvidia5", "/dev/nvidiactl", "/dev/nvidia-uvm"},
+		InfoLabels: []device.Label{
+			{Name: "serial", Value: "1650"},
+			{Name: "vbios_version", Value: "96.00.B0"},
+			{Name: "compute_capability", Value: "9.0"},
+			{Name: "architecture", Value: "Hopper"},
+			{Name: "chassis_serial", Value: "1821325191344"},
+			{Name: "chassis_slot", Value: "3"},
+			{Name: "chassis_tray", Value: "4"},
+			{Name: "host_id", Value: "5"},
+			{Name: "module_id", Value: "7"},
+			{Name: "driver_version", Value: "580.95.05"},
+			{Name: "cuda_version", Value: got.InfoLabels[10].Value}, // go-nvml's own
+			{Name: "confidential_computing", Value: "devtools"},
+		},
+	}
+	if !equalDevices(got, want) {
+		t.Errorf("got %+v\nwant %+v", got, want)
+	}
+	if err := os.WriteFile(filepath.Join(root, "dev/nvidia-uvm-tools"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	want.DeviceNodes = append(want.DeviceNodes, "/dev/nvidia-uvm-tools")
+	if got := s.list(2)[1]; !equalDevices(got, want) {
+		t.Errorf("with one more node: got %+v\nwant %+v", got, want)
+	}
+}
+
+func equalDevices(a, b device.Device) bool {
+	nodes, facts := slices.Equal(a.DeviceNodes, b.DeviceNodes), slices.Equal(a.InfoLabels, b.InfoLabels)
+	a.DeviceNodes, a.InfoLabels, b.DeviceNodes, b.InfoLabels = nil, nil, nil, nil
+	return nodes && facts && reflect.DeepEqual(a, b)
+}
+
+// TestDeviceKnowsLittle has all fail that is not needed: absent is empty, 0 or -1.
+func TestDeviceKnowsLittle(t *testing.T) {
+	s := newFixture(t, Options{DevRoot: t.TempDir()}, "gpus 1", "fail nvmlDeviceGetUUID gpu 0 SUCCESS")
+	_, err := s.Devices(context.Background())
+	if err == nil || !strings.Contains(err.Error(), "UUID is empty") {
+		t.Errorf("a GPU without a UUID: %v", err)
+	}
+	s.clear("fail")
+	var lines []string
+	for _, f := range functions {
+		if strings.HasPrefix(f.symbol, "nvmlDeviceGet") && !f.needed {
+			lines = append(lines, "fail "+f.symbol+" gpu * NOT_SUPPORTED")
+		}
+	}
+	s.set(append(lines, "gpu 0 uuid GPU-0")...)
+	got := s.list(1)[0]
+	if got.Minor != -1 || got.Model != "" || got.PCI != "" || got.NUMANode != -1 || got.MemoryBytes != 0 || len(got.DeviceNodes) != 0 {
+		t.Errorf("got %+v", got)
+	}
+	var names []string
+	for _, l := range got.InfoLabels {
+		names = append(names, l.Name)
+	}
+	if want := []string{"serial", "vbios_version", "compute_capability", "architecture", "chassis_serial", "chassis_slot", "chassis_tray", "host_id", "module_id", "driver_version", "cuda_version", "confidential_computing"}; !slices.Equal(names, want) {
+		t.Errorf("the labels are %v, want %v", names, want)
+	}
+}
+
+// TestInvalidPlatform has a GPU in no rack: the driver fills in bytes of all bits set.
+func TestInvalidPlatform(t *testing.T) {
+	s := newListedFixture(t, "gpus 2", "gpu * platform_peer 1", "gpu 0 platform_slot 255", "gpu 0 platform_tray 255", "gpu 0 platform_host 255", "gpu 0 platform_module 255",
+		"gpu 0 chassis_serial "+strings.Repeat("\xff", 13), "gpu 1 platform_slot 254", "gpu 1 platform_tray 0", "gpu 1 platform_host 1",
+		"gpu 1 platform_module 2", "gpu 1 chassis_serial 18\xff")
+	devices := s.list(2)
+	for i, want := range []string{"", "18\uFFFD 254 0 1 2"} {
+		var got []string
+		for _, f := range devices[i].InfoLabels {
+			if slices.Contains(platformLabels[:], f.Name) && f.Value != "" {
+				got = append(got, f.Value)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("GPU %d is at %q, want %q", i, got, want)
+		}
+	}
+}
+
+// TestOrder has UUIDs that sort otherwise than the driver's indices.
+func TestOrder(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 3", "gpu 0 uuid GPU-c", "gpu 1 uuid GPU-a", "gpu 2 uuid GPU-b",
+		"gpu 0 temperature 30", "gpu 1 temperature 31", "gpu 2 temperature 32")
+	for i, d := range s.list(3) {
+		if want := []device.ID{"GPU-c", "GPU-a", "GPU-b"}[i]; d.ID != want || d.Index != i {
+			t.Errorf("at %d: %s with index %d, want %s", i, d.ID, d.Index, want)
+		}
+		if got := s.values(i)[`nvidia_gpu_temperature_celsius{sensor="gpu"}`]; got != float64(30+i) {
+			t.Errorf("%s has %v °C", d.ID, got)
+		}
+	}
+	s.set("gpu 2 uuid GPU-c") // what is known of a GPU is not asked again
+	s.list(3)
+}
+
+func TestInvalidText(t *testing.T) {
+	if got := toValidUTF8("Tesla\xff T4"); got != "Tesla\uFFFD T4" {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestSameUUIDTwice(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 2", "gpu * uuid GPU-same")
+	devices, err := s.Devices(context.Background())
+	if len(devices) != 1 || err == nil || !strings.Contains(err.Error(), "index 1: GPU-same was listed before") {
+		t.Errorf("%d devices, error %v", len(devices), err)
+	}
+}
+
+// TestListingWithFaults has GPUs that cannot be had. One that was never described
+// is left out, and the error names it; one that is known stays.
+func TestListingWithFaults(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 4", "gpu 1 lost", "fail nvmlDeviceGetUUID gpu 2 UNKNOWN")
+	devices, err := s.Devices(context.Background())
+	if len(devices) != 2 || devices[0].Index != 0 || devices[1].Index != 3 {
+		t.Fatalf("got %+v", devices)
+	}
+	const want = "GPU at index 1: get its handle: GPU_IS_LOST; GPU at index 2: get its UUID: UNKNOWN"
+	if err == nil || err.Error() != want {
+		t.Errorf("got error %v\nwant %s", err, want)
+	}
+	if errors.Is(err, device.ErrNoDriver) {
+		t.Error("the driver is blamed")
+	}
+
+	s.clear("gpu 1")
+	s.clear("fail")
+	s.list(4)
+	s.set("gpu 1 lost", "fail nvmlDeviceGetHandleByIndex_v2 gpu 2 UNKNOWN")
+	s.list(4)
+	s.clear("")
+	s.set("gpus 1")
+	s.list(1)
+	if _, err := s.Check("GPU-gone"); err == nil {
+		t.Error("a GPU that is not listed passes its check")
+	}
+}
+
+func TestCountFails(t *testing.T) {
+	s := newListedFixture(t, "gpus 2")
+	for _, code := range []string{"UNKNOWN", "SUCCESS"} { // a success leaves the count as it was: 0
+		s.set("fail nvmlDeviceGetCount_v2 gpu - " + code)
+		devices, err := s.Devices(context.Background())
+		if len(devices) != 0 || (err == nil) != (code == "SUCCESS") || errors.Is(err, device.ErrNoDriver) {
+			t.Errorf("%s: %d devices, error %v", code, len(devices), err)
+		}
+	}
+}
+
+// TestStartedAnew has the driver forget that it was initialised: the next listing
+// does that again, and for all GPUs it counts as a reset.
+func TestStartedAnew(t *testing.T) {
+	s := newListedFixture(t, "gpus 2")
+	gpu := s.id(1)
+	before, err := s.Check(gpu)
+	s.must(err)
+	s.set("fail nvmlDeviceGetCount_v2 gpu - UNINITIALIZED")
+	if _, err := s.Devices(context.Background()); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("got %v", err)
+	}
+	if _, err := s.Check(gpu); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("meanwhile a check says %v", err)
+	}
+	s.clear("fail")
+	s.list(2)
+	after, err := s.Check(gpu)
+	s.must(err)
+	if after.Resets != before.Resets+1 {
+		t.Errorf("%d resets, then %d", before.Resets, after.Resets)
+	}
+}
+
+// TestClosed starts again what was closed, which is no reset.
+func TestClosed(t *testing.T) {
+	s := newListedFixture(t, "gpus 1")
+	gpu := s.id(0)
+	before, err := s.Check(gpu)
+	s.must(err)
+	s.Close()
+	if _, err := s.Read(gpu, nil); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("after Close a reading says %v", err)
+	}
+	s.Close()
+	s.list(1)
+	after, err := s.Check(gpu)
+	s.must(err)
+	if before.Resets != after.Resets {
+		t.Errorf("%d resets, then %d", before.Resets, after.Resets)
+	}
+}
+
+// TestResetWhileClosed has a GPU reset while nobody has the driver open.
+func TestResetWhileClosed(t *testing.T) {
+	s := newListedFixture(t, "gpus 2", "gpu 0 energy 9000", "gpu 1 energy 9000")
+	before := map[device.GPU]uint64{}
+	for i := range 2 {
+		resets, err := s.Check(s.id(i))
+		s.must(err)
+		before[s.id(i)] = resets.Resets
+	}
+	s.Close()
+	s.set("gpu 1 energy 5")
+	s.list(2)
+	for i := range 2 {
+		resets, err := s.Check(s.id(i))
+		s.must(err)
+		if got := resets.Resets - before[s.id(i)]; got != uint64(i) {
+			t.Errorf("GPU %d was reset %d times", i, got)
+		}
+	}
+}
+
+func TestMIG(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 3", "gpu 0 mig_mode none", "gpu 1 mig_mode 1")
+	devices, err := s.Devices(context.Background())
+	if len(devices) != 3 || err != nil || devices[0].MIGEnabled || !devices[1].MIGEnabled || devices[2].MIGEnabled {
+		t.Fatalf("%+v, error %v", devices, err)
+	}
+	s.values(1) // what is read of it goes on
+	s.set("gpu 1 mig_mode 0")
+	if s.list(3)[1].MIGEnabled {
+		t.Error("its mode was turned off, and it is said to be on")
+	}
+	s.set("gpu 1 mig_mode 1")
+	s.list(3)
+	s.set("fail nvmlDeviceGetMigMode gpu * UNKNOWN") // what is known is not changed on suspicion
+	if devices := s.list(3); devices[0].MIGEnabled || !devices[1].MIGEnabled {
+		t.Errorf("got %+v", devices)
+	}
+	s.clear("")
+	s.set("gpus 4", "fail nvmlDeviceGetMigMode gpu 3 UNKNOWN") // nor is one offered that may be sliced
+	devices, err = s.Devices(context.Background())
+	if len(devices) != 3 || err == nil || !strings.Contains(err.Error(), "index 3: get its MIG mode: UNKNOWN") {
+		t.Errorf("%d devices, error %v", len(devices), err)
+	}
+}
+
+func TestListingEnds(t *testing.T) {
+	s := newListedFixture(t, "gpus 2")
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	devices, err := s.Devices(ctx)
+	if len(devices) != 0 || !errors.Is(err, context.Canceled) {
+		t.Errorf("%d devices, error %v", len(devices), err)
+	}
+	s.values(1) // what was listed before still is
+}
+
+func TestCallsOfListing(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 8")
+	before := s.callsOrNone()
+	s.list(8)
+	first := s.calls().Since(before)
+	s.list(8)
+	second := s.calls().Since(before).Since(first)
+	if n := second.GPUTotal(5); n != 2 {
+		t.Errorf("a listing that finds nothing new makes %d calls on a GPU, want 2", n)
+	}
+	// Who it is, what it can do, what never changes, and what is slow for a first time.
+	if n := first.GPUTotal(5); n > 44 {
+		t.Errorf("the first listing makes %d calls on a GPU, want at most 44", n)
+	}
+	t.Logf("on a GPU: first %d, later %d calls", first.GPUTotal(5), second.GPUTotal(5))
+}

@@ -1,0 +1,582 @@
+package kmsg
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// fakeKernelLog is a log that obeys a test. It keeps the records, each of which every reader gets
+// once.
+type fakeKernelLog struct {
+	mu sync.Mutex
+	// All below are guarded by mu.
+	records  []string
+	bootedAt time.Time
+	openErr  error
+	opened   int
+	readers  []*fakeReader
+}
+
+// fakeReader is a reader's place in the log.
+type fakeReader struct {
+	*fakeKernelLog
+	position int
+	errs     []error       // given before the next record
+	wakeups  chan struct{} // has one when there may be something to read
+}
+
+func newKernel() *fakeKernelLog { return &fakeKernelLog{bootedAt: time.Now().Add(-time.Hour)} }
+
+func (k *fakeKernelLog) open(string) (logSource, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.opened++
+	if k.openErr != nil {
+		return nil, k.openErr
+	}
+	t := &fakeReader{fakeKernelLog: k, wakeups: make(chan struct{}, 1)}
+	k.readers = append(k.readers, t)
+	return t, nil
+}
+
+// setOpenError has the log not be opened any more; nil: it can be.
+func (k *fakeKernelLog) setOpenError(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.openErr = err
+}
+
+func (k *fakeKernelLog) uptime() time.Duration { return time.Since(k.bootedAt) }
+
+// write has the kernel log messages, now.
+func (k *fakeKernelLog) write(messages ...string) { k.writeAt(k.uptime(), messages...) }
+
+func (k *fakeKernelLog) writeAt(since time.Duration, messages ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, m := range messages {
+		k.records = append(k.records, fmt.Sprintf("4,%d,%d,-;%s\n KEY=x\n", len(k.records)+100, since.Microseconds(), m))
+	}
+	k.wakeAll()
+}
+
+// failNextRead has the next read give errors.
+func (k *fakeKernelLog) failNextRead(errs ...error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, t := range k.readers {
+		t.errs = append(t.errs, errs...)
+	}
+	k.wakeAll()
+}
+
+func (k *fakeKernelLog) wakeAll() {
+	for _, t := range k.readers {
+		select {
+		case t.wakeups <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (t *fakeReader) read(buf []byte, wait time.Duration) (int, error) {
+	for timer := time.After(wait); ; {
+		if n, err := t.next(buf); !errors.Is(err, errNoRecord) || wait == 0 {
+			return n, err
+		}
+		select {
+		case <-t.wakeups:
+		case <-timer:
+			return 0, errNoRecord
+		}
+	}
+}
+
+func (t *fakeReader) next(buf []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.errs) > 0 {
+		err := t.errs[0]
+		t.errs = t.errs[1:]
+		return 0, err
+	}
+	if t.position == len(t.records) {
+		return 0, errNoRecord
+	}
+	t.position++
+	return copy(buf, t.records[t.position-1]), nil
+}
+
+func (t *fakeReader) wake()  { t.mu.Lock(); defer t.mu.Unlock(); t.wakeAll() }
+func (t *fakeReader) close() { t.mu.Lock(); defer t.mu.Unlock(); t.readers = nil }
+
+// readerFixture is a Reader, the kernel, and what was reported.
+type readerFixture struct {
+	*testing.T
+	*fakeKernelLog
+	*Reader
+	known  map[string]device.GPU // by address
+	got    []device.Event
+	times  []time.Time  // of got
+	logBuf bytes.Buffer // read when nobody writes
+}
+
+const (
+	addressGPU1 = "0000:1a:00"
+	addressGPU2 = "0000:1b:00"
+	gpu1        = device.GPU("GPU-1")
+	gpu2        = device.GPU("GPU-2")
+	migDeviceID = device.ID("MIG-a") // GI 7 of both
+)
+
+// xidLine is a line of the driver's.
+func xidLine(pci string, number int) string {
+	return fmt.Sprintf("NVRM: Xid (PCI:%s): %d, pid=1, name=a, b", pci, number)
+}
+
+// runTest runs a test in a bubble of its own, where time passes at once.
+func runTest(t *testing.T, body func(s *readerFixture)) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2}}
+		s.Reader = NewReader(Options{
+			Path: "/dev/kmsg", EventOf: s.eventOf, Report: s.onReport,
+			Log: slog.New(slog.NewTextHandler(&s.logBuf, nil)),
+		})
+		s.Reader.open, s.Reader.uptime = s.fakeKernelLog.open, s.fakeKernelLog.uptime
+		body(s)
+	})
+}
+
+func (s *readerFixture) onReport(e device.Event, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.got, s.times = append(s.got, e), append(s.times, at)
+}
+
+// addGPU has the GPU at an address be known from now on.
+func (s *readerFixture) addGPU(pci string, gpu device.GPU) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known[pci] = gpu
+}
+
+// eventOf is what a table of Xids would say: 31 ends by itself, 74 by checks, the rest by a reset.
+func (s *readerFixture) eventOf(l XidLine) (device.Event, bool) {
+	s.mu.Lock()
+	gpu, known := s.known[l.PCI]
+	s.mu.Unlock()
+	e := device.Event{GPU: gpu, Xid: l.Xid, Recovery: device.RecoveryAfterReset, Class: "c", Action: "a"}
+	switch l.Xid {
+	case 31:
+		e.Recovery = device.RecoveryNone
+	case 74:
+		e.Recovery = device.RecoveryChecksPass
+	}
+	if l.GI == 7 {
+		e.Device = migDeviceID
+	}
+	return e, known
+}
+
+// runReader follows the log while the test goes on, and takes the Reader's end at the end.
+func (s *readerFixture) runReader(body func()) {
+	s.Helper()
+	ctx, cancel := context.WithCancel(s.Context())
+	done := make(chan error)
+	go func() { done <- s.Reader.Run(ctx) }() // ends with ctx; received below
+	synctest.Wait()
+	body()
+	cancel()
+	if err := <-done; err != nil {
+		s.Errorf("Run ends with %v", err)
+	}
+}
+
+// wantReports tells what was reported since it was last asked.
+func (s *readerFixture) wantReports(when string, want ...string) {
+	s.Helper()
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var got []string
+	for _, e := range s.got {
+		heals := map[device.Recovery]string{device.RecoveryNone: "itself", device.RecoveryChecksPass: "check", device.RecoveryAfterReset: "reset"}[e.Recovery]
+		witness := e.Source
+		if e.Historical {
+			witness += "_past"
+		}
+		got = append(got, strings.Join(strings.Fields(fmt.Sprintf("%s %s %d %s %s", e.GPU, e.Device, e.Xid, heals, witness)), " "))
+	}
+	s.got = nil
+	if !slices.Equal(got, want) {
+		s.Errorf("%s: got %q, want %q", when, got, want)
+	}
+}
+
+func (s *readerFixture) wantLogged(text string, times int) {
+	s.Helper()
+	synctest.Wait()
+	if n := strings.Count(s.logBuf.String(), text); n != times {
+		s.Errorf("%q is said %d times, want %d:\n%s", text, n, times, s.logBuf.String())
+	}
+}
+
+func TestFollow(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.runReader(func() {
+			s.write("usb 1-1: new device", xidLine(addressGPU1, 79), "NVRM: GPU at PCI:0000:1a:00: GPU-1", xidLine(addressGPU2+" GPU-I:07", 31))
+			s.wantReports("as they come", "GPU-1 79 reset kmsg", "GPU-2 MIG-a 31 itself kmsg")
+			time.Sleep(time.Hour)
+			s.write(xidLine(addressGPU1, 79), xidLine(addressGPU1, 79))
+			s.wantReports("each time", "GPU-1 79 reset kmsg", "GPU-1 79 reset kmsg")
+		})
+		s.wantLogged("level", 0)
+	})
+}
+
+// TestPast: what was there before has a GPU be checked, and no more than that.
+func TestPast(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU1, 31), xidLine(addressGPU2+" GPU-I:07", 95), xidLine(addressGPU1, 79), xidLine(addressGPU1, 74))
+		s.runReader(func() {
+			s.wantReports("what is past", "GPU-1 79 check kmsg_past", "GPU-2 95 check kmsg_past", "GPU-1 74 check kmsg_past")
+			s.write(xidLine(addressGPU1, 79))
+			s.wantReports("what is not", "GPU-1 79 reset kmsg")
+			time.Sleep(time.Hour)
+			s.wantReports("later")
+		})
+	})
+}
+
+// TestTimes: a report has the time of its record, however late it is read and however wrong
+// the log's clock is.
+func TestTimes(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		wants := func(when string, want ...time.Time) {
+			t.Helper()
+			synctest.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if !slices.EqualFunc(s.times, want, time.Time.Equal) {
+				t.Errorf("%s: the times are %v, want %v", when, s.times, want)
+			}
+			s.times = nil
+		}
+		s.writeAt(20*time.Minute, xidLine(addressGPU1, 95))
+		s.writeAt(2*time.Hour, xidLine(addressGPU1, 64)) // by a clock that is an hour ahead
+		begun := time.Now()
+		s.runReader(func() {
+			wants("of the past", s.bootedAt.Add(20*time.Minute), begun)
+			time.Sleep(10500 * time.Millisecond)
+			s.write(xidLine(addressGPU1, 79))
+			wants("at once", time.Now())
+			s.writeAt(s.fakeKernelLog.uptime()-time.Minute, xidLine(addressGPU1, 79)) // by a clock that is a minute late
+			wants("within the second since the log was empty", time.Now().Add(-500*time.Millisecond))
+			s.failNextRead(io.EOF)
+			synctest.Wait()
+			said := time.Now()
+			s.write(xidLine(addressGPU1, 79))
+			time.Sleep(2 * reopenInterval)
+			wants("of a log that was opened again", said)
+		})
+	})
+	runTest(t, func(s *readerFixture) {
+		delete(s.known, addressGPU2)
+		s.writeAt(30*time.Minute, xidLine(addressGPU2, 95))
+		s.runReader(func() {
+			time.Sleep(time.Minute)
+			s.addGPU(addressGPU2, gpu2)
+			time.Sleep(2 * time.Second)
+			synctest.Wait()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if len(s.times) != 1 || !s.times[0].Equal(s.bootedAt.Add(30*time.Minute)) {
+				t.Errorf("of a GPU that is listed a minute later the times are %v", s.times)
+			}
+		})
+	})
+}
+
+// TestDriverLoaded: what was before the driver was loaded is over.
+func TestDriverLoaded(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU2, 95), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xidLine(addressGPU2, 64))
+		s.runReader(func() { s.wantReports("what is past", "GPU-2 64 check kmsg_past") })
+	})
+	runTest(t, func(s *readerFixture) {
+		delete(s.known, addressGPU1)
+		s.runReader(func() {
+			s.write(xidLine(addressGPU1, 79), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xidLine(addressGPU1, 95))
+			s.wantReports("of a GPU that is not known")
+			s.addGPU(addressGPU1, gpu1)
+			time.Sleep(2 * time.Second)
+			s.wantReports("when it is listed", "GPU-1 95 reset kmsg")
+		})
+	})
+}
+
+// TestRemembered: what an earlier process has counted is not counted again, and what came
+// after it is.
+func TestRemembered(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.options.LastReported = func(e device.Event) time.Time {
+			if e.GPU != gpu1 || e.Xid != 79 {
+				return time.Time{}
+			}
+			return s.bootedAt.Add(30 * time.Minute)
+		}
+		s.writeAt(30*time.Minute+2*time.Second, xidLine(addressGPU1, 79), xidLine(addressGPU2, 79), xidLine(addressGPU1, 95))
+		s.runReader(func() { s.wantReports("of what is remembered", "GPU-2 79 check kmsg_past", "GPU-1 95 check kmsg_past") })
+	})
+	runTest(t, func(s *readerFixture) {
+		s.options.LastReported = func(device.Event) time.Time { return s.bootedAt.Add(30 * time.Minute) }
+		s.writeAt(31*time.Minute, xidLine(addressGPU1, 79))
+		s.runReader(func() {
+			s.wantReports("of what came after", "GPU-1 79 check kmsg_past")
+			s.write(xidLine(addressGPU1, 79))
+			s.wantReports("and now", "GPU-1 79 reset kmsg")
+		})
+	})
+}
+
+// TestUnknownGPU: a line waits for its GPU to be listed, in a log that is never quiet too.
+func TestUnknownGPU(t *testing.T) {
+	for _, chatty := range []bool{false, true} {
+		runTest(t, func(s *readerFixture) {
+			delete(s.known, addressGPU1)
+			s.writeAt(time.Minute, xidLine(addressGPU1, 95))
+			s.runReader(func() {
+				s.write(xidLine(addressGPU1, 79), xidLine(addressGPU2, 74))
+				s.wantReports("of the one that is known", "GPU-2 74 check kmsg")
+				for range 100 {
+					time.Sleep(100 * time.Millisecond)
+					if chatty {
+						s.write("chatter")
+					}
+				}
+				s.wantReports("meanwhile")
+				s.addGPU(addressGPU1, gpu1)
+				for range 15 {
+					time.Sleep(100 * time.Millisecond)
+					if chatty {
+						s.write("chatter")
+					}
+				}
+				s.wantReports("when it is listed", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
+				s.write(xidLine("0000:ff:00", 79))
+				time.Sleep(listingTimeout + time.Minute)
+				s.addGPU("0000:ff:00", "GPU-3")
+				time.Sleep(time.Minute)
+				s.wantReports("too late")
+				s.wantLogged("that is not known", 1)
+			})
+		})
+	}
+}
+
+// TestFlood of lines about unknown GPUs costs little memory.
+func TestFlood(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.runReader(func() {
+			for range 3 * maxPending {
+				s.write(xidLine("0000:ff:00", 79))
+			}
+			synctest.Wait()
+			if len(s.pending) != maxPending {
+				s.Errorf("%d lines wait", len(s.pending))
+			}
+			s.wantLogged("more errors of unknown GPUs", 1)
+			s.write(xidLine(addressGPU1, 79)) // it finds no room, and is lost
+			time.Sleep(2 * listingTimeout)
+			s.write(xidLine(addressGPU1, 79))
+			s.wantReports("afterwards", "GPU-1 79 reset kmsg")
+		})
+	})
+}
+
+// TestOverrun goes on behind what was lost.
+func TestOverrun(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.runReader(func() {
+			for range 5 {
+				s.failNextRead(syscall.EPIPE)
+				s.write(xidLine(addressGPU1, 79))
+				s.wantReports("behind it", "GPU-1 79 reset kmsg")
+			}
+			s.wantLogged("lines are missing", 1)
+			if s.opened != 1 {
+				s.Errorf("it was opened %d times", s.opened)
+			}
+		})
+	})
+}
+
+// TestLogEnds: one that fails is opened again after a while, and nothing of it counts twice.
+func TestLogEnds(t *testing.T) {
+	runTest(t, func(s *readerFixture) {
+		s.writeAt(time.Minute, xidLine(addressGPU1, 95))
+		s.runReader(func() {
+			s.write(xidLine(addressGPU1, 79))
+			s.wantReports("at first", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
+			for range 3 {
+				s.failNextRead(io.EOF)
+				synctest.Wait()
+				s.write(xidLine(addressGPU1, 74))
+				time.Sleep(reopenInterval / 2)
+				s.wantReports("while it is shut")
+				time.Sleep(reopenInterval)
+				s.wantReports("when it is open again", "GPU-1 74 check kmsg")
+			}
+			s.wantLogged("will go on trying", 1)
+			s.setOpenError(fs.ErrNotExist)
+			s.failNextRead(io.ErrUnexpectedEOF)
+			time.Sleep(10 * reopenInterval)
+			s.setOpenError(nil)
+			time.Sleep(2 * reopenInterval)
+			s.write(xidLine(addressGPU1, 79))
+			s.wantReports("after it was gone", "GPU-1 79 reset kmsg")
+		})
+	})
+}
+
+// TestNoLog: one that is not there, or must not be read, is one line, and nobody asks again.
+func TestNoLog(t *testing.T) {
+	for _, err := range []error{fs.ErrNotExist, &fs.PathError{Op: "open", Path: "/dev/kmsg", Err: syscall.EPERM}} {
+		runTest(t, func(s *readerFixture) {
+			s.setOpenError(err)
+			s.runReader(func() {
+				time.Sleep(time.Hour)
+				s.wantLogged("the kernel's log is not read", 1)
+				s.wantLogged("level", 1)
+				if s.opened != 1 {
+					s.Errorf("%v: it was opened %d times", err, s.opened)
+				}
+			})
+		})
+	}
+}
+
+// TestFile reads a file of which each read gives a record, as the kernel's does.
+func TestFile(t *testing.T) {
+	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(text string) {
+		if _, err := syscall.Write(pair[1], []byte(text)); err != nil {
+			t.Error(err)
+		}
+	}
+	say("4,1,5,-;" + xidLine(addressGPU1, 95) + "\n")
+	reports := make(chan device.Event, 10)
+	r := NewReader(Options{
+		Path: "a socket",
+		EventOf: func(l XidLine) (device.Event, bool) {
+			return device.Event{GPU: gpu1, Xid: l.Xid, Recovery: device.RecoveryAfterReset}, true
+		},
+		Report: func(e device.Event, _ time.Time) { reports <- e }, Log: slog.New(slog.DiscardHandler),
+	})
+	r.open = func(string) (logSource, error) { // a socket has no path to be opened by
+		if err := syscall.SetNonblock(pair[0], true); err != nil {
+			return nil, err
+		}
+		return newFile(os.NewFile(uintptr(pair[0]), "kmsg"))
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- r.Run(ctx) }() // ends with ctx; received below
+	if e := <-reports; e.Xid != 95 || !e.Historical || e.Source != Source {
+		t.Errorf("got %+v", e)
+	}
+	say("4,2,6,-;" + xidLine(addressGPU1, 79) + "\n")
+	say("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
+	say("4,4,8,-;" + xidLine(addressGPU1, 48) + "\n")
+	for _, want := range []uint64{79, 48} {
+		if e := <-reports; e.Xid != want || e.Source != Source || e.Recovery != device.RecoveryAfterReset {
+			t.Errorf("got %+v, want xid %d", e, want)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if err := syscall.Close(pair[1]); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNotALog: what cannot be waited for, and what ends, is told and tried again.
+func TestNotALog(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kmsg")
+	if err := os.WriteFile(path, []byte("4,1,5,-;"+xidLine(addressGPU1, 95)+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range []string{path, t.TempDir()} {
+		if s, err := openFile(p); err == nil {
+			s.close()
+			t.Errorf("%s can be waited for", p)
+		}
+	}
+	if _, err := openFile(path + ".none"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+	if s, err := openFile("/dev/null"); err == nil {
+		n, err := s.read(make([]byte, maxRecordBytes), 0)
+		if n != 0 || !errors.Is(err, io.EOF) {
+			t.Errorf("of /dev/null it reads %d bytes, %v", n, err)
+		}
+		s.close()
+	}
+}
+
+// TestKernel reads the log of the machine that it runs on, where it may.
+func TestKernel(t *testing.T) {
+	s, err := openFile("/dev/kmsg")
+	if err != nil {
+		t.Skip(err)
+	}
+	defer s.close()
+	buf := make([]byte, maxRecordBytes)
+	records, last := 0, uint64(0)
+	for {
+		n, err := s.read(buf, 0)
+		if errors.Is(err, errNoRecord) {
+			break
+		}
+		if errors.Is(err, syscall.EPIPE) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r, ok := parseRecord(buf[:n]); ok {
+			if records++; r.sequence <= last && records > 1 || r.uptime > uptime()+time.Minute {
+				t.Fatalf("after %d comes %+v", last, r)
+			}
+			last = r.sequence
+		}
+	}
+	if records == 0 {
+		t.Skip("it is empty")
+	}
+	if _, err := s.read(buf, 10*time.Millisecond); err != nil && !errors.Is(err, errNoRecord) && !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("a read that waits: %v", err)
+	}
+	t.Logf("%d records of the kernel's", records)
+}

@@ -1,0 +1,148 @@
+package kmsg
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+func TestParse(t *testing.T) {
+	at := func(pci string, xid uint64) XidLine { return XidLine{pci, xid, NoInstanceID, NoInstanceID} }
+	for _, c := range []struct {
+		message string
+		want    XidLine
+	}{
+		{"NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.", at("0000:1a:00", 79)},
+		{"NVRM: Xid (PCI:0000:1a:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", at("0000:1a:00", 79)},
+		{"NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.", at("0000:01:00", 79)},
+		{"NVRM: Xid (PCI:0000:b4:00): 31, pid=77, Ch 00000007, intr 10000000. MMU Fault", at("0000:b4:00", 31)},
+		{"NVRM: Xid (PCI:0000:B4:00): 119", at("0000:b4:00", 119)},
+		{"NVRM: Xid (PCI:00000000:1A:00.0): 48, pid=1, name=a, b", at("0000:1a:00", 48)},
+		{"NVRM: Xid (PCI:000c:01:00): 62, x", at("000c:01:00", 62)},
+		{"NVRM: Xid (PCI:10000:01:1f): 62, x", at("10000:01:1f", 62)}, // domains behind a VMD
+		{"NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No", XidLine{"0000:01:00", 94, 5, NoInstanceID}},
+		{"NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 94, pid=7194", XidLine{"0000:01:00", 94, 5, 0}},
+		{"NVRM: Xid (0000:03:00): 13, 0002 00000000", at("0000:03:00", 13)},
+		{"NVRM: Xid (0003:00): 13, 0002 00000000", at("0000:03:00", 13)},
+		{"NVRM: Xid (PCI:03:00): 13 0002", at("0000:03:00", 13)},
+	} {
+		if got, ok := ParseXidLine(c.message); !ok || got != c.want {
+			t.Errorf("%s\ngot  %+v, %v\nwant %+v", c.message, got, ok, c.want)
+		}
+	}
+}
+
+func TestNoXid(t *testing.T) {
+	for _, message := range []string{
+		"",
+		"NVRM: GPU at PCI:0000:01:00: GPU-c4a80165-86e4-bfbb-ecfa-1d81a70b138a",
+		"NVRM: GPU at 0000:01:00.0 has fallen off the bus.",
+		"NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x26:0x65:1477)",
+		"NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.95.05",
+		"nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+		"x NVRM: Xid (PCI:0000:1a:00): 79, pid=1",
+		"NVRM: x (PCI:0000:01:00): 31, name=NVRM: Xid (PCI:0000:1a:00): 79, ",
+		"NVRM: Xid (PCI:0000:1a:00)",
+		"NVRM: Xid (PCI:0000:1a:00): ",
+		"NVRM: Xid (PCI:0000:1a:00): 0, nothing",
+		"NVRM: Xid (PCI:0000:1a:00): -79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00): 79a, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00): 4294967296, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00): 99999999999999999999, pid=1",
+		"NVRM: Xid (PCI:0000:1g:00): 79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:20): 79, pid=1", // a bus has 32 devices
+		"NVRM: Xid (PCI:0000:100:00): 79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00.8): 79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00.): 79, pid=1",
+		"NVRM: Xid (PCI::1a:00): 79, pid=1",
+		"NVRM: Xid (PCI:0:0:1a:00): 79, pid=1",
+		"NVRM: Xid (PCI:+000:1a:00): 79, pid=1",
+		"NVRM: Xid (1a): 79, pid=1",
+		"NVRM: Xid (): 79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00 GPU-I:): 79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00 GPU-I:-1): 79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00 GPU-I:4294967295): 79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00 GPU-X:1): 79, pid=1",
+		"NVRM: Xid (PCI:0000:1a:00 " + strings.Repeat("GPU-I:01 ", 20) + "): 79, pid=1",
+	} {
+		if got, ok := ParseXidLine(message); ok {
+			t.Errorf("%s\nis read as %+v", message, got)
+		}
+	}
+}
+
+var canonical = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]$`)
+
+// FuzzParse: whatever the log says, what is read of it is an address and a number, and is
+// read the same when it is written as the driver writes it.
+func FuzzParse(f *testing.F) {
+	for _, seed := range []string{
+		"NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
+		"NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 94, pid=7194",
+		"NVRM: Xid (0003:00): 13, 0002", "NVRM: Xid (", "NVRM: Xid (PCI:0000:1a:00.7): 1", "\xff",
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, message string) {
+		line, ok := ParseXidLine(message)
+		if !ok {
+			return
+		}
+		if !canonical.MatchString(line.PCI) || line.Xid == 0 || line.Xid > NoInstanceID {
+			t.Fatalf("%q is read as %+v", message, line)
+		}
+		where := "PCI:" + line.PCI
+		for name, n := range map[string]uint32{" GPU-I:": line.GI, " GPU-CI:": line.CI} {
+			if n != NoInstanceID {
+				where += fmt.Sprintf("%s%02d", name, n)
+			}
+		}
+		again, ok := ParseXidLine(fmt.Sprintf("NVRM: Xid (%s): %d, x", where, line.Xid))
+		if !ok || again != line {
+			t.Fatalf("%q is read as %+v, and that as %+v", message, line, again)
+		}
+	})
+}
+
+func TestParseRecord(t *testing.T) {
+	for _, c := range []struct {
+		data string
+		want logRecord
+		ok   bool
+	}{
+		{"6,339,5140900,-;NVRM: loading\n", logRecord{339, 5140900000, "NVRM: loading"}, true},
+		{"4,7,5,c,caller=T1;a;b,c\n SUBSYSTEM=pci\n DEVICE=+pci:0000:1a:00.0\n", logRecord{7, 5000, "a;b,c"}, true},
+		{"0,0,0,-;", logRecord{0, 0, ""}, true},
+		{"12,8,5,-;NVRM: Xid (PCI:0000:1a:00): 79, somebody wrote that\n", logRecord{}, false}, // facility 1: a program
+		{"30,8,5,-;systemd\n", logRecord{}, false},
+		{"6,8,5;short\n", logRecord{8, 5000, "short"}, true},
+		{"6,8;short\n", logRecord{}, false},
+		{"6,8,5,-,no message", logRecord{}, false},
+		{"x,8,5,-;a", logRecord{}, false},
+		{"6,x,5,-;a", logRecord{}, false},
+		{"6,8,x,-;a", logRecord{}, false},
+		{"-6,8,5,-;a", logRecord{}, false},
+		{"6,8,18446744073709551615,-;a", logRecord{}, false},
+		{"", logRecord{}, false},
+	} {
+		if got, ok := parseRecord([]byte(c.data)); ok != c.ok || got != c.want {
+			t.Errorf("%q: got %+v, %v; want %+v, %v", c.data, got, ok, c.want, c.ok)
+		}
+	}
+}
+
+// FuzzRecord: nobody but the kernel is believed, and time never runs over.
+func FuzzRecord(f *testing.F) {
+	f.Add([]byte("6,339,5140900,-;NVRM: Xid (PCI:0000:1a:00): 79, a\n KEY=value\n"))
+	f.Add([]byte("12,8,5,-;a"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		r, ok := parseRecord(data)
+		if !ok {
+			return
+		}
+		if r.uptime < 0 || strings.Contains(r.message, "\n") || !regexp.MustCompile(`^0*[0-7],`).Match(data) {
+			t.Fatalf("%q is read as %+v", data, r)
+		}
+	})
+}

@@ -1,0 +1,268 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+)
+
+// linkMatrix reads the links and writes them as rows: "0: - 18n 18s", the number of
+// NVLinks and a letter for the path. A GPU that is missing as A has no row.
+func (s *backendFixture) linkMatrix() (rows []string, err error) {
+	s.Helper()
+	links, err := s.Links(context.Background())
+	t := s.inventory.Load()
+	for i, a := range t.gpus {
+		row := fmt.Sprintf("%d:", i)
+		found := false
+		for _, b := range t.gpus {
+			at := slices.IndexFunc(links, func(l device.Link) bool { return l.A == a.id && l.B == b.id })
+			if at < 0 {
+				row += " -"
+				continue
+			}
+			found = true
+			row += fmt.Sprintf(" %d%c", links[at].NVLinks, "?bpxhns"[links[at].Path])
+		}
+		if found {
+			rows = append(rows, row)
+		}
+	}
+	return rows, err
+}
+
+func TestLinks(t *testing.T) {
+	none := "gpu * link 0-17 none"
+	for _, c := range []struct {
+		what  string
+		lines []string
+		want  []string
+	}{
+		{
+			"all over switches",
+			[]string{"gpus 3", "ancestor 0 2 system"},
+			[]string{"0: - 18n 18s", "1: 18n - 18n", "2: 18s 18n -"},
+		},
+		{
+			"links of one GPU are down",
+			[]string{"gpus 2", "gpu 1 link 3-6 off"},
+			[]string{"0: - 18n", "1: 14n -"},
+		},
+		{
+			"pairs, and one lane is down at one end",
+			[]string{
+				"gpus 4", none, "gpu 0 link 0-3 gpu 1", "gpu 1 link 0-3 gpu 0", "gpu 1 link 2 off", "gpu 2 link 0-3 gpu 3", "gpu 3 link 0-3 gpu 2",
+				"ancestor 0 1 single", "ancestor 2 3 internal", "ancestor 0 2 multiple", "ancestor 0 3 hostbridge",
+			},
+			[]string{"0: - 4p 0x 0h", "1: 3p - 0n 0n", "2: 0x 0n - 4b", "3: 0h 0n 4b -"},
+		},
+		{
+			"nothing but PCIe",
+			[]string{"gpus 2", none},
+			[]string{"0: - 0n", "1: 0n -"},
+		},
+		{
+			"a link to a GPU that is not there",
+			[]string{"gpus 2", none, "gpu 0 link 0-3 gpu 7", "gpu 1 link 0 off"},
+			[]string{"0: - 0n", "1: 0n -"},
+		},
+		{
+			"switches that one GPU does not reach",
+			[]string{"gpus 3", "gpu 2 link 0-17 none", "gpu 2 link 0-1 off"},
+			[]string{"0: - 18n 0n", "1: 18n - 0n", "2: 0n 0n -"},
+		},
+		{
+			"a level that is not known, and pairs that have none",
+			[]string{"gpus 2", none, "fail nvmlDeviceGetTopologyCommonAncestor gpu * NOT_SUPPORTED"},
+			[]string{"0: - 0?", "1: 0? -"},
+		},
+		{
+			"a GPU alone",
+			[]string{"gpus 1"},
+			nil,
+		},
+	} {
+		s := newListedFixture(t, c.lines...)
+		got, err := s.linkMatrix()
+		if err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%s: got %q, %v\nwant %q", c.what, got, err, c.want)
+		}
+	}
+}
+
+// TestLinksWithFaults has GPUs that cannot be asked: the links of the others are
+// answered, and the error names them.
+func TestLinksWithFaults(t *testing.T) {
+	for _, c := range []struct {
+		line, want string
+		rows       []string
+		calls      uint64 // on GPU 1
+	}{
+		{"gpu 1 lost", "GPU-1: NVLink 0: GPU_IS_LOST", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
+		{"fail nvmlDeviceGetNvLinkState gpu 1 RESET_REQUIRED", "GPU-1: NVLink 0: RESET_REQUIRED", []string{"0: - 0? 18n", "2: 18n 0? -"}, 1},
+		{"fail nvmlDeviceGetNvLinkRemoteDeviceType gpu 1 UNKNOWN", "GPU-1: NVLink 17: UNKNOWN", []string{"0: - 0n 18n", "1: 0n - 0n", "2: 18n 0n -"}, 38},
+		{"fail nvmlDeviceGetTopologyCommonAncestor gpu 1 UNKNOWN", "GPU-1: path to GPU-2: UNKNOWN", []string{"0: - 18n 18n", "1: 18n - 18?", "2: 18n 18? -"}, 38},
+	} {
+		s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1", "gpu 2 uuid GPU-2")
+		s.set(c.line)
+		before := s.calls()
+		got, err := s.linkMatrix()
+		if err == nil || !strings.Contains(err.Error(), c.want) || !slices.Equal(got, c.rows) {
+			t.Errorf("%s: got %q, %v\nwant %q, %s", c.line, got, err, c.rows, c.want)
+		}
+		if n := s.calls().Since(before).GPUTotal(1); n != c.calls {
+			t.Errorf("%s: %d calls on it, want %d", c.line, n, c.calls)
+		}
+	}
+}
+
+// TestLinksOfAStalledGPU has a call to one hang: it is waited for a moment, and not
+// asked.
+func TestLinksOfAStalledGPU(t *testing.T) {
+	s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1")
+	id := s.id(1)
+	s.set("hang nvmlDeviceGetFieldValues gpu 1")
+	done := make(chan error, 1)
+	go func() { _, err := s.Read(id, nil); done <- err }() // ends with the hang; received below
+	s.eventually("the reading hangs", func() bool { return s.calls().InFlight(1) == 1 })
+	before, began := s.calls(), time.Now()
+	got, err := s.linkMatrix()
+	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got, want) || err == nil || err.Error() != "GPU-1: it does not answer" {
+		t.Errorf("got %q, %v\nwant %q", got, err, want)
+	}
+	if took := time.Since(began); took < linkLockTimeout {
+		t.Errorf("it was given up after %v", took)
+	}
+	if n := s.calls().Since(before).GPUTotal(1); n != 0 {
+		t.Errorf("%d calls were made on a GPU that hangs", n)
+	}
+	s.clear("hang")
+	s.must(<-done)
+	if got, err := s.linkMatrix(); err != nil || len(got) != 3 {
+		t.Errorf("after the hang: %q, %v", got, err)
+	}
+}
+
+// TestLinksMeetAHang has the question for a link be the first that hangs: the others'
+// links are told, listings go on, and nothing else is asked of that GPU meanwhile.
+func TestLinksMeetAHang(t *testing.T) {
+	s := newListedFixture(t, "gpus 3", "gpu 1 uuid GPU-1", "hang nvmlDeviceGetNvLinkState gpu 1")
+	type answer struct {
+		rows []string
+		err  error
+	}
+	answers := make(chan answer, 1)
+	go func() { // ends with the hang at the latest; received below
+		rows, err := s.linkMatrix()
+		answers <- answer{rows, err}
+	}()
+	var got answer
+	select {
+	case got = <-answers:
+	case <-time.After(testTimeout):
+		t.Error("the links of all wait for one GPU")
+		s.clear("hang")
+		got = <-answers
+	}
+	if want := []string{"0: - 0? 18n", "2: 18n 0? -"}; !slices.Equal(got.rows, want) || got.err == nil || got.err.Error() != "GPU-1: it does not answer" {
+		t.Errorf("got %q, %v\nwant %q", got.rows, got.err, want)
+	}
+	s.list(3)
+	if n := s.calls().InFlight(1); n != 1 || s.UnmatchedPatterns() {
+		t.Errorf("%d calls are under way, idle %v", n, s.UnmatchedPatterns())
+	}
+	s.clear("hang")
+	s.eventually("it has answered", s.UnmatchedPatterns)
+	if got, err := s.linkMatrix(); err != nil || len(got) != 3 {
+		t.Errorf("after the hang: %q, %v", got, err)
+	}
+}
+
+// TestLinksDuringReadings has GPUs busy with short calls: none is missed for it.
+func TestLinksDuringReadings(t *testing.T) {
+	s := newListedFixture(t, "gpus 2", "slow nvmlDeviceGetFieldValues gpu * 5ms")
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	id := s.id(1)
+	go func() { // ends with ctx
+		defer close(ended)
+		for ctx.Err() == nil {
+			s.Read(id, nil) //nolint:errcheck // it is only to be busy
+			time.Sleep(5 * time.Millisecond)
+		}
+	}()
+	got, err := s.linkMatrix()
+	cancel()
+	<-ended
+	if want := []string{"0: - 18n", "1: 18n -"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestLinksEnd(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 2")
+	if _, err := s.Links(context.Background()); !errors.Is(err, device.ErrNoDriver) {
+		t.Errorf("before the first listing: %v", err)
+	}
+	s.list(2)
+	before := s.calls()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if links, err := s.Links(ctx); links != nil || !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, %v", links, err)
+	}
+	since := s.calls().Since(before)
+	if n := since.GPUTotal(0) + since.GPUTotal(1) + since.GPUTotal(nvmltest.NoGPU); n != 0 {
+		t.Errorf("%d calls after the end", n)
+	}
+}
+
+func TestLibraryWithoutLinks(t *testing.T) {
+	runInChild(t, func(dir string) {
+		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetNvLinkState", "nvmlDeviceGetTopologyCommonAncestor")
+	}, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 2")
+		s.list(2)
+		if got, err := s.linkMatrix(); err != nil || !slices.Equal(got, []string{"0: - 0?", "1: 0? -"}) {
+			t.Errorf("got %q, %v", got, err)
+		}
+	})
+}
+
+// TestLibraryWithoutLinkTypes tells a link's end by its address.
+func TestLibraryWithoutLinkTypes(t *testing.T) {
+	runInChild(t, func(dir string) {
+		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2")
+	}, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3", "gpu 0 link 0-17 none", "gpu 0 link 0-3 gpu 1")
+		s.list(3)
+		if got, err := s.linkMatrix(); err != nil || !slices.Equal(got, []string{"0: - 4n 0n", "1: 0n - 0n", "2: 0n 0n -"}) {
+			t.Errorf("got %q, %v", got, err)
+		}
+	})
+}
+
+func TestCallsOfLinks(t *testing.T) {
+	s := newListedFixture(t, "gpus 8")
+	before := s.calls()
+	if got, err := s.linkMatrix(); err != nil || len(got) != 8 {
+		t.Fatalf("got %q, %v", got, err)
+	}
+	since, sum := s.calls().Since(before), uint64(0)
+	for gpu := range 8 {
+		sum += since.GPUTotal(gpu)
+	}
+	// Of each GPU 18 links, where they lead, and one more that it does not have; and
+	// of each pair what it has in common.
+	if want := uint64(8*(2*18+1) + 28); sum != want {
+		t.Errorf("%d calls, want %d", sum, want)
+	}
+}

@@ -1,0 +1,373 @@
+package nvml
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// partitionedGPU is a GPU with slices of all kinds: holes between them, two compute
+// instances in one GPU instance, both forms of UUID.
+var partitionedGPU = []string{
+	"gpus 3", "gpu 1 mig_mode 1", "gpu 1 uuid GPU-1", "gpu 1 minor 5", "gpu 1 pci 0001:3b:00.0",
+	"gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a", "gpu 1 slice 2 1c.3g.40gb gi 2 ci 0 uuid MIG-b",
+	"gpu 1 slice 3 2c.3g.40gb gi 2 ci 1 uuid old", "gpu 1 slice 6 1g.10gb+me gi 9 ci 0 uuid MIG-d memory 10468982784",
+}
+
+// writeFiles makes files, each with its folder.
+func writeFiles(t *testing.T, root string, files map[string]string) {
+	t.Helper()
+	for name, content := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// formatDevices is what a listing has of slices, one line each.
+func formatDevices(devices []device.Device) (lines []string) {
+	for _, d := range devices {
+		if !d.WholeGPU() {
+			lines = append(lines, fmt.Sprintf("%s %d:%d %d/%d %s", d.ID, d.Index, d.MIGDeviceIndex, d.GI, d.CI, d.Profile))
+		}
+	}
+	return lines
+}
+
+func (s *backendFixture) wantSlices(devices []device.Device, want ...string) {
+	s.Helper()
+	if got := formatDevices(devices); !slices.Equal(got, want) {
+		s.Errorf("got %q\nwant %q", got, want)
+	}
+}
+
+func TestSlices(t *testing.T) {
+	root := t.TempDir()
+	writeFiles(t, root, map[string]string{
+		"sys/bus/pci/devices/0001:3b:00.0/numa_node": "1\n",
+		"dev/nvidiactl": "",
+		"proc/driver/nvidia/capabilities/gpu5/mig/gi7/access":               "DeviceFileMinor: 66\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+		"proc/driver/nvidia/capabilities/gpu5/mig/gi7/ci0/access":           "DeviceFileMinor: 67\nDeviceFileMode: 292\nDeviceFileModify: 1\n",
+		"proc/driver/nvidia/capabilities/gpu1/mig/gi7/ci0/access":           "DeviceFileMinor: 13\n", // another GPU's: it goes by the minor number
+		"proc/driver/nvidia-caps/mig-minors":                                "config 1\nmonitor 2\ngpu0/gi2/access 3\ngpu5/gi2/access 21\ngpu5/gi2/ci0/access 22\ngpu5/gi2/ci1/access 23\n",
+		"proc/driver/nvidia/capabilities/gpu5/mig/gi9/access":               "DeviceFileMinor: many\n",
+		"proc/driver/nvidia/capabilities/gpu5/mig/gi9/ci0/a file of others": "",
+	})
+	s := newFixture(t, Options{DevRoot: root, SysRoot: filepath.Join(root, "sys"), ProcRoot: filepath.Join(root, "proc")}, partitionedGPU...)
+	devices := s.list(7)
+	s.wantSlices(devices, "MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
+	gpu, slice := devices[1], devices[2]
+	if !gpu.MIGEnabled || !gpu.WholeGPU() || gpu.NUMANode != 1 {
+		t.Errorf("before its slices stands %+v", gpu)
+	}
+	want := gpu // of which it has nearly all
+	want.ID, want.MIGEnabled, want.MIGDeviceIndex, want.GI, want.CI, want.Profile, want.MemoryBytes = "MIG-a", false, 0, 7, 0, "1g.10gb", 10<<30
+	want.Placement = device.Placement{Profile: 19, Start: 0, Size: 1}
+	want.DeviceNodes = []string{"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap66", "/dev/nvidia-caps/nvidia-cap67", "/dev/nvidiactl"}
+	if !equalDevices(slice, want) {
+		t.Errorf("got %+v\nwant %+v", slice, want)
+	}
+	for i, nodes := range map[int][]string{
+		3: {"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22", "/dev/nvidiactl"},
+		4: {"/dev/nvidia5", "/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap23", "/dev/nvidiactl"},
+		5: {"/dev/nvidia5", "/dev/nvidiactl"}, // nobody says which open it
+	} {
+		if !slices.Equal(devices[i].DeviceNodes, nodes) {
+			t.Errorf("%s has %v, want %v", devices[i].ID, devices[i].DeviceNodes, nodes)
+		}
+	}
+	if d := devices[5]; d.MemoryBytes != 10468982784 {
+		t.Errorf("%s has %d bytes", d.ID, d.MemoryBytes)
+	}
+
+	writeFiles(t, root, map[string]string{ // they came late
+		"proc/driver/nvidia/capabilities/gpu5/mig/gi9/access":     "DeviceFileMinor: 31\n",
+		"proc/driver/nvidia/capabilities/gpu5/mig/gi9/ci0/access": "DeviceFileMinor: 32\n",
+	})
+	if nodes := s.list(7)[5].DeviceNodes; !slices.Contains(nodes, "/dev/nvidia-caps/nvidia-cap31") || !slices.Contains(nodes, "/dev/nvidia-caps/nvidia-cap32") {
+		t.Errorf("it has %v", nodes)
+	}
+}
+
+func TestProfileIn(t *testing.T) {
+	for name, want := range map[string]string{
+		"NVIDIA H100 80GB HBM3 MIG 1g.10gb":              "1g.10gb",
+		"NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb":           "1c.3g.20gb",
+		"MIG 1g.5gb+me":                                  "1g.5gb+me",
+		"MIG 1g.12gb+me.all":                             "1g.12gb+me.all",
+		"NVIDIA RTX PRO 6000 MIG 2g.48gb-me":             "2g.48gb-me",
+		"MIG 4g.96gb+gfx":                                "4g.96gb+gfx",
+		"NVIDIA H100 80GB HBM3":                          "",
+		"MIG 1g.10gb Device":                             "",
+		"MIG ":                                           "",
+		"MIG 1g.10gb+me\nnvidia.com/gpu: 8":              "",
+		"NVIDIA H100 80GB HBM3 MIG 1G.10GB \uFFFD\uFFFD": "",
+	} {
+		if got := profileFromName(name); got != want {
+			t.Errorf("%q: got %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestProfileOf has what real slices say; the names are NVIDIA's.
+func TestProfileOf(t *testing.T) {
+	attributes := func(c, g uint32, mb uint64) nvml.DeviceAttributes {
+		return nvml.DeviceAttributes{ComputeInstanceSliceCount: c, GpuInstanceSliceCount: g, MemorySizeMB: mb}
+	}
+	const a100, h100 = 40 << 30, 81559 << 20
+	for _, c := range []struct {
+		a      nvml.DeviceAttributes
+		memory uint64
+		want   string
+	}{
+		{attributes(1, 1, 4864), a100, "1g.5gb"},
+		{attributes(2, 2, 9856), a100, "2g.10gb"},
+		{attributes(1, 3, 19968), a100, "1c.3g.20gb"},
+		{attributes(7, 7, 40192), a100, "7g.40gb"},
+		{attributes(1, 1, 9984), h100, "1g.10gb"},
+		{attributes(1, 1, 20096), h100, "1g.20gb"},
+		{attributes(3, 3, 40448), h100, "3g.40gb"},
+		{attributes(1, 1, 9984), 0, "1g.10gb"}, // the GPU's own memory is for the privileged
+		{attributes(0, 1, 9984), h100, ""},
+		{attributes(1, 0, 9984), h100, ""},
+		{attributes(1, 1, 0), h100, ""},
+	} {
+		if got := profileFromAttributes(c.a, c.memory); got != c.want {
+			t.Errorf("%+v of %d: got %q, want %q", c.a, c.memory, got, c.want)
+		}
+	}
+}
+
+// TestSliceWithoutAName is called by what it has.
+func TestSliceWithoutAName(t *testing.T) {
+	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1c.3g.40gb+me gi 1 ci 0 uuid MIG-a", "fail nvmlDeviceGetName gpu 0 NOT_SUPPORTED")
+	s.wantSlices(s.list(2), "MIG-a 0:0 1/0 1c.3g.40gb")
+}
+
+// TestPlacement has each slice where its GPU instance is, and those of whom the driver
+// does not say it nowhere.
+func TestPlacement(t *testing.T) {
+	at := func(profile, start, size int) device.Placement {
+		return device.Placement{Profile: profile, Start: start, Size: size}
+	}
+	for line, want := range map[string][]device.Placement{
+		"": {at(19, 0, 1), at(9, 2, 4), at(9, 2, 4), at(20, 6, 1)},
+		"fail nvmlGpuInstanceGetInfo gpu 1 UNKNOWN":             {{}, {}, {}, {}},
+		"fail nvmlDeviceGetGpuInstanceById gpu 1 NO_PERMISSION": {{}, {}, {}, {}},
+	} {
+		s := newFixture(t, Options{}, partitionedGPU...)
+		if line != "" {
+			s.set(line)
+		}
+		devices := s.list(7)
+		var got []device.Placement
+		for _, d := range devices {
+			if d.WholeGPU() && d.Placement != (device.Placement{}) {
+				t.Errorf("%s is at %v", d.ID, d.Placement)
+			}
+			if !d.WholeGPU() {
+				got = append(got, d.Placement)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", line, got, want)
+		}
+	}
+}
+
+// TestRepartitioned has slices come in the place of others, with all that these had:
+// the index, the instances' numbers, the handle, and at last the UUID.
+func TestRepartitioned(t *testing.T) {
+	s := newListedFixture(t, append(partitionedGPU, "reuse handles")...)
+	s.list(7)
+	s.set("gpu 1 slice 0 2g.20gb gi 7 ci 0 uuid MIG-z")
+	s.wantSlices(s.list(7), "MIG-z 1:0 7/0 2g.20gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
+	s.clear("gpu 1 slice 2")
+	s.clear("gpu 1 slice 6")
+	s.set("gpu 1 slice 3 1g.10gb gi 2 ci 1 uuid old", "gpu 1 slice 5 1c.3g.40gb gi 2 ci 0 uuid MIG-b")
+	s.wantSlices(s.list(6), "MIG-z 1:0 7/0 2g.20gb", "MIG-GPU-1/2/1 1:3 2/1 1g.10gb", "MIG-b 1:5 2/0 1c.3g.40gb")
+	s.clear("gpu 1 slice")
+	if devices := s.list(3); !devices[1].MIGEnabled {
+		t.Error("a GPU without slices is said to be a whole one")
+	}
+	s.set("gpu 1 mig_mode 0", "gpu 1 slice 0 1g.10gb gi 1 ci 0")
+	if devices := s.list(3); devices[1].MIGEnabled {
+		t.Error("a GPU whose mode is off is said to be partitioned")
+	}
+}
+
+// TestSlicesWithFaults has slices that cannot be told. One that is known stays, one
+// that is new is left out, and the error names it.
+func TestSlicesWithFaults(t *testing.T) {
+	known := []string{"MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me"}
+	for _, c := range []struct{ line, want, first string }{
+		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 UNKNOWN", "slice 6: get its handle: UNKNOWN", ""},
+		{"fail nvmlDeviceGetGpuInstanceId gpu 1 UNKNOWN", "slice 6: get its GPU instance: UNKNOWN", ""},
+		{"fail nvmlDeviceGetComputeInstanceId gpu 1 4242", "slice 6: get its compute instance: NVML answers 4242", ""},
+		{"fail nvmlDeviceGetAttributes_v2 gpu 1 UNKNOWN", "slice 6: get its attributes: UNKNOWN", ""},
+		{"fail nvmlDeviceGetMigDeviceHandleByIndex gpu 1 GPU_IS_LOST", "GPU-1: get its handle: GPU_IS_LOST", ""},
+		{"fail nvmlDeviceGetMaxMigDeviceCount gpu 1 UNKNOWN", "", "GPU-1: count its slices: UNKNOWN"},
+	} {
+		s := newFixture(t, Options{}, append(partitionedGPU, c.line)...)
+		devices, err := s.Devices(context.Background())
+		if want := c.first + c.want; len(devices) != 3 || err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, device.ErrNoDriver) {
+			t.Errorf("%s: at first %d devices, error %v", c.line, len(devices), err)
+		}
+		s.clear("fail")
+		s.list(7)
+		s.set(c.line)
+		devices, err = s.Devices(context.Background())
+		s.wantSlices(devices, known...)
+		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v", c.line, err)
+		}
+	}
+	s := newListedFixture(t, partitionedGPU...)
+	for _, line := range []string{"gpu 1 lost", "fail nvmlDeviceGetMigMode gpu 1 UNKNOWN", "fail nvmlDeviceGetHandleByIndex_v2 gpu 1 UNKNOWN"} {
+		s.set(line)
+		s.wantSlices(s.list(7), known...)
+	}
+	s.clear("")
+	s.set(append(partitionedGPU, "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 2 mig_mode 1", "gpu 2 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a")...)
+	devices, err := s.Devices(context.Background())
+	s.wantSlices(devices, append([]string{"MIG-a 0:0 1/0 1g.10gb"}, known[1:]...)...)
+	if err == nil || strings.Count(err.Error(), "slice 0: MIG-a was listed before") != 2 {
+		t.Errorf("one UUID three times: %v", err)
+	}
+}
+
+// TestSlicesOfAStalledGPU has a call to the GPU hang: the listing does not ask it, and
+// its slices stay.
+func TestSlicesOfAStalledGPU(t *testing.T) {
+	s := newListedFixture(t, partitionedGPU...)
+	s.list(7)
+	id := s.id(1)
+	s.set("hang nvmlDeviceGetFieldValues gpu 1")
+	done := make(chan error, 1)
+	go func() { _, err := s.Read(id, nil); done <- err }() // ends with the hang; received below
+	s.eventually("the reading hangs", func() bool { return s.calls().InFlight(1) == 1 })
+	before := s.calls()
+	s.clear("gpu 1 slice")
+	s.wantSlices(s.list(7), "MIG-a 1:0 7/0 1g.10gb", "MIG-b 1:2 2/0 1c.3g.40gb", "MIG-GPU-1/2/1 1:3 2/1 2c.3g.40gb", "MIG-d 1:6 9/0 1g.10gb+me")
+	if n := s.calls().Since(before).GPUTotal(1); n != 0 {
+		t.Errorf("%d calls were made on a GPU that hangs", n)
+	}
+	s.clear("hang")
+	s.must(<-done)
+	s.list(3)
+}
+
+// TestLibraryWithoutMIG has the mode on and no functions for slices.
+func TestLibraryWithoutMIG(t *testing.T) {
+	runInChild(t, func(dir string) {
+		buildLibrary(t, filepath.Join(dir, "lib64"), append(migFunctions[:], "nvmlDeviceGetAttributes", "nvmlDeviceGetAttributes_v2")...)
+	}, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, partitionedGPU...)
+		devices, err := s.Devices(context.Background())
+		if len(devices) != 3 || !devices[1].MIGEnabled || err == nil || err.Error() != "GPU-1: the library has no functions for its slices" {
+			t.Errorf("got %+v, %v", devices, err)
+		}
+	})
+}
+
+func TestCallsOfListingSlices(t *testing.T) {
+	s := newFixture(t, Options{}, append(partitionedGPU, "gpus 2")...)
+	before := s.callsOrNone()
+	s.list(6)
+	first := s.calls().Since(before)
+	s.list(6)
+	second := s.calls().Since(before).Since(first)
+	// Its handle and mode, seven indices, and who each of four slices is.
+	if n := second.GPUTotal(1); n != 2+7+4*4 {
+		t.Errorf("a listing that finds nothing new makes %d calls on a partitioned GPU, want 25", n)
+	}
+	if n := second.GPUTotal(0); n != 2 {
+		t.Errorf("and %d on another, want 2", n)
+	}
+	if n := first.GPUTotal(1); n > 95 {
+		t.Errorf("the first listing makes %d calls on it, want at most 95", n)
+	}
+	t.Logf("first %d, later %d calls", first.GPUTotal(1), second.GPUTotal(1))
+}
+
+// TestEventsOfSlices has the driver name instances. What is the hardware's is no
+// slice's, whatever it names.
+func TestEventsOfSlices(t *testing.T) {
+	s := newListedFixture(t, append(partitionedGPU, "gpu 2 event_types 0x8")...)
+	s.list(7)
+	s.waitForRegistration()
+	gpu := s.id(1)
+	for _, c := range []struct {
+		event string
+		want  device.Event
+	}{
+		{"xid 4242 gi 2 ci 1", device.Event{GPU: gpu, Device: "MIG-GPU-1/2/1", Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}},
+		{"xid 31 gi 7 ci 0", device.Event{GPU: gpu, Device: "MIG-a", Xid: 31, Class: "application", Action: "restart_app"}},
+		{"xid 94 gi 9 ci 0", device.Event{GPU: gpu, Device: "MIG-d", Xid: 94, Class: "contained", Action: "restart_app"}},
+		{"xid 95 gi 9 ci 0", device.Event{GPU: gpu, Xid: 95, Class: "broken", Recovery: device.RecoveryAfterReset, Action: "reset_gpu"}},
+		{"xid 4242", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}},
+		{"xid 4242 gi 2", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}},      // two slices are in it
+		{"xid 4242 gi 3 ci 0", device.Event{GPU: gpu, Xid: 4242, Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"}}, // it came after the listing
+		{"type 0x100", device.Event{GPU: gpu, PartitionChanged: true}},
+	} {
+		s.sendEvent(1, c.event)
+		if got := s.nextEvent(); got != c.want {
+			t.Errorf("%s: got %+v, want %+v", c.event, got, c.want)
+		}
+	}
+	s.sendEvent(0, "xid 4242 gi 7 ci 0") // a GPU that is not partitioned
+	if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" {
+		t.Errorf("got %+v", got)
+	}
+	s.sendEvent(2, "type 0x100") // it cannot be told of this, and is heard of the rest
+	s.sendEvent(2, "xid 31")
+	if got := s.nextEvent(); got.GPU != s.id(2) || got.Xid != 31 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestEventsThatNameNoSlice has a driver whose events have no instances, for which
+// go-nvml gives zeros: there is a slice of these numbers, and it is not to blame.
+func TestEventsThatNameNoSlice(t *testing.T) {
+	runInChild(t, func(dir string) {
+		buildLibrary(t, filepath.Join(dir, "lib64"), "nvmlEventSetWait_v2")
+	}, func(t *testing.T, dir string) {
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 0 ci 0")
+		s.list(2)
+		s.waitForRegistration()
+		s.sendEvent(0, "xid 4242 gi 1 ci 1")
+		if got := s.nextEvent(); got.GPU != s.id(0) || got.Device != "" || got.Recovery != device.RecoveryChecksPass {
+			t.Errorf("got %+v", got)
+		}
+	})
+}
+
+// TestStrayDenialOfMIGMode: a partitioned GPU keeps its MIG devices until several listings in a
+// row find MIG mode not supported.
+func TestStrayDenialOfMIGMode(t *testing.T) {
+	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-0")
+	n := len(s.list(-1))
+	s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
+	for range denialsToConfirm - 1 {
+		s.list(n)
+	}
+	s.clear("fail")
+	s.list(n)
+	s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
+	for range denialsToConfirm - 1 {
+		s.list(n)
+	}
+	s.list(n - 1)
+}

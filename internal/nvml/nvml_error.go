@@ -1,0 +1,74 @@
+package nvml
+
+import (
+	"strconv"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// nvmlError is a return code of NVML, as an error. nvml.Return would be one too, but
+// it takes its text from a call into the library, through a variable that another
+// thread may write; so it never leaves this package and is never printed.
+type nvmlError nvml.Return
+
+// nvmlErrors names the codes and says which of them are a verdict on the GPU. What
+// is not in it is passed through by its number.
+var nvmlErrors = map[nvmlError]struct {
+	name    string
+	verdict error
+}{
+	nvmlError(nvml.ERROR_UNINITIALIZED):             {"UNINITIALIZED", nil},
+	nvmlError(nvml.ERROR_INVALID_ARGUMENT):          {"INVALID_ARGUMENT", nil},
+	nvmlError(nvml.ERROR_NOT_SUPPORTED):             {"NOT_SUPPORTED", nil},
+	nvmlError(nvml.ERROR_NO_PERMISSION):             {"NO_PERMISSION", nil},
+	nvmlError(nvml.ERROR_ALREADY_INITIALIZED):       {"ALREADY_INITIALIZED", nil},
+	nvmlError(nvml.ERROR_NOT_FOUND):                 {"NOT_FOUND", nil},
+	nvmlError(nvml.ERROR_INSUFFICIENT_SIZE):         {"INSUFFICIENT_SIZE", nil},
+	nvmlError(nvml.ERROR_INSUFFICIENT_POWER):        {"INSUFFICIENT_POWER", nil},
+	nvmlError(nvml.ERROR_DRIVER_NOT_LOADED):         {"DRIVER_NOT_LOADED", nil},
+	nvmlError(nvml.ERROR_TIMEOUT):                   {"TIMEOUT", nil},
+	nvmlError(nvml.ERROR_IRQ_ISSUE):                 {"IRQ_ISSUE", nil},
+	nvmlError(nvml.ERROR_LIBRARY_NOT_FOUND):         {"LIBRARY_NOT_FOUND", nil},
+	nvmlError(nvml.ERROR_FUNCTION_NOT_FOUND):        {"FUNCTION_NOT_FOUND", nil},
+	nvmlError(nvml.ERROR_CORRUPTED_INFOROM):         {"CORRUPTED_INFOROM", nil},
+	nvmlError(nvml.ERROR_GPU_IS_LOST):               {"GPU_IS_LOST", device.ErrLost},
+	nvmlError(nvml.ERROR_RESET_REQUIRED):            {"RESET_REQUIRED", &device.Fault{Reason: "reset_required", Action: actionResetGPU}},
+	nvmlError(nvml.ERROR_OPERATING_SYSTEM):          {"OPERATING_SYSTEM", nil},
+	nvmlError(nvml.ERROR_LIB_RM_VERSION_MISMATCH):   {"LIB_RM_VERSION_MISMATCH", nil},
+	nvmlError(nvml.ERROR_IN_USE):                    {"IN_USE", nil},
+	nvmlError(nvml.ERROR_MEMORY):                    {"MEMORY", nil},
+	nvmlError(nvml.ERROR_NO_DATA):                   {"NO_DATA", nil},
+	nvmlError(nvml.ERROR_VGPU_ECC_NOT_SUPPORTED):    {"VGPU_ECC_NOT_SUPPORTED", nil},
+	nvmlError(nvml.ERROR_INSUFFICIENT_RESOURCES):    {"INSUFFICIENT_RESOURCES", nil},
+	nvmlError(nvml.ERROR_FREQ_NOT_SUPPORTED):        {"FREQ_NOT_SUPPORTED", nil},
+	nvmlError(nvml.ERROR_ARGUMENT_VERSION_MISMATCH): {"ARGUMENT_VERSION_MISMATCH", nil},
+	nvmlError(nvml.ERROR_DEPRECATED):                {"DEPRECATED", nil},
+	nvmlError(nvml.ERROR_NOT_READY):                 {"NOT_READY", nil},
+	nvmlError(nvml.ERROR_GPU_NOT_FOUND):             {"GPU_NOT_FOUND", nil},
+	nvmlError(nvml.ERROR_INVALID_STATE):             {"INVALID_STATE", nil},
+	nvmlError(nvml.ERROR_UNKNOWN):                   {"UNKNOWN", nil},
+}
+
+func (e nvmlError) Error() string {
+	if known, ok := nvmlErrors[e]; ok {
+		return known.name
+	}
+	return "NVML answers " + strconv.Itoa(int(e))
+}
+
+// Unwrap is the verdict that the code is: device.ErrLost, a *device.Fault, or
+// none.
+func (e nvmlError) Unwrap() error { return nvmlErrors[e].verdict }
+
+// isNotSupported tells whether a code says that the GPU does not have what it was asked
+// for, and not that something is wrong.
+func isNotSupported(r nvml.Return) bool {
+	return r == nvml.ERROR_NOT_SUPPORTED || r == nvml.ERROR_INVALID_ARGUMENT
+}
+
+// isFinal tells whether a code ends all asking: the GPU or the library is gone,
+// and each further call could take the driver's 45 s to say so again.
+func isFinal(r nvml.Return) bool {
+	return r == nvml.ERROR_GPU_IS_LOST || r == nvml.ERROR_RESET_REQUIRED || r == nvml.ERROR_UNINITIALIZED
+}

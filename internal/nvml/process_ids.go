@@ -1,0 +1,74 @@
+package nvml
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+var _ device.ProcessLister = (*Backend)(nil)
+
+// runningProcessLists are the kinds of process that hold a GPU, each with the function for it.
+// GetComputeRunningProcesses of go-nvml falls back on older versions.
+var runningProcessLists = [...]struct {
+	symbol string
+	ask    func(nvml.Device) ([]nvml.ProcessInfo, nvml.Return)
+}{
+	{"nvmlDeviceGetComputeRunningProcesses_v3", nvml.Device.GetComputeRunningProcesses},
+	{"nvmlDeviceGetGraphicsRunningProcesses_v3", nvml.Device.GetGraphicsRunningProcesses},
+}
+
+// Processes are those that have a context on a device, by the numbers that the driver
+// gives. A number of 0, of which nothing can be said, is dropped.
+func (b *Backend) Processes(d device.Device) ([]uint32, error) {
+	inv, g, err := b.findGPU(d.GPU)
+	if err != nil {
+		return nil, err
+	}
+	if inv.hasBrokenProcessInfo() {
+		return nil, nil
+	}
+	if !g.tryAcquire() {
+		return nil, device.ErrStalled
+	}
+	defer g.release()
+	var pids []uint32
+	for _, list := range runningProcessLists {
+		if !inv.symbols[list.symbol] {
+			continue
+		}
+		processes, ret := list.ask(g.handle)
+		if isNotSupported(ret) { // vGPU, say
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			return nil, fmt.Errorf("%s: %w", list.symbol, nvmlError(ret))
+		}
+		for _, p := range processes {
+			if p.Pid != 0 && isOnDevice(p, d) {
+				pids = append(pids, p.Pid)
+			}
+		}
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
+}
+
+// hasBrokenProcessInfo reports whether the driver fills its lists of processes with a struct that no
+// header describes. From 535.43.02 until 535.98 it has a field more than nvmlProcessInfo_t
+// (https://github.com/wookayin/gpustat/issues/157, and nvitop's list of versions).
+func (sess *nvmlSession) hasBrokenProcessInfo() bool {
+	at := slices.IndexFunc(sess.commonLabels, func(l device.Label) bool { return l.Name == "driver_version" })
+	if at < 0 {
+		return false
+	}
+	major, minor, ok := majorMinor(sess.commonLabels[at].Value)
+	return ok && major == 535 && minor >= 43 && minor < 98
+}
+
+// isOnDevice tells whether a process of a GPU is on a device: on a slice only if it says so.
+func isOnDevice(p nvml.ProcessInfo, d device.Device) bool {
+	return d.WholeGPU() || int(p.GpuInstanceId) == d.GI && int(p.ComputeInstanceId) == d.CI
+}

@@ -1,0 +1,191 @@
+package nvml
+
+import (
+	"go/ast"
+	"go/importer"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const goNVML = "github.com/NVIDIA/go-nvml/pkg/nvml"
+
+// TestCallsAreInTheTable reads this package's source. Whatever is called in
+// go-nvml has a row in functions, and each row is for something that is called; a
+// symbol that is asked for is a row's; and no return code of NVML's is handed to
+// something that would ask it for its text, which is a call into the library.
+func TestCallsAreInTheTable(t *testing.T) {
+	files, info := checkSource(t)
+	called := map[string]bool{}
+	for selector, selection := range info.Selections {
+		method := selection.Obj()
+		if _, isFunc := method.(*types.Func); !isFunc || method.Pkg() == nil || method.Pkg().Path() != goNVML {
+			continue
+		}
+		symbol, row := functionRow(selection)
+		if symbol != "" && row == "" {
+			t.Errorf("%s calls %s, for which functions has no row", selector.Sel.Name, symbol)
+		}
+		called[row] = true
+	}
+	for _, symbol := range directSymbols(files) { // what is called here by its name
+		called[symbol] = true
+	}
+	for _, f := range functions {
+		if !called[f.symbol] {
+			t.Errorf("functions has a row for %s, which nothing calls", f.symbol)
+		}
+	}
+	for _, object := range info.Uses {
+		f, isFunc := object.(*types.Func)
+		if !isFunc || f.Pkg() == nil || f.Pkg().Path() != goNVML || f.Signature().Recv() != nil {
+			continue
+		}
+		if name := f.Name(); name != "New" && name != "WithLibraryPath" {
+			t.Errorf("nvml.%s is used: that is go-nvml's global library", name)
+		}
+	}
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			checkNode(t, info, n)
+			return true
+		})
+	}
+}
+
+// directSymbols are the rows whose functions raw_symbols.go finds.
+func directSymbols(files []*ast.File) []string {
+	var rows []string
+	for _, list := range processListSymbols {
+		rows = append(rows, list[0])
+	}
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			call, is := n.(*ast.CallExpr)
+			if !is || types.ExprString(call.Fun) != "lookupSymbol" {
+				return true
+			}
+			if literal, is := call.Args[0].(*ast.BasicLit); is {
+				symbol, _ := strconv.Unquote(literal.Value)
+				rows = append(rows, symbol)
+			}
+			return true
+		})
+	}
+	return rows
+}
+
+// functionRow is the symbol that a method of go-nvml's calls and the row that has it. No
+// symbol: the method calls none.
+func functionRow(selection *types.Selection) (symbol, row string) {
+	name := selection.Obj().Name()
+	switch receiver := selection.Recv().(*types.Named).Obj().Name(); receiver {
+	case "Interface":
+		if name == "Extensions" {
+			return "", ""
+		}
+		symbol = "nvml" + name
+	case "Device":
+		symbol = "nvmlDevice" + name
+	case "GpuInstance":
+		symbol = "nvmlGpuInstance" + name
+	case "GpuFabricInfoHandler": // of which GetGpuFabricInfoV makes one, and calls nothing
+		symbol = "nvmlDeviceGetGpuFabricInfoV"
+	case "EventSet":
+		symbol = "nvmlEventSet" + name
+	case "ExtendedInterface":
+		return "", ""
+	default: // Return's Error and String, say
+		return receiver + "." + name, ""
+	}
+	for _, f := range functions {
+		if f.symbol == symbol || slices.Contains(f.older, symbol) {
+			return symbol, f.symbol
+		}
+	}
+	return symbol, ""
+}
+
+func checkNode(t *testing.T, info *types.Info, n ast.Node) {
+	t.Helper()
+	switch n := n.(type) {
+	case *ast.BasicLit:
+		text, err := strconv.Unquote(n.Value)
+		if n.Kind != token.STRING || err != nil || !strings.HasPrefix(text, "nvml") || strings.ContainsAny(text, " :/") {
+			return
+		}
+		for _, f := range functions {
+			if f.symbol == text || slices.Contains(f.older, text) || text == "nvmlEventSetWait" {
+				return
+			}
+		}
+		t.Errorf("%q is no symbol of the table", text)
+	case *ast.CallExpr:
+		for _, argument := range n.Args {
+			named, isNamed := info.Types[argument].Type.(*types.Named)
+			if !isNamed || named.Obj().Name() != "Return" || named.Obj().Pkg().Path() != goNVML {
+				continue
+			}
+			if f, isFunc := info.Types[n.Fun].Type.(*types.Signature); isFunc && f.Variadic() {
+				t.Errorf("a Return is printed: %s", types.ExprString(n))
+			}
+			if info.Types[n.Fun].IsType() && types.IsInterface(info.Types[n.Fun].Type) {
+				t.Errorf("a Return becomes an error: %s", types.ExprString(n))
+			}
+		}
+	}
+}
+
+// checkSource parses the package and finds out the types of all that is in it.
+func checkSource(t *testing.T) ([]*ast.File, *types.Info) {
+	t.Helper()
+	names, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := token.NewFileSet()
+	var files []*ast.File
+	for _, name := range names {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(set, name, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+	}
+	exports := exportData(t)
+	imports := importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
+	info := &types.Info{
+		Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{},
+		Selections: map[*ast.SelectorExpr]*types.Selection{},
+	}
+	if _, err := (&types.Config{Importer: imports, FakeImportC: true}).Check("nvml", set, files, info); err != nil {
+		t.Fatal(err)
+	}
+	return files, info
+}
+
+// exportData is where the go command keeps the types of each package imported.
+func exportData(t *testing.T) map[string]string {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-export", "-deps", "-f", "{{.ImportPath}} {{.Export}}", ".").Output()
+	if err != nil {
+		t.Fatalf("list export data: %v", err)
+	}
+	files := map[string]string{}
+	for line := range strings.Lines(string(out)) {
+		path, file, _ := strings.Cut(strings.TrimSpace(line), " ")
+		files[path] = file
+	}
+	return files
+}

@@ -1,0 +1,157 @@
+//go:build !race
+
+package pods
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/wire"
+	"google.golang.org/grpc/mem"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+)
+
+// nodeEvents are the events of a stream's begin on a node of that many pods.
+func nodeEvents(t testing.TB, pods int) (events [][]byte) {
+	t.Helper()
+	for i := range pods {
+		events = append(events, podVariantEvent(t, i, "Running", 0))
+	}
+	return append(events, eventBytes(t, api.EventType_INITIAL_SYNC_COMPLETE, nil))
+}
+
+// podVariantEvent is a real pod's event made another's, with three containers: of what comes
+// again in a message the last counts. It has four kilobytes, as many as a real one.
+func podVariantEvent(t testing.TB, i int, phase string, start int) []byte {
+	t.Helper()
+	real, _ := fixture(t, "starting")
+	status := []encodedFields{text(1, phase)}
+	for c := range 3 {
+		id := sha256.Sum256(fmt.Appendf(nil, "%d/%d/%d", i, c, start))
+		status = append(status, message(8, text(1, fmt.Sprint("container-", c)), message(2, message(2)), text(8, fmt.Sprintf("containerd://%x", id))))
+	}
+	return eventBytes(t, api.EventType_MODIFIED, slices.Concat(real,
+		message(1, text(1, fmt.Sprintf("training-6d4cf56db6-x%04d", i)), text(5, fmt.Sprintf("7c0ffee5-0000-4000-8000-%012d", i)), label("team", "a")),
+		message(2, text(99, strings.Repeat("x", 2000))), message(3, status...)))
+}
+
+// benchClient is what there is of a client between the stream and its readers.
+type benchClient struct {
+	c     *Client
+	codec wire.Codec
+}
+
+func newBenchClient(t testing.TB) benchClient {
+	t.Helper()
+	c, err := New("socket", Options{Labels: []string{"app.kubernetes.io/*", "team"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.cache.startSync()
+	return benchClient{c: c}
+}
+
+func (f *benchClient) apply(t testing.TB, b []byte) {
+	if err := f.codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, &f.c.event); err != nil || f.c.event.err != nil {
+		t.Fatal(err, f.c.event.err)
+	}
+	f.c.applyEvent()
+}
+
+// TestAllocationsOfAChange pins what an event costs on a node of 500 pods: nothing
+// where it changes what is not kept, and a few copies of pointers where it does.
+func TestAllocationsOfAChange(t *testing.T) {
+	f := newBenchClient(t)
+	for _, b := range nodeEvents(t, 500) {
+		f.apply(t, b)
+	}
+	same := podVariantEvent(t, 7, "Running", 0)
+	if n := testing.AllocsPerRun(100, func() { f.apply(t, same) }); n > 1 { // hear's own
+		t.Errorf("an event that changes nothing costs %v allocations", n)
+	}
+	i := 0
+	phases := [2][]byte{same, podVariantEvent(t, 7, "Unknown", 0)}
+	if n := testing.AllocsPerRun(100, func() { i++; f.apply(t, phases[i%2]) }); n > 7 {
+		t.Errorf("a change of a phase costs %v allocations", n)
+	}
+	starts := [2][]byte{same, podVariantEvent(t, 7, "Running", 1)}
+	if n := testing.AllocsPerRun(100, func() { i++; f.apply(t, starts[i%2]) }); n > 14 {
+		t.Errorf("a start of three containers costs %v allocations", n)
+	}
+	ps, _ := f.c.Snapshot()
+	p, known := ps.ByUID("7c0ffee5-0000-4000-8000-000000000007")
+	if n := testing.AllocsPerRun(100, func() {
+		_, named := ps.ByName(p.Namespace, p.Name)
+		_, _, held := ps.ByContainer(p.Containers[3].ID)
+		known = known && named && held
+	}); n > 0 || !known {
+		t.Errorf("lookups cost %v allocations, and find it: %t", n, known)
+	}
+}
+
+func BenchmarkSync(b *testing.B) {
+	for _, pods := range []int{110, 500} {
+		b.Run(fmt.Sprint(pods), func(b *testing.B) {
+			events := nodeEvents(b, pods)
+			f := newBenchClient(b)
+			size := 0
+			for _, e := range events {
+				size += len(e)
+			}
+			b.SetBytes(int64(size))
+			b.ReportAllocs()
+			for b.Loop() {
+				f.c.cache.startSync()
+				for _, e := range events {
+					f.apply(b, e)
+				}
+			}
+			if ps, _ := f.c.Snapshot(); ps.Len() != pods || !ps.Synced {
+				b.Fatalf("%d pods, %v", ps.Len(), ps.Err)
+			}
+		})
+	}
+}
+
+func BenchmarkChange(b *testing.B) {
+	for _, what := range []struct {
+		name   string
+		events [2][]byte
+	}{
+		{"nothing", [2][]byte{podVariantEvent(b, 7, "Running", 0), podVariantEvent(b, 7, "Running", 0)}},
+		{"phase", [2][]byte{podVariantEvent(b, 7, "Running", 0), podVariantEvent(b, 7, "Unknown", 0)}},
+		{"containers", [2][]byte{podVariantEvent(b, 7, "Running", 0), podVariantEvent(b, 7, "Running", 1)}},
+	} {
+		b.Run(what.name, func(b *testing.B) {
+			f := newBenchClient(b)
+			for _, e := range nodeEvents(b, 500) {
+				f.apply(b, e)
+			}
+			i := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				i++
+				f.apply(b, what.events[i%2])
+			}
+		})
+	}
+}
+
+func BenchmarkByContainer(b *testing.B) {
+	f := newBenchClient(b)
+	for _, e := range nodeEvents(b, 500) {
+		f.apply(b, e)
+	}
+	ps, _ := f.c.Snapshot()
+	p, _ := ps.ByUID("7c0ffee5-0000-4000-8000-000000000321")
+	id := p.Containers[3].ID
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, ok := ps.ByContainer(id); !ok {
+			b.Fatal("it is not there")
+		}
+	}
+}

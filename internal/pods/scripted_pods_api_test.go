@@ -1,0 +1,206 @@
+package pods
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/test/bufconn"
+	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+)
+
+// scriptedPodsAPI is a kubelet that says what the test has it say, in the test's bubble:
+// hours of it take milliseconds. sim/kubelet has the habits of a real one.
+type scriptedPodsAPI struct {
+	api.UnimplementedPodsServer
+	t      *testing.T
+	socket string // a file that stands for the socket
+
+	mu sync.Mutex
+	// All below are guarded by mu.
+	onWatch    func(stream grpc.ServerStream) error // what WatchPods does
+	watchCalls int
+	listener   *bufconn.Listener // nil while it is down
+	server     *grpc.Server
+	serveErr   chan error
+}
+
+// runScripted runs a test in a bubble, with a kubelet that is not there yet, and a client
+// of it that runs.
+func runScripted(t *testing.T, o Options, test func(t *testing.T, k *scriptedPodsAPI, c *Client)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		k := &scriptedPodsAPI{t: t, socket: filepath.Join(t.TempDir(), "pods-api.sock")}
+		c, err := New(k.socket, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.dial = k.dial
+		ctx, cancel := context.WithCancel(context.Background())
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(ctx) }()
+		defer k.stop()
+		defer func() {
+			cancel()
+			if err := <-ended; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+		}()
+		synctest.Wait()
+		test(t, k, c)
+	})
+}
+
+// start begins a life of the kubelet, with a new socket, that answers so.
+func (k *scriptedPodsAPI) start(watch func(stream grpc.ServerStream) error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_ = os.Remove(k.socket)
+	if err := os.WriteFile(k.socket, nil, 0o600); err != nil {
+		k.t.Fatal(err)
+	}
+	listener, server, served := bufconn.Listen(1<<16), grpc.NewServer(grpc.WaitForHandlers(true)), make(chan error, 1)
+	if watch == nil {
+		api.RegisterPodsServer(server, api.UnimplementedPodsServer{})
+	} else {
+		api.RegisterPodsServer(server, k)
+	}
+	go func() { served <- server.Serve(listener) }()
+	k.onWatch, k.listener, k.server, k.serveErr = watch, listener, server, served
+}
+
+// stop ends the life, and leaves the socket behind like a real one.
+func (k *scriptedPodsAPI) stop() {
+	k.mu.Lock()
+	server, served := k.server, k.serveErr
+	k.listener, k.server = nil, nil
+	k.mu.Unlock()
+	if server == nil {
+		return
+	}
+	server.Stop()
+	if err := <-served; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+		k.t.Errorf("Serve: %v", err)
+	}
+}
+
+func (k *scriptedPodsAPI) dial(ctx context.Context) (net.Conn, error) {
+	k.mu.Lock()
+	listener := k.listener
+	k.mu.Unlock()
+	if listener == nil {
+		return nil, errors.New("connection refused")
+	}
+	return listener.DialContext(ctx)
+}
+
+func (k *scriptedPodsAPI) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerStreamingServer[api.WatchPodsEvent]) error {
+	k.mu.Lock()
+	k.watchCalls++
+	watch := k.onWatch
+	k.mu.Unlock()
+	return watch(stream)
+}
+
+// watchCallCount is how often it was asked for pods.
+func (k *scriptedPodsAPI) watchCallCount() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.watchCalls
+}
+
+// sendEvents sends events, one after the other.
+func sendEvents(t *testing.T, stream grpc.ServerStream, events ...*api.WatchPodsEvent) error {
+	t.Helper()
+	for _, e := range events {
+		if err := stream.SendMsg(e); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// listThenStream answers with these pods, and then with what comes from events, until the
+// stream or the kubelet ends.
+func listThenStream(t *testing.T, events <-chan *api.WatchPodsEvent, pods ...Pod) func(stream grpc.ServerStream) error {
+	return func(stream grpc.ServerStream) error {
+		for _, p := range pods {
+			if err := sendEvents(t, stream, newWatchEvent(added, p)); err != nil {
+				return err
+			}
+		}
+		if err := sendEvents(t, stream, &api.WatchPodsEvent{Type: complete}); err != nil {
+			return err
+		}
+		for {
+			select {
+			case e, ok := <-events:
+				if !ok {
+					return errBroken
+				}
+				if err := sendEvents(t, stream, e); err != nil {
+					return err
+				}
+			case <-stream.Context().Done():
+				return stream.Context().Err()
+			}
+		}
+	}
+}
+
+// newWatchEvent is an event of a pod with one container.
+func newWatchEvent(kind api.EventType, p Pod) *api.WatchPodsEvent {
+	metadata := message(1, text(1, p.Name), text(3, p.Namespace), text(5, p.UID))
+	status := []encodedFields{text(1, p.Phase)}
+	for _, c := range p.Containers {
+		state := message(2)
+		if c.State.Type == Terminated {
+			state = message(3, number(1, uint64(int64(c.State.ExitCode))))
+		}
+		status = append(status, message(8, text(1, c.Name), message(2, state), text(8, "containerd://"+c.ID)))
+	}
+	return &api.WatchPodsEvent{Type: kind, Pod: append(metadata, message(3, status...)...)}
+}
+
+// podNames are those that are known, and whether they are all.
+func (c *Client) podNames() (names string, synced bool) {
+	ps, _ := c.Snapshot()
+	return ps.summary(), ps.Synced
+}
+
+func wantPods(t *testing.T, c *Client, want string, wantSynced bool) {
+	t.Helper()
+	synctest.Wait()
+	if got, synced := c.podNames(); got != want || synced != wantSynced {
+		ps, _ := c.Snapshot()
+		t.Fatalf("there are %q, synced %t, %v; want %q, %t", got, synced, ps.Err, want, wantSynced)
+	}
+}
+
+// podsLogBuffer is a log that can be read while it is written.
+type podsLogBuffer struct {
+	mu     sync.Mutex
+	buffer bytes.Buffer
+}
+
+func (l *podsLogBuffer) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buffer.Write(b)
+}
+
+func (l *podsLogBuffer) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return bytes.Count(l.buffer.Bytes(), []byte(what))
+}
+
+func (l *podsLogBuffer) log() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }

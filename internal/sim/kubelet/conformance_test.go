@@ -1,0 +1,110 @@
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/habits"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestHabits runs the table that real kubelets pass (test/e2e), once on a kubelet for each
+// habit and once with one kubelet for all.
+func TestHabits(t *testing.T) {
+	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
+		for _, habit := range habits.All() {
+			t.Run(string(version)+"/"+habit.Name, func(t *testing.T) {
+				t.Parallel()
+				habit.Run(t, simulatedKubelet{start(t, kubelet.Options{Version: version})})
+			})
+		}
+	}
+}
+
+func TestHabitsInARow(t *testing.T) {
+	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
+		t.Run(string(version), func(t *testing.T) {
+			t.Parallel()
+			habits.Run(t, simulatedKubelet{start(t, kubelet.Options{Version: version})})
+		})
+	}
+}
+
+// simulatedKubelet is a habits.Kubelet.
+type simulatedKubelet struct{ *kubelet.Kubelet }
+
+// TakesClaims makes it a habits.ClaimSupport.
+func (k simulatedKubelet) TakesClaims() {}
+
+func (k simulatedKubelet) RunPod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
+	var rejected *kubelet.AdmissionError
+	if err := k.Kubelet.RunPod(ctx, p); err != nil && !errors.As(err, &rejected) {
+		return kubelet.PodStatus{}, err
+	}
+	return k.Kubelet.Pod(p)
+}
+
+func (k simulatedKubelet) Pod(_ context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
+	return k.Kubelet.Pod(p)
+}
+
+func (k simulatedKubelet) EndPod(_ context.Context, p kubelet.PodSpec) error {
+	return k.Kubelet.EndPod(p)
+}
+func (k simulatedKubelet) RemovePod(_ context.Context, p kubelet.PodSpec) error {
+	return k.DeletePod(p)
+}
+
+func (k simulatedKubelet) Restart(ctx context.Context, signal syscall.Signal, while func()) error {
+	return k.Kubelet.Restart(ctx, kubelet.RestartOptions{Signal: signal, While: while})
+}
+
+// start runs a kubelet until the test ends, in a folder with a short path where the options
+// name none.
+func start(t testing.TB, o kubelet.Options) *kubelet.Kubelet {
+	t.Helper()
+	if o.Dir == "" {
+		o.Dir = shortDir(t)
+	}
+	k := kubelet.New(o)
+	run(t, k)
+	if err := k.Wait(t.Context(), func(s kubelet.KubeletState) bool { return s.Serving }); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// run runs a kubelet until the test ends or the function that it returns is called.
+func run(t testing.TB, k *kubelet.Kubelet) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- k.Run(ctx); close(ended) }()
+	stop = func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// shortDir is a temporary folder whose name leaves room for sockets: t.TempDir spells out the
+// test's.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kubelet")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	return dir
+}

@@ -1,0 +1,160 @@
+package kubelet_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+func TestTroubleWithRegister(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := servePlugin(t, k)
+	k.SetFaults(kubelet.Faults{RegisterErr: status.Error(codes.Unavailable, "come back later")})
+	if err := p.register(t.Context(), k); status.Code(err) != codes.Unavailable {
+		t.Errorf("the refused registration: %v", err)
+	}
+	hold := make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldRegister: hold})
+	err := callAndCancel(t, func(ctx context.Context) error { return p.register(ctx, k) }, func() {
+		waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Registering == 1 })
+	})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("the held registration: %v", err)
+	}
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 2 }) // the kubelet has given it up as well
+	var registered sync.WaitGroup
+	registered.Go(func() {
+		if err := p.register(t.Context(), k); err != nil {
+			t.Errorf("the released registration: %v", err)
+		}
+	})
+	close(hold)
+	registered.Wait()
+	k.SetFaults(kubelet.Faults{})
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return len(s.Registrations) == 3 && s.Registrations[2].Err == nil })
+}
+
+// callAndCancel makes a call that is held up, and gives it up when it has arrived.
+func callAndCancel(t *testing.T, call func(context.Context) error, arrived func()) error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- call(ctx) }()
+	arrived()
+	select {
+	case err := <-ended:
+		t.Errorf("it was not held up: %v", err)
+		return err
+	default:
+	}
+	cancel()
+	return <-ended
+}
+
+func TestTroubleWithList(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	client := lister(t, k)
+	k.SetFaults(kubelet.Faults{ListErr: errors.New("out of lists")})
+	_, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
+	if status.Code(err) != codes.Unknown || status.Convert(err).Message() != "out of lists" {
+		t.Errorf("the failed List: %v", err)
+	}
+	hold := make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldList: hold})
+	held := func(ctx context.Context) error {
+		_, err := client.List(ctx, &podresources.ListPodResourcesRequest{})
+		return err
+	}
+	err = callAndCancel(t, held, func() {
+		waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Calls["List"] == 2 })
+	})
+	if status.Code(err) != codes.Canceled {
+		t.Errorf("the held List: %v", err)
+	}
+	if _, err := client.GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{}); err != nil {
+		t.Errorf("GetAllocatableResources beside it: %v", err)
+	}
+	close(hold)
+	if _, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{}); err != nil {
+		t.Errorf("the released List: %v", err)
+	}
+	const size = 5 << 20
+	k.SetFaults(kubelet.Faults{ListBytes: size})
+	answer, err := client.List(t.Context(), &podresources.ListPodResourcesRequest{})
+	if got := proto.Size(answer); err != nil || got < size || got > size*5/4 {
+		t.Errorf("the padded List has %d bytes, %v", got, err)
+	}
+	if s := k.State(); s.Calls["List"] != 4 || s.Calls["GetAllocatableResources"] != 1 || s.RateLimited != 0 {
+		t.Errorf("counted are %v, %d", s.Calls, s.RateLimited)
+	}
+}
+
+// TestBoundNotListening is the moment of a start in which a kubelet that is alive refuses.
+func TestBoundNotListening(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	old, err := os.Lstat(k.RegistrationSocket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold := make(chan struct{})
+	k.SetFaults(kubelet.Faults{HoldListen: hold})
+	var restarted sync.WaitGroup
+	restarted.Go(func() { restart(t, k, kubelet.RestartOptions{}) })
+	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Starts == 2 && s.Bound })
+	now, err := os.Lstat(k.RegistrationSocket())
+	if err != nil || ctime(old) == ctime(now) {
+		t.Errorf("the socket is the old one: %v", err)
+	}
+	if _, err := net.Dial("unix", k.RegistrationSocket()); !errors.Is(err, syscall.ECONNREFUSED) {
+		t.Errorf("connect: %v", err)
+	}
+	list(t, k) // PodResources answers meanwhile
+	close(hold)
+	restarted.Wait()
+	registerPlugin(t, k, "a")
+}
+
+func TestCutStreams(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	registerPlugin(t, k, "a")
+	k.CutStreams("nvidia.com/other")
+	k.CutStreams(gpuResource)
+	waitForState(t, k, func(s kubelet.KubeletState) bool {
+		r := s.Resources[gpuResource]
+		return r.Allocatable == 0 && r.Capacity == 1 && len(r.Sockets) == 0
+	})
+}
+
+func TestWipeSockets(t *testing.T) {
+	t.Parallel()
+	k := start(t, kubelet.Options{})
+	p := registerPlugin(t, k, "a")
+	if err := k.RemoveSockets(); err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(filepath.Dir(k.RegistrationSocket()))
+	if err != nil || len(files) != 1 || files[0].Name() != "kubelet.sock" {
+		t.Errorf("left are %v, %v", files, err)
+	}
+	if got := k.Resource(gpuResource); got.Allocatable != 1 {
+		t.Errorf("the stream outlives its socket, and the kubelet has %+v", got)
+	}
+	p.stop()
+}

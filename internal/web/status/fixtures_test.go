@@ -1,0 +1,389 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/api"
+)
+
+// now is when the pages of the golden files were made.
+var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
+func beforeNow(d time.Duration) time.Time { return now.Add(-d) }
+
+// pageFixture is what a test has the sources say.
+type pageFixture struct {
+	statuses        []device.Status
+	allocations     device.Allocations
+	driver          device.Driver
+	incidents       incident.Snapshot
+	readings        Readings
+	pluginResources []PluginResource
+	podsAPI         PodsAPIStatus
+	stalled         map[device.GPU]bool
+	changed         chan struct{} // of the Board
+	reads           int
+}
+
+func (f *pageFixture) inputs() PageInputs {
+	slices.SortFunc(f.allocations.All, device.CompareAllocations)
+	return PageInputs{
+		NodeInputs: api.NodeInputs{
+			Node: "node-a", Statuses: func() ([]device.Status, <-chan struct{}) { return f.statuses, f.changed },
+			Allocations: func() (device.Allocations, <-chan struct{}) { return f.allocations, nil },
+			Driver:      func() device.Driver { return f.driver }, Incidents: func() incident.Snapshot { return f.incidents },
+		},
+		Read: func(context.Context) Readings {
+			f.reads++
+			return f.readings
+		},
+		Stalled:         func(g device.GPU) bool { return f.stalled[g] },
+		PluginResources: func() []PluginResource { return f.pluginResources },
+		PodsAPI:         func() PodsAPIStatus { return f.podsAPI },
+		Version:         "1.2.3", Links: []string{"metrics", "api/v1/devices", "api/v1/holders", "api/v1/incidents", "healthz", "readyz"},
+	}
+}
+
+// newEmptyFixture is a node of which all parts work, without a GPU.
+func newEmptyFixture() *pageFixture {
+	return &pageFixture{
+		driver: device.Driver{State: device.DriverUp}, podsAPI: PodsAPIStatus{Synced: true}, pluginResources: []PluginResource{},
+		allocations: device.Allocations{At: beforeNow(2 * time.Second), Complete: true},
+		readings:    Readings{At: beforeNow(300 * time.Millisecond)},
+	}
+}
+
+// addGPU puts a GPU into the node.
+func (f *pageFixture) addGPU(model string, memory float64, capability string) *device.Status {
+	i := len(f.statuses)
+	for _, s := range f.statuses {
+		if !s.WholeGPU() {
+			i--
+		}
+	}
+	id := fmt.Sprintf("GPU-3b5c6c1e-0f6d-4c6a-9d4e-8a1f2b3c4d%02x", 0x50+i)
+	f.statuses = append(f.statuses, device.Status{Healthy: true, Since: beforeNow(50 * time.Hour), Device: device.Device{
+		ID: device.ID(id), GPU: device.GPU(id), Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: i, Model: model, PCI: fmt.Sprintf("0000:%02x:00.0", 0x1b+0x10*i),
+		NUMANode: i / 4, MemoryBytes: uint64(memory * gib),
+		InfoLabels: []device.Label{
+			{Name: "serial", Value: fmt.Sprintf("16501230000%02d", i)},
+			{Name: "vbios_version", Value: "96.00.89.00.01"},
+			{Name: "driver_version", Value: "580.95.05"},
+			{Name: "cuda_version", Value: "13.0"},
+			{Name: "compute_capability", Value: capability},
+		},
+	}})
+	return &f.statuses[len(f.statuses)-1]
+}
+
+// reads says what was read of a device: in shares, GiB, watts and °C. What is negative was not.
+func (f *pageFixture) addReading(id device.ID, utilization, used, total, power, limit, temperature float64) {
+	r := DeviceReading{Device: id}
+	for q, v := range map[Quantity]float64{
+		Utilization: utilization, MemoryUsed: used * gib, MemoryTotal: total * gib, Power: power, PowerLimit: limit, Temperature: temperature,
+	} {
+		if v >= 0 {
+			r.Set(q, v)
+		}
+	}
+	f.readings.Devices = append(f.readings.Devices, r)
+}
+
+// allocate has containers ("namespace/pod/container") hold an id.
+func (f *pageFixture) allocate(resource string, id device.AdvertisedID, since time.Duration, owners ...string) {
+	for _, o := range owners {
+		parts := strings.SplitN(o, "/", 3)
+		owner := device.Owner{Namespace: parts[0], Pod: parts[1], Container: parts[2]}
+		f.allocations.All = append(f.allocations.All, device.Allocation{Resource: resource, DeviceID: id, Owner: owner})
+		f.allocations.Recent = append(f.allocations.Recent, device.AllocationRecord{Device: id.Device(), Owner: owner, FirstSeen: beforeNow(since), LastSeen: now})
+	}
+}
+
+const (
+	gpuResource = "nvidia.com/gpu"
+	migResource = "nvidia.com/mig-1g.10gb"
+)
+
+// newH100Fixture is a node of H100s in full use.
+func newH100Fixture() *pageFixture {
+	n := newEmptyFixture()
+	var ids []device.AdvertisedID
+	for i := range 8 {
+		s := n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+		use := []float64{0.98, 0.97, 0.99, 0.98, 0.41, 0.07, 0, 0}[i]
+		n.addReading(s.ID, use, []float64{74.2, 74.2, 73.9, 74.1, 31.5, 12.8, 0.6, 0.6}[i], 80, 72+610*use, 700, 33+38*use)
+		ids = append(ids, s.ID.Advertised())
+	}
+	for i, id := range ids {
+		switch {
+		case i < 4:
+			n.allocate(gpuResource, id, 31*time.Hour, "research/llama-pretrain-0/trainer")
+		case i == 4:
+			n.allocate(gpuResource, id, 5*time.Hour, "serving/embeddings-6f7c9d5b8-x2x9q/server")
+		case i == 5:
+			n.allocate(gpuResource, id, 12*time.Minute, "research/notebook-ada/jupyter")
+		}
+	}
+	n.pluginResources = []PluginResource{{Resource: gpuResource, IDs: ids, Registered: true, Healthy: 8}}
+	return n
+}
+
+// newFailedFixture is the same node, with GPUs in all states that there are.
+func newFailedFixture() *pageFixture {
+	n := newH100Fixture()
+	setHealth := func(i int, h device.Health, reason, action string, since time.Duration, flaps uint64) {
+		s := &n.statuses[i]
+		s.Healthy, s.Health, s.Reason, s.Action, s.Since, s.Flaps = h == device.Healthy || h == device.Suspect, h, reason, action, beforeNow(since), flaps
+	}
+	setHealth(2, device.Unhealthy, "xid_79", "reboot", 3*time.Minute, 1)
+	setHealth(5, device.Suspect, "", "", 12*time.Hour, 0)
+	setHealth(6, device.Recovering, "xid_48", "", time.Hour, 3)
+	setHealth(7, device.Unhealthy, "not_answering", "", 40*time.Second, 1)
+	n.readings.Devices = append(n.readings.Devices[:2], n.readings.Devices[3:7]...)
+	n.stalled = map[device.GPU]bool{n.statuses[7].GPU: true}
+	n.pluginResources[0].Healthy = 5
+	exit, recovered := int32(139), beforeNow(58*time.Minute)
+	newIncident := func(id uint64, i int, reason, action string, ago time.Duration, count uint64, affected ...incident.AffectedContainer) incident.Incident {
+		s := &n.statuses[i]
+		return incident.Incident{
+			ID: id, First: beforeNow(ago), Last: beforeNow(ago), Count: count, Device: s.ID, GPU: s.GPU, Index: s.Index, Reason: reason, Action: action, Affected: affected,
+		}
+	}
+	newAffected := func(owner string, ended *incident.PodTermination) incident.AffectedContainer {
+		parts := strings.SplitN(owner, "/", 3)
+		return incident.AffectedContainer{Namespace: parts[0], Pod: parts[1], Container: parts[2], Since: beforeNow(31 * time.Hour), Termination: ended}
+	}
+	n.incidents = incident.Snapshot{Persisted: true, Incidents: []incident.Incident{
+		newIncident(6, 7, "not_answering", "", 40*time.Second, 1),
+		newIncident(5, 2, "xid_79", "reboot", 3*time.Minute, 1,
+			newAffected("research/llama-pretrain-0/trainer", &incident.PodTermination{At: now, Phase: "Failed", Reason: "Error", ExitCode: &exit})),
+		newIncident(4, 5, "xid_31", "restart_app", 25*time.Minute, 12, newAffected("research/notebook-ada/jupyter", nil)),
+		newIncident(3, 6, "xid_48", "reset_gpu", time.Hour, 1,
+			newAffected("research/finetune-17/main", &incident.PodTermination{At: now, Phase: "Failed", ExitCode: &exit, Restarts: 2})),
+		newIncident(2, 4, "xid_94", "restart_app", 20*time.Hour, 1),
+		newIncident(1, 0, "xid_13", "restart_app", 75*time.Hour, 2),
+	}}
+	n.incidents.Incidents[0].MarkedUnhealthy, n.incidents.Incidents[1].MarkedUnhealthy = true, true
+	n.incidents.Incidents[3].MarkedUnhealthy, n.incidents.Incidents[3].RecoveredAt = true, &recovered
+	n.incidents.Incidents[4].OwnersIncomplete, n.incidents.Incidents[5].AffectedUnknown = true, true
+	return n
+}
+
+// addMIGDevice adds a slice to the GPU that was added last.
+func (f *pageFixture) addMIGDevice(profile string, gi, ci int, memory float64, at device.Placement) *device.Status {
+	gpu := 0
+	for i := range f.statuses {
+		if f.statuses[i].WholeGPU() {
+			gpu = i
+		}
+	}
+	s := f.statuses[gpu]
+	s.MIGDeviceIndex = len(f.statuses) - gpu - 1
+	s.ID = device.ID(fmt.Sprintf("MIG-6f1d7f52-5b0e-5f0c-8c39-5d1c0e8f%02x%02x", s.Index, s.MIGDeviceIndex))
+	s.MIGEnabled, s.GI, s.CI, s.Profile, s.Placement, s.MemoryBytes, s.InfoLabels = false, gi, ci, profile, at, uint64(memory*gib), nil
+	f.statuses = append(f.statuses, s)
+	return &f.statuses[len(f.statuses)-1]
+}
+
+// addEngineReading says how busy a slice is.
+func (f *pageFixture) addEngineReading(id device.ID, active, used, total float64) {
+	f.addReading(id, -1, used, total, -1, -1, -1)
+	if active >= 0 {
+		f.readings.Devices[len(f.readings.Devices)-1].Set(EngineActive, active)
+	}
+}
+
+// newMIGFixture is a node of GPUs that are whole, cut into like parts, into unlike ones and not yet.
+func newMIGFixture() *pageFixture {
+	n := newEmptyFixture()
+	ids := map[string][]device.AdvertisedID{}
+	whole := n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+	n.addReading(whole.ID, 0.86, 61.2, 80, 598, 700, 64)
+	ids[gpuResource] = append(ids[gpuResource], whole.ID.Advertised())
+	n.allocate(gpuResource, whole.ID.Advertised(), 3*time.Hour, "research/finetune-18/main")
+
+	g := n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+	g.MIGEnabled = true
+	n.addReading(g.ID, -1, 34.1, 80, 301, 700, 51)
+	for i := range 7 {
+		s := n.addMIGDevice("1g.10gb", 7+i, 0, 9.75, device.Placement{Profile: 19, Start: i, Size: 1})
+		id, active := s.ID, []float64{0.92, 0.35, 0, 0.66, 0, 0.12, 0}[i]
+		ids[migResource] = append(ids[migResource], id.Advertised())
+		n.addEngineReading(id, active, 0.1+9*active, 9.75)
+		if active > 0 {
+			n.allocate(migResource, id.Advertised(), time.Duration(i+1)*19*time.Minute, fmt.Sprintf("serving/reranker-7d5f9c6b4-%d/server", i))
+		}
+	}
+	bad := &n.statuses[len(n.statuses)-2]
+	bad.Healthy, bad.Health, bad.Reason, bad.Action, bad.Since = false, device.Unhealthy, "xid_95", "reset_gpu", beforeNow(8*time.Minute)
+
+	g = n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+	g.MIGEnabled = true
+	n.addReading(g.ID, -1, 52.4, 80, 512, 700, 60)
+	for i, c := range []struct {
+		profile string
+		gi, ci  int
+		memory  float64
+		at      device.Placement
+		busy    float64
+		holder  string
+	}{
+		{"1c.3g.40gb", 1, 0, 39.5, device.Placement{Profile: 9, Start: 0, Size: 4}, 0.44, "lab/small/main"},
+		{"2c.3g.40gb", 1, 1, 39.5, device.Placement{Profile: 9, Start: 0, Size: 4}, -1, "lab/large/main"},
+		{"3g.40gb", 2, 0, 39.5, device.Placement{Profile: 9, Start: 4, Size: 4}, 0.81, "research/eval-4/main"},
+	} {
+		s := n.addMIGDevice(c.profile, c.gi, c.ci, c.memory, c.at)
+		resource := "nvidia.com/mig-" + c.profile
+		ids[resource] = append(ids[resource], s.ID.Advertised())
+		if c.busy >= 0 {
+			n.addEngineReading(s.ID, c.busy, 8+20*c.busy, c.memory)
+		}
+		n.allocate(resource, s.ID.Advertised(), time.Duration(i+2)*time.Hour, c.holder)
+	}
+	g = n.addGPU("NVIDIA H100 80GB HBM3", 80, "9.0")
+	g.MIGEnabled = true
+	n.addReading(g.ID, -1, 0.6, 80, 71, 700, 34)
+	for _, resource := range []string{gpuResource, "nvidia.com/mig-1c.3g.40gb", migResource, "nvidia.com/mig-2c.3g.40gb", "nvidia.com/mig-3g.40gb"} {
+		healthy := len(ids[resource])
+		if resource == migResource {
+			healthy--
+		}
+		n.pluginResources = append(n.pluginResources, PluginResource{Resource: resource, IDs: ids[resource], Registered: true, Healthy: healthy})
+	}
+	return n
+}
+
+// newFullMIGFixture is a node of 56 slices.
+func newFullMIGFixture() *pageFixture {
+	n := newEmptyFixture()
+	var ids []device.AdvertisedID
+	for gpu := range 8 {
+		g := n.addGPU("NVIDIA A100-SXM4-80GB", 80, "8.0")
+		g.MIGEnabled = true
+		n.addReading(g.ID, -1, 40, 80, 210, 400, 48)
+		for i := range 7 {
+			s := n.addMIGDevice("1g.10gb", 7+i, 0, 9.75, device.Placement{Profile: 19, Start: i, Size: 1})
+			ids = append(ids, s.ID.Advertised())
+			n.addEngineReading(s.ID, -1, float64(i), 9.75)
+			if (gpu+i)%3 > 0 {
+				n.allocate(migResource, s.ID.Advertised(), time.Hour, fmt.Sprintf("batch/job-%d-%d/main", gpu, i))
+			}
+		}
+	}
+	n.pluginResources = []PluginResource{{Resource: migResource, IDs: ids, Registered: true, Healthy: 56}}
+	return n
+}
+
+// newSharedFixture is a node whose GPUs are offered several times.
+func newSharedFixture() *pageFixture {
+	n := newEmptyFixture()
+	addShared := func(resource, sharing string, replicas int) *device.Status {
+		s := n.addGPU("Tesla T4", 15, "7.5")
+		n.addReading(s.ID, 0.55, 9.3, 15, 52, 70, 58)
+		o := PluginResource{Resource: resource, Sharing: sharing, Registered: true, Healthy: replicas}
+		for i := range replicas {
+			o.IDs = append(o.IDs, s.ID.Replica(i))
+		}
+		n.pluginResources = append(n.pluginResources, o)
+		return s
+	}
+	s := addShared("nvidia.com/gpu.shared", "time-slicing", 10)
+	n.allocate("nvidia.com/gpu.shared", s.ID.Replica(0), time.Hour, "lab/notebook-ada/jupyter")
+	n.allocate("nvidia.com/gpu.shared", s.ID.Replica(1), time.Hour, "lab/notebook-grace/jupyter")
+	n.allocate("nvidia.com/gpu.shared", s.ID.Replica(4), 2*time.Minute, "lab/notebook-grace/jupyter")
+	s = addShared("nvidia.com/gpu", "MPS", 4)
+	n.allocate("nvidia.com/gpu", s.ID.Replica(2), 26*time.Hour, "serving/ocr-5c9d/server")
+	n.allocate("nvidia.com/gpu", s.ID.Replica(3), 26*time.Hour, "serving/ocr-77fb/server")
+	return n
+}
+
+// newUnsettledFixture is a node that has just started: the kubelet has named some holders, and that it
+// names no more says nothing yet.
+func newUnsettledFixture() *pageFixture {
+	n := newMIGFixture()
+	s := n.addGPU("Tesla T4", 15, "7.5")
+	o := PluginResource{Resource: "nvidia.com/gpu.shared", Sharing: "time-slicing", Registered: true, Healthy: 4}
+	for i := range 4 {
+		o.IDs = append(o.IDs, s.ID.Replica(i))
+	}
+	n.pluginResources = append(n.pluginResources, o)
+	n.allocate(o.Resource, s.ID.Replica(1), time.Hour, "lab/notebook-ada/jupyter")
+	n.allocations.Complete = false
+	return n
+}
+
+// fixtures are all that have a golden file, by its name.
+var fixtures = map[string]func() *pageFixture{
+	"h100": newH100Fixture, "failed": newFailedFixture, "mig": newMIGFixture, "mig_full": newFullMIGFixture, "shared": newSharedFixture,
+	"one": func() *pageFixture {
+		n := newEmptyFixture()
+		s := n.addGPU("NVIDIA L4", 22.5, "8.9")
+		n.addReading(s.ID, 0.33, 7.1, 22.5, 41, 72, 52)
+		n.allocate(gpuResource, s.ID.Advertised(), 4*24*time.Hour, "default/whisper/main")
+		n.pluginResources = []PluginResource{{Resource: gpuResource, IDs: []device.AdvertisedID{s.ID.Advertised()}, Registered: true, Healthy: 1}}
+		return n
+	},
+	"no_gpu": newEmptyFixture,
+	// One GPU is gone, and another has come in its place, with its index.
+	"replaced": func() *pageFixture {
+		n := newH100Fixture()
+		gone := n.statuses[1]
+		gone.ID, gone.GPU = "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51", "GPU-7e57ab1e-0f6d-4c6a-9d4e-8a1f2b3c4d51"
+		gone.Gone, gone.Healthy, gone.Health, gone.Reason, gone.Since = true, false, device.Unhealthy, "gone", beforeNow(time.Minute)
+		n.statuses = slices.Insert(n.statuses, 2, gone)
+		return n
+	},
+	"no_driver": func() *pageFixture {
+		n := newEmptyFixture()
+		n.driver = device.Driver{State: device.DriverAbsent, Err: errors.New("load libnvidia-ml.so.1: no such file in /usr/lib64, /usr/lib/x86_64-linux-gnu")}
+		n.podsAPI = PodsAPIStatus{Reason: "the kubelet has no Pods API: connect: no such file or directory"}
+		return n
+	},
+	"starting": func() *pageFixture { return &pageFixture{podsAPI: PodsAPIStatus{}} },
+	"kubelet_away": func() *pageFixture {
+		n := newH100Fixture()
+		n.allocations.At, n.allocations.Err = beforeNow(4*time.Minute), errors.New("connect: connection refused")
+		n.podsAPI = PodsAPIStatus{Reason: "connect: connection refused"}
+		n.pluginResources[0].Registered, n.pluginResources[0].Err = false, "register nvidia.com/gpu: connection refused"
+		n.readings.At = beforeNow(7 * time.Second)
+		return n
+	},
+	"measuring_only": func() *pageFixture {
+		n := newH100Fixture()
+		n.pluginResources = nil
+		n.allocations.Complete, n.allocations.All, n.allocations.Recent, n.allocations.At = false, nil, nil, time.Time{}
+		return n
+	},
+	"unsettled": newUnsettledFixture, "hostile": newHostileFixture,
+}
+
+// hostileText is what might break out of wherever it is put.
+const hostileText = "</title></svg>\"'><script>alert(1)</script><img src=x onerror=alert(2)>\u202e{{.}}\x00\x1b[31m javascript:alert(3) &lt;b&gt;"
+
+// newHostileFixture is a node on which every name is evil.
+func newHostileFixture() *pageFixture {
+	n := newEmptyFixture()
+	s := n.addGPU(hostileText, 80, hostileText)
+	s.Healthy, s.Health, s.Reason, s.Action, s.PCI = false, device.Unhealthy, hostileText, hostileText, hostileText
+	for i := range s.InfoLabels {
+		s.InfoLabels[i].Value = hostileText
+	}
+	owner := device.Owner{Namespace: hostileText, Pod: hostileText, Container: hostileText}
+	n.allocations.All = []device.Allocation{{Resource: hostileText, DeviceID: s.ID.Advertised() + "::" + device.AdvertisedID(hostileText), Owner: owner}}
+	n.allocations.Err = errors.New(hostileText)
+	n.driver.Err = errors.New(hostileText)
+	n.podsAPI = PodsAPIStatus{Reason: hostileText}
+	n.pluginResources = []PluginResource{{Resource: hostileText, IDs: []device.AdvertisedID{n.allocations.All[0].DeviceID}, Err: hostileText}}
+	n.incidents = incident.Snapshot{Err: errors.New(hostileText), Incidents: []incident.Incident{{
+		Last: now, Device: s.ID, GPU: s.GPU, Reason: hostileText, Action: hostileText, Profile: hostileText,
+		Affected: []incident.AffectedContainer{{Namespace: hostileText, Pod: hostileText, Container: hostileText, Termination: &incident.PodTermination{Phase: hostileText, Reason: hostileText}}},
+	}}}
+	return n
+}

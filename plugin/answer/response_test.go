@@ -1,0 +1,328 @@
+package answer
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// The expected answers are written out. Each was read from the function of
+// NVIDIA's k8s-device-plugin v0.19.3 that the row names, in internal/plugin/server.go
+// unless another file is named; where ours differs the row says so.
+
+func gpu(i int) GrantedDevice {
+	id := fmt.Sprintf("GPU-%d", i)
+	return GrantedDevice{Device: device.Device{ID: device.ID(id), GPU: device.GPU(id), Index: i, DeviceNodes: []string{
+		fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
+	}}}
+}
+
+// migDevice is one of a GPU whose nodes are those of the GPU and two capabilities.
+func migDevice(i, j int) GrantedDevice {
+	d := gpu(i)
+	d.ID = device.ID(fmt.Sprintf("MIG-%d-%d", i, j))
+	d.MIGIndex = j
+	caps := []string{fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", 30+j), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", 40+j)}
+	d.DeviceNodes = append(caps, d.DeviceNodes...)
+	return d
+}
+
+// Short names for what the rows are made of.
+type (
+	allocateResponse = api.ContainerAllocateResponse
+	env              = map[string]string
+)
+
+func wantMounts(hostAndContainer ...string) (all []*api.Mount) {
+	for pair := range slices.Chunk(hostAndContainer, 2) {
+		all = append(all, &api.Mount{HostPath: pair[0], ContainerPath: pair[1]})
+	}
+	return all
+}
+
+func wantSpecs(root string, paths ...string) (all []*api.DeviceSpec) {
+	for _, path := range paths {
+		all = append(all, &api.DeviceSpec{HostPath: root + path, ContainerPath: path, Permissions: "rw"})
+	}
+	return all
+}
+
+func wantCDI(names ...string) (all []*api.CDIDevice) {
+	for _, name := range names {
+		all = append(all, &api.CDIDevice{Name: name})
+	}
+	return all
+}
+
+var responseCases = []struct {
+	name    string
+	from    string // NVIDIA's function
+	options Options
+	devices []GrantedDevice
+	want    *allocateResponse
+}{
+	{
+		name: "envvar", from: "updateResponseForDeviceListEnvVar",
+		options: Options{Strategies: []DeviceListStrategy{EnvVar}}, devices: []GrantedDevice{gpu(0), gpu(1)},
+		want: &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"}},
+	},
+	{
+		name: "no strategy is envvar", from: "cmd/nvidia-device-plugin/main.go, --device-list-strategy's default",
+		devices: []GrantedDevice{gpu(0)},
+		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0"}},
+	},
+	{
+		// NVIDIA keeps the kubelet's order, which is random.
+		name: "in the order of the node, each once", from: "uniqueDeviceIDsFromAnnotatedDeviceIDs",
+		options: Options{Strategies: []DeviceListStrategy{EnvVar}},
+		devices: []GrantedDevice{gpu(10), migDevice(2, 3), gpu(9), gpu(10), migDevice(2, 1), migDevice(1, 7), gpu(9)},
+		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "MIG-1-7,MIG-2-1,MIG-2-3,GPU-9,GPU-10"}},
+	},
+	{
+		name: "index", from: "uniqueDeviceIDsFromAnnotatedDeviceIDs; rm.newNvmlGPUDevice, rm.newMigDevice",
+		options: Options{Strategies: []DeviceListStrategy{EnvVar}, IDStrategy: Index},
+		devices: []GrantedDevice{migDevice(0, 1), gpu(2), migDevice(0, 0), gpu(10)},
+		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "0:0,0:1,2,10"}},
+	},
+	{
+		name: "volume-mounts", from: "updateResponseForDeviceMounts",
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}}, devices: []GrantedDevice{gpu(0), migDevice(1, 0)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
+				"/dev/null", "/var/run/nvidia-container-devices/MIG-1-0"),
+		},
+	},
+	{
+		name: "volume-mounts, index", from: "updateResponseForDeviceMounts",
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, IDStrategy: Index}, devices: []GrantedDevice{gpu(0), migDevice(1, 0)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/0",
+				"/dev/null", "/var/run/nvidia-container-devices/1:0"),
+		},
+	},
+	{
+		name: "envvar and volume-mounts", from: "getAllocateResponse: the later call overwrites the variable",
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts, EnvVar}, IMEXChannels: []int{0}}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices", "NVIDIA_IMEX_CHANNELS": "0"},
+			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
+				"/dev/null", "/var/run/nvidia-container-devices/imex/0"),
+		},
+	},
+	{
+		name: "cdi-annotations", from: "updateResponseForCDI, getCDIDeviceAnnotations; cdi.UpdateAnnotations",
+		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations}}, devices: []GrantedDevice{gpu(0), migDevice(1, 0)},
+		want: &allocateResponse{Annotations: map[string]string{
+			"cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0,k8s.device-plugin.nvidia.com/gpu=MIG-1-0",
+		}},
+	},
+	{
+		name: "cdi-annotations with a prefix", from: "getCDIDeviceAnnotations",
+		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations}, AnnotationPrefix: "nvidia.cdi.k8s.io/"}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{Annotations: map[string]string{
+			"nvidia.cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0",
+		}},
+	},
+	{
+		name: "cdi-cri", from: "updateResponseForCDI",
+		options: Options{Strategies: []DeviceListStrategy{CDICRI}}, devices: []GrantedDevice{gpu(1), gpu(0)},
+		want: &allocateResponse{CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gpu=GPU-1")},
+	},
+	{
+		name: "cdi-cri, index", from: "updateResponseForCDI; nvcdi.NewDeviceNamer",
+		options: Options{Strategies: []DeviceListStrategy{CDICRI}, IDStrategy: Index}, devices: []GrantedDevice{gpu(1), migDevice(0, 1)},
+		want: &allocateResponse{CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=0:1", "k8s.device-plugin.nvidia.com/gpu=1")},
+	},
+	{
+		name: "both of CDI", from: "updateResponseForCDI",
+		options: Options{Strategies: []DeviceListStrategy{CDIAnnotations, CDICRI}}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Annotations: map[string]string{"cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0"},
+			CdiDevices:  wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0"),
+		},
+	},
+	{
+		name: "CDI alone leaves out nodes and the channels' variable", from: "getAllocateResponse: AllCDIEnabled",
+		options: Options{
+			Strategies: []DeviceListStrategy{CDICRI, CDIAnnotations}, DeviceSpecs: true, IMEXChannels: []int{0},
+			GDRCopy: true, MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu",
+		},
+		devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_GDRCOPY": "enabled", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe"},
+			Mounts: wantMounts("/run/nvidia/mps/nvidia.com/gpu/pipe", "/mps/nvidia.com/gpu/pipe",
+				"/run/nvidia/mps/shm", "/dev/shm"),
+			Annotations: map[string]string{
+				"cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0," +
+					"k8s.device-plugin.nvidia.com/imex-channel=0,k8s.device-plugin.nvidia.com/gdrcopy=all",
+			},
+			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/imex-channel=0",
+				"k8s.device-plugin.nvidia.com/gdrcopy=all"),
+		},
+	},
+	{
+		name: "CDI and envvar", from: "getAllocateResponse",
+		options: Options{Strategies: []DeviceListStrategy{EnvVar, CDICRI}, DeviceSpecs: true}, devices: []GrantedDevice{gpu(3)},
+		want: &allocateResponse{
+			Envs:       env{"NVIDIA_VISIBLE_DEVICES": "GPU-3"},
+			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-3"),
+			Devices: wantSpecs("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
+				"/dev/nvidia3"),
+		},
+	},
+	{
+		name: "all strategies", from: "getAllocateResponse",
+		options: Options{Strategies: []DeviceListStrategy{CDICRI, EnvVar, VolumeMounts, CDIAnnotations}}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Envs:        env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+			Mounts:      wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0"),
+			Annotations: map[string]string{"cdi.k8s.io/nvidia-device-plugin_random": "k8s.device-plugin.nvidia.com/gpu=GPU-0"},
+			CdiDevices:  wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0"),
+		},
+	},
+	{
+		name: "device specs", from: "apiDeviceSpecs; rm.GetDevicePaths",
+		options: Options{DeviceSpecs: true, DevRoot: "/"}, devices: []GrantedDevice{gpu(1), gpu(0)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"},
+			Devices: wantSpecs("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
+				"/dev/nvidia0", "/dev/nvidia1"),
+		},
+	},
+	{
+		// NVIDIA names the GPU's node once for each slice.
+		name: "device specs of slices", from: "rm.nvmlMigDevice.GetPaths",
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, DeviceSpecs: true}, devices: []GrantedDevice{migDevice(0, 2), migDevice(0, 1)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/MIG-0-1",
+				"/dev/null", "/var/run/nvidia-container-devices/MIG-0-2"),
+			Devices: wantSpecs("", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset",
+				"/dev/nvidia-caps/nvidia-cap31", "/dev/nvidia-caps/nvidia-cap41", "/dev/nvidia0",
+				"/dev/nvidia-caps/nvidia-cap32", "/dev/nvidia-caps/nvidia-cap42"),
+		},
+	},
+	{
+		name: "device specs below a root, with a channel, without modeset", from: "apiDeviceSpecs: optional nodes",
+		options: Options{DeviceSpecs: true, DevRoot: "/run/nvidia/driver", IMEXChannels: []int{0}},
+		devices: []GrantedDevice{{Device: device.Device{ID: "GPU-0", GPU: "GPU-0", DeviceNodes: []string{"/dev/nvidia0", "/dev/nvidiactl"}}}},
+		want: &allocateResponse{
+			Envs:    env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"},
+			Devices: wantSpecs("/run/nvidia/driver", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-caps-imex-channels/channel0"),
+		},
+	},
+	{
+		name: "GDRCopy, GDS and MOFED", from: "getAllocateResponse",
+		options: Options{GDRCopy: true, GDS: true, MOFED: true}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{Envs: env{
+			"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled",
+		}},
+	},
+	{
+		name: "GDRCopy, GDS and MOFED by CDI", from: "cdi.AdditionalDevices",
+		options: Options{Strategies: []DeviceListStrategy{CDICRI}, GDRCopy: true, GDS: true, MOFED: true}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_GDRCOPY": "enabled", "NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"},
+			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/gdrcopy=all",
+				"k8s.device-plugin.nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/mofed=all"),
+		},
+	},
+	{
+		name: "a class without a spec", from: "cdi.AdditionalDevices, cdi.CreateSpecFile",
+		options: Options{
+			Strategies: []DeviceListStrategy{CDICRI}, GDS: true, MOFED: true, HasCDISpec: func(class string) bool { return class == "mofed" },
+		},
+		devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Envs:       env{"NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "enabled"},
+			CdiDevices: wantCDI("k8s.device-plugin.nvidia.com/gpu=GPU-0", "k8s.device-plugin.nvidia.com/mofed=all"),
+		},
+	},
+	{
+		name: "no spec of GPUs beside another strategy", from: "",
+		options: Options{
+			Strategies: []DeviceListStrategy{EnvVar, CDIAnnotations}, IMEXChannels: []int{0}, HasCDISpec: func(string) bool { return false },
+		},
+		devices: []GrantedDevice{gpu(0)},
+		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0"}},
+	},
+	{
+		name: "IMEX channels", from: "updateResponseForImexChannelsEnvVar",
+		options: Options{IMEXChannels: []int{0, 17}}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "NVIDIA_IMEX_CHANNELS": "0,17"}},
+	},
+	{
+		name: "IMEX channels by mounts", from: "updateResponseForDeviceMounts",
+		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, IMEXChannels: []int{0}}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
+			Mounts: wantMounts("/dev/null", "/var/run/nvidia-container-devices/GPU-0",
+				"/dev/null", "/var/run/nvidia-container-devices/imex/0"),
+		},
+	},
+	{
+		name: "MPS", from: "mps.go, updateReponse; cmd/mps-control-daemon/mps/root.go",
+		options: Options{MPSRoot: "/run/nvidia/mps", Resource: "nvidia.com/gpu.shared"}, devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0", "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu.shared/pipe"},
+			Mounts: wantMounts("/run/nvidia/mps/nvidia.com/gpu.shared/pipe", "/mps/nvidia.com/gpu.shared/pipe",
+				"/run/nvidia/mps/shm", "/dev/shm"),
+		},
+	},
+	{
+		name: "MPS and volume-mounts", from: "getAllocateResponse: MPS comes first",
+		options: Options{MPSRoot: "/srv/mps/", Resource: "nvidia.com/gpu", Strategies: []DeviceListStrategy{VolumeMounts}},
+		devices: []GrantedDevice{gpu(0)},
+		want: &allocateResponse{
+			Envs: env{
+				"NVIDIA_VISIBLE_DEVICES":  "/var/run/nvidia-container-devices",
+				"CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe",
+			},
+			Mounts: wantMounts("/srv/mps/nvidia.com/gpu/pipe", "/mps/nvidia.com/gpu/pipe", "/srv/mps/shm", "/dev/shm",
+				"/dev/null", "/var/run/nvidia-container-devices/GPU-0"),
+		},
+	},
+}
+
+func TestContainer(t *testing.T) {
+	for _, row := range responseCases {
+		t.Run(row.name, func(t *testing.T) {
+			row.options.RandomSuffix = func() string { return "random" }
+			given := slices.Clone(row.devices)
+			got := row.options.ForContainer(row.devices)
+			if !proto.Equal(got, row.want) {
+				t.Errorf("read from %s:\n%s\nwant\n%s", row.from, prototext.Format(got), prototext.Format(row.want))
+			}
+			if !slices.EqualFunc(given, row.devices, func(a, b GrantedDevice) bool { return a.ID == b.ID }) {
+				t.Error("the devices that were handed in are in another order")
+			}
+			slices.Reverse(row.devices)
+			if again := row.options.ForContainer(row.devices); !proto.Equal(again, got) {
+				t.Errorf("devices in another order are answered by\n%s", prototext.Format(again))
+			}
+		})
+	}
+}
+
+// A container may have devices of several resources: two keys that are the same
+// would lose one of them.
+func TestAnnotationsHaveKeysOfTheirOwn(t *testing.T) {
+	form := regexp.MustCompile(`^cdi\.k8s\.io/nvidia-device-plugin_[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
+	seen := map[string]bool{}
+	for range 100 {
+		for key := range (Options{Strategies: []DeviceListStrategy{CDIAnnotations}}).ForContainer([]GrantedDevice{gpu(0)}).Annotations {
+			if !form.MatchString(key) || seen[key] {
+				t.Errorf("key %q is malformed, or comes twice", key)
+			}
+			seen[key] = true
+		}
+	}
+}

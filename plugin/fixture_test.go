@@ -1,0 +1,358 @@
+package plugin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/plugin"
+)
+
+const (
+	resource    = "nvidia.com/gpu"
+	testTimeout = 30 * time.Second // for what happens within a second
+)
+
+// fixture is a node's folder with the plugin in it, and a simulated kubelet where
+// the test starts one.
+type fixture struct {
+	*testing.T
+	ctx      context.Context
+	dir      string // the kubelet's
+	options  plugin.Options
+	board    device.Inventory
+	kubelet  *kubelet.Kubelet
+	plugin   *plugin.Plugin
+	log      *logLines
+	recorded hookRecorder
+}
+
+// hookRecorder counts what the Trace tells.
+type hookRecorder struct {
+	mu sync.Mutex
+	// All below are guarded by mu.
+	registered   []error
+	streams      int
+	maxStreams   int // streams at one time
+	sent         []string
+	allocateErrs []error
+	allocated    [][]device.AdvertisedID
+	rejected     []error
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
+	t.Cleanup(cancel)
+	s := &fixture{T: t, ctx: ctx, dir: shortDir(t), log: newLogLines()}
+	s.options = plugin.Options{
+		Dir: s.sockets(), Statuses: s.board.Get, Log: slog.New(s.log), Hooks: s.recorded.trace(),
+	}
+	return s
+}
+
+// shortDir is a folder for sockets: t.TempDir has the test's name in it, and the
+// path of a socket ends at 107 bytes.
+func shortDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "pg")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) }) //nolint:errcheck // a test's
+	return dir
+}
+
+// eachVersion runs a test with each of the kubelet's versions.
+func eachVersion(t *testing.T, test func(s *fixture)) {
+	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
+		t.Run(string(version), func(t *testing.T) {
+			s := newFixture(t)
+			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir, Version: version})
+			test(s)
+		})
+	}
+}
+
+// sockets is the folder where sockets lie.
+func (s *fixture) sockets(name ...string) string {
+	return filepath.Join(append([]string{s.dir, "device-plugins"}, name...)...)
+}
+
+// background runs a task until the test ends, or until the func returned is
+// called: that one gives Run's error.
+func (s *fixture) background(name string, run func(context.Context) error) (end func() error) {
+	ctx, cancel := context.WithCancel(s.ctx)
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx) }()
+	end = sync.OnceValue(func() error {
+		cancel()
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(testTimeout):
+			return fmt.Errorf("%s does not end", name)
+		}
+	})
+	s.Cleanup(func() {
+		if err := end(); err != nil {
+			s.Errorf("%s: %v", name, err)
+		}
+	})
+	return end
+}
+
+// startKubelet returns when the kubelet serves.
+func (s *fixture) startKubelet() (end func() error) {
+	s.Helper()
+	end = s.background("kubelet", s.kubelet.Run)
+	s.wait("the kubelet serves", func(k kubelet.KubeletState) bool { return k.Serving })
+	return end
+}
+
+// startPlugin starts the plugin, which the test may then look at.
+func (s *fixture) startPlugin() (end func() error) {
+	s.plugin = plugin.New(s.options)
+	return s.background("plugin", s.plugin.Run)
+}
+
+// start brings up a node with n healthy devices, registered.
+func (s *fixture) start(n int) {
+	s.Helper()
+	s.board.Set(statuses(n))
+	s.startKubelet()
+	s.startPlugin()
+	s.waitRegistered(n)
+}
+
+// wait waits until the kubelet's state is as wanted, and says how long it took.
+func (s *fixture) wait(event string, wanted func(kubelet.KubeletState) bool) time.Duration {
+	s.Helper()
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(s.ctx, testTimeout)
+	defer cancel()
+	if err := s.kubelet.Wait(ctx, wanted); err != nil {
+		s.Fatalf("%s: %v\n%s", event, err, s.log)
+	}
+	return time.Since(began)
+}
+
+// waitRegistered waits until the kubelet has n healthy devices on one stream.
+func (s *fixture) waitRegistered(n int) time.Duration {
+	s.Helper()
+	return s.waitNewSocket(n, "")
+}
+
+// waitNewSocket waits until that stream is on another socket than the one before.
+func (s *fixture) waitNewSocket(n int, old string) time.Duration {
+	s.Helper()
+	registrations := 0
+	took := s.wait(fmt.Sprintf("%d devices are offered on one stream", n), func(k kubelet.KubeletState) bool {
+		r := k.Resources[resource]
+		registrations = len(k.Registrations)
+		return r.Allocatable == n && len(r.Sockets) == 1 && r.Sockets[0] != old && isRegistered(k.Registrations, r.Sockets[0])
+	})
+	// The kubelet may have the list before the plugin has its answer.
+	s.poll("the plugin knows that it is registered", func() bool { return len(s.recorded.registrations()) >= registrations })
+	return took
+}
+
+// isRegistered tells whether a socket's registration is done with.
+func isRegistered(all []kubelet.Registration, socket string) bool {
+	return slices.ContainsFunc(all, func(r kubelet.Registration) bool { return r.Endpoint == socket && r.Err == nil })
+}
+
+// socket is the file name of the one live stream's socket.
+func (s *fixture) socket() string {
+	s.Helper()
+	live := s.kubelet.Resource(resource).Sockets
+	if len(live) != 1 {
+		s.Fatalf("live streams are on %q; want one", live)
+	}
+	return live[0]
+}
+
+// restart restarts the kubelet and returns when the new one serves.
+func (s *fixture) restart(o kubelet.RestartOptions) {
+	s.Helper()
+	err := s.kubelet.Restart(s.ctx, o)
+	if errors.Is(err, kubelet.ErrNewInode) {
+		s.Log(err) // as tmpfs has it
+	} else if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// leftSockets lists the plugin's sockets on disk.
+func (s *fixture) leftSockets() []string {
+	all, err := filepath.Glob(s.sockets("podgauge-*"))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return all
+}
+
+// poll polls for what nobody tells.
+func (s *fixture) poll(event string, done func() bool) {
+	s.Helper()
+	deadline, tick := time.NewTimer(testTimeout), time.NewTicker(5*time.Millisecond)
+	defer deadline.Stop()
+	defer tick.Stop()
+	for !done() {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			s.Fatalf("%s: not after %s\n%s", event, testTimeout, s.log)
+		}
+	}
+}
+
+// receive takes what a test's other side sends.
+func receive[T any](s *fixture, sent <-chan T) (v T) {
+	s.Helper()
+	select {
+	case v = <-sent:
+	case <-time.After(testTimeout):
+		s.Fatalf("nothing comes\n%s", s.log)
+	}
+	return v
+}
+
+// wantCleanRegistrations checks what holds however the test went: every life had a
+// name of its own, a bare one, and there was never more than one stream.
+func (s *fixture) wantCleanRegistrations() {
+	s.Helper()
+	names := map[string]bool{}
+	for _, r := range s.kubelet.State().Registrations {
+		if names[r.Endpoint] || strings.Contains(r.Endpoint, "/") {
+			s.Errorf("registered as %q after %v", r.Endpoint, names)
+		}
+		names[r.Endpoint] = true
+	}
+	s.recorded.mu.Lock()
+	defer s.recorded.mu.Unlock()
+	if s.recorded.maxStreams > 1 {
+		s.Errorf("%d streams were live at one time", s.recorded.maxStreams)
+	}
+}
+
+func gpuID(i int) device.ID { return device.ID(fmt.Sprintf("GPU-%d", i)) }
+
+// statuses are n healthy GPUs on two NUMA nodes.
+func statuses(n int) []device.Status {
+	all := make([]device.Status, n)
+	for i := range all {
+		all[i] = device.Status{Healthy: true, Device: device.Device{
+			ID: gpuID(i), GPU: device.GPU(gpuID(i)), Index: i, Minor: i, NUMANode: i % 2,
+			DeviceNodes: []string{"/dev/nvidiactl", fmt.Sprintf("/dev/nvidia%d", i)},
+		}}
+	}
+	return all
+}
+
+// unhealthy is the statuses with one GPU failed.
+func unhealthy(all []device.Status, i int, reason string) []device.Status {
+	all[i].Healthy, all[i].Reason = false, reason
+	return all
+}
+
+func (h *hookRecorder) trace() plugin.EndpointHooks {
+	note := func(change func()) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		change()
+	}
+	return plugin.EndpointHooks{
+		OnRegistered:  func(_ string, err error) { note(func() { h.registered = append(h.registered, err) }) },
+		OnStreamCount: func(_ string, n int) { note(func() { h.streams, h.maxStreams = n, max(h.maxStreams, n) }) },
+		OnListSent: func(_ string, devices, healthy int) {
+			note(func() { h.sent = append(h.sent, fmt.Sprintf("%d/%d", healthy, devices)) })
+		},
+		OnCallServed: func(method string, _ time.Duration, err error) {
+			note(func() {
+				if method == "Allocate" {
+					h.allocateErrs = append(h.allocateErrs, err)
+				}
+			})
+		},
+		OnAllocated: func(_ string, ids []device.AdvertisedID) { note(func() { h.allocated = append(h.allocated, ids) }) },
+		OnRejected: func(_ string, _ []device.AdvertisedID, _ plugin.RejectReason, err error) {
+			note(func() { h.rejected = append(h.rejected, err) })
+		},
+	}
+}
+
+func (h *hookRecorder) registrations() []error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]error(nil), h.registered...)
+}
+
+// logLines is a log that tests can wait on.
+type logLines struct {
+	mu      sync.Mutex
+	all     []string      // guarded by mu
+	changed chan struct{} // closed and replaced with each line; guarded by mu
+}
+
+func newLogLines() *logLines { return &logLines{changed: make(chan struct{})} }
+
+func (l *logLines) Enabled(context.Context, slog.Level) bool { return true }
+func (l *logLines) WithAttrs([]slog.Attr) slog.Handler       { return l }
+func (l *logLines) WithGroup(string) slog.Handler            { return l }
+
+func (l *logLines) Handle(_ context.Context, r slog.Record) error {
+	line := r.Time.Format("05.000 ") + r.Message
+	r.Attrs(func(a slog.Attr) bool { line += " " + a.String(); return true })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, line)
+	close(l.changed)
+	l.changed = make(chan struct{})
+	return nil
+}
+
+func (l *logLines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Join(l.all, "\n")
+}
+
+// matching returns the lines that have a text in them.
+func (l *logLines) matching(text string) (some []string) {
+	for line := range strings.SplitSeq(l.String(), "\n") {
+		if strings.Contains(line, text) {
+			some = append(some, line)
+		}
+	}
+	return some
+}
+
+// waitLine waits for the n-th line with a text.
+func (s *fixture) waitLine(n int, text string) {
+	s.Helper()
+	deadline := time.After(testTimeout)
+	for {
+		s.log.mu.Lock()
+		changed := s.log.changed
+		s.log.mu.Unlock()
+		if len(s.log.matching(text)) >= n {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline:
+			s.Fatalf("the log has no %d lines with %q:\n%s", n, text, s.log)
+		}
+	}
+}

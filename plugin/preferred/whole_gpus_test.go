@@ -1,0 +1,332 @@
+package preferred_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/preferred"
+)
+
+func TestAlignedOnKnownMachines(t *testing.T) {
+	for _, c := range []struct {
+		name            string
+		machine         machine
+		available, must string
+		size            int
+		want            string
+	}{
+		{"DGX A100: a pair shares its switches", dgxA100(), "0-7", "", 2, "0 1"},
+		{"DGX A100: the partner of one that is settled", dgxA100(), "0-7", "5", 2, "5 4"},
+		{"DGX A100: a lost GPU has a partner that breaks nothing", dgxA100(), "1-7", "", 1, "1"},
+		{"DGX A100: a lost GPU, a pair", dgxA100(), "1-7", "", 2, "2 3"},
+		{"DGX A100: a lost GPU, a pair and the one without", dgxA100(), "1-7", "", 3, "1-3"},
+		{"DGX A100: a lost GPU, two pairs", dgxA100(), "1-7", "", 4, "2-5"},
+		{"DGX A100: all", dgxA100(), "0-7", "", 8, "0-7"},
+		{"DGX H100: one", dgxH100(), "0-7", "", 1, "0"},
+		{"DGX H100: a socket", dgxH100(), "0-7", "", 4, "0-3"},
+		{"DGX H100: a lost GPU, the whole socket", dgxH100(), "0-1 3-7", "", 4, "4-7"},
+		{"DGX H100: a lost GPU, the rest of its socket", dgxH100(), "0-1 3-7", "", 3, "0 1 3"},
+		{"DGX H100: a lost GPU, from the socket that is broken already", dgxH100(), "0-6", "", 2, "4 5"},
+		{"DGX H100: the socket of one that is settled", dgxH100(), "0-7", "6", 4, "6 4 5 7"},
+		{"DGX-1V: the first with two NVLinks and a switch", dgx1V(), "0-7", "", 2, "2 3"},
+		{"DGX-1V: the second", dgx1V(), "0 1 4-7", "", 2, "6 7"},
+		{"DGX-1V: across the sockets, where the NVLinks are", dgx1V(), "0 1 4 5", "", 2, "0 4"},
+		{"DGX-1V: three", dgx1V(), "0-7", "", 3, "0 2 3"},
+		{"DGX-1V: a side of the cube", dgx1V(), "0-7", "", 4, "0-3"},
+		{"DGX-1V: the side of one that is settled", dgx1V(), "0-7", "7", 4, "7 4-6"},
+		{"bridged: a pair", bridged(8), "0-7", "", 2, "0 1"},
+		{"bridged: the pair that is left", bridged(8), "1 2 4 5", "", 2, "4 5"},
+		{"bridged: the pair that leaves a socket whole", bridged(8), "0-5", "", 2, "4 5"},
+		{"bridged: one leaves the pair alone", bridged(8), "0-2", "", 1, "2"},
+		{"bridged: one leaves both pairs alone", bridged(8), "0 1 4 5 7", "", 1, "7"},
+		{"bridged: a pair and its neighbour", bridged(8), "0 1 4 5 7", "", 3, "4 5 7"},
+		{"bridged: a socket", bridged(8), "0 1 4-7", "", 4, "4-7"},
+		{"bridged: the partner of one that is settled", bridged(8), "0-7", "3", 2, "3 2"},
+		{"bridged: two that are settled stay", bridged(8), "0-7", "0 6", 3, "0 6 1"},
+		{"DGX-2: a pair", dgx2(), "0-15", "", 2, "0 1"},
+		{"DGX-2: four", dgx2(), "0-15", "", 4, "0-3"},
+		{"DGX-2: eight", dgx2(), "0-15", "", 8, "0-7"},
+		{"DGX-2: twelve", dgx2(), "0-15", "", 12, "0-11"},
+		{"DGX-2: all but one", dgx2(), "0-15", "", 15, "0-14"},
+		{"DGX-2: a lost GPU, three of its four", dgx2(), "0-2 4-15", "", 3, "0-2"},
+		{"DGX-2: a lost GPU, a whole four", dgx2(), "0-2 4-15", "", 4, "4-7"},
+		{"DGX-2: a lost GPU, a whole socket", dgx2(), "0-2 4-15", "", 8, "8-15"},
+		{"DGX-2: a lost GPU, one", dgx2(), "0-2 4-15", "", 1, "2"},
+		{"16 bridged: the one without a partner", bridged(16), "0-4 6-15", "", 1, "4"},
+		{"16 bridged: a pair of the socket that is broken already", bridged(16), "0-4 6-15", "", 2, "0 1"},
+		{"16 bridged: a whole socket", bridged(16), "0-4 6-15", "", 8, "8-15"},
+		{"16 bridged: pairs within a socket", bridged(16), "0 1 3 5 7-15", "", 6, "8-13"},
+	} {
+		r := preferred.Request{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
+		if got, want := c.machine.topology().WholeGPUs(r), parseGPUs(t, c.want); !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", c.name, got, want)
+		}
+	}
+}
+
+// TestAlignedLinks has what a driver may say of the links of three GPUs, of which
+// two are wanted. All are in one NUMA node.
+func TestAlignedLinks(t *testing.T) {
+	up := func(a, b, nvlinks int) device.Link { return device.Link{A: gpu(a), B: gpu(b), NVLinks: nvlinks} }
+	by := func(a, b int, path device.Path) device.Link { return device.Link{A: gpu(a), B: gpu(b), Path: path} }
+	for _, c := range []struct {
+		name  string
+		links []device.Link
+		want  string
+	}{
+		{"none", nil, "0 1"},
+		{"one direction", []device.Link{up(2, 1, 1)}, "1 2"},
+		{"a lane is down on one side", []device.Link{up(0, 1, 4), up(1, 0, 3), up(1, 2, 4), up(2, 1, 4)}, "1 2"},
+		{"all are down on one side", []device.Link{up(0, 1, 4), up(1, 0, 0), up(0, 2, 1)}, "0 2"},
+		{"twice, and they differ", []device.Link{up(0, 1, 4), up(0, 1, 1), up(1, 2, 2)}, "1 2"},
+		{"to itself", []device.Link{up(0, 0, 12), up(1, 2, 1)}, "1 2"},
+		{"of a stranger", []device.Link{up(0, 7, 12), up(7, 0, 12), up(7, 8, 12), up(1, 2, 1)}, "1 2"},
+		{"less than none", []device.Link{up(0, 1, -5), up(1, 2, 1), up(2, 0, -5)}, "1 2"},
+		{"more than there can be", []device.Link{up(0, 1, 1), up(1, 2, math.MaxInt), up(2, 1, math.MaxInt)}, "1 2"},
+		{"a path that is none is unknown", []device.Link{by(0, 1, 200), by(1, 2, device.PathHostBridge)}, "1 2"},
+		{"an NVLink beats a board", []device.Link{by(0, 1, device.PathSameBoard), up(1, 2, 1)}, "1 2"},
+		{"a path that one side does not know", []device.Link{by(1, 2, device.PathSingleSwitch), by(2, 1, device.PathUnknown)}, "1 2"},
+		{"the farther of two paths", []device.Link{by(0, 1, device.PathSameBoard), by(1, 0, device.PathSystem), by(1, 2, device.PathHostBridge)}, "1 2"},
+		{"a path that is known to be far is farther than the node", []device.Link{by(0, 1, device.PathSystem)}, "0 2"},
+	} {
+		m := gpus(0, 0, 0)
+		m.links = c.links
+		got := m.topology().WholeGPUs(preferred.Request{Available: m.ids(), Size: 2})
+		if want := parseGPUs(t, c.want); !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", c.name, got, want)
+		}
+	}
+}
+
+func TestAlignedPathsAreOrdered(t *testing.T) {
+	// From GPU 0 each is nearer than the one before it; each is the last in turn.
+	m := gpus(-1, -1, -1, -1, -1, -1, -1, -1)
+	for i, path := range []device.Path{
+		device.PathUnknown, device.PathSystem, device.PathNUMANode, device.PathHostBridge,
+		device.PathMultipleSwitches, device.PathSingleSwitch, device.PathSameBoard,
+	} {
+		m.links = append(m.links, device.Link{A: gpu(0), B: gpu(i + 1), Path: path})
+	}
+	for i := 1; i < 8; i++ {
+		available := parseGPUs(t, fmt.Sprintf("0-%d", i))
+		got := m.topology().WholeGPUs(preferred.Request{Available: available, Must: available[:1], Size: 2})
+		if want := parseGPUs(t, fmt.Sprintf("0 %d", i)); !slices.Equal(got, want) {
+			t.Errorf("of %v: got %v, want %v", available, got, want)
+		}
+	}
+}
+
+func TestAlignedByNUMANodeAlone(t *testing.T) {
+	m := gpus(0, 1, -1, 0, 1, 1)
+	for size, want := range map[int]string{2: "0 3", 3: "1 4 5"} {
+		if got, want := m.topology().WholeGPUs(preferred.Request{Available: m.ids(), Size: size}), parseGPUs(t, want); !slices.Equal(got, want) {
+			t.Errorf("size %d: got %v, want %v", size, got, want)
+		}
+	}
+}
+
+// The three faults of go-gpuallocator's best-effort policy.
+func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
+	t.Run("a device that is none", func(t *testing.T) { // go-gpuallocator#80
+		m := gpus(0, 0, 0, 0, 1, 1, 1, 1).linked(func(a, b int) (int, device.Path) {
+			_, path := sockets(4, 0)(a, b)
+			if a == 0 && b == 1 {
+				return 1, path
+			}
+			return 0, path
+		})
+		top := m.topology()
+		got := top.WholeGPUs(preferred.Request{Available: parseGPUs(t, "0 1 4-6"), Size: 3})
+		if want := parseGPUs(t, "0 1 4"); !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+		for mask := range 1 << 8 {
+			var available []device.AdvertisedID
+			for i, id := range m.ids() {
+				if mask>>i&1 == 1 {
+					available = append(available, id)
+				}
+			}
+			for size := range len(available) + 1 {
+				if got := top.WholeGPUs(preferred.Request{Available: available, Size: size}); len(got) != size {
+					t.Fatalf("%d of %v: got %v", size, available, got)
+				}
+			}
+		}
+	})
+	t.Run("another one's partner", func(t *testing.T) {
+		for _, n := range []int{14, 16} {
+			m := bridged(n)
+			for i, id := range m.ids() {
+				got := m.topology().WholeGPUs(preferred.Request{Available: m.ids(), Must: []device.AdvertisedID{id}, Size: 2})
+				if want := []device.AdvertisedID{id, device.AdvertisedID(gpu(i ^ 1))}; !slices.Equal(got, want) {
+					t.Errorf("%d GPUs, must %s: got %v, want %v", n, id, got, want)
+				}
+			}
+		}
+	})
+	t.Run("a link with one end", func(t *testing.T) {
+		m := bridged(4)
+		m.links = slices.DeleteFunc(m.links, func(l device.Link) bool { return l.A == gpu(1) || l.A == gpu(2) && l.B == gpu(3) })
+		if got, want := m.topology().WholeGPUs(preferred.Request{Available: m.ids(), Size: 2}), parseGPUs(t, "0 1"); !slices.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	})
+}
+
+// TestAlignedStrangeRequests has what no kubelet asks. GPUs 0 and 1 are a pair,
+// 2 and 3 too; x, y and z are unknown.
+func TestAlignedStrangeRequests(t *testing.T) {
+	const zero, one, two, three = "GPU-0", "GPU-1", "GPU-2", "GPU-3"
+	type ids = []device.AdvertisedID
+	top := bridged(4).topology()
+	for _, c := range []struct {
+		name            string
+		available, must ids
+		size            int
+		want            ids
+	}{
+		{"nothing", nil, nil, 0, nil},
+		{"nothing to choose from", nil, nil, 3, ids{}},
+		{"a size below zero", ids{zero}, ids{zero}, -1, nil},
+		{"the lowest size", ids{zero}, ids{zero}, math.MinInt, nil},
+		{"the highest size", ids{one, zero}, nil, math.MaxInt, ids{zero, one}},
+		{"more than available", ids{three, one}, nil, 3, ids{one, three}},
+		{"must is more than the size", ids{zero, one, two}, ids{two, one, zero}, 2, ids{zero, one}},
+		{"must is not available", ids{zero, one}, ids{three}, 2, ids{three, zero}},
+		{"must is unknown", ids{zero, one}, ids{"x"}, 2, ids{"x", zero}},
+		{"known before unknown among must", nil, ids{"x", zero}, 1, ids{zero}},
+		{"unknown ones are left", ids{"x", two, three}, nil, 2, ids{two, three}},
+		{"unknown ones when nothing else is left", ids{"y", "x", two}, nil, 2, ids{two, "x"}},
+		{"unknown ones by number", ids{"x::10", "x::2"}, nil, 1, ids{"x::2"}},
+		{"repeated ones", ids{two, two, zero, zero, "x", "x"}, nil, 5, ids{zero, two, "x"}},
+		{"repeated ones in must", ids{zero, one, two}, ids{two, two, "x", "x"}, 4, ids{two, "x", zero, one}},
+		{"unknown in both", ids{"x", "y"}, ids{"y"}, 3, ids{"y", "x"}},
+		{"the empty id", ids{"", zero}, nil, 2, ids{zero, ""}},
+	} {
+		r := preferred.Request{Available: c.available, Must: c.must, Size: c.size}
+		if got := top.WholeGPUs(r); !slices.Equal(got, c.want) {
+			t.Errorf("%s: Aligned gives %q, want %q", c.name, got, c.want)
+		}
+	}
+	var none preferred.Topology
+	r := preferred.Request{Available: ids{"b", "a"}, Must: ids{"c"}, Size: 2}
+	if got, want := none.WholeGPUs(r), (ids{"c", "a"}); !slices.Equal(got, want) {
+		t.Errorf("the zero Topology gives %q, want %q", got, want)
+	}
+}
+
+// TestNewWithOneIDTwice has a second candidate for each id, which differs in one
+// thing. Whichever counts, it is the same one in any order.
+func TestNewWithOneIDTwice(t *testing.T) {
+	for name, change := range map[string]func(*preferred.Candidate){
+		"index":  func(c *preferred.Candidate) { c.Index = 9 - c.Index },
+		"GPU":    func(c *preferred.Candidate) { c.GPU = gpu(c.Index / 2) },
+		"device": func(c *preferred.Candidate) { c.Device = "one" },
+		"node":   func(c *preferred.Candidate) { c.NUMANode = c.Index % 2 },
+	} {
+		m := bridged(6)
+		m.links = nil
+		other := slices.Clone(m.candidates)
+		for i := range other {
+			change(&other[i])
+		}
+		top := preferred.New(append(slices.Clone(m.candidates), other...), nil)
+		turned := preferred.New(append(other, m.candidates...), nil)
+		for size := range 6 {
+			r := preferred.Request{Available: m.ids()[1:], Size: size}
+			if a, b := top.WholeGPUs(r), turned.WholeGPUs(r); !slices.Equal(a, b) {
+				t.Errorf("%s, size %d: Aligned gives %v and %v", name, size, a, b)
+			}
+			for _, p := range policies {
+				if a, b := top.Shared(r, p), turned.Shared(r, p); !slices.Equal(a, b) {
+					t.Errorf("%s, size %d: %s gives %v and %v", name, size, p, a, b)
+				}
+			}
+		}
+	}
+}
+
+func TestNewLeavesTheCandidatesAlone(t *testing.T) {
+	m := bridged(8)
+	slices.Reverse(m.candidates)
+	before := slices.Clone(m.candidates)
+	m.topology()
+	if !slices.Equal(m.candidates, before) {
+		t.Errorf("the candidates are now %v", m.candidates)
+	}
+}
+
+func TestAlignedLeavesTheRequestAlone(t *testing.T) {
+	m := bridged(8)
+	r := preferred.Request{Available: append(m.ids(), "x"), Must: parseGPUs(t, "6 2"), Size: 5}
+	available, must := slices.Clone(r.Available), slices.Clone(r.Must)
+	m.topology().WholeGPUs(r)
+	if !slices.Equal(r.Available, available) || !slices.Equal(r.Must, must) {
+		t.Errorf("the request is now %+v", r)
+	}
+}
+
+func TestAnswersDoNotDependOnTheOrder(t *testing.T) {
+	random := rand.New(rand.NewPCG(5, 6))
+	for name, m := range map[string]machine{
+		"DGX-1V": dgx1V(), "DGX-2": dgx2(), "16 bridged": bridged(16), "32 bridged": bridged(32),
+		"replicas": bridged(4).replicated(12), "slices": dgxH100().partitioned(7),
+	} {
+		top := m.topology()
+		for size := 1; size < len(m.candidates); size += 3 {
+			r := preferred.Request{Available: append(m.ids(), "x", "y"), Must: m.ids()[:1], Size: size}
+			other := preferred.Request{Available: slices.Clone(r.Available), Must: r.Must, Size: size}
+			random.Shuffle(len(other.Available), func(i, j int) {
+				other.Available[i], other.Available[j] = other.Available[j], other.Available[i]
+			})
+			shuffled := m.shuffled(random).topology()
+			if a, b := top.WholeGPUs(r), shuffled.WholeGPUs(other); !slices.Equal(a, b) {
+				t.Errorf("%s, size %d: Aligned gives %v and %v", name, size, a, b)
+			}
+			for _, p := range policies {
+				if a, b := top.Shared(r, p), shuffled.Shared(other, p); !slices.Equal(a, b) {
+					t.Errorf("%s, size %d: %s gives %v and %v", name, size, p, a, b)
+				}
+			}
+		}
+	}
+}
+
+// TestAlignedBeyondTheExact has 32 GPUs in four NVSwitch domains of eight, and
+// bridged pairs.
+func TestAlignedBeyondTheExact(t *testing.T) {
+	domains := gpus(make([]int, 32)...).linked(func(a, b int) (int, device.Path) {
+		if a/8 == b/8 {
+			return 18, device.PathNUMANode
+		}
+		return 0, device.PathSystem
+	})
+	for _, c := range []struct {
+		name            string
+		machine         machine
+		available, must string
+		size            int
+		want            string
+	}{
+		{"one domain", domains, "0-31", "", 8, "0-7"},
+		{"two domains", domains, "0-31", "", 16, "0-15"},
+		{"the whole domain and not the broken one", domains, "0-6 8-31", "", 8, "8-15"},
+		{"the broken domain and not a whole one", domains, "0-6 8-31", "", 1, "0"},
+		{"the rest of the broken domain", domains, "0-2 8-31", "", 3, "0-2"},
+		{"the domain of one that is settled", domains, "0-31", "20", 8, "20 16-19 21-23"},
+		{"a pair", bridged(32), "1-31", "", 2, "2 3"},
+		{"the one without a partner", bridged(32), "0-16 18-31", "", 1, "16"},
+		{"the partner of one that is settled", bridged(32), "0-31", "27", 2, "27 26"},
+		{"all but one", bridged(32), "0-31", "", 31, "0-30"},
+	} {
+		r := preferred.Request{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
+		if got, want := c.machine.topology().WholeGPUs(r), parseGPUs(t, c.want); !slices.Equal(got, want) {
+			t.Errorf("%s: got %v, want %v", c.name, got, want)
+		}
+	}
+}

@@ -1,0 +1,192 @@
+package plugin
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/plugin/preferred"
+	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+)
+
+// maxRequestIDs bounds the ids of a request: the test weighs each subset of them.
+const maxRequestIDs = 10
+
+// randomNode returns GPUs, whole and partitioned, of which some are unhealthy.
+func randomNode(r *rand.Rand) []device.Status {
+	text := ""
+	unhealthyMark := func() string {
+		if r.IntN(6) == 0 {
+			return "!"
+		}
+		return ""
+	}
+	for n := range 1 + r.IntN(4) {
+		if r.IntN(3) > 0 {
+			text += fmt.Sprint(" ", n, unhealthyMark())
+			continue
+		}
+		text += fmt.Sprint(" ", n, "m")
+		for range 1 + r.IntN(3) {
+			text += fmt.Sprint(" ", n, "/1g.10gb", unhealthyMark())
+		}
+	}
+	return parseStatuses(text)
+}
+
+// randomRules returns rules that offer most devices under one name, some of them shared.
+func randomRules(r *rand.Rand) Rules {
+	sharings := map[device.ID]Sharing{}
+	onePerContainer, mixed := r.IntN(2) == 0, r.IntN(4) == 0
+	rules := Rules{
+		MIGStrategy: MIGStrategy(r.IntN(3)), Policy: preferred.AllocationPolicy(r.IntN(3)),
+		Sharing: func(_ string, devices []device.Device) (all []Sharing) {
+			for _, d := range devices {
+				if _, known := sharings[d.ID]; !known {
+					sharings[d.ID] = Sharing{Replicas: max(0, r.IntN(6)-2), OnePerContainer: onePerContainer != (mixed && r.IntN(2) == 0)}
+				}
+				all = append(all, sharings[d.ID])
+			}
+			return all
+		},
+	}
+	if r.IntN(3) > 0 {
+		rules.ResourceName = func(device.Device) string { return gpuResource }
+	}
+	if r.IntN(8) == 0 {
+		rules.UnusableReason = func(string) string { return "mps_daemon" }
+	}
+	return rules
+}
+
+// randomIDs returns ids of the devices, each in any of the forms that an id has.
+func randomIDs(r *rand.Rand, statuses []device.Status, maxIDs int) (ids []device.AdvertisedID) {
+	for range r.IntN(maxIDs + 1) {
+		id := statuses[r.IntN(len(statuses))].ID
+		ids = append(ids, id.Advertised())
+		if r.IntN(2) == 0 {
+			ids[len(ids)-1] = id.Replica(r.IntN(4))
+		}
+	}
+	return ids
+}
+
+// randomServer returns an endpoint in the middle of its life: the board and the allocations
+// may be newer than the list that the kubelet has.
+func randomServer(r *rand.Rand) *server {
+	statuses := randomNode(r)
+	s := serverHolding(randomRules(r), statuses, randomIDs(r, statuses, 2)...)
+	newer := slices.Clone(statuses)
+	if r.IntN(3) == 0 {
+		n := r.IntN(len(newer))
+		newer[n].Healthy, newer[n].Reason = false, "lost"
+	}
+	if r.IntN(8) == 0 {
+		newer = newer[:len(newer)-1]
+	}
+	s.Statuses = func() ([]device.Status, <-chan struct{}) { return newer, nil }
+	if r.IntN(2) == 0 {
+		s.Allocations = allocationsOf([]string{gpuResource, "nvidia.com/a100", "gpu.nvidia.com"}[r.IntN(3)], randomIDs(r, statuses, 2)...)
+	}
+	return s
+}
+
+// randomRequest asks for some of the endpoint's ids, of which some are settled.
+func randomRequest(r *rand.Rand, s *server) *api.ContainerPreferredAllocationRequest {
+	var ids []string
+	for _, i := range s.devices.items {
+		ids = append(ids, string(i.id))
+	}
+	if r.IntN(4) == 0 {
+		ids = append(ids, "GPU-unknown")
+	}
+	r.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+	ids = ids[:min(len(ids), 1+r.IntN(maxRequestIDs))]
+	request := &api.ContainerPreferredAllocationRequest{AvailableDeviceIDs: ids, AllocationSize: int32(1 + r.IntN(4))}
+	if r.IntN(3) == 0 {
+		request.MustIncludeDeviceIDs = ids[:min(r.IntN(3), len(ids), int(request.AllocationSize))]
+	}
+	return request
+}
+
+// allocateAccepts reports whether Allocate accepts ids. The order in which the kubelet sends them is
+// random and decides nothing.
+func (s *server) allocateAccepts(t *testing.T, r *rand.Rand, ids []string) bool {
+	t.Helper()
+	accepted := func() bool {
+		_, _, errs := s.buildResponse(&api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
+		return len(errs) == 0
+	}
+	first := accepted()
+	for range 2 {
+		ids = slices.Clone(ids)
+		r.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+		if accepted() != first {
+			t.Fatalf("Allocate accepts %q in one order and rejects it in another", ids)
+		}
+	}
+	return first
+}
+
+// acceptedAnswer returns an answer to the request that Allocate accepts; nil if there is none.
+func (s *server) acceptedAnswer(t *testing.T, r *rand.Rand, request *api.ContainerPreferredAllocationRequest) []string {
+	t.Helper()
+	for mask := range 1 << len(request.AvailableDeviceIDs) {
+		var ids []string
+		for n, id := range request.AvailableDeviceIDs {
+			if mask>>n&1 == 1 {
+				ids = append(ids, id)
+			}
+		}
+		settled := !slices.ContainsFunc(request.MustIncludeDeviceIDs, func(id string) bool { return !slices.Contains(ids, id) })
+		if len(ids) == int(request.AllocationSize) && settled && s.allocateAccepts(t, r, ids) {
+			return ids
+		}
+	}
+	return nil
+}
+
+// TestAllocateAcceptsWhatIsPreferred: the kubelet takes what GetPreferredAllocation
+// answers, and a container that Allocate then rejects has failed for good.
+func TestAllocateAcceptsWhatIsPreferred(t *testing.T) {
+	random := rand.New(rand.NewPCG(8, 10))
+	rejected := map[bool]int{} // by whether there was an acceptable answer
+	for round := range 4000 {
+		s := randomServer(random)
+		request := randomRequest(random, s)
+		answer, err := s.GetPreferredAllocation(t.Context(), &api.PreferredAllocationRequest{
+			ContainerRequests: []*api.ContainerPreferredAllocationRequest{request},
+		})
+		if err != nil {
+			t.Fatalf("round %d: %v is answered with an error, which rejects the pod: %v", round, request, err)
+		}
+		ids := answer.ContainerResponses[0].DeviceIDs
+		if s.allocateAccepts(t, random, ids) {
+			rejected[false]++
+			continue
+		}
+		rejected[true]++
+		if want := s.acceptedAnswer(t, random, request); want != nil {
+			t.Fatalf("round %d: of %v with %s, policy %s, %q is preferred, which Allocate rejects; it accepts %q",
+				round, request, formatLists(map[string]*deviceList{"": s.devices}), s.devices.rules.Policy, ids, want)
+		}
+	}
+	if rejected[true] < 500 || rejected[false] < 500 {
+		t.Errorf("%d answers are rejected and %d accepted: the rounds are one-sided", rejected[true], rejected[false])
+	}
+}
+
+// TestAReplicaAndAWholeGPU: under one resource, a container that asks for two gets whole GPUs
+// if a container may have one replica.
+func TestAReplicaAndAWholeGPU(t *testing.T) {
+	rules := Rules{Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 4, OnePerContainer: true}})}
+	s := &server{endpoint: endpointFor("", rules, parseStatuses("0 1 2")...)}
+	if got := s.preferredIDs(t, 2, "GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3", "GPU-1", "GPU-2"); fmt.Sprint(got) != "[GPU-1 GPU-2]" {
+		t.Errorf("preferred is %q", got)
+	}
+	if got := s.preferredIDs(t, 1, "GPU-0::0", "GPU-0::1", "GPU-1"); len(got) != 1 {
+		t.Errorf("preferred is %q", got)
+	}
+}

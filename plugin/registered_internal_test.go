@@ -1,0 +1,25 @@
+package plugin
+
+import (
+	"log/slog"
+	"os"
+	"slices"
+	"testing"
+)
+
+// TestADeletedRecordOfResources: a later registration writes it again.
+func TestADeletedRecordOfResources(t *testing.T) {
+	s := loadRegistered(t.TempDir(), slog.New(slog.DiscardHandler))
+	s.remove("example.com/none")
+	if _, err := os.Lstat(s.path); err == nil {
+		t.Error("there is a record of nothing")
+	}
+	s.add("nvidia.com/gpu")
+	if err := os.Remove(s.path); err != nil {
+		t.Fatal(err)
+	}
+	s.add("nvidia.com/gpu")
+	if again := loadRegistered(s.path[:len(s.path)-len(registeredFile)], s.log); !slices.Equal(again.list(), []string{"nvidia.com/gpu"}) {
+		t.Errorf("the resources are %q", again.list())
+	}
+}

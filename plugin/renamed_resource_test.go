@@ -1,0 +1,233 @@
+package plugin_test
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/plugin"
+	"github.com/podgauge/podgauge/podresources"
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	renamedResource = "nvidia.com/a100"
+	registeredFile  = "podgauge_resources.json"
+)
+
+// renamingRules offers all devices under the other name.
+func renamingRules() plugin.Rules {
+	return plugin.Rules{ResourceName: func(device.Device) string { return renamedResource }}
+}
+
+// eachVersionWithClock runs a test with each of the kubelet's versions, whose clock the test sets. The
+// kubelet has been up for long, so that its answers are believed at once.
+func eachVersionWithClock(t *testing.T, test func(s *fixture, later func(time.Duration))) {
+	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
+		t.Run(string(version), func(t *testing.T) {
+			s := newFixture(t)
+			var offset atomic.Int64
+			s.kubelet = kubelet.New(kubelet.Options{
+				Dir: s.dir, Version: version, RunningSince: time.Now().Add(-time.Hour),
+				Now: func() time.Time { return time.Now().Add(time.Duration(offset.Load())) },
+			})
+			s.startKubelet()
+			test(s, func(d time.Duration) { offset.Add(int64(d)) })
+		})
+	}
+}
+
+// startProcess runs a plugin and what it knows of allocations, as one process of podgauge does.
+func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
+	s.Helper()
+	client, err := podresources.New(s.kubelet.PodResourcesSocket(), slog.New(s.log), podresources.CallHooks{})
+	if err != nil {
+		s.Fatal(err)
+	}
+	client.CheckpointPath = s.sockets(podresources.CheckpointFile)
+	o := s.options
+	o.Rules, o.Allocations = constantRules(rules), client.Snapshot
+	o.Hooks = plugin.EndpointHooks{
+		OnRegistered: func(_ string, err error) {
+			if err == nil {
+				client.OnRegistered()
+			}
+		},
+		OnListSent:  func(string, int, int) { client.OnListSent() },
+		OnAllocated: client.OnAllocated,
+	}
+	p := plugin.New(o)
+	return s.background("process", func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		g.Go(func() error { return client.Run(ctx) })
+		g.Go(func() error { return p.Run(ctx) })
+		return g.Wait()
+	})
+}
+
+// wantEnd ends a process, and waits until the kubelet has seen the end of its streams.
+func (s *fixture) wantEnd(end func() error) {
+	s.Helper()
+	before := s.kubelet.State().Resources
+	s.must(end())
+	s.wait("its streams have ended", func(k kubelet.KubeletState) bool {
+		for name, r := range k.Resources {
+			if slices.ContainsFunc(r.Sockets, func(socket string) bool { return slices.Contains(before[name].Sockets, socket) && !s.hasSocket(socket) }) {
+				return false
+			}
+		}
+		return true
+	})
+}
+
+// hasSocket reports whether a socket is there.
+func (s *fixture) hasSocket(socket string) bool {
+	_, err := os.Lstat(s.sockets(socket))
+	return err == nil
+}
+
+// waitList waits until the kubelet has these devices of a resource, from one plugin.
+func (s *fixture) waitList(resource, want string) {
+	s.Helper()
+	s.wait(resource+" has "+want, func(k kubelet.KubeletState) bool {
+		r := k.Resources[resource]
+		var list []string
+		for _, d := range r.Devices {
+			if list = append(list, d.ID); !d.Healthy {
+				list[len(list)-1] += "!"
+			}
+		}
+		return len(r.Sockets) == 1 && strings.Join(list, " ") == want
+	})
+}
+
+// waitNamedAllocations waits until the kubelet has listed its pods: a container that ends before the
+// restarted kubelet has named it counts as there for a minute. Another list of devices has
+// podgauge ask.
+func (s *fixture) waitNamedAllocations() {
+	s.Helper()
+	s.wait("all pods are read", func(k kubelet.KubeletState) bool { return k.PodsRead })
+	lists := s.kubelet.State().Calls["List"]
+	s.board.Set(unhealthy(statuses(2), 1, "lost"))
+	s.wait("they are listed", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists })
+	s.board.Set(statuses(2))
+	s.wait("and the answer was taken in", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists+1 })
+}
+
+func (s *fixture) registrations(resource string) (n int) {
+	for _, r := range s.kubelet.State().Registrations {
+		if r.Resource == resource {
+			n++
+		}
+	}
+	return n
+}
+
+// TestARenamedResourceIsServedAfterARestart: five minutes after its plugin has gone, the
+// kubelet forgets a resource, and containers that hold some of it cannot be restarted.
+func TestARenamedResourceIsServedAfterARestart(t *testing.T) {
+	t.Parallel()
+	eachVersionWithClock(t, func(s *fixture, later func(time.Duration)) {
+		s.board.Set(statuses(2))
+		end := s.startProcess(plugin.Rules{})
+		s.waitList(resource, "GPU-0 GPU-1")
+		s.must(s.kubelet.RunPod(s.ctx, pod("holder", 1)))
+		s.wantEnd(end)
+
+		end = s.startProcess(renamingRules())
+		s.waitList(resource, "GPU-0")
+		s.waitList(renamedResource, "GPU-0! GPU-1")
+		later(6 * time.Minute)
+		s.must(s.kubelet.RestartContainer(s.ctx, pod("holder", 1), "main"))
+		if err := s.kubelet.RunPod(s.ctx, pod("late", 1)); err == nil {
+			t.Error("the old resource is given away again")
+		}
+		s.must(s.kubelet.RunPod(s.ctx, podRequesting("new", renamedResource, 1)))
+
+		s.board.Set(unhealthy(statuses(2), 0, "xid_79")) // which the pod's status shows
+		s.waitList(resource, "GPU-0!")
+		s.board.Set(statuses(2))
+		s.restart(kubelet.RestartOptions{})
+		s.waitList(resource, "GPU-0")
+		s.waitNamedAllocations()
+		later(6 * time.Minute)
+		s.must(s.kubelet.RestartContainer(s.ctx, pod("holder", 1), "main"))
+
+		s.must(s.kubelet.DeletePod(pod("holder", 1)))
+		s.waitList(renamedResource, "GPU-0 GPU-1")
+		s.wait("the old resource is gone", func(k kubelet.KubeletState) bool {
+			r := k.Resources[resource]
+			return r.Capacity == 0 && len(r.Sockets) == 0
+		})
+		s.wantEnd(end)
+		if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || string(content) != `{"resources":["nvidia.com/a100"]}`+"\n" {
+			t.Errorf("the resources are %s, %v", content, err)
+		}
+		before := s.registrations(resource)
+		s.startProcess(renamingRules())
+		s.waitList(renamedResource, "GPU-0 GPU-1")
+		s.waitPollInterval()
+		if n := s.registrations(resource); n != before {
+			t.Errorf("the old resource was registered %d times more", n-before)
+		}
+	})
+}
+
+// TestAnotherPluginsResourceIsLeftAlone: it may give away the same GPUs, by ids of the same form.
+func TestAnotherPluginsResourceIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
+		s.board.Set(statuses(2))
+		other := s.startProcess(plugin.Rules{})
+		s.waitList(resource, "GPU-0 GPU-1")
+		s.must(s.kubelet.RunPod(s.ctx, pod("holder", 1)))
+
+		s.must(os.Remove(s.sockets(registeredFile))) // podgauge has never registered it
+		end := s.startProcess(renamingRules())
+		s.waitList(renamedResource, "GPU-0! GPU-1")
+		s.waitPollInterval()
+		s.wantEnd(end)
+
+		s.must(os.WriteFile(s.sockets(registeredFile), []byte(`{"resources":["nvidia.com/gpu"]}`), 0o600)) // it has, and another plugin has it now
+		answers := s.kubelet.State().Calls["GetAllocatableResources"]
+		s.startProcess(renamingRules())
+		s.waitList(renamedResource, "GPU-0! GPU-1")
+		s.wait("the kubelet is asked what is allocatable", func(k kubelet.KubeletState) bool { return k.Calls["GetAllocatableResources"] > answers })
+		for range 10 { // the plugin looks each second
+			s.waitPollInterval()
+		}
+		if n := s.registrations(resource); n != 1 {
+			t.Errorf("it was registered %d times", n)
+		}
+		s.waitList(resource, "GPU-0 GPU-1")
+		s.wantEnd(other)
+		s.waitList(resource, "GPU-0")
+	})
+}
+
+// TestAnUnreadableRecordOfResources: it costs the old resources alone.
+func TestAnUnreadableRecordOfResources(t *testing.T) {
+	t.Parallel()
+	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
+		for i, content := range []string{"", "{", `{"resources":[7]}`, `[]`, `{"resources":["nvidia.com/gpu","nvidia.com/gpu",""]}`} {
+			s.must(os.WriteFile(s.sockets(registeredFile), []byte(content), 0o600))
+			s.board.Set(statuses(1))
+			end := s.startProcess(renamingRules())
+			s.waitList(renamedResource, "GPU-0")
+			s.wantEnd(end)
+			if n, want := len(s.log.matching("read the resources that were registered before")), min(i+1, 4); n != want {
+				t.Errorf("%q: %d lines, want %d", content, n, want)
+			}
+			if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || !slices.Contains(strings.Split(string(content), `"`), renamedResource) {
+				t.Errorf("the resources are %s, %v", content, err)
+			}
+		}
+	})
+}

@@ -1,0 +1,110 @@
+package plugin_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+)
+
+// SIGTERM is the end of Run's ctx, whatever it waits for.
+func TestEnds(t *testing.T) {
+	for _, phase := range []struct {
+		name     string
+		reach    func(s *fixture) (end func() error)
+		outcomes int // of registrations
+	}{
+		{"waiting for a device", func(s *fixture) func() error {
+			reads := s.countStatusReads()
+			end := s.startPlugin()
+			s.poll("it looks", func() bool { return reads.Load() > 0 })
+			return end
+		}, 0},
+		{"waiting for the kubelet", func(s *fixture) func() error {
+			s.board.Set(statuses(1))
+			end := s.startPlugin()
+			s.waitLine(1, "wait for the kubelet")
+			return end
+		}, 0},
+		{"registering", func(s *fixture) func() error {
+			s.board.Set(statuses(1))
+			requests := make(chan struct{}, 1)
+			s.serveRegistration(func(ctx context.Context, _ string) error {
+				requests <- struct{}{}
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			end := s.startPlugin()
+			receive(s, requests)
+			return end
+		}, 0},
+		{"waiting for the stream", func(s *fixture) func() error {
+			s.board.Set(statuses(1))
+			s.serveRegistration(func(context.Context, string) error { return nil })
+			end := s.startPlugin()
+			s.poll("it is registered", func() bool { return len(s.recorded.registrations()) == 1 })
+			return end
+		}, 1},
+		{"backing off", func(s *fixture) func() error {
+			s.board.Set(statuses(1))
+			s.serveRegistration(func(context.Context, string) error { return errors.New("no") })
+			end := s.startPlugin()
+			s.poll("it was refused", func() bool { return len(s.recorded.registrations()) == 3 })
+			return end
+		}, 3},
+		{"watching", func(s *fixture) func() error {
+			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
+			s.board.Set(statuses(1))
+			s.startKubelet()
+			end := s.startPlugin()
+			s.waitRegistered(1)
+			s.waitLine(1, "registered resource")
+			return end
+		}, 1},
+	} {
+		t.Run(phase.name, func(t *testing.T) {
+			s := newFixture(t)
+			end := phase.reach(s)
+			began := time.Now()
+			if err := end(); err != nil {
+				t.Errorf("Run: %v", err)
+			}
+			if took := time.Since(began); took > maxBackoff {
+				t.Errorf("it took %s", took)
+			}
+			if remaining := s.leftSockets(); len(remaining) > 0 {
+				t.Errorf("sockets are left: %q", remaining)
+			}
+			if got := s.recorded.registrations(); len(got) != phase.outcomes {
+				t.Errorf("registrations went %v", got)
+			}
+			s.recorded.mu.Lock()
+			defer s.recorded.mu.Unlock()
+			if s.recorded.streams != 0 {
+				t.Errorf("%d streams are told to be live", s.recorded.streams)
+			}
+		})
+	}
+}
+
+// The kubelet sees the end of the stream at once, and keeps the devices' place.
+func TestAKubeletWhosePluginEnds(t *testing.T) {
+	eachVersion(t, func(s *fixture) {
+		s.board.Set(statuses(4))
+		s.startKubelet()
+		end := s.startPlugin()
+		s.waitRegistered(4)
+		if err := end(); err != nil {
+			s.Fatal(err)
+		}
+		s.wait("no device is allocatable", func(k kubelet.KubeletState) bool {
+			r := k.Resources[resource]
+			return r.Allocatable == 0 && r.Capacity == 4 && len(r.Sockets) == 0
+		})
+		s.startPlugin() // the next process
+		s.waitRegistered(4)
+		s.wantOutcomes(nil, nil)
+	})
+}

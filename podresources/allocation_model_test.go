@@ -1,0 +1,493 @@
+package podresources
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// allocationModel is rule 4 of the design, one allocation at a time and without a thought
+// for speed. memory is held against it.
+type allocationModel struct {
+	entries     map[allocationKey]*modelEntry
+	responses   []modelResponse // every answer there was, the oldest first
+	settled     bool
+	trusted     time.Time
+	requestedAt time.Time
+	epoch       kubeletEpoch
+	caughtUp    bool // with the notes of this connection
+	checkpoint  *modelCheckpoint
+}
+
+// modelEntry is what is known of one allocation, or of what was claimed.
+type modelEntry struct {
+	owners    []device.Owner
+	epoch     kubeletEpoch                  // the connection over which they were named
+	epochs    map[device.Owner]kubeletEpoch // the same of each, where they claim
+	uid       *string                       // in the checkpoint when over was lost, or as soon after it as it was there
+	allocated time.Time                     // at the latest; zero where they have a name
+	since     time.Time                     // and at the earliest
+}
+
+// modelCheckpoint are notes that were there before an answer was asked for.
+type modelCheckpoint struct {
+	checkpoint  kubeletCheckpoint
+	requestedAt time.Time
+}
+
+// modelResponse is an answer, and whether it left out nobody.
+type modelResponse struct {
+	pods        []podName
+	epoch       kubeletEpoch
+	requestedAt time.Time
+	trusted     bool
+}
+
+// inOutage reports, of all answers, whether those over the newest connection lack the pods of
+// the API server, or have had them again for less than a minute.
+func (m *allocationModel) inOutage(requestedAt time.Time) bool {
+	var missing, had bool
+	var back time.Time
+	for i, h := range m.responses {
+		hasAPIPods := slices.ContainsFunc(h.pods, func(p podName) bool { return !isStatic(p) })
+		switch {
+		case i == 0 || h.epoch != m.responses[i-1].epoch:
+			missing, back = (missing || had) && !hasAPIPods, time.Time{}
+		case missing && hasAPIPods:
+			missing, back = false, h.requestedAt
+		}
+		had = hasAPIPods
+	}
+	return missing || !back.IsZero() && requestedAt.Sub(back) < time.Minute
+}
+
+// isStatic tells static pods of the story's node.
+func isStatic(p podName) bool { return strings.HasSuffix(p.pod, "-"+scenarioNode) }
+
+func (m *allocationModel) entry(a allocationKey) *modelEntry {
+	if m.entries[a] == nil {
+		m.entries[a] = &modelEntry{}
+	}
+	return m.entries[a]
+}
+
+func (m *allocationModel) applyResponse(listed map[allocationKey][]device.Owner, pods []podName, epoch kubeletEpoch, requestedAt time.Time) {
+	if epoch != m.epoch {
+		m.trusted, m.caughtUp = time.Time{}, false
+		for a, f := range m.entries {
+			if f.uid = nil; m.checkpoint != nil {
+				f.recordUID(a, m.checkpoint.checkpoint)
+			}
+		}
+	}
+	m.epoch, m.requestedAt = epoch, requestedAt
+	m.responses = append(m.responses, modelResponse{pods, epoch, requestedAt, false})
+	outage := m.inOutage(requestedAt)
+	if m.trusted.IsZero() && requestedAt.Sub(epoch.kubeletStartedAt) >= time.Minute && !outage {
+		m.trusted = requestedAt
+	}
+	m.settled = m.settled || !m.trusted.IsZero()
+	m.responses[len(m.responses)-1].trusted = !m.trusted.IsZero()
+	for a := range listed {
+		m.entry(a)
+	}
+	for a, f := range m.entries {
+		switch owners := listed[a]; {
+		case a.resource == scenarioDriver:
+			f.applyClaims(owners, pods, epoch, requestedAt, outage)
+		case f.allocated.After(requestedAt): // nobody can know yet
+		case owners != nil:
+			*f = modelEntry{owners: owners, epoch: epoch}
+		case !f.allocated.IsZero(): // nobody has said yet, and it is over when nobody is left to
+			if m.hasEnded(f, func(podName) bool { return true }) {
+				f.allocated = time.Time{}
+			}
+		case f.epoch == epoch: // over for all
+			f.owners = nil
+		default: // over for those whose pods are there without it, and in the end for all
+			f.owners = slices.DeleteFunc(slices.Clone(f.owners), func(o device.Owner) bool {
+				p := podName{o.Namespace, o.Pod}
+				goesOn := requestedAt.Sub(epoch.connectedAt) < time.Minute || outage && !isStatic(p) && m.isCheckpointed(a, f)
+				return slices.Contains(pods, p) || !goesOn
+			})
+		}
+	}
+}
+
+// recordUID notes the UID of who has something and is not named now.
+func (f *modelEntry) recordUID(a allocationKey, n kubeletCheckpoint) {
+	if uid, has := n.allocated[a]; has && f.uid == nil && len(f.owners) > 0 {
+		f.uid = &uid
+	}
+}
+
+// isCheckpointed reports whether the checkpoint has had an allocation for the same pod within the
+// last minute.
+func (m *allocationModel) isCheckpointed(a allocationKey, f *modelEntry) bool {
+	if m.checkpoint == nil || m.requestedAt.Sub(m.checkpoint.requestedAt) >= time.Minute {
+		return false
+	}
+	uid, has := m.checkpoint.checkpoint.allocated[a]
+	return has && (f.uid == nil || *f.uid == uid)
+}
+
+// applyClaims is an answer about what several pods may have at once: each has it until this
+// connection has named him and does not any more, or has listed his pod without it, or is
+// a minute old.
+func (f *modelEntry) applyClaims(named []device.Owner, pods []podName, epoch kubeletEpoch, requestedAt time.Time, outage bool) {
+	owners := slices.Clone(named)
+	for _, o := range f.owners {
+		p := podName{o.Namespace, o.Pod}
+		goesOn := requestedAt.Sub(epoch.connectedAt) < time.Minute || outage && !isStatic(p)
+		if !slices.Contains(named, o) && !slices.Contains(pods, p) && f.epochs[o] != epoch && goesOn {
+			owners = append(owners, o)
+		}
+	}
+	f.owners = owners
+	if f.epochs == nil {
+		f.epochs = map[device.Owner]kubeletEpoch{}
+	}
+	for _, o := range named {
+		f.epochs[o] = epoch
+	}
+}
+
+// applyGet is what Get says of one pod: it ends a wait for a name, and does nothing else.
+func (m *allocationModel) applyGet(rows []device.Allocation, epoch kubeletEpoch, requestedAt time.Time) {
+	for _, h := range rows {
+		if f := m.entry(keyOf(h)); epoch == m.epoch && !f.allocated.IsZero() && !f.allocated.After(requestedAt) {
+			*f = modelEntry{owners: []device.Owner{h.Owner}, epoch: epoch}
+		}
+	}
+}
+
+// hasEnded tells whether an allocation has ended with the last pod that may have it.
+func (m *allocationModel) hasEnded(f *modelEntry, mayBe func(podName) bool) bool {
+	if m.trusted.IsZero() || m.requestedAt.Sub(f.allocated) < 10*time.Second {
+		return false
+	}
+	for _, p := range m.responses[len(m.responses)-1].pods {
+		if mayBe(p) && m.mayOwn(p, f) {
+			return false
+		}
+	}
+	return true
+}
+
+// mayOwn tells whether a pod that is listed now may have been allocated something:
+// it was not missing in an answer to be believed from then on, and nobody has seen
+// it ten seconds before.
+func (m *allocationModel) mayOwn(p podName, f *modelEntry) bool {
+	var first time.Time
+	for _, h := range slices.Backward(m.responses) {
+		switch listed := slices.Contains(h.pods, p); {
+		case listed:
+			first = h.requestedAt
+		case h.trusted:
+			return h.requestedAt.Before(f.allocated) && first.After(f.since.Add(-10*time.Second))
+		}
+	}
+	return first.After(f.since.Add(-10 * time.Second))
+}
+
+func (m *allocationModel) allocate(resource string, ids []device.AdvertisedID, now time.Time) {
+	for _, id := range ids {
+		f := m.entry(allocationKey{resource, id})
+		f.owners, f.since, f.allocated = nil, now, now
+	}
+}
+
+func (m *allocationModel) review(n kubeletCheckpoint, err error, now time.Time) {
+	for a, f := range m.entries {
+		uid, noted := n.allocated[a]
+		limit, gone := 10*time.Second, !noted || m.hasEnded(f, func(p podName) bool { return m.mayBe(n, p, uid, f.allocated) })
+		if err != nil {
+			limit, gone = time.Hour, true
+		}
+		if gone && !f.allocated.IsZero() && now.Sub(f.allocated) >= limit {
+			f.allocated = time.Time{}
+		}
+	}
+	for a, f := range m.entries {
+		if _, noted := n.allocated[a]; err == nil && !noted && m.checkpoint != nil && f.epoch != m.epoch && n.writtenAt.After(m.epoch.kubeletStartedAt) {
+			if _, was := m.checkpoint.checkpoint.allocated[a]; was { // a kubelet of now has freed it
+				f.owners = nil
+			}
+		}
+	}
+	if err == nil && m.requestedAt.Sub(n.writtenAt) >= 10*time.Millisecond {
+		defer func() {
+			m.checkpoint = &modelCheckpoint{n, m.requestedAt}
+			for a, f := range m.entries {
+				if f.epoch != m.epoch {
+					f.recordUID(a, n)
+				}
+			}
+		}()
+	}
+	if err != nil || m.caughtUp || m.trusted.IsZero() || now.Sub(m.trusted) >= 10*time.Second {
+		return
+	}
+	if !n.writtenAt.After(m.trusted) || n.writtenAt.After(m.requestedAt) {
+		return
+	}
+	m.caughtUp = true
+	for a := range n.allocated {
+		if f := m.entry(a); len(f.owners) == 0 && f.allocated.IsZero() && f.epoch != m.epoch {
+			f.since, f.allocated = time.Time{}, m.trusted
+		}
+	}
+}
+
+// addFromOutage is a question that was not answered, or answered by a kubelet that may not
+// have read its pods.
+func (m *allocationModel) addFromOutage(n kubeletCheckpoint, now time.Time) {
+	if !m.settled {
+		return
+	}
+	for a, uid := range n.allocated {
+		f := m.entry(a)
+		if len(f.owners) > 0 || !f.allocated.IsZero() {
+			continue // idle was what nobody had
+		}
+		since := m.requestedAt
+		if m.checkpoint != nil {
+			if before, had := m.checkpoint.checkpoint.allocated[a]; had && before == uid {
+				continue // known before, and not named since
+			}
+			since = m.checkpoint.requestedAt
+		} else if m.requestedAt.Sub(n.writtenAt) >= 10*time.Millisecond {
+			continue
+		}
+		f.owners, f.since, f.allocated = nil, since, now
+		if n.writtenAt.Before(now) {
+			f.allocated = n.writtenAt
+		}
+	}
+}
+
+// mayBe tells whether a pod may be the one of that UID: it is not where all that it
+// holds is another's.
+func (m *allocationModel) mayBe(n kubeletCheckpoint, p podName, uid string, allocated time.Time) bool {
+	theirs := map[string]bool{}
+	for a, f := range m.entries {
+		for _, o := range f.owners {
+			if a.resource != scenarioDriver && f.allocated.IsZero() && (podName{o.Namespace, o.Pod}) == p {
+				theirs[n.allocated[a]] = true
+			}
+		}
+	}
+	return len(theirs) != 1 || theirs[""] || theirs[uid] || uid == "" || allocated.Sub(n.writtenAt) > 10*time.Millisecond
+}
+
+func (m *allocationModel) allocations() (rows []device.Allocation) {
+	for a, f := range m.entries {
+		owners := f.owners
+		if !f.allocated.IsZero() {
+			owners = []device.Owner{{}}
+		}
+		for _, o := range owners {
+			rows = append(rows, device.Allocation{Resource: a.resource, DeviceID: a.id, Owner: o})
+		}
+	}
+	slices.SortFunc(rows, device.CompareAllocations)
+	return slices.Compact(rows)
+}
+
+// scenario plays events that a source of chance chooses on a memory and on the model.
+type scenario struct {
+	t           testing.TB
+	choose      func(n int) int
+	tracker     allocationTracker
+	model       allocationModel
+	now         time.Time
+	epoch       kubeletEpoch
+	requestedAt time.Time // of the question that is under way; zero where none is
+}
+
+var (
+	scenarioIDs       = []device.AdvertisedID{"a", "a::1", "b", "c"} // two of them one device's
+	scenarioDurations = []time.Duration{0, time.Millisecond, 11 * time.Millisecond, time.Second, 9 * time.Second, 10 * time.Second, 50 * time.Second, time.Minute, time.Hour}
+	scenarioResources = []string{"nvidia.com/gpu", "nvidia.com/mig", scenarioDriver}
+)
+
+const (
+	scenarioDriver = "gpu.nvidia.com"
+	scenarioNode   = "n"
+)
+
+// scenarioPods are two of the API server, and two static ones.
+var scenarioPods = []string{"p", "q", "r-" + scenarioNode, "s-" + scenarioNode}
+
+func newScenario(t testing.TB, choose func(n int) int) *scenario {
+	s := &scenario{t: t, choose: choose, tracker: newAllocationTracker(), model: allocationModel{entries: map[allocationKey]*modelEntry{}}, now: time.Unix(1<<30, 0)}
+	s.tracker.apiPods.nodeName = scenarioNode
+	s.connect()
+	return s
+}
+
+func (s *scenario) play(events int) {
+	for range events {
+		before, copied := s.tracker.allocations, slices.Clone(s.tracker.allocations)
+		settled := s.tracker.settled
+		changed := false
+		switch s.choose(10) {
+		case 0:
+			s.now = s.now.Add(scenarioDurations[s.choose(len(scenarioDurations))])
+		case 1:
+			s.connect()
+		case 2:
+			if s.requestedAt.IsZero() {
+				s.requestedAt = s.now
+			}
+		case 3, 4:
+			changed = s.answer()
+		case 5, 6:
+			changed = s.allocate()
+		case 7:
+			changed = s.review()
+		case 8:
+			changed = s.outage(s.now)
+		case 9:
+			if s.requestedAt.IsZero() { // Get waits for its turn
+				changed = s.get()
+			}
+		}
+		s.compare()
+		if !slices.Equal(before, copied) {
+			s.t.Fatal("what was published was written")
+		}
+		if is := !slices.Equal(before, s.tracker.allocations) || settled != s.tracker.settled; is != changed {
+			s.t.Fatalf("changed is told as %t: %v became %v", changed, before, s.tracker.allocations)
+		}
+	}
+}
+
+func (s *scenario) connect() {
+	s.now = s.now.Add(time.Millisecond)
+	s.epoch = kubeletEpoch{connectedAt: s.now, kubeletStartedAt: s.now.Add(-scenarioDurations[s.choose(len(scenarioDurations))])}
+}
+
+// answer is what the kubelet says, with every id listed twice, as for two NUMA
+// nodes.
+func (s *scenario) answer() bool {
+	requestedAt := s.requestedAt
+	if s.requestedAt = (time.Time{}); requestedAt.IsZero() {
+		requestedAt = s.now
+	}
+	listed := map[allocationKey][]device.Owner{}
+	pods := []podName{}
+	raw := newListResponse()
+	for pod := range 4 {
+		name := podName{"team", scenarioPods[pod]}
+		if s.choose(3) == 0 {
+			continue
+		}
+		pods = append(pods, name)
+		for range s.choose(3) {
+			a := allocationKey{scenarioResources[s.choose(3)], scenarioIDs[s.choose(len(scenarioIDs))]}
+			o := device.Owner{Namespace: name.namespace, Pod: name.pod, Container: "main"}
+			listed[a] = append(listed[a], o)
+			raw.allocations = append(raw.allocations, device.Allocation{Resource: a.resource, DeviceID: a.id, Owner: o})
+		}
+	}
+	raw.pods = pods
+	raw.allocations = append(raw.allocations, raw.allocations...)
+	partial := s.model.settled && s.model.epoch != s.epoch && requestedAt.Sub(s.epoch.kubeletStartedAt) < time.Minute
+	if s.tracker.mayBePartial(s.epoch, requestedAt) != partial {
+		s.t.Fatalf("that it doubts the answer is not %t", partial)
+	}
+	added := partial && s.outage(requestedAt)
+	s.model.applyResponse(listed, pods, s.epoch, requestedAt)
+	return s.tracker.merge(&raw, s.epoch, requestedAt) || added
+}
+
+// get is a pod's answer to Get, over the newest connection.
+func (s *scenario) get() bool {
+	var rows []device.Allocation
+	owner := device.Owner{Namespace: "team", Pod: scenarioPods[s.choose(4)], Container: "main"}
+	for range s.choose(4) {
+		id := scenarioIDs[s.choose(len(scenarioIDs))]
+		h := device.Allocation{Resource: scenarioResources[s.choose(3)], DeviceID: id, Owner: owner}
+		rows = append(rows, h, h)
+	}
+	s.model.applyGet(rows, s.epoch, s.now)
+	return s.tracker.confirmPod(rows, s.epoch, s.now)
+}
+
+func (s *scenario) allocate() bool {
+	resource := scenarioResources[s.choose(2)]
+	var ids []device.AdvertisedID
+	for range s.choose(3) {
+		ids = append(ids, scenarioIDs[s.choose(len(scenarioIDs))])
+	}
+	s.model.allocate(resource, ids, s.now)
+	return s.tracker.recordAllocate(resource, ids, s.now)
+}
+
+func (s *scenario) outage(now time.Time) bool {
+	n := s.randomCheckpoint()
+	s.model.addFromOutage(n, now)
+	return s.tracker.addAllocatedInOutage(n, now)
+}
+
+func (s *scenario) review() bool {
+	n := s.randomCheckpoint()
+	var err error
+	if s.choose(3) == 0 {
+		err = errBroken
+	}
+	s.model.review(n, err, s.now)
+	return s.tracker.mergeCheckpoint(n, err, s.now)
+}
+
+func (s *scenario) randomCheckpoint() kubeletCheckpoint {
+	n := kubeletCheckpoint{allocated: map[allocationKey]string{}, writtenAt: s.now.Add(-scenarioDurations[s.choose(len(scenarioDurations))])}
+	for range s.choose(9) {
+		n.allocated[allocationKey{scenarioResources[s.choose(2)], scenarioIDs[s.choose(len(scenarioIDs))]}] = []string{"", "u", "v"}[s.choose(3)]
+	}
+	return n
+}
+
+func (s *scenario) compare() {
+	s.t.Helper()
+	if want := s.model.allocations(); !slices.Equal(s.tracker.allocations, want) {
+		s.t.Fatalf("held is\n%v, by rule 4 it were\n%v", s.tracker.allocations, want)
+	}
+	if s.tracker.settled != s.model.settled {
+		s.t.Fatalf("settled is %t", s.tracker.settled)
+	}
+	for a := range maps.Keys(s.tracker.pending) {
+		if !containsKey(s.tracker.allocations, a) {
+			s.t.Fatalf("%v waits for a name and is not held", a)
+		}
+	}
+}
+
+func TestMemoryAgainstTheModel(t *testing.T) {
+	for seed := range uint64(2000) {
+		chance := rand.New(rand.NewPCG(seed, 0))
+		newScenario(t, chance.IntN).play(100)
+	}
+}
+
+func FuzzAllocationTracker(f *testing.F) {
+	f.Add([]byte{0})
+	f.Add([]byte("allocated, asked, answered, connected anew"))
+	f.Fuzz(func(t *testing.T, script []byte) {
+		choose := func(n int) int {
+			if len(script) == 0 {
+				return 0
+			}
+			b := script[0]
+			script = script[1:]
+			return int(b) % n
+		}
+		newScenario(t, choose).play(min(len(script), 500))
+	})
+}

@@ -1,0 +1,111 @@
+//go:build !race
+
+package podresources
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+const raceEnabled = false
+
+// What a scrape may cost on the side of the client, on a node with 110 pods of
+// two containers and 8 devices. The race detector allocates by itself, so this
+// runs without.
+const (
+	maxDecodeAllocs = 0
+	maxListAllocs   = 100
+)
+
+func TestListAllocations(t *testing.T) {
+	for _, pods := range benchmarkPods {
+		b, err := proto.Marshal(nodeResponse(pods, 8))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, l, now := newListResponse(), resourceTracker{}, time.Now()
+		got := testing.AllocsPerRun(100, func() {
+			if err := a.Read(b); err != nil || len(a.allocations) != 8 || len(a.resources.claims) != 8 {
+				t.Fatalf("held are %v: %v", a.allocations, err)
+			}
+			l.merge(&a.resources, a.pods, kubeletEpoch{now, now}, true) // in the minute that costs most
+		})
+		t.Logf("decode of %d bytes: %v allocations", len(b), got)
+		if got > maxDecodeAllocs {
+			t.Errorf("decode makes %v allocations, at most %v are wanted", got, maxDecodeAllocs)
+		}
+	}
+
+	c := newTestClient(t, startKubeletProcess(t, 110), CallHooks{})
+	got := testing.AllocsPerRun(200, func() {
+		if h := c.ListAllocations(t.Context()); h.Err != nil || len(h.All) != 8 {
+			t.Fatalf("held are %v: %v", h.All, h.Err)
+		}
+	})
+	t.Logf("Owners: %v allocations", got)
+	if got > maxListAllocs {
+		t.Errorf("Owners makes %v allocations, at most %v are wanted", got, maxListAllocs)
+	}
+}
+
+// What is allocatable is asked for each second at most; where it is the same as before it
+// costs nothing.
+func TestAllocatableAllocations(t *testing.T) {
+	answer := &api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}}
+	for _, c := range nodeResponse(8, 8).PodResources {
+		answer.Devices = append(answer.Devices, c.Containers[0].Devices...)
+		answer.Memory = append(answer.Memory, c.Containers[0].Memory...)
+	}
+	b, err := proto.Marshal(answer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, l := newAllocatableResponse(), resourceTracker{}
+	if n := testing.AllocsPerRun(100, func() {
+		if err := a.Read(b); err != nil || len(a.resources.devices) != 8 {
+			t.Fatalf("allocatable are %v: %v", a.resources.devices, err)
+		}
+		l.setAllocatable(&a.resources)
+	}); n > 0 {
+		t.Errorf("%v allocations are made", n)
+	}
+}
+
+var benchmarkPods = []int{110, 500}
+
+func BenchmarkDecode(b *testing.B) {
+	for _, pods := range benchmarkPods {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			answer, err := proto.Marshal(nodeResponse(pods, 8))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			b.SetBytes(int64(len(answer)))
+			a := newListResponse()
+			for b.Loop() {
+				if err := a.Read(answer); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func BenchmarkOwners(b *testing.B) {
+	for _, pods := range benchmarkPods {
+		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
+			c := newTestClient(b, startKubeletProcess(b, pods), CallHooks{})
+			b.ReportAllocs()
+			for b.Loop() {
+				if h := c.ListAllocations(b.Context()); h.Err != nil {
+					b.Fatal(h.Err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,618 @@
+package podresources
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+const ms = time.Millisecond
+
+func TestRunLooksForTheNameOfAnAllocation(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		defer c.startRun(t)()
+		time.Sleep(15 * time.Second)
+		begin := time.Now()
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+		wantDevice(t, c.current(), "a", "unnamed")
+		time.Sleep(20 * time.Second)
+		want := []time.Duration{50 * ms, 150 * ms, 350 * ms, 750 * ms, 1550 * ms, 3150 * ms, 5150 * ms, 7150 * ms, 9150 * ms}
+		got := k.listCallsSince(begin)
+		if len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
+			t.Fatalf("List was asked after %v, want %v", got, want)
+		}
+		if rest := got[len(want):]; len(rest) > 2 {
+			t.Errorf("List was asked after %v when looking had an end", rest)
+		}
+	})
+}
+
+// A List beneath an Allocate can have the kubelet give a device away twice.
+func TestTheKubeletIsNotAskedBeneathAnAllocate(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		c.ListAllocations(t.Context())
+		time.Sleep(time.Second)
+		granted := time.Now()
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+		k.setPods(newPod("one", "a"))
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+		if after := k.listCallsSince(granted); len(after) != 1 || after[0] < allocateRecordDelay {
+			t.Errorf("it was asked %v after Allocate", after)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), allocateRecordDelay/2)
+		defer cancel()
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+		begin := time.Now()
+		c.ListAllocations(ctx)
+		if took := time.Since(begin); took > allocateRecordDelay/2 {
+			t.Errorf("a caller with little time waited %s", took)
+		}
+	})
+}
+
+func TestRunStopsLookingWhenNamed(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		defer c.startRun(t)()
+		time.Sleep(15 * time.Second)
+		begin := time.Now()
+		c.OnAllocated(gpu, []device.AdvertisedID{"a", "b"})
+		time.Sleep(100 * ms)
+		k.setPods(newPod("one", "a"))
+		time.Sleep(100 * ms) // asked at 150 ms
+		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "b", "unnamed")
+		k.setPods(newPod("one", "a"), newPod("two", "b"))
+		time.Sleep(9 * time.Second)
+		wantDevice(t, c.current(), "b", "held by two")
+		if got, want := k.listCallsSince(begin), []time.Duration{50 * ms, 150 * ms, 350 * ms}; !slices.Equal(got, want) {
+			t.Errorf("List was asked after %v, want %v", got, want)
+		}
+	})
+}
+
+// A kubelet admits pods one after the other, as fast as their plugins answer.
+func TestABurstOfAllocationsPutsNoLookOff(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		defer c.startRun(t)()
+		time.Sleep(15 * time.Second)
+		begin := time.Now()
+		for i := range 50 {
+			c.OnAllocated(gpu, []device.AdvertisedID{device.AdvertisedID(strconv.Itoa(i))})
+			time.Sleep(30 * ms)
+		}
+		got := k.listCallsSince(begin)
+		if len(got) < 10 || got[0] > 50*ms {
+			t.Errorf("in 1.5 s of allocations List was asked after %v", got)
+		}
+		if most := 1500/50 + 1; len(got) > most {
+			t.Errorf("List was asked %d times", len(got))
+		}
+	})
+}
+
+func TestAPodThatLivesForTwoSecondsIsNotMissed(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		defer c.startRun(t)()
+		time.Sleep(15 * time.Second)
+		begin := time.Now()
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+		time.Sleep(20 * ms) // the kubelet's own bookkeeping
+		k.setPods(newPod("short", "a"))
+		time.Sleep(2 * time.Second)
+		k.setPods()
+		time.Sleep(13 * time.Second)
+		known := c.current()
+		wantDevice(t, known, "a", "idle")
+		if len(known.Recent) != 1 || known.Recent[0].Owner != newOwner("short") || known.Recent[0].LastSeen.Sub(begin) > 3*time.Second {
+			t.Errorf("the last holders are %v", known.Recent)
+		}
+	})
+}
+
+func TestTheOldHolderIsGoneWithTheAllocation(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(newPod("old", "a", "b"))
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by old")
+		_, changed := c.Snapshot()
+
+		release := make(chan struct{})
+		k.setOnList(func(context.Context) error { <-release; return nil })
+		answer := make(chan device.Allocations)
+		go func() { answer <- c.ListAllocations(t.Context()) }()
+		synctest.Wait() // it is asked
+
+		time.Sleep(time.Millisecond)
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+		select {
+		case <-changed:
+		default:
+			t.Error("the change was not told")
+		}
+		wantDevice(t, c.current(), "a", "unnamed")
+		wantDevice(t, c.current(), "b", "held by old")
+		close(release)
+		wantDevice(t, <-answer, "a", "unnamed") // an answer from before brings nobody back
+
+		k.setPods(newPod("old", "b"), newPod("new", "a"))
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by new")
+	})
+}
+
+func TestAHangingListEndsWithItsCaller(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(newPod("one", "a"))
+		at := c.ListAllocations(t.Context()).At
+		k.setOnList(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		for _, budget := range []time.Duration{300 * ms, 0} {
+			ctx, want := t.Context(), callTimeout
+			if budget > 0 {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, budget)
+				defer cancel()
+				want = budget
+			}
+			begin := time.Now()
+			h := c.ListAllocations(ctx)
+			if took := time.Since(begin); took != want {
+				t.Errorf("it took %s, want %s", took, want)
+			}
+			wantDevice(t, h, "a", "held by one")
+			if status.Code(h.Err) != codes.DeadlineExceeded || !h.At.Equal(at) {
+				t.Errorf("Err is %v, At %s after the answer", h.Err, h.At.Sub(at))
+			}
+		}
+		k.setOnList(nil)
+		if h := c.ListAllocations(t.Context()); h.Err != nil || !h.At.After(at) {
+			t.Errorf("after the hang Err is %v, At %s", h.Err, h.At.Sub(at))
+		}
+	})
+}
+
+// Whoever waits behind a question that hangs has his own deadline.
+func TestNobodyWaitsForAnothersQuestion(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(newPod("one", "a"))
+		c.ListAllocations(t.Context())
+		k.setOnList(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		var others sync.WaitGroup
+		defer others.Wait()
+		others.Go(func() { c.ListAllocations(t.Context()) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		begin := time.Now()
+		h := c.ListAllocations(ctx)
+		if took := time.Since(begin); took != time.Second {
+			t.Errorf("it took %s", took)
+		}
+		wantDevice(t, h, "a", "held by one")
+		if !errors.Is(h.Err, context.DeadlineExceeded) {
+			t.Errorf("Err is %v", h.Err)
+		}
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"}) // nor does the kubelet's Allocate
+		if took := time.Since(begin); took != time.Second {
+			t.Errorf("Allocated took %s", took-time.Second)
+		}
+	})
+}
+
+func TestACallerWhoGivesUpSaysNothingOfTheKubelet(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(newPod("one", "a"))
+		c.ListAllocations(t.Context())
+		k.setOnList(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(100*ms, cancel)
+		if h := c.ListAllocations(ctx); h.Err == nil {
+			t.Error("an answer came")
+		}
+		if err := c.current().Err; err != nil {
+			t.Errorf("Err is %v for everybody", err)
+		}
+	})
+}
+
+// The kubelet's state is a number that grows with each question, and the answers
+// take their time: whoever asks gets what was true after he asked, and nobody
+// sees the number fall.
+func TestAnswersAreTakenInTheirOrder(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		var questions, seen atomic.Int64
+		k.setOnList(func(context.Context) error {
+			n := questions.Add(1)
+			// Answers overtake each other where they can.
+			time.Sleep(rand.N(100 * ms))
+			k.setPods(newPod(strconv.FormatInt(n, 10), "a"))
+			return nil
+		})
+		var askers sync.WaitGroup
+		defer askers.Wait()
+		for range 8 {
+			askers.Go(func() {
+				for range 30 {
+					time.Sleep(rand.N(150 * ms))
+					before, asked := seen.Load(), questions.Load()
+					_, o := c.ListAllocations(t.Context()).State("a")
+					n, err := strconv.ParseInt(o.Pod, 10, 64)
+					if err != nil || n < before || n < asked {
+						t.Errorf("the answer is %q when %d was seen and %d asked for", o.Pod, before, asked)
+					}
+					for s := seen.Load(); s < n && !seen.CompareAndSwap(s, n); s = seen.Load() {
+					}
+				}
+			})
+		}
+	})
+}
+
+func TestWaitingCallersShareOneAnswer(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setOnList(func(context.Context) error { time.Sleep(100 * ms); return nil })
+		var askers sync.WaitGroup
+		begin := time.Now()
+		for i := range 10 {
+			askers.Go(func() {
+				time.Sleep(time.Duration(i) * ms)
+				if h := c.ListAllocations(t.Context()); h.Err != nil {
+					t.Error(h.Err)
+				}
+			})
+		}
+		askers.Wait()
+		if got, want := k.listCallsSince(begin), []time.Duration{0, 100 * ms}; !slices.Equal(got, want) {
+			t.Errorf("List was asked after %v, want %v", got, want)
+		}
+	})
+}
+
+func TestARefusedClientWaits(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(newPod("one", "a"))
+		c.ListAllocations(t.Context())
+		refuse := func(context.Context) error { return status.Error(codes.ResourceExhausted, "rejected by rate limit") }
+		hammer := func(d time.Duration) []time.Duration {
+			time.Sleep(ms)
+			begin := time.Now()
+			for time.Since(begin) < d {
+				time.Sleep(10 * ms)
+				h := c.ListAllocations(t.Context())
+				wantDevice(t, h, "a", "held by one")
+				if h.Err == nil || status.Code(h.Err) != codes.ResourceExhausted {
+					t.Fatalf("Err is %v", h.Err)
+				}
+			}
+			asked := k.listCallsSince(begin)
+			for i := len(asked) - 1; i > 0; i-- {
+				asked[i] -= asked[i-1]
+			}
+			return asked[1:]
+		}
+		k.setOnList(refuse)
+		want := []time.Duration{100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 5000 * ms, 5000 * ms}
+		if got := hammer(20 * time.Second); !slices.Equal(got, want) {
+			t.Errorf("asked again after %v, want %v", got, want)
+		}
+		if _, err := c.callGet(t.Context(), podName{"team", "one"}); status.Code(err) != codes.ResourceExhausted || len(k.getCalls) != 0 {
+			t.Errorf("Get is asked all the same: %v, about %q", err, k.getCalls)
+		}
+		time.Sleep(maxBackoff)
+		k.setOnList(nil)
+		if h := c.ListAllocations(t.Context()); h.Err != nil {
+			t.Fatal(h.Err)
+		}
+		k.setOnList(refuse)
+		if got := hammer(500 * ms); !slices.Equal(got, want[:2]) {
+			t.Errorf("after an answer asked again after %v, want %v", got, want[:2])
+		}
+	})
+}
+
+func TestAnOutageIsLoggedOnce(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		var log kubeletLogBuffer
+		c.log = log.log()
+		stop := c.startRun(t)
+		defer stop()
+		k.setPods(newPod("one", "a"))
+		var scrapes sync.WaitGroup
+		defer scrapes.Wait()
+		scrapes.Go(func() { // others meet most of it first
+			for range 200 {
+				time.Sleep(300 * ms)
+				c.ListAllocations(t.Context())
+			}
+		})
+		for round := range 2 {
+			time.Sleep(5 * time.Second)
+			k.stop()
+			time.Sleep(5 * time.Second)
+			k.setOnList(func(context.Context) error { return status.Error(codes.ResourceExhausted, "rejected by rate limit") })
+			k.start(0)
+			time.Sleep(5 * time.Second)
+			k.setOnList(nil)
+			time.Sleep(10 * time.Second)
+			said := log.String()
+			if lost, found := strings.Count(said, "level=WARN"), strings.Count(said, "level=INFO"); lost != round+1 || found != round+1 {
+				t.Fatalf("after %d outages the log is\n%s", round+1, said)
+			}
+			wantDevice(t, c.current(), "a", "held by one")
+		}
+	})
+}
+
+// A client and a kubelet that start together know nothing but what is named.
+func TestAKubeletIsTrustedWhenItIsAMinuteOld(t *testing.T) {
+	runScripted(t, 0, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unknown")
+		k.setPods(newPod("one", "a"))
+		h := c.ListAllocations(t.Context())
+		wantDevice(t, h, "a", "held by one")
+		wantDevice(t, h, "b", "unknown")
+		time.Sleep(40 * time.Second)
+		k.restart() // its minute begins anew
+		time.Sleep(settleTimeout - time.Millisecond)
+		wantDevice(t, c.ListAllocations(t.Context()), "b", "unknown")
+		_, changed := c.Snapshot()
+		time.Sleep(time.Millisecond)
+		wantDevice(t, c.ListAllocations(t.Context()), "b", "idle")
+		select {
+		case <-changed:
+		default:
+			t.Error("the change was not told")
+		}
+		k.restart() // once it has settled, what is idle stays so
+		h = c.ListAllocations(t.Context())
+		wantDevice(t, h, "a", "held by one")
+		wantDevice(t, h, "b", "idle")
+	})
+}
+
+func TestAnOldKubeletIsTrustedAtOnce(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		wantDevice(t, c.current(), "a", "unknown")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
+	})
+}
+
+func TestHoldersStandAfterARestart(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		all := []string{"static", "moved", "replaced", "left", "lost"}
+		for _, name := range all {
+			k.pods = append(k.pods, newPod(name, "gpu-"+name))
+		}
+		at := c.ListAllocations(t.Context()).At
+		check := func(want map[string]string) {
+			t.Helper()
+			h := c.ListAllocations(t.Context())
+			for _, name := range all {
+				w := "held by " + name
+				if other, ok := want[name]; ok {
+					w = other
+				}
+				wantDevice(t, h, device.ID("gpu-"+name), w)
+			}
+		}
+		k.stop()
+		time.Sleep(3 * time.Second)
+		check(nil)
+		if h := c.current(); h.Err == nil || !h.At.Equal(at) {
+			t.Errorf("while the kubelet is away Err is %v, At %s after the answer", h.Err, h.At.Sub(at))
+		}
+		k.setPods()
+		k.start(0)
+		check(nil)
+		k.setPods(newPod("static", "gpu-static"))
+		check(nil)
+		k.setPods(newPod("static", "gpu-static"), newPod("moved", "gpu-replaced"), newPod("left"))
+		want := map[string]string{"moved": "idle", "replaced": "held by moved", "left": "idle"}
+		check(want)
+		k.setPods() // what this kubelet has named once, it would name again
+		want["static"], want["replaced"] = "idle", "idle"
+		check(want)
+		time.Sleep(settleTimeout)
+		want["lost"] = "idle"
+		check(want)
+	})
+}
+
+// The question that makes the connection was asked before there was one.
+func TestAPodThatEndsAfterItsFirstNamingIsGoneAtOnce(t *testing.T) {
+	for _, age := range []time.Duration{0, time.Hour} {
+		t.Run(age.String(), func(t *testing.T) {
+			runScripted(t, age, func(t *testing.T, k *scriptedKubelet, c *Client) {
+				k.setPods(newPod("one", "a"), newPod("two", "b"))
+				k.dialDelay = 30 * ms
+				wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+				k.setPods(newPod("two", "b"))
+				h := c.ListAllocations(t.Context())
+				wantDevice(t, h, "a", map[bool]string{true: "unknown", false: "idle"}[age == 0])
+				wantDevice(t, h, "b", "held by two")
+			})
+		})
+	}
+}
+
+// An answer that the old kubelet gave with its last breath says nothing of the new
+// one's connection.
+func TestRunNoticesARestartWhileNobodyAsks(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		defer c.startRun(t)()
+		k.setPods(newPod("one", "a"))
+		time.Sleep(11 * time.Second)
+		wantDevice(t, c.current(), "a", "held by one")
+		k.setPods()
+		k.restart()
+		time.Sleep(idleInterval + outageInterval) // the first empty answers
+		wantDevice(t, c.current(), "a", "held by one")
+		k.setPods(newPod("two", "a"))
+		time.Sleep(idleInterval)
+		wantDevice(t, c.current(), "a", "held by two")
+		if err := c.current().Err; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func TestRunFindsAKubeletThatComesLate(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.stop()
+		if c.Ready() == nil {
+			t.Error("ready before the kubelet was asked")
+		}
+		defer c.startRun(t)()
+		time.Sleep(30 * time.Second)
+		if err := c.Ready(); err == nil || !strings.Contains(err.Error(), "List pod resources at") {
+			t.Errorf("ready without an answer, or it does not name what is missing: %v", err)
+		}
+		k.setPods(newPod("one", "a"))
+		k.start(0)
+		time.Sleep(outageInterval + connectTimeout)
+		wantDevice(t, c.current(), "a", "held by one")
+		k.stop()
+		time.Sleep(30 * time.Second)
+		if err := c.Ready(); err != nil || c.current().Err == nil {
+			t.Errorf("the kubelet is away again, and readiness says %v", err)
+		}
+		if err := c.Alive(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A connection is tried again for whoever comes, not when gRPC would next do so.
+func TestTheFirstQuestionFindsAKubeletThatIsBack(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(newPod("one", "a"))
+		k.stop()
+		for range 20 {
+			time.Sleep(100 * ms)
+			if c.ListAllocations(t.Context()).Err == nil {
+				t.Fatal("an answer came from nowhere")
+			}
+		}
+		k.start(0)
+		if h := c.ListAllocations(t.Context()); h.Err != nil {
+			t.Error(h.Err)
+		}
+	})
+}
+
+func TestRunCountsWhatIsAllocatable(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		defer c.startRun(t)()
+		synctest.Wait()
+		if c.allocatableCounts() == nil {
+			t.Error("it was not asked for at once")
+		}
+		time.Sleep(time.Minute)
+		before := k.allocatableCallCount()
+		for range 20 {
+			c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+			time.Sleep(100 * ms)
+		}
+		if n := k.allocatableCallCount() - before; n > 3 {
+			t.Errorf("in two seconds of looking it was asked for %d times", n)
+		}
+		time.Sleep(time.Minute)
+		if n := k.allocatableCallCount() - before; n < 6 {
+			t.Errorf("in a minute it was asked for %d times", n)
+		}
+	})
+}
+
+// What the kubelet would give away follows what it is told, though not each time.
+func TestRunCountsAnewWhatTheKubeletIsTold(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		defer c.startRun(t)()
+		synctest.Wait()
+		k.setAllocatable(&api.AllocatableResourcesResponse{Devices: []*api.ContainerDevices{{ResourceName: gpu, DeviceIds: []string{"a"}}}})
+		c.OnListSent() // right after it was counted
+		time.Sleep(allocatableInterval + minRefreshDelay)
+		synctest.Wait()
+		if n := c.allocatableCounts()[gpu]; n != 1 {
+			t.Errorf("%d devices are counted, and the kubelet would give away one", n)
+		}
+		time.Sleep(time.Minute)
+		before := k.allocatableCallCount()
+		for range 10 {
+			c.OnListSent()
+			time.Sleep(100 * ms)
+		}
+		time.Sleep(2 * allocatableInterval)
+		if n := k.allocatableCallCount() - before; n < 2 || n > 3 {
+			t.Errorf("it was told ten times in a second, and counted %d times", n)
+		}
+	})
+}
+
+// Counts from before an outage would pass for those of now.
+func TestCountsOfEarlierAreNotThoseOfNow(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		defer c.startRun(t)()
+		time.Sleep(time.Second)
+		for range 2 {
+			if c.allocatableCounts() == nil {
+				t.Error("nothing is allocatable beside a kubelet that says how much is")
+			}
+			k.stop()
+			if h := c.ListAllocations(t.Context()); h.Err == nil || c.allocatableCounts() != nil {
+				t.Errorf("the kubelet is away (%v), and allocatable are %v", h.Err, c.allocatableCounts())
+			}
+			k.start(0)
+			time.Sleep(outageInterval + 3*minRefreshDelay) // Run has noticed both, whoever asked
+		}
+		k.mu.Lock()
+		k.allocatableErr = errBroken
+		k.mu.Unlock()
+		time.Sleep(2 * idleInterval)
+		if got := c.allocatableCounts(); got != nil || c.current().Err != nil {
+			t.Errorf("the kubelet says nothing of it, and allocatable are %v", got)
+		}
+	})
+}
+
+func TestRunEndsAtOnce(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		var log kubeletLogBuffer
+		c.log = log.log()
+		stop := c.startRun(t)
+		k.setOnList(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+		time.Sleep(200 * ms)
+		begin := time.Now()
+		stop()
+		if took := time.Since(begin); took != 0 {
+			t.Errorf("it took %s", took)
+		}
+		if said := log.String(); said != "" {
+			t.Errorf("an end is no outage:\n%s", said)
+		}
+		if h := c.ListAllocations(t.Context()); h.Err == nil {
+			t.Error("an answer came over a closed connection")
+		}
+	})
+}
+
+func TestAnOverlongAnswerIsSaidToBeOne(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(newPod("one", strings.Repeat("a", maxResponseBytes)))
+		for range 2 { // it is no refusal, but who asks for it again and again is a burden
+			if err := c.ListAllocations(t.Context()).Err; err == nil || !strings.Contains(err.Error(), "larger than max") {
+				t.Errorf("Err is %v", err)
+			}
+		}
+	})
+}

@@ -1,0 +1,154 @@
+package podresources
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+const memoryIDs = "example.com/gpu-memory"
+
+// foreignIDsResponse is an answer of so many foreign ids, held by a hundred pods, and of one of our
+// devices.
+func foreignIDsResponse(t testing.TB, ids int) []byte {
+	t.Helper()
+	answer := &api.ListPodResourcesResponse{PodResources: []*api.PodResources{newPod("ours", "a::1")}}
+	for i := range 100 {
+		c := &api.ContainerResources{Name: "main"}
+		for n := i; n < ids; n += 100 {
+			c.Devices = append(c.Devices, &api.ContainerDevices{ResourceName: memoryIDs, DeviceIds: []string{fmt.Sprint("memory-", n)}})
+		}
+		answer.PodResources = append(answer.PodResources, newPodWith(fmt.Sprint("pod-", i), c))
+	}
+	b, err := proto.Marshal(answer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// TestCountlessForeignIDs: of a resource with 65,000 ids none is kept, however often they are
+// listed, and their number is.
+func TestCountlessForeignIDs(t *testing.T) {
+	few, many := foreignIDsResponse(t, maxForeignIDs), foreignIDsResponse(t, 65000)
+	a, m, l := newListResponse(), newAllocationTracker(), resourceTracker{}
+	a.resources.foreign.setOwn([]device.ID{"a"})
+	now := time.Unix(1<<30, 0)
+	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
+	answers := func(b []byte) {
+		now = now.Add(10 * time.Second)
+		if err := a.Read(b); err != nil {
+			t.Fatal(err)
+		}
+		m.merge(&a, over, now)
+		l.merge(&a.resources, a.pods, over, false)
+	}
+	ours := device.Allocation{Resource: gpu, DeviceID: "a::1", Owner: newOwner("ours")}
+	for range 3 {
+		answers(many)
+		if !slices.Equal(m.allocations, []device.Allocation{ours}) || len(l.allocated.AllocatedDevices) != 1 {
+			t.Fatalf("%d rows are held, %d of them devices", len(m.allocations), len(l.allocated.AllocatedDevices))
+		}
+		if want := []device.DroppedIDs{{Resource: memoryIDs, IDs: 65000}}; !slices.Equal(l.droppedAllocated, want) {
+			t.Errorf("dropped are %v, want %v", l.droppedAllocated, want)
+		}
+	}
+	if n := testing.AllocsPerRun(3, func() { answers(many) }); n > 20 {
+		t.Errorf("such an answer makes %v allocations", n)
+	}
+	answers(few) // it is noted that they are fewer
+	answers(few)
+	if len(m.allocations) != 1+maxForeignIDs || l.droppedAllocated != nil {
+		t.Errorf("%d rows are held, dropped are %v", len(m.allocations), l.droppedAllocated)
+	}
+	if seen := m.history.records(); len(seen) != 1 || seen[0].Device != "a" {
+		t.Errorf("there is a history of %d devices, want that of ours", len(seen))
+	}
+}
+
+// TestForeignIDsInTheCheckpoint: foreign ids that were dropped, since List had too many of them, do
+// not come back from the checkpoint as allocations without an owner: neither when it is first read
+// nor when the kubelet is away.
+func TestForeignIDsInTheCheckpoint(t *testing.T) {
+	a, m := newListResponse(), newAllocationTracker()
+	a.resources.foreign.setOwn([]device.ID{"a"})
+	now := time.Unix(1<<30, 0)
+	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
+	n := kubeletCheckpoint{allocated: map[allocationKey]string{{gpu, "a::2"}: "init"}}
+	for i := range 65000 {
+		n.allocated[allocationKey{memoryIDs, device.AdvertisedID(fmt.Sprint("memory-", i))}] = "uid"
+	}
+	answers := func() {
+		now = now.Add(time.Second)
+		if err := a.Read(foreignIDsResponse(t, 65000)); err != nil {
+			t.Fatal(err)
+		}
+		m.merge(&a, over, now)
+	}
+	answers()
+	answers()
+	n.writtenAt = now.Add(-time.Second / 2)
+	m.mergeCheckpoint(n, nil, now)
+	if len(m.allocations) != 2 || len(m.pending) != 1 {
+		t.Errorf("%d rows are held, %d of them without an owner; want 2 and 1", len(m.allocations), len(m.pending))
+	}
+	m.checkpoint, m.checkpointAsOf = kubeletCheckpoint{}, time.Time{}
+	n.writtenAt = now.Add(time.Second)
+	m.addAllocatedInOutage(n, now.Add(2*time.Second))
+	if len(m.allocations) != 2 {
+		t.Errorf("%d rows are held while the kubelet is away, want 2", len(m.allocations))
+	}
+}
+
+// TestForeignIDsBeforeTheInventory: until the inventory is known, only an id made of a UUID may be
+// ours. An id of another form makes no history, and too many of them are dropped.
+func TestForeignIDsBeforeTheInventory(t *testing.T) {
+	const id = "GPU-6f1a6f7c-0e4a-4f55-9a6e-7b4f3c2d1e00"
+	a, m := newListResponse(), newAllocationTracker()
+	now := time.Unix(1<<30, 0)
+	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
+	a.resources.foreign.setOwn(nil)
+	for _, ids := range []int{maxForeignIDs, 65000} {
+		b := bytes.ReplaceAll(foreignIDsResponse(t, ids), []byte("a::1"), []byte("b::1"))
+		answer, err := proto.Marshal(&api.ListPodResourcesResponse{PodResources: []*api.PodResources{newPod("early", id+"::7")}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := a.Read(append(b, answer...)); err != nil {
+			t.Fatal(err)
+		}
+		m.merge(&a, over, now)
+		if seen := m.history.records(); len(seen) != 1 || seen[0].Device != id {
+			t.Errorf("there is a history of %d devices, want that of %s", len(seen), id)
+		}
+	}
+	if len(a.allocations) != 2 || len(a.resources.foreign.droppedIDs(nil)) != 1 {
+		t.Errorf("%d rows are kept, want that of %s and that of the resource with one id", len(a.allocations), id)
+	}
+}
+
+// TestPodsThatClaimAreForgotten: one that comes every ten seconds leaves nothing behind.
+func TestPodsThatClaimAreForgotten(t *testing.T) {
+	a, m := newListResponse(), newAllocationTracker()
+	now := time.Unix(1<<30, 0)
+	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}
+	for i := range 5000 {
+		name := fmt.Sprint("pod-", i)
+		a.pods = []podName{{"team", name}}
+		a.allocations = []device.Allocation{
+			{Resource: scenarioDriver, DeviceID: "a", Owner: newOwner(name)},
+			{Resource: "example.com/random", DeviceID: device.AdvertisedID(fmt.Sprint("id-", i)), Owner: newOwner(name)},
+		}
+		m.merge(&a, over, now)
+		now = now.Add(10 * time.Second)
+	}
+	if entries := len(m.confirmed); entries > minPruneSize+2*len(m.allocations)+2 {
+		t.Errorf("%d rows are known as named, and %d are held", entries, len(m.allocations))
+	}
+}

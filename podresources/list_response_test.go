@@ -1,0 +1,457 @@
+package podresources
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/wire"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// encodedField is one of a message, as it lies on the wire.
+type encodedField []byte
+
+func text(number protowire.Number, value string) encodedField {
+	return encodedField(message(number, encodedField(value)))
+}
+
+func message(number protowire.Number, fields ...encodedField) encodedField {
+	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), slices.Concat(fields...))
+}
+
+func varint(number protowire.Number, value uint64) encodedField {
+	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
+}
+
+// TestDecodeInAnyOrder has what a marshaller of today would not write.
+func TestDecodeInAnyOrder(t *testing.T) {
+	devices := func(fields ...encodedField) encodedField { return message(2, fields...) }
+	row := func(namespace, pod, container, resource, id string) device.Allocation {
+		return device.Allocation{Resource: resource, DeviceID: device.AdvertisedID(id), Owner: device.Owner{Namespace: namespace, Pod: pod, Container: container}}
+	}
+	tests := map[string]struct {
+		answer []encodedField
+		held   []device.Allocation
+		pods   []podName
+	}{
+		"nothing":            {},
+		"an empty pod":       {answer: []encodedField{message(1)}, pods: []podName{{}}},
+		"a pod without more": {answer: []encodedField{message(1, text(1, "p"), text(2, "n"))}, pods: []podName{{"n", "p"}}},
+		"as marshalled": {
+			answer: []encodedField{message(1, text(1, "p"), text(2, "n"), message(3, text(1, "c"), devices(text(1, "r"), text(2, "a"), text(2, "b"))))},
+			held:   []device.Allocation{row("n", "p", "c", "r", "a"), row("n", "p", "c", "r", "b")},
+			pods:   []podName{{"n", "p"}},
+		},
+		"names last": {
+			answer: []encodedField{message(1, message(3, devices(text(2, "a"), text(1, "r")), text(1, "c")), text(2, "n"), text(1, "p"))},
+			held:   []device.Allocation{row("n", "p", "c", "r", "a")},
+			pods:   []podName{{"n", "p"}},
+		},
+		"names again: the last one counts": {
+			answer: []encodedField{message(1, text(1, "x"), text(2, "x"),
+				message(3, text(1, "x"), devices(text(1, "x"), text(2, "a"), text(1, "r")), text(1, "c"), devices(text(1, "s"), text(2, "b"))),
+				text(1, "p"), text(2, "n"))},
+			held: []device.Allocation{row("n", "p", "c", "r", "a"), row("n", "p", "c", "s", "b")},
+			pods: []podName{{"n", "p"}},
+		},
+		"two containers keep their own": {
+			answer: []encodedField{message(1, message(3, text(1, "c"), devices(text(2, "a"))), text(1, "p"), message(3, text(1, "d"), devices(text(2, "b"))))},
+			held:   []device.Allocation{row("", "p", "c", "", "a"), row("", "p", "d", "", "b")},
+			pods:   []podName{{"", "p"}},
+		},
+		"fields of a later version": {
+			answer: []encodedField{varint(9, 1), text(8, "x"), message(1, varint(1, 7), text(99, "x"), text(1, "p"), varint(4, 3),
+				message(3, text(1, "c"), varint(3, 5), devices(text(1, "r"), text(2, "a"), message(3, message(1, varint(1, 1))), varint(2, 6))))},
+			held: []device.Allocation{row("", "p", "c", "r", "a")},
+			pods: []podName{{"", "p"}},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			b := slices.Concat(test.answer...)
+			a := newListResponse()
+			if err := a.Read(b); err != nil {
+				t.Fatal(err)
+			}
+			if !slices.Equal(a.allocations, test.held) || !slices.Equal(a.pods, test.pods) {
+				t.Errorf("held are\n%v of %v, want\n%v of %v", a.allocations, a.pods, test.held, test.pods)
+			}
+			wantDecoded(t, &a, b)
+		})
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	for name, b := range map[string][]byte{
+		"a message cut short":     message(1, text(1, "pod"))[:4],
+		"a pod cut short":         message(1, text(1, "pod")[:3]),
+		"a container cut short":   message(1, message(3, text(1, "name")[:3])),
+		"devices cut short":       message(1, message(3, message(2, text(2, "id")[:3]))),
+		"an endless number":       {0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
+		"field zero":              {0x00, 0x00},
+		"the end of no group":     {0x0c},
+		"a length beyond the end": {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
+	} {
+		if a := newListResponse(); a.Read(b) == nil {
+			t.Errorf("%s is decoded", name)
+		}
+	}
+}
+
+func TestDecodeReplacesWhatIsNoText(t *testing.T) {
+	a := newListResponse()
+	if err := a.Read(message(1, text(1, "p\xff"), message(3, message(2, text(2, "a\xffb"))))); err != nil {
+		t.Fatal(err)
+	}
+	if a.allocations[0].DeviceID != "a\uFFFDb" || a.allocations[0].Owner.Pod != "p\uFFFD" {
+		t.Errorf("held are %q", a.allocations)
+	}
+}
+
+// What was read from the answer before does not show in the next.
+func TestDecodeBeginsAnew(t *testing.T) {
+	a := newListResponse()
+	for range 2 {
+		if err := a.Read(message(1, text(1, "p"), message(3, message(2, text(2, "a"))))); err != nil {
+			t.Fatal(err)
+		}
+		if len(a.allocations) != 1 || len(a.pods) != 1 {
+			t.Fatalf("held are %v of %v", a.allocations, a.pods)
+		}
+	}
+	if a.Read([]byte{0}) == nil || a.Read(nil) != nil || len(a.allocations) > 0 || len(a.pods) > 0 {
+		t.Errorf("an empty answer holds %v of %v", a.allocations, a.pods)
+	}
+}
+
+// decodeReference is the answer as protobuf reads it.
+func decodeReference(b []byte) (held []device.Allocation, pods []podName, r device.NodeResources, err error) {
+	var answer api.ListPodResourcesResponse
+	if err := proto.Unmarshal(b, &answer); err != nil {
+		return nil, nil, r, err
+	}
+	devices := map[device.Owner][]*api.ContainerDevices{}
+	for _, p := range answer.PodResources {
+		pods = append(pods, podName{p.Namespace, p.Name})
+		whole := device.Owner{Namespace: p.Namespace, Pod: p.Name}
+		r.AllocatedCPUs = append(r.AllocatedCPUs, cpusOf(whole, p.CpuIds)...)
+		r.AllocatedMemory = append(r.AllocatedMemory, memoryOf(whole, p.Memory)...)
+		for _, c := range p.Containers {
+			owner := device.Owner{Namespace: p.Namespace, Pod: p.Name, Container: c.Name}
+			for _, d := range c.Devices {
+				for _, id := range d.DeviceIds {
+					held = append(held, device.Allocation{Resource: d.ResourceName, DeviceID: device.AdvertisedID(id), Owner: owner})
+				}
+			}
+			devices[owner] = append(devices[owner], c.Devices...)
+			r.AllocatedCPUs = append(r.AllocatedCPUs, cpusOf(owner, c.CpuIds)...)
+			r.AllocatedMemory = append(r.AllocatedMemory, memoryOf(owner, c.Memory)...)
+			r.Claims = append(r.Claims, claimsOf(owner, c.DynamicResources)...)
+		}
+	}
+	for owner, list := range devices {
+		for _, d := range devicesOf(list) {
+			r.AllocatedDevices = append(r.AllocatedDevices, device.AllocatedDevice{Owner: owner, ResourceDevice: d})
+		}
+	}
+	r.AllocatedCPUs, r.AllocatedMemory, r.Claims = cpusOnce(r.AllocatedCPUs), memoryOnce(r.AllocatedMemory), claimsOnce(r.Claims)
+	slices.SortFunc(r.AllocatedDevices, device.AllocatedDevice.Compare)
+	slices.SortFunc(r.AllocatedCPUs, device.AllocatedCPUs.Compare)
+	slices.SortFunc(r.AllocatedMemory, device.AllocatedMemory.Compare)
+	slices.SortFunc(r.Claims, device.Claim.Compare)
+	return held, pods, r, nil
+}
+
+func cpusOnce(rows []device.AllocatedCPUs) (once []device.AllocatedCPUs) {
+	of := map[device.Owner][]int64{}
+	for _, row := range rows {
+		of[row.Owner] = append(of[row.Owner], row.CPUs...)
+	}
+	for owner, cpus := range of {
+		once = append(once, cpusOf(owner, cpus)...)
+	}
+	return once
+}
+
+func memoryOnce(rows []device.AllocatedMemory) (once []device.AllocatedMemory) {
+	of := map[string]device.AllocatedMemory{}
+	for _, row := range rows {
+		key := fmt.Sprintf("%q %q %v", row.Owner, row.Type, row.NUMANodes)
+		row.Bytes += of[key].Bytes
+		of[key] = row
+	}
+	return slices.AppendSeq(once, maps.Values(of))
+}
+
+func claimsOnce(rows []device.Claim) (once []device.Claim) {
+	of := map[string]device.Claim{}
+	for _, row := range rows {
+		plain := row
+		plain.CDI = nil
+		key := fmt.Sprintf("%q", plain)
+		if before, twice := of[key]; twice && !slices.Equal(before.CDI, row.CDI) {
+			row.CDI = slices.Concat(before.CDI, row.CDI)
+			slices.Sort(row.CDI)
+			row.CDI = slices.Compact(row.CDI)
+		}
+		of[key] = row
+	}
+	return slices.AppendSeq(once, maps.Values(of))
+}
+
+// devicesOf has each device of a list once, with all its nodes.
+func devicesOf(list []*api.ContainerDevices) (devices []device.ResourceDevice) {
+	nodes := map[[2]string][]int{}
+	for _, d := range list {
+		for _, id := range d.DeviceIds {
+			of := [2]string{d.ResourceName, id}
+			nodes[of] = append(nodes[of], nodesOf(d.Topology)...)
+		}
+	}
+	for of, on := range nodes {
+		slices.Sort(on)
+		devices = append(devices, device.ResourceDevice{Resource: of[0], ID: of[1], NUMANodes: slices.Compact(on)})
+	}
+	return devices
+}
+
+func nodesOf(t *api.TopologyInfo) (nodes []int) {
+	for _, n := range t.GetNodes() {
+		nodes = append(nodes, int(n.ID))
+	}
+	slices.Sort(nodes)
+	return slices.Compact(nodes)
+}
+
+func cpusOf(o device.Owner, ids []int64) []device.AllocatedCPUs {
+	if len(ids) == 0 {
+		return nil
+	}
+	ids = slices.Clone(ids)
+	slices.Sort(ids)
+	return []device.AllocatedCPUs{{Owner: o, CPUs: slices.Compact(ids)}}
+}
+
+func memoryOf(o device.Owner, list []*api.ContainerMemory) (rows []device.AllocatedMemory) {
+	for _, m := range list {
+		rows = append(rows, device.AllocatedMemory{Owner: o, Memory: device.Memory{Type: m.MemoryType, Bytes: m.Size, NUMANodes: nodesOf(m.Topology)}})
+	}
+	return rows
+}
+
+func claimsOf(o device.Owner, list []*api.DynamicResource) (claims []device.Claim) {
+	for _, d := range list {
+		driver, before := "", []string(nil) // of the row before
+		for _, r := range d.ClaimResources {
+			c := device.Claim{
+				Owner: o, ClaimNamespace: d.ClaimNamespace, ClaimName: d.ClaimName,
+				Driver: r.DriverName, Pool: r.PoolName, Device: r.DeviceName, ShareID: r.GetShareId(),
+			}
+			for _, name := range r.CdiDevices {
+				c.CDI = append(c.CDI, name.Name)
+			}
+			all, n := c.CDI, len(before)
+			if driver == r.DriverName && n <= len(all) && slices.Equal(all[:n], before) {
+				c.CDI = all[n:]
+			}
+			driver, before = r.DriverName, all
+			claims = append(claims, c)
+		}
+	}
+	return claims
+}
+
+// wantDecoded holds what was decoded against the reference, where that accepts it.
+func wantDecoded(t testing.TB, a *rawListResponse, b []byte) {
+	t.Helper()
+	held, pods, want, err := decodeReference(b)
+	if err != nil {
+		return
+	}
+	if err := a.Read(b); err != nil {
+		t.Fatalf("protobuf accepts what is refused: %v", err)
+	}
+	if !slices.Equal(a.allocations, held) || !slices.Equal(a.pods, pods) {
+		t.Fatalf("held are\n%q of %q, protobuf has\n%q of %q", a.allocations, a.pods, held, pods)
+	}
+	a.resources.normalize()
+	wantRows(t, device.NodeResources{AllocatedDevices: a.resources.devices, AllocatedCPUs: a.resources.cpus, AllocatedMemory: a.resources.memory, Claims: a.resources.claims}, want)
+}
+
+// wantRows compares what resources say, and not whether a slice of nothing is nil.
+func wantRows(t testing.TB, got, want device.NodeResources) {
+	t.Helper()
+	if got.AllocatableKnown != want.AllocatableKnown || !slices.Equal(got.AllocatableCPUs, want.AllocatableCPUs) ||
+		!sameRows(got.AllocatableDevices, want.AllocatableDevices) || !sameRows(got.AllocatableMemory, want.AllocatableMemory) || !sameRows(got.AllocatedDevices, want.AllocatedDevices) ||
+		!sameRows(got.AllocatedCPUs, want.AllocatedCPUs) || !sameRows(got.AllocatedMemory, want.AllocatedMemory) || !sameRows(got.Claims, want.Claims) {
+		t.Fatalf("resources are\n%+v\nwant\n%+v", got, want)
+	}
+}
+
+func sameRows[T interface{ Compare(T) int }](a, b []T) bool {
+	return slices.EqualFunc(a, b, func(a, b T) bool { return a.Compare(b) == 0 })
+}
+
+// messageShape is which fields a message has.
+type messageShape struct {
+	texts, numbers []protowire.Number
+	messages       map[protowire.Number]*messageShape
+}
+
+var (
+	topologyShape = &messageShape{messages: map[protowire.Number]*messageShape{1: {numbers: []protowire.Number{1}}}}
+	devicesShape  = &messageShape{texts: []protowire.Number{1, 2, 2}, messages: map[protowire.Number]*messageShape{3: topologyShape}}
+	memoryShape   = &messageShape{texts: []protowire.Number{1}, numbers: []protowire.Number{2}, messages: map[protowire.Number]*messageShape{3: topologyShape}}
+	claimShape    = &messageShape{texts: []protowire.Number{2, 3}, messages: map[protowire.Number]*messageShape{4: {
+		texts: []protowire.Number{2, 3, 4, 5}, messages: map[protowire.Number]*messageShape{1: {texts: []protowire.Number{1}}},
+	}}}
+	listShape = &messageShape{messages: map[protowire.Number]*messageShape{1: {
+		texts: []protowire.Number{1, 2}, numbers: []protowire.Number{4}, messages: map[protowire.Number]*messageShape{
+			3: {texts: []protowire.Number{1}, numbers: []protowire.Number{3}, messages: map[protowire.Number]*messageShape{2: devicesShape, 4: memoryShape, 5: claimShape}},
+			5: memoryShape,
+		},
+	}}}
+	allocatableShape = &messageShape{numbers: []protowire.Number{2}, messages: map[protowire.Number]*messageShape{1: devicesShape, 3: memoryShape}}
+)
+
+// randomMessage is a message with fields in any order, some of them twice. Most have the kind
+// that they should have.
+func randomMessage(chance *rand.Rand, s *messageShape) []byte {
+	var fields []encodedField
+	for range chance.IntN(6) {
+		switch number, odd := protowire.Number(1+chance.IntN(6)), chance.IntN(40); {
+		case odd == 0:
+			fields = append(fields, varint(number, chance.Uint64()))
+		case odd == 1:
+			fields = append(fields, text(number, "a"))
+		case s.messages[number] != nil:
+			fields = append(fields, message(number, randomMessage(chance, s.messages[number])))
+		case slices.Contains(s.numbers, number) && chance.IntN(2) == 0: // packed, where it may be
+			fields = append(fields, message(number, protowire.AppendVarint(protowire.AppendVarint(nil, chance.Uint64N(5)), 300)))
+		case slices.Contains(s.numbers, number):
+			fields = append(fields, varint(number, chance.Uint64N(5)))
+		case slices.Contains(s.texts, number):
+			fields = append(fields, text(number, string(rune('a'+chance.IntN(5)))))
+		}
+	}
+	return slices.Concat(fields...)
+}
+
+func TestDecodeAgainstProtobuf(t *testing.T) {
+	chance := rand.New(rand.NewPCG(1, 2))
+	a := newListResponse()
+	accepted, rows := 0, [4]int{}
+	for range 50000 {
+		b := randomMessage(chance, listShape)
+		wantDecoded(t, &a, b)
+		if _, _, r, err := decodeReference(b); err == nil {
+			accepted++
+			for i, n := range []int{len(r.AllocatedDevices), len(r.AllocatedCPUs), len(r.AllocatedMemory), len(r.Claims)} {
+				rows[i] += n
+			}
+		}
+	}
+	if accepted < 10000 || slices.Min(rows[:]) < 1000 {
+		t.Errorf("of 50,000 messages %d were accepted, with %d rows", accepted, rows)
+	}
+}
+
+// wantAllocatableDecoded holds an answer to GetAllocatableResources against protobuf's.
+func wantAllocatableDecoded(t testing.TB, a *rawAllocatableResponse, b []byte) (rows int) {
+	t.Helper()
+	var answer api.AllocatableResourcesResponse
+	if err := proto.Unmarshal(b, &answer); err != nil {
+		return 0
+	}
+	if err := a.Read(b); err != nil {
+		t.Fatalf("protobuf accepts what is refused: %v", err)
+	}
+	var l resourceTracker
+	l.setAllocatable(&a.resources)
+	want := device.NodeResources{AllocatableKnown: true, AllocatableDevices: devicesOf(answer.Devices)}
+	slices.SortFunc(want.AllocatableDevices, device.ResourceDevice.Compare)
+	for _, c := range cpusOf(device.Owner{}, answer.CpuIds) {
+		want.AllocatableCPUs = c.CPUs
+	}
+	for _, m := range memoryOnce(memoryOf(device.Owner{}, answer.Memory)) {
+		want.AllocatableMemory = append(want.AllocatableMemory, m.Memory)
+	}
+	slices.SortFunc(want.AllocatableMemory, device.Memory.Compare)
+	wantRows(t, l.snapshot(nil), want)
+	return len(want.AllocatableDevices) + len(want.AllocatableCPUs) + len(want.AllocatableMemory)
+}
+
+func TestDecodeAllocatableAgainstProtobuf(t *testing.T) {
+	chance := rand.New(rand.NewPCG(3, 4))
+	a := newAllocatableResponse()
+	rows := 0
+	for range 20000 {
+		rows += wantAllocatableDecoded(t, &a, randomMessage(chance, allocatableShape))
+	}
+	if rows < 10000 {
+		t.Errorf("there were %d rows", rows)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	b, err := proto.Marshal(nodeResponse(3, 2))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Add([]byte(message(1, message(3, message(2, text(2, "a"), text(1, "r")), text(1, "c")), text(2, "n"), text(1, "p"), text(1, "q"))))
+	f.Add([]byte{0x0b, 0x0c}) // an empty group
+	f.Fuzz(func(t *testing.T, b []byte) {
+		a := newListResponse()
+		err := wire.Codec{}.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, &a)
+		if err == nil {
+			for _, h := range a.allocations {
+				h.DeviceID.Device()
+			}
+		}
+		wantDecoded(t, &a, b)
+		// The other answer has the same messages in other places.
+		offer := newAllocatableResponse()
+		wantAllocatableDecoded(t, &offer, b)
+	})
+}
+
+// nodeResponse is a List of that many pods of two containers, of which some have a device, CPUs,
+// memory and a claim.
+func nodeResponse(pods, devices int) *api.ListPodResourcesResponse {
+	answer := &api.ListPodResourcesResponse{}
+	for i := range pods {
+		p := newPodWith(fmt.Sprintf("some-deployment-6d4cf56db6-x%04d", i),
+			newContainer("main"), newContainer("istio-proxy"))
+		if i < devices {
+			p.Containers[0] = newContainer("main", fmt.Sprintf("GPU-8f4b1c52-0000-0000-0000-%012d", i))
+			addResources(p.Containers[0], i)
+		}
+		answer.PodResources = append(answer.PodResources, p)
+	}
+	return answer
+}
+
+// addResources gives a container, beside its devices, CPUs and memory of its own, and a claim.
+func addResources(c *api.ContainerResources, i int) {
+	on := &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(i % 2)}}}
+	for _, d := range c.Devices {
+		d.Topology = on
+	}
+	for n := range 4 {
+		c.CpuIds = append(c.CpuIds, int64(4*i+3-n))
+	}
+	c.Memory = []*api.ContainerMemory{{MemoryType: "memory", Size: 8 << 30, Topology: on}, {MemoryType: "hugepages-2Mi", Size: 1 << 30, Topology: on}}
+	name := fmt.Sprintf("gpu-%d", i)
+	c.DynamicResources = []*api.DynamicResource{{ClaimName: fmt.Sprintf("claim-%d", i), ClaimNamespace: "team", ClaimResources: []*api.ClaimResource{{
+		CdiDevices: []*api.CDIDevice{{Name: "k8s.gpu.nvidia.com/claim=dab5ab50-d59a-42a6-af16-cfd4628c0f7a-" + name}},
+		DriverName: "gpu.nvidia.com", PoolName: "node-a", DeviceName: name,
+	}}}}
+}

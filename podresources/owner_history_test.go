@@ -1,0 +1,226 @@
+package podresources
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// historyTracker is a memory whose kubelet can be believed, at a time of the test's.
+type historyTracker struct {
+	allocationTracker
+	now time.Time
+}
+
+func newHistoryTracker() *historyTracker {
+	return &historyTracker{allocationTracker: newAllocationTracker(), now: time.Unix(1<<30, 0)}
+}
+
+// applyList takes an answer in that lists the holdings.
+func (r *historyTracker) applyList(held ...device.Allocation) {
+	a := newListResponse()
+	a.allocations = held
+	r.merge(&a, kubeletEpoch{connectedAt: r.now.Add(-time.Hour), kubeletStartedAt: r.now.Add(-time.Hour)}, r.now)
+}
+
+func (r *historyTracker) recentPodNames() (names []string) {
+	for _, s := range r.history.records() {
+		names = append(names, s.Owner.Pod)
+	}
+	return names
+}
+
+func newAllocation(id device.AdvertisedID, pod string) device.Allocation {
+	return device.Allocation{Resource: gpu, DeviceID: id, Owner: newOwner(pod)}
+}
+
+func TestHistoryKeepsTheLastEight(t *testing.T) {
+	r := newHistoryTracker()
+	for i := range 12 {
+		r.now = r.now.Add(time.Second)
+		r.applyList(newAllocation("a", fmt.Sprintf("pod-%02d", 11-i)))
+	}
+	want := []string{"pod-00", "pod-01", "pod-02", "pod-03", "pod-04", "pod-05", "pod-06", "pod-07"}
+	if got := r.recentPodNames(); !slices.Equal(got, want) {
+		t.Errorf("the last holders are %q, want %q", got, want)
+	}
+	r.now = r.now.Add(time.Second)
+	r.applyList(newAllocation("a", "pod-07")) // the oldest, seen again
+	r.now = r.now.Add(time.Second)
+	r.applyList(newAllocation("a", "pod-99"))
+	want = []string{"pod-00", "pod-01", "pod-02", "pod-03", "pod-04", "pod-05", "pod-07", "pod-99"}
+	if got := r.recentPodNames(); !slices.Equal(got, want) {
+		t.Errorf("the last holders are %q, want %q", got, want)
+	}
+}
+
+func TestHistoryKeepsForAnHour(t *testing.T) {
+	r := newHistoryTracker()
+	start := r.now
+	r.applyList(newAllocation("a", "one"), newAllocation("b", "two"))
+	r.now = start.Add(time.Minute)
+	r.applyList(newAllocation("a", "one"))
+	r.now = start.Add(time.Hour)
+	r.applyList()
+	if got := r.recentPodNames(); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("the last holders are %q", got)
+	}
+	r.now = r.now.Add(time.Millisecond)
+	r.applyList()
+	if got := r.recentPodNames(); !slices.Equal(got, []string{"one"}) {
+		t.Errorf("after an hour the last holders are %q", got)
+	}
+	r.now = start.Add(time.Hour + time.Minute + time.Millisecond)
+	r.applyList()
+	if got := r.recentPodNames(); got != nil || len(r.history.byDevice) > 0 {
+		t.Errorf("after an hour the last holders are %q, of %d devices", got, len(r.history.byDevice))
+	}
+}
+
+func TestHistoryHasAllHoldersOfNow(t *testing.T) {
+	r := newHistoryTracker()
+	var now []device.Allocation
+	for i := range 12 { // replicas of one device
+		now = append(now, newAllocation(device.AdvertisedID(fmt.Sprintf("a::%d", i)), fmt.Sprintf("pod-%02d", i)))
+	}
+	r.applyList(newAllocation("a::0", "old"))
+	r.now = r.now.Add(time.Second)
+	r.applyList(now...)
+	if got := r.recentPodNames(); len(got) != 12 || slices.Contains(got, "old") {
+		t.Errorf("of 12 holders %q are remembered", got)
+	}
+	r.now = r.now.Add(time.Second)
+	r.applyList(now[3], now[4])
+	if got := r.recentPodNames(); len(got) != maxRecentOwners || !slices.Contains(got, "pod-03") || !slices.Contains(got, "pod-04") {
+		t.Errorf("of 12 holders, 2 of them of now, %q are remembered", got)
+	}
+}
+
+func TestHistoryIsOrderedAndACopy(t *testing.T) {
+	r := newHistoryTracker()
+	r.applyList(newAllocation("b", "two"), newAllocation("a::1", "two"), newAllocation("a", "one"), newAllocation("a::2", "one"))
+	first := r.history.records()
+	want := []device.AllocationRecord{
+		{Device: "a", Owner: newOwner("one"), FirstSeen: r.now, LastSeen: r.now},
+		{Device: "a", Owner: newOwner("two"), FirstSeen: r.now, LastSeen: r.now},
+		{Device: "b", Owner: newOwner("two"), FirstSeen: r.now, LastSeen: r.now},
+	}
+	if !slices.Equal(first, want) {
+		t.Errorf("seen were %v, want %v", first, want)
+	}
+	r.now = r.now.Add(time.Second)
+	r.applyList(newAllocation("a", "one"), newAllocation("a", "zero"), newAllocation("0", "four"))
+	if !slices.Equal(first, want) {
+		t.Error("what was published was written")
+	}
+	if got := r.recentPodNames(); !slices.Equal(got, []string{"four", "one", "two", "zero", "two"}) {
+		t.Errorf("seen were %q", got)
+	}
+}
+
+// What is told of a holding's begin and end is what incidents are attributed by.
+func TestHistoryKnowsWhenAHoldingBeganAndEnded(t *testing.T) {
+	r := newHistoryTracker()
+	start := r.now
+	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
+	want := func(when string, want ...device.AllocationRecord) {
+		t.Helper()
+		if got := r.history.records(); !slices.Equal(got, want) {
+			t.Errorf("%s: seen were %v, want %v", when, got, want)
+		}
+	}
+	one := device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(1), LastSeen: at(2)}
+	r.applyList()
+	r.now = at(1)
+	r.recordAllocate(gpu, []device.AdvertisedID{"a"}, r.now)
+	want("allocated")
+	r.now = at(2)
+	r.applyList(newAllocation("a", "one"))
+	want("named a second after Allocate", one)
+	r.now, one.LastSeen = at(3), at(3)
+	r.applyList(newAllocation("a", "one"))
+	want("named again", one)
+	r.now, one.EndedAt = at(5), at(5)
+	r.applyList()
+	want("gone", one)
+	r.now = at(6)
+	r.applyList()
+	want("still gone", one)
+
+	r.now = at(7)
+	r.applyList(newAllocation("a", "one")) // another plugin's Allocate, of which nobody was told
+	one = device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(7), LastSeen: at(7)}
+	want("back by the same name", one)
+	r.now, one.EndedAt = at(8), at(8)
+	r.recordAllocate(gpu, []device.AdvertisedID{"a"}, r.now)
+	want("allocated to somebody else", one)
+	r.now = at(9)
+	r.applyList(newAllocation("a", "one")) // the StatefulSet's next
+	one = device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(8), LastSeen: at(9)}
+	want("allocated to another of the same name", one)
+
+	// One that Get named is remembered, though no List ever had it.
+	r.now = at(10)
+	r.recordAllocate(gpu, []device.AdvertisedID{"b"}, r.now)
+	r.confirmPod([]device.Allocation{newAllocation("b", "short")}, r.epoch, at(11))
+	r.now = at(12)
+	r.applyList(newAllocation("a", "one"))
+	one.LastSeen = at(12)
+	want("a short one", one, device.AllocationRecord{Device: "b", Owner: newOwner("short"), FirstSeen: at(10), LastSeen: at(11), EndedAt: at(12)})
+}
+
+// A device of several holders ends for each of them alone.
+func TestHistoryOfReplicas(t *testing.T) {
+	r := newHistoryTracker()
+	r.applyList(newAllocation("a::0", "one"), newAllocation("a::1", "two"), newAllocation("a::2", "two"))
+	first := r.now
+	r.now = r.now.Add(time.Second)
+	r.applyList(newAllocation("a::1", "two"))
+	want := []device.AllocationRecord{
+		{Device: "a", Owner: newOwner("one"), FirstSeen: first, LastSeen: first, EndedAt: r.now},
+		{Device: "a", Owner: newOwner("two"), FirstSeen: first, LastSeen: r.now},
+	}
+	if got := r.history.records(); !slices.Equal(got, want) {
+		t.Errorf("seen were %v, want %v", got, want)
+	}
+}
+
+// The same id under two resources is two allocations of one device.
+func TestResourcesThatShareAnID(t *testing.T) {
+	r := newHistoryTracker()
+	mig := device.Allocation{Resource: "nvidia.com/mig", DeviceID: "a", Owner: newOwner("two")}
+	r.applyList(newAllocation("a", "one"), mig)
+	held := device.Allocations{All: r.allocations, Complete: r.settled}
+	wantDevice(t, held, "a", "shared")
+	if got := held.ForDevice("a"); !slices.Equal(got, []device.Allocation{newAllocation("a", "one"), mig}) {
+		t.Errorf("the rows are %v", got)
+	}
+	if got := r.recentPodNames(); !slices.Equal(got, []string{"one", "two"}) {
+		t.Errorf("the last holders are %q", got)
+	}
+	r.recordAllocate(gpu, []device.AdvertisedID{"a"}, r.now)
+	if got := r.allocations; !slices.Equal(got, []device.Allocation{{Resource: gpu, DeviceID: "a"}, mig}) {
+		t.Errorf("an allocation of one resource makes %v of them", got)
+	}
+}
+
+// How long somebody is told of after his end is the caller's to say.
+func TestHistoryIsKeptForAsLongAsIsWanted(t *testing.T) {
+	for keep, want := range map[time.Duration]int{0: 1, 10 * time.Second: 0, 2 * time.Hour: 1} {
+		runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+			if keep > 0 {
+				c.SetRetention(keep)
+			}
+			k.setPods(newPod("one", "a"))
+			c.ListAllocations(t.Context())
+			k.setPods()
+			time.Sleep(30 * time.Second)
+			if h := c.ListAllocations(t.Context()); len(h.Recent) != want {
+				t.Errorf("with %s, of half a minute ago is told %v", keep, h.Recent)
+			}
+		})
+	}
+}

@@ -1,0 +1,216 @@
+package podresources
+
+import (
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// What is allocated and never named is over with the last pod that may have it,
+// whatever the kubelet's notes still have.
+func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
+	allocated := func(c *Client) { c.OnAllocated(gpu, []device.AdvertisedID{"a"}) }
+	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile){
+		"turned away after Allocate": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			allocated(c)
+			time.Sleep(ownerLookupTimeout - ms)
+			wantDevice(t, c.current(), "a", "unnamed")
+		},
+		"gone before anybody saw it": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			allocated(c)
+			time.Sleep(time.Second) // without it there were answers
+			k.setPods(newPod("old", "b"), newPod("later", "c"))
+			time.Sleep(ownerLookupTimeout - 2*time.Second)
+			wantDevice(t, c.current(), "a", "unnamed")
+		},
+		"an init container's": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			k.setPods(newPod("old", "b"), newPod("new"))
+			allocated(c)
+			time.Sleep(5 * time.Hour)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"), newPod("later"))
+		},
+		"an init container's, and others came before and after": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			k.setPods(newPod("old", "b"), newPod("before"))
+			time.Sleep(maxAdmissionDelay + idleInterval)
+			k.setPods(newPod("old", "b"), newPod("before"), newPod("new"))
+			allocated(c)
+			time.Sleep(time.Second)
+			k.setPods(newPod("old", "b"), newPod("before"), newPod("new"), newPod("after"))
+			time.Sleep(5 * time.Hour)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"), newPod("before"), newPod("after"))
+		},
+		"of a pod that another plugin kept waiting": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			k.setPods(newPod("old", "b"), newPod("new"))
+			c.ListAllocations(t.Context())
+			time.Sleep(maxAdmissionDelay - ms)
+			allocated(c)
+			time.Sleep(time.Hour)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"))
+		},
+		"an init container's, and the kubelet is restarted": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			k.setPods(newPod("old", "b"), newPod("new"))
+			allocated(c)
+			time.Sleep(time.Minute)
+			k.stop()
+			time.Sleep(time.Minute)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods()
+			k.start(0)
+			time.Sleep(20 * time.Second)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"))
+			time.Sleep(20 * time.Second)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"), newPod("new"))
+			time.Sleep(time.Hour)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"))
+		},
+		"an init container's, whose pod ends while no kubelet runs": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			k.setPods(newPod("old", "b"), newPod("new"))
+			allocated(c)
+			time.Sleep(time.Minute)
+			k.stop()
+			k.setPods(newPod("old", "b"))
+			time.Sleep(time.Minute)
+			k.start(0)
+			time.Sleep(settleTimeout - time.Second)
+			wantDevice(t, c.current(), "a", "unnamed") // it may not have been read yet
+		},
+		"an init container's, whose pod is first listed by the next kubelet": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			allocated(c)
+			k.stop()
+			time.Sleep(time.Minute)
+			k.start(0)
+			time.Sleep(30 * time.Second)
+			k.setPods(newPod("old", "b"), newPod("new"))
+			time.Sleep(time.Hour)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"))
+		},
+		"turned away among others that came in the same second": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			allocated(c)
+			f.writeIDs("a", "c")
+			k.setPods(newPod("old", "b"), newPod("next", "c"))
+			time.Sleep(ownerLookupTimeout - ms)
+			wantDevice(t, c.current(), "a", "unnamed")
+		},
+		"an init container's among others that came in the same second": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			allocated(c)
+			f.writeIDs("a", "c")
+			k.setPods(newPod("old", "b"), newPod("new"), newPod("next", "c"))
+			time.Sleep(time.Hour)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"), newPod("next", "c"))
+		},
+		"an init container's of a pod that has others": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			allocated(c)
+			f.writeEntries("a", "pod", "c", "pod")
+			k.setPods(newPod("old", "b"), newPod("new", "c"))
+			time.Sleep(time.Hour)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"))
+		},
+		"written down late": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("a", "before", "c", "gone")
+			time.Sleep(maxMtimeLag + ms)
+			allocated(c)
+			c.OnAllocated(gpu, []device.AdvertisedID{"c"})
+			k.setPods(newPod("old", "b"), newPod("new", "c"))
+			time.Sleep(time.Hour) // another plugin hangs meanwhile
+			wantDevice(t, c.current(), "a", "unnamed")
+			f.writeEntries("a", "pod", "c", "pod")
+			time.Sleep(time.Hour)
+			wantDevice(t, c.current(), "a", "unnamed")
+			k.setPods(newPod("old", "b"))
+		},
+		"another's next": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			k.setPods(newPod("old", "b"), newPod("new"))
+			allocated(c)
+			time.Sleep(time.Hour)
+			allocated(c)
+			k.setPods(newPod("old", "b"), newPod("next", "a"))
+			time.Sleep(time.Minute)
+			wantDevice(t, c.current(), "a", "held by next")
+			k.setPods(newPod("old", "b"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
+				f.writeIDs("a", "b") // and the kubelet does not write again
+				k.setPods(newPod("old", "b"))
+				time.Sleep(2 * ownerLookupTimeout)
+				play(t, k, c, f)
+				time.Sleep(ownerLookupTimeout + idleInterval)
+				wantDevice(t, c.current(), "a", "idle")
+				wantDevice(t, c.current(), "b", "held by old")
+			})
+		})
+	}
+}
+
+// Of what an earlier process was told nobody knows who came for it: all that were
+// there when this one began may have it.
+func TestAnAllocationOfAnEarlierProcessEndsWithThePodsOfItsTime(t *testing.T) {
+	f := newCheckpointFile(t)
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		c.CheckpointPath = f.path
+		k.setPods(newPod("one"), newPod("two"))
+		defer c.startRun(t)()
+		time.Sleep(700 * ms)
+		f.writeIDs("a")
+		time.Sleep(time.Minute)
+		k.setPods(newPod("two"), newPod("later"))
+		time.Sleep(time.Hour)
+		wantDevice(t, c.current(), "a", "unnamed")
+		k.setPods(newPod("later"))
+		time.Sleep(idleInterval)
+		wantDevice(t, c.current(), "a", "idle")
+
+		k.restart() // and what the next kubelet writes when it has read its pods
+		for begin := time.Now(); c.requestedAt().Before(begin.Add(settleTimeout)); {
+			time.Sleep(100 * ms)
+		}
+		f.writeIDs("a")
+		time.Sleep(time.Hour)
+		wantDevice(t, c.current(), "a", "unnamed")
+		k.setPods()
+		time.Sleep(idleInterval)
+		wantDevice(t, c.current(), "a", "idle")
+	})
+}
+
+// requestedAt is when the newest answer was asked for.
+func (c *Client) requestedAt() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tracker.requestedAt
+}
+
+func TestWhoAreOthers(t *testing.T) {
+	now := time.Unix(1<<30, 0)
+	a, p := allocationKey{gpu, "a"}, podName{"team", "p"}
+	for name, test := range map[string]struct {
+		noted, pods string // UIDs: of the allocation, and of the pod
+		written     time.Time
+		want        bool
+	}{
+		"another":                             {"u", "v", now, true},
+		"the same":                            {"u", "u", now, false},
+		"an allocation of nobody known":       {"", "v", now, false},
+		"a pod that holds nothing":            {"u", "", now, false},
+		"notes of before":                     {"u", "v", now.Add(-maxMtimeLag - 1), false},
+		"notes of now, stamped with the tick": {"u", "v", now.Add(-maxMtimeLag), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := kubeletCheckpoint{allocated: map[allocationKey]string{a: test.noted}, writtenAt: test.written}
+			if got := n.otherPods(a, timeInterval{now, now}, map[podName]string{p: test.pods})(p); got != test.want {
+				t.Errorf("it is known to be another: %t", got)
+			}
+		})
+	}
+}

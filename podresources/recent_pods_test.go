@@ -1,0 +1,217 @@
+package podresources
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// callsSince are the questions since a time: how often List was asked, and whom Get was about.
+func (k *scriptedKubelet) callsSince(from time.Time) string {
+	lists := len(k.listCallsSince(from))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return fmt.Sprintf("%d lists, %v", lists, k.getCalls)
+}
+
+// runUntilIdle runs a client until it has nothing to look for, and has just asked for a List.
+func runUntilIdle(t *testing.T, c *Client) (stop func()) {
+	stop = c.startRun(t)
+	time.Sleep(15 * time.Second)
+	c.ListAllocations(t.Context())
+	time.Sleep(time.Millisecond)
+	return stop
+}
+
+// A pod of which one has been told is asked about by itself, and nobody is listed.
+func TestANewcomerIsAskedAbout(t *testing.T) {
+	for _, early := range []time.Duration{5 * time.Second, 0, -20 * ms, -80 * ms} {
+		t.Run(fmt.Sprint("told ", early, " before"), func(t *testing.T) {
+			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+				k.setPods(newPod("old", "b"))
+				defer runUntilIdle(t, c)()
+				if early > 0 {
+					c.OnPodAdded("team", "new")
+					time.Sleep(early)
+					if got := k.callsSince(time.Now()); got != "0 lists, []" {
+						t.Errorf("before it is allocated anything there are %s", got)
+					}
+				}
+				begin := time.Now()
+				c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+				k.setPods(newPod("old"), newPod("new", "a")) // of which old has nothing any more
+				_, changed := c.Snapshot()
+				if early <= 0 {
+					time.Sleep(-early)
+					c.OnPodAdded("team", "new")
+				}
+				<-changed
+				if took := time.Since(begin); took > max(50*ms, 50*ms-early) {
+					t.Errorf("its name took %s", took)
+				}
+				wantDevice(t, c.current(), "a", "held by new")
+				want, other := "0 lists, [new]", "held by old" // of whom nobody has asked
+				if early < -50*ms {                            // too late: a List was asked
+					want, other = "1 lists, []", "idle"
+				}
+				wantDevice(t, c.current(), "b", other)
+				time.Sleep(4 * time.Second)
+				if got := k.callsSince(begin); got != want {
+					t.Errorf("there are %s, want %s", got, want)
+				}
+				time.Sleep(10 * time.Second) // the end of a holding is noticed no later
+				wantDevice(t, c.current(), "b", "idle")
+				wantDevice(t, c.current(), "a", "held by new")
+			})
+		})
+	}
+}
+
+// One who is told of and is not the one that is waited for costs two questions, and keeps
+// nobody from being found.
+func TestANewcomerWhoIsNotTheOne(t *testing.T) {
+	for name, change := range map[string]struct {
+		arrive []string
+		get    error
+		want   string
+	}{
+		"it has nothing":                {[]string{"other"}, nil, "1 lists, [other other]"},
+		"it is gone":                    {[]string{"gone"}, nil, "1 lists, [gone gone]"},
+		"one of two":                    {[]string{"other", "new"}, nil, "0 lists, [other new]"},
+		"too many":                      {[]string{"1", "2", "3", "new"}, nil, "1 lists, []"},
+		"a kubelet of 1.26":             {[]string{"new"}, status.Error(codes.Unimplemented, "unknown method Get for service v1.PodResourcesLister"), "1 lists, [new]"},
+		"a kubelet with the gate off":   {[]string{"new"}, errors.New("PodResources API Get method disabled"), "1 lists, [new]"},
+		"a kubelet that refuses":        {[]string{"new"}, status.Error(codes.ResourceExhausted, "rejected by rate limit"), "1 lists, [new]"},
+		"a kubelet that says something": {[]string{"new"}, status.Error(codes.Internal, "something"), "1 lists, [new]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+				k.setPods(newPod("other"), newPod("new"))
+				k.setGetError(change.get)
+				defer runUntilIdle(t, c)()
+				for _, p := range change.arrive {
+					c.OnPodAdded("team", p)
+				}
+				begin := time.Now()
+				c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+				k.setPods(newPod("other"), newPod("new", "a"))
+				_, changed := c.Snapshot()
+				<-changed
+				wantDevice(t, c.current(), "a", "held by new")
+				if got := k.callsSince(begin); got != change.want {
+					t.Errorf("there are %s, want %s", got, change.want)
+				}
+				time.Sleep(4 * time.Second)
+				if took := k.callsSince(begin); took != change.want {
+					t.Errorf("later there are %s", took)
+				}
+			})
+		})
+	}
+}
+
+// A kubelet without Get is asked for it once in its life.
+func TestGetIsNotAskedForTwice(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setGetError(status.Error(codes.Unimplemented, "unknown method Get"))
+		defer runUntilIdle(t, c)()
+		var pods []*api.PodResources
+		arrives := func(name string) {
+			c.OnPodAdded("team", name)
+			c.OnAllocated(gpu, []device.AdvertisedID{device.AdvertisedID(name)})
+			pods = append(pods, newPod(name, name))
+			k.setPods(pods...)
+			time.Sleep(time.Second)
+			wantDevice(t, c.current(), device.ID(name), "held by "+name)
+		}
+		begin := time.Now()
+		arrives("a")
+		arrives("b")
+		arrives("c")
+		if got := k.callsSince(begin); got != "3 lists, [a]" {
+			t.Errorf("there are %s", got)
+		}
+		k.restart()
+		k.setGetError(nil)
+		c.ListAllocations(t.Context())
+		begin = time.Now().Add(1)
+		arrives("d")
+		if got := k.callsSince(begin); got != "0 lists, [a d]" {
+			t.Errorf("of its successor there are %s", got)
+		}
+	})
+}
+
+// Many who come and hold nothing, while an init container's device waits for a name that
+// nobody will say: there are no more Lists than without them, and not many Gets.
+func TestNewcomersWithNothing(t *testing.T) {
+	lists := func(arrive bool) (n int) {
+		runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+			k.setPods(newPod("init"))
+			defer runUntilIdle(t, c)()
+			begin := time.Now()
+			c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+			for i := range 100 {
+				if arrive {
+					c.OnPodAdded("team", fmt.Sprint(i))
+				}
+				time.Sleep(90 * ms)
+			}
+			n = len(k.listCallsSince(begin))
+			k.mu.Lock()
+			defer k.mu.Unlock()
+			if most := maxGetAttempts * 100; len(k.getCalls) > most || arrive && len(k.getCalls) < 50 {
+				t.Errorf("Get was asked %d times", len(k.getCalls))
+			}
+			for _, name := range k.getCalls {
+				if count := len(slices.DeleteFunc(slices.Clone(k.getCalls), func(other string) bool { return other != name })); count > maxGetAttempts {
+					t.Errorf("Get was asked about %s %d times", name, count)
+				}
+			}
+		})
+		return n
+	}
+	without, with := lists(false), lists(true)
+	if without < 8 || with > without {
+		t.Errorf("with newcomers there are %d lists, without %d", with, without)
+	}
+}
+
+// What Get says over a connection that no List has come over yet is nobody's name: the
+// kubelet is another one.
+func TestANewcomerOfARestartedKubelet(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(newPod("old", "b"))
+		c.ListAllocations(t.Context())
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
+		k.setPods(newPod("new", "a", "b"))
+		if err := c.fetchRecentPod(t.Context(), podName{"team", "new"}); err != nil {
+			t.Fatal(err)
+		}
+		wantDevice(t, c.current(), "a", "held by new")
+		wantDevice(t, c.current(), "b", "held by old") // it is not Get's to take away
+		c.OnAllocated(gpu, []device.AdvertisedID{"c"})
+		k.setPods(newPod("newer", "c"))
+		k.restart()
+		if err := c.fetchRecentPod(t.Context(), podName{"team", "newer"}); err != nil {
+			t.Fatal(err)
+		}
+		wantDevice(t, c.current(), "c", "unnamed")
+		wantDevice(t, c.ListAllocations(t.Context()), "c", "held by newer")
+	})
+}
+
+// setGetError has Get answer with an error from now on.
+func (k *scriptedKubelet) setGetError(err error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.onGet = func(context.Context) error { return err }
+}

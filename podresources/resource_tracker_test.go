@@ -1,0 +1,311 @@
+package podresources
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+	"unsafe"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"google.golang.org/protobuf/proto"
+	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+)
+
+// podWithResources is a pod that has a device, CPUs, memory and a claim, all of one number.
+func podWithResources(name string, i int) *api.PodResources {
+	c := newContainer("main", fmt.Sprint(i))
+	addResources(c, i)
+	return newPodWith(name, c)
+}
+
+// formatResources lists what pods have, "pod: kind …", as the resources are ordered.
+func formatResources(r device.NodeResources) (list []string) {
+	for _, d := range r.AllocatedDevices {
+		list = append(list, fmt.Sprintf("%s: device %s on %v", d.Pod, d.ID, d.NUMANodes))
+	}
+	for _, c := range r.AllocatedCPUs {
+		list = append(list, fmt.Sprintf("%s: CPUs %v", c.Pod, c.CPUs))
+	}
+	for _, m := range r.AllocatedMemory {
+		list = append(list, fmt.Sprintf("%s: %d of %s on %v", m.Pod, m.Bytes, m.Type, m.NUMANodes))
+	}
+	for _, c := range r.Claims {
+		list = append(list, fmt.Sprintf("%s: %s gives %s", c.Pod, c.ClaimName, c.Device))
+	}
+	return list
+}
+
+// expectedResources is what an equipped pod has.
+func expectedResources(pods ...string) (want []string) {
+	lines := func(line func(pod string, i int) string) {
+		for _, p := range pods {
+			want = append(want, line(p, int(p[len(p)-1]-'0')))
+		}
+	}
+	lines(func(p string, i int) string { return fmt.Sprintf("%s: device %d on [%d]", p, i, i%2) })
+	lines(func(p string, i int) string {
+		return fmt.Sprintf("%s: CPUs [%d %d %d %d]", p, 4*i, 4*i+1, 4*i+2, 4*i+3)
+	})
+	lines(func(p string, i int) string {
+		return fmt.Sprintf("%s: 1073741824 of hugepages-2Mi on [%d]\n%s: 8589934592 of memory on [%d]", p, i%2, p, i%2)
+	})
+	lines(func(p string, i int) string { return fmt.Sprintf("%s: claim-%d gives gpu-%d", p, i, i) })
+	return want
+}
+
+func wantResources(t *testing.T, what string, h device.Allocations, want []string) {
+	t.Helper()
+	got, lines := formatResources(h.Resources), strings.Split(strings.Join(want, "\n"), "\n")
+	slices.Sort(got)
+	slices.Sort(lines)
+	if !slices.Equal(got, lines) {
+		t.Errorf("%s resources are\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(lines, "\n"))
+	}
+}
+
+func TestResourcesOfAnAnswer(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		if h := c.current(); !isEmpty(h.Resources) {
+			t.Errorf("before the first answer there are %+v", h.Resources)
+		}
+		k.stop()
+		if h := c.ListAllocations(t.Context()); h.Err == nil || !isEmpty(h.Resources) {
+			t.Errorf("where there is none there are %+v, %v", h.Resources, h.Err)
+		}
+		k.start(kubeletAgeInTests)
+		k.setPods(podWithResources("b1", 1), newPod("idle"), podWithResources("a0", 0))
+		wantResources(t, "at first", c.ListAllocations(t.Context()), expectedResources("a0", "b1"))
+		whole := newPod("whole", "7")
+		whole.CpuIds, whole.Memory = []int64{9, 8}, []*api.ContainerMemory{{MemoryType: "memory", Size: 5}}
+		whole.Containers[0].CpuIds = []int64{9}
+		k.setPods(whole)
+		h := c.ListAllocations(t.Context())
+		wantResources(t, "of a pod as a whole", h, []string{"whole: device 7 on []", "whole: CPUs [8 9]", "whole: CPUs [9]", "whole: 5 of memory on []"})
+		if cpus := h.Resources.AllocatedCPUs; len(cpus) != 2 || cpus[0].Container != "" || cpus[1].Container != "main" {
+			t.Errorf("the CPUs are %v", cpus)
+		}
+		k.stop()
+		h = c.ListAllocations(t.Context())
+		if h.Err == nil {
+			t.Error("an answer came")
+		}
+		wantResources(t, "in an outage", h, []string{"whole: device 7 on []", "whole: CPUs [8 9]", "whole: CPUs [9]", "whole: 5 of memory on []"})
+	})
+}
+
+// While a pod is made anew under its name, two of that name may be listed. What an owner
+// has of one kind is one row, or it would be one series twice.
+func TestResourcesOfTwoPodsOfOneName(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		of := func(size uint64, cdi string, cpus ...int64) *api.PodResources {
+			p := newPodWith("p", addClaims(newContainer("main", "7"), "mine", "example.com/gpu-0"))
+			main := p.Containers[0]
+			main.CpuIds, main.Memory = cpus, []*api.ContainerMemory{{MemoryType: "memory", Size: size}}
+			main.DynamicResources[0].ClaimResources[0].CdiDevices[0].Name = cdi
+			return p
+		}
+		k.setPods(of(5, "example.com/gpu=b", 4, 1), of(6, "example.com/gpu=a", 2), of(7, "example.com/gpu=b", 1))
+		h := c.ListAllocations(t.Context())
+		wantResources(t, "of one name", h, []string{"p: device 7 on []", "p: CPUs [1 2 4]", "p: 18 of memory on []", "p: mine gives gpu-0"})
+		if got := h.Resources.Claims[0].CDI; !slices.Equal(got, []string{"example.com/gpu=a", "example.com/gpu=b"}) {
+			t.Errorf("the CDI names are %q", got)
+		}
+		if again := c.ListAllocations(t.Context()); unsafe.SliceData(h.Resources.AllocatedCPUs) != unsafe.SliceData(again.Resources.AllocatedCPUs) {
+			t.Error("the same answer was made anew")
+		}
+	})
+}
+
+func isEmpty(r device.NodeResources) bool {
+	return !r.AllocatableKnown && r.AllocatableDevices == nil && r.AllocatableCPUs == nil && r.AllocatableMemory == nil && len(formatResources(r)) == 0
+}
+
+// After a restart a kubelet lists its pods one after the other. What was known of those
+// that it has not listed stands until it has, or others have the same, or it is a minute
+// since.
+func TestResourcesStandAfterARestart(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		k.setPods(podWithResources("a0", 0), podWithResources("b1", 1), podWithResources("c2", 2), podWithResources("d3", 3))
+		before := c.ListAllocations(t.Context())
+		k.setPods()
+		k.restart()
+		time.Sleep(2 * time.Second)
+		h := c.ListAllocations(t.Context())
+		wantResources(t, "while nobody is listed", h, expectedResources("a0", "b1", "c2", "d3"))
+		if unsafe.SliceData(h.Resources.AllocatedCPUs) != unsafe.SliceData(before.Resources.AllocatedCPUs) {
+			t.Error("what stands was made anew")
+		}
+		k.setPods(newPod("a0"), podWithResources("b1", 1)) // a0 has nothing any more
+		wantResources(t, "with two", c.ListAllocations(t.Context()), expectedResources("b1", "c2", "d3"))
+		k.setPods(podWithResources("b1", 1), podWithResources("x2", 2)) // which c2 had
+		// Memory has no name by which to know it again, and a claim may be shared.
+		left := []string{"c2: 1073741824 of hugepages-2Mi on [0]", "c2: 8589934592 of memory on [0]", "c2: claim-2 gives gpu-2"}
+		wantResources(t, "with one in another's place", c.ListAllocations(t.Context()), append(expectedResources("b1", "d3", "x2"), left...))
+		k.setPods(podWithResources("x2", 2)) // b1 was listed by this one, and is over
+		wantResources(t, "with one that ended", c.ListAllocations(t.Context()), append(expectedResources("d3", "x2"), left...))
+		time.Sleep(settleTimeout)
+		wantResources(t, "a minute later", c.ListAllocations(t.Context()), expectedResources("x2"))
+		k.setPods(podWithResources("d3", 3))
+		wantResources(t, "later", c.ListAllocations(t.Context()), expectedResources("d3"))
+	})
+}
+
+// To some plugins each MiB of memory is a device. Compared one by one these take a minute,
+// and each flight of the first one would.
+func TestCountlessDevicesStandAfterARestart(t *testing.T) {
+	const each = 60000
+	now := time.Now()
+	answer := func(pods ...string) (g resourceRows, names []podName) {
+		for _, p := range pods {
+			for i := range each {
+				of := device.ResourceDevice{Resource: "example.com/gpu-memory", ID: fmt.Sprint(p, "-", i)}
+				g.devices = append(g.devices, device.AllocatedDevice{Owner: newOwner(p), ResourceDevice: of})
+			}
+			names = append(names, podName{newOwner(p).Namespace, p})
+		}
+		return g, names
+	}
+	var l resourceTracker
+	g, pods := answer("a", "b")
+	l.merge(&g, pods, kubeletEpoch{connectedAt: now.Add(-time.Hour)}, false)
+	g, pods = answer("a")
+	if l.merge(&g, pods, kubeletEpoch{connectedAt: now}, true) || len(l.allocated.AllocatedDevices) != 2*each {
+		t.Errorf("of %d devices %d stand", 2*each, len(l.allocated.AllocatedDevices))
+	}
+}
+
+// A part of a pod's CPUs may be another's by now, and several pods may share a claim.
+func TestResourcesInPartAndShared(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		share := func(name, claim, share string) *api.PodResources {
+			p := newPod(name)
+			addResources(p.Containers[0], 0)
+			d := p.Containers[0].DynamicResources[0]
+			d.ClaimName, d.ClaimResources[0].ShareId = claim, &share
+			p.Containers[0].CpuIds, p.Containers[0].Memory = nil, nil
+			return p
+		}
+		cpus := newPod("cpus")
+		cpus.Containers[0].CpuIds = []int64{1, 2, 3}
+		k.setPods(cpus, share("a", "one", ""), share("b", "one", ""), share("c", "other", "s"))
+		c.ListAllocations(t.Context())
+		next := newPod("next")
+		next.Containers[0].CpuIds = []int64{2, 4}
+		k.setPods(next, share("a", "one", ""))
+		k.restart()
+		wantResources(t, "after a restart", c.ListAllocations(t.Context()),
+			[]string{"cpus: CPUs [1 3]", "next: CPUs [2 4]", "a: one gives gpu-0", "b: one gives gpu-0", "c: other gives gpu-0"})
+		k.setPods(share("d", "new", ""))
+		wantResources(t, "when it is another's", c.ListAllocations(t.Context()), []string{"cpus: CPUs [1 3]", "c: other gives gpu-0", "d: new gives gpu-0"})
+	})
+}
+
+func TestAllocatableResources(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		on := func(nodes ...int64) *api.TopologyInfo {
+			topology := &api.TopologyInfo{}
+			for _, n := range nodes {
+				topology.Nodes = append(topology.Nodes, &api.NUMANode{ID: n})
+			}
+			return topology
+		}
+		k.setAllocatable(&api.AllocatableResourcesResponse{
+			Devices: []*api.ContainerDevices{
+				{ResourceName: gpu, DeviceIds: []string{"b"}, Topology: on(1)},
+				{ResourceName: "example.com/nic", DeviceIds: []string{"n"}},
+				{ResourceName: gpu, DeviceIds: []string{"a"}, Topology: on(1)},
+				{ResourceName: gpu, DeviceIds: []string{"a"}, Topology: on(0)},
+			},
+			CpuIds: []int64{3, 1, 2},
+			Memory: []*api.ContainerMemory{{MemoryType: "memory", Size: 64 << 30, Topology: on(1)}, {MemoryType: "memory", Size: 32 << 30, Topology: on(0)}},
+		})
+		c.ListAllocations(t.Context())
+		if c.current().Resources.AllocatableKnown {
+			t.Error("it is known before it was asked for")
+		}
+		c.fetchAllocatable(t.Context())
+		first := c.current().Resources
+		want := "{AllocatableKnown:true AllocatableDevices:[{Resource:example.com/nic ID:n NUMANodes:[]} {Resource:nvidia.com/gpu ID:a NUMANodes:[0 1]} {Resource:nvidia.com/gpu ID:b NUMANodes:[1]}] " +
+			"AllocatableCPUs:[1 2 3] AllocatableMemory:[{Type:memory Bytes:34359738368 NUMANodes:[0]} {Type:memory Bytes:68719476736 NUMANodes:[1]}] AllocatedDevices:[] AllocatedCPUs:[] AllocatedMemory:[] Claims:[] Dropped:[] DroppedAllocated:[]}"
+		if got := fmt.Sprintf("%+v", first); got != want {
+			t.Errorf("allocatable are\n%s\nwant\n%s", got, want)
+		}
+		if got := fmt.Sprint(c.allocatableCounts()); got != "map[example.com/nic:1 nvidia.com/gpu:2]" {
+			t.Errorf("counts are %s", got)
+		}
+		k.stop()
+		c.ListAllocations(t.Context())
+		if r := c.current().Resources; r.AllocatableKnown || r.AllocatableDevices != nil || r.AllocatableCPUs != nil || r.AllocatableMemory != nil || c.allocatableCounts() != nil {
+			t.Errorf("of a kubelet that is away there are %+v", r)
+		}
+		k.start(kubeletAgeInTests)
+		c.ListAllocations(t.Context())
+		if c.current().Resources.AllocatableKnown {
+			t.Error("it is known by who lists holders alone")
+		}
+		c.fetchAllocatable(t.Context())
+		again := c.current().Resources
+		if unsafe.SliceData(again.AllocatableDevices) != unsafe.SliceData(first.AllocatableDevices) || unsafe.SliceData(again.AllocatableCPUs) != unsafe.SliceData(first.AllocatableCPUs) || unsafe.SliceData(again.AllocatableMemory) != unsafe.SliceData(first.AllocatableMemory) {
+			t.Error("what is the same was made anew")
+		}
+		k.setAllocatable(&api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}})
+		c.fetchAllocatable(t.Context())
+		if r := c.current().Resources; !r.AllocatableKnown || len(r.AllocatableDevices) > 0 || len(r.AllocatableMemory) > 0 || unsafe.SliceData(r.AllocatableCPUs) != unsafe.SliceData(first.AllocatableCPUs) || len(c.allocatableCounts()) > 0 || c.allocatableCounts() == nil {
+			t.Errorf("of a kubelet that gives CPUs only there are %+v", r)
+		}
+		synctest.Wait()
+	})
+}
+
+// A kubelet lists nothing twice in the same order, and what is the same stays the same.
+func TestWhatIsTheSameIsNotMadeAnew(t *testing.T) {
+	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
+		chance := rand.New(rand.NewPCG(5, 6))
+		list := nodeResponse(20, 8).PodResources
+		k.setPods(list...)
+		first := c.ListAllocations(t.Context()).Resources
+		_, changed := c.Snapshot()
+		for range 20 {
+			shuffled := proto.CloneOf(&api.ListPodResourcesResponse{PodResources: list}).PodResources
+			chance.Shuffle(len(shuffled), func(i, j int) { shuffled[i], shuffled[j] = shuffled[j], shuffled[i] })
+			for _, p := range shuffled {
+				cpus := p.Containers[0].CpuIds
+				chance.Shuffle(len(cpus), func(i, j int) { cpus[i], cpus[j] = cpus[j], cpus[i] })
+				slices.Reverse(p.Containers[0].Memory)
+			}
+			k.setPods(shuffled...)
+			r := c.ListAllocations(t.Context()).Resources
+			if unsafe.SliceData(r.AllocatedDevices) != unsafe.SliceData(first.AllocatedDevices) || unsafe.SliceData(r.AllocatedCPUs) != unsafe.SliceData(first.AllocatedCPUs) ||
+				unsafe.SliceData(r.AllocatedMemory) != unsafe.SliceData(first.AllocatedMemory) || unsafe.SliceData(r.Claims) != unsafe.SliceData(first.Claims) {
+				t.Fatal("what is the same was made anew")
+			}
+		}
+		select {
+		case <-changed:
+			t.Error("a change was told where there was none")
+		default:
+		}
+		copied := fmt.Sprintf("%+v", first)
+		less := proto.CloneOf(&api.ListPodResourcesResponse{PodResources: list}).PodResources
+		less[0].Containers[0].CpuIds = less[0].Containers[0].CpuIds[:3]
+		k.setPods(less...)
+		r := c.ListAllocations(t.Context()).Resources
+		select {
+		case <-changed:
+		default:
+			t.Error("a change of CPUs was not told")
+		}
+		if unsafe.SliceData(r.AllocatedCPUs) == unsafe.SliceData(first.AllocatedCPUs) || unsafe.SliceData(r.AllocatedDevices) != unsafe.SliceData(first.AllocatedDevices) {
+			t.Error("a change of CPUs is one of something else")
+		}
+		k.setPods(nodeResponse(30, 12).PodResources...)
+		c.ListAllocations(t.Context())
+		if now := fmt.Sprintf("%+v", first); now != copied {
+			t.Errorf("what was published was written: \n%s\nwas\n%s", now, copied)
+		}
+	})
+}

@@ -1,0 +1,227 @@
+package chart
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/lint/support"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	networking "k8s.io/api/networking/v1"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/json"
+	"sigs.k8s.io/yaml"
+)
+
+// securityConstraints are OpenShift's SecurityContextConstraints (security.openshift.io/v1), whose Go module has no version that
+// can be had. The fields are those of its CRD.
+type securityConstraints struct {
+	meta.TypeMeta            `json:",inline"`
+	meta.ObjectMeta          `json:"metadata"`
+	Priority                 *int32            `json:"priority"`
+	AllowPrivilegedContainer bool              `json:"allowPrivilegedContainer"`
+	DefaultAddCapabilities   []core.Capability `json:"defaultAddCapabilities"`
+	RequiredDropCapabilities []core.Capability `json:"requiredDropCapabilities"`
+	AllowedCapabilities      []core.Capability `json:"allowedCapabilities"`
+	AllowHostDirVolumePlugin bool              `json:"allowHostDirVolumePlugin"`
+	Volumes                  []string          `json:"volumes"`
+	AllowHostNetwork         bool              `json:"allowHostNetwork"`
+	AllowHostPorts           bool              `json:"allowHostPorts"`
+	AllowHostPID             bool              `json:"allowHostPID"`
+	AllowHostIPC             bool              `json:"allowHostIPC"`
+	AllowPrivilegeEscalation *bool             `json:"allowPrivilegeEscalation"`
+	SELinuxContext           sccStrategy       `json:"seLinuxContext"`
+	RunAsUser                sccStrategy       `json:"runAsUser"`
+	SupplementalGroups       sccStrategy       `json:"supplementalGroups"`
+	FSGroup                  sccStrategy       `json:"fsGroup"`
+	ReadOnlyRootFilesystem   bool              `json:"readOnlyRootFilesystem"`
+	Users                    []string          `json:"users"`
+	Groups                   []string          `json:"groups"`
+	SeccompProfiles          []string          `json:"seccompProfiles"`
+}
+
+type sccStrategy struct {
+	Type string `json:"type"`
+}
+
+// objectTypes are the objects that the chart makes, and nothing else.
+var objectTypes = map[string]func() any{
+	"v1 Namespace":                                        func() any { return new(core.Namespace) },
+	"v1 ServiceAccount":                                   func() any { return new(core.ServiceAccount) },
+	"v1 ConfigMap":                                        func() any { return new(core.ConfigMap) },
+	"v1 Secret":                                           func() any { return new(core.Secret) },
+	"v1 Service":                                          func() any { return new(core.Service) },
+	"apps/v1 DaemonSet":                                   func() any { return new(apps.DaemonSet) },
+	"networking.k8s.io/v1 NetworkPolicy":                  func() any { return new(networking.NetworkPolicy) },
+	"monitoring.coreos.com/v1 PodMonitor":                 func() any { return new(monitoring.PodMonitor) },
+	"monitoring.coreos.com/v1 ServiceMonitor":             func() any { return new(monitoring.ServiceMonitor) },
+	"monitoring.coreos.com/v1 PrometheusRule":             func() any { return new(monitoring.PrometheusRule) },
+	"security.openshift.io/v1 SecurityContextConstraints": func() any { return new(securityConstraints) },
+}
+
+// decode is an object as its type has it. A field that the type has not, one in other case, or one given twice is an error, as it is
+// for an API server that is asked to be strict.
+func decode(d chartObject) (any, error) {
+	fresh, known := objectTypes[d.APIVersion+" "+d.Kind]
+	if !known {
+		return nil, fmt.Errorf("%s %s is nothing that this chart should make", d.APIVersion, d.Kind)
+	}
+	text, err := yaml.YAMLToJSONStrict(d.text)
+	if err != nil {
+		return nil, err
+	}
+	object := fresh()
+	unknown, err := json.UnmarshalStrict(text, object)
+	return object, errors.Join(append(unknown, err)...)
+}
+
+// decodeAll decodes the objects of one type.
+func decodeAll[T any](t *testing.T, all []chartObject) (found []*T) {
+	t.Helper()
+	for _, d := range all {
+		object, err := decode(d)
+		if err != nil {
+			t.Fatalf("%s %s: %v", d.Kind, d.Metadata.Name, err)
+		}
+		if one, ok := object.(*T); ok {
+			found = append(found, one)
+		}
+	}
+	return found
+}
+
+// TestTypes: each object of each case is what Kubernetes', the Prometheus operator's or OpenShift's types say, has the
+// labels by which it is found, and is in the release's namespace.
+func TestTypes(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range allCases(t) {
+		t.Run(c.name, func(t *testing.T) {
+			named := map[string]bool{}
+			for _, d := range mustRender(t, c.values) {
+				seen[d.APIVersion+" "+d.Kind] = true
+				if _, err := decode(d); err != nil {
+					t.Errorf("%s %s: %v", d.Kind, d.Metadata.Name, err)
+				}
+				if name := d.Kind + " " + d.Metadata.Name; named[name] {
+					t.Errorf("%s is made twice", name)
+				} else {
+					named[name] = true
+				}
+				for _, label := range []string{"app.kubernetes.io/name", "app.kubernetes.io/instance", "app.kubernetes.io/version", "app.kubernetes.io/managed-by", "helm.sh/chart"} {
+					if d.Metadata.Labels[label] == "" {
+						t.Errorf("%s %s has no label %s", d.Kind, d.Metadata.Name, label)
+					}
+				}
+				if cluster := d.Kind == "Namespace" || d.Kind == "SecurityContextConstraints"; cluster != (d.Metadata.Namespace == "") {
+					t.Errorf("%s %s is in the namespace %q", d.Kind, d.Metadata.Name, d.Metadata.Namespace)
+				}
+			}
+		})
+	}
+	for kind := range objectTypes {
+		if !seen[kind] {
+			t.Errorf("no case makes a %s", kind)
+		}
+	}
+}
+
+// TestSelectors: what is to find the pods finds them, whatever names and labels were given.
+func TestSelectors(t *testing.T) {
+	within := func(selector, labels map[string]string) bool {
+		for key, value := range selector {
+			if labels[key] != value {
+				return false
+			}
+		}
+		return len(selector) > 0
+	}
+	for _, c := range allCases(t) {
+		documents := mustRender(t, c.values)
+		set := decodeAll[apps.DaemonSet](t, documents)[0]
+		pod := set.Spec.Template
+		ports := map[string]int32{}
+		for _, port := range pod.Spec.Containers[0].Ports {
+			ports[port.Name] = port.ContainerPort
+		}
+		check := func(what string, selector, labels map[string]string) {
+			if !within(selector, labels) {
+				t.Errorf("%s: the %s looks for %v, and there is %v", c.name, what, selector, labels)
+			}
+		}
+		check("DaemonSet", set.Spec.Selector.MatchLabels, pod.Labels)
+		for _, s := range decodeAll[core.Service](t, documents) {
+			check("Service", s.Spec.Selector, pod.Labels)
+			if port := s.Spec.Ports[0]; ports[port.TargetPort.String()] != port.Port {
+				t.Errorf("%s: the Service's port is %v, the pod's are %v", c.name, port, ports)
+			}
+			for _, m := range decodeAll[monitoring.ServiceMonitor](t, documents) {
+				check("ServiceMonitor", m.Spec.Selector.MatchLabels, s.Labels)
+			}
+		}
+		for _, p := range decodeAll[networking.NetworkPolicy](t, documents) {
+			check("NetworkPolicy", p.Spec.PodSelector.MatchLabels, pod.Labels)
+		}
+		for _, m := range decodeAll[monitoring.PodMonitor](t, documents) {
+			check("PodMonitor", m.Spec.Selector.MatchLabels, pod.Labels)
+			if port := m.Spec.PodMetricsEndpoints[0].Port; port == nil || ports[*port] == 0 {
+				t.Errorf("%s: the PodMonitor's port is none of %v", c.name, ports)
+			}
+		}
+		for _, probe := range []*core.Probe{pod.Spec.Containers[0].LivenessProbe, pod.Spec.Containers[0].ReadinessProbe} {
+			if ports[probe.HTTPGet.Port.String()] == 0 {
+				t.Errorf("%s: a probe asks at %s, and there are %v", c.name, probe.HTTPGet.Port.String(), ports)
+			}
+		}
+	}
+}
+
+// TestMonitors: who holds a device stays in the labels, and the node comes to them.
+func TestMonitors(t *testing.T) {
+	type scraped struct {
+		honor  bool
+		labels []monitoring.RelabelConfig
+	}
+	seen := 0
+	for _, c := range allCases(t) {
+		documents := mustRender(t, c.values)
+		var endpoints []scraped
+		for _, m := range decodeAll[monitoring.PodMonitor](t, documents) {
+			for _, e := range m.Spec.PodMetricsEndpoints {
+				endpoints = append(endpoints, scraped{e.HonorLabels, e.RelabelConfigs})
+			}
+		}
+		for _, m := range decodeAll[monitoring.ServiceMonitor](t, documents) {
+			for _, e := range m.Spec.Endpoints {
+				endpoints = append(endpoints, scraped{e.HonorLabels, e.RelabelConfigs})
+			}
+		}
+		for _, e := range endpoints {
+			seen++
+			if !e.honor || len(e.labels) == 0 || e.labels[0].TargetLabel != "node" || e.labels[0].SourceLabels[0] != "__meta_kubernetes_pod_node_name" {
+				t.Errorf("%s: an endpoint is scraped with %+v", c.name, e)
+			}
+		}
+	}
+	if seen < 4 {
+		t.Errorf("there are %d endpoints in all cases", seen)
+	}
+}
+
+// TestLint: helm lint finds nothing but that there is no icon.
+func TestLint(t *testing.T) {
+	for _, c := range allCases(t) {
+		vals, err := mergeValues(c.values)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range lint.RunAll(chartDir, vals, "podgauge").Messages {
+			if m.Severity > support.InfoSev || !strings.Contains(m.Err.Error(), "icon") {
+				t.Errorf("%s: %v", c.name, m)
+			}
+		}
+	}
+}

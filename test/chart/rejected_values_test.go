@@ -1,0 +1,146 @@
+package chart
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestRefusals: what helm install does not take, and what it says of it.
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct{ values, says string }{
+		// By the schema.
+		{`migStrategie: mixed`, "additional properties 'migStrategie' not allowed"},
+		{`migStrategy: both`, "value must be one of 'none', 'single', 'mixed', <nil>"},
+		{`migStrategy: true`, "/migStrategy"},
+		{`mig: {monitor: yes please}`, "/mig/monitor"},
+		{`failOnInitError: "no"`, "/failOnInitError"},
+		{`deviceListStrategy: envvar cdi-cri`, "/deviceListStrategy"},
+		{`deviceIDStrategy: name`, "/deviceIDStrategy"},
+		{`driver: {injection: operator}`, "/driver/injection"},
+		{`nvidiaDriverRoot: run/nvidia/driver`, "/nvidiaDriverRoot"},
+		{`kubelet: {dir: /var/lib/kubelet/}`, "/kubelet/dir"},
+		{`kubelet: {rootDir: /var/lib/kubelet}`, "additional properties 'rootDir' not allowed"},
+		{`metrics: {port: 0}`, "/metrics/port"},
+		{`metrics: {port: "9400"}`, "/metrics/port"},
+		{`metrics: {podLabels: none}`, "/metrics/podLabels"},
+		{`metrics: {include: nvidia_gpu_*}`, "/metrics/include"},
+		{`metrics: {seriesLimit: 0}`, "/metrics/seriesLimit"},
+		{`log: {level: verbose}`, "/log/level"},
+		{`health: {disable: [soon]}`, "/health/disable/0"},
+		{`health: {unhealthyAfter: 30}`, "/health/unhealthyAfter"},
+		{`incidents: {maxAge: 30d}`, "/incidents/maxAge"},
+		{`incidents: {maxCount: 10001}`, "/incidents/maxCount"},
+		{`imex: {channelIDs: [1]}`, "/imex/channelIDs/0"},
+		{`image: {tag: "a tag"}`, "/image/tag"},
+		{`image: {digest: sha256:abc}`, "/image/digest"},
+		{`image: {pullPolicy: Sometimes}`, "/image/pullPolicy"},
+		{`image: podgauge`, "/image"},
+		{`imagePullSecrets: [pull]`, "/imagePullSecrets/0"},
+		{`config: {map: {default: {version: v1}}}`, "/config/map/default"},
+		{`config: {map: {..data: "version: v1"}}`, "..data"},
+		{`config: {fallbackStrategies: [newest]}`, "/config/fallbackStrategies/0"},
+		{`webConfig: {content: {tls_config: {}}}`, "additional properties 'tls_config' not allowed"},
+		{`podMonitor: {interval: often}`, "/podMonitor/interval"},
+		{`podMonitor: {honorLabels: false}`, "additional properties 'honorLabels' not allowed"},
+		{`podMonitor: {scheme: tcp}`, "/podMonitor/scheme"},
+		{`tolerations: [{key: a, operator: Is}]`, "/tolerations/0/operator"},
+		{`updateStrategy: {type: Recreate}`, "/updateStrategy/type"},
+		{`updateStrategy: {rollingUpdate: {maxUnavailable: all}}`, "/updateStrategy/rollingUpdate/maxUnavailable"},
+		{`terminationGracePeriodSeconds: 0`, "/terminationGracePeriodSeconds"},
+		{`resources: {limit: {memory: 96Mi}}`, "additional properties 'limit' not allowed"},
+		{`extraArgs: [simulate]`, "/extraArgs/0"},
+		{`simulate: gpu`, "/simulate"},
+		{`namespaceOverride: Gpu Team`, "/namespaceOverride"},
+		{`commonLabels: {tier: 1}`, "/commonLabels/tier"},
+		{`prometheusRule: {disabled: [Watchdog]}`, "/prometheusRule/disabled/0"},
+
+		// By the chart.
+		{`config: {name: a, map: {b: "version: v1"}}`, "config.name, config.map: want one of them"},
+		{"config: {map: {a: \"version: v1\\nflags:\\n  migStrategie: mixed\\n\"}}", "config.map.a:3: flags.migStrategie: unknown key; valid keys are deviceDiscoveryStrategy, "},
+		{"config: {map: {a: \"version: v1\\nflags:\\n  migStrategy: all\\n\"}}", `config.map.a:3: flags.migStrategy: "all": want one of none, single, mixed`},
+		{"config: {map: {a: \"version: v1\\nflags:\\n  plugin: {deviceListStrategy: 'envvar,cdi'}\\n\"}}", `config.map.a:3: flags.plugin.deviceListStrategy: "cdi": want one of envvar, `},
+		{"config: {map: {a: \"version: v1\\nflags:\\n  plugin:\\n    deviceListStrategy:\\n    - envvar\\n    - cdi\\n\"}}", `config.map.a:6: flags.plugin.deviceListStrategy[1]: "cdi": want one of envvar, `},
+		{"config: {map: {a: \"version: v2\\n\"}}", `config.map.a:1: version: "v2": want one of v1`},
+		{"config: {map: {a: \"flags: {failOnInitError: 'true'}\\n\"}}", "config.map.a:1: flags.failOnInitError: want true or false"},
+		{"config: {map: {a: \"flags: []\\n\"}}", "config.map.a:1: flags: want a mapping"},
+		{"config: {map: {a: \"sharing:\\n  timeSlicing:\\n    resources:\\n    - name: gpu\\n      replicas: 2\\n    - name: gpu\\n      replicas: 1\\n\"}}", "config.map.a:7: sharing.timeSlicing.resources[1].replicas: 1: want a whole number from 2"},
+		{"config: {map: {a: \"sharing:\\n  mps:\\n    resources:\\n    - replicas: 2\\n\"}}", "config.map.a:4: sharing.mps.resources[0]: no name"},
+		{"config: {map: {a: \"podgauge:\\n  xids:\\n    94: fatal\\n\"}}", `config.map.a:3: podgauge.xids.94: "fatal": want one of ignore, warn, unhealthy`},
+		{`config: {default: a}`, "config.default: names one of the configs"},
+		{`config: {default: c, map: {b: "version: v1", a: "version: v1"}}`, "config.default: config.map has no c, but a, b"},
+		{`config: {map: {b: "version: v1", a: "version: v1"}}`, "config.default: want one of a, b"},
+		{`config: {map: {a: "version: v1"}, fallbackStrategies: [named]}`, "config.default: want one of a"},
+		{`config: {name: a, fallbackStrategies: [named, empty]}`, "config.fallbackStrategies: with config.name"},
+		{`config: {map: {a: "version: [v1"}}`, "config.map.a: error converting YAML"},
+		{`updateStrategy: {rollingUpdate: {maxSurge: 1}}`, "kubelets up to 1.36 lose all GPUs"},
+		{`updateStrategy: {rollingUpdate: {maxSurge: 10%}}`, "kubelets up to 1.36 lose all GPUs"},
+		{`webConfig: {existingSecret: a, content: {basic_auth_users: {a: b}}}`, "webConfig.content, webConfig.existingSecret: want one"},
+		{`webConfig: {tlsSecret: a}`, "webConfig.tlsSecret: wants"},
+		{`webConfig: {content: {tls_server_config: {cert_file: a}}}
+podMonitor: {enabled: true}`, "podMonitor.scheme: want https"},
+		{`webConfig: {content: {tls_server_config: {cert_file: a}}}
+serviceMonitor: {enabled: true}`, "serviceMonitor.scheme: want https"},
+		{`metrics: {port: 9401}`, "probes.port: is that of the metrics"},
+		{`{podMonitor: {enabled: true}, serviceMonitor: {enabled: true}}`, "everything is scraped twice"},
+		{`{podMonitor: {enabled: true}, prometheusAnnotations: {enabled: true}}`, "everything would be scraped twice"},
+		{`{serviceMonitor: {enabled: true}, service: {enabled: false}}`, "serviceMonitor.enabled: wants service.enabled"},
+		{`{podsAPI: {enabled: false}, metrics: {podUID: true}}`, "want podsAPI.enabled"},
+		{`{podsAPI: {enabled: false}, metrics: {labelsAllowlist: [app]}}`, "want podsAPI.enabled"},
+		{`{simulate: node, kernelLog: {enabled: true}}`, "kernelLog.enabled: a simulated GPU"},
+		{`prometheusRule: {enabled: true, disabled: [PodgaugeNoSuchAlert]}`, "there is no alert PodgaugeNoSuchAlert"},
+
+		// What NVIDIA's chart has, and this one has not.
+		{`gfd: {enabled: true}`, "keep NVIDIA's chart for that"},
+		{`nfd: {}`, "node-feature-discovery has a chart of its own"},
+		{`allowDefaultNamespace: true`, "podgauge runs in any namespace"},
+		{`selectorLabelsOverride: {app: gpu}`, "the selector is"},
+		{`componentSelectorLabels: {enabled: true}`, "there is one DaemonSet"},
+		{`legacyDaemonsetAPI: true`, "apps/v1 only"},
+		{`devicePlugin: {enableHostNetwork: true}`, "devicePlugin.enableHostNetwork"},
+		{`devicePlugin: {containers: {main: {env: []}}}`, "extraEnv"},
+		{`mps: {enableHostPID: true}`, "mps.enableHostPID"},
+		{`deviceDiscoveryStrategy: tegra`, "Tegra has no NVML"},
+	} {
+		if _, _, err := renderChart(c.values); err == nil {
+			t.Errorf("%s: is taken", c.values)
+		} else if !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: is refused, but with\n%v", c.values, err)
+		}
+	}
+}
+
+// TestNvidiaValues: values that NVIDIA's chart is given are taken as they are, where they mean the same.
+func TestNvidiaValues(t *testing.T) {
+	render := mustRender(t, `
+config: {name: "", map: {default: "{version: v1, flags: {migStrategy: none}}", mig-mixed: "{version: v1, flags: {migStrategy: mixed}}"}, default: "", fallbackStrategies: [named, single]}
+compatWithCPUManager: null
+migStrategy: null
+failOnInitError: true
+deviceListStrategy: envvar
+deviceIDStrategy: uuid
+nvidiaDriverRoot: /run/nvidia/driver
+gdrcopyEnabled: null
+gdsEnabled: false
+mofedEnabled: null
+deviceDiscoveryStrategy: auto
+nameOverride: ""
+fullnameOverride: ""
+namespaceOverride: ""
+imagePullSecrets: []
+updateStrategy: {type: RollingUpdate}
+podAnnotations: {}
+podSecurityContext: {}
+securityContext: {}
+resources: {}
+nodeSelector: {}
+tolerations: [{key: CriticalAddonsOnly, operator: Exists}, {key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]
+priorityClassName: system-node-critical
+runtimeClassName: null
+devicePlugin: {enabled: true}
+mps: {root: /run/nvidia/mps}
+cdi: {nvidiaHookPath: null, featureFlags: null}
+`)
+	if len(render) == 0 {
+		t.Error("nothing is made")
+	}
+}

@@ -1,0 +1,124 @@
+package dashboards
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Rules look back for hours. Of that time promtool makes blocks: a node's first scrape, as if it
+// had always been so, but for what some rules want to have been otherwise.
+const (
+	backfillDuration = 3*time.Hour + 10*time.Minute
+	backfillStep     = 2 * time.Minute
+)
+
+// backfillRule is what was otherwise: of series that begin so, the value by how long ago it was; NaN leaves
+// it out. In what begins with a name twice, the first counts.
+type backfillRule struct {
+	series string // up to some label
+	source string // the series that it was, instead; empty: the same
+	value  func(ago time.Duration, now string) string
+}
+
+// lastGPU is the node's last, and removedGPU one that was there until half an hour ago.
+const (
+	lastGPU    = "GPU-0000a106-5eed-4000-8000-000000000006"
+	removedGPU = "GPU-0000a108-5eed-4000-8000-000000000008"
+)
+
+// backfillRules are what rules look back for.
+var backfillRules = []backfillRule{
+	// PodgaugeDeviceFlapping: one that came back four times within three hours.
+	{`nvidia_gpu_health_flaps_total{`, "", func(ago time.Duration, now string) string {
+		return fmt.Sprint(int((backfillDuration - ago) / (45 * time.Minute)))
+	}},
+	// PodgaugeDeviceMissing: one that is not there any more.
+	{`nvidia_gpu_up{`, removedGPU, func(ago time.Duration, now string) string {
+		if ago < 30*time.Minute {
+			return ""
+		}
+		return now
+	}},
+}
+
+// backfill makes blocks of a node's past in data.
+func backfill(t *testing.T, dir, data string, n *simNode, scrape string, now time.Time) (samples int) {
+	t.Helper()
+	name := filepath.Join(dir, "past.txt")
+	file, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	text := bufio.NewWriter(file)
+	series := seriesOf(scrape, n)
+	for ago := backfillDuration; ago > 0; ago -= backfillStep {
+		for _, s := range series {
+			if value := s.value(ago); value != "" {
+				fmt.Fprintf(text, "%s %s %d\n", s.name, value, now.Add(-ago).Unix())
+				samples++
+			}
+		}
+	}
+	fmt.Fprintln(text, "# EOF")
+	if err := text.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("promtool", "tsdb", "create-blocks-from", "openmetrics", name, data).CombinedOutput(); err != nil {
+		t.Fatalf("promtool: %v\n%s", err, out)
+	}
+	return samples
+}
+
+// backfillSeries is a series of the past.
+type backfillSeries struct {
+	name, current string
+	rule          *backfillRule
+}
+
+func (w backfillSeries) value(ago time.Duration) string {
+	if w.rule == nil {
+		return w.current
+	}
+	return w.rule.value(ago, w.current)
+}
+
+// seriesOf are those of a scrape, as Prometheus would have them, and those that were otherwise.
+func seriesOf(scrape string, n *simNode) (all []backfillSeries) {
+	for line := range strings.Lines(scrape) {
+		end := strings.LastIndex(line, " ")
+		if strings.HasPrefix(line, "#") || end < 0 {
+			continue
+		}
+		name, value := withTargetLabels(line[:end], n), strings.TrimSpace(line[end:])
+		all = append(all, backfillSeries{name, value, nil})
+		for i := range backfillRules {
+			p := &backfillRules[i]
+			if !strings.HasPrefix(line, p.series) || !strings.Contains(line, `uuid="`+lastGPU+`"`) {
+				continue
+			}
+			if p.source == "" {
+				all[len(all)-1].rule = p
+				continue
+			}
+			all = append(all, backfillSeries{strings.ReplaceAll(name, lastGPU, p.source), value, p})
+		}
+	}
+	return all
+}
+
+// withTargetLabels is a series with the labels of its target.
+func withTargetLabels(series string, n *simNode) string {
+	target := fmt.Sprintf(`node=%q,instance=%q,job="podgauge"`, n.name, n.address)
+	name, labels, ok := strings.Cut(series, "{")
+	if !ok {
+		return name + "{" + target + "}"
+	}
+	return name + "{" + target + "," + labels
+}

@@ -1,0 +1,120 @@
+// Package dashboards has real Prometheus answer what the dashboards ask, and evaluate the rules,
+// over simulated nodes on which a script has things happen; and it has Grafana's schema read the
+// dashboards. It is a module of its own, so that Prometheus' client stays out of podgauge's go.sum.
+package dashboards
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	dashboardDir   = "../../dashboards"
+	rulesFile      = "../../deploy/rules/podgauge.rules.yaml"
+	recordingsFile = "../../deploy/rules/podgauge.recording.yaml"
+)
+
+// dashboardFile is what a dashboard's file asks for.
+type dashboardFile struct {
+	Name       string `json:"-"` // the file's, without .json
+	Templating struct {
+		List []boardVariable `json:"list"`
+	} `json:"templating"`
+	Annotations struct {
+		List []struct {
+			Name   string      `json:"name"`
+			Target boardTarget `json:"target"`
+		} `json:"list"`
+	} `json:"annotations"`
+	Panels []struct {
+		Title   string        `json:"title"`
+		Type    string        `json:"type"`
+		Targets []boardTarget `json:"targets"`
+		// Transformations are Grafana's to read.
+		Transformations json.RawMessage `json:"transformations"`
+	} `json:"panels"`
+}
+
+type boardVariable struct {
+	Name     string          `json:"name"`
+	Type     string          `json:"type"`
+	Query    json.RawMessage `json:"query"`
+	AllValue string          `json:"allValue"`
+}
+
+type boardTarget struct {
+	Expr    string `json:"expr"`
+	RefID   string `json:"refId"`
+	Instant bool   `json:"instant"`
+}
+
+// panelQuery is one query of a panel, or of an annotation.
+type panelQuery struct {
+	boardTarget
+	board    *dashboardFile
+	location string // "fleet: Power: A"
+}
+
+func readDashboards(t *testing.T) (all []*dashboardFile) {
+	t.Helper()
+	files, err := filepath.Glob(dashboardDir + "/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no dashboards: %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b := &dashboardFile{Name: strings.TrimSuffix(filepath.Base(file), ".json")}
+		if err := json.Unmarshal(text, b); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		all = append(all, b)
+	}
+	return all
+}
+
+// queries are all that a dashboard asks, apart from its variables.
+func (b *dashboardFile) queries() (all []panelQuery) {
+	for _, n := range b.Annotations.List {
+		all = append(all, panelQuery{n.Target, b, b.Name + ": annotation " + n.Name})
+	}
+	for _, p := range b.Panels {
+		for _, t := range p.Targets {
+			all = append(all, panelQuery{t, b, b.Name + ": " + p.Title + ": " + t.RefID})
+		}
+	}
+	return all
+}
+
+// alertOrRecording is one of a file of rules.
+type alertOrRecording struct {
+	Alert, Record, Expr string
+}
+
+func readRules(t *testing.T, file string) (all []alertOrRecording) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var of struct {
+		Groups []struct{ Rules []alertOrRecording }
+	}
+	if err := yaml.Unmarshal(text, &of); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	for _, g := range of.Groups {
+		all = append(all, g.Rules...)
+	}
+	if len(all) == 0 {
+		t.Fatalf("%s has no rules", file)
+	}
+	return all
+}

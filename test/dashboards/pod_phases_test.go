@@ -1,0 +1,101 @@
+package dashboards
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/sim"
+)
+
+// podPhases are those that kube-state-metrics has a series for each pod for.
+var podPhases = []string{"Pending", "Succeeded", "Failed", "Unknown", "Running"}
+
+// phaseAfterStep is a pod's phase after what a script has happen to it; none is of a pod that is gone.
+var phaseAfterStep = map[string]string{"pod": "Running", "fail": "Failed", "finish": "Succeeded", "delete": ""}
+
+// podPhasesAt are those of a script's pods, by namespace/name, at a time.
+func podPhasesAt(s *sim.Script, at time.Duration) map[string]string {
+	pods := map[string]string{}
+	for _, step := range s.Steps {
+		phase, known := phaseAfterStep[step.Action]
+		switch {
+		case step.At > at || !known:
+		case phase == "":
+			delete(pods, step.Args[0])
+		default:
+			pods[step.Args[0]] = phase
+		}
+	}
+	return pods
+}
+
+// kubeStateFamilies writes what kube-state-metrics would of such pods.
+func kubeStateFamilies(pods map[string]string) string {
+	var text strings.Builder
+	text.WriteString("# HELP kube_pod_status_phase [STABLE] The pods current phase.\n# TYPE kube_pod_status_phase gauge\n")
+	for _, pod := range slices.Sorted(maps.Keys(pods)) {
+		namespace, name, _ := strings.Cut(pod, "/")
+		for _, phase := range podPhases {
+			value := 0
+			if pods[pod] == phase {
+				value = 1
+			}
+			fmt.Fprintf(&text, "kube_pod_status_phase{namespace=%q,pod=%q,uid=%q,phase=%q} %d\n", namespace, name, "uid-of-"+name, phase, value)
+		}
+	}
+	return text.String()
+}
+
+// kubeStateMetrics tells of the nodes' pods what a cluster's would, since the scripts began. It
+// returns its address.
+func kubeStateMetrics(t *testing.T, nodes []*simNode, begun time.Time) string {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		pods := map[string]string{}
+		for _, n := range nodes {
+			maps.Copy(pods, podPhasesAt(n.script, time.Since(begun)))
+		}
+		w.Header().Set("Content-Type", "text/plain; version=0.0.4")
+		fmt.Fprint(w, kubeStateFamilies(pods))
+	}))
+	t.Cleanup(server.Close)
+	return strings.TrimPrefix(server.URL, "http://")
+}
+
+// TestScripts: the nodes' scripts have a meaning, and tell of pods.
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.script")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scripts: %v", err)
+	}
+	for _, file := range files {
+		if s := readScript(t, file); len(podPhasesAt(s, scriptDuration)) == 0 || s.Steps[len(s.Steps)-1].At > scriptDuration-6*scrapeInterval {
+			t.Errorf("%s: no pods, or something happens too late to be seen", file)
+		}
+	}
+}
+
+func TestPhases(t *testing.T) {
+	s, err := sim.ReadScript(strings.NewReader("1s pod a/x main=1\n2s pod a/y main=1\n3s fail a/x\n4s finish a/y\n5s delete a/y\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at, want := range map[time.Duration]string{
+		0: "map[]", time.Second: "map[a/x:Running]", 3 * time.Second: "map[a/x:Failed a/y:Running]",
+		4 * time.Second: "map[a/x:Failed a/y:Succeeded]", time.Minute: "map[a/x:Failed]",
+	} {
+		if got := fmt.Sprint(podPhasesAt(s, at)); got != want {
+			t.Errorf("at %s: %s, want %s", at, got, want)
+		}
+	}
+	if text := kubeStateFamilies(map[string]string{"a/x": "Failed"}); !strings.Contains(text, `pod="x",uid="uid-of-x",phase="Failed"} 1`) || strings.Count(text, "\nkube") != len(podPhases) {
+		t.Error(text)
+	}
+}

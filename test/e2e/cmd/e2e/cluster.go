@@ -1,0 +1,80 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"regexp"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/cluster"
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// repoRoot is the repository's, seen from test/e2e.
+const repoRoot = "../.."
+
+// runCluster has a cluster stand until ctx ends, with podgauge-sim's image as if a registry had it: under the tag that the chart asks for.
+func runCluster(ctx context.Context, out io.Writer) (err error) {
+	if err := cluster.CheckRequirements(cluster.BasePrograms()); err != nil {
+		return err
+	}
+	o := cluster.Options()
+	o.LogName, o.Logf = "cluster", func(format string, values ...any) { fmt.Fprintf(out, format+"\n", values...) }
+	up, cancel := context.WithTimeout(ctx, 3*time.Minute)
+	defer cancel()
+	n, err := node.Up(up, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Down(context.WithoutCancel(ctx)), n.RemoveLogs()) }()
+	c, err := cluster.Up(up, n, "privileged")
+	if err != nil {
+		return err
+	}
+	image, err := c.LoadImage(ctx, cluster.Archive(repoRoot, "podgauge-sim"))
+	if err != nil {
+		return err
+	}
+	chart, err := filepath.Abs(repoRoot + "/deploy/helm/podgauge")
+	if err != nil {
+		return err
+	}
+	objects, err := c.Helm(ctx, "template", "--set=simulate=hardware", chart)
+	if err != nil {
+		return err
+	}
+	wanted := imagePattern.FindStringSubmatch(objects)
+	if wanted == nil {
+		return errors.New("the chart asks for no image")
+	}
+	if err := n.TagImage(ctx, image, wanted[1]); err != nil {
+		return err
+	}
+	if err := n.TagImage(ctx, node.TestImage, pauseImage); err != nil {
+		return err
+	}
+	path, err := cluster.ToolPath()
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, instructions, node.Name, cluster.Version, image, c.Kubeconfig, path)
+	<-ctx.Done()
+	return nil
+}
+
+// imagePattern is the chart's.
+var imagePattern = regexp.MustCompile(`(?m)^ +image: "?([^"\n]+)"?$`)
+
+// pauseImage is the image of deploy/pod.yaml, which does nothing; the tests' own can do that too.
+const pauseImage = "registry.k8s.io/pause:3.10"
+
+const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C ends it and leaves nothing. In another terminal, as root:
+
+  export KUBECONFIG=%s PATH=%s:$PATH
+  helm install podgauge deploy/helm/podgauge -n podgauge --create-namespace --set simulate=hardware --wait
+  kubectl apply -f deploy/pod.yaml
+  kubectl get --raw /api/v1/namespaces/podgauge/services/podgauge:metrics/proxy/metrics | grep 'pod="gpu-pod"'
+`

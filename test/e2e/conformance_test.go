@@ -1,0 +1,149 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
+	"github.com/podgauge/podgauge/test/habits"
+
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+// TestHabits plays the table that internal/sim/kubelet passes against a real kubelet: where the two differ, this fails, and internal/sim/kubelet is to be mended.
+func TestHabits(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{})
+	startKubelet(ctx, t, n)
+	habits.Run(t, realKubelet{n})
+}
+
+// realKubelet is a habits.Kubelet.
+type realKubelet struct{ n *node.RealNode }
+
+func (k realKubelet) Dir() string { return k.n.KubeletDir() }
+
+// Version is that of the table's columns: a kubelet that is newer than the last is expected to have its habits.
+func (k realKubelet) Version() kubelet.Version {
+	if strings.HasPrefix(k.n.KubeletVersion, "v1.36.") {
+		return kubelet.V136
+	}
+	return kubelet.V137
+}
+
+func (k realKubelet) RunPod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
+	status, err := k.n.RunPod(ctx, toStaticPod(p))
+	return toSimStatus(status), err
+}
+
+func (k realKubelet) Pod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {
+	status, err := k.n.Pod(ctx, toStaticPod(p))
+	return toSimStatus(status), err
+}
+
+// EndPod: box exits 0 when it is told to end.
+func (k realKubelet) EndPod(ctx context.Context, p kubelet.PodSpec) error {
+	for _, c := range p.Containers {
+		pid, err := k.n.ContainerPID(ctx, toStaticPod(p), c.Name)
+		if err != nil {
+			return err
+		}
+		if err := syscall.Kill(pid, syscall.SIGTERM); err != nil {
+			return fmt.Errorf("end container %s: %w", c.Name, err)
+		}
+	}
+	return nil
+}
+
+func (k realKubelet) RemovePod(_ context.Context, p kubelet.PodSpec) error {
+	return k.n.DeletePod(toStaticPod(p))
+}
+
+func (k realKubelet) RestartContainer(ctx context.Context, p kubelet.PodSpec, container string) error {
+	before, err := k.container(ctx, p, container)
+	if err != nil {
+		return err
+	}
+	pid, err := k.n.ContainerPID(ctx, toStaticPod(p), container)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill container %s: %w", container, err)
+	}
+	return node.Until(ctx, "the container runs again", func(ctx context.Context) error {
+		now, err := k.container(ctx, p, container)
+		if err != nil || now.State != "running" || now.Restarts == before.Restarts {
+			return fmt.Errorf("it is %+v: %w", now, err)
+		}
+		return nil
+	})
+}
+
+func (k realKubelet) container(ctx context.Context, p kubelet.PodSpec, name string) (node.StaticContainerStatus, error) {
+	status, err := k.n.Pod(ctx, toStaticPod(p))
+	if err != nil {
+		return node.StaticContainerStatus{}, err
+	}
+	return status.Container(name)
+}
+
+func (k realKubelet) Restart(ctx context.Context, signal syscall.Signal, while func()) error {
+	if err := k.n.StopKubelet(ctx, signal); err != nil {
+		return err
+	}
+	while()
+	_, err := k.n.StartKubelet(ctx)
+	return err
+}
+
+// toStaticPod is the pod as the node runs it.
+func toStaticPod(p kubelet.PodSpec) node.StaticPod {
+	pod := node.StaticPod{Name: p.Name, Namespace: p.Namespace, Grace: p.GracePeriod, Labels: p.Labels}
+	if p.RunOnce {
+		pod.RestartPolicy = "Never"
+	}
+	for _, c := range p.Containers {
+		pod.Containers = append(pod.Containers, node.StaticContainer{Name: c.Name, Limits: c.Limits, Args: containerArgs(p)})
+	}
+	for _, c := range p.InitContainers {
+		container := node.StaticContainer{Name: c.Name, Limits: c.Limits, Args: []string{"exit", "0"}}
+		if c.Sidecar {
+			container.RestartPolicy, container.Args = "Always", containerArgs(p)
+		}
+		pod.InitContainers = append(pod.InitContainers, container)
+	}
+	return pod
+}
+
+// containerArgs is what the containers of a pod do: those with a grace make use of it.
+func containerArgs(p kubelet.PodSpec) []string {
+	if p.GracePeriod > 0 {
+		return []string{"stubborn"}
+	}
+	return []string{"pause"}
+}
+
+func toSimStatus(s node.StaticPodStatus) kubelet.PodStatus {
+	status := kubelet.PodStatus{Namespace: s.Namespace, Name: s.Name, UID: s.UID, Phase: s.Phase, Reason: s.Reason, Message: s.Message}
+	for _, c := range s.Containers {
+		container := kubelet.PodContainerStatus{Name: c.Name, Running: c.State == "running", Starts: c.Restarts}
+		if c.State == "waiting" {
+			container.WaitingReason = c.Reason
+		} else {
+			container.Starts++
+		}
+		for _, d := range c.Devices {
+			container.Devices = append(container.Devices, kubelet.AllocatedDeviceHealth(d))
+		}
+		slices.SortFunc(container.Devices, func(a, b kubelet.AllocatedDeviceHealth) int { return strings.Compare(a.ID, b.ID) })
+		status.Containers = append(status.Containers, container)
+	}
+	return status
+}

@@ -1,0 +1,219 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/test/e2e/containerd"
+	"github.com/podgauge/podgauge/test/e2e/node"
+)
+
+const (
+	// visibleDevicesDir is where NVIDIA's container runtime looks for devices that are told by mounts.
+	visibleDevicesDir = "/var/run/nvidia-container-devices"
+	// cdiKind is that of the devices in podgauge's spec, as NVIDIA's plugin has it.
+	cdiKind = "k8s.device-plugin.nvidia.com/gpu"
+	// driverVersion is the stand-in's; a driver's files bear it.
+	driverVersion = "580.95.05"
+)
+
+// TestStrategies looks into a container for each way in which it can be given its GPU. Only containerd 2 knows CDI.
+func TestStrategies(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	n := node.ForTest(ctx, t, node.Options{Containerd2: true})
+	makeNodes(ctx, t, n)
+	startKubelet(ctx, t, n)
+	m := newMachine(t, n)
+	driver := installDriver(t, n)
+	for _, s := range []listStrategy{
+		{list: "envvar", wantVariable: true},
+		{list: "volume-mounts", wantMounts: true},
+		{list: "cdi-annotations", wantAnnotations: true, wantEdits: true},
+		{list: "cdi-cri", wantEdits: true},
+		{list: "envvar,volume-mounts", wantVariable: true, wantMounts: true},
+		{list: "volume-mounts,cdi-cri", wantMounts: true, wantEdits: true},
+	} {
+		t.Run(s.list, func(t *testing.T) { s.test(ctx, t, n, m, driver) })
+	}
+	t.Run("cdi-cri of slices", func(t *testing.T) { cdiMIGDevice(ctx, t, n, m, driver) })
+	t.Logf("containerd is %s", containerd.Version)
+}
+
+// cdiMIGDevice gives a container a slice by CDI: its GPU's node and the two that open it.
+func cdiMIGDevice(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, driver driverInstallation) {
+	makeCapabilities(ctx, t, n)
+	all := newMIGDevices(7, "3g.40gb", "1g.10gb")
+	m.setLines(t, scenarioLines(all)...)
+	d := m.start(t, n, append(driver.flags(), "--device-list-strategy=cdi-cri", "--mig-strategy=mixed")...)
+	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(7), largeMIGResource: migUUIDs(all, "3g.40gb"), smallMIGResource: migUUIDs(all, "1g.10gb")})
+	if err := checkReady(ctx, d); err != nil {
+		t.Fatal(err)
+	}
+	pod := podWithResource("slice", smallMIGResource, 1)
+	runPod(ctx, t, n, pod)
+	waitForDevices(ctx, t, n, pod)
+	checkCapabilities(ctx, t, n, pod, all[1])
+	removePod(ctx, t, n, pod)
+	d.stop(t)
+	waitForResources(ctx, t, n, idsByResource{})
+}
+
+// driverInstallation is what a driver's installation leaves below its root, and a hook that tells that it ran.
+type driverInstallation struct{ root, library, hook, hookOutput string }
+
+func installDriver(t *testing.T, n *node.RealNode) driverInstallation {
+	t.Helper()
+	d := driverInstallation{root: filepath.Join(n.Logs, "driver"), library: "/usr/lib64/libcuda.so." + driverVersion}
+	d.hook, d.hookOutput = filepath.Join(d.root, "hook"), filepath.Join(n.Logs, "hooks.log")
+	for path, content := range map[string]string{
+		filepath.Join(d.root, d.library): "",
+		d.hook:                           fmt.Sprintf("#!/bin/sh\necho \"$@\" >>%s\n", d.hookOutput),
+	} {
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d
+}
+
+// flags have podgauge find the driver, as it would be on a host.
+func (d driverInstallation) flags() []string {
+	return []string{"--driver-root=" + d.root, "--dev-root=/", "--nvidia-cdi-hook-path=" + d.hook}
+}
+
+// listStrategy is a --device-list-strategy and what it is to have come to.
+type listStrategy struct {
+	list                                                 string
+	wantVariable, wantMounts, wantAnnotations, wantEdits bool
+}
+
+func (s listStrategy) test(ctx context.Context, t *testing.T, n *node.RealNode, m *simulatedMachine, driver driverInstallation) {
+	d := m.start(t, n, append(driver.flags(), "--device-list-strategy="+s.list)...)
+	waitForResources(ctx, t, n, idsByResource{gpuResource: uuids(defaultGPUs)})
+	if err := checkReady(ctx, d); err != nil { // the specs are there
+		t.Fatal(err)
+	}
+	if s.wantEdits { // a file that is lost comes again
+		if _, err := n.Shell(ctx, "rm /var/run/cdi/*"); err != nil {
+			t.Fatal(err)
+		}
+		await(ctx, t, "the CDI spec is there again", func(ctx context.Context) error {
+			_, err := n.Shell(ctx, "ls /var/run/cdi/*.json")
+			return err
+		})
+	}
+	pod := podWithResource(strings.ReplaceAll(s.list, ",", "-and-"), gpuResource, 2)
+	runPod(ctx, t, n, pod)
+	ids := waitForDevices(ctx, t, n, pod)
+	s.hasVariable(ctx, t, n, pod, ids)
+	s.hasMounts(ctx, t, n, pod, ids)
+	s.hasAnnotation(ctx, t, n, pod, ids)
+	s.hasEdits(ctx, t, n, pod, ids, driver)
+	removePod(ctx, t, n, pod)
+	d.stop(t)
+	waitForResources(ctx, t, n, idsByResource{})
+	// Specs stay for containers that restart, and the next process removes those that its strategy does not need.
+	if out, err := n.Shell(ctx, "ls -A /var/run/cdi 2>/dev/null || true"); err != nil || (out != "") != s.wantEdits {
+		t.Errorf("at the end of %s the CDI specs are %q, %v", s.list, out, err)
+	}
+}
+
+func (s listStrategy) hasVariable(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
+	t.Helper()
+	switch {
+	case s.wantEdits: // the spec has NVIDIA's runtime leave the container alone, whatever else is said
+		checkVisibleDevices(ctx, t, n, pod, "void")
+	case s.wantMounts:
+		checkVisibleDevices(ctx, t, n, pod, visibleDevicesDir)
+	case s.wantVariable:
+		checkVisibleDevices(ctx, t, n, pod, strings.Join(ids, ","))
+	}
+}
+
+func (s listStrategy) hasMounts(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
+	t.Helper()
+	mounts, err := n.ContainerMounts(ctx, pod, "main")
+	got := slices.DeleteFunc(mounts, func(path string) bool { return !strings.HasPrefix(path, visibleDevicesDir) })
+	want := []string{}
+	for _, id := range ids {
+		if s.wantMounts {
+			want = append(want, filepath.Join(visibleDevicesDir, id))
+		}
+	}
+	slices.Sort(got)
+	if err != nil || !slices.Equal(got, want) {
+		t.Errorf("the mounts are %q, %v, want %q", got, err, want)
+	}
+}
+
+func (s listStrategy) hasAnnotation(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string) {
+	t.Helper()
+	annotations, err := n.ContainerAnnotations(ctx, pod, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := []string{}
+	for key, value := range annotations {
+		if strings.HasPrefix(key, "cdi.k8s.io/nvidia-device-plugin_") {
+			got = append(got, value)
+		}
+	}
+	want := []string{}
+	if s.wantAnnotations {
+		names := []string{}
+		for _, id := range ids {
+			names = append(names, cdiKind+"="+id)
+		}
+		want = append(want, strings.Join(names, ","))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("containerd was told %q, want %q", got, want)
+	}
+}
+
+// hasEdits looks for what the CDI spec adds: nodes of the pod's GPUs and of no other, the driver's library, and hooks that ran.
+func (s listStrategy) hasEdits(ctx context.Context, t *testing.T, n *node.RealNode, pod node.StaticPod, ids []string, driver driverInstallation) {
+	t.Helper()
+	pid, err := n.ContainerPID(ctx, pod, "main")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dev := fmt.Sprintf("/proc/%d/root/dev/", pid)
+	nodes, err := filepath.Glob(dev + "nvidia*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{}
+	if s.wantEdits {
+		for _, id := range ids {
+			want = append(want, fmt.Sprintf("%snvidia%d", dev, indexOf(t, id)))
+		}
+		want = append(want, dev+"nvidiactl")
+	}
+	if !slices.Equal(nodes, want) {
+		t.Errorf("the container has %q, want %q", nodes, want)
+	}
+	mounts, err := n.ContainerMounts(ctx, pod, "main")
+	if err != nil || slices.Contains(mounts, driver.library) != s.wantEdits {
+		t.Errorf("the mounts are %q, %v; the driver's library should be one: %t", mounts, err, s.wantEdits)
+	}
+	hooked, _ := os.ReadFile(driver.hookOutput)
+	if ran := strings.Contains(string(hooked), "update-ldcache"); ran != s.wantEdits {
+		t.Errorf("hooks ran: %q; they should: %t", hooked, s.wantEdits)
+	}
+	if s.wantEdits {
+		if err := os.Remove(driver.hookOutput); err != nil {
+			t.Error(err)
+		}
+	}
+}

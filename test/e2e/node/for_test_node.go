@@ -1,0 +1,34 @@
+package node
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// ForTest brings a node up and takes it down when the test ends, and then says where the logs are if the test has failed; otherwise they go.
+// Subtests may share the node. ctx bounds the start alone.
+func ForTest(ctx context.Context, t testing.TB, o Options) *RealNode {
+	t.Helper()
+	o.LogName = firstNonEmpty(o.LogName, t.Name())
+	o.Logf = t.Logf
+	begin := time.Now()
+	n, err := Up(ctx, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("node up after %s", time.Since(begin).Round(time.Millisecond))
+	t.Cleanup(func() {
+		begin := time.Now()
+		if err := n.Down(context.Background()); err != nil {
+			t.Error(err)
+		}
+		t.Logf("node down after %s", time.Since(begin).Round(time.Millisecond))
+		if t.Failed() {
+			t.Logf("the node's logs are in %s", n.Logs)
+		} else if err := n.RemoveLogs(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}

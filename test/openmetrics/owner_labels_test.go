@@ -1,0 +1,116 @@
+package openmetrics
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/prometheus/prometheus/promql/parser"
+)
+
+// ownedFamilies are the families of devices whose series have the labels of the owner, and so end and begin
+// with pods.
+func ownedFamilies(t *testing.T) map[string]bool {
+	t.Helper()
+	all := map[string]bool{"nvidia_gpu_healthy": true, "nvidia_gpu_allocated": true, "nvidia_gpu_unhealthy_info": true}
+	rows, _, _ := strings.Cut(readFile(t, "../../docs/metrics.md"), "\n## Of devices, holders and the node\n")
+	for line := range strings.Lines(rows) {
+		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "`<br>")
+		if !ok {
+			continue
+		}
+		kind := strings.TrimSpace(strings.Split(rest, "|")[1])
+		all[name] = kind == "gauge" || kind == "counter, of the holder"
+	}
+	if !all["nvidia_gpu_throttle_active"] || !all["nvidia_gpu_energy_joules_total"] || all["nvidia_gpu_pcie_replays_total"] || all["nvidia_gpu_pcie_link_width"] {
+		t.Fatalf("docs/metrics.md is not read right: %v", all)
+	}
+	return all
+}
+
+// aggregationOf is how what a function makes of each owner's series becomes what it would make of the
+// device's. There is none for a mean, which is a sum divided by a count.
+var aggregationOf = map[string]parser.ItemType{
+	"rate": parser.SUM, "irate": parser.SUM, "increase": parser.SUM, "sum_over_time": parser.SUM, "count_over_time": parser.SUM,
+	"max_over_time": parser.MAX, "last_over_time": parser.MAX, "min_over_time": parser.MIN, "avg_over_time": -1,
+}
+
+// unaggregatedSelectors finds what an expression says of a time of a device, and has of one of its owners: the
+// owners are to be put together before they are compared or left out.
+func unaggregatedSelectors(families map[string]bool, text string) (wrong []string) {
+	expr, err := parser.NewParser(parser.Options{}).ParseExpr(text)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	parser.Inspect(expr, func(n parser.Node, path []parser.Node) error {
+		selector, ok := n.(*parser.MatrixSelector)
+		if !ok || !families[selector.VectorSelector.(*parser.VectorSelector).Name] {
+			return nil
+		}
+		call := path[len(path)-1].(*parser.Call)
+		for _, outer := range slices.Backward(path) {
+			a, ok := outer.(*parser.AggregateExpr)
+			if !ok {
+				continue
+			}
+			if want, known := aggregationOf[call.Func.Name]; !a.Without && !slices.Contains(a.Grouping, "pod") && (!known || a.Op != want) {
+				wrong = append(wrong, a.Op.String()+" over owners of "+call.String())
+			}
+			break
+		}
+		return nil
+	})
+	return wrong
+}
+
+// TestOwnersAreAggregatedFirst: whatever is said of a device over a time is said of all who owned it
+// in that time, in alerts, recorded series and dashboards.
+func TestOwnersAreAggregatedFirst(t *testing.T) {
+	families := ownedFamilies(t)
+	check := func(where, expr string) {
+		for _, wrong := range unaggregatedSelectors(families, expr) {
+			t.Errorf("%s: %s", where, wrong)
+		}
+	}
+	for _, r := range alertRules(t) {
+		check(r.Alert, r.Expr)
+	}
+	for _, r := range recordingRules(t) {
+		check(r.Record, r.Expr)
+	}
+	files, err := filepath.Glob("../../dashboards/*.json")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no dashboards: %v", err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b dashboardModel
+		if err := json.Unmarshal(text, &b); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range b.Panels {
+			for _, q := range p.Targets {
+				check(filepath.Base(file)+": "+p.Title, strings.NewReplacer("$__range", "6h", "$__rate_interval", "2m").Replace(q.Expr))
+			}
+		}
+	}
+	for expr, want := range map[string]int{
+		`max by (uuid) (rate(nvidia_gpu_throttle_seconds_total[10m])) > 0.1`:                                     1,
+		`max by (uuid) (avg_over_time(nvidia_gpu_throttle_active[10m]))`:                                         1,
+		`max by (uuid) (sum by (uuid, reason) (rate(nvidia_gpu_throttle_seconds_total[10m])))`:                   0,
+		`max by (uuid) (increase(nvidia_gpu_pcie_replays_total[1h]))`:                                            0,
+		`sum by (namespace, pod) (rate(nvidia_gpu_energy_joules_total[5m]))`:                                     0,
+		`max by (namespace, pod) (rate(nvidia_gpu_energy_joules_total[5m]))`:                                     0,
+		`sum by (uuid) (sum_over_time(nvidia_gpu_throttle_active[1m])) / sum by (uuid) (nvidia_gpu_power_watts)`: 0,
+	} {
+		if got := unaggregatedSelectors(families, expr); len(got) != want {
+			t.Errorf("%s: %q", expr, got)
+		}
+	}
+}
