@@ -10,7 +10,7 @@ import (
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/config"
-	"github.com/podgauge/podgauge/internal/containers"
+	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pods"
@@ -122,7 +122,7 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 	}
 	processes := nb.processes
 	if processes == nil {
-		processes = containers.New(containers.Options{Proc: nb.procDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("part", "containers")})
+		processes = cgroup.New(cgroup.Options{Proc: nb.procDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("part", "containers")})
 	}
 	a.metrics = exporter.New(exporter.ScrapeInputs{
 		Metrics: nb.Metrics(), Statuses: a.board.Get, Read: a.readers.Read, ReadOne: a.readers.ReadOne, Stalled: a.readers.Stalled,

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/internal/containers"
+	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml"
 	"github.com/podgauge/podgauge/internal/sim"
@@ -175,7 +175,7 @@ func (n benchNode) startProcesses(tb testing.TB, m *sim.Machine, log *slog.Logge
 		p.must(os.Symlink("/nowhere", filepath.Join(logs, owner.Pod+"_"+owner.Namespace+"_"+owner.Container+"-"+id+".log")))
 		m.StartProcess(deviceID.Device(), pid, 1<<30, 0.1)
 	}
-	return containers.New(containers.Options{Proc: p.root, Pods: tb.TempDir(), Logs: logs, Log: log})
+	return cgroup.New(cgroup.Options{Proc: p.root, Pods: tb.TempDir(), Logs: logs, Log: log})
 }
 
 // newBenchClient builds the exporter from the program's own parts, over real sockets on both

@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/config"
-	"github.com/podgauge/podgauge/internal/containers"
+	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
@@ -86,7 +86,7 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s), ListedIDs: resourceIDs(s),
 		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, DevicePlugin: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
-		ProcessesVisible: containers.New(containers.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
+		ProcessesVisible: cgroup.New(cgroup.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
 		LookupEnv:        lookupEnv,
 		Driver:           o.platform.Driver(libraryRoots(s)),
 	}

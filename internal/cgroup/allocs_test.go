@@ -1,6 +1,6 @@
 //go:build !race
 
-package containers
+package cgroup
 
 import "testing"
 

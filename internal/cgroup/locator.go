@@ -1,11 +1,11 @@
-// Package containers tells which container a process runs in, from what lies on
+// Package cgroup tells which container a process runs in, from what lies on
 // the node itself.
 //
 // A driver says which processes use a device. Each process is in a cgroup whose
 // path has the pod's UID and the container's id, and the kubelet writes logs into
 // folders and links that have these and the names. It takes no token, no socket
 // of the container runtime and no API server (docs/adr/0010-processes-to-containers.md).
-package containers
+package cgroup
 
 import (
 	"cmp"
