@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/plugin/answer"
 	"github.com/podgauge/podgauge/plugin/preferred"
+	"github.com/podgauge/podgauge/plugin/response"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -81,8 +81,8 @@ func (s *server) buildResponse(r *api.AllocateRequest) (*api.AllocateResponse, [
 // responseOptions are those of a container that is given these ids of a resource. Only what
 // is shared can be shared through MPS: a device may be offered as it is beside
 // replicas of others, and then no daemon serves it.
-func (l *deviceList) responseOptions(resource string, ids []device.AdvertisedID) answer.Options {
-	var options answer.Options
+func (l *deviceList) responseOptions(resource string, ids []device.AdvertisedID) response.Options {
+	var options response.Options
 	if l.rules.ResponseOptions != nil {
 		options = l.rules.ResponseOptions(resource)
 	}
@@ -120,7 +120,7 @@ func (e *endpoint) snapshot() callSnapshot {
 
 // resolveDevices finds the devices behind a container's ids, and says of each id that
 // cannot be given why.
-func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []answer.GrantedDevice, errs []requestError) {
+func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []response.GrantedDevice, errs []requestError) {
 	if len(ids) == 0 {
 		return nil, []requestError{{RejectNoIDs, "a container asks for no device"}}
 	}
@@ -134,7 +134,7 @@ func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []answe
 		case sameGPU && i.replica && c.rules.Policy == preferred.Distinct:
 			errs = append(errs, requestError{RejectSameGPU, fmt.Sprintf("%s is of the same GPU as %s", id, other)})
 		default:
-			devices = append(devices, answer.GrantedDevice{Device: s.Device, MIGIndex: s.MIGDeviceIndex})
+			devices = append(devices, response.GrantedDevice{Device: s.Device, MIGIndex: s.MIGDeviceIndex})
 		}
 		if i.replica {
 			replicaOf[s.GPU] = id

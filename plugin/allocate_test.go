@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
-	"github.com/podgauge/podgauge/plugin/answer"
+	"github.com/podgauge/podgauge/plugin/response"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
@@ -108,7 +108,7 @@ func TestAllocate(t *testing.T) {
 		t.Run(fmt.Sprintf("device specs %t", specs), func(t *testing.T) {
 			s := newFixture(t)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.options.Rules = constantRules(plugin.Rules{ResponseOptions: func(string) answer.Options { return answer.Options{DeviceSpecs: specs} }})
+			s.options.Rules = constantRules(plugin.Rules{ResponseOptions: func(string) response.Options { return response.Options{DeviceSpecs: specs} }})
 			s.board.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
 			s.startKubelet()
 			s.startPlugin()

@@ -10,7 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
-	"github.com/podgauge/podgauge/plugin/answer"
+	"github.com/podgauge/podgauge/plugin/response"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -25,7 +25,7 @@ func TestMPSIsForWhatIsShared(t *testing.T) {
 			shares[0].Replicas = 2
 			return shares
 		},
-		ResponseOptions: func(string) answer.Options { return answer.Options{MPSRoot: "/run/nvidia/mps"} },
+		ResponseOptions: func(string) response.Options { return response.Options{MPSRoot: "/run/nvidia/mps"} },
 	})
 	s.board.Set(statuses(2))
 	s.startKubelet()

@@ -13,8 +13,8 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/plugin"
-	"github.com/podgauge/podgauge/plugin/answer"
 	"github.com/podgauge/podgauge/plugin/preferred"
+	"github.com/podgauge/podgauge/plugin/response"
 	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -391,10 +391,10 @@ func TestAnswersFollowTheRules(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	var rulesSrc rulesSource
-	strategy := func(all ...answer.DeviceListStrategy) plugin.Rules {
-		return plugin.Rules{MIGStrategy: plugin.MIGMixed, ResponseOptions: func(string) answer.Options { return answer.Options{Strategies: all, IDStrategy: answer.Index} }}
+	strategy := func(all ...response.DeviceListStrategy) plugin.Rules {
+		return plugin.Rules{MIGStrategy: plugin.MIGMixed, ResponseOptions: func(string) response.Options { return response.Options{Strategies: all, IDStrategy: response.Index} }}
 	}
-	rulesSrc.set(strategy(answer.EnvVar))
+	rulesSrc.set(strategy(response.EnvVar))
 	s.options.Rules = rulesSrc.get
 	s.board.Set(partitioned(2, "1g.10gb", "1g.10gb"))
 	s.startKubelet()
@@ -403,7 +403,7 @@ func TestAnswersFollowTheRules(t *testing.T) {
 	if got, err := s.allocate("GPU-0"); err != nil || !slices.Equal(got, []string{"NVIDIA_VISIBLE_DEVICES=0"}) {
 		t.Errorf("%q, %v", got, err)
 	}
-	rulesSrc.set(strategy(answer.CDICRI))
+	rulesSrc.set(strategy(response.CDICRI))
 	s.poll("the answer is another", func() bool {
 		got, err := s.allocate("GPU-0")
 		return err == nil && slices.Equal(got, []string{"and what was not wanted"})

@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/plugin/answer"
 	"github.com/podgauge/podgauge/plugin/preferred"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // MIGStrategy says how GPUs that are partitioned are offered. The words are those of
@@ -57,7 +57,7 @@ type Rules struct {
 	UnusableReason func(resource string) (reason string)
 	// ResponseOptions says how the devices of a resource are passed on to the container's
 	// runtime. Nil: by the zero Options.
-	ResponseOptions func(resource string) answer.Options
+	ResponseOptions func(resource string) response.Options
 	// Policy chooses among replicas and slices. With preferred.Distinct a container
 	// that would get two replicas of one GPU is refused.
 	Policy preferred.AllocationPolicy

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/plugin/answer"
+	"github.com/podgauge/podgauge/plugin/response"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
@@ -141,7 +141,7 @@ func FuzzAllocate(f *testing.F) {
 		return device.Status{Device: device.Device{ID: id, GPU: device.GPU(id), Index: index, DeviceNodes: nodes}, Healthy: healthy}
 	}
 	good := map[string]string{"GPU-b": "GPU-b", "GPU-a::0": "GPU-a", "GPU-a::1": "GPU-a"}
-	rules := Rules{ResponseOptions: func(string) answer.Options { return answer.Options{DeviceSpecs: true} }, Sharing: func(_ string, devices []device.Device) []Sharing {
+	rules := Rules{ResponseOptions: func(string) response.Options { return response.Options{DeviceSpecs: true} }, Sharing: func(_ string, devices []device.Device) []Sharing {
 		shares := make([]Sharing, len(devices))
 		shares[slices.IndexFunc(devices, func(d device.Device) bool { return d.ID == "GPU-a" })].Replicas = 2
 		return shares

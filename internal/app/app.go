@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/cgroup"
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pods"

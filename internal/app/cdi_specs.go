@@ -17,7 +17,7 @@ import (
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
-	"github.com/podgauge/podgauge/plugin/answer"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // deviceNodesInterval is how often the driver's device nodes are looked for: a driver that
@@ -152,9 +152,9 @@ func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) erro
 	wantOptions := cdiOptions(settings)
 	o := wantOptions
 	o.Statuses, o.Log, o.Dir = s.board, s.log, s.dir
-	ids := answer.DeviceIDStrategy(settings.DeviceIDStrategy)
+	ids := response.DeviceIDStrategy(settings.DeviceIDStrategy)
 	o.DeviceName = func(d device.Device) string {
-		return ids.Name(answer.GrantedDevice{Device: d, MIGIndex: d.MIGDeviceIndex})
+		return ids.Name(response.GrantedDevice{Device: d, MIGIndex: d.MIGDeviceIndex})
 	}
 	o.HasGraphics = func(d device.Device) bool { return strings.Contains(d.Profile, "+gfx") }
 	var w *cdi.Writer

@@ -8,8 +8,8 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/cgroup"
+	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"

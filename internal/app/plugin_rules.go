@@ -7,8 +7,8 @@ import (
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/plugin"
-	"github.com/podgauge/podgauge/plugin/answer"
 	"github.com/podgauge/podgauge/plugin/preferred"
+	"github.com/podgauge/podgauge/plugin/response"
 )
 
 // pluginRules are what the settings ask of the plugin. HasSpec tells of what there is a
@@ -26,7 +26,7 @@ func pluginRules(s config.Settings, hasSpec func(class string) bool, channels []
 		Sharing: func(resource string, devices []device.Device) []plugin.Sharing {
 			return replicasOf(s.Sharing, resource, devices)
 		},
-		ResponseOptions: func(resource string) answer.Options {
+		ResponseOptions: func(resource string) response.Options {
 			o := responseOptions(s, channels)
 			o.HasCDISpec = hasSpec
 			if usesMPS(s.Sharing, resource) {
@@ -79,13 +79,13 @@ func usesMPS(s config.SharingConfig, resource string) bool {
 }
 
 // responseOptions says how devices are passed on to a container's runtime.
-func responseOptions(s config.Settings, channels []int) answer.Options {
-	o := answer.Options{
-		IDStrategy: answer.DeviceIDStrategy(s.DeviceIDStrategy), DeviceSpecs: s.PassDeviceSpecs, DevRoot: s.DevRoot,
+func responseOptions(s config.Settings, channels []int) response.Options {
+	o := response.Options{
+		IDStrategy: response.DeviceIDStrategy(s.DeviceIDStrategy), DeviceSpecs: s.PassDeviceSpecs, DevRoot: s.DevRoot,
 		AnnotationPrefix: s.CDIAnnotationPrefix, GDRCopy: s.GDRCopy, GDS: s.GDS, MOFED: s.MOFED, IMEXChannels: channels,
 	}
 	for _, strategy := range s.DeviceListStrategy {
-		o.Strategies = append(o.Strategies, answer.DeviceListStrategy(strategy))
+		o.Strategies = append(o.Strategies, response.DeviceListStrategy(strategy))
 	}
 	return o
 }

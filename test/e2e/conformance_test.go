@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/test/habits"
+	"github.com/podgauge/podgauge/test/conformance"
 
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
@@ -21,10 +21,10 @@ func TestHabits(t *testing.T) {
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})
 	startKubelet(ctx, t, n)
-	habits.Run(t, realKubelet{n})
+	conformance.Run(t, realKubelet{n})
 }
 
-// realKubelet is a habits.Kubelet.
+// realKubelet is a conformance.Kubelet.
 type realKubelet struct{ n *node.RealNode }
 
 func (k realKubelet) Dir() string { return k.n.KubeletDir() }

@@ -62,7 +62,9 @@ const (
 	kinds
 )
 
-func (k kind) String() string { return [...]string{"production", "simulator", "test helpers", "tests"}[k] }
+func (k kind) String() string {
+	return [...]string{"production", "simulator", "test helpers", "tests"}[k]
+}
 
 // file is a parsed Go file.
 type file struct {

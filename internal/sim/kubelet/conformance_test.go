@@ -10,7 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
-	"github.com/podgauge/podgauge/test/habits"
+	"github.com/podgauge/podgauge/test/conformance"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // habit and once with one kubelet for all.
 func TestHabits(t *testing.T) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
-		for _, habit := range habits.All() {
+		for _, habit := range conformance.All() {
 			t.Run(string(version)+"/"+habit.Name, func(t *testing.T) {
 				t.Parallel()
 				habit.Run(t, simulatedKubelet{start(t, kubelet.Options{Version: version})})
@@ -32,15 +32,15 @@ func TestHabitsInARow(t *testing.T) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
 			t.Parallel()
-			habits.Run(t, simulatedKubelet{start(t, kubelet.Options{Version: version})})
+			conformance.Run(t, simulatedKubelet{start(t, kubelet.Options{Version: version})})
 		})
 	}
 }
 
-// simulatedKubelet is a habits.Kubelet.
+// simulatedKubelet is a conformance.Kubelet.
 type simulatedKubelet struct{ *kubelet.Kubelet }
 
-// TakesClaims makes it a habits.ClaimSupport.
+// TakesClaims makes it a conformance.ClaimSupport.
 func (k simulatedKubelet) TakesClaims() {}
 
 func (k simulatedKubelet) RunPod(ctx context.Context, p kubelet.PodSpec) (kubelet.PodStatus, error) {

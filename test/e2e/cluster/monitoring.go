@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/podgauge/podgauge/test/e2e/built"
+	"github.com/podgauge/podgauge/test/e2e/buildcache"
 	"github.com/podgauge/podgauge/test/e2e/image"
 )
 
@@ -65,7 +65,7 @@ func (c *Cluster) applyDefinitions(ctx context.Context, file string) error {
 }
 
 // load gives the node an image of one of a program's binaries, under the name by which manifests ask for it.
-func (c *Cluster) load(ctx context.Context, p built.BuildSpec, name, as string) error {
+func (c *Cluster) load(ctx context.Context, p buildcache.BuildSpec, name, as string) error {
 	binary, err := binaryPath(p, name)
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/podgauge/podgauge/test/e2e/built"
+	"github.com/podgauge/podgauge/test/e2e/buildcache"
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
@@ -24,7 +24,7 @@ const (
 
 // The programs of the cluster, each built from its module. pin.sh writes the folders.
 var (
-	kubernetesProgram = built.BuildSpec{
+	kubernetesProgram = buildcache.BuildSpec{
 		Name: "control-plane", Version: Version, Module: "cluster/kubernetes/" + Version, Cache: Version,
 		Packages: []string{
 			"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager",
@@ -32,30 +32,30 @@ var (
 		},
 		LinkerFlags: kubelet.LinkerFlags(Version),
 	}
-	helmProgram = built.BuildSpec{
+	helmProgram = buildcache.BuildSpec{
 		Name: "helm", Version: "v4.3.1", Module: "cluster/helm/v4.3.1", Cache: "helm-v4.3.1",
 		Packages:    []string{"helm.sh/helm/v4/cmd/helm"},
 		LinkerFlags: "-s -w -X helm.sh/helm/v4/internal/version.version=v4.3.1",
 	}
-	kubeStateMetrics = built.BuildSpec{
+	kubeStateMetrics = buildcache.BuildSpec{
 		Name: "kube-state-metrics", Version: "v2.20.0", Module: "cluster/kube-state-metrics/v2.20.0", Cache: "kube-state-metrics-v2.20.0",
 		Packages:    []string{"k8s.io/kube-state-metrics/v2"},
 		LinkerFlags: "-s -w",
 	}
-	prometheusOperator = built.BuildSpec{
+	prometheusOperator = buildcache.BuildSpec{
 		Name: "prometheus-operator", Version: "v0.93.1", Module: "cluster/prometheus-operator/v0.93.1", Cache: "prometheus-operator-v0.93.1",
 		Packages:    []string{operatorModule + "/cmd/operator", operatorModule + "/cmd/prometheus-config-reloader"},
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=0.93.1",
 	}
 	// Debian's is built without the discovery of pods.
-	prometheusProgram = built.BuildSpec{
+	prometheusProgram = buildcache.BuildSpec{
 		Name: "prometheus", Version: "v3.13.1", Module: "cluster/prometheus/v0.313.1", Cache: "prometheus-v3.13.1",
 		Packages:    []string{"github.com/prometheus/prometheus/cmd/prometheus"},
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
 		Tags:        "remove_all_sd,enable_kubernetes_sd",
 	}
 	// Our own: NVIDIA's DRA driver needs a real GPU driver.
-	draDriverProgram = built.BuildSpec{
+	draDriverProgram = buildcache.BuildSpec{
 		Name: "dradriver", Version: "v0.37.2", Module: "cluster/dradriver", Cache: "dradriver-v0.37.2",
 		Packages:    []string{"."},
 		LinkerFlags: "-s -w",
@@ -63,7 +63,7 @@ var (
 )
 
 // openShiftSource is no program, and its folder no cache: the module of its API has the definitions of its kinds.
-var openShiftSource = built.BuildSpec{Name: "openshift", Module: "cluster/openshift/v0.0.0-20251015095338-264e80a2b6e7"}
+var openShiftSource = buildcache.BuildSpec{Name: "openshift", Module: "cluster/openshift/v0.0.0-20251015095338-264e80a2b6e7"}
 
 // Fetch fetches what the tests read of other modules' files, so that they need no network.
 func Fetch(ctx context.Context) error {
@@ -72,15 +72,17 @@ func Fetch(ctx context.Context) error {
 }
 
 // BasePrograms are the programs of a cluster, and those with which one talks to it.
-func BasePrograms() []built.BuildSpec { return []built.BuildSpec{kubernetesProgram, helmProgram} }
+func BasePrograms() []buildcache.BuildSpec {
+	return []buildcache.BuildSpec{kubernetesProgram, helmProgram}
+}
 
 // AllPrograms are those that the tests have run in it, too.
-func AllPrograms() []built.BuildSpec {
+func AllPrograms() []buildcache.BuildSpec {
 	return append(BasePrograms(), kubeStateMetrics, prometheusOperator, prometheusProgram, draDriverProgram)
 }
 
 // Build builds what is not built yet, and says how long each took. From nothing Base takes about ten minutes on two cores.
-func Build(ctx context.Context, programs []built.BuildSpec, out io.Writer) error {
+func Build(ctx context.Context, programs []buildcache.BuildSpec, out io.Writer) error {
 	for _, p := range programs {
 		start := time.Now()
 		dir, err := p.Build(ctx, out)
@@ -106,13 +108,13 @@ func ToolPath() (string, error) {
 }
 
 // binaryPath is the path of one of a Program's binaries.
-func binaryPath(p built.BuildSpec, name string) (string, error) {
+func binaryPath(p buildcache.BuildSpec, name string) (string, error) {
 	dir, err := p.BuiltDir()
 	return filepath.Join(dir, name), err
 }
 
 // CheckRequirements says what keeps this machine from hosting a cluster with these programs, and how to mend it.
-func CheckRequirements(programs []built.BuildSpec) error {
+func CheckRequirements(programs []buildcache.BuildSpec) error {
 	if err := node.CheckRequirements(Options()); err != nil {
 		return err
 	}

@@ -5,7 +5,7 @@ import (
 	"context"
 	"io"
 
-	"github.com/podgauge/podgauge/test/e2e/built"
+	"github.com/podgauge/podgauge/test/e2e/buildcache"
 )
 
 // Version is the one that is built.
@@ -14,7 +14,7 @@ const Version = "v2.4.2"
 const module = "github.com/containerd/containerd/v2"
 
 // containerdProgram leaves out what would take C libraries or devices to run. The shim is the runtime's: each containerd wants its own.
-var containerdProgram = built.BuildSpec{
+var containerdProgram = buildcache.BuildSpec{
 	Name: "containerd", Version: Version, Module: "containerd/" + Version, Cache: "containerd-" + Version,
 	Packages:    []string{module + "/cmd/containerd", module + "/cmd/containerd-shim-runc-v2"},
 	LinkerFlags: "-s -w -X " + module + "/version.Version=" + Version,

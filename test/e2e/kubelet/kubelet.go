@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/podgauge/podgauge/test/e2e/built"
+	"github.com/podgauge/podgauge/test/e2e/buildcache"
 )
 
 // DefaultVersion is the version that the tests use when nobody names one.
@@ -39,11 +39,11 @@ func Build(ctx context.Context, version string, log io.Writer) (path string, err
 	return filepath.Join(dir, p.Name), err
 }
 
-func kubeletProgram(version string) (built.BuildSpec, error) {
+func kubeletProgram(version string) (buildcache.BuildSpec, error) {
 	if !slices.Contains(Versions(), version) {
-		return built.BuildSpec{}, fmt.Errorf("there is no kubelet %s: there are %s", version, strings.Join(Versions(), ", "))
+		return buildcache.BuildSpec{}, fmt.Errorf("there is no kubelet %s: there are %s", version, strings.Join(Versions(), ", "))
 	}
-	return built.BuildSpec{
+	return buildcache.BuildSpec{
 		Name: "kubelet", Version: version, Module: filepath.Join("kubelet", version), Cache: version,
 		Packages: []string{"k8s.io/kubernetes/cmd/kubelet"}, LinkerFlags: LinkerFlags(version),
 	}, nil

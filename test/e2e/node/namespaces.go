@@ -32,7 +32,7 @@ func (n *RealNode) makeFolders(context.Context) error {
 // enterNamespaces opens the door: the node's namespaces, with box as their first process.
 func (n *RealNode) enterNamespaces(ctx context.Context) error {
 	testcmd := n.path("box")
-	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd, "github.com/podgauge/podgauge/test/e2e/box")
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "-o", testcmd, "github.com/podgauge/podgauge/test/e2e/testcmd")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build box: %w\n%s", err, out)

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/podgauge/podgauge/test/e2e/built"
+	"github.com/podgauge/podgauge/test/e2e/buildcache"
 	"github.com/podgauge/podgauge/test/e2e/cluster"
 	"github.com/podgauge/podgauge/test/e2e/containerd"
 	"github.com/podgauge/podgauge/test/e2e/kubelet"
@@ -62,7 +62,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 }
 
 func setup(ctx context.Context, versions []string, out io.Writer) error {
-	tools, more := node.MissingTools(), []built.BuildSpec{}
+	tools, more := node.MissingTools(), []buildcache.BuildSpec{}
 	switch {
 	case slices.Equal(versions, []string{"cluster"}):
 		more = cluster.BasePrograms()

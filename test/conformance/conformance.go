@@ -1,11 +1,11 @@
-// Package habits is a table of what a kubelet does, as a device plugin and a PodResources
+// Package conformance is a table of what a kubelet does, as a device plugin and a PodResources
 // client see it. It runs against internal/sim/kubelet and against real kubelets: a habit in which the
 // two differ is a failing test, and internal/sim/kubelet is wrong.
 //
 // Every habit is driven from outside, through the kubelet's sockets and its pods, with a small
 // device plugin of its own. A habit takes a resource and pods of its own and cleans up, so that
 // one kubelet can serve the whole table.
-package habits
+package conformance
 
 import (
 	"context"

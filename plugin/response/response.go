@@ -1,4 +1,4 @@
-// Package answer says what a container gets for the devices that the kubelet has
+// Package response says what a container gets for the devices that the kubelet has
 // given it, as NVIDIA's device plugin says it.
 //
 // It decides nothing: which devices those are, and whether they may be had, is
@@ -6,7 +6,7 @@
 // holds every answer. The answers were read from NVIDIA's k8s-device-plugin
 // v0.19.3, internal/plugin/server.go and mps.go; docs/migration.md has
 // what differs and why.
-package answer
+package response
 
 import (
 	"cmp"

@@ -1,7 +1,7 @@
-// Package built builds programs that the tests run from their Go modules, and keeps them in a cache folder.
+// Package buildcache builds programs that the tests run from their Go modules, and keeps them in a cache folder.
 //
 // Each version of a program has a folder in test/e2e with a module of its own, so that what it requires stays out of every other go.sum.
-package built
+package buildcache
 
 import (
 	"bytes"
