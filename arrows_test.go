@@ -50,6 +50,8 @@ var arrows = map[string][]string{
 	"internal/pubsub":            {},
 	"internal/retry":             {},
 	"test/churn":                 {},
+	"test/dashboards":            {"internal/sim"},
+	"test/image":                 {},
 	"test/nvml":                  {},
 	"test/nvml/build":            {"test/nvml"},
 	"test/program":               {},

@@ -1,7 +1,7 @@
 // Package dashboards makes what people look at: Grafana's dashboards, as JSON, and the recording
 // rules that keep the fleet's one quick. The files that lie beside this one are made by it, and
 // so is deploy/rules/podgauge.recording.yaml: make golden writes them anew. What is asked for in
-// them is checked against what the binary writes by test/openmetrics.
+// them is checked against what the binary writes by test/external/openmetrics.
 package dashboards
 
 import (

@@ -141,7 +141,7 @@ func TestHostileLabels(t *testing.T) {
 }
 
 // checkOpenMetrics has the same series in the other format, gauges' by name and labels:
-// test/openmetrics has Prometheus' own parser read that.
+// test/external/openmetrics has Prometheus' own parser read that.
 func (w *testApp) checkOpenMetrics(text string) {
 	w.t.Helper()
 	open := w.scrape("application/openmetrics-text;version=1.0.0")

@@ -91,7 +91,7 @@ func orZero(t *time.Time) time.Time {
 	return *t
 }
 
-// fixture is a pod that Kubernetes marshalled (test/podsfixture).
+// fixture is a pod that Kubernetes marshalled (test/external/podsfixture).
 func fixture(t testing.TB, name string) (wire []byte, same jsonPod) {
 	t.Helper()
 	wire, err := os.ReadFile(filepath.Join("testdata", name+".pb"))

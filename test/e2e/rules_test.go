@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// TestRules has real promtool, of the release that is installed here, evaluate the alerts over recorded series. test/openmetrics
+// TestRules has real promtool, of the release that is installed here, evaluate the alerts over recorded series. test/external/openmetrics
 // does so by Prometheus' engine of today.
 func TestRules(t *testing.T) {
 	for _, args := range [][]string{{"check", "rules", "podgauge.rules.yaml"}, {"test", "rules", "podgauge_test.yaml"}} {

@@ -15,7 +15,7 @@ import (
 // checkGoldens has the API server look at what the chart renders in each of its cases, and at the manifest for those without helm, as if they
 // were applied: unknown fields and wrong values are errors there.
 func checkGoldens(ctx context.Context, t *testing.T, s *clusterFixture) {
-	cases, err := filepath.Glob(repoRoot + "/test/chart/testdata/*.yaml")
+	cases, err := filepath.Glob(repoRoot + "/test/external/chart/testdata/*.yaml")
 	if err != nil || len(cases) == 0 {
 		t.Fatalf("there are no golden cases: %v", err)
 	}

@@ -81,7 +81,7 @@ func sortedLevel(level string) string {
 
 func recordingRules(t *testing.T) (all []rulefmt.Rule) {
 	t.Helper()
-	groups, errs := rulefmt.ParseFile("../../deploy/rules/podgauge.recording.yaml", false, model.UTF8Validation,
+	groups, errs := rulefmt.ParseFile("../../../deploy/rules/podgauge.recording.yaml", false, model.UTF8Validation,
 		parser.NewParser(parser.Options{}), slog.New(slog.DiscardHandler))
 	if len(errs) > 0 {
 		t.Fatal(errs)
@@ -98,7 +98,7 @@ func recordingRules(t *testing.T) (all []rulefmt.Rule) {
 // TestDashboards: each query of each dashboard, with its variables filled in, is PromQL over
 // families and labels that there are, and legends and columns name labels that come of it.
 func TestDashboards(t *testing.T) {
-	files, err := filepath.Glob("../../dashboards/*.json")
+	files, err := filepath.Glob("../../../dashboards/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no dashboards: %v", err)
 	}

@@ -29,7 +29,7 @@ var allMetricFlags = []string{"--metrics.dcgm", "--metrics.nvlink-links", "--met
 func TestOpenMetrics(t *testing.T) {
 	binary := os.Getenv("PODGAUGE_BIN")
 	if binary == "" {
-		binary = "../../bin/podgauge-sim"
+		binary = "../../../bin/podgauge-sim"
 	}
 	if _, err := os.Stat(binary); err != nil {
 		t.Fatalf("no binary: run make build (%v)", err)

@@ -16,7 +16,7 @@ import (
 func ownedFamilies(t *testing.T) map[string]bool {
 	t.Helper()
 	all := map[string]bool{"nvidia_gpu_healthy": true, "nvidia_gpu_allocated": true, "nvidia_gpu_unhealthy_info": true}
-	rows, _, _ := strings.Cut(readFile(t, "../../docs/metrics.md"), "\n## Of devices, holders and the node\n")
+	rows, _, _ := strings.Cut(readFile(t, "../../../docs/metrics.md"), "\n## Of devices, holders and the node\n")
 	for line := range strings.Lines(rows) {
 		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "`<br>")
 		if !ok {
@@ -81,7 +81,7 @@ func TestOwnersAreAggregatedFirst(t *testing.T) {
 	for _, r := range recordingRules(t) {
 		check(r.Record, r.Expr)
 	}
-	files, err := filepath.Glob("../../dashboards/*.json")
+	files, err := filepath.Glob("../../../dashboards/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no dashboards: %v", err)
 	}

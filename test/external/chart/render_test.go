@@ -25,7 +25,7 @@ import (
 var update = flag.Bool("update", false, "write the golden files, deploy/podgauge.yaml and what the chart has copies of")
 
 const (
-	root     = "../.."
+	root     = "../../.."
 	chartDir = root + "/deploy/helm/podgauge"
 )
 

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	runbooks   = "../../docs/runbooks"
+	runbooks   = "../../../docs/runbooks"
 	runbookURL = "https://github.com/podgauge/podgauge/blob/main/docs/runbooks/"
 )
 
@@ -47,7 +47,7 @@ func missingFrom(wanted, had []string) []string {
 func listedLabelValues(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	for line := range strings.Lines(readFile(t, "../../docs/metrics.md")) {
+	for line := range strings.Lines(readFile(t, "../../../docs/metrics.md")) {
 		name, _, ok := strings.Cut(strings.TrimPrefix(line, "| `"), "`<br>")
 		if !ok {
 			continue
@@ -198,7 +198,7 @@ func checkFamiliesExist(t *testing.T, all familyCatalogue, name, text string) {
 // TestXids: the alerts on Xids take those that docs/xids.md has as their classes say.
 func TestXids(t *testing.T) {
 	classes := map[string]string{} // by Xid
-	for _, x := range regexp.MustCompile("(?m)^\\| (\\d+) \\|[^|]*\\|[^|]*\\| `(\\w+)` \\|").FindAllStringSubmatch(readFile(t, "../../docs/xids.md"), -1) {
+	for _, x := range regexp.MustCompile("(?m)^\\| (\\d+) \\|[^|]*\\|[^|]*\\| `(\\w+)` \\|").FindAllStringSubmatch(readFile(t, "../../../docs/xids.md"), -1) {
 		classes[x[1]] = x[2]
 	}
 	if len(classes) < 80 {

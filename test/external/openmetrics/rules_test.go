@@ -23,7 +23,7 @@ import (
 
 // rulesFile has the alerts, and the files beside it that end in _test.yaml what `promtool test
 // rules` reads.
-const rulesFile = "../../deploy/rules/podgauge.rules.yaml"
+const rulesFile = "../../../deploy/rules/podgauge.rules.yaml"
 
 // ruleTestFile are what such a file has, as far as ours goes.
 type ruleTestFile struct {

@@ -2,7 +2,7 @@
 // tests of the package pods: each as name.pb, and as name.json, which Kubernetes
 // made of the same object and against which the decoded pod is held.
 //
-//	cd test/podsfixture && go run . ../../pods/testdata
+//	cd test/external/podsfixture && go run . ../../../internal/pods/testdata
 //
 // It is a module of its own, so that the daemon's does not know k8s.io/api.
 package main

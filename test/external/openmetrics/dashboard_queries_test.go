@@ -45,7 +45,7 @@ func TestDashboardsAnswer(t *testing.T) {
 			}
 		}
 	}
-	files, err := filepath.Glob("../../dashboards/*.json")
+	files, err := filepath.Glob("../../../dashboards/*.json")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no dashboards: %v", err)
 	}
@@ -126,7 +126,7 @@ var excludedFamilies = []string{"podgauge_build_info", "podgauge_events_up", "po
 // loadFleet has each golden file as a node, and some of what others write of it.
 func loadFleet(t *testing.T) recordedSeries {
 	t.Helper()
-	files, err := filepath.Glob("../../internal/app/testdata/*.prom")
+	files, err := filepath.Glob("../../../internal/app/testdata/*.prom")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no golden files: %v", err)
 	}

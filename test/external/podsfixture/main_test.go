@@ -8,7 +8,7 @@ import (
 )
 
 func TestFixturesAreThoseOfThisModule(t *testing.T) {
-	const dir = "../../internal/pods/testdata"
+	const dir = "../../../internal/pods/testdata"
 	all, err := fixtureFiles()
 	if err != nil {
 		t.Fatal(err)

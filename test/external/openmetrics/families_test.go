@@ -37,7 +37,7 @@ var externalFamilies = map[string][]string{
 // golden files have, all labels and values that are written there by the binary.
 func readCatalogue(t *testing.T) familyCatalogue {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/metrics.md")
+	page, err := os.ReadFile("../../../docs/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,7 +72,7 @@ func (c familyCatalogue) add(name string, of ...string) {
 // addFromGoldens adds labels and their values from the golden files.
 func (c familyCatalogue) addFromGoldens(t *testing.T) {
 	t.Helper()
-	files, err := filepath.Glob("../../internal/app/testdata/*.prom")
+	files, err := filepath.Glob("../../../internal/app/testdata/*.prom")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no golden files: %v", err)
 	}

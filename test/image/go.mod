@@ -1,3 +1,0 @@
-module github.com/podgauge/podgauge/test/image
-
-go 1.26.0
