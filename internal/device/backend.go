@@ -54,15 +54,13 @@ type ProcessUsageReader interface {
 	ReadProcessUsage(gpu GPU, buf []ProcessUsage) (uses []ProcessUsage, known bool)
 }
 
-// Closer is a Backend that can let go of its driver. No call may be under way, and
-// until the next Devices, which starts the driver's library anew, none reaches it.
-type Closer interface{ Close() }
-
-// BackgroundCaller is a Backend that may leave a call behind: what Devices or Links began about a
-// GPU that hangs goes on when they have returned without it.
-type BackgroundCaller interface {
-	// UnmatchedPatterns tells whether none of these is under way. It must be quick.
-	UnmatchedPatterns() bool
+// Closer is implemented by a Backend that can release its driver.
+type Closer interface {
+	// Idle reports whether no call to the driver runs in the background. Devices and Links may return before
+	// their calls about a hanging GPU do. Idle must be quick.
+	Idle() bool
+	// Close unloads the driver's library; the next Devices loads it again. No call may run, Idle must be true.
+	Close()
 }
 
 // ResetEvidence are what tells whether a GPU has been reset since something happened to it.

@@ -202,8 +202,8 @@ func (r *Readers) setPaused(paused bool) {
 	r.paused = paused
 }
 
-// UnmatchedPatterns tells whether no call is under way, nor waits for its slot.
-func (r *Readers) UnmatchedPatterns() bool {
+// Idle reports whether no call runs or waits for its lock.
+func (r *Readers) Idle() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.callsInFlight == 0

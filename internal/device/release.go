@@ -96,8 +96,8 @@ func (m *Monitor) stopCalls(reason string, now time.Time) {
 
 // isDrained tells whether no call to the driver is under way.
 func (m *Monitor) isDrained() bool {
-	idler, hasBackgroundCalls := m.backend.(BackgroundCaller)
-	return m.listStartedAt.IsZero() && m.topology.readStartedAt.IsZero() && !m.waitRunning && m.readers.UnmatchedPatterns() && (!hasBackgroundCalls || idler.UnmatchedPatterns())
+	c, closable := m.backend.(Closer)
+	return m.listStartedAt.IsZero() && m.topology.readStartedAt.IsZero() && !m.waitRunning && m.readers.Idle() && (!closable || c.Idle())
 }
 
 // advanceRelease takes a release further. It returns an error when Run has to end.

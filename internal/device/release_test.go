@@ -226,7 +226,7 @@ type backgroundCalls struct {
 	running atomic.Bool
 }
 
-func (l *backgroundCalls) UnmatchedPatterns() bool { return !l.running.Load() }
+func (l *backgroundCalls) Idle() bool { return !l.running.Load() }
 
 // TestMonitorDoesNotEndBeneathACallLeftBehind has the driver be replaced while a call
 // is under way that its Backend no longer waits for.
@@ -278,7 +278,7 @@ func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {
 			t.Errorf("a release says %v", err)
 		}
 		m.ReleaseHangs()
-		if err := <-ended; !errors.Is(err, device.ErrDriverReplaced) || !readers.UnmatchedPatterns() {
+		if err := <-ended; !errors.Is(err, device.ErrDriverReplaced) || !readers.Idle() {
 			t.Errorf("it ends with %v", err)
 		}
 		if !monitor.Drain(t.Context()) {

@@ -41,7 +41,6 @@ type Options struct {
 var (
 	_ device.Backend            = (*Backend)(nil)
 	_ device.Closer             = (*Backend)(nil)
-	_ device.BackgroundCaller   = (*Backend)(nil)
 	_ device.LinkReader         = (*Backend)(nil)
 	_ device.ProcessUsageReader = (*Backend)(nil)
 )
@@ -179,8 +178,8 @@ func (b *Backend) Close() {
 	_ = b.lib.Shutdown() // what it answers changes nothing for us
 }
 
-// UnmatchedPatterns tells whether no question was left behind that still waits for its answer.
-func (b *Backend) UnmatchedPatterns() bool { return b.pendingCalls.count.Load() == 0 }
+// Idle reports whether no call to the driver runs in the background.
+func (b *Backend) Idle() bool { return b.pendingCalls.count.Load() == 0 }
 
 // findGPU finds a GPU in the newest listing.
 func (b *Backend) findGPU(id device.GPU) (*inventory, *gpu, error) {

@@ -97,12 +97,12 @@ func TestListingMeetsAHangOfWhatIsRead(t *testing.T) {
 			id := s.id(1)
 			go func() { _, err := s.Check(id); checked <- err }() // ends with the hang; received below
 			s.timedList(3, "")
-			if n := s.calls().InFlight(1); n != 1 || s.UnmatchedPatterns() {
-				t.Errorf("%s: %d calls are under way, idle %v", function, n, s.UnmatchedPatterns())
+			if n := s.calls().InFlight(1); n != 1 || s.Idle() {
+				t.Errorf("%s: %d calls are under way, idle %v", function, n, s.Idle())
 			}
 			s.clear("hang")
 			s.must(<-checked)
-			s.eventually("it has answered", s.UnmatchedPatterns)
+			s.eventually("it has answered", s.Idle)
 			s.timedList(3, "")
 			got := s.values(1)
 			for _, name := range []string{"nvidia_gpu_persistence_mode_enabled", "nvidia_gpu_pcie_link_width_max", "nvidia_gpu_nvlink_links_up", `nvidia_gpu_feature_supported{feature="gpm"}`} {

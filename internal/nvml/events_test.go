@@ -407,11 +407,11 @@ func TestEventsPastAGPUThatHangs(t *testing.T) {
 		if got := s.nextEvent(); got.GPU != s.id(2) {
 			t.Errorf("%s: got %+v", function, got)
 		}
-		if n := s.calls().InFlight(1); n != 1 || s.UnmatchedPatterns() {
-			t.Errorf("%s: %d calls are under way, idle %v", function, n, s.UnmatchedPatterns())
+		if n := s.calls().InFlight(1); n != 1 || s.Idle() {
+			t.Errorf("%s: %d calls are under way, idle %v", function, n, s.Idle())
 		}
 		s.clear("hang")
-		s.eventually("it has answered", s.UnmatchedPatterns)
+		s.eventually("it has answered", s.Idle)
 		if _, err := s.Check(stuck); err != nil {
 			t.Error(err)
 		}

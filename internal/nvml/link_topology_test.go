@@ -176,11 +176,11 @@ func TestLinksMeetAHang(t *testing.T) {
 		t.Errorf("got %q, %v\nwant %q", got.rows, got.err, want)
 	}
 	s.list(3)
-	if n := s.calls().InFlight(1); n != 1 || s.UnmatchedPatterns() {
-		t.Errorf("%d calls are under way, idle %v", n, s.UnmatchedPatterns())
+	if n := s.calls().InFlight(1); n != 1 || s.Idle() {
+		t.Errorf("%d calls are under way, idle %v", n, s.Idle())
 	}
 	s.clear("hang")
-	s.eventually("it has answered", s.UnmatchedPatterns)
+	s.eventually("it has answered", s.Idle)
 	if got, err := s.linkMatrix(); err != nil || len(got) != 3 {
 		t.Errorf("after the hang: %q, %v", got, err)
 	}

@@ -174,7 +174,7 @@ func TestMonitorDoesNotReleaseBeneathAQuestion(t *testing.T) {
 		t.Error("the library was shut down")
 	}
 	s.clear("hang")
-	s.eventually("it has answered", s.UnmatchedPatterns)
+	s.eventually("it has answered", s.Idle)
 	order, stop = context.WithTimeout(ctx, testTimeout)
 	defer stop()
 	s.must(monitor.Release(order))

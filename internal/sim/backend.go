@@ -31,7 +31,10 @@ func (m *Machine) endCall() {
 
 func neverHung() bool { return false }
 
-// Close lets go of the driver, as device.Closer says.
+// Idle reports whether no call runs in the background; a Machine has none.
+func (m *Machine) Idle() bool { return true }
+
+// Close releases the driver, see device.Closer.
 func (m *Machine) Close() {
 	m.update(func() {
 		m.closedDuringCall = m.closedDuringCall || m.activeCalls > 0
