@@ -17,10 +17,9 @@ import (
 // All that a node has, whoever's plugin and driver it is of, as a kubelet says it.
 func TestAllThatANodeGivesAway(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{
-		ExclusiveCPUs:     []int64{2, 3, 4, 5},
-		Memory:            []kubelet.MemoryBlock{{Type: "memory", Bytes: 8 << 30, NUMANode: 0}, {Type: "memory", Bytes: 8 << 30, NUMANode: 1}},
-		PodLevelResources: true,
-		EmptyListFor:      -1, APIPodsDelay: -1,
+		ExclusiveCPUs: []int64{2, 3, 4, 5},
+		Memory:        []kubelet.MemoryBlock{{Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{0}}, {Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{1}}},
+		EmptyListFor:  -1, APIPodsDelay: -1,
 	})
 	devices := healthyDevices("nic-0", "nic-1", "nic-2")
 	devices[0].Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}, {ID: 0}}}
@@ -32,9 +31,12 @@ func TestAllThatANodeGivesAway(t *testing.T) {
 	c.ResolveClaim = func(claim device.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" }
 	claim := kubelet.ClaimSpec{Name: "ours", Devices: []kubelet.ClaimedDevice{{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"x/y=gpu-1"}}}}
 	runPod(t, k, kubelet.PodSpec{
-		Namespace: "team", Name: "one", CPUs: 1, Memory: map[string]uint64{"memory": 2 << 30},
+		Namespace: "team", Name: "one", ExclusiveCPUs: []int64{2}, Memory: []kubelet.MemoryBlock{{Type: "memory", Bytes: 2 << 30, NUMANodes: []int64{0}}},
 		Containers: []kubelet.ContainerSpec{
-			{Name: "main", Limits: map[string]int{"example.com/nic": 2, gpu: 1}, ExclusiveCPUs: 2, Memory: map[string]uint64{"memory": 12 << 30}, Claims: []kubelet.ClaimSpec{claim}},
+			{
+				Name: "main", Limits: map[string]int{"example.com/nic": 2, gpu: 1}, Claims: []kubelet.ClaimSpec{claim},
+				ExclusiveCPUs: []int64{3, 4}, Memory: []kubelet.MemoryBlock{{Type: "memory", Bytes: 12 << 30, NUMANodes: []int64{0, 1}}},
+			},
 			{Name: "plain"},
 		},
 	})

@@ -185,15 +185,17 @@ func TestGoldenOtherVendor(t *testing.T) {
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4), kubelet: kubelet.Options{
 		ExclusiveCPUs: []int64{2, 3, 4, 5, 6, 7},
 		Memory: []kubelet.MemoryBlock{
-			{Type: "memory", Bytes: 64 << 30, NUMANode: 0}, {Type: "memory", Bytes: 64 << 30, NUMANode: 1}, {Type: "hugepages-1Gi", Bytes: 8 << 30, NUMANode: 1},
+			{Type: "memory", Bytes: 64 << 30, NUMANodes: []int64{0}}, {Type: "memory", Bytes: 64 << 30, NUMANodes: []int64{1}}, {Type: "hugepages-1Gi", Bytes: 8 << 30, NUMANodes: []int64{1}},
 		},
 	}}, "--metrics.include=nvidia_gpu_alloc*,podgauge_*")
 	w.waitAllocatable(gpuResource, 1)
 	w.registerOtherVendorPlugin(nics, map[string]int64{"vf-0": 0, "vf-1": 0, "vf-2": 1})
 	w.waitAllocatable(nics, 3)
 	w.runPod(kubelet.PodSpec{Namespace: "net", Name: "router", Containers: []kubelet.ContainerSpec{
-		{Name: "data", Limits: map[string]int{nics: 3}, ExclusiveCPUs: 3, Memory: map[string]uint64{"memory": 96 << 30, "hugepages-1Gi": 2 << 30}},
-		{Name: "control", ExclusiveCPUs: 1, Memory: map[string]uint64{"memory": 1 << 30}},
+		{Name: "data", Limits: map[string]int{nics: 3}, ExclusiveCPUs: []int64{2, 3, 4}, Memory: []kubelet.MemoryBlock{
+			{Type: "memory", Bytes: 96 << 30, NUMANodes: []int64{0, 1}}, {Type: "hugepages-1Gi", Bytes: 2 << 30, NUMANodes: []int64{1}},
+		}},
+		{Name: "control", ExclusiveCPUs: []int64{5}, Memory: []kubelet.MemoryBlock{{Type: "memory", Bytes: 1 << 30, NUMANodes: []int64{1}}}},
 		{Name: "log"},
 	}})
 	w.runPod(gpuPod("research", "train", 1))

@@ -14,20 +14,11 @@ import (
 // (manager.go:392).
 func (kp *kubeletProcess) allocatePod(ctx context.Context, p *pod) error {
 	reusable := map[string]idSet{}
-	if err := kp.reservePod(p); err != nil {
-		return err
-	}
 	for _, c := range p.orderedContainers() {
 		if err := kp.allocateContainer(ctx, p, c, reusable); err != nil {
 			return err
 		}
 		kp.k.mu.Lock()
-		if !c.init || c.Sidecar {
-			if err := kp.k.reserve(p, c.Name, c.ExclusiveCPUs, c.Memory); err != nil {
-				kp.k.mu.Unlock()
-				return err
-			}
-		}
 		for resource, h := range kp.allocations[p.uid][c.Name] {
 			if reusable[resource] == nil {
 				reusable[resource] = idSet{}
@@ -41,16 +32,6 @@ func (kp *kubeletProcess) allocatePod(ctx context.Context, p *pod) error {
 		kp.k.mu.Unlock()
 	}
 	return nil
-}
-
-// reservePod gives a pod what it asks for as a whole.
-func (kp *kubeletProcess) reservePod(p *pod) error {
-	if !kp.k.options.PodLevelResources || kp.k.options.Version == V136 {
-		return nil
-	}
-	kp.k.mu.Lock()
-	defer kp.k.mu.Unlock()
-	return kp.k.reserve(p, "", p.CPUs, p.Memory)
 }
 
 func newIDSet(list []string) idSet {
@@ -102,7 +83,6 @@ func (kp *kubeletProcess) releaseEnded() {
 	for _, p := range kp.k.pods {
 		listed[p.uid] = kp.isListed(p)
 	}
-	maps.DeleteFunc(kp.k.reservations, func(uid string, _ map[string]reservation) bool { return !listed[uid] })
 	before := len(kp.allocations)
 	maps.DeleteFunc(kp.allocations, func(uid string, _ map[string]map[string]containerAllocation) bool { return !listed[uid] })
 	if len(kp.allocations) < before {

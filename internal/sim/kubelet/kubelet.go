@@ -63,15 +63,10 @@ type Options struct {
 	// EmptyListFor is how long List is empty after a start on a node that has pods: 60 to 120 ms
 	// when zero, as measured; not at all when negative.
 	EmptyListFor time.Duration
-	// ExclusiveCPUs are those that containers may have for themselves, held ones included: the CPU
-	// manager's policy is static where there are any, and none where not.
+	// ExclusiveCPUs and Memory are the allocatable ones of GetAllocatableResources. The containers'
+	// own are in their specs: no CPU or memory manager is simulated.
 	ExclusiveCPUs []int64
-	// Memory is what containers may have reserved, held included: the memory manager's policy
-	// is Static where there is any, and None where not.
-	Memory []MemoryBlock
-	// PodLevelResources turns the gate PodLevelResourceManagers on, which is off by default: pods may
-	// have CPUs and memory as a whole. It is for V137.
-	PodLevelResources bool
+	Memory        []MemoryBlock
 	// APIPodsDelay is how much later than the static pods the API server's pods come: 20 ms when
 	// zero, at once when negative.
 	APIPodsDelay time.Duration
@@ -107,7 +102,6 @@ type Kubelet struct {
 	process       *kubeletProcess         // the kubelet's process; nil while there is none
 	starts        int                     // how many there have been
 	pods          []*pod                  // the node's, in the order of their arrival
-	reservations  reservations            // of CPUs and memory
 	faults        Faults                  //
 	registrations []Registration          // the latest, over all lives
 	registering   int                     // how many are being answered
@@ -119,12 +113,11 @@ type Kubelet struct {
 // New returns a Kubelet that does nothing until Run.
 func New(o Options) *Kubelet {
 	return &Kubelet{
-		options:      o.withDefaults(),
-		restarts:     make(chan *restart),
-		changed:      make(chan struct{}),
-		reservations: reservations{},
-		lists:        map[string]*listCounter{},
-		calls:        map[string]int{},
+		options:  o.withDefaults(),
+		restarts: make(chan *restart),
+		changed:  make(chan struct{}),
+		lists:    map[string]*listCounter{},
+		calls:    map[string]int{},
 	}
 }
 

@@ -38,14 +38,13 @@ func (s *lister) List(ctx context.Context, _ *podresources.ListPodResourcesReque
 	return &podresources.ListPodResourcesResponse{PodResources: append(pods, paddingPods(trouble.ListBytes)...)}, nil
 }
 
-// GetAllocatableResources names the healthy devices, held or not, and what the static policies
-// may give away. A device with a Topology that
-// has no nodes is lost on the way (pkg/kubelet/cm/container_manager.go:304).
+// GetAllocatableResources names the healthy devices, held or not, and the configured CPUs and
+// memory. A device with a Topology that has no nodes is lost on the way (pkg/kubelet/cm/container_manager.go:304).
 func (s *lister) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
 	s.process.k.mu.Lock()
 	defer s.process.k.mu.Unlock()
 	o := s.process.k.options
-	answer := &podresources.AllocatableResourcesResponse{CpuIds: shuffledCopy(o.ExclusiveCPUs), Memory: o.allocatableMemory()}
+	answer := &podresources.AllocatableResourcesResponse{CpuIds: shuffledCopy(o.ExclusiveCPUs), Memory: marshalMemory(o.Memory)}
 	for resource, healthy := range s.process.healthy {
 		for id := range healthy {
 			if device := s.process.devices[resource][id]; device.GetTopology() == nil {
@@ -76,13 +75,12 @@ func (s *lister) Get(_ context.Context, r *podresources.GetPodResourcesRequest) 
 // podResourcesOf names a pod's sidecars and then its containers. Its other init containers are left
 // out, whatever they hold. mu is held.
 func (kp *kubeletProcess) podResourcesOf(p *pod) *podresources.PodResources {
-	had := kp.k.reservations[p.uid]
-	d := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: had[""].cpuIDs(), Memory: had[""].containerMemory()}
+	d := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: shuffledCopy(p.ExclusiveCPUs), Memory: marshalMemory(p.Memory)}
 	for _, c := range p.orderedContainers() {
 		if c.init && !c.Sidecar {
 			continue
 		}
-		described := &podresources.ContainerResources{Name: c.Name, CpuIds: had[c.Name].cpuIDs(), Memory: had[c.Name].containerMemory()}
+		described := &podresources.ContainerResources{Name: c.Name, CpuIds: shuffledCopy(c.ExclusiveCPUs), Memory: marshalMemory(c.Memory)}
 		if p.claimsPrepared {
 			described.DynamicResources = p.claimResources(c.ContainerSpec)
 		}

@@ -24,10 +24,9 @@ type PodSpec struct {
 	// Containers.
 	InitContainers []ContainerSpec
 	Containers     []ContainerSpec
-	// CPUs and Memory, in bytes by type, are what it asks for as a whole, where
-	// Options.PodLevelResources lets it.
-	CPUs   int
-	Memory map[string]uint64
+	// ExclusiveCPUs and Memory are the pod's own, as the gate PodLevelResourceManagers of 1.37 has them.
+	ExclusiveCPUs []int64
+	Memory        []MemoryBlock
 	// RunOnce is restartPolicy Never: the pod has ended when its containers have. It is for real
 	// kubelets: here EndPod ends any pod.
 	RunOnce bool
@@ -40,10 +39,10 @@ type ContainerSpec struct {
 	Name string
 	// Limits are the resources that it asks for: {"nvidia.com/gpu": 1}.
 	Limits map[string]int
-	// ExclusiveCPUs are how many it asks for as its own, and Memory what it asks to be reserved, in
-	// bytes by type. A real kubelet gives them to the containers of Guaranteed pods.
-	ExclusiveCPUs int
-	Memory        map[string]uint64
+	// ExclusiveCPUs and Memory are listed as this container's. A real kubelet gives them to the
+	// containers of Guaranteed pods.
+	ExclusiveCPUs []int64
+	Memory        []MemoryBlock
 	// Claims are those that it uses.
 	Claims []ClaimSpec
 	// Sidecar is an init container with restartPolicy Always.

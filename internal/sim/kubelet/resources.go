@@ -1,20 +1,17 @@
 package kubelet
 
 import (
-	"errors"
-	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// MemoryBlock is memory of one NUMA node that containers may have reserved.
+// MemoryBlock is memory that a container has reserved, or that containers may reserve.
 type MemoryBlock struct {
-	Type     string // "memory", "hugepages-2Mi"
-	Bytes    uint64
-	NUMANode int64
+	Type      string // "memory", "hugepages-2Mi"
+	Bytes     uint64
+	NUMANodes []int64
 }
 
 // ClaimSpec is a resource claim that the API server's side of Dynamic Resource Allocation has
@@ -37,138 +34,17 @@ type ClaimedDevice struct {
 	CDI                  []string
 }
 
-// reservation is what a container, or a pod as a whole, has of CPUs and memory.
-type reservation struct {
-	cpus   []int64
-	memory []reservedMemory
-}
-
-// reservedMemory is memory of one or more NUMA nodes.
-type reservedMemory struct {
-	memoryType string
-	bytes      uint64
-	blocks     []MemoryBlock // by node
-}
-
-// reservations are by pod uid and container; "" is the pod. They are the state files of the CPU
-// and the memory manager, and so outlive the kubelet's process.
-type reservations map[string]map[string]reservation
-
-// reserve gives a container what it asks for, unless it has it, after its devices
-// (pkg/kubelet/cm/container_manager_linux.go: the order of the hint providers). Regular init
-// containers get nothing: in a real kubelet they use what the others will have. With the
-// policies none nobody gets anything, and everybody runs. mu is held.
-func (k *Kubelet) reserve(p *pod, container string, cpus int, memory map[string]uint64) error {
-	if _, has := k.reservations[p.uid][container]; has {
-		return nil
-	}
-	var got reservation
-	if len(k.options.ExclusiveCPUs) > 0 && cpus > 0 {
-		free := k.freeCPUs()
-		if len(free) < cpus { // pkg/kubelet/cm/cpumanager/policy_static.go
-			return fmt.Errorf("not enough cpus available to satisfy request: requested=%d, available=%d", cpus, len(free))
+// marshalMemory returns the rows of PodResources, in no order.
+func marshalMemory(blocks []MemoryBlock) []*podresources.ContainerMemory {
+	var list []*podresources.ContainerMemory
+	for _, b := range blocks {
+		m := &podresources.ContainerMemory{MemoryType: b.Type, Size: b.Bytes, Topology: &podresources.TopologyInfo{}}
+		for _, node := range b.NUMANodes {
+			m.Topology.Nodes = append(m.Topology.Nodes, &podresources.NUMANode{ID: node})
 		}
-		got.cpus = free[:cpus]
+		list = append(list, m)
 	}
-	for _, kind := range slices.Sorted(maps.Keys(memory)) {
-		if len(k.options.Memory) == 0 {
-			break
-		}
-		r, ok := k.reserveMemory(kind, memory[kind])
-		if !ok { // pkg/kubelet/cm/memorymanager/policy_static.go
-			return errors.New("[memorymanager] failed to get the default NUMA affinity, no NUMA nodes with enough memory is available")
-		}
-		got.memory = append(got.memory, r)
-	}
-	if got.cpus == nil && got.memory == nil {
-		return nil
-	}
-	if k.reservations[p.uid] == nil {
-		k.reservations[p.uid] = map[string]reservation{}
-	}
-	k.reservations[p.uid][container] = got
-	return nil
-}
-
-// freeCPUs are those that nobody has for himself, the lowest first. mu is held.
-func (k *Kubelet) freeCPUs() []int64 {
-	taken := map[int64]bool{}
-	for _, containers := range k.reservations {
-		for _, had := range containers {
-			for _, cpu := range had.cpus {
-				taken[cpu] = true
-			}
-		}
-	}
-	free := slices.DeleteFunc(slices.Clone(k.options.ExclusiveCPUs), func(cpu int64) bool { return taken[cpu] })
-	slices.Sort(free)
-	return free
-}
-
-// reserveMemory takes memory of the first NUMA node that has enough, or else of as many as it
-// takes, together. mu is held.
-func (k *Kubelet) reserveMemory(kind string, bytes uint64) (reservedMemory, bool) {
-	free := k.freeMemory(kind)
-	for _, block := range free {
-		if block.Bytes >= bytes {
-			block.Bytes = bytes
-			return reservedMemory{kind, bytes, []MemoryBlock{block}}, true
-		}
-	}
-	r := reservedMemory{memoryType: kind, bytes: bytes}
-	for _, block := range free {
-		if block.Bytes = min(block.Bytes, bytes); block.Bytes > 0 {
-			r.blocks = append(r.blocks, block)
-		}
-		if bytes -= block.Bytes; bytes == 0 {
-			return r, true
-		}
-	}
-	return reservedMemory{}, false
-}
-
-// freeMemory is by node, in the options' order. mu is held.
-func (k *Kubelet) freeMemory(kind string) (free []MemoryBlock) {
-	for _, block := range k.options.Memory {
-		if block.Type != kind {
-			continue
-		}
-		for _, containers := range k.reservations {
-			for _, had := range containers {
-				for _, r := range had.memory {
-					for _, part := range r.blocks {
-						if part.Type == kind && part.NUMANode == block.NUMANode {
-							block.Bytes -= part.Bytes
-						}
-					}
-				}
-			}
-		}
-		free = append(free, block)
-	}
-	return free
-}
-
-// cpuIDs are in no order (pkg/kubelet/cm/container_manager.go: UnsortedList).
-func (res reservation) cpuIDs() []int64 { return shuffledCopy(res.cpus) }
-
-func (res reservation) containerMemory() (blocks []*podresources.ContainerMemory) {
-	for _, r := range res.memory {
-		m := &podresources.ContainerMemory{MemoryType: r.memoryType, Size: r.bytes, Topology: &podresources.TopologyInfo{}}
-		for _, part := range r.blocks {
-			m.Topology.Nodes = append(m.Topology.Nodes, &podresources.NUMANode{ID: part.NUMANode})
-		}
-		blocks = append(blocks, m)
-	}
-	return shuffledCopy(blocks)
-}
-
-// allocatableMemory has an entry for each type and node.
-func (o Options) allocatableMemory() (blocks []*podresources.ContainerMemory) {
-	for _, b := range o.Memory {
-		blocks = append(blocks, reservation{memory: []reservedMemory{{b.Type, b.Bytes, []MemoryBlock{b}}}}.containerMemory()...)
-	}
-	return shuffledCopy(blocks)
+	return shuffledCopy(list)
 }
 
 // claimResources are a container's claims, once the drivers have prepared them: before its

@@ -1,7 +1,6 @@
 package kubelet_test
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -15,12 +14,6 @@ import (
 )
 
 const gib = 1 << 30
-
-// staticOptions has both static policies: six CPUs, and memory on two nodes.
-var staticOptions = kubelet.Options{
-	ExclusiveCPUs: []int64{7, 2, 3, 4, 5, 6},
-	Memory:        []kubelet.MemoryBlock{{Type: "memory", Bytes: 4 * gib, NUMANode: 0}, {Type: "memory", Bytes: 4 * gib, NUMANode: 1}, {Type: "hugepages-2Mi", Bytes: gib, NUMANode: 1}},
-}
 
 // reservations is what containers have of CPUs, memory and claims, a line each, sorted.
 func reservations(t testing.TB, k *kubelet.Kubelet) (lines []string) {
@@ -70,95 +63,42 @@ func wantReservations(t *testing.T, k *kubelet.Kubelet, want ...string) {
 	}
 }
 
-// guaranteedPod is a pod of one container that has something for itself.
-func guaranteedPod(name string, cpus int, memory map[string]uint64) kubelet.PodSpec {
-	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", ExclusiveCPUs: cpus, Memory: memory}}}
-}
-
-func TestStaticPolicies(t *testing.T) {
+func TestCPUsAndMemoryAsConfigured(t *testing.T) {
 	t.Parallel()
-	k := start(t, staticOptions)
-	runPod(t, k, guaranteedPod("one", 2, map[string]uint64{"memory": 3 * gib, "hugepages-2Mi": gib / 2}))
-	wantOne := []string{"one/main: 3221225472 of memory on [0]", "one/main: 536870912 of hugepages-2Mi on [1]", "one/main: CPUs [2 3]"}
-	wantReservations(t, k, wantOne...)
-	runPod(t, k, guaranteedPod("two", 3, map[string]uint64{"memory": 5 * gib})) // of both nodes
-	wantTwo := []string{"two/main: 5368709120 of memory on [0 1]", "two/main: CPUs [4 5 6]"}
-	wantReservations(t, k, append(wantOne, wantTwo...)...)
-	for want, p := range map[string]kubelet.PodSpec{
-		"not enough cpus available to satisfy request: requested=2, available=1":  guaranteedPod("cpus", 2, nil),
-		"no NUMA nodes with enough memory is available":                           guaranteedPod("memory", 0, map[string]uint64{"memory": gib}),
-		"no NUMA nodes with enough memory is available, which is unexpected":      guaranteedPod("huge", 0, map[string]uint64{"hugepages-2Mi": gib}),
-		"failed to get the default NUMA affinity, no NUMA nodes with enough memo": guaranteedPod("unheard of", 0, map[string]uint64{"hugepages-1Gi": gib}),
-	} {
-		var rejected *kubelet.AdmissionError
-		if err := k.RunPod(t.Context(), p); !errors.As(err, &rejected) || !strings.Contains(rejected.Message, want) {
-			t.Errorf("%s: %v; want %q", p.Name, err, want)
-		}
+	memory := func(kind string, bytes uint64, nodes ...int64) kubelet.MemoryBlock {
+		return kubelet.MemoryBlock{Type: kind, Bytes: bytes, NUMANodes: nodes}
 	}
+	k := start(t, kubelet.Options{
+		ExclusiveCPUs: []int64{7, 2, 3, 4, 5, 6},
+		Memory:        []kubelet.MemoryBlock{memory("memory", 4*gib, 0), memory("memory", 4*gib, 1), memory("hugepages-2Mi", gib, 1)},
+	})
+	runPod(t, k, kubelet.PodSpec{
+		Name: "one", ExclusiveCPUs: []int64{2}, Memory: []kubelet.MemoryBlock{memory("memory", gib, 0)},
+		Containers: []kubelet.ContainerSpec{
+			{Name: "main", ExclusiveCPUs: []int64{4, 3}, Memory: []kubelet.MemoryBlock{memory("memory", 5*gib, 0, 1), memory("hugepages-2Mi", gib, 1)}},
+			{Name: "plain"},
+		},
+	})
+	want := []string{
+		"one/main: 1073741824 of hugepages-2Mi on [1]", "one/main: 5368709120 of memory on [0 1]", "one/main: CPUs [3 4]",
+		"one: 1073741824 of memory on [0]", "one: CPUs [2]",
+	}
+	wantReservations(t, k, want...)
 	restart(t, k, kubelet.RestartOptions{})
 	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
-	wantReservations(t, k, append(wantOne, wantTwo...)...)
-	if err := k.EndPod(kubelet.PodSpec{Name: "one"}); err != nil {
+	wantReservations(t, k, want...)
+	response, err := lister(t, k).GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	wantReservations(t, k, wantTwo...)
-	runPod(t, k, guaranteedPod("three", 3, map[string]uint64{"memory": 2 * gib}))
-	wantReservations(t, k, append([]string{"three/main: 2147483648 of memory on [0]", "three/main: CPUs [2 3 7]"}, wantTwo...)...)
-}
-
-func TestInitContainersHaveNothingAndSidecarsHave(t *testing.T) {
-	t.Parallel()
-	k := start(t, staticOptions)
-	p := guaranteedPod("pod", 1, nil)
-	p.InitContainers = []kubelet.ContainerSpec{{Name: "first", ExclusiveCPUs: 6}, {Name: "side", ExclusiveCPUs: 1, Sidecar: true}}
-	runPod(t, k, p)
-	wantReservations(t, k, "pod/main: CPUs [3]", "pod/side: CPUs [2]")
-}
-
-// With the policies none nobody has anything for himself, and nothing is allocatable.
-func TestPoliciesNone(t *testing.T) {
-	t.Parallel()
-	for name, o := range map[string]kubelet.Options{"none": {}, "static": staticOptions} {
-		k := start(t, o)
-		runPod(t, k, guaranteedPod("one", 2, map[string]uint64{"memory": gib}))
-		if got := len(reservations(t, k)); got != map[string]int{"none": 0, "static": 2}[name] {
-			t.Errorf("%s: containers have %d portions", name, got)
-		}
-		answer, err := lister(t, k).GetAllocatableResources(t.Context(), &podresources.AllocatableResourcesRequest{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		var memory []string
-		for _, m := range answer.Memory {
-			memory = append(memory, fmt.Sprintf("%d of %s on %v", m.Size, m.MemoryType, nodes(m.Topology)))
-		}
-		slices.Sort(answer.CpuIds)
-		slices.Sort(memory)
-		want := map[string]string{"none": "[] []", "static": "[2 3 4 5 6 7] [1073741824 of hugepages-2Mi on [1] 4294967296 of memory on [0] 4294967296 of memory on [1]]"}[name]
-		if got := fmt.Sprint(answer.CpuIds, memory); got != want {
-			t.Errorf("%s: allocatable are %s, want %s", name, got, want)
-		}
+	var allocatable []string
+	for _, m := range response.Memory {
+		allocatable = append(allocatable, fmt.Sprintf("%d of %s on %v", m.Size, m.MemoryType, nodes(m.Topology)))
 	}
-}
-
-func TestPodLevel(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		version kubelet.Version
-		on      bool
-		want    []string
-	}{
-		{kubelet.V137, true, []string{"pod/main: CPUs [4]", "pod: 1073741824 of memory on [0]", "pod: CPUs [2 3]"}},
-		{kubelet.V137, false, []string{"pod/main: CPUs [2]"}},
-		{kubelet.V136, true, []string{"pod/main: CPUs [2]"}},
-	} {
-		o := staticOptions
-		o.Version, o.PodLevelResources = c.version, c.on
-		k := start(t, o)
-		p := guaranteedPod("pod", 1, nil)
-		p.CPUs, p.Memory = 2, map[string]uint64{"memory": gib}
-		runPod(t, k, p)
-		wantReservations(t, k, c.want...)
+	slices.Sort(response.CpuIds)
+	slices.Sort(allocatable)
+	if got := fmt.Sprint(response.CpuIds, allocatable); got != "[2 3 4 5 6 7] [1073741824 of hugepages-2Mi on [1] 4294967296 of memory on [0] 4294967296 of memory on [1]]" {
+		t.Errorf("allocatable: %s", got)
 	}
 }
 
