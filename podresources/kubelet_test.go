@@ -23,7 +23,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // testTimeout is for what takes milliseconds on a machine that has nothing else to do.
@@ -537,35 +536,20 @@ func awaitAllocations(t *testing.T, c *Client, wanted func(device.Allocations) b
 	}
 }
 
-// Others use up what the kubelet answers, until it turns the client away as well.
-func TestTheRealRateLimit(t *testing.T) {
+func TestListAtTheRateLimit(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
 	runPod(t, k, gpuPod("one", 1))
-	c, other := newTestClient(t, k.PodResourcesSocket(), CallHooks{}), newTestClient(t, k.PodResourcesSocket(), CallHooks{})
-	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
-	defer cancel()
-	wantDevice(t, c.ListAllocations(ctx), "a", "held by one")
-	var others sync.WaitGroup
-	defer others.Wait()
-	crowd, stop := context.WithCancel(ctx)
-	defer stop()
-	for range 32 {
-		others.Go(func() {
-			for crowd.Err() == nil {
-				other.lister.GetAllocatableResources(crowd, &podresourcesapi.AllocatableResourcesRequest{})
-			}
-		})
-	}
-	var h device.Allocations
-	for h.Err == nil && ctx.Err() == nil {
-		h = c.ListAllocations(ctx)
-		wantDevice(t, h, "a", "held by one")
-	}
-	stop()
-	if status.Code(h.Err) != codes.ResourceExhausted || k.State().RateLimited == 0 {
+	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+	k.SetFaults(kubelet.Faults{ListErr: status.Error(codes.ResourceExhausted, "rejected by rate limit")})
+	h := c.ListAllocations(t.Context())
+	if status.Code(h.Err) != codes.ResourceExhausted {
 		t.Errorf("Err is %v", h.Err)
 	}
+	wantDevice(t, h, "a", "held by one")
+	k.SetFaults(kubelet.Faults{})
+	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
 }
 
 func TestTheSimulatedKubeletsCheckpoint(t *testing.T) {

@@ -5,9 +5,7 @@ import (
 	"slices"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
@@ -25,7 +23,6 @@ func podResourcesCases() []Case {
 		newCase("an unhealthy device stays with its holder", unhealthyAllocated),
 		newCase("a device that vanishes stays with its holder and is called Healthy", removedAllocated),
 		newCase("a plugin that dies leaves its devices with their holders, as healthy as they were", pluginStops),
-		newCase("a hundred calls a second, ten at once", rateLimit),
 	}
 }
 
@@ -133,31 +130,4 @@ func pluginStops(s *caseFixture) {
 	}
 	p.restarted().registerAndWait()
 	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
-}
-
-// rateLimit: the bucket is the service's, whatever the method and whoever calls.
-func rateLimit(s *caseFixture) {
-	s.waitFor("the first of many calls is answered", func() error {
-		_, err := s.lister.List(s.ctx, &podresources.ListPodResourcesRequest{})
-		return err
-	})
-	answers := map[string]int{}
-	for i := range 60 {
-		var err error
-		if i%2 == 0 {
-			_, err = s.lister.List(s.ctx, &podresources.ListPodResourcesRequest{})
-		} else {
-			_, err = s.lister.GetAllocatableResources(s.ctx, &podresources.AllocatableResourcesRequest{})
-		}
-		answers[fmt.Sprintf("%s %s", status.Code(err), status.Convert(err).Message())]++
-	}
-	const rejected = "ResourceExhausted rejected by rate limit"
-	// How many are answered depends on what earlier calls have left in the bucket.
-	if answers[rejected] == 0 || answers["OK "]+answers[rejected] != 60 {
-		s.Errorf("60 calls were answered %v", answers)
-	}
-	s.waitFor("the bucket fills again", func() error {
-		_, err := s.lister.List(s.ctx, &podresources.ListPodResourcesRequest{})
-		return err
-	})
 }

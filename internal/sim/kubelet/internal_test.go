@@ -11,32 +11,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-func TestBucket(t *testing.T) {
-	var b tokenBucket
-	b.fill()
-	now := b.refilledAt
-	for i := range maxBurst {
-		if !b.take(now) {
-			t.Fatalf("call %d of the first burst was rejected", i)
-		}
-	}
-	if b.take(now) {
-		t.Error("a call beyond the burst was taken")
-	}
-	if !b.take(now.Add(time.Second/maxQPS)) || b.take(now.Add(time.Second/maxQPS)) {
-		t.Error("a hundredth of a second is not one call")
-	}
-	taken := 0
-	for range 100 {
-		if b.take(now.Add(time.Hour)) {
-			taken++
-		}
-	}
-	if taken != maxBurst {
-		t.Errorf("after an hour %d calls were taken at once", taken)
-	}
-}
-
 // FuzzRegister sends requests by plugins that do not serve: each is answered with one of the
 // kubelet's own texts, and by the first rule that it breaks.
 func FuzzRegister(f *testing.F) {

@@ -107,7 +107,6 @@ type Kubelet struct {
 	registering   int                     // how many are being answered
 	lists         map[string]*listCounter // by resource, over all lives
 	calls         map[string]int          // of PodResources and the Pods API, by method, over all lives
-	rateLimited   int                     // of these, those that the rate limit turned away
 }
 
 // New returns a Kubelet that does nothing until Run.

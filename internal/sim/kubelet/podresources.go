@@ -4,10 +4,18 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"path"
 
+	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
+
+// countCall counts the calls of PodResources and the Pods API.
+func (kp *kubeletProcess) countCall(ctx context.Context, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	kp.k.update(func() { kp.k.calls[path.Base(method.FullMethod)]++ })
+	return handle(ctx, request)
+}
 
 // lister is the PodResources service (pkg/kubelet/apis/podresources/server_v1.go). Nothing in
 // its answers has an order but the containers of a pod.

@@ -47,12 +47,8 @@ func (kp *kubeletProcess) servePodsAPI(listening chan<- struct{}) error {
 		return fmt.Errorf("serve the Pods API: %w", err)
 	}
 	close(listening)
-	var limit tokenBucket // of its own, and not for streams
-	limit.fill()
 	server := grpc.NewServer(grpc.WaitForHandlers(true),
-		grpc.UnaryInterceptor(func(ctx context.Context, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-			return kp.limitCall(ctx, &limit, request, method, handle)
-		}),
+		grpc.UnaryInterceptor(kp.countCall),
 		grpc.StreamInterceptor(func(s any, stream grpc.ServerStream, method *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 			kp.k.update(func() { kp.k.calls[path.Base(method.FullMethod)]++ })
 			return handle(s, stream)

@@ -24,8 +24,7 @@ type kubeletProcess struct {
 	request   *restart        // nil where nobody waits for it to serve
 	tasks     *errgroup.Group // owns every goroutine of this life
 	ctx       context.Context // done when it ends; a Register call starts what outlives the call
-	limiter   tokenBucket
-	oldSocket os.FileInfo // the registration socket of the life before; nil when there was none
+	oldSocket os.FileInfo     // the registration socket of the life before; nil when there was none
 
 	// All below are guarded by k.mu.
 	deviceManager
@@ -44,7 +43,6 @@ func (k *Kubelet) startProcess(ctx context.Context, request *restart) (*kubeletP
 	}
 	l := &kubeletProcess{k: k, request: request, knownPods: map[*pod]bool{}, deviceManager: newManager(k.options.Version, k.options.Now)}
 	l.tasks, l.ctx = errgroup.WithContext(ctx)
-	l.limiter.fill()
 	l.oldSocket, _ = os.Lstat(k.RegistrationSocket())
 	l.readCheckpoint()
 
@@ -133,7 +131,7 @@ func (kp *kubeletProcess) servePodResources(listening chan<- struct{}) error {
 		}
 	}
 	close(listening)
-	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnaryInterceptor(kp.rateLimit))
+	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.UnaryInterceptor(kp.countCall))
 	podresources.RegisterPodResourcesListerServer(server, &lister{process: kp})
 	return kp.serve(server, listener)
 }

@@ -30,10 +30,8 @@ type KubeletState struct {
 	Resources map[string]ResourceState
 	// Pods are the node's, in the order of their arrival, the ended ones too.
 	Pods []PodStatus
-	// Calls counts the calls of PodResources and the Pods API by method ("List"), over all
-	// lives, and Limited those that the rate limits turned away.
-	Calls       map[string]int
-	RateLimited int
+	// Calls counts the calls of PodResources and the Pods API by method ("List"), over all lives.
+	Calls map[string]int
 }
 
 // Registration is an attempt to register.
@@ -152,7 +150,6 @@ func (k *Kubelet) state() KubeletState {
 		Registering:   k.registering,
 		Resources:     map[string]ResourceState{},
 		Calls:         maps.Clone(k.calls),
-		RateLimited:   k.rateLimited,
 	}
 	for resource, log := range k.lists {
 		s.Resources[resource] = ResourceState{Updates: log.updates, Repeats: log.repeats}
