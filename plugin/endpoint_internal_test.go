@@ -1,6 +1,9 @@
 package plugin
 
 import (
+	"net"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -79,5 +82,23 @@ func TestOurOwnResourceIsNotAnotherPlugins(t *testing.T) {
 	h.Resources.AllocatableKnown = false
 	if e.hasOtherPlugin(socketID{inode: 3}) {
 		t.Error("it is not registered again while the kubelet does not answer")
+	}
+}
+
+// TestSocketWithAReusedInode has a new socket that the file system gave the inode number of the old one.
+func TestSocketWithAReusedInode(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kubelet.sock")
+	listener, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close() //nolint:errcheck // nothing was sent
+	old := statSocket(path)
+	later := time.Now().Add(time.Second)
+	if err := os.Chtimes(path, later, later); err != nil {
+		t.Fatal(err)
+	}
+	if got := statSocket(path); got == old || got.inode != old.inode {
+		t.Errorf("socket %+v, before %+v: want another socket with the same inode", got, old)
 	}
 }

@@ -2,7 +2,6 @@ package plugin_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -185,10 +184,7 @@ func (s *fixture) socket() string {
 // restart restarts the kubelet and returns when the new one serves.
 func (s *fixture) restart(o kubelet.RestartOptions) {
 	s.Helper()
-	err := s.kubelet.Restart(s.ctx, o)
-	if errors.Is(err, kubelet.ErrNewInode) {
-		s.Log(err) // as tmpfs has it
-	} else if err != nil {
+	if err := s.kubelet.Restart(s.ctx, o); err != nil {
 		s.Fatal(err)
 	}
 }

@@ -310,7 +310,7 @@ func TestARegistrationThatIsRefused(t *testing.T) {
 		if lines := s.log.matching("no room"); len(lines) != 1 {
 			s.Errorf("the same refusal was logged as %q", lines)
 		}
-		s.restart(kubelet.RestartOptions{SameInode: true, While: func() { s.kubelet.SetFaults(kubelet.Faults{}) }})
+		s.restart(kubelet.RestartOptions{While: func() { s.kubelet.SetFaults(kubelet.Faults{}) }})
 		s.wantFast("a new kubelet had the registration", s.waitRegistered(4)) // the old one would have had to wait for 3.2 s
 		s.wantCleanRegistrations()
 	})

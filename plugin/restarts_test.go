@@ -27,7 +27,7 @@ func TestKubeletRestarts(t *testing.T) {
 				goroutines, files = s.settledCounts()
 			}
 			signal := []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[i%2]
-			s.restart(kubelet.RestartOptions{Signal: signal, SameInode: i%10 == 0})
+			s.restart(kubelet.RestartOptions{Signal: signal})
 			took = append(took, s.waitRegistered(8))
 		}
 		slices.Sort(took)

@@ -177,17 +177,7 @@ type RestartOptions struct {
 	Signal syscall.Signal
 	// While is called while no kubelet runs. It must not wait for the kubelet.
 	While func()
-	// SameInode gives the new registration socket the inode number of the old one, as ext4 does
-	// in most restarts. Where that could not be had, Restart returns ErrNewInode, with the
-	// kubelet up all the same.
-	SameInode bool
-	// Reboot ends the node's containers as well, so that all pods have to be admitted anew.
-	Reboot bool
 }
-
-// ErrNewInode is Restart's error where the file system did not give the old inode number away
-// again: tmpfs never does.
-var ErrNewInode = errors.New("the new registration socket has another inode number than the old one")
 
 // Restart ends the kubelet and returns when its successor serves both sockets.
 func (k *Kubelet) Restart(ctx context.Context, o RestartOptions) error {

@@ -254,51 +254,7 @@ func TestListAfterAStart(t *testing.T) {
 	}
 }
 
-func TestSameInode(t *testing.T) {
-	t.Parallel()
-	k := start(t, kubelet.Options{})
-	for range 5 { // others may take the number that has become free
-		before, err := os.Lstat(k.RegistrationSocket())
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = k.Restart(t.Context(), kubelet.RestartOptions{SameInode: true})
-		if errors.Is(err, kubelet.ErrNewInode) {
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		after, err := os.Lstat(k.RegistrationSocket())
-		if err != nil || !os.SameFile(before, after) {
-			t.Fatalf("the sockets differ: %v", err)
-		}
-		if ctime(before) == ctime(after) {
-			t.Error("the sockets cannot be told apart")
-		}
-		files, err := os.ReadDir(filepath.Dir(k.RegistrationSocket()))
-		if err != nil || len(files) != 1 {
-			t.Errorf("left behind: %v, %v", files, err)
-		}
-		registerPlugin(t, k, "a")
-		return
-	}
-	t.Skip("this file system does not give inode numbers away again")
-}
-
 func ctime(info fs.FileInfo) syscall.Timespec { return info.Sys().(*syscall.Stat_t).Ctim }
-
-func TestRebootRejectsPodsWithoutTheirPlugin(t *testing.T) {
-	t.Parallel()
-	k := start(t, kubelet.Options{})
-	registerPlugin(t, k, "a")
-	runPod(t, k, podWithGPUs("holder", 1))
-	restart(t, k, kubelet.RestartOptions{Reboot: true})
-	waitForState(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].Phase == "Failed" })
-	if got, _ := k.Pod(podWithGPUs("holder", 1)); !strings.Contains(got.Message, "no healthy devices present; cannot allocate unhealthy devices "+gpuResource) {
-		t.Errorf("the message is %q", got.Message)
-	}
-}
 
 func TestCorruptCheckpointIsAStartFromNothing(t *testing.T) {
 	t.Parallel()

@@ -272,18 +272,6 @@ func (k *Kubelet) updatePod(spec PodSpec, change func(*pod)) error {
 	return nil
 }
 
-// stopContainers is the node's reboot. mu is held.
-func (k *Kubelet) stopContainers() {
-	for _, p := range k.pods {
-		for _, s := range p.state {
-			s.running, s.completed = false, false
-		}
-		if p.phase == phaseRunning {
-			p.phase = phasePending
-		}
-	}
-}
-
 func (k *Kubelet) hasPods() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -20,11 +20,10 @@ import (
 // kubeletProcess is one process of the kubelet. What it knows goes with it, apart from the checkpoint on
 // disk and the node's pods.
 type kubeletProcess struct {
-	k         *Kubelet
-	request   *restart        // nil where nobody waits for it to serve
-	tasks     *errgroup.Group // owns every goroutine of this life
-	ctx       context.Context // done when it ends; a Register call starts what outlives the call
-	oldSocket os.FileInfo     // the registration socket of the life before; nil when there was none
+	k       *Kubelet
+	request *restart        // nil where nobody waits for it to serve
+	tasks   *errgroup.Group // owns every goroutine of this life
+	ctx     context.Context // done when it ends; a Register call starts what outlives the call
 
 	// All below are guarded by k.mu.
 	deviceManager
@@ -43,7 +42,6 @@ func (k *Kubelet) startProcess(ctx context.Context, request *restart) (*kubeletP
 	}
 	l := &kubeletProcess{k: k, request: request, knownPods: map[*pod]bool{}, deviceManager: newManager(k.options.Version, k.options.Now)}
 	l.tasks, l.ctx = errgroup.WithContext(ctx)
-	l.oldSocket, _ = os.Lstat(k.RegistrationSocket())
 	l.readCheckpoint()
 
 	k.mu.Lock()
@@ -53,9 +51,6 @@ func (k *Kubelet) startProcess(ctx context.Context, request *restart) (*kubeletP
 	}
 	k.process = l
 	k.starts++
-	if request != nil && request.options.Reboot {
-		k.stopContainers()
-	}
 	k.notify()
 	return l, nil
 }
@@ -160,9 +155,6 @@ func (kp *kubeletProcess) serveRegistration(listening, pods <-chan struct{}) err
 	}
 	kp.k.update(func() { kp.serving = true })
 	kp.k.options.Log.Info("kubelet serves", "socket", kp.k.RegistrationSocket())
-	if kp.wantsSameInode() && !sameInode(kp.oldSocket, kp.k.RegistrationSocket()) {
-		kp.request.finish(ErrNewInode)
-	}
 	kp.request.finish(nil)
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	pluginapi.RegisterRegistrationServer(server, &registrar{process: kp})

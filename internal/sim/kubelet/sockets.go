@@ -61,46 +61,7 @@ func (kp *kubeletProcess) bindRegistration() (*unixSocket, error) {
 	if err := removeSockets(filepath.Dir(path)); err != nil {
 		return nil, err
 	}
-	if kp.wantsSameInode() && kp.oldSocket != nil {
-		return bindWithInode(path, kp.oldSocket)
-	}
 	return bindUnix(path)
-}
-
-func (kp *kubeletProcess) wantsSameInode() bool {
-	return kp.request != nil && kp.request.options.SameInode
-}
-
-// bindWithInode makes a socket that has the inode number of one that was removed a moment ago.
-// Nobody can ask for a number, but ext4 and its like give away the lowest that is free: each
-// socket that got another one is kept until the wanted number comes up.
-func bindWithInode(path string, want os.FileInfo) (*unixSocket, error) {
-	const tries = 2000 // each costs some 20 µs
-	var misses []string
-	defer func() {
-		for _, miss := range misses {
-			_ = os.Remove(miss)
-		}
-	}()
-	for i := range tries {
-		hidden := filepath.Join(filepath.Dir(path), fmt.Sprintf(".%d", i))
-		s, err := bindUnix(hidden)
-		if err != nil {
-			return nil, err
-		}
-		if sameInode(want, hidden) {
-			return s, os.Rename(hidden, path)
-		}
-		s.close()
-		misses = append(misses, hidden)
-	}
-	return bindUnix(path)
-}
-
-// sameInode says whether a path has the inode number of a file that may be gone.
-func sameInode(old os.FileInfo, path string) bool {
-	now, err := os.Lstat(path)
-	return err == nil && old != nil && os.SameFile(old, now)
 }
 
 // unixSocket is a unix socket that exists on disk and refuses connections until listen. The net
