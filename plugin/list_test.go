@@ -136,7 +136,7 @@ func TestAnXidReachesTheKubelet(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		machine := sim.NewMachine([]device.Metric{{Name: "nvidia_gpu_power_watts"}}, 8, time.Now)
 		readers := device.NewReaders(machine)
-		monitor := device.NewMonitor(machine, readers, &s.board, s.options.Log)
+		monitor := device.NewMonitor(machine, readers, &s.board, device.MonitorOptions{Log: s.options.Log})
 		s.Cleanup(func() {
 			monitor.Drain(context.Background())
 			readers.Drain(context.Background())

@@ -106,7 +106,6 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 	exporterOptions := o.metrics.exporterOptions(o.hostname)
 	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, o.platform.Simulated(), exporterOptions.Filter)
 	a.readers = device.NewReaders(nb.Backend) // itself, since it may be more than a Backend
-	a.monitor = device.NewMonitor(nb.Backend, a.readers, a.board, log.With("part", "monitor"))
 	var err error
 	if a.podResources, err = podresources.New(filepath.Join(nb.kubeletDir, "pod-resources", "kubelet.sock"),
 		log.With("part", "podresources"), podresources.CallHooks{OnCall: a.selfMetrics.ObserveKubeletCall}); err != nil {
@@ -124,27 +123,21 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 	if processes == nil {
 		processes = cgroup.New(cgroup.Options{Proc: nb.procDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("part", "containers")})
 	}
+	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("part", "config")})
+	history, stateError := a.openState(o.health.stateDir)
+	a.incidents = a.newIncidentLog(o.health)
+	a.monitor = a.newMonitor(o.health, history)
 	a.metrics = exporter.New(exporter.ScrapeInputs{
 		Metrics: nb.Metrics(), Statuses: a.board.Get, Read: a.readers.Read, ReadOne: a.readers.ReadOne, Stalled: a.readers.Stalled,
 		ListAllocations: a.podResources.ListAllocations, Allocations: a.podResources.Snapshot, Driver: a.monitor.Driver, Processes: processes, PodMeta: a.podMeta,
-		Incidents: a.incidentSnapshot, StateError: a.openState(o.health.stateDir), PluginResources: a.pluginResources, PodsAPI: a.podsFeed,
+		Incidents: a.incidentSnapshot, StateError: stateError, PluginResources: a.pluginResources, PodsAPI: a.podsFeed,
 	}, exporterOptions)
-	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("part", "config")})
-
-	a.monitor.IsAllocated = func(id device.ID) bool {
-		known, _ := a.podResources.Snapshot()
-		return len(known.ForDevice(id)) > 0
-	}
 	a.podResources.ResolveClaim, a.podResources.DeviceIDs = a.claimedDevice, a.deviceIDs
-	a.monitor.Policy = func(xid uint64) device.Policy {
-		settings, _ := a.configWatcher.Get()
-		return xidPolicies[settings.Health.Policy(xid)]
-	}
 	a.selfMetrics.ExportUnsupportedFamilies(nb.missingFamilies)
 	a.selfMetrics.ExportUnknownConfigKeys(a.configWatcher.UnknownKeys)
 	a.selfMetrics.ExportEventsUp(func() bool { return a.monitor.EventOutage() == 0 })
 
-	a.components = components{"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods}
+	a.components = components{"monitor": a.monitor, "podresources": a.podResources, "pods": a.pods, "incidents": a.incidents}
 	a.tasks = []func(context.Context) error{
 		nb.run, a.configWatcher.Run,
 		func(ctx context.Context) error { return logMissingFamilies(ctx, a.board, nb.missingFamilies, log) },
@@ -153,8 +146,10 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 	if o.loaded.Settings.FailOnInitError {
 		a.tasks = append(a.tasks, a.requireDriver)
 	}
-	a.addIncidents(o.health)
-	a.addKernelLog(o.health.kernelLog)
+	if a.state != nil {
+		a.tasks = append(a.tasks, a.state.Run)
+	}
+	a.addKernelLog(o.health.kernelLog, history)
 	return a, nil
 }
 

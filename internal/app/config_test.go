@@ -301,7 +301,7 @@ func TestFailOnInitError(t *testing.T) {
 // newInitializingApp is an assembly of nothing but a Monitor, which runs.
 func newInitializingApp(t *testing.T, b device.Backend) *app {
 	t.Helper()
-	a := &app{monitor: device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, slog.New(slog.DiscardHandler))}
+	a := &app{monitor: device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- a.monitor.Run(ctx) }()

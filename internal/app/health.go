@@ -51,31 +51,49 @@ func (o *healthOptions) check() error {
 	return nil
 }
 
-// openState has the devices' health outlive the process, where there is a folder for it, and
-// returns what says why it does not.
-func (a *app) openState(dir string) func() error {
+// openState opens the state folder, if there is one. It returns the devices' health in the previous process, and a function
+// that returns the error of the newest write.
+func (a *app) openState(dir string) (device.HealthHistory, func() error) {
 	if dir == "" {
 		a.log.Info("health and incidents are forgotten with this process: there is no --state-dir")
-		return nil
+		return device.HealthHistory{}, nil
 	}
 	a.stateFolder = disk.OpenFolder(dir)
-	a.state, a.monitor.PreviousHistory = state.Open(state.Options{Folder: a.stateFolder, Log: a.log.With("part", "state")})
-	a.monitor.SaveHistory, a.monitor.SavedHistory = a.state.Save, a.state.ExportedCounts
-	return a.state.Err
+	var history device.HealthHistory
+	a.state, history = state.Open(state.Options{Folder: a.stateFolder, Log: a.log.With("part", "state")})
+	return history, a.state.Err
 }
 
-// addIncidents has those be named who hold a device when it goes bad.
-func (a *app) addIncidents(o healthOptions) {
-	a.monitor.UnhealthyTimeout = o.unhealthyAfter
-	if a.state != nil {
-		a.tasks = append(a.tasks, a.state.Run)
+// newMonitor returns the Monitor of the node's devices.
+func (a *app) newMonitor(o healthOptions, history device.HealthHistory) *device.Monitor {
+	options := device.MonitorOptions{
+		Log: a.log.With("part", "monitor"), UnhealthyTimeout: o.unhealthyAfter, History: history,
+		IsAllocated: a.isAllocated, Policy: a.xidPolicy, OnHealthEvent: a.incidents.Record,
 	}
-	a.incidents = incident.New(incident.Options{
+	if a.state != nil {
+		options.Store = a.state
+	}
+	return device.NewMonitor(a.backend.Backend, a.readers, a.board, options)
+}
+
+// isAllocated reports whether a container has the device.
+func (a *app) isAllocated(id device.ID) bool {
+	allocations, _ := a.podResources.Snapshot()
+	return len(allocations.ForDevice(id)) > 0
+}
+
+// xidPolicy returns the configured policy for an Xid.
+func (a *app) xidPolicy(xid uint64) device.Policy {
+	settings, _ := a.configWatcher.Get()
+	return xidPolicies[settings.Health.Policy(xid)]
+}
+
+// newIncidentLog returns the log of incidents and the containers that each affected.
+func (a *app) newIncidentLog(o healthOptions) *incident.Log {
+	return incident.New(incident.Options{
 		Folder: a.stateFolder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
 		Allocations: a.podResources.Snapshot, Statuses: a.board.Get, Terminations: a.pods.TerminationLookup, Log: a.log.With("part", "incidents"),
 	})
-	a.monitor.OnHealthEvent = a.incidents.Record
-	a.components["incidents"] = a.incidents
 }
 
 // incidentSnapshot are the incidents as they were published last.
@@ -85,11 +103,10 @@ func (a *app) incidentSnapshot() incident.Snapshot {
 }
 
 // addKernelLog has the kernel's log be a second witness, where the driver is a real one.
-func (a *app) addKernelLog(path string) {
+func (a *app) addKernelLog(path string, history device.HealthHistory) {
 	if path == "" || a.backend.xidEventAt == nil {
 		return
 	}
-	history := a.monitor.PreviousHistory
 	a.tasks = append(a.tasks, kmsg.NewReader(kmsg.Options{
 		Path: path, Report: a.monitor.Report,
 		EventOf:      func(l kmsg.XidLine) (device.Event, bool) { return a.backend.xidEventAt(l.PCI, l.Xid, l.GI, l.CI) },

@@ -126,8 +126,8 @@ func (m *Monitor) affected(g *trackedGPU, id ID) []Device {
 
 // notifyHealthEvent passes an occurrence on.
 func (m *Monitor) notifyHealthEvent(o HealthEvent) {
-	if m.OnHealthEvent != nil {
-		m.OnHealthEvent(o)
+	if m.options.OnHealthEvent != nil {
+		m.options.OnHealthEvent(o)
 	}
 }
 

@@ -65,15 +65,15 @@ type recordKey struct {
 
 // loadHistory takes what was remembered, until a listing shows whom it is about.
 func (m *Monitor) loadHistory() {
-	for _, r := range m.PreviousHistory.Records {
-		if r.rebooted = m.PreviousHistory.Rebooted; r.rebooted {
+	for _, r := range m.options.History.Records {
+		if r.rebooted = m.options.History.Rebooted; r.rebooted {
 			r.recordReset()
 		}
 		m.absentRecords[recordKey{r.GPU, r.Device}] = r
 	}
 	m.refreshSavedHistory()
-	m.awaitRecovering = m.PreviousHistory.Rebooted || m.PreviousHistory.Lost
-	m.historyLost = m.PreviousHistory.Lost
+	m.awaitRecovering = m.options.History.Rebooted || m.options.History.Lost
+	m.historyLost = m.options.History.Lost
 	m.historyChanged = m.historyLost // who set it aside has told nobody else
 }
 
@@ -105,7 +105,7 @@ func (m *Monitor) recordAbsentReset(gpu GPU, energyCounter uint64) (found bool) 
 func (m *Monitor) restoreRecord(g *trackedGPU, s *healthState, id ID, now time.Time) {
 	key := recordKey{g.gpu, id}
 	r, known := m.absentRecords[key]
-	if r.Reason == "" && m.PreviousHistory.Lost && s == &g.healthState { // a known record may be old
+	if r.Reason == "" && m.options.History.Lost && s == &g.healthState { // a known record may be old
 		s.health, s.cause = Recovering, healthCause{reason: "unproven", noFault: true, since: now}
 	}
 	if !known {
@@ -227,11 +227,11 @@ func (m *Monitor) deleteOldestRecord() {
 func (m *Monitor) saveHistory(now time.Time) {
 	due := m.historyChanged || m.countsChanged && now.Sub(m.historySavedAt) >= tickInterval ||
 		now.Sub(m.historySavedAt) >= historySaveInterval && m.awaitsReset()
-	if m.SaveHistory == nil || !due {
+	if m.options.Store == nil || !due {
 		return
 	}
 	m.historyChanged, m.countsChanged, m.historySavedAt = false, false, now
-	m.SaveHistory(m.healthHistory(now))
+	m.options.Store.Save(m.healthHistory(now))
 }
 
 // saveFinalHistory hands over how it all ended, counts included, and with what was told but not

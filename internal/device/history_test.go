@@ -65,7 +65,7 @@ func TestWhatIsRemembered(t *testing.T) {
 		}
 		w.stop()
 
-		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		statuses := w.statusesAfter(time.Minute)
 		requireReasons(t, "in the next process", statuses, "", "", "xid_999", "")
@@ -105,9 +105,9 @@ func TestAGPUThatIsLostBeforeTheStart(t *testing.T) {
 				id := m.AllocatableIDs()[1]
 				start := func(rebooted bool) *monitorFixture {
 					return startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
-						w.monitor.PreviousHistory = s.savedHistory()
-						w.monitor.PreviousHistory.Rebooted = rebooted
-						w.monitor.IsAllocated = func(of device.ID) bool { return of == id && held.Load() }
+						w.options.History = s.savedHistory()
+						w.options.History.Rebooted = rebooted
+						w.options.IsAllocated = func(of device.ID) bool { return of == id && held.Load() }
 					})
 				}
 				w := start(false)
@@ -170,7 +170,7 @@ func TestTheAbsentAreRemembered(t *testing.T) {
 		w.statusesAfter(15 * time.Minute)
 		w.stop()
 
-		w = startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+		w = startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		requireReasons(t, "in the next process", w.statusesAfter(time.Minute), "")
 		m.Fail(m.AllocatableIDs()[1], "lost") // so that something is handed over
 		w.statusesAfter(10 * time.Second)
@@ -192,7 +192,7 @@ func TestAClockThatIsAhead(t *testing.T) {
 		at := time.Now()
 		time.Sleep(31 * 24 * time.Hour)
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
-			w.monitor.PreviousHistory.Records = []device.HealthRecord{
+			w.options.History.Records = []device.HealthRecord{
 				{GPU: m.GPUs()[0], Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at},
 				{GPU: m.GPUs()[1], Flaps: 3, UnhealthyTimes: []time.Time{at}},
 				{GPU: "GPU-absent", Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at},
@@ -216,7 +216,7 @@ func TestTheOldestAbsentRecordsAreForgotten(t *testing.T) {
 		w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) {
 			for n := range 300 {
 				at := time.Now().Add(-time.Duration(n) * time.Hour)
-				w.monitor.PreviousHistory.Records = append(w.monitor.PreviousHistory.Records,
+				w.options.History.Records = append(w.options.History.Records,
 					device.HealthRecord{GPU: device.GPU(fmt.Sprintf("GPU-absent-%d", n)), Reason: "lost", Since: at, FaultAt: at})
 			}
 		})
@@ -239,12 +239,11 @@ func TestTheOldestAbsentRecordsAreForgotten(t *testing.T) {
 func TestACountIsShownWhenItIsStored(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
-		var stored atomic.Pointer[device.HealthHistory]
 		m := newMachine(1)
 		gpu, id := m.GPUs()[0], m.AllocatableIDs()[0]
 		earlier := device.HealthHistory{Records: []device.HealthRecord{{GPU: gpu, Flaps: 7, Xids: []device.Xid{{Code: 31, Count: 5, Last: time.Now()}}}}}
-		stored.Store(&earlier)
-		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory, w.monitor.SavedHistory = earlier, stored.Load })
+		s.exported.Store(&earlier)
+		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = earlier })
 		defer w.stop()
 		check := func(when string, flaps, xid31, xid95 uint64) device.Status {
 			t.Helper()
@@ -261,7 +260,7 @@ func TestACountIsShownWhenItIsStored(t *testing.T) {
 			t.Errorf("while the disk hangs it is %+v", is)
 		}
 		h := s.savedHistory()
-		stored.Store(&h)
+		s.exported.Store(&h)
 		check("when it was stored", 8, 6, 1)
 	})
 }
@@ -273,7 +272,7 @@ func TestAClockThatWasSet(t *testing.T) {
 		ahead := time.Now().Add(1000 * time.Hour)
 		turns := slices.Repeat([]time.Time{ahead}, 9)
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
-			w.monitor.PreviousHistory.Records = []device.HealthRecord{{GPU: m.GPUs()[0], Reason: "lost", Since: ahead, FaultAt: ahead, Flaps: 9, UnhealthyTimes: turns}}
+			w.options.History.Records = []device.HealthRecord{{GPU: m.GPUs()[0], Reason: "lost", Since: ahead, FaultAt: ahead, Flaps: 9, UnhealthyTimes: turns}}
 		})
 		defer w.stop()
 		if s := w.statusesAfter(time.Millisecond)[0]; s.Reason != "lost" || s.Since.After(time.Now()) {
@@ -290,7 +289,7 @@ func TestABootIsOver(t *testing.T) {
 		m := newMachine(2)
 		id := m.AllocatableIDs()[0]
 		b := &hidingMachine{Machine: m}
-		w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, func(w *monitorFixture) { w.monitor.PreviousHistory.Rebooted = true })
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, func(w *monitorFixture) { w.options.History.Rebooted = true })
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		w.Fail(id, "xid 95")
@@ -328,8 +327,8 @@ func testRepairThatStillWaits(t *testing.T, booted bool) {
 		w.stop()
 		m.SetCheckError(id, errUnknown)
 		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
-			w.monitor.PreviousHistory = s.savedHistory()
-			w.monitor.PreviousHistory.Rebooted = booted
+			w.options.History = s.savedHistory()
+			w.options.History.Rebooted = booted
 		})
 		defer w.stop()
 		w.statusesAfter(3 * time.Second)
@@ -361,7 +360,7 @@ func TestAResetOfASliceThatIsAbsent(t *testing.T) {
 			requireReasons(t, "while it is absent", w.statusesAfter(time.Minute), "", "")
 			if restarted {
 				w.stop()
-				w = startMonitor(t, m, over, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+				w = startMonitor(t, m, over, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 				w.statusesAfter(time.Second)
 			}
 			w.ResetGPU(device.ID(m.GPUs()[0]))
@@ -385,7 +384,7 @@ func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
 		b := &hidingMachine{Machine: m}
 		// process has one run for a while, and returns what is on the board at its end.
 		process := func(d time.Duration) []device.Status {
-			w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+			w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 			defer w.stop()
 			return w.statusesAfter(d)
 		}
@@ -404,13 +403,13 @@ func TestWhatCannotBeToldIsHandedOn(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
 		m.SetDriverError(device.ErrNoDriver)
-		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory.Lost = true })
+		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History.Lost = true })
 		if w.statusesAfter(time.Second); !s.savedHistory().Lost { // it may be killed now
 			t.Error("nobody was told")
 		}
 		w.stop()
 		m.SetDriverError(nil)
-		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if w.statusesAfter(1900*time.Millisecond) != nil {
 			t.Error("something was posted before the device has proved itself")
@@ -428,7 +427,7 @@ func TestAHealthyRecordThatIsOld(t *testing.T) {
 		m := newMachine(2)
 		at := time.Now()
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
-			w.monitor.PreviousHistory = device.HealthHistory{Lost: true, Records: []device.HealthRecord{
+			w.options.History = device.HealthHistory{Lost: true, Records: []device.HealthRecord{
 				{GPU: m.GPUs()[0], Flaps: 3},
 				{GPU: m.GPUs()[1], Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at},
 			}}

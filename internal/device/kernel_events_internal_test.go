@@ -17,10 +17,12 @@ func TestAReportCostsNoMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := idleBackend{}
-			m := NewMonitor(b, NewReaders(b), &Inventory{}, slog.New(slog.DiscardHandler))
 			told := 0
-			m.OnHealthEvent = func(o HealthEvent) { told += len(o.Affected) }
-			m.Policy = func(uint64) Policy { return PolicyDefault }
+			m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{
+				Log:           slog.New(slog.DiscardHandler),
+				OnHealthEvent: func(o HealthEvent) { told += len(o.Affected) },
+				Policy:        func(uint64) Policy { return PolicyDefault },
+			})
 			now := time.Now()
 			m.handleListResult(deviceListResult{[]Device{{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true}, {ID: "MIG-b", GPU: "GPU-a", MIGDeviceIndex: 1}}, nil}, now)
 			m.handleCheckResult(gpuCheckResult{gpu: "GPU-a", startedAt: now}, now)

@@ -82,7 +82,7 @@ func TestMonitorForgetsASliceThatIsGone(t *testing.T) {
 		gpu := m.GPUs()[0]
 		m.Partition(gpu, "1g.10gb", "1g.10gb", "1g.10gb")
 		var held atomic.Value // of device.ID
-		w := startMonitor(t, m, nil, func(w *monitorFixture) { w.monitor.IsAllocated = func(id device.ID) bool { return id == held.Load() } })
+		w := startMonitor(t, m, nil, func(w *monitorFixture) { w.options.IsAllocated = func(id device.ID) bool { return id == held.Load() } })
 		defer w.stop()
 		slice := m.AllocatableIDs()
 		w.statusesAfter(time.Second)

@@ -112,6 +112,14 @@ type monitorRun struct {
 	stop         func() error
 }
 
+// Save and ExportedCounts are called by the Monitor alone.
+func (p *monitorRun) Save(h device.HealthHistory) { p.saved = h }
+
+func (p *monitorRun) ExportedCounts() *device.HealthHistory {
+	h := p.saved
+	return &h
+}
+
 func (w *trackedDevice) newRun(ctx context.Context, previous device.HealthHistory) *monitorRun {
 	p := &monitorRun{trackedDevice: w, saved: previous}
 	w.locked(func() {
@@ -120,10 +128,10 @@ func (w *trackedDevice) newRun(ctx context.Context, previous device.HealthHistor
 		}
 	})
 	readers := device.NewReaders(w)
-	p.monitor = device.NewMonitor(w, readers, &p.inventory, slog.New(slog.DiscardHandler))
-	p.monitor.PreviousHistory = previous
-	p.monitor.SaveHistory = func(h device.HealthHistory) { p.saved = h }
-	p.monitor.OnHealthEvent = func(o device.HealthEvent) { p.healthEvents = append(p.healthEvents, o) }
+	p.monitor = device.NewMonitor(w, readers, &p.inventory, device.MonitorOptions{
+		Log: slog.New(slog.DiscardHandler), History: previous, Store: p,
+		OnHealthEvent: func(e device.HealthEvent) { p.healthEvents = append(p.healthEvents, e) },
+	})
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan error)
 	go func() { ended <- p.monitor.Run(ctx) }()

@@ -28,33 +28,38 @@ const (
 	resetBaselineTimeout    = 10 * time.Second        // a check that tells which resets came before a fault
 )
 
+// HistoryStore keeps the health of devices across processes.
+type HistoryStore interface {
+	// Save stores a history in the background. The Monitor calls Save at most a few times a second, and at once if a
+	// device turns unhealthy.
+	Save(h HealthHistory)
+	// ExportedCounts returns the history whose counts may be published, nil for all zero: a published count must not
+	// fall if the process is killed. Health is published without waiting for the store.
+	ExportedCounts() *HealthHistory
+}
+
+// MonitorOptions configure a Monitor. All functions must return quickly.
+type MonitorOptions struct {
+	Log *slog.Logger
+	// UnhealthyTimeout is how long a call about a GPU may run before the GPU is unhealthy; 0 is 30 seconds.
+	UnhealthyTimeout time.Duration
+	History          HealthHistory // from the previous process
+	Store            HistoryStore  // nil: health is not saved, and all counts are published
+	// IsAllocated reports whether a container has a device. An allocated device that is gone stays in the Inventory.
+	// nil: no device is allocated.
+	IsAllocated func(ID) bool
+	// Policy returns the operator's policy for an Xid, at each report; nil: PolicyDefault.
+	Policy func(xid uint64) Policy
+	// OnHealthEvent receives each event, in order, and before the Inventory has the resulting status; nil: none does.
+	OnHealthEvent func(HealthEvent)
+}
+
 // Monitor is the only writer of a Board: it merges the driver's events, checks of
 // each GPU and listings into one verdict per device, and owns recovery. A GPU is
 // condemned on evidence against that very GPU, and trusted again on evidence too.
 type Monitor struct {
 	Heartbeat
-	// IsAllocated tells whether somebody holds a device: then it is kept, however long it has
-	// been gone. It must be quick. Set before Run; nil: nobody holds any.
-	IsAllocated func(ID) bool
-	// Policy is what the operator wants of an Xid. It is asked at each report, and must be
-	// quick. Set before Run; nil: as the Backend's table says.
-	Policy func(xid uint64) Policy
-	// UnhealthyTimeout is how long a call about a GPU may run before the GPU is unhealthy.
-	// Set before Run; 0: 30 seconds.
-	UnhealthyTimeout time.Duration
-	// OnHealthEvent is told of each occurrence, in their order, and before the Board says what
-	// came of it. It must be quick. Set before Run; nil: nobody.
-	OnHealthEvent func(HealthEvent)
-	// PreviousHistory is what an earlier process has handed to Remember. Set before Run.
-	PreviousHistory HealthHistory
-	// SaveHistory is handed what the next process has to know, whenever that changes: a few
-	// times a second at most, but for verdicts. It must be quick. Set before Run; nil:
-	// nobody.
-	SaveHistory func(HealthHistory)
-	// SavedHistory returns the newest history whose counts the Board may show: a count that is
-	// shown must not fall when the process is killed. Verdicts do not wait for it. A nil
-	// history counts nothing. It must be quick. Set before Run; nil: the Board shows all.
-	SavedHistory func() *HealthHistory
+	options MonitorOptions
 
 	backend      Backend
 	readers      *Readers
@@ -133,9 +138,9 @@ type (
 
 // NewMonitor watches what the backend lists, calls GPUs through readers and posts
 // to board. It does nothing before Run.
-func NewMonitor(b Backend, r *Readers, inventory *Inventory, log *slog.Logger) *Monitor {
+func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *Monitor {
 	m := &Monitor{
-		backend: b, readers: r, inventory: inventory, log: log,
+		options: o, backend: b, readers: r, inventory: inventory, log: o.Log,
 		// One of each call runs at a time, so its result never blocks.
 		listResults: make(chan deviceListResult, 1), linkResults: make(chan linkReadResult, 1), waitResults: make(chan eventWaitResult, 1),
 		checkResults: make(chan gpuCheckResult), releaseRequests: make(chan releaseRequest), backendClosed: make(chan struct{}, 1),
@@ -355,7 +360,7 @@ func (m *Monitor) detectStalls(now time.Time) {
 	if !m.listStartedAt.IsZero() && now.Sub(m.listStartedAt) > listTimeout {
 		m.setDriverHung(errors.New("the driver's library does not return"))
 	}
-	timeout := cmp.Or(m.UnhealthyTimeout, defaultUnhealthyTimeout)
+	timeout := cmp.Or(m.options.UnhealthyTimeout, defaultUnhealthyTimeout)
 	if !m.topology.readStartedAt.IsZero() && now.Sub(m.topology.readStartedAt) > timeout { // no listing begins meanwhile
 		m.setDriverHung(errors.New("the driver's library does not return with the links"))
 	}

@@ -20,6 +20,7 @@ import (
 type monitorFixture struct {
 	*sim.Machine
 	inventory device.Inventory
+	options   device.MonitorOptions
 	monitor   *device.Monitor
 	readers   *device.Readers
 	log       logCounter
@@ -57,19 +58,19 @@ func (r *logCounter) count(prefix string) (n int) {
 	return n
 }
 
-// startMonitor runs a Monitor in the test's bubble. over may put something between the
-// machine and the Monitor, before does something before that runs.
-func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device.Backend, before ...func(*monitorFixture)) *monitorFixture {
+// startMonitor runs a Monitor in the test's bubble. wrap may change the Backend, and options set the Monitor's options.
+func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device.Backend, options ...func(*monitorFixture)) *monitorFixture {
 	t.Helper()
 	var b device.Backend = m
 	if wrap != nil {
 		b = wrap(m)
 	}
 	w := &monitorFixture{Machine: m, readers: device.NewReaders(b)}
-	w.monitor = device.NewMonitor(b, w.readers, &w.inventory, slog.New(&w.log))
-	for _, prepare := range before {
-		prepare(w)
+	w.options.Log = slog.New(&w.log)
+	for _, set := range options {
+		set(w)
 	}
+	w.monitor = device.NewMonitor(b, w.readers, &w.inventory, w.options)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.monitor.Run(ctx) }()

@@ -25,8 +25,8 @@ func (p Policy) apply(e *Event) (byPolicy bool) {
 
 // policyFor is that of a report.
 func (m *Monitor) policyFor(e Event) Policy {
-	if m.Policy == nil || e.Xid == 0 {
+	if m.options.Policy == nil || e.Xid == 0 {
 		return PolicyDefault
 	}
-	return m.Policy(e.Xid)
+	return m.options.Policy(e.Xid)
 }

@@ -65,10 +65,10 @@ func (m *Monitor) hasUnpublishedCounts() bool {
 
 // refreshSavedHistory takes the counts that may be shown now.
 func (m *Monitor) refreshSavedHistory() {
-	if m.SavedHistory == nil {
+	if m.options.Store == nil {
 		return
 	}
-	counts := m.SavedHistory()
+	counts := m.options.Store.ExportedCounts()
 	if counts == m.savedHistory {
 		return
 	}
@@ -80,7 +80,7 @@ func (m *Monitor) refreshSavedHistory() {
 
 // publishedFlaps returns how many of the flaps of a GPU or a slice may be shown.
 func (m *Monitor) publishedFlaps(s *healthState, gpu GPU, id ID) uint64 {
-	if m.SavedHistory == nil {
+	if m.options.Store == nil {
 		return s.flaps
 	}
 	return m.savedHistory.record(gpu, id).Flaps
@@ -97,7 +97,7 @@ func (m *Monitor) updateXids(g *trackedGPU) {
 			continue
 		}
 		x := t.Xid
-		if m.SavedHistory != nil {
+		if m.options.Store != nil {
 			x.Count = counts.xidCount(x.Code)
 		}
 		xids = append(xids, x)

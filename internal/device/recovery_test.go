@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,7 +16,8 @@ import (
 
 // monitorRecorder is what a Monitor has told.
 type monitorRecorder struct {
-	mu sync.Mutex
+	exported atomic.Pointer[device.HealthHistory] // by ExportedCounts; nil: what was saved last
+	mu       sync.Mutex
 	// All below are guarded by mu.
 	events []device.HealthEvent
 	saved  device.HealthHistory
@@ -23,16 +25,29 @@ type monitorRecorder struct {
 }
 
 func (s *monitorRecorder) attach(w *monitorFixture) {
-	w.monitor.OnHealthEvent = func(o device.HealthEvent) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.events = append(s.events, o)
+	w.options.OnHealthEvent, w.options.Store = s.record, s
+}
+
+func (s *monitorRecorder) record(e device.HealthEvent) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.events = append(s.events, e)
+}
+
+func (s *monitorRecorder) Save(h device.HealthHistory) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.saved, s.saves = h, s.saves+1
+}
+
+func (s *monitorRecorder) ExportedCounts() *device.HealthHistory {
+	if h := s.exported.Load(); h != nil {
+		return h
 	}
-	w.monitor.SaveHistory = func(h device.HealthHistory) {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.saved, s.saves = h, s.saves+1
-	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.saved
+	return &h
 }
 
 // takeEvents are the occurrences since it was last asked.
@@ -279,7 +294,7 @@ func TestRestartForgetsNothing(t *testing.T) {
 					m.HangGPU(id)
 				}
 				began := time.Now()
-				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 				status := w.statusesAfter(10 * time.Second)[0]
 				if status.Reason != row.reason || status.Flaps != row.flaps || row.reason != "" && !status.Since.Before(began) {
 					t.Errorf("in the next process it is %+v", status)
@@ -287,7 +302,7 @@ func TestRestartForgetsNothing(t *testing.T) {
 				row.repair(w, id)
 				w.statusesAfter(time.Second)
 				w.stop() // on probation
-				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 				w.statusesAfter(10 * time.Second)
 				if got := w.statusesAfter(0)[0].Health.String(); !strings.HasSuffix(row.repairPath, got) {
 					t.Errorf("in the one after that it is %s", got)
@@ -310,7 +325,7 @@ func TestAResetBetweenProcesses(t *testing.T) {
 		w.stop()
 		m.ResetGPU(id)
 		time.Sleep(90 * time.Minute) // less than since the first process began, and more than until the fault
-		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if got := w.healthPath(10 * time.Second); got != "probation well" && got != "unhealthy probation well" {
 			t.Errorf("it goes %q", got)
@@ -345,8 +360,8 @@ func TestABoot(t *testing.T) {
 				w.stop()
 				row.boot(m, id)
 				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
-					w.monitor.PreviousHistory = s.savedHistory()
-					w.monitor.PreviousHistory.Rebooted = true
+					w.options.History = s.savedHistory()
+					w.options.History.Rebooted = true
 				})
 				defer w.stop()
 				first := func() (statuses []device.Status) {
@@ -371,7 +386,7 @@ func TestNothingCanBeTold(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := newMachine(3), monitorRecorder{}
 		m.Fail(m.AllocatableIDs()[1], "lost")
-		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory.Lost = true })
+		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History.Lost = true })
 		defer w.stop()
 		if w.statusesAfter(1900*time.Millisecond) != nil {
 			t.Error("something was posted before each device has proved itself")
@@ -389,7 +404,7 @@ func TestNothingCanBeTold(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			m := newMachine(2)
 			f := &intermittentGPU{Machine: m, gpu: m.GPUs()[0]}
-			w := startMonitor(t, m, func(device.Backend) device.Backend { return f }, func(w *monitorFixture) { w.monitor.PreviousHistory.Lost = true })
+			w := startMonitor(t, m, func(device.Backend) device.Backend { return f }, func(w *monitorFixture) { w.options.History.Lost = true })
 			defer w.stop()
 			if w.statusesAfter(29*time.Second) != nil {
 				t.Error("something was posted")
@@ -451,7 +466,7 @@ func TestFlappingIsDamped(t *testing.T) {
 			tried(want * time.Second)
 		}
 		w.stop()
-		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		w.statusesAfter(time.Second)
 		tried(600 * time.Second)
 		w.statusesAfter(2 * time.Hour)
@@ -490,8 +505,8 @@ func TestResetsInVain(t *testing.T) {
 					id := m.AllocatableIDs()[0]
 					prepare := func(w *monitorFixture) {
 						s.attach(w)
-						w.monitor.PreviousHistory = s.savedHistory()
-						w.monitor.Policy = func(uint64) device.Policy { return row.policy }
+						w.options.History = s.savedHistory()
+						w.options.Policy = func(uint64) device.Policy { return row.policy }
 					}
 					w := startMonitor(t, m, nil, prepare)
 					defer func() { w.stop() }()
@@ -540,7 +555,7 @@ func TestResetsInVain(t *testing.T) {
 // TestHangsAfter takes as long as it is told to.
 func TestHangsAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) { w.monitor.UnhealthyTimeout = 3 * time.Minute })
+		w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) { w.options.UnhealthyTimeout = 3 * time.Minute })
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		w.HangGPU(w.AllocatableIDs()[1])

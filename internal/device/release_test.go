@@ -234,7 +234,7 @@ func TestMonitorDoesNotEndBeneathACallLeftBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &backgroundCalls{replacedDriver: replacedDriver{Machine: newMachine(1)}}
 		b.running.Store(true)
-		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, slog.New(slog.DiscardHandler))
+		monitor := device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 		ended := make(chan error, 1)
 		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
 		time.Sleep(time.Second)
@@ -257,7 +257,7 @@ func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {
 		m := newMachine(2)
 		b := &replacedDriver{Machine: m}
 		readers, inventory := device.NewReaders(b), &device.Inventory{}
-		monitor := device.NewMonitor(b, readers, inventory, slog.New(slog.DiscardHandler))
+		monitor := device.NewMonitor(b, readers, inventory, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 		ended := make(chan error, 1)
 		go func() { ended <- monitor.Run(context.Background()) }() // ends by itself
 		time.Sleep(time.Second)

@@ -162,7 +162,7 @@ func TestWhatIsPastIsHistory(t *testing.T) {
 			t.Errorf("remembered is %+v", r)
 		}
 
-		w = startMonitor(t, newMachine(1), nil, s.attach, func(w *monitorFixture) { w.monitor.PreviousHistory = s.savedHistory() })
+		w = startMonitor(t, newMachine(1), nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if status := w.statusesAfter(time.Second)[0]; len(status.Xids) != 0 {
 			t.Errorf("in the next process it is %+v", status)
@@ -289,7 +289,7 @@ func TestPolicy(t *testing.T) {
 				var mu sync.Mutex
 				policy := device.PolicyDefault
 				w := startMonitor(t, newCheckRequestMachine(1), nil, s.attach, func(w *monitorFixture) {
-					w.monitor.Policy = func(uint64) device.Policy {
+					w.options.Policy = func(uint64) device.Policy {
 						mu.Lock()
 						defer mu.Unlock()
 						return policy
@@ -364,8 +364,8 @@ func TestWhatHappensIsTold(t *testing.T) {
 				m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
 				early := true
 				w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
-					told := w.monitor.OnHealthEvent
-					w.monitor.OnHealthEvent = func(o device.HealthEvent) {
+					told := w.options.OnHealthEvent
+					w.options.OnHealthEvent = func(o device.HealthEvent) {
 						statuses, _ := w.inventory.Get()
 						early = early && !slices.ContainsFunc(statuses, func(s device.Status) bool { return s.Reason == o.Reason && o.MarkedUnhealthy })
 						told(o)

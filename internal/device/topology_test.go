@@ -12,11 +12,10 @@ import (
 func TestMonitorReadsTheLinksOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
-		w := startMonitor(t, m, nil, func(w *monitorFixture) {
-			if w.monitor.Links() != nil {
-				t.Error("there are links before anybody has read them")
-			}
-		})
+		if device.NewMonitor(m, device.NewReaders(m), &device.Inventory{}, device.MonitorOptions{}).Links() != nil {
+			t.Error("there are links before anybody has read them")
+		}
+		w := startMonitor(t, m, nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		if links := w.monitor.Links(); len(links) != 2 || links[0] != (device.Link{A: m.GPUs()[0], B: m.GPUs()[1], NVLinks: 18, Path: device.PathSystem}) {

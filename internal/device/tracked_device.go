@@ -151,7 +151,9 @@ func (m *Monitor) mergeDevices(devices []Device, now time.Time) {
 }
 
 // isAllocated reports whether a container has the device.
-func (m *Monitor) isAllocated(id ID) bool { return m.IsAllocated != nil && m.IsAllocated(id) }
+func (m *Monitor) isAllocated(id ID) bool {
+	return m.options.IsAllocated != nil && m.options.IsAllocated(id)
+}
 
 // removeExpired drops what has been gone for long enough, once nobody holds it.
 func (m *Monitor) removeExpired(now time.Time) {

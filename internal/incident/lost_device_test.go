@@ -18,16 +18,24 @@ func TestAGPUThatVanishedAcrossARestart(t *testing.T) {
 	t.Run("the kubelet answers later", func(t *testing.T) { testLostAcrossRestart(t, true) })
 }
 
+// keptHistory is a device.HistoryStore in memory.
+type keptHistory struct{ device.HealthHistory }
+
+func (k *keptHistory) Save(h device.HealthHistory) { k.HealthHistory = h }
+
+func (k *keptHistory) ExportedCounts() *device.HealthHistory { return nil }
+
 func testLostAcrossRestart(t *testing.T, late bool) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		machine := sim.NewMachine([]device.Metric{{Name: "nvidia_gpu_power_watts"}}, 2, time.Now)
 		defer machine.ReleaseHangs()
 		id := machine.AllocatableIDs()[1]
-		var kept device.HealthHistory
+		var kept keptHistory
 		watch := func() {
 			readers := device.NewReaders(machine)
-			m := device.NewMonitor(machine, readers, &s.board, slog.New(slog.DiscardHandler))
-			m.PreviousHistory, m.SaveHistory, m.OnHealthEvent = kept, func(h device.HealthHistory) { kept = h }, s.Record
+			m := device.NewMonitor(machine, readers, &s.board, device.MonitorOptions{
+				Log: slog.New(slog.DiscardHandler), History: kept.HealthHistory, Store: &kept, OnHealthEvent: s.Record,
+			})
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error)
 			go func() { ended <- m.Run(ctx) }()

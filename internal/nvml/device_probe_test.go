@@ -121,7 +121,7 @@ func TestMonitorOffersTheRest(t *testing.T) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 8", "hang * gpu 1")
 		board := &device.Inventory{}
 		readers := device.NewReaders(s)
-		monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
+		monitor := device.NewMonitor(s, readers, board, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)
 		go func() { ended <- monitor.Run(ctx) }() // ends with cancel; received below

@@ -20,7 +20,7 @@ func TestMonitorReleasesNVML(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 4", "gpu 2 energy 9000")
 	started := s.callsOrNone()
 	readers, board := device.NewReaders(s), &device.Inventory{}
-	monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
+	monitor := device.NewMonitor(s, readers, board, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	var tasks sync.WaitGroup
 	tasks.Go(func() { monitor.Run(ctx) })
@@ -96,13 +96,13 @@ func TestMonitorSeesPartitions(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "gpu 1 uuid GPU-1", "gpu 1 slice 0 1g.10gb gi 1 ci 0 uuid MIG-a", "gpu 1 slice 2 3g.40gb gi 2 ci 0 uuid MIG-b")
 	started := s.callsOrNone()
 	readers, board := device.NewReaders(s), &device.Inventory{}
-	monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
-	monitor.Policy = func(xid uint64) device.Policy { // no row of the table marks a MIG device alone
+	policy := func(xid uint64) device.Policy { // no row of the table marks a MIG device alone
 		if xid == 4242 {
 			return device.PolicyUnhealthy
 		}
 		return device.PolicyDefault
 	}
+	monitor := device.NewMonitor(s, readers, board, device.MonitorOptions{Log: slog.New(slog.DiscardHandler), Policy: policy})
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
 	run.Go(func() { monitor.Run(ctx) })
@@ -147,7 +147,7 @@ func TestMonitorSeesPartitions(t *testing.T) {
 func TestMonitorDoesNotReleaseBeneathAQuestion(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "hang nvmlDeviceGetUUID gpu 1")
 	readers, board := device.NewReaders(s), &device.Inventory{}
-	monitor := device.NewMonitor(s, readers, board, slog.New(slog.DiscardHandler))
+	monitor := device.NewMonitor(s, readers, board, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	var run sync.WaitGroup
 	run.Go(func() { monitor.Run(ctx) })
