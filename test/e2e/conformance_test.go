@@ -15,8 +15,8 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/node"
 )
 
-// TestHabits plays the table that internal/sim/kubelet passes against a real kubelet: where the two differ, this fails, and internal/sim/kubelet is to be mended.
-func TestHabits(t *testing.T) {
+// TestConformance plays the table that internal/sim/kubelet passes against a real kubelet: where the two differ, this fails, and internal/sim/kubelet is to be mended.
+func TestConformance(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	n := node.ForTest(ctx, t, node.Options{})

@@ -15,9 +15,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestHabits runs the table that real kubelets pass (test/e2e), once on a kubelet for each
+// TestConformance runs the table that real kubelets pass (test/e2e), once on a kubelet for each
 // habit and once with one kubelet for all.
-func TestHabits(t *testing.T) {
+func TestConformance(t *testing.T) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		for _, habit := range conformance.All() {
 			t.Run(string(version)+"/"+habit.Name, func(t *testing.T) {
@@ -28,7 +28,7 @@ func TestHabits(t *testing.T) {
 	}
 }
 
-func TestHabitsInARow(t *testing.T) {
+func TestConformanceInARow(t *testing.T) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
 			t.Parallel()

@@ -1,10 +1,12 @@
-// Package buildcache builds programs that the tests run from their Go modules, and keeps them in a cache folder.
+// Package buildcache builds the programs that the tests run, and keeps the binaries in a cache folder.
 //
-// Each version of a program has a folder in test/e2e with a module of its own, so that what it requires stays out of every other go.sum.
+// Each program is built in a Go module of its own that is written beside its binaries, so that its dependencies have the versions of its
+// release. Go verifies all sources against its checksum database.
 package buildcache
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -13,25 +15,25 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 )
 
-// BuildSpec is one version of a program.
+// BuildSpec describes a program of one version.
 type BuildSpec struct {
-	// Name of the program, and Version as its module has it.
-	Name, Version string
-	// Module is the folder of the module from which it is built, in test/e2e.
-	Module string
-	// Packages are what is built; each gives one binary.
-	Packages []string
-	// LinkerFlags and Tags are the compiler's.
-	LinkerFlags, Tags string
-	// Cache is the folder of the binaries, within the user's cache folder or that which PODGAUGE_E2E_CACHE names.
-	Cache string
+	Name          string
+	Version       string
+	Module        string   // path of the Go module; empty: this module
+	ModuleVersion string   // empty: Version
+	Packages      []string // relative to the module; each gives one binary
+	Requires      []string // further modules, path and version
+	LinkerFlags   string
+	Tags          string
+	Cache         string // folder of the binaries within the cache folder
 }
 
-// Dir is where the binaries lie, each under its package's last name.
+// Dir returns the folder of the binaries, in the user's cache folder or in that of PODGAUGE_E2E_CACHE.
 func (p BuildSpec) Dir() (string, error) {
 	cache := os.Getenv("PODGAUGE_E2E_CACHE")
 	if cache == "" {
@@ -44,22 +46,22 @@ func (p BuildSpec) Dir() (string, error) {
 	return filepath.Join(cache, p.Cache), nil
 }
 
-// BuiltDir returns Dir where it holds what was built from what the module says now, or an error that says how to build it.
+// BuiltDir returns Dir if its binaries are those of p, and an error that names the command to build them otherwise.
 func (p BuildSpec) BuiltDir() (dir string, err error) {
 	if dir, err = p.Dir(); err != nil {
 		return "", err
 	}
-	want, err := p.sourceDigest()
+	want, err := p.stamp()
 	if err != nil {
 		return "", err
 	}
-	if got, err := os.ReadFile(p.digestFile(dir)); err != nil || string(got) != want {
-		return "", fmt.Errorf("%s %s is not built: run `go run ./cmd/e2e setup` in test/e2e (`setup all` for every version, `setup monitoring` for a cluster's)", p.Name, p.Version)
+	if got, err := os.ReadFile(p.stampFile(dir)); err != nil || string(got) != want {
+		return "", fmt.Errorf("%s %s is not built: run `go run ./cmd/e2e setup` in test/e2e (`setup all` for all versions, `setup monitoring` for those of a cluster)", p.Name, p.Version)
 	}
 	return dir, nil
 }
 
-// Build builds the program unless that is done already; the compiler's words go to log.
+// Build builds the binaries unless BuiltDir has them. The output of the compiler goes to log.
 func (p BuildSpec) Build(ctx context.Context, log io.Writer) (dir string, err error) {
 	if dir, err := p.BuiltDir(); err == nil {
 		return dir, nil
@@ -67,72 +69,153 @@ func (p BuildSpec) Build(ctx context.Context, log io.Writer) (dir string, err er
 	if dir, err = p.Dir(); err != nil {
 		return "", err
 	}
-	module, err := p.module()
+	stamp, err := p.stamp()
 	if err != nil {
 		return "", err
 	}
-	stamp, err := p.sourceDigest()
+	module, err := p.prepareModule(ctx, dir)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("prepare the module of %s %s: %w", p.Name, p.Version, err)
 	}
-	// -trimpath keeps this machine's paths out of the binary: the same sources give the same bytes anywhere.
+	// -trimpath keeps the paths of the machine out of the binary.
 	args := []string{"build", "-C", module, "-trimpath", "-buildvcs=false", "-tags", p.Tags, "-ldflags", p.LinkerFlags, "-o", dir + "/"}
-	build := exec.CommandContext(ctx, "go", append(args, p.Packages...)...)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
+	build := exec.CommandContext(ctx, "go", append(args, p.packagePaths()...)...)
+	build.Env = goEnv("CGO_ENABLED=0")
 	build.Stdout, build.Stderr = log, log
 	if err := build.Run(); err != nil {
 		return "", fmt.Errorf("build %s %s: %w", p.Name, p.Version, err)
 	}
-	return dir, os.WriteFile(p.digestFile(dir), []byte(stamp), 0o644)
+	return dir, os.WriteFile(p.stampFile(dir), []byte(stamp), 0o644)
 }
 
-// Source is the folder of one of the modules from which the program is built, with what lies beside its code.
-func (p BuildSpec) Source(ctx context.Context, module string) (dir string, err error) {
-	folder, err := p.module()
-	if err != nil {
-		return "", err
-	}
-	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", module)
-	download.Dir, download.Env = folder, append(os.Environ(), "GOWORK=off", "GOFLAGS=")
+// Source returns the folder of the module's sources.
+func (p BuildSpec) Source(ctx context.Context) (dir string, err error) {
+	var module struct{ Dir string }
+	err = p.download(ctx, &module)
+	return module.Dir, err
+}
+
+// module returns the module's path and version.
+func (p BuildSpec) module() string { return p.Module + "@" + cmp.Or(p.ModuleVersion, p.Version) }
+
+// download has Go download the module, and decodes what `go mod download -json` prints of it.
+func (p BuildSpec) download(ctx context.Context, into any) error {
+	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", p.module())
+	download.Dir, download.Env = os.TempDir(), goEnv()
 	out, err := download.Output()
 	if err != nil {
-		return "", fmt.Errorf("find the sources of %s: %w\n%s", module, err, out)
+		return fmt.Errorf("download %s: %w\n%s", p.module(), err, out)
 	}
-	var found struct{ Dir string }
-	if err := json.Unmarshal(out, &found); err != nil {
-		return "", fmt.Errorf("find the sources of %s: %w", module, err)
+	if err := json.Unmarshal(out, into); err != nil {
+		return fmt.Errorf("download %s: %w", p.module(), err)
 	}
-	return found.Dir, nil
+	return nil
 }
 
-func (p BuildSpec) digestFile(dir string) string { return filepath.Join(dir, p.Name+".stamp") }
+// ownTree matches a replace directive that points into the module's own tree.
+var ownTree = regexp.MustCompile(`(?m)^\s*(?:replace )?(\S+) => \./`)
 
-// sourceDigest identifies the sources and flags of a build: a program with another stamp is stale.
-func (p BuildSpec) sourceDigest() (string, error) {
-	module, err := p.module()
+// prepareModule writes the module that requires p.Module, and returns its folder.
+//
+// Replace directives of a required module do not hold. Modules that it replaces by a folder of its own tree are required as published: with the
+// same version, and for k8s.io with v0 in place of v1.
+func (p BuildSpec) prepareModule(ctx context.Context, dir string) (string, error) {
+	if p.Module == "" {
+		return moduleDir()
+	}
+	var upstream struct{ GoMod string }
+	if err := p.download(ctx, &upstream); err != nil {
+		return "", err
+	}
+	theirs, err := os.ReadFile(upstream.GoMod)
 	if err != nil {
 		return "", err
 	}
-	own, err := filepath.Glob(filepath.Join(module, "*.go")) // sorted; empty for a program of another module
-	if err != nil {
+	published := cmp.Or(p.ModuleVersion, p.Version)
+	if p.Module == "k8s.io/kubernetes" {
+		published = "v0." + strings.TrimPrefix(p.Version, "v1.")
+	}
+	var text strings.Builder
+	fmt.Fprintf(&text, "module build\n\ngo %s\n\nrequire %s\n", strings.TrimPrefix(runtime.Version(), "go"), strings.Replace(p.module(), "@", " ", 1))
+	for _, r := range p.Requires {
+		fmt.Fprintf(&text, "require %s\n", r)
+	}
+	for _, name := range ownTree.FindAllSubmatch(theirs, -1) {
+		fmt.Fprintf(&text, "replace %s => %s %s\n", name[1], name[1], published)
+	}
+	for _, path := range p.packagePaths() {
+		fmt.Fprintf(&text, "tool %s\n", path)
+	}
+	module := filepath.Join(dir, p.Name+".module")
+	if err := os.MkdirAll(module, 0o755); err != nil {
 		return "", err
 	}
-	hash := sha256.New()
-	for _, name := range append([]string{filepath.Join(module, "go.mod"), filepath.Join(module, "go.sum")}, own...) {
-		b, err := os.ReadFile(name)
-		if err != nil {
-			return "", fmt.Errorf("read what %s %s is built from: %w", p.Name, p.Version, err)
+	if err := os.WriteFile(filepath.Join(module, "go.mod"), []byte(text.String()), 0o644); err != nil {
+		return "", err
+	}
+	tidy := exec.CommandContext(ctx, "go", "-C", module, "mod", "tidy")
+	tidy.Env = goEnv()
+	if out, err := tidy.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go mod tidy: %w\n%s", err, out)
+	}
+	return module, nil
+}
+
+// packagePaths returns the packages as the go command takes them.
+func (p BuildSpec) packagePaths() []string {
+	paths := make([]string, len(p.Packages))
+	for i, name := range p.Packages {
+		switch {
+		case p.Module == "":
+			paths[i] = "./" + name
+		case name == ".":
+			paths[i] = p.Module
+		default:
+			paths[i] = p.Module + "/" + name
 		}
-		hash.Write(b)
 	}
-	return fmt.Sprintf("%x %s %s\n", hash.Sum(nil), runtime.Version(), strings.TrimSpace(p.LinkerFlags+" "+p.Tags)), nil
+	return paths
 }
 
-// module is the folder's path. It is not embedded, since a package cannot embed files of a nested module.
-func (p BuildSpec) module() (string, error) {
+func (p BuildSpec) stampFile(dir string) string { return filepath.Join(dir, p.Name+".stamp") }
+
+// stamp identifies the sources, the flags and the compiler of a build.
+func (p BuildSpec) stamp() (string, error) {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%+v", p)
+	if p.Module == "" {
+		dir, err := moduleDir()
+		if err != nil {
+			return "", err
+		}
+		files := []string{filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum")}
+		for _, name := range p.Packages {
+			own, err := filepath.Glob(filepath.Join(dir, name, "*.go")) // sorted
+			if err != nil {
+				return "", err
+			}
+			files = append(files, own...)
+		}
+		for _, name := range files {
+			b, err := os.ReadFile(name)
+			if err != nil {
+				return "", fmt.Errorf("read the sources of %s: %w", p.Name, err)
+			}
+			hash.Write(b)
+		}
+	}
+	return fmt.Sprintf("%x %s\n", hash.Sum(nil), runtime.Version()), nil
+}
+
+// moduleDir returns the folder of this module.
+func moduleDir() (string, error) {
 	out, err := exec.Command("go", "env", "GOMOD").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the module test/e2e: %w", err)
 	}
-	return filepath.Join(filepath.Dir(string(bytes.TrimSpace(out))), p.Module), nil
+	return filepath.Dir(string(bytes.TrimSpace(out))), nil
+}
+
+func goEnv(more ...string) []string {
+	return append(append(os.Environ(), "GOWORK=off", "GOFLAGS=-mod=mod"), more...)
 }

@@ -13,7 +13,7 @@ import (
 
 // KubeStateMetrics runs kube-state-metrics as its own manifests have it, in kube-system.
 func (c *Cluster) KubeStateMetrics(ctx context.Context) error {
-	source, err := kubeStateMetrics.Source(ctx, "k8s.io/kube-state-metrics/v2")
+	source, err := kubeStateMetrics.Source(ctx)
 	if err != nil {
 		return err
 	}
@@ -28,7 +28,7 @@ func (c *Cluster) KubeStateMetrics(ctx context.Context) error {
 
 // PrometheusOperator runs the operator as its own manifests have it, in the namespace default.
 func (c *Cluster) PrometheusOperator(ctx context.Context) error {
-	source, err := prometheusOperator.Source(ctx, operatorModule)
+	source, err := prometheusOperator.Source(ctx)
 	if err != nil {
 		return err
 	}
@@ -46,7 +46,7 @@ func (c *Cluster) PrometheusOperator(ctx context.Context) error {
 
 // OpenShiftKinds teaches the API server the SecurityContextConstraints of OpenShift.
 func (c *Cluster) OpenShiftKinds(ctx context.Context) error {
-	source, err := openShiftSource.Source(ctx, openShiftModule)
+	source, err := openShiftSource.Source(ctx)
 	if err != nil {
 		return err
 	}

@@ -17,57 +17,52 @@ import (
 // Version is Kubernetes', of all that runs here: the control plane's and the kubelet's.
 const Version = "v1.37.1"
 
-const (
-	operatorModule  = "github.com/prometheus-operator/prometheus-operator"
-	openShiftModule = "github.com/openshift/api"
-)
-
-// The programs of the cluster, each built from its module. pin.sh writes the folders.
+// The programs of the cluster.
 var (
 	kubernetesProgram = buildcache.BuildSpec{
-		Name: "control-plane", Version: Version, Module: "cluster/kubernetes/" + Version, Cache: Version,
+		Name: "control-plane", Version: Version, Module: "k8s.io/kubernetes", Cache: Version,
 		Packages: []string{
-			"k8s.io/kubernetes/cmd/kube-apiserver", "k8s.io/kubernetes/cmd/kube-controller-manager",
-			"k8s.io/kubernetes/cmd/kube-scheduler", "k8s.io/kubernetes/cmd/kubectl",
+			"cmd/kube-apiserver", "cmd/kube-controller-manager", "cmd/kube-scheduler", "cmd/kubectl",
 		},
 		LinkerFlags: kubelet.LinkerFlags(Version),
 	}
 	helmProgram = buildcache.BuildSpec{
-		Name: "helm", Version: "v4.3.1", Module: "cluster/helm/v4.3.1", Cache: "helm-v4.3.1",
-		Packages:    []string{"helm.sh/helm/v4/cmd/helm"},
+		Name: "helm", Version: "v4.3.1", Module: "helm.sh/helm/v4", Cache: "helm-v4.3.1",
+		Packages:    []string{"cmd/helm"},
 		LinkerFlags: "-s -w -X helm.sh/helm/v4/internal/version.version=v4.3.1",
 	}
 	kubeStateMetrics = buildcache.BuildSpec{
-		Name: "kube-state-metrics", Version: "v2.20.0", Module: "cluster/kube-state-metrics/v2.20.0", Cache: "kube-state-metrics-v2.20.0",
-		Packages:    []string{"k8s.io/kube-state-metrics/v2"},
+		Name: "kube-state-metrics", Version: "v2.20.0", Module: "k8s.io/kube-state-metrics/v2", Cache: "kube-state-metrics-v2.20.0",
+		Packages:    []string{"."},
 		LinkerFlags: "-s -w",
 	}
 	prometheusOperator = buildcache.BuildSpec{
-		Name: "prometheus-operator", Version: "v0.93.1", Module: "cluster/prometheus-operator/v0.93.1", Cache: "prometheus-operator-v0.93.1",
-		Packages:    []string{operatorModule + "/cmd/operator", operatorModule + "/cmd/prometheus-config-reloader"},
+		Name: "prometheus-operator", Version: "v0.93.1", Module: "github.com/prometheus-operator/prometheus-operator", Cache: "prometheus-operator-v0.93.1",
+		Packages:    []string{"cmd/operator", "cmd/prometheus-config-reloader"},
+		Requires:    []string{"cloud.google.com/go v0.112.0"}, // an older one has a package that another module has today
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=0.93.1",
 	}
 	// Debian's is built without the discovery of pods.
 	prometheusProgram = buildcache.BuildSpec{
-		Name: "prometheus", Version: "v3.13.1", Module: "cluster/prometheus/v0.313.1", Cache: "prometheus-v3.13.1",
-		Packages:    []string{"github.com/prometheus/prometheus/cmd/prometheus"},
+		Name: "prometheus", Version: "v3.13.1", Module: "github.com/prometheus/prometheus", ModuleVersion: "v0.313.1", Cache: "prometheus-v3.13.1",
+		Packages:    []string{"cmd/prometheus"},
 		LinkerFlags: "-s -w -X github.com/prometheus/common/version.Version=3.13.1",
 		Tags:        "remove_all_sd,enable_kubernetes_sd",
 	}
 	// Our own: NVIDIA's DRA driver needs a real GPU driver.
 	draDriverProgram = buildcache.BuildSpec{
-		Name: "dradriver", Version: "v0.37.2", Module: "cluster/dradriver", Cache: "dradriver-v0.37.2",
-		Packages:    []string{"."},
+		Name: "dradriver", Version: "v0.37.2", Cache: "dradriver-v0.37.2",
+		Packages:    []string{"cluster/dradriver"},
 		LinkerFlags: "-s -w",
 	}
 )
 
 // openShiftSource is no program, and its folder no cache: the module of its API has the definitions of its kinds.
-var openShiftSource = buildcache.BuildSpec{Name: "openshift", Module: "cluster/openshift/v0.0.0-20251015095338-264e80a2b6e7"}
+var openShiftSource = buildcache.BuildSpec{Name: "openshift", Module: "github.com/openshift/api", Version: "v0.0.0-20251015095338-264e80a2b6e7"}
 
 // Fetch fetches what the tests read of other modules' files, so that they need no network.
 func Fetch(ctx context.Context) error {
-	_, err := openShiftSource.Source(ctx, openShiftModule)
+	_, err := openShiftSource.Source(ctx)
 	return err
 }
 

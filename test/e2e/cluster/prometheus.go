@@ -28,7 +28,7 @@ spec:
 // Prometheus has the operator run a server, with what monitors and rules make of its configuration, in the namespace default. Its service
 // account has the rights that the operator's own example gives it.
 func (c *Cluster) Prometheus(ctx context.Context) (*node.PrometheusServer, error) {
-	source, err := prometheusOperator.Source(ctx, operatorModule)
+	source, err := prometheusOperator.Source(ctx)
 	if err != nil {
 		return nil, err
 	}

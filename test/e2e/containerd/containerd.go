@@ -15,8 +15,8 @@ const module = "github.com/containerd/containerd/v2"
 
 // containerdProgram leaves out what would take C libraries or devices to run. The shim is the runtime's: each containerd wants its own.
 var containerdProgram = buildcache.BuildSpec{
-	Name: "containerd", Version: Version, Module: "containerd/" + Version, Cache: "containerd-" + Version,
-	Packages:    []string{module + "/cmd/containerd", module + "/cmd/containerd-shim-runc-v2"},
+	Name: "containerd", Version: Version, Module: module, Cache: "containerd-" + Version,
+	Packages:    []string{"cmd/containerd", "cmd/containerd-shim-runc-v2"},
 	LinkerFlags: "-s -w -X " + module + "/version.Version=" + Version,
 	Tags:        "no_btrfs,no_devmapper,no_zfs",
 }

@@ -1,4 +1,4 @@
-// Package kubelet names the real kubelets that the tests run against. pin.sh writes the module from which one is built.
+// Package kubelet names the real kubelets that the tests run against.
 package kubelet
 
 import (
@@ -44,8 +44,8 @@ func kubeletProgram(version string) (buildcache.BuildSpec, error) {
 		return buildcache.BuildSpec{}, fmt.Errorf("there is no kubelet %s: there are %s", version, strings.Join(Versions(), ", "))
 	}
 	return buildcache.BuildSpec{
-		Name: "kubelet", Version: version, Module: filepath.Join("kubelet", version), Cache: version,
-		Packages: []string{"k8s.io/kubernetes/cmd/kubelet"}, LinkerFlags: LinkerFlags(version),
+		Name: "kubelet", Version: version, Module: "k8s.io/kubernetes", Cache: version,
+		Packages: []string{"cmd/kubelet"}, LinkerFlags: LinkerFlags(version),
 	}, nil
 }
 
