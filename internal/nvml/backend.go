@@ -43,6 +43,7 @@ var (
 	_ device.Closer             = (*Backend)(nil)
 	_ device.LinkReader         = (*Backend)(nil)
 	_ device.ProcessUsageReader = (*Backend)(nil)
+	_ device.ProcessLister      = (*Backend)(nil)
 )
 
 // Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices or Links
@@ -66,14 +67,14 @@ type Backend struct {
 
 	mu sync.Mutex
 	// All below are guarded by mu, which Devices holds for as long as it runs.
-	lib             nvml.Interface // nil until a library was found that can be used
-	libraryFile     libraryFile    // that the library was loaded from
-	session         *nvmlSession   // nil while the library is not initialised
-	initialized     bool           // it was initialised once
-	driverRestarted bool           // the driver ended what an earlier Init had begun
-	histories       map[device.GPU]*gpuHistory
+	lib             nvml.Interface       // nil until a library was found that can be used
+	libraryFile     libraryFile          // that the library was loaded from
+	session         *nvmlSession         // nil while the library is not initialised
+	initialized     bool                 // it was initialised once
+	driverRestarted bool                 // the driver ended what an earlier Init had begun
 	probes          map[int]*deviceProbe // that have not been answered in time, by index
 
+	histories    gpuHistories
 	pendingCalls *pendingCalls
 	// probeDone has one when a listing has an answer to look at.
 	probeDone chan struct{}
@@ -88,16 +89,9 @@ type Backend struct {
 
 // nvmlSession is the library after one Init. It is never written.
 type nvmlSession struct {
-	lib     nvml.Interface
-	symbols symbols
+	*librarySession
 	// pendingCalls is the Backend's.
 	pendingCalls *pendingCalls
-	// callable tells which of calls can be made, and direct has what go-nvml is too costly for.
-	callable [len(calls)]bool
-	raw      rawSymbols
-	plan     *readPlan
-	// renumberedFields says that the fields of isClockReason mean something else.
-	renumberedFields bool
 	// commonLabels are the labels that all GPUs share.
 	commonLabels []device.Label
 	// eventsNameInstances says that events name the instances of the slice that they are about.
@@ -106,14 +100,22 @@ type nvmlSession struct {
 	eventsNameInstances bool
 }
 
+// gpu is a GPU as long as it is listed.
+type gpu struct {
+	*gpuReader
+	device device.Device // its Index and Nodes are those of no listing: see asDevice
+	// layout is how the GPU is partitioned, as the newest listing that could tell found;
+	// never nil, and written by Devices.
+	layout atomic.Pointer[migLayout]
+}
+
 // inventory is one listing.
 type inventory struct {
 	*nvmlSession
-	gpus       []*gpu
-	byID       map[device.GPU]*gpu
-	byHandle   map[nvml.Device]*gpu
-	byIndex    map[int]*gpu
-	migDevices map[*gpu][]*listedMIGDevice
+	gpus     []*gpu
+	byID     map[device.GPU]*gpu
+	byHandle map[nvml.Device]*gpu
+	byIndex  map[int]*gpu
 }
 
 // New asks nothing of the driver: the first Devices does.
@@ -132,7 +134,7 @@ func New(o Options) *Backend {
 		readRows = slices.Concat(rows, perLinkRows())
 	}
 	return &Backend{
-		options: o, metrics: metricsOf(readRows), plan: newReadPlan(readRows), histories: map[device.GPU]*gpuHistory{},
+		options: o, metrics: metricsOf(readRows), plan: newReadPlan(readRows),
 		probes: map[int]*deviceProbe{}, pendingCalls: &pendingCalls{}, probeDone: make(chan struct{}, 1),
 	}
 }
@@ -168,7 +170,7 @@ func (b *Backend) Close() {
 		b.delisted = append(b.delisted, inv.gpus...)
 	}
 	for _, g := range b.delisted {
-		g.freeSamples(b.session)
+		g.freeSamples(b.session.librarySession)
 	}
 	b.delisted = nil
 	if b.eventSet.session == b.session { // else the set went with an earlier Init
@@ -182,14 +184,50 @@ func (b *Backend) Close() {
 func (b *Backend) Idle() bool { return b.pendingCalls.count.Load() == 0 }
 
 // findGPU finds a GPU in the newest listing.
-func (b *Backend) findGPU(id device.GPU) (*inventory, *gpu, error) {
+func (b *Backend) findGPU(id device.GPU) (*gpu, error) {
 	inv := b.inventory.Load()
 	if inv == nil {
-		return nil, nil, device.ErrNoDriver
+		return nil, device.ErrNoDriver
 	}
 	g := inv.byID[id]
 	if g == nil {
-		return nil, nil, fmt.Errorf("%s is not listed", id)
+		return nil, fmt.Errorf("%s is not listed", id)
 	}
-	return inv, g, nil
+	return g, nil
+}
+
+// Read returns the values of a GPU.
+func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
+	g, err := b.findGPU(id)
+	if err != nil {
+		return buf, err
+	}
+	return g.read(buf)
+}
+
+// Check returns an error if a GPU is not healthy.
+func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
+	g, err := b.findGPU(id)
+	if err != nil {
+		return device.ResetEvidence{}, err
+	}
+	return g.check()
+}
+
+// ReadProcessUsage lists the processes of a GPU and what each uses.
+func (b *Backend) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
+	g, err := b.findGPU(id)
+	if err != nil {
+		return buf, false
+	}
+	return g.readProcessUsage(buf)
+}
+
+// Processes lists the processes that have a context on a device.
+func (b *Backend) Processes(d device.Device) ([]uint32, error) {
+	g, err := b.findGPU(d.GPU)
+	if err != nil {
+		return nil, err
+	}
+	return g.listProcessIDs(d)
 }

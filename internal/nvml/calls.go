@@ -224,3 +224,5 @@ func (vs *valueSet) missesAny(c *nvmlCall, spared *[valueIDCount]bool) bool {
 	}
 	return false
 }
+
+func (vs *valueSet) unsetGPM() { clear(vs.present[gpmGraphics:]) }

@@ -18,8 +18,8 @@ const (
 
 // processCallBudget are kept for the processes, which are asked for after the rest: a list of
 // each kind, and what they used, of which a partitioned GPU does not tell.
-func (g *gpu) processCallBudget() int {
-	if g.groupedLayout.enabled {
+func (g *gpuReader) processCallBudget() int {
+	if g.groupedState.enabled {
 		return len(processListSymbols)
 	}
 	return len(processListSymbols) + 1
@@ -56,7 +56,7 @@ type collection struct {
 }
 
 // spendCall takes a call from what is left.
-func (g *gpu) spendCall() bool {
+func (g *gpuReader) spendCall() bool {
 	if g.collection.budget <= 0 {
 		return false
 	}
@@ -65,7 +65,7 @@ func (g *gpu) spendCall() bool {
 }
 
 // recordResult notes what a call has answered.
-func (g *gpu) recordResult(symbol string, ret nvml.Return) {
+func (g *gpuReader) recordResult(symbol string, ret nvml.Return) {
 	f := &g.collection
 	switch {
 	case ret == nvml.SUCCESS:
@@ -78,10 +78,10 @@ func (g *gpu) recordResult(symbol string, ret nvml.Return) {
 }
 
 // isAborted tells whether there is no use in asking on.
-func (g *gpu) isAborted() bool { return g.collection.aborted }
+func (g *gpuReader) isAborted() bool { return g.collection.aborted }
 
 // collect reads what is due.
-func (g *gpu) collect(now time.Time) {
+func (g *gpuReader) collect(now time.Time) {
 	g.updateInstances()
 	g.lastCollection = now
 	g.collection = collection{budget: maxCallsPerGPU + maxCallsPerInstance*len(g.instances) - g.processCallBudget()}
@@ -115,7 +115,7 @@ func (g *gpu) collect(now time.Time) {
 	}
 }
 
-func (g *gpu) readFields(f *fieldReader, now time.Time) {
+func (g *gpuReader) readFields(f *fieldReader, now time.Time) {
 	if ret := f.read(g.handle, now); ret != nvml.SUCCESS {
 		g.recordResult(fieldValuesSymbol, ret)
 	} else if f.anyAnswered() { // it is SUCCESS too where each field has failed
@@ -125,7 +125,7 @@ func (g *gpu) readFields(f *fieldReader, now time.Time) {
 
 // updateSpared finds out which slots need no call, since fields have all that is wanted of
 // them. A field that failed this once is made up for by its call.
-func (g *gpu) updateSpared() {
+func (g *gpuReader) updateSpared() {
 	for _, i := range g.plan.sparingRows {
 		r := &g.plan.rows[i]
 		_, known := g.fieldsOf(r).rawValue(g.plan.ranges[i][0].start)
@@ -134,7 +134,7 @@ func (g *gpu) updateSpared() {
 }
 
 // makeFastCalls makes the fast calls about a GPU or a slice.
-func (g *gpu) makeFastCalls(handle nvml.Device, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) {
+func (g *gpuReader) makeFastCalls(handle nvml.Device, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) {
 	for i := range calls {
 		if c := &calls[i]; c.pace == device.PaceFast && c.targets&target != 0 {
 			r.unset(c.values)
@@ -150,25 +150,28 @@ func (g *gpu) makeFastCalls(handle nvml.Device, target callTarget, r *valueSet, 
 }
 
 // canCall tells whether there is a use in making the i-th call.
-func (g *gpu) canCall(i int, target callTarget, states *[len(calls)]callState, now time.Time) bool {
+func (g *gpuReader) canCall(i int, target callTarget, states *[len(calls)]callState, now time.Time) bool {
 	c, t := &calls[i], &states[i]
-	if c.targets&target == 0 || !g.session.callable[i] || t.denials.shouldSkip(now) {
+	if c.targets&target == 0 || !g.canFind(i) || t.denials.shouldSkip(now) {
 		return false
 	}
 	if !c.isFallback || c.pace == device.PaceFast { // a fast one that fails just once is made up for
 		return true
 	}
-	return !g.session.callable[i-1] || states[i-1].denials.denied()
+	return !g.canFind(i-1) || states[i-1].denials.denied()
 }
+
+// canFind reports whether the library has the function of the i-th call.
+func (g *gpuReader) canFind(i int) bool { return g.session.symbols[calls[i].symbol] }
 
 // shouldCall tells whether the i-th call can be made, and would bring something that is not
 // there.
-func (g *gpu) shouldCall(i int, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) bool {
+func (g *gpuReader) shouldCall(i int, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) bool {
 	return g.canCall(i, target, states, now) && r.missesAny(&calls[i], g.sparedFor(target))
 }
 
 // sparedFor are the slots that fields make up for. Slices have no fields.
-func (g *gpu) sparedFor(target callTarget) *[valueIDCount]bool {
+func (g *gpuReader) sparedFor(target callTarget) *[valueIDCount]bool {
 	if target == targetMIG {
 		return &nothingSpared
 	}
@@ -179,7 +182,7 @@ var nothingSpared [valueIDCount]bool
 
 // makeCall makes a call. What it had brought before is gone when it fails; but what is
 // there while it is known to be absent, another one has brought.
-func (g *gpu) makeCall(i int, handle nvml.Device, r *valueSet, states *[len(calls)]callState, now time.Time) {
+func (g *gpuReader) makeCall(i int, handle nvml.Device, r *valueSet, states *[len(calls)]callState, now time.Time) {
 	c, t := &calls[i], &states[i]
 	if !t.denials.denied() {
 		r.unset(c.values)
@@ -207,7 +210,7 @@ type overdueRead struct {
 
 // readOverdue asks for what is most overdue of the slow values, if any is and there is a
 // call left for it. What would be shown for too long is asked for in any case.
-func (g *gpu) readOverdue(now time.Time) bool {
+func (g *gpuReader) readOverdue(now time.Time) bool {
 	next := g.mostOverdue(now, !g.spendCall())
 	switch {
 	case next.callIndex < 0:
@@ -224,7 +227,7 @@ func (g *gpu) readOverdue(now time.Time) bool {
 
 // mostOverdue returns what is to be asked for first, be it of all or only of what would be
 // too old; a negative what: nothing is.
-func (g *gpu) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
+func (g *gpuReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
 	next := overdueRead{callIndex: -1}
 	add := func(o overdueRead) {
 		if !now.Before(o.due) && (o.expired || !onlyExpired) && (next.callIndex < 0 || o.due.Before(next.due)) {
@@ -257,7 +260,7 @@ func (g *gpu) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
 
 // canCallSlow reports whether the i-th call is not fast and can be made. A static value that
 // is there is not asked for again.
-func (g *gpu) canCallSlow(i int, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) bool {
+func (g *gpuReader) canCallSlow(i int, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) bool {
 	switch calls[i].pace {
 	case device.PaceFast:
 		return false
@@ -270,7 +273,7 @@ func (g *gpu) canCallSlow(i int, target callTarget, r *valueSet, states *[len(ca
 
 // readSlowFields reports whether there are links to ask for that were not known before. Their
 // fields are due soon.
-func (g *gpu) readSlowFields(now time.Time) (newLinks bool) {
+func (g *gpuReader) readSlowFields(now time.Time) (newLinks bool) {
 	g.slowReadAt = now
 	g.readFields(&g.slowFields, now)
 	if newLinks = g.findLinks(); newLinks {
@@ -282,7 +285,7 @@ func (g *gpu) readSlowFields(now time.Time) (newLinks bool) {
 
 // readInitial reads what is static, and all that is slow for a first time, when a GPU is found:
 // so that the first flight has it.
-func (g *gpu) readInitial(now time.Time) {
+func (g *gpuReader) readInitial(now time.Time) {
 	g.collection = collection{budget: 1 << 20}
 	g.lastCollection = now
 	if g.readSlowFields(now) {
@@ -310,7 +313,7 @@ func (g *gpu) readInitial(now time.Time) {
 // dropBeforeReset drops what is of before a reset, which a reading or a check has seen: it was
 // so fast that no call failed. One that shows in the first flight was before the GPU was
 // listed, and all that is known of it was read then.
-func (g *gpu) dropBeforeReset() {
+func (g *gpuReader) dropBeforeReset() {
 	resets, first := g.history.resets.Load(), !g.collected
 	reset := resets != g.seenResets
 	g.seenResets, g.collected = resets, true
@@ -326,7 +329,7 @@ func (g *gpu) dropBeforeReset() {
 
 // dropSlow drops all slow values, so that each is asked for again, in the order in
 // which they were.
-func (g *gpu) dropSlow() {
+func (g *gpuReader) dropSlow() {
 	g.slowFields.requestAll()
 	g.slowReadAt = g.slowReadAt.Add(-slowInterval)
 	dropSlowValues(&g.latest, &g.callStates)
@@ -347,7 +350,7 @@ func dropSlowValues(r *valueSet, states *[len(calls)]callState) {
 // forgetAbsences forgets what the GPU was said not to have, and all slow values: it is in
 // trouble, and what it says meanwhile is no word to go by. Or it is another GPU now, in a
 // way: its MIG mode has changed.
-func (g *gpu) forgetAbsences() {
+func (g *gpuReader) forgetAbsences() {
 	g.fastFields.requestAll()
 	g.checkFields.requestAll()
 	g.dropSlow()

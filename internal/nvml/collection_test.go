@@ -12,7 +12,7 @@ import (
 
 // ageSlow has all that is slow be older by a while.
 func (s *backendFixture) ageSlow(i int, by time.Duration) {
-	g := s.inventory.Load().byIndex[i]
+	g := s.gpu(i)
 	g.slowReadAt = g.slowReadAt.Add(-by)
 	older := func(turns *[len(calls)]callState) {
 		for i := range turns {
@@ -82,7 +82,7 @@ func TestCallsOfFlight(t *testing.T) {
 				s.collectAll(0)
 				calls := s.calls().Since(before)
 				for _, function := range []string{"nvmlDeviceGetPcieThroughput", "nvmlDeviceGetUUID"} {
-					if n := calls.Count(function, 0); n > uint64(len(s.inventory.Load().byIndex[0].instances)) {
+					if n := calls.Count(function, 0); n > uint64(len(s.gpu(0).instances)) {
 						t.Errorf("%s is called %d times", function, n)
 					}
 				}
@@ -249,7 +249,7 @@ func TestAgeOfValues(t *testing.T) {
 		time.Second: maxCallsPerGPU, 15 * time.Second: maxCallsPerGPU, 30 * time.Second: 30, time.Minute: 30, 2 * time.Minute: 30,
 	} {
 		f := newTogglingGPU(t)
-		g, begin := f.inventory.Load().byIndex[0], f.since
+		g, begin := f.gpu(0), f.since
 		collections, slow := 0, 0
 		for at := time.Second; at <= max(5*time.Minute, 6*every); at += time.Second {
 			now := begin.Add(at)
@@ -287,7 +287,7 @@ func TestAgeOfValues(t *testing.T) {
 // passTime returns a function that lets a while pass, in steps of a scrape's interval, and
 // returns the last value of a series; -1: it is absent.
 func (s *backendFixture) passTime(name string) func(by time.Duration) float64 {
-	g, now := s.inventory.Load().byIndex[0], time.Now()
+	g, now := s.gpu(0), time.Now()
 	return func(by time.Duration) float64 {
 		for end := now.Add(by); now.Before(end); {
 			now = now.Add(5 * time.Second)
@@ -448,7 +448,7 @@ func TestSlowCallFails(t *testing.T) {
 			t.Errorf("%s: the old value stays", code)
 		}
 		s.clear("fail")
-		g := s.inventory.Load().byIndex[0]
+		g := s.gpu(0)
 		for i := range g.callStates {
 			g.callStates[i].denials.lastAt = g.callStates[i].denials.lastAt.Add(-again)
 		}
@@ -463,7 +463,7 @@ func TestSlowCallFails(t *testing.T) {
 // for that, and not for the newer one each time.
 func TestOlderForm(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "driver 550.54.15")
-	g := s.inventory.Load().byIndex[0]
+	g := s.gpu(0)
 	newer := slices.IndexFunc(calls[:], func(c nvmlCall) bool { return c.symbol == "nvmlDeviceGetGpuFabricInfoV" })
 	g.callStates[newer].denials = denialTracker{denialsToConfirm, time.Now()} // as if it had answered ARGUMENT_VERSION_MISMATCH
 	g.latest.unset(fabricValues)

@@ -112,9 +112,9 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 	if l.old.byIndex[index] != nil {
 		probe.timeout = knownGPUTimeout
 	}
-	old, probeDone, sysRoot := l.old, l.probeDone, l.options.SysRoot
+	old, probeDone, b := l.old, l.probeDone, l.Backend
 	l.pendingCalls.start(func() {
-		probe.result = probe.session.probeDevice(index, old, sysRoot)
+		probe.result = b.probeDevice(probe.session, index, old)
 		if g := probe.result.gpu; probe.result.isNew && g != nil {
 			g.callMu.Lock() // whoever reads it waits until it was met
 			close(probe.identified)
@@ -135,7 +135,7 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 // probeDevice finds out what is at an index. One that is known is asked for nothing but how it
 // is partitioned, and an answer that leaves that open changes nothing. While another
 // call about the GPU is under way it waits, and costs no thread.
-func (sess *nvmlSession) probeDevice(index int, old *inventory, sysRoot string) (result probeResult) {
+func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (result probeResult) {
 	previous := old.byIndex[index]
 	if previous != nil {
 		previous.callMu.Lock()
@@ -162,7 +162,7 @@ func (sess *nvmlSession) probeDevice(index int, old *inventory, sysRoot string) 
 		return result
 	case result.gpu == nil:
 		result.isNew = true
-		if result.gpu, result.err = sess.describeGPU(handle, sysRoot); result.err != nil {
+		if result.gpu, result.err = b.describeGPU(sess, handle); result.err != nil {
 			return result
 		}
 	}

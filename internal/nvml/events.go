@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -161,10 +160,6 @@ func (b *Backend) toEvent(data nvml.EventData) device.Event {
 	return device.Event{}
 }
 
-// NoInstanceID stands where the number of a GPU or compute instance would, for a report
-// that names none.
-const NoInstanceID = math.MaxUint32
-
 // xidEvent is the report of an Xid of a GPU, which is nil where it is not known.
 func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Event {
 	number = cmp.Or(number, undeterminedXid)
@@ -176,7 +171,7 @@ func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Even
 	}
 	e.GPU = g.id
 	if !eventClasses[class].wholeGPU {
-		e.Device = inv.migDeviceID(g, gi, ci)
+		e.Device = g.mig.Load().deviceID(gi, ci)
 	}
 	return e
 }

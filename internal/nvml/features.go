@@ -4,11 +4,11 @@ import "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 // fillFeatures fills what is known without a call of its own: what the listing said, and
 // which fields the GPU has. A feature that the GPU has denied only once or twice is left out.
-func (g *gpu) fillFeatures() {
+func (g *gpuReader) fillFeatures() {
 	r := &g.latest
-	p := g.layout.Load()
+	p := g.mig.Load()
 	r.present[migEnabled], r.present[migPending], r.present[hasMIG] = false, false, false
-	if p.capable || p.denials.confirmed() {
+	if p.capable || p.denied {
 		r.setBool(nvml.SUCCESS, hasMIG, p.capable)
 	}
 	if p.capable {
@@ -48,10 +48,10 @@ func (g *gpu) fillFeatures() {
 
 // lacksAllCalls reports whether the GPU has none of the calls that fill a slot, and has said so
 // of one at least, often enough to be believed.
-func (g *gpu) lacksAllCalls(id valueID) bool {
+func (g *gpuReader) lacksAllCalls(id valueID) bool {
 	lacks := false
 	for i := range calls {
-		if !calls[i].provides(id) || !g.session.callable[i] {
+		if !calls[i].provides(id) || !g.canFind(i) {
 			continue
 		}
 		if !g.callStates[i].denials.confirmed() {

@@ -136,13 +136,15 @@ func (s *backendFixture) list(n int) []device.Device {
 }
 
 // id is the GPU whose scenario index is i.
-func (s *backendFixture) id(i int) device.GPU {
+func (s *backendFixture) id(i int) device.GPU { s.Helper(); return s.gpu(i).id }
+
+func (s *backendFixture) gpu(i int) *gpu {
 	s.Helper()
 	g := s.inventory.Load().byIndex[i]
 	if g == nil {
 		s.Fatalf("GPU %d is not listed", i)
 	}
-	return g.id
+	return g
 }
 
 // reading reads a GPU without an error: its values by the name of their series.

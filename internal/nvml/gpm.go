@@ -21,22 +21,6 @@ const (
 	gpmIdleTimeout = 5 * time.Minute
 )
 
-// gpmIDs are the metrics, in the order of the slots from gpmGraphics on.
-var gpmIDs = [...]nvml.GpmMetricId{
-	nvml.GPM_METRIC_GRAPHICS_UTIL, nvml.GPM_METRIC_SM_UTIL, nvml.GPM_METRIC_SM_OCCUPANCY, nvml.GPM_METRIC_INTEGER_UTIL,
-	nvml.GPM_METRIC_ANY_TENSOR_UTIL, nvml.GPM_METRIC_DFMA_TENSOR_UTIL, nvml.GPM_METRIC_HMMA_TENSOR_UTIL,
-	nvml.GPM_METRIC_IMMA_TENSOR_UTIL, nvml.GPM_METRIC_DRAM_BW_UTIL, nvml.GPM_METRIC_FP64_UTIL,
-	nvml.GPM_METRIC_FP32_UTIL, nvml.GPM_METRIC_FP16_UTIL,
-}
-
-// gpmFunctions serve only together.
-var gpmFunctions = [...]string{
-	"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree",
-	"nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
-}
-
-func (s symbols) supportsGPM() bool { return s.hasAll(gpmFunctions[:]) }
-
 // gpmSample is a buffer that the library has made. The zero sample is none.
 type gpmSample struct {
 	nvml.GpmSample
@@ -57,8 +41,6 @@ func (s *gpmSampler) reset(r *valueSet) {
 	r.unsetGPM()
 }
 
-func (vs *valueSet) unsetGPM() { clear(vs.present[gpmGraphics:]) }
-
 // gpmState is what a GPU has for its samplers, and for those of its instances.
 type gpmState struct {
 	probed, supported bool          // told: the GPU has said whether it is supported
@@ -69,12 +51,12 @@ type gpmState struct {
 }
 
 // needsGPMProbe reports whether the GPU is still to be asked whether it has such counters.
-func (g *gpu) needsGPMProbe(now time.Time) bool {
+func (g *gpuReader) needsGPMProbe(now time.Time) bool {
 	return g.session.symbols.supportsGPM() && !g.gpm.probed && !g.gpm.denials.shouldSkip(now)
 }
 
 // probeGPM asks it.
-func (g *gpu) probeGPM(now time.Time) {
+func (g *gpuReader) probeGPM(now time.Time) {
 	support, ret := g.session.lib.GpmQueryDeviceSupport(g.handle)
 	g.gpm.denials.record(isUnavailable(ret), now)
 	g.gpm.probed = ret == nvml.SUCCESS
@@ -94,7 +76,7 @@ const noGPUInstance = -1
 // takeSamples takes the samples that are due, of the GPU and of its instances. Checks call
 // it, which come every five seconds or more often: so a window does not depend on who reads,
 // nor how often. While no collection comes it does nothing.
-func (g *gpu) takeSamples(now time.Time) {
+func (g *gpuReader) takeSamples(now time.Time) {
 	if !g.gpm.supported || now.Sub(g.lastCollection) > gpmIdleTimeout {
 		return
 	}
@@ -123,14 +105,11 @@ func (s *gpmSampler) due(now time.Time) bool {
 
 // takeSample takes a sample where one is due, and has in r what happened since the one before.
 // It costs three calls at most.
-func (g *gpu) takeSample(s *gpmSampler, r *valueSet, instance int, now time.Time) {
+func (g *gpuReader) takeSample(s *gpmSampler, r *valueSet, instance int, now time.Time) {
 	if !g.gpm.supported || !s.due(now) {
 		return
 	}
-	resets := uint64(0)
-	if g.history != nil { // it is not there before the GPU is listed
-		resets = g.history.resets.Load()
-	}
+	resets := g.history.resets.Load()
 	first := s.takenAt.IsZero() || now.Sub(s.takenAt) > maxAge || s.resets != resets
 	into := &g.gpm.next
 	if first {
@@ -153,7 +132,7 @@ func (s *gpmSampler) expire(r *valueSet, now time.Time) {
 }
 
 // fillSample takes a sample, into a buffer that is made where there is none yet.
-func (g *gpu) fillSample(into *gpmSample, instance int, s *gpmSampler, now time.Time) bool {
+func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now time.Time) bool {
 	if into.GpmSample == nil {
 		if g.samplesFreed || !g.spendCall() {
 			return false
@@ -187,7 +166,7 @@ func (g *gpu) fillSample(into *gpmSample, instance int, s *gpmSampler, now time.
 }
 
 // compareSamples has in r what happened between two samples.
-func (g *gpu) compareSamples(earlier, later gpmSample, r *valueSet) {
+func (g *gpuReader) compareSamples(earlier, later gpmSample, r *valueSet) {
 	if !g.spendCall() {
 		return
 	}
@@ -209,7 +188,7 @@ func (g *gpu) compareSamples(earlier, later gpmSample, r *valueSet) {
 
 // freeSamples gives back all samples of a GPU, if they are of this Init: those of an earlier one
 // went with it.
-func (g *gpu) freeSamples(current *nvmlSession) {
+func (g *gpuReader) freeSamples(current *librarySession) {
 	free := func(s *gpmSample) {
 		if s.GpmSample != nil && g.session == current {
 			_ = g.session.lib.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us

@@ -56,7 +56,7 @@ func TestGPM(t *testing.T) {
 	s.clear("fail")
 	want("a first one again", -1, 1, check)
 	want("and the next", 0.5, 2, window)
-	g := s.inventory.Load().byIndex[0]
+	g := s.gpu(0)
 	g.history.resets.Add(1)
 	want("after a reset", -1, 1, window)
 	g.lastCollection = g.lastCollection.Add(-gpmIdleTimeout - time.Minute)
@@ -78,7 +78,7 @@ func TestWindowsOfReaders(t *testing.T) {
 	windows := func(others ...time.Duration) (seen []time.Duration) {
 		s := newListedFixture(t, "gpus 1", "gpu 0 metric 2 40")
 		defer s.Close()
-		g, begin := s.inventory.Load().byIndex[0], time.Now()
+		g, begin := s.gpu(0), time.Now()
 		for at := time.Second; at <= 5*time.Minute; at += time.Second {
 			now := begin.Add(at)
 			if at%(5*time.Second) == 0 {
@@ -112,7 +112,7 @@ func TestGPMOfGoneGPU(t *testing.T) {
 	for i := range 2 {
 		s.values(i)
 	}
-	g := s.inventory.Load().byIndex[1]
+	g := s.gpu(1)
 	s.set("gpus 1")
 	g.callMu.Lock() // a call that hangs
 	s.list(1)

@@ -11,15 +11,13 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// gpu is a GPU as long as it is listed.
-type gpu struct {
+// gpuReader reads a GPU as long as it is listed.
+type gpuReader struct {
 	id      device.GPU
-	handle  nvml.Device   // valid until the next Init
-	device  device.Device // its Index and Nodes are those of no listing: see at
+	handle  nvml.Device // valid until the next Init
 	history *gpuHistory
-	// layout is how the GPU is partitioned, as the newest listing that could tell found;
-	// never nil, and written by Devices.
-	layout atomic.Pointer[migLayout]
+	// mig is how the GPU is partitioned, by the newest listing that could tell; never nil.
+	mig atomic.Pointer[migState]
 	// responsive tells whether the newest Read or Check got an answer. Wait does not
 	// turn to a GPU that gives none.
 	responsive atomic.Bool
@@ -36,8 +34,8 @@ type gpu struct {
 	// is to hang in it. Reads, checks and listings wait for it, on goroutines of their
 	// own.
 	callMu sync.Mutex
-	// session is the library that handle is of, and catalogue what is read of the GPU.
-	session *nvmlSession
+	// session is the library that handle is of, and plan what is read of the GPU.
+	session *librarySession
 	plan    *readPlan
 
 	// All below belong to the Read, Check or Uses that has set calling.
@@ -58,55 +56,36 @@ type gpu struct {
 	supportedReasons uint64
 	// instances are those of grouped, and unused are samples of some that are gone.
 	instances     []*instance
-	groupedLayout *migLayout
+	groupedState  *migState
 	unusedSamples []gpmSample
 	// samplesFreed says that the GPU is no longer listed: a call that began before has no more
 	// samples made for it. It goes with turn.
 	samplesFreed bool
 }
 
-// gpuHistory is what outlives a listing and an Init.
-type gpuHistory struct {
-	resets atomic.Uint64
-	// energyMillijoules is the newest reading of the counter, in mJ.
-	energyMillijoules atomic.Uint64
-
-	mu sync.Mutex
-	// All below are guarded by mu.
-	counters map[int]*monotonicCounter // those of the rows that have one, by their number
-	// faults are what checks find wrong, by their names, and apartSince is since when the
-	// GPU is seen not to have joined the fabric that it belongs to.
-	faults         map[string]*device.Fault
-	notJoinedSince time.Time
-}
-
-// energyField counts mJ since the driver was loaded or the GPU was reset. That it
-// went down is the cheapest proof of either.
-const energyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
-
-// newGPU is a GPU that is still to be asked what there is to ask it for: see meet.
-func newGPU(id device.GPU, handle nvml.Device, sess *nvmlSession) *gpu {
-	g := &gpu{id: id, handle: handle, session: sess, plan: sess.plan}
+// newGPUReader returns a reader of a GPU, which is still to be initialized.
+func newGPUReader(id device.GPU, handle nvml.Device, session *librarySession, plan *readPlan, history *gpuHistory) *gpuReader {
+	g := &gpuReader{id: id, handle: handle, session: session, plan: plan, history: history}
 	g.responsive.Store(true)
-	g.layout.Store(&migLayout{})
-	g.supportedReasons = supportedClockReasons(handle, sess.symbols)
+	g.mig.Store(&migState{})
+	g.supportedReasons = supportedClockReasons(handle, session.symbols)
 	return g
 }
 
 // initialize asks for what is static, and for all that is slow. What the GPU does not have drops
 // out with the first answer. It goes with turn.
-func (g *gpu) initialize() {
+func (g *gpuReader) initialize() {
 	sess := g.session
 	g.checkFields = newFieldReader(sess.symbols, checkBatch, func(fieldKey) bool { return true })
-	g.fastFields = newFieldReader(sess.symbols, sess.plan.fast, g.mayHaveField)
-	g.slowFields = newFieldReader(sess.symbols, sess.plan.slow, g.mayHaveField)
+	g.fastFields = newFieldReader(sess.symbols, g.plan.fast, g.mayHaveField)
+	g.slowFields = newFieldReader(sess.symbols, g.plan.slow, g.mayHaveField)
 	g.readInitial(time.Now())
 }
 
 // mayHaveField reports whether the GPU could have a field, by the links that it is known to have.
-func (g *gpu) mayHaveField(k fieldKey) bool {
+func (g *gpuReader) mayHaveField(k fieldKey) bool {
 	switch {
-	case g.session.renumberedFields && isClockReason(k.id):
+	case isClockReason(k.id) && !g.session.atLeast58082():
 		return false
 	case k.scope == scopeGPU:
 		return true
@@ -119,7 +98,7 @@ var linkCounts = [scopeC2CLink + 1]uint32{scopeNVLink: nvml.FI_DEV_NVLINK_LINK_C
 
 // findLinks has the fields of links be asked for that the newest counts are the first to
 // have, and reports whether there are any.
-func (g *gpu) findLinks() (found bool) {
+func (g *gpuReader) findLinks() (found bool) {
 	for _, s := range [...]fieldScope{scopeNVLink, scopeC2CLink} {
 		n, ok := g.slowFields.value(g.plan.slow.index[fieldKey{id: linkCounts[s]}])
 		if links := uint32(min(n, maxNVLinks)); ok && links > g.links[s] {
@@ -153,15 +132,11 @@ func supportedClockReasons(handle nvml.Device, has symbols) uint64 {
 	return ^uint64(0)
 }
 
-// Read asks for the fast fields in one call, and makes one more for each thing that no
+// read asks for the fast fields in one call, and makes one more for each thing that no
 // field has, and for some of what is slow. One that fails costs its own rows, unless it
 // says that the GPU is lost: then, and when nothing is answered, there is no value of any
 // pace.
-func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
-	_, g, err := b.findGPU(id)
-	if err != nil {
-		return buf, err
-	}
+func (g *gpuReader) read(buf []device.Sample) ([]device.Sample, error) {
 	if !g.tryAcquire() {
 		return buf, device.ErrStalled
 	}
@@ -182,7 +157,7 @@ func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 
 // readError returns why a GPU has given nothing. INVALID_ARGUMENT may be about the handle, or
 // about ids that the driver is too old for: the UUID, which any driver has, tells which.
-func (g *gpu) readError() error {
+func (g *gpuReader) readError() error {
 	if g.collection.failure.ret == nvml.ERROR_INVALID_ARGUMENT {
 		if err := g.ping(); err != nil {
 			return err
@@ -193,7 +168,7 @@ func (g *gpu) readError() error {
 
 // ping asks the GPU for its UUID, and returns an error where it does not answer. A handle
 // that is invalid is that of a GPU that is lost.
-func (g *gpu) ping() error {
+func (g *gpuReader) ping() error {
 	const symbol = "nvmlDeviceGetUUID"
 	switch _, ret := g.handle.GetUUID(); ret {
 	case nvml.SUCCESS:
@@ -206,7 +181,7 @@ func (g *gpu) ping() error {
 }
 
 // tryAcquire begins a Read or a Check, and tells whether another one is under way.
-func (g *gpu) tryAcquire() bool {
+func (g *gpuReader) tryAcquire() bool {
 	if !g.inUse.CompareAndSwap(false, true) {
 		return false
 	}
@@ -214,7 +189,7 @@ func (g *gpu) tryAcquire() bool {
 	return true
 }
 
-func (g *gpu) release() {
+func (g *gpuReader) release() {
 	g.callMu.Unlock()
 	g.inUse.Store(false)
 }
@@ -236,14 +211,14 @@ func (f callFailure) err() error {
 }
 
 // appendSamples appends what was read, in the order of the rows.
-func (g *gpu) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
+func (g *gpuReader) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
 	if g.latest.present[clockEventReasons] { // seen is supported, whatever the mask says
 		g.supportedReasons |= uint64(g.latest.values[clockEventReasons])
 	}
 	g.fillFeatures()
 	for i := range g.plan.rows {
 		if v, ok := g.rowValue(i, now); ok {
-			buf = append(buf, device.Sample{Device: g.device.ID, Metric: i, Value: v})
+			buf = append(buf, device.Sample{Device: device.ID(g.id), Metric: i, Value: v})
 		}
 	}
 	for _, in := range g.instances {
@@ -253,7 +228,7 @@ func (g *gpu) appendSamples(buf []device.Sample, now time.Time) []device.Sample 
 }
 
 // rowValue is what is known of a row; false where nothing is.
-func (g *gpu) rowValue(i int, now time.Time) (float64, bool) {
+func (g *gpuReader) rowValue(i int, now time.Time) (float64, bool) {
 	r := &g.plan.rows[i]
 	if r.unlessValue != noValue && g.latest.present[r.unlessValue] {
 		return 0, false
@@ -284,7 +259,7 @@ func (g *gpu) rowValue(i int, now time.Time) (float64, bool) {
 }
 
 // sumSource is what the newest call gave for a source.
-func (g *gpu) sumSource(r *metricDef, ref fieldRange, u conversion) (sum float64, ok bool) {
+func (g *gpuReader) sumSource(r *metricDef, ref fieldRange, u conversion) (sum float64, ok bool) {
 	f := g.fieldsOf(r)
 	for k := range ref.n {
 		raw, known := f.rawValue(ref.start + k)
@@ -309,7 +284,7 @@ func (r *metricDef) toValue(v float64) (float64, bool) {
 
 // detectReset looks whether the counter went down since it was last seen. Reads and
 // checks both do, so that a reset shows also while nobody checks.
-func (g *gpu) detectReset(f *fieldReader, at int) {
+func (g *gpuReader) detectReset(f *fieldReader, at int) {
 	now, ok := f.value(at)
 	if !ok {
 		return
@@ -319,17 +294,10 @@ func (g *gpu) detectReset(f *fieldReader, at int) {
 	}
 }
 
-// totalMemory is the memory of a GPU or of a slice in bytes; 0 when unknown.
-func totalMemory(handle nvml.Device, has symbols) uint64 {
-	var r valueSet
-	for i := range calls {
-		if c := &calls[i]; has[c.symbol] && c.provides(memoryTotal) && !r.present[memoryTotal] {
-			_ = c.get(handle, &r) // without it the slot stays empty
-		}
+// fieldsOf are the fields of a row's pace.
+func (g *gpuReader) fieldsOf(r *metricDef) *fieldReader {
+	if r.slow {
+		return &g.slowFields
 	}
-	v, ok := inBytes.convert(r.values[memoryTotal])
-	if !ok {
-		return 0
-	}
-	return uint64(v)
+	return &g.fastFields
 }

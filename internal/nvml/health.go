@@ -11,16 +11,6 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// What a fault can ask for.
-const (
-	actionRestartApp = "restart_app"
-	actionResetGPU   = "reset_gpu"
-	actionReboot     = "reboot"
-	actionRestartVM  = "restart_vm"
-	actionReplaceGPU = "replace"
-	actionInspect    = "inspect"
-)
-
 // checkedFields are asked for in each check, in one call.
 var checkedFields = [...]uint32{
 	energyIndex:            energyField, // that it answers is enough; resets are told from it
@@ -97,18 +87,15 @@ var healthChecks = [...]healthCheck{
 }
 
 // evaluateFunc says what a value means for the GPU.
-type evaluateFunc func(g *gpu, c *healthCheck, value float64, now time.Time) *device.Fault
+type evaluateFunc func(g *gpuReader, c *healthCheck, value float64, now time.Time) *device.Fault
 
-func faultIfSet(_ *gpu, c *healthCheck, value float64, _ time.Time) *device.Fault {
+func faultIfSet(_ *gpuReader, c *healthCheck, value float64, _ time.Time) *device.Fault {
 	if value == 0 {
 		return nil
 	}
 	fault := c.fault
 	return &fault
 }
-
-// recoveryField is the driver's word on what the GPU needs.
-const recoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 
 // recoveryActions are the values of nvmlDeviceGpuRecoveryAction_t, by which a driver
 // from 565 on says what its GPU needs before it can be used again.
@@ -124,19 +111,13 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 
 // evaluateRecoveryAction passes on what the driver asks for. A value that NVML does not define is no
 // fault.
-func evaluateRecoveryAction(_ *gpu, _ *healthCheck, value float64, _ time.Time) *device.Fault {
+func evaluateRecoveryAction(_ *gpuReader, _ *healthCheck, value float64, _ time.Time) *device.Fault {
 	if !isRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
 	}
 	fault := recoveryActions[nvml.DeviceGpuRecoveryAction(value)]
 	fault.Reason = "recovery_action_" + fault.Reason
 	return &fault
-}
-
-// isRecoveryAction reports whether NVML defines a value of the field.
-func isRecoveryAction(value float64) bool {
-	_, ok := inRecoveryAction.convert(value)
-	return ok && value == math.Trunc(value)
 }
 
 // fabricJoinTimeout is how long a GPU may take to join the fabric, which begins when the node's
@@ -147,9 +128,9 @@ const fabricJoinTimeout = 5 * time.Minute
 // pods that are waiting there would be turned away for good. After that CUDA does not
 // start on it. But a partitioned GPU, and one whose NVLinks are turned off, has no use
 // for the fabric.
-func evaluateFabricJoin(g *gpu, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
+func evaluateFabricJoin(g *gpuReader, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
 	since := &g.history.notJoinedSince
-	if notJoined == 0 || g.links[scopeNVLink] == 0 || g.layout.Load().enabled {
+	if notJoined == 0 || g.links[scopeNVLink] == 0 || g.mig.Load().enabled {
 		*since = time.Time{}
 		return nil
 	}
@@ -162,14 +143,10 @@ func evaluateFabricJoin(g *gpu, c *healthCheck, notJoined float64, now time.Time
 	return faultIfSet(g, c, notJoined, now)
 }
 
-// Check asks for a few fields in one call. A GPU that says that it does not have
+// check asks for a few fields in one call. A GPU that says that it does not have
 // them has answered, and so can be used. What has no field is judged as a call has left
 // it, for which a second one may be made, once a minute.
-func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
-	_, g, err := b.findGPU(id)
-	if err != nil {
-		return device.ResetEvidence{}, err
-	}
+func (g *gpuReader) check() (device.ResetEvidence, error) {
 	if !g.tryAcquire() {
 		return g.resetEvidence(), device.ErrStalled
 	}
@@ -189,7 +166,7 @@ func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
 	return g.resetEvidence(), err
 }
 
-func (g *gpu) resetEvidence() device.ResetEvidence {
+func (g *gpuReader) resetEvidence() device.ResetEvidence {
 	return device.ResetEvidence{Resets: g.history.resets.Load(), EnergyCounter: g.history.energyMillijoules.Load(), RepairPending: g.repairPending.Load()}
 }
 
@@ -199,7 +176,7 @@ func isFault(err error) bool {
 }
 
 // runChecks asks, and judges what was answered. The error is that of a call.
-func (g *gpu) runChecks(now time.Time) (*device.Fault, error) {
+func (g *gpuReader) runChecks(now time.Time) (*device.Fault, error) {
 	ret := g.checkFields.read(g.handle, now)
 	action, reported := g.checkFields.value(recoveryIndex)
 	g.reportsRecovery.Store(reported && isRecoveryAction(action))
@@ -225,7 +202,7 @@ func (g *gpu) runChecks(now time.Time) (*device.Fault, error) {
 // evaluateChecks goes through the rows. What was found stands until the GPU says otherwise: what
 // it does not tell any more, as a partitioned one does not tell of its rows, is not mended.
 // But a recovery action is the driver's, and goes with it.
-func (g *gpu) evaluateChecks(now time.Time) (first *device.Fault) {
+func (g *gpuReader) evaluateChecks(now time.Time) (first *device.Fault) {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
 	found := g.history.faults
@@ -246,7 +223,7 @@ func (g *gpu) evaluateChecks(now time.Time) (first *device.Fault) {
 }
 
 // checkValue is the newest value of what a check judges.
-func (g *gpu) checkValue(c *healthCheck) (value float64, known bool) {
+func (g *gpuReader) checkValue(c *healthCheck) (value float64, known bool) {
 	if c.fieldIndex != 0 {
 		return g.checkFields.value(c.fieldIndex)
 	}
@@ -276,7 +253,7 @@ var checkCalls = func() map[int][]string {
 
 // makeCheckCall makes one call, if one is overdue, for what has no field. That it fails is a
 // failure of the check only where the GPU is gone.
-func (g *gpu) makeCheckCall(now time.Time) callFailure {
+func (g *gpuReader) makeCheckCall(now time.Time) callFailure {
 	maxLate, callIndex := time.Duration(-1), -1
 	for i, names := range checkCalls {
 		late := now.Sub(g.callStates[i].calledAt) - g.checkCallInterval(names)
@@ -297,7 +274,7 @@ func (g *gpu) makeCheckCall(now time.Time) callFailure {
 	return callFailure{}
 }
 
-func (g *gpu) checkCallInterval(names []string) time.Duration {
+func (g *gpuReader) checkCallInterval(names []string) time.Duration {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
 	for _, name := range names {
@@ -334,4 +311,10 @@ func Checks() []CheckInfo {
 		list = append(list, row)
 	}
 	return list
+}
+
+// isRecoveryAction reports whether NVML defines a value of the field.
+func isRecoveryAction(value float64) bool {
+	_, ok := inRecoveryAction.convert(value)
+	return ok && value == math.Trunc(value)
 }

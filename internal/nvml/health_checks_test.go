@@ -30,7 +30,7 @@ func (s *backendFixture) wantFault(when string, i int, want *device.Fault) {
 // ageChecks has time pass for what checks judge.
 func (s *backendFixture) ageChecks(i int, by time.Duration) {
 	s.ageSlow(i, by)
-	h := s.inventory.Load().byIndex[i].history
+	h := s.gpu(i).history
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.notJoinedSince.IsZero() {
@@ -232,7 +232,7 @@ func TestLostInAJudgedCall(t *testing.T) {
 func TestChecksKeepAReadingsCalls(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.values(0)
-	g := s.inventory.Load().byIndex[0]
+	g := s.gpu(0)
 	left := g.collection
 	s.ageChecks(0, healthyCheckCallInterval)
 	s.checkFault(0)
@@ -254,7 +254,7 @@ func TestVitals(t *testing.T) {
 	}
 	for pending, field := range map[string]string{"remapped_pending": "144", "retired_pending": "31"} {
 		s.set("gpu 0 " + pending + " 1")
-		g := s.inventory.Load().byIndex[0]
+		g := s.gpu(0)
 		g.checkFields.droppedSince = g.checkFields.droppedSince.Add(-confirmedRetryInterval)
 		if v := vitals(0); !v.RepairPending {
 			t.Errorf("%s: got %+v", pending, v)

@@ -105,11 +105,11 @@ func TestUndefinedRecoveryAction(t *testing.T) {
 	}
 	s.set("gpu 0 recovery_action 8")
 	s.wantFault("undefined", 0, nil)
-	if s.inventory.Load().byIndex[0].reportsRecovery.Load() {
+	if s.gpu(0).reportsRecovery.Load() {
 		t.Error("an undefined action is the driver's word")
 	}
 	again := func() map[string]float64 { // with the slow fields
-		g := s.inventory.Load().byIndex[0]
+		g := s.gpu(0)
 		g.slowReadAt = time.Time{}
 		return s.values(0)
 	}

@@ -88,3 +88,36 @@ func computeCapability(handle nvml.Device) (string, nvml.Return) {
 	major, minor, ret := handle.GetCudaComputeCapability()
 	return strconv.Itoa(major) + "." + strconv.Itoa(minor), ret
 }
+
+// systemLabels are the labels that are the same for all GPUs of a node.
+func systemLabels(s *librarySession) []device.Label {
+	var cuda string
+	if s.symbols["nvmlSystemGetCudaDriverVersion"] {
+		if v, ret := s.lib.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
+			// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
+			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
+		}
+	}
+	return []device.Label{
+		{Name: "driver_version", Value: s.version},
+		{Name: "cuda_version", Value: cuda},
+		{Name: "confidential_computing", Value: confidentialComputing(s.lib, s.symbols)},
+	}
+}
+
+// confidentialComputing is whether the node's GPUs compute confidentially; empty: it is not known.
+func confidentialComputing(library nvml.Interface, has symbols) string {
+	if !has["nvmlSystemGetConfComputeState"] {
+		return ""
+	}
+	switch s, ret := library.SystemGetConfComputeState(); {
+	case ret != nvml.SUCCESS:
+		return ""
+	case s.CcFeature != nvml.CC_SYSTEM_FEATURE_ENABLED:
+		return "off"
+	case s.DevToolsMode == nvml.CC_SYSTEM_DEVTOOLS_MODE_ON:
+		return "devtools"
+	default:
+		return "on"
+	}
+}

@@ -17,9 +17,9 @@ import (
 type instance struct {
 	gi int
 	// membersKey tells it from one that has its number later.
-	membersKey   string
-	lowestDevice *listedMIGDevice // the one whose values they are
-	handle       nvml.Device      // of that; nil: the newest listing could not have it
+	membersKey string
+	device     device.ID   // the one whose values they are
+	handle     nvml.Device // of that; nil: the newest listing could not have it
 
 	latest     valueSet
 	callStates [len(calls)]callState
@@ -29,30 +29,30 @@ type instance struct {
 }
 
 // updateInstances has the instances follow the newest listing.
-func (g *gpu) updateInstances() {
-	p := g.layout.Load()
-	if p == g.groupedLayout {
+func (g *gpuReader) updateInstances() {
+	p := g.mig.Load()
+	if p == g.groupedState {
 		return
 	}
-	if g.groupedLayout != nil && g.groupedLayout.enabled != p.enabled { // what the GPU has depends on it
+	if g.groupedState != nil && g.groupedState.enabled != p.enabled { // what the GPU has depends on it
 		g.forgetAbsences()
 	}
-	g.groupedLayout = p
-	byNumber := map[int][]*listedMIGDevice{}
+	g.groupedState = p
+	byNumber := map[int][]migDevice{}
 	for _, s := range p.devices {
 		byNumber[s.gi] = append(byNumber[s.gi], s)
 	}
 	old := g.instances
 	g.instances = make([]*instance, 0, len(byNumber))
 	for gi, members := range byNumber {
-		slices.SortFunc(members, func(a, b *listedMIGDevice) int { return cmp.Compare(a.ci, b.ci) })
+		slices.SortFunc(members, func(a, b migDevice) int { return cmp.Compare(a.ci, b.ci) })
 		key := membersKeyOf(members)
 		in := &instance{gi: gi, membersKey: key}
 		if i := slices.IndexFunc(old, func(i *instance) bool { return i.gi == gi && i.membersKey == key }); i >= 0 {
 			in = old[i]
 			old = slices.Delete(old, i, i+1)
 		}
-		in.lowestDevice, in.handle = members[0], p.handles[members[0]]
+		in.device, in.handle = members[0].id, members[0].handle
 		g.instances = append(g.instances, in)
 	}
 	slices.SortFunc(g.instances, func(a, b *instance) int { return cmp.Compare(a.gi, b.gi) })
@@ -64,7 +64,7 @@ func (g *gpu) updateInstances() {
 }
 
 // membersKeyOf is what an instance with these slices is known by.
-func membersKeyOf(members []*listedMIGDevice) string {
+func membersKeyOf(members []migDevice) string {
 	var b strings.Builder
 	for _, s := range members {
 		fmt.Fprintf(&b, "%s/%d ", s.id, s.ci)
@@ -75,7 +75,7 @@ func membersKeyOf(members []*listedMIGDevice) string {
 // readInstance reads what an instance has to be asked for in each flight. A listing may
 // be seconds old, and the handle another slice's by now: so after its memory was read
 // it is asked whose it is.
-func (g *gpu) readInstance(in *instance, now time.Time) {
+func (g *gpuReader) readInstance(in *instance, now time.Time) {
 	in.verified = false
 	if in.handle == nil {
 		return
@@ -91,7 +91,7 @@ func (g *gpu) readInstance(in *instance, now time.Time) {
 }
 
 // verifyHandle reports whether an instance's handle is that of its slice.
-func (g *gpu) verifyHandle(in *instance) bool {
+func (g *gpuReader) verifyHandle(in *instance) bool {
 	if in.handle == nil || !g.spendCall() {
 		return false
 	}
@@ -99,7 +99,7 @@ func (g *gpu) verifyHandle(in *instance) bool {
 	if isFinal(ret) { // any other answer is about the slice, which may be gone
 		g.recordResult("nvmlDeviceGetUUID", ret)
 	}
-	return ret == nvml.SUCCESS && device.ID(toValidUTF8(uuid)) == in.lowestDevice.id
+	return ret == nvml.SUCCESS && device.ID(toValidUTF8(uuid)) == in.device
 }
 
 // reset drops all that was read of it.
@@ -111,7 +111,7 @@ func (in *instance) reset() {
 }
 
 // instanceSamples appends what was read of an instance, in the order of the rows.
-func (g *gpu) instanceSamples(in *instance, buf []device.Sample) []device.Sample {
+func (g *gpuReader) instanceSamples(in *instance, buf []device.Sample) []device.Sample {
 	if !in.verified {
 		return buf
 	}
@@ -121,7 +121,7 @@ func (g *gpu) instanceSamples(in *instance, buf []device.Sample) []device.Sample
 			continue
 		}
 		if v, ok := r.conversion.convert(in.latest.values[r.valueID]); ok {
-			buf = append(buf, device.Sample{Device: in.lowestDevice.id, Metric: i, Value: v})
+			buf = append(buf, device.Sample{Device: in.device, Metric: i, Value: v})
 		}
 	}
 	return buf

@@ -80,7 +80,7 @@ func (b *Backend) freeDelisted(old *inventory) {
 			return false
 		}
 		defer g.callMu.Unlock()
-		g.freeSamples(b.session)
+		g.freeSamples(b.session.librarySession)
 		return true
 	})
 }
@@ -89,7 +89,6 @@ func (b *Backend) freeDelisted(old *inventory) {
 func newInventory(sess *nvmlSession) *inventory {
 	return &inventory{
 		nvmlSession: sess, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{},
-		migDevices: map[*gpu][]*listedMIGDevice{},
 	}
 }
 
@@ -98,7 +97,6 @@ func (inv *inventory) add(index int, g *gpu) {
 	inv.byID[g.id] = g
 	inv.byHandle[g.handle] = g
 	inv.byIndex[index] = g
-	inv.migDevices[g] = g.layout.Load().devices
 }
 
 // deviceListing is one run through the driver's indices. A GPU is looked for by its index
@@ -149,12 +147,6 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 // recordLayout notes what was found of a GPU.
 func (l *deviceListing) recordLayout(result probeResult) {
 	g := result.gpu
-	if g.history == nil {
-		if g.history = l.histories[g.id]; g.history == nil {
-			g.history = &gpuHistory{counters: map[int]*monotonicCounter{}, faults: map[string]*device.Fault{}}
-			l.histories[g.id] = g.history
-		}
-	}
 	for _, err := range result.migErrs {
 		l.addError(g, err)
 	}
@@ -170,6 +162,7 @@ func (l *deviceListing) recordLayout(result probeResult) {
 		return false
 	})
 	g.layout.Store(result.layout)
+	g.mig.Store(result.layout.state())
 }
 
 // appendDevices puts a GPU and its slices on the list.
@@ -209,7 +202,7 @@ func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
 
 // describeGPU asks for all that does not change. Only the UUID must be had: without
 // it there is no telling which GPU this is, and the rest is for people to read.
-func (sess *nvmlSession) describeGPU(handle nvml.Device, sysRoot string) (*gpu, error) {
+func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("get its UUID: %w", nvmlError(ret))
@@ -219,7 +212,8 @@ func (sess *nvmlSession) describeGPU(handle nvml.Device, sysRoot string) (*gpu, 
 		return nil, errors.New("its UUID is empty")
 	}
 	has := sess.symbols
-	g := newGPU(id, handle, sess)
+	g := &gpu{gpuReader: newGPUReader(id, handle, sess.librarySession, b.plan, b.histories.of(id))}
+	g.layout.Store(&migLayout{})
 	dev := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1}
 	if has["nvmlDeviceGetMinorNumber"] {
 		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= maxMinor {
@@ -234,7 +228,7 @@ func (sess *nvmlSession) describeGPU(handle nvml.Device, sysRoot string) (*gpu, 
 	if has["nvmlDeviceGetPciInfo_v3"] {
 		if pci, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
 			dev.PCI = pciAddress(pci)
-			dev.NUMANode = numaNode(sysRoot, dev.PCI)
+			dev.NUMANode = numaNode(b.options.SysRoot, dev.PCI)
 		}
 	}
 	// The rest is best effort too, and what fails now stays unknown until the next
@@ -260,10 +254,6 @@ func (g *gpu) asDevice(index int) device.Device {
 	}
 	return d
 }
-
-// toValidUTF8 makes valid UTF-8 of what the driver says: kubelet and Prometheus refuse
-// anything else.
-func toValidUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }
 
 // numaNode is the node that sysfs says, which has -1 itself where there is none.
 // NVML's nvmlDeviceGetNumaNodeId is another thing: the node that the GPU's own

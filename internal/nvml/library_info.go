@@ -17,13 +17,3 @@ func (b *Backend) LibraryInfo() LibraryInfo {
 	}
 	return LibraryInfo{}
 }
-
-// missingFunctions names the functions that cannot be called, in the order of the rows.
-func (s symbols) missingFunctions() (names []string) {
-	for _, f := range functions {
-		if !s[f.symbol] {
-			names = append(names, f.symbol)
-		}
-	}
-	return names
-}

@@ -1,5 +1,7 @@
 package nvml
 
+import "github.com/NVIDIA/go-nvml/pkg/nvml"
+
 // The helps that several rows share, and what they are had on.
 const (
 	videoHelp = " in the driver's last sampling period. Not in MIG mode."
@@ -34,4 +36,12 @@ var engineRows = []metricDef{
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "int").fromCall(gpmInteger, inCyclePercent).onHardware(hopper),
 	gaugeRow("nvidia_gpu_dram_bandwidth_utilization_ratio", "Memory bandwidth used in the latest window of ten seconds, as a share of what there is.").
 		fromCall(gpmDRAM, inCyclePercent).onHardware(hopper),
+}
+
+// gpmIDs are the metrics, in the order of the slots from gpmGraphics on.
+var gpmIDs = [...]nvml.GpmMetricId{
+	nvml.GPM_METRIC_GRAPHICS_UTIL, nvml.GPM_METRIC_SM_UTIL, nvml.GPM_METRIC_SM_OCCUPANCY, nvml.GPM_METRIC_INTEGER_UTIL,
+	nvml.GPM_METRIC_ANY_TENSOR_UTIL, nvml.GPM_METRIC_DFMA_TENSOR_UTIL, nvml.GPM_METRIC_HMMA_TENSOR_UTIL,
+	nvml.GPM_METRIC_IMMA_TENSOR_UTIL, nvml.GPM_METRIC_DRAM_BW_UTIL, nvml.GPM_METRIC_FP64_UTIL,
+	nvml.GPM_METRIC_FP32_UTIL, nvml.GPM_METRIC_FP16_UTIL,
 }

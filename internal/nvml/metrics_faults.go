@@ -109,3 +109,6 @@ func aggregateLocationRow(location, severity string) metricDef {
 	r := faultCounterRow("nvidia_gpu_ecc_aggregate_location_errors_total", aggregateLocationHelp, "location", location, "severity", severity)
 	return r.slowPace()
 }
+
+// recoveryField is the driver's word on what the GPU needs.
+const recoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION

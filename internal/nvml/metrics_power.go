@@ -80,3 +80,7 @@ var powerRows = []metricDef{
 	ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp, "reason", "hw_power_brake").
 		fromField(nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, inNanoseconds).onHardware(driver58082),
 }
+
+// energyField counts mJ since the driver was loaded or the GPU was reset. That it
+// went down is the cheapest proof of either.
+const energyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION

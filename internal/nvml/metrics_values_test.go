@@ -282,7 +282,7 @@ var oldDriverValues = map[string]float64{
 // ageSamples has all GPM samples of a GPU be older by a while, so that the next reading is not
 // too close to them.
 func (s *backendFixture) ageSamples(i int, by time.Duration) {
-	g := s.inventory.Load().byIndex[i]
+	g := s.gpu(i)
 	older := func(sampler *gpmSampler) {
 		if !sampler.takenAt.IsZero() {
 			sampler.takenAt = sampler.takenAt.Add(-by)

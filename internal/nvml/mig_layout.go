@@ -37,6 +37,15 @@ type migLayout struct {
 	denials denialTracker
 }
 
+// state is the layout as far as readings need it.
+func (p *migLayout) state() *migState {
+	s := &migState{capable: p.capable, enabled: p.enabled, pendingEnabled: p.pendingEnabled, denied: p.denials.confirmed()}
+	for _, d := range p.devices {
+		s.devices = append(s.devices, migDevice{d.id, d.gi, d.ci, p.handles[d]})
+	}
+	return s
+}
+
 // withDenial is what is known after a listing was told that the GPU has no such mode.
 func (p *migLayout) withDenial(now time.Time) *migLayout {
 	after := *p
@@ -307,27 +316,4 @@ func (l *deviceListing) capMinor(minor int, instance string) (int, bool) {
 func parseMinor(text string) (int, bool) {
 	n, err := strconv.Atoi(strings.TrimSpace(text))
 	return n, err == nil && n >= 0 && n <= maxMinor
-}
-
-// migDeviceID is the slice that an event of a GPU names. It names none where it lacks
-// the numbers, which the driver gives to the privileged only, or where they are of no
-// slice that is listed: then it is the GPU's. That of a GPU instance alone names the slice
-// where that is the only one in it.
-func (inv *inventory) migDeviceID(g *gpu, gi, ci uint32) device.ID {
-	var only device.ID
-	inside := 0
-	for _, s := range inv.migDevices[g] {
-		if gi == NoInstanceID || uint32(s.gi) != gi {
-			continue
-		}
-		if uint32(s.ci) == ci {
-			return s.id
-		}
-		only = s.id
-		inside++
-	}
-	if ci == NoInstanceID && inside == 1 {
-		return only
-	}
-	return ""
 }

@@ -55,7 +55,7 @@ func (mc *monotonicCounter) add(i int, value, wraps, maxRise float64) {
 
 // counterValue is the row's counter, read off its meter. ok is false where none of its
 // counters gave a value.
-func (g *gpu) counterValue(i int, source int, ref fieldRange, now time.Time) (total float64, ok bool) {
+func (g *gpuReader) counterValue(i int, source int, ref fieldRange, now time.Time) (total float64, ok bool) {
 	r, f := &g.plan.rows[i], g.fieldsOf(&g.plan.rows[i])
 	if r.slow { // a value is as old as its reading
 		now = g.slowReadAt

@@ -16,7 +16,7 @@ func TestWraps(t *testing.T) {
 		t.Helper()
 		s.set(line)
 		// As if a minute had passed, in which a link can carry all of 4 GiB.
-		for _, m := range s.inventory.Load().byIndex[0].history.counters {
+		for _, m := range s.gpu(0).history.counters {
 			m.updatedAt = m.updatedAt.Add(-time.Minute)
 		}
 		if got := s.values(0)[sentMetric]; got != want {
@@ -33,7 +33,7 @@ func TestWraps(t *testing.T) {
 	want("an Init is no new beginning", "gpu 0 field 197 60 u32", 4294967000+2060)
 	want("it is absent", "gpu 0 field 197 none", 0)
 	want("and back", "gpu 0 field 197 70 u32", 0) // not asked for
-	g := s.inventory.Load().byIndex[0]
+	g := s.gpu(0)
 	g.fastFields.requestAll()
 	want("and asked for", "gpu 0 field 197 70 u32", 4294967000+2070)
 	want("of 64 bits it can only have begun again", "gpu 0 field 197 7 u64", 4294967000+2077)
@@ -117,7 +117,7 @@ func TestLinksSummedUp(t *testing.T) {
 	want("one does not answer", 8000)
 	s.set("gpu 0 field 202/0 2500")
 	want("the others count on", 8500)
-	s.inventory.Load().byIndex[0].fastFields.requestAll()
+	s.gpu(0).fastFields.requestAll()
 	s.set("gpu 0 field 202/1 3000")
 	want("it is back", 9500)
 }
@@ -192,7 +192,7 @@ func TestErrorsSetTo0(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 field 52 40 u32")
 	want := func(what string, want float64) {
 		t.Helper()
-		g := s.inventory.Load().byIndex[0]
+		g := s.gpu(0)
 		g.slowReadAt = g.slowReadAt.Add(-time.Minute)
 		if got := s.values(0)[errors]; got != want {
 			t.Errorf("%s: %.0f, want %.0f", what, got, want)
@@ -261,7 +261,7 @@ func TestSourceFailsOnce(t *testing.T) {
 	const sent = "nvidia_gpu_nvlink_transmit_bytes_total"
 	s := newListedFixture(t, "gpus 1", "gpu 0 model b200", "gpu 0 field 202/link 1000")
 	first := s.values(0)[sent]
-	s.inventory.Load().byIndex[0].fastFields.requestAll()
+	s.gpu(0).fastFields.requestAll()
 	s.set("fail field:138 gpu 0 UNKNOWN")
 	s.values(0)
 	s.clear("fail")

@@ -8,8 +8,6 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-var _ device.ProcessLister = (*Backend)(nil)
-
 // runningProcessLists are the kinds of process that hold a GPU, each with the function for it.
 // GetComputeRunningProcesses of go-nvml falls back on older versions.
 var runningProcessLists = [...]struct {
@@ -20,14 +18,10 @@ var runningProcessLists = [...]struct {
 	{"nvmlDeviceGetGraphicsRunningProcesses_v3", nvml.Device.GetGraphicsRunningProcesses},
 }
 
-// Processes are those that have a context on a device, by the numbers that the driver
+// listProcessIDs are those that have a context on a device, by the numbers that the driver
 // gives. A number of 0, of which nothing can be said, is dropped.
-func (b *Backend) Processes(d device.Device) ([]uint32, error) {
-	inv, g, err := b.findGPU(d.GPU)
-	if err != nil {
-		return nil, err
-	}
-	if inv.hasBrokenProcessInfo() {
+func (g *gpuReader) listProcessIDs(d device.Device) ([]uint32, error) {
+	if g.session.hasBrokenProcessInfo() {
 		return nil, nil
 	}
 	if !g.tryAcquire() {
@@ -36,7 +30,7 @@ func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	defer g.release()
 	var pids []uint32
 	for _, list := range runningProcessLists {
-		if !inv.symbols[list.symbol] {
+		if !g.session.symbols[list.symbol] {
 			continue
 		}
 		processes, ret := list.ask(g.handle)
@@ -54,18 +48,6 @@ func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	}
 	slices.Sort(pids)
 	return slices.Compact(pids), nil
-}
-
-// hasBrokenProcessInfo reports whether the driver fills its lists of processes with a struct that no
-// header describes. From 535.43.02 until 535.98 it has a field more than nvmlProcessInfo_t
-// (https://github.com/wookayin/gpustat/issues/157, and nvitop's list of versions).
-func (sess *nvmlSession) hasBrokenProcessInfo() bool {
-	at := slices.IndexFunc(sess.commonLabels, func(l device.Label) bool { return l.Name == "driver_version" })
-	if at < 0 {
-		return false
-	}
-	major, minor, ok := majorMinor(sess.commonLabels[at].Value)
-	return ok && major == 535 && minor >= 43 && minor < 98
 }
 
 // isOnDevice tells whether a process of a GPU is on a device: on a slice only if it says so.

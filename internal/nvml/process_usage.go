@@ -26,39 +26,37 @@ const initialProcesses = 64
 // memoryNotAvailable is what the driver says of a number that it does not tell.
 const (
 	memoryNotAvailable = 1<<64 - 1
-	unknownInstanceID  = 1<<32 - 1
 )
 
 // notReported is a number of a device.ProcessUsage that is not told.
 const notReported = -1
 
-// ReadProcessUsage lists the processes that have a context on the GPU, and how much of it each
+// readProcessUsage lists the processes that have a context on the GPU, and how much of it each
 // uses. Of a partitioned GPU a process uses a slice. It takes what calls the flight that
 // Read began has left, which are enough; but a list that has outgrown its buffer is read
 // by the next flight, and until then nothing is known.
-func (b *Backend) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
-	inv, g, err := b.findGPU(id)
-	if err != nil || inv.hasBrokenProcessInfo() || !g.tryAcquire() {
+func (g *gpuReader) readProcessUsage(buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
+	if g.session.hasBrokenProcessInfo() || !g.tryAcquire() {
 		return buf, false
 	}
 	defer g.release()
-	if g.groupedLayout == nil { // no Read has come before
+	if g.groupedState == nil { // no Read has come before
 		g.updateInstances()
 	}
 	g.collection.budget += g.processCallBudget() // as they were kept, whatever the newest listing says
 	before := len(buf)
-	uses, known = g.listProcesses(inv, buf)
+	uses, known = g.listProcesses(buf)
 	if !known {
 		return buf, false
 	}
-	if !g.layout.Load().enabled { // NVML has no shares of slices
+	if !g.mig.Load().enabled { // NVML has no shares of slices
 		g.fillUtilization(uses[before:])
 	}
 	return uses, true
 }
 
 // listProcesses appends a row for each process and device, without shares.
-func (g *gpu) listProcesses(inv *inventory, buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
+func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
 	p := &g.processes
 	if p.pointer == nil {
 		p.pointer = pointerOf(g.handle)
@@ -84,7 +82,7 @@ func (g *gpu) listProcesses(inv *inventory, buf []device.ProcessUsage) ([]device
 		}
 		answered = true
 		for _, info := range p.infos[:p.count] {
-			of, ok := g.processDevice(inv, info)
+			of, ok := g.processDevice(info)
 			if !ok {
 				return buf, false
 			}
@@ -98,7 +96,7 @@ func (g *gpu) listProcesses(inv *inventory, buf []device.ProcessUsage) ([]device
 
 // readProcessList asks for one list, and once more if it was too long for the buffer and there
 // is a call left.
-func (g *gpu) readProcessList(f unsafe.Pointer) nvml.Return {
+func (g *gpuReader) readProcessList(f unsafe.Pointer) nvml.Return {
 	p := &g.processes
 	for g.spendCall() {
 		ret := callProcessList(f, p.pointer, p.infos, &p.count)
@@ -130,17 +128,17 @@ func grownLength(count uint32, length int) int {
 
 // processDevice is what a process uses. Of a partitioned GPU only the privileged are told
 // that; who is not cannot know who uses what.
-func (g *gpu) processDevice(inv *inventory, info nvml.ProcessInfo) (device.ID, bool) {
-	if !g.layout.Load().enabled {
-		return g.device.ID, true
+func (g *gpuReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
+	if !g.mig.Load().enabled {
+		return device.ID(g.id), true
 	}
-	if info.GpuInstanceId == unknownInstanceID {
+	if info.GpuInstanceId == NoInstanceID {
 		return "", false
 	}
-	if id := inv.migDeviceID(g, info.GpuInstanceId, info.ComputeInstanceId); id != "" {
+	if id := g.mig.Load().deviceID(info.GpuInstanceId, info.ComputeInstanceId); id != "" {
 		return id, true
 	}
-	return g.device.ID, true
+	return device.ID(g.id), true
 }
 
 // addUse adds a process, which may be on several lists with the same memory.
@@ -169,7 +167,7 @@ const utilizationWindow = 2 * time.Second
 
 // fillUtilization fills in what each process used in the time of utilizationWindow. The driver tells
 // of those that did anything, and says NOT_FOUND where none did.
-func (g *gpu) fillUtilization(uses []device.ProcessUsage) {
+func (g *gpuReader) fillUtilization(uses []device.ProcessUsage) {
 	p, f := &g.processes, g.session.raw.utilization
 	if f == nil || len(uses) == 0 || !g.spendCall() {
 		return

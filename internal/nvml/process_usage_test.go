@@ -156,7 +156,7 @@ func TestManyUses(t *testing.T) {
 // above 100, pids that nobody knows, times to come.
 func TestShares(t *testing.T) {
 	now := uint64(time.Now().UnixMicro())
-	g := &gpu{}
+	g := &gpuReader{}
 	uses := []device.ProcessUsage{{PID: 1}, {PID: 2}, {PID: 3}}
 	g.processes.averageSamples(uses, []nvml.ProcessUtilizationSample{
 		{Pid: 1, TimeStamp: now - 50, SmUtil: 10},
@@ -183,7 +183,7 @@ func TestNoRoomEver(t *testing.T) {
 			if n := s.calls().Since(before).GPUTotal(0); n > maxCallsPerGPU {
 				t.Errorf("%s: a flight makes %d calls", function, n)
 			}
-			p := &s.inventory.Load().byIndex[0].processes
+			p := &s.gpu(0).processes
 			if len(p.infos) > maxProcesses || len(p.samples) > maxProcesses {
 				t.Fatalf("%s: there is room for %d processes and %d shares", function, len(p.infos), len(p.samples))
 			}
@@ -225,7 +225,7 @@ func TestListComesBack(t *testing.T) {
 	if got, known := s.uses(0); !known || len(got) != 0 {
 		t.Errorf("it is asked for at once: %+v, %v", got, known)
 	}
-	absent := &s.inventory.Load().byIndex[0].processes.denials
+	absent := &s.gpu(0).processes.denials
 	for i := range absent {
 		absent[i].lastAt = absent[i].lastAt.Add(-unconfirmedRetryInterval)
 	}
@@ -238,7 +238,7 @@ func TestListComesBack(t *testing.T) {
 // who uses the GPU, whoever draws on it.
 func TestNoListOfPrograms(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics")
-	g := s.inventory.Load().byIndex[0]
+	g := s.gpu(0)
 	older := *g.session
 	older.raw.processLists[0] = nil
 	g.session = &older

@@ -99,14 +99,6 @@ func isMIGValue(id valueID) bool {
 	return false
 }
 
-// fieldsOf are the fields of a row's pace.
-func (g *gpu) fieldsOf(r *metricDef) *fieldReader {
-	if r.slow {
-		return &g.slowFields
-	}
-	return &g.fastFields
-}
-
 // extraSources and extraPaces say for slots that no call of the table fills where they
 // come from.
 var extraSources = [valueIDCount]string{

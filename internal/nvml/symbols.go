@@ -116,24 +116,13 @@ var migFunctions = [...]string{
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId",
 }
 
-// derivedFamilies are families that the exporter makes of other things than rows, and what those
-// take.
-var derivedFamilies = [...]struct {
-	functions []string
-	families  []string
-}{
-	{eventFunctions[:], []string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}},
-	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3"}, []string{
-		"nvidia_gpu_container_memory_used_bytes", "nvidia_gpu_unattributed_memory_used_bytes",
-		"nvidia_gpu_container_processes", "nvidia_gpu_unattributed_processes",
-	}},
-	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"}, []string{
-		"nvidia_gpu_container_sm_utilization_ratio", "nvidia_gpu_unattributed_sm_utilization_ratio",
-		"nvidia_gpu_container_memory_controller_utilization_ratio", "nvidia_gpu_unattributed_memory_controller_utilization_ratio",
-		"nvidia_gpu_container_encoder_utilization_ratio", "nvidia_gpu_unattributed_encoder_utilization_ratio",
-		"nvidia_gpu_container_decoder_utilization_ratio", "nvidia_gpu_unattributed_decoder_utilization_ratio",
-	}},
+// gpmFunctions serve only together.
+var gpmFunctions = [...]string{
+	"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree",
+	"nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
 }
+
+func (s symbols) supportsGPM() bool { return s.hasAll(gpmFunctions[:]) }
 
 // symbols are the functions that can be called, under the names of the rows.
 type symbols map[string]bool
@@ -161,6 +150,16 @@ func (s symbols) checkRequired() error {
 	return nil
 }
 
+// missingFunctions names the functions that cannot be called, in the order of the rows.
+func (s symbols) missingFunctions() (names []string) {
+	for _, f := range functions {
+		if !s[f.symbol] {
+			names = append(names, f.symbol)
+		}
+	}
+	return names
+}
+
 // supportsEvents tells whether events can be waited for.
 func (s symbols) supportsEvents() bool { return s.hasAll(eventFunctions[:]) }
 
@@ -174,47 +173,4 @@ func (s symbols) hasAll(symbols []string) bool {
 		}
 	}
 	return true
-}
-
-// missingFamilies names the families of which a row, or all, cannot be read.
-func (s symbols) missingFamilies() []string {
-	var families []string
-	add := func(name string) {
-		if n := len(families); n == 0 || families[n-1] != name { // rows of a family stand together
-			families = append(families, name)
-		}
-	}
-	for _, r := range rows {
-		if !s.canRead(r) {
-			add(r.name)
-		}
-	}
-	for _, m := range derivedFamilies {
-		if !s.hasAll(m.functions) {
-			families = append(families, m.families...)
-		}
-	}
-	return families
-}
-
-// canRead tells whether any function gives the row. Whether a GPU has the field is
-// another matter: that is no lack of the library.
-func (s symbols) canRead(r metricDef) bool {
-	if len(r.sources) > 0 && s[fieldValuesSymbol] {
-		return true
-	}
-	for _, c := range calls {
-		if c.provides(r.valueID) && s[c.symbol] {
-			return true
-		}
-	}
-	switch r.valueID {
-	case migEnabled, migPending, hasMIG:
-		return s["nvmlDeviceGetMigMode"]
-	case hasC2C, hasECC, hasNVLink, hasRetirement, hasRemapping:
-		return s[fieldValuesSymbol]
-	case hasGPM:
-		return s.supportsGPM()
-	}
-	return r.valueID >= gpmGraphics && s.supportsGPM()
 }

@@ -7,6 +7,16 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
+// What a fault can ask for.
+const (
+	actionRestartApp = "restart_app"
+	actionResetGPU   = "reset_gpu"
+	actionReboot     = "reboot"
+	actionRestartVM  = "restart_vm"
+	actionReplaceGPU = "replace"
+	actionInspect    = "inspect"
+)
+
 // XidInfo is what is known of one of the driver's error reports.
 type XidInfo struct {
 	Number uint64
