@@ -2,6 +2,7 @@ package preferred
 
 import (
 	"math"
+	"slices"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
@@ -13,7 +14,7 @@ const maxExhaustive = 20
 // WholeGPUs chooses whole GPUs, an id each: those with the most link score among
 // themselves; of these, the ones that leave the most to the GPUs that stay
 // available; of these, those with the lowest indices. With more than 20 GPUs to
-// choose from the answer is a good one and not always the best.
+// choose from, the answer is greedy and not always the best.
 func (t *Topology) WholeGPUs(r Request) []device.AdvertisedID { return t.wholeGPUs(t.resolve(r)) }
 
 func (t *Topology) wholeGPUs(req resolvedRequest) []device.AdvertisedID {
@@ -28,7 +29,7 @@ func (t *Topology) wholeGPUs(req resolvedRequest) []device.AdvertisedID {
 	if c.n <= maxExhaustive {
 		set = c.exhaustive()
 	} else {
-		set = c.good()
+		set = c.greedy()
 	}
 	for i, x := range set {
 		set[i] = req.available[x]
@@ -114,4 +115,31 @@ func (s *exhaustiveSearch) extend(x, chosen, worth int, set uint32) {
 		}
 		s.extend(x+1, chosen+1, worth, set)
 	}
+}
+
+// greedy grows a set from each GPU in turn, always by the GPU that adds most, and returns the set with the greatest worth.
+func (c problem) greedy() []int {
+	var best []int
+	bestWorth := math.MinInt
+	gain, grown := make([]int, c.n), make([]int, 0, c.k)
+	for first := range c.n {
+		copy(gain, c.weight)
+		set, worth := append(grown, first), gain[first]
+		for len(set) < c.k {
+			newest := set[len(set)-1]
+			gain[newest] = math.MinInt / 2 // chosen
+			next := 0
+			for y, pair := range c.pairWeight[newest*c.n:][:c.n] {
+				if gain[y] += pair; gain[y] > gain[next] {
+					next = y
+				}
+			}
+			set, worth = append(set, next), worth+gain[next]
+		}
+		slices.Sort(set)
+		if worth > bestWorth || worth == bestWorth && slices.Compare(set, best) < 0 {
+			best, bestWorth = slices.Clone(set), worth
+		}
+	}
+	return best
 }
