@@ -41,7 +41,7 @@ func randomRules(r *rand.Rand) Rules {
 	sharings := map[device.ID]Sharing{}
 	onePerContainer, mixed := r.IntN(2) == 0, r.IntN(4) == 0
 	rules := Rules{
-		MIGStrategy: MIGStrategy(r.IntN(3)), Policy: preferred.AllocationPolicy(r.IntN(3)),
+		MIGStrategy: MIGStrategy(r.IntN(3)), Policy: []preferred.AllocationPolicy{preferred.Distributed, preferred.Packed, preferred.Distinct}[r.IntN(3)],
 		Sharing: func(_ string, devices []device.Device) (all []Sharing) {
 			for _, d := range devices {
 				if _, known := sharings[d.ID]; !known {

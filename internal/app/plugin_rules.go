@@ -34,18 +34,13 @@ func pluginRules(s config.Settings, hasSpec func(class string) bool, channels []
 			}
 			return o
 		},
-		Policy:        allocationPolicies[s.AllocationPolicy],
+		Policy:        preferred.AllocationPolicy(s.AllocationPolicy),
 		PreStartCheck: s.PreStartCheck, ReserveClaimed: s.Claims.ReserveDevices,
 	}
 }
 
 // What the words of the settings mean.
-var (
-	migStrategies      = map[string]plugin.MIGStrategy{config.MIGNone: plugin.MIGNone, config.MIGSingle: plugin.MIGSingle, config.MIGMixed: plugin.MIGMixed}
-	allocationPolicies = map[string]preferred.AllocationPolicy{
-		config.AllocateDistributed: preferred.Distributed, config.AllocatePacked: preferred.Packed, config.AllocateDistinct: preferred.Distinct,
-	}
-)
+var migStrategies = map[string]plugin.MIGStrategy{config.MIGNone: plugin.MIGNone, config.MIGSingle: plugin.MIGSingle, config.MIGMixed: plugin.MIGMixed}
 
 // configDevice is a device as a config names it.
 func configDevice(d device.Device) config.DeviceIdentity {

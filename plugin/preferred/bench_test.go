@@ -51,7 +51,7 @@ func BenchmarkAligned(b *testing.B) {
 		}
 		b.Run(c.name, func(b *testing.B) {
 			benchSlowest(b, sizes, func(size int) {
-				top.WholeGPUs(preferred.Request{Available: ids, Must: ids[:c.must], Size: size})
+				top.Prefer(preferred.Request{Available: ids, Must: ids[:c.must], Size: size}, preferred.Distributed)
 			})
 		})
 	}
@@ -69,7 +69,7 @@ func BenchmarkShared(b *testing.B) {
 		for _, p := range policies {
 			b.Run(fmt.Sprintf("%s/%s", c.name, p), func(b *testing.B) {
 				benchSlowest(b, []int{2, 8, len(ids) / 2, len(ids) - 1}, func(size int) {
-					top.Shared(preferred.Request{Available: ids, Must: ids[:1], Size: size}, p)
+					top.Prefer(preferred.Request{Available: ids, Must: ids[:1], Size: size}, p)
 				})
 			})
 		}
@@ -117,10 +117,10 @@ func TestAnswerAllocations(t *testing.T) {
 
 func wholeGPUsOf(m machine) func(preferred.Request) {
 	top := m.topology()
-	return func(r preferred.Request) { top.WholeGPUs(r) }
+	return func(r preferred.Request) { top.Prefer(r, preferred.Distributed) }
 }
 
 func distributedOf(m machine) func(preferred.Request) {
 	top := m.topology()
-	return func(r preferred.Request) { top.Shared(r, preferred.Distributed) }
+	return func(r preferred.Request) { top.Prefer(r, preferred.Distributed) }
 }

@@ -19,12 +19,12 @@ func randomProblem(r *rand.Rand, n, k int) problem {
 	return p
 }
 
-func (c problem) worth(set []int) int {
+func (p problem) worth(set []int) int {
 	worth := 0
 	for i, x := range set {
-		worth += c.weight[x]
+		worth += p.weight[x]
 		for _, y := range set[:i] {
-			worth += c.pairWeight[x*c.n+y]
+			worth += p.pairWeight[x*p.n+y]
 		}
 	}
 	return worth

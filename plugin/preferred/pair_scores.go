@@ -2,16 +2,13 @@ package preferred
 
 import "github.com/podgauge/podgauge/internal/device"
 
-// nvLinkScore outweighs any path: GPUs with one NVLink are nearer than those with
-// none, wherever they sit.
-const nvLinkScore = 100
+const (
+	nvLinkScore = 100 // above every path: GPUs with one NVLink are nearer than GPUs without, whatever their path
+	// maxNVLinks is above the number of every GPU (18 in 2026) and keeps sums of scores far from overflow.
+	maxNVLinks = 64
+)
 
-// maxNVLinks is more than any GPU has (18 in 2026) and keeps sums of scores far
-// from overflow, whatever a driver may say.
-const maxNVLinks = 64
-
-// pathScores is what two GPUs without NVLinks have between them. The steps are
-// those of NVIDIA's go-gpuallocator.
+// pathScores are the scores of two GPUs without NVLinks. The steps are those of NVIDIA's go-gpuallocator.
 var pathScores = [...]int{
 	device.PathUnknown:          0,
 	device.PathSameBoard:        60,
@@ -22,62 +19,41 @@ var pathScores = [...]int{
 	device.PathSystem:           10,
 }
 
-// pairLinks is what is known of a pair of GPUs; it only ever gets worse.
-type pairLinks struct {
-	nvlinks int
-	path    device.Path
-}
-
-// pairScores is the square matrix of what each pair of GPUs has between them, from
-// the lesser of what both see: a link that is down on one side carries nothing.
-// A GPU has 0 to itself.
-func pairScores(gpus map[device.GPU]int, nodes []int, links []device.Link) []int {
-	n := len(nodes)
-	pairs := map[[2]int]pairLinks{}
+// pairScores returns the symmetric matrix of scores. The score of a GPU with itself is 0.
+//
+// Of several links of a pair, the fewer NVLinks and the farther path count: a link that is down on one side carries nothing.
+func pairScores(gpus map[device.GPU]int, numaNodes []int, links []device.Link) []int {
+	pairs := map[[2]int]device.Link{}
 	for _, l := range links {
 		a, knownA := gpus[l.A]
 		b, knownB := gpus[l.B]
 		if !knownA || !knownB {
 			continue
 		}
+		l.NVLinks = min(max(l.NVLinks, 0), maxNVLinks)
+		if int(l.Path) >= len(pathScores) {
+			l.Path = device.PathUnknown
+		}
 		pair := [2]int{min(a, b), max(a, b)}
-		now := newPairLinks(l)
-		if before, exists := pairs[pair]; exists {
-			now = pairLinks{min(before.nvlinks, now.nvlinks), max(before.path, now.path)}
+		if earlier, found := pairs[pair]; found {
+			l.NVLinks, l.Path = min(l.NVLinks, earlier.NVLinks), max(l.Path, earlier.Path)
 		}
-		pairs[pair] = now
+		pairs[pair] = l
 	}
-	score := make([]int, n*n)
+	n := len(numaNodes)
+	scores := make([]int, n*n)
 	for a := range n {
-		for b := range a { // and so never a GPU's link to itself
-			s := pairs[[2]int{b, a}]
-			if s.path == device.PathUnknown {
-				s.path = numaPath(nodes[a], nodes[b])
+		for b := range a {
+			l := pairs[[2]int{b, a}]
+			if l.Path == device.PathUnknown && numaNodes[a] >= 0 && numaNodes[b] >= 0 {
+				l.Path = device.PathSystem
+				if numaNodes[a] == numaNodes[b] {
+					l.Path = device.PathNUMANode
+				}
 			}
-			score[a*n+b] = nvLinkScore*s.nvlinks + pathScores[s.path]
-			score[b*n+a] = score[a*n+b]
+			scores[a*n+b] = nvLinkScore*l.NVLinks + pathScores[l.Path]
+			scores[b*n+a] = scores[a*n+b]
 		}
 	}
-	return score
-}
-
-// newPairLinks reads a link as far as it makes sense.
-func newPairLinks(l device.Link) pairLinks {
-	s := pairLinks{nvlinks: min(max(l.NVLinks, 0), maxNVLinks), path: l.Path}
-	if int(s.path) >= len(pathScores) {
-		s.path = device.PathUnknown
-	}
-	return s
-}
-
-// numaPath is what the NUMA nodes of two GPUs say about an unknown path.
-func numaPath(nodeA, nodeB int) device.Path {
-	switch {
-	case nodeA < 0 || nodeB < 0:
-		return device.PathUnknown
-	case nodeA == nodeB:
-		return device.PathNUMANode
-	default:
-		return device.PathSystem
-	}
+	return scores
 }

@@ -123,7 +123,7 @@ func TestAlignedIsTheReferences(t *testing.T) {
 					req.Must = append(req.Must, c.ID)
 				}
 			}
-			got, want := top.WholeGPUs(req), referenceWholeGPUs(m, req)
+			got, want := top.Prefer(req, preferred.Distributed), referenceWholeGPUs(m, req)
 			if !slices.Equal(sorted(got), sorted(want)) {
 				t.Fatalf("round %d, %d GPUs, links %v\n%+v\ngot  %v\nwant %v", round, len(m.candidates), m.links, req, got, want)
 			}
@@ -142,7 +142,7 @@ func TestAlignedIsTheReferencesWhenAllIsFree(t *testing.T) {
 				if must != "" {
 					req.Must = []device.AdvertisedID{must}
 				}
-				got, want := top.WholeGPUs(req), referenceWholeGPUs(m, req)
+				got, want := top.Prefer(req, preferred.Distributed), referenceWholeGPUs(m, req)
 				if !slices.Equal(sorted(got), sorted(want)) {
 					t.Errorf("%s, size %d, must %q: got %v, want %v", name, size, must, got, want)
 				}
@@ -258,7 +258,7 @@ func TestSharedIsTheModels(t *testing.T) {
 			}
 			req.Size = min(req.Size, free) // rejected ids fill an answer that is short, which the model does not know
 			for _, p := range policies {
-				got, want := top.Shared(req, p), referenceShared(m, req, p)
+				got, want := top.Prefer(req, p), referenceShared(m, req, p)
 				if !slices.Equal(sorted(got), sorted(want)) {
 					t.Fatalf("round %d, %s, %+v\n%s\ngot  %v\nwant %v", round, p, req, fmt.Sprint(m), got, want)
 				}

@@ -2,81 +2,62 @@ package preferred
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// AllocationPolicy says which replicas and slices a container should get.
-type AllocationPolicy uint8
+// AllocationPolicy is the order in which replicas and MIG devices are chosen. An unknown policy is Distributed.
+type AllocationPolicy string
 
 const (
-	// Distributed takes each next one from the least loaded device.
-	Distributed AllocationPolicy = iota
-	// Packed takes each next one from the most loaded device that has one left.
-	Packed
-	// Distinct takes no two replicas of one GPU, and no two ids of one GPU, while there is
-	// another choice; of those, as Distributed does. When Size is more than there are GPUs,
-	// ids of one GPU do stand in an answer: Allocate rejects two replicas of one GPU.
-	Distinct
+	// Distributed chooses from the least loaded device.
+	Distributed AllocationPolicy = "distributed"
+	// Packed chooses from the most loaded device.
+	Packed AllocationPolicy = "packed"
+	// Distinct chooses from a GPU without a chosen id, and otherwise like Distributed. If Size exceeds the number of GPUs, the
+	// answer has several ids of one GPU; Allocate rejects two replicas of one GPU.
+	Distinct AllocationPolicy = "distinct"
 )
 
-// String is the policy's name in flags and config files.
-func (p AllocationPolicy) String() string {
-	switch p {
-	case Distributed:
-		return "distributed"
-	case Packed:
-		return "packed"
-	case Distinct:
-		return "distinct"
-	}
-	return fmt.Sprintf("Policy(%d)", uint8(p))
-}
-
-// Shared chooses among replicas and MIG slices one by one. A device's load is the
-// part of its ids that is not available, or was chosen before; a GPU's, that of
-// all its ids. What is Held is among them. Among equals the GPU that has more link score with those chosen
-// goes first, then the lowest index, then the lowest replica.
-func (t *Topology) Shared(r Request, p AllocationPolicy) []device.AdvertisedID {
-	return t.shared(t.resolve(r), p)
-}
-
-func (t *Topology) shared(req resolvedRequest, p AllocationPolicy) []device.AdvertisedID {
-	if req.needed == len(req.available) {
-		return t.complete(req, req.available)
-	}
-	if req.needed == 0 {
-		return t.complete(req, nil)
-	}
+// chooseShared chooses ids one by one, each from the first device in the order of compareDevices.
+func (t *Topology) chooseShared(req resolvedRequest, p AllocationPolicy) []device.AdvertisedID {
 	s := t.newSharedPick(req, p)
 	chosen := make([]int, req.needed)
-	for i := range chosen {
-		chosen[i] = s.take(s.nextDevice())
+	for n := range chosen {
+		next := -1
+		for d, free := range s.freeIDs {
+			if free > 0 && (next < 0 || s.compareDevices(d, next) < 0) {
+				next = d
+			}
+		}
+		i := s.firstFree[next]
+		chosen[n], s.firstFree[next] = i, s.nextFree[i]
+		s.freeIDs[next]--
+		s.gpuFree[s.gpuOf[next]]--
+		s.markChosen(i)
 	}
-	return t.complete(req, chosen)
+	return t.answer(req, chosen)
 }
 
-// sharedPick is an answer in the making. Devices, GPUs and candidates are numbers.
+// sharedPick counts ids while they are chosen. Devices, GPUs and candidates are numbers; free ids are those that can be chosen.
 type sharedPick struct {
 	*Topology
-	policy    AllocationPolicy
-	freeIDs   []int // of each device: ids that can be chosen
-	firstFree []int // of each device: the lowest of them
-	nextFree  []int // of each candidate: the next of its device
-	// Of each GPU: ids that can be chosen, ids that were, replicas that were, and its score
-	// with the other GPUs of which any was.
-	gpuFree, gpuTaken, gpuReplicas, gpuAffinity []int
+	policy AllocationPolicy
+
+	freeIDs, firstFree []int // by device: number of free ids, and the lowest of them
+	nextFree           []int // by candidate: the next free id of its device
+
+	gpuFree, gpuTaken, gpuReplicas []int // by GPU: free ids, chosen ids, chosen replicas
+	gpuAffinity                    []int // by GPU: sum of the scores with other GPUs that have a chosen id
 }
 
 func (t *Topology) newSharedPick(req resolvedRequest, p AllocationPolicy) *sharedPick {
 	devices, gpus := len(t.idCount), len(t.gpuIDCount)
-	numbers := make([]int, 2*devices+len(t.candidates)+4*gpus)
-	alloc := func(n int) []int {
-		var p []int
-		p, numbers = numbers[:n:n], numbers[n:]
-		return p
+	numbers := make([]int, 2*devices+len(t.candidates)+4*gpus) // one allocation for all counters
+	alloc := func(n int) (part []int) {
+		part, numbers = numbers[:n:n], numbers[n:]
+		return part
 	}
 	s := &sharedPick{
 		Topology: t, policy: p,
@@ -95,18 +76,7 @@ func (t *Topology) newSharedPick(req resolvedRequest, p AllocationPolicy) *share
 	return s
 }
 
-// nextDevice is the device from which one should be taken; there is one.
-func (s *sharedPick) nextDevice() int {
-	next := -1
-	for d, free := range s.freeIDs {
-		if free > 0 && (next < 0 || s.compareDevices(d, next) < 0) {
-			next = d
-		}
-	}
-	return next
-}
-
-// compareDevices is negative when device d goes before device e.
+// compareDevices is negative if the policy prefers device d to device e. A lower index decides between equals.
 func (s *sharedPick) compareDevices(d, e int) int {
 	g, h := s.gpuOf[d], s.gpuOf[e]
 	load := cmp.Or(
@@ -119,32 +89,20 @@ func (s *sharedPick) compareDevices(d, e int) int {
 	case Packed:
 		return cmp.Or(-load, -repeat, affinity)
 	case Distinct:
-		return cmp.Or(compareBool(s.repeatsGPU(d), s.repeatsGPU(e)), repeat, load, affinity)
+		return cmp.Or(rank(s.repeatsGPU(d))-rank(s.repeatsGPU(e)), repeat, load, affinity)
 	default:
 		return cmp.Or(load, repeat, affinity)
 	}
 }
 
-// repeatsGPU reports whether an id of device d would be the second replica of its GPU.
+// repeatsGPU reports whether the next id of a device is the second chosen replica of its GPU.
 func (s *sharedPick) repeatsGPU(d int) bool {
 	return s.gpuReplicas[s.gpuOf[d]] > 0 && s.candidates[s.firstFree[d]].Replica
 }
 
-// compareLoad is negative when a has the larger part of its ids free. Devices may
-// have different numbers of replicas.
+// compareLoad is negative if a has the larger share of free ids: devices may have different numbers of replicas.
 func compareLoad(freeA, allA, freeB, allB int) int { return cmp.Compare(freeB*allA, freeA*allB) }
 
-// take returns the lowest candidate that the device has left.
-func (s *sharedPick) take(d int) int {
-	i := s.firstFree[d]
-	s.firstFree[d] = s.nextFree[i]
-	s.freeIDs[d]--
-	s.gpuFree[s.gpuOf[d]]--
-	s.markChosen(i)
-	return i
-}
-
-// markChosen counts a candidate as chosen.
 func (s *sharedPick) markChosen(i int) {
 	g := s.gpuOf[s.deviceOf[i]]
 	if s.candidates[i].Replica {

@@ -61,7 +61,7 @@ func TestSharedReplicas(t *testing.T) {
 		{"two of one GPU are settled", preferred.Distinct, all, "0::3 0::4", 5, "0::3-4 1::0 2::0 3::0"},
 	} {
 		r := preferred.Request{Available: parseIDs(t, c.available), Must: parseIDs(t, c.must), Size: c.size}
-		if got, want := top.Shared(r, c.policy), parseIDs(t, c.want); !slices.Equal(got, want) {
+		if got, want := top.Prefer(r, c.policy), parseIDs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s, %s: got %v, want %v", c.policy, c.name, got, want)
 		}
 	}
@@ -85,7 +85,7 @@ func TestSharedSlices(t *testing.T) {
 		{preferred.Packed, used, "MIG-0-3 MIG-0-4 MIG-0-5"},
 		{preferred.Distinct, used, "MIG-1-0 MIG-2-0 MIG-3-0"},
 	} {
-		if got := fmt.Sprint(m.topology().Shared(c.request, c.policy)); got != "["+c.want+"]" {
+		if got := fmt.Sprint(m.topology().Prefer(c.request, c.policy)); got != "["+c.want+"]" {
 			t.Errorf("%s, %d of %d: got %v, want %v", c.policy, c.request.Size, len(c.request.Available), got, c.want)
 		}
 	}
@@ -97,7 +97,7 @@ func TestSharedCountsLoadInParts(t *testing.T) {
 	m.candidates = slices.Delete(m.candidates, 2, 10)
 	r := preferred.Request{Available: parseIDs(t, "0::1 1::2-9"), Size: 1}
 	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::2", preferred.Packed: "0::1", preferred.Distinct: "1::2"} {
-		if got, want := m.topology().Shared(r, p), parseIDs(t, want); !slices.Equal(got, want) {
+		if got, want := m.topology().Prefer(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
 		}
 	}
@@ -112,12 +112,12 @@ func TestSharedCountsWhatIsHeld(t *testing.T) {
 	m.candidates = append(m.candidates, whole, whole)
 	r := preferred.Request{Available: append(parseIDs(t, "0::0-1 1::0-1"), whole.ID), Size: 1}
 	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::0", preferred.Packed: "0::0", preferred.Distinct: "1::0"} {
-		if got, want := m.topology().Shared(r, p), parseIDs(t, want); !slices.Equal(got, want) {
+		if got, want := m.topology().Prefer(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
 		}
 	}
 	r = preferred.Request{Available: append(parseIDs(t, "0::1"), whole.ID), Size: 2}
-	if got, want := m.topology().Shared(r, preferred.Packed), append(parseIDs(t, "0::1"), whole.ID); !slices.Equal(got, want) {
+	if got, want := m.topology().Prefer(r, preferred.Packed), append(parseIDs(t, "0::1"), whole.ID); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v: it comes last", got, want)
 	}
 }
@@ -140,20 +140,10 @@ func TestSharedStrangeRequests(t *testing.T) {
 		{"unknown ones when nothing else is left", ids{"x", "GPU-0::10", "GPU-0::7", "GPU-1::0"}, nil, 3, ids{"GPU-1::0", "GPU-0::7", "GPU-0::10"}},
 		{"repeated ones", ids{"GPU-1::0", "GPU-1::0", "GPU-1::1"}, ids{"GPU-1::1"}, 3, ids{"GPU-1::1", "GPU-1::0"}},
 	} {
-		for _, p := range append(policies, 200) {
-			if got := top.Shared(preferred.Request{Available: c.available, Must: c.must, Size: c.size}, p); !slices.Equal(got, c.want) {
+		for _, p := range append(policies, "unknown") {
+			if got := top.Prefer(preferred.Request{Available: c.available, Must: c.must, Size: c.size}, p); !slices.Equal(got, c.want) {
 				t.Errorf("%s: %s gives %q, want %q", c.name, p, got, c.want)
 			}
-		}
-	}
-}
-
-func TestPolicyNames(t *testing.T) {
-	for p, want := range map[preferred.AllocationPolicy]string{
-		preferred.Distributed: "distributed", preferred.Packed: "packed", preferred.Distinct: "distinct", 7: "Policy(7)",
-	} {
-		if p.String() != want {
-			t.Errorf("policy %d is %q, want %q", uint8(p), p, want)
 		}
 	}
 }

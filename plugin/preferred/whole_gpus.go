@@ -7,43 +7,30 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// maxExhaustive is how many GPUs may be left to choose from for every set of them to
-// be weighed: 184,756 sets of 10 out of 20, some milliseconds.
+// maxExhaustive is the largest number of available GPUs for which each set is weighed: 184,756 sets of 10 out of 20 take a
+// few milliseconds.
 const maxExhaustive = 20
 
-// WholeGPUs chooses whole GPUs, an id each: those with the most link score among
-// themselves; of these, the ones that leave the most to the GPUs that stay
-// available; of these, those with the lowest indices. With more than 20 GPUs to
-// choose from, the answer is greedy and not always the best.
-func (t *Topology) WholeGPUs(r Request) []device.AdvertisedID { return t.wholeGPUs(t.resolve(r)) }
-
-func (t *Topology) wholeGPUs(req resolvedRequest) []device.AdvertisedID {
-	if req.needed == len(req.available) {
-		return t.complete(req, req.available)
+// chooseWholeGPUs chooses the set with the greatest sum of scores among its GPUs; then the least sum of scores with the GPUs
+// that stay available; then the lowest indices. Above maxExhaustive, the result is greedy and not always the best.
+func (t *Topology) chooseWholeGPUs(req resolvedRequest) []device.AdvertisedID {
+	p := t.newProblem(req)
+	set := p.greedy
+	if p.n <= maxExhaustive {
+		set = p.exhaustive
 	}
-	if req.needed == 0 {
-		return t.complete(req, nil)
+	chosen := set()
+	for i, x := range chosen {
+		chosen[i] = req.available[x]
 	}
-	c := t.newProblem(req)
-	var set []int
-	if c.n <= maxExhaustive {
-		set = c.exhaustive()
-	} else {
-		set = c.greedy()
-	}
-	for i, x := range set {
-		set[i] = req.available[x]
-	}
-	return t.complete(req, set)
+	return t.answer(req, chosen)
 }
 
-// problem asks for the k of n GPUs with the greatest worth: the sum of own over
-// the chosen and of pair over every two of them.
+// problem asks for the k of n GPUs with the greatest worth: the sum of their weights and of the weights of their pairs.
 //
-// Both scores of the objective are in it. A set is cut off from all that its GPUs
-// have to others, less twice what they have among themselves; of two sets with
-// the same score inside, the first of these alone decides. So own takes off what
-// a GPU has to all others, and a score inside counts for more than all of that.
+// Worth combines both sums of the objective. The sum of scores with the other GPUs is the sum of each GPU's scores with all GPUs
+// less twice the sum inside the set; between sets with the same sum inside, the first term decides. So weight subtracts a GPU's
+// scores with all GPUs, and pairWeight is scaled above the total of these.
 type problem struct {
 	n, k       int
 	weight     []int
@@ -53,91 +40,77 @@ type problem struct {
 func (t *Topology) newProblem(req resolvedRequest) problem {
 	n := len(req.available)
 	numbers := make([]int, n+n+n*n)
-	c := problem{n: n, k: req.needed, weight: numbers[:n], pairWeight: numbers[2*n:]}
+	p := problem{n: n, k: req.needed, weight: numbers[:n], pairWeight: numbers[2*n:]}
 	toAll, scale := numbers[n:2*n], 1
 	for x, i := range req.available {
 		for _, m := range req.must {
-			c.weight[x] += t.scoreBetween(t.deviceOf[i], t.deviceOf[m])
+			p.weight[x] += t.scoreBetween(t.deviceOf[i], t.deviceOf[m])
 		}
-		toAll[x] = c.weight[x]
+		toAll[x] = p.weight[x]
 		for y, j := range req.available {
-			c.pairWeight[x*n+y] = t.scoreBetween(t.deviceOf[i], t.deviceOf[j])
-			toAll[x] += c.pairWeight[x*n+y]
+			p.pairWeight[x*n+y] = t.scoreBetween(t.deviceOf[i], t.deviceOf[j])
+			toAll[x] += p.pairWeight[x*n+y]
 		}
 		scale += toAll[x]
 	}
 	for x := range n {
-		c.weight[x] = c.weight[x]*scale - toAll[x]
+		p.weight[x] = p.weight[x]*scale - toAll[x]
 	}
-	for p := range c.pairWeight {
-		c.pairWeight[p] *= scale
+	for i := range p.pairWeight {
+		p.pairWeight[i] *= scale
 	}
-	return c
+	return p
 }
 
-// exhaustive weighs every set.
-func (c problem) exhaustive() []int {
-	s := exhaustiveSearch{problem: c, bestWorth: math.MinInt}
-	copy(s.gain[0][:], c.weight)
-	s.extend(0, 0, 0, 0)
-	set := make([]int, 0, c.k)
-	for x := range c.n {
-		if s.bestSet&(1<<x) != 0 {
-			set = append(set, x)
-		}
-	}
-	return set
-}
-
-// exhaustiveSearch goes through the sets in the order of their lowest members, so the first
-// with the most worth is the one with the lowest indices.
-type exhaustiveSearch struct {
-	problem
-	gain      [maxExhaustive][maxExhaustive]int // by how many are chosen: what each GPU would add
-	bestWorth int
-	bestSet   uint32
-}
-
-// extend completes a set of so many chosen GPUs with ones from x on.
-func (s *exhaustiveSearch) extend(x, chosen, worth int, set uint32) {
-	gain := &s.gain[chosen]
-	for last := s.n - s.k + chosen; x <= last; x++ {
-		worth, set := worth+gain[x], set|1<<x
-		if chosen+1 == s.k {
-			if worth > s.bestWorth {
-				s.bestWorth, s.bestSet = worth, set
+// exhaustive weighs each set, in the order of the lowest GPUs: the first of equal sets has the lowest indices.
+func (p problem) exhaustive() []int {
+	best, bestWorth := make([]int, p.k), math.MinInt
+	var set [maxExhaustive]int
+	var gain [maxExhaustive][maxExhaustive]int // by number of chosen GPUs: worth that each GPU adds
+	copy(gain[0][:], p.weight)
+	var extend func(x, chosen, worth int)
+	extend = func(x, chosen, worth int) { // by GPUs from x on
+		for last := p.n - p.k + chosen; x <= last; x++ {
+			set[chosen] = x
+			worth := worth + gain[chosen][x]
+			if chosen+1 == p.k {
+				if worth > bestWorth {
+					bestWorth = worth
+					copy(best, set[:])
+				}
+				continue
 			}
-			continue
+			from, to, pair := &gain[chosen], &gain[chosen+1], p.pairWeight[x*p.n:][:p.n]
+			for y := x + 1; y < len(pair); y++ {
+				to[y] = from[y] + pair[y]
+			}
+			extend(x+1, chosen+1, worth)
 		}
-		pair, next := s.pairWeight[x*s.n:][:s.n], &s.gain[chosen+1]
-		for y := x + 1; y < len(pair); y++ {
-			next[y] = gain[y] + pair[y]
-		}
-		s.extend(x+1, chosen+1, worth, set)
 	}
+	extend(0, 0, 0)
+	return best
 }
 
 // greedy grows a set from each GPU in turn, always by the GPU that adds most, and returns the set with the greatest worth.
-func (c problem) greedy() []int {
+func (p problem) greedy() []int {
 	var best []int
 	bestWorth := math.MinInt
-	gain, grown := make([]int, c.n), make([]int, 0, c.k)
-	for first := range c.n {
-		copy(gain, c.weight)
+	gain, grown := make([]int, p.n), make([]int, 0, p.k)
+	for first := range p.n {
+		copy(gain, p.weight)
 		set, worth := append(grown, first), gain[first]
-		for len(set) < c.k {
+		for len(set) < p.k {
 			newest := set[len(set)-1]
 			gain[newest] = math.MinInt / 2 // chosen
 			next := 0
-			for y, pair := range c.pairWeight[newest*c.n:][:c.n] {
+			for y, pair := range p.pairWeight[newest*p.n:][:p.n] {
 				if gain[y] += pair; gain[y] > gain[next] {
 					next = y
 				}
 			}
 			set, worth = append(set, next), worth+gain[next]
 		}
-		slices.Sort(set)
-		if worth > bestWorth || worth == bestWorth && slices.Compare(set, best) < 0 {
+		if worth > bestWorth {
 			best, bestWorth = slices.Clone(set), worth
 		}
 	}

@@ -62,7 +62,7 @@ func TestAlignedOnKnownMachines(t *testing.T) {
 		{"16 bridged: pairs within a socket", bridged(16), "0 1 3 5 7-15", "", 6, "8-13"},
 	} {
 		r := preferred.Request{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
-		if got, want := c.machine.topology().WholeGPUs(r), parseGPUs(t, c.want); !slices.Equal(got, want) {
+		if got, want := c.machine.topology().Prefer(r, preferred.Distributed), parseGPUs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, want)
 		}
 	}
@@ -95,7 +95,7 @@ func TestAlignedLinks(t *testing.T) {
 	} {
 		m := gpus(0, 0, 0)
 		m.links = c.links
-		got := m.topology().WholeGPUs(preferred.Request{Available: m.ids(), Size: 2})
+		got := m.topology().Prefer(preferred.Request{Available: m.ids(), Size: 2}, preferred.Distributed)
 		if want := parseGPUs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, want)
 		}
@@ -113,7 +113,7 @@ func TestAlignedPathsAreOrdered(t *testing.T) {
 	}
 	for i := 1; i < 8; i++ {
 		available := parseGPUs(t, fmt.Sprintf("0-%d", i))
-		got := m.topology().WholeGPUs(preferred.Request{Available: available, Must: available[:1], Size: 2})
+		got := m.topology().Prefer(preferred.Request{Available: available, Must: available[:1], Size: 2}, preferred.Distributed)
 		if want := parseGPUs(t, fmt.Sprintf("0 %d", i)); !slices.Equal(got, want) {
 			t.Errorf("of %v: got %v, want %v", available, got, want)
 		}
@@ -123,7 +123,7 @@ func TestAlignedPathsAreOrdered(t *testing.T) {
 func TestAlignedByNUMANodeAlone(t *testing.T) {
 	m := gpus(0, 1, -1, 0, 1, 1)
 	for size, want := range map[int]string{2: "0 3", 3: "1 4 5"} {
-		if got, want := m.topology().WholeGPUs(preferred.Request{Available: m.ids(), Size: size}), parseGPUs(t, want); !slices.Equal(got, want) {
+		if got, want := m.topology().Prefer(preferred.Request{Available: m.ids(), Size: size}, preferred.Distributed), parseGPUs(t, want); !slices.Equal(got, want) {
 			t.Errorf("size %d: got %v, want %v", size, got, want)
 		}
 	}
@@ -140,7 +140,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 			return 0, path
 		})
 		top := m.topology()
-		got := top.WholeGPUs(preferred.Request{Available: parseGPUs(t, "0 1 4-6"), Size: 3})
+		got := top.Prefer(preferred.Request{Available: parseGPUs(t, "0 1 4-6"), Size: 3}, preferred.Distributed)
 		if want := parseGPUs(t, "0 1 4"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
@@ -152,7 +152,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 				}
 			}
 			for size := range len(available) + 1 {
-				if got := top.WholeGPUs(preferred.Request{Available: available, Size: size}); len(got) != size {
+				if got := top.Prefer(preferred.Request{Available: available, Size: size}, preferred.Distributed); len(got) != size {
 					t.Fatalf("%d of %v: got %v", size, available, got)
 				}
 			}
@@ -162,7 +162,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 		for _, n := range []int{14, 16} {
 			m := bridged(n)
 			for i, id := range m.ids() {
-				got := m.topology().WholeGPUs(preferred.Request{Available: m.ids(), Must: []device.AdvertisedID{id}, Size: 2})
+				got := m.topology().Prefer(preferred.Request{Available: m.ids(), Must: []device.AdvertisedID{id}, Size: 2}, preferred.Distributed)
 				if want := []device.AdvertisedID{id, device.AdvertisedID(gpu(i ^ 1))}; !slices.Equal(got, want) {
 					t.Errorf("%d GPUs, must %s: got %v, want %v", n, id, got, want)
 				}
@@ -172,7 +172,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 	t.Run("a link with one end", func(t *testing.T) {
 		m := bridged(4)
 		m.links = slices.DeleteFunc(m.links, func(l device.Link) bool { return l.A == gpu(1) || l.A == gpu(2) && l.B == gpu(3) })
-		if got, want := m.topology().WholeGPUs(preferred.Request{Available: m.ids(), Size: 2}), parseGPUs(t, "0 1"); !slices.Equal(got, want) {
+		if got, want := m.topology().Prefer(preferred.Request{Available: m.ids(), Size: 2}, preferred.Distributed), parseGPUs(t, "0 1"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	})
@@ -209,13 +209,13 @@ func TestAlignedStrangeRequests(t *testing.T) {
 		{"the empty id", ids{"", zero}, nil, 2, ids{zero, ""}},
 	} {
 		r := preferred.Request{Available: c.available, Must: c.must, Size: c.size}
-		if got := top.WholeGPUs(r); !slices.Equal(got, c.want) {
+		if got := top.Prefer(r, preferred.Distributed); !slices.Equal(got, c.want) {
 			t.Errorf("%s: Aligned gives %q, want %q", c.name, got, c.want)
 		}
 	}
 	var none preferred.Topology
 	r := preferred.Request{Available: ids{"b", "a"}, Must: ids{"c"}, Size: 2}
-	if got, want := none.WholeGPUs(r), (ids{"c", "a"}); !slices.Equal(got, want) {
+	if got, want := none.Prefer(r, preferred.Distributed), (ids{"c", "a"}); !slices.Equal(got, want) {
 		t.Errorf("the zero Topology gives %q, want %q", got, want)
 	}
 }
@@ -239,11 +239,11 @@ func TestNewWithOneIDTwice(t *testing.T) {
 		turned := preferred.New(append(other, m.candidates...), nil)
 		for size := range 6 {
 			r := preferred.Request{Available: m.ids()[1:], Size: size}
-			if a, b := top.WholeGPUs(r), turned.WholeGPUs(r); !slices.Equal(a, b) {
+			if a, b := top.Prefer(r, preferred.Distributed), turned.Prefer(r, preferred.Distributed); !slices.Equal(a, b) {
 				t.Errorf("%s, size %d: Aligned gives %v and %v", name, size, a, b)
 			}
 			for _, p := range policies {
-				if a, b := top.Shared(r, p), turned.Shared(r, p); !slices.Equal(a, b) {
+				if a, b := top.Prefer(r, p), turned.Prefer(r, p); !slices.Equal(a, b) {
 					t.Errorf("%s, size %d: %s gives %v and %v", name, size, p, a, b)
 				}
 			}
@@ -265,7 +265,7 @@ func TestAlignedLeavesTheRequestAlone(t *testing.T) {
 	m := bridged(8)
 	r := preferred.Request{Available: append(m.ids(), "x"), Must: parseGPUs(t, "6 2"), Size: 5}
 	available, must := slices.Clone(r.Available), slices.Clone(r.Must)
-	m.topology().WholeGPUs(r)
+	m.topology().Prefer(r, preferred.Distributed)
 	if !slices.Equal(r.Available, available) || !slices.Equal(r.Must, must) {
 		t.Errorf("the request is now %+v", r)
 	}
@@ -285,11 +285,11 @@ func TestAnswersDoNotDependOnTheOrder(t *testing.T) {
 				other.Available[i], other.Available[j] = other.Available[j], other.Available[i]
 			})
 			shuffled := m.shuffled(random).topology()
-			if a, b := top.WholeGPUs(r), shuffled.WholeGPUs(other); !slices.Equal(a, b) {
+			if a, b := top.Prefer(r, preferred.Distributed), shuffled.Prefer(other, preferred.Distributed); !slices.Equal(a, b) {
 				t.Errorf("%s, size %d: Aligned gives %v and %v", name, size, a, b)
 			}
 			for _, p := range policies {
-				if a, b := top.Shared(r, p), shuffled.Shared(other, p); !slices.Equal(a, b) {
+				if a, b := top.Prefer(r, p), shuffled.Prefer(other, p); !slices.Equal(a, b) {
 					t.Errorf("%s, size %d: %s gives %v and %v", name, size, p, a, b)
 				}
 			}
@@ -325,7 +325,7 @@ func TestAlignedBeyondTheExact(t *testing.T) {
 		{"all but one", bridged(32), "0-31", "", 31, "0-30"},
 	} {
 		r := preferred.Request{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
-		if got, want := c.machine.topology().WholeGPUs(r), parseGPUs(t, c.want); !slices.Equal(got, want) {
+		if got, want := c.machine.topology().Prefer(r, preferred.Distributed), parseGPUs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, want)
 		}
 	}
