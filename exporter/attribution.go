@@ -20,7 +20,7 @@ const maxOwners = 8
 // a collection is under way that read the device before. From then on the rise waits until the
 // allocation has an owner. It counts for no owner if the device is allocated again before that.
 type attribution struct {
-	// index is the place of a row of ScrapeInputs.Metrics among those that are attributed; -1: it
+	// index is the place of a row of Sources.Metrics among those that are attributed; -1: it
 	// is not.
 	index    []int
 	rowCount int // of those that are

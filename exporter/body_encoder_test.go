@@ -25,7 +25,7 @@ func TestTakesGzip(t *testing.T) {
 func TestScrapeIsCompressed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
-		h := newHandler(New(d.inputs(), Options{}))
+		h := newHandler(New(d.sources(), Options{}))
 		plain := scrape(t, h)
 		for range 2 { // the second with the first one's writer
 			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
@@ -94,7 +94,7 @@ func (r *writeObserver) Write(b []byte) (int, error) {
 func TestAClientKeepsNoPage(t *testing.T) {
 	for _, encoding := range []string{"gzip", "identity"} {
 		synctest.Test(t, func(t *testing.T) {
-			e := New(newScrapeFixture(2).inputs(), Options{})
+			e := New(newScrapeFixture(2).sources(), Options{})
 			h := newHandler(e)
 			r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
 			r.Header.Set("Accept-Encoding", encoding)
@@ -116,7 +116,7 @@ func TestAClientKeepsNoPage(t *testing.T) {
 // TestSparePages: of pages that were in use at the same time one is kept.
 func TestSparePages(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		e := New(newScrapeFixture(1).inputs(), Options{})
+		e := New(newScrapeFixture(1).sources(), Options{})
 		var used []*scrapeCollection
 		for range 5 {
 			used = append(used, e.waitForCollection(t.Context()))

@@ -35,7 +35,7 @@ func BenchmarkScrapeAfterAnHourOfPods(b *testing.B) {
 	for _, pods := range []int{8, 3600} {
 		b.Run(fmt.Sprint(pods, " pods"), func(b *testing.B) {
 			d := nvlinkFixture()
-			e := New(d.inputs(), Options{})
+			e := New(d.sources(), Options{})
 			collect := func() {
 				f := e.acquire(d.started)
 				<-f.done

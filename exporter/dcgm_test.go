@@ -38,7 +38,7 @@ func TestDCGMFamilies(t *testing.T) {
 		d.allocate("GPU-0=team/train/main")
 		d.statuses[0].Xids = []device.Xid{{Code: 31, Count: 2, Last: time.Unix(2, 0)}, {Code: 79, Count: 1, Last: time.Unix(1, 0)}}
 		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: memoryRow, Value: 3 << 20}, {Device: "GPU-0", Metric: bytesRow, Value: 1000}}
-		h := newHandler(New(d.inputs(), dcgmOptions))
+		h := newHandler(New(d.sources(), dcgmOptions))
 		text := scrape(t, h)
 		of := dcgmSeriesLabels("", "main", "team", "train")
 		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+of+" 300")
@@ -74,7 +74,7 @@ func TestDCGMFamilies(t *testing.T) {
 
 		d.allocate()
 		assertSeries(t, scrape(t, h), "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels("", "", "", "")+" 300")
-		if text := scrape(t, newHandler(New(d.inputs(), Options{}))); strings.Contains(text, "DCGM") {
+		if text := scrape(t, newHandler(New(d.sources(), Options{}))); strings.Contains(text, "DCGM") {
 			t.Error("families of DCGM that nobody asked for")
 		}
 	})
@@ -94,7 +94,7 @@ func TestDCGMFamiliesOfSlices(t *testing.T) {
 		d.watts = 300
 		d.extraSamples = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1 << 20}, {Device: "GPU-0", Metric: memoryRow, Value: 9 << 20}}
 		d.allocate("MIG-0=n/a/c")
-		text := scrape(t, newHandler(New(d.inputs(), dcgmOptions)))
+		text := scrape(t, newHandler(New(d.sources(), dcgmOptions)))
 		held := dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "c", "n", "a")
 		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+held+" 300")
 		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+held+" 1")
@@ -117,7 +117,7 @@ func TestASliceInThePlaceOfOneThatIsGone(t *testing.T) {
 		d.board.Set(d.statuses)
 		d.extraSamples = []device.Sample{{Device: "MIG-1", Metric: memoryRow, Value: 1 << 20}}
 		d.allocate("MIG-0=n/old/c")
-		text := scrape(t, newHandler(New(d.inputs(), dcgmOptions)))
+		text := scrape(t, newHandler(New(d.sources(), dcgmOptions)))
 		assertSeries(t, text, "nvidia_gpu_healthy"+migSeriesLabels("MIG-0", "n", "old", "c")+" 0")
 		assertSeries(t, text, "nvidia_gpu_memory_used_bytes"+migSeriesLabels("MIG-1", "", "", "")+" 1.048576e+06")
 		assertSeries(t, text, "DCGM_FI_DEV_FB_USED"+dcgmSeriesLabels(`GPU_I_ID="7",GPU_I_PROFILE="1g.10gb",`, "", "", "")+" 1")
@@ -129,7 +129,7 @@ func TestASliceInThePlaceOfOneThatIsGone(t *testing.T) {
 		d.statuses[2].Gone = true
 		d.board.Set(d.statuses)
 		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {}}
-		text = scrape(t, newHandler(New(d.inputs(), dcgmOptions)))
+		text = scrape(t, newHandler(New(d.sources(), dcgmOptions)))
 		assertAbsent(t, text, "nvidia_gpu_container_processes{")
 		assertAbsent(t, text, "nvidia_gpu_unattributed_processes"+migSeriesLabels("MIG-1", "", "", ""))
 		assertSeries(t, text, "DCGM_FI_DEV_POWER_USAGE"+dcgmSeriesLabels("", "", "", "")+" 0")

@@ -26,7 +26,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 			d.statuses[1].Healthy, d.statuses[1].Reason = false, "xid_79"
 			d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 3, Last: time.Now()}}
 			d.allocate("GPU-0=te\"am/po\nd/c\\", "GPU-1=n/p/c")
-			e := New(d.inputs(), Options{})
+			e := New(d.sources(), Options{})
 			f := e.waitForCollection(t.Context())
 			for _, format := range []expfmt.Format{
 				expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics),
@@ -59,7 +59,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 
 func TestOtherFormatsAreTheLibrarys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHandler(New(newScrapeFixture(1).inputs(), Options{}))
+		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 		const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 		body := scrape(t, h, "Accept", protobuf)
 		if !bytes.Contains([]byte(body), []byte("nvidia_gpu_power_watts")) || bytes.Contains([]byte(body), []byte("# HELP")) {

@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
-	"github.com/podgauge/podgauge/internal/web/status"
 )
 
 const (
@@ -28,55 +26,6 @@ const (
 // maxFreePages is how many pages are kept for flights to come. More are in use where scrapes
 // come faster than they are answered, and they weigh megabytes.
 const maxFreePages = 1
-
-// ScrapeInputs are whom the exporter asks.
-type ScrapeInputs struct {
-	// Metrics are the rows that Read fills.
-	Metrics []device.Metric
-	// Statuses is the Board's: the devices and their health.
-	Statuses func() ([]device.Status, <-chan struct{})
-	// Read asks the GPUs, until ctx is done.
-	Read func(ctx context.Context, gpus []device.GPU) []device.Reading
-	// ReadOne reads one GPU, also while Read is under way.
-	ReadOne func(ctx context.Context, gpu device.GPU) device.Reading
-	// Stalled tells whether a GPU has stopped answering.
-	Stalled func(device.GPU) bool
-	// ListAllocations asks who holds what, until ctx is done.
-	ListAllocations func(ctx context.Context) device.Allocations
-	// Allocations returns what is known of it without asking.
-	Allocations func() (device.Allocations, <-chan struct{})
-	// Driver is the driver's state.
-	Driver func() device.Driver
-
-	// The rest may be nil, and then it is not shown.
-
-	// Processes tell whose the processes are that a reading names.
-	Processes ProcessResolver
-	// PodMeta is what else is known of a pod.
-	PodMeta func(namespace, pod string) device.PodMeta
-	// Incidents are what is remembered of devices that went bad. As long as it is the
-	// same, it comes in the same slices.
-	Incidents func() incident.Snapshot
-	// PluginResources are what the kubelet is told of, for the page; none where another device plugin
-	// tells it.
-	PluginResources func() []status.PluginResource
-	// PodsAPI says whether the kubelet's pods are followed, for the page.
-	PodsAPI func() status.PodsAPIStatus
-	// StateError says why health is not kept from one process to the next; nil: it is.
-	StateError func() error
-}
-
-// ProcessResolver tell which containers processes run in. One goroutine at a time asks, a
-// flight's.
-type ProcessResolver interface {
-	// Visible tells whether processes can be looked up at all.
-	Visible() bool
-	// Owner tells which of the containers that hold a device a process runs in, by its
-	// number in a reading; false: in none of them, as far as can be seen.
-	Owner(pid uint32, holders []device.Owner) (device.Owner, bool)
-	// Sweep ends a flight: what was not asked about may be forgotten.
-	Sweep()
-}
 
 // Options say how it is shown.
 type Options struct {
@@ -102,7 +51,7 @@ const DefaultSeriesLimit = 20000
 
 // Exporter renders what its sources say.
 type Exporter struct {
-	ScrapeInputs
+	sources Sources
 	options Options
 	// collections counts the goroutines that fly, or read for an Allocate; each ends within the budget.
 	collections sync.WaitGroup
@@ -133,11 +82,11 @@ type scrapeCollection struct {
 }
 
 // New makes an exporter. It asks nobody before the first scrape.
-func New(in ScrapeInputs, o Options) *Exporter {
+func New(s Sources, o Options) *Exporter {
 	if o.SeriesLimit == 0 {
 		o.SeriesLimit = DefaultSeriesLimit
 	}
-	return &Exporter{ScrapeInputs: in, options: o, attribution: newAttribution(in.Metrics)}
+	return &Exporter{sources: s, options: o, attribution: newAttribution(s.Metrics)}
 }
 
 // ReadAllocated has the counters of devices read now, of which the kubelet has just been told that they are
@@ -147,7 +96,7 @@ func (e *Exporter) ReadAllocated(devices ...device.ID) {
 	if e.options.StableSeries { // counters are the driver's own
 		return
 	}
-	statuses, _ := e.Statuses()
+	statuses, _ := e.sources.Node.Statuses()
 	for _, gpu := range gpus(statuses) {
 		var ids []device.ID
 		for _, s := range statuses {
@@ -162,7 +111,7 @@ func (e *Exporter) ReadAllocated(devices ...device.ID) {
 		e.collections.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), collectionTimeout)
 			defer cancel()
-			e.attribution.addAllocateReading(ids, e.ReadOne(ctx, gpu))
+			e.attribution.addAllocateReading(ids, e.sources.Readers.ReadOne(ctx, gpu))
 		})
 	}
 }
@@ -216,8 +165,8 @@ func (e *Exporter) startCollection(now time.Time) *scrapeCollection {
 	if e.newest != nil {
 		e.releaseLocked(e.newest)
 	}
-	statuses, _ := e.Statuses()
-	_, stale := e.Allocations()
+	statuses, _ := e.sources.Node.Statuses()
+	_, stale := e.sources.Node.Allocations()
 	c := &scrapeCollection{
 		begin: now, done: make(chan struct{}), statuses: statuses, stale: stale,
 		rendered: e.takePage(), users: 2, // the caller, and the exporter until there is a newer one
@@ -249,7 +198,7 @@ func (e *Exporter) isReusable(c *scrapeCollection, now time.Time) bool {
 		return false
 	default:
 	}
-	statuses, _ := e.Statuses()
+	statuses, _ := e.sources.Node.Statuses()
 	if !sameSlice(c.statuses, statuses) && !slices.EqualFunc(c.statuses, statuses, device.Status.EqualExceptXids) {
 		return false
 	}
@@ -264,7 +213,7 @@ func (e *Exporter) takePage() *renderedMetrics {
 		e.freePages = e.freePages[:n-1]
 		return rm
 	}
-	return newRenderedMetrics(&e.ScrapeInputs, &e.options)
+	return newRenderedMetrics(&e.sources, &e.options)
 }
 
 // collect makes the flight's page. Flights do not overlap, so the readings' buffers are its own.
@@ -274,21 +223,17 @@ func (e *Exporter) collect(c *scrapeCollection) {
 	defer cancel()
 	var allocations device.Allocations
 	var listing sync.WaitGroup
-	listing.Go(func() { allocations = e.ListAllocations(ctx) })
-	readings := e.Read(ctx, gpus(c.statuses))
+	listing.Go(func() { allocations = e.sources.Node.ListAllocations(ctx) })
+	readings := e.sources.Readers.Read(ctx, gpus(c.statuses))
 	listing.Wait()
+	node, processes := e.sources.Node, e.sources.Processes
 	s := nodeSnapshot{
-		begin: c.begin, end: time.Now(), statuses: c.statuses, readings: readings,
-		allocations: allocations, driver: e.Driver(), stalled: e.Stalled,
-		processesVisible: e.Processes != nil && e.Processes.Visible(),
+		begin: c.begin, end: time.Now(), statuses: c.statuses, readings: readings, allocations: allocations, driver: node.Driver(),
+		stalled: e.sources.Readers.Stalled, processesVisible: processes.Visible(), incidents: node.Incidents(),
 	}
-	if e.Incidents != nil {
-		s.incidents = e.Incidents()
-	}
+	s.healthStored, s.healthErr = node.HealthStore()
 	c.rendered.render(s, e.attribution)
-	if e.Processes != nil {
-		e.Processes.Sweep()
-	}
+	processes.Sweep()
 }
 
 // gpus are the physical GPUs of the devices, each once, in the devices' order.

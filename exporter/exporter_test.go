@@ -16,6 +16,9 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 )
@@ -28,7 +31,7 @@ type scrapeFixture struct {
 	mu                   sync.Mutex
 	board                device.Inventory
 	allocations          device.Allocations
-	changed              chan struct{}
+	changed              pubsub.Value[struct{}] // set with the allocations
 	watts                float64
 	joules               map[device.ID]float64
 	joulesPerMillisecond float64 // of each GPU, in joules a millisecond, from born on
@@ -46,6 +49,12 @@ type scrapeFixture struct {
 	processOwners        map[uint32]device.Owner // the container of each process that is in one
 	processesHidden      bool                    // no process can be looked up
 	pods                 map[string]device.PodMeta
+	incidents            incident.Snapshot
+	healthStored         bool
+	healthErr            error
+	onList               func(ctx context.Context)
+	onRead               func(ctx context.Context, readings []device.Reading)
+	onReadOne            func(gpu device.GPU)
 }
 
 const (
@@ -71,7 +80,7 @@ var testMetrics = []device.Metric{
 // newScrapeFixture is a node of n idle GPUs.
 func newScrapeFixture(n int) *scrapeFixture {
 	d := &scrapeFixture{
-		changed: make(chan struct{}), joules: map[device.ID]float64{}, started: time.Now(), metrics: testMetrics,
+		joules: map[device.ID]float64{}, started: time.Now(), metrics: testMetrics,
 		driver: device.Driver{State: device.DriverUp}, readErr: map[device.GPU]error{}, stalled: map[device.GPU]bool{},
 	}
 	for i := range n {
@@ -113,23 +122,31 @@ func (d *scrapeFixture) allocate(rows ...string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.allocations = h
-	close(d.changed)
-	d.changed = make(chan struct{})
+	d.changed.Set(struct{}{})
 }
 
-func (d *scrapeFixture) inputs() ScrapeInputs {
-	return ScrapeInputs{
-		Metrics: d.metrics, Statuses: d.board.Get, Read: d.read, ReadOne: d.readOne, ListAllocations: d.listAllocations,
-		Stalled: func(g device.GPU) bool { return d.stalled[g] },
-		Allocations: func() (device.Allocations, <-chan struct{}) {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			return d.allocations, d.changed
-		},
-		Driver:    func() device.Driver { return d.driver },
-		Processes: d,
-		PodMeta:   func(namespace, pod string) device.PodMeta { return d.pods[namespace+"/"+pod] },
-	}
+func (d *scrapeFixture) sources() Sources {
+	return Sources{Metrics: d.metrics, Node: d, Readers: d, Processes: d}
+}
+
+func (d *scrapeFixture) Statuses() ([]device.Status, <-chan struct{}) { return d.board.Get() }
+
+func (d *scrapeFixture) Allocations() (device.Allocations, <-chan struct{}) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, changed := d.changed.Get()
+	return d.allocations, changed
+}
+
+func (d *scrapeFixture) Driver() device.Driver                    { return d.driver }
+func (d *scrapeFixture) Incidents() incident.Snapshot             { return d.incidents }
+func (d *scrapeFixture) Stalled(g device.GPU) bool                { return d.stalled[g] }
+func (d *scrapeFixture) PluginResources() []status.PluginResource { return nil }
+func (d *scrapeFixture) PodsAPI() status.PodsAPIStatus            { return status.PodsAPIStatus{} }
+func (d *scrapeFixture) HealthStore() (used bool, err error)      { return d.healthStored, d.healthErr }
+
+func (d *scrapeFixture) PodMeta(namespace, pod string) device.PodMeta {
+	return d.pods[namespace+"/"+pod]
 }
 
 func (d *scrapeFixture) Visible() bool { return !d.processesHidden }
@@ -141,14 +158,17 @@ func (d *scrapeFixture) Owner(pid uint32, holders []device.Owner) (device.Owner,
 	return owner, ok && slices.Contains(holders, owner)
 }
 
-func (d *scrapeFixture) listAllocations(context.Context) device.Allocations {
+func (d *scrapeFixture) ListAllocations(ctx context.Context) device.Allocations {
+	if d.onList != nil {
+		d.onList(ctx)
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.listCalls++
 	return d.allocations
 }
 
-func (d *scrapeFixture) read(ctx context.Context, gpus []device.GPU) []device.Reading {
+func (d *scrapeFixture) Read(ctx context.Context, gpus []device.GPU) []device.Reading {
 	d.mu.Lock()
 	d.readCalls++
 	hang := d.hang
@@ -160,10 +180,17 @@ func (d *scrapeFixture) read(ctx context.Context, gpus []device.GPU) []device.Re
 			return nil
 		}
 	}
-	return d.readings(gpus)
+	readings := d.readings(gpus)
+	if d.onRead != nil {
+		d.onRead(ctx, readings)
+	}
+	return readings
 }
 
-func (d *scrapeFixture) readOne(_ context.Context, gpu device.GPU) device.Reading {
+func (d *scrapeFixture) ReadOne(_ context.Context, gpu device.GPU) device.Reading {
+	if d.onReadOne != nil {
+		d.onReadOne(gpu)
+	}
 	return d.readings([]device.GPU{gpu})[0]
 }
 
@@ -238,7 +265,7 @@ func TestScrapeShowsTheHolder(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.watts = 300
 		d.allocate("GPU-0=team/train/main")
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_power_watts"+seriesLabels("GPU-0", "0", "team", "train", "main")+" 300")
 		assertSeries(t, text, "nvidia_gpu_power_watts"+seriesLabels("GPU-1", "1", "", "", "")+" 300")
 		assertSeries(t, text, "nvidia_gpu_healthy"+seriesLabels("GPU-0", "0", "team", "train", "main")+" 1")
@@ -256,7 +283,7 @@ func TestScrapeShowsNoHolderWhereThereAreSeveralOrNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.allocate("GPU-0::0=team/a/main", "GPU-0::1=team/b/main", "GPU-1=")
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_allocated"+seriesLabels("GPU-0", "0", "", "", "")+" 1")
 		assertSeries(t, text, "nvidia_gpu_allocated"+seriesLabels("GPU-1", "1", "", "", "")+" 1")
 		assertSeries(t, text, `nvidia_gpu_allocation_info{container="main",device_id="GPU-0::1",mig_uuid="",namespace="team",pod="b",resource="nvidia.com/gpu",uuid="GPU-0"} 1`)
@@ -270,7 +297,7 @@ func TestScrapeKeepsThePodOfItsContainers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.allocate("GPU-0::0=team/a/main", "GPU-0::1=team/a/side")
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		for family, value := range map[string]string{"allocated": " 1", "healthy": " 1", "power_watts": " 0", "energy_joules_total": " 0"} {
 			assertSeries(t, text, "nvidia_gpu_"+family+seriesLabels("GPU-0", "0", "team", "a", "")+value)
 		}
@@ -278,7 +305,7 @@ func TestScrapeKeepsThePodOfItsContainers(t *testing.T) {
 		d.statuses[1].GI, d.statuses[2].GI = 1, 1
 		d.extraSamples = []device.Sample{{Device: "MIG-0", Metric: memoryRow, Value: 1000}}
 		d.allocate("MIG-0=team/a/main", "MIG-1=team/a/side")
-		text = scrape(t, newHandler(New(d.inputs(), Options{})))
+		text = scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_memory_used_bytes"+migSeriesLabels("MIG-0", "team", "a", "")+" 1000")
 	})
 }
@@ -308,7 +335,7 @@ func TestScrapeOfAPartitionedGPU(t *testing.T) {
 		d.partition()
 		d.watts = 300
 		d.allocate("MIG-1=team/train/main")
-		e := New(d.inputs(), Options{})
+		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
 		parent, idle, held := seriesLabels("GPU-0", "0", "", "", ""), migSeriesLabels("MIG-0", "", "", ""), migSeriesLabels("MIG-1", "team", "train", "main")
 		// What the GPU reads goes on, once and without a holder: its slices share it.
@@ -356,7 +383,7 @@ func TestScrapeOfABrokenPartitionedGPU(t *testing.T) {
 		d.statuses[0].Healthy, d.statuses[0].Reason, d.statuses[0].Action = false, "xid_79", "reboot"
 		d.statuses[0].Xids = []device.Xid{{Code: 79, Count: 1, Last: time.Unix(1e9, 0)}}
 		d.board.Set(d.statuses)
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, `nvidia_gpu_unhealthy_info{action="reboot",container="",gpu="0",mig_uuid="",namespace="",pod="",reason="xid_79",uuid="GPU-0"} 1`)
 		assertSeries(t, text, `nvidia_gpu_xid_errors_total{container="",gpu="0",mig_uuid="",namespace="",pod="",uuid="GPU-0",xid="79"} 1`)
 		assertAbsent(t, text, "nvidia_gpu_healthy")
@@ -372,7 +399,7 @@ func TestAnUnknownOwnerCostsTheLabels(t *testing.T) {
 		d.statuses[0].Healthy, d.statuses[0].Reason = false, "xid_48"
 		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {{Device: "GPU-0", PID: 1, MemoryBytes: 1}}}
 		d.allocations = device.Allocations{Err: errors.New("no kubelet")}
-		e := New(d.inputs(), dcgmOptions)
+		e := New(d.sources(), dcgmOptions)
 		text := scrape(t, newHandler(e))
 		unknown := seriesLabels("GPU-0", "0", "", "", "")
 		for series, value := range map[string]string{
@@ -421,7 +448,7 @@ func TestScrapeDropsTheGPUThatFails(t *testing.T) {
 		d.stalled["GPU-1"] = true
 		d.statuses[1].Healthy, d.statuses[1].Reason, d.statuses[1].Action = false, "xid_79", "reboot"
 		d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 2, Last: time.Unix(1e9, 0)}}
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_up"+seriesLabels("GPU-0", "0", "", "", "")+" 1")
 		assertSeries(t, text, "nvidia_gpu_up"+seriesLabels("GPU-1", "1", "", "", "")+" 0")
 		assertSeries(t, text, "nvidia_gpu_stalled"+seriesLabels("GPU-1", "1", "", "", "")+" 1")
@@ -439,7 +466,7 @@ func TestScrapeKeepsLabelsWhole(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.statuses[0].Model = "a \"quoted\"\nmodel\xff"
 		d.allocate("GPU-0=te\"am/po\nd/c\xff")
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_power_watts"+seriesLabels("GPU-0", "0", `te\"am`, `po\nd`, "c\uFFFD")+" 0")
 		if !strings.Contains(text, `model="a \"quoted\"\nmodel`+"\uFFFD\"") {
 			t.Errorf("the model is not escaped in\n%s", text)
@@ -450,7 +477,7 @@ func TestScrapeKeepsLabelsWhole(t *testing.T) {
 func TestScrapesShareAFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
-		h := newHandler(New(d.inputs(), Options{}))
+		h := newHandler(New(d.sources(), Options{}))
 		scrapeAll := func(n int) {
 			var all sync.WaitGroup
 			for range n {
@@ -485,7 +512,7 @@ func TestScrapeWaitsNoLongerThanItMay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.hang = make(chan struct{})
-		e := New(d.inputs(), Options{})
+		e := New(d.sources(), Options{})
 		h := newHandler(e)
 		began := time.Now()
 		assertAbsent(t, scrape(t, h, "X-Prometheus-Scrape-Timeout-Seconds", "0.5"), "nvidia_gpu")
@@ -508,7 +535,7 @@ func TestScrapeWaitsNoLongerThanItMay(t *testing.T) {
 func TestEnergyIsBookedOnWhoBurnedIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
-		e := New(d.inputs(), Options{})
+		e := New(d.sources(), Options{})
 		h := newHandler(e)
 		at := func(joules float64, held ...string) string {
 			d.addEnergy("GPU-0", joules)
@@ -550,23 +577,19 @@ func TestEnergyIsDividedAtAllocate(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				d := newScrapeFixture(2)
 				d.joulesPerMillisecond = 1
-				sources := d.inputs()
-				sources.ListAllocations = func(ctx context.Context) device.Allocations {
+				d.onList = func(ctx context.Context) {
 					select {
 					case <-time.After(c.list):
 					case <-ctx.Done():
 					}
-					return d.listAllocations(ctx)
 				}
-				sources.Read = func(ctx context.Context, gpus []device.GPU) []device.Reading {
-					readings := d.read(ctx, gpus)
+				d.onRead = func(ctx context.Context, readings []device.Reading) {
 					if c.hangs {
 						<-ctx.Done()
-						readings[1] = device.Reading{GPU: gpus[1], Err: device.ErrStalled}
+						readings[1] = device.Reading{GPU: readings[1].GPU, Err: device.ErrStalled}
 					}
-					return readings
 				}
-				e := New(sources, Options{})
+				e := New(d.sources(), Options{})
 				h := newHandler(e)
 				const name = "nvidia_gpu_energy_joules_total"
 				nobody, b := seriesLabels("GPU-0", "0", "", "", ""), seriesLabels("GPU-0", "0", "n", "b", "c")
@@ -601,13 +624,9 @@ func TestEnergyIsDividedAtAllocateWhenTheNameIsEarly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.joulesPerMillisecond = 1
-		sources := d.inputs()
 		list := time.Duration(0)
-		sources.ListAllocations = func(ctx context.Context) device.Allocations {
-			time.Sleep(list)
-			return d.listAllocations(ctx)
-		}
-		e := New(sources, Options{})
+		d.onList = func(context.Context) { time.Sleep(list) }
+		e := New(d.sources(), Options{})
 		h := newHandler(e)
 		const name = "nvidia_gpu_energy_joules_total"
 		nobody, b := seriesLabels("GPU-0", "0", "", "", ""), seriesLabels("GPU-0", "0", "n", "b", "c")
@@ -635,13 +654,9 @@ func TestMarkReadsOneGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, stable := range []bool{false, true} {
 			d := newScrapeFixture(8)
-			sources := d.inputs()
 			var asked []device.GPU
-			sources.ReadOne = func(ctx context.Context, gpu device.GPU) device.Reading {
-				asked = append(asked, gpu)
-				return d.readOne(ctx, gpu)
-			}
-			e := New(sources, Options{StableSeries: stable})
+			d.onReadOne = func(gpu device.GPU) { asked = append(asked, gpu) }
+			e := New(d.sources(), Options{StableSeries: stable})
 			e.ReadAllocated("GPU-3", "GPU-3", "GPU-that-is-not-there")
 			e.Drain()
 			if want := map[bool]int{false: 1, true: 0}[stable]; len(asked) != want || d.readCalls != 0 || d.listCalls != 0 {
@@ -656,7 +671,7 @@ func TestMarkReadsOneGPU(t *testing.T) {
 func TestEnergyOfWhoWasNeverNamedIsNobodys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
-		e := New(d.inputs(), Options{})
+		e := New(d.sources(), Options{})
 		h := newHandler(e)
 		const name = "nvidia_gpu_energy_joules_total"
 		scrape(t, h)
@@ -678,7 +693,7 @@ func TestEnergyOfWhoWasNeverNamedIsNobodys(t *testing.T) {
 func TestInfoFollowsTheDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
-		h := newHandler(New(d.inputs(), Options{}))
+		h := newHandler(New(d.sources(), Options{}))
 		const was, is = `pci_bus_id="0000:1a:00.0"`, `pci_bus_id="0000:9a:00.0"`
 		if text := scrape(t, h); !strings.Contains(text, was) {
 			t.Errorf("no %s in\n%s", was, text)
@@ -703,7 +718,7 @@ func TestEmptyFacts(t *testing.T) {
 		s := slices.Clone(d.statuses)
 		s[0].Model, s[0].InfoLabels = "", []device.Label{{Name: "chassis_serial"}, {Name: "serial", Value: "1650"}}
 		d.board.Set(s)
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, `nvidia_gpu_info{container="",gpu="0",mig_uuid="",minor="0",namespace="",numa_node="0",pci_bus_id="0000:1a:00.0",pod="",serial="1650",uuid="GPU-0"} 1`)
 	})
 }
@@ -714,6 +729,6 @@ func TestAPartitionedGPUThatIsHeldAsAWhole(t *testing.T) {
 		d.partition()
 		d.watts = 300
 		d.allocate("GPU-0=team/train/main")
-		assertSeries(t, scrape(t, newHandler(New(d.inputs(), Options{}))), "nvidia_gpu_power_watts"+seriesLabels("GPU-0", "0", "team", "train", "main")+" 300")
+		assertSeries(t, scrape(t, newHandler(New(d.sources(), Options{}))), "nvidia_gpu_power_watts"+seriesLabels("GPU-0", "0", "team", "train", "main")+" 300")
 	})
 }

@@ -69,8 +69,8 @@ func (rm *renderedMetrics) renderNode(s nodeSnapshot) {
 	if !s.allocations.At.IsZero() {
 		set(builtin.allocationsAge, max(0, s.end.Sub(s.allocations.At).Seconds()))
 	}
-	if state := rm.inputs.StateError; state != nil {
-		set(builtin.incidents.stateUp, boolValue(state() == nil))
+	if s.healthStored {
+		set(builtin.incidents.stateUp, boolValue(s.healthErr == nil))
 	}
 	set(builtin.seriesDropped, float64(dropped))
 	set(builtin.seriesCount, float64(count+maxNodeSeries-rm.seriesLeft+1))

@@ -41,7 +41,7 @@ type Family struct {
 // Families are all that no row of a backend makes, by name. Those of this process, which
 // a registry has, are not among them.
 func Families() []Family {
-	rm := newRenderedMetrics(&ScrapeInputs{}, &Options{})
+	rm := newRenderedMetrics(&Sources{}, &Options{})
 	families := make([]Family, 0, len(rm.families))
 	for _, f := range rm.families {
 		kind := "gauge"

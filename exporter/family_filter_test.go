@@ -62,7 +62,7 @@ func TestScrapeOfAChoice(t *testing.T) {
 		}
 		registry := prometheus.NewRegistry()
 		NewSelfMetrics(registry, "v", false, FamilyFilter{})
-		e := New(newScrapeFixture(1).inputs(), Options{Filter: choice})
+		e := New(newScrapeFixture(1).sources(), Options{Filter: choice})
 		h := e.Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
 		text := scrape(t, h)
 		for _, gone := range []string{"nvidia_gpu_power_watts", "nvidia_gpu_info", "podgauge_simulated"} {
@@ -104,14 +104,14 @@ func TestSeriesLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(8)
 		for _, limit := range []int{10, 50, 1000} {
-			text := scrape(t, newHandler(New(d.inputs(), Options{SeriesLimit: limit})))
+			text := scrape(t, newHandler(New(d.sources(), Options{SeriesLimit: limit})))
 			series := 0
 			for line := range strings.Lines(text) {
 				if !strings.HasPrefix(line, "#") {
 					series++
 				}
 			}
-			all := 8*15 + 7 // what 8 idle GPUs have, and the node
+			all := 8*15 + 2 + 7 // of 8 idle GPUs, of incidents, and of the node
 			assertSeries(t, text, fmt.Sprintf("podgauge_series %d", series))
 			assertSeries(t, text, fmt.Sprintf("podgauge_series_dropped %d", max(0, all-7-limit)))
 			if want := min(limit+7, all); series != want {
@@ -129,20 +129,20 @@ func TestHoldingsSayMoreOfThePod(t *testing.T) {
 		d.pods = map[string]device.PodMeta{"n/p": {UID: "u-1", Labels: []device.Label{
 			{Name: "app.kubernetes.io/name", Value: "a \"b\""}, {Name: "app_kubernetes_io/name", Value: "other"},
 		}}}
-		e := New(d.inputs(), Options{PodUID: true})
+		e := New(d.sources(), Options{PodUID: true})
 		row := `nvidia_gpu_allocation_info{container="c",device_id="GPU-0",%smig_uuid="",namespace="n",pod="p",%sresource="nvidia.com/gpu",uuid="GPU-0"} 1`
 		assertSeries(t, scrape(t, newHandler(e)), fmt.Sprintf(row, `label_app_kubernetes_io_name="a \"b\"",label_app_kubernetes_io_name_conflict2="other",`, `pod_uid="u-1",`))
 		d.pods["n/p"] = device.PodMeta{UID: "u-2"} // another pod of the same name
 		d.expireCollection()
 		assertSeries(t, scrape(t, newHandler(e)), fmt.Sprintf(row, "", `pod_uid="u-2",`))
-		assertSeries(t, scrape(t, newHandler(New(d.inputs(), Options{}))), fmt.Sprintf(row, "", ""))
+		assertSeries(t, scrape(t, newHandler(New(d.sources(), Options{}))), fmt.Sprintf(row, "", ""))
 	})
 }
 
 // What there is no room for is not even made, and a plugin may have more devices than there
 // is room for: how many they are is said first.
 func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
-	p := newRenderedMetrics(&ScrapeInputs{}, &Options{SeriesLimit: 10})
+	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10})
 	r := device.NodeResources{AllocatableKnown: true}
 	for i := range 1000 {
 		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
@@ -150,7 +150,7 @@ func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
 	own := &p.builtin.resources
 	for range 2 {
 		p.render(nodeSnapshot{allocations: device.Allocations{Resources: r}}, newAttribution(nil))
-		if len(p.resources.series) != 10 || p.seriesDropped != 991 || len(own.deviceInfo.series) != 9 {
+		if len(p.resources.series) != 10 || p.seriesDropped != 993 || len(own.deviceInfo.series) != 7 {
 			t.Errorf("%d series, %d of them devices on the page, %d dropped", len(p.resources.series), len(own.deviceInfo.series), p.seriesDropped)
 		}
 		if n := own.allocatable.series; len(n) != 1 || n[0].value != 1000 {
@@ -187,7 +187,7 @@ func TestPodLabels(t *testing.T) {
 func TestStableSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
-		h := newHandler(New(d.inputs(), Options{StableSeries: true, DCGM: true}))
+		h := newHandler(New(d.sources(), Options{StableSeries: true, DCGM: true}))
 		nobody := seriesLabels("GPU-0", "0", "", "", "")
 		for _, held := range [][]string{{"GPU-0=n/a/c"}, nil, {"GPU-0::0=n/a/c", "GPU-0::1=n/b/c"}} {
 			d.addEnergy("GPU-0", 1000)
@@ -224,7 +224,7 @@ func TestStatesHaveNoHolder(t *testing.T) {
 		d := newScrapeFixture(1)
 		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: widthRow, Value: 16}}
 		d.allocate("GPU-0=n/p/c")
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_pcie_link_width"+seriesLabels("GPU-0", "0", "", "", "")+" 16")
 		if !strings.Contains(text, "# TYPE nvidia_gpu_pcie_link_width gauge\n") {
 			t.Error("a state is no gauge")

@@ -35,7 +35,7 @@ func TestSlowReaders(t *testing.T) {
 		{data, data, []string{"/", "/metrics", "/healthz", "/readyz"}},
 		{[]string{"/"}, []string{"/"}, append([]string{"/metrics", "/healthz", "/readyz"}, data...)},
 	} {
-		h := newHandler(New(newScrapeFixture(1).inputs(), Options{}))
+		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 		assertStatus(t, h, http.StatusOK, c.refused...)
 		resume := occupy(h, c.slow)
 		assertStatus(t, h, http.StatusServiceUnavailable, c.refused...)
@@ -84,7 +84,7 @@ func assertStatus(t *testing.T, h http.Handler, status int, paths ...string) {
 // TestHeaders: what is no scrape has headers that browsers obey, and errors have them, too.
 func TestHeaders(t *testing.T) {
 	s := HandlerOptions{TelemetryPath: "/metrics", Pprof: true, Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
-	all, probes := New(newScrapeFixture(1).inputs(), Options{}).Handler(s), s.Probes()
+	all, probes := New(newScrapeFixture(1).sources(), Options{}).Handler(s), s.Probes()
 	for _, c := range []struct {
 		of     http.Handler
 		method string

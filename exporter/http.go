@@ -47,13 +47,9 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 	}
 	o.probes(mux)
 	apiLimiter, pageLimiter := make(requestLimiter, maxConcurrentRequests), make(requestLimiter, maxConcurrentRequests)
-	inputs := api.NodeInputs{Node: e.options.Hostname, Statuses: e.Statuses, Allocations: e.Allocations, Driver: e.Driver, Incidents: e.Incidents}
-	mux.Handle(api.Root, apiLimiter.limit(api.Handler(inputs), api.WriteError))
+	mux.Handle(api.Root, apiLimiter.limit(api.Handler(e.options.Hostname, e.sources.Node), api.WriteError))
 	if o.TelemetryPath != "/" {
-		page := status.New(status.PageInputs{
-			NodeInputs: inputs, Read: e.pageReadings, Stalled: e.Stalled, PluginResources: e.PluginResources, PodsAPI: e.PodsAPI,
-			Version: o.Version, Simulated: o.Simulated, Links: o.linkPaths(),
-		})
+		page := status.New(pageState{e.sources.Node, e}, status.PageOptions{Node: e.options.Hostname, Version: o.Version, Simulated: o.Simulated, Links: o.linkPaths()})
 		mux.Handle("GET /{$}", pageLimiter.limit(e.encoder.compress(page), writeError))
 		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}

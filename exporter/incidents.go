@@ -41,9 +41,6 @@ type incidentSeries struct {
 // renderIncidents writes what is remembered. It concerns devices that are not on the Board
 // any more as well.
 func (rm *renderedMetrics) renderIncidents(s nodeSnapshot) {
-	if rm.inputs.Incidents == nil {
-		return
-	}
 	if m := &rm.incidents; !m.built || !sameIncidents(m.snapshot, s.incidents) || !sameSlice(m.statuses, s.statuses) {
 		*m = incidentSeries{true, s.incidents, s.statuses, cachedSeries{limit: rm.options.SeriesLimit}}
 		rm.buildIncidents()

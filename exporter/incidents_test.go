@@ -18,7 +18,7 @@ func TestScrapeShowsWhereADeviceStands(t *testing.T) {
 		d.allocate("GPU-0=team/train/main")
 		bad := &d.statuses[0]
 		bad.Healthy, bad.Health, bad.Flaps, bad.Reason, bad.Since = false, device.Recovering, 3, "xid_79", time.Unix(1_700_000_000, 0)
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		state := func(gpu, state string) string {
 			return `nvidia_gpu_health_state` + strings.Replace(seriesLabels("GPU-"+gpu, gpu, "", "", ""), `,uuid=`, `,state="`+state+`",uuid=`, 1)
 		}
@@ -31,7 +31,8 @@ func TestScrapeShowsWhereADeviceStands(t *testing.T) {
 		assertAbsent(t, text, "nvidia_gpu_health_since_timestamp_seconds"+seriesLabels("GPU-1", "1", "", "", "")) // it was never judged
 		assertSeries(t, text, "nvidia_gpu_health_flaps_total"+seriesLabels("GPU-0", "0", "", "", "")+" 3")
 		assertSeries(t, text, "nvidia_gpu_health_flaps_total"+seriesLabels("GPU-1", "1", "", "", "")+" 0")
-		assertAbsent(t, text, "podgauge_incident")
+		assertSeries(t, text, "podgauge_incidents 0")
+		assertAbsent(t, text, "podgauge_incident_store_up")
 		assertAbsent(t, text, "podgauge_state_up")
 	})
 }
@@ -46,7 +47,8 @@ func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 		d := newScrapeFixture(1)
 		then := time.Unix(1_700_000_000, 0)
 		owner := device.Owner{Namespace: "team", Pod: "train", Container: `m"ain`}
-		known := incident.Snapshot{
+		known := &d.incidents
+		*known = incident.Snapshot{
 			Persisted: true, Incidents: make([]incident.Incident, 4),
 			Devices: []incident.DeviceCount{
 				{Device: "GPU-0", GPU: "GPU-0", Index: 5, Reason: "xid_79", Count: 2, Last: then}, // it was another's index then
@@ -58,10 +60,8 @@ func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 				{Device: "MIG-9", GPU: "GPU-9", Index: 3, Owner: owner, Reason: "xid_94", Count: 1, Last: then},
 			},
 		}
-		var stateErr error
-		s := d.inputs()
-		s.Incidents, s.StateError = func() incident.Snapshot { return known }, func() error { return stateErr }
-		e := New(s, Options{})
+		d.healthStored = true
+		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
 		gone := `{container="%s",gpu="3",mig_uuid="MIG-9",namespace="%s",pod="%s",reason="xid_94",uuid="GPU-9"} 1`
 		for _, series := range []string{
@@ -78,7 +78,7 @@ func TestScrapeShowsIncidentsOfDevicesThatAreGoneToo(t *testing.T) {
 		}
 
 		// The store and the file fail, and the next incident shows.
-		known.Err, stateErr = errors.New("disk full"), errors.New("disk full")
+		known.Err, d.healthErr = errors.New("disk full"), errors.New("disk full")
 		known.Devices = []incident.DeviceCount{{Device: "GPU-0", Reason: "xid_79", Count: 3, Last: then}}
 		d.expireCollection()
 		text = scrape(t, newHandler(e))
@@ -106,7 +106,7 @@ func newFailures(n int) (list []incident.AffectedCount) {
 }
 
 func TestTheNewestFailuresAreShown(t *testing.T) {
-	p := newRenderedMetrics(&ScrapeInputs{Incidents: func() incident.Snapshot { return incident.Snapshot{} }}, &Options{SeriesLimit: 10_000})
+	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	p.render(nodeSnapshot{incidents: incident.Snapshot{Affected: newFailures(maxShownFailures + 7)}}, newAttribution(nil))
 	shown := p.builtin.incidents.failures.series
 	if len(shown) != maxShownFailures {
@@ -125,12 +125,12 @@ func TestTheNewestFailuresAreShown(t *testing.T) {
 // What is remembered is not rendered anew while it stays, nor is health.
 func TestIncidentsThatStayAreNotMadeAnew(t *testing.T) {
 	known := incident.Snapshot{Affected: newFailures(300), Devices: []incident.DeviceCount{{Device: "GPU-0", Count: 300}}, Persisted: true}
-	p := newRenderedMetrics(&ScrapeInputs{Incidents: func() incident.Snapshot { return known }}, &Options{SeriesLimit: 10_000})
+	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	d := newScrapeFixture(8)
 	s := nodeSnapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}
 	l := newAttribution(nil)
 	p.render(s, l)
-	empty := newRenderedMetrics(&ScrapeInputs{}, &Options{SeriesLimit: 10_000})
+	empty := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	without := testing.AllocsPerRun(20, func() { empty.render(s, l) })
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > without {
 		t.Errorf("%.0f allocations, %.0f without incidents", n, without)

@@ -105,10 +105,10 @@ func snakeCase(name string) string {
 
 // podMeta is what is known of a pod besides its name.
 func (rm *renderedMetrics) podMeta(owner device.Owner) device.PodMeta {
-	if rm.inputs.PodMeta == nil || owner == (device.Owner{}) {
+	if owner == (device.Owner{}) {
 		return device.PodMeta{}
 	}
-	return rm.inputs.PodMeta(owner.Namespace, owner.Pod)
+	return rm.sources.Node.PodMeta(owner.Namespace, owner.Pod)
 }
 
 func equalPodMeta(a, b device.PodMeta) bool {

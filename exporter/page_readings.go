@@ -15,11 +15,19 @@ import (
 // long at most.
 const maxPageReadingsAge = 2 * time.Second
 
-// pageReadings is what a flight read, as the page shows it: of the newest one, or of one that it
-// waits for, until ctx is done.
-func (e *Exporter) pageReadings(ctx context.Context) status.Readings {
-	c := e.acquireForPage(time.Now())
-	defer e.release(c)
+// pageState is the state that the page shows.
+type pageState struct {
+	Node
+	exporter *Exporter
+}
+
+// Stalled implements status.PageState.
+func (s pageState) Stalled(gpu device.GPU) bool { return s.exporter.sources.Readers.Stalled(gpu) }
+
+// Readings implements status.PageState.
+func (s pageState) Readings(ctx context.Context) status.Readings {
+	c := s.exporter.acquireForPage(time.Now())
+	defer s.exporter.release(c)
 	select {
 	case <-c.done:
 		return status.Readings{At: c.rendered.readAt, Devices: slices.Clone(c.rendered.pageReadings)}

@@ -30,7 +30,7 @@ func getPage(t *testing.T, h http.Handler) string {
 func TestPageFlights(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
-		h := newHandler(New(d.inputs(), Options{}))
+		h := newHandler(New(d.sources(), Options{}))
 		time.Sleep(time.Minute)
 		if d.readCalls != 0 {
 			t.Fatalf("%d flights while nobody looks", d.readCalls)
@@ -56,7 +56,7 @@ func TestPageFlights(t *testing.T) {
 func TestPageSharesScrapes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(1)
-		h := newHandler(New(d.inputs(), Options{}))
+		h := newHandler(New(d.sources(), Options{}))
 		scrape(t, h)
 		time.Sleep(maxPageReadingsAge - time.Millisecond)
 		getPage(t, h)
@@ -76,7 +76,7 @@ func TestPageShowsHealthAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.watts = 312
-		h := newHandler(New(d.inputs(), Options{}))
+		h := newHandler(New(d.sources(), Options{}))
 		if page := getPage(t, h); !strings.Contains(page, "All 2 devices are healthy.") || !strings.Contains(page, "<dd>312 W</dd>") {
 			t.Errorf("%s", page)
 		}
@@ -95,7 +95,7 @@ func TestPageShowsNoOldReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newScrapeFixture(2)
 		d.watts = 312
-		h := newHandler(New(d.inputs(), Options{}))
+		h := newHandler(New(d.sources(), Options{}))
 		getPage(t, h)
 		d.readErr["GPU-1"] = errors.New("lost")
 		time.Sleep(maxPageReadingsAge)
@@ -108,7 +108,7 @@ func TestPageShowsNoOldReading(t *testing.T) {
 // TestPageIsReadOnly: HEAD is taken beside GET, and nothing else; where the metrics are at /
 // there is no page, and nothing of it.
 func TestPageIsReadOnly(t *testing.T) {
-	h := newHandler(New(newScrapeFixture(1).inputs(), Options{}))
+	h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 	at := func(h http.Handler, method, path string) int {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequest(method, path, http.NoBody))
@@ -124,7 +124,7 @@ func TestPageIsReadOnly(t *testing.T) {
 	if got := at(h, http.MethodGet, "/static/"); got != http.StatusNotFound {
 		t.Errorf("/static/: %d", got)
 	}
-	e := New(newScrapeFixture(1).inputs(), Options{})
+	e := New(newScrapeFixture(1).sources(), Options{})
 	metrics := e.Handler(HandlerOptions{TelemetryPath: "/", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 	w := httptest.NewRecorder()
 	metrics.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/", http.NoBody))

@@ -107,7 +107,7 @@ func (d deviceRendering) usageByOwner(h device.Allocations, uses []device.Proces
 			continue
 		}
 		index := 0
-		if owner, ok := rm.inputs.Processes.Owner(u.PID, rm.owners); ok {
+		if owner, ok := rm.sources.Processes.Owner(u.PID, rm.owners); ok {
 			index = 1 + slices.Index(rm.owners, owner)
 		}
 		rm.usages[index].add(u)
@@ -160,7 +160,7 @@ func (d deviceRendering) attributedMemory(h device.Allocations, uses []device.Pr
 		if u.Device != id || u.MemoryBytes < 0 {
 			continue
 		}
-		if _, ok := d.rendered.inputs.Processes.Owner(u.PID, owners); ok {
+		if _, ok := d.rendered.sources.Processes.Owner(u.PID, owners); ok {
 			sum += u.MemoryBytes
 		}
 	}

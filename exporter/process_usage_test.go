@@ -28,7 +28,7 @@ func TestEachContainerHasItsShare(t *testing.T) {
 			busyUse("GPU-0", 1, 100, 0.25), busyUse("GPU-0", 2, 50, 0.25), busyUse("GPU-0", 3, 30, 0.125), busyUse("GPU-0", 4, 7, 0.0625), busyUse("GPU-0", 5, 3, 0),
 		}}
 		d.extraSamples = []device.Sample{{Device: "GPU-0", Metric: memoryRow, Value: 200}}
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		of := func(pod string) string { return seriesLabels("GPU-0", "0", "n", pod, "c") }
 		nobody := seriesLabels("GPU-0", "0", "", "", "")
 		for _, series := range []string{
@@ -50,7 +50,7 @@ func TestEachContainerHasItsShare(t *testing.T) {
 		assertAbsent(t, text, "stranger") // who does not hold the device is shown nothing of it
 
 		d.uses["GPU-0"] = []device.ProcessUsage{memoryOnlyUse("GPU-0", 1, 100)}
-		text = scrape(t, newHandler(New(d.inputs(), Options{})))
+		text = scrape(t, newHandler(New(d.sources(), Options{})))
 		assertSeries(t, text, "nvidia_gpu_container_memory_used_bytes"+of("a")+" 100")
 		assertAbsent(t, text, "nvidia_gpu_container_sm_utilization_ratio") // it is not told, and so not 0
 	})
@@ -68,7 +68,7 @@ func TestNoShareIsGuessed(t *testing.T) {
 			d.allocate("GPU-0::0=n/a/c", "GPU-0::1=n/b/c")
 			d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {busyUse("GPU-0", 1, 100, 0.25)}}
 			unknown(d)
-			text := scrape(t, newHandler(New(d.inputs(), Options{})))
+			text := scrape(t, newHandler(New(d.sources(), Options{})))
 			for _, family := range []string{"nvidia_gpu_container_", "nvidia_gpu_unattributed_"} {
 				t.Log(name, family)
 				assertAbsent(t, text, family)
@@ -88,7 +88,7 @@ func TestComputeInstancesShareTheirReadings(t *testing.T) {
 		d.processOwners = map[uint32]device.Owner{1: {Namespace: "n", Pod: "a", Container: "c"}, 2: {Namespace: "n", Pod: "b", Container: "c"}}
 		d.uses = map[device.GPU][]device.ProcessUsage{"GPU-0": {memoryOnlyUse("MIG-0", 1, 100), memoryOnlyUse("MIG-1", 2, 200), memoryOnlyUse("MIG-1", 3, 50)}}
 		d.allocate("MIG-0=n/a/c", "MIG-1=n/b/c")
-		text := scrape(t, newHandler(New(d.inputs(), Options{})))
+		text := scrape(t, newHandler(New(d.sources(), Options{})))
 		const used = "nvidia_gpu_memory_used_bytes"
 		assertSeries(t, text, used+migSeriesLabels("MIG-0", "", "", "")+" 1000")
 		assertSeries(t, text, "nvidia_gpu_healthy"+migSeriesLabels("MIG-0", "n", "a", "c")+" 1")
@@ -100,8 +100,8 @@ func TestComputeInstancesShareTheirReadings(t *testing.T) {
 		assertAbsent(t, text, "nvidia_gpu_unattributed_processes"+seriesLabels("GPU-0", "0", "", "", ""))
 
 		d.allocate("MIG-0=n/a/c", "MIG-1=n/a/c")
-		assertSeries(t, scrape(t, newHandler(New(d.inputs(), Options{}))), used+migSeriesLabels("MIG-0", "n", "a", "c")+" 1000")
+		assertSeries(t, scrape(t, newHandler(New(d.sources(), Options{}))), used+migSeriesLabels("MIG-0", "n", "a", "c")+" 1000")
 		d.allocate("MIG-1=n/b/c") // the only one
-		assertSeries(t, scrape(t, newHandler(New(d.inputs(), Options{}))), used+migSeriesLabels("MIG-0", "n", "b", "c")+" 1000")
+		assertSeries(t, scrape(t, newHandler(New(d.sources(), Options{}))), used+migSeriesLabels("MIG-0", "n", "b", "c")+" 1000")
 	})
 }

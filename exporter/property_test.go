@@ -25,7 +25,7 @@ func FuzzPages(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		gen := fixtureGenerator{rand.New(rand.NewPCG(seed, 4))}
 		d, o := gen.node(), gen.options()
-		p, l := newRenderedMetrics(new(d.inputs()), &o), newAttribution(d.metrics)
+		p, l := newRenderedMetrics(new(d.sources()), &o), newAttribution(d.metrics)
 		for range 3 { // what is kept from one rendering is used in the next
 			s := gen.snapshot(d)
 			p.render(s, l)

@@ -21,16 +21,18 @@ type nodeSnapshot struct {
 	// processesVisible tells whether the processes that a reading names can be looked up.
 	processesVisible bool
 	incidents        incident.Snapshot
+	healthStored     bool
+	healthErr        error // of the store
 }
 
 // renderedMetrics is a rendered snapshot: metric families that are kept, with their series
 // and label strings, from one rendering to the next. A scrape costs the writing
 // of values, not the making of series (docs/benchmarks.md).
 type renderedMetrics struct {
-	inputs      *ScrapeInputs
+	sources     *Sources
 	options     *Options
 	families    []*family // all that there can be, ordered by name
-	rowFamilies []*family // the family of each row of ScrapeInputs.Metrics
+	rowFamilies []*family // the family of each row of Sources.Metrics
 	builtin     builtinFamilies
 	dcgm        dcgmSeries
 	groups      map[groupKey]*seriesGroup
@@ -75,7 +77,7 @@ type seriesGroup struct {
 	meta          device.PodMeta // likewise, where the labels have it
 	labels        []device.Label
 	labelText     []byte    // the labels, written out
-	rows          []*series // by row of ScrapeInputs.Metrics, up to the last that was wanted
+	rows          []*series // by row of Sources.Metrics, up to the last that was wanted
 	byID          map[seriesID]*series
 	lastRendering uint64 // of the last rendering that used it
 }
@@ -98,8 +100,8 @@ type seriesID struct {
 // would outweigh those that are shown.
 const maxUnusedRenderings = 10
 
-func newRenderedMetrics(in *ScrapeInputs, o *Options) *renderedMetrics {
-	rm := &renderedMetrics{inputs: in, options: o, groups: map[groupKey]*seriesGroup{}, memoryUsedRow: -1, quantities: status.QuantitiesByRow(in.Metrics)}
+func newRenderedMetrics(s *Sources, o *Options) *renderedMetrics {
+	rm := &renderedMetrics{sources: s, options: o, groups: map[groupKey]*seriesGroup{}, memoryUsedRow: -1, quantities: status.QuantitiesByRow(s.Metrics)}
 	families := map[string]*family{}
 	add := func(d familyDesc) *family {
 		if f := families[d.name]; f != nil {
@@ -111,7 +113,7 @@ func newRenderedMetrics(in *ScrapeInputs, o *Options) *renderedMetrics {
 		rm.families = append(rm.families, f)
 		return f
 	}
-	for i, m := range in.Metrics {
+	for i, m := range s.Metrics {
 		rm.rowFamilies = append(rm.rowFamilies, add(rowDesc(m)))
 		if m.Name == "nvidia_gpu_memory_used_bytes" && len(m.Labels) == 0 {
 			rm.memoryUsedRow = i
@@ -119,7 +121,7 @@ func newRenderedMetrics(in *ScrapeInputs, o *Options) *renderedMetrics {
 	}
 	rm.builtin.register(add)
 	if o.DCGM {
-		rm.dcgm.register(in.Metrics, add)
+		rm.dcgm.register(s.Metrics, add)
 	}
 	slices.SortFunc(rm.families, func(a, b *family) int { return cmp.Compare(a.name, b.name) })
 	return rm
@@ -254,7 +256,7 @@ func (d deviceRendering) renderReading(samples []device.Sample, a *attribution) 
 		if sample.Device != d.status.ID {
 			continue
 		}
-		switch metric := &d.rendered.inputs.Metrics[sample.Metric]; {
+		switch metric := &d.rendered.sources.Metrics[sample.Metric]; {
 		case metric.Kind == device.FaultCounter || metric.Kind == device.StateGauge:
 			d.deviceSeries.setRow(sample.Metric, sample.Value)
 		case metric.Kind == device.Gauge || d.rendered.options.StableSeries:
@@ -292,7 +294,7 @@ func (g *seriesGroup) setRow(row int, value float64) {
 		g.rows = append(g.rows, make([]*series, row+1-len(g.rows))...)
 	}
 	if g.rows[row] == nil {
-		g.rows[row] = g.newSeries(rm.inputs.Metrics[row].Labels)
+		g.rows[row] = g.newSeries(rm.sources.Metrics[row].Labels)
 	}
 	g.rows[row].value = value
 	rm.addSeries(rm.rowFamilies[row], g.rows[row])

@@ -23,7 +23,7 @@ func TestScrapeShowsAllThatTheKubeletGivesAway(t *testing.T) {
 			AllocatedMemory:  []device.AllocatedMemory{{Owner: owner, Memory: device.Memory{Type: "memory", Bytes: 1 << 30, NUMANodes: []int{0}}}},
 			Claims:           []device.Claim{{Owner: owner, ClaimNamespace: "n", ClaimName: "p-gpu", Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-0"}},
 		}
-		e := New(d.inputs(), Options{})
+		e := New(d.sources(), Options{})
 		text := scrape(t, newHandler(e))
 		for _, series := range []string{
 			`podgauge_resource_allocatable_devices{numa_node="",resource="example.com/nic"} 1`,
@@ -57,7 +57,7 @@ func TestResourcesThatStayAreNotMadeAnew(t *testing.T) {
 	for range 500 {
 		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: "d"})
 	}
-	p := newRenderedMetrics(&ScrapeInputs{}, &Options{SeriesLimit: 1000})
+	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 1000})
 	s := nodeSnapshot{allocations: device.Allocations{Resources: r}}
 	l := newAttribution(nil)
 	p.render(s, l)

@@ -24,7 +24,7 @@ func TestReadersShareABody(t *testing.T) {
 		var gathered atomic.Int32
 		registry := prometheus.NewRegistry()
 		registry.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "x", Help: "X."}, func() float64 { return float64(gathered.Add(1)) }))
-		h := New(newScrapeFixture(2).inputs(), Options{}).Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
+		h := New(newScrapeFixture(2).sources(), Options{}).Handler(HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: slog.New(slog.DiscardHandler)})
 		const delimited = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
 		representations := [][2]string{
 			{"text/plain", ""},
@@ -52,7 +52,7 @@ func TestReadersShareABody(t *testing.T) {
 // TestSharedBodiesHaveTheirHeaders: each reader gets the type that it asked for, and the length.
 func TestSharedBodiesHaveTheirHeaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHandler(New(newScrapeFixture(1).inputs(), Options{}))
+		h := newHandler(New(newScrapeFixture(1).sources(), Options{}))
 		for _, accept := range []string{"application/openmetrics-text;version=1.0.0", "application/openmetrics-text;version=0.0.1", "text/plain"} {
 			for _, encoding := range []string{"", "gzip"} {
 				r := httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody)
@@ -75,7 +75,7 @@ func TestSharedBodiesHaveTheirHeaders(t *testing.T) {
 // TestHalfClosedConnection: a client that has closed its sending half, as nc -N does, gets the whole collection.
 func TestHalfClosedConnection(t *testing.T) {
 	server := httptest.NewUnstartedServer(nil)
-	h := newHandler(New(newScrapeFixture(2).inputs(), Options{}))
+	h := newHandler(New(newScrapeFixture(2).sources(), Options{}))
 	server.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		<-r.Context().Done() // net/http has seen the end of what the client sends
 		h.ServeHTTP(w, r)

@@ -124,14 +124,10 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 		processes = cgroup.New(cgroup.Options{Proc: nb.procDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("part", "containers")})
 	}
 	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("part", "config")})
-	history, stateError := a.openState(o.health.stateDir)
+	history := a.openState(o.health.stateDir)
 	a.incidents = a.newIncidentLog(o.health)
 	a.monitor = a.newMonitor(o.health, history)
-	a.metrics = exporter.New(exporter.ScrapeInputs{
-		Metrics: nb.Metrics(), Statuses: a.board.Get, Read: a.readers.Read, ReadOne: a.readers.ReadOne, Stalled: a.readers.Stalled,
-		ListAllocations: a.podResources.ListAllocations, Allocations: a.podResources.Snapshot, Driver: a.monitor.Driver, Processes: processes, PodMeta: a.podMeta,
-		Incidents: a.incidentSnapshot, StateError: stateError, PluginResources: a.pluginResources, PodsAPI: a.podsFeed,
-	}, exporterOptions)
+	a.metrics = exporter.New(exporter.Sources{Metrics: nb.Metrics(), Node: exportedNode{a}, Readers: a.readers, Processes: processes}, exporterOptions)
 	a.podResources.ResolveClaim, a.podResources.DeviceIDs = a.claimedDevice, a.deviceIDs
 	a.selfMetrics.ExportUnsupportedFamilies(nb.missingFamilies)
 	a.selfMetrics.ExportUnknownConfigKeys(a.configWatcher.UnknownKeys)
@@ -191,12 +187,6 @@ func (a *app) podEnded(p pods.Pod) {
 		return
 	}
 	a.podResources.OnPodEnded(p.Namespace, p.Name)
-}
-
-// podMeta is what the Pods API says of a pod.
-func (a *app) podMeta(namespace, pod string) device.PodMeta {
-	cache, _ := a.pods.Snapshot()
-	return cache.Meta(namespace, pod)
 }
 
 // addDevicePlugin adds the device plugin, and what it follows.

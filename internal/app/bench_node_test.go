@@ -178,6 +178,22 @@ func (n benchNode) startProcesses(tb testing.TB, m *sim.Machine, log *slog.Logge
 	return cgroup.New(cgroup.Options{Proc: p.root, Pods: tb.TempDir(), Logs: logs, Log: log})
 }
 
+// scrapedNode is a node with devices and a kubelet, of which nothing else is known.
+type scrapedNode struct {
+	*scriptedNode
+	board   *device.Inventory
+	kubelet *podresources.Client
+}
+
+func (n scrapedNode) Statuses() ([]device.Status, <-chan struct{})       { return n.board.Get() }
+func (n scrapedNode) Allocations() (device.Allocations, <-chan struct{}) { return n.kubelet.Snapshot() }
+
+func (n scrapedNode) Driver() device.Driver { return device.Driver{State: device.DriverUp} }
+
+func (n scrapedNode) ListAllocations(ctx context.Context) device.Allocations {
+	return n.kubelet.ListAllocations(ctx)
+}
+
 // newBenchClient builds the exporter from the program's own parts, over real sockets on both
 // sides.
 func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
@@ -211,9 +227,8 @@ func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	e := exporter.New(exporter.ScrapeInputs{
-		Metrics: machine.Metrics(), Statuses: board.Get, Read: readers.Read, Stalled: readers.Stalled, Processes: n.startProcesses(tb, machine, log),
-		ListAllocations: podResources.ListAllocations, Allocations: podResources.Snapshot, Driver: func() device.Driver { return device.Driver{State: device.DriverUp} },
+	e := exporter.New(exporter.Sources{
+		Metrics: machine.Metrics(), Node: scrapedNode{new(scriptedNode), board, podResources}, Readers: readers, Processes: n.startProcesses(tb, machine, log),
 	}, exporter.Options{Filter: filter})
 	server := &http.Server{Handler: uncachedHandler(e, board, statuses, exporter.HandlerOptions{TelemetryPath: "/metrics", Registry: registry, Log: log})}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

@@ -51,17 +51,15 @@ func (o *healthOptions) check() error {
 	return nil
 }
 
-// openState opens the state folder, if there is one. It returns the devices' health in the previous process, and a function
-// that returns the error of the newest write.
-func (a *app) openState(dir string) (device.HealthHistory, func() error) {
+// openState opens the state folder, if there is one, and returns the devices' health in the previous process.
+func (a *app) openState(dir string) (history device.HealthHistory) {
 	if dir == "" {
 		a.log.Info("health and incidents are forgotten with this process: there is no --state-dir")
-		return device.HealthHistory{}, nil
+		return history
 	}
 	a.stateFolder = disk.OpenFolder(dir)
-	var history device.HealthHistory
 	a.state, history = state.Open(state.Options{Folder: a.stateFolder, Log: a.log.With("part", "state")})
-	return history, a.state.Err
+	return history
 }
 
 // newMonitor returns the Monitor of the node's devices.
@@ -94,12 +92,6 @@ func (a *app) newIncidentLog(o healthOptions) *incident.Log {
 		Folder: a.stateFolder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
 		Allocations: a.podResources.Snapshot, Statuses: a.board.Get, Terminations: a.pods.TerminationLookup, Log: a.log.With("part", "incidents"),
 	})
-}
-
-// incidentSnapshot are the incidents as they were published last.
-func (a *app) incidentSnapshot() incident.Snapshot {
-	snapshot, _ := a.incidents.Get()
-	return snapshot
 }
 
 // addKernelLog has the kernel's log be a second witness, where the driver is a real one.

@@ -13,6 +13,7 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -25,7 +26,7 @@ func (s *scriptedNode) serve(t *testing.T, paths ...string) (bodies map[string]s
 	bodies = map[string]string{}
 	synctest.Test(t, func(t *testing.T) {
 		time.Sleep(time.Until(scriptedTime))
-		e := exporter.New(s.sources(), exporter.Options{Hostname: "node-a"})
+		e := exporter.New(exporter.Sources{Node: s, Readers: s, Processes: s}, exporter.Options{Hostname: "node-a"})
 		h := e.Handler(exporter.HandlerOptions{TelemetryPath: "/metrics", Registry: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)})
 		for _, path := range paths {
 			w := httptest.NewRecorder()
@@ -46,24 +47,37 @@ type scriptedNode struct {
 	allocations device.Allocations
 	driver      device.Driver
 	incidents   incident.Snapshot
-	state       error
 }
 
-func (s *scriptedNode) sources() exporter.ScrapeInputs {
-	never := make(chan struct{})
-	return exporter.ScrapeInputs{
-		Statuses:    func() ([]device.Status, <-chan struct{}) { return s.statuses, never },
-		Allocations: func() (device.Allocations, <-chan struct{}) { return s.allocations, never },
-		Read: func(_ context.Context, gpus []device.GPU) (readings []device.Reading) {
-			for _, gpu := range gpus {
-				readings = append(readings, device.Reading{GPU: gpu})
-			}
-			return readings
-		},
-		Stalled:         func(device.GPU) bool { return false },
-		ListAllocations: func(context.Context) device.Allocations { return s.allocations }, Driver: func() device.Driver { return s.driver },
-		Incidents: func() incident.Snapshot { return s.incidents }, StateError: func() error { return s.state },
+// never is the channel of changes that do not happen.
+var never = make(chan struct{})
+
+func (s *scriptedNode) Statuses() ([]device.Status, <-chan struct{}) { return s.statuses, never }
+func (s *scriptedNode) Allocations() (device.Allocations, <-chan struct{}) {
+	return s.allocations, never
+}
+func (s *scriptedNode) ListAllocations(context.Context) device.Allocations { return s.allocations }
+func (s *scriptedNode) Driver() device.Driver                              { return s.driver }
+func (s *scriptedNode) Incidents() incident.Snapshot                       { return s.incidents }
+func (s *scriptedNode) HealthStore() (used bool, err error)                { return true, nil }
+func (s *scriptedNode) PodMeta(string, string) device.PodMeta              { return device.PodMeta{} }
+func (s *scriptedNode) PluginResources() []status.PluginResource           { return nil }
+func (s *scriptedNode) PodsAPI() status.PodsAPIStatus                      { return status.PodsAPIStatus{} }
+func (s *scriptedNode) Stalled(device.GPU) bool                            { return false }
+func (s *scriptedNode) ReadOne(_ context.Context, gpu device.GPU) device.Reading {
+	return device.Reading{GPU: gpu}
+}
+func (s *scriptedNode) Visible() bool { return false }
+func (s *scriptedNode) Owner(uint32, []device.Owner) (device.Owner, bool) {
+	return device.Owner{}, false
+}
+func (s *scriptedNode) Sweep() {}
+
+func (s *scriptedNode) Read(_ context.Context, gpus []device.GPU) (readings []device.Reading) {
+	for _, gpu := range gpus {
+		readings = append(readings, device.Reading{GPU: gpu})
 	}
+	return readings
 }
 
 const (

@@ -1,10 +1,12 @@
 package app
 
 import (
+	"context"
 	"strings"
 	"sync"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/web/status"
 	"github.com/podgauge/podgauge/plugin"
 )
@@ -62,9 +64,47 @@ func (r *registrationTracker) get(resource string) resourceRegistration {
 	return r.byResource[resource]
 }
 
-// pluginResources are what the rules have of the devices on the Board, and how the kubelet took it;
-// nil where another device plugin serves.
-func (a *app) pluginResources() []status.PluginResource {
+// exportedNode is the app as the exporter reads it; it implements exporter.Node.
+type exportedNode struct{ *app }
+
+// Statuses implements api.NodeState.
+func (a exportedNode) Statuses() ([]device.Status, <-chan struct{}) { return a.board.Get() }
+
+// Allocations implements api.NodeState.
+func (a exportedNode) Allocations() (device.Allocations, <-chan struct{}) {
+	return a.podResources.Snapshot()
+}
+
+// Driver implements api.NodeState.
+func (a exportedNode) Driver() device.Driver { return a.monitor.Driver() }
+
+// Incidents implements api.NodeState.
+func (a exportedNode) Incidents() incident.Snapshot {
+	snapshot, _ := a.incidents.Get()
+	return snapshot
+}
+
+// ListAllocations implements exporter.Node.
+func (a exportedNode) ListAllocations(ctx context.Context) device.Allocations {
+	return a.podResources.ListAllocations(ctx)
+}
+
+// PodMeta implements exporter.Node.
+func (a exportedNode) PodMeta(namespace, pod string) device.PodMeta {
+	cache, _ := a.pods.Snapshot()
+	return cache.Meta(namespace, pod)
+}
+
+// HealthStore implements exporter.Node.
+func (a exportedNode) HealthStore() (used bool, err error) {
+	if a.state == nil {
+		return false, nil
+	}
+	return true, a.state.Err()
+}
+
+// PluginResources implements exporter.Node: the device lists by the current rules, and how the kubelet took them.
+func (a exportedNode) PluginResources() []status.PluginResource {
 	if a.rules == nil {
 		return nil
 	}
@@ -90,8 +130,8 @@ func (a *app) pluginResources() []status.PluginResource {
 
 func isReplica(id device.AdvertisedID) bool { return id != id.Device().Advertised() }
 
-// podsFeed says whether the kubelet's Pods API is followed.
-func (a *app) podsFeed() status.PodsAPIStatus {
+// PodsAPI implements exporter.Node.
+func (a exportedNode) PodsAPI() status.PodsAPIStatus {
 	cache, _ := a.pods.Snapshot()
 	f := status.PodsAPIStatus{Synced: cache.Synced}
 	if cache.Err != nil {

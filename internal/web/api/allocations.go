@@ -44,10 +44,10 @@ type ResourceIDJSON struct {
 	ID       device.AdvertisedID `json:"id"`
 }
 
-func (in NodeInputs) handleHolders(q Query, now time.Time) any {
-	statuses, _ := in.Statuses()
-	allocations, _ := in.Allocations()
-	response := HoldersResponse{At: now.UTC(), Node: in.Node, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete, Allocations: []AllocationJSON{}}
+func (n node) handleHolders(q Query, now time.Time) any {
+	statuses, _ := n.Statuses()
+	allocations, _ := n.Allocations()
+	response := HoldersResponse{At: now.UTC(), Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete, Allocations: []AllocationJSON{}}
 	matcher := q.deviceMatcher(statuses)
 	for _, allocation := range allocationCandidates(statuses, allocations) {
 		if !matcher.matches(allocation.Device, allocation.GPU, allocation.index()) {

@@ -28,34 +28,27 @@ const (
 	IncidentsPath = Root + "incidents"
 )
 
-// NodeInputs are who knows.
-type NodeInputs struct {
-	// Node is the node's name.
-	Node string
-	// Statuses is the Board's.
-	Statuses func() ([]device.Status, <-chan struct{})
-	// Allocations is who holds what, as the kubelet last said.
-	Allocations func() (device.Allocations, <-chan struct{})
-	// Driver is the driver's state.
-	Driver func() device.Driver
-	// Incidents are what is remembered; nil: nothing is.
-	Incidents func() incident.Snapshot
+// NodeState returns the published state of a node. Its methods call neither the driver nor the kubelet.
+type NodeState interface {
+	Statuses() ([]device.Status, <-chan struct{})
+	Allocations() (device.Allocations, <-chan struct{})
+	Driver() device.Driver
+	Incidents() incident.Snapshot
 }
 
-// incidentSnapshot are the incidents.
-func (in NodeInputs) incidentSnapshot() incident.Snapshot {
-	if in.Incidents == nil {
-		return incident.Snapshot{}
-	}
-	return in.Incidents()
+// node is a node with its name.
+type node struct {
+	NodeState
+	name string
 }
 
 // Handler answers below Root.
-func Handler(in NodeInputs) http.Handler {
+func Handler(name string, state NodeState) http.Handler {
+	n := node{state, name}
 	endpoints := map[string]apiEndpoint{
-		DevicesPath:   {[]string{"device"}, in.handleDevices},
-		HoldersPath:   {[]string{"device", "namespace", "pod"}, in.handleHolders},
-		IncidentsPath: {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, in.handleIncidents},
+		DevicesPath:   {[]string{"device"}, n.handleDevices},
+		HoldersPath:   {[]string{"device", "namespace", "pod"}, n.handleHolders},
+		IncidentsPath: {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, n.handleIncidents},
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		e, ok := endpoints[r.URL.Path]

@@ -26,21 +26,16 @@ type apiFixture struct {
 	incidents   incident.Snapshot
 }
 
-func (s *apiFixture) inputs() NodeInputs {
-	return NodeInputs{
-		Node:        "node-a",
-		Statuses:    func() ([]device.Status, <-chan struct{}) { return s.statuses, nil },
-		Allocations: func() (device.Allocations, <-chan struct{}) { return s.allocations, nil },
-		Driver:      func() device.Driver { return s.driver },
-		Incidents:   func() incident.Snapshot { return s.incidents },
-	}
-}
+func (s *apiFixture) Statuses() ([]device.Status, <-chan struct{})       { return s.statuses, nil }
+func (s *apiFixture) Allocations() (device.Allocations, <-chan struct{}) { return s.allocations, nil }
+func (s *apiFixture) Driver() device.Driver                              { return s.driver }
+func (s *apiFixture) Incidents() incident.Snapshot                       { return s.incidents }
 
 // request asks, and wants all answers to be what they have in common.
 func (s *apiFixture) request(t *testing.T, method, url string) *httptest.ResponseRecorder {
 	t.Helper()
 	w := httptest.NewRecorder()
-	Handler(s.inputs()).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
+	Handler("node-a", s).ServeHTTP(w, httptest.NewRequest(method, url, http.NoBody))
 	for name, want := range map[string]string{
 		"Content-Type": "application/json", "Cache-Control": "no-store", "Content-Length": fmt.Sprint(w.Body.Len()),
 	} {
@@ -209,10 +204,8 @@ func TestNothingIsKnown(t *testing.T) {
 	if i := getJSON[IncidentsResponse](t, s, IncidentsPath); i.Persisted || i.Error != "disk full" || i.Incidents == nil {
 		t.Errorf("%+v", i)
 	}
-	without, w := s.inputs(), httptest.NewRecorder()
-	without.Incidents = nil
-	if Handler(without).ServeHTTP(w, httptest.NewRequest(http.MethodGet, IncidentsPath, http.NoBody)); w.Code != http.StatusOK {
-		t.Errorf("where nobody remembers: %d %s", w.Code, w.Body)
+	if w := new(apiFixture).request(t, http.MethodGet, IncidentsPath); w.Code != http.StatusOK {
+		t.Errorf("incidents of a node without any: %d %s", w.Code, w.Body)
 	}
 }
 
@@ -327,7 +320,7 @@ func TestWrongQuestions(t *testing.T) {
 }
 
 func TestHead(t *testing.T) {
-	server := httptest.NewServer(Handler(newAPIFixture(time.Now()).inputs()))
+	server := httptest.NewServer(Handler("node-a", newAPIFixture(time.Now())))
 	defer server.Close()
 	defer http.DefaultClient.CloseIdleConnections()
 	response, err := http.Head(server.URL + IncidentsPath)

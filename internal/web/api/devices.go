@@ -84,17 +84,19 @@ var allocationStateNames = [...]string{
 	device.AllocationUnknown: "unknown", device.Unallocated: "idle", device.Allocated: "held", device.AllocatedShared: "shared", device.AllocatedOwnerUnknown: "unnamed",
 }
 
-func (in NodeInputs) handleDevices(q Query, now time.Time) any { return in.devicesMatching(q, now) }
+func (n node) handleDevices(q Query, now time.Time) any { return n.devicesMatching(q, now) }
 
-// Devices are all of the node's, as the answer has them.
-func (in NodeInputs) Devices(now time.Time) DevicesResponse { return in.devicesMatching(Query{}, now) }
+// Devices returns the answer for all devices of a node.
+func Devices(name string, state NodeState, now time.Time) DevicesResponse {
+	return node{state, name}.devicesMatching(Query{}, now)
+}
 
-func (in NodeInputs) devicesMatching(q Query, now time.Time) DevicesResponse {
-	statuses, _ := in.Statuses()
-	allocations, _ := in.Allocations()
-	snapshot, driver := in.incidentSnapshot(), in.Driver()
+func (n node) devicesMatching(q Query, now time.Time) DevicesResponse {
+	statuses, _ := n.Statuses()
+	allocations, _ := n.Allocations()
+	snapshot, driver := n.Incidents(), n.Driver()
 	d := DevicesResponse{
-		At: now.UTC(), Node: in.Node, Driver: DriverJSON{driverStateNames[driver.State], errorText(driver.Err)},
+		At: now.UTC(), Node: n.name, Driver: DriverJSON{driverStateNames[driver.State], errorText(driver.Err)},
 		Kubelet: newKubeletJSON(allocations), Devices: []DeviceJSON{},
 	}
 	matcher := q.deviceMatcher(statuses)

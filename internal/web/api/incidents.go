@@ -19,10 +19,10 @@ type IncidentsResponse struct {
 	Incidents []incident.Incident `json:"incidents"` // newest first
 }
 
-func (in NodeInputs) handleIncidents(q Query, now time.Time) any {
-	statuses, _ := in.Statuses()
-	snapshot := in.incidentSnapshot()
-	response := IncidentsResponse{At: now.UTC(), Node: in.Node, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err), Incidents: []incident.Incident{}}
+func (n node) handleIncidents(q Query, now time.Time) any {
+	statuses, _ := n.Statuses()
+	snapshot := n.Incidents()
+	response := IncidentsResponse{At: now.UTC(), Node: n.name, Persisted: snapshot.Persisted, Error: errorText(snapshot.Err), Incidents: []incident.Incident{}}
 	matcher := q.deviceMatcher(statuses)
 	for i := range snapshot.Incidents {
 		item := &snapshot.Incidents[i]

@@ -10,7 +10,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
-	"github.com/podgauge/podgauge/internal/web/api"
 )
 
 // now is when the pages of the golden files were made.
@@ -32,23 +31,35 @@ type pageFixture struct {
 	reads           int
 }
 
-func (f *pageFixture) inputs() PageInputs {
-	slices.SortFunc(f.allocations.All, device.CompareAllocations)
-	return PageInputs{
-		NodeInputs: api.NodeInputs{
-			Node: "node-a", Statuses: func() ([]device.Status, <-chan struct{}) { return f.statuses, f.changed },
-			Allocations: func() (device.Allocations, <-chan struct{}) { return f.allocations, nil },
-			Driver:      func() device.Driver { return f.driver }, Incidents: func() incident.Snapshot { return f.incidents },
-		},
-		Read: func(context.Context) Readings {
-			f.reads++
-			return f.readings
-		},
-		Stalled:         func(g device.GPU) bool { return f.stalled[g] },
-		PluginResources: func() []PluginResource { return f.pluginResources },
-		PodsAPI:         func() PodsAPIStatus { return f.podsAPI },
-		Version:         "1.2.3", Links: []string{"metrics", "api/v1/devices", "api/v1/holders", "api/v1/incidents", "healthz", "readyz"},
+func (f *pageFixture) Statuses() ([]device.Status, <-chan struct{}) { return f.statuses, f.changed }
+
+func (f *pageFixture) Allocations() (device.Allocations, <-chan struct{}) { return f.allocations, nil }
+func (f *pageFixture) Driver() device.Driver                              { return f.driver }
+func (f *pageFixture) Incidents() incident.Snapshot                       { return f.incidents }
+func (f *pageFixture) Stalled(g device.GPU) bool                          { return f.stalled[g] }
+func (f *pageFixture) PluginResources() []PluginResource                  { return f.pluginResources }
+func (f *pageFixture) PodsAPI() PodsAPIStatus                             { return f.podsAPI }
+
+func (f *pageFixture) Readings(ctx context.Context) Readings {
+	if ctx.Err() != nil {
+		return Readings{}
 	}
+	f.reads++
+	return f.readings
+}
+
+var pageOptions = PageOptions{
+	Node: "node-a", Version: "1.2.3", Links: []string{"metrics", "api/v1/devices", "api/v1/holders", "api/v1/incidents", "healthz", "readyz"},
+}
+
+func (f *pageFixture) newPage() *Page {
+	slices.SortFunc(f.allocations.All, device.CompareAllocations)
+	return New(f, pageOptions)
+}
+
+func (f *pageFixture) pageView() *pageView {
+	slices.SortFunc(f.allocations.All, device.CompareAllocations)
+	return newPageView(f, &pageOptions, f.readings, now)
 }
 
 // newEmptyFixture is a node of which all parts work, without a GPU.

@@ -38,9 +38,6 @@ type affectedContainer struct{ Namespace, Pod, Container, Termination, Href stri
 
 func (b *viewBuilder) incidentList() incidentList {
 	list := incidentList{Href: strings.TrimPrefix(api.IncidentsPath, "/")}
-	if b.Incidents == nil {
-		return list
-	}
 	snapshot := b.Incidents()
 	list.Total = len(snapshot.Incidents)
 	if snapshot.Err != nil {

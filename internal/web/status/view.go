@@ -74,7 +74,7 @@ type resourceRow struct {
 
 // viewBuilder makes a view.
 type viewBuilder struct {
-	*PageInputs
+	PageState
 	now             time.Time
 	readings        Readings
 	node            api.DevicesResponse
@@ -84,15 +84,13 @@ type viewBuilder struct {
 	anchors         map[string]int
 }
 
-func (in *PageInputs) pageView(readings Readings, now time.Time) *pageView {
-	b := &viewBuilder{PageInputs: in, now: now, readings: readings, node: in.Devices(now), anchors: map[string]int{}}
-	b.statuses, _ = in.Statuses()
-	b.allocations, _ = in.Allocations()
-	if in.PluginResources != nil {
-		b.pluginResources = in.PluginResources()
-	}
+func newPageView(state PageState, o *PageOptions, readings Readings, now time.Time) *pageView {
+	b := &viewBuilder{PageState: state, now: now, readings: readings, node: api.Devices(o.Node, state, now), anchors: map[string]int{}}
+	b.statuses, _ = state.Statuses()
+	b.allocations, _ = state.Allocations()
+	b.pluginResources = state.PluginResources()
 	v := &pageView{
-		Node: sanitize(cmp.Or(in.Node, "this node")), Version: in.Version, Simulated: in.Simulated, Links: in.Links,
+		Node: sanitize(cmp.Or(o.Node, "this node")), Version: o.Version, Simulated: o.Simulated, Links: o.Links,
 		Driver: b.driver(), Kubelet: b.kubelet(), LastAnswer: formatAgo(now, b.node.Kubelet.LastAnswer), PodsAPI: b.podsAPI(), Incidents: b.incidentList(),
 	}
 	if age := now.Sub(readings.At); !readings.At.IsZero() && age >= maxReadingsAge {
@@ -331,9 +329,6 @@ func (b *viewBuilder) kubelet() dependency {
 }
 
 func (b *viewBuilder) podsAPI() dependency {
-	if b.PodsAPI == nil {
-		return dependency{}
-	}
 	switch f := b.PodsAPI(); {
 	case f.Synced:
 		return dependency{"well", "followed", ""}
