@@ -115,7 +115,7 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 	a.podResources.SetNodeName(o.hostname)
 	a.podResources.CheckpointPath = filepath.Join(nb.devicePluginDir, podresources.CheckpointFile)
 	if a.pods, err = pods.New(filepath.Join(nb.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
-		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Hooks: pods.PodHooks{OnPodAdded: a.podResources.OnPodAdded, OnPodEnded: a.podEnded},
+		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Observer: a,
 	}); err != nil {
 		return nil, err
 	}
@@ -180,8 +180,11 @@ func (a *app) containerOwner(_, containerID string) (device.Owner, bool) {
 	return device.Owner{Namespace: pod.Namespace, Pod: pod.Name, Container: container}, ok
 }
 
-// podEnded is told of a pod that is over.
-func (a *app) podEnded(p pods.Pod) {
+// OnPodAdded implements pods.Observer.
+func (a *app) OnPodAdded(namespace, name string) { a.podResources.OnPodAdded(namespace, name) }
+
+// OnPodEnded implements pods.Observer. The end of a pod whose name belongs to another running pod is not reported.
+func (a *app) OnPodEnded(p pods.Pod) {
 	cache, _ := a.pods.Snapshot()
 	if other, found := cache.ByName(p.Namespace, p.Name); found && other.UID != p.UID && !other.Ended() {
 		return

@@ -1,9 +1,7 @@
-// Package pods follows the kubelet's own list of pods.
+// Package pods follows the pods of the node over the kubelet's Pods API (v1alpha1.Pods, from Kubernetes 1.37 on).
 //
-// A kubelet from 1.37 on says over a socket which pods it has, and every change of
-// them, as whole objects (the Pods API, v1alpha1.Pods). A few fields are kept of
-// each: who it is, the labels that were asked for, and how its containers are. A
-// kubelet that has no such socket is an older one, and nothing is missing but that.
+// The kubelet sends all pods and then every change, as whole objects. The client keeps a subset of each pod: identity, selected labels
+// and container states. With an older kubelet, only the features based on that subset are missing.
 package pods
 
 import (
@@ -13,91 +11,75 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
-// Paces and limits.
 const (
-	// socketPollInterval is how often the socket is looked for where there is none: it costs one stat.
+	// socketPollInterval is the interval between checks for the socket, if the kubelet has no Pods API. A check costs one stat.
 	socketPollInterval = 2 * time.Second
-	// A kubelet that does not answer, or says that it is initializing, is asked again
-	// ever more slowly.
+	// minBackoff and maxBackoff limit the delay after a failed stream.
 	minBackoff, maxBackoff = 100 * time.Millisecond, 2 * time.Second
-	// syncTimeout is how long a kubelet may take to say which pods there are.
-	syncTimeout = 30 * time.Second
-	// renewInterval is how often a sound stream is exchanged for a new one. The kubelet
-	// leaves out events when it cannot keep up with itself, and says so to nobody
-	// (Broadcast in pkg/kubelet/apis/pods/server.go).
-	renewInterval = 30 * time.Minute
-	// incompleteRenewInterval is the same for a stream on which something was not understood.
-	incompleteRenewInterval = time.Minute
-	// staleTimeout is how long the last pods stand. A kubelet that is away admits nobody
-	// meanwhile; but one that has come back without a Pods API would.
+	// staleTimeout is the time for which the last known pods stay in an outage. A stopped kubelet admits no pods, but a kubelet
+	// that restarted without the Pods API does.
 	staleTimeout = 10 * time.Minute
-	// heartbeatInterval is the pace of a loop that has nothing to do.
-	heartbeatInterval = 10 * time.Second
-	// maxEventBytes is for pods greater than gRPC's own 4 MiB, which etcd does not hold.
-	maxEventBytes = 64 << 20
+	// startupGracePeriod is the time after the start within which an unavailable kubelet is not worth a log message.
+	startupGracePeriod = 10 * time.Second
 )
 
-// ErrNoPodsAPI is the error where the kubelet has no Pods API: it is older than 1.37, or
-// its feature gate PodsAPI is off.
+// ErrNoPodsAPI is the error if the kubelet has no Pods API: older than 1.37, or with the feature gate PodsAPI off.
 var ErrNoPodsAPI = errors.New("the kubelet has no Pods API")
 
-// Options of a Client. The zero value keeps no labels and is silent.
-type Options struct {
-	// Labels are the names of the labels that are kept. One that ends with * is a prefix.
-	Labels []string
-	Log    *slog.Logger
-	Hooks  PodHooks
+// Observer receives notifications of pods after Snapshot returns the change. Calls are made on Run's goroutine and must be quick: the
+// kubelet drops a watcher that is 100 events behind. If a pod replaces an ended pod of the same name, OnPodEnded comes first.
+type Observer interface {
+	// OnPodAdded is called for a new pod that has not Ended; also for each such pod of the first stream.
+	OnPodAdded(namespace, name string)
+	// OnPodEnded is called for a pod that Ended or was deleted, in the last known version. The newest 1,024 pods are not
+	// reported twice.
+	OnPodEnded(Pod)
 }
 
-// PodHooks is told of pods, after they, or their absence, can be seen with Look. A nil
-// func is not called. They are called on Run's goroutine and must be quick: a kubelet
-// drops a watcher that is 100 events behind.
-type PodHooks struct {
-	// OnPodAdded is called when a pod appears that is not over yet; so for every such pod
-	// when the first stream begins. Of two pods of one name the end of the first is told
-	// before.
-	OnPodAdded func(namespace, pod string)
-	// OnPodEnded is called when a pod is over, with all that was said of how, and at least
-	// once: for one of the last 1,024 not again. A pod that was first heard of when it
-	// was over is among them. One whose end nobody has seen is as it was last known.
-	OnPodEnded func(Pod)
+// Options configure a Client. The zero Options keep no labels, log nothing and notify no Observer.
+type Options struct {
+	Labels   []string // names of labels to keep; a trailing * makes a prefix
+	Log      *slog.Logger
+	Observer Observer
 }
 
 // Client follows the pods of one kubelet.
 type Client struct {
 	device.Heartbeat
 
-	log   *slog.Logger
-	hooks PodHooks
-	stat  func() (os.FileInfo, error)
-	dial  func(ctx context.Context) (net.Conn, error)
+	socket    string
+	dial      func(ctx context.Context) (net.Conn, error)
+	log       *slog.Logger
+	observer  Observer
+	createdAt time.Time
+	published pubsub.Value[Pods]
 
-	// These belong to Run's goroutine.
+	// All below belong to Run's goroutine.
 	cache             podCache
-	event             watchEvent    // the newest; while read fills it, it is read's
-	backoff           time.Duration // the pause after the next failure
-	startedAt         time.Time     // when Run did
-	logged            syncLogState  // what is in the log already
-	unsupportedSocket os.FileInfo   // the socket of a kubelet that does not know the Pods API
-
-	mu sync.Mutex
-	// All below are guarded by mu.
-	published Pods
-	changed   chan struct{} // closed when other pods, or another error, were published
+	event             watchEvent // the newest; receive writes it while follow waits
+	backoff           retry.Backoff
+	logged            logState
+	unsupportedSocket os.FileInfo // of a kubelet without the Pods API
 }
 
-// New makes a client of the kubelet that listens, or will, or will never, on socket. A
-// label that is neither a name nor a prefix is an error.
+// New returns a client for the kubelet on a socket, which need not exist. It fails if a label is neither a name nor a prefix.
 func New(socket string, o Options) (*Client, error) {
+	return newClient(socket, o, func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	})
+}
+
+func newClient(socket string, o Options, dial func(ctx context.Context) (net.Conn, error)) (*Client, error) {
 	labels, err := newAllowlist(o.Labels)
 	if err != nil {
 		return nil, err
@@ -106,65 +88,53 @@ func New(socket string, o Options) (*Client, error) {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Client{
-		log: o.Log, hooks: o.Hooks, backoff: minBackoff, changed: make(chan struct{}),
-		event: watchEvent{allowlist: labels, interner: wire.NewInterner(maxInternedNames)},
-		stat:  func() (os.FileInfo, error) { return os.Stat(socket) },
-		dial: func(ctx context.Context) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", socket)
-		},
+		socket: socket, dial: dial, log: o.Log, observer: o.Observer, createdAt: time.Now(),
+		event: watchEvent{allowlist: labels, interner: wire.NewInterner(maxInternedNames)}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff},
 	}, nil
 }
 
-// Ready says so while the kubelet was not asked yet. One that has no Pods API, or does
-// not answer, is no reason not to be ready.
+// Ready returns an error before the first attempt to list pods. Readiness does not depend on the result.
 func (c *Client) Ready() error {
 	if pods, _ := c.Snapshot(); !pods.Synced && pods.Err == nil {
-		return errors.New("the kubelet was not asked for its pods yet")
+		return errors.New("pods not listed yet")
 	}
 	return nil
 }
 
-// Snapshot returns the pods, and a channel that is closed when they are others or known
-// otherwise.
-func (c *Client) Snapshot() (Pods, <-chan struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.published, c.changed
+// Snapshot returns the pods and a channel that the next change closes.
+func (c *Client) Snapshot() (Pods, <-chan struct{}) { return c.published.Get() }
+
+// TerminationLookup returns Pods.Termination of the newest pods, and a channel that the next change closes. It returns nil while the
+// pods are not Synced: the name of a pod may belong to a newer pod.
+func (c *Client) TerminationLookup() (func(device.Assignment) (device.Termination, bool), <-chan struct{}) {
+	ps, changed := c.Snapshot()
+	if !ps.Synced {
+		return nil, changed
+	}
+	return ps.Termination, changed
 }
 
 // Run follows the pods until ctx is done.
 func (c *Client) Run(ctx context.Context) error {
-	c.startedAt = time.Now()
 	for ctx.Err() == nil {
 		c.Beat()
-		sleep(ctx, c.followOnce(ctx))
+		_ = retry.Sleep(ctx, c.runStream(ctx)) // an error ends the loop
 	}
 	return nil
 }
 
-func sleep(ctx context.Context, pause time.Duration) {
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
-	}
-}
-
-// followOnce looks for the kubelet and follows it as long as that goes well. It returns how
-// long to wait before the next time.
-func (c *Client) followOnce(ctx context.Context) (pause time.Duration) {
-	socket, err := c.stat()
+// runStream follows one stream, if the socket exists, and returns the delay before the next one.
+func (c *Client) runStream(ctx context.Context) (delay time.Duration) {
+	socket, err := os.Stat(c.socket)
 	if err != nil {
 		c.recordFailure(fmt.Errorf("%w: %w", ErrNoPodsAPI, err))
 		return socketPollInterval
 	}
-	if c.unsupportedSocket != nil && sameSocket(socket, c.unsupportedSocket) {
+	// File systems reuse inode numbers at once, so a new socket may differ in the time only.
+	if old := c.unsupportedSocket; old != nil && os.SameFile(socket, old) && socket.ModTime().Equal(old.ModTime()) {
 		return socketPollInterval
 	}
-	c.unsupportedSocket = nil
-	began := time.Now()
+	begin := time.Now()
 	err = c.follow(ctx)
 	switch {
 	case ctx.Err() != nil || errors.Is(err, errRenew):
@@ -175,25 +145,17 @@ func (c *Client) followOnce(ctx context.Context) (pause time.Duration) {
 		return socketPollInterval
 	}
 	c.recordFailure(err)
-	if time.Since(began) > maxBackoff {
-		c.backoff = minBackoff
+	if time.Since(begin) > maxBackoff {
+		c.backoff.Reset()
 	}
-	pause, c.backoff = c.backoff, min(2*c.backoff, maxBackoff)
-	return pause
+	return c.backoff.Next()
 }
 
-// sameSocket tells whether a kubelet still listens where it did. A file system gives
-// inode numbers away again at once.
-func sameSocket(a, b os.FileInfo) bool { return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) }
-
-// recordFailure publishes that the kubelet does not say which pods there are. The last ones
-// stand for a while.
+// recordFailure publishes that the pods are not synced. The last known pods stay for staleTimeout.
 func (c *Client) recordFailure(err error) {
-	ps := &c.cache.pods
-	changed := ps.Synced || ps.Err == nil || ps.Err.Error() != err.Error()
-	ps.Synced, ps.Err = false, err
-	if ps.Len() > 0 && time.Since(ps.At) > staleTimeout {
-		ps.setAll(nil)
+	changed := c.cache.setErr(err)
+	if ps := &c.cache.pods; ps.Len() > 0 && time.Since(ps.updatedAt) > staleTimeout {
+		ps.list = nil
 		changed = true
 	}
 	c.cache.syncing = nil
@@ -201,44 +163,64 @@ func (c *Client) recordFailure(err error) {
 	c.logOutage(err)
 }
 
-// applyEvent takes in the newest event, and tells of it.
+// applyEvent applies the newest event and notifies the Observer.
 func (c *Client) applyEvent() {
-	wasComplete := c.cache.incompleteErr == nil
-	c.cache.pods.At = time.Now()
+	c.cache.pods.updatedAt = time.Now()
 	c.publish(c.cache.apply(&c.event))
-	c.runHooks()
-	if wasComplete && c.cache.incompleteErr != nil {
-		c.logIncomplete()
-	}
-	if c.cache.pods.Synced {
-		c.logSynced()
+	c.notify()
+	switch {
+	case c.cache.incompleteErr != nil && c.logged != loggedIncomplete:
+		c.logChange(loggedIncomplete, slog.LevelWarn, "the kubelet said something of a pod that is not understood; what is known of pods may lack something", "err", c.cache.incompleteErr)
+	case c.cache.pods.Synced && c.logged != loggedSynced:
+		c.logChange(loggedSynced, slog.LevelInfo, "the kubelet says which pods it has", "pods", c.cache.pods.Len())
 	}
 }
 
 func (c *Client) publish(changed bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.published = c.cache.pods
 	if changed {
-		close(c.changed)
-		c.changed = make(chan struct{})
+		c.published.Set(c.cache.pods)
 	}
 }
 
-// runHooks calls the trace for what was published.
-func (c *Client) runHooks() {
+// notify passes the queued notifications to the Observer.
+func (c *Client) notify() {
 	cache := &c.cache
-	for _, p := range cache.endedPods {
-		if c.hooks.OnPodEnded != nil {
-			c.hooks.OnPodEnded(*p)
+	if c.observer != nil {
+		for _, p := range cache.ended {
+			c.observer.OnPodEnded(*p)
+		}
+		for _, p := range cache.added {
+			c.observer.OnPodAdded(p.Namespace, p.Name)
 		}
 	}
-	for _, p := range cache.addedPods {
-		if c.hooks.OnPodAdded != nil {
-			c.hooks.OnPodAdded(p.Namespace, p.Name)
-		}
+	clear(cache.added)
+	clear(cache.ended)
+	cache.added, cache.ended = cache.added[:0], cache.ended[:0]
+}
+
+// logState is the newest logged state: each change is logged once.
+type logState int
+
+const (
+	loggedNothing logState = iota
+	loggedSynced
+	loggedIncomplete
+	loggedOutage
+)
+
+func (c *Client) logChange(state logState, level slog.Level, message string, args ...any) {
+	c.logged = state
+	c.log.Log(context.Background(), level, message, args...)
+}
+
+// logOutage logs an outage after a sync, or after startupGracePeriod. A kubelet that never had the Pods API is no outage.
+func (c *Client) logOutage(err error) {
+	switch {
+	case c.logged == loggedSynced || c.logged == loggedIncomplete:
+		c.logChange(loggedOutage, slog.LevelInfo, "the kubelet does not say any more which pods it has; the last ones stand for a while", "err", err)
+	case c.logged == loggedNothing && !errors.Is(err, ErrNoPodsAPI) && time.Since(c.createdAt) > startupGracePeriod:
+		c.logChange(loggedOutage, slog.LevelWarn, "the kubelet does not say which pods it has", "err", err)
+	default:
+		c.log.Debug("the kubelet does not say which pods it has", "err", err)
 	}
-	clear(cache.addedPods)
-	clear(cache.endedPods)
-	cache.addedPods, cache.endedPods = cache.addedPods[:0], cache.endedPods[:0]
 }

@@ -84,11 +84,11 @@ func TestAKubeletThatInitializes(t *testing.T) {
 func TestAnOutage(t *testing.T) {
 	var log podsLogBuffer
 	var told []string
-	trace := PodHooks{
-		OnPodAdded: func(namespace, pod string) { told = append(told, "+"+namespace+"/"+pod) },
-		OnPodEnded: func(p Pod) { told = append(told, "-"+p.Name+" "+p.Phase) },
+	observer := observerFuncs{
+		added: func(namespace, pod string) { told = append(told, "+"+namespace+"/"+pod) },
+		ended: func(p Pod) { told = append(told, "-"+p.Name+" "+p.Phase) },
 	}
-	runScripted(t, Options{Log: log.log(), Hooks: trace}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
+	runScripted(t, Options{Log: log.log(), Observer: observer}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(listThenStream(t, nil, runningPod("a", "1"), runningPod("b", "2")))
 		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running, b/2 Running", true)
@@ -96,16 +96,17 @@ func TestAnOutage(t *testing.T) {
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
 		time.Sleep(staleTimeout / 2)
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
-		if ps, _ := c.Snapshot(); ps.Err == nil || errors.Is(ps.Err, ErrNoPodsAPI) || time.Since(ps.At) < staleTimeout/2 {
-			t.Errorf("the pods are of %v ago, %v", time.Since(ps.At), ps.Err)
+		if ps, _ := c.Snapshot(); ps.Err == nil || errors.Is(ps.Err, ErrNoPodsAPI) || time.Since(ps.updatedAt) < staleTimeout/2 {
+			t.Errorf("pods are %v old, %v", time.Since(ps.updatedAt), ps.Err)
 		}
 		k.start(listThenStream(t, nil, endedPod("a", "1", "Failed", 137), runningPod("b", "3"))) // a StatefulSet made b anew
 		time.Sleep(maxBackoff)
 		wantPods(t, c, "a/1 Failed, b/3 Running", true)
-		if p, _, ok := c.published.ByContainer("id-3"); !ok || p.UID != "3" {
+		ps, _ := c.Snapshot()
+		if p, _, ok := ps.ByContainer("id-3"); !ok || p.UID != "3" {
 			t.Errorf("the new container is %+v", p)
 		}
-		if _, _, ok := c.published.ByContainer("id-2"); ok {
+		if _, _, ok := ps.ByContainer("id-2"); ok {
 			t.Error("the old container is still there")
 		}
 		if got := strings.Join(told, " "); got != "+team/a +team/b -b Running -a Failed +team/b" {
@@ -296,8 +297,8 @@ func TestTheTraceSeesWhatItIsToldOf(t *testing.T) {
 		ps, _ := c.Snapshot()
 		return fmt.Sprintf("%s %t", ps.summary(), ps.Synced)
 	}
-	trace := PodHooks{OnPodAdded: func(string, string) { saw = append(saw, look()) }, OnPodEnded: func(Pod) { saw = append(saw, look()) }}
-	runScripted(t, Options{Hooks: trace}, func(t *testing.T, k *scriptedPodsAPI, running1 *Client) {
+	observer := observerFuncs{added: func(string, string) { saw = append(saw, look()) }, ended: func(Pod) { saw = append(saw, look()) }}
+	runScripted(t, Options{Observer: observer}, func(t *testing.T, k *scriptedPodsAPI, running1 *Client) {
 		c = running1
 		events := make(chan *api.WatchPodsEvent)
 		k.start(listThenStream(t, events, runningPod("a", "1")))

@@ -13,12 +13,12 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// jsonPod is a pod as Kubernetes writes it in JSON, as far as it is kept.
+// jsonPod is the kept subset of a pod in Kubernetes' JSON.
 type jsonPod struct {
 	Metadata struct {
-		Name, Namespace, UID                 string
-		Labels                               map[string]string
-		CreationTimestamp, DeletionTimestamp *time.Time
+		Name, Namespace, UID string
+		Labels               map[string]string
+		CreationTimestamp    *time.Time
 	}
 	Status struct {
 		Phase, Reason              string
@@ -35,38 +35,33 @@ type jsonContainer struct {
 }
 
 type jsonState struct {
-	Waiting, Running, Terminated *struct {
-		Reason                string
-		ExitCode, Signal      int32
-		StartedAt, FinishedAt *time.Time
+	Waiting, Running *struct{}
+	Terminated       *struct {
+		Reason     string
+		ExitCode   int32
+		FinishedAt *time.Time
 	}
 }
 
-// pod is what is to be kept of it, with the labels that begin so.
+// pod returns the wanted Pod, with the labels of a prefix.
 func (j *jsonPod) pod(prefix string) Pod {
 	p := Pod{
 		Name: j.Metadata.Name, Namespace: j.Metadata.Namespace, UID: j.Metadata.UID,
-		Created: orZero(j.Metadata.CreationTimestamp), Deleting: j.Metadata.DeletionTimestamp != nil,
-		Phase: j.Status.Phase, Reason: j.Status.Reason,
+		Created: orZero(j.Metadata.CreationTimestamp), Phase: j.Status.Phase, Reason: j.Status.Reason,
 	}
 	for _, name := range slices.Sorted(maps.Keys(j.Metadata.Labels)) {
 		if strings.HasPrefix(name, prefix) {
 			p.Labels = append(p.Labels, device.Label{Name: name, Value: j.Metadata.Labels[name]})
 		}
 	}
-	for _, part := range []struct {
-		kind ContainerKind
-		list []jsonContainer
-	}{{Init, j.Status.InitContainerStatuses}, {Regular, j.Status.ContainerStatuses}, {Ephemeral, j.Status.EphemeralContainerStatuses}} {
-		for _, c := range part.list {
-			id := c.ContainerID
-			if _, after, ok := strings.Cut(id, "://"); ok {
-				id = after
-			}
-			p.Containers = append(p.Containers, Container{
-				Name: c.Name, Kind: part.kind, ID: id, Restarts: c.RestartCount, State: c.State.state(), LastState: c.LastState.state(),
-			})
+	for _, c := range slices.Concat(j.Status.ContainerStatuses, j.Status.InitContainerStatuses, j.Status.EphemeralContainerStatuses) {
+		id := c.ContainerID
+		if _, after, ok := strings.Cut(id, "://"); ok {
+			id = after
 		}
+		p.Containers = append(p.Containers, Container{
+			Name: c.Name, ID: id, Restarts: c.RestartCount, State: c.State.state(), LastState: c.LastState.state(),
+		})
 	}
 	return p
 }
@@ -74,12 +69,9 @@ func (j *jsonPod) pod(prefix string) Pod {
 func (j jsonState) state() ContainerState {
 	switch {
 	case j.Running != nil:
-		return ContainerState{Type: Running, Started: orZero(j.Running.StartedAt)}
+		return ContainerState{Type: Running}
 	case j.Terminated != nil:
-		t := j.Terminated
-		return ContainerState{Terminated, t.Reason, t.ExitCode, t.Signal, orZero(t.StartedAt), orZero(t.FinishedAt)}
-	case j.Waiting != nil:
-		return ContainerState{Type: Waiting, Reason: j.Waiting.Reason}
+		return ContainerState{Terminated, j.Terminated.Reason, j.Terminated.ExitCode, orZero(j.Terminated.FinishedAt)}
 	}
 	return ContainerState{}
 }
@@ -88,7 +80,7 @@ func orZero(t *time.Time) time.Time {
 	if t == nil {
 		return time.Time{}
 	}
-	return *t
+	return t.Local() // like time.Unix
 }
 
 // fixture is a pod that Kubernetes marshalled (test/external/podsfixture).

@@ -5,15 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-
-	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
 // testTimeout is how long a test waits for what takes milliseconds.
@@ -39,7 +40,7 @@ func newKubeletFixture(t *testing.T, version kubelet.Version, labels ...string) 
 	n := &kubeletFixture{Kubelet: kubelet.New(kubelet.Options{Dir: dir, Version: version}), t: t}
 	n.runInBackground(n.Run)
 	n.waitKubelet(func(s kubelet.KubeletState) bool { return s.PodsRead && s.Serving })
-	n.client, err = New(n.PodsSocket(), Options{Labels: labels, Hooks: PodHooks{OnPodEnded: func(p Pod) {
+	n.client, err = New(n.PodsSocket(), Options{Labels: labels, Observer: observerFuncs{ended: func(p Pod) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		n.endedPods = append(n.endedPods, p)
@@ -149,6 +150,12 @@ func simulatedPod(name string, containers ...string) kubelet.PodSpec {
 	return p
 }
 
+// container returns the container with a name.
+func (p *Pod) container(name string) Container {
+	i := slices.IndexFunc(p.Containers, func(c Container) bool { return c.Name == name })
+	return p.Containers[i]
+}
+
 func TestPodsOfAKubelet(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137, "app")
@@ -156,10 +163,10 @@ func TestPodsOfAKubelet(t *testing.T) {
 	first.InitContainers = []kubelet.ContainerSpec{{Name: "setup"}, {Name: "proxy", Sidecar: true}}
 	n.runPod(first)
 	p := n.waitSynced(first)
-	if app, ok := p.Label("app"); app != "first" || !ok || len(p.Labels) != 1 {
+	if !slices.Equal(p.Labels, []device.Label{{Name: "app", Value: "first"}}) {
 		t.Errorf("its labels are %v", p.Labels)
 	}
-	if len(p.Containers) != 4 || p.Containers[0].State.Type != Terminated || p.Containers[1].Kind != Init || p.Containers[1].State.Type != Running {
+	if len(p.Containers) != 4 || p.container("setup").State.Type != Terminated || p.container("proxy").State.Type != Running {
 		t.Errorf("its containers are %+v", p.Containers)
 	}
 	static := simulatedPod("static", "main")
@@ -172,7 +179,7 @@ func TestPodsOfAKubelet(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.waitPods("one pod is gone", func(ps Pods) bool { return ps.Len() == 1 })
-	if end := n.lastEnded(p.UID); end.Phase != "Failed" || end.Containers[2].State.ExitCode != 143 {
+	if end := n.lastEnded(p.UID); end.Phase != "Failed" || end.container("main").State.ExitCode != 143 {
 		t.Errorf("it ended as %+v", end)
 	}
 }
@@ -246,7 +253,7 @@ func TestARestartOfTheKubelet(t *testing.T) {
 		defer cancel()
 		err := n.Restart(ctx, kubelet.RestartOptions{Signal: signal, While: func() {
 			ps := n.waitPods("the outage", func(ps Pods) bool { return !ps.Synced })
-			if _, ok := ps.ByUID(stays.UID); !ok || ps.Err == nil {
+			if ps.find(stays.UID) == nil || ps.Err == nil {
 				t.Errorf("meanwhile there are %q, %v", ps.summary(), ps.Err)
 			}
 			_ = n.DeletePod(simulatedPod("goes", "main"))
@@ -255,8 +262,8 @@ func TestARestartOfTheKubelet(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.waitPods("it is back", func(ps Pods) bool {
-			p, ok := ps.ByUID(stays.UID)
-			return ps.Synced && ok && p.equal(&stays) && ps.Len() == 1
+			p := ps.find(stays.UID)
+			return ps.Synced && p != nil && p.equal(&stays) && ps.Len() == 1
 		})
 	}
 	n.lastEnded(goes.UID)
@@ -332,7 +339,7 @@ func TestManyPods(t *testing.T) {
 	}
 	n.waitPods("all that run", func(ps Pods) bool {
 		running := 0
-		for p := range ps.All() {
+		for _, p := range ps.list {
 			if p.Phase == "Running" && want[p.UID] == p.Name {
 				running++
 			}

@@ -7,116 +7,66 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Pod is what of a pod is kept. Its slices are shared and not to be written.
+// Pod is the subset of a pod that podgauge keeps. Callers must not change its slices.
 type Pod struct {
 	Namespace, Name string
-	// UID is that of cgroups and log folders: of a static pod the hash of its manifest,
-	// 32 digits without dashes, and the same when the pod is made again of it.
-	UID string
-	// Created is when the API server took it in; zero for a static pod.
-	Created time.Time
-	// Labels are those on the allowlist, by name.
-	Labels []device.Label
-	// Deleting is true from when the pod's deletion was asked for.
-	Deleting bool
-	// Phase is "Pending", "Running", "Succeeded", "Failed" or "Unknown". An evicted pod
-	// is "Failed" while its containers still run.
+	// UID is the UID of cgroups and log folders. For a static pod: the hash of the manifest, 32 digits without dashes, and the
+	// same for each new pod of that manifest.
+	UID     string
+	Created time.Time      // by the API server; zero for a static pod
+	Labels  []device.Label // on the allowlist, by name
+	// Phase is "Pending", "Running", "Succeeded", "Failed" or "Unknown". An evicted pod is "Failed" while containers still run.
 	Phase string
-	// Reason says of a failed pod what failed it, where that was not its containers:
-	// "Evicted", "UnexpectedAdmissionError".
+	// Reason is the kubelet's reason for a failure beyond the containers: "Evicted", "UnexpectedAdmissionError".
 	Reason string
-	// Containers are the init containers, sidecars among them, then the regular ones,
-	// then the ephemeral ones, as far as the kubelet has said something of them.
+	// Containers are the init, sidecar, regular and ephemeral containers with a status.
 	Containers []Container
 }
 
-// Container of a pod.
+// Container is one container of a pod.
 type Container struct {
 	Name string
-	Kind ContainerKind
-	// ID is the runtime's, without the runtime's name: with containerd and CRI-O 64
-	// hexadecimal digits. It is the next start's as soon as there is one, and empty
-	// before the first.
-	ID    string
-	State ContainerState
-	// LastState is how the start before ended; it is Waiting where there was none.
-	LastState ContainerState
-	// Restarts counts the starts after the first, as far as the kubelet remembers.
-	Restarts int32
+	// ID is the runtime's id of the newest run, without the runtime's name: with containerd and CRI-O 64 hexadecimal digits.
+	// Empty before the first run.
+	ID        string
+	State     ContainerState
+	LastState ContainerState // Terminated: the end of the run before State
+	Restarts  int32          // runs after the first, as counted by the kubelet
 }
 
-// ContainerKind of a container.
-type ContainerKind uint8
-
-// The kinds of containers.
-const (
-	Regular   ContainerKind = iota
-	Init                    // sidecars too
-	Ephemeral               // of kubectl debug
-)
-
-// ContainerState of a container.
+// ContainerState is the state of a container, comparable by ==. Reason, ExitCode and Finished belong to Terminated.
 type ContainerState struct {
-	Type ContainerStateType
-	// Reason is one word, of what it waits for or why it ended: "CrashLoopBackOff",
-	// "OOMKilled".
-	Reason string
-	// ExitCode and Signal are of one that has ended. Most runtimes leave Signal 0 and
-	// say 128 and the signal's number in ExitCode.
-	ExitCode, Signal int32
-	// Started and Finished have whole seconds; they are zero where they are not known.
-	Started, Finished time.Time
+	Type     ContainerStateType
+	Reason   string    // "OOMKilled", "Error", "Completed"
+	ExitCode int32     // 128 and the signal's number after a signal
+	Finished time.Time // in whole seconds and local time, as time.Unix returns
 }
 
-// ContainerStateType of a container.
+// ContainerStateType is the type of a ContainerState.
 type ContainerStateType uint8
 
-// The statuses of containers. One of which nothing is said waits.
+// The types of container states. A container without a status waits.
 const (
 	Waiting ContainerStateType = iota
 	Running
 	Terminated
 )
 
-// Terminal tells whether the pod's phase is one that never changes again.
+// Terminal reports whether the phase is final.
 func (p *Pod) Terminal() bool { return p.Phase == "Succeeded" || p.Phase == "Failed" }
 
-// Ended tells whether the pod is over, and all is said of how: an evicted pod is
-// Terminal before its containers are killed.
+// Ended reports whether the pod is Terminal and no container runs. An evicted pod is Terminal before the runtime kills the containers.
 func (p *Pod) Ended() bool {
 	return p.Terminal() && !slices.ContainsFunc(p.Containers, func(c Container) bool { return c.State.Type == Running })
 }
 
-// Label returns the value of a label on the allowlist.
-func (p *Pod) Label(name string) (value string, ok bool) {
-	for _, l := range p.Labels {
-		if l.Name == name {
-			return l.Value, true
-		}
-	}
-	return "", false
-}
-
-// equal tells whether two versions of a pod are the same here, however they differ
-// elsewhere.
+// equal reports whether two versions of a pod are the same as far as kept.
 func (p *Pod) equal(other *Pod) bool {
-	return p.Namespace == other.Namespace && p.Name == other.Name && p.UID == other.UID &&
-		p.Created.Equal(other.Created) && p.Deleting == other.Deleting &&
-		p.Phase == other.Phase && p.Reason == other.Reason &&
-		slices.Equal(p.Labels, other.Labels) && slices.EqualFunc(p.Containers, other.Containers, Container.equal)
+	return p.Namespace == other.Namespace && p.Name == other.Name && p.UID == other.UID && p.Created.Equal(other.Created) &&
+		p.Phase == other.Phase && p.Reason == other.Reason && slices.Equal(p.Labels, other.Labels) && slices.Equal(p.Containers, other.Containers)
 }
 
-func (c Container) equal(other Container) bool {
-	return c.Name == other.Name && c.Kind == other.Kind && c.ID == other.ID && c.Restarts == other.Restarts &&
-		c.State.equal(other.State) && c.LastState.equal(other.LastState)
-}
-
-func (s ContainerState) equal(other ContainerState) bool {
-	return s.Type == other.Type && s.Reason == other.Reason && s.ExitCode == other.ExitCode && s.Signal == other.Signal &&
-		s.Started.Equal(other.Started) && s.Finished.Equal(other.Finished)
-}
-
-// clone is a pod that shares no slice with p.
+// clone returns a copy that shares no slice with p.
 func (p *Pod) clone() *Pod {
 	c := *p
 	c.Labels, c.Containers = slices.Clone(p.Labels), slices.Clone(p.Containers)

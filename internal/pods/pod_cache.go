@@ -9,52 +9,50 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// Limits of what is remembered. A node has a few hundred pods; but pods that were
-// rejected stay in the API server by the thousand, and each new stream begins with
-// them.
+// Limits of the cache. A node has a few hundred pods, but rejected pods stay in the API server by the thousand, and each new stream
+// begins with them.
 const (
 	maxPods      = 16384
-	maxEndedPods = 512 // of these, those that are over; the oldest are let go
+	maxEndedPods = 512 // among them; the oldest are dropped
 	maxEndedUIDs = 1024
 )
 
-// podCache is what the kubelet has said of its pods, and what follows from it. It
-// belongs to Run's goroutine.
+var errTooManyPods = fmt.Errorf("follow pods: more than %d pods", maxPods)
+
+// podCache applies the kubelet's events to the pods. Run's goroutine owns the cache.
 //
-// The kubelet's events are not all in the order of what happened: they are sent
-// after the lock is given back under which they were made, and those of the time in
-// which a stream's first pods are listed come again after the list
-// (pkg/kubelet/status/status_manager.go, sendNotification). But a phase that is
-// terminal never changes (pkg/kubelet/kubelet_pods.go, generateAPIPodStatus), and
-// DELETED is the last of a pod, unless it is a static one (updateStatusInternal).
+// The kubelet may send events out of order: sending follows the release of the lock that the change was made under, and events during
+// the initial list arrive again after the list (sendNotification in pkg/kubelet/status/status_manager.go). But a terminal phase never
+// changes (generateAPIPodStatus in pkg/kubelet/kubelet_pods.go), and DELETED is the last event of a pod, except for a static pod
+// (updateStatusInternal).
+//
+//	                 while the stream lists pods      after INITIAL_SYNC_COMPLETE
+//	ADDED, MODIFIED  add to the new list              replace the pod, unless the event is late
+//	DELETED          remove from the new list         end the pod, move it to the deleted pods
+//	SYNC_COMPLETE    replace all pods by the list     –
+//	decode error     pods are incomplete: not Synced, and an absence ends no pod, until the next stream
 type podCache struct {
-	pods Pods // the newest, as published
-	// syncing are the pods of a stream that has not said yet which there are; nil after
-	// that.
-	syncing map[string]*Pod
-	// incompleteErr is why something may be missing in what this stream has said.
-	incompleteErr error
-	// endedUIDs are the pods whose end was told. Those that the API server still has come
-	// back with the next stream.
-	endedUIDs recentUIDs
-	// addedPods and ended are to be told when pods are published.
-	addedPods, endedPods []*Pod
+	pods          Pods            // the newest, as published
+	syncing       map[string]*Pod // the new stream's list by UID; nil after INITIAL_SYNC_COMPLETE
+	incompleteErr error           // the reason why this stream may lack a pod
+	endedUIDs     []string        // the newest reported ends, oldest first: the next stream may list an ended pod again
+	// added and ended wait for the publication of pods, then go to the Observer.
+	added, ended []*Pod
 }
 
-// startSync begins a new stream. What it lists takes the place of all that is known when
-// it has said that this is all.
+// startSync begins a new stream. All known pods stay until the stream has listed its pods.
 func (c *podCache) startSync() {
 	c.syncing, c.incompleteErr = map[string]*Pod{}, nil
 }
 
-// apply takes in one event, and tells whether the pods are others now.
+// apply applies one event and reports whether pods changed.
 func (c *podCache) apply(e *watchEvent) (changed bool) {
 	switch {
 	case e.err != nil:
 		return c.markIncomplete(e.err)
 	case e.kind == api.EventType_INITIAL_SYNC_COMPLETE:
 		return c.completeSync()
-	case !e.hasPod(): // of a kind that there will be one day
+	case !e.hasPod(): // a later kubelet's kind
 		return false
 	case c.syncing != nil:
 		return c.applyListed(e)
@@ -65,16 +63,19 @@ func (c *podCache) apply(e *watchEvent) (changed bool) {
 	}
 }
 
-// markIncomplete notes that something could not be understood. All else goes on, but until
-// the next stream nobody can say that nothing is missing.
+// markIncomplete records that the stream may lack a pod.
 func (c *podCache) markIncomplete(err error) (changed bool) {
-	changed = c.pods.Synced
 	c.incompleteErr = err
+	return c.setErr(err)
+}
+
+// setErr marks the pods as not synced and reports whether that is new.
+func (c *podCache) setErr(err error) (changed bool) {
+	changed = c.pods.Synced || c.pods.Err == nil || c.pods.Err.Error() != err.Error()
 	c.pods.Synced, c.pods.Err = false, err
 	return changed
 }
 
-// applyListed takes in a pod while the stream says which there are.
 func (c *podCache) applyListed(e *watchEvent) (changed bool) {
 	_, listed := c.syncing[e.pod.UID]
 	switch {
@@ -88,45 +89,40 @@ func (c *podCache) applyListed(e *watchEvent) (changed bool) {
 	return false
 }
 
-var errTooManyPods = fmt.Errorf("follow pods: there are more than %d", maxPods)
-
-// completeSync puts the pods that the stream has listed in the place of all others. Where
-// it is in doubt, an absence proves nothing.
+// completeSync replaces all pods by the stream's list. An incomplete list removes no pod.
 func (c *podCache) completeSync() (changed bool) {
 	if c.syncing == nil {
 		return false
 	}
-	for _, old := range c.pods.byUID {
+	before := make(map[string]*Pod, c.pods.Len())
+	for _, old := range c.pods.list {
+		before[old.UID] = old
 		p, listed := c.syncing[old.UID]
 		switch {
-		case listed && p.equal(old):
+		case listed && p.equal(old), !listed && c.incompleteErr != nil:
 			c.syncing[old.UID] = old
-		case listed:
-		case c.incompleteErr != nil:
-			c.syncing[old.UID] = old
-		default:
+		case !listed:
 			c.queueEnded(old)
 			c.pods.recordDeleted(old)
 		}
 	}
-	all := slices.SortedFunc(maps.Values(c.syncing), compareNames)
-	for _, p := range all {
-		c.queueSeen(c.pods.find(p.UID), p)
+	c.pods.list = slices.SortedFunc(maps.Values(c.syncing), compareNames)
+	for _, p := range c.pods.list {
+		c.queueSeen(before[p.UID], p)
 	}
-	c.pods.setAll(all)
 	c.pods.Synced, c.pods.Err = c.incompleteErr == nil, c.incompleteErr
 	c.syncing = nil
 	c.trimEnded()
 	return true
 }
 
-// applyUpdate takes in a pod's new version. Only a static pod comes back from its end, when
-// it is made again of the same manifest: of any other a version that does is a late one.
+// applyUpdate applies a pod's new version. Only a static pod can return from Terminal, as a new pod of the same manifest: any other
+// such event is late.
 func (c *podCache) applyUpdate(p *Pod, added bool) (changed bool) {
 	old := c.pods.find(p.UID)
-	mayBeLate := !added && !isStatic(p.UID)
+	mayBeLate := !added && strings.Contains(p.UID, "-") // a static pod's UID has no dash
 	switch {
-	case mayBeLate && old == nil && c.endedUIDs.has(p.UID),
+	case mayBeLate && old == nil && slices.Contains(c.endedUIDs, p.UID),
 		mayBeLate && old != nil && old.Terminal() && !p.Terminal(),
 		old != nil && old.equal(p):
 		return false
@@ -142,42 +138,44 @@ func (c *podCache) applyUpdate(p *Pod, added bool) (changed bool) {
 	return true
 }
 
-// isStatic tells whether a uid is the hash of a manifest, and not the API server's.
-func isStatic(uid string) bool { return !strings.Contains(uid, "-") }
-
 func (c *podCache) applyDelete(uid string) (changed bool) {
 	old := c.pods.find(uid)
 	if old == nil {
 		return false
 	}
 	c.queueEnded(old)
-	c.pods.remove(old)
+	c.pods.remove(uid)
 	c.pods.recordDeleted(old)
 	return true
 }
 
-// queueSeen notes what is to be told of a pod, which was old before; that may be nil.
+// queueSeen queues the notification about p. old is the previous version, or nil.
 func (c *podCache) queueSeen(old, p *Pod) {
 	switch {
 	case p.Ended():
 		c.queueEnded(p)
 	case old == nil || old.Ended():
-		c.endedUIDs.remove(p.UID)
-		c.addedPods = append(c.addedPods, p)
+		c.endedUIDs = slices.DeleteFunc(c.endedUIDs, func(uid string) bool { return uid == p.UID })
+		c.added = append(c.added, p)
 	}
 }
 
-// queueEnded notes that a pod's end is to be told, where it was not before.
+// queueEnded queues the notification of a pod's end, once per pod.
 func (c *podCache) queueEnded(p *Pod) {
-	if c.endedUIDs.add(p.UID) {
-		c.endedPods = append(c.endedPods, p)
+	if slices.Contains(c.endedUIDs, p.UID) {
+		return
 	}
+	if len(c.endedUIDs) == maxEndedUIDs {
+		c.endedUIDs = slices.Delete(c.endedUIDs, 0, 1)
+	}
+	c.endedUIDs = append(c.endedUIDs, p.UID)
+	c.ended = append(c.ended, p)
 }
 
-// trimEnded lets the oldest go of too many pods that are over.
+// trimEnded removes the oldest ended pods above maxEndedPods.
 func (c *podCache) trimEnded() {
 	var ended []*Pod
-	for _, p := range c.pods.byUID {
+	for _, p := range c.pods.list {
 		if p.Ended() {
 			ended = append(ended, p)
 		}
@@ -186,43 +184,10 @@ func (c *podCache) trimEnded() {
 		return
 	}
 	slices.SortStableFunc(ended, func(a, b *Pod) int { return a.Created.Compare(b.Created) })
+	drop := map[*Pod]bool{}
 	for _, p := range ended[:len(ended)-maxEndedPods] {
-		c.pods.remove(p)
+		drop[p] = true
 		c.pods.recordDeleted(p)
 	}
-}
-
-// recentUIDs are the latest of those that were added.
-type recentUIDs struct {
-	set   map[string]struct{}
-	order []string
-}
-
-func (u *recentUIDs) has(uid string) bool {
-	_, ok := u.set[uid]
-	return ok
-}
-
-// add tells whether it was not there.
-func (u *recentUIDs) add(uid string) bool {
-	if u.has(uid) {
-		return false
-	}
-	if u.set == nil {
-		u.set = map[string]struct{}{}
-	}
-	if len(u.order) == maxEndedUIDs {
-		delete(u.set, u.order[0])
-		u.order = slices.Delete(u.order, 0, 1)
-	}
-	u.set[uid] = struct{}{}
-	u.order = append(u.order, uid)
-	return true
-}
-
-func (u *recentUIDs) remove(uid string) {
-	if u.has(uid) {
-		delete(u.set, uid)
-		u.order = slices.DeleteFunc(u.order, func(other string) bool { return other == uid })
-	}
+	c.pods.list = slices.DeleteFunc(slices.Clone(c.pods.list), func(p *Pod) bool { return drop[p] })
 }

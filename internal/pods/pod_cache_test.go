@@ -47,15 +47,15 @@ func (c *podCache) takeQueued() (arrived, ended string) {
 		slices.Sort(all)
 		return strings.Join(all, ", ")
 	}
-	arrived, ended = names(c.addedPods), names(c.endedPods)
-	c.addedPods, c.endedPods = nil, nil
+	arrived, ended = names(c.added), names(c.ended)
+	c.added, c.ended = nil, nil
 	return arrived, ended
 }
 
 // summary are the pods that there are.
 func (ps *Pods) summary() string {
 	var all []string
-	for p := range ps.All() {
+	for _, p := range ps.list {
 		all = append(all, p.Name+"/"+p.UID+" "+p.Phase)
 	}
 	return strings.Join(all, ", ")
@@ -234,18 +234,17 @@ func TestRememberedIsBounded(t *testing.T) {
 		k.apply(newPodEvent(added, rejected(i)))
 	}
 	k.apply(&watchEvent{kind: complete})
-	_, oldest := k.pods.ByUID(rejected(0).UID)
-	_, newest := k.pods.ByUID(rejected(2*maxEndedPods - 1).UID)
+	oldest, newest := k.pods.find(rejected(0).UID) != nil, k.pods.find(rejected(2*maxEndedPods-1).UID) != nil
 	if k.pods.Len() != maxEndedPods+1 || oldest || !newest || !k.pods.Synced {
 		t.Errorf("%d are kept, the oldest %t, the newest %t, %v", k.pods.Len(), oldest, newest, k.pods.Err)
 	}
 	for i := 2 * maxEndedPods; i < 2*maxEndedPods+2*maxEndedUIDs; i++ {
 		k.apply(newPodEvent(added, rejected(i)))
 	}
-	if n, m := k.pods.Len(), len(k.endedUIDs.set); n != maxEndedPods+1 || m != maxEndedUIDs || len(k.endedUIDs.order) != maxEndedUIDs {
+	if n, m := k.pods.Len(), len(k.endedUIDs); n != maxEndedPods+1 || m != maxEndedUIDs {
 		t.Errorf("%d are kept, and the end of %d", n, m)
 	}
-	if _, ok := k.pods.ByUID("1"); !ok {
+	if k.pods.find("1") == nil {
 		t.Error("the one that runs is not kept")
 	}
 }

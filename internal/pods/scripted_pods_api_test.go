@@ -39,11 +39,10 @@ func runScripted(t *testing.T, o Options, test func(t *testing.T, k *scriptedPod
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		k := &scriptedPodsAPI{t: t, socket: filepath.Join(t.TempDir(), "pods-api.sock")}
-		c, err := New(k.socket, o)
+		c, err := newClient(k.socket, o, k.dial)
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.dial = k.dial
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := make(chan error, 1)
 		go func() { ended <- c.Run(ctx) }()
@@ -58,6 +57,20 @@ func runScripted(t *testing.T, o Options, test func(t *testing.T, k *scriptedPod
 		test(t, k, c)
 	})
 }
+
+// observerFuncs is an Observer of two functions; nil functions are not called.
+type observerFuncs struct {
+	added func(namespace, name string)
+	ended func(Pod)
+}
+
+func (o observerFuncs) OnPodAdded(namespace, name string) {
+	if o.added != nil {
+		o.added(namespace, name)
+	}
+}
+
+func (o observerFuncs) OnPodEnded(p Pod) { o.ended(p) }
 
 // start begins a life of the kubelet, with a new socket, that answers so.
 func (k *scriptedPodsAPI) start(watch func(stream grpc.ServerStream) error) {

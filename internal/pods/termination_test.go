@@ -32,7 +32,7 @@ func TestFate(t *testing.T) {
 	ended := func(after time.Duration, code int32, reason string) ContainerState {
 		return ContainerState{Type: Terminated, ExitCode: code, Reason: reason, Finished: at.Add(after).Truncate(time.Second)}
 	}
-	is := ContainerState{Type: Running, Started: at.Add(-time.Hour)}
+	is := ContainerState{Type: Running}
 	for name, test := range map[string]struct {
 		phase, reason string
 		state, last   ContainerState
@@ -62,7 +62,7 @@ func TestFate(t *testing.T) {
 				{Name: "main", State: test.state, LastState: test.last, Restarts: test.restarts},
 			}}
 			k := podCache{}
-			k.pods.At = at
+			k.pods.updatedAt = at
 			k.apply(newPodEvent(added, p))
 			if test.gone {
 				k.apply(newPodEvent(deleted, p))
@@ -97,15 +97,15 @@ func TestFateOfPodsOfOneName(t *testing.T) {
 			t.Errorf("whoever was there after %s is %q, want %q", since, f.PodUID, want)
 		}
 	}
-	k.pods.At = now
+	k.pods.updatedAt = now
 	k.apply(newPodEvent(added, create("one", now)))
 	want(time.Second, "one")
 	want(-time.Second, "one") // clocks differ
 	want(-time.Minute, "")
-	k.pods.At = now.Add(10 * time.Second)
+	k.pods.updatedAt = now.Add(10 * time.Second)
 	k.apply(newPodEvent(deleted, create("one", now)))
 	want(time.Second, "one")
-	k.pods.At = now.Add(11 * time.Second)
+	k.pods.updatedAt = now.Add(11 * time.Second)
 	k.apply(newPodEvent(added, create("two", now.Add(11*time.Second))))
 	want(time.Second, "one")
 	want(12*time.Second, "two")
@@ -122,7 +122,7 @@ func TestGoneArePutAway(t *testing.T) {
 	k := podCache{}
 	now := time.Unix(1<<30, 0)
 	for i := range 2 * maxDeletedPods {
-		k.pods.At = now.Add(time.Duration(i) * time.Second)
+		k.pods.updatedAt = now.Add(time.Duration(i) * time.Second)
 		p := runningPod(fmt.Sprint("pod-", i), fmt.Sprint("uid-", i))
 		k.apply(newPodEvent(added, p))
 		was := k.pods
@@ -131,7 +131,7 @@ func TestGoneArePutAway(t *testing.T) {
 			t.Fatalf("what was published has %d that are gone, after %d", len(was.deleted), i)
 		}
 	}
-	k.pods.At = k.pods.At.Add(deletedRetention - 2*time.Second)
+	k.pods.updatedAt = k.pods.updatedAt.Add(deletedRetention - 2*time.Second)
 	k.apply(newPodEvent(added, runningPod("last", "last")))
 	k.apply(newPodEvent(deleted, runningPod("last", "last")))
 	if got := len(k.pods.deleted); got != 4 {
@@ -142,7 +142,7 @@ func TestGoneArePutAway(t *testing.T) {
 // A pod that went while nobody followed is missing in the next stream.
 func TestFateOfAPodThatANewStreamHasNot(t *testing.T) {
 	k := podCache{}
-	k.pods.At = time.Unix(1<<30, 0)
+	k.pods.updatedAt = time.Unix(1<<30, 0)
 	k.apply(newPodEvent(added, runningPod("a", "u")))
 	k.startSync()
 	k.apply(newPodEvent(complete, Pod{}))

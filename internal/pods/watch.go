@@ -15,33 +15,45 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// windowBytes lets the kubelet go on sending while a burst of pods is read: one whose
-// events stay unread drops the watcher. A fixed window also keeps gRPC from measuring
-// the way to the kubelet, with a ping for every event.
-const windowBytes = 1 << 20
+const (
+	// syncTimeout is the maximum time from the start of a stream to INITIAL_SYNC_COMPLETE.
+	syncTimeout = 30 * time.Second
+	// renewInterval is the lifetime of a complete stream: an overloaded kubelet drops events without notice (Broadcast in
+	// pkg/kubelet/apis/pods/server.go).
+	renewInterval = 30 * time.Minute
+	// incompleteRenewInterval is the lifetime of a stream with an undecodable event.
+	incompleteRenewInterval = time.Minute
+	// heartbeatInterval is the interval of heartbeats without events.
+	heartbeatInterval = 10 * time.Second
+	// maxEventBytes is above gRPC's default of 4 MiB. etcd stores no pod of this size.
+	maxEventBytes = 64 << 20
+	// windowBytes lets the kubelet send a burst of events: it drops a watcher with unread events. A fixed window also stops gRPC
+	// from measuring the bandwidth with a ping per event.
+	windowBytes = 1 << 20
+)
 
-// errRenew ends a stream that is sound, or as sound as this one will be.
-var errRenew = errors.New("the stream is to be exchanged for a new one")
+var (
+	errRenew       = errors.New("stream reached its lifetime")
+	errSyncTimeout = fmt.Errorf("follow pods: no complete list within %s", syncTimeout)
+)
 
-// errSyncTimeout ends one on which nothing can be waited for.
-var errSyncTimeout = fmt.Errorf("follow pods: the kubelet did not say within %s which there are", syncTimeout)
-
-// follow is the life of one connection and the stream on it. It returns why it has
-// ended, and never nil.
+// follow runs one connection with one stream, and returns the reason for its end, never nil.
 func (c *Client) follow(ctx context.Context) error {
 	conn, err := c.connect()
 	if err != nil {
 		return fmt.Errorf("follow pods: %w", err)
 	}
-	defer conn.Close() //nolint:errcheck // nothing can be done about it, and a new one will be made
-	events, applied := make(chan error), make(chan struct{}, 1)
-	var reader sync.WaitGroup
-	defer reader.Wait()
+	defer conn.Close() //nolint:errcheck // the next stream makes a new connection
 	ctx, cancel := context.WithCancel(ctx)
+	next, received := make(chan struct{}, 1), make(chan error, 1)
+	var receiver sync.WaitGroup
+	receiver.Go(func() { c.receive(ctx, conn, next, received) })
+	defer receiver.Wait()
+	defer close(next)
 	defer cancel()
-	c.cache.startSync()
-	reader.Go(func() { c.read(ctx, conn, events, applied) })
 
+	c.cache.startSync()
+	next <- struct{}{}
 	timeout := c.streamTimeout()
 	deadline, heartbeat := time.NewTimer(timeout), time.NewTicker(heartbeatInterval)
 	defer deadline.Stop()
@@ -57,21 +69,21 @@ func (c *Client) follow(ctx context.Context) error {
 			}
 			return errRenew
 		case <-heartbeat.C:
-		case err := <-events:
+		case err := <-received:
 			if err != nil {
 				return fmt.Errorf("follow pods: %w", err)
 			}
 			c.applyEvent()
-			applied <- struct{}{}
+			next <- struct{}{}
 		}
-		if next := c.streamTimeout(); next != timeout {
-			timeout = next
+		if d := c.streamTimeout(); d != timeout {
+			timeout = d
 			deadline.Reset(timeout)
 		}
 	}
 }
 
-// streamTimeout is how long the stream may go on as it is.
+// streamTimeout returns the lifetime of the stream in its current state.
 func (c *Client) streamTimeout() time.Duration {
 	switch {
 	case c.cache.syncing != nil:
@@ -82,8 +94,7 @@ func (c *Client) streamTimeout() time.Duration {
 	return renewInterval
 }
 
-// connect makes a connection for one stream. The target is a name, not a path: the
-// dialer knows the path, and so it needs no escaping.
+// connect returns a connection for one stream. The dialer has the path of the socket, so that the target needs no escaping.
 func (c *Client) connect() (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -93,37 +104,23 @@ func (c *Client) connect() (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxEventBytes)))
 }
 
-// read fills c.event with one event after the other, says so, and waits until it was
-// taken. What it sends is nil, or an error and nothing after that.
-func (c *Client) read(ctx context.Context, conn *grpc.ClientConn, events chan<- error, applied <-chan struct{}) {
+// receive reads one event into c.event for each value of next, and sends the result to received, which has room for it.
+func (c *Client) receive(ctx context.Context, conn *grpc.ClientConn, next <-chan struct{}, received chan<- error) {
 	stream, err := watchPods(ctx, conn)
-	for {
+	for range next {
 		if err == nil {
 			err = stream.RecvMsg(&c.event)
 		}
-		select {
-		case events <- err:
-		case <-ctx.Done():
-			return
-		}
-		if err != nil {
-			return
-		}
-		select {
-		case <-applied:
-		case <-ctx.Done():
-			return
-		}
+		received <- err
 	}
 }
 
-// watchPods asks for the pods.
 func watchPods(ctx context.Context, conn *grpc.ClientConn) (grpc.ClientStream, error) {
 	stream, err := conn.NewStream(ctx, &api.Pods_ServiceDesc.Streams[0], api.Pods_WatchPods_FullMethodName, grpc.ForceCodecV2(wire.Codec{}))
 	if err != nil {
 		return nil, err
 	}
-	// That a message could not be sent is said by what is received.
+	// After io.EOF, RecvMsg returns the reason.
 	if err := errors.Join(stream.SendMsg(wire.Empty{}), stream.CloseSend()); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}

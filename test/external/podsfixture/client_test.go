@@ -64,7 +64,7 @@ func TestTheClientReadsWhatKubernetesSays(t *testing.T) {
 	known := watchPods(t, &s)
 	statuses := 0
 	for _, p := range s.pods {
-		got, ok := known.ByUID(string(p.UID))
+		got, ok := known.ByName(p.Namespace, p.Name)
 		if !ok {
 			t.Fatalf("pod %s is not known", p.UID)
 		}
@@ -129,26 +129,20 @@ func watchPods(t *testing.T, s *fakePodsServer) pods.Pods {
 // wantPod is what is to be kept of a pod.
 func wantPod(p *v1.Pod) pods.Pod {
 	k := pods.Pod{
-		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time, Deleting: p.DeletionTimestamp != nil,
+		Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Created: p.CreationTimestamp.Time,
 		Phase: string(p.Status.Phase), Reason: p.Status.Reason,
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.Labels)) {
 		k.Labels = append(k.Labels, device.Label{Name: name, Value: p.Labels[name]})
 	}
-	for _, s := range p.Status.InitContainerStatuses {
-		k.Containers = append(k.Containers, wantContainer(s, pods.Init))
-	}
-	for _, s := range p.Status.ContainerStatuses {
-		k.Containers = append(k.Containers, wantContainer(s, pods.Regular))
-	}
-	for _, s := range p.Status.EphemeralContainerStatuses {
-		k.Containers = append(k.Containers, wantContainer(s, pods.Ephemeral))
+	for _, s := range slices.Concat(p.Status.ContainerStatuses, p.Status.InitContainerStatuses, p.Status.EphemeralContainerStatuses) {
+		k.Containers = append(k.Containers, wantContainer(s))
 	}
 	return k
 }
 
-func wantContainer(s v1.ContainerStatus, kind pods.ContainerKind) pods.Container {
-	c := pods.Container{Name: s.Name, Kind: kind, ID: s.ContainerID, Restarts: s.RestartCount, State: wantState(s.State), LastState: wantState(s.LastTerminationState)}
+func wantContainer(s v1.ContainerStatus) pods.Container {
+	c := pods.Container{Name: s.Name, ID: s.ContainerID, Restarts: s.RestartCount, State: wantState(s.State), LastState: wantState(s.LastTerminationState)}
 	if _, id, ok := strings.Cut(c.ID, "://"); ok {
 		c.ID = id
 	}
@@ -160,14 +154,11 @@ func wantState(s v1.ContainerState) pods.ContainerState {
 	switch {
 	case s.Terminated != nil:
 		e := s.Terminated
-		return pods.ContainerState{
-			Type: pods.Terminated, Reason: e.Reason, ExitCode: e.ExitCode, Signal: e.Signal,
-			Started: e.StartedAt.Time, Finished: e.FinishedAt.Time,
-		}
+		return pods.ContainerState{Type: pods.Terminated, Reason: e.Reason, ExitCode: e.ExitCode, Finished: e.FinishedAt.Time}
 	case s.Running != nil:
-		return pods.ContainerState{Type: pods.Running, Started: s.Running.StartedAt.Time}
+		return pods.ContainerState{Type: pods.Running}
 	case s.Waiting != nil:
-		return pods.ContainerState{Type: pods.Waiting, Reason: s.Waiting.Reason}
+		return pods.ContainerState{Type: pods.Waiting}
 	}
 	return pods.ContainerState{}
 }
