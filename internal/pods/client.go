@@ -170,9 +170,9 @@ func (c *Client) applyEvent() {
 	c.notify()
 	switch {
 	case c.cache.incompleteErr != nil && c.logged != loggedIncomplete:
-		c.logChange(loggedIncomplete, slog.LevelWarn, "the kubelet said something of a pod that is not understood; what is known of pods may lack something", "err", c.cache.incompleteErr)
+		c.logChange(loggedIncomplete, slog.LevelWarn, "cannot decode a pod, known pods may be incomplete", "err", c.cache.incompleteErr)
 	case c.cache.pods.Synced && c.logged != loggedSynced:
-		c.logChange(loggedSynced, slog.LevelInfo, "the kubelet says which pods it has", "pods", c.cache.pods.Len())
+		c.logChange(loggedSynced, slog.LevelInfo, "pods synced", "pods", c.cache.pods.Len())
 	}
 }
 
@@ -217,10 +217,10 @@ func (c *Client) logChange(state logState, level slog.Level, message string, arg
 func (c *Client) logOutage(err error) {
 	switch {
 	case c.logged == loggedSynced || c.logged == loggedIncomplete:
-		c.logChange(loggedOutage, slog.LevelInfo, "the kubelet does not say any more which pods it has; the last ones stand for a while", "err", err)
+		c.logChange(loggedOutage, slog.LevelInfo, "pods no longer synced, last known pods stay for some minutes", "err", err)
 	case c.logged == loggedNothing && !errors.Is(err, ErrNoPodsAPI) && time.Since(c.createdAt) > startupGracePeriod:
-		c.logChange(loggedOutage, slog.LevelWarn, "the kubelet does not say which pods it has", "err", err)
+		c.logChange(loggedOutage, slog.LevelWarn, "cannot list pods", "err", err)
 	default:
-		c.log.Debug("the kubelet does not say which pods it has", "err", err)
+		c.log.Debug("cannot list pods", "err", err)
 	}
 }

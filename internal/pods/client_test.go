@@ -112,7 +112,7 @@ func TestAnOutage(t *testing.T) {
 		if got := strings.Join(told, " "); got != "+team/a +team/b -b Running -a Failed +team/b" {
 			t.Errorf("told was %s", got)
 		}
-		if log.count("says which pods it has") != 2 || log.count("does not say any more") != 1 || log.count("\n") != 3 {
+		if log.count("pods synced") != 2 || log.count("pods no longer synced") != 1 || log.count("\n") != 3 {
 			t.Errorf("the log is %s", log.buffer.String())
 		}
 	})

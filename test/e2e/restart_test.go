@@ -195,7 +195,7 @@ func minResourceUse(ctx context.Context, t *testing.T, n *node.RealNode, d *podg
 	// A kubelet that starts rejects the stream of its Pods API for a second or two. The stream takes a connection and seven goroutines.
 	if _, err := os.Stat(filepath.Join(n.KubeletDir(), "pods-api", "pods-api.sock")); err == nil {
 		await(ctx, t, "the Pods API's stream stands", func(context.Context) error {
-			begun, ended := len(d.logLines(t, "the kubelet says which pods it has")), len(d.logLines(t, "does not say any more which pods it has"))
+			begun, ended := len(d.logLines(t, "pods synced")), len(d.logLines(t, "pods no longer synced"))
 			if begun != ended+1 {
 				return fmt.Errorf("count streams of the Pods API: %d have begun, %d have ended", begun, ended)
 			}
