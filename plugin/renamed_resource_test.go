@@ -47,11 +47,12 @@ func eachVersionWithClock(t *testing.T, test func(s *fixture, later func(time.Du
 // startProcess runs a plugin and what it knows of allocations, as one process of podgauge does.
 func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	s.Helper()
-	client, err := podresources.New(s.kubelet.PodResourcesSocket(), slog.New(s.log), podresources.CallHooks{})
+	client, err := podresources.New(s.kubelet.PodResourcesSocket(), podresources.Options{
+		Log: slog.New(s.log), CheckpointPath: s.sockets(podresources.CheckpointFile),
+	})
 	if err != nil {
 		s.Fatal(err)
 	}
-	client.CheckpointPath = s.sockets(podresources.CheckpointFile)
 	o := s.options
 	o.Rules, o.Allocations = constantRules(rules), client.Snapshot
 	o.Hooks = plugin.EndpointHooks{

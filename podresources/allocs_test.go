@@ -40,7 +40,7 @@ func TestListAllocations(t *testing.T) {
 		}
 	}
 
-	c := newTestClient(t, startKubeletProcess(t, 110), CallHooks{})
+	c := newTestClient(t, startKubeletProcess(t, 110), Options{})
 	got := testing.AllocsPerRun(200, func() {
 		if h := c.ListAllocations(t.Context()); h.Err != nil || len(h.All) != 8 {
 			t.Fatalf("held are %v: %v", h.All, h.Err)
@@ -99,7 +99,7 @@ func BenchmarkDecode(b *testing.B) {
 func BenchmarkOwners(b *testing.B) {
 	for _, pods := range benchmarkPods {
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
-			c := newTestClient(b, startKubeletProcess(b, pods), CallHooks{})
+			c := newTestClient(b, startKubeletProcess(b, pods), Options{})
 			b.ReportAllocs()
 			for b.Loop() {
 				if h := c.ListAllocations(b.Context()); h.Err != nil {

@@ -16,7 +16,7 @@ import (
 func runOutage(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile)) {
 	t.Helper()
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
-		c.SetNodeName("Node-A")
+		c.tracker.apiPods.nodeName = "node-a"
 		f.writeEntries("a", "uid-one", "b", "uid-two", "s", "uid-static", "d", "uid-daemon")
 		daemon := newPodWith("daemon-x7k2p", newContainer("main", "d"))
 		k.setPods(newPod("one", "a"), newPod("two", "b"), daemon, newPod("three-node-a", "s"))
@@ -143,7 +143,7 @@ func TestAllOtherPodsAreDeletedInAnOutageOfTheAPIServer(t *testing.T) {
 // TestClaimsOutliveAnOutageOfTheAPIServer: no file of the device manager has them.
 func TestClaimsOutliveAnOutageOfTheAPIServer(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-		c.SetNodeName("node-a")
+		c.tracker.apiPods.nodeName = "node-a"
 		resolveClaims(c, map[string]device.ID{"gpu-a": "a"})
 		one := newPodWith("one", addClaims(newContainer("main"), "mine", "gpu.nvidia.com/gpu-a"))
 		k.setPods(one)
@@ -170,12 +170,12 @@ func TestClaimsOutliveAnOutageOfTheAPIServer(t *testing.T) {
 func TestTheSimulatedKubeletWithoutItsAPIServer(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a", "b")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
-	c.SetNodeName("node-a")
-	c.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
+	c.tracker.apiPods.nodeName = "node-a"
+	c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
 	runPod(t, k, gpuPod("one", 1))
 	past := time.Now().Add(-time.Minute)
-	if err := os.Chtimes(c.CheckpointPath, past, past); err != nil {
+	if err := os.Chtimes(c.options.CheckpointPath, past, past); err != nil {
 		t.Fatal(err)
 	}
 	of := formatAllocations(c.ListAllocations(t.Context()))

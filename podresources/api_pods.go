@@ -47,7 +47,3 @@ func (t *apiPodTracker) isStatic(p podName) bool {
 func (t *apiPodTracker) isIncomplete(requestedAt time.Time) bool {
 	return t.missing || !t.restoredAt.IsZero() && requestedAt.Sub(t.restoredAt) < settleTimeout
 }
-
-// SetNodeName sets the name of the node, which tells static pods from those of the API server. To
-// be called before Run.
-func (c *Client) SetNodeName(name string) { c.tracker.apiPods.nodeName = strings.ToLower(name) }

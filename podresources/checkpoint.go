@@ -53,7 +53,7 @@ func (c *Client) refreshCheckpoint() {
 	if !needed && !c.hasCheckpointChanged() {
 		return
 	}
-	checkpoint, err := readCheckpoint(c.CheckpointPath)
+	checkpoint, err := readCheckpoint(c.options.CheckpointPath)
 	c.mu.Lock()
 	c.publish(c.tracker.mergeCheckpoint(checkpoint, err, now))
 	c.mu.Unlock()
@@ -69,7 +69,7 @@ func (c *Client) refreshCheckpoint() {
 // hasCheckpointChanged tells whether the checkpoint is another than the one that is known. One
 // that is not is as good as read again.
 func (c *Client) hasCheckpointChanged() bool {
-	info, err := os.Stat(c.CheckpointPath)
+	info, err := os.Stat(c.options.CheckpointPath)
 	if err != nil {
 		return false
 	}
@@ -88,7 +88,7 @@ func (c *Client) changedCheckpoint() kubeletCheckpoint {
 	if !c.hasCheckpointChanged() {
 		return kubeletCheckpoint{}
 	}
-	checkpoint, err := readCheckpoint(c.CheckpointPath)
+	checkpoint, err := readCheckpoint(c.options.CheckpointPath)
 	if err != nil {
 		return kubeletCheckpoint{}
 	}

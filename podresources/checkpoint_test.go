@@ -177,7 +177,7 @@ func runCheckpointed(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c
 	f := newCheckpointFile(t)
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		var log kubeletLogBuffer
-		c.log, c.CheckpointPath = log.log(), f.path
+		c.log, c.options.CheckpointPath = log.log(), f.path
 		defer c.startRun(t)()
 		time.Sleep(time.Minute)
 		test(t, k, c, f, &log)
@@ -347,7 +347,7 @@ func TestAllocationsOfAnEarlierProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newCheckpointFile(t)
 			runScripted(t, test.age, func(t *testing.T, k *scriptedKubelet, c *Client) {
-				c.CheckpointPath = f.path
+				c.options.CheckpointPath = f.path
 				k.setPods(newPod("one", "one"), newPod("prepared"))
 				written := make(chan struct{})
 				go func() { test.file(f, k); close(written) }()
@@ -375,7 +375,7 @@ func TestCatchingUpHasAnEnd(t *testing.T) {
 	f := newCheckpointFile(t)
 	f.writeIDs()
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-		c.CheckpointPath = f.path
+		c.options.CheckpointPath = f.path
 		begin := time.Now()
 		defer c.startRun(t)()
 		time.Sleep(60 * time.Second)

@@ -10,11 +10,11 @@ import (
 
 // appendClaimAllocations appends a row for each claim that gives one of our devices.
 func (c *Client) appendClaimAllocations(allocations []device.Allocation, claims []device.Claim) []device.Allocation {
-	if c.ResolveClaim == nil {
+	if c.options.Devices == nil {
 		return allocations
 	}
 	for _, claim := range claims {
-		if id, isOwn := c.ResolveClaim(claim); isOwn && claim.Driver != "" && !strings.Contains(claim.Driver, "/") {
+		if id, isOwn := c.options.Devices.ClaimedDevice(claim); isOwn && claim.Driver != "" && !strings.Contains(claim.Driver, "/") {
 			allocations = append(allocations, device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
 		}
 	}

@@ -26,14 +26,21 @@ func addClaims(c *api.ContainerResources, claim string, devices ...string) *api.
 // resolveClaims has a client find "gpu-a" as the device a, if the inventory has it, by what the
 // CDI name says too.
 func resolveClaims(c *Client, inventory map[string]device.ID) {
-	c.ResolveClaim = func(claim device.Claim) (device.ID, bool) {
+	c.options.Devices = claimIndex(func(claim device.Claim) (device.ID, bool) {
 		if claim.Driver != "gpu.nvidia.com" || len(claim.CDI) != 1 || !strings.HasSuffix(claim.CDI[0], claim.Device) || claim.Pool != "node-a" {
 			return "", false
 		}
 		id, ok := inventory[claim.Device]
 		return id, ok
-	}
+	})
 }
+
+// claimIndex is a DeviceIndex of a node with the devices a to d.
+type claimIndex func(device.Claim) (device.ID, bool)
+
+func (claimIndex) DeviceIDs() []device.ID { return []device.ID{"a", "b", "c", "d"} }
+
+func (f claimIndex) ClaimedDevice(claim device.Claim) (device.ID, bool) { return f(claim) }
 
 func TestWhoHasTheClaimHoldsTheDevice(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
@@ -141,7 +148,7 @@ func TestEachRowOfAClaimIsOneDevice(t *testing.T) {
 // A driver that has no name, or one that a plugin's resource has, is none.
 func TestClaimsOfNoDriver(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-		c.ResolveClaim = func(device.Claim) (device.ID, bool) { return "a", true }
+		c.options.Devices = claimIndex(func(device.Claim) (device.ID, bool) { return "a", true })
 		p := newPodWith("two", addClaims(newContainer("main"), "mine", "x"))
 		p.Containers[0].DynamicResources[0].ClaimResources[0].DriverName = gpu
 		k.setPods(p)

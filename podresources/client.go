@@ -48,35 +48,39 @@ const (
 	minBackoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
 )
 
-// CallHooks is told of what the client does. A nil func is not called. They are
-// called on the goroutine of whoever asked and must be quick.
-type CallHooks struct {
+// DeviceIndex knows the devices of this node.
+type DeviceIndex interface {
+	// DeviceIDs returns the ids of all devices; nil before the first inventory. Other ids have no history and are neither allocations
+	// (foreignIDs) nor taken from the checkpoint.
+	DeviceIDs() []device.ID
+	// ClaimedDevice returns the device that a claim allocates, if the node has it. The claim's slices are valid during the call only.
+	ClaimedDevice(claim device.Claim) (device.ID, bool)
+}
+
+// Options configure a Client. The zero value of each is valid.
+type Options struct {
+	Log *slog.Logger // nil: nothing is logged
+	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile), which decides what List leaves open. The file may be
+	// missing.
+	CheckpointPath string
+	// NodeName is the name with which the names of static pods end. Without it every pod counts as one of the API server.
+	NodeName string
+	// OwnerRetention is how long past owners are reported; 0: one hour.
+	OwnerRetention time.Duration
+	// Devices decides which ids are devices of this node; nil: all are, and claims allocate none.
+	Devices DeviceIndex
+	// OnCall observes each call of the kubelet, on the caller's goroutine; nil: none.
 	OnCall func(method string, took time.Duration, err error)
 }
 
 // Client asks one kubelet, and remembers what it said.
 type Client struct {
 	device.Heartbeat
-	// CheckpointPath is the path of the kubelet's own file of allocations:
-	// CheckpointFile in its device-plugins folder. It decides what List leaves
-	// open, and may be missing. To be set before Run.
-	CheckpointPath string
-	// ResolveClaim finds the device that a claim gives, and tells whether that is one of ours:
-	// who has the claim holds it then. It is asked with each answer, since the inventory
-	// may have come to know the device, and must not keep the claim. To be set before Run;
-	// nil finds none.
-	ResolveClaim func(device.Claim) (device.ID, bool)
-
-	// DeviceIDs returns the ids of our devices. What containers had of others has no history,
-	// and of a resource with too many other ids none is kept. To be set before Run. Nil: all
-	// ids count as ours. While it returns nil, those of UUIDs do.
-	DeviceIDs func() []device.ID
-
-	socket string
-	log    *slog.Logger
-	hooks  CallHooks
-	conn   *grpc.ClientConn
-	lister api.PodResourcesListerClient
+	options Options
+	socket  string
+	log     *slog.Logger
+	conn    *grpc.ClientConn
+	lister  api.PodResourcesListerClient
 	// refreshRequested has Run look soon: an allocation waits for its name, or somebody else's
 	// question was not answered.
 	refreshRequested chan struct{}
@@ -110,18 +114,14 @@ type Client struct {
 
 // New makes a client of the kubelet that listens, or will, on socket. It connects
 // when it is first asked.
-func New(socket string, log *slog.Logger, hooks CallHooks) (*Client, error) {
-	c, err := newClient(newDialer(socket), log, hooks)
+func New(socket string, options Options) (*Client, error) {
+	c, err := newClient(newDialer(socket), options)
 	if err != nil {
 		return nil, fmt.Errorf("make a client of %s: %w", socket, err)
 	}
 	c.socket = socket
 	return c, nil
 }
-
-// SetRetention says how long after its end a holder is told of; an hour, where it is not called.
-// To be called before Run.
-func (c *Client) SetRetention(retention time.Duration) { c.tracker.history.retention = retention }
 
 // Ready reports what is missing until the kubelet has answered once: a wrong folder, or a socket
 // that this process may not connect to, costs all owner labels. A later outage does not: the last

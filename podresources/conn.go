@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/wire"
@@ -28,7 +29,7 @@ const windowBytes = 1 << 20
 
 type dialFunc func(ctx context.Context, target string) (net.Conn, error)
 
-func newClient(dial dialFunc, log *slog.Logger, hooks CallHooks) (*Client, error) {
+func newClient(dial dialFunc, options Options) (*Client, error) {
 	// The target is a name, not a path: the dialer knows the path, and so it
 	// needs no escaping. The connection is never dropped for idleness, since a
 	// new one means to us that the kubelet was restarted.
@@ -44,11 +45,19 @@ func newClient(dial dialFunc, log *slog.Logger, hooks CallHooks) (*Client, error
 	if err != nil {
 		return nil, err
 	}
-	return &Client{
-		log: log, hooks: hooks, conn: conn, lister: api.NewPodResourcesListerClient(conn),
+	c := &Client{
+		options: options, log: options.Log, conn: conn, lister: api.NewPodResourcesListerClient(conn),
 		refreshRequested: make(chan struct{}, 1), podAdded: make(chan struct{}, 1), callLock: make(chan struct{}, 1), changed: make(chan struct{}),
 		response: newListResponse(), allocatableResponse: newAllocatableResponse(), tracker: newAllocationTracker(), backoff: minBackoff,
-	}, nil
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	c.tracker.apiPods.nodeName = strings.ToLower(options.NodeName)
+	if options.OwnerRetention > 0 {
+		c.tracker.history.retention = options.OwnerRetention
+	}
+	return c, nil
 }
 
 // kubeletEpoch is what a connection tells of the kubelet behind it: a restart shows in
@@ -123,8 +132,8 @@ func (c *Client) callList(ctx context.Context) (kubeletEpoch, error) {
 
 // updateOwnIDs tells an answer which devices are ours.
 func (c *Client) updateOwnIDs(rows *resourceRows) {
-	if c.DeviceIDs != nil {
-		rows.foreign.setOwn(c.DeviceIDs())
+	if c.options.Devices != nil {
+		rows.foreign.setOwn(c.options.Devices.DeviceIDs())
 	}
 }
 
@@ -138,8 +147,8 @@ func (c *Client) call(ctx context.Context, method string, invoke func(context.Co
 	c.reconnect(ctx)
 	started := time.Now()
 	err := invoke(ctx)
-	if c.hooks.OnCall != nil {
-		c.hooks.OnCall(method, time.Since(started), err)
+	if c.options.OnCall != nil {
+		c.options.OnCall(method, time.Since(started), err)
 	}
 	if err == nil {
 		return nil

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -62,9 +61,9 @@ func awaitKubelet(t testing.TB, k *kubelet.Kubelet, wanted func(kubelet.KubeletS
 }
 
 // newTestClient makes a client that nobody runs.
-func newTestClient(t testing.TB, socket string, hooks CallHooks) *Client {
+func newTestClient(t testing.TB, socket string, options Options) *Client {
 	t.Helper()
-	c, err := New(socket, slog.New(slog.DiscardHandler), hooks)
+	c, err := New(socket, options)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,7 +191,7 @@ func wantAllocations(t testing.TB, h device.Allocations, want ...string) {
 func TestAPodThatEndedIsGoneFromTheNextAnswer(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	runPod(t, k, gpuPod("one", 1))
 	wantAllocations(t, c.ListAllocations(t.Context()), "a one/c0")
 	if err := k.EndPod(gpuPod("one")); err != nil {
@@ -214,7 +213,7 @@ func allocatedIDs(h device.Allocations, pod, container string) (ids []string) {
 func TestTwoContainersOfAPod(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a", "b", "c")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	runPod(t, k, gpuPod("one", 1, 2))
 	h := c.ListAllocations(t.Context())
 	first, second := allocatedIDs(h, "one", "c0"), allocatedIDs(h, "one", "c1")
@@ -231,7 +230,7 @@ func TestTwoContainersOfAPod(t *testing.T) {
 func TestSidecarsAndInitContainers(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a", "b")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	o.onAllocate = c.OnAllocated
 	one := map[string]int{gpu: 1}
 	runPod(t, k, kubelet.PodSpec{
@@ -262,7 +261,7 @@ func TestADeviceOfTwoNUMANodesCountsOnce(t *testing.T) {
 	}
 	startPlugin(t, k, gpu, devices...)
 	startPlugin(t, k, "nvidia.com/mig", healthyDevices("a", "c", "d")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	runPod(t, k, gpuPod("one", 2))
 	wantAllocations(t, c.ListAllocations(t.Context()), "a one/c0", "b one/c0")
 	if c.allocatableCounts() != nil {
@@ -277,7 +276,7 @@ func TestADeviceOfTwoNUMANodesCountsOnce(t *testing.T) {
 func TestReplicas(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a::0", "a::1")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	runPod(t, k, gpuPod("one", 1))
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
 	runPod(t, k, gpuPod("two", 1))
@@ -304,7 +303,7 @@ func TestGreatAnswers(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
 	runPod(t, k, gpuPod("one", 1))
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	for _, mib := range []int{0, 5, 0} {
 		k.SetFaults(kubelet.Faults{ListBytes: mib << 20})
 		begin := time.Now()
@@ -327,7 +326,7 @@ func TestAColdStart(t *testing.T) {
 			k := startKubelet(t, kubelet.Options{RunningSince: time.Now().Add(-age)})
 			startPlugin(t, k, gpu, healthyDevices("a")...)
 			runPod(t, k, gpuPod("one", 1))
-			c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+			c := newTestClient(t, k.PodResourcesSocket(), Options{})
 			wantDevice(t, c.current(), "a", "unknown")
 			h := c.ListAllocations(t.Context())
 			wantDevice(t, h, "a", "held by one")
@@ -356,7 +355,7 @@ func TestASocketOfAnyName(t *testing.T) {
 	dir := filepath.Join(shortDir(t), "100% ü?#")
 	k := startKubelet(t, kubelet.Options{Dir: dir})
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	if h := c.ListAllocations(t.Context()); h.Err != nil {
 		t.Error(h.Err)
 	}
@@ -372,7 +371,7 @@ func TestHoldersThroughRestarts(t *testing.T) {
 	runPod(t, k, static)
 	runPod(t, k, gpuPod("pod", 1, 1))
 	var answers, failures atomic.Int64
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{OnCall: func(_ string, _ time.Duration, err error) {
+	c := newTestClient(t, k.PodResourcesSocket(), Options{OnCall: func(_ string, _ time.Duration, err error) {
 		if answers.Add(1); err != nil {
 			failures.Add(1)
 		}
@@ -474,7 +473,7 @@ func openFiles(t *testing.T) int {
 func TestADeviceThatChangesHands(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	defer c.startRun(t)()
 	c.ListAllocations(t.Context())
 	var pods int
@@ -540,7 +539,7 @@ func TestListAtTheRateLimit(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
 	runPod(t, k, gpuPod("one", 1))
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
 	k.SetFaults(kubelet.Faults{ListErr: status.Error(codes.ResourceExhausted, "rejected by rate limit")})
 	h := c.ListAllocations(t.Context())
@@ -566,13 +565,13 @@ func TestTheSimulatedKubeletsCheckpoint(t *testing.T) {
 	has := granted.Device()
 	free := map[device.ID]device.ID{"a": "b", "b": "a"}[has]
 
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
-	c.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
+	c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
 	wantDevice(t, c.ListAllocations(t.Context()), has, "idle") // it cannot be known
 	o.lists <- healthyDevices("a", "b")                        // as a plugin does that begins
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpu].Updates == 2 })
 	now := time.Now() // a file's own time may be some milliseconds early
-	if err := os.Chtimes(c.CheckpointPath, now, now); err != nil {
+	if err := os.Chtimes(c.options.CheckpointPath, now, now); err != nil {
 		t.Fatal(err)
 	}
 	c.ListAllocations(t.Context())
@@ -602,8 +601,8 @@ func TestTheSimulatedKubeletsCheckpoint(t *testing.T) {
 func TestAPodThatIsTurnedAway(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a", "b", "c")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
-	c.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
+	c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
 	runPod(t, k, gpuPod("old", 1))
 	c.ListAllocations(t.Context())
 	old := c.current().All[0].DeviceID.Device()
@@ -626,7 +625,7 @@ func TestAPodThatIsTurnedAway(t *testing.T) {
 	if err := k.RunPod(t.Context(), gpuPod("greedy", 1, 5)); err == nil {
 		t.Fatal("a pod was admitted that asks for too much")
 	}
-	if n, err := readCheckpoint(c.CheckpointPath); err != nil || n.allocated[allocationKey{gpu, granted.Advertised()}] == "" {
+	if n, err := readCheckpoint(c.options.CheckpointPath); err != nil || n.allocated[allocationKey{gpu, granted.Advertised()}] == "" {
 		t.Fatalf("the checkpoint has %v, %v", n.allocated, err)
 	}
 	h := c.ListAllocations(t.Context())
@@ -640,7 +639,7 @@ func TestAHangingKubelet(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
 	runPod(t, k, gpuPod("one", 1))
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	at := c.ListAllocations(t.Context()).At
 	hold := make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldList: hold})
@@ -658,7 +657,7 @@ func TestAHangingKubelet(t *testing.T) {
 }
 
 func TestNoKubelet(t *testing.T) {
-	c := newTestClient(t, filepath.Join(shortDir(t), "kubelet.sock"), CallHooks{})
+	c := newTestClient(t, filepath.Join(shortDir(t), "kubelet.sock"), Options{})
 	for range 3 {
 		h := c.ListAllocations(t.Context())
 		if status.Code(errors.Unwrap(h.Err)) != codes.Unavailable || !strings.Contains(h.Err.Error(), "no such file") {

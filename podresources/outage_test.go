@@ -74,7 +74,7 @@ func TestAllocatedSinceTheLastAnswer(t *testing.T) {
 			f := newCheckpointFile(t)
 			f.writeEntries("held", "old", "over", "gone")
 			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-				f.t, c.CheckpointPath = t, f.path
+				f.t, c.options.CheckpointPath = t, f.path
 				os.Chtimes(f.path, time.Now(), time.Now().Add(-time.Hour))
 				k.setPods(newPod("old", "held"))
 				defer c.startRun(t)()
@@ -157,7 +157,7 @@ func TestAnOutageAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := newCheckpointFile(t)
 			runScripted(t, test.age, func(t *testing.T, k *scriptedKubelet, c *Client) {
-				f.t, c.CheckpointPath = t, f.path
+				f.t, c.options.CheckpointPath = t, f.path
 				f.writeIDs("a")
 				time.Sleep(maxMtimeLag)
 				c.ListAllocations(t.Context())
@@ -174,10 +174,10 @@ func TestAnOutageAtOnce(t *testing.T) {
 func TestTheSimulatedKubeletEndsAfterAnAdmission(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
-	c.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
+	c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
 	past := time.Now().Add(-time.Minute)
-	if err := os.Chtimes(c.CheckpointPath, past, past); err != nil {
+	if err := os.Chtimes(c.options.CheckpointPath, past, past); err != nil {
 		t.Fatal(err)
 	}
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")

@@ -210,10 +210,7 @@ func TestResourcesThatShareAnID(t *testing.T) {
 // How long somebody is told of after his end is the caller's to say.
 func TestHistoryIsKeptForAsLongAsIsWanted(t *testing.T) {
 	for keep, want := range map[time.Duration]int{0: 1, 10 * time.Second: 0, 2 * time.Hour: 1} {
-		runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-			if keep > 0 {
-				c.SetRetention(keep)
-			}
+		runScriptedWith(t, kubeletAgeInTests, Options{OwnerRetention: keep}, func(t *testing.T, k *scriptedKubelet, c *Client) {
 			k.setPods(newPod("one", "a"))
 			c.ListAllocations(t.Context())
 			k.setPods()

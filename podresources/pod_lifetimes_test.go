@@ -158,7 +158,7 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 func TestAnAllocationOfAnEarlierProcessEndsWithThePodsOfItsTime(t *testing.T) {
 	f := newCheckpointFile(t)
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
-		c.CheckpointPath = f.path
+		c.options.CheckpointPath = f.path
 		k.setPods(newPod("one"), newPod("two"))
 		defer c.startRun(t)()
 		time.Sleep(700 * ms)

@@ -27,8 +27,8 @@ func TestAllThatANodeGivesAway(t *testing.T) {
 	devices[2].Health = pluginapi.Unhealthy
 	startPartlyHealthyPlugin(t, k, "example.com/nic", 2, devices...)
 	startPlugin(t, k, gpu, healthyDevices("a", "b")...)
-	c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
-	c.ResolveClaim = func(claim device.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" }
+	c := newTestClient(t, k.PodResourcesSocket(), Options{})
+	c.options.Devices = claimIndex(func(claim device.Claim) (device.ID, bool) { return "b", claim.Device == "gpu-1" })
 	claim := kubelet.ClaimSpec{Name: "ours", Devices: []kubelet.ClaimedDevice{{Driver: "gpu.nvidia.com", Pool: "node-a", Device: "gpu-1", CDI: []string{"x/y=gpu-1"}}}}
 	runPod(t, k, kubelet.PodSpec{
 		Namespace: "team", Name: "one", ExclusiveCPUs: []int64{2}, Memory: []kubelet.MemoryBlock{{Type: "memory", Bytes: 2 << 30, NUMANodes: []int64{0}}},
@@ -100,8 +100,8 @@ func TestANewcomerOfTheSimulatedKubelet(t *testing.T) {
 			k := startKubelet(t, kubelet.Options{})
 			o := startPlugin(t, k, gpu, healthyDevices("a")...)
 			k.SetFaults(kubelet.Faults{GetErr: trouble})
-			c := newTestClient(t, k.PodResourcesSocket(), CallHooks{})
-			c.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
+			c := newTestClient(t, k.PodResourcesSocket(), Options{})
+			c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
 			o.onAllocate = func(resource string, ids []device.AdvertisedID) {
 				c.OnPodAdded("team", "one")
 				c.OnAllocated(resource, ids)

@@ -48,11 +48,16 @@ const kubeletAgeInTests = time.Hour
 // runScripted runs a test in a bubble, with a kubelet of that age and a client of it.
 func runScripted(t *testing.T, age time.Duration, test func(t *testing.T, k *scriptedKubelet, c *Client)) {
 	t.Helper()
+	runScriptedWith(t, age, Options{}, test)
+}
+
+func runScriptedWith(t *testing.T, age time.Duration, options Options, test func(t *testing.T, k *scriptedKubelet, c *Client)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		k := &scriptedKubelet{t: t}
 		k.start(age)
 		defer k.stop()
-		c, err := newClient(k.dial, slog.New(slog.DiscardHandler), CallHooks{})
+		c, err := newClient(k.dial, options)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -107,13 +107,12 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, o.platform.Simulated(), exporterOptions.Filter)
 	a.readers = device.NewReaders(nb.Backend) // itself, since it may be more than a Backend
 	var err error
-	if a.podResources, err = podresources.New(filepath.Join(nb.kubeletDir, "pod-resources", "kubelet.sock"),
-		log.With("part", "podresources"), podresources.CallHooks{OnCall: a.selfMetrics.ObserveKubeletCall}); err != nil {
+	if a.podResources, err = podresources.New(filepath.Join(nb.kubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{
+		Log: log.With("part", "podresources"), CheckpointPath: filepath.Join(nb.devicePluginDir, podresources.CheckpointFile),
+		NodeName: o.hostname, OwnerRetention: o.health.ownersMaxAge, Devices: ownDevices{a}, OnCall: a.selfMetrics.ObserveKubeletCall,
+	}); err != nil {
 		return nil, err
 	}
-	a.podResources.SetRetention(o.health.ownersMaxAge)
-	a.podResources.SetNodeName(o.hostname)
-	a.podResources.CheckpointPath = filepath.Join(nb.devicePluginDir, podresources.CheckpointFile)
 	if a.pods, err = pods.New(filepath.Join(nb.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
 		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Observer: a,
 	}); err != nil {
@@ -128,7 +127,6 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 	a.incidents = a.newIncidentLog(o.health)
 	a.monitor = a.newMonitor(o.health, history)
 	a.metrics = exporter.New(exporter.Sources{Metrics: nb.Metrics(), Node: exportedNode{a}, Readers: a.readers, Processes: processes}, exporterOptions)
-	a.podResources.ResolveClaim, a.podResources.DeviceIDs = a.claimedDevice, a.deviceIDs
 	a.selfMetrics.ExportUnsupportedFamilies(nb.missingFamilies)
 	a.selfMetrics.ExportUnknownConfigKeys(a.configWatcher.UnknownKeys)
 	a.selfMetrics.ExportEventsUp(func() bool { return a.monitor.EventOutage() == 0 })
@@ -149,8 +147,11 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (*app, error) {
 	return a, nil
 }
 
-// deviceIDs returns the ids of all devices on the Board; nil before there are any.
-func (a *app) deviceIDs() []device.ID {
+// ownDevices is the podresources.DeviceIndex of the app.
+type ownDevices struct{ *app }
+
+// DeviceIDs returns the ids of all devices in the inventory; nil before the first one.
+func (a ownDevices) DeviceIDs() []device.ID {
 	statuses, _ := a.board.Get()
 	if statuses == nil {
 		return nil
@@ -162,9 +163,9 @@ func (a *app) deviceIDs() []device.ID {
 	return ids
 }
 
-// claimedDevice returns the device that a claim allocates. A claim that the configuration
+// ClaimedDevice returns the device that a claim allocates. A claim that the configuration
 // ignores allocates none.
-func (a *app) claimedDevice(c device.Claim) (device.ID, bool) {
+func (a ownDevices) ClaimedDevice(c device.Claim) (device.ID, bool) {
 	if settings, _ := a.configWatcher.Get(); settings.Claims.Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) {
 		return "", false
 	}

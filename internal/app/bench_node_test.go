@@ -223,7 +223,7 @@ func newBenchClient(tb testing.TB, n benchNode) *scrapeClient {
 	registry := prometheus.NewRegistry()
 	selfMetrics := exporter.NewSelfMetrics(registry, version, true, filter)
 	selfMetrics.InitResource(gpuResource)
-	podResources, err := podresources.New(n.Socket, log, podresources.CallHooks{OnCall: selfMetrics.ObserveKubeletCall})
+	podResources, err := podresources.New(n.Socket, podresources.Options{Log: log, OnCall: selfMetrics.ObserveKubeletCall})
 	if err != nil {
 		tb.Fatal(err)
 	}
