@@ -5,8 +5,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/wire"
-	"google.golang.org/grpc"
-	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // rawAllocatableResponse is an answer to GetAllocatableResources, which is nobody's rows.
@@ -55,9 +53,7 @@ func (r *rawAllocatableResponse) Read(b []byte) error {
 // could tell it from what is so now.
 func (c *Client) fetchAllocatable(ctx context.Context) {
 	c.updateOwnIDs(&c.allocatableResponse.resources)
-	err := c.call(ctx, "GetAllocatableResources", func(ctx context.Context) error {
-		return c.conn.Invoke(ctx, api.PodResourcesLister_GetAllocatableResources_FullMethodName, wire.Empty{}, &c.allocatableResponse, grpc.ForceCodecV2(wire.Codec{}))
-	})
+	_, err := c.call(ctx, "GetAllocatableResources", nil, &c.allocatableResponse)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil {

@@ -5,20 +5,18 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
-	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// appendClaimAllocations appends a row for each claim that gives one of our devices.
-func (c *Client) appendClaimAllocations(allocations []device.Allocation, claims []device.Claim) []device.Allocation {
+// addClaimAllocations adds an allocation for each claim that allocates a device of this node.
+func (c *Client) addClaimAllocations(r *rawListResponse) {
 	if c.options.Devices == nil {
-		return allocations
+		return
 	}
-	for _, claim := range claims {
+	for _, claim := range r.resources.claims {
 		if id, isOwn := c.options.Devices.ClaimedDevice(claim); isOwn && claim.Driver != "" && !strings.Contains(claim.Driver, "/") {
-			allocations = append(allocations, device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
+			r.allocations = append(r.allocations, device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
 		}
 	}
-	return allocations
 }
 
 // trimCDI leaves each row of a claim the CDI names of its own device. The kubelet makes one
@@ -33,32 +31,4 @@ func trimCDI(rows []device.Claim) {
 			row.CDI = row.CDI[n:]
 		}
 	}
-}
-
-// podAllocations are the holdings of one pod, as Get names them.
-func (c *Client) podAllocations(pod *api.PodResources) (allocations []device.Allocation) {
-	for _, container := range pod.GetContainers() {
-		owner := device.Owner{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: container.GetName()}
-		for _, d := range container.GetDevices() {
-			for _, id := range d.GetDeviceIds() {
-				allocations = append(allocations, device.Allocation{Resource: d.GetResourceName(), DeviceID: device.AdvertisedID(id), Owner: owner})
-			}
-		}
-		for _, dynamic := range container.GetDynamicResources() {
-			var claims []device.Claim
-			for _, r := range dynamic.GetClaimResources() {
-				claim := device.Claim{
-					Owner: owner, ClaimNamespace: dynamic.GetClaimNamespace(), ClaimName: dynamic.GetClaimName(),
-					Driver: r.GetDriverName(), Pool: r.GetPoolName(), Device: r.GetDeviceName(), ShareID: r.GetShareId(),
-				}
-				for _, d := range r.GetCdiDevices() {
-					claim.CDI = append(claim.CDI, d.GetName())
-				}
-				claims = append(claims, claim)
-			}
-			trimCDI(claims)
-			allocations = c.appendClaimAllocations(allocations, claims)
-		}
-	}
-	return allocations
 }

@@ -53,8 +53,8 @@ func TestWhoHasTheClaimHoldsTheDevice(t *testing.T) {
 		if len(h.All) != 1 || h.All[0] != want || len(h.Resources.Claims) != 3 {
 			t.Errorf("held are %+v, claims %+v", h.All, h.Resources.Claims)
 		}
-		if p, err := c.callGet(t.Context(), podName{"team", "one"}); err != nil || !slices.Equal(c.podAllocations(p), h.All) {
-			t.Errorf("Get names %v, %v", c.podAllocations(p), err)
+		if got, _, err := c.getPod(t.Context(), podName{"team", "one"}); err != nil || !slices.Equal(got, h.All) {
+			t.Errorf("allocations from Get: %v, %v; want %v", got, err, h.All)
 		}
 
 		inventory["gpu-z"] = "z" // it was not listed before
@@ -131,10 +131,10 @@ func TestEachRowOfAClaimIsOneDevice(t *testing.T) {
 			if !slices.Equal(h.All, want) || len(h.Recent) != 2 {
 				t.Errorf("%s: held are %+v, recently %+v", name, h.All, h.Recent)
 			}
-			rows := client.podAllocations(p)
+			rows, _, err := client.getPod(t.Context(), podName{"team", "one"})
 			slices.SortFunc(rows, device.CompareAllocations)
-			if rows = slices.Compact(rows); !slices.Equal(rows, want) {
-				t.Errorf("%s: Get names %+v", name, rows)
+			if rows = slices.Compact(rows); err != nil || !slices.Equal(rows, want) {
+				t.Errorf("%s: allocations from Get: %+v, %v; want %+v", name, rows, err, want)
 			}
 			for _, claim := range h.Resources.Claims {
 				if len(claim.CDI) != 1 || !strings.HasSuffix(claim.CDI[0], claim.Device) {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"google.golang.org/grpc"
-	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // Paces and limits.
@@ -80,7 +79,6 @@ type Client struct {
 	socket  string
 	log     *slog.Logger
 	conn    *grpc.ClientConn
-	lister  api.PodResourcesListerClient
 	// refreshRequested has Run look soon: an allocation waits for its name, or somebody else's
 	// question was not answered.
 	refreshRequested chan struct{}
@@ -310,11 +308,12 @@ func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	}
 	c.waitAfterAllocate(ctx)
 	requestedAt := time.Now()
-	epoch, err := c.callList(ctx)
+	c.updateOwnIDs(&c.response.resources)
+	epoch, err := c.call(ctx, "List", nil, &c.response)
 	if err != nil {
 		return c.recordFailure(ctx, err)
 	}
-	c.response.allocations = c.appendClaimAllocations(c.response.allocations, c.response.resources.claims)
+	c.addClaimAllocations(&c.response)
 	c.mu.Lock()
 	partial := c.tracker.mayBePartial(epoch, requestedAt)
 	c.mu.Unlock()

@@ -305,7 +305,7 @@ func TestARefusedClientWaits(t *testing.T) {
 		if got := hammer(20 * time.Second); !slices.Equal(got, want) {
 			t.Errorf("asked again after %v, want %v", got, want)
 		}
-		if _, err := c.callGet(t.Context(), podName{"team", "one"}); status.Code(err) != codes.ResourceExhausted || len(k.getCalls) != 0 {
+		if _, _, err := c.getPod(t.Context(), podName{"team", "one"}); status.Code(err) != codes.ResourceExhausted || len(k.getCalls) != 0 {
 			t.Errorf("Get is asked all the same: %v, about %q", err, k.getCalls)
 		}
 		time.Sleep(maxBackoff)

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
 // connectTimeout is how long a question waits for a connection to a kubelet that was
@@ -46,7 +45,7 @@ func newClient(dial dialFunc, options Options) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{
-		options: options, log: options.Log, conn: conn, lister: api.NewPodResourcesListerClient(conn),
+		options: options, log: options.Log, conn: conn,
 		refreshRequested: make(chan struct{}, 1), podAdded: make(chan struct{}, 1), callLock: make(chan struct{}, 1), changed: make(chan struct{}),
 		response: newListResponse(), allocatableResponse: newAllocatableResponse(), tracker: newAllocationTracker(), backoff: minBackoff,
 	}
@@ -111,25 +110,6 @@ func (c *Client) lockCalls(ctx context.Context) error {
 
 func (c *Client) unlockCalls() { <-c.callLock }
 
-// callList fills c.answer and returns the link over which it came. The caller has
-// the turn.
-func (c *Client) callList(ctx context.Context) (kubeletEpoch, error) {
-	var fromPeer peer.Peer
-	c.updateOwnIDs(&c.response.resources)
-	err := c.call(ctx, "List", func(ctx context.Context) error {
-		return c.conn.Invoke(ctx, api.PodResourcesLister_List_FullMethodName, wire.Empty{}, &c.response,
-			grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&fromPeer))
-	})
-	if err != nil {
-		return kubeletEpoch{}, err
-	}
-	epoch, ok := fromPeer.LocalAddr.(kubeletEpoch)
-	if !ok {
-		return kubeletEpoch{}, fmt.Errorf("take an answer of %s: it came over no connection of ours", c.socket)
-	}
-	return epoch, nil
-}
-
 // updateOwnIDs tells an answer which devices are ours.
 func (c *Client) updateOwnIDs(rows *resourceRows) {
 	if c.options.Devices != nil {
@@ -137,27 +117,36 @@ func (c *Client) updateOwnIDs(rows *resourceRows) {
 	}
 }
 
-// call asks one question, unless a refusal keeps everyone from asking.
-func (c *Client) call(ctx context.Context, method string, invoke func(context.Context) error) error {
+// service is the kubelet's gRPC service (k8s.io/kubelet/pkg/apis/podresources/v1).
+const service = "/v1.PodResourcesLister/"
+
+// call calls a method, and returns the epoch of the connection over which the response came. After a refusal it fails without a
+// call until the pause is over.
+func (c *Client) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
 	if err := c.checkBackoff(time.Now()); err != nil {
-		return err
+		return kubeletEpoch{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	c.reconnect(ctx)
+	var from peer.Peer
 	started := time.Now()
-	err := invoke(ctx)
+	err := c.conn.Invoke(ctx, service+method, request, response, grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&from))
 	if c.options.OnCall != nil {
 		c.options.OnCall(method, time.Since(started), err)
 	}
-	if err == nil {
-		return nil
+	if err != nil {
+		err = fmt.Errorf("%s pod resources at %s: %w", method, c.socket, err)
+		if status.Code(err) == codes.ResourceExhausted {
+			c.backOff(err)
+		}
+		return kubeletEpoch{}, err
 	}
-	err = fmt.Errorf("%s pod resources at %s: %w", method, c.socket, err)
-	if status.Code(err) == codes.ResourceExhausted {
-		c.backOff(err)
+	epoch, ok := from.LocalAddr.(kubeletEpoch)
+	if !ok {
+		return kubeletEpoch{}, fmt.Errorf("%s pod resources at %s: unknown connection %v", method, c.socket, from.LocalAddr)
 	}
-	return err
+	return epoch, nil
 }
 
 // reconnect tries a connection that failed earlier again at once, not when gRPC would next do

@@ -2,16 +2,15 @@ package podresources
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
 
-	"google.golang.org/grpc"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
-	api "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 const (
@@ -105,12 +104,9 @@ func (c *Client) fetchRecentPod(ctx context.Context, name podName) error {
 	}
 	defer c.unlockCalls()
 	requestedAt := time.Now()
-	var fromPeer peer.Peer
-	pod, err := c.callGet(ctx, name, grpc.Peer(&fromPeer))
-	epoch, _ := fromPeer.LocalAddr.(kubeletEpoch)
+	allocations, epoch, err := c.getPod(ctx, name)
 	switch {
 	case err == nil:
-		allocations := c.podAllocations(pod)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.publish(c.tracker.confirmPod(allocations, epoch, requestedAt))
@@ -135,14 +131,18 @@ func isGetUnsupported(err error) bool {
 		status.Code(err) == codes.Unknown && strings.Contains(err.Error(), "Get method disabled")
 }
 
-func (c *Client) callGet(ctx context.Context, name podName, options ...grpc.CallOption) (*api.PodResources, error) {
-	var response *api.GetPodResourcesResponse
-	err := c.call(ctx, "Get", func(ctx context.Context) (err error) {
-		response, err = c.lister.Get(ctx, &api.GetPodResourcesRequest{PodName: name.pod, PodNamespace: name.namespace}, options...)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("ask about pod %s/%s: %w", name.namespace, name.pod, err)
+// getPod calls Get. Its response has the fields of a List with one pod.
+func (c *Client) getPod(ctx context.Context, name podName) ([]device.Allocation, kubeletEpoch, error) {
+	response := newListResponse()
+	epoch, err := c.call(ctx, "Get", getRequest(name), &response)
+	if err == nil {
+		c.addClaimAllocations(&response)
 	}
-	return response.GetPodResources(), nil
+	return response.allocations, epoch, err
+}
+
+// getRequest returns a GetPodResourcesRequest.
+func getRequest(name podName) wire.Request {
+	b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), name.pod)
+	return protowire.AppendString(protowire.AppendTag(b, 2, protowire.BytesType), name.namespace)
 }

@@ -121,7 +121,7 @@ func watchPods(ctx context.Context, conn *grpc.ClientConn) (grpc.ClientStream, e
 		return nil, err
 	}
 	// After io.EOF, RecvMsg returns the reason.
-	if err := errors.Join(stream.SendMsg(wire.Empty{}), stream.CloseSend()); err != nil && !errors.Is(err, io.EOF) {
+	if err := errors.Join(stream.SendMsg(wire.Request(nil)), stream.CloseSend()); err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	return stream, nil

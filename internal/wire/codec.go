@@ -1,5 +1,6 @@
-// Package wire has protobuf messages read where they lie: the codec that gets them from
-// gRPC, the walk over their fields, and the strings that come again.
+// Package wire reads protobuf messages in place: a gRPC codec, a walk over fields and an interner of strings.
+//
+// Generated messages copy every string. A List of 110 pods costs 1,263 allocations that way, and none here (docs/benchmarks.md).
 package wire
 
 import (
@@ -8,32 +9,32 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// Empty is a message without fields: the question of whoever wants all.
-type Empty struct{}
+// Request is an encoded message to send; nil is the message without fields.
+type Request []byte
 
-// Message is what an answer is read into. The bytes are another's when Read has
-// returned. An error ends the call, or the stream.
+// Message reads a response. The bytes are valid during Read only; an error ends the call or the stream.
 type Message interface{ Read(b []byte) error }
 
-// Codec sends what is Empty and receives into a Message.
+// Codec sends a Request and receives into a Message.
 type Codec struct{}
 
-// Name is that of the codec on the kubelet's side.
+// Name returns the name of gRPC's own codec, since the other side uses that.
 func (Codec) Name() string { return "proto" }
 
-// Marshal writes the Empty message.
+// Marshal returns the bytes of a Request.
 func (Codec) Marshal(message any) (mem.BufferSlice, error) {
-	if _, ok := message.(Empty); !ok {
-		return nil, fmt.Errorf("write %T as a message", message)
+	b, ok := message.(Request)
+	if !ok {
+		return nil, fmt.Errorf("marshal %T: not a wire.Request", message)
 	}
-	return nil, nil
+	return mem.BufferSlice{mem.SliceBuffer(b)}, nil
 }
 
-// Unmarshal has a Message read what has come.
+// Unmarshal has a Message read the received bytes.
 func (Codec) Unmarshal(data mem.BufferSlice, target any) error {
 	m, ok := target.(Message)
 	if !ok {
-		return fmt.Errorf("read a message into %T", target)
+		return fmt.Errorf("unmarshal into %T: not a wire.Message", target)
 	}
 	buf := data.MaterializeToBuffer(mem.DefaultBufferPool())
 	defer buf.Free()
