@@ -112,7 +112,7 @@ type callSnapshot struct {
 // snapshot waits for nothing but the locks under which each part is published.
 func (e *endpoint) snapshot() callSnapshot {
 	c := callSnapshot{resource: e.resource}
-	c.deviceList, _ = e.currentDevices()
+	c.deviceList = e.list()
 	c.statuses, _ = e.Statuses()
 	c.allocations, _ = e.Allocations()
 	return c
@@ -182,9 +182,7 @@ func (s *server) reject(operation string, ids []device.AdvertisedID, errs []requ
 		messages[i] = f.message
 	}
 	err := fmt.Errorf("cannot %s: %s", operation, strings.Join(slices.Compact(messages), ", "))
-	if suppressed, shouldLog := s.rejections.record(operation, errs[0].reason, ids, time.Now()); suppressed > 0 {
-		s.Log.Warn("refuse a container", "resource", s.resource, "ids", ids, "err", err, "unsaid", suppressed)
-	} else if shouldLog {
+	if s.rejections.allow(operation, errs[0].reason, ids, time.Now()) {
 		s.Log.Warn("refuse a container", "resource", s.resource, "ids", ids, "err", err)
 	}
 	if s.Hooks.OnRejected != nil {

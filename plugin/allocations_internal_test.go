@@ -70,7 +70,7 @@ func (b *synctestFixture) wantList(want string) {
 	b.Helper()
 	began := time.Now()
 	synctest.Wait()
-	list, _ := b.plugin.endpoints[gpuResource].currentDevices()
+	list := b.plugin.endpoints[gpuResource].list()
 	if got := strings.TrimPrefix(formatLists(map[string]*deviceList{"": list}), ": "); got != want || !time.Now().Equal(began) {
 		b.Errorf("after %s offered is %q, want %q", time.Since(began), got, want)
 	}

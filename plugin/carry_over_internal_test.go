@@ -20,7 +20,7 @@ import (
 // rules, while containers hold ids from before.
 func serverHolding(rules Rules, statuses []device.Status, allocated ...device.AdvertisedID) *server {
 	e := endpointFor("", Rules{}, statuses...)
-	e.devices = &deviceList{}
+	e.devices.Set(&deviceList{})
 	e.Allocations = allocationsOf(gpuResource, allocated...)
 	s := &server{endpoint: e}
 	s.updateList(rules, statuses)
@@ -86,7 +86,7 @@ func TestAHeldReplicaLeavesWholeGPUsWhole(t *testing.T) {
 // A GPU is not had alone while somebody has a replica of it from before.
 func TestAHeldReplicaKeepsItsGPUFromBeingGivenAway(t *testing.T) {
 	s := serverHolding(Rules{}, parseStatuses("0 1"), "GPU-0::1")
-	if got := formatLists(map[string]*deviceList{"": s.devices}); got != ": GPU-0! GPU-0::1 GPU-1" {
+	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0! GPU-0::1 GPU-1" {
 		t.Errorf("offered is %q", got)
 	}
 	_, err := s.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: []string{"GPU-0"}}}})
@@ -98,12 +98,12 @@ func TestAHeldReplicaKeepsItsGPUFromBeingGivenAway(t *testing.T) {
 		{"GPU-0", "GPU-0::1"}, // by both: the pod's status is not to be wrong
 	} {
 		s := serverHolding(Rules{}, parseStatuses("0"), allocated...)
-		if i, _ := s.devices.find("GPU-0"); !i.healthy {
+		if i, _ := s.list().find("GPU-0"); !i.healthy {
 			t.Errorf("held are %q, and GPU-0 is unhealthy (%s)", allocated, i.unusableReason)
 		}
 	}
-	if s := serverHolding(sharingAll(2), parseStatuses("0"), "GPU-0"); s.devices.healthyCount() != 3 {
-		t.Errorf("replicas are not to be had alone, and offered is %q", formatLists(map[string]*deviceList{"": s.devices}))
+	if s := serverHolding(sharingAll(2), parseStatuses("0"), "GPU-0"); s.list().healthyCount() != 3 {
+		t.Errorf("replicas are not to be had alone, and offered is %q", formatLists(map[string]*deviceList{"": s.list()}))
 	}
 }
 
@@ -112,7 +112,7 @@ func TestAGPUThatIsHeldAsAnotherResource(t *testing.T) {
 	s := serverHolding(Rules{}, parseStatuses("0 1"))
 	s.Allocations = allocationsOf("nvidia.com/a100", "GPU-1")
 	s.updateList(Rules{}, parseStatuses("0 1"))
-	if got := formatLists(map[string]*deviceList{"": s.devices}); got != ": GPU-0 GPU-1!" {
+	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0 GPU-1!" {
 		t.Errorf("offered is %q", got)
 	}
 }
@@ -128,7 +128,7 @@ func TestAClaimReservesNoDevice(t *testing.T) {
 		s := serverHolding(rules, parseStatuses("0 1"))
 		s.Allocations = allocationsOf("gpu.nvidia.com", "GPU-1")
 		s.updateList(rules, parseStatuses("0 1"))
-		if got := formatLists(map[string]*deviceList{"": s.devices}); got != c.want {
+		if got := formatLists(map[string]*deviceList{"": s.list()}); got != c.want {
 			t.Errorf("claims reserve devices: %t; offered is %q, want %q", c.reserve, got, c.want)
 		}
 	}
@@ -179,7 +179,7 @@ func TestAStartWhileTheMPSDaemonIsDown(t *testing.T) {
 // Two containers may hold one id for a moment: the one that ends, and the next.
 func TestAnIDThatTwoHoldIsListedOnce(t *testing.T) {
 	s := serverHolding(sharingAll(1), parseStatuses("0"), "GPU-0", "GPU-0", "GPU-0::7", "GPU-0::7")
-	if got := formatLists(map[string]*deviceList{"": s.devices}); got != ": GPU-0 GPU-0::0 GPU-0::7" {
+	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0 GPU-0::0 GPU-0::7" {
 		t.Errorf("offered is %q", got)
 	}
 }
@@ -203,7 +203,7 @@ func TestWhatGoesWhileTheListIsSent(t *testing.T) {
 		s.updateList(Rules{}, parseStatuses("0"))
 		return io.EOF
 	}})
-	if got := formatLists(map[string]*deviceList{"": s.devices}); got != ": GPU-0 GPU-1!" || !errors.Is(err, io.EOF) {
+	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0 GPU-1!" || !errors.Is(err, io.EOF) {
 		t.Errorf("offered is %q, %v", got, err)
 	}
 }

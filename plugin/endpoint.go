@@ -5,11 +5,12 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 // The pauses of a loop that must neither miss a new kubelet for long nor hammer
@@ -46,48 +47,40 @@ type endpoint struct {
 	sentList      atomic.Pointer[deviceList]
 	topologyCache atomic.Pointer[cachedTopology] // the newest that was asked for
 
-	rejections rejectionLog
+	rejections *rejectionLog
 
-	mu sync.Mutex
-	// All below are guarded by mu.
-	devices *deviceList
-	changed chan struct{} // closed when something else is offered
+	devices pubsub.Value[*deviceList] // what is offered; set by Plugin.Run
 }
 
 func newEndpoint(o Options, resource string) *endpoint {
-	return &endpoint{Options: o, resource: resource, registered: &registeredResources{}, devices: &deviceList{}, changed: make(chan struct{})}
+	e := &endpoint{Options: o, resource: resource, registered: &registeredResources{}, rejections: newRejectionLog()}
+	e.devices.Set(&deviceList{})
+	return e
 }
 
 // setDevices replaces what is offered, and returns when to do so again if nothing changes; never
 // is zero.
 func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time) (due time.Time) {
-	previous, _ := e.currentDevices()
 	retained := retainedIDs{sent: e.sentList.Load()}
 	if !list.foreign {
 		retained.allocated = allocations.DeviceIDs(e.resource)
 	}
-	due = previous.carryOver(list, statuses, retained, now)
+	due = e.list().carryOver(list, statuses, retained, now)
 	list.markConflicts(e.resource, allocations)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.devices = list
-	close(e.changed)
-	e.changed = make(chan struct{})
+	e.devices.Set(list)
 	return due
 }
 
-// currentDevices returns what is offered, and a channel that is closed when something else
-// is.
-func (e *endpoint) currentDevices() (*deviceList, <-chan struct{}) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.devices, e.changed
+// list returns what is offered.
+func (e *endpoint) list() *deviceList {
+	l, _ := e.devices.Get()
+	return l
 }
 
 // ready says so while the first registration is under way. An offer without an id
 // is not registered.
 func (e *endpoint) ready() error {
-	if list, _ := e.currentDevices(); len(list.items) > 0 && !e.registrationTried.Load() {
+	if len(e.list().items) > 0 && !e.registrationTried.Load() {
 		return errors.New("not registered yet")
 	}
 	return nil
@@ -95,7 +88,7 @@ func (e *endpoint) ready() error {
 
 // run offers the resource until ctx is done.
 func (e *endpoint) run(ctx context.Context) error {
-	var retry backoff
+	pauses := backoff{Backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff}}
 	released := false
 	for {
 		e.waitForDevice(ctx)
@@ -103,13 +96,13 @@ func (e *endpoint) run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return nil
 		}
-		list, _ := e.currentDevices()
+		list := e.list()
 		if len(list.items) == 0 { // the last one went while the kubelet was away
 			continue
 		}
 		if list.withdrawn && e.hasOtherPlugin(kubelet) {
 			e.registrationTried.Store(true)
-			sleep(ctx, time.Second)
+			_ = retry.Sleep(ctx, time.Second)
 			continue
 		}
 		if released && e.Hooks.OnResourceAdded != nil {
@@ -123,11 +116,11 @@ func (e *endpoint) run(ctx context.Context) error {
 			return nil
 		}
 		e.logEnd(uptime, err)
-		if list, _ := e.currentDevices(); len(list.items) == 0 && e.Hooks.OnResourceReleased != nil {
+		if len(e.list().items) == 0 && e.Hooks.OnResourceReleased != nil {
 			released = true
 			e.Hooks.OnResourceReleased(e.resource)
 		}
-		e.waitBackoff(ctx, retry.next(kubelet, uptime), kubelet)
+		e.waitBackoff(ctx, pauses.next(kubelet, uptime), kubelet)
 	}
 }
 
@@ -164,7 +157,7 @@ func (e *endpoint) hasOtherPlugin(kubelet socketID) bool {
 func (e *endpoint) waitForDevice(ctx context.Context) {
 	for ctx.Err() == nil {
 		e.Beat()
-		list, changed := e.currentDevices()
+		list, changed := e.devices.Get()
 		if len(list.items) > 0 {
 			return
 		}
@@ -193,7 +186,7 @@ func (e *endpoint) waitForKubelet(ctx context.Context) socketID {
 			e.registrationTried.Store(true)
 			e.Log.Info("wait for the kubelet", "why", err)
 		}
-		sleep(ctx, socketPollInterval)
+		_ = retry.Sleep(ctx, socketPollInterval)
 	}
 	return socketID{}
 }
@@ -243,34 +236,25 @@ func (e *endpoint) logEnd(uptime time.Duration, err error) {
 func (e *endpoint) waitBackoff(ctx context.Context, d time.Duration, kubelet socketID) {
 	for deadline := time.Now().Add(d); ctx.Err() == nil && time.Now().Before(deadline); {
 		e.Beat()
-		sleep(ctx, min(socketPollInterval, time.Until(deadline)))
+		_ = retry.Sleep(ctx, min(socketPollInterval, time.Until(deadline)))
 		if statSocket(e.kubeletSocket()) != kubelet {
 			return
 		}
 	}
 }
 
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-}
-
 // backoff is the pause between lives. It grows while one and the same kubelet
 // refuses, or takes what it ends at once.
 type backoff struct {
+	retry.Backoff
 	kubelet socketID
-	delay   time.Duration
 }
 
 // next returns the pause after a life at a kubelet that stood for so long.
 func (b *backoff) next(kubelet socketID, uptime time.Duration) time.Duration {
 	if kubelet != b.kubelet || uptime >= backoffResetAfter {
-		*b = backoff{kubelet: kubelet}
+		b.kubelet = kubelet
+		b.Reset()
 	}
-	b.delay = max(minBackoff, min(2*b.delay, maxBackoff))
-	return b.delay
+	return b.Next()
 }

@@ -11,7 +11,7 @@ import (
 // pluginOptions say which calls the kubelet is to make: it takes them from the answer
 // of GetDevicePluginOptions and not from the registration.
 func (s *server) pluginOptions() *api.DevicePluginOptions {
-	list, _ := s.currentDevices()
+	list := s.list()
 	return &api.DevicePluginOptions{
 		GetPreferredAllocationAvailable: true, PreStartRequired: s.CheckUsable != nil && list.rules.PreStartCheck,
 	}
@@ -36,7 +36,7 @@ func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 	defer s.closeStream(ls)
 	sent := &api.ListAndWatchResponse{} // a first list without a device says no more than none
 	for {
-		devices, changed := s.currentDevices()
+		devices, changed := s.devices.Get()
 		list := devices.toResponse()
 		if !proto.Equal(list, sent) {
 			isKubelet := s.isKubeletStream(ls)

@@ -175,7 +175,7 @@ func (p *Plugin) inputOf(statuses []device.Status, rulesChanged <-chan struct{},
 // offered does not, nor does that of another plugin's device.
 func (p *Plugin) affectsList(statuses []device.Status, h device.Allocation) bool {
 	if e := p.endpoints[h.Resource]; e != nil {
-		list, _ := e.currentDevices()
+		list := e.list()
 		if i, found := list.find(h.DeviceID); found {
 			return !i.replica || !i.removeAt.IsZero()
 		}
@@ -240,7 +240,7 @@ func (p *Plugin) releaseUnused(lists map[string]*deviceList, allocations device.
 	for _, resource := range p.registered.list() {
 		listed := false
 		if e := p.endpoints[resource]; e != nil {
-			list, _ := e.currentDevices()
+			list := e.list()
 			listed = len(list.items) > 0
 		}
 		if lists[resource] == nil && !listed && allocations.Complete && len(allocations.DeviceIDs(resource)) == 0 {

@@ -39,7 +39,7 @@ func (s *server) PreStartContainer(ctx context.Context, r *api.PreStartContainer
 // more and listed still are asked about as shared: the device may be somebody
 // else's by now as well.
 func (s *server) checkDevices(ctx context.Context, ids []device.AdvertisedID) []requestError {
-	list, _ := s.currentDevices()
+	list := s.list()
 	if s.CheckUsable == nil || !list.rules.PreStartCheck {
 		return nil
 	}

@@ -96,7 +96,7 @@ func randomServer(r *rand.Rand) *server {
 // randomRequest asks for some of the endpoint's ids, of which some are settled.
 func randomRequest(r *rand.Rand, s *server) *api.ContainerPreferredAllocationRequest {
 	var ids []string
-	for _, i := range s.devices.items {
+	for _, i := range s.list().items {
 		ids = append(ids, string(i.id))
 	}
 	if r.IntN(4) == 0 {
@@ -170,7 +170,7 @@ func TestAllocateAcceptsWhatIsPreferred(t *testing.T) {
 		rejected[true]++
 		if want := s.acceptedAnswer(t, random, request); want != nil {
 			t.Fatalf("round %d: of %v with %s, policy %s, %q is preferred, which Allocate rejects; it accepts %q",
-				round, request, formatLists(map[string]*deviceList{"": s.devices}), s.devices.rules.Policy, ids, want)
+				round, request, formatLists(map[string]*deviceList{"": s.list()}), s.list().rules.Policy, ids, want)
 		}
 	}
 	if rejected[true] < 500 || rejected[false] < 500 {

@@ -8,68 +8,28 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/loglimit"
 )
 
-const (
-	// rejectionLogInterval is how long a refusal that was logged is not logged again: the kubelet
-	// tries a start that was refused every few seconds, for as long as the pod is
-	// there, and whoever makes pods replaces one that was turned away.
-	rejectionLogInterval = time.Minute
-	// maxRejections bounds what is remembered of a resource. A node has fewer pods.
-	maxRejections = 256
-)
+// rejectionLogInterval is the interval between two messages about the same rejection: the kubelet repeats a rejected start every
+// few seconds, and a controller replaces a rejected pod.
+const rejectionLogInterval = time.Minute
 
-// rejectionLog are those of a resource that were logged of late. The zero refusals are
-// ready for use.
+// rejectionLog limits the messages about rejections of one resource.
 type rejectionLog struct {
+	seed    maphash.Seed
 	mu      sync.Mutex
-	seed    maphash.Seed                // guarded by mu
-	entries map[uint64]*loggedRejection // by what is the same in a refusal; guarded by mu
+	limiter *loglimit.Limiter[uint64] // by hash of the rejection, since a request has up to 4 MiB of ids; guarded by mu
 }
 
-type loggedRejection struct {
-	loggedAt   time.Time // when it was last logged
-	suppressed int       // how often it was met since
+func newRejectionLog() *rejectionLog {
+	return &rejectionLog{seed: maphash.MakeSeed(), limiter: loglimit.New[uint64](rejectionLogInterval)}
 }
 
-// record notes a refusal and tells whether it is to be logged, and how many of the
-// same were not since it last was. The same is what refuses the same ids, in
-// whichever order, for the same reason: the text may name a process, which is
-// another one each time.
-func (r *rejectionLog) record(operation string, reason RejectReason, ids []device.AdvertisedID, now time.Time) (suppressed int, shouldLog bool) {
+// allow reports whether to log a rejection. The order of the ids does not matter, nor does the message: it may name a process.
+func (r *rejectionLog) allow(operation string, reason RejectReason, ids []device.AdvertisedID, now time.Time) bool {
+	key := maphash.String(r.seed, fmt.Sprintf("%s %s %q", operation, reason, slices.Sorted(slices.Values(ids))))
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.entries == nil {
-		r.seed, r.entries = maphash.MakeSeed(), map[uint64]*loggedRejection{}
-	}
-	key := maphash.String(r.seed, fmt.Sprintf("%s %s %q", operation, reason, slices.Sorted(slices.Values(ids))))
-	before := r.entries[key]
-	switch {
-	case before == nil:
-		r.dropOldest()
-		r.entries[key] = &loggedRejection{loggedAt: now}
-		return 0, true
-	case now.Sub(before.loggedAt) < rejectionLogInterval:
-		before.suppressed++
-		return 0, false
-	}
-	suppressed = before.suppressed
-	*before = loggedRejection{loggedAt: now}
-	return suppressed, true
-}
-
-// dropOldest forgets the refusal that was logged the longest ago, where there are
-// too many. mu is held.
-func (r *rejectionLog) dropOldest() {
-	if len(r.entries) < maxRejections {
-		return
-	}
-	var oldest uint64
-	first := true
-	for key, s := range r.entries {
-		if first || s.loggedAt.Before(r.entries[oldest].loggedAt) {
-			oldest, first = key, false
-		}
-	}
-	delete(r.entries, oldest)
+	return r.limiter.Allow(key, now)
 }

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"bytes"
-	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -31,7 +30,7 @@ func TestARefusalThatIsMetAgain(t *testing.T) {
 			}
 			return log.String()
 		}
-		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") || strings.Contains(line, "unsaid") {
+		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") {
 			t.Errorf("at first it says %q", line)
 		}
 		for n := range 5 {
@@ -44,14 +43,14 @@ func TestARefusalThatIsMetAgain(t *testing.T) {
 			t.Error("it does not say that others are refused")
 		}
 		time.Sleep(10 * time.Second)
-		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "unsaid=5") {
+		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") {
 			t.Errorf("after a minute it says %q", line)
 		}
 		if line := refused("GPU-0", "GPU-1"); line != "" {
 			t.Errorf("right after that it says %q", line)
 		}
 		time.Sleep(2 * time.Minute)
-		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "unsaid=1") {
+		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") {
 			t.Errorf("after two minutes more it says %q", line)
 		}
 		if want := 10; counted != want {
@@ -60,30 +59,23 @@ func TestARefusalThatIsMetAgain(t *testing.T) {
 	})
 }
 
-// Whoever may ask for anything does not fill the memory.
-func TestRefusalsAreForgotten(t *testing.T) {
-	var r rejectionLog
-	now := time.Unix(1e9, 0)
-	ids := func(n int) []device.AdvertisedID {
-		return []device.AdvertisedID{device.AdvertisedID(fmt.Sprint("GPU-", n))}
-	}
-	for n := range 3 * maxRejections {
-		if _, say := r.record("start", RejectUnusable, ids(n), now.Add(time.Duration(n))); !say {
-			t.Fatalf("refusal %d is not said", n)
-		}
-	}
-	if len(r.entries) > maxRejections {
-		t.Errorf("%d are kept", len(r.entries))
-	}
-	if _, say := r.record("start", RejectUnusable, ids(3*maxRejections-1), now.Add(time.Second)); say {
-		t.Error("the newest is forgotten")
-	}
-	for _, other := range []func() (int, bool){
-		func() (int, bool) { return r.record("allocate", RejectUnusable, ids(3*maxRejections-1), now) },
-		func() (int, bool) { return r.record("start", RejectUnhealthy, ids(3*maxRejections-1), now) },
+// TestRejectionsAreLoggedApart: a rejection is the same only by operation, reason and ids together.
+func TestRejectionsAreLoggedApart(t *testing.T) {
+	r, now := newRejectionLog(), time.Unix(1e9, 0)
+	for _, c := range []struct {
+		operation string
+		reason    RejectReason
+		ids       []device.AdvertisedID
+		want      bool
+	}{
+		{"start", RejectUnusable, []device.AdvertisedID{"GPU-0", "GPU-1"}, true},
+		{"start", RejectUnusable, []device.AdvertisedID{"GPU-1", "GPU-0"}, false},
+		{"allocate", RejectUnusable, []device.AdvertisedID{"GPU-0", "GPU-1"}, true},
+		{"start", RejectUnhealthy, []device.AdvertisedID{"GPU-0", "GPU-1"}, true},
+		{"start", RejectUnusable, []device.AdvertisedID{"GPU-0"}, true},
 	} {
-		if _, say := other(); !say {
-			t.Error("another refusal of the same id is not said")
+		if got := r.allow(c.operation, c.reason, c.ids, now); got != c.want {
+			t.Errorf("%s %s %q: logged: %t, want %t", c.operation, c.reason, c.ids, got, c.want)
 		}
 	}
 }

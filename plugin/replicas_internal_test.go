@@ -79,31 +79,31 @@ func TestReplicasAreBoundByTheKubeletsMessage(t *testing.T) {
 func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 	all, now := uuidStatuses(16), time.Now()
 	s := serverHolding(sharingAll(4096), all[:8])
-	s.sentList.Store(s.devices)
+	s.sentList.Store(s.list())
 	turn := func(rules Rules, statuses []device.Status) (due time.Time) {
-		before := s.devices
+		before := s.list()
 		lists, _ := rules.deviceLists(statuses)
 		allocations, _ := s.Allocations()
 		due = s.setDevices(lists[gpuResource], statuses, allocations, now)
-		if bytes := proto.Size(s.devices.toResponse()); bytes > maxMessageBytes {
+		if bytes := proto.Size(s.list().toResponse()); bytes > maxMessageBytes {
 			t.Errorf("the list has %d bytes", bytes)
 		}
 		if due.IsZero() {
 			return due
 		}
 		for _, i := range before.items {
-			if !s.devices.has(i.id) {
+			if !s.list().has(i.id) {
 				t.Fatalf("%s vanished at once", i.id)
 			}
 		}
 		return due
 	}
-	if due := turn(sharingAll(4096), all[8:]); due.IsZero() || len(s.devices.items) <= 8*4096 {
-		t.Errorf("offered are %d ids until %s", len(s.devices.items), due)
+	if due := turn(sharingAll(4096), all[8:]); due.IsZero() || len(s.list().items) <= 8*4096 {
+		t.Errorf("offered are %d ids until %s", len(s.list().items), due)
 	}
 	now = now.Add(removalDelay)
-	if due := turn(sharingAll(4096), all[8:]); !due.IsZero() || len(s.devices.items) != 8*4096 || s.devices.items[0].device.ID != all[8].ID {
-		t.Errorf("then offered are %d ids until %s", len(s.devices.items), due)
+	if due := turn(sharingAll(4096), all[8:]); !due.IsZero() || len(s.list().items) != 8*4096 || s.list().items[0].device.ID != all[8].ID {
+		t.Errorf("then offered are %d ids until %s", len(s.list().items), due)
 	}
 
 	var allocated []device.AdvertisedID
@@ -115,11 +115,11 @@ func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 	now = now.Add(removalDelay)
 	turn(sharingAll(60_000), all[:1])
 	for _, id := range allocated {
-		if !s.devices.has(id) {
+		if !s.list().has(id) {
 			t.Fatalf("%s is allocated and not listed", id)
 		}
 	}
-	if n := len(s.devices.items); n < 60_000 || n >= 64_000 {
+	if n := len(s.list().items); n < 60_000 || n >= 64_000 {
 		t.Errorf("%d ids are offered", n)
 	}
 }
@@ -131,7 +131,7 @@ func TestTheTopologyIsMadeOnce(t *testing.T) {
 	links := []device.Link{{A: "GPU-0", B: "GPU-1", NVLinks: 4}}
 	s := serverHolding(rules, statuses)
 	s.Links = func() []device.Link { return links }
-	last := s.preferredTopology(s.devices)
+	last := s.preferredTopology(s.list())
 	for _, step := range []struct {
 		name string
 		do   func()
@@ -152,7 +152,7 @@ func TestTheTopologyIsMadeOnce(t *testing.T) {
 		{"it goes on", func() { s.updateList(sharingAll(3), parseStatuses("0 1")) }, true},
 	} {
 		step.do()
-		got := s.preferredTopology(s.devices)
+		got := s.preferredTopology(s.list())
 		if (got == last) != step.same {
 			t.Errorf("%s: the topology is the same: %t", step.name, got == last)
 		}
@@ -183,7 +183,7 @@ func BenchmarkPreferredAfterATurn(b *testing.B) {
 	statuses := uuidStatuses(8)
 	s := &server{endpoint: endpointFor("", sharingAll(4096), statuses...)}
 	request := &api.ContainerPreferredAllocationRequest{AllocationSize: 1}
-	for _, i := range s.devices.items {
+	for _, i := range s.list().items {
 		request.AvailableDeviceIDs = append(request.AvailableDeviceIDs, string(i.id))
 	}
 	b.ReportAllocs()

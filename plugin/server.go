@@ -150,7 +150,7 @@ func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Durat
 // checkEmpty says that nothing has been offered for long. The kubelet had the time to
 // take the empty list in, which a stream that ends would not have told it.
 func (s *server) checkEmpty(now time.Time) error {
-	if list, _ := s.currentDevices(); len(list.items) > 0 {
+	if list := s.list(); len(list.items) > 0 {
 		s.emptySince = time.Time{}
 		return nil
 	}

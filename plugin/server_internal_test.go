@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/plugin/response"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -50,7 +51,7 @@ func TestALifeWhoseServerFails(t *testing.T) {
 
 func TestBackoff(t *testing.T) {
 	one, two := socketID{inode: 1}, socketID{inode: 1, mtime: syscall.Timespec{Nsec: 1}}
-	var b backoff
+	b := backoff{Backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff}}
 	for i, step := range []struct {
 		kubelet socketID
 		stood   time.Duration
