@@ -38,8 +38,9 @@ func main() {
 	uuids := flag.String("uuids", "", "UUIDs of the GPUs, by minor number, separated by commas")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, *kubeconfig, *node, *cdiDir, strings.Split(*uuids, ",")); err != nil {
+	err := run(ctx, *kubeconfig, *node, *cdiDir, strings.Split(*uuids, ","))
+	stop()
+	if err != nil {
 		log.Fatal(err)
 	}
 }
