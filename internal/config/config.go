@@ -1,19 +1,18 @@
-// Package config says what the device plugin shall do: its flags, environment
-// variables and file, spelled as NVIDIA's device plugin spells them.
+// Package config has the settings of the device plugin: flags, environment variables and a file, spelled as NVIDIA's device plugin
+// spells them.
 //
-// One table (settings.go) has each setting once; from it come the flags, the known
-// keys of the file, the precedence and docs/config.md. A Builder makes Settings
-// of what was given, and a Watch makes them anew when the file changes.
+// One table (settings.go) has each setting once. The flags, the known keys of the file, the precedence and docs/config.md derive from
+// the table. A Builder makes Settings, and a Watcher makes new Settings when the file changes.
 package config
 
-// MIG strategies: what a GPU that is partitioned is offered as.
+// MIG strategies: the resources of a MIG-enabled GPU.
 const (
-	MIGNone   = "none"   // not at all: GPUs are offered whole
-	MIGSingle = "single" // its slices, under the name of whole GPUs
-	MIGMixed  = "mixed"  // its slices, under a name for each profile
+	MIGNone   = "none"   // no resource: only other GPUs are advertised
+	MIGSingle = "single" // its MIG devices, under the name of whole GPUs
+	MIGMixed  = "mixed"  // its MIG devices, under a name for each profile
 )
 
-// Device list strategies: how a container is told which devices it holds.
+// Device list strategies: how a container runtime receives the devices of a container.
 const (
 	ListEnvvar         = "envvar"
 	ListVolumeMounts   = "volume-mounts"
@@ -21,7 +20,7 @@ const (
 	ListCDICRI         = "cdi-cri"
 )
 
-// Device id strategies: what a device is called towards the container runtime.
+// Device id strategies: the name of a device for the container runtime.
 const (
 	IDsUUID  = "uuid"
 	IDsIndex = "index"
@@ -29,25 +28,23 @@ const (
 
 // Allocation policies of shared devices.
 const (
-	AllocateDistributed = "distributed" // the device with the fewest replicas in use first
-	AllocatePacked      = "packed"      // the device with the most replicas in use first
-	AllocateDistinct    = "distinct"    // never two replicas of one GPU in a container; ours
+	AllocateDistributed = "distributed" // first the device with the fewest replicas in use
+	AllocatePacked      = "packed"      // first the device with the most replicas in use
+	AllocateDistinct    = "distinct"    // at most one replica of a GPU in a container; NVIDIA's plugin lacks this policy
 )
 
-// Device discovery strategies. NVIDIA's third, tegra, is refused.
+// Device discovery strategies. NVIDIA's third, tegra, is rejected.
 const (
 	DiscoverAuto = "auto"
 	DiscoverNVML = "nvml"
 )
 
-// Settings are everything that can be configured about the device plugin. Once
-// published they are never written again, nor is what they point to.
+// Settings are all settings of the device plugin. Published Settings are immutable.
 type Settings struct {
 	MIGStrategy     string
 	FailOnInitError bool
 
-	// DriverRoot and DevRoot are as the host sees them, ContainerDriverRoot is
-	// where the driver root is mounted here.
+	// DriverRoot and DevRoot are paths on the host. ContainerDriverRoot is the mount of the driver root in this container.
 	DriverRoot, DevRoot, ContainerDriverRoot string
 
 	PassDeviceSpecs     bool
@@ -64,7 +61,7 @@ type Settings struct {
 	AllocationPolicy string
 	DeviceDiscovery  string
 	IMEX             IMEX
-	KubeletSocket    string // empty: register nowhere
+	KubeletSocket    string // empty: no registration
 	Health           HealthConfig
 
 	Sharing       SharingConfig
@@ -74,7 +71,7 @@ type Settings struct {
 	PreStartCheck bool
 }
 
-// IMEX says which channels of the fabric every container gets.
+// IMEX has the channels of the NVLink fabric that every container gets.
 type IMEX struct {
 	ChannelIDs []int // none, or 0
 	Required   bool  // a missing channel is an error

@@ -109,13 +109,13 @@ func configSchema() *jsonSchema {
 		"podgauge.xids": {Type: []string{"object"}, AdditionalProperties: &jsonSchema{Type: []string{"string"}, Enum: xidPolicyNames[XidIgnore:]}},
 	}
 	root := objectSchema(map[string]*jsonSchema{"version": {Type: []string{"string"}, Enum: []string{schemaVersion}}})
-	for path := range ignoredKeys {
+	for _, path := range ignoredKeys {
 		subschemas[path] = &jsonSchema{}
 	}
 	for i := range allSettings {
 		s := &allSettings[i]
 		switch {
-		case s.path == "" || s.read != nil:
+		case s.path == "" || s.flag == "":
 		case isBool(s.field(new(loadState))):
 			subschemas[s.path] = boolean
 		case isList(s.field(new(loadState))):

@@ -15,33 +15,33 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// FileLocation says where the file is, and which of its configs is meant.
+// FileLocation names the file and the config in it.
 type FileLocation struct {
-	File     string // a config, a file of named configs, or a folder of them
+	File     string // a config, a file of named configs, or a folder of configs
 	Name     string // of the config
-	NameFile string // of a file that holds the name, when Name is empty
+	NameFile string // holds the name; used if Name is empty
 }
 
-// maxNameLen bounds a config's name: it is a key of a ConfigMap.
+// maxNameLen limits the name of a config, which is a key of a ConfigMap.
 const maxNameLen = 253
 
-// rawConfig is what was read, and not yet understood.
+// rawConfig is the content of a file before parsing.
 type rawConfig struct {
 	file       string // that holds the config; empty: there is none
-	wantedName string // the name that was asked for
-	name       string // the name, where the file's own is one
+	wantedName string
+	name       string // the file's name, in a folder of configs
 	data       []byte
 	isNull     bool // the file is /dev/null
 }
 
 type digest [sha256.Size]byte
 
-// digest tells two contents apart.
+// digest identifies the content.
 func (c rawConfig) digest() digest {
 	return sha256.Sum256(fmt.Appendf(nil, "%q %q %t\n%s", c.file, c.wantedName, c.isNull, c.data))
 }
 
-// read reads all that a Source names.
+// read reads the config and, if there are several, its name.
 func (l FileLocation) read() (rawConfig, error) {
 	if l.File == "" {
 		return rawConfig{}, nil
@@ -60,8 +60,8 @@ func (l FileLocation) read() (rawConfig, error) {
 		if err != nil {
 			return c, err
 		}
-		if c.name, err = chooseConfig(l.File, names, c.wantedName, ""); err != nil {
-			return c, err
+		if c.name, err = chooseConfig(names, c.wantedName, ""); err != nil {
+			return c, fmt.Errorf("%s: %w", l.File, err)
 		}
 		c.file = filepath.Join(l.File, c.name)
 	}
@@ -69,8 +69,7 @@ func (l FileLocation) read() (rawConfig, error) {
 	return c, err
 }
 
-// wantedName is the name that was asked for. A label-writer's file may not be there
-// yet, or be empty where the node has no label.
+// wantedName returns the name of the config. A missing or empty NameFile names none: the node may lack the label.
 func (l FileLocation) wantedName() (string, error) {
 	if l.Name != "" || l.NameFile == "" {
 		return l.Name, nil
@@ -86,8 +85,7 @@ func (l FileLocation) wantedName() (string, error) {
 	return name, err
 }
 
-// listConfigs lists the configs of a mounted ConfigMap. Its own files begin with
-// two dots, and the others are links into one of them.
+// listConfigs lists the files of a mounted ConfigMap. The kubelet's own files begin with two dots.
 func listConfigs(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -103,36 +101,35 @@ func listConfigs(dir string) ([]string, error) {
 	return names, nil
 }
 
-// chooseConfig picks a config as NVIDIA's config-manager does: the one that is wanted,
-// else the default, else the one named default, else the only one.
-func chooseConfig(file string, names []string, want, fallback string) (string, error) {
+// chooseConfig chooses as NVIDIA's config-manager does: the wanted config, the fallback, the config named default, or the only
+// config.
+func chooseConfig(names []string, want, fallback string) (string, error) {
 	if want == "" {
 		want = fallback
 	}
 	slices.Sort(names)
 	switch {
 	case len(names) == 0:
-		return "", fmt.Errorf("%s: holds no configs", file)
+		return "", errors.New("holds no configs")
 	case want != "" && slices.Contains(names, want):
 		return want, nil
 	case want != "":
-		return "", fmt.Errorf("%s: no config is named %q; there are %s", file, want, quoteUnprintable(names...))
+		return "", fmt.Errorf("no config is named %q; there are %s", want, quoteUnprintable(names...))
 	case slices.Contains(names, "default"):
 		return "default", nil
 	case len(names) == 1:
 		return names[0], nil
 	}
-	return "", fmt.Errorf("%s: several configs, and none is the default; want --config-name of %s", file, quoteUnprintable(names...))
+	return "", fmt.Errorf("several configs, and none is the default; want --config-name of %s", quoteUnprintable(names...))
 }
 
-// readFile reads a file that is a file: a pipe would be waited for. /dev/null is
-// where NVIDIA's config-manager points when it falls back to no config.
+// readFile reads a regular file without waiting for a pipe. NVIDIA's config-manager links to /dev/null if there is no config.
 func readFile(path string, maxBytes int64) (data []byte, isNull bool, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, false, err
 	}
-	defer f.Close() //nolint:errcheck // nothing was written
+	defer f.Close() //nolint:errcheck // opened for reading
 	info, err := f.Stat()
 	if err != nil {
 		return nil, false, err
@@ -147,82 +144,63 @@ func readFile(path string, maxBytes int64) (data []byte, isNull bool, err error)
 	return data, false, err
 }
 
-// parse understands it, as far as the settings themselves.
-func (c rawConfig) parse() (*configDocument, error) {
-	d := &configDocument{file: c.file, name: c.name, values: map[string]*node{}}
+// parse finds the values of the settings in the config.
+func (c rawConfig) parse() (*document, error) {
+	d := &document{file: c.file, name: c.name, values: map[string]*yaml.Node{}}
 	if c.file == "" || c.isNull {
 		return d, nil
 	}
-	root, err := parseTree(c.data)
-	if err != nil {
-		return nil, d.withLocation(err)
+	root, err := parseYAML(c.data)
+	if err == nil && c.name == "" {
+		root, err = d.chooseNamed(root, c.wantedName)
 	}
-	if configs := root.get("configs"); configs != nil && c.name == "" {
-		if root, err = d.selectNamed(root, configs, c.wantedName); err != nil {
-			return nil, err
-		}
-	} else if c.name == "" && c.wantedName != "" {
-		return nil, fmt.Errorf("%s: holds one config, which has no name; %q was asked for", c.file, c.wantedName)
+	if err == nil {
+		err = d.readConfig(root)
 	}
-	if err := d.walk(root, ""); err != nil {
-		return nil, d.withLocation(err)
-	}
-	if root.get("version") == nil && d.prefix == "" {
-		d.addNotice(root.line, "no version; read as %s", schemaVersion)
-	}
-	d.honoured()
-	return d, nil
+	return d, d.located(err)
 }
 
-// selectNamed picks the config of a file that has several.
-func (d *configDocument) selectNamed(root, configs *node, wanted string) (*node, error) {
-	known := []string{"version", "default", "configs"}
-	for _, e := range root.entries {
-		_, misplaced := childKeys("")[e.key]
-		switch {
-		case slices.Contains(known, e.key):
-		case misplaced:
-			return nil, d.withLocation(withPath(e.key, e.value, newParseError(e.line, "not beside configs: want it in one of them")))
-		default:
-			d.addUnknown(e, e.key, suggestKey(e.key, slices.Clone(known)))
-		}
+// chooseNamed returns the chosen config of a file of named configs, or the root of a file of one config.
+func (d *document) chooseNamed(root *yaml.Node, wanted string) (*yaml.Node, error) {
+	if isNull(root) {
+		return root, nil
 	}
-	if err := checkVersion(root.get("version")); err != nil {
-		return nil, d.withLocation(withPath("version", root, err))
-	}
-	if configs.kind != yaml.MappingNode {
-		return nil, d.withLocation(withPath("configs", configs, newParseError(configs.line, "want a mapping of names to configs")))
-	}
-	byDefault := ""
-	if n := root.get("default"); n != nil && !n.null() {
-		var err error
-		if byDefault, err = n.word(); err == nil && configs.get(byDefault) == nil {
-			err = newParseError(n.line, "no config is named %q", byDefault)
-		}
-		if err != nil {
-			return nil, d.withLocation(withPath("default", n, err))
-		}
-	}
-	var names []string
-	for _, e := range configs.entries {
-		names = append(names, e.key)
-	}
-	var err error
-	if d.name, err = chooseConfig(d.file, names, wanted, byDefault); err != nil {
+	top, err := entriesOf(root, "")
+	if err != nil {
 		return nil, err
 	}
-	d.prefix = "configs." + d.name + "."
-	return configs.get(d.name), nil
-}
-
-// withLocation puts the file and the line before an error.
-func (d *configDocument) withLocation(err error) error {
-	var f ParseError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &f) && f.line > 0:
-		return fmt.Errorf("%s:%d: %w", d.file, f.line, err)
+	configs := valueOf(top, "configs")
+	if configs == nil {
+		if wanted != "" {
+			err = fmt.Errorf("holds one config, which has no name; %q was asked for", wanted)
+		}
+		return root, err
 	}
-	return fmt.Errorf("%s: %w", d.file, err)
+	named, err := entriesOf(configs, "configs")
+	if err != nil {
+		return nil, err
+	}
+	fallback, misplaced := "", d.readersBelow("")
+	for key := range misplaced {
+		misplaced[key] = func(*yaml.Node, string) error { return errors.New("not beside configs: want it in one of them") }
+	}
+	if err := d.readFields(root, "", map[string]reader{
+		"version": checkVersion,
+		"configs": func(*yaml.Node, string) error { return nil },
+		"default": func(n *yaml.Node, _ string) (err error) {
+			if fallback, err = stringOf(n); err == nil && valueOf(named, fallback) == nil {
+				err = fmt.Errorf("no config is named %q", fallback)
+			}
+			return err
+		},
+	}, misplaced); err != nil {
+		return nil, err
+	}
+	names := make([]string, len(named))
+	for i, e := range named {
+		names[i] = e.key
+	}
+	d.name, err = chooseConfig(names, wanted, fallback)
+	d.prefix = "configs." + d.name + "."
+	return valueOf(named, d.name), err
 }

@@ -70,7 +70,7 @@ func TestNamedConfigs(t *testing.T) {
 		{name: "none is the default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c", refused: "FOLDER/c: several configs, and none is the default; want --config-name of a, b"},
 		{name: "a default that is not there", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c", config: "a", refused: `FOLDER/c:1: default: no config is named "x"`},
 		{name: "no configs", files: []string{"c", "configs: {}"}, file: "c", refused: "FOLDER/c: holds no configs"},
-		{name: "configs are a list", files: []string{"c", "configs: []"}, file: "c", refused: "FOLDER/c:1: configs: want a mapping of names to configs"},
+		{name: "configs are a list", files: []string{"c", "configs: []"}, file: "c", refused: "FOLDER/c:1: configs: want a mapping"},
 		{name: "something beside configs", files: []string{"c", "configs: {a: {}}\nflags: {}"}, file: "c", refused: "FOLDER/c:2: flags: not beside configs: want it in one of them"},
 		{name: "version of several", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c:1: version: "v2": want v1`},
 		{name: "version within", files: []string{"c", "configs: {a: {version: v3}}"}, file: "c", refused: `FOLDER/c:1: configs.a.version: "v3": want v1`},

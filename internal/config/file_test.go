@@ -30,9 +30,9 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1 # " + strings.Repeat("x", maxFileBytes), "config.yaml: more than 1 MiB"},
 		// Keys.
 		{"configs: {\"a\\nb\": {}, c: {}}\n", `config.yaml: several configs, and none is the default; want --config-name of "a\nb", c`},
-		{"version: v1\nversion: v1\n", `config.yaml:2: "version" is given twice`},
-		{"{\"version\": \"v1\",\n\"imex\": {}, \"imex\": {}}", `config.yaml:2: "imex" is given twice`},
-		{"version: v1\n? [a]\n: b\n", "config.yaml:2: a key that is not a word"},
+		{"version: v1\nversion: v1\n", `config.yaml:2: mapping key "version" already defined at line 1`},
+		{"{\"version\": \"v1\",\n\"imex\": {}, \"imex\": {}}", `config.yaml:2: mapping key "imex" already defined at line 2`},
+		{"version: v1\n? [a]\n: b\n", "config.yaml:2: cannot unmarshal !!seq into string"},
 		{"version: v1\nflags: mixed\n", "config.yaml:2: flags: want a mapping"},
 		{"version: v1\nflags: []\n", "config.yaml:2: flags: want a mapping"},
 		// Values.
@@ -47,8 +47,8 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\nflags: {plugin: {deviceListStrategy: {a: b}}}\n", "config.yaml:2: flags.plugin.deviceListStrategy: want a list"},
 		{"version: v1\nimex: {channelIDs: [0, 1]}\n", `config.yaml:2: imex.channelIDs: "1": want no channel, or channel 0`},
 		{"version: v1\npodgauge: {disableHealthChecks: [48, x]}\n", `config.yaml:2: podgauge.disableHealthChecks: "x": want the number of an Xid, or all`},
-		{"version: v1\npodgauge: {xids: [94]}\n", "config.yaml:2: podgauge.xids: want a mapping of Xids"},
-		{"version: v1\npodgauge: {xids: warn}\n", "config.yaml:2: podgauge.xids: want a mapping of Xids"},
+		{"version: v1\npodgauge: {xids: [94]}\n", "config.yaml:2: podgauge.xids: want a mapping"},
+		{"version: v1\npodgauge: {xids: warn}\n", "config.yaml:2: podgauge.xids: want a mapping"},
 		{"version: v1\npodgauge:\n  xids:\n    94: warn\n    95: sick\n", `config.yaml:5: podgauge.xids.95: "sick": want ignore, warn or unhealthy`},
 		{"version: v1\npodgauge: {xids: {94: default}}\n", `config.yaml:2: podgauge.xids.94: "default": want ignore, warn or unhealthy`},
 		{"version: v1\npodgauge: {xids: {94: \"\"}}\n", `config.yaml:2: podgauge.xids.94: "": want ignore, warn or unhealthy`},
@@ -59,11 +59,11 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\npodgauge: {xids: {-1: warn}}\n", "config.yaml:2: podgauge.xids.-1: want the number of an Xid"},
 		{"version: v1\npodgauge: {xids: {0x1f: warn}}\n", "config.yaml:2: podgauge.xids.0x1f: want the number of an Xid"},
 		{"version: v1\npodgauge: {xids: {31: warn, \"031\": ignore}}\n", "config.yaml:2: podgauge.xids.031: Xid 31 was given before"},
-		{"version: v1\npodgauge: {xids: {31: warn, \"31\": ignore}}\n", `config.yaml:2: "31" is given twice`},
+		{"version: v1\npodgauge: {xids: {31: warn, \"31\": ignore}}\n", `config.yaml:2: podgauge.xids: mapping key "31" already defined at line 2`},
 		{"version: v1\npodgauge: {select: {include: [gpu0]}}\n", `config.yaml:2: podgauge.select.include: "gpu0": want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`},
 		// Sharing.
-		{shared("    resources: []\n"), "config.yaml:4: sharing.timeSlicing: no resources"},
-		{shared("    renameByDefault: true\n"), "config.yaml:4: sharing.timeSlicing: no resources"},
+		{shared("    resources: []\n"), "config.yaml:3: sharing.timeSlicing: no resources"},
+		{shared("    renameByDefault: true\n"), "config.yaml:3: sharing.timeSlicing: no resources"},
 		{shared("    resources: {}\n"), "config.yaml:4: sharing.timeSlicing.resources: want a list"},
 		{shared("    resources:\n    - gpu\n"), "config.yaml:5: sharing.timeSlicing.resources[0]: want a mapping"},
 		{shared("    resources:\n    - name: gpu\n      replicas: 2\n    - replicas: 4\n"), "config.yaml:7: sharing.timeSlicing.resources[1]: no name"},
@@ -78,7 +78,7 @@ func TestRefusedFiles(t *testing.T) {
 		{shared("    resources: [{name: gpu, replicas: 2, devices: {}}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "": want all, a count of devices, or a list of them`},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: []}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].devices: an empty list"},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: [[0]]}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].devices: want a string"},
-		{shared("    renameByDefault: true\n    resources: [{name: " + strings.Repeat("a", 60) + ", replicas: 2}]\n"), `config.yaml:4: sharing.timeSlicing: renamed by default: "nvidia.com/` + strings.Repeat("a", 60) + `.shared": more than 63 characters after the /`},
+		{shared("    renameByDefault: true\n    resources: [{name: " + strings.Repeat("a", 60) + ", replicas: 2}]\n"), `config.yaml:3: sharing.timeSlicing: renamed by default: "nvidia.com/` + strings.Repeat("a", 60) + `.shared": more than 63 characters after the /`},
 		// What does not go together.
 		{"version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:2: sharing.mps: wants --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon"},
 		{"version: v1\nflags: {mpsRoot: /mps, migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:3: sharing.mps: not with MIG strategy mixed (config.yaml:2); MPS shares whole GPUs only"},
@@ -174,7 +174,7 @@ func TestHostileFiles(t *testing.T) {
 		{"many items", "[" + strings.Repeat("1,", maxFileBytes/2-1), "did not find expected"},
 		{"many values", "version: v1\nflags: [" + strings.Repeat("1,", 100000) + "1]", "more than 20000 values"},
 		{"an anchor that is not there", "version: *v\n", "unknown anchor 'v' referenced"},
-		{"a merge of nothing", "version: v1\n<<: 5\n", "<<: want a mapping"},
+		{"a merge of nothing", "version: v1\n<<: 5\n", "map merge requires map or sequence of maps as the value"},
 	} {
 		path := writeTemp(t, "config.yaml", c.file)
 		if got := loadError(t, nil, FileLocation{File: path}, filepath.Dir(path)); !strings.Contains(got, c.says) || strings.Contains(got, "\n") {
@@ -250,9 +250,9 @@ sharing:
 		"config.yaml:1: flags.gfd belongs to NVIDIA's GPU feature discovery, and is ignored",
 		"config.yaml:1: flags.useNodeFeatureAPI belongs to NVIDIA's GPU feature discovery, and is ignored",
 		"config.yaml:1: no version; read as v1",
-		"config.yaml:2: resources.gpus: honoured, where NVIDIA's plugin ignores it",
 		"config.yaml:4: sharing.timeSlicing.resources: rename: honoured, where NVIDIA's plugin ignores it",
 		"config.yaml:8: sharing.mps.resources: devices: honoured, where NVIDIA's plugin ignores it",
+		"config.yaml:2: resources.gpus: honoured, where NVIDIA's plugin ignores it",
 		"config.yaml:4: sharing.timeSlicing is ignored, since there is sharing.mps; NVIDIA's plugin does so too",
 	}
 	var got []string

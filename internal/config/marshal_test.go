@@ -6,31 +6,35 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// write writes a tree as YAML, without aliases and merges.
-func write(t *testing.T, n *node) []byte {
+// write writes a document as YAML, without aliases and merges.
+func write(t *testing.T, n *yaml.Node) []byte {
 	t.Helper()
-	data, err := yaml.Marshal(n.yaml())
+	data, err := yaml.Marshal(flatten(t, n))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return data
 }
 
-func (n *node) yaml() *yaml.Node {
-	y := &yaml.Node{Kind: n.kind, Tag: n.tag, Value: n.text}
-	switch n.kind {
+func flatten(t *testing.T, n *yaml.Node) *yaml.Node {
+	t.Helper()
+	n = resolve(n)
+	y := &yaml.Node{Kind: n.Kind, Tag: n.ShortTag(), Value: n.Value}
+	switch n.Kind {
 	case yaml.MappingNode:
-		y.Tag = "!!map"
-		for _, e := range n.entries {
-			y.Content = append(y.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e.key}, e.value.yaml())
+		entries, err := entriesOf(n, "")
+		if err != nil {
+			return y // of a key that is ignored
+		}
+		for _, e := range entries {
+			y.Content = append(y.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: e.key}, flatten(t, e.value))
 		}
 	case yaml.SequenceNode:
-		y.Tag = "!!seq"
-		for _, item := range n.items {
-			y.Content = append(y.Content, item.yaml())
+		for _, item := range n.Content {
+			y.Content = append(y.Content, flatten(t, item))
 		}
 	default:
-		if n.tag == "!!str" && n.plain { // "yes" in quotes is no bool
+		if y.Tag == "!!str" && n.Style == 0 { // a quoted "yes" is no boolean
 			y.Tag = ""
 		}
 	}

@@ -115,7 +115,7 @@ func FuzzFile(f *testing.F) {
 			return
 		}
 		checkInvariants(t, l.Settings)
-		root, err := parseTree(data)
+		root, err := parseYAML(data)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -66,7 +66,7 @@ func (s setting) loadedValue(t *testing.T, b *Builder, file string) any {
 // which beats the default, whichever value each has.
 func TestPrecedence(t *testing.T) {
 	for _, r := range allSettings {
-		if r.read != nil {
+		if r.flag == "" {
 			continue
 		}
 		one, two := sampleValues(r)
@@ -117,7 +117,7 @@ func TestSettingsComplete(t *testing.T) {
 			}
 			seen[name] = true
 		}
-		if r.help == "" || (r.flag == "") != (r.read != nil) || (r.flag == "") != (r.field == nil) {
+		if r.help == "" || r.field == nil {
 			t.Errorf("%s %s lacks something", r.flag, r.path)
 		}
 		if r.flag != "" && !reflect.DeepEqual(EnvVars(r.flag), r.env) {
@@ -194,20 +194,19 @@ func TestHealthVariables(t *testing.T) {
 	for _, c := range []struct {
 		disable, enable string
 		want            HealthConfig
-		off             bool
 		notices         int
 	}{
-		{"", "", HealthConfig{}, false, 0},
-		{"all", "", HealthConfig{IgnoreAll: true}, true, 0},
-		{"XIDS", "", HealthConfig{IgnoreAll: true}, true, 0},
-		{"0", "", HealthConfig{}, false, 1},
-		{"79, 48,x,,-1,0", "", HealthConfig{Ignored: []uint64{48, 79}}, false, 1},
-		{"all", "79", HealthConfig{IgnoreAll: true, Enabled: []uint64{79}}, false, 0},
-		{"all", "all", HealthConfig{IgnoreAll: true, EnableAll: true}, false, 0},
-		{"48", "all", HealthConfig{Ignored: []uint64{48}, EnableAll: true}, false, 0},
+		{"", "", HealthConfig{}, 0},
+		{"all", "", HealthConfig{IgnoreAll: true}, 0},
+		{"XIDS", "", HealthConfig{IgnoreAll: true}, 0},
+		{"0", "", HealthConfig{}, 1},
+		{"79, 48,x,,-1,0", "", HealthConfig{Ignored: []uint64{48, 79}}, 1},
+		{"all", "79", HealthConfig{IgnoreAll: true, Enabled: []uint64{79}}, 0},
+		{"all", "all", HealthConfig{IgnoreAll: true, EnableAll: true}, 0},
+		{"48", "all", HealthConfig{Ignored: []uint64{48}, EnableAll: true}, 0},
 	} {
 		l, err := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable}).Load()
-		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || l.Settings.Health.Disabled() != c.off || len(l.Notices) != c.notices {
+		if err != nil || !reflect.DeepEqual(l.Settings.Health, c.want) || len(l.Notices) != c.notices {
 			t.Errorf("%q, %q: %+v %v %v", c.disable, c.enable, l.Settings.Health, l.Notices, err)
 		}
 	}
@@ -229,13 +228,12 @@ func TestPolicies(t *testing.T) {
 	for _, c := range []struct {
 		disable, enable string
 		want            map[uint64]XidPolicy
-		off             bool
 	}{
-		{"", "", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 79: XidIgnore, 13: XidDefault, 95: XidDefault}, false},
-		{"all", "", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 13: XidWarn, 95: XidWarn}, false},
-		{"31,95", "", map[uint64]XidPolicy{31: XidUnhealthy, 95: XidWarn, 13: XidDefault}, false},
-		{"", "all", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 13: XidUnhealthy, 95: XidUnhealthy}, false},
-		{"95", "94,95,48", map[uint64]XidPolicy{94: XidWarn, 48: XidIgnore, 95: XidUnhealthy, 13: XidDefault}, false},
+		{"", "", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 79: XidIgnore, 13: XidDefault, 95: XidDefault}},
+		{"all", "", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 13: XidWarn, 95: XidWarn}},
+		{"31,95", "", map[uint64]XidPolicy{31: XidUnhealthy, 95: XidWarn, 13: XidDefault}},
+		{"", "all", map[uint64]XidPolicy{94: XidWarn, 31: XidUnhealthy, 48: XidIgnore, 13: XidUnhealthy, 95: XidUnhealthy}},
+		{"95", "94,95,48", map[uint64]XidPolicy{94: XidWarn, 48: XidIgnore, 95: XidUnhealthy, 13: XidDefault}},
 	} {
 		b := newTestBuilder(t, map[string]string{"DP_DISABLE_HEALTHCHECKS": c.disable, "DP_ENABLE_HEALTHCHECKS": c.enable})
 		l, err := b.LoadFrom(FileLocation{File: writeTemp(t, "config.yaml", file)})
@@ -248,15 +246,9 @@ func TestPolicies(t *testing.T) {
 				t.Errorf("%q, %q: Xid %d: %v, want %v", c.disable, c.enable, xid, got, want)
 			}
 		}
-		if h.Disabled() != c.off {
-			t.Errorf("%q, %q: off is %v", c.disable, c.enable, h.Disabled())
-		}
 		if origin := l.Origins["podgauge.xids"]; !strings.HasSuffix(origin, "config.yaml:2") {
 			t.Errorf("they come from %q", origin)
 		}
-	}
-	if !(HealthConfig{IgnoreAll: true, Xids: map[uint64]XidPolicy{94: XidWarn}}).Disabled() {
-		t.Error("with all ignored and one told of, something makes a device unhealthy")
 	}
 	for p, want := range map[XidPolicy]string{XidDefault: "default", XidIgnore: "ignore", XidWarn: "warn", XidUnhealthy: "unhealthy", 9: "default"} {
 		if p.String() != want {

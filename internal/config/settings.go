@@ -1,37 +1,38 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 )
 
-// setting is one setting, once: all that is known of how it is said. A new setting
-// is a field of Settings and a row.
+// setting is a row of the table of settings: flag, variables, key in the file, default and help. A new setting is a field of
+// Settings and a row.
 type setting struct {
-	flag         string   // its name
-	aliases      []string // further flags that NVIDIA's plugin takes for it
-	env          []string // the first that is set holds
-	path         string   // in the file; empty: it cannot be said there
-	defaultValue string   // as a flag would say it
-	allowed      []string // the words that there are; none: any
-	help         string   // with the name of its value in `quotes`
+	flag         string   // empty: only a file can express the setting
+	aliases      []string // other names of the flag in NVIDIA's plugin
+	env          []string // the first variable that is set counts
+	path         string   // in the file; empty: the file cannot express the setting
+	defaultValue string   // as a flag spells it
+	allowed      []string // valid values; none: any
+	help         string   // with the name of the value in `quotes`
 
-	field func(*loadState) any // the field, by address
+	field func(*loadState) any // returns the address of the field
 	check func(string) error
-	// lenient: NVIDIA's plugin skips what it cannot read in the variable.
+	// lenient: values of the variable that are invalid are skipped, as by NVIDIA's plugin.
 	lenient bool
-	// allowEmpty: an empty variable says that the setting is empty. Of all others it
-	// says nothing, since charts write them for values that nobody gave.
+	// allowEmpty: an empty variable means an empty value. Other empty variables count as unset, because charts write a variable
+	// for each value that the user left out.
 	allowEmpty bool
-	// needsRestart: a file that changes it is rejected until the process is restarted.
+	// needsRestart: a file that changes the setting is rejected until the process restarts.
 	needsRestart bool
-	// read is of a setting that has parts, and that only a file can say.
-	read func(d *configDocument, t *loadState, n *node, path string) error
 }
 
-// loadState is what a row sets: the Settings, or where these are to be found.
+// loadState has the fields of all rows: the Settings, and what the Settings are made of.
 type loadState struct {
 	Settings
 	location                 FileLocation
@@ -40,7 +41,7 @@ type loadState struct {
 }
 
 var allSettings = []setting{
-	// What NVIDIA's plugin has too, under its names.
+	// Settings that NVIDIA's plugin has as well, under its names.
 	{
 		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, path: "flags.migStrategy", defaultValue: MIGNone, allowed: []string{MIGNone, MIGSingle, MIGMixed},
 		help: "what a partitioned GPU is offered as: none (not at all), single (its slices as GPUs) or mixed (its slices by profile)", field: func(t *loadState) any { return &t.MIGStrategy },
@@ -130,31 +131,22 @@ var allSettings = []setting{
 		help: "`path` of the kubelet's registration socket; empty registers nowhere", field: func(t *loadState) any { return &t.KubeletSocket },
 	},
 	{
-		path: "sharing.timeSlicing", help: "replicas of devices whose holders take turns",
-		read: func(d *configDocument, t *loadState, n *node, path string) error {
-			return readShared(d, &t.Sharing.TimeSlicing, n, path)
-		},
+		path: "sharing.timeSlicing", field: func(t *loadState) any { return &t.Sharing.TimeSlicing },
+		help: "replicas of devices whose holders take turns",
 	},
 	{
-		path: "sharing.mps", help: "replicas of devices whose holders share through MPS",
-		read: func(d *configDocument, t *loadState, n *node, path string) error {
-			t.Sharing.MPS.FailRequestsGreaterThanOne = true // unless it says false
-			return readShared(d, &t.Sharing.MPS, n, path)
-		},
+		path: "sharing.mps", field: func(t *loadState) any { return &t.Sharing.MPS },
+		help: "replicas of devices whose holders share through MPS",
 	},
 	{
-		path: "resources.gpus", help: "what whole GPUs are offered as, by a glob over their model",
-		read: func(d *configDocument, t *loadState, n *node, path string) error {
-			return readPatterns(d, &t.Resources.GPUs, n, path)
-		},
+		path: "resources.gpus", field: func(t *loadState) any { return &t.Resources.GPUs },
+		help: "what whole GPUs are offered as, by a glob over their model",
 	},
 	{
-		path: "resources.mig", help: "what MIG slices are offered as, by a glob over their profile",
-		read: func(d *configDocument, t *loadState, n *node, path string) error {
-			return readPatterns(d, &t.Resources.MIGs, n, path)
-		},
+		path: "resources.mig", field: func(t *loadState) any { return &t.Resources.MIGs },
+		help: "what MIG slices are offered as, by a glob over their profile",
 	},
-	// What NVIDIA's plugin has as variables only.
+	// Settings that NVIDIA's plugin has as variables only.
 	{
 		flag: "disable-health-checks", env: []string{"DP_DISABLE_HEALTHCHECKS"}, path: "podgauge.disableHealthChecks", lenient: true,
 		help: "`xids` that leave a device healthy, one or several, or all", field: func(t *loadState) any { return &t.ignoredXids }, check: checkXid,
@@ -163,12 +155,10 @@ var allSettings = []setting{
 		flag: "enable-health-checks", env: []string{"DP_ENABLE_HEALTHCHECKS"}, path: "podgauge.enableHealthChecks", lenient: true,
 		help: "`xids` that make a device unhealthy whatever else is said of them, or all", field: func(t *loadState) any { return &t.enabledXids }, check: checkXid,
 	},
-	// What is ours.
+	// Settings of podgauge.
 	{
-		path: "podgauge.xids", help: "what becomes of single xids: ignore, warn or unhealthy, whatever else is said of them",
-		read: func(_ *configDocument, t *loadState, n *node, path string) error {
-			return readXids(&t.xidPolicies, n, path)
-		},
+		path: "podgauge.xids", field: func(t *loadState) any { return &t.xidPolicies },
+		help: "what becomes of single xids: ignore, warn or unhealthy, whatever else is said of them",
 	},
 	{
 		flag: "include-devices", env: []string{"INCLUDE_DEVICES"}, path: "podgauge.select.include",
@@ -205,7 +195,84 @@ var allSettings = []setting{
 	},
 }
 
-// joinOr lists two words or more as a sentence does.
+// name returns the flag or, of a setting without one, the path in the file.
+func (s *setting) name() string { return cmp.Or(s.flag, s.path) }
+
+// isList reports whether a setting takes several values.
+func isList(dst any) bool { return reflect.TypeOf(dst).Elem().Kind() == reflect.Slice }
+
+// isBool reports whether a setting is a switch: a flag without a value means true.
+func isBool(dst any) bool { return reflect.TypeOf(dst).Elem().Kind() == reflect.Bool }
+
+// splitList splits the value of a list in a flag or variable.
+func splitList(s string) []string {
+	var values []string
+	for value := range strings.SplitSeq(s, ",") {
+		if value = strings.TrimSpace(value); value != "" {
+			values = append(values, value)
+		}
+	}
+	return values
+}
+
+// set checks values, and assigns the unique ones to the field.
+func (s *setting) set(t *loadState, values []string) error {
+	if len(s.allowed) > 0 && len(values) == 0 {
+		return fmt.Errorf("want at least one of %s", strings.Join(s.allowed, ", "))
+	}
+	unique := make([]string, 0, len(values))
+	for _, v := range values {
+		if len(s.allowed) > 0 && !slices.Contains(s.allowed, v) {
+			return fmt.Errorf("%q: want %s", v, joinOr(s.allowed))
+		}
+		if s.check != nil {
+			if err := s.check(v); err != nil {
+				return err
+			}
+		}
+		if !slices.Contains(unique, v) {
+			unique = append(unique, v)
+		}
+	}
+	return assignValues(s.field(t), unique)
+}
+
+// assignValues parses values into a field. Flags, variables and files all use the text form, so that each means the same.
+func assignValues(dst any, values []string) (err error) {
+	switch dst := dst.(type) {
+	case *string:
+		*dst = values[0]
+	case *bool:
+		if *dst, err = strconv.ParseBool(values[0]); err != nil {
+			err = fmt.Errorf("%q: want true or false", values[0])
+		}
+	case *[]string:
+		*dst = values
+	case *[]int:
+		*dst, err = parseEach(values, strconv.Atoi)
+	case *[]DeviceSelector:
+		*dst, err = parseEach(values, ParseDeviceSelector)
+	case *[]ClaimPattern:
+		*dst, err = parseEach(values, ParseClaimPattern)
+	default:
+		panic(fmt.Sprintf("config: a setting of type %T", dst))
+	}
+	return err
+}
+
+func parseEach[T any](values []string, parse func(string) (T, error)) ([]T, error) {
+	parsed := make([]T, 0, len(values))
+	for _, v := range values {
+		value, err := parse(v)
+		if err != nil {
+			return nil, err
+		}
+		parsed = append(parsed, value)
+	}
+	return parsed, nil
+}
+
+// joinOr joins two or more words as a sentence does.
 func joinOr(words []string) string {
 	last := len(words) - 1
 	return strings.Join(words[:last], ", ") + " or " + words[last]
@@ -221,7 +288,7 @@ func checkDiscovery(s string) error {
 	return fmt.Errorf("%q: want auto or nvml", s)
 }
 
-// checkChannel allows what NVIDIA's plugin allows.
+// checkChannel accepts the channel that NVIDIA's plugin accepts.
 func checkChannel(s string) error {
 	if s != "0" {
 		return fmt.Errorf("%q: want no channel, or channel 0", s)
@@ -229,7 +296,7 @@ func checkChannel(s string) error {
 	return nil
 }
 
-// EnvVars are the environment variables that stand for a flag.
+// EnvVars returns the environment variables of a flag.
 func EnvVars(flag string) []string {
 	for _, s := range allSettings {
 		if s.flag == flag {

@@ -3,27 +3,26 @@ package config
 import (
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 )
 
-// maxLoggedKeys bounds the log lines of one file. UnknownKeys has all of them.
+// maxLoggedKeys bounds the log lines of one file. UnknownKeys has all unknown keys.
 const maxLoggedKeys = 20
 
-// UnknownKey is a key of the file that this version does not know. The key has no effect, because
-// the file may be written for a newer version of podgauge or of NVIDIA's plugin.
+// UnknownKey is a key of the file that this version does not know. The key has no effect, because the file may be written for a
+// newer version of podgauge or of NVIDIA's plugin.
 type UnknownKey struct {
 	File string
 	Line int
 	Key  string // with its path: "flags.migStrategie"
-	Hint string // the key that was probably meant, or the valid ones
+	Hint string // the key that was probably meant, or the valid keys
 }
 
 func (k UnknownKey) String() string {
 	return fmt.Sprintf("%s:%d: %s: unknown key; %s", k.File, k.Line, k.Key, k.Hint)
 }
 
-// Report logs what the operator should know about a file that was accepted.
+// Report logs the notices and unknown keys of an accepted file.
 func (l Loaded) Report(log *slog.Logger) {
 	for _, notice := range l.Notices {
 		log.Info("config: " + notice)
@@ -37,13 +36,8 @@ func (l Loaded) Report(log *slog.Logger) {
 	}
 }
 
-func (d *configDocument) addUnknown(e entry, path, hint string) {
-	d.unknown = append(d.unknown, UnknownKey{File: d.file, Line: e.line, Key: quoteUnprintable(path), Hint: hint})
-}
-
-// suggestKey names the key that was probably meant. NVIDIA's parser ignores case.
+// suggestKey returns the known key that was probably meant, or all of them. NVIDIA's parser ignores case.
 func suggestKey(key string, known []string) string {
-	slices.Sort(known)
 	for _, k := range known {
 		if strings.EqualFold(k, key) || isOneEdit(k, key) || isOneEdit(key, k) {
 			return "is " + k + " meant?"
