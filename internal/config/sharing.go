@@ -1,58 +1,65 @@
 package config
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+	"strconv"
+	"strings"
+)
 
-// SharingConfig says which devices are offered several times over, and how their
-// holders get along. At most one of the two has Resources.
+// SharingConfig configures the replicas of devices. At most one of the two methods has Resources.
 type SharingConfig struct{ TimeSlicing, MPS SharingMethod }
 
-// Active is what is shared, and whether through MPS. With no Resources, nothing
-// is.
-func (s SharingConfig) Active() (shared SharingMethod, mps bool) {
+// Active returns the method that has Resources, and whether the method is MPS. Without Resources, no device is shared.
+func (s SharingConfig) Active() (method SharingMethod, mps bool) {
 	if len(s.MPS.Resources) > 0 {
 		return s.MPS, true
 	}
 	return s.TimeSlicing, false
 }
 
-// SharingMethod says what is shared in one way.
+// SharingMethod has the resources that are shared in one way.
 type SharingMethod struct {
-	RenameByDefault            bool // ".shared" after the name
+	RenameByDefault            bool // adds ".shared" to the name
 	FailRequestsGreaterThanOne bool
 	Resources                  []SharedResource
 }
 
-// SharedResource makes replicas of devices that are offered as one resource.
+// SharedResource makes replicas of devices of one resource.
 type SharedResource struct {
 	Name     string
-	Rename   string // what the replicas are offered as; empty: Name
+	Rename   string // resource of the replicas; empty: Name
 	Devices  DeviceSelection
 	Replicas int // 2 or more
 }
 
-// DeviceSelection says which devices of a resource are meant: All, the Count first ones,
-// or those on the List. The zero Devices means none.
+// DeviceSelection selects devices of a resource: All, the first Count, or those on the List. The zero value selects none.
 type DeviceSelection struct {
 	All   bool
 	Count int
 	List  []DeviceSelector
 }
 
-// DeviceReplicas is how one device is offered.
+// DeviceReplicas is the resource of one device, and the number of its replicas.
 type DeviceReplicas struct {
 	Resource string
-	Replicas int // 0: it is not shared
+	Replicas int // 0: not shared
 }
 
-// maxReplicas is more than any device can have: the kubelet reads lists of up to 4 MiB, and
-// an id takes at least 62 bytes. How many fit is known only with the node's devices
-// (plugin/rules.go).
+// maxReplicas is above the limit of any device: the kubelet reads lists of up to 4 MiB, and an id takes at least 62 bytes. The
+// limit of a node depends on its devices (plugin/rules.go).
 const maxReplicas = 1 << 16
 
-// ReplicasFor says how each of the devices is offered that have this resource, in
-// their order. An entry that names a device beats one that names its model, that
-// one which counts devices, and that one which takes all. Among equals the most
-// replicas hold: so does the union that NVIDIA's plugin makes of them.
+// Precedence of an entry for a device: the closer the selection, the higher.
+const (
+	rankAll = iota + 1
+	rankCount
+	rankModel
+	rankExact
+)
+
+// ReplicasFor returns the replicas of each of the devices that have this resource. The entry of the highest rank counts; of equal
+// ranks, the entry with the most replicas, as in the union that NVIDIA's plugin makes.
 func (s SharingMethod) ReplicasFor(resource string, devices []DeviceIdentity) []DeviceReplicas {
 	replicas := make([]DeviceReplicas, len(devices))
 	ranks := make([]int, len(devices))
@@ -64,43 +71,29 @@ func (s SharingMethod) ReplicasFor(resource string, devices []DeviceIdentity) []
 			continue
 		}
 		for i, rank := range r.Devices.ranks(devices) {
-			if rank == 0 || rank < ranks[i] || rank == ranks[i] && r.Replicas <= replicas[i].Replicas {
-				continue
-			}
-			ranks[i] = rank
-			replicas[i] = DeviceReplicas{Resource: resource, Replicas: r.Replicas}
-			if r.Rename != "" {
-				replicas[i].Resource = r.Rename
+			if rank > ranks[i] || rank > 0 && rank == ranks[i] && r.Replicas > replicas[i].Replicas {
+				ranks[i], replicas[i] = rank, DeviceReplicas{cmp.Or(r.Rename, resource), r.Replicas}
 			}
 		}
 	}
 	return replicas
 }
 
-// How closely an entry means a device.
-const (
-	rankAll = iota + 1
-	rankCount
-	rankModel
-	rankExact
-)
-
-// ranks says how closely each device is meant, 0 being not at all. A device that
-// is listed and not there is none of this node's: one file serves many nodes.
+// ranks returns how closely each device is selected; 0: not at all. Listed devices that the node lacks are no error, because one
+// file serves many nodes.
 func (d DeviceSelection) ranks(devices []DeviceIdentity) []int {
 	ranks := make([]int, len(devices))
-	order := byIndex(devices)
-	for i, device := range devices {
+	for n, i := range byIndex(devices) {
 		switch {
 		case d.All:
 			ranks[i] = rankAll
-		case slices.Contains(order[:min(d.Count, len(order))], i):
+		case n < d.Count:
 			ranks[i] = rankCount
 		}
 		for _, selector := range d.List {
-			if selector.Matches(device) && selector.isExact() {
+			if selector.Matches(devices[i]) && selector.isExact() {
 				ranks[i] = rankExact
-			} else if selector.Matches(device) {
+			} else if selector.Matches(devices[i]) {
 				ranks[i] = max(ranks[i], rankModel)
 			}
 		}
@@ -108,15 +101,22 @@ func (d DeviceSelection) ranks(devices []DeviceIdentity) []int {
 	return ranks
 }
 
-// byIndex orders devices as a count takes them: by GPU, then by slice. (To
-// NVIDIA's plugin the first ones are whichever a Go map has first.)
+// byIndex orders devices by GPU, then by MIG index. NVIDIA's plugin counts in the random order of a Go map.
 func byIndex(devices []DeviceIdentity) []int {
 	order := make([]int, len(devices))
 	for i := range order {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int {
-		return compareIndex(devices[a].Index, devices[b].Index)
+		return slices.Compare(indexNumbers(devices[a].Index), indexNumbers(devices[b].Index))
 	})
 	return order
+}
+
+func indexNumbers(index string) (numbers []int) {
+	for part := range strings.SplitSeq(index, ":") {
+		n, _ := strconv.Atoi(part) //nolint:errcheck // an unknown index counts as 0
+		numbers = append(numbers, n)
+	}
+	return numbers
 }
