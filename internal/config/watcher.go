@@ -5,69 +5,52 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
-	"sync"
+	"sync/atomic"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
-// Watcher publishes the Settings, and publishes them anew when the file, or the
-// name of the config in it, has changed. It compares contents, so that it follows
-// the symbolic links of a ConfigMap, and needs neither inotify nor clocks.
+// Watcher publishes the Settings, and new ones after the file or the name of the config changes. The watcher compares contents, and
+// so follows the symbolic links of a ConfigMap without inotify.
 type Watcher struct {
-	builder *Builder
-	log     *slog.Logger
-	tick    <-chan time.Time
-	reload  <-chan struct{}
+	builder  *Builder
+	location FileLocation
+	o        WatcherOptions
 
-	// Run's own.
-	location    FileLocation
-	lastHandled digest // of what was last taken or refused
-	lastSeen    digest // of what was seen once
-	rejected    bool   // what was last seen is not what is published
+	// Fields of Run.
+	lastHandled digest // of the content that was accepted or rejected last
+	lastSeen    digest
+	rejected    bool // the content last seen is not published
 
-	mu sync.Mutex
-	// All below are guarded by mu.
-	settings    Settings
-	unknownKeys int // keys of the file that settings were made of
-	changed     chan struct{}
+	settings    pubsub.Value[Settings]
+	unknownKeys atomic.Int64 // of the accepted file
 }
 
-// WatcherOptions say when a Watch looks.
+// WatcherOptions are the clock, trigger and log of a Watcher.
 type WatcherOptions struct {
-	Tick   <-chan time.Time // nil: each second
-	Reload <-chan struct{}  // asks for a look at once (SIGHUP); nil: never
+	Tick   <-chan time.Time // nil: once a second
+	Reload <-chan struct{}  // forces a read (SIGHUP); nil: never
 	Log    *slog.Logger
 }
 
-// NewWatcher begins with what was loaded.
+// NewWatcher returns a Watcher that publishes what was loaded.
 func NewWatcher(b *Builder, first Loaded, o WatcherOptions) *Watcher {
-	return &Watcher{builder: b, log: o.Log, tick: o.Tick, reload: o.Reload, lastHandled: first.digest, settings: first.Settings, unknownKeys: len(first.UnknownKeys)}
+	w := &Watcher{builder: b, location: first.location, o: o, lastHandled: first.digest}
+	w.settings.Set(first.Settings)
+	w.unknownKeys.Store(int64(len(first.UnknownKeys)))
+	return w
 }
 
-// Get returns the Settings and a channel that is closed when there are others.
-func (w *Watcher) Get() (Settings, <-chan struct{}) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.changed == nil {
-		w.changed = make(chan struct{})
-	}
-	return w.settings, w.changed
-}
+// Get returns the Settings and a channel that is closed when they change.
+func (w *Watcher) Get() (Settings, <-chan struct{}) { return w.settings.Get() }
 
-// UnknownKeys returns how many keys of the accepted file are unknown.
-func (w *Watcher) UnknownKeys() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.unknownKeys
-}
+// UnknownKeys returns the number of unknown keys in the accepted file.
+func (w *Watcher) UnknownKeys() int { return int(w.unknownKeys.Load()) }
 
-// Run watches until ctx is done. A file that is invalid or gone is said once, and
-// the old settings stand.
+// Run watches until ctx is done. An invalid or missing file is logged once, and the previous settings stay in effect.
 func (w *Watcher) Run(ctx context.Context) error {
-	var err error
-	if w.location, err = w.builder.Location(); err != nil {
-		return err
-	}
-	tick := w.tick
+	tick := w.o.Tick
 	if tick == nil {
 		ticker := time.NewTicker(time.Second)
 		defer ticker.Stop()
@@ -79,31 +62,27 @@ func (w *Watcher) Run(ctx context.Context) error {
 			return nil
 		case <-tick:
 			w.poll(false)
-		case <-w.reload:
+		case <-w.o.Reload:
 			w.poll(true)
 		}
 	}
 }
 
-// poll reads the file. Unless told to, it takes a change only when it has seen it
-// twice: a file that is written in place is seen half written, and one that is
-// replaced by removing it first is seen absent.
-func (w *Watcher) poll(immediate bool) {
+// poll reads the file. Unless forced, poll accepts a change at the second sight: a file that is written in place may be half
+// written, and a file that is replaced may be absent for a moment.
+func (w *Watcher) poll(force bool) {
 	c, err := w.location.read()
 	current := c.digest()
 	if err != nil {
 		err = fmt.Errorf("read config: %w", err)
 		current = rawConfig{data: []byte(err.Error())}.digest()
 	}
-	switch {
-	case current == w.lastHandled && !immediate:
-		w.lastSeen = current
-		return
-	case current != w.lastSeen && !immediate:
-		w.lastSeen = current
+	accept := force || current == w.lastSeen && current != w.lastHandled
+	w.lastSeen = current
+	if !accept {
 		return
 	}
-	w.lastHandled, w.lastSeen = current, current
+	w.lastHandled = current
 	var l Loaded
 	if err == nil {
 		l, err = w.builder.load(c)
@@ -113,24 +92,21 @@ func (w *Watcher) poll(immediate bool) {
 	}
 	if err != nil {
 		w.rejected = true
-		w.log.Error("config refused; the old one stands", "err", err)
+		w.o.Log.Error("config refused; the old one stands", "err", err)
 		return
 	}
 	w.publish(l)
 }
 
-// checkRestart rejects a file that moves the driver. The process has loaded the driver's library, and cannot
-// exchange it: CDI specs and device nodes of the new place would be those of another driver.
+// checkRestart rejects a file that moves the driver: the process cannot replace the library that it has loaded, and new CDI specs
+// and device nodes would belong to another driver.
 func (w *Watcher) checkRestart(l Loaded) error {
 	settings, _ := w.Get()
 	before, after := loadState{Settings: settings}, loadState{Settings: l.Settings}
 	for i := range allSettings {
 		s := &allSettings[i]
-		if !s.needsRestart {
-			continue
-		}
 		a, b := reflect.ValueOf(s.field(&before)).Elem(), reflect.ValueOf(s.field(&after)).Elem()
-		if reflect.DeepEqual(a.Interface(), b.Interface()) {
+		if !s.needsRestart || reflect.DeepEqual(a.Interface(), b.Interface()) {
 			continue
 		}
 		place := s.path
@@ -142,25 +118,17 @@ func (w *Watcher) checkRestart(l Loaded) error {
 	return nil
 }
 
-// publish publishes what differs.
+// publish publishes settings that differ from the previous ones.
 func (w *Watcher) publish(l Loaded) {
-	w.mu.Lock()
-	w.unknownKeys = len(l.UnknownKeys)
-	unchanged := reflect.DeepEqual(w.settings, l.Settings)
-	if !unchanged {
-		w.settings = l.Settings
-		if w.changed != nil {
-			close(w.changed)
-			w.changed = nil
-		}
-	}
-	w.mu.Unlock()
+	w.unknownKeys.Store(int64(len(l.UnknownKeys)))
+	settings, _ := w.Get()
 	switch {
-	case !unchanged:
-		w.log.Info("config changed", "config", l.Config)
+	case !reflect.DeepEqual(settings, l.Settings):
+		w.settings.Set(l.Settings)
+		w.o.Log.Info("config changed", "config", l.Config)
 	case w.rejected:
-		w.log.Info("config is valid again, and says what holds")
+		w.o.Log.Info("config is valid again, and says what holds")
 	}
 	w.rejected = false
-	l.Report(w.log)
+	l.Report(w.o.Log)
 }

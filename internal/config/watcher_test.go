@@ -173,7 +173,6 @@ func TestWatchDebounces(t *testing.T) {
 	}
 	w := &testWatcher{t: t, log: &lockedBuffer{}}
 	w.Watcher = NewWatcher(b, first, WatcherOptions{Log: slog.New(slog.NewTextHandler(w.log, nil))})
-	w.location = FileLocation{File: file}
 	write := func(text string) { os.WriteFile(file, []byte(text), 0o644) }
 
 	write("version: v1\nfl") // half of it is there
