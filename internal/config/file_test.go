@@ -58,7 +58,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\npodgauge: {xids: {0: warn}}\n", "config.yaml:2: podgauge.xids.0: want the number of an Xid"},
 		{"version: v1\npodgauge: {xids: {-1: warn}}\n", "config.yaml:2: podgauge.xids.-1: want the number of an Xid"},
 		{"version: v1\npodgauge: {xids: {0x1f: warn}}\n", "config.yaml:2: podgauge.xids.0x1f: want the number of an Xid"},
-		{"version: v1\npodgauge: {xids: {31: warn, \"031\": ignore}}\n", "config.yaml:2: podgauge.xids.031: Xid 31 was given before"},
+		{"version: v1\npodgauge: {xids: {31: warn, \"031\": ignore}}\n", "config.yaml:2: podgauge.xids.031: duplicate Xid 31"},
 		{"version: v1\npodgauge: {xids: {31: warn, \"31\": ignore}}\n", `config.yaml:2: podgauge.xids: mapping key "31" already defined at line 2`},
 		{"version: v1\npodgauge: {select: {include: [gpu0]}}\n", `config.yaml:2: podgauge.select.include: "gpu0": want an index (0), a MIG index (0:1), a UUID (GPU-…, MIG-…), a PCI address (0000:3b:00.0) or model:GLOB`},
 		// Sharing.

@@ -306,7 +306,7 @@ func readXids(dst *map[uint64]XidPolicy, n *yaml.Node, path string) error {
 		case isNull(e.value):
 			continue
 		case policies[xid] != XidDefault:
-			err = fmt.Errorf("Xid %d was given before", xid)
+			err = fmt.Errorf("duplicate Xid %d", xid)
 		case wordErr != nil:
 			err = wordErr
 		case policy <= int(XidDefault):
