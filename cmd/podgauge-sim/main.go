@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/spf13/pflag"
 )
@@ -61,7 +62,7 @@ func (p *simulatedPlatform) Open(o app.OpenOptions) (device.Backend, app.Simulat
 	if script != nil {
 		machine = sim.NewNamedMachine(script.Machine, rows, time.Now)
 	}
-	machine.ClassifyXid = nvml.XidEvent
+	machine.ClassifyXid = xid.Event
 	if p.mode == modeHardware {
 		return machine, nil, nil
 	}

@@ -7,19 +7,20 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
 // TestXidsMeanTheSame has simulated GPUs report errors: they do what NVML's would.
 func TestXidsMeanTheSame(t *testing.T) {
 	m := sim.NewMachine(nvml.Metrics(), 1, time.Now)
-	m.ClassifyXid = nvml.XidEvent
-	for xid, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 155: false, 162: false, 167: true, 999: false} {
-		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", xid))
+	m.ClassifyXid = xid.Event
+	for number, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 155: false, 162: false, 167: true, 999: false} {
+		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", number))
 		e, err := m.Wait(t.Context())
-		means, _ := nvml.XidEvent(xid)
-		if err != nil || e.Xid != xid || (e.Recovery == device.RecoveryAfterReset) != fatal || e.Recovery != means.Recovery || e.Action != means.Action {
-			t.Errorf("xid %d: %+v, %v; want it fatal: %v", xid, e, err, fatal)
+		means, _ := xid.Event(number)
+		if err != nil || e.Xid != number || (e.Recovery == device.RecoveryAfterReset) != fatal || e.Recovery != means.Recovery || e.Action != means.Action {
+			t.Errorf("xid %d: %+v, %v; want it fatal: %v", number, e, err, fatal)
 		}
 	}
 }

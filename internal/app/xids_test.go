@@ -8,6 +8,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
 // TestXidsPage: the tables in docs/xids.md are what the rows are.
@@ -20,7 +21,7 @@ func classesTable() string {
 	var table strings.Builder
 	table.WriteString("| class | asks for | hits | what podgauge does |\n|---|---|---|---|\n")
 	var seen []string
-	for _, x := range append(nvml.Xids(), unknownXid()) {
+	for _, x := range append(xid.All(), unknownXid()) {
 		if slices.Contains(seen, x.Class) {
 			continue
 		}
@@ -35,15 +36,15 @@ func classesTable() string {
 }
 
 // unknownXid is what one means that the table does not have.
-func unknownXid() nvml.XidInfo {
-	e, alone := nvml.XidEvent(0)
-	return nvml.XidInfo{Class: e.Class, Action: e.Action, WholeGPU: !alone, Effect: nvml.UnknownXidEffect}
+func unknownXid() xid.Info {
+	e, alone := xid.Event(0)
+	return xid.Info{Class: e.Class, Action: e.Action, WholeGPU: !alone, Effect: xid.UnknownEffect}
 }
 
 func xidsTable() string {
 	var table strings.Builder
 	table.WriteString("| Xid | what happened | fault of | class | asks for | heals |\n|---|---|---|---|---|---|\n")
-	for _, x := range nvml.Xids() {
+	for _, x := range xid.All() {
 		fmt.Fprintf(&table, "| %d | %s | %s | `%s` | %s | %s |\n", x.Number, x.Name, x.Origin, x.Class, inlineCode(x.Action), recoveryText(x.Recovery, x.Action))
 	}
 	return table.String()

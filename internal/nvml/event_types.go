@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
 // EventTypeInfo is a type of event that is no Xid.
@@ -22,16 +23,16 @@ type EventTypeInfo struct {
 var eventTypes = [...]struct {
 	mask  uint64
 	kind  string
-	class eventClass
+	class xid.Class
 }{
-	{nvml.EventTypeDoubleBitEccError, "double_bit_ecc", classUndecided}, // with Xid 48
-	{nvml.EventTypeSingleBitEccErrorStorm, "single_bit_ecc_storm", classInformation},
-	{nvml.EventTypeDramRetirementEvent, "dram_retirement", classInformation}, // with 63
-	{nvml.EventTypeDramRetirementFailure, "dram_retirement_failure", classMemory},
-	{nvml.EventTypeNonFatalPoisonError, "non_fatal_poison", classContained}, // with 94
-	{nvml.EventTypeFatalPoisonError, "fatal_poison", classMemory},           // with 95
-	{nvml.EventTypeGpuUnavailableError, "gpu_unavailable", classUndecided},
-	{nvml.EventTypeGpuRecoveryAction, "recovery_action", classUndecided}, // with 154
+	{nvml.EventTypeDoubleBitEccError, "double_bit_ecc", xid.Undecided}, // with Xid 48
+	{nvml.EventTypeSingleBitEccErrorStorm, "single_bit_ecc_storm", xid.Information},
+	{nvml.EventTypeDramRetirementEvent, "dram_retirement", xid.Information}, // with 63
+	{nvml.EventTypeDramRetirementFailure, "dram_retirement_failure", xid.Memory},
+	{nvml.EventTypeNonFatalPoisonError, "non_fatal_poison", xid.Contained}, // with 94
+	{nvml.EventTypeFatalPoisonError, "fatal_poison", xid.Memory},           // with 95
+	{nvml.EventTypeGpuUnavailableError, "gpu_unavailable", xid.Undecided},
+	{nvml.EventTypeGpuRecoveryAction, "recovery_action", xid.Undecided}, // with 154
 }
 
 // requiredEventTypes are the types without which nothing would be heard, and wanted are all that are
@@ -50,7 +51,7 @@ var subscribedEventTypes = func() uint64 {
 func EventTypes() []EventTypeInfo {
 	var list []EventTypeInfo
 	for _, k := range eventTypes {
-		list = append(list, EventTypeInfo{k.kind, k.mask, eventClasses[k.class].name, eventClasses[k.class].means})
+		list = append(list, EventTypeInfo{k.kind, k.mask, k.class.Event().Class, k.class.Effect()})
 	}
 	return list
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
 const (
@@ -163,24 +164,25 @@ func (b *Backend) toEvent(data nvml.EventData) device.Event {
 // xidEvent is the report of an Xid of a GPU, which is nil where it is not known.
 func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Event {
 	number = cmp.Or(number, undeterminedXid)
-	class := xids[number].class
+	class := xid.ClassOf(number)
 	e := g.classEvent(class)
 	e.Xid = number
 	if g == nil {
 		return e
 	}
 	e.GPU = g.id
-	if !eventClasses[class].wholeGPU {
+	if !class.WholeGPU() {
 		e.Device = g.mig.Load().deviceID(gi, ci)
 	}
 	return e
 }
 
 // classEvent is what a report of a class means for the GPU, which is nil where it is not known.
-func (g *gpu) classEvent(c eventClass) device.Event {
-	e := c.newEvent()
-	if c == classMemory && g != nil && g.reportsRecovery.Load() {
-		e.Recovery, e.Action = eventClasses[classUndecided].heals, eventClasses[classUndecided].action
+func (g *gpu) classEvent(c xid.Class) device.Event {
+	e := c.Event()
+	if c == xid.Memory && g != nil && g.reportsRecovery.Load() {
+		undecided := xid.Undecided.Event()
+		e.Recovery, e.Action = undecided.Recovery, undecided.Action
 	}
 	return e
 }

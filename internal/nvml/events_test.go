@@ -40,26 +40,6 @@ func (s *backendFixture) openEventSets() uint64 {
 
 func formatUint(n uint64) string { return strconv.FormatUint(n, 10) }
 
-// parseXidList reads a list with ranges.
-func parseXidList(t *testing.T, list string) (all []uint64) {
-	t.Helper()
-	for word := range strings.FieldsSeq(list) {
-		from, to, isRange := strings.Cut(word, "-")
-		if !isRange {
-			to = from
-		}
-		first, err1 := strconv.ParseUint(from, 10, 64)
-		last, err2 := strconv.ParseUint(to, 10, 64)
-		if err := errors.Join(err1, err2); err != nil {
-			t.Fatal(err)
-		}
-		for n := first; n <= last; n++ {
-			all = append(all, n)
-		}
-	}
-	return all
-}
-
 // TestEventsNameTheirGPU has several come at once.
 func TestEventsNameTheirGPU(t *testing.T) {
 	s := newListedFixture(t, "gpus 8")

@@ -9,6 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
 // checkedFields are asked for in each check, in one call.
@@ -62,15 +63,15 @@ type healthCheck struct {
 var healthChecks = [...]healthCheck{
 	{
 		name: "row_remap_failure", fieldIndex: remapFailureIndex, condition: "a row of memory could not be replaced by a spare one",
-		evaluate: faultIfSet, fault: device.Fault{Reason: "row_remap_failure", Action: actionReplaceGPU, NeedsReset: true},
+		evaluate: faultIfSet, fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU, NeedsReset: true},
 	},
 	{
 		name: "sram_threshold", valueID: sramThresholdExceeded, condition: "SRAM has had too many uncorrected errors",
-		evaluate: faultIfSet, fault: device.Fault{Reason: "sram_threshold_exceeded", Action: actionReplaceGPU},
+		evaluate: faultIfSet, fault: device.Fault{Reason: "sram_threshold_exceeded", Action: xid.ActionReplaceGPU},
 	},
 	{
 		name: "unrepairable_memory", valueID: unrepairableMemory, condition: "memory has errors that cannot be repaired",
-		evaluate: faultIfSet, fault: device.Fault{Reason: "unrepairable_memory", Action: actionReplaceGPU},
+		evaluate: faultIfSet, fault: device.Fault{Reason: "unrepairable_memory", Action: xid.ActionReplaceGPU},
 	},
 	{
 		name: "recovery_action", fieldIndex: recoveryIndex, condition: "the driver asks for anything but none",
@@ -78,11 +79,11 @@ var healthChecks = [...]healthCheck{
 	},
 	{
 		name: "fabric", valueID: fabricFailed, condition: "joining the fabric of NVSwitches has ended with an error",
-		evaluate: faultIfSet, fault: device.Fault{Reason: "fabric", Action: actionResetGPU},
+		evaluate: faultIfSet, fault: device.Fault{Reason: "fabric", Action: xid.ActionResetGPU},
 	},
 	{
 		name: "fabric_joined", valueID: fabricNotJoined, condition: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
-		evaluate: evaluateFabricJoin, fault: device.Fault{Reason: "fabric_not_joined", Action: actionInspect},
+		evaluate: evaluateFabricJoin, fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
 	},
 }
 
@@ -100,13 +101,13 @@ func faultIfSet(_ *gpuReader, c *healthCheck, value float64, _ time.Time) *devic
 // recoveryActions are the values of nvmlDeviceGpuRecoveryAction_t, by which a driver
 // from 565 on says what its GPU needs before it can be used again.
 var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
-	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           {Reason: "gpu_reset", Action: actionResetGPU},
-	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         {Reason: "node_reboot", Action: actionReboot},
+	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           {Reason: "gpu_reset", Action: xid.ActionResetGPU},
+	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         {Reason: "node_reboot", Action: xid.ActionReboot},
 	nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           {Reason: "drain_p2p", Action: "drain_p2p"},
 	nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     {Reason: "drain_and_reset", Action: "drain_and_reset"},
 	nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: {Reason: "recover_imex_domain", Action: "recover_imex_domain"},
 	nvml.GPU_RECOVERY_ACTION_BUS_RESET:           {Reason: "bus_reset", Action: "reset_bus"},
-	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       {Reason: "system_reboot", Action: actionReboot},
+	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       {Reason: "system_reboot", Action: xid.ActionReboot},
 }
 
 // evaluateRecoveryAction passes on what the driver asks for. A value that NVML does not define is no

@@ -5,6 +5,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
 // nvmlError is a return code of NVML, as an error. nvml.Return would be one too, but
@@ -33,7 +34,7 @@ var nvmlErrors = map[nvmlError]struct {
 	nvmlError(nvml.ERROR_FUNCTION_NOT_FOUND):        {"FUNCTION_NOT_FOUND", nil},
 	nvmlError(nvml.ERROR_CORRUPTED_INFOROM):         {"CORRUPTED_INFOROM", nil},
 	nvmlError(nvml.ERROR_GPU_IS_LOST):               {"GPU_IS_LOST", device.ErrLost},
-	nvmlError(nvml.ERROR_RESET_REQUIRED):            {"RESET_REQUIRED", &device.Fault{Reason: "reset_required", Action: actionResetGPU}},
+	nvmlError(nvml.ERROR_RESET_REQUIRED):            {"RESET_REQUIRED", &device.Fault{Reason: "reset_required", Action: xid.ActionResetGPU}},
 	nvmlError(nvml.ERROR_OPERATING_SYSTEM):          {"OPERATING_SYSTEM", nil},
 	nvmlError(nvml.ERROR_LIB_RM_VERSION_MISMATCH):   {"LIB_RM_VERSION_MISMATCH", nil},
 	nvmlError(nvml.ERROR_IN_USE):                    {"IN_USE", nil},

@@ -1,0 +1,261 @@
+// Package xid is the table of Xids, the driver's error reports: what each one means and what it asks for.
+package xid
+
+import (
+	"maps"
+	"slices"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// What a fault can ask for.
+const (
+	ActionRestartApp = "restart_app"
+	ActionResetGPU   = "reset_gpu"
+	ActionReboot     = "reboot"
+	ActionRestartVM  = "restart_vm"
+	ActionReplaceGPU = "replace"
+	ActionInspect    = "inspect"
+)
+
+// Info is what is known of one of the driver's error reports.
+type Info struct {
+	Number uint64
+	Name   string // what happened, in a few words
+	Class  string // as in device.Event
+	// Origin is who brought it about: "application", "driver", "hardware" or "environment",
+	// which is the machine around the GPU. It is empty where only the report that it
+	// accompanies can tell.
+	Origin   string
+	Action   string // what it asks for, as in device.Status
+	Recovery device.Recovery
+	// WholeGPU says that it hits the whole GPU, also where the driver names a slice.
+	WholeGPU bool
+	// Effect is what podgauge makes of it, in a sentence.
+	Effect string
+}
+
+// UnknownEffect is what podgauge makes of an Xid that the table does not have.
+const UnknownEffect = "checked at once: as the driver's recovery action says; suspect until checks pass where it has none"
+
+// All are the rows of the table, by number.
+func All() []Info {
+	list := make([]Info, 0, len(xids))
+	for _, number := range slices.Sorted(maps.Keys(xids)) {
+		row := xids[number]
+		c := classes[row.class]
+		list = append(list, Info{number, row.name, c.name, string(row.fault), c.action, c.heals, c.wholeGPU, c.means})
+	}
+	return list
+}
+
+// Event says whether an Xid is fatal, what it asks for, and whether it hits alone the
+// slice that its report names. Of one that depends on the GPU it says the worst.
+func Event(xid uint64) (e device.Event, singleDevice bool) {
+	c := ClassOf(xid)
+	return c.Event(), !c.WholeGPU()
+}
+
+// Class is what the driver's report means for the GPU.
+type Class uint8
+
+const (
+	// Unknown Xids have no row. They do not mark a GPU unhealthy by themselves: checks do,
+	// which read the driver's recovery action.
+	Unknown Class = iota
+	// Application: a program did something wrong, and the next one will run.
+	Application
+	// Information: a report that accompanies another one, or of something mended.
+	Information
+	// Contained: the hardware failed under a program, which alone is hit.
+	Contained
+	// Undecided: what it means stands in the driver's recovery action, which Check reads.
+	Undecided
+	// Memory: as the recovery action says, or broken if the driver has none.
+	Memory
+	// Broken: nothing runs before the GPU was reset.
+	Broken
+	// Fallen: nothing runs before the node was booted or its power cycled. A GPU that is off
+	// the bus cannot be reset.
+	Fallen
+	// Locked: nothing runs before the virtual machine was started anew.
+	Locked
+	// Unpowered: somebody has to look at the machine.
+	Unpowered
+)
+
+// classes say what a class asks for, how it heals, and whether it is of the hardware: then
+// all slices of a GPU share it, whichever the driver names.
+var classes = [...]struct {
+	name, action string
+	heals        device.Recovery
+	wholeGPU     bool
+	means        string
+}{
+	Unknown:     {"unknown", ActionInspect, device.RecoveryChecksPass, false, UnknownEffect},
+	Application: {"application", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy"},
+	Information: {"information", "", device.RecoveryNone, false, "counted; the device stays healthy"},
+	Contained:   {"contained", ActionRestartApp, device.RecoveryNone, false, "counted; the device stays healthy, and who held it has to start anew"},
+	Undecided:   {"undecided", "", device.RecoveryChecksPass, true, "checked at once: as the driver's recovery action says"},
+	Memory:      {"memory", ActionResetGPU, device.RecoveryAfterReset, true, "as the driver's recovery action says; unhealthy until a reset was seen where it has none"},
+	Broken:      {"broken", ActionResetGPU, device.RecoveryAfterReset, true, "unhealthy until a reset was seen"},
+	Fallen:      {"fallen", ActionReboot, device.RecoveryAfterReset, true, "unhealthy until the GPU answers again after a reboot or a power cycle of the node"},
+	Locked:      {"locked", ActionRestartVM, device.RecoveryAfterReset, true, "unhealthy until the virtual machine was started anew"},
+	Unpowered:   {"unpowered", ActionInspect, device.RecoveryAfterReset, true, "unhealthy until a reset was seen: somebody has to look at the machine"},
+}
+
+// ClassOf returns the class of an Xid, Unknown if the table lacks it.
+func ClassOf(xid uint64) Class { return xids[xid].class }
+
+// Event returns a report of the class, without its GPU.
+func (c Class) Event() device.Event {
+	return device.Event{Class: classes[c].name, Recovery: classes[c].heals, Action: classes[c].action}
+}
+
+// WholeGPU reports whether the class concerns the whole GPU, even if the driver names a MIG device.
+func (c Class) WholeGPU() bool { return classes[c].wholeGPU }
+
+// Effect returns what podgauge does with a report of the class, in a sentence.
+func (c Class) Effect() string { return classes[c].means }
+
+// faultOrigin is who brought something about.
+type faultOrigin string
+
+const (
+	originApplication faultOrigin = "application"
+	originDriver      faultOrigin = "driver"
+	originHardware    faultOrigin = "hardware"
+	originEnvironment faultOrigin = "environment"
+	originAccompanied faultOrigin = "" // as the report says that it accompanies
+)
+
+// xids are NVIDIA's catalogue of error reports
+// (docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html), each with what it
+// means here. Where the catalogue gives a workflow, those of NVLink are undecided, and so
+// is 48 where the driver can say whether the error was contained. What the catalogue calls
+// unused has no row, except the encoders', which other GPUs have. The test holds the rows
+// against testdata/xids.txt.
+var xids = map[uint64]struct {
+	name  string
+	class Class
+	fault faultOrigin
+}{
+	8:   {"GPU stopped processing", Application, originApplication},
+	11:  {"invalid or corrupted push buffer stream", Application, originApplication},
+	13:  {"graphics engine exception", Application, originApplication},
+	14:  {"fake error", Information, originDriver},
+	25:  {"invalid or illegal push buffer stream", Application, originApplication},
+	31:  {"memory page fault", Application, originApplication},
+	32:  {"corrupted push buffer stream, mostly by PCIe", Contained, originHardware},
+	37:  {"firmware error, unknown method", Information, originDriver},
+	38:  {"firmware error, watchdog timeout", Information, originDriver},
+	39:  {"copy engine 0 exception", Application, originApplication},
+	40:  {"copy engine 1 exception", Application, originApplication},
+	41:  {"copy engine 2 exception", Application, originApplication},
+	43:  {"a program's work was stopped", Information, originApplication},
+	44:  {"graphics engine fault during a context switch", Information, originDriver},
+	45:  {"a program's work was cleaned up after another error", Information, originAccompanied},
+	46:  {"GPU stopped processing and timed out", Broken, originDriver},
+	47:  {"video encoder 0 error", Application, originApplication},
+	48:  {"double-bit ECC error", Memory, originHardware},
+	54:  {"auxiliary power is not connected", Unpowered, originEnvironment},
+	60:  {"video processor exception", Application, originApplication},
+	62:  {"internal micro-controller halt", Broken, originHardware},
+	63:  {"a row was remapped or a page retired", Information, originHardware},
+	64:  {"a row could not be remapped or a page retired", Broken, originHardware},
+	65:  {"video encoder 1 error", Application, originApplication},
+	66:  {"illegal access by the driver", Information, originDriver},
+	67:  {"illegal access by the driver", Information, originDriver},
+	68:  {"video decoder 0 exception", Application, originApplication},
+	69:  {"graphics engine class error", Application, originApplication},
+	70:  {"copy engine 3 error", Application, originApplication},
+	71:  {"copy engine 4 error", Application, originApplication},
+	72:  {"copy engine 5 error", Application, originApplication},
+	73:  {"video encoder 2 error", Application, originApplication},
+	74:  {"NVLink error", Undecided, originHardware},
+	75:  {"copy engine 6 error", Application, originApplication},
+	76:  {"copy engine 7 error", Application, originApplication},
+	77:  {"copy engine 8 error", Application, originApplication},
+	78:  {"vGPU could not be started", Information, originEnvironment},
+	79:  {"GPU has fallen off the bus", Fallen, originHardware},
+	80:  {"corrupted data sent to the GPU", Application, originApplication},
+	82:  {"JPEG engine 0 error", Application, originApplication},
+	83:  {"video decoder 1 error", Application, originApplication},
+	84:  {"video decoder 2 error", Application, originApplication},
+	85:  {"copy engine 9 error", Application, originApplication},
+	86:  {"optical flow engine exception", Application, originApplication},
+	88:  {"video decoder 3 error", Application, originApplication},
+	89:  {"video decoder 4 error", Application, originApplication},
+	92:  {"many single-bit ECC errors", Information, originHardware},
+	93:  {"InfoROM is worn", Information, originHardware},
+	94:  {"contained memory error", Contained, originHardware},
+	95:  {"uncontained memory error", Broken, originHardware},
+	96:  {"video decoder 5 error", Application, originApplication},
+	97:  {"video decoder 6 error", Application, originApplication},
+	98:  {"video decoder 7 error", Application, originApplication},
+	99:  {"JPEG engine 1 error", Application, originApplication},
+	100: {"JPEG engine 2 error", Application, originApplication},
+	101: {"JPEG engine 3 error", Application, originApplication},
+	102: {"JPEG engine 4 error", Application, originApplication},
+	103: {"JPEG engine 5 error", Application, originApplication},
+	104: {"JPEG engine 6 error", Application, originApplication},
+	105: {"JPEG engine 7 error", Application, originApplication},
+	106: {"SMBPBI test message", Information, originEnvironment},
+	107: {"silent SMBPBI test message", Information, originEnvironment},
+	108: {"NVLink remote translation error", Information, originApplication},
+	109: {"context switch timeout", Undecided, originDriver}, // heavy time-slicing makes them too
+	110: {"security fault", Broken, originDriver},
+	119: {"GSP does not answer", Broken, originDriver},
+	120: {"GSP error", Broken, originDriver},
+	121: {"link to the CPU was corrected", Information, originHardware},
+	126: {"copy engine 10 error", Application, originApplication},
+	127: {"copy engine 11 error", Application, originApplication},
+	128: {"copy engine 12 error", Application, originApplication},
+	129: {"copy engine 13 error", Application, originApplication},
+	130: {"copy engine 14 error", Application, originApplication},
+	131: {"copy engine 15 error", Application, originApplication},
+	132: {"copy engine 16 error", Application, originApplication},
+	133: {"copy engine 17 error", Application, originApplication},
+	134: {"copy engine 18 error", Application, originApplication},
+	135: {"copy engine 19 error", Application, originApplication},
+	136: {"link training failed", Broken, originHardware},
+	137: {"NVLink privilege error", Information, originApplication},
+	139: {"optical flow engine 1 error", Application, originApplication},
+	140: {"ECC error that was not recovered", Broken, originHardware},
+	141: {"CUDA fast path error", Information, originApplication},
+	142: {"video encoder 3 error", Application, originApplication},
+	143: {"GPU does not initialise", Broken, originHardware},
+	144: {"NVLink 5 error, SAW", Undecided, originHardware},
+	145: {"NVLink 5 error, RLW", Undecided, originHardware},
+	146: {"NVLink 5 error, TLW", Undecided, originHardware},
+	147: {"NVLink 5 error, TREX", Undecided, originHardware},
+	148: {"NVLink 5 error, NVLPW_CTRL", Undecided, originHardware},
+	149: {"NVLink 5 error, NETIR", Undecided, originHardware},
+	150: {"NVLink 5 error, MSE", Undecided, originHardware},
+	151: {"key rotation failed", Locked, originEnvironment},
+	152: {"DLA SMMU error", Information, originDriver},
+	153: {"DLA timeout", Information, originDriver},
+	154: {"the recovery action changed", Undecided, originAccompanied},
+	155: {"NVLink error that software defines", Undecided, originDriver}, // links that are taken down on purpose make them too
+	156: {"a part of the GPU was retired", Broken, originHardware},
+	157: {"a part of the GPU could not be retired", Information, originHardware},
+	158: {"GPU fatal timeout", Broken, originHardware},
+	159: {"CHI non-data error", Information, originHardware},
+	160: {"a channel was retired", Information, originHardware},
+	161: {"a channel could not be retired", Information, originHardware},
+	162: {"power smoothing is engaged again", Information, originHardware},
+	163: {"power smoothing is disengaged", Information, originHardware},
+	164: {"power smoothing is near the end of its lifetime", Information, originHardware},
+	165: {"power smoothing is at the end of its lifetime", Information, originHardware},
+	166: {"NVLink traffic before its encryption was set up", Information, originEnvironment},
+	167: {"PCIe fatal timeout", Fallen, originHardware},
+	168: {"errors in the write-protected region", Information, originHardware},
+	169: {"security micro-controller halt", Broken, originHardware},
+	170: {"interrupt during confidential computing", Information, originEnvironment},
+	171: {"uncorrectable error in DRAM, with 48", Information, originHardware},
+	172: {"uncorrectable error in SRAM, with 48", Information, originHardware},
+	173: {"link to the CPU failed", Broken, originHardware},
+	174: {"a program was ended silently", Information, originDriver},
+	175: {"error of the memory subsystem", Memory, originHardware},
+	176: {"PCIe error that was corrected", Information, originHardware},
+}

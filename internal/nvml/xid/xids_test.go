@@ -1,0 +1,201 @@
+package xid
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// xidCatalogue is NVIDIA's, as shared facts on NVML have it: written down a second
+// time, so that a slip in the table is seen.
+var xidCatalogue = map[Class]string{
+	Application: "8 11 13 25 31 39-41 47 60 65 68 69 70-72 73 75-77 80 82-86 88 89 96-105 126-135 139 142",
+	Information: "14 37 38 43 44 45 63 66 67 78 92 93 106-108 121 137 141 152 153 157 159-161 162-165 166 168 170-172 174 176",
+	Contained:   "32 94",
+	Undecided:   "74 109 144-150 154 155",
+	Memory:      "48 175",
+	Broken:      "46 62 64 95 110 119 120 136 140 143 156 158 169 173",
+	Fallen:      "79 167",
+	Locked:      "151",
+	Unpowered:   "54",
+	Unknown:     "1 61 200 999 123456",
+}
+
+// xidOrigins are who is to blame, likewise.
+var xidOrigins = map[string]string{
+	"application": "8 11 13 25 31 39-41 43 47 60 65 68 69 70-72 73 75-77 80 82-86 88 89 96-105 108 126-135 137 139 141 142",
+	"driver":      "14 37 38 44 46 66 67 109 110 119 120 152 153 155 174",
+	"hardware":    "32 48 62 63 64 74 79 92-95 121 136 140 143-150 156-161 162-165 167-169 171-173 175 176",
+	"environment": "54 78 106 107 151 166 170",
+	"":            "45 154",
+}
+
+// classEvents is what a report means to the device.Monitor.
+var classEvents = map[Class]device.Event{
+	Application: {Class: "application", Action: "restart_app"},
+	Information: {Class: "information"},
+	Contained:   {Class: "contained", Action: "restart_app"},
+	Undecided:   {Class: "undecided", Recovery: device.RecoveryChecksPass},
+	Memory:      {Class: "memory", Recovery: device.RecoveryAfterReset, Action: "reset_gpu"}, // of a GPU that no check has asked for its recovery action
+	Broken:      {Class: "broken", Recovery: device.RecoveryAfterReset, Action: "reset_gpu"},
+	Fallen:      {Class: "fallen", Recovery: device.RecoveryAfterReset, Action: "reboot"},
+	Locked:      {Class: "locked", Recovery: device.RecoveryAfterReset, Action: "restart_vm"},
+	Unpowered:   {Class: "unpowered", Recovery: device.RecoveryAfterReset, Action: "inspect"},
+	Unknown:     {Class: "unknown", Recovery: device.RecoveryChecksPass, Action: "inspect"},
+}
+
+// wholeGPUClasses are the classes that hit a whole GPU, whichever slice the driver names.
+var wholeGPUClasses = []Class{Undecided, Memory, Broken, Fallen, Locked, Unpowered}
+
+// TestXids compares each Xid's event with the catalogue.
+func TestXids(t *testing.T) {
+	cases := map[uint64]bool{}
+	for class, numbers := range xidCatalogue {
+		whole := slices.Contains(wholeGPUClasses, class)
+		for _, xid := range parseXids(t, numbers) {
+			cases[xid] = true
+			want := classEvents[class]
+			if means, alone := Event(xid); means != want || alone == whole {
+				t.Errorf("xid %d means %+v, and alone %v; want %+v, %v", xid, means, alone, want, !whole)
+			}
+		}
+	}
+	for xid := range xids {
+		if !cases[xid] {
+			t.Errorf("no case for xid %d", xid)
+		}
+	}
+}
+
+// lenientXids are Xids for which the catalogue wants a reset, and podgauge waits for the driver's
+// recovery action: 109 comes of heavy time-slicing too, and 155 of links that were taken down
+// on purpose.
+var lenientXids = []uint64{109, 155}
+
+// TestXidsOfTheCatalogue holds the table against the whole catalogue. An Xid that the
+// catalogue calls harmless never takes a GPU out of service, one without a row neither.
+func TestXidsOfTheCatalogue(t *testing.T) {
+	catalogue := map[uint64]bool{}
+	for line := range strings.Lines(string(readTestdata(t, "xids.txt"))) {
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		fields := strings.Fields(line)
+		xid, err := strconv.ParseUint(fields[0], 10, 64)
+		if err != nil || len(fields) < 3 || catalogue[xid] {
+			t.Fatalf("%q: %v", line, err)
+		}
+		catalogue[xid] = true
+		e, _ := Event(xid)
+		_, has := xids[xid]
+		ok := true
+		switch action := fields[2]; action {
+		case "IGNORE", "NONE":
+			ok = has && e.Recovery == device.RecoveryNone && e.Action == ""
+		case "RESTART_APP", "WORKFLOW_XID_45", "CHECK_UVM", "UPDATE_SWFW":
+			ok = has && e.Recovery == device.RecoveryNone
+		case "CONTACT_SUPPORT": // of engines that other GPUs have, or of nothing that is known
+			ok = has == (e.Recovery == device.RecoveryNone) && e.Recovery != device.RecoveryAfterReset
+		case "RESET_GPU":
+			ok = has && (e.Recovery == device.RecoveryAfterReset && e.Action == "reset_gpu" || e.Recovery == device.RecoveryChecksPass && slices.Contains(lenientXids, xid))
+		case "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR", "XID_154":
+			ok = has && e.Recovery == device.RecoveryChecksPass
+		case "WORKFLOW_XID_48":
+			ok = has && e.Class == "memory"
+		case "RESTART_BM":
+			ok = has && e.Recovery == device.RecoveryAfterReset && e.Action == "reboot"
+		case "RESTART_VM":
+			ok = has && e.Recovery == device.RecoveryAfterReset && e.Action == "restart_vm"
+		case "CHECK_MECHANICALS":
+			ok = has && e.Recovery == device.RecoveryAfterReset && e.Action == "inspect"
+		case "-":
+			ok = has
+		default:
+			t.Errorf("xid %d: the action %q is not known", xid, action)
+		}
+		if !ok {
+			t.Errorf("xid %d, %s: the catalogue wants %s, and the table has %+v", xid, fields[1], fields[2], e)
+		}
+	}
+	if len(catalogue) != 176 {
+		t.Errorf("the catalogue has %d rows", len(catalogue))
+	}
+	for xid := range xids {
+		if !catalogue[xid] {
+			t.Errorf("the catalogue lacks xid %d", xid)
+		}
+	}
+}
+
+func readTestdata(t *testing.T, name string) []byte {
+	t.Helper()
+	content, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return content
+}
+
+// TestXidRows: each has a name of its own kind, somebody to blame, and what its class says.
+func TestXidRows(t *testing.T) {
+	blamed := map[uint64]string{}
+	for fault, xids := range xidOrigins {
+		for _, xid := range parseXids(t, xids) {
+			blamed[xid] = fault
+		}
+	}
+	rows := All()
+	if len(rows) != len(xids) || len(rows) != len(blamed) {
+		t.Errorf("%d rows of %d Xids, and %d have somebody to blame", len(rows), len(xids), len(blamed))
+	}
+	if !slices.IsSortedFunc(rows, func(a, b Info) int { return int(a.Number) - int(b.Number) }) {
+		t.Error("the rows are in no order")
+	}
+	for _, row := range rows {
+		fault, known := blamed[row.Number]
+		if !known || row.Origin != fault {
+			t.Errorf("xid %d is the fault of %q, want %q", row.Number, row.Origin, fault)
+		}
+		means, alone := Event(row.Number)
+		if row.Class != means.Class || row.Recovery != means.Recovery || row.Action != means.Action || row.WholeGPU == alone {
+			t.Errorf("xid %d is %+v, and means %+v, alone %v", row.Number, row, means, alone)
+		}
+		if row.Name == "" || row.Effect == "" {
+			t.Errorf("xid %d is %+v", row.Number, row)
+		}
+	}
+	for _, known := range []struct {
+		xid  uint64
+		name string
+	}{{31, "memory page fault"}, {48, "double-bit ECC error"}, {79, "GPU has fallen off the bus"}, {94, "contained memory error"}, {119, "GSP does not answer"}} {
+		if xids[known.xid].name != known.name {
+			t.Errorf("xid %d is called %q, want %q", known.xid, xids[known.xid].name, known.name)
+		}
+	}
+}
+
+// parseXids reads a list with ranges.
+func parseXids(t *testing.T, list string) (all []uint64) {
+	t.Helper()
+	for word := range strings.FieldsSeq(list) {
+		from, to, isRange := strings.Cut(word, "-")
+		if !isRange {
+			to = from
+		}
+		first, err1 := strconv.ParseUint(from, 10, 64)
+		last, err2 := strconv.ParseUint(to, 10, 64)
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatal(err)
+		}
+		for n := first; n <= last; n++ {
+			all = append(all, n)
+		}
+	}
+	return all
+}

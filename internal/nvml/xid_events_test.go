@@ -1,0 +1,171 @@
+package nvml
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
+)
+
+// TestXids has the driver report each Xid, of a GPU and of a MIG device.
+func TestXids(t *testing.T) {
+	s := newListedFixture(t, "gpus 2", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a", "gpu 1 slice 1 1g.10gb gi 8 ci 0 uuid MIG-b")
+	s.waitForRegistration()
+	numbers := []uint64{1, 61, 200, 999, 123456} // the table lacks these
+	for _, row := range xid.All() {
+		numbers = append(numbers, row.Number)
+	}
+	for _, number := range numbers {
+		want, alone := xid.Event(number)
+		want.Xid, want.GPU = number, s.id(0)
+		s.sendEvent(0, "xid "+formatUint(number))
+		if got := s.nextEvent(); got != want {
+			t.Errorf("xid %d: got %+v, want %+v", number, got, want)
+		}
+		want.GPU = s.id(1)
+		if alone {
+			want.Device = "MIG-b"
+		}
+		s.sendEvent(1, "xid "+formatUint(number)+" gi 8 ci 0")
+		if got := s.nextEvent(); got != want {
+			t.Errorf("xid %d of a MIG device: got %+v, want %+v", number, got, want)
+		}
+	}
+}
+
+// eventTypeCatalogue is what the other events mean, and NVML's number of each.
+var eventTypeCatalogue = map[string]struct {
+	mask  uint64
+	class xid.Class
+}{
+	"double_bit_ecc":          {0x2, xid.Undecided},
+	"single_bit_ecc_storm":    {0x200, xid.Information},
+	"dram_retirement":         {0x400, xid.Information},
+	"dram_retirement_failure": {0x800, xid.Memory},
+	"non_fatal_poison":        {0x1000, xid.Contained},
+	"fatal_poison":            {0x2000, xid.Memory},
+	"gpu_unavailable":         {0x4000, xid.Undecided},
+	"recovery_action":         {0x8000, xid.Undecided},
+}
+
+// TestKinds has each other event come from a GPU, none of which is an Xid or names a slice.
+func TestKinds(t *testing.T) {
+	s := newListedFixture(t, "gpus 2")
+	s.waitForRegistration()
+	for _, name := range slices.Sorted(maps.Keys(eventTypeCatalogue)) {
+		row := eventTypeCatalogue[name]
+		want := row.class.Event()
+		want.GPU, want.Kind = s.id(1), name
+		s.sendEvent(1, "type "+name)
+		if got := s.nextEvent(); got != want {
+			t.Errorf("%s: got %+v, want %+v", name, got, want)
+		}
+	}
+	if len(eventTypes) != len(eventTypeCatalogue) {
+		t.Errorf("%d rows, and %d cases", len(eventTypes), len(eventTypeCatalogue))
+	}
+	for _, k := range EventTypes() {
+		if row := eventTypeCatalogue[k.Name]; k.Mask != row.mask || k.Class != row.class.Event().Class || k.Effect == "" {
+			t.Errorf("%s: %+v", k.Name, k)
+		}
+	}
+	s.set("gpu 1 recovery_action 0")
+	_, err := s.Check(s.id(1))
+	s.must(err)
+	s.sendEvent(1, "type fatal_poison") // as bad as the driver says
+	if got := s.nextEvent(); got.Recovery != device.RecoveryChecksPass || got.Action != "" || got.Class != "memory" {
+		t.Errorf("where the driver can say what the GPU needs: %+v", got)
+	}
+}
+
+// TestUnwantedTypes are for metrics, and are not asked for.
+func TestUnwantedTypes(t *testing.T) {
+	s := newListedFixture(t, "gpus 1", "gpu 0 event_types 0xff9f")
+	s.waitForRegistration()
+	for _, name := range []string{"single_bit_ecc", "pstate", "clock", "power_source"} {
+		s.sendEvent(0, "type "+name)
+	}
+	s.sendEvent(0, "xid 13")
+	if got := s.nextEvent(); got.Xid != 13 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestTypesThatAreClaimedInVain has a driver refuse what it says it has: its Xids are heard
+// all the same.
+func TestTypesThatAreClaimedInVain(t *testing.T) {
+	s := newListedFixture(t, "gpus 2", "gpu 0 event_types_refused 0x4000")
+	s.waitForRegistration()
+	s.sendEvent(0, "type fatal_poison")
+	s.sendEvent(0, "xid 79")
+	if got := s.nextEvent(); got.Xid != 79 || got.GPU != s.id(0) {
+		t.Errorf("got %+v", got)
+	}
+	s.sendEvent(1, "type gpu_unavailable")
+	if got := s.nextEvent(); got.Kind != "gpu_unavailable" || got.GPU != s.id(1) {
+		t.Errorf("the GPU beside it: got %+v", got)
+	}
+}
+
+// TestXidOfAnInstance names a GPU instance, and no compute instance in it.
+func TestXidOfAnInstance(t *testing.T) {
+	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a",
+		"gpu 0 slice 1 1c.2g.20gb gi 3 ci 0 uuid MIG-b", "gpu 0 slice 2 1c.2g.20gb gi 3 ci 1 uuid MIG-c")
+	s.waitForRegistration()
+	for _, c := range []struct {
+		instances string
+		want      device.ID
+	}{
+		{" gi 7", "MIG-a"},
+		{" gi 3", ""}, // either of two
+		{" gi 3 ci 1", "MIG-c"},
+		{" gi 9", ""},
+		{" ci 0", ""},
+		{"", ""},
+	} {
+		s.sendEvent(0, "xid 94"+c.instances)
+		if got := s.nextEvent(); got.Device != c.want || got.GPU != s.id(0) {
+			t.Errorf("xid 94%s: got %+v, want %q", c.instances, got, c.want)
+		}
+	}
+}
+
+// TestXidAt finds the GPU by its PCI address, and says of it what Wait would.
+func TestXidAt(t *testing.T) {
+	s := newFixture(t, Options{}, "gpus 2", "gpu 1 pci 0000:1a:00.0", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a")
+	if e, known := s.XidEventAt("0000:1a:00", 79, NoInstanceID, NoInstanceID); known {
+		t.Errorf("before a listing: %+v", e)
+	}
+	s.list(-1)
+	for _, c := range []struct {
+		address string
+		xid     uint64
+		gi, ci  uint32
+		want    device.ID
+		known   bool
+	}{
+		{"0000:1a:00", 94, 7, 0, "MIG-a", true},
+		{"0000:1a:00.0", 94, 7, NoInstanceID, "MIG-a", true},
+		{"0000:1a:00.7", 94, NoInstanceID, NoInstanceID, "", true},
+		{"0000:1a:00", 79, 7, 0, "", true},
+		{"0000:1b:00", 94, 7, 0, "", false},
+		{"", 94, 7, 0, "", false},
+	} {
+		e, known := s.XidEventAt(c.address, c.xid, c.gi, c.ci)
+		want := device.Event{}
+		if c.known {
+			want, _ = xid.Event(c.xid)
+			want.Xid, want.GPU, want.Device = c.xid, s.id(1), c.want
+		}
+		if known != c.known || e != want {
+			t.Errorf("xid %d at %s: got %+v, %v; want %+v", c.xid, c.address, e, known, want)
+		}
+	}
+	gpu := s.id(1)
+	s.Close()
+	if e, known := s.XidEventAt("0000:1a:00", 94, 7, 0); !known || e.GPU != gpu || e.Device != "MIG-a" {
+		t.Errorf("while the driver is let go of: %+v, %v", e, known)
+	}
+}
