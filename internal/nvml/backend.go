@@ -162,7 +162,7 @@ func (b *Backend) Close() {
 	defer b.eventsMu.Unlock()
 	inv := b.inventory.Swap(nil)
 	b.lastInventory.Store(inv)
-	b.pendingCalls.wg.Wait()
+	b.pendingCalls.wait()
 	if b.session == nil { // without an Init, Shutdown may be a symbol of no library
 		return
 	}
@@ -181,7 +181,7 @@ func (b *Backend) Close() {
 }
 
 // Idle reports whether no call to the driver runs in the background.
-func (b *Backend) Idle() bool { return b.pendingCalls.count.Load() == 0 }
+func (b *Backend) Idle() bool { return b.pendingCalls.idle() }
 
 // findGPU finds a GPU in the newest listing.
 func (b *Backend) findGPU(id device.GPU) (*gpu, error) {

@@ -20,9 +20,9 @@ const (
 // each kind, and what they used, of which a partitioned GPU does not tell.
 func (g *gpuReader) processCallBudget() int {
 	if g.groupedState.enabled {
-		return len(processListSymbols)
+		return len(ProcessListSymbols)
 	}
-	return len(processListSymbols) + 1
+	return len(ProcessListSymbols) + 1
 }
 
 const (
@@ -191,12 +191,6 @@ func (g *gpuReader) makeCall(i int, handle nvml.Device, r *valueSet, states *[le
 	t.calledAt = now
 	t.denials.record(isUnavailable(ret), now)
 	g.recordResult(c.symbol, ret)
-}
-
-// isUnavailable tells whether a code says that the GPU or its driver does not have what it was
-// asked for, in the form that it was asked for in.
-func isUnavailable(ret nvml.Return) bool {
-	return isNotSupported(ret) || ret == nvml.ERROR_ARGUMENT_VERSION_MISMATCH || ret == nvml.ERROR_FUNCTION_NOT_FOUND || ret == nvml.ERROR_DEPRECATED
 }
 
 // overdueRead is something slow that is to be asked for.

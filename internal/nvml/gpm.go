@@ -47,7 +47,7 @@ type gpmState struct {
 	denials           denialTracker // of that answer
 	gpuSampler        gpmSampler
 	next              gpmSample // the next one to be filled
-	request           *gpmRequest
+	request           *GPMRequest
 }
 
 // needsGPMProbe reports whether the GPU is still to be asked whether it has such counters.
@@ -64,9 +64,9 @@ func (g *gpuReader) probeGPM(now time.Time) {
 	if !g.gpm.supported {
 		return
 	}
-	g.gpm.request = &gpmRequest{version: nvml.GPM_METRICS_GET_VERSION, count: uint32(len(gpmIDs))}
+	g.gpm.request = &GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(gpmIDs))}
 	for i, id := range gpmIDs {
-		g.gpm.request.metrics[i].id = uint32(id)
+		g.gpm.request.Metrics[i].ID = uint32(id)
 	}
 }
 
@@ -141,7 +141,7 @@ func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now
 		if ret != nvml.SUCCESS {
 			return false
 		}
-		*into = gpmSample{allocated, pointerOf(allocated)}
+		*into = gpmSample{allocated, PointerOf(allocated)}
 	}
 	if !g.spendCall() {
 		return false
@@ -171,18 +171,18 @@ func (g *gpuReader) compareSamples(earlier, later gpmSample, r *valueSet) {
 		return
 	}
 	request := g.gpm.request
-	request.earlier, request.later = uintptr(earlier.pointer), uintptr(later.pointer)
+	request.Earlier, request.Later = uintptr(earlier.pointer), uintptr(later.pointer)
 	for i := range gpmIDs {
-		request.metrics[i].ret = uint32(nvml.ERROR_UNKNOWN)
+		request.Metrics[i].Ret = uint32(nvml.ERROR_UNKNOWN)
 	}
-	ret := callGPMMetrics(g.session.raw.gpmMetrics, request)
+	ret := GPMMetrics(g.session.raw.GPMMetricsGet, request)
 	g.recordResult("nvmlGpmMetricsGet", ret)
 	if ret != nvml.SUCCESS {
 		return
 	}
 	for i := range gpmIDs {
-		m := &request.metrics[i] // what is no share, the row's unit drops
-		r.set(nvml.Return(m.ret), gpmGraphics+valueID(i), m.value)
+		m := &request.Metrics[i] // what is no share, the row's unit drops
+		r.set(nvml.Return(m.Ret), gpmGraphics+valueID(i), m.Value)
 	}
 }
 

@@ -73,3 +73,9 @@ func isNotSupported(r nvml.Return) bool {
 func isFinal(r nvml.Return) bool {
 	return r == nvml.ERROR_GPU_IS_LOST || r == nvml.ERROR_RESET_REQUIRED || r == nvml.ERROR_UNINITIALIZED
 }
+
+// isUnavailable tells whether a code says that the GPU or its driver does not have what it was
+// asked for, in the form that it was asked for in.
+func isUnavailable(ret nvml.Return) bool {
+	return isNotSupported(ret) || ret == nvml.ERROR_ARGUMENT_VERSION_MISMATCH || ret == nvml.ERROR_FUNCTION_NOT_FOUND || ret == nvml.ERROR_DEPRECATED
+}

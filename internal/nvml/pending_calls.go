@@ -13,6 +13,12 @@ type pendingCalls struct {
 	count atomic.Int64 // as many, for who only wants to look
 }
 
+// wait waits until no call is under way.
+func (p *pendingCalls) wait() { p.wg.Wait() }
+
+// idle reports whether no call is under way.
+func (p *pendingCalls) idle() bool { return p.count.Load() == 0 }
+
 func (p *pendingCalls) start(call func()) {
 	p.count.Add(1)
 	p.wg.Go(func() { // ends when the driver has answered; Close waits for it

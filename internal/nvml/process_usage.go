@@ -17,7 +17,7 @@ type processBuffers struct {
 	count   uint32 // how many a call gave
 	// sampleCounts are how many samples each of the rows that are being written has.
 	sampleCounts []float64
-	denials      [len(processListSymbols)]denialTracker // of each list
+	denials      [len(ProcessListSymbols)]denialTracker // of each list
 }
 
 // initialProcesses are as many as there mostly are.
@@ -59,12 +59,12 @@ func (g *gpuReader) readProcessUsage(buf []device.ProcessUsage) (uses []device.P
 func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
 	p := &g.processes
 	if p.pointer == nil {
-		p.pointer = pointerOf(g.handle)
+		p.pointer = PointerOf(g.handle)
 		p.infos = make([]nvml.ProcessInfo, initialProcesses)
 		p.samples = make([]nvml.ProcessUtilizationSample, initialProcesses)
 	}
 	before, answered, now := len(buf), false, time.Now()
-	for i, list := range g.session.raw.processLists {
+	for i, list := range g.session.raw.ProcessLists {
 		if list == nil && i == 0 {
 			return buf, false
 		}
@@ -99,7 +99,7 @@ func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 func (g *gpuReader) readProcessList(f unsafe.Pointer) nvml.Return {
 	p := &g.processes
 	for g.spendCall() {
-		ret := callProcessList(f, p.pointer, p.infos, &p.count)
+		ret := ListProcesses(f, p.pointer, p.infos, &p.count)
 		if ret == nvml.ERROR_INSUFFICIENT_SIZE {
 			length := grownLength(p.count, len(p.infos))
 			if length == len(p.infos) {
@@ -168,12 +168,12 @@ const utilizationWindow = 2 * time.Second
 // fillUtilization fills in what each process used in the time of utilizationWindow. The driver tells
 // of those that did anything, and says NOT_FOUND where none did.
 func (g *gpuReader) fillUtilization(uses []device.ProcessUsage) {
-	p, f := &g.processes, g.session.raw.utilization
+	p, f := &g.processes, g.session.raw.Utilization
 	if f == nil || len(uses) == 0 || !g.spendCall() {
 		return
 	}
 	since := uint64(time.Now().Add(-utilizationWindow).UnixMicro()) // the driver's clock is the node's
-	ret := callProcessUtilization(f, p.pointer, p.samples, &p.count, since)
+	ret := ProcessUtilization(f, p.pointer, p.samples, &p.count, since)
 	switch {
 	case ret == nvml.ERROR_NOT_FOUND:
 		p.count = 0

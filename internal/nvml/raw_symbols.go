@@ -37,32 +37,32 @@ import (
 // The library was opened by go-nvml for all to see (RTLD_GLOBAL), so its symbols are
 // found by name. One that is absent is nil, and is not called.
 
-// rawSymbols are functions of the library that was loaded. It is never written.
-type rawSymbols struct {
-	processLists [3]unsafe.Pointer // by kind of process
-	utilization  unsafe.Pointer
-	gpmMetrics   unsafe.Pointer
+// RawSymbols are functions of the library that was loaded. It is never written.
+type RawSymbols struct {
+	ProcessLists [3]unsafe.Pointer // by kind of process
+	Utilization  unsafe.Pointer
+	GPMMetricsGet   unsafe.Pointer
 }
 
-// processListSymbols are the kinds of process, each with the functions that list them: the
+// ProcessListSymbols are the kinds of process, each with the functions that list them: the
 // newer one says more. What is older than both knows no slices.
-var processListSymbols = [3][2]string{
+var ProcessListSymbols = [3][2]string{
 	{"nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"},
 	{"nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"},
 	{"nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"},
 }
 
-func findRawSymbols() rawSymbols {
-	var d rawSymbols
-	for i, symbols := range processListSymbols {
+func findRawSymbols() RawSymbols {
+	var d RawSymbols
+	for i, symbols := range ProcessListSymbols {
 		for _, symbol := range symbols {
-			if d.processLists[i] == nil {
-				d.processLists[i] = lookupSymbol(symbol)
+			if d.ProcessLists[i] == nil {
+				d.ProcessLists[i] = lookupSymbol(symbol)
 			}
 		}
 	}
-	d.utilization = lookupSymbol("nvmlDeviceGetProcessUtilization")
-	d.gpmMetrics = lookupSymbol("nvmlGpmMetricsGet")
+	d.Utilization = lookupSymbol("nvmlDeviceGetProcessUtilization")
+	d.GPMMetricsGet = lookupSymbol("nvmlGpmMetricsGet")
 	return d
 }
 
@@ -71,9 +71,9 @@ func lookupSymbol(symbol string) unsafe.Pointer {
 	return C.look_up((*C.char)(unsafe.Pointer(&name[0])))
 }
 
-// pointerOf is what C knows as a handle. go-nvml keeps it in a struct of one field, which
+// PointerOf is what C knows as a handle. go-nvml keeps it in a struct of one field, which
 // it does not export; its own functions get it in the same way.
-func pointerOf(handle any) unsafe.Pointer {
+func PointerOf(handle any) unsafe.Pointer {
 	v := reflect.ValueOf(handle)
 	if v.Kind() != reflect.Struct || v.NumField() != 1 || v.Field(0).Kind() != reflect.Pointer {
 		return nil
@@ -81,33 +81,33 @@ func pointerOf(handle any) unsafe.Pointer {
 	return v.Field(0).UnsafePointer()
 }
 
-// callProcessList fills infos, and says in count how many there are, also where they do not fit.
-func callProcessList(f, device unsafe.Pointer, infos []nvml.ProcessInfo, count *uint32) nvml.Return {
+// ListProcesses fills infos, and says in count how many there are, also where they do not fit.
+func ListProcesses(f, device unsafe.Pointer, infos []nvml.ProcessInfo, count *uint32) nvml.Return {
 	*count = uint32(len(infos))
 	return nvml.Return(C.list_processes(f, device, (*C.uint)(unsafe.Pointer(count)), unsafe.Pointer(&infos[0])))
 }
 
-// callProcessUtilization fills samples with what is newer than since, in µs. The same goes for count.
-func callProcessUtilization(f, device unsafe.Pointer, samples []nvml.ProcessUtilizationSample, count *uint32, since uint64) nvml.Return {
+// ProcessUtilization fills samples with what is newer than since, in µs. The same goes for count.
+func ProcessUtilization(f, device unsafe.Pointer, samples []nvml.ProcessUtilizationSample, count *uint32, since uint64) nvml.Return {
 	*count = uint32(len(samples))
 	return nvml.Return(C.process_utilization(f, device, unsafe.Pointer(&samples[0]), (*C.uint)(unsafe.Pointer(count)), C.ulonglong(since)))
 }
 
-// gpmRequest is nvml.h's nvmlGpmMetricsGet_t. It has room for as many metrics as the oldest
+// GPMRequest is nvml.h's nvmlGpmMetricsGet_t. It has room for as many metrics as the oldest
 // driver's header gives it, which no driver may look beyond, since the version that
 // follows the struct has never changed.
-type gpmRequest struct {
-	version, count uint32
-	earlier, later uintptr // samples
-	metrics        [98]gpmMetric
+type GPMRequest struct {
+	Version, Count uint32
+	Earlier, Later uintptr // samples
+	Metrics        [98]GPMMetric
 }
 
-type gpmMetric struct {
-	id, ret uint32
-	value   float64
+type GPMMetric struct {
+	ID, Ret uint32
+	Value   float64
 	info    [3]uintptr // texts of the library
 }
 
-func callGPMMetrics(f unsafe.Pointer, request *gpmRequest) nvml.Return {
+func GPMMetrics(f unsafe.Pointer, request *GPMRequest) nvml.Return {
 	return nvml.Return(C.gpm_metrics(f, unsafe.Pointer(request)))
 }

@@ -11,7 +11,7 @@ import (
 type librarySession struct {
 	lib     nvml.Interface
 	symbols symbols
-	raw     rawSymbols
+	raw     RawSymbols
 	version string // of the driver; empty: unknown
 }
 
