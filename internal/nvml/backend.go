@@ -17,6 +17,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // Options say where things are. The zero Options fit a driver that is installed
@@ -68,14 +69,14 @@ type Backend struct {
 	mu sync.Mutex
 	// All below are guarded by mu, which Devices holds for as long as it runs.
 	lib             nvml.Interface       // nil until a library was found that can be used
-	libraryFile     libraryFile          // that the library was loaded from
+	libraryFile     lib.LibraryFile      // that the library was loaded from
 	session         *nvmlSession         // nil while the library is not initialised
 	initialized     bool                 // it was initialised once
 	driverRestarted bool                 // the driver ended what an earlier Init had begun
 	probes          map[int]*deviceProbe // that have not been answered in time, by index
 
 	histories    gpuHistories
-	pendingCalls *pendingCalls
+	pendingCalls *lib.PendingCalls
 	// probeDone has one when a listing has an answer to look at.
 	probeDone chan struct{}
 
@@ -89,9 +90,9 @@ type Backend struct {
 
 // nvmlSession is the library after one Init. It is never written.
 type nvmlSession struct {
-	*librarySession
+	*lib.Session
 	// pendingCalls is the Backend's.
-	pendingCalls *pendingCalls
+	pendingCalls *lib.PendingCalls
 	// commonLabels are the labels that all GPUs share.
 	commonLabels []device.Label
 	// eventsNameInstances says that events name the instances of the slice that they are about.
@@ -135,7 +136,7 @@ func New(o Options) *Backend {
 	}
 	return &Backend{
 		options: o, metrics: metricsOf(readRows), plan: newReadPlan(readRows),
-		probes: map[int]*deviceProbe{}, pendingCalls: &pendingCalls{}, probeDone: make(chan struct{}, 1),
+		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{}, probeDone: make(chan struct{}, 1),
 	}
 }
 
@@ -162,7 +163,7 @@ func (b *Backend) Close() {
 	defer b.eventsMu.Unlock()
 	inv := b.inventory.Swap(nil)
 	b.lastInventory.Store(inv)
-	b.pendingCalls.wait()
+	b.pendingCalls.Wait()
 	if b.session == nil { // without an Init, Shutdown may be a symbol of no library
 		return
 	}
@@ -170,7 +171,7 @@ func (b *Backend) Close() {
 		b.delisted = append(b.delisted, inv.gpus...)
 	}
 	for _, g := range b.delisted {
-		g.freeSamples(b.session.librarySession)
+		g.freeSamples(b.session.Session)
 	}
 	b.delisted = nil
 	if b.eventSet.session == b.session { // else the set went with an earlier Init
@@ -181,7 +182,7 @@ func (b *Backend) Close() {
 }
 
 // Idle reports whether no call to the driver runs in the background.
-func (b *Backend) Idle() bool { return b.pendingCalls.idle() }
+func (b *Backend) Idle() bool { return b.pendingCalls.Idle() }
 
 // findGPU finds a GPU in the newest listing.
 func (b *Backend) findGPU(id device.GPU) (*gpu, error) {

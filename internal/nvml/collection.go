@@ -5,6 +5,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // A collection may make so many calls about a GPU, whatever there is to read of it. What
@@ -20,9 +21,9 @@ const (
 // each kind, and what they used, of which a partitioned GPU does not tell.
 func (g *gpuReader) processCallBudget() int {
 	if g.groupedState.enabled {
-		return len(ProcessListSymbols)
+		return len(lib.ProcessListSymbols)
 	}
-	return len(ProcessListSymbols) + 1
+	return len(lib.ProcessListSymbols) + 1
 }
 
 const (
@@ -70,7 +71,7 @@ func (g *gpuReader) recordResult(symbol string, ret nvml.Return) {
 	switch {
 	case ret == nvml.SUCCESS:
 		f.answered = true
-	case isFinal(ret): // what was read before it may be as old as the trouble
+	case lib.IsFinal(ret): // what was read before it may be as old as the trouble
 		f.failure, f.aborted = callFailure{symbol, ret}, true
 	case f.failure == (callFailure{}):
 		f.failure = callFailure{symbol, ret}
@@ -110,14 +111,14 @@ func (g *gpuReader) collect(now time.Time) {
 	}
 	for len(g.unusedSamples) > 0 && g.spendCall() {
 		last := len(g.unusedSamples) - 1
-		_ = g.session.lib.GpmSampleFree(g.unusedSamples[last].GpmSample) // what it answers changes nothing for us
+		_ = g.session.NVML.GpmSampleFree(g.unusedSamples[last].GpmSample) // what it answers changes nothing for us
 		g.unusedSamples = g.unusedSamples[:last]
 	}
 }
 
 func (g *gpuReader) readFields(f *fieldReader, now time.Time) {
 	if ret := f.read(g.handle, now); ret != nvml.SUCCESS {
-		g.recordResult(fieldValuesSymbol, ret)
+		g.recordResult(lib.FieldValuesSymbol, ret)
 	} else if f.anyAnswered() { // it is SUCCESS too where each field has failed
 		g.collection.answered = true
 	}
@@ -162,7 +163,7 @@ func (g *gpuReader) canCall(i int, target callTarget, states *[len(calls)]callSt
 }
 
 // canFind reports whether the library has the function of the i-th call.
-func (g *gpuReader) canFind(i int) bool { return g.session.symbols[calls[i].symbol] }
+func (g *gpuReader) canFind(i int) bool { return g.session.Symbols[calls[i].symbol] }
 
 // shouldCall tells whether the i-th call can be made, and would bring something that is not
 // there.
@@ -189,7 +190,7 @@ func (g *gpuReader) makeCall(i int, handle nvml.Device, r *valueSet, states *[le
 	}
 	ret := c.get(handle, r)
 	t.calledAt = now
-	t.denials.record(isUnavailable(ret), now)
+	t.denials.record(lib.IsUnavailable(ret), now)
 	g.recordResult(c.symbol, ret)
 }
 

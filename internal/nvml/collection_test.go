@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // ageSlow has all that is slow be older by a while.
@@ -86,7 +87,7 @@ func TestCallsOfFlight(t *testing.T) {
 						t.Errorf("%s is called %d times", function, n)
 					}
 				}
-				if n := calls.Count(fieldValuesSymbol, 0); n > 2 {
+				if n := calls.Count(lib.FieldValuesSymbol, 0); n > 2 {
 					t.Errorf("fields are asked for %d times", n)
 				}
 				return calls.GPUTotal(0)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // How long a listing waits for answers, counted from the newest one: a driver may
@@ -113,7 +114,7 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 		probe.timeout = knownGPUTimeout
 	}
 	old, probeDone, b := l.old, l.probeDone, l.Backend
-	l.pendingCalls.start(func() {
+	l.pendingCalls.Start(func() {
 		probe.result = b.probeDevice(probe.session, index, old)
 		if g := probe.result.gpu; probe.result.isNew && g != nil {
 			g.callMu.Lock() // whoever reads it waits until it was met
@@ -141,9 +142,9 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 		previous.callMu.Lock()
 		defer previous.callMu.Unlock()
 	}
-	handle, ret := sess.lib.DeviceGetHandleByIndex(index)
+	handle, ret := sess.NVML.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
-		result.err = fmt.Errorf("get its handle: %w", nvmlError(ret))
+		result.err = fmt.Errorf("get its handle: %w", lib.Error(ret))
 		return result
 	}
 	result.handle, result.gpu = handle, old.byHandle[handle]

@@ -11,12 +11,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
+
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
 // inChildWithLibrary runs the body in a process whose calls are all the body's own.
 func inChildWithLibrary(t *testing.T, body func(t *testing.T, dir string)) {
-	library := filepath.Join(wholeLibrary, soname)
+	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, body)
 }
 
@@ -88,7 +90,7 @@ func TestListingMeetsAHangAtStart(t *testing.T) {
 // asked of it.
 func TestListingMeetsAHangOfWhatIsRead(t *testing.T) {
 	inChildWithLibrary(t, func(t *testing.T, dir string) {
-		for _, function := range []string{fieldValuesSymbol, "nvmlDeviceGetMaxPcieLinkWidth"} {
+		for _, function := range []string{lib.FieldValuesSymbol, "nvmlDeviceGetMaxPcieLinkWidth"} {
 			s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3", "hang "+function+" gpu 1")
 			s.timedList(3, "")
 			s.values(0)

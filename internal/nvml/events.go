@@ -11,6 +11,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
@@ -78,7 +79,7 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	// Where there is nothing to wait for it takes its time all the same: the caller
 	// begins the next one at once.
 	began := time.Now()
-	if !inv.symbols.supportsEvents() {
+	if !inv.Symbols.SupportsEvents() {
 		sleepUntil(ctx, began.Add(eventWaitTimeout))
 		return device.Event{}, nil
 	}
@@ -102,7 +103,7 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		sleepUntil(ctx, began.Add(minEventWait))
 		return device.Event{}, nil
 	}
-	err := fmt.Errorf("nvmlEventSetWait: %w", nvmlError(ret))
+	err := fmt.Errorf("nvmlEventSetWait: %w", lib.Error(ret))
 	if ret == nvml.ERROR_UNINITIALIZED { // then the set went with the library
 		b.eventSet.abandon()
 		return device.Event{}, err
@@ -239,9 +240,9 @@ func (e *eventSet) update(inv *inventory) error {
 	var brokenErr error
 	for {
 		if e.set == nil {
-			set, ret := inv.lib.EventSetCreate()
+			set, ret := inv.NVML.EventSetCreate()
 			if ret != nvml.SUCCESS {
-				return fmt.Errorf("create event set: %w", nvmlError(ret))
+				return fmt.Errorf("create event set: %w", lib.Error(ret))
 			}
 			e.set = set
 		}
@@ -307,7 +308,7 @@ func (e *eventSet) register(inv *inventory, g *gpu) error {
 	}
 	if result.setBroken {
 		e.free()
-		return fmt.Errorf("register events of %s: %w", g.id, nvmlError(result.ret))
+		return fmt.Errorf("register events of %s: %w", g.id, lib.Error(result.ret))
 	}
 	return nil
 }
@@ -322,7 +323,7 @@ type registerResult struct {
 // answered.
 func (e *eventSet) registerWithTimeout(inv *inventory, g *gpu) (result registerResult, ok bool) {
 	breaksSet, set := e.registrations[g].breaksSet, e.set
-	return callWithTimeout(inv.pendingCalls, registerTimeout, func() (result registerResult) {
+	return lib.CallWithTimeout(inv.pendingCalls, registerTimeout, func() (result registerResult) {
 		defer g.callMu.Unlock()
 		if breaksSet {
 			result.ret = inv.tryRegister(g)
@@ -358,7 +359,7 @@ func (g *gpu) registerWith(set nvml.EventSet) registerResult {
 
 // tryRegister registers the GPU with a set of its own, which may be spoiled.
 func (inv *inventory) tryRegister(g *gpu) nvml.Return {
-	set, ret := inv.lib.EventSetCreate()
+	set, ret := inv.NVML.EventSetCreate()
 	if ret != nvml.SUCCESS {
 		return nvml.ERROR_UNKNOWN
 	}

@@ -1,12 +1,14 @@
 package nvml
 
+import "github.com/podgauge/podgauge/internal/nvml/lib"
+
 // derivedFamilies are families that the exporter makes of other things than rows, and what those
 // take.
 var derivedFamilies = [...]struct {
 	functions []string
 	families  []string
 }{
-	{eventFunctions[:], []string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}},
+	{lib.EventFunctions[:], []string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}},
 	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3"}, []string{
 		"nvidia_gpu_container_memory_used_bytes", "nvidia_gpu_unattributed_memory_used_bytes",
 		"nvidia_gpu_container_processes", "nvidia_gpu_unattributed_processes",
@@ -20,7 +22,7 @@ var derivedFamilies = [...]struct {
 }
 
 // missingFamilies names the families of which a row, or all, cannot be read.
-func missingFamilies(s symbols) []string {
+func missingFamilies(s lib.Symbols) []string {
 	var families []string
 	add := func(name string) {
 		if n := len(families); n == 0 || families[n-1] != name { // rows of a family stand together
@@ -33,7 +35,7 @@ func missingFamilies(s symbols) []string {
 		}
 	}
 	for _, m := range derivedFamilies {
-		if !s.hasAll(m.functions) {
+		if !s.HasAll(m.functions) {
 			families = append(families, m.families...)
 		}
 	}
@@ -42,8 +44,8 @@ func missingFamilies(s symbols) []string {
 
 // canRead tells whether any function gives the row. Whether a GPU has the field is
 // another matter: that is no lack of the library.
-func canRead(s symbols, r metricDef) bool {
-	if len(r.sources) > 0 && s[fieldValuesSymbol] {
+func canRead(s lib.Symbols, r metricDef) bool {
+	if len(r.sources) > 0 && s[lib.FieldValuesSymbol] {
 		return true
 	}
 	for _, c := range calls {
@@ -55,9 +57,9 @@ func canRead(s symbols, r metricDef) bool {
 	case migEnabled, migPending, hasMIG:
 		return s["nvmlDeviceGetMigMode"]
 	case hasC2C, hasECC, hasNVLink, hasRetirement, hasRemapping:
-		return s[fieldValuesSymbol]
+		return s[lib.FieldValuesSymbol]
 	case hasGPM:
-		return s.supportsGPM()
+		return s.SupportsGPM()
 	}
-	return r.valueID >= gpmGraphics && s.supportsGPM()
+	return r.valueID >= gpmGraphics && s.SupportsGPM()
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // fieldReader are the values that a GPU is asked for in one call, which the driver
@@ -28,10 +29,10 @@ type fieldReader struct {
 
 // newFieldReader asks for the keys of a batch; not at all where the library lacks the
 // function.
-func newFieldReader(has symbols, b fieldBatch, exists func(fieldKey) bool) fieldReader {
+func newFieldReader(has lib.Symbols, b fieldBatch, exists func(fieldKey) bool) fieldReader {
 	f := fieldReader{keys: b.keys, supported: make([]bool, len(b.keys)), requestIndex: make([]int32, len(b.keys)), denialCounts: make([]uint8, len(b.keys))}
 	for i, k := range f.keys {
-		f.supported[i] = has[fieldValuesSymbol] && exists(k)
+		f.supported[i] = has[lib.FieldValuesSymbol] && exists(k)
 	}
 	f.requestAll()
 	return f
@@ -95,7 +96,7 @@ func (f *fieldReader) read(handle nvml.Device, now time.Time) nvml.Return {
 		return ret
 	}
 	for i := range f.requests {
-		if ret := nvml.Return(f.requests[i].NvmlReturn); isFinal(ret) {
+		if ret := nvml.Return(f.requests[i].NvmlReturn); lib.IsFinal(ret) {
 			f.requestAll()
 			return ret
 		}
@@ -135,7 +136,7 @@ func (f *fieldReader) dropUnsupported(now time.Time) {
 	for i := range f.requests {
 		k := f.keyIndex[i]
 		ret := nvml.Return(f.requests[i].NvmlReturn)
-		if isNotSupported(ret) {
+		if lib.IsNotSupported(ret) {
 			f.requestIndex[k] = -1
 			f.denialCounts[k] = min(f.denialCounts[k]+1, denialsToConfirm)
 			f.unconfirmed = f.unconfirmed || f.denialCounts[k] < denialsToConfirm
@@ -170,7 +171,7 @@ func (f *fieldReader) failed(i int) bool {
 		return false
 	}
 	ret := nvml.Return(f.requests[at].NvmlReturn)
-	return ret != nvml.SUCCESS && !isNotSupported(ret)
+	return ret != nvml.SUCCESS && !lib.IsNotSupported(ret)
 }
 
 // allDropped tells whether that goes for all keys of a source.

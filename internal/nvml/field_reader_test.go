@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 func TestDecode(t *testing.T) {
@@ -119,7 +120,7 @@ func TestNoFields(t *testing.T) {
 		t.Errorf("got %d", ret)
 	}
 	b := newFieldBatch(fieldKey{id: 83}, fieldKey{id: 83}, fieldKey{id: 82}, fieldKey{82, scopeNVLink, 1}, fieldKey{82, scopeNVLink, 7})
-	if f := newFieldReader(symbols{fieldValuesSymbol: true}, b, func(k fieldKey) bool { return k.n < 4 }); len(f.requests) != 3 {
+	if f := newFieldReader(lib.Symbols{lib.FieldValuesSymbol: true}, b, func(k fieldKey) bool { return k.n < 4 }); len(f.requests) != 3 {
 		t.Errorf("asks for %v", f)
 	}
 }

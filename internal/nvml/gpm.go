@@ -5,6 +5,7 @@ import (
 	"unsafe"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // GPM is what Hopper and newer GPUs have instead of NVIDIA's profiler: counters that can
@@ -47,24 +48,24 @@ type gpmState struct {
 	denials           denialTracker // of that answer
 	gpuSampler        gpmSampler
 	next              gpmSample // the next one to be filled
-	request           *GPMRequest
+	request           *lib.GPMRequest
 }
 
 // needsGPMProbe reports whether the GPU is still to be asked whether it has such counters.
 func (g *gpuReader) needsGPMProbe(now time.Time) bool {
-	return g.session.symbols.supportsGPM() && !g.gpm.probed && !g.gpm.denials.shouldSkip(now)
+	return g.session.Symbols.SupportsGPM() && !g.gpm.probed && !g.gpm.denials.shouldSkip(now)
 }
 
 // probeGPM asks it.
 func (g *gpuReader) probeGPM(now time.Time) {
-	support, ret := g.session.lib.GpmQueryDeviceSupport(g.handle)
-	g.gpm.denials.record(isUnavailable(ret), now)
+	support, ret := g.session.NVML.GpmQueryDeviceSupport(g.handle)
+	g.gpm.denials.record(lib.IsUnavailable(ret), now)
 	g.gpm.probed = ret == nvml.SUCCESS
 	g.gpm.supported = ret == nvml.SUCCESS && support.IsSupportedDevice != 0
 	if !g.gpm.supported {
 		return
 	}
-	g.gpm.request = &GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(gpmIDs))}
+	g.gpm.request = &lib.GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(gpmIDs))}
 	for i, id := range gpmIDs {
 		g.gpm.request.Metrics[i].ID = uint32(id)
 	}
@@ -137,11 +138,11 @@ func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now
 		if g.samplesFreed || !g.spendCall() {
 			return false
 		}
-		allocated, ret := g.session.lib.GpmSampleAlloc()
+		allocated, ret := g.session.NVML.GpmSampleAlloc()
 		if ret != nvml.SUCCESS {
 			return false
 		}
-		*into = gpmSample{allocated, PointerOf(allocated)}
+		*into = gpmSample{allocated, lib.PointerOf(allocated)}
 	}
 	if !g.spendCall() {
 		return false
@@ -149,10 +150,10 @@ func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now
 	var ret nvml.Return
 	symbol := "nvmlGpmSampleGet"
 	if instance == noGPUInstance {
-		ret = g.session.lib.GpmSampleGet(g.handle, into.GpmSample)
+		ret = g.session.NVML.GpmSampleGet(g.handle, into.GpmSample)
 	} else {
 		symbol = "nvmlGpmMigSampleGet"
-		ret = g.session.lib.GpmMigSampleGet(g.handle, instance, into.GpmSample)
+		ret = g.session.NVML.GpmMigSampleGet(g.handle, instance, into.GpmSample)
 	}
 	g.recordResult(symbol, ret)
 	switch {
@@ -161,7 +162,7 @@ func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now
 	case ret != nvml.SUCCESS:
 		s.takenAt = time.Time{} // what it had may be of before the trouble
 	}
-	s.denials.record(isUnavailable(ret), now)
+	s.denials.record(lib.IsUnavailable(ret), now)
 	return ret == nvml.SUCCESS
 }
 
@@ -175,7 +176,7 @@ func (g *gpuReader) compareSamples(earlier, later gpmSample, r *valueSet) {
 	for i := range gpmIDs {
 		request.Metrics[i].Ret = uint32(nvml.ERROR_UNKNOWN)
 	}
-	ret := GPMMetrics(g.session.raw.GPMMetricsGet, request)
+	ret := lib.GPMMetrics(g.session.Raw.GPMMetricsGet, request)
 	g.recordResult("nvmlGpmMetricsGet", ret)
 	if ret != nvml.SUCCESS {
 		return
@@ -188,10 +189,10 @@ func (g *gpuReader) compareSamples(earlier, later gpmSample, r *valueSet) {
 
 // freeSamples gives back all samples of a GPU, if they are of this Init: those of an earlier one
 // went with it.
-func (g *gpuReader) freeSamples(current *librarySession) {
+func (g *gpuReader) freeSamples(current *lib.Session) {
 	free := func(s *gpmSample) {
 		if s.GpmSample != nil && g.session == current {
-			_ = g.session.lib.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us
+			_ = g.session.NVML.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us
 		}
 		*s = gpmSample{}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // gpuReader reads a GPU as long as it is listed.
@@ -35,7 +36,7 @@ type gpuReader struct {
 	// own.
 	callMu sync.Mutex
 	// session is the library that handle is of, and plan what is read of the GPU.
-	session *librarySession
+	session *lib.Session
 	plan    *readPlan
 
 	// All below belong to the Read, Check or Uses that has set calling.
@@ -64,11 +65,11 @@ type gpuReader struct {
 }
 
 // newGPUReader returns a reader of a GPU, which is still to be initialized.
-func newGPUReader(id device.GPU, handle nvml.Device, session *librarySession, plan *readPlan, history *gpuHistory) *gpuReader {
+func newGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan *readPlan, history *gpuHistory) *gpuReader {
 	g := &gpuReader{id: id, handle: handle, session: session, plan: plan, history: history}
 	g.responsive.Store(true)
 	g.mig.Store(&migState{})
-	g.supportedReasons = supportedClockReasons(handle, session.symbols)
+	g.supportedReasons = supportedClockReasons(handle, session.Symbols)
 	return g
 }
 
@@ -76,16 +77,16 @@ func newGPUReader(id device.GPU, handle nvml.Device, session *librarySession, pl
 // out with the first answer. It goes with turn.
 func (g *gpuReader) initialize() {
 	sess := g.session
-	g.checkFields = newFieldReader(sess.symbols, checkBatch, func(fieldKey) bool { return true })
-	g.fastFields = newFieldReader(sess.symbols, g.plan.fast, g.mayHaveField)
-	g.slowFields = newFieldReader(sess.symbols, g.plan.slow, g.mayHaveField)
+	g.checkFields = newFieldReader(sess.Symbols, checkBatch, func(fieldKey) bool { return true })
+	g.fastFields = newFieldReader(sess.Symbols, g.plan.fast, g.mayHaveField)
+	g.slowFields = newFieldReader(sess.Symbols, g.plan.slow, g.mayHaveField)
 	g.readInitial(time.Now())
 }
 
 // mayHaveField reports whether the GPU could have a field, by the links that it is known to have.
 func (g *gpuReader) mayHaveField(k fieldKey) bool {
 	switch {
-	case isClockReason(k.id) && !g.session.atLeast58082():
+	case isClockReason(k.id) && !g.session.AtLeast58082():
 		return false
 	case k.scope == scopeGPU:
 		return true
@@ -119,7 +120,7 @@ func isClockReason(id uint32) bool {
 }
 
 // supportedClockReasons are the reasons that a GPU can give; all where it cannot say.
-func supportedClockReasons(handle nvml.Device, has symbols) uint64 {
+func supportedClockReasons(handle nvml.Device, has lib.Symbols) uint64 {
 	if has["nvmlDeviceGetSupportedClocksEventReasons"] {
 		if mask, ret := handle.GetSupportedClocksEventReasons(); ret == nvml.SUCCESS {
 			return mask
@@ -174,7 +175,7 @@ func (g *gpuReader) ping() error {
 	case nvml.SUCCESS:
 		return nil
 	case nvml.ERROR_INVALID_ARGUMENT:
-		return fmt.Errorf("%w: %s: %w", device.ErrLost, symbol, nvmlError(ret))
+		return fmt.Errorf("%w: %s: %w", device.ErrLost, symbol, lib.Error(ret))
 	default:
 		return callFailure{symbol, ret}.err()
 	}
@@ -206,7 +207,7 @@ func (f callFailure) err() error {
 	case nvml.SUCCESS:
 		return errors.New("the GPU has nothing that can be read")
 	default:
-		return fmt.Errorf("%s: %w", f.symbol, nvmlError(f.ret))
+		return fmt.Errorf("%s: %w", f.symbol, lib.Error(f.ret))
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // TestRowsAreWellFormed holds what the exporter builds upon.
@@ -37,7 +38,7 @@ func TestRowsAreWellFormed(t *testing.T) {
 			t.Errorf("%s rises for whoever holds the GPU, and is read only now and then", r.name)
 		}
 		for _, s := range r.sources {
-			if fieldNames[s.id] == "" {
+			if lib.FieldNames[s.id] == "" {
 				t.Errorf("%s has the field %d, which has no name", r.name, s.id)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // TestHardware asks a real driver, under NVIDIA_DRIVER_ROOT or /, and says what it
@@ -39,13 +40,13 @@ func TestHardware(t *testing.T) {
 		t.Logf("the links took %v: %+v, error %v", time.Since(began), links, err)
 		table := s.inventory.Load()
 		for _, g := range table.gpus {
-			if table.symbols["nvmlDeviceGetSupportedEventTypes"] {
+			if table.Symbols["nvmlDeviceGetSupportedEventTypes"] {
 				types, ret := g.handle.GetSupportedEventTypes()
-				t.Logf("%s has event types %#x, %v; they name instances: %v", g.id, types, nvmlError(ret), table.eventsNameInstances)
+				t.Logf("%s has event types %#x, %v; they name instances: %v", g.id, types, lib.Error(ret), table.eventsNameInstances)
 			}
-			if table.symbols.supportsMIG() {
+			if table.Symbols.SupportsMIG() {
 				count, ret := g.handle.GetMaxMigDeviceCount()
-				t.Logf("%s could have %d slices, %v", g.id, count, nvmlError(ret))
+				t.Logf("%s could have %d slices, %v", g.id, count, lib.Error(ret))
 			}
 		}
 		began = time.Now()

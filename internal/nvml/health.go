@@ -9,6 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
@@ -181,8 +182,8 @@ func (g *gpuReader) runChecks(now time.Time) (*device.Fault, error) {
 	ret := g.checkFields.read(g.handle, now)
 	action, reported := g.checkFields.value(recoveryIndex)
 	g.reportsRecovery.Store(reported && isRecoveryAction(action))
-	if ret != nvml.SUCCESS && !isNotSupported(ret) {
-		return nil, callFailure{fieldValuesSymbol, ret}.err()
+	if ret != nvml.SUCCESS && !lib.IsNotSupported(ret) {
+		return nil, callFailure{lib.FieldValuesSymbol, ret}.err()
 	}
 	if ret != nvml.ERROR_NOT_SUPPORTED && !g.checkFields.anyAnswered() { // it has none of them: then anything will do to see that it answers
 		if err := g.ping(); err != nil {
@@ -302,7 +303,7 @@ func Checks() []CheckInfo {
 		row := CheckInfo{Name: c.name, Condition: c.condition, Fault: c.fault}
 		if c.fieldIndex != 0 {
 			id := checkedFields[c.fieldIndex]
-			row.Source = strings.Join([]string{"field", strconv.Itoa(int(id)), fieldNames[id]}, " ")
+			row.Source = strings.Join([]string{"field", strconv.Itoa(int(id)), lib.FieldNames[id]}, " ")
 		}
 		for j := range calls {
 			if c.fieldIndex == 0 && calls[j].provides(c.valueID) && row.Source == "" {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // infoLabels are the labels that each GPU has of its own, empty where it has none: a
@@ -23,13 +24,13 @@ var infoLabels = [...]struct {
 // platformLabels are where the GPU sits in a rack that is one machine.
 var platformLabels = [...]string{"chassis_serial", "chassis_slot", "chassis_tray", "host_id", "module_id"}
 
-func gpuLabels(handle nvml.Device, has symbols) []device.Label {
+func gpuLabels(handle nvml.Device, has lib.Symbols) []device.Label {
 	labels := make([]device.Label, 0, len(infoLabels)+len(platformLabels))
 	for _, f := range infoLabels {
 		l := device.Label{Name: f.name}
 		if has[f.symbol] {
 			if value, ret := f.ask(handle); ret == nvml.SUCCESS {
-				l.Value = toValidUTF8(value)
+				l.Value = lib.ToValidUTF8(value)
 			}
 		}
 		labels = append(labels, l)
@@ -46,7 +47,7 @@ func gpuLabels(handle nvml.Device, has symbols) []device.Label {
 const unknownPosition = 0xFF
 
 // readPlatform are the values of platformLabels, empty where there are none.
-func readPlatform(handle nvml.Device, has symbols) (values [len(platformLabels)]string) {
+func readPlatform(handle nvml.Device, has lib.Symbols) (values [len(platformLabels)]string) {
 	if !has["nvmlDeviceGetPlatformInfo"] {
 		return values
 	}
@@ -56,7 +57,7 @@ func readPlatform(handle nvml.Device, has symbols) (values [len(platformLabels)]
 	}
 	serial, _, _ := strings.Cut(string(p.ChassisSerialNumber[:]), "\x00")
 	if strings.Count(serial, string([]byte{unknownPosition})) < len(serial) {
-		values[0] = toValidUTF8(serial)
+		values[0] = lib.ToValidUTF8(serial)
 	}
 	for i, n := range [...]uint8{p.SlotNumber, p.TrayIndex, p.HostId, p.ModuleId} {
 		if n != unknownPosition {
@@ -90,23 +91,23 @@ func computeCapability(handle nvml.Device) (string, nvml.Return) {
 }
 
 // systemLabels are the labels that are the same for all GPUs of a node.
-func systemLabels(s *librarySession) []device.Label {
+func systemLabels(s *lib.Session) []device.Label {
 	var cuda string
-	if s.symbols["nvmlSystemGetCudaDriverVersion"] {
-		if v, ret := s.lib.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
+	if s.Symbols["nvmlSystemGetCudaDriverVersion"] {
+		if v, ret := s.NVML.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
 			// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
 			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
 		}
 	}
 	return []device.Label{
-		{Name: "driver_version", Value: s.version},
+		{Name: "driver_version", Value: s.Version},
 		{Name: "cuda_version", Value: cuda},
-		{Name: "confidential_computing", Value: confidentialComputing(s.lib, s.symbols)},
+		{Name: "confidential_computing", Value: confidentialComputing(s.NVML, s.Symbols)},
 	}
 }
 
 // confidentialComputing is whether the node's GPUs compute confidentially; empty: it is not known.
-func confidentialComputing(library nvml.Interface, has symbols) string {
+func confidentialComputing(library nvml.Interface, has lib.Symbols) string {
 	if !has["nvmlSystemGetConfComputeState"] {
 		return ""
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // instance is a GPU instance of a partitioned GPU, which has memory and engines of its
@@ -96,10 +97,10 @@ func (g *gpuReader) verifyHandle(in *instance) bool {
 		return false
 	}
 	uuid, ret := in.handle.GetUUID()
-	if isFinal(ret) { // any other answer is about the slice, which may be gone
+	if lib.IsFinal(ret) { // any other answer is about the slice, which may be gone
 		g.recordResult("nvmlDeviceGetUUID", ret)
 	}
-	return ret == nvml.SUCCESS && device.ID(toValidUTF8(uuid)) == in.device
+	return ret == nvml.SUCCESS && device.ID(lib.ToValidUTF8(uuid)) == in.device
 }
 
 // reset drops all that was read of it.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 const (
@@ -34,7 +35,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	if err := b.ensureInitialized(); err != nil {
 		return nil, fmt.Errorf("%w: %w", device.ErrNoDriver, err)
 	}
-	count, ret := b.session.lib.DeviceGetCount()
+	count, ret := b.session.NVML.DeviceGetCount()
 	switch {
 	case ret == nvml.SUCCESS && count <= maxGPUs:
 	case ret == nvml.SUCCESS:
@@ -42,13 +43,13 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	case ret == nvml.ERROR_UNINITIALIZED: // the driver has forgotten us: nothing that we hold is valid
 		b.inventory.Store(nil)
 		b.session, b.driverRestarted = nil, true
-		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, nvmlError(ret))
+		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, lib.Error(ret))
 	case ret == nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		b.inventory.Store(nil)
 		b.session = nil
 		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, b.versionMismatch())
 	default:
-		return nil, fmt.Errorf("count GPUs: %w", nvmlError(ret))
+		return nil, fmt.Errorf("count GPUs: %w", lib.Error(ret))
 	}
 	// After a new Init there is none: handles of the old one mean nothing any more.
 	old := b.inventory.Load()
@@ -80,7 +81,7 @@ func (b *Backend) freeDelisted(old *inventory) {
 			return false
 		}
 		defer g.callMu.Unlock()
-		g.freeSamples(b.session.librarySession)
+		g.freeSamples(b.session.Session)
 		return true
 	})
 }
@@ -187,15 +188,15 @@ func (l *deviceListing) err() error {
 
 // readMIGMode finds out whether a GPU's MIG mode is on. A driver that cannot say has none.
 func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
-	if !sess.symbols["nvmlDeviceGetMigMode"] {
+	if !sess.Symbols["nvmlDeviceGetMigMode"] {
 		return &migLayout{}, nil
 	}
 	mode, pending, ret := handle.GetMigMode()
 	switch {
-	case isNotSupported(ret):
+	case lib.IsNotSupported(ret):
 		return &migLayout{denials: denialTracker{count: 1}}, nil
 	case ret != nvml.SUCCESS:
-		return nil, fmt.Errorf("get its MIG mode: %w", nvmlError(ret))
+		return nil, fmt.Errorf("get its MIG mode: %w", lib.Error(ret))
 	}
 	return &migLayout{capable: true, enabled: mode == nvml.DEVICE_MIG_ENABLE, pendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}, nil
 }
@@ -205,14 +206,14 @@ func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
 func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
-		return nil, fmt.Errorf("get its UUID: %w", nvmlError(ret))
+		return nil, fmt.Errorf("get its UUID: %w", lib.Error(ret))
 	}
-	id := device.GPU(toValidUTF8(uuid))
+	id := device.GPU(lib.ToValidUTF8(uuid))
 	if id == "" {
 		return nil, errors.New("its UUID is empty")
 	}
-	has := sess.symbols
-	g := &gpu{gpuReader: newGPUReader(id, handle, sess.librarySession, b.plan, b.histories.of(id))}
+	has := sess.Symbols
+	g := &gpu{gpuReader: newGPUReader(id, handle, sess.Session, b.plan, b.histories.of(id))}
 	g.layout.Store(&migLayout{})
 	dev := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1}
 	if has["nvmlDeviceGetMinorNumber"] {
@@ -222,7 +223,7 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 	}
 	if has["nvmlDeviceGetName"] {
 		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
-			dev.Model = toValidUTF8(name)
+			dev.Model = lib.ToValidUTF8(name)
 		}
 	}
 	if has["nvmlDeviceGetPciInfo_v3"] {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 func TestDevice(t *testing.T) {
@@ -78,9 +79,9 @@ func TestDeviceKnowsLittle(t *testing.T) {
 	}
 	s.clear("fail")
 	var lines []string
-	for _, f := range functions {
-		if strings.HasPrefix(f.symbol, "nvmlDeviceGet") && !f.needed {
-			lines = append(lines, "fail "+f.symbol+" gpu * NOT_SUPPORTED")
+	for _, f := range lib.Functions {
+		if strings.HasPrefix(f.Symbol, "nvmlDeviceGet") && !f.Needed {
+			lines = append(lines, "fail "+f.Symbol+" gpu * NOT_SUPPORTED")
 		}
 	}
 	s.set(append(lines, "gpu 0 uuid GPU-0")...)
@@ -133,7 +134,7 @@ func TestOrder(t *testing.T) {
 }
 
 func TestInvalidText(t *testing.T) {
-	if got := toValidUTF8("Tesla\xff T4"); got != "Tesla\uFFFD T4" {
+	if got := lib.ToValidUTF8("Tesla\xff T4"); got != "Tesla\uFFFD T4" {
 		t.Errorf("got %q", got)
 	}
 }

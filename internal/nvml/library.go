@@ -5,6 +5,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // ensureInitialized makes sure that the library is loaded and initialised. It is tried anew
@@ -16,18 +17,18 @@ func (b *Backend) ensureInitialized() error {
 	// One that was found stays, also while it does not start: it may have been bound
 	// to by the attempt.
 	if b.lib == nil {
-		found, err := findLibrary(b.options.DriverRoots)
+		found, err := lib.FindLibrary(b.options.DriverRoots)
 		if err != nil {
 			return err
 		}
 		b.lib = found
-		b.libraryInfo.Store(&LibraryInfo{Library: loadedFile().path}) // it was opened to be looked at
+		b.libraryInfo.Store(&LibraryInfo{Library: lib.LoadedFile().Path}) // it was opened to be looked at
 	}
 	// A first Init loads the library, and each one leaves it loaded, whatever it
 	// answers: so what is probed below is what is called later.
 	ret := b.lib.Init()
-	if b.libraryFile == (libraryFile{}) {
-		b.libraryFile = loadedFile()
+	if b.libraryFile == (lib.LibraryFile{}) {
+		b.libraryFile = lib.LoadedFile()
 	}
 	switch ret {
 	case nvml.SUCCESS:
@@ -35,16 +36,16 @@ func (b *Backend) ensureInitialized() error {
 	case nvml.ERROR_LIB_RM_VERSION_MISMATCH:
 		return fmt.Errorf("initialise NVML: %w", b.versionMismatch())
 	default:
-		return fmt.Errorf("initialise NVML: %w", nvmlError(ret))
+		return fmt.Errorf("initialise NVML: %w", lib.Error(ret))
 	}
-	session := newLibrarySession(b.lib)
+	session := lib.NewSession(b.lib)
 	b.session = &nvmlSession{
-		librarySession: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session),
+		Session: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session),
 		eventsNameInstances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
-	missing := missingFamilies(session.symbols)
+	missing := missingFamilies(session.Symbols)
 	b.missingFamilies.Store(&missing)
-	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.path, Version: session.version, MissingFunctions: session.symbols.missingFunctions()})
+	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.Path, Version: session.Version, MissingFunctions: session.Symbols.MissingFunctions()})
 	if b.driverRestarted { // a driver that has forgotten us was loaded anew
 		b.driverRestarted = false
 		b.histories.addReset()
@@ -59,9 +60,9 @@ func (b *Backend) ensureInitialized() error {
 // not where only the files were installed, and the module waits for the node to be
 // booted: that is a node without a driver, and no reason to start again and again.
 func (b *Backend) versionMismatch() error {
-	const ret = nvmlError(nvml.ERROR_LIB_RM_VERSION_MISMATCH)
-	if b.initialized || b.libraryFile.changed() {
+	const ret = lib.Error(nvml.ERROR_LIB_RM_VERSION_MISMATCH)
+	if b.initialized || b.libraryFile.Changed() {
 		return fmt.Errorf("%w: %w", device.ErrDriverReplaced, ret)
 	}
-	return fmt.Errorf("%w: the kernel's module and %s are of different versions", ret, b.libraryFile.path)
+	return fmt.Errorf("%w: the kernel's module and %s are of different versions", ret, b.libraryFile.Path)
 }

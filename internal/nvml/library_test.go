@@ -12,6 +12,8 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
+
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
@@ -33,7 +35,7 @@ func installBytes(t *testing.T, content []byte, root, dir string) {
 	if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(root, dir, soname), content, 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(root, dir, lib.Soname), content, 0o600); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -41,7 +43,7 @@ func installBytes(t *testing.T, content []byte, root, dir string) {
 // skipWithDriver is for tests that need a machine without one.
 func skipWithDriver(t *testing.T) {
 	t.Helper()
-	library := dl.New(soname, dl.RTLD_LAZY)
+	library := dl.New(lib.Soname, dl.RTLD_LAZY)
 	if library.Open() == nil {
 		library.Close() //nolint:errcheck // the test is over
 		t.Skip("this machine has a driver")
@@ -93,14 +95,14 @@ func TestNoLibrary(t *testing.T) {
 
 // TestLibraryAppears has a driver being installed, under the second root.
 func TestLibraryAppears(t *testing.T) {
-	library := filepath.Join(wholeLibrary, soname)
+	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "source") }, func(t *testing.T, dir string) {
 		skipWithDriver(t)
 		root := filepath.Join(dir, "second")
 		s := newFixture(t, Options{DriverRoots: []string{filepath.Join(dir, "first"), root}}, "gpus 2")
 		s.wantNoDriver("cannot open")
 
-		whole, err := os.ReadFile(filepath.Join(dir, "source", soname))
+		whole, err := os.ReadFile(filepath.Join(dir, "source", lib.Soname))
 		s.must(err)
 		const place = "usr/lib/x86_64-linux-gnu"
 		installBytes(t, nil, root, place)
@@ -111,7 +113,7 @@ func TestLibraryAppears(t *testing.T) {
 			installBytes(t, whole[:len(whole)*i/8], root, place)
 			s.wantNoDriver(filepath.Join(root, place))
 		}
-		s.must(os.Remove(filepath.Join(root, place, soname)))
+		s.must(os.Remove(filepath.Join(root, place, lib.Soname)))
 		installBytes(t, whole, root, place)
 		s.list(2)
 		s.values(1)
@@ -125,7 +127,7 @@ func TestLibraryAppears(t *testing.T) {
 // TestLibraryBehindLinks has a driver that is found by links as Debian's alternatives are: their ends are meant in the driver's root, and not in
 // the root of this process.
 func TestLibraryBehindLinks(t *testing.T) {
-	library := filepath.Join(wholeLibrary, soname)
+	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "root/usr/lib/x86_64-linux-gnu/nvidia/current") }, func(t *testing.T, dir string) {
 		skipWithDriver(t)
 		root := filepath.Join(dir, "root")
@@ -134,11 +136,11 @@ func TestLibraryBehindLinks(t *testing.T) {
 
 		const links, real = "etc/alternatives/glx--libnvidia-ml.so.1", "usr/lib/x86_64-linux-gnu/nvidia/current"
 		s.must(os.MkdirAll(filepath.Join(root, filepath.Dir(links)), 0o755))
-		s.must(os.Symlink("/"+links, filepath.Join(root, filepath.Dir(real), "..", soname)))
+		s.must(os.Symlink("/"+links, filepath.Join(root, filepath.Dir(real), "..", lib.Soname)))
 		s.wantNoDriver("cannot open") // the link leads nowhere yet
-		s.must(os.Symlink("/"+real+"/"+soname, filepath.Join(root, links)))
+		s.must(os.Symlink("/"+real+"/"+lib.Soname, filepath.Join(root, links)))
 		s.list(2)
-		if got, want := s.LibraryInfo().Library, filepath.Join(root, real, soname); got != want {
+		if got, want := s.LibraryInfo().Library, filepath.Join(root, real, lib.Soname); got != want {
 			t.Errorf("loaded %s, want %s", got, want)
 		}
 	})
@@ -146,7 +148,7 @@ func TestLibraryBehindLinks(t *testing.T) {
 
 // TestUselessLibrary has one first that lacks what is needed. It must not be bound.
 func TestUselessLibrary(t *testing.T) {
-	library := filepath.Join(wholeLibrary, soname)
+	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) {
 		installLibrary(t, library, dir, "second/usr/lib64")
 		buildLibrary(t, filepath.Join(dir, "first", "lib64"), "nvmlDeviceGetUUID")
@@ -181,7 +183,7 @@ func TestAbout(t *testing.T) {
 		}
 		s.list(1)
 		about := s.LibraryInfo()
-		if about.Library != filepath.Join(dir, "lib64", soname) || about.Version == "" || !slices.Equal(about.MissingFunctions, []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}) {
+		if about.Library != filepath.Join(dir, "lib64", lib.Soname) || about.Version == "" || !slices.Equal(about.MissingFunctions, []string{"nvmlDeviceGetSerial", "nvmlGpmMetricsGet"}) {
 			t.Errorf("it is %+v", about)
 		}
 	})
@@ -189,7 +191,7 @@ func TestAbout(t *testing.T) {
 
 // TestSoname leaves it to the dynamic linker.
 func TestSoname(t *testing.T) {
-	library := filepath.Join(wholeLibrary, soname)
+	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "ld") }, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 3")
 		s.list(3)
@@ -198,7 +200,7 @@ func TestSoname(t *testing.T) {
 
 // TestDriverComesLater has the library there, and no driver under it.
 func TestDriverComesLater(t *testing.T) {
-	library := filepath.Join(wholeLibrary, soname)
+	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}})
 		s.must(os.Remove(filepath.Join(dir, "scenario")))
@@ -214,7 +216,7 @@ func TestDriverComesLater(t *testing.T) {
 // TestReplacedDriver has a module of another version. A new process helps where the
 // driver worked before, or the library's file is another one now.
 func TestReplacedDriver(t *testing.T) {
-	library := filepath.Join(wholeLibrary, soname)
+	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
 		wants := func(s *backendFixture, replaced bool) {
 			t.Helper()
@@ -237,9 +239,9 @@ func TestReplacedDriver(t *testing.T) {
 
 		s = newFixture(t, Options{DriverRoots: []string{dir}}, "fail nvmlInit_v2 gpu - LIB_RM_VERSION_MISMATCH")
 		wants(s, false)
-		content, err := os.ReadFile(filepath.Join(dir, "lib64", soname))
+		content, err := os.ReadFile(filepath.Join(dir, "lib64", lib.Soname))
 		s.must(err)
-		s.must(os.Remove(filepath.Join(dir, "lib64", soname)))
+		s.must(os.Remove(filepath.Join(dir, "lib64", lib.Soname)))
 		wants(s, true)
 		installBytes(t, content, dir, "lib64")
 		wants(s, true)
@@ -260,7 +262,7 @@ func TestDriverReplacedUnderUs(t *testing.T) {
 
 // TestHangingInit has the driver never return from its initialisation.
 func TestHangingInit(t *testing.T) {
-	library := filepath.Join(wholeLibrary, soname)
+	library := filepath.Join(wholeLibrary, lib.Soname)
 	runInChild(t, func(dir string) { installLibrary(t, library, dir, "lib64") }, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, "gpus 2", "hang nvmlInit_v2 gpu -")
 		done := make(chan error, 1)
@@ -270,7 +272,7 @@ func TestHangingInit(t *testing.T) {
 		if s.MissingFamilies() != nil {
 			t.Errorf("missing are %v", s.MissingFamilies())
 		}
-		if about := s.LibraryInfo(); about.Library != filepath.Join(dir, "lib64", soname) || about.Version != "" {
+		if about := s.LibraryInfo(); about.Library != filepath.Join(dir, "lib64", lib.Soname) || about.Version != "" {
 			t.Errorf("while Init hangs it is %+v", about)
 		}
 		calls := s.calls()
@@ -343,9 +345,9 @@ func TestOldDriver(t *testing.T) {
 func TestBarestDriver(t *testing.T) {
 	runInChild(t, func(dir string) {
 		var without []string
-		for _, f := range functions {
-			if !f.needed {
-				without = append(append(without, f.symbol), f.older...)
+		for _, f := range lib.Functions {
+			if !f.Needed {
+				without = append(append(without, f.Symbol), f.Older...)
 			}
 		}
 		buildLibrary(t, filepath.Join(dir, "lib64"), without...)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // linkLockTimeout is how long a GPU is waited for that another call is about. A reading
@@ -62,14 +63,14 @@ type linkTopology struct {
 
 // readLinks asks a GPU where its links lead.
 func (lt *linkTopology) readLinks(ctx context.Context, g *gpu) {
-	if !lt.symbols["nvmlDeviceGetNvLinkState"] || !lt.symbols["nvmlDeviceGetNvLinkRemotePciInfo_v2"] {
+	if !lt.Symbols["nvmlDeviceGetNvLinkState"] || !lt.Symbols["nvmlDeviceGetNvLinkRemotePciInfo_v2"] {
 		return
 	}
 	for link := range nvml.NVLINK_MAX_LINKS {
 		if !lt.lockGPU(ctx, g) {
 			return
 		}
-		end, ok := callWithTimeout(lt.pendingCalls, newGPUTimeout, func() linkEnd {
+		end, ok := lib.CallWithTimeout(lt.pendingCalls, newGPUTimeout, func() linkEnd {
 			defer g.callMu.Unlock()
 			return lt.linkEndOf(g, link)
 		}, nil)
@@ -80,9 +81,9 @@ func (lt *linkTopology) readLinks(ctx context.Context, g *gpu) {
 			return
 		}
 		lt.countLink(g, end)
-		if end.ret != nvml.SUCCESS && !isNotSupported(end.ret) {
-			lt.addError(g, fmt.Sprintf("NVLink %d: %v", link, nvmlError(end.ret)))
-			if isFinal(end.ret) {
+		if end.ret != nvml.SUCCESS && !lib.IsNotSupported(end.ret) {
+			lt.addError(g, fmt.Sprintf("NVLink %d: %v", link, lib.Error(end.ret)))
+			if lib.IsFinal(end.ret) {
 				lt.unresponsive[g] = true
 				return
 			}
@@ -102,10 +103,10 @@ type linkEnd struct {
 func (inv *inventory) linkEndOf(g *gpu, link int) (end linkEnd) {
 	var state nvml.EnableState
 	state, end.ret = g.handle.GetNvLinkState(link)
-	if end.last = isNotSupported(end.ret); end.ret != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
+	if end.last = lib.IsNotSupported(end.ret); end.ret != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
 		return end
 	}
-	if inv.symbols["nvmlDeviceGetNvLinkRemoteDeviceType"] {
+	if inv.Symbols["nvmlDeviceGetNvLinkRemoteDeviceType"] {
 		var kind nvml.IntNvLinkDeviceType
 		kind, end.ret = g.handle.GetNvLinkRemoteDeviceType(link)
 		end.switched = end.ret == nvml.SUCCESS && kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
@@ -135,7 +136,7 @@ func (lt *linkTopology) countLink(g *gpu, end linkEnd) {
 
 // readPath asks a pair what it has in common.
 func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
-	if !lt.symbols["nvmlDeviceGetTopologyCommonAncestor"] || !lt.lockGPU(ctx, g) {
+	if !lt.Symbols["nvmlDeviceGetTopologyCommonAncestor"] || !lt.lockGPU(ctx, g) {
 		return
 	}
 	if !lt.lockGPU(ctx, o) {
@@ -146,7 +147,7 @@ func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
 		level nvml.GpuTopologyLevel
 		ret   nvml.Return
 	}
-	c, ok := callWithTimeout(lt.pendingCalls, newGPUTimeout, func() (c common) {
+	c, ok := lib.CallWithTimeout(lt.pendingCalls, newGPUTimeout, func() (c common) {
 		defer g.callMu.Unlock()
 		defer o.callMu.Unlock()
 		c.level, c.ret = g.handle.GetTopologyCommonAncestor(o.handle)
@@ -156,9 +157,9 @@ func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
 	case !ok:
 		lt.giveUp(g)
 		lt.giveUp(o)
-	case isNotSupported(c.ret):
+	case lib.IsNotSupported(c.ret):
 	case c.ret != nvml.SUCCESS:
-		lt.addError(g, fmt.Sprintf("path to %s: %v", o.id, nvmlError(c.ret)))
+		lt.addError(g, fmt.Sprintf("path to %s: %v", o.id, lib.Error(c.ret)))
 	default:
 		lt.paths[[2]*gpu{g, o}], lt.paths[[2]*gpu{o, g}] = topologyPaths[c.level], topologyPaths[c.level]
 	}

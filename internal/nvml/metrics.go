@@ -7,6 +7,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // metricDef is one fact that can be read: what it is called, and where it comes from.
@@ -168,7 +169,7 @@ func (r *metricDef) pace() device.ReadPace {
 func (r *metricDef) sourceText() string {
 	var texts []string
 	for _, s := range r.sources {
-		name := "field " + strconv.Itoa(int(s.id)) + " NVML_FI_" + fieldNames[s.id]
+		name := "field " + strconv.Itoa(int(s.id)) + " NVML_FI_" + lib.FieldNames[s.id]
 		switch {
 		case s.sum:
 			name += ", over all links"

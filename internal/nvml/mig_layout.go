@@ -14,6 +14,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 const (
@@ -81,14 +82,14 @@ type instanceIdentity struct {
 func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 	previous := result.gpu.layout.Load()
 	result.layout.devices, result.layout.maxDevices = slices.Clone(previous.devices), previous.maxDevices
-	if !sess.symbols.supportsMIG() {
+	if !sess.Symbols.SupportsMIG() {
 		result.addError("the library has no functions for its slices")
 		return
 	}
 	if previous.maxDevices == 0 { // this is how many there can be, not how many there are
 		count, ret := result.handle.GetMaxMigDeviceCount()
 		if ret != nvml.SUCCESS {
-			result.addError("count its slices: " + nvmlError(ret).Error())
+			result.addError("count its slices: " + lib.Error(ret).Error())
 			return
 		}
 		if count > maxMIGDevices {
@@ -131,15 +132,15 @@ type migError struct {
 	text string
 }
 
-func (e migError) isFinal() bool { return e.text != "" && isFinal(e.ret) }
+func (e migError) isFinal() bool { return e.text != "" && lib.IsFinal(e.ret) }
 
 // newMIGError makes an error of an answer, and none of one that says that there is no
 // such slice, or no longer.
 func newMIGError(step string, ret nvml.Return) migError {
-	if isNotSupported(ret) || ret == nvml.ERROR_NOT_FOUND {
+	if lib.IsNotSupported(ret) || ret == nvml.ERROR_NOT_FOUND {
 		return migError{}
 	}
-	return migError{ret, step + ": " + nvmlError(ret).Error()}
+	return migError{ret, step + ": " + lib.Error(ret).Error()}
 }
 
 // migDeviceAt is the slice at an index and its handle, nil where there is none. One that is
@@ -161,13 +162,13 @@ func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIG
 			return known, handle, migError{}
 		}
 	}
-	s := &listedMIGDevice{instanceIdentity: identity, index: index, memory: totalMemory(handle, sess.symbols), placement: sess.placementOf(result.handle, identity.gi)}
+	s := &listedMIGDevice{instanceIdentity: identity, index: index, memory: totalMemory(handle, sess.Symbols), placement: sess.placementOf(result.handle, identity.gi)}
 	if s.memory == 0 {
 		s.memory = identity.attributes.MemorySizeMB << 20
 	}
-	if sess.symbols["nvmlDeviceGetName"] {
+	if sess.Symbols["nvmlDeviceGetName"] {
 		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
-			s.profile = profileFromName(toValidUTF8(name))
+			s.profile = profileFromName(lib.ToValidUTF8(name))
 		}
 	}
 	s.profile = cmp.Or(s.profile, profileFromAttributes(identity.attributes, result.gpu.device.MemoryBytes))
@@ -176,7 +177,7 @@ func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIG
 	switch {
 	case ret != nvml.SUCCESS:
 		return nil, nil, newMIGError("get its UUID again", ret)
-	case device.ID(toValidUTF8(uuid)) != identity.id:
+	case device.ID(lib.ToValidUTF8(uuid)) != identity.id:
 		return nil, nil, migError{text: "it became another one while it was asked"}
 	}
 	return s, handle, migError{}
@@ -185,7 +186,7 @@ func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIG
 // placementOf asks a GPU where one of its GPU instances lies. It may be refused: the
 // driver says so only to those who may see all of the GPU.
 func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placement {
-	if !sess.symbols["nvmlDeviceGetGpuInstanceById"] || !sess.symbols["nvmlGpuInstanceGetInfo"] {
+	if !sess.Symbols["nvmlDeviceGetGpuInstanceById"] || !sess.Symbols["nvmlGpuInstanceGetInfo"] {
 		return device.Placement{}
 	}
 	instance, ret := handle.GetGpuInstanceById(gi)
@@ -206,14 +207,14 @@ func (sess *nvmlSession) identify(handle nvml.Device) (identity instanceIdentity
 	if ret != nvml.SUCCESS {
 		return identity, "get its UUID", ret
 	}
-	identity.id = device.ID(toValidUTF8(uuid))
+	identity.id = device.ID(lib.ToValidUTF8(uuid))
 	if identity.gi, ret = handle.GetGpuInstanceId(); ret != nvml.SUCCESS {
 		return identity, "get its GPU instance", ret
 	}
 	if identity.ci, ret = handle.GetComputeInstanceId(); ret != nvml.SUCCESS {
 		return identity, "get its compute instance", ret
 	}
-	if sess.symbols["nvmlDeviceGetAttributes_v2"] {
+	if sess.Symbols["nvmlDeviceGetAttributes_v2"] {
 		attributes, ret := handle.GetAttributes()
 		if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 			return identity, "get its attributes", ret

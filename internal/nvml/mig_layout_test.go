@@ -12,6 +12,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // partitionedGPU is a GPU with slices of all kinds: holes between them, two compute
@@ -272,7 +273,7 @@ func TestSlicesOfAStalledGPU(t *testing.T) {
 // TestLibraryWithoutMIG has the mode on and no functions for slices.
 func TestLibraryWithoutMIG(t *testing.T) {
 	runInChild(t, func(dir string) {
-		buildLibrary(t, filepath.Join(dir, "lib64"), append(migFunctions[:], "nvmlDeviceGetAttributes", "nvmlDeviceGetAttributes_v2")...)
+		buildLibrary(t, filepath.Join(dir, "lib64"), append(lib.MIGFunctions[:], "nvmlDeviceGetAttributes", "nvmlDeviceGetAttributes_v2")...)
 	}, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, partitionedGPU...)
 		devices, err := s.Devices(context.Background())

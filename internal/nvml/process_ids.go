@@ -6,6 +6,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // runningProcessLists are the kinds of process that hold a GPU, each with the function for it.
@@ -21,7 +22,7 @@ var runningProcessLists = [...]struct {
 // listProcessIDs are those that have a context on a device, by the numbers that the driver
 // gives. A number of 0, of which nothing can be said, is dropped.
 func (g *gpuReader) listProcessIDs(d device.Device) ([]uint32, error) {
-	if g.session.hasBrokenProcessInfo() {
+	if g.session.HasBrokenProcessInfo() {
 		return nil, nil
 	}
 	if !g.tryAcquire() {
@@ -30,15 +31,15 @@ func (g *gpuReader) listProcessIDs(d device.Device) ([]uint32, error) {
 	defer g.release()
 	var pids []uint32
 	for _, list := range runningProcessLists {
-		if !g.session.symbols[list.symbol] {
+		if !g.session.Symbols[list.symbol] {
 			continue
 		}
 		processes, ret := list.ask(g.handle)
-		if isNotSupported(ret) { // vGPU, say
+		if lib.IsNotSupported(ret) { // vGPU, say
 			continue
 		}
 		if ret != nvml.SUCCESS {
-			return nil, fmt.Errorf("%s: %w", list.symbol, nvmlError(ret))
+			return nil, fmt.Errorf("%s: %w", list.symbol, lib.Error(ret))
 		}
 		for _, p := range processes {
 			if p.Pid != 0 && isOnDevice(p, d) {

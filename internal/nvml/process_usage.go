@@ -6,6 +6,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 // processBuffers is what a GPU has for those who use it. The buffers stay from flight to flight,
@@ -17,7 +18,7 @@ type processBuffers struct {
 	count   uint32 // how many a call gave
 	// sampleCounts are how many samples each of the rows that are being written has.
 	sampleCounts []float64
-	denials      [len(ProcessListSymbols)]denialTracker // of each list
+	denials      [len(lib.ProcessListSymbols)]denialTracker // of each list
 }
 
 // initialProcesses are as many as there mostly are.
@@ -36,7 +37,7 @@ const notReported = -1
 // Read began has left, which are enough; but a list that has outgrown its buffer is read
 // by the next flight, and until then nothing is known.
 func (g *gpuReader) readProcessUsage(buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
-	if g.session.hasBrokenProcessInfo() || !g.tryAcquire() {
+	if g.session.HasBrokenProcessInfo() || !g.tryAcquire() {
 		return buf, false
 	}
 	defer g.release()
@@ -59,12 +60,12 @@ func (g *gpuReader) readProcessUsage(buf []device.ProcessUsage) (uses []device.P
 func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
 	p := &g.processes
 	if p.pointer == nil {
-		p.pointer = PointerOf(g.handle)
+		p.pointer = lib.PointerOf(g.handle)
 		p.infos = make([]nvml.ProcessInfo, initialProcesses)
 		p.samples = make([]nvml.ProcessUtilizationSample, initialProcesses)
 	}
 	before, answered, now := len(buf), false, time.Now()
-	for i, list := range g.session.raw.ProcessLists {
+	for i, list := range g.session.Raw.ProcessLists {
 		if list == nil && i == 0 {
 			return buf, false
 		}
@@ -72,7 +73,7 @@ func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 			continue
 		}
 		ret := g.readProcessList(list)
-		denied := isUnavailable(ret) && i > 0 // no graphics, say; without the first, it is a vGPU
+		denied := lib.IsUnavailable(ret) && i > 0 // no graphics, say; without the first, it is a vGPU
 		p.denials[i].record(denied, now)
 		switch {
 		case denied:
@@ -99,7 +100,7 @@ func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 func (g *gpuReader) readProcessList(f unsafe.Pointer) nvml.Return {
 	p := &g.processes
 	for g.spendCall() {
-		ret := ListProcesses(f, p.pointer, p.infos, &p.count)
+		ret := lib.ListProcesses(f, p.pointer, p.infos, &p.count)
 		if ret == nvml.ERROR_INSUFFICIENT_SIZE {
 			length := grownLength(p.count, len(p.infos))
 			if length == len(p.infos) {
@@ -168,12 +169,12 @@ const utilizationWindow = 2 * time.Second
 // fillUtilization fills in what each process used in the time of utilizationWindow. The driver tells
 // of those that did anything, and says NOT_FOUND where none did.
 func (g *gpuReader) fillUtilization(uses []device.ProcessUsage) {
-	p, f := &g.processes, g.session.raw.Utilization
+	p, f := &g.processes, g.session.Raw.Utilization
 	if f == nil || len(uses) == 0 || !g.spendCall() {
 		return
 	}
 	since := uint64(time.Now().Add(-utilizationWindow).UnixMicro()) // the driver's clock is the node's
-	ret := ProcessUtilization(f, p.pointer, p.samples, &p.count, since)
+	ret := lib.ProcessUtilization(f, p.pointer, p.samples, &p.count, since)
 	switch {
 	case ret == nvml.ERROR_NOT_FOUND:
 		p.count = 0

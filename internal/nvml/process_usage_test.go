@@ -240,7 +240,7 @@ func TestNoListOfPrograms(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 process 12 1000 type graphics")
 	g := s.gpu(0)
 	older := *g.session
-	older.raw.ProcessLists[0] = nil
+	older.Raw.ProcessLists[0] = nil
 	g.session = &older
 	if got, known := s.uses(0); known || len(got) > 0 {
 		t.Errorf("got %+v, %v", got, known)

@@ -14,11 +14,16 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 const goNVML = "github.com/NVIDIA/go-nvml/pkg/nvml"
 
-// TestCallsAreInTheTable reads this package's source. Whatever is called in
+// sourceDirs are the packages that call go-nvml.
+var sourceDirs = []string{".", "lib"}
+
+// TestCallsAreInTheTable reads the source of these packages. Whatever is called in
 // go-nvml has a row in functions, and each row is for something that is called; a
 // symbol that is asked for is a row's; and no return code of NVML's is handed to
 // something that would ask it for its text, which is a call into the library.
@@ -39,9 +44,9 @@ func TestCallsAreInTheTable(t *testing.T) {
 	for _, symbol := range directSymbols(files) { // what is called here by its name
 		called[symbol] = true
 	}
-	for _, f := range functions {
-		if !called[f.symbol] {
-			t.Errorf("functions has a row for %s, which nothing calls", f.symbol)
+	for _, f := range lib.Functions {
+		if !called[f.Symbol] {
+			t.Errorf("functions has a row for %s, which nothing calls", f.Symbol)
 		}
 	}
 	for _, object := range info.Uses {
@@ -64,7 +69,7 @@ func TestCallsAreInTheTable(t *testing.T) {
 // directSymbols are the rows whose functions raw_symbols.go finds.
 func directSymbols(files []*ast.File) []string {
 	var rows []string
-	for _, list := range ProcessListSymbols {
+	for _, list := range lib.ProcessListSymbols {
 		rows = append(rows, list[0])
 	}
 	for _, file := range files {
@@ -106,9 +111,9 @@ func functionRow(selection *types.Selection) (symbol, row string) {
 	default: // Return's Error and String, say
 		return receiver + "." + name, ""
 	}
-	for _, f := range functions {
-		if f.symbol == symbol || slices.Contains(f.older, symbol) {
-			return symbol, f.symbol
+	for _, f := range lib.Functions {
+		if f.Symbol == symbol || slices.Contains(f.Older, symbol) {
+			return symbol, f.Symbol
 		}
 	}
 	return symbol, ""
@@ -122,8 +127,8 @@ func checkNode(t *testing.T, info *types.Info, n ast.Node) {
 		if n.Kind != token.STRING || err != nil || !strings.HasPrefix(text, "nvml") || strings.ContainsAny(text, " :/") {
 			return
 		}
-		for _, f := range functions {
-			if f.symbol == text || slices.Contains(f.older, text) || text == "nvmlEventSetWait" {
+		for _, f := range lib.Functions {
+			if f.Symbol == text || slices.Contains(f.Older, text) || text == "nvmlEventSetWait" {
 				return
 			}
 		}
@@ -144,33 +149,37 @@ func checkNode(t *testing.T, info *types.Info, n ast.Node) {
 	}
 }
 
-// checkSource parses the package and finds out the types of all that is in it.
-func checkSource(t *testing.T) ([]*ast.File, *types.Info) {
+// checkSource parses the packages and finds out the types of all that is in it.
+func checkSource(t *testing.T) (files []*ast.File, info *types.Info) {
 	t.Helper()
-	names, err := filepath.Glob("*.go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	set := token.NewFileSet()
-	var files []*ast.File
-	for _, name := range names {
-		if strings.HasSuffix(name, "_test.go") {
-			continue
-		}
-		file, err := parser.ParseFile(set, name, nil, 0)
+	set, byPackage := token.NewFileSet(), map[string][]*ast.File{}
+	for _, dir := range sourceDirs {
+		names, err := filepath.Glob(filepath.Join(dir, "*.go"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		files = append(files, file)
+		for _, name := range names {
+			if strings.HasSuffix(name, "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(set, name, nil, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			files = append(files, file)
+			byPackage[dir] = append(byPackage[dir], file)
+		}
 	}
 	exports := exportData(t)
 	imports := importer.ForCompiler(set, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
-	info := &types.Info{
+	info = &types.Info{
 		Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{},
 		Selections: map[*ast.SelectorExpr]*types.Selection{},
 	}
-	if _, err := (&types.Config{Importer: imports, FakeImportC: true}).Check("nvml", set, files, info); err != nil {
-		t.Fatal(err)
+	for dir, files := range byPackage {
+		if _, err := (&types.Config{Importer: imports, FakeImportC: true}).Check(dir, set, files, info); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return files, info
 }

@@ -1,4 +1,4 @@
-package nvml
+package lib
 
 import (
 	"sync"
@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// pendingCalls counts the questions that are under way on goroutines of their own: those that
+// PendingCalls counts the questions that are under way on goroutines of their own: those that
 // hang are left behind, and each keeps the turn of its GPU.
-type pendingCalls struct {
+type PendingCalls struct {
 	wg    sync.WaitGroup
 	count atomic.Int64 // as many, for who only wants to look
 }
 
-// wait waits until no call is under way.
-func (p *pendingCalls) wait() { p.wg.Wait() }
+// Wait waits until no call is under way.
+func (p *PendingCalls) Wait() { p.wg.Wait() }
 
-// idle reports whether no call is under way.
-func (p *pendingCalls) idle() bool { return p.count.Load() == 0 }
+// Idle reports whether no call is under way.
+func (p *PendingCalls) Idle() bool { return p.count.Load() == 0 }
 
-func (p *pendingCalls) start(call func()) {
+func (p *PendingCalls) Start(call func()) {
 	p.count.Add(1)
 	p.wg.Go(func() { // ends when the driver has answered; Close waits for it
 		defer p.count.Add(-1)
@@ -27,12 +27,12 @@ func (p *pendingCalls) start(call func()) {
 	})
 }
 
-// callWithTimeout asks a question and waits for its answer for so long. One that comes later is
+// CallWithTimeout asks a question and waits for its answer for so long. One that comes later is
 // given to late, if there is one. So one GPU that hangs does not hold up what concerns
 // all of them.
-func callWithTimeout[T any](p *pendingCalls, timeout time.Duration, call func() T, onLate func(T)) (result T, ok bool) {
+func CallWithTimeout[T any](p *PendingCalls, timeout time.Duration, call func() T, onLate func(T)) (result T, ok bool) {
 	results, expired := make(chan T), make(chan struct{})
-	p.start(func() {
+	p.Start(func() {
 		result := call()
 		select {
 		case results <- result:

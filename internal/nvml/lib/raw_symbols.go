@@ -1,4 +1,11 @@
-package nvml
+package lib
+
+import (
+	"reflect"
+	"unsafe"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
 
 /*
 #cgo linux LDFLAGS: -ldl
@@ -21,13 +28,6 @@ static int gpm_metrics(void *f, void *get) { return ((int (*)(void *))f)(get); }
 */
 import "C"
 
-import (
-	"reflect"
-	"unsafe"
-
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
-)
-
 // A few functions are called here and not by go-nvml, which spends too much on them:
 // its GpmMetricsGet copies 19 KB twice for each slice and flight, its lists of processes
 // ask once more for each doubling of a buffer, and its GetProcessUtilization asks
@@ -39,9 +39,9 @@ import (
 
 // RawSymbols are functions of the library that was loaded. It is never written.
 type RawSymbols struct {
-	ProcessLists [3]unsafe.Pointer // by kind of process
-	Utilization  unsafe.Pointer
-	GPMMetricsGet   unsafe.Pointer
+	ProcessLists  [3]unsafe.Pointer // by kind of process
+	Utilization   unsafe.Pointer
+	GPMMetricsGet unsafe.Pointer
 }
 
 // ProcessListSymbols are the kinds of process, each with the functions that list them: the

@@ -1,4 +1,4 @@
-package nvml
+package lib
 
 import "fmt"
 
@@ -9,12 +9,12 @@ import "fmt"
 // is looked up once for each Init, and is called only if it was found. A test
 // compares the rows with the calls in the package's source.
 
-// functions are the rows: the symbol, and the older ones that go-nvml calls
+// Functions are the rows: the symbol, and the older ones that go-nvml calls
 // instead where it is absent. A library without a needed one is of no use.
-var functions = [...]struct {
-	symbol string
-	older  []string
-	needed bool
+var Functions = [...]struct {
+	Symbol string
+	Older  []string
+	Needed bool
 }{
 	{"nvmlInit_v2", []string{"nvmlInit"}, true},
 	{"nvmlShutdown", nil, true},
@@ -101,17 +101,17 @@ var functions = [...]struct {
 	{"nvmlDeviceRegisterEvents", nil, false},
 }
 
-// fieldValuesSymbol is the function behind all rows that have a field id.
-const fieldValuesSymbol = "nvmlDeviceGetFieldValues"
+// FieldValuesSymbol is the function behind all rows that have a field id.
+const FieldValuesSymbol = "nvmlDeviceGetFieldValues"
 
-// eventFunctions serve only together.
-var eventFunctions = [...]string{
+// EventFunctions serve only together.
+var EventFunctions = [...]string{
 	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
 	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
 }
 
-// migFunctions serve only together.
-var migFunctions = [...]string{
+// MIGFunctions serve only together.
+var MIGFunctions = [...]string{
 	"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
 	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId",
 }
@@ -122,51 +122,51 @@ var gpmFunctions = [...]string{
 	"nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
 }
 
-func (s symbols) supportsGPM() bool { return s.hasAll(gpmFunctions[:]) }
+func (s Symbols) SupportsGPM() bool { return s.HasAll(gpmFunctions[:]) }
 
-// symbols are the functions that can be called, under the names of the rows.
-type symbols map[string]bool
+// Symbols are the functions that can be called, under the names of the rows.
+type Symbols map[string]bool
 
 // lookupSymbols looks all functions up. The lookup returns an error for what is absent.
-func lookupSymbols(lookup func(symbol string) error) symbols {
-	has := symbols{}
-	for _, f := range functions {
-		found := lookup(f.symbol) == nil
-		for _, older := range f.older {
+func lookupSymbols(lookup func(symbol string) error) Symbols {
+	has := Symbols{}
+	for _, f := range Functions {
+		found := lookup(f.Symbol) == nil
+		for _, older := range f.Older {
 			found = found || lookup(older) == nil
 		}
-		has[f.symbol] = found // go-nvml picks the version, so one name stands for all
+		has[f.Symbol] = found // go-nvml picks the version, so one name stands for all
 	}
 	return has
 }
 
 // checkRequired returns an error that names a function without which nothing works.
-func (s symbols) checkRequired() error {
-	for _, f := range functions {
-		if f.needed && !s[f.symbol] {
-			return fmt.Errorf("the library lacks %s", f.symbol)
+func (s Symbols) checkRequired() error {
+	for _, f := range Functions {
+		if f.Needed && !s[f.Symbol] {
+			return fmt.Errorf("the library lacks %s", f.Symbol)
 		}
 	}
 	return nil
 }
 
-// missingFunctions names the functions that cannot be called, in the order of the rows.
-func (s symbols) missingFunctions() (names []string) {
-	for _, f := range functions {
-		if !s[f.symbol] {
-			names = append(names, f.symbol)
+// MissingFunctions names the functions that cannot be called, in the order of the rows.
+func (s Symbols) MissingFunctions() (names []string) {
+	for _, f := range Functions {
+		if !s[f.Symbol] {
+			names = append(names, f.Symbol)
 		}
 	}
 	return names
 }
 
-// supportsEvents tells whether events can be waited for.
-func (s symbols) supportsEvents() bool { return s.hasAll(eventFunctions[:]) }
+// SupportsEvents tells whether events can be waited for.
+func (s Symbols) SupportsEvents() bool { return s.HasAll(EventFunctions[:]) }
 
-// supportsMIG tells whether MIG slices can be listed.
-func (s symbols) supportsMIG() bool { return s.hasAll(migFunctions[:]) }
+// SupportsMIG tells whether MIG slices can be listed.
+func (s Symbols) SupportsMIG() bool { return s.HasAll(MIGFunctions[:]) }
 
-func (s symbols) hasAll(symbols []string) bool {
+func (s Symbols) HasAll(symbols []string) bool {
 	for _, symbol := range symbols {
 		if !s[symbol] {
 			return false

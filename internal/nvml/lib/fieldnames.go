@@ -1,9 +1,9 @@
-package nvml
+package lib
 
 import "github.com/NVIDIA/go-nvml/pkg/nvml"
 
-// fieldNames are what nvml.h calls the fields, after NVML_FI_.
-var fieldNames = map[uint32]string{
+// FieldNames are what nvml.h calls the fields, after NVML_FI_.
+var FieldNames = map[uint32]string{
 	nvml.FI_DEV_ECC_CURRENT:                                  "DEV_ECC_CURRENT",
 	nvml.FI_DEV_ECC_PENDING:                                  "DEV_ECC_PENDING",
 	nvml.FI_DEV_ECC_SBE_VOL_TOTAL:                            "DEV_ECC_SBE_VOL_TOTAL",

@@ -1,4 +1,4 @@
-package nvml
+package lib
 
 import (
 	"debug/elf"
@@ -16,8 +16,8 @@ import (
 	securejoin "github.com/cyphar/filepath-securejoin"
 )
 
-// soname is what the dynamic linker is asked for where no driver root has it.
-const soname = "libnvidia-ml.so.1"
+// Soname is what the dynamic linker is asked for where no driver root has it.
+const Soname = "libnvidia-ml.so.1"
 
 // libraryDirs are where distributions, NVIDIA's driver containers and GKE's
 // installer put the library, relative to a driver root.
@@ -27,44 +27,44 @@ var libraryDirs = [...]string{
 	"usr/local/nvidia/lib64", "nvidia/lib64", "lib",
 }
 
-// libraryFile tells a library's file from another one under its path. The zero file is not
+// LibraryFile tells a library's file from another one under its path. The zero file is not
 // known.
-type libraryFile struct {
-	path    string
+type LibraryFile struct {
+	Path    string
 	inode   uint64
 	size    int64
 	modTime time.Time
 }
 
-func statLibrary(path string) (libraryFile, error) {
+func statLibrary(path string) (LibraryFile, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return libraryFile{}, err
+		return LibraryFile{}, err
 	}
-	f := libraryFile{path: path, size: info.Size(), modTime: info.ModTime()}
+	f := LibraryFile{Path: path, size: info.Size(), modTime: info.ModTime()}
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok {
 		f.inode = stat.Ino
 	}
 	return f, nil
 }
 
-// changed tells whether the path leads to another file now, or to none.
-func (f libraryFile) changed() bool {
-	if f == (libraryFile{}) {
+// Changed tells whether the path leads to another file now, or to none.
+func (f LibraryFile) Changed() bool {
+	if f == (LibraryFile{}) {
 		return false
 	}
-	now, err := statLibrary(f.path)
+	now, err := statLibrary(f.Path)
 	return err != nil || now != f
 }
 
-// loadedFile is the library that this process has mapped, where the links that led to
+// LoadedFile is the library that this process has mapped, where the links that led to
 // it end.
-func loadedFile() libraryFile {
+func LoadedFile() LibraryFile {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
-		return libraryFile{}
+		return LibraryFile{}
 	}
-	stem, _, _ := strings.Cut(soname, ".")
+	stem, _, _ := strings.Cut(Soname, ".")
 	for line := range strings.Lines(string(maps)) {
 		at := strings.IndexByte(line, '/')
 		if at < 0 || !strings.HasPrefix(filepath.Base(line[at:]), stem) {
@@ -74,18 +74,18 @@ func loadedFile() libraryFile {
 		if f, err := statLibrary(path); err == nil {
 			return f
 		}
-		return libraryFile{path: path} // it went between
+		return LibraryFile{Path: path} // it went between
 	}
-	return libraryFile{}
+	return LibraryFile{}
 }
 
-// findLibrary looks for a library that can be used. Once one was initialised there is no
+// FindLibrary looks for a library that can be used. Once one was initialised there is no
 // going back: go-nvml's calls are bound to the first library that they reach, for
 // all Backends of the process. So a library is looked at closely before that.
 //
 // The files are looked for here and not left to the dynamic linker, since that one
 // never again looks into a folder that was absent when it first did.
-func findLibrary(roots []string) (nvml.Interface, error) {
+func FindLibrary(roots []string) (nvml.Interface, error) {
 	var errs []error
 	for _, root := range roots {
 		if root == "" { // no root is not the folder that this process was started in
@@ -93,7 +93,7 @@ func findLibrary(roots []string) (nvml.Interface, error) {
 		}
 		for _, dir := range libraryDirs {
 			// A link's end is meant below the root, wherever that is mounted.
-			path, err := securejoin.SecureJoin(filepath.Clean(root), filepath.Join(dir, soname))
+			path, err := securejoin.SecureJoin(filepath.Clean(root), filepath.Join(dir, Soname))
 			if err == nil {
 				err = checkComplete(path)
 			}
@@ -109,9 +109,9 @@ func findLibrary(roots []string) (nvml.Interface, error) {
 			errs = append(errs, err)
 		}
 	}
-	err := checkUsable(soname)
+	err := checkUsable(Soname)
 	if err == nil {
-		return nvml.New(nvml.WithLibraryPath(soname)), nil
+		return nvml.New(nvml.WithLibraryPath(Soname)), nil
 	}
 	if len(errs) > 0 { // a file that is there and cannot be used says more
 		return nil, errs[0]
