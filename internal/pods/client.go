@@ -39,7 +39,7 @@ var ErrNoPodsAPI = errors.New("the kubelet has no Pods API")
 // Observer receives notifications of pods after Snapshot returns the change. Calls are made on Run's goroutine and must be quick: the
 // kubelet drops a watcher that is 100 events behind. If a pod replaces an ended pod of the same name, OnPodEnded comes first.
 type Observer interface {
-	// OnPodAdded is called for a new pod that has not Ended; also for each such pod of the first stream.
+	// OnPodAdded is called for a new pod that is not Ended; also for each such pod of the first stream.
 	OnPodAdded(namespace, name string)
 	// OnPodEnded is called for a pod that Ended or was deleted, in the last known version. The newest 1,024 pods are not
 	// reported twice.

@@ -25,7 +25,8 @@ func (ps *Pods) recordDeleted(p *Pod) {
 	if len(deleted) == maxDeletedPods {
 		deleted = slices.Delete(deleted, 0, 1)
 	}
-	ps.deleted = append(deleted, deletedPod{p, ps.updatedAt})
+	deleted = append(deleted, deletedPod{p, ps.updatedAt})
+	ps.deleted = deleted
 }
 
 // Termination returns how an assignment's container ended, if the pod is known or was deleted within the last ten minutes.
@@ -59,7 +60,7 @@ func (c *Container) terminationAfter(at time.Time, podEnded bool) (end Container
 		return ContainerState{}, false
 	case c.State.Type == Running:
 		return c.LastState, !podEnded && !c.LastState.Finished.Before(at.Truncate(time.Second))
-	default: // the next run has not begun
+	default: // between two runs
 		return c.LastState, podEnded || !c.LastState.Finished.Before(at.Add(-maxDetectionDelay))
 	}
 }
