@@ -156,7 +156,7 @@ var cgroupFormats = []struct {
 
 func TestPlaces(t *testing.T) {
 	for _, f := range cgroupFormats {
-		if got := appendContainerRefs(nil, []byte(f.file)); !slices.Equal(got, f.want) {
+		if got := containerRefs([]byte(f.file)); !slices.Equal(got, f.want) {
 			t.Errorf("%s (%s): got %v, want %v", f.name, f.from, got, f.want)
 		}
 	}
@@ -167,9 +167,9 @@ func FuzzContainerRefs(f *testing.F) {
 		f.Add([]byte(form.file))
 	}
 	f.Fuzz(func(t *testing.T, file []byte) {
-		places := appendContainerRefs(nil, file)
+		places := containerRefs(file)
 		for _, p := range places {
-			if !isUID([]byte(p.uid)) || strings.Contains(p.uid, "_") || len(p.id) != idLength || !isHex([]byte(p.id)) {
+			if !bytes.Equal(podUID([]byte("pod"+p.uid)), []byte(p.uid)) || strings.Contains(p.uid, "_") || !bytes.Equal(containerID([]byte(p.id)), []byte(p.id)) {
 				t.Errorf("%+v is no place", p)
 			}
 			whole := bytes.ReplaceAll(file, []byte("_"), []byte("-"))
@@ -178,7 +178,7 @@ func FuzzContainerRefs(f *testing.F) {
 			}
 		}
 		for _, prefix := range []string{"/kubelet.slice", "/../..", "/docker/" + idC} {
-			if got := appendContainerRefs(nil, prefixPaths(prefix, file)); !slices.Equal(got, places) {
+			if got := containerRefs(prefixPaths(prefix, file)); !slices.Equal(got, places) {
 				t.Errorf("below %s: got %v, want %v", prefix, got, places)
 			}
 		}
@@ -188,7 +188,7 @@ func FuzzContainerRefs(f *testing.F) {
 // prefixPaths puts a prefix before the paths of a file.
 func prefixPaths(prefix string, file []byte) (moved []byte) {
 	for line := range bytes.Lines(file) {
-		_, path := hierarchy(line)
+		_, path := splitLine(line)
 		if !bytes.HasPrefix(path, []byte("/")) {
 			moved = append(moved, line...)
 			continue

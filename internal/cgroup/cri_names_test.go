@@ -130,10 +130,10 @@ func TestFoldersAreReadLessAndLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := s.newLocator()
 		reads, begin := 0, time.Now()
-		for last := l.listedAt; ; time.Sleep(recheckInterval) {
+		for last := l.names.listedAt; ; time.Sleep(recheckInterval) {
 			s.wantOwner(l, 5, noOwner, train)
-			if l.listedAt != last {
-				last = l.listedAt
+			if l.names.listedAt != last {
+				last = l.names.listedAt
 				reads++
 			}
 			if reads == 10 {
