@@ -11,7 +11,6 @@ package nvml
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -130,12 +129,9 @@ func New(o Options) *Backend {
 	if o.ProcRoot == "" {
 		o.ProcRoot = "/proc"
 	}
-	readRows := rows
-	if o.PerLink {
-		readRows = slices.Concat(rows, perLinkRows())
-	}
+	plan := newReadPlan(o.PerLink)
 	return &Backend{
-		options: o, metrics: metricsOf(readRows), plan: newReadPlan(readRows),
+		options: o, metrics: plan.metrics(), plan: plan,
 		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{}, probeDone: make(chan struct{}, 1),
 	}
 }

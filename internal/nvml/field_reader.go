@@ -1,8 +1,6 @@
 package nvml
 
 import (
-	"encoding/binary"
-	"math"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -216,33 +214,5 @@ func (f *fieldReader) wrapsAt(i int) float64 {
 		return 1 << 64
 	default:
 		return 0
-	}
-}
-
-// decodeFieldValue reads the union of NVML's C struct. Types that are not known, and values
-// that say "none" by all bits set or that no quantity has, are no value.
-func decodeFieldValue(valueType uint32, value [8]byte, ret nvml.Return) (float64, bool) {
-	if ret != nvml.SUCCESS {
-		return 0, false
-	}
-	bits := binary.NativeEndian.Uint64(value[:])
-	low := binary.NativeEndian.Uint32(value[:])
-	switch nvml.ValueType(valueType) {
-	case nvml.VALUE_TYPE_DOUBLE:
-		f := math.Float64frombits(bits)
-		return f, !math.IsNaN(f) && !math.IsInf(f, 0)
-	case nvml.VALUE_TYPE_UNSIGNED_INT:
-		return float64(low), low != math.MaxUint32
-	case nvml.VALUE_TYPE_SIGNED_INT:
-		return float64(int32(low)), true
-	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
-		short := binary.NativeEndian.Uint16(value[:])
-		return float64(short), short != math.MaxUint16
-	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG: // both 8 bytes where podgauge runs
-		return float64(bits), bits != math.MaxUint64
-	case nvml.VALUE_TYPE_SIGNED_LONG_LONG:
-		return float64(int64(bits)), true
-	default:
-		return 0, false
 	}
 }

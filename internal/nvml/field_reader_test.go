@@ -10,71 +10,18 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-func TestDecode(t *testing.T) {
-	u64 := func(v uint64) (b [8]byte) { binary.NativeEndian.PutUint64(b[:], v); return b }
-	u32 := func(v uint32) (b [8]byte) { binary.NativeEndian.PutUint32(b[:], v); return b }
-	u16 := func(v uint16) (b [8]byte) { binary.NativeEndian.PutUint16(b[:], v); return b }
-	f64 := func(v float64) [8]byte { return u64(math.Float64bits(v)) }
-	const none = -1234567
-	for _, c := range []struct {
-		name  string
-		typ   nvml.ValueType
-		value [8]byte
-		want  float64
-	}{
-		{"double", nvml.VALUE_TYPE_DOUBLE, f64(1.5), 1.5},
-		{"double below 0", nvml.VALUE_TYPE_DOUBLE, f64(-1.5), -1.5},
-		{"NaN", nvml.VALUE_TYPE_DOUBLE, f64(math.NaN()), none},
-		{"infinity", nvml.VALUE_TYPE_DOUBLE, f64(math.Inf(1)), none},
-		{"u32", nvml.VALUE_TYPE_UNSIGNED_INT, u32(7), 7},
-		{"u32 beside rubbish", nvml.VALUE_TYPE_UNSIGNED_INT, u64(0xABCDEF01_00000007), 7},
-		{"u32 of ones", nvml.VALUE_TYPE_UNSIGNED_INT, u32(math.MaxUint32), none},
-		{"i32", nvml.VALUE_TYPE_SIGNED_INT, u32(7), 7},
-		{"i32 below 0", nvml.VALUE_TYPE_SIGNED_INT, u32(1 << 31), -1 << 31},
-		{"u16", nvml.VALUE_TYPE_UNSIGNED_SHORT, u16(7), 7},
-		{"u16 of ones", nvml.VALUE_TYPE_UNSIGNED_SHORT, u16(math.MaxUint16), none},
-		{"unsigned long", nvml.VALUE_TYPE_UNSIGNED_LONG, u64(1 << 40), 1 << 40},
-		{"u64", nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, u64(1 << 40), 1 << 40},
-		{"u64 of ones", nvml.VALUE_TYPE_UNSIGNED_LONG_LONG, u64(math.MaxUint64), none},
-		{"i64", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(7), 7},
-		{"i64 below 0", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(math.MaxUint64 - 5), -6},
-		{"a type of the future", 42, u64(7), none},
-	} {
-		got, ok := decodeFieldValue(uint32(c.typ), c.value, nvml.SUCCESS)
-		if ok != (c.want != none) || ok && got != c.want {
-			t.Errorf("%s: got %v, %v; want %v", c.name, got, ok, c.want)
-		}
-		if _, ok := decodeFieldValue(uint32(c.typ), c.value, nvml.ERROR_UNKNOWN); ok {
-			t.Errorf("%s: a value that failed is read", c.name)
-		}
-	}
-}
-
-// FuzzDecode holds whatever a driver may put into a field: it is no value, or a
-// number that every row can show.
-func FuzzDecode(f *testing.F) {
+// FuzzChecks has checks evaluate any value that a driver may put into a field.
+func FuzzChecks(f *testing.F) {
 	for typ := range uint32(8) {
-		f.Add(typ, uint64(0), uint32(nvml.SUCCESS))
-		f.Add(typ, uint64(math.MaxUint64), uint32(nvml.SUCCESS))
-		f.Add(typ, math.Float64bits(math.NaN()), uint32(nvml.ERROR_NOT_SUPPORTED))
+		f.Add(typ, uint64(0))
+		f.Add(typ, uint64(math.MaxUint64))
 	}
-	f.Fuzz(func(t *testing.T, typ uint32, bits uint64, ret uint32) {
+	f.Fuzz(func(t *testing.T, typ uint32, bits uint64) {
 		var value [8]byte
 		binary.NativeEndian.PutUint64(value[:], bits)
-		v, ok := decodeFieldValue(typ, value, nvml.Return(ret))
+		v, ok := decodeFieldValue(typ, value, nvml.SUCCESS)
 		if !ok {
 			return
-		}
-		if ret != uint32(nvml.SUCCESS) || math.IsNaN(v) || math.IsInf(v, 0) {
-			t.Fatalf("type %d, %#x, code %d: read as %v", typ, bits, ret, v)
-		}
-		for _, r := range rows {
-			for _, s := range r.sources {
-				u := s.conversion
-				if shown, ok := u.convert(v); ok && (math.IsNaN(shown) || shown < u.min || shown > u.max*u.multiplier) {
-					t.Fatalf("type %d, %#x: %s shows %v", typ, bits, r.name, shown)
-				}
-			}
 		}
 		for i := range healthChecks {
 			c := &healthChecks[i]

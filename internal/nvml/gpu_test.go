@@ -9,45 +9,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
-
-// TestRowsAreWellFormed holds what the exporter builds upon.
-func TestRowsAreWellFormed(t *testing.T) {
-	seen := map[string]metricDef{}
-	last := ""
-	for _, r := range slices.Concat(rows, perLinkRows()) {
-		other, known := seen[r.name]
-		if known && last != r.name {
-			t.Errorf("the rows of %s do not stand together", r.name)
-		}
-		if known && (other.help != r.help || other.kind != r.kind) {
-			t.Errorf("the rows of %s differ in help or kind", r.name)
-		}
-		isCounter := r.kind == device.OwnerCounter || r.kind == device.FaultCounter
-		if strings.HasSuffix(r.name, "_total") != isCounter {
-			t.Errorf("%s has the wrong kind for its name", r.name)
-		}
-		if len(r.sources) == 0 && r.valueID == noValue {
-			t.Errorf("%s comes from nowhere", r.name)
-		}
-		if r.valueID != noValue && r.bit == 0 && r.conversion == (conversion{}) {
-			t.Errorf("%s has no unit", r.name)
-		}
-		if r.kind == device.OwnerCounter && r.pace() != device.PaceFast {
-			t.Errorf("%s rises for whoever holds the GPU, and is read only now and then", r.name)
-		}
-		for _, s := range r.sources {
-			if lib.FieldNames[s.id] == "" {
-				t.Errorf("%s has the field %d, which has no name", r.name, s.id)
-			}
-		}
-		if r.sourceText() == "" || r.help == "" || r.name == "" {
-			t.Errorf("%+v is not documented", r)
-		}
-		seen[r.name], last = r, r.name
-	}
-}
 
 // TestRowFails has one thing after the other fail, and wants nothing but its own
 // rows to go. What has another source is read from there.

@@ -2,7 +2,6 @@ package nvml
 
 import (
 	"errors"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -313,10 +312,4 @@ func Checks() []CheckInfo {
 		list = append(list, row)
 	}
 	return list
-}
-
-// isRecoveryAction reports whether NVML defines a value of the field.
-func isRecoveryAction(value float64) bool {
-	_, ok := inRecoveryAction.convert(value)
-	return ok && value == math.Trunc(value)
 }

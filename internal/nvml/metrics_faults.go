@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"math"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -112,3 +113,9 @@ func aggregateLocationRow(location, severity string) metricDef {
 
 // recoveryField is the driver's word on what the GPU needs.
 const recoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
+
+// isRecoveryAction reports whether NVML defines a value of the field.
+func isRecoveryAction(value float64) bool {
+	_, ok := inRecoveryAction.convert(value)
+	return ok && value == math.Trunc(value)
+}

@@ -1,6 +1,8 @@
 package nvml
 
 import (
+	"slices"
+
 	"github.com/podgauge/podgauge/internal/device"
 )
 
@@ -28,7 +30,11 @@ type fieldBatch struct {
 	index map[fieldKey]int
 }
 
-func newReadPlan(rows []metricDef) *readPlan {
+func newReadPlan(perLink bool) *readPlan {
+	rows := rows
+	if perLink {
+		rows = slices.Concat(rows, perLinkRows())
+	}
 	c := &readPlan{rows: rows, ranges: make([][]fieldRange, len(rows)), fast: newFieldBatch(), slow: newFieldBatch()}
 	for i := range rows {
 		r := &rows[i]
@@ -48,6 +54,9 @@ func newReadPlan(rows []metricDef) *readPlan {
 	}
 	return c
 }
+
+// metrics are the rows as the exporter knows them.
+func (p *readPlan) metrics() []device.Metric { return metricsOf(p.rows) }
 
 func newFieldBatch(keys ...fieldKey) fieldBatch {
 	b := fieldBatch{index: map[fieldKey]int{}}
