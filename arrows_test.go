@@ -19,7 +19,7 @@ const module = "github.com/podgauge/podgauge/"
 // simulations and the stand-in as well.
 var arrows = map[string][]string{
 	"cmd/podgauge":               {"internal/app", "internal/device", "internal/doctor", "internal/nvml"},
-	"cmd/podgauge-sim":           {"exporter", "internal/app", "internal/device", "internal/doctor", "internal/nvml", "internal/nvml/xid", "internal/sim"},
+	"cmd/podgauge-sim":           {"exporter", "internal/app", "internal/device", "internal/doctor", "internal/nvml", "internal/nvml/metric", "internal/nvml/xid", "internal/sim"},
 	"internal/app":               {"internal/config", "internal/cgroup", "internal/device", "internal/nvml/cdi", "internal/nvml/kmsg", "internal/doctor", "exporter", "internal/web/api", "internal/web/status", "internal/incident", "plugin", "plugin/response", "plugin/preferred", "podresources", "internal/pods", "internal/state", "internal/state/disk"},
 	"cmd/demo":                   {},
 	"internal/config":            {},
@@ -27,7 +27,8 @@ var arrows = map[string][]string{
 	"internal/cgroup":            {"internal/device"},
 	"internal/device":            {},
 	"internal/device/devicetest": {"internal/device"},
-	"internal/nvml":              {"internal/device", "internal/nvml/lib", "internal/nvml/xid"},
+	"internal/nvml":              {"internal/device", "internal/nvml/lib", "internal/nvml/metric", "internal/nvml/xid"},
+	"internal/nvml/metric":       {"internal/device", "internal/nvml/lib"},
 	"internal/nvml/lib":          {"internal/device", "internal/nvml/xid"},
 	"internal/nvml/xid":          {"internal/device"},
 	"internal/nvml/cdi":          {"internal/device"},
@@ -63,7 +64,7 @@ var arrows = map[string][]string{
 var leaves = []string{"internal/loglimit", "internal/pubsub", "internal/retry"}
 
 // inTests may be imported by any test.
-var inTests = []string{"internal/device", "internal/device/devicetest", "internal/nvml", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/conformance", "test/churn", "test/nvml", "test/program"}
+var inTests = []string{"internal/device", "internal/device/devicetest", "internal/nvml", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/conformance", "test/churn", "test/nvml", "test/program"}
 
 // strangers are foreign modules that a room must not know, and what for.
 var strangers = map[string][]string{

@@ -12,6 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/spf13/pflag"
@@ -50,9 +51,9 @@ func (p *simulatedPlatform) CheckFlags(forDoctor bool) error {
 }
 
 func (p *simulatedPlatform) Open(o app.OpenOptions) (device.Backend, app.SimulatedNode, error) {
-	rows := nvml.Metrics()
+	rows := metric.Metrics()
 	if o.PerLink {
-		rows = nvml.MetricsPerLink()
+		rows = metric.MetricsPerLink()
 	}
 	machine := sim.NewMachine(rows, defaultGPUs, time.Now)
 	script, err := p.readScript()

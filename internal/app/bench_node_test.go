@@ -18,7 +18,7 @@ import (
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/podresources"
 	"github.com/prometheus/client_golang/prometheus"
@@ -51,7 +51,7 @@ type benchNode struct {
 const benchGPUs = 8
 
 func (n benchNode) machine() *sim.Machine {
-	m := sim.NewMachine(nvml.Metrics(), benchGPUs, time.Now)
+	m := sim.NewMachine(metric.Metrics(), benchGPUs, time.Now)
 	if n.MIGDevices > 0 {
 		for _, gpu := range m.GPUs() {
 			m.Partition(gpu, slices.Repeat([]string{"1g.10gb"}, n.MIGDevices)...)

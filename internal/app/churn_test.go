@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/podgauge/podgauge/test/churn"
@@ -62,9 +62,9 @@ type churnTarget struct {
 
 func newChurnTarget(t *testing.T) *churnTarget {
 	t.Helper()
-	machine := sim.NewMachine(nvml.Metrics(), 8, time.Now)
+	machine := sim.NewMachine(metric.Metrics(), 8, time.Now)
 	n := &churnTarget{watts: map[string]float64{}}
-	power := slices.IndexFunc(nvml.Metrics(), func(m device.Metric) bool { return m.Name == "nvidia_gpu_power_watts" })
+	power := slices.IndexFunc(metric.Metrics(), func(m device.Metric) bool { return m.Name == "nvidia_gpu_power_watts" })
 	for i, gpu := range machine.GPUs() {
 		machine.SetUtilization(device.ID(gpu), float64(i)/8)
 		samples, err := machine.Read(gpu, nil)

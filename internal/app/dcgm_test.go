@@ -6,14 +6,14 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // TestDCGMFamiliesAreMade: each of dcgm-exporter's families that is shown is made of rows
 // that NVML's backend has, and docs/migration.md says of which.
 func TestDCGMFamiliesAreMade(t *testing.T) {
 	rows := map[string]bool{}
-	for _, m := range nvml.Metrics() {
+	for _, m := range metric.Metrics() {
 		name := m.Name
 		if len(m.Labels) == 1 {
 			name += "{" + m.Labels[0].Value + "}"

@@ -12,15 +12,15 @@ import (
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
 // TestMetricsPage: the tables in docs/metrics.md are what the rows are.
 func TestMetricsPage(t *testing.T) {
-	all := nvml.MetricsPerLink()
+	all := metric.MetricsPerLink()
 	checkTables(t, "../../docs/metrics.md", map[string]string{
-		"rows": metricsTable(all[:len(nvml.Metrics())], dcgmByFamily()), "links": metricsTable(all[len(nvml.Metrics()):], nil),
+		"rows": metricsTable(all[:len(metric.Metrics())], dcgmByFamily()), "links": metricsTable(all[len(metric.Metrics()):], nil),
 		"families": familiesTable(exporter.Families()), "own": familiesTable(selfFamilies(t)),
 	})
 }

@@ -6,7 +6,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
@@ -18,7 +18,7 @@ import (
 // and nobody the rest.
 func TestGoldenH100(t *testing.T) {
 	t.Parallel()
-	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("h100", nvml.Metrics(), fixedClock)})
+	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("h100", metric.Metrics(), fixedClock)})
 	ids := w.machine.AllocatableIDs()
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
 	w.runPodOn(gpuPod("research", "train", 4), ids[:4]...)
@@ -36,7 +36,7 @@ func TestGoldenH100(t *testing.T) {
 // compute instances of one GPU instance, and on one of seven GPU instances.
 func TestGoldenA100MIG(t *testing.T) {
 	t.Parallel()
-	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("a100", nvml.Metrics(), fixedClock)}, "--mig-strategy=mixed")
+	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("a100", metric.Metrics(), fixedClock)}, "--mig-strategy=mixed")
 	ids := w.machine.AllocatableIDs()
 	w.waitAllocatable("nvidia.com/mig-1g.10gb", 7)
 	w.waitAllocatable("nvidia.com/mig-1c.3g.40gb", 1)
@@ -77,7 +77,7 @@ func TestGoldenB200(t *testing.T) {
 // TestGoldenMixed has one GPU of each kind, all of them one pod's.
 func TestGoldenMixed(t *testing.T) {
 	t.Parallel()
-	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("mixed", nvml.Metrics(), fixedClock)})
+	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("mixed", metric.Metrics(), fixedClock)})
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
 	w.runPod(kubelet.PodSpec{Namespace: "lab", Name: "all", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{gpuResource: len(w.machine.AllocatableIDs())}}}})
 	w.waitCounted(gpuResource, len(w.machine.AllocatableIDs()))
@@ -104,7 +104,7 @@ func TestNoMIGDevices(t *testing.T) {
 // TestGoldenLinks shows single NVLinks.
 func TestGoldenLinks(t *testing.T) {
 	t.Parallel()
-	m := sim.NewMachineWithModels(nvml.MetricsPerLink(), fixedClock, sim.H100, sim.GB200)
+	m := sim.NewMachineWithModels(metric.MetricsPerLink(), fixedClock, sim.H100, sim.GB200)
 	w := newTestAppWith(t, testSetup{machine: m}, "--metrics.nvlink-links", "--metrics.include=nvidia_gpu_nvlink_*")
 	w.waitAllocatable(gpuResource, len(w.machine.AllocatableIDs()))
 	w.runPod(gpuPod("research", "train", len(m.AllocatableIDs())))

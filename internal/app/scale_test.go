@@ -13,7 +13,7 @@ import (
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
@@ -57,7 +57,7 @@ var scaleCases = []scaleCase{
 	{name: "8 H100, without what nobody asks for", models: eightH100, args: []string{"--metrics.exclude=" + unusedFamilies}},
 	{name: "8 H100, the short list, `" + stableSeriesFlag + "`", models: eightH100, args: []string{stableSeriesFlag, "--metrics.include=" + leanFamilies}},
 	{name: "8 H100, `--metrics.dcgm`", models: eightH100, args: []string{"--metrics.dcgm"}},
-	{name: "8 H100, `--metrics.nvlink-links`", models: eightH100, rows: nvml.MetricsPerLink(), args: []string{"--metrics.nvlink-links"}},
+	{name: "8 H100, `--metrics.nvlink-links`", models: eightH100, rows: metric.MetricsPerLink(), args: []string{"--metrics.nvlink-links"}},
 	{name: "8 H100, each shared by four pods, with `hostPID`", models: eightH100, podsPerGPU: 4},
 	{name: "8 H100 in 56 slices", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single"}},
 	{name: "8 H100 in 56 slices, `" + stableSeriesFlag + "`", models: eightH100, migPerGPU: 7, args: []string{"--mig-strategy=single", stableSeriesFlag}},
@@ -70,7 +70,7 @@ type seriesCount struct{ series, perPod int }
 func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 	t.Helper()
 	if n.rows == nil {
-		n.rows = nvml.Metrics()
+		n.rows = metric.Metrics()
 	}
 	machine := sim.NewMachineWithModels(n.rows, fixedClock, n.models...)
 	if n.migPerGPU > 0 {

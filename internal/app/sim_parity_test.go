@@ -6,14 +6,14 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
 // TestXidsMeanTheSame has simulated GPUs report errors: they do what NVML's would.
 func TestXidsMeanTheSame(t *testing.T) {
-	m := sim.NewMachine(nvml.Metrics(), 1, time.Now)
+	m := sim.NewMachine(metric.Metrics(), 1, time.Now)
 	m.ClassifyXid = xid.Event
 	for number, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 155: false, 162: false, 167: true, 999: false} {
 		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", number))
@@ -28,7 +28,7 @@ func TestXidsMeanTheSame(t *testing.T) {
 // TestEveryRowIsSimulated: what NVML gives, one simulated model at least gives too,
 // or neither goldens nor dashboards would show it.
 func TestEveryRowIsSimulated(t *testing.T) {
-	m := sim.NewMachineWithModels(nvml.Metrics(), time.Now, sim.Models()...)
+	m := sim.NewMachineWithModels(metric.Metrics(), time.Now, sim.Models()...)
 	read := map[int]bool{}
 	for _, gpu := range m.GPUs() {
 		samples, err := m.Read(gpu, nil)
@@ -39,7 +39,7 @@ func TestEveryRowIsSimulated(t *testing.T) {
 			read[s.Metric] = true
 		}
 	}
-	for i, row := range nvml.Metrics() {
+	for i, row := range metric.Metrics() {
 		if !read[i] {
 			t.Errorf("sim/values.go makes up no value for %s%v", row.Name, row.Labels)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 	"github.com/spf13/pflag"
@@ -77,7 +78,7 @@ func (testPlatform) AddFlags(*pflag.FlagSet) {}
 func (testPlatform) CheckFlags(bool) error { return nil }
 
 func (p testPlatform) Open(OpenOptions) (device.Backend, SimulatedNode, error) {
-	return sim.NewMachine(nvml.Metrics(), 8, time.Now), nil, p.err
+	return sim.NewMachine(metric.Metrics(), 8, time.Now), nil, p.err
 }
 
 func (testPlatform) Driver([]string) doctor.DriverProbe { return nil }
@@ -94,7 +95,7 @@ func newTestApp(t *testing.T, gpus int, args ...string) *testApp {
 
 // newMachine is one whose clock stands still.
 func newMachine(models ...*sim.Model) *sim.Machine {
-	return sim.NewMachineWithModels(nvml.Metrics(), fixedClock, models...)
+	return sim.NewMachineWithModels(metric.Metrics(), fixedClock, models...)
 }
 
 // fixedClock is a clock that stands still.

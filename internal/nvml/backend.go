@@ -17,6 +17,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // Options say where things are. The zero Options fit a driver that is installed
@@ -52,7 +53,7 @@ var (
 type Backend struct {
 	options Options
 	metrics []device.Metric
-	plan    *readPlan
+	plan    *metric.ReadPlan
 
 	// inventory is the newest listing, with the driver that it came from; nil while
 	// there is none. Written by Devices and Close; a table itself is never written.
@@ -129,9 +130,9 @@ func New(o Options) *Backend {
 	if o.ProcRoot == "" {
 		o.ProcRoot = "/proc"
 	}
-	plan := newReadPlan(o.PerLink)
+	plan := metric.NewReadPlan(o.PerLink)
 	return &Backend{
-		options: o, metrics: plan.metrics(), plan: plan,
+		options: o, metrics: plan.Metrics(), plan: plan,
 		probes: map[int]*deviceProbe{}, pendingCalls: &lib.PendingCalls{}, probeDone: make(chan struct{}, 1),
 	}
 }

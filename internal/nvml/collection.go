@@ -6,6 +6,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // A collection may make so many calls about a GPU, whatever there is to read of it. What
@@ -91,7 +92,7 @@ func (g *gpuReader) collect(now time.Time) {
 	}
 	if g.fastFields.hasRequests() && g.spendCall() {
 		g.readFields(&g.fastFields, now)
-		g.detectReset(&g.fastFields, g.plan.fast.index[fieldKey{id: energyField}])
+		g.detectReset(&g.fastFields, g.plan.Fast.Index[metric.FieldKey{ID: metric.EnergyField}])
 	}
 	if g.isAborted() {
 		return
@@ -99,7 +100,7 @@ func (g *gpuReader) collect(now time.Time) {
 	g.dropBeforeReset()
 	g.updateSpared()
 	g.gpm.gpuSampler.expire(&g.latest, now)
-	g.makeFastCalls(g.handle, targetGPU, &g.latest, &g.callStates, now)
+	g.makeFastCalls(g.handle, metric.TargetGPU, &g.latest, &g.callStates, now)
 	for _, in := range g.instances {
 		if g.isAborted() {
 			return
@@ -127,22 +128,22 @@ func (g *gpuReader) readFields(f *fieldReader, now time.Time) {
 // updateSpared finds out which slots need no call, since fields have all that is wanted of
 // them. A field that failed this once is made up for by its call.
 func (g *gpuReader) updateSpared() {
-	for _, i := range g.plan.sparingRows {
-		r := &g.plan.rows[i]
-		_, known := g.fieldsOf(r).rawValue(g.plan.ranges[i][0].start)
-		g.spared[r.valueID] = known
+	for _, i := range g.plan.SparingRows {
+		r := &g.plan.Rows[i]
+		_, known := g.fieldsOf(r).rawValue(g.plan.Ranges[i][0].Start)
+		g.spared[r.ValueID] = known
 	}
 }
 
 // makeFastCalls makes the fast calls about a GPU or a slice.
-func (g *gpuReader) makeFastCalls(handle nvml.Device, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) {
-	for i := range calls {
-		if c := &calls[i]; c.pace == device.PaceFast && c.targets&target != 0 {
-			r.unset(c.values)
+func (g *gpuReader) makeFastCalls(handle nvml.Device, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) {
+	for i := range metric.Calls {
+		if c := &metric.Calls[i]; c.Pace == device.PaceFast && c.Targets&target != 0 {
+			r.Unset(c.Values)
 		}
 	}
-	for i := range calls {
-		if calls[i].pace == device.PaceFast && g.shouldCall(i, target, r, states, now) && g.spendCall() {
+	for i := range metric.Calls {
+		if metric.Calls[i].Pace == device.PaceFast && g.shouldCall(i, target, r, states, now) && g.spendCall() {
 			if g.makeCall(i, handle, r, states, now); g.isAborted() {
 				return
 			}
@@ -151,47 +152,47 @@ func (g *gpuReader) makeFastCalls(handle nvml.Device, target callTarget, r *valu
 }
 
 // canCall tells whether there is a use in making the i-th call.
-func (g *gpuReader) canCall(i int, target callTarget, states *[len(calls)]callState, now time.Time) bool {
-	c, t := &calls[i], &states[i]
-	if c.targets&target == 0 || !g.canFind(i) || t.denials.shouldSkip(now) {
+func (g *gpuReader) canCall(i int, target metric.Target, states *[len(metric.Calls)]callState, now time.Time) bool {
+	c, t := &metric.Calls[i], &states[i]
+	if c.Targets&target == 0 || !g.canFind(i) || t.denials.shouldSkip(now) {
 		return false
 	}
-	if !c.isFallback || c.pace == device.PaceFast { // a fast one that fails just once is made up for
+	if !c.IsFallback || c.Pace == device.PaceFast { // a fast one that fails just once is made up for
 		return true
 	}
 	return !g.canFind(i-1) || states[i-1].denials.denied()
 }
 
 // canFind reports whether the library has the function of the i-th call.
-func (g *gpuReader) canFind(i int) bool { return g.session.Symbols[calls[i].symbol] }
+func (g *gpuReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[i].Symbol] }
 
 // shouldCall tells whether the i-th call can be made, and would bring something that is not
 // there.
-func (g *gpuReader) shouldCall(i int, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) bool {
-	return g.canCall(i, target, states, now) && r.missesAny(&calls[i], g.sparedFor(target))
+func (g *gpuReader) shouldCall(i int, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) bool {
+	return g.canCall(i, target, states, now) && r.MissesAny(&metric.Calls[i], g.sparedFor(target))
 }
 
 // sparedFor are the slots that fields make up for. Slices have no fields.
-func (g *gpuReader) sparedFor(target callTarget) *[valueIDCount]bool {
-	if target == targetMIG {
+func (g *gpuReader) sparedFor(target metric.Target) *[metric.ValueIDCount]bool {
+	if target == metric.TargetMIG {
 		return &nothingSpared
 	}
 	return &g.spared
 }
 
-var nothingSpared [valueIDCount]bool
+var nothingSpared [metric.ValueIDCount]bool
 
 // makeCall makes a call. What it had brought before is gone when it fails; but what is
 // there while it is known to be absent, another one has brought.
-func (g *gpuReader) makeCall(i int, handle nvml.Device, r *valueSet, states *[len(calls)]callState, now time.Time) {
-	c, t := &calls[i], &states[i]
+func (g *gpuReader) makeCall(i int, handle nvml.Device, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) {
+	c, t := &metric.Calls[i], &states[i]
 	if !t.denials.denied() {
-		r.unset(c.values)
+		r.Unset(c.Values)
 	}
-	ret := c.get(handle, r)
+	ret := c.Get(handle, r)
 	t.calledAt = now
 	t.denials.record(lib.IsUnavailable(ret), now)
-	g.recordResult(c.symbol, ret)
+	g.recordResult(c.Symbol, ret)
 }
 
 // overdueRead is something slow that is to be asked for.
@@ -210,7 +211,7 @@ func (g *gpuReader) readOverdue(now time.Time) bool {
 	switch {
 	case next.callIndex < 0:
 		return false
-	case next.callIndex == len(calls):
+	case next.callIndex == len(metric.Calls):
 		g.readSlowFields(now)
 	case next.instance != nil:
 		g.makeCall(next.callIndex, next.instance.handle, &next.instance.latest, &next.instance.callStates, now)
@@ -234,19 +235,19 @@ func (g *gpuReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
 		if g.slowFields.unconfirmed {
 			t.denials.count = 1
 		}
-		add(overdueRead{callIndex: len(calls), due: t.due(), expired: g.slowFields.anyAnswered() && now.Sub(g.slowReadAt) > maxAge})
+		add(overdueRead{callIndex: len(metric.Calls), due: t.due(), expired: g.slowFields.anyAnswered() && now.Sub(g.slowReadAt) > maxAge})
 	}
-	for i := range calls {
-		if g.canCallSlow(i, targetGPU, &g.latest, &g.callStates, now) {
+	for i := range metric.Calls {
+		if g.canCallSlow(i, metric.TargetGPU, &g.latest, &g.callStates, now) {
 			t := &g.callStates[i]
-			add(overdueRead{callIndex: i, due: t.due(), expired: g.latest.hasAny(&calls[i]) && now.Sub(t.calledAt) > maxAge})
+			add(overdueRead{callIndex: i, due: t.due(), expired: g.latest.HasAny(&metric.Calls[i]) && now.Sub(t.calledAt) > maxAge})
 		}
 	}
 	for _, in := range g.instances {
-		for i := range calls {
-			if in.verified && g.canCallSlow(i, targetMIG, &in.latest, &in.callStates, now) {
+		for i := range metric.Calls {
+			if in.verified && g.canCallSlow(i, metric.TargetMIG, &in.latest, &in.callStates, now) {
 				t := &in.callStates[i]
-				add(overdueRead{callIndex: i, instance: in, due: t.due(), expired: in.latest.hasAny(&calls[i]) && now.Sub(t.calledAt) > maxAge})
+				add(overdueRead{callIndex: i, instance: in, due: t.due(), expired: in.latest.HasAny(&metric.Calls[i]) && now.Sub(t.calledAt) > maxAge})
 			}
 		}
 	}
@@ -255,12 +256,12 @@ func (g *gpuReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
 
 // canCallSlow reports whether the i-th call is not fast and can be made. A static value that
 // is there is not asked for again.
-func (g *gpuReader) canCallSlow(i int, target callTarget, r *valueSet, states *[len(calls)]callState, now time.Time) bool {
-	switch calls[i].pace {
+func (g *gpuReader) canCallSlow(i int, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) bool {
+	switch metric.Calls[i].Pace {
 	case device.PaceFast:
 		return false
 	case device.PaceSlow:
-		return g.canCall(i, target, states, now) && !g.sparedFor(target)[calls[i].values[0]]
+		return g.canCall(i, target, states, now) && !g.sparedFor(target)[metric.Calls[i].Values[0]]
 	default:
 		return g.shouldCall(i, target, r, states, now)
 	}
@@ -289,11 +290,11 @@ func (g *gpuReader) readInitial(now time.Time) {
 	if !g.isAborted() && g.needsGPMProbe(now) {
 		g.probeGPM(now)
 	}
-	for i := range calls {
+	for i := range metric.Calls {
 		if g.isAborted() {
 			break
 		}
-		if calls[i].pace != device.PaceFast && g.shouldCall(i, targetGPU, &g.latest, &g.callStates, now) {
+		if metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, metric.TargetGPU, &g.latest, &g.callStates, now) {
 			g.makeCall(i, g.handle, &g.latest, &g.callStates, now)
 		}
 	}
@@ -333,10 +334,10 @@ func (g *gpuReader) dropSlow() {
 	}
 }
 
-func dropSlowValues(r *valueSet, states *[len(calls)]callState) {
-	for i := range calls {
-		if calls[i].pace == device.PaceSlow {
-			r.unset(calls[i].values)
+func dropSlowValues(r *metric.Values, states *[len(metric.Calls)]callState) {
+	for i := range metric.Calls {
+		if metric.Calls[i].Pace == device.PaceSlow {
+			r.Unset(metric.Calls[i].Values)
 			states[i] = callState{calledAt: states[i].calledAt.Add(-slowInterval)}
 		}
 	}

@@ -9,13 +9,14 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // ageSlow has all that is slow be older by a while.
 func (s *backendFixture) ageSlow(i int, by time.Duration) {
 	g := s.gpu(i)
 	g.slowReadAt = g.slowReadAt.Add(-by)
-	older := func(turns *[len(calls)]callState) {
+	older := func(turns *[len(metric.Calls)]callState) {
 		for i := range turns {
 			turns[i].calledAt = turns[i].calledAt.Add(-by)
 		}
@@ -135,9 +136,9 @@ func TestSlowComesRound(t *testing.T) {
 	s.set(busyGPU...)
 	stale := func() (names []string) {
 		got := s.values(0)
-		for i, m := range Metrics() {
+		for i, m := range metric.Metrics() {
 			name := seriesName(m)
-			if m.ReadPace != device.PaceSlow || rows[i].monotonic || strings.Contains(name, "c2c") || strings.Contains(name, "retire") {
+			if m.ReadPace != device.PaceSlow || metric.Rows[i].Monotonic || strings.Contains(name, "c2c") || strings.Contains(name, "retire") {
 				continue // an H100 does not have it at first, or it is counted from there
 			}
 			if busyValues[name] != got[name] {
@@ -227,11 +228,11 @@ func (f *togglingGPU) toggle(now time.Time) {
 // staleNames names what shows the state that has ended. Features are no readings: what a GPU
 // denies is believed for minutes.
 func (f *togglingGPU) staleNames(got map[string]float64) (names []string) {
-	for i, m := range Metrics() {
+	for i, m := range metric.Metrics() {
 		name := seriesName(m)
 		old, had := f.values[1-f.current][name]
 		fresh, has := f.values[f.current][name]
-		if v, shown := got[name]; shown && had && has && old != fresh && v == old && m.ReadPace != device.PaceStatic && !rows[i].monotonic && m.Name != "nvidia_gpu_feature_supported" {
+		if v, shown := got[name]; shown && had && has && old != fresh && v == old && m.ReadPace != device.PaceStatic && !metric.Rows[i].Monotonic && m.Name != "nvidia_gpu_feature_supported" {
 			names = append(names, name)
 		}
 	}
@@ -243,8 +244,8 @@ func (f *togglingGPU) staleNames(got map[string]float64) (names []string) {
 // collection makes more calls than it may.
 func TestAgeOfValues(t *testing.T) {
 	names := []string{}
-	for _, metric := range Metrics() {
-		names = append(names, seriesName(metric))
+	for _, m := range metric.Metrics() {
+		names = append(names, seriesName(m))
 	}
 	for every, most := range map[time.Duration]uint64{
 		time.Second: maxCallsPerGPU, 15 * time.Second: maxCallsPerGPU, 30 * time.Second: 30, time.Minute: 30, 2 * time.Minute: 30,
@@ -296,7 +297,7 @@ func (s *backendFixture) passTime(name string) func(by time.Duration) float64 {
 			g.collect(now)
 		}
 		for _, sample := range g.appendSamples(nil, now) {
-			if seriesName(Metrics()[sample.Metric]) == name {
+			if seriesName(metric.Metrics()[sample.Metric]) == name {
 				return sample.Value
 			}
 		}
@@ -465,9 +466,9 @@ func TestSlowCallFails(t *testing.T) {
 func TestOlderForm(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "driver 550.54.15")
 	g := s.gpu(0)
-	newer := slices.IndexFunc(calls[:], func(c nvmlCall) bool { return c.symbol == "nvmlDeviceGetGpuFabricInfoV" })
+	newer := slices.IndexFunc(metric.Calls[:], func(c metric.Call) bool { return c.Symbol == "nvmlDeviceGetGpuFabricInfoV" })
 	g.callStates[newer].denials = denialTracker{denialsToConfirm, time.Now()} // as if it had answered ARGUMENT_VERSION_MISMATCH
-	g.latest.unset(fabricValues)
+	g.latest.Unset(metric.FabricValues)
 	s.set("gpu 0 fabric_state 2")
 	var got map[string]float64
 	for range 8 {

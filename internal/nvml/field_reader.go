@@ -5,12 +5,13 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // fieldReader are the values that a GPU is asked for in one call, which the driver
 // answers each for itself.
 type fieldReader struct {
-	keys []fieldKey
+	keys []metric.FieldKey
 	// supported tells which keys the GPU could have at all: it has so many links.
 	supported []bool
 	// requests are those keys that were not dropped, and which they are. Both are used
@@ -27,8 +28,8 @@ type fieldReader struct {
 
 // newFieldReader asks for the keys of a batch; not at all where the library lacks the
 // function.
-func newFieldReader(has lib.Symbols, b fieldBatch, exists func(fieldKey) bool) fieldReader {
-	f := fieldReader{keys: b.keys, supported: make([]bool, len(b.keys)), requestIndex: make([]int32, len(b.keys)), denialCounts: make([]uint8, len(b.keys))}
+func newFieldReader(has lib.Symbols, b metric.FieldBatch, exists func(metric.FieldKey) bool) fieldReader {
+	f := fieldReader{keys: b.Keys, supported: make([]bool, len(b.Keys)), requestIndex: make([]int32, len(b.Keys)), denialCounts: make([]uint8, len(b.Keys))}
 	for i, k := range f.keys {
 		f.supported[i] = has[lib.FieldValuesSymbol] && exists(k)
 	}
@@ -57,7 +58,7 @@ func (f *fieldReader) restoreDropped() {
 }
 
 // enable adds the keys that the GPU turns out to have, without a value.
-func (f *fieldReader) enable(exists func(fieldKey) bool) {
+func (f *fieldReader) enable(exists func(metric.FieldKey) bool) {
 	for i, k := range f.keys {
 		if f.supported[i] || !exists(k) {
 			continue
@@ -71,8 +72,8 @@ func (f *fieldReader) enable(exists func(fieldKey) bool) {
 // newFieldRequest returns an entry for a call. It holds nothing of an earlier call: one driver
 // was reported to add to the old value (https://github.com/NVIDIA/go-nvml/issues/46), and
 // an entry that the driver leaves alone must not look answered.
-func newFieldRequest(k fieldKey) nvml.FieldValue {
-	return nvml.FieldValue{FieldId: k.id, ScopeId: k.n, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)}
+func newFieldRequest(k metric.FieldKey) nvml.FieldValue {
+	return nvml.FieldValue{FieldId: k.ID, ScopeId: k.N, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)}
 }
 
 // read fetches all values. Where one of them says that the GPU or the library is
@@ -173,9 +174,9 @@ func (f *fieldReader) failed(i int) bool {
 }
 
 // allDropped tells whether that goes for all keys of a source.
-func (f *fieldReader) allDropped(r fieldRange) bool {
-	for i := range r.n {
-		if !f.isDropped(r.start + i) {
+func (f *fieldReader) allDropped(r metric.FieldRange) bool {
+	for i := range r.N {
+		if !f.isDropped(r.Start + i) {
 			return false
 		}
 	}
@@ -195,7 +196,7 @@ func (f *fieldReader) rawValue(i int) (float64, bool) {
 		return 0, false
 	}
 	v := &f.requests[at]
-	return decodeFieldValue(v.ValueType, v.Value, nvml.Return(v.NvmlReturn))
+	return metric.DecodeField(v.ValueType, v.Value, nvml.Return(v.NvmlReturn))
 }
 
 // wrapsAt is the value at which a counter begins again at 0, by the type in which the

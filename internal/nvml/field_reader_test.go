@@ -8,6 +8,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // FuzzChecks has checks evaluate any value that a driver may put into a field.
@@ -19,7 +20,7 @@ func FuzzChecks(f *testing.F) {
 	f.Fuzz(func(t *testing.T, typ uint32, bits uint64) {
 		var value [8]byte
 		binary.NativeEndian.PutUint64(value[:], bits)
-		v, ok := decodeFieldValue(typ, value, nvml.SUCCESS)
+		v, ok := metric.DecodeField(typ, value, nvml.SUCCESS)
 		if !ok {
 			return
 		}
@@ -66,8 +67,8 @@ func TestNoFields(t *testing.T) {
 	if ret := none.read(nil, time.Now()); ret != nvml.SUCCESS {
 		t.Errorf("got %d", ret)
 	}
-	b := newFieldBatch(fieldKey{id: 83}, fieldKey{id: 83}, fieldKey{id: 82}, fieldKey{82, scopeNVLink, 1}, fieldKey{82, scopeNVLink, 7})
-	if f := newFieldReader(lib.Symbols{lib.FieldValuesSymbol: true}, b, func(k fieldKey) bool { return k.n < 4 }); len(f.requests) != 3 {
+	b := metric.NewFieldBatch(metric.FieldKey{ID: 83}, metric.FieldKey{ID: 83}, metric.FieldKey{ID: 82}, metric.FieldKey{ID: 82, Scope: metric.ScopeNVLink, N: 1}, metric.FieldKey{ID: 82, Scope: metric.ScopeNVLink, N: 7})
+	if f := newFieldReader(lib.Symbols{lib.FieldValuesSymbol: true}, b, func(k metric.FieldKey) bool { return k.N < 4 }); len(f.requests) != 3 {
 		t.Errorf("asks for %v", f)
 	}
 }

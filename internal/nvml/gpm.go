@@ -6,6 +6,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // GPM is what Hopper and newer GPUs have instead of NVIDIA's profiler: counters that can
@@ -37,9 +38,9 @@ type gpmSampler struct {
 }
 
 // reset has the next sample be a first one.
-func (s *gpmSampler) reset(r *valueSet) {
+func (s *gpmSampler) reset(r *metric.Values) {
 	s.takenAt = time.Time{}
-	r.unsetGPM()
+	r.UnsetGPM()
 }
 
 // gpmState is what a GPU has for its samplers, and for those of its instances.
@@ -65,8 +66,8 @@ func (g *gpuReader) probeGPM(now time.Time) {
 	if !g.gpm.supported {
 		return
 	}
-	g.gpm.request = &lib.GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(gpmIDs))}
-	for i, id := range gpmIDs {
+	g.gpm.request = &lib.GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(metric.GPMIDs))}
+	for i, id := range metric.GPMIDs {
 		g.gpm.request.Metrics[i].ID = uint32(id)
 	}
 }
@@ -106,7 +107,7 @@ func (s *gpmSampler) due(now time.Time) bool {
 
 // takeSample takes a sample where one is due, and has in r what happened since the one before.
 // It costs three calls at most.
-func (g *gpuReader) takeSample(s *gpmSampler, r *valueSet, instance int, now time.Time) {
+func (g *gpuReader) takeSample(s *gpmSampler, r *metric.Values, instance int, now time.Time) {
 	if !g.gpm.supported || !s.due(now) {
 		return
 	}
@@ -117,7 +118,7 @@ func (g *gpuReader) takeSample(s *gpmSampler, r *valueSet, instance int, now tim
 		into = &s.previous
 	}
 	s.resets = resets
-	r.unsetGPM()
+	r.UnsetGPM()
 	if !g.fillSample(into, instance, s, now) || first {
 		return
 	}
@@ -126,9 +127,9 @@ func (g *gpuReader) takeSample(s *gpmSampler, r *valueSet, instance int, now tim
 }
 
 // expire drops the result of a window that ended too long ago, as it does while checks fail.
-func (s *gpmSampler) expire(r *valueSet, now time.Time) {
+func (s *gpmSampler) expire(r *metric.Values, now time.Time) {
 	if now.Sub(s.takenAt) > maxAge {
-		r.unsetGPM()
+		r.UnsetGPM()
 	}
 }
 
@@ -167,13 +168,13 @@ func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now
 }
 
 // compareSamples has in r what happened between two samples.
-func (g *gpuReader) compareSamples(earlier, later gpmSample, r *valueSet) {
+func (g *gpuReader) compareSamples(earlier, later gpmSample, r *metric.Values) {
 	if !g.spendCall() {
 		return
 	}
 	request := g.gpm.request
 	request.Earlier, request.Later = uintptr(earlier.pointer), uintptr(later.pointer)
-	for i := range gpmIDs {
+	for i := range metric.GPMIDs {
 		request.Metrics[i].Ret = uint32(nvml.ERROR_UNKNOWN)
 	}
 	ret := lib.GPMMetrics(g.session.Raw.GPMMetricsGet, request)
@@ -181,9 +182,9 @@ func (g *gpuReader) compareSamples(earlier, later gpmSample, r *valueSet) {
 	if ret != nvml.SUCCESS {
 		return
 	}
-	for i := range gpmIDs {
+	for i := range metric.GPMIDs {
 		m := &request.Metrics[i] // what is no share, the row's unit drops
-		r.set(nvml.Return(m.Ret), gpmGraphics+valueID(i), m.Value)
+		r.Set(nvml.Return(m.Ret), metric.GPMGraphics+metric.ValueID(i), m.Value)
 	}
 }
 

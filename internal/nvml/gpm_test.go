@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 const smActive = "nvidia_gpu_sm_active_ratio"
@@ -91,7 +93,7 @@ func TestWindowsOfReaders(t *testing.T) {
 			}
 			if at%(15*time.Second) == 0 {
 				g.collect(now)
-				if !g.latest.present[gpmSM] && at > 30*time.Second {
+				if !g.latest.Present[metric.GPMSM] && at > 30*time.Second {
 					t.Errorf("there is no value after %v", at)
 				}
 				seen = append(seen, now.Sub(g.gpm.gpuSampler.takenAt))

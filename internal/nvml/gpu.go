@@ -10,6 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // gpuReader reads a GPU as long as it is listed.
@@ -37,15 +38,15 @@ type gpuReader struct {
 	callMu sync.Mutex
 	// session is the library that handle is of, and plan what is read of the GPU.
 	session *lib.Session
-	plan    *readPlan
+	plan    *metric.ReadPlan
 
 	// All below belong to the Read, Check or Uses that has set calling.
 	fastFields, slowFields, checkFields fieldReader
-	latest                              valueSet
-	callStates                          [len(calls)]callState
-	links                               [scopeC2CLink + 1]uint32 // of each kind that it has, up or not
+	latest                              metric.Values
+	callStates                          [len(metric.Calls)]callState
+	links                               [metric.ScopeC2CLink + 1]uint32 // of each kind that it has, up or not
 	slowReadAt                          time.Time
-	spared                              [valueIDCount]bool // by fields
+	spared                              [metric.ValueIDCount]bool // by fields
 	collection                          collection
 	lastCollection                      time.Time // when the newest collection began
 	collected                           bool      // there was one
@@ -65,7 +66,7 @@ type gpuReader struct {
 }
 
 // newGPUReader returns a reader of a GPU, which is still to be initialized.
-func newGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan *readPlan, history *gpuHistory) *gpuReader {
+func newGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan *metric.ReadPlan, history *gpuHistory) *gpuReader {
 	g := &gpuReader{id: id, handle: handle, session: session, plan: plan, history: history}
 	g.responsive.Store(true)
 	g.mig.Store(&migState{})
@@ -77,32 +78,32 @@ func newGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan 
 // out with the first answer. It goes with turn.
 func (g *gpuReader) initialize() {
 	sess := g.session
-	g.checkFields = newFieldReader(sess.Symbols, checkBatch, func(fieldKey) bool { return true })
-	g.fastFields = newFieldReader(sess.Symbols, g.plan.fast, g.mayHaveField)
-	g.slowFields = newFieldReader(sess.Symbols, g.plan.slow, g.mayHaveField)
+	g.checkFields = newFieldReader(sess.Symbols, checkBatch, func(metric.FieldKey) bool { return true })
+	g.fastFields = newFieldReader(sess.Symbols, g.plan.Fast, g.mayHaveField)
+	g.slowFields = newFieldReader(sess.Symbols, g.plan.Slow, g.mayHaveField)
 	g.readInitial(time.Now())
 }
 
 // mayHaveField reports whether the GPU could have a field, by the links that it is known to have.
-func (g *gpuReader) mayHaveField(k fieldKey) bool {
+func (g *gpuReader) mayHaveField(k metric.FieldKey) bool {
 	switch {
-	case isClockReason(k.id) && !g.session.AtLeast58082():
+	case isClockReason(k.ID) && !g.session.AtLeast58082():
 		return false
-	case k.scope == scopeGPU:
+	case k.Scope == metric.ScopeGPU:
 		return true
 	}
-	return k.n < g.links[k.scope]
+	return k.N < g.links[k.Scope]
 }
 
 // linkCounts are the slow fields that count the links of each kind.
-var linkCounts = [scopeC2CLink + 1]uint32{scopeNVLink: nvml.FI_DEV_NVLINK_LINK_COUNT, scopeC2CLink: nvml.FI_DEV_C2C_LINK_COUNT}
+var linkCounts = [metric.ScopeC2CLink + 1]uint32{metric.ScopeNVLink: nvml.FI_DEV_NVLINK_LINK_COUNT, metric.ScopeC2CLink: nvml.FI_DEV_C2C_LINK_COUNT}
 
 // findLinks has the fields of links be asked for that the newest counts are the first to
 // have, and reports whether there are any.
 func (g *gpuReader) findLinks() (found bool) {
-	for _, s := range [...]fieldScope{scopeNVLink, scopeC2CLink} {
-		n, ok := g.slowFields.value(g.plan.slow.index[fieldKey{id: linkCounts[s]}])
-		if links := uint32(min(n, maxNVLinks)); ok && links > g.links[s] {
+	for _, s := range [...]metric.FieldScope{metric.ScopeNVLink, metric.ScopeC2CLink} {
+		n, ok := g.slowFields.value(g.plan.Slow.Index[metric.FieldKey{ID: linkCounts[s]}])
+		if links := uint32(min(n, metric.MaxNVLinks)); ok && links > g.links[s] {
 			g.links[s], found = links, true
 		}
 	}
@@ -213,11 +214,11 @@ func (f callFailure) err() error {
 
 // appendSamples appends what was read, in the order of the rows.
 func (g *gpuReader) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
-	if g.latest.present[clockEventReasons] { // seen is supported, whatever the mask says
-		g.supportedReasons |= uint64(g.latest.values[clockEventReasons])
+	if g.latest.Present[metric.ClockEventReasons] { // seen is supported, whatever the mask says
+		g.supportedReasons |= uint64(g.latest.Values[metric.ClockEventReasons])
 	}
 	g.fillFeatures()
-	for i := range g.plan.rows {
+	for i := range g.plan.Rows {
 		if v, ok := g.rowValue(i, now); ok {
 			buf = append(buf, device.Sample{Device: device.ID(g.id), Metric: i, Value: v})
 		}
@@ -230,57 +231,45 @@ func (g *gpuReader) appendSamples(buf []device.Sample, now time.Time) []device.S
 
 // rowValue is what is known of a row; false where nothing is.
 func (g *gpuReader) rowValue(i int, now time.Time) (float64, bool) {
-	r := &g.plan.rows[i]
-	if r.unlessValue != noValue && g.latest.present[r.unlessValue] {
+	r := &g.plan.Rows[i]
+	if r.UnlessValue != metric.NoValue && g.latest.Present[r.UnlessValue] {
 		return 0, false
 	}
-	for n, ref := range g.plan.ranges[i] {
-		if r.monotonic {
+	for n, ref := range g.plan.Ranges[i] {
+		if r.Monotonic {
 			if !g.fieldsOf(r).allDropped(ref) {
 				return g.counterValue(i, n, ref, now)
 			}
-		} else if v, ok := g.sumSource(r, ref, r.sources[n].conversion); ok {
-			return r.toValue(v)
+		} else if v, ok := g.sumSource(r, ref, r.Sources[n].Conversion); ok {
+			return r.ToValue(v)
 		}
 	}
-	switch v := g.latest.values[r.valueID]; {
-	case !g.latest.present[r.valueID]:
+	switch v := g.latest.Values[r.ValueID]; {
+	case !g.latest.Present[r.ValueID]:
 		return 0, false
-	case r.bit == 0:
-		v, ok := r.conversion.convert(v)
+	case r.Bit == 0:
+		v, ok := r.Conversion.Convert(v)
 		if !ok {
 			return 0, false
 		}
-		return r.toValue(v)
-	case uint64(v)&r.bit != 0:
+		return r.ToValue(v)
+	case uint64(v)&r.Bit != 0:
 		return 1, true
 	default:
-		return 0, g.supportedReasons&r.bit != 0
+		return 0, g.supportedReasons&r.Bit != 0
 	}
 }
 
 // sumSource is what the newest call gave for a source.
-func (g *gpuReader) sumSource(r *metricDef, ref fieldRange, u conversion) (sum float64, ok bool) {
+func (g *gpuReader) sumSource(r *metric.Row, ref metric.FieldRange, u metric.Conversion) (sum float64, ok bool) {
 	f := g.fieldsOf(r)
-	for k := range ref.n {
-		raw, known := f.rawValue(ref.start + k)
-		if v, valid := u.convert(raw); known && valid {
+	for k := range ref.N {
+		raw, known := f.rawValue(ref.Start + k)
+		if v, valid := u.Convert(raw); known && valid {
 			sum, ok = sum+v, true
 		}
 	}
 	return sum, ok
-}
-
-// toValue makes a row's value of a sound number.
-func (r *metricDef) toValue(v float64) (float64, bool) {
-	switch {
-	case !r.state.isSet():
-		return v, true
-	case r.state.matches(v):
-		return 1, true
-	default:
-		return 0, true
-	}
 }
 
 // detectReset looks whether the counter went down since it was last seen. Reads and
@@ -296,8 +285,8 @@ func (g *gpuReader) detectReset(f *fieldReader, at int) {
 }
 
 // fieldsOf are the fields of a row's pace.
-func (g *gpuReader) fieldsOf(r *metricDef) *fieldReader {
-	if r.slow {
+func (g *gpuReader) fieldsOf(r *metric.Row) *fieldReader {
+	if r.Slow {
 		return &g.slowFields
 	}
 	return &g.fastFields

@@ -10,6 +10,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // TestHardware asks a real driver, under NVIDIA_DRIVER_ROOT or /, and says what it
@@ -71,7 +72,7 @@ func (s *backendFixture) checkHardware(d device.Device) {
 	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), uses, known)
 	for i, turn := range s.inventory.Load().byIndex[d.Index].callStates {
 		if turn.denials.denied() {
-			s.Logf("it does not have %s", calls[i].symbol)
+			s.Logf("it does not have %s", metric.Calls[i].Symbol)
 		}
 	}
 	for name, v := range second {

@@ -9,13 +9,14 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
 // checkedFields are asked for in each check, in one call.
 var checkedFields = [...]uint32{
-	energyIndex:            energyField, // that it answers is enough; resets are told from it
-	recoveryIndex:          recoveryField,
+	energyIndex:            metric.EnergyField, // that it answers is enough; resets are told from it
+	recoveryIndex:          metric.RecoveryField,
 	remapFailureIndex:      nvml.FI_DEV_REMAPPED_FAILURE,
 	remapPendingIndex:      nvml.FI_DEV_REMAPPED_PENDING,
 	retirementPendingIndex: nvml.FI_DEV_RETIRED_PENDING, // the same, up to Turing
@@ -31,10 +32,10 @@ const (
 )
 
 // checkBatch are their keys, in the same order.
-var checkBatch = func() fieldBatch {
-	b := newFieldBatch()
+var checkBatch = func() metric.FieldBatch {
+	b := metric.NewFieldBatch()
 	for _, id := range checkedFields {
-		b.addKey(fieldKey{id: id})
+		b.AddKey(metric.FieldKey{ID: id})
 	}
 	return b
 }()
@@ -45,7 +46,7 @@ type healthCheck struct {
 	// fieldIndex is where its field stands in checkedFields; 0: it has none, and slot is what a
 	// call leaves that is made for it now and then.
 	fieldIndex int
-	valueID    valueID
+	valueID    metric.ValueID
 	// evaluate is given a value that the GPU has, and returns nil where there is nothing wrong.
 	evaluate evaluateFunc
 	// fault is what it finds, for people.
@@ -66,11 +67,11 @@ var healthChecks = [...]healthCheck{
 		evaluate: faultIfSet, fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU, NeedsReset: true},
 	},
 	{
-		name: "sram_threshold", valueID: sramThresholdExceeded, condition: "SRAM has had too many uncorrected errors",
+		name: "sram_threshold", valueID: metric.SRAMThresholdExceeded, condition: "SRAM has had too many uncorrected errors",
 		evaluate: faultIfSet, fault: device.Fault{Reason: "sram_threshold_exceeded", Action: xid.ActionReplaceGPU},
 	},
 	{
-		name: "unrepairable_memory", valueID: unrepairableMemory, condition: "memory has errors that cannot be repaired",
+		name: "unrepairable_memory", valueID: metric.UnrepairableMemory, condition: "memory has errors that cannot be repaired",
 		evaluate: faultIfSet, fault: device.Fault{Reason: "unrepairable_memory", Action: xid.ActionReplaceGPU},
 	},
 	{
@@ -78,11 +79,11 @@ var healthChecks = [...]healthCheck{
 		evaluate: evaluateRecoveryAction, fault: device.Fault{Reason: "recovery_action_…", Action: "as the driver says"},
 	},
 	{
-		name: "fabric", valueID: fabricFailed, condition: "joining the fabric of NVSwitches has ended with an error",
+		name: "fabric", valueID: metric.FabricFailed, condition: "joining the fabric of NVSwitches has ended with an error",
 		evaluate: faultIfSet, fault: device.Fault{Reason: "fabric", Action: xid.ActionResetGPU},
 	},
 	{
-		name: "fabric_joined", valueID: fabricNotJoined, condition: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
+		name: "fabric_joined", valueID: metric.FabricNotJoined, condition: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
 		evaluate: evaluateFabricJoin, fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
 	},
 }
@@ -113,7 +114,7 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 // evaluateRecoveryAction passes on what the driver asks for. A value that NVML does not define is no
 // fault.
 func evaluateRecoveryAction(_ *gpuReader, _ *healthCheck, value float64, _ time.Time) *device.Fault {
-	if !isRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
+	if !metric.IsRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
 	}
 	fault := recoveryActions[nvml.DeviceGpuRecoveryAction(value)]
@@ -131,7 +132,7 @@ const fabricJoinTimeout = 5 * time.Minute
 // for the fabric.
 func evaluateFabricJoin(g *gpuReader, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
 	since := &g.history.notJoinedSince
-	if notJoined == 0 || g.links[scopeNVLink] == 0 || g.mig.Load().enabled {
+	if notJoined == 0 || g.links[metric.ScopeNVLink] == 0 || g.mig.Load().enabled {
 		*since = time.Time{}
 		return nil
 	}
@@ -180,7 +181,7 @@ func isFault(err error) bool {
 func (g *gpuReader) runChecks(now time.Time) (*device.Fault, error) {
 	ret := g.checkFields.read(g.handle, now)
 	action, reported := g.checkFields.value(recoveryIndex)
-	g.reportsRecovery.Store(reported && isRecoveryAction(action))
+	g.reportsRecovery.Store(reported && metric.IsRecoveryAction(action))
 	if ret != nvml.SUCCESS && !lib.IsNotSupported(ret) {
 		return nil, callFailure{lib.FieldValuesSymbol, ret}.err()
 	}
@@ -228,7 +229,7 @@ func (g *gpuReader) checkValue(c *healthCheck) (value float64, known bool) {
 	if c.fieldIndex != 0 {
 		return g.checkFields.value(c.fieldIndex)
 	}
-	return g.latest.values[c.valueID], g.latest.present[c.valueID]
+	return g.latest.Values[c.valueID], g.latest.Present[c.valueID]
 }
 
 const (
@@ -242,9 +243,9 @@ const (
 // checkCalls are the calls that leave what checks judge, and which these are.
 var checkCalls = func() map[int][]string {
 	of := map[int][]string{}
-	for i := range calls {
+	for i := range metric.Calls {
 		for j := range healthChecks {
-			if c := &healthChecks[j]; c.fieldIndex == 0 && calls[i].provides(c.valueID) {
+			if c := &healthChecks[j]; c.fieldIndex == 0 && metric.Calls[i].Provides(c.valueID) {
 				of[i] = append(of[i], c.name)
 			}
 		}
@@ -258,7 +259,7 @@ func (g *gpuReader) makeCheckCall(now time.Time) callFailure {
 	maxLate, callIndex := time.Duration(-1), -1
 	for i, names := range checkCalls {
 		late := now.Sub(g.callStates[i].calledAt) - g.checkCallInterval(names)
-		if late > maxLate && g.canCall(i, targetGPU, &g.callStates, now) {
+		if late > maxLate && g.canCall(i, metric.TargetGPU, &g.callStates, now) {
 			maxLate, callIndex = late, i
 		}
 	}
@@ -304,9 +305,9 @@ func Checks() []CheckInfo {
 			id := checkedFields[c.fieldIndex]
 			row.Source = strings.Join([]string{"field", strconv.Itoa(int(id)), lib.FieldNames[id]}, " ")
 		}
-		for j := range calls {
-			if c.fieldIndex == 0 && calls[j].provides(c.valueID) && row.Source == "" {
-				row.Source = calls[j].symbol
+		for j := range metric.Calls {
+			if c.fieldIndex == 0 && metric.Calls[j].Provides(c.valueID) && row.Source == "" {
+				row.Source = metric.Calls[j].Symbol
 			}
 		}
 		list = append(list, row)

@@ -10,6 +10,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // instance is a GPU instance of a partitioned GPU, which has memory and engines of its
@@ -22,8 +23,8 @@ type instance struct {
 	device     device.ID   // the one whose values they are
 	handle     nvml.Device // of that; nil: the newest listing could not have it
 
-	latest     valueSet
-	callStates [len(calls)]callState
+	latest     metric.Values
+	callStates [len(metric.Calls)]callState
 	sampler    gpmSampler
 	// verified tells whether in this flight the handle was the slice's still.
 	verified bool
@@ -81,7 +82,7 @@ func (g *gpuReader) readInstance(in *instance, now time.Time) {
 	if in.handle == nil {
 		return
 	}
-	g.makeFastCalls(in.handle, targetMIG, &in.latest, &in.callStates, now)
+	g.makeFastCalls(in.handle, metric.TargetMIG, &in.latest, &in.callStates, now)
 	if g.isAborted() {
 		return
 	}
@@ -105,8 +106,8 @@ func (g *gpuReader) verifyHandle(in *instance) bool {
 
 // reset drops all that was read of it.
 func (in *instance) reset() {
-	in.latest = valueSet{}
-	in.callStates = [len(calls)]callState{}
+	in.latest = metric.Values{}
+	in.callStates = [len(metric.Calls)]callState{}
 	in.sampler.reset(&in.latest)
 	in.sampler.denials = denialTracker{}
 }
@@ -116,12 +117,12 @@ func (g *gpuReader) instanceSamples(in *instance, buf []device.Sample) []device.
 	if !in.verified {
 		return buf
 	}
-	for _, i := range g.plan.migRows {
-		r := &g.plan.rows[i]
-		if !in.latest.present[r.valueID] {
+	for _, i := range g.plan.MIGRows {
+		r := &g.plan.Rows[i]
+		if !in.latest.Present[r.ValueID] {
 			continue
 		}
-		if v, ok := r.conversion.convert(in.latest.values[r.valueID]); ok {
+		if v, ok := r.Conversion.Convert(in.latest.Values[r.ValueID]); ok {
 			buf = append(buf, device.Sample{Device: in.device, Metric: i, Value: v})
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 const (
@@ -234,7 +235,7 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 	}
 	// The rest is best effort too, and what fails now stays unknown until the next
 	// Init: a device that changed under its holder would be offered anew.
-	dev.MemoryBytes = totalMemory(handle, has)
+	dev.MemoryBytes = metric.TotalMemory(handle, has)
 	dev.InfoLabels = append(gpuLabels(handle, has), sess.commonLabels...)
 	g.device = dev
 	return g, nil

@@ -6,6 +6,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // ensureInitialized makes sure that the library is loaded and initialised. It is tried anew
@@ -43,7 +44,7 @@ func (b *Backend) ensureInitialized() error {
 		Session: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session),
 		eventsNameInstances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
-	missing := missingFamilies(session.Symbols)
+	missing := metric.MissingFamilies(session.Symbols)
 	b.missingFamilies.Store(&missing)
 	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.Path, Version: session.Version, MissingFunctions: session.Symbols.MissingFunctions()})
 	if b.driverRestarted { // a driver that has forgotten us was loaded anew

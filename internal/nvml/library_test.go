@@ -13,6 +13,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/dl"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
@@ -308,7 +309,7 @@ func TestOldDriver(t *testing.T) {
 		// Rows that have a source which is there are read from that.
 		want := map[string]float64{}
 		var wantMissing []string
-		for _, m := range Metrics() {
+		for _, m := range metric.Metrics() {
 			sources := strings.Split(m.Source, "; ")
 			sources = slices.DeleteFunc(sources, func(source string) bool {
 				return strings.HasPrefix(source, "field ") || strings.HasPrefix(source, "nvmlGpm") || slices.Contains(newerSymbols, source)
@@ -368,12 +369,12 @@ func TestBarestDriver(t *testing.T) {
 			t.Errorf("got %v", err)
 		}
 		families := map[string]bool{}
-		for _, m := range Metrics() {
+		for _, m := range metric.Metrics() {
 			families[m.Name] = true
 		}
 		made := 0
-		for _, m := range derivedFamilies {
-			made += len(m.families)
+		for _, m := range metric.DerivedFamilies {
+			made += len(m.Families)
 		}
 		if got := s.MissingFamilies(); len(got) != len(families)+made {
 			t.Errorf("missing are %v", got)

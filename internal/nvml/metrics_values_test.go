@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // busyGPU is a GPU that has all there is, each value another one. Fields that the
@@ -345,7 +347,7 @@ func TestRows(t *testing.T) {
 			t.Errorf("there is %s", name)
 		}
 	}
-	for _, m := range Metrics() {
+	for _, m := range metric.Metrics() {
 		_, known := busyValues[seriesName(m)]
 		if _, old := oldDriverValues[seriesName(m)]; !known && !old {
 			t.Errorf("no case for %s", seriesName(m))

@@ -15,6 +15,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 const (
@@ -162,7 +163,7 @@ func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIG
 			return known, handle, migError{}
 		}
 	}
-	s := &listedMIGDevice{instanceIdentity: identity, index: index, memory: totalMemory(handle, sess.Symbols), placement: sess.placementOf(result.handle, identity.gi)}
+	s := &listedMIGDevice{instanceIdentity: identity, index: index, memory: metric.TotalMemory(handle, sess.Symbols), placement: sess.placementOf(result.handle, identity.gi)}
 	if s.memory == 0 {
 		s.memory = identity.attributes.MemorySizeMB << 20
 	}

@@ -1,6 +1,10 @@
 package nvml
 
-import "time"
+import (
+	"time"
+
+	"github.com/podgauge/podgauge/internal/nvml/metric"
+)
 
 // monotonicCounter makes one number that only rises of counters that may wrap, begin again with
 // the driver, or be missing for a while, as those of single links are. It lives as long
@@ -55,9 +59,9 @@ func (mc *monotonicCounter) add(i int, value, wraps, maxRise float64) {
 
 // counterValue is the row's counter, read off its meter. ok is false where none of its
 // counters gave a value.
-func (g *gpuReader) counterValue(i int, source int, ref fieldRange, now time.Time) (total float64, ok bool) {
-	r, f := &g.plan.rows[i], g.fieldsOf(&g.plan.rows[i])
-	if r.slow { // a value is as old as its reading
+func (g *gpuReader) counterValue(i int, source int, ref metric.FieldRange, now time.Time) (total float64, ok bool) {
+	r, f := &g.plan.Rows[i], g.fieldsOf(&g.plan.Rows[i])
+	if r.Slow { // a value is as old as its reading
 		now = g.slowReadAt
 	}
 	g.history.mu.Lock()
@@ -67,22 +71,22 @@ func (g *gpuReader) counterValue(i int, source int, ref fieldRange, now time.Tim
 		counter = &monotonicCounter{}
 		g.history.counters[i] = counter
 	}
-	maxRise := r.maxRate * max(now.Sub(counter.updatedAt).Seconds()+1, 0)
-	u := r.sources[source].conversion
-	for k := range ref.n {
-		raw, known := f.value(ref.start + k)
-		v, valid := u.convert(raw)
+	maxRise := r.MaxRate * max(now.Sub(counter.updatedAt).Seconds()+1, 0)
+	u := r.Sources[source].Conversion
+	for k := range ref.N {
+		raw, known := f.value(ref.Start + k)
+		v, valid := u.Convert(raw)
 		if !known || !valid {
 			continue
 		}
 		if !ok { // a source that gives nothing this once is not followed
-			counter.selectSource(source, ref.n)
+			counter.selectSource(source, ref.N)
 			if counter.resets != g.seenResets {
 				counter.restart()
 			}
 			ok = true
 		}
-		counter.add(k, v, f.wrapsAt(ref.start+k)*u.multiplier/u.divisor, maxRise)
+		counter.add(k, v, f.wrapsAt(ref.Start+k)*u.Multiplier/u.Divisor, maxRise)
 	}
 	if ok {
 		counter.started, counter.updatedAt, counter.resets = true, now, g.seenResets

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 const sentMetric = "nvidia_gpu_pcie_transmit_bytes_total"
@@ -130,7 +132,7 @@ func TestPerLink(t *testing.T) {
 	} {
 		s := newFixture(t, Options{PerLink: true}, append([]string{"gpus 1", "gpu 0 model " + model}, lines...)...)
 		s.list(1)
-		if len(s.Metrics()) != len(MetricsPerLink()) || len(s.Metrics()) <= len(Metrics()) {
+		if len(s.Metrics()) != len(metric.MetricsPerLink()) || len(s.Metrics()) <= len(metric.Metrics()) {
 			t.Fatalf("%d rows", len(s.Metrics()))
 		}
 		got := s.values(0)
@@ -151,8 +153,8 @@ func TestPerLink(t *testing.T) {
 			t.Errorf("%s has a 19th link", model)
 		}
 	}
-	for i, m := range Metrics() {
-		if p := MetricsPerLink()[i]; seriesName(p) != seriesName(m) {
+	for i, m := range metric.Metrics() {
+		if p := metric.MetricsPerLink()[i]; seriesName(p) != seriesName(m) {
 			t.Fatalf("row %d is %s with links, and %s without", i, p.Name, m.Name)
 		}
 	}

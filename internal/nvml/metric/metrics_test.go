@@ -1,4 +1,4 @@
-package nvml
+package metric
 
 import (
 	"encoding/binary"
@@ -14,9 +14,9 @@ import (
 
 // TestRowsAreWellFormed holds what the exporter builds upon.
 func TestRowsAreWellFormed(t *testing.T) {
-	seen := map[string]metricDef{}
+	seen := map[string]Row{}
 	last := ""
-	for _, r := range slices.Concat(rows, perLinkRows()) {
+	for _, r := range slices.Concat(Rows, perLinkRows()) {
 		other, known := seen[r.name]
 		if known && last != r.name {
 			t.Errorf("the rows of %s do not stand together", r.name)
@@ -28,18 +28,18 @@ func TestRowsAreWellFormed(t *testing.T) {
 		if strings.HasSuffix(r.name, "_total") != isCounter {
 			t.Errorf("%s has the wrong kind for its name", r.name)
 		}
-		if len(r.sources) == 0 && r.valueID == noValue {
+		if len(r.Sources) == 0 && r.ValueID == NoValue {
 			t.Errorf("%s comes from nowhere", r.name)
 		}
-		if r.valueID != noValue && r.bit == 0 && r.conversion == (conversion{}) {
+		if r.ValueID != NoValue && r.Bit == 0 && r.Conversion == (Conversion{}) {
 			t.Errorf("%s has no unit", r.name)
 		}
 		if r.kind == device.OwnerCounter && r.pace() != device.PaceFast {
 			t.Errorf("%s rises for whoever holds the GPU, and is read only now and then", r.name)
 		}
-		for _, s := range r.sources {
-			if lib.FieldNames[s.id] == "" {
-				t.Errorf("%s has the field %d, which has no name", r.name, s.id)
+		for _, s := range r.Sources {
+			if lib.FieldNames[s.ID] == "" {
+				t.Errorf("%s has the field %d, which has no name", r.name, s.ID)
 			}
 		}
 		if r.sourceText() == "" || r.help == "" || r.name == "" {
@@ -52,7 +52,7 @@ func TestRowsAreWellFormed(t *testing.T) {
 // TestLittleMoreThanAll: what is counted may come out as a little more than there is.
 func TestLittleMoreThanAll(t *testing.T) {
 	for percent, want := range map[float64]float64{0: 0, 50: 0.5, 100: 1, 100.4: 1, 150: -1, -1: -1, math.NaN(): -1, math.Inf(1): -1} {
-		got, ok := inCyclePercent.convert(percent)
+		got, ok := inCyclePercent.Convert(percent)
 		if ok != (want >= 0) || ok && got != want {
 			t.Errorf("%v %%: got %v, %v", percent, got, ok)
 		}
@@ -89,11 +89,11 @@ func TestDecode(t *testing.T) {
 		{"i64 below 0", nvml.VALUE_TYPE_SIGNED_LONG_LONG, u64(math.MaxUint64 - 5), -6},
 		{"a type of the future", 42, u64(7), none},
 	} {
-		got, ok := decodeFieldValue(uint32(c.typ), c.value, nvml.SUCCESS)
+		got, ok := DecodeField(uint32(c.typ), c.value, nvml.SUCCESS)
 		if ok != (c.want != none) || ok && got != c.want {
 			t.Errorf("%s: got %v, %v; want %v", c.name, got, ok, c.want)
 		}
-		if _, ok := decodeFieldValue(uint32(c.typ), c.value, nvml.ERROR_UNKNOWN); ok {
+		if _, ok := DecodeField(uint32(c.typ), c.value, nvml.ERROR_UNKNOWN); ok {
 			t.Errorf("%s: a value that failed is read", c.name)
 		}
 	}
@@ -110,17 +110,17 @@ func FuzzDecode(f *testing.F) {
 	f.Fuzz(func(t *testing.T, typ uint32, bits uint64, ret uint32) {
 		var value [8]byte
 		binary.NativeEndian.PutUint64(value[:], bits)
-		v, ok := decodeFieldValue(typ, value, nvml.Return(ret))
+		v, ok := DecodeField(typ, value, nvml.Return(ret))
 		if !ok {
 			return
 		}
 		if ret != uint32(nvml.SUCCESS) || math.IsNaN(v) || math.IsInf(v, 0) {
 			t.Fatalf("type %d, %#x, code %d: read as %v", typ, bits, ret, v)
 		}
-		for _, r := range rows {
-			for _, s := range r.sources {
-				u := s.conversion
-				if shown, ok := u.convert(v); ok && (math.IsNaN(shown) || shown < u.min || shown > u.max*u.multiplier) {
+		for _, r := range Rows {
+			for _, s := range r.Sources {
+				u := s.Conversion
+				if shown, ok := u.Convert(v); ok && (math.IsNaN(shown) || shown < u.min || shown > u.max*u.Multiplier) {
 					t.Fatalf("type %d, %#x: %s shows %v", typ, bits, r.name, shown)
 				}
 			}

@@ -1,6 +1,6 @@
-package nvml
+package metric
 
-var memoryRows = []metricDef{
+var memoryRows = []Row{
 	gaugeRow("nvidia_gpu_memory_total_bytes", "Memory that the GPU has.").fromCall(memoryTotal, inBytes),
 	gaugeRow("nvidia_gpu_memory_reserved_bytes", "Memory that the driver and the firmware keep.").fromCall(memoryReserved, inBytes),
 	gaugeRow("nvidia_gpu_memory_used_bytes", "Memory in use; with what is reserved, where the driver is too old to tell them apart.").

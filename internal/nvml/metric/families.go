@@ -1,12 +1,12 @@
-package nvml
+package metric
 
 import "github.com/podgauge/podgauge/internal/nvml/lib"
 
-// derivedFamilies are families that the exporter makes of other things than rows, and what those
+// DerivedFamilies are families that the exporter makes of other things than rows, and what those
 // take.
-var derivedFamilies = [...]struct {
+var DerivedFamilies = [...]struct {
 	functions []string
-	families  []string
+	Families  []string
 }{
 	{lib.EventFunctions[:], []string{"nvidia_gpu_xid_errors_total", "nvidia_gpu_xid_last_timestamp_seconds"}},
 	{[]string{"nvmlDeviceGetComputeRunningProcesses_v3"}, []string{
@@ -21,22 +21,22 @@ var derivedFamilies = [...]struct {
 	}},
 }
 
-// missingFamilies names the families of which a row, or all, cannot be read.
-func missingFamilies(s lib.Symbols) []string {
+// MissingFamilies names the families of which a row, or all, cannot be read.
+func MissingFamilies(s lib.Symbols) []string {
 	var families []string
 	add := func(name string) {
 		if n := len(families); n == 0 || families[n-1] != name { // rows of a family stand together
 			families = append(families, name)
 		}
 	}
-	for _, r := range rows {
+	for _, r := range Rows {
 		if !canRead(s, r) {
 			add(r.name)
 		}
 	}
-	for _, m := range derivedFamilies {
+	for _, m := range DerivedFamilies {
 		if !s.HasAll(m.functions) {
-			families = append(families, m.families...)
+			families = append(families, m.Families...)
 		}
 	}
 	return families
@@ -44,22 +44,22 @@ func missingFamilies(s lib.Symbols) []string {
 
 // canRead tells whether any function gives the row. Whether a GPU has the field is
 // another matter: that is no lack of the library.
-func canRead(s lib.Symbols, r metricDef) bool {
-	if len(r.sources) > 0 && s[lib.FieldValuesSymbol] {
+func canRead(s lib.Symbols, r Row) bool {
+	if len(r.Sources) > 0 && s[lib.FieldValuesSymbol] {
 		return true
 	}
-	for _, c := range calls {
-		if c.provides(r.valueID) && s[c.symbol] {
+	for _, c := range Calls {
+		if c.Provides(r.ValueID) && s[c.Symbol] {
 			return true
 		}
 	}
-	switch r.valueID {
-	case migEnabled, migPending, hasMIG:
+	switch r.ValueID {
+	case MigEnabled, MigPending, HasMIG:
 		return s["nvmlDeviceGetMigMode"]
-	case hasC2C, hasECC, hasNVLink, hasRetirement, hasRemapping:
+	case HasC2C, HasECC, HasNVLink, HasRetirement, HasRemapping:
 		return s[lib.FieldValuesSymbol]
-	case hasGPM:
+	case HasGPM:
 		return s.SupportsGPM()
 	}
-	return r.valueID >= gpmGraphics && s.SupportsGPM()
+	return r.ValueID >= GPMGraphics && s.SupportsGPM()
 }

@@ -1,4 +1,4 @@
-package nvml
+package metric
 
 import "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -11,7 +11,7 @@ const (
 	hopperAndSomeOlder = "Hopper and newer; older ones with newer drivers have some"
 )
 
-var pcieRows = []metricDef{
+var pcieRows = []Row{
 	ownerCounterRow("nvidia_gpu_pcie_transmit_bytes_total",
 		"What the GPU sent over PCIe while this container, or nobody, held it; from 0 at podgauge's first reading.").
 		fromField(nvml.FI_DEV_PCIE_COUNT_TX_BYTES, inByteCount).counterUpTo(maxPCIeRate),

@@ -1,4 +1,4 @@
-package nvml
+package metric
 
 import "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -17,7 +17,7 @@ const (
 	driver58082 = "any, with driver 580.82 and newer"
 )
 
-var powerRows = []metricDef{
+var powerRows = []Row{
 	gaugeRow("nvidia_gpu_power_watts", "Power that the GPU draws; a second's average where the driver has nothing newer.").
 		fromField(nvml.FI_DEV_POWER_INSTANT, inMilliwatts).fromCall(powerUsage, inMilliwatts),
 	gaugeRow("nvidia_gpu_power_average_watts", "Power that the GPU drew in the last second.").
@@ -32,7 +32,7 @@ var powerRows = []metricDef{
 	stateRow("nvidia_gpu_power_limit_watts", powerLimitHelp, "type", "max").fromField(nvml.FI_DEV_POWER_MAX_LIMIT, inMilliwatts).slowPace(),
 	ownerCounterRow("nvidia_gpu_energy_joules_total",
 		"Energy that the GPU consumed while this container, or nobody, held it; from 0 at podgauge's first reading.").
-		fromField(energyField, inMillijoules).onHardware("Volta and newer"),
+		fromField(EnergyField, inMillijoules).onHardware("Volta and newer"),
 
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "gpu").fromCall(temperature, inCelsius),
 	gaugeRow("nvidia_gpu_temperature_celsius", temperatureHelp, "sensor", "memory").fromField(nvml.FI_DEV_MEMORY_TEMP, inCelsius).onHardware("GPUs with HBM"),
@@ -54,19 +54,19 @@ var powerRows = []metricDef{
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "memory").fromCall(maxMemoryClock, inMegahertz),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "graphics").fromCall(maxGraphicsClock, inMegahertz),
 	stateRow("nvidia_gpu_clock_max_hertz", clockMaxHelp, "clock", "video").fromCall(maxVideoClock, inMegahertz),
-	gaugeRow("nvidia_gpu_performance_state", "Performance state, from 0, the fastest, to 15.").fromCall(performanceState, conversion{multiplier: 1, divisor: 1, max: 15}),
+	gaugeRow("nvidia_gpu_performance_state", "Performance state, from 0, the fastest, to 15.").fromCall(performanceState, Conversion{Multiplier: 1, Divisor: 1, max: 15}),
 
 	// The bits are nvml.h's nvmlClocksEventReason…, but for 0x1: an idle GPU is not throttled.
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "applications_clocks").fromFlag(clockEventReasons, 0x2),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "sw_power_cap").fromFlag(clockEventReasons, 0x4),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_slowdown").fromFlag(clockEventReasons, 0x8),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "sync_boost").fromFlag(clockEventReasons, 0x10),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "sw_thermal").fromFlag(clockEventReasons, 0x20),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_thermal").fromFlag(clockEventReasons, 0x40),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_power_brake").fromFlag(clockEventReasons, 0x80),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "display_clock").fromFlag(clockEventReasons, 0x100),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "board_limit").fromFlag(clockEventReasons, 0x200),
-	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "reliability").fromFlag(clockEventReasons, 0x400),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "applications_clocks").fromFlag(ClockEventReasons, 0x2),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "sw_power_cap").fromFlag(ClockEventReasons, 0x4),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_slowdown").fromFlag(ClockEventReasons, 0x8),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "sync_boost").fromFlag(ClockEventReasons, 0x10),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "sw_thermal").fromFlag(ClockEventReasons, 0x20),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_thermal").fromFlag(ClockEventReasons, 0x40),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "hw_power_brake").fromFlag(ClockEventReasons, 0x80),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "display_clock").fromFlag(ClockEventReasons, 0x100),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "board_limit").fromFlag(ClockEventReasons, 0x200),
+	gaugeRow("nvidia_gpu_throttle_active", throttleHelp, "reason", "reliability").fromFlag(ClockEventReasons, 0x400),
 	ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp, "reason", "sw_power_cap").fromField(nvml.FI_DEV_PERF_POLICY_POWER, inNanoseconds),
 	ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp, "reason", "thermal").fromField(nvml.FI_DEV_PERF_POLICY_THERMAL, inNanoseconds),
 	ownerCounterRow("nvidia_gpu_throttle_seconds_total", throttleTimeHelp, "reason", "sync_boost").fromField(nvml.FI_DEV_PERF_POLICY_SYNC_BOOST, inNanoseconds),
@@ -81,6 +81,6 @@ var powerRows = []metricDef{
 		fromField(nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, inNanoseconds).onHardware(driver58082),
 }
 
-// energyField counts mJ since the driver was loaded or the GPU was reset. That it
+// EnergyField counts mJ since the driver was loaded or the GPU was reset. That it
 // went down is the cheapest proof of either.
-const energyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION
+const EnergyField = nvml.FI_DEV_TOTAL_ENERGY_CONSUMPTION

@@ -1,4 +1,4 @@
-package nvml
+package metric
 
 import (
 	"slices"
@@ -23,7 +23,7 @@ const (
 
 var fabricStates = []uint32{nvml.GPU_FABRIC_STATE_NOT_STARTED, nvml.GPU_FABRIC_STATE_IN_PROGRESS, nvml.GPU_FABRIC_STATE_COMPLETED}
 
-var linkRows = slices.Concat([]metricDef{
+var linkRows = slices.Concat([]Row{
 	ownerCounterRow("nvidia_gpu_nvlink_transmit_bytes_total",
 		"Data that the GPU sent over its NVLinks while this container, or nobody, held it; from 0 at podgauge's first reading.").
 		fromScope(nvml.FI_DEV_NVLINK_THROUGHPUT_DATA_TX, allLinks, inKibibytes).
@@ -62,8 +62,8 @@ var linkRows = slices.Concat([]metricDef{
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 },
 	enumRowsWithOther("nvidia_gpu_fabric_state", fabricStateHelp, "state", []string{"not_started", "in_progress", "completed"}, fabricStates,
-		func(r metricDef) metricDef { return r.fromCall(fabricState, inCount).onHardware(withNVSwitch) }),
-	[]metricDef{
+		func(r Row) Row { return r.fromCall(fabricState, inCount).onHardware(withNVSwitch) }),
+	[]Row{
 		stateRow("nvidia_gpu_fabric_healthy", "Whether the GPU has joined the fabric and the driver finds nothing wrong with that; absent until it has joined.").
 			fromCall(fabricHealthy, inBool).onHardware(withNVSwitch),
 		stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp, "fault", "degraded_bandwidth").fromCall(fabricDegradedBandwidth, inBool).onHardware(withNVSwitch),
@@ -80,7 +80,7 @@ var linkRows = slices.Concat([]metricDef{
 		faultCounterRow("nvidia_gpu_c2c_errors_total", c2cErrorsHelp, "type", "replay_back_to_back").sumC2CLinks(nvml.FI_DEV_C2C_LINK_ERROR_REPLAY_B2B, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(grace),
 	})
 
-func linkErrorRow(kind string) metricDef {
+func linkErrorRow(kind string) Row {
 	return faultCounterRow("nvidia_gpu_nvlink_errors_total", linkErrorsHelp, "type", kind).counterUpTo(maxLinkErrorRate).slowPace()
 }
 
@@ -103,9 +103,9 @@ var perLinkErrors = [...]struct {
 
 // perLinkRows are families of single links, which have names of their own, so that the
 // sums of neither count anything twice.
-func perLinkRows() []metricDef {
-	var transmit, receive, errors, up []metricDef
-	for link := range uint32(maxNVLinks) {
+func perLinkRows() []Row {
+	var transmit, receive, errors, up []Row
+	for link := range uint32(MaxNVLinks) {
 		n := strconv.Itoa(int(link))
 		sent := ownerCounterRow("nvidia_gpu_nvlink_link_transmit_bytes_total", "Data that the GPU sent over the link; otherwise as nvidia_gpu_nvlink_transmit_bytes_total.", "link", n)
 		got := ownerCounterRow("nvidia_gpu_nvlink_link_receive_bytes_total", "Data that the GPU received over the link; otherwise as nvidia_gpu_nvlink_receive_bytes_total.", "link", n)

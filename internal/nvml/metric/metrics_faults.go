@@ -1,4 +1,4 @@
-package nvml
+package metric
 
 import (
 	"math"
@@ -30,12 +30,12 @@ const (
 // The recovery actions are nvmlDeviceGpuRecoveryAction_t. A value that NVML does not define
 // asks for nothing that could be named, and is no value.
 var (
-	inRecoveryAction = conversion{multiplier: 1, divisor: 1, max: float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)}
+	inRecoveryAction = Conversion{Multiplier: 1, Divisor: 1, max: float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)}
 	recoveryNames    = []string{"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset", "system_reboot"}
 	recoveryValues   = []uint32{0, 1, 2, 3, 4, 5, 6, 7}
 )
 
-var faultRows = slices.Concat([]metricDef{
+var faultRows = slices.Concat([]Row{
 	faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp, "severity", "corrected").fromField(nvml.FI_DEV_ECC_SBE_VOL_TOTAL, inCount).slowPace().onHardware(withECC),
 	faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp, "severity", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_VOL_TOTAL, inCount).slowPace().onHardware(withECC),
 	faultCounterRow("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp, "severity", "corrected").fromField(nvml.FI_DEV_ECC_SBE_AGG_TOTAL, inCount).slowPace().onHardware(withECC),
@@ -75,7 +75,7 @@ var faultRows = slices.Concat([]metricDef{
 	faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp, "unit", "microcontroller").fromCall(sramInMCU, inCount).onHardware(ampereAndNewer),
 	faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp, "unit", "other").fromCall(sramInOther, inCount).onHardware(ampereAndNewer),
 	stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "Whether SRAM has had so many uncorrected errors that the GPU is to be replaced.").
-		fromCall(sramThresholdExceeded, inBool).onHardware(ampereAndNewer),
+		fromCall(SRAMThresholdExceeded, inBool).onHardware(ampereAndNewer),
 
 	stateRow("nvidia_gpu_remapped_rows", remappedHelp, "cause", "correctable").fromField(nvml.FI_DEV_REMAPPED_COR, inCount).slowPace().onHardware(ampereAndNewer),
 	stateRow("nvidia_gpu_remapped_rows", remappedHelp, "cause", "uncorrectable").fromField(nvml.FI_DEV_REMAPPED_UNC, inCount).slowPace().onHardware(ampereAndNewer),
@@ -95,27 +95,27 @@ var faultRows = slices.Concat([]metricDef{
 
 	stateRow("nvidia_gpu_repair_pending", repairHelp, "unit", "channel").fromCall(channelRepairPending, inBool).onHardware(hopper),
 	stateRow("nvidia_gpu_repair_pending", repairHelp, "unit", "tpc").fromCall(tpcRepairPending, inBool).onHardware(hopper),
-	stateRow("nvidia_gpu_unrepairable_memory", "Whether the GPU's memory has errors that cannot be repaired.").fromCall(unrepairableMemory, inBool).onHardware("Blackwell and newer, with driver 590"),
+	stateRow("nvidia_gpu_unrepairable_memory", "Whether the GPU's memory has errors that cannot be repaired.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, with driver 590"),
 }, enumRows("nvidia_gpu_recovery_action", recoveryHelp, "action", recoveryNames, recoveryValues,
-	func(r metricDef) metricDef {
-		return r.fromField(recoveryField, inRecoveryAction).slowPace().onHardware("any, with driver 565 and newer")
+	func(r Row) Row {
+		return r.fromField(RecoveryField, inRecoveryAction).slowPace().onHardware("any, with driver 565 and newer")
 	}))
 
-func volatileLocationRow(location, severity string) metricDef {
+func volatileLocationRow(location, severity string) Row {
 	r := faultCounterRow("nvidia_gpu_ecc_volatile_location_errors_total", volatileLocationHelp, "location", location, "severity", severity)
 	return r.slowPace()
 }
 
-func aggregateLocationRow(location, severity string) metricDef {
+func aggregateLocationRow(location, severity string) Row {
 	r := faultCounterRow("nvidia_gpu_ecc_aggregate_location_errors_total", aggregateLocationHelp, "location", location, "severity", severity)
 	return r.slowPace()
 }
 
-// recoveryField is the driver's word on what the GPU needs.
-const recoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
+// RecoveryField is the driver's word on what the GPU needs.
+const RecoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 
-// isRecoveryAction reports whether NVML defines a value of the field.
-func isRecoveryAction(value float64) bool {
-	_, ok := inRecoveryAction.convert(value)
+// IsRecoveryAction reports whether NVML defines a value of the field.
+func IsRecoveryAction(value float64) bool {
+	_, ok := inRecoveryAction.Convert(value)
 	return ok && value == math.Trunc(value)
 }

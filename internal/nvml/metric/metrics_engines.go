@@ -1,4 +1,4 @@
-package nvml
+package metric
 
 import "github.com/NVIDIA/go-nvml/pkg/nvml"
 
@@ -9,7 +9,7 @@ const (
 	hopper    = "Hopper and newer"
 )
 
-var engineRows = []metricDef{
+var engineRows = []Row{
 	gaugeRow("nvidia_gpu_utilization_ratio", "Share of the driver's last sampling period, 1/6 to 1 s, in which a kernel ran. Not in MIG mode.").
 		fromCall(gpuUtilization, inPercent),
 	gaugeRow("nvidia_gpu_memory_controller_utilization_ratio", "Share of the driver's last sampling period in which memory was read or written. Not in MIG mode.").
@@ -21,9 +21,9 @@ var engineRows = []metricDef{
 	gaugeRow("nvidia_gpu_ofa_utilization_ratio", "How busy the optical flow accelerator was"+videoHelp).
 		fromCall(ofaUtilization, inPercent).onHardware("Turing and newer"),
 	gaugeRow("nvidia_gpu_graphics_engine_active_ratio", "Share of time in the latest window of ten seconds in which the graphics or compute engine was active.").
-		fromCall(gpmGraphics, inCyclePercent).onHardware(hopper),
+		fromCall(GPMGraphics, inCyclePercent).onHardware(hopper),
 	gaugeRow("nvidia_gpu_sm_active_ratio", "Share of cycles in the latest window of ten seconds in which a multiprocessor had a warp, over all multiprocessors.").
-		fromCall(gpmSM, inCyclePercent).onHardware(hopper),
+		fromCall(GPMSM, inCyclePercent).onHardware(hopper),
 	gaugeRow("nvidia_gpu_sm_occupancy_ratio", "Warps on the multiprocessors in the latest window of ten seconds, as a share of those that fit.").
 		fromCall(gpmOccupancy, inCyclePercent).onHardware(hopper),
 	gaugeRow("nvidia_gpu_pipe_active_ratio", pipeHelp, "pipe", "tensor").fromCall(gpmTensor, inCyclePercent).onHardware(hopper),
@@ -38,8 +38,8 @@ var engineRows = []metricDef{
 		fromCall(gpmDRAM, inCyclePercent).onHardware(hopper),
 }
 
-// gpmIDs are the metrics, in the order of the slots from gpmGraphics on.
-var gpmIDs = [...]nvml.GpmMetricId{
+// GPMIDs are the metrics, in the order of the slots from gpmGraphics on.
+var GPMIDs = [...]nvml.GpmMetricId{
 	nvml.GPM_METRIC_GRAPHICS_UTIL, nvml.GPM_METRIC_SM_UTIL, nvml.GPM_METRIC_SM_OCCUPANCY, nvml.GPM_METRIC_INTEGER_UTIL,
 	nvml.GPM_METRIC_ANY_TENSOR_UTIL, nvml.GPM_METRIC_DFMA_TENSOR_UTIL, nvml.GPM_METRIC_HMMA_TENSOR_UTIL,
 	nvml.GPM_METRIC_IMMA_TENSOR_UTIL, nvml.GPM_METRIC_DRAM_BW_UTIL, nvml.GPM_METRIC_FP64_UTIL,
