@@ -12,43 +12,36 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// emptyCell is shown where there is nothing to show: an empty cell looks like a slip.
+// emptyCell marks a cell without a value.
 const emptyCell = "-"
 
-// maxNames is how many containers a cell has.
+// maxNames limits the containers in a cell.
 const maxNames = 3
 
-// statusTable shows the node's devices.
-func statusTable(body []byte) ([]string, textTable, error) {
+// statusTable returns the summary lines and the table of a node's devices.
+func statusTable(body []byte) ([]string, *textTable, error) {
 	var d api.DevicesResponse
-	if err := json.Unmarshal(body, &d); err != nil {
-		return nil, nil, err
+	if err := json.Unmarshal(body, &d); err != nil || len(d.Devices) == 0 {
+		return statusSummary(&d), nil, err
 	}
-	if len(d.Devices) == 0 {
-		return statusSummary(&d), nil, nil
-	}
-	t := textTable{headerRow("GPU", "MODEL", "HEALTH", "WHY", "SINCE", "HOLDERS", "LAST INCIDENT", "UUID")}
+	t := newTextTable(2, "GPU", "MODEL", "HEALTH", "WHY", "SINCE", "HOLDERS", "LAST INCIDENT", "UUID")
 	for i := range d.Devices {
 		dev := &d.Devices[i]
 		last := emptyCell
 		if dev.LastIncident != nil {
 			last = dev.LastIncident.Reason + " " + ago(d.At, dev.LastIncident.Last)
 		}
-		t = append(t, []tableCell{
-			{text: deviceIndex(dev)},
-			{text: cmp.Or(dev.Profile, dev.Model, emptyCell)},
-			{dev.Health, healthColor(dev)},
-			{text: reasonText(cmp.Or(dev.Reason, dev.Unallocatable), dev.Action)},
-			{text: ago(d.At, dev.Since)},
-			{text: ownersText(dev)},
-			{text: last},
-			{text: string(dev.ID)},
-		})
+		reason := cmp.Or(dev.Reason, dev.Unallocatable)
+		if dev.Action != "" {
+			reason += ": " + dev.Action
+		}
+		t.add(healthColor(dev), deviceIndex(dev), cmp.Or(dev.Profile, dev.Model, emptyCell), dev.Health, cmp.Or(reason, emptyCell),
+			ago(d.At, dev.Since), ownersText(dev), last, string(dev.ID))
 	}
 	return statusSummary(&d), t, nil
 }
 
-// statusSummary says in a line how the node is, and in one more what is wrong with it.
+// statusSummary returns one line on the node, and one for each error.
 func statusSummary(d *api.DevicesResponse) []string {
 	devices, healthy, allocated := 0, 0, 0
 	for i := range d.Devices {
@@ -82,53 +75,43 @@ func statusSummary(d *api.DevicesResponse) []string {
 	return lines
 }
 
-// deviceIndex is a GPU's index and, of a slice, its own behind it.
+// deviceIndex returns the GPU's index and, for a MIG device, its MIG index.
 func deviceIndex(d *api.DeviceJSON) string {
 	index := strconv.Itoa(d.Index)
-	if string(d.ID) == string(d.GPU) {
+	switch {
+	case string(d.ID) == string(d.GPU):
 		return index
-	}
-	if d.MIGDeviceIndex == nil {
+	case d.MIGDeviceIndex == nil:
 		return index + ":?"
 	}
 	return index + ":" + strconv.Itoa(*d.MIGDeviceIndex)
 }
 
-func healthColor(d *api.DeviceJSON) ansiColor {
+func healthColor(d *api.DeviceJSON) string {
 	switch {
 	case !d.Healthy:
 		return colorRed
 	case d.Health != "well":
 		return colorYellow
-	default:
-		return colorNone
 	}
-}
-
-// reasonText is a reason, and what it asks for.
-func reasonText(reason, action string) string {
-	if action != "" {
-		reason += ": " + action
-	}
-	return cmp.Or(reason, emptyCell)
+	return ""
 }
 
 func ownersText(d *api.DeviceJSON) string {
 	names := make([]string, len(d.Owners))
-	for i, h := range d.Owners {
-		names[i] = h.Namespace + "/" + h.Pod + "/" + h.Container
+	for i, o := range d.Owners {
+		names[i] = o.Namespace + "/" + o.Pod + "/" + o.Container
 	}
 	switch {
 	case len(names) > 0:
 		return joinFirst(names)
 	case d.AllocationState == "idle":
 		return emptyCell
-	default:
-		return "(" + d.AllocationState + ")"
 	}
+	return "(" + d.AllocationState + ")"
 }
 
-// joinFirst are the first names, and how many there are besides.
+// joinFirst joins the first names, and adds the number of the others.
 func joinFirst(names []string) string {
 	if more := len(names) - maxNames; more > 0 {
 		names = append(names[:maxNames:maxNames], fmt.Sprintf("%d more", more))
@@ -136,8 +119,8 @@ func joinFirst(names []string) string {
 	return strings.Join(names, ", ")
 }
 
-// incidentsTable shows what happened.
-func incidentsTable(body []byte) ([]string, textTable, error) {
+// incidentsTable returns the notes and the table of a node's incidents.
+func incidentsTable(body []byte) ([]string, *textTable, error) {
 	var all api.IncidentsResponse
 	if err := json.Unmarshal(body, &all); err != nil {
 		return nil, nil, err
@@ -149,56 +132,30 @@ func incidentsTable(body []byte) ([]string, textTable, error) {
 	if len(all.Incidents) == 0 {
 		return append(lines, "no incidents"), nil, nil
 	}
-	t := textTable{headerRow("ID", "LAST", "COUNT", "GPU", "REASON", "DEVICE", "ACTION", "HIT", "UUID")}
+	t := newTextTable(5, "ID", "LAST", "COUNT", "GPU", "REASON", "DEVICE", "ACTION", "HIT", "UUID")
 	for i := range all.Incidents {
 		inc := &all.Incidents[i]
-		gpu := strconv.Itoa(inc.Index)
-		if inc.Profile != "" {
-			gpu += " " + inc.Profile
+		outcome, color, action := "as before", "", inc.Action // an earlier incident may have made the device unhealthy
+		switch {
+		case inc.RecoveredAt != nil:
+			outcome, action = "healed "+ago(all.At, *inc.RecoveredAt), ""
+		case inc.MarkedUnhealthy:
+			outcome, color = "unhealthy", colorRed
 		}
-		t = append(t, []tableCell{
-			{text: strconv.FormatUint(inc.ID, 10)},
-			{text: ago(all.At, inc.Last)},
-			{text: strconv.FormatUint(inc.Count, 10)},
-			{text: gpu},
-			{text: inc.Reason},
-			outcomeCell(all.At, inc),
-			{text: cmp.Or(pendingAction(inc), emptyCell)},
-			{text: affectedText(inc)},
-			{text: string(inc.Device)},
-		})
+		t.add(color, strconv.FormatUint(inc.ID, 10), ago(all.At, inc.Last), strconv.FormatUint(inc.Count, 10),
+			strings.TrimSpace(strconv.Itoa(inc.Index)+" "+inc.Profile), inc.Reason, outcome, cmp.Or(action, emptyCell), affectedText(inc), string(inc.Device))
 	}
-	if more := all.Total - len(all.Incidents); more > 0 {
+	if all.Total > len(all.Incidents) {
 		lines = append(lines, fmt.Sprintf("the newest %d of %d", len(all.Incidents), all.Total))
 	}
 	return lines, t, nil
 }
 
-// pendingAction is what the incident still asks for: nothing where the device is healthy again.
-func pendingAction(i *incident.Incident) string {
-	if i.RecoveredAt != nil {
-		return ""
-	}
-	return i.Action
-}
-
-// outcomeCell is what became of the device.
-func outcomeCell(now time.Time, i *incident.Incident) tableCell {
-	switch {
-	case i.RecoveredAt != nil:
-		return tableCell{text: "healed " + ago(now, *i.RecoveredAt)}
-	case i.MarkedUnhealthy:
-		return tableCell{"unhealthy", colorRed}
-	default:
-		return tableCell{text: "as before"} // which may be unhealthy, by an earlier one
-	}
-}
-
-// affectedText are the containers that had the device, and how they ended.
+// affectedText returns the affected containers, and how each ended.
 func affectedText(i *incident.Incident) string {
 	names := make([]string, 0, len(i.Affected)+1)
-	for _, h := range i.Affected {
-		names = append(names, h.Namespace+"/"+h.Pod+"/"+h.Container+terminationText(h.Termination))
+	for _, c := range i.Affected {
+		names = append(names, c.Namespace+"/"+c.Pod+"/"+c.Container+terminationText(c.Termination))
 	}
 	if i.OwnersIncomplete {
 		names = append(names, "(unnamed)")
@@ -231,7 +188,7 @@ func terminationText(e *incident.PodTermination) string {
 	return " (" + strings.Join(fields, ", ") + ")"
 }
 
-// ago is how long it has been, by the clock of whoever answers.
+// ago returns the time between a moment and the time of the response, which is the server's.
 func ago(now, at time.Time) string {
 	if at.IsZero() {
 		return emptyCell

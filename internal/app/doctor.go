@@ -49,9 +49,10 @@ func (o *options) commandName() string {
 	return "podgauge"
 }
 
-func (o *options) checkOutput() error {
-	if o.output != "table" && o.output != "json" {
-		return fmt.Errorf("--output %q: want table or json", o.output)
+// checkOutput checks the value of --output.
+func checkOutput(output string) error {
+	if output != "table" && output != "json" {
+		return fmt.Errorf("--output %q: want table or json", output)
 	}
 	return nil
 }
@@ -140,17 +141,16 @@ func (d *doctorReport) format(output string, terminal bool, lookupEnv envLookup)
 		}
 		return string(body) + "\n", nil
 	}
-	noColor, _ := lookupEnv("NO_COLOR")
-	return d.formatTable(terminal && noColor == ""), nil
+	return d.formatTable(useColor(terminal, lookupEnv)), nil
 }
 
 // formatTable has a line for each check, and below what is to be done.
 func (d *doctorReport) formatTable(colored bool) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s: %s, %s\n", sanitize(d.Node), plural(d.Failures, "failure"), plural(d.Warnings, "warning"))
-	t := textTable{headerRow("CHECK", "VERDICT", "FOUND")}
+	t := newTextTable(1, "CHECK", "VERDICT", "FOUND")
 	for _, f := range d.Checks {
-		t = append(t, []tableCell{{text: f.Check}, {string(f.Status), statusColors[f.Status]}, {text: f.Message}})
+		t.add(statusColors[f.Status], f.Check, string(f.Status), f.Message)
 	}
 	t.write(&text, colored)
 	for _, f := range d.Checks {
@@ -162,7 +162,7 @@ func (d *doctorReport) formatTable(colored bool) string {
 	return text.String()
 }
 
-var statusColors = map[doctor.CheckStatus]ansiColor{doctor.StatusFailure: colorRed, doctor.StatusWarning: colorYellow}
+var statusColors = map[doctor.CheckStatus]string{doctor.StatusFailure: colorRed, doctor.StatusWarning: colorYellow}
 
 func plural(n int, noun string) string {
 	if n == 1 {

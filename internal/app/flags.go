@@ -113,7 +113,7 @@ func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Write
 	if err := o.check(); err != nil || !o.doctorMode {
 		return o, err
 	}
-	return o, o.checkOutput()
+	return o, checkOutput(o.output)
 }
 
 // normalizeDashes spells flags that have one dash with two. NVIDIA's plugin takes both;
