@@ -10,7 +10,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/config"
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
 )
@@ -84,7 +83,7 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	source, _ := o.builder.Location() // it was read before
 	opts := doctor.Options{
 		Config: source.File, ConfigErr: o.configErr, Notices: o.loaded.Notices,
-		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s), ListedIDs: resourceIDs(s),
+		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s),
 		KubeletDir: o.kubeletDir, DevicePluginDir: o.devicePluginDir, DevicePlugin: o.devicePlugin,
 		PodLogsDir: o.podLogsDir, KernelLog: o.health.kernelLog, StateDir: o.health.stateDir,
 		ProcessesVisible: cgroup.New(cgroup.Options{Log: slog.New(slog.DiscardHandler)}).Visible(),
@@ -98,22 +97,6 @@ func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 		opts.CDIDir = cdi.DefaultDir
 	}
 	return opts
-}
-
-// resourceIDs says by resource which ids settings have of devices that are well.
-func resourceIDs(s config.Settings) func([]device.Device) map[string][]device.AdvertisedID {
-	return func(devices []device.Device) map[string][]device.AdvertisedID {
-		statuses := make([]device.Status, len(devices))
-		for i, d := range devices {
-			statuses[i] = device.Status{Device: d, Healthy: true}
-		}
-		lists, _ := previewLists(s, nil, statuses)
-		ids := make(map[string][]device.AdvertisedID, len(lists))
-		for _, list := range lists {
-			ids[list.Resource] = list.IDs
-		}
-		return ids
-	}
 }
 
 func newDoctorReport(node string, findings []doctor.Finding) doctorReport {
@@ -148,7 +131,7 @@ func (d *doctorReport) format(output string, terminal bool, lookupEnv envLookup)
 func (d *doctorReport) formatTable(colored bool) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s: %s, %s\n", sanitize(d.Node), plural(d.Failures, "failure"), plural(d.Warnings, "warning"))
-	t := newTextTable(1, "CHECK", "VERDICT", "FOUND")
+	t := newTextTable(1, "CHECK", "STATUS", "MESSAGE")
 	for _, f := range d.Checks {
 		t.add(statusColors[f.Status], f.Check, string(f.Status), f.Message)
 	}
@@ -157,7 +140,7 @@ func (d *doctorReport) formatTable(colored bool) string {
 		if f.Impact == "" {
 			continue
 		}
-		fmt.Fprintf(&text, "\n%s\n  why:  %s\n  mend: %s\n", sanitize(f.Check), sanitize(f.Impact), sanitize(f.Fix))
+		fmt.Fprintf(&text, "\n%s\n  impact: %s\n  fix:    %s\n", sanitize(f.Check), sanitize(f.Impact), sanitize(f.Fix))
 	}
 	return text.String()
 }

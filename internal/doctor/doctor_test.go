@@ -21,9 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const gpu = "nvidia.com/gpu"
-
-// doctorFixture is a node that is well, until a case changes it.
+// doctorFixture is a healthy node that a case changes.
 type doctorFixture struct {
 	*testing.T
 	Options
@@ -46,13 +44,10 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 		devices: []device.Device{{ID: "GPU-a", GPU: "GPU-a", Minor: 0}, {ID: "GPU-b", GPU: "GPU-b", Minor: 1}, {ID: "MIG-c", GPU: "GPU-b", Minor: 1}},
 		library: Library{Path: "/usr/lib64/libnvidia-ml.so.1", Version: "580.82.07"},
 	}
-	s.files = &fakeNodeFiles{errs: map[string]error{}, free: 1 << 40}
+	s.files = &fakeNodeFiles{errs: map[string]error{}}
 	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), EmptyListFor: -1, APIPodsDelay: -1, RunningSince: time.Now().Add(-3 * time.Hour)})
 	s.Options = Options{
 		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), MountedDriverRoot: "/driver-root", DevRoot: "/", InjectsDeviceNodes: true,
-		ListedIDs: func([]device.Device) map[string][]device.AdvertisedID {
-			return map[string][]device.AdvertisedID{gpu: {"GPU-a", "GPU-b"}}
-		},
 		KubeletDir: s.kubelet.Dir(), DevicePluginDir: filepath.Dir(s.kubelet.RegistrationSocket()), DevicePlugin: true,
 		PodLogsDir: s.mkdir("logs"), ProcessesVisible: true, KernelLog: "/dev/kmsg", StateDir: s.mkdir("state"), CDIDir: s.mkdir("cdi"),
 		LookupEnv: func(name string) (string, bool) { value, ok := s.env[name]; return value, ok },
@@ -143,7 +138,6 @@ func (d *fakeDriverProbe) Library() Library { return d.library }
 
 type fakeNodeFiles struct {
 	errs  map[string]error
-	free  uint64
 	block map[string]chan struct{}
 }
 
@@ -154,8 +148,7 @@ func (f *fakeNodeFiles) Open(path string, _ int) error {
 	return f.check(path)
 }
 
-func (f *fakeNodeFiles) Access(path string, _ uint32) error    { return f.check(path) }
-func (f *fakeNodeFiles) FreeBytes(path string) (uint64, error) { return f.free, nil }
+func (f *fakeNodeFiles) CheckWritable(path string) error { return f.check(path) }
 
 func (f *fakeNodeFiles) check(path string) error {
 	if err := f.errs[path]; err != nil {
@@ -222,10 +215,10 @@ func TestFindings(t *testing.T) {
 				t.Errorf("got %s: %s, want %s: %s", f.Status, f.Message, c.status, c.message)
 			}
 			if wrong := f.Status == StatusWarning || f.Status == StatusFailure; wrong != (f.Impact != "") || wrong != (f.Fix != "") {
-				t.Errorf("why %q, mend %q", f.Impact, f.Fix)
+				t.Errorf("impact %q, fix %q", f.Impact, f.Fix)
 			}
 			if !strings.Contains(f.Fix, c.fix) {
-				t.Errorf("mend %q, want %q in it", f.Fix, c.fix)
+				t.Errorf("fix %q, want %q in it", f.Fix, c.fix)
 			}
 			if strings.Contains(f.Message, "\n") {
 				t.Errorf("%q has two lines", f.Message)
@@ -250,24 +243,18 @@ type findingCase struct {
 }
 
 var driverCases = []findingCase{
-	{check: "library", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
-	{check: "library", status: StatusFailure, message: "cannot open", fix: "NVIDIA_DRIVER_CAPABILITIES=utility", change: func(s *doctorFixture) {
-		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), Library{}
-	}},
-	{check: "library", status: StatusFailure, message: "none was loaded in time", change: func(s *doctorFixture) { s.driver.library, s.driver.block = Library{}, s.newHang() }},
-	{check: "library", status: StatusOK, message: "/usr/lib64/", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
-
-	{check: "driver", status: StatusOK, message: "version 580.82.07, 2 GPUs and 1 MIG slice", change: func(*doctorFixture) {}},
-	{check: "driver", status: StatusOK, message: "3 GPUs", change: func(s *doctorFixture) {
+	{check: "driver", status: StatusOK, message: "/usr/lib64/libnvidia-ml.so.1: version 580.82.07, 2 GPUs and 1 MIG device", change: func(*doctorFixture) {}},
+	{check: "driver", status: StatusOK, message: ": 3 GPUs", change: func(s *doctorFixture) {
 		s.driver.library.Version = ""
 		s.driver.devices = []device.Device{{ID: "a", GPU: "a"}, {ID: "b", GPU: "b"}, {ID: "c", GPU: "c"}}
 	}},
 	{check: "driver", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
-	{check: "driver", status: StatusSkipped, message: "no library", change: func(s *doctorFixture) {
-		s.driver.devices, s.driver.err, s.driver.library = nil, device.ErrNoDriver, Library{}
+	{check: "driver", status: StatusFailure, message: "cannot open", fix: "NVIDIA_DRIVER_CAPABILITIES=utility", change: func(s *doctorFixture) {
+		s.driver.devices, s.driver.err, s.driver.library = nil, errors.New("cannot open libnvidia-ml.so.1"), Library{}
 	}},
-	{check: "driver", status: StatusFailure, message: "does not answer within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
-	{check: "driver", status: StatusFailure, message: "does not answer within", fix: "dmesg", change: func(s *doctorFixture) {
+	{check: "driver", status: StatusFailure, message: "no answer within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.library, s.driver.block = Library{}, s.newHang() }},
+	{check: "driver", status: StatusFailure, message: "no answer within", fix: "dmesg", change: func(s *doctorFixture) { s.driver.block = s.newHang() }},
+	{check: "driver", status: StatusFailure, message: "no answer within", fix: "dmesg", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err = nil, fmt.Errorf("list: %w", context.DeadlineExceeded)
 	}},
 	{check: "driver", status: StatusFailure, message: "replaced", fix: "Reboot", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrDriverReplaced }},
@@ -281,23 +268,14 @@ var driverCases = []findingCase{
 		s.driver.err = errors.Join(errors.New("GPU 3 is lost"), errors.New("GPU 4 is lost"))
 	}},
 	{check: "driver", status: StatusWarning, message: "0 GPUs", fix: "lspci", change: func(s *doctorFixture) { s.driver.devices = []device.Device{} }},
-
-	{check: "symbols", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
-	{check: "symbols", status: StatusSkipped, message: "does not answer", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrNoDriver }},
-	{check: "symbols", status: StatusOK, message: "none that is missed; nvmlDeviceGetSerial", change: func(s *doctorFixture) { s.driver.library.MissingFunctions = []string{"nvmlDeviceGetSerial"} }},
-	{check: "symbols", status: StatusWarning, message: "lacks a, b, c and 1 more", fix: "newer", change: func(s *doctorFixture) {
+	{check: "driver", status: StatusOK, message: "2 GPUs", change: func(s *doctorFixture) { s.driver.library.MissingFunctions = []string{"nvmlDeviceGetSerial"} }},
+	{check: "driver", status: StatusWarning, message: "the library lacks a, b, c and 1 more", fix: "newer", change: func(s *doctorFixture) {
 		s.driver.library.MissingFunctions, s.driver.library.MissingFamilies = []string{"a", "b", "c", "d"}, []string{"nvidia_gpu_sm_activity_ratio"}
 	}},
 
-	{check: "mig", status: StatusOK, message: "no GPU has MIG mode on", change: func(*doctorFixture) {}},
-	{check: "mig", status: StatusOK, message: "each of 1 MIG-enabled GPU has MIG devices", change: func(s *doctorFixture) { s.driver.devices[1].MIGEnabled = true }},
-	{check: "mig", status: StatusWarning, message: "there is no MIG device: GPU 0 (GPU-a)", fix: "nvidia-smi mig -cgi", change: func(s *doctorFixture) { s.driver.devices[0].MIGEnabled, s.driver.devices[1].MIGEnabled = true, true }},
-	{check: "mig", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
-	{check: "mig", status: StatusSkipped, message: "does not answer", change: func(s *doctorFixture) { s.driver.devices, s.driver.err = nil, device.ErrNoDriver }},
-
-	{check: "device nodes", status: StatusOK, message: "4 below /dev", change: func(*doctorFixture) {}},
+	{check: "device nodes", status: StatusOK, message: "4 in /dev", change: func(*doctorFixture) {}},
 	{check: "device nodes", status: StatusWarning, message: "/dev/nvidia-uvm: no such file", fix: "compute,utility", change: func(s *doctorFixture) { s.files.errs["/dev/nvidia-uvm"] = syscall.ENOENT }},
-	{check: "device nodes", status: StatusOK, message: "3 below /dev", change: func(s *doctorFixture) { // as NVIDIA's runtime injects them
+	{check: "device nodes", status: StatusOK, message: "3 in /dev", change: func(s *doctorFixture) { // as NVIDIA's runtime injects them
 		s.InjectsDeviceNodes, s.files.errs["/dev/nvidia-uvm"] = false, syscall.ENOENT
 	}},
 	{check: "device nodes", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
@@ -305,24 +283,24 @@ var driverCases = []findingCase{
 	{check: "device nodes", status: StatusFailure, message: "/dev/nvidiactl: no such file", fix: "nvidia-modprobe", change: func(s *doctorFixture) {
 		s.driver.devices, s.driver.err, s.files.errs["/dev/nvidiactl"] = nil, device.ErrNoDriver, syscall.ENOENT
 	}},
-	{check: "device nodes", status: StatusOK, message: "3 below", change: func(s *doctorFixture) { // by the folder, where nobody lists
+	{check: "device nodes", status: StatusOK, message: "3 in", change: func(s *doctorFixture) { // without a list of devices, those of the folder
 		s.driver.devices, s.driver.err, s.DevRoot = nil, device.ErrNoDriver, s.dir
 		for _, name := range []string{"nvidia7", "nvidia-modeset", "nvidiactl", "nvidia"} {
 			s.must(os.WriteFile(filepath.Join(s.mkdir("dev"), name), nil, 0o600))
 		}
 	}},
-	{check: "device nodes", status: StatusFailure, message: "takes longer than", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
+	{check: "device nodes", status: StatusFailure, message: "not open after", fix: "reboot", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/nvidia0": s.newHang()} }},
 
 	{check: "nvidia runtime", status: StatusSkipped, message: "simulated", change: func(s *doctorFixture) { s.Driver = nil }},
 	{check: "nvidia runtime", status: StatusSkipped, message: "not in a container", change: func(*doctorFixture) {}},
-	{check: "nvidia runtime", status: StatusOK, message: "the mounted one", change: func(s *doctorFixture) {
+	{check: "nvidia runtime", status: StatusOK, message: "the driver is mounted", change: func(s *doctorFixture) {
 		s.mountInContainer()
 		s.driver.library.Path = "/driver-root/usr/lib64/libnvidia-ml.so.1"
 	}},
 	{check: "nvidia runtime", status: StatusOK, message: "is all", change: func(s *doctorFixture) {
 		s.env["KUBERNETES_SERVICE_HOST"], s.env["NVIDIA_VISIBLE_DEVICES"] = "10.96.0.1", "all"
 	}},
-	{check: "nvidia runtime", status: StatusOK, message: "by CDI", change: func(s *doctorFixture) { s.env["container"], s.env["NVIDIA_VISIBLE_DEVICES"] = "podman", "void" }},
+	{check: "nvidia runtime", status: StatusOK, message: "injected by CDI", change: func(s *doctorFixture) { s.env["container"], s.env["NVIDIA_VISIBLE_DEVICES"] = "podman", "void" }},
 	{check: "nvidia runtime", status: StatusWarning, message: `"0,1"`, fix: "=all", change: func(s *doctorFixture) {
 		s.mountInContainer()
 		s.env["NVIDIA_VISIBLE_DEVICES"] = "0,1"
@@ -331,14 +309,14 @@ var driverCases = []findingCase{
 		s.mountInContainer()
 		s.driver.library, s.env["NVIDIA_VISIBLE_DEVICES"] = Library{}, "all"
 	}},
-	{check: "nvidia runtime", status: StatusWarning, message: "nothing was injected", fix: "--driver-root-ctr-path", change: func(s *doctorFixture) {
+	{check: "nvidia runtime", status: StatusWarning, message: "no library was injected", fix: "--driver-root-ctr-path", change: func(s *doctorFixture) {
 		s.mountInContainer()
 		s.driver.library = Library{}
 	}},
 }
 
 var folderCases = []findingCase{
-	{check: "config", status: StatusOK, message: "none", change: func(*doctorFixture) {}},
+	{check: "config", status: StatusOK, message: "no file", change: func(*doctorFixture) {}},
 	{check: "config", status: StatusOK, message: "gpu.yaml is valid", change: func(s *doctorFixture) { s.Config = "gpu.yaml" }},
 	{check: "config", status: StatusOK, message: "2 notes", change: func(s *doctorFixture) { s.Config, s.Notices = "gpu.yaml", []string{"a", "b"} }},
 	{check: "config", status: StatusWarning, message: "gpu.yaml:3: flags.x: unknown key", change: func(s *doctorFixture) {
@@ -347,39 +325,34 @@ var folderCases = []findingCase{
 	{check: "config", status: StatusFailure, message: "gpu.yaml:3", fix: "validate", change: func(s *doctorFixture) { s.Config, s.ConfigErr = "gpu.yaml", errors.New("gpu.yaml:3: want a mapping") }},
 
 	{check: "processes", status: StatusSkipped, message: "hostPID", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
-	{check: "processes", status: StatusOK, message: "cgroup v2", change: func(s *doctorFixture) { s.writeMounts("/", "/sys/fs/cgroup") }},
-	{check: "processes", status: StatusOK, message: "cgroup v1", change: func(s *doctorFixture) { s.writeMounts("/", "/sys/fs/cgroup", "/sys/fs/cgroup/memory") }},
+	{check: "processes", status: StatusOK, message: "is readable", change: func(s *doctorFixture) { s.mountInContainer(s.PodLogsDir) }},
+	{check: "processes", status: StatusWarning, message: "belongs to the container", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
+	{check: "processes", status: StatusWarning, message: "no such file", fix: "--pod-logs-dir", change: func(s *doctorFixture) { s.PodLogsDir += "x" }},
+	{check: "processes", status: StatusWarning, message: "is empty", fix: "podLogsDir", change: func(s *doctorFixture) { s.PodLogsDir = s.mkdir("empty") }},
 
-	{check: "pod logs", status: StatusSkipped, message: "not needed", change: func(s *doctorFixture) { s.ProcessesVisible = false }},
-	{check: "pod logs", status: StatusOK, message: "can be read", change: func(s *doctorFixture) { s.mountInContainer(s.PodLogsDir) }},
-	{check: "pod logs", status: StatusWarning, message: "container's own", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
-	{check: "pod logs", status: StatusWarning, message: "no such file", fix: "--pod-logs-dir", change: func(s *doctorFixture) { s.PodLogsDir += "x" }},
-	{check: "pod logs", status: StatusWarning, message: "is empty", fix: "podLogsDir", change: func(s *doctorFixture) { s.PodLogsDir = s.mkdir("empty") }},
-
-	{check: "kernel log", status: StatusSkipped, message: "not asked for", change: func(s *doctorFixture) { s.KernelLog = "" }},
-	{check: "kernel log", status: StatusSkipped, message: "not there", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.ENOENT }},
+	{check: "kernel log", status: StatusSkipped, message: "not configured", change: func(s *doctorFixture) { s.KernelLog = "" }},
+	{check: "kernel log", status: StatusSkipped, message: "does not exist", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.ENOENT }},
 	{check: "kernel log", status: StatusWarning, message: "not permitted", fix: "SYSLOG", change: func(s *doctorFixture) { s.files.errs["/dev/kmsg"] = syscall.EPERM }},
-	{check: "kernel log", status: StatusWarning, message: "does not open within", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
+	{check: "kernel log", status: StatusWarning, message: "not open after", change: func(s *doctorFixture) { s.files.block = map[string]chan struct{}{"/dev/kmsg": s.newHang()} }},
 
 	{check: "state", status: StatusSkipped, message: "--state-dir", change: func(s *doctorFixture) { s.StateDir = "" }},
-	{check: "state", status: StatusOK, message: "can be written to", change: func(s *doctorFixture) { s.mountInContainer(s.dir) }},
-	{check: "state", status: StatusOK, message: "can be made", change: func(s *doctorFixture) { s.StateDir += "/a/b" }},
-	{check: "state", status: StatusWarning, message: "goes with it", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
+	{check: "state", status: StatusOK, message: "is writable", change: func(s *doctorFixture) { s.mountInContainer(s.dir) }},
+	{check: "state", status: StatusOK, message: "/a/b is writable", change: func(s *doctorFixture) { s.StateDir += "/a/b" }},
+	{check: "state", status: StatusWarning, message: "removed with it", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer() }},
 	{check: "state", status: StatusFailure, message: "read-only file system", fix: "readOnly", change: func(s *doctorFixture) { s.files.errs[s.StateDir] = syscall.EROFS }},
-	{check: "state", status: StatusFailure, message: "15 MiB are left", fix: "room", change: func(s *doctorFixture) { s.files.free = 16<<20 - 1 }},
-	{check: "state", status: StatusFailure, message: "is no folder", fix: "folder", change: func(s *doctorFixture) {
+	{check: "state", status: StatusFailure, message: "is not a folder", fix: "folder", change: func(s *doctorFixture) {
 		s.StateDir = filepath.Join(s.dir, "file")
 		s.must(os.WriteFile(s.StateDir, nil, 0o600))
 	}},
 
-	{check: "cdi", status: StatusSkipped, message: "no strategy", change: func(s *doctorFixture) { s.CDIDir = "" }},
-	{check: "cdi", status: StatusOK, message: "can be written to", change: func(s *doctorFixture) { // by a link, as /var/run is one
+	{check: "cdi", status: StatusSkipped, message: "no device list strategy", change: func(s *doctorFixture) { s.CDIDir = "" }},
+	{check: "cdi", status: StatusOK, message: "is writable", change: func(s *doctorFixture) { // by a link, as /var/run is one
 		link := filepath.Join(s.dir, "run")
 		s.must(os.Symlink(s.CDIDir, link))
 		s.mountInContainer(s.CDIDir)
 		s.CDIDir = link
 	}},
-	{check: "cdi", status: StatusFailure, message: "container's own", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer(s.StateDir) }},
+	{check: "cdi", status: StatusFailure, message: "belongs to the container", fix: "hostPath", change: func(s *doctorFixture) { s.mountInContainer(s.StateDir) }},
 	{check: "cdi", status: StatusFailure, message: "permission denied", fix: "uid 0", change: func(s *doctorFixture) { s.files.errs[s.CDIDir] = syscall.EACCES }},
 }
 
@@ -409,22 +382,16 @@ func TestHostFiles(t *testing.T) {
 	if err := files.Open("/dev/null", os.O_RDWR); err != nil {
 		t.Error(err)
 	}
-	if err := files.Open(file, os.O_RDWR); err == nil || !strings.Contains(err.Error(), "no device node") {
+	if err := files.Open(file, os.O_RDWR); err == nil || !strings.Contains(err.Error(), "not a device node") {
 		t.Errorf("a file is opened as a device: %v", err)
 	}
 	if err := files.Open(file+"x", os.O_RDWR); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	if err := files.Access(dir, 2); err != nil {
+	if err := files.CheckWritable(dir); err != nil {
 		t.Error(err)
 	}
-	if err := files.Access(file+"x", 2); !errors.Is(err, fs.ErrNotExist) {
-		t.Error(err)
-	}
-	if free, err := files.FreeBytes(dir); err != nil || free == 0 {
-		t.Errorf("%d, %v", free, err)
-	}
-	if _, err := files.FreeBytes(file + "x"); !errors.Is(err, fs.ErrNotExist) {
+	if err := files.CheckWritable(file + "x"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 }

@@ -13,77 +13,69 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// driverFindings are what the driver says.
-type driverFindings struct {
-	devices  []device.Device
-	err      error
-	answered bool
-	library  Library
+// driverAnswer is the result of listing the devices.
+type driverAnswer struct {
+	devices   []device.Device
+	err       error
+	inTime    bool
+	library   Library
+	simulated bool
 }
 
-// isUp tells whether the driver has said which devices there are.
-func (d driverFindings) isUp() bool { return d.answered && (d.err == nil || d.devices != nil) }
+// isUp reports whether the driver has listed its devices.
+func (d driverAnswer) isUp() bool { return d.inTime && (d.err == nil || d.devices != nil) }
 
 func (r *report) queryDriver(ctx context.Context) {
-	if r.Driver == nil {
+	if r.driver.simulated = r.Driver == nil; r.driver.simulated {
 		return
 	}
-	r.driver, r.driver.answered = withTimeout(ctx, r.Timeout, func(ctx context.Context) (d driverFindings) {
+	answer, inTime := withTimeout(ctx, r.Timeout, func(ctx context.Context) (d driverAnswer) {
 		d.devices, d.err = r.Driver.Devices(ctx)
 		return d
 	})
-	r.driver.answered = r.driver.answered && !errors.Is(r.driver.err, context.DeadlineExceeded)
-	r.driver.library = r.Driver.Library()
+	answer.inTime = inTime && !errors.Is(answer.err, context.DeadlineExceeded)
+	answer.library = r.Driver.Library()
+	r.driver = answer
 }
 
 const (
-	noGPUsImpact     = "No GPU is offered, and none has metrics."
-	installDriverFix = "Install the driver. In a container, either start it by NVIDIA's runtime (runtimeClassName: nvidia, NVIDIA_VISIBLE_DEVICES=all, " +
-		"NVIDIA_DRIVER_CAPABILITIES=utility), or mount the folder in which the driver is installed, and name that with --driver-root-ctr-path."
+	noGPUsImpact     = "No GPU is registered, and no GPU has metrics."
+	installDriverFix = "Install the driver. In a container, either use NVIDIA's runtime (runtimeClassName: nvidia, NVIDIA_VISIBLE_DEVICES=all, " +
+		"NVIDIA_DRIVER_CAPABILITIES=utility), or mount the folder of the driver and set --driver-root-ctr-path to the mount point."
 )
-
-func checkLibrary(_ context.Context, r *report) Finding {
-	l := r.driver.library
-	switch {
-	case r.Driver == nil:
-		return skipped("simulated")
-	case l.Path == "" && r.driver.err != nil:
-		return failure(r.driver.err.Error(), noGPUsImpact, installDriverFix)
-	case l.Path == "":
-		return failure("none was loaded in time", noGPUsImpact, installDriverFix)
-	}
-	return ok("%s", l.Path)
-}
 
 func checkDriver(_ context.Context, r *report) Finding {
 	d := r.driver
 	switch {
-	case r.Driver == nil:
+	case d.simulated:
 		return skipped("simulated")
-	case d.library.Path == "":
-		return skipped("there is no library to ask by")
-	case !d.answered:
-		return failure(fmt.Sprintf("does not answer within %v", r.Timeout),
-			"What hangs in the driver hangs for whoever asks it, containers included; no GPU can be offered.",
-			"Look for NVRM and Xid in the kernel's log (dmesg), and for processes in state D. Reset the GPU that it names; else reboot the node.")
+	case d.library.Path == "" && d.err != nil:
+		return failure(d.err.Error(), noGPUsImpact, installDriverFix)
+	case !d.inTime:
+		return failure(fmt.Sprintf("no answer within %v", r.Timeout),
+			"Calls to the driver hang, also those of containers. No GPU is registered.",
+			"Search the kernel log (dmesg) for NVRM and Xid, and for processes in state D. Reset the GPU that the log names; otherwise reboot the node.")
 	case errors.Is(d.err, device.ErrDriverReplaced) || d.err != nil && strings.Contains(d.err.Error(), "LIB_RM_VERSION_MISMATCH"):
-		return failure(d.err.Error(), "The library and the kernel's module are of different versions; each call is refused.",
-			"Reboot the node, or unload the old module and load the new one. An injected library is the one of the container's creation: start the pod anew.")
+		return failure(d.err.Error(), "The library and the kernel module have different versions: all calls fail.",
+			"Reboot the node, or reload the kernel module. A container keeps the library that was injected at its creation: recreate the pod.")
 	case d.err != nil && d.devices == nil:
 		return failure(d.err.Error(), noGPUsImpact,
-			"See whether nvidia-smi works on the node: if not, load the kernel's module (modprobe nvidia) and read dmesg; if so, give this container access to the device nodes.")
+			"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg; otherwise give this container access to the device nodes.")
 	case d.err != nil:
-		return warning(driverSummary(d)+"; "+d.err.Error(), "What is left out is neither offered nor measured.",
-			"Look for the GPU that is named in the kernel's log and reset it. One that has fallen off the bus (Xid 79) cannot be reset: reboot or power-cycle the node.")
+		return warning(d.summary()+"; "+d.err.Error(), "These GPUs are not registered and have no metrics.",
+			"Find the GPU in the kernel log and reset it. A GPU that has fallen off the bus (Xid 79) needs a reboot or a power cycle.")
 	case len(d.devices) == 0:
-		return warning(driverSummary(d), noGPUsImpact,
-			"See whether lspci has the GPUs, and whether another driver has them (vfio-pci for virtual machines). On a node without GPUs podgauge has nothing to do.")
+		return warning(d.summary(), noGPUsImpact,
+			"Search lspci for the GPUs, and for another driver that has them (vfio-pci for virtual machines). On a node without GPUs podgauge is not needed.")
+	case len(d.library.MissingFamilies) > 0:
+		return warning(d.summary()+"; the library lacks "+joinFirst(d.library.MissingFunctions),
+			"Metric families without values: "+strings.Join(d.library.MissingFamilies, ", ")+".", "Install a newer driver if you need them.")
 	}
-	return ok("%s", driverSummary(d))
+	return ok("%s", d.summary())
 }
 
-// driverSummary says which driver it is, and how many devices it has.
-func driverSummary(d driverFindings) string {
+// summary returns the library, the version and the number of devices.
+func (d driverAnswer) summary() string {
 	gpus := 0
 	for i := range d.devices {
 		if d.devices[i].WholeGPU() {
@@ -91,86 +83,22 @@ func driverSummary(d driverFindings) string {
 		}
 	}
 	text := plural(gpus, "GPU")
+	if migDevices := len(d.devices) - gpus; migDevices > 0 {
+		text += " and " + plural(migDevices, "MIG device")
+	}
 	if d.library.Version != "" {
 		text = "version " + d.library.Version + ", " + text
 	}
-	if migDevices := len(d.devices) - gpus; migDevices > 0 {
-		text += " and " + plural(migDevices, "MIG slice")
-	}
-	return text
+	return d.library.Path + ": " + text
 }
 
-func checkSymbols(_ context.Context, r *report) Finding {
-	switch l := r.driver.library; {
-	case r.Driver == nil:
-		return skipped("simulated")
-	case !r.driver.isUp():
-		return skipped("not looked for: the driver does not answer")
-	case len(l.MissingFunctions) == 0:
-		return ok("the library has all that is asked for")
-	case len(l.MissingFamilies) == 0:
-		return ok("none that is missed; %s", joinFirst(l.MissingFunctions))
-	default:
-		return warning("the library lacks "+joinFirst(l.MissingFunctions),
-			"Absent or not whole: "+strings.Join(l.MissingFamilies, ", ")+".", "A newer driver has them. Nothing else depends on it.")
-	}
-}
-
-// checkMIG looks for GPUs of which nothing can be allocated.
-func checkMIG(_ context.Context, r *report) Finding {
-	switch {
-	case r.Driver == nil:
-		return skipped("simulated")
-	case !r.driver.isUp():
-		return skipped("not looked for: the driver does not answer")
-	}
-	all := make([]device.Status, len(r.driver.devices))
-	for i, d := range r.driver.devices {
-		all[i].Device = d
-	}
-	enabled, empty := 0, []string(nil)
-	for _, s := range all {
-		if s.MIGEnabled {
-			enabled++
-		}
-		if s.Unallocatable(all) == device.NoMIGDevices {
-			empty = append(empty, fmt.Sprintf("GPU %d (%s)", s.Index, s.ID))
-		}
-	}
-	switch {
-	case len(empty) > 0:
-		return warning("MIG mode is on and there is no MIG device: "+joinFirst(empty), "Nothing of such a GPU is registered with the kubelet.",
-			"Create MIG devices (nvidia-smi mig -cgi <profile> -C), or turn MIG mode off (nvidia-smi -mig 0). If there are some, the container needs SYS_ADMIN to see them.")
-	case enabled == 0:
-		return ok("no GPU has MIG mode on")
-	}
-	return ok("each of %s has MIG devices", plural(enabled, "MIG-enabled GPU"))
-}
-
-// maxNames is how many names a line has.
-const maxNames = 3
-
-func plural(n int, noun string) string {
-	if n == 1 {
-		return "1 " + noun
-	}
-	return fmt.Sprintf("%d %ss", n, noun)
-}
-
-func joinFirst(names []string) string {
-	if more := len(names) - maxNames; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:maxNames], ", "), more)
-	}
-	return strings.Join(names, ", ")
-}
-
-// checkDeviceNodes looks for what containers are given, and opens it.
+// checkDeviceNodes opens the device nodes that containers get.
 func checkDeviceNodes(ctx context.Context, r *report) Finding {
-	if r.Driver == nil {
+	if r.driver.simulated {
 		return skipped("simulated")
 	}
 	names := r.deviceNodeNames()
-	failed, answered := withTimeout(ctx, r.Timeout, func(context.Context) (failed []string) {
+	failed, inTime := withTimeout(ctx, r.Timeout, func(context.Context) (failed []string) {
 		for _, name := range names {
 			if err := r.Files.Open(filepath.Join(r.DevRoot, "dev", name), unix.O_RDWR); err != nil {
 				failed = append(failed, err.Error())
@@ -178,22 +106,22 @@ func checkDeviceNodes(ctx context.Context, r *report) Finding {
 		}
 		return failed
 	})
-	const fix = "On the node, nvidia-modprobe -u -c=0 makes them. In a container they come with NVIDIA's runtime (nvidia-uvm with NVIDIA_DRIVER_CAPABILITIES=compute,utility), or it is privileged and has the host's /dev; " +
-		"--dev-root says where they are otherwise."
+	const fix = "On the node, run nvidia-modprobe -u -c=0. A container gets them from NVIDIA's runtime (nvidia-uvm with " +
+		"NVIDIA_DRIVER_CAPABILITIES=compute,utility), or is privileged and mounts the host's /dev. --dev-root sets another folder."
 	switch {
-	case !answered:
-		return failure(fmt.Sprintf("opening them takes longer than %v", r.Timeout), "Whoever opens one hangs, containers included.",
-			"Look for NVRM and Xid in the kernel's log (dmesg), and reboot the node.")
+	case !inTime:
+		return failure(fmt.Sprintf("not open after %v", r.Timeout), "Programs that open a device node hang, also those of containers.",
+			"Search the kernel log (dmesg) for NVRM and Xid, and reboot the node.")
 	case len(failed) == 0:
-		return ok("%d below %s", len(names), filepath.Join(r.DevRoot, "dev"))
+		return ok("%d in %s", len(names), filepath.Join(r.DevRoot, "dev"))
 	case r.driver.isUp():
-		return warning(joinFirst(failed), "The driver answers, but containers need these: CDI specs and device lists can have only what is seen from here.", fix)
+		return warning(joinFirst(failed), "Containers need these device nodes. CDI specs and device lists only name those that this process sees.", fix)
 	default:
-		return failure(joinFirst(failed), "The driver cannot be asked without them.", fix)
+		return failure(joinFirst(failed), "The driver needs these device nodes.", fix)
 	}
 }
 
-// deviceNodeNames are the nodes that there should be.
+// deviceNodeNames returns the device nodes that the node needs.
 func (r *report) deviceNodeNames() []string {
 	var names []string
 	for i := range r.driver.devices {
@@ -202,22 +130,19 @@ func (r *report) deviceNodeNames() []string {
 		}
 	}
 	if len(r.driver.devices) == 0 {
-		names = append(names, gpuNodes(filepath.Join(r.DevRoot, "dev"))...)
+		names = gpuNodes(filepath.Join(r.DevRoot, "dev"))
 	}
 	slices.Sort(names)
-	names = slices.Compact(names) // slices have their GPU's
-	if r.InjectsDeviceNodes {     // podgauge itself has no use for it, and NVIDIA's runtime gives it to who asks for compute
+	names = slices.Compact(names) // MIG devices share the node of their GPU
+	if r.InjectsDeviceNodes {     // podgauge does not need nvidia-uvm, containers do
 		names = slices.Insert(names, 0, "nvidia-uvm")
 	}
 	return slices.Insert(names, 0, "nvidiactl")
 }
 
-// gpuNodes are the GPUs' nodes in a folder.
+// gpuNodes returns the device nodes of GPUs in a folder.
 func gpuNodes(dir string) (names []string) {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil
-	}
+	entries, _ := os.ReadDir(dir) // the check of nvidiactl reports the error
 	for _, entry := range entries {
 		if number, found := strings.CutPrefix(entry.Name(), "nvidia"); found && number != "" && strings.Trim(number, "0123456789") == "" {
 			names = append(names, entry.Name())
@@ -226,29 +151,26 @@ func gpuNodes(dir string) (names []string) {
 	return names
 }
 
-// checkRuntime looks at what NVIDIA's container runtime was asked for.
+// checkRuntime examines the variable that NVIDIA's container runtime reads.
 func checkRuntime(_ context.Context, r *report) Finding {
 	path := r.driver.library.Path
-	visible, isSet := r.LookupEnv("NVIDIA_VISIBLE_DEVICES")
+	visible, _ := r.LookupEnv("NVIDIA_VISIBLE_DEVICES")
+	unset := visible == "" || visible == "void" || visible == "none"
 	switch {
-	case r.Driver == nil:
+	case r.driver.simulated:
 		return skipped("simulated")
 	case !r.inContainer():
 		return skipped("not in a container")
 	case path != "" && r.MountedDriverRoot != "" && strings.HasPrefix(path, strings.TrimSuffix(r.MountedDriverRoot, "/")+"/"):
-		return ok("not needed: the library is the mounted one")
-	case path == "" && (!isSet || visible == "" || visible == "void" || visible == "none"):
-		return warning(fmt.Sprintf("NVIDIA_VISIBLE_DEVICES is %q, and nothing was injected", visible), "The runtime gives a driver to whoever asks for one.", installDriverFix)
+		return ok("not needed: the driver is mounted")
 	case path == "":
 		return warning(fmt.Sprintf("NVIDIA_VISIBLE_DEVICES is %q, and no library was injected", visible),
-			"The container was started by another runtime, or was not given the library.",
-			"Set runtimeClassName: nvidia, or make NVIDIA's the default runtime; NVIDIA_DRIVER_CAPABILITIES must have utility.")
-	case visible == "all":
-		return ok("NVIDIA_VISIBLE_DEVICES is all")
-	case !isSet || visible == "" || visible == "void" || visible == "none":
-		return ok("not asked by variable; the library came by CDI or with the image")
-	default:
-		return warning(fmt.Sprintf("NVIDIA_VISIBLE_DEVICES is %q", visible), "Other GPUs of the node, and such as come later, are not seen: they are neither offered nor measured.",
-			"Set NVIDIA_VISIBLE_DEVICES=all, and choose what is offered by the config.")
+			"The container has no driver: another runtime started it, or the variables do not request the driver.", installDriverFix)
+	case unset:
+		return ok("not requested by a variable: the library is injected by CDI or part of the image")
+	case visible != "all":
+		return warning(fmt.Sprintf("NVIDIA_VISIBLE_DEVICES is %q", visible), "Other GPUs of the node are invisible: they are not registered and have no metrics.",
+			"Set NVIDIA_VISIBLE_DEVICES=all, and select devices in the config.")
 	}
+	return ok("NVIDIA_VISIBLE_DEVICES is all")
 }

@@ -7,28 +7,27 @@ import (
 	"strings"
 )
 
-// mountPoints are the points at which this process sees something mounted.
+// mountPoints are the mount points of this process.
 type mountPoints []string
 
-// mountinfoUnescaper has the characters back that mountinfo writes in octal.
+// mountinfoUnescaper decodes the octal escapes of mountinfo.
 var mountinfoUnescaper = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// readMounts reads mountinfo (proc_pid_mountinfo(5)). It is empty where nothing can be read.
+// readMounts reads mountinfo (proc_pid_mountinfo(5)). It returns nil if the file is unreadable.
 func readMounts(proc string) (points mountPoints) {
 	text, err := os.ReadFile(filepath.Join(proc, "self", "mountinfo"))
 	if err != nil {
 		return nil
 	}
 	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) > 4 {
+		if fields := strings.Fields(line); len(fields) > 4 {
 			points = append(points, mountinfoUnescaper.Replace(fields[4]))
 		}
 	}
 	return points
 }
 
-// covering is the point below which a path is.
+// covering returns the mount point of a path.
 func (m mountPoints) covering(path string) (covering string) {
 	for _, point := range m {
 		if below := point == "/" || path == point || strings.HasPrefix(path, point+"/"); below && len(point) > len(covering) {
@@ -38,11 +37,10 @@ func (m mountPoints) covering(path string) (covering string) {
 	return covering
 }
 
-// has tells whether something is mounted at this very path.
+// has reports whether a path is a mount point.
 func (m mountPoints) has(path string) bool { return slices.Contains(m, path) }
 
-// inContainer tells whether this process is in one: each that the kubelet starts has a file
-// mounted for its last words, and other engines leave a mark or set a variable.
+// inContainer reports whether this process runs in a container: the kubelet mounts a termination log, other engines set a variable.
 func (r *report) inContainer() bool {
 	if r.mounts.has("/dev/termination-log") {
 		return true
@@ -55,21 +53,17 @@ func (r *report) inContainer() bool {
 	return false
 }
 
-// isContainerDir tells whether a folder is the container's own, where the node's is meant: nothing
-// is mounted above it but the container's root.
+// isContainerDir reports whether a folder belongs to the container: only the container's root is mounted above it.
 func (r *report) isContainerDir(path string) bool {
-	if !r.inContainer() || len(r.mounts) == 0 {
-		return false
-	}
-	return r.mounts.covering(resolveExisting(path)) == "/"
+	return r.inContainer() && len(r.mounts) > 0 && r.mounts.covering(resolveExisting(path)) == "/"
 }
 
-// resolveExisting is a path without links, or of its folders the last that there is.
+// resolveExisting returns the path, or its nearest folder that exists, without links.
 func resolveExisting(path string) string {
 	for {
-		real, err := filepath.EvalSymlinks(path)
+		resolved, err := filepath.EvalSymlinks(path)
 		if err == nil {
-			return real
+			return resolved
 		}
 		parent := filepath.Dir(path)
 		if parent == path {
