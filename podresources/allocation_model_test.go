@@ -463,7 +463,7 @@ func (s *scenario) compare() {
 		s.t.Fatalf("settled is %t", s.tracker.settled)
 	}
 	for a := range maps.Keys(s.tracker.pending) {
-		if !containsKey(s.tracker.allocations, a) {
+		if !s.tracker.has(a) {
 			s.t.Fatalf("%v waits for a name and is not held", a)
 		}
 	}

@@ -197,7 +197,7 @@ func TestTheSimulatedKubeletWithoutItsAPIServer(t *testing.T) {
 	m.requestedAt = m.requestedAt.Add(time.Hour)
 	m.checkpointAsOf = m.requestedAt
 	for _, h := range m.allocations {
-		if !m.isRetained(h, nil) {
+		if confirmed.after(reconnected).after(m.listEvent(h, nil)) == absent {
 			t.Errorf("an hour later %v is over", h)
 		}
 	}

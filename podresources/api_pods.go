@@ -6,44 +6,80 @@ import (
 	"time"
 )
 
-// apiPodTracker tracks whether the kubelet's answers have the pods that it gets from the API
-// server. A kubelet that is restarted while the API server is away lists static pods alone for
-// as long as that lasts, and frees nothing (UpdateAllocatedDevices in
-// pkg/kubelet/cm/devicemanager/manager.go returns early).
+// apiPodsPhase is whether the kubelet lists the pods of the API server. A kubelet that was restarted in an outage of the API server
+// lists static pods alone until the end of the outage, and frees nothing (UpdateAllocatedDevices in
+// pkg/kubelet/cm/devicemanager/manager.go returns early). The phase follows from each List:
+//
+//	List                               | listed   | missing   | returned
+//	-----------------------------------|----------|-----------|---------
+//	first over a connection, with them | listed   | listed    | listed
+//	first, none, the last one had some | missing  | missing   | missing
+//	first, none, the last one had none | listed   | missing   | listed
+//	later, with them                   | listed   | returned  | returned
+//	later, none                        | listed   | missing   | returned
+//
+// "returned" lasts for settleTimeout and is then as good as "listed". It begins even if all other pods were deleted: podgauge's own
+// pod is one of the API server, as a DaemonSet's.
+type apiPodsPhase uint8
+
+const (
+	apiPodsListed apiPodsPhase = iota // or never seen
+	apiPodsMissing
+	apiPodsReturned
+)
+
+const (
+	firstWith = iota
+	firstLost
+	firstWithout
+	laterWith
+	laterWithout
+)
+
+var nextAPIPodsPhases = [...][3]apiPodsPhase{
+	firstWith:    {apiPodsListed, apiPodsListed, apiPodsListed},
+	firstLost:    {apiPodsMissing, apiPodsMissing, apiPodsMissing},
+	firstWithout: {apiPodsListed, apiPodsMissing, apiPodsListed},
+	laterWith:    {apiPodsListed, apiPodsReturned, apiPodsReturned},
+	laterWithout: {apiPodsListed, apiPodsMissing, apiPodsReturned},
+}
+
+// apiPodTracker tracks whether the kubelet lists the pods of the API server.
 type apiPodTracker struct {
-	// nodeName is the name of the node, with which names of static pods end; "" where it is not
-	// known, and then every pod counts as one of the API server.
-	nodeName string
-	// hasAPIPods reports whether the newest answer has a pod of the API server.
-	hasAPIPods bool
-	// missing reports whether all answers over this connection lack such pods, though the
-	// connection before had some. It ends when the kubelet has the API server's pods, even if all
-	// others were deleted: podgauge's own is one of them, as a DaemonSet's.
-	missing bool
-	// restoredAt is when an answer had such a pod again; zero if none was missing.
-	restoredAt time.Time
+	nodeName   string // lower case; "" if unknown, and then every pod counts as one of the API server
+	phase      apiPodsPhase
+	hasAPIPods bool      // the last List had some
+	returnedAt time.Time // when the List was requested that began apiPodsReturned
 }
 
-// update takes the pods of an answer, and whether it is the first over its connection.
+// update records the pods of a List, and whether it is the first over its connection.
 func (t *apiPodTracker) update(pods []podName, first bool, requestedAt time.Time) {
-	hasAPIPods := slices.ContainsFunc(pods, func(p podName) bool { return !t.isStatic(p) })
+	had := t.hasAPIPods
+	t.hasAPIPods = slices.ContainsFunc(pods, func(p podName) bool { return !t.isStatic(p) })
+	event := laterWithout
 	switch {
+	case first && t.hasAPIPods:
+		event = firstWith
+	case first && had:
+		event = firstLost
 	case first:
-		t.missing, t.restoredAt = (t.hasAPIPods || t.missing) && !hasAPIPods, time.Time{}
-	case t.missing && hasAPIPods:
-		t.missing, t.restoredAt = false, requestedAt
+		event = firstWithout
+	case t.hasAPIPods:
+		event = laterWith
 	}
-	t.hasAPIPods = hasAPIPods
+	before := t.phase
+	if t.phase = nextAPIPodsPhases[event][before]; t.phase == apiPodsReturned && before != apiPodsReturned {
+		t.returnedAt = requestedAt
+	}
 }
 
-// isStatic reports whether a pod comes from a file of the node: the kubelet adds the node's name
-// to the pod's (generatePodName in pkg/kubelet/config/common.go).
+// isStatic reports whether a pod comes from a file of the node. The kubelet appends the node's name to the names of such pods
+// (generatePodName in pkg/kubelet/config/common.go).
 func (t *apiPodTracker) isStatic(p podName) bool {
 	return t.nodeName != "" && strings.HasSuffix(p.pod, "-"+t.nodeName)
 }
 
-// isIncomplete reports whether an answer may lack pods of the API server: until one is listed,
-// and for as long after it as a kubelet that starts takes.
+// isIncomplete reports whether a List may lack pods of the API server.
 func (t *apiPodTracker) isIncomplete(requestedAt time.Time) bool {
-	return t.missing || !t.restoredAt.IsZero() && requestedAt.Sub(t.restoredAt) < settleTimeout
+	return t.phase == apiPodsMissing || t.phase == apiPodsReturned && requestedAt.Sub(t.returnedAt) < settleTimeout
 }

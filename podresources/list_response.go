@@ -19,8 +19,6 @@ type rawListResponse struct {
 	interner    wire.Interner
 }
 
-type podName struct{ namespace, pod string }
-
 func newListResponse() rawListResponse {
 	return rawListResponse{interner: wire.NewInterner(maxInternedNames)}
 }

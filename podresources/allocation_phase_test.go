@@ -1,0 +1,200 @@
+package podresources
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+func (p allocationPhase) String() string {
+	return [...]string{"absent", "pending", "confirmed", "retained"}[p]
+}
+
+func (p apiPodsPhase) String() string { return [...]string{"listed", "missing", "returned"}[p] }
+
+// phaseFixture is a tracker with one device, "a", whose owner is the pod "one".
+type phaseFixture struct {
+	allocationTracker
+	now      time.Time
+	epoch    kubeletEpoch
+	isListed bool // List names the allocation
+}
+
+func (f *phaseFixture) wait(d time.Duration) { f.now = f.now.Add(d) }
+
+// reconnect connects to a kubelet of an age.
+func (f *phaseFixture) reconnect(age time.Duration) {
+	f.wait(time.Second)
+	f.epoch = kubeletEpoch{connectedAt: f.now, kubeletStartedAt: f.now.Add(-age)}
+}
+
+// list merges a List of pods. It names the allocation if isListed.
+func (f *phaseFixture) list(pods ...string) {
+	f.wait(time.Second)
+	response := newListResponse()
+	for _, p := range pods {
+		response.pods = append(response.pods, podName{"team", p})
+	}
+	if f.isListed {
+		response.pods = append(response.pods, podName{"team", "one"})
+		response.allocations = []device.Allocation{newAllocation("a", "one")}
+	}
+	f.merge(&response, f.epoch, f.now)
+}
+
+func (f *phaseFixture) phase() allocationPhase {
+	for _, a := range f.allocations {
+		if phase := f.phaseOf(a); phase != absent {
+			return phase
+		}
+	}
+	return absent
+}
+
+// newPhaseFixture returns a tracker with the device in a phase. The pod "late" is first listed afterwards, so that it may own a pending
+// allocation.
+func newPhaseFixture(t *testing.T, phase allocationPhase) *phaseFixture {
+	t.Helper()
+	f := &phaseFixture{allocationTracker: newAllocationTracker(), now: time.Unix(1<<30, 0)}
+	f.apiPods.nodeName = "n"
+	f.reconnect(time.Hour)
+	f.list("other")
+	switch phase {
+	case pending:
+		f.wait(maxAdmissionDelay) // too late for "other"
+		f.recordAllocate(gpu, []device.AdvertisedID{"a"}, f.now)
+	case confirmed, retained:
+		f.isListed = true
+		f.list("other")
+	}
+	if phase == retained {
+		f.isListed = false
+		f.reconnect(0)
+		f.list("other")
+	}
+	if got := f.phase(); got != phase {
+		t.Fatalf("the fixture is %v, want %v", got, phase)
+	}
+	return f
+}
+
+// TestAllocationPhases causes each event in each phase. An event that cannot occur in a phase is listed as unaffected there.
+func TestAllocationPhases(t *testing.T) {
+	entry := map[allocationKey]string{{gpu, "a"}: "uid"}
+	for _, c := range []struct {
+		event allocationEvent
+		cause string
+		play  func(f *phaseFixture)
+	}{
+		{allocated, "Allocate", func(f *phaseFixture) { f.recordAllocate(gpu, []device.AdvertisedID{"a"}, f.now) }},
+		{named, "List", func(f *phaseFixture) { f.isListed = true; f.list("other") }},
+		{reconnected, "first List", func(f *phaseFixture) { f.isListed = false; f.reconnect(0); f.list("other") }},
+		{listedWithout, "List of the pod", func(f *phaseFixture) { f.isListed = false; f.list("one", "other", "late") }},
+		{omitted, "List", func(f *phaseFixture) { f.isListed = false; f.list("late"); f.wait(settleTimeout); f.list("late") }},
+		{omittedUnproven, "List", func(f *phaseFixture) { f.isListed = false; f.list("late") }},
+		{omittedUnproven, "List without API pods", func(f *phaseFixture) {
+			f.checkpoint, f.checkpointAsOf = kubeletCheckpoint{allocated: entry}, f.now
+			f.isListed = false
+			if f.phase() != confirmed {
+				f.reconnect(0)
+			}
+			f.list("late-n")
+			f.wait(2 * settleTimeout)
+			f.checkpointAsOf = f.now
+			f.list("late-n")
+		}},
+		{podEnded, "failed call", func(f *phaseFixture) { f.markPodEnded(podName{"team", "one"}, f.now); f.dropEndedPods(f.now) }},
+		{noOwnerLeft, "List", func(f *phaseFixture) { f.wait(ownerLookupTimeout); f.list("other") }},
+		{checkpointDropped, "checkpoint", func(f *phaseFixture) {
+			f.checkpoint, f.checkpointAsOf = kubeletCheckpoint{allocated: entry}, f.now
+			f.wait(ownerLookupTimeout)
+			f.mergeCheckpoint(kubeletCheckpoint{writtenAt: f.now}, nil, f.now)
+		}},
+		{checkpointUnreadable, "checkpoint", func(f *phaseFixture) {
+			f.wait(maxPendingAge)
+			f.mergeCheckpoint(kubeletCheckpoint{}, errors.New("read the checkpoint: permission denied"), f.now)
+		}},
+		{checkpointAdded, "checkpoint, the kubelet is away", func(f *phaseFixture) {
+			f.checkpointAsOf = f.now
+			f.addAllocatedInOutage(kubeletCheckpoint{entry, f.now}, f.now)
+		}},
+		{checkpointAdded, "checkpoint after the first List", func(f *phaseFixture) {
+			f.requestedAt = f.now.Add(2 * time.Second)
+			f.mergeCheckpoint(kubeletCheckpoint{entry, f.now.Add(time.Second)}, nil, f.requestedAt)
+		}},
+	} {
+		for _, phase := range []allocationPhase{absent, pending, confirmed, retained} {
+			t.Run(fmt.Sprintf("%v: %d, %s", phase, c.event, c.cause), func(t *testing.T) {
+				f := newPhaseFixture(t, phase)
+				c.play(f)
+				if got, want := f.phase(), phase.after(c.event); got != want {
+					t.Errorf("the next phase is %v, want %v", got, want)
+				}
+			})
+		}
+	}
+}
+
+// TestAPIPodsPhases plays each kind of List in each phase.
+func TestAPIPodsPhases(t *testing.T) {
+	with, without := []podName{{"team", "one"}}, []podName{{"team", "static-n"}}
+	for event, want := range nextAPIPodsPhases {
+		for phase := range want {
+			tracker := apiPodTracker{nodeName: "n", phase: apiPodsPhase(phase), hasAPIPods: event == firstLost}
+			pods := without
+			if event == firstWith || event == laterWith {
+				pods = with
+			}
+			tracker.update(pods, event <= firstWithout, time.Unix(1<<30, 0))
+			if tracker.phase != want[phase] {
+				t.Errorf("event %d in phase %v: %v, want %v", event, apiPodsPhase(phase), tracker.phase, want[phase])
+			}
+			if returned := tracker.phase == apiPodsReturned && apiPodsPhase(phase) == apiPodsMissing; returned == tracker.returnedAt.IsZero() {
+				t.Errorf("event %d in phase %v: returned at %v", event, apiPodsPhase(phase), tracker.returnedAt)
+			}
+		}
+	}
+}
+
+// TestDocumentedPhases compares the tables in the doc comments with those of the code.
+func TestDocumentedPhases(t *testing.T) {
+	rows := func(file string) (rows []string) {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(b)) {
+			if cells := strings.Split(strings.TrimPrefix(line, "//\t"), "|"); strings.HasPrefix(line, "//\t") && len(cells) > 1 {
+				rows = append(rows, strings.Join(strings.Fields(strings.Join(cells[1:], " ")), " "))
+			}
+		}
+		return rows[2:] // without the head
+	}
+	want := []string{}
+	for _, row := range nextPhases[allocated:] {
+		want = append(want, fmt.Sprintln(row[0], row[1], row[2], row[3]))
+	}
+	compareRows(t, rows("allocation_phase.go"), want)
+	want = nil
+	for _, row := range nextAPIPodsPhases {
+		want = append(want, fmt.Sprintln(row[0], row[1], row[2]))
+	}
+	compareRows(t, rows("api_pods.go"), want)
+}
+
+func compareRows(t *testing.T, got, want []string) {
+	t.Helper()
+	if len(got) != len(want) {
+		t.Fatalf("the comment has %d rows, want %d", len(got), len(want))
+	}
+	for i := range got {
+		if got[i] != strings.TrimSpace(want[i]) {
+			t.Errorf("row %d of the comment is %q, want %q", i, got[i], want[i])
+		}
+	}
+}
