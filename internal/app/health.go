@@ -94,18 +94,26 @@ func (a *app) newIncidentLog(o healthOptions) *incident.Log {
 	})
 }
 
-// addKernelLog has the kernel's log be a second witness, where the driver is a real one.
+// addKernelLog adds the kernel log as a second source of Xids, unless the driver is simulated.
 func (a *app) addKernelLog(path string, history device.HealthHistory) {
 	if path == "" || a.backend.xidEventAt == nil {
 		return
 	}
-	a.tasks = append(a.tasks, kmsg.NewReader(kmsg.Options{
-		Path: path, Report: a.monitor.Report,
-		EventOf:      func(l kmsg.XidLine) (device.Event, bool) { return a.backend.xidEventAt(l.PCI, l.Xid, l.GI, l.CI) },
-		LastReported: func(e device.Event) time.Time { return lastReported(history, e) },
-		Log:          a.log.With("part", "kmsg"),
-	}).Run)
+	a.tasks = append(a.tasks, kmsg.NewReader(path, kernelXids{a.monitor, a.backend, history}, a.log.With("part", "kmsg")).Run)
 }
+
+// kernelXids passes the Xids of the kernel log to the Monitor.
+type kernelXids struct {
+	*device.Monitor
+	backend *nodeBackend
+	history device.HealthHistory // of earlier processes
+}
+
+func (k kernelXids) EventOf(l kmsg.XidLine) (device.Event, bool) {
+	return k.backend.xidEventAt(l.PCI, l.Xid, l.GI, l.CI)
+}
+
+func (k kernelXids) LastReported(e device.Event) time.Time { return lastReported(k.history, e) }
 
 // lastReported returns when such an event last happened of which an earlier process knew; zero if
 // none has.

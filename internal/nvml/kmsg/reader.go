@@ -1,5 +1,4 @@
-// Package kmsg reads what NVIDIA's driver says of its GPUs in the kernel's log: a second
-// witness of Xids, for those of which NVML says nothing.
+// Package kmsg reads Xids from the kernel log, for Xids that NVML does not report.
 package kmsg
 
 import (
@@ -7,84 +6,79 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/loglimit"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// Source is whom reports name.
+// Source is the device.Event.Source of all reports.
 const Source = "kmsg"
 
 const (
-	// resolveInterval is how often it is looked whether a GPU is known by now.
+	// resolveInterval is the interval between lookups of the GPUs of pending lines.
 	resolveInterval = time.Second
-	// reopenInterval is how long after a failure the log is opened again.
+	// reopenInterval is the delay after a failed read.
 	reopenInterval = 10 * time.Second
-	// listingTimeout is how long a line waits for its GPU to be listed, and maxPending is how many do.
+	// listingTimeout is the maximum time for which a line waits for the listing of its GPU.
 	listingTimeout = 5 * time.Minute
 	maxPending     = 256
-	// maxRecordBytes is more than the kernel gives in one read (CONSOLE_EXT_LOG_MAX is 8 KiB).
+	// maxRecordBytes is above the kernel's maximum (CONSOLE_EXT_LOG_MAX, 8 KiB).
 	maxRecordBytes = 16 << 10
+	// driverLoadedPrefix begins the driver's first message.
+	driverLoadedPrefix = "NVRM: loading NVIDIA UNIX"
 )
 
-// Options say where the log is, and who is told.
-type Options struct {
-	Path string // /dev/kmsg
-	// EventOf says what a line means; false while it names no GPU that is known.
-	EventOf func(XidLine) (device.Event, bool)
-	// Report takes each line, in their order, with the wall time of its record. It must not block.
-	Report func(e device.Event, at time.Time)
-	// LastReported returns when an earlier process last reported such an event; zero, or nil:
-	// none has.
-	LastReported func(device.Event) time.Time
-	Log          *slog.Logger
+// Handler resolves and receives the Xids of the log. All calls come from Run's goroutine.
+type Handler interface {
+	// EventOf returns the event of a line; false if no known GPU has the address.
+	EventOf(XidLine) (device.Event, bool)
+	// Report receives an event with the wall time of the record, in the order of the log. Report must not block.
+	Report(e device.Event, at time.Time)
+	// LastReported returns the newest time at which an earlier process reported such an event, or zero.
+	LastReported(device.Event) time.Time
 }
 
-// Reader follows the log. It begins with what is in it since the boot: no other source
-// has what happened before somebody asked. But whether a GPU was reset since then the log
-// does not say, unless the driver was loaded anew. So what is past condemns nobody: it has
-// the GPU be checked, once for each kind of error, and what ended by itself is left alone.
-// The log has records of this boot only, so each record has a time since the boot.
+// Reader follows the kernel log from the boot on: no other source has Xids from before the start of this process.
+//
+// The log does not tell whether a GPU was reset since, except if the driver was loaded again. So a historical Xid does not make a
+// device unhealthy: the GPU is checked, once per kind of Xid, and Xids without a need for recovery are ignored.
 type Reader struct {
-	options Options
-	open    func(path string) (logSource, error)
-	uptime  func() time.Duration // by the clock of the log's time stamps, as far as there is one
+	source  kernelLog
+	handler Handler
+	log     *slog.Logger
 
-	// All below belong to Run.
-	caughtUp        bool // what is past was read
-	hasSequence     bool // sequence is of a record
-	lastSequence    uint64
-	drainedAt       time.Time // when the log was last read to its end; zero: never
-	pending         []pendingLine
-	resolvedAt      time.Time // when it was last looked whose GPUs are known
-	overflowLogged  bool      // there was no room, and it was said
-	overrunLoggedAt time.Time // when it was last said
+	// All below belong to Run's goroutine.
+	caughtUp     bool      // all records from before the start are read
+	nextSequence uint64    // lower records were read before the log was opened again
+	drainedAt    time.Time // the newest read to the end of the log
+	pending      []pendingLine
+	resolvedAt   time.Time                 // the newest lookup of pending lines
+	logLimiter   *loglimit.Limiter[string] // of messages about lost lines
 }
 
-// pendingLine is a line that waits for its GPU to be known.
+// pendingLine is a line that waits for the listing of its GPU.
 type pendingLine struct {
 	line       XidLine
 	historical bool
-	writtenAt  time.Time // when the record was written, as far as it can be told
-	deadline   time.Time // when it is given up
+	writtenAt  time.Time
+	deadline   time.Time
 }
 
-// logSource is the log, opened. A read gives a record; errNoRecord where none is there, after
-// a while if it is to wait.
-type logSource interface {
-	read(buf []byte, wait time.Duration) (int, error)
-	wake() // ends a read that waits
-	close()
+// NewReader returns a Reader of the log at a path, /dev/kmsg.
+func NewReader(path string, handler Handler, log *slog.Logger) *Reader {
+	return newReader(devKmsg(path), handler, log)
 }
 
-var errNoRecord = errors.New("nothing new")
+func newReader(source kernelLog, handler Handler, log *slog.Logger) *Reader {
+	return &Reader{source: source, handler: handler, log: log, logLimiter: loglimit.New[string](time.Minute)}
+}
 
-// NewReader reads nothing yet.
-func NewReader(o Options) *Reader { return &Reader{options: o, open: openFile, uptime: uptime} }
-
-// Run reads until ctx is done. Where there is no log to be read it says so once, and waits.
+// Run reads the log until ctx is done. A log that is missing or not readable at the start is logged once and not opened again.
 func (r *Reader) Run(ctx context.Context) error {
 	lastError := ""
 	for first := true; ctx.Err() == nil; first = false {
@@ -93,26 +87,21 @@ func (r *Reader) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case first && !opened && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission)):
-			r.options.Log.Info("the kernel's log is not read; Xids are those that NVML tells", "err", err)
+			r.log.Info("kernel log not readable, Xids come from NVML only", "err", err)
 			<-ctx.Done()
 			return nil
 		case err.Error() != lastError:
 			lastError = err.Error()
-			r.options.Log.Warn("read the kernel's log; will go on trying", "err", err)
+			r.log.Warn("cannot read kernel log, retrying", "err", err)
 		}
-		timer := time.NewTimer(reopenInterval)
-		select {
-		case <-ctx.Done():
-		case <-timer.C:
-		}
-		timer.Stop()
+		_ = retry.Sleep(ctx, reopenInterval) // an error ends the loop
 	}
 	return nil
 }
 
-// follow reads the log until that fails, or ctx is done.
+// follow reads the log until an error or until ctx is done.
 func (r *Reader) follow(ctx context.Context) (opened bool, err error) {
-	s, err := r.open(r.options.Path)
+	s, err := r.source.open()
 	if err != nil {
 		return false, err
 	}
@@ -129,8 +118,8 @@ func (r *Reader) follow(ctx context.Context) (opened bool, err error) {
 		switch {
 		case errors.Is(err, errNoRecord):
 			r.caughtUp, r.drainedAt = true, now
-		case errors.Is(err, syscall.EPIPE): // the next read gives the oldest that there is
-			r.logOverrun(now)
+		case errors.Is(err, syscall.EPIPE): // the next read returns the oldest record
+			r.warn("kernel log overrun, lines are lost", now)
 		case err != nil:
 			return true, err
 		case r.handleRecord(buf[:n], now):
@@ -143,105 +132,83 @@ func (r *Reader) follow(ctx context.Context) (opened bool, err error) {
 	return true, nil
 }
 
-func (r *Reader) logOverrun(now time.Time) {
-	if now.Sub(r.overrunLoggedAt) >= time.Minute {
-		r.overrunLoggedAt = now
-		r.options.Log.Warn("the kernel's log was written faster than it could be read: lines are missing")
+func (r *Reader) warn(message string, now time.Time) {
+	if r.logLimiter.Allow(message, now) {
+		r.log.Warn(message)
 	}
 }
 
-// handleRecord takes what a read gave, and tells whether it was about an Xid. A log that was opened
-// again is read from its beginning.
+// handleRecord handles a record and reports whether it was an Xid.
 func (r *Reader) handleRecord(data []byte, now time.Time) bool {
 	rec, ok := parseRecord(data)
-	if !ok || r.hasSequence && rec.sequence <= r.lastSequence {
+	if !ok || rec.sequence < r.nextSequence {
 		return false
 	}
-	r.hasSequence, r.lastSequence = true, rec.sequence
-	if strings.HasPrefix(rec.message, driverLoadedPrefix) { // all GPUs began anew
-		clear(r.pending)
-		r.pending = r.pending[:0]
+	r.nextSequence = rec.sequence + 1
+	if strings.HasPrefix(rec.message, driverLoadedPrefix) { // all GPUs were reset
+		r.pending = nil
 		return false
 	}
 	line, isXid := ParseXidLine(rec.message)
 	if isXid {
-		r.enqueue(pendingLine{line, !r.caughtUp, r.recordTime(rec, now), now.Add(listingTimeout)})
+		r.enqueue(pendingLine{line, !r.caughtUp, r.recordTime(rec, now), now.Add(listingTimeout)}, now)
 	}
 	return isXid
 }
 
-// recordTime returns the wall time at which a record was written. The log's clock is not
-// corrected by NTP as the uptime's is: it may drift from that by a ten-thousandth. So a
-// record is never newer than now, nor older than the last end of the log.
+// recordTime returns the wall time of a record. The log's clock may drift from the uptime by a ten-thousandth, so the result is limited
+// to the time from the newest end of the log to now.
 func (r *Reader) recordTime(rec logRecord, now time.Time) time.Time {
-	at := now.Add(rec.uptime - r.uptime())
-	if at.After(now) {
+	at := now.Add(rec.uptime - r.source.uptime())
+	switch {
+	case at.After(now):
 		return now
-	}
-	if at.Before(r.drainedAt) {
+	case at.Before(r.drainedAt):
 		return r.drainedAt
 	}
 	return at
 }
 
-// driverLoadedPrefix is how the line begins with which the driver introduces itself.
-const driverLoadedPrefix = "NVRM: loading NVIDIA UNIX"
-
-// enqueue has a line wait. Of those that are past the newest of a kind is enough.
-func (r *Reader) enqueue(p pendingLine) {
-	for i := range r.pending {
-		if w := &r.pending[i]; p.historical && w.historical && w.line == p.line {
-			*w = p
-			return
-		}
+// enqueue adds a pending line. Of equal historical lines, only the newest stays.
+func (r *Reader) enqueue(p pendingLine, now time.Time) {
+	same := func(o pendingLine) bool { return p.historical && o.historical && o.line == p.line }
+	if i := slices.IndexFunc(r.pending, same); i >= 0 {
+		r.pending[i] = p
+		return
 	}
 	if len(r.pending) >= maxPending {
-		if !r.overflowLogged {
-			r.options.Log.Warn("the kernel's log tells of more errors of unknown GPUs than are kept")
-		}
-		r.overflowLogged = true
+		r.warn("too many Xids of unknown GPUs in the kernel log, lines are dropped", now)
 		return
 	}
 	r.pending = append(r.pending, p)
 }
 
-// resolvePending reports the lines whose GPUs are known.
+// resolvePending reports the pending lines of known GPUs and drops lines past their deadline.
 func (r *Reader) resolvePending(now time.Time) {
 	r.resolvedAt = now
-	kept := r.pending[:0]
-	for _, p := range r.pending {
-		e, known := r.options.EventOf(p.line)
-		switch {
-		case known:
-			r.report(e, p, now)
-		case now.Before(p.deadline):
-			kept = append(kept, p)
-		default:
-			r.options.Log.Info("the kernel's log tells of an error of a GPU that is not known", "pci", p.line.PCI, "xid", p.line.Xid)
+	r.pending = slices.DeleteFunc(r.pending, func(p pendingLine) bool {
+		e, known := r.handler.EventOf(p.line)
+		if known {
+			r.report(e, p)
+			return true
 		}
-	}
-	clear(r.pending[len(kept):])
-	r.pending = kept
+		if now.Before(p.deadline) {
+			return false
+		}
+		r.log.Info("unknown GPU in the kernel log", "pci", p.line.PCI, "xid", p.line.Xid)
+		return true
+	})
 }
 
-func (r *Reader) report(e device.Event, p pendingLine, now time.Time) {
+func (r *Reader) report(e device.Event, p pendingLine) {
 	e.Source = Source
 	if p.historical {
-		if e.Recovery == device.RecoveryNone || r.alreadyReported(e, p) {
+		drift := 5*time.Second + r.source.uptime()/10_000 // see recordTime
+		if last := r.handler.LastReported(e); e.Recovery == device.RecoveryNone || !last.IsZero() && !p.writtenAt.After(last.Add(drift)) {
 			return
 		}
 		e.Historical, e.Recovery = true, device.RecoveryChecksPass
-		e.Device = "" // the numbers of its instances may be another slice's by now
+		e.Device = "" // the instance ids may belong to a newer MIG device
 	}
-	r.options.Report(e, p.writtenAt)
-}
-
-// alreadyReported reports whether an earlier process has reported what is past, within the drift
-// of the log's clock (see written).
-func (r *Reader) alreadyReported(e device.Event, p pendingLine) bool {
-	if r.options.LastReported == nil {
-		return false
-	}
-	last := r.options.LastReported(e)
-	return !last.IsZero() && !p.writtenAt.After(last.Add(5*time.Second+r.uptime()/10_000))
+	r.handler.Report(e, p.writtenAt)
 }

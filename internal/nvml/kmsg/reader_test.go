@@ -43,7 +43,7 @@ type fakeReader struct {
 
 func newKernel() *fakeKernelLog { return &fakeKernelLog{bootedAt: time.Now().Add(-time.Hour)} }
 
-func (k *fakeKernelLog) open(string) (logSource, error) {
+func (k *fakeKernelLog) open() (logReader, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.opened++
@@ -131,10 +131,11 @@ type readerFixture struct {
 	*testing.T
 	*fakeKernelLog
 	*Reader
-	known  map[string]device.GPU // by address
-	got    []device.Event
-	times  []time.Time  // of got
-	logBuf bytes.Buffer // read when nobody writes
+	known        map[string]device.GPU // by address
+	lastReported func(device.Event) time.Time
+	got          []device.Event
+	times        []time.Time  // of got
+	logBuf       bytes.Buffer // read when nobody writes
 }
 
 const (
@@ -154,16 +155,20 @@ func xidLine(pci string, number int) string {
 func runTest(t *testing.T, body func(s *readerFixture)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2}}
-		s.Reader = NewReader(Options{
-			Path: "/dev/kmsg", EventOf: s.eventOf, Report: s.onReport,
-			Log: slog.New(slog.NewTextHandler(&s.logBuf, nil)),
-		})
-		s.Reader.open, s.Reader.uptime = s.fakeKernelLog.open, s.fakeKernelLog.uptime
+		s.Reader = newReader(s.fakeKernelLog, s, slog.New(slog.NewTextHandler(&s.logBuf, nil)))
 		body(s)
 	})
 }
 
-func (s *readerFixture) onReport(e device.Event, at time.Time) {
+// LastReported returns the time of an earlier process's report; zero unless a test sets lastReported.
+func (s *readerFixture) LastReported(e device.Event) time.Time {
+	if s.lastReported == nil {
+		return time.Time{}
+	}
+	return s.lastReported(e)
+}
+
+func (s *readerFixture) Report(e device.Event, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.got, s.times = append(s.got, e), append(s.times, at)
@@ -176,8 +181,8 @@ func (s *readerFixture) addGPU(pci string, gpu device.GPU) {
 	s.known[pci] = gpu
 }
 
-// eventOf is what a table of Xids would say: 31 ends by itself, 74 by checks, the rest by a reset.
-func (s *readerFixture) eventOf(l XidLine) (device.Event, bool) {
+// EventOf needs no recovery for Xid 31, passed checks for Xid 74, and a reset for any other.
+func (s *readerFixture) EventOf(l XidLine) (device.Event, bool) {
 	s.mu.Lock()
 	gpu, known := s.known[l.PCI]
 	s.mu.Unlock()
@@ -286,7 +291,7 @@ func TestTimes(t *testing.T) {
 			time.Sleep(10500 * time.Millisecond)
 			s.write(xidLine(addressGPU1, 79))
 			wants("at once", time.Now())
-			s.writeAt(s.fakeKernelLog.uptime()-time.Minute, xidLine(addressGPU1, 79)) // by a clock that is a minute late
+			s.writeAt(s.uptime()-time.Minute, xidLine(addressGPU1, 79)) // by a clock that is a minute late
 			wants("within the second since the log was empty", time.Now().Add(-500*time.Millisecond))
 			s.failNextRead(io.EOF)
 			synctest.Wait()
@@ -335,7 +340,7 @@ func TestDriverLoaded(t *testing.T) {
 // after it is.
 func TestRemembered(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
-		s.options.LastReported = func(e device.Event) time.Time {
+		s.lastReported = func(e device.Event) time.Time {
 			if e.GPU != gpu1 || e.Xid != 79 {
 				return time.Time{}
 			}
@@ -345,7 +350,7 @@ func TestRemembered(t *testing.T) {
 		s.runReader(func() { s.wantReports("of what is remembered", "GPU-2 79 check kmsg_past", "GPU-1 95 check kmsg_past") })
 	})
 	runTest(t, func(s *readerFixture) {
-		s.options.LastReported = func(device.Event) time.Time { return s.bootedAt.Add(30 * time.Minute) }
+		s.lastReported = func(device.Event) time.Time { return s.bootedAt.Add(30 * time.Minute) }
 		s.writeAt(31*time.Minute, xidLine(addressGPU1, 79))
 		s.runReader(func() {
 			s.wantReports("of what came after", "GPU-1 79 check kmsg_past")
@@ -384,7 +389,7 @@ func TestUnknownGPU(t *testing.T) {
 				s.addGPU("0000:ff:00", "GPU-3")
 				time.Sleep(time.Minute)
 				s.wantReports("too late")
-				s.wantLogged("that is not known", 1)
+				s.wantLogged("unknown GPU in the kernel log", 1)
 			})
 		})
 	}
@@ -401,7 +406,7 @@ func TestFlood(t *testing.T) {
 			if len(s.pending) != maxPending {
 				s.Errorf("%d lines wait", len(s.pending))
 			}
-			s.wantLogged("more errors of unknown GPUs", 1)
+			s.wantLogged("too many Xids of unknown GPUs", 1)
 			s.write(xidLine(addressGPU1, 79)) // it finds no room, and is lost
 			time.Sleep(2 * listingTimeout)
 			s.write(xidLine(addressGPU1, 79))
@@ -419,7 +424,7 @@ func TestOverrun(t *testing.T) {
 				s.write(xidLine(addressGPU1, 79))
 				s.wantReports("behind it", "GPU-1 79 reset kmsg")
 			}
-			s.wantLogged("lines are missing", 1)
+			s.wantLogged("lines are lost", 1)
 			if s.opened != 1 {
 				s.Errorf("it was opened %d times", s.opened)
 			}
@@ -443,7 +448,7 @@ func TestLogEnds(t *testing.T) {
 				time.Sleep(reopenInterval)
 				s.wantReports("when it is open again", "GPU-1 74 check kmsg")
 			}
-			s.wantLogged("will go on trying", 1)
+			s.wantLogged("cannot read kernel log", 1)
 			s.setOpenError(fs.ErrNotExist)
 			s.failNextRead(io.ErrUnexpectedEOF)
 			time.Sleep(10 * reopenInterval)
@@ -462,7 +467,7 @@ func TestNoLog(t *testing.T) {
 			s.setOpenError(err)
 			s.runReader(func() {
 				time.Sleep(time.Hour)
-				s.wantLogged("the kernel's log is not read", 1)
+				s.wantLogged("kernel log not readable", 1)
 				s.wantLogged("level", 1)
 				if s.opened != 1 {
 					s.Errorf("%v: it was opened %d times", err, s.opened)
@@ -471,6 +476,28 @@ func TestNoLog(t *testing.T) {
 		})
 	}
 }
+
+// socketLog is the kernelLog of a socket.
+type socketLog int
+
+func (l socketLog) open() (logReader, error) {
+	if err := syscall.SetNonblock(int(l), true); err != nil {
+		return nil, err
+	}
+	return newKmsgFile(os.NewFile(uintptr(l), "kmsg"))
+}
+
+func (socketLog) uptime() time.Duration { return devKmsg("").uptime() }
+
+// channelHandler is a Handler that knows all GPUs.
+type channelHandler chan device.Event
+
+func (channelHandler) EventOf(l XidLine) (device.Event, bool) {
+	return device.Event{GPU: gpu1, Xid: l.Xid, Recovery: device.RecoveryAfterReset}, true
+}
+
+func (c channelHandler) Report(e device.Event, _ time.Time) { c <- e }
+func (channelHandler) LastReported(device.Event) time.Time  { return time.Time{} }
 
 // TestFile reads a file of which each read gives a record, as the kernel's does.
 func TestFile(t *testing.T) {
@@ -485,19 +512,7 @@ func TestFile(t *testing.T) {
 	}
 	say("4,1,5,-;" + xidLine(addressGPU1, 95) + "\n")
 	reports := make(chan device.Event, 10)
-	r := NewReader(Options{
-		Path: "a socket",
-		EventOf: func(l XidLine) (device.Event, bool) {
-			return device.Event{GPU: gpu1, Xid: l.Xid, Recovery: device.RecoveryAfterReset}, true
-		},
-		Report: func(e device.Event, _ time.Time) { reports <- e }, Log: slog.New(slog.DiscardHandler),
-	})
-	r.open = func(string) (logSource, error) { // a socket has no path to be opened by
-		if err := syscall.SetNonblock(pair[0], true); err != nil {
-			return nil, err
-		}
-		return newFile(os.NewFile(uintptr(pair[0]), "kmsg"))
-	}
+	r := newReader(socketLog(pair[0]), channelHandler(reports), slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- r.Run(ctx) }() // ends with ctx; received below
@@ -528,15 +543,15 @@ func TestNotALog(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, p := range []string{path, t.TempDir()} {
-		if s, err := openFile(p); err == nil {
+		if s, err := devKmsg(p).open(); err == nil {
 			s.close()
 			t.Errorf("%s can be waited for", p)
 		}
 	}
-	if _, err := openFile(path + ".none"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := devKmsg(path + ".none").open(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v", err)
 	}
-	if s, err := openFile("/dev/null"); err == nil {
+	if s, err := devKmsg("/dev/null").open(); err == nil {
 		n, err := s.read(make([]byte, maxRecordBytes), 0)
 		if n != 0 || !errors.Is(err, io.EOF) {
 			t.Errorf("of /dev/null it reads %d bytes, %v", n, err)
@@ -547,7 +562,7 @@ func TestNotALog(t *testing.T) {
 
 // TestKernel reads the log of the machine that it runs on, where it may.
 func TestKernel(t *testing.T) {
-	s, err := openFile("/dev/kmsg")
+	s, err := devKmsg("/dev/kmsg").open()
 	if err != nil {
 		t.Skip(err)
 	}
@@ -566,7 +581,7 @@ func TestKernel(t *testing.T) {
 			t.Fatal(err)
 		}
 		if r, ok := parseRecord(buf[:n]); ok {
-			if records++; r.sequence <= last && records > 1 || r.uptime > uptime()+time.Minute {
+			if records++; r.sequence <= last && records > 1 || r.uptime > devKmsg("").uptime()+time.Minute {
 				t.Fatalf("after %d comes %+v", last, r)
 			}
 			last = r.sequence

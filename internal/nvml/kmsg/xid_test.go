@@ -93,10 +93,11 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("%q is read as %+v", message, line)
 		}
 		where := "PCI:" + line.PCI
-		for name, n := range map[string]uint32{" GPU-I:": line.GI, " GPU-CI:": line.CI} {
-			if n != NoInstanceID {
-				where += fmt.Sprintf("%s%02d", name, n)
-			}
+		if line.GI != NoInstanceID {
+			where += fmt.Sprintf(" GPU-I:%02d", line.GI)
+		}
+		if line.CI != NoInstanceID {
+			where += fmt.Sprintf(" GPU-CI:%02d", line.CI)
 		}
 		again, ok := ParseXidLine(fmt.Sprintf("NVRM: Xid (%s): %d, x", where, line.Xid))
 		if !ok || again != line {
