@@ -5,53 +5,46 @@ import (
 	"errors"
 )
 
-// Errors that a caller branches on. A Backend wraps them with what it knows.
+// Errors that callers branch on. A Backend wraps them.
 var (
-	// ErrNoDriver says that there is nothing to ask: no driver, no library, or
-	// one that refuses to start. It may come later.
+	// ErrNoDriver means that no driver or library is present, or that it refuses to start. It may appear later.
 	ErrNoDriver = errors.New("no driver")
-	// ErrDriverReplaced comes with ErrNoDriver when the driver was replaced by one that this
-	// process cannot talk to: only a new process loads its library.
+	// ErrDriverReplaced accompanies ErrNoDriver if the loaded library does not match the new driver: only a new process can load it.
 	ErrDriverReplaced = errors.New("the driver was replaced, and only a restart of this process loads its library")
-	// ErrLost says that the GPU has fallen off the bus.
+	// ErrLost means that the GPU has fallen off the bus.
 	ErrLost = errors.New("GPU is lost")
-	// ErrStalled says that an earlier call to the GPU has not come back, so it
-	// was not asked again.
+	// ErrStalled means that no call was made because an earlier call to the GPU has not returned.
 	ErrStalled = errors.New("GPU does not answer")
 )
 
-// Backend answers for one vendor's hardware. Any call may take for ever: callers
-// give each a goroutine that nothing else waits for. Calls for different GPUs may
-// run at the same time, and so may Devices and Wait.
+// Backend reads the hardware of one vendor. Any call may hang: callers run each in a goroutine that no other work waits for. Calls
+// for different GPUs may run at the same time, and so may Devices and Wait.
 type Backend interface {
-	// Metrics are the rows that Read fills, in the order of Sample.Metric. They
-	// are the same for the life of the Backend.
+	// Metrics returns the rows that Read fills, indexed by Sample.Metric. They never change.
 	Metrics() []Metric
-	// Devices lists what there is, all of it, each time: every GPU, one in MIG mode
-	// too, and the slices of those that are partitioned. It starts the driver's
-	// library when that has not happened yet: ErrNoDriver while it cannot.
-	// A device that cannot be described is left out; an error beside devices that
-	// are not nil says why.
+	// Devices lists all GPUs and MIG devices. It loads the driver's library if needed, and returns ErrNoDriver if it cannot. A device
+	// that cannot be described is left out: then the list comes with an error.
 	Devices(ctx context.Context) ([]Device, error)
-	// Read appends to buf what can be read of a GPU and its devices and returns
-	// it. A value that the GPU does not have is not appended. The error is for
-	// the GPU as a whole: ErrLost, or another one when it gave nothing.
+	// Read appends the values of a GPU and its devices to buf. Unsupported values are left out. The error is about the whole GPU:
+	// ErrLost, or the error of a GPU without any value.
 	Read(gpu GPU, buf []Sample) ([]Sample, error)
-	// Check asks whether the GPU can be used: ErrLost or a *Fault where it can
-	// not. The Vitals are as far as is known then.
+	// Check returns ErrLost or a *Fault if the GPU cannot be used. ResetEvidence is filled as far as known.
 	Check(gpu GPU) (ResetEvidence, error)
-	// Wait blocks until the driver reports something, for a few seconds at most:
-	// a zero Event is "nothing". An error blames nobody.
+	// Wait returns the next report of the driver, or the zero Event after a few seconds. An error is not about a GPU.
 	Wait(ctx context.Context) (Event, error)
 }
 
-// ProcessUsageReader is a Backend that knows which processes use a GPU and its slices, and how
-// much of it.
+// ProcessUsageReader is implemented by a Backend that knows which processes use a GPU, and how much of it.
 type ProcessUsageReader interface {
-	// ReadProcessUsage appends to buf a row for each process and device. It is called right after a
-	// Read of the GPU that succeeded, as a part of the same reading. known is false where
-	// it cannot be said who uses the GPU: then there is no row.
+	// ReadProcessUsage appends a row for each process and device to buf. It follows a successful Read of the GPU, as part of the same
+	// reading. If the processes are unknown, known is false and there is no row.
 	ReadProcessUsage(gpu GPU, buf []ProcessUsage) (uses []ProcessUsage, known bool)
+}
+
+// ProcessLister is implemented by a Backend that knows which processes use a device.
+type ProcessLister interface {
+	// Processes returns the host PIDs of processes with memory on the device. It is a call about the device's GPU, like Read.
+	Processes(d Device) ([]uint32, error)
 }
 
 // Closer is implemented by a Backend that can release its driver.
@@ -63,54 +56,81 @@ type Closer interface {
 	Close()
 }
 
-// ResetEvidence are what tells whether a GPU has been reset since something happened to it.
+// ResetEvidence shows whether a GPU was reset since an event.
 type ResetEvidence struct {
-	// Resets counts how often it was seen to have been reset or its driver reloaded,
-	// since this process started.
+	// Resets counts resets of the GPU and reloads of the driver since this process started.
 	Resets uint64
-	// EnergyCounter only ever rises, but for a reset or a reload, which a later process can
-	// tell by it; 0 where the GPU has none.
+	// EnergyCounter falls only with a reset or a reload, so a later process can detect both; 0 if the GPU has none.
 	EnergyCounter uint64
-	// RepairPending says that a part of what went wrong is repaired with the next reset.
+	// RepairPending is set if the next reset repairs a part of the fault.
 	RepairPending bool
 }
 
-// Event is one report of the driver.
+// Event is a report of the driver.
 type Event struct {
 	GPU      GPU
-	Device   ID       // the one slice that is hit; empty: the whole GPU, or nothing is
-	Xid      uint64   // the error's number; 0 where the report is of another kind
-	Kind     string   // of a report that is no Xid, in a word: "gpu_unavailable"; else empty
-	Class    string   // what the Backend's table calls such a report: "application"
-	Recovery Recovery // what ends it
-	Action   string   // what the fault asks for, as in Status.Action
-	// PartitionChanged says that the GPU's slices have changed, or are about to.
+	Device   ID       // the affected MIG device; empty: the whole GPU, or no device
+	Xid      uint64   // 0 if the report is of another kind
+	Kind     string   // of a report other than an Xid, one word: "gpu_unavailable"
+	Class    string   // of the report in the Backend's table: "application"
+	Recovery Recovery // what ends the fault
+	Action   string   // as in Status
+	// PartitionChanged is set if the GPU's MIG devices changed, or are about to.
 	PartitionChanged bool
-	// Source is the second source that the report is from; empty: the driver itself. What
-	// both report happened once.
+	// Source names the second source of the report; empty: the driver. A report by both sources is about one event.
 	Source string
-	// Historical says that it happened before podgauge listened: it is not counted and marks no
-	// device unhealthy, and the owner of the GPU now need not have been its owner then.
+	// Historical is set if the event happened before podgauge listened. It is not counted and marks no device unhealthy, and the
+	// GPU may have had another owner.
 	Historical bool
 }
 
-// Recovery is what ends the trouble that a report or a fault means.
+// reason returns the reason of a fault by the event.
+func (e Event) reason() string {
+	if e.Xid == 0 {
+		return e.Kind
+	}
+	return xidReason(e.Xid)
+}
+
+// Recovery is what ends a fault.
 type Recovery uint8
 
 const (
-	// RecoveryNone says that the next program runs, and nobody loses the device.
+	// RecoveryNone means that the next program runs, and the device stays healthy.
 	RecoveryNone Recovery = iota
-	// RecoveryChecksPass says that it is over as soon as checks find nothing.
+	// RecoveryChecksPass means that the fault is over as soon as checks pass.
 	RecoveryChecksPass
-	// RecoveryAfterReset says that it is over once a reset was seen, of which a reboot is one.
+	// RecoveryAfterReset means that the fault is over after a reset; a reboot is a reset.
 	RecoveryAfterReset
 )
 
-// Fault is what a Backend finds wrong with a GPU that still answers.
+// Policy is the operator's policy for an Xid.
+type Policy uint8
+
+// The policies.
+const (
+	PolicyDefault   Policy = iota // as the Backend's table classifies the Xid
+	PolicyIgnore                  // count only
+	PolicyWarn                    // count and report, but keep the device healthy
+	PolicyUnhealthy               // mark the device unhealthy until a reset
+)
+
+// apply changes the meaning of a report, and reports whether only the policy marks the device unhealthy.
+func (p Policy) apply(e *Event) (byPolicy bool) {
+	switch p {
+	case PolicyIgnore, PolicyWarn:
+		e.Recovery = RecoveryNone
+	case PolicyUnhealthy:
+		byPolicy = e.Recovery != RecoveryAfterReset
+		e.Recovery = RecoveryAfterReset
+	}
+	return byPolicy
+}
+
+// Fault is the error of a Check of a GPU that answers.
 type Fault struct {
 	Reason, Action string // as in Status
-	// RecoveryAfterReset says that it stands until a reset was seen, also where checks find it no
-	// more. Else it is over as soon as they do not.
+	// NeedsReset is set if the fault lasts until a reset, even if checks pass before.
 	NeedsReset bool
 }
 

@@ -3,58 +3,54 @@ package device
 import "time"
 
 const (
-	// sourceMatchWindow is how long after the last report of a kind its witnesses may still be
-	// telling of the same.
+	// sourceMatchWindow is how long after the last report the slower source may still report the same events.
 	sourceMatchWindow = 10 * time.Second
-	// maxEventCounters bounds the kinds of reports that are counted of one GPU. There are some 200 Xids.
+	// maxEventCounters bounds the counters of a GPU. About 200 Xids exist.
 	maxEventCounters = 256
 )
 
-// eventCounter counts the reports of one kind about a GPU, of which there can be two witnesses:
-// the driver, and what else is told to Monitor.Report. What both saw happened once, and
-// either may miss some: the driver's events are not heard for a while, or do not include
-// the Xid at all; the kernel's log is overwritten, or not there. Nothing in two reports
-// says that they are about the same, and either may come first.
+// The sources of an eventCounter.
+const (
+	sourceDriver = iota
+	sourceKernel // Monitor.Report
+)
+
+// eventCounter counts the reports of one kind about a GPU from two sources: the driver and the kernel log.
 //
-// So each witness' reports are counted by themselves, and the larger count is the one that
-// holds: a report counts, and has consequences, when it makes its witness the one who has
-// seen the most. In a storm of both, in whatever order, each happening makes exactly one
-// of them so. When neither has told anything for a while, whoever is behind has missed the
-// rest, and both begin anew: else the next that only this one sees would be taken for one
-// of those. Where the driver is not heard it may still have to tell all of it.
+// An event reported by both sources happened once. Either source may miss events, since the driver's events can be interrupted and
+// the kernel log can be overwritten or unreadable; either may be first; and no field identifies an event. So each source has a count, and
+// a report counts if it raises the higher one. De-duplication by (GPU, Xid, 10 s) is not enough: it drops the second of two Xids in
+// the kernel log of which the driver reported one, and counts both sources after an interruption (TestTwoSources).
+//
+// After sourceMatchWindow without a report, both counts restart at 0; otherwise the lagging source's next event looks like a
+// duplicate. During and right after an interruption the driver may still report all events, so the counts continue.
 type eventCounter struct {
-	Xid         // Code is 0 for reports that are no Xid
-	kind string // of such
-	// reason is what a verdict by it says.
-	reason       string
-	counts       [2]uint64 // by the driver, and by the second witness
-	lastReportAt time.Time // when either last told of it
+	Xid          // Code is 0 for reports of another kind
+	kind         string
+	reason       string    // of a fault by such a report
+	counts       [2]uint64 // by source
+	lastReportAt time.Time // by either source
 }
 
-// eventCounter finds what is counted of reports like that; nil where there are too many kinds.
-func (g *trackedGPU) eventCounter(e Event) *eventCounter {
-	for i := range g.eventCounters {
-		if t := &g.eventCounters[i]; t.Code == e.Xid && t.kind == e.Kind {
-			return t
+// eventCounters are the counters of one GPU, in the order of the first event.
+type eventCounters []eventCounter
+
+// find returns the counter of reports like e; nil if there are too many kinds.
+func (cs *eventCounters) find(e Event) *eventCounter {
+	for i := range *cs {
+		if c := &(*cs)[i]; c.Code == e.Xid && c.kind == e.Kind {
+			return c
 		}
 	}
-	if len(g.eventCounters) >= maxEventCounters {
+	if len(*cs) >= maxEventCounters {
 		return nil
 	}
-	g.eventCounters = append(g.eventCounters, eventCounter{Xid: Xid{Code: e.Xid}, kind: e.Kind, reason: e.reason()})
-	return &g.eventCounters[len(g.eventCounters)-1]
+	*cs = append(*cs, eventCounter{Xid: Xid{Code: e.Xid}, kind: e.Kind, reason: e.reason()})
+	return &(*cs)[len(*cs)-1]
 }
 
-// reason is what a verdict by such a report says.
-func (e Event) reason() string {
-	if e.Xid == 0 {
-		return e.Kind
-	}
-	return xidReason(e.Xid)
-}
-
-// record takes a report by a witness of what happened at a time, and reports whether it is
-// news. deaf is when the driver was last not heard.
+// record counts a report of an event at a time, and reports whether the event is new. lastOutage is when the driver's events were
+// last interrupted.
 func (c *eventCounter) record(source int, at, now, lastOutage time.Time) bool {
 	if now.Sub(c.lastReportAt) > sourceMatchWindow && now.Sub(lastOutage) > sourceMatchWindow {
 		c.counts = [2]uint64{}

@@ -6,24 +6,22 @@ import (
 	"time"
 )
 
-// heartbeatTimeout is longer than any turn of a loop that is sound.
+// heartbeatTimeout is longer than any iteration of a live loop.
 const heartbeatTimeout = time.Minute
 
-// Heartbeat tells whether a loop still turns, whatever it may be waiting for.
+// Heartbeat reports whether a loop is alive.
 type Heartbeat struct {
-	// last is when it last did; nil: it has not begun. As a time.Time it has the clock
-	// that nobody sets.
+	// last is the time of the newest iteration; nil: the loop has not begun. A time.Time carries the monotonic clock.
 	last atomic.Pointer[time.Time]
 }
 
-// Beat is called on every turn, and so at least twice a minute.
+// Beat is called in every iteration, at least twice a minute.
 func (h *Heartbeat) Beat() {
 	now := time.Now()
 	h.last.Store(&now)
 }
 
-// Alive says so with an error when the loop has stopped. One that has not begun
-// is alive.
+// Alive returns an error if the loop has stopped. A loop that has not begun is alive.
 func (h *Heartbeat) Alive() error {
 	last := h.last.Load()
 	if last == nil {

@@ -2,8 +2,7 @@ package device
 
 import "context"
 
-// Path is how far apart two GPUs are over PCIe and the processors' own links,
-// nearest first, in the steps of NVML's nvmlGpuTopologyLevel_t.
+// Path is the PCIe distance of two GPUs, nearest first, in the steps of NVML's nvmlGpuTopologyLevel_t.
 type Path uint8
 
 // The names in brackets are those of nvidia-smi topo -m.
@@ -14,12 +13,12 @@ const (
 	PathMultipleSwitches      // several PCIe switches, no host bridge [PXB]
 	PathHostBridge            // one PCIe host bridge [PHB]
 	PathNUMANode              // several host bridges of one NUMA node [NODE]
-	PathSystem                // from one NUMA node to another [SYS]
+	PathSystem                // between NUMA nodes [SYS]
 )
 
 var pathNames = [...]string{"unknown", "same_board", "single_switch", "multiple_switches", "host_bridge", "numa_node", "system"}
 
-// String is a word; what is no Path is unknown.
+// String returns the path's name; an invalid Path is "unknown".
 func (p Path) String() string {
 	if int(p) >= len(pathNames) {
 		p = PathUnknown
@@ -27,20 +26,18 @@ func (p Path) String() string {
 	return pathNames[p]
 }
 
-// Link is how A is connected to B, as A sees it.
+// Link is the connection from A to B, as A reports it.
 type Link struct {
 	A, B GPU
-	// NVLinks is the number of NVLinks that are up from A to B. Through NVSwitches
-	// each GPU reaches every other over all its links, and that number stands here.
+	// NVLinks is the number of active NVLinks from A to B. Behind NVSwitches a GPU reaches every peer over all of its NVLinks, so the
+	// number is the same for all peers.
 	NVLinks int
 	Path    Path
 }
 
-// LinkReader is what a Backend implements when it can tell how its GPUs are
-// connected.
+// LinkReader is implemented by a Backend that knows how its GPUs are connected.
 type LinkReader interface {
-	// Links lists pairs of GPUs in any order. A pair may come once or in both
-	// directions, and these may differ: a lane can be down on one side only. Pairs
-	// that are missing are unknown. May take for ever, as any call of a Backend.
+	// Links lists pairs of GPUs in any order. The two directions of a pair may differ, since a lane can be down on one side. Missing
+	// pairs are unknown.
 	Links(ctx context.Context) ([]Link, error)
 }

@@ -7,153 +7,82 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
-// The Monitor's paces. They are no flags: nobody has yet had a reason to turn them.
 const (
-	tickInterval            = 250 * time.Millisecond
-	checkInterval           = 5 * time.Second         // a GPU that is healthy
-	recheckInterval         = time.Second             // one that is not, or not known to be
-	minCheckInterval        = time.Second / 20        // at most, however much the driver reports
-	logInterval             = 10 * time.Second        // one kind of report
-	listInterval            = 10 * time.Second        // while the driver is there
-	noDriverListInterval    = time.Second             // while it is not
-	firstCheckTimeout       = 5 * time.Second         // after a listing, or an answer; no verdict by then is a bad one
-	defaultUnhealthyTimeout = 30 * time.Second        // a call that does not come back, where nobody says otherwise
-	listTimeout             = 4500 * time.Millisecond // a listing that does not come back
-	waitRetryInterval       = time.Second             // a Wait that failed
-	waitTimeout             = 10 * time.Second        // a Wait that does not come back, or goes on failing
-	resetBaselineTimeout    = 10 * time.Second        // a check that tells which resets came before a fault
+	listInterval            = 10 * time.Second
+	noDriverListInterval    = time.Second             // while the driver cannot list
+	listTimeout             = 4500 * time.Millisecond // for a listing that does not return
+	defaultUnhealthyTimeout = 30 * time.Second
+	kernelEventDelay        = 500 * time.Millisecond // of kernel log events; only the driver's report may name the MIG device
 )
 
-// HistoryStore keeps the health of devices across processes.
-type HistoryStore interface {
-	// Save stores a history in the background. The Monitor calls Save at most a few times a second, and at once if a
-	// device turns unhealthy.
-	Save(h HealthHistory)
-	// ExportedCounts returns the history whose counts may be published, nil for all zero: a published count must not
-	// fall if the process is killed. Health is published without waiting for the store.
-	ExportedCounts() *HealthHistory
-}
+// A driver may hang as a whole, as its locks are shared by all GPUs. The Monitor finds the hang within five seconds: the first call
+// that does not return makes checks of all other GPUs due, and due again every maxCheckSpacing, as the driver may hang later.
+const (
+	hangSuspectTimeout = 500 * time.Millisecond // for one call, before the other GPUs are checked
+	driverHangTimeout  = 2 * time.Second        // for calls about all GPUs
+)
 
-// MonitorOptions configure a Monitor. All functions must return quickly.
-type MonitorOptions struct {
-	Log *slog.Logger
-	// UnhealthyTimeout is how long a call about a GPU may run before the GPU is unhealthy; 0 is 30 seconds.
-	UnhealthyTimeout time.Duration
-	History          HealthHistory // from the previous process
-	Store            HistoryStore  // nil: health is not saved, and all counts are published
-	// IsAllocated reports whether a container has a device. An allocated device that is gone stays in the Inventory.
-	// nil: no device is allocated.
-	IsAllocated func(ID) bool
-	// Policy returns the operator's policy for an Xid, at each report; nil: PolicyDefault.
-	Policy func(xid uint64) Policy
-	// OnHealthEvent receives each event, in order, and before the Inventory has the resulting status; nil: none does.
-	OnHealthEvent func(HealthEvent)
-}
+var errDriverHung = errors.New("calls about all GPUs do not return")
 
-// Monitor is the only writer of a Board: it merges the driver's events, checks of
-// each GPU and listings into one verdict per device, and owns recovery. A GPU is
-// condemned on evidence against that very GPU, and trusted again on evidence too.
+// Monitor merges driver events, checks and listings into the health of each device. It is the only writer of an Inventory. A fault
+// marks only the GPU or MIG device unhealthy that the evidence is about, and recovery needs evidence as well.
 type Monitor struct {
 	Heartbeat
-	options MonitorOptions
 
-	backend      Backend
-	readers      *Readers
-	inventory    *Inventory
-	log          *slog.Logger
-	kernelEvents eventQueue
+	unhealthyTimeout time.Duration
+	backend          Backend
+	readers          *Readers
+	inventory        *Inventory
+	log              *slog.Logger
+	kernelEvents     eventQueue
+	driver           driverStatus
+	topology         topology
+	wait             eventWait
 
-	driver atomic.Pointer[Driver] // written by Run
-	links  atomic.Pointer[[]Link] // written by Run; nil before they were first read
-	// waitFailingSince is when the first Wait began of those that have brought nothing but
-	// errors, or not come back, since the last one that did its work; nil: none has
-	// begun. Written by Run.
-	waitFailingSince atomic.Pointer[time.Time]
-
-	// calls counts the goroutines inside Devices or Links, and Wait, one each at most.
-	calls           sync.WaitGroup
-	listResults     chan deviceListResult
-	linkResults     chan linkReadResult
-	waitResults     chan eventWaitResult
-	checkResults    chan gpuCheckResult
-	releaseRequests chan releaseRequest
-	backendClosed   chan struct{} // the Backend was closed
-	// firstListing is closed by announce when the first listing has come back.
+	calls             sync.WaitGroup // goroutines inside Devices or Links, and Wait; at most one each
+	listResults       chan deviceListResult
+	checkResults      chan gpuCheckResult
+	releaseRequests   chan releaseRequest
+	backendClosed     chan struct{}
 	firstListing      chan struct{}
 	closeFirstListing func()
 
 	// All below belong to Run's goroutine.
-	devices           []*trackedDevice // in the order of devices
-	gpus              map[GPU]*trackedGPU
-	listedOnce        bool      // there was a listing
-	relist            bool      // the running listing may have missed something
-	listStartedAt     time.Time // when the running listing began; zero: none runs
-	nextListAt        time.Time // when the next one is due
-	driverHung        bool      // calls about all GPUs hang
-	waitRunning       bool      // a Wait runs
-	nextWaitAt        time.Time
-	waitErr           string // of the newest Wait: the same one is said once
-	topology          topologyState
-	inEventOutage     bool      // and it was said
-	lastOutageAt      time.Time // when it last was
-	published         []Status
-	scratch           []Status // what post compares with posted
-	phase             driverPhase
-	releaseCause      healthCause    // on all devices while the phase is not working
-	pendingRelease    releaseRequest // the release under way
-	replacedErr       error          // why Run is to end; nil otherwise
-	publishedAt       time.Time
-	unknownGPULimiter logLimiter // of Xids of GPUs that are not known
-
-	absentRecords   map[recordKey]HealthRecord // of those that are not there
-	savedHistory    *HealthHistory             // the newest of Counted
-	awaitRecovering bool                       // the first post waits for those on probation
-	historyLost     bool                       // as in History, before the first post
-	historyChanged  bool                       // a verdict has, since it was handed to Remember
-	countsChanged   bool                       // likewise, a count
-	historySavedAt  time.Time
+	tracker        *deviceTracker
+	relist         bool      // the running listing may be out of date
+	listStartedAt  time.Time // zero: no listing runs
+	nextListAt     time.Time
+	driverHung     bool // calls about all GPUs hang
+	phase          driverPhase
+	pendingRelease releaseRequest // the release in progress
+	replacedErr    error          // why Run is about to end
 }
 
-type (
-	deviceListResult struct {
-		devices []Device
-		err     error
-	}
-	eventWaitResult struct {
-		event Event
-		err   error
-	}
-	gpuCheckResult struct {
-		gpu       GPU
-		seq       uint64 // of the GPU's checks, counted from 1
-		startedAt time.Time
-		evidence  ResetEvidence
-		err       error
-	}
-)
+type deviceListResult struct {
+	devices []Device
+	err     error
+}
 
-// NewMonitor watches what the backend lists, calls GPUs through readers and posts
-// to board. It does nothing before Run.
+// NewMonitor returns a Monitor that lists the Backend's devices, calls GPUs through readers and publishes to inventory.
 func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *Monitor {
 	m := &Monitor{
-		options: o, backend: b, readers: r, inventory: inventory, log: o.Log,
-		// One of each call runs at a time, so its result never blocks.
-		listResults: make(chan deviceListResult, 1), linkResults: make(chan linkReadResult, 1), waitResults: make(chan eventWaitResult, 1),
-		checkResults: make(chan gpuCheckResult), releaseRequests: make(chan releaseRequest), backendClosed: make(chan struct{}, 1),
-		gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
+		unhealthyTimeout: cmp.Or(o.UnhealthyTimeout, defaultUnhealthyTimeout),
+		backend:          b, readers: r, inventory: inventory, log: o.Log, tracker: newDeviceTracker(inventory, o),
+		driver: driverStatus{log: o.Log},
+		// One call of each kind runs at a time, so sending its result never blocks.
+		listResults: make(chan deviceListResult, 1), topology: topology{results: make(chan linkReadResult, 1)},
+		wait: eventWait{results: make(chan eventWaitResult, 1)}, checkResults: make(chan gpuCheckResult),
+		releaseRequests: make(chan releaseRequest), backendClosed: make(chan struct{}, 1), firstListing: make(chan struct{}),
 	}
-	m.driver.Store(&Driver{})
-	m.firstListing = make(chan struct{})
+	m.driver.value.Store(&Driver{})
 	m.closeFirstListing = sync.OnceFunc(func() { close(m.firstListing) })
 	return m
 }
 
-// Ready says what a verdict is still missing. A node without a driver, or without
-// a device, is ready: there is nothing to wait for.
+// Ready returns an error until the devices of a driver are assessed. A node without a driver or without devices is ready.
 func (m *Monitor) Ready() error {
 	statuses, _ := m.inventory.Get()
 	if s := m.Driver().State; s == DriverStarting || s == DriverUp && statuses == nil {
@@ -162,14 +91,41 @@ func (m *Monitor) Ready() error {
 	return nil
 }
 
-// Run watches until ctx is done. It never waits for a call to the driver: one
-// that hangs is left behind with its goroutine. Only where the driver was replaced it
-// ends by itself, with ErrDriverReplaced, when no call is under way.
+// Driver returns the driver's state.
+func (m *Monitor) Driver() Driver { return m.driver.get() }
+
+func (m *Monitor) setDriver(s DriverState, err error) { m.driver.set(Driver{s, err}, m.tracker.listed) }
+
+// FirstListing returns a channel that is closed after the first listing. Driver then returns the state after that listing, or a newer
+// one. While the driver's library initializes, no listing returns.
+func (m *Monitor) FirstListing() <-chan struct{} { return m.firstListing }
+
+// Links returns the connections of the GPUs; nil before the first reading and without a LinkReader. Callers must not change them.
+func (m *Monitor) Links() []Link {
+	if links := m.topology.links.Load(); links != nil {
+		return *links
+	}
+	return nil
+}
+
+// EventOutage returns how long the driver's events have been interrupted: a Wait hangs, or all fail; 0 if not. Checks still find
+// faults during an outage, but counts of Xids miss all events that the kernel log does not report.
+func (m *Monitor) EventOutage() time.Duration { return m.wait.outage() }
+
+// Report adds an event of the second source, the kernel log, and its time. Report never blocks, and is safe for concurrent use.
+// An event that the driver reports as well counts once.
+func (m *Monitor) Report(e Event, at time.Time) { m.kernelEvents.add(e, at, time.Now()) }
+
+// Drain waits until no listing, reading of links or Wait runs, and reports false if ctx is done first.
+func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) }
+
+// Run monitors the devices until ctx is done. Run never waits for the driver: a call that hangs keeps only its goroutine. If the driver
+// was replaced, Run returns ErrDriverReplaced after the last call.
 func (m *Monitor) Run(ctx context.Context) error {
 	tick := time.NewTicker(tickInterval)
 	defer tick.Stop()
-	defer func() { m.replyPendingRelease(context.Cause(ctx)) }()
-	m.loadHistory()
+	defer func() { m.endRelease(context.Cause(ctx)) }()
+	m.tracker.loadHistory(time.Now())
 	defer m.saveFinalHistory()
 	for {
 		m.Beat()
@@ -177,114 +133,122 @@ func (m *Monitor) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case l := <-m.listResults:
-			m.handleListResult(l, time.Now())
-		case l := <-m.linkResults:
-			m.handleLinkResult(l, time.Now())
-		case r := <-m.waitResults:
+		case r := <-m.listResults:
+			m.handleListResult(r, time.Now())
+		case r := <-m.topology.results:
+			m.topology.handleResult(r, m.log, time.Now())
+		case r := <-m.wait.results:
 			m.handleWaitResult(r, time.Now())
-		case c := <-m.checkResults:
-			m.handleCheckResult(c, time.Now())
-		case o := <-m.releaseRequests:
-			m.handleReleaseRequest(o, time.Now())
+		case r := <-m.checkResults:
+			m.tracker.handleCheckResult(r, time.Now())
+		case r := <-m.releaseRequests:
+			m.handleReleaseRequest(r, time.Now())
 		case <-m.backendClosed:
 			m.finishRelease(time.Now())
 		case <-tick.C:
 		}
-		m.handleKernelEvents(time.Now())
-		m.detectStalls(time.Now())
-		m.removeExpired(time.Now())
-		m.publish(time.Now())
-		m.saveHistory(time.Now())
+		m.update(time.Now())
 		if err := m.advanceRelease(time.Now()); err != nil {
 			return fmt.Errorf("watch devices: %w", err)
 		}
 	}
 }
 
-// Drain waits until no listing, no reading of links and no Wait runs, or ctx is done, and tells which.
-func (m *Monitor) Drain(ctx context.Context) bool { return drain(ctx, &m.calls) }
+// update derives, publishes and saves the health of the devices.
+func (m *Monitor) update(now time.Time) {
+	before := now.Add(-kernelEventDelay)
+	if m.wait.interrupted {
+		before = now
+	}
+	m.handleKernelEvents(before, now)
+	m.detectStalls(now)
+	m.tracker.removeExpired(now)
+	m.tracker.publish(now)
+	m.tracker.saveHistory(now)
+}
 
-// startCalls starts what is due and not under way.
+// startCalls starts the calls that are due. One of Devices and Links runs at a time: the driver may keep the thread for long.
 func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 	if m.phase != phaseActive {
 		return
 	}
 	if m.listStartedAt.IsZero() && m.topology.readStartedAt.IsZero() {
-		m.startLinkRead(ctx, now)
-	}
-	if m.listStartedAt.IsZero() && m.topology.readStartedAt.IsZero() && !now.Before(m.nextListAt) {
-		m.listStartedAt = now
-		m.calls.Go(func() {
-			devices, err := m.backend.Devices(ctx)
-			m.listResults <- deviceListResult{devices, err}
-		})
-	}
-	if len(m.devices) > 0 && !m.waitRunning && !now.Before(m.nextWaitAt) {
-		m.waitRunning = true
-		if m.waitFailingSince.Load() == nil {
-			m.waitFailingSince.Store(&now)
+		if read := m.topology.begin(ctx, m.backend, now); read != nil {
+			m.calls.Go(read)
+		} else if !now.Before(m.nextListAt) {
+			m.listStartedAt = now
+			m.calls.Go(func() {
+				devices, err := m.backend.Devices(ctx)
+				m.listResults <- deviceListResult{devices, err}
+			})
 		}
+	}
+	if len(m.tracker.devices) > 0 && m.wait.begin(now) {
 		m.calls.Go(func() {
 			event, err := m.backend.Wait(ctx)
-			m.waitResults <- eventWaitResult{event, err}
+			m.wait.results <- eventWaitResult{event, err}
 		})
 	}
-	suspected, hangs := m.suspectHang(now)
-	for gpu, g := range m.gpus {
-		probe := hangs && (g.checkedAt.Before(suspected) || now.Sub(g.checkedAt) >= maxCheckSpacing) // whether the others hang as well
-		if !probe && !g.checkDue(now, m.readers.Failed(gpu), newGPUCheckSchedule(g.number, len(m.gpus))) {
+	m.startChecks(ctx, now)
+}
+
+// startChecks starts the checks that are due. If a call hangs, the checks of all other GPUs are due.
+func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
+	gpus := m.tracker.gpus
+	var longest time.Duration
+	for gpu := range gpus {
+		longest = max(longest, m.readers.Busy(gpu))
+	}
+	for gpu, g := range gpus {
+		afterHang := longest > hangSuspectTimeout && (g.checkedAt.Before(now.Add(-longest)) || now.Sub(g.checkedAt) >= maxCheckSpacing)
+		if !afterHang && !g.checkDue(now, m.readers.Failed(gpu), newGPUCheckSchedule(g.number, len(gpus))) {
 			continue
 		}
-		number := g.checksBegun + 1
-		if m.readers.Check(gpu, func(v ResetEvidence, err error) { m.sendCheckResult(ctx, gpuCheckResult{gpu, number, now, v, err}) }) {
-			g.checkedAt, g.checksBegun, g.checkNow = now, number, false
+		seq := g.checksBegun + 1
+		started := m.readers.Check(gpu, func(evidence ResetEvidence, err error) {
+			select {
+			case m.checkResults <- gpuCheckResult{gpu, seq, now, evidence, err}:
+			case <-ctx.Done():
+			}
+		})
+		if started {
+			g.checkedAt, g.checksBegun, g.checkNow = now, seq, false
 		}
 	}
 }
 
-func (m *Monitor) sendCheckResult(ctx context.Context, c gpuCheckResult) {
-	select {
-	case m.checkResults <- c:
-	case <-ctx.Done():
-	}
-}
-
-func (m *Monitor) handleListResult(l deviceListResult, now time.Time) {
+func (m *Monitor) handleListResult(r deviceListResult, now time.Time) {
 	m.listStartedAt = time.Time{}
-	if m.phase != phaseActive { // it began before, and is the last
+	if m.phase != phaseActive { // the listing began before the release
 		return
 	}
 	defer m.closeFirstListing()
-	if errors.Is(l.err, ErrDriverReplaced) {
-		m.setDriver(Driver{DriverReplaced, l.err})
-		m.replacedErr = l.err
+	m.nextListAt = now.Add(noDriverListInterval)
+	switch {
+	case errors.Is(r.err, ErrDriverReplaced):
+		m.setDriver(DriverReplaced, r.err)
+		m.replacedErr = r.err
 		m.stopCalls("driver_replaced", now)
 		return
-	}
-	if errors.Is(l.err, ErrNoDriver) {
-		m.nextListAt = now.Add(noDriverListInterval)
-		m.setDriver(Driver{DriverAbsent, l.err})
+	case errors.Is(r.err, ErrNoDriver):
+		m.setDriver(DriverAbsent, r.err)
 		return
-	}
-	if l.devices == nil && l.err != nil { // nothing is known of any
-		m.nextListAt = now.Add(noDriverListInterval)
-		m.setDriver(Driver{DriverFailing, l.err})
+	case r.devices == nil && r.err != nil:
+		m.setDriver(DriverFailing, r.err)
 		return
 	}
 	m.nextListAt = now.Add(listInterval)
 	if m.relist {
 		m.nextListAt, m.relist = now, false
 	}
-	if !m.driverHung { // a listing need not hang with calls about GPUs
-		m.setDriver(Driver{DriverUp, l.err})
+	if !m.driverHung { // listings may work while calls about GPUs hang
+		m.setDriver(DriverUp, r.err)
 	}
-	m.mergeDevices(l.devices, now)
-	m.listedOnce = true
-	m.topology.scheduleRead(l.devices, now)
+	m.tracker.merge(r.devices, now)
+	m.topology.scheduleRead(r.devices, now)
 }
 
-// requestList has a listing begin at once, or after the one that runs.
+// requestList makes a listing begin at once, or after the running one.
 func (m *Monitor) requestList(now time.Time) {
 	if m.listStartedAt.IsZero() {
 		m.nextListAt = now
@@ -293,66 +257,40 @@ func (m *Monitor) requestList(now time.Time) {
 	}
 }
 
-func (m *Monitor) handleCheckResult(c gpuCheckResult, now time.Time) {
-	g := m.gpus[c.gpu]
-	if g == nil || c.seq > g.checksBegun { // it was forgotten meanwhile, and may be back
+func (m *Monitor) handleWaitResult(r eventWaitResult, now time.Time) {
+	m.wait.end(r.err, m.log, now)
+	if r.err != nil {
+		m.tracker.checkAll()
+	} else if r.event != (Event{}) {
+		m.handleEvent(r.event, sourceDriver, now, now)
+	}
+}
+
+func (m *Monitor) handleEvent(e Event, source int, at, now time.Time) {
+	if e.PartitionChanged && m.tracker.gpus[e.GPU] != nil {
+		m.log.Info("GPU is partitioned", "gpu", e.GPU)
+		m.requestList(now)
+	}
+	m.tracker.handleEvent(e, source, at, now)
+}
+
+// handleKernelEvents handles the events of the kernel log up to a time. The first listing comes first, since the events name GPUs.
+func (m *Monitor) handleKernelEvents(before, now time.Time) {
+	if !m.tracker.listed {
 		return
 	}
-	if errors.Is(c.err, ErrStalled) { // that is no answer, and what it means stands elsewhere
-		if g.stalledSince.IsZero() {
-			g.stalledSince = c.startedAt
+	queued, dropped := m.kernelEvents.takeBefore(before)
+	if dropped > 0 {
+		m.log.Warn("more is reported than can be taken", "lost", dropped)
+	}
+	for _, q := range queued {
+		for range q.count {
+			m.handleEvent(q.event, sourceKernel, q.happenedAt, now)
 		}
-		return
-	}
-	g.stalledSince = time.Time{}
-	if g.updateResetEvidence(c, now) {
-		m.historyChanged = true
-	}
-	m.historyChanged = m.recordAbsentReset(g.gpu, c.evidence.EnergyCounter) || m.historyChanged
-	if c.err != nil {
-		m.applyFailedCheck(g, c, now)
-		return
-	}
-	g.assessed = true
-	if !g.listed {
-		return
-	}
-	m.applyPassedCheck(g, &g.healthState, c)
-	for _, d := range g.migDevices {
-		m.applyPassedCheck(g, &d.state, c)
 	}
 }
 
-// applyPassedCheck takes a check that found nothing to one of those whom it concerns.
-func (m *Monitor) applyPassedCheck(g *trackedGPU, s *healthState, check gpuCheckResult) {
-	previous := *s
-	if s.recordPassedCheck(check) && previous.cause.reason != "" {
-		m.historyChanged = m.historyChanged || !previous.cause.noFault
-		m.log.Info("health", "gpu", g.gpu, "was", previous.cause.reason, "is", "", "flaps", s.flaps)
-	}
-	if s.health == Recovering && previous.health == Unhealthy {
-		m.log.Info("on probation", "gpu", g.gpu, "was", previous.cause.reason, "for", s.recoveryPeriod(check.startedAt), "flaps", s.flaps)
-	}
-}
-
-// applyFailedCheck takes a check that found something. Only one that finds nothing else takes two.
-func (m *Monitor) applyFailedCheck(g *trackedGPU, c gpuCheckResult, now time.Time) {
-	for _, d := range g.migDevices {
-		d.state.passedChecks = 0
-	}
-	v, soft := newHealthCause(c)
-	if v.needsReset { // it is told by a GPU that answers, and so knows all resets before
-		v.resetBaseline = new(g.resets)
-	}
-	if soft && !g.recordSoftFailure(c.startedAt) {
-		g.checkDeadline = now.Add(firstCheckTimeout) // the GPU has answered, so a second check decides
-		m.log.Info("a check has failed, asking again", "gpu", g.gpu, "err", c.err)
-		return
-	}
-	m.markGPUUnhealthy(g, v, now)
-}
-
-// detectStalls turns calls that do not come back into verdicts.
+// detectStalls finds calls that do not return.
 func (m *Monitor) detectStalls(now time.Time) {
 	if m.phase != phaseActive {
 		return
@@ -360,27 +298,63 @@ func (m *Monitor) detectStalls(now time.Time) {
 	if !m.listStartedAt.IsZero() && now.Sub(m.listStartedAt) > listTimeout {
 		m.setDriverHung(errors.New("the driver's library does not return"))
 	}
-	timeout := cmp.Or(m.options.UnhealthyTimeout, defaultUnhealthyTimeout)
-	if !m.topology.readStartedAt.IsZero() && now.Sub(m.topology.readStartedAt) > timeout { // no listing begins meanwhile
+	if started := m.topology.readStartedAt; !started.IsZero() && now.Sub(started) > m.unhealthyTimeout { // delays listings
 		m.setDriverHung(errors.New("the driver's library does not return with the links"))
 	}
 	m.detectDriverHang(now)
-	m.updateEventOutage(now)
-	for gpu, g := range m.gpus {
-		m.historyChanged = g.setResetBaselines(0, now) || m.historyChanged
-		stalled := m.readers.Busy(gpu) > timeout || !g.stalledSince.IsZero() && now.Sub(g.stalledSince) > timeout
+	if m.wait.update(m.log) {
+		m.tracker.lastOutageAt = now
+	}
+	for gpu, g := range m.tracker.gpus {
+		m.tracker.applyAll(g, evidence{kind: evidenceResetCount, resets: g.resets}, now)
+		stalled := m.readers.Busy(gpu) > m.unhealthyTimeout || !g.stalledSince.IsZero() && now.Sub(g.stalledSince) > m.unhealthyTimeout
 		if !g.assessed {
 			stalled = now.After(g.checkDeadline)
 		}
 		if stalled {
-			m.markGPUUnhealthy(g, healthCause{reason: "not_answering", faultAt: now, notedAt: now}, now)
+			m.tracker.addGPUFault(g, evidence{cause: healthCause{reason: "not_answering", faultAt: now, notedAt: now}}, now)
 		}
 	}
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
+// detectDriverHang finds a driver that hangs as a whole: calls about all listed GPUs hang. A listing follows the hang.
+func (m *Monitor) detectDriverHang(now time.Time) {
+	listed, hung := 0, 0
+	for gpu, g := range m.tracker.gpus {
+		if !g.listed || !g.assessed {
+			continue
+		}
+		listed++
+		if m.readers.Busy(gpu) > driverHangTimeout {
+			hung++
+		}
 	}
-	return err.Error()
+	wasHung := m.driverHung
+	m.driverHung = listed > 0 && hung == listed
+	switch {
+	case m.driverHung:
+		m.setDriverHung(errDriverHung)
+	case wasHung:
+		m.requestList(now)
+	}
+}
+
+// setDriverHung keeps the first error of a hang: several calls hang at once, and each change of the error is logged.
+func (m *Monitor) setDriverHung(err error) {
+	if m.Driver().State != DriverNotAnswering {
+		m.setDriver(DriverNotAnswering, err)
+	}
+}
+
+// saveFinalHistory saves the history at the end of Run, with all events received so far: the next process takes them for historical.
+func (m *Monitor) saveFinalHistory() {
+	now := time.Now()
+	select {
+	case r := <-m.wait.results:
+		m.handleWaitResult(r, now)
+	default:
+	}
+	m.handleKernelEvents(now, now)
+	m.tracker.historyChanged = true
+	m.tracker.saveHistory(now)
 }

@@ -6,56 +6,48 @@ import (
 	"time"
 )
 
-// publish publishes all verdicts, and only when they changed. The first time it waits
-// until each GPU of the listing has one: a kubelet that is offered a part of the node
-// turns away the pods that hold the rest. Later a GPU that has none yet is left out,
-// since it must not hold up what is known of the others.
-func (m *Monitor) publish(now time.Time) {
-	m.refreshSavedHistory()
-	m.scratch = m.scratch[:0]
-	for _, d := range m.devices {
-		if m.published == nil && (!d.gpu.assessed || m.awaitsRecovery(d, now)) {
+// publish publishes the status of all devices if it has changed. The first publication waits until each GPU is assessed: a kubelet
+// whose first list is incomplete rejects the pods with the missing devices. Later a GPU that is not assessed is left out.
+func (t *deviceTracker) publish(now time.Time) {
+	t.refreshSavedHistory()
+	t.scratch = t.scratch[:0]
+	for _, d := range t.devices {
+		if t.published == nil && (!d.gpu.assessed || t.awaitsRecovery(d, now)) {
 			return
 		}
 		if d.gpu.assessed {
-			health, v := m.deviceHealth(d)
-			s := d.status(health, v, now)
-			s.Flaps = m.publishedFlaps(&d.gpu.healthState, d.GPU, "") + m.publishedFlaps(&d.state, d.GPU, d.ID)
-			m.scratch = append(m.scratch, s)
+			health, cause := d.currentHealth()
+			if t.released.reason != "" {
+				health, cause = Unhealthy, t.released
+			}
+			s := d.status(health, cause, now)
+			s.Flaps = t.publishedFlaps(d.gpu.gpu, "", &d.gpu.health) + t.publishedFlaps(d.GPU, d.ID, &d.health)
+			t.scratch = append(t.scratch, s)
 		}
 	}
-	if !m.listedOnce {
+	if !t.listed {
 		return
 	}
-	if m.published != nil && slices.EqualFunc(m.published, m.scratch, Status.equal) {
-		// What is but another count can wait for the next tick: there may be many.
-		if !m.hasUnpublishedCounts() || now.Sub(m.publishedAt) < tickInterval {
+	if t.published != nil && slices.EqualFunc(t.published, t.scratch, Status.equal) {
+		// Changes of counts alone are frequent, and wait for the next tick.
+		if !t.hasUnpublishedCounts() || now.Sub(t.publishedAt) < tickInterval {
 			return
 		}
 	}
-	for i := range m.scratch {
-		g := m.gpus[m.scratch[i].GPU]
+	for i := range t.scratch {
+		g := t.gpus[t.scratch[i].GPU]
 		if g.countsChanged {
-			m.updateXids(g)
+			t.updateXids(g)
 		}
-		m.scratch[i].Xids = g.xids
+		t.scratch[i].Xids = g.xids
 	}
-	m.published, m.publishedAt = append(make([]Status, 0, len(m.scratch)), m.scratch...), now
-	m.inventory.Set(m.published)
-	m.historyChanged, m.historyLost = m.historyChanged || m.historyLost, false
+	t.published, t.publishedAt = append(make([]Status, 0, len(t.scratch)), t.scratch...), now
+	t.inventory.Set(t.published)
+	t.historyChanged, t.historyLost = t.historyChanged || t.historyLost, false
 }
 
-// deviceHealth is where a device stands, and why.
-func (m *Monitor) deviceHealth(d *trackedDevice) (Health, healthCause) {
-	if m.phase != phaseActive {
-		return Unhealthy, m.releaseCause
-	}
-	return d.currentHealth()
-}
-
-// hasUnpublishedCounts tells whether a count was not posted yet.
-func (m *Monitor) hasUnpublishedCounts() bool {
-	for _, g := range m.gpus {
+func (t *deviceTracker) hasUnpublishedCounts() bool {
+	for _, g := range t.gpus {
 		if g.countsChanged {
 			return true
 		}
@@ -63,42 +55,44 @@ func (m *Monitor) hasUnpublishedCounts() bool {
 	return false
 }
 
-// refreshSavedHistory takes the counts that may be shown now.
-func (m *Monitor) refreshSavedHistory() {
-	if m.options.Store == nil {
+// refreshSavedHistory takes over the counts that may be published.
+func (t *deviceTracker) refreshSavedHistory() {
+	if t.options.Store == nil {
 		return
 	}
-	counts := m.options.Store.ExportedCounts()
-	if counts == m.savedHistory {
+	h := t.options.Store.ExportedCounts()
+	if h == t.savedHistory {
 		return
 	}
-	m.savedHistory = counts
-	for _, g := range m.gpus {
+	t.savedHistory = h
+	for _, g := range t.gpus {
 		g.countsChanged = g.countsChanged || len(g.eventCounters) > 0
 	}
 }
 
-// publishedFlaps returns how many of the flaps of a GPU or a slice may be shown.
-func (m *Monitor) publishedFlaps(s *healthState, gpu GPU, id ID) uint64 {
-	if m.options.Store == nil {
+// publishedFlaps returns the flaps of one level that may be published.
+func (t *deviceTracker) publishedFlaps(gpu GPU, id ID, s *healthState) uint64 {
+	if t.options.Store == nil {
 		return s.flaps
 	}
-	return m.savedHistory.record(gpu, id).Flaps
+	return t.savedHistory.record(gpu, id).Flaps
 }
 
-// updateXids makes what is posted of a GPU's tallies, as far as they may be shown. The time of
-// the last Xid is always shown: it is no count. An Xid that is known from the past alone is left
-// out: it would look like a new one.
-func (m *Monitor) updateXids(g *trackedGPU) {
-	counts := m.savedHistory.record(g.gpu, "")
+// updateXids updates the GPU's published Xids. Counts are limited to the saved ones; the time of the newest Xid is not. An Xid known
+// only from before podgauge listened is left out: it would look like a new one.
+func (t *deviceTracker) updateXids(g *trackedGPU) {
+	saved := t.savedHistory.record(g.gpu, "")
 	xids := make([]Xid, 0, len(g.eventCounters))
-	for _, t := range g.eventCounters {
-		if t.Code == 0 || t.Last.IsZero() {
+	for _, c := range g.eventCounters {
+		if c.Code == 0 || c.Last.IsZero() {
 			continue
 		}
-		x := t.Xid
-		if m.options.Store != nil {
-			x.Count = counts.xidCount(x.Code)
+		x := c.Xid
+		if t.options.Store != nil {
+			x.Count = 0
+			if i := slices.IndexFunc(saved.Xids, func(s Xid) bool { return s.Code == x.Code }); i >= 0 {
+				x.Count = saved.Xids[i].Count
+			}
 		}
 		xids = append(xids, x)
 	}

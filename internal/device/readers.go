@@ -3,84 +3,118 @@ package device
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
-// stallTimeout is how long a call may run before its GPU counts as stalled: then
-// a reader no longer waits for the GPU but leaves it out at once. It is clearly less
-// than a scrape takes for all, so that the scrape which first meets a hang says so.
+// stallTimeout is how long a call runs before its GPU counts as stalled, and later readings leave the GPU out at once. It is
+// shorter than the deadline of a scrape, so the first scrape that meets a hang exports the stall.
 const stallTimeout = 900 * time.Millisecond
 
-// Readers ask GPUs, each through one slot of its own. A driver's call may hang
-// for ever, and a thread inside one cannot be got back; so no GPU ever has more
-// than one, and nothing waits behind it for longer than its own deadline.
-type Readers struct {
-	backend Backend
-
-	// calls counts the goroutines that are inside a call or wait for their slot.
-	calls sync.WaitGroup
-
-	mu sync.Mutex
-	// All below are guarded by mu.
-	locks         map[GPU]*gpuLock // a slot stays for good
-	paused        bool             // no call may begin
-	callsInFlight int              // calls, and those that wait for their slot
-}
-
-// gpuLock is the right to call the driver about one GPU.
+// gpuLock serializes the driver calls about one GPU. A driver call may hang forever, and its thread cannot be recovered, so each
+// GPU has at most one call.
 type gpuLock struct {
-	gpu GPU
-	// token holds one token, which whoever calls has taken out.
-	token     chan struct{}
-	createdAt time.Time // times are counted from it, since it has the clock that nobody sets
-	// callStart is how long after made the running call began, and never 0 then; 0: none
-	// runs. Written by the holder of the token.
+	gpu       GPU
+	sem       chan struct{} // holds one element while locked
+	createdAt time.Time     // callStart counts from here, on the monotonic clock
+	// callStart is the duration from createdAt to the start of the running call, at least 1; 0: no call runs. Written under sem.
 	callStart atomic.Int64
-	// lastReadFailed tells whether the last read got an error. Written by the holder of
-	// the token.
+	// lastReadFailed is set if the newest read returned an error. Written under sem.
 	lastReadFailed atomic.Bool
-	// samples is reused from read to read. It belongs to the holder of the
-	// token, and then to the reader that was given the result until it asks again.
+	// samples and processUsage are reused by each read. After a read they belong to the caller until the next read.
 	samples      []Sample
-	processUsage []ProcessUsage // likewise
+	processUsage []ProcessUsage
 }
 
-// Reading is what one read of a GPU gave.
+// acquire locks l, unless ctx is done first.
+func (l *gpuLock) acquire(ctx context.Context) bool {
+	select {
+	case l.sem <- struct{}{}:
+	case <-ctx.Done():
+		return false
+	}
+	if ctx.Err() != nil { // select chooses at random if both are ready; without a waiting caller the call would be wasted
+		<-l.sem
+		return false
+	}
+	l.markStarted()
+	return true
+}
+
+func (l *gpuLock) tryAcquire() bool {
+	select {
+	case l.sem <- struct{}{}:
+		l.markStarted()
+		return true
+	default:
+		return false
+	}
+}
+
+func (l *gpuLock) markStarted() { l.callStart.Store(int64(max(time.Since(l.createdAt), 1))) }
+
+func (l *gpuLock) release() {
+	l.callStart.Store(0)
+	<-l.sem
+}
+
+func (l *gpuLock) runningFor() time.Duration {
+	start := l.callStart.Load()
+	if start == 0 {
+		return 0
+	}
+	return time.Since(l.createdAt) - time.Duration(start)
+}
+
+func (l *gpuLock) stalled() bool { return l.runningFor() > stallTimeout }
+
+// Reading is the result of reading a GPU.
 type Reading struct {
 	GPU     GPU
-	Samples []Sample // valid until the GPU is read again
-	// ProcessUsage are what processes use of the GPU's devices, as long valid. They are known
-	// where Peopled: an empty list is then nobody.
+	Samples []Sample // valid until the next read of the GPU
+	// ProcessUsage is valid as long as Samples. If ProcessUsageKnown, an empty list means that no process uses the GPU.
 	ProcessUsage      []ProcessUsage
 	ProcessUsageKnown bool
-	Err               error // ErrStalled where the GPU did not answer in time, ErrNoDriver while paused
+	Err               error // ErrStalled after a missed deadline, ErrNoDriver while paused
 }
 
-// NewReaders has no GPU yet: a slot is made when a GPU is first asked.
+// Readers call the driver about each GPU, one call at a time per GPU. A hanging call delays no other GPU.
+type Readers struct {
+	backend  Backend
+	calls    sync.WaitGroup // goroutines inside a call or waiting for a lock
+	inFlight atomic.Int64   // their number; raised under mu
+
+	mu     sync.Mutex
+	locks  map[GPU]*gpuLock // guarded by mu; entries stay forever
+	paused bool             // guarded by mu; no call may begin
+}
+
+// NewReaders returns Readers of the Backend's GPUs.
 func NewReaders(b Backend) *Readers {
 	return &Readers{backend: b, locks: map[GPU]*gpuLock{}}
 }
 
-// Read asks all GPUs at the same time and returns when each has answered or ctx
-// is done, in the order of gpus. GPUs that are late come with ErrStalled; what
-// they answer later is dropped. Only one Read may run at a time.
+// Read reads all GPUs concurrently, and returns the readings in the order of gpus when all have answered or ctx is done. A late GPU
+// has ErrStalled, and its answer is dropped. Only one Read may run at a time.
 func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
 	readings := make([]Reading, len(gpus))
 	type indexedReading struct {
-		at      int
+		index   int
 		reading Reading
 	}
 	results := make(chan indexedReading, len(gpus))
 	pending := 0
 	for i, gpu := range gpus {
 		readings[i] = Reading{GPU: gpu, Err: ErrStalled}
-		s := r.lock(gpu)
-		if s.stalled() {
+		l := r.lock(gpu)
+		if l.stalled() {
 			continue
 		}
-		if !r.startCall(func() { results <- indexedReading{i, r.readAll(ctx, s)} }) {
+		if !r.startCall(func() { results <- indexedReading{i, r.readAll(ctx, l)} }) {
 			readings[i].Err = ErrNoDriver
 			continue
 		}
@@ -88,8 +122,8 @@ func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
 	}
 	for ; pending > 0; pending-- {
 		select {
-		case a := <-results:
-			readings[a.at] = a.reading
+		case result := <-results:
+			readings[result.index] = result.reading
 		case <-ctx.Done():
 			return readings
 		}
@@ -97,100 +131,142 @@ func (r *Readers) Read(ctx context.Context, gpus []GPU) []Reading {
 	return readings
 }
 
-// ReadOne reads one GPU, also beside a Read, and returns when the GPU has answered or ctx is
-// done. It reads no processes, and its samples stay valid.
-func (r *Readers) ReadOne(ctx context.Context, gpu GPU) Reading {
-	s := r.lock(gpu)
-	if s.stalled() {
-		return Reading{GPU: gpu, Err: ErrStalled}
+// readAll reads the GPU and its processes into the reused buffers.
+func (r *Readers) readAll(ctx context.Context, l *gpuLock) Reading {
+	if !l.acquire(ctx) {
+		return Reading{GPU: l.gpu, Err: ErrStalled}
 	}
-	result := make(chan Reading, 1)
-	if !r.startCall(func() {
-		if !s.acquire(ctx) {
-			result <- Reading{GPU: gpu, Err: ErrStalled}
-			return
-		}
-		defer s.release()
-		result <- r.read(s, nil)
-	}) {
-		return Reading{GPU: gpu, Err: ErrNoDriver}
-	}
-	select {
-	case reading := <-result:
-		return reading
-	case <-ctx.Done():
-		return Reading{GPU: gpu, Err: ErrStalled}
-	}
-}
-
-// readAll reads the GPU and its processes into the slot's buffers.
-func (r *Readers) readAll(ctx context.Context, s *gpuLock) Reading {
-	if !s.acquire(ctx) {
-		return Reading{GPU: s.gpu, Err: ErrStalled}
-	}
-	defer s.release()
-	reading := r.read(s, s.samples[:0])
-	s.samples = reading.Samples
+	defer l.release()
+	reading := r.read(l, l.samples[:0])
+	l.samples = reading.Samples
 	if p, ok := r.backend.(ProcessUsageReader); ok && reading.Err == nil {
-		s.processUsage, reading.ProcessUsageKnown = p.ReadProcessUsage(s.gpu, s.processUsage[:0])
-		reading.ProcessUsage = s.processUsage
+		l.processUsage, reading.ProcessUsageKnown = p.ReadProcessUsage(l.gpu, l.processUsage[:0])
+		reading.ProcessUsage = l.processUsage
 	}
 	return reading
 }
 
-// read reads the GPU into a buffer. The caller holds the token.
-func (r *Readers) read(s *gpuLock, buffer []Sample) Reading {
-	samples, err := r.backend.Read(s.gpu, buffer)
-	s.lastReadFailed.Store(err != nil)
-	if err != nil {
-		return Reading{GPU: s.gpu, Samples: samples[:0], Err: fmt.Errorf("read GPU %s: %w", s.gpu, err)}
+// ReadOne reads one GPU without processes, concurrently with a Read. The samples stay valid.
+func (r *Readers) ReadOne(ctx context.Context, gpu GPU) Reading {
+	var reading Reading
+	if err := r.call(ctx, gpu, func(l *gpuLock) { reading = r.read(l, nil) }); err != nil {
+		return Reading{GPU: gpu, Err: err}
 	}
-	return Reading{GPU: s.gpu, Samples: samples}
+	return reading
 }
 
-// Check asks whether the GPU can be used and has answer called with the outcome,
-// on a goroutine of its own. It asks nothing and returns false while another call
-// to the GPU runs.
-func (r *Readers) Check(gpu GPU, done func(ResetEvidence, error)) bool {
-	s := r.lock(gpu)
-	select {
-	case <-s.token:
-	default:
-		return false
+// read reads the GPU into buffer. The caller holds the lock.
+func (r *Readers) read(l *gpuLock, buffer []Sample) Reading {
+	samples, err := r.backend.Read(l.gpu, buffer)
+	l.lastReadFailed.Store(err != nil)
+	if err != nil {
+		return Reading{GPU: l.gpu, Samples: samples[:0], Err: fmt.Errorf("read GPU %s: %w", l.gpu, err)}
 	}
-	s.markStarted()
+	return Reading{GPU: l.gpu, Samples: samples}
+}
+
+// CheckUsable returns an error if a container should not start on the device: the GPU does not answer or has a fault or, if exclusive
+// is set, the device is in use.
+func (r *Readers) CheckUsable(ctx context.Context, d Device, exclusive bool) error {
+	var pids []uint32
+	var checkErr error
+	err := r.call(ctx, d.GPU, func(*gpuLock) {
+		if _, checkErr = r.backend.Check(d.GPU); checkErr != nil {
+			return
+		}
+		if lister, ok := r.backend.(ProcessLister); ok && exclusive {
+			pids, checkErr = lister.Processes(d)
+		}
+	})
+	if err == nil {
+		err = checkErr
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("%s: %w", d.ID, err)
+	case len(pids) > 0:
+		return fmt.Errorf("%s is in use by %s", d.ID, formatPIDs(pids))
+	}
+	return nil
+}
+
+// formatPIDs lists at most five PIDs.
+func formatPIDs(pids []uint32) string {
+	const maxListed = 5
+	slices.Sort(pids)
+	pids = slices.Compact(pids)
+	names := make([]string, 0, maxListed)
+	for _, pid := range pids[:min(len(pids), maxListed)] {
+		names = append(names, strconv.FormatUint(uint64(pid), 10))
+	}
+	text := "process " + strings.Join(names, ", ")
+	if more := len(pids) - maxListed; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
+}
+
+// call runs f under the GPU's lock. If ctx is done first, call returns ErrStalled while f may still run: then the caller must not
+// read what f writes.
+func (r *Readers) call(ctx context.Context, gpu GPU, f func(*gpuLock)) error {
+	l := r.lock(gpu)
+	if l.stalled() {
+		return ErrStalled
+	}
+	done := make(chan error, 1)
 	started := r.startCall(func() {
-		vitals, err := r.backend.Check(gpu)
-		s.release()
-		done(vitals, err)
+		if !l.acquire(ctx) {
+			done <- ErrStalled
+			return
+		}
+		defer l.release()
+		f(l)
+		done <- nil
 	})
 	if !started {
-		s.release()
+		return ErrNoDriver
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ErrStalled
+	}
+}
+
+// Check checks the GPU in the background and calls done with the result. If another call about the GPU runs, Check returns false.
+func (r *Readers) Check(gpu GPU, done func(ResetEvidence, error)) bool {
+	l := r.lock(gpu)
+	if !l.tryAcquire() {
+		return false
+	}
+	started := r.startCall(func() {
+		evidence, err := r.backend.Check(gpu)
+		l.release()
+		done(evidence, err)
+	})
+	if !started {
+		l.release()
 	}
 	return started
 }
 
-// startCall runs something that calls the driver, unless that is paused.
+// startCall runs call in the background; false while paused.
 func (r *Readers) startCall(call func()) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.paused {
 		return false
 	}
-	r.callsInFlight++
+	r.inFlight.Add(1)
 	r.calls.Go(func() {
-		defer func() {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.callsInFlight--
-		}()
+		defer r.inFlight.Add(-1)
 		call()
 	})
 	return true
 }
 
-// Pause has no call begin until Resume: readings are ErrNoDriver. Calls that are under
-// way go on, and Idle tells when they have ended.
+// Pause prevents new calls until Resume: readings have ErrNoDriver. Running calls continue, see Idle.
 func (r *Readers) Pause() { r.setPaused(true) }
 
 // Resume ends a Pause.
@@ -203,28 +279,23 @@ func (r *Readers) setPaused(paused bool) {
 }
 
 // Idle reports whether no call runs or waits for its lock.
-func (r *Readers) Idle() bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.callsInFlight == 0
-}
+func (r *Readers) Idle() bool { return r.inFlight.Load() == 0 }
 
-// Busy tells for how long the call that now runs about a GPU has been running; 0
-// when none runs.
+// Busy returns the duration of the running call about a GPU; 0 without a call.
 func (r *Readers) Busy(gpu GPU) time.Duration { return r.lock(gpu).runningFor() }
 
-// Stalled tells whether the GPU has stopped answering.
+// Stalled reports whether a call about the GPU hangs.
 func (r *Readers) Stalled(gpu GPU) bool { return r.lock(gpu).stalled() }
 
-// Failed tells whether the GPU's last reading was an error.
+// Failed reports whether the newest read of the GPU returned an error.
 func (r *Readers) Failed(gpu GPU) bool { return r.lock(gpu).lastReadFailed.Load() }
 
-// Drain waits until no call runs, or ctx is done, and tells which.
+// Drain waits for all calls to end, and reports false if ctx is done first.
 func (r *Readers) Drain(ctx context.Context) bool { return drain(ctx, &r.calls) }
 
 func drain(ctx context.Context, calls *sync.WaitGroup) bool {
 	idle := make(chan struct{})
-	go func() { // ends with the last call; one that hangs for ever keeps it, as it keeps its thread
+	go func() { // ends with the last call; a call that hangs forever keeps this goroutine as well
 		calls.Wait()
 		close(idle)
 	}()
@@ -239,44 +310,10 @@ func drain(ctx context.Context, calls *sync.WaitGroup) bool {
 func (r *Readers) lock(gpu GPU) *gpuLock {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.locks[gpu]
-	if s == nil {
-		s = &gpuLock{gpu: gpu, token: make(chan struct{}, 1), createdAt: time.Now()}
-		s.token <- struct{}{}
-		r.locks[gpu] = s
+	l := r.locks[gpu]
+	if l == nil {
+		l = &gpuLock{gpu: gpu, sem: make(chan struct{}, 1), createdAt: time.Now()}
+		r.locks[gpu] = l
 	}
-	return s
+	return l
 }
-
-// acquire waits for the slot as long as ctx allows.
-func (l *gpuLock) acquire(ctx context.Context) bool {
-	select {
-	case <-l.token:
-	case <-ctx.Done():
-		return false
-	}
-	if ctx.Err() != nil { // of two that are ready select takes either, and nobody waits for the answer
-		l.token <- struct{}{}
-		return false
-	}
-	l.markStarted()
-	return true
-}
-
-// markStarted notes that a call begins.
-func (l *gpuLock) markStarted() { l.callStart.Store(int64(max(time.Since(l.createdAt), 1))) }
-
-func (l *gpuLock) release() {
-	l.callStart.Store(0)
-	l.token <- struct{}{}
-}
-
-func (l *gpuLock) runningFor() time.Duration {
-	since := l.callStart.Load()
-	if since == 0 {
-		return 0
-	}
-	return time.Since(l.createdAt) - time.Duration(since)
-}
-
-func (l *gpuLock) stalled() bool { return l.runningFor() > stallTimeout }

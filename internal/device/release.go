@@ -4,37 +4,35 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"time"
 )
 
-// driverPhase says whether the Monitor calls the driver.
+// driverPhase is whether the Monitor calls the driver.
 type driverPhase uint8
 
 const (
 	phaseActive   driverPhase = iota
-	phaseDraining             // no call is begun any more, and those under way are waited for
-	phaseClosing              // the Backend lets go of the driver
+	phaseDraining             // no call begins; running calls are awaited
+	phaseClosing              // the Backend releases the driver
 	phaseReleased
 )
 
-// releaseRequest is what somebody wants of Run.
+// releaseRequest is a call of Release or Resume.
 type releaseRequest struct {
 	ctx     context.Context
 	release bool
-	done    chan<- error // has room for the answer
+	done    chan<- error // buffered
 }
 
-// Release lets go of the driver, so that a GPU can be reset, partitioned or given to
-// another driver: all devices turn unhealthy ("released"), no call is begun any more,
-// and when none is under way a Backend that is a Closer is closed. It returns when
-// that is done. Where calls do not come back before ctx is done, the devices are taken
-// up again, and the error says so; where it is the library that does not let go, as soon
-// as it has. To be called while Run runs.
+// Release releases the driver, for a reset, a new MIG layout or another driver. All devices turn unhealthy ("released"), and after the last
+// call a Backend that is a Closer is closed.
+//
+// Release returns when the driver is released. If calls do not return before ctx is done, the devices are resumed and Release returns
+// an error. If Close does not return before ctx is done, Release returns an error, and the devices are resumed after Close.
+// Release and Resume require a running Run.
 func (m *Monitor) Release(ctx context.Context) error { return m.sendReleaseRequest(ctx, true) }
 
-// Resume takes the devices up again after a Release. They turn healthy as after any
-// fault, when their checks have passed; a reset that has happened meanwhile counts.
+// Resume ends a Release. Devices recover when their checks pass, and a reset in between counts.
 func (m *Monitor) Resume(ctx context.Context) error { return m.sendReleaseRequest(ctx, false) }
 
 func (m *Monitor) sendReleaseRequest(ctx context.Context, release bool) error {
@@ -47,60 +45,60 @@ func (m *Monitor) sendReleaseRequest(ctx context.Context, release bool) error {
 	}
 }
 
-// handleReleaseRequest takes an order.
-func (m *Monitor) handleReleaseRequest(o releaseRequest, now time.Time) {
+func (m *Monitor) handleReleaseRequest(r releaseRequest, now time.Time) {
 	switch {
 	case m.pendingRelease.done != nil:
-		o.done <- errors.New("the driver is just being released")
+		r.done <- errors.New("a release is in progress")
 	case m.replacedErr != nil:
-		o.done <- m.replacedErr
-	case m.phase == phaseClosing: // an earlier release was given up, and this is what it left behind
-		o.done <- errors.New("the driver has not let go yet")
-	case o.release == (m.phase == phaseReleased):
-		o.done <- nil
-	case o.release:
+		r.done <- m.replacedErr
+	case m.phase == phaseClosing: // left by a release that timed out
+		r.done <- errors.New("the driver's library has not been unloaded yet")
+	case r.release == (m.phase == phaseReleased):
+		r.done <- nil
+	case r.release:
 		m.log.Info("release the driver")
-		m.pendingRelease = o
+		m.pendingRelease = r
 		m.stopCalls("released", now)
 	default:
-		for _, g := range m.gpus {
+		for _, g := range m.tracker.gpus {
 			if g.energyCounter == 0 {
 				g.resumedAt = now
 			}
 		}
 		m.resume(now)
-		o.done <- nil
+		r.done <- nil
 	}
 }
 
-// resume begins anew with what was let go of.
+// resume calls the driver again after Close.
 func (m *Monitor) resume(now time.Time) {
-	m.log.Info("take the driver up again")
-	m.phase, m.nextListAt = phaseActive, now
-	m.topology.gpus = nil // they may be connected otherwise now
-	for _, g := range m.gpus {
-		g.stalledSince = time.Time{} // what hung has come back, or nothing would have been let go of
+	m.log.Info("resume the driver")
+	m.topology.gpus = nil // the links may have changed
+	for _, g := range m.tracker.gpus {
+		g.stalledSince = time.Time{} // no call hangs after Close
 	}
+	m.startCallsAgain(now)
+}
+
+func (m *Monitor) startCallsAgain(now time.Time) {
+	m.phase, m.nextListAt, m.tracker.released = phaseActive, now, healthCause{}
 	m.readers.Resume()
 }
 
-// stopCalls has no call begin. What the GPUs' verdicts are afterwards, their checks say.
+// stopCalls prevents new calls and marks all devices unhealthy with a reason.
 func (m *Monitor) stopCalls(reason string, now time.Time) {
-	m.phase, m.releaseCause = phaseDraining, healthCause{reason: reason, noFault: true}
+	m.phase = phaseDraining
 	m.readers.Pause()
-	for _, g := range m.gpus {
-		g.setResetBaselines(math.MaxUint64, now) // what comes from now on may be the reset that this is for
-		m.markGPUUnhealthy(g, m.releaseCause, now)
-	}
+	m.tracker.release(reason, now)
 }
 
-// isDrained tells whether no call to the driver is under way.
+// isDrained reports whether no call to the driver runs.
 func (m *Monitor) isDrained() bool {
 	c, closable := m.backend.(Closer)
-	return m.listStartedAt.IsZero() && m.topology.readStartedAt.IsZero() && !m.waitRunning && m.readers.Idle() && (!closable || c.Idle())
+	return m.listStartedAt.IsZero() && m.topology.readStartedAt.IsZero() && !m.wait.running && m.readers.Idle() && (!closable || c.Idle())
 }
 
-// advanceRelease takes a release further. It returns an error when Run has to end.
+// advanceRelease moves a release to the next phase. It returns an error if Run must end.
 func (m *Monitor) advanceRelease(now time.Time) error {
 	switch {
 	case m.phase == phaseDraining && m.isDrained() && m.replacedErr != nil:
@@ -115,28 +113,26 @@ func (m *Monitor) advanceRelease(now time.Time) error {
 		})
 	case m.pendingRelease.done == nil || m.pendingRelease.ctx.Err() == nil:
 	case m.phase == phaseDraining:
-		m.phase, m.nextListAt = phaseActive, now
-		m.readers.Resume()
-		m.replyPendingRelease(fmt.Errorf("release: a call to the driver has not come back: %w", m.pendingRelease.ctx.Err()))
+		m.startCallsAgain(now)
+		m.endRelease(fmt.Errorf("release: a call to the driver has not returned: %w", m.pendingRelease.ctx.Err()))
 	case m.phase == phaseClosing:
-		m.replyPendingRelease(fmt.Errorf("release: the driver's library does not let go: %w", m.pendingRelease.ctx.Err()))
+		m.endRelease(fmt.Errorf("release: the driver's library has not been unloaded: %w", m.pendingRelease.ctx.Err()))
 	}
 	return nil
 }
 
-// finishRelease is called when the Backend was closed. A release that was given up meanwhile
-// has nobody who would end it.
+// finishRelease ends the release after Close. If the release has timed out, the driver is resumed.
 func (m *Monitor) finishRelease(now time.Time) {
 	if m.pendingRelease.done == nil {
 		m.resume(now)
 		return
 	}
 	m.phase = phaseReleased
-	m.setDriver(Driver{DriverReleased, errors.New("released")})
-	m.replyPendingRelease(nil)
+	m.setDriver(DriverReleased, errors.New("released"))
+	m.endRelease(nil)
 }
 
-func (m *Monitor) replyPendingRelease(err error) {
+func (m *Monitor) endRelease(err error) {
 	if m.pendingRelease.done != nil {
 		m.pendingRelease.done <- err
 		m.pendingRelease = releaseRequest{}

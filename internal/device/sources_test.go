@@ -32,8 +32,8 @@ func xidCount(s device.Status, xid uint64) uint64 {
 	return 0
 }
 
-// TestTwoWitnesses count nothing twice, and nothing is lost where one is silent.
-func TestTwoWitnesses(t *testing.T) {
+// TestTwoSources count nothing twice, and nothing is lost where one is silent.
+func TestTwoSources(t *testing.T) {
 	storm := make([]string, 0, 1900)
 	for range 1000 {
 		storm = append(storm, "kernel")

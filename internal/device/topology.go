@@ -2,39 +2,32 @@ package device
 
 import (
 	"context"
+	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
-// linkRetryInterval is how long after a reading of the links that was not whole, or that
-// failed, they are read again.
+// linkRetryInterval is between a failed or incomplete reading of the links and the next.
 const linkRetryInterval = time.Minute
 
-// topologyState is what the Monitor remembers of the links' readings.
-type topologyState struct {
-	gpus          []GPU     // that were listed when they were last wanted
-	nextReadAt    time.Time // when they are due; zero: not before the GPUs change
-	readStartedAt time.Time // when the running reading began; zero: none runs
-	err           string    // of the newest: the same one is said once
+// topology reads the links between GPUs once for each set of GPUs. All fields but links belong to the goroutine of Monitor.Run.
+type topology struct {
+	links         atomic.Pointer[[]Link] // nil: not read yet
+	results       chan linkReadResult
+	gpus          []GPU     // of the newest scheduled reading
+	nextReadAt    time.Time // zero: none is due before the GPUs change
+	readStartedAt time.Time // zero: no reading runs
+	err           string    // of the newest reading; logged once
 }
 
-// linkReadResult is what a reading gave.
 type linkReadResult struct {
 	links []Link
 	err   error
 }
 
-// Links are how the GPUs are connected, as read once for each set of GPUs: nil before
-// the first reading, and where the Backend is no Linker. They must not be changed.
-func (m *Monitor) Links() []Link {
-	if links := m.links.Load(); links != nil {
-		return *links
-	}
-	return nil
-}
-
-// scheduleRead makes the links due when a listing has other GPUs than the one before.
-func (t *topologyState) scheduleRead(devices []Device, now time.Time) {
+// scheduleRead makes a reading due if the set of GPUs has changed.
+func (t *topology) scheduleRead(devices []Device, now time.Time) {
 	var gpus []GPU
 	for _, d := range devices {
 		if d.WholeGPU() {
@@ -47,31 +40,30 @@ func (t *topologyState) scheduleRead(devices []Device, now time.Time) {
 	}
 }
 
-// startLinkRead has the links read where they are due. It takes the listing's turn: who
-// knows for how long the driver keeps a thread, and one is enough for both.
-func (m *Monitor) startLinkRead(ctx context.Context, now time.Time) {
-	linker, can := m.backend.(LinkReader)
-	if !can || m.topology.nextReadAt.IsZero() || now.Before(m.topology.nextReadAt) {
-		return
+// begin returns a function that reads the links; nil if no reading is due. The function may hang.
+func (t *topology) begin(ctx context.Context, b Backend, now time.Time) func() {
+	reader, ok := b.(LinkReader)
+	if !ok || t.nextReadAt.IsZero() || now.Before(t.nextReadAt) {
+		return nil
 	}
-	m.topology.readStartedAt, m.topology.nextReadAt = now, time.Time{}
-	m.calls.Go(func() {
-		links, err := linker.Links(ctx)
-		m.linkResults <- linkReadResult{links, err}
-	})
+	t.readStartedAt, t.nextReadAt = now, time.Time{}
+	return func() {
+		links, err := reader.Links(ctx)
+		t.results <- linkReadResult{links, err}
+	}
 }
 
-// handleLinkResult takes what a reading gave. What it could not tell is asked for again.
-func (m *Monitor) handleLinkResult(l linkReadResult, now time.Time) {
-	m.topology.readStartedAt = time.Time{}
-	if errorText(l.err) != m.topology.err {
-		m.topology.err = errorText(l.err)
-		m.log.Warn("read the links between GPUs", "links", len(l.links), "err", l.err)
+// handleResult publishes the links, and schedules another reading after an error.
+func (t *topology) handleResult(r linkReadResult, log *slog.Logger, now time.Time) {
+	t.readStartedAt = time.Time{}
+	if errorText(r.err) != t.err {
+		t.err = errorText(r.err)
+		log.Warn("read the links between GPUs", "links", len(r.links), "err", r.err)
 	}
-	if l.err != nil && m.topology.nextReadAt.IsZero() {
-		m.topology.nextReadAt = now.Add(linkRetryInterval)
+	if r.err != nil && t.nextReadAt.IsZero() {
+		t.nextReadAt = now.Add(linkRetryInterval)
 	}
-	if l.links != nil {
-		m.links.Store(&l.links)
+	if r.links != nil {
+		t.links.Store(&r.links)
 	}
 }

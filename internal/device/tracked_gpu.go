@@ -1,132 +1,162 @@
 package device
 
 import (
-	"errors"
+	"iter"
 	"time"
 )
 
-// trackedGPU is what the Monitor remembers of one GPU.
+// A device that is gone stays in the Inventory, unhealthy. A kubelet ≥ 1.37 crashes if a device vanishes during its Allocate
+// (pkg/kubelet/cm/devicemanager), and reports a missing device as healthy in the pod's status. A GPU that fell off the bus stays
+// longer than a MIG device, which was removed on purpose.
+const (
+	goneMIGDeviceTTL = 10 * time.Second
+	goneGPUTTL       = 10 * time.Minute
+)
+
+// ReasonGone is the reason of a device that is absent from the newest listing.
+const ReasonGone = "gone"
+
+// Intervals of the checks of a GPU.
+const (
+	checkInterval    = 5 * time.Second  // if healthy
+	minCheckInterval = time.Second / 20 // at most, however many reports come
+	// maxCheckSpacing is the maximum distance between the checks of two GPUs: a node with few GPUs checks each more often, so a hang
+	// of the driver is found as quickly.
+	maxCheckSpacing = 1500 * time.Millisecond
+)
+
+// gpuCheckSchedule is when a healthy GPU is checked: once a period, at an offset of its own.
+type gpuCheckSchedule struct{ period, offset time.Duration }
+
+// newGPUCheckSchedule returns the schedule of the n-th of some GPUs.
+func newGPUCheckSchedule(n, gpus int) gpuCheckSchedule {
+	gpus = max(gpus, 1)
+	period := min(checkInterval, time.Duration(gpus)*maxCheckSpacing)
+	return gpuCheckSchedule{period, period * time.Duration(n%gpus) / time.Duration(gpus)}
+}
+
+// due reports whether another period has begun since the newest check. A clock that was set back begins one.
+func (s gpuCheckSchedule) due(now, checked time.Time) bool {
+	return !now.Add(s.offset).Truncate(s.period).Equal(checked.Add(s.offset).Truncate(s.period))
+}
+
+// trackedGPU is a GPU's state in the Monitor.
 type trackedGPU struct {
 	gpu           GPU
-	number        int       // of the GPUs, as they were first listed
-	firstListedAt time.Time // when it was first listed
-	checkDeadline time.Time // a GPU without a verdict by then does not answer
+	number        int       // of the GPUs, in the order of their first listing
+	firstListedAt time.Time //
+	checkDeadline time.Time // a GPU that is not assessed by then does not answer
 	listed        bool      // in the newest listing
-	device        Device    // the GPU itself, as the newest listing that had it says, without Nodes and Facts
-	goneSince     time.Time // since when no listing has it; zero: the newest has
-	assessed      bool      // a verdict was reached at least once
-	checkedAt     time.Time // when the newest check began
-	checksBegun   uint64    // how many have begun
-	resets        uint64    // the GPU's count of them, as far as its checks have told
-	energyCounter uint64    // likewise; 0: it has not told, or has none
-	resumedAt     time.Time // when it was taken up again without a known odometer; zero: that is settled
-	stalledSince  time.Time // when the first check began of those that said no more than that a call hangs; zero: none did
-	checkNow      bool      // to be checked at once
-	healthState
-	migDevices    []*trackedDevice // its devices, but for the GPU itself
-	affected      []Device         // the GPU with its slices; replaced, never written
-	eventCounters []eventCounter   // in the order in which they came
-	xids          []Xid            // what is posted of them, ordered by code; replaced, never written
-	countsChanged bool             // since xids were made
-	limiter       logLimiter
+	device        Device    // from the newest listing with the GPU, without DeviceNodes and InfoLabels
+	goneSince     time.Time // zero: in the newest listing
+	assessed      bool      // a check has ended or a fault was found
+	checkedAt     time.Time // start of the newest check
+	checksBegun   uint64
+	resets        uint64    // as counted by checks
+	energyCounter uint64    // by the newest check; 0: unknown, or the GPU has none
+	resumedAt     time.Time // of a resume without a known energy counter, until a check; zero: none
+	stalledSince  time.Time // start of the first of the newest checks with ErrStalled; zero: the newest had another result
+	checkNow      bool      // a check is due at once
+	health        healthState
+	migDevices    []*trackedDevice
+	affected      []Device // the GPU and its MIG devices; replaced, never written
+	eventCounters eventCounters
+	xids          []Xid // as published, by code; replaced, never written
+	countsChanged bool  // since xids was made
 }
 
-// logLimiter are when reports of one kind last made a line of the log: of thousands a
-// second most say nothing new. The zero sayings are ready for use.
-type logLimiter map[logLimiterKey]time.Time
-
-type logLimiterKey struct {
-	device ID
-	reason string
+// trackedDevice is a device's state in the Monitor. MIG devices carry their own health; a whole GPU's health is on trackedGPU.
+type trackedDevice struct {
+	Device
+	gpu       *trackedGPU
+	health    healthState // of a MIG device
+	affected  []Device    // the device itself; replaced, never written
+	goneSince time.Time   // zero: in the newest listing
+	reason    string      // as published since
+	since     time.Time   // zero: not published yet
 }
 
-// allow tells whether a report is to make a line, and notes that it does.
-func (l *logLimiter) allow(device ID, reason string, now time.Time) bool {
-	if *l == nil {
-		*l = logLimiter{}
+// levels returns the health of the GPU, with an empty id, and of each MIG device.
+func (g *trackedGPU) levels() iter.Seq2[ID, *healthState] {
+	return func(yield func(ID, *healthState) bool) {
+		if !yield("", &g.health) {
+			return
+		}
+		for _, d := range g.migDevices {
+			if !yield(d.ID, &d.health) {
+				return
+			}
+		}
 	}
-	key := logLimiterKey{device, reason}
-	if last, logged := (*l)[key]; logged && now.Sub(last) < logInterval {
-		return false
-	}
-	(*l)[key] = now
-	return true
 }
 
-// checkDue tells whether to check now: at leisure where all is well, soon where there
-// is a doubt to settle, on the GPU or a slice, or a reading that failed, and at once
-// where the driver has said that something is wrong, if it does not do so all the time.
-func (g *trackedGPU) checkDue(now time.Time, doubtful bool, schedule gpuCheckSchedule) bool {
+// level returns the health and the affected devices of a fault: the MIG device's, or the GPU's if id names none.
+func (g *trackedGPU) level(id ID) (ID, *healthState, []Device) {
+	for _, d := range g.migDevices {
+		if d.ID == id {
+			return d.ID, &d.health, d.affected
+		}
+	}
+	return "", &g.health, g.affected
+}
+
+// checkDue reports whether to check the GPU: once a period if healthy, every second in doubt, and at once after a report.
+func (g *trackedGPU) checkDue(now time.Time, lastReadFailed bool, schedule gpuCheckSchedule) bool {
+	inDoubt := lastReadFailed || !g.assessed
+	for _, s := range g.levels() {
+		inDoubt = inDoubt || s.state != Healthy
+	}
 	switch {
 	case g.checkNow:
 		return now.Sub(g.checkedAt) >= minCheckInterval
-	case doubtful || !g.assessed || g.anyNotHealthy():
+	case inDoubt:
 		return now.Sub(g.checkedAt) >= recheckInterval
 	default:
 		return schedule.due(now, g.checkedAt)
 	}
 }
 
-// anyNotHealthy tells whether the GPU or one of its slices is not well.
-func (g *trackedGPU) anyNotHealthy() bool {
-	for _, d := range g.migDevices {
-		if d.state.health != Healthy {
-			return true
+// currentHealth returns the device's health and its cause.
+func (d *trackedDevice) currentHealth() (Health, healthCause) {
+	g := d.gpu
+	switch {
+	case g.health.cause.reason != "":
+		return g.health.state, g.health.cause
+	case !d.goneSince.IsZero():
+		return Unhealthy, healthCause{reason: ReasonGone}
+	case d.health.cause.reason != "":
+		return d.health.state, d.health.cause
+	default: // both are Healthy or Suspect
+		return max(g.health.state, d.health.state), healthCause{}
+	}
+}
+
+// status returns the device's Status without counts.
+func (d *trackedDevice) status(h Health, c healthCause, now time.Time) Status {
+	if d.since.IsZero() {
+		d.reason, d.since = c.reason, now
+		if !c.since.IsZero() { // from an earlier process
+			d.since = c.since
 		}
 	}
-	return g.health != Healthy
+	if d.reason != c.reason {
+		d.reason, d.since = c.reason, now
+	}
+	action := c.action
+	if h == Recovering { // the action was taken
+		action = ""
+	}
+	return Status{
+		Device: d.Device, Healthy: c.reason == "", Health: h, Reason: c.reason, Action: action,
+		Since: d.since, Gone: !d.goneSince.IsZero(), Xids: d.gpu.xids,
+	}
 }
 
-// setResetBaselines has the GPU's verdict and its slices' know which resets do not mend them.
-func (g *trackedGPU) setResetBaselines(check uint64, now time.Time) (taken bool) {
-	taken = g.healthState.setResetBaseline(check, g.resets, now)
-	for _, d := range g.migDevices {
-		taken = d.state.setResetBaseline(check, g.resets, now) || taken
+// expired reports whether the device has been gone for longer than its TTL.
+func (d *trackedDevice) expired(now time.Time) bool {
+	ttl := goneMIGDeviceTTL
+	if d.WholeGPU() {
+		ttl = goneGPUTTL
 	}
-	return taken
-}
-
-// updateResetEvidence takes what a check tells of resets, and tells whether that is worth being remembered.
-func (g *trackedGPU) updateResetEvidence(c gpuCheckResult, now time.Time) bool {
-	g.resets = max(g.resets, c.evidence.Resets) // a check that fails may not know the count
-	if c.evidence.EnergyCounter != 0 {
-		g.energyCounter = c.evidence.EnergyCounter
-	}
-	changed := g.setResetBaselines(c.seq, now)
-	changed = g.detectReset(g.resets, c.evidence.EnergyCounter) || changed
-	for _, d := range g.migDevices {
-		changed = d.state.detectReset(g.resets, c.evidence.EnergyCounter) || changed
-	}
-	if !g.resumedAt.IsZero() && (c.err == nil || errors.As(c.err, new(*Fault))) {
-		changed = g.assumeReset(g.resumedAt) || changed
-		g.resumedAt = time.Time{}
-	}
-	return changed
-}
-
-// assumeReset notes a reset of a GPU that has no energy counter, and reports whether a verdict
-// of before the given time asked for one. Nothing would show the reset, which is what a release
-// is for. The GPU must have answered: a counter that was not read yet is no proof of none.
-func (g *trackedGPU) assumeReset(resumed time.Time) (found bool) {
-	if g.energyCounter != 0 {
-		return false
-	}
-	assume := func(s *healthState) bool {
-		return s.cause.energyCounter == 0 && !s.cause.notedAt.After(resumed) && s.recordReset()
-	}
-	found = assume(&g.healthState)
-	for _, d := range g.migDevices {
-		found = assume(&d.state) || found
-	}
-	return found
-}
-
-// migDevice finds one of the GPU's; nil where the id is none of theirs.
-func (g *trackedGPU) migDevice(id ID) *trackedDevice {
-	for _, d := range g.migDevices {
-		if d.ID == id {
-			return d
-		}
-	}
-	return nil
+	return !d.goneSince.IsZero() && now.Sub(d.goneSince) >= ttl
 }

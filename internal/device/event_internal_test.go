@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// TestAReportCostsNoMemory where its kind is known, whether it comes from the driver or a
+// TestReportAllocations where its kind is known, whether it comes from the driver or a
 // second witness: not the report itself, nor the rest of the turn that takes it.
-func TestAReportCostsNoMemory(t *testing.T) {
+func TestReportAllocations(t *testing.T) {
 	for name, e := range map[string]Event{
 		"application": {GPU: "GPU-a", Device: "MIG-b", Xid: 31, Action: "restart_app", Class: "application"},
 		"fatal":       {GPU: "GPU-a", Xid: 95, Recovery: RecoveryAfterReset, Action: "reset_gpu"},
@@ -25,14 +25,10 @@ func TestAReportCostsNoMemory(t *testing.T) {
 			})
 			now := time.Now()
 			m.handleListResult(deviceListResult{[]Device{{ID: "GPU-a", GPU: "GPU-a", MIGEnabled: true}, {ID: "MIG-b", GPU: "GPU-a", MIGDeviceIndex: 1}}, nil}, now)
-			m.handleCheckResult(gpuCheckResult{gpu: "GPU-a", startedAt: now}, now)
+			m.tracker.handleCheckResult(gpuCheckResult{gpu: "GPU-a", startedAt: now}, now)
 			turn := func() {
 				m.handleEvent(e, sourceDriver, now, now)
-				m.handleKernelEvents(now)
-				m.detectStalls(now)
-				m.removeExpired(now)
-				m.publish(now)
-				m.saveHistory(now)
+				m.update(now)
 			}
 			turn()
 			if allocs := testing.AllocsPerRun(100, turn); allocs > 0 {

@@ -1,0 +1,309 @@
+package device
+
+import (
+	"errors"
+	"slices"
+	"time"
+)
+
+// Limits of recovery (docs/adr/0012-recovery.md).
+const (
+	minPassedChecks      = 3                // in a row, before a device is healthy again
+	flapWindow           = time.Hour        // turns to unhealthy count for this long
+	maxUnhealthyTimes    = 9                // more make no difference to recoveryPeriod
+	minRecoveryPeriod    = 6 * time.Second  // after two turns in the window; each further turn doubles it
+	maxRecoveryPeriod    = 10 * time.Minute //
+	maxFailedResets      = 2                // then the action is ActionReplace
+	failedResetsWindow   = 7 * 24 * time.Hour
+	resetBaselineTimeout = 10 * time.Second // waiting for a check that counts the resets from before a fault
+)
+
+// recheckInterval is between checks of a GPU that is not healthy, and the least between checks that count.
+const recheckInterval = time.Second
+
+// gpuCheckResult is the result of a check of a GPU.
+type gpuCheckResult struct {
+	gpu       GPU
+	seq       uint64 // of the GPU's checks, counted from 1
+	startedAt time.Time
+	evidence  ResetEvidence
+	err       error
+}
+
+// ActionReplace is the Action of a fault that came back after resets.
+const ActionReplace = "replace"
+
+// healthState is the health of one level: a GPU with all its devices, or one MIG device. Evidence changes the state:
+//
+//	evidence                              healthy    suspect    unhealthy   recovering
+//	fault                                 unhealthy  unhealthy  unhealthy   unhealthy
+//	driver released                       unhealthy  unhealthy  unhealthy   unhealthy
+//	report to verify                      suspect    suspect    unhealthy   recovering
+//	check failed without a reason         suspect    suspect    unhealthy   unhealthy
+//	again, a second later                 unhealthy  unhealthy  unhealthy   unhealthy
+//	check of the GPU failed (MIG device)  healthy    suspect    unhealthy   recovering
+//	reset                                 healthy    suspect    unhealthy   recovering
+//	check passed, reset due               healthy    suspect    unhealthy   -
+//	check passed, repair due              healthy    suspect    unhealthy   unhealthy
+//	check passed                          healthy    suspect    recovering  recovering
+//	third check passed in a row           healthy    healthy    healthy     healthy
+//	third within the recovery period      healthy    healthy    recovering  recovering
+//
+// The zero healthState is healthy. Slices are never written after they were set.
+type healthState struct {
+	state     Health
+	cause     healthCause // of Unhealthy and Recovering
+	resetSeen bool        // a reset was seen since the cause, which needs a reset
+
+	passedChecks  int       // in a row
+	firstPassedAt time.Time // start of the first of them
+	lastPassedAt  time.Time
+	softFailedAt  time.Time // a check failed without a reason; zero: none since a passed check
+
+	flaps          uint64      // turns to unhealthy
+	unhealthyTimes []time.Time // turns within flapWindow
+	failedResets   FailedResets
+}
+
+// healthCause is why a device cannot be used. The zero healthCause is none.
+type healthCause struct {
+	reason, action, class string
+	needsReset            bool // the cause lasts until a reset
+	// needsRepair is set if a pending repair must be done first: the cause followed a fault that needs a reset before a check passed.
+	needsRepair bool
+	byPolicy    bool // only the operator's policy marks the device unhealthy; says nothing about the hardware
+	noFault     bool // not a fault: neither counted, reported nor saved
+
+	since   time.Time
+	faultAt time.Time // of the newest fault of this cause
+
+	// A reset ends the cause if it follows notedAt, before which checksBegun checks had begun. resetBaseline counts the earlier resets,
+	// nil: not known yet. energyCounter is the GPU's in an earlier process; 0: unknown.
+	notedAt       time.Time
+	checksBegun   uint64
+	resetBaseline *uint64
+	energyCounter uint64
+}
+
+// FailedResets counts the resets after which a fault came back.
+type FailedResets struct {
+	Reason      string
+	Count       int
+	LastFaultAt time.Time
+}
+
+// evidence is an input of healthState.apply.
+type evidence struct {
+	kind          evidenceKind
+	cause         healthCause // of evidenceFault and evidenceCheckFailed
+	startedAt     time.Time   // of the check
+	repairPending bool        // at a passed check
+	check         uint64      // the check that counted resets; math.MaxUint64: resets counts all
+	resets        uint64      // of the GPU in this process
+	energyCounter uint64      // 0: unknown
+}
+
+type evidenceKind uint8
+
+const (
+	evidenceFault          evidenceKind = iota // a report, a failed check with a reason, a hang, a missing or released GPU
+	evidenceReport                             // checks must verify a report
+	evidenceCheckFailed                        // without a reason: a second check must verify it
+	evidenceGPUCheckFailed                     // of the GPU; for its MIG devices
+	evidenceCheckPassed                        //
+	evidenceResetCount                         // what a check knows about resets
+	evidenceReset                              // a reset that no count shows: a reboot, or a release of a GPU without an energy counter
+)
+
+// transition is the effect of evidence.
+type transition struct {
+	from, to   Health
+	previous   healthCause
+	newCause   bool // the fault has become the cause
+	unverified bool // a second check must verify the failed check
+	save       bool // what the next process must know has changed
+}
+
+// apply returns the state after evidence, and the transition.
+func (s healthState) apply(e evidence, now time.Time) (healthState, transition) {
+	t := transition{from: s.state, previous: s.cause}
+	switch e.kind {
+	case evidenceFault:
+		t.newCause, t.save = s.addFault(e.cause, now)
+	case evidenceReport:
+		s.suspect()
+	case evidenceCheckFailed:
+		if t.unverified = s.addSoftFailure(e.startedAt); !t.unverified {
+			t.newCause, t.save = s.addFault(e.cause, now)
+		}
+	case evidenceGPUCheckFailed:
+		s.passedChecks = 0
+	case evidenceCheckPassed:
+		s.addPassedCheck(e)
+		t.save = s.state == Healthy && t.previous.isFault()
+	case evidenceResetCount:
+		t.save = s.addResetCount(e, now)
+	case evidenceReset:
+		t.save = s.addReset()
+	}
+	t.to = s.state
+	return s, t
+}
+
+// newFailedCheck returns the evidence of a failed check of a GPU with a count of resets.
+func newFailedCheck(c gpuCheckResult, resets uint64) evidence {
+	e := evidence{kind: evidenceFault, startedAt: c.startedAt}
+	e.cause = healthCause{faultAt: c.startedAt, notedAt: c.startedAt, checksBegun: c.seq}
+	var f *Fault
+	switch {
+	case errors.As(c.err, &f):
+		e.cause.reason, e.cause.action, e.cause.needsReset = f.Reason, f.Action, f.NeedsReset
+		if f.NeedsReset { // the GPU answered, so all earlier resets are counted
+			e.cause.resetBaseline = new(resets)
+		}
+	case errors.Is(c.err, ErrLost):
+		e.cause.reason, e.cause.action = "lost", "reboot"
+	default:
+		e.kind, e.cause.reason = evidenceCheckFailed, "check_failed"
+	}
+	return e
+}
+
+func (c healthCause) isFault() bool { return c.reason != "" && !c.noFault }
+
+func (s *healthState) suspect() {
+	s.passedChecks = 0
+	if s.state == Healthy {
+		s.state = Suspect
+	}
+}
+
+// addSoftFailure adds a check that failed without a reason, and reports whether a second check must verify the failure. After a
+// fault, and a second after an unverified failure, none must.
+func (s *healthState) addSoftFailure(startedAt time.Time) (unverified bool) {
+	if s.cause.isFault() || !s.softFailedAt.IsZero() && startedAt.Sub(s.softFailedAt) >= recheckInterval {
+		return false
+	}
+	if s.softFailedAt.IsZero() {
+		s.softFailedAt = startedAt
+	}
+	s.suspect()
+	return true
+}
+
+// addFault adds a fault. The first of several faults is the cause, unless a later one alone needs a reset. A fault that comes after
+// the previous one is over, as far as known, is a new cause.
+func (s *healthState) addFault(c healthCause, now time.Time) (isNew, save bool) {
+	was := s.cause
+	over := s.state == Recovering || s.resetSeen && c.needsReset
+	c.needsRepair = !c.needsReset && s.passedChecks == 0 && (was.needsReset || was.needsRepair)
+	s.passedChecks, s.softFailedAt, s.state = 0, time.Time{}, Unhealthy
+	switch {
+	case c.noFault && was.reason != "":
+		return false, false
+	case was.isFault() && !over && (was.needsReset || !c.needsReset):
+		// The GPU failed again, so only resets from now on count. A check that began before the newest report shows no new fault.
+		if c.needsReset && (c.resetBaseline == nil || c.checksBegun > was.checksBegun) {
+			s.cause.faultAt, s.cause.notedAt, s.cause.checksBegun, s.cause.resetBaseline = c.faultAt, c.notedAt, c.checksBegun, c.resetBaseline
+			s.cause.energyCounter = 0
+			s.failedResets.addFault(s.cause, now)
+			save = was.resetBaseline != nil && (c.resetBaseline == nil || *c.resetBaseline != *was.resetBaseline)
+		}
+		return false, save
+	}
+	if !was.isFault() && !c.noFault {
+		s.flaps++
+		times := slices.DeleteFunc(append(slices.Clone(s.unhealthyTimes), now), func(at time.Time) bool { return now.Sub(at) >= flapWindow })
+		s.unhealthyTimes = times[max(0, len(times)-maxUnhealthyTimes):]
+	}
+	c.since = now
+	if was.reason == c.reason {
+		c.since = was.since
+	}
+	s.failedResets.addFault(c, now)
+	if c.needsReset && s.failedResets.Reason == c.reason && s.failedResets.Count >= maxFailedResets {
+		c.action = ActionReplace
+	}
+	s.cause, s.resetSeen = c, false
+	return true, !c.noFault
+}
+
+// addFault starts a new count if the fault is another one, or the last one was long ago.
+func (r *FailedResets) addFault(c healthCause, now time.Time) {
+	if !c.needsReset || c.byPolicy {
+		return
+	}
+	if r.Reason != c.reason || now.Sub(r.LastFaultAt) > failedResetsWindow {
+		*r = FailedResets{Reason: c.reason}
+	}
+	r.LastFaultAt = now
+}
+
+// addResetCount looks for a reset since the cause: this process saw one, or the energy counter is below the value in an earlier process.
+//
+// The first check after a reset sees the reset, and the driver may report a fault before that check. The baseline is therefore the
+// count of a check that began after the fault. If calls hang and no check ends before resetBaselineTimeout, the next reset counts.
+func (s *healthState) addResetCount(e evidence, now time.Time) (save bool) {
+	c := &s.cause
+	if c.needsReset && c.resetBaseline == nil && (e.check > c.checksBegun || now.Sub(c.notedAt) > resetBaselineTimeout) {
+		c.resetBaseline, save = new(e.resets), true
+	}
+	seen := c.resetBaseline != nil && e.resets > *c.resetBaseline || e.energyCounter != 0 && e.energyCounter < c.energyCounter
+	if e.energyCounter != 0 {
+		c.energyCounter = 0 // compare once; later resets are seen by this process
+	}
+	return seen && s.addReset() || save
+}
+
+// addReset adds a reset, and reports whether the cause needed one.
+func (s *healthState) addReset() bool {
+	if !s.cause.needsReset || s.resetSeen {
+		return false
+	}
+	s.resetSeen = true
+	if s.failedResets.Reason == s.cause.reason {
+		s.failedResets.Count++
+	}
+	return true
+}
+
+// addPassedCheck adds a passed check. Checks in quick succession, as after many reports, count as one.
+func (s *healthState) addPassedCheck(e evidence) {
+	s.softFailedAt = time.Time{}
+	if s.state == Healthy {
+		return
+	}
+	if c := s.cause; c.needsReset && !s.resetSeen || (c.needsReset || c.needsRepair) && e.repairPending {
+		s.state, s.passedChecks = Unhealthy, 0
+		return
+	}
+	if s.state == Unhealthy {
+		s.state = Recovering
+	}
+	if s.passedChecks > 0 && e.startedAt.Sub(s.lastPassedAt) < recheckInterval {
+		return
+	}
+	if s.passedChecks == 0 {
+		s.firstPassedAt = e.startedAt
+	}
+	s.lastPassedAt = e.startedAt
+	s.passedChecks++
+	if s.passedChecks < minPassedChecks || s.state == Recovering && e.startedAt.Sub(s.firstPassedAt) < s.recoveryPeriod(e.startedAt) {
+		return
+	}
+	s.state, s.cause, s.resetSeen, s.passedChecks = Healthy, healthCause{}, false, 0
+}
+
+// recoveryPeriod returns the minimum time in Recovering. After a single turn to unhealthy in flapWindow, three checks suffice.
+func (s *healthState) recoveryPeriod(now time.Time) time.Duration {
+	n := 0
+	for _, at := range s.unhealthyTimes {
+		if now.Sub(at) < flapWindow {
+			n++
+		}
+	}
+	if n < 2 {
+		return 0
+	}
+	return min(minRecoveryPeriod<<(n-2), maxRecoveryPeriod)
+}

@@ -1,0 +1,106 @@
+package device
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// healthTable returns the rows of the table in healthState's doc comment: the evidence and the four states after it.
+func healthTable(t *testing.T) (rows [][5]string) {
+	t.Helper()
+	source, err := os.ReadFile("health.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(source), "//\tevidence ")
+	table, _, _ = strings.Cut(table, "//\n")
+	for line := range strings.SplitSeq(table, "\n") {
+		line, isRow := strings.CutPrefix(line, "//\t")
+		words := strings.Fields(line)
+		if !isRow || len(words) < 5 {
+			continue
+		}
+		states := words[len(words)-4:]
+		rows = append(rows, [5]string{strings.Join(words[:len(words)-4], " "), states[0], states[1], states[2], states[3]})
+	}
+	return rows
+}
+
+// TestHealthTable applies each evidence of the table to a health in each state.
+func TestHealthTable(t *testing.T) {
+	begin := time.Unix(1_000_000, 0)
+	second := func(n int) time.Time { return begin.Add(time.Duration(n) * time.Second) }
+	passed := func(n int) evidence { return evidence{kind: evidenceCheckPassed, startedAt: second(n)} }
+	fault := evidence{cause: healthCause{reason: "xid_95", needsReset: true, notedAt: begin, resetBaseline: new(uint64(0))}}
+	failed := func(n int) evidence {
+		return evidence{kind: evidenceCheckFailed, cause: healthCause{reason: "check_failed"}, startedAt: second(n)}
+	}
+	reset, repair := evidence{kind: evidenceResetCount, resets: 1}, passed(10)
+	repair.repairPending = true
+	events := map[string][]evidence{
+		"fault":                                {fault},
+		"driver released":                      {{cause: healthCause{reason: "released", noFault: true}}},
+		"report to verify":                     {{kind: evidenceReport}},
+		"check failed without a reason":        {failed(10)},
+		"again, a second later":                {failed(10), failed(11)},
+		"check of the GPU failed (MIG device)": {{kind: evidenceGPUCheckFailed}},
+		"reset":                                {reset},
+		"check passed, reset due":              {passed(10)},
+		"check passed, repair due":             {reset, repair},
+		"check passed":                         {reset, passed(10)},
+		"third check passed in a row":          {reset, passed(10), passed(11), passed(12)},
+		"third within the recovery period":     {reset, passed(10), passed(11), passed(12)},
+	}
+	apply := func(s healthState, list ...evidence) healthState {
+		for _, e := range list {
+			var tr transition
+			from := s.state
+			if s, tr = s.apply(e, begin); tr.from != from || tr.to != s.state {
+				t.Errorf("transition from %s to %s, want from %s to %s", tr.from, tr.to, from, s.state)
+			}
+		}
+		return s
+	}
+	names := [...]string{"healthy", "suspect", "unhealthy", "recovering"}
+	rows := healthTable(t)
+	if len(rows) != len(events) {
+		t.Errorf("the table has %d rows, want %d", len(rows), len(events))
+	}
+	for _, row := range rows {
+		var start healthState
+		if row[0] == "third within the recovery period" {
+			start.unhealthyTimes = []time.Time{begin, begin, begin}
+		}
+		unhealthy := apply(start, fault)
+		for i, s := range []healthState{start, apply(start, evidence{kind: evidenceReport}), unhealthy, apply(unhealthy, reset, passed(9))} {
+			if s.state != AllHealth[i] {
+				t.Fatalf("start state %s, want %s", s.state, AllHealth[i])
+			}
+			want, list := row[i+1], events[row[0]]
+			if list == nil {
+				t.Errorf("no evidence %q", row[0])
+			}
+			if got := apply(s, list...).state; want != "-" && names[got] != want {
+				t.Errorf("%s: %s → %s, want %s", row[0], s.state, got, want)
+			}
+		}
+	}
+}
+
+// TestApplyIsPure applies evidence twice to the same health.
+func TestApplyIsPure(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	s := healthState{unhealthyTimes: make([]time.Time, 1, 9)}
+	s.unhealthyTimes[0] = now
+	for _, reason := range []string{"xid_95", "lost"} {
+		next, tr := s.apply(evidence{cause: healthCause{reason: reason}}, now.Add(time.Second))
+		if !tr.newCause || !tr.save || next.cause.reason != reason || next.flaps != 1 || len(next.unhealthyTimes) != 2 {
+			t.Errorf("%s: %+v, %+v", reason, next, tr)
+		}
+		if s.state != Healthy || len(s.unhealthyTimes) != 1 || s.unhealthyTimes[:2][1] != (time.Time{}) {
+			t.Errorf("%s: the health that apply was called on has changed: %+v", reason, s)
+		}
+	}
+}

@@ -1,0 +1,32 @@
+package device
+
+import (
+	"log/slog"
+	"time"
+)
+
+// HistoryStore keeps the health of devices across processes.
+type HistoryStore interface {
+	// Save stores a history in the background. The Monitor calls Save at most a few times a second, and at once if a
+	// device turns unhealthy.
+	Save(h HealthHistory)
+	// ExportedCounts returns the history whose counts may be published, nil for all zero: a published count must not
+	// fall if the process is killed. Health is published without waiting for the store.
+	ExportedCounts() *HealthHistory
+}
+
+// MonitorOptions configure a Monitor. All functions must return quickly.
+type MonitorOptions struct {
+	Log *slog.Logger
+	// UnhealthyTimeout is how long a call about a GPU may run before the GPU is unhealthy; 0 is 30 seconds.
+	UnhealthyTimeout time.Duration
+	History          HealthHistory // from the previous process
+	Store            HistoryStore  // nil: health is not saved, and all counts are published
+	// IsAllocated reports whether a container has a device. An allocated device that is gone stays in the Inventory.
+	// nil: no device is allocated.
+	IsAllocated func(ID) bool
+	// Policy returns the operator's policy for an Xid, at each report; nil: PolicyDefault.
+	Policy func(xid uint64) Policy
+	// OnHealthEvent receives each event, in order, and before the Inventory has the resulting status; nil: none does.
+	OnHealthEvent func(HealthEvent)
+}

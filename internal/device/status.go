@@ -1,0 +1,104 @@
+package device
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/pubsub"
+)
+
+// Inventory publishes the status of all devices. The zero Inventory holds nil: no device is known yet.
+type Inventory struct{ pubsub.Value[[]Status] }
+
+// Set replaces the statuses. The caller hands over the slice and all that it refers to; nil is published as an empty list.
+func (inv *Inventory) Set(statuses []Status) {
+	if statuses == nil {
+		statuses = []Status{}
+	}
+	inv.Value.Set(statuses)
+}
+
+// Status is a device and its newest health. A published Status is immutable.
+type Status struct {
+	Device
+	Healthy bool // in the kubelet's device list: Health is Healthy or Suspect
+	Health  Health
+	Flaps   uint64    // how often the device turned unhealthy, alone or with its GPU
+	Reason  string    // why the device is unhealthy, one word: "xid_79", "lost"; empty if healthy
+	Action  string    // what the operator should do: "reset_gpu", "reboot"; empty if unknown or done
+	Since   time.Time // when Healthy or Reason last changed
+	Gone    bool      // absent from the newest listing: not read, and its instance ids may be reused
+	Xids    []Xid     // the GPU's Xids, by code
+}
+
+// NoMIGDevices is the reason why nothing of a MIG-enabled GPU can be allocated: the GPU has no MIG device.
+const NoMIGDevices = "no_mig_devices"
+
+// Unallocatable returns the reason why nothing of a listed GPU can be allocated, in one word; empty if something
+// can, or for a MIG device. All are the statuses of the node. It is the one source of this reason.
+func (s Status) Unallocatable(all []Status) string {
+	ownMIGDevice := func(o Status) bool { return o.GPU == s.GPU && !o.WholeGPU() && !o.Gone }
+	if !s.WholeGPU() || !s.MIGEnabled || s.Gone || slices.ContainsFunc(all, ownMIGDevice) {
+		return ""
+	}
+	return NoMIGDevices
+}
+
+// EqualExceptXids reports whether two statuses differ at most in their Xids.
+func (s Status) EqualExceptXids(o Status) bool {
+	return s.Equal(o.Device) && s.Healthy == o.Healthy && s.Health == o.Health && s.Flaps == o.Flaps && s.Reason == o.Reason &&
+		s.Gone == o.Gone && s.Action == o.Action && s.Since.Equal(o.Since)
+}
+
+func (s Status) equal(o Status) bool { return s.EqualExceptXids(o) && slices.Equal(s.Xids, o.Xids) }
+
+// Health is the health state of a device.
+type Health uint8
+
+// The health states.
+const (
+	Healthy    Health = iota
+	Suspect           // a report or a failed check is being verified; the device stays in use
+	Unhealthy         // a fault was found
+	Recovering        // the fault is over, but too few checks have passed since
+)
+
+// AllHealth lists the health states.
+var AllHealth = [...]Health{Healthy, Suspect, Unhealthy, Recovering}
+
+// String returns the state's name in metrics, JSON and tables.
+func (h Health) String() string {
+	if names := [...]string{Healthy: "well", Suspect: "suspect", Unhealthy: "unhealthy", Recovering: "probation"}; int(h) < len(names) {
+		return names[h]
+	}
+	return "unknown"
+}
+
+// Xid counts the Xids of one code of a GPU, across processes if the counts were saved (HealthRecord.Xids).
+type Xid struct {
+	Code  uint64
+	Count uint64
+	Last  time.Time // of the newest counted Xid; zero: none
+	// LastHistorical is the time of the newest Xid from before podgauge listened; such Xids are not counted. Zero: none.
+	LastHistorical time.Time
+}
+
+func xidReason(xid uint64) string { return "xid_" + strconv.FormatUint(xid, 10) }
+
+// HealthEvent is a driver report about a GPU, or a fault that turned devices unhealthy.
+type HealthEvent struct {
+	At  time.Time
+	GPU GPU
+	// Affected are the affected devices as they were: the MIG device of the report, or the GPU and all its MIG devices.
+	Affected []Device
+	Xid      uint64 // 0 if not an Xid
+	Reason   string // "xid_79", "lost", "not_answering"
+	Class    string // as in Event; empty if a check found the fault
+	Action   string // as in Status
+	// MarkedUnhealthy is set if the event turned the affected devices unhealthy.
+	MarkedUnhealthy bool
+	// Source and Historical are as in Event.
+	Source     string
+	Historical bool
+}

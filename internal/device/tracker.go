@@ -1,0 +1,339 @@
+package device
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/loglimit"
+)
+
+const (
+	tickInterval      = 250 * time.Millisecond // least between publications, and between saves, of counts alone
+	logInterval       = 10 * time.Second       // between log lines about one kind of event of a device
+	firstCheckTimeout = 5 * time.Second        // after a listing or an unverified failure, until a GPU does not answer
+)
+
+// deviceTracker holds the health of all devices, publishes it and saves it. A deviceTracker makes no calls to the driver and belongs
+// to the goroutine of Monitor.Run.
+type deviceTracker struct {
+	options   MonitorOptions
+	inventory *Inventory
+	log       *slog.Logger
+	limiter   *loglimit.Limiter[eventLogKey]
+
+	devices      []*trackedDevice // ordered by Device.Compare
+	gpus         map[GPU]*trackedGPU
+	listed       bool        // after the first listing
+	released     healthCause // of all devices while the driver is released; zero: the driver is in use
+	lastOutageAt time.Time   // when the driver's events were last interrupted
+
+	published   []Status // nil: none yet
+	publishedAt time.Time
+	scratch     []Status // compared with published
+
+	absentRecords   map[recordKey]HealthRecord // of devices that are not tracked
+	savedHistory    *HealthHistory             // the newest of HistoryStore.ExportedCounts
+	awaitRecovering bool                       // the first publication waits for recovering devices
+	historyLost     bool                       // as in HealthHistory; until the first publication
+	historyChanged  bool                       // a cause has, since the last save
+	countsChanged   bool                       // a count has, since the last save
+	historySavedAt  time.Time
+}
+
+// eventLogKey identifies log lines about one kind of event of a device.
+type eventLogKey struct {
+	gpu    GPU
+	device ID
+	reason string
+}
+
+func newDeviceTracker(inventory *Inventory, o MonitorOptions) *deviceTracker {
+	return &deviceTracker{
+		options: o, inventory: inventory, log: o.Log, limiter: loglimit.New[eventLogKey](logInterval),
+		gpus: map[GPU]*trackedGPU{}, absentRecords: map[recordKey]HealthRecord{},
+	}
+}
+
+// apply applies evidence to one level of a GPU: to the GPU if id is empty.
+func (t *deviceTracker) apply(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
+	next, tr := s.apply(e, now)
+	*s = next
+	t.historyChanged = t.historyChanged || tr.save
+	if tr.newCause || tr.from != tr.to && tr.previous.reason != "" {
+		level := slog.LevelInfo
+		if tr.to == Unhealthy && s.cause.isFault() {
+			level = slog.LevelWarn
+		}
+		message := [...]string{"device healthy", "device suspect", "device unhealthy", "device recovering"}[tr.to]
+		t.log.Log(context.Background(), level, message, "gpu", g.gpu, "device", id, "from", tr.from, "to", tr.to,
+			"reason", s.cause.reason, "previous_reason", tr.previous.reason, "action", s.cause.action, "flaps", s.flaps)
+	}
+	return tr
+}
+
+func (t *deviceTracker) applyAll(g *trackedGPU, e evidence, now time.Time) {
+	for id, s := range g.levels() {
+		t.apply(g, id, s, e, now)
+	}
+}
+
+// addFault applies a fault to one level of a GPU.
+func (t *deviceTracker) addFault(g *trackedGPU, id ID, s *healthState, e evidence, now time.Time) transition {
+	tr := t.apply(g, id, s, e, now)
+	g.assessed = g.assessed || id == "" && !tr.unverified
+	if t.released.reason != "" { // a reset may come before the next check
+		t.apply(g, id, s, evidence{kind: evidenceResetCount, check: math.MaxUint64, resets: g.resets}, now)
+	}
+	return tr
+}
+
+// addGPUFault applies a fault of the GPU that no event reported.
+func (t *deviceTracker) addGPUFault(g *trackedGPU, e evidence, now time.Time) transition {
+	tr := t.addFault(g, "", &g.health, e, now)
+	if tr.newCause && e.cause.isFault() {
+		t.notify(HealthEvent{
+			At: now, GPU: g.gpu, Affected: g.affected, Reason: e.cause.reason, Action: g.health.cause.action, MarkedUnhealthy: true,
+		})
+	}
+	return tr
+}
+
+func (t *deviceTracker) notify(e HealthEvent) {
+	if t.options.OnHealthEvent != nil {
+		t.options.OnHealthEvent(e)
+	}
+}
+
+// release marks all devices unhealthy until their checks pass after resume. The cause is no fault.
+func (t *deviceTracker) release(reason string, now time.Time) {
+	t.released = healthCause{reason: reason, noFault: true}
+	for _, g := range t.gpus {
+		t.applyAll(g, evidence{kind: evidenceResetCount, check: math.MaxUint64, resets: g.resets}, now) // resets from now on count
+		t.addGPUFault(g, evidence{cause: t.released}, now)
+	}
+}
+
+// checkAll makes a check of each GPU due: the cause of a problem is unknown.
+func (t *deviceTracker) checkAll() {
+	for _, g := range t.gpus {
+		g.checkNow = true
+	}
+}
+
+// handleEvent handles a driver report of an event at a time. Reports of a known kind cost no memory (TestReportAllocations).
+func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
+	g := t.gpus[e.GPU]
+	if g == nil {
+		if t.limiter.Allow(eventLogKey{reason: xidReason(e.Xid)}, now) {
+			t.log.Warn("driver event about an unknown GPU, checking all GPUs", "gpu", e.GPU, "xid", e.Xid)
+		}
+		t.checkAll()
+		return
+	}
+	if e.Xid == 0 && e.Kind == "" {
+		return
+	}
+	counter := g.eventCounters.find(e)
+	if counter == nil { // too many kinds
+		counter = &eventCounter{reason: e.reason()}
+	}
+	t.countsChanged = true
+	if e.Historical {
+		counter.LastHistorical = latest(counter.LastHistorical, at)
+	} else if !counter.record(source, at, now, t.lastOutageAt) {
+		return
+	}
+	g.countsChanged = true
+	policy := PolicyDefault
+	if t.options.Policy != nil && e.Xid != 0 {
+		policy = t.options.Policy(e.Xid)
+	}
+	if policy == PolicyIgnore {
+		return
+	}
+	byPolicy := !e.Historical && policy.apply(&e)
+	if t.limiter.Allow(eventLogKey{g.gpu, e.Device, counter.reason}, now) {
+		level := slog.LevelInfo
+		if policy == PolicyWarn {
+			level = slog.LevelWarn
+		}
+		t.log.Log(context.Background(), level, "driver event", "gpu", e.GPU, "device", e.Device, "xid", e.Xid, "kind", e.Kind,
+			"fatal", e.Recovery == RecoveryAfterReset, "action", e.Action, "count", counter.Count)
+	}
+	id, s, affected := g.level(e.Device)
+	event := HealthEvent{
+		At: at, GPU: e.GPU, Affected: affected, Xid: e.Xid, Reason: counter.reason, Class: e.Class, Action: e.Action,
+		Source: e.Source, Historical: e.Historical,
+	}
+	switch e.Recovery {
+	case RecoveryAfterReset:
+		event.MarkedUnhealthy = t.addFault(g, id, s, evidence{cause: healthCause{
+			reason: counter.reason, action: e.Action, class: e.Class, needsReset: true, byPolicy: byPolicy,
+			faultAt: now, notedAt: now, checksBegun: g.checksBegun,
+		}}, now).newCause
+		if s.cause.reason == counter.reason {
+			event.Action = s.cause.action
+		}
+	case RecoveryChecksPass:
+		t.apply(g, id, s, evidence{kind: evidenceReport}, now)
+	}
+	t.notify(event)
+	g.checkNow = true // a check may read more about the event
+}
+
+// handleCheckResult handles the result of a check.
+func (t *deviceTracker) handleCheckResult(c gpuCheckResult, now time.Time) {
+	g := t.gpus[c.gpu]
+	if g == nil || c.seq > g.checksBegun { // the GPU was removed, and maybe added again
+		return
+	}
+	if errors.Is(c.err, ErrStalled) { // the check made no call
+		if g.stalledSince.IsZero() {
+			g.stalledSince = c.startedAt
+		}
+		return
+	}
+	g.stalledSince = time.Time{}
+	t.addResetCount(g, c, now)
+	if c.err != nil {
+		t.addFailedCheck(g, c, now)
+		return
+	}
+	g.assessed = true
+	if g.listed {
+		t.applyAll(g, evidence{kind: evidenceCheckPassed, startedAt: c.startedAt, repairPending: c.evidence.RepairPending}, now)
+	}
+}
+
+// addResetCount applies what a check knows about resets.
+func (t *deviceTracker) addResetCount(g *trackedGPU, c gpuCheckResult, now time.Time) {
+	g.resets = max(g.resets, c.evidence.Resets) // a failed check may not know the count
+	if c.evidence.EnergyCounter != 0 {
+		g.energyCounter = c.evidence.EnergyCounter
+	}
+	t.applyAll(g, evidence{kind: evidenceResetCount, check: c.seq, resets: g.resets, energyCounter: c.evidence.EnergyCounter}, now)
+	t.resetAbsentRecords(g.gpu, c.evidence.EnergyCounter, now)
+	if g.resumedAt.IsZero() || c.err != nil && !errors.As(c.err, new(*Fault)) {
+		return
+	}
+	// Without an energy counter a reset between release and resume leaves no trace, so a cause from before the resume counts as
+	// reset. The GPU has answered: before its first answer, the counter is only unknown.
+	for id, s := range g.levels() {
+		if g.energyCounter == 0 && s.cause.energyCounter == 0 && !s.cause.notedAt.After(g.resumedAt) {
+			t.apply(g, id, s, evidence{kind: evidenceReset}, now)
+		}
+	}
+	g.resumedAt = time.Time{}
+}
+
+// addFailedCheck applies a failed check. A failure without a reason must be verified by a second check.
+func (t *deviceTracker) addFailedCheck(g *trackedGPU, c gpuCheckResult, now time.Time) {
+	for _, d := range g.migDevices {
+		t.apply(g, d.ID, &d.health, evidence{kind: evidenceGPUCheckFailed}, now)
+	}
+	if t.addGPUFault(g, newFailedCheck(c, g.resets), now).unverified {
+		g.checkDeadline = now.Add(firstCheckTimeout)
+		t.log.Info("check failed, checking again", "gpu", g.gpu, "err", c.err)
+	}
+}
+
+// merge updates the devices from a listing.
+func (t *deviceTracker) merge(devices []Device, now time.Time) {
+	for _, g := range t.gpus {
+		g.listed = false
+	}
+	listed := map[ID]bool{}
+	for _, d := range devices {
+		g := t.gpus[d.GPU]
+		if g == nil {
+			g = &trackedGPU{gpu: d.GPU, number: len(t.gpus), firstListedAt: now, checkDeadline: now.Add(firstCheckTimeout)}
+			t.gpus[d.GPU] = g
+			t.historyChanged = true // the next process must know that the GPU was present
+			t.restoreRecord(g, "", &g.health, now)
+		}
+		i := slices.IndexFunc(t.devices, func(o *trackedDevice) bool { return o.ID == d.ID })
+		if i < 0 {
+			i = len(t.devices)
+			t.devices = append(t.devices, &trackedDevice{})
+			if !d.WholeGPU() {
+				t.restoreRecord(g, d.ID, &t.devices[i].health, now)
+			}
+		}
+		dev := t.devices[i]
+		dev.Device, dev.gpu, dev.goneSince = d, g, time.Time{}
+		g.listed, listed[d.ID] = true, true
+		if d.WholeGPU() {
+			g.device, g.goneSince = d, time.Time{}
+			g.device.DeviceNodes, g.device.InfoLabels = nil, nil
+		}
+	}
+	t.restoreAbsent(now)
+	for _, dev := range t.devices {
+		if !listed[dev.ID] && dev.goneSince.IsZero() {
+			dev.goneSince = now
+			t.log.Info("device is gone", "device", dev.ID, "gpu", dev.GPU, "profile", dev.Profile)
+		}
+	}
+	for _, g := range t.gpus {
+		if !g.listed { // affects the devices known so far
+			if g.goneSince.IsZero() {
+				g.goneSince = now
+			}
+			t.addGPUFault(g, evidence{cause: healthCause{reason: ReasonGone, faultAt: now, notedAt: now}}, now)
+		}
+	}
+	t.group()
+	t.listed = true
+}
+
+// group assigns the MIG devices and the affected devices of each GPU.
+func (t *deviceTracker) group() {
+	slices.SortFunc(t.devices, func(a, b *trackedDevice) int { return a.Compare(b.Device) })
+	for _, g := range t.gpus {
+		g.migDevices, g.affected = nil, nil
+	}
+	for _, d := range t.devices {
+		d.affected = []Device{d.Device}
+		g := d.gpu
+		if d.goneSince.IsZero() || d.WholeGPU() {
+			g.affected = append(g.affected, d.Device)
+		}
+		if !d.WholeGPU() {
+			g.migDevices = append(g.migDevices, d)
+		}
+	}
+}
+
+// isAllocated reports whether a container has the device.
+func (t *deviceTracker) isAllocated(id ID) bool {
+	return t.options.IsAllocated != nil && t.options.IsAllocated(id)
+}
+
+// removeExpired removes devices that have been gone for their TTL, unless allocated.
+func (t *deviceTracker) removeExpired(now time.Time) {
+	before := len(t.devices)
+	t.devices = slices.DeleteFunc(t.devices, func(d *trackedDevice) bool {
+		expired := d.expired(now) && !t.isAllocated(d.ID)
+		if expired && !d.WholeGPU() {
+			t.keepRecord(d.gpu, d.ID, &d.health, now)
+		}
+		return expired
+	})
+	if len(t.devices) == before {
+		return
+	}
+	t.historyChanged = true
+	maps.DeleteFunc(t.gpus, func(_ GPU, g *trackedGPU) bool {
+		removed := !slices.ContainsFunc(t.devices, func(d *trackedDevice) bool { return d.gpu == g })
+		if removed {
+			t.keepRecord(g, "", &g.health, now)
+		}
+		return removed
+	})
+	t.group()
+}
