@@ -7,52 +7,46 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// maxOwners is how many owners of a device keep their counts, as many as podresources
-// remembers. The count of no owner is kept besides.
+// maxOwners bounds the owners of a device with counts, as podresources bounds recent allocations. The count without owner is extra.
 const maxOwners = 8
 
-// attribution attributes what a device's counters rise by to the owner of the device at that time
-// (docs/adr/0003-holder-counters.md). The counts of all owners that a device ever had sum up to
-// what its own counter rose by since it was first read.
+// attribution attributes the increase of a device's counters to the owner at that time (docs/adr/0003-holder-counters.md). The
+// counts of all owners of a device sum up to the increase since its first reading.
 //
-// What a counter rises by between two readings is due to the owner at the first of them. At an
-// Allocate the counters are read at once: that reading ends the predecessor's share, also where
-// a collection is under way that read the device before. From then on the rise waits until the
-// allocation has an owner. It counts for no owner if the device is allocated again before that.
+// The increase between two readings belongs to the owner at the first one. Each Allocate triggers a reading, which ends the
+// share of the previous owner even if a running collection has read the device before. The increase after an Allocate is
+// pending until the allocation has an owner. If the device is allocated again before that, the increase belongs to no owner.
 type attribution struct {
-	// index is the place of a row of Sources.Metrics among those that are attributed; -1: it
-	// is not.
-	index    []int
-	rowCount int // of those that are
+	index    []int // of each row of Sources.Metrics among the attributed rows; -1: not attributed
+	rowCount int   // attributed rows
 	rates    rateTracker
 
-	mu sync.Mutex
-	// devices are guarded by mu. Collections do not overlap, but an Allocate may come at any time.
+	mu      sync.Mutex // an Allocate may come during a collection
 	devices map[device.ID]*deviceCounters
 }
 
 // deviceCounters are the attributed counters of one device.
 type deviceCounters struct {
 	counters     []attributedCounter
-	unattributed *ownerCounters   // of no owner, and of several at a time
+	unattributed *ownerCounters   // without an owner, or with several
 	owners       []*ownerCounters // the most recent one first
-	// pendingReadings are readings that an Allocate asked for and that have not come, and cut says that
-	// one has come since the collection began. The collection's own reading may be older.
+	// pendingReadings counts the readings of Allocates in progress. readSinceBegin is set if one came since the collection began:
+	// the collection's own reading may be older.
 	pendingReadings int
 	readSinceBegin  bool
 }
 
-// attributedCounter is one counter of a device.
+// attributedCounter is one counter of a device, as of the latest reading.
 type attributedCounter struct {
 	hasReading  bool
-	lastRaw     float64        // the device's own counter at the last reading
-	lastOwner   *ownerCounters // the owner's at the last reading, of which the account may be dropped since
-	lastUnnamed bool           // the owner at the last reading has no name yet
-	pending     float64        // that owner's share
-	reallocated bool           // the device was allocated again since, and could not be read then
+	lastRaw     float64        // of the device
+	lastOwner   *ownerCounters // possibly dropped from deviceCounters.owners since
+	lastUnnamed bool           // the owner has no name yet
+	pending     float64        // share of the unnamed owner
+	reallocated bool           // allocated again since, and not readable then
 }
 
-// ownerCounters is what counters of a device rose by for one owner.
+// ownerCounters are the increases of a device's counters for one owner.
 type ownerCounters struct {
 	owner device.Owner
 	sums  []float64
@@ -70,7 +64,7 @@ func newAttribution(metrics []device.Metric) *attribution {
 	return a
 }
 
-// beginCollection starts a collection: from now on readings are newer than those that came before.
+// beginCollection marks the begin of a collection.
 func (a *attribution) beginCollection() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -79,7 +73,7 @@ func (a *attribution) beginCollection() {
 	}
 }
 
-// expectAllocateReading announces a reading for an Allocate, which take brings. Until then no other counts.
+// expectAllocateReading announces a reading for an Allocate. Until addAllocateReading, other readings of the devices are ignored.
 func (a *attribution) expectAllocateReading(ids []device.ID) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -88,8 +82,7 @@ func (a *attribution) expectAllocateReading(ids []device.ID) {
 	}
 }
 
-// addAllocateReading ends the shares of those who had the devices, at a reading made for an Allocate. If the
-// reading failed, the next one has to do.
+// addAllocateReading ends the shares of the devices' previous owners. If the reading failed, the next one ends them.
 func (a *attribution) addAllocateReading(ids []device.ID, r device.Reading) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,8 +104,8 @@ func (a *attribution) addAllocateReading(ids []device.ID, r device.Reading) {
 	}
 }
 
-// add takes in a collection's reading and returns the owner's count. An unknown owner is none:
-// the rise is counted without labels, once, and stays there when the owner is known.
+// add adds a collection's reading and returns the owner's count. While the owner is unknown, the increase belongs to no owner, also
+// after the owner is known again.
 func (a *attribution) add(id device.ID, row int, raw float64, state device.AllocationState, owner device.Owner) float64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -133,8 +126,8 @@ func (a *attribution) countersOf(id device.ID) *deviceCounters {
 	return d
 }
 
-// forOwner returns an owner's, a new one from 0. Beyond the limit the owner who was not there for
-// longest loses its account: its series has ended, and it begins at 0 if it returns.
+// forOwner returns the counters of an owner, from 0 for a new one. At the limit it drops the least recent owner, whose series has
+// ended and restarts at 0.
 func (d *deviceCounters) forOwner(owner device.Owner) *ownerCounters {
 	if owner == (device.Owner{}) {
 		return d.unattributed
@@ -161,12 +154,11 @@ func (d *deviceCounters) forOwner(owner device.Owner) *ownerCounters {
 	return counters
 }
 
-// add takes in a reading from which on the rise is due to the account's owner; unnamed: to one
-// whose name is to come.
+// add adds a reading. The increase from now on belongs to owner, or to an owner without a name yet.
 func (d *deviceCounters) add(i int, raw float64, owner *ownerCounters, unnamed bool) {
 	c := &d.counters[i]
 	increase := raw - c.lastRaw
-	if increase < 0 { // the driver was loaded again, and its counter began at 0
+	if increase < 0 { // the driver was reloaded and restarted its counter at 0
 		increase = raw
 	}
 	switch {

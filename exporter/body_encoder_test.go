@@ -119,14 +119,14 @@ func TestSparePages(t *testing.T) {
 		e := New(newScrapeFixture(1).sources(), Options{})
 		var used []*scrapeCollection
 		for range 5 {
-			used = append(used, e.waitForCollection(t.Context()))
+			used = append(used, e.waitForCollection(t.Context(), e.isReusable))
 			time.Sleep(maxCollectionAge)
 		}
 		for _, f := range used {
 			e.release(f)
 		}
-		if n := len(e.freePages); n != maxFreePages {
-			t.Errorf("%d pages are kept, want %d", n, maxFreePages)
+		if n := len(e.free); n != maxFreeRendered {
+			t.Errorf("%d pages are kept, want %d", n, maxFreeRendered)
 		}
 	})
 }

@@ -37,7 +37,7 @@ func BenchmarkScrapeAfterAnHourOfPods(b *testing.B) {
 			d := nvlinkFixture()
 			e := New(d.sources(), Options{})
 			collect := func() {
-				f := e.acquire(d.started)
+				f := e.acquire(d.started, e.isReusable)
 				<-f.done
 				e.release(f)
 			}

@@ -2,32 +2,26 @@ package exporter
 
 import (
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// dcgmFamily is a family of dcgm-exporter's, and what it is made of: so dashboards, alerts
-// and autoscalers go on working while people move from one to the other.
+// dcgmFamily is a family of dcgm-exporter. Existing dashboards, alerts and autoscalers work with these during a migration.
 type dcgmFamily struct {
 	name, help string
 	flags      dcgmFlags
-	// sources are rows of a backend, by name and label's value; the family is their sum.
-	sources []dcgmSource
-	// scale turns our unit into theirs.
-	scale float64
+	sources    []dcgmSource // rows by name and label value; the family is their sum
+	scale      float64      // from podgauge's unit to dcgm-exporter's
 }
 
-// dcgmFlags is what sets a row apart.
 type dcgmFlags uint8
 
 const (
 	dcgmCounter dcgmFlags = 1 << iota
-	// dcgmRate has the family be what the sum rose by a second since the last flight.
+	// dcgmRate families are the sum's increase per second.
 	dcgmRate
-	// dcgmWholeGPU is what no slice has of its own: each shows its GPU's.
+	// dcgmWholeGPU families have the GPU's value on each MIG device.
 	dcgmWholeGPU
 )
 
@@ -37,11 +31,10 @@ type dcgmSource struct{ metric, label string }
 
 const mebi = 1.0 / (1 << 20)
 
-// dcgmFamilies are the families of dcgm-exporter's default-counters.csv that NVML can give,
-// with that file's types and helps (https://github.com/NVIDIA/dcgm-exporter, etc/, 4.8).
-// DCGM_FI_DEV_XID_ERRORS is not made of a row, and DCGM_FI_DEV_VGPU_LICENSE_STATUS is of
-// virtual machines alone.
-var dcgmFamilies = []dcgmFamily{
+// dcgmFamilies are the families of dcgm-exporter's default-counters.csv available from NVML, with types and helps of that file
+// (https://github.com/NVIDIA/dcgm-exporter, etc/, 4.8). DCGM_FI_DEV_XID_ERRORS has no row, and
+// DCGM_FI_DEV_VGPU_LICENSE_STATUS exists in virtual machines only.
+var dcgmFamilies = [...]dcgmFamily{
 	{"DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz).", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_clock_hertz", "sm"}}, 1e-6},
 	{"DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz).", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_clock_hertz", "memory"}}, 1e-6},
 	{"DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C).", dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_temperature_celsius", "memory"}}, 1},
@@ -67,37 +60,61 @@ var dcgmFamilies = []dcgmFamily{
 	{"DCGM_FI_PROF_PCIE_RX_BYTES", "The rate of data received over the PCIe bus - including both protocol headers and data payloads - in bytes per second.", dcgmRate | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_pcie_receive_bytes_total", ""}}, 1},
 }
 
-// dcgmSeries are these families on a page; the zero one has none.
-type dcgmSeries struct {
-	families []*family // as dcgmFamilies
-	xid      *family
-	// familyIndexes are the rows of dcgmFamilies that a row of the backend is a part of.
-	familyIndexes [][]int
-	// sums are what was read for the device that is being written, and has which of them
-	// were; for a slice, what it has not is its GPU's.
-	sums, gpuSums       []float64
-	present, gpuPresent []bool
-	rates               rateTracker
+const (
+	dcgmXidFamily familyID = seriesDroppedFamily + 1 + iota
+	firstDCGMFamily
+)
+
+// dcgmDescs returns the descriptions of dcgmXidFamily and of dcgmFamilies.
+func dcgmDescs() []familyDesc {
+	descs := []familyDesc{gaugeDesc("DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered.")}
+	for _, f := range dcgmFamilies {
+		descs = append(descs, familyDesc{name: f.name, help: f.help, counter: f.has(dcgmCounter)})
+	}
+	return descs
 }
 
-func (d *dcgmSeries) register(metrics []device.Metric, add func(familyDesc) *family) {
-	for _, r := range dcgmFamilies {
-		d.families = append(d.families, add(familyDesc{name: r.name, help: r.help, counter: r.has(dcgmCounter)}))
+// DCGMSources returns the rows of each of dcgm-exporter's families, for documentation.
+func DCGMSources() map[string][]string {
+	families := map[string][]string{}
+	for _, f := range dcgmFamilies {
+		for _, s := range f.sources {
+			row := s.metric
+			if s.label != "" {
+				row += "{" + s.label + "}"
+			}
+			families[f.name] = append(families[f.name], row)
+		}
 	}
-	d.xid = add(gaugeDesc("DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered."))
-	d.familyIndexes = make([][]int, len(metrics))
+	return families
+}
+
+// dcgmSeries renders these families.
+type dcgmSeries struct {
+	families [][]int // indexes of dcgmFamilies, by row of Sources.Metrics; nil without Options.DCGM
+	device   dcgmValues
+	gpu      dcgmValues // of the GPU of a MIG device
+}
+
+// dcgmValues are sums by index of dcgmFamilies.
+type dcgmValues struct {
+	sums    [len(dcgmFamilies)]float64
+	present [len(dcgmFamilies)]bool
+}
+
+func newDCGMSeries(metrics []device.Metric) dcgmSeries {
+	s := dcgmSeries{families: make([][]int, len(metrics))}
 	for i, m := range metrics {
-		for index, r := range dcgmFamilies {
-			if slices.ContainsFunc(r.sources, func(f dcgmSource) bool { return f.matches(m) }) {
-				d.familyIndexes[i] = append(d.familyIndexes[i], index)
+		for index, f := range dcgmFamilies {
+			if slices.ContainsFunc(f.sources, func(s dcgmSource) bool { return s.matches(m) }) {
+				s.families[i] = append(s.families[i], index)
 			}
 		}
 	}
-	n := len(dcgmFamilies)
-	d.sums, d.present, d.gpuSums, d.gpuPresent = make([]float64, n), make([]bool, n), make([]float64, n), make([]bool, n)
+	return s
 }
 
-// matches tells whether a row is meant.
+// matches reports whether a row is the source.
 func (s dcgmSource) matches(m device.Metric) bool {
 	if m.Name != s.metric || (len(m.Labels) == 0) != (s.label == "") {
 		return false
@@ -105,74 +122,55 @@ func (s dcgmSource) matches(m device.Metric) bool {
 	return len(m.Labels) == 0 || len(m.Labels) == 1 && m.Labels[0].Value == s.label
 }
 
-// DCGMSources are dcgm-exporter's families, each with the rows of a backend that it is made of:
-// for those who document it, and for a test that they exist.
-func DCGMSources() map[string][]string {
-	families := map[string][]string{}
-	for _, r := range dcgmFamilies {
-		for _, f := range r.sources {
-			row := f.metric
-			if f.label != "" {
-				row += "{" + f.label + "}"
-			}
-			families[r.name] = append(families[r.name], row)
-		}
-	}
-	return families
-}
-
-// renderDCGM writes a device as dcgm-exporter does: a GPU, or in the place of one that is
-// partitioned its GPU instances, with what only the GPU has repeated on each.
-func (d deviceRendering) renderDCGM(samples []device.Sample, gpu []device.Status, now time.Time) {
-	rm := d.rendered
-	c := &rm.dcgm
-	if len(c.families) == 0 {
+// render renders a device as dcgm-exporter does: a whole GPU, or each GPU instance of a partitioned GPU.
+func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample, rates rateTracker) {
+	if c.families == nil {
 		return
 	}
-	clear(c.present)
-	for _, s := range samples {
-		if s.Device != d.status.ID {
-			continue
-		}
-		for _, index := range c.familyIndexes[s.Metric] {
-			if !c.present[index] {
-				c.sums[index], c.present[index] = 0, true
-			}
-			c.sums[index] += s.Value * dcgmFamilies[index].scale
-		}
-	}
+	c.sum(d.status.ID, samples)
 	if d.status.WholeGPU() {
-		copy(c.gpuSums, c.sums)
-		copy(c.gpuPresent, c.present)
-		if d.status.MIGEnabled && slices.ContainsFunc(gpu, func(s device.Status) bool { return !s.WholeGPU() && !s.Gone }) {
+		c.gpu = c.device
+		if d.status.MIGEnabled && slices.ContainsFunc(d.gpu, func(s device.Status) bool { return !s.WholeGPU() && !s.Gone }) {
 			return
 		}
-	} else if !isFirstOfInstance(d.status, gpu) {
+	} else if !isFirstOfInstance(d.status, d.gpu) {
 		return
 	}
 	owner := d.readingOwner
-	if rm.options.StableSeries {
+	if d.store.options.StableSeries {
 		owner = device.Owner{}
 	}
-	group := rm.group(dcgmLabels, d.status, owner)
-	for index, f := range c.families {
-		v, ok := c.sums[index], c.present[index]
-		row := &dcgmFamilies[index]
-		if !ok && row.has(dcgmWholeGPU) {
-			v, ok = c.gpuSums[index], c.gpuPresent[index]
+	group := d.store.group(dcgmLabels, d.status, owner)
+	for index := range dcgmFamilies {
+		f := &dcgmFamilies[index]
+		v, ok := c.device.sums[index], c.device.present[index]
+		if !ok && f.has(dcgmWholeGPU) {
+			v, ok = c.gpu.sums[index], c.gpu.present[index]
 		}
-		if ok && row.has(dcgmRate) {
-			v, ok = c.rates.update(rateKey{d.status.ID, index}, owner, v, now)
+		if ok && f.has(dcgmRate) {
+			v, ok = rates.update(rateKey{d.status.ID, index}, owner, v, d.snapshot.end)
 		}
 		if ok {
-			group.set(seriesID{family: f}, v)
+			group.set(firstDCGMFamily+familyID(index), v)
 		}
 	}
-	group.set(seriesID{family: c.xid}, latestXid(gpu[0].Xids))
+	group.set(dcgmXidFamily, latestXid(d.gpu[0].Xids))
 }
 
-// isFirstOfInstance tells whether a slice is the one of its GPU instance that stands first.
-// One that is gone has none.
+// sum sums the samples of a device by family.
+func (c *dcgmSeries) sum(id device.ID, samples []device.Sample) {
+	c.device = dcgmValues{}
+	for _, s := range samples {
+		if s.Device == id {
+			for _, index := range c.families[s.Metric] {
+				c.device.sums[index] += s.Value * dcgmFamilies[index].scale
+				c.device.present[index] = true
+			}
+		}
+	}
+}
+
+// isFirstOfInstance reports whether a MIG device is the first one of its GPU instance. A device that is gone has no instance.
 func isFirstOfInstance(d device.Status, gpu []device.Status) bool {
 	for _, other := range gpu {
 		if other.ID == d.ID {
@@ -185,7 +183,7 @@ func isFirstOfInstance(d device.Status, gpu []device.Status) bool {
 	return true
 }
 
-// latestXid is the error that was reported last; 0 when none was.
+// latestXid returns the code of the latest Xid; 0 without any.
 func latestXid(xids []device.Xid) float64 {
 	var last device.Xid
 	for _, x := range xids {
@@ -196,41 +194,15 @@ func latestXid(xids []device.Xid) float64 {
 	return float64(last.Code)
 }
 
-// dcgmLabelsOf are the labels that dcgm-exporter has, ordered by name. Those of the holder
-// are there also where they are empty (docs/adr/0002-label-contract.md).
-func dcgmLabelsOf(s device.Status, owner device.Owner, hostname string) []device.Label {
-	labels := append(ownerLabels(owner),
-		device.Label{Name: "gpu", Value: strconv.Itoa(s.Index)},
-		device.Label{Name: "UUID", Value: string(s.GPU)},
-		device.Label{Name: "pci_bus_id", Value: longPCIAddress(s.PCI)},
-		device.Label{Name: "device", Value: "nvidia" + strconv.Itoa(s.Minor)},
-		device.Label{Name: "modelName", Value: s.Model},
-		device.Label{Name: "Hostname", Value: hostname},
-	)
-	for _, label := range s.InfoLabels {
-		if label.Name == "driver_version" {
-			labels = append(labels, device.Label{Name: "DCGM_FI_DRIVER_VERSION", Value: label.Value})
-		}
-	}
-	if !s.WholeGPU() {
-		labels = append(labels, device.Label{Name: "GPU_I_PROFILE", Value: s.Profile}, device.Label{Name: "GPU_I_ID", Value: strconv.Itoa(s.GI)})
-	}
-	return labels
-}
+const (
+	// minRateWindow is the shortest window of a rate. Within the window the previous rate stands, so a frequent reader shortens
+	// no window.
+	minRateWindow = 10 * time.Second
+	// maxRateAge is how long a rate outlives its last update.
+	maxRateAge = time.Hour
+)
 
-// longPCIAddress is an address as NVML writes it: eight digits of domain, in capitals.
-func longPCIAddress(address string) string {
-	domain, rest, ok := strings.Cut(address, ":")
-	if !ok || len(domain) > 8 {
-		return address
-	}
-	return strings.ToUpper(strings.Repeat("0", 8-len(domain)) + domain + ":" + rest)
-}
-
-// maxRateAge is how long a rate's last reading is kept.
-const maxRateAge = time.Hour
-
-// rateTracker turn counters into rates. They belong to the flight.
+// rateTracker turns counters into rates.
 type rateTracker map[rateKey]rateWindow
 
 type rateKey struct {
@@ -238,7 +210,7 @@ type rateKey struct {
 	row    int
 }
 
-// rateWindow is a counter at the begin of a window, and its rate in the window before.
+// rateWindow is a counter at the begin of a window, and the rate in the previous window.
 type rateWindow struct {
 	owner device.Owner
 	value float64
@@ -247,15 +219,11 @@ type rateWindow struct {
 	known bool
 }
 
-// minRateWindow is the shortest window of a rate. Until it has passed the rate of the last window
-// stands, so a reader that comes more often shortens no window.
-const minRateWindow = 10 * time.Second
-
-// update returns the rise of a counter per second in the last window; false if no window has ended
-// since the device got this owner, or if the counter restarted.
+// update returns a counter's increase per second in the last window; false if no window has ended since the device got this
+// owner, or if the counter restarted.
 func (t rateTracker) update(key rateKey, owner device.Owner, value float64, now time.Time) (float64, bool) {
 	last, ok := t[key]
-	if ok && last.owner != owner { // a rate of the owner before is not this one's
+	if ok && last.owner != owner {
 		last, ok = rateWindow{}, false
 	}
 	elapsed := now.Sub(last.begin)
@@ -268,7 +236,6 @@ func (t rateTracker) update(key rateKey, owner device.Owner, value float64, now 
 	return rate, known
 }
 
-// prune drops what is long gone.
 func (t rateTracker) prune(now time.Time) {
 	for key, last := range t {
 		if now.Sub(last.begin) > maxRateAge {

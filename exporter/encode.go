@@ -9,28 +9,21 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 )
 
-// A series' labels are written out once, when it is made, and once for all series of a
-// device that have no others. From then on a scrape costs the copying of them and the
-// formatting of one number; expfmt, which validates and escapes each label each time, took a
-// third of a scrape. A test holds the two to the same bytes.
-
-// textBufferBytes is how much text is made before it is passed on: it is compressed in pieces,
-// and never there as a whole.
+// textBufferBytes is the size of the pieces of text to compress.
 const textBufferBytes = 16 << 10
 
-// write writes the page in the text format, or in OpenMetrics without its end: other
-// families may follow. Errors stay with w.
-func (rm *renderedMetrics) write(w *bufio.Writer, openMetrics bool) {
-	for _, f := range rm.families {
+// write writes the text format, or OpenMetrics without its end, since other families may follow. It copies the label text of each
+// series and formats one number: expfmt, which escapes each label in each scrape, took a third of a scrape. A test compares both.
+// Errors stay with w.
+func (st *seriesStore) write(w *bufio.Writer, openMetrics bool) {
+	for _, f := range st.families {
 		if len(f.series) == 0 {
 			continue
 		}
@@ -47,11 +40,11 @@ func (rm *renderedMetrics) write(w *bufio.Writer, openMetrics bool) {
 	}
 }
 
-// metricFamilies reads the page's own text: for a format that is not text, which few ask for.
-func (rm *renderedMetrics) metricFamilies() ([]*dto.MetricFamily, error) {
+// metricFamilies parses the text, for formats other than text.
+func (st *seriesStore) metricFamilies() ([]*dto.MetricFamily, error) {
 	var text bytes.Buffer
 	w := bufio.NewWriterSize(&text, textBufferBytes)
-	rm.write(w, false)
+	st.write(w, false)
 	if err := w.Flush(); err != nil {
 		return nil, err
 	}
@@ -62,8 +55,7 @@ func (rm *renderedMetrics) metricFamilies() ([]*dto.MetricFamily, error) {
 	return families, err
 }
 
-// appendValue writes a value as the formats have it: OpenMetrics wants a number
-// without an exponent to have a point.
+// appendValue appends a value as expfmt writes it: OpenMetrics requires a point in a number without an exponent.
 func appendValue(b []byte, v float64, openMetrics bool) []byte {
 	switch {
 	case math.IsInf(v, +1):
@@ -81,57 +73,17 @@ func appendValue(b []byte, v float64, openMetrics bool) []byte {
 	return b
 }
 
-// header writes what precedes a family's series. OpenMetrics names a counter without its
-// _total, has no counter that does not end so, as dcgm-exporter's do not, and escapes quotes
-// in the help as well.
-func (d familyDesc) header(openMetrics bool) []byte {
-	name, kind, escaper := d.name, "gauge", helpEscaper
-	if openMetrics {
-		escaper = labelEscaper
-	}
-	if d.counter {
-		kind = "counter"
-		if short, ok := strings.CutSuffix(name, "_total"); openMetrics && ok {
-			name = short
-		} else if openMetrics {
-			kind = "unknown"
-		}
-	}
-	return []byte("# HELP " + name + " " + escaper.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
-}
-
-// formatLabels is labels as they stand between a series' name and its value. What one says may
-// come from a driver or a kubelet, and what is not UTF-8 would cost the whole scrape.
-func formatLabels(labels []device.Label) []byte {
-	var b bytes.Buffer
-	for i, l := range labels {
-		b.WriteByte("{,"[min(i, 1)])
-		b.WriteString(l.Name + `="` + labelEscaper.Replace(strings.ToValidUTF8(l.Value, "\uFFFD")) + `"`)
-	}
-	if len(labels) > 0 {
-		b.WriteByte('}')
-	}
-	b.WriteByte(' ')
-	return bytes.Clone(b.Bytes()) // without the room that it grew by
-}
-
-// What has to be escaped in a help text, and in a label's value.
-var (
-	helpEscaper  = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
-	labelEscaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
-)
-
-// encode writes the page, which may be nil, and the process's own families. A family that cannot be gathered or encoded is
+// encode writes the snapshot, which may be nil, and the process's own families. A family that cannot be gathered or encoded is
 // missing, and the error gives the reason.
-func encode(w *bufio.Writer, rm *renderedMetrics, self prometheus.Gatherer, format expfmt.FormatType) error {
+func encode(w *bufio.Writer, st *seriesStore, self prometheus.Gatherer, format expfmt.FormatType) error {
 	families, err := self.Gather()
 	errs := []error{err}
 	switch {
-	case rm == nil:
+	case st == nil:
 	case format == expfmt.TypeTextPlain, format == expfmt.TypeOpenMetrics:
-		rm.write(w, format == expfmt.TypeOpenMetrics)
+		st.write(w, format == expfmt.TypeOpenMetrics)
 	default:
-		parsed, err := rm.metricFamilies()
+		parsed, err := st.metricFamilies()
 		families, errs = append(parsed, families...), append(errs, err)
 	}
 	var buf bytes.Buffer

@@ -27,7 +27,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 			d.statuses[1].Xids = []device.Xid{{Code: 79, Count: 3, Last: time.Now()}}
 			d.allocate("GPU-0=te\"am/po\nd/c\\", "GPU-1=n/p/c")
 			e := New(d.sources(), Options{})
-			f := e.waitForCollection(t.Context())
+			f := e.waitForCollection(t.Context(), e.isReusable)
 			for _, format := range []expfmt.Format{
 				expfmt.NewFormat(expfmt.TypeTextPlain), expfmt.NewFormat(expfmt.TypeOpenMetrics),
 			} {
@@ -48,7 +48,7 @@ func TestPagesAreWrittenAsExpfmtWritesThem(t *testing.T) {
 					}
 				}
 				var got bytes.Buffer
-				if err := encode(bufio.NewWriter(&got), f.rendered, fixedGatherer(nil), format.FormatType()); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
+				if err := encode(bufio.NewWriter(&got), &f.rendered.seriesStore, fixedGatherer(nil), format.FormatType()); err != nil || !bytes.Equal(got.Bytes(), want.Bytes()) {
 					t.Errorf("%s, %f: %v\ngot\n%s\nwant\n%s", format, v, err, got.Bytes(), want.Bytes())
 				}
 			}

@@ -1,9 +1,7 @@
-// Package exporter renders readings, health and holders over HTTP.
+// Package exporter exports readings, health and allocations over HTTP.
 //
-// A scrape is answered from one flight: every GPU is read and the kubelet is
-// asked who holds what, at the same time and within a fixed budget, and the two
-// are joined on device.ID. Concurrent scrapes share a flight. What is rendered
-// stays in memory from flight to flight, so that only values are written anew.
+// A scrape shows one collection: all GPUs and the kubelet are read at the same time, within a fixed timeout, and joined on
+// device.ID. Concurrent scrapes share a collection.
 package exporter
 
 import (
@@ -13,75 +11,51 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/web/status"
 )
 
 const (
-	// collectionTimeout is how long a flight may take. What is late is left out.
+	// collectionTimeout bounds a collection; late GPUs are left out.
 	collectionTimeout = time.Second
-	// maxCollectionAge is how long after its begin a flight's result may be given to another
-	// scrape, if no allocation, no device's health and no inventory has changed.
+	// maxCollectionAge bounds the age of a collection shared with a later scrape, provided that allocations and health stay the same.
 	maxCollectionAge = time.Second
+	// maxPageReadingsAge bounds the age of a collection shown on the status page, whatever changed since: health and allocations on
+	// the page do not come from it. So all viewers together cause one collection per interval.
+	maxPageReadingsAge = 2 * time.Second
+	// maxFreeRendered bounds the spare renderedMetrics, which take megabytes. More are in use if scrapes overtake slow readers.
+	maxFreeRendered = 1
 )
 
-// maxFreePages is how many pages are kept for flights to come. More are in use where scrapes
-// come faster than they are answered, and they weigh megabytes.
-const maxFreePages = 1
-
-// Options say how it is shown.
-type Options struct {
-	// Filter is of the families that are shown; the zero one takes all.
-	Filter FamilyFilter
-	// StableSeries has the series of devices carry no holder's labels, so that none ends
-	// or begins with a pod, and their counters be the driver's own. Holders are then on
-	// nvidia_gpu_allocation_info alone.
-	StableSeries bool
-	// PodUID puts the pod's UID on nvidia_gpu_allocation_info, where it is known.
-	PodUID bool
-	// SeriesLimit is how many series a scrape may have, this process's own apart; 0:
-	// DefaultSeriesLimit.
-	SeriesLimit int
-	// DCGM adds dcgm-exporter's default families, with its names, units and labels.
-	// Hostname is one of them.
-	DCGM     bool
-	Hostname string
-}
-
-// DefaultSeriesLimit is twice what a node of 16 GPUs has with everything on.
-const DefaultSeriesLimit = 20000
-
-// Exporter renders what its sources say.
+// Exporter exports the node.
 type Exporter struct {
 	sources Sources
 	options Options
-	// collections counts the goroutines that fly, or read for an Allocate; each ends within the budget.
+	// collections counts the goroutines of collections and of readings for Allocates; all end within collectionTimeout.
 	collections sync.WaitGroup
 	encoder     bodyEncoder
 	sender      sender
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	newest    *scrapeCollection
-	freePages []*renderedMetrics // pages that nobody reads, to be rendered on next
+	newest *scrapeCollection
+	free   []*renderedMetrics // without users
 
-	// attribution is used by the flight that is under way, of which there is one at a time, and by
-	// Mark.
+	// attribution is used by the running collection, and by ReadAllocated.
 	attribution *attribution
 }
 
-// scrapeCollection is one snapshot in the making, or made.
+// scrapeCollection is a collection, running or finished.
 type scrapeCollection struct {
 	begin    time.Time
-	done     chan struct{}    // closed when the page is rendered
-	rendered *renderedMetrics // not written after done is closed, until nobody uses it
+	done     chan struct{}    // closed when the collection is finished
+	rendered *renderedMetrics // not written after done is closed, until there are no users
 	users    int              // guarded by Exporter.mu
 	statuses []device.Status
-	// stale is closed when an allocation has changed since the flight began.
-	stale <-chan struct{}
-	// bodies are the answers to its scrapes. They are guarded by bodyEncoder.mu.
-	bodies map[representation]*scrapeBody
+	stale    <-chan struct{}                // closed when an allocation has changed since begin
+	bodies   map[representation]*scrapeBody // guarded by bodyEncoder.mu
 }
 
-// New makes an exporter. It asks nobody before the first scrape.
+// New returns an exporter. It reads nothing before the first scrape.
 func New(s Sources, o Options) *Exporter {
 	if o.SeriesLimit == 0 {
 		o.SeriesLimit = DefaultSeriesLimit
@@ -89,9 +63,8 @@ func New(s Sources, o Options) *Exporter {
 	return &Exporter{sources: s, options: o, attribution: newAttribution(s.Metrics)}
 }
 
-// ReadAllocated has the counters of devices read now, of which the kubelet has just been told that they are
-// allocated: what they counted before is not the new owner's. A collection that is under way goes
-// on, however long it has to wait for the kubelet or another GPU. Mark does not wait.
+// ReadAllocated reads the counters of devices being allocated, in the background: the count so far is not the new owner's. It does
+// not affect a running collection, however long that waits for the kubelet or another GPU.
 func (e *Exporter) ReadAllocated(devices ...device.ID) {
 	if e.options.StableSeries { // counters are the driver's own
 		return
@@ -116,13 +89,13 @@ func (e *Exporter) ReadAllocated(devices ...device.ID) {
 	}
 }
 
-// Drain waits for the flight and the readings that are under way.
+// Drain waits for the running collection and readings.
 func (e *Exporter) Drain() { e.collections.Wait() }
 
-// waitForCollection returns a flight that has landed, to be released after use, or nil
-// when ctx is done first. The flight goes on for whoever else waits for it.
-func (e *Exporter) waitForCollection(ctx context.Context) *scrapeCollection {
-	c := e.acquire(time.Now())
+// waitForCollection returns a finished collection, to be released after use, or nil if ctx is done first. The collection goes on
+// for other users.
+func (e *Exporter) waitForCollection(ctx context.Context, reusable func(*scrapeCollection, time.Time) bool) *scrapeCollection {
+	c := e.acquire(time.Now(), reusable)
 	select {
 	case <-c.done:
 		return c
@@ -132,35 +105,31 @@ func (e *Exporter) waitForCollection(ctx context.Context) *scrapeCollection {
 	}
 }
 
-// release gives a flight back.
-func (e *Exporter) release(c *scrapeCollection) {
+// acquire adds the caller to the users of a running or reusable collection, or starts one.
+func (e *Exporter) acquire(now time.Time, reusable func(*scrapeCollection, time.Time) bool) *scrapeCollection {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.releaseLocked(c)
-}
-
-// releaseLocked counts a user of the flight out; the last one frees its page. The caller
-// holds mu.
-func (e *Exporter) releaseLocked(c *scrapeCollection) {
-	if c.users--; c.users == 0 && len(e.freePages) < maxFreePages {
-		e.freePages = append(e.freePages, c.rendered)
-	}
-}
-
-// acquire counts the caller in as a user of the flight that a scrape at this time is
-// answered from, and starts it where there is none to share.
-func (e *Exporter) acquire(now time.Time) *scrapeCollection {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if c := e.newest; c != nil && e.isReusable(c, now) {
+	if c := e.newest; c != nil && (!c.isFinished() || reusable(c, now)) {
 		c.users++
 		return c
 	}
 	return e.startCollection(now)
 }
 
-// startCollection begins a flight, with the caller as a user of it. None may be under way.
-// The caller holds mu.
+// release removes a user of a collection.
+func (e *Exporter) release(c *scrapeCollection) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.releaseLocked(c)
+}
+
+func (e *Exporter) releaseLocked(c *scrapeCollection) {
+	if c.users--; c.users == 0 && len(e.free) < maxFreeRendered {
+		e.free = append(e.free, c.rendered)
+	}
+}
+
+// startCollection starts a collection with the caller as a user. None may be running. The caller holds mu.
 func (e *Exporter) startCollection(now time.Time) *scrapeCollection {
 	if e.newest != nil {
 		e.releaseLocked(e.newest)
@@ -169,7 +138,12 @@ func (e *Exporter) startCollection(now time.Time) *scrapeCollection {
 	_, stale := e.sources.Node.Allocations()
 	c := &scrapeCollection{
 		begin: now, done: make(chan struct{}), statuses: statuses, stale: stale,
-		rendered: e.takePage(), users: 2, // the caller, and the exporter until there is a newer one
+		users: 2, // the caller, and the exporter until the next collection
+	}
+	if n := len(e.free); n > 0 {
+		c.rendered, e.free = e.free[n-1], e.free[:n-1]
+	} else {
+		c.rendered = newRenderedMetrics(&e.sources, &e.options)
 	}
 	e.newest = c
 	e.attribution.beginCollection()
@@ -177,7 +151,6 @@ func (e *Exporter) startCollection(now time.Time) *scrapeCollection {
 	return c
 }
 
-// isFinished tells whether the flight's page is made.
 func (c *scrapeCollection) isFinished() bool {
 	select {
 	case <-c.done:
@@ -187,12 +160,9 @@ func (c *scrapeCollection) isFinished() bool {
 	}
 }
 
-// isReusable reports whether the flight's result is good for a scrape at this time. Counts of reports
-// alone, of which a storm has hundreds a second, may be as old as readings are.
+// isReusable reports whether a scrape can show a finished collection. A storm of Xids changes counts hundreds of times a second, so
+// they may be as old as readings.
 func (e *Exporter) isReusable(c *scrapeCollection, now time.Time) bool {
-	if !c.isFinished() {
-		return true
-	}
 	select {
 	case <-c.stale:
 		return false
@@ -205,44 +175,57 @@ func (e *Exporter) isReusable(c *scrapeCollection, now time.Time) bool {
 	return now.Sub(c.begin) < maxCollectionAge
 }
 
-// takePage takes a page to render on. Two are in use as long as no reader is slower
-// than the scrapes come. The caller holds mu.
-func (e *Exporter) takePage() *renderedMetrics {
-	if n := len(e.freePages); n > 0 {
-		rm := e.freePages[n-1]
-		e.freePages = e.freePages[:n-1]
-		return rm
-	}
-	return newRenderedMetrics(&e.sources, &e.options)
+// isReusableForPage reports whether the status page can show a finished collection.
+func isReusableForPage(c *scrapeCollection, now time.Time) bool {
+	return now.Sub(c.begin) < maxPageReadingsAge
 }
 
-// collect makes the flight's page. Flights do not overlap, so the readings' buffers are its own.
+// collect runs a collection. Collections do not overlap, so each has the readers' buffers to itself.
 func (e *Exporter) collect(c *scrapeCollection) {
 	defer close(c.done)
 	ctx, cancel := context.WithDeadline(context.Background(), c.begin.Add(collectionTimeout))
 	defer cancel()
+	node, readers, processes := e.sources.Node, e.sources.Readers, e.sources.Processes
 	var allocations device.Allocations
 	var listing sync.WaitGroup
-	listing.Go(func() { allocations = e.sources.Node.ListAllocations(ctx) })
-	readings := e.sources.Readers.Read(ctx, gpus(c.statuses))
+	listing.Go(func() { allocations = node.ListAllocations(ctx) })
+	readings := readers.Read(ctx, gpus(c.statuses))
 	listing.Wait()
-	node, processes := e.sources.Node, e.sources.Processes
-	s := nodeSnapshot{
+	s := &nodeSnapshot{
 		begin: c.begin, end: time.Now(), statuses: c.statuses, readings: readings, allocations: allocations, driver: node.Driver(),
-		stalled: e.sources.Readers.Stalled, processesVisible: processes.Visible(), incidents: node.Incidents(),
+		stalled: readers.Stalled, processesVisible: processes.Visible(), incidents: node.Incidents(),
 	}
 	s.healthStored, s.healthErr = node.HealthStore()
 	c.rendered.render(s, e.attribution)
 	processes.Sweep()
 }
 
-// gpus are the physical GPUs of the devices, each once, in the devices' order.
+// gpus returns the GPUs of the devices, in order.
 func gpus(statuses []device.Status) []device.GPU {
 	list := make([]device.GPU, 0, len(statuses))
 	for _, s := range statuses {
-		if n := len(list); n == 0 || list[n-1] != s.GPU { // a GPU's slices lie side by side
+		if n := len(list); n == 0 || list[n-1] != s.GPU { // MIG devices follow their GPU
 			list = append(list, s.GPU)
 		}
 	}
 	return list
+}
+
+// pageState is the state that the status page shows.
+type pageState struct {
+	Node
+	exporter *Exporter
+}
+
+// Stalled implements status.PageState.
+func (s pageState) Stalled(gpu device.GPU) bool { return s.exporter.sources.Readers.Stalled(gpu) }
+
+// Readings implements status.PageState.
+func (s pageState) Readings(ctx context.Context) status.Readings {
+	c := s.exporter.waitForCollection(ctx, isReusableForPage)
+	if c == nil {
+		return status.Readings{}
+	}
+	defer s.exporter.release(c)
+	return status.Readings{At: c.rendered.page.at, Devices: slices.Clone(c.rendered.page.devices)}
 }

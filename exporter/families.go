@@ -1,180 +1,169 @@
 package exporter
 
 import (
+	"cmp"
 	"slices"
-	"strconv"
-	"time"
-
-	"github.com/podgauge/podgauge/internal/device"
 )
 
-// builtinFamilies are the families that no row of a backend makes.
-type builtinFamilies struct {
-	info, healthy, unhealthyInfo, up, stalled, allocated              *family
-	unallocatable                                                     *family
-	healthState, healthSince, flaps                                   *family
-	xids, xidLast                                                     *family
-	allocationInfo, allocationLastSeen                                *family
-	nvmlUp, kubeletUp, allocationsAge, collectionBegin, collectionEnd *family
-	seriesCount, seriesDropped                                        *family
-	usage                                                             usageFamilies
-	resources                                                         resourceFamilies
-	incidents                                                         incidentFamilies
+// The families not made from rows of readings.
+const (
+	infoFamily familyID = iota
+	healthyFamily
+	unhealthyFamily
+	unallocatableFamily
+	healthStateFamily
+	healthSinceFamily
+	flapsFamily
+	upFamily
+	stalledFamily
+	allocatedFamily
+	xidsFamily
+	xidLastFamily
+	allocationFamily
+	allocationSeenFamily
+	containerUsageFamily // of usedMemory; the other usage kinds follow in order
+	_
+	_
+	_
+	_
+	_
+	unattributedUsageFamily // likewise
+	_
+	_
+	_
+	_
+	_
+	incidentsFamily
+	incidentLastFamily
+	failuresFamily
+	failureLastFamily
+	failuresDroppedFamily
+	storedIncidentsFamily
+	incidentStoreUpFamily
+	allocatableFamily
+	resourceDeviceFamily
+	resourceAllocationFamily
+	droppedIDsFamily
+	cpusFamily
+	sharedCPUsFamily
+	containerCPUsFamily
+	containerCPUInfoFamily
+	memoryFamily
+	containerMemoryFamily
+	claimFamily
+	stateUpFamily
+	nvmlUpFamily
+	kubeletUpFamily
+	allocationsAgeFamily
+	collectionBeginFamily
+	collectionEndFamily
+	seriesCountFamily
+	seriesDroppedFamily
+)
+
+// builtinDescs describes these families, one row each.
+var builtinDescs = []familyDesc{
+	infoFamily:    gaugeDesc("nvidia_gpu_info", "What does not change about a device while its driver is loaded; always 1."),
+	healthyFamily: gaugeDesc("nvidia_gpu_healthy", "Whether the device can be used, as the kubelet is told."),
+	unhealthyFamily: gaugeDesc("nvidia_gpu_unhealthy_info",
+		"Why the device cannot be used, and what that asks for; always 1.", "reason", "action"),
+	unallocatableFamily: gaugeDesc("nvidia_gpu_unallocatable_info",
+		"1 if nothing of a GPU that works can be allocated, by reason; no_mig_devices: MIG mode is on and there is no MIG device.", "reason"),
+	healthStateFamily: gaugeDesc("nvidia_gpu_health_state",
+		"Where the device stands: well, suspect (used as before, and checked), unhealthy, or on probation (well, and not yet for long enough).", "state"),
+	healthSinceFamily: gaugeDesc("nvidia_gpu_health_since_timestamp_seconds",
+		"Since when the device has been healthy, or unhealthy for the present reason."),
+	flapsFamily:   counterDesc("nvidia_gpu_health_flaps_total", "How often the device turned unhealthy, as far as is remembered."),
+	upFamily:      gaugeDesc("nvidia_gpu_up", "Whether the GPU gave its readings for this scrape."),
+	stalledFamily: gaugeDesc("nvidia_gpu_stalled", "Whether a call to the GPU has not come back, so that it is not asked again."),
+	allocatedFamily: gaugeDesc("nvidia_gpu_allocated",
+		"1 if the device is allocated, also to a container that the kubelet does not name; absent while that is unknown."),
+	xidsFamily:    counterDesc("nvidia_gpu_xid_errors_total", "Xid errors that the driver reported of the GPU.", "xid"),
+	xidLastFamily: gaugeDesc("nvidia_gpu_xid_last_timestamp_seconds", "When the driver last reported the Xid error.", "xid"),
+	allocationFamily: gaugeDesc("nvidia_gpu_allocation_info",
+		"A device, or a replica of it, that a container holds; always 1.", "resource", "device_id"),
+	allocationSeenFamily: gaugeDesc("nvidia_gpu_allocation_last_seen_timestamp_seconds",
+		"When the container was last seen to hold the device; kept for --holders.max-age, for eight containers a device."),
+	containerUsageFamily + usedMemory: gaugeDesc("nvidia_gpu_container_memory_used_bytes",
+		"Memory of the device that the container's processes hold."),
+	containerUsageFamily + usedSM: gaugeDesc("nvidia_gpu_container_sm_utilization_ratio",
+		"Share of the last two seconds in which a kernel of the container's processes ran."),
+	containerUsageFamily + usedController: gaugeDesc("nvidia_gpu_container_memory_controller_utilization_ratio",
+		"Share of the last two seconds in which the container's processes read or wrote the device's memory."),
+	containerUsageFamily + usedEncoder: gaugeDesc("nvidia_gpu_container_encoder_utilization_ratio",
+		"Share of the last two seconds in which the container's processes used the encoders."),
+	containerUsageFamily + usedDecoder: gaugeDesc("nvidia_gpu_container_decoder_utilization_ratio",
+		"Share of the last two seconds in which the container's processes used the decoders."),
+	containerUsageFamily + processCount: gaugeDesc("nvidia_gpu_container_processes", "Processes of the container that use the device."),
+	unattributedUsageFamily + usedMemory: gaugeDesc("nvidia_gpu_unattributed_memory_used_bytes",
+		"Memory of the device in use that no container's process is known to hold: the driver's own, and that of processes in no container that holds the device."),
+	unattributedUsageFamily + usedSM: gaugeDesc("nvidia_gpu_unattributed_sm_utilization_ratio",
+		"Share of the last two seconds in which a kernel of a process ran that is in no container that holds the device."),
+	unattributedUsageFamily + usedController: gaugeDesc("nvidia_gpu_unattributed_memory_controller_utilization_ratio",
+		"Share of the last two seconds in which processes in no container that holds the device read or wrote its memory."),
+	unattributedUsageFamily + usedEncoder: gaugeDesc("nvidia_gpu_unattributed_encoder_utilization_ratio",
+		"Share of the last two seconds in which processes in no container that holds the device used its encoders."),
+	unattributedUsageFamily + usedDecoder: gaugeDesc("nvidia_gpu_unattributed_decoder_utilization_ratio",
+		"Share of the last two seconds in which processes in no container that holds the device used its decoders."),
+	unattributedUsageFamily + processCount: gaugeDesc("nvidia_gpu_unattributed_processes",
+		"Processes that use the device and are in no container that holds it."),
+	incidentsFamily: counterDesc("nvidia_gpu_incidents_total",
+		"What happened to the device: reports of the driver, and evidence that it had failed.", "reason"),
+	incidentLastFamily: gaugeDesc("nvidia_gpu_incident_last_timestamp_seconds", "When it last happened to the device.", "reason"),
+	failuresFamily: counterDesc("nvidia_gpu_allocation_device_failures_total",
+		"What happened to the device while the container held it; kept when the container is gone, the newest 500.", "reason"),
+	failureLastFamily: gaugeDesc("nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
+		"When it last happened to the device while the container held it.", "reason"),
+	failuresDroppedFamily: gaugeDesc("podgauge_allocation_device_failures_dropped",
+		"Containers' device failures that this scrape leaves out, the oldest: it has 500."),
+	storedIncidentsFamily: gaugeDesc("podgauge_incidents", "Incidents that are remembered."),
+	incidentStoreUpFamily: gaugeDesc("podgauge_incident_store_up", "Whether incidents are kept on disk; absent where they are not to be."),
+	allocatableFamily: gaugeDesc("podgauge_resource_allocatable_devices",
+		"Healthy devices of any plugin that the kubelet would give away, held ones included; absent while it does not answer.", "resource", "numa_node"),
+	resourceDeviceFamily: gaugeDesc("podgauge_resource_device_info",
+		"A healthy device of any plugin that the kubelet would give away, held or not; always 1.", "resource", "device_id", "numa_node"),
+	resourceAllocationFamily: gaugeDesc("podgauge_resource_allocation_info",
+		"A device of any plugin that a container holds; always 1.", "resource", "device_id", "numa_node"),
+	droppedIDsFamily: gaugeDesc("podgauge_resource_dropped_ids",
+		"Ids of a resource that has more than 4096 besides those of podgauge's devices: such a resource has no other series. List: allocatable or allocated.", "resource", "list"),
+	cpusFamily: gaugeDesc("podgauge_allocatable_cpus",
+		"CPUs that the kubelet would give away one by one, held ones included: with the CPU manager's static policy."),
+	sharedCPUsFamily: gaugeDesc("podgauge_shared_cpus",
+		"CPUs of those that are no container's alone: the pool that all other containers share."),
+	containerCPUsFamily: gaugeDesc("podgauge_container_exclusive_cpus", "CPUs that the container has for itself."),
+	containerCPUInfoFamily: gaugeDesc("podgauge_container_exclusive_cpus_info",
+		"Which CPUs the container has for itself, as Linux lists them: \"2-3,7\"; always 1.", "cpus"),
+	memoryFamily: gaugeDesc("podgauge_allocatable_memory_bytes",
+		"Memory or huge pages that the kubelet would reserve: with the memory manager's Static policy.", "type", "numa_node"),
+	containerMemoryFamily: gaugeDesc("podgauge_container_reserved_memory_bytes",
+		"Memory or huge pages that are reserved for the container.", "type", "numa_node"),
+	claimFamily: gaugeDesc("podgauge_claim_info",
+		"A device that a container has by Dynamic Resource Allocation; always 1.", "claim_namespace", "claim", "driver", "pool", "device", "share"),
+	stateUpFamily: gaugeDesc("podgauge_state_up", "Whether the devices' health is kept on disk; absent where it is not to be."),
+	nvmlUpFamily:  gaugeDesc("podgauge_nvml_up", "Whether NVML is initialised and lists devices."),
+	kubeletUpFamily: gaugeDesc("podgauge_kubelet_up",
+		"1 if the kubelet answered for this scrape which container has which device; otherwise the last answer stands, or owners are unknown."),
+	allocationsAgeFamily: gaugeDesc("podgauge_holders_age_seconds", "How long ago the kubelet said what the holders are drawn from."),
+	collectionBeginFamily: gaugeDesc("podgauge_flight_begin_timestamp_seconds",
+		"When the readings and holders of this scrape were first asked for."),
+	collectionEndFamily: gaugeDesc("podgauge_flight_end_timestamp_seconds", "When the last of them had come."),
+	seriesCountFamily:   gaugeDesc("podgauge_series", "Series of this scrape, but for this process's own."),
+	seriesDroppedFamily: gaugeDesc("podgauge_series_dropped",
+		"Series that this scrape leaves out, since there would be more than --metrics.series-limit."),
 }
 
-func (f *builtinFamilies) register(add func(familyDesc) *family) {
-	f.info = add(gaugeDesc("nvidia_gpu_info", "What does not change about a device while its driver is loaded; always 1."))
-	f.healthy = add(gaugeDesc("nvidia_gpu_healthy", "Whether the device can be used, as the kubelet is told."))
-	f.unhealthyInfo = add(gaugeDesc("nvidia_gpu_unhealthy_info", "Why the device cannot be used, and what that asks for; always 1.", "reason", "action"))
-	f.unallocatable = add(gaugeDesc("nvidia_gpu_unallocatable_info", "1 if nothing of a GPU that works can be allocated, by reason; no_mig_devices: MIG mode is on and there is no MIG device.", "reason"))
-	f.healthState = add(gaugeDesc("nvidia_gpu_health_state", "Where the device stands: well, suspect (used as before, and checked), unhealthy, or on probation (well, and not yet for long enough).", "state"))
-	f.healthSince = add(gaugeDesc("nvidia_gpu_health_since_timestamp_seconds", "Since when the device has been healthy, or unhealthy for the present reason."))
-	f.flaps = add(counterDesc("nvidia_gpu_health_flaps_total", "How often the device turned unhealthy, as far as is remembered."))
-	f.up = add(gaugeDesc("nvidia_gpu_up", "Whether the GPU gave its readings for this scrape."))
-	f.stalled = add(gaugeDesc("nvidia_gpu_stalled", "Whether a call to the GPU has not come back, so that it is not asked again."))
-	f.allocated = add(gaugeDesc("nvidia_gpu_allocated", "1 if the device is allocated, also to a container that the kubelet does not name; absent while that is unknown."))
-	f.xids = add(counterDesc("nvidia_gpu_xid_errors_total", "Xid errors that the driver reported of the GPU.", "xid"))
-	f.xidLast = add(gaugeDesc("nvidia_gpu_xid_last_timestamp_seconds", "When the driver last reported the Xid error.", "xid"))
-	f.allocationInfo = add(gaugeDesc("nvidia_gpu_allocation_info", "A device, or a replica of it, that a container holds; always 1.", "resource", "device_id"))
-	f.allocationLastSeen = add(gaugeDesc("nvidia_gpu_allocation_last_seen_timestamp_seconds",
-		"When the container was last seen to hold the device; kept for --holders.max-age, for eight containers a device."))
-	f.usage.register(add)
-	f.resources.register(add)
-	f.incidents.register(add)
-	f.nvmlUp = add(gaugeDesc("podgauge_nvml_up", "Whether NVML is initialised and lists devices."))
-	f.kubeletUp = add(gaugeDesc("podgauge_kubelet_up", "1 if the kubelet answered for this scrape which container has which device; otherwise the last answer stands, or owners are unknown."))
-	f.allocationsAge = add(gaugeDesc("podgauge_holders_age_seconds", "How long ago the kubelet said what the holders are drawn from."))
-	f.collectionBegin = add(gaugeDesc("podgauge_flight_begin_timestamp_seconds", "When the readings and holders of this scrape were first asked for."))
-	f.collectionEnd = add(gaugeDesc("podgauge_flight_end_timestamp_seconds", "When the last of them had come."))
-	f.seriesCount = add(gaugeDesc("podgauge_series", "Series of this scrape, but for this process's own."))
-	f.seriesDropped = add(gaugeDesc("podgauge_series_dropped", "Series that this scrape leaves out, since there would be more than --metrics.series-limit."))
+// Family is a metric family for documentation.
+type Family struct {
+	Name, Help, Type string
+	Labels           []string // in addition to uuid, gpu, mig_uuid, namespace, pod and container
 }
 
-// renderNode writes what is true of the node and the flight.
-func (rm *renderedMetrics) renderNode(s nodeSnapshot) {
-	builtin := &rm.builtin
-	group := rm.groups[groupKey{}]
-	if group == nil {
-		group = &seriesGroup{rendered: rm, byID: map[seriesID]*series{}, labelText: formatLabels(nil)}
-		rm.groups[groupKey{}] = group
+// Families returns all families not made from rows of readings, by name. Podgauge's own, in a registry, are not included.
+func Families() []Family {
+	families := make([]Family, len(builtinDescs))
+	for i, d := range builtinDescs {
+		families[i] = Family{d.name, d.help, d.typeName(), d.labels}
 	}
-	group.lastRendering = rm.renderings
-	count, dropped := rm.options.SeriesLimit-rm.seriesLeft, rm.seriesDropped
-	rm.seriesLeft = maxNodeSeries
-	set := func(f *family, value float64) { group.set(seriesID{family: f}, value) }
-	set(builtin.nvmlUp, boolValue(s.driver.State == device.DriverUp))
-	set(builtin.kubeletUp, boolValue(s.allocations.Err == nil && !s.allocations.At.IsZero()))
-	set(builtin.collectionBegin, unixSeconds(s.begin))
-	set(builtin.collectionEnd, unixSeconds(s.end))
-	if !s.allocations.At.IsZero() {
-		set(builtin.allocationsAge, max(0, s.end.Sub(s.allocations.At).Seconds()))
-	}
-	if s.healthStored {
-		set(builtin.incidents.stateUp, boolValue(s.healthErr == nil))
-	}
-	set(builtin.seriesDropped, float64(dropped))
-	set(builtin.seriesCount, float64(count+maxNodeSeries-rm.seriesLeft+1))
+	slices.SortFunc(families, func(a, b Family) int { return cmp.Compare(a.Name, b.Name) })
+	return families
 }
-
-// maxNodeSeries is room for all that renderNode writes.
-const maxNodeSeries = 16
-
-// renderStatus writes what the board says of the device. The statuses are those of its GPU.
-func (d deviceRendering) renderStatus(gpu []device.Status) {
-	builtin := &d.rendered.builtin
-	if d.deviceSeries.byID[d.infoSeriesID()] != nil {
-		d.deviceSeries.set(d.infoSeriesID(), 1)
-	} else {
-		d.deviceSeries.set(d.infoSeriesID(), 1, d.infoLabels()...)
-	}
-	if !d.status.MIGEnabled { // the kubelet is told of its slices alone: with it, these would count it twice
-		d.ownerSeries.set(seriesID{family: builtin.healthy}, boolValue(d.status.Healthy))
-		if d.state != device.AllocationUnknown {
-			d.ownerSeries.set(seriesID{family: builtin.allocated}, boolValue(d.state != device.Unallocated))
-		}
-	}
-	if reason := d.status.Unallocatable(gpu); reason != "" {
-		d.deviceSeries.set(seriesID{family: builtin.unallocatable, value1: reason}, 1, device.Label{Name: "reason", Value: reason})
-	}
-	if !d.status.Healthy {
-		d.ownerSeries.set(seriesID{builtin.unhealthyInfo, d.status.Reason, d.status.Action}, 1,
-			device.Label{Name: "reason", Value: d.status.Reason}, device.Label{Name: "action", Value: d.status.Action})
-	}
-}
-
-// renderHealth writes where the device stands. It is the device's own and has no holder,
-// so that it goes on while pods come and go. All states are there, as all phases of a pod are
-// in kube-state-metrics: one that is over goes to 0 and not away, and its time can be summed.
-func (d deviceRendering) renderHealth() {
-	builtin := &d.rendered.builtin
-	for _, state := range device.AllHealth {
-		id := seriesID{family: builtin.healthState, value1: state.String()}
-		d.deviceSeries.set(id, boolValue(d.status.Health == state), device.Label{Name: "state", Value: id.value1})
-	}
-	if !d.status.Since.IsZero() {
-		d.deviceSeries.set(seriesID{family: builtin.healthSince}, unixSeconds(d.status.Since))
-	}
-	d.deviceSeries.set(seriesID{family: builtin.flaps}, float64(d.status.Flaps))
-}
-
-// renderGPU writes what is true of a GPU as a whole.
-func (d deviceRendering) renderGPU(s nodeSnapshot, read bool) {
-	builtin := &d.rendered.builtin
-	d.deviceSeries.set(seriesID{family: builtin.up}, boolValue(read))
-	d.deviceSeries.set(seriesID{family: builtin.stalled}, boolValue(s.stalled(d.status.GPU)))
-	for _, x := range d.status.Xids {
-		code := strconv.FormatUint(x.Code, 10)
-		label := device.Label{Name: "xid", Value: code}
-		d.deviceSeries.set(seriesID{family: builtin.xids, value1: code}, float64(x.Count), label)
-		d.deviceSeries.set(seriesID{family: builtin.xidLast, value1: code}, unixSeconds(x.Last), label)
-	}
-}
-
-// renderAllocations lists who holds the device, and who held it last.
-func (d deviceRendering) renderAllocations(s nodeSnapshot) {
-	builtin := &d.rendered.builtin
-	for _, h := range s.allocations.ForDevice(d.status.ID) {
-		if h.Owner == (device.Owner{}) {
-			continue
-		}
-		d.rendered.group(allocationInfoLabels, d.status, h.Owner).set(seriesID{builtin.allocationInfo, h.Resource, string(h.DeviceID)}, 1,
-			device.Label{Name: "resource", Value: h.Resource}, device.Label{Name: "device_id", Value: string(h.DeviceID)})
-	}
-	for _, record := range s.allocations.Recent {
-		if record.Device == d.status.ID {
-			d.rendered.group(allocationSeenLabels, d.status, record.Owner).set(seriesID{family: builtin.allocationLastSeen}, unixSeconds(record.LastSeen))
-		}
-	}
-}
-
-// infoSeriesID also has what may change under an id that stays: drivers up to 460 make
-// a slice's id of its instances' numbers, which are given again.
-func (d deviceRendering) infoSeriesID() seriesID {
-	return seriesID{family: d.rendered.builtin.info, value1: d.status.Profile}
-}
-
-// infoLabels are the labels of the device's info series. Empty ones are left out: to Prometheus
-// a label that is absent is an empty one.
-func (d deviceRendering) infoLabels() []device.Label {
-	s := d.status
-	labels := append([]device.Label{
-		{Name: "model", Value: s.Model},
-		{Name: "pci_bus_id", Value: s.PCI},
-		{Name: "minor", Value: strconv.Itoa(s.Minor)},
-		{Name: "numa_node", Value: strconv.Itoa(s.NUMANode)},
-	}, s.InfoLabels...)
-	if !s.WholeGPU() {
-		labels = append(labels, device.Label{Name: "mig_profile", Value: s.Profile},
-			device.Label{Name: "gi", Value: strconv.Itoa(s.GI)}, device.Label{Name: "ci", Value: strconv.Itoa(s.CI)})
-	}
-	return slices.DeleteFunc(labels, func(l device.Label) bool { return l.Value == "" })
-}
-
-func boolValue(b bool) float64 {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-func unixSeconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }

@@ -1,17 +1,16 @@
 package exporter
 
 import (
-	"cmp"
-	"slices"
+	"strings"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// familyDesc is what is known of a family before there is a series of it.
+// familyDesc is the name, help and type of a metric family.
 type familyDesc struct {
 	name, help string
 	counter    bool
-	labels     []string // beside those that all of its kind have
+	labels     []string // in addition to the labels of all series of a device
 }
 
 func gaugeDesc(name, help string, labels ...string) familyDesc {
@@ -22,7 +21,7 @@ func counterDesc(name, help string, labels ...string) familyDesc {
 	return familyDesc{name: name, help: help, counter: true, labels: labels}
 }
 
-// rowDesc is a row's family.
+// rowDesc returns the family of a row.
 func rowDesc(m device.Metric) familyDesc {
 	d := familyDesc{name: m.Name, help: m.Help, counter: m.Kind == device.OwnerCounter || m.Kind == device.FaultCounter}
 	for _, l := range m.Labels {
@@ -31,25 +30,39 @@ func rowDesc(m device.Metric) familyDesc {
 	return d
 }
 
-// Family is one that a scrape may have, for those who document it.
-type Family struct {
-	Name, Help, Type string
-	// Labels are those beside uuid, gpu, mig_uuid, namespace, pod and container.
-	Labels []string
+// labelled returns the family's own labels with their values.
+func (d *familyDesc) labelled(values []string) []device.Label {
+	labels := make([]device.Label, len(values))
+	for i, value := range values {
+		labels[i] = device.Label{Name: d.labels[i], Value: value}
+	}
+	return labels
 }
 
-// Families are all that no row of a backend makes, by name. Those of this process, which
-// a registry has, are not among them.
-func Families() []Family {
-	rm := newRenderedMetrics(&Sources{}, &Options{})
-	families := make([]Family, 0, len(rm.families))
-	for _, f := range rm.families {
-		kind := "gauge"
-		if f.counter {
-			kind = "counter"
-		}
-		families = append(families, Family{f.name, f.help, kind, f.labels})
+func (d *familyDesc) typeName() string {
+	if d.counter {
+		return "counter"
 	}
-	slices.SortFunc(families, func(a, b Family) int { return cmp.Compare(a.Name, b.Name) })
-	return families
+	return "gauge"
 }
+
+// header returns the HELP and TYPE lines. OpenMetrics drops a counter's _total, has no counter without that suffix, as
+// dcgm-exporter has, and escapes quotes in the help as well.
+func (d *familyDesc) header(openMetrics bool) []byte {
+	name, kind, escaper := d.name, d.typeName(), helpEscaper
+	if openMetrics {
+		escaper = labelEscaper
+		if short, ok := strings.CutSuffix(name, "_total"); ok && d.counter {
+			name = short
+		} else if d.counter {
+			kind = "unknown"
+		}
+	}
+	return []byte("# HELP " + name + " " + escaper.Replace(d.help) + "\n# TYPE " + name + " " + kind + "\n")
+}
+
+// Characters to escape in a help text, and in the value of a label.
+var (
+	helpEscaper  = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
+	labelEscaper = strings.NewReplacer(`\`, `\\`, "\n", `\n`, `"`, `\"`)
+)

@@ -9,12 +9,10 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// FamilyFilter is which families are shown, by patterns of names in which * stands for any
-// characters. The zero one is all.
+// FamilyFilter selects families by patterns of names, in which * matches any characters. The zero filter selects all.
 type FamilyFilter struct{ include, exclude []string }
 
-// NewFamilyFilter takes what a pattern of include has, or everything where there is none,
-// but for what one of exclude has. The error names the pattern that is none.
+// NewFamilyFilter returns a filter for the families of include, or all without include, except those of exclude.
 func NewFamilyFilter(include, exclude []string) (FamilyFilter, error) {
 	for _, pattern := range slices.Concat(include, exclude) {
 		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
@@ -24,40 +22,30 @@ func NewFamilyFilter(include, exclude []string) (FamilyFilter, error) {
 	return FamilyFilter{include, exclude}, nil
 }
 
-// Matches tells whether a family is among the chosen.
+// Matches reports whether the filter selects a family.
 func (f FamilyFilter) Matches(name string) bool {
 	matches := func(pattern string) bool {
-		ok, _ := path.Match(pattern, name) // NewFamilyFilter has tried it
+		ok, _ := path.Match(pattern, name) // NewFamilyFilter has checked the pattern
 		return ok
 	}
 	return (len(f.include) == 0 || slices.ContainsFunc(f.include, matches)) && !slices.ContainsFunc(f.exclude, matches)
 }
 
-// UnmatchedPatterns are the patterns that no name has: slips of the pen, mostly.
-func (f FamilyFilter) UnmatchedPatterns(names []string) []string {
-	return slices.DeleteFunc(slices.Concat(f.include, f.exclude), func(pattern string) bool {
-		return slices.ContainsFunc(names, func(name string) bool {
-			ok, _ := path.Match(pattern, name)
-			return ok
-		})
-	})
-}
-
-// matchesAny tells whether a collector has a family that is chosen.
+// matchesAny reports whether the filter selects a family of a collector.
 func (f FamilyFilter) matchesAny(collector prometheus.Collector) bool {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collector)
-	families, err := registry.Gather()
-	return err != nil || slices.ContainsFunc(families, func(family *dto.MetricFamily) bool { return f.Matches(family.GetName()) })
+	families, err := filteredGatherer{registry, f}.Gather()
+	return err != nil || len(families) > 0
 }
 
-// filteredGatherer gathers the chosen ones of a registry's families.
+// filteredGatherer gathers the selected families of a registry.
 type filteredGatherer struct {
 	registry *prometheus.Registry
 	filter   FamilyFilter
 }
 
-// Gather is prometheus.Gatherer's.
+// Gather implements prometheus.Gatherer.
 func (g filteredGatherer) Gather() ([]*dto.MetricFamily, error) {
 	families, err := g.registry.Gather()
 	return slices.DeleteFunc(families, func(f *dto.MetricFamily) bool { return !g.filter.Matches(f.GetName()) }), err

@@ -3,7 +3,6 @@ package exporter
 import (
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -42,10 +41,6 @@ func TestChoice(t *testing.T) {
 		if _, err := NewFamilyFilter(nil, []string{strings.TrimSpace(bad)}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", strings.TrimSpace(bad))) {
 			t.Errorf("%q: %v", bad, err)
 		}
-	}
-	choice, _ := NewFamilyFilter([]string{"a*"}, []string{"b", "c?"})
-	if idle := choice.UnmatchedPatterns([]string{"ab", "cd"}); !slices.Equal(idle, []string{"b"}) {
-		t.Errorf("idle %q", idle)
 	}
 }
 
@@ -147,13 +142,13 @@ func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
 	for i := range 1000 {
 		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: strconv.Itoa(i)})
 	}
-	own := &p.builtin.resources
 	for range 2 {
-		p.render(nodeSnapshot{allocations: device.Allocations{Resources: r}}, newAttribution(nil))
-		if len(p.resources.series) != 10 || p.seriesDropped != 993 || len(own.deviceInfo.series) != 7 {
-			t.Errorf("%d series, %d of them devices on the page, %d dropped", len(p.resources.series), len(own.deviceInfo.series), p.seriesDropped)
+		p.render(&nodeSnapshot{allocations: device.Allocations{Resources: r}}, newAttribution(nil))
+		devices := len(p.byID[resourceDeviceFamily].series)
+		if len(p.resources.entries) != 10 || p.seriesDropped != 993 || devices != 7 {
+			t.Errorf("made %d series and dropped %d, shown for devices: %d; want 10, 993 and 7", len(p.resources.entries), p.seriesDropped, devices)
 		}
-		if n := own.allocatable.series; len(n) != 1 || n[0].value != 1000 {
+		if n := p.byID[allocatableFamily].series; len(n) != 1 || n[0].value != 1000 {
 			t.Errorf("the counts are %v", n)
 		}
 	}

@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -17,42 +18,43 @@ import (
 	"github.com/prometheus/common/expfmt"
 )
 
-// scrapeTimeoutMargin is kept back of the time that Prometheus grants a scrape, for the
-// answer to get there.
-const scrapeTimeoutMargin = 50 * time.Millisecond
+const (
+	// scrapeTimeoutMargin is the part of Prometheus' scrape timeout reserved for the transfer.
+	scrapeTimeoutMargin = 50 * time.Millisecond
+	// maxConcurrentRequests bounds the JSON responses, and separately the pages, in progress. A viewer of the page may wait for a
+	// collection while the driver hangs, and must not block programs. A response stays in memory until read, which may take a
+	// minute; the longest is a megabyte.
+	maxConcurrentRequests = 8
+)
 
-// HandlerOptions says what is served beside the readings.
+// HandlerOptions configure what is served besides the readings.
 type HandlerOptions struct {
-	TelemetryPath string // "/metrics"
-	Pprof         bool   // serve /debug/pprof/
-	// Registry holds this process's own metrics.
-	Registry *prometheus.Registry
-	// Alive and Ready are nil, or say what is wrong, one func for each part of
-	// the process. Alive must not depend on the driver or the kubelet: a restart
-	// mends neither, and ends the device plugin.
+	TelemetryPath string               // "/metrics"
+	Pprof         bool                 // serve /debug/pprof/
+	Registry      *prometheus.Registry // podgauge's own metrics
+	// Alive and Ready have a check for each part of the process. Alive must not depend on the driver or the kubelet: a restart
+	// repairs neither, and ends the device plugin.
 	Alive, Ready map[string]func() error
 	Log          *slog.Logger
-	// Version and Simulated are said on the page.
-	Version   string
-	Simulated bool
+	Version      string // shown on the page, as Simulated is
+	Simulated    bool
 }
 
-// Handler serves the metrics, the probes, what else there is to know, and a page for people.
+// Handler serves metrics, probes, the JSON API and the status page.
 func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 	mux := http.NewServeMux()
 	if o.TelemetryPath == "/" {
-		mux.Handle("GET /{$}", e.metricsHandler(o)) // what is below has patterns of its own
+		mux.Handle("GET /{$}", e.metricsHandler(o)) // the paths below have patterns of their own
 	} else {
 		mux.Handle("GET "+o.TelemetryPath, e.metricsHandler(o))
-	}
-	o.probes(mux)
-	apiLimiter, pageLimiter := make(requestLimiter, maxConcurrentRequests), make(requestLimiter, maxConcurrentRequests)
-	mux.Handle(api.Root, apiLimiter.limit(api.Handler(e.options.Hostname, e.sources.Node), api.WriteError))
-	if o.TelemetryPath != "/" {
-		page := status.New(pageState{e.sources.Node, e}, status.PageOptions{Node: e.options.Hostname, Version: o.Version, Simulated: o.Simulated, Links: o.linkPaths()})
-		mux.Handle("GET /{$}", pageLimiter.limit(e.encoder.compress(page), writeError))
+		page := status.New(pageState{e.sources.Node, e}, status.PageOptions{
+			Node: e.options.Hostname, Version: o.Version, Simulated: o.Simulated, Links: o.linkPaths(),
+		})
+		mux.Handle("GET /{$}", make(requestLimiter, maxConcurrentRequests).limit(e.encoder.compress(page), writeError))
 		mux.Handle("GET "+status.AssetsPath, status.Assets())
 	}
+	o.handleProbes(mux)
+	mux.Handle(api.Root, make(requestLimiter, maxConcurrentRequests).limit(api.Handler(e.options.Hostname, e.sources.Node), api.WriteError))
 	if o.Pprof {
 		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
 		mux.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
@@ -68,22 +70,53 @@ func (e *Exporter) Handler(o HandlerOptions) http.Handler {
 	})
 }
 
-// Probes answers the probes, and nothing else: for who cannot show a certificate or a password.
+// Probes serves the probes only, for clients without a certificate or password.
 func (o HandlerOptions) Probes() http.Handler {
 	mux := http.NewServeMux()
-	o.probes(mux)
+	o.handleProbes(mux)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		setSecurityHeaders(w.Header())
 		mux.ServeHTTP(w, r)
 	})
 }
 
-func (o HandlerOptions) probes(mux *http.ServeMux) {
+func (o HandlerOptions) handleProbes(mux *http.ServeMux) {
 	mux.Handle("GET /healthz", probeHandler(o.Alive))
 	mux.Handle("GET /readyz", probeHandler(o.Ready))
 }
 
-// metricsHandler answers scrapes.
+// probeHandler answers 200, or 503 with the errors of the checks.
+func probeHandler(checks map[string]func() error) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		var errs []error
+		for name, check := range checks {
+			if err := check(); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", name, err))
+			}
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		if err := errors.Join(errs...); err != nil {
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintln(w, err)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	}
+}
+
+// linkPaths returns the paths linked on the page. They are relative, since a proxy may serve the page below a path of its own.
+func (o HandlerOptions) linkPaths() []string {
+	paths := []string{o.TelemetryPath, api.DevicesPath, api.HoldersPath, api.IncidentsPath, "/healthz", "/readyz"}
+	if o.Pprof {
+		paths = append(paths, "/debug/pprof/")
+	}
+	for i := range paths {
+		paths[i] = strings.TrimPrefix(paths[i], "/")
+	}
+	return paths
+}
+
+// metricsHandler serves scrapes.
 func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
 	self := filteredGatherer{o.Registry, e.options.Filter}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -91,9 +124,8 @@ func (e *Exporter) metricsHandler(o HandlerOptions) http.Handler {
 		defer cancel()
 		format := expfmt.NegotiateAccept(r.Header, formats...)
 		repr := representation{format.FormatType(), acceptsGzip(r.Header.Values("Accept-Encoding"))}
-		// A scrape that cannot wait for the flight gets the process's own
-		// metrics: never values of an earlier flight.
-		c := e.waitForCollection(ctx)
+		// A scrape whose timeout is too short for the collection gets podgauge's own metrics, never values of an earlier collection.
+		c := e.waitForCollection(ctx, e.isReusable)
 		b, err := e.encodeScrape(c, repr, self)
 		if err != nil {
 			o.Log.Warn("encode a scrape", "err", err)
@@ -119,33 +151,57 @@ func scrapeContext(r *http.Request) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.Context()), wait-min(scrapeTimeoutMargin, wait/2))
 }
 
-// probeHandler answers 200, or 503 with what is wrong.
-func probeHandler(checks map[string]func() error) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		var errs []error
-		for name, check := range checks {
-			if err := check(); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
-			}
+// encodeScrape returns the body of a collection, which may be nil, and releases the collection. The first scrape of a
+// representation makes the body, and all others share it.
+func (e *Exporter) encodeScrape(c *scrapeCollection, repr representation, self filteredGatherer) (*scrapeBody, error) {
+	e.encoder.mu.Lock()
+	defer e.encoder.mu.Unlock()
+	var st *seriesStore
+	if c != nil {
+		defer e.release(c)
+		if b := c.bodies[repr]; b != nil {
+			return b, nil
 		}
-		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		if err := errors.Join(errs...); err != nil {
-			w.WriteHeader(http.StatusServiceUnavailable)
-			fmt.Fprintln(w, err)
-			return
-		}
-		fmt.Fprintln(w, "ok")
+		st = &c.rendered.seriesStore
 	}
+	data, err := e.encoder.encode(repr, func(w *bufio.Writer) error { return encode(w, st, self, repr.format) })
+	b := &scrapeBody{data: data, compressed: repr.gzip}
+	if c != nil {
+		b.collection = c.begin
+		if c.bodies == nil {
+			c.bodies = map[representation]*scrapeBody{}
+		}
+		c.bodies[repr] = b
+	}
+	return b, err
 }
 
-// linkPaths are where there is more to read.
-func (o HandlerOptions) linkPaths() []string {
-	paths := []string{o.TelemetryPath, api.DevicesPath, api.HoldersPath, api.IncidentsPath, "/healthz", "/readyz"}
-	if o.Pprof {
-		paths = append(paths, "/debug/pprof/")
-	}
-	for i := range paths { // below wherever the page is: a proxy may have put it below a path of its own
-		paths[i] = strings.TrimPrefix(paths[i], "/")
-	}
-	return paths
+// requestLimiter bounds concurrent requests. Scrapes share bodies, bounded by sender, and probe responses are tiny: both need none.
+type requestLimiter chan struct{}
+
+// limit rejects requests above the limit: waiting requests would take memory as well.
+func (l requestLimiter) limit(next http.Handler, reject func(w http.ResponseWriter, status int, err error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		select {
+		case l <- struct{}{}:
+			defer func() { <-l }()
+			next.ServeHTTP(w, r)
+		default:
+			w.Header().Set("Retry-After", "1")
+			reject(w, http.StatusServiceUnavailable, errBusy)
+		}
+	})
+}
+
+var errBusy = errors.New("too many requests at a time")
+
+func writeError(w http.ResponseWriter, status int, err error) { http.Error(w, err.Error(), status) }
+
+// setSecurityHeaders prevents browsers from guessing a type, caching, sending referrers and running content. The page has a policy
+// of its own.
+func setSecurityHeaders(h http.Header) {
+	h.Set("Content-Security-Policy", "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
 }

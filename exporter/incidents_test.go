@@ -107,8 +107,8 @@ func newFailures(n int) (list []incident.AffectedCount) {
 
 func TestTheNewestFailuresAreShown(t *testing.T) {
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
-	p.render(nodeSnapshot{incidents: incident.Snapshot{Affected: newFailures(maxShownFailures + 7)}}, newAttribution(nil))
-	shown := p.builtin.incidents.failures.series
+	p.render(&nodeSnapshot{incidents: incident.Snapshot{Affected: newFailures(maxShownFailures + 7)}}, newAttribution(nil))
+	shown := p.byID[failuresFamily].series
 	if len(shown) != maxShownFailures {
 		t.Fatalf("%d failures are shown, want %d", len(shown), maxShownFailures)
 	}
@@ -117,7 +117,7 @@ func TestTheNewestFailuresAreShown(t *testing.T) {
 			t.Fatalf("failure %d is %s, want %s", i, s.labels, pod)
 		}
 	}
-	if dropped := p.builtin.incidents.failuresDropped.series[0].value; dropped != 7 {
+	if dropped := p.byID[failuresDroppedFamily].series[0].value; dropped != 7 {
 		t.Errorf("%v are said to be left out, want 7", dropped)
 	}
 }
@@ -127,22 +127,23 @@ func TestIncidentsThatStayAreNotMadeAnew(t *testing.T) {
 	known := incident.Snapshot{Affected: newFailures(300), Devices: []incident.DeviceCount{{Device: "GPU-0", Count: 300}}, Persisted: true}
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	d := newScrapeFixture(8)
-	s := nodeSnapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}
+	s := &nodeSnapshot{incidents: known, statuses: d.statuses, stalled: func(device.GPU) bool { return false }}
 	l := newAttribution(nil)
 	p.render(s, l)
 	empty := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
-	without := testing.AllocsPerRun(20, func() { empty.render(s, l) })
+	noIncidents := &nodeSnapshot{statuses: d.statuses, stalled: s.stalled}
+	without := testing.AllocsPerRun(20, func() { empty.render(noIncidents, l) })
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > without {
 		t.Errorf("%.0f allocations, %.0f without incidents", n, without)
 	}
-	made := p.incidents.series[0].series
+	made := p.incidents.entries[0].series
 	s.incidents.Affected = newFailures(300)
-	if p.render(s, l); p.incidents.series[0].series == made {
+	if p.render(s, l); p.incidents.entries[0].series == made {
 		t.Error("what is remembered has changed, and what is shown has not")
 	}
-	made = p.incidents.series[0].series
+	made = p.incidents.entries[0].series
 	s.statuses = append([]device.Status{}, s.statuses...)
-	if p.render(s, l); p.incidents.series[0].series == made {
+	if p.render(s, l); p.incidents.entries[0].series == made {
 		t.Error("the devices have changed, and what is shown of incidents has not")
 	}
 }

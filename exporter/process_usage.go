@@ -6,15 +6,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// A device that several containers hold keeps its own series, without a holder. What
-// each of them uses of it is told by their processes, and what is left over has
-// families of its own, so that the sum over both is the device's
-// (docs/adr/0010-processes-to-containers.md).
-
-// usageFamilies are what is told of a container's use of a device, and of nobody's.
-type usageFamilies struct{ container, unattributed [usageKinds]*family }
-
-// usageKinds are the things that a use consists of.
+// usageKind are the quantities of a process's use of a device.
 const (
 	usedMemory = iota
 	usedSM
@@ -25,29 +17,26 @@ const (
 	usageKinds
 )
 
-func (f *usageFamilies) register(add func(familyDesc) *family) {
-	for i, row := range [usageKinds]struct{ name, container, rest string }{
-		usedMemory: {
-			"memory_used_bytes", "Memory of the device that the container's processes hold.",
-			"Memory of the device in use that no container's process is known to hold: the driver's own, and that of processes in no container that holds the device.",
-		},
-		usedSM:         {"sm_utilization_ratio", "Share of the last two seconds in which a kernel of the container's processes ran.", "Share of the last two seconds in which a kernel of a process ran that is in no container that holds the device."},
-		usedController: {"memory_controller_utilization_ratio", "Share of the last two seconds in which the container's processes read or wrote the device's memory.", "Share of the last two seconds in which processes in no container that holds the device read or wrote its memory."},
-		usedEncoder:    {"encoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the encoders.", "Share of the last two seconds in which processes in no container that holds the device used its encoders."},
-		usedDecoder:    {"decoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the decoders.", "Share of the last two seconds in which processes in no container that holds the device used its decoders."},
-		processCount:   {"processes", "Processes of the container that use the device.", "Processes that use the device and are in no container that holds it."},
-	} {
-		f.container[i] = add(gaugeDesc("nvidia_gpu_container_"+row.name, row.container))
-		f.unattributed[i] = add(gaugeDesc("nvidia_gpu_unattributed_"+row.name, row.rest))
-	}
+// processUsage attributes the use of shared devices to containers. The series of such a device have no owner. Each container's
+// part comes from its processes, and the rest has families of its own, so that the sum is the device's use
+// (docs/adr/0010-processes-to-containers.md).
+type processUsage struct {
+	resolver      ProcessResolver
+	memoryUsedRow int // -1 without such a row
+	// Buffers. The first usage is the unattributed one; the others are of owners, in order.
+	usages []ownerUsage
+	owners []device.Owner
 }
 
-// ownerUsage is what the processes of one container, or of none, use of a device. What was
-// told of none of them is not told of all.
+// ownerUsage is the use of a device by the processes of one owner. The driver reports some kinds only.
 type ownerUsage struct {
-	owner    device.Owner // the zero one: of none
 	sums     [usageKinds]float64
 	reported [usageKinds]bool
+}
+
+func newProcessUsage(s *Sources) processUsage {
+	isMemoryUsed := func(m device.Metric) bool { return m.Name == "nvidia_gpu_memory_used_bytes" && len(m.Labels) == 0 }
+	return processUsage{resolver: s.Processes, memoryUsedRow: slices.IndexFunc(s.Metrics, isMemoryUsed)}
 }
 
 func (o *ownerUsage) add(u device.ProcessUsage) {
@@ -60,46 +49,40 @@ func (o *ownerUsage) add(u device.ProcessUsage) {
 	o.sums[processCount]++
 }
 
-// renderProcessUsage writes what each container that holds the device uses of it, and what is
-// left. Nothing is written where processes cannot be told apart: that would be a guess.
-func (d deviceRendering) renderProcessUsage(s nodeSnapshot, r *device.Reading, gpu []device.Status) {
-	if !r.ProcessUsageKnown || !s.processesVisible || d.state == device.AllocationUnknown || d.status.Gone {
+// render renders the use of a device by each owner, and the rest. If processes cannot be looked up it renders nothing: the
+// values would be guesses.
+func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
+	if !r.ProcessUsageKnown || !d.snapshot.processesVisible || d.state == device.AllocationUnknown || d.status.Gone {
 		return
 	}
-	usages := d.usageByOwner(s.allocations, r.ProcessUsage)
-	unattributed := &usages[0]
-	if d.status.MIGEnabled && len(usages) == 1 && unattributed.sums[processCount] == 0 {
-		return // whoever uses it, uses its slices
+	p.sumByOwner(d, r.ProcessUsage)
+	unattributed := &p.usages[0]
+	if d.status.MIGEnabled && len(p.usages) == 1 && unattributed.sums[processCount] == 0 {
+		return // all processes use MIG devices
 	}
-	reported := reportedKinds(usages)
-	for i := range usages[1:] {
-		t := &usages[1+i]
-		group := d.rendered.group(deviceLabels, d.status, t.owner)
-		for kind, f := range d.rendered.builtin.usage.container {
-			if reported[kind] {
-				group.set(seriesID{family: f}, t.sums[kind])
+	reported := p.reportedKinds()
+	show := func(group *seriesGroup, first familyID, u *ownerUsage) {
+		for kind, ok := range reported {
+			if ok {
+				group.set(first+familyID(kind), u.sums[kind])
 			}
 		}
 	}
+	for i, owner := range p.owners {
+		show(d.store.group(deviceLabels, d.status, owner), containerUsageFamily, &p.usages[1+i])
+	}
 	if !d.status.MIGEnabled {
-		unattributed.sums[usedMemory], reported[usedMemory] = d.unattributedMemory(s.allocations, r, gpu)
+		unattributed.sums[usedMemory], reported[usedMemory] = p.unattributedMemory(d, r)
 	}
-	for kind, f := range d.rendered.builtin.usage.unattributed {
-		if reported[kind] {
-			d.deviceSeries.set(seriesID{family: f}, unattributed.sums[kind])
-		}
-	}
+	show(d.deviceSeries, unattributedUsageFamily, unattributed)
 }
 
-// usageByOwner sorts the uses of the device by container. The first is that of nobody, and
-// each container that holds the device has one, be it empty.
-func (d deviceRendering) usageByOwner(h device.Allocations, uses []device.ProcessUsage) []ownerUsage {
-	rm := d.rendered
-	rm.owners, rm.usages = rm.owners[:0], append(rm.usages[:0], ownerUsage{})
-	for _, row := range h.ForDevice(d.status.ID) {
-		if row.Owner != (device.Owner{}) && !slices.Contains(rm.owners, row.Owner) {
-			rm.owners = append(rm.owners, row.Owner)
-			rm.usages = append(rm.usages, ownerUsage{owner: row.Owner})
+// sumByOwner sums the use of the device by owner. An owner without processes has a sum of 0.
+func (p *processUsage) sumByOwner(d *deviceRendering, uses []device.ProcessUsage) {
+	p.owners, p.usages = p.owners[:0], append(p.usages[:0], ownerUsage{})
+	for _, row := range d.snapshot.allocations.ForDevice(d.status.ID) {
+		if row.Owner != (device.Owner{}) && !slices.Contains(p.owners, row.Owner) {
+			p.owners, p.usages = append(p.owners, row.Owner), append(p.usages, ownerUsage{})
 		}
 	}
 	for _, u := range uses {
@@ -107,21 +90,19 @@ func (d deviceRendering) usageByOwner(h device.Allocations, uses []device.Proces
 			continue
 		}
 		index := 0
-		if owner, ok := rm.sources.Processes.Owner(u.PID, rm.owners); ok {
-			index = 1 + slices.Index(rm.owners, owner)
+		if owner, ok := p.resolver.Owner(u.PID, p.owners); ok {
+			index = 1 + slices.Index(p.owners, owner)
 		}
-		rm.usages[index].add(u)
+		p.usages[index].add(u)
 	}
-	return rm.usages
 }
 
-// reportedKinds is what the driver tells of the device's processes. Of none it tells their
-// number and memory.
-func reportedKinds(usages []ownerUsage) (reported [usageKinds]bool) {
+// reportedKinds returns the kinds that the driver reports for the device. Without processes it reports memory and number.
+func (p *processUsage) reportedKinds() (reported [usageKinds]bool) {
 	used := false
-	for i := range usages {
-		used = used || usages[i].sums[processCount] > 0
-		for kind, ok := range usages[i].reported {
+	for i := range p.usages {
+		used = used || p.usages[i].sums[processCount] > 0
+		for kind, ok := range p.usages[i].reported {
 			reported[kind] = reported[kind] || ok
 		}
 	}
@@ -130,37 +111,36 @@ func reportedKinds(usages []ownerUsage) (reported [usageKinds]bool) {
 	return reported
 }
 
-// unattributedMemory is what of the device's memory in use no container's process holds: false
-// where the device does not say what is in use. What slices that share a GPU instance
-// use is read of the first of them, for all.
-func (d deviceRendering) unattributedMemory(h device.Allocations, r *device.Reading, gpu []device.Status) (float64, bool) {
-	i := slices.IndexFunc(r.Samples, func(s device.Sample) bool { return s.Device == d.status.ID && s.Metric == d.rendered.memoryUsedRow })
+// unattributedMemory returns the device's memory in use minus that of containers; false if the memory in use is unknown. The
+// memory in use of MIG devices that share a GPU instance is read from the first one, for all.
+func (p *processUsage) unattributedMemory(d *deviceRendering, r *device.Reading) (float64, bool) {
+	i := slices.IndexFunc(r.Samples, func(s device.Sample) bool { return s.Device == d.status.ID && s.Metric == p.memoryUsedRow })
 	if i < 0 {
 		return 0, false
 	}
 	remaining := r.Samples[i].Value
-	for _, t := range d.rendered.usages[1:] {
-		remaining -= t.sums[usedMemory]
+	for _, u := range p.usages[1:] {
+		remaining -= u.sums[usedMemory]
 	}
-	for _, other := range gpu {
+	for _, other := range d.gpu {
 		if other.ID != d.status.ID && sameGPUInstance(d.status, other) {
-			remaining -= d.attributedMemory(h, r.ProcessUsage, other.ID)
+			remaining -= p.attributedMemory(d, r.ProcessUsage, other.ID)
 		}
 	}
 	return max(0, remaining), true
 }
 
-// attributedMemory is the memory of another device that is some container's.
-func (d deviceRendering) attributedMemory(h device.Allocations, uses []device.ProcessUsage, id device.ID) (sum float64) {
+// attributedMemory returns the memory of another device in use by containers.
+func (p *processUsage) attributedMemory(d *deviceRendering, uses []device.ProcessUsage, id device.ID) (sum float64) {
 	var owners []device.Owner
-	for _, row := range h.ForDevice(id) {
+	for _, row := range d.snapshot.allocations.ForDevice(id) {
 		owners = append(owners, row.Owner)
 	}
 	for _, u := range uses {
 		if u.Device != id || u.MemoryBytes < 0 {
 			continue
 		}
-		if _, ok := d.rendered.sources.Processes.Owner(u.PID, owners); ok {
+		if _, ok := p.resolver.Owner(u.PID, owners); ok {
 			sum += u.MemoryBytes
 		}
 	}

@@ -97,7 +97,7 @@ func renderText(t *testing.T, p *renderedMetrics, openMetrics bool) []byte {
 
 // assertSums checks that what containers use and what nobody does add up, where a device's
 // processes use no more than it says. Slices of one GPU instance are one sum.
-func assertSums(t *testing.T, d *scrapeFixture, s nodeSnapshot, p *renderedMetrics) {
+func assertSums(t *testing.T, d *scrapeFixture, s *nodeSnapshot, p *renderedMetrics) {
 	t.Helper()
 	if p.seriesDropped > 0 || !s.processesVisible || !p.options.Filter.Matches("nvidia_gpu_container_memory_used_bytes") {
 		return
@@ -301,9 +301,9 @@ func uniqueBy[T any](rows []T, key func(T) string) (kept []T) {
 	return kept
 }
 
-func (g fixtureGenerator) snapshot(d *scrapeFixture) nodeSnapshot {
+func (g fixtureGenerator) snapshot(d *scrapeFixture) *nodeSnapshot {
 	begin := time.Unix(100, 0)
-	return nodeSnapshot{
+	return &nodeSnapshot{
 		begin: begin, end: begin.Add(time.Second), statuses: d.statuses, allocations: d.allocations, driver: d.driver,
 		readings: d.readings(gpus(d.statuses)), stalled: func(device.GPU) bool { return false }, processesVisible: !d.processesHidden,
 	}

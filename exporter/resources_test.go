@@ -58,7 +58,7 @@ func TestResourcesThatStayAreNotMadeAnew(t *testing.T) {
 		r.AllocatableDevices = append(r.AllocatableDevices, device.ResourceDevice{Resource: "r", ID: "d"})
 	}
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 1000})
-	s := nodeSnapshot{allocations: device.Allocations{Resources: r}}
+	s := &nodeSnapshot{allocations: device.Allocations{Resources: r}}
 	l := newAttribution(nil)
 	p.render(s, l)
 	if n := testing.AllocsPerRun(20, func() { p.render(s, l) }); n > 0 {

@@ -8,22 +8,20 @@ import (
 	"time"
 )
 
-// maxSendingBytes is how many bytes of bodies may be in memory for their readers. Sixty compressed scrapes of the largest node
-// are fewer.
+// maxSendingBytes bounds the bodies in memory. Sixty compressed scrapes of the largest node are smaller.
 const maxSendingBytes = 8 << 20
 
-// scrapeBody is the encoded answer to all scrapes of one collection that ask for the same representation.
+// scrapeBody is the response to all scrapes of one collection in the same representation.
 type scrapeBody struct {
 	data       []byte
 	compressed bool
-	// collection is when the collection began; zero for a body of podgauge's own metrics alone.
-	collection time.Time
+	collection time.Time                         // its begin; zero for a body of podgauge's own metrics only
 	readers    map[*http.ResponseController]bool // guarded by sender.mu
 }
 
-// sender sends bodies to clients that may read slowly. Beyond maxSendingBytes it closes the connections that read the oldest
-// collection's bodies, the largest first. It always sends the compressed bodies of the newest collection, and the latest
-// uncompressed one: a client that reads at all has its scrape long before.
+// sender sends bodies to slow clients. Above maxSendingBytes it closes the connections of readers of the oldest collection's bodies,
+// the largest body first. It always keeps the compressed bodies of the newest collection, and the latest uncompressed one: a
+// client that reads at all finishes long before.
 type sender struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -31,12 +29,12 @@ type sender struct {
 	totalBytes int           // of them
 }
 
-// send writes the body, or as much of it as the client takes in time.
+// send writes the body until the client is disconnected or cut off.
 func (s *sender) send(w http.ResponseWriter, b *scrapeBody) {
 	reader := http.NewResponseController(w)
 	s.addReader(b, reader)
 	defer s.removeReader(b, reader)
-	w.Write(b.data) //nolint:errcheck // the client has gone
+	w.Write(b.data) //nolint:errcheck // the client disconnected
 }
 
 func (s *sender) addReader(b *scrapeBody, reader *http.ResponseController) {
@@ -53,10 +51,10 @@ func (s *sender) addReader(b *scrapeBody, reader *http.ResponseController) {
 			return
 		}
 		for reader := range evicted.readers {
-			reader.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // a connection without deadlines is a test's
+			reader.SetWriteDeadline(time.Unix(1, 0)) //nolint:errcheck // only connections of tests lack deadlines
 		}
 		s.remove(evicted)
-		if evicted == b { // of an older collection: the others are as before
+		if evicted == b { // of an older collection
 			return
 		}
 	}
@@ -90,7 +88,7 @@ func (s *sender) removeReader(b *scrapeBody, reader *http.ResponseController) {
 	}
 }
 
-// remove forgets a body and its readers. The caller holds mu.
+// remove drops a body and its readers. The caller holds mu.
 func (s *sender) remove(b *scrapeBody) {
 	if i := slices.Index(s.bodies, b); i >= 0 {
 		s.bodies, s.totalBytes = slices.Delete(s.bodies, i, i+1), s.totalBytes-len(b.data)

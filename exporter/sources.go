@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/status"
 )
 
-// Sources are the parts of the process that the exporter reads.
+// Sources are the parts of the process read by the exporter.
 type Sources struct {
 	Metrics   []device.Metric // the rows of readings
 	Node      Node
@@ -23,7 +23,7 @@ type Node interface {
 	ListAllocations(ctx context.Context) device.Allocations
 	// PodMeta returns the metadata of a pod as far as known.
 	PodMeta(namespace, pod string) device.PodMeta
-	// PluginResources and PodsAPI are those of the page.
+	// PluginResources and PodsAPI implement status.PageState.
 	PluginResources() []status.PluginResource
 	PodsAPI() status.PodsAPIStatus
 	// HealthStore reports whether devices' health is stored on disk, and the error if the store failed.
@@ -40,12 +40,30 @@ type GPUReaders interface {
 	Stalled(gpu device.GPU) bool
 }
 
-// ProcessResolver finds the containers of processes. Only one goroutine calls it at a time.
+// ProcessResolver finds the containers of processes. Calls do not overlap.
 type ProcessResolver interface {
 	// Visible reports whether processes can be looked up.
 	Visible() bool
-	// Owner returns the owner in whose container the process runs; false if it runs in none of them.
+	// Owner returns the owner in whose container the process runs; false if the process runs in none of the containers.
 	Owner(pid uint32, owners []device.Owner) (device.Owner, bool)
-	// Sweep ends a collection: processes that no Owner call named since the previous Sweep may be forgotten.
+	// Sweep ends a collection: processes not looked up since the previous Sweep may be forgotten.
 	Sweep()
+}
+
+// DefaultSeriesLimit is twice the number of series of a node with 16 GPUs and all options on.
+const DefaultSeriesLimit = 20000
+
+// Options select the exported families, series and labels.
+type Options struct {
+	Filter FamilyFilter
+	// StableSeries leaves owner labels off all series but nvidia_gpu_allocation_info, so that no series ends or begins with a pod.
+	// Counters then are the driver's own.
+	StableSeries bool
+	// PodUID adds the pod's UID to nvidia_gpu_allocation_info.
+	PodUID bool
+	// SeriesLimit bounds the series of a scrape, podgauge's own metrics excepted; 0: DefaultSeriesLimit.
+	SeriesLimit int
+	// DCGM adds dcgm-exporter's default families, with its names, units and labels. Hostname is one of the labels.
+	DCGM     bool
+	Hostname string
 }

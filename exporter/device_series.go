@@ -1,0 +1,190 @@
+package exporter
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+)
+
+// nodeSnapshot is the result of one collection.
+type nodeSnapshot struct {
+	begin, end       time.Time
+	statuses         []device.Status
+	readings         []device.Reading
+	allocations      device.Allocations
+	driver           device.Driver
+	stalled          func(device.GPU) bool
+	processesVisible bool
+	incidents        incident.Snapshot
+	healthStored     bool
+	healthErr        error // of the store
+}
+
+// deviceRendering is the rendering of one device.
+type deviceRendering struct {
+	store    *seriesStore
+	snapshot *nodeSnapshot
+	status   device.Status
+	gpu      []device.Status // all devices of the GPU
+	state    device.AllocationState
+	owner    device.Owner
+	// deviceSeries have no owner; ownerSeries have the device's owner, if known.
+	deviceSeries, ownerSeries *seriesGroup
+	// readingSeries have the owner of readings: MIG devices that share a GPU instance also share readings.
+	readingSeries *seriesGroup
+	readingState  device.AllocationState
+	readingOwner  device.Owner
+}
+
+func newDeviceRendering(st *seriesStore, s *nodeSnapshot, status device.Status, gpu []device.Status) deviceRendering {
+	d := deviceRendering{store: st, snapshot: s, status: status, gpu: gpu, deviceSeries: st.group(deviceLabels, status, device.Owner{})}
+	d.state, d.owner = s.allocations.State(status.ID)
+	// A partitioned GPU is shared by the owners of its MIG devices, whatever the kubelet answers. If MIG devices are not
+	// advertised, the GPU can be allocated as a whole.
+	if status.MIGEnabled && len(s.allocations.ForDevice(status.ID)) == 0 {
+		d.state, d.owner = device.AllocatedShared, device.Owner{}
+	}
+	d.ownerSeries = d.seriesOf(d.owner)
+	d.readingState, d.readingOwner = d.state, d.owner
+	for _, other := range gpu {
+		if other.ID != status.ID && sameGPUInstance(status, other) {
+			d.readingState, d.readingOwner = combineAllocations(s.allocations, d.readingState, d.readingOwner, other.ID)
+		}
+	}
+	d.readingSeries = d.ownerSeries
+	if d.readingOwner != d.owner {
+		d.readingSeries = d.seriesOf(d.readingOwner)
+	}
+	return d
+}
+
+// seriesOf returns the series with an owner. StableSeries removes the owner.
+func (d *deviceRendering) seriesOf(owner device.Owner) *seriesGroup {
+	if d.store.options.StableSeries {
+		owner = device.Owner{}
+	}
+	return d.store.group(deviceLabels, d.status, owner)
+}
+
+// sameGPUInstance reports whether two MIG devices are compute instances of one GPU instance and so share readings. A device
+// that is gone shares nothing: the driver reuses the number of its instance.
+func sameGPUInstance(a, b device.Status) bool {
+	return !a.WholeGPU() && !b.WholeGPU() && !a.Gone && !b.Gone && a.GPU == b.GPU && a.GI >= 0 && a.GI == b.GI
+}
+
+// combineAllocations returns the state of several devices together, and the common part of their owners.
+func combineAllocations(a device.Allocations, state device.AllocationState, owner device.Owner, other device.ID) (device.AllocationState, device.Owner) {
+	otherState, otherOwner := a.State(other)
+	switch {
+	case state == device.AllocationUnknown || otherState == device.AllocationUnknown:
+		return device.AllocationUnknown, device.Owner{}
+	case otherState == device.Unallocated:
+		return state, owner
+	case state == device.Unallocated:
+		return otherState, otherOwner
+	case state == otherState && owner == otherOwner:
+		return state, owner
+	default:
+		return device.AllocatedShared, owner.Common(otherOwner)
+	}
+}
+
+// renderStatus renders the published status.
+func (d *deviceRendering) renderStatus() {
+	// The profile is part of the series' identity: drivers up to 460 reuse the ids of MIG devices.
+	d.deviceSeries.setSeries(seriesID{infoFamily, [2]string{d.status.Profile}}, 1, d.infoLabels)
+	if !d.status.MIGEnabled { // sums over these families count a partitioned GPU by its MIG devices
+		d.ownerSeries.set(healthyFamily, boolValue(d.status.Healthy))
+		if d.state != device.AllocationUnknown {
+			d.ownerSeries.set(allocatedFamily, boolValue(d.state != device.Unallocated))
+		}
+	}
+	if reason := d.status.Unallocatable(d.gpu); reason != "" {
+		d.deviceSeries.set(unallocatableFamily, 1, reason)
+	}
+	if !d.status.Healthy {
+		d.ownerSeries.set(unhealthyFamily, 1, d.status.Reason, d.status.Action)
+	}
+}
+
+// infoLabels returns the labels of the info series. Empty labels are left out: for Prometheus both are the same.
+func (d *deviceRendering) infoLabels() []device.Label {
+	s := &d.status
+	labels := append([]device.Label{
+		{Name: "model", Value: s.Model},
+		{Name: "pci_bus_id", Value: s.PCI},
+		{Name: "minor", Value: strconv.Itoa(s.Minor)},
+		{Name: "numa_node", Value: strconv.Itoa(s.NUMANode)},
+	}, s.InfoLabels...)
+	if !s.WholeGPU() {
+		labels = append(labels, device.Label{Name: "mig_profile", Value: s.Profile},
+			device.Label{Name: "gi", Value: strconv.Itoa(s.GI)}, device.Label{Name: "ci", Value: strconv.Itoa(s.CI)})
+	}
+	return slices.DeleteFunc(labels, func(l device.Label) bool { return l.Value == "" })
+}
+
+// renderHealth renders the health state, without an owner, so that the series outlive pods. Each state has a series, as each
+// phase of a pod has in kube-state-metrics: the time in a state can be summed.
+func (d *deviceRendering) renderHealth() {
+	for _, state := range device.AllHealth {
+		d.deviceSeries.set(healthStateFamily, boolValue(d.status.Health == state), state.String())
+	}
+	if !d.status.Since.IsZero() {
+		d.deviceSeries.set(healthSinceFamily, unixSeconds(d.status.Since))
+	}
+	d.deviceSeries.set(flapsFamily, float64(d.status.Flaps))
+}
+
+// renderGPU renders the state of the whole GPU.
+func (d *deviceRendering) renderGPU(read bool) {
+	d.deviceSeries.set(upFamily, boolValue(read))
+	d.deviceSeries.set(stalledFamily, boolValue(d.snapshot.stalled(d.status.GPU)))
+	for _, x := range d.status.Xids {
+		code := strconv.FormatUint(x.Code, 10)
+		d.deviceSeries.set(xidsFamily, float64(x.Count), code)
+		d.deviceSeries.set(xidLastFamily, unixSeconds(x.Last), code)
+	}
+}
+
+// renderAllocations renders current and recent allocations.
+func (d *deviceRendering) renderAllocations() {
+	for _, a := range d.snapshot.allocations.ForDevice(d.status.ID) {
+		if a.Owner != (device.Owner{}) {
+			d.store.group(allocationInfoLabels, d.status, a.Owner).set(allocationFamily, 1, a.Resource, string(a.DeviceID))
+		}
+	}
+	for _, record := range d.snapshot.allocations.Recent {
+		if record.Device == d.status.ID {
+			d.store.group(allocationSeenLabels, d.status, record.Owner).set(allocationSeenFamily, unixSeconds(record.LastSeen))
+		}
+	}
+}
+
+// renderReading renders the values read from the device.
+func (d *deviceRendering) renderReading(samples []device.Sample, a *attribution) {
+	for _, sample := range samples {
+		if sample.Device != d.status.ID {
+			continue
+		}
+		switch metric := &d.store.sources.Metrics[sample.Metric]; {
+		case metric.Kind == device.FaultCounter || metric.Kind == device.StateGauge:
+			d.deviceSeries.setRow(sample.Metric, sample.Value)
+		case metric.Kind == device.Gauge || d.store.options.StableSeries:
+			d.readingSeries.setRow(sample.Metric, sample.Value)
+		default:
+			d.readingSeries.setRow(sample.Metric, a.add(sample.Device, sample.Metric, sample.Value, d.readingState, d.readingOwner))
+		}
+	}
+}
+
+func boolValue(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func unixSeconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }

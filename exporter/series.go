@@ -1,0 +1,249 @@
+package exporter
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// maxUnusedRenderings is how many renderings the series of an owner outlive its allocation, in case the owner returns.
+// Making series is cheap, and on a node with short-lived pods unused series would outweigh the others.
+const maxUnusedRenderings = 10
+
+// seriesStore holds the series of one rendering after the other. Label text is kept, so a scrape costs the writing of values and
+// not the making of series (docs/benchmarks.md).
+type seriesStore struct {
+	sources     *Sources
+	options     *Options
+	families    []*family // all, ordered by name
+	rowFamilies []*family // of each row of Sources.Metrics
+	byID        []*family // by familyID
+	groups      map[groupKey]*seriesGroup
+	renderings  uint64 // counts renderings
+	// seriesLeft is how many more series may be shown, and seriesDropped how many were not.
+	seriesLeft, seriesDropped int
+}
+
+// familyID identifies a family of families.go, or of dcgm.go.
+type familyID int
+
+// family is a metric family with its series in the current rendering.
+type family struct {
+	familyDesc
+	series                        []*series
+	textHeader, openMetricsHeader []byte
+	excluded                      bool // by the command line
+}
+
+// series is one series of a family.
+type series struct {
+	labels []byte // as text
+	value  float64
+}
+
+// seriesGroup holds the series of one device and owner.
+type seriesGroup struct {
+	store         *seriesStore
+	device        device.Device  // described by the labels; a new driver may describe a device differently
+	meta          device.PodMeta // likewise
+	labels        []device.Label
+	labelText     []byte
+	rows          []*series // by row of Sources.Metrics, up to the last row in use
+	byID          map[seriesID]*series
+	lastRendering uint64 // the last one with series of this group
+}
+
+type groupKey struct {
+	set    labelSet
+	device device.ID
+	owner  device.Owner
+}
+
+// seriesID identifies a series of a group by its family and the values of the family's own labels.
+type seriesID struct {
+	family familyID
+	values [2]string
+}
+
+// newSeriesStore returns a store for the rows of readings, and for the families of descs by index.
+func newSeriesStore(s *Sources, o *Options, descs []familyDesc) seriesStore {
+	st := seriesStore{sources: s, options: o, groups: map[groupKey]*seriesGroup{}}
+	byName := map[string]*family{}
+	add := func(d familyDesc) *family {
+		f := byName[d.name]
+		if f == nil {
+			f = &family{familyDesc: d, textHeader: d.header(false), openMetricsHeader: d.header(true), excluded: !o.Filter.Matches(d.name)}
+			byName[d.name] = f
+			st.families = append(st.families, f)
+		}
+		return f
+	}
+	for _, m := range s.Metrics {
+		st.rowFamilies = append(st.rowFamilies, add(rowDesc(m)))
+	}
+	for _, d := range descs {
+		st.byID = append(st.byID, add(d))
+	}
+	slices.SortFunc(st.families, func(a, b *family) int { return cmp.Compare(a.name, b.name) })
+	return st
+}
+
+// begin starts a rendering.
+func (st *seriesStore) begin() {
+	st.renderings++
+	st.seriesLeft, st.seriesDropped = st.options.SeriesLimit, 0
+	for _, f := range st.families {
+		f.series = f.series[:0]
+	}
+}
+
+// end drops groups out of use.
+func (st *seriesStore) end() {
+	for key, group := range st.groups {
+		if st.renderings-group.lastRendering > maxUnusedRenderings {
+			delete(st.groups, key)
+		}
+	}
+}
+
+// group returns the series of a device and an owner.
+func (st *seriesStore) group(set labelSet, s device.Status, owner device.Owner) *seriesGroup {
+	key := groupKey{set, s.ID, owner}
+	group := st.groups[key]
+	var meta device.PodMeta
+	if set == allocationInfoLabels {
+		meta = st.sources.Node.PodMeta(owner.Namespace, owner.Pod)
+	}
+	if group == nil || !group.device.Equal(s.Device) || !equalPodMeta(group.meta, meta) {
+		group = &seriesGroup{store: st, device: s.Device, meta: meta, labels: set.labels(s, owner, meta, st.options), byID: map[seriesID]*series{}}
+		group.labelText = formatLabels(group.labels)
+		st.groups[key] = group
+	}
+	group.lastRendering = st.renderings
+	return group
+}
+
+// nodeGroup returns the series without common labels.
+func (st *seriesStore) nodeGroup() *seriesGroup {
+	group := st.groups[groupKey{}]
+	if group == nil {
+		group = &seriesGroup{store: st, byID: map[seriesID]*series{}, labelText: formatLabels(nil)}
+		st.groups[groupKey{}] = group
+	}
+	group.lastRendering = st.renderings
+	return group
+}
+
+// setRow shows the series of a row with a value.
+func (g *seriesGroup) setRow(row int, value float64) {
+	f := g.store.rowFamilies[row]
+	if !g.store.admit(f) {
+		return
+	}
+	if row >= len(g.rows) { // MIG devices have only the first of hundreds of rows
+		g.rows = append(g.rows, make([]*series, row+1-len(g.rows))...)
+	}
+	if g.rows[row] == nil {
+		g.rows[row] = g.newSeries(g.store.sources.Metrics[row].Labels)
+	}
+	g.rows[row].value = value
+	g.store.show(f, g.rows[row])
+}
+
+// set shows a series of a family. The values are those of the family's own labels.
+func (g *seriesGroup) set(id familyID, value float64, values ...string) {
+	key := seriesID{family: id}
+	copy(key.values[:], values)
+	g.setSeries(key, value, func() []device.Label { return g.store.byID[id].labelled(values) })
+}
+
+// setSeries shows a series. It calls newLabels only for a new series.
+func (g *seriesGroup) setSeries(id seriesID, value float64, newLabels func() []device.Label) {
+	f := g.store.byID[id.family]
+	if !g.store.admit(f) {
+		return
+	}
+	s := g.byID[id]
+	if s == nil {
+		s = g.newSeries(newLabels())
+		g.byID[id] = s
+	}
+	s.value = value
+	g.store.show(f, s)
+}
+
+func (g *seriesGroup) newSeries(more []device.Label) *series {
+	if len(more) == 0 {
+		return &series{labels: g.labelText}
+	}
+	labels := slices.Concat(g.labels, more)
+	sortLabels(labels)
+	return &series{labels: formatLabels(labels)}
+}
+
+// admit reports whether a series of the family may be shown, and counts the series as dropped at the limit.
+func (st *seriesStore) admit(f *family) bool {
+	if f.excluded {
+		return false
+	}
+	if st.seriesLeft == 0 {
+		st.seriesDropped++
+		return false
+	}
+	return true
+}
+
+func (st *seriesStore) show(f *family, s *series) {
+	st.seriesLeft--
+	f.series = append(f.series, s)
+}
+
+// cachedSeries are series that stay the same until their input changes.
+type cachedSeries struct {
+	store   *seriesStore
+	entries []cachedEntry
+	dropped int // beyond the limit
+}
+
+type cachedEntry struct {
+	family *family
+	*series
+}
+
+// add adds a series, with labels of an owner and of a device if given. It makes no series of an excluded family or beyond the
+// limit: a device plugin may have some hundred thousand devices.
+func (c *cachedSeries) add(id familyID, value float64, owner *device.Owner, d *device.Device, values ...string) {
+	f := c.store.byID[id]
+	if f.excluded {
+		return
+	}
+	if len(c.entries) == c.store.options.SeriesLimit {
+		c.dropped++
+		return
+	}
+	labels := f.labelled(values)
+	if owner != nil {
+		labels = append(labels, ownerLabels(*owner)...)
+	}
+	if d != nil {
+		labels = append(labels, deviceIDLabels(*d)...)
+	}
+	sortLabels(labels)
+	c.entries = append(c.entries, cachedEntry{f, &series{labels: formatLabels(labels), value: value}})
+}
+
+// show shows the series as far as the limit allows.
+func (c *cachedSeries) show() {
+	for _, entry := range c.entries {
+		if c.store.admit(entry.family) {
+			c.store.show(entry.family, entry.series)
+		}
+	}
+	c.store.seriesDropped += c.dropped
+}
+
+// sameSlice reports whether two slices are the same memory. Publishers keep a slice as long as its content stays the same.
+func sameSlice[T any](a, b []T) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+}
