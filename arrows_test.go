@@ -49,6 +49,7 @@ var arrows = map[string][]string{
 	"internal/sim/kubelet":       {},
 	"test/conformance":           {"internal/sim/kubelet"},
 	"internal/wire":              {},
+	"internal/atomicfile":        {},
 	"internal/loglimit":          {},
 	"internal/pubsub":            {},
 	"internal/retry":             {},
@@ -61,7 +62,7 @@ var arrows = map[string][]string{
 }
 
 // leaves may be imported by any package.
-var leaves = []string{"internal/loglimit", "internal/pubsub", "internal/retry"}
+var leaves = []string{"internal/atomicfile", "internal/loglimit", "internal/pubsub", "internal/retry"}
 
 // inTests may be imported by any test.
 var inTests = []string{"internal/device", "internal/device/devicetest", "internal/nvml", "internal/nvml/metric", "internal/nvml/xid", "plugin", "plugin/response", "podresources", "internal/sim", "internal/sim/kubelet", "test/conformance", "test/churn", "test/nvml", "test/program"}

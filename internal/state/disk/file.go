@@ -11,6 +11,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/atomicfile"
 )
 
 const (
@@ -182,7 +184,7 @@ func (f *File[T]) load(read chan<- ReadResult[T]) {
 
 // read reads the file, or the one that could not be replaced, and returns which it was.
 func (f *File[T]) read() (result ReadResult[T], name string) {
-	f.folder.dir.removeStaleTemps(f.name)
+	f.folder.dir.RemoveStaleTemps(f.name)
 	for _, name := range []string{f.name, f.name + staleSuffix} {
 		content, err := f.folder.dir.read(name, f.format.MaxBytes)
 		if isMissing(err) {
@@ -318,11 +320,11 @@ func (f *File[T]) write(v *T) error {
 		return encodeErr
 	}
 	if sum := sha256.Sum256(content); f.written == nil || sum != f.digest {
-		if err := replace(f.folder.dir, f.name, content); err != nil {
+		if err := atomicfile.Replace(f.folder.dir, f.name, content); err != nil {
 			return err
 		}
 		f.digest = sum
-		f.folder.dir.remove(f.name + staleSuffix) //nolint:errcheck // the file goes before it
+		f.folder.dir.Remove(f.name + staleSuffix) //nolint:errcheck // the file goes before it
 	}
 	f.written, f.encodeErr = v, encodeErr
 	return nil

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/podgauge/podgauge/internal/atomicfile"
 )
 
 // testCounter is what the tests keep: a verdict that must not be lost, and a count that must not fall.
@@ -385,13 +387,13 @@ type hangingDisk struct {
 	enter, leave chan struct{}
 }
 
-func (h *hangingDisk) create(name string) (tempFile, error) {
+func (h *hangingDisk) Create(name string) (atomicfile.TempFile, error) {
 	if h.hangs && name != OwnerFileName {
 		h.hangs = false
 		close(h.enter)
 		<-h.leave
 	}
-	return h.modelDisk.create(name)
+	return h.modelDisk.Create(name)
 }
 
 // hungReadDisk is a disk that does not answer reads of a counter until it is released, and of another file until the end.

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"sync/atomic"
 	"syscall"
+
+	"github.com/podgauge/podgauge/internal/atomicfile"
 )
 
 var errCrashed = errors.New("the power is gone")
@@ -57,7 +59,7 @@ func (m *modelDisk) read(name string, _ int64) ([]byte, error) {
 	return nil, fs.ErrNotExist
 }
 
-func (m *modelDisk) create(string) (tempFile, error) {
+func (m *modelDisk) Create(string) (atomicfile.TempFile, error) {
 	if err := m.step(); err != nil {
 		return nil, err
 	}
@@ -67,7 +69,7 @@ func (m *modelDisk) create(string) (tempFile, error) {
 	return o, nil
 }
 
-func (m *modelDisk) rename(from, to string) error {
+func (m *modelDisk) Rename(from, to string) error {
 	if err := m.step(); err != nil {
 		return err
 	}
@@ -82,7 +84,7 @@ func (m *modelDisk) rename(from, to string) error {
 	return nil
 }
 
-func (m *modelDisk) remove(name string) error {
+func (m *modelDisk) Remove(name string) error {
 	if err := m.step(); err != nil {
 		return err
 	}
@@ -93,7 +95,7 @@ func (m *modelDisk) remove(name string) error {
 	return nil
 }
 
-func (m *modelDisk) sync() error {
+func (m *modelDisk) Sync() error {
 	if err := m.step(); err != nil {
 		return err
 	}
@@ -101,7 +103,7 @@ func (m *modelDisk) sync() error {
 	return nil
 }
 
-func (m *modelDisk) removeStaleTemps(string) {}
+func (m *modelDisk) RemoveStaleTemps(string) {}
 
 // openModelFile is an open file of it.
 type openModelFile struct {
