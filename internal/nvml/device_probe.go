@@ -117,10 +117,10 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 	l.pendingCalls.Start(func() {
 		probe.result = b.probeDevice(probe.session, index, old)
 		if g := probe.result.gpu; probe.result.isNew && g != nil {
-			g.callMu.Lock() // whoever reads it waits until it was met
+			g.Lock() // whoever reads it waits until it was met
 			close(probe.identified)
 			g.initialize()
-			g.callMu.Unlock()
+			g.Unlock()
 		} else {
 			close(probe.identified)
 		}
@@ -139,8 +139,8 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (result probeResult) {
 	previous := old.byIndex[index]
 	if previous != nil {
-		previous.callMu.Lock()
-		defer previous.callMu.Unlock()
+		previous.Lock()
+		defer previous.Unlock()
 	}
 	handle, ret := sess.NVML.DeviceGetHandleByIndex(index)
 	if ret != nvml.SUCCESS {
@@ -149,10 +149,10 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 	}
 	result.handle, result.gpu = handle, old.byHandle[handle]
 	if result.gpu != nil && result.gpu != previous { // it has moved
-		if !result.gpu.callMu.TryLock() { // to wait for two could be to wait for each other
+		if !result.gpu.TryLock() { // to wait for two could be to wait for each other
 			return result
 		}
-		defer result.gpu.callMu.Unlock()
+		defer result.gpu.Unlock()
 	}
 	layout, err := sess.readMIGMode(handle)
 	switch {

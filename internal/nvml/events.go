@@ -173,7 +173,7 @@ func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Even
 	}
 	e.GPU = g.id
 	if !class.WholeGPU() {
-		e.Device = g.mig.Load().deviceID(gi, ci)
+		e.Device = g.migState().deviceID(gi, ci)
 	}
 	return e
 }
@@ -181,7 +181,7 @@ func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Even
 // classEvent is what a report of a class means for the GPU, which is nil where it is not known.
 func (g *gpu) classEvent(c xid.Class) device.Event {
 	e := c.Event()
-	if c == xid.Memory && g != nil && g.reportsRecovery.Load() {
+	if c == xid.Memory && g != nil && g.canReportRecovery() {
 		undecided := xid.Undecided.Event()
 		e.Recovery, e.Action = undecided.Recovery, undecided.Action
 	}
@@ -260,7 +260,7 @@ func (e *eventSet) update(inv *inventory) error {
 // tryLockUntil takes the GPU's turn. Short calls are waited for: a GPU that is checked just now
 // would else be heard a second later.
 func (g *gpu) tryLockUntil(deadline time.Time) bool {
-	for !g.callMu.TryLock() {
+	for !g.TryLock() {
 		if time.Now().After(deadline) {
 			return false
 		}
@@ -274,7 +274,7 @@ func (e *eventSet) registerAll(inv *inventory) error {
 	deadline := time.Now().Add(gpuLockTimeout)
 	for _, g := range inv.gpus {
 		r := e.registrations[g]
-		if r.state != unregistered || r.refusedIn == inv || !g.responsive.Load() || !g.tryLockUntil(deadline) { // it would hang us with it
+		if r.state != unregistered || r.refusedIn == inv || !g.isResponsive() || !g.tryLockUntil(deadline) { // it would hang us with it
 			continue
 		}
 		if err := e.register(inv, g); err != nil {
@@ -292,7 +292,7 @@ func (e *eventSet) register(inv *inventory, g *gpu) error {
 	r := e.registrations[g]
 	result, ok := e.registerWithTimeout(inv, g)
 	if !ok { // it keeps the set, too
-		g.responsive.Store(false)
+		g.setResponsive(false)
 		e.abandon()
 		return fmt.Errorf("register events of %s: it does not answer", g.id)
 	}
@@ -304,7 +304,7 @@ func (e *eventSet) register(inv *inventory, g *gpu) error {
 	case nvml.ERROR_UNKNOWN, nvml.ERROR_INVALID_ARGUMENT:
 		e.registrations[g] = registration{refusedIn: inv, breaksSet: result.setBroken || r.breaksSet}
 	default: // it is lost, say: its turn comes when it answers to Read or Check again
-		g.responsive.Store(false)
+		g.setResponsive(false)
 	}
 	if result.setBroken {
 		e.free()
@@ -324,7 +324,7 @@ type registerResult struct {
 func (e *eventSet) registerWithTimeout(inv *inventory, g *gpu) (result registerResult, ok bool) {
 	breaksSet, set := e.registrations[g].breaksSet, e.set
 	return lib.CallWithTimeout(inv.pendingCalls, registerTimeout, func() (result registerResult) {
-		defer g.callMu.Unlock()
+		defer g.Unlock()
 		if breaksSet {
 			result.ret = inv.tryRegister(g)
 		}

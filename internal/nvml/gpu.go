@@ -182,6 +182,30 @@ func (g *gpuReader) ping() error {
 	}
 }
 
+// Lock waits until no other call about the GPU is under way.
+func (g *gpuReader) Lock() { g.callMu.Lock() }
+
+// TryLock locks the GPU if no other call about it is under way.
+func (g *gpuReader) TryLock() bool { return g.callMu.TryLock() }
+
+// Unlock ends what Lock or TryLock began.
+func (g *gpuReader) Unlock() { g.callMu.Unlock() }
+
+// isResponsive reports whether the newest call about the GPU returned an answer.
+func (g *gpuReader) isResponsive() bool { return g.responsive.Load() }
+
+// setResponsive records whether a call about the GPU returned an answer.
+func (g *gpuReader) setResponsive(responsive bool) { g.responsive.Store(responsive) }
+
+// canReportRecovery reports whether the newest check read a recovery action.
+func (g *gpuReader) canReportRecovery() bool { return g.reportsRecovery.Load() }
+
+// migState returns how the GPU is partitioned.
+func (g *gpuReader) migState() *migState { return g.mig.Load() }
+
+// setMIGState takes the result of a new listing.
+func (g *gpuReader) setMIGState(s *migState) { g.mig.Store(s) }
+
 // tryAcquire begins a Read or a Check, and tells whether another one is under way.
 func (g *gpuReader) tryAcquire() bool {
 	if !g.inUse.CompareAndSwap(false, true) {

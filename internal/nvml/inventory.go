@@ -78,10 +78,10 @@ func (b *Backend) freeDelisted(old *inventory) {
 		}
 	}
 	b.delisted = slices.DeleteFunc(b.delisted, func(g *gpu) bool {
-		if !g.callMu.TryLock() {
+		if !g.TryLock() {
 			return false
 		}
-		defer g.callMu.Unlock()
+		defer g.Unlock()
 		g.freeSamples(b.session.Session)
 		return true
 	})
@@ -164,7 +164,7 @@ func (l *deviceListing) recordLayout(result probeResult) {
 		return false
 	})
 	g.layout.Store(result.layout)
-	g.mig.Store(result.layout.state())
+	g.setMIGState(result.layout.state())
 }
 
 // appendDevices puts a GPU and its slices on the list.

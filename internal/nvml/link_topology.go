@@ -71,7 +71,7 @@ func (lt *linkTopology) readLinks(ctx context.Context, g *gpu) {
 			return
 		}
 		end, ok := lib.CallWithTimeout(lt.pendingCalls, newGPUTimeout, func() linkEnd {
-			defer g.callMu.Unlock()
+			defer g.Unlock()
 			return lt.linkEndOf(g, link)
 		}, nil)
 		if !ok {
@@ -140,7 +140,7 @@ func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
 		return
 	}
 	if !lt.lockGPU(ctx, o) {
-		g.callMu.Unlock()
+		g.Unlock()
 		return
 	}
 	type common struct {
@@ -148,8 +148,8 @@ func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
 		ret   nvml.Return
 	}
 	c, ok := lib.CallWithTimeout(lt.pendingCalls, newGPUTimeout, func() (c common) {
-		defer g.callMu.Unlock()
-		defer o.callMu.Unlock()
+		defer g.Unlock()
+		defer o.Unlock()
 		c.level, c.ret = g.handle.GetTopologyCommonAncestor(o.handle)
 		return c
 	}, nil)
@@ -176,8 +176,8 @@ func (lt *linkTopology) lockGPU(ctx context.Context, g *gpu) bool {
 	if lt.unresponsive[g] {
 		return false
 	}
-	for deadline := time.Now().Add(linkLockTimeout); ctx.Err() == nil && g.responsive.Load() && time.Now().Before(deadline); {
-		if g.callMu.TryLock() {
+	for deadline := time.Now().Add(linkLockTimeout); ctx.Err() == nil && g.isResponsive() && time.Now().Before(deadline); {
+		if g.TryLock() {
 			return true
 		}
 		sleepUntil(ctx, time.Now().Add(time.Millisecond))
