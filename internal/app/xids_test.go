@@ -8,6 +8,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
@@ -62,7 +63,7 @@ func eventTypesTable() string {
 func checksTable() string {
 	var table strings.Builder
 	table.WriteString("| reason | when | NVML | asks for | heals |\n|---|---|---|---|---|\n")
-	for _, c := range nvml.Checks() {
+	for _, c := range collect.Checks() {
 		recovery := device.RecoveryChecksPass
 		if c.Fault.NeedsReset {
 			recovery = device.RecoveryAfterReset

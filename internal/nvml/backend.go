@@ -16,6 +16,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
@@ -55,7 +56,7 @@ type Backend struct {
 	metrics []device.Metric
 	plan    *metric.ReadPlan
 
-	// inventory is the newest listing, with the driver that it came from; nil while
+	// Inventory is the newest listing, with the driver that it came from; nil while
 	// there is none. Written by Devices and Close; a table itself is never written.
 	inventory atomic.Pointer[inventory]
 	// lastInventory is the last listing before Close, for XidAt; it is only told from, and nobody is
@@ -75,7 +76,7 @@ type Backend struct {
 	driverRestarted bool                 // the driver ended what an earlier Init had begun
 	probes          map[int]*deviceProbe // that have not been answered in time, by index
 
-	histories    gpuHistories
+	histories    collect.Histories
 	pendingCalls *lib.PendingCalls
 	// probeDone has one when a listing has an answer to look at.
 	probeDone chan struct{}
@@ -103,7 +104,7 @@ type nvmlSession struct {
 
 // gpu is a GPU as long as it is listed.
 type gpu struct {
-	*gpuReader
+	*collect.GPUReader
 	device device.Device // its Index and Nodes are those of no listing: see asDevice
 	// layout is how the GPU is partitioned, as the newest listing that could tell found;
 	// never nil, and written by Devices.
@@ -168,7 +169,7 @@ func (b *Backend) Close() {
 		b.delisted = append(b.delisted, inv.gpus...)
 	}
 	for _, g := range b.delisted {
-		g.freeSamples(b.session.Session)
+		g.FreeSamples(b.session.Session)
 	}
 	b.delisted = nil
 	if b.eventSet.session == b.session { // else the set went with an earlier Init
@@ -200,7 +201,7 @@ func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 	if err != nil {
 		return buf, err
 	}
-	return g.read(buf)
+	return g.Read(buf)
 }
 
 // Check returns an error if a GPU is not healthy.
@@ -209,7 +210,7 @@ func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
 	if err != nil {
 		return device.ResetEvidence{}, err
 	}
-	return g.check()
+	return g.Check()
 }
 
 // ReadProcessUsage lists the processes of a GPU and what each uses.
@@ -218,7 +219,7 @@ func (b *Backend) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (us
 	if err != nil {
 		return buf, false
 	}
-	return g.readProcessUsage(buf)
+	return g.ReadProcessUsage(buf)
 }
 
 // Processes lists the processes that have a context on a device.
@@ -227,5 +228,5 @@ func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	return g.listProcessIDs(d)
+	return g.ProcessIDs(d)
 }

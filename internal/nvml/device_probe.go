@@ -119,7 +119,7 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 		if g := probe.result.gpu; probe.result.isNew && g != nil {
 			g.Lock() // whoever reads it waits until it was met
 			close(probe.identified)
-			g.initialize()
+			g.Initialize()
 			g.Unlock()
 		} else {
 			close(probe.identified)
@@ -167,7 +167,7 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 			return result
 		}
 	}
-	if layout.denials.denied() {
+	if layout.denials.Denied() {
 		layout = result.gpu.layout.Load().withDenial(time.Now())
 	}
 	result.layout = layout

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -166,17 +165,17 @@ func TestListingMeetsAHang(t *testing.T) {
 		if took := s.timedList(8, ""); took < knownGPUTimeout || took > knownGPUTimeout+testTimeout/4 {
 			t.Errorf("a listing took %s", took)
 		}
-		var reads sync.WaitGroup
-		reads.Go(func() {
-			if _, err := s.Read(stuck, nil); err != nil {
-				t.Errorf("when the hang has ended a reading says %v", err)
-			}
-		})
+		reads := make(chan error, 2)
+		for range cap(reads) {
+			go func() { _, err := s.Read(stuck, nil); reads <- err }() // ends with the hang; received below
+		}
 		links, err := s.Links(context.Background())
 		if len(links) != 7*7 || err == nil || !strings.Contains(err.Error(), string(stuck)+": it does not answer") {
 			t.Errorf("%d links, error %v; want those of the others", len(links), err)
 		}
-		s.eventually("a reading waits", func() bool { return s.inventory.Load().byID[stuck].inUse.Load() })
+		if err := <-reads; !errors.Is(err, device.ErrStalled) { // the other one waits
+			t.Errorf("of two readings one says %v", err)
+		}
 		if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
 			t.Errorf("a check beside it says %v", err)
 		}
@@ -196,7 +195,9 @@ func TestListingMeetsAHang(t *testing.T) {
 			t.Errorf("%d calls hang", n)
 		}
 		s.clear("hang")
-		reads.Wait()
+		if err := <-reads; err != nil {
+			t.Errorf("when the hang has ended a reading says %v", err)
+		}
 		s.timedList(9, "")
 		s.values(1)
 		s.sendEvent(1, "xid 13")
@@ -242,5 +243,40 @@ func TestAnswerOfAnEarlierInit(t *testing.T) {
 	}
 	if n := s.calls().Since(before).Count("nvmlDeviceGetHandleByIndex_v2", 1); len(devices) != 2 || n != 1 {
 		t.Errorf("%d devices, and %d calls for the GPU's handle", len(devices), n)
+	}
+}
+
+// TestHangs has a GPU's calls hang. A second one about the same GPU returns at once,
+// and so do all about others, listings and waits included.
+func TestHangs(t *testing.T) {
+	s := newListedFixture(t, "gpus 2")
+	s.set("hang * gpu 1")
+	stuck := s.id(1)
+	done := make(chan error, 1)
+	go func() { _, err := s.Read(stuck, nil); done <- err }() // ends with the hang; received below
+	s.eventually("the call hangs", func() bool { return s.calls().InFlight(1) == 1 })
+	if _, err := s.Read(stuck, nil); !errors.Is(err, device.ErrStalled) {
+		t.Errorf("another reading says %v", err)
+	}
+	if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
+		t.Errorf("a check says %v", err)
+	}
+	s.values(0)
+	s.list(2)
+	s.waitForRegistration()
+	s.sendEvent(0, "xid 31")
+	if got := s.nextEvent(); got.GPU != s.id(0) {
+		t.Errorf("got %+v", got)
+	}
+	if n := s.calls().InFlight(1); n != 1 {
+		t.Errorf("%d calls hang", n)
+	}
+	s.clear("hang")
+	s.must(<-done)
+	s.values(1)
+	s.waitForRegistration()
+	s.sendEvent(1, "xid 31")
+	if got := s.nextEvent(); got.GPU != s.id(1) {
+		t.Errorf("got %+v", got)
 	}
 }

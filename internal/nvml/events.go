@@ -11,6 +11,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
@@ -139,13 +140,13 @@ func (b *Backend) toEvent(data nvml.EventData) device.Event {
 		g = inv.byHandle[data.Device]
 	}
 	if g != nil {
-		e.GPU = g.id
+		e.GPU = g.ID
 	}
 	switch data.EventType {
 	case nvml.EventTypeXidCriticalError:
 		gi, ci := data.GpuInstanceId, data.ComputeInstanceId
 		if inv == nil || !inv.eventsNameInstances {
-			gi, ci = NoInstanceID, NoInstanceID
+			gi, ci = collect.NoInstanceID, collect.NoInstanceID
 		}
 		return inv.xidEvent(g, data.EventData, gi, ci)
 	case nvml.EventMigConfigChange:
@@ -171,9 +172,9 @@ func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Even
 	if g == nil {
 		return e
 	}
-	e.GPU = g.id
+	e.GPU = g.ID
 	if !class.WholeGPU() {
-		e.Device = g.migState().deviceID(gi, ci)
+		e.Device = g.MIGState().DeviceID(gi, ci)
 	}
 	return e
 }
@@ -181,7 +182,7 @@ func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Even
 // classEvent is what a report of a class means for the GPU, which is nil where it is not known.
 func (g *gpu) classEvent(c xid.Class) device.Event {
 	e := c.Event()
-	if c == xid.Memory && g != nil && g.canReportRecovery() {
+	if c == xid.Memory && g != nil && g.CanReportRecovery() {
 		undecided := xid.Undecided.Event()
 		e.Recovery, e.Action = undecided.Recovery, undecided.Action
 	}
@@ -214,7 +215,7 @@ func (e *eventSet) outdated(inv *inventory) bool {
 		return false
 	}
 	for g, r := range e.registrations {
-		if r.state == registered && inv.byID[g.id] != g {
+		if r.state == registered && inv.byID[g.ID] != g {
 			return true
 		}
 	}
@@ -229,7 +230,7 @@ func (e *eventSet) update(inv *inventory) error {
 		*e = eventSet{session: inv.nvmlSession, registrations: map[*gpu]registration{}}
 	}
 	for g, r := range e.registrations {
-		if inv.byID[g.id] == g {
+		if inv.byID[g.ID] == g {
 			continue
 		}
 		delete(e.registrations, g)
@@ -274,7 +275,7 @@ func (e *eventSet) registerAll(inv *inventory) error {
 	deadline := time.Now().Add(gpuLockTimeout)
 	for _, g := range inv.gpus {
 		r := e.registrations[g]
-		if r.state != unregistered || r.refusedIn == inv || !g.isResponsive() || !g.tryLockUntil(deadline) { // it would hang us with it
+		if r.state != unregistered || r.refusedIn == inv || !g.Responsive() || !g.tryLockUntil(deadline) { // it would hang us with it
 			continue
 		}
 		if err := e.register(inv, g); err != nil {
@@ -292,9 +293,9 @@ func (e *eventSet) register(inv *inventory, g *gpu) error {
 	r := e.registrations[g]
 	result, ok := e.registerWithTimeout(inv, g)
 	if !ok { // it keeps the set, too
-		g.setResponsive(false)
+		g.SetResponsive(false)
 		e.abandon()
-		return fmt.Errorf("register events of %s: it does not answer", g.id)
+		return fmt.Errorf("register events of %s: it does not answer", g.ID)
 	}
 	switch result.ret {
 	case nvml.SUCCESS:
@@ -304,11 +305,11 @@ func (e *eventSet) register(inv *inventory, g *gpu) error {
 	case nvml.ERROR_UNKNOWN, nvml.ERROR_INVALID_ARGUMENT:
 		e.registrations[g] = registration{refusedIn: inv, breaksSet: result.setBroken || r.breaksSet}
 	default: // it is lost, say: its turn comes when it answers to Read or Check again
-		g.setResponsive(false)
+		g.SetResponsive(false)
 	}
 	if result.setBroken {
 		e.free()
-		return fmt.Errorf("register events of %s: %w", g.id, lib.Error(result.ret))
+		return fmt.Errorf("register events of %s: %w", g.ID, lib.Error(result.ret))
 	}
 	return nil
 }
@@ -342,7 +343,7 @@ func (e *eventSet) registerWithTimeout(inv *inventory, g *gpu) (result registerR
 // registerWith has a set hear of the GPU, of all that is wanted and that it has. With
 // one type too many none would be registered.
 func (g *gpu) registerWith(set nvml.EventSet) registerResult {
-	supported, ret := g.handle.GetSupportedEventTypes()
+	supported, ret := g.Handle.GetSupportedEventTypes()
 	if ret != nvml.SUCCESS {
 		return registerResult{ret, false}
 	}
@@ -350,9 +351,9 @@ func (g *gpu) registerWith(set nvml.EventSet) registerResult {
 	if types == 0 {
 		return registerResult{nvml.ERROR_NOT_SUPPORTED, false}
 	}
-	ret = g.handle.RegisterEvents(types, set)
+	ret = g.Handle.RegisterEvents(types, set)
 	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != 0 && required != types { // it claims what it does not have
-		ret = g.handle.RegisterEvents(required, set)
+		ret = g.Handle.RegisterEvents(required, set)
 	}
 	return registerResult{ret, ret == nvml.ERROR_UNKNOWN}
 }

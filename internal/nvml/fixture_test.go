@@ -136,7 +136,7 @@ func (s *backendFixture) list(n int) []device.Device {
 }
 
 // id is the GPU whose scenario index is i.
-func (s *backendFixture) id(i int) device.GPU { s.Helper(); return s.gpu(i).id }
+func (s *backendFixture) id(i int) device.GPU { s.Helper(); return s.gpu(i).ID }
 
 func (s *backendFixture) gpu(i int) *gpu {
 	s.Helper()

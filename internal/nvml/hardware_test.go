@@ -10,7 +10,6 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
-	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // TestHardware asks a real driver, under NVIDIA_DRIVER_ROOT or /, and says what it
@@ -42,12 +41,12 @@ func TestHardware(t *testing.T) {
 		table := s.inventory.Load()
 		for _, g := range table.gpus {
 			if table.Symbols["nvmlDeviceGetSupportedEventTypes"] {
-				types, ret := g.handle.GetSupportedEventTypes()
-				t.Logf("%s has event types %#x, %v; they name instances: %v", g.id, types, lib.Error(ret), table.eventsNameInstances)
+				types, ret := g.Handle.GetSupportedEventTypes()
+				t.Logf("%s has event types %#x, %v; they name instances: %v", g.ID, types, lib.Error(ret), table.eventsNameInstances)
 			}
 			if table.Symbols.SupportsMIG() {
-				count, ret := g.handle.GetMaxMigDeviceCount()
-				t.Logf("%s could have %d slices, %v", g.id, count, lib.Error(ret))
+				count, ret := g.Handle.GetMaxMigDeviceCount()
+				t.Logf("%s could have %d slices, %v", g.ID, count, lib.Error(ret))
 			}
 		}
 		began = time.Now()
@@ -66,13 +65,17 @@ func (s *backendFixture) checkHardware(d device.Device) {
 	began = time.Now()
 	second := s.values(d.Index)
 	s.Logf("the second took %v: %v", time.Since(began), second)
-	s.closeWindow(d.Index)
+	time.Sleep(10 * time.Second) // a window of GPM
+	_, err := s.Check(d.GPU)
+	s.must(err)
 	began = time.Now()
-	samples, uses, known := s.collectAll(d.Index)
+	samples, err := s.Read(d.GPU, nil)
+	s.must(err)
+	uses, known := s.ReadProcessUsage(d.GPU, nil)
 	s.Logf("a third, with GPM and processes, took %v: %d values, %+v, %v", time.Since(began), len(samples), uses, known)
-	for i, turn := range s.inventory.Load().byIndex[d.Index].callStates {
-		if turn.denials.denied() {
-			s.Logf("it does not have %s", metric.Calls[i].Symbol)
+	for _, m := range s.Metrics() {
+		if _, read := second[seriesName(m)]; !read {
+			s.Logf("it does not have %s", seriesName(m))
 		}
 	}
 	for name, v := range second {

@@ -9,9 +9,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
@@ -73,7 +75,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 func (b *Backend) freeDelisted(old *inventory) {
 	inv := b.inventory.Load()
 	for _, g := range old.gpus {
-		if inv.byID[g.id] != g {
+		if inv.byID[g.ID] != g {
 			b.delisted = append(b.delisted, g)
 		}
 	}
@@ -82,7 +84,7 @@ func (b *Backend) freeDelisted(old *inventory) {
 			return false
 		}
 		defer g.Unlock()
-		g.freeSamples(b.session.Session)
+		g.FreeSamples(b.session.Session)
 		return true
 	})
 }
@@ -96,8 +98,8 @@ func newInventory(sess *nvmlSession) *inventory {
 
 func (inv *inventory) add(index int, g *gpu) {
 	inv.gpus = append(inv.gpus, g)
-	inv.byID[g.id] = g
-	inv.byHandle[g.handle] = g
+	inv.byID[g.ID] = g
+	inv.byHandle[g.Handle] = g
 	inv.byIndex[index] = g
 }
 
@@ -133,8 +135,8 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 		if g := l.old.byIndex[i]; result.handle == nil && g != nil && !placed[g] {
 			result = probeResult{gpu: g} // whatever ails it, Check will say
 		}
-		if result.err == nil && l.next.byID[result.gpu.id] != nil {
-			result.err = fmt.Errorf("%s was listed before", result.gpu.id)
+		if result.err == nil && l.next.byID[result.gpu.ID] != nil {
+			result.err = fmt.Errorf("%s was listed before", result.gpu.ID)
 		}
 		if result.err != nil {
 			l.errs = append(l.errs, fmt.Sprintf("GPU at index %d: %v", i, result.err))
@@ -164,7 +166,7 @@ func (l *deviceListing) recordLayout(result probeResult) {
 		return false
 	})
 	g.layout.Store(result.layout)
-	g.setMIGState(result.layout.state())
+	g.SetMIGState(result.layout.state())
 }
 
 // appendDevices puts a GPU and its slices on the list.
@@ -195,7 +197,9 @@ func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
 	mode, pending, ret := handle.GetMigMode()
 	switch {
 	case lib.IsNotSupported(ret):
-		return &migLayout{denials: denialTracker{count: 1}}, nil
+		layout := &migLayout{}
+		layout.denials.Record(true, time.Now())
+		return layout, nil
 	case ret != nvml.SUCCESS:
 		return nil, fmt.Errorf("get its MIG mode: %w", lib.Error(ret))
 	}
@@ -214,7 +218,7 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 		return nil, errors.New("its UUID is empty")
 	}
 	has := sess.Symbols
-	g := &gpu{gpuReader: newGPUReader(id, handle, sess.Session, b.plan, b.histories.of(id))}
+	g := &gpu{GPUReader: collect.NewGPUReader(id, handle, sess.Session, b.plan, b.histories.Of(id))}
 	g.layout.Store(&migLayout{})
 	dev := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1}
 	if has["nvmlDeviceGetMinorNumber"] {

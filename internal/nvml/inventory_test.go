@@ -302,3 +302,24 @@ func TestCallsOfListing(t *testing.T) {
 	}
 	t.Logf("on a GPU: first %d, later %d calls", first.GPUTotal(5), second.GPUTotal(5))
 }
+
+// TestGPMOfGoneGPU gives back what was made for a GPU that is gone, when nothing is
+// asked of it any more.
+func TestGPMOfGoneGPU(t *testing.T) {
+	s := newListedFixture(t, "gpus 2")
+	for i := range 2 {
+		s.values(i)
+	}
+	g := s.gpu(1)
+	s.set("gpus 1")
+	g.Lock() // a call that hangs
+	s.list(1)
+	if n := s.samples(); n != 2 {
+		t.Errorf("%d samples, want 2", n)
+	}
+	g.Unlock()
+	s.list(1)
+	if n := s.samples(); n != 1 {
+		t.Errorf("%d samples, want 1", n)
+	}
+}

@@ -49,7 +49,7 @@ func (b *Backend) ensureInitialized() error {
 	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.Path, Version: session.Version, MissingFunctions: session.Symbols.MissingFunctions()})
 	if b.driverRestarted { // a driver that has forgotten us was loaded anew
 		b.driverRestarted = false
-		b.histories.addReset()
+		b.histories.AddReset()
 	}
 	return nil
 }

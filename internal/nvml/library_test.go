@@ -304,7 +304,7 @@ var newerSymbols = []string{
 // TestOldDriver starts, reads what there is, and says what is not.
 func TestOldDriver(t *testing.T) {
 	runInChild(t, func(dir string) { buildLibrary(t, filepath.Join(dir, "lib64"), newerSymbols...) }, func(t *testing.T, dir string) {
-		s := newFixture(t, Options{DriverRoots: []string{dir}}, append(busyGPU, "gpus 2")...)
+		s := newFixture(t, Options{DriverRoots: []string{dir}}, append(nvmltest.BusyGPU, "gpus 2")...)
 		s.list(2)
 		// Rows that have a source which is there are read from that.
 		want := map[string]float64{}
@@ -315,7 +315,7 @@ func TestOldDriver(t *testing.T) {
 				return strings.HasPrefix(source, "field ") || strings.HasPrefix(source, "nvmlGpm") || slices.Contains(newerSymbols, source)
 			})
 			if len(sources) > 0 {
-				want[seriesName(m)] = busyValues[seriesName(m)]
+				want[seriesName(m)] = nvmltest.BusyValues[seriesName(m)]
 			} else if !slices.Contains(wantMissing, m.Name) {
 				wantMissing = append(wantMissing, m.Name)
 			}
@@ -323,13 +323,13 @@ func TestOldDriver(t *testing.T) {
 		if got := s.MissingFamilies(); !slices.Equal(got, wantMissing) {
 			t.Errorf("missing are %v\nwant %v", got, wantMissing)
 		}
-		for name := range oldDriverValues { // it has the SRAM status
+		for name := range nvmltest.OldDriverValues { // it has the SRAM status
 			delete(want, name)
 		}
-		want["nvidia_gpu_memory_used_bytes"] += busyValues["nvidia_gpu_memory_reserved_bytes"]
+		want["nvidia_gpu_memory_used_bytes"] += nvmltest.BusyValues["nvidia_gpu_memory_reserved_bytes"]
 		want["nvidia_gpu_power_watts"] = 70
-		if got := s.settledValues(0); !maps.Equal(got, want) {
-			t.Error(diffValues(got, want))
+		if got := s.values(0); !maps.Equal(got, want) {
+			t.Errorf("got %v\nwant %v", got, want)
 		}
 		if _, err := s.Check(s.id(1)); err != nil {
 			t.Error(err)

@@ -102,20 +102,20 @@ type linkEnd struct {
 // linkEndOf asks for the end of a link.
 func (inv *inventory) linkEndOf(g *gpu, link int) (end linkEnd) {
 	var state nvml.EnableState
-	state, end.ret = g.handle.GetNvLinkState(link)
+	state, end.ret = g.Handle.GetNvLinkState(link)
 	if end.last = lib.IsNotSupported(end.ret); end.ret != nvml.SUCCESS || state != nvml.FEATURE_ENABLED {
 		return end
 	}
 	if inv.Symbols["nvmlDeviceGetNvLinkRemoteDeviceType"] {
 		var kind nvml.IntNvLinkDeviceType
-		kind, end.ret = g.handle.GetNvLinkRemoteDeviceType(link)
+		kind, end.ret = g.Handle.GetNvLinkRemoteDeviceType(link)
 		end.switched = end.ret == nvml.SUCCESS && kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
 		if end.ret != nvml.SUCCESS || end.switched {
 			return end
 		}
 	}
 	var far nvml.PciInfo
-	if far, end.ret = g.handle.GetNvLinkRemotePciInfo(link); end.ret == nvml.SUCCESS {
+	if far, end.ret = g.Handle.GetNvLinkRemotePciInfo(link); end.ret == nvml.SUCCESS {
 		end.pci = pciAddress(far)
 	}
 	return end
@@ -150,7 +150,7 @@ func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
 	c, ok := lib.CallWithTimeout(lt.pendingCalls, newGPUTimeout, func() (c common) {
 		defer g.Unlock()
 		defer o.Unlock()
-		c.level, c.ret = g.handle.GetTopologyCommonAncestor(o.handle)
+		c.level, c.ret = g.Handle.GetTopologyCommonAncestor(o.Handle)
 		return c
 	}, nil)
 	switch {
@@ -159,7 +159,7 @@ func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
 		lt.giveUp(o)
 	case lib.IsNotSupported(c.ret):
 	case c.ret != nvml.SUCCESS:
-		lt.addError(g, fmt.Sprintf("path to %s: %v", o.id, lib.Error(c.ret)))
+		lt.addError(g, fmt.Sprintf("path to %s: %v", o.ID, lib.Error(c.ret)))
 	default:
 		lt.paths[[2]*gpu{g, o}], lt.paths[[2]*gpu{o, g}] = topologyPaths[c.level], topologyPaths[c.level]
 	}
@@ -176,7 +176,7 @@ func (lt *linkTopology) lockGPU(ctx context.Context, g *gpu) bool {
 	if lt.unresponsive[g] {
 		return false
 	}
-	for deadline := time.Now().Add(linkLockTimeout); ctx.Err() == nil && g.isResponsive() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(linkLockTimeout); ctx.Err() == nil && g.Responsive() && time.Now().Before(deadline); {
 		if g.TryLock() {
 			return true
 		}
@@ -189,7 +189,7 @@ func (lt *linkTopology) lockGPU(ctx context.Context, g *gpu) bool {
 }
 
 func (lt *linkTopology) addError(g *gpu, text string) {
-	lt.errs = append(lt.errs, fmt.Sprintf("%s: %s", g.id, text))
+	lt.errs = append(lt.errs, fmt.Sprintf("%s: %s", g.ID, text))
 }
 
 // links lists all pairs as those see them that could be asked. Through switches a GPU
@@ -206,7 +206,7 @@ func (lt *linkTopology) links() []device.Link {
 			if n == 0 && lt.switchLinks[o] > 0 {
 				n = lt.switchLinks[g]
 			}
-			links = append(links, device.Link{A: g.id, B: o.id, NVLinks: n, Path: lt.paths[pair]})
+			links = append(links, device.Link{A: g.ID, B: o.ID, NVLinks: n, Path: lt.paths[pair]})
 		}
 	}
 	return links

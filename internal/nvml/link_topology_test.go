@@ -24,7 +24,7 @@ func (s *backendFixture) linkMatrix() (rows []string, err error) {
 		row := fmt.Sprintf("%d:", i)
 		found := false
 		for _, b := range t.gpus {
-			at := slices.IndexFunc(links, func(l device.Link) bool { return l.A == a.id && l.B == b.id })
+			at := slices.IndexFunc(links, func(l device.Link) bool { return l.A == a.ID && l.B == b.ID })
 			if at < 0 {
 				row += " -"
 				continue

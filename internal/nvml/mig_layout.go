@@ -14,6 +14,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
@@ -36,14 +37,14 @@ type migLayout struct {
 	// capable is true if the GPU has MIG mode, pending if the mode will be on after a reset.
 	capable, pendingEnabled bool
 	// denials is how often in a row listings were told that the GPU has no such mode.
-	denials denialTracker
+	denials collect.Denials
 }
 
 // state is the layout as far as readings need it.
-func (p *migLayout) state() *migState {
-	s := &migState{capable: p.capable, enabled: p.enabled, pendingEnabled: p.pendingEnabled, denied: p.denials.confirmed()}
+func (p *migLayout) state() *collect.MIGState {
+	s := &collect.MIGState{Capable: p.capable, Enabled: p.enabled, PendingEnabled: p.pendingEnabled, Denied: p.denials.Confirmed()}
 	for _, d := range p.devices {
-		s.devices = append(s.devices, migDevice{d.id, d.gi, d.ci, p.handles[d]})
+		s.Devices = append(s.Devices, collect.MIGDevice{ID: d.id, GI: d.gi, CI: d.ci, Handle: p.handles[d]})
 	}
 	return s
 }
@@ -51,7 +52,7 @@ func (p *migLayout) state() *migState {
 // withDenial is what is known after a listing was told that the GPU has no such mode.
 func (p *migLayout) withDenial(now time.Time) *migLayout {
 	after := *p
-	if after.denials.record(true, now); after.denials.confirmed() {
+	if after.denials.Record(true, now); after.denials.Confirmed() {
 		return &migLayout{denials: after.denials}
 	}
 	return &after
@@ -124,7 +125,7 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 func (r *probeResult) addError(text string) { r.migErrs = append(r.migErrs, text) }
 
 func (l *deviceListing) addError(g *gpu, text string) {
-	l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.id, text))
+	l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.ID, text))
 }
 
 // migError is why a slice cannot be told. The zero one is no error.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
@@ -355,19 +356,57 @@ func TestEventsThatNameNoSlice(t *testing.T) {
 	})
 }
 
+// TestStrayDenialOfMIGFeature has a GPU deny its MIG mode once, and then for long: the feature is not supported only after
+// several denials.
+func TestStrayDenialOfMIGFeature(t *testing.T) {
+	const feature = `nvidia_gpu_feature_supported{feature="mig"}`
+	for _, first := range []bool{true, false} {
+		s := newFixture(t, Options{}, "gpus 1")
+		deny := func() { s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED") }
+		if first {
+			deny()
+		}
+		s.list(1)
+		if v, shown := s.values(0)[feature]; shown == first || shown && v != 1 {
+			t.Errorf("at first: %v, %v", v, shown)
+		}
+		deny()
+		if !first {
+			s.list(1)
+			if got := s.values(0)[feature]; got != 1 {
+				t.Errorf("after one denial: %v", got)
+			}
+		}
+		s.clear("fail")
+		s.list(1)
+		if got := s.values(0)[feature]; got != 1 {
+			t.Errorf("after one denial and an answer: %v", got)
+		}
+		deny()
+		for range collect.DenialsToConfirm {
+			s.list(1)
+		}
+		if v, shown := s.values(0)[feature]; !shown || v != 0 {
+			t.Errorf("after several denials: %v, %v", v, shown)
+		}
+		s.clear("fail")
+		s.Close()
+	}
+}
+
 // TestStrayDenialOfMIGMode: a partitioned GPU keeps its MIG devices until several listings in a
 // row find MIG mode not supported.
 func TestStrayDenialOfMIGMode(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "gpu 0 mig_mode 1", "gpu 0 slice 0 1g.10gb gi 7 ci 0 uuid MIG-0")
 	n := len(s.list(-1))
 	s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
-	for range denialsToConfirm - 1 {
+	for range collect.DenialsToConfirm - 1 {
 		s.list(n)
 	}
 	s.clear("fail")
 	s.list(n)
 	s.set("fail nvmlDeviceGetMigMode gpu 0 NOT_SUPPORTED")
-	for range denialsToConfirm - 1 {
+	for range collect.DenialsToConfirm - 1 {
 		s.list(n)
 	}
 	s.list(n - 1)

@@ -31,6 +31,9 @@ func TestProcesses(t *testing.T) {
 	if _, err := s.Processes(device.Device{GPU: "GPU-none"}); err == nil {
 		t.Error("a GPU that is not listed has processes")
 	}
+	if got, known := s.ReadProcessUsage("GPU-none", nil); known || len(got) > 0 {
+		t.Errorf("a GPU that is not listed: %v, %v", got, known)
+	}
 }
 
 // TestProcessesOfADriverThatMuddlesThem: the drivers from 535.43.02 until 535.98 fill their
@@ -45,7 +48,7 @@ func TestProcessesOfADriverThatMuddlesThem(t *testing.T) {
 		if err != nil || (len(got) == 1) != known {
 			t.Errorf("%s: %v, %v", version, got, err)
 		}
-		if _, told := s.uses(0); told != known {
+		if _, told := s.ReadProcessUsage(s.id(0), nil); told != known {
 			t.Errorf("%s: the processes are known: %v", version, told)
 		}
 		s.Close()

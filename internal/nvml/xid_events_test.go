@@ -1,11 +1,13 @@
 package nvml
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
@@ -135,7 +137,7 @@ func TestXidOfAnInstance(t *testing.T) {
 // TestXidAt finds the GPU by its PCI address, and says of it what Wait would.
 func TestXidAt(t *testing.T) {
 	s := newFixture(t, Options{}, "gpus 2", "gpu 1 pci 0000:1a:00.0", "gpu 1 mig_mode 1", "gpu 1 slice 0 1g.10gb gi 7 ci 0 uuid MIG-a")
-	if e, known := s.XidEventAt("0000:1a:00", 79, NoInstanceID, NoInstanceID); known {
+	if e, known := s.XidEventAt("0000:1a:00", 79, collect.NoInstanceID, collect.NoInstanceID); known {
 		t.Errorf("before a listing: %+v", e)
 	}
 	s.list(-1)
@@ -147,8 +149,8 @@ func TestXidAt(t *testing.T) {
 		known   bool
 	}{
 		{"0000:1a:00", 94, 7, 0, "MIG-a", true},
-		{"0000:1a:00.0", 94, 7, NoInstanceID, "MIG-a", true},
-		{"0000:1a:00.7", 94, NoInstanceID, NoInstanceID, "", true},
+		{"0000:1a:00.0", 94, 7, collect.NoInstanceID, "MIG-a", true},
+		{"0000:1a:00.7", 94, collect.NoInstanceID, collect.NoInstanceID, "", true},
 		{"0000:1a:00", 79, 7, 0, "", true},
 		{"0000:1b:00", 94, 7, 0, "", false},
 		{"", 94, 7, 0, "", false},
@@ -167,5 +169,39 @@ func TestXidAt(t *testing.T) {
 	s.Close()
 	if e, known := s.XidEventAt("0000:1a:00", 94, 7, 0); !known || e.GPU != gpu || e.Device != "MIG-a" {
 		t.Errorf("while the driver is let go of: %+v, %v", e, known)
+	}
+}
+
+// TestDoubleBitError is as bad as the driver says, where it says something.
+func TestDoubleBitError(t *testing.T) {
+	s := newListedFixture(t, "gpus 1")
+	s.waitForRegistration()
+	for _, c := range []struct {
+		action       string
+		fault, fatal bool
+	}{
+		{"0", false, false}, // a 94 follows, which is a program's
+		{"1", true, false},  // and this verdict the check brings
+		{"none", false, true},
+	} {
+		s.clear("gpu 0")
+		s.set("gpu 0 recovery_action " + c.action)
+		var fault *device.Fault
+		if _, err := s.Check(s.id(0)); errors.As(err, &fault) != c.fault {
+			t.Errorf("recovery action %s: a check says %v", c.action, err)
+		}
+		s.sendEvent(0, "xid 48")
+		if got := s.nextEvent(); got.Xid != 48 || (got.Recovery == device.RecoveryAfterReset) != c.fatal || (got.Action != "") != c.fatal {
+			t.Errorf("recovery action %s: got %+v", c.action, got)
+		}
+	}
+}
+
+func TestXidZero(t *testing.T) {
+	s := newListedFixture(t, "gpus 1")
+	s.waitForRegistration()
+	s.sendEvent(0, "type 0x8 data 0")
+	if got := s.nextEvent(); got.Xid != 999 || got.Recovery != device.RecoveryChecksPass || got.GPU != s.id(0) {
+		t.Errorf("got %+v", got)
 	}
 }

@@ -1,6 +1,6 @@
 //go:build race
 
-package nvml
+package collect
 
 // raceDetector allocates on its own account.
 const raceDetector = true

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 )
 
 // checkFault is the fault that a check finds; nil: none.
-func (s *backendFixture) checkFault(i int) *device.Fault {
+func (s *readerFixture) checkFault(i int) *device.Fault {
 	s.Helper()
 	_, err := s.Check(s.id(i))
 	var fault *device.Fault
@@ -20,7 +20,7 @@ func (s *backendFixture) checkFault(i int) *device.Fault {
 	return fault
 }
 
-func (s *backendFixture) wantFault(when string, i int, want *device.Fault) {
+func (s *readerFixture) wantFault(when string, i int, want *device.Fault) {
 	s.Helper()
 	if got := s.checkFault(i); (got == nil) != (want == nil) || got != nil && *got != *want {
 		s.Errorf("%s: got %+v, want %+v", when, got, want)
@@ -28,7 +28,7 @@ func (s *backendFixture) wantFault(when string, i int, want *device.Fault) {
 }
 
 // ageChecks has time pass for what checks judge.
-func (s *backendFixture) ageChecks(i int, by time.Duration) {
+func (s *readerFixture) ageChecks(i int, by time.Duration) {
 	s.ageSlow(i, by)
 	h := s.gpu(i).history
 	h.mu.Lock()

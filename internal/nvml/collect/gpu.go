@@ -1,4 +1,5 @@
-package nvml
+// Package collect reads a GPU: what, when and within which number of calls; and checks it.
+package collect
 
 import (
 	"errors"
@@ -13,13 +14,13 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// gpuReader reads a GPU as long as it is listed.
-type gpuReader struct {
-	id      device.GPU
-	handle  nvml.Device // valid until the next Init
+// GPUReader reads a GPU as long as it is listed.
+type GPUReader struct {
+	ID      device.GPU
+	Handle  nvml.Device // valid until the next Init
 	history *gpuHistory
 	// mig is how the GPU is partitioned, by the newest listing that could tell; never nil.
-	mig atomic.Pointer[migState]
+	mig atomic.Pointer[MIGState]
 	// responsive tells whether the newest Read or Check got an answer. Wait does not
 	// turn to a GPU that gives none.
 	responsive atomic.Bool
@@ -58,25 +59,25 @@ type gpuReader struct {
 	supportedReasons uint64
 	// instances are those of grouped, and unused are samples of some that are gone.
 	instances     []*instance
-	groupedState  *migState
+	groupedState  *MIGState
 	unusedSamples []gpmSample
 	// samplesFreed says that the GPU is no longer listed: a call that began before has no more
 	// samples made for it. It goes with turn.
 	samplesFreed bool
 }
 
-// newGPUReader returns a reader of a GPU, which is still to be initialized.
-func newGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan *metric.ReadPlan, history *gpuHistory) *gpuReader {
-	g := &gpuReader{id: id, handle: handle, session: session, plan: plan, history: history}
+// NewGPUReader returns a reader of a GPU, which is still to be initialized.
+func NewGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan *metric.ReadPlan, history *gpuHistory) *GPUReader {
+	g := &GPUReader{ID: id, Handle: handle, session: session, plan: plan, history: history}
 	g.responsive.Store(true)
-	g.mig.Store(&migState{})
+	g.mig.Store(&MIGState{})
 	g.supportedReasons = supportedClockReasons(handle, session.Symbols)
 	return g
 }
 
-// initialize asks for what is static, and for all that is slow. What the GPU does not have drops
+// Initialize asks for what is static, and for all that is slow. What the GPU does not have drops
 // out with the first answer. It goes with turn.
-func (g *gpuReader) initialize() {
+func (g *GPUReader) Initialize() {
 	sess := g.session
 	g.checkFields = newFieldReader(sess.Symbols, checkBatch, func(metric.FieldKey) bool { return true })
 	g.fastFields = newFieldReader(sess.Symbols, g.plan.Fast, g.mayHaveField)
@@ -85,7 +86,7 @@ func (g *gpuReader) initialize() {
 }
 
 // mayHaveField reports whether the GPU could have a field, by the links that it is known to have.
-func (g *gpuReader) mayHaveField(k metric.FieldKey) bool {
+func (g *GPUReader) mayHaveField(k metric.FieldKey) bool {
 	switch {
 	case isClockReason(k.ID) && !g.session.AtLeast58082():
 		return false
@@ -100,7 +101,7 @@ var linkCounts = [metric.ScopeC2CLink + 1]uint32{metric.ScopeNVLink: nvml.FI_DEV
 
 // findLinks has the fields of links be asked for that the newest counts are the first to
 // have, and reports whether there are any.
-func (g *gpuReader) findLinks() (found bool) {
+func (g *GPUReader) findLinks() (found bool) {
 	for _, s := range [...]metric.FieldScope{metric.ScopeNVLink, metric.ScopeC2CLink} {
 		n, ok := g.slowFields.value(g.plan.Slow.Index[metric.FieldKey{ID: linkCounts[s]}])
 		if links := uint32(min(n, metric.MaxNVLinks)); ok && links > g.links[s] {
@@ -134,11 +135,11 @@ func supportedClockReasons(handle nvml.Device, has lib.Symbols) uint64 {
 	return ^uint64(0)
 }
 
-// read asks for the fast fields in one call, and makes one more for each thing that no
+// Read asks for the fast fields in one call, and makes one more for each thing that no
 // field has, and for some of what is slow. One that fails costs its own rows, unless it
 // says that the GPU is lost: then, and when nothing is answered, there is no value of any
 // pace.
-func (g *gpuReader) read(buf []device.Sample) ([]device.Sample, error) {
+func (g *GPUReader) Read(buf []device.Sample) ([]device.Sample, error) {
 	if !g.tryAcquire() {
 		return buf, device.ErrStalled
 	}
@@ -159,7 +160,7 @@ func (g *gpuReader) read(buf []device.Sample) ([]device.Sample, error) {
 
 // readError returns why a GPU has given nothing. INVALID_ARGUMENT may be about the handle, or
 // about ids that the driver is too old for: the UUID, which any driver has, tells which.
-func (g *gpuReader) readError() error {
+func (g *GPUReader) readError() error {
 	if g.collection.failure.ret == nvml.ERROR_INVALID_ARGUMENT {
 		if err := g.ping(); err != nil {
 			return err
@@ -170,9 +171,9 @@ func (g *gpuReader) readError() error {
 
 // ping asks the GPU for its UUID, and returns an error where it does not answer. A handle
 // that is invalid is that of a GPU that is lost.
-func (g *gpuReader) ping() error {
+func (g *GPUReader) ping() error {
 	const symbol = "nvmlDeviceGetUUID"
-	switch _, ret := g.handle.GetUUID(); ret {
+	switch _, ret := g.Handle.GetUUID(); ret {
 	case nvml.SUCCESS:
 		return nil
 	case nvml.ERROR_INVALID_ARGUMENT:
@@ -183,31 +184,31 @@ func (g *gpuReader) ping() error {
 }
 
 // Lock waits until no other call about the GPU is under way.
-func (g *gpuReader) Lock() { g.callMu.Lock() }
+func (g *GPUReader) Lock() { g.callMu.Lock() }
 
 // TryLock locks the GPU if no other call about it is under way.
-func (g *gpuReader) TryLock() bool { return g.callMu.TryLock() }
+func (g *GPUReader) TryLock() bool { return g.callMu.TryLock() }
 
 // Unlock ends what Lock or TryLock began.
-func (g *gpuReader) Unlock() { g.callMu.Unlock() }
+func (g *GPUReader) Unlock() { g.callMu.Unlock() }
 
-// isResponsive reports whether the newest call about the GPU returned an answer.
-func (g *gpuReader) isResponsive() bool { return g.responsive.Load() }
+// Responsive reports whether the newest call about the GPU returned an answer.
+func (g *GPUReader) Responsive() bool { return g.responsive.Load() }
 
-// setResponsive records whether a call about the GPU returned an answer.
-func (g *gpuReader) setResponsive(responsive bool) { g.responsive.Store(responsive) }
+// SetResponsive records whether a call about the GPU returned an answer.
+func (g *GPUReader) SetResponsive(responsive bool) { g.responsive.Store(responsive) }
 
-// canReportRecovery reports whether the newest check read a recovery action.
-func (g *gpuReader) canReportRecovery() bool { return g.reportsRecovery.Load() }
+// CanReportRecovery reports whether the newest check read a recovery action.
+func (g *GPUReader) CanReportRecovery() bool { return g.reportsRecovery.Load() }
 
-// migState returns how the GPU is partitioned.
-func (g *gpuReader) migState() *migState { return g.mig.Load() }
+// MIGState returns how the GPU is partitioned.
+func (g *GPUReader) MIGState() *MIGState { return g.mig.Load() }
 
-// setMIGState takes the result of a new listing.
-func (g *gpuReader) setMIGState(s *migState) { g.mig.Store(s) }
+// SetMIGState takes the result of a new listing.
+func (g *GPUReader) SetMIGState(s *MIGState) { g.mig.Store(s) }
 
 // tryAcquire begins a Read or a Check, and tells whether another one is under way.
-func (g *gpuReader) tryAcquire() bool {
+func (g *GPUReader) tryAcquire() bool {
 	if !g.inUse.CompareAndSwap(false, true) {
 		return false
 	}
@@ -215,7 +216,7 @@ func (g *gpuReader) tryAcquire() bool {
 	return true
 }
 
-func (g *gpuReader) release() {
+func (g *GPUReader) release() {
 	g.callMu.Unlock()
 	g.inUse.Store(false)
 }
@@ -237,14 +238,14 @@ func (f callFailure) err() error {
 }
 
 // appendSamples appends what was read, in the order of the rows.
-func (g *gpuReader) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
+func (g *GPUReader) appendSamples(buf []device.Sample, now time.Time) []device.Sample {
 	if g.latest.Present[metric.ClockEventReasons] { // seen is supported, whatever the mask says
 		g.supportedReasons |= uint64(g.latest.Values[metric.ClockEventReasons])
 	}
 	g.fillFeatures()
 	for i := range g.plan.Rows {
 		if v, ok := g.rowValue(i, now); ok {
-			buf = append(buf, device.Sample{Device: device.ID(g.id), Metric: i, Value: v})
+			buf = append(buf, device.Sample{Device: device.ID(g.ID), Metric: i, Value: v})
 		}
 	}
 	for _, in := range g.instances {
@@ -254,7 +255,7 @@ func (g *gpuReader) appendSamples(buf []device.Sample, now time.Time) []device.S
 }
 
 // rowValue is what is known of a row; false where nothing is.
-func (g *gpuReader) rowValue(i int, now time.Time) (float64, bool) {
+func (g *GPUReader) rowValue(i int, now time.Time) (float64, bool) {
 	r := &g.plan.Rows[i]
 	if r.UnlessValue != metric.NoValue && g.latest.Present[r.UnlessValue] {
 		return 0, false
@@ -285,7 +286,7 @@ func (g *gpuReader) rowValue(i int, now time.Time) (float64, bool) {
 }
 
 // sumSource is what the newest call gave for a source.
-func (g *gpuReader) sumSource(r *metric.Row, ref metric.FieldRange, u metric.Conversion) (sum float64, ok bool) {
+func (g *GPUReader) sumSource(r *metric.Row, ref metric.FieldRange, u metric.Conversion) (sum float64, ok bool) {
 	f := g.fieldsOf(r)
 	for k := range ref.N {
 		raw, known := f.rawValue(ref.Start + k)
@@ -298,7 +299,7 @@ func (g *gpuReader) sumSource(r *metric.Row, ref metric.FieldRange, u metric.Con
 
 // detectReset looks whether the counter went down since it was last seen. Reads and
 // checks both do, so that a reset shows also while nobody checks.
-func (g *gpuReader) detectReset(f *fieldReader, at int) {
+func (g *GPUReader) detectReset(f *fieldReader, at int) {
 	now, ok := f.value(at)
 	if !ok {
 		return
@@ -309,7 +310,7 @@ func (g *gpuReader) detectReset(f *fieldReader, at int) {
 }
 
 // fieldsOf are the fields of a row's pace.
-func (g *gpuReader) fieldsOf(r *metric.Row) *fieldReader {
+func (g *GPUReader) fieldsOf(r *metric.Row) *fieldReader {
 	if r.Slow {
 		return &g.slowFields
 	}

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"errors"
@@ -89,9 +89,9 @@ var healthChecks = [...]healthCheck{
 }
 
 // evaluateFunc says what a value means for the GPU.
-type evaluateFunc func(g *gpuReader, c *healthCheck, value float64, now time.Time) *device.Fault
+type evaluateFunc func(g *GPUReader, c *healthCheck, value float64, now time.Time) *device.Fault
 
-func faultIfSet(_ *gpuReader, c *healthCheck, value float64, _ time.Time) *device.Fault {
+func faultIfSet(_ *GPUReader, c *healthCheck, value float64, _ time.Time) *device.Fault {
 	if value == 0 {
 		return nil
 	}
@@ -113,7 +113,7 @@ var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
 
 // evaluateRecoveryAction passes on what the driver asks for. A value that NVML does not define is no
 // fault.
-func evaluateRecoveryAction(_ *gpuReader, _ *healthCheck, value float64, _ time.Time) *device.Fault {
+func evaluateRecoveryAction(_ *GPUReader, _ *healthCheck, value float64, _ time.Time) *device.Fault {
 	if !metric.IsRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
 		return nil
 	}
@@ -130,9 +130,9 @@ const fabricJoinTimeout = 5 * time.Minute
 // pods that are waiting there would be turned away for good. After that CUDA does not
 // start on it. But a partitioned GPU, and one whose NVLinks are turned off, has no use
 // for the fabric.
-func evaluateFabricJoin(g *gpuReader, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
+func evaluateFabricJoin(g *GPUReader, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
 	since := &g.history.notJoinedSince
-	if notJoined == 0 || g.links[metric.ScopeNVLink] == 0 || g.mig.Load().enabled {
+	if notJoined == 0 || g.links[metric.ScopeNVLink] == 0 || g.mig.Load().Enabled {
 		*since = time.Time{}
 		return nil
 	}
@@ -145,10 +145,10 @@ func evaluateFabricJoin(g *gpuReader, c *healthCheck, notJoined float64, now tim
 	return faultIfSet(g, c, notJoined, now)
 }
 
-// check asks for a few fields in one call. A GPU that says that it does not have
+// Check asks for a few fields in one call. A GPU that says that it does not have
 // them has answered, and so can be used. What has no field is judged as a call has left
 // it, for which a second one may be made, once a minute.
-func (g *gpuReader) check() (device.ResetEvidence, error) {
+func (g *GPUReader) Check() (device.ResetEvidence, error) {
 	if !g.tryAcquire() {
 		return g.resetEvidence(), device.ErrStalled
 	}
@@ -168,7 +168,7 @@ func (g *gpuReader) check() (device.ResetEvidence, error) {
 	return g.resetEvidence(), err
 }
 
-func (g *gpuReader) resetEvidence() device.ResetEvidence {
+func (g *GPUReader) resetEvidence() device.ResetEvidence {
 	return device.ResetEvidence{Resets: g.history.resets.Load(), EnergyCounter: g.history.energyMillijoules.Load(), RepairPending: g.repairPending.Load()}
 }
 
@@ -178,8 +178,8 @@ func isFault(err error) bool {
 }
 
 // runChecks asks, and judges what was answered. The error is that of a call.
-func (g *gpuReader) runChecks(now time.Time) (*device.Fault, error) {
-	ret := g.checkFields.read(g.handle, now)
+func (g *GPUReader) runChecks(now time.Time) (*device.Fault, error) {
+	ret := g.checkFields.read(g.Handle, now)
 	action, reported := g.checkFields.value(recoveryIndex)
 	g.reportsRecovery.Store(reported && metric.IsRecoveryAction(action))
 	if ret != nvml.SUCCESS && !lib.IsNotSupported(ret) {
@@ -204,7 +204,7 @@ func (g *gpuReader) runChecks(now time.Time) (*device.Fault, error) {
 // evaluateChecks goes through the rows. What was found stands until the GPU says otherwise: what
 // it does not tell any more, as a partitioned one does not tell of its rows, is not mended.
 // But a recovery action is the driver's, and goes with it.
-func (g *gpuReader) evaluateChecks(now time.Time) (first *device.Fault) {
+func (g *GPUReader) evaluateChecks(now time.Time) (first *device.Fault) {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
 	found := g.history.faults
@@ -225,7 +225,7 @@ func (g *gpuReader) evaluateChecks(now time.Time) (first *device.Fault) {
 }
 
 // checkValue is the newest value of what a check judges.
-func (g *gpuReader) checkValue(c *healthCheck) (value float64, known bool) {
+func (g *GPUReader) checkValue(c *healthCheck) (value float64, known bool) {
 	if c.fieldIndex != 0 {
 		return g.checkFields.value(c.fieldIndex)
 	}
@@ -255,7 +255,7 @@ var checkCalls = func() map[int][]string {
 
 // makeCheckCall makes one call, if one is overdue, for what has no field. That it fails is a
 // failure of the check only where the GPU is gone.
-func (g *gpuReader) makeCheckCall(now time.Time) callFailure {
+func (g *GPUReader) makeCheckCall(now time.Time) callFailure {
 	maxLate, callIndex := time.Duration(-1), -1
 	for i, names := range checkCalls {
 		late := now.Sub(g.callStates[i].calledAt) - g.checkCallInterval(names)
@@ -269,14 +269,14 @@ func (g *gpuReader) makeCheckCall(now time.Time) callFailure {
 	outer := g.collection // that of a reading whose processes are still to be asked for
 	defer func() { g.collection = outer }()
 	g.collection = collection{}
-	g.makeCall(callIndex, g.handle, &g.latest, &g.callStates, now)
+	g.makeCall(callIndex, g.Handle, &g.latest, &g.callStates, now)
 	if g.isAborted() {
 		return g.collection.failure
 	}
 	return callFailure{}
 }
 
-func (g *gpuReader) checkCallInterval(names []string) time.Duration {
+func (g *GPUReader) checkCallInterval(names []string) time.Duration {
 	g.history.mu.Lock()
 	defer g.history.mu.Unlock()
 	for _, name := range names {

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"encoding/binary"

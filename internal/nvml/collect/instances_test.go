@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"maps"
@@ -9,7 +9,7 @@ import (
 )
 
 // instanceValues reads a GPU: the values of all its devices, by their id and the series' name.
-func (s *backendFixture) instanceValues(i int) map[device.ID]map[string]float64 {
+func (s *readerFixture) instanceValues(i int) map[device.ID]map[string]float64 {
 	s.Helper()
 	samples, err := s.Read(s.id(i), nil)
 	s.must(err)
@@ -95,7 +95,7 @@ func TestInstanceReplaced(t *testing.T) {
 	if len(got["MIG-a"]) > 0 || len(got["MIG-z"]) > 0 || len(got["MIG-b"]) == 0 {
 		t.Errorf("before a listing: %v", got)
 	}
-	s.list(4)
+	s.list(1)
 	got = s.instanceValues(0)
 	if got["MIG-z"]["nvidia_gpu_memory_used_bytes"] != 777 || len(got["MIG-a"]) > 0 {
 		t.Errorf("after it: %v", got["MIG-z"])

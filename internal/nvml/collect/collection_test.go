@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"fmt"
@@ -7,13 +7,15 @@ import (
 	"testing"
 	"time"
 
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 // ageSlow has all that is slow be older by a while.
-func (s *backendFixture) ageSlow(i int, by time.Duration) {
+func (s *readerFixture) ageSlow(i int, by time.Duration) {
 	g := s.gpu(i)
 	g.slowReadAt = g.slowReadAt.Add(-by)
 	older := func(turns *[len(metric.Calls)]callState) {
@@ -28,13 +30,13 @@ func (s *backendFixture) ageSlow(i int, by time.Duration) {
 }
 
 // ageAll is as if no collection and no check had been for a while.
-func (s *backendFixture) ageAll(i int, by time.Duration) {
+func (s *readerFixture) ageAll(i int, by time.Duration) {
 	s.ageSamples(i, by)
 	s.ageSlow(i, by)
 }
 
 // collectAll is a flight with all that a scrape asks of a GPU.
-func (s *backendFixture) collectAll(i int) (samples []device.Sample, uses []device.ProcessUsage, known bool) {
+func (s *readerFixture) collectAll(i int) (samples []device.Sample, uses []device.ProcessUsage, known bool) {
 	s.Helper()
 	samples, err := s.Read(s.id(i), nil)
 	s.must(err)
@@ -133,7 +135,7 @@ func TestCallsOfFlight(t *testing.T) {
 func TestSlowComesRound(t *testing.T) {
 	s := newListedFixture(t, "gpus 1")
 	s.settledValues(0)
-	s.set(busyGPU...)
+	s.set(nvmltest.BusyGPU...)
 	stale := func() (names []string) {
 		got := s.values(0)
 		for i, m := range metric.Metrics() {
@@ -141,7 +143,7 @@ func TestSlowComesRound(t *testing.T) {
 			if m.ReadPace != device.PaceSlow || metric.Rows[i].Monotonic || strings.Contains(name, "c2c") || strings.Contains(name, "retire") {
 				continue // an H100 does not have it at first, or it is counted from there
 			}
-			if busyValues[name] != got[name] {
+			if nvmltest.BusyValues[name] != got[name] {
 				names = append(names, name)
 			}
 		}
@@ -194,7 +196,7 @@ func TestSlowValuesEnd(t *testing.T) {
 
 // togglingGPU is a GPU of which all values change together.
 type togglingGPU struct {
-	*backendFixture
+	*readerFixture
 	lines   [2][]string
 	values  [2]map[string]float64 // what it shows in either state
 	current int
@@ -206,13 +208,13 @@ type togglingGPU struct {
 func newTogglingGPU(t *testing.T) *togglingGPU {
 	f := &togglingGPU{lines: [2][]string{
 		{"gpu 0 metric 2 10"},
-		slices.DeleteFunc(slices.Clone(busyGPU), func(line string) bool { return strings.Contains(line, " energy ") }),
+		slices.DeleteFunc(slices.Clone(nvmltest.BusyGPU), func(line string) bool { return strings.Contains(line, " energy ") }),
 	}}
 	for i := range f.values {
 		if i > 0 {
 			f.Close()
 		}
-		f.backendFixture = newListedFixture(t, append(f.lines[i], "gpus 1")...)
+		f.readerFixture = newListedFixture(t, append(f.lines[i], "gpus 1")...)
 		f.values[i] = f.settledValues(0)
 	}
 	f.current, f.since = 1, time.Now()
@@ -288,7 +290,7 @@ func TestAgeOfValues(t *testing.T) {
 
 // passTime returns a function that lets a while pass, in steps of a scrape's interval, and
 // returns the last value of a series; -1: it is absent.
-func (s *backendFixture) passTime(name string) func(by time.Duration) float64 {
+func (s *readerFixture) passTime(name string) func(by time.Duration) float64 {
 	g, now := s.gpu(0), time.Now()
 	return func(by time.Duration) float64 {
 		for end := now.Add(by); now.Before(end); {
@@ -339,7 +341,7 @@ func TestStrayDenialAtFirst(t *testing.T) {
 func TestStrayDenialOfFeature(t *testing.T) {
 	for feature, fails := range map[string]string{
 		"ecc": "field:1", "nvlink": "field:91", "row_remapping": "field:143",
-		"fabric": "nvmlDeviceGetGpuFabricInfoV", "gpm": "nvmlGpmQueryDeviceSupport", "mig": "nvmlDeviceGetMigMode",
+		"fabric": "nvmlDeviceGetGpuFabricInfoV", "gpm": "nvmlGpmQueryDeviceSupport",
 	} {
 		name, deny := fmt.Sprintf("nvidia_gpu_feature_supported{feature=%q}", feature), "fail "+fails+" gpu 0 NOT_SUPPORTED"
 		for _, first := range []bool{true, false} {
@@ -467,7 +469,7 @@ func TestOlderForm(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "driver 550.54.15")
 	g := s.gpu(0)
 	newer := slices.IndexFunc(metric.Calls[:], func(c metric.Call) bool { return c.Symbol == "nvmlDeviceGetGpuFabricInfoV" })
-	g.callStates[newer].denials = denialTracker{denialsToConfirm, time.Now()} // as if it had answered ARGUMENT_VERSION_MISMATCH
+	g.callStates[newer].denials = Denials{DenialsToConfirm, time.Now()} // as if it had answered ARGUMENT_VERSION_MISMATCH
 	g.latest.Unset(metric.FabricValues)
 	s.set("gpu 0 fabric_state 2")
 	var got map[string]float64

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"time"
@@ -34,7 +34,7 @@ type gpmSampler struct {
 	previous gpmSample
 	takenAt  time.Time // when kept was taken; zero: there is nothing in it
 	resets   uint64    // of the GPU, when kept was taken
-	denials  denialTracker
+	denials  Denials
 }
 
 // reset has the next sample be a first one.
@@ -45,22 +45,22 @@ func (s *gpmSampler) reset(r *metric.Values) {
 
 // gpmState is what a GPU has for its samplers, and for those of its instances.
 type gpmState struct {
-	probed, supported bool          // told: the GPU has said whether it is supported
-	denials           denialTracker // of that answer
+	probed, supported bool    // told: the GPU has said whether it is supported
+	denials           Denials // of that answer
 	gpuSampler        gpmSampler
 	next              gpmSample // the next one to be filled
 	request           *lib.GPMRequest
 }
 
 // needsGPMProbe reports whether the GPU is still to be asked whether it has such counters.
-func (g *gpuReader) needsGPMProbe(now time.Time) bool {
+func (g *GPUReader) needsGPMProbe(now time.Time) bool {
 	return g.session.Symbols.SupportsGPM() && !g.gpm.probed && !g.gpm.denials.shouldSkip(now)
 }
 
 // probeGPM asks it.
-func (g *gpuReader) probeGPM(now time.Time) {
-	support, ret := g.session.NVML.GpmQueryDeviceSupport(g.handle)
-	g.gpm.denials.record(lib.IsUnavailable(ret), now)
+func (g *GPUReader) probeGPM(now time.Time) {
+	support, ret := g.session.NVML.GpmQueryDeviceSupport(g.Handle)
+	g.gpm.denials.Record(lib.IsUnavailable(ret), now)
 	g.gpm.probed = ret == nvml.SUCCESS
 	g.gpm.supported = ret == nvml.SUCCESS && support.IsSupportedDevice != 0
 	if !g.gpm.supported {
@@ -78,7 +78,7 @@ const noGPUInstance = -1
 // takeSamples takes the samples that are due, of the GPU and of its instances. Checks call
 // it, which come every five seconds or more often: so a window does not depend on who reads,
 // nor how often. While no collection comes it does nothing.
-func (g *gpuReader) takeSamples(now time.Time) {
+func (g *GPUReader) takeSamples(now time.Time) {
 	if !g.gpm.supported || now.Sub(g.lastCollection) > gpmIdleTimeout {
 		return
 	}
@@ -107,7 +107,7 @@ func (s *gpmSampler) due(now time.Time) bool {
 
 // takeSample takes a sample where one is due, and has in r what happened since the one before.
 // It costs three calls at most.
-func (g *gpuReader) takeSample(s *gpmSampler, r *metric.Values, instance int, now time.Time) {
+func (g *GPUReader) takeSample(s *gpmSampler, r *metric.Values, instance int, now time.Time) {
 	if !g.gpm.supported || !s.due(now) {
 		return
 	}
@@ -134,7 +134,7 @@ func (s *gpmSampler) expire(r *metric.Values, now time.Time) {
 }
 
 // fillSample takes a sample, into a buffer that is made where there is none yet.
-func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now time.Time) bool {
+func (g *GPUReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now time.Time) bool {
 	if into.GpmSample == nil {
 		if g.samplesFreed || !g.spendCall() {
 			return false
@@ -151,10 +151,10 @@ func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now
 	var ret nvml.Return
 	symbol := "nvmlGpmSampleGet"
 	if instance == noGPUInstance {
-		ret = g.session.NVML.GpmSampleGet(g.handle, into.GpmSample)
+		ret = g.session.NVML.GpmSampleGet(g.Handle, into.GpmSample)
 	} else {
 		symbol = "nvmlGpmMigSampleGet"
-		ret = g.session.NVML.GpmMigSampleGet(g.handle, instance, into.GpmSample)
+		ret = g.session.NVML.GpmMigSampleGet(g.Handle, instance, into.GpmSample)
 	}
 	g.recordResult(symbol, ret)
 	switch {
@@ -163,12 +163,12 @@ func (g *gpuReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now
 	case ret != nvml.SUCCESS:
 		s.takenAt = time.Time{} // what it had may be of before the trouble
 	}
-	s.denials.record(lib.IsUnavailable(ret), now)
+	s.denials.Record(lib.IsUnavailable(ret), now)
 	return ret == nvml.SUCCESS
 }
 
 // compareSamples has in r what happened between two samples.
-func (g *gpuReader) compareSamples(earlier, later gpmSample, r *metric.Values) {
+func (g *GPUReader) compareSamples(earlier, later gpmSample, r *metric.Values) {
 	if !g.spendCall() {
 		return
 	}
@@ -188,9 +188,9 @@ func (g *gpuReader) compareSamples(earlier, later gpmSample, r *metric.Values) {
 	}
 }
 
-// freeSamples gives back all samples of a GPU, if they are of this Init: those of an earlier one
+// FreeSamples gives back all samples of a GPU, if they are of this Init: those of an earlier one
 // went with it.
-func (g *gpuReader) freeSamples(current *lib.Session) {
+func (g *GPUReader) FreeSamples(current *lib.Session) {
 	free := func(s *gpmSample) {
 		if s.GpmSample != nil && g.session == current {
 			_ = g.session.NVML.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us

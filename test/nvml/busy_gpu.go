@@ -1,18 +1,8 @@
-package nvml
+package nvmltest
 
-import (
-	"math"
-	"slices"
-	"strings"
-	"testing"
-	"time"
-
-	"github.com/podgauge/podgauge/internal/nvml/metric"
-)
-
-// busyGPU is a GPU that has all there is, each value another one. Fields that the
+// BusyGPU is a GPU that has all there is, each value another one. Fields that the
 // stand-in has no other word for are 1000 and their number.
-var busyGPU = []string{
+var BusyGPU = []string{
 	"gpu 0 memory_total 85899345920", "gpu 0 memory_reserved 620756992", "gpu 0 memory_used 1073741824",
 	"gpu 0 bar1_total 137438953472", "gpu 0 bar1_used 2097152",
 	"gpu 0 utilization 29", "gpu 0 memory_utilization 7", "gpu 0 encoder_utilization 11", "gpu 0 decoder_utilization 12",
@@ -55,17 +45,17 @@ var busyGPU = []string{
 	"gpu 0 persistence_mode 1", "gpu 0 compute_mode 3", "gpu 0 field 1 1", "gpu 0 field 2 1",
 }
 
-// oldMemoryScenario is what GPUs before Ampere have instead of an SRAM status.
-var oldMemoryScenario = []string{
+// OldMemoryScenario is what GPUs before Ampere have instead of an SRAM status.
+var OldMemoryScenario = []string{
 	"gpu 0 sram_threshold none", "gpu 0 field 7-10 1007", "gpu 0 field 8 1008", "gpu 0 field 9 1009", "gpu 0 field 10 1010",
 	"gpu 0 field 13 1013", "gpu 0 field 14 1014", "gpu 0 field 15 1015", "gpu 0 field 16 1016", "gpu 0 field 17 1017",
 	"gpu 0 field 18 1018", "gpu 0 field 19 1019", "gpu 0 field 20 1020", "gpu 0 field 21 1021",
 	"gpu 0 field 24 1024", "gpu 0 field 25 1025", "gpu 0 field 26 1026", "gpu 0 field 27 1027", "gpu 0 field 28 1028",
 }
 
-// busyValues is what each row shows of it: a row without one here or in oldDriverValues fails
+// BusyValues is what each row shows of it: a row without one here or in OldDriverValues fails
 // the test.
-var busyValues = map[string]float64{
+var BusyValues = map[string]float64{
 	"nvidia_gpu_bar1_memory_total_bytes":                                                     137438953472,
 	"nvidia_gpu_bar1_memory_used_bytes":                                                      2097152,
 	"nvidia_gpu_c2c_bandwidth_max_bytes_per_second":                                          8.9424e+10,
@@ -259,8 +249,8 @@ var busyValues = map[string]float64{
 	"nvidia_gpu_utilization_ratio":                                                           0.29,
 }
 
-// oldDriverValues are what oldMemoryScenario adds.
-var oldDriverValues = map[string]float64{
+// OldDriverValues are what OldMemoryScenario adds.
+var OldDriverValues = map[string]float64{
 	`nvidia_gpu_ecc_aggregate_location_errors_total{location="cbu",severity="uncorrected"}`:           1028,
 	`nvidia_gpu_ecc_aggregate_location_errors_total{location="l1",severity="corrected"}`:              1018,
 	`nvidia_gpu_ecc_aggregate_location_errors_total{location="l1",severity="uncorrected"}`:            1019,
@@ -279,78 +269,4 @@ var oldDriverValues = map[string]float64{
 	`nvidia_gpu_ecc_volatile_location_errors_total{location="register_file",severity="uncorrected"}`:  1014,
 	`nvidia_gpu_ecc_volatile_location_errors_total{location="texture",severity="corrected"}`:          1015,
 	`nvidia_gpu_ecc_volatile_location_errors_total{location="texture",severity="uncorrected"}`:        1016,
-}
-
-// ageSamples has all GPM samples of a GPU be older by a while, so that the next reading is not
-// too close to them.
-func (s *backendFixture) ageSamples(i int, by time.Duration) {
-	g := s.gpu(i)
-	older := func(sampler *gpmSampler) {
-		if !sampler.takenAt.IsZero() {
-			sampler.takenAt = sampler.takenAt.Add(-by)
-		}
-	}
-	older(&g.gpm.gpuSampler)
-	for _, in := range g.instances {
-		older(&in.sampler)
-	}
-}
-
-// closeWindow has a check find that the window between two GPM samples is over.
-func (s *backendFixture) closeWindow(i int) {
-	s.Helper()
-	s.ageSamples(i, gpmWindow)
-	_, _ = s.Check(s.id(i)) // what it finds is of no matter here
-}
-
-// settledValues reads when there is something between two samples.
-func (s *backendFixture) settledValues(i int) map[string]float64 {
-	s.Helper()
-	s.values(i)
-	s.closeWindow(i)
-	s.closeWindow(i)
-	return rounded(s.values(i))
-}
-
-// rounded is without what a mean over a short time is wrong by.
-func rounded(values map[string]float64) map[string]float64 {
-	for name, v := range values {
-		if strings.HasSuffix(name, "_ratio") || strings.HasPrefix(name, "nvidia_gpu_pipe") {
-			values[name] = math.Round(v*1e6) / 1e6
-		}
-	}
-	return values
-}
-
-func TestRows(t *testing.T) {
-	s := newListedFixture(t, append(busyGPU, "gpus 1")...)
-	got := s.settledValues(0)
-	for name, want := range busyValues {
-		if value, read := got[name]; !read || value != want {
-			t.Errorf("%s is %v, %v, want %v", name, value, read, want)
-		}
-	}
-	if len(got) != len(busyValues) {
-		t.Errorf("%d values, want %d", len(got), len(busyValues))
-	}
-	old := newListedFixture(t, slices.Concat(busyGPU, oldMemoryScenario, []string{"gpus 1"})...).settledValues(0)
-	for name, want := range oldDriverValues {
-		if value, read := old[name]; !read || value != want {
-			t.Errorf("%s is %v, %v, want %v", name, value, read, want)
-		}
-	}
-	for name := range old { // which of both it is depends on the generation
-		if _, known := oldDriverValues[name]; !known && old[name] != busyValues[name] {
-			t.Errorf("%s is %v, want %v", name, old[name], busyValues[name])
-		}
-		if strings.Contains(name, "sram") {
-			t.Errorf("there is %s", name)
-		}
-	}
-	for _, m := range metric.Metrics() {
-		_, known := busyValues[seriesName(m)]
-		if _, old := oldDriverValues[seriesName(m)]; !known && !old {
-			t.Errorf("no case for %s", seriesName(m))
-		}
-	}
 }

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"sync"
@@ -23,14 +23,14 @@ type gpuHistory struct {
 	notJoinedSince time.Time
 }
 
-// gpuHistories keeps the histories of all GPUs of the process.
-type gpuHistories struct {
+// Histories keeps the histories of all GPUs of the process.
+type Histories struct {
 	mu    sync.Mutex
 	byGPU map[device.GPU]*gpuHistory // guarded by mu
 }
 
-// of returns the history of a GPU, which begins with the first call.
-func (h *gpuHistories) of(id device.GPU) *gpuHistory {
+// Of returns the history of a GPU, which begins with the first call.
+func (h *Histories) Of(id device.GPU) *gpuHistory {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.byGPU == nil {
@@ -42,8 +42,8 @@ func (h *gpuHistories) of(id device.GPU) *gpuHistory {
 	return h.byGPU[id]
 }
 
-// addReset counts a reset of every GPU.
-func (h *gpuHistories) addReset() {
+// AddReset counts a reset of every GPU.
+func (h *Histories) AddReset() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, history := range h.byGPU {

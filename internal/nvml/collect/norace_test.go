@@ -1,5 +1,5 @@
 //go:build !race
 
-package nvml
+package collect
 
 const raceDetector = false

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"time"
@@ -137,8 +137,8 @@ func (f *fieldReader) dropUnsupported(now time.Time) {
 		ret := nvml.Return(f.requests[i].NvmlReturn)
 		if lib.IsNotSupported(ret) {
 			f.requestIndex[k] = -1
-			f.denialCounts[k] = min(f.denialCounts[k]+1, denialsToConfirm)
-			f.unconfirmed = f.unconfirmed || f.denialCounts[k] < denialsToConfirm
+			f.denialCounts[k] = min(f.denialCounts[k]+1, DenialsToConfirm)
+			f.unconfirmed = f.unconfirmed || f.denialCounts[k] < DenialsToConfirm
 			continue
 		}
 		if ret == nvml.SUCCESS {
@@ -159,7 +159,7 @@ func (f *fieldReader) isDropped(i int) bool { return f.requestIndex[i] < 0 }
 // isConfirmedUnsupported reports whether the GPU has said so of a key that it could have, often enough
 // to be believed.
 func (f *fieldReader) isConfirmedUnsupported(i int) bool {
-	return f.supported[i] && f.isDropped(i) && f.denialCounts[i] >= denialsToConfirm
+	return f.supported[i] && f.isDropped(i) && f.denialCounts[i] >= DenialsToConfirm
 }
 
 // failed reports whether the newest call gave nothing for a key which the GPU has: what it

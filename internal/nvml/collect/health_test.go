@@ -1,7 +1,8 @@
-package nvml
+package collect
 
 import (
 	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -133,7 +134,7 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 	before, err := check()
 	s.must(err)
 	for _, field := range checkedFields {
-		s.set("fail field:" + formatUint(uint64(field)) + " gpu 0 NOT_SUPPORTED")
+		s.set("fail field:" + strconv.FormatUint(uint64(field), 10) + " gpu 0 NOT_SUPPORTED")
 	}
 	_, err = check()
 	s.must(err)
@@ -149,12 +150,12 @@ func TestCheckedFieldsComeBack(t *testing.T) {
 		_, err = check()
 		s.must(err)
 	}
-	if n := len(s.inventory.Load().byID[s.id(0)].checkFields.requests); n != 3 {
+	if n := len(s.gpu(0).checkFields.requests); n != 3 {
 		t.Errorf("%d fields are asked for, want the three that it has", n)
 	}
 	s.clear("fail")
 	s.set("gpu 0 recovery_action 1")
-	g := s.inventory.Load().byID[s.id(0)]
+	g := s.gpu(0)
 	g.checkFields.droppedSince = g.checkFields.droppedSince.Add(-confirmedRetryInterval)
 	if _, err = check(); !isFault(err) {
 		t.Errorf("minutes later: got %v", err)
@@ -192,38 +193,5 @@ func TestResets(t *testing.T) {
 	}
 	if n, err := s.Check(s.id(1)); err != nil || n.Resets != 0 {
 		t.Errorf("the GPU beside it: %d resets, %v", n.Resets, err)
-	}
-}
-
-// TestDoubleBitError is as bad as the driver says, where it says something.
-func TestDoubleBitError(t *testing.T) {
-	s := newListedFixture(t, "gpus 1")
-	s.waitForRegistration()
-	for _, c := range []struct {
-		action       string
-		fault, fatal bool
-	}{
-		{"0", false, false}, // a 94 follows, which is a program's
-		{"1", true, false},  // and this verdict the check brings
-		{"none", false, true},
-	} {
-		s.clear("gpu 0")
-		s.set("gpu 0 recovery_action " + c.action)
-		if _, err := s.Check(s.id(0)); isFault(err) != c.fault {
-			t.Errorf("recovery action %s: a check says %v", c.action, err)
-		}
-		s.sendEvent(0, "xid 48")
-		if got := s.nextEvent(); got.Xid != 48 || (got.Recovery == device.RecoveryAfterReset) != c.fatal || (got.Action != "") != c.fatal {
-			t.Errorf("recovery action %s: got %+v", c.action, got)
-		}
-	}
-}
-
-func TestXidZero(t *testing.T) {
-	s := newListedFixture(t, "gpus 1")
-	s.waitForRegistration()
-	s.sendEvent(0, "type 0x8 data 0")
-	if got := s.nextEvent(); got.Xid != 999 || got.Recovery != device.RecoveryChecksPass || got.GPU != s.id(0) {
-		t.Errorf("got %+v", got)
 	}
 }

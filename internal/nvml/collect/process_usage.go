@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"time"
@@ -18,7 +18,7 @@ type processBuffers struct {
 	count   uint32 // how many a call gave
 	// sampleCounts are how many samples each of the rows that are being written has.
 	sampleCounts []float64
-	denials      [len(lib.ProcessListSymbols)]denialTracker // of each list
+	denials      [len(lib.ProcessListSymbols)]Denials // of each list
 }
 
 // initialProcesses are as many as there mostly are.
@@ -32,11 +32,11 @@ const (
 // notReported is a number of a device.ProcessUsage that is not told.
 const notReported = -1
 
-// readProcessUsage lists the processes that have a context on the GPU, and how much of it each
+// ReadProcessUsage lists the processes that have a context on the GPU, and how much of it each
 // uses. Of a partitioned GPU a process uses a slice. It takes what calls the flight that
 // Read began has left, which are enough; but a list that has outgrown its buffer is read
 // by the next flight, and until then nothing is known.
-func (g *gpuReader) readProcessUsage(buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
+func (g *GPUReader) ReadProcessUsage(buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
 	if g.session.HasBrokenProcessInfo() || !g.tryAcquire() {
 		return buf, false
 	}
@@ -50,17 +50,17 @@ func (g *gpuReader) readProcessUsage(buf []device.ProcessUsage) (uses []device.P
 	if !known {
 		return buf, false
 	}
-	if !g.mig.Load().enabled { // NVML has no shares of slices
+	if !g.mig.Load().Enabled { // NVML has no shares of slices
 		g.fillUtilization(uses[before:])
 	}
 	return uses, true
 }
 
 // listProcesses appends a row for each process and device, without shares.
-func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
+func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
 	p := &g.processes
 	if p.pointer == nil {
-		p.pointer = lib.PointerOf(g.handle)
+		p.pointer = lib.PointerOf(g.Handle)
 		p.infos = make([]nvml.ProcessInfo, initialProcesses)
 		p.samples = make([]nvml.ProcessUtilizationSample, initialProcesses)
 	}
@@ -74,7 +74,7 @@ func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 		}
 		ret := g.readProcessList(list)
 		denied := lib.IsUnavailable(ret) && i > 0 // no graphics, say; without the first, it is a vGPU
-		p.denials[i].record(denied, now)
+		p.denials[i].Record(denied, now)
 		switch {
 		case denied:
 			continue
@@ -97,7 +97,7 @@ func (g *gpuReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUs
 
 // readProcessList asks for one list, and once more if it was too long for the buffer and there
 // is a call left.
-func (g *gpuReader) readProcessList(f unsafe.Pointer) nvml.Return {
+func (g *GPUReader) readProcessList(f unsafe.Pointer) nvml.Return {
 	p := &g.processes
 	for g.spendCall() {
 		ret := lib.ListProcesses(f, p.pointer, p.infos, &p.count)
@@ -129,17 +129,17 @@ func grownLength(count uint32, length int) int {
 
 // processDevice is what a process uses. Of a partitioned GPU only the privileged are told
 // that; who is not cannot know who uses what.
-func (g *gpuReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
-	if !g.mig.Load().enabled {
-		return device.ID(g.id), true
+func (g *GPUReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
+	if !g.mig.Load().Enabled {
+		return device.ID(g.ID), true
 	}
 	if info.GpuInstanceId == NoInstanceID {
 		return "", false
 	}
-	if id := g.mig.Load().deviceID(info.GpuInstanceId, info.ComputeInstanceId); id != "" {
+	if id := g.mig.Load().DeviceID(info.GpuInstanceId, info.ComputeInstanceId); id != "" {
 		return id, true
 	}
-	return device.ID(g.id), true
+	return device.ID(g.ID), true
 }
 
 // addUse adds a process, which may be on several lists with the same memory.
@@ -168,7 +168,7 @@ const utilizationWindow = 2 * time.Second
 
 // fillUtilization fills in what each process used in the time of utilizationWindow. The driver tells
 // of those that did anything, and says NOT_FOUND where none did.
-func (g *gpuReader) fillUtilization(uses []device.ProcessUsage) {
+func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
 	p, f := &g.processes, g.session.Raw.Utilization
 	if f == nil || len(uses) == 0 || !g.spendCall() {
 		return

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"cmp"
@@ -31,30 +31,30 @@ type instance struct {
 }
 
 // updateInstances has the instances follow the newest listing.
-func (g *gpuReader) updateInstances() {
+func (g *GPUReader) updateInstances() {
 	p := g.mig.Load()
 	if p == g.groupedState {
 		return
 	}
-	if g.groupedState != nil && g.groupedState.enabled != p.enabled { // what the GPU has depends on it
+	if g.groupedState != nil && g.groupedState.Enabled != p.Enabled { // what the GPU has depends on it
 		g.forgetAbsences()
 	}
 	g.groupedState = p
-	byNumber := map[int][]migDevice{}
-	for _, s := range p.devices {
-		byNumber[s.gi] = append(byNumber[s.gi], s)
+	byNumber := map[int][]MIGDevice{}
+	for _, s := range p.Devices {
+		byNumber[s.GI] = append(byNumber[s.GI], s)
 	}
 	old := g.instances
 	g.instances = make([]*instance, 0, len(byNumber))
 	for gi, members := range byNumber {
-		slices.SortFunc(members, func(a, b migDevice) int { return cmp.Compare(a.ci, b.ci) })
+		slices.SortFunc(members, func(a, b MIGDevice) int { return cmp.Compare(a.CI, b.CI) })
 		key := membersKeyOf(members)
 		in := &instance{gi: gi, membersKey: key}
 		if i := slices.IndexFunc(old, func(i *instance) bool { return i.gi == gi && i.membersKey == key }); i >= 0 {
 			in = old[i]
 			old = slices.Delete(old, i, i+1)
 		}
-		in.device, in.handle = members[0].id, members[0].handle
+		in.device, in.handle = members[0].ID, members[0].Handle
 		g.instances = append(g.instances, in)
 	}
 	slices.SortFunc(g.instances, func(a, b *instance) int { return cmp.Compare(a.gi, b.gi) })
@@ -66,10 +66,10 @@ func (g *gpuReader) updateInstances() {
 }
 
 // membersKeyOf is what an instance with these slices is known by.
-func membersKeyOf(members []migDevice) string {
+func membersKeyOf(members []MIGDevice) string {
 	var b strings.Builder
 	for _, s := range members {
-		fmt.Fprintf(&b, "%s/%d ", s.id, s.ci)
+		fmt.Fprintf(&b, "%s/%d ", s.ID, s.CI)
 	}
 	return b.String()
 }
@@ -77,7 +77,7 @@ func membersKeyOf(members []migDevice) string {
 // readInstance reads what an instance has to be asked for in each flight. A listing may
 // be seconds old, and the handle another slice's by now: so after its memory was read
 // it is asked whose it is.
-func (g *gpuReader) readInstance(in *instance, now time.Time) {
+func (g *GPUReader) readInstance(in *instance, now time.Time) {
 	in.verified = false
 	if in.handle == nil {
 		return
@@ -93,7 +93,7 @@ func (g *gpuReader) readInstance(in *instance, now time.Time) {
 }
 
 // verifyHandle reports whether an instance's handle is that of its slice.
-func (g *gpuReader) verifyHandle(in *instance) bool {
+func (g *GPUReader) verifyHandle(in *instance) bool {
 	if in.handle == nil || !g.spendCall() {
 		return false
 	}
@@ -109,11 +109,11 @@ func (in *instance) reset() {
 	in.latest = metric.Values{}
 	in.callStates = [len(metric.Calls)]callState{}
 	in.sampler.reset(&in.latest)
-	in.sampler.denials = denialTracker{}
+	in.sampler.denials = Denials{}
 }
 
 // instanceSamples appends what was read of an instance, in the order of the rows.
-func (g *gpuReader) instanceSamples(in *instance, buf []device.Sample) []device.Sample {
+func (g *GPUReader) instanceSamples(in *instance, buf []device.Sample) []device.Sample {
 	if !in.verified {
 		return buf
 	}

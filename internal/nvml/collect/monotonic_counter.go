@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"time"
@@ -59,7 +59,7 @@ func (mc *monotonicCounter) add(i int, value, wraps, maxRise float64) {
 
 // counterValue is the row's counter, read off its meter. ok is false where none of its
 // counters gave a value.
-func (g *gpuReader) counterValue(i int, source int, ref metric.FieldRange, now time.Time) (total float64, ok bool) {
+func (g *GPUReader) counterValue(i int, source int, ref metric.FieldRange, now time.Time) (total float64, ok bool) {
 	r, f := &g.plan.Rows[i], g.fieldsOf(&g.plan.Rows[i])
 	if r.Slow { // a value is as old as its reading
 		now = g.slowReadAt

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"errors"
@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
@@ -46,11 +48,11 @@ func TestRowFails(t *testing.T) {
 	} {
 		for _, code := range []string{"NOT_SUPPORTED", "UNKNOWN"} {
 			t.Run(c.fails+" "+code, func(t *testing.T) {
-				s := newListedFixture(t, append(busyGPU, "gpus 1", "fail "+c.fails+" gpu 0 "+code)...)
-				want := maps.Clone(busyValues)
+				s := newListedFixture(t, append(nvmltest.BusyGPU, "gpus 1", "fail "+c.fails+" gpu 0 "+code)...)
+				want := maps.Clone(nvmltest.BusyValues)
 				maps.DeleteFunc(want, func(name string, _ float64) bool { return c.gone != "" && hasAnyPrefix(name+"=", c.gone) })
 				if c.fails == "nvmlDeviceGetMemoryInfo_v2" { // the older call counts it as used
-					want["nvidia_gpu_memory_used_bytes"] += busyValues["nvidia_gpu_memory_reserved_bytes"]
+					want["nvidia_gpu_memory_used_bytes"] += nvmltest.BusyValues["nvidia_gpu_memory_reserved_bytes"]
 				}
 				for range 2 {
 					if got := s.settledValues(0); !maps.Equal(got, want) {
@@ -121,7 +123,7 @@ func TestFieldComesBack(t *testing.T) {
 		s.clear("gpu 0")
 		has("when a check has failed", true)
 		once()
-		g := s.inventory.Load().byID[id]
+		g := s.byID(id)
 		g.fastFields.droppedSince = g.fastFields.droppedSince.Add(-confirmedRetryInterval)
 		has("minutes later", true)
 		once()
@@ -220,41 +222,6 @@ func TestReadErrors(t *testing.T) {
 		if c.lines[0] != "gpus 1" && len(s.values(0)) != len(s.values(2)) {
 			t.Errorf("%v: the GPUs beside it are not read alike", c.lines)
 		}
-	}
-}
-
-// TestHangs has a GPU's calls hang. A second one about the same GPU returns at once,
-// and so do all about others, listings and waits included.
-func TestHangs(t *testing.T) {
-	s := newListedFixture(t, "gpus 2")
-	s.set("hang * gpu 1")
-	stuck := s.id(1)
-	done := make(chan error, 1)
-	go func() { _, err := s.Read(stuck, nil); done <- err }() // ends with the hang; received below
-	s.eventually("the call hangs", func() bool { return s.calls().InFlight(1) == 1 })
-	if _, err := s.Read(stuck, nil); !errors.Is(err, device.ErrStalled) {
-		t.Errorf("another reading says %v", err)
-	}
-	if _, err := s.Check(stuck); !errors.Is(err, device.ErrStalled) {
-		t.Errorf("a check says %v", err)
-	}
-	s.values(0)
-	s.list(2)
-	s.waitForRegistration()
-	s.sendEvent(0, "xid 31")
-	if got := s.nextEvent(); got.GPU != s.id(0) {
-		t.Errorf("got %+v", got)
-	}
-	if n := s.calls().InFlight(1); n != 1 {
-		t.Errorf("%d calls hang", n)
-	}
-	s.clear("hang")
-	s.must(<-done)
-	s.values(1)
-	s.waitForRegistration()
-	s.sendEvent(1, "xid 31")
-	if got := s.nextEvent(); got.GPU != s.id(1) {
-		t.Errorf("got %+v", got)
 	}
 }
 

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -7,19 +7,19 @@ import (
 
 // fillFeatures fills what is known without a call of its own: what the listing said, and
 // which fields the GPU has. A feature that the GPU has denied only once or twice is left out.
-func (g *gpuReader) fillFeatures() {
+func (g *GPUReader) fillFeatures() {
 	r := &g.latest
 	p := g.mig.Load()
 	r.Present[metric.MigEnabled], r.Present[metric.MigPending], r.Present[metric.HasMIG] = false, false, false
-	if p.capable || p.denied {
-		r.SetBool(nvml.SUCCESS, metric.HasMIG, p.capable)
+	if p.Capable || p.Denied {
+		r.SetBool(nvml.SUCCESS, metric.HasMIG, p.Capable)
 	}
-	if p.capable {
-		r.SetBool(nvml.SUCCESS, metric.MigEnabled, p.enabled)
-		r.SetBool(nvml.SUCCESS, metric.MigPending, p.pendingEnabled)
+	if p.Capable {
+		r.SetBool(nvml.SUCCESS, metric.MigEnabled, p.Enabled)
+		r.SetBool(nvml.SUCCESS, metric.MigPending, p.PendingEnabled)
 	}
 	r.Present[metric.HasGPM] = false
-	if g.gpm.probed || g.gpm.denials.confirmed() {
+	if g.gpm.probed || g.gpm.denials.Confirmed() {
 		r.SetBool(nvml.SUCCESS, metric.HasGPM, g.gpm.supported)
 	}
 	if !r.Present[metric.HasFabric] {
@@ -51,13 +51,13 @@ func (g *gpuReader) fillFeatures() {
 
 // lacksAllCalls reports whether the GPU has none of the calls that fill a slot, and has said so
 // of one at least, often enough to be believed.
-func (g *gpuReader) lacksAllCalls(id metric.ValueID) bool {
+func (g *GPUReader) lacksAllCalls(id metric.ValueID) bool {
 	lacks := false
 	for i := range metric.Calls {
 		if !metric.Calls[i].Provides(id) || !g.canFind(i) {
 			continue
 		}
-		if !g.callStates[i].denials.confirmed() {
+		if !g.callStates[i].denials.Confirmed() {
 			return false
 		}
 		lacks = true

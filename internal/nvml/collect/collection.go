@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"time"
@@ -20,8 +20,8 @@ const (
 
 // processCallBudget are kept for the processes, which are asked for after the rest: a list of
 // each kind, and what they used, of which a partitioned GPU does not tell.
-func (g *gpuReader) processCallBudget() int {
-	if g.groupedState.enabled {
+func (g *GPUReader) processCallBudget() int {
+	if g.groupedState.Enabled {
 		return len(lib.ProcessListSymbols)
 	}
 	return len(lib.ProcessListSymbols) + 1
@@ -38,7 +38,7 @@ const (
 // callState is when something was last asked for.
 type callState struct {
 	calledAt time.Time
-	denials  denialTracker
+	denials  Denials
 }
 
 // due is when it is to be asked for again.
@@ -58,7 +58,7 @@ type collection struct {
 }
 
 // spendCall takes a call from what is left.
-func (g *gpuReader) spendCall() bool {
+func (g *GPUReader) spendCall() bool {
 	if g.collection.budget <= 0 {
 		return false
 	}
@@ -67,7 +67,7 @@ func (g *gpuReader) spendCall() bool {
 }
 
 // recordResult notes what a call has answered.
-func (g *gpuReader) recordResult(symbol string, ret nvml.Return) {
+func (g *GPUReader) recordResult(symbol string, ret nvml.Return) {
 	f := &g.collection
 	switch {
 	case ret == nvml.SUCCESS:
@@ -80,10 +80,10 @@ func (g *gpuReader) recordResult(symbol string, ret nvml.Return) {
 }
 
 // isAborted tells whether there is no use in asking on.
-func (g *gpuReader) isAborted() bool { return g.collection.aborted }
+func (g *GPUReader) isAborted() bool { return g.collection.aborted }
 
 // collect reads what is due.
-func (g *gpuReader) collect(now time.Time) {
+func (g *GPUReader) collect(now time.Time) {
 	g.updateInstances()
 	g.lastCollection = now
 	g.collection = collection{budget: maxCallsPerGPU + maxCallsPerInstance*len(g.instances) - g.processCallBudget()}
@@ -100,7 +100,7 @@ func (g *gpuReader) collect(now time.Time) {
 	g.dropBeforeReset()
 	g.updateSpared()
 	g.gpm.gpuSampler.expire(&g.latest, now)
-	g.makeFastCalls(g.handle, metric.TargetGPU, &g.latest, &g.callStates, now)
+	g.makeFastCalls(g.Handle, metric.TargetGPU, &g.latest, &g.callStates, now)
 	for _, in := range g.instances {
 		if g.isAborted() {
 			return
@@ -117,8 +117,8 @@ func (g *gpuReader) collect(now time.Time) {
 	}
 }
 
-func (g *gpuReader) readFields(f *fieldReader, now time.Time) {
-	if ret := f.read(g.handle, now); ret != nvml.SUCCESS {
+func (g *GPUReader) readFields(f *fieldReader, now time.Time) {
+	if ret := f.read(g.Handle, now); ret != nvml.SUCCESS {
 		g.recordResult(lib.FieldValuesSymbol, ret)
 	} else if f.anyAnswered() { // it is SUCCESS too where each field has failed
 		g.collection.answered = true
@@ -127,7 +127,7 @@ func (g *gpuReader) readFields(f *fieldReader, now time.Time) {
 
 // updateSpared finds out which slots need no call, since fields have all that is wanted of
 // them. A field that failed this once is made up for by its call.
-func (g *gpuReader) updateSpared() {
+func (g *GPUReader) updateSpared() {
 	for _, i := range g.plan.SparingRows {
 		r := &g.plan.Rows[i]
 		_, known := g.fieldsOf(r).rawValue(g.plan.Ranges[i][0].Start)
@@ -136,7 +136,7 @@ func (g *gpuReader) updateSpared() {
 }
 
 // makeFastCalls makes the fast calls about a GPU or a slice.
-func (g *gpuReader) makeFastCalls(handle nvml.Device, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) {
+func (g *GPUReader) makeFastCalls(handle nvml.Device, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) {
 	for i := range metric.Calls {
 		if c := &metric.Calls[i]; c.Pace == device.PaceFast && c.Targets&target != 0 {
 			r.Unset(c.Values)
@@ -152,7 +152,7 @@ func (g *gpuReader) makeFastCalls(handle nvml.Device, target metric.Target, r *m
 }
 
 // canCall tells whether there is a use in making the i-th call.
-func (g *gpuReader) canCall(i int, target metric.Target, states *[len(metric.Calls)]callState, now time.Time) bool {
+func (g *GPUReader) canCall(i int, target metric.Target, states *[len(metric.Calls)]callState, now time.Time) bool {
 	c, t := &metric.Calls[i], &states[i]
 	if c.Targets&target == 0 || !g.canFind(i) || t.denials.shouldSkip(now) {
 		return false
@@ -160,20 +160,20 @@ func (g *gpuReader) canCall(i int, target metric.Target, states *[len(metric.Cal
 	if !c.IsFallback || c.Pace == device.PaceFast { // a fast one that fails just once is made up for
 		return true
 	}
-	return !g.canFind(i-1) || states[i-1].denials.denied()
+	return !g.canFind(i-1) || states[i-1].denials.Denied()
 }
 
 // canFind reports whether the library has the function of the i-th call.
-func (g *gpuReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[i].Symbol] }
+func (g *GPUReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[i].Symbol] }
 
 // shouldCall tells whether the i-th call can be made, and would bring something that is not
 // there.
-func (g *gpuReader) shouldCall(i int, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) bool {
+func (g *GPUReader) shouldCall(i int, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) bool {
 	return g.canCall(i, target, states, now) && r.MissesAny(&metric.Calls[i], g.sparedFor(target))
 }
 
 // sparedFor are the slots that fields make up for. Slices have no fields.
-func (g *gpuReader) sparedFor(target metric.Target) *[metric.ValueIDCount]bool {
+func (g *GPUReader) sparedFor(target metric.Target) *[metric.ValueIDCount]bool {
 	if target == metric.TargetMIG {
 		return &nothingSpared
 	}
@@ -184,14 +184,14 @@ var nothingSpared [metric.ValueIDCount]bool
 
 // makeCall makes a call. What it had brought before is gone when it fails; but what is
 // there while it is known to be absent, another one has brought.
-func (g *gpuReader) makeCall(i int, handle nvml.Device, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) {
+func (g *GPUReader) makeCall(i int, handle nvml.Device, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) {
 	c, t := &metric.Calls[i], &states[i]
-	if !t.denials.denied() {
+	if !t.denials.Denied() {
 		r.Unset(c.Values)
 	}
 	ret := c.Get(handle, r)
 	t.calledAt = now
-	t.denials.record(lib.IsUnavailable(ret), now)
+	t.denials.Record(lib.IsUnavailable(ret), now)
 	g.recordResult(c.Symbol, ret)
 }
 
@@ -206,7 +206,7 @@ type overdueRead struct {
 
 // readOverdue asks for what is most overdue of the slow values, if any is and there is a
 // call left for it. What would be shown for too long is asked for in any case.
-func (g *gpuReader) readOverdue(now time.Time) bool {
+func (g *GPUReader) readOverdue(now time.Time) bool {
 	next := g.mostOverdue(now, !g.spendCall())
 	switch {
 	case next.callIndex < 0:
@@ -216,14 +216,14 @@ func (g *gpuReader) readOverdue(now time.Time) bool {
 	case next.instance != nil:
 		g.makeCall(next.callIndex, next.instance.handle, &next.instance.latest, &next.instance.callStates, now)
 	default:
-		g.makeCall(next.callIndex, g.handle, &g.latest, &g.callStates, now)
+		g.makeCall(next.callIndex, g.Handle, &g.latest, &g.callStates, now)
 	}
 	return true
 }
 
 // mostOverdue returns what is to be asked for first, be it of all or only of what would be
 // too old; a negative what: nothing is.
-func (g *gpuReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
+func (g *GPUReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
 	next := overdueRead{callIndex: -1}
 	add := func(o overdueRead) {
 		if !now.Before(o.due) && (o.expired || !onlyExpired) && (next.callIndex < 0 || o.due.Before(next.due)) {
@@ -256,7 +256,7 @@ func (g *gpuReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
 
 // canCallSlow reports whether the i-th call is not fast and can be made. A static value that
 // is there is not asked for again.
-func (g *gpuReader) canCallSlow(i int, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) bool {
+func (g *GPUReader) canCallSlow(i int, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) bool {
 	switch metric.Calls[i].Pace {
 	case device.PaceFast:
 		return false
@@ -269,7 +269,7 @@ func (g *gpuReader) canCallSlow(i int, target metric.Target, r *metric.Values, s
 
 // readSlowFields reports whether there are links to ask for that were not known before. Their
 // fields are due soon.
-func (g *gpuReader) readSlowFields(now time.Time) (newLinks bool) {
+func (g *GPUReader) readSlowFields(now time.Time) (newLinks bool) {
 	g.slowReadAt = now
 	g.readFields(&g.slowFields, now)
 	if newLinks = g.findLinks(); newLinks {
@@ -281,7 +281,7 @@ func (g *gpuReader) readSlowFields(now time.Time) (newLinks bool) {
 
 // readInitial reads what is static, and all that is slow for a first time, when a GPU is found:
 // so that the first flight has it.
-func (g *gpuReader) readInitial(now time.Time) {
+func (g *GPUReader) readInitial(now time.Time) {
 	g.collection = collection{budget: 1 << 20}
 	g.lastCollection = now
 	if g.readSlowFields(now) {
@@ -295,7 +295,7 @@ func (g *gpuReader) readInitial(now time.Time) {
 			break
 		}
 		if metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, metric.TargetGPU, &g.latest, &g.callStates, now) {
-			g.makeCall(i, g.handle, &g.latest, &g.callStates, now)
+			g.makeCall(i, g.Handle, &g.latest, &g.callStates, now)
 		}
 	}
 	if !g.isAborted() {
@@ -309,7 +309,7 @@ func (g *gpuReader) readInitial(now time.Time) {
 // dropBeforeReset drops what is of before a reset, which a reading or a check has seen: it was
 // so fast that no call failed. One that shows in the first flight was before the GPU was
 // listed, and all that is known of it was read then.
-func (g *gpuReader) dropBeforeReset() {
+func (g *GPUReader) dropBeforeReset() {
 	resets, first := g.history.resets.Load(), !g.collected
 	reset := resets != g.seenResets
 	g.seenResets, g.collected = resets, true
@@ -325,7 +325,7 @@ func (g *gpuReader) dropBeforeReset() {
 
 // dropSlow drops all slow values, so that each is asked for again, in the order in
 // which they were.
-func (g *gpuReader) dropSlow() {
+func (g *GPUReader) dropSlow() {
 	g.slowFields.requestAll()
 	g.slowReadAt = g.slowReadAt.Add(-slowInterval)
 	dropSlowValues(&g.latest, &g.callStates)
@@ -346,15 +346,15 @@ func dropSlowValues(r *metric.Values, states *[len(metric.Calls)]callState) {
 // forgetAbsences forgets what the GPU was said not to have, and all slow values: it is in
 // trouble, and what it says meanwhile is no word to go by. Or it is another GPU now, in a
 // way: its MIG mode has changed.
-func (g *gpuReader) forgetAbsences() {
+func (g *GPUReader) forgetAbsences() {
 	g.fastFields.requestAll()
 	g.checkFields.requestAll()
 	g.dropSlow()
 	for i := range g.callStates {
-		g.callStates[i].denials = denialTracker{}
+		g.callStates[i].denials = Denials{}
 	}
 	g.gpm.gpuSampler.reset(&g.latest)
-	g.gpm.denials, g.gpm.gpuSampler.denials = denialTracker{}, denialTracker{}
+	g.gpm.denials, g.gpm.gpuSampler.denials = Denials{}, Denials{}
 	clear(g.processes.denials[:])
 	for _, in := range g.instances {
 		in.reset()

@@ -1,4 +1,4 @@
-package nvml
+package collect
 
 import (
 	"fmt"
@@ -19,9 +19,9 @@ var runningProcessLists = [...]struct {
 	{"nvmlDeviceGetGraphicsRunningProcesses_v3", nvml.Device.GetGraphicsRunningProcesses},
 }
 
-// listProcessIDs are those that have a context on a device, by the numbers that the driver
+// ProcessIDs are those that have a context on a device, by the numbers that the driver
 // gives. A number of 0, of which nothing can be said, is dropped.
-func (g *gpuReader) listProcessIDs(d device.Device) ([]uint32, error) {
+func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
 	if g.session.HasBrokenProcessInfo() {
 		return nil, nil
 	}
@@ -34,7 +34,7 @@ func (g *gpuReader) listProcessIDs(d device.Device) ([]uint32, error) {
 		if !g.session.Symbols[list.symbol] {
 			continue
 		}
-		processes, ret := list.ask(g.handle)
+		processes, ret := list.ask(g.Handle)
 		if lib.IsNotSupported(ret) { // vGPU, say
 			continue
 		}

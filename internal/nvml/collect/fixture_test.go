@@ -1,0 +1,267 @@
+package collect
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
+	"go.uber.org/goleak"
+)
+
+// testTimeout is the time for what must happen. Nothing takes that long.
+const testTimeout = 20 * time.Second
+
+// testDir has the stand-in, its scenario and its calls: a process can load one NVML in its life.
+var testDir string
+
+func TestMain(m *testing.M) { os.Exit(runTests(m)) }
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "podgauge-collect-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	testDir = dir
+	if err := os.MkdirAll(filepath.Join(dir, "usr", "lib64"), 0o755); err != nil {
+		panic(err)
+	}
+	if _, err := nvmltest.Build(filepath.Join(dir, "usr", "lib64")); err != nil {
+		panic(err)
+	}
+	os.Setenv(nvmltest.EnvScenario, filepath.Join(dir, "scenario"))
+	os.Setenv(nvmltest.EnvCalls, filepath.Join(dir, "calls"))
+	code := m.Run()
+	if err := goleak.Find(); code == 0 && err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+// readerFixture reads the GPUs of the stand-in.
+type readerFixture struct {
+	testing.TB
+	machine       *nvmltest.Scenario
+	plan          *metric.ReadPlan
+	library       nvml.Interface
+	session       *lib.Session // nil: closed
+	histories     Histories
+	gpus          []*GPUReader // by index
+	leakedSamples uint64       // GPM samples of earlier fixtures, which all use one library
+}
+
+// newListedFixture has the machine as the lines say, and its GPUs listed.
+func newListedFixture(t testing.TB, lines ...string) *readerFixture {
+	t.Helper()
+	return newPlanFixture(t, false, lines...)
+}
+
+func newPlanFixture(t testing.TB, perLink bool, lines ...string) *readerFixture {
+	t.Helper()
+	library, err := lib.FindLibrary([]string{testDir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &readerFixture{TB: t, machine: nvmltest.NewScenario(filepath.Join(testDir, "scenario")), plan: metric.NewReadPlan(perLink), library: library}
+	if _, err := os.Stat(filepath.Join(testDir, "calls")); err == nil {
+		s.leakedSamples = s.calls().GPMSamples()
+	}
+	s.clear("")
+	s.set(lines...)
+	t.Cleanup(func() {
+		s.clear("")
+		s.Close()
+	})
+	s.list(-1)
+	return s
+}
+
+// list lists the GPUs and their MIG devices, n GPUs unless it is negative.
+func (s *readerFixture) list(n int) {
+	s.Helper()
+	if s.session == nil {
+		s.succeeds("init", s.library.Init())
+		s.session = lib.NewSession(s.library)
+	}
+	count, ret := s.library.DeviceGetCount()
+	s.succeeds("count", ret)
+	if n >= 0 && count != n {
+		s.Fatalf("%d GPUs are listed, want %d", count, n)
+	}
+	old := s.gpus
+	s.gpus = make([]*GPUReader, count)
+	for i := range s.gpus {
+		handle, ret := s.library.DeviceGetHandleByIndex(i)
+		s.succeeds("handle", ret)
+		for _, g := range old {
+			if g.Handle == handle {
+				s.gpus[i] = g
+			}
+		}
+		if s.gpus[i] == nil {
+			uuid, ret := handle.GetUUID()
+			s.succeeds("UUID", ret)
+			s.gpus[i] = NewGPUReader(device.GPU(uuid), handle, s.session, s.plan, s.histories.Of(device.GPU(uuid)))
+			s.gpus[i].Initialize()
+		}
+		s.gpus[i].SetMIGState(s.migState(handle))
+	}
+}
+
+// migState asks for the MIG devices, as a listing does.
+func (s *readerFixture) migState(handle nvml.Device) *MIGState {
+	s.Helper()
+	mode, pending, ret := handle.GetMigMode()
+	if ret == nvml.ERROR_NOT_SUPPORTED {
+		return &MIGState{Denied: true}
+	}
+	s.succeeds("MIG mode", ret)
+	state := &MIGState{Capable: true, Enabled: mode == nvml.DEVICE_MIG_ENABLE, PendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}
+	if !state.Enabled {
+		return state
+	}
+	count, ret := handle.GetMaxMigDeviceCount()
+	s.succeeds("count MIG devices", ret)
+	for i := range count {
+		h, ret := handle.GetMigDeviceHandleByIndex(i)
+		if ret == nvml.ERROR_NOT_FOUND {
+			continue
+		}
+		s.succeeds("MIG device", ret)
+		uuid, ret := h.GetUUID()
+		s.succeeds("UUID", ret)
+		gi, ret := h.GetGpuInstanceId()
+		s.succeeds("GPU instance", ret)
+		ci, ret := h.GetComputeInstanceId()
+		s.succeeds("compute instance", ret)
+		state.Devices = append(state.Devices, MIGDevice{ID: device.ID(uuid), GI: gi, CI: ci, Handle: h})
+	}
+	return state
+}
+
+func (s *readerFixture) succeeds(what string, ret nvml.Return) {
+	s.Helper()
+	if ret != nvml.SUCCESS {
+		s.Fatalf("%s: %v", what, lib.Error(ret))
+	}
+}
+
+// Close shuts the library down. A list that comes later starts it again.
+func (s *readerFixture) Close() {
+	if s.session == nil {
+		return
+	}
+	for _, g := range s.gpus {
+		g.FreeSamples(s.session)
+	}
+	s.gpus, s.session = nil, nil
+	s.library.Shutdown()
+}
+
+func (s *readerFixture) gpu(i int) *GPUReader {
+	s.Helper()
+	if i >= len(s.gpus) {
+		s.Fatalf("GPU %d is not listed", i)
+	}
+	return s.gpus[i]
+}
+
+func (s *readerFixture) id(i int) device.GPU { s.Helper(); return s.gpu(i).ID }
+
+func (s *readerFixture) byID(id device.GPU) *GPUReader {
+	s.Helper()
+	for _, g := range s.gpus {
+		if g.ID == id {
+			return g
+		}
+	}
+	s.Fatalf("%s is not listed", id)
+	return nil
+}
+
+func (s *readerFixture) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
+	s.Helper()
+	return s.byID(id).Read(buf)
+}
+
+func (s *readerFixture) Check(id device.GPU) (device.ResetEvidence, error) {
+	s.Helper()
+	return s.byID(id).Check()
+}
+
+func (s *readerFixture) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
+	s.Helper()
+	return s.byID(id).ReadProcessUsage(buf)
+}
+
+func (s *readerFixture) Metrics() []device.Metric { return s.plan.Metrics() }
+
+func (s *readerFixture) set(lines ...string) { s.Helper(); s.must(s.machine.Set(lines...)) }
+
+func (s *readerFixture) clear(words string) { s.Helper(); s.must(s.machine.Clear(words)) }
+
+func (s *readerFixture) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// values reads a GPU without an error: its values by the name of their series.
+func (s *readerFixture) values(i int) map[string]float64 {
+	s.Helper()
+	id := s.id(i)
+	samples, err := s.Read(id, nil)
+	s.must(err)
+	values := map[string]float64{}
+	for _, sample := range samples {
+		if sample.Device != device.ID(id) {
+			s.Errorf("a reading of %s has a value of %s", id, sample.Device)
+		}
+		values[seriesName(s.Metrics()[sample.Metric])] = sample.Value
+	}
+	return values
+}
+
+func seriesName(m device.Metric) string {
+	var labels []string
+	for _, l := range m.Labels {
+		labels = append(labels, fmt.Sprintf("%s=%q", l.Name, l.Value))
+	}
+	if labels == nil {
+		return m.Name
+	}
+	return m.Name + "{" + strings.Join(labels, ",") + "}"
+}
+
+func (s *readerFixture) calls() nvmltest.CallCounts {
+	s.Helper()
+	calls, err := nvmltest.ReadCalls(filepath.Join(testDir, "calls"))
+	s.must(err)
+	return calls
+}
+
+// samples are the GPM samples that this fixture has allocated and not freed.
+func (s *readerFixture) samples() int {
+	s.Helper()
+	return int(s.calls().GPMSamples()) - int(s.leakedSamples)
+}
+
+// eventually waits until a condition holds.
+func (s *readerFixture) eventually(what string, condition func() bool) {
+	s.Helper()
+	for deadline := time.Now().Add(testTimeout); !condition(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.Fatalf("not in time: %s", what)
+		}
+	}
+}
