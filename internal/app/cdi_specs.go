@@ -4,108 +4,90 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"os"
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// deviceNodesInterval is how often the driver's device nodes are looked for: a driver that
-// comes late brings them with it.
+// deviceNodesInterval is the interval between searches for the driver's device nodes, which a driver that starts late adds.
 const deviceNodesInterval = 2 * time.Second
 
 // gpuClass is the CDI class of GPUs and MIG devices.
 const gpuClass = "gpu"
 
-// valueFunc is the Look of what is published, as a Board or a config.Watcher has it.
-type valueFunc[T any] func() (T, <-chan struct{})
+// published is a value that changes: a *device.Inventory, a *config.Watcher or a *pubsub.Value.
+type published[T any] interface {
+	// Get returns the value and a channel that is closed when the value changes.
+	Get() (T, <-chan struct{})
+}
 
 // cdiSpecs keeps CDI specs written while the settings ask for them.
 type cdiSpecs struct {
-	settings valueFunc[config.Settings]
-	board    valueFunc[[]device.Status]
-	dir      string
-	log      *slog.Logger
+	settings  published[config.Settings]
+	inventory published[[]device.Status]
+	dir       string
+	log       *slog.Logger
 
-	writer atomic.Pointer[cdi.Writer] // the one that runs; written by Run
+	writer  atomic.Pointer[cdi.Writer] // the running one; Run writes it
+	written pubsub.Value[writtenSpecs] // stays when a writer ends, as its files do
+}
 
-	mu sync.Mutex
-	// All below are guarded by mu. They stay when a writer ends, as its files do.
-	writtenFor config.Settings // that state is of
-	state      cdi.SpecState
-	changed    chan struct{} // closed when made or state differs
+// writtenSpecs is the state of the specs for some settings.
+type writtenSpecs struct {
+	settings config.Settings
+	state    cdi.SpecState
 }
 
 // HasSpec reports whether there is a spec of a class.
 func (s *cdiSpecs) HasSpec(class string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Contains(s.state.Classes, class)
+	written, _ := s.written.Get()
+	return slices.Contains(written.state.Classes, class)
 }
 
-// errNotWritten is why specs are missing before a writer has tried to write them.
+// errNotWritten is the reason before a writer has tried to write specs.
 var errNotWritten = errors.New("not written yet")
 
-// Missing returns why containers cannot be started by these settings; nil: they can. The channel is closed when
-// that may have changed. If CDI is the only strategy, the spec of the GPUs must be written. Beside another one, an
-// attempt is enough, because Allocate then leaves out what has no spec.
+// Missing returns the reason why containers cannot start with these settings, if any, and a channel that is closed when the reason
+// may change. If CDI is the only strategy, the spec of the GPUs must be written. Beside another strategy an attempt is enough,
+// because Allocate then omits devices without a spec.
 func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missing error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.changed == nil {
-		s.changed = make(chan struct{})
-	}
+	written, changed := s.written.Get()
 	switch {
 	case !usesCDI(want):
-	case !sameSpecs(s.writtenFor, want):
-		missing = errNotWritten
-	case usesOnlyCDI(want):
-		if !slices.Contains(s.state.Classes, gpuClass) {
-			missing = cmp.Or(s.state.Err, errNotWritten)
-		}
-	case !s.state.Attempted():
-		missing = errNotWritten
+		return changed, nil
+	case !usesCDI(written.settings) || !sameSpecs(written.settings, want):
+		return changed, errNotWritten
+	case usesOnlyCDI(want) && !slices.Contains(written.state.Classes, gpuClass):
+		return changed, cmp.Or(written.state.Err, errNotWritten)
+	case !usesOnlyCDI(want) && !written.state.Attempted():
+		return changed, errNotWritten
 	}
-	return s.changed, missing
+	return changed, nil
 }
 
-// Written returns 1 for each class that has a spec, and 0 for GPUs if they need one and have none.
+// Written returns 1 for each class with a spec, and 0 for GPUs that need a spec and have none.
 func (s *cdiSpecs) Written() map[string]float64 {
-	settings, _ := s.settings()
-	if !usesCDI(settings) {
+	if settings, _ := s.settings.Get(); !usesCDI(settings) {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	specs, _ := s.written.Get()
 	written := map[string]float64{gpuClass: 0}
-	for _, class := range s.state.Classes {
+	for _, class := range specs.state.Classes {
 		written[class] = 1
 	}
 	return written
 }
 
-// publish replaces what the newest writer has written.
-func (s *cdiSpecs) publish(writtenFor config.Settings, state cdi.SpecState) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.writtenFor, s.state = writtenFor, state
-	if s.changed != nil {
-		close(s.changed)
-		s.changed = nil
-	}
-}
-
-// Ready says what is missing of the specs, where there should be any.
+// Ready returns the reason why specs are missing, if the settings ask for specs.
 func (s *cdiSpecs) Ready() error {
 	if w := s.writer.Load(); w != nil {
 		return w.Ready()
@@ -113,7 +95,7 @@ func (s *cdiSpecs) Ready() error {
 	return nil
 }
 
-// Alive says that the writer has stopped.
+// Alive returns an error if the writer has stopped.
 func (s *cdiSpecs) Alive() error {
 	if w := s.writer.Load(); w != nil {
 		return w.Alive()
@@ -121,16 +103,16 @@ func (s *cdiSpecs) Alive() error {
 	return nil
 }
 
-// Run is a loop over writers: each keeps what the settings of its time ask for. Files stay when a writer ends,
-// because containers that were created by them restart. An earlier process' files are removed at start.
+// Run runs one writer after another, each for the settings of its time. Files stay when a writer ends, because containers that
+// were created by them restart. Run removes the files of an earlier process if the settings ask for none.
 func (s *cdiSpecs) Run(ctx context.Context) error {
-	if settings, _ := s.settings(); !usesCDI(settings) {
+	if settings, _ := s.settings.Get(); !usesCDI(settings) {
 		if err := cdi.RemoveSpecs(s.dir); err != nil {
 			s.log.Warn("remove CDI specs of an earlier process", "err", err)
 		}
 	}
 	for ctx.Err() == nil {
-		settings, changed := s.settings()
+		settings, changed := s.settings.Get()
 		if !usesCDI(settings) {
 			select {
 			case <-ctx.Done():
@@ -145,20 +127,20 @@ func (s *cdiSpecs) Run(ctx context.Context) error {
 	return nil
 }
 
-// runWriter runs one writer until the settings ask for another.
+// runWriter runs one writer until the settings ask for other specs.
 func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	wantOptions := cdiOptions(settings)
 	o := wantOptions
-	o.Statuses, o.Log, o.Dir = s.board, s.log, s.dir
+	o.Statuses, o.Log, o.Dir = s.inventory.Get, s.log, s.dir
 	ids := response.DeviceIDStrategy(settings.DeviceIDStrategy)
 	o.DeviceName = func(d device.Device) string {
 		return ids.Name(response.GrantedDevice{Device: d, MIGIndex: d.MIGDeviceIndex})
 	}
 	o.HasGraphics = func(d device.Device) bool { return strings.Contains(d.Profile, "+gfx") }
 	var w *cdi.Writer
-	o.OnChange = func() { s.publish(settings, w.State()) }
+	o.OnChange = func() { s.written.Set(writtenSpecs{settings, w.State()}) }
 	w = cdi.New(o)
 	s.writer.Store(w)
 	defer s.writer.Store(nil)
@@ -167,7 +149,7 @@ func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) erro
 	tick := time.NewTicker(deviceNodesInterval)
 	defer tick.Stop()
 	for {
-		current, changed := s.settings()
+		current, changed := s.settings.Get()
 		if !usesCDI(current) || current.DeviceIDStrategy != settings.DeviceIDStrategy || !reflect.DeepEqual(cdiOptions(current), wantOptions) {
 			cancel()
 			return <-ended
@@ -178,28 +160,19 @@ func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) erro
 				return err
 			case <-changed:
 				unchanged = false
-			case <-tick.C: // without a driver what is written is likelier to be true than what would be
+			case <-tick.C: // without a driver, the written specs are the best that there are
 				unchanged = !hasDeviceNodes(resolveDevRoot(current))
 			}
 		}
 	}
 }
 
-func usesCDI(s config.Settings) bool {
-	return slices.Contains(s.DeviceListStrategy, config.ListCDIAnnotations) || slices.Contains(s.DeviceListStrategy, config.ListCDICRI)
-}
-
-// usesOnlyCDI reports whether a container without its CDI spec does not start.
-func usesOnlyCDI(s config.Settings) bool {
-	return !slices.Contains(s.DeviceListStrategy, config.ListEnvvar) && !slices.Contains(s.DeviceListStrategy, config.ListVolumeMounts)
-}
-
-// sameSpecs reports whether both settings need the same specs.
+// sameSpecs reports whether two settings that use CDI need the same specs.
 func sameSpecs(a, b config.Settings) bool {
-	return usesCDI(a) == usesCDI(b) && a.DeviceIDStrategy == b.DeviceIDStrategy && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
+	return a.DeviceIDStrategy == b.DeviceIDStrategy && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
 }
 
-// cdiOptions are those that settings have a word for.
+// cdiOptions returns the options that settings determine.
 func cdiOptions(s config.Settings) cdi.Options {
 	channels, _ := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
 	return cdi.Options{
@@ -207,52 +180,4 @@ func cdiOptions(s config.Settings) cdi.Options {
 		HookPath: s.CDIHookPath, FeatureFlags: s.CDIFeatureFlags, DisabledHooks: s.CDIDisabledHooks,
 		GDRCopy: s.GDRCopy, GDS: s.GDS, MOFED: s.MOFED, IMEXChannels: channels,
 	}
-}
-
-// resolveDriverRoot is where this process finds the driver's files: where they are
-// mounted, or else where they are on the host.
-func resolveDriverRoot(s config.Settings) string {
-	if _, err := os.Stat(s.ContainerDriverRoot); err == nil {
-		return s.ContainerDriverRoot
-	}
-	return s.DriverRoot
-}
-
-// resolveDevRoot is where this process finds /dev: its own, unless the driver's root has
-// one.
-func resolveDevRoot(s config.Settings) string {
-	if root := resolveDriverRoot(s); hasDeviceNodes(root) {
-		return root
-	}
-	return "/"
-}
-
-// hasDeviceNodes tells whether the driver's device nodes are below a root.
-func hasDeviceNodes(root string) bool {
-	_, err := os.Stat(root + "/dev/nvidiactl")
-	return err == nil
-}
-
-// imexChannels are the channels that containers get. One that is required and not there
-// is an error.
-func imexChannels(s config.Settings) ([]int, error) {
-	found, missing := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
-	if len(missing) > 0 && s.IMEX.Required {
-		return found, fmt.Errorf("IMEX channels %v are required and not there", missing)
-	}
-	return found, nil
-}
-
-// requireDriver fails if the first listing finds no driver that can be used. A driver that is still initializing
-// is waited for, while the probes are answered. A device that is left out has an error beside those that are there.
-func (a *app) requireDriver(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-a.monitor.FirstListing():
-	}
-	if d := a.monitor.Driver(); d.State == device.DriverAbsent || d.State == device.DriverFailing {
-		return fmt.Errorf("--fail-on-init-error: %w", d.Err)
-	}
-	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -18,6 +17,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/internal/sim"
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
@@ -82,27 +82,14 @@ func TestConfigIsFollowed(t *testing.T) {
 // Specs are kept while the settings ask for them, by a writer of their own kind.
 func TestSpecsFollowTheSettings(t *testing.T) {
 	dir, root := t.TempDir(), t.TempDir()
-	var mu sync.Mutex
-	var settings config.Settings // guarded by mu
-	changed := make(chan struct{})
+	settings := &pubsub.Value[config.Settings]{}
 	set := func(strategies ...string) {
-		mu.Lock()
-		defer mu.Unlock()
-		settings = config.Settings{DeviceListStrategy: strategies, DriverRoot: root, ContainerDriverRoot: root, DevRoot: root}
-		close(changed)
-		changed = make(chan struct{})
+		settings.Set(config.Settings{DeviceListStrategy: strategies, DriverRoot: root, ContainerDriverRoot: root, DevRoot: root})
 	}
 	set(config.ListEnvvar)
 	board := &device.Inventory{}
 	board.Set([]device.Status{})
-	s := &cdiSpecs{
-		dir: dir, board: board.Get, log: slog.New(slog.DiscardHandler),
-		settings: func() (config.Settings, <-chan struct{}) {
-			mu.Lock()
-			defer mu.Unlock()
-			return settings, changed
-		},
-	}
+	s := &cdiSpecs{dir: dir, inventory: board, log: slog.New(slog.DiscardHandler), settings: settings}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()
@@ -234,12 +221,12 @@ func TestDeviceNodesThatComeLate(t *testing.T) {
 		DriverRoot: "/run/nvidia/driver", DevRoot: "/run/nvidia/driver", ContainerDriverRoot: root, MIGStrategy: config.MIGNone,
 		DeviceListStrategy: []string{config.ListCDICRI}, IMEX: config.IMEX{ChannelIDs: []int{0}},
 	}
-	never := make(chan struct{})
-	look := func() (config.Settings, <-chan struct{}) { return settings, never }
+	published := &pubsub.Value[config.Settings]{}
+	published.Set(settings)
 	board := &device.Inventory{}
 	board.Set([]device.Status{})
-	s := &cdiSpecs{dir: t.TempDir(), board: board.Get, log: slog.New(slog.DiscardHandler), settings: look}
-	watcher := newRulesWatcher(look, s, slog.New(slog.DiscardHandler))
+	s := &cdiSpecs{dir: t.TempDir(), inventory: board, log: slog.New(slog.DiscardHandler), settings: published}
+	watcher := newRulesWatcher(published, s, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 2)
 	go func() { ended <- s.Run(ctx) }()
@@ -290,29 +277,29 @@ func TestFailOnInitError(t *testing.T) {
 		{name: "no GPU", devices: []device.Device{}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			a := newInitializingApp(t, fixedBackend{machine, row.devices, row.err})
-			if err := a.requireDriver(t.Context()); (err == nil) != (row.says == "") || err != nil && err.Error() != row.says {
+			monitor := newInitializingMonitor(t, fixedBackend{machine, row.devices, row.err})
+			if err := requireDriver(t.Context(), monitor); (err == nil) != (row.says == "") || err != nil && err.Error() != row.says {
 				t.Errorf("it fails with %v, want %q", err, row.says)
 			}
 		})
 	}
 }
 
-// newInitializingApp is an assembly of nothing but a Monitor, which runs.
-func newInitializingApp(t *testing.T, b device.Backend) *app {
+// newInitializingMonitor returns a Monitor that runs.
+func newInitializingMonitor(t *testing.T, b device.Backend) *device.Monitor {
 	t.Helper()
-	a := &app{monitor: device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})}
+	monitor := device.NewMonitor(b, device.NewReaders(b), &device.Inventory{}, device.MonitorOptions{Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
-	go func() { ended <- a.monitor.Run(ctx) }()
+	go func() { ended <- monitor.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
-		a.monitor.Drain(context.Background())
+		monitor.Drain(context.Background())
 	})
-	return a
+	return monitor
 }
 
 // TestFailOnInitErrorWaits: a library that is still initializing, however long, is no error.
@@ -320,9 +307,9 @@ func TestFailOnInitErrorWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		machine := newMachine(sim.T4)
 		machine.HangAll()
-		a := newInitializingApp(t, machine)
+		monitor := newInitializingMonitor(t, machine)
 		ended := make(chan error, 1)
-		go func() { ended <- a.requireDriver(t.Context()) }()
+		go func() { ended <- requireDriver(t.Context(), monitor) }()
 		time.Sleep(time.Hour) // in the bubble: it takes none
 		select {
 		case err := <-ended:

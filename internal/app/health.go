@@ -14,11 +14,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// maxIncidentCount bounds --incidents.max-count: incidents are one file, which is written as a whole.
+// maxIncidentCount limits --incidents.max-count, because each change writes the whole file of incidents.
 const maxIncidentCount = 10_000
 
-// healthOptions are the part of the command line that says what makes a device ill, and
-// what is remembered of that.
+// healthOptions are the flags of devices' health, and of the files that keep it.
 type healthOptions struct {
 	stateDir          string
 	unhealthyAfter    time.Duration
@@ -51,27 +50,28 @@ func (o *healthOptions) check() error {
 	return nil
 }
 
-// openState opens the state folder, if there is one, and returns the devices' health in the previous process.
-func (a *app) openState(dir string) (history device.HealthHistory) {
-	if dir == "" {
+// addHealth adds the Monitor, the incidents and, with a state folder, their files. It returns the history of an earlier process.
+func (a *app) addHealth() (history device.HealthHistory) {
+	o := a.o.health
+	var folder *disk.Folder
+	monitorOptions := device.MonitorOptions{
+		Log: a.log.With("part", "monitor"), UnhealthyTimeout: o.unhealthyAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
+	}
+	if o.stateDir == "" {
 		a.log.Info("health and incidents are forgotten with this process: there is no --state-dir")
-		return history
+	} else {
+		folder = disk.OpenFolder(o.stateDir)
+		a.state, history = state.Open(state.Options{Folder: folder, Log: a.log.With("part", "state")})
+		monitorOptions.Store = a.state
+		a.tasks = append(a.tasks, a.state.Run)
 	}
-	a.stateFolder = disk.OpenFolder(dir)
-	a.state, history = state.Open(state.Options{Folder: a.stateFolder, Log: a.log.With("part", "state")})
+	a.incidents = incident.New(incident.Options{
+		Folder: folder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
+		Allocations: a.podResources.Snapshot, Statuses: a.inventory.Get, Terminations: a.pods.TerminationLookup, Log: a.log.With("part", "incidents"),
+	})
+	monitorOptions.History, monitorOptions.OnHealthEvent = history, a.incidents.Record
+	a.monitor = device.NewMonitor(a.nb.Backend, a.readers, a.inventory, monitorOptions)
 	return history
-}
-
-// newMonitor returns the Monitor of the node's devices.
-func (a *app) newMonitor(o healthOptions, history device.HealthHistory) *device.Monitor {
-	options := device.MonitorOptions{
-		Log: a.log.With("part", "monitor"), UnhealthyTimeout: o.unhealthyAfter, History: history,
-		IsAllocated: a.isAllocated, Policy: a.xidPolicy, OnHealthEvent: a.incidents.Record,
-	}
-	if a.state != nil {
-		options.Store = a.state
-	}
-	return device.NewMonitor(a.backend.Backend, a.readers, a.board, options)
 }
 
 // isAllocated reports whether a container has the device.
@@ -80,68 +80,45 @@ func (a *app) isAllocated(id device.ID) bool {
 	return len(allocations.ForDevice(id)) > 0
 }
 
+var xidPolicies = map[config.XidPolicy]device.Policy{
+	config.XidDefault: device.PolicyDefault, config.XidIgnore: device.PolicyIgnore, config.XidWarn: device.PolicyWarn, config.XidUnhealthy: device.PolicyUnhealthy,
+}
+
 // xidPolicy returns the configured policy for an Xid.
 func (a *app) xidPolicy(xid uint64) device.Policy {
 	settings, _ := a.configWatcher.Get()
 	return xidPolicies[settings.Health.Policy(xid)]
 }
 
-// newIncidentLog returns the log of incidents and the containers that each affected.
-func (a *app) newIncidentLog(o healthOptions) *incident.Log {
-	return incident.New(incident.Options{
-		Folder: a.stateFolder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
-		Allocations: a.podResources.Snapshot, Statuses: a.board.Get, Terminations: a.pods.TerminationLookup, Log: a.log.With("part", "incidents"),
-	})
-}
-
-// addKernelLog adds the kernel log as a second source of Xids, unless the driver is simulated.
-func (a *app) addKernelLog(path string, history device.HealthHistory) {
-	if path == "" || a.backend.xidEventAt == nil {
-		return
+// addKernelLog adds the kernel log as a second source of Xids, unless the devices are simulated.
+func (a *app) addKernelLog(history device.HealthHistory) {
+	if path := a.o.health.kernelLog; path != "" && a.nb.library != nil {
+		a.tasks = append(a.tasks, kmsg.NewReader(path, kernelXids{a.monitor, a.nb.library, history}, a.log.With("part", "kmsg")).Run)
 	}
-	a.tasks = append(a.tasks, kmsg.NewReader(path, kernelXids{a.monitor, a.backend, history}, a.log.With("part", "kmsg")).Run)
 }
 
 // kernelXids passes the Xids of the kernel log to the Monitor.
 type kernelXids struct {
 	*device.Monitor
-	backend *nodeBackend
+	library libraryBackend
 	history device.HealthHistory // of earlier processes
 }
 
 func (k kernelXids) EventOf(l kmsg.XidLine) (device.Event, bool) {
-	return k.backend.xidEventAt(l.PCI, l.Xid, l.GI, l.CI)
+	return k.library.XidEventAt(l.PCI, l.Xid, l.GI, l.CI)
 }
 
-func (k kernelXids) LastReported(e device.Event) time.Time { return lastReported(k.history, e) }
-
-// lastReported returns when such an event last happened of which an earlier process knew; zero if
-// none has.
-func lastReported(h device.HealthHistory, e device.Event) time.Time {
-	for _, r := range h.Records {
-		if r.GPU != e.GPU || r.Device != "" {
-			continue
-		}
+// LastReported returns the time of the last such event in an earlier process; zero: there was none.
+func (k kernelXids) LastReported(e device.Event) (last time.Time) {
+	for _, r := range k.history.Records {
 		for _, x := range r.Xids {
-			if x.Code == e.Xid {
-				if x.LastHistorical.After(x.Last) {
-					return x.LastHistorical
-				}
-				return x.Last
+			if r.GPU != e.GPU || r.Device != "" || x.Code != e.Xid {
+				continue
+			}
+			if last = x.Last; x.LastHistorical.After(last) {
+				last = x.LastHistorical
 			}
 		}
 	}
-	return time.Time{}
-}
-
-// xidPolicies are the config's, as the Monitor knows them.
-var xidPolicies = map[config.XidPolicy]device.Policy{
-	config.XidDefault: device.PolicyDefault, config.XidIgnore: device.PolicyIgnore, config.XidWarn: device.PolicyWarn, config.XidUnhealthy: device.PolicyUnhealthy,
-}
-
-// closeState writes what was known at the end. The Monitor has returned by then.
-func (a *app) closeState() {
-	if a.state != nil {
-		a.state.End()
-	}
+	return last
 }

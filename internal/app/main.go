@@ -4,8 +4,10 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
@@ -81,6 +83,34 @@ func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, st
 		return exitError
 	}
 	return exitOK
+}
+
+// runDaemon checks what may be rejected at start, and runs the process until ctx is done.
+func runDaemon(ctx context.Context, o options, log *slog.Logger) error {
+	l, err := o.web.listen()
+	if err != nil {
+		return err
+	}
+	if _, err := imexChannels(o.loaded.Settings); err != nil {
+		return errors.Join(err, l.Close())
+	}
+	nb, err := o.openPlatform(log)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	defer nb.close()
+	return serve(ctx, o, nb, l, log)
+}
+
+// serve assembles the process, and runs it until ctx is done.
+func serve(ctx context.Context, o options, nb *nodeBackend, l listeners, log *slog.Logger) error {
+	a, err := newApp(o, nb, log)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	o.loaded.Report(log)
+	log.Info("podgauge", "version", version, "listen", l.main.Addr().String(), "kubelet_dir", nb.kubeletDir, "simulated", o.platform.Simulated())
+	return a.run(ctx, l)
 }
 
 // coalesce turns signals into requests. Those that come while one waits are one.

@@ -6,28 +6,17 @@ import (
 	"path/filepath"
 
 	"github.com/podgauge/podgauge/exporter"
-	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// nodeBackend is the backend, real or simulated, and the kubelet that goes with it.
+// nodeBackend is the node's devices, real or simulated, and the kubelet's folders.
 type nodeBackend struct {
 	device.Backend
+	library                     libraryBackend // of the driver; nil: the devices are simulated
+	node                        SimulatedNode  // nil: the devices are on this machine
 	kubeletDir, devicePluginDir string
-	cdiDir                      string // where CDI specs go; empty: where runtimes look
-	procDir                     string // where processes are looked up; empty: /proc
-	// processes tell whose they are; nil: nobody can.
-	processes exporter.ProcessResolver
-	// xidEventAt says what an Xid means that the kernel's log tells of the GPU at an address, and of
-	// these instances; false while no such GPU is known. Nil where there is no such log.
-	xidEventAt func(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
-	// missingFamilies are the families that the driver is too old for.
-	missingFamilies func() []string
-	// run is what simulates; it returns at once, or when ctx is done.
-	run func(ctx context.Context) error
-	// closeDriver gives the driver up. No call to it may be under way.
-	closeDriver func()
-	close       func()
+	cdiDir                      string // of CDI specs; empty: the default of container runtimes
+	procDir                     string // of processes; empty: /proc
 }
 
 func (o *options) openPlatform(log *slog.Logger) (*nodeBackend, error) {
@@ -35,37 +24,56 @@ func (o *options) openPlatform(log *slog.Logger) (*nodeBackend, error) {
 	if err != nil {
 		return nil, err
 	}
-	nb := &nodeBackend{
-		Backend: backend, kubeletDir: o.kubeletDir, devicePluginDir: o.devicePluginDir,
-		missingFamilies: func() []string { return nil },
-		run:             func(context.Context) error { return nil },
-		closeDriver:     func() {}, close: func() {},
-	}
-	if d, ok := backend.(libraryBackend); ok {
-		nb.missingFamilies, nb.closeDriver, nb.xidEventAt = d.MissingFamilies, d.Close, d.XidEventAt
-	}
+	nb := &nodeBackend{Backend: backend, node: node, kubeletDir: o.kubeletDir, devicePluginDir: o.devicePluginDir}
+	nb.library, _ = backend.(libraryBackend)
 	if node != nil {
 		nb.kubeletDir, nb.devicePluginDir, nb.cdiDir = node.Dir(), node.DevicePluginDir(), filepath.Join(node.Dir(), "cdi")
-		nb.run, nb.close, nb.processes = node.Run, node.Close, node.Processes()
 	}
 	return nb, nil
 }
 
-// libraryRoots are the folders that may have the driver's library, in order.
-func libraryRoots(s config.Settings) []string { return []string{s.ContainerDriverRoot, s.DriverRoot} }
+// missingFamilies returns the metric families that the driver's library is too old for.
+func (nb *nodeBackend) missingFamilies() []string {
+	if nb.library == nil {
+		return nil
+	}
+	return nb.library.MissingFamilies()
+}
 
-// shutdown gives the driver up if nothing hangs in it; what does ends with the
-// process.
+// processes returns the processes of a simulated node; nil: use those of this machine.
+func (nb *nodeBackend) processes() exporter.ProcessResolver {
+	if nb.node == nil {
+		return nil
+	}
+	return nb.node.Processes()
+}
+
+// run runs a simulated node.
+func (nb *nodeBackend) run(ctx context.Context) error {
+	if nb.node == nil {
+		return nil
+	}
+	return nb.node.Run(ctx)
+}
+
+// close removes the files of a simulated node.
+func (nb *nodeBackend) close() {
+	if nb.node != nil {
+		nb.node.Close()
+	}
+}
+
+// shutdown unloads the driver's library, unless a call hangs in it. A hanging call ends with the process.
 func (nb *nodeBackend) shutdown(readers *device.Readers, monitor *device.Monitor) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	readers.Pause() // a scrape that was cut off may yet have begun a flight
-	if !readers.Drain(ctx) || !monitor.Drain(ctx) {
+	readers.Pause() // a scrape that was cut off may still have begun a collection
+	if !readers.Drain(ctx) || !monitor.Drain(ctx) || nb.library == nil {
 		return
 	}
 	closed := make(chan struct{})
-	go func() { // ends when the driver lets go, and with the process if it never does
-		nb.closeDriver()
+	go func() { // ends when the library returns, or with the process
+		nb.library.Close()
 		close(closed)
 	}()
 	select {

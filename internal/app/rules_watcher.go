@@ -10,65 +10,52 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin"
 )
 
 const (
-	// mpsInterval is how often MPS control daemons and IMEX channels are looked at,
-	// where any is used.
+	// mpsInterval is the interval between checks of MPS control daemons and IMEX channels.
 	mpsInterval = 2 * time.Second
-	// mpsMountedRoot is where the daemons' folder is mounted beside NVIDIA's plugin.
+	// mpsMountedRoot is the mount of the daemons' folder in the pod of NVIDIA's plugin.
 	mpsMountedRoot = "/mps"
 	reasonMPSDown  = "mps_daemon"
 )
 
-// rulesWatcher publishes the plugin's Rules, as the settings, the MPS control daemons and
-// the IMEX channels of the moment make them.
+// rulesWatcher publishes the plugin's Rules, made of the settings, the MPS control daemons and the IMEX channels.
 type rulesWatcher struct {
-	settings valueFunc[config.Settings]
+	settings published[config.Settings]
 	specs    *cdiSpecs
 	log      *slog.Logger
-	// canStart is closed once containers can be started by the rules.
-	canStart chan struct{}
 
-	// All below belong to Run.
-	active       config.Settings   // that the rules are made of
-	missing      error             // for these CDI specs, as logged
-	mpsErrors    map[string]string // why MPS cannot be used, by resource
-	imexChannels []int             // of IMEX that containers get
+	pubsub.Value[plugin.Rules]
+	canStart chan struct{} // closed once containers can start by the rules
 
-	mu sync.Mutex
-	// All below are guarded by mu.
-	rules   plugin.Rules
-	changed chan struct{}
+	// Fields of Run.
+	active       config.Settings   // of the published rules
+	missing      error             // reason why newer settings wait, as logged
+	mpsErrors    map[string]string // by resource
+	imexChannels []int
 }
 
-func newRulesWatcher(settings valueFunc[config.Settings], specs *cdiSpecs, log *slog.Logger) *rulesWatcher {
-	w := &rulesWatcher{settings: settings, specs: specs, log: log, canStart: make(chan struct{}), changed: make(chan struct{})}
+func newRulesWatcher(settings published[config.Settings], specs *cdiSpecs, log *slog.Logger) *rulesWatcher {
+	w := &rulesWatcher{settings: settings, specs: specs, log: log, canStart: make(chan struct{})}
 	w.update()
 	return w
 }
 
-// Gate has a Board show nothing until containers can be started: the plugin registers nothing before.
-func (w *rulesWatcher) Gate(get valueFunc[[]device.Status]) valueFunc[[]device.Status] {
+// Gate hides all devices until containers can start: the plugin registers nothing before.
+func (w *rulesWatcher) Gate(devices published[[]device.Status]) func() ([]device.Status, <-chan struct{}) {
 	return func() ([]device.Status, <-chan struct{}) {
 		if !isClosed(w.canStart) {
 			return nil, w.canStart
 		}
-		return get()
+		return devices.Get()
 	}
-}
-
-// Get returns the rules, and a channel that is closed when there are others.
-func (w *rulesWatcher) Get() (plugin.Rules, <-chan struct{}) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.rules, w.changed
 }
 
 // Run follows the settings, the daemons and the channels until ctx is done.
@@ -86,36 +73,36 @@ func (w *rulesWatcher) Run(ctx context.Context) error {
 			case <-written:
 				unchanged = false
 			case <-tick.C:
-				channels, _ := imexChannels(w.active) // that one is missing is said when it is published
+				channels, _ := imexChannels(w.active) // publish logs the error
 				unchanged = maps.Equal(w.mpsErrors, checkMPSDaemons(w.active)) && slices.Equal(w.imexChannels, channels)
 			}
 		}
 	}
 }
 
-// update publishes the rules of the newest settings. If these need CDI specs that are not written, the rules
-// before them stand: the kubelet keeps an answer of Allocate for as long as the pod runs.
+// update publishes the rules of the newest settings. Rules stay as they are while the CDI specs of newer settings are missing: the
+// kubelet keeps a response to Allocate as long as the pod runs.
 func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
-	s, changed := w.settings()
+	s, changed := w.settings.Get()
 	written, missing := w.specs.Missing(s)
 	complete, started := missing == nil, isClosed(w.canStart)
 	w.logMissing(missing)
 	if complete || !started {
 		w.active = s
 	}
-	w.setMPSErrors(checkMPSDaemons(w.active))
-	w.publish(w.active)
+	w.updateMPSErrors()
+	w.publish()
 	if complete && !started {
 		close(w.canStart)
 	}
 	return changed, written
 }
 
-// logMissing logs why the rules wait, once for each reason. Specs that cannot be written are a warning.
+// logMissing logs once for each reason why rules wait. Specs that cannot be written are a warning.
 func (w *rulesWatcher) logMissing(missing error) {
 	if missing != nil && (w.missing == nil || w.missing.Error() != missing.Error()) {
 		level := slog.LevelInfo
-		if devices, _ := w.specs.board(); len(devices) > 0 && !errors.Is(missing, errNotWritten) {
+		if devices, _ := w.specs.inventory.Get(); len(devices) > 0 && !errors.Is(missing, errNotWritten) {
 			level = slog.LevelWarn
 		}
 		w.log.Log(context.Background(), level, "registration, or new settings, wait for CDI specs", "err", missing)
@@ -123,22 +110,56 @@ func (w *rulesWatcher) logMissing(missing error) {
 	w.missing = missing
 }
 
-// Ready reports why no device is registered, if registration waits for CDI specs. A node without devices is ready.
+// updateMPSErrors checks the control daemons, and logs changes.
+func (w *rulesWatcher) updateMPSErrors() {
+	current := checkMPSDaemons(w.active)
+	for resource, reason := range current {
+		if w.mpsErrors[resource] != reason {
+			w.log.Warn("nobody serves what is shared through MPS", "resource", resource, "err", reason)
+		}
+	}
+	for resource := range w.mpsErrors {
+		if current[resource] == "" {
+			w.log.Info("what is shared through MPS is served again", "resource", resource)
+		}
+	}
+	w.mpsErrors = current
+}
+
+// publish publishes the rules of the active settings.
+func (w *rulesWatcher) publish() {
+	channels, err := imexChannels(w.active)
+	if err != nil { // an error at start; a later file may ask for the channel
+		w.log.Error("pass on IMEX channels", "err", err)
+	}
+	w.imexChannels = channels
+	r := pluginRules(w.active, w.specs.HasSpec, channels)
+	mpsErrors := w.mpsErrors
+	r.UnusableReason = func(resource string) string {
+		if mpsErrors[resource] != "" {
+			return reasonMPSDown
+		}
+		return ""
+	}
+	w.Set(r)
+}
+
+// Ready returns the reason why no device is registered, if registration waits for CDI specs. A node without devices is ready.
 func (w *rulesWatcher) Ready() error {
 	if isClosed(w.canStart) {
 		return nil
 	}
-	if statuses, _ := w.specs.board(); len(statuses) == 0 {
+	if statuses, _ := w.specs.inventory.Get(); len(statuses) == 0 {
 		return nil
 	}
-	s, _ := w.settings()
+	s, _ := w.settings.Get()
 	if _, missing := w.specs.Missing(s); missing != nil {
 		return fmt.Errorf("registration waits for the CDI spec of the GPUs: %w", missing)
 	}
 	return nil
 }
 
-// gatedPlugin is ready once its registration waits for nothing.
+// gatedPlugin is ready if registration waits for nothing.
 type gatedPlugin struct {
 	*plugin.Plugin
 	rules *rulesWatcher
@@ -155,51 +176,13 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// setMPSErrors keeps what the daemons do, and says what is new of it.
-func (w *rulesWatcher) setMPSErrors(down map[string]string) {
-	for resource, reason := range down {
-		if w.mpsErrors[resource] != reason {
-			w.log.Warn("nobody serves what is shared through MPS", "resource", resource, "err", reason)
-		}
-	}
-	for resource := range w.mpsErrors {
-		if down[resource] == "" {
-			w.log.Info("what is shared through MPS is served again", "resource", resource)
-		}
-	}
-	w.mpsErrors = down
-}
-
-// publish makes the rules anew.
-func (w *rulesWatcher) publish(s config.Settings) {
-	channels, err := imexChannels(s)
-	if err != nil { // at start it was an error; the file may ask for it later
-		w.log.Error("pass on IMEX channels", "err", err)
-	}
-	w.imexChannels = channels
-	r := pluginRules(s, w.specs.HasSpec, channels)
-	down := w.mpsErrors
-	r.UnusableReason = func(resource string) string {
-		if down[resource] != "" {
-			return reasonMPSDown
-		}
-		return ""
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.rules = r
-	close(w.changed)
-	w.changed = make(chan struct{})
-}
-
-// checkMPSDaemons says, by resource, why the control daemon of what is shared through MPS
-// does not answer.
+// checkMPSDaemons returns the errors of the MPS control daemons, by resource.
 func checkMPSDaemons(s config.Settings) map[string]string {
-	down := map[string]string{}
 	root := s.MPSRoot
 	if _, err := os.Stat(mpsMountedRoot); err == nil {
 		root = mpsMountedRoot
 	}
+	down := map[string]string{}
 	for _, r := range s.Sharing.MPS.Resources {
 		resource := cmp.Or(r.Rename, r.Name)
 		if err := plugin.CheckMPSDaemon(filepath.Join(root, resource, "pipe")); err != nil {

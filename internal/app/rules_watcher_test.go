@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 // What is shared through MPS can be used while its daemon answers.
@@ -19,8 +20,9 @@ func TestRulesFollowTheMPSDaemon(t *testing.T) {
 		MPSRoot: root, MIGStrategy: config.MIGNone,
 		Sharing: config.SharingConfig{MPS: config.SharingMethod{Resources: []config.SharedResource{{Name: gpuResource, Devices: config.DeviceSelection{All: true}, Replicas: 2}}}},
 	}
-	never := make(chan struct{})
-	w := newRulesWatcher(func() (config.Settings, <-chan struct{}) { return settings, never }, &cdiSpecs{}, slog.New(slog.DiscardHandler))
+	published := &pubsub.Value[config.Settings]{}
+	published.Set(settings)
+	w := newRulesWatcher(published, &cdiSpecs{}, slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- w.Run(ctx) }()

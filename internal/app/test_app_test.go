@@ -68,6 +68,17 @@ type testSetup struct {
 // serve finds the driver's part of a backend by this interface.
 var _ libraryBackend = (*nvml.Backend)(nil)
 
+// oldLibrary is a driver's library that is too old for some families.
+type oldLibrary struct{ families []string }
+
+func (l oldLibrary) MissingFamilies() []string { return l.families }
+
+func (oldLibrary) XidEventAt(string, uint64, uint32, uint32) (device.Event, bool) {
+	return device.Event{}, false
+}
+
+func (oldLibrary) Close() {}
+
 // testPlatform is the hardware of a simulated machine of eight H100s, without a kubelet.
 type testPlatform struct{ err error } // of Open
 
@@ -122,8 +133,9 @@ func newTestAppWith(t *testing.T, s testSetup, args ...string) *testApp {
 
 	nb := &nodeBackend{
 		Backend: w.machine, procDir: s.procDir, kubeletDir: dir, devicePluginDir: filepath.Join(dir, "device-plugins"), cdiDir: filepath.Join(dir, "cdi"),
-		missingFamilies: func() []string { return s.missingFamilies },
-		run:             func(context.Context) error { return nil }, closeDriver: func() {}, close: func() {},
+	}
+	if s.missingFamilies != nil {
+		nb.library = oldLibrary{s.missingFamilies}
 	}
 	o, err := parseOptions(testPlatform{}, args, emptyEnv, io.Discard)
 	if err != nil {

@@ -1,0 +1,54 @@
+package app
+
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/nvml/cdi"
+)
+
+// libraryRoots returns the folders that may have the driver's library, in order.
+func libraryRoots(s config.Settings) []string { return []string{s.ContainerDriverRoot, s.DriverRoot} }
+
+// resolveDriverRoot returns the driver root in this container: its mount, or the host's path without a mount.
+func resolveDriverRoot(s config.Settings) string {
+	if _, err := os.Stat(s.ContainerDriverRoot); err == nil {
+		return s.ContainerDriverRoot
+	}
+	return s.DriverRoot
+}
+
+// resolveDevRoot returns the folder that has dev/ in this container: the driver root if it has device nodes, or /.
+func resolveDevRoot(s config.Settings) string {
+	if root := resolveDriverRoot(s); hasDeviceNodes(root) {
+		return root
+	}
+	return "/"
+}
+
+// hasDeviceNodes reports whether a root has the driver's device nodes.
+func hasDeviceNodes(root string) bool {
+	_, err := os.Stat(root + "/dev/nvidiactl")
+	return err == nil
+}
+
+// imexChannels returns the channels that containers get. A missing channel is an error if channels are required.
+func imexChannels(s config.Settings) ([]int, error) {
+	found, missing := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
+	if len(missing) > 0 && s.IMEX.Required {
+		return found, fmt.Errorf("IMEX channels %v are required and not there", missing)
+	}
+	return found, nil
+}
+
+// usesCDI reports whether containers get CDI device names.
+func usesCDI(s config.Settings) bool {
+	return slices.Contains(s.DeviceListStrategy, config.ListCDIAnnotations) || slices.Contains(s.DeviceListStrategy, config.ListCDICRI)
+}
+
+// usesOnlyCDI reports whether a container without its CDI spec does not start.
+func usesOnlyCDI(s config.Settings) bool {
+	return !slices.Contains(s.DeviceListStrategy, config.ListEnvvar) && !slices.Contains(s.DeviceListStrategy, config.ListVolumeMounts)
+}

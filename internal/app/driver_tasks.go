@@ -1,0 +1,72 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+)
+
+// releaseTimeout limits the wait for calls to the driver when it is released or resumed.
+const releaseTimeout = 30 * time.Second
+
+// handleDriverSignals releases the driver on SIGUSR1, so that a GPU can be reset or partitioned, and resumes on SIGUSR2
+// (docs/operations.md).
+func (a *app) handleDriverSignals(ctx context.Context) error {
+	for {
+		var sig os.Signal
+		select {
+		case <-ctx.Done():
+			return nil
+		case sig = <-a.o.driverSignals:
+		}
+		action, apply := "take the driver up again", a.monitor.Resume
+		if sig == syscall.SIGUSR1 {
+			action, apply = "let go of the driver", a.monitor.Release
+		}
+		callCtx, cancel := context.WithTimeout(ctx, releaseTimeout)
+		if err := apply(callCtx); err != nil && ctx.Err() == nil {
+			a.log.Error(action, "err", err)
+		} else if err == nil {
+			a.log.Info(action + ": done")
+		}
+		cancel()
+	}
+}
+
+// logMissingFamilies logs once, after the first listing, the metric families that the driver's library is too old for.
+func (a *app) logMissingFamilies(ctx context.Context) error {
+	for {
+		statuses, changed := a.inventory.Get()
+		if statuses != nil {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+	if families := a.nb.missingFamilies(); len(families) > 0 {
+		a.log.Warn("the driver's library is too old for some families, which are absent", "families", strings.Join(families, ","))
+	}
+	return nil
+}
+
+// requireDriver fails if the first listing finds no usable driver. Probes are served while a driver initializes. An error beside
+// devices concerns a device that is left out.
+func requireDriver(ctx context.Context, monitor *device.Monitor) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-monitor.FirstListing():
+	}
+	if d := monitor.Driver(); d.State == device.DriverAbsent || d.State == device.DriverFailing {
+		return fmt.Errorf("--fail-on-init-error: %w", d.Err)
+	}
+	return nil
+}
