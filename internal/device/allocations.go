@@ -7,98 +7,66 @@ import (
 	"time"
 )
 
-// Owner is the container that holds a device. The zero Owner is nobody.
-type Owner struct{ Namespace, Pod, Container string }
-
-// CompareAllocations is the order of Allocations.All.
-func CompareAllocations(a, b Allocation) int {
-	return cmp.Or(cmp.Compare(a.DeviceID.Device(), b.DeviceID.Device()), cmp.Compare(a.DeviceID, b.DeviceID),
-		cmp.Compare(a.Resource, b.Resource), a.Owner.Compare(b.Owner))
-}
-
-// Compare orders owners by namespace, pod and container.
-func (o Owner) Compare(p Owner) int {
-	return cmp.Or(cmp.Compare(o.Namespace, p.Namespace), cmp.Compare(o.Pod, p.Pod), cmp.Compare(o.Container, p.Container))
-}
-
-// Common returns what two owners share: the container, its pod without a container, or
-// nothing.
-func (o Owner) Common(p Owner) Owner {
-	switch {
-	case o == p:
-		return o
-	case o.Namespace == p.Namespace && o.Pod == p.Pod:
-		return Owner{Namespace: o.Namespace, Pod: o.Pod}
-	}
-	return Owner{}
-}
-
-// Allocation says that a container holds an offered id. An Owner without a name is
-// an allocation that the kubelet has not named: that of an init container never
-// is.
+// Allocation is a device-plugin id that a container has. An empty Owner is an allocation that the kubelet does not name, as for
+// init containers.
 type Allocation struct {
-	// Resource is the plugin's, "nvidia.com/gpu", or, where the device was claimed, the
-	// claim's driver, "gpu.nvidia.com": the name of a plugin's resource has a slash, and
-	// that of a driver has none.
+	// Resource is the device plugin's resource, "nvidia.com/gpu", or the DRA driver of a claim, "gpu.nvidia.com".
 	Resource string
 	DeviceID AdvertisedID
 	Owner    Owner
 }
 
-// Claimed reports whether a container has the device by Dynamic Resource Allocation: the
-// resource is then the name of a driver, a DNS name, and that of a device plugin has a slash
-// (IsExtendedResourceName in pkg/apis/core/v1/helper/helpers.go).
+// Claimed reports whether the device was allocated by Dynamic Resource Allocation. Names of DRA drivers are DNS names, and names of
+// resources have a slash (IsExtendedResourceName in pkg/apis/core/v1/helper/helpers.go).
 func (a Allocation) Claimed() bool { return !strings.Contains(a.Resource, "/") }
 
-// AllocationRecord says when a container was first and last seen to hold a device. One that had it,
-// lost it and has it again is seen anew.
+// CompareAllocations orders Allocations.All.
+func CompareAllocations(a, b Allocation) int {
+	return cmp.Or(cmp.Compare(a.DeviceID.Device(), b.DeviceID.Device()), cmp.Compare(a.DeviceID, b.DeviceID),
+		cmp.Compare(a.Resource, b.Resource), a.Owner.Compare(b.Owner))
+}
+
+// AllocationRecord is the time of an allocation. A container that gets a device again has a new record.
 type AllocationRecord struct {
 	Device ID
 	Owner  Owner
-	// FirstSeen is when it was allocated, where that was told, and else when it was first named:
-	// it held the device from then on for sure. Last is when it was named last.
+	// FirstSeen is the time of the allocation if known, otherwise of the first answer with the Owner. LastSeen is the time of the newest.
 	FirstSeen, LastSeen time.Time
-	// EndedAt is when it was first known to hold the device no more; zero while it does.
-	EndedAt time.Time
+	EndedAt             time.Time // of the first answer without the allocation; zero: not ended
 }
 
-// Allocations is what is known of who holds what, at one moment. It is never written
-// after it was published.
+// Allocations is a snapshot of all allocations. It is immutable once published.
 type Allocations struct {
-	// At is when the kubelet gave the answer that the rest is drawn from. Zero
-	// is never: then nothing is known.
+	// At is the time of the kubelet's answer. Zero: no answer yet.
 	At time.Time
-	// Err is why the newest question was not answered; nil when it was.
+	// Err is the error of the newest call; nil: the call succeeded.
 	Err error
-	// All has one row per offered id and container, ordered by device, id and
-	// owner.
+	// All has one row per device-plugin id and container, ordered by device, id and owner.
 	All []Allocation
-	// Complete says that an id which no row names is held by nobody. Until it
-	// first is, such an id is unknown.
+	// Complete is set if an id without a row is not allocated. Until then, such an id is unknown.
 	Complete bool
-	// Recent are the last containers of each device, those of now included.
+	// Recent are the newest owners of each device, including the current ones.
 	Recent []AllocationRecord
-	// Resources are of the same answer, but for what is allocatable, which is asked for
-	// more seldom. As long as nothing in one of its slices changes, it is the same slice.
+	// Resources is from the same answer, except allocatable resources, which are read less often. An unchanged slice keeps its identity.
 	Resources NodeResources
 }
 
-// AllocationState is the state of one device.
+// AllocationState is the allocation state of a device.
 type AllocationState uint8
 
-// The states of a device.
+// The allocation states.
 const (
-	AllocationUnknown     AllocationState = iota // nobody can say yet: not shown at all
-	Unallocated                                  // held by nobody
-	Allocated                                    // held by one container
-	AllocatedShared                              // held by several
-	AllocatedOwnerUnknown                        // allocated, and the kubelet names nobody
+	AllocationUnknown     AllocationState = iota // not exported
+	Unallocated                                  //
+	Allocated                                    // to one container
+	AllocatedShared                              // to several containers
+	AllocatedOwnerUnknown                        // the kubelet names no owner
 )
 
-// State returns the state of a device and its owner. The Owner of a Shared device is what its
-// owners share: their pod, or nothing. Allocations by a device plugin decide, and claims only where there are none:
-// the PodResources API does not show whether a claim has admin access, as that of a
-// monitoring pod on all GPUs, so a claim takes no device from its owner.
+// State returns the state of a device and its owner. The owner of a shared device is the containers' common pod, or empty.
+//
+// Claims count only without allocations by a device plugin: the PodResources API does not show whether a claim has admin access, as
+// for a monitoring pod on all GPUs.
 func (a Allocations) State(id ID) (AllocationState, Owner) {
 	rows := a.ForDevice(id)
 	if len(rows) == 0 {
@@ -125,7 +93,7 @@ func (a Allocations) State(id ID) (AllocationState, Owner) {
 	return state, owner
 }
 
-// DeviceIDs are the ids of a resource that containers hold.
+// DeviceIDs returns the allocated ids of a resource.
 func (a Allocations) DeviceIDs(resource string) (ids []AdvertisedID) {
 	for _, r := range a.All {
 		if r.Resource == resource {
@@ -135,7 +103,7 @@ func (a Allocations) DeviceIDs(resource string) (ids []AdvertisedID) {
 	return ids
 }
 
-// ForDevice are the holdings of a device.
+// ForDevice returns the allocations of a device.
 func (a Allocations) ForDevice(id ID) []Allocation {
 	start, _ := slices.BinarySearchFunc(a.All, id, func(r Allocation, id ID) int {
 		return cmp.Compare(r.DeviceID.Device(), id)

@@ -5,68 +5,62 @@ import (
 	"slices"
 )
 
-// NodeResources are all that the kubelet gives to containers piece by piece, whoever's
-// device plugin or driver it is of, as PodResourcesLister says it: devices, CPUs,
-// memory and claims. None of it is written after it was published.
+// NodeResources are the devices, CPUs, memory and claims of all device plugins and drivers on the node, as in the kubelet's
+// PodResourcesLister. A published NodeResources is immutable.
 type NodeResources struct {
-	// AllocatableKnown says that the kubelet was asked what it would give away, and answered. The
-	// allocatable ones of a kubelet that does not say are none, and not 0.
+	// AllocatableKnown is set if the kubelet answered GetAllocatableResources. Without an answer the allocatable lists are empty.
 	AllocatableKnown bool
-	// AllocatableDevices are what the kubelet would give away, what is held included, and healthy
-	// alone, by resource and id.
+	// AllocatableDevices are the healthy devices, allocated or not, by resource and id.
 	AllocatableDevices []ResourceDevice
-	// AllocatableCPUs are those that may become exclusive, held ones included, by number. There are
-	// none but with the CPU manager's static policy.
+	// AllocatableCPUs are the CPUs that may become exclusive, allocated or not. Only the CPU manager's static policy has any.
 	AllocatableCPUs []int64
-	// AllocatableMemory is what may be reserved, by type and NUMA nodes. There is none but with the
-	// memory manager's Static policy.
+	// AllocatableMemory is the memory that may be reserved, by type and NUMA nodes. Only the memory manager's Static policy has any.
 	AllocatableMemory []Memory
 
-	// What containers have of it, by owner. An owner without a container is a pod that has
-	// it as a whole (the kubelet's gate PodLevelResourceManagers); its containers may have
-	// their parts of that by name as well.
+	// The allocated resources, by owner. An owner without a container is a pod with resources of its own (feature gate
+	// PodLevelResourceManagers); its containers may be listed with their shares as well.
 	AllocatedDevices []AllocatedDevice
 	AllocatedCPUs    []AllocatedCPUs
 	AllocatedMemory  []AllocatedMemory
 	Claims           []Claim
 
-	// Dropped are the ids of other plugins that are left out of Devices, and DroppedHeld those
-	// left out of HeldDevices and of Allocations.All: resources that have too many.
+	// Dropped counts ids of resources with too many ids, left out of AllocatableDevices; DroppedAllocated those left out of
+	// AllocatedDevices and Allocations.All.
 	Dropped, DroppedAllocated []DroppedIDs
 }
 
-// DroppedIDs is a resource whose ids are left out, and how many there are.
+// DroppedIDs is the number of ids left out of a resource.
 type DroppedIDs struct {
 	Resource string
 	IDs      int
 }
 
-// ResourceDevice is a device of any plugin.
+// ResourceDevice is a device of any device plugin.
 type ResourceDevice struct {
 	Resource, ID string
-	NUMANodes    []int // none when the plugin does not say
+	NUMANodes    []int // empty if the plugin reports none
 }
 
-// Memory is an amount of one type: "memory", "hugepages-2Mi".
+// Memory is an amount of memory of one type: "memory", "hugepages-2Mi".
 type Memory struct {
 	Type      string
 	Bytes     uint64
 	NUMANodes []int
 }
 
-// AllocatedDevice is a device that a container holds.
+// AllocatedDevice is a device of a container.
 type AllocatedDevice struct {
 	Owner
 	ResourceDevice
 }
 
-// AllocatedCPUs are CPUs that a container has for itself.
+// AllocatedCPUs are exclusive CPUs of a container.
 type AllocatedCPUs struct {
 	Owner
 	CPUs []int64
 }
 
-// AllocatedMemory is memory that is reserved for a container.
+// AllocatedMemory is reserved memory of a container.
 type AllocatedMemory struct {
 	Owner
 	Memory
@@ -76,17 +70,9 @@ type AllocatedMemory struct {
 type Claim struct {
 	Owner
 	ClaimNamespace, ClaimName string
-	// Driver is who gives the device, Pool and Device are its names for it, and Share
-	// tells several holders of it apart; it may be empty.
+	// Pool and Device are the driver's names. ShareID distinguishes the allocations of a shared device, and may be empty.
 	Driver, Pool, Device, ShareID string
-	// CDI are the names by which the runtime knows the device.
-	CDI []string
-}
-
-// PodMeta is what only the kubelet's Pods API says of a pod.
-type PodMeta struct {
-	UID    string
-	Labels []Label // those that were asked for and that it has, by name
+	CDI                           []string // the device's names in the container runtime
 }
 
 // Compare orders devices by resource, id and NUMA nodes.
@@ -99,7 +85,7 @@ func (m Memory) Compare(n Memory) int {
 	return cmp.Or(cmp.Compare(m.Type, n.Type), slices.Compare(m.NUMANodes, n.NUMANodes), cmp.Compare(m.Bytes, n.Bytes))
 }
 
-// Compare orders by owner, and what one owner has as ResourceDevice does.
+// Compare orders by owner and device.
 func (d AllocatedDevice) Compare(e AllocatedDevice) int {
 	return cmp.Or(d.Owner.Compare(e.Owner), d.ResourceDevice.Compare(e.ResourceDevice))
 }
@@ -109,7 +95,7 @@ func (c AllocatedCPUs) Compare(d AllocatedCPUs) int {
 	return cmp.Or(c.Owner.Compare(d.Owner), slices.Compare(c.CPUs, d.CPUs))
 }
 
-// Compare orders by owner, and what one owner has as Memory does.
+// Compare orders by owner and memory.
 func (m AllocatedMemory) Compare(n AllocatedMemory) int {
 	return cmp.Or(m.Owner.Compare(n.Owner), m.Memory.Compare(n.Memory))
 }
