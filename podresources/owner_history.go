@@ -1,104 +1,79 @@
 package podresources
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// The history's bounds: a device's last holders, and how long after their end, where
-// nobody says otherwise.
 const (
-	maxRecentOwners  = 8
+	maxRecentOwners  = 8 // of a device
 	defaultRetention = time.Hour
 )
 
-// ownerHistory is who held each device last.
+// ownerHistory has the last owners of each device.
 type ownerHistory struct {
-	byDevice  map[device.ID][]device.AllocationRecord // ordered by owner
-	retention time.Duration
-	// deviceIDs has the devices, sorted where sorted says so: they change rarely, and
-	// all that was seen is published with every answer.
-	deviceIDs []device.ID
-	sorted    bool
+	all       []device.AllocationRecord // by device and owner
+	retention time.Duration             // after the end of an allocation
 }
 
-func newOwnerHistory() ownerHistory {
-	return ownerHistory{byDevice: map[device.ID][]device.AllocationRecord{}, retention: defaultRetention}
+func newOwnerHistory() ownerHistory { return ownerHistory{retention: defaultRetention} }
+
+func compareRecords(a, b device.AllocationRecord) int {
+	return cmp.Or(cmp.Compare(a.Device, b.Device), a.Owner.Compare(b.Owner))
 }
 
-// recordOwner notes that somebody was named, who has had the device since first, unless it was
-// seen with it before.
-func (h *ownerHistory) recordOwner(row device.Allocation, first, now time.Time) {
-	id := row.DeviceID.Device()
-	seen, known := h.byDevice[id]
-	if !known {
-		h.deviceIDs, h.sorted = append(h.deviceIDs, id), false
-	}
-	i, found := slices.BinarySearchFunc(seen, row.Owner, func(s device.AllocationRecord, o device.Owner) int { return s.Owner.Compare(o) })
+// recordOwner records that a response named an owner, which has had the device since first unless it was known before.
+func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {
+	record := device.AllocationRecord{Device: a.DeviceID.Device(), Owner: a.Owner, FirstSeen: first, LastSeen: now}
+	i, found := slices.BinarySearchFunc(h.all, record, compareRecords)
 	switch {
 	case !found:
-		h.byDevice[id] = slices.Insert(seen, i, device.AllocationRecord{Device: id, Owner: row.Owner, FirstSeen: first, LastSeen: now})
-	case !seen[i].EndedAt.IsZero(): // another of that name, or the same one once more
-		seen[i] = device.AllocationRecord{Device: id, Owner: row.Owner, FirstSeen: first, LastSeen: now}
+		h.all = slices.Insert(h.all, i, record)
+	case !h.all[i].EndedAt.IsZero(): // a pod of the same name, or the same pod again
+		h.all[i] = record
 	default:
-		seen[i].LastSeen = now
+		h.all[i].LastSeen = now
 	}
 }
 
-// markEnded notes who is not among the holders any more, which are in the order of
-// device.Allocations.All.
+// markEnded records the end of the owners without an allocation. The allocations are in the order of device.Allocations.All.
 func (h *ownerHistory) markEnded(allocations []device.Allocation, now time.Time) {
-	snapshot := device.Allocations{All: allocations}
-	for id, seen := range h.byDevice {
-		rows := snapshot.ForDevice(id)
-		for i := range seen {
-			s := &seen[i]
-			if s.EndedAt.IsZero() && !slices.ContainsFunc(rows, func(r device.Allocation) bool { return r.Owner == s.Owner }) {
-				s.EndedAt = now
-			}
+	current := device.Allocations{All: allocations}
+	for i := range h.all {
+		r := &h.all[i]
+		if r.EndedAt.IsZero() && !slices.ContainsFunc(current.ForDevice(r.Device), func(a device.Allocation) bool { return a.Owner == r.Owner }) {
+			r.EndedAt = now
 		}
 	}
 }
 
-// prune drops what is too old, and the oldest where there are too many: never
-// those of now, of which a shared device may have more than are kept.
+// prune drops records after their retention, and the oldest of a device with too many. It never drops current owners, of which a shared
+// device may have more.
 func (h *ownerHistory) prune(now time.Time) {
-	h.deviceIDs = slices.DeleteFunc(h.deviceIDs, func(id device.ID) bool {
-		seen := slices.DeleteFunc(h.byDevice[id], func(s device.AllocationRecord) bool { return !s.EndedAt.IsZero() && now.Sub(s.LastSeen) > h.retention })
-		for len(seen) > maxRecentOwners {
-			oldest := slices.MinFunc(seen, compareLastSeen)
-			if !oldest.LastSeen.Before(now) {
+	h.all = slices.DeleteFunc(h.all, func(r device.AllocationRecord) bool { return !r.EndedAt.IsZero() && now.Sub(r.LastSeen) > h.retention })
+	for begin := 0; begin < len(h.all); {
+		end := begin + 1
+		for end < len(h.all) && h.all[end].Device == h.all[begin].Device {
+			end++
+		}
+		for ; end-begin > maxRecentOwners; end-- {
+			oldest := begin
+			for i := begin + 1; i < end; i++ {
+				if h.all[i].LastSeen.Before(h.all[oldest].LastSeen) {
+					oldest = i
+				}
+			}
+			if !h.all[oldest].LastSeen.Before(now) {
 				break
 			}
-			i := slices.Index(seen, oldest)
-			seen = slices.Delete(seen, i, i+1)
+			h.all = slices.Delete(h.all, oldest, oldest+1)
 		}
-		if len(seen) == 0 {
-			delete(h.byDevice, id)
-			return true
-		}
-		h.byDevice[id] = seen
-		return false
-	})
+		begin = end
+	}
 }
 
-// records is a copy of all, ordered by device and owner.
-func (h *ownerHistory) records() []device.AllocationRecord {
-	if !h.sorted {
-		slices.Sort(h.deviceIDs)
-		h.sorted = true
-	}
-	total := 0
-	for _, id := range h.deviceIDs {
-		total += len(h.byDevice[id])
-	}
-	all := make([]device.AllocationRecord, 0, total)
-	for _, id := range h.deviceIDs {
-		all = append(all, h.byDevice[id]...)
-	}
-	return all
-}
-
-func compareLastSeen(a, b device.AllocationRecord) int { return a.LastSeen.Compare(b.LastSeen) }
+// records returns a copy of all records, by device and owner.
+func (h *ownerHistory) records() []device.AllocationRecord { return slices.Clone(h.all) }

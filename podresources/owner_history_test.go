@@ -75,8 +75,8 @@ func TestHistoryKeepsForAnHour(t *testing.T) {
 	}
 	r.now = start.Add(time.Hour + time.Minute + time.Millisecond)
 	r.applyList()
-	if got := r.recentPodNames(); got != nil || len(r.history.byDevice) > 0 {
-		t.Errorf("after an hour the last holders are %q, of %d devices", got, len(r.history.byDevice))
+	if got := r.recentPodNames(); got != nil || len(r.history.all) > 0 {
+		t.Errorf("after an hour the last holders are %q, of %d devices", got, len(r.history.all))
 	}
 }
 
