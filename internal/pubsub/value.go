@@ -31,3 +31,10 @@ func (v *Value[T]) Set(value T) {
 		v.changed = nil
 	}
 }
+
+// Replace replaces the value without waking readers, for changes that need no reaction.
+func (v *Value[T]) Replace(value T) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.value = value
+}

@@ -65,3 +65,19 @@ func TestAllocationsOfSet(t *testing.T) {
 		t.Errorf("Set without a waiting reader: %v allocations, want 0", n)
 	}
 }
+
+func TestReplaceWakesNoReader(t *testing.T) {
+	var v Value[int]
+	_, changed := v.Get()
+	v.Replace(1)
+	select {
+	case <-changed:
+		t.Fatal("Replace woke a reader")
+	default:
+	}
+	if got, _ := v.Get(); got != 1 {
+		t.Fatalf("value: %d, want 1", got)
+	}
+	v.Set(2)
+	<-changed
+}
