@@ -1,10 +1,7 @@
-// Package podresources asks the kubelet which container holds which device.
+// Package podresources tracks which container has which device, by the kubelet's PodResourcesLister service (v1).
 //
-// The kubelet answers over one kept connection (PodResourcesLister v1). What it
-// answers is right most of the time: for a moment after each restart it is not,
-// and between Allocate and its own bookkeeping it cannot be. The package knows
-// those moments and never takes an absence in one of them for a device that is
-// free (docs/adr/0004-unknown-holders.md).
+// List is wrong for a moment after each kubelet restart, and between Allocate and the kubelet's own record of the allocation. The package
+// knows those moments and never takes an absence in one of them for an unallocated device (docs/adr/0004-unknown-holders.md).
 package podresources
 
 import (
@@ -12,45 +9,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"google.golang.org/grpc"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// Paces and limits.
-const (
-	// maxResponseBytes is for nodes with hundreds of pods and thousands of
-	// replicas: gRPC's own 4 MiB were met in the field (dcgm-exporter#509).
-	maxResponseBytes = 64 << 20
-	// callTimeout ends a question that nobody else's deadline ends sooner.
-	callTimeout = 5 * time.Second
-	// idleInterval is how often the kubelet is asked when nobody else asks: it
-	// bounds how late the end of a holding is noticed.
-	idleInterval = 10 * time.Second
-	// outageInterval is the same while the kubelet does not answer.
-	outageInterval = time.Second
-	// allocatableInterval keeps the question for what is allocatable from being asked with
-	// every look for a name.
-	allocatableInterval = time.Second
-	// After an Allocate the kubelet is asked ever more slowly, and then no more.
-	minRefreshDelay, maxRefreshDelay, ownerLookupTimeout = 50 * time.Millisecond, 2 * time.Second, 10 * time.Second
-	// allocateRecordDelay is how long after Allocate the kubelet is not asked. It notes an allocation
-	// when Allocate has returned, and a List before that, which finds a pod that has ended,
-	// has it forget what it is allocating: then it gives the same device to the next pod too
-	// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go). And the answer
-	// could not have the name yet.
-	allocateRecordDelay = 20 * time.Millisecond
-	// The kubelet's limit is 100 questions a second from all who ask on the node
-	// (pkg/kubelet/apis/podresources/constants.go), so whoever is refused waits.
-	minBackoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
-)
+// allocateRecordDelay is how long after Allocate the kubelet is not called. It records an allocation when Allocate has returned. A List
+// before that could not name the owner; and if it finds an ended pod, the kubelet forgets the allocation that it is making, and
+// allocates the device twice (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
+const allocateRecordDelay = 20 * time.Millisecond
 
 // DeviceIndex knows the devices of this node.
 type DeviceIndex interface {
-	// DeviceIDs returns the ids of all devices; nil before the first inventory. Other ids have no history and are neither allocations
-	// (foreignIDs) nor taken from the checkpoint.
+	// DeviceIDs returns the ids of all devices; nil before the first inventory. Foreign ids have no history and are not taken from the
+	// checkpoint.
 	DeviceIDs() []device.ID
 	// ClaimedDevice returns the device that a claim allocates, if the node has it. The claim's slices are valid during the call only.
 	ClaimedDevice(claim device.Claim) (device.ID, bool)
@@ -72,58 +48,67 @@ type Options struct {
 	OnCall func(method string, took time.Duration, err error)
 }
 
-// Client asks one kubelet, and remembers what it said.
+// Client calls one kubelet, and tracks its allocations.
 type Client struct {
 	device.Heartbeat
-	options Options
-	socket  string
-	log     *slog.Logger
-	conn    *grpc.ClientConn
-	// refreshRequested has Run look soon: an allocation waits for its name, or somebody else's
-	// question was not answered.
+	options   Options
+	log       *slog.Logger
+	kubelet   *kubeletConn
+	published pubsub.Value[device.Allocations]
+	// refreshRequested makes Run call the kubelet soon: an allocation waits for its owner, or a call of another goroutine failed.
 	refreshRequested chan struct{}
-	// podAdded has Run ask about newcomers soon, whenever a look is due.
+	// podAdded makes Run call Get for recent pods soon, in place of List.
 	podAdded chan struct{}
-	// callLock is held from a List until its answer is taken in. Of two that are under
-	// way at the same time nobody could tell which answer is the newer one, and a
-	// holding that has ended could come back. It guards answer.
+	// callLock is held from a call until its response is merged: the order of two concurrent responses is unknown, and the older one
+	// could bring back an allocation that has ended. It guards response.
 	callLock chan struct{}
 	response rawListResponse
 
-	// These belong to Run's goroutine.
-	loggedOutage, loggedCheckpointError bool      // what is in the log already
-	allocatableAt                       time.Time // when it last asked what is allocatable
+	// The fields below belong to Run's goroutine.
+	loggedOutage, loggedCheckpointError bool
+	allocatableAt                       time.Time // last call of GetAllocatableResources
 	allocatableResponse                 rawAllocatableResponse
 
 	mu sync.Mutex
-	// All below are guarded by mu.
+	// The fields below are guarded by mu.
 	tracker             allocationTracker
 	resources           resourceTracker
-	allocatableStale    bool // what is allocatable has changed since it was asked for
 	recentPods          recentPods
-	lastAllocateAt      time.Time          // when Allocate last returned
-	getUnsupportedEpoch kubeletEpoch       // over which the kubelet has said that it knows no Get
-	published           device.Allocations // what was published last
-	changed             chan struct{}      // closed when who holds what has changed
-	rateLimitErr        error              // the newest one
-	backoff             time.Duration      // how long to wait after the next refusal
-	retryAt             time.Time          // no question before, after a refusal
+	respondedAt         time.Time // newest response of List
+	lastErr             error     // of the newest call of List
+	lastAllocateAt      time.Time // newest return of Allocate
+	allocatableStale    bool      // the allocatable resources have changed since the last call
+	getUnsupportedEpoch kubeletEpoch
 }
 
-// New makes a client of the kubelet that listens, or will, on socket. It connects
-// when it is first asked.
+// New returns a client of the kubelet that listens, or will listen, on a socket. It connects with the first call.
 func New(socket string, options Options) (*Client, error) {
-	c, err := newClient(newDialer(socket), options)
+	return newClient(socket, newDialer(socket), options)
+}
+
+func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
+	kubelet, err := newKubeletConn(socket, dial)
 	if err != nil {
-		return nil, fmt.Errorf("make a client of %s: %w", socket, err)
+		return nil, err
 	}
-	c.socket = socket
+	kubelet.onCall = options.OnCall
+	c := &Client{
+		options: options, log: options.Log, kubelet: kubelet, tracker: newAllocationTracker(),
+		response: newListResponse(), allocatableResponse: newAllocatableResponse(),
+		refreshRequested: make(chan struct{}, 1), podAdded: make(chan struct{}, 1), callLock: make(chan struct{}, 1),
+	}
+	if c.log == nil {
+		c.log = slog.New(slog.DiscardHandler)
+	}
+	c.tracker.apiPods.nodeName = strings.ToLower(options.NodeName)
+	if options.OwnerRetention > 0 {
+		c.tracker.history.retention = options.OwnerRetention
+	}
 	return c, nil
 }
 
-// Ready reports what is missing until the kubelet has answered once: a wrong folder, or a socket
-// that this process may not connect to, costs all owner labels. A later outage does not: the last
-// answer stands.
+// Ready returns an error until the kubelet has answered once: with a wrong folder or a socket without access, all owner labels are
+// missing. A later outage is no error, since the last response stands.
 func (c *Client) Ready() error {
 	switch allocations, _ := c.Snapshot(); {
 	case !allocations.At.IsZero():
@@ -135,168 +120,76 @@ func (c *Client) Ready() error {
 	}
 }
 
-// Run keeps what is known fresh while nobody asks, and looks for the names of
-// allocations, until ctx is done.
-func (c *Client) Run(ctx context.Context) error {
-	defer c.conn.Close() //nolint:errcheck // nothing can be done about it, and nobody asks any more
-	due, backoff := time.Now(), minRefreshDelay
-	var podsDue time.Time // when newcomers are asked about; zero where none has come
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	for {
-		c.Beat()
-		next := due
-		if !podsDue.IsZero() {
-			next = earlier(due, podsDue)
-		}
-		timer.Reset(time.Until(next))
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-c.refreshRequested:
-			// A look that is due sooner stays due: in a burst of allocations each
-			// would put it off for the others.
-			due, backoff = earlier(due, time.Now().Add(minRefreshDelay)), 2*minRefreshDelay
-			continue
-		case <-c.podAdded:
-			if podsDue.IsZero() {
-				podsDue = time.Now().Add(minRefreshDelay)
-			}
-			continue
-		case <-timer.C:
-		}
-		podsDue = time.Time{}
-		if !c.fetchRecentPods(ctx) {
-			if time.Now().Before(due) {
-				continue
-			}
-			c.refresh(ctx)
-		}
-		now := time.Now()
-		if now.Before(due) && c.expectsUpdate(now) {
-			continue // a look is due when it was
-		}
-		due = now.Add(c.refreshDelay(now))
-		if next := now.Add(backoff); c.expectsUpdate(now) && next.Before(due) {
-			due = next
-			backoff = min(2*backoff, maxRefreshDelay)
-		}
+// Snapshot returns what is known, and a channel that is closed when allocations change. It does not call the kubelet.
+func (c *Client) Snapshot() (device.Allocations, <-chan struct{}) { return c.published.Get() }
+
+// publish publishes the state of the trackers, and wakes readers if allocations changed. The caller holds mu.
+func (c *Client) publish(changed bool) {
+	a := device.Allocations{
+		At: c.respondedAt, Err: c.lastErr, All: c.tracker.allocations, Complete: c.tracker.settled,
+		Recent: c.tracker.history.records(), Resources: c.resources.snapshot(c.tracker.allocations),
+	}
+	if changed {
+		c.published.Set(a)
+	} else {
+		c.published.Replace(a)
 	}
 }
 
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-// refresh asks what Run wants to know.
-func (c *Client) refresh(ctx context.Context) {
-	callCtx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	allocations := c.ListAllocations(callCtx)
-	if ctx.Err() != nil {
-		return
-	}
-	c.logOutage(allocations.Err)
-	c.refreshCheckpoint()
-	if now := time.Now(); allocations.Err == nil && now.Sub(c.allocatableAt) >= allocatableInterval {
-		c.allocatableAt = now
-		c.mu.Lock()
-		c.allocatableStale = false
-		c.mu.Unlock()
-		c.fetchAllocatable(callCtx)
-	}
-}
-
-// logOutage logs the begin and the end of an outage, however many questions fail in it
-// and whoever asks them.
-func (c *Client) logOutage(err error) {
-	switch inOutage := err != nil; {
-	case inOutage && !c.loggedOutage:
-		c.log.Warn("the kubelet does not say who holds what; the last holders stand", "err", err)
-	case !inOutage && c.loggedOutage:
-		c.log.Info("the kubelet says again who holds what")
-	}
-	c.loggedOutage = err != nil
-}
-
-// refreshDelay is how long Run may rest: others ask too, and their answers are as good.
-func (c *Client) refreshDelay(now time.Time) time.Duration {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.published.Err != nil {
-		return max(outageInterval, c.retryAt.Sub(now))
-	}
-	wait := c.published.At.Add(idleInterval).Sub(now)
-	if c.allocatableStale {
-		wait = min(wait, c.allocatableAt.Add(allocatableInterval).Sub(now))
-	}
-	return max(wait, minRefreshDelay)
-}
-
-// expectsUpdate tells whether there is something that Run should look for soon.
-func (c *Client) expectsUpdate(now time.Time) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.tracker.expectsUpdate(now)
-}
-
-// OnAllocated says that Allocate has returned for these ids: someone is about to
-// hold them, and the kubelet will know who a moment later.
+// OnAllocated records that Allocate returned for these ids. The kubelet knows their owner a moment later.
 func (c *Client) OnAllocated(resource string, ids []device.AdvertisedID) {
 	now := time.Now()
 	c.mu.Lock()
 	c.lastAllocateAt = now
 	c.publish(c.tracker.recordAllocate(resource, ids, now))
 	c.mu.Unlock()
-	c.requestRefresh()
+	notify(c.refreshRequested)
 }
 
-// OnListSent says that the kubelet was told of other devices than before, or that some are ill: what
-// it would give away is another.
+// OnListSent records that the kubelet got another device list, so that its allocatable resources have changed.
 func (c *Client) OnListSent() {
 	c.mu.Lock()
 	c.allocatableStale = true
 	c.mu.Unlock()
-	c.requestRefresh()
+	notify(c.refreshRequested)
 }
 
-// OnRegistered says that there is a new kubelet: what it names is to be known before any of it
-// ends.
-func (c *Client) OnRegistered() { c.requestRefresh() }
+// OnRegistered records that there may be a new kubelet: a List of it soon confirms allocations before they end.
+func (c *Client) OnRegistered() { notify(c.refreshRequested) }
 
-// OnPodEnded says that a pod is over. Only the kubelet's next answer takes away what it held; but where
-// that kubelet goes first, or is another one by then, it is not kept for a holder who was not
-// named yet. It may be called for pods that hold nothing, and must not be for one whose name
-// another has already.
-func (c *Client) OnPodEnded(namespace, pod string) {
+// OnPodAdded records a new pod of the node, which may be the owner of a pending allocation.
+func (c *Client) OnPodAdded(namespace, pod string) {
+	now := time.Now()
 	c.mu.Lock()
-	hasAllocation := c.tracker.markPodEnded(podName{namespace, pod}, time.Now())
+	c.recentPods.add(podName{namespace, pod}, now)
+	_, isPending := c.tracker.oldestPending(now)
 	c.mu.Unlock()
-	if hasAllocation {
-		c.requestRefresh()
+	if isPending {
+		notify(c.podAdded)
 	}
 }
 
-func (c *Client) requestRefresh() {
+// OnPodEnded records that a pod has ended. The next List ends its allocations; if the kubelet does not answer or was restarted, they
+// are not retained. It must not be called if another pod has the name by now.
+func (c *Client) OnPodEnded(namespace, pod string) {
+	c.mu.Lock()
+	hadAllocation := c.tracker.markPodEnded(podName{namespace, pod}, time.Now())
+	c.mu.Unlock()
+	if hadAllocation {
+		notify(c.refreshRequested)
+	}
+}
+
+// notify leaves a request in a channel with room for one.
+func notify(requests chan<- struct{}) {
 	select {
-	case c.refreshRequested <- struct{}{}:
+	case requests <- struct{}{}:
 	default:
 	}
 }
 
-// Snapshot returns what is known, and a channel that is closed when who holds what
-// has changed. It asks nobody.
-func (c *Client) Snapshot() (device.Allocations, <-chan struct{}) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.published, c.changed
-}
-
-// ListAllocations asks the kubelet who holds what. Where it does not answer before ctx is
-// done, what was known before comes back, with the reason in Err.
+// ListAllocations calls List and returns the allocations. If the kubelet does not answer before ctx is done, the allocations are those
+// known before and Err is the reason.
 func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	calledAt := time.Now()
 	if err := c.lockCalls(ctx); err != nil {
@@ -308,8 +201,8 @@ func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	}
 	c.waitAfterAllocate(ctx)
 	requestedAt := time.Now()
-	c.updateOwnIDs(&c.response.resources)
-	epoch, err := c.call(ctx, "List", nil, &c.response)
+	c.setOwnIDs(&c.response.resources)
+	epoch, err := c.kubelet.call(ctx, "List", nil, &c.response)
 	if err != nil {
 		return c.recordFailure(ctx, err)
 	}
@@ -326,44 +219,68 @@ func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	restarted := epoch != c.tracker.epoch
 	added := partial && c.tracker.addAllocatedInOutage(checkpoint, requestedAt)
 	changed := c.tracker.merge(&c.response, epoch, requestedAt) || added
-	young := requestedAt.Sub(epoch.connectedAt) < settleTimeout || c.tracker.apiPods.isIncomplete(requestedAt)
-	changed = c.resources.merge(&c.response.resources, c.response.pods, epoch, young) || changed
-	c.published.At = time.Now()
-	c.published.Err = nil
-	c.backoff = minBackoff
+	incomplete := requestedAt.Sub(epoch.connectedAt) < settleTimeout || c.tracker.apiPods.isIncomplete(requestedAt)
+	changed = c.resources.merge(&c.response.resources, c.response.pods, epoch, incomplete) || changed
+	c.respondedAt, c.lastErr = time.Now(), nil
 	c.publish(changed)
-	if restarted && c.tracker.awaitsConfirmation(c.published.At) {
-		c.requestRefresh()
+	if restarted && c.tracker.awaitsConfirmation(c.respondedAt) {
+		notify(c.refreshRequested)
 	}
-	return c.published
+	allocations, _ := c.Snapshot()
+	return allocations
 }
 
-// waitAfterAllocate waits until the kubelet has noted what it allocated last, or ctx is done.
+// lockCalls waits until no call is under way.
+func (c *Client) lockCalls(ctx context.Context) error {
+	select {
+	case c.callLock <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for an earlier call: %w", ctx.Err())
+	}
+}
+
+func (c *Client) unlockCalls() { <-c.callLock }
+
+// responseSince returns the allocations if another goroutine called List successfully while the caller waited.
+func (c *Client) responseSince(calledAt time.Time) (device.Allocations, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	allocations, _ := c.Snapshot()
+	return allocations, c.lastErr == nil && c.tracker.requestedAt.After(calledAt)
+}
+
+// waitAfterAllocate waits until the kubelet has recorded its last allocation, or ctx is done.
 func (c *Client) waitAfterAllocate(ctx context.Context) {
 	c.mu.Lock()
 	wait := time.Until(c.lastAllocateAt.Add(allocateRecordDelay))
 	c.mu.Unlock()
-	if wait <= 0 {
+	if wait > 0 {
+		_ = retry.Sleep(ctx, wait) // the call that follows reports the error
+	}
+}
+
+// setOwnIDs sets the ids of this node's devices for the next response.
+func (c *Client) setOwnIDs(rows *resourceRows) {
+	if c.options.Devices != nil {
+		rows.foreign.setOwn(c.options.Devices.DeviceIDs())
+	}
+}
+
+// addClaimAllocations adds an allocation for each claim that allocates a device of this node.
+func (c *Client) addClaimAllocations(r *rawListResponse) {
+	if c.options.Devices == nil {
 		return
 	}
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-ctx.Done():
+	for _, claim := range r.resources.claims {
+		if id, isOwn := c.options.Devices.ClaimedDevice(claim); isOwn && claim.Driver != "" && !strings.Contains(claim.Driver, "/") {
+			r.allocations = append(r.allocations, device.Allocation{Resource: claim.Driver, DeviceID: id.Advertised(), Owner: claim.Owner})
+		}
 	}
 }
 
-// responseSince returns the newest answer where somebody else has asked for it while
-// the caller waited: it is as good as one of his own.
-func (c *Client) responseSince(calledAt time.Time) (device.Allocations, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.published, c.published.Err == nil && c.tracker.requestedAt.After(calledAt)
-}
-
-// recordFailure returns what is known, and why it is not known better. That a caller has
-// lost interest says nothing of the kubelet, and nobody else is told.
+// recordFailure returns the allocations known before, with an error. A canceled call is no failure of the kubelet, so its error is
+// returned only.
 func (c *Client) recordFailure(ctx context.Context, err error) device.Allocations {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		allocations, _ := c.Snapshot()
@@ -374,27 +291,37 @@ func (c *Client) recordFailure(ctx context.Context, err error) device.Allocation
 	checkpoint := c.changedCheckpoint()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.published.Err == nil {
-		c.requestRefresh() // else Run would find out when it is due
+	if c.lastErr == nil {
+		notify(c.refreshRequested) // Run has to log the outage and to retry sooner
 	}
-	c.published.Err = err
+	c.lastErr = err
 	c.resources.clearAllocatable()
 	dropped := c.tracker.dropEndedPods(now)
 	c.publish(c.tracker.addAllocatedInOutage(checkpoint, now) || dropped)
-	return c.published
+	allocations, _ := c.Snapshot()
+	return allocations
 }
 
-// publish makes what the memory holds the newest that others see. The caller
-// holds mu.
-func (c *Client) publish(changed bool) {
-	c.published.All = c.tracker.allocations
-	c.published.Complete = c.tracker.settled
-	c.published.Recent = c.tracker.history.records()
-	c.published.Resources = c.resources.snapshot(c.tracker.allocations)
-	c.published.Resources.Dropped = c.resources.droppedAllocatable
-	c.published.Resources.DroppedAllocated = c.resources.droppedAllocated
-	if changed {
-		close(c.changed)
-		c.changed = make(chan struct{})
+// hasCheckpointChanged reports whether the checkpoint is another one than the tracker has. If not, it counts as read again.
+func (c *Client) hasCheckpointChanged() bool {
+	writtenAt, err := checkpointTime(c.options.CheckpointPath)
+	if err != nil {
+		return false
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !writtenAt.Equal(c.tracker.checkpoint.writtenAt) {
+		return true
+	}
+	c.tracker.storeCheckpoint(c.tracker.checkpoint)
+	return false
+}
+
+// changedCheckpoint returns the checkpoint if it has changed; an empty one if not, or if it cannot be read.
+func (c *Client) changedCheckpoint() kubeletCheckpoint {
+	if !c.hasCheckpointChanged() {
+		return kubeletCheckpoint{}
+	}
+	checkpoint, _ := readCheckpoint(c.options.CheckpointPath) // an error counts as not read
+	return checkpoint
 }

@@ -3,11 +3,11 @@ package podresources
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
-	"strings"
+	"sync"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/wire"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -18,20 +18,75 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// connectTimeout is how long a question waits for a connection to a kubelet that was
-// away when it was last asked. One that is back takes a millisecond.
-const connectTimeout = 50 * time.Millisecond
+const (
+	// service is the gRPC service of the kubelet (k8s.io/kubelet/pkg/apis/podresources/v1).
+	service = "/v1.PodResourcesLister/"
+	// callTimeout ends a call whose caller has a later deadline or none.
+	callTimeout = 5 * time.Second
+	// connectTimeout is how long a call waits for a connection after a failed one. A kubelet that is back accepts it in a millisecond.
+	connectTimeout = 50 * time.Millisecond
+	// maxResponseBytes allows for hundreds of pods and thousands of replicas. gRPC's default of 4 MiB was too small in the field
+	// (dcgm-exporter#509).
+	maxResponseBytes = 64 << 20
+	// windowBytes holds nearly all responses. A fixed window also spares the pings by which gRPC estimates the bandwidth.
+	windowBytes = 1 << 20
+	// minBackoff and maxBackoff limit the pause after a refusal. The kubelet accepts 100 calls per second from all clients of the node
+	// (pkg/kubelet/apis/podresources/constants.go).
+	minBackoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
+)
 
-// windowBytes holds any answer but the greatest. A fixed window also keeps gRPC
-// from measuring the way to the kubelet, with a ping for every answer.
-const windowBytes = 1 << 20
+// kubeletEpoch identifies a connection to the kubelet, since only a lost connection shows a restart. It is the local address of the
+// connection, so that gRPC reports the epoch of each response.
+type kubeletEpoch struct {
+	connectedAt      time.Time
+	kubeletStartedAt time.Time // when the kubelet began to listen
+}
+
+// Network and String implement net.Addr.
+func (kubeletEpoch) Network() string { return "unix" }
+func (kubeletEpoch) String() string  { return "podgauge" }
+
+// epochConn is a connection whose local address is its epoch.
+type epochConn struct {
+	net.Conn
+	epoch kubeletEpoch
+}
+
+func (c epochConn) LocalAddr() net.Addr { return c.epoch }
 
 type dialFunc func(ctx context.Context, target string) (net.Conn, error)
 
-func newClient(dial dialFunc, options Options) (*Client, error) {
-	// The target is a name, not a path: the dialer knows the path, and so it
-	// needs no escaping. The connection is never dropped for idleness, since a
-	// new one means to us that the kubelet was restarted.
+// newDialer returns a function that connects to a kubelet's socket.
+func newDialer(socket string) dialFunc {
+	return func(ctx context.Context, _ string) (net.Conn, error) {
+		var d net.Dialer
+		conn, err := d.DialContext(ctx, "unix", socket)
+		if err != nil {
+			return nil, err
+		}
+		// The age is measured once: a clock that is set later must not make the kubelet look old. It is measured before the time of
+		// the connection, for the same reason.
+		age := kubeletAge(conn, socket)
+		now := time.Now()
+		return epochConn{conn, kubeletEpoch{connectedAt: now, kubeletStartedAt: now.Add(-age)}}, nil
+	}
+}
+
+// kubeletConn calls the kubelet over one connection. A new one means that the kubelet may have been restarted.
+type kubeletConn struct {
+	*grpc.ClientConn
+	socket string
+	onCall func(method string, took time.Duration, err error) // may be nil
+
+	mu         sync.Mutex
+	refusedErr error         // guarded by mu; the newest refusal
+	refused    retry.Backoff // guarded by mu
+	retryAt    time.Time     // guarded by mu; no call before
+}
+
+// newKubeletConn returns a kubeletConn that connects with the first call.
+func newKubeletConn(socket string, dial dialFunc) (*kubeletConn, error) {
+	// The target is a name, since a path would need escaping. An idle connection stays: a new one is taken for a kubelet restart.
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(dial), grpc.WithIdleTimeout(0), grpc.WithAuthority("localhost"),
@@ -42,88 +97,14 @@ func newClient(dial dialFunc, options Options) (*Client, error) {
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxResponseBytes)))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}
-	c := &Client{
-		options: options, log: options.Log, conn: conn,
-		refreshRequested: make(chan struct{}, 1), podAdded: make(chan struct{}, 1), callLock: make(chan struct{}, 1), changed: make(chan struct{}),
-		response: newListResponse(), allocatableResponse: newAllocatableResponse(), tracker: newAllocationTracker(), backoff: minBackoff,
-	}
-	if c.log == nil {
-		c.log = slog.New(slog.DiscardHandler)
-	}
-	c.tracker.apiPods.nodeName = strings.ToLower(options.NodeName)
-	if options.OwnerRetention > 0 {
-		c.tracker.history.retention = options.OwnerRetention
-	}
-	return c, nil
+	return &kubeletConn{ClientConn: conn, socket: socket, refused: retry.Backoff{Min: minBackoff, Max: maxBackoff}}, nil
 }
 
-// kubeletEpoch is what a connection tells of the kubelet behind it: a restart shows in
-// nothing else. It travels as the connection's own address, so that each answer
-// says over which one it came.
-type kubeletEpoch struct {
-	// connectedAt is when the connection was made. The kubelet has been restarted,
-	// or seems to have been, just before.
-	connectedAt time.Time
-	// kubeletStartedAt is when the kubelet began to listen.
-	kubeletStartedAt time.Time
-}
-
-// Network and String make it a net.Addr.
-func (kubeletEpoch) Network() string { return "unix" }
-func (kubeletEpoch) String() string  { return "podgauge" }
-
-// epochConn is a connection that has its link with it.
-type epochConn struct {
-	net.Conn
-	epoch kubeletEpoch
-}
-
-func (c epochConn) LocalAddr() net.Addr { return c.epoch }
-
-// newDialer connects to a kubelet's socket.
-func newDialer(socket string) dialFunc {
-	return func(ctx context.Context, _ string) (net.Conn, error) {
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, "unix", socket)
-		if err != nil {
-			return nil, err
-		}
-		// The age is found here and never again, so that a clock that is set later does not
-		// make a young kubelet an old one.
-		age := kubeletAge(conn, socket)
-		now := time.Now() // later than the age, so that a pause between the two makes no kubelet older
-		return epochConn{conn, kubeletEpoch{connectedAt: now, kubeletStartedAt: now.Add(-age)}}, nil
-	}
-}
-
-// lockCalls waits for the turn to ask, which end gives back.
-func (c *Client) lockCalls(ctx context.Context) error {
-	select {
-	case c.callLock <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for the answer to an earlier question: %w", ctx.Err())
-	}
-}
-
-func (c *Client) unlockCalls() { <-c.callLock }
-
-// updateOwnIDs tells an answer which devices are ours.
-func (c *Client) updateOwnIDs(rows *resourceRows) {
-	if c.options.Devices != nil {
-		rows.foreign.setOwn(c.options.Devices.DeviceIDs())
-	}
-}
-
-// service is the kubelet's gRPC service (k8s.io/kubelet/pkg/apis/podresources/v1).
-const service = "/v1.PodResourcesLister/"
-
-// call calls a method, and returns the epoch of the connection over which the response came. After a refusal it fails without a
-// call until the pause is over.
-func (c *Client) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
-	if err := c.checkBackoff(time.Now()); err != nil {
+// call calls a method, and returns the epoch of the response. After a refusal it fails without a call until the pause is over.
+func (c *kubeletConn) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
+	if err := c.checkRefusal(time.Now()); err != nil {
 		return kubeletEpoch{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -131,17 +112,16 @@ func (c *Client) call(ctx context.Context, method string, request wire.Request, 
 	c.reconnect(ctx)
 	var from peer.Peer
 	started := time.Now()
-	err := c.conn.Invoke(ctx, service+method, request, response, grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&from))
-	if c.options.OnCall != nil {
-		c.options.OnCall(method, time.Since(started), err)
+	err := c.Invoke(ctx, service+method, request, response, grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&from))
+	if c.onCall != nil {
+		c.onCall(method, time.Since(started), err)
 	}
 	if err != nil {
 		err = fmt.Errorf("%s pod resources at %s: %w", method, c.socket, err)
-		if status.Code(err) == codes.ResourceExhausted {
-			c.backOff(err)
-		}
+		c.recordRefusal(err)
 		return kubeletEpoch{}, err
 	}
+	c.recordRefusal(nil)
 	epoch, ok := from.LocalAddr.(kubeletEpoch)
 	if !ok {
 		return kubeletEpoch{}, fmt.Errorf("%s pod resources at %s: unknown connection %v", method, c.socket, from.LocalAddr)
@@ -149,36 +129,46 @@ func (c *Client) call(ctx context.Context, method string, request wire.Request, 
 	return epoch, nil
 }
 
-// reconnect tries a connection that failed earlier again at once, not when gRPC would next do
-// so: the caller has come now. gRPC ends a call that waits for a connection before it changes
-// the connection's state, so one that has just failed may still be said to be made.
-func (c *Client) reconnect(ctx context.Context) {
+// reconnect retries a failed connection at once, where gRPC would wait. gRPC ends calls before it changes the state of the connection,
+// so a connection that has just failed may still be reported as connecting.
+func (c *kubeletConn) reconnect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	for state := c.conn.GetState(); state == connectivity.Connecting || state == connectivity.TransientFailure; state = c.conn.GetState() {
+	for state := c.GetState(); state == connectivity.Connecting || state == connectivity.TransientFailure; state = c.GetState() {
 		if state == connectivity.TransientFailure {
-			c.conn.ResetConnectBackoff()
+			c.ResetConnectBackoff()
 		}
-		if !c.conn.WaitForStateChange(ctx, state) {
+		if !c.WaitForStateChange(ctx, state) {
 			return
 		}
 	}
 }
 
-// backOff keeps everyone from asking for a while, after a refusal.
-func (c *Client) backOff(err error) {
+// recordRefusal begins a pause if a call failed because of the kubelet's limit.
+func (c *kubeletConn) recordRefusal(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.rateLimitErr = err
-	c.retryAt = time.Now().Add(c.backoff)
-	c.backoff = min(2*c.backoff, maxBackoff)
+	switch {
+	case err == nil:
+		c.refused.Reset()
+	case status.Code(err) == codes.ResourceExhausted:
+		c.refusedErr, c.retryAt = err, time.Now().Add(c.refused.Next())
+	}
 }
 
-func (c *Client) checkBackoff(now time.Time) error {
+// checkRefusal returns an error if the pause after a refusal is not over.
+func (c *kubeletConn) checkRefusal(now time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now.Before(c.retryAt) {
-		return fmt.Errorf("not asked again so soon after: %w", c.rateLimitErr)
+		return fmt.Errorf("wait for the kubelet's rate limit: %w", c.refusedErr)
 	}
 	return nil
+}
+
+// untilRetry returns how long the pause after a refusal lasts; not positive if there is none.
+func (c *kubeletConn) untilRetry(now time.Time) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.retryAt.Sub(now)
 }

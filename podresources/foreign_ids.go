@@ -9,23 +9,20 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// maxForeignIDs is how many ids of a resource are kept, besides those of our devices. To some
-// plugins each MiB of a GPU's memory is a device, so that a node has 65,000 ids and more.
+// maxForeignIDs is the number of ids of a resource that are kept, apart from this node's devices. Some plugins advertise each MiB of
+// memory as a device, 65,000 and more per node.
 const maxForeignIDs = 4096
 
-// uuidPattern is that of NVML's UUIDs of GPUs and MIG devices, also of drivers before R470. Plugins
-// that divide a GPU's memory make ids of a GPU's UUID and more.
+// uuidPattern matches NVML's UUIDs of GPUs and MIG devices, also of drivers before R470. Plugins that divide memory append to a UUID.
 var uuidPattern = regexp.MustCompile(`^(GPU|MIG|MIG-GPU)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(/[0-9]+/[0-9]+)?$`)
 
-// ownIDs are the ids of our devices. The map is replaced and never written, since several
-// parts share it. The zero value has all ids.
+// ownIDs are the ids of this node's devices. The zero value has all ids.
 type ownIDs struct {
-	known map[device.ID]bool
-	// matchUUIDs stands in until the inventory is known: the ids of UUIDs may be ours.
-	matchUUIDs bool
+	known      map[device.ID]bool // replaced and never written, since several parts share it
+	matchUUIDs bool               // before the first inventory, each UUID may be one
 }
 
-// has reports whether an id is, or may be, of one of our devices.
+// has reports whether an id is, or may be, of this node's devices.
 func (o ownIDs) has(id device.ID) bool {
 	if o.matchUUIDs {
 		return uuidPattern.MatchString(string(id))
@@ -33,35 +30,51 @@ func (o ownIDs) has(id device.ID) bool {
 	return o.known == nil || o.known[id]
 }
 
-// hasOrHad is has that counts devices that were lost before this process began.
+// hasOrHad also includes devices that were lost before this process began.
 func (o ownIDs) hasOrHad(id device.ID) bool { return o.has(id) || uuidPattern.MatchString(string(id)) }
 
-// foreignIDs drops the ids of resources that have too many. All of a resource's ids go: the
-// kubelet lists them in random order, and a part would be another one with each answer.
+// foreignIDs drops all foreign ids of a resource with too many. The kubelet lists them in random order, so a part would change with
+// each response.
 type foreignIDs struct {
 	own       ownIDs
 	resources map[string]*foreignResource
 }
 
 type foreignResource struct {
-	ids     int  // in this answer
-	dropped bool // since an answer had too many
+	ids     int  // in this response
+	dropped bool // the last response had too many
 }
 
-// isOwn is own.has of an id as it was received. It copies nothing.
+// setOwn sets the ids of this node's devices; nil before the first inventory.
+func (f *foreignIDs) setOwn(ids []device.ID) {
+	known := f.own.known
+	if ids != nil && len(ids) == len(known) && !slices.ContainsFunc(ids, func(id device.ID) bool { return !known[id] }) {
+		return
+	}
+	f.own = ownIDs{matchUUIDs: ids == nil}
+	if ids == nil {
+		return
+	}
+	f.own.known = make(map[device.ID]bool, len(ids))
+	for _, id := range ids {
+		f.own.known[id] = true
+	}
+}
+
+// startResponse begins a response.
+func (f *foreignIDs) startResponse() {
+	for _, r := range f.resources {
+		r.ids = 0
+	}
+}
+
+// isOwn is own.has for an id as received, without an allocation.
 func (f *foreignIDs) isOwn(received []byte) bool {
 	id, _, _ := bytes.Cut(received, []byte("::"))
 	if f.own.matchUUIDs {
 		return uuidPattern.Match(id)
 	}
 	return f.own.known == nil || f.own.known[device.ID(id)]
-}
-
-// startResponse starts an answer.
-func (f *foreignIDs) startResponse() {
-	for _, r := range f.resources {
-		r.ids = 0
-	}
 }
 
 // admit counts an id, and reports whether it is kept.
@@ -81,8 +94,7 @@ func (f *foreignIDs) admit(resource, id []byte) bool {
 	return !r.dropped && r.ids <= maxForeignIDs
 }
 
-// finishResponse finishes an answer, and reports whether it has rows of resources that it was the first to
-// have too many ids of.
+// finishResponse ends a response, and reports whether ids were kept of a resource that turned out to have too many.
 func (f *foreignIDs) finishResponse() (newlyDropped bool) {
 	for name, r := range f.resources {
 		wasDropped := r.dropped
@@ -94,39 +106,23 @@ func (f *foreignIDs) finishResponse() (newlyDropped bool) {
 	return newlyDropped
 }
 
-// isDropped reports whether a row is of a resource whose ids are dropped.
+// isDropped reports whether an id is one of those that are dropped.
 func (f *foreignIDs) isDropped(resource string, id device.AdvertisedID) bool {
 	r := f.resources[resource]
 	return r != nil && r.dropped && !f.own.has(id.Device())
 }
 
-// droppedIDs returns how many ids of each resource are dropped: old, if that says the same.
+// droppedIDs returns the number of dropped ids per resource; old if equal, which may be published.
 func (f *foreignIDs) droppedIDs(old []device.DroppedIDs) []device.DroppedIDs {
-	var now []device.DroppedIDs
+	var dropped []device.DroppedIDs
 	for name, r := range f.resources {
 		if r.dropped {
-			now = append(now, device.DroppedIDs{Resource: name, IDs: r.ids})
+			dropped = append(dropped, device.DroppedIDs{Resource: name, IDs: r.ids})
 		}
 	}
-	slices.SortFunc(now, func(a, b device.DroppedIDs) int { return cmp.Compare(a.Resource, b.Resource) })
-	if slices.Equal(now, old) {
+	slices.SortFunc(dropped, func(a, b device.DroppedIDs) int { return cmp.Compare(a.Resource, b.Resource) })
+	if slices.Equal(dropped, old) {
 		return old
 	}
-	return now
-}
-
-// setOwn takes the ids of our devices; nil: the inventory is not known yet.
-func (f *foreignIDs) setOwn(ids []device.ID) {
-	known := f.own.known
-	if ids != nil && len(ids) == len(known) && !slices.ContainsFunc(ids, func(id device.ID) bool { return !known[id] }) {
-		return
-	}
-	f.own = ownIDs{matchUUIDs: ids == nil}
-	if ids == nil {
-		return
-	}
-	f.own.known = make(map[device.ID]bool, len(ids))
-	for _, id := range ids {
-		f.own.known[id] = true
-	}
+	return dropped
 }

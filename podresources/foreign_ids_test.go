@@ -55,8 +55,8 @@ func TestCountlessForeignIDs(t *testing.T) {
 		if !slices.Equal(m.allocations, []device.Allocation{ours}) || len(l.allocated.AllocatedDevices) != 1 {
 			t.Fatalf("%d rows are held, %d of them devices", len(m.allocations), len(l.allocated.AllocatedDevices))
 		}
-		if want := []device.DroppedIDs{{Resource: memoryIDs, IDs: 65000}}; !slices.Equal(l.droppedAllocated, want) {
-			t.Errorf("dropped are %v, want %v", l.droppedAllocated, want)
+		if want := []device.DroppedIDs{{Resource: memoryIDs, IDs: 65000}}; !slices.Equal(l.allocated.DroppedAllocated, want) {
+			t.Errorf("dropped are %v, want %v", l.allocated.DroppedAllocated, want)
 		}
 	}
 	if n := testing.AllocsPerRun(3, func() { answers(many) }); n > 20 {
@@ -64,8 +64,8 @@ func TestCountlessForeignIDs(t *testing.T) {
 	}
 	answers(few) // it is noted that they are fewer
 	answers(few)
-	if len(m.allocations) != 1+maxForeignIDs || l.droppedAllocated != nil {
-		t.Errorf("%d rows are held, dropped are %v", len(m.allocations), l.droppedAllocated)
+	if len(m.allocations) != 1+maxForeignIDs || l.allocated.DroppedAllocated != nil {
+		t.Errorf("%d rows are held, dropped are %v", len(m.allocations), l.allocated.DroppedAllocated)
 	}
 	if seen := m.history.records(); len(seen) != 1 || seen[0].Device != "a" {
 		t.Errorf("there is a history of %d devices, want that of ours", len(seen))

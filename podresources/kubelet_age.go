@@ -12,20 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ticksPerSecond is the kernel's unit of start times towards processes (USER_HZ).
+// ticksPerSecond is the unit of process start times in /proc (USER_HZ).
 const ticksPerSecond = 100
 
-// kubeletAge returns for how long the kubelet behind a connection has listened, at most. The
-// socket's time is of a clock that may have been set since, as on a node whose clock is wrong
-// at boot. So the kubelet is no older than the boot, nor than its process where that can be
-// seen (hostPID). A process may be older than its kubelet, so the least age counts.
+// kubeletAge returns for how long the kubelet has listened, at most: the least of the ages of its socket, of the boot, and of its
+// process if that is visible (hostPID). The socket's time is of a clock that may have been set since, as after a boot with a wrong one.
 func kubeletAge(conn net.Conn, socket string) time.Duration {
 	var age time.Duration
 	if info, err := os.Stat(socket); err == nil {
 		age = max(0, time.Since(info.ModTime()))
 	}
 	pid, err := peerPID(conn)
-	if err != nil || pid == os.Getpid() { // a simulated kubelet poses as older than this process
+	if err != nil || pid == os.Getpid() { // a simulated kubelet may claim to be older than this process
 		return age
 	}
 	var now unix.Timespec
@@ -39,8 +37,8 @@ func kubeletAge(conn net.Conn, socket string) time.Duration {
 	return age
 }
 
-// processStart returns when a process started, since the boot: field 22 of its stat, the
-// twentieth behind the name, which may have spaces and brackets (proc_pid_stat(5)).
+// processStart returns when a process started, since the boot: field 22 of its stat. The name, field 2, may contain spaces and
+// parentheses (proc_pid_stat(5)).
 func processStart(pid int) (time.Duration, bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -54,14 +52,13 @@ func processStart(pid int) (time.Duration, bool) {
 	return time.Duration(ticks) * time.Second / ticksPerSecond, err == nil
 }
 
-// peerPID returns the process that listens on the other side; 0 if it is in no pid namespace
-// that can be seen from here.
+// peerPID returns the process at the other end of a connection; 0 if this process cannot see it.
 func peerPID(conn net.Conn) (pid int, err error) {
-	of, ok := conn.(*net.UnixConn)
+	socket, ok := conn.(*net.UnixConn)
 	if !ok {
 		return 0, net.ErrClosed
 	}
-	raw, err := of.SyscallConn()
+	raw, err := socket.SyscallConn()
 	if err != nil {
 		return 0, err
 	}

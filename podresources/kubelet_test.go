@@ -67,7 +67,7 @@ func newTestClient(t testing.TB, socket string, options Options) *Client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.conn.Close() })
+	t.Cleanup(func() { c.kubelet.Close() })
 	return c
 }
 
@@ -613,13 +613,13 @@ func TestAPodThatIsTurnedAway(t *testing.T) {
 		c.tracker.recordAllocate(resource, ids, time.Now().Add(-ownerLookupTimeout))
 		c.mu.Unlock()
 	}
-	// The one that stays came ten seconds before the one that is turned away, and
+	// The one that stays presence ten seconds before the one that is turned away, and
 	// the client is that old as well.
 	c.mu.Lock()
 	c.tracker.caughtUp = true
-	for name, came := range c.tracker.lifetimes.pods {
-		came.firstListed = came.firstListed.Add(-ownerLookupTimeout - maxAdmissionDelay)
-		c.tracker.lifetimes.pods[name] = came
+	for name, presence := range c.tracker.lifetimes.pods {
+		presence.firstListed = presence.firstListed.Add(-ownerLookupTimeout - maxAdmissionDelay)
+		c.tracker.lifetimes.pods[name] = presence
 	}
 	c.mu.Unlock()
 	if err := k.RunPod(t.Context(), gpuPod("greedy", 1, 5)); err == nil {

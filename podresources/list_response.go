@@ -5,13 +5,15 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/wire"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// rawListResponse is what of a List is wanted: the holdings, which pods there are, and what
-// containers have besides. A node has hundreds of containers and few devices, so the
-// answer is read where it lies, and only what is new is made a string
-// (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto). The next answer is read
-// into the same memory.
+// maxInternedNames is the number of strings that are kept from response to response.
+const maxInternedNames = 4096
+
+// rawListResponse decodes List, and Get, whose response is that of a List with one pod. A node has hundreds of containers and few
+// devices, so the message is read in place (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto). The next response is read into the same
+// memory.
 type rawListResponse struct {
 	allocations []device.Allocation
 	pods        []podName
@@ -23,11 +25,7 @@ func newListResponse() rawListResponse {
 	return rawListResponse{interner: wire.NewInterner(maxInternedNames)}
 }
 
-// maxInternedNames are kept from answer to answer.
-const maxInternedNames = 4096
-
-// The fields that are wanted, as they are tagged on the wire. CPUs come packed into one
-// field, or each in one of its own.
+// Tags of the fields that are read. CPUs are packed into one field, or have one each.
 const (
 	listPods = 1<<3 | wire.Length
 
@@ -44,9 +42,14 @@ const (
 	containerCPUs    = 3<<3 | wire.Length
 	containerMemory  = 4<<3 | wire.Length
 	containerClaims  = 5<<3 | wire.Length
+
+	allocatableDevices = 1<<3 | wire.Length
+	allocatableCPU     = 2<<3 | wire.Varint
+	allocatableCPUs    = 2<<3 | wire.Length
+	allocatableMemory  = 3<<3 | wire.Length
 )
 
-// Read is a wire.Message's. After an error the rest of the answer is of no use.
+// Read implements wire.Message.
 func (r *rawListResponse) Read(b []byte) error {
 	r.allocations, r.pods = r.allocations[:0], r.pods[:0]
 	r.resources.reset()
@@ -56,20 +59,15 @@ func (r *rawListResponse) Read(b []byte) error {
 		}
 		return nil
 	})
-	if foreign := &r.resources.foreign; foreign.finishResponse() {
-		r.resources.dropForeignDevices()
-		r.allocations = slices.DeleteFunc(r.allocations, func(h device.Allocation) bool { return foreign.isDropped(h.Resource, h.DeviceID) })
+	if r.resources.dropForeignDevices() {
+		foreign := &r.resources.foreign
+		r.allocations = slices.DeleteFunc(r.allocations, func(a device.Allocation) bool { return foreign.isDropped(a.Resource, a.DeviceID) })
 	}
 	return err
 }
 
-// dropForeignDevices drops the devices of resources that have too many.
-func (r *resourceRows) dropForeignDevices() {
-	r.devices = slices.DeleteFunc(r.devices, func(d device.AllocatedDevice) bool { return r.foreign.isDropped(d.Resource, device.AdvertisedID(d.ID)) })
-}
-
+// readPod reads the names and resources of a pod, and then its containers: fields may come in any order.
 func (r *rawListResponse) readPod(b []byte) error {
-	// The names may come after the containers, and again: the last one counts.
 	var pod, namespace []byte
 	rows := &r.resources
 	start := rows.offsets()
@@ -91,9 +89,7 @@ func (r *rawListResponse) readPod(b []byte) error {
 	}
 	name := podName{r.interner.Intern(namespace), r.interner.Intern(pod)}
 	r.pods = append(r.pods, name)
-	if rows.offsets() != start { // hardly any pod has something as a whole
-		rows.setOwner(device.Owner{Namespace: name.namespace, Pod: name.pod}, start)
-	}
+	rows.setOwner(device.Owner{Namespace: name.namespace, Pod: name.pod}, start)
 	return wire.WalkFields(b, func(f wire.Field) error {
 		if f.Tag == podContainers {
 			return r.readContainer(f.Bytes, name)
@@ -105,13 +101,13 @@ func (r *rawListResponse) readPod(b []byte) error {
 func (r *rawListResponse) readContainer(b []byte, pod podName) error {
 	var container []byte
 	rows := &r.resources
-	start, firstAllocation := rows.offsets(), len(r.allocations)
+	start := rows.offsets()
 	err := wire.WalkFields(b, func(f wire.Field) (err error) {
 		switch f.Tag {
 		case containerName:
 			container = f.Bytes
 		case containerDevices:
-			err = r.readDevices(f.Bytes)
+			err = rows.addDevices(f.Bytes, r.interner)
 		case containerCPU, containerCPUs:
 			rows.cpuIDs, err = f.AppendVarints(rows.cpuIDs)
 		case containerMemory:
@@ -121,23 +117,48 @@ func (r *rawListResponse) readContainer(b []byte, pod podName) error {
 		}
 		return err
 	})
-	if rows.offsets() == start { // most containers have nothing, and no string is made of them
+	if rows.offsets() == start { // as of most containers, whose names are not interned
 		return err
 	}
-	owner := device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: r.interner.Intern(container)}
-	for i := range r.allocations[firstAllocation:] {
-		r.allocations[firstAllocation+i].Owner = owner
+	rows.setOwner(device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: r.interner.Intern(container)}, start)
+	for _, d := range rows.devices[start.devices:] {
+		r.allocations = append(r.allocations, device.Allocation{Resource: d.Resource, DeviceID: device.AdvertisedID(d.ID), Owner: d.Owner})
 	}
-	rows.setOwner(owner, start)
 	return err
 }
 
-// readDevices appends a row for each id; whose they are is for the caller to say.
-func (r *rawListResponse) readDevices(b []byte) error {
-	start := len(r.resources.devices)
-	err := r.resources.addDevices(b, r.interner)
-	for _, d := range r.resources.devices[start:] {
-		r.allocations = append(r.allocations, device.Allocation{Resource: d.Resource, DeviceID: device.AdvertisedID(d.ID)})
-	}
+// rawAllocatableResponse decodes GetAllocatableResources. Its rows have no owner.
+type rawAllocatableResponse struct {
+	resources resourceRows
+	interner  wire.Interner
+}
+
+func newAllocatableResponse() rawAllocatableResponse {
+	return rawAllocatableResponse{interner: wire.NewInterner(maxInternedNames)}
+}
+
+// Read implements wire.Message.
+func (r *rawAllocatableResponse) Read(b []byte) error {
+	rows := &r.resources
+	rows.reset()
+	err := wire.WalkFields(b, func(f wire.Field) (err error) {
+		switch f.Tag {
+		case allocatableDevices:
+			err = rows.addDevices(f.Bytes, r.interner)
+		case allocatableCPU, allocatableCPUs:
+			rows.cpuIDs, err = f.AppendVarints(rows.cpuIDs)
+		case allocatableMemory:
+			err = rows.addMemory(f.Bytes, r.interner)
+		}
+		return err
+	})
+	rows.dropForeignDevices()
+	rows.setOwner(device.Owner{}, rowOffsets{})
 	return err
+}
+
+// getRequest returns a GetPodResourcesRequest.
+func getRequest(name podName) wire.Request {
+	b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), name.pod)
+	return protowire.AppendString(protowire.AppendTag(b, 2, protowire.BytesType), name.namespace)
 }

@@ -5,34 +5,33 @@ import (
 	"time"
 )
 
-// maxAdmissionDelay is how long a pod may have been listed when Allocate is called
-// for it: its admission asks other plugins too, and they take their time.
-const maxAdmissionDelay = 10 * time.Second
+const (
+	// maxAdmissionDelay is how long a pod may have been listed before Allocate: its admission calls other plugins too.
+	maxAdmissionDelay = 10 * time.Second
+	// ownerLookupTimeout is how long after Allocate an owner is looked up.
+	ownerLookupTimeout = 10 * time.Second
+)
 
-// podLifetimes are when the pods that the kubelet lists came, as closely as its
-// answers tell. A pod is listed, with or without devices, from before its
-// admission (HandlePodAdditions in pkg/kubelet/kubelet.go) until it has ended, and
-// what it had is free when it is listed no more (UpdateAllocatedDevices in
-// pkg/kubelet/cm/devicemanager/manager.go). So an allocation whose holder is not
-// named is over when none of those is listed who came in time for it. A pod that
-// came back under its name between two answers passes for the one before it.
+// podLifetimes tracks when pods were first listed, as closely as responses tell. A pod is listed, with or without devices, from before
+// its admission (HandlePodAdditions in pkg/kubelet/kubelet.go) until its end; then its devices are free (UpdateAllocatedDevices in
+// pkg/kubelet/cm/devicemanager/manager.go). So a pending allocation is over if no listed pod came in time for it. A pod that takes the
+// name of an earlier one between two responses is taken for that one.
 type podLifetimes struct {
-	pods      map[podName]podPresence
-	responses int // how many there were
-	// completeAt is when the newest answer was asked for that left out nobody.
-	completeAt time.Time
+	pods       map[podName]podPresence
+	responses  int
+	completeAt time.Time // request of the newest response that omitted no pod
 }
 
-// podPresence is of one pod. The times are when answers were asked for.
+// podPresence is the presence of one pod in responses.
 type podPresence struct {
-	absentAt     time.Time // the newest that left out nobody and did not list it; zero where there was none
-	firstListed  time.Time // the first that listed it
-	lastResponse int       // the newest that listed it, by its number
+	absentAt     time.Time // request of the newest complete response before firstListed; zero if there was none
+	firstListed  time.Time // request of the first response with the pod
+	lastResponse int       // number of the newest response with the pod
 }
 
 func newPodLifetimes() podLifetimes { return podLifetimes{pods: map[podName]podPresence{}} }
 
-// update takes in the pods of an answer, and whether it left out nobody.
+// update records the pods of a response, and whether it is complete.
 func (l *podLifetimes) update(pods []podName, requestedAt time.Time, complete bool) {
 	l.responses++
 	for _, p := range pods {
@@ -49,11 +48,10 @@ func (l *podLifetimes) update(pods []podName, requestedAt time.Time, complete bo
 	}
 }
 
-// mayOwn tells whether a pod is there that what was allocated in that time may
-// have been for, but for those of whom it is known that it was not.
-func (l *podLifetimes) mayOwn(allocatedAt timeInterval, known func(podName) bool) bool {
+// mayOwn reports whether a listed pod may own an allocation, apart from pods that are known not to.
+func (l *podLifetimes) mayOwn(allocatedAt timeInterval, isOther func(podName) bool) bool {
 	for p, presence := range l.pods {
-		if presence.absentAt.Before(allocatedAt.latest) && presence.firstListed.After(allocatedAt.earliest.Add(-maxAdmissionDelay)) && !known(p) {
+		if presence.absentAt.Before(allocatedAt.latest) && presence.firstListed.After(allocatedAt.earliest.Add(-maxAdmissionDelay)) && !isOther(p) {
 			return true
 		}
 	}

@@ -8,8 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/wire"
 )
 
-// resourceRows is what an answer has of resources, a row each. The next answer is read into the
-// same memory, so nothing of it outlasts the next.
+// resourceRows are the resources of a response. The next response is read into the same memory, so nothing of it may be published.
 type resourceRows struct {
 	devices []device.AllocatedDevice
 	cpus    []device.AllocatedCPUs
@@ -17,8 +16,7 @@ type resourceRows struct {
 	claims  []device.Claim
 	foreign foreignIDs
 
-	// The rows' slices are parts of these. Where one of these grows, parts that were cut
-	// before stay where they are.
+	// The slices within rows are parts of these. When one of these grows, earlier parts stay where they are.
 	numaNodes []int
 	cpuIDs    []int64
 	cdiNames  []string
@@ -30,14 +28,14 @@ func (r *resourceRows) reset() {
 	r.foreign.startResponse()
 }
 
-// rowOffsets is how far a given has been filled.
+// rowOffsets are the numbers of rows at a point of the response.
 type rowOffsets struct{ devices, cpuIDs, memory, claims int }
 
 func (r *resourceRows) offsets() rowOffsets {
 	return rowOffsets{len(r.devices), len(r.cpuIDs), len(r.memory), len(r.claims)}
 }
 
-// setOwner says whose the rows are that came since the mark.
+// setOwner sets the owner of the rows since start.
 func (r *resourceRows) setOwner(owner device.Owner, start rowOffsets) {
 	for i := range r.devices[start.devices:] {
 		r.devices[start.devices+i].Owner = owner
@@ -48,14 +46,12 @@ func (r *resourceRows) setOwner(owner device.Owner, start rowOffsets) {
 	for i := range r.claims[start.claims:] {
 		r.claims[start.claims+i].Owner = owner
 	}
-	if cpus := tail(r.cpuIDs, start.cpuIDs); cpus != nil {
-		slices.Sort(cpus)
-		r.cpus = append(r.cpus, device.AllocatedCPUs{Owner: owner, CPUs: slices.Compact(cpus)})
+	if cpus := sortedTail(r.cpuIDs, start.cpuIDs); cpus != nil {
+		r.cpus = append(r.cpus, device.AllocatedCPUs{Owner: owner, CPUs: cpus})
 	}
 }
 
-// tail is what was appended since, as a slice that no append writes to; nil where that is
-// nothing.
+// tail returns what was appended since start, as a slice that no append writes to; nil if there is nothing.
 func tail[T any](all []T, start int) []T {
 	if len(all) == start {
 		return nil
@@ -63,7 +59,23 @@ func tail[T any](all []T, start int) []T {
 	return all[start:len(all):len(all)]
 }
 
-// The fields of what is given.
+// sortedTail returns what was appended since start, sorted and without duplicates.
+func sortedTail[T cmp.Ordered](all []T, start int) []T {
+	part := tail(all, start)
+	slices.Sort(part)
+	return slices.Compact(part)
+}
+
+// dropForeignDevices ends a response, and drops the ids of resources with too many. It reports whether there were any to drop.
+func (r *resourceRows) dropForeignDevices() bool {
+	newlyDropped := r.foreign.finishResponse()
+	if newlyDropped {
+		r.devices = slices.DeleteFunc(r.devices, func(d device.AllocatedDevice) bool { return r.foreign.isDropped(d.Resource, device.AdvertisedID(d.ID)) })
+	}
+	return newlyDropped
+}
+
+// Tags of the fields that are read.
 const (
 	devicesResource = 1<<3 | wire.Length
 	devicesIDs      = 2<<3 | wire.Length
@@ -94,7 +106,7 @@ func (r *resourceRows) addDevices(b []byte, interner wire.Interner) error {
 	var resource []byte
 	start, nodesStart := len(r.devices), len(r.numaNodes)
 	err := wire.WalkFields(b, func(f wire.Field) error {
-		if f.Tag == devicesResource { // it may come after the ids, and again: the last one counts
+		if f.Tag == devicesResource { // may follow the ids, and be repeated: the last one counts
 			resource = f.Bytes
 		}
 		return nil
@@ -116,7 +128,7 @@ func (r *resourceRows) addDevices(b []byte, interner wire.Interner) error {
 	if start == len(r.devices) {
 		return err
 	}
-	name, nodes := interner.Intern(resource), r.nodesSince(nodesStart)
+	name, nodes := interner.Intern(resource), sortedTail(r.numaNodes, nodesStart)
 	for i := range r.devices[start:] {
 		d := &r.devices[start+i]
 		d.Resource, d.NUMANodes = name, nodes
@@ -129,7 +141,7 @@ func (r *resourceRows) addNodes(b []byte) error {
 		if node.Tag != topologyNodes {
 			return nil
 		}
-		id := 0 // of a node without a number
+		id := 0 // protobuf omits it
 		err := wire.WalkFields(node.Bytes, func(f wire.Field) error {
 			if f.Tag == nodeID {
 				id = int(int64(f.Value))
@@ -141,43 +153,35 @@ func (r *resourceRows) addNodes(b []byte) error {
 	})
 }
 
-// nodesSince are NUMA nodes in their order, each once.
-func (r *resourceRows) nodesSince(start int) []int {
-	nodes := tail(r.numaNodes, start)
-	slices.Sort(nodes)
-	return slices.Compact(nodes)
-}
-
 func (r *resourceRows) addMemory(b []byte, interner wire.Interner) error {
-	var kind []byte
-	var size uint64
+	var m device.AllocatedMemory
 	nodesStart := len(r.numaNodes)
 	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case memoryType:
-			kind = f.Bytes
+			m.Type = interner.Intern(f.Bytes)
 		case memorySize:
-			size = f.Value
+			m.Bytes = f.Value
 		case memoryTopology:
 			return r.addNodes(f.Bytes)
 		}
 		return nil
 	})
-	m := device.Memory{Type: interner.Intern(kind), Bytes: size, NUMANodes: r.nodesSince(nodesStart)}
-	r.memory = append(r.memory, device.AllocatedMemory{Memory: m})
+	m.NUMANodes = sortedTail(r.numaNodes, nodesStart)
+	r.memory = append(r.memory, m)
 	return err
 }
 
 // addClaims adds a row for each device of a claim.
 func (r *resourceRows) addClaims(b []byte, interner wire.Interner) error {
-	var claim, namespace []byte
+	var claim, namespace string
 	start := len(r.claims)
 	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
 		case claimName:
-			claim = f.Bytes
+			claim = interner.Intern(f.Bytes)
 		case claimNamespace:
-			namespace = f.Bytes
+			namespace = interner.Intern(f.Bytes)
 		case claimResources:
 			return r.addClaim(f.Bytes, interner)
 		}
@@ -185,7 +189,7 @@ func (r *resourceRows) addClaims(b []byte, interner wire.Interner) error {
 	})
 	rows := r.claims[start:]
 	for i := range rows {
-		rows[i].ClaimNamespace, rows[i].ClaimName = interner.Intern(namespace), interner.Intern(claim)
+		rows[i].ClaimNamespace, rows[i].ClaimName = namespace, claim
 	}
 	trimCDI(rows)
 	return err
@@ -226,36 +230,44 @@ func (r *resourceRows) addCDI(b []byte, interner wire.Interner) error {
 	return err
 }
 
-// normalize sorts the rows, and makes one of those of one thing: a device is listed once for
-// each of its NUMA nodes, two requests of a claim may have been given the same, and two
-// pods of one name are listed while the one is made in the place of the other.
+// trimCDI leaves each row of a claim the CDI names of its own device. The kubelet appends the names of all devices of a driver to one
+// list, so each row begins with those of the rows before (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go). A row that
+// does not begin with those of the row before stays as it is.
+func trimCDI(rows []device.Claim) {
+	for i := len(rows) - 1; i > 0; i-- {
+		before, row := &rows[i-1], &rows[i]
+		n := len(before.CDI)
+		if before.Driver == row.Driver && n <= len(row.CDI) && slices.Equal(row.CDI[:n], before.CDI) {
+			row.CDI = row.CDI[n:]
+		}
+	}
+}
+
+// normalize sorts the rows and merges duplicates: a device is listed once for each of its NUMA nodes, two requests of a claim may have
+// the same device, and two pods of one name are listed while one replaces the other.
 func (r *resourceRows) normalize() {
-	slices.SortFunc(r.devices, device.AllocatedDevice.Compare)
-	slices.SortFunc(r.cpus, device.AllocatedCPUs.Compare)
-	slices.SortFunc(r.memory, device.AllocatedMemory.Compare)
-	slices.SortFunc(r.claims, device.Claim.Compare)
-	r.devices = mergeAdjacent(r.devices, func(d *device.AllocatedDevice, e device.AllocatedDevice) bool {
+	r.devices = mergeRows(r.devices, func(d *device.AllocatedDevice, e device.AllocatedDevice) bool {
 		same := d.Owner == e.Owner && d.Resource == e.Resource && d.ID == e.ID
 		if same {
 			d.NUMANodes = union(&r.numaNodes, d.NUMANodes, e.NUMANodes)
 		}
 		return same
 	})
-	r.cpus = mergeAdjacent(r.cpus, func(c *device.AllocatedCPUs, d device.AllocatedCPUs) bool {
+	r.cpus = mergeRows(r.cpus, func(c *device.AllocatedCPUs, d device.AllocatedCPUs) bool {
 		same := c.Owner == d.Owner
 		if same {
 			c.CPUs = union(&r.cpuIDs, c.CPUs, d.CPUs)
 		}
 		return same
 	})
-	r.memory = mergeAdjacent(r.memory, func(m *device.AllocatedMemory, n device.AllocatedMemory) bool {
+	r.memory = mergeRows(r.memory, func(m *device.AllocatedMemory, n device.AllocatedMemory) bool {
 		same := m.Owner == n.Owner && m.Type == n.Type && slices.Equal(m.NUMANodes, n.NUMANodes)
 		if same {
 			m.Bytes += n.Bytes
 		}
 		return same
 	})
-	r.claims = mergeAdjacent(r.claims, func(c *device.Claim, d device.Claim) bool {
+	r.claims = mergeRows(r.claims, func(c *device.Claim, d device.Claim) bool {
 		a, b := *c, d
 		a.CDI, b.CDI = nil, nil
 		same := a.Compare(b) == 0
@@ -266,9 +278,9 @@ func (r *resourceRows) normalize() {
 	})
 }
 
-// mergeAdjacent makes one of rows that follow each other: into takes the second into the first,
-// where both are of one thing.
-func mergeAdjacent[T any](rows []T, merge func(first *T, second T) bool) []T {
+// mergeRows sorts rows, and merges each into the row before if merge returns true.
+func mergeRows[T interface{ Compare(T) int }](rows []T, merge func(before *T, row T) bool) []T {
+	slices.SortFunc(rows, T.Compare)
 	kept := rows[:0]
 	for _, row := range rows {
 		if last := len(kept) - 1; last < 0 || !merge(&kept[last], row) {
@@ -278,11 +290,9 @@ func mergeAdjacent[T any](rows []T, merge func(first *T, second T) bool) []T {
 	return kept
 }
 
-// union is what either has, in its order, as a part of all.
+// union returns the elements of both slices, sorted, as a part of all.
 func union[T cmp.Ordered](all *[]T, a, b []T) []T {
 	start := len(*all)
 	*all = append(append(*all, a...), b...)
-	either := tail(*all, start)
-	slices.Sort(either)
-	return slices.Compact(either)
+	return sortedTail(*all, start)
 }

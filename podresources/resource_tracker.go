@@ -6,54 +6,54 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// resourceTracker is what stands of resources from answer to answer, as memory is for holders: what
-// containers have of them, and what the kubelet would give away. It has no lock and reads
-// no clock.
+// resourceTracker tracks from response to response which resources containers have and which are allocatable. It has no lock.
 //
-// An answer replaces the one before it, except in the minute after a connection was made:
-// a kubelet that was restarted lists its pods one after the other. What a pod had stands
-// until that connection has listed the pod, or somebody else has the same, or the minute
-// is over (docs/adr/0004-unknown-holders.md). Before the first answer there is nothing.
+// A response replaces the one before, unless it may be incomplete. Then a pod keeps its resources until a response over this connection
+// lists the pod or another owner of them, or until responses are complete (docs/adr/0004-unknown-holders.md).
 type resourceTracker struct {
-	// held are the rows by owner, and offered those that nobody owns. Once set their
-	// slices are replaced and not written, since they were published.
+	// allocated has the rows with an owner, and allocatable those without. Published slices are replaced and never written.
 	allocated, allocatable device.NodeResources
 
-	// dropped are the ids that answers had too many of, of those that the kubelet would give
-	// away, and droppedHeld of those that containers have.
-	droppedAllocatable, droppedAllocated []device.DroppedIDs
+	epoch      kubeletEpoch
+	listedPods map[podName]bool // by responses of this epoch; nil when they are complete
 
-	epoch kubeletEpoch
-	// listedPods are the pods that answers over link have listed, while it is young.
-	listedPods map[podName]bool
-
-	scratchDevices []device.ResourceDevice // scratch
+	scratchDevices []device.ResourceDevice
 	scratchMemory  []device.Memory
 
-	// published are the devices of named holders, and holders and rows what they were made of.
-	published     []device.AllocatedDevice
-	publishedFor  []device.Allocation
-	publishedRows []device.AllocatedDevice
+	// devices are the published ones, made of devicesFor and devicesFrom.
+	devices     []device.AllocatedDevice
+	devicesFor  []device.Allocation
+	devicesFrom []device.AllocatedDevice
 }
 
-// merge merges an answer in, and reports whether anybody has something else than before. The
-// answer may lack pods as long as its connection is young.
-func (t *resourceTracker) merge(rows *resourceRows, pods []podName, epoch kubeletEpoch, young bool) bool {
-	if young {
+// merge merges a List, and reports whether resources of containers changed. An incomplete List may omit pods.
+func (t *resourceTracker) merge(rows *resourceRows, pods []podName, epoch kubeletEpoch, incomplete bool) bool {
+	if incomplete {
 		t.addListedPods(pods, epoch)
 		t.addUnlisted(rows)
 	} else {
 		t.epoch, t.listedPods = epoch, nil
 	}
-	t.droppedAllocated = rows.foreign.droppedIDs(t.droppedAllocated)
+	r := &t.allocated
+	r.DroppedAllocated = rows.foreign.droppedIDs(r.DroppedAllocated)
 	rows.normalize()
-	var devices, cpus, memory, claims bool
-	h := &t.allocated
-	h.AllocatedDevices, devices = cloneIfChanged(h.AllocatedDevices, rows.devices, device.AllocatedDevice.Compare, cloneHeldDevice)
-	h.AllocatedCPUs, cpus = cloneIfChanged(h.AllocatedCPUs, rows.cpus, device.AllocatedCPUs.Compare, cloneHeldCPUs)
-	h.AllocatedMemory, memory = cloneIfChanged(h.AllocatedMemory, rows.memory, device.AllocatedMemory.Compare, cloneHeldMemory)
-	h.Claims, claims = cloneIfChanged(h.Claims, rows.claims, device.Claim.Compare, cloneClaim)
+	devices := update(&r.AllocatedDevices, rows.devices, func(d *device.AllocatedDevice) { d.NUMANodes = slices.Clone(d.NUMANodes) })
+	cpus := update(&r.AllocatedCPUs, rows.cpus, func(c *device.AllocatedCPUs) { c.CPUs = slices.Clone(c.CPUs) })
+	memory := update(&r.AllocatedMemory, rows.memory, func(m *device.AllocatedMemory) { m.NUMANodes = slices.Clone(m.NUMANodes) })
+	claims := update(&r.Claims, rows.claims, func(c *device.Claim) { c.CDI = slices.Clone(c.CDI) })
 	return devices || cpus || memory || claims
+}
+
+// update replaces rows by a copy of the latest ones if they differ, and reports whether they do. own copies the slices of a row.
+func update[T interface{ Compare(T) int }](rows *[]T, latest []T, own func(*T)) bool {
+	if slices.EqualFunc(*rows, latest, func(a, b T) bool { return a.Compare(b) == 0 }) {
+		return false
+	}
+	*rows = slices.Clone(latest)
+	for i := range *rows {
+		own(&(*rows)[i])
+	}
+	return true
 }
 
 func (t *resourceTracker) addListedPods(pods []podName, epoch kubeletEpoch) {
@@ -65,9 +65,9 @@ func (t *resourceTracker) addListedPods(pods []podName, epoch kubeletEpoch) {
 	}
 }
 
-// addUnlisted adds to an answer what it leaves out and still stands.
+// addUnlisted adds to a response the resources of unlisted pods that no other owner has.
 func (t *resourceTracker) addUnlisted(rows *resourceRows) {
-	cpus, claims := rows.cpus, rows.claims // what others have now
+	cpus, claims := rows.cpus, rows.claims // those of listed pods
 	isUnlisted := func(o device.Owner) bool { return !t.listedPods[podName{o.Namespace, o.Pod}] }
 	t.addUnlistedDevices(rows, isUnlisted)
 	for _, c := range t.allocated.AllocatedCPUs {
@@ -81,7 +81,7 @@ func (t *resourceTracker) addUnlisted(rows *resourceRows) {
 			rows.cpus = append(rows.cpus, c)
 		}
 	}
-	for _, m := range t.allocated.AllocatedMemory {
+	for _, m := range t.allocated.AllocatedMemory { // which part of the memory is unknown
 		if isUnlisted(m.Owner) {
 			rows.memory = append(rows.memory, m)
 		}
@@ -93,8 +93,7 @@ func (t *resourceTracker) addUnlisted(rows *resourceRows) {
 	}
 }
 
-// addUnlistedDevices does so for devices. There are plugins to which each MiB of a GPU's memory
-// is a device, so that a node has some hundred thousand.
+// addUnlistedDevices uses a map, since some plugins advertise each MiB of memory as a device.
 func (t *resourceTracker) addUnlistedDevices(rows *resourceRows, isUnlisted func(device.Owner) bool) {
 	if !slices.ContainsFunc(t.allocated.AllocatedDevices, func(d device.AllocatedDevice) bool { return isUnlisted(d.Owner) }) {
 		return
@@ -110,16 +109,18 @@ func (t *resourceTracker) addUnlistedDevices(rows *resourceRows, isUnlisted func
 	}
 }
 
-// supersedes tells whether a claim has been given the device of another: several pods may
-// share a claim, and several claims a device where each has a share of it.
+// supersedes reports whether a claim has the device of another one. Several pods may share a claim, and several claims may each have a
+// share of a device.
 func supersedes(c, other device.Claim) bool {
 	return c.Driver == other.Driver && c.Pool == other.Pool && c.Device == other.Device && c.ShareID == other.ShareID &&
 		(c.ClaimNamespace != other.ClaimNamespace || c.ClaimName != other.ClaimName)
 }
 
-// setAllocatable takes in what the kubelet would give away.
+// setAllocatable replaces the allocatable resources.
 func (t *resourceTracker) setAllocatable(rows *resourceRows) {
-	t.droppedAllocatable = rows.foreign.droppedIDs(t.droppedAllocatable)
+	r := &t.allocatable
+	r.AllocatableKnown = true
+	r.Dropped = rows.foreign.droppedIDs(r.Dropped)
 	rows.normalize()
 	t.scratchDevices, t.scratchMemory = t.scratchDevices[:0], t.scratchMemory[:0]
 	for _, d := range rows.devices {
@@ -132,101 +133,53 @@ func (t *resourceTracker) setAllocatable(rows *resourceRows) {
 	if len(rows.cpus) > 0 {
 		cpus = rows.cpus[0].CPUs
 	}
-	t.allocatable.AllocatableKnown = true
-	t.allocatable.AllocatableDevices, _ = cloneIfChanged(t.allocatable.AllocatableDevices, t.scratchDevices, device.ResourceDevice.Compare, cloneDevice)
-	t.allocatable.AllocatableMemory, _ = cloneIfChanged(t.allocatable.AllocatableMemory, t.scratchMemory, device.Memory.Compare, cloneMemory)
-	if !slices.Equal(t.allocatable.AllocatableCPUs, cpus) {
-		t.allocatable.AllocatableCPUs = slices.Clone(cpus)
+	update(&r.AllocatableDevices, t.scratchDevices, func(d *device.ResourceDevice) { d.NUMANodes = slices.Clone(d.NUMANodes) })
+	update(&r.AllocatableMemory, t.scratchMemory, func(m *device.Memory) { m.NUMANodes = slices.Clone(m.NUMANodes) })
+	if !slices.Equal(r.AllocatableCPUs, cpus) {
+		r.AllocatableCPUs = slices.Clone(cpus)
 	}
 }
 
-// clearAllocatable notes that the kubelet does not say what it would give away. What it said before
-// is kept for when it says the same again, and shown to nobody.
+// clearAllocatable makes the allocatable resources unknown. They are kept in case the next ones are equal.
 func (t *resourceTracker) clearAllocatable() { t.allocatable.AllocatableKnown = false }
 
-// snapshot are what stands, beside these holders.
+// snapshot returns the resources, with the devices of these allocations.
 func (t *resourceTracker) snapshot(allocations []device.Allocation) device.NodeResources {
-	r := t.allocated
-	r.AllocatedDevices = t.allocatedDevices(allocations)
-	if t.allocatable.AllocatableKnown {
-		r.AllocatableKnown, r.AllocatableDevices, r.AllocatableCPUs, r.AllocatableMemory = true, t.allocatable.AllocatableDevices, t.allocatable.AllocatableCPUs, t.allocatable.AllocatableMemory
+	r, a := t.allocated, t.allocatable
+	r.AllocatedDevices, r.Dropped = t.allocatedDevices(allocations), a.Dropped
+	if a.AllocatableKnown {
+		r.AllocatableKnown, r.AllocatableDevices, r.AllocatableCPUs, r.AllocatableMemory = true, a.AllocatableDevices, a.AllocatableCPUs, a.AllocatableMemory
 	}
 	return r
 }
 
-// allocatedDevices are those of the holders who have a name: memory knows better who holds what
-// than one answer does, and what is shown of a device is to be of one mind. The answers add
+// allocatedDevices returns the devices of allocations with an owner, so that all that is published of a device agrees. Responses add
 // the NUMA nodes.
 func (t *resourceTracker) allocatedDevices(allocations []device.Allocation) []device.AllocatedDevice {
-	if sameSlice(allocations, t.publishedFor) && sameSlice(t.allocated.AllocatedDevices, t.publishedRows) {
-		return t.published
+	if sameSlice(allocations, t.devicesFor) && sameSlice(t.allocated.AllocatedDevices, t.devicesFrom) {
+		return t.devices
 	}
-	t.publishedFor, t.publishedRows = allocations, t.allocated.AllocatedDevices
+	t.devicesFor, t.devicesFrom = allocations, t.allocated.AllocatedDevices
 	nodes := make(map[allocationKey][]int, len(allocations))
-	for _, rows := range [...][]device.AllocatedDevice{t.published, t.publishedRows} { // the newer ones last
+	for _, rows := range [...][]device.AllocatedDevice{t.devices, t.devicesFrom} { // the newer ones last
 		for _, d := range rows {
 			nodes[allocationKey{d.Resource, device.AdvertisedID(d.ID)}] = d.NUMANodes
 		}
 	}
 	devices := make([]device.AllocatedDevice, 0, len(allocations))
-	for _, h := range allocations {
-		if h.Owner == (device.Owner{}) || h.Claimed() { // a claim has a row of its own
-			continue
+	for _, a := range allocations {
+		if a.Owner != (device.Owner{}) && !a.Claimed() { // claims have their own rows
+			devices = append(devices, device.AllocatedDevice{Owner: a.Owner, ResourceDevice: device.ResourceDevice{
+				Resource: a.Resource, ID: string(a.DeviceID), NUMANodes: nodes[keyOf(a)],
+			}})
 		}
-		devices = append(devices, device.AllocatedDevice{Owner: h.Owner, ResourceDevice: device.ResourceDevice{
-			Resource: h.Resource, ID: string(h.DeviceID), NUMANodes: nodes[keyOf(h)],
-		}})
 	}
 	slices.SortFunc(devices, device.AllocatedDevice.Compare)
-	if !slices.EqualFunc(devices, t.published, func(a, b device.AllocatedDevice) bool { return a.Compare(b) == 0 }) {
-		t.published = devices
+	if !slices.EqualFunc(devices, t.devices, func(a, b device.AllocatedDevice) bool { return a.Compare(b) == 0 }) {
+		t.devices = devices
 	}
-	return t.published
+	return t.devices
 }
 
-// sameSlice tells whether two slices are the same memory: what was published is replaced, and
-// not written.
+// sameSlice reports whether two slices share their memory.
 func sameSlice[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
-
-// cloneIfChanged are the old rows where the new ones say the same, and else copies of the new
-// ones.
-func cloneIfChanged[T any](old, latest []T, compare func(a, b T) int, clone func(T) T) (rows []T, changed bool) {
-	if slices.EqualFunc(old, latest, func(a, b T) bool { return compare(a, b) == 0 }) {
-		return old, false
-	}
-	rows = make([]T, len(latest))
-	for i, row := range latest {
-		rows[i] = clone(row)
-	}
-	return rows, true
-}
-
-func cloneDevice(d device.ResourceDevice) device.ResourceDevice {
-	d.NUMANodes = slices.Clone(d.NUMANodes)
-	return d
-}
-
-func cloneMemory(m device.Memory) device.Memory {
-	m.NUMANodes = slices.Clone(m.NUMANodes)
-	return m
-}
-
-func cloneHeldDevice(d device.AllocatedDevice) device.AllocatedDevice {
-	d.ResourceDevice = cloneDevice(d.ResourceDevice)
-	return d
-}
-
-func cloneHeldMemory(m device.AllocatedMemory) device.AllocatedMemory {
-	m.Memory = cloneMemory(m.Memory)
-	return m
-}
-
-func cloneHeldCPUs(c device.AllocatedCPUs) device.AllocatedCPUs {
-	c.CPUs = slices.Clone(c.CPUs)
-	return c
-}
-
-func cloneClaim(c device.Claim) device.Claim {
-	c.CDI = slices.Clone(c.CDI)
-	return c
-}

@@ -57,11 +57,11 @@ func runScriptedWith(t *testing.T, age time.Duration, options Options, test func
 		k := &scriptedKubelet{t: t}
 		k.start(age)
 		defer k.stop()
-		c, err := newClient(k.dial, options)
+		c, err := newClient("", k.dial, options)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer c.conn.Close()
+		defer c.kubelet.Close()
 		test(t, k, c)
 	})
 }
