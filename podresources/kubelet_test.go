@@ -364,7 +364,7 @@ func TestASocketOfAnyName(t *testing.T) {
 // While it is restarted a kubelet is away, then names nobody, then its static pods
 // and then the rest. Nobody who looks sees any of it.
 func TestHoldersThroughRestarts(t *testing.T) {
-	k := startKubelet(t, kubelet.Options{EmptyListFor: -1, APIPodsDelay: -1})
+	k := startKubelet(t, kubelet.Options{ReadPodsAtOnce: true})
 	startPlugin(t, k, gpu, healthyDevices("a", "b", "c", "d")...)
 	static := gpuPod("static", 1)
 	static.Static = true

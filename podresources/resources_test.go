@@ -17,9 +17,9 @@ import (
 // All that a node has, whoever's plugin and driver it is of, as a kubelet says it.
 func TestAllThatANodeGivesAway(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{
-		ExclusiveCPUs: []int64{2, 3, 4, 5},
-		Memory:        []kubelet.MemoryBlock{{Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{0}}, {Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{1}}},
-		EmptyListFor:  -1, APIPodsDelay: -1,
+		ExclusiveCPUs:  []int64{2, 3, 4, 5},
+		Memory:         []kubelet.MemoryBlock{{Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{0}}, {Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{1}}},
+		ReadPodsAtOnce: true,
 	})
 	devices := healthyDevices("nic-0", "nic-1", "nic-2")
 	devices[0].Topology = &pluginapi.TopologyInfo{Nodes: []*pluginapi.NUMANode{{ID: 1}, {ID: 0}}}

@@ -24,7 +24,7 @@ import (
 func brokenNodeFindings(t *testing.T) []doctor.Finding {
 	t.Helper()
 	dir, now := shortDir(t), time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
-	runKubelet(t, kubelet.Options{Dir: dir, EmptyListFor: -1, RunningSince: now.Add(-26 * time.Hour)})
+	runKubelet(t, kubelet.Options{Dir: dir, ReadPodsAtOnce: true, RunningSince: now.Add(-26 * time.Hour)})
 	plugins := filepath.Join(dir, "device-plugins")
 	for _, name := range []string{"nvidia-gpu.sock", "amd.com_gpu"} {
 		l, err := net.Listen("unix", filepath.Join(plugins, name))
@@ -143,7 +143,7 @@ func TestDoctorInDocs(t *testing.T) {
 // line or a config that is wrong.
 func TestDoctor(t *testing.T) {
 	dir := shortDir(t)
-	stop := runKubelet(t, kubelet.Options{Dir: dir, EmptyListFor: -1})
+	stop := runKubelet(t, kubelet.Options{Dir: dir, ReadPodsAtOnce: true})
 	// The folders of the machine that the test runs on, which may be a container, are left out.
 	args := []string{"doctor", "--kubelet-dir", dir, "--state-dir", t.TempDir(), "--kernel-log=", "--pod-logs-dir", dir}
 	diagnose := func(want int, more ...string) (d doctorReport) {

@@ -277,7 +277,7 @@ func (w *testApp) runPodOn(p kubelet.PodSpec, on ...device.ID) {
 	w.t.Helper()
 	res := slices.Sorted(maps.Keys(p.Containers[0].Limits))[0]
 	var fillers, rest []kubelet.PodSpec
-	for i := range w.kubelet.Allocatable(res) {
+	for i := range w.kubelet.Resource(res).Allocatable {
 		filler := kubelet.PodSpec{Name: fmt.Sprintf("filler-%d", i), Containers: []kubelet.ContainerSpec{{Name: "c", Limits: map[string]int{res: 1}}}}
 		if w.tryRunPod(filler) != nil { // none is left
 			w.deletePod(filler)

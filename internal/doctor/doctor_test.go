@@ -45,7 +45,7 @@ func newDoctorFixture(t *testing.T) *doctorFixture {
 		library: Library{Path: "/usr/lib64/libnvidia-ml.so.1", Version: "580.82.07"},
 	}
 	s.files = &fakeNodeFiles{errs: map[string]error{}}
-	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), EmptyListFor: -1, APIPodsDelay: -1, RunningSince: time.Now().Add(-3 * time.Hour)})
+	s.kubelet = kubelet.New(kubelet.Options{Dir: filepath.Join(dir, "kubelet"), ReadPodsAtOnce: true, RunningSince: time.Now().Add(-3 * time.Hour)})
 	s.Options = Options{
 		Driver: s.driver, Files: s.files, Proc: filepath.Join(dir, "proc"), MountedDriverRoot: "/driver-root", DevRoot: "/", InjectsDeviceNodes: true,
 		KubeletDir: s.kubelet.Dir(), DevicePluginDir: filepath.Dir(s.kubelet.RegistrationSocket()), DevicePlugin: true,

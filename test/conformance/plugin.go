@@ -181,7 +181,8 @@ func (p *fakePlugin) read(of func() int) int {
 func (p *fakePlugin) streamsOpen() int   { return p.read(func() int { return p.openStreams }) }
 func (p *fakePlugin) streamsOpened() int { return p.read(func() int { return p.streamCount }) }
 func (p *fakePlugin) allocations() int   { return p.read(func() int { return len(p.allocateCalls) }) }
-func (p *fakePlugin) prestarts() int     { return p.read(func() int { return len(p.preStartCalls) }) }
+
+func (p *fakePlugin) prestarts() int { return p.read(func() int { return len(p.preStartCalls) }) }
 
 func (p *fakePlugin) waitForStreams(want int) {
 	p.fixture.Helper()

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 
@@ -165,11 +166,14 @@ func watchPodRejected(s *caseFixture) {
 
 func getUnknownPod(s *caseFixture) {
 	s.waitFor("the kubelet is not initializing", func() error {
-		_, err := s.podsClient().ListPods(s.ctx, &podsapi.ListPodsRequest{})
-		return err
+		_, err := s.podsClient().GetPod(s.ctx, &podsapi.GetPodRequest{PodUID: "missing"})
+		if status.Code(err) == codes.FailedPrecondition {
+			return err
+		}
+		return nil
 	})
-	_, err := s.podsClient().GetPod(s.ctx, &podsapi.GetPodRequest{PodUID: "nobody"})
-	s.wantError(err, codes.NotFound, "pod with UID nobody not found")
+	_, err := s.podsClient().GetPod(s.ctx, &podsapi.GetPodRequest{PodUID: "missing"})
+	s.wantError(err, codes.NotFound, "pod with UID missing not found")
 }
 
 // podEvent is what an event tells.

@@ -30,9 +30,9 @@ func FuzzRegister(f *testing.F) {
 	k := New(Options{Dir: f.TempDir()})
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel() // the dial is over at once
-	l := &kubeletProcess{k: k, deviceManager: newManager(V137, time.Now), tasks: &errgroup.Group{}, ctx: ctx}
+	kp := &kubeletProcess{nodeState: &k.node, deviceManager: newDeviceManager(V137, time.Now), tasks: &errgroup.Group{}, ctx: ctx}
 	f.Fuzz(func(t *testing.T, version, endpoint, resource string) {
-		_, err := (&registrar{process: l}).Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: endpoint, ResourceName: resource})
+		_, err := kp.Register(ctx, &pluginapi.RegisterRequest{Version: version, Endpoint: endpoint, ResourceName: resource})
 		want := "failed to dial device plugin: "
 		switch {
 		case version != "v1beta1":
@@ -43,11 +43,13 @@ func FuzzRegister(f *testing.F) {
 		if err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("the answer is %v; want %s", err, want)
 		}
-		if len(l.endpoints) != 0 || len(l.clients[resource]) != 0 {
-			t.Errorf("left behind: %v, %v", l.endpoints, l.clients)
+		if len(kp.endpoints) != 0 || len(kp.clients) != 0 {
+			t.Errorf("left behind: %v, %v", kp.endpoints, kp.clients)
 		}
-		l.closeConns()
-		l.conns = nil
+		for _, c := range kp.conns {
+			_ = c.conn.Close()
+		}
+		kp.conns = nil
 	})
 }
 

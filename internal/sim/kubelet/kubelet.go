@@ -1,187 +1,128 @@
-// Package kubelet is a kubelet small enough to hold in your head, on real unix sockets: the
-// part of it that a device plugin and a PodResources client see, with the habits of the real
-// one, the awkward ones too.
+// Package kubelet simulates the parts of a kubelet that a device plugin and a PodResources client see, on real unix sockets.
 //
-// A Kubelet lives in a folder that is laid out like /var/lib/kubelet:
+// A Kubelet lives in a folder with the layout of /var/lib/kubelet:
 //
-//	device-plugins/kubelet.sock                 takes registrations (v1beta1.Registration)
-//	device-plugins/kubelet_internal_checkpoint  what outlives a restart
-//	pod-resources/kubelet.sock                  says who holds what (v1.PodResourcesLister)
-//	pods-api/pods-api.sock                      says which pods there are (v1alpha1.Pods); 1.37
+//	device-plugins/kubelet.sock                 v1beta1.Registration
+//	device-plugins/kubelet_internal_checkpoint  allocations, for the next process
+//	pod-resources/kubelet.sock                  v1.PodResourcesLister
+//	pods-api/pods-api.sock                      v1alpha1.Pods, since 1.37
 //
-// It has no containers: RunPod takes a pod through admission and says that it runs. Everything
-// up to there is real, the gRPC calls to the device plugin included. It aligns nothing to NUMA
-// nodes (Topology Manager policy "none"), gives CPUs and memory away by number alone, and has
-// no DRA drivers: what a claim has been given is said by the pod. Of the kubelet's other
-// sockets it has none: no plugins_registry, no v1alpha1 of PodResources. What the Pods API says
-// of a pod is a part of what a real one says: names, labels, phase and the containers' states,
-// and nothing of its spec.
+// Pods have no containers: RunPod admits a pod, with real gRPC calls to the device plugin, and reports the pod as running. There is no
+// Topology Manager, CPU manager, memory manager, rate limit or DRA driver: specs carry the rows that List returns for CPUs, memory and
+// claims. plugins_registry and v1alpha1 of PodResources are missing.
 //
-// What forces a line of code is named beside it: "manager.go:245" is a line below
-// https://github.com/kubernetes/kubernetes/tree/v1.37.1/pkg/kubelet/cm/devicemanager, and what
-// begins with pkg/ is one elsewhere in that tree. The package habits holds this kubelet and a
-// real one against each other.
+// Comments name the source of a behavior: "manager.go:245" is a line below
+// https://github.com/kubernetes/kubernetes/tree/v1.37.1/pkg/kubelet/cm/devicemanager, and a path with pkg/ is relative to the root of
+// the same tree. Package conformance compares this kubelet with real ones.
 package kubelet
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
+
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// Version is the Kubernetes minor version whose habits a Kubelet has.
-type Version string
+// Kubelet is a simulated kubelet together with the pods of its node, which outlive its processes. All methods are safe for concurrent
+// use, before, during and after Run.
+type Kubelet struct {
+	node     nodeState
+	restarts chan *restart // from Restart to the process that it ends
 
-// The versions that differ in what is simulated here.
-const (
-	V136 Version = "1.36" // and older: plugins are told apart by resource alone
-	V137 Version = "1.37" // plugins are told apart by resource and socket
-)
-
-// Options of a Kubelet. Only Dir is required.
-type Options struct {
-	// Dir is the kubelet's folder; it is made if need be. The path of a unix socket ends at 107
-	// bytes, so it must be short.
-	Dir string
-	// Version is V137 when empty.
-	Version Version
-	// Log takes a line for what the kubelet does. Nil is silence.
-	Log *slog.Logger
-	// Node is the ending of static pods' names; "node-a" when empty.
-	Node string
-	// Now is the clock of the five minutes for which a resource outlives its last plugin;
-	// time.Now when nil.
-	Now func() time.Time
-	// RunningSince back-dates the pod-resources socket of the first start, so that this kubelet can
-	// pose as one that has been up for long.
-	RunningSince time.Time
-	// EmptyListFor is how long List is empty after a start on a node that has pods: 60 to 120 ms
-	// when zero, as measured; not at all when negative.
-	EmptyListFor time.Duration
-	// ExclusiveCPUs and Memory are the allocatable ones of GetAllocatableResources. The containers'
-	// own are in their specs: no CPU or memory manager is simulated.
-	ExclusiveCPUs []int64
-	Memory        []MemoryBlock
-	// APIPodsDelay is how much later than the static pods the API server's pods come: 20 ms when
-	// zero, at once when negative.
-	APIPodsDelay time.Duration
+	// node.mu guards all below.
+	process *kubeletProcess // nil while none runs
+	starts  int
 }
 
-func (o Options) withDefaults() Options {
+// New returns a Kubelet. Run starts it.
+func New(o Options) *Kubelet {
 	if o.Dir == "" {
 		panic("kubelet: Options.Dir is empty")
 	}
-	if o.Version == "" {
-		o.Version = V137
-	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	if o.Node == "" {
-		o.Node = "node-a"
-	}
+	o.Version = cmp.Or(o.Version, V137)
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return o
+	return &Kubelet{node: nodeState{options: o, lists: map[string]listCounter{}, calls: map[string]int{}}, restarts: make(chan *restart)}
 }
 
-// Kubelet is a simulated kubelet together with the pods of its node, which outlive its process.
-// Its methods may be called from any goroutine, before, during and after Run.
-type Kubelet struct {
-	options  Options       // not written after New
-	restarts chan *restart // from Restart to the life that it ends
+// Dir returns the kubelet's folder.
+func (k *Kubelet) Dir() string { return k.node.options.Dir }
 
-	mu            sync.Mutex              // guards all below, and the life's own state
-	changed       chan struct{}           // closed, and replaced, when any of it changes
-	process       *kubeletProcess         // the kubelet's process; nil while there is none
-	starts        int                     // how many there have been
-	pods          []*pod                  // the node's, in the order of their arrival
-	faults        Faults                  //
-	registrations []Registration          // the latest, over all lives
-	registering   int                     // how many are being answered
-	lists         map[string]*listCounter // by resource, over all lives
-	calls         map[string]int          // of PodResources and the Pods API, by method, over all lives
-}
+// Version returns the simulated version.
+func (k *Kubelet) Version() Version { return k.node.options.Version }
 
-// New returns a Kubelet that does nothing until Run.
-func New(o Options) *Kubelet {
-	return &Kubelet{
-		options:  o.withDefaults(),
-		restarts: make(chan *restart),
-		changed:  make(chan struct{}),
-		lists:    map[string]*listCounter{},
-		calls:    map[string]int{},
-	}
-}
-
-// Dir is the kubelet's folder.
-func (k *Kubelet) Dir() string { return k.options.Dir }
-
-// Version is the version whose habits it has.
-func (k *Kubelet) Version() Version { return k.options.Version }
-
-// RegistrationSocket is where device plugins register.
+// RegistrationSocket returns the path of the socket for device plugins.
 func (k *Kubelet) RegistrationSocket() string {
-	return filepath.Join(k.options.Dir, "device-plugins", "kubelet.sock")
+	return filepath.Join(k.Dir(), "device-plugins", "kubelet.sock")
 }
 
-// PodResourcesSocket is where PodResources answers.
+// PodResourcesSocket returns the path of the PodResources socket.
 func (k *Kubelet) PodResourcesSocket() string {
-	return filepath.Join(k.options.Dir, "pod-resources", "kubelet.sock")
+	return filepath.Join(k.Dir(), "pod-resources", "kubelet.sock")
 }
 
-// Run is the kubelet's process, and those that follow it where Restart asks for one. When ctx
-// is done it ends as by SIGTERM and returns nil: its sockets stay on disk and refuse, like a
-// real one's. It may be called again then; the node still has its pods.
+// PodsSocket returns the path of the Pods API's socket, which exists since 1.37.
+func (k *Kubelet) PodsSocket() string { return filepath.Join(k.Dir(), "pods-api", "pods-api.sock") }
+
+// Run runs kubelet processes: one, and another one for each Restart. When ctx is done the process ends as by SIGTERM, and Run returns nil;
+// its sockets stay on disk and refuse connections. Run may be called again: the node keeps its pods.
 func (k *Kubelet) Run(ctx context.Context) error {
-	var request *restart
+	var awaited *restart
 	for {
-		next, err := k.runProcess(ctx, request)
-		if next == nil {
+		next, err := k.runProcess(ctx, awaited)
+		awaited.finish(errors.Join(errors.New("kubelet ended before it served"), err)) // unless it has served
+		if next == nil || err != nil {
+			next.finish(err)
 			return err
 		}
-		if next.options.While != nil {
-			next.options.While()
+		if next.While != nil {
+			next.While()
 		}
-		request = next
+		awaited = next
 	}
 }
 
-// runProcess is one process. It returns the restart that has ended it, or nil.
-func (k *Kubelet) runProcess(ctx context.Context, request *restart) (*restart, error) {
-	l, err := k.startProcess(ctx, request)
-	if err != nil {
-		request.finish(err)
-		return nil, err
-	}
-	next, err := l.serveAll()
-	k.update(func() { k.process = nil })
-	request.finish(errors.Join(errors.New("the kubelet ended before it served"), err)) // heard only where it is so
-	if err != nil {
-		next.finish(err)
-		return nil, err
-	}
-	return next, nil
-}
-
-// RestartOptions say how a kubelet ends and comes back. The zero value is a quick one by
-// SIGTERM.
+// RestartOptions are how a kubelet ends and comes back. The zero value is a quick restart by SIGTERM.
 type RestartOptions struct {
-	// Signal is SIGTERM when zero. SIGKILL cuts the connections instead of closing them.
-	Signal syscall.Signal
-	// While is called while no kubelet runs. It must not wait for the kubelet.
-	While func()
+	Signal syscall.Signal // SIGTERM if zero; SIGKILL cuts the connections instead of closing them
+	While  func()         // called while no process runs; must not wait for the kubelet
 }
 
-// Restart ends the kubelet and returns when its successor serves both sockets.
+// restart is a call of Restart.
+type restart struct {
+	RestartOptions
+	done chan error // receives one result
+}
+
+// finish reports the result of a restart. Results after the first are ignored; r is nil at a first start.
+func (r *restart) finish(err error) {
+	if r == nil {
+		return
+	}
+	select {
+	case r.done <- err:
+	default:
+	}
+}
+
+// Restart ends the process and returns when its successor serves.
 func (k *Kubelet) Restart(ctx context.Context, o RestartOptions) error {
-	r := &restart{options: o, done: make(chan error, 1)}
+	r := &restart{o, make(chan error, 1)}
 	select {
 	case k.restarts <- r:
 	case <-ctx.Done():
@@ -195,54 +136,113 @@ func (k *Kubelet) Restart(ctx context.Context, o RestartOptions) error {
 	}
 }
 
-// restart is a call of Restart.
-type restart struct {
-	options RestartOptions
-	done    chan error // takes one answer
-}
+// errSignaled ends a process through its errgroup.
+var errSignaled = errors.New("ended by a signal")
 
-// finish tells Restart's caller how it went. Only the first answer is heard, and nil means that
-// nobody asked.
-func (r *restart) finish(err error) {
-	if r == nil {
-		return
+// runProcess runs one process and returns the restart that ended it; nil if ctx did, or an error.
+func (k *Kubelet) runProcess(ctx context.Context, awaited *restart) (next *restart, err error) {
+	kp, restarted, err := k.startProcess(ctx)
+	if err != nil {
+		return nil, err
 	}
-	select {
-	case r.done <- err:
-	default:
-	}
-}
-
-// update changes what mu guards and says so.
-func (k *Kubelet) update(change func()) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	change()
-	k.notify()
-}
-
-// notify wakes all who wait for a change; mu is held.
-func (k *Kubelet) notify() {
-	if k.process != nil {
-		k.process.announcePods()
-	}
-	close(k.changed)
-	k.changed = make(chan struct{})
-}
-
-// waitUntil calls done, with mu held, now and after each change, until it returns true.
-func (k *Kubelet) waitUntil(ctx context.Context, done func() bool) error {
-	for {
-		k.mu.Lock()
-		ok, changed := done(), k.changed
-		k.mu.Unlock()
-		if ok {
+	kp.tasks.Go(func() error { return k.serve(kp, awaited) })
+	kp.tasks.Go(func() error { return kp.syncPods(restarted) })
+	kp.tasks.Go(func() error {
+		select {
+		case next = <-k.restarts:
+			if next.Signal == syscall.SIGKILL {
+				kp.mu.Lock()
+				defer kp.mu.Unlock()
+				kp.cutConnections("")
+			}
+			return errSignaled
+		case <-kp.ctx.Done():
 			return nil
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+	})
+	if err = kp.tasks.Wait(); errors.Is(err, errSignaled) {
+		err = nil
+	}
+	kp.update(func() {
+		for _, c := range kp.conns { // the real kubelet also keeps failed ones until its end (plugin/v1beta1/handler.go:77)
+			_ = c.conn.Close()
+		}
+		for _, p := range kp.pods {
+			p.known = false
+		}
+		k.process = nil
+	})
+	return next, err
+}
+
+// startProcess publishes a new process. The checkpoint is read first: List may lack a pod, and never lists a pod without its devices.
+func (k *Kubelet) startProcess(ctx context.Context) (kp *kubeletProcess, restarted bool, err error) {
+	kp = &kubeletProcess{nodeState: &k.node, dir: filepath.Dir(k.RegistrationSocket())}
+	kp.deviceManager = newDeviceManager(kp.options.Version, kp.options.Now)
+	if err := os.MkdirAll(kp.dir, 0o755); err != nil {
+		return nil, false, fmt.Errorf("create socket folder: %w", err)
+	}
+	kp.tasks, kp.ctx = errgroup.WithContext(ctx)
+	kp.readCheckpoint()
+	kp.update(func() {
+		if k.process != nil {
+			panic("kubelet: Run is called while it runs")
+		}
+		k.process = kp
+		k.starts++
+		restarted = len(kp.pods) > 0
+	})
+	return kp, restarted, nil
+}
+
+// serve serves all sockets. Registration comes last, after up to 40 ms, as in a real start: a PodResources socket that is back does not
+// prove that plugins can register.
+func (k *Kubelet) serve(kp *kubeletProcess, awaited *restart) error {
+	podResources, err := listenUnix(k.PodResourcesSocket())
+	if err != nil {
+		return fmt.Errorf("serve PodResources: %w", err)
+	}
+	if since := kp.options.RunningSince; k.State().Starts == 1 && !since.IsZero() {
+		if err := os.Chtimes(k.PodResourcesSocket(), since, since); err != nil {
+			return fmt.Errorf("back-date the PodResources socket: %w", err)
 		}
 	}
+	kp.tasks.Go(func() error {
+		return kp.serve(podResources, func(s *grpc.Server) { podresources.RegisterPodResourcesListerServer(s, kp) })
+	})
+	if kp.options.Version != V136 {
+		pods, err := listenUnix(k.PodsSocket())
+		if err != nil {
+			return fmt.Errorf("serve the Pods API: %w", err)
+		}
+		kp.tasks.Go(func() error {
+			return kp.serve(pods, func(s *grpc.Server) { podsapi.RegisterPodsServer(s, kp) })
+		})
+	}
+	if awaited != nil && retry.Sleep(kp.ctx, rand.N(40*time.Millisecond)) != nil {
+		return nil
+	}
+	registration, err := k.listenRegistration(kp)
+	if err != nil || registration == nil {
+		return err
+	}
+	kp.update(func() { kp.serving = true })
+	awaited.finish(nil)
+	return kp.serve(registration, func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, kp) })
+}
+
+// listenRegistration returns nil if the process ends while Faults.HoldListen blocks it.
+func (k *Kubelet) listenRegistration(kp *kubeletProcess) (net.Listener, error) {
+	if err := removeSockets(kp.dir); err != nil {
+		return nil, fmt.Errorf("serve registrations: %w", err)
+	}
+	socket, err := bindUnix(k.RegistrationSocket())
+	if err != nil {
+		return nil, fmt.Errorf("serve registrations: %w", err)
+	}
+	defer func() { _ = socket.Close() }()
+	if waitRelease(kp.ctx, kp.currentFaults().HoldListen) != nil {
+		return nil, nil
+	}
+	return listenOn(socket)
 }

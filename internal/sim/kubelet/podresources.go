@@ -3,148 +3,156 @@ package kubelet
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
-	"path"
 
-	"google.golang.org/grpc"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// countCall counts the calls of PodResources and the Pods API.
-func (kp *kubeletProcess) countCall(ctx context.Context, request any, method *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
-	kp.k.update(func() { kp.k.calls[path.Base(method.FullMethod)]++ })
-	return handle(ctx, request)
-}
+// The PodResources service (pkg/kubelet/apis/podresources/server_v1.go) returns rows in random order, except for the containers of a pod.
 
-// lister is the PodResources service (pkg/kubelet/apis/podresources/server_v1.go). Nothing in
-// its answers has an order but the containers of a pod.
-type lister struct {
-	podresources.UnimplementedPodResourcesListerServer
-	process *kubeletProcess
-}
-
-// List names every pod that is active, with or without devices.
-func (s *lister) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
-	trouble := s.process.k.currentFaults()
-	if err := waitRelease(ctx, trouble.HoldList); err != nil {
+// List returns all active pods, with or without devices.
+func (kp *kubeletProcess) List(ctx context.Context, _ *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
+	faults := kp.currentFaults()
+	if err := waitRelease(ctx, faults.HoldList); err != nil {
 		return nil, err
 	}
-	if trouble.ListErr != nil {
-		return nil, trouble.ListErr
+	if faults.ListErr != nil {
+		return nil, faults.ListErr
 	}
-	s.process.k.mu.Lock()
-	defer s.process.k.mu.Unlock()
-	s.process.releaseEnded()
-	pods := []*podresources.PodResources{}
-	for _, p := range s.process.k.pods {
-		if s.process.isListed(p) {
-			pods = append(pods, s.process.podResourcesOf(p))
+	kp.mu.Lock()
+	defer kp.mu.Unlock()
+	kp.releaseEnded()
+	var pods []*podresources.PodResources
+	for _, p := range kp.pods {
+		if p.isListed() {
+			pods = append(pods, kp.podResources(p))
 		}
 	}
-	rand.Shuffle(len(pods), func(i, j int) { pods[i], pods[j] = pods[j], pods[i] })
-	return &podresources.ListPodResourcesResponse{PodResources: append(pods, paddingPods(trouble.ListBytes)...)}, nil
+	return &podresources.ListPodResourcesResponse{PodResources: append(shuffled(pods), paddingPods(faults.ListBytes)...)}, nil
 }
 
-// GetAllocatableResources names the healthy devices, held or not, and the configured CPUs and
-// memory. A device with a Topology that has no nodes is lost on the way (pkg/kubelet/cm/container_manager.go:304).
-func (s *lister) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
-	s.process.k.mu.Lock()
-	defer s.process.k.mu.Unlock()
-	o := s.process.k.options
-	answer := &podresources.AllocatableResourcesResponse{CpuIds: shuffledCopy(o.ExclusiveCPUs), Memory: marshalMemory(o.Memory)}
-	for resource, healthy := range s.process.healthy {
+// GetAllocatableResources returns the healthy devices, allocated or not. A device whose Topology has no nodes is lost
+// (pkg/kubelet/cm/container_manager.go:304).
+func (kp *kubeletProcess) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
+	kp.mu.Lock()
+	defer kp.mu.Unlock()
+	var rows []*podresources.ContainerDevices
+	for resource, healthy := range kp.healthy {
 		for id := range healthy {
-			if device := s.process.devices[resource][id]; device.GetTopology() == nil {
-				answer.Devices = append(answer.Devices, newEntry(resource, id))
-			} else {
-				answer.Devices = append(answer.Devices, entriesByNode(resource, device)...)
+			topology := kp.devices[resource][id].GetTopology()
+			if topology == nil {
+				rows = append(rows, deviceRow(resource, id))
+			}
+			for _, node := range topology.GetNodes() {
+				rows = append(rows, deviceRow(resource, id, node.ID))
 			}
 		}
 	}
-	shuffleEntries(answer.Devices)
-	return answer, nil
+	return &podresources.AllocatableResourcesResponse{
+		Devices: shuffled(rows), CpuIds: shuffled(kp.options.ExclusiveCPUs), Memory: memoryRows(kp.options.Memory),
+	}, nil
 }
 
-// Get names one pod. It has no status of its own for a pod that is not there.
-func (s *lister) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
-	if err := s.process.k.currentFaults().GetErr; err != nil {
-		return nil, err
+// Get returns one pod. The error for a missing pod has no status.
+func (kp *kubeletProcess) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
+	kp.mu.Lock()
+	defer kp.mu.Unlock()
+	if kp.faults.GetErr != nil {
+		return nil, kp.faults.GetErr
 	}
-	s.process.k.mu.Lock()
-	defer s.process.k.mu.Unlock()
-	p := s.process.k.findPod(PodSpec{Namespace: r.PodNamespace, Name: r.PodName})
-	if p == nil || !s.process.isListed(p) {
+	p := kp.findPod(r.PodNamespace, r.PodName)
+	if p == nil || !p.isListed() {
 		return nil, fmt.Errorf("pod %s in namespace %s not found", r.PodName, r.PodNamespace)
 	}
-	return &podresources.GetPodResourcesResponse{PodResources: s.process.podResourcesOf(p)}, nil
+	return &podresources.GetPodResourcesResponse{PodResources: kp.podResources(p)}, nil
 }
 
-// podResourcesOf names a pod's sidecars and then its containers. Its other init containers are left
-// out, whatever they hold. mu is held.
-func (kp *kubeletProcess) podResourcesOf(p *pod) *podresources.PodResources {
-	d := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: shuffledCopy(p.ExclusiveCPUs), Memory: marshalMemory(p.Memory)}
+// podResources returns a pod's sidecars and then its containers, without regular init containers. mu is held.
+func (kp *kubeletProcess) podResources(p *pod) *podresources.PodResources {
+	response := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: shuffled(p.ExclusiveCPUs), Memory: memoryRows(p.Memory)}
 	for _, c := range p.orderedContainers() {
-		if c.init && !c.Sidecar {
+		if c.reusable() {
 			continue
 		}
-		described := &podresources.ContainerResources{Name: c.Name, CpuIds: shuffledCopy(c.ExclusiveCPUs), Memory: marshalMemory(c.Memory)}
+		container := &podresources.ContainerResources{Name: c.Name, CpuIds: shuffled(c.ExclusiveCPUs), Memory: memoryRows(c.Memory)}
 		if p.claimsPrepared {
-			described.DynamicResources = p.claimResources(c.ContainerSpec)
+			container.DynamicResources = claimRows(p.Namespace, c.Claims)
 		}
-		for resource, h := range kp.allocations[p.uid][c.Name] {
-			described.Devices = append(described.Devices, allocatedEntries(resource, h)...)
+		for resource := range c.Limits {
+			for node, ids := range kp.allocations[allocatedTo{p.uid, c.Name, resource}].devices {
+				for _, id := range ids {
+					if node == noNUMANode {
+						container.Devices = append(container.Devices, deviceRow(resource, id))
+					} else {
+						container.Devices = append(container.Devices, deviceRow(resource, id, node))
+					}
+				}
+			}
 		}
-		shuffleEntries(described.Devices)
-		d.Containers = append(d.Containers, described)
+		container.Devices = shuffled(container.Devices)
+		response.Containers = append(response.Containers, container)
 	}
-	return d
+	return response
 }
 
-// allocatedEntries has an entry for each device and each of its NUMA nodes, as they were when it was
-// allocated, healthy or not.
-func allocatedEntries(resource string, h containerAllocation) []*podresources.ContainerDevices {
-	all, nodes := []*podresources.ContainerDevices{}, h.numaNodes()
-	for _, id := range h.deviceIDs() {
-		if len(nodes[id]) == 0 {
-			all = append(all, newEntry(resource, id))
-		}
-		for _, node := range nodes[id] {
-			all = append(all, newEntry(resource, id, node))
-		}
+// deviceRow returns the row of a device, which has a row of its own for each NUMA node.
+func deviceRow(resource, id string, node ...int64) *podresources.ContainerDevices {
+	row := &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
+	if len(node) > 0 {
+		row.Topology = topologyOf(node)
 	}
-	return all
+	return row
 }
 
-func entriesByNode(resource string, device *pluginapi.Device) []*podresources.ContainerDevices {
-	all := []*podresources.ContainerDevices{}
-	for _, node := range device.GetTopology().GetNodes() {
-		all = append(all, newEntry(resource, device.ID, node.ID))
-	}
-	return all
-}
-
-func newEntry(resource, id string, nodes ...int64) *podresources.ContainerDevices {
-	e := &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
+func topologyOf(nodes []int64) *podresources.TopologyInfo {
+	t := &podresources.TopologyInfo{}
 	for _, node := range nodes {
-		e.Topology = &podresources.TopologyInfo{Nodes: []*podresources.NUMANode{{ID: node}}}
+		t.Nodes = append(t.Nodes, &podresources.NUMANode{ID: node})
 	}
-	return e
+	return t
 }
 
-func shuffleEntries(list []*podresources.ContainerDevices) {
-	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+func memoryRows(blocks []MemoryBlock) (rows []*podresources.ContainerMemory) {
+	for _, b := range blocks {
+		rows = append(rows, &podresources.ContainerMemory{MemoryType: b.Type, Size: b.Bytes, Topology: topologyOf(b.NUMANodes)})
+	}
+	return shuffled(rows)
 }
 
-// paddingPods is a pod of that many bytes, or none.
+// claimRows returns the devices of claims. Rows of one driver keep its order, and include the CDI names of the rows before
+// (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go).
+func claimRows(podNamespace string, claims []ClaimSpec) (rows []*podresources.DynamicResource) {
+	for _, claim := range claims {
+		row := &podresources.DynamicResource{ClaimName: claim.Name, ClaimNamespace: claim.Namespace}
+		if row.ClaimNamespace == "" {
+			row.ClaimNamespace = podNamespace
+		}
+		cdi := map[string][]*podresources.CDIDevice{} // by driver
+		for range max(1, claim.PreparedCount) {
+			for _, d := range claim.Devices {
+				for _, name := range d.CDI {
+					cdi[d.Driver] = append(cdi[d.Driver], &podresources.CDIDevice{Name: name})
+				}
+				r := &podresources.ClaimResource{CdiDevices: cdi[d.Driver], DriverName: d.Driver, PoolName: d.Pool, DeviceName: d.Device}
+				if d.Share != "" {
+					r.ShareId = &d.Share
+				}
+				row.ClaimResources = append(row.ClaimResources, r)
+			}
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// paddingPods returns a pod of about this size, or none for 0.
 func paddingPods(bytes int) []*podresources.PodResources {
 	if bytes == 0 {
 		return nil
 	}
 	c := &podresources.ContainerResources{Name: "padding"}
-	const size = 64 // of an entry on the wire
-	for i := range bytes / size {
-		c.Devices = append(c.Devices, newEntry("example.com/padding", fmt.Sprintf("padding-%031d", i)))
+	const rowBytes = 64
+	for i := range bytes / rowBytes {
+		c.Devices = append(c.Devices, deviceRow("example.com/padding", fmt.Sprintf("padding-%031d", i)))
 	}
 	return []*podresources.PodResources{{Name: "padding", Namespace: "default", Containers: []*podresources.ContainerResources{c}}}
 }

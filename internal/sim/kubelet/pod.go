@@ -1,0 +1,185 @@
+package kubelet
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// nodeName is the suffix of static pods' names.
+const nodeName = "node-a"
+
+// pod is a pod of the node. Its containers run whether or not a kubelet process does.
+type pod struct {
+	PodSpec // with the full name and a namespace; not written after newPod, like the next three fields
+	uid     string
+	addedAt time.Time
+	wakeup  chan struct{} // wakes the pod's worker
+
+	// nodeState.mu guards all below.
+	known, removed         bool                       // the running kubelet has read the pod from its source; the pod was deleted
+	states                 map[string]*containerState // by container; the map is not written after newPod
+	phase, reason, message string
+	claimsPrepared         bool
+	deleteAt               time.Time // end of the grace period; zero unless the pod is being deleted
+}
+
+// The phases of a pod.
+const (
+	phasePending   = "Pending"
+	phaseRunning   = "Running"
+	phaseSucceeded = "Succeeded"
+	phaseFailed    = "Failed"
+)
+
+// reasonRejected is the reason of a pod that failed admission.
+const reasonRejected = "UnexpectedAdmissionError"
+
+type containerState struct {
+	running, completed bool // completed: a regular init container that has run
+	waitingReason      string
+	starts             int
+	startedAt          time.Time
+	exit, previousExit *exitRecord // of the latest start and of the start before; nil if there is none
+}
+
+type exitRecord struct {
+	ContainerExit
+	startedAt, exitedAt time.Time
+}
+
+// fullName returns a spec with the names that the kubelet gives to the pod.
+func (p PodSpec) fullName() PodSpec {
+	if p.Namespace == "" {
+		p.Namespace = "default"
+	}
+	if p.Static {
+		p.Name += "-" + nodeName
+	}
+	return p
+}
+
+func newPod(spec PodSpec) *pod {
+	p := &pod{
+		PodSpec: spec.fullName(), uid: newUID(spec.Static), addedAt: time.Now(), wakeup: make(chan struct{}, 1),
+		phase: phasePending, states: map[string]*containerState{},
+	}
+	for _, c := range p.orderedContainers() {
+		p.states[c.Name] = &containerState{}
+	}
+	return p
+}
+
+// newUID returns a UID in Kubernetes' format; a static pod's is the hash of its manifest.
+func newUID(static bool) string {
+	b := make([]byte, 16)
+	_, _ = rand.Read(b) // never fails
+	if static {
+		return fmt.Sprintf("%x", b)
+	}
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// orderedContainer is a container with its role.
+type orderedContainer struct {
+	ContainerSpec
+	init bool
+}
+
+// reusable reports whether later containers get the container's devices (manager.go:392).
+func (c orderedContainer) reusable() bool { return c.init && !c.Sidecar }
+
+// orderedContainers returns the containers in the order of their start.
+func (p *pod) orderedContainers() (all []orderedContainer) {
+	for _, c := range p.InitContainers {
+		all = append(all, orderedContainer{c, true})
+	}
+	for _, c := range p.Containers {
+		all = append(all, orderedContainer{c, false})
+	}
+	return all
+}
+
+func (p *pod) key() string { return p.Namespace + "/" + p.Name }
+
+// wake makes the pod's worker check the pod.
+func (p *pod) wake() {
+	select {
+	case p.wakeup <- struct{}{}:
+	default:
+	}
+}
+
+// All methods below need nodeState.mu.
+
+func (p *pod) isFinished() bool { return p.phase == phaseSucceeded || p.phase == phaseFailed }
+
+// isListed reports whether List includes the pod: from the time it was read from its source, before its admission, until it has
+// ended (pkg/kubelet/kubelet_pods.go:1163).
+func (p *pod) isListed() bool { return p.known && !p.isFinished() }
+
+// hasWorker reports whether the pod ever had a worker, which reports its end. A rejected static pod has none, since no API server
+// confirms its failure (pkg/kubelet/pod_workers.go:803).
+func (p *pod) hasWorker() bool { return !p.Static || p.reason != reasonRejected }
+
+// hasFailed reports whether a pod that has ended has failed.
+func (p *pod) hasFailed() bool {
+	return p.reason != "" || slices.ContainsFunc(p.Containers, func(c ContainerSpec) bool {
+		exit := p.states[c.Name].exit
+		return exit != nil && exit.Code != 0
+	})
+}
+
+// end ends the running containers and sets the final phase.
+func (p *pod) end(e PodEnd) {
+	for name, s := range p.states {
+		if s.running {
+			s.recordExit(e.Exits[name])
+			s.running = false
+		}
+	}
+	p.reason = e.Reason
+	if p.phase = phaseSucceeded; p.hasFailed() {
+		p.phase = phaseFailed
+	}
+}
+
+// kill ends the containers as the pod's deletion does: by SIGTERM, or by SIGKILL after a grace period.
+func (p *pod) kill() {
+	exit := ContainerExit{Code: exitSIGTERM}
+	if !p.deleteAt.IsZero() {
+		exit.Code = exitSIGKILL
+	}
+	phase, exits := p.phase, map[string]ContainerExit{}
+	for name := range p.states {
+		exits[name] = exit
+	}
+	if p.isFinished() {
+		return
+	}
+	p.end(PodEnd{Reason: p.reason, Exits: exits})
+	if p.Static || phase != phaseRunning { // the kubelet reports a static pod as running to its end (kubernetes#116484)
+		p.phase = phase
+	}
+}
+
+func (s *containerState) recordStart() {
+	s.starts++
+	s.startedAt, s.exit, s.previousExit = time.Now(), nil, s.exit
+}
+
+func (s *containerState) recordExit(exit ContainerExit) {
+	if exit.Reason == "" {
+		if exit.Reason = "Completed"; exit.Code != 0 {
+			exit.Reason = "Error"
+		}
+	}
+	s.exit = &exitRecord{exit, s.startedAt, time.Now()}
+}
+
+// containerID returns an id that is unique to the pod, the container and its start.
+func (p *pod) containerID(name string) string {
+	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", p.uid, name, p.states[name].starts)))
+}
