@@ -60,14 +60,11 @@ var dcgmFamilies = [...]dcgmFamily{
 	{"DCGM_FI_PROF_PCIE_RX_BYTES", "The rate of data received over the PCIe bus - including both protocol headers and data payloads - in bytes per second.", dcgmRate | dcgmWholeGPU, []dcgmSource{{"nvidia_gpu_pcie_receive_bytes_total", ""}}, 1},
 }
 
-const (
-	dcgmXidFamily familyID = seriesDroppedFamily + 1 + iota
-	firstDCGMFamily
-)
+const dcgmXidFamily = "DCGM_FI_DEV_XID_ERRORS"
 
-// dcgmDescs returns the descriptions of dcgmXidFamily and of dcgmFamilies.
+// dcgmDescs returns the descriptions of these families.
 func dcgmDescs() []familyDesc {
-	descs := []familyDesc{gaugeDesc("DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered.")}
+	descs := []familyDesc{gaugeDesc(dcgmXidFamily, "Value of the last XID error encountered.")}
 	for _, f := range dcgmFamilies {
 		descs = append(descs, familyDesc{name: f.name, help: f.help, counter: f.has(dcgmCounter)})
 	}
@@ -151,7 +148,7 @@ func (c *dcgmSeries) render(d *deviceRendering, samples []device.Sample, rates r
 			v, ok = rates.update(rateKey{d.status.ID, index}, owner, v, d.snapshot.end)
 		}
 		if ok {
-			group.set(firstDCGMFamily+familyID(index), v)
+			group.set(f.name, v)
 		}
 	}
 	group.set(dcgmXidFamily, latestXid(d.gpu[0].Xids))

@@ -95,18 +95,18 @@ func combineAllocations(a device.Allocations, state device.AllocationState, owne
 // renderStatus renders the published status.
 func (d *deviceRendering) renderStatus() {
 	// The profile is part of the series' identity: drivers up to 460 reuse the ids of MIG devices.
-	d.deviceSeries.setSeries(seriesID{infoFamily, [2]string{d.status.Profile}}, 1, d.infoLabels)
+	d.deviceSeries.setSeries(seriesID{"nvidia_gpu_info", [2]string{d.status.Profile}}, 1, d.infoLabels)
 	if !d.status.MIGEnabled { // sums over these families count a partitioned GPU by its MIG devices
-		d.ownerSeries.set(healthyFamily, boolValue(d.status.Healthy))
+		d.ownerSeries.set("nvidia_gpu_healthy", boolValue(d.status.Healthy))
 		if d.state != device.AllocationUnknown {
-			d.ownerSeries.set(allocatedFamily, boolValue(d.state != device.Unallocated))
+			d.ownerSeries.set("nvidia_gpu_allocated", boolValue(d.state != device.Unallocated))
 		}
 	}
 	if reason := d.status.Unallocatable(d.gpu); reason != "" {
-		d.deviceSeries.set(unallocatableFamily, 1, reason)
+		d.deviceSeries.set("nvidia_gpu_unallocatable_info", 1, reason)
 	}
 	if !d.status.Healthy {
-		d.ownerSeries.set(unhealthyFamily, 1, d.status.Reason, d.status.Action)
+		d.ownerSeries.set("nvidia_gpu_unhealthy_info", 1, d.status.Reason, d.status.Action)
 	}
 }
 
@@ -130,22 +130,22 @@ func (d *deviceRendering) infoLabels() []device.Label {
 // phase of a pod has in kube-state-metrics: the time in a state can be summed.
 func (d *deviceRendering) renderHealth() {
 	for _, state := range device.AllHealth {
-		d.deviceSeries.set(healthStateFamily, boolValue(d.status.Health == state), state.String())
+		d.deviceSeries.set("nvidia_gpu_health_state", boolValue(d.status.Health == state), state.String())
 	}
 	if !d.status.Since.IsZero() {
-		d.deviceSeries.set(healthSinceFamily, unixSeconds(d.status.Since))
+		d.deviceSeries.set("nvidia_gpu_health_since_timestamp_seconds", unixSeconds(d.status.Since))
 	}
-	d.deviceSeries.set(flapsFamily, float64(d.status.Flaps))
+	d.deviceSeries.set("nvidia_gpu_health_flaps_total", float64(d.status.Flaps))
 }
 
 // renderGPU renders the state of the whole GPU.
 func (d *deviceRendering) renderGPU(read bool) {
-	d.deviceSeries.set(upFamily, boolValue(read))
-	d.deviceSeries.set(stalledFamily, boolValue(d.snapshot.stalled(d.status.GPU)))
+	d.deviceSeries.set("nvidia_gpu_up", boolValue(read))
+	d.deviceSeries.set("nvidia_gpu_stalled", boolValue(d.snapshot.stalled(d.status.GPU)))
 	for _, x := range d.status.Xids {
 		code := strconv.FormatUint(x.Code, 10)
-		d.deviceSeries.set(xidsFamily, float64(x.Count), code)
-		d.deviceSeries.set(xidLastFamily, unixSeconds(x.Last), code)
+		d.deviceSeries.set("nvidia_gpu_xid_errors_total", float64(x.Count), code)
+		d.deviceSeries.set("nvidia_gpu_xid_last_timestamp_seconds", unixSeconds(x.Last), code)
 	}
 }
 
@@ -153,12 +153,12 @@ func (d *deviceRendering) renderGPU(read bool) {
 func (d *deviceRendering) renderAllocations() {
 	for _, a := range d.snapshot.allocations.ForDevice(d.status.ID) {
 		if a.Owner != (device.Owner{}) {
-			d.store.group(allocationInfoLabels, d.status, a.Owner).set(allocationFamily, 1, a.Resource, string(a.DeviceID))
+			d.store.group(allocationInfoLabels, d.status, a.Owner).set("nvidia_gpu_allocation_info", 1, a.Resource, string(a.DeviceID))
 		}
 	}
 	for _, record := range d.snapshot.allocations.Recent {
 		if record.Device == d.status.ID {
-			d.store.group(allocationSeenLabels, d.status, record.Owner).set(allocationSeenFamily, unixSeconds(record.LastSeen))
+			d.store.group(allocationSeenLabels, d.status, record.Owner).set("nvidia_gpu_allocation_last_seen_timestamp_seconds", unixSeconds(record.LastSeen))
 		}
 	}
 }

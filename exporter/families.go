@@ -5,150 +5,71 @@ import (
 	"slices"
 )
 
-// The families not made from rows of readings.
-const (
-	infoFamily familyID = iota
-	healthyFamily
-	unhealthyFamily
-	unallocatableFamily
-	healthStateFamily
-	healthSinceFamily
-	flapsFamily
-	upFamily
-	stalledFamily
-	allocatedFamily
-	xidsFamily
-	xidLastFamily
-	allocationFamily
-	allocationSeenFamily
-	containerUsageFamily // of usedMemory; the other usage kinds follow in order
-	_
-	_
-	_
-	_
-	_
-	unattributedUsageFamily // likewise
-	_
-	_
-	_
-	_
-	_
-	incidentsFamily
-	incidentLastFamily
-	failuresFamily
-	failureLastFamily
-	failuresDroppedFamily
-	storedIncidentsFamily
-	incidentStoreUpFamily
-	allocatableFamily
-	resourceDeviceFamily
-	resourceAllocationFamily
-	droppedIDsFamily
-	cpusFamily
-	sharedCPUsFamily
-	containerCPUsFamily
-	containerCPUInfoFamily
-	memoryFamily
-	containerMemoryFamily
-	claimFamily
-	stateUpFamily
-	nvmlUpFamily
-	kubeletUpFamily
-	allocationsAgeFamily
-	collectionBeginFamily
-	collectionEndFamily
-	seriesCountFamily
-	seriesDroppedFamily
-)
-
-// builtinDescs describes these families, one row each.
+// builtinDescs describes the families not made from rows of readings; usageDescs has more.
 var builtinDescs = []familyDesc{
-	infoFamily:    gaugeDesc("nvidia_gpu_info", "What does not change about a device while its driver is loaded; always 1."),
-	healthyFamily: gaugeDesc("nvidia_gpu_healthy", "Whether the device can be used, as the kubelet is told."),
-	unhealthyFamily: gaugeDesc("nvidia_gpu_unhealthy_info",
+	gaugeDesc("nvidia_gpu_info", "What does not change about a device while its driver is loaded; always 1."),
+	gaugeDesc("nvidia_gpu_healthy", "Whether the device can be used, as the kubelet is told."),
+	gaugeDesc("nvidia_gpu_unhealthy_info",
 		"Why the device cannot be used, and what that asks for; always 1.", "reason", "action"),
-	unallocatableFamily: gaugeDesc("nvidia_gpu_unallocatable_info",
+	gaugeDesc("nvidia_gpu_unallocatable_info",
 		"1 if nothing of a GPU that works can be allocated, by reason; no_mig_devices: MIG mode is on and there is no MIG device.", "reason"),
-	healthStateFamily: gaugeDesc("nvidia_gpu_health_state",
+	gaugeDesc("nvidia_gpu_health_state",
 		"Where the device stands: well, suspect (used as before, and checked), unhealthy, or on probation (well, and not yet for long enough).", "state"),
-	healthSinceFamily: gaugeDesc("nvidia_gpu_health_since_timestamp_seconds",
+	gaugeDesc("nvidia_gpu_health_since_timestamp_seconds",
 		"Since when the device has been healthy, or unhealthy for the present reason."),
-	flapsFamily:   counterDesc("nvidia_gpu_health_flaps_total", "How often the device turned unhealthy, as far as is remembered."),
-	upFamily:      gaugeDesc("nvidia_gpu_up", "Whether the GPU gave its readings for this scrape."),
-	stalledFamily: gaugeDesc("nvidia_gpu_stalled", "Whether a call to the GPU has not come back, so that it is not asked again."),
-	allocatedFamily: gaugeDesc("nvidia_gpu_allocated",
+	counterDesc("nvidia_gpu_health_flaps_total", "How often the device turned unhealthy, as far as is remembered."),
+	gaugeDesc("nvidia_gpu_up", "Whether the GPU gave its readings for this scrape."),
+	gaugeDesc("nvidia_gpu_stalled", "Whether a call to the GPU has not come back, so that it is not asked again."),
+	gaugeDesc("nvidia_gpu_allocated",
 		"1 if the device is allocated, also to a container that the kubelet does not name; absent while that is unknown."),
-	xidsFamily:    counterDesc("nvidia_gpu_xid_errors_total", "Xid errors that the driver reported of the GPU.", "xid"),
-	xidLastFamily: gaugeDesc("nvidia_gpu_xid_last_timestamp_seconds", "When the driver last reported the Xid error.", "xid"),
-	allocationFamily: gaugeDesc("nvidia_gpu_allocation_info",
+	counterDesc("nvidia_gpu_xid_errors_total", "Xid errors that the driver reported of the GPU.", "xid"),
+	gaugeDesc("nvidia_gpu_xid_last_timestamp_seconds", "When the driver last reported the Xid error.", "xid"),
+	gaugeDesc("nvidia_gpu_allocation_info",
 		"A device, or a replica of it, that a container holds; always 1.", "resource", "device_id"),
-	allocationSeenFamily: gaugeDesc("nvidia_gpu_allocation_last_seen_timestamp_seconds",
+	gaugeDesc("nvidia_gpu_allocation_last_seen_timestamp_seconds",
 		"When the container was last seen to hold the device; kept for --holders.max-age, for eight containers a device."),
-	containerUsageFamily + usedMemory: gaugeDesc("nvidia_gpu_container_memory_used_bytes",
-		"Memory of the device that the container's processes hold."),
-	containerUsageFamily + usedSM: gaugeDesc("nvidia_gpu_container_sm_utilization_ratio",
-		"Share of the last two seconds in which a kernel of the container's processes ran."),
-	containerUsageFamily + usedController: gaugeDesc("nvidia_gpu_container_memory_controller_utilization_ratio",
-		"Share of the last two seconds in which the container's processes read or wrote the device's memory."),
-	containerUsageFamily + usedEncoder: gaugeDesc("nvidia_gpu_container_encoder_utilization_ratio",
-		"Share of the last two seconds in which the container's processes used the encoders."),
-	containerUsageFamily + usedDecoder: gaugeDesc("nvidia_gpu_container_decoder_utilization_ratio",
-		"Share of the last two seconds in which the container's processes used the decoders."),
-	containerUsageFamily + processCount: gaugeDesc("nvidia_gpu_container_processes", "Processes of the container that use the device."),
-	unattributedUsageFamily + usedMemory: gaugeDesc("nvidia_gpu_unattributed_memory_used_bytes",
-		"Memory of the device in use that no container's process is known to hold: the driver's own, and that of processes in no container that holds the device."),
-	unattributedUsageFamily + usedSM: gaugeDesc("nvidia_gpu_unattributed_sm_utilization_ratio",
-		"Share of the last two seconds in which a kernel of a process ran that is in no container that holds the device."),
-	unattributedUsageFamily + usedController: gaugeDesc("nvidia_gpu_unattributed_memory_controller_utilization_ratio",
-		"Share of the last two seconds in which processes in no container that holds the device read or wrote its memory."),
-	unattributedUsageFamily + usedEncoder: gaugeDesc("nvidia_gpu_unattributed_encoder_utilization_ratio",
-		"Share of the last two seconds in which processes in no container that holds the device used its encoders."),
-	unattributedUsageFamily + usedDecoder: gaugeDesc("nvidia_gpu_unattributed_decoder_utilization_ratio",
-		"Share of the last two seconds in which processes in no container that holds the device used its decoders."),
-	unattributedUsageFamily + processCount: gaugeDesc("nvidia_gpu_unattributed_processes",
-		"Processes that use the device and are in no container that holds it."),
-	incidentsFamily: counterDesc("nvidia_gpu_incidents_total",
+	counterDesc("nvidia_gpu_incidents_total",
 		"What happened to the device: reports of the driver, and evidence that it had failed.", "reason"),
-	incidentLastFamily: gaugeDesc("nvidia_gpu_incident_last_timestamp_seconds", "When it last happened to the device.", "reason"),
-	failuresFamily: counterDesc("nvidia_gpu_allocation_device_failures_total",
+	gaugeDesc("nvidia_gpu_incident_last_timestamp_seconds", "When it last happened to the device.", "reason"),
+	counterDesc("nvidia_gpu_allocation_device_failures_total",
 		"What happened to the device while the container held it; kept when the container is gone, the newest 500.", "reason"),
-	failureLastFamily: gaugeDesc("nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
+	gaugeDesc("nvidia_gpu_allocation_device_failure_last_timestamp_seconds",
 		"When it last happened to the device while the container held it.", "reason"),
-	failuresDroppedFamily: gaugeDesc("podgauge_allocation_device_failures_dropped",
+	gaugeDesc("podgauge_allocation_device_failures_dropped",
 		"Containers' device failures that this scrape leaves out, the oldest: it has 500."),
-	storedIncidentsFamily: gaugeDesc("podgauge_incidents", "Incidents that are remembered."),
-	incidentStoreUpFamily: gaugeDesc("podgauge_incident_store_up", "Whether incidents are kept on disk; absent where they are not to be."),
-	allocatableFamily: gaugeDesc("podgauge_resource_allocatable_devices",
+	gaugeDesc("podgauge_incidents", "Incidents that are remembered."),
+	gaugeDesc("podgauge_incident_store_up", "Whether incidents are kept on disk; absent where they are not to be."),
+	gaugeDesc("podgauge_resource_allocatable_devices",
 		"Healthy devices of any plugin that the kubelet would give away, held ones included; absent while it does not answer.", "resource", "numa_node"),
-	resourceDeviceFamily: gaugeDesc("podgauge_resource_device_info",
+	gaugeDesc("podgauge_resource_device_info",
 		"A healthy device of any plugin that the kubelet would give away, held or not; always 1.", "resource", "device_id", "numa_node"),
-	resourceAllocationFamily: gaugeDesc("podgauge_resource_allocation_info",
+	gaugeDesc("podgauge_resource_allocation_info",
 		"A device of any plugin that a container holds; always 1.", "resource", "device_id", "numa_node"),
-	droppedIDsFamily: gaugeDesc("podgauge_resource_dropped_ids",
+	gaugeDesc("podgauge_resource_dropped_ids",
 		"Ids of a resource that has more than 4096 besides those of podgauge's devices: such a resource has no other series. List: allocatable or allocated.", "resource", "list"),
-	cpusFamily: gaugeDesc("podgauge_allocatable_cpus",
+	gaugeDesc("podgauge_allocatable_cpus",
 		"CPUs that the kubelet would give away one by one, held ones included: with the CPU manager's static policy."),
-	sharedCPUsFamily: gaugeDesc("podgauge_shared_cpus",
+	gaugeDesc("podgauge_shared_cpus",
 		"CPUs of those that are no container's alone: the pool that all other containers share."),
-	containerCPUsFamily: gaugeDesc("podgauge_container_exclusive_cpus", "CPUs that the container has for itself."),
-	containerCPUInfoFamily: gaugeDesc("podgauge_container_exclusive_cpus_info",
+	gaugeDesc("podgauge_container_exclusive_cpus", "CPUs that the container has for itself."),
+	gaugeDesc("podgauge_container_exclusive_cpus_info",
 		"Which CPUs the container has for itself, as Linux lists them: \"2-3,7\"; always 1.", "cpus"),
-	memoryFamily: gaugeDesc("podgauge_allocatable_memory_bytes",
+	gaugeDesc("podgauge_allocatable_memory_bytes",
 		"Memory or huge pages that the kubelet would reserve: with the memory manager's Static policy.", "type", "numa_node"),
-	containerMemoryFamily: gaugeDesc("podgauge_container_reserved_memory_bytes",
+	gaugeDesc("podgauge_container_reserved_memory_bytes",
 		"Memory or huge pages that are reserved for the container.", "type", "numa_node"),
-	claimFamily: gaugeDesc("podgauge_claim_info",
+	gaugeDesc("podgauge_claim_info",
 		"A device that a container has by Dynamic Resource Allocation; always 1.", "claim_namespace", "claim", "driver", "pool", "device", "share"),
-	stateUpFamily: gaugeDesc("podgauge_state_up", "Whether the devices' health is kept on disk; absent where it is not to be."),
-	nvmlUpFamily:  gaugeDesc("podgauge_nvml_up", "Whether NVML is initialised and lists devices."),
-	kubeletUpFamily: gaugeDesc("podgauge_kubelet_up",
+	gaugeDesc("podgauge_state_up", "Whether the devices' health is kept on disk; absent where it is not to be."),
+	gaugeDesc("podgauge_nvml_up", "Whether NVML is initialised and lists devices."),
+	gaugeDesc("podgauge_kubelet_up",
 		"1 if the kubelet answered for this scrape which container has which device; otherwise the last answer stands, or owners are unknown."),
-	allocationsAgeFamily: gaugeDesc("podgauge_holders_age_seconds", "How long ago the kubelet said what the holders are drawn from."),
-	collectionBeginFamily: gaugeDesc("podgauge_flight_begin_timestamp_seconds",
+	gaugeDesc("podgauge_holders_age_seconds", "How long ago the kubelet said what the holders are drawn from."),
+	gaugeDesc("podgauge_flight_begin_timestamp_seconds",
 		"When the readings and holders of this scrape were first asked for."),
-	collectionEndFamily: gaugeDesc("podgauge_flight_end_timestamp_seconds", "When the last of them had come."),
-	seriesCountFamily:   gaugeDesc("podgauge_series", "Series of this scrape, but for this process's own."),
-	seriesDroppedFamily: gaugeDesc("podgauge_series_dropped",
+	gaugeDesc("podgauge_flight_end_timestamp_seconds", "When the last of them had come."),
+	gaugeDesc("podgauge_series", "Series of this scrape, but for this process's own."),
+	gaugeDesc("podgauge_series_dropped",
 		"Series that this scrape leaves out, since there would be more than --metrics.series-limit."),
 }
 
@@ -160,9 +81,9 @@ type Family struct {
 
 // Families returns all families not made from rows of readings, by name. Podgauge's own, in a registry, are not included.
 func Families() []Family {
-	families := make([]Family, len(builtinDescs))
-	for i, d := range builtinDescs {
-		families[i] = Family{d.name, d.help, d.typeName(), d.labels}
+	var families []Family
+	for _, d := range slices.Concat(builtinDescs, usageDescs()) {
+		families = append(families, Family{d.name, d.help, d.typeName(), d.labels})
 	}
 	slices.SortFunc(families, func(a, b Family) int { return cmp.Compare(a.Name, b.Name) })
 	return families

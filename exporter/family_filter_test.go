@@ -144,11 +144,11 @@ func TestNoMoreResourcesAreMadeThanTheLimit(t *testing.T) {
 	}
 	for range 2 {
 		p.render(&nodeSnapshot{allocations: device.Allocations{Resources: r}}, newAttribution(nil))
-		devices := len(p.byID[resourceDeviceFamily].series)
+		devices := len(p.byName["podgauge_resource_device_info"].series)
 		if len(p.resources.entries) != 10 || p.seriesDropped != 993 || devices != 7 {
 			t.Errorf("made %d series and dropped %d, shown for devices: %d; want 10, 993 and 7", len(p.resources.entries), p.seriesDropped, devices)
 		}
-		if n := p.byID[allocatableFamily].series; len(n) != 1 || n[0].value != 1000 {
+		if n := p.byName["podgauge_resource_allocatable_devices"].series; len(n) != 1 || n[0].value != 1000 {
 			t.Errorf("the counts are %v", n)
 		}
 	}

@@ -38,21 +38,21 @@ func (c *incidentSeries) addAll() {
 	noOwner := &device.Owner{}
 	for _, n := range c.snapshot.Devices {
 		d := c.deviceOf(n.Device, n.GPU, n.Index)
-		c.add(incidentsFamily, float64(n.Count), noOwner, &d, n.Reason)
-		c.add(incidentLastFamily, unixSeconds(n.Last), noOwner, &d, n.Reason)
+		c.add("nvidia_gpu_incidents_total", float64(n.Count), noOwner, &d, n.Reason)
+		c.add("nvidia_gpu_incident_last_timestamp_seconds", unixSeconds(n.Last), noOwner, &d, n.Reason)
 	}
 	failures := slices.SortedStableFunc(slices.Values(c.snapshot.Affected), func(a, b incident.AffectedCount) int { return b.Last.Compare(a.Last) })
 	shown := failures[:min(len(failures), maxShownFailures)]
 	for i := range shown {
 		n := &shown[i]
 		d := c.deviceOf(n.Device, n.GPU, n.Index)
-		c.add(failuresFamily, float64(n.Count), &n.Owner, &d, n.Reason)
-		c.add(failureLastFamily, unixSeconds(n.Last), &n.Owner, &d, n.Reason)
+		c.add("nvidia_gpu_allocation_device_failures_total", float64(n.Count), &n.Owner, &d, n.Reason)
+		c.add("nvidia_gpu_allocation_device_failure_last_timestamp_seconds", unixSeconds(n.Last), &n.Owner, &d, n.Reason)
 	}
-	c.add(failuresDroppedFamily, float64(len(failures)-len(shown)), nil, nil)
-	c.add(storedIncidentsFamily, float64(len(c.snapshot.Incidents)), nil, nil)
+	c.add("podgauge_allocation_device_failures_dropped", float64(len(failures)-len(shown)), nil, nil)
+	c.add("podgauge_incidents", float64(len(c.snapshot.Incidents)), nil, nil)
 	if c.snapshot.Persisted || c.snapshot.Err != nil {
-		c.add(incidentStoreUpFamily, boolValue(c.snapshot.Err == nil), nil, nil)
+		c.add("podgauge_incident_store_up", boolValue(c.snapshot.Err == nil), nil, nil)
 	}
 }
 

@@ -108,7 +108,7 @@ func newFailures(n int) (list []incident.AffectedCount) {
 func TestTheNewestFailuresAreShown(t *testing.T) {
 	p := newRenderedMetrics(&Sources{}, &Options{SeriesLimit: 10_000})
 	p.render(&nodeSnapshot{incidents: incident.Snapshot{Affected: newFailures(maxShownFailures + 7)}}, newAttribution(nil))
-	shown := p.byID[failuresFamily].series
+	shown := p.byName["nvidia_gpu_allocation_device_failures_total"].series
 	if len(shown) != maxShownFailures {
 		t.Fatalf("%d failures are shown, want %d", len(shown), maxShownFailures)
 	}
@@ -117,7 +117,7 @@ func TestTheNewestFailuresAreShown(t *testing.T) {
 			t.Fatalf("failure %d is %s, want %s", i, s.labels, pod)
 		}
 	}
-	if dropped := p.byID[failuresDroppedFamily].series[0].value; dropped != 7 {
+	if dropped := p.byName["podgauge_allocation_device_failures_dropped"].series[0].value; dropped != 7 {
 		t.Errorf("%v are said to be left out, want 7", dropped)
 	}
 }

@@ -28,6 +28,41 @@ type processUsage struct {
 	owners []device.Owner
 }
 
+// usageFamilies are the families of each kind: the use by a container, and the unattributed use.
+var usageFamilies = [usageKinds]struct{ container, unattributed familyDesc }{
+	usedMemory: {
+		gaugeDesc("nvidia_gpu_container_memory_used_bytes", "Memory of the device that the container's processes hold."),
+		gaugeDesc("nvidia_gpu_unattributed_memory_used_bytes", "Memory of the device in use that no container's process is known to hold: the driver's own, and that of processes in no container that holds the device."),
+	},
+	usedSM: {
+		gaugeDesc("nvidia_gpu_container_sm_utilization_ratio", "Share of the last two seconds in which a kernel of the container's processes ran."),
+		gaugeDesc("nvidia_gpu_unattributed_sm_utilization_ratio", "Share of the last two seconds in which a kernel of a process ran that is in no container that holds the device."),
+	},
+	usedController: {
+		gaugeDesc("nvidia_gpu_container_memory_controller_utilization_ratio", "Share of the last two seconds in which the container's processes read or wrote the device's memory."),
+		gaugeDesc("nvidia_gpu_unattributed_memory_controller_utilization_ratio", "Share of the last two seconds in which processes in no container that holds the device read or wrote its memory."),
+	},
+	usedEncoder: {
+		gaugeDesc("nvidia_gpu_container_encoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the encoders."),
+		gaugeDesc("nvidia_gpu_unattributed_encoder_utilization_ratio", "Share of the last two seconds in which processes in no container that holds the device used its encoders."),
+	},
+	usedDecoder: {
+		gaugeDesc("nvidia_gpu_container_decoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the decoders."),
+		gaugeDesc("nvidia_gpu_unattributed_decoder_utilization_ratio", "Share of the last two seconds in which processes in no container that holds the device used its decoders."),
+	},
+	processCount: {
+		gaugeDesc("nvidia_gpu_container_processes", "Processes of the container that use the device."),
+		gaugeDesc("nvidia_gpu_unattributed_processes", "Processes that use the device and are in no container that holds it."),
+	},
+}
+
+func usageDescs() (descs []familyDesc) {
+	for _, f := range usageFamilies {
+		descs = append(descs, f.container, f.unattributed)
+	}
+	return descs
+}
+
 // ownerUsage is the use of a device by the processes of one owner. The driver reports some kinds only.
 type ownerUsage struct {
 	sums     [usageKinds]float64
@@ -61,20 +96,22 @@ func (p *processUsage) render(d *deviceRendering, r *device.Reading) {
 		return // all processes use MIG devices
 	}
 	reported := p.reportedKinds()
-	show := func(group *seriesGroup, first familyID, u *ownerUsage) {
+	for i, owner := range p.owners {
+		group := d.store.group(deviceLabels, d.status, owner)
 		for kind, ok := range reported {
 			if ok {
-				group.set(first+familyID(kind), u.sums[kind])
+				group.set(usageFamilies[kind].container.name, p.usages[1+i].sums[kind])
 			}
 		}
-	}
-	for i, owner := range p.owners {
-		show(d.store.group(deviceLabels, d.status, owner), containerUsageFamily, &p.usages[1+i])
 	}
 	if !d.status.MIGEnabled {
 		unattributed.sums[usedMemory], reported[usedMemory] = p.unattributedMemory(d, r)
 	}
-	show(d.deviceSeries, unattributedUsageFamily, unattributed)
+	for kind, ok := range reported {
+		if ok {
+			d.deviceSeries.set(usageFamilies[kind].unattributed.name, unattributed.sums[kind])
+		}
+	}
 }
 
 // sumByOwner sums the use of the device by owner. An owner without processes has a sum of 0.

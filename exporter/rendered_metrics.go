@@ -19,9 +19,9 @@ type renderedMetrics struct {
 
 func newRenderedMetrics(s *Sources, o *Options) *renderedMetrics {
 	rm := &renderedMetrics{processes: newProcessUsage(s), page: pageReadings{quantities: status.QuantitiesByRow(s.Metrics)}}
-	descs := builtinDescs
+	descs := slices.Concat(builtinDescs, usageDescs())
 	if o.DCGM {
-		descs = slices.Concat(descs, dcgmDescs())
+		descs = append(descs, dcgmDescs()...)
 		rm.dcgm = newDCGMSeries(s.Metrics)
 	}
 	rm.seriesStore = newSeriesStore(s, o, descs)
@@ -79,16 +79,16 @@ func (rm *renderedMetrics) renderNode(s *nodeSnapshot) {
 	count, dropped := rm.options.SeriesLimit-rm.seriesLeft, rm.seriesDropped
 	rm.seriesLeft = maxNodeSeries
 	group := rm.nodeGroup()
-	group.set(nvmlUpFamily, boolValue(s.driver.State == device.DriverUp))
-	group.set(kubeletUpFamily, boolValue(s.allocations.Err == nil && !s.allocations.At.IsZero()))
-	group.set(collectionBeginFamily, unixSeconds(s.begin))
-	group.set(collectionEndFamily, unixSeconds(s.end))
+	group.set("podgauge_nvml_up", boolValue(s.driver.State == device.DriverUp))
+	group.set("podgauge_kubelet_up", boolValue(s.allocations.Err == nil && !s.allocations.At.IsZero()))
+	group.set("podgauge_flight_begin_timestamp_seconds", unixSeconds(s.begin))
+	group.set("podgauge_flight_end_timestamp_seconds", unixSeconds(s.end))
 	if !s.allocations.At.IsZero() {
-		group.set(allocationsAgeFamily, max(0, s.end.Sub(s.allocations.At).Seconds()))
+		group.set("podgauge_holders_age_seconds", max(0, s.end.Sub(s.allocations.At).Seconds()))
 	}
 	if s.healthStored {
-		group.set(stateUpFamily, boolValue(s.healthErr == nil))
+		group.set("podgauge_state_up", boolValue(s.healthErr == nil))
 	}
-	group.set(seriesDroppedFamily, float64(dropped))
-	group.set(seriesCountFamily, float64(count+maxNodeSeries-rm.seriesLeft+1))
+	group.set("podgauge_series_dropped", float64(dropped))
+	group.set("podgauge_series", float64(count+maxNodeSeries-rm.seriesLeft+1))
 }

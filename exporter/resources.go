@@ -40,48 +40,48 @@ func (c *resourceSeries) addAllocatable() {
 		return
 	}
 	for _, d := range r.Dropped {
-		c.add(droppedIDsFamily, float64(d.IDs), nil, nil, d.Resource, "allocatable")
+		c.add("podgauge_resource_dropped_ids", float64(d.IDs), nil, nil, d.Resource, "allocatable")
 	}
 	counts := map[[2]string]int{}
 	for _, d := range r.AllocatableDevices {
 		counts[[2]string{d.Resource, formatNUMANodes(d.NUMANodes)}]++
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(counts), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
-		c.add(allocatableFamily, float64(counts[key]), nil, nil, key[:]...)
+		c.add("podgauge_resource_allocatable_devices", float64(counts[key]), nil, nil, key[:]...)
 	}
 	if len(r.AllocatableCPUs) > 0 {
-		c.add(cpusFamily, float64(len(r.AllocatableCPUs)), nil, nil)
-		c.add(sharedCPUsFamily, float64(countSharedCPUs(r)), nil, nil)
+		c.add("podgauge_allocatable_cpus", float64(len(r.AllocatableCPUs)), nil, nil)
+		c.add("podgauge_shared_cpus", float64(countSharedCPUs(r)), nil, nil)
 	}
 	for _, m := range r.AllocatableMemory {
-		c.add(memoryFamily, float64(m.Bytes), nil, nil, m.Type, formatNUMANodes(m.NUMANodes))
+		c.add("podgauge_allocatable_memory_bytes", float64(m.Bytes), nil, nil, m.Type, formatNUMANodes(m.NUMANodes))
 	}
 	for _, d := range r.AllocatableDevices { // after the counts: at the limit, devices are left out first
-		c.add(resourceDeviceFamily, 1, nil, nil, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
+		c.add("podgauge_resource_device_info", 1, nil, nil, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
 	}
 }
 
 func (c *resourceSeries) addAllocated() {
 	r := &c.resources
 	for _, d := range r.DroppedAllocated {
-		c.add(droppedIDsFamily, float64(d.IDs), nil, nil, d.Resource, "allocated")
+		c.add("podgauge_resource_dropped_ids", float64(d.IDs), nil, nil, d.Resource, "allocated")
 	}
 	for i := range r.AllocatedDevices {
 		d := &r.AllocatedDevices[i]
-		c.add(resourceAllocationFamily, 1, &d.Owner, nil, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
+		c.add("podgauge_resource_allocation_info", 1, &d.Owner, nil, d.Resource, d.ID, formatNUMANodes(d.NUMANodes))
 	}
 	for i := range r.AllocatedCPUs {
 		cpus := &r.AllocatedCPUs[i]
-		c.add(containerCPUsFamily, float64(len(cpus.CPUs)), &cpus.Owner, nil)
-		c.add(containerCPUInfoFamily, 1, &cpus.Owner, nil, formatCPURanges(cpus.CPUs))
+		c.add("podgauge_container_exclusive_cpus", float64(len(cpus.CPUs)), &cpus.Owner, nil)
+		c.add("podgauge_container_exclusive_cpus_info", 1, &cpus.Owner, nil, formatCPURanges(cpus.CPUs))
 	}
 	for i := range r.AllocatedMemory {
 		m := &r.AllocatedMemory[i]
-		c.add(containerMemoryFamily, float64(m.Bytes), &m.Owner, nil, m.Type, formatNUMANodes(m.NUMANodes))
+		c.add("podgauge_container_reserved_memory_bytes", float64(m.Bytes), &m.Owner, nil, m.Type, formatNUMANodes(m.NUMANodes))
 	}
 	for i := range r.Claims {
 		claim := &r.Claims[i]
-		c.add(claimFamily, 1, &claim.Owner, nil, claim.ClaimNamespace, claim.ClaimName, claim.Driver, claim.Pool, claim.Device, claim.ShareID)
+		c.add("podgauge_claim_info", 1, &claim.Owner, nil, claim.ClaimNamespace, claim.ClaimName, claim.Driver, claim.Pool, claim.Device, claim.ShareID)
 	}
 }
 

@@ -11,49 +11,27 @@ import (
 // callBuckets fit calls on a unix socket: most take less than a millisecond; hanging calls end at a deadline of some seconds.
 var callBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5}
 
-// selfFamily is one of podgauge's own families, by name.
-type selfFamily string
-
-const (
-	registrations = selfFamily("podgauge_registrations_total")
-	streams       = selfFamily("podgauge_plugin_streams")
-	listedDevices = selfFamily("podgauge_plugin_devices")
-	pluginCalls   = selfFamily("podgauge_plugin_request_duration_seconds")
-	pluginErrors  = selfFamily("podgauge_plugin_request_errors_total")
-	rejections    = selfFamily("podgauge_plugin_refusals_total")
-	kubeletCalls  = selfFamily("podgauge_pod_resources_request_duration_seconds")
-	kubeletErrors = selfFamily("podgauge_pod_resources_request_errors_total")
-	buildInfo     = selfFamily("podgauge_build_info")
-	isSimulated   = selfFamily("podgauge_simulated")
-
-	// Values of the following are computed in each scrape.
-	eventsUp            = selfFamily("podgauge_events_up")
-	unknownConfigKeys   = selfFamily("podgauge_config_unknown_keys")
-	cdiSpecUp           = selfFamily("podgauge_cdi_spec_up")
-	unsupportedFamilies = selfFamily("podgauge_family_unsupported")
-)
-
-// selfDescs describes these families, one row each.
+// selfDescs describes podgauge's own families, one row each.
 var selfDescs = []struct {
-	family selfFamily
+	name   string
 	kind   selfKind
 	help   string
 	labels []string
 }{
-	{registrations, selfCounter, "Registrations with the kubelet, by outcome.", []string{"resource", "result"}},
-	{streams, selfGauge, "ListAndWatch streams of the kubelet; 1 if the resource is registered.", []string{"resource"}},
-	{listedDevices, selfGauge, "Devices in the list that the kubelet was last sent.", []string{"resource", "health"}},
-	{pluginCalls, selfHistogram, "How long it took to answer the kubelet.", []string{"method"}},
-	{pluginErrors, selfCounter, "Answers to the kubelet that were errors.", []string{"method"}},
-	{rejections, selfCounter, "Containers that were not given the devices they asked for, by the first thing that was wrong.", []string{"resource", "reason"}},
-	{kubeletCalls, selfHistogram, "How long the kubelet took to answer.", []string{"method"}},
-	{kubeletErrors, selfCounter, "Questions that the kubelet did not answer.", []string{"method"}},
-	{buildInfo, selfGauge, "What this process was built from; always 1.", []string{"version", "goversion"}},
-	{isSimulated, selfGauge, "Whether the devices, and what else --simulate says, are made up.", nil},
-	{eventsUp, selfComputed, "Whether the driver's events, Xid errors among them, are heard: 0 while waiting for them fails or does not return.", nil},
-	{unknownConfigKeys, selfComputed, "Keys of the configuration file that this version does not know and ignores; the log names each.", nil},
-	{cdiSpecUp, selfComputed, "1 if the CDI spec of this class is written; 0 if that of the GPUs is missing and a device list strategy needs it.", []string{"class"}},
-	{unsupportedFamilies, selfComputed, "A metric family that is absent because the driver's library lacks a function; always 1.", []string{"family"}},
+	{"podgauge_registrations_total", selfCounter, "Registrations with the kubelet, by outcome.", []string{"resource", "result"}},
+	{"podgauge_plugin_streams", selfGauge, "ListAndWatch streams of the kubelet; 1 if the resource is registered.", []string{"resource"}},
+	{"podgauge_plugin_devices", selfGauge, "Devices in the list that the kubelet was last sent.", []string{"resource", "health"}},
+	{"podgauge_plugin_request_duration_seconds", selfHistogram, "How long it took to answer the kubelet.", []string{"method"}},
+	{"podgauge_plugin_request_errors_total", selfCounter, "Answers to the kubelet that were errors.", []string{"method"}},
+	{"podgauge_plugin_refusals_total", selfCounter, "Containers that were not given the devices they asked for, by the first thing that was wrong.", []string{"resource", "reason"}},
+	{"podgauge_pod_resources_request_duration_seconds", selfHistogram, "How long the kubelet took to answer.", []string{"method"}},
+	{"podgauge_pod_resources_request_errors_total", selfCounter, "Questions that the kubelet did not answer.", []string{"method"}},
+	{"podgauge_build_info", selfGauge, "What this process was built from; always 1.", []string{"version", "goversion"}},
+	{"podgauge_simulated", selfGauge, "Whether the devices, and what else --simulate says, are made up.", nil},
+	{"podgauge_events_up", selfComputed, "Whether the driver's events, Xid errors among them, are heard: 0 while waiting for them fails or does not return.", nil},
+	{"podgauge_config_unknown_keys", selfComputed, "Keys of the configuration file that this version does not know and ignores; the log names each.", nil},
+	{"podgauge_cdi_spec_up", selfComputed, "1 if the CDI spec of this class is written; 0 if that of the GPUs is missing and a device list strategy needs it.", []string{"class"}},
+	{"podgauge_family_unsupported", selfComputed, "A metric family that is absent because the driver's library lacks a function; always 1.", []string{"family"}},
 }
 
 type selfKind int
@@ -69,36 +47,36 @@ const (
 // knows Prometheus.
 type SelfMetrics struct {
 	registry   *prometheus.Registry
-	counters   map[selfFamily]*prometheus.CounterVec
-	gauges     map[selfFamily]*prometheus.GaugeVec
-	histograms map[selfFamily]*prometheus.HistogramVec
-	computed   map[selfFamily]*prometheus.Desc
+	counters   map[string]*prometheus.CounterVec
+	gauges     map[string]*prometheus.GaugeVec
+	histograms map[string]*prometheus.HistogramVec
+	computed   map[string]*prometheus.Desc
 }
 
 // NewSelfMetrics registers podgauge's own metrics, and those of the Go runtime and the process if selected: to collect the latter
 // costs more than a scrape of eight GPUs.
 func NewSelfMetrics(registry *prometheus.Registry, version string, simulated bool, filter FamilyFilter) *SelfMetrics {
 	m := &SelfMetrics{
-		registry: registry, counters: map[selfFamily]*prometheus.CounterVec{}, gauges: map[selfFamily]*prometheus.GaugeVec{},
-		histograms: map[selfFamily]*prometheus.HistogramVec{}, computed: map[selfFamily]*prometheus.Desc{},
+		registry: registry, counters: map[string]*prometheus.CounterVec{}, gauges: map[string]*prometheus.GaugeVec{},
+		histograms: map[string]*prometheus.HistogramVec{}, computed: map[string]*prometheus.Desc{},
 	}
 	for _, d := range selfDescs {
-		switch opts := (prometheus.Opts{Name: string(d.family), Help: d.help}); d.kind {
+		switch opts := (prometheus.Opts{Name: d.name, Help: d.help}); d.kind {
 		case selfCounter:
-			m.counters[d.family] = prometheus.NewCounterVec(prometheus.CounterOpts(opts), d.labels)
-			registry.MustRegister(m.counters[d.family])
+			m.counters[d.name] = prometheus.NewCounterVec(prometheus.CounterOpts(opts), d.labels)
+			registry.MustRegister(m.counters[d.name])
 		case selfGauge:
-			m.gauges[d.family] = prometheus.NewGaugeVec(prometheus.GaugeOpts(opts), d.labels)
-			registry.MustRegister(m.gauges[d.family])
+			m.gauges[d.name] = prometheus.NewGaugeVec(prometheus.GaugeOpts(opts), d.labels)
+			registry.MustRegister(m.gauges[d.name])
 		case selfHistogram:
-			m.histograms[d.family] = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: opts.Name, Help: opts.Help, Buckets: callBuckets}, d.labels)
-			registry.MustRegister(m.histograms[d.family])
+			m.histograms[d.name] = prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: opts.Name, Help: opts.Help, Buckets: callBuckets}, d.labels)
+			registry.MustRegister(m.histograms[d.name])
 		case selfComputed:
-			m.computed[d.family] = prometheus.NewDesc(opts.Name, opts.Help, d.labels, nil)
+			m.computed[d.name] = prometheus.NewDesc(opts.Name, opts.Help, d.labels, nil)
 		}
 	}
-	m.gauges[buildInfo].WithLabelValues(version, goVersion()).Set(1)
-	m.gauges[isSimulated].WithLabelValues().Set(boolValue(simulated))
+	m.gauges["podgauge_build_info"].WithLabelValues(version, goVersion()).Set(1)
+	m.gauges["podgauge_simulated"].WithLabelValues().Set(boolValue(simulated))
 	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
 		if filter.matchesAny(c) {
 			registry.MustRegister(c)
@@ -116,31 +94,31 @@ func goVersion() string {
 
 // InitResource makes the series of a resource before the first event: increase() misses the first event of a new counter.
 func (m *SelfMetrics) InitResource(resource string) {
-	m.counters[registrations].WithLabelValues(resource, "success")
-	m.counters[registrations].WithLabelValues(resource, "error")
-	m.gauges[streams].WithLabelValues(resource)
+	m.counters["podgauge_registrations_total"].WithLabelValues(resource, "success")
+	m.counters["podgauge_registrations_total"].WithLabelValues(resource, "error")
+	m.gauges["podgauge_plugin_streams"].WithLabelValues(resource)
 	for _, method := range []string{"Allocate", "GetPreferredAllocation"} {
-		m.histograms[pluginCalls].WithLabelValues(method)
-		m.counters[pluginErrors].WithLabelValues(method)
+		m.histograms["podgauge_plugin_request_duration_seconds"].WithLabelValues(method)
+		m.counters["podgauge_plugin_request_errors_total"].WithLabelValues(method)
 	}
 }
 
 // InitRejections makes the series of the reasons to reject a container, likewise.
 func (m *SelfMetrics) InitRejections(resource string, reasons ...string) {
 	for _, reason := range reasons {
-		m.counters[rejections].WithLabelValues(resource, reason)
+		m.counters["podgauge_plugin_refusals_total"].WithLabelValues(resource, reason)
 	}
 }
 
 // DeleteResource removes the series of a resource that is no longer served.
 func (m *SelfMetrics) DeleteResource(resource string) {
-	m.gauges[streams].DeleteLabelValues(resource)
-	m.gauges[listedDevices].DeletePartialMatch(prometheus.Labels{"resource": resource})
+	m.gauges["podgauge_plugin_streams"].DeleteLabelValues(resource)
+	m.gauges["podgauge_plugin_devices"].DeletePartialMatch(prometheus.Labels{"resource": resource})
 }
 
 // CountRejection counts a container whose request was rejected.
 func (m *SelfMetrics) CountRejection(resource, reason string) {
-	m.counters[rejections].WithLabelValues(resource, reason).Inc()
+	m.counters["podgauge_plugin_refusals_total"].WithLabelValues(resource, reason).Inc()
 }
 
 // CountRegistration counts a registration.
@@ -149,31 +127,31 @@ func (m *SelfMetrics) CountRegistration(resource string, err error) {
 	if err != nil {
 		result = "error"
 	}
-	m.counters[registrations].WithLabelValues(resource, result).Inc()
+	m.counters["podgauge_registrations_total"].WithLabelValues(resource, result).Inc()
 }
 
 // SetStreams sets the number of live streams.
 func (m *SelfMetrics) SetStreams(resource string, n int) {
-	m.gauges[streams].WithLabelValues(resource).Set(float64(n))
+	m.gauges["podgauge_plugin_streams"].WithLabelValues(resource).Set(float64(n))
 }
 
 // SetDevices sets the number of devices in the latest device list.
 func (m *SelfMetrics) SetDevices(resource string, devices, healthy int) {
-	m.gauges[listedDevices].WithLabelValues(resource, "healthy").Set(float64(healthy))
-	m.gauges[listedDevices].WithLabelValues(resource, "unhealthy").Set(float64(devices - healthy))
+	m.gauges["podgauge_plugin_devices"].WithLabelValues(resource, "healthy").Set(float64(healthy))
+	m.gauges["podgauge_plugin_devices"].WithLabelValues(resource, "unhealthy").Set(float64(devices - healthy))
 }
 
 // ObservePluginCall records a request of the kubelet.
 func (m *SelfMetrics) ObservePluginCall(method string, elapsed time.Duration, err error) {
-	m.observe(pluginCalls, pluginErrors, method, elapsed, err)
+	m.observe("podgauge_plugin_request_duration_seconds", "podgauge_plugin_request_errors_total", method, elapsed, err)
 }
 
 // ObserveKubeletCall records a request to the kubelet.
 func (m *SelfMetrics) ObserveKubeletCall(method string, elapsed time.Duration, err error) {
-	m.observe(kubeletCalls, kubeletErrors, method, elapsed, err)
+	m.observe("podgauge_pod_resources_request_duration_seconds", "podgauge_pod_resources_request_errors_total", method, elapsed, err)
 }
 
-func (m *SelfMetrics) observe(calls, errors selfFamily, method string, elapsed time.Duration, err error) {
+func (m *SelfMetrics) observe(calls, errors string, method string, elapsed time.Duration, err error) {
 	m.histograms[calls].WithLabelValues(method).Observe(elapsed.Seconds())
 	errorCount := m.counters[errors].WithLabelValues(method)
 	if err != nil {
@@ -183,20 +161,22 @@ func (m *SelfMetrics) observe(calls, errors selfFamily, method string, elapsed t
 
 // ExportEventsUp exports whether events of the driver arrive.
 func (m *SelfMetrics) ExportEventsUp(isUp func() bool) {
-	m.export(eventsUp, func() map[string]float64 { return map[string]float64{"": boolValue(isUp())} })
+	m.export("podgauge_events_up", func() map[string]float64 { return map[string]float64{"": boolValue(isUp())} })
 }
 
 // ExportUnknownConfigKeys exports the number of unknown keys in the configuration file.
 func (m *SelfMetrics) ExportUnknownConfigKeys(count func() int) {
-	m.export(unknownConfigKeys, func() map[string]float64 { return map[string]float64{"": float64(count())} })
+	m.export("podgauge_config_unknown_keys", func() map[string]float64 { return map[string]float64{"": float64(count())} })
 }
 
 // ExportCDISpecs exports by class whether the CDI spec is written.
-func (m *SelfMetrics) ExportCDISpecs(written func() map[string]float64) { m.export(cdiSpecUp, written) }
+func (m *SelfMetrics) ExportCDISpecs(written func() map[string]float64) {
+	m.export("podgauge_cdi_spec_up", written)
+}
 
 // ExportUnsupportedFamilies exports the families that the driver does not support.
 func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
-	m.export(unsupportedFamilies, func() map[string]float64 {
+	m.export("podgauge_family_unsupported", func() map[string]float64 {
 		values := map[string]float64{}
 		for _, family := range families() {
 			values[family] = 1
@@ -205,8 +185,8 @@ func (m *SelfMetrics) ExportUnsupportedFamilies(families func() []string) {
 	})
 }
 
-func (m *SelfMetrics) export(f selfFamily, values func() map[string]float64) {
-	m.registry.MustRegister(computedGauge{m.computed[f], values})
+func (m *SelfMetrics) export(name string, values func() map[string]float64) {
+	m.registry.MustRegister(computedGauge{m.computed[name], values})
 }
 
 // computedGauge collects a gauge by the value of its label; "" without a label.

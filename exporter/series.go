@@ -18,15 +18,12 @@ type seriesStore struct {
 	options     *Options
 	families    []*family // all, ordered by name
 	rowFamilies []*family // of each row of Sources.Metrics
-	byID        []*family // by familyID
+	byName      map[string]*family
 	groups      map[groupKey]*seriesGroup
 	renderings  uint64 // counts renderings
 	// seriesLeft is how many more series may be shown, and seriesDropped how many were not.
 	seriesLeft, seriesDropped int
 }
-
-// familyID identifies a family of families.go, or of dcgm.go.
-type familyID int
 
 // family is a metric family with its series in the current rendering.
 type family struct {
@@ -62,19 +59,18 @@ type groupKey struct {
 
 // seriesID identifies a series of a group by its family and the values of the family's own labels.
 type seriesID struct {
-	family familyID
+	family string // name
 	values [2]string
 }
 
-// newSeriesStore returns a store for the rows of readings, and for the families of descs by index.
+// newSeriesStore returns a store for the rows of readings and for the families of descs.
 func newSeriesStore(s *Sources, o *Options, descs []familyDesc) seriesStore {
-	st := seriesStore{sources: s, options: o, groups: map[groupKey]*seriesGroup{}}
-	byName := map[string]*family{}
+	st := seriesStore{sources: s, options: o, byName: map[string]*family{}, groups: map[groupKey]*seriesGroup{}}
 	add := func(d familyDesc) *family {
-		f := byName[d.name]
+		f := st.byName[d.name]
 		if f == nil {
 			f = &family{familyDesc: d, textHeader: d.header(false), openMetricsHeader: d.header(true), excluded: !o.Filter.Matches(d.name)}
-			byName[d.name] = f
+			st.byName[d.name] = f
 			st.families = append(st.families, f)
 		}
 		return f
@@ -83,7 +79,7 @@ func newSeriesStore(s *Sources, o *Options, descs []familyDesc) seriesStore {
 		st.rowFamilies = append(st.rowFamilies, add(rowDesc(m)))
 	}
 	for _, d := range descs {
-		st.byID = append(st.byID, add(d))
+		add(d)
 	}
 	slices.SortFunc(st.families, func(a, b *family) int { return cmp.Compare(a.name, b.name) })
 	return st
@@ -152,15 +148,15 @@ func (g *seriesGroup) setRow(row int, value float64) {
 }
 
 // set shows a series of a family. The values are those of the family's own labels.
-func (g *seriesGroup) set(id familyID, value float64, values ...string) {
-	key := seriesID{family: id}
+func (g *seriesGroup) set(family string, value float64, values ...string) {
+	key := seriesID{family: family}
 	copy(key.values[:], values)
-	g.setSeries(key, value, func() []device.Label { return g.store.byID[id].labelled(values) })
+	g.setSeries(key, value, func() []device.Label { return g.store.byName[family].labelled(values) })
 }
 
 // setSeries shows a series. It calls newLabels only for a new series.
 func (g *seriesGroup) setSeries(id seriesID, value float64, newLabels func() []device.Label) {
-	f := g.store.byID[id.family]
+	f := g.store.byName[id.family]
 	if !g.store.admit(f) {
 		return
 	}
@@ -213,8 +209,8 @@ type cachedEntry struct {
 
 // add adds a series, with labels of an owner and of a device if given. It makes no series of an excluded family or beyond the
 // limit: a device plugin may have some hundred thousand devices.
-func (c *cachedSeries) add(id familyID, value float64, owner *device.Owner, d *device.Device, values ...string) {
-	f := c.store.byID[id]
+func (c *cachedSeries) add(name string, value float64, owner *device.Owner, d *device.Device, values ...string) {
+	f := c.store.byName[name]
 	if f.excluded {
 		return
 	}
