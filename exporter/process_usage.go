@@ -31,28 +31,28 @@ type processUsage struct {
 // usageFamilies are the families of each kind: the use by a container, and the unattributed use.
 var usageFamilies = [usageKinds]struct{ container, unattributed familyDesc }{
 	usedMemory: {
-		gaugeDesc("nvidia_gpu_container_memory_used_bytes", "Memory of the device that the container's processes hold."),
-		gaugeDesc("nvidia_gpu_unattributed_memory_used_bytes", "Memory of the device in use that no container's process is known to hold: the driver's own, and that of processes in no container that holds the device."),
+		gaugeDesc("nvidia_gpu_container_memory_used_bytes", "Memory of the device used by the container's processes, in bytes."),
+		gaugeDesc("nvidia_gpu_unattributed_memory_used_bytes", "Memory of the device in use but not by a container to which the device is allocated, the driver's own included, in bytes."),
 	},
 	usedSM: {
-		gaugeDesc("nvidia_gpu_container_sm_utilization_ratio", "Share of the last two seconds in which a kernel of the container's processes ran."),
-		gaugeDesc("nvidia_gpu_unattributed_sm_utilization_ratio", "Share of the last two seconds in which a kernel of a process ran that is in no container that holds the device."),
+		gaugeDesc("nvidia_gpu_container_sm_utilization_ratio", "Fraction of the last two seconds in which a kernel of the container's processes ran, 0 to 1."),
+		gaugeDesc("nvidia_gpu_unattributed_sm_utilization_ratio", "Fraction of the last two seconds in which a kernel of unattributed processes ran, 0 to 1."),
 	},
 	usedController: {
-		gaugeDesc("nvidia_gpu_container_memory_controller_utilization_ratio", "Share of the last two seconds in which the container's processes read or wrote the device's memory."),
-		gaugeDesc("nvidia_gpu_unattributed_memory_controller_utilization_ratio", "Share of the last two seconds in which processes in no container that holds the device read or wrote its memory."),
+		gaugeDesc("nvidia_gpu_container_memory_controller_utilization_ratio", "Fraction of the last two seconds in which the container's processes read or wrote device memory, 0 to 1."),
+		gaugeDesc("nvidia_gpu_unattributed_memory_controller_utilization_ratio", "Fraction of the last two seconds in which unattributed processes read or wrote device memory, 0 to 1."),
 	},
 	usedEncoder: {
-		gaugeDesc("nvidia_gpu_container_encoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the encoders."),
-		gaugeDesc("nvidia_gpu_unattributed_encoder_utilization_ratio", "Share of the last two seconds in which processes in no container that holds the device used its encoders."),
+		gaugeDesc("nvidia_gpu_container_encoder_utilization_ratio", "Fraction of the last two seconds in which the container's processes used the encoders, 0 to 1."),
+		gaugeDesc("nvidia_gpu_unattributed_encoder_utilization_ratio", "Fraction of the last two seconds in which unattributed processes used the encoders, 0 to 1."),
 	},
 	usedDecoder: {
-		gaugeDesc("nvidia_gpu_container_decoder_utilization_ratio", "Share of the last two seconds in which the container's processes used the decoders."),
-		gaugeDesc("nvidia_gpu_unattributed_decoder_utilization_ratio", "Share of the last two seconds in which processes in no container that holds the device used its decoders."),
+		gaugeDesc("nvidia_gpu_container_decoder_utilization_ratio", "Fraction of the last two seconds in which the container's processes used the decoders, 0 to 1."),
+		gaugeDesc("nvidia_gpu_unattributed_decoder_utilization_ratio", "Fraction of the last two seconds in which unattributed processes used the decoders, 0 to 1."),
 	},
 	processCount: {
-		gaugeDesc("nvidia_gpu_container_processes", "Processes of the container that use the device."),
-		gaugeDesc("nvidia_gpu_unattributed_processes", "Processes that use the device and are in no container that holds it."),
+		gaugeDesc("nvidia_gpu_container_processes", "Number of the container's processes that use the device."),
+		gaugeDesc("nvidia_gpu_unattributed_processes", "Number of processes that use the device outside the containers to which the device is allocated."),
 	},
 }
 

@@ -18,20 +18,20 @@ var selfDescs = []struct {
 	help   string
 	labels []string
 }{
-	{"podgauge_registrations_total", selfCounter, "Registrations with the kubelet, by outcome.", []string{"resource", "result"}},
-	{"podgauge_plugin_streams", selfGauge, "ListAndWatch streams of the kubelet; 1 if the resource is registered.", []string{"resource"}},
-	{"podgauge_plugin_devices", selfGauge, "Devices in the list that the kubelet was last sent.", []string{"resource", "health"}},
-	{"podgauge_plugin_request_duration_seconds", selfHistogram, "How long it took to answer the kubelet.", []string{"method"}},
-	{"podgauge_plugin_request_errors_total", selfCounter, "Answers to the kubelet that were errors.", []string{"method"}},
-	{"podgauge_plugin_refusals_total", selfCounter, "Containers that were not given the devices they asked for, by the first thing that was wrong.", []string{"resource", "reason"}},
-	{"podgauge_pod_resources_request_duration_seconds", selfHistogram, "How long the kubelet took to answer.", []string{"method"}},
-	{"podgauge_pod_resources_request_errors_total", selfCounter, "Questions that the kubelet did not answer.", []string{"method"}},
-	{"podgauge_build_info", selfGauge, "What this process was built from; always 1.", []string{"version", "goversion"}},
-	{"podgauge_simulated", selfGauge, "Whether the devices, and what else --simulate says, are made up.", nil},
-	{"podgauge_events_up", selfComputed, "Whether the driver's events, Xid errors among them, are heard: 0 while waiting for them fails or does not return.", nil},
-	{"podgauge_config_unknown_keys", selfComputed, "Keys of the configuration file that this version does not know and ignores; the log names each.", nil},
-	{"podgauge_cdi_spec_up", selfComputed, "1 if the CDI spec of this class is written; 0 if that of the GPUs is missing and a device list strategy needs it.", []string{"class"}},
-	{"podgauge_family_unsupported", selfComputed, "A metric family that is absent because the driver's library lacks a function; always 1.", []string{"family"}},
+	{"podgauge_registrations_total", selfCounter, "Registrations with the kubelet, by result.", []string{"resource", "result"}},
+	{"podgauge_plugin_streams", selfGauge, "Number of open ListAndWatch streams of the kubelet; 1 if the resource is registered.", []string{"resource"}},
+	{"podgauge_plugin_devices", selfGauge, "Number of devices in the latest device list sent to the kubelet.", []string{"resource", "health"}},
+	{"podgauge_plugin_request_duration_seconds", selfHistogram, "Duration of requests from the kubelet, in seconds.", []string{"method"}},
+	{"podgauge_plugin_request_errors_total", selfCounter, "Requests from the kubelet answered with an error.", []string{"method"}},
+	{"podgauge_plugin_refusals_total", selfCounter, "Containers whose device request was rejected, by the first reason found.", []string{"resource", "reason"}},
+	{"podgauge_pod_resources_request_duration_seconds", selfHistogram, "Duration of requests to the kubelet, in seconds.", []string{"method"}},
+	{"podgauge_pod_resources_request_errors_total", selfCounter, "Requests to the kubelet that failed.", []string{"method"}},
+	{"podgauge_build_info", selfGauge, "Version of podgauge and of Go; always 1.", []string{"version", "goversion"}},
+	{"podgauge_simulated", selfGauge, "1 if devices are simulated.", nil},
+	{"podgauge_events_up", selfComputed, "1 if driver events, including Xid errors, are received; 0 while waiting for events fails or hangs.", nil},
+	{"podgauge_config_unknown_keys", selfComputed, "Number of ignored unknown keys in the configuration file; the log names each.", nil},
+	{"podgauge_cdi_spec_up", selfComputed, "1 if the CDI spec of this class is written; 0 if the GPUs' spec is missing and a device list strategy needs it.", []string{"class"}},
+	{"podgauge_family_unsupported", selfComputed, "Metric family that is absent because the driver's library lacks a function; always 1.", []string{"family"}},
 }
 
 type selfKind int
