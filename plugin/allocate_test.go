@@ -108,7 +108,7 @@ func TestAllocate(t *testing.T) {
 		t.Run(fmt.Sprintf("device specs %t", specs), func(t *testing.T) {
 			s := newFixture(t)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.options.Rules = constantRules(plugin.Rules{ResponseOptions: func(string) response.Options { return response.Options{DeviceSpecs: specs} }})
+			s.source.GetRules = constantRules(plugin.Rules{ResponseOptions: func(string) response.Options { return response.Options{DeviceSpecs: specs} }})
 			s.board.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
 			s.startKubelet()
 			s.startPlugin()
@@ -153,7 +153,7 @@ func (s *fixture) wantAllocation(name string, containers []string, rejection str
 	switch {
 	case rejection == "" && (!slices.Equal(s.recorded.allocated[0], ids) || len(s.recorded.rejected) > 0 || s.recorded.allocateErrs[0] != nil):
 		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
-	case rejection != "" && (len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 || s.recorded.rejected[0].Error() != rejection || s.recorded.allocateErrs[0] == nil):
+	case rejection != "" && (len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 || s.recorded.rejected[0].err.Error() != rejection || s.recorded.allocateErrs[0] == nil):
 		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
 	}
 	s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs = nil, nil, nil
@@ -197,7 +197,7 @@ func TestAPodIsToldWhyItGetsNothing(t *testing.T) {
 				var board atomic.Pointer[[]device.Status]
 				good := statuses(1)
 				board.Store(&good)
-				s.options.Statuses = func() ([]device.Status, <-chan struct{}) { return *board.Load(), nil } // wakes nobody
+				s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) { return *board.Load(), nil } // wakes nobody
 				s.startKubelet()
 				s.startPlugin()
 				s.waitRegistered(1)

@@ -4,30 +4,28 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
 // synctestFixture is a plugin that runs in a test's bubble, without a kubelet.
 type synctestFixture struct {
 	*testing.T
-	plugin  *Plugin
-	board   device.Inventory
-	updates int // of Plugin.Run so far; written by it
-
-	mu          sync.Mutex // guards all below
-	allocations device.Allocations
-	changed     chan struct{} // closed when the holders change
+	plugin      *Plugin
+	board       device.Inventory
+	allocations pubsub.Value[device.Allocations]
+	updates     int // of Plugin.Run so far; written by it
 }
 
 func newSynctestFixture(t *testing.T, rules Rules, words string) *synctestFixture {
-	b := &synctestFixture{T: t, changed: make(chan struct{})}
+	b := &synctestFixture{T: t}
 	b.board.Set(parseStatuses(words))
 	rules.Select = func(d device.Device) bool {
 		if d.Index == 0 { // each turn asks once for the first device
@@ -36,13 +34,8 @@ func newSynctestFixture(t *testing.T, rules Rules, words string) *synctestFixtur
 		return true
 	}
 	b.plugin = New(Options{
-		Dir: "none", Log: slog.New(slog.DiscardHandler), Statuses: b.board.Get,
-		Rules: func() (Rules, <-chan struct{}) { return rules, nil },
-		Allocations: func() (device.Allocations, <-chan struct{}) {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			return b.allocations, b.changed
-		},
+		Dir: "none", Log: slog.New(slog.DiscardHandler),
+		DeviceSource: &FakeSource{GetStatuses: b.board.Get, GetRules: constant(rules), GetAllocations: b.allocations.Get},
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -58,11 +51,8 @@ func newSynctestFixture(t *testing.T, rules Rules, words string) *synctestFixtur
 
 // allocate has containers hold these ids of a resource, and no other.
 func (b *synctestFixture) allocate(resource string, allocated ...device.AdvertisedID) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.allocations, _ = allocationsOf(resource, allocated...)()
-	close(b.changed)
-	b.changed = make(chan struct{})
+	allocations, _ := allocationsOf(resource, allocated...)()
+	b.allocations.Set(allocations)
 }
 
 // wantList checks what is offered once all goroutines wait, which takes no time in the bubble.
@@ -142,20 +132,18 @@ func TestAllocateRejectsWhatAnotherContainerHas(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := serverHolding(c.rules, parseStatuses("0 1"))
-			s.Allocations = allocationsOf(c.resource, c.held) // since the list
-			var reason RejectReason
-			s.Hooks.OnRejected = func(_ string, _ []device.AdvertisedID, w RejectReason, _ error) { reason = w }
+			s.fakeSource().GetAllocations = allocationsOf(c.resource, c.held) // since the list
 			err := s.tryAllocate(t, c.ids)
 			if (err == nil) != (c.want == "") || !strings.Contains(fmt.Sprint(err), c.want) {
 				t.Errorf("Allocate answers %v", err)
 			}
-			if err != nil && reason != RejectAllocated {
-				t.Errorf("the reason is %q", reason)
+			if reasons := s.testHooks().rejected; err != nil && !slices.Equal(reasons, []RejectReason{RejectAllocated}) {
+				t.Errorf("the reason is %q", reasons)
 			}
 		})
 	}
 	s := serverHolding(Rules{}, parseStatuses("0 1"), "GPU-1::3")
-	s.Allocations = allocationsOf(gpuResource) // it has ended since the list
+	s.fakeSource().GetAllocations = allocationsOf(gpuResource) // it has ended since the list
 	if err := s.tryAllocate(t, "GPU-1"); err != nil {
 		t.Errorf("a device that was allocated is rejected: %v", err)
 	}

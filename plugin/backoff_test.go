@@ -36,9 +36,9 @@ func (c *startTimes) Handle(ctx context.Context, r slog.Record) error {
 func registrationTimes(t *testing.T, dir string, log *logLines, during func(p *plugin.Plugin)) []time.Duration {
 	t.Helper()
 	c := &startTimes{logLines: log, began: time.Now()}
-	p := plugin.New(plugin.Options{Dir: dir, Log: slog.New(c), Statuses: func() ([]device.Status, <-chan struct{}) {
+	p := plugin.New(plugin.Options{Dir: dir, Log: slog.New(c), DeviceSource: &plugin.FakeSource{GetStatuses: func() ([]device.Status, <-chan struct{}) {
 		return statuses(1), nil
-	}})
+	}}})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- p.Run(ctx) }()
@@ -148,7 +148,7 @@ func TestWaitsForADeviceForLong(t *testing.T) {
 		defer listenUnix(t, dir)()
 		board := &device.Inventory{}
 		board.Set(statuses(1))
-		p := plugin.New(plugin.Options{Dir: dir, Log: slog.New(newLogLines()), Statuses: board.Get})
+		p := plugin.New(plugin.Options{Dir: dir, Log: slog.New(newLogLines()), DeviceSource: &plugin.FakeSource{GetStatuses: board.Get}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()

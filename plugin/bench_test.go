@@ -19,7 +19,7 @@ func callSnapshot(b *testing.B, board *device.Inventory, rules plugin.Rules) (*k
 	dir := shortDir(b)
 	k := kubelet.New(kubelet.Options{Dir: dir})
 	p := plugin.New(plugin.Options{
-		Dir: dir + "/device-plugins", Statuses: board.Get, Rules: constantRules(rules), Log: slog.New(slog.DiscardHandler),
+		Dir: dir + "/device-plugins", DeviceSource: &plugin.FakeSource{GetStatuses: board.Get, GetRules: constantRules(rules)}, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error, 2)

@@ -21,7 +21,7 @@ import (
 func serverHolding(rules Rules, statuses []device.Status, allocated ...device.AdvertisedID) *server {
 	e := endpointFor("", Rules{}, statuses...)
 	e.devices.Set(&deviceList{})
-	e.Allocations = allocationsOf(gpuResource, allocated...)
+	e.fakeSource().GetAllocations = allocationsOf(gpuResource, allocated...)
 	s := &server{endpoint: e}
 	s.updateList(rules, statuses)
 	return s
@@ -34,7 +34,7 @@ func allocationsOf(resource string, allocated ...device.AdvertisedID) func() (de
 		h.All = append(h.All, device.Allocation{Resource: resource, DeviceID: id})
 	}
 	slices.SortFunc(h.All, device.CompareAllocations)
-	return func() (device.Allocations, <-chan struct{}) { return h, nil }
+	return constant(h)
 }
 
 // updateList is one of Plugin.Run, for this endpoint.
@@ -77,7 +77,7 @@ func TestAHeldWholeGPUIsALoad(t *testing.T) {
 // decide.
 func TestAHeldReplicaLeavesWholeGPUsWhole(t *testing.T) {
 	s := serverHolding(Rules{}, parseStatuses("0 1 2 3"), "GPU-3::1")
-	s.Links = func() []device.Link { return []device.Link{{A: "GPU-1", B: "GPU-2", NVLinks: 4}} }
+	s.fakeSource().GetLinks = func() []device.Link { return []device.Link{{A: "GPU-1", B: "GPU-2", NVLinks: 4}} }
 	if got := s.preferredIDs(t, 2, "GPU-0", "GPU-1", "GPU-2"); fmt.Sprint(got) != "[GPU-1 GPU-2]" {
 		t.Errorf("preferred is %q", got)
 	}
@@ -110,7 +110,7 @@ func TestAHeldReplicaKeepsItsGPUFromBeingGivenAway(t *testing.T) {
 // Nor while somebody has it as another resource, or of another plugin.
 func TestAGPUThatIsHeldAsAnotherResource(t *testing.T) {
 	s := serverHolding(Rules{}, parseStatuses("0 1"))
-	s.Allocations = allocationsOf("nvidia.com/a100", "GPU-1")
+	s.fakeSource().GetAllocations = allocationsOf("nvidia.com/a100", "GPU-1")
 	s.updateList(Rules{}, parseStatuses("0 1"))
 	if got := formatLists(map[string]*deviceList{"": s.list()}); got != ": GPU-0 GPU-1!" {
 		t.Errorf("offered is %q", got)
@@ -126,7 +126,7 @@ func TestAClaimReservesNoDevice(t *testing.T) {
 	}{{false, ": GPU-0 GPU-1"}, {true, ": GPU-0 GPU-1!"}} {
 		rules := Rules{ReserveClaimed: c.reserve}
 		s := serverHolding(rules, parseStatuses("0 1"))
-		s.Allocations = allocationsOf("gpu.nvidia.com", "GPU-1")
+		s.fakeSource().GetAllocations = allocationsOf("gpu.nvidia.com", "GPU-1")
 		s.updateList(rules, parseStatuses("0 1"))
 		if got := formatLists(map[string]*deviceList{"": s.list()}); got != c.want {
 			t.Errorf("claims reserve devices: %t; offered is %q, want %q", c.reserve, got, c.want)
@@ -138,7 +138,7 @@ func TestAClaimReservesNoDevice(t *testing.T) {
 func (s *server) startChecks(t *testing.T, ids ...string) (checks []UsabilityCheck, err error) {
 	t.Helper()
 	answers := make(chan UsabilityCheck, len(ids))
-	s.CheckUsable = func(_ context.Context, a UsabilityCheck) error { answers <- a; return nil }
+	s.fakeSource().Check = func(_ context.Context, a UsabilityCheck) error { answers <- a; return nil }
 	_, err = s.PreStartContainer(t.Context(), &api.PreStartContainerRequest{DevicesIds: ids})
 	close(answers)
 	for a := range answers {

@@ -3,54 +3,50 @@ package plugin
 import (
 	"context"
 	"net"
+	"slices"
 	"sync"
 
 	"google.golang.org/grpc/peer"
 )
 
-// clientTracker are the clients of a life, of which one is the kubelet. The kubelet asks for the
-// options from within Register and then calls ListAndWatch on the same connection
-// (Server.connectClient in pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go); any other
-// program that may open the socket can call ListAndWatch too.
+// clientTracker finds the kubelet among the clients of a server.
+//
+// The kubelet asks for the options from within Register and then calls ListAndWatch on the same connection (Server.connectClient in
+// pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). Any other program that may open the socket can call ListAndWatch too.
 type clientTracker struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
-	registerReturned bool              // Register has returned: the kubelet has asked for the options
-	optionsClients   map[net.Addr]bool // connections that asked for the options before that
-	kubeletStream    *listStream       // the kubelet's stream; nil before it opens
-	kubeletConfirmed bool              // it is on a connection that asked for the options
+	registerReturned bool
+	optionsClients   []net.Addr  // connections that asked for the options before Register returned
+	kubeletStream    *listStream // nil before the first stream
+	kubeletConfirmed bool        // the stream's connection asked for the options
 }
 
 // listStream is a ListAndWatch stream.
 type listStream struct{ _ byte } // not empty: pointers to two of them differ
 
-// recordOptionsCall notes that a connection asks for the options.
+// recordOptionsCall records a call of GetDevicePluginOptions.
 func (c *clientTracker) recordOptionsCall(ctx context.Context) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.registerReturned {
-		if c.optionsClients == nil {
-			c.optionsClients = map[net.Addr]bool{}
-		}
-		c.optionsClients[clientAddr(ctx)] = true
+	if !c.registerReturned && !slices.Contains(c.optionsClients, clientAddr(ctx)) {
+		c.optionsClients = append(c.optionsClients, clientAddr(ctx))
 	}
 }
 
-// recordRegisterReturn notes that Register has returned.
 func (c *clientTracker) recordRegisterReturn() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.registerReturned = true
 }
 
-// addStream notes that a stream opens, and reports whether it is the first. Until the kubelet's
-// opens, the first one counts as the kubelet's: programs that play a kubelet may make a
-// connection for each call.
+// addStream records a stream and reports whether it is the first. The first stream counts as the kubelet's until a stream on a
+// connection that asked for the options opens: programs that play a kubelet may make a connection for each call.
 func (c *clientTracker) addStream(ctx context.Context, ls *listStream) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first = c.kubeletStream == nil
-	if confirmed := c.optionsClients[clientAddr(ctx)]; first || confirmed && !c.kubeletConfirmed {
+	if confirmed := slices.Contains(c.optionsClients, clientAddr(ctx)); first || confirmed && !c.kubeletConfirmed {
 		c.kubeletStream, c.kubeletConfirmed = ls, confirmed
 	}
 	return first
@@ -70,8 +66,7 @@ func clientAddr(ctx context.Context) net.Addr {
 	return nil
 }
 
-// addressedListener are a listener's. Clients of a unix socket have no address, so each connection
-// gets one.
+// addressedListener gives each connection its own address: clients of a unix socket have none.
 type addressedListener struct{ net.Listener }
 
 func (l addressedListener) Accept() (net.Conn, error) {

@@ -120,15 +120,14 @@ func TestOnlyTheKubeletsStreamIsTheRegistration(t *testing.T) {
 		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			var streams []int
 			e := endpointFor("", Rules{}, parseStatuses("0 1")...)
-			e.Hooks.OnStreamCount = func(_ string, n int) { streams = append(streams, n) }
 			s := &server{endpoint: e, stopping: make(chan struct{}), kubeletStreamOpened: make(chan struct{}), kubeletStreamEnded: make(chan struct{})}
 			kubelet, guest := newClient(t), newClient(t)
 			c.play(t, s, clients{kubelet, guest})
 			if got := isClosed(s.kubeletStreamEnded); got != c.want {
 				t.Errorf("the registration has ended: %t", got)
 			}
+			streams := e.testHooks().streams
 			if !isClosed(s.kubeletStreamOpened) || streams[0] != 1 || (streams[len(streams)-1] == 0) != c.want {
 				t.Errorf("told of streams: %v", streams)
 			}

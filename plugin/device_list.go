@@ -10,48 +10,38 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// removalDelay is how long an id that is offered no more stays in the list as
-// Unhealthy. A kubelet from 1.37 on crashes when a device is gone at the end of an
-// Allocate that it began with it (pkg/kubelet/cm/devicemanager/manager.go).
-const removalDelay = 2 * time.Second
-
-// reasonAllocatedElsewhere is why an id cannot be used whose device is held by another id or as another
-// resource.
-const reasonAllocatedElsewhere = "held"
-
-// maxMessageBytes is the longest message that the kubelet reads, gRPC's default: it ends the stream
-// over a longer one. maxListBytes leaves room for what containers hold from before.
 const (
+	// removalDelay is how long an unallocated withdrawn id stays listed as Unhealthy. Kubelets from 1.37 on crash if a device vanishes
+	// during its Allocate (pkg/kubelet/cm/devicemanager/manager.go).
+	removalDelay = 2 * time.Second
+	// reasonAllocatedElsewhere marks a healthy device that is allocated by another id or as another resource.
+	reasonAllocatedElsewhere = "allocated_elsewhere"
+	// maxMessageBytes is the longest message that the kubelet reads, gRPC's default; it ends the stream over a longer one.
 	maxMessageBytes = 4 << 20
-	maxListBytes    = maxMessageBytes - 64<<10
+	// maxListBytes leaves room for allocated ids that are withdrawn.
+	maxListBytes = maxMessageBytes - 64<<10
 )
 
-// deviceList is what is offered under one resource name. It is never written once it
-// was published.
+// deviceList is the list of one resource. It is immutable once it is published.
 type deviceList struct {
-	rules Rules
-	items []listItem // ordered by id
-	// withdrawn says that the rules do not offer the resource: there is what containers have from
-	// before, if anything.
-	withdrawn bool
-	foreign   bool // it is past, and may be another plugin's by now
-	// idCount are how many the rules offer, and bytes the length of their list when all devices
-	// have failed, which is when it is the longest.
+	rules     Rules
+	items     []listItem // ordered by id
+	withdrawn bool       // the rules do not have the resource: all items are withdrawn
+	foreign   bool       // withdrawn, and podgauge no longer owns the resource
+	// idCount is the number of ids by the rules. listBytes is the size of their message with all devices unhealthy, which is the longest.
 	idCount, listBytes int
 }
 
-// listItem is one offered id. There are tens of thousands, so the replicas of a device share what
-// is known of it.
+// listItem is one id of a list. A list may have tens of thousands, so items share their device.
 type listItem struct {
 	id              device.AdvertisedID
 	device          *device.Device // never written
 	healthy         bool
-	replica         bool   // one of several replicas
-	unusableReason  string // why it cannot be used, though its device is healthy
-	onePerContainer bool   // not to be given to a container together with another
-	// removeAt is when an id that is offered no more goes; zero where it is offered.
-	removeAt  time.Time
-	allocated bool // by a container, though it is offered no more
+	replica         bool
+	onePerContainer bool      // no container may have several such ids
+	allocated       bool      // withdrawn and still allocated
+	unusableReason  string    // of a healthy device
+	removeAt        time.Time // of a withdrawn id; zero otherwise
 }
 
 func (l *deviceList) sort() {
@@ -59,22 +49,13 @@ func (l *deviceList) sort() {
 }
 
 func (l *deviceList) find(id device.AdvertisedID) (listItem, bool) {
-	i, found := slices.BinarySearchFunc(l.items, id, func(i listItem, id device.AdvertisedID) int {
+	n, found := slices.BinarySearchFunc(l.items, id, func(i listItem, id device.AdvertisedID) int {
 		return strings.Compare(string(i.id), string(id))
 	})
 	if !found {
 		return listItem{}, false
 	}
-	return l.items[i], true
-}
-
-// findStatus is what the board says of a device.
-func findStatus(statuses []device.Status, id device.ID) (s device.Status, known bool) {
-	i := slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == id })
-	if i < 0 {
-		return device.Status{}, false
-	}
-	return statuses[i], true
+	return l.items[n], true
 }
 
 func (l *deviceList) has(id device.AdvertisedID) bool {
@@ -82,25 +63,41 @@ func (l *deviceList) has(id device.AdvertisedID) bool {
 	return found
 }
 
-// retainedIDs tie ids to the list that are offered no more.
-type retainedIDs struct {
-	allocated []device.AdvertisedID // by containers
-	sent      *deviceList           // what the kubelet was last sent; nil: nothing
-}
-
-// carryOver hands on to a newer offer, which nobody has seen yet, the ids that are not
-// in it: for as long as a container holds them, as healthy as their devices are,
-// since the kubelet reports a device that it is not told of as healthy in the
-// status of the pod that holds it; and else for a moment, unhealthy. What is held
-// from before this process began is among them. It returns when the first of those goes that
-// no container holds; never is zero.
-func (l *deviceList) carryOver(newer *deviceList, statuses []device.Status, retained retainedIDs, now time.Time) (first time.Time) {
-	var carried []listItem
-	for _, i := range retained.allocatedNotListed(l, statuses) {
-		if !newer.has(i.id) {
-			carried = append(carried, i)
+func (l *deviceList) healthyCount() (n int) {
+	for _, i := range l.items {
+		if i.healthy {
+			n++
 		}
 	}
+	return n
+}
+
+func findStatus(statuses []device.Status, id device.ID) (s device.Status, known bool) {
+	n := slices.IndexFunc(statuses, func(s device.Status) bool { return s.ID == id })
+	if n < 0 {
+		return device.Status{}, false
+	}
+	return statuses[n], true
+}
+
+// retainedIDs are the reasons to keep withdrawn ids in a list.
+type retainedIDs struct {
+	allocated []device.AdvertisedID
+	sent      *deviceList // newest list that the kubelet has; nil: none
+}
+
+// carryOver adds withdrawn ids to a newer list that is not published yet. It returns the time of the next removal; zero: never.
+//
+//	withdrawn id                        is listed
+//	allocated, device listed by NVML    with the device's health, until it is released
+//	allocated, device gone              Unhealthy, until it is released
+//	unallocated, sent to the kubelet    Unhealthy, for removalDelay
+//	unallocated, never sent             no longer
+//
+// The kubelet reports an allocated device that is not listed as healthy in the pod's status, so allocated ids stay. They include ids that
+// an earlier process listed.
+func (l *deviceList) carryOver(newer *deviceList, statuses []device.Status, retained retainedIDs, now time.Time) (next time.Time) {
+	carried := slices.DeleteFunc(retained.allocatedNotListed(l, statuses), func(i listItem) bool { return newer.has(i.id) })
 	for _, i := range l.items {
 		if newer.has(i.id) {
 			continue
@@ -119,22 +116,50 @@ func (l *deviceList) carryOver(newer *deviceList, statuses []device.Status, reta
 		carried = append(carried, i)
 	}
 	for n := range carried {
-		if carried[n].removeAt.IsZero() {
-			carried[n].removeAt = now.Add(removalDelay)
+		i := &carried[n]
+		if i.removeAt.IsZero() {
+			i.removeAt = now.Add(removalDelay)
 		}
-		if !carried[n].allocated {
-			first = earlier(first, carried[n].removeAt)
+		if !i.allocated {
+			next = earlier(next, i.removeAt)
 		}
 	}
 	newer.dropToFit(carried, l)
 	newer.items = append(newer.items, carried...)
 	newer.sort()
-	return first
+	return next
 }
 
-// dropToFit removes new ids from an offer until its list and the ids that the older offer leaves
-// fit the kubelet's message. A new id can wait until those have gone; an id that vanishes too
-// soon may crash the kubelet.
+// earlier returns the earlier of two times; a zero time is never.
+func earlier(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// allocatedNotListed returns items for allocated ids that a list lacks, each once: the kubelet counts a repeated id twice.
+//
+// A device without a status was lost before this process started, and is unhealthy.
+func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Status) (items []listItem) {
+	for _, id := range slices.Compact(slices.Sorted(slices.Values(r.allocated))) {
+		if list.has(id) {
+			continue
+		}
+		s, known := findStatus(statuses, id.Device())
+		if uuid := string(id.Device()); !known && !strings.HasPrefix(uuid, "GPU-") && !strings.HasPrefix(uuid, "MIG-") {
+			continue // another plugin's id
+		}
+		if !known {
+			s.Device = device.Device{ID: id.Device(), GPU: device.GPU(id.Device()), NUMANode: -1}
+		}
+		items = append(items, listItem{id: id, device: &s.Device, healthy: s.Healthy, replica: id != s.ID.Advertised(), allocated: true})
+	}
+	return items
+}
+
+// dropToFit removes new ids until the list and the carried ids fit the kubelet's message. New ids can wait until carried ids are
+// removed; an id that is removed too soon may crash the kubelet.
 func (l *deviceList) dropToFit(carried []listItem, older *deviceList) {
 	excess := l.listBytes - maxMessageBytes
 	for _, i := range carried {
@@ -149,111 +174,70 @@ func (l *deviceList) dropToFit(carried []listItem, older *deviceList) {
 	})
 }
 
-// blocksDevice reports whether an allocation keeps its device from other containers.
-func (r Rules) blocksDevice(h device.Allocation) bool { return r.ReserveClaimed || !h.Claimed() }
-
-// conflicts returns the allocations that keep a device from being given away by one id of a
-// resource: those by another id or resource. That of the id itself is not among them: the
-// kubelet knows first when it ends.
+// conflicts returns the allocations by another id or resource that keep a device from other containers.
+//
+// An allocation by the id itself is reported as own: the kubelet is the first to know when it ends.
 func (r Rules) conflicts(allocations device.Allocations, resource string, i listItem) (conflicts []device.Allocation, own bool) {
-	for _, h := range allocations.ForDevice(i.device.ID) {
-		if h.Resource == resource && h.DeviceID == i.id {
+	for _, a := range allocations.ForDevice(i.device.ID) {
+		if a.Resource == resource && a.DeviceID == i.id {
 			own = true
-		} else if r.blocksDevice(h) {
-			conflicts = append(conflicts, h)
+		} else if r.ReserveClaimed || !a.Claimed() {
+			conflicts = append(conflicts, a)
 		}
 	}
 	return conflicts, own
 }
 
-// markConflicts keeps a device that is to be had alone from being given away while a
-// container has it by another id or as another resource, as it was offered before
-// the rules changed. One that its own id is held of is left alone: it is given away
-// already, and its pod's status is not to be wrong.
+// markConflicts marks devices unhealthy that are allocated by another id or as another resource, as before a change of the rules.
+//
+// A device that is allocated by its own id stays healthy: the kubelet gives it to no other container, and shows its health in the
+// pod's status.
 func (l *deviceList) markConflicts(resource string, allocations device.Allocations) {
 	for n := range l.items {
 		i := &l.items[n]
 		if i.replica || !i.removeAt.IsZero() {
 			continue
 		}
-		if conflicts, own := l.rules.conflicts(allocations, resource, *i); len(conflicts) == 0 || own {
-			continue
+		if conflicts, own := l.rules.conflicts(allocations, resource, *i); len(conflicts) > 0 && !own {
+			i.unusableReason, i.healthy = reasonAllocatedElsewhere, false
 		}
-		i.unusableReason, i.healthy = reasonAllocatedElsewhere, false
 	}
 }
 
-// allocatedNotListed are held ids that an offer does not have. One of a device that no listing has is
-// unhealthy: the device was lost before this process began. Each is there once, whoever
-// holds it: a list that names an id twice is counted twice.
-func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Status) (items []listItem) {
-	for _, id := range slices.Compact(slices.Sorted(slices.Values(r.allocated))) {
-		if list.has(id) {
-			continue
-		}
-		s, known := findStatus(statuses, id.Device())
-		if !known && !isUUID(id.Device()) {
-			continue // another plugin has served the resource
-		}
-		if !known {
-			s.Device = device.Device{ID: id.Device(), GPU: device.GPU(id.Device()), NUMANode: -1}
-		}
-		items = append(items, listItem{id: id, device: &s.Device, healthy: s.Healthy, replica: id != s.ID.Advertised(), allocated: true})
-	}
-	return items
-}
-
-// isUUID reports whether an id has the form of those that the plugin offers.
-func isUUID(id device.ID) bool {
-	return strings.HasPrefix(string(id), "GPU-") || strings.HasPrefix(string(id), "MIG-")
-}
-
-// toResponse names every id, the unhealthy too: the kubelet reports one that is missing
-// as healthy in the status of the pod that holds it. The order is that of the ids,
-// so that a change of the board's order is none.
+// toResponse returns the message for the kubelet.
 func (l *deviceList) toResponse() *api.ListAndWatchResponse {
-	list := &api.ListAndWatchResponse{Devices: make([]*api.Device, len(l.items))}
+	resp := &api.ListAndWatchResponse{Devices: make([]*api.Device, len(l.items))}
 	for n, i := range l.items {
 		health := api.Unhealthy
 		if i.healthy {
 			health = api.Healthy
 		}
-		list.Devices[n] = &api.Device{ID: string(i.id), Health: health, Topology: numaTopology(*i.device)}
+		resp.Devices[n] = &api.Device{ID: string(i.id), Health: health, Topology: numaTopology(*i.device)}
 	}
-	return list
+	return resp
 }
 
-// listSize is the length of what a list has of a device: its own id, or so many replicas. It
-// makes no ids, of which a wrong configuration may ask for millions.
+// listSize returns the bytes of a device's ids in a message: of its own id, or of replicas. It makes no ids: a wrong configuration may
+// ask for millions.
 func listSize(d device.Device, replicas int) (bytes int) {
 	if replicas < 1 {
 		return listedIDSize(d.ID.Advertised(), d)
 	}
-	for from, to := 0, 10; from < replicas; from, to = to, 10*to { // numbers of as many digits
+	for from, to := 0, 10; from < replicas; from, to = to, 10*to { // numbers with the same count of digits
 		bytes += (min(to, replicas) - from) * listedIDSize(d.ID.Replica(from), d)
 	}
 	return bytes
 }
 
-// listedIDSize is the length of what a list has of an id when it is unhealthy.
+// listedIDSize returns the bytes of an unhealthy id in a message.
 func listedIDSize(id device.AdvertisedID, d device.Device) int {
 	return proto.Size(&api.ListAndWatchResponse{Devices: []*api.Device{{ID: string(id), Health: api.Unhealthy, Topology: numaTopology(d)}}})
 }
 
-// numaTopology is nil where the NUMA node is not known: one that is there but empty
-// makes the device vanish from the kubelet's answers.
+// numaTopology returns nil for an unknown NUMA node: with an empty topology, the kubelet leaves the device out of its responses.
 func numaTopology(d device.Device) *api.TopologyInfo {
 	if d.NUMANode < 0 {
 		return nil
 	}
 	return &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(d.NUMANode)}}}
-}
-
-func (l *deviceList) healthyCount() (n int) {
-	for _, i := range l.items {
-		if i.healthy {
-			n++
-		}
-	}
-	return n
 }

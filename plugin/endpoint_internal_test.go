@@ -55,7 +55,7 @@ func TestAnotherPluginsResource(t *testing.T) {
 					if s.listed {
 						h.Resources.AllocatableDevices = []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}
 					}
-					e.Allocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
+					e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
 					if got := e.hasOtherPlugin(socketID{inode: s.kubelet}); got != s.want {
 						t.Errorf("%s: another plugin may have it: %t", s.name, got)
 					}
@@ -71,7 +71,7 @@ func TestOurOwnResourceIsNotAnotherPlugins(t *testing.T) {
 	e := endpointFor("", Rules{})
 	e.other.registeredByUs = true
 	h := device.Allocations{Resources: device.NodeResources{AllocatableKnown: true, AllocatableDevices: []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}}}
-	e.Allocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
+	e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
 	if !e.hasOtherPlugin(socketID{inode: 2}) {
 		t.Error("it is registered while it is listed")
 	}

@@ -29,6 +29,7 @@ type fixture struct {
 	ctx      context.Context
 	dir      string // the kubelet's
 	options  plugin.Options
+	source   *plugin.FakeSource // the plugin's
 	board    device.Inventory
 	kubelet  *kubelet.Kubelet
 	plugin   *plugin.Plugin
@@ -36,8 +37,17 @@ type fixture struct {
 	recorded hookRecorder
 }
 
-// hookRecorder counts what the Trace tells.
+// rejection is an event of EndpointHooks.OnRejected.
+type rejection struct {
+	ids    []device.AdvertisedID
+	reason plugin.RejectReason
+	err    error
+}
+
+// hookRecorder records the events of the plugin.
 type hookRecorder struct {
+	registeredAt chan time.Time // receives the time of each OnRegistered, unless nil
+
 	mu sync.Mutex
 	// All below are guarded by mu.
 	registered   []error
@@ -46,7 +56,7 @@ type hookRecorder struct {
 	sent         []string
 	allocateErrs []error
 	allocated    [][]device.AdvertisedID
-	rejected     []error
+	rejected     []rejection
 }
 
 func newFixture(t *testing.T) *fixture {
@@ -54,9 +64,8 @@ func newFixture(t *testing.T) *fixture {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
 	t.Cleanup(cancel)
 	s := &fixture{T: t, ctx: ctx, dir: shortDir(t), log: newLogLines()}
-	s.options = plugin.Options{
-		Dir: s.sockets(), Statuses: s.board.Get, Log: slog.New(s.log), Hooks: s.recorded.trace(),
-	}
+	s.source = &plugin.FakeSource{GetStatuses: s.board.Get}
+	s.options = plugin.Options{Dir: s.sockets(), DeviceSource: s.source, Log: slog.New(s.log), Hooks: &s.recorded}
 	return s
 }
 
@@ -262,30 +271,42 @@ func unhealthy(all []device.Status, i int, reason string) []device.Status {
 	return all
 }
 
-func (h *hookRecorder) trace() plugin.EndpointHooks {
-	note := func(change func()) {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		change()
+func (h *hookRecorder) record(change func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	change()
+}
+
+func (h *hookRecorder) OnResourceAdded(string)    {}
+func (h *hookRecorder) OnResourceReleased(string) {}
+
+func (h *hookRecorder) OnRegistered(_ string, err error) {
+	h.record(func() { h.registered = append(h.registered, err) })
+	if h.registeredAt != nil {
+		h.registeredAt <- time.Now()
 	}
-	return plugin.EndpointHooks{
-		OnRegistered:  func(_ string, err error) { note(func() { h.registered = append(h.registered, err) }) },
-		OnStreamCount: func(_ string, n int) { note(func() { h.streams, h.maxStreams = n, max(h.maxStreams, n) }) },
-		OnListSent: func(_ string, devices, healthy int) {
-			note(func() { h.sent = append(h.sent, fmt.Sprintf("%d/%d", healthy, devices)) })
-		},
-		OnCallServed: func(method string, _ time.Duration, err error) {
-			note(func() {
-				if method == "Allocate" {
-					h.allocateErrs = append(h.allocateErrs, err)
-				}
-			})
-		},
-		OnAllocated: func(_ string, ids []device.AdvertisedID) { note(func() { h.allocated = append(h.allocated, ids) }) },
-		OnRejected: func(_ string, _ []device.AdvertisedID, _ plugin.RejectReason, err error) {
-			note(func() { h.rejected = append(h.rejected, err) })
-		},
+}
+
+func (h *hookRecorder) OnStreamCount(_ string, n int) {
+	h.record(func() { h.streams, h.maxStreams = n, max(h.maxStreams, n) })
+}
+
+func (h *hookRecorder) OnListSent(_ string, devices, healthy int) {
+	h.record(func() { h.sent = append(h.sent, fmt.Sprintf("%d/%d", healthy, devices)) })
+}
+
+func (h *hookRecorder) OnCallServed(method string, _ time.Duration, err error) {
+	if method == "Allocate" {
+		h.record(func() { h.allocateErrs = append(h.allocateErrs, err) })
 	}
+}
+
+func (h *hookRecorder) OnAllocated(_ string, ids []device.AdvertisedID) {
+	h.record(func() { h.allocated = append(h.allocated, ids) })
+}
+
+func (h *hookRecorder) OnRejected(_ string, ids []device.AdvertisedID, reason plugin.RejectReason, err error) {
+	h.record(func() { h.rejected = append(h.rejected, rejection{ids, reason, err}) })
 }
 
 func (h *hookRecorder) registrations() []error {

@@ -8,17 +8,12 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// pluginOptions say which calls the kubelet is to make: it takes them from the answer
-// of GetDevicePluginOptions and not from the registration.
-func (s *server) pluginOptions() *api.DevicePluginOptions {
-	list := s.list()
-	return &api.DevicePluginOptions{
-		GetPreferredAllocationAvailable: true, PreStartRequired: s.CheckUsable != nil && list.rules.PreStartCheck,
-	}
+// pluginOptions selects the calls of the kubelet. The kubelet reads it from GetDevicePluginOptions, not from the registration.
+func (e *endpoint) pluginOptions() *api.DevicePluginOptions {
+	return &api.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: e.list().rules.PreStartCheck}
 }
 
-// GetDevicePluginOptions is called by the kubelet from within Register, on the connection
-// on which it then calls ListAndWatch.
+// GetDevicePluginOptions returns the options. The kubelet calls it from within Register.
 func (s *server) GetDevicePluginOptions(ctx context.Context, _ *api.Empty) (*api.DevicePluginOptions, error) {
 	s.recordOptionsCall(ctx)
 	o := s.pluginOptions()
@@ -26,29 +21,28 @@ func (s *server) GetDevicePluginOptions(ctx context.Context, _ *api.Empty) (*api
 	return o, nil
 }
 
-// ListAndWatch sends the list of devices, and again whenever it differs from the
-// one sent: the kubelet writes each to disk. What happens while a list is being
-// sent shows in the next.
+// ListAndWatch sends the device list, and again when it differs from the one sent: the kubelet writes each list to disk.
 //
-// Other clients get the same lists. Their streams say nothing of the registration.
+// Changes while a list is being sent show in the next one. Other clients get the same lists; their streams do not matter for the
+// registration.
 func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	ls := s.openStream(stream.Context())
 	defer s.closeStream(ls)
-	sent := &api.ListAndWatchResponse{} // a first list without a device says no more than none
+	sent := &api.ListAndWatchResponse{} // an empty first list tells the kubelet nothing
 	for {
-		devices, changed := s.devices.Get()
-		list := devices.toResponse()
-		if !proto.Equal(list, sent) {
+		list, changed := s.devices.Get()
+		resp := list.toResponse()
+		if !proto.Equal(resp, sent) {
 			isKubelet := s.isKubeletStream(ls)
 			if isKubelet {
-				s.sentList.Store(devices) // before it is: the kubelet may choose from it at once
+				s.sentList.Store(list) // before Send: the kubelet may choose from the list before Send returns
 			}
-			if err := stream.Send(list); err != nil {
+			if err := stream.Send(resp); err != nil {
 				return err
 			}
-			sent = list
-			if isKubelet && s.Hooks.OnListSent != nil {
-				s.Hooks.OnListSent(s.resource, len(devices.items), devices.healthyCount())
+			sent = resp
+			if isKubelet {
+				s.Hooks.OnListSent(s.resource, len(list.items), list.healthyCount())
 			}
 		}
 		select {
@@ -61,26 +55,19 @@ func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[ap
 	}
 }
 
-// openStream notes a stream that has opened.
 func (s *server) openStream(ctx context.Context) *listStream {
 	ls := &listStream{}
 	if s.addStream(ctx, ls) {
 		close(s.kubeletStreamOpened)
-		s.reportStreams(1)
+		s.Hooks.OnStreamCount(s.resource, 1)
 	}
 	return ls
 }
 
-// closeStream ends the life with the kubelet's stream: the kubelet opens one and never another.
+// closeStream ends the server with the kubelet's stream: the kubelet opens one stream per registration.
 func (s *server) closeStream(ls *listStream) {
 	if s.isKubeletStream(ls) {
 		s.kubeletStreamEndOnce.Do(func() { close(s.kubeletStreamEnded) })
-		s.reportStreams(0)
-	}
-}
-
-func (s *server) reportStreams(n int) {
-	if s.Hooks.OnStreamCount != nil {
-		s.Hooks.OnStreamCount(s.resource, n)
+		s.Hooks.OnStreamCount(s.resource, 0)
 	}
 }

@@ -3,6 +3,7 @@ package plugin
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -10,30 +11,27 @@ import (
 	"time"
 )
 
-// CheckMPSDaemon says why nobody answers at an MPS control daemon's folder of pipes. The
-// daemon is reached by its named pipe or socket "control", whichever it is, as CUDA
-// does (docs.nvidia.com/deploy/mps, CUDA_MPS_PIPE_DIRECTORY): a pipe that nobody
-// reads and a socket that nobody listens at are what a dead one leaves behind.
+// CheckMPSDaemon returns the reason why no MPS control daemon answers in a folder of pipes.
+//
+// Its named pipe or socket "control" reaches the daemon, as in CUDA (docs.nvidia.com/deploy/mps, CUDA_MPS_PIPE_DIRECTORY). A daemon that
+// was killed leaves a pipe without a reader or a socket without a listener.
 func CheckMPSDaemon(pipes string) error {
 	control := filepath.Join(pipes, "control")
 	info, err := os.Stat(control)
 	if err != nil {
 		return fmt.Errorf("find the MPS control daemon: %w", err)
 	}
+	var conn io.Closer
 	switch info.Mode().Type() {
 	case os.ModeNamedPipe:
-		pipe, err := os.OpenFile(control, os.O_WRONLY|syscall.O_NONBLOCK, 0)
-		if err != nil {
-			return fmt.Errorf("reach the MPS control daemon: %w", err)
-		}
-		return pipe.Close()
+		conn, err = os.OpenFile(control, os.O_WRONLY|syscall.O_NONBLOCK, 0)
 	case os.ModeSocket:
-		conn, err := net.DialTimeout("unix", control, time.Second)
-		if err != nil {
-			return fmt.Errorf("reach the MPS control daemon: %w", err)
-		}
-		return conn.Close()
+		conn, err = net.DialTimeout("unix", control, time.Second)
 	default:
-		return errors.New("reach the MPS control daemon: its control is neither a pipe nor a socket")
+		err = errors.New("control is neither a pipe nor a socket")
 	}
+	if err != nil {
+		return fmt.Errorf("reach the MPS control daemon: %w", err)
+	}
+	return conn.Close()
 }

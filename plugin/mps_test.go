@@ -19,7 +19,7 @@ import (
 func TestMPSIsForWhatIsShared(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-	s.options.Rules = constantRules(plugin.Rules{
+	s.source.GetRules = constantRules(plugin.Rules{
 		Sharing: func(_ string, devices []device.Device) []plugin.Sharing {
 			shares := make([]plugin.Sharing, len(devices))
 			shares[0].Replicas = 2

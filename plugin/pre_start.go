@@ -2,45 +2,39 @@ package plugin
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// preStartTimeout is how long a container's start may wait for its devices. The
-// kubelet itself gives up after 30 s.
+// preStartTimeout bounds the checks of a container's devices. The kubelet itself gives up after 30 s.
 const preStartTimeout = 2 * time.Second
 
-// PreStartContainer has the devices of a container asked, before each of its
-// starts, whether they can be used. What hangs is refused: the kubelet tries the
-// start again by itself.
+// PreStartContainer checks before each start of a container whether its devices can be used.
+//
+// A check that hangs rejects the start: the kubelet repeats it.
 func (s *server) PreStartContainer(ctx context.Context, r *api.PreStartContainerRequest) (*api.PreStartContainerResponse, error) {
 	begin := time.Now()
-	var err error
 	ids := advertisedIDs(r.GetDevicesIds())
-	if errs := s.checkDevices(ctx, ids); len(errs) > 0 {
-		err = status.Error(codes.FailedPrecondition, s.reject("start", ids, errs).Error())
-	}
-	if s.Hooks.OnCallServed != nil {
-		s.Hooks.OnCallServed("PreStartContainer", time.Since(begin), err)
-	}
+	err := s.reject("start", ids, s.checkDevices(ctx, ids))
+	s.Hooks.OnCallServed("PreStartContainer", time.Since(begin), err)
 	if err != nil {
 		return nil, err
 	}
 	return &api.PreStartContainerResponse{}, nil
 }
 
-// checkDevices asks all devices at the same time. Ids that are not listed any more are not
-// asked about: their containers run, and only start anew. Those that are offered no
-// more and listed still are asked about as shared: the device may be somebody
-// else's by now as well.
+// checkDevices returns the faults of a container's devices.
+//
+//	id                            check
+//	unlisted                      none: its container restarts in place
+//	withdrawn                     usable beside other processes: the device may be shared by now
+//	replica                       usable beside other processes
+//	other                         usable, and no process uses it
 func (s *server) checkDevices(ctx context.Context, ids []device.AdvertisedID) []requestError {
 	list := s.list()
-	if s.CheckUsable == nil || !list.rules.PreStartCheck {
+	if !list.rules.PreStartCheck {
 		return nil
 	}
 	statuses, _ := s.Statuses()
@@ -51,30 +45,29 @@ func (s *server) checkDevices(ctx context.Context, ids []device.AdvertisedID) []
 		if !found {
 			continue
 		}
-		st, known := findStatus(statuses, i.device.ID)
+		withdrawn := !i.removeAt.IsZero()
+		d, known := findStatus(statuses, i.device.ID)
 		switch {
 		case !known:
-			errs = append(errs, requestError{RejectUnknown, fmt.Sprintf("%s is gone", id)})
-		case !st.Healthy:
-			errs = append(errs, requestError{RejectUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, st.Reason)})
-		case !i.removeAt.IsZero():
-			checks[st.ID] = UsabilityCheck{st.Device, false}
-		case i.unusableReason != "":
-			errs = append(errs, requestError{RejectUnhealthy, fmt.Sprintf("%s is unhealthy (%s)", id, i.unusableReason)})
+			errs = append(errs, rejectf(RejectUnknown, "%s is gone", id))
+		case !d.Healthy:
+			errs = append(errs, rejectf(RejectUnhealthy, "%s is unhealthy (%s)", id, d.Reason))
+		case i.unusableReason != "" && !withdrawn:
+			errs = append(errs, rejectf(RejectUnhealthy, "%s is unhealthy (%s)", id, i.unusableReason))
 		default:
-			checks[st.ID] = UsabilityCheck{st.Device, !i.replica}
+			checks[d.ID] = UsabilityCheck{Device: d.Device, Exclusive: !withdrawn && !i.replica}
 		}
 	}
 	return append(errs, s.runChecks(ctx, checks)...)
 }
 
-// runChecks has every device asked, and waits for none beyond preStartTimeout.
+// runChecks runs all checks at once, for preStartTimeout at most.
 func (s *server) runChecks(ctx context.Context, checks map[device.ID]UsabilityCheck) (errs []requestError) {
 	ctx, cancel := context.WithTimeout(ctx, preStartTimeout)
 	defer cancel()
 	results := make(chan error, len(checks))
-	for _, a := range checks {
-		go func() { results <- s.CheckUsable(ctx, a) }() // each returns when ctx is done, and is waited for
+	for _, c := range checks {
+		go func() { results <- s.CheckUsable(ctx, c) }() // received below; returns when ctx is done
 	}
 	for range checks {
 		if err := <-results; err != nil {

@@ -86,9 +86,9 @@ func randomServer(r *rand.Rand) *server {
 	if r.IntN(8) == 0 {
 		newer = newer[:len(newer)-1]
 	}
-	s.Statuses = func() ([]device.Status, <-chan struct{}) { return newer, nil }
+	s.fakeSource().GetStatuses = func() ([]device.Status, <-chan struct{}) { return newer, nil }
 	if r.IntN(2) == 0 {
-		s.Allocations = allocationsOf([]string{gpuResource, "nvidia.com/a100", "gpu.nvidia.com"}[r.IntN(3)], randomIDs(r, statuses, 2)...)
+		s.fakeSource().GetAllocations = allocationsOf([]string{gpuResource, "nvidia.com/a100", "gpu.nvidia.com"}[r.IntN(3)], randomIDs(r, statuses, 2)...)
 	}
 	return s
 }

@@ -40,7 +40,7 @@ func TestWaitsForTheKubelet(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.board.Set(statuses(4))
 		s.startPlugin()
-		s.waitLine(1, "wait for the kubelet") // whose folder is not there either
+		s.waitLine(1, "waiting for the kubelet") // whose folder is not there either
 		if err := s.plugin.Ready(); err != nil {
 			s.Errorf("it has said why it waits, and is not ready: %v", err)
 		}
@@ -111,7 +111,7 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 // countStatusReads counts the looks at the board.
 func (s *fixture) countStatusReads() *atomic.Int64 {
 	reads := &atomic.Int64{}
-	s.options.Statuses = func() ([]device.Status, <-chan struct{}) {
+	s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) {
 		statuses, changed := s.board.Get()
 		reads.Add(1)
 		return statuses, changed
@@ -148,7 +148,7 @@ func TestABoardThatEmptiesBeforeTheKubeletComes(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.board.Set(statuses(2))
 		s.startPlugin()
-		s.waitLine(1, "wait for the kubelet")
+		s.waitLine(1, "waiting for the kubelet")
 		s.board.Set(nil)
 		s.startKubelet()
 		s.waitPollInterval()
@@ -220,7 +220,7 @@ func TestAKubeletThatDiesInARegistration(t *testing.T) {
 				s.startPlugin()
 				receive(s, requests)
 				end()
-				s.waitLine(1, "register with the kubelet")
+				s.waitLine(1, "registration failed")
 				s.startKubelet()
 				s.wantFast("registered", s.waitRegistered(4))
 			})
@@ -318,13 +318,8 @@ func TestARegistrationThatIsRefused(t *testing.T) {
 
 // timeRegistrations gives the time of each outcome.
 func (s *fixture) timeRegistrations() <-chan time.Time {
-	times := make(chan time.Time, 100)
-	told := s.options.Hooks.OnRegistered
-	s.options.Hooks.OnRegistered = func(resource string, err error) {
-		times <- time.Now()
-		told(resource, err)
-	}
-	return times
+	s.recorded.registeredAt = make(chan time.Time, 100)
+	return s.recorded.registeredAt
 }
 
 func TestARefusalThatEnds(t *testing.T) {

@@ -17,10 +17,8 @@ import (
 func TestARefusalThatIsMetAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
-		counted := 0
 		e := endpointFor("", Rules{}, parseStatuses("0! 1!")...)
 		e.Log = slog.New(slog.NewTextHandler(&log, nil))
-		e.Hooks.OnRejected = func(string, []device.AdvertisedID, RejectReason, error) { counted++ }
 		s := &server{endpoint: e}
 		refused := func(ids ...string) (line string) {
 			log.Reset()
@@ -53,7 +51,7 @@ func TestARefusalThatIsMetAgain(t *testing.T) {
 		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") {
 			t.Errorf("after two minutes more it says %q", line)
 		}
-		if want := 10; counted != want {
+		if counted, want := len(e.testHooks().rejected), 10; counted != want {
 			t.Errorf("%d refusals are counted; want %d", counted, want)
 		}
 	})
@@ -82,11 +80,7 @@ func TestRejectionsAreLoggedApart(t *testing.T) {
 
 // The kubelet sends ids in random order, and what is counted does not depend on it.
 func TestTheReasonOfSeveral(t *testing.T) {
-	var reasons []RejectReason
 	e := endpointFor("", Rules{}, parseStatuses("0!")...)
-	e.Hooks.OnRejected = func(_ string, _ []device.AdvertisedID, reason RejectReason, _ error) {
-		reasons = append(reasons, reason)
-	}
 	s := &server{endpoint: e}
 	for _, ids := range [][]string{{"GPU-0", "GPU-7"}, {"GPU-7", "GPU-0"}} {
 		_, err := s.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
@@ -94,6 +88,7 @@ func TestTheReasonOfSeveral(t *testing.T) {
 			t.Fatalf("%q is not refused", ids)
 		}
 	}
+	reasons := e.testHooks().rejected
 	if len(reasons) != 2 || reasons[0] != RejectUnhealthy || reasons[1] != RejectUnhealthy {
 		t.Errorf("counted is %q", reasons)
 	}

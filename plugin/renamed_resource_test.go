@@ -44,6 +44,24 @@ func eachVersionWithClock(t *testing.T, test func(s *fixture, later func(time.Du
 	}
 }
 
+// allocationHooks passes events to the client for allocations.
+type allocationHooks struct {
+	plugin.EndpointHooks
+	client *podresources.Client
+}
+
+func (h allocationHooks) OnRegistered(_ string, err error) {
+	if err == nil {
+		h.client.OnRegistered()
+	}
+}
+
+func (h allocationHooks) OnListSent(string, int, int) { h.client.OnListSent() }
+
+func (h allocationHooks) OnAllocated(resource string, ids []device.AdvertisedID) {
+	h.client.OnAllocated(resource, ids)
+}
+
 // startProcess runs a plugin and what it knows of allocations, as one process of podgauge does.
 func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	s.Helper()
@@ -54,16 +72,8 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 		s.Fatal(err)
 	}
 	o := s.options
-	o.Rules, o.Allocations = constantRules(rules), client.Snapshot
-	o.Hooks = plugin.EndpointHooks{
-		OnRegistered: func(_ string, err error) {
-			if err == nil {
-				client.OnRegistered()
-			}
-		},
-		OnListSent:  func(string, int, int) { client.OnListSent() },
-		OnAllocated: client.OnAllocated,
-	}
+	o.DeviceSource = &plugin.FakeSource{GetStatuses: s.board.Get, GetRules: constantRules(rules), GetAllocations: client.Snapshot}
+	o.Hooks = allocationHooks{o.Hooks, client}
 	p := plugin.New(o)
 	return s.background("process", func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
@@ -223,7 +233,7 @@ func TestAnUnreadableRecordOfResources(t *testing.T) {
 			end := s.startProcess(renamingRules())
 			s.waitList(renamedResource, "GPU-0")
 			s.wantEnd(end)
-			if n, want := len(s.log.matching("read the resources that were registered before")), min(i+1, 4); n != want {
+			if n, want := len(s.log.matching("resource file unreadable")), min(i+1, 4); n != want {
 				t.Errorf("%q: %d lines, want %d", content, n, want)
 			}
 			if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || !slices.Contains(strings.Split(string(content), `"`), renamedResource) {

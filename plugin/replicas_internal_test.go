@@ -110,7 +110,7 @@ func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 	for n := range 4000 {
 		allocated = append(allocated, all[8].ID.Replica(n))
 	}
-	s.Allocations = allocationsOf(gpuResource, allocated...)
+	s.fakeSource().GetAllocations = allocationsOf(gpuResource, allocated...)
 	turn(sharingAll(60_000), all[:1]) // beside what would be 64,000 ids
 	now = now.Add(removalDelay)
 	turn(sharingAll(60_000), all[:1])
@@ -130,7 +130,7 @@ func TestTheTopologyIsMadeOnce(t *testing.T) {
 	rules, statuses := sharingAll(2), parseStatuses("0 1")
 	links := []device.Link{{A: "GPU-0", B: "GPU-1", NVLinks: 4}}
 	s := serverHolding(rules, statuses)
-	s.Links = func() []device.Link { return links }
+	s.fakeSource().GetLinks = func() []device.Link { return links }
 	last := s.preferredTopology(s.list())
 	for _, step := range []struct {
 		name string
@@ -146,7 +146,7 @@ func TestTheTopologyIsMadeOnce(t *testing.T) {
 		{"fewer devices", func() { s.updateList(rules, parseStatuses("0 1")) }, false},
 		{"more replicas", func() { s.updateList(sharingAll(3), parseStatuses("0 1")) }, false},
 		{"a container from before", func() {
-			s.Allocations = allocationsOf(gpuResource, "GPU-0")
+			s.fakeSource().GetAllocations = allocationsOf(gpuResource, "GPU-0")
 			s.updateList(sharingAll(3), parseStatuses("0 1"))
 		}, false},
 		{"it goes on", func() { s.updateList(sharingAll(3), parseStatuses("0 1")) }, true},

@@ -56,7 +56,7 @@ func podRequesting(name, resource string, n int) kubelet.PodSpec {
 
 func TestResourcesComeAndGo(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.options.Rules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed})
+		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed})
 		s.board.Set(partitioned(2, "1g.10gb", "1g.10gb", "3g.40gb"))
 		s.startKubelet()
 		s.startPlugin()
@@ -69,7 +69,7 @@ func TestResourcesComeAndGo(t *testing.T) {
 		s.wait("the resource without a device has no capacity", func(k kubelet.KubeletState) bool {
 			return k.Resources["nvidia.com/mig-3g.40gb"].Capacity == 0
 		})
-		s.waitLine(1, "there is nothing to offer")
+		s.waitLine(1, "device list is empty")
 		s.restart(kubelet.RestartOptions{})
 		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-2g.20gb=1")
 		if r := s.kubelet.Resource("nvidia.com/mig-3g.40gb"); r.Capacity > 0 {
@@ -92,7 +92,7 @@ func TestAFaultReachesAllReplicasAndSlices(t *testing.T) {
 		four := func(_ string, devices []device.Device) []plugin.Sharing {
 			return slices.Repeat([]plugin.Sharing{{Replicas: 4}}, len(devices))
 		}
-		s.options.Rules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed, Sharing: four})
+		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed, Sharing: four})
 		all := partitioned(3, "1g.10gb", "3g.40gb")
 		s.board.Set(all)
 		s.startKubelet()
@@ -167,8 +167,8 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		var rulesSrc rulesSource
 		allocations := newAllocationSource()
 		rulesSrc.set(plugin.Rules{})
-		s.options.Rules = rulesSrc.get
-		s.options.Allocations = allocations.get
+		s.source.GetRules = rulesSrc.get
+		s.source.GetAllocations = allocations.get
 		s.start(1)
 		if err := s.kubelet.RunPod(s.ctx, pod("holder", 1)); err != nil {
 			t.Fatal(err)
@@ -182,7 +182,7 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		})
 		s.board.Set(statuses(1))
 		s.waitCounts("gpu=5")
-		if _, err := s.allocate("GPU-0"); !strings.Contains(fmt.Sprint(err), "GPU-0 is offered no more") {
+		if _, err := s.allocate("GPU-0"); !strings.Contains(fmt.Sprint(err), "GPU-0 is withdrawn") {
 			t.Errorf("the id was given away again: %v", err)
 		}
 		if err := s.kubelet.DeletePod(pod("holder", 1)); err != nil {
@@ -234,14 +234,7 @@ func TestRefusals(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := newFixture(t)
-			var reasons []plugin.RejectReason
-			s.options.Rules = constantRules(row.rules)
-			s.options.Hooks.OnRejected = func(_ string, ids []device.AdvertisedID, reason plugin.RejectReason, _ error) {
-				if len(ids) != len(row.ids) {
-					t.Errorf("told of %q", ids)
-				}
-				reasons = append(reasons, reason)
-			}
+			s.source.GetRules = constantRules(row.rules)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 			s.board.Set(unhealthy(statuses(3), 2, "lost"))
 			s.startKubelet()
@@ -251,10 +244,18 @@ func TestRefusals(t *testing.T) {
 			if (err != nil) != (row.why != "") || !strings.Contains(status.Convert(err).Message(), row.text) {
 				t.Errorf("answered %v", err)
 			}
+			s.recorded.mu.Lock()
+			defer s.recorded.mu.Unlock()
+			var reasons []plugin.RejectReason
+			for _, r := range s.recorded.rejected {
+				if reasons = append(reasons, r.reason); len(r.ids) != len(row.ids) {
+					t.Errorf("told of %q", r.ids)
+				}
+			}
 			if row.why != "" && !slices.Equal(reasons, []plugin.RejectReason{row.why}) || row.why == "" && len(reasons) > 0 {
 				t.Errorf("told of %q; want %q", reasons, row.why)
 			}
-			if lines := s.log.matching("refuse a container"); row.why != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
+			if lines := s.log.matching("container rejected"); row.why != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
 				t.Errorf("logged %q", lines)
 			}
 		})
@@ -269,7 +270,7 @@ func TestThePreferredAreTaken(t *testing.T) {
 		for i := range 4 {
 			links = append(links, device.Link{A: device.GPU(gpuID(i)), B: device.GPU(gpuID((i + 2) % 4)), NVLinks: 4, Path: device.PathSystem})
 		}
-		s.options.Links = func() []device.Link { return links }
+		s.source.GetLinks = func() []device.Link { return links }
 		s.start(4)
 		for _, row := range []struct {
 			name string
@@ -295,7 +296,7 @@ func TestPreferredFollowsWhatChanges(t *testing.T) {
 	var links atomic.Pointer[[]device.Link]
 	none := []device.Link{}
 	links.Store(&none)
-	s.options.Links = func() []device.Link { return *links.Load() }
+	s.source.GetLinks = func() []device.Link { return *links.Load() }
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.start(3)
 	client := s.dial(s.socket())
@@ -332,8 +333,8 @@ func TestPreStart(t *testing.T) {
 		rulesSrc.set(plugin.Rules{})
 		var checks []plugin.UsabilityCheck
 		var fit atomic.Pointer[error]
-		s.options.Rules = rulesSrc.get
-		s.options.CheckUsable = func(_ context.Context, a plugin.UsabilityCheck) error {
+		s.source.GetRules = rulesSrc.get
+		s.source.Check = func(_ context.Context, a plugin.UsabilityCheck) error {
 			checks = append(checks, a)
 			if err := fit.Load(); err != nil {
 				return *err
@@ -366,8 +367,8 @@ func TestPreStart(t *testing.T) {
 func TestPreStartDoesNotWait(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-	s.options.Rules = constantRules(plugin.Rules{PreStartCheck: true})
-	s.options.CheckUsable = func(ctx context.Context, a plugin.UsabilityCheck) error {
+	s.source.GetRules = constantRules(plugin.Rules{PreStartCheck: true})
+	s.source.Check = func(ctx context.Context, a plugin.UsabilityCheck) error {
 		<-ctx.Done()
 		return fmt.Errorf("%s does not answer", a.ID)
 	}
@@ -395,7 +396,7 @@ func TestAnswersFollowTheRules(t *testing.T) {
 		return plugin.Rules{MIGStrategy: plugin.MIGMixed, ResponseOptions: func(string) response.Options { return response.Options{Strategies: all, IDStrategy: response.Index} }}
 	}
 	rulesSrc.set(strategy(response.EnvVar))
-	s.options.Rules = rulesSrc.get
+	s.source.GetRules = rulesSrc.get
 	s.board.Set(partitioned(2, "1g.10gb", "1g.10gb"))
 	s.startKubelet()
 	s.startPlugin()

@@ -11,66 +11,54 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// MIGStrategy says how GPUs that are partitioned are offered. The words are those of
-// NVIDIA's device plugin.
+// MIGStrategy selects the resources of partitioned GPUs, with the names of NVIDIA's device plugin.
 type MIGStrategy uint8
 
-// What becomes of GPUs whose MIG mode is on.
+// The strategies differ from NVIDIA's in one point: MIGNone does not offer a partitioned GPU as a whole
+// (docs/adr/0008-mig-on-the-board.md).
+//
+//	          whole GPU        MIG device
+//	MIGNone   nvidia.com/gpu   not offered
+//	MIGSingle nvidia.com/gpu   nvidia.com/gpu, if all GPUs are partitioned into one profile
+//	MIGMixed  nvidia.com/gpu   nvidia.com/mig-<profile>
 const (
-	// MIGNone offers GPUs that are whole, and no slice. (NVIDIA's plugin offers a
-	// partitioned GPU as a whole too: docs/adr/0008-mig-on-the-board.md.)
 	MIGNone MIGStrategy = iota
-	// MIGSingle offers slices under the name of whole GPUs, on a node whose slices
-	// are all of one profile and where no GPU is left whole.
 	MIGSingle
-	// MIGMixed offers each profile under a name of its own, beside the GPUs that
-	// are whole.
 	MIGMixed
 )
 
-// gpuResource is what every workload asks for.
 const gpuResource = "nvidia.com/gpu"
 
-// Sharing is how a device is shared. The zero Share is not at all.
+// Sharing is how a device is shared. The zero Sharing is not shared.
 type Sharing struct {
-	Resource string // under which it is offered then; empty: the one it has
-	Replicas int    // how often; below 1: once, under its own id
-	// OnePerContainer refuses a container that asks for more than one replica.
-	OnePerContainer bool
+	Resource        string // of the replicas; empty: the device's
+	Replicas        int    // below 1: the device has its own id
+	OnePerContainer bool   // a container with several replicas is rejected
 }
 
-// Rules say under which names devices are offered, how often, and what a
-// container gets with them. The zero Rules offer every whole GPU once, as
-// nvidia.com/gpu. Rules are not written once they are handed over.
+// Rules map devices to resources. The zero Rules offer each whole GPU once, as nvidia.com/gpu. Rules are immutable.
 type Rules struct {
 	MIGStrategy MIGStrategy
-	// Select tells whether a device is offered at all. Nil: each is.
+	// Select reports whether a device is offered. Nil: each is.
 	Select func(device.Device) bool
-	// ResourceName is the resource that a device is offered as. Nil: nvidia.com/gpu, and a
-	// slice under MIGMixed by its profile.
+	// ResourceName returns the resource of a device. Nil: the one of the MIG strategy.
 	ResourceName func(d device.Device) string
-	// Sharing says how the devices of one resource are shared, one answer for each,
-	// in the node's order. Nil: not at all.
+	// Sharing returns the sharing of each device of one resource, in the order of the node. Nil: not shared.
 	Sharing func(resource string, devices []device.Device) []Sharing
-	// UnusableReason says, in one word, why the replicas of a resource cannot be used though
-	// their devices can; empty: they can. Nil: they always can.
+	// UnusableReason returns the reason, in one word, why replicas of healthy devices cannot be used. Nil or empty: they can.
 	UnusableReason func(resource string) (reason string)
-	// ResponseOptions says how the devices of a resource are passed on to the container's
-	// runtime. Nil: by the zero Options.
+	// ResponseOptions returns the options of Allocate for a resource. Nil: the zero Options.
 	ResponseOptions func(resource string) response.Options
-	// Policy chooses among replicas and slices. With preferred.Distinct a container
-	// that would get two replicas of one GPU is refused.
+	// Policy is the order of replicas and MIG devices. With preferred.Distinct, a container with two replicas of one GPU is rejected.
 	Policy preferred.AllocationPolicy
-	// ReserveClaimed has a device that a container has by a claim (Dynamic Resource
-	// Allocation) count as allocated. The PodResources API does not show whether a claim
-	// has admin access, so it does not by default.
+	// ReserveClaimed treats a device of a claim (Dynamic Resource Allocation) as allocated. The PodResources API does not show
+	// whether a claim has admin access, so claims do not reserve devices by default.
 	ReserveClaimed bool
-	// PreStartCheck has a container's devices asked before each of its starts.
+	// PreStartCheck checks a container's devices before each start.
 	PreStartCheck bool
 }
 
-// deviceLists says what is offered of the devices, by resource, and in words what
-// cannot be.
+// deviceLists returns a list for each resource, and warnings about devices that the rules cannot offer.
 func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceList, warnings []string) {
 	byName := map[string][]device.Status{}
 	selected, warnings := r.selectDevices(statuses)
@@ -79,8 +67,8 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 		byName[name] = append(byName[name], s)
 	}
 	lists = map[string]*deviceList{}
-	for name, all := range byName {
-		r.addDevices(lists, name, all)
+	for name, devices := range byName {
+		r.addDevices(lists, name, devices)
 	}
 	for _, name := range slices.Sorted(maps.Keys(lists)) {
 		list := lists[name]
@@ -95,39 +83,7 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 	return lists, warnings
 }
 
-func (r Rules) resourceName(d device.Device) string {
-	switch {
-	case r.ResourceName != nil:
-		return r.ResourceName(d)
-	case !d.WholeGPU() && r.MIGStrategy == MIGMixed:
-		return "nvidia.com/mig-" + strings.ReplaceAll(d.Profile, "+", ".")
-	default:
-		return gpuResource
-	}
-}
-
-// ResourceIDs is a resource and the ids of it.
-type ResourceIDs struct {
-	Resource string
-	IDs      []device.AdvertisedID
-}
-
-// Preview says what would be offered of these devices, by resource, and in words
-// what cannot be.
-func (r Rules) Preview(statuses []device.Status) (all []ResourceIDs, warnings []string) {
-	lists, warnings := r.deviceLists(statuses)
-	for _, resource := range slices.Sorted(maps.Keys(lists)) {
-		o := ResourceIDs{Resource: resource}
-		for _, i := range lists[resource].items {
-			o.IDs = append(o.IDs, i.id)
-		}
-		all = append(all, o)
-	}
-	return all, warnings
-}
-
-// selectDevices leaves out what is not offered: a GPU and its own slices never are at
-// the same time.
+// selectDevices returns the devices that the rules offer: never a GPU and its own MIG devices at the same time.
 func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status, warnings []string) {
 	profiles := map[string]bool{}
 	whole := false
@@ -137,7 +93,7 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 		case s.Unallocatable(statuses) == device.NoMIGDevices:
 			warnings = append(warnings, fmt.Sprintf("%s has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off", s.ID))
 		case s.MIGEnabled && r.MIGStrategy == MIGNone:
-			warnings = append(warnings, fmt.Sprintf("%s is partitioned, and the MIG strategy none offers neither it nor its slices", s.ID))
+			warnings = append(warnings, fmt.Sprintf("%s is partitioned, and the MIG strategy none offers neither the GPU nor its MIG devices", s.ID))
 		case s.MIGEnabled || !s.WholeGPU() && r.MIGStrategy == MIGNone:
 		default:
 			selected = append(selected, s)
@@ -149,50 +105,83 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 	if r.MIGStrategy != MIGSingle || len(profiles) == 0 || len(profiles) == 1 && !whole {
 		return selected, warnings
 	}
-	warning := fmt.Sprintf("MIG slices with the strategy single want one profile on the whole node, and it has %d", len(profiles))
+	warning := fmt.Sprintf("MIG strategy single needs one profile on the whole node, which has %d", len(profiles))
 	if whole {
-		warning = "MIG slices with the strategy single want every GPU partitioned, and some are whole"
+		warning = "MIG strategy single needs MIG devices on every GPU, and some GPUs are whole"
 	}
 	return slices.DeleteFunc(selected, func(s device.Status) bool { return !s.WholeGPU() }), append(warnings, warning)
 }
 
-// addDevices adds the devices of one resource to what is offered.
-func (r Rules) addDevices(lists map[string]*deviceList, name string, all []device.Status) {
-	sharings := make([]Sharing, len(all))
+func (r Rules) resourceName(d device.Device) string {
+	switch {
+	case r.ResourceName != nil:
+		return r.ResourceName(d)
+	case !d.WholeGPU() && r.MIGStrategy == MIGMixed:
+		return "nvidia.com/mig-" + strings.ReplaceAll(d.Profile, "+", ".")
+	default:
+		return gpuResource
+	}
+}
+
+// addDevices adds the devices of one resource to the lists: under the resource itself, or under that of their replicas.
+func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []device.Status) {
+	sharings := make([]Sharing, len(statuses))
 	if r.Sharing != nil {
-		devices := make([]device.Device, len(all))
-		for i, s := range all {
-			devices[i] = s.Device
+		devices := make([]device.Device, len(statuses))
+		for n, s := range statuses {
+			devices[n] = s.Device
 		}
 		sharings = r.Sharing(name, devices)
 	}
-	for i, s := range all {
-		share := sharings[i]
-		if share.Resource == "" || share.Replicas < 1 {
-			share.Resource = name
+	for n, s := range statuses {
+		sharing := sharings[n]
+		if sharing.Resource == "" || sharing.Replicas < 1 {
+			sharing.Resource = name
 		}
-		list := lists[share.Resource]
+		list := lists[sharing.Resource]
 		if list == nil {
 			list = &deviceList{rules: r}
-			lists[share.Resource] = list
+			lists[sharing.Resource] = list
 		}
-		if list.idCount, list.listBytes = list.idCount+max(share.Replicas, 1), list.listBytes+listSize(s.Device, share.Replicas); list.listBytes > maxListBytes {
-			list.items = nil // it is not offered, however many ids come yet
+		list.idCount += max(sharing.Replicas, 1)
+		list.listBytes += listSize(s.Device, sharing.Replicas)
+		if list.listBytes > maxListBytes {
+			list.items = nil // deviceLists drops the list
 			continue
 		}
-		if share.Replicas < 1 {
-			list.items = append(list.items, listItem{id: s.ID.Advertised(), device: &all[i].Device, healthy: s.Healthy})
+		item := listItem{id: s.ID.Advertised(), device: &statuses[n].Device, healthy: s.Healthy, replica: sharing.Replicas > 0}
+		if !item.replica {
+			list.items = append(list.items, item)
 			continue
 		}
-		list.items = slices.Grow(list.items, share.Replicas)
-		replica := listItem{device: &all[i].Device, onePerContainer: share.OnePerContainer, replica: true}
+		item.onePerContainer = sharing.OnePerContainer
 		if r.UnusableReason != nil {
-			replica.unusableReason = r.UnusableReason(share.Resource)
+			item.unusableReason = r.UnusableReason(sharing.Resource)
 		}
-		replica.healthy = s.Healthy && replica.unusableReason == ""
-		for n := range share.Replicas {
-			replica.id = s.ID.Replica(n)
-			list.items = append(list.items, replica)
+		item.healthy = s.Healthy && item.unusableReason == ""
+		list.items = slices.Grow(list.items, sharing.Replicas)
+		for replica := range sharing.Replicas {
+			item.id = s.ID.Replica(replica)
+			list.items = append(list.items, item)
 		}
 	}
+}
+
+// ResourceIDs has the ids of a resource.
+type ResourceIDs struct {
+	Resource string
+	IDs      []device.AdvertisedID
+}
+
+// Preview returns the ids that the rules offer, and warnings about devices that the rules cannot offer.
+func (r Rules) Preview(statuses []device.Status) (all []ResourceIDs, warnings []string) {
+	lists, warnings := r.deviceLists(statuses)
+	for _, resource := range slices.Sorted(maps.Keys(lists)) {
+		ids := make([]device.AdvertisedID, len(lists[resource].items))
+		for n, i := range lists[resource].items {
+			ids[n] = i.id
+		}
+		all = append(all, ResourceIDs{resource, ids})
+	}
+	return all, warnings
 }

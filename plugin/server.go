@@ -17,7 +17,29 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// server is one server on one socket, from its listening to its end.
+const (
+	socketPollInterval = 100 * time.Millisecond // of sockets that appear and vanish
+	registerTimeout    = 15 * time.Second       // the kubelet itself gives up connecting to the plugin after 10 s
+	streamTimeout      = 5 * time.Second        // from the end of Register to the kubelet's ListAndWatch
+	emptyListTimeout   = 10 * time.Second       // after it, the kubelet may forget the resource
+)
+
+// server is one life of an endpoint on a socket of its own: serve, register, watch, stop. The endpoint starts the next one.
+//
+//	step      event                                                  ends the server
+//	serve     the socket cannot be made                              yes
+//	register  Register returns an error, or nothing for 15 s         yes
+//	watch     the kubelet opens no stream for 5 s                    yes
+//	watch     the kubelet's stream ends                              yes
+//	watch     another client's stream ends                           no
+//	watch     the gRPC server stops                                  yes
+//	watch     another kubelet socket takes the place of the old one  yes
+//	watch     the kubelet's socket vanishes                          no: its stream still stands
+//	watch     the own socket vanishes, the kubelet's is there        yes
+//	watch     the list is empty for 10 s                             yes
+//	watch     the list is empty for less                             no
+//	watch     PreStartRequired changes                               yes: the kubelet asks for options once per registration
+//	any       ctx is done                                            yes, without an error
 type server struct {
 	*endpoint
 	api.UnimplementedDevicePluginServer
@@ -26,69 +48,54 @@ type server struct {
 	grpcServer *grpc.Server
 	stopping   chan struct{} // closed to end the streams
 	serveDone  chan struct{} // closed when Serve has returned
-	serveErr   error         // what it returned; not written once served is closed
+	serveErr   error         // result of Serve; written before serveDone is closed
 
 	clientTracker
 	kubeletStreamOpened  chan struct{} // closed when the kubelet's stream opens
-	kubeletStreamEndOnce sync.Once     // closes broken
+	kubeletStreamEndOnce sync.Once     // closes kubeletStreamEnded
 	kubeletStreamEnded   chan struct{} // closed when the kubelet's stream ends
 
-	sentPreStartRequired atomic.Bool // what the kubelet was told of it; written by GetDevicePluginOptions
-
-	emptySince time.Time // since when nothing is offered; belongs to watch
+	sentPreStartRequired atomic.Bool // newest answer to the kubelet; written by GetDevicePluginOptions
+	emptySince           time.Time   // zero if the list has ids; belongs to watch
 }
 
-// startServer listens under a name that was never used before: a kubelet from 1.37 on
-// refuses a socket that it believes it is connected to, and from then on for ever
-// (https://github.com/kubernetes/kubernetes/pull/135437).
+// startServer listens on a socket whose name was never used: kubelets from 1.37 on reject a socket for ever if they believe to be connected
+// to it (https://github.com/kubernetes/kubernetes/pull/135437).
 func (e *endpoint) startServer(ctx context.Context) (*server, error) {
-	e.removeStaleSockets()
+	removeStaleSockets(e.Dir, e.resource)
 	e.serverCount++
-	e.socketName = e.socketPrefix() + strconv.FormatInt(time.Now().UnixNano(), 36) + "-" + strconv.Itoa(e.serverCount) + ".sock"
+	e.socketName = socketPrefix(e.resource) + strconv.FormatInt(time.Now().UnixNano(), 36) + "-" + strconv.Itoa(e.serverCount) + ".sock"
 	s := &server{
 		endpoint: e, socketPath: filepath.Join(e.Dir, e.socketName),
 		grpcServer: grpc.NewServer(grpc.WaitForHandlers(true)),
 		stopping:   make(chan struct{}), serveDone: make(chan struct{}),
 		kubeletStreamOpened: make(chan struct{}), kubeletStreamEnded: make(chan struct{}),
 	}
-	listener, err := listen(ctx, s.socketPath)
+	if err := checkPathLength(s.socketPath); err != nil {
+		return nil, err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", s.socketPath)
 	if err != nil {
-		return nil, fmt.Errorf("listen in %s: %w", e.Dir, err)
+		return nil, err
 	}
 	api.RegisterDevicePluginServer(s.grpcServer, s)
-	listener = addressedListener{listener}
-	go func() { // end waits for it
+	go func() { // stop waits for it
 		defer close(s.serveDone)
-		s.serveErr = s.grpcServer.Serve(listener)
+		s.serveErr = s.grpcServer.Serve(addressedListener{listener})
 	}()
 	return s, nil
 }
 
-// listen gives the system's error alone: the socket's name, new each time, would
-// make the same error look like another one.
-func listen(ctx context.Context, socket string) (net.Listener, error) {
-	if err := checkPathLength(socket); err != nil {
-		return nil, err
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "unix", socket)
-	if op := (*net.OpError)(nil); errors.As(err, &op) {
-		return nil, op.Err
-	}
-	return listener, err
-}
-
-// stop ends the streams and then the server, so that no stream of this life is
-// left when the next one registers. Serve closes the listener, which removes the
-// socket.
+// stop ends the streams and then the server, so that no stream is live when the next server registers. Serve removes the socket.
 func (s *server) stop() {
 	close(s.stopping)
 	s.grpcServer.Stop()
 	<-s.serveDone
 }
 
-// register returns when the kubelet has connected to the socket, or has given up
-// doing so. It waits for that even where the socket was deleted meanwhile: a
-// failed registration takes a later one down with it when it ends after that one
+// register returns when the kubelet has connected to the socket or given up.
+//
+// It waits even if the socket is deleted: a registration that fails after a later one takes the later one down
 // (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go).
 func (s *server) register(ctx context.Context) error {
 	conn, err := grpc.NewClient("passthrough:///kubelet",
@@ -99,14 +106,11 @@ func (s *server) register(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make a client of the kubelet: %w", err)
 	}
-	defer conn.Close() //nolint:errcheck // it was used for one call
+	defer conn.Close() //nolint:errcheck // used for one call
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
 	_, err = api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{
-		Version:      api.Version,
-		Endpoint:     filepath.Base(s.socketPath),
-		ResourceName: s.resource,
-		Options:      s.pluginOptions(),
+		Version: api.Version, Endpoint: filepath.Base(s.socketPath), ResourceName: s.resource, Options: s.pluginOptions(),
 	})
 	s.recordRegisterReturn()
 	if err != nil {
@@ -115,42 +119,53 @@ func (s *server) register(ctx context.Context) error {
 	return nil
 }
 
-// watch returns when the registration can no longer be trusted, and tells for how
-// long the kubelet's stream stood.
+// watch returns when the registration is no longer certain: how long the kubelet's stream stood, and the event that ended it.
 func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	tick := time.NewTicker(socketPollInterval)
 	defer tick.Stop()
-	deadline := time.After(streamTimeout)
-	opened := s.kubeletStreamOpened
-	var since time.Time
+	timeout, opened := time.After(streamTimeout), s.kubeletStreamOpened
+	var openedAt time.Time
 	for err == nil {
 		select {
 		case <-ctx.Done():
 			return 0, nil
 		case <-opened:
-			opened, deadline, since = nil, nil, time.Now()
+			opened, timeout, openedAt = nil, nil, time.Now()
 			s.Log.Info("registered", "resource", s.resource, "socket", s.socketPath)
-		case <-deadline:
-			err = fmt.Errorf("the kubelet took the registration and opened no stream within %s", streamTimeout)
+		case <-timeout:
+			err = fmt.Errorf("kubelet opened no stream within %s", streamTimeout)
 		case <-s.kubeletStreamEnded:
-			err = errors.New("the kubelet's stream ended")
+			err = errors.New("kubelet's stream ended")
 		case <-s.serveDone:
-			err = fmt.Errorf("serve: %w", cmp.Or(s.serveErr, errors.New("the server has stopped")))
+			err = fmt.Errorf("serve: %w", cmp.Or(s.serveErr, errors.New("server stopped")))
 		case <-tick.C:
 			s.Beat()
 			err = cmp.Or(s.checkSockets(kubelet), s.checkEmpty(time.Now()), s.checkOptions())
 		}
 	}
-	if !since.IsZero() {
-		uptime = time.Since(since)
+	if !openedAt.IsZero() {
+		uptime = time.Since(openedAt)
 	}
 	return uptime, err
 }
 
-// checkEmpty says that nothing has been offered for long. The kubelet had the time to
-// take the empty list in, which a stream that ends would not have told it.
+func (s *server) checkSockets(kubelet socketID) error {
+	switch statSocket(s.kubeletSocket()) {
+	case socketID{}:
+		return nil
+	case kubelet:
+		if statSocket(s.socketPath) == (socketID{}) {
+			return errors.New("own socket was deleted")
+		}
+		return nil
+	default:
+		return errors.New("kubelet's socket was replaced")
+	}
+}
+
+// checkEmpty gives the kubelet time to process an empty list: the end of a stream before that would keep the old devices.
 func (s *server) checkEmpty(now time.Time) error {
-	if list := s.list(); len(list.items) > 0 {
+	if len(s.list().items) > 0 {
 		s.emptySince = time.Time{}
 		return nil
 	}
@@ -160,31 +175,12 @@ func (s *server) checkEmpty(now time.Time) error {
 	if now.Sub(s.emptySince) < emptyListTimeout {
 		return nil
 	}
-	return errors.New("there is nothing to offer")
+	return errors.New("device list is empty")
 }
 
-// checkOptions says that the kubelet was told of options that no longer hold. It asks
-// for them once a registration.
 func (s *server) checkOptions() error {
 	if s.pluginOptions().PreStartRequired != s.sentPreStartRequired.Load() {
-		return errors.New("the options have changed")
+		return errors.New("plugin options changed")
 	}
 	return nil
-}
-
-// checkSockets says why there may be a kubelet that does not know this life. One
-// whose socket is gone is not replaced: its stream still stands, and it has no
-// other to give.
-func (s *server) checkSockets(kubelet socketID) error {
-	switch statSocket(s.kubeletSocket()) {
-	case socketID{}:
-		return nil
-	case kubelet:
-		if statSocket(s.socketPath) == (socketID{}) {
-			return errors.New("our socket was deleted")
-		}
-		return nil
-	default:
-		return errors.New("the kubelet's socket was replaced")
-	}
 }

@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"context"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,19 +16,6 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
-
-// endpointFor makes an endpoint that offers what is on the board, by these rules.
-func endpointFor(dir string, rules Rules, statuses ...device.Status) *endpoint {
-	p := New(Options{
-		Dir: dir, Log: slog.New(slog.DiscardHandler),
-		Statuses: func() ([]device.Status, <-chan struct{}) { return statuses, nil },
-	})
-	e := newEndpoint(p.Options, gpuResource)
-	if lists, _ := rules.deviceLists(statuses); lists[gpuResource] != nil {
-		e.setDevices(lists[gpuResource], statuses, device.Allocations{}, time.Now())
-	}
-	return e
-}
 
 func TestALifeWhoseServerFails(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pg")
@@ -97,8 +83,8 @@ func TestOrphaned(t *testing.T) {
 		{"as it was", func() {}, ""},
 		{"the kubelet's socket has gone", func() { rename(t, "kubelet.sock", "old.sock") }, ""},
 		{"and ours too", func() { rename(t, "own.sock", "own.old") }, ""},
-		{"another kubelet", func() { bind("kubelet.sock") }, "the kubelet's socket was replaced"},
-		{"which knows us not", func() { rename(t, "own.old", "own.sock") }, "the kubelet's socket was replaced"},
+		{"another kubelet", func() { bind("kubelet.sock") }, "kubelet's socket was replaced"},
+		{"which knows us not", func() { rename(t, "own.old", "own.sock") }, "kubelet's socket was replaced"},
 		{"its socket is a file", func() { rename(t, "kubelet.sock", "new.sock"); write(t, "kubelet.sock") }, ""},
 	}
 	for _, step := range steps {
@@ -109,7 +95,7 @@ func TestOrphaned(t *testing.T) {
 	}
 	rename(t, "new.sock", "kubelet.sock")
 	rename(t, "own.sock", "own.old")
-	if err := s.checkSockets(statSocket(p.kubeletSocket())); err == nil || err.Error() != "our socket was deleted" {
+	if err := s.checkSockets(statSocket(p.kubeletSocket())); err == nil || err.Error() != "own socket was deleted" {
 		t.Errorf("own socket deleted: %v", err)
 	}
 }

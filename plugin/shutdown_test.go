@@ -25,7 +25,7 @@ func TestEnds(t *testing.T) {
 		{"waiting for the kubelet", func(s *fixture) func() error {
 			s.board.Set(statuses(1))
 			end := s.startPlugin()
-			s.waitLine(1, "wait for the kubelet")
+			s.waitLine(1, "waiting for the kubelet")
 			return end
 		}, 0},
 		{"registering", func(s *fixture) func() error {

@@ -10,55 +10,43 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-func (e *endpoint) kubeletSocket() string {
-	return filepath.Join(e.Dir, filepath.Base(api.KubeletSocket))
-}
+const (
+	// maxNameLength is the longest part of a resource's name in the name of its sockets.
+	maxNameLength = 40
+	maxPathLength = 107 // of a socket; unix(7)
+)
 
-// maxNameLength is how much of a resource's name goes into the names of its sockets:
-// with the folder and the rest they may have 107 bytes.
-const maxNameLength = 40
-
-// socketPrefix begins the names of this resource's sockets, and no other's: what comes
-// after it has one dash.
-func (e *endpoint) socketPrefix() string {
-	name := strings.NewReplacer("/", "_", ".", "-").Replace(e.resource)
+// socketPrefix returns the prefix of a resource's socket names. The rest of such a name has one dash.
+func socketPrefix(resource string) string {
+	name := strings.NewReplacer("/", "_", ".", "-").Replace(resource)
 	if len(name) > maxNameLength {
-		sum := crc32.ChecksumIEEE([]byte(e.resource))
-		name = fmt.Sprintf("%s_%08x", name[:maxNameLength-9], sum)
+		name = fmt.Sprintf("%s_%08x", name[:maxNameLength-9], crc32.ChecksumIEEE([]byte(resource)))
 	}
 	return "podgauge-" + name + "-"
 }
 
-// isOwnSocket tells whether a file's name is one that begin gave to a socket of this
-// resource: another one's may begin with it ("gpu", "gpu.shared").
-func (e *endpoint) isOwnSocket(file string) bool {
-	rest, ours := strings.CutPrefix(file, e.socketPrefix())
-	return ours && strings.Count(rest, "-") == 1
-}
-
-// removeStaleSockets removes the sockets of lives that were killed. The kubelet does so only
-// when it starts. Those of another podgauge that still runs are left alone: only
-// a refusal proves that nobody is there.
-func (e *endpoint) removeStaleSockets() {
-	entries, _ := os.ReadDir(e.Dir) // where it cannot be read, listening says why
+// removeStaleSockets removes the sockets of a resource's killed servers. The kubelet removes sockets only when it starts.
+//
+// Sockets of another running podgauge stay: only a refused connection proves that a server is gone.
+func removeStaleSockets(dir, resource string) {
+	entries, _ := os.ReadDir(dir) // listening in the folder returns the error
 	for _, f := range entries {
-		socket := filepath.Join(e.Dir, f.Name())
-		ours := e.isOwnSocket(f.Name()) && f.Type() == os.ModeSocket
-		if ours && errors.Is(checkListening(socket), syscall.ECONNREFUSED) {
-			os.Remove(socket) //nolint:errcheck // a stale socket does no harm
+		path := filepath.Join(dir, f.Name())
+		// The name of another resource may begin with this one ("gpu", "gpu.shared").
+		rest, own := strings.CutPrefix(f.Name(), socketPrefix(resource))
+		own = own && strings.Count(rest, "-") == 1 && f.Type() == os.ModeSocket
+		if own && errors.Is(checkListening(path), syscall.ECONNREFUSED) {
+			os.Remove(path) //nolint:errcheck // a stale socket does no harm
 		}
 	}
 }
 
-// socketID tells a socket from its successor under the same path. The inode
-// number alone does not: a file system gives it out again, and a kubelet's new
-// socket was seen to have the old one's in eight of ten restarts. A socket is not
-// written, so its time of modification is when it was made, whatever becomes of its
-// name, mode or owner. The zero socketID is no socket.
+// socketID identifies a socket among its successors under the same path. The zero socketID is no socket.
+//
+// The inode alone does not: file systems reuse it, and 8 of 10 restarts of a kubelet did. Nothing writes to a socket, so its
+// modification time is the time of its creation, even after a rename or chmod.
 type socketID struct {
 	inode uint64
 	mtime syscall.Timespec
@@ -76,7 +64,7 @@ func statSocket(path string) socketID {
 	return socketID{stat.Ino, stat.Mtim}
 }
 
-// checkListening says why nobody takes connections on a socket; nil is that somebody does.
+// checkListening returns the reason why no process accepts connections on a socket.
 func checkListening(path string) error {
 	if err := checkPathLength(path); err != nil {
 		return err
@@ -89,12 +77,10 @@ func checkListening(path string) error {
 	return nil
 }
 
-// checkPathLength says that a path is too long for a socket: the system call's own "invalid
-// argument" does not.
+// checkPathLength returns an error for a path that is too long for a socket: the system call returns "invalid argument".
 func checkPathLength(path string) error {
-	const maxPathLength = 107 // unix(7)
-	if len(path) > maxPathLength {
-		return fmt.Errorf("the folder's path is too long: a socket in %s would have one of more than %d bytes", filepath.Dir(path), maxPathLength)
+	if len(path) <= maxPathLength {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("path of the folder is too long: a socket in %s would have one of more than %d bytes", filepath.Dir(path), maxPathLength)
 }

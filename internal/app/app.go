@@ -102,11 +102,7 @@ func (a *app) addDevicePlugin() {
 	a.tasks = append(a.tasks, a.rules.Run)
 	a.components["cdi"] = specs
 	a.components["plugin"] = gatedPlugin{rules: a.rules, Plugin: plugin.New(plugin.Options{
-		Dir: a.nb.devicePluginDir, Statuses: a.rules.Gate(a.inventory), Rules: a.rules.Get, Links: a.monitor.Links, Allocations: a.podResources.Snapshot,
-		CheckUsable: func(ctx context.Context, check plugin.UsabilityCheck) error {
-			return a.readers.CheckUsable(ctx, check.Device, check.Exclusive)
-		},
-		Log: a.log.With("part", "plugin"), Hooks: a.pluginHooks(),
+		Dir: a.nb.devicePluginDir, DeviceSource: pluginSource{a}, Hooks: pluginHooks{a}, Log: a.log.With("part", "plugin"),
 	})}
 }
 

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/config"
-	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/pubsub"
 	"github.com/podgauge/podgauge/plugin"
 )
@@ -46,16 +45,6 @@ func newRulesWatcher(settings published[config.Settings], specs *cdiSpecs, log *
 	w := &rulesWatcher{settings: settings, specs: specs, log: log, canStart: make(chan struct{})}
 	w.update()
 	return w
-}
-
-// Gate hides all devices until containers can start: the plugin registers nothing before.
-func (w *rulesWatcher) Gate(devices published[[]device.Status]) func() ([]device.Status, <-chan struct{}) {
-	return func() ([]device.Status, <-chan struct{}) {
-		if !isClosed(w.canStart) {
-			return nil, w.canStart
-		}
-		return devices.Get()
-	}
 }
 
 // Run follows the settings, the daemons and the channels until ctx is done.

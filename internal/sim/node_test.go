@@ -40,7 +40,7 @@ func TestNodeLives(t *testing.T) {
 	var board device.Inventory
 	readers := device.NewReaders(m)
 	monitor := device.NewMonitor(m, readers, &board, device.MonitorOptions{Log: log})
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Statuses: board.Get, Log: log})
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Log: log})
 
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()

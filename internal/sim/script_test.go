@@ -76,7 +76,7 @@ func playScript(t *testing.T, text string) scriptNode {
 	n.Script = script
 	var board device.Inventory
 	monitor := device.NewMonitor(m, device.NewReaders(m), &board, device.MonitorOptions{Log: log})
-	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), Statuses: board.Get, Log: log})
+	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Log: log})
 	ctx, cancel := context.WithCancel(t.Context())
 	s := scriptNode{n, make(chan error, 1)}
 	others := make(chan error, 2)

@@ -23,7 +23,7 @@ func TestLeftoverProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitForStartRejected(ctx, t, n, pod, uuid(0)+" is in use by process 4711")
-	if said := d.logLines(t, "refuse a container", "cannot start", uuid(0), "4711"); len(said) == 0 {
+	if said := d.logLines(t, "container rejected", "cannot start", uuid(0), "4711"); len(said) == 0 {
 		t.Error("podgauge says nothing of it")
 	}
 	m.clear(t, "gpu 0 process")

@@ -46,7 +46,7 @@ func TestPreStartCheck(t *testing.T) {
 	check := seriesLabels{"method": "PreStartContainer"}
 	measureDurations(t, "the check of a GPU that hangs", 2200*time.Millisecond, time.Duration(refused.sum(duration, check)*float64(time.Second)))
 	waitForStartRejected(ctx, t, n, pod, uuid(0))
-	if said := d.logLines(t, "refuse a container", "cannot start", uuid(0)); len(said) == 0 {
+	if said := d.logLines(t, "container rejected", "cannot start", uuid(0)); len(said) == 0 {
 		t.Error("podgauge says nothing of it")
 	}
 

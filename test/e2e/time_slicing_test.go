@@ -121,7 +121,7 @@ func TestTimeSlicing(t *testing.T) {
 	d.scrapeUntil(ctx, t, "the refusal is counted", func(s metricsScrape) error {
 		return errors.Join(s.wantValue(1, "podgauge_plugin_refusals_total", seriesLabels{"resource": gpuResource, "reason": "too_many"}), checkRejections(s, 1))
 	})
-	if said := d.logLines(t, "refuse a container", uuid(0)+"::", "not 2"); len(said) != 1 {
+	if said := d.logLines(t, "container rejected", uuid(0)+"::", "not 2"); len(said) != 1 {
 		t.Errorf("the refusal is said %d times: %q", len(said), said)
 	}
 

@@ -1,0 +1,86 @@
+package plugin
+
+import (
+	"fmt"
+	"hash/maphash"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/loglimit"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// RejectReason is the reason, in one word, why a container gets no device.
+type RejectReason string
+
+// The reasons.
+const (
+	RejectNoIDs     RejectReason = "nothing_asked" // request without ids
+	RejectUnknown   RejectReason = "unknown"       // id without a listed device
+	RejectUnhealthy RejectReason = "unhealthy"
+	RejectAllocated RejectReason = "allocated" // device allocated to another container by another id
+	RejectTooMany   RejectReason = "too_many"  // several replicas, and a container may have one
+	RejectSameGPU   RejectReason = "same_gpu"  // several replicas of one GPU under preferred.Distinct
+	RejectUnusable  RejectReason = "unfit"     // failed check before the start
+)
+
+// RejectReasons returns all reasons.
+func RejectReasons() []RejectReason {
+	return []RejectReason{RejectNoIDs, RejectUnknown, RejectUnhealthy, RejectAllocated, RejectTooMany, RejectSameGPU, RejectUnusable}
+}
+
+// requestError is one fault of a request.
+type requestError struct {
+	reason  RejectReason
+	message string
+}
+
+func rejectf(reason RejectReason, format string, args ...any) requestError {
+	return requestError{reason, fmt.Sprintf(format, args...)}
+}
+
+// reject returns, logs and reports the error of a rejected request; nil without errs. The pod's status shows the text, and its
+// owner sees nothing else, so all faults are in it. The kubelet sends ids in random order: the reason is that of the first fault in the text.
+func (e *endpoint) reject(operation string, ids []device.AdvertisedID, errs []requestError) error {
+	if len(errs) == 0 {
+		return nil
+	}
+	slices.SortFunc(errs, func(a, b requestError) int { return strings.Compare(a.message, b.message) })
+	messages := make([]string, len(errs))
+	for i, err := range errs {
+		messages[i] = err.message
+	}
+	err := fmt.Errorf("cannot %s: %s", operation, strings.Join(slices.Compact(messages), ", "))
+	if e.rejections.allow(operation, errs[0].reason, ids, time.Now()) {
+		e.Log.Warn("container rejected", "resource", e.resource, "ids", ids, "err", err)
+	}
+	e.Hooks.OnRejected(e.resource, ids, errs[0].reason, err)
+	return status.Error(codes.FailedPrecondition, err.Error())
+}
+
+// rejectionLogInterval is the interval between two messages about the same rejection: the kubelet repeats a rejected start every
+// few seconds, and a controller replaces a rejected pod.
+const rejectionLogInterval = time.Minute
+
+// rejectionLog limits the messages about rejections of one resource.
+type rejectionLog struct {
+	seed    maphash.Seed
+	mu      sync.Mutex
+	limiter *loglimit.Limiter[uint64] // by hash of the rejection, since a request has up to 4 MiB of ids; guarded by mu
+}
+
+func newRejectionLog() *rejectionLog {
+	return &rejectionLog{seed: maphash.MakeSeed(), limiter: loglimit.New[uint64](rejectionLogInterval)}
+}
+
+// allow reports whether to log a rejection. The order of the ids does not matter, nor does the message: it may name a process.
+func (r *rejectionLog) allow(operation string, reason RejectReason, ids []device.AdvertisedID, now time.Time) bool {
+	key := maphash.String(r.seed, fmt.Sprintf("%s %s %q", operation, reason, slices.Sorted(slices.Values(ids))))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.limiter.Allow(key, now)
+}
