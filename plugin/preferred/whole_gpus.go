@@ -95,10 +95,11 @@ func (p problem) exhaustive() []int {
 func (p problem) greedy() []int {
 	var best []int
 	bestWorth := math.MinInt
-	gain, grown := make([]int, p.n), make([]int, 0, p.k)
+	gain, set := make([]int, p.n), make([]int, 0, p.k)
 	for first := range p.n {
 		copy(gain, p.weight)
-		set, worth := append(grown, first), gain[first]
+		set = append(set[:0], first)
+		worth := gain[first]
 		for len(set) < p.k {
 			newest := set[len(set)-1]
 			gain[newest] = math.MinInt / 2 // chosen
