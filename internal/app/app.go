@@ -5,54 +5,17 @@ import (
 	"errors"
 	"log/slog"
 	"path/filepath"
-	"time"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/cgroup"
 	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
 	"github.com/podgauge/podgauge/internal/pods"
-	"github.com/podgauge/podgauge/internal/state"
 	"github.com/podgauge/podgauge/plugin"
 	"github.com/podgauge/podgauge/podresources"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
-
-// shutdownTimeout limits the end of the process. A call that has not returned by then hangs in the driver.
-const shutdownTimeout = 2 * time.Second
-
-// app is the process: its components, and the state that they share.
-type app struct {
-	o   options
-	nb  *nodeBackend
-	log *slog.Logger
-
-	registry      *prometheus.Registry
-	selfMetrics   *exporter.SelfMetrics
-	inventory     *device.Inventory
-	configWatcher *config.Watcher
-	readers       *device.Readers
-	podResources  *podresources.Client
-	pods          *pods.Client
-	state         *state.HealthFile // nil without --state-dir
-	incidents     *incident.Log
-	monitor       *device.Monitor
-	metrics       *exporter.Exporter
-	rules         *rulesWatcher // nil if another device plugin serves
-	registrations registrationTracker
-
-	components map[string]component
-	tasks      []func(context.Context) error // without a health of their own
-}
-
-// component is a task with a health of its own.
-type component interface {
-	Run(ctx context.Context) error
-	Alive() error
-	Ready() error
-}
 
 // newApp assembles the components. Those that need each other get the app, and read its fields once they run.
 func newApp(o options, nb *nodeBackend, log *slog.Logger) (a *app, err error) {

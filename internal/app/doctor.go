@@ -9,12 +9,11 @@ import (
 	"strings"
 
 	"github.com/podgauge/podgauge/internal/cgroup"
-	"github.com/podgauge/podgauge/internal/config"
 	"github.com/podgauge/podgauge/internal/doctor"
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
 )
 
-// doctorReport is what `podgauge doctor -o json` says.
+// doctorReport is the output of `podgauge doctor -o json`.
 type doctorReport struct {
 	Node     string           `json:"node"`
 	Version  string           `json:"version"`
@@ -23,64 +22,34 @@ type doctorReport struct {
 	Checks   []doctor.Finding `json:"checks"`
 }
 
-// withoutConfig has doctor go on where it is the config that is wrong, and not the command line:
-// that is one of the things to be found.
-func (o *options) withoutConfig(loadErr error) error {
-	if !o.doctorMode {
-		return loadErr
-	}
-	source, err := o.builder.Location()
-	if err != nil || source.File == "" {
-		return loadErr
-	}
-	if o.loaded, err = o.builder.LoadFrom(config.FileLocation{}); err != nil {
-		return err
-	}
-	o.configErr = loadErr
-	return nil
-}
-
-// commandName is how the command is named before what it complains of.
-func (o *options) commandName() string {
-	if o.doctorMode {
-		return "podgauge doctor"
-	}
-	return "podgauge"
-}
-
-// checkOutput checks the value of --output.
-func checkOutput(output string) error {
-	if output != "table" && output != "json" {
-		return fmt.Errorf("--output %q: want table or json", output)
-	}
-	return nil
-}
-
-// runDoctor looks at the node, and returns the exit status.
+// runDoctor examines the node, and returns the exit status.
 func (o *options) runDoctor(ctx context.Context, lookupEnv envLookup, stdout, stderr io.Writer) int {
 	d := newDoctorReport(o.hostname, doctor.Run(ctx, o.doctorOptions(lookupEnv)))
-	if ctx.Err() != nil { // who was not waited for is not slow
+	if ctx.Err() != nil { // checks that were cut short prove nothing
 		fmt.Fprintln(stderr, "podgauge doctor: interrupted")
 		return exitError
 	}
-	text, err := d.format(o.output, isTerminal(stdout), lookupEnv)
-	if err == nil {
-		_, err = io.WriteString(stdout, text)
+	terminal := isTerminal(stdout)
+	text := ""
+	if o.output == "json" {
+		text = d.formatJSON(terminal)
+	} else {
+		text = d.formatTable(useColor(terminal, lookupEnv))
 	}
-	switch {
-	case err != nil:
+	if _, err := io.WriteString(stdout, text); err != nil {
 		fmt.Fprintln(stderr, "podgauge doctor:", err)
 		return exitError
-	case d.Failures > 0:
+	}
+	if d.Failures > 0 {
 		return exitError
 	}
 	return exitOK
 }
 
-// doctorOptions says what there is to look at.
+// doctorOptions returns what doctor examines.
 func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	s := o.loaded.Settings
-	source, _ := o.builder.Location() // it was read before
+	source, _ := o.builder.Location() // loadConfig has read it
 	opts := doctor.Options{
 		Config: source.File, ConfigErr: o.configErr, Notices: o.loaded.Notices,
 		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s),
@@ -113,21 +82,18 @@ func newDoctorReport(node string, findings []doctor.Finding) doctorReport {
 	return d
 }
 
-func (d *doctorReport) format(output string, terminal bool, lookupEnv envLookup) (string, error) {
-	if output == "json" {
-		body, err := json.MarshalIndent(d, "", "  ")
-		if err != nil {
-			return "", err
-		}
-		if terminal {
-			return sanitizeLines(string(body)) + "\n", nil
-		}
-		return string(body) + "\n", nil
+func (d *doctorReport) formatJSON(terminal bool) string {
+	body, err := json.MarshalIndent(d, "", "  ")
+	if err != nil {
+		panic(err) // all fields can be encoded
 	}
-	return d.formatTable(useColor(terminal, lookupEnv)), nil
+	if terminal {
+		return sanitizeLines(string(body)) + "\n"
+	}
+	return string(body) + "\n"
 }
 
-// formatTable has a line for each check, and below what is to be done.
+// formatTable returns a row for each check, and a paragraph for each finding that needs a fix.
 func (d *doctorReport) formatTable(colored bool) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s: %s, %s\n", sanitize(d.Node), plural(d.Failures, "failure"), plural(d.Warnings, "warning"))

@@ -98,14 +98,10 @@ func TestDoctorTables(t *testing.T) {
 	for name, findings := range map[string][]doctor.Finding{"doctor": brokenNodeFindings(t), "doctor_hostile": hostile} {
 		d := newDoctorReport("node-a", findings)
 		d.Version = "v1.2.3"
-		table, err := d.format("table", false, emptyEnv)
-		if err != nil {
-			t.Fatal(err)
-		}
+		table, body := d.formatTable(false), d.formatJSON(true)
 		checkGolden(t, filepath.Join("testdata", name+".txt"), table)
-		body, err := d.format("json", true, emptyEnv)
-		if err != nil || !json.Valid([]byte(body)) {
-			t.Errorf("%v, %s", err, body)
+		if !json.Valid([]byte(body)) {
+			t.Errorf("not JSON: %s", body)
 		}
 		checkGolden(t, filepath.Join("testdata", name+".json"), body)
 		for _, text := range []string{table, body} {
@@ -115,11 +111,14 @@ func TestDoctorTables(t *testing.T) {
 		}
 	}
 	d := newDoctorReport("node-a", brokenNodeFindings(t))
-	if text, _ := d.format("table", true, emptyEnv); !strings.Contains(text, string(colorRed)+"failure"+colorReset) || !strings.Contains(text, string(colorYellow)+"warning"+colorReset) {
-		t.Errorf("there are no colours: %q", text)
+	if text := d.formatTable(true); !strings.Contains(text, colorRed+"failure"+colorReset) || !strings.Contains(text, colorYellow+"warning"+colorReset) {
+		t.Errorf("no colors: %q", text)
 	}
-	if text, _ := d.format("table", true, fakeEnv(map[string]string{"NO_COLOR": "1"})); strings.Contains(text, "\x1b") {
-		t.Errorf("there are colours: %q", text)
+	if text := d.formatTable(false); strings.Contains(text, "\x1b") {
+		t.Errorf("colors: %q", text)
+	}
+	if !useColor(true, emptyEnv) || useColor(false, emptyEnv) || useColor(true, fakeEnv(map[string]string{"NO_COLOR": "1"})) {
+		t.Error("want colors on a terminal without NO_COLOR")
 	}
 }
 

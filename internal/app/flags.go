@@ -15,42 +15,64 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// envLookup finds a variable of the environment, as os.LookupEnv does.
-type envLookup func(name string) (value string, set bool)
-
-// options are the command line, once it was found to make sense.
+// options are the checked command line.
 type options struct {
-	web       webOptions
-	logLevel  string
-	logFormat string
+	web     webOptions
+	metrics metricsOptions
+	health  healthOptions
 
-	kubeletDir      string
-	devicePluginDir string
-	devicePlugin    bool
-	podLogsDir      string
+	logLevel, logFormat         string
+	kubeletDir, devicePluginDir string
+	podLogsDir                  string
+	devicePlugin                bool
+	hostname                    string // of the node
 
-	metrics  metricsOptions
-	health   healthOptions
-	hostname string // of the node
+	platform     Platform
+	version      bool
+	validateMode bool // print the meaning of the config, and exit
+	doctorMode   bool // examine the node, and exit
+	output       string
+	configErr    error // of a config that doctor could not load
 
-	platform Platform
-	version  bool
-	// validateMode: the command is to say what the config means, and to do nothing.
-	validateMode bool
-	// doctorMode: the command is to look at the node. configErr is why it does so without the
-	// config, and output how it says what it has found.
-	doctorMode bool
-	configErr  error
-	output     string
-
-	// builder makes the device plugin's settings, and loaded is what it first made.
 	builder *config.Builder
-	loaded  config.Loaded
-	// reload asks for a look at the config at once; nil: nobody does.
-	reload <-chan struct{}
-	// driverSignals are signals that ask for the driver to be let go of, or taken up again;
-	// nil: none come.
+	loaded  config.Loaded   // at start
+	reload  <-chan struct{} // forces a read of the config; nil: never
+	// driverSignals release and resume the driver; nil: never.
 	driverSignals <-chan os.Signal
+}
+
+// parseOptions reads command line, environment and config file. The error is one line with the correction.
+func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Writer) (options, error) {
+	o := options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
+	command := ""
+	if len(args) > 0 && (args[0] == "validate" || args[0] == "doctor") {
+		command, args = args[0], args[1:]
+	}
+	o.validateMode, o.doctorMode = command == "validate", command == "doctor"
+	f := o.flagSet()
+	if o.doctorMode {
+		f.StringVarP(&o.output, "output", "o", "table", "of doctor: `form` of what it says: table or json")
+	}
+	f.SetOutput(usage)
+	f.Usage = func() {
+		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n       podgauge doctor [flags]\n       podgauge status [flags]\n       podgauge incidents [flags]\n\n%s", f.FlagUsages())
+	}
+	if err := f.Parse(normalizeDashes(f, args)); err != nil {
+		return o, flagError(err)
+	}
+	if err := o.parseArgs(f); err != nil || o.version {
+		return o, err
+	}
+	if err := o.loadConfig(); err != nil {
+		return o, err
+	}
+	if err := o.applyKubeletSocket(); err != nil {
+		return o, err
+	}
+	if o.devicePluginDir == "" {
+		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
+	}
+	return o, o.check()
 }
 
 // flagSet declares the command line. The table of docs/flags.md is generated from it.
@@ -72,52 +94,20 @@ func (o *options) flagSet() *pflag.FlagSet {
 	return f
 }
 
-// parseOptions reads the command line, the environment and the config file. The error is
-// one line that says what to change.
-func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Writer) (options, error) {
-	o := options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
-	if len(args) > 0 && args[0] == "validate" {
-		o.validateMode, args = true, args[1:]
+// hostname returns the node's name as dcgm-exporter does: NODE_NAME, which a DaemonSet sets, or the machine's name, which in a pod is
+// the pod's name.
+func hostname(lookupEnv envLookup) string {
+	if name, ok := lookupEnv("NODE_NAME"); ok && name != "" {
+		return name
 	}
-	f := o.flagSet()
-	if len(args) > 0 && args[0] == "doctor" {
-		o.doctorMode, args = true, args[1:]
-		f.StringVarP(&o.output, "output", "o", "table", "of doctor: `form` of what it says: table or json")
-	}
-	f.SetOutput(usage)
-	f.Usage = func() {
-		fmt.Fprintf(usage, "Usage: podgauge [flags]\n       podgauge validate FILE [flags]\n       podgauge doctor [flags]\n       podgauge status [flags]\n       podgauge incidents [flags]\n\n%s", f.FlagUsages())
-	}
-	if err := f.Parse(normalizeDashes(f, args)); err != nil {
-		return o, flagError(err)
-	}
-	if err := o.parseArgs(f); err != nil || o.version {
-		return o, err
-	}
-	if err := o.requireConfig(); err != nil {
-		return o, err
-	}
-	var err error
-	if o.loaded, err = o.builder.Load(); err != nil {
-		err = o.withoutConfig(err)
-	}
+	name, err := os.Hostname()
 	if err != nil {
-		return o, err
+		return ""
 	}
-	if err := o.applyKubeletSocket(); err != nil {
-		return o, err
-	}
-	if o.devicePluginDir == "" {
-		o.devicePluginDir = filepath.Join(o.kubeletDir, "device-plugins")
-	}
-	if err := o.check(); err != nil || !o.doctorMode {
-		return o, err
-	}
-	return o, checkOutput(o.output)
+	return name
 }
 
-// normalizeDashes spells flags that have one dash with two. NVIDIA's plugin takes both;
-// to pflag one dash begins a row of letters.
+// normalizeDashes adds a dash to flags with one dash, which NVIDIA's plugin accepts, and which pflag reads as single letters.
 func normalizeDashes(f *pflag.FlagSet, args []string) []string {
 	normalized := slices.Clone(args)
 	for i, arg := range normalized {
@@ -132,11 +122,10 @@ func normalizeDashes(f *pflag.FlagSet, args []string) []string {
 	return normalized
 }
 
-// valueHints are the types of flags of whose values pflag says itself what is wrong.
+// valueHints are the valid values of flag types that pflag parses.
 var valueHints = map[string]string{"bool": "true or false", "int": "a whole number", "duration": "a time, as in 30s"}
 
-// flagError says of a flag's value what is said of a variable's and of a file's.
-// pflag's own words have the value twice.
+// flagError returns an error in the form of a variable's or file's error. pflag's own error has the value twice.
 func flagError(err error) error {
 	invalid, ok := errors.AsType[*pflag.InvalidValueError](err)
 	if !ok {
@@ -149,7 +138,7 @@ func flagError(err error) error {
 	return fmt.Errorf("--%s: %w", invalid.GetFlag().Name, cause)
 }
 
-// parseArgs reads what is no flag: the FILE of validate.
+// parseArgs reads the FILE of validate.
 func (o *options) parseArgs(f *pflag.FlagSet) error {
 	maxArgs := 0
 	if o.validateMode {
@@ -166,21 +155,23 @@ func (o *options) parseArgs(f *pflag.FlagSet) error {
 	return nil
 }
 
-// requireConfig has validate say so when there is nothing to validate, rather than
-// call it valid.
-func (o *options) requireConfig() error {
-	if !o.validateMode {
-		return nil
-	}
-	source, err := o.builder.Location()
-	if err == nil && source.File == "" {
+// loadConfig reads the config. validate wants one; doctor reports an invalid one, and continues with the defaults.
+func (o *options) loadConfig() error {
+	location, err := o.builder.Location()
+	if o.validateMode && err == nil && location.File == "" {
 		err = errors.New("validate: want a config: podgauge validate FILE, --config-file or CONFIG_FILE")
+	}
+	if err != nil {
+		return err
+	}
+	if o.loaded, err = o.builder.Load(); err != nil && o.doctorMode && location.File != "" {
+		o.configErr = err
+		o.loaded, err = o.builder.LoadFrom(config.FileLocation{})
 	}
 	return err
 }
 
-// applyKubeletSocket follows NVIDIA's flag, where it is given: it says where the
-// folder of sockets is, and that nothing is to be registered where it is empty.
+// applyKubeletSocket derives the device-plugin folder from NVIDIA's flag, if given. An empty flag disables the device plugin.
 func (o *options) applyKubeletSocket() error {
 	if !o.builder.IsSet("kubelet-socket") {
 		return nil
@@ -193,9 +184,7 @@ func (o *options) applyKubeletSocket() error {
 	if filepath.Base(socket) != "kubelet.sock" {
 		return fmt.Errorf("%s: %q: its name is not kubelet.sock", o.loaded.Origins["kubelet-socket"], socket)
 	}
-	if o.devicePluginDir == "" {
-		o.devicePluginDir = filepath.Dir(socket)
-	}
+	o.devicePluginDir = cmp.Or(o.devicePluginDir, filepath.Dir(socket))
 	return nil
 }
 
@@ -212,15 +201,32 @@ func (o *options) check() error {
 	if o.logFormat != "logfmt" && o.logFormat != "json" {
 		return fmt.Errorf("--log.format %q: want logfmt or json", o.logFormat)
 	}
-	return o.platform.CheckFlags(o.doctorMode)
+	if err := o.platform.CheckFlags(o.doctorMode); err != nil || !o.doctorMode {
+		return err
+	}
+	return checkOutput(o.output)
 }
 
-// logger writes to w what the flags let through.
+// checkOutput checks the value of --output.
+func checkOutput(output string) error {
+	if output != "table" && output != "json" {
+		return fmt.Errorf("--output %q: want table or json", output)
+	}
+	return nil
+}
+
+// commandName returns the name of the command in error messages.
+func (o *options) commandName() string {
+	if o.doctorMode {
+		return "podgauge doctor"
+	}
+	return "podgauge"
+}
+
+// logger returns a logger with the level and format of the flags.
 func (o *options) logger(w io.Writer) *slog.Logger {
 	var level slog.Level
-	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
-		level = slog.LevelInfo // check has refused it before
-	}
+	_ = level.UnmarshalText([]byte(o.logLevel)) // check has accepted the level
 	handlerOptions := &slog.HandlerOptions{Level: level}
 	if o.logFormat == "json" {
 		return slog.New(slog.NewJSONHandler(w, handlerOptions))
@@ -228,5 +234,5 @@ func (o *options) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, handlerOptions))
 }
 
-// isHelp tells whether the user asked for the usage, which has been printed.
+// isHelp reports whether the user asked for the usage, which pflag has printed.
 func isHelp(err error) bool { return errors.Is(err, pflag.ErrHelp) }

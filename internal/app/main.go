@@ -1,5 +1,5 @@
-// Package app is the podgauge process: the device plugin for a node's NVIDIA GPUs, the exporter of their metrics, and the
-// commands that query a running podgauge.
+// Package app is the podgauge process: the device plugin for a node's NVIDIA GPUs, the exporter of their metrics, and the commands
+// that query a running podgauge.
 package app
 
 import (
@@ -16,47 +16,36 @@ import (
 	"github.com/KimMachineGun/automemlimit/memlimit"
 )
 
-// version is stamped by the Makefile.
-var version = "dev"
-
-// Exit statuses.
 const (
-	exitOK    = 0
-	exitError = 1
-	exitUsage = 2
+	// memoryLimitRatio is Go's share of the cgroup's memory limit. The rest is for the driver's library, sockets and the binary.
+	memoryLimitRatio = 0.75
+	// gcPercent saves 4 MB and costs some µs a scrape (docs/benchmarks.md): the heap is small, and a scrape makes little garbage.
+	gcPercent = 30
 )
 
-// memoryLimitRatio is the part of the cgroup's memory limit that is Go's. The rest is for the driver's library, sockets, and pages
-// of the program's file.
-const memoryLimitRatio = 0.75
-
-// Main runs the command line of the process, and returns its exit status.
+// Main runs the command line of the process, and returns its exit status. GOGC and GOMEMLIMIT in the environment take precedence.
 func Main(p Platform) int {
-	// What is alive is a few megabytes, and a scrape makes little garbage: to collect it
-	// three times as often costs a few µs a scrape and saves 4 MB (docs/benchmarks.md).
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(30)
+		debug.SetGCPercent(gcPercent)
 	}
-	// Near the container's limit Go collects garbage rather than be killed. GOMEMLIMIT in the environment wins.
 	memlimit.Set(memlimit.WithRatio(memoryLimitRatio)) //nolint:errcheck // without a cgroup there is no limit
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
 	args, note := withDaemonFlags("/proc", os.Args[1:])
 	if note != "" {
 		fmt.Fprintln(os.Stderr, "podgauge doctor:", note)
 	}
-	defer stop()
 	return run(ctx, p, args, os.LookupEnv, os.Stdout, os.Stderr)
 }
 
-// run is the program. It returns the exit status.
+// run is Main with its environment. It returns the exit status.
 func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, stdout, stderr io.Writer) int {
 	if len(args) > 0 {
 		if _, ok := clientCommands[args[0]]; ok {
 			return runClient(ctx, args[0], args[1:], lookupEnv, stdout, stderr)
 		}
 	}
-	// Before anything else: a signal that nobody waits for ends the process. Of orders that
-	// come while one is being carried out, none is lost.
+	// Signals are caught before anything else: an uncaught one ends the process.
 	reload, driverSignals := make(chan os.Signal, 1), make(chan os.Signal, 16)
 	signal.Notify(reload, syscall.SIGHUP)
 	signal.Notify(driverSignals, syscall.SIGUSR1, syscall.SIGUSR2)
@@ -85,6 +74,25 @@ func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, st
 	return exitOK
 }
 
+// coalesce merges signals that arrive while one waits.
+func coalesce(ctx context.Context, signals <-chan os.Signal) <-chan struct{} {
+	out := make(chan struct{}, 1)
+	go func() { // ends with ctx, which ends the process
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-signals:
+			}
+			select {
+			case out <- struct{}{}:
+			default:
+			}
+		}
+	}()
+	return out
+}
+
 // runDaemon checks what may be rejected at start, and runs the process until ctx is done.
 func runDaemon(ctx context.Context, o options, log *slog.Logger) error {
 	l, err := o.web.listen()
@@ -111,23 +119,4 @@ func serve(ctx context.Context, o options, nb *nodeBackend, l listeners, log *sl
 	o.loaded.Report(log)
 	log.Info("podgauge", "version", version, "listen", l.main.Addr().String(), "kubelet_dir", nb.kubeletDir, "simulated", o.platform.Simulated())
 	return a.run(ctx, l)
-}
-
-// coalesce turns signals into requests. Those that come while one waits are one.
-func coalesce(ctx context.Context, signals <-chan os.Signal) <-chan struct{} {
-	out := make(chan struct{}, 1)
-	go func() { // ends with ctx, which ends the process
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-signals:
-			}
-			select {
-			case out <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return out
 }

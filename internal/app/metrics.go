@@ -2,20 +2,19 @@ package app
 
 import (
 	"fmt"
-	"os"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/pods"
 	"github.com/spf13/pflag"
 )
 
-// Where --metrics.pod-labels puts namespace, pod and container.
+// Values of --metrics.pod-labels: the series that have the labels namespace, pod and container.
 const (
 	podLabelsOnDevice     = "device"
 	podLabelsOnAllocation = "allocation"
 )
 
-// metricsOptions are the part of the command line that says what is shown, and how.
+// metricsOptions are the flags of the metrics.
 type metricsOptions struct {
 	include, exclude []string
 	podLabels        string
@@ -56,24 +55,11 @@ func (o *metricsOptions) check() error {
 	return nil
 }
 
-// exporterOptions are the options that the exporter has of it. They have been checked.
+// exporterOptions returns the exporter's options. The flags have been checked.
 func (o *metricsOptions) exporterOptions(hostname string) exporter.Options {
 	filter, _ := exporter.NewFamilyFilter(o.include, o.exclude)
 	return exporter.Options{
 		Filter: filter, StableSeries: o.podLabels == podLabelsOnAllocation, PodUID: o.podUID, SeriesLimit: o.seriesLimit,
 		DCGM: o.dcgm, Hostname: hostname,
 	}
-}
-
-// hostname is the node's, as dcgm-exporter has it: NODE_NAME, which a DaemonSet's manifest
-// sets, or else the machine's, which in a pod is the pod's own.
-func hostname(lookupEnv envLookup) string {
-	if name, ok := lookupEnv("NODE_NAME"); ok && name != "" {
-		return name
-	}
-	name, err := os.Hostname()
-	if err != nil {
-		return ""
-	}
-	return name
 }

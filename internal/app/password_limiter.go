@@ -11,50 +11,52 @@ import (
 	"sync"
 	"time"
 
+	"github.com/podgauge/podgauge/internal/loglimit"
 	"golang.org/x/time/rate"
 )
 
-// The guesses bound how often passwords that were never right are compared with a hash: for one client, and for all together. A
-// comparison takes some 70 ms of a CPU, so guessing costs at most 7 % of one.
+// Limits of password guesses, for a client and for all together. A comparison with a hash takes 70 ms of a CPU, so that guesses cost
+// at most 7 % of one CPU.
 const (
-	clientGuessBurst    = 10 // at once
+	clientGuessBurst    = 10
 	clientGuessInterval = 5 * time.Second
-	totalGuessBurst     = 20 // at once
+	totalGuessBurst     = 20
 	totalGuessInterval  = time.Second
 
-	// maxGuessingClients are more than can lack a guess: a client that spends all has them back after 50 seconds, in which all
-	// clients together spend 70.
+	// maxGuessingClients exceeds the number of clients without a guess: a client recovers all guesses in 50 s, and all clients
+	// together have 70 guesses in that time.
 	maxGuessingClients = 100
 	maxKnownPasswords  = 100
+
+	guessLogInterval = time.Minute
 )
 
-// passwordLimiter bounds how often passwords are compared with hashes. It stands on both sides of exporter-toolkit's handler, which
-// compares them: before it, and behind it, where only requests with a right password arrive. Unknown users are treated like
-// wrong passwords, so that neither the answer nor its time shows who exists.
+// passwordLimiter limits how often exporter-toolkit's handler compares passwords with hashes. limitGuesses is before that handler,
+// and recordAccepted behind it, where only requests with the right password arrive. Unknown users count as wrong passwords, so
+// that neither the response nor its time shows which users exist.
 type passwordLimiter struct {
 	log  *slog.Logger
 	seed maphash.Seed
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	accepted   map[uint64]bool // hashes of credentials that were right: their requests always pass
+	accepted   map[uint64]bool // hashes of right credentials, which are not limited
 	clients    map[netip.Addr]*rate.Limiter
 	total      *rate.Limiter
-	logLimiter rate.Sometimes
+	logLimiter *loglimit.Limiter[struct{}]
 }
 
 func newPasswordLimiter(log *slog.Logger) *passwordLimiter {
 	return &passwordLimiter{
-		log: log, seed: maphash.MakeSeed(),
-		accepted: map[uint64]bool{}, clients: map[netip.Addr]*rate.Limiter{},
-		total: rate.NewLimiter(rate.Every(totalGuessInterval), totalGuessBurst), logLimiter: rate.Sometimes{Interval: time.Minute},
+		log: log, seed: maphash.MakeSeed(), accepted: map[uint64]bool{}, clients: map[netip.Addr]*rate.Limiter{},
+		total: rate.NewLimiter(rate.Every(totalGuessInterval), totalGuessBurst), logLimiter: loglimit.New[struct{}](guessLogInterval),
 	}
 }
 
-// credentialsKey is the key of a request's context for the hash of its user and password.
+// credentialsKey is the context key of the hash of a request's user and password.
 type credentialsKey struct{}
 
-// limitGuesses rejects requests with a new password while there were too many.
+// limitGuesses rejects requests with an unknown password after too many guesses.
 func (l *passwordLimiter) limitGuesses(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if _, _, ok := r.BasicAuth(); ok {
@@ -70,7 +72,7 @@ func (l *passwordLimiter) limitGuesses(next http.Handler) http.Handler {
 	})
 }
 
-// recordAccepted remembers the passwords of the requests that arrive.
+// recordAccepted stores the passwords of all requests.
 func (l *passwordLimiter) recordAccepted(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if hash, ok := r.Context().Value(credentialsKey{}).(uint64); ok {
@@ -80,8 +82,8 @@ func (l *passwordLimiter) recordAccepted(next http.Handler) http.Handler {
 	})
 }
 
-// allow reports whether a password may be compared. A guess is taken from a client only if all clients have one left, so that
-// the guesses of others cost it none.
+// allow reports whether a password may be compared. A client loses a guess only if all clients have one left, so that the guesses of
+// other clients cost it none.
 func (l *passwordLimiter) allow(hash uint64, from netip.Addr, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,7 +92,9 @@ func (l *passwordLimiter) allow(hash uint64, from netip.Addr, now time.Time) boo
 	}
 	client := l.clients[from]
 	if client != nil && client.TokensAt(now) < 1 || !l.total.AllowN(now, 1) {
-		l.logLimiter.Do(func() { l.log.Warn("password attempts rejected", "client", from) })
+		if l.logLimiter.Allow(struct{}{}, now) {
+			l.log.Warn("password attempts rejected", "client", from)
+		}
 		return false
 	}
 	if client == nil {
@@ -100,7 +104,7 @@ func (l *passwordLimiter) allow(hash uint64, from netip.Addr, now time.Time) boo
 	return true
 }
 
-// addClient counts a client, and forgets those that have as many guesses as a new one. The caller holds mu.
+// addClient adds a client, and at the limit drops clients with all guesses. The caller holds mu.
 func (l *passwordLimiter) addClient(from netip.Addr, now time.Time) *rate.Limiter {
 	if len(l.clients) >= maxGuessingClients {
 		maps.DeleteFunc(l.clients, func(_ netip.Addr, client *rate.Limiter) bool { return client.TokensAt(now) >= clientGuessBurst })
@@ -110,8 +114,8 @@ func (l *passwordLimiter) addClient(from netip.Addr, now time.Time) *rate.Limite
 	return client
 }
 
-// accept keeps the hash of credentials that were right. It is not forgotten when the password changes: the toolkit keeps its
-// comparisons, so old credentials cost one more.
+// accept stores the hash of right credentials. The hash stays after a change of the password: the toolkit caches comparisons, so that
+// old credentials cost one more.
 func (l *passwordLimiter) accept(hash uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

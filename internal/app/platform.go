@@ -10,23 +10,23 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Platform is the hardware below the process: NVIDIA's driver, or a simulated machine. Each binary has one.
+// Platform is the hardware of the process: NVIDIA's driver, or a simulated machine. Each binary has one.
 type Platform interface {
 	// Simulated reports whether the devices are simulated.
 	Simulated() bool
 	// AddFlags declares the flags that only this platform has.
 	AddFlags(f *pflag.FlagSet)
-	// CheckFlags returns the first error in their values. For doctor, there must be a node to examine.
+	// CheckFlags returns the first error in the values of these flags. doctor needs a node to examine.
 	CheckFlags(forDoctor bool) error
-	// Open returns the devices, and the simulated node that they are on; nil: they are on this machine.
+	// Open returns the devices and the simulated node that has them; nil: this machine has them.
 	Open(o OpenOptions) (device.Backend, SimulatedNode, error)
-	// Driver returns the driver for doctor to examine; nil: there is none. Roots are searched in order.
+	// Driver returns the driver for doctor; nil: there is none. Roots are searched in order.
 	Driver(roots []string) doctor.DriverProbe
 	// ClaimedDevice returns the device that a DRA claim allocates, by the device names of the platform's DRA driver.
 	ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool)
 }
 
-// OpenOptions is what a platform needs to know of the configuration.
+// OpenOptions is the part of the configuration that a platform needs.
 type OpenOptions struct {
 	DriverRoots []string // folders that may have the driver's library, in order
 	PerLink     bool     // whether each NVLink is read
@@ -39,7 +39,7 @@ type SimulatedNode interface {
 	Dir() string
 	// DevicePluginDir returns the folder of the device-plugin sockets.
 	DevicePluginDir() string
-	// Processes are those of the node's pods.
+	// Processes returns the processes of the node's pods.
 	Processes() exporter.ProcessResolver
 	// Run runs the node until ctx is done.
 	Run(ctx context.Context) error
@@ -51,8 +51,8 @@ type SimulatedNode interface {
 type libraryBackend interface {
 	// MissingFamilies returns the metric families that the library is too old for.
 	MissingFamilies() []string
-	// XidEventAt returns the event of an Xid that the kernel's log has for the GPU at a PCI address, and for its GPU instance
-	// and compute instance; false: no such GPU is known.
+	// XidEventAt returns the event of an Xid in the kernel log, for the GPU at a PCI address and its GPU instance and compute
+	// instance; false: no such GPU is known.
 	XidEventAt(pci string, xid uint64, gi, ci uint32) (device.Event, bool)
 	// Close unloads the library. No other call may be in progress.
 	Close()

@@ -8,11 +8,10 @@ import (
 	"github.com/prometheus/common/config"
 )
 
-// clientTransport makes ready to ask, as the file has it where there is one, and returns the scheme
-// of an address that has none.
+// clientTransport returns the transport that --http.config.file configures, and the scheme of a default URL.
 func clientTransport(file string) (scheme string, transport http.RoundTripper, err error) {
 	if file == "" {
-		return "http", &http.Transport{DisableKeepAlives: true}, nil // and no proxy
+		return "http", &http.Transport{DisableKeepAlives: true}, nil // without a proxy
 	}
 	c, _, err := config.LoadHTTPConfigFile(file)
 	if err != nil {
@@ -21,17 +20,14 @@ func clientTransport(file string) (scheme string, transport http.RoundTripper, e
 	if transport, err = config.NewRoundTripperFromConfig(*c, "podgauge", config.WithKeepAlivesDisabled()); err != nil {
 		return "", nil, err
 	}
-	if err := checkCredentialFiles(c); err != nil {
-		return "", nil, err
-	}
+	scheme = "http"
 	if c.TLSConfig != (config.TLSConfig{}) {
-		return "https", transport, nil
+		scheme = "https"
 	}
-	return "http", transport, nil
+	return scheme, transport, checkCredentialFiles(c)
 }
 
-// checkCredentialFiles finds files that are missing before somebody is asked: what is wrong with them
-// would look like what is wrong with the answer.
+// checkCredentialFiles finds missing files before the first request, whose error would hide the cause.
 func checkCredentialFiles(c *config.HTTPClientConfig) error {
 	var files []string
 	if c.BasicAuth != nil {
@@ -51,12 +47,12 @@ func checkCredentialFiles(c *config.HTTPClientConfig) error {
 	return nil
 }
 
-// errorHint is what to do about an answer that is a refusal.
+// errorHint returns how to correct a rejected request; empty: unknown.
 func errorHint(status int, body []byte) string {
 	switch {
 	case status == http.StatusUnauthorized:
 		return "; --http.config.file says who asks"
-	case status == http.StatusBadRequest && bytes.HasPrefix(body, []byte("Client sent an HTTP request to an HTTPS server")): // net/http's words
+	case status == http.StatusBadRequest && bytes.HasPrefix(body, []byte("Client sent an HTTP request to an HTTPS server")): // net/http's text
 		return "; it wants TLS: --url=https://…, and --http.config.file says whom to trust"
 	}
 	return ""

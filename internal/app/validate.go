@@ -15,11 +15,11 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// previewTimeout bounds a preview: what the config means is known without the driver.
+// previewTimeout limits a listing. The config is valid or not without the driver.
 const previewTimeout = 10 * time.Second
 
-// validate prints what a config means on this node, without the kubelet, and returns the exit status.
-// Unknown keys, which a daemon ignores, are rejected: here somebody can still correct them.
+// validate prints the device lists that a config gives on this node, and returns the exit status. Unknown keys, which the daemon
+// ignores, are rejected: before a rollout the operator can still correct them.
 func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
 	for _, key := range o.loaded.UnknownKeys {
 		fmt.Fprintln(stderr, "podgauge:", key)
@@ -41,13 +41,13 @@ func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
 	return exitOK
 }
 
-// preview prints what would be offered of the devices that there are.
+// preview prints the device lists of the node's devices.
 func (o *options) preview(ctx context.Context, nb *nodeBackend, stdout io.Writer) error {
 	devices, err := listDevices(ctx, nb)
 	switch {
 	case devices == nil && err != nil:
 		return err
-	case err != nil: // of devices that are left out
+	case err != nil: // on devices that are left out
 		fmt.Fprintln(stdout, "note:", err)
 	}
 	statuses := make([]device.Status, len(devices))
@@ -74,9 +74,8 @@ func (o *options) preview(ctx context.Context, nb *nodeBackend, stdout io.Writer
 	return tw.Flush()
 }
 
-// previewLists is what would be offered, and in words what cannot be, or what is said
-// of none of the devices: that is no error, since one file serves many nodes, but
-// may be a name that nobody meant.
+// previewLists returns the device lists, and notes on devices or settings without effect. Such a note is no error, because one file
+// serves many nodes, but may be a typing error.
 func previewLists(s config.Settings, channels []int, statuses []device.Status) (lists []plugin.ResourceIDs, notes []string) {
 	r := pluginRules(s, nil, channels)
 	share, seen := r.Sharing, map[string]bool{}
@@ -97,7 +96,7 @@ func previewLists(s config.Settings, channels []int, statuses []device.Status) (
 	return lists, notes
 }
 
-// listDevices lists the devices, or says that the driver does not answer.
+// listDevices lists the devices within previewTimeout.
 func listDevices(ctx context.Context, nb *nodeBackend) ([]device.Device, error) {
 	type result struct {
 		devices []device.Device
@@ -106,7 +105,7 @@ func listDevices(ctx context.Context, nb *nodeBackend) ([]device.Device, error) 
 	ctx, cancel := context.WithTimeout(ctx, previewTimeout)
 	defer cancel()
 	done := make(chan result, 1)
-	go func() { // a listing that hangs ends with the process, which is about to
+	go func() { // ends with the listing, or with the process
 		devices, err := nb.Devices(ctx)
 		done <- result{devices, err}
 	}()

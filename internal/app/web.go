@@ -17,7 +17,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// webOptions are the part of the command line that says where answers are given, and to whom.
+// webOptions are the flags of the HTTP server.
 type webOptions struct {
 	listenAddress string
 	telemetryPath string
@@ -53,15 +53,15 @@ func (o *webOptions) check() error {
 	return nil
 }
 
-// fileError says in one line what is wrong with a file that a library has read.
+// fileError returns a library's error on a file as one line.
 func fileError(flag, file string, err error) error {
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok && pathErr.Path == file {
-		err = pathErr.Err // the name is said already
+		err = pathErr.Err // without a second name
 	}
 	return fmt.Errorf("%s %q: %s", flag, file, sanitize(strings.Join(strings.Fields(err.Error()), " ")))
 }
 
-// checkAddress wants a port that there can be. Port 0 is any that is free.
+// checkAddress checks the port of an address. Port 0 is any free port.
 func checkAddress(address string) error {
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -76,7 +76,7 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// checkPath wants a path that the HTTP server takes, and that nothing else is under.
+// checkPath checks that the HTTP server accepts the path, and that no other page has it.
 func (o *webOptions) checkPath() error {
 	switch p := o.telemetryPath; {
 	case !strings.HasPrefix(p, "/") || strings.ContainsAny(p, "{} ?#%"):
@@ -93,10 +93,10 @@ func (o *webOptions) checkPath() error {
 	return nil
 }
 
-// listeners are what the process listens on.
+// listeners are the sockets of the process.
 type listeners struct {
 	main   net.Listener
-	probes net.Listener // nil: none of their own
+	probes net.Listener // nil: without --web.probe-address
 }
 
 func (o *webOptions) listen() (listeners, error) {
@@ -114,7 +114,7 @@ func (o *webOptions) listen() (listeners, error) {
 	return listeners{main, probes}, nil
 }
 
-// Close is of listeners on which nothing is served.
+// Close closes listeners that serve nothing.
 func (l listeners) Close() error {
 	if l.probes == nil {
 		return l.main.Close()
@@ -122,7 +122,7 @@ func (l listeners) Close() error {
 	return errors.Join(l.main.Close(), l.probes.Close())
 }
 
-// serveTasks are the tasks that answer what comes in.
+// serveTasks returns the tasks of the HTTP servers.
 func (o *webOptions) serveTasks(metrics *exporter.Exporter, s exporter.HandlerOptions, l listeners, log *slog.Logger) []func(context.Context) error {
 	mainServer := newHTTPServer(metrics.Handler(s), log)
 	mainListener := newBoundedListener(mainServer, l.main)
@@ -140,8 +140,8 @@ func (o *webOptions) serveTasks(metrics *exporter.Exporter, s exporter.HandlerOp
 	})
 }
 
-// newHTTPServer answers clients that take their time, but not for ever, and one request of each at
-// a time: HTTP/2 has 250 on a connection, and lets go of those that wait only when they have waited.
+// newHTTPServer returns a server with timeouts, for one request of a client at a time: HTTP/2 allows 250 on a connection, and
+// releases waiting ones late.
 func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	http1 := new(http.Protocols)
 	http1.SetHTTP1(true)
@@ -158,17 +158,16 @@ func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	}
 }
 
-// serve answers behind TLS and passwords, where there is a file that asks for them. It is
-// read again for each request and each handshake: one that is wrong by then costs that
-// request, or that connection, and a line in the log.
+// serve serves with the TLS and passwords of --web.config.file. The toolkit reads the file for each request and handshake: an invalid
+// file costs the request, or the connection, and a line in the log.
 func (o *webOptions) serve(server *http.Server, l net.Listener, log *slog.Logger) error {
 	if o.configFile == "" {
 		return server.Serve(l)
 	}
-	defer l.Close() //nolint:errcheck // who serves closes it, unless the file is wrong by now
+	defer l.Close() //nolint:errcheck // Serve has closed it, unless the file is invalid
 	limiter := newPasswordLimiter(log)
 	server.Handler = limiter.recordAccepted(server.Handler)
-	// By the time of this call the server's handler is the toolkit's, which has no other way to put one before it.
+	// At the time of this call, the server's handler is the toolkit's. The toolkit has no other hook before its handler.
 	server.BaseContext = func(net.Listener) context.Context {
 		server.Handler = limiter.limitGuesses(server.Handler)
 		return context.Background()
@@ -176,10 +175,10 @@ func (o *webOptions) serve(server *http.Server, l net.Listener, log *slog.Logger
 	return web.Serve(l, server, &web.FlagConfig{WebConfigFile: &o.configFile}, log)
 }
 
-// serveHTTP serves until ctx is done, and lets the answers under way be given.
+// serveHTTP serves until ctx is done, and then completes running requests within shutdownTimeout.
 func serveHTTP(ctx context.Context, server *http.Server, what string, serve func() error) error {
 	served := make(chan error, 1)
-	go func() { served <- serve() }() // ends with Shutdown or Close, and is waited for
+	go func() { served <- serve() }() // ends with Shutdown or Close
 	select {
 	case err := <-served:
 		return fmt.Errorf("serve %s: %w", what, err)
@@ -188,8 +187,8 @@ func serveHTTP(ctx context.Context, server *http.Server, what string, serve func
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if server.Shutdown(grace) != nil {
-		server.Close() //nolint:errcheck // the listener is closed already; the rest is cut off
+		server.Close() //nolint:errcheck // the listener is closed
 	}
-	<-served //nolint:errcheck // that the server was closed is no error
+	<-served //nolint:errcheck // always http.ErrServerClosed
 	return nil
 }

@@ -1,0 +1,46 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/podgauge/podgauge/exporter"
+	"github.com/podgauge/podgauge/internal/config"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
+	"github.com/podgauge/podgauge/internal/pods"
+	"github.com/podgauge/podgauge/internal/state"
+	"github.com/podgauge/podgauge/podresources"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// app is the process: its components, and the state that they share.
+type app struct {
+	o   options
+	nb  *nodeBackend
+	log *slog.Logger
+
+	registry      *prometheus.Registry
+	selfMetrics   *exporter.SelfMetrics
+	inventory     *device.Inventory
+	configWatcher *config.Watcher
+	readers       *device.Readers
+	podResources  *podresources.Client
+	pods          *pods.Client
+	state         *state.HealthFile // nil without --state-dir
+	incidents     *incident.Log
+	monitor       *device.Monitor
+	metrics       *exporter.Exporter
+	rules         *rulesWatcher // nil if another device plugin serves
+	registrations registrationTracker
+
+	components map[string]component
+	tasks      []func(context.Context) error // without a health of their own
+}
+
+// component is a task with a health of its own.
+type component interface {
+	Run(ctx context.Context) error
+	Alive() error
+	Ready() error
+}

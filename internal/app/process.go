@@ -1,0 +1,19 @@
+package app
+
+import "time"
+
+// version is set by the Makefile.
+var version = "dev"
+
+// Exit statuses.
+const (
+	exitOK    = 0
+	exitError = 1
+	exitUsage = 2
+)
+
+// shutdownTimeout limits the end of the process. A call that has not returned by then hangs in the driver.
+const shutdownTimeout = 2 * time.Second
+
+// envLookup finds an environment variable, as os.LookupEnv does.
+type envLookup func(name string) (value string, set bool)
