@@ -36,10 +36,10 @@ func deviceNow() []*panel {
 			query(`max by (node, gpu, uuid, mig_uuid) (nvidia_gpu_allocated{`+matchGPU+`})`, "").
 			query(`max by (node, gpu, uuid, mig_uuid) (nvidia_gpu_health_since_timestamp_seconds{`+matchGPU+`}) * 1000`, "").
 			query(`max by (node, gpu, uuid, mig_uuid) (nvidia_gpu_health_flaps_total{`+matchGPU+`})`, "").size(24, 7),
-		stateTimelinePanel("Health", "Where each device stands. Suspect: used as before, and checked. On probation: well, and not yet for long enough.",
-			mappedValue{Text: "well", Color: "green"}, mappedValue{Text: "suspect", Color: "yellow"}, mappedValue{Text: "on probation", Color: "blue"}, mappedValue{Text: "unhealthy", Color: "red"}).
+		stateTimelinePanel("Health", "Health state of each device. Suspect: in use while being checked. Recovering: no fault, but too few passed checks.",
+			mappedValue{Text: "healthy", Color: "green"}, mappedValue{Text: "suspect", Color: "yellow"}, mappedValue{Text: "recovering", Color: "blue"}, mappedValue{Text: "unhealthy", Color: "red"}).
 			query(`max by (node, gpu, uuid, mig_uuid) (nvidia_gpu_health_state{state="suspect",`+matchGPU+`})
-				+ 2 * max by (node, gpu, uuid, mig_uuid) (nvidia_gpu_health_state{state="probation",`+matchGPU+`})
+				+ 2 * max by (node, gpu, uuid, mig_uuid) (nvidia_gpu_health_state{state="recovering",`+matchGPU+`})
 				+ 3 * max by (node, gpu, uuid, mig_uuid) (nvidia_gpu_health_state{state="unhealthy",`+matchGPU+`})`, deviceLegend),
 	)
 }

@@ -13,7 +13,7 @@ var builtinDescs = []familyDesc{
 	gaugeDesc("nvidia_gpu_unallocatable_info",
 		"1 if no device of a healthy GPU can be allocated, by reason; no_mig_devices: MIG mode is on and there is no MIG device.", "reason"),
 	gaugeDesc("nvidia_gpu_health_state",
-		"1 for the device's current health state: well, suspect (allocatable, being checked), unhealthy, or probation (recovering).", "state"),
+		"1 for the device's current health state: healthy, suspect (allocatable, being checked), unhealthy, or recovering (no fault, too few passed checks).", "state"),
 	gaugeDesc("nvidia_gpu_health_since_timestamp_seconds", "Unix time of the latest change of the device's health or of its reason."),
 	counterDesc("nvidia_gpu_health_flaps_total", "Number of times that the device became unhealthy, as far as recorded."),
 	gaugeDesc("nvidia_gpu_up", "1 if the GPU was read for this scrape."),

@@ -22,11 +22,11 @@ func TestScrapeShowsWhereADeviceStands(t *testing.T) {
 		state := func(gpu, state string) string {
 			return `nvidia_gpu_health_state` + strings.Replace(seriesLabels("GPU-"+gpu, gpu, "", "", ""), `,uuid=`, `,state="`+state+`",uuid=`, 1)
 		}
-		assertSeries(t, text, state("0", "probation")+" 1")
-		for _, other := range []string{"well", "suspect", "unhealthy"} {
+		assertSeries(t, text, state("0", "recovering")+" 1")
+		for _, other := range []string{"healthy", "suspect", "unhealthy"} {
 			assertSeries(t, text, state("0", other)+" 0")
 		}
-		assertSeries(t, text, state("1", "well")+" 1")
+		assertSeries(t, text, state("1", "healthy")+" 1")
 		assertSeries(t, text, "nvidia_gpu_health_since_timestamp_seconds"+seriesLabels("GPU-0", "0", "", "", "")+" 1.7e+09")
 		assertAbsent(t, text, "nvidia_gpu_health_since_timestamp_seconds"+seriesLabels("GPU-1", "1", "", "", "")) // it was never judged
 		assertSeries(t, text, "nvidia_gpu_health_flaps_total"+seriesLabels("GPU-0", "0", "", "", "")+" 3")

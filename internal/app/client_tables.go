@@ -91,7 +91,7 @@ func healthColor(d *api.DeviceJSON) string {
 	switch {
 	case !d.Healthy:
 		return colorRed
-	case d.Health != "well":
+	case d.Health != "healthy":
 		return colorYellow
 	}
 	return ""

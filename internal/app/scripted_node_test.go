@@ -97,7 +97,7 @@ func newOwner(namespace, pod, name string) device.Owner {
 }
 
 // newScriptedNode is a node with a GPU that works, one that has failed, one with two slices, and one
-// on probation.
+// recovering.
 func newScriptedNode() *scriptedNode {
 	return &scriptedNode{
 		statuses: scriptedStatuses(), allocations: scriptedAllocations(), driver: device.Driver{State: device.DriverUp},

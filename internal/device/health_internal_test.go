@@ -63,7 +63,6 @@ func TestHealthTable(t *testing.T) {
 		}
 		return s
 	}
-	names := [...]string{"healthy", "suspect", "unhealthy", "recovering"}
 	rows := healthTable(t)
 	if len(rows) != len(events) {
 		t.Errorf("the table has %d rows, want %d", len(rows), len(events))
@@ -82,7 +81,7 @@ func TestHealthTable(t *testing.T) {
 			if list == nil {
 				t.Errorf("no evidence %q", row[0])
 			}
-			if got := apply(s, list...).state; want != "-" && names[got] != want {
+			if got := apply(s, list...).state; want != "-" && got.String() != want {
 				t.Errorf("%s: %s → %s, want %s", row[0], s.state, got, want)
 			}
 		}

@@ -122,26 +122,26 @@ var errUnknown = errors.New("UNKNOWN")
 
 // recoveryCases are the ways to recover, by the class of what happened.
 var recoveryCases = []recoveryCase{
-	{"by itself", failWith("xid 31"), doNothing, "well", "well", "", "", 0},
-	{"a report to look into", failWith("xid 154"), doNothing, "suspect well", "well", "", "", 0},
+	{"by itself", failWith("xid 31"), doNothing, "healthy", "healthy", "", "", 0},
+	{"a report to look into", failWith("xid 154"), doNothing, "suspect healthy", "healthy", "", "", 0},
 	{"a report to look into, which says why", func(w *monitorFixture, id device.ID) {
 		w.SetCheckError(id, &device.Fault{Reason: "recovery_action_gpu_reset", Action: "reset_gpu"})
 		w.Fail(id, "xid 154")
-	}, failChecks(nil), "unhealthy", "unhealthy probation well", "recovery_action_gpu_reset", "reset_gpu", 1},
+	}, failChecks(nil), "unhealthy", "unhealthy recovering healthy", "recovery_action_gpu_reset", "reset_gpu", 1},
 	{"one check", func(w *monitorFixture, id device.ID) {
 		w.SetCheckError(id, errUnknown)
 		w.untilSuspect() // one has failed
 		w.SetCheckError(id, nil)
-	}, doNothing, "suspect well", "well", "", "", 0},
-	{"two checks", failChecks(errUnknown), failChecks(nil), "well suspect unhealthy", "unhealthy probation well", "check_failed", "", 1},
-	{"a fault", failChecks(&device.Fault{Reason: "nvlink", Action: "inspect"}), failChecks(nil), "well unhealthy", "unhealthy probation well", "nvlink", "inspect", 1},
-	{"a fault that lasts", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}), failChecks(nil), "well unhealthy", "unhealthy", "row_remap_failure", "reset_gpu", 1},
-	{"a fault that lasts until a reset", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}), resetGPU, "well unhealthy", "unhealthy probation well", "row_remap_failure", "reset_gpu", 1},
-	{"lost", failChecks(device.ErrLost), failChecks(nil), "well unhealthy", "unhealthy probation well", "lost", "reboot", 1},
+	}, doNothing, "suspect healthy", "healthy", "", "", 0},
+	{"two checks", failChecks(errUnknown), failChecks(nil), "healthy suspect unhealthy", "unhealthy recovering healthy", "check_failed", "", 1},
+	{"a fault", failChecks(&device.Fault{Reason: "nvlink", Action: "inspect"}), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy", "nvlink", "inspect", 1},
+	{"a fault that lasts", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}), failChecks(nil), "healthy unhealthy", "unhealthy", "row_remap_failure", "reset_gpu", 1},
+	{"a fault that lasts until a reset", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}), resetGPU, "healthy unhealthy", "unhealthy recovering healthy", "row_remap_failure", "reset_gpu", 1},
+	{"lost", failChecks(device.ErrLost), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy", "lost", "reboot", 1},
 	{"an Xid, by a check", failWith("xid 95"), failChecks(nil), "unhealthy", "unhealthy", "xid_95", "reset_gpu", 1},
-	{"an Xid, by a reset", failWith("xid 95"), resetGPU, "unhealthy", "unhealthy probation well", "xid_95", "reset_gpu", 1},
+	{"an Xid, by a reset", failWith("xid 95"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_95", "reset_gpu", 1},
 	{"an Xid of one that is lost by it, which is there again", failWith("xid 79"), failChecks(nil), "unhealthy", "unhealthy", "xid_79", "reboot", 1},
-	{"an Xid of one that is lost by it, by a reset", failWith("xid 79"), resetGPU, "unhealthy", "unhealthy probation well", "xid_79", "reboot", 1},
+	{"an Xid of one that is lost by it, by a reset", failWith("xid 79"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_79", "reboot", 1},
 	{"a repair still waits after the reset", failWith("xid 64"), func(w *monitorFixture, id device.ID) {
 		w.ResetGPU(id)
 		w.SetRepairPending(id)
@@ -151,16 +151,16 @@ var recoveryCases = []recoveryCase{
 		w.SetRepairPending(id)
 		w.statusesAfter(time.Minute)
 		w.ResetGPU(id)
-	}, "unhealthy", "unhealthy probation well", "xid_64", "reset_gpu", 1},
-	{"a repair that waits, and no fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing, "well", "well", "", "", 0},
-	{"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, func(w *monitorFixture, _ device.ID) { w.ReleaseHangs() }, "well unhealthy", "probation well", "not_answering", "", 1},
+	}, "unhealthy", "unhealthy recovering healthy", "xid_64", "reset_gpu", 1},
+	{"a repair that waits, and no fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing, "healthy", "healthy", "", "", 0},
+	{"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, func(w *monitorFixture, _ device.ID) { w.ReleaseHangs() }, "healthy unhealthy", "recovering healthy", "not_answering", "", 1},
 	{"a relapse", func(w *monitorFixture, id device.ID) {
 		w.Fail(id, "lost")
 		w.statusesAfter(10 * time.Second)
 		w.SetCheckError(id, nil)
 		w.statusesAfter(1500 * time.Millisecond)
 		w.SetCheckError(id, errUnknown) // on probation one is enough
-	}, failChecks(nil), "probation unhealthy", "unhealthy probation well", "check_failed", "", 1},
+	}, failChecks(nil), "recovering unhealthy", "unhealthy recovering healthy", "check_failed", "", 1},
 }
 
 // TestTheFirstCheckFailsSoftly has a GPU's very first check fail without a reason. A second
@@ -180,7 +180,7 @@ func TestTheFirstCheckFailsSoftly(t *testing.T) {
 			w := start(t)
 			defer w.stop()
 			w.SetCheckError(w.AllocatableIDs()[0], nil)
-			if got := w.healthPath(time.Minute); got != "nothing suspect well" {
+			if got := w.healthPath(time.Minute); got != "nothing suspect healthy" {
 				t.Errorf("it goes %q", got)
 			}
 			if s := w.statusesAfter(0)[0]; s.Flaps != 0 {
@@ -327,7 +327,7 @@ func TestAResetBetweenProcesses(t *testing.T) {
 		time.Sleep(90 * time.Minute) // less than since the first process began, and more than until the fault
 		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
-		if got := w.healthPath(10 * time.Second); got != "probation well" && got != "unhealthy probation well" {
+		if got := w.healthPath(10 * time.Second); got != "recovering healthy" && got != "unhealthy recovering healthy" {
 			t.Errorf("it goes %q", got)
 		}
 	})

@@ -69,7 +69,7 @@ var AllHealth = [...]Health{Healthy, Suspect, Unhealthy, Recovering}
 
 // String returns the state's name in metrics, JSON and tables.
 func (h Health) String() string {
-	if names := [...]string{Healthy: "well", Suspect: "suspect", Unhealthy: "unhealthy", Recovering: "probation"}; int(h) < len(names) {
+	if names := [...]string{Healthy: "healthy", Suspect: "suspect", Unhealthy: "unhealthy", Recovering: "recovering"}; int(h) < len(names) {
 		return names[h]
 	}
 	return "unknown"

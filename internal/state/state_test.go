@@ -159,7 +159,7 @@ func TestWhatMakesADeviceUnhealthyIsUrgent(t *testing.T) {
 		{"a count", func(r *device.HealthRecord) { r.Xids[0].Count++ }, false},
 		{"the same fault once more", func(r *device.HealthRecord) { r.FaultAt, r.EnergyCounter = r.FaultAt.Add(1), 7 }, false},
 		{"recovery", func(r *device.HealthRecord) { r.Reason = "" }, false},
-		{"the same fault on probation", func(r *device.HealthRecord) { r.ResetSeen = false }, true},
+		{"the same fault while recovering", func(r *device.HealthRecord) { r.ResetSeen = false }, true},
 		{"another fault", func(r *device.HealthRecord) { r.Reason = "lost" }, true},
 		{"another device", func(r *device.HealthRecord) { r.Device = "MIG-c" }, true},
 	} {

@@ -57,7 +57,7 @@ func applicationError(ctx context.Context, t *testing.T, n *node.RealNode, m *si
 	})
 	err := errors.Join(
 		s.wantValue(1, "nvidia_gpu_healthy", seriesLabels{"uuid": held}),
-		s.wantValue(1, "nvidia_gpu_health_state", seriesLabels{"uuid": held, "state": "well"}),
+		s.wantValue(1, "nvidia_gpu_health_state", seriesLabels{"uuid": held, "state": "healthy"}),
 		s.wantValue(0, "nvidia_gpu_health_flaps_total", seriesLabels{"uuid": held}),
 		s.checkNoWrongOwner(map[string]node.OwnerKey{held: mainContainer(pod)}),
 		hasResources(n, machineResources(parts))(ctx), checkSameContainer(ctx, n, pod, before),

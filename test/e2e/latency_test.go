@@ -44,7 +44,7 @@ func percentile(sorted []time.Duration, p int) time.Duration {
 }
 
 // measureEventLatency is that of a podgauge which remembers nothing, on a machine of as many GPUs as there can be. Each reports twice, and is reset between:
-// one that has failed more often is on probation for longer and longer.
+// one that has failed more often is recovering for longer and longer.
 func measureEventLatency(ctx context.Context, t *testing.T, n *node.RealNode, most int) (took []time.Duration) {
 	t.Helper()
 	ids := uuids(nvmltest.MaxGPUs)

@@ -20,7 +20,7 @@ import (
 const (
 	// maxKubeletLag is how long the kubelet's word on a pod's GPU may lag behind what is true of it.
 	maxKubeletLag = 2 * time.Second
-	// minRecoveryTime is the least time that a GPU is on probation: three good checks take two seconds.
+	// minRecoveryTime is the least time that a GPU is recovering: three good checks take two seconds.
 	minRecoveryTime = 2 * time.Second
 )
 
@@ -67,12 +67,12 @@ func resetWhileRunning(ctx context.Context, t *testing.T, n *node.RealNode, m *s
 	begin := time.Now()
 	m.resetGPU(t, indexOf(t, held))
 	waitUntilHealthyAgain(ctx, t, n, d, held, pod, begin, "a reset")
-	if all := steps(); !slices.Equal(all, []string{"unhealthy", "probation", "well"}) {
+	if all := steps(); !slices.Equal(all, []string{"unhealthy", "recovering", "healthy"}) {
 		t.Errorf("after a reset its health was %q in turn", all)
 	}
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
 	s := d.nextScrape(ctx, t)
-	err := errors.Join(s.wantValue(1, "nvidia_gpu_health_flaps_total", seriesLabels{"uuid": held}), s.wantValue(1, "nvidia_gpu_health_state", seriesLabels{"uuid": held, "state": "well"}),
+	err := errors.Join(s.wantValue(1, "nvidia_gpu_health_flaps_total", seriesLabels{"uuid": held}), s.wantValue(1, "nvidia_gpu_health_state", seriesLabels{"uuid": held, "state": "healthy"}),
 		s.checkOwners([]string{held}, map[string]node.OwnerKey{held: mainContainer(pod)}), checkSameContainer(ctx, n, pod, before))
 	if err != nil {
 		t.Error(err)
@@ -122,7 +122,7 @@ func waitUntilHealthyAgain(ctx context.Context, t *testing.T, n *node.RealNode, 
 		if err != nil {
 			return err
 		}
-		if s.Health != "well" || !s.Healthy || s.Reason != "" {
+		if s.Health != "healthy" || !s.Healthy || s.Reason != "" {
 			return fmt.Errorf("it says %+v", s)
 		}
 		return nil
@@ -176,7 +176,7 @@ func rebootNode(ctx context.Context, t *testing.T, n *node.RealNode, m *simulate
 	waitUntilHealthyAgain(ctx, t, n, d, held, pod, begin, "a boot")
 	waitForAllocatable(ctx, t, n, uuids(defaultGPUs)...)
 	// A kubelet that is told of an unhealthy GPU in its first list turns away the pods that hold it: until it has proven itself it is not told at all.
-	if all := steps(); !slices.Equal(all, []string{"well"}) {
+	if all := steps(); !slices.Equal(all, []string{"healthy"}) {
 		t.Errorf("after a boot its health was %q in turn", all)
 	}
 	for _, id := range []string{held, idle} {

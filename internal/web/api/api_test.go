@@ -161,7 +161,7 @@ func TestDevices(t *testing.T) {
 			}
 		}
 		gpu, mig, bad := d.Devices[0], d.Devices[2], d.Devices[4]
-		if gpu.Health != "well" || !gpu.Healthy || gpu.MIGDeviceIndex != nil || gpu.InfoLabels["serial"] != "1" || len(gpu.InfoLabels) != 1 || gpu.NUMANode == nil || gpu.LastIncident.ID != 3 {
+		if gpu.Health != "healthy" || !gpu.Healthy || gpu.MIGDeviceIndex != nil || gpu.InfoLabels["serial"] != "1" || len(gpu.InfoLabels) != 1 || gpu.NUMANode == nil || gpu.LastIncident.ID != 3 {
 			t.Errorf("GPU 0: %+v", gpu)
 		}
 		if got := podNames(gpu.Owners); got != "train" || !gpu.Owners[0].FirstSeen.Equal(now.Add(-time.Hour)) {

@@ -50,7 +50,7 @@ type DeviceJSON struct {
 	InfoLabels     map[string]string `json:"facts,omitempty"` // as nvidia_gpu_info has them
 
 	Healthy bool      `json:"healthy"` // as the kubelet is told
-	Health  string    `json:"health"`  // "well", "suspect", "unhealthy" or "probation"
+	Health  string    `json:"health"`  // "healthy", "suspect", "unhealthy" or "recovering"
 	Reason  string    `json:"reason,omitempty"`
 	Action  string    `json:"action,omitempty"`
 	Since   time.Time `json:"since,omitzero"` // when Healthy or Reason last changed

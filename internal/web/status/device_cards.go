@@ -121,7 +121,7 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 
 var healthNotes = map[string]string{
 	"suspect":   "Something was reported: it is checked, and used as before meanwhile.",
-	"probation": "Nothing is wrong any more, and not yet for long enough.",
+	"recovering": "Nothing is wrong any more, and not yet for long enough.",
 }
 
 // details is what a device is known by.
