@@ -8,6 +8,9 @@ import (
 	"github.com/podgauge/podgauge/internal/wire"
 )
 
+// maxInternedNames is the number of strings that are kept from response to response.
+const maxInternedNames = 4096
+
 // resourceRows are the resources of a response. The next response is read into the same memory, so nothing of it may be published.
 type resourceRows struct {
 	devices []device.AllocatedDevice
@@ -16,10 +19,16 @@ type resourceRows struct {
 	claims  []device.Claim
 	foreign foreignIDs
 
+	interner wire.Interner // kept from response to response
+
 	// The slices within rows are parts of these. When one of these grows, earlier parts stay where they are.
 	numaNodes []int
 	cpuIDs    []int64
 	cdiNames  []string
+}
+
+func newResourceRows() resourceRows {
+	return resourceRows{interner: wire.NewInterner(maxInternedNames)}
 }
 
 func (r *resourceRows) reset() {
@@ -75,52 +84,22 @@ func (r *resourceRows) dropForeignDevices() bool {
 	return newlyDropped
 }
 
-// Tags of the fields that are read.
-const (
-	devicesResource = 1<<3 | wire.Length
-	devicesIDs      = 2<<3 | wire.Length
-	devicesTopology = 3<<3 | wire.Length
-
-	topologyNodes = 1<<3 | wire.Length
-	nodeID        = 1<<3 | wire.Varint
-
-	memoryType     = 1<<3 | wire.Length
-	memorySize     = 2<<3 | wire.Varint
-	memoryTopology = 3<<3 | wire.Length
-
-	claimName      = 2<<3 | wire.Length
-	claimNamespace = 3<<3 | wire.Length
-	claimResources = 4<<3 | wire.Length
-
-	resourceCDI    = 1<<3 | wire.Length
-	resourceDriver = 2<<3 | wire.Length
-	resourcePool   = 3<<3 | wire.Length
-	resourceDevice = 4<<3 | wire.Length
-	resourceShare  = 5<<3 | wire.Length
-
-	cdiName = 1<<3 | wire.Length
-)
+// The numbers and names of fields are those of k8s.io/kubelet/pkg/apis/podresources/v1/api.proto.
 
 // addDevices adds a row for each id.
-func (r *resourceRows) addDevices(b []byte, interner wire.Interner) error {
-	var resource []byte
+func (r *resourceRows) addDevices(b []byte) error {
 	start, nodesStart := len(r.devices), len(r.numaNodes)
-	err := wire.WalkFields(b, func(f wire.Field) error {
-		if f.Tag == devicesResource { // may follow the ids, and be repeated: the last one counts
-			resource = f.Bytes
-		}
-		return nil
-	})
+	resource, err := wire.Last(b, 1<<3|wire.Length) // may follow the ids
 	if err != nil {
 		return err
 	}
 	err = wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
-		case devicesIDs:
-			if r.foreign.admit(resource, f.Bytes) {
-				r.devices = append(r.devices, device.AllocatedDevice{ResourceDevice: device.ResourceDevice{ID: interner.Intern(f.Bytes)}})
+		case 2<<3 | wire.Length: // device_ids
+			if r.foreign.admit(resource.Bytes, f.Bytes) {
+				r.devices = append(r.devices, device.AllocatedDevice{ResourceDevice: device.ResourceDevice{ID: r.interner.Intern(f.Bytes)}})
 			}
-		case devicesTopology:
+		case 3<<3 | wire.Length: // topology
 			return r.addNodes(f.Bytes)
 		}
 		return nil
@@ -128,7 +107,7 @@ func (r *resourceRows) addDevices(b []byte, interner wire.Interner) error {
 	if start == len(r.devices) {
 		return err
 	}
-	name, nodes := interner.Intern(resource), sortedTail(r.numaNodes, nodesStart)
+	name, nodes := r.interner.Intern(resource.Bytes), sortedTail(r.numaNodes, nodesStart)
 	for i := range r.devices[start:] {
 		d := &r.devices[start+i]
 		d.Resource, d.NUMANodes = name, nodes
@@ -137,32 +116,23 @@ func (r *resourceRows) addDevices(b []byte, interner wire.Interner) error {
 }
 
 func (r *resourceRows) addNodes(b []byte) error {
-	return wire.WalkFields(b, func(node wire.Field) error {
-		if node.Tag != topologyNodes {
-			return nil
-		}
-		id := 0 // protobuf omits it
-		err := wire.WalkFields(node.Bytes, func(f wire.Field) error {
-			if f.Tag == nodeID {
-				id = int(int64(f.Value))
-			}
-			return nil
-		})
-		r.numaNodes = append(r.numaNodes, id)
+	return wire.WalkTag(b, 1<<3|wire.Length, func(node wire.Field) error {
+		id, err := wire.Last(node.Bytes, 1<<3|wire.Varint) // omitted if 0
+		r.numaNodes = append(r.numaNodes, int(int64(id.Value)))
 		return err
 	})
 }
 
-func (r *resourceRows) addMemory(b []byte, interner wire.Interner) error {
+func (r *resourceRows) addMemory(b []byte) error {
 	var m device.AllocatedMemory
 	nodesStart := len(r.numaNodes)
 	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
-		case memoryType:
-			m.Type = interner.Intern(f.Bytes)
-		case memorySize:
+		case 1<<3 | wire.Length: // memory_type
+			m.Type = r.interner.Intern(f.Bytes)
+		case 2<<3 | wire.Varint: // size
 			m.Bytes = f.Value
-		case memoryTopology:
+		case 3<<3 | wire.Length: // topology
 			return r.addNodes(f.Bytes)
 		}
 		return nil
@@ -173,17 +143,17 @@ func (r *resourceRows) addMemory(b []byte, interner wire.Interner) error {
 }
 
 // addClaims adds a row for each device of a claim.
-func (r *resourceRows) addClaims(b []byte, interner wire.Interner) error {
+func (r *resourceRows) addClaims(b []byte) error {
 	var claim, namespace string
 	start := len(r.claims)
 	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
-		case claimName:
-			claim = interner.Intern(f.Bytes)
-		case claimNamespace:
-			namespace = interner.Intern(f.Bytes)
-		case claimResources:
-			return r.addClaim(f.Bytes, interner)
+		case 2<<3 | wire.Length: // claim_name
+			claim = r.interner.Intern(f.Bytes)
+		case 3<<3 | wire.Length: // claim_namespace
+			namespace = r.interner.Intern(f.Bytes)
+		case 4<<3 | wire.Length: // claim_resources
+			return r.addClaim(f.Bytes)
 		}
 		return nil
 	})
@@ -195,38 +165,28 @@ func (r *resourceRows) addClaims(b []byte, interner wire.Interner) error {
 	return err
 }
 
-func (r *resourceRows) addClaim(b []byte, interner wire.Interner) error {
+func (r *resourceRows) addClaim(b []byte) error {
 	var c device.Claim
 	start := len(r.cdiNames)
 	err := wire.WalkFields(b, func(f wire.Field) error {
 		switch f.Tag {
-		case resourceCDI:
-			return r.addCDI(f.Bytes, interner)
-		case resourceDriver:
-			c.Driver = interner.Intern(f.Bytes)
-		case resourcePool:
-			c.Pool = interner.Intern(f.Bytes)
-		case resourceDevice:
-			c.Device = interner.Intern(f.Bytes)
-		case resourceShare:
-			c.ShareID = interner.Intern(f.Bytes)
+		case 1<<3 | wire.Length: // cdi_devices
+			name, err := wire.Last(f.Bytes, 1<<3|wire.Length)
+			r.cdiNames = append(r.cdiNames, r.interner.Intern(name.Bytes))
+			return err
+		case 2<<3 | wire.Length: // driver_name
+			c.Driver = r.interner.Intern(f.Bytes)
+		case 3<<3 | wire.Length: // pool_name
+			c.Pool = r.interner.Intern(f.Bytes)
+		case 4<<3 | wire.Length: // device_name
+			c.Device = r.interner.Intern(f.Bytes)
+		case 5<<3 | wire.Length: // share_id
+			c.ShareID = r.interner.Intern(f.Bytes)
 		}
 		return nil
 	})
 	c.CDI = tail(r.cdiNames, start)
 	r.claims = append(r.claims, c)
-	return err
-}
-
-func (r *resourceRows) addCDI(b []byte, interner wire.Interner) error {
-	name := ""
-	err := wire.WalkFields(b, func(f wire.Field) error {
-		if f.Tag == cdiName {
-			name = interner.Intern(f.Bytes)
-		}
-		return nil
-	})
-	r.cdiNames = append(r.cdiNames, name)
 	return err
 }
 

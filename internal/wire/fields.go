@@ -2,21 +2,20 @@ package wire
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// The kinds of fields that are read. A tag is a field's number and its kind: 5<<3 | Length.
+// Kinds of fields that are read. A tag is the number of a field and its kind: 5<<3 | Length.
 const (
 	Varint = uint64(protowire.VarintType)
 	Length = uint64(protowire.BytesType)
 )
 
-// Field is one of a message, of one of the kinds that are read.
+// Field is a field of a message.
 type Field struct {
 	Tag   uint64
 	Value uint64 // of a Varint
-	Bytes []byte // of a Length; they lie in the message
+	Bytes []byte // of a Length: a part of the message
 }
 
-// WalkFields calls each for every Varint and every Length of a message, in their order, and
-// checks the form of all others.
+// WalkFields calls visit for each Varint and Length of a message in order, and checks the form of all other fields.
 func WalkFields(b []byte, visit func(Field) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -47,8 +46,24 @@ func WalkFields(b []byte, visit func(Field) error) error {
 	return nil
 }
 
-// AppendVarints appends what a field of repeated numbers has: a Varint one of them, a
-// Length any number of them, packed. With an error come those before it.
+// WalkTag calls visit for each field with a tag.
+func WalkTag(b []byte, tag uint64, visit func(Field) error) error {
+	return WalkFields(b, func(f Field) error {
+		if f.Tag == tag {
+			return visit(f)
+		}
+		return nil
+	})
+}
+
+// Last returns the last field with a tag, which is the one that counts; the zero Field if there is none.
+func Last(b []byte, tag uint64) (last Field, err error) {
+	err = WalkTag(b, tag, func(f Field) error { last = f; return nil })
+	return last, err
+}
+
+// AppendVarints appends the numbers of a repeated field: a Varint is one of them, a Length has any number, packed. With an error it
+// returns those before the error.
 func (f Field) AppendVarints(values []int64) ([]int64, error) {
 	if _, kind := protowire.DecodeTag(f.Tag); kind == protowire.VarintType {
 		return append(values, int64(f.Value)), nil

@@ -2,19 +2,16 @@ package wire
 
 import "strings"
 
-// Interner keep strings that come again with every message. It has no lock: it belongs to
-// whoever reads.
+// Interner returns the same string for the same bytes. It is not safe for concurrent use.
 type Interner struct {
 	interned map[string]string
 	limit    int
 }
 
-// NewInterner makes Names that keep so many strings. When there would be more they begin
-// anew: the names may be of pods long gone.
+// NewInterner returns an Interner that drops all strings at a limit: most may be names of pods that are gone.
 func NewInterner(limit int) Interner { return Interner{map[string]string{}, limit} }
 
-// Intern makes a string of b. What is not UTF-8 cannot be a name in Kubernetes, nor a
-// label's value, and is replaced.
+// Intern returns a string of b. Bytes that are not UTF-8 are replaced, since neither Kubernetes' names nor label values may have them.
 func (n Interner) Intern(b []byte) string {
 	if s, ok := n.interned[string(b)]; ok {
 		return s
