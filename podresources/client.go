@@ -114,7 +114,7 @@ func (c *Client) Ready() error {
 	case !allocations.At.IsZero():
 		return nil
 	case allocations.Err == nil:
-		return errors.New("the kubelet was not asked yet")
+		return errors.New("the kubelet was not called yet")
 	default:
 		return fmt.Errorf("owners of devices are unknown, the kubelet has not answered yet: %w", allocations.Err)
 	}

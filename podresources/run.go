@@ -119,9 +119,9 @@ func (c *Client) refresh(ctx context.Context) {
 func (c *Client) logOutage(err error) {
 	switch inOutage := err != nil; {
 	case inOutage && !c.loggedOutage:
-		c.log.Warn("the kubelet does not say who holds what; the last holders stand", "err", err)
+		c.log.Warn("pod-resources API unavailable, last allocations stand", "err", err)
 	case !inOutage && c.loggedOutage:
-		c.log.Info("the kubelet says again who holds what")
+		c.log.Info("pod-resources API recovered")
 	}
 	c.loggedOutage = err != nil
 }
@@ -143,7 +143,7 @@ func (c *Client) refreshCheckpoint() {
 	case err == nil:
 		c.loggedCheckpointError = false
 	case overdue && !c.loggedCheckpointError:
-		c.log.Warn("allocations that the kubelet names nobody for cannot be looked up; they are kept for an hour", "err", err)
+		c.log.Warn("checkpoint unreadable, allocations without an owner stand for an hour", "err", err)
 		c.loggedCheckpointError = true
 	}
 }

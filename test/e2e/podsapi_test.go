@@ -53,7 +53,7 @@ func TestPodsAPI(t *testing.T) {
 	d.scrapeUntil(ctx, t, "another pod's uid and labels are shown", checkPodInfo(n, pod, status, seriesLabels{"label_app": "serve"}))
 	replaceStaticPod(ctx, t, n, d, pod)
 	checkKubeletCalls(ctx, t, n, d)
-	away := func(line string) bool { return strings.Contains(line, "the kubelet does not say who holds what") } // it was restarted
+	away := func(line string) bool { return strings.Contains(line, "pod-resources API unavailable") } // it was restarted
 	if said := slices.DeleteFunc(logWarnings(t, d), away); len(said) > 0 {
 		t.Errorf("podgauge warns: %q", said)
 	}
