@@ -10,7 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/status"
 )
 
-// exportedNode implements exporter.Node.
+// exportedNode implements exporter.Node and incident.Sources.
 type exportedNode struct{ *app }
 
 // Statuses implements api.NodeState.
@@ -19,6 +19,11 @@ func (a exportedNode) Statuses() ([]device.Status, <-chan struct{}) { return a.i
 // Allocations implements api.NodeState.
 func (a exportedNode) Allocations() (device.Allocations, <-chan struct{}) {
 	return a.podResources.Snapshot()
+}
+
+// Terminations implements incident.Sources.
+func (a exportedNode) Terminations() (incident.TerminationLookup, <-chan struct{}) {
+	return a.pods.TerminationLookup()
 }
 
 // Driver implements api.NodeState.

@@ -67,7 +67,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 	}
 	a.incidents = incident.New(incident.Options{
 		Folder: folder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
-		Allocations: a.podResources.Snapshot, Statuses: a.inventory.Get, Terminations: a.pods.TerminationLookup, Log: a.log.With("part", "incidents"),
+		Sources: exportedNode{a}, Log: a.log.With("part", "incidents"),
 	})
 	monitorOptions.History, monitorOptions.OnHealthEvent = history, a.incidents.Record
 	a.monitor = device.NewMonitor(a.nb.Backend, a.readers, a.inventory, monitorOptions)

@@ -9,33 +9,31 @@ import (
 )
 
 const (
-	// releaseGrace is how long before a report a container may have lost the device, and be
-	// hit all the same: what the driver says nothing of, a check finds, and a GPU that seems
-	// well is checked every five seconds (checkEvery in device/monitor.go). Its crash may be
-	// all that shows until then, and a pod is gone within a second of that.
+	// releaseGrace is how long before a failed check an affected container may have released the device: checks run every five seconds
+	// (checkInterval in internal/device), and a crashed pod is gone within a second.
 	releaseGrace = 5 * time.Second
-	// ownerTimeout is how long a name is waited for. The kubelet names an allocation within
-	// milliseconds; one that was restarted may take a minute (docs/adr/0004-unknown-holders.md).
+	// ownerTimeout bounds the wait for an owner. The kubelet names the owner within milliseconds, after a restart within a minute
+	// (docs/adr/0004-unknown-holders.md).
 	ownerTimeout = time.Minute
-	// maxAffected bounds those of one incident: replicas of a device may be many.
+	// maxAffected bounds the affected containers of an incident: a device may have many replicas.
 	maxAffected = 256
 )
 
-// attribute names those who had the device when e was reported, or until just before.
+// attribute adds the containers that had the device at the event, or until just before.
 func (t *tracker) attribute(e *trackedIncident, h *device.Allocations, now time.Time) {
 	if e.Historical {
 		e.AffectedUnknown = true
 		return
 	}
 	seen := recordsOf(h.Recent, e.Device)
-	var newestSince time.Time // when the newest of the holders of now got it
+	var newestSince time.Time // begin of the newest allocation
 	for _, r := range e.allocations {
 		if r.Owner == (device.Owner{}) {
 			e.unnamedAllocations = append(e.unnamedAllocations, r)
 			newestSince = e.First
 			continue
 		}
-		since := earliest(h.At, e.First) // where the history has forgotten him, he has had it for long
+		since := earliest(h.At, e.First) // without a record: the allocation is old
 		if i := slices.IndexFunc(seen, func(s device.AllocationRecord) bool { return s.Owner == r.Owner }); i >= 0 {
 			since = seen[i].FirstSeen
 		}
@@ -53,10 +51,10 @@ func (t *tracker) attribute(e *trackedIncident, h *device.Allocations, now time.
 	e.AffectedUnknown = len(e.allocations) == 0 && !h.Complete
 }
 
-// wasAffected tells whether somebody who has the device no more may have been hit.
-// The driver reports an error within milliseconds, so where the device has been given to
-// somebody else since, it is the error of that one. What a check finds may have happened
-// while either had it.
+// wasAffected reports whether the event may concern an ended allocation.
+//
+// The driver reports an Xid within milliseconds: if the device has been allocated again since, the Xid belongs to the newer allocation. The
+// cause of a failed check may be older, so both allocations are affected.
 func wasAffected(e *trackedIncident, s device.AllocationRecord, ended, newest time.Time) bool {
 	if s.FirstSeen.After(e.First) || ended.Before(e.First.Add(-releaseGrace)) {
 		return false
@@ -64,7 +62,7 @@ func wasAffected(e *trackedIncident, s device.AllocationRecord, ended, newest ti
 	return e.Xid == 0 || ended.After(e.First) || !newest.After(s.LastSeen)
 }
 
-// releasedAt is when somebody was known not to have the device any more; zero where he has it.
+// releasedAt returns the end of an allocation; zero: it has not ended.
 func releasedAt(s device.AllocationRecord, allocations []device.Allocation) time.Time {
 	if slices.ContainsFunc(allocations, func(r device.Allocation) bool { return r.Owner == s.Owner }) {
 		return time.Time{}
@@ -75,7 +73,7 @@ func releasedAt(s device.AllocationRecord, allocations []device.Allocation) time
 	return s.EndedAt
 }
 
-// addOwner adds a holder, once.
+// addOwner adds an affected container, once.
 func (t *tracker) addOwner(e *trackedIncident, o device.Owner, since, until time.Time) {
 	known := slices.ContainsFunc(e.Affected, func(h AffectedContainer) bool { return h.owner() == o })
 	if known || len(e.Affected) == maxAffected {
@@ -84,12 +82,11 @@ func (t *tracker) addOwner(e *trackedIncident, o device.Owner, since, until time
 	t.addAffected(e, AffectedContainer{Namespace: o.Namespace, Pod: o.Pod, Container: o.Container, Since: since, Until: until})
 }
 
-// resolveOwners names those of whom it is known only now that they had the device then: the
-// kubelet names a holder when Allocate has returned, and the history says since when he
-// has had it. Who got it later is named by no answer.
+// resolveOwners adds the containers that the kubelet has named since the event: the allocation history has the begin of each allocation, so
+// later allocations are left out.
 func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now time.Time) {
 	allocations := h.ForDevice(e.Device)
-	endedOwners := 0 // of those who have it no more
+	endedOwners := 0
 	for _, s := range recordsOf(h.Recent, e.Device) {
 		ended := releasedAt(s, allocations)
 		had := !s.FirstSeen.After(e.First) && (ended.IsZero() || ended.After(e.First))
@@ -107,14 +104,14 @@ func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now t
 		if i >= 0 && (allocations[i].Owner == (device.Owner{}) || slices.ContainsFunc(e.Affected, func(o AffectedContainer) bool { return o.owner() == allocations[i].Owner })) {
 			return allocations[i].Owner != (device.Owner{})
 		}
-		endedOwners-- // it was named, and has ended
+		endedOwners-- // the owner was named, and its allocation has ended
 		return endedOwners >= 0
 	})
 	if len(remaining) < len(e.unnamedAllocations) {
 		e.unnamedAllocations = remaining
 		if len(remaining) == 0 {
 			e.OwnersIncomplete = false
-			e.allocations = slices.Clone(allocations) // whose error the next report is as well
+			e.allocations = slices.Clone(allocations) // the next event may repeat this incident
 		}
 		t.markChanged()
 	}
@@ -123,8 +120,8 @@ func (t *tracker) resolveOwners(e *trackedIncident, h *device.Allocations, now t
 	}
 }
 
-// addOwnersOfLostDevice adds the containers that the kubelet first names after their device is gone, as
-// after a restart of podgauge. A device that is gone is never allocated, so they had it before.
+// addOwnersOfLostDevice adds the containers that the kubelet first names after the device is gone, as after a restart of podgauge. A device
+// that is gone is never allocated, so its allocations are older than the event.
 func (t *tracker) addOwnersOfLostDevice(e *trackedIncident, h *device.Allocations, now time.Time) {
 	if e.Reason != device.ReasonGone || e.RecoveredAt != nil || now.After(e.ownerDeadline) {
 		return
@@ -141,7 +138,7 @@ func (t *tracker) addOwnersOfLostDevice(e *trackedIncident, h *device.Allocation
 	}
 }
 
-// updateAffected takes in who holds what now: names that were missing, and ends.
+// updateAffected applies the newest allocations: missing owners, and the ends of allocations.
 func (t *tracker) updateAffected(h *device.Allocations, now time.Time) {
 	for _, e := range t.entries {
 		if len(e.unnamedAllocations) > 0 {
@@ -154,7 +151,7 @@ func (t *tracker) updateAffected(h *device.Allocations, now time.Time) {
 	}
 }
 
-// updateUntil notes until when the holders had the device.
+// updateUntil sets the end of allocations.
 func (t *tracker) updateUntil(e *trackedIncident, h *device.Allocations) {
 	for i, o := range e.Affected {
 		if !o.Until.IsZero() {
@@ -162,17 +159,17 @@ func (t *tracker) updateUntil(e *trackedIncident, h *device.Allocations) {
 		}
 		allocations := h.ForDevice(e.Device)
 		seen := recordsOf(h.Recent, e.Device)
-		s := device.AllocationRecord{LastSeen: e.Last} // when it was known to have it
+		s := device.AllocationRecord{LastSeen: e.Last} // without a record: allocated at the event
 		if k := slices.IndexFunc(seen, func(s device.AllocationRecord) bool { return s.Owner == o.owner() }); k >= 0 {
 			s = seen[k]
 		}
-		ownerReplaced := s.FirstSeen.After(latest(e.Last, o.Since)) && !e.fromEarlierProcess // of that name
+		ownerReplaced := s.FirstSeen.After(latest(e.Last, o.Since)) && !e.fromEarlierProcess // by a container of the same name
 		allocated := slices.ContainsFunc(allocations, func(r device.Allocation) bool { return r.Owner == o.owner() })
 		if allocated && !ownerReplaced {
 			continue
 		}
 		if !ownerReplaced && s.EndedAt.IsZero() && !h.Complete {
-			continue // nobody can tell: a kubelet that comes up names one after the other
+			continue // unknown: a starting kubelet lists pods one after the other
 		}
 		if ownerReplaced {
 			s.LastSeen = e.Last
@@ -183,7 +180,7 @@ func (t *tracker) updateUntil(e *trackedIncident, h *device.Allocations) {
 	}
 }
 
-// recordsOf are those who were seen with a device, of rows in the order of Holders.Recent.
+// recordsOf returns the records of a device. The rows are ordered as device.Allocations.Recent.
 func recordsOf(recent []device.AllocationRecord, id device.ID) []device.AllocationRecord {
 	start, _ := slices.BinarySearchFunc(recent, id, func(s device.AllocationRecord, id device.ID) int { return cmp.Compare(s.Device, id) })
 	end := start

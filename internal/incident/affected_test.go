@@ -76,7 +76,7 @@ func TestWhoHeldItThen(t *testing.T) {
 			s.allocations.release("a")
 			s.Record(o)
 		}}, ""},
-		{"nobody can tell who has it any more", []func(*fixture){name("a", "A"), xid31, wait(time.Second), func(s *fixture) { s.allocations.publish(device.Allocations{}) }}, "A"},
+		{"nobody can tell who has it any more", []func(*fixture){name("a", "A"), xid31, wait(time.Second), func(s *fixture) { s.allocations.Set(device.Allocations{}) }}, "A"},
 		{"the same name again, before anybody looks", []func(*fixture){name("a", "A"), xid31, wait(time.Second), free("a"), name("a", "A")}, "(A)"},
 		{"the same name again", []func(*fixture){name("a", "A"), wait(time.Second), xid31, wait(time.Second), allocate("a"), wait(time.Second), name("a", "A")}, "(A)"},
 	} {
@@ -161,7 +161,7 @@ func TestStormWhileANameIsMissing(t *testing.T) {
 
 func TestNobodyWasAsked(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
-		s.allocations.publish(device.Allocations{})
+		s.allocations.Set(device.Allocations{})
 		s.Record(xidEvent(31, gpuDevice("a")))
 		if got := s.incidents(); !got[0].AffectedUnknown || len(got[0].Affected) > 0 || got[0].OwnersIncomplete {
 			t.Errorf("the incident is %+v", got[0])
@@ -186,11 +186,11 @@ func TestNamedLate(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			runFixture(t, Options{}, func(t *testing.T, s *fixture) {
-				s.allocations.publish(device.Allocations{})
+				s.allocations.Set(device.Allocations{})
 				s.Record(device.HealthEvent{At: time.Now(), GPU: "a", Affected: []device.Device{gpuDevice("a")}, Reason: c.reason, MarkedUnhealthy: true})
 				time.Sleep(c.after)
 				if c.heal {
-					s.board.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
+					s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
 					s.settle()
 				}
 				s.allocations.setOwner("a", owner("A"))

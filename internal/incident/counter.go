@@ -9,17 +9,16 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// incidentCounter counts one kind of occurrence of a device, or of a device while a container held
-// it: then it has an owner.
+// incidentCounter counts the events of a device with one reason; with an owner, those that affected the owner.
 type incidentCounter struct {
 	key   counterKey
-	gpu   device.GPU // and index: the device's, as of the newest occurrence
-	index int
+	gpu   device.GPU // at the newest event
+	index int        // at the newest event
 	count uint64
 	last  time.Time
 }
 
-// counterKey is what is counted.
+// counterKey identifies a counter.
 type counterKey struct {
 	device device.ID
 	owner  device.Owner
@@ -30,17 +29,17 @@ func (k counterKey) compare(o counterKey) int {
 	return cmp.Or(cmp.Compare(k.device, o.device), k.owner.Compare(o.owner), strings.Compare(k.reason, o.reason))
 }
 
-// maxCounters bounds how many of a device, and how many of devices and containers, there are.
+// maxCounters bounds the counters of a set.
 const maxCounters = 4096
 
-// counterSet are counts, ordered by what they are of. Its owner has a lock.
+// counterSet is a list of counters in the order of their keys.
 type counterSet struct{ counters []*incidentCounter }
 
 func (s *counterSet) search(key counterKey) (int, bool) {
 	return slices.BinarySearchFunc(s.counters, key, func(c *incidentCounter, key counterKey) int { return c.key.compare(key) })
 }
 
-// get returns the tally, which is a new one where there was none.
+// get returns the counter of a key, and adds the counter if it is missing.
 func (s *counterSet) get(key counterKey) *incidentCounter {
 	i, found := s.search(key)
 	if !found {
@@ -54,7 +53,7 @@ func (c *incidentCounter) add(e *trackedIncident, n uint64, at time.Time) {
 	c.gpu, c.index, c.last = e.GPU, e.Index, latest(c.last, at)
 }
 
-// prune drops what is over, and the oldest where there are too many.
+// prune removes expired counters, and the oldest ones beyond maxCounters.
 func (s *counterSet) prune(expired func(*incidentCounter) bool) (changed bool) {
 	drop := expired
 	if excess := len(s.counters) - maxCounters; excess > 0 {

@@ -9,29 +9,29 @@ import (
 	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
-// version is the file's. Fields are added within one; existing ones never change.
+// version of the file format. New fields keep the version; existing fields never change.
 const version = 1
 
 const (
-	maxFileBytes = 32 << 20 // of a file
+	maxFileBytes = 32 << 20
 	maxCount     = 1 << 53
 )
 
-// storedState is what the file keeps.
+// storedState is the stored part of a tracker.
 type storedState struct {
 	incidents []Incident // newest first
 	devices   []DeviceCount
 	affected  []AffectedCount
 }
 
-// incidentFile is the file's content.
+// incidentFile is the content of the file.
 type incidentFile struct {
 	Version   int           `json:"version"`
 	Incidents []Incident    `json:"incidents"` // newest first
-	Counts    []storedCount `json:"counts"`    // Count and Hit
+	Counts    []storedCount `json:"counts"`    // of devices and of affected containers
 }
 
-// storedCount is a Count, or a Hit if it has a pod.
+// storedCount is a DeviceCount, or with a pod an AffectedCount.
 type storedCount struct {
 	Device    device.ID  `json:"device"`
 	GPU       device.GPU `json:"gpu"`
@@ -58,7 +58,7 @@ func encode(s storedState) ([]byte, error) {
 	}
 	content, err := json.Marshal(d)
 	if err == nil && len(content) > maxFileBytes {
-		err = fmt.Errorf("%d bytes are too many", len(content))
+		err = fmt.Errorf("incidents have %d bytes, at most %d", len(content), maxFileBytes)
 	}
 	if err != nil {
 		return nil, err
@@ -66,8 +66,7 @@ func encode(s storedState) ([]byte, error) {
 	return content, nil
 }
 
-// decode understands what encode has written, and nothing that this program could not have
-// written.
+// decode parses the output of encode, and rejects all other content.
 func decode(content []byte) (s storedState, err error) {
 	var d incidentFile
 	if err := disk.Unmarshal(content, version, &d); err != nil {
@@ -91,16 +90,16 @@ func (d incidentFile) validate() error {
 	for n, i := range d.Incidents {
 		switch {
 		case i.ID == 0 || n > 0 && i.ID >= d.Incidents[n-1].ID:
-			return fmt.Errorf("incident %d: its id %d does not follow", n, i.ID)
+			return fmt.Errorf("incident %d: id %d is not in descending order", n, i.ID)
 		case i.Device == "" || i.Reason == "" || i.Count > maxCount || len(i.Affected) > maxAffected:
-			return fmt.Errorf("incident %d: it has no device or no reason, or counts too much", i.ID)
+			return fmt.Errorf("incident %d: missing device or reason, or count too large", i.ID)
 		}
 	}
 	seen := map[counterKey]bool{}
 	for n, r := range d.Counts {
 		key := r.key()
 		if r.Device == "" || r.Reason == "" || r.Count > maxCount || seen[key] {
-			return fmt.Errorf("count %d: it has no device or no reason, is too great or there twice", n)
+			return fmt.Errorf("count %d: missing device or reason, count too large, or duplicate", n)
 		}
 		seen[key] = true
 	}

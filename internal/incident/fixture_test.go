@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 const gpuResource = "nvidia.com/gpu"
@@ -23,35 +24,33 @@ func gpuDevice(id device.ID) device.Device {
 	return device.Device{ID: id, GPU: device.GPU(id), MIGDeviceIndex: -1, Model: "H100", PCI: "0000:1a:00.0"}
 }
 
-// publishedValue is what a test says, and its readers are woken by.
-type publishedValue[T any] struct {
-	mu      sync.Mutex
-	value   T
-	changed chan struct{}
+// fakeSources are the sources of a test.
+type fakeSources struct {
+	allocations  *fakeAllocations
+	statuses     device.Inventory
+	terminations pubsub.Value[TerminationLookup]
 }
 
-func (p *publishedValue[T]) get() (T, <-chan struct{}) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.changed == nil {
-		p.changed = make(chan struct{})
-	}
-	return p.value, p.changed
+func (s *fakeSources) Allocations() (device.Allocations, <-chan struct{}) { return s.allocations.Get() }
+func (s *fakeSources) Statuses() ([]device.Status, <-chan struct{})       { return s.statuses.Get() }
+func (s *fakeSources) Terminations() (TerminationLookup, <-chan struct{}) {
+	return s.terminations.Get()
 }
 
-func (p *publishedValue[T]) publish(value T) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.value = value
-	if p.changed != nil {
-		close(p.changed)
-		p.changed = nil
+// newLog returns a Log. Sources and Log may be nil.
+func newLog(o Options) *Log {
+	if o.Sources == nil {
+		o.Sources = &fakeSources{allocations: newFakeAllocations()}
 	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return New(o)
 }
 
 // fakeAllocations is one that a test speaks for: it keeps holders as podresources does.
 type fakeAllocations struct {
-	publishedValue[device.Allocations]
+	pubsub.Value[device.Allocations]
 	current []device.Allocation
 	since   map[device.AdvertisedID]time.Time // of allocations
 	recent  []device.AllocationRecord
@@ -123,18 +122,16 @@ func (f *fakeAllocations) update() {
 		}
 		return a.Owner.Compare(b.Owner)
 	})
-	f.publish(h)
+	f.Set(h)
 }
 
 // fixture is a Log that runs, and all that it asks.
 type fixture struct {
 	*Log
-	allocations  *fakeAllocations
-	board        device.Inventory
-	terminations publishedValue[TerminationLookup]
-	log          logBuffer
-	cancel       context.CancelFunc
-	ended        chan struct{}
+	fakeSources
+	log    logBuffer
+	cancel context.CancelFunc
+	ended  chan struct{}
 }
 
 // logBuffer is what was logged.
@@ -165,10 +162,10 @@ func runFixture(t *testing.T, o Options, test func(t *testing.T, s *fixture)) {
 }
 
 func startFixture(o Options) *fixture {
-	s := &fixture{allocations: newFakeAllocations(), ended: make(chan struct{})}
-	o.Allocations, o.Statuses, o.Terminations = s.allocations.get, s.board.Get, s.terminations.get
+	s := &fixture{fakeSources: fakeSources{allocations: newFakeAllocations()}, ended: make(chan struct{})}
+	o.Sources = &s.fakeSources
 	o.Log = slog.New(slog.NewTextHandler(&s.log, nil))
-	s.Log = New(o)
+	s.Log = newLog(o)
 	ctx, cancel := context.WithCancel(context.Background())
 	s.cancel = cancel
 	go func() {

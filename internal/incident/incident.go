@@ -1,20 +1,15 @@
-// Package incident remembers which container held a device when it went bad.
+// Package incident records which containers had a device when the device failed.
 //
-// A Log is told by the Monitor what happens (Happened), and takes it down at once, with
-// those who hold the device: what the kubelet says a moment later may be of somebody else.
-// It waits for nobody there. Run then follows each incident: the name of a holder that the
-// kubelet says late, until when he had the device, when that was healthy again, and how the
-// pod ended. All of it is published ten times a second at most, whole and never written
-// again.
+// The Monitor reports health events to Log.Record, which stores each event with the allocations at that moment, without waiting. Log.Run
+// follows each incident: containers that the kubelet names later, the end of their allocations, the device's recovery, and the termination
+// of the pods. Snapshots are published at most ten times a second.
 //
-// Nobody is named of whom it is not known that he had the device then. What is known is
-// from the history of holders, which says since when each has had it and when he had not
-// any more; so an answer of the kubelet that comes late does no harm, and a container that
-// was given the device after the report is in none.
+// A container is affected only if the allocation history shows the device allocated to it at the time of the event. A late answer of the
+// kubelet therefore names the right containers, and a container that got the device after the event is not affected.
 //
-// All of it is kept in one file, which is replaced at most once a second, and at once when a
-// device turned unhealthy (state/disk). While that fails, all goes on in memory. Counts are
-// published when they are stored, so that what a scrape has shown survives a SIGKILL.
+// One file keeps all incidents: it is replaced at most once a second, and at once after a device turned unhealthy (internal/state/disk).
+// While the file cannot be written, incidents stay in memory. Counts are published after they are stored: what a scrape has shown survives a
+// SIGKILL.
 package incident
 
 import (
@@ -23,12 +18,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Incident is what happened to a device once, or over and over while the same
-// containers held it. Its JSON is what /api/v1/incidents answers with and what the store
-// keeps: fields are added, and never change.
+// Incident is a health event of a device, with its repetitions while the same containers had the device.
+//
+// The JSON form is that of /api/v1/incidents and of the file: fields are added, and never change.
 type Incident struct {
-	// ID rises, and is never given twice: it is the milliseconds of when the incident was
-	// taken down, since 1970, or the next number that is free.
+	// ID rises and is unique: the Unix time of the record in milliseconds, or the next unused number.
 	ID    uint64    `json:"id"`
 	First time.Time `json:"first"`
 	Last  time.Time `json:"last"`
@@ -37,7 +31,7 @@ type Incident struct {
 	Device  device.ID  `json:"device"`
 	GPU     device.GPU `json:"gpu"`
 	Index   int        `json:"index"`
-	Profile string     `json:"profile,omitempty"` // of a slice
+	Profile string     `json:"profile,omitempty"` // of a MIG device
 	Model   string     `json:"model,omitempty"`
 	PCI     string     `json:"pci_bus_id,omitempty"`
 
@@ -45,33 +39,32 @@ type Incident struct {
 	Xid             uint64 `json:"xid,omitempty"`
 	Class           string `json:"class,omitempty"`
 	Action          string `json:"action,omitempty"`
-	MarkedUnhealthy bool   `json:"condemned"` // the device turned unhealthy by it
+	MarkedUnhealthy bool   `json:"condemned"` // the event turned the device unhealthy
 	Source          string `json:"witness,omitempty"`
-	Historical      bool   `json:"past,omitempty"` // it happened before podgauge listened, to containers that are not known
+	Historical      bool   `json:"past,omitempty"` // before the start of podgauge; the affected containers are unknown
 
-	// RecoveredAt is when the device was healthy again; nil where it is not yet, or never
-	// was condemned.
+	// RecoveredAt is nil if the device was not marked unhealthy, or has not recovered.
 	RecoveredAt *time.Time `json:"healed,omitempty"`
-	// Affected are the containers that held the device then, or had until just before.
+	// Affected are the containers that had the device at the event, or until just before.
 	Affected []AffectedContainer `json:"holders"`
-	// OwnersIncomplete says that somebody had the device whom the kubelet did not name.
+	// OwnersIncomplete reports that the kubelet did not name the owner of some allocation.
 	OwnersIncomplete bool `json:"nameless,omitempty"`
-	// AffectedUnknown says that nobody could tell then who had the device.
+	// AffectedUnknown reports that allocations were unknown at the event.
 	AffectedUnknown bool `json:"holders_unknown,omitempty"`
 }
 
-// AffectedContainer is a container that was hit.
+// AffectedContainer is a container that had the device.
 type AffectedContainer struct {
 	Namespace   string          `json:"namespace"`
 	Pod         string          `json:"pod"`
 	Container   string          `json:"container"`
-	UID         string          `json:"uid,omitempty"`   // of the pod, where the kubelet tells
+	UID         string          `json:"uid,omitempty"`   // of the pod; empty: unknown
 	Since       time.Time       `json:"since"`           // first seen with the device
-	Until       time.Time       `json:"until,omitzero"`  // last seen with it; zero: it has it still
-	Termination *PodTermination `json:"ended,omitempty"` // nil: it has not, or nobody can tell
+	Until       time.Time       `json:"until,omitzero"`  // last seen with the device; zero: still allocated
+	Termination *PodTermination `json:"ended,omitempty"` // nil: still running, or unknown
 }
 
-// PodTermination is how a pod and its container ended, as the kubelet's Pods API tells.
+// PodTermination is how a container and its pod ended, from the kubelet's Pods API.
 type PodTermination struct {
 	At       time.Time `json:"at,omitzero"`
 	Phase    string    `json:"phase,omitempty"` // of the pod: "Failed"
@@ -80,32 +73,32 @@ type PodTermination struct {
 	Restarts int32     `json:"restarts"`
 }
 
-// Snapshot is what is remembered at one moment. It is never written after it was published.
+// Snapshot is the published state. It is immutable.
 type Snapshot struct {
-	Incidents []Incident // newest first, by ID
-	// Devices and Hits only rise, but for rows that are dropped as a whole when they are long
-	// over, and start from 0. They have what is stored, so they are up to a second late.
-	Devices   []DeviceCount   // by device and reason, also of incidents that were dropped
-	Affected  []AffectedCount // by device, container and reason, also of incidents that were dropped
-	Persisted bool            // all is on disk, or will be within a second
-	Err       error           // why it is not kept on disk; nil if it is, or is not to be
+	Incidents []Incident // newest ID first
+	// Counts include incidents that were removed. They rise; an expired row is removed and starts from 0. They are those in the file,
+	// up to a second old.
+	Devices   []DeviceCount   // by device and reason
+	Affected  []AffectedCount // by device, container and reason
+	Persisted bool            // the file has all incidents, or will within a second
+	Err       error           // of writing the file; nil without a file
 }
 
-// DeviceCount is how often a thing happened to a device.
+// DeviceCount counts the events of a device with one reason.
 type DeviceCount struct {
 	Device device.ID
-	GPU    device.GPU // and Index: of the newest such incident
-	Index  int
+	GPU    device.GPU // of the newest incident
+	Index  int        // of the newest incident
 	Reason string
 	Count  uint64
 	Last   time.Time
 }
 
-// AffectedCount is how often a thing happened to a device while a container held it.
+// AffectedCount counts the events of a device with one reason that affected a container.
 type AffectedCount struct {
 	Device device.ID
-	GPU    device.GPU // and Index: as in Count
-	Index  int
+	GPU    device.GPU // of the newest incident
+	Index  int        // of the newest incident
 	Owner  device.Owner
 	Reason string
 	Count  uint64

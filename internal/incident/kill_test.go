@@ -35,7 +35,7 @@ func writeUntilKilled(dir string) {
 func writeFolder(dir string, n int) {
 	k := newFakeAllocations()
 	k.setOwner("a", owner("A"))
-	l := New(Options{Folder: disk.OpenFolder(writerFolder(dir, n)), Allocations: k.get, MaxIncidents: 12})
+	l := newLog(Options{Folder: disk.OpenFolder(writerFolder(dir, n)), Sources: &fakeSources{allocations: k}, MaxIncidents: 12})
 	go l.Run(context.Background())
 	o := xidEvent(79, gpuDevice("a")) // it is written at once
 	for {
@@ -142,7 +142,7 @@ func killOnce(t *testing.T, dir string, counts [writerFolders]uint64) [writerFol
 // reread reads a folder and holds it against what a scrape has shown.
 func reread(t *testing.T, dir string, scraped uint64) uint64 {
 	var log logBuffer
-	l := New(Options{Folder: disk.OpenFolder(dir), Log: slog.New(slog.NewTextHandler(&log, nil))})
+	l := newLog(Options{Folder: disk.OpenFolder(dir), Log: slog.New(slog.NewTextHandler(&log, nil))})
 	l.update(time.Now())
 	known, _ := l.Get()
 	count := exportedCount(known)

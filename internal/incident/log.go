@@ -7,58 +7,54 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
 // Intervals.
 const (
-	// publishInterval bounds how often what is known is published, however much happens.
-	publishInterval = 100 * time.Millisecond
-	// pruneInterval is how often what is too old is looked for.
-	pruneInterval = time.Minute
-	// heartbeatInterval is the interval of a loop that has nothing to do.
+	publishInterval   = 100 * time.Millisecond // minimum between two snapshots
+	pruneInterval     = time.Minute
 	heartbeatInterval = 10 * time.Second
 )
 
-// Options of a Log. A func that is nil knows nothing.
-type Options struct {
-	// Folder is where incidents.json is kept. Nil: nothing outlives the process.
-	Folder *disk.Folder
-	// MaxIncidents and MaxAge bound what is kept; 0: a thousand, and 30 days.
-	MaxIncidents int
-	MaxAge       time.Duration
-
-	// Allocations are those of now, and change when the channel is closed
-	// (podresources.Client.Snapshot). It is called on the goroutine that calls Happened.
-	Allocations func() (device.Allocations, <-chan struct{})
-	// Statuses tells which devices are healthy again (device.Inventory.Get).
-	Statuses func() ([]device.Status, <-chan struct{})
-	// Terminations tell how pods went on. Nil Fates: nobody can tell until the channel is closed.
-	Terminations func() (TerminationLookup, <-chan struct{})
-
-	Log *slog.Logger
+// Sources are the states that incidents depend on. The channels are closed when the state changes.
+type Sources interface {
+	Allocations() (device.Allocations, <-chan struct{})
+	Statuses() ([]device.Status, <-chan struct{})
+	// Terminations returns nil while terminations are unknown.
+	Terminations() (TerminationLookup, <-chan struct{})
 }
 
-// Log takes down what happens to devices, and to whom.
+// Options of a Log.
+type Options struct {
+	Sources Sources
+	// Folder has incidents.json; nil: incidents are lost at the end of the process.
+	Folder       *disk.Folder
+	MaxIncidents int           // 0: 1000
+	MaxAge       time.Duration // 0: 30 days
+	Log          *slog.Logger
+}
+
+// Log records health events and the affected containers.
 type Log struct {
 	device.Heartbeat
 	opts Options
-	file *disk.File[storedState] // nil: nothing outlives the process
+	file *disk.File[storedState] // nil without a folder
 
-	wake chan struct{} // has Run turn
+	wake     chan struct{} // has room for one: starts a turn of Run
+	snapshot pubsub.Value[Snapshot]
 
 	mu sync.Mutex
 	// All below are guarded by mu.
 	tracker          *tracker
-	publishedVersion uint64        // the book's version that was published
-	storedCounts     *storedState  // whose counts were published; nil: none's
-	snapshot         Snapshot      // what was published last
-	changed          chan struct{} // closed when something else is
-	loggedID         uint64        // the newest incident that is in the log already
+	publishedVersion uint64       // of the tracker
+	storedCounts     *storedState // the counts of the snapshot are those of it; nil: none
+	loggedID         uint64       // the newest incident in the log
 }
 
-// New makes a Log that knows what an earlier process has left. It never fails: if that cannot
-// be read, one line of the log says why.
+// New loads the incidents of an earlier process. If the file is unreadable, New logs a warning and starts without incidents.
 func New(o Options) *Log {
 	if o.MaxIncidents <= 0 {
 		o.MaxIncidents = 1000
@@ -66,19 +62,7 @@ func New(o Options) *Log {
 	if o.MaxAge <= 0 {
 		o.MaxAge = 30 * 24 * time.Hour
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
-	if o.Allocations == nil {
-		o.Allocations = func() (device.Allocations, <-chan struct{}) { return device.Allocations{}, nil }
-	}
-	if o.Statuses == nil {
-		o.Statuses = func() ([]device.Status, <-chan struct{}) { return nil, nil }
-	}
-	if o.Terminations == nil {
-		o.Terminations = func() (TerminationLookup, <-chan struct{}) { return nil, nil }
-	}
-	l := &Log{opts: o, tracker: newTracker(o, time.Now()), wake: make(chan struct{}, 1), changed: make(chan struct{})}
+	l := &Log{opts: o, tracker: newTracker(o, time.Now()), wake: make(chan struct{}, 1)}
 	if o.Folder != nil {
 		l.file = disk.New(o.Folder, fileFormat(), o.Log)
 		l.load(l.file.Read())
@@ -88,10 +72,10 @@ func New(o Options) *Log {
 
 func (l *Log) load(found disk.ReadResult[storedState]) {
 	if found.Err != nil {
-		l.opts.Log.Warn("incidents of an earlier process cannot be read, their counts start from 0", "err", found.Err)
+		l.opts.Log.Warn("incidents of an earlier process are unreadable, counts start from 0", "err", found.Err)
 	}
 	s := found.Value
-	if found.CountsStale { // counts that are 0 stay, so that a scrape shows it
+	if found.CountsStale { // rows stay with 0, so that a scrape shows the reset
 		for i := range s.devices {
 			s.devices[i].Count = 0
 		}
@@ -103,14 +87,13 @@ func (l *Log) load(found disk.ReadResult[storedState]) {
 	if l.loggedID = l.tracker.lastID; !found.CountsStale {
 		l.publishedVersion = l.tracker.version
 	}
-	l.publish() // a scrape must not see a count vanish and come back
+	l.publish() // before the first scrape: a count must not disappear and return
 }
 
-// Record takes an occurrence down, with those who hold the devices now. It waits for
-// nobody and allocates nothing for what goes on happening, so that a storm of reports
-// holds up nobody.
+// Record records a health event with the current allocations. It does not block, and allocates nothing for a repeated event: a storm of
+// events must not delay the Monitor.
 func (l *Log) Record(o device.HealthEvent) {
-	allocations, _ := l.opts.Allocations()
+	allocations, _ := l.opts.Sources.Allocations()
 	now := time.Now()
 	l.mu.Lock()
 	l.tracker.record(&o, &allocations, now)
@@ -121,18 +104,13 @@ func (l *Log) Record(o device.HealthEvent) {
 	}
 }
 
-// Get returns what is known, and a channel that is closed when something else is.
-func (l *Log) Get() (Snapshot, <-chan struct{}) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.snapshot, l.changed
-}
+// Get returns the snapshot, and a channel that the next snapshot closes.
+func (l *Log) Get() (Snapshot, <-chan struct{}) { return l.snapshot.Get() }
 
-// Ready returns nil: what an earlier process has left is known from the beginning.
+// Ready returns nil: New has loaded the incidents of an earlier process.
 func (l *Log) Ready() error { return nil }
 
-// Run publishes what happened, follows how it goes on, and keeps it on disk, until ctx
-// is done. What is known then is written before it returns, unless the disk hangs.
+// Run publishes, follows and stores incidents until ctx is done. The last snapshot is stored before Run returns, unless the disk hangs.
 func (l *Log) Run(ctx context.Context) error {
 	if l.file != nil {
 		writing, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -142,7 +120,7 @@ func (l *Log) Run(ctx context.Context) error {
 		defer writer.Wait()
 		defer stop()
 	}
-	timer := time.NewTimer(0)
+	timer := time.NewTimer(heartbeatInterval)
 	defer timer.Stop()
 	var pruned time.Time
 	for {
@@ -152,8 +130,8 @@ func (l *Log) Run(ctx context.Context) error {
 			pruned = now
 			l.prune(now)
 		}
-		stored, statusesChanged, allocations, terminations := l.update(now)
-		if !sleep(ctx, timer, publishInterval) {
+		stored, statuses, allocations, terminations := l.update(now)
+		if retry.Sleep(ctx, publishInterval) != nil {
 			l.update(time.Now())
 			return nil
 		}
@@ -164,7 +142,7 @@ func (l *Log) Run(ctx context.Context) error {
 			return nil
 		case <-l.wake:
 		case <-stored:
-		case <-statusesChanged:
+		case <-statuses:
 		case <-allocations:
 		case <-terminations:
 		case <-timer.C:
@@ -172,46 +150,35 @@ func (l *Log) Run(ctx context.Context) error {
 	}
 }
 
-// sleep rests for a while, or until ctx is done, and tells which.
-func sleep(ctx context.Context, timer *time.Timer, d time.Duration) bool {
-	timer.Reset(d)
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
-}
-
-// update takes in what holds now, publishes what has changed by it, and returns what to wait
-// for.
-func (l *Log) update(now time.Time) (stored, statusesChanged, allocations, terminations <-chan struct{}) {
-	statuses, statusesChanged := l.opts.Statuses()
-	current, allocations := l.opts.Allocations()
-	lookup, terminations := l.opts.Terminations()
+// update applies the state of the sources and publishes changes. It returns the channels to wait for.
+func (l *Log) update(now time.Time) (stored, statusesChanged, allocationsChanged, terminationsChanged <-chan struct{}) {
+	statuses, statusesChanged := l.opts.Sources.Statuses()
+	allocations, allocationsChanged := l.opts.Sources.Allocations()
+	lookup, terminationsChanged := l.opts.Sources.Terminations()
 	l.mu.Lock()
 	t := l.tracker
 	t.markRecovered(statuses, now)
-	t.updateAffected(&current, now)
+	t.updateAffected(&allocations, now)
 	if lookup != nil {
 		t.updateTerminations(lookup, now)
 	}
 	if !t.awaitsTermination() {
-		terminations = nil
+		terminationsChanged = nil
 	}
 	added, stored := l.publish()
 	l.mu.Unlock()
 	for i := len(added) - 1; i >= 0; i-- {
 		l.logIncident(&added[i])
 	}
-	return stored, statusesChanged, allocations, terminations
+	return stored, statusesChanged, allocationsChanged, terminationsChanged
 }
 
-// publish shows what is known where it is other than before, and returns the incidents
-// that are new in it. Incidents are shown at once, and counts when they are stored: what a
-// scrape has shown must not fall when the process is killed. The caller holds mu.
+// publish publishes a snapshot if anything has changed, and returns the new incidents. The caller holds mu.
+//
+// Incidents are published at once, counts after they are stored: a count that a scrape has shown must not fall after a SIGKILL.
 func (l *Log) publish() (added []Incident, stored <-chan struct{}) {
-	t, next := l.tracker, l.snapshot
+	t := l.tracker
+	next, _ := l.snapshot.Get()
 	changed := t.version != l.publishedVersion || next.Incidents == nil
 	if changed {
 		s := t.storedState()
@@ -233,9 +200,7 @@ func (l *Log) publish() (added []Incident, stored <-chan struct{}) {
 	if !changed {
 		return nil, stored
 	}
-	l.snapshot = next
-	close(l.changed)
-	l.changed = make(chan struct{})
+	l.snapshot.Set(next)
 	for i := len(t.entries) - 1; i >= 0 && t.entries[i].ID > l.loggedID; i-- {
 		added = append(added, t.entries[i].Incident)
 	}
@@ -247,22 +212,21 @@ func sameErr(a, b error) bool {
 	return (a == nil) == (b == nil) && (a == nil || a.Error() == b.Error())
 }
 
-// logIncident logs an incident once, when it is new.
 func (l *Log) logIncident(i *Incident) {
 	level := slog.LevelInfo
 	if i.MarkedUnhealthy {
 		level = slog.LevelWarn
 	}
 	affected := make([]string, len(i.Affected))
-	for k, h := range i.Affected {
-		affected[k] = h.Namespace + "/" + h.Pod + "/" + h.Container
+	for k, c := range i.Affected {
+		affected[k] = c.Namespace + "/" + c.Pod + "/" + c.Container
 	}
 	l.opts.Log.Log(context.Background(), level, "incident", "id", i.ID, "device", i.Device, "reason", i.Reason,
-		"action", i.Action, "condemned", i.MarkedUnhealthy, "holders", affected, "nameless", i.OwnersIncomplete)
+		"action", i.Action, "marked_unhealthy", i.MarkedUnhealthy, "containers", affected, "owners_incomplete", i.OwnersIncomplete)
 }
 
 func (l *Log) prune(now time.Time) {
-	statuses, _ := l.opts.Statuses()
+	statuses, _ := l.opts.Sources.Statuses()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tracker.prune(func(id device.ID) bool {
@@ -271,6 +235,6 @@ func (l *Log) prune(now time.Time) {
 				return true
 			}
 		}
-		return statuses == nil // nobody can say that it is gone
+		return statuses == nil // presence is unknown
 	}, now)
 }

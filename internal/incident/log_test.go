@@ -185,7 +185,7 @@ func TestReportsAllocations(t *testing.T) {
 	for i := range 4 {
 		k.setOwner(device.ID("a").Replica(i), owner(fmt.Sprint("pod-", i)))
 	}
-	l := New(Options{Allocations: k.get, Folder: disk.OpenFolder(t.TempDir())})
+	l := newLog(Options{Sources: &fakeSources{allocations: k}, Folder: disk.OpenFolder(t.TempDir())})
 	o := xidEvent(31, gpuDevice("a"))
 	l.Record(o)
 	if n := testing.AllocsPerRun(1000, func() { l.Record(o) }); n > 0 {
@@ -196,7 +196,7 @@ func TestReportsAllocations(t *testing.T) {
 func BenchmarkHappened(b *testing.B) {
 	k := newFakeAllocations()
 	k.setOwner("a", owner("one"))
-	l := New(Options{Allocations: k.get})
+	l := newLog(Options{Sources: &fakeSources{allocations: k}})
 	o := xidEvent(31, gpuDevice("a"))
 	b.ReportAllocs()
 	for b.Loop() {
@@ -206,7 +206,7 @@ func BenchmarkHappened(b *testing.B) {
 
 func TestBounds(t *testing.T) {
 	runFixture(t, Options{MaxIncidents: 10, MaxAge: time.Hour}, func(t *testing.T, s *fixture) {
-		s.board.Set([]device.Status{{Device: gpuDevice("here")}})
+		s.statuses.Set([]device.Status{{Device: gpuDevice("here")}})
 		s.Record(xidEvent(79, gpuDevice("bad")))
 		time.Sleep(time.Second)
 		for i := range 30 {
@@ -232,7 +232,7 @@ func TestBounds(t *testing.T) {
 }
 
 func TestLookBeforeRun(t *testing.T) {
-	l := New(Options{})
+	l := newLog(Options{})
 	if known, changed := l.Get(); known.Incidents != nil || changed == nil {
 		t.Errorf("something is known before Run: %v", known)
 	}
@@ -244,15 +244,15 @@ func TestWhatIsToldLateIsNotHealedBefore(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
 		o := xidEvent(79, gpuDevice("a"))
 		time.Sleep(100 * time.Millisecond)
-		s.board.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
+		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
 		time.Sleep(400 * time.Millisecond)
 		s.Record(o)
 		if got := s.incidents(); got[0].RecoveredAt != nil {
 			t.Errorf("healed at %s, before it was told", got[0].RecoveredAt)
 		}
-		s.board.Set([]device.Status{{Device: gpuDevice("a"), Reason: "xid_79", Since: time.Now()}})
+		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Reason: "xid_79", Since: time.Now()}})
 		time.Sleep(time.Second)
-		s.board.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
+		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now()}})
 		if got := s.incidents(); got[0].RecoveredAt == nil {
 			t.Error("not healed")
 		}

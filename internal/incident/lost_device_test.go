@@ -33,7 +33,7 @@ func testLostAcrossRestart(t *testing.T, late bool) {
 		var kept keptHistory
 		watch := func() {
 			readers := device.NewReaders(machine)
-			m := device.NewMonitor(machine, readers, &s.board, device.MonitorOptions{
+			m := device.NewMonitor(machine, readers, &s.statuses, device.MonitorOptions{
 				Log: slog.New(slog.DiscardHandler), History: kept.HealthHistory, Store: &kept, OnHealthEvent: s.Record,
 			})
 			ctx, cancel := context.WithCancel(t.Context())
@@ -49,7 +49,7 @@ func testLostAcrossRestart(t *testing.T, late bool) {
 			}
 		}
 		if late {
-			s.allocations.publish(device.Allocations{})
+			s.allocations.Set(device.Allocations{})
 		} else {
 			s.allocations.setOwner(device.AdvertisedID(id), owner("A"))
 		}

@@ -83,7 +83,7 @@ func TestARestartForgetsNothing(t *testing.T) {
 		if n := s.log.count("msg=incident"); n != 1 {
 			t.Errorf("%d incidents are in the log of the second process", n)
 		}
-		s.board.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
+		s.statuses.Set([]device.Status{{Device: gpuDevice("a"), Healthy: true, Since: time.Now().Add(-time.Hour)}})
 		if got := s.incidents(); got[2].RecoveredAt == nil {
 			t.Errorf("an earlier process' incident is not healed")
 		}
@@ -190,7 +190,7 @@ func TestTheFileIsBounded(t *testing.T) {
 			s.Record(xidEvent(31, gpuDevice(device.ID(fmt.Sprint("GPU-", i)))))
 			time.Sleep(time.Second)
 		}
-		s.board.Set([]device.Status{{Device: gpuDevice("GPU-599"), Healthy: true}})
+		s.statuses.Set([]device.Status{{Device: gpuDevice("GPU-599"), Healthy: true}})
 		time.Sleep(2 * pruneInterval)
 		if got := readStored(t, dir); len(got.Incidents) != 20 || len(got.Counts) > 360 {
 			t.Errorf("the file has %d incidents and %d counts", len(got.Incidents), len(got.Counts))

@@ -7,21 +7,19 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TerminationLookup finds out how a container's stay with a device went on, and tells whether its pod
-// is known.
+// TerminationLookup returns the termination of an assignment's container, and whether its pod is known.
 type TerminationLookup = func(device.Assignment) (device.Termination, bool)
 
-// terminationTimeout is how long after a report a pod is looked for that is not known: the kubelet
-// tells of a pod before it is given anything, and what is gone is known for some minutes
-// more.
+// terminationTimeout bounds the search for an unknown pod: the kubelet reports a pod before its allocation, and for some minutes after its
+// deletion.
 const terminationTimeout = 10 * time.Minute
 
-// awaitsTermination tells whether more will be known of some holder's end.
+// awaitsTermination reports whether the termination of some affected container is not final.
 func (t *tracker) awaitsTermination() bool {
 	return slices.ContainsFunc(t.entries, func(e *trackedIncident) bool { return slices.Contains(e.terminationFinal, false) })
 }
 
-// updateTerminations takes in how the holders fared.
+// updateTerminations updates the terminations that are not final.
 func (t *tracker) updateTerminations(lookup TerminationLookup, now time.Time) {
 	for _, e := range t.entries {
 		for i := range e.terminationFinal {
@@ -35,7 +33,7 @@ func (t *tracker) updateTerminations(lookup TerminationLookup, now time.Time) {
 func (t *tracker) updateTermination(e *trackedIncident, i int, lookup TerminationLookup, now time.Time) {
 	before := e.Affected[i]
 	termination, known := lookup(device.Assignment{Owner: before.owner(), PodUID: before.UID, Since: before.Since, ObservedAt: e.First})
-	if year := termination.EndedAt.Year(); year < 0 || year > 9999 { // it is the kubelet's word, and JSON has no such time
+	if year := termination.EndedAt.Year(); year < 0 || year > 9999 { // the kubelet may send any time, JSON has four digits
 		termination.EndedAt = time.Time{}
 	}
 	if !known {
@@ -53,8 +51,7 @@ func (t *tracker) updateTermination(e *trackedIncident, i int, lookup Terminatio
 	t.markChanged()
 }
 
-// merge is the ending with what is known by now. How the container's run ended that was hit
-// does not change; its later runs, and the pod, may end in other ways.
+// merge returns p with the newest termination. The end of the affected run of the container does not change; restarts and phase do.
 func (p *PodTermination) merge(termination device.Termination) *PodTermination {
 	if p == nil && !termination.Ended {
 		return nil
@@ -63,7 +60,7 @@ func (p *PodTermination) merge(termination device.Termination) *PodTermination {
 	if p != nil {
 		merged = *p
 	}
-	if merged.ExitCode == nil && termination.ExitCode != nil { // the pod's end was told before its container's
+	if merged.ExitCode == nil && termination.ExitCode != nil { // the kubelet reported the end of the pod before the container's
 		merged.At, merged.Reason, merged.ExitCode = termination.EndedAt, termination.Reason, termination.ExitCode
 	}
 	merged.Phase, merged.Restarts = termination.PodPhase, termination.Restarts

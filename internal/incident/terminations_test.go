@@ -22,7 +22,7 @@ func formatRecovery(i Incident) string {
 
 func TestHealing(t *testing.T) {
 	runFixture(t, Options{}, func(t *testing.T, s *fixture) {
-		s.board.Set(status("a", true))
+		s.statuses.Set(status("a", true))
 		time.Sleep(time.Second)
 		s.Record(xidEvent(79, gpuDevice("a"))) // the board is as before
 		s.Record(xidEvent(31, gpuDevice("a")))
@@ -33,12 +33,12 @@ func TestHealing(t *testing.T) {
 			}
 		}
 		want("before the verdict", "no")
-		s.board.Set(status("a", false))
+		s.statuses.Set(status("a", false))
 		want("while it is bad", "no")
-		s.board.Set(nil)
+		s.statuses.Set(nil)
 		want("while it is gone", "no")
 		time.Sleep(mergeWindow / 2)
-		s.board.Set(status("a", true))
+		s.statuses.Set(status("a", true))
 		want("healthy again", "30.9s")
 		time.Sleep(time.Second)
 		s.Record(xidEvent(79, gpuDevice("a")))
@@ -58,7 +58,7 @@ func (f *fakeTerminations) set(s *fixture, pod string, termination device.Termin
 	f.mu.Lock()
 	f.pods[pod] = termination
 	f.mu.Unlock()
-	s.terminations.publish(f.find)
+	s.terminations.Set(f.find)
 }
 
 func (f *fakeTerminations) find(stay device.Assignment) (device.Termination, bool) {
@@ -104,7 +104,7 @@ func TestEndings(t *testing.T) {
 		want("it was started again", "a", "Running Error 3 1")
 		f.set(s, "A", device.Termination{PodUID: "a", PodPhase: "Running", Restarts: 2, Ended: true, Reason: "OOMKilled", ExitCode: code(137)})
 		want("a later run ended in another way", "a", "Running Error 3 2")
-		s.terminations.publish(nil)
+		s.terminations.Set(nil)
 		want("while nobody can tell", "a", "Running Error 3 2")
 		f.set(s, "A", device.Termination{PodUID: "a", PodEnded: true, PodPhase: "Failed", Restarts: 2, Ended: true, Reason: "Error", ExitCode: code(3)})
 		want("it is over", "a", "Failed Error 3 2")
@@ -151,7 +151,7 @@ func TestEndingThatNobodyKnows(t *testing.T) {
 		f := &fakeTerminations{pods: map[string]device.Termination{}}
 		s.allocations.setOwner("a", owner("A"))
 		s.Record(xidEvent(31, gpuDevice("a")))
-		s.terminations.publish(f.find)
+		s.terminations.Set(f.find)
 		s.settle()
 		if !s.awaitsTermination() {
 			t.Error("it is not looked for")

@@ -8,61 +8,57 @@ import (
 )
 
 const (
-	// mergeWindow is how long after a report another one of the same is the same incident.
+	// mergeWindow is the longest time between two events of one incident.
 	mergeWindow = time.Minute
-	// clockTrustDelay is how long a process runs before it believes by the clock that something is
-	// old: a clock that is ahead when the node boots must not erase the history.
+	// clockTrustDelay is the uptime before incidents expire: a clock that is ahead at boot must not delete them.
 	clockTrustDelay = 24 * time.Hour
-	// maxAffectedTotal bounds the holders of all incidents together, and so the size of the file.
+	// maxAffectedTotal bounds the affected containers of all incidents, and thereby the size of the file.
 	maxAffectedTotal = 8192
 )
 
-// tracker is all that is remembered. It has no lock and reads no clock: its owner brings both.
+// tracker is the state of a Log. The caller passes the time and holds a lock.
 type tracker struct {
-	maxIncidents int           // of incidents
-	maxAge       time.Duration // since the last report
-	startedAt    time.Time     // when the process did
+	maxIncidents int
+	maxAge       time.Duration // since the last event
+	startedAt    time.Time
 
 	entries          []*trackedIncident // by ID
 	byKey            map[incidentKey]*trackedIncident
 	deviceCounters   counterSet // by device and reason
-	affectedCounters counterSet // and by owner
-	lastID           uint64     // the newest ID
-	affectedTotal    int        // holders of all entries
+	affectedCounters counterSet // by device, owner and reason
+	lastID           uint64
+	affectedTotal    int // affected containers of all entries
 
 	version uint64 // counts changes
 	urgent  bool   // a device turned unhealthy since the last snapshot
 }
 
-// incidentKey is what makes two reports the same.
+// incidentKey identifies the incident that an event may repeat.
 type incidentKey struct {
 	device device.ID
 	reason string
 }
 
-// trackedIncident is an incident, and what is known of it beside. What Holders and the pointers of
-// the Incident point to is never written, since it was published.
+// trackedIncident is an Incident with its private state. Published parts of the Incident (Affected and pointers) are replaced, never written.
 type trackedIncident struct {
 	Incident
-	// allocations are the device's holdings when it was taken down.
-	allocations []device.Allocation
-	// unnamedAllocations are those of them whose owner is looked for until amendBy.
-	unnamedAllocations []device.Allocation
+	allocations        []device.Allocation // of the device at the event
+	unnamedAllocations []device.Allocation // those without an owner, until ownerDeadline
 	ownerDeadline      time.Time
 
-	recordedAt       time.Time // when the newest report was taken down; zero: by an earlier process
+	recordedAt       time.Time // time of the newest Record; zero: of an earlier process
 	deviceCounter    *incidentCounter
-	affectedCounters []*incidentCounter // of each holder
-	terminationFinal []bool             // whether more will be known of the end of each
+	affectedCounters []*incidentCounter // of each affected container
+	terminationFinal []bool             // of each affected container: nothing more will be known
 
-	fromEarlierProcess bool // it is an earlier process's
+	fromEarlierProcess bool
 }
 
 func newTracker(o Options, now time.Time) *tracker {
 	return &tracker{maxIncidents: o.MaxIncidents, maxAge: o.MaxAge, startedAt: now, byKey: map[incidentKey]*trackedIncident{}}
 }
 
-// load takes what an earlier process has left. It is called once, before anything happens.
+// load adds the incidents of an earlier process. It is called once, before record.
 func (t *tracker) load(s storedState) {
 	for _, i := range slices.Backward(s.incidents) {
 		t.entries = append(t.entries, &trackedIncident{Incident: i, terminationFinal: make([]bool, len(i.Affected)), fromEarlierProcess: true})
@@ -83,9 +79,8 @@ func (t *tracker) load(s storedState) {
 
 func (t *tracker) markChanged() { t.version++ }
 
-// record takes down an occurrence: once for each device that a container can hold. A
-// partitioned GPU is none, unless it has no slice that could stand for it, or is held:
-// NVIDIA's plugin gives it away where it offers no slices.
+// record records an event for each allocatable device. A partitioned GPU is recorded only without an affected MIG device, or if it is
+// allocated: with the MIG strategy none, NVIDIA's plugin allocates partitioned GPUs.
 func (t *tracker) record(o *device.HealthEvent, h *device.Allocations, now time.Time) {
 	hasDevices := slices.ContainsFunc(o.Affected, func(d device.Device) bool { return !d.MIGEnabled })
 	for i := range o.Affected {
@@ -106,21 +101,20 @@ func (t *tracker) recordDevice(o *device.HealthEvent, d *device.Device, h *devic
 	t.countReport(e, o, now)
 }
 
-// matches tells whether a report is of the same as the entry.
+// matches reports whether an event repeats the incident.
 func (e *trackedIncident) matches(o *device.HealthEvent, h *device.Allocations) bool {
 	return !e.fromEarlierProcess && e.Historical == o.Historical && e.RecoveredAt == nil && o.At.Sub(e.Last) <= mergeWindow &&
 		slices.Equal(h.ForDevice(e.Device), e.allocations) && !e.ownerReplaced(o, h)
 }
 
-// ownerReplaced tells whether a holder has got the device since the last report: one of the same
-// name as before, as a StatefulSet's next pod has it.
+// ownerReplaced reports whether the device was allocated again since the last event, to a container of the same name (as in a StatefulSet).
 func (e *trackedIncident) ownerReplaced(o *device.HealthEvent, h *device.Allocations) bool {
 	return slices.ContainsFunc(recordsOf(h.Recent, e.Device), func(s device.AllocationRecord) bool {
 		return s.EndedAt.IsZero() && s.FirstSeen.After(e.Last) && !s.FirstSeen.After(o.At)
 	})
 }
 
-// newIncident takes down a new incident, without its first report.
+// newIncident adds an incident without events.
 func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device.Allocations, now time.Time) *trackedIncident {
 	t.lastID = max(t.lastID+1, uint64(max(now.UnixMilli(), 0)))
 	e := &trackedIncident{Incident: Incident{
@@ -137,7 +131,7 @@ func (t *tracker) newIncident(o *device.HealthEvent, d *device.Device, h *device
 	return e
 }
 
-// countReport takes one report down. It allocates nothing: there may be many.
+// countReport counts an event. It allocates nothing: events may be many.
 func (t *tracker) countReport(e *trackedIncident, o *device.HealthEvent, now time.Time) {
 	e.Count++
 	e.recordedAt = now
@@ -149,7 +143,7 @@ func (t *tracker) countReport(e *trackedIncident, o *device.HealthEvent, now tim
 	}
 	e.MarkedUnhealthy = e.MarkedUnhealthy || o.MarkedUnhealthy
 	t.urgent = t.urgent || o.MarkedUnhealthy
-	if !e.Historical { // history is no increase
+	if !e.Historical { // counters count events since the start
 		e.deviceCounter.add(e, 1, o.At)
 	}
 	for _, c := range e.affectedCounters {
@@ -158,7 +152,7 @@ func (t *tracker) countReport(e *trackedIncident, o *device.HealthEvent, now tim
 	t.markChanged()
 }
 
-// addAffected gives an incident another holder.
+// addAffected adds an affected container.
 func (t *tracker) addAffected(e *trackedIncident, h AffectedContainer) {
 	e.Affected = append(slices.Clone(e.Affected), h)
 	e.terminationFinal = append(e.terminationFinal, false)
@@ -175,7 +169,7 @@ func (h AffectedContainer) owner() device.Owner {
 	return device.Owner{Namespace: h.Namespace, Pod: h.Pod, Container: h.Container}
 }
 
-// drop forgets an incident, but not what it has added to the counts.
+// drop removes an incident from the indexes. Counters keep its events.
 func (t *tracker) drop(e *trackedIncident) {
 	if t.byKey[incidentKey{e.Device, e.Reason}] == e {
 		delete(t.byKey, incidentKey{e.Device, e.Reason})
@@ -183,8 +177,7 @@ func (t *tracker) drop(e *trackedIncident) {
 	t.affectedTotal -= len(e.Affected)
 }
 
-// evict drops the oldest of too many; those of devices that are not healthy again go
-// last, and the newest stays.
+// evict removes the oldest incidents beyond the limits: first those of recovered devices, and never the newest.
 func (t *tracker) evict() {
 	for len(t.entries) > t.maxIncidents || t.affectedTotal > maxAffectedTotal {
 		i := max(0, slices.IndexFunc(t.entries[:len(t.entries)-1], func(e *trackedIncident) bool { return !e.isOpen() }))
@@ -193,10 +186,10 @@ func (t *tracker) evict() {
 	}
 }
 
-// isOpen tells whether the device is still what the incident made of it.
+// isOpen reports whether the device has not recovered yet.
 func (e *trackedIncident) isOpen() bool { return e.MarkedUnhealthy && e.RecoveredAt == nil }
 
-// prune drops what is too old. Counts of devices that are there stay.
+// prune removes expired incidents and counters. Counters of present devices stay.
 func (t *tracker) prune(present func(device.ID) bool, now time.Time) {
 	before := len(t.entries)
 	t.entries = slices.DeleteFunc(t.entries, func(e *trackedIncident) bool {
@@ -213,15 +206,14 @@ func (t *tracker) prune(present func(device.ID) bool, now time.Time) {
 	}
 }
 
-// expired reports whether something that last happened at a time is to be forgotten. A clock that
-// is ahead when the process starts, or is set ahead later, does not make anything old: the
-// process must have run for a while, and its own time must agree.
+// expired reports whether an event is older than maxAge. A wall clock that is ahead, or is set ahead, expires nothing: the process must have
+// run for clockTrustDelay, and the monotonic clock must agree.
 func (t *tracker) expired(last, now time.Time) bool {
-	uptime := now.Sub(t.startedAt) // by the monotonic clock
+	uptime := now.Sub(t.startedAt) // monotonic
 	return uptime >= min(t.maxAge, clockTrustDelay) && earliest(now.Round(0), t.startedAt.Round(0).Add(uptime)).Sub(last) > t.maxAge
 }
 
-// markRecovered notes which devices are healthy again.
+// markRecovered closes the incidents of devices that are healthy again.
 func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 	for _, e := range t.entries {
 		if !e.isOpen() {
@@ -231,8 +223,7 @@ func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 		if i < 0 || !statuses[i].Healthy {
 			continue
 		}
-		// What is on the board may be from before the report; of an earlier process' report
-		// it is not.
+		// The status may be older than the event, unless the event is of an earlier process.
 		switch since := statuses[i].Since; {
 		case since.After(latest(e.Last, e.recordedAt)):
 			e.RecoveredAt = &since
@@ -245,7 +236,7 @@ func (t *tracker) markRecovered(statuses []device.Status, now time.Time) {
 	}
 }
 
-// storedState is all that is remembered, at one moment. It is never written.
+// storedState returns a copy of the state that is never written.
 func (t *tracker) storedState() (s storedState) {
 	s.incidents = make([]Incident, len(t.entries))
 	for i, e := range t.entries {
@@ -253,7 +244,7 @@ func (t *tracker) storedState() (s storedState) {
 	}
 	s.devices = make([]DeviceCount, 0, len(t.deviceCounters.counters))
 	for _, c := range t.deviceCounters.counters {
-		if !c.last.IsZero() { // else there were incidents of the past alone
+		if !c.last.IsZero() { // zero: historical events only
 			s.devices = append(s.devices, DeviceCount{Device: c.key.device, GPU: c.gpu, Index: c.index, Reason: c.key.reason, Count: c.count, Last: c.last})
 		}
 	}
