@@ -1,11 +1,7 @@
-// Package response says what a container gets for the devices that the kubelet has
-// given it, as NVIDIA's device plugin says it.
+// Package response builds the response of Allocate for a container's devices, as NVIDIA's device plugin does.
 //
-// It decides nothing: which devices those are, and whether they may be had, is
-// known before. It looks at nothing but what it is handed, so one table of tests
-// holds every answer. The answers were read from NVIDIA's k8s-device-plugin
-// v0.19.3, internal/plugin/server.go and mps.go; docs/migration.md has
-// what differs and why.
+// The package only formats: the arguments decide the response, so a table of tests covers all of them. The responses follow NVIDIA's
+// k8s-device-plugin v0.19.3, internal/plugin/server.go and mps.go; docs/migration.md lists the differences.
 package response
 
 import (
@@ -21,11 +17,11 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// DeviceListStrategy is a way to tell the container runtime which devices a container has,
-// under the name that --device-list-strategy gives it.
+// DeviceListStrategy passes a container's devices to the container runtime. Several may be in use. The values are the
+// flag's, --device-list-strategy.
 type DeviceListStrategy string
 
-// The strategies. Several may be in use at once.
+// The strategies.
 const (
 	EnvVar         DeviceListStrategy = "envvar"
 	VolumeMounts   DeviceListStrategy = "volume-mounts"
@@ -33,128 +29,22 @@ const (
 	CDICRI         DeviceListStrategy = "cdi-cri"
 )
 
-// DeviceIDStrategy is how a device is called, under the name that --device-id-strategy
-// gives it.
+// DeviceIDStrategy names devices. The values are the flag's, --device-id-strategy.
 type DeviceIDStrategy string
 
 // The id strategies.
 const (
 	UUID  DeviceIDStrategy = "uuid"
-	Index DeviceIDStrategy = "index" // "0" is a GPU, "0:1" its second slice
+	Index DeviceIDStrategy = "index" // "0": GPU; "0:1": second MIG device of GPU 0
 )
 
-const (
-	// CDIVendor is the vendor of all our CDI devices. It is NVIDIA's plugin's, since
-	// the kubelet keeps answers, and containers of its are started by ours.
-	CDIVendor = "k8s.device-plugin.nvidia.com"
-	// DefaultAnnotationPrefix is what a runtime with CDI looks for by default.
-	DefaultAnnotationPrefix = "cdi.k8s.io/"
-
-	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
-	imexChannels   = "NVIDIA_IMEX_CHANNELS"
-	// mountsRoot is where NVIDIA's runtime looks for devices that are named by
-	// mounts, which a user of the cluster cannot forge as he can the environment.
-	mountsRoot            = "/var/run/nvidia-container-devices"
-	mountsSource          = "/dev/null"
-	imexChannelNodePrefix = "/dev/nvidia-caps-imex-channels/channel"
-	// mpsContainerRoot is where the MPS control daemon's folder is in each container that
-	// shares it; its clients and the daemon must agree on it.
-	mpsContainerRoot = "/mps"
-)
-
-// controlNodes are the nodes that every container of a GPU wants, in NVIDIA's order.
-var controlNodes = [...]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
-
-// GrantedDevice is a device that a container was given.
+// GrantedDevice is a device of a container.
 type GrantedDevice struct {
 	device.Device
-	MIGIndex int // of a slice, on its GPU; no matter for a whole GPU
+	MIGIndex int // on the GPU; of MIG devices only
 }
 
-// Options say how the devices of one resource are passed on. The zero Options are
-// NVIDIA's defaults.
-type Options struct {
-	Resource   string               // "nvidia.com/gpu"; MPS has a folder for each
-	Strategies []DeviceListStrategy // none is EnvVar
-	IDStrategy DeviceIDStrategy     // none is UUID
-	// DeviceSpecs has the device nodes answered too (--pass-device-specs). They are
-	// found under DevRoot on the host.
-	DeviceSpecs bool
-	DevRoot     string
-	// DefaultAnnotationPrefix stands before the key of CDIAnnotations; none is the default.
-	AnnotationPrefix string
-	GDRCopy          bool
-	GDS              bool
-	MOFED            bool
-	// HasCDISpec reports whether there is a CDI spec of a class: "gpu", "gdrcopy", "gds",
-	// "mofed". A container that asks for a device without one does not start. Nil:
-	// there are all that are enabled.
-	HasCDISpec func(class string) bool
-	// IMEXChannels that there are on this node.
-	IMEXChannels []int
-	// MPSRoot is the folder of NVIDIA's MPS control daemon on the host. Empty: this
-	// resource is not shared by MPS.
-	MPSRoot string
-	// RandomSuffix makes the part of an annotation's key that tells a container's
-	// resources apart. Nil makes UUIDs, as NVIDIA's plugin does.
-	RandomSuffix func() string
-}
-
-// ForContainer is the answer for one container. The devices may come in any order,
-// and several times.
-func (o Options) ForContainer(devices []GrantedDevice) *api.ContainerAllocateResponse {
-	devices = sortedUnique(devices)
-	names := o.deviceNames(devices)
-	r := &api.ContainerAllocateResponse{Envs: map[string]string{}}
-	o.addCDI(r, names)
-	o.addMPS(r)
-	for _, feature := range o.features() {
-		if feature.enabled {
-			r.Envs[feature.env] = "enabled"
-		}
-	}
-	// What follows would give a runtime that has the CDI names all things twice.
-	if o.usesStrategy(EnvVar) {
-		r.Envs[visibleDevices] = strings.Join(names, ",")
-		if len(o.IMEXChannels) > 0 {
-			r.Envs[imexChannels] = strings.Join(o.channelNames(), ",")
-		}
-	}
-	if o.usesStrategy(VolumeMounts) {
-		r.Envs[visibleDevices] = mountsRoot // in place of the names, also beside EnvVar
-		r.Mounts = append(r.Mounts, o.mounts(names)...)
-	}
-	if o.DeviceSpecs && (o.usesStrategy(EnvVar) || o.usesStrategy(VolumeMounts)) {
-		r.Devices = o.deviceSpecs(devices)
-	}
-	return r
-}
-
-// usesStrategy tells whether a strategy is in use.
-func (o Options) usesStrategy(s DeviceListStrategy) bool {
-	return slices.Contains(o.Strategies, s) || s == EnvVar && len(o.Strategies) == 0
-}
-
-// sortedUnique is each device once, in the order of the node: a GPU by its index, its
-// slices by theirs. The kubelet sends ids in random order, and replicas of one
-// device are one device.
-func sortedUnique(devices []GrantedDevice) []GrantedDevice {
-	devices = slices.SortedFunc(slices.Values(devices), func(a, b GrantedDevice) int {
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.migOrder(), b.migOrder()), cmp.Compare(a.ID, b.ID))
-	})
-	return slices.CompactFunc(devices, func(a, b GrantedDevice) bool { return a.ID == b.ID })
-}
-
-// migOrder is the index of a slice, and -1 for a whole GPU.
-func (d GrantedDevice) migOrder() int {
-	if d.WholeGPU() {
-		return -1
-	}
-	return d.MIGIndex
-}
-
-// Name is what the device is called by this strategy, to the runtime and in the
-// CDI spec alike.
+// Name returns the device's name for the runtime and in the CDI spec.
 func (s DeviceIDStrategy) Name(d GrantedDevice) string {
 	switch {
 	case s != Index:
@@ -166,95 +56,162 @@ func (s DeviceIDStrategy) Name(d GrantedDevice) string {
 	}
 }
 
-func (o Options) deviceNames(devices []GrantedDevice) []string {
+const (
+	// CDIVendor is the vendor of all CDI devices, the same as of NVIDIA's plugin: the kubelet keeps responses, so podgauge's CDI
+	// specs start containers of NVIDIA's plugin.
+	CDIVendor = "k8s.device-plugin.nvidia.com"
+	// DefaultAnnotationPrefix is the default prefix of runtimes with CDI.
+	DefaultAnnotationPrefix = "cdi.k8s.io/"
+
+	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	// mountsRoot is where NVIDIA's runtime reads device names from mounts. Users can forge the environment, but not mounts.
+	mountsRoot            = "/var/run/nvidia-container-devices"
+	mountsSource          = "/dev/null"
+	imexChannelNodePrefix = "/dev/nvidia-caps-imex-channels/channel"
+	mpsContainerRoot      = "/mps" // the MPS control daemon's folder in containers, the same for daemon and clients
+)
+
+// controlNodes are the device nodes for every container with a GPU, in NVIDIA's order.
+var controlNodes = [...]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
+
+// Options select how the devices of a resource are passed to a container. The zero Options are NVIDIA's defaults.
+type Options struct {
+	Resource         string               // in the paths of MPS
+	Strategies       []DeviceListStrategy // empty: EnvVar
+	IDStrategy       DeviceIDStrategy     // empty: UUID
+	DeviceSpecs      bool                 // with device nodes, below DevRoot on the host (--pass-device-specs)
+	DevRoot          string
+	AnnotationPrefix string // of the key of CDIAnnotations; empty: DefaultAnnotationPrefix
+	GDRCopy          bool
+	GDS              bool
+	MOFED            bool
+	// HasCDISpec reports whether a CDI spec of a class exists: "gpu", "gdrcopy", "gds", "mofed". A container with a CDI device
+	// without a spec does not start. Nil: all exist.
+	HasCDISpec   func(class string) bool
+	IMEXChannels []int
+	MPSRoot      string // the MPS control daemon's folder on the host; empty: not shared through MPS
+}
+
+// ForContainer returns the response for a container. The devices may repeat and have any order.
+func (o Options) ForContainer(devices []GrantedDevice) *api.ContainerAllocateResponse {
+	devices = sortedUnique(devices)
 	names := make([]string, len(devices))
 	for i, d := range devices {
 		names[i] = o.IDStrategy.Name(d)
 	}
-	return names
-}
-
-func (o Options) channelNames() []string {
-	names := make([]string, len(o.IMEXChannels))
+	channels := make([]string, len(o.IMEXChannels))
 	for i, c := range o.IMEXChannels {
-		names[i] = strconv.Itoa(c)
+		channels[i] = strconv.Itoa(c)
 	}
-	return names
-}
-
-// optionalFeature is what comes with GPUs where it is enabled: by an environment variable
-// for NVIDIA's runtime, and as the device "all" of a CDI class.
-type optionalFeature struct {
-	enabled    bool
-	env, class string
-}
-
-func (o Options) features() [3]optionalFeature {
-	return [...]optionalFeature{
-		{o.GDRCopy, "NVIDIA_GDRCOPY", "gdrcopy"},
-		{o.GDS, "NVIDIA_GDS", "gds"},
-		{o.MOFED, "NVIDIA_MOFED", "mofed"},
+	r := &api.ContainerAllocateResponse{Envs: map[string]string{}}
+	o.addCDI(r, names, channels)
+	o.addMPS(r)
+	for _, f := range o.features() {
+		r.Envs[f.env] = "enabled"
 	}
+	// With CDI names alone, leave out the rest: the runtime would pass all devices twice.
+	if o.uses(EnvVar) {
+		r.Envs[visibleDevices] = strings.Join(names, ",")
+		if len(channels) > 0 {
+			r.Envs["NVIDIA_IMEX_CHANNELS"] = strings.Join(channels, ",")
+		}
+	}
+	if o.uses(VolumeMounts) {
+		r.Envs[visibleDevices] = mountsRoot // replaces the names of EnvVar
+		for _, name := range names {
+			r.Mounts = append(r.Mounts, &api.Mount{ContainerPath: filepath.Join(mountsRoot, name), HostPath: mountsSource})
+		}
+		for _, channel := range channels {
+			r.Mounts = append(r.Mounts, &api.Mount{ContainerPath: filepath.Join(mountsRoot, "imex", channel), HostPath: mountsSource})
+		}
+	}
+	if o.DeviceSpecs && (o.uses(EnvVar) || o.uses(VolumeMounts)) {
+		r.Devices = o.deviceSpecs(devices, channels)
+	}
+	return r
 }
 
-func (o Options) addCDI(r *api.ContainerAllocateResponse, names []string) {
-	if !o.usesStrategy(CDIAnnotations) && !o.usesStrategy(CDICRI) {
+func (o Options) uses(s DeviceListStrategy) bool {
+	return slices.Contains(o.Strategies, s) || s == EnvVar && len(o.Strategies) == 0
+}
+
+func (o Options) hasCDISpec(class string) bool { return o.HasCDISpec == nil || o.HasCDISpec(class) }
+
+// sortedUnique returns each device once, by GPU index and MIG index. The kubelet sends ids in random order, and replicas of a
+// device are the same device.
+func sortedUnique(devices []GrantedDevice) []GrantedDevice {
+	devices = slices.SortedFunc(slices.Values(devices), func(a, b GrantedDevice) int {
+		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.migOrder(), b.migOrder()), cmp.Compare(a.ID, b.ID))
+	})
+	return slices.CompactFunc(devices, func(a, b GrantedDevice) bool { return a.ID == b.ID })
+}
+
+// migOrder orders a whole GPU before MIG devices.
+func (d GrantedDevice) migOrder() int {
+	if d.WholeGPU() {
+		return -1
+	}
+	return d.MIGIndex
+}
+
+// optionalFeature comes with GPUs: by an environment variable for NVIDIA's runtime, and as the device "all" of a CDI class.
+type optionalFeature struct{ env, class string }
+
+// features returns the enabled features.
+func (o Options) features() (enabled []optionalFeature) {
+	if o.GDRCopy {
+		enabled = append(enabled, optionalFeature{"NVIDIA_GDRCOPY", "gdrcopy"})
+	}
+	if o.GDS {
+		enabled = append(enabled, optionalFeature{"NVIDIA_GDS", "gds"})
+	}
+	if o.MOFED {
+		enabled = append(enabled, optionalFeature{"NVIDIA_MOFED", "mofed"})
+	}
+	return enabled
+}
+
+func (o Options) addCDI(r *api.ContainerAllocateResponse, names, channels []string) {
+	if !o.uses(CDIAnnotations) && !o.uses(CDICRI) {
 		return
 	}
 	var devices []string
-	if o.namesGPUs() {
+	add := func(class, name string) { devices = append(devices, CDIVendor+"/"+class+"="+name) }
+	// Without a spec, leave the GPUs to the strategies without CDI. With CDI alone, keep the names: a container must fail rather than start
+	// without a GPU.
+	if o.hasCDISpec("gpu") || !o.uses(EnvVar) && !o.uses(VolumeMounts) {
 		for _, name := range names {
-			devices = append(devices, cdiName("gpu", name))
+			add("gpu", name)
 		}
-		for _, channel := range o.channelNames() {
-			devices = append(devices, cdiName("imex-channel", channel))
-		}
-	}
-	for _, feature := range o.features() {
-		if feature.enabled && (o.HasCDISpec == nil || o.HasCDISpec(feature.class)) {
-			devices = append(devices, cdiName(feature.class, "all"))
+		for _, channel := range channels {
+			add("imex-channel", channel)
 		}
 	}
-	if len(devices) == 0 {
-		return
+	for _, f := range o.features() {
+		if o.hasCDISpec(f.class) {
+			add(f.class, "all")
+		}
 	}
-	if o.usesStrategy(CDIAnnotations) {
-		r.Annotations = map[string]string{o.annotationKey(): strings.Join(devices, ",")}
+	if o.uses(CDIAnnotations) && len(devices) > 0 {
+		key := cmp.Or(o.AnnotationPrefix, DefaultAnnotationPrefix) + "nvidia-device-plugin_" + randomUUID()
+		r.Annotations = map[string]string{key: strings.Join(devices, ",")}
 	}
-	if o.usesStrategy(CDICRI) {
+	if o.uses(CDICRI) {
 		for _, name := range devices {
 			r.CdiDevices = append(r.CdiDevices, &api.CDIDevice{Name: name})
 		}
 	}
 }
 
-// namesGPUs reports whether GPUs get CDI names. Without a spec, another strategy serves the container; if there
-// is none, the container fails rather than start without its GPU.
-func (o Options) namesGPUs() bool {
-	return o.HasCDISpec == nil || o.HasCDISpec("gpu") || !o.usesStrategy(EnvVar) && !o.usesStrategy(VolumeMounts)
-}
-
-// cdiName is a CDI device's full name.
-func cdiName(class, name string) string { return CDIVendor + "/" + class + "=" + name }
-
-func (o Options) annotationKey() string {
-	random := o.RandomSuffix
-	if random == nil {
-		random = uuid
-	}
-	return cmp.Or(o.AnnotationPrefix, DefaultAnnotationPrefix) + "nvidia-device-plugin_" + random()
-}
-
-// uuid is a random one, of version 4.
-func uuid() string {
+// randomUUID returns a UUID of version 4, so several resources of a container have different annotations.
+func randomUUID() string {
 	var b [16]byte
-	_, _ = rand.Read(b[:]) // it never fails
+	_, _ = rand.Read(b[:]) // returns no error
 	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// addMPS lets the container's CUDA find the resource's MPS control daemon, and the
-// memory that the daemon shares with its clients.
+// addMPS adds the resource's MPS control daemon and the memory shared with clients.
 func (o Options) addMPS(r *api.ContainerAllocateResponse) {
 	if o.MPSRoot == "" {
 		return
@@ -267,45 +224,29 @@ func (o Options) addMPS(r *api.ContainerAllocateResponse) {
 	)
 }
 
-// mounts name devices and channels by paths at which nothing is.
-func (o Options) mounts(names []string) []*api.Mount {
-	var mounts []*api.Mount
-	for _, name := range names {
-		mounts = append(mounts, &api.Mount{ContainerPath: filepath.Join(mountsRoot, name), HostPath: mountsSource})
-	}
-	for _, channel := range o.channelNames() {
-		mounts = append(mounts, &api.Mount{ContainerPath: filepath.Join(mountsRoot, "imex", channel), HostPath: mountsSource})
-	}
-	return mounts
-}
-
-// deviceSpecs are the nodes of the devices, each once: first those that all share, then
-// those of each device, then channels. A device names only such control nodes as
-// there are.
-func (o Options) deviceSpecs(devices []GrantedDevice) []*api.DeviceSpec {
-	var deviceNodes []string
-	present := map[string]bool{}
+// deviceSpecs returns the device nodes, each once: control nodes of the devices, other nodes of the devices, then channels.
+func (o Options) deviceSpecs(devices []GrantedDevice, channels []string) []*api.DeviceSpec {
+	var nodes []string
 	for _, d := range devices {
-		for _, node := range d.DeviceNodes {
-			if !present[node] && !slices.Contains(controlNodes[:], node) {
-				deviceNodes = append(deviceNodes, node)
-			}
-			present[node] = true
-		}
+		nodes = append(nodes, d.DeviceNodes...)
 	}
 	var specs []*api.DeviceSpec
+	added := map[string]bool{}
 	add := func(node string) {
-		specs = append(specs, &api.DeviceSpec{ContainerPath: node, HostPath: filepath.Join("/", o.DevRoot, node), Permissions: "rw"})
+		if !added[node] {
+			specs = append(specs, &api.DeviceSpec{ContainerPath: node, HostPath: filepath.Join("/", o.DevRoot, node), Permissions: "rw"})
+		}
+		added[node] = true
 	}
 	for _, node := range controlNodes {
-		if present[node] {
+		if slices.Contains(nodes, node) {
 			add(node)
 		}
 	}
-	for _, node := range deviceNodes {
+	for _, node := range nodes {
 		add(node)
 	}
-	for _, channel := range o.channelNames() {
+	for _, channel := range channels {
 		add(imexChannelNodePrefix + channel)
 	}
 	return specs
