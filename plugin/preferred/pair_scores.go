@@ -3,12 +3,12 @@ package preferred
 import "github.com/podgauge/podgauge/internal/device"
 
 const (
-	nvLinkScore = 100 // above every path: GPUs with one NVLink are nearer than GPUs without, whatever their path
+	nvLinkScore = 100 // above every path: NVLinks count more than any path
 	// maxNVLinks is above the number of every GPU (18 in 2026) and keeps sums of scores far from overflow.
 	maxNVLinks = 64
 )
 
-// pathScores are the scores of two GPUs without NVLinks. The steps are those of NVIDIA's go-gpuallocator.
+// pathScores are the scores of two GPUs without NVLinks, in the steps of NVIDIA's go-gpuallocator.
 var pathScores = [...]int{
 	device.PathUnknown:          0,
 	device.PathSameBoard:        60,
@@ -19,9 +19,9 @@ var pathScores = [...]int{
 	device.PathSystem:           10,
 }
 
-// pairScores returns the symmetric matrix of scores. The score of a GPU with itself is 0.
+// pairScores returns the symmetric matrix of scores. The diagonal is 0.
 //
-// Of several links of a pair, the fewer NVLinks and the farther path count: a link that is down on one side carries nothing.
+// Of several links of a pair, the fewer NVLinks and the farther path count: a link with a side that is down is down.
 func pairScores(gpus map[device.GPU]int, numaNodes []int, links []device.Link) []int {
 	pairs := map[[2]int]device.Link{}
 	for _, l := range links {

@@ -1,7 +1,7 @@
-// Package preferred chooses the devices that a container should get: whole GPUs by their links, replicas and MIG devices by load.
+// Package preferred chooses devices for a container: whole GPUs by links, replicas and MIG devices by load.
 //
-// It calls no other program and returns no error: the kubelet fails a pod if GetPreferredAllocation returns an error.
-// The order of preference and its reasons are in docs/adr/0006-preferred-allocation.md.
+// No call waits or returns an error: the kubelet fails a pod if GetPreferredAllocation returns an error.
+// The order of preference and the reasons are in docs/adr/0006-preferred-allocation.md.
 package preferred
 
 import (
@@ -10,20 +10,20 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Request asks for Size ids for one container: all of Must, the others from Available.
+// Request asks for Size ids for a container: all of Must, the rest from Available.
 //
-// Unknown ids, repeated ids and sizes that cannot be met are allowed.
+// Unknown ids, repeated ids and impossible sizes are allowed.
 type Request struct {
 	Available, Must []device.AdvertisedID
 	Size            int
 	// Reject reports whether Allocate rejects an id in a request of this size. The result must be the same for all ids of a
-	// device. Rejected ids are chosen only if there are not enough other ids. Nil rejects none.
+	// device. Rejected ids are chosen only if there are not enough accepted ids. Nil accepts all.
 	Reject func(device.AdvertisedID) bool
 }
 
-// Prefer returns the ids that a container should get: Size ids, or fewer if there are no more.
+// Prefer returns the ids for a container: Size ids, or all if there are fewer.
 //
-// The answer has the ids of Must first, then the chosen ones, each part by GPU index and replica. If a replica or a MIG device
+// The answer has the ids of Must first, then the chosen ids, both by GPU index and replica. If a replica or a MIG device
 // can be chosen, the policy decides; otherwise the links of the GPUs decide.
 func (t *Topology) Prefer(r Request, p AllocationPolicy) []device.AdvertisedID {
 	req := t.resolve(r)
@@ -41,10 +41,10 @@ func (t *Topology) Prefer(r Request, p AllocationPolicy) []device.AdvertisedID {
 
 // resolvedRequest is a Request with candidates in place of ids: by number, in ascending order, each at most once.
 type resolvedRequest struct {
-	must, available []int                 // available: without rejected ones
+	must, available []int                 // available: without rejected candidates
 	ids             []device.AdvertisedID // of the answer: Must, known ids first
-	fallback        []device.AdvertisedID // of Available: rejected ids, then unknown ones
-	size, needed    int                   // ids of the answer, and how many of them to choose from available
+	fallback        []device.AdvertisedID // of Available: rejected ids, then unknown ids
+	size, needed    int                   // number of ids in the answer, and to choose from available
 }
 
 func (t *Topology) resolve(r Request) resolvedRequest {
@@ -58,7 +58,7 @@ func (t *Topology) resolve(r Request) resolvedRequest {
 	numbers := make([]int, 0, 2*len(marks))
 	req.must, req.available = numbers[:0:len(marks)], numbers[len(marks):len(marks)]
 	req.ids = make([]device.AdvertisedID, 0, req.size)
-	checked, rejected := -1, false // the newest device that Reject was called for
+	checked, rejected := -1, false // newest call of Reject: device and result
 	for i, mark := range marks {
 		if d := t.deviceOf[i]; mark == available && r.Reject != nil && d != checked {
 			checked, rejected = d, r.Reject(t.candidates[i].ID)
@@ -96,7 +96,7 @@ func (t *Topology) mark(marks []uint8, ids []device.AdvertisedID, value uint8) (
 	return slices.Compact(unknown)
 }
 
-// answer returns Must, the chosen candidates and, if these are not enough, the fallback.
+// answer returns Must, the chosen candidates and, up to Size ids, the fallback.
 func (t *Topology) answer(req resolvedRequest, chosen []int) []device.AdvertisedID {
 	slices.Sort(chosen)
 	for _, i := range chosen {

@@ -7,7 +7,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// AllocationPolicy is the order in which replicas and MIG devices are chosen. An unknown policy is Distributed.
+// AllocationPolicy is the order of preference among replicas and MIG devices. An unknown policy is Distributed.
 type AllocationPolicy string
 
 const (
@@ -16,11 +16,11 @@ const (
 	// Packed chooses from the most loaded device.
 	Packed AllocationPolicy = "packed"
 	// Distinct chooses from a GPU without a chosen id, and otherwise like Distributed. If Size exceeds the number of GPUs, the
-	// answer has several ids of one GPU; Allocate rejects two replicas of one GPU.
+	// answer has several ids of a GPU; Allocate rejects two replicas of the same GPU.
 	Distinct AllocationPolicy = "distinct"
 )
 
-// chooseShared chooses ids one by one, each from the first device in the order of compareDevices.
+// chooseShared chooses id after id, each from the first device in the order of compareDevices.
 func (t *Topology) chooseShared(req resolvedRequest, p AllocationPolicy) []device.AdvertisedID {
 	s := t.newSharedPick(req, p)
 	chosen := make([]int, req.needed)
@@ -40,21 +40,21 @@ func (t *Topology) chooseShared(req resolvedRequest, p AllocationPolicy) []devic
 	return t.answer(req, chosen)
 }
 
-// sharedPick counts ids while they are chosen. Devices, GPUs and candidates are numbers; free ids are those that can be chosen.
+// sharedPick counts ids during the choice. Devices, GPUs and candidates are numbers. An id is free if chooseShared can still choose it.
 type sharedPick struct {
 	*Topology
 	policy AllocationPolicy
 
-	freeIDs, firstFree []int // by device: number of free ids, and the lowest of them
-	nextFree           []int // by candidate: the next free id of its device
+	freeIDs, firstFree []int // by device: number of free ids, and the lowest free id
+	nextFree           []int // by candidate: next free id of the device
 
 	gpuFree, gpuTaken, gpuReplicas []int // by GPU: free ids, chosen ids, chosen replicas
-	gpuAffinity                    []int // by GPU: sum of the scores with other GPUs that have a chosen id
+	gpuAffinity                    []int // by GPU: sum of the scores with GPUs of chosen ids
 }
 
 func (t *Topology) newSharedPick(req resolvedRequest, p AllocationPolicy) *sharedPick {
 	devices, gpus := len(t.idCount), len(t.gpuIDCount)
-	numbers := make([]int, 2*devices+len(t.candidates)+4*gpus) // one allocation for all counters
+	numbers := make([]int, 2*devices+len(t.candidates)+4*gpus) // a single allocation for all counters
 	alloc := func(n int) (part []int) {
 		part, numbers = numbers[:n:n], numbers[n:]
 		return part
@@ -95,7 +95,7 @@ func (s *sharedPick) compareDevices(d, e int) int {
 	}
 }
 
-// repeatsGPU reports whether the next id of a device is the second chosen replica of its GPU.
+// repeatsGPU reports whether the next id of a device is the second chosen replica of the GPU.
 func (s *sharedPick) repeatsGPU(d int) bool {
 	return s.gpuReplicas[s.gpuOf[d]] > 0 && s.candidates[s.firstFree[d]].Replica
 }

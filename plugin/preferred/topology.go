@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Candidate is an id of the device list and its device.
+// Candidate is an id of the device list and the device.
 type Candidate struct {
 	ID        device.AdvertisedID
 	Device    device.ID
@@ -16,18 +16,18 @@ type Candidate struct {
 	Index     int  // of the GPU
 	NUMANode  int  // -1 if unknown
 	Replica   bool // an id of a shared device
-	Allocated bool // withdrawn but still allocated: a load on its device, never chosen
+	Allocated bool // withdrawn but still allocated: a load on the device, never chosen
 }
 
-// isPartial reports whether a candidate is a part of its GPU.
+// isPartial reports whether a candidate is a part of a GPU.
 func (c Candidate) isPartial() bool { return c.Replica || string(c.Device) != string(c.GPU) }
 
-// Topology holds the candidates and the scores of their GPUs. It is immutable, so any number of goroutines may use it.
+// Topology holds candidates and the scores of GPUs. A Topology is immutable, so any number of goroutines may use it.
 //
 // The zero Topology has no candidate: all ids are unknown.
 type Topology struct {
-	candidates []Candidate                 // without allocated ones; by GPU index, GPU, device, replica
-	index      map[device.AdvertisedID]int // into candidates; -1 for allocated ones
+	candidates []Candidate                 // without allocated candidates; by GPU index, GPU, device, replica
+	index      map[device.AdvertisedID]int // into candidates; -1 for allocated candidates
 	deviceOf   []int                       // by candidate
 	gpuOf      []int                       // by device
 	idCount    []int                       // ids by device
@@ -35,9 +35,9 @@ type Topology struct {
 	gpuScore   []int                       // score of GPUs g and h at g*len(gpuIDCount)+h
 }
 
-// New returns the topology of candidates and links, which may come in any order.
+// New returns the topology of candidates and links in any order.
 //
-// Of two candidates with one id, one counts. Links of GPUs without a candidate are ignored.
+// Of two candidates with the same id, the first in the order of compareCandidates counts. Links of GPUs without a candidate are ignored.
 func New(candidates []Candidate, links []device.Link) *Topology {
 	t := &Topology{index: make(map[device.AdvertisedID]int, len(candidates))}
 	devices, gpus := map[device.ID]int{}, map[device.GPU]int{}
@@ -73,7 +73,7 @@ func (t *Topology) scoreBetween(d, e int) int {
 	return t.gpuScore[t.gpuOf[d]*len(t.gpuIDCount)+t.gpuOf[e]]
 }
 
-// compareCandidates is a total order, so that the order of New's arguments does not matter.
+// compareCandidates is a total order: the order of New's arguments does not matter.
 func compareCandidates(a, b Candidate) int {
 	return cmp.Or(
 		cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Device, b.Device),

@@ -7,12 +7,12 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// maxExhaustive is the largest number of available GPUs for which each set is weighed: 184,756 sets of 10 out of 20 take a
+// maxExhaustive is the largest number of available GPUs for an exhaustive search: 184,756 sets of 10 out of 20 take a
 // few milliseconds.
 const maxExhaustive = 20
 
-// chooseWholeGPUs chooses the set with the greatest sum of scores among its GPUs; then the least sum of scores with the GPUs
-// that stay available; then the lowest indices. Above maxExhaustive, the result is greedy and not always the best.
+// chooseWholeGPUs chooses the set with the greatest sum of scores inside; then the least sum of scores with the GPUs
+// left available; then the lowest indices. Above maxExhaustive, the result is greedy and not always the best.
 func (t *Topology) chooseWholeGPUs(req resolvedRequest) []device.AdvertisedID {
 	p := t.newProblem(req)
 	set := p.greedy
@@ -26,11 +26,11 @@ func (t *Topology) chooseWholeGPUs(req resolvedRequest) []device.AdvertisedID {
 	return t.answer(req, chosen)
 }
 
-// problem asks for the k of n GPUs with the greatest worth: the sum of their weights and of the weights of their pairs.
+// problem asks for the k of n GPUs with the greatest worth: the sum of the weights of GPUs and pairs.
 //
-// Worth combines both sums of the objective. The sum of scores with the other GPUs is the sum of each GPU's scores with all GPUs
+// Worth combines both sums of the objective. The sum of scores with the GPUs outside is the sum of each GPU's scores with all GPUs
 // less twice the sum inside the set; between sets with the same sum inside, the first term decides. So weight subtracts a GPU's
-// scores with all GPUs, and pairWeight is scaled above the total of these.
+// scores with all GPUs, and pairWeight is scaled above their total.
 type problem struct {
 	n, k       int
 	weight     []int
@@ -66,7 +66,7 @@ func (t *Topology) newProblem(req resolvedRequest) problem {
 func (p problem) exhaustive() []int {
 	best, bestWorth := make([]int, p.k), math.MinInt
 	var set [maxExhaustive]int
-	var gain [maxExhaustive][maxExhaustive]int // by number of chosen GPUs: worth that each GPU adds
+	var gain [maxExhaustive][maxExhaustive]int // by number of chosen GPUs: worth added by each GPU
 	copy(gain[0][:], p.weight)
 	var extend func(x, chosen, worth int)
 	extend = func(x, chosen, worth int) { // by GPUs from x on
@@ -91,7 +91,7 @@ func (p problem) exhaustive() []int {
 	return best
 }
 
-// greedy grows a set from each GPU in turn, always by the GPU that adds most, and returns the set with the greatest worth.
+// greedy grows a set from each GPU in turn, always by the GPU with the greatest gain, and returns the set with the greatest worth.
 func (p problem) greedy() []int {
 	var best []int
 	bestWorth := math.MinInt
