@@ -30,7 +30,7 @@ const (
 	maxResponseBytes = 64 << 20
 	// windowBytes holds nearly all responses. A fixed window also spares the pings by which gRPC estimates the bandwidth.
 	windowBytes = 1 << 20
-	// minBackoff and maxBackoff limit the pause after a refusal. The kubelet accepts 100 calls per second from all clients of the node
+	// minBackoff and maxBackoff limit the pause after a rejection. The kubelet accepts 100 calls per second from all clients of the node
 	// (pkg/kubelet/apis/podresources/constants.go).
 	minBackoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
 )
@@ -78,10 +78,10 @@ type kubeletConn struct {
 	socket string
 	onCall func(method string, took time.Duration, err error) // may be nil
 
-	mu         sync.Mutex
-	refusedErr error         // guarded by mu; the newest refusal
-	refused    retry.Backoff // guarded by mu
-	retryAt    time.Time     // guarded by mu; no call before
+	mu          sync.Mutex
+	rejectedErr error         // guarded by mu; the newest rejection
+	rejections  retry.Backoff // guarded by mu
+	retryAt     time.Time     // guarded by mu; no call before
 }
 
 // newKubeletConn returns a kubeletConn that connects with the first call.
@@ -99,12 +99,12 @@ func newKubeletConn(socket string, dial dialFunc) (*kubeletConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}
-	return &kubeletConn{ClientConn: conn, socket: socket, refused: retry.Backoff{Min: minBackoff, Max: maxBackoff}}, nil
+	return &kubeletConn{ClientConn: conn, socket: socket, rejections: retry.Backoff{Min: minBackoff, Max: maxBackoff}}, nil
 }
 
-// call calls a method, and returns the epoch of the response. After a refusal it fails without a call until the pause is over.
+// call calls a method, and returns the epoch of the response. After a rejection it fails without a call until the pause is over.
 func (c *kubeletConn) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
-	if err := c.checkRefusal(time.Now()); err != nil {
+	if err := c.checkRejection(time.Now()); err != nil {
 		return kubeletEpoch{}, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -118,10 +118,10 @@ func (c *kubeletConn) call(ctx context.Context, method string, request wire.Requ
 	}
 	if err != nil {
 		err = fmt.Errorf("%s pod resources at %s: %w", method, c.socket, err)
-		c.recordRefusal(err)
+		c.recordRejection(err)
 		return kubeletEpoch{}, err
 	}
-	c.recordRefusal(nil)
+	c.recordRejection(nil)
 	epoch, ok := from.LocalAddr.(kubeletEpoch)
 	if !ok {
 		return kubeletEpoch{}, fmt.Errorf("%s pod resources at %s: unknown connection %v", method, c.socket, from.LocalAddr)
@@ -144,29 +144,29 @@ func (c *kubeletConn) reconnect(ctx context.Context) {
 	}
 }
 
-// recordRefusal begins a pause if a call failed because of the kubelet's limit.
-func (c *kubeletConn) recordRefusal(err error) {
+// recordRejection begins a pause if a call failed because of the kubelet's limit.
+func (c *kubeletConn) recordRejection(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case err == nil:
-		c.refused.Reset()
+		c.rejections.Reset()
 	case status.Code(err) == codes.ResourceExhausted:
-		c.refusedErr, c.retryAt = err, time.Now().Add(c.refused.Next())
+		c.rejectedErr, c.retryAt = err, time.Now().Add(c.rejections.Next())
 	}
 }
 
-// checkRefusal returns an error if the pause after a refusal is not over.
-func (c *kubeletConn) checkRefusal(now time.Time) error {
+// checkRejection returns an error if the pause after a rejection is not over.
+func (c *kubeletConn) checkRejection(now time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if now.Before(c.retryAt) {
-		return fmt.Errorf("wait for the kubelet's rate limit: %w", c.refusedErr)
+		return fmt.Errorf("wait for the kubelet's rate limit: %w", c.rejectedErr)
 	}
 	return nil
 }
 
-// untilRetry returns how long the pause after a refusal lasts; not positive if there is none.
+// untilRetry returns how long the pause after a rejection lasts; not positive if there is none.
 func (c *kubeletConn) untilRetry(now time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
