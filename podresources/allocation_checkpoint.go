@@ -9,8 +9,8 @@ import (
 // maxPendingAge is how long an allocation stays pending if the checkpoint cannot be read.
 const maxPendingAge = time.Hour
 
-// needsCheckpoint reports whether the checkpoint may decide something, and whether owners were looked up for ownerLookupTimeout without
-// success.
+// needsCheckpoint reports whether the checkpoint may decide about an allocation, and whether the lookup of an owner has taken
+// ownerLookupTimeout.
 func (t *allocationTracker) needsCheckpoint(now time.Time) (needed, overdue bool) {
 	for _, allocatedAt := range t.pending {
 		overdue = overdue || now.Sub(allocatedAt.latest) >= ownerLookupTimeout
@@ -18,8 +18,8 @@ func (t *allocationTracker) needsCheckpoint(now time.Time) (needed, overdue bool
 	return overdue || t.isCatchingUp(now), overdue
 }
 
-// mergeCheckpoint merges the checkpoint, or the error of reading it, as of a time before it was read. It reports whether anything
-// changed.
+// mergeCheckpoint merges the checkpoint, or the error of reading the checkpoint, as of a time before the read. The result reports whether
+// allocations changed.
 func (t *allocationTracker) mergeCheckpoint(checkpoint kubeletCheckpoint, err error, now time.Time) bool {
 	uids := t.checkpointUIDs(checkpoint)
 	t.scratch = t.scratch[:0]
@@ -48,14 +48,14 @@ func (t *allocationTracker) mergeCheckpoint(checkpoint kubeletCheckpoint, err er
 	return t.commit(now)
 }
 
-// isFreedIn reports whether this kubelet wrote a checkpoint without an entry that an earlier one had. It never drops an entry of an
-// allocation that goes on.
+// isFreedIn reports whether this kubelet wrote a checkpoint without an entry of an earlier checkpoint. A kubelet never drops the entry of a
+// current allocation.
 func (t *allocationTracker) isFreedIn(checkpoint kubeletCheckpoint, key allocationKey) bool {
 	_, had := t.checkpoint.allocated[key]
 	return had && checkpoint.writtenAt.After(t.epoch.kubeletStartedAt)
 }
 
-// storeCheckpoint keeps a checkpoint to compare later ones with, if it was written before the newest request.
+// storeCheckpoint keeps a checkpoint from before the newest request, for comparison with later checkpoints.
 func (t *allocationTracker) storeCheckpoint(checkpoint kubeletCheckpoint) {
 	if checkpoint.writtenAt.Add(maxMtimeLag).After(t.requestedAt) {
 		return
@@ -64,8 +64,8 @@ func (t *allocationTracker) storeCheckpoint(checkpoint kubeletCheckpoint) {
 	t.recordPodUIDs(func(a device.Allocation) bool { return !t.confirmed[confirmedKey(a)] })
 }
 
-// catchUp adds the allocations that only the checkpoint has: those of init containers, made before this process began. A checkpoint from
-// before the first complete List does not count, since that List may have freed entries of it.
+// catchUp adds the allocations of init containers from before this process began: only the checkpoint has them. A checkpoint from before
+// the first complete List does not count, since the kubelet may have freed entries in that List.
 func (t *allocationTracker) catchUp(checkpoint kubeletCheckpoint) {
 	if !checkpoint.writtenAt.After(t.trustedSince) || checkpoint.writtenAt.After(t.requestedAt) {
 		return
@@ -78,8 +78,8 @@ func (t *allocationTracker) catchUp(checkpoint kubeletCheckpoint) {
 	}
 }
 
-// addAllocatedInOutage adds the allocations that the checkpoint has and the last List lacks, while the kubelet does not answer or lists
-// only some pods. It reports whether there were any.
+// addAllocatedInOutage adds allocations of the checkpoint missing in the last List, while the kubelet does not answer or lists only some
+// pods. The result reports whether there were any.
 func (t *allocationTracker) addAllocatedInOutage(checkpoint kubeletCheckpoint, now time.Time) bool {
 	if !t.settled { // no device is reported as unallocated yet
 		return false
@@ -100,7 +100,7 @@ func (t *allocationTracker) addAllocatedInOutage(checkpoint kubeletCheckpoint, n
 	return t.commit(now)
 }
 
-// addFromCheckpoint adds a pending allocation, unless its id has one. Foreign ids are left out: a List may have had too many to keep.
+// addFromCheckpoint adds a pending allocation, unless the id is allocated. Foreign ids are left out: a List may have had too many to keep.
 func (t *allocationTracker) addFromCheckpoint(key allocationKey, allocatedAt timeInterval) {
 	phase := absent
 	if _, isPending := t.pending[key]; isPending {
@@ -113,8 +113,8 @@ func (t *allocationTracker) addFromCheckpoint(key allocationKey, allocatedAt tim
 	}
 }
 
-// isNewIn reports whether an entry was allocated since the last List. A kubelet that starts writes old entries again, so the time of
-// writing counts only if there is no earlier checkpoint.
+// isNewIn reports whether an entry was allocated since the last List. A starting kubelet writes old entries again, so the time of writing
+// counts only without an earlier checkpoint.
 func (t *allocationTracker) isNewIn(checkpoint kubeletCheckpoint, key allocationKey) bool {
 	if t.checkpointAsOf.IsZero() {
 		return checkpoint.writtenAt.Add(maxMtimeLag).After(t.requestedAt)
@@ -123,7 +123,7 @@ func (t *allocationTracker) isNewIn(checkpoint kubeletCheckpoint, key allocation
 	return !had || uid != checkpoint.allocated[key]
 }
 
-// checkpointUIDs returns the UIDs of the pods with named allocations, as the checkpoint has them; "" if it has several for a pod.
+// checkpointUIDs returns the UIDs in the checkpoint of the pods with named allocations; "" for a pod with several UIDs.
 func (t *allocationTracker) checkpointUIDs(checkpoint kubeletCheckpoint) map[podName]string {
 	uids := map[podName]string{}
 	for _, a := range t.allocations {

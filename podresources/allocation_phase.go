@@ -1,7 +1,7 @@
 package podresources
 
-// allocationPhase is what is known of one allocation. What an absence in a List proves depends on the kubelet: after a restart it lists
-// no pods, then the static ones, then those of the API server (docs/adr/0004-unknown-holders.md). The rules are a table:
+// allocationPhase is the state of knowledge about an allocation. An absence in a List proves little after a restart: a kubelet first
+// lists no pods, then static pods, then the API server's pods (docs/adr/0004-unknown-holders.md). The rules are a table:
 //
 //	event                | absent    | pending   | confirmed | retained
 //	---------------------|-----------|-----------|-----------|----------
@@ -21,11 +21,11 @@ type allocationPhase uint8
 const (
 	absent    allocationPhase = iota // not allocated, as far as is known
 	pending                          // allocated; no response named the owner yet
-	confirmed                        // a response over this connection named the owner: it names more over time, never less
-	retained                         // responses over earlier connections named the owner, those over this one did not yet
+	confirmed                        // a response over this connection named the owner; later responses repeat the owner until the end
+	retained                         // responses named the owner over an earlier connection, not yet over this connection
 )
 
-// allocationEvent is what a call, a response or the checkpoint reports of one allocation.
+// allocationEvent is a report about an allocation by a call, a response or the checkpoint.
 type allocationEvent uint8
 
 const (
@@ -33,14 +33,14 @@ const (
 	allocated                            // Allocate returned for the id
 	named                                // List names the owner, or Get names the owner of a pending allocation
 	reconnected                          // the first List over a new connection: the kubelet may have been restarted
-	listedWithout                        // List names another owner for the id, or lists the pod without it
+	listedWithout                        // List names a different owner of the id, or lists the pod without the id
 	omitted                              // List omits the pod, and the absence counts
-	omittedUnproven                      // List omits the pod within settleTimeout of the connection, or while it lacks the API server's pods
-	podEnded                             // List omits a pod that has ended by the Pods API, or the kubelet does not answer any more
+	omittedUnproven                      // List omits the pod within settleTimeout of the connection, or along with all pods of the API server
+	podEnded                             // the pod has ended by the Pods API, and List omits the pod or fails
 	noOwnerLeft                          // ownerLookupTimeout after Allocate, no listed pod can be the owner
 	checkpointDropped                    // the checkpoint lacks the id: ownerLookupTimeout after Allocate, or since this kubelet started
 	checkpointUnreadable                 // the checkpoint could not be read for maxPendingAge
-	checkpointAdded                      // the checkpoint has the id, and the last List before did not name it
+	checkpointAdded                      // the checkpoint has the id, the last List before did not
 )
 
 var nextPhases = [...][4]allocationPhase{
@@ -58,5 +58,5 @@ var nextPhases = [...][4]allocationPhase{
 	checkpointAdded:      {pending, pending, confirmed, retained},
 }
 
-// after returns the phase that follows when an event occurs.
+// after returns the phase after an event.
 func (p allocationPhase) after(e allocationEvent) allocationPhase { return nextPhases[e][p] }

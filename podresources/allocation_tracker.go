@@ -8,14 +8,14 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// settleTimeout is how long after its start a kubelet may omit pods that it has.
+// settleTimeout is the time after its start within which a kubelet may omit pods.
 const settleTimeout = 60 * time.Second
 
-// minPruneSize is the number of confirmed keys below which none is dropped.
+// minPruneSize is the number of confirmed keys up to which all are kept.
 const minPruneSize = 64
 
-// allocationTracker tracks allocations from response to response. It has no lock and reads no clock. Responses are merged in the order
-// of their requests, and count for the time of the request.
+// allocationTracker tracks allocations from response to response, without a lock or a clock. Responses are merged in the order of requests,
+// and count for the time of the request.
 type allocationTracker struct {
 	allocations []device.Allocation // in the order of device.Allocations.All; published, so replaced and never written
 	settled     bool                // a response of any connection was complete
@@ -24,22 +24,22 @@ type allocationTracker struct {
 	lifetimes   podLifetimes
 	apiPods     apiPodTracker
 
-	// pending has the allocations in phase pending, by the time of their Allocate.
+	// pending has the allocations in phase pending, by the time of Allocate.
 	pending map[allocationKey]timeInterval
-	// confirmed has the confirmedKey of what responses over this connection named.
+	// confirmed has the confirmedKey of each allocation named over this connection.
 	confirmed map[device.Allocation]bool
-	// endedPods are the pods with allocations that have ended by the Pods API, until a later List.
+	// endedPods are the pods with allocations but ended by the Pods API, until a later List.
 	endedPods map[podName]time.Time
 
 	requestedAt time.Time    // request of the newest response
 	epoch       kubeletEpoch // connection of the newest response
-	// trustedSince is the request of the first response over this connection that omits no pod; zero before.
+	// trustedSince is the request of the first response over this connection without omitted pods; zero before.
 	trustedSince time.Time
 
-	// checkpoint is the newest one from before the request of a response, and checkpointAsOf that request; zero if there was none.
+	// checkpoint is the newest from before a request, and checkpointAsOf the time of the request; zero without any.
 	checkpoint     kubeletCheckpoint
 	checkpointAsOf time.Time
-	// podUIDs are the UIDs of the owners in the checkpoint when the connection was made, or in the first one after it.
+	// podUIDs are the UIDs of the owners, by the checkpoint when the connection was made or the first checkpoint afterwards.
 	podUIDs  map[allocationKey]string
 	caughtUp bool // the first checkpoint written after trustedSince was merged
 
@@ -57,8 +57,8 @@ type allocationKey struct {
 
 func keyOf(a device.Allocation) allocationKey { return allocationKey{a.Resource, a.DeviceID} }
 
-// confirmedKey returns the key of an allocation in confirmed. An id of a plugin has one owner, so another owner ends the allocation; a
-// claim may have several.
+// confirmedKey returns the key of an allocation in confirmed. A plugin's id has a single owner, so a different owner ends the allocation; a
+// claim may have several owners.
 func confirmedKey(a device.Allocation) device.Allocation {
 	if !a.Claimed() {
 		a.Owner = device.Owner{}
@@ -66,13 +66,13 @@ func confirmedKey(a device.Allocation) device.Allocation {
 	return a
 }
 
-// timeInterval is the time within which an allocation was made.
+// timeInterval bounds the time of an allocation.
 type timeInterval struct {
 	earliest time.Time // zero: before this process began
 	latest   time.Time
 }
 
-// ownedSince returns when an owner that is named at a time has had the allocation for certain.
+// ownedSince returns the time since when the named owner has had the allocation for certain.
 func (i timeInterval) ownedSince(namedAt time.Time) time.Time {
 	if i.earliest.IsZero() {
 		return namedAt
@@ -101,7 +101,7 @@ func (t *allocationTracker) phaseOf(a device.Allocation) allocationPhase {
 	return retained
 }
 
-// apply applies an event to each allocation, and appends to the next allocations what does not become absent.
+// apply applies an event to each allocation, and appends all but absent allocations to scratch.
 func (t *allocationTracker) apply(eventOf func(device.Allocation) allocationEvent) {
 	for _, a := range t.allocations {
 		phase := t.phaseOf(a)
@@ -113,13 +113,13 @@ func (t *allocationTracker) apply(eventOf func(device.Allocation) allocationEven
 	}
 }
 
-// addPending appends an allocation without an owner to the next allocations.
+// addPending appends an allocation without an owner to scratch.
 func (t *allocationTracker) addPending(key allocationKey, allocatedAt timeInterval) {
 	t.pending[key] = allocatedAt
 	t.scratch = append(t.scratch, device.Allocation{Resource: key.resource, DeviceID: key.id})
 }
 
-// commit replaces the allocations by the next ones, and reports whether they differ.
+// commit replaces the allocations by scratch, and reports whether the allocations changed.
 func (t *allocationTracker) commit(now time.Time) bool {
 	slices.SortFunc(t.scratch, device.CompareAllocations)
 	t.scratch = slices.Compact(t.scratch) // a device of two NUMA nodes is listed twice
@@ -131,7 +131,8 @@ func (t *allocationTracker) commit(now time.Time) bool {
 	return true
 }
 
-// recordAllocate records that Allocate returned for the ids, which ends earlier allocations. It reports whether anything changed.
+// recordAllocate records the return of Allocate for the ids, and ends earlier allocations of the ids. The result reports whether
+// allocations changed.
 func (t *allocationTracker) recordAllocate(resource string, ids []device.AdvertisedID, now time.Time) bool {
 	t.scratch = t.scratch[:0]
 	for _, a := range t.allocations {
@@ -167,7 +168,7 @@ func (t *allocationTracker) merge(response *rawListResponse, epoch kubeletEpoch,
 	return changed || becameSettled
 }
 
-// recordResponse records the request of a response, and reports whether the response is the first complete one of any connection.
+// recordResponse records the request of a response, and reports whether the response is the first complete response over any connection.
 func (t *allocationTracker) recordResponse(pods []podName, epoch kubeletEpoch, requestedAt time.Time) bool {
 	t.requestedAt = requestedAt
 	t.apiPods.update(pods, epoch != t.epoch, requestedAt)
@@ -185,7 +186,7 @@ func (t *allocationTracker) recordResponse(pods []podName, epoch kubeletEpoch, r
 	return becameSettled
 }
 
-// recordPodUIDs records the UIDs of the owners of some allocations, where the checkpoint has them and none is known.
+// recordPodUIDs records the UIDs of owners by the checkpoint, unless already known.
 func (t *allocationTracker) recordPodUIDs(include func(device.Allocation) bool) {
 	for _, a := range t.allocations {
 		uid, has := t.checkpoint.allocated[keyOf(a)]
@@ -195,7 +196,7 @@ func (t *allocationTracker) recordPodUIDs(include func(device.Allocation) bool) 
 	}
 }
 
-// confirm records that a response names an allocation with its owner.
+// confirm records that a response names the owner of an allocation.
 func (t *allocationTracker) confirm(a device.Allocation, allocatedAt timeInterval, requestedAt time.Time) {
 	delete(t.pending, keyOf(a))
 	t.confirmed[confirmedKey(a)] = true
@@ -204,7 +205,7 @@ func (t *allocationTracker) confirm(a device.Allocation, allocatedAt timeInterva
 	}
 }
 
-// listEvent returns what the newest List means for an allocation of before that it does not name with the same owner.
+// listEvent returns the event of an earlier allocation whose owner the newest List does not name.
 func (t *allocationTracker) listEvent(a device.Allocation, pods []podName) allocationEvent {
 	pod := podNameOf(a)
 	_, ended := t.endedPods[pod]
@@ -224,14 +225,14 @@ func (t *allocationTracker) listEvent(a device.Allocation, pods []podName) alloc
 	return omitted
 }
 
-// hasNoOwnerLeft reports whether no listed pod can own a pending allocation, apart from pods that are known not to. Then the pod was
-// rejected after Allocate, it ended before a List named it, or only its init container had the device.
+// hasNoOwnerLeft reports whether no listed pod can own a pending allocation, ignoring pods of a different UID. The pod was rejected after
+// Allocate, or ended before a List named it, or used the device in an init container only.
 func (t *allocationTracker) hasNoOwnerLeft(allocatedAt timeInterval, isOther func(podName) bool) bool {
 	return !t.trustedSince.IsZero() && t.requestedAt.Sub(allocatedAt.latest) >= ownerLookupTimeout && !t.lifetimes.mayOwn(allocatedAt, isOther)
 }
 
-// isKeptInAPIOutage reports whether an allocation of a pod of the API server goes on while the kubelet lacks such pods: the checkpoint
-// has it for the same pod. No checkpoint has claims. If it cannot be read, the last one counts for settleTimeout.
+// isKeptInAPIOutage reports whether an allocation of a pod of the API server goes on while the kubelet lacks such pods: the checkpoint has
+// the same pod. Claims are never in the checkpoint. An unreadable checkpoint counts as before for settleTimeout.
 func (t *allocationTracker) isKeptInAPIOutage(a device.Allocation) bool {
 	if !t.apiPods.isIncomplete(t.requestedAt) || t.apiPods.isStatic(podNameOf(a)) {
 		return false
@@ -241,7 +242,7 @@ func (t *allocationTracker) isKeptInAPIOutage(a device.Allocation) bool {
 	return a.Claimed() || has && (!known || uid == before) && t.requestedAt.Sub(t.checkpointAsOf) < settleTimeout
 }
 
-// pruneConfirmed drops keys without an allocation, except those that catchUp needs.
+// pruneConfirmed drops keys without an allocation, except the keys needed by catchUp.
 func (t *allocationTracker) pruneConfirmed(now time.Time) {
 	if len(t.confirmed) <= 2*len(t.allocations)+minPruneSize {
 		return
@@ -256,9 +257,9 @@ func (t *allocationTracker) pruneConfirmed(now time.Time) {
 	})
 }
 
-// has reports whether a key has an allocation, with any owner or none.
+// has reports whether a key has an allocation, with or without an owner.
 func (t *allocationTracker) has(key allocationKey) bool {
-	target := device.Allocation{Resource: key.resource, DeviceID: key.id} // no owner sorts before this one
+	target := device.Allocation{Resource: key.resource, DeviceID: key.id} // sorts before all with an owner
 	i, _ := slices.BinarySearchFunc(t.allocations, target, device.CompareAllocations)
 	return i < len(t.allocations) && keyOf(t.allocations[i]) == key
 }
@@ -268,7 +269,7 @@ func (t *allocationTracker) hasAllocation(p podName) bool {
 	return slices.ContainsFunc(t.allocations, func(a device.Allocation) bool { return podNameOf(a) == p })
 }
 
-// confirmPod merges a response of Get, which can only name owners of pending allocations. It reports whether one was named.
+// confirmPod merges a response of Get. Get only adds the owners of pending allocations. The result reports whether there were any.
 func (t *allocationTracker) confirmPod(rows []device.Allocation, epoch kubeletEpoch, requestedAt time.Time) bool {
 	if epoch != t.epoch { // the first response over a connection must be a List
 		return false
@@ -279,7 +280,7 @@ func (t *allocationTracker) confirmPod(rows []device.Allocation, epoch kubeletEp
 		if !isPending || allocatedAt.latest.After(requestedAt) {
 			continue
 		}
-		if endedAt, ended := t.endedPods[podNameOf(a)]; ended && endedAt.Before(allocatedAt.earliest) { // another pod of that name
+		if endedAt, ended := t.endedPods[podNameOf(a)]; ended && endedAt.Before(allocatedAt.earliest) { // an earlier pod of the same name
 			delete(t.endedPods, podNameOf(a))
 		}
 		t.scratch[slices.Index(t.scratch, device.Allocation{Resource: a.Resource, DeviceID: a.DeviceID})] = a
@@ -288,8 +289,8 @@ func (t *allocationTracker) confirmPod(rows []device.Allocation, epoch kubeletEp
 	return t.commit(requestedAt)
 }
 
-// markPodEnded records that a pod has ended by the Pods API, and reports whether the pod has allocations. The kubelet may list it for
-// a moment more.
+// markPodEnded records the end of a pod by the Pods API, and reports whether the pod has allocations. The kubelet may still list the pod
+// for a moment.
 func (t *allocationTracker) markPodEnded(p podName, now time.Time) bool {
 	if !t.hasAllocation(p) {
 		return false
@@ -298,7 +299,7 @@ func (t *allocationTracker) markPodEnded(p podName, now time.Time) bool {
 	return true
 }
 
-// dropEndedPods ends the allocations of ended pods, since the kubelet does not answer. It reports whether there were any.
+// dropEndedPods ends the allocations of ended pods, since the kubelet does not answer. The result reports whether there were any.
 func (t *allocationTracker) dropEndedPods(now time.Time) bool {
 	t.scratch = t.scratch[:0]
 	t.apply(func(a device.Allocation) allocationEvent {
@@ -316,7 +317,7 @@ func (t *allocationTracker) expectsUpdate(now time.Time) bool {
 	return found || t.isCatchingUp(now) || t.awaitsConfirmation(now)
 }
 
-// oldestPending returns the earliest time of the pending allocations whose owners are still looked up.
+// oldestPending returns the earliest time of pending allocations within ownerLookupTimeout.
 func (t *allocationTracker) oldestPending(now time.Time) (since time.Time, found bool) {
 	for _, allocatedAt := range t.pending {
 		if now.Sub(allocatedAt.latest) < ownerLookupTimeout && (!found || allocatedAt.earliest.Before(since)) {
@@ -326,8 +327,8 @@ func (t *allocationTracker) oldestPending(now time.Time) (since time.Time, found
 	return since, found
 }
 
-// awaitsConfirmation reports whether allocations are retained that the kubelet will name soon. One that ends before a List names it is
-// retained for settleTimeout.
+// awaitsConfirmation reports whether allocations are retained and the kubelet will soon confirm them. An allocation that ends unconfirmed
+// stays for settleTimeout.
 func (t *allocationTracker) awaitsConfirmation(now time.Time) bool {
 	return now.Sub(t.epoch.connectedAt) < ownerLookupTimeout &&
 		slices.ContainsFunc(t.allocations, func(a device.Allocation) bool { return t.phaseOf(a) == retained })
@@ -338,7 +339,7 @@ func (t *allocationTracker) isCatchingUp(now time.Time) bool {
 	return !t.caughtUp && !t.trustedSince.IsZero() && now.Sub(t.trustedSince) < ownerLookupTimeout
 }
 
-// mayBePartial reports whether a response may be of a kubelet that was restarted unnoticed, and omit pods that the one before admitted.
+// mayBePartial reports whether a response may omit pods because of an unnoticed kubelet restart.
 func (t *allocationTracker) mayBePartial(epoch kubeletEpoch, requestedAt time.Time) bool {
 	return t.settled && epoch != t.epoch && requestedAt.Sub(epoch.kubeletStartedAt) < settleTimeout
 }

@@ -6,20 +6,20 @@ import (
 	"time"
 )
 
-// apiPodsPhase is whether the kubelet lists the pods of the API server. A kubelet that was restarted in an outage of the API server
-// lists static pods alone until the end of the outage, and frees nothing (UpdateAllocatedDevices in
-// pkg/kubelet/cm/devicemanager/manager.go returns early). The phase follows from each List:
+// apiPodsPhase is whether the kubelet lists the pods of the API server. A kubelet restarted in an outage of the API server lists static
+// pods alone until the end of the outage, and frees no device (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go returns
+// early). The phase follows from each List:
 //
-//	List                               | listed   | missing   | returned
-//	-----------------------------------|----------|-----------|---------
-//	first over a connection, with them | listed   | listed    | listed
-//	first, none, the last one had some | missing  | missing   | missing
-//	first, none, the last one had none | listed   | missing   | listed
-//	later, with them                   | listed   | returned  | returned
-//	later, none                        | listed   | missing   | returned
+//	List                                         | listed   | missing   | returned
+//	---------------------------------------------|----------|-----------|---------
+//	first over a connection, with API pods       | listed   | listed    | listed
+//	first, without API pods, but with before     | missing  | missing   | missing
+//	first, without API pods, and without before  | listed   | missing   | listed
+//	later, with API pods                         | listed   | returned  | returned
+//	later, without API pods                      | listed   | missing   | returned
 //
-// "returned" lasts for settleTimeout and is then as good as "listed". It begins even if all other pods were deleted: podgauge's own
-// pod is one of the API server, as a DaemonSet's.
+// After settleTimeout, "returned" counts as "listed". The phase "missing" ends even if all user pods were deleted: podgauge's own pod,
+// of a DaemonSet, is an API pod.
 type apiPodsPhase uint8
 
 const (
@@ -46,13 +46,13 @@ var nextAPIPodsPhases = [...][3]apiPodsPhase{
 
 // apiPodTracker tracks whether the kubelet lists the pods of the API server.
 type apiPodTracker struct {
-	nodeName   string // lower case; "" if unknown, and then every pod counts as one of the API server
+	nodeName   string // lower case; if empty, every pod counts as an API pod
 	phase      apiPodsPhase
-	hasAPIPods bool      // the last List had some
-	returnedAt time.Time // when the List was requested that began apiPodsReturned
+	hasAPIPods bool      // the last List had API pods
+	returnedAt time.Time // request of the List at the begin of apiPodsReturned
 }
 
-// update records the pods of a List, and whether it is the first over its connection.
+// update records the pods of a List. The first List over a connection may follow a kubelet restart.
 func (t *apiPodTracker) update(pods []podName, first bool, requestedAt time.Time) {
 	had := t.hasAPIPods
 	t.hasAPIPods = slices.ContainsFunc(pods, func(p podName) bool { return !t.isStatic(p) })

@@ -11,26 +11,26 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// CheckpointFile is the name of the kubelet's checkpoint in its device-plugins folder.
+// CheckpointFile is the name of the kubelet's checkpoint in the device-plugins folder.
 const CheckpointFile = "kubelet_internal_checkpoint"
 
 const (
 	// maxCheckpointBytes is far more than a full node needs: an entry has some kilobytes.
 	maxCheckpointBytes = 64 << 20
-	// maxMtimeLag is how much earlier than the write a file's time may be: the kernel sets it by its tick.
+	// maxMtimeLag is the possible lag of a file's time behind the write: the kernel uses the time of the last tick.
 	maxMtimeLag = 10 * time.Millisecond
 )
 
-// kubeletCheckpoint has the allocations in the kubelet's checkpoint. It includes those of init containers, which List never names, but
-// is no proof of an allocation: the kubelet frees what an ended pod had without writing (UpdateAllocatedDevices in
-// pkg/kubelet/cm/devicemanager/manager.go), and the entry stays until its next allocation or the next device list.
+// kubeletCheckpoint has the allocations in the kubelet's checkpoint, with the allocations of init containers, which List never names. An
+// entry does not prove an allocation: the kubelet frees the devices of an ended pod without a write (UpdateAllocatedDevices in
+// pkg/kubelet/cm/devicemanager/manager.go), and the entry stays until the next allocation or device list.
 type kubeletCheckpoint struct {
 	allocated map[allocationKey]string // the UID of the pod; "" if there are several
 	writtenAt time.Time
 }
 
-// otherPods returns a function that reports whether a pod cannot own a pending allocation: the checkpoint has another UID for the
-// devices of that pod. A checkpoint from before the allocation may have the UID of an earlier owner.
+// otherPods returns a function for pods that cannot own a pending allocation: the checkpoint has a different UID for their devices. A
+// checkpoint from before the allocation may still have the UID of an earlier owner.
 func (c kubeletCheckpoint) otherPods(key allocationKey, allocatedAt timeInterval, uids map[podName]string) func(podName) bool {
 	uid := c.allocated[key]
 	known := uid != "" && !c.writtenAt.Add(maxMtimeLag).Before(allocatedAt.latest)
@@ -63,7 +63,7 @@ func openCheckpoint(path string) (c kubeletCheckpoint, err error) {
 	if err != nil {
 		return c, err
 	}
-	defer file.Close() //nolint:errcheck // it was only read
+	defer file.Close() //nolint:errcheck // opened for reading
 	info, err := file.Stat()
 	if err != nil {
 		return c, err
@@ -77,8 +77,8 @@ func openCheckpoint(path string) (c kubeletCheckpoint, err error) {
 	return c, err
 }
 
-// parseCheckpoint returns the allocations of a checkpoint of the known form (checkpoint/checkpoint.go in pkg/kubelet/cm/devicemanager),
-// and rejects any other: the file has no version, and an entry that is overlooked would free an allocated device.
+// parseCheckpoint returns the allocations of a checkpoint of the known form (checkpoint/checkpoint.go in pkg/kubelet/cm/devicemanager). The
+// file has no version, so any unknown form is an error: a missed entry would free an allocated device.
 func parseCheckpoint(content []byte) (map[allocationKey]string, error) {
 	var file struct {
 		Data struct {

@@ -1,7 +1,7 @@
-// Package podresources tracks which container has which device, by the kubelet's PodResourcesLister service (v1).
+// Package podresources tracks the containers of each device, by the kubelet's PodResourcesLister service (v1).
 //
-// List is wrong for a moment after each kubelet restart, and between Allocate and the kubelet's own record of the allocation. The package
-// knows those moments and never takes an absence in one of them for an unallocated device (docs/adr/0004-unknown-holders.md).
+// List is incomplete for a moment after each kubelet restart, and between Allocate and the kubelet's own record of the allocation. At such
+// moments a device missing in List does not count as unallocated (docs/adr/0004-unknown-holders.md).
 package podresources
 
 import (
@@ -18,49 +18,49 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// allocateRecordDelay is how long after Allocate the kubelet is not called. It records an allocation when Allocate has returned. A List
-// before that could not name the owner; and if it finds an ended pod, the kubelet forgets the allocation that it is making, and
-// allocates the device twice (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
+// allocateRecordDelay is the pause of calls after Allocate. The kubelet records an allocation after Allocate returns. A List before the
+// record lacks the owner; and if the List finds an ended pod, the kubelet drops the new allocation and later allocates the device twice
+// (UpdateAllocatedDevices in pkg/kubelet/cm/devicemanager/manager.go).
 const allocateRecordDelay = 20 * time.Millisecond
 
 // DeviceIndex knows the devices of this node.
 type DeviceIndex interface {
-	// DeviceIDs returns the ids of all devices; nil before the first inventory. Foreign ids have no history and are not taken from the
-	// checkpoint.
+	// DeviceIDs returns the ids of all devices; nil before the first inventory. Foreign ids have no history, and entries of the checkpoint
+	// with foreign ids are ignored.
 	DeviceIDs() []device.ID
-	// ClaimedDevice returns the device that a claim allocates, if the node has it. The claim's slices are valid during the call only.
+	// ClaimedDevice returns the device allocated by a claim, if the node has the device. The claim's slices are valid during the call only.
 	ClaimedDevice(claim device.Claim) (device.ID, bool)
 }
 
 // Options configure a Client. The zero value of each is valid.
 type Options struct {
-	Log *slog.Logger // nil: nothing is logged
-	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile), which decides what List leaves open. The file may be
+	Log *slog.Logger // nil discards messages
+	// CheckpointPath is the path of the kubelet's checkpoint (CheckpointFile), for allocations without a name in List. The file may be
 	// missing.
 	CheckpointPath string
-	// NodeName is the name with which the names of static pods end. Without it every pod counts as one of the API server.
+	// NodeName ends the names of static pods. Without NodeName every pod counts as a pod of the API server.
 	NodeName string
-	// OwnerRetention is how long past owners are reported; 0: one hour.
+	// OwnerRetention is how long past owners are reported; 0 is an hour.
 	OwnerRetention time.Duration
-	// Devices decides which ids are devices of this node; nil: all are, and claims allocate none.
+	// Devices knows the devices of this node. If nil, all ids are devices of this node, and claims are no allocations.
 	Devices DeviceIndex
-	// OnCall observes each call of the kubelet, on the caller's goroutine; nil: none.
+	// OnCall observes each call of the kubelet, on the caller's goroutine; may be nil.
 	OnCall func(method string, took time.Duration, err error)
 }
 
-// Client calls one kubelet, and tracks its allocations.
+// Client calls a kubelet and tracks allocations.
 type Client struct {
 	device.Heartbeat
 	options   Options
 	log       *slog.Logger
 	kubelet   *kubeletConn
 	published pubsub.Value[device.Allocations]
-	// refreshRequested makes Run call the kubelet soon: an allocation waits for its owner, or a call of another goroutine failed.
+	// refreshRequested makes Run call the kubelet soon: the owner of an allocation is unknown, or a concurrent call failed.
 	refreshRequested chan struct{}
 	// podAdded makes Run call Get for recent pods soon, in place of List.
 	podAdded chan struct{}
-	// callLock is held from a call until its response is merged: the order of two concurrent responses is unknown, and the older one
-	// could bring back an allocation that has ended. It guards response.
+	// callLock is held from a call until the response is merged: two concurrent responses have no known order, and the older response could
+	// bring back an ended allocation. callLock guards response.
 	callLock chan struct{}
 	response rawListResponse
 
@@ -81,7 +81,7 @@ type Client struct {
 	getUnsupportedEpoch kubeletEpoch
 }
 
-// New returns a client of the kubelet that listens, or will listen, on a socket. It connects with the first call.
+// New returns a client of the kubelet's socket. The first call connects.
 func New(socket string, options Options) (*Client, error) {
 	return newClient(socket, newDialer(socket), options)
 }
@@ -120,7 +120,7 @@ func (c *Client) Ready() error {
 	}
 }
 
-// Snapshot returns what is known, and a channel that is closed when allocations change. It does not call the kubelet.
+// Snapshot returns the newest allocations and a channel closed by the next change, without a call.
 func (c *Client) Snapshot() (device.Allocations, <-chan struct{}) { return c.published.Get() }
 
 // publish publishes the state of the trackers, and wakes readers if allocations changed. The caller holds mu.
@@ -136,7 +136,7 @@ func (c *Client) publish(changed bool) {
 	}
 }
 
-// OnAllocated records that Allocate returned for these ids. The kubelet knows their owner a moment later.
+// OnAllocated records the return of Allocate for ids. The kubelet names the owner a moment later.
 func (c *Client) OnAllocated(resource string, ids []device.AdvertisedID) {
 	now := time.Now()
 	c.mu.Lock()
@@ -146,7 +146,7 @@ func (c *Client) OnAllocated(resource string, ids []device.AdvertisedID) {
 	notify(c.refreshRequested)
 }
 
-// OnListSent records that the kubelet got another device list, so that its allocatable resources have changed.
+// OnListSent records a new device list. The allocatable resources have changed.
 func (c *Client) OnListSent() {
 	c.mu.Lock()
 	c.allocatableStale = true
@@ -154,10 +154,10 @@ func (c *Client) OnListSent() {
 	notify(c.refreshRequested)
 }
 
-// OnRegistered records that there may be a new kubelet: a List of it soon confirms allocations before they end.
+// OnRegistered records a registration: the kubelet may be new. A List soon confirms allocations before their end.
 func (c *Client) OnRegistered() { notify(c.refreshRequested) }
 
-// OnPodAdded records a new pod of the node, which may be the owner of a pending allocation.
+// OnPodAdded records a new pod on the node: the possible owner of a pending allocation.
 func (c *Client) OnPodAdded(namespace, pod string) {
 	now := time.Now()
 	c.mu.Lock()
@@ -169,8 +169,8 @@ func (c *Client) OnPodAdded(namespace, pod string) {
 	}
 }
 
-// OnPodEnded records that a pod has ended. The next List ends its allocations; if the kubelet does not answer or was restarted, they
-// are not retained. It must not be called if another pod has the name by now.
+// OnPodEnded records the end of a pod. The next List ends the pod's allocations; after a kubelet restart or without an answer, the
+// allocations are not retained. Do not call OnPodEnded after a new pod took the name.
 func (c *Client) OnPodEnded(namespace, pod string) {
 	c.mu.Lock()
 	hadAllocation := c.tracker.markPodEnded(podName{namespace, pod}, time.Now())
@@ -180,7 +180,7 @@ func (c *Client) OnPodEnded(namespace, pod string) {
 	}
 }
 
-// notify leaves a request in a channel with room for one.
+// notify leaves a request in a channel with a buffer of 1.
 func notify(requests chan<- struct{}) {
 	select {
 	case requests <- struct{}{}:
@@ -188,8 +188,8 @@ func notify(requests chan<- struct{}) {
 	}
 }
 
-// ListAllocations calls List and returns the allocations. If the kubelet does not answer before ctx is done, the allocations are those
-// known before and Err is the reason.
+// ListAllocations calls List and returns the allocations. If the kubelet does not answer before ctx is done, the allocations are unchanged
+// and Err has the reason.
 func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	calledAt := time.Now()
 	if err := c.lockCalls(ctx); err != nil {
@@ -242,7 +242,7 @@ func (c *Client) lockCalls(ctx context.Context) error {
 
 func (c *Client) unlockCalls() { <-c.callLock }
 
-// responseSince returns the allocations if another goroutine called List successfully while the caller waited.
+// responseSince returns the allocations if a concurrent List was answered since calledAt.
 func (c *Client) responseSince(calledAt time.Time) (device.Allocations, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,13 +250,13 @@ func (c *Client) responseSince(calledAt time.Time) (device.Allocations, bool) {
 	return allocations, c.lastErr == nil && c.tracker.requestedAt.After(calledAt)
 }
 
-// waitAfterAllocate waits until the kubelet has recorded its last allocation, or ctx is done.
+// waitAfterAllocate waits until the kubelet has recorded the last allocation, or ctx is done.
 func (c *Client) waitAfterAllocate(ctx context.Context) {
 	c.mu.Lock()
 	wait := time.Until(c.lastAllocateAt.Add(allocateRecordDelay))
 	c.mu.Unlock()
 	if wait > 0 {
-		_ = retry.Sleep(ctx, wait) // the call that follows reports the error
+		_ = retry.Sleep(ctx, wait) // the next call reports the error
 	}
 }
 
@@ -267,7 +267,7 @@ func (c *Client) setOwnIDs(rows *resourceRows) {
 	}
 }
 
-// addClaimAllocations adds an allocation for each claim that allocates a device of this node.
+// addClaimAllocations adds an allocation for each claim with a device of this node.
 func (c *Client) addClaimAllocations(r *rawListResponse) {
 	if c.options.Devices == nil {
 		return
@@ -279,8 +279,8 @@ func (c *Client) addClaimAllocations(r *rawListResponse) {
 	}
 }
 
-// recordFailure returns the allocations known before, with an error. A canceled call is no failure of the kubelet, so its error is
-// returned only.
+// recordFailure returns the unchanged allocations with an error, and publishes the error. A cancellation by the caller is not published:
+// the kubelet did not fail.
 func (c *Client) recordFailure(ctx context.Context, err error) device.Allocations {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		allocations, _ := c.Snapshot()
@@ -302,7 +302,7 @@ func (c *Client) recordFailure(ctx context.Context, err error) device.Allocation
 	return allocations
 }
 
-// hasCheckpointChanged reports whether the checkpoint is another one than the tracker has. If not, it counts as read again.
+// hasCheckpointChanged reports whether the checkpoint differs from the tracker's. An unchanged checkpoint counts as read again.
 func (c *Client) hasCheckpointChanged() bool {
 	writtenAt, err := checkpointTime(c.options.CheckpointPath)
 	if err != nil {
@@ -317,7 +317,7 @@ func (c *Client) hasCheckpointChanged() bool {
 	return false
 }
 
-// changedCheckpoint returns the checkpoint if it has changed; an empty one if not, or if it cannot be read.
+// changedCheckpoint returns the checkpoint if changed and readable, and otherwise an empty checkpoint.
 func (c *Client) changedCheckpoint() kubeletCheckpoint {
 	if !c.hasCheckpointChanged() {
 		return kubeletCheckpoint{}

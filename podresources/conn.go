@@ -21,22 +21,22 @@ import (
 const (
 	// service is the gRPC service of the kubelet (k8s.io/kubelet/pkg/apis/podresources/v1).
 	service = "/v1.PodResourcesLister/"
-	// callTimeout ends a call whose caller has a later deadline or none.
+	// callTimeout limits calls without an earlier deadline.
 	callTimeout = 5 * time.Second
-	// connectTimeout is how long a call waits for a connection after a failed one. A kubelet that is back accepts it in a millisecond.
+	// connectTimeout is the wait for a new connection after a failure. A running kubelet accepts a connection within a millisecond.
 	connectTimeout = 50 * time.Millisecond
 	// maxResponseBytes allows for hundreds of pods and thousands of replicas. gRPC's default of 4 MiB was too small in the field
 	// (dcgm-exporter#509).
 	maxResponseBytes = 64 << 20
-	// windowBytes holds nearly all responses. A fixed window also spares the pings by which gRPC estimates the bandwidth.
+	// windowBytes holds nearly all responses. A fixed window also avoids gRPC's pings for bandwidth estimates.
 	windowBytes = 1 << 20
 	// minBackoff and maxBackoff limit the pause after a rejection. The kubelet accepts 100 calls per second from all clients of the node
 	// (pkg/kubelet/apis/podresources/constants.go).
 	minBackoff, maxBackoff = 100 * time.Millisecond, 5 * time.Second
 )
 
-// kubeletEpoch identifies a connection to the kubelet, since only a lost connection shows a restart. It is the local address of the
-// connection, so that gRPC reports the epoch of each response.
+// kubeletEpoch identifies a connection to the kubelet, since only a lost connection shows a restart. The epoch is the local address of the
+// connection: gRPC reports the address with each response.
 type kubeletEpoch struct {
 	connectedAt      time.Time
 	kubeletStartedAt time.Time // when the kubelet began to listen
@@ -46,7 +46,7 @@ type kubeletEpoch struct {
 func (kubeletEpoch) Network() string { return "unix" }
 func (kubeletEpoch) String() string  { return "podgauge" }
 
-// epochConn is a connection whose local address is its epoch.
+// epochConn is a connection with its epoch as the local address.
 type epochConn struct {
 	net.Conn
 	epoch kubeletEpoch
@@ -56,7 +56,7 @@ func (c epochConn) LocalAddr() net.Addr { return c.epoch }
 
 type dialFunc func(ctx context.Context, target string) (net.Conn, error)
 
-// newDialer returns a function that connects to a kubelet's socket.
+// newDialer returns a dialFunc for a kubelet's socket.
 func newDialer(socket string) dialFunc {
 	return func(ctx context.Context, _ string) (net.Conn, error) {
 		var d net.Dialer
@@ -64,15 +64,15 @@ func newDialer(socket string) dialFunc {
 		if err != nil {
 			return nil, err
 		}
-		// The age is measured once: a clock that is set later must not make the kubelet look old. It is measured before the time of
-		// the connection, for the same reason.
+		// Measure the age a single time, and before the time of the connection: a clock set forward later must not make the kubelet look
+		// old.
 		age := kubeletAge(conn, socket)
 		now := time.Now()
 		return epochConn{conn, kubeletEpoch{connectedAt: now, kubeletStartedAt: now.Add(-age)}}, nil
 	}
 }
 
-// kubeletConn calls the kubelet over one connection. A new one means that the kubelet may have been restarted.
+// kubeletConn calls the kubelet over a single connection. A new connection means a possible kubelet restart.
 type kubeletConn struct {
 	*grpc.ClientConn
 	socket string
@@ -84,9 +84,9 @@ type kubeletConn struct {
 	retryAt     time.Time     // guarded by mu; no call before
 }
 
-// newKubeletConn returns a kubeletConn that connects with the first call.
+// newKubeletConn returns a kubeletConn. The first call connects.
 func newKubeletConn(socket string, dial dialFunc) (*kubeletConn, error) {
-	// The target is a name, since a path would need escaping. An idle connection stays: a new one is taken for a kubelet restart.
+	// The target is a name, since a path would need escaping. Without an idle timeout, a new connection means a possible kubelet restart.
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(dial), grpc.WithIdleTimeout(0), grpc.WithAuthority("localhost"),
@@ -102,7 +102,7 @@ func newKubeletConn(socket string, dial dialFunc) (*kubeletConn, error) {
 	return &kubeletConn{ClientConn: conn, socket: socket, rejections: retry.Backoff{Min: minBackoff, Max: maxBackoff}}, nil
 }
 
-// call calls a method, and returns the epoch of the response. After a rejection it fails without a call until the pause is over.
+// call calls a method, and returns the epoch of the response. During the pause after a rejection, call fails at once.
 func (c *kubeletConn) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
 	if err := c.checkRejection(time.Now()); err != nil {
 		return kubeletEpoch{}, err
@@ -129,8 +129,8 @@ func (c *kubeletConn) call(ctx context.Context, method string, request wire.Requ
 	return epoch, nil
 }
 
-// reconnect retries a failed connection at once, where gRPC would wait. gRPC ends calls before it changes the state of the connection,
-// so a connection that has just failed may still be reported as connecting.
+// reconnect retries a failed connection at once, where gRPC would wait. gRPC ends calls before changing the state of the connection, so
+// right after a failure the state may still be connecting.
 func (c *kubeletConn) reconnect(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -166,7 +166,7 @@ func (c *kubeletConn) checkRejection(now time.Time) error {
 	return nil
 }
 
-// untilRetry returns how long the pause after a rejection lasts; not positive if there is none.
+// untilRetry returns the rest of the pause after a rejection; not positive without a pause.
 func (c *kubeletConn) untilRetry(now time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -9,17 +9,17 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// maxForeignIDs is the number of ids of a resource that are kept, apart from this node's devices. Some plugins advertise each MiB of
-// memory as a device, 65,000 and more per node.
+// maxForeignIDs is the limit of ids of a resource, apart from this node's devices. Some plugins advertise each MiB of memory as a device,
+// 65,000 and more per node.
 const maxForeignIDs = 4096
 
-// uuidPattern matches NVML's UUIDs of GPUs and MIG devices, also of drivers before R470. Plugins that divide memory append to a UUID.
+// uuidPattern matches NVML's UUIDs of GPUs and MIG devices, also of drivers before R470. Memory-sharing plugins append to a UUID.
 var uuidPattern = regexp.MustCompile(`^(GPU|MIG|MIG-GPU)-[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}(/[0-9]+/[0-9]+)?$`)
 
 // ownIDs are the ids of this node's devices. The zero value has all ids.
 type ownIDs struct {
-	known      map[device.ID]bool // replaced and never written, since several parts share it
-	matchUUIDs bool               // before the first inventory, each UUID may be one
+	known      map[device.ID]bool // shared, so replaced and never written
+	matchUUIDs bool               // before the first inventory: each UUID may be a device of this node
 }
 
 // has reports whether an id is, or may be, of this node's devices.
@@ -30,10 +30,10 @@ func (o ownIDs) has(id device.ID) bool {
 	return o.known == nil || o.known[id]
 }
 
-// hasOrHad also includes devices that were lost before this process began.
+// hasOrHad also includes devices lost before this process began.
 func (o ownIDs) hasOrHad(id device.ID) bool { return o.has(id) || uuidPattern.MatchString(string(id)) }
 
-// foreignIDs drops all foreign ids of a resource with too many. The kubelet lists them in random order, so a part would change with
+// foreignIDs drops all foreign ids of a resource above maxForeignIDs. The kubelet lists ids in random order, so a part would change with
 // each response.
 type foreignIDs struct {
 	own       ownIDs
@@ -77,7 +77,7 @@ func (f *foreignIDs) isOwn(received []byte) bool {
 	return f.own.known == nil || f.own.known[device.ID(id)]
 }
 
-// admit counts an id, and reports whether it is kept.
+// admit counts an id, and reports whether to keep the id.
 func (f *foreignIDs) admit(resource, id []byte) bool {
 	if f.isOwn(id) {
 		return true
@@ -94,7 +94,7 @@ func (f *foreignIDs) admit(resource, id []byte) bool {
 	return !r.dropped && r.ids <= maxForeignIDs
 }
 
-// finishResponse ends a response, and reports whether ids were kept of a resource that turned out to have too many.
+// finishResponse ends a response, and reports whether a resource newly exceeds maxForeignIDs.
 func (f *foreignIDs) finishResponse() (newlyDropped bool) {
 	for name, r := range f.resources {
 		wasDropped := r.dropped
@@ -106,13 +106,13 @@ func (f *foreignIDs) finishResponse() (newlyDropped bool) {
 	return newlyDropped
 }
 
-// isDropped reports whether an id is one of those that are dropped.
+// isDropped reports whether an id is dropped.
 func (f *foreignIDs) isDropped(resource string, id device.AdvertisedID) bool {
 	r := f.resources[resource]
 	return r != nil && r.dropped && !f.own.has(id.Device())
 }
 
-// droppedIDs returns the number of dropped ids per resource; old if equal, which may be published.
+// droppedIDs returns the number of dropped ids per resource; old, possibly published, if equal.
 func (f *foreignIDs) droppedIDs(old []device.DroppedIDs) []device.DroppedIDs {
 	var dropped []device.DroppedIDs
 	for name, r := range f.resources {

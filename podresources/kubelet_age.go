@@ -15,8 +15,8 @@ import (
 // ticksPerSecond is the unit of process start times in /proc (USER_HZ).
 const ticksPerSecond = 100
 
-// kubeletAge returns for how long the kubelet has listened, at most: the least of the ages of its socket, of the boot, and of its
-// process if that is visible (hostPID). The socket's time is of a clock that may have been set since, as after a boot with a wrong one.
+// kubeletAge returns the greatest possible age of the listening kubelet: the least age of socket, boot and, if visible (hostPID), process.
+// The socket's time alone is not enough: the clock may have been wrong at boot and set later.
 func kubeletAge(conn net.Conn, socket string) time.Duration {
 	var age time.Duration
 	if info, err := os.Stat(socket); err == nil {
@@ -37,7 +37,7 @@ func kubeletAge(conn net.Conn, socket string) time.Duration {
 	return age
 }
 
-// processStart returns when a process started, since the boot: field 22 of its stat. The name, field 2, may contain spaces and
+// processStart returns the start of a process since the boot: field 22 of /proc/PID/stat. The name, field 2, may contain spaces and
 // parentheses (proc_pid_stat(5)).
 func processStart(pid int) (time.Duration, bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -52,7 +52,7 @@ func processStart(pid int) (time.Duration, bool) {
 	return time.Duration(ticks) * time.Second / ticksPerSecond, err == nil
 }
 
-// peerPID returns the process at the other end of a connection; 0 if this process cannot see it.
+// peerPID returns the listening process of a connection; 0 if not visible from this pid namespace.
 func peerPID(conn net.Conn) (pid int, err error) {
 	socket, ok := conn.(*net.UnixConn)
 	if !ok {

@@ -8,9 +8,8 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// rawListResponse decodes List, and Get, whose response is that of a List with one pod. A node has hundreds of containers and few
-// devices, so the message is read in place (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto). The next response is read into the same
-// memory.
+// rawListResponse decodes List, and Get as a List with a single pod (k8s.io/kubelet/pkg/apis/podresources/v1/api.proto). A node has
+// hundreds of containers and few devices, so the message is read in place. The next response reuses the memory.
 type rawListResponse struct {
 	allocations []device.Allocation
 	pods        []podName
@@ -31,7 +30,7 @@ func (r *rawListResponse) Read(b []byte) error {
 	return err
 }
 
-// readPod reads the names and resources of a pod, and then its containers: fields may come in any order.
+// readPod reads the names and resources of a pod, and then the containers: fields may come in any order.
 func (r *rawListResponse) readPod(f wire.Field) error {
 	var pod, namespace []byte
 	b := f.Bytes
@@ -78,7 +77,7 @@ func (r *rawListResponse) readContainer(b []byte, pod podName) error {
 		}
 		return err
 	})
-	if rows.offsets() == start { // as of most containers, whose names are not interned
+	if rows.offsets() == start { // most containers: the name is not needed
 		return err
 	}
 	rows.setOwner(device.Owner{Namespace: pod.namespace, Pod: pod.pod, Container: r.resources.interner.Intern(container)}, start)
@@ -88,7 +87,7 @@ func (r *rawListResponse) readContainer(b []byte, pod podName) error {
 	return err
 }
 
-// rawAllocatableResponse decodes GetAllocatableResources. Its rows have no owner.
+// rawAllocatableResponse decodes GetAllocatableResources, into rows without an owner.
 type rawAllocatableResponse struct{ resources resourceRows }
 
 func newAllocatableResponse() rawAllocatableResponse {

@@ -25,7 +25,7 @@ func compareRecords(a, b device.AllocationRecord) int {
 	return cmp.Or(cmp.Compare(a.Device, b.Device), a.Owner.Compare(b.Owner))
 }
 
-// recordOwner records that a response named an owner, which has had the device since first unless it was known before.
+// recordOwner records an owner named by a response. A new owner has had the device since first.
 func (h *ownerHistory) recordOwner(a device.Allocation, first, now time.Time) {
 	record := device.AllocationRecord{Device: a.DeviceID.Device(), Owner: a.Owner, FirstSeen: first, LastSeen: now}
 	i, found := slices.BinarySearchFunc(h.all, record, compareRecords)
@@ -50,8 +50,8 @@ func (h *ownerHistory) markEnded(allocations []device.Allocation, now time.Time)
 	}
 }
 
-// prune drops records after their retention, and the oldest of a device with too many. It never drops current owners, of which a shared
-// device may have more.
+// prune drops records after the retention, and the oldest of a device above maxRecentOwners. Current owners stay: a shared device may have
+// more.
 func (h *ownerHistory) prune(now time.Time) {
 	h.all = slices.DeleteFunc(h.all, func(r device.AllocationRecord) bool { return !r.EndedAt.IsZero() && now.Sub(r.LastSeen) > h.retention })
 	for begin := 0; begin < len(h.all); {

@@ -6,32 +6,32 @@ import (
 )
 
 const (
-	// maxAdmissionDelay is how long a pod may have been listed before Allocate: its admission calls other plugins too.
+	// maxAdmissionDelay is the time that a pod may have been listed before Allocate: the admission also calls other plugins.
 	maxAdmissionDelay = 10 * time.Second
 	// ownerLookupTimeout is how long after Allocate an owner is looked up.
 	ownerLookupTimeout = 10 * time.Second
 )
 
-// podLifetimes tracks when pods were first listed, as closely as responses tell. A pod is listed, with or without devices, from before
-// its admission (HandlePodAdditions in pkg/kubelet/kubelet.go) until its end; then its devices are free (UpdateAllocatedDevices in
-// pkg/kubelet/cm/devicemanager/manager.go). So a pending allocation is over if no listed pod came in time for it. A pod that takes the
-// name of an earlier one between two responses is taken for that one.
+// podLifetimes tracks the first listing of each pod, as closely as responses allow. A pod is listed, with or without devices, from before
+// the admission (HandlePodAdditions in pkg/kubelet/kubelet.go) until the end; then the devices are free (UpdateAllocatedDevices in
+// pkg/kubelet/cm/devicemanager/manager.go). So a pending allocation is over if no listed pod came in time. A pod recreated under the same
+// name between two responses looks like the earlier pod.
 type podLifetimes struct {
 	pods       map[podName]podPresence
 	responses  int
-	completeAt time.Time // request of the newest response that omitted no pod
+	completeAt time.Time // request of the newest complete response
 }
 
-// podPresence is the presence of one pod in responses.
+// podPresence is the presence of a pod in responses.
 type podPresence struct {
-	absentAt     time.Time // request of the newest complete response before firstListed; zero if there was none
+	absentAt     time.Time // request of the newest complete response before firstListed; zero without any
 	firstListed  time.Time // request of the first response with the pod
 	lastResponse int       // number of the newest response with the pod
 }
 
 func newPodLifetimes() podLifetimes { return podLifetimes{pods: map[podName]podPresence{}} }
 
-// update records the pods of a response, and whether it is complete.
+// update records the pods of a response. A complete response omits no pod.
 func (l *podLifetimes) update(pods []podName, requestedAt time.Time, complete bool) {
 	l.responses++
 	for _, p := range pods {
@@ -48,7 +48,7 @@ func (l *podLifetimes) update(pods []podName, requestedAt time.Time, complete bo
 	}
 }
 
-// mayOwn reports whether a listed pod may own an allocation, apart from pods that are known not to.
+// mayOwn reports whether a listed pod may own an allocation, ignoring pods of a different UID.
 func (l *podLifetimes) mayOwn(allocatedAt timeInterval, isOther func(podName) bool) bool {
 	for p, presence := range l.pods {
 		if presence.absentAt.Before(allocatedAt.latest) && presence.firstListed.After(allocatedAt.earliest.Add(-maxAdmissionDelay)) && !isOther(p) {

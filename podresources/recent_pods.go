@@ -6,15 +6,14 @@ import (
 )
 
 const (
-	// maxGetPods is the number of pods up to which Get is called for each: one List answers for all pods, and counts as much towards
-	// the kubelet's limit.
+	// maxGetPods limits the calls of Get in place of a List: a List returns all pods for a single call of the kubelet's limit.
 	maxGetPods = 3
-	// maxGetAttempts is the number of calls of Get for one pod.
+	// maxGetAttempts limits the calls of Get for a pod.
 	maxGetAttempts = 2
 )
 
-// recentPods are the pods that were added lately. One of them may own a pending allocation, and then Get returns that pod alone, where
-// List returns all of the node.
+// recentPods are the recently added pods: the possible owners of a pending allocation. Get returns a single pod, where List returns all
+// pods of the node.
 type recentPods []recentPod
 
 type recentPod struct {
@@ -30,8 +29,7 @@ func (r *recentPods) add(name podName, now time.Time) {
 	*r = append(*r, recentPod{name: name, addedAt: now})
 }
 
-// nextCandidates returns the pods that may own an allocation made since a time and have none, and counts an attempt for each; none if
-// there are too many.
+// nextCandidates returns the possible owners of an allocation made after since, and counts an attempt for each; nil above maxGetPods.
 func (r *recentPods) nextCandidates(since time.Time, hasAllocation func(podName) bool) (names []podName) {
 	for _, p := range *r {
 		if p.attempts < maxGetAttempts && p.addedAt.After(since.Add(-maxAdmissionDelay)) && !hasAllocation(p.name) {

@@ -8,10 +8,10 @@ import (
 	"github.com/podgauge/podgauge/internal/wire"
 )
 
-// maxInternedNames is the number of strings that are kept from response to response.
+// maxInternedNames limits the strings kept from response to response.
 const maxInternedNames = 4096
 
-// resourceRows are the resources of a response. The next response is read into the same memory, so nothing of it may be published.
+// resourceRows are the resources of a response. The next response reuses the memory, so rows are copied before publication.
 type resourceRows struct {
 	devices []device.AllocatedDevice
 	cpus    []device.AllocatedCPUs
@@ -21,7 +21,7 @@ type resourceRows struct {
 
 	interner wire.Interner // kept from response to response
 
-	// The slices within rows are parts of these. When one of these grows, earlier parts stay where they are.
+	// The slices within rows are parts of the slices below. Growth leaves earlier parts in place.
 	numaNodes []int
 	cpuIDs    []int64
 	cdiNames  []string
@@ -60,7 +60,7 @@ func (r *resourceRows) setOwner(owner device.Owner, start rowOffsets) {
 	}
 }
 
-// tail returns what was appended since start, as a slice that no append writes to; nil if there is nothing.
+// tail returns the elements since start, as a slice without spare capacity; nil if empty.
 func tail[T any](all []T, start int) []T {
 	if len(all) == start {
 		return nil
@@ -68,14 +68,14 @@ func tail[T any](all []T, start int) []T {
 	return all[start:len(all):len(all)]
 }
 
-// sortedTail returns what was appended since start, sorted and without duplicates.
+// sortedTail returns the elements since start, sorted and without duplicates.
 func sortedTail[T cmp.Ordered](all []T, start int) []T {
 	part := tail(all, start)
 	slices.Sort(part)
 	return slices.Compact(part)
 }
 
-// dropForeignDevices ends a response, and drops the ids of resources with too many. It reports whether there were any to drop.
+// dropForeignDevices ends a response, drops the ids of resources newly above maxForeignIDs, and reports whether there were any.
 func (r *resourceRows) dropForeignDevices() bool {
 	newlyDropped := r.foreign.finishResponse()
 	if newlyDropped {
@@ -84,7 +84,7 @@ func (r *resourceRows) dropForeignDevices() bool {
 	return newlyDropped
 }
 
-// The numbers and names of fields are those of k8s.io/kubelet/pkg/apis/podresources/v1/api.proto.
+// Numbers and names of fields follow k8s.io/kubelet/pkg/apis/podresources/v1/api.proto.
 
 // addDevices adds a row for each id.
 func (r *resourceRows) addDevices(b []byte) error {
@@ -190,9 +190,9 @@ func (r *resourceRows) addClaim(b []byte) error {
 	return err
 }
 
-// trimCDI leaves each row of a claim the CDI names of its own device. The kubelet appends the names of all devices of a driver to one
-// list, so each row begins with those of the rows before (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go). A row that
-// does not begin with those of the row before stays as it is.
+// trimCDI leaves each row of a claim the CDI names of the row's own device. The kubelet accumulates the names of a driver's devices, so
+// each row begins with the names of the rows before (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go). Rows without this
+// prefix stay unchanged.
 func trimCDI(rows []device.Claim) {
 	for i := len(rows) - 1; i > 0; i-- {
 		before, row := &rows[i-1], &rows[i]
@@ -203,8 +203,8 @@ func trimCDI(rows []device.Claim) {
 	}
 }
 
-// normalize sorts the rows and merges duplicates: a device is listed once for each of its NUMA nodes, two requests of a claim may have
-// the same device, and two pods of one name are listed while one replaces the other.
+// normalize sorts the rows and merges duplicates: a device has a row per NUMA node, two requests of a claim may have the same device, and a
+// pod and its replacement of the same name are listed together for a moment.
 func (r *resourceRows) normalize() {
 	r.devices = mergeRows(r.devices, func(d *device.AllocatedDevice, e device.AllocatedDevice) bool {
 		same := d.Owner == e.Owner && d.Resource == e.Resource && d.ID == e.ID

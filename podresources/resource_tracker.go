@@ -6,21 +6,21 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// resourceTracker tracks from response to response which resources containers have and which are allocatable. It has no lock.
+// resourceTracker tracks allocated and allocatable resources from response to response, without a lock.
 //
-// A response replaces the one before, unless it may be incomplete. Then a pod keeps its resources until a response over this connection
-// lists the pod or another owner of them, or until responses are complete (docs/adr/0004-unknown-holders.md).
+// A response replaces the response before, unless possibly incomplete. Then a pod keeps its resources until a response over this connection
+// lists the pod or a new owner, or responses are complete (docs/adr/0004-unknown-holders.md).
 type resourceTracker struct {
-	// allocated has the rows with an owner, and allocatable those without. Published slices are replaced and never written.
+	// allocated has the rows with an owner, and allocatable the rows without. Published slices are replaced and never written.
 	allocated, allocatable device.NodeResources
 
 	epoch      kubeletEpoch
-	listedPods map[podName]bool // by responses of this epoch; nil when they are complete
+	listedPods map[podName]bool // over this connection; nil if responses are complete
 
 	scratchDevices []device.ResourceDevice
 	scratchMemory  []device.Memory
 
-	// devices are the published ones, made of devicesFor and devicesFrom.
+	// devices are the published rows, made of devicesFor and devicesFrom.
 	devices     []device.AllocatedDevice
 	devicesFor  []device.Allocation
 	devicesFrom []device.AllocatedDevice
@@ -44,7 +44,8 @@ func (t *resourceTracker) merge(rows *resourceRows, pods []podName, epoch kubele
 	return devices || cpus || memory || claims
 }
 
-// update replaces rows by a copy of the latest ones if they differ, and reports whether they do. own copies the slices of a row.
+// update replaces rows by a copy of the latest rows if different, and reports whether there was a difference. own copies the slices of a
+// row.
 func update[T interface{ Compare(T) int }](rows *[]T, latest []T, own func(*T)) bool {
 	if slices.EqualFunc(*rows, latest, func(a, b T) bool { return a.Compare(b) == 0 }) {
 		return false
@@ -65,9 +66,9 @@ func (t *resourceTracker) addListedPods(pods []podName, epoch kubeletEpoch) {
 	}
 }
 
-// addUnlisted adds to a response the resources of unlisted pods that no other owner has.
+// addUnlisted adds to a response the resources of unlisted pods without a new owner.
 func (t *resourceTracker) addUnlisted(rows *resourceRows) {
-	cpus, claims := rows.cpus, rows.claims // those of listed pods
+	cpus, claims := rows.cpus, rows.claims // of listed pods
 	isUnlisted := func(o device.Owner) bool { return !t.listedPods[podName{o.Namespace, o.Pod}] }
 	t.addUnlistedDevices(rows, isUnlisted)
 	for _, c := range t.allocated.AllocatedCPUs {
@@ -81,7 +82,7 @@ func (t *resourceTracker) addUnlisted(rows *resourceRows) {
 			rows.cpus = append(rows.cpus, c)
 		}
 	}
-	for _, m := range t.allocated.AllocatedMemory { // which part of the memory is unknown
+	for _, m := range t.allocated.AllocatedMemory { // without an identity to compare
 		if isUnlisted(m.Owner) {
 			rows.memory = append(rows.memory, m)
 		}
@@ -93,7 +94,7 @@ func (t *resourceTracker) addUnlisted(rows *resourceRows) {
 	}
 }
 
-// addUnlistedDevices uses a map, since some plugins advertise each MiB of memory as a device.
+// addUnlistedDevices adds the devices. The map is for plugins with a device per MiB of memory.
 func (t *resourceTracker) addUnlistedDevices(rows *resourceRows, isUnlisted func(device.Owner) bool) {
 	if !slices.ContainsFunc(t.allocated.AllocatedDevices, func(d device.AllocatedDevice) bool { return isUnlisted(d.Owner) }) {
 		return
@@ -109,8 +110,8 @@ func (t *resourceTracker) addUnlistedDevices(rows *resourceRows, isUnlisted func
 	}
 }
 
-// supersedes reports whether a claim has the device of another one. Several pods may share a claim, and several claims may each have a
-// share of a device.
+// supersedes reports whether a claim has taken over the device of other. Several pods may share a claim, and several claims may have shares
+// of a device.
 func supersedes(c, other device.Claim) bool {
 	return c.Driver == other.Driver && c.Pool == other.Pool && c.Device == other.Device && c.ShareID == other.ShareID &&
 		(c.ClaimNamespace != other.ClaimNamespace || c.ClaimName != other.ClaimName)
@@ -140,10 +141,10 @@ func (t *resourceTracker) setAllocatable(rows *resourceRows) {
 	}
 }
 
-// clearAllocatable makes the allocatable resources unknown. They are kept in case the next ones are equal.
+// clearAllocatable makes the allocatable resources unknown. The rows stay for comparison with the next rows.
 func (t *resourceTracker) clearAllocatable() { t.allocatable.AllocatableKnown = false }
 
-// snapshot returns the resources, with the devices of these allocations.
+// snapshot returns the resources, with the devices of the given allocations.
 func (t *resourceTracker) snapshot(allocations []device.Allocation) device.NodeResources {
 	r, a := t.allocated, t.allocatable
 	r.AllocatedDevices, r.Dropped = t.allocatedDevices(allocations), a.Dropped
@@ -153,22 +154,21 @@ func (t *resourceTracker) snapshot(allocations []device.Allocation) device.NodeR
 	return r
 }
 
-// allocatedDevices returns the devices of allocations with an owner, so that all that is published of a device agrees. Responses add
-// the NUMA nodes.
+// allocatedDevices returns the devices of named allocations, to agree with the published allocations. Responses add the NUMA nodes.
 func (t *resourceTracker) allocatedDevices(allocations []device.Allocation) []device.AllocatedDevice {
 	if sameSlice(allocations, t.devicesFor) && sameSlice(t.allocated.AllocatedDevices, t.devicesFrom) {
 		return t.devices
 	}
 	t.devicesFor, t.devicesFrom = allocations, t.allocated.AllocatedDevices
 	nodes := make(map[allocationKey][]int, len(allocations))
-	for _, rows := range [...][]device.AllocatedDevice{t.devices, t.devicesFrom} { // the newer ones last
+	for _, rows := range [...][]device.AllocatedDevice{t.devices, t.devicesFrom} { // the newer rows last
 		for _, d := range rows {
 			nodes[allocationKey{d.Resource, device.AdvertisedID(d.ID)}] = d.NUMANodes
 		}
 	}
 	devices := make([]device.AllocatedDevice, 0, len(allocations))
 	for _, a := range allocations {
-		if a.Owner != (device.Owner{}) && !a.Claimed() { // claims have their own rows
+		if a.Owner != (device.Owner{}) && !a.Claimed() { // claims have rows of a different kind
 			devices = append(devices, device.AllocatedDevice{Owner: a.Owner, ResourceDevice: device.ResourceDevice{
 				Resource: a.Resource, ID: string(a.DeviceID), NUMANodes: nodes[keyOf(a)],
 			}})
@@ -181,5 +181,5 @@ func (t *resourceTracker) allocatedDevices(allocations []device.Allocation) []de
 	return t.devices
 }
 
-// sameSlice reports whether two slices share their memory.
+// sameSlice reports whether two slices share memory.
 func sameSlice[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }

@@ -12,21 +12,21 @@ import (
 )
 
 const (
-	// idleInterval is the interval of List if no scrape calls it. It limits how late the end of an allocation is noticed.
+	// idleInterval is the interval of List without scrapes: the greatest delay until the end of an allocation is known.
 	idleInterval = 10 * time.Second
 	// outageInterval is the interval of List while the kubelet does not answer.
 	outageInterval = time.Second
 	// allocatableInterval is the least interval of GetAllocatableResources.
 	allocatableInterval = time.Second
-	// minRefreshDelay and maxRefreshDelay limit the delay of a List after Allocate, which doubles from List to List.
+	// minRefreshDelay and maxRefreshDelay limit the delay of List after Allocate. The delay doubles with each List.
 	minRefreshDelay, maxRefreshDelay = 50 * time.Millisecond, 2 * time.Second
 )
 
 // Run keeps the allocations fresh between scrapes, and looks up the owners of new allocations, until ctx is done.
 func (c *Client) Run(ctx context.Context) error {
-	defer c.kubelet.Close() //nolint:errcheck // no caller is left that could handle the error
+	defer c.kubelet.Close() //nolint:errcheck // no more calls follow
 	due, refresh := time.Now(), retry.Backoff{Min: minRefreshDelay, Max: maxRefreshDelay}
-	var podsDue time.Time // when recent pods are looked up; zero without a new one
+	var podsDue time.Time // zero without a new pod
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -40,7 +40,7 @@ func (c *Client) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-c.refreshRequested:
-			// An earlier List stays due: in a burst of allocations, each one would postpone it.
+			// An earlier List stays due: otherwise a burst of allocations would postpone List.
 			refresh.Reset()
 			due = earlier(due, time.Now().Add(refresh.Next()))
 			continue
@@ -61,7 +61,7 @@ func (c *Client) Run(ctx context.Context) error {
 		now := time.Now()
 		expectsUpdate := c.expectsUpdate(now)
 		if now.Before(due) && expectsUpdate {
-			continue // Get came before the List that is due
+			continue // Get was earlier than the due List
 		}
 		delay := c.refreshDelay(now)
 		if expectsUpdate {
@@ -85,7 +85,7 @@ func (c *Client) expectsUpdate(now time.Time) bool {
 	return c.tracker.expectsUpdate(now)
 }
 
-// refreshDelay returns the delay of the next List. Calls of other goroutines count.
+// refreshDelay returns the delay of the next List. Calls by scrapes count.
 func (c *Client) refreshDelay(now time.Time) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -126,7 +126,7 @@ func (c *Client) logOutage(err error) {
 	c.loggedOutage = err != nil
 }
 
-// refreshCheckpoint merges the checkpoint if it has changed or may decide something. An error is logged once until it is read again.
+// refreshCheckpoint merges a changed or needed checkpoint. An error is logged a single time until the next successful read.
 func (c *Client) refreshCheckpoint() {
 	now := time.Now() // allocations from here on may be missing in the checkpoint
 	c.mu.Lock()
@@ -148,8 +148,8 @@ func (c *Client) refreshCheckpoint() {
 	}
 }
 
-// fetchAllocatable calls GetAllocatableResources: healthy devices, allocated or not, CPUs and memory. If the call fails, the resources
-// are unknown, as with a kubelet before 1.23; older ones could not be told from current ones.
+// fetchAllocatable calls GetAllocatableResources: healthy devices, allocated or not, CPUs and memory. After an error the resources are
+// unknown, as with a kubelet before 1.23: old values would look like current values.
 func (c *Client) fetchAllocatable(ctx context.Context) {
 	c.mu.Lock()
 	c.allocatableStale = false
@@ -166,14 +166,14 @@ func (c *Client) fetchAllocatable(ctx context.Context) {
 	c.publish(false)
 }
 
-// fetchRecentPods calls Get for the pods that may own a pending allocation, and reports whether the kubelet answered. Then List can
+// fetchRecentPods calls Get for the possible owners of a pending allocation, and reports whether the kubelet answered. If so, List can
 // wait.
 func (c *Client) fetchRecentPods(ctx context.Context) bool {
 	now := time.Now()
 	c.mu.Lock()
 	var names []podName
 	since, isPending := c.tracker.oldestPending(now)
-	// Get must not delay a List that is overdue or was not answered.
+	// Get must not delay an overdue or failed List.
 	if isPending && c.lastErr == nil && now.Sub(c.respondedAt) < idleInterval && c.getUnsupportedEpoch != c.tracker.epoch {
 		names = c.recentPods.nextCandidates(since, c.tracker.hasAllocation)
 	}
@@ -186,7 +186,7 @@ func (c *Client) fetchRecentPods(ctx context.Context) bool {
 	return len(names) > 0
 }
 
-// fetchRecentPod calls Get for one pod. A response that there is no such pod is no error.
+// fetchRecentPod calls Get for a pod. A missing pod is no error.
 func (c *Client) fetchRecentPod(ctx context.Context, name podName) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -203,13 +203,13 @@ func (c *Client) fetchRecentPod(ctx context.Context, name podName) error {
 		c.publish(c.tracker.confirmPod(allocations, epoch, requestedAt))
 	case isGetUnsupported(err):
 		c.getUnsupportedEpoch = c.tracker.epoch
-	case status.Code(err) == codes.Unknown: // no such pod, or it has ended (server_v1.go returns no NotFound)
+	case status.Code(err) == codes.Unknown: // missing or ended pod (server_v1.go never returns NotFound)
 		return nil
 	}
 	return err
 }
 
-// getPod calls Get. Its response has the fields of a List with one pod.
+// getPod calls Get. The response has the fields of a List with a single pod.
 func (c *Client) getPod(ctx context.Context, name podName) ([]device.Allocation, kubeletEpoch, error) {
 	response := newListResponse()
 	epoch, err := c.kubelet.call(ctx, "Get", getRequest(name), &response)
@@ -219,8 +219,8 @@ func (c *Client) getPod(ctx context.Context, name podName) ([]device.Allocation,
 	return response.allocations, epoch, err
 }
 
-// isGetUnsupported reports whether a kubelet has no Get: before 1.27, or up to 1.33 with the feature gate KubeletPodResourcesGet off,
-// which was the default (pkg/kubelet/apis/podresources/server_v1.go).
+// isGetUnsupported reports whether a kubelet lacks Get: before 1.27, or up to 1.33 with the feature gate KubeletPodResourcesGet off, the
+// default (pkg/kubelet/apis/podresources/server_v1.go).
 func isGetUnsupported(err error) bool {
 	return status.Code(err) == codes.Unimplemented ||
 		status.Code(err) == codes.Unknown && strings.Contains(err.Error(), "Get method disabled")

@@ -2,7 +2,7 @@ package wire
 
 import "google.golang.org/protobuf/encoding/protowire"
 
-// Kinds of fields that are read. A tag is the number of a field and its kind: 5<<3 | Length.
+// Kinds of fields to read. A tag combines the number and the kind of a field: 5<<3 | Length.
 const (
 	Varint = uint64(protowire.VarintType)
 	Length = uint64(protowire.BytesType)
@@ -15,7 +15,7 @@ type Field struct {
 	Bytes []byte // of a Length: a part of the message
 }
 
-// WalkFields calls visit for each Varint and Length of a message in order, and checks the form of all other fields.
+// WalkFields calls visit for each Varint and Length of a message in order, and checks the form of all fields.
 func WalkFields(b []byte, visit func(Field) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
@@ -56,14 +56,14 @@ func WalkTag(b []byte, tag uint64, visit func(Field) error) error {
 	})
 }
 
-// Last returns the last field with a tag, which is the one that counts; the zero Field if there is none.
+// Last returns the last field with a tag; the zero Field without any. By protobuf's rules the last value counts.
 func Last(b []byte, tag uint64) (last Field, err error) {
 	err = WalkTag(b, tag, func(f Field) error { last = f; return nil })
 	return last, err
 }
 
-// AppendVarints appends the numbers of a repeated field: a Varint is one of them, a Length has any number, packed. With an error it
-// returns those before the error.
+// AppendVarints appends the numbers of a repeated field: a Varint is a single number, a Length has packed numbers. After an error the
+// result has the numbers before the error.
 func (f Field) AppendVarints(values []int64) ([]int64, error) {
 	if _, kind := protowire.DecodeTag(f.Tag); kind == protowire.VarintType {
 		return append(values, int64(f.Value)), nil

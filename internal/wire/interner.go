@@ -2,16 +2,16 @@ package wire
 
 import "strings"
 
-// Interner returns the same string for the same bytes. It is not safe for concurrent use.
+// Interner returns the same string for the same bytes. Use by several goroutines needs a lock.
 type Interner struct {
 	interned map[string]string
 	limit    int
 }
 
-// NewInterner returns an Interner that drops all strings at a limit: most may be names of pods that are gone.
+// NewInterner returns an Interner with a limit. At the limit it drops all strings: most may be names of deleted pods.
 func NewInterner(limit int) Interner { return Interner{map[string]string{}, limit} }
 
-// Intern returns a string of b. Bytes that are not UTF-8 are replaced, since neither Kubernetes' names nor label values may have them.
+// Intern returns a string of b. Invalid UTF-8 is replaced: names in Kubernetes and label values are valid UTF-8.
 func (n Interner) Intern(b []byte) string {
 	if s, ok := n.interned[string(b)]; ok {
 		return s
