@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -138,10 +137,8 @@ func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) erro
 	o.DeviceName = func(d device.Device) string {
 		return ids.Name(response.GrantedDevice{Device: d, MIGIndex: d.MIGDeviceIndex})
 	}
-	o.HasGraphics = func(d device.Device) bool { return strings.Contains(d.Profile, "+gfx") }
-	var w *cdi.Writer
-	o.OnChange = func() { s.written.Set(writtenSpecs{settings, w.State()}) }
-	w = cdi.New(o)
+	w := cdi.New(o)
+	_, written := w.Get()
 	s.writer.Store(w)
 	defer s.writer.Store(nil)
 	ended := make(chan error, 1)
@@ -160,6 +157,10 @@ func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) erro
 				return err
 			case <-changed:
 				unchanged = false
+			case <-written:
+				var state cdi.SpecState
+				state, written = w.Get()
+				s.written.Set(writtenSpecs{settings, state})
 			case <-tick.C: // without a driver, the written specs are the best that there are
 				unchanged = !hasDeviceNodes(resolveDevRoot(current))
 			}

@@ -126,6 +126,15 @@ func (s *writerFixture) updateOnce(devices []device.Device) {
 	s.update(devices)
 }
 
+// State returns the Writer's state.
+func (s *writerFixture) State() SpecState {
+	state, _ := s.Get()
+	return state
+}
+
+// HasSpec reports whether a class has a spec.
+func (s *writerFixture) HasSpec(class string) bool { return slices.Contains(s.State().Classes, class) }
+
 func (s *writerFixture) specPathOf(class string) string {
 	return filepath.Join(s.specDir, "k8s.device-plugin.nvidia.com-"+class+".json")
 }

@@ -3,6 +3,7 @@ package cdi
 import (
 	"bytes"
 	"encoding/json"
+	"log/slog"
 	"os"
 	"testing"
 	"time"
@@ -44,7 +45,7 @@ func (s *writerFixture) toolkitSpec(flags []string) string {
 	s.Helper()
 	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
 	s.must(err)
-	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(gpuClass),
+	lib, err := nvcdi.New(nvcdi.WithLogger(nvcdiLogger{slog.New(slog.DiscardHandler)}), nvcdi.WithMode(nvcdi.ModeNvml), nvcdi.WithVendor(Vendor), nvcdi.WithClass(gpuClass),
 		nvcdi.WithDeviceNamers(namer), nvcdi.WithNVIDIACDIHookPath(DefaultHookPath),
 		nvcdi.WithDisabledHooks(newHooks[:]...), nvcdi.WithFeatureFlags(flags...))
 	s.must(err)

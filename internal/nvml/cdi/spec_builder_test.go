@@ -145,7 +145,7 @@ func TestADriverRootWithoutNodes(t *testing.T) {
 	s := newFixture(t, 0, nil)
 	s.must(os.RemoveAll(filepath.Join(s.driverRoot, "dev")))
 	s.updateOnce(makeGPUs(1))
-	if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "there is no device node /dev/nvidia0 in /") {
+	if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "no device node /dev/nvidia0 in /") {
 		t.Errorf("the error is %v", err)
 	}
 }

@@ -1,12 +1,8 @@
-// Package cdi writes CDI specs of the node's NVIDIA devices, and keeps them true:
-// what a container runtime adds to a container that names a device. The files outlive
-// the process, because a container that restarts needs them, whoever runs here then.
+// Package cdi writes the CDI specs of the node's NVIDIA devices: the changes that a container runtime makes to a container with a device.
+// The files stay after the end of the process, because a restarted container needs them.
 //
-// What a driver consists of is known by nvidia-container-toolkit's nvcdi, which
-// looks for it below the driver root. It asks NVML as well, and is answered from
-// the inventory instead (nvml_adapter.go): so no call of its can hang, meet a function
-// that the library lacks, or fail for all GPUs when one is lost
-// (docs/adr/0007-cdi.md).
+// nvidia-container-toolkit's nvcdi finds the files of the driver below the driver root. Its NVML calls are answered from the inventory
+// (nvml_adapter.go): so no call hangs, meets a missing function, or fails for all GPUs because of a lost GPU (docs/adr/0007-cdi.md).
 package cdi
 
 import (
@@ -14,112 +10,97 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
-	// DefaultDir is where runtimes look for specs of what comes and goes.
+	// DefaultDir is the runtimes' folder for specs of dynamic devices.
 	DefaultDir = "/var/run/cdi"
-	// DefaultHookPath is NVIDIA's plugin's default.
+	// DefaultHookPath is the default of NVIDIA's plugin.
 	DefaultHookPath = "/usr/bin/nvidia-ctk"
-	// Vendor is NVIDIA's plugin's, so that either finds its files replaced by the
-	// other's, and containers that one has started are known to the other.
+	// Vendor is the vendor of NVIDIA's plugin, so that each plugin replaces the files of the other, and knows the containers.
 	Vendor = "k8s.device-plugin.nvidia.com"
 )
 
-// How often what is looked at.
 const (
 	fileCheckInterval = time.Second
-	// rebuildInterval finds what no change of the inventory tells of: a socket of
-	// nvidia-persistenced that came, or went and would keep containers from starting.
-	rebuildInterval = 30 * time.Second
-	minBackoff      = time.Second
-	maxBackoff      = time.Minute
-	// firstListingTimeout is how long the first listing may take before it is said that there
-	// is none.
+	// rebuildInterval bounds the delay of changes that the inventory does not show: a new socket of nvidia-persistenced, or a removed
+	// socket that would keep containers from starting.
+	rebuildInterval        = 30 * time.Second
+	minBackoff, maxBackoff = time.Second, time.Minute
+	// firstListingTimeout is the time after which a missing first listing means a node without a driver.
 	firstListingTimeout = 10 * time.Second
 )
 
-// Options say what is written, and where things are.
+// Options configure a Writer.
 type Options struct {
-	// Statuses is the Board's.
+	// Statuses returns the inventory and a channel that the next change closes.
 	Statuses func() ([]device.Status, <-chan struct{})
 	Log      *slog.Logger
-	// Dir is where specs go. Default: DefaultDir.
+	// Dir is the folder of specs. Default: DefaultDir.
 	Dir string
-	// OnChange is called on Run's goroutine when State differs. Nil: nothing is called.
-	OnChange func()
-
-	// DeviceName is what a device is called, in the spec as in the answer to Allocate.
-	// Default: its id.
+	// DeviceName returns the name of a device, as in the response to Allocate. Default: the id.
 	DeviceName func(device.Device) string
-	// HasGraphics tells whether a slice can do graphics, as its profile says ("+gfx").
-	// Nil: none can.
-	HasGraphics func(device.Device) bool
-
-	// DriverRoot and DevRoot are where this process finds the driver's files and
-	// /dev. Default: /, and DriverRoot where it has a /dev.
+	// DriverRoot and DevRoot are the folders of the driver's files and of /dev in this process's mounts. Default: /, and DriverRoot
+	// if it has a /dev.
 	DriverRoot, DevRoot string
-	// TargetDriverRoot and TargetDevRoot are where they are on the host. Default:
-	// where this process finds them, and TargetDriverRoot.
+	// TargetDriverRoot and TargetDevRoot are the same folders on the host. Default: DriverRoot, and TargetDriverRoot.
 	TargetDriverRoot, TargetDevRoot string
 	// HookPath is nvidia-cdi-hook or nvidia-ctk on the host. Default: DefaultHookPath.
 	HookPath string
-	// FeatureFlags and DisabledHooks are nvcdi's. EnabledHooks may name newHooks.
+	// FeatureFlags and DisabledHooks are nvcdi's. EnabledHooks may have newHooks.
 	FeatureFlags, DisabledHooks, EnabledHooks []string
-
-	// GDRCopy, GDS and MOFED have a spec of their own where the node has what they
-	// are for.
+	// GDRCopy, GDS and MOFED enable specs of their own, on nodes with such devices.
 	GDRCopy, GDS, MOFED bool
-	// IMEXChannels have one together.
+	// IMEXChannels share one spec.
 	IMEXChannels []int
 }
 
-// SpecState is what there is now.
+// SpecState is the state of the specs.
 type SpecState struct {
-	Devices []string // the names that the spec of GPUs has
-	Classes []string // the classes of which there is a spec: "gpu", "gds", …
-	Err     error    // why something is not there, if so
+	Devices []string // names in the spec of GPUs
+	Classes []string // with a spec: "gpu", "gds", …
+	Err     error    // the reason for missing specs or devices
 }
 
-// Attempted reports whether the specs of a device were written, or cannot be.
+// Attempted reports whether the specs of a device were written or failed.
 func (s SpecState) Attempted() bool {
 	return len(s.Classes) > 0 || s.Err != nil && !errors.Is(s.Err, errNoDevice)
 }
 
-// Writer writes specs. Its Run is the only one that does anything, on the one
-// goroutine that runs it.
+// errNoDevice is the reason for missing specs on a node without a driver or without a GPU.
+var errNoDevice = errors.New("no device")
+
+// Writer writes specs.
 type Writer struct {
 	Options
 	device.Heartbeat
 
-	state atomic.Pointer[SpecState] // written by Run
+	state pubsub.Value[SpecState]
 
 	// All below belong to Run's goroutine.
-	devices   []device.Device // that the newest specs were made for
-	cleaned   bool            // an earlier process left nothing that is not wanted
+	devices   []device.Device // of the newest specs
 	files     map[string]*specFile
-	nextBuild time.Time     // when specs are made anew though nothing has changed
-	backoff   time.Duration // the pause before what failed is tried again
-	lastError string        // what was last complained about
-	startedAt time.Time
+	cleaned   bool // an earlier process's files are removed
+	nextBuild time.Time
+	backoff   retry.Backoff
+	lastError string // as logged
 }
 
-// New makes a Writer. It does nothing before Run.
+// New returns a Writer.
 func New(o Options) *Writer {
 	o.Dir = cmp.Or(o.Dir, DefaultDir)
 	o.HookPath = cmp.Or(o.HookPath, DefaultHookPath)
-	// nvcdi cuts roots off paths as they are written, so they are written one way.
+	// nvcdi compares prefixes of paths.
 	o.DriverRoot = filepath.Clean(cmp.Or(o.DriverRoot, "/"))
 	o.TargetDriverRoot = filepath.Clean(cmp.Or(o.TargetDriverRoot, o.DriverRoot))
 	o.TargetDevRoot = filepath.Clean(cmp.Or(o.TargetDevRoot, o.TargetDriverRoot))
@@ -129,61 +110,47 @@ func New(o Options) *Writer {
 	if o.DeviceName == nil {
 		o.DeviceName = func(d device.Device) string { return string(d.ID) }
 	}
-	if o.HasGraphics == nil {
-		o.HasGraphics = func(device.Device) bool { return false }
+	w := &Writer{Options: o, files: map[string]*specFile{}, backoff: retry.Backoff{Min: minBackoff, Max: maxBackoff}}
+	for _, class := range classes {
+		w.files[class] = newSpecFile(o.Dir, class)
 	}
-	return &Writer{Options: o, files: map[string]*specFile{}}
+	return w
 }
 
-// State is the newest. It is not to be changed.
-func (w *Writer) State() SpecState {
-	if s := w.state.Load(); s != nil {
-		return *s
-	}
-	return SpecState{}
-}
+// Get returns the state and a channel that the next change closes. Callers must not change the slices.
+func (w *Writer) Get() (SpecState, <-chan struct{}) { return w.state.Get() }
 
-// HasSpec tells whether there is a spec of a class.
-func (w *Writer) HasSpec(class string) bool { return slices.Contains(w.State().Classes, class) }
-
-// Ready says so once the specs are there, or have been found impossible, or there
-// is no device to write one for.
+// Ready returns an error until the first attempt to write specs. A node without devices is ready.
 func (w *Writer) Ready() error {
-	if statuses, _ := w.Statuses(); len(statuses) > 0 && !w.State().Attempted() {
-		return errors.New("not written yet")
+	statuses, _ := w.Statuses()
+	if state, _ := w.Get(); len(statuses) > 0 && !state.Attempted() {
+		return errors.New("CDI specs not written yet")
 	}
 	return nil
 }
 
-// errNoDevice is why there is no spec on a node without a driver, or a GPU.
-var errNoDevice = errors.New("no device is known")
-
-// Run keeps the specs until ctx is done. What fails is tried again. The files stay
-// at the end: the next Writer replaces or removes them.
+// Run keeps the specs up to date until ctx is done, and retries after failures. The files stay: the next Writer replaces or removes them.
 func (w *Writer) Run(ctx context.Context) error {
-	w.startedAt = time.Now()
+	begin := time.Now()
+	check := time.NewTicker(fileCheckInterval)
+	defer check.Stop()
 	for {
 		w.Beat()
 		statuses, changed := w.Statuses()
-		if statuses != nil || time.Since(w.startedAt) >= firstListingTimeout {
+		if statuses != nil || time.Since(begin) >= firstListingTimeout {
 			w.update(devicesOf(statuses))
 		}
-		timer := time.NewTimer(fileCheckInterval)
 		select {
 		case <-ctx.Done():
-		case <-changed:
-		case <-timer.C:
-		}
-		timer.Stop()
-		if ctx.Err() != nil {
 			return nil
+		case <-changed:
+		case <-check.C:
 		}
 	}
 }
 
-// devicesOf leaves the verdicts out: whether a device is well changes no spec. A GPU that is
-// gone has none, since its index and device node may be another's by now. The result is nil
-// if nothing was listed yet.
+// devicesOf returns the devices of the inventory, regardless of health; nil before the first listing. A GPU that is gone is left out: its
+// index and device node may belong to another GPU.
 func devicesOf(statuses []device.Status) []device.Device {
 	if statuses == nil {
 		return nil
@@ -197,139 +164,110 @@ func devicesOf(statuses []device.Status) []device.Device {
 	return devices
 }
 
-// update makes what has to be made, and mends files that were lost or altered.
+// update rebuilds the specs if due, and restores lost or altered files.
 func (w *Writer) update(devices []device.Device) {
 	changed := !reflect.DeepEqual(devices, w.devices)
 	if changed || !time.Now().Before(w.nextBuild) {
 		w.rebuild(devices, changed)
 	} else if err := w.restoreFiles(); err != nil {
-		w.publishResult(err)
+		w.publish(err)
 	}
 }
 
-// rebuild makes all specs anew, and has their files say so.
+// rebuild builds and writes all specs. Without a driver or after a failure, existing files stay: they are likely to be right.
 func (w *Writer) rebuild(devices []device.Device, changed bool) {
 	w.devices = devices
-	b := specBuilder{Options: &w.Options, devices: devices}
-	if changed { // the many lines that nvcdi says are the same each time
-		b.log = w.Log
+	if devices == nil {
+		w.publish(errNoDevice)
+		return
 	}
 	var errs []error
 	if len(devices) == 0 {
 		errs = append(errs, errNoDevice)
 	}
-	if devices == nil { // without a driver, the files of an earlier process are likelier to be true than none
-		w.publishResult(errNoDevice)
-		return
+	log := slog.New(slog.DiscardHandler)
+	if changed { // nvcdi's messages repeat
+		log = w.Log
 	}
-	results := b.buildAll()
+	b := newSpecBuilder(&w.Options, devices, log)
 	for _, class := range classes {
-		r := results[class]
-		if r.err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", class, r.err))
+		spec, err := b.build(class)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", class, err))
 		}
 		switch {
-		case r.spec != nil:
-			errs = append(errs, w.putSpec(class, r.spec))
-		case r.err == nil: // there is nothing for it
-			errs = append(errs, w.dropSpec(class))
-		} // else what there was is likelier to be true than nothing
+		case spec != nil:
+			errs = append(errs, w.files[class].put(spec))
+		case err == nil:
+			errs = append(errs, w.drop(w.files[class]))
+		}
+		if !w.cleaned {
+			w.files[class].RemoveStaleTemps(w.files[class].name)
+		}
 	}
-	if !w.cleaned {
-		errs = append(errs, removeTempFiles(w.Dir))
-		w.cleaned = true
-	}
-	w.publishResult(errors.Join(errs...))
+	w.cleaned = true
+	w.publish(errors.Join(errs...))
 }
 
-// restoreFiles writes again what is not as it was written.
+// drop removes a file of this Writer, and in the first build a file of an earlier process. Another program's newer file stays.
+func (w *Writer) drop(f *specFile) error {
+	if f.written == nil && w.cleaned || f.written != nil && !f.isUnchanged() {
+		f.written = nil
+		return nil
+	}
+	return f.remove()
+}
+
+// restoreFiles writes lost or altered files again.
 func (w *Writer) restoreFiles() error {
 	var errs []error
 	for _, class := range classes {
 		f := w.files[class]
-		if f == nil || f.isUnchanged() {
+		if f.written == nil || f.isUnchanged() {
 			continue
 		}
-		if err := f.write(); err != nil {
+		if err := f.write(f.content); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", class, err))
-			delete(w.files, class)
+			f.written = nil
 			continue
 		}
-		w.Log.Warn("wrote a CDI spec again, which was lost or altered", "file", f.path)
+		w.Log.Warn("restored lost or altered CDI spec", "file", f.Path(f.name))
 	}
 	return errors.Join(errs...)
 }
 
-// publishResult tells what there is now, and why not more, and plans the next time.
-func (w *Writer) publishResult(err error) {
-	specState := &SpecState{Err: err}
-	for _, class := range classes {
-		if f := w.files[class]; f != nil {
-			specState.Classes = append(specState.Classes, class)
-		}
-	}
-	if f := w.files[gpuClass]; f != nil {
-		specState.Devices = f.devices
-	}
-	w.publish(specState)
-	w.scheduleNext(err != nil)
-}
-
-// scheduleNext says when specs are made anew.
-func (w *Writer) scheduleNext(failed bool) {
-	wait := rebuildInterval
-	if failed {
-		w.backoff = min(max(minBackoff, 2*w.backoff), maxBackoff)
-		wait = w.backoff
+// publish publishes and logs the state, if changed, and schedules the next build.
+func (w *Writer) publish(err error) {
+	if err == nil {
+		w.backoff.Reset()
+		w.nextBuild = time.Now().Add(rebuildInterval)
 	} else {
-		w.backoff = 0
+		w.nextBuild = time.Now().Add(w.backoff.Next())
 	}
-	w.nextBuild = time.Now().Add(wait)
-}
-
-// publish publishes, and logs what is new: a failure that stays the same once.
-func (w *Writer) publish(specState *SpecState) {
-	previous := w.State()
-	w.state.Store(specState)
-	errText := ""
-	if specState.Err != nil {
-		errText = strings.ReplaceAll(specState.Err.Error(), "\n", "; ")
-	}
-	isNew := errText != w.lastError || !slices.Equal(previous.Devices, specState.Devices) || !slices.Equal(previous.Classes, specState.Classes)
-	w.lastError = errText
-	if isNew && w.OnChange != nil {
-		w.OnChange()
-	}
-	switch {
-	case !isNew:
-	case errors.Is(specState.Err, errNoDevice):
-		w.Log.Info("no CDI specs until there is a device", "why", errText)
-	case specState.Err != nil:
-		w.Log.Warn("write CDI specs, will go on trying", "devices", len(specState.Devices), "classes", strings.Join(specState.Classes, ","), "err", errText)
-	default:
-		w.Log.Info("CDI specs", "dir", w.Dir, "devices", len(specState.Devices), "classes", strings.Join(specState.Classes, ","))
-	}
-}
-
-// FindIMEXChannels tells which of some IMEX channels there are on this node. Like NVIDIA's
-// plugin it looks in /dev, too: that is where a runtime puts them for us.
-func FindIMEXChannels(devRoot string, ids []int) (present, missing []int) {
-	for _, id := range ids {
-		node := imexChannelNode(id)
-		if isCharDevice(filepath.Join("/", devRoot, node)) || isCharDevice(node) {
-			present = append(present, id)
-		} else {
-			missing = append(missing, id)
+	state, errText := SpecState{Err: err}, ""
+	for _, class := range classes {
+		if w.files[class].written != nil {
+			state.Classes = append(state.Classes, class)
 		}
 	}
-	return present, missing
-}
-
-func imexChannelNode(id int) string {
-	return fmt.Sprintf("/dev/nvidia-caps-imex-channels/channel%d", id)
-}
-
-func isCharDevice(path string) bool {
-	info, err := os.Stat(path)
-	return err == nil && info.Mode()&fs.ModeCharDevice != 0
+	if gpu := w.files[gpuClass]; gpu.written != nil {
+		state.Devices = gpu.devices
+	}
+	if err != nil {
+		errText = strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	if old, _ := w.Get(); errText == w.lastError && slices.Equal(old.Devices, state.Devices) && slices.Equal(old.Classes, state.Classes) {
+		return
+	}
+	w.lastError = errText
+	w.state.Set(state)
+	log := w.Log.With("dir", w.Dir, "devices", len(state.Devices), "classes", strings.Join(state.Classes, ","))
+	switch {
+	case errors.Is(err, errNoDevice):
+		w.Log.Info("CDI specs wait for a device", "err", errText)
+	case err != nil:
+		log.Warn("cannot write all CDI specs, retrying", "err", errText)
+	default:
+		log.Info("CDI specs written")
+	}
 }

@@ -169,13 +169,15 @@ func TestNextWriter(t *testing.T) {
 	leave := func(s *writerFixture, names ...string) {
 		s.must(os.MkdirAll(s.specDir, 0o755))
 		for _, name := range names {
-			s.must(os.WriteFile(filepath.Join(s.specDir, name), []byte("{}"), 0o644))
+			path := filepath.Join(s.specDir, name)
+			s.must(os.WriteFile(path, []byte("{}"), 0o644))
+			s.must(os.Chtimes(path, time.Unix(0, 0), time.Unix(0, 0))) // a temporary file of a long-gone process
 		}
 	}
 	const gpu, gds, other = "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-gds.json", "nvidia.yaml.off"
 	t.Run("a device is gone, a class is off, a process was killed", func(t *testing.T) {
 		runWriter(t, 2, nil, func(s *writerFixture) {
-			leave(s, gpu, gds, other, gpu+".123.tmp")
+			leave(s, gpu, gds, other, "."+gpu+".123.tmp")
 			s.publishDevices(makeGPUs(1))
 			s.wantDevices("GPU-0")
 			wantSet(t, "files", s.specNames(), gpu, other)
@@ -219,7 +221,7 @@ func TestNextWriter(t *testing.T) {
 	})
 	t.Run("no strategy needs them", func(t *testing.T) {
 		s := newFixture(t, 0, nil)
-		leave(s, gpu, gds, other, gds+".1.tmp")
+		leave(s, gpu, gds, other, "."+gds+".1.tmp")
 		s.must(RemoveSpecs(s.specDir))
 		wantSet(t, "files", s.specNames(), other)
 		s.must(RemoveSpecs(filepath.Join(s.specDir, "missing")))
@@ -228,12 +230,23 @@ func TestNextWriter(t *testing.T) {
 
 // TestChanged: each new State is told once.
 func TestChanged(t *testing.T) {
-	changes := 0
-	runWriter(t, 1, func(o *Options) { o.OnChange = func() { changes++ } }, func(s *writerFixture) {
+	runWriter(t, 1, nil, func(s *writerFixture) {
+		_, first := s.Get()
 		s.publishDevices(makeGPUs(1))
+		select {
+		case <-first:
+		default:
+			t.Error("no change published")
+		}
+		_, second := s.Get()
 		s.advance(10 * time.Minute)
-		if changes != 1 || !s.HasSpec("gpu") {
-			t.Errorf("%d changes, classes %q", changes, s.State().Classes)
+		select {
+		case <-second:
+			t.Error("an equal state is published")
+		default:
+		}
+		if !s.HasSpec("gpu") {
+			t.Errorf("classes %q", s.State().Classes)
 		}
 	})
 }
@@ -301,15 +314,15 @@ func TestADeviceIsLeftOut(t *testing.T) {
 		device device.Device
 		why    string
 	}{
-		"no node":           {makeGPUs(3)[2], "leave GPU-2 out: there is no device node /dev/nvidia2"},
-		"no minor":          {device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1}, "leave GPU-x out: its minor number is not known"},
-		"no capabilities":   {makeMIGDevice(makeGPUs(2)[1], "MIG-a"), "leave MIG-a out: the nodes of its capabilities are not known"},
+		"no node":           {makeGPUs(3)[2], "skip GPU-2: no device node /dev/nvidia2"},
+		"no minor":          {device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1}, "skip GPU-x: minor number unknown"},
+		"no capabilities":   {makeMIGDevice(makeGPUs(2)[1], "MIG-a"), "skip MIG-a: device nodes of the capabilities unknown"},
 		"no such node":      {makeMIGDevice(makeGPUs(2)[1], "MIG-a", 77), "nvidia-cap77"},
 		"an old driver's":   {makeMIGDevice(makeGPUs(2)[1], "MIG-GPU-1/7/0", 31), "MIG-GPU-1/7/0"},
-		"no name":           {device.Device{Minor: 1}, "leave  out: "},
-		"the same name":     {one, "leave GPU-0 out: another device is called GPU-0, too"},
-		"a name in pieces":  {device.Device{ID: "GPU-1\nb", GPU: "GPU-1\nb", Minor: 1}, "leave GPU-1"},
-		"a PCI address ../": {device.Device{ID: "GPU-p", GPU: "GPU-p", PCI: "../[", Minor: 1}, "leave GPU-p out"},
+		"no name":           {device.Device{Minor: 1}, "skip : "},
+		"the same name":     {one, "skip GPU-0: name GPU-0 is in use"},
+		"a name in pieces":  {device.Device{ID: "GPU-1\nb", GPU: "GPU-1\nb", Minor: 1}, "skip GPU-1"},
+		"a PCI address ../": {device.Device{ID: "GPU-p", GPU: "GPU-p", PCI: "../[", Minor: 1}, "skip GPU-p"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runWriter(t, 2, nil, func(s *writerFixture) {
@@ -330,7 +343,7 @@ func TestADeviceIsLeftOut(t *testing.T) {
 func TestWithoutADriver(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.advance(10 * time.Minute)
-		if n := s.log.countLines(""); n != 1 || s.log.countLines("INFO", "no device is known") != 1 {
+		if n := s.log.countLines(""); n != 1 || s.log.countLines("INFO", "no device") != 1 {
 			t.Errorf("%d lines in the log:\n%s", n, s.log)
 		}
 		if err := s.Ready(); err != nil {
@@ -340,7 +353,7 @@ func TestWithoutADriver(t *testing.T) {
 		unknown[0].InfoLabels = nil
 		s.publishDevices(unknown)
 		s.wantDevices()
-		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "version is not known") {
+		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "version unknown") {
 			t.Errorf("the error is %v", err)
 		}
 		s.publishDevices(makeGPUs(1))
