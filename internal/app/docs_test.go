@@ -7,12 +7,15 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/podgauge/podgauge/exporter"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -49,6 +52,23 @@ func checkTables(t *testing.T, file string, tables map[string]string) {
 	if !bytes.Equal(page, want) {
 		t.Errorf("the tables in %s are not what they should be; make golden writes them anew", file)
 	}
+}
+
+// fieldNames are nvml.h's names of the fields.
+var fieldNames = sync.OnceValues(nvmltest.FieldNames)
+
+var fieldPattern = regexp.MustCompile(`\bfield (\d+)`)
+
+// withFieldNames adds to fields in a text their names.
+func withFieldNames(text string) string {
+	names, err := fieldNames()
+	if err != nil {
+		panic(err)
+	}
+	return fieldPattern.ReplaceAllStringFunc(text, func(field string) string {
+		n, _ := strconv.Atoi(strings.TrimPrefix(field, "field "))
+		return field + " " + names[n]
+	})
 }
 
 // dcgmByFamily are dcgm-exporter's families, by the family that they are made of.
@@ -125,7 +145,7 @@ func metricsTable(metrics []device.Metric, dcgm map[string][]string) string {
 		metrics = metrics[n:]
 		m := family[0]
 		fmt.Fprintf(&table, "| `%s`<br>%s | %s | %s | %s | %s | %s | %s | %s |\n", m.Name, m.Help, kindText(m.Kind), unitText(m.Name),
-			labelsText(family), distinctTexts(family, func(m device.Metric) string { return m.Source }),
+			labelsText(family), distinctTexts(family, func(m device.Metric) string { return withFieldNames(m.Source) }),
 			distinctTexts(family, func(m device.Metric) string { return m.Hardware }),
 			distinctTexts(family, func(m device.Metric) string { return paceText(m.ReadPace) }), strings.Join(dcgm[m.Name], "<br>"))
 	}

@@ -68,7 +68,7 @@ func checksTable() string {
 		if c.Fault.NeedsReset {
 			recovery = device.RecoveryAfterReset
 		}
-		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", c.Fault.Reason, c.Condition, c.Source, inlineCode(c.Fault.Action), recoveryText(recovery, c.Fault.Action))
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s | %s |\n", c.Fault.Reason, c.Condition, withFieldNames(c.Source), inlineCode(c.Fault.Action), recoveryText(recovery, c.Fault.Action))
 	}
 	return table.String()
 }

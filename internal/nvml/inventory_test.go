@@ -12,6 +12,7 @@ import (
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 func TestDevice(t *testing.T) {
@@ -83,6 +84,9 @@ func TestDeviceKnowsLittle(t *testing.T) {
 		if strings.HasPrefix(f.Symbol, "nvmlDeviceGet") && !f.Needed {
 			lines = append(lines, "fail "+f.Symbol+" gpu * NOT_SUPPORTED")
 		}
+	}
+	for _, symbol := range metric.Symbols() {
+		lines = append(lines, "fail "+symbol+" gpu * NOT_SUPPORTED")
 	}
 	s.set(append(lines, "gpu 0 uuid GPU-0")...)
 	got := s.list(1)[0]

@@ -39,14 +39,14 @@ func (b *Backend) ensureInitialized() error {
 	default:
 		return fmt.Errorf("initialise NVML: %w", lib.Error(ret))
 	}
-	session := lib.NewSession(b.lib)
+	session := lib.NewSession(b.lib, metric.Symbols())
 	b.session = &nvmlSession{
 		Session: session, pendingCalls: b.pendingCalls, commonLabels: systemLabels(session),
 		eventsNameInstances: b.lib.Extensions().LookupSymbol("nvmlEventSetWait_v2") == nil,
 	}
 	missing := metric.MissingFamilies(session.Symbols)
 	b.missingFamilies.Store(&missing)
-	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.Path, Version: session.Version, MissingFunctions: session.Symbols.MissingFunctions()})
+	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.Path, Version: session.Version, MissingFunctions: session.Symbols.Missing()})
 	if b.driverRestarted { // a driver that has forgotten us was loaded anew
 		b.driverRestarted = false
 		b.histories.AddReset()

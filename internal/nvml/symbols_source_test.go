@@ -16,12 +16,22 @@ import (
 	"testing"
 
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
 const goNVML = "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 // sourceDirs are the packages that call go-nvml.
 var sourceDirs = []string{".", "lib", "metric", "collect"}
+
+// allFunctions are the table's functions and those of metrics.
+func allFunctions() []lib.Function {
+	all := slices.Clone(lib.Functions)
+	for _, symbol := range metric.Symbols() {
+		all = append(all, lib.Function{Symbol: symbol})
+	}
+	return all
+}
 
 // TestCallsAreInTheTable reads the source of these packages. Whatever is called in
 // go-nvml has a row in functions, and each row is for something that is called; a
@@ -44,7 +54,7 @@ func TestCallsAreInTheTable(t *testing.T) {
 	for _, symbol := range directSymbols(files) { // what is called here by its name
 		called[symbol] = true
 	}
-	for _, f := range lib.Functions {
+	for _, f := range allFunctions() {
 		if !called[f.Symbol] {
 			t.Errorf("functions has a row for %s, which nothing calls", f.Symbol)
 		}
@@ -111,7 +121,7 @@ func functionRow(selection *types.Selection) (symbol, row string) {
 	default: // Return's Error and String, say
 		return receiver + "." + name, ""
 	}
-	for _, f := range lib.Functions {
+	for _, f := range allFunctions() {
 		if f.Symbol == symbol || slices.Contains(f.Older, symbol) {
 			return symbol, f.Symbol
 		}
@@ -127,7 +137,7 @@ func checkNode(t *testing.T, info *types.Info, n ast.Node) {
 		if n.Kind != token.STRING || err != nil || !strings.HasPrefix(text, "nvml") || strings.ContainsAny(text, " :/") {
 			return
 		}
-		for _, f := range lib.Functions {
+		for _, f := range allFunctions() {
 			if f.Symbol == text || slices.Contains(f.Older, text) || text == "nvmlEventSetWait" {
 				return
 			}

@@ -100,7 +100,7 @@ func (g *GPUReader) collect(now time.Time) {
 	g.dropBeforeReset()
 	g.updateSpared()
 	g.gpm.gpuSampler.expire(&g.latest, now)
-	g.makeFastCalls(g.Handle, metric.TargetGPU, &g.latest, &g.callStates, now)
+	g.makeFastCalls(g.Handle, metric.TargetGPU, &g.latest, g.callStates, now)
 	for _, in := range g.instances {
 		if g.isAborted() {
 			return
@@ -136,7 +136,7 @@ func (g *GPUReader) updateSpared() {
 }
 
 // makeFastCalls makes the fast calls about a GPU or a slice.
-func (g *GPUReader) makeFastCalls(handle nvml.Device, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) {
+func (g *GPUReader) makeFastCalls(handle nvml.Device, target metric.Target, r *metric.Values, states []callState, now time.Time) {
 	for i := range metric.Calls {
 		if c := &metric.Calls[i]; c.Pace == device.PaceFast && c.Targets&target != 0 {
 			r.Unset(c.Values)
@@ -152,7 +152,7 @@ func (g *GPUReader) makeFastCalls(handle nvml.Device, target metric.Target, r *m
 }
 
 // canCall tells whether there is a use in making the i-th call.
-func (g *GPUReader) canCall(i int, target metric.Target, states *[len(metric.Calls)]callState, now time.Time) bool {
+func (g *GPUReader) canCall(i int, target metric.Target, states []callState, now time.Time) bool {
 	c, t := &metric.Calls[i], &states[i]
 	if c.Targets&target == 0 || !g.canFind(i) || t.denials.shouldSkip(now) {
 		return false
@@ -168,23 +168,23 @@ func (g *GPUReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[
 
 // shouldCall tells whether the i-th call can be made, and would bring something that is not
 // there.
-func (g *GPUReader) shouldCall(i int, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) bool {
+func (g *GPUReader) shouldCall(i int, target metric.Target, r *metric.Values, states []callState, now time.Time) bool {
 	return g.canCall(i, target, states, now) && r.MissesAny(&metric.Calls[i], g.sparedFor(target))
 }
 
 // sparedFor are the slots that fields make up for. Slices have no fields.
-func (g *GPUReader) sparedFor(target metric.Target) *[metric.ValueIDCount]bool {
+func (g *GPUReader) sparedFor(target metric.Target) *[metric.MaxValues]bool {
 	if target == metric.TargetMIG {
 		return &nothingSpared
 	}
 	return &g.spared
 }
 
-var nothingSpared [metric.ValueIDCount]bool
+var nothingSpared [metric.MaxValues]bool
 
 // makeCall makes a call. What it had brought before is gone when it fails; but what is
 // there while it is known to be absent, another one has brought.
-func (g *GPUReader) makeCall(i int, handle nvml.Device, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) {
+func (g *GPUReader) makeCall(i int, handle nvml.Device, r *metric.Values, states []callState, now time.Time) {
 	c, t := &metric.Calls[i], &states[i]
 	if !t.denials.Denied() {
 		r.Unset(c.Values)
@@ -214,9 +214,9 @@ func (g *GPUReader) readOverdue(now time.Time) bool {
 	case next.callIndex == len(metric.Calls):
 		g.readSlowFields(now)
 	case next.instance != nil:
-		g.makeCall(next.callIndex, next.instance.handle, &next.instance.latest, &next.instance.callStates, now)
+		g.makeCall(next.callIndex, next.instance.handle, &next.instance.latest, next.instance.callStates, now)
 	default:
-		g.makeCall(next.callIndex, g.Handle, &g.latest, &g.callStates, now)
+		g.makeCall(next.callIndex, g.Handle, &g.latest, g.callStates, now)
 	}
 	return true
 }
@@ -238,15 +238,15 @@ func (g *GPUReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
 		add(overdueRead{callIndex: len(metric.Calls), due: t.due(), expired: g.slowFields.anyAnswered() && now.Sub(g.slowReadAt) > maxAge})
 	}
 	for i := range metric.Calls {
-		if g.canCallSlow(i, metric.TargetGPU, &g.latest, &g.callStates, now) {
-			t := &g.callStates[i]
+		if g.canCallSlow(i, metric.TargetGPU, &g.latest, g.callStates, now) {
+			t := g.callStates[i]
 			add(overdueRead{callIndex: i, due: t.due(), expired: g.latest.HasAny(&metric.Calls[i]) && now.Sub(t.calledAt) > maxAge})
 		}
 	}
 	for _, in := range g.instances {
 		for i := range metric.Calls {
-			if in.verified && g.canCallSlow(i, metric.TargetMIG, &in.latest, &in.callStates, now) {
-				t := &in.callStates[i]
+			if in.verified && g.canCallSlow(i, metric.TargetMIG, &in.latest, in.callStates, now) {
+				t := in.callStates[i]
 				add(overdueRead{callIndex: i, instance: in, due: t.due(), expired: in.latest.HasAny(&metric.Calls[i]) && now.Sub(t.calledAt) > maxAge})
 			}
 		}
@@ -256,7 +256,7 @@ func (g *GPUReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
 
 // canCallSlow reports whether the i-th call is not fast and can be made. A static value that
 // is there is not asked for again.
-func (g *GPUReader) canCallSlow(i int, target metric.Target, r *metric.Values, states *[len(metric.Calls)]callState, now time.Time) bool {
+func (g *GPUReader) canCallSlow(i int, target metric.Target, r *metric.Values, states []callState, now time.Time) bool {
 	switch metric.Calls[i].Pace {
 	case device.PaceFast:
 		return false
@@ -294,8 +294,8 @@ func (g *GPUReader) readInitial(now time.Time) {
 		if g.isAborted() {
 			break
 		}
-		if metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, metric.TargetGPU, &g.latest, &g.callStates, now) {
-			g.makeCall(i, g.Handle, &g.latest, &g.callStates, now)
+		if metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, metric.TargetGPU, &g.latest, g.callStates, now) {
+			g.makeCall(i, g.Handle, &g.latest, g.callStates, now)
 		}
 	}
 	if !g.isAborted() {
@@ -328,13 +328,13 @@ func (g *GPUReader) dropBeforeReset() {
 func (g *GPUReader) dropSlow() {
 	g.slowFields.requestAll()
 	g.slowReadAt = g.slowReadAt.Add(-slowInterval)
-	dropSlowValues(&g.latest, &g.callStates)
+	dropSlowValues(&g.latest, g.callStates)
 	for _, in := range g.instances {
-		dropSlowValues(&in.latest, &in.callStates)
+		dropSlowValues(&in.latest, in.callStates)
 	}
 }
 
-func dropSlowValues(r *metric.Values, states *[len(metric.Calls)]callState) {
+func dropSlowValues(r *metric.Values, states []callState) {
 	for i := range metric.Calls {
 		if metric.Calls[i].Pace == device.PaceSlow {
 			r.Unset(metric.Calls[i].Values)

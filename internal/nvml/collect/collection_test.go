@@ -18,14 +18,14 @@ import (
 func (s *readerFixture) ageSlow(i int, by time.Duration) {
 	g := s.gpu(i)
 	g.slowReadAt = g.slowReadAt.Add(-by)
-	older := func(turns *[len(metric.Calls)]callState) {
+	older := func(turns []callState) {
 		for i := range turns {
 			turns[i].calledAt = turns[i].calledAt.Add(-by)
 		}
 	}
-	older(&g.callStates)
+	older(g.callStates)
 	for _, in := range g.instances {
-		older(&in.callStates)
+		older(in.callStates)
 	}
 }
 
@@ -468,9 +468,9 @@ func TestSlowCallFails(t *testing.T) {
 func TestOlderForm(t *testing.T) {
 	s := newListedFixture(t, "gpus 1", "driver 550.54.15")
 	g := s.gpu(0)
-	newer := slices.IndexFunc(metric.Calls[:], func(c metric.Call) bool { return c.Symbol == "nvmlDeviceGetGpuFabricInfoV" })
+	newer := slices.IndexFunc(metric.Calls, func(c metric.Call) bool { return c.Symbol == "nvmlDeviceGetGpuFabricInfoV" })
 	g.callStates[newer].denials = Denials{DenialsToConfirm, time.Now()} // as if it had answered ARGUMENT_VERSION_MISMATCH
-	g.latest.Unset(metric.FabricValues)
+	g.latest.Unset(metric.Calls[newer].Values)
 	s.set("gpu 0 fabric_state 2")
 	var got map[string]float64
 	for range 8 {

@@ -10,13 +10,13 @@ import (
 func (g *GPUReader) fillFeatures() {
 	r := &g.latest
 	p := g.mig.Load()
-	r.Present[metric.MigEnabled], r.Present[metric.MigPending], r.Present[metric.HasMIG] = false, false, false
+	r.Present[metric.MIGEnabled], r.Present[metric.MIGPending], r.Present[metric.HasMIG] = false, false, false
 	if p.Capable || p.Denied {
 		r.SetBool(nvml.SUCCESS, metric.HasMIG, p.Capable)
 	}
 	if p.Capable {
-		r.SetBool(nvml.SUCCESS, metric.MigEnabled, p.Enabled)
-		r.SetBool(nvml.SUCCESS, metric.MigPending, p.PendingEnabled)
+		r.SetBool(nvml.SUCCESS, metric.MIGEnabled, p.Enabled)
+		r.SetBool(nvml.SUCCESS, metric.MIGPending, p.PendingEnabled)
 	}
 	r.Present[metric.HasGPM] = false
 	if g.gpm.probed || g.gpm.denials.Confirmed() {

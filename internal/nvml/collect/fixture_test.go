@@ -90,7 +90,7 @@ func (s *readerFixture) list(n int) {
 	s.Helper()
 	if s.session == nil {
 		s.succeeds("init", s.library.Init())
-		s.session = lib.NewSession(s.library)
+		s.session = lib.NewSession(s.library, metric.Symbols())
 	}
 	count, ret := s.library.DeviceGetCount()
 	s.succeeds("count", ret)

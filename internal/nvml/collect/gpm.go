@@ -66,9 +66,9 @@ func (g *GPUReader) probeGPM(now time.Time) {
 	if !g.gpm.supported {
 		return
 	}
-	g.gpm.request = &lib.GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(metric.GPMIDs))}
-	for i, id := range metric.GPMIDs {
-		g.gpm.request.Metrics[i].ID = uint32(id)
+	g.gpm.request = &lib.GPMRequest{Version: nvml.GPM_METRICS_GET_VERSION, Count: uint32(len(metric.GPMValues))}
+	for i, v := range metric.GPMValues {
+		g.gpm.request.Metrics[i].ID = uint32(v.Metric)
 	}
 }
 
@@ -174,7 +174,7 @@ func (g *GPUReader) compareSamples(earlier, later gpmSample, r *metric.Values) {
 	}
 	request := g.gpm.request
 	request.Earlier, request.Later = uintptr(earlier.pointer), uintptr(later.pointer)
-	for i := range metric.GPMIDs {
+	for i := range metric.GPMValues {
 		request.Metrics[i].Ret = uint32(nvml.ERROR_UNKNOWN)
 	}
 	ret := lib.GPMMetrics(g.session.Raw.GPMMetricsGet, request)
@@ -182,9 +182,9 @@ func (g *GPUReader) compareSamples(earlier, later gpmSample, r *metric.Values) {
 	if ret != nvml.SUCCESS {
 		return
 	}
-	for i := range metric.GPMIDs {
+	for i, v := range metric.GPMValues {
 		m := &request.Metrics[i] // what is no share, the row's unit drops
-		r.Set(nvml.Return(m.Ret), metric.GPMGraphics+metric.ValueID(i), m.Value)
+		r.Set(nvml.Return(m.Ret), v.ID, m.Value)
 	}
 }
 

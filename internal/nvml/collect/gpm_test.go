@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
@@ -92,7 +93,7 @@ func TestWindowsOfReaders(t *testing.T) {
 			}
 			if at%(15*time.Second) == 0 {
 				g.collect(now)
-				if !g.latest.Present[metric.GPMSM] && at > 30*time.Second {
+				if !g.latest.Present[smUtilization()] && at > 30*time.Second {
 					t.Errorf("there is no value after %v", at)
 				}
 				seen = append(seen, now.Sub(g.gpm.gpuSampler.takenAt))
@@ -119,4 +120,10 @@ func TestNoGPM(t *testing.T) {
 		t.Errorf("%d calls", n)
 	}
 	s.list(1)
+}
+
+// smUtilization is the value of GPM's SM utilization.
+func smUtilization() metric.ValueID {
+	i := slices.IndexFunc(metric.GPMValues, func(v metric.GPMValue) bool { return v.Metric == nvml.GPM_METRIC_SM_UTIL })
+	return metric.GPMValues[i].ID
 }

@@ -44,10 +44,10 @@ type GPUReader struct {
 	// All below belong to the Read, Check or Uses that has set calling.
 	fastFields, slowFields, checkFields fieldReader
 	latest                              metric.Values
-	callStates                          [len(metric.Calls)]callState
+	callStates                          []callState
 	links                               [metric.ScopeC2CLink + 1]uint32 // of each kind that it has, up or not
 	slowReadAt                          time.Time
-	spared                              [metric.ValueIDCount]bool // by fields
+	spared                              [metric.MaxValues]bool // by fields
 	collection                          collection
 	lastCollection                      time.Time // when the newest collection began
 	collected                           bool      // there was one
@@ -68,7 +68,7 @@ type GPUReader struct {
 
 // NewGPUReader returns a reader of a GPU, which is still to be initialized.
 func NewGPUReader(id device.GPU, handle nvml.Device, session *lib.Session, plan *metric.ReadPlan, history *gpuHistory) *GPUReader {
-	g := &GPUReader{ID: id, Handle: handle, session: session, plan: plan, history: history}
+	g := &GPUReader{ID: id, Handle: handle, session: session, plan: plan, history: history, callStates: make([]callState, len(metric.Calls))}
 	g.responsive.Store(true)
 	g.mig.Store(&MIGState{})
 	g.supportedReasons = supportedClockReasons(handle, session.Symbols)
@@ -266,7 +266,7 @@ func (g *GPUReader) rowValue(i int, now time.Time) (float64, bool) {
 				return g.counterValue(i, n, ref, now)
 			}
 		} else if v, ok := g.sumSource(r, ref, r.Sources[n].Conversion); ok {
-			return r.ToValue(v)
+			return r.ToValue(v), true
 		}
 	}
 	switch v := g.latest.Values[r.ValueID]; {
@@ -277,7 +277,7 @@ func (g *GPUReader) rowValue(i int, now time.Time) (float64, bool) {
 		if !ok {
 			return 0, false
 		}
-		return r.ToValue(v)
+		return r.ToValue(v), true
 	case uint64(v)&r.Bit != 0:
 		return 1, true
 	default:

@@ -3,7 +3,6 @@ package collect
 import (
 	"errors"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -33,11 +32,11 @@ const (
 
 // checkBatch are their keys, in the same order.
 var checkBatch = func() metric.FieldBatch {
-	b := metric.NewFieldBatch()
+	var keys []metric.FieldKey
 	for _, id := range checkedFields {
-		b.AddKey(metric.FieldKey{ID: id})
+		keys = append(keys, metric.FieldKey{ID: id})
 	}
-	return b
+	return metric.NewFieldBatch(keys...)
 }()
 
 // healthCheck is one thing that a GPU is judged by.
@@ -259,7 +258,7 @@ func (g *GPUReader) makeCheckCall(now time.Time) callFailure {
 	maxLate, callIndex := time.Duration(-1), -1
 	for i, names := range checkCalls {
 		late := now.Sub(g.callStates[i].calledAt) - g.checkCallInterval(names)
-		if late > maxLate && g.canCall(i, metric.TargetGPU, &g.callStates, now) {
+		if late > maxLate && g.canCall(i, metric.TargetGPU, g.callStates, now) {
 			maxLate, callIndex = late, i
 		}
 	}
@@ -269,7 +268,7 @@ func (g *GPUReader) makeCheckCall(now time.Time) callFailure {
 	outer := g.collection // that of a reading whose processes are still to be asked for
 	defer func() { g.collection = outer }()
 	g.collection = collection{}
-	g.makeCall(callIndex, g.Handle, &g.latest, &g.callStates, now)
+	g.makeCall(callIndex, g.Handle, &g.latest, g.callStates, now)
 	if g.isAborted() {
 		return g.collection.failure
 	}
@@ -303,7 +302,7 @@ func Checks() []CheckInfo {
 		row := CheckInfo{Name: c.name, Condition: c.condition, Fault: c.fault}
 		if c.fieldIndex != 0 {
 			id := checkedFields[c.fieldIndex]
-			row.Source = strings.Join([]string{"field", strconv.Itoa(int(id)), lib.FieldNames[id]}, " ")
+			row.Source = "field " + strconv.Itoa(int(id))
 		}
 		for j := range metric.Calls {
 			if c.fieldIndex == 0 && metric.Calls[j].Provides(c.valueID) && row.Source == "" {

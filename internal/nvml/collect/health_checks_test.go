@@ -288,8 +288,8 @@ func TestVitals(t *testing.T) {
 // TestChecksTable: rows have names, say what they find, and where they have it from.
 func TestChecksTable(t *testing.T) {
 	sources := map[string]string{
-		"row_remap_failure": "field 145 DEV_REMAPPED_FAILURE", "sram_threshold": "nvmlDeviceGetSramEccErrorStatus",
-		"unrepairable_memory": "nvmlDeviceGetUnrepairableMemoryFlag_v1", "recovery_action": "field 230 DEV_GET_GPU_RECOVERY_ACTION",
+		"row_remap_failure": "field 145", "sram_threshold": "nvmlDeviceGetSramEccErrorStatus",
+		"unrepairable_memory": "nvmlDeviceGetUnrepairableMemoryFlag_v1", "recovery_action": "field 230",
 		"fabric": "nvmlDeviceGetGpuFabricInfoV", "fabric_joined": "nvmlDeviceGetGpuFabricInfoV",
 	}
 	for _, c := range Checks() {

@@ -24,7 +24,7 @@ type instance struct {
 	handle     nvml.Device // of that; nil: the newest listing could not have it
 
 	latest     metric.Values
-	callStates [len(metric.Calls)]callState
+	callStates []callState
 	sampler    gpmSampler
 	// verified tells whether in this flight the handle was the slice's still.
 	verified bool
@@ -49,7 +49,7 @@ func (g *GPUReader) updateInstances() {
 	for gi, members := range byNumber {
 		slices.SortFunc(members, func(a, b MIGDevice) int { return cmp.Compare(a.CI, b.CI) })
 		key := membersKeyOf(members)
-		in := &instance{gi: gi, membersKey: key}
+		in := &instance{gi: gi, membersKey: key, callStates: make([]callState, len(metric.Calls))}
 		if i := slices.IndexFunc(old, func(i *instance) bool { return i.gi == gi && i.membersKey == key }); i >= 0 {
 			in = old[i]
 			old = slices.Delete(old, i, i+1)
@@ -82,7 +82,7 @@ func (g *GPUReader) readInstance(in *instance, now time.Time) {
 	if in.handle == nil {
 		return
 	}
-	g.makeFastCalls(in.handle, metric.TargetMIG, &in.latest, &in.callStates, now)
+	g.makeFastCalls(in.handle, metric.TargetMIG, &in.latest, in.callStates, now)
 	if g.isAborted() {
 		return
 	}
@@ -107,7 +107,7 @@ func (g *GPUReader) verifyHandle(in *instance) bool {
 // reset drops all that was read of it.
 func (in *instance) reset() {
 	in.latest = metric.Values{}
-	in.callStates = [len(metric.Calls)]callState{}
+	clear(in.callStates)
 	in.sampler.reset(&in.latest)
 	in.sampler.denials = Denials{}
 }

@@ -6,11 +6,10 @@ import (
 	"time"
 )
 
-// PendingCalls counts the questions that are under way on goroutines of their own: those that
-// hang are left behind, and each keeps the turn of its GPU.
+// PendingCalls counts calls on goroutines of their own. A call that hangs is left behind and keeps the lock of its GPU.
 type PendingCalls struct {
 	wg    sync.WaitGroup
-	count atomic.Int64 // as many, for who only wants to look
+	count atomic.Int64
 }
 
 // Wait waits until no call is under way.
@@ -19,17 +18,17 @@ func (p *PendingCalls) Wait() { p.wg.Wait() }
 // Idle reports whether no call is under way.
 func (p *PendingCalls) Idle() bool { return p.count.Load() == 0 }
 
+// Start runs a call on a goroutine, which ends when the driver returns.
 func (p *PendingCalls) Start(call func()) {
 	p.count.Add(1)
-	p.wg.Go(func() { // ends when the driver has answered; Close waits for it
+	p.wg.Go(func() {
 		defer p.count.Add(-1)
 		call()
 	})
 }
 
-// CallWithTimeout asks a question and waits for its answer for so long. One that comes later is
-// given to late, if there is one. So one GPU that hangs does not hold up what concerns
-// all of them.
+// CallWithTimeout makes a call and waits for its result until the timeout. A later result is passed to onLate, if set. So a GPU that
+// hangs does not hold up what concerns all GPUs.
 func CallWithTimeout[T any](p *PendingCalls, timeout time.Duration, call func() T, onLate func(T)) (result T, ok bool) {
 	results, expired := make(chan T), make(chan struct{})
 	p.Start(func() {

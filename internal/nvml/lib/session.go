@@ -1,4 +1,4 @@
-// Package lib loads libnvidia-ml.so.1, knows which functions it has, and calls those for which go-nvml is too costly.
+// Package lib loads libnvidia-ml.so.1, looks up its functions, and calls those for which go-nvml is too expensive.
 package lib
 
 import (
@@ -16,48 +16,38 @@ type Session struct {
 	Version string // of the driver; empty: unknown
 }
 
-// NewSession looks up what an initialized library has.
-func NewSession(lib nvml.Interface) *Session {
-	has := lookupSymbols(lib.Extensions().LookupSymbol)
-	return &Session{NVML: lib, Symbols: has, Raw: findRawSymbols(), Version: driverVersion(lib, has)}
+// NewSession looks up Functions and more in an initialized library.
+func NewSession(library nvml.Interface, more []string) *Session {
+	s := &Session{NVML: library, Symbols: lookUp(library.Extensions().LookupSymbol, more), Raw: findRawSymbols()}
+	if s.Symbols["nvmlSystemGetDriverVersion"] {
+		if v, ret := library.SystemGetDriverVersion(); ret == nvml.SUCCESS {
+			s.Version = ToValidUTF8(v)
+		}
+	}
+	return s
 }
 
-// HasBrokenProcessInfo reports whether the driver fills its lists of processes with a struct that no
-// header describes. From 535.43.02 until 535.98 it has a field more than nvmlProcessInfo_t
-// (https://github.com/wookayin/gpustat/issues/157, and nvitop's list of versions).
+// HasBrokenProcessInfo reports whether the driver fills process lists with a struct of no header: from 535.43.02 until 535.98 it has one
+// field more than nvmlProcessInfo_t (https://github.com/wookayin/gpustat/issues/157, and nvitop's list of versions).
 func (s *Session) HasBrokenProcessInfo() bool {
-	major, minor, ok := majorMinor(s.Version)
+	major, minor, ok := s.majorMinor()
 	return ok && major == 535 && minor >= 43 && minor < 98
 }
 
-func driverVersion(lib nvml.Interface, has Symbols) string {
-	if !has["nvmlSystemGetDriverVersion"] {
-		return ""
-	}
-	v, ret := lib.SystemGetDriverVersion()
-	if ret != nvml.SUCCESS {
-		return ""
-	}
-	return ToValidUTF8(v)
+// AtLeast58082 reports whether the driver has the current field numbers. Unreadable versions count as old.
+func (s *Session) AtLeast58082() bool {
+	major, minor, ok := s.majorMinor()
+	return ok && (major > 580 || major == 580 && minor >= 82)
 }
 
-// majorMinor returns the first two numbers of a driver's version, and false where it has
-// none.
-func majorMinor(version string) (major, minor int, ok bool) {
-	a, rest, _ := strings.Cut(version, ".")
+// majorMinor returns the first two numbers of the driver's version.
+func (s *Session) majorMinor() (major, minor int, ok bool) {
+	a, rest, _ := strings.Cut(s.Version, ".")
 	b, _, _ := strings.Cut(rest, ".")
 	major, errA := strconv.Atoi(a)
 	minor, errB := strconv.Atoi(b)
 	return major, minor, errA == nil && errB == nil
 }
 
-// AtLeast58082 reports whether a driver has the field numbers of today. One whose version
-// cannot be read is taken for an old one.
-func (s *Session) AtLeast58082() bool {
-	major, minor, ok := majorMinor(s.Version)
-	return ok && (major > 580 || major == 580 && minor >= 82)
-}
-
-// ToValidUTF8 makes valid UTF-8 of what the driver says: kubelet and Prometheus refuse
-// anything else.
+// ToValidUTF8 replaces invalid bytes in a text of the driver: kubelet and Prometheus reject them.
 func ToValidUTF8(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

@@ -1,21 +1,23 @@
 package lib
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
-// The driver's library is as old as the driver, and go-nvml binds each of its
-// functions when it is first called. Calling one that is not there ends the
-// process with status 127, past every defer and recover; so does calling any while
-// no library is loaded. So each function that this package calls has a row here,
-// is looked up once for each Init, and is called only if it was found. A test
-// compares the rows with the calls in the package's source.
+// go-nvml binds each function of the library at its first call. A call of a function that the driver lacks ends the process with
+// status 127, and so does any call without a loaded library: neither defer nor recover run. So every function is looked up after each
+// Init, and is called only if it was found. A test compares the calls in the source with Functions and the metrics' functions.
 
-// Functions are the rows: the symbol, and the older ones that go-nvml calls
-// instead where it is absent. A library without a needed one is of no use.
-var Functions = [...]struct {
+// Function is a function of the library.
+type Function struct {
 	Symbol string
-	Older  []string
-	Needed bool
-}{
+	Older  []string // go-nvml calls these instead if Symbol is absent
+	Needed bool     // no library is usable without it
+}
+
+// Functions are all functions that are called, apart from those of metrics.
+var Functions = []Function{
 	{"nvmlInit_v2", []string{"nvmlInit"}, true},
 	{"nvmlShutdown", nil, true},
 	{"nvmlDeviceGetCount_v2", []string{"nvmlDeviceGetCount"}, true},
@@ -43,36 +45,6 @@ var Functions = [...]struct {
 	{"nvmlDeviceGetPlatformInfo", nil, false},
 
 	{"nvmlDeviceGetFieldValues", nil, false},
-	{"nvmlDeviceGetMemoryInfo_v2", nil, false},
-	{"nvmlDeviceGetMemoryInfo", nil, false},
-	{"nvmlDeviceGetUtilizationRates", nil, false},
-	{"nvmlDeviceGetEncoderUtilization", nil, false},
-	{"nvmlDeviceGetDecoderUtilization", nil, false},
-	{"nvmlDeviceGetJpgUtilization", nil, false},
-	{"nvmlDeviceGetOfaUtilization", nil, false},
-	{"nvmlDeviceGetTemperature", nil, false},
-	{"nvmlDeviceGetPowerUsage", nil, false},
-	{"nvmlDeviceGetClockInfo", nil, false},
-	{"nvmlDeviceGetCurrentClocksEventReasons", nil, false},
-	{"nvmlDeviceGetCurrentClocksThrottleReasons", nil, false}, // the same, up to driver 530
-	{"nvmlDeviceGetBAR1MemoryInfo", nil, false},
-	{"nvmlDeviceGetPerformanceState", nil, false},
-	{"nvmlDeviceGetMarginTemperature", nil, false},
-	{"nvmlDeviceGetEnforcedPowerLimit", nil, false},
-	{"nvmlDeviceGetCurrPcieLinkGeneration", nil, false},
-	{"nvmlDeviceGetCurrPcieLinkWidth", nil, false},
-	{"nvmlDeviceGetSramEccErrorStatus", nil, false},
-	{"nvmlDeviceGetRowRemapperHistogram", nil, false},
-	{"nvmlDeviceGetRepairStatus", nil, false},
-	{"nvmlDeviceGetUnrepairableMemoryFlag_v1", nil, false},
-	{"nvmlDeviceGetGpuFabricInfoV", nil, false},
-	{"nvmlDeviceGetPersistenceMode", nil, false},
-	{"nvmlDeviceGetComputeMode", nil, false},
-	{"nvmlDeviceGetMemoryErrorCounter", nil, false},
-	{"nvmlDeviceGetMaxClockInfo", nil, false},
-	{"nvmlDeviceGetTemperatureThreshold", nil, false},
-	{"nvmlDeviceGetMaxPcieLinkGeneration", nil, false},
-	{"nvmlDeviceGetMaxPcieLinkWidth", nil, false},
 	{"nvmlDeviceGetSupportedClocksEventReasons", nil, false},
 	{"nvmlDeviceGetSupportedClocksThrottleReasons", nil, false},
 
@@ -83,7 +55,6 @@ var Functions = [...]struct {
 
 	{"nvmlDeviceGetComputeRunningProcesses_v3", []string{"nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses"}, false},
 	{"nvmlDeviceGetGraphicsRunningProcesses_v3", []string{"nvmlDeviceGetGraphicsRunningProcesses_v2", "nvmlDeviceGetGraphicsRunningProcesses"}, false},
-
 	{"nvmlDeviceGetMPSComputeRunningProcesses_v3", []string{"nvmlDeviceGetMPSComputeRunningProcesses_v2", "nvmlDeviceGetMPSComputeRunningProcesses"}, false},
 	{"nvmlDeviceGetProcessUtilization", nil, false},
 
@@ -101,46 +72,35 @@ var Functions = [...]struct {
 	{"nvmlDeviceRegisterEvents", nil, false},
 }
 
-// FieldValuesSymbol is the function behind all rows that have a field id.
+// FieldValuesSymbol is the function that reads fields.
 const FieldValuesSymbol = "nvmlDeviceGetFieldValues"
 
-// EventFunctions serve only together.
-var EventFunctions = [...]string{
-	"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2",
-	"nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents",
-}
+// Each of these lists is of use as a whole only.
+var (
+	EventFunctions = []string{"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2", "nvmlDeviceGetSupportedEventTypes", "nvmlDeviceRegisterEvents"}
+	MIGFunctions   = []string{"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId"}
+	GPMFunctions   = []string{
+		"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
+	}
+)
 
-// MIGFunctions serve only together.
-var MIGFunctions = [...]string{
-	"nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
-	"nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId",
-}
-
-// gpmFunctions serve only together.
-var gpmFunctions = [...]string{
-	"nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleFree",
-	"nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet",
-}
-
-func (s Symbols) SupportsGPM() bool { return s.HasAll(gpmFunctions[:]) }
-
-// Symbols are the functions that can be called, under the names of the rows.
+// Symbols are the functions that can be called, by Function.Symbol.
 type Symbols map[string]bool
 
-// lookupSymbols looks all functions up. The lookup returns an error for what is absent.
-func lookupSymbols(lookup func(symbol string) error) Symbols {
+// lookUp looks up Functions and more. The lookup returns an error for an absent symbol.
+func lookUp(lookup func(symbol string) error, more []string) Symbols {
 	has := Symbols{}
 	for _, f := range Functions {
-		found := lookup(f.Symbol) == nil
-		for _, older := range f.Older {
-			found = found || lookup(older) == nil
-		}
-		has[f.Symbol] = found // go-nvml picks the version, so one name stands for all
+		found := func(symbol string) bool { return lookup(symbol) == nil }
+		has[f.Symbol] = found(f.Symbol) || slices.ContainsFunc(f.Older, found) // go-nvml picks the version
+	}
+	for _, symbol := range more {
+		has[symbol] = lookup(symbol) == nil
 	}
 	return has
 }
 
-// checkRequired returns an error that names a function without which nothing works.
+// checkRequired returns an error that names a needed function that is absent.
 func (s Symbols) checkRequired() error {
 	for _, f := range Functions {
 		if f.Needed && !s[f.Symbol] {
@@ -150,27 +110,27 @@ func (s Symbols) checkRequired() error {
 	return nil
 }
 
-// MissingFunctions names the functions that cannot be called, in the order of the rows.
-func (s Symbols) MissingFunctions() (names []string) {
-	for _, f := range Functions {
-		if !s[f.Symbol] {
-			names = append(names, f.Symbol)
+// Missing returns the absent functions, sorted.
+func (s Symbols) Missing() (names []string) {
+	for symbol, found := range s {
+		if !found {
+			names = append(names, symbol)
 		}
 	}
+	slices.Sort(names)
 	return names
 }
 
-// SupportsEvents tells whether events can be waited for.
-func (s Symbols) SupportsEvents() bool { return s.HasAll(EventFunctions[:]) }
+// SupportsEvents reports whether events can be waited for.
+func (s Symbols) SupportsEvents() bool { return s.HasAll(EventFunctions) }
 
-// SupportsMIG tells whether MIG slices can be listed.
-func (s Symbols) SupportsMIG() bool { return s.HasAll(MIGFunctions[:]) }
+// SupportsMIG reports whether MIG devices can be listed.
+func (s Symbols) SupportsMIG() bool { return s.HasAll(MIGFunctions) }
 
+// SupportsGPM reports whether GPM can be sampled.
+func (s Symbols) SupportsGPM() bool { return s.HasAll(GPMFunctions) }
+
+// HasAll reports whether all functions can be called.
 func (s Symbols) HasAll(symbols []string) bool {
-	for _, symbol := range symbols {
-		if !s[symbol] {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(symbols, func(symbol string) bool { return !s[symbol] })
 }

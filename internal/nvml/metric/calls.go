@@ -5,224 +5,257 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// ValueID is where something other than a field leaves a number for the rows.
-type ValueID uint8
-
-const (
-	NoValue ValueID = iota
-	memoryTotal
-	memoryReserved
-	memoryUsed
-	memoryFree
-	bar1Total
-	bar1Used
-	gpuUtilization
-	memoryUtilization
-	encoderUtilization
-	decoderUtilization
-	jpegUtilization
-	ofaUtilization
-	temperature
-	temperatureMargin
-	thresholdShutdown
-	thresholdSlowdown
-	thresholdMemory
-	thresholdGPU
-	powerUsage
-	powerLimit
-	smClock
-	memoryClock
-	graphicsClock
-	videoClock
-	maxSMClock
-	maxMemoryClock
-	maxGraphicsClock
-	maxVideoClock
-	ClockEventReasons
-	performanceState
-	pcieGeneration
-	pcieWidth
-	maxPCIeGeneration
-	maxPCIeWidth
-	sramVolatileCorrected
-	sramVolatileUncorrected
-	sramAggregateCorrected
-	sramAggregateUncorrected
-	sramInL2
-	sramInSM
-	sramInPCIe
-	sramInMCU
-	sramInOther
-	SRAMThresholdExceeded
-	banksMax
-	banksHigh
-	banksPartial
-	banksLow
-	banksNone
-	channelRepairPending
-	tpcRepairPending
-	UnrepairableMemory
-	fabricState
-	fabricHealthy
-	fabricDegradedBandwidth
-	fabricRouteRecovery
-	fabricRouteUnhealthy
-	fabricAccessTimeout
-	fabricMisconfigured
-	FabricFailed    // by its status
-	FabricNotJoined // it has not joined yet
-	persistenceMode
-	computeMode
-
-	// What is known without a call of its own: see features.go.
-	MigEnabled
-	MigPending
-	HasC2C
-	HasECC
-	HasFabric
-	HasGPM
-	HasMIG
-	HasNVLink
-	HasRetirement
-	HasRemapping
-
-	// What two samples of the GPU's counters give: see gpm.go.
-	GPMGraphics
-	GPMSM
-	gpmOccupancy
-	gpmInteger
-	gpmTensor
-	gpmDFMA
-	gpmHMMA
-	gpmIMMA
-	gpmDRAM
-	gpmFP64
-	gpmFP32
-	gpmFP16
-
-	ValueIDCount
-)
-
-// Target is whom a call can be made about.
+// Target is what a call can be made about.
 type Target uint8
 
+// The targets.
 const (
 	TargetGPU Target = 1 << iota
 	TargetMIG
 )
 
-// Call is a function that fills slots. It is made when one of them is wanted that
-// nothing before it has filled.
+// Call is a function that reads values. The collector makes it if a value is missing that no call before it has read.
 type Call struct {
 	Symbol  string
 	Pace    device.ReadPace
 	Targets Target
-	Get     getter
+	Get     func(nvml.Device, *Values) nvml.Return
 	Values  []ValueID
-	// IsFallback says that it is the older form of the call before it, which says more.
+	// IsFallback marks the older form of the call before it, which reads less.
 	IsFallback bool
 }
 
-// getter makes a call, and leaves in the reading what it gives.
-type getter func(nvml.Device, *Values) nvml.Return
+// Provides reports whether the call reads a value.
+func (c *Call) Provides(id ValueID) bool { return slices.Contains(c.Values, id) }
 
-// Calls are what cannot be had by fields. Of two that fill the same slot the newer
-// one, which says more, stands first. What is slow here is made one by one, as a
-// flight has calls to spare, and what is static when the GPU is found.
-var Calls = [...]Call{
+// sharedCalls read several values, or a value that something other than one row needs. A fallback follows its newer form.
+var sharedCalls = []Call{
 	{"nvmlDeviceGetMemoryInfo_v2", device.PaceFast, TargetGPU | TargetMIG, getMemory, []ValueID{memoryTotal, memoryReserved, memoryUsed, memoryFree}, false},
 	{"nvmlDeviceGetMemoryInfo", device.PaceFast, TargetGPU | TargetMIG, getMemoryV1, []ValueID{memoryTotal, memoryUsed, memoryFree}, true},
 	{"nvmlDeviceGetUtilizationRates", device.PaceFast, TargetGPU, getUtilization, []ValueID{gpuUtilization, memoryUtilization}, false},
-	{"nvmlDeviceGetEncoderUtilization", device.PaceFast, TargetGPU, getEngineUtilization(encoderUtilization, nvml.Device.GetEncoderUtilization), []ValueID{encoderUtilization}, false},
-	{"nvmlDeviceGetDecoderUtilization", device.PaceFast, TargetGPU, getEngineUtilization(decoderUtilization, nvml.Device.GetDecoderUtilization), []ValueID{decoderUtilization}, false},
-	{"nvmlDeviceGetJpgUtilization", device.PaceFast, TargetGPU, getEngineUtilization(jpegUtilization, nvml.Device.GetJpgUtilization), []ValueID{jpegUtilization}, false},
-	{"nvmlDeviceGetOfaUtilization", device.PaceFast, TargetGPU, getEngineUtilization(ofaUtilization, nvml.Device.GetOfaUtilization), []ValueID{ofaUtilization}, false},
-	{"nvmlDeviceGetTemperature", device.PaceFast, TargetGPU, getTemperature, []ValueID{temperature}, false},
-	{"nvmlDeviceGetPowerUsage", device.PaceFast, TargetGPU, getPowerUsage, []ValueID{powerUsage}, false},
-	{"nvmlDeviceGetClockInfo", device.PaceFast, TargetGPU, getClock(smClock, nvml.CLOCK_SM), []ValueID{smClock}, false},
-	{"nvmlDeviceGetClockInfo", device.PaceFast, TargetGPU, getClock(memoryClock, nvml.CLOCK_MEM), []ValueID{memoryClock}, false},
 	{"nvmlDeviceGetCurrentClocksEventReasons", device.PaceFast, TargetGPU, getClockEventReasons, []ValueID{ClockEventReasons}, false},
-	{"nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, TargetGPU, getClockThrottleReasons, []ValueID{ClockEventReasons}, true},
-
+	{"nvmlDeviceGetCurrentClocksThrottleReasons", device.PaceFast, TargetGPU, getClockThrottleReasons, []ValueID{ClockEventReasons}, true}, // up to driver 530
 	{"nvmlDeviceGetBAR1MemoryInfo", device.PaceSlow, TargetGPU | TargetMIG, getBAR1Memory, []ValueID{bar1Total, bar1Used}, false},
-	{"nvmlDeviceGetPerformanceState", device.PaceSlow, TargetGPU, getPerformanceState, []ValueID{performanceState}, false},
-	{"nvmlDeviceGetClockInfo", device.PaceSlow, TargetGPU, getClock(graphicsClock, nvml.CLOCK_GRAPHICS), []ValueID{graphicsClock}, false},
-	{"nvmlDeviceGetClockInfo", device.PaceSlow, TargetGPU, getClock(videoClock, nvml.CLOCK_VIDEO), []ValueID{videoClock}, false},
-	{"nvmlDeviceGetMarginTemperature", device.PaceSlow, TargetGPU, getTemperatureMargin, []ValueID{temperatureMargin}, false},
-	{"nvmlDeviceGetEnforcedPowerLimit", device.PaceSlow, TargetGPU, getPowerLimit, []ValueID{powerLimit}, false},
-	{"nvmlDeviceGetCurrPcieLinkGeneration", device.PaceSlow, TargetGPU, getInt(pcieGeneration, nvml.Device.GetCurrPcieLinkGeneration), []ValueID{pcieGeneration}, false},
-	{"nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, TargetGPU, getInt(pcieWidth, nvml.Device.GetCurrPcieLinkWidth), []ValueID{pcieWidth}, false},
-	{"nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, TargetGPU, getSRAMErrors, []ValueID{
-		sramVolatileCorrected, sramVolatileUncorrected, sramAggregateCorrected, sramAggregateUncorrected,
-		sramInL2, sramInSM, sramInPCIe, sramInMCU, sramInOther, SRAMThresholdExceeded,
-	}, false},
-	{"nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, TargetGPU, getRemapBanks, []ValueID{banksMax, banksHigh, banksPartial, banksLow, banksNone}, false},
+	{"nvmlDeviceGetSramEccErrorStatus", device.PaceSlow, TargetGPU, getSRAMErrors, valueRange(sramVolatileCorrected, SRAMThresholdExceeded), false},
+	{"nvmlDeviceGetRowRemapperHistogram", device.PaceSlow, TargetGPU, getRemapBanks, valueRange(banksMax, banksNone), false},
 	{"nvmlDeviceGetRepairStatus", device.PaceSlow, TargetGPU, getRepairStatus, []ValueID{channelRepairPending, tpcRepairPending}, false},
 	{"nvmlDeviceGetUnrepairableMemoryFlag_v1", device.PaceSlow, TargetGPU, getUnrepairableMemory, []ValueID{UnrepairableMemory}, false},
-	{"nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfo, FabricValues, false},
-	{"nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfoV2, FabricValues, true},
-	{"nvmlDeviceGetPersistenceMode", device.PaceSlow, TargetGPU, getPersistenceMode, []ValueID{persistenceMode}, false},
-	{"nvmlDeviceGetComputeMode", device.PaceSlow, TargetGPU, getComputeMode, []ValueID{computeMode}, false},
+	{"nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfo, fabricValues, false},
+	{"nvmlDeviceGetGpuFabricInfoV", device.PaceSlow, TargetGPU, getFabricInfoV2, fabricValues, true},
+	// NVML counts only these errors of a MIG device, and no volatile ones of a MIG-enabled GPU (nvml.h, nvmlDeviceGetMemoryErrorCounter).
 	{"nvmlDeviceGetMemoryErrorCounter", device.PaceSlow, TargetMIG, getMIGDeviceErrors, []ValueID{sramVolatileUncorrected}, false},
-
-	{"nvmlDeviceGetMaxClockInfo", device.PaceStatic, TargetGPU, getMaxClock(maxSMClock, nvml.CLOCK_SM), []ValueID{maxSMClock}, false},
-	{"nvmlDeviceGetMaxClockInfo", device.PaceStatic, TargetGPU, getMaxClock(maxMemoryClock, nvml.CLOCK_MEM), []ValueID{maxMemoryClock}, false},
-	{"nvmlDeviceGetMaxClockInfo", device.PaceStatic, TargetGPU, getMaxClock(maxGraphicsClock, nvml.CLOCK_GRAPHICS), []ValueID{maxGraphicsClock}, false},
-	{"nvmlDeviceGetMaxClockInfo", device.PaceStatic, TargetGPU, getMaxClock(maxVideoClock, nvml.CLOCK_VIDEO), []ValueID{maxVideoClock}, false},
-	{"nvmlDeviceGetTemperatureThreshold", device.PaceStatic, TargetGPU, getTemperatureThreshold(thresholdShutdown, nvml.TEMPERATURE_THRESHOLD_SHUTDOWN), []ValueID{thresholdShutdown}, false},
-	{"nvmlDeviceGetTemperatureThreshold", device.PaceStatic, TargetGPU, getTemperatureThreshold(thresholdSlowdown, nvml.TEMPERATURE_THRESHOLD_SLOWDOWN), []ValueID{thresholdSlowdown}, false},
-	{"nvmlDeviceGetTemperatureThreshold", device.PaceStatic, TargetGPU, getTemperatureThreshold(thresholdMemory, nvml.TEMPERATURE_THRESHOLD_MEM_MAX), []ValueID{thresholdMemory}, false},
-	{"nvmlDeviceGetTemperatureThreshold", device.PaceStatic, TargetGPU, getTemperatureThreshold(thresholdGPU, nvml.TEMPERATURE_THRESHOLD_GPU_MAX), []ValueID{thresholdGPU}, false},
-	{"nvmlDeviceGetMaxPcieLinkGeneration", device.PaceStatic, TargetGPU, getInt(maxPCIeGeneration, nvml.Device.GetMaxPcieLinkGeneration), []ValueID{maxPCIeGeneration}, false},
-	{"nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, TargetGPU, getInt(maxPCIeWidth, nvml.Device.GetMaxPcieLinkWidth), []ValueID{maxPCIeWidth}, false},
 }
 
-var FabricValues = []ValueID{HasFabric, fabricState, fabricHealthy, fabricDegradedBandwidth, fabricRouteRecovery, fabricRouteUnhealthy, fabricAccessTimeout, fabricMisconfigured, FabricFailed, FabricNotJoined}
+var fabricValues = append(valueRange(fabricState, FabricNotJoined), HasFabric)
 
-func (c *Call) Provides(id ValueID) bool { return slices.Contains(c.Values, id) }
-
-// Values is what calls have left of a GPU, or of a slice.
-type Values struct {
-	Present [ValueIDCount]bool
-	Values  [ValueIDCount]float64
+// valueRange returns the values from first to last.
+func valueRange(first, last ValueID) (ids []ValueID) {
+	for id := first; id <= last; id++ {
+		ids = append(ids, id)
+	}
+	return ids
 }
 
-// Set takes a value, if the call that was to bring it succeeded.
-func (vs *Values) Set(ret nvml.Return, id ValueID, v float64) {
-	if ret == nvml.SUCCESS {
-		vs.Values[id], vs.Present[id] = v, true
+// readFunc reads a row's only value.
+type readFunc func(nvml.Device) (float64, nvml.Return)
+
+// number converts the result of a getter.
+func number[T ~int | ~int32 | ~uint32 | ~uint64](v T, ret nvml.Return) (float64, nvml.Return) {
+	return float64(v), ret
+}
+
+// getter reads the result of a method that takes no argument.
+func getter[T ~int | ~int32 | ~uint32 | ~uint64](get func(nvml.Device) (T, nvml.Return)) readFunc {
+	return func(d nvml.Device) (float64, nvml.Return) { return number(get(d)) }
+}
+
+// utilization reads the percentage of a method that returns its period too.
+func utilization(get func(nvml.Device) (uint32, uint32, nvml.Return)) readFunc {
+	return func(d nvml.Device) (float64, nvml.Return) {
+		percent, _, ret := get(d)
+		return float64(percent), ret
 	}
 }
 
-func (vs *Values) SetBool(ret nvml.Return, id ValueID, b bool) {
-	v := 0.0
-	if b {
-		v = 1
+func clock(t nvml.ClockType) readFunc {
+	return func(d nvml.Device) (float64, nvml.Return) { return number(d.GetClockInfo(t)) }
+}
+
+func maxClock(t nvml.ClockType) readFunc {
+	return func(d nvml.Device) (float64, nvml.Return) { return number(d.GetMaxClockInfo(t)) }
+}
+
+func threshold(t nvml.TemperatureThresholds) readFunc {
+	return func(d nvml.Device) (float64, nvml.Return) { return number(d.GetTemperatureThreshold(t)) }
+}
+
+// getTemperature prefers the older function, although nvml.h recommends GetTemperatureV: older drivers lack that one.
+func getTemperature(d nvml.Device) (float64, nvml.Return) {
+	return number(d.GetTemperature(nvml.TEMPERATURE_GPU))
+}
+
+func getTemperatureMargin(d nvml.Device) (float64, nvml.Return) {
+	m, ret := d.GetMarginTemperature()
+	return float64(m.MarginTemperature), ret
+}
+
+func getMemory(d nvml.Device, r *Values) nvml.Return {
+	m, ret := d.GetMemoryInfo_v2()
+	r.Set(ret, memoryTotal, float64(m.Total))
+	r.Set(ret, memoryReserved, float64(m.Reserved))
+	r.Set(ret, memoryUsed, float64(m.Used))
+	r.Set(ret, memoryFree, float64(m.Free))
+	return ret
+}
+
+// getMemoryV1 counts reserved memory as used: the older function does not tell them apart.
+func getMemoryV1(d nvml.Device, r *Values) nvml.Return {
+	m, ret := d.GetMemoryInfo()
+	r.Set(ret, memoryTotal, float64(m.Total))
+	r.Set(ret, memoryUsed, float64(m.Used))
+	r.Set(ret, memoryFree, float64(m.Free))
+	return ret
+}
+
+func getBAR1Memory(d nvml.Device, r *Values) nvml.Return {
+	m, ret := d.GetBAR1MemoryInfo()
+	r.Set(ret, bar1Total, float64(m.Bar1Total))
+	r.Set(ret, bar1Used, float64(m.Bar1Used))
+	return ret
+}
+
+// getUtilization is not supported in MIG mode (nvml.h, nvmlDeviceGetUtilizationRates).
+func getUtilization(d nvml.Device, r *Values) nvml.Return {
+	u, ret := d.GetUtilizationRates()
+	r.Set(ret, gpuUtilization, float64(u.Gpu))
+	r.Set(ret, memoryUtilization, float64(u.Memory))
+	return ret
+}
+
+func getClockEventReasons(d nvml.Device, r *Values) nvml.Return {
+	mask, ret := d.GetCurrentClocksEventReasons()
+	r.Set(ret, ClockEventReasons, float64(mask))
+	return ret
+}
+
+func getClockThrottleReasons(d nvml.Device, r *Values) nvml.Return {
+	mask, ret := d.GetCurrentClocksThrottleReasons()
+	r.Set(ret, ClockEventReasons, float64(mask))
+	return ret
+}
+
+func getMIGDeviceErrors(d nvml.Device, r *Values) nvml.Return {
+	n, ret := d.GetMemoryErrorCounter(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC, nvml.MEMORY_LOCATION_SRAM)
+	r.Set(ret, sramVolatileUncorrected, float64(n))
+	return ret
+}
+
+func getSRAMErrors(d nvml.Device, r *Values) nvml.Return {
+	s, ret := d.GetSramEccErrorStatus()
+	r.Set(ret, sramVolatileCorrected, float64(s.VolatileCor))
+	r.Set(ret, sramVolatileUncorrected, float64(s.VolatileUncParity)+float64(s.VolatileUncSecDed))
+	r.Set(ret, sramAggregateCorrected, float64(s.AggregateCor))
+	r.Set(ret, sramAggregateUncorrected, float64(s.AggregateUncParity)+float64(s.AggregateUncSecDed))
+	r.Set(ret, sramInL2, float64(s.AggregateUncBucketL2))
+	r.Set(ret, sramInSM, float64(s.AggregateUncBucketSm))
+	r.Set(ret, sramInPCIe, float64(s.AggregateUncBucketPcie))
+	r.Set(ret, sramInMCU, float64(s.AggregateUncBucketMcu))
+	r.Set(ret, sramInOther, float64(s.AggregateUncBucketOther))
+	r.SetBool(ret, SRAMThresholdExceeded, s.BThresholdExceeded != 0)
+	return ret
+}
+
+func getRemapBanks(d nvml.Device, r *Values) nvml.Return {
+	b, ret := d.GetRowRemapperHistogram()
+	for i, n := range [...]uint32{b.Max, b.High, b.Partial, b.Low, b.None} {
+		r.Set(ret, banksMax+ValueID(i), float64(n))
 	}
-	vs.Set(ret, id, v)
+	return ret
 }
 
-func (vs *Values) Unset(ids []ValueID) {
-	for _, id := range ids {
-		vs.Present[id] = false
+func getRepairStatus(d nvml.Device, r *Values) nvml.Return {
+	s, ret := d.GetRepairStatus()
+	r.SetBool(ret, channelRepairPending, s.BChannelRepairPending != 0)
+	r.SetBool(ret, tpcRepairPending, s.BTpcRepairPending != 0)
+	return ret
+}
+
+func getUnrepairableMemory(d nvml.Device, r *Values) nvml.Return {
+	s, ret := d.GetUnrepairableMemoryFlag_v1()
+	r.SetBool(ret, UnrepairableMemory, s.BUnrepairableMemory != 0)
+	return ret
+}
+
+func getFabricInfo(d nvml.Device, r *Values) nvml.Return {
+	f, ret := d.GetGpuFabricInfoV().V3()
+	r.setFabric(ret, f.State, f.Status, f.HealthMask)
+	if r.Present[fabricHealthy] && f.HealthSummary > nvml.GPU_FABRIC_HEALTH_SUMMARY_HEALTHY {
+		r.Values[fabricHealthy] = 0
 	}
+	return ret
 }
 
-// HasAny reports whether anything is there that a call brings.
-func (vs *Values) HasAny(c *Call) bool {
-	return slices.ContainsFunc(c.Values, func(id ValueID) bool { return vs.Present[id] })
+// getFabricInfoV2 is for drivers up to 570, which have no summary.
+func getFabricInfoV2(d nvml.Device, r *Values) nvml.Return {
+	f, ret := d.GetGpuFabricInfoV().V2()
+	r.setFabric(ret, f.State, f.Status, f.HealthMask)
+	return ret
 }
 
-// MissesAny tells whether a call would bring something that nothing has brought.
-func (vs *Values) MissesAny(c *Call, spared *[ValueIDCount]bool) bool {
-	for _, id := range c.Values {
-		if !vs.Present[id] && !spared[id] {
-			return true
+// fabricFaults are the parts of nvml.h's NVML_GPU_FABRIC_HEALTH_MASK: 0 is unknown, firstBad to lastBad is a fault. A part of two bits
+// has 1 for yes and 2 for no; the configuration has 1 for correct and more for each error.
+var fabricFaults = [...]struct {
+	id                ValueID
+	shift, bits       uint32
+	firstBad, lastBad uint32
+}{
+	{fabricDegradedBandwidth, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_DEGRADED_BW, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_DEGRADED_BW, 1, 1},
+	{fabricRouteRecovery, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_RECOVERY, 1, 1},
+	{fabricRouteUnhealthy, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ROUTE_UNHEALTHY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ROUTE_UNHEALTHY, 1, 1},
+	{fabricAccessTimeout, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_ACCESS_TIMEOUT_RECOVERY, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_ACCESS_TIMEOUT_RECOVERY, 1, 1},
+	{fabricMisconfigured, nvml.GPU_FABRIC_HEALTH_MASK_SHIFT_INCORRECT_CONFIGURATION, nvml.GPU_FABRIC_HEALTH_MASK_WIDTH_INCORRECT_CONFIGURATION, 2, 15},
+}
+
+// setFabric reads the fabric's state, status and health mask. The mask and the status mean nothing before the GPU has joined.
+func (vs *Values) setFabric(ret nvml.Return, state uint8, status, mask uint32) {
+	if ret != nvml.SUCCESS {
+		return
+	}
+	joined := state == nvml.GPU_FABRIC_STATE_COMPLETED
+	healthy := nvml.Return(status) == nvml.SUCCESS
+	vs.SetBool(ret, HasFabric, state != nvml.GPU_FABRIC_STATE_NOT_SUPPORTED)
+	vs.SetBool(ret, FabricFailed, joined && !healthy)
+	vs.SetBool(ret, FabricNotJoined, state == nvml.GPU_FABRIC_STATE_NOT_STARTED || state == nvml.GPU_FABRIC_STATE_IN_PROGRESS)
+	if state == nvml.GPU_FABRIC_STATE_NOT_SUPPORTED {
+		return
+	}
+	vs.Set(ret, fabricState, float64(state))
+	if !joined {
+		return
+	}
+	for _, f := range fabricFaults {
+		v := mask >> f.shift & f.bits
+		if v == 0 {
+			continue
+		}
+		bad := v >= f.firstBad && v <= f.lastBad
+		vs.SetBool(ret, f.id, bad)
+		healthy = healthy && !bad
+	}
+	vs.SetBool(ret, fabricHealthy, healthy)
+}
+
+// TotalMemory returns the memory of a GPU or of a MIG device in bytes; 0: unknown.
+func TotalMemory(handle nvml.Device, has lib.Symbols) uint64 {
+	var r Values
+	for i := range sharedCalls {
+		if c := &sharedCalls[i]; has[c.Symbol] && c.Provides(memoryTotal) && !r.Present[memoryTotal] {
+			_ = c.Get(handle, &r) // a failure leaves the value absent
 		}
 	}
-	return false
+	v, _ := inBytes.Convert(r.Values[memoryTotal])
+	return uint64(v)
 }
-
-func (vs *Values) UnsetGPM() { clear(vs.Present[GPMGraphics:]) }

@@ -1,15 +1,13 @@
 package metric
 
 import (
-	"math"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Each of these families can be summed up: errors of a GPU are counted in total and by
-// where they were, and since the driver was loaded and over the GPU's life, which are
-// four families and not two more labels.
+// Errors are counted in total and by location, since the driver was loaded and in the GPU's life. These are four families, not two more
+// labels, so that each family can be summed.
 const (
 	volatileHelp          = "ECC errors since the driver was loaded or the GPU was reset."
 	aggregateHelp         = "ECC errors in the GPU's life."
@@ -27,95 +25,88 @@ const (
 	withECC               = "GPUs with ECC"
 )
 
-// The recovery actions are nvmlDeviceGpuRecoveryAction_t. A value that NVML does not define
-// asks for nothing that could be named, and is no value.
-var (
-	inRecoveryAction = Conversion{Multiplier: 1, Divisor: 1, max: float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)}
-	recoveryNames    = []string{"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset", "system_reboot"}
-	recoveryValues   = []uint32{0, 1, 2, 3, 4, 5, 6, 7}
-)
-
-var faultRows = slices.Concat([]Row{
-	faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp, "severity", "corrected").fromField(nvml.FI_DEV_ECC_SBE_VOL_TOTAL, inCount).slowPace().onHardware(withECC),
-	faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp, "severity", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_VOL_TOTAL, inCount).slowPace().onHardware(withECC),
-	faultCounterRow("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp, "severity", "corrected").fromField(nvml.FI_DEV_ECC_SBE_AGG_TOTAL, inCount).slowPace().onHardware(withECC),
-	faultCounterRow("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp, "severity", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_AGG_TOTAL, inCount).slowPace().onHardware(withECC),
-
-	volatileLocationRow("dram", "corrected").fromField(nvml.FI_DEV_ECC_SBE_VOL_DEV, inCount).onHardware(withECC),
-	volatileLocationRow("dram", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_VOL_DEV, inCount).onHardware(withECC),
-	volatileLocationRow("sram", "corrected").fromCall(sramVolatileCorrected, inCount).onHardware(ampereAndNewer),
-	volatileLocationRow("sram", "uncorrected").fromCall(sramVolatileUncorrected, inCount).onHardware(ampereAndNewer),
-	volatileLocationRow("l1", "corrected").fromField(nvml.FI_DEV_ECC_SBE_VOL_L1, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	volatileLocationRow("l1", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_VOL_L1, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	volatileLocationRow("l2", "corrected").fromField(nvml.FI_DEV_ECC_SBE_VOL_L2, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	volatileLocationRow("l2", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_VOL_L2, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	volatileLocationRow("register_file", "corrected").fromField(nvml.FI_DEV_ECC_SBE_VOL_REG, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	volatileLocationRow("register_file", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_VOL_REG, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	volatileLocationRow("texture", "corrected").fromField(nvml.FI_DEV_ECC_SBE_VOL_TEX, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	volatileLocationRow("texture", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_VOL_TEX, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	volatileLocationRow("cbu", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_VOL_CBU, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-
-	aggregateLocationRow("dram", "corrected").fromField(nvml.FI_DEV_ECC_SBE_AGG_DEV, inCount).onHardware(withECC),
-	aggregateLocationRow("dram", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_AGG_DEV, inCount).onHardware(withECC),
-	aggregateLocationRow("sram", "corrected").fromCall(sramAggregateCorrected, inCount).onHardware(ampereAndNewer),
-	aggregateLocationRow("sram", "uncorrected").fromCall(sramAggregateUncorrected, inCount).onHardware(ampereAndNewer),
-	aggregateLocationRow("l1", "corrected").fromField(nvml.FI_DEV_ECC_SBE_AGG_L1, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	aggregateLocationRow("l1", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_AGG_L1, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	aggregateLocationRow("l2", "corrected").fromField(nvml.FI_DEV_ECC_SBE_AGG_L2, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	aggregateLocationRow("l2", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_AGG_L2, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	aggregateLocationRow("register_file", "corrected").fromField(nvml.FI_DEV_ECC_SBE_AGG_REG, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	aggregateLocationRow("register_file", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_AGG_REG, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	aggregateLocationRow("texture", "corrected").fromField(nvml.FI_DEV_ECC_SBE_AGG_TEX, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	aggregateLocationRow("texture", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_AGG_TEX, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-	aggregateLocationRow("cbu", "uncorrected").fromField(nvml.FI_DEV_ECC_DBE_AGG_CBU, inCount).unlessPresent(sramVolatileCorrected).onHardware(turingAndOlder),
-
-	faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp, "unit", "l2").fromCall(sramInL2, inCount).onHardware(ampereAndNewer),
-	faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp, "unit", "sm").fromCall(sramInSM, inCount).onHardware(ampereAndNewer),
-	faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp, "unit", "pcie").fromCall(sramInPCIe, inCount).onHardware(ampereAndNewer),
-	faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp, "unit", "microcontroller").fromCall(sramInMCU, inCount).onHardware(ampereAndNewer),
-	faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp, "unit", "other").fromCall(sramInOther, inCount).onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "Whether SRAM has had so many uncorrected errors that the GPU is to be replaced.").
-		fromCall(SRAMThresholdExceeded, inBool).onHardware(ampereAndNewer),
-
-	stateRow("nvidia_gpu_remapped_rows", remappedHelp, "cause", "correctable").fromField(nvml.FI_DEV_REMAPPED_COR, inCount).slowPace().onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_remapped_rows", remappedHelp, "cause", "uncorrectable").fromField(nvml.FI_DEV_REMAPPED_UNC, inCount).slowPace().onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_remapped_rows_inactive", inactiveHelp, "cause", "correctable").fromField(nvml.FI_DEV_REMAPPED_ROWS_COR_INACTIVE, inCount).slowPace().onHardware(blackwell),
-	stateRow("nvidia_gpu_remapped_rows_inactive", inactiveHelp, "cause", "uncorrectable").fromField(nvml.FI_DEV_REMAPPED_ROWS_UNC_INACTIVE, inCount).slowPace().onHardware(blackwell),
-	stateRow("nvidia_gpu_row_remap_pending", "Whether rows wait for the next reset to be replaced by spare ones.").fromField(nvml.FI_DEV_REMAPPED_PENDING, inBool).slowPace().onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_row_remap_failure", "Whether a row could not be replaced, so that the GPU is to be replaced.").fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_row_remap_banks", banksHelp, "availability", "max").fromCall(banksMax, inCount).onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_row_remap_banks", banksHelp, "availability", "high").fromCall(banksHigh, inCount).onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_row_remap_banks", banksHelp, "availability", "partial").fromCall(banksPartial, inCount).onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_row_remap_banks", banksHelp, "availability", "low").fromCall(banksLow, inCount).onHardware(ampereAndNewer),
-	stateRow("nvidia_gpu_row_remap_banks", banksHelp, "availability", "none").fromCall(banksNone, inCount).onHardware(ampereAndNewer),
-
-	stateRow("nvidia_gpu_retired_pages", retiredHelp, "cause", "single_bit").fromField(nvml.FI_DEV_RETIRED_SBE, inCount).slowPace().onHardware(turingAndOlder),
-	stateRow("nvidia_gpu_retired_pages", retiredHelp, "cause", "double_bit").fromField(nvml.FI_DEV_RETIRED_DBE, inCount).slowPace().onHardware(turingAndOlder),
-	stateRow("nvidia_gpu_retired_pages_pending", "Whether pages wait for the next boot to be retired.").fromField(nvml.FI_DEV_RETIRED_PENDING, inBool).slowPace().onHardware(turingAndOlder),
-
-	stateRow("nvidia_gpu_repair_pending", repairHelp, "unit", "channel").fromCall(channelRepairPending, inBool).onHardware(hopper),
-	stateRow("nvidia_gpu_repair_pending", repairHelp, "unit", "tpc").fromCall(tpcRepairPending, inBool).onHardware(hopper),
-	stateRow("nvidia_gpu_unrepairable_memory", "Whether the GPU's memory has errors that cannot be repaired.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, with driver 590"),
-}, enumRows("nvidia_gpu_recovery_action", recoveryHelp, "action", recoveryNames, recoveryValues,
-	func(r Row) Row {
-		return r.fromField(RecoveryField, inRecoveryAction).slowPace().onHardware("any, with driver 565 and newer")
-	}))
-
-func volatileLocationRow(location, severity string) Row {
-	r := faultCounterRow("nvidia_gpu_ecc_volatile_location_errors_total", volatileLocationHelp, "location", location, "severity", severity)
-	return r.slowPace()
-}
-
-func aggregateLocationRow(location, severity string) Row {
-	r := faultCounterRow("nvidia_gpu_ecc_aggregate_location_errors_total", aggregateLocationHelp, "location", location, "severity", severity)
-	return r.slowPace()
-}
-
-// RecoveryField is the driver's word on what the GPU needs.
+// RecoveryField is the action that the GPU needs, by the driver.
 const RecoveryField = nvml.FI_DEV_GET_GPU_RECOVERY_ACTION
 
-// IsRecoveryAction reports whether NVML defines a value of the field.
-func IsRecoveryAction(value float64) bool {
-	_, ok := inRecoveryAction.Convert(value)
-	return ok && value == math.Trunc(value)
+// recoveryActions are the states of nvmlDeviceGpuRecoveryAction_t, from 0 on.
+var recoveryActions = []string{"none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset", "recover_imex_domain", "bus_reset", "system_reboot"}
+
+var faultRows = slices.Concat(
+	fieldRows(faultCounterRow("nvidia_gpu_ecc_volatile_errors_total", volatileHelp).slowPace().onHardware(withECC), "severity", inCount,
+		labeledField{"corrected", nvml.FI_DEV_ECC_SBE_VOL_TOTAL}, labeledField{"uncorrected", nvml.FI_DEV_ECC_DBE_VOL_TOTAL}),
+	fieldRows(faultCounterRow("nvidia_gpu_ecc_aggregate_errors_total", aggregateHelp).slowPace().onHardware(withECC), "severity", inCount,
+		labeledField{"corrected", nvml.FI_DEV_ECC_SBE_AGG_TOTAL}, labeledField{"uncorrected", nvml.FI_DEV_ECC_DBE_AGG_TOTAL}),
+	locationRows(faultCounterRow("nvidia_gpu_ecc_volatile_location_errors_total", volatileLocationHelp), sramVolatileCorrected, sramVolatileUncorrected, []locationFields{
+		{"dram", nvml.FI_DEV_ECC_SBE_VOL_DEV, nvml.FI_DEV_ECC_DBE_VOL_DEV},
+		{"l1", nvml.FI_DEV_ECC_SBE_VOL_L1, nvml.FI_DEV_ECC_DBE_VOL_L1},
+		{"l2", nvml.FI_DEV_ECC_SBE_VOL_L2, nvml.FI_DEV_ECC_DBE_VOL_L2},
+		{"register_file", nvml.FI_DEV_ECC_SBE_VOL_REG, nvml.FI_DEV_ECC_DBE_VOL_REG},
+		{"texture", nvml.FI_DEV_ECC_SBE_VOL_TEX, nvml.FI_DEV_ECC_DBE_VOL_TEX},
+		{"cbu", 0, nvml.FI_DEV_ECC_DBE_VOL_CBU},
+	}),
+	locationRows(faultCounterRow("nvidia_gpu_ecc_aggregate_location_errors_total", aggregateLocationHelp), sramAggregateCorrected, sramAggregateUncorrected, []locationFields{
+		{"dram", nvml.FI_DEV_ECC_SBE_AGG_DEV, nvml.FI_DEV_ECC_DBE_AGG_DEV},
+		{"l1", nvml.FI_DEV_ECC_SBE_AGG_L1, nvml.FI_DEV_ECC_DBE_AGG_L1},
+		{"l2", nvml.FI_DEV_ECC_SBE_AGG_L2, nvml.FI_DEV_ECC_DBE_AGG_L2},
+		{"register_file", nvml.FI_DEV_ECC_SBE_AGG_REG, nvml.FI_DEV_ECC_DBE_AGG_REG},
+		{"texture", nvml.FI_DEV_ECC_SBE_AGG_TEX, nvml.FI_DEV_ECC_DBE_AGG_TEX},
+		{"cbu", 0, nvml.FI_DEV_ECC_DBE_AGG_CBU},
+	}),
+	valueRows(faultCounterRow("nvidia_gpu_ecc_sram_aggregate_unit_errors_total", unitHelp).onHardware(ampereAndNewer), "unit", inCount,
+		labeledValue{"l2", sramInL2}, labeledValue{"sm", sramInSM}, labeledValue{"pcie", sramInPCIe}, labeledValue{"microcontroller", sramInMCU}, labeledValue{"other", sramInOther}),
+	[]Row{
+		stateRow("nvidia_gpu_ecc_sram_threshold_exceeded", "Whether SRAM has had so many uncorrected errors that the GPU is to be replaced.").
+			fromCall(SRAMThresholdExceeded, inBool).onHardware(ampereAndNewer),
+	},
+	fieldRows(stateRow("nvidia_gpu_remapped_rows", remappedHelp).slowPace().onHardware(ampereAndNewer), "cause", inCount,
+		labeledField{"correctable", nvml.FI_DEV_REMAPPED_COR}, labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_UNC}),
+	fieldRows(stateRow("nvidia_gpu_remapped_rows_inactive", inactiveHelp).slowPace().onHardware(blackwell), "cause", inCount,
+		labeledField{"correctable", nvml.FI_DEV_REMAPPED_ROWS_COR_INACTIVE}, labeledField{"uncorrectable", nvml.FI_DEV_REMAPPED_ROWS_UNC_INACTIVE}),
+	[]Row{
+		stateRow("nvidia_gpu_row_remap_pending", "Whether rows wait for the next reset to be replaced by spare ones.").fromField(nvml.FI_DEV_REMAPPED_PENDING, inBool).slowPace().onHardware(ampereAndNewer),
+		stateRow("nvidia_gpu_row_remap_failure", "Whether a row could not be replaced, so that the GPU is to be replaced.").fromField(nvml.FI_DEV_REMAPPED_FAILURE, inBool).slowPace().onHardware(ampereAndNewer),
+	},
+	valueRows(stateRow("nvidia_gpu_row_remap_banks", banksHelp).onHardware(ampereAndNewer), "availability", inCount,
+		labeledValue{"max", banksMax}, labeledValue{"high", banksHigh}, labeledValue{"partial", banksPartial}, labeledValue{"low", banksLow}, labeledValue{"none", banksNone}),
+	fieldRows(stateRow("nvidia_gpu_retired_pages", retiredHelp).slowPace().onHardware(turingAndOlder), "cause", inCount,
+		labeledField{"single_bit", nvml.FI_DEV_RETIRED_SBE}, labeledField{"double_bit", nvml.FI_DEV_RETIRED_DBE}),
+	[]Row{
+		stateRow("nvidia_gpu_retired_pages_pending", "Whether pages wait for the next boot to be retired.").fromField(nvml.FI_DEV_RETIRED_PENDING, inBool).slowPace().onHardware(turingAndOlder),
+	},
+	valueRows(stateRow("nvidia_gpu_repair_pending", repairHelp).onHardware("Hopper and newer"), "unit", inBool,
+		labeledValue{"channel", channelRepairPending}, labeledValue{"tpc", tpcRepairPending}),
+	[]Row{
+		stateRow("nvidia_gpu_unrepairable_memory", "Whether the GPU's memory has errors that cannot be repaired.").fromCall(UnrepairableMemory, inBool).onHardware("Blackwell and newer, with driver 590"),
+	},
+	enumRows(stateRow("nvidia_gpu_recovery_action", recoveryHelp).fromField(RecoveryField, inRecoveryAction).slowPace().onHardware("any, with driver 565 and newer"),
+		"action", recoveryActions, 0, false),
+)
+
+// locationFields are the fields with the errors of a memory; 0: none.
+type locationFields struct {
+	location               string
+	corrected, uncorrected uint32
+}
+
+// locationRows returns the rows of a family by location. GPUs up to Turing have fields for parts of SRAM; newer ones have a total, which
+// hides the parts.
+func locationRows(family Row, sramCorrected, sramUncorrected ValueID, fields []locationFields) (rows []Row) {
+	family = family.slowPace()
+	for _, f := range fields {
+		r := family.withLabel("location", f.location)
+		if f.location == "dram" {
+			r = r.onHardware(withECC)
+		} else {
+			r = r.unlessPresent(sramCorrected).onHardware(turingAndOlder)
+		}
+		if f.corrected != 0 {
+			rows = append(rows, r.withLabel("severity", "corrected").fromField(f.corrected, inCount))
+		}
+		rows = append(rows, r.withLabel("severity", "uncorrected").fromField(f.uncorrected, inCount))
+		if f.location == "dram" {
+			sram := family.withLabel("location", "sram").onHardware(ampereAndNewer)
+			rows = append(rows, sram.withLabel("severity", "corrected").fromCall(sramCorrected, inCount), sram.withLabel("severity", "uncorrected").fromCall(sramUncorrected, inCount))
+		}
+	}
+	return rows
 }

@@ -21,8 +21,6 @@ const (
 	maxLinkErrorRate = 1e6  // errors, likewise: with more of them nothing gets through
 )
 
-var fabricStates = []uint32{nvml.GPU_FABRIC_STATE_NOT_STARTED, nvml.GPU_FABRIC_STATE_IN_PROGRESS, nvml.GPU_FABRIC_STATE_COMPLETED}
-
 var linkRows = slices.Concat([]Row{
 	ownerCounterRow("nvidia_gpu_nvlink_transmit_bytes_total",
 		"Data that the GPU sent over its NVLinks while this container, or nobody, held it; from 0 at podgauge's first reading.").
@@ -61,16 +59,18 @@ var linkRows = slices.Concat([]Row{
 	faultCounterRow("nvidia_gpu_nvlink_effective_errors_total", "Errors on NVLinks that were left after correction, all links together.").
 		sumNVLinks(nvml.FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, inCount).counterUpTo(maxLinkErrorRate).slowPace().onHardware(blackwell),
 },
-	enumRowsWithOther("nvidia_gpu_fabric_state", fabricStateHelp, "state", []string{"not_started", "in_progress", "completed"}, fabricStates,
-		func(r Row) Row { return r.fromCall(fabricState, inCount).onHardware(withNVSwitch) }),
+	enumRows(stateRow("nvidia_gpu_fabric_state", fabricStateHelp).fromCall(fabricState, inCount).onHardware(withNVSwitch),
+		"state", []string{"not_started", "in_progress", "completed"}, nvml.GPU_FABRIC_STATE_NOT_STARTED, true),
 	[]Row{
 		stateRow("nvidia_gpu_fabric_healthy", "Whether the GPU has joined the fabric and the driver finds nothing wrong with that; absent until it has joined.").
 			fromCall(fabricHealthy, inBool).onHardware(withNVSwitch),
-		stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp, "fault", "degraded_bandwidth").fromCall(fabricDegradedBandwidth, inBool).onHardware(withNVSwitch),
-		stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp, "fault", "route_recovery").fromCall(fabricRouteRecovery, inBool).onHardware(withNVSwitch),
-		stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp, "fault", "route_unhealthy").fromCall(fabricRouteUnhealthy, inBool).onHardware(withNVSwitch),
-		stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp, "fault", "access_timeout_recovery").fromCall(fabricAccessTimeout, inBool).onHardware(withNVSwitch),
-		stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp, "fault", "incorrect_configuration").fromCall(fabricMisconfigured, inBool).onHardware(withNVSwitch),
+	}, valueRows(stateRow("nvidia_gpu_fabric_fault", fabricFaultHelp).onHardware(withNVSwitch), "fault", inBool,
+		labeledValue{"degraded_bandwidth", fabricDegradedBandwidth},
+		labeledValue{"route_recovery", fabricRouteRecovery},
+		labeledValue{"route_unhealthy", fabricRouteUnhealthy},
+		labeledValue{"access_timeout_recovery", fabricAccessTimeout},
+		labeledValue{"incorrect_configuration", fabricMisconfigured},
+	), []Row{
 		stateRow("nvidia_gpu_c2c_links", "Links that the GPU has to its CPU.").fromField(nvml.FI_DEV_C2C_LINK_COUNT, inCount).slowPace().onHardware(grace),
 		stateRow("nvidia_gpu_c2c_links_up", "Links of the GPU to its CPU that are up.").sumC2CLinks(nvml.FI_DEV_C2C_LINK_GET_STATUS, inBool).slowPace().onHardware(grace),
 		stateRow("nvidia_gpu_c2c_bandwidth_max_bytes_per_second", "What the links to the CPU that are up can carry together.").

@@ -4,6 +4,8 @@ import (
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
 const (
@@ -13,22 +15,24 @@ const (
 	featureHelp     = "Whether the GPU, with this driver, has a feature on which whole families depend; absent where that could not be told."
 )
 
-var computeModes = []uint32{0, 1, 2, 3}
+// computeModes are the states of nvmlComputeMode_t, from 0 on.
+var computeModes = []string{"default", "exclusive_thread", "prohibited", "exclusive_process"}
 
 var modeRows = slices.Concat([]Row{
-	stateRow("nvidia_gpu_persistence_mode_enabled", "Whether the driver keeps the GPU initialised while nobody uses it.").fromCall(persistenceMode, inBool),
-}, enumRowsWithOther("nvidia_gpu_compute_mode", computeModeHelp, "mode", []string{"default", "exclusive_thread", "prohibited", "exclusive_process"}, computeModes,
-	func(r Row) Row { return r.fromCall(computeMode, inCount) }), []Row{
+	stateRow("nvidia_gpu_persistence_mode_enabled", "Whether the driver keeps the GPU initialised while nobody uses it.").
+		fromFunction("nvmlDeviceGetPersistenceMode", device.PaceSlow, inBool, getter(nvml.Device.GetPersistenceMode)),
+}, enumRows(stateRow("nvidia_gpu_compute_mode", computeModeHelp).
+	fromFunction("nvmlDeviceGetComputeMode", device.PaceSlow, inCount, getter(nvml.Device.GetComputeMode)), "mode", computeModes, 0, true), []Row{
 	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "now").fromField(nvml.FI_DEV_ECC_CURRENT, inBool).slowPace().onHardware(withECC),
 	stateRow("nvidia_gpu_ecc_enabled", eccHelp, "when", "after_reset").fromField(nvml.FI_DEV_ECC_PENDING, inBool).slowPace().onHardware(withECC),
-	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "now").fromCall(MigEnabled, inBool).onHardware("GPUs with MIG"),
-	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "after_reset").fromCall(MigPending, inBool).onHardware("GPUs with MIG"),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "c2c").fromCall(HasC2C, inBool),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "ecc").fromCall(HasECC, inBool),
+	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "now").fromState(MIGEnabled, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").onHardware("GPUs with MIG"),
+	stateRow("nvidia_gpu_mig_enabled", migHelp, "when", "after_reset").fromState(MIGPending, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode").onHardware("GPUs with MIG"),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "c2c").fromState(HasC2C, device.PaceSlow, "field 170", lib.FieldValuesSymbol),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "ecc").fromState(HasECC, device.PaceSlow, "field 1", lib.FieldValuesSymbol),
 	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "fabric").fromCall(HasFabric, inBool),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "gpm").fromCall(HasGPM, inBool),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "mig").fromCall(HasMIG, inBool),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "nvlink").fromCall(HasNVLink, inBool),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "page_retirement").fromCall(HasRetirement, inBool),
-	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "row_remapping").fromCall(HasRemapping, inBool),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "gpm").fromState(HasGPM, device.PaceStatic, "nvmlGpmQueryDeviceSupport", lib.GPMFunctions...),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "mig").fromState(HasMIG, device.PaceSlow, "nvmlDeviceGetMigMode", "nvmlDeviceGetMigMode"),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "nvlink").fromState(HasNVLink, device.PaceSlow, "field 91", lib.FieldValuesSymbol),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "page_retirement").fromState(HasRetirement, device.PaceSlow, "field 30", lib.FieldValuesSymbol),
+	stateRow("nvidia_gpu_feature_supported", featureHelp, "feature", "row_remapping").fromState(HasRemapping, device.PaceSlow, "field 143", lib.FieldValuesSymbol),
 })

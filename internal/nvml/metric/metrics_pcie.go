@@ -1,17 +1,20 @@
 package metric
 
-import "github.com/NVIDIA/go-nvml/pkg/nvml"
+import (
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+)
 
 const (
 	pcieErrorsHelp = "Errors on the PCIe link, as the GPU counts them; also how often the link had to recover, and packets that were refused."
 	// maxPCIeRate is more bytes than cross a PCIe link of 16 lanes in a second, of the
 	// seventh generation.
 	maxPCIeRate = 256e9
-	// Where they were first seen.
-	hopperAndSomeOlder = "Hopper and newer; older ones with newer drivers have some"
 )
 
-var pcieRows = []Row{
+var pcieRows = slices.Concat([]Row{
 	ownerCounterRow("nvidia_gpu_pcie_transmit_bytes_total",
 		"What the GPU sent over PCIe while this container, or nobody, held it; from 0 at podgauge's first reading.").
 		fromField(nvml.FI_DEV_PCIE_COUNT_TX_BYTES, inByteCount).counterUpTo(maxPCIeRate),
@@ -21,20 +24,26 @@ var pcieRows = []Row{
 	faultCounterRow("nvidia_gpu_pcie_replays_total", "PCIe packets that had to be sent again.").fromField(nvml.FI_DEV_PCIE_REPLAY_COUNTER, inCount).slowPace(),
 	faultCounterRow("nvidia_gpu_pcie_replay_rollovers_total", "How often the link was trained anew, since a PCIe packet was sent again and again.").
 		fromField(nvml.FI_DEV_PCIE_REPLAY_ROLLOVER_COUNTER, inCount).slowPace(),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "l0_to_recovery").fromField(nvml.FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "correctable").fromField(nvml.FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "nak_received").fromField(nvml.FI_DEV_PCIE_COUNT_NAKS_RECEIVED, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "receiver").fromField(nvml.FI_DEV_PCIE_COUNT_RECEIVER_ERROR, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "bad_tlp").fromField(nvml.FI_DEV_PCIE_COUNT_BAD_TLP, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "nak_sent").fromField(nvml.FI_DEV_PCIE_COUNT_NAKS_SENT, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "bad_dllp").fromField(nvml.FI_DEV_PCIE_COUNT_BAD_DLLP, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "non_fatal").fromField(nvml.FI_DEV_PCIE_COUNT_NON_FATAL_ERROR, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "fatal").fromField(nvml.FI_DEV_PCIE_COUNT_FATAL_ERROR, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "unsupported_request").fromField(nvml.FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "lcrc").fromField(nvml.FI_DEV_PCIE_COUNT_LCRC_ERROR, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp, "type", "lane").fromField(nvml.FI_DEV_PCIE_COUNT_LANE_ERROR, inCount).slowPace().onHardware(hopperAndSomeOlder),
-	stateRow("nvidia_gpu_pcie_link_generation", "Generation of PCIe that the link runs at now; idle GPUs lower it.").fromCall(pcieGeneration, inCount),
-	stateRow("nvidia_gpu_pcie_link_width", "Lanes that the PCIe link has now.").fromCall(pcieWidth, inCount),
-	stateRow("nvidia_gpu_pcie_link_generation_max", "Generation of PCIe that the GPU and its slot can run at.").fromCall(maxPCIeGeneration, inCount),
-	stateRow("nvidia_gpu_pcie_link_width_max", "Lanes that the GPU and its slot have.").fromCall(maxPCIeWidth, inCount),
-}
+}, fieldRows(faultCounterRow("nvidia_gpu_pcie_errors_total", pcieErrorsHelp).slowPace().onHardware("Hopper and newer; older ones with newer drivers have some"), "type", inCount,
+	labeledField{"l0_to_recovery", nvml.FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER},
+	labeledField{"correctable", nvml.FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS},
+	labeledField{"nak_received", nvml.FI_DEV_PCIE_COUNT_NAKS_RECEIVED},
+	labeledField{"receiver", nvml.FI_DEV_PCIE_COUNT_RECEIVER_ERROR},
+	labeledField{"bad_tlp", nvml.FI_DEV_PCIE_COUNT_BAD_TLP},
+	labeledField{"nak_sent", nvml.FI_DEV_PCIE_COUNT_NAKS_SENT},
+	labeledField{"bad_dllp", nvml.FI_DEV_PCIE_COUNT_BAD_DLLP},
+	labeledField{"non_fatal", nvml.FI_DEV_PCIE_COUNT_NON_FATAL_ERROR},
+	labeledField{"fatal", nvml.FI_DEV_PCIE_COUNT_FATAL_ERROR},
+	labeledField{"unsupported_request", nvml.FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ},
+	labeledField{"lcrc", nvml.FI_DEV_PCIE_COUNT_LCRC_ERROR},
+	labeledField{"lane", nvml.FI_DEV_PCIE_COUNT_LANE_ERROR},
+), []Row{
+	stateRow("nvidia_gpu_pcie_link_generation", "Generation of PCIe that the link runs at now; idle GPUs lower it.").
+		fromFunction("nvmlDeviceGetCurrPcieLinkGeneration", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkGeneration)),
+	stateRow("nvidia_gpu_pcie_link_width", "Lanes that the PCIe link has now.").
+		fromFunction("nvmlDeviceGetCurrPcieLinkWidth", device.PaceSlow, inCount, getter(nvml.Device.GetCurrPcieLinkWidth)),
+	stateRow("nvidia_gpu_pcie_link_generation_max", "Generation of PCIe that the GPU and its slot can run at.").
+		fromFunction("nvmlDeviceGetMaxPcieLinkGeneration", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkGeneration)),
+	stateRow("nvidia_gpu_pcie_link_width_max", "Lanes that the GPU and its slot have.").
+		fromFunction("nvmlDeviceGetMaxPcieLinkWidth", device.PaceStatic, inCount, getter(nvml.Device.GetMaxPcieLinkWidth)),
+})

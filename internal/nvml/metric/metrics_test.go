@@ -9,11 +9,15 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/nvml/lib"
+	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
 // TestRowsAreWellFormed holds what the exporter builds upon.
 func TestRowsAreWellFormed(t *testing.T) {
+	names, err := nvmltest.FieldNames()
+	if err != nil {
+		t.Fatal(err)
+	}
 	seen := map[string]Row{}
 	last := ""
 	for _, r := range slices.Concat(Rows, perLinkRows()) {
@@ -38,7 +42,7 @@ func TestRowsAreWellFormed(t *testing.T) {
 			t.Errorf("%s rises for whoever holds the GPU, and is read only now and then", r.name)
 		}
 		for _, s := range r.Sources {
-			if lib.FieldNames[s.ID] == "" {
+			if names[int(s.ID)] == "" {
 				t.Errorf("%s has the field %d, which has no name", r.name, s.ID)
 			}
 		}

@@ -6,123 +6,87 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// ReadPlan is what is read of each GPU, and what must be asked for it. It is never
-// written.
+// ReadPlan is what is read of each GPU. It is never written.
 type ReadPlan struct {
 	Rows []Row
-	// Ranges are the sources of each row, as they lie in the batch of its pace.
+	// Ranges are the sources of each row, as positions in the batch of the row's pace.
 	Ranges [][]FieldRange
-	// Fast and slow are the fields of the two batches, each once.
+	// Fast and Slow are the fields of the two paces, each once.
 	Fast, Slow FieldBatch
-	// spared are the slots that need no call while fields give all rows that want them,
-	// and spare those rows.
+	// SparingRows are the rows whose fields spare a call.
 	SparingRows []int
-	// isMIGValue are the rows that slices have as well.
+	// MIGRows are the rows that MIG devices have too.
 	MIGRows []int
 }
 
-// FieldRange is where a source lies in a batch: n keys from at on.
+// FieldRange is the position of a source in a batch: N keys from Start on.
 type FieldRange struct{ Start, N int }
 
-// FieldBatch is the keys of fields that are asked for together.
+// FieldBatch is a list of fields to read in one call.
 type FieldBatch struct {
 	Keys  []FieldKey
 	Index map[FieldKey]int
 }
 
+// NewReadPlan returns the plan for all rows, with those of each NVLink if perLink is set.
 func NewReadPlan(perLink bool) *ReadPlan {
-	rows := Rows
+	p := &ReadPlan{Rows: Rows, Fast: NewFieldBatch(), Slow: NewFieldBatch()}
 	if perLink {
-		rows = slices.Concat(rows, perLinkRows())
+		p.Rows = slices.Concat(Rows, perLinkRows())
 	}
-	c := &ReadPlan{Rows: rows, Ranges: make([][]FieldRange, len(rows)), Fast: NewFieldBatch(), Slow: NewFieldBatch()}
-	for i := range rows {
-		r := &rows[i]
-		b := &c.Fast
+	p.Ranges = make([][]FieldRange, len(p.Rows))
+	for i := range p.Rows {
+		r := &p.Rows[i]
+		b := &p.Fast
 		if r.Slow {
-			b = &c.Slow
+			b = &p.Slow
 		}
 		for _, s := range r.Sources {
-			c.Ranges[i] = append(c.Ranges[i], b.addSource(s))
+			p.Ranges[i] = append(p.Ranges[i], b.addSource(s))
 		}
 		if len(r.Sources) > 0 && r.ValueID != NoValue {
-			c.SparingRows = append(c.SparingRows, i)
+			p.SparingRows = append(p.SparingRows, i)
 		}
-		if isMIGValue(r.ValueID) {
-			c.MIGRows = append(c.MIGRows, i)
+		if r.gpm != 0 || slices.ContainsFunc(Calls, func(c Call) bool { return c.Targets&TargetMIG != 0 && c.Provides(r.ValueID) }) {
+			p.MIGRows = append(p.MIGRows, i)
 		}
 	}
-	return c
+	return p
 }
 
-// Metrics are the rows as the exporter knows them.
+// Metrics returns the rows as the exporter knows them.
 func (p *ReadPlan) Metrics() []device.Metric { return metricsOf(p.Rows) }
 
+// NewFieldBatch returns a batch of the keys, each once.
 func NewFieldBatch(keys ...FieldKey) FieldBatch {
 	b := FieldBatch{Index: map[FieldKey]int{}}
 	for _, k := range keys {
-		b.AddKey(k)
+		b.addKey(k)
 	}
 	return b
 }
 
-// addSource returns where the source lies. Links of a sum lie together, unless one row is
-// of a single link: then they are where that row's family has put them all.
-func (b *FieldBatch) addSource(s fieldSource) FieldRange {
+// addSource returns the position of the source. The links of a sum stand together: the rows of single links come later and find them.
+func (b *FieldBatch) addSource(s FieldSource) FieldRange {
 	if !s.sum {
-		return FieldRange{b.AddKey(s.FieldKey), 1}
+		return FieldRange{b.addKey(s.FieldKey), 1}
 	}
 	n := MaxNVLinks
 	if s.Scope == ScopeC2CLink {
 		n = maxC2CLinks
 	}
-	first := b.AddKey(s.FieldKey)
+	first := b.addKey(s.FieldKey)
 	for link := 1; link < n; link++ {
-		k := s.FieldKey
-		k.N = uint32(link)
-		b.AddKey(k)
+		b.addKey(FieldKey{s.ID, s.Scope, uint32(link)})
 	}
 	return FieldRange{first, n}
 }
 
-func (b *FieldBatch) AddKey(k FieldKey) int {
+func (b *FieldBatch) addKey(k FieldKey) int {
 	at, known := b.Index[k]
 	if !known {
 		at = len(b.Keys)
-		b.Keys = append(b.Keys, k)
-		b.Index[k] = at
+		b.Keys, b.Index[k] = append(b.Keys, k), at
 	}
 	return at
-}
-
-// isMIGValue tells whether a slice has what is in the slot.
-func isMIGValue(id ValueID) bool {
-	if id >= GPMGraphics {
-		return true
-	}
-	for i := range Calls {
-		if Calls[i].Targets&TargetMIG != 0 && Calls[i].Provides(id) {
-			return true
-		}
-	}
-	return false
-}
-
-// extraSources and extraPaces say for slots that no call of the table fills where they
-// come from.
-var extraSources = [ValueIDCount]string{
-	MigEnabled: "nvmlDeviceGetMigMode", MigPending: "nvmlDeviceGetMigMode", HasMIG: "nvmlDeviceGetMigMode",
-	HasGPM: "nvmlGpmQueryDeviceSupport",
-	HasC2C: "field 170", HasECC: "field 1", HasNVLink: "field 91", HasRetirement: "field 30", HasRemapping: "field 143",
-	GPMGraphics: gpmSourcePrefix + "1 GRAPHICS_UTIL", GPMSM: gpmSourcePrefix + "2 SM_UTIL", gpmOccupancy: gpmSourcePrefix + "3 SM_OCCUPANCY",
-	gpmInteger: gpmSourcePrefix + "4 INTEGER_UTIL", gpmTensor: gpmSourcePrefix + "5 ANY_TENSOR_UTIL", gpmDFMA: gpmSourcePrefix + "6 DFMA_TENSOR_UTIL",
-	gpmHMMA: gpmSourcePrefix + "7 HMMA_TENSOR_UTIL", gpmIMMA: gpmSourcePrefix + "9 IMMA_TENSOR_UTIL", gpmDRAM: gpmSourcePrefix + "10 DRAM_BW_UTIL",
-	gpmFP64: gpmSourcePrefix + "11 FP64_UTIL", gpmFP32: gpmSourcePrefix + "12 FP32_UTIL", gpmFP16: gpmSourcePrefix + "13 FP16_UTIL",
-}
-
-const gpmSourcePrefix = "nvmlGpmMetricsGet, metric "
-
-var extraPaces = [ValueIDCount]device.ReadPace{
-	MigEnabled: device.PaceSlow, MigPending: device.PaceSlow, HasMIG: device.PaceSlow, HasGPM: device.PaceStatic,
-	HasC2C: device.PaceSlow, HasECC: device.PaceSlow, HasNVLink: device.PaceSlow, HasRetirement: device.PaceSlow, HasRemapping: device.PaceSlow,
 }

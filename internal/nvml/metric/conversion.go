@@ -1,0 +1,103 @@
+package metric
+
+import (
+	"encoding/binary"
+	"math"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Conversion turns the driver's number into the base unit of a row's name. Numbers outside of min and max are no values: some types
+// encode "unknown" as a negative number or as all bits set.
+type Conversion struct {
+	Multiplier, Divisor, min, max float64
+	// trueStates are the states that count as 1, as bits; every other state counts as 0. None: the number is no state.
+	trueStates uint64
+	// capAtOne caps ratios at 1: the driver measures a little more at times.
+	capAtOne bool
+}
+
+var (
+	inBytes         = Conversion{Multiplier: 1, Divisor: 1, max: 1 << 50}
+	inByteCount     = Conversion{Multiplier: 1, Divisor: 1, max: 1 << 62} // a counter of bytes
+	inKibibytes     = Conversion{Multiplier: 1 << 10, Divisor: 1, max: 1 << 62}
+	inMegabytes     = Conversion{Multiplier: 1e6, Divisor: 1, max: 1e9} // per second
+	inPercent       = Conversion{Multiplier: 1, Divisor: 100, max: 100} // divided: 29 * 0.01 is not 0.29
+	inCyclePercent  = Conversion{Multiplier: 1, Divisor: 100, max: 102, capAtOne: true}
+	inCelsius       = Conversion{Multiplier: 1, Divisor: 1, max: 1000}
+	inCelsiusMargin = Conversion{Multiplier: 1, Divisor: 1, min: -1000, max: 1000} // degrees below a limit
+	inMilliwatts    = Conversion{Multiplier: 1, Divisor: 1000, max: 1e8}
+	inMillijoules   = Conversion{Multiplier: 1, Divisor: 1000, max: 1 << 53} // beyond, a float64 cannot count by one
+	inNanoseconds   = Conversion{Multiplier: 1, Divisor: 1e9, max: 1 << 62}
+	inMegahertz     = Conversion{Multiplier: 1e6, Divisor: 1, max: 1e5}
+	inCount         = Conversion{Multiplier: 1, Divisor: 1, max: 1 << 53}
+	inBool          = Conversion{Multiplier: 1, Divisor: 1, max: 1}
+	inPState        = Conversion{Multiplier: 1, Divisor: 1, max: 15}
+	inLinkState     = Conversion{
+		Multiplier: 1, Divisor: 1, max: nvml.NVLINK_STATE_ACTIVE_TRAFFIC_DISABLED,
+		trueStates: 1<<nvml.NVLINK_STATE_ACTIVE | 1<<nvml.NVLINK_STATE_SLEEP,
+	}
+	// inRecoveryAction accepts nvmlDeviceGpuRecoveryAction_t. A value that NVML does not define asks for nothing that has a name.
+	inRecoveryAction = Conversion{Multiplier: 1, Divisor: 1, max: float64(nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT)}
+)
+
+// Convert returns the value in the base unit, and false if the number is no value.
+func (c Conversion) Convert(v float64) (float64, bool) {
+	if !(v >= c.min && v <= c.max) { // NaN fails both
+		return 0, false
+	}
+	if c.trueStates != 0 {
+		return float64(c.trueStates >> uint64(v) & 1), true
+	}
+	if v = v * c.Multiplier / c.Divisor; c.capAtOne {
+		v = min(v, 1)
+	}
+	return v, true
+}
+
+// IsRecoveryAction reports whether NVML defines a value of RecoveryField.
+func IsRecoveryAction(value float64) bool {
+	_, ok := inRecoveryAction.Convert(value)
+	return ok && value == math.Trunc(value)
+}
+
+// DecodeField reads the union of nvmlFieldValue_t. Unknown types, NaN and infinity are no values, nor are unsigned numbers with all
+// bits set, which encode "unknown".
+func DecodeField(valueType uint32, value [8]byte, ret nvml.Return) (float64, bool) {
+	if ret != nvml.SUCCESS {
+		return 0, false
+	}
+	bits, low, short := binary.NativeEndian.Uint64(value[:]), binary.NativeEndian.Uint32(value[:]), binary.NativeEndian.Uint16(value[:])
+	switch nvml.ValueType(valueType) {
+	case nvml.VALUE_TYPE_DOUBLE:
+		f := math.Float64frombits(bits)
+		return f, !math.IsNaN(f) && !math.IsInf(f, 0)
+	case nvml.VALUE_TYPE_UNSIGNED_INT:
+		return float64(low), low != math.MaxUint32
+	case nvml.VALUE_TYPE_SIGNED_INT:
+		return float64(int32(low)), true
+	case nvml.VALUE_TYPE_UNSIGNED_SHORT:
+		return float64(short), short != math.MaxUint16
+	case nvml.VALUE_TYPE_UNSIGNED_LONG, nvml.VALUE_TYPE_UNSIGNED_LONG_LONG: // both have 8 bytes on the platforms of podgauge
+		return float64(bits), bits != math.MaxUint64
+	case nvml.VALUE_TYPE_SIGNED_LONG_LONG:
+		return float64(int64(bits)), true
+	default:
+		return 0, false
+	}
+}
+
+// enumState is a state of an enumeration: value, or any state that is not known. A driver may be newer than the list of known states.
+type enumState struct {
+	known []uint32
+	value uint32
+	other bool
+}
+
+func (s enumState) matches(v float64) bool {
+	if !s.other {
+		return v == float64(s.value)
+	}
+	return !slices.ContainsFunc(s.known, func(known uint32) bool { return v == float64(known) })
+}

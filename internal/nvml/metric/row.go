@@ -1,0 +1,299 @@
+// Package metric is the catalogue of what is read of a GPU: a row for each metric, with its sources and its conversion. The calls, the
+// symbols to look up and the documentation derive from the rows.
+package metric
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
+)
+
+// Row is a metric: its name and its sources. The first source that a GPU has counts. Rows of a family stand together.
+type Row struct {
+	name, help string
+	kind       device.Kind
+	labels     []device.Label
+	hardware   string
+	Slow       bool // its fields are read at the slow pace
+
+	// Sources are fields that have the metric.
+	Sources []FieldSource
+	// ValueID is the value that a call reads. The call is spared if the GPU has the fields of all rows that need the value.
+	ValueID ValueID
+	// UnlessValue hides the row while that value is present: other rows show the same in more detail.
+	UnlessValue ValueID
+	// function is the row's own function, which has no ValueID before the catalogue is built.
+	function *ownFunction
+	// gpm is the row's GPM metric, likewise; 0: none.
+	gpm nvml.GpmMetricId
+	// state is what a value without a call derives from.
+	state *derivedState
+
+	// Conversion is that of the value. Bit, if set, selects a flag of the value.
+	Conversion Conversion
+	Bit        uint64
+	enum       enumState
+	// Monotonic counters may wrap or restart; the collector turns them into counters that only rise.
+	Monotonic bool
+	// MaxRate is the highest plausible increase of a monotonic counter per second.
+	MaxRate float64
+}
+
+// ownFunction is a function of NVML that only rows with the same pointer need.
+type ownFunction struct {
+	symbol string
+	pace   device.ReadPace
+	read   readFunc
+}
+
+// derivedState describes a value that comes from a listing or from slow fields.
+type derivedState struct {
+	source  string
+	pace    device.ReadPace
+	symbols []string
+}
+
+// FieldSource is a field of one scope, or the sum over all scopes.
+type FieldSource struct {
+	FieldKey
+	sum        bool
+	Conversion Conversion
+}
+
+// FieldKey identifies a field in a request.
+type FieldKey struct {
+	ID    uint32
+	Scope FieldScope
+	N     uint32 // number of the scope
+}
+
+// FieldScope is the meaning of a field's scope number.
+type FieldScope uint8
+
+// The scopes.
+const (
+	ScopeGPU     FieldScope = iota // each field has its own numbers
+	ScopeNVLink                    // NVLink N
+	ScopeC2CLink                   // link N to the CPU
+)
+
+// allLinks is the scope number of all links together, in fields that accept it.
+const allLinks = ^uint32(0)
+
+const (
+	// MaxNVLinks is the highest number of NVLinks in NVML.
+	MaxNVLinks = nvml.NVLINK_MAX_LINKS
+	// maxC2CLinks is above the number of links of any GPU to its CPU.
+	maxC2CLinks = 14
+)
+
+// ToValue returns the row's value for a converted number.
+func (r *Row) ToValue(v float64) float64 {
+	switch {
+	case r.enum.known == nil:
+		return v
+	case r.enum.matches(v):
+		return 1
+	default:
+		return 0
+	}
+}
+
+// pace is that of the row's fields, or of its call, or of its state.
+func (r *Row) pace() device.ReadPace {
+	switch {
+	case r.Slow:
+		return device.PaceSlow
+	case len(r.Sources) > 0 || r.gpm != 0:
+		return device.PaceFast
+	case r.state != nil:
+		return r.state.pace
+	}
+	return Calls[slices.IndexFunc(Calls, func(c Call) bool { return c.Provides(r.ValueID) })].Pace
+}
+
+// sourceText lists the row's sources.
+func (r *Row) sourceText() string {
+	var texts []string
+	for _, s := range r.Sources {
+		text := "field " + strconv.Itoa(int(s.ID))
+		switch {
+		case s.sum:
+			text += ", over all links"
+		case s.Scope == ScopeGPU && s.N == allLinks:
+			text += ", of all links"
+		case s.Scope == ScopeGPU && s.N > 0:
+			text += ", scope " + strconv.Itoa(int(s.N))
+		}
+		texts = append(texts, text)
+	}
+	for i := range Calls {
+		if Calls[i].Provides(r.ValueID) && !slices.Contains(texts, Calls[i].Symbol) {
+			texts = append(texts, Calls[i].Symbol)
+		}
+	}
+	if r.state != nil {
+		texts = append(texts, r.state.source)
+	}
+	return strings.Join(texts, "; ")
+}
+
+// newRow begins a row. Labels are names and values in turn.
+func newRow(kind device.Kind, name, help string, labels []string) Row {
+	r := Row{name: name, help: help, kind: kind}
+	for i := 0; i+1 < len(labels); i += 2 {
+		r.labels = append(r.labels, device.Label{Name: labels[i], Value: labels[i+1]})
+	}
+	return r
+}
+
+func gaugeRow(name, help string, labels ...string) Row {
+	return newRow(device.Gauge, name, help, labels)
+}
+
+func stateRow(name, help string, labels ...string) Row {
+	return newRow(device.StateGauge, name, help, labels)
+}
+
+func ownerCounterRow(name, help string, labels ...string) Row {
+	return newRow(device.OwnerCounter, name, help, labels)
+}
+
+func faultCounterRow(name, help string, labels ...string) Row {
+	return newRow(device.FaultCounter, name, help, labels)
+}
+
+// enumRows returns a row for each state of an enumeration, whose values count from first; with other, one more for any other value.
+func enumRows(r Row, label string, states []string, first uint32, other bool) []Row {
+	var known []uint32
+	for i := range states {
+		known = append(known, first+uint32(i))
+	}
+	if other {
+		states = append(slices.Clip(states), "other")
+	}
+	rows := make([]Row, len(states))
+	for i, name := range states {
+		rows[i] = r
+		rows[i].labels = []device.Label{{Name: label, Value: name}}
+		rows[i].enum = enumState{known: known, value: first + uint32(i), other: i == len(known)}
+	}
+	return rows
+}
+
+// fromField adds a field.
+func (r Row) fromField(id uint32, c Conversion) Row {
+	return r.withSource(FieldSource{FieldKey: FieldKey{ID: id}, Conversion: c})
+}
+
+// fromScope adds a field with a scope number that is no link's.
+func (r Row) fromScope(id, n uint32, c Conversion) Row {
+	return r.withSource(FieldSource{FieldKey: FieldKey{ID: id, N: n}, Conversion: c})
+}
+
+func (r Row) fromLink(id, link uint32, c Conversion) Row {
+	return r.withSource(FieldSource{FieldKey: FieldKey{id, ScopeNVLink, link}, Conversion: c})
+}
+
+func (r Row) sumNVLinks(id uint32, c Conversion) Row {
+	return r.withSource(FieldSource{FieldKey: FieldKey{ID: id, Scope: ScopeNVLink}, sum: true, Conversion: c})
+}
+
+func (r Row) sumC2CLinks(id uint32, c Conversion) Row {
+	return r.withSource(FieldSource{FieldKey: FieldKey{ID: id, Scope: ScopeC2CLink}, sum: true, Conversion: c})
+}
+
+func (r Row) withSource(s FieldSource) Row {
+	r.Sources = append(slices.Clip(r.Sources), s)
+	return r
+}
+
+// fromCall takes a value of a shared call.
+func (r Row) fromCall(id ValueID, c Conversion) Row {
+	r.ValueID, r.Conversion = id, c
+	return r
+}
+
+// fromFlag takes a flag of a value.
+func (r Row) fromFlag(id ValueID, bit uint64) Row {
+	r.ValueID, r.Bit = id, bit
+	return r
+}
+
+// fromFunction gives the row a function of its own.
+func (r Row) fromFunction(symbol string, pace device.ReadPace, c Conversion, read readFunc) Row {
+	r.function, r.Conversion = &ownFunction{symbol, pace, read}, c
+	return r
+}
+
+// fromGPM takes a GPM metric, a percentage.
+func (r Row) fromGPM(id nvml.GpmMetricId, name string) Row {
+	r.gpm, r.Conversion = id, inCyclePercent
+	r.state = &derivedState{source: "nvmlGpmMetricsGet, metric " + strconv.Itoa(int(id)) + " " + name, symbols: lib.GPMFunctions}
+	return r.onHardware("Hopper and newer")
+}
+
+// fromState takes a value that needs no call of its own.
+func (r Row) fromState(id ValueID, pace device.ReadPace, source string, symbols ...string) Row {
+	r.state = &derivedState{source, pace, symbols}
+	return r.fromCall(id, inBool)
+}
+
+func (r Row) slowPace() Row {
+	r.Slow = true
+	return r
+}
+
+func (r Row) onHardware(hardware string) Row {
+	r.hardware = hardware
+	return r
+}
+
+func (r Row) unlessPresent(id ValueID) Row {
+	r.UnlessValue = id
+	return r
+}
+
+func (r Row) counterUpTo(maxRate float64) Row {
+	r.Monotonic, r.MaxRate = true, maxRate
+	return r
+}
+
+// labeledField is the field of one row of a family.
+type labeledField struct {
+	label string
+	id    uint32
+}
+
+// fieldRows returns a row for each field, which the value of a label sets apart.
+func fieldRows(r Row, label string, c Conversion, fields ...labeledField) []Row {
+	rows := make([]Row, len(fields))
+	for i, f := range fields {
+		rows[i] = r.withLabel(label, f.label).fromField(f.id, c)
+	}
+	return rows
+}
+
+// labeledValue is the value of one row of a family.
+type labeledValue struct {
+	label string
+	id    ValueID
+}
+
+// valueRows returns a row for each value of shared calls, which the value of a label sets apart.
+func valueRows(r Row, label string, c Conversion, values ...labeledValue) []Row {
+	rows := make([]Row, len(values))
+	for i, v := range values {
+		rows[i] = r.withLabel(label, v.label).fromCall(v.id, c)
+	}
+	return rows
+}
+
+func (r Row) withLabel(name, value string) Row {
+	r.labels = append(slices.Clip(r.labels), device.Label{Name: name, Value: value})
+	return r
+}
