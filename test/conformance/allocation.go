@@ -3,289 +3,165 @@ package conformance
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
-
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// allocationCases is how pods come by their devices.
-func allocationCases() []Case {
-	return []Case{
-		newCase("Allocate is called once for each container and resource", oneAllocatePerContainer),
-		newCase("a container may have several resources, and each plugin is asked for its own", severalResources),
-		newCase("where one of a container's resources fails none is written down, and all are free", oneOfSeveralFails),
-		newCase("a pod is rejected where Allocate fails, and nobody tries again", allocateFails),
-		newCase("an allocation is listed when Allocate has returned, and the pod before", listedAfterAllocate),
-		newCase("a pod that asks for too much is rejected", tooManyRequested),
-		newCase("a pod that comes while the plugin is away is rejected", pluginStopped),
-		newCase("a pod that asks for what no plugin has ever offered runs without it", neverRegistered),
-		newCase("GetPreferredAllocation is asked even where all are needed, and obeyed", preferred),
-		newCase("GetPreferredAllocation that returns too little is filled up", preferredTooFew),
-		newCase("GetPreferredAllocation must include what an init container had", preferredIncludes),
-		newCase("GetPreferredAllocation is not asked where an init container had enough", preferredWithoutChoice),
-		newCase("an init container's devices go to the containers after it and are not listed", initContainers),
-		newCase("a sidecar keeps its devices and is listed first", sidecars),
-		newCase("only healthy devices are allocated", onlyHealthyAllocated),
-	}
-}
-
-func oneAllocatePerContainer(s *caseFixture) {
-	p := s.registerPlugin(healthy("a", "b", "c")...)
-	pod := s.podSpec("two", 1)
-	pod.Containers = append(pod.Containers, s.containerSpec("second", 2), s.containerSpec("third", 0))
-	got := s.runAdmittedPod(pod)
-	sizes := []int{}
-	all := []string{}
-	p.read(func() int {
-		for _, ids := range p.allocateCalls {
-			sizes = append(sizes, len(ids))
-			all = append(all, ids...)
+var allocationCases = []Case{
+	{"Allocate is called once for each container and resource", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b", "c")...)
+		pod := s.podSpec("two", 1)
+		pod.Containers = append(pod.Containers, s.containerSpec("second", 2), s.containerSpec("third", 0))
+		got := s.runAdmittedPod(pod)
+		calls := p.recorded().allocate
+		if len(calls) != 2 || len(calls[0]) != 1 || len(calls[1]) != 2 {
+			s.Fatalf("Allocate calls %q; want one of 1 and one of 2 devices", calls)
 		}
-		return 0
-	})
-	slices.Sort(all)
-	if !slices.Equal(sizes, []int{1, 2}) || !slices.Equal(all, []string{"a", "b", "c"}) {
-		s.Errorf("Allocate was called for %d devices, %q", sizes, all)
-	}
-	pods, err := s.list()
-	if err != nil {
-		s.Fatal(err)
-	}
-	if containers := pods[got.Name]; len(containers) != 3 || len(containers[0].Devices) != 1 || len(containers[1].Devices) != 2 ||
-		len(containers[2].Devices) != 0 {
-		s.Errorf("List has %v", containers)
-	}
+		s.waitForListed(got.Name, fmt.Sprintf("main%v second%v third[]", calls[0], calls[1]))
+	}},
+	{"a container may have several resources, each of its own plugin", severalResources},
+	{"if Allocate of one of several resources fails, none is in the checkpoint and all are freed", oneOfSeveralFails},
+	{"a pod is rejected if Allocate fails, without a retry", func(s *caseFixture) {
+		p := s.registerPluginWith(pluginBehavior{allocate: failing("out of order")}, healthy("a")...)
+		s.runRejectedPod(s.podSpec("rejected", 1), "rpc error: code = Unknown desc = out of order")
+		s.runAdmittedPod(s.podSpec("other", 0)) // takes longer than a retry
+		p.wantAllocateCalls(1)
+		s.waitForAllocatable("a")
+	}},
+	{"List has a pod before, and its allocation after Allocate", func(s *caseFixture) {
+		var during map[string]string
+		var err error
+		s.registerPluginWith(pluginBehavior{allocate: func() error {
+			during, err = s.list()
+			return nil
+		}}, healthy("a")...)
+		got := s.runAdmittedPod(s.podSpec("one", 1))
+		if err != nil || len(during) != 1 || during[got.Name] != "main[]" {
+			s.Errorf("List during Allocate: %q, %v; want the pod without a device", during, err)
+		}
+		s.waitForListed(got.Name, "main[a]")
+	}},
+	{"a pod that requests too many devices is rejected", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		owner := s.runAdmittedPod(s.podSpec("owner", 1))
+		s.runRejectedPod(s.podSpec("greedy", 2), s.unavailable(2, 1))
+		p.wantAllocateCalls(1)
+		if pods, err := s.list(); err != nil || len(pods) != 1 || pods[owner.Name] == "" {
+			s.Errorf("List: %q, %v; want pod %s alone", pods, err, owner.Name)
+		}
+	}},
+	{"a pod is rejected while the plugin is away", func(s *caseFixture) {
+		s.registerPlugin(healthy("a")...).stop()
+		s.waitForAllocatable()
+		for n := range 2 { // also a pod that requests none
+			s.runRejectedPod(s.podSpec(fmt.Sprintf("early-%d", n), n), s.allUnhealthy())
+		}
+	}},
+	// The scheduler would not place the pod; the kubelet admits it.
+	{"a pod that requests a resource without a plugin runs without devices", func(s *caseFixture) {
+		s.waitForListed(s.runAdmittedPod(s.podSpec("early", 1)).Name, "main[]")
+	}},
+	{"GetPreferredAllocation is called and obeyed, even if all devices are needed", func(s *caseFixture) {
+		p := s.registerPluginWith(pluginBehavior{prefer: lastIDs}, healthy("a", "b", "c", "d")...)
+		s.waitForListed(s.runAdmittedPod(s.podSpec("first", 2)).Name, "main[c d]")
+		s.runAdmittedPod(s.podSpec("rest", 2))
+		p.wantPreferredCalls("[a b c d] [] 2", "[a b] [] 2")
+	}},
+	{"a GetPreferredAllocation response with too few ids is filled up", func(s *caseFixture) {
+		prefer := func([]string, int) []string { return []string{"b", "unknown"} }
+		p := s.registerPluginWith(pluginBehavior{prefer: prefer}, healthy("a", "b", "c", "d")...)
+		s.runAdmittedPod(s.podSpec("two", 2))
+		if got := p.recorded().allocate[0]; len(got) != 2 || !slices.Contains(got, "b") || slices.Contains(got, "unknown") {
+			s.Errorf("Allocate call %q; want b and another device", got)
+		}
+	}},
+	{"GetPreferredAllocation must include the devices of an init container", func(s *caseFixture) {
+		p := s.registerPluginWith(pluginBehavior{prefer: lastIDs}, healthy("a", "b", "c", "d")...)
+		s.waitForListed(s.runAdmittedPod(s.withInit(s.podSpec("prepared", 2), 1)).Name, "main[c d]")
+		p.wantPreferredCalls("[a b c d] [] 1", "[a b c d] [d] 2")
+	}},
+	{"GetPreferredAllocation is not called if an init container had enough", func(s *caseFixture) {
+		p := s.registerPluginWith(pluginBehavior{prefer: lastIDs}, healthy("a", "b", "c")...)
+		s.waitForListed(s.runAdmittedPod(s.withInit(s.podSpec("prepared", 1), 1)).Name, "main[c]")
+		p.wantPreferredCalls("[a b c] [] 1")
+	}},
+	{"an init container's devices go to the containers after it and are not listed", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b", "c")...)
+		got := s.runAdmittedPod(s.withInit(s.podSpec("prepared", 1), 2))
+		calls := p.recorded().allocate
+		if len(calls) != 2 || !slices.Contains(calls[0], calls[1][0]) {
+			s.Fatalf("Allocate calls %q; want the device of the second among those of the first", calls)
+		}
+		s.waitForListed(got.Name, "main"+fmt.Sprint(calls[1]))
+		s.runRejectedPod(s.podSpec("greedy", 2), s.unavailable(2, 1)) // the pod keeps the init container's other device
+	}},
+	{"a sidecar keeps its devices and is listed first", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		pod := s.withInit(s.podSpec("accompanied", 1), 1)
+		side := s.containerSpec("side", 1)
+		side.Sidecar = true
+		pod.InitContainers = append(pod.InitContainers, side)
+		got := s.runAdmittedPod(pod)
+		calls := p.recorded().allocate
+		if len(calls) != 3 || calls[0][0] != calls[1][0] || calls[1][0] == calls[2][0] {
+			s.Fatalf("Allocate calls %q; want the same for init container and sidecar, and another for the container", calls)
+		}
+		s.waitForListed(got.Name, fmt.Sprintf("side%v main%v", calls[1], calls[2]))
+	}},
+	{"only healthy devices are allocated", func(s *caseFixture) {
+		p := s.registerPlugin(append(healthy("a"), unhealthy("b", "c")...)...)
+		s.waitForListed(s.runAdmittedPod(s.podSpec("one", 1)).Name, "main[a]")
+		s.runRejectedPod(s.podSpec("two", 1), s.unavailable(1, 0))
+		p.send(healthy("a", "b", "c")...)
+		p.waitForList()
+		s.runAdmittedPod(s.podSpec("three", 2))
+	}},
 }
 
-// withResource is a stage with a resource of its own, whose devices the pods of s ask for.
-func (s *caseFixture) withResource() *caseFixture {
-	s.Helper()
-	return newCaseFixture(s.T, s.k)
-}
+func failing(text string) func() error { return func() error { return errors.New(text) } }
 
-// seesResource is what List says of the pods of s and a resource that is not its own.
-func (s *caseFixture) seesResource(other *caseFixture) *caseFixture {
-	view := *s
-	view.resource = other.resource
-	return &view
+// lastIDs prefers the last of the sorted ids.
+func lastIDs(available []string, n int) []string { return available[len(available)-n:] }
+
+// withInit adds an init container that requests n devices.
+func (s *caseFixture) withInit(pod kubelet.PodSpec, n int) kubelet.PodSpec {
+	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", n)}
+	return pod
 }
 
 func severalResources(s *caseFixture) {
-	other := s.withResource()
-	p, q := s.startPlugin(healthy("a", "b")...), other.startPlugin(healthy("a", "c", "d")...) // ids are a resource's own
-	p.options.PreStartRequired = true
-	p.registerAndWait()
-	q.registerAndWait()
+	other := newCaseFixture(s.T, s.k)
+	p := s.registerPluginWith(pluginBehavior{preStartRequired: true}, healthy("a", "b")...)
+	q := other.registerPlugin(healthy("a", "c", "d")...) // ids are unique per resource only
 	pod := s.podSpec("both", 2)
 	pod.Containers[0].Limits[other.resource] = 3
 	got := s.runAdmittedPod(pod)
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a", "b"}}})
-	s.seesResource(other).waitForListed(got.Name, []listedContainer{{"main", []string{"a", "c", "d"}}})
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if want := [][]string{{"a", "b"}}; !reflect.DeepEqual(p.allocateCalls, want) || !reflect.DeepEqual(p.preStartCalls, want) {
-		s.Errorf("Allocate was called for %q and PreStartContainer for %q; want %q", p.allocateCalls, p.preStartCalls, want)
+	s.waitForListed(got.Name, "main[a b]")
+	other.name = s.name // whose pods have the resource
+	other.waitForListed(got.Name, "main[a c d]")
+	if c := p.recorded(); fmt.Sprint(c.allocate, c.preStart) != "[[a b]] [[a b]]" {
+		s.Errorf("Allocate calls %q, PreStartContainer calls %q; want [a b] each", c.allocate, c.preStart)
 	}
-	if want := [][]string{{"a", "c", "d"}}; !reflect.DeepEqual(q.allocateCalls, want) || len(q.preStartCalls) > 0 {
-		s.Errorf("Allocate was called for %q and PreStartContainer for %q; want %q and none", q.allocateCalls, q.preStartCalls, want)
+	if c := q.recorded(); fmt.Sprint(c.allocate, c.preStart) != "[[a c d]] []" {
+		s.Errorf("Allocate calls %q, PreStartContainer calls %q; want [a c d] and none", c.allocate, c.preStart)
 	}
 }
 
-// oneOfSeveralFails: which of them comes first is chance.
+// oneOfSeveralFails repeats: the order of the resources is random.
 func oneOfSeveralFails(s *caseFixture) {
-	other := s.withResource()
+	other := newCaseFixture(s.T, s.k)
 	s.registerPlugin(healthy("a")...)
-	q := other.startPlugin(healthy("b")...)
-	q.allocate = func([]string) error { return errors.New("not today") }
-	q.registerAndWait()
+	other.registerPluginWith(pluginBehavior{allocate: failing("out of order")}, healthy("b")...)
 	for i := range 4 {
-		pod := s.podSpec(fmt.Sprint("unlucky-", i), 1)
+		pod := s.podSpec(fmt.Sprint("rejected-", i), 1)
 		pod.Containers[0].Limits[other.resource] = 1
-		s.runRejectedPod(pod, "rpc error: code = Unknown desc = not today")
-		if entries := s.readCheckpoint().Data.PodDeviceEntries; slices.ContainsFunc(entries, func(e recordedCheckpointEntry) bool {
-			return e.ResourceName == s.resource || e.ResourceName == other.resource
-		}) {
-			s.Errorf("the checkpoint has %+v", entries)
+		s.runRejectedPod(pod, "rpc error: code = Unknown desc = out of order")
+		for _, entry := range s.readCheckpoint().PodDeviceEntries {
+			if entry.ResourceName == s.resource || entry.ResourceName == other.resource {
+				s.Errorf("the checkpoint has %+v", entry)
+			}
 		}
 	}
-	got := s.runAdmittedPod(s.podSpec("lucky", 1))
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
-}
-
-func allocateFails(s *caseFixture) {
-	p := s.startPlugin(healthy("a")...)
-	p.allocate = func([]string) error { return errors.New("not today") }
-	p.registerAndWait()
-	pod := s.podSpec("unlucky", 1)
-	s.runRejectedPod(pod, "rpc error: code = Unknown desc = not today")
-	s.runAdmittedPod(s.podSpec("bystander", 0)) // by now a retry would have come
-	if got := p.allocations(); got != 1 {
-		s.Errorf("Allocate was called %d times", got)
-	}
-	s.waitForAllocatable("a")
-}
-
-func listedAfterAllocate(s *caseFixture) {
-	p := s.startPlugin(healthy("a")...)
-	var within map[string][]listedContainer
-	var err error
-	p.allocate = func([]string) error {
-		within, err = s.list()
-		return nil
-	}
-	p.registerAndWait()
-	got := s.runAdmittedPod(s.podSpec("one", 1))
-	if want := map[string][]listedContainer{got.Name: {{"main", []string{}}}}; err != nil || !reflect.DeepEqual(within, want) {
-		s.Errorf("within Allocate, List has %v, %v; want %v", within, err, want)
-	}
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
-}
-
-func tooManyRequested(s *caseFixture) {
-	p := s.registerPlugin(healthy("a", "b")...)
-	owner := s.runAdmittedPod(s.podSpec("holder", 1))
-	s.runRejectedPod(s.podSpec("greedy", 2), fmt.Sprintf("requested number of devices unavailable for %s. Requested: 2, Available: 1", s.resource))
-	if got := p.allocations(); got != 1 {
-		s.Errorf("Allocate was called %d times", got)
-	}
-	if pods, err := s.list(); err != nil || len(pods) != 1 || len(pods[owner.Name]) != 1 {
-		s.Errorf("List has %v, %v", pods, err)
-	}
-}
-
-func pluginStopped(s *caseFixture) {
-	p := s.registerPlugin(healthy("a")...)
-	p.stop()
-	s.waitForAllocatable()
-	for n := range 2 { // even one that asks for none
-		s.runRejectedPod(s.podSpec(fmt.Sprintf("early-%d", n), n), fmt.Sprintf("no healthy devices present; cannot allocate unhealthy devices %s", s.resource))
-	}
-}
-
-// neverRegistered: the scheduler would not have sent the pod, but the kubelet takes it.
-func neverRegistered(s *caseFixture) {
-	got := s.runAdmittedPod(s.podSpec("hopeful", 1))
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{}}})
-}
-
-func preferred(s *caseFixture) {
-	p := s.startPlugin(healthy("a", "b", "c", "d")...)
-	p.options.GetPreferredAllocationAvailable = true
-	p.preferFunc = lastIDs
-	p.registerAndWait()
-	first := s.runAdmittedPod(s.podSpec("first", 2))
-	s.waitForListed(first.Name, []listedContainer{{"main", []string{"c", "d"}}})
-	s.runAdmittedPod(s.podSpec("rest", 2)) // leaves nothing to prefer
-	p.wantPreferredRequest("[a b c d] [] 2", "[a b] [] 2")
-}
-
-// wantPreferredRequest checks what GetPreferredAllocation was: what is available, what is to be in the
-// answer, and how many.
-func (p *fakePlugin) wantPreferredRequest(want ...string) {
-	p.fixture.Helper()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	asked := []string{}
-	for _, r := range p.preferredCalls {
-		available, include := slices.Sorted(slices.Values(r.AvailableDeviceIDs)), slices.Sorted(slices.Values(r.MustIncludeDeviceIDs))
-		asked = append(asked, fmt.Sprint(available, include, r.AllocationSize))
-	}
-	if !slices.Equal(asked, want) {
-		p.fixture.Errorf("GetPreferredAllocation was asked %q; want %q", asked, want)
-	}
-}
-
-func preferredTooFew(s *caseFixture) {
-	p := s.startPlugin(healthy("a", "b", "c", "d")...)
-	p.options.GetPreferredAllocationAvailable = true
-	p.preferFunc = func([]string, int) []string { return []string{"b", "stranger"} }
-	p.registerAndWait()
-	s.runAdmittedPod(s.podSpec("two", 2))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if got := p.allocateCalls[0]; len(got) != 2 || !slices.Contains(got, "b") || slices.Contains(got, "stranger") {
-		s.Errorf("Allocate was called for %q", got)
-	}
-}
-
-// lastIDs prefers the last ids of all that it is shown.
-func lastIDs(available []string, n int) []string {
-	return slices.Sorted(slices.Values(available))[len(available)-n:]
-}
-
-func preferredIncludes(s *caseFixture) {
-	p := s.startPlugin(healthy("a", "b", "c", "d")...)
-	p.options.GetPreferredAllocationAvailable = true
-	p.preferFunc = lastIDs
-	p.registerAndWait()
-	pod := s.podSpec("prepared", 2)
-	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", 1)}
-	got := s.runAdmittedPod(pod)
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"c", "d"}}})
-	p.wantPreferredRequest("[a b c d] [] 1", "[a b c d] [d] 2")
-}
-
-func preferredWithoutChoice(s *caseFixture) {
-	p := s.startPlugin(healthy("a", "b", "c")...)
-	p.options.GetPreferredAllocationAvailable = true
-	p.preferFunc = lastIDs
-	p.registerAndWait()
-	pod := s.podSpec("prepared", 1)
-	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", 1)}
-	got := s.runAdmittedPod(pod)
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"c"}}})
-	p.wantPreferredRequest("[a b c] [] 1")
-}
-
-func initContainers(s *caseFixture) {
-	p := s.registerPlugin(healthy("a", "b", "c")...)
-	pod := s.podSpec("prepared", 1)
-	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", 2)}
-	got := s.runAdmittedPod(pod)
-	pods, err := s.list()
-	if err != nil {
-		s.Fatal(err)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	containers := pods[got.Name]
-	if len(p.allocateCalls) != 2 || len(containers) != 1 || containers[0].Name != "main" || !reflect.DeepEqual(containers[0].Devices, p.allocateCalls[1]) {
-		s.Fatalf("Allocate was called for %q, and List has %v", p.allocateCalls, containers)
-	}
-	if !slices.Contains(p.allocateCalls[0], p.allocateCalls[1][0]) {
-		s.Errorf("the init container had %q, and the container got %q", p.allocateCalls[0], p.allocateCalls[1])
-	}
-	// The init container has run, and what it had beyond the container's share stays with the
-	// pod: one device is left.
-	s.runRejectedPod(s.podSpec("greedy", 2), fmt.Sprintf("requested number of devices unavailable for %s. Requested: 2, Available: 1", s.resource))
-}
-
-func sidecars(s *caseFixture) {
-	p := s.registerPlugin(healthy("a", "b")...)
-	pod := s.podSpec("accompanied", 1)
-	side := s.containerSpec("side", 1)
-	side.Sidecar = true
-	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", 1), side}
-	got := s.runAdmittedPod(pod)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.allocateCalls) != 3 || p.allocateCalls[0][0] != p.allocateCalls[1][0] || p.allocateCalls[1][0] == p.allocateCalls[2][0] {
-		s.Fatalf("Allocate was called for %q; want the same for the init container and the sidecar, and another for the container", p.allocateCalls)
-	}
-	s.waitForListed(got.Name, []listedContainer{{"side", p.allocateCalls[1]}, {"main", p.allocateCalls[2]}})
-}
-
-func onlyHealthyAllocated(s *caseFixture) {
-	p := s.registerPlugin(append(healthy("a"), devices(pluginapi.Unhealthy, "b", "c")...)...)
-	got := s.runAdmittedPod(s.podSpec("one", 1))
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
-	s.runRejectedPod(s.podSpec("two", 1), fmt.Sprintf("requested number of devices unavailable for %s. Requested: 1, Available: 0", s.resource))
-	p.send(healthy("a", "b", "c")...)
-	p.waitForList()
-	s.runAdmittedPod(s.podSpec("three", 2))
+	s.waitForListed(s.runAdmittedPod(s.podSpec("admitted", 1)).Name, "main[a]")
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -23,57 +22,97 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// caseFixture is what one habit needs: a kubelet, a resource of its own, and ways to look.
+// Subject is a running kubelet with a node. Its pods are static: they need no API server.
+type Subject interface {
+	// Dir returns the kubelet's folder as this process sees it.
+	Dir() string
+	// Version returns the minor version whose behavior is expected.
+	Version() kubelet.Version
+	// RunPod runs a static pod and returns its status when each container was started or the pod has Failed, which is no error.
+	// Containers run until EndPod, except for regular init containers, which exit 0. With a GracePeriod they ignore SIGTERM.
+	RunPod(ctx context.Context, pod kubelet.PodSpec) (kubelet.PodStatus, error)
+	// Pod returns the status of a pod, with the pod's full name.
+	Pod(ctx context.Context, pod kubelet.PodSpec) (kubelet.PodStatus, error)
+	// EndPod makes the containers of a pod with restartPolicy Never exit, and returns at once.
+	EndPod(ctx context.Context, pod kubelet.PodSpec) error
+	// RemovePod removes a pod's manifest and returns at once.
+	RemovePod(ctx context.Context, pod kubelet.PodSpec) error
+	// RestartContainer kills a container and returns when the kubelet has started the container again.
+	RestartContainer(ctx context.Context, pod kubelet.PodSpec, container string) error
+	// Restart ends the kubelet by a signal, calls while, and returns when its successor serves.
+	Restart(ctx context.Context, signal syscall.Signal, while func()) error
+}
+
+// ClaimSupport is a Subject whose RunPod accepts claims. Claims need an API server and a DRA driver: static pods have none
+// (pkg/apis/core/validation).
+type ClaimSupport interface{ TakesClaims() }
+
+// Case is a behavior of the kubelet.
+type Case struct {
+	Name string
+	play func(s *caseFixture)
+}
+
+// Run fails the test if the kubelet behaves otherwise.
+func (c Case) Run(t *testing.T, k Subject) { c.play(newCaseFixture(t, k)) }
+
+// caseFixture is a kubelet and a resource of the case.
 type caseFixture struct {
 	*testing.T
-	k           Kubelet
-	ctx         context.Context // ends before the test's own deadline can
+	k           Subject
+	ctx         context.Context // ends before the test's deadline
 	resource    string
-	name        string // the beginning of its pods' names
-	socketCount int    // how many the habit has made
+	name        string // prefix of pod and socket names
+	socketCount int
 	lister      podresources.PodResourcesListerClient
 }
 
-// waitTimeout is how long a habit waits for something that a real kubelet does within a second or
-// two.
+// waitTimeout is the limit for what a real kubelet does within two seconds.
 const waitTimeout = 30 * time.Second
 
-func newCaseFixture(t *testing.T, k Kubelet) *caseFixture {
+func newCaseFixture(t *testing.T, k Subject) *caseFixture {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	t.Cleanup(cancel)
-	// The kubelet remembers resources, so that each run of a habit needs one that it has not
-	// seen.
-	name := fmt.Sprintf("habit-%08x", rand.Uint32())
-	s := &caseFixture{T: t, k: k, ctx: ctx, name: name, resource: "habits.test/" + name}
-	s.lister = podresources.NewPodResourcesListerClient(s.dial("pod-resources"))
+	name := fmt.Sprintf("case-%08x", rand.Uint32()) // the kubelet remembers resources, so each run needs a new one
+	s := &caseFixture{T: t, k: k, ctx: ctx, name: name, resource: "conformance.test/" + name}
+	s.lister = podresources.NewPodResourcesListerClient(s.dial("pod-resources", "kubelet.sock"))
 	return s
 }
 
-// dial keeps a connection that comes back fast where the kubelet was away.
-func (s *caseFixture) dial(service string) *grpc.ClientConn {
+// dial returns a connection that reconnects fast after a restart of the kubelet.
+func (s *caseFixture) dial(socket ...string) *grpc.ClientConn {
 	s.Helper()
-	quick := backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}
-	conn, err := grpc.NewClient("unix:"+filepath.Join(s.k.Dir(), service, "kubelet.sock"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
+	fast := backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}
+	conn, err := grpc.NewClient("unix:"+s.path(socket...), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)),
-		grpc.WithConnectParams(grpc.ConnectParams{Backoff: quick, MinConnectTimeout: time.Second}))
-	if err != nil {
-		s.Fatal(err)
-	}
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: fast, MinConnectTimeout: time.Second}))
+	s.must(err)
 	s.Cleanup(func() { _ = conn.Close() })
 	return conn
 }
 
-// register sends one registration, whose deadline is the plugin's own.
-func (s *caseFixture) register(ctx context.Context, request *pluginapi.RegisterRequest) error {
-	conn := s.dial("device-plugins")
+// path returns a path in the kubelet's folder.
+func (s *caseFixture) path(elem ...string) string {
+	return filepath.Join(append([]string{s.k.Dir()}, elem...)...)
+}
+
+func (s *caseFixture) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *caseFixture) register(ctx context.Context, version, socket, resource string) error {
+	conn := s.dial("device-plugins", "kubelet.sock")
 	defer func() { _ = conn.Close() }()
+	request := &pluginapi.RegisterRequest{Version: version, Endpoint: socket, ResourceName: resource}
 	_, err := pluginapi.NewRegistrationClient(conn).Register(ctx, request)
 	return err
 }
 
-// waitFor polls, since a kubelet tells nobody when it has done something.
+// waitFor polls: the kubelet publishes no changes.
 func (s *caseFixture) waitFor(what string, try func() error) {
 	s.Helper()
 	deadline, tick := time.NewTimer(waitTimeout), time.NewTicker(25*time.Millisecond)
@@ -87,89 +126,98 @@ func (s *caseFixture) waitFor(what string, try func() error) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			s.Fatalf("%s: not after %v: %v", what, waitTimeout, err)
+			s.Fatalf("%s: timeout after %v: %v", what, waitTimeout, err)
 		case <-s.ctx.Done():
 			s.Fatalf("%s: %v: %v", what, s.ctx.Err(), err)
 		}
 	}
 }
 
-// callWithRetry repeats a call that the rate limit has turned away.
-func callWithRetry[Request, Answer any](s *caseFixture, call func(context.Context, Request, ...grpc.CallOption) (Answer, error), request Request) (Answer, error) {
-	for {
-		answer, err := call(s.ctx, request)
-		if status.Code(err) != codes.ResourceExhausted {
-			return answer, err
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-s.ctx.Done():
-			return answer, err
-		}
-	}
-}
-
-// allocatable are the entries that GetAllocatableResources has for the habit's resource,
-// sorted.
-func (s *caseFixture) allocatable() ([]string, error) {
-	answer, err := callWithRetry(s, s.lister.GetAllocatableResources, &podresources.AllocatableResourcesRequest{})
-	return s.entries(answer.GetDevices()), err
-}
-
-func (s *caseFixture) entries(devices []*podresources.ContainerDevices) []string {
-	all := []string{}
-	for _, d := range devices {
-		if d.ResourceName == s.resource {
-			all = append(all, formatDevices(d))
-		}
-	}
-	slices.Sort(all)
-	return all
-}
-
-// formatDevices writes an entry as its ids and the NUMA nodes of its Topology: "a", "a[]", "a[0]".
-func formatDevices(d *podresources.ContainerDevices) string {
-	text := strings.Join(d.DeviceIds, ",")
-	if d.Topology != nil {
-		nodes := []int64{}
-		for _, node := range d.Topology.Nodes {
-			nodes = append(nodes, node.ID)
-		}
-		text += fmt.Sprint(nodes)
-	}
-	return text
-}
-
-func (s *caseFixture) waitForAllocatable(want ...string) {
+// waitForValue polls get until the value, as text, is want.
+func (s *caseFixture) waitForValue(what string, get func() (any, error), want any) {
 	s.Helper()
-	s.waitFor(fmt.Sprintf("GetAllocatableResources has %q", want), func() error {
-		got, err := s.allocatable()
-		if err == nil && !slices.Equal(got, want) {
-			err = fmt.Errorf("it has %q", got)
+	s.waitFor(fmt.Sprintf("%s: want %v", what, want), func() error {
+		got, err := get()
+		if err == nil && fmt.Sprint(got) != fmt.Sprint(want) {
+			err = fmt.Errorf("got %v", got)
 		}
 		return err
 	})
 }
 
-// requireAllocatableUnchanged is for what must not happen: the kubelet has a while to do it, several times
-// what it takes where it does.
-func (s *caseFixture) requireAllocatableUnchanged(want ...string) {
+// callWithRetry repeats a call that exceeds the rate limit.
+func callWithRetry[Request, Response any](s *caseFixture, call func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request) (Response, error) {
+	for {
+		response, err := call(s.ctx, request)
+		if status.Code(err) != codes.ResourceExhausted {
+			return response, err
+		}
+		select {
+		case <-time.After(20 * time.Millisecond):
+		case <-s.ctx.Done():
+			return response, err
+		}
+	}
+}
+
+// allocatable returns the rows of GetAllocatableResources for the case's resource.
+func (s *caseFixture) allocatable() (any, error) {
+	response, err := callWithRetry(s, s.lister.GetAllocatableResources, &podresources.AllocatableResourcesRequest{})
+	return s.rows(response.GetDevices()), err
+}
+
+func (s *caseFixture) waitForAllocatable(want ...string) {
+	s.Helper()
+	s.waitForValue("GetAllocatableResources", s.allocatable, want)
+}
+
+// requireAllocatable checks that the rows stay, for several times as long as a change takes.
+func (s *caseFixture) requireAllocatable(want ...string) {
 	s.Helper()
 	for range 10 {
 		s.waitForAllocatable(want...)
 		time.Sleep(25 * time.Millisecond)
 	}
-	if got, err := s.allocatable(); err != nil || !slices.Equal(got, want) {
-		s.Fatalf("GetAllocatableResources has %q, %v; want %q to stay", got, err, want)
+	if got, err := s.allocatable(); err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+		s.Fatalf("GetAllocatableResources: %q, %v; want %q to stay", got, err, want)
 	}
 }
 
-// list is List, of the habit's own pods: for each its containers, and for each of these its
-// entries, sorted.
-func (s *caseFixture) list() (map[string][]listedContainer, error) {
-	answer, err := callWithRetry(s, s.lister.List, &podresources.ListPodResourcesRequest{})
-	pods := map[string][]listedContainer{}
-	for _, pod := range answer.GetPodResources() {
+// rows returns the rows of the case's resource, sorted: ids and NUMA nodes, "a", "a[]", "a[0]".
+func (s *caseFixture) rows(devices []*podresources.ContainerDevices) []string {
+	all := []string{}
+	for _, d := range devices {
+		if d.ResourceName != s.resource {
+			continue
+		}
+		row := strings.Join(d.DeviceIds, ",")
+		if d.Topology != nil {
+			nodes := []int64{}
+			for _, node := range d.Topology.Nodes {
+				nodes = append(nodes, node.ID)
+			}
+			row += fmt.Sprint(nodes)
+		}
+		all = append(all, row)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// containers returns a pod's containers with their rows: "main[a b] side[]".
+func (s *caseFixture) containers(pod *podresources.PodResources) string {
+	var all []string
+	for _, c := range pod.GetContainers() {
+		all = append(all, c.Name+fmt.Sprint(s.rows(c.Devices)))
+	}
+	return strings.Join(all, " ")
+}
+
+// list returns the containers of the case's pods, by pod.
+func (s *caseFixture) list() (map[string]string, error) {
+	response, err := callWithRetry(s, s.lister.List, &podresources.ListPodResourcesRequest{})
+	pods := map[string]string{}
+	for _, pod := range response.GetPodResources() {
 		if strings.HasPrefix(pod.Name, s.name) {
 			pods[pod.Name] = s.containers(pod)
 		}
@@ -177,41 +225,29 @@ func (s *caseFixture) list() (map[string][]listedContainer, error) {
 	return pods, err
 }
 
-// listedContainer is a container of a pod.
-type listedContainer struct {
-	Name    string
-	Devices []string
-}
-
-func (s *caseFixture) containers(pod *podresources.PodResources) []listedContainer {
-	all := []listedContainer{}
-	for _, c := range pod.Containers {
-		all = append(all, listedContainer{c.Name, s.entries(c.Devices)})
-	}
-	return all
-}
-
-// waitForListed waits until List shows a pod like this; nil means not at all.
-func (s *caseFixture) waitForListed(pod string, want []listedContainer) {
+// listed returns the containers of a pod.
+func (s *caseFixture) listed(pod string) string {
 	s.Helper()
-	s.waitFor(fmt.Sprintf("List has %v for pod %s", want, pod), func() error {
+	pods, err := s.list()
+	s.must(err)
+	return pods[pod]
+}
+
+// waitForListed waits until List has a pod with these containers; "" waits until List lacks the pod.
+func (s *caseFixture) waitForListed(pod, want string) {
+	s.Helper()
+	s.waitForValue("List of pod "+pod, func() (any, error) {
 		pods, err := s.list()
-		if err == nil && !reflect.DeepEqual(pods[pod], want) {
-			err = fmt.Errorf("it has %v", pods)
-		}
-		return err
-	})
+		return pods[pod], err
+	}, want)
 }
 
-func (s *caseFixture) get(pod string) ([]listedContainer, error) {
-	answer, err := callWithRetry(s, s.lister.Get, &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: pod})
-	if err != nil {
-		return nil, err
-	}
-	return s.containers(answer.PodResources), nil
+func (s *caseFixture) get(pod string) (string, error) {
+	response, err := callWithRetry(s, s.lister.Get, &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: pod})
+	return s.containers(response.GetPodResources()), err
 }
 
-// podSpec names a pod of the habit's with one container "main" that asks for n devices.
+// podSpec returns a pod with a container "main" that requests n devices.
 func (s *caseFixture) podSpec(name string, n int) kubelet.PodSpec {
 	return kubelet.PodSpec{Name: s.name + "-" + name, Static: true, Containers: []kubelet.ContainerSpec{s.containerSpec("main", n)}}
 }
@@ -220,18 +256,15 @@ func (s *caseFixture) containerSpec(name string, n int) kubelet.ContainerSpec {
 	return kubelet.ContainerSpec{Name: name, Limits: map[string]int{s.resource: n}}
 }
 
-// runPod runs a pod, and removes it when the test ends.
+// runPod runs a pod, and removes the pod when the test ends.
 func (s *caseFixture) runPod(pod kubelet.PodSpec) kubelet.PodStatus {
 	s.Helper()
 	s.Cleanup(func() { _ = s.k.RemovePod(context.WithoutCancel(s.ctx), pod) }) // may be gone already
 	got, err := s.k.RunPod(s.ctx, pod)
-	if err != nil {
-		s.Fatal(err)
-	}
+	s.must(err)
 	return got
 }
 
-// runAdmittedPod is run of a pod that has to be admitted.
 func (s *caseFixture) runAdmittedPod(pod kubelet.PodSpec) kubelet.PodStatus {
 	s.Helper()
 	got := s.runPod(pod)
@@ -241,7 +274,6 @@ func (s *caseFixture) runAdmittedPod(pod kubelet.PodSpec) kubelet.PodStatus {
 	return got
 }
 
-// runRejectedPod is run of a pod that must not be admitted, with a reason that the test knows.
 func (s *caseFixture) runRejectedPod(pod kubelet.PodSpec, reason string) kubelet.PodStatus {
 	s.Helper()
 	got := s.runPod(pod)
@@ -249,35 +281,48 @@ func (s *caseFixture) runRejectedPod(pod kubelet.PodSpec, reason string) kubelet
 	if got.Phase != "Failed" || got.Reason != "UnexpectedAdmissionError" || !strings.Contains(got.Message, want) {
 		s.Errorf("pod %s: %s %s %q; want Failed UnexpectedAdmissionError %q", pod.Name, got.Phase, got.Reason, got.Message, want)
 	}
-	s.waitForListed(got.Name, nil)
+	s.waitForListed(got.Name, "")
 	return got
 }
 
-// waitForHealth waits until a container's allocatedResourcesStatus is this: "a Healthy".
+// unavailable and allUnhealthy return reasons for a rejected pod.
+func (s *caseFixture) unavailable(requested, available int) string {
+	return fmt.Sprintf("requested number of devices unavailable for %s. Requested: %d, Available: %d", s.resource, requested, available)
+}
+
+func (s *caseFixture) allUnhealthy() string {
+	return "no healthy devices present; cannot allocate unhealthy devices " + s.resource
+}
+
+// waitForHealth waits for a pod's allocatedResourcesStatus: "a Healthy".
 func (s *caseFixture) waitForHealth(pod kubelet.PodSpec, want ...string) {
 	s.Helper()
-	s.waitFor(fmt.Sprintf("allocatedResourcesStatus is %q", want), func() error {
-		got, err := s.health(pod)
-		if err == nil && !slices.Equal(got, want) {
-			err = fmt.Errorf("it is %q", got)
+	s.waitForValue("allocatedResourcesStatus", func() (any, error) {
+		status, err := s.k.Pod(s.ctx, pod)
+		all := []string{}
+		for _, container := range status.Containers {
+			for _, d := range container.Devices {
+				if d.Resource != s.resource {
+					return nil, fmt.Errorf("container %s has a status of %s", container.Name, d.Resource)
+				}
+				all = append(all, d.ID+" "+d.Health)
+			}
+		}
+		slices.Sort(all)
+		return all, err
+	}, want)
+}
+
+// waitForStatus waits until a pod's status is accepted.
+func (s *caseFixture) waitForStatus(what string, pod kubelet.PodSpec, accept func(kubelet.PodStatus) bool) {
+	s.Helper()
+	s.waitFor(what, func() error {
+		got, err := s.k.Pod(s.ctx, pod)
+		if err == nil && !accept(got) {
+			err = fmt.Errorf("got %+v", got)
 		}
 		return err
 	})
-}
-
-func (s *caseFixture) health(pod kubelet.PodSpec) ([]string, error) {
-	status, err := s.k.Pod(s.ctx, pod)
-	all := []string{}
-	for _, container := range status.Containers {
-		for _, d := range container.Devices {
-			if d.Resource != s.resource {
-				return nil, fmt.Errorf("container %s has a status of %s", container.Name, d.Resource)
-			}
-			all = append(all, d.ID+" "+d.Health)
-		}
-	}
-	slices.Sort(all)
-	return all, err
 }
 
 // restart restarts the kubelet; while may be nil.
@@ -286,20 +331,20 @@ func (s *caseFixture) restart(signal syscall.Signal, while func()) {
 	if while == nil {
 		while = func() {}
 	}
-	if err := s.k.Restart(s.ctx, signal, while); err != nil {
-		s.Fatal(err)
-	}
+	s.must(s.k.Restart(s.ctx, signal, while))
 }
 
-// wantError checks an error's code, and its text if there is one to check.
+// wantError checks an error's code and part of its text.
 func (s *caseFixture) wantError(err error, code codes.Code, text string) {
 	s.Helper()
 	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), text) {
-		s.Errorf("the error is %v; want code %v and %q", err, code, text)
+		s.Errorf("error %v; want code %v and %q", err, code, text)
 	}
 }
 
 func healthy(ids ...string) []*pluginapi.Device { return devices(pluginapi.Healthy, ids...) }
+
+func unhealthy(ids ...string) []*pluginapi.Device { return devices(pluginapi.Unhealthy, ids...) }
 
 func devices(health string, ids ...string) []*pluginapi.Device {
 	all := []*pluginapi.Device{}
@@ -309,9 +354,9 @@ func devices(health string, ids ...string) []*pluginapi.Device {
 	return all
 }
 
-// onNUMANodes gives a device a Topology with these nodes.
-func onNUMANodes(d *pluginapi.Device, nodes ...int64) *pluginapi.Device {
-	d.Topology = &pluginapi.TopologyInfo{}
+// onNUMANodes returns a healthy device with a Topology.
+func onNUMANodes(id string, nodes ...int64) *pluginapi.Device {
+	d := &pluginapi.Device{ID: id, Health: pluginapi.Healthy, Topology: &pluginapi.TopologyInfo{}}
 	for _, node := range nodes {
 		d.Topology.Nodes = append(d.Topology.Nodes, &pluginapi.NUMANode{ID: node})
 	}

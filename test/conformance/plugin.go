@@ -4,70 +4,82 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"path/filepath"
 	"slices"
 	"sync"
 
 	"google.golang.org/grpc"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
-// fakePlugin is a device plugin that does what a habit wants, and writes down what the kubelet
-// wanted.
+// fakePlugin is a device plugin that records the kubelet's calls.
 type fakePlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	fixture *caseFixture
 	socket  string // file name
 	stop    func() // ends the server; may be called again
 
-	// What the habit sets before the plugin registers; not written afterwards.
-	options    pluginapi.DevicePluginOptions
-	optionsErr error
-	allocate   func(ids []string) error // called within Allocate; nil for nothing
-	preStart   func() error             // called within PreStartContainer; nil for nothing
-	preferFunc func(available []string, n int) []string
+	pluginBehavior
+	list pubsub.Value[pluginList]
 
-	mu             sync.Mutex // guards all below
-	changed        chan struct{}
-	devices        []*pluginapi.Device
-	streamsEnded   bool // streams are to end
-	optionsCalls   int  // GetDevicePluginOptions calls before the first stream
-	connections    int  // connections so far
-	streamCount    int  // ListAndWatch calls so far
-	openStreams    int  // of these, those that have not ended
-	allocateCalls  [][]string
-	preferredCalls []*pluginapi.ContainerPreferredAllocationRequest
-	preStartCalls  [][]string
+	mu    sync.Mutex
+	calls pluginCalls // guarded by mu
 }
 
-// startPlugin serves on a socket name that no plugin has had before, and ends with the test.
-func (s *caseFixture) startPlugin(list ...*pluginapi.Device) *fakePlugin {
+// pluginBehavior is set by the case before the plugin registers. Nil funcs do nothing.
+type pluginBehavior struct {
+	preStartRequired bool
+	prefer           func(available []string, n int) []string // GetPreferredAllocation
+	optionsErr       error                                    // of GetDevicePluginOptions
+	allocate         func() error
+	preStart         func() error
+}
+
+// pluginList is what ListAndWatch sends, until ended.
+type pluginList struct {
+	devices []*pluginapi.Device
+	ended   bool
+}
+
+// pluginCalls counts and records what the kubelet does.
+type pluginCalls struct {
+	connections int
+	options     int // GetDevicePluginOptions before the first stream
+	streams     int // ListAndWatch so far
+	openStreams int
+	allocate    [][]string
+	preStart    [][]string
+	preferred   []string // "available must-include size"
+}
+
+// startPlugin serves on a new socket name until the test ends.
+func (s *caseFixture) startPlugin(b pluginBehavior, list ...*pluginapi.Device) *fakePlugin {
 	s.Helper()
 	s.socketCount++
-	p := &fakePlugin{fixture: s, socket: fmt.Sprintf("%s-%d.sock", s.name, s.socketCount), devices: list, changed: make(chan struct{})}
+	p := &fakePlugin{fixture: s, socket: fmt.Sprintf("%s-%d.sock", s.name, s.socketCount), pluginBehavior: b}
+	p.send(list...)
 	p.serve()
 	return p
 }
 
-// registerPlugin is a plugin that the kubelet knows, and whose list it has.
+// registerPlugin starts a plugin and returns when the kubelet has its list.
 func (s *caseFixture) registerPlugin(list ...*pluginapi.Device) *fakePlugin {
 	s.Helper()
-	p := s.startPlugin(list...)
+	return s.registerPluginWith(pluginBehavior{}, list...)
+}
+
+func (s *caseFixture) registerPluginWith(b pluginBehavior, list ...*pluginapi.Device) *fakePlugin {
+	s.Helper()
+	p := s.startPlugin(b, list...)
 	p.registerAndWait()
 	return p
 }
 
-// path is where the plugin's socket lies, as this process sees it.
-func (p *fakePlugin) path() string {
-	return filepath.Join(p.fixture.k.Dir(), "device-plugins", p.socket)
-}
-
 func (p *fakePlugin) serve() {
 	p.fixture.Helper()
-	listener, err := net.Listen("unix", p.path())
-	if err != nil {
-		p.fixture.Fatal(err)
-	}
+	listener, err := net.Listen("unix", p.fixture.path("device-plugins", p.socket))
+	p.fixture.must(err)
 	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	pluginapi.RegisterDevicePluginServer(server, p)
 	served := make(chan error, 1)
@@ -81,144 +93,116 @@ func (p *fakePlugin) serve() {
 	p.fixture.Cleanup(p.stop)
 }
 
-// countingListener counts the connections that a plugin's listener accepts.
+// countingListener counts the connections that a plugin accepts.
 type countingListener struct {
 	net.Listener
 	plugin *fakePlugin
 }
 
-func (a countingListener) Accept() (net.Conn, error) {
-	conn, err := a.Listener.Accept()
+func (l countingListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
 	if err == nil {
-		a.plugin.update(func() { a.plugin.connections++ })
+		l.plugin.record(func(c *pluginCalls) { c.connections++ })
 	}
 	return conn, err
 }
 
-// restarted is the same plugin in its next life: a new server on a new socket.
+// restarted returns the plugin with a new server on a new socket.
 func (p *fakePlugin) restarted() *fakePlugin {
 	p.fixture.Helper()
 	p.stop()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	next := p.fixture.startPlugin(p.devices...)
-	next.preferFunc, next.allocate = p.preferFunc, p.allocate
-	next.options.PreStartRequired = p.options.PreStartRequired
-	next.options.GetPreferredAllocationAvailable = p.options.GetPreferredAllocationAvailable
-	return next
+	list, _ := p.list.Get()
+	return p.fixture.startPlugin(p.pluginBehavior, list.devices...)
 }
 
 func (p *fakePlugin) register() error {
-	return p.fixture.register(p.fixture.ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: p.socket, ResourceName: p.fixture.resource})
+	return p.fixture.register(p.fixture.ctx, pluginapi.Version, p.socket, p.fixture.resource)
 }
 
-// registerAndWait registers and returns when the kubelet has the plugin's healthy devices.
 func (p *fakePlugin) registerAndWait() {
 	p.fixture.Helper()
-	if err := p.register(); err != nil {
-		p.fixture.Fatal(err)
-	}
+	p.fixture.must(p.register())
 	p.waitForList()
 }
 
 // waitForList waits until the kubelet has the plugin's list.
 func (p *fakePlugin) waitForList() {
 	p.fixture.Helper()
-	p.fixture.waitFor("the kubelet has the plugin's list", func() error {
-		got, err := p.fixture.allocatable()
-		if err == nil && !slices.Equal(got, p.healthy()) {
-			err = fmt.Errorf("it has %q", got)
-		}
-		return err
-	})
-}
-
-// healthy is what GetAllocatableResources makes of the plugin's list.
-func (p *fakePlugin) healthy() []string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := []string{}
-	for _, d := range p.devices {
+	list, _ := p.list.Get()
+	want := []string{}
+	for _, d := range list.devices {
 		if d.Health != pluginapi.Healthy {
 			continue
 		}
 		if d.Topology == nil {
-			all = append(all, d.ID)
+			want = append(want, d.ID)
 		}
 		for _, node := range d.GetTopology().GetNodes() {
-			all = append(all, fmt.Sprintf("%s[%d]", d.ID, node.ID))
+			want = append(want, fmt.Sprintf("%s[%d]", d.ID, node.ID))
 		}
 	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	slices.Sort(want)
+	p.fixture.waitForAllocatable(slices.Compact(want)...)
 }
 
-// send lists other devices from now on.
-func (p *fakePlugin) send(list ...*pluginapi.Device) {
-	p.update(func() { p.devices = list })
-}
+// send replaces the list.
+func (p *fakePlugin) send(list ...*pluginapi.Device) { p.list.Set(pluginList{devices: list}) }
 
-// endStreams ends the streams, and those to come, while the server goes on.
-func (p *fakePlugin) endStreams() {
-	p.update(func() { p.streamsEnded = true })
-}
+// endStreams ends all streams, and those to come, while the server continues.
+func (p *fakePlugin) endStreams() { p.list.Set(pluginList{ended: true}) }
 
-func (p *fakePlugin) update(change func()) {
+func (p *fakePlugin) record(change func(*pluginCalls)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	change()
-	close(p.changed)
-	p.changed = make(chan struct{})
+	change(&p.calls)
 }
 
-// read reads what the plugin has written down.
-func (p *fakePlugin) read(of func() int) int {
+// recorded returns a copy of the calls so far.
+func (p *fakePlugin) recorded() pluginCalls {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return of()
+	return p.calls
 }
-
-func (p *fakePlugin) streamsOpen() int   { return p.read(func() int { return p.openStreams }) }
-func (p *fakePlugin) streamsOpened() int { return p.read(func() int { return p.streamCount }) }
-func (p *fakePlugin) allocations() int   { return p.read(func() int { return len(p.allocateCalls) }) }
-
-func (p *fakePlugin) prestarts() int { return p.read(func() int { return len(p.preStartCalls) }) }
 
 func (p *fakePlugin) waitForStreams(want int) {
 	p.fixture.Helper()
-	p.fixture.waitFor(fmt.Sprintf("the plugin has %d streams", want), func() error {
-		if got := p.streamsOpen(); got != want {
-			return fmt.Errorf("it has %d", got)
-		}
-		return nil
-	})
+	p.fixture.waitForValue("open streams", func() (any, error) { return p.recorded().openStreams, nil }, want)
+}
+
+func (p *fakePlugin) wantAllocateCalls(want int) {
+	p.fixture.Helper()
+	if got := p.recorded().allocate; len(got) != want {
+		p.fixture.Errorf("Allocate calls %q; want %d", got, want)
+	}
+}
+
+// wantPreferredCalls checks the GetPreferredAllocation calls.
+func (p *fakePlugin) wantPreferredCalls(want ...string) {
+	p.fixture.Helper()
+	if got := p.recorded().preferred; !slices.Equal(got, want) {
+		p.fixture.Errorf("GetPreferredAllocation calls %q; want %q", got, want)
+	}
 }
 
 func (p *fakePlugin) GetDevicePluginOptions(context.Context, *pluginapi.Empty) (*pluginapi.DevicePluginOptions, error) {
-	p.update(func() {
-		if p.streamCount == 0 {
-			p.optionsCalls++
+	p.record(func(c *pluginCalls) {
+		if c.streams == 0 {
+			c.options++
 		}
 	})
-	return &p.options, p.optionsErr
+	return &pluginapi.DevicePluginOptions{PreStartRequired: p.preStartRequired, GetPreferredAllocationAvailable: p.prefer != nil}, p.optionsErr
 }
 
 func (p *fakePlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
-	p.update(func() { p.streamCount++; p.openStreams++ })
-	defer p.update(func() { p.openStreams-- })
-	var sent []*pluginapi.Device
-	for first := true; ; first = false {
-		p.mu.Lock()
-		list, changed, hungUp := p.devices, p.changed, p.streamsEnded
-		p.mu.Unlock()
-		if hungUp {
+	p.record(func(c *pluginCalls) { c.streams++; c.openStreams++ })
+	defer p.record(func(c *pluginCalls) { c.openStreams-- })
+	for {
+		list, changed := p.list.Get()
+		if list.ended {
 			return nil
 		}
-		if first || !slices.Equal(list, sent) {
-			if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: list}); err != nil {
-				return err
-			}
-			sent = list
+		if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: list.devices}); err != nil {
+			return err
 		}
 		select {
 		case <-changed:
@@ -229,36 +213,37 @@ func (p *fakePlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamin
 }
 
 func (p *fakePlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
-	answer := &pluginapi.AllocateResponse{}
-	for _, c := range r.ContainerRequests {
-		p.update(func() { p.allocateCalls = append(p.allocateCalls, slices.Sorted(slices.Values(c.DevicesIds))) })
-		if p.allocate != nil {
-			if err := p.allocate(c.DevicesIds); err != nil {
-				return nil, err
-			}
-		}
-		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{})
+	response := &pluginapi.AllocateResponse{}
+	for _, container := range r.ContainerRequests {
+		p.record(func(c *pluginCalls) {
+			c.allocate = append(c.allocate, slices.Sorted(slices.Values(container.DevicesIds)))
+		})
+		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerAllocateResponse{})
 	}
-	return answer, nil
+	if p.allocate != nil {
+		return response, p.allocate()
+	}
+	return response, nil
 }
 
 func (p *fakePlugin) GetPreferredAllocation(_ context.Context, r *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
-	answer := &pluginapi.PreferredAllocationResponse{}
-	for _, c := range r.ContainerRequests {
-		p.update(func() { p.preferredCalls = append(p.preferredCalls, c) })
-		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
-			DeviceIDs: p.preferFunc(c.AvailableDeviceIDs, int(c.AllocationSize)),
+	response := &pluginapi.PreferredAllocationResponse{}
+	for _, request := range r.ContainerRequests {
+		available, include := slices.Sorted(slices.Values(request.AvailableDeviceIDs)), slices.Sorted(slices.Values(request.MustIncludeDeviceIDs))
+		p.record(func(c *pluginCalls) {
+			c.preferred = append(c.preferred, fmt.Sprint(available, include, request.AllocationSize))
+		})
+		response.ContainerResponses = append(response.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{
+			DeviceIDs: p.prefer(available, int(request.AllocationSize)),
 		})
 	}
-	return answer, nil
+	return response, nil
 }
 
 func (p *fakePlugin) PreStartContainer(_ context.Context, r *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
-	p.update(func() { p.preStartCalls = append(p.preStartCalls, slices.Sorted(slices.Values(r.DevicesIds))) })
+	p.record(func(c *pluginCalls) { c.preStart = append(c.preStart, slices.Sorted(slices.Values(r.DevicesIds))) })
 	if p.preStart != nil {
-		if err := p.preStart(); err != nil {
-			return nil, err
-		}
+		return &pluginapi.PreStartContainerResponse{}, p.preStart()
 	}
 	return &pluginapi.PreStartContainerResponse{}, nil
 }

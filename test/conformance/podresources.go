@@ -6,128 +6,146 @@ import (
 
 	"google.golang.org/grpc/codes"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// podResourcesCases is what the PodResources service answers.
-func podResourcesCases() []Case {
-	return []Case{
-		newCase("each device is an entry of its own", oneEntryPerDevice),
-		newCase("Topology is copied, one entry for each node, and an empty one loses the device", topology),
-		newCase("Topology is that of the time of the allocation", topologyChanges),
-		newCase("a pod without devices is listed", listedWithoutDevices),
-		newCase("Get is List for one pod", getOne),
-		newCase("Get of a missing pod is of code Unknown", getMissing),
-		newCase("GetAllocatableResources has the held devices too", allocatableIncludesAllocated),
-		newCase("an unhealthy device stays with its holder", unhealthyAllocated),
-		newCase("a device that vanishes stays with its holder and is called Healthy", removedAllocated),
-		newCase("a plugin that dies leaves its devices with their holders, as healthy as they were", pluginStops),
+var podResourcesCases = []Case{
+	{"each device has a row of its own", func(s *caseFixture) {
+		s.registerPlugin(healthy("a", "b", "c")...)
+		s.waitForListed(s.runAdmittedPod(s.podSpec("three", 3)).Name, "main[a b c]")
+		s.waitForAllocatable("a", "b", "c") // allocated or not
+	}},
+	{"Topology has a row for each node, and an empty one loses an allocatable device", func(s *caseFixture) {
+		s.registerPlugin(
+			&pluginapi.Device{ID: "nil", Health: pluginapi.Healthy}, onNUMANodes("empty"), onNUMANodes("one", 0), onNUMANodes("two", 0, 1))
+		s.waitForAllocatable("nil", "one[0]", "two[0]", "two[1]")
+		got := s.runAdmittedPod(s.podSpec("all", 4))
+		s.waitForListed(got.Name, "main[empty nil one[0] two[0] two[1]]") // allocations are stored by node, and "empty" like nil
+	}},
+	{"an allocation keeps its Topology", func(s *caseFixture) {
+		p := s.registerPlugin(onNUMANodes("a", 0))
+		got := s.runAdmittedPod(s.podSpec("one", 1))
+		p.send(onNUMANodes("a", 1))
+		s.waitForAllocatable("a[1]")
+		s.waitForListed(got.Name, "main[a[0]]")
+	}},
+	{"a pod without devices is listed", func(s *caseFixture) {
+		pod := kubelet.PodSpec{Name: s.name + "-plain", Static: true, Containers: []kubelet.ContainerSpec{{Name: "main"}, {Name: "second"}}}
+		s.waitForListed(s.runAdmittedPod(pod).Name, "main[] second[]")
+	}},
+	{"Get returns the row of List", func(s *caseFixture) {
+		s.registerPlugin(healthy("a")...)
+		pod := s.withInit(s.podSpec("one", 1), 1)
+		side := s.containerSpec("side", 0)
+		side.Sidecar = true
+		pod.InitContainers = append(pod.InitContainers, side)
+		if got, err := s.get(s.runAdmittedPod(pod).Name); err != nil || got != "side[] main[a]" {
+			s.Errorf("Get: %q, %v", got, err)
+		}
+	}},
+	{"Get of a missing pod returns code Unknown", func(s *caseFixture) {
+		got := s.runAdmittedPod(s.podSpec("static", 0))
+		for _, name := range []string{s.name, s.name + "-static"} { // the kubelet's name of a static pod has a suffix
+			_, err := s.get(name)
+			s.wantError(err, codes.Unknown, fmt.Sprintf("pod %s in namespace default not found", name))
+		}
+		_, err := s.get(got.Name)
+		s.must(err)
+	}},
+	{"an unhealthy device stays allocated", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		pod := s.podSpec("owner", 2)
+		got := s.runAdmittedPod(pod)
+		s.waitForHealth(pod, "a Healthy", "b Healthy")
+		p.send(append(healthy("a"), unhealthy("b")...)...)
+		s.waitForAllocatable("a")
+		s.waitForHealth(pod, "a Healthy", "b Unhealthy")
+		s.waitForListed(got.Name, "main[a b]")
+		p.send(healthy("a", "b")...)
+		s.waitForHealth(pod, "a Healthy", "b Healthy")
+		s.waitForAllocatable("a", "b")
+	}},
+	{"a device that is removed stays allocated and becomes Healthy", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		pod := s.podSpec("owner", 2)
+		got := s.runAdmittedPod(pod)
+		p.send(append(healthy("a"), unhealthy("b")...)...)
+		s.waitForHealth(pod, "a Healthy", "b Unhealthy")
+		p.send(healthy("a")...)
+		s.waitForAllocatable("a")
+		s.waitForListed(got.Name, "main[a b]")
+		s.waitForHealth(pod, "a Healthy", "b Healthy")
+		s.runRejectedPod(s.podSpec("next", 1), s.unavailable(1, 0))
+	}},
+	{"a plugin that stops leaves its devices allocated, with the health that they had", func(s *caseFixture) {
+		p := s.registerPlugin(append(healthy("a"), unhealthy("c")...)...)
+		pod := s.podSpec("owner", 1)
+		got := s.runAdmittedPod(pod)
+		s.waitForHealth(pod, "a Healthy")
+		p.stop()
+		s.waitForAllocatable()
+		s.waitForListed(got.Name, "main[a]")
+		s.waitForHealth(pod, "a Healthy")
+		p.restarted().registerAndWait()
+		s.waitForListed(got.Name, "main[a]")
+	}},
+	// The CDI names of a claim's rows start again with each driver.
+	{"a claim's row has the CDI names of the rows before", func(s *caseFixture) {
+		s.waitForClaims(1, []string{"gpu.test gpu-0", "gpu.test gpu-1", "nic.test eth0", "gpu.test gpu-2"}, []string{"main"},
+			"main: gpu.test gpu-0 [gpu-0]", "main: gpu.test gpu-1 [gpu-0 gpu-1]", "main: gpu.test gpu-2 [gpu-0 gpu-1 gpu-2]", "main: nic.test eth0 [eth0]")
+	}},
+	// A kubelet with the fix of kubernetes#141335 lists each row once.
+	{"a claim that was prepared twice has its rows twice", func(s *caseFixture) {
+		s.waitForClaims(2, []string{"gpu.test gpu-0", "gpu.test gpu-1"}, []string{"main"},
+			"main: gpu.test gpu-0 [gpu-0 gpu-1 gpu-0]", "main: gpu.test gpu-0 [gpu-0]",
+			"main: gpu.test gpu-1 [gpu-0 gpu-1 gpu-0 gpu-1]", "main: gpu.test gpu-1 [gpu-0 gpu-1]")
+	}},
+	{"each container of a claim has all of its devices", func(s *caseFixture) {
+		s.waitForClaims(1, []string{"gpu.test gpu-0"}, []string{"main", "side"}, "main: gpu.test gpu-0 [gpu-0]", "side: gpu.test gpu-0 [gpu-0]")
+	}},
+}
+
+// waitForClaims runs a pod whose containers use a claim of these devices ("driver device"), and waits for the rows of Get:
+// "container: driver device [CDI names]".
+func (s *caseFixture) waitForClaims(prepared int, devices, containers []string, want ...string) {
+	s.Helper()
+	if _, ok := s.k.(ClaimSupport); !ok {
+		s.Skip("claims need an API server and a DRA driver")
 	}
-}
-
-func oneEntryPerDevice(s *caseFixture) {
-	s.registerPlugin(healthy("a", "b", "c")...)
-	got := s.runAdmittedPod(s.podSpec("three", 3))
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a", "b", "c"}}})
-	s.waitForAllocatable("a", "b", "c")
-}
-
-func topology(s *caseFixture) {
-	s.registerPlugin(
-		&pluginapi.Device{ID: "nil", Health: pluginapi.Healthy},
-		onNUMANodes(&pluginapi.Device{ID: "empty", Health: pluginapi.Healthy}),
-		onNUMANodes(&pluginapi.Device{ID: "one", Health: pluginapi.Healthy}, 0),
-		onNUMANodes(&pluginapi.Device{ID: "two", Health: pluginapi.Healthy}, 0, 1),
-	)
-	s.waitForAllocatable("nil", "one[0]", "two[0]", "two[1]")
-	got := s.runAdmittedPod(s.podSpec("all", 4))
-	// A holder's devices are kept by node, and there "empty" is as good as nil.
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"empty", "nil", "one[0]", "two[0]", "two[1]"}}})
-}
-
-func topologyChanges(s *caseFixture) {
-	p := s.registerPlugin(onNUMANodes(&pluginapi.Device{ID: "a", Health: pluginapi.Healthy}, 0))
-	got := s.runAdmittedPod(s.podSpec("one", 1))
-	p.send(onNUMANodes(&pluginapi.Device{ID: "a", Health: pluginapi.Healthy}, 1))
-	s.waitForAllocatable("a[1]")
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a[0]"}}})
-}
-
-func listedWithoutDevices(s *caseFixture) {
-	pod := kubelet.PodSpec{Name: s.name + "-plain", Static: true, Containers: []kubelet.ContainerSpec{{Name: "main"}, {Name: "second"}}}
-	got := s.runAdmittedPod(pod)
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{}}, {"second", []string{}}})
-}
-
-func getOne(s *caseFixture) {
-	s.registerPlugin(healthy("a")...)
-	pod := s.podSpec("one", 1)
-	side := s.containerSpec("side", 0)
-	side.Sidecar = true
-	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", 1), side}
-	status := s.runAdmittedPod(pod)
-	got, err := s.get(status.Name)
-	if err != nil || fmt.Sprint(got) != "[{side []} {main [a]}]" {
-		s.Errorf("Get has %v, %v", got, err)
+	claim := kubelet.ClaimSpec{Name: s.name, PreparedCount: prepared}
+	for _, d := range devices {
+		var c kubelet.ClaimedDevice
+		_, err := fmt.Sscan(d, &c.Driver, &c.Device)
+		s.must(err)
+		c.Pool, c.CDI = "pool", []string{c.Device}
+		claim.Devices = append(claim.Devices, c)
 	}
-}
-
-func getMissing(s *caseFixture) {
-	got := s.runAdmittedPod(s.podSpec("static", 0))
-	for _, name := range []string{s.name, s.name + "-static"} { // a static pod's own name is not the kubelet's for it
-		_, err := s.get(name)
-		s.wantError(err, codes.Unknown, fmt.Sprintf("pod %s in namespace default not found", name))
+	pod := kubelet.PodSpec{Name: s.name + "-claims"}
+	for _, name := range containers {
+		pod.Containers = append(pod.Containers, kubelet.ContainerSpec{Name: name, Claims: []kubelet.ClaimSpec{claim}})
 	}
-	if _, err := s.get(got.Name); err != nil {
-		s.Errorf("Get of the full name: %v", err)
+	request := &podresources.GetPodResourcesRequest{PodNamespace: "default", PodName: s.runAdmittedPod(pod).Name}
+	s.waitForValue("rows of Get", func() (any, error) {
+		response, err := callWithRetry(s, s.lister.Get, request)
+		rows := []string{}
+		for _, c := range response.GetPodResources().GetContainers() {
+			for _, claim := range c.GetDynamicResources() {
+				for _, r := range claim.GetClaimResources() {
+					rows = append(rows, formatClaimRow(c.GetName(), r))
+				}
+			}
+		}
+		slices.Sort(rows)
+		return rows, err
+	}, want)
+}
+
+func formatClaimRow(container string, r *podresources.ClaimResource) string {
+	names := []string{}
+	for _, d := range r.GetCdiDevices() {
+		names = append(names, d.GetName())
 	}
-}
-
-func allocatableIncludesAllocated(s *caseFixture) {
-	s.registerPlugin(healthy("a", "b")...)
-	s.runAdmittedPod(s.podSpec("holder", 1))
-	s.waitForAllocatable("a", "b")
-}
-
-func unhealthyAllocated(s *caseFixture) {
-	p := s.registerPlugin(healthy("a", "b")...)
-	pod := s.podSpec("holder", 2)
-	got := s.runAdmittedPod(pod)
-	s.waitForHealth(pod, "a Healthy", "b Healthy")
-	p.send(append(healthy("a"), devices(pluginapi.Unhealthy, "b")...)...)
-	s.waitForAllocatable("a")
-	s.waitForHealth(pod, "a Healthy", "b Unhealthy")
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a", "b"}}})
-	p.send(healthy("a", "b")...)
-	s.waitForHealth(pod, "a Healthy", "b Healthy")
-	s.waitForAllocatable("a", "b")
-}
-
-func removedAllocated(s *caseFixture) {
-	p := s.registerPlugin(healthy("a", "b")...)
-	pod := s.podSpec("holder", 2)
-	got := s.runAdmittedPod(pod)
-	p.send(append(healthy("a"), devices(pluginapi.Unhealthy, "b")...)...)
-	s.waitForHealth(pod, "a Healthy", "b Unhealthy")
-	p.send(healthy("a")...)
-	s.waitForAllocatable("a")
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a", "b"}}})
-	s.waitForHealth(pod, "a Healthy", "b Healthy")
-	s.runRejectedPod(s.podSpec("next", 1), fmt.Sprintf("requested number of devices unavailable for %s. Requested: 1, Available: 0", s.resource))
-}
-
-func pluginStops(s *caseFixture) {
-	p := s.registerPlugin(append(healthy("a"), devices(pluginapi.Unhealthy, "c")...)...)
-	pod := s.podSpec("holder", 1)
-	got := s.runAdmittedPod(pod)
-	s.waitForHealth(pod, "a Healthy")
-	p.stop()
-	s.waitForAllocatable()
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
-	if health, err := s.health(pod); err != nil || !slices.Equal(health, []string{"a Healthy"}) {
-		s.Errorf("allocatedResourcesStatus is %q, %v", health, err)
-	}
-	p.restarted().registerAndWait()
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
+	return fmt.Sprintf("%s: %s %s %v", container, r.GetDriverName(), r.GetDeviceName(), names)
 }

@@ -2,147 +2,84 @@ package conformance
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"reflect"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// podLifecycleCases is what becomes of pods and their devices.
-func podLifecycleCases() []Case {
-	return []Case{
-		newCase("a pod that has ended by itself is gone, and its device is free", podEnds),
-		newCase("a static pod leaves List while its containers still run", manifestRemoved),
-		newCase("a container that is restarted keeps its device without a new Allocate", containerRestarts),
-		newCase("PreStartContainer comes before each start", preStart),
-		newCase("PreStartContainer comes before an init container's start as well", preStartInit),
-		newCase("a container whose PreStartContainer fails waits with its device", preStartFails),
-	}
-}
-
-func podEnds(s *caseFixture) {
-	s.registerPlugin(healthy("a")...)
-	pod := s.podSpec("brief", 1)
-	pod.RunOnce = true
-	got := s.runAdmittedPod(pod)
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
-	if err := s.k.EndPod(s.ctx, pod); err != nil {
-		s.Fatal(err)
-	}
-	s.waitForListed(got.Name, nil)
-	_, err := s.get(got.Name)
-	s.wantError(err, codes.Unknown, fmt.Sprintf("pod %s in namespace default not found", got.Name))
-	s.waitFor("the pod's status says that it has ended", func() error {
-		now, err := s.k.Pod(s.ctx, pod)
-		if err == nil && now.Phase != "Succeeded" && now.Phase != "Failed" {
-			err = fmt.Errorf("it is %s", now.Phase)
+var podCases = []Case{
+	{"a pod that has ended leaves List and Get, and its device is free", func(s *caseFixture) {
+		s.registerPlugin(healthy("a")...)
+		pod := s.podSpec("brief", 1)
+		pod.RunOnce = true
+		got := s.runAdmittedPod(pod)
+		s.waitForListed(got.Name, "main[a]")
+		s.must(s.k.EndPod(s.ctx, pod))
+		s.waitForListed(got.Name, "")
+		_, err := s.get(got.Name)
+		s.wantError(err, codes.Unknown, fmt.Sprintf("pod %s in namespace default not found", got.Name))
+		s.waitForStatus("the pod has ended", pod, func(p kubelet.PodStatus) bool { return p.Phase == "Succeeded" || p.Phase == "Failed" })
+		s.waitForListed(s.runAdmittedPod(s.podSpec("next", 1)).Name, "main[a]")
+	}},
+	// The device goes to the next pod during the grace period of the containers.
+	{"a static pod leaves List while its containers still run", func(s *caseFixture) {
+		s.registerPlugin(healthy("a")...)
+		pod := s.podSpec("stubborn", 1)
+		pod.GracePeriod = 20 * time.Second
+		got := s.runAdmittedPod(pod)
+		s.waitForListed(got.Name, "main[a]")
+		start := time.Now()
+		s.must(s.k.RemovePod(s.ctx, pod))
+		s.waitForListed(got.Name, "")
+		s.waitForListed(s.runAdmittedPod(s.podSpec("next", 1)).Name, "main[a]")
+		if took := time.Since(start); took > pod.GracePeriod/2 {
+			s.Errorf("took %v of the grace period %v", took, pod.GracePeriod)
 		}
-		return err
-	})
-	next := s.runAdmittedPod(s.podSpec("next", 1))
-	s.waitForListed(next.Name, []listedContainer{{"main", []string{"a"}}})
-}
-
-// manifestRemoved: the kubelet forgets a static pod at once, and its device is the next pod's
-// while the containers run out their grace.
-func manifestRemoved(s *caseFixture) {
-	s.registerPlugin(healthy("a")...)
-	pod := s.podSpec("stubborn", 1)
-	pod.GracePeriod = 20 * time.Second
-	got := s.runAdmittedPod(pod)
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
-	start := time.Now()
-	if err := s.k.RemovePod(s.ctx, pod); err != nil {
-		s.Fatal(err)
-	}
-	s.waitForListed(got.Name, nil)
-	next := s.runAdmittedPod(s.podSpec("next", 1))
-	s.waitForListed(next.Name, []listedContainer{{"main", []string{"a"}}})
-	if took := time.Since(start); took > pod.GracePeriod/2 {
-		s.Errorf("it took %v; its containers had %v", took, pod.GracePeriod)
-	}
-}
-
-func containerRestarts(s *caseFixture) {
-	p := s.registerPlugin(healthy("a", "b")...)
-	pod := s.podSpec("holder", 1)
-	got := s.runAdmittedPod(pod)
-	before, err := s.list()
-	if err != nil {
-		s.Fatal(err)
-	}
-	p.send(devices(pluginapi.Unhealthy, "a", "b")...) // health counts at admission alone
-	s.waitForAllocatable()
-	if err := s.k.RestartContainer(s.ctx, pod, "main"); err != nil {
-		s.Fatal(err)
-	}
-	s.waitForListed(got.Name, before[got.Name])
-	if n := p.allocations(); n != 1 {
-		s.Errorf("Allocate was called %d times", n)
-	}
-}
-
-func preStart(s *caseFixture) {
-	p := s.startPlugin(healthy("a")...)
-	p.options.PreStartRequired = true
-	p.registerAndWait()
-	pod := s.podSpec("holder", 1)
-	s.runAdmittedPod(pod)
-	if err := s.k.RestartContainer(s.ctx, pod, "main"); err != nil {
-		s.Fatal(err)
-	}
-	s.waitFor("PreStartContainer was called twice", func() error {
-		if n := p.prestarts(); n != 2 {
-			return fmt.Errorf("it was called %d times", n)
+	}},
+	{"a container that is restarted keeps its device without another Allocate", func(s *caseFixture) {
+		p := s.registerPlugin(healthy("a", "b")...)
+		pod := s.podSpec("owner", 1)
+		got := s.runAdmittedPod(pod)
+		before := s.listed(got.Name)
+		p.send(unhealthy("a", "b")...) // health matters at admission only
+		s.waitForAllocatable()
+		s.must(s.k.RestartContainer(s.ctx, pod, "main"))
+		s.waitForListed(got.Name, before)
+		p.wantAllocateCalls(1)
+	}},
+	{"PreStartContainer is called before each start", func(s *caseFixture) {
+		p := s.registerPluginWith(pluginBehavior{preStartRequired: true}, healthy("a")...)
+		pod := s.podSpec("owner", 1)
+		s.runAdmittedPod(pod)
+		s.must(s.k.RestartContainer(s.ctx, pod, "main"))
+		s.waitForValue("PreStartContainer calls", func() (any, error) { return p.recorded().preStart, nil }, [][]string{{"a"}, {"a"}})
+	}},
+	{"PreStartContainer is called before the start of an init container", func(s *caseFixture) {
+		p := s.registerPluginWith(pluginBehavior{preStartRequired: true}, healthy("a", "b")...)
+		pod := s.withInit(s.podSpec("prepared", 1), 2)
+		pod.Containers = append(pod.Containers, s.containerSpec("without", 0))
+		s.runAdmittedPod(pod)
+		if c := p.recorded(); len(c.allocate) != 2 || fmt.Sprint(c.preStart) != fmt.Sprint(c.allocate) {
+			s.Errorf("PreStartContainer calls %q, Allocate calls %q; want two, and the same", c.preStart, c.allocate)
 		}
-		return nil
-	})
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, got := range p.preStartCalls {
-		if !slices.Equal(got, []string{"a"}) {
-			s.Errorf("PreStartContainer was called for %q", got)
+	}},
+	{"a container whose PreStartContainer fails waits with its device", func(s *caseFixture) {
+		s.registerPluginWith(pluginBehavior{preStartRequired: true, preStart: failing("not ready")}, healthy("a")...)
+		pod := s.podSpec("waiting", 1)
+		s.Cleanup(func() { _ = s.k.RemovePod(context.WithoutCancel(s.ctx), pod) })
+		ctx, cancel := context.WithTimeout(s.ctx, time.Second)
+		defer cancel()
+		if got, err := s.k.RunPod(ctx, pod); err == nil {
+			s.Fatalf("the pod has started: %+v", got)
 		}
-	}
-}
-
-func preStartInit(s *caseFixture) {
-	p := s.startPlugin(healthy("a", "b")...)
-	p.options.PreStartRequired = true
-	p.registerAndWait()
-	pod := s.podSpec("prepared", 1)
-	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", 2)}
-	pod.Containers = append(pod.Containers, s.containerSpec("without", 0))
-	s.runAdmittedPod(pod)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !reflect.DeepEqual(p.preStartCalls, p.allocateCalls) || len(p.allocateCalls) != 2 {
-		s.Errorf("PreStartContainer was called for %q, and Allocate for %q", p.preStartCalls, p.allocateCalls)
-	}
-}
-
-func preStartFails(s *caseFixture) {
-	p := s.startPlugin(healthy("a")...)
-	p.options.PreStartRequired = true
-	p.preStart = func() error { return errors.New("not ready") }
-	p.registerAndWait()
-	pod := s.podSpec("waiting", 1)
-	s.Cleanup(func() { _ = s.k.RemovePod(context.WithoutCancel(s.ctx), pod) })
-	ctx, cancel := context.WithTimeout(s.ctx, time.Second)
-	defer cancel()
-	if got, err := s.k.RunPod(ctx, pod); err == nil {
-		s.Fatalf("the pod has started: %+v", got)
-	}
-	got, err := s.k.Pod(s.ctx, pod)
-	if err != nil || got.Phase != "Pending" || len(got.Containers) != 1 || got.Containers[0].Running {
-		s.Errorf("the pod is %+v, %v; want it to wait", got, err)
-	}
-	s.waitForListed(got.Name, []listedContainer{{"main", []string{"a"}}})
-	s.waitForHealth(pod, "a Healthy")
+		got, err := s.k.Pod(s.ctx, pod)
+		if err != nil || got.Phase != "Pending" || len(got.Containers) != 1 || got.Containers[0].Running {
+			s.Errorf("pod %+v, %v; want a waiting container", got, err)
+		}
+		s.waitForListed(got.Name, "main[a]")
+		s.waitForHealth(pod, "a Healthy")
+	}},
 }

@@ -24,7 +24,7 @@ func TestConformance(t *testing.T) {
 	conformance.Run(t, realKubelet{n})
 }
 
-// realKubelet is a conformance.Kubelet.
+// realKubelet is a conformance.Subject.
 type realKubelet struct{ n *node.RealNode }
 
 func (k realKubelet) Dir() string { return k.n.KubeletDir() }

@@ -37,7 +37,7 @@ func TestConformanceInARow(t *testing.T) {
 	}
 }
 
-// simulatedKubelet is a conformance.Kubelet.
+// simulatedKubelet is a conformance.Subject.
 type simulatedKubelet struct{ *kubelet.Kubelet }
 
 // TakesClaims makes it a conformance.ClaimSupport.
@@ -58,6 +58,7 @@ func (k simulatedKubelet) Pod(_ context.Context, p kubelet.PodSpec) (kubelet.Pod
 func (k simulatedKubelet) EndPod(_ context.Context, p kubelet.PodSpec) error {
 	return k.Kubelet.EndPod(p)
 }
+
 func (k simulatedKubelet) RemovePod(_ context.Context, p kubelet.PodSpec) error {
 	return k.DeletePod(p)
 }
