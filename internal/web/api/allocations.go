@@ -7,38 +7,36 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// HoldersResponse is the answer at HoldersPath.
+// HoldersResponse is the response at HoldersPath.
 type HoldersResponse struct {
-	At      time.Time   `json:"at"`
-	Node    string      `json:"node,omitempty"`
-	Kubelet KubeletJSON `json:"kubelet"`
-	// Complete says that a device which is not listed is held by nobody.
-	Complete    bool             `json:"settled"`
+	At          time.Time        `json:"at"`
+	Node        string           `json:"node,omitempty"`
+	Kubelet     KubeletJSON      `json:"kubelet"`
+	Complete    bool             `json:"settled"` // a device without a row is unallocated
 	Allocations []AllocationJSON `json:"holders"`
 }
 
-// AllocationJSON is a container, and a device that it holds or held.
+// AllocationJSON is a device and a container to which it is or was allocated. Gone devices have no GPU, index and profile.
 type AllocationJSON struct {
 	Device  device.ID  `json:"device"`
-	GPU     device.GPU `json:"gpu,omitempty"` // as are index and profile: of a device that is still there
+	GPU     device.GPU `json:"gpu,omitempty"`
 	Index   *int       `json:"index,omitempty"`
 	Profile string     `json:"profile,omitempty"`
 	OwnerJSON
 }
 
-// OwnerJSON is a container that holds a device, or held it within the last hour.
+// OwnerJSON is a current or recent owner of a device.
 type OwnerJSON struct {
-	Namespace string `json:"namespace"`
-	Pod       string `json:"pod"`
-	Container string `json:"container"`
-	Current   bool   `json:"holds"` // now
-	// Resources are the resources and ids as which it has it; none where it holds it no more.
-	Resources []ResourceIDJSON `json:"as"`
-	FirstSeen time.Time        `json:"first,omitzero"` // seen with the device
+	Namespace string           `json:"namespace"`
+	Pod       string           `json:"pod"`
+	Container string           `json:"container"`
+	Current   bool             `json:"holds"`
+	Resources []ResourceIDJSON `json:"as"`             // as allocated by the kubelet; empty for a recent owner
+	FirstSeen time.Time        `json:"first,omitzero"` // with the device
 	LastSeen  time.Time        `json:"last,omitzero"`
 }
 
-// ResourceIDJSON is what the kubelet has given the container.
+// ResourceIDJSON is an allocated id of a resource.
 type ResourceIDJSON struct {
 	Resource string              `json:"resource"`
 	ID       device.AdvertisedID `json:"id"`
@@ -49,66 +47,58 @@ func (n node) handleHolders(q Query, now time.Time) any {
 	allocations, _ := n.Allocations()
 	response := HoldersResponse{At: now.UTC(), Node: n.name, Kubelet: newKubeletJSON(allocations), Complete: allocations.Complete, Allocations: []AllocationJSON{}}
 	matcher := q.deviceMatcher(statuses)
-	for _, allocation := range allocationCandidates(statuses, allocations) {
-		if !matcher.matches(allocation.Device, allocation.GPU, allocation.index()) {
+	for _, row := range allocationCandidates(statuses, allocations) {
+		index := -1
+		if row.Index != nil {
+			index = *row.Index
+		}
+		if !matcher.matches(row.Device, row.GPU, index) {
 			continue
 		}
-		for _, allocation.OwnerJSON = range ownersOf(allocation.Device, allocations) {
-			if q.matchesPod(allocation.Namespace, allocation.Pod) {
-				response.Allocations = append(response.Allocations, allocation)
+		for _, row.OwnerJSON = range ownersOf(row.Device, allocations) {
+			if q.matchesPod(row.Namespace, row.Pod) {
+				response.Allocations = append(response.Allocations, row)
 			}
 		}
 	}
 	return response
 }
 
-// index is the GPU's, or one that no GPU has.
-func (a AllocationJSON) index() int {
-	if a.Index == nil {
-		return -1
-	}
-	return *a.Index
-}
-
-// allocationCandidates are the devices that may have a holder: those of the Board in its order,
-// and then those that are not there any more.
+// allocationCandidates returns the devices that may have an owner: the inventory in order, and then devices that are gone.
 func allocationCandidates(statuses []device.Status, allocations device.Allocations) []AllocationJSON {
 	devices := make([]AllocationJSON, 0, len(statuses))
-	present := make(map[device.ID]bool, len(statuses))
 	for _, s := range statuses {
-		present[s.ID] = true
 		devices = append(devices, AllocationJSON{Device: s.ID, GPU: s.GPU, Index: &s.Index, Profile: s.Profile})
 	}
 	var others []device.ID
-	for _, r := range allocations.All {
-		others = append(others, r.DeviceID.Device())
+	for _, a := range allocations.All {
+		others = append(others, a.DeviceID.Device())
 	}
 	for _, r := range allocations.Recent {
 		others = append(others, r.Device)
 	}
 	slices.Sort(others)
 	for _, id := range slices.Compact(others) {
-		if !present[id] {
+		if !slices.ContainsFunc(statuses, func(s device.Status) bool { return s.ID == id }) {
 			devices = append(devices, AllocationJSON{Device: id})
 		}
 	}
 	return devices
 }
 
-// ownersOf are the containers of a device: first those that hold it, by name, then those
-// that did, newest first.
+// ownersOf returns the current owners of a device by name, and then recent owners, newest first.
 func ownersOf(id device.ID, allocations device.Allocations) []OwnerJSON {
 	var current, past []OwnerJSON
-	for _, r := range allocations.ForDevice(id) {
-		if r.Owner == (device.Owner{}) { // nobody knows who
+	for _, a := range allocations.ForDevice(id) {
+		if a.Owner == (device.Owner{}) {
 			continue
 		}
-		i := slices.IndexFunc(current, func(o OwnerJSON) bool { return o.owner() == r.Owner })
+		i := slices.IndexFunc(current, func(o OwnerJSON) bool { return o.owner() == a.Owner })
 		if i < 0 {
 			i = len(current)
-			current = append(current, OwnerJSON{Namespace: r.Owner.Namespace, Pod: r.Owner.Pod, Container: r.Owner.Container, Current: true})
+			current = append(current, OwnerJSON{Namespace: a.Owner.Namespace, Pod: a.Owner.Pod, Container: a.Owner.Container, Current: true})
 		}
-		current[i].Resources = append(current[i].Resources, ResourceIDJSON{r.Resource, r.DeviceID})
+		current[i].Resources = append(current[i].Resources, ResourceIDJSON{a.Resource, a.DeviceID})
 	}
 	for _, r := range allocations.Recent {
 		if r.Device != id {
@@ -128,6 +118,6 @@ func ownersOf(id device.ID, allocations device.Allocations) []OwnerJSON {
 	return append(current, past...)
 }
 
-func (o OwnerJSON) owner() device.Owner {
+func (o *OwnerJSON) owner() device.Owner {
 	return device.Owner{Namespace: o.Namespace, Pod: o.Pod, Container: o.Container}
 }

@@ -1,8 +1,7 @@
-// Package api answers in JSON what is known of devices, their holders and what happened to
-// them.
+// Package api answers queries about devices, allocations and incidents in JSON.
 //
-// It asks neither the driver nor the kubelet: what it says is what was published last. Its
-// shapes are a public contract (docs/api.md): fields are added, and never change.
+// Responses show the published state, without a call to the driver or the kubelet. Their fields are a public contract
+// (docs/api.md): fields are added, and never change.
 package api
 
 import (
@@ -13,39 +12,31 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// Root is the path that all others begin with.
-const Root = "/api/v1/"
-
-// The paths.
+// The paths. All begin with Root.
 const (
+	Root          = "/api/v1/"
 	DevicesPath   = Root + "devices"
 	HoldersPath   = Root + "holders"
 	IncidentsPath = Root + "incidents"
 )
 
-// NodeState returns the published state of a node. Its methods call neither the driver nor the kubelet.
-type NodeState interface {
-	Statuses() ([]device.Status, <-chan struct{})
-	Allocations() (device.Allocations, <-chan struct{})
-	Driver() device.Driver
-	Incidents() incident.Snapshot
+// ErrorResponse is the response to a query that failed.
+type ErrorResponse struct {
+	Error string `json:"error"` // one line
 }
 
-// node is a node with its name.
-type node struct {
-	NodeState
-	name string
+// endpoint is a path with its parameters.
+type endpoint struct {
+	params []string
+	handle func(q Query, now time.Time) any
 }
 
-// Handler answers below Root.
+// Handler serves the paths below Root.
 func Handler(name string, state NodeState) http.Handler {
 	n := node{state, name}
-	endpoints := map[string]apiEndpoint{
+	endpoints := map[string]endpoint{
 		DevicesPath:   {[]string{"device"}, n.handleDevices},
 		HoldersPath:   {[]string{"device", "namespace", "pod"}, n.handleHolders},
 		IncidentsPath: {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, n.handleIncidents},
@@ -55,51 +46,36 @@ func Handler(name string, state NodeState) http.Handler {
 		switch {
 		case !ok:
 			WriteError(w, http.StatusNotFound, fmt.Errorf("nothing is at %s: want %s, %s or %s", r.URL.Path, DevicesPath, HoldersPath, IncidentsPath))
+			return
 		case r.Method != http.MethodGet && r.Method != http.MethodHead:
 			w.Header().Set("Allow", "GET, HEAD")
 			WriteError(w, http.StatusMethodNotAllowed, fmt.Errorf("%s: want GET or HEAD", r.Method))
-		default:
-			e.serve(w, r)
+			return
 		}
+		now := time.Now()
+		q, err := ParseQuery(r.URL.RawQuery, e.params, now)
+		if err != nil {
+			WriteError(w, http.StatusBadRequest, err)
+			return
+		}
+		writeJSON(w, http.StatusOK, e.handle(q, now))
 	})
 }
 
-// apiEndpoint is one path: the parameters that it takes, and its answer.
-type apiEndpoint struct {
-	params []string
-	handle func(q Query, now time.Time) any
-}
-
-func (e apiEndpoint) serve(w http.ResponseWriter, r *http.Request) {
-	now := time.Now()
-	q, err := ParseQuery(r.URL.RawQuery, e.params, now)
-	if err != nil {
-		WriteError(w, http.StatusBadRequest, err)
-		return
-	}
-	writeJSON(w, http.StatusOK, e.handle(q, now))
-}
-
-// ErrorResponse is the answer to a question that has none.
-type ErrorResponse struct {
-	Error string `json:"error"` // one line
-}
-
-// WriteError answers with an error.
+// WriteError writes an ErrorResponse.
 func WriteError(w http.ResponseWriter, status int, err error) {
 	writeJSON(w, status, ErrorResponse{strings.ToValidUTF8(err.Error(), "\uFFFD")})
 }
 
-// writeJSON makes the answer before it begins to send it: what cannot be encoded is an error,
-// and not half an answer.
+// writeJSON encodes v before it sends the status, so that a failed encoding is an error and not half a response.
 func writeJSON(w http.ResponseWriter, status int, v any) {
 	var body bytes.Buffer
 	encoder := json.NewEncoder(&body)
-	encoder.SetEscapeHTML(false) // it is no HTML, as Content-Type says and nosniff has believed
+	encoder.SetEscapeHTML(false) // browsers honor Content-Type because of nosniff
 	if err := encoder.Encode(v); err != nil {
 		body.Reset()
 		status = http.StatusInternalServerError
-		encoder.Encode(ErrorResponse{"encode the answer: " + err.Error()}) //nolint:errcheck // a string can be encoded
+		encoder.Encode(ErrorResponse{"encode response: " + err.Error()}) //nolint:errcheck // a string can be encoded
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
@@ -107,5 +83,5 @@ func writeJSON(w http.ResponseWriter, status int, v any) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Content-Length", strconv.Itoa(body.Len()))
 	w.WriteHeader(status)
-	w.Write(body.Bytes()) //nolint:errcheck // whoever asked has gone
+	w.Write(body.Bytes()) //nolint:errcheck // the client disconnected
 }

@@ -300,9 +300,9 @@ func TestWrongQuestions(t *testing.T) {
 		{"GET", IncidentsPath + "?limit=many", 400, `limit "many": want a number from 1 to 1000`},
 		{"GET", IncidentsPath + "?since=yesterday", 400, `since "yesterday": want a time (2006-01-02T15:04:05Z) or a duration (90m, 24h)`},
 		{"GET", IncidentsPath + "?since=-1h", 400, `since "-1h": want a time`},
-		{"GET", IncidentsPath + "?pod=%zz", 400, "read the parameters: "},
-		{"GET", IncidentsPath + "?a;b", 400, "read the parameters: "},
-		{"GET", IncidentsPath + "?pod=" + strings.Repeat("x", 5000), 400, "the parameters have 5004 bytes: want 4096 at most"},
+		{"GET", IncidentsPath + "?pod=%zz", 400, "parse parameters: "},
+		{"GET", IncidentsPath + "?a;b", 400, "parse parameters: "},
+		{"GET", IncidentsPath + "?pod=" + strings.Repeat("x", 5000), 400, "parameters of 5004 bytes: want at most 4096"},
 		{"POST", IncidentsPath, 405, "POST: want GET or HEAD"},
 		{"DELETE", DevicesPath, 405, "DELETE: want GET or HEAD"},
 		{"GET", Root, 404, "nothing is at /api/v1/: want /api/v1/devices"},
@@ -359,7 +359,7 @@ func TestHostileNames(t *testing.T) {
 func TestWhatCannotBeEncoded(t *testing.T) {
 	w := httptest.NewRecorder()
 	writeJSON(w, http.StatusOK, math.NaN())
-	if w.Code != http.StatusInternalServerError || !strings.HasPrefix(w.Body.String(), `{"error":"encode the answer: `) {
+	if w.Code != http.StatusInternalServerError || !strings.HasPrefix(w.Body.String(), `{"error":"encode response: `) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 	s := newAPIFixture(time.Now())

@@ -2,44 +2,34 @@ package api
 
 import (
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// DevicesResponse is the answer at DevicesPath.
+// DevicesResponse is the response at DevicesPath.
 type DevicesResponse struct {
-	At      time.Time    `json:"at"` // when it was given
+	At      time.Time    `json:"at"`
 	Node    string       `json:"node,omitempty"`
 	Driver  DriverJSON   `json:"driver"`
 	Kubelet KubeletJSON  `json:"kubelet"`
-	Devices []DeviceJSON `json:"devices"` // each GPU before its slices
+	Devices []DeviceJSON `json:"devices"` // each GPU before its MIG devices
 }
 
-// DriverJSON is the driver's state.
+// DriverJSON is the state of the driver.
 type DriverJSON struct {
-	// State is "starting", "up", "failing", "absent", "not_answering", "replaced" or
-	// "released".
-	State string `json:"state"`
+	State string `json:"state"` // a driverStateNames
 	Error string `json:"error,omitempty"`
 }
 
-// KubeletJSON says how the kubelet answered when it was last asked who holds what.
-type KubeletJSON struct {
-	Up         bool      `json:"up"`
-	LastAnswer time.Time `json:"answered,omitzero"` // when it last did; what holders are drawn from
-	Error      string    `json:"error,omitempty"`
-}
-
-// DeviceJSON is what can be held, and a GPU whose slices can.
+// DeviceJSON is a device, or a partitioned GPU.
 type DeviceJSON struct {
 	ID             device.ID         `json:"device"`
 	GPU            device.GPU        `json:"gpu"`
-	Index          int               `json:"index"`             // the GPU's
-	MIG            bool              `json:"mig"`               // a GPU in MIG mode: its slices are held, and not it
-	Profile        string            `json:"profile,omitempty"` // of a slice, as are the next three
+	Index          int               `json:"index"`             // of the GPU
+	MIG            bool              `json:"mig"`               // partitioned
+	Profile        string            `json:"profile,omitempty"` // of a MIG device, like the next three fields
 	MIGDeviceIndex *int              `json:"slice,omitempty"`
 	GI             *int              `json:"gi,omitempty"`
 	CI             *int              `json:"ci,omitempty"`
@@ -47,28 +37,25 @@ type DeviceJSON struct {
 	PCI            string            `json:"pci_bus_id,omitempty"`
 	NUMANode       *int              `json:"numa_node,omitempty"`
 	MemoryBytes    uint64            `json:"memory_bytes,omitempty"`
-	InfoLabels     map[string]string `json:"facts,omitempty"` // as nvidia_gpu_info has them
+	InfoLabels     map[string]string `json:"facts,omitempty"` // as in nvidia_gpu_info
 
-	Healthy bool      `json:"healthy"` // as the kubelet is told
-	Health  string    `json:"health"`  // "healthy", "suspect", "unhealthy" or "recovering"
-	Reason  string    `json:"reason,omitempty"`
-	Action  string    `json:"action,omitempty"`
-	Since   time.Time `json:"since,omitzero"` // when Healthy or Reason last changed
-	Flaps   uint64    `json:"flaps"`
-	Gone    bool      `json:"gone,omitempty"` // no listing has it any more
-	// Unallocatable is why nothing of a GPU that works can be allocated: "no_mig_devices".
-	Unallocatable string    `json:"unallocatable,omitempty"`
-	Xids          []XidJSON `json:"xids"` // that were reported of its GPU, as far as is remembered
+	Healthy       bool      `json:"healthy"` // as listed to the kubelet
+	Health        string    `json:"health"`  // a device.Health
+	Reason        string    `json:"reason,omitempty"`
+	Action        string    `json:"action,omitempty"`
+	Since         time.Time `json:"since,omitzero"` // latest change of Healthy or Reason
+	Flaps         uint64    `json:"flaps"`
+	Gone          bool      `json:"gone,omitempty"`          // no longer listed by the driver
+	Unallocatable string    `json:"unallocatable,omitempty"` // reason why no device of a healthy GPU can be allocated
+	Xids          []XidJSON `json:"xids"`                    // of the GPU
 
-	// AllocationState is "idle", "held", "shared", "unnamed" (allocated to a container that the
-	// kubelet does not name), "unknown", or "partitioned".
-	AllocationState string             `json:"hold"`
+	AllocationState string             `json:"hold"` // an allocationStateNames, or "partitioned"
 	Owners          []OwnerJSON        `json:"holders"`
-	PastOwners      []OwnerJSON        `json:"last_holders"` // that hold it no more, newest first
+	PastOwners      []OwnerJSON        `json:"last_holders"` // newest first
 	LastIncident    *incident.Incident `json:"last_incident,omitempty"`
 }
 
-// XidJSON is how often the driver reported an error.
+// XidJSON counts the reports of an Xid.
 type XidJSON struct {
 	Xid   uint64    `json:"xid"`
 	Count uint64    `json:"count"`
@@ -81,12 +68,13 @@ var driverStateNames = [...]string{
 }
 
 var allocationStateNames = [...]string{
-	device.AllocationUnknown: "unknown", device.Unallocated: "idle", device.Allocated: "held", device.AllocatedShared: "shared", device.AllocatedOwnerUnknown: "unnamed",
+	device.AllocationUnknown: "unknown", device.Unallocated: "idle", device.Allocated: "held", device.AllocatedShared: "shared",
+	device.AllocatedOwnerUnknown: "unnamed",
 }
 
 func (n node) handleDevices(q Query, now time.Time) any { return n.devicesMatching(q, now) }
 
-// Devices returns the answer for all devices of a node.
+// Devices returns the response for all devices of a node.
 func Devices(name string, state NodeState, now time.Time) DevicesResponse {
 	return node{state, name}.devicesMatching(Query{}, now)
 }
@@ -108,17 +96,6 @@ func (n node) devicesMatching(q Query, now time.Time) DevicesResponse {
 	return d
 }
 
-func newKubeletJSON(a device.Allocations) KubeletJSON {
-	return KubeletJSON{Up: a.Err == nil && !a.At.IsZero(), LastAnswer: a.At.UTC(), Error: errorText(a.Err)}
-}
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return strings.ReplaceAll(err.Error(), "\n", "; ")
-}
-
 func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allocations, snapshot incident.Snapshot) DeviceJSON {
 	d := DeviceJSON{
 		ID: s.ID, GPU: s.GPU, Index: s.Index, MIG: s.MIGEnabled, Model: s.Model, PCI: s.PCI, NUMANode: nonNegative(s.NUMANode),
@@ -133,7 +110,7 @@ func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allo
 		d.Xids[i] = XidJSON{x.Code, x.Count, x.Last.UTC()}
 	}
 	for _, f := range s.InfoLabels {
-		if f.Value == "" { // the driver does not tell it
+		if f.Value == "" {
 			continue
 		}
 		if d.InfoLabels == nil {
@@ -154,13 +131,12 @@ func newDeviceJSON(s device.Status, all []device.Status, allocations device.Allo
 		}
 	}
 	if i := slices.IndexFunc(snapshot.Incidents, func(i incident.Incident) bool { return i.Device == s.ID }); i >= 0 {
-		last := withUTCTimes(snapshot.Incidents[i]) // the newest is the first
-		d.LastIncident = &last
+		d.LastIncident = new(withUTCTimes(snapshot.Incidents[i])) // incidents are newest first
 	}
 	return d
 }
 
-// nonNegative is a number, or nothing where it is not known.
+// nonNegative returns nil for an unknown number.
 func nonNegative(n int) *int {
 	if n < 0 {
 		return nil

@@ -1,22 +1,19 @@
 package api
 
 import (
-	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// IncidentsResponse is the answer at IncidentsPath.
+// IncidentsResponse is the response at IncidentsPath.
 type IncidentsResponse struct {
-	At   time.Time `json:"at"`
-	Node string    `json:"node,omitempty"`
-	// Persisted says that incidents are on disk, or will be in a moment; Error, why not.
-	Persisted bool   `json:"kept"`
-	Error     string `json:"error,omitempty"`
-	// Total is how many match. The answer has the newest of them, up to the limit.
-	Total     int                 `json:"total"`
-	Incidents []incident.Incident `json:"incidents"` // newest first
+	At        time.Time           `json:"at"`
+	Node      string              `json:"node,omitempty"`
+	Persisted bool                `json:"kept"` // incidents are stored on disk; if not, Error has the reason
+	Error     string              `json:"error,omitempty"`
+	Total     int                 `json:"total"`     // incidents that match
+	Incidents []incident.Incident `json:"incidents"` // the newest of them up to the limit, newest first
 }
 
 func (n node) handleIncidents(q Query, now time.Time) any {
@@ -36,29 +33,20 @@ func (n node) handleIncidents(q Query, now time.Time) any {
 	return response
 }
 
-// matchesIncident tells whether an incident is meant, wherever it was.
-func (q Query) matchesIncident(i *incident.Incident) bool {
-	return (q.Reason == "" || q.Reason == i.Reason) && !i.Last.Before(q.Since) &&
-		(q.Namespace == "" && q.Pod == "" || slices.ContainsFunc(i.Affected, func(h incident.AffectedContainer) bool { return q.matchesPod(h.Namespace, h.Pod) }))
-}
-
-// withUTCTimes is the incident with all its times in UTC, and no list that is null.
+// withUTCTimes returns a copy of the incident with all times in UTC.
 func withUTCTimes(i incident.Incident) incident.Incident {
 	i.First, i.Last = i.First.UTC(), i.Last.UTC()
 	if i.RecoveredAt != nil {
-		recovered := i.RecoveredAt.UTC()
-		i.RecoveredAt = &recovered
+		i.RecoveredAt = new(i.RecoveredAt.UTC())
 	}
-	affected := make([]incident.AffectedContainer, len(i.Affected))
-	for n, h := range i.Affected {
-		h.Since, h.Until = h.Since.UTC(), h.Until.UTC()
-		if h.Termination != nil {
-			ended := *h.Termination
-			ended.At = ended.At.UTC()
-			h.Termination = &ended
+	i.Affected = append([]incident.AffectedContainer{}, i.Affected...)
+	for n := range i.Affected {
+		a := &i.Affected[n]
+		a.Since, a.Until = a.Since.UTC(), a.Until.UTC()
+		if a.Termination != nil {
+			a.Termination = new(*a.Termination)
+			a.Termination.At = a.Termination.At.UTC()
 		}
-		affected[n] = h
 	}
-	i.Affected = affected
 	return i
 }

@@ -12,38 +12,36 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/incident"
 )
 
-// maxQueryBytes is how many bytes of parameters are read. Names of pods have 253 at most.
+// maxQueryBytes bounds the parameters. Names of pods have at most 253 bytes.
 const maxQueryBytes = 4096
 
-// How many incidents an answer has where nothing is said, and at most.
+// Limits of the incidents in a response.
 const (
 	DefaultLimit = 100
 	MaxLimit     = 1000
 )
 
-// Query says what an answer is to be about. The zero value of a field is anything.
+// Query selects devices, allocations or incidents. The zero value of a field matches all.
 type Query struct {
-	// Device is a device's UUID, a GPU's, which stands for its slices as well, or a GPU's
-	// index.
-	Device         string
+	Device         string // UUID of a device, or UUID or index of a GPU, for its MIG devices as well
 	Namespace, Pod string
 	Reason         string
 	Since          time.Time
-	Limit          int // never 0 once it was parsed
+	Limit          int // at least 1 after ParseQuery
 }
 
-// ParseQuery reads parameters as they stand in a URL. Whoever mistypes one learns it, and
-// does not get everything.
+// ParseQuery parses the parameters of a URL. It rejects unknown names: a typing error must not select everything.
 func ParseQuery(raw string, params []string, now time.Time) (Query, error) {
 	q := Query{Limit: DefaultLimit}
 	if len(raw) > maxQueryBytes {
-		return q, fmt.Errorf("the parameters have %d bytes: want %d at most", len(raw), maxQueryBytes)
+		return q, fmt.Errorf("parameters of %d bytes: want at most %d", len(raw), maxQueryBytes)
 	}
 	values, err := url.ParseQuery(raw)
 	if err != nil {
-		return q, fmt.Errorf("read the parameters: %w", err)
+		return q, fmt.Errorf("parse parameters: %w", err)
 	}
 	for _, name := range slices.Sorted(maps.Keys(values)) {
 		switch v := values[name]; {
@@ -61,29 +59,22 @@ func ParseQuery(raw string, params []string, now time.Time) (Query, error) {
 }
 
 func (q *Query) set(name, value string, now time.Time) (err error) {
-	if value == "" {
+	switch {
+	case value == "":
 		return errors.New("want a value")
-	}
-	switch name {
-	case "device":
-		q.Device = value
-	case "namespace":
-		q.Namespace = value
-	case "pod":
-		q.Pod = value
-	case "reason":
-		q.Reason = value
-	case "since":
+	case name == "since":
 		q.Since, err = parseSince(value, now)
-	case "limit":
+	case name == "limit":
 		if q.Limit, err = strconv.Atoi(value); err != nil || q.Limit < 1 || q.Limit > MaxLimit {
 			err = fmt.Errorf("want a number from 1 to %d", MaxLimit)
 		}
+	default:
+		*map[string]*string{"device": &q.Device, "namespace": &q.Namespace, "pod": &q.Pod, "reason": &q.Reason}[name] = value
 	}
 	return err
 }
 
-// parseSince reads a time, or for how long it has been.
+// parseSince parses a time, or a duration before now.
 func parseSince(value string, now time.Time) (time.Time, error) {
 	if at, err := time.Parse(time.RFC3339, value); err == nil {
 		return at, nil
@@ -95,21 +86,20 @@ func parseSince(value string, now time.Time) (time.Time, error) {
 	return now.Add(-ago), nil
 }
 
-// deviceMatcher is what a Query's Device stands for.
+// deviceMatcher matches devices by the id of a device or GPU, or without id by the index of a GPU.
 type deviceMatcher struct {
 	all   bool
-	id    string // of a device or a GPU
-	index int    // where id is empty: a GPU's, as it was
+	id    string
+	index int
 }
 
-// deviceMatcher looks the query's device up. An index is that of the Board or, where it has none
-// such, the one that a GPU had.
+// deviceMatcher resolves the query's device. An index not in the inventory matches GPUs that had the index before.
 func (q Query) deviceMatcher(statuses []device.Status) deviceMatcher {
 	index, err := strconv.Atoi(q.Device)
 	switch {
 	case q.Device == "":
 		return deviceMatcher{all: true}
-	case err != nil || index < 0: // no GPU's
+	case err != nil || index < 0: // no index
 		return deviceMatcher{id: q.Device}
 	}
 	for _, s := range statuses {
@@ -120,7 +110,6 @@ func (q Query) deviceMatcher(statuses []device.Status) deviceMatcher {
 	return deviceMatcher{index: index}
 }
 
-// matches tells whether a device is meant.
 func (m deviceMatcher) matches(id device.ID, gpu device.GPU, index int) bool {
 	if m.id != "" {
 		return m.id == string(id) || m.id == string(gpu)
@@ -128,7 +117,11 @@ func (m deviceMatcher) matches(id device.ID, gpu device.GPU, index int) bool {
 	return m.all || m.index == index
 }
 
-// matchesPod tells whether a container is meant.
 func (q Query) matchesPod(namespace, pod string) bool {
 	return (q.Namespace == "" || q.Namespace == namespace) && (q.Pod == "" || q.Pod == pod)
+}
+
+func (q Query) matchesIncident(i *incident.Incident) bool {
+	return (q.Reason == "" || q.Reason == i.Reason) && !i.Last.Before(q.Since) && (q.Namespace == "" && q.Pod == "" ||
+		slices.ContainsFunc(i.Affected, func(a incident.AffectedContainer) bool { return q.matchesPod(a.Namespace, a.Pod) }))
 }
