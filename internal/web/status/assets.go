@@ -5,6 +5,8 @@ import (
 	_ "embed"
 	"encoding/hex"
 	"html/template"
+	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -20,14 +22,15 @@ var scriptText []byte
 //go:embed icon.svg
 var iconText []byte
 
-// asset is a file that the page asks for.
+// AssetsPath begins the paths of the style, script and icon.
+const AssetsPath = "/static/"
+
 type asset struct {
-	Path        string // without a slash before it: the page may be below one that a proxy adds
+	Path        string // relative: a proxy may serve the page below a path of its own
 	contentType string
 	body        []byte
 }
 
-// assets are all there are.
 var assets = map[string]asset{
 	"style":  newAsset("page", "css", "text/css; charset=utf-8", styleText),
 	"script": newAsset("page", "js", "text/javascript; charset=utf-8", scriptText),
@@ -40,7 +43,34 @@ func newAsset(name, extension, contentType string, body []byte) asset {
 	return asset{path, contentType, body}
 }
 
-// pageTemplate is the page's template.
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 	"asset": func(name string) string { return assets[name].Path },
 }).Parse(pageText))
+
+// Assets serves the style, script and icon. Their names have a hash of the content, so caches may keep them.
+func Assets() http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		setSecurityHeaders(w.Header())
+		for _, a := range assets {
+			if r.URL.Path == "/"+a.Path {
+				h := w.Header()
+				h.Set("Content-Type", a.contentType)
+				h.Set("Cache-Control", "public, max-age=31536000, immutable")
+				h.Set("Content-Length", strconv.Itoa(len(a.body)))
+				w.Write(a.body) //nolint:errcheck // the client disconnected
+				return
+			}
+		}
+		http.NotFound(w, r)
+	})
+}
+
+// setSecurityHeaders limits a browser to this server's files: no inline style or script, no form, no frame.
+func setSecurityHeaders(h http.Header) {
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; "+
+		"base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+}

@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,13 +12,13 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// Bounds of what is drawn. What is left out is counted, and the JSON has it.
+// Limits per device. The page shows the number of owners left out; the JSON has all.
 const (
 	maxOwners   = 16
 	maxReplicas = 64
 )
 
-// deviceCard is a GPU, or a slice of one.
+// deviceCard is a GPU or a MIG device.
 type deviceCard struct {
 	ID                 device.ID
 	Anchor             string
@@ -25,39 +26,44 @@ type deviceCard struct {
 	ShortName          string // "3", "1"
 	Model, Profile     string
 	Healthy            bool
-	Health             string // as the JSON has it
+	Health             string // as in the JSON
 	Gone, Partitioned  bool
 	Reason, Action     string
-	HealthNote         string // of Health, where that does not say enough
+	HealthNote         string // explains Health
 	Since              displayTime
 	Flaps              uint64
 	Stalled, NoReading bool
 	Bars               []usageBar
-	Readings           []nameValue // that were read
-	Details            []nameValue // that stay
+	Readings           []nameValue
+	Details            []nameValue
 	Allocation         deviceAllocation
 	MIGDevices         []*deviceCard
 	Partition          *partitionMap
 }
 
+// usageBar is a bar of Percent length, with the same value as text.
+type usageBar struct{ Name, Device, Kind, Percent, Text string }
+
+// alertRow is a device that is not healthy, with a link to the device below.
+type alertRow struct{ Anchor, Name, Health, Reason, Action string }
+
 func (c *deviceCard) alertRow() alertRow {
-	if c.Gone { // which is the reason, too
+	if c.Gone {
 		return alertRow{Anchor: c.Anchor, Name: c.Name, Health: "gone"}
 	}
 	return alertRow{c.Anchor, c.Name, c.Health, c.Reason, c.Action}
 }
 
-// deviceAllocation is who holds a device.
+// deviceAllocation is the allocation of a device.
 type deviceAllocation struct {
-	Known, Allocated  bool
-	Text              string // where nobody is named
-	Owners            []ownerRow
-	MoreOwners        int // holders that are not shown
-	Sharing           string
-	Replicas          []replicaBox
-	AllocatedReplicas int
-	Complete          bool // what is held by nobody who is named is free
-	MoreReplicas      int
+	Known, Allocated                bool
+	Text                            string // without owners
+	Owners                          []ownerRow
+	MoreOwners                      int // not shown
+	Sharing                         string
+	Replicas                        []replicaBox
+	AllocatedReplicas, MoreReplicas int
+	Complete                        bool // replicas without an owner are unallocated
 }
 
 // ownerRow is a container.
@@ -67,13 +73,12 @@ type ownerRow struct {
 	Since                     displayTime
 }
 
-// replicaBox is one of those as which a device is offered.
 type replicaBox struct {
 	Number    string
 	Allocated bool
 }
 
-// gpuCards are the devices, with each GPU's slices in it.
+// gpuCards returns the GPUs with their MIG devices.
 func (b *viewBuilder) gpuCards() (gpus []*deviceCard) {
 	for i := range b.node.Devices {
 		d := &b.node.Devices[i]
@@ -108,7 +113,7 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 		card.Name += ", slice " + card.ShortName
 		card.Anchor += "-" + card.ShortName
 	}
-	if b.anchors[card.Anchor]++; b.anchors[card.Anchor] > 1 { // one that is gone, and another in its place
+	if b.anchors[card.Anchor]++; b.anchors[card.Anchor] > 1 { // a replacement has the index of a GPU that is gone
 		card.Anchor += "." + strconv.Itoa(b.anchors[card.Anchor])
 	}
 	if card.HealthNote = healthNotes[card.Health]; card.Gone {
@@ -124,7 +129,6 @@ var healthNotes = map[string]string{
 	"recovering": "Nothing is wrong any more, and not yet for long enough.",
 }
 
-// details is what a device is known by.
 func details(d *api.DeviceJSON) []nameValue {
 	details := []nameValue{{"UUID", sanitize(string(d.ID))}}
 	if string(d.ID) != string(d.GPU) {
@@ -133,21 +137,14 @@ func details(d *api.DeviceJSON) []nameValue {
 		}
 		return details
 	}
-	if d.PCI != "" {
-		details = append(details, nameValue{"PCI address", sanitize(d.PCI)})
-	}
+	details = addKnown(details, nameValue{"PCI address", d.PCI})
 	if d.NUMANode != nil {
 		details = append(details, nameValue{"NUMA node", strconv.Itoa(*d.NUMANode)})
 	}
-	for _, f := range []nameValue{{"Serial", d.InfoLabels["serial"]}, {"VBIOS", d.InfoLabels["vbios_version"]}} {
-		if f.Value != "" {
-			details = append(details, nameValue{f.Name, sanitize(f.Value)})
-		}
-	}
-	return details
+	return addKnown(details, nameValue{"Serial", d.InfoLabels["serial"]}, nameValue{"VBIOS", d.InfoLabels["vbios_version"]})
 }
 
-// addReadings draws what was read of a device.
+// addReadings adds the bars and values of a reading.
 func (b *viewBuilder) addReadings(card *deviceCard, d *api.DeviceJSON) {
 	r := b.readings.forDevice(d.ID)
 	gpu := string(d.ID) == string(d.GPU)
@@ -187,10 +184,12 @@ var allocationTexts = map[string]string{
 }
 
 func (b *viewBuilder) allocation(d *api.DeviceJSON) deviceAllocation {
-	a := deviceAllocation{Known: d.AllocationState != "unknown", Allocated: d.AllocationState == "held" || d.AllocationState == "shared" || d.AllocationState == "unnamed"}
+	a := deviceAllocation{Known: d.AllocationState != "unknown", Allocated: slices.Contains([]string{"held", "shared", "unnamed"}, d.AllocationState)}
 	for i := range d.Owners[:min(len(d.Owners), maxOwners)] {
 		owner := &d.Owners[i]
-		a.Owners = append(a.Owners, ownerRow{sanitize(owner.Namespace), sanitize(owner.Pod), sanitize(owner.Container), formatReplicas(owner), formatSince(b.now, owner.FirstSeen)})
+		a.Owners = append(a.Owners, ownerRow{
+			sanitize(owner.Namespace), sanitize(owner.Pod), sanitize(owner.Container), formatReplicas(owner), formatSince(b.now, owner.FirstSeen),
+		})
 	}
 	a.MoreOwners = len(d.Owners) - len(a.Owners)
 	if len(a.Owners) == 0 {
@@ -200,13 +199,12 @@ func (b *viewBuilder) allocation(d *api.DeviceJSON) deviceAllocation {
 	return a
 }
 
-// replicaNumber is a replica's; false where the whole device is meant.
+// replicaNumber returns the number of a replica; false for a device.
 func replicaNumber(id device.AdvertisedID) (string, bool) {
 	_, n, ok := strings.Cut(string(id), "::")
 	return sanitize(n), ok
 }
 
-// compareNumbers orders replicas.
 func compareNumbers(a, b string) int {
 	m, _ := strconv.Atoi(a)
 	n, _ := strconv.Atoi(b)
@@ -230,19 +228,15 @@ func formatReplicas(owner *api.OwnerJSON) string {
 	}
 }
 
-// addReplicas are those that are offered of a device, and those that are held, though they
-// may be offered no more.
+// addReplicas adds listed replicas, and allocated ones no longer listed.
 func (b *viewBuilder) addReplicas(a *deviceAllocation, d *api.DeviceJSON) {
-	allocated := map[string]bool{} // by number: whether somebody has it
+	allocated := map[string]bool{} // by number
 	for _, row := range b.allocations.ForDevice(d.ID) {
 		if n, ok := replicaNumber(row.DeviceID); ok {
 			allocated[n] = true
 		}
 	}
-	numbers := make([]string, 0, len(allocated))
-	for n := range allocated {
-		numbers = append(numbers, n)
-	}
+	numbers := slices.Collect(maps.Keys(allocated))
 	for _, resource := range b.pluginResources {
 		for _, id := range resource.IDs {
 			if n, ok := replicaNumber(id); ok && id.Device() == d.ID {
@@ -260,5 +254,49 @@ func (b *viewBuilder) addReplicas(a *deviceAllocation, d *api.DeviceJSON) {
 	a.Complete, a.AllocatedReplicas, a.MoreReplicas = b.allocations.Complete, len(allocated), len(numbers)-len(a.Replicas)
 }
 
-// TotalReplicas is how many replicas there are.
+// TotalReplicas returns the number of replicas, shown or not.
 func (a deviceAllocation) TotalReplicas() int { return len(a.Replicas) + a.MoreReplicas }
+
+// partitionMap shows the GPU instances of a GPU in its memory.
+type partitionMap struct {
+	MemorySlices int
+	Instances    []instanceBlock
+}
+
+// instanceBlock is a GPU instance with its compute instances. Start and Size are in memory slices; -1 and 1 if unknown.
+type instanceBlock struct {
+	Start, Size int
+	MIGDevices  []*deviceCard
+}
+
+// CSSClass returns the place as classes of the style.
+func (i instanceBlock) CSSClass() string {
+	if i.Start < 0 {
+		return "span-" + strconv.Itoa(i.Size)
+	}
+	return "at-" + strconv.Itoa(i.Start) + " span-" + strconv.Itoa(i.Size)
+}
+
+// maxMemorySlices is the number of memory slices of all GPUs except the A30, which has half.
+const maxMemorySlices = 8
+
+func (b *viewBuilder) partitionMap(gpu *deviceCard) *partitionMap {
+	p := &partitionMap{MemorySlices: maxMemorySlices}
+	gpuBytes, last := b.statusOf(gpu.ID).MemoryBytes, device.Status{}
+	for _, card := range gpu.MIGDevices {
+		s := b.statusOf(card.ID)
+		placement := s.Placement
+		if placement.Size < 1 || placement.Start < 0 || placement.Start+placement.Size > maxMemorySlices {
+			placement = device.Placement{Start: -1, Size: 1}
+		} else if sliceBytes := s.MemoryBytes / uint64(placement.Size); sliceBytes > 0 && gpuBytes > 0 && gpuBytes/sliceBytes <= maxMemorySlices/2 {
+			p.MemorySlices = maxMemorySlices / 2
+		}
+		if n := len(p.Instances); n > 0 && s.GI >= 0 && s.GI == last.GI && !s.Gone && !last.Gone {
+			p.Instances[n-1].MIGDevices = append(p.Instances[n-1].MIGDevices, card)
+		} else {
+			p.Instances = append(p.Instances, instanceBlock{placement.Start, placement.Size, []*deviceCard{card}})
+		}
+		last = s
+	}
+	return p
+}

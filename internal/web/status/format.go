@@ -9,32 +9,25 @@ import (
 	"unicode"
 )
 
-// displayTime is a moment, for people and for programs.
+// displayTime is a time as text, for people and for programs.
 type displayTime struct{ ISO, Text string }
 
-// IsKnown tells whether it is known at all.
+// IsKnown reports whether there is a time.
 func (t displayTime) IsKnown() bool { return t.ISO != "" }
 
-// formatAgo is how long it has been.
-func formatAgo(now, at time.Time) displayTime {
-	if at.IsZero() {
-		return displayTime{}
-	}
-	t := displayTime{at.UTC().Format(time.RFC3339), "just now"}
-	if d := now.Sub(at); d >= time.Second {
-		t.Text = formatDuration(d) + " ago"
-	}
-	return t
-}
+// formatAgo returns "3 min ago".
+func formatAgo(now, at time.Time) displayTime { return formatTime(now, at, "%s ago") }
 
-// formatSince is for how long it has been so.
-func formatSince(now, at time.Time) displayTime {
+// formatSince returns "for 3 min".
+func formatSince(now, at time.Time) displayTime { return formatTime(now, at, "for %s") }
+
+func formatTime(now, at time.Time, format string) displayTime {
 	if at.IsZero() {
 		return displayTime{}
 	}
 	t := displayTime{at.UTC().Format(time.RFC3339), "just now"}
 	if d := now.Sub(at); d >= time.Second {
-		t.Text = "for " + formatDuration(d)
+		t.Text = fmt.Sprintf(format, formatDuration(d))
 	}
 	return t
 }
@@ -53,8 +46,8 @@ func formatDuration(d time.Duration) string {
 	}
 }
 
-// sanitize is a text as it may be shown. Names come from drivers and kubelets: html/template
-// sees to it that they stay text, and this that they do not turn the direction of writing.
+// sanitize replaces characters without a glyph. Names come from drivers and the kubelet: html/template escapes markup, but not
+// control characters, such as those for right-to-left text.
 func sanitize(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -64,7 +57,7 @@ func sanitize(text string) string {
 	}, text)
 }
 
-// formatAction is what a fault asks for, in words. The words of drivers to come are shown as they are.
+// formatAction returns an action in words.
 func formatAction(action string) string {
 	return sanitize(cmp.Or(map[string]string{
 		"restart_app":         "restart the application",
@@ -82,12 +75,12 @@ func formatAction(action string) string {
 
 const gib = 1 << 30
 
-// formatMemory is "61.2 of 80.0 GiB".
+// formatMemory returns "61.2 of 80.0 GiB".
 func formatMemory(used, total float64) string {
 	return fmt.Sprintf("%.1f of %.1f GiB", used/gib, total/gib)
 }
 
-// formatWatts is "412 W", or "3.1 kW".
+// formatWatts returns "412 W" or "3.1 kW".
 func formatWatts(w float64) string {
 	if w < 1000 {
 		return fmt.Sprintf("%.0f W", w)
@@ -95,10 +88,9 @@ func formatWatts(w float64) string {
 	return fmt.Sprintf("%.1f kW", w/1000)
 }
 
-// formatPercent is a share, as a whole number.
 func formatPercent(ratio float64) string { return strconv.Itoa(int(100*ratio + 0.5)) }
 
-// pluralize is "1 device", "2 devices".
+// pluralize returns "1 device" or "2 devices".
 func pluralize(n int, noun string) string {
 	if n == 1 {
 		return "1 " + noun

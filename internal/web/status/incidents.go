@@ -10,30 +10,25 @@ import (
 	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// maxIncidents is how many are shown, the newest: the JSON has all.
+// maxIncidents bounds the incidents shown, newest first; the JSON has all.
 const maxIncidents = 12
 
-// incidentList is what happened to devices.
 type incidentList struct {
 	Rows       []incidentRow
 	Total      int
-	Href       string // of all of them
-	StoreError string // why they are not kept on disk
+	Href       string // of the list in JSON
+	StoreError string
 }
 
-// incidentRow is one incident.
 type incidentRow struct {
-	Last                          displayTime
-	Count                         uint64
-	Device, Reason, Action, State string
-	Grade                         string
-	Affected                      []affectedContainer
-	MoreAffected                  int
-	Note                          string // where not all who were hit are named
-	Href                          string
+	Last                                 displayTime
+	Count                                uint64
+	Device, Reason, Action, State, Grade string
+	Affected                             []affectedContainer
+	MoreAffected                         int
+	Note, Href                           string
 }
 
-// affectedContainer is a container that was hit, and how it ended.
 type affectedContainer struct{ Namespace, Pod, Container, Termination, Href string }
 
 func (b *viewBuilder) incidentList() incidentList {
@@ -59,7 +54,7 @@ func (b *viewBuilder) incidentRow(i *incident.Incident) incidentRow {
 	}
 	switch {
 	case i.RecoveredAt != nil:
-		row.Grade, row.State, row.Action = "well", "healthy again", "" // it was done
+		row.Grade, row.State, row.Action = "well", "healthy again", ""
 	case i.MarkedUnhealthy:
 		row.Grade, row.State = "bad", "turned unhealthy"
 	default:
@@ -84,21 +79,19 @@ func (b *viewBuilder) incidentRow(i *incident.Incident) incidentRow {
 	return row
 }
 
-// incidentsHref is where the JSON has these incidents.
+// incidentsHref returns the link to incidents in JSON.
 func incidentsHref(filter url.Values) string {
 	return strings.TrimPrefix(api.IncidentsPath, "/") + "?" + filter.Encode()
 }
 
-// formatTermination says how a container and its pod ended.
+// formatTermination returns the end of a container and its pod, "Failed, Error, exit 139".
 func formatTermination(t *incident.PodTermination) string {
 	if t == nil {
 		return ""
 	}
 	var parts []string
-	for _, s := range []string{t.Phase, t.Reason} {
-		if s != "" {
-			parts = append(parts, sanitize(s))
-		}
+	for _, p := range addKnown(nil, nameValue{"", t.Phase}, nameValue{"", t.Reason}) {
+		parts = append(parts, p.Value)
 	}
 	if t.ExitCode != nil {
 		parts = append(parts, fmt.Sprintf("exit %d", *t.ExitCode))

@@ -9,22 +9,21 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
-	"github.com/podgauge/podgauge/internal/web/api"
 )
 
-// maxReadingsAge is the age from which on it is said how old readings are.
+// maxReadingsAge is the age of readings from which the page shows the age.
 const maxReadingsAge = 5 * time.Second
 
-// pageView is what the layout shows.
+// pageView is the input of the template.
 type pageView struct {
 	Node, Version string
 	Simulated     bool
-	Headline      string // how the node is, in a sentence; it changes with that alone
+	Headline      string // the node's state in a sentence
 	Grade         string // "well", "warning" or "bad"
 	Alerts        []alertRow
 	Stats         []nodeStat
-	Model         string      // of all GPUs, where they are of one
-	ReadAt        displayTime // of the readings, where they are old
+	Model         string      // of all GPUs, if common
+	ReadAt        displayTime // of old readings
 	GPUs          []*deviceCard
 	Driver        dependency
 	DriverDetails []nameValue
@@ -37,93 +36,43 @@ type pageView struct {
 	Links         []string
 }
 
-// alertRow is a device that is not well, and where on the page it is.
-type alertRow struct{ Anchor, Name, Health, Reason, Action string }
-
-// nodeStat is one number of the node.
+// nodeStat is a number of the node, with a note or a time. Grade is as in pageView, or empty.
 type nodeStat struct {
 	Name, Value, Note string
-	At                displayTime // in the place of More
-	Grade             string      // as in view; empty where it says nothing of how the node is
-}
-
-// dependency is something that podgauge depends on, and how it is: Grade as in view, and State
-// as it goes on in a sentence.
-type dependency struct{ Grade, State, Error string }
-
-// ShortState is the state by itself.
-func (d dependency) ShortState() string {
-	return strings.TrimPrefix(strings.TrimPrefix(d.State, "is "), "was ")
-}
-
-// nameValue is a name and a value.
-type nameValue struct{ Name, Value string }
-
-// usageBar is a bar: Percent of it is filled, and Text says the same.
-type usageBar struct{ Name, Device, Kind, Percent, Text string }
-
-// resourceRow is what pods ask for.
-type resourceRow struct {
-	Name, Sharing               string
-	Registered                  bool
-	Error                       string
-	Devices, Healthy, Allocated int
-	Replicated, HealthKnown     bool
-	AllocatedKnown              bool
-}
-
-// viewBuilder makes a view.
-type viewBuilder struct {
-	PageState
-	now             time.Time
-	readings        Readings
-	node            api.DevicesResponse
-	statuses        []device.Status
-	allocations     device.Allocations
-	pluginResources []PluginResource
-	anchors         map[string]int
+	At                displayTime
+	Grade             string
 }
 
 func newPageView(state PageState, o *PageOptions, readings Readings, now time.Time) *pageView {
-	b := &viewBuilder{PageState: state, now: now, readings: readings, node: api.Devices(o.Node, state, now), anchors: map[string]int{}}
-	b.statuses, _ = state.Statuses()
-	b.allocations, _ = state.Allocations()
-	b.pluginResources = state.PluginResources()
+	b := newViewBuilder(state, o, readings, now)
 	v := &pageView{
-		Node: sanitize(cmp.Or(o.Node, "this node")), Version: o.Version, Simulated: o.Simulated, Links: o.Links,
-		Driver: b.driver(), Kubelet: b.kubelet(), LastAnswer: formatAgo(now, b.node.Kubelet.LastAnswer), PodsAPI: b.podsAPI(), Incidents: b.incidentList(),
+		Node: sanitize(cmp.Or(o.Node, "this node")), Version: o.Version, Simulated: o.Simulated, Links: o.Links, GPUs: b.gpuCards(),
+		Driver: b.driver(), DriverDetails: b.driverDetails(), Kubelet: b.kubelet(), LastAnswer: formatAgo(now, b.node.Kubelet.LastAnswer),
+		PodsAPI: b.podsAPI(), Resources: b.resourceRows(), IsPlugin: b.pluginResources != nil, Incidents: b.incidentList(),
 	}
 	if age := now.Sub(readings.At); !readings.At.IsZero() && age >= maxReadingsAge {
 		v.ReadAt = formatAgo(now, readings.At)
 	}
-	v.IsPlugin, v.GPUs = b.pluginResources != nil, b.gpuCards()
 	if v.Model = commonModel(v.GPUs); v.Model != "" {
 		for _, g := range v.GPUs {
-			g.Model = "" // it need not be said of each
+			g.Model = ""
 		}
 	}
-	v.DriverDetails = b.driverDetails()
-	v.Resources = b.resourceRows()
 	v.Alerts = alertRows(v.GPUs)
-	v.Stats = append(b.stats(v.GPUs), b.dependencyStats(v)...)
-	b.summarize(v)
+	v.Stats = append(b.stats(v.GPUs), dependencyStats(v)...)
+	summarize(v)
 	return v
 }
 
-// commonModel is that of all GPUs; then none of them has to say it.
+// commonModel returns the model of all GPUs; empty if models differ.
 func commonModel(gpus []*deviceCard) string {
-	for _, g := range gpus {
-		if g.Model != gpus[0].Model {
-			return ""
-		}
-	}
-	if len(gpus) == 0 {
+	if len(gpus) == 0 || slices.ContainsFunc(gpus, func(g *deviceCard) bool { return g.Model != gpus[0].Model }) {
 		return ""
 	}
 	return gpus[0].Model
 }
 
-// allocatableCards are the devices that containers can hold: not a GPU whose slices can.
+// allocatableCards returns the devices that can be allocated: MIG devices instead of their GPU.
 func allocatableCards(gpus []*deviceCard) (all []*deviceCard) {
 	for _, g := range gpus {
 		if !g.Partitioned || g.Allocation.Allocated {
@@ -134,8 +83,8 @@ func allocatableCards(gpus []*deviceCard) (all []*deviceCard) {
 	return all
 }
 
-// summarize says in a sentence how the node is.
-func (b *viewBuilder) summarize(v *pageView) {
+// summarize sets the headline and the grade.
+func summarize(v *pageView) {
 	all := allocatableCards(v.GPUs)
 	unhealthy, suspect := 0, 0
 	for _, card := range all {
@@ -168,34 +117,33 @@ func (b *viewBuilder) summarize(v *pageView) {
 	default:
 		v.Headline = fmt.Sprintf("All %d devices are healthy.", len(all))
 	}
-	b.addWarnings(v)
+	addWarnings(v)
 }
 
-// addWarnings adds what else is wrong with the node.
-func (b *viewBuilder) addWarnings(v *pageView) {
+// addWarnings adds sentences about stalled GPUs and the kubelet.
+func addWarnings(v *pageView) {
 	stalled := 0
 	for _, g := range v.GPUs {
 		if g.Stalled && g.Healthy {
 			stalled++
 		}
 	}
-	var more []string
+	warnings := ""
 	switch {
 	case stalled == 1:
-		more = append(more, " A call to one GPU has not come back.")
+		warnings = " A call to one GPU has not come back."
 	case stalled > 1:
-		more = append(more, fmt.Sprintf(" Calls to %d GPUs have not come back.", stalled))
+		warnings = fmt.Sprintf(" Calls to %d GPUs have not come back.", stalled)
 	}
 	if v.Kubelet.Grade == "bad" {
-		more = append(more, " The kubelet "+v.Kubelet.State+".")
+		warnings += " The kubelet " + v.Kubelet.State + "."
 	}
-	if v.Headline += strings.Join(more, ""); len(more) > 0 && v.Grade == "well" {
+	if v.Headline += warnings; warnings != "" && v.Grade == "well" {
 		v.Grade = "warning"
 	}
 }
 
-// alertRows are the devices that are not well. Slices that are ill with their GPU are not
-// named one by one.
+// alertRows returns the devices that are not healthy, except MIG devices with the health and reason of their GPU.
 func alertRows(gpus []*deviceCard) (all []alertRow) {
 	for _, g := range gpus {
 		if g.Health != device.Healthy.String() || g.Gone {
@@ -210,7 +158,7 @@ func alertRows(gpus []*deviceCard) (all []alertRow) {
 	return all
 }
 
-// stats are the numbers of the whole node.
+// stats returns the numbers of the whole node.
 func (b *viewBuilder) stats(gpus []*deviceCard) []nodeStat {
 	if len(gpus) == 0 {
 		return nil
@@ -227,16 +175,14 @@ func (b *viewBuilder) stats(gpus []*deviceCard) []nodeStat {
 		known = known && card.Allocation.Known
 	}
 	of := "of " + strconv.Itoa(len(all))
-	stats := []nodeStat{{Name: "Healthy", Value: strconv.Itoa(healthy), Note: of}}
+	allocatedStat := nodeStat{Name: "Held", Value: "–", Note: "not known yet"}
 	if known {
-		stats = append(stats, nodeStat{Name: "Held", Value: strconv.Itoa(allocated), Note: of})
-	} else {
-		stats = append(stats, nodeStat{Name: "Held", Value: "–", Note: "not known yet"})
+		allocatedStat.Value, allocatedStat.Note = strconv.Itoa(allocated), of
 	}
-	return append(stats, b.sumStats(gpus)...)
+	return append([]nodeStat{{Name: "Healthy", Value: strconv.Itoa(healthy), Note: of}, allocatedStat}, b.sumStats(gpus)...)
 }
 
-// sumStats are over the GPUs that were read, and say so where these are not all.
+// sumStats returns sums over the GPUs that were read, with their number if others were not.
 func (b *viewBuilder) sumStats(gpus []*deviceCard) (stats []nodeStat) {
 	var used, total, power, limit float64
 	var present, memories, powers, limits int
@@ -278,84 +224,11 @@ func (b *viewBuilder) sumStats(gpus []*deviceCard) (stats []nodeStat) {
 	return stats
 }
 
-// dependencyStats are the driver and the kubelet, in a word.
-func (b *viewBuilder) dependencyStats(v *pageView) []nodeStat {
+// dependencyStats returns the states of the driver and the kubelet.
+func dependencyStats(v *pageView) []nodeStat {
 	driver := nodeStat{Name: "Driver", Value: v.Driver.ShortState(), Grade: v.Driver.Grade}
 	if len(v.DriverDetails) > 0 {
 		driver.Note = v.DriverDetails[0].Value
 	}
 	return []nodeStat{driver, {Name: "Kubelet", Value: v.Kubelet.ShortState(), At: v.LastAnswer, Grade: v.Kubelet.Grade}}
-}
-
-var driverStates = map[string]dependency{
-	"starting":      {"warning", "is being started", ""},
-	"up":            {"well", "is up", ""},
-	"failing":       {"bad", "lists no devices", ""},
-	"absent":        {"bad", "is not there", ""},
-	"not_answering": {"bad", "does not answer", ""},
-	"replaced":      {"warning", "was replaced, and podgauge starts anew", ""},
-	"released":      {"bad", "is released", ""},
-}
-
-func (b *viewBuilder) driver() dependency {
-	p := driverStates[b.node.Driver.State]
-	p.Error = sanitize(b.node.Driver.Error)
-	return p
-}
-
-// driverDetails are what all devices say alike of their driver.
-func (b *viewBuilder) driverDetails() (details []nameValue) {
-	if len(b.node.Devices) == 0 {
-		return nil
-	}
-	labels := b.node.Devices[0].InfoLabels
-	for _, f := range []nameValue{{"Version", labels["driver_version"]}, {"CUDA", labels["cuda_version"]}} {
-		if f.Value != "" {
-			details = append(details, nameValue{f.Name, sanitize(f.Value)})
-		}
-	}
-	return details
-}
-
-func (b *viewBuilder) kubelet() dependency {
-	switch k := b.node.Kubelet; {
-	case k.Up:
-		return dependency{"well", "answers", ""}
-	case k.Error == "":
-		return dependency{"warning", "was not asked yet", ""}
-	default:
-		return dependency{"bad", "does not answer", sanitize(k.Error)}
-	}
-}
-
-func (b *viewBuilder) podsAPI() dependency {
-	switch f := b.PodsAPI(); {
-	case f.Synced:
-		return dependency{"well", "followed", ""}
-	case f.Reason == "":
-		return dependency{"plain", "not asked yet", ""}
-	default:
-		return dependency{"plain", "not followed", sanitize(f.Reason)}
-	}
-}
-
-// resourceRows are what the kubelet is told of.
-func (b *viewBuilder) resourceRows() (all []resourceRow) {
-	for _, resource := range b.pluginResources {
-		row := resourceRow{
-			Name: sanitize(resource.Resource), Sharing: resource.Sharing, Registered: resource.Registered, Error: sanitize(resource.Err), Healthy: resource.Healthy, Devices: len(resource.IDs),
-			HealthKnown: resource.Registered, AllocatedKnown: b.allocations.Complete,
-		}
-		var ids []string
-		for _, allocation := range b.allocations.All {
-			if allocation.Resource == resource.Resource {
-				ids = append(ids, string(allocation.DeviceID))
-			}
-		}
-		slices.Sort(ids)
-		row.Allocated = len(slices.Compact(ids))
-		row.Replicated = slices.ContainsFunc(resource.IDs, func(id device.AdvertisedID) bool { return strings.Contains(string(id), "::") })
-		all = append(all, row)
-	}
-	return all
 }
