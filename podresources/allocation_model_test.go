@@ -469,7 +469,8 @@ func (s *scenario) compare() {
 	}
 }
 
-func TestMemoryAgainstTheModel(t *testing.T) {
+// TestAllocationTrackerAgainstModel compares the tracker with the reference model over random events.
+func TestAllocationTrackerAgainstModel(t *testing.T) {
 	for seed := range uint64(2000) {
 		chance := rand.New(rand.NewPCG(seed, 0))
 		newScenario(t, chance.IntN).play(100)

@@ -21,7 +21,8 @@ const (
 	maxListAllocs   = 100
 )
 
-func TestListAllocations(t *testing.T) {
+// TestAllocationsOfList pins the allocations of decoding and calling List.
+func TestAllocationsOfList(t *testing.T) {
 	for _, pods := range benchmarkPods {
 		b, err := proto.Marshal(nodeResponse(pods, 8))
 		if err != nil {
@@ -52,9 +53,8 @@ func TestListAllocations(t *testing.T) {
 	}
 }
 
-// What is allocatable is asked for each second at most; where it is the same as before it
-// costs nothing.
-func TestAllocatableAllocations(t *testing.T) {
+// TestAllocationsOfAllocatable pins that unchanged allocatable resources cost no allocation.
+func TestAllocationsOfAllocatable(t *testing.T) {
 	answer := &api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}}
 	for _, c := range nodeResponse(8, 8).PodResources {
 		answer.Devices = append(answer.Devices, c.Containers[0].Devices...)
@@ -96,7 +96,7 @@ func BenchmarkDecode(b *testing.B) {
 	}
 }
 
-func BenchmarkOwners(b *testing.B) {
+func BenchmarkListAllocations(b *testing.B) {
 	for _, pods := range benchmarkPods {
 		b.Run(fmt.Sprintf("pods=%d", pods), func(b *testing.B) {
 			c := newTestClient(b, startKubeletProcess(b, pods), Options{})

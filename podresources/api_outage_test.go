@@ -21,7 +21,7 @@ func runOutage(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c *Clie
 		daemon := newPodWith("daemon-x7k2p", newContainer("main", "d"))
 		k.setPods(newPod("one", "a"), newPod("two", "b"), daemon, newPod("three-node-a", "s"))
 		time.Sleep(2 * idleInterval) // Run has read the checkpoint
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 		k.setPods(newPod("three-node-a", "s"))
 		k.restart()
 		c.ListAllocations(t.Context())
@@ -30,13 +30,13 @@ func runOutage(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c *Clie
 	})
 }
 
-// TestAllocationsOutliveAnOutageOfTheAPIServer: while the kubelet lacks the API server's pods
-// and its checkpoint has what they were allocated, they have it.
-func TestAllocationsOutliveAnOutageOfTheAPIServer(t *testing.T) {
+// TestAPIOutageKeepsAllocations restarts the kubelet in an outage of the API server: allocations in the checkpoint stand until API pods are
+// listed again.
+func TestAPIOutageKeepsAllocations(t *testing.T) {
 	runOutage(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 		time.Sleep(time.Hour)
 		h := c.current()
-		for id, want := range map[device.ID]string{"a": "held by one", "b": "held by two", "d": "held by daemon-x7k2p", "s": "held by three-node-a", "x": "idle"} {
+		for id, want := range map[device.ID]string{"a": "allocated to one", "b": "allocated to two", "d": "allocated to daemon-x7k2p", "s": "allocated to three-node-a", "x": "unallocated"} {
 			wantDevice(t, h, id, want)
 		}
 		if !slices.ContainsFunc(h.Recent, func(s device.AllocationRecord) bool { return s.Owner == newOwner("one") && s.EndedAt.IsZero() }) {
@@ -48,100 +48,97 @@ func TestAllocationsOutliveAnOutageOfTheAPIServer(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		k.start(0)
 		time.Sleep(time.Hour)
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 
 		// The API server is back, where "two" was deleted. The kubelet frees what it had, and
 		// writes nothing down.
 		k.setPods(newPod("three-node-a", "s"), newPodWith("daemon-x7k2p", newContainer("main", "d")))
 		time.Sleep(idleInterval + ms)
-		wantDevice(t, c.current(), "d", "held by daemon-x7k2p")
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "d", "allocated to daemon-x7k2p")
+		wantDevice(t, c.current(), "a", "allocated to one")
 		k.setPods(newPod("three-node-a", "s"), newPodWith("daemon-x7k2p", newContainer("main", "d")), newPod("one", "a"))
 		time.Sleep(settleTimeout + idleInterval)
-		wantDevice(t, c.current(), "a", "held by one")
-		wantDevice(t, c.current(), "b", "idle")
+		wantDevice(t, c.current(), "a", "allocated to one")
+		wantDevice(t, c.current(), "b", "unallocated")
 		k.setPods(newPod("three-node-a", "s"), newPodWith("daemon-x7k2p", newContainer("main", "d")))
 		time.Sleep(idleInterval + ms)
-		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unallocated")
 	})
 }
 
-// TestAllocationsThatEndInAnOutageOfTheAPIServer: what ends one, the rest goes on.
-func TestAllocationsThatEndInAnOutageOfTheAPIServer(t *testing.T) {
+// TestAPIOutageEndsAllocations ends a single allocation in an outage of the API server.
+func TestAPIOutageEndsAllocations(t *testing.T) {
 	for name, c := range map[string]struct {
 		play func(k *scriptedKubelet, c *Client, f checkpointFile)
 		want string
 	}{
 		"the checkpoint drops it": {func(_ *scriptedKubelet, _ *Client, f checkpointFile) {
 			f.writeEntries("b", "uid-two", "s", "uid-static")
-		}, "idle"},
+		}, "unallocated"},
 		"the checkpoint has another pod": {func(_ *scriptedKubelet, _ *Client, f checkpointFile) {
 			f.writeEntries("a", "uid-new", "b", "uid-two", "s", "uid-static")
-		}, "idle"},
+		}, "unallocated"},
 		"another pod is listed with it": {func(k *scriptedKubelet, _ *Client, _ checkpointFile) {
 			k.setPods(newPod("four-node-a", "a"), newPod("three-node-a", "s"))
-		}, "held by four-node-a"},
+		}, "allocated to four-node-a"},
 		"its pod is listed without it": {func(k *scriptedKubelet, _ *Client, _ checkpointFile) {
 			k.setPods(newPod("one"), newPod("three-node-a", "s"))
-		}, "idle"},
+		}, "unallocated"},
 		"the Pods API ends it": {func(k *scriptedKubelet, c *Client, _ checkpointFile) {
 			c.OnPodEnded("team", "one")
 			k.restart() // what it listed last, it would list until its own end
-		}, "idle"},
+		}, "unallocated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runOutage(t, func(t *testing.T, k *scriptedKubelet, client *Client, f checkpointFile) {
 				time.Sleep(5 * time.Minute)
-				wantDevice(t, client.current(), "a", "held by one")
+				wantDevice(t, client.current(), "a", "allocated to one")
 				c.play(k, client, f)
 				time.Sleep(2 * idleInterval)
 				wantDevice(t, client.current(), "a", c.want)
-				wantDevice(t, client.current(), "b", "held by two")
+				wantDevice(t, client.current(), "b", "allocated to two")
 			})
 		})
 	}
 }
 
-// TestAnOutageOfTheAPIServerWithoutACheckpoint: what the kubelet has written down last counts
-// for a minute, and no longer.
-func TestAnOutageOfTheAPIServerWithoutACheckpoint(t *testing.T) {
+// TestAPIOutageWithoutCheckpoint breaks the checkpoint: the last readable checkpoint counts for settleTimeout.
+func TestAPIOutageWithoutCheckpoint(t *testing.T) {
 	runOutage(t, func(t *testing.T, _ *scriptedKubelet, c *Client, f checkpointFile) {
 		time.Sleep(5 * time.Minute)
 		f.writeContent("broken")
 		time.Sleep(settleTimeout - 2*idleInterval)
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 		time.Sleep(3 * idleInterval)
-		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unallocated")
 	})
 }
 
-// TestARestartWithTheAPIServer: a checkpoint keeps what is long over, so it keeps nothing where
-// the kubelet has the API server's pods.
-func TestARestartWithTheAPIServer(t *testing.T) {
+// TestRestartWithAPIServer ends retained allocations after settleTimeout: old checkpoint entries keep none if API pods are listed.
+func TestRestartWithAPIServer(t *testing.T) {
 	runOutage(t, func(t *testing.T, k *scriptedKubelet, c *Client, _ checkpointFile) {
 		k.setPods(newPod("three-node-a", "s"), newPodWith("daemon-x7k2p", newContainer("main", "d")))
 		time.Sleep(settleTimeout + 2*idleInterval)
-		wantDevice(t, c.current(), "a", "idle")
-		wantDevice(t, c.current(), "d", "held by daemon-x7k2p")
+		wantDevice(t, c.current(), "a", "unallocated")
+		wantDevice(t, c.current(), "d", "allocated to daemon-x7k2p")
 	})
 }
 
-// TestAllOtherPodsAreDeletedInAnOutageOfTheAPIServer: podgauge's own pod, which has no device, is
-// listed, and so ends the outage. A minute later the allocations end that only the checkpoint has.
-func TestAllOtherPodsAreDeletedInAnOutageOfTheAPIServer(t *testing.T) {
+// TestAPIOutageEndsWithOwnPod lists podgauge's own pod alone after the outage: a minute later, allocations by the checkpoint alone end.
+func TestAPIOutageEndsWithOwnPod(t *testing.T) {
 	runOutage(t, func(t *testing.T, k *scriptedKubelet, c *Client, _ checkpointFile) {
 		time.Sleep(time.Hour)
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 		k.setPods(newPod("three-node-a", "s"), newPod("podgauge-x7k2p"))
 		time.Sleep(settleTimeout + 2*idleInterval)
-		for id, want := range map[device.ID]string{"a": "idle", "b": "idle", "d": "idle", "s": "held by three-node-a"} {
+		for id, want := range map[device.ID]string{"a": "unallocated", "b": "unallocated", "d": "unallocated", "s": "allocated to three-node-a"} {
 			wantDevice(t, c.current(), id, want)
 		}
 	})
 }
 
-// TestClaimsOutliveAnOutageOfTheAPIServer: no file of the device manager has them.
-func TestClaimsOutliveAnOutageOfTheAPIServer(t *testing.T) {
+// TestAPIOutageKeepsClaims keeps claims without a checkpoint of the device manager.
+func TestAPIOutageKeepsClaims(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		c.tracker.apiPods.nodeName = "node-a"
 		resolveClaims(c, map[string]device.ID{"gpu-a": "a"})
@@ -152,22 +149,21 @@ func TestClaimsOutliveAnOutageOfTheAPIServer(t *testing.T) {
 		k.restart()
 		for range 3 {
 			h := c.ListAllocations(t.Context())
-			wantDevice(t, h, "a", "held by one")
+			wantDevice(t, h, "a", "allocated to one")
 			if len(h.Resources.Claims) != 1 {
 				t.Errorf("claims are %v", h.Resources.Claims)
 			}
 			time.Sleep(time.Hour)
 		}
 		k.setPods(newPod("static-node-a"), newPod("two"))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 		time.Sleep(settleTimeout)
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 	})
 }
 
-// TestTheSimulatedKubeletWithoutItsAPIServer: with the whole way through the simulated kubelet,
-// which admits static pods meanwhile.
-func TestTheSimulatedKubeletWithoutItsAPIServer(t *testing.T) {
+// TestSimulatedAPIOutage plays the outage on the simulated kubelet, which admits static pods during the outage.
+func TestSimulatedAPIOutage(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a", "b")...)
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})

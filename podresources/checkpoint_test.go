@@ -20,7 +20,7 @@ const checkpointJSON = `{"Data":{"PodDeviceEntries":[
 	{"PodUID":"6b1c","ContainerName":"init","ResourceName":"nvidia.com/mig","DeviceIDs":{"0":["a"],"1":["a","c"]},"AllocResp":""}
 ],"RegisteredDevices":{"nvidia.com/gpu":["a","b","d"]}},"Checksum":3816129530}`
 
-func TestParseNotes(t *testing.T) {
+func TestParseCheckpoint(t *testing.T) {
 	tests := map[string]struct {
 		content string
 		want    []allocationKey // nil where it is refused
@@ -60,7 +60,7 @@ func TestParseNotes(t *testing.T) {
 	}
 }
 
-func TestWhosTheNotesSayAnAllocationIs(t *testing.T) {
+func TestParseCheckpointPodUIDs(t *testing.T) {
 	got, err := parseCheckpoint([]byte(`{"Data":{"PodDeviceEntries":[
 		{"PodUID":"one","ResourceName":"r","DeviceIDs":{"0":["a","both"],"1":["a"]}},
 		{"PodUID":"one","ResourceName":"r","DeviceIDs":{"0":["a"]}},
@@ -184,19 +184,19 @@ func runCheckpointed(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c
 	})
 }
 
-// A pod whose admission fails after Allocate never gets what was allocated.
-func TestAnAllocationThatTheKubeletHasNotIsForgotten(t *testing.T) {
+// TestRejectedAllocationEnds ends an allocation without an entry in the checkpoint: the admission failed after Allocate.
+func TestRejectedAllocationEnds(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
 		f.writeIDs("b")
 		k.setPods(newPod("new"))
 		c.OnAllocated(gpu, []device.AdvertisedID{"a", "b"})
 		c.OnAllocated("nvidia.com/mig", []device.AdvertisedID{"b::1"})
 		time.Sleep(ownerLookupTimeout - ms)
-		wantDevice(t, c.current(), "a", "unnamed")
+		wantDevice(t, c.current(), "a", "pending")
 		_, changed := c.Snapshot()
 		time.Sleep(maxRefreshDelay)
-		wantDevice(t, c.current(), "a", "idle")
-		wantDevice(t, c.current(), "b", "unnamed")
+		wantDevice(t, c.current(), "a", "unallocated")
+		wantDevice(t, c.current(), "b", "pending")
 		if rows := c.current().ForDevice("b"); len(rows) != 1 {
 			t.Errorf("the rows are %v", rows)
 		}
@@ -211,30 +211,31 @@ func TestAnAllocationThatTheKubeletHasNotIsForgotten(t *testing.T) {
 	})
 }
 
-func TestAnAllocationThatTheKubeletHasStaysUnnamed(t *testing.T) {
+// TestInitContainerAllocationStands keeps an allocation of an init container without an owner until the checkpoint drops the entry.
+func TestInitContainerAllocationStands(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
 		f.writeIDs("a")
 		k.setPods(newPod("new"))
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"}) // for its init container
 		time.Sleep(5 * time.Hour)
-		wantDevice(t, c.current(), "a", "unnamed")
+		wantDevice(t, c.current(), "a", "pending")
 		f.writeIDs()
 		time.Sleep(idleInterval)
-		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unallocated")
 
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
 		f.writeIDs("a")
 		time.Sleep(time.Hour)
 		k.setPods(newPod("one", "a")) // the container after it has the same device
 		time.Sleep(idleInterval)
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 		k.setPods() // the kubelet frees it and does not write that down
 		time.Sleep(idleInterval)
-		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unallocated")
 	})
 }
 
-func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
+func TestUnreadableCheckpointKeepsAllocationForAnHour(t *testing.T) {
 	for name, spoil := range map[string]func(checkpointFile){
 		"none":      func(checkpointFile) {},
 		"malformed": func(f checkpointFile) { f.writeContent(checkpointJSON[:100]) },
@@ -249,11 +250,11 @@ func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
 				k.setPods(newPod("one", "b"), newPod("new"))
 				c.OnAllocated(gpu, []device.AdvertisedID{"c"})
 				time.Sleep(20 * time.Minute)
-				wantDevice(t, c.current(), "a", "unnamed")
+				wantDevice(t, c.current(), "a", "pending")
 				time.Sleep(idleInterval)
-				wantDevice(t, c.current(), "a", "idle")
-				wantDevice(t, c.current(), "b", "held by one")
-				wantDevice(t, c.current(), "c", "unnamed")
+				wantDevice(t, c.current(), "a", "unallocated")
+				wantDevice(t, c.current(), "b", "allocated to one")
+				wantDevice(t, c.current(), "c", "pending")
 				time.Sleep(time.Hour)
 				k.setPods(newPod("one", "b"), newPod("newer"))
 				c.OnAllocated(gpu, []device.AdvertisedID{"d"})
@@ -266,23 +267,23 @@ func TestAnAllocationOutlivesAnUnreadableCheckpointForAnHour(t *testing.T) {
 	}
 }
 
-func TestACheckpointThatIsMendedIsRead(t *testing.T) {
+func TestRepairedCheckpointIsRead(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
 		f.writeContent("broken")
 		k.setPods(newPod("new"))
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
 		time.Sleep(time.Minute)
-		wantDevice(t, c.current(), "a", "unnamed")
+		wantDevice(t, c.current(), "a", "pending")
 		f.writeIDs("b")
 		time.Sleep(idleInterval)
-		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unallocated")
 		if said := log.String(); strings.Count(said, "\n") != 1 {
 			t.Errorf("the log is\n%s", said)
 		}
 	})
 }
 
-func TestTheCheckpointDecidesWhileTheKubeletIsAway(t *testing.T) {
+func TestCheckpointDecidesInOutage(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
 		k.setPods(newPod("one", "d"))
 		time.Sleep(idleInterval)
@@ -290,26 +291,26 @@ func TestTheCheckpointDecidesWhileTheKubeletIsAway(t *testing.T) {
 		c.OnAllocated(gpu, []device.AdvertisedID{"a", "b"})
 		k.stop() // it died before it has taken a's allocation down
 		time.Sleep(time.Minute)
-		wantDevice(t, c.current(), "a", "idle")
-		wantDevice(t, c.current(), "b", "unnamed")
-		wantDevice(t, c.current(), "d", "held by one")
+		wantDevice(t, c.current(), "a", "unallocated")
+		wantDevice(t, c.current(), "b", "pending")
+		wantDevice(t, c.current(), "d", "allocated to one")
 	})
 }
 
-// An allocation from after the file was read is not judged by it.
-func TestANewAllocationIsNotJudgedByOldNotes(t *testing.T) {
+// TestNewAllocationIgnoresOldCheckpoint merges a checkpoint from before the newest Allocate.
+func TestNewAllocationIgnoresOldCheckpoint(t *testing.T) {
 	m := newAllocationTracker()
 	start := time.Unix(1<<30, 0)
 	m.recordAllocate(gpu, []device.AdvertisedID{"a"}, start)
 	read := start.Add(time.Minute)
 	m.recordAllocate(gpu, []device.AdvertisedID{"a"}, read.Add(ms))
 	m.mergeCheckpoint(kubeletCheckpoint{}, nil, read)
-	wantDevice(t, device.Allocations{All: m.allocations, Complete: true}, "a", "unnamed")
+	wantDevice(t, device.Allocations{All: m.allocations, Complete: true}, "a", "pending")
 }
 
-// What was allocated before this process began is in the checkpoint and, where an
-// init container has it, nowhere else.
-func TestAllocationsOfAnEarlierProcess(t *testing.T) {
+// TestAllocationsOfEarlierProcess takes allocations of init containers from the checkpoint: no other source has allocations from before
+// this process.
+func TestAllocationsOfEarlierProcess(t *testing.T) {
 	tests := map[string]struct {
 		age  time.Duration // the kubelet's
 		file func(f checkpointFile, k *scriptedKubelet)
@@ -318,15 +319,15 @@ func TestAllocationsOfAnEarlierProcess(t *testing.T) {
 		"written after the first answer": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(700 * ms)
 			f.writeIDs("init", "one")
-		}, "unnamed"},
+		}, "pending"},
 		"written before it: the pod may have ended since": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			f.writeIDs("init", "one")
 			time.Sleep(2 * ms)
-		}, "idle"},
+		}, "unallocated"},
 		"written too long after it": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(11 * time.Second)
 			f.writeIDs("init", "one")
-		}, "idle"},
+		}, "unallocated"},
 		"by a kubelet that has not read its pods": {0, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(700 * ms)
 			f.writeIDs("init", "one")
@@ -336,12 +337,12 @@ func TestAllocationsOfAnEarlierProcess(t *testing.T) {
 			k.stop()
 			f.writeIDs("init", "one")
 			k.start(0)
-		}, "unnamed"},
+		}, "pending"},
 		"by a clock that was put back": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			f.writeIDs("init", "one")
 			future := time.Now().Add(time.Hour)
 			os.Chtimes(f.path, future, future)
-		}, "idle"},
+		}, "unallocated"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -358,20 +359,19 @@ func TestAllocationsOfAnEarlierProcess(t *testing.T) {
 				<-written
 				time.Sleep(20 * time.Second)
 				wantDevice(t, c.current(), "init", test.want)
-				wantDevice(t, c.current(), "one", "held by one")
-				if test.want == "unnamed" {
+				wantDevice(t, c.current(), "one", "allocated to one")
+				if test.want == "pending" {
 					f.writeIDs("one")
 					time.Sleep(idleInterval)
-					wantDevice(t, c.current(), "init", "idle")
+					wantDevice(t, c.current(), "init", "unallocated")
 				}
 			})
 		})
 	}
 }
 
-// After its first answer a client looks around like after an allocation, and then
-// comes to rest.
-func TestCatchingUpHasAnEnd(t *testing.T) {
+// TestCatchingUpEnds limits the frequent calls of List after the first response.
+func TestCatchingUpEnds(t *testing.T) {
 	f := newCheckpointFile(t)
 	f.writeIDs()
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {

@@ -42,11 +42,11 @@ func (claimIndex) DeviceIDs() []device.ID { return []device.ID{"a", "b", "c", "d
 
 func (f claimIndex) ClaimedDevice(claim device.Claim) (device.ID, bool) { return f(claim) }
 
-func TestWhoHasTheClaimHoldsTheDevice(t *testing.T) {
+func TestClaimAllocatesDevice(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		inventory := map[string]device.ID{"gpu-a": "a", "gpu-b": "b"}
 		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", "gpu.nvidia.com/gpu-a", "gpu.nvidia.com/gpu-z", "nic.example.com/gpu-a")))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle") // nobody was asked
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated") // nobody was asked
 		resolveClaims(c, inventory)
 		h := c.ListAllocations(t.Context())
 		want := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
@@ -58,34 +58,33 @@ func TestWhoHasTheClaimHoldsTheDevice(t *testing.T) {
 		}
 
 		inventory["gpu-z"] = "z" // it was not listed before
-		wantDevice(t, c.ListAllocations(t.Context()), "z", "held by one")
+		wantDevice(t, c.ListAllocations(t.Context()), "z", "allocated to one")
 
 		// One claim, two pods; and a device by a claim and by a plugin.
 		k.setPods(newPodWith("one", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")),
 			newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")), newPod("three", "b"))
 		h = c.ListAllocations(t.Context())
 		wantDevice(t, h, "a", "shared")
-		wantDevice(t, h, "b", "held by three")
-		wantDevice(t, h, "z", "idle")
+		wantDevice(t, h, "b", "allocated to three")
+		wantDevice(t, h, "z", "unallocated")
 
 		// After a restart the one who is listed later has it still.
 		k.setPods(newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")))
 		k.restart()
 		h = c.ListAllocations(t.Context())
 		wantDevice(t, h, "a", "shared")
-		wantDevice(t, h, "b", "held by three")
+		wantDevice(t, h, "b", "allocated to three")
 		k.setPods(newPodWith("one", newContainer("main")), newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by two")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to two")
 		k.setPods(newPodWith("one", newContainer("main")))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle") // this connection has named two
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated") // this connection has named two
 		time.Sleep(settleTimeout)
-		wantDevice(t, c.ListAllocations(t.Context()), "b", "idle")
+		wantDevice(t, c.ListAllocations(t.Context()), "b", "unallocated")
 	})
 }
 
-// TestEachRowOfAClaimIsOneDevice: the kubelet adds the CDI names of each row to those of the
-// rows before it, and lists a row again where a prepare was tried again.
-func TestEachRowOfAClaimIsOneDevice(t *testing.T) {
+// TestClaimRowsAreSingleDevices undoes the kubelet's accumulation of CDI names, and duplicate rows after a repeated prepare.
+func TestClaimRowsAreSingleDevices(t *testing.T) {
 	rows := func(prepared int, drivers ...string) *api.ContainerResources {
 		c := newContainer("main")
 		for range prepared {
@@ -145,15 +144,15 @@ func TestEachRowOfAClaimIsOneDevice(t *testing.T) {
 	}
 }
 
-// A driver that has no name, or one that a plugin's resource has, is none.
-func TestClaimsOfNoDriver(t *testing.T) {
+// TestClaimsWithInvalidDriver ignores claims of a driver without a name or with the name of a resource.
+func TestClaimsWithInvalidDriver(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		c.options.Devices = claimIndex(func(device.Claim) (device.ID, bool) { return "a", true })
 		p := newPodWith("two", addClaims(newContainer("main"), "mine", "x"))
 		p.Containers[0].DynamicResources[0].ClaimResources[0].DriverName = gpu
 		k.setPods(p)
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 		p.Containers[0].DynamicResources[0].ClaimResources[0].DriverName = ""
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 	})
 }

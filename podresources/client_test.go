@@ -21,13 +21,13 @@ import (
 
 const ms = time.Millisecond
 
-func TestRunLooksForTheNameOfAnAllocation(t *testing.T) {
+func TestRunLooksUpOwner(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		time.Sleep(15 * time.Second)
 		begin := time.Now()
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
-		wantDevice(t, c.current(), "a", "unnamed")
+		wantDevice(t, c.current(), "a", "pending")
 		time.Sleep(20 * time.Second)
 		want := []time.Duration{50 * ms, 150 * ms, 350 * ms, 750 * ms, 1550 * ms, 3150 * ms, 5150 * ms, 7150 * ms, 9150 * ms}
 		got := k.listCallsSince(begin)
@@ -40,15 +40,15 @@ func TestRunLooksForTheNameOfAnAllocation(t *testing.T) {
 	})
 }
 
-// A List beneath an Allocate can have the kubelet give a device away twice.
-func TestTheKubeletIsNotAskedBeneathAnAllocate(t *testing.T) {
+// TestNoListDuringAllocate waits for allocateRecordDelay: a List during Allocate can make the kubelet allocate a device twice.
+func TestNoListDuringAllocate(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		c.ListAllocations(t.Context())
 		time.Sleep(time.Second)
 		granted := time.Now()
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
 		k.setPods(newPod("one", "a"))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 		if after := k.listCallsSince(granted); len(after) != 1 || after[0] < allocateRecordDelay {
 			t.Errorf("it was asked %v after Allocate", after)
 		}
@@ -63,7 +63,7 @@ func TestTheKubeletIsNotAskedBeneathAnAllocate(t *testing.T) {
 	})
 }
 
-func TestRunStopsLookingWhenNamed(t *testing.T) {
+func TestRunStopsWhenOwnerIsKnown(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		time.Sleep(15 * time.Second)
@@ -72,19 +72,19 @@ func TestRunStopsLookingWhenNamed(t *testing.T) {
 		time.Sleep(100 * ms)
 		k.setPods(newPod("one", "a"))
 		time.Sleep(100 * ms) // asked at 150 ms
-		wantDevice(t, c.current(), "a", "held by one")
-		wantDevice(t, c.current(), "b", "unnamed")
+		wantDevice(t, c.current(), "a", "allocated to one")
+		wantDevice(t, c.current(), "b", "pending")
 		k.setPods(newPod("one", "a"), newPod("two", "b"))
 		time.Sleep(9 * time.Second)
-		wantDevice(t, c.current(), "b", "held by two")
+		wantDevice(t, c.current(), "b", "allocated to two")
 		if got, want := k.listCallsSince(begin), []time.Duration{50 * ms, 150 * ms, 350 * ms}; !slices.Equal(got, want) {
 			t.Errorf("List was asked after %v, want %v", got, want)
 		}
 	})
 }
 
-// A kubelet admits pods one after the other, as fast as their plugins answer.
-func TestABurstOfAllocationsPutsNoLookOff(t *testing.T) {
+// TestBurstOfAllocationsPostponesNoList allocates as fast as a kubelet admits pods.
+func TestBurstOfAllocationsPostponesNoList(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		time.Sleep(15 * time.Second)
@@ -103,7 +103,7 @@ func TestABurstOfAllocationsPutsNoLookOff(t *testing.T) {
 	})
 }
 
-func TestAPodThatLivesForTwoSecondsIsNotMissed(t *testing.T) {
+func TestShortLivedPodIsRecorded(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		time.Sleep(15 * time.Second)
@@ -115,17 +115,17 @@ func TestAPodThatLivesForTwoSecondsIsNotMissed(t *testing.T) {
 		k.setPods()
 		time.Sleep(13 * time.Second)
 		known := c.current()
-		wantDevice(t, known, "a", "idle")
+		wantDevice(t, known, "a", "unallocated")
 		if len(known.Recent) != 1 || known.Recent[0].Owner != newOwner("short") || known.Recent[0].LastSeen.Sub(begin) > 3*time.Second {
 			t.Errorf("the last holders are %v", known.Recent)
 		}
 	})
 }
 
-func TestTheOldHolderIsGoneWithTheAllocation(t *testing.T) {
+func TestAllocateEndsEarlierAllocation(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("old", "a", "b"))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by old")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to old")
 		_, changed := c.Snapshot()
 
 		release := make(chan struct{})
@@ -141,17 +141,17 @@ func TestTheOldHolderIsGoneWithTheAllocation(t *testing.T) {
 		default:
 			t.Error("the change was not told")
 		}
-		wantDevice(t, c.current(), "a", "unnamed")
-		wantDevice(t, c.current(), "b", "held by old")
+		wantDevice(t, c.current(), "a", "pending")
+		wantDevice(t, c.current(), "b", "allocated to old")
 		close(release)
-		wantDevice(t, <-answer, "a", "unnamed") // an answer from before brings nobody back
+		wantDevice(t, <-answer, "a", "pending") // an answer from before brings nobody back
 
 		k.setPods(newPod("old", "b"), newPod("new", "a"))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by new")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to new")
 	})
 }
 
-func TestAHangingListEndsWithItsCaller(t *testing.T) {
+func TestHangingListEndsAtDeadline(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
 		at := c.ListAllocations(t.Context()).At
@@ -169,7 +169,7 @@ func TestAHangingListEndsWithItsCaller(t *testing.T) {
 			if took := time.Since(begin); took != want {
 				t.Errorf("it took %s, want %s", took, want)
 			}
-			wantDevice(t, h, "a", "held by one")
+			wantDevice(t, h, "a", "allocated to one")
 			if status.Code(h.Err) != codes.DeadlineExceeded || !h.At.Equal(at) {
 				t.Errorf("Err is %v, At %s after the answer", h.Err, h.At.Sub(at))
 			}
@@ -181,8 +181,8 @@ func TestAHangingListEndsWithItsCaller(t *testing.T) {
 	})
 }
 
-// Whoever waits behind a question that hangs has his own deadline.
-func TestNobodyWaitsForAnothersQuestion(t *testing.T) {
+// TestWaitingCallerKeepsOwnDeadline waits behind a hanging call.
+func TestWaitingCallerKeepsOwnDeadline(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
 		c.ListAllocations(t.Context())
@@ -198,7 +198,7 @@ func TestNobodyWaitsForAnothersQuestion(t *testing.T) {
 		if took := time.Since(begin); took != time.Second {
 			t.Errorf("it took %s", took)
 		}
-		wantDevice(t, h, "a", "held by one")
+		wantDevice(t, h, "a", "allocated to one")
 		if !errors.Is(h.Err, context.DeadlineExceeded) {
 			t.Errorf("Err is %v", h.Err)
 		}
@@ -209,7 +209,7 @@ func TestNobodyWaitsForAnothersQuestion(t *testing.T) {
 	})
 }
 
-func TestACallerWhoGivesUpSaysNothingOfTheKubelet(t *testing.T) {
+func TestCanceledCallIsNotPublished(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
 		c.ListAllocations(t.Context())
@@ -225,10 +225,9 @@ func TestACallerWhoGivesUpSaysNothingOfTheKubelet(t *testing.T) {
 	})
 }
 
-// The kubelet's state is a number that grows with each question, and the answers
-// take their time: whoever asks gets what was true after he asked, and nobody
-// sees the number fall.
-func TestAnswersAreTakenInTheirOrder(t *testing.T) {
+// TestResponsesAreMergedInOrder has the kubelet count calls and delay responses: each caller gets a state from after the call, and no later
+// state is smaller.
+func TestResponsesAreMergedInOrder(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		var questions, seen atomic.Int64
 		k.setOnList(func(context.Context) error {
@@ -258,7 +257,7 @@ func TestAnswersAreTakenInTheirOrder(t *testing.T) {
 	})
 }
 
-func TestWaitingCallersShareOneAnswer(t *testing.T) {
+func TestWaitingCallersShareResponse(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setOnList(func(context.Context) error { time.Sleep(100 * ms); return nil })
 		var askers sync.WaitGroup
@@ -278,7 +277,7 @@ func TestWaitingCallersShareOneAnswer(t *testing.T) {
 	})
 }
 
-func TestARefusedClientWaits(t *testing.T) {
+func TestRejectedClientPauses(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
 		c.ListAllocations(t.Context())
@@ -289,7 +288,7 @@ func TestARefusedClientWaits(t *testing.T) {
 			for time.Since(begin) < d {
 				time.Sleep(10 * ms)
 				h := c.ListAllocations(t.Context())
-				wantDevice(t, h, "a", "held by one")
+				wantDevice(t, h, "a", "allocated to one")
 				if h.Err == nil || status.Code(h.Err) != codes.ResourceExhausted {
 					t.Fatalf("Err is %v", h.Err)
 				}
@@ -320,7 +319,7 @@ func TestARefusedClientWaits(t *testing.T) {
 	})
 }
 
-func TestAnOutageIsLoggedOnce(t *testing.T) {
+func TestOutageIsLoggedOnce(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		var log kubeletLogBuffer
 		c.log = log.log()
@@ -348,18 +347,18 @@ func TestAnOutageIsLoggedOnce(t *testing.T) {
 			if lost, found := strings.Count(said, "level=WARN"), strings.Count(said, "level=INFO"); lost != round+1 || found != round+1 {
 				t.Fatalf("after %d outages the log is\n%s", round+1, said)
 			}
-			wantDevice(t, c.current(), "a", "held by one")
+			wantDevice(t, c.current(), "a", "allocated to one")
 		}
 	})
 }
 
 // A client and a kubelet that start together know nothing but what is named.
-func TestAKubeletIsTrustedWhenItIsAMinuteOld(t *testing.T) {
+func TestYoungKubeletIsTrustedAfterAMinute(t *testing.T) {
 	runScripted(t, 0, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "unknown")
 		k.setPods(newPod("one", "a"))
 		h := c.ListAllocations(t.Context())
-		wantDevice(t, h, "a", "held by one")
+		wantDevice(t, h, "a", "allocated to one")
 		wantDevice(t, h, "b", "unknown")
 		time.Sleep(40 * time.Second)
 		k.restart() // its minute begins anew
@@ -367,7 +366,7 @@ func TestAKubeletIsTrustedWhenItIsAMinuteOld(t *testing.T) {
 		wantDevice(t, c.ListAllocations(t.Context()), "b", "unknown")
 		_, changed := c.Snapshot()
 		time.Sleep(time.Millisecond)
-		wantDevice(t, c.ListAllocations(t.Context()), "b", "idle")
+		wantDevice(t, c.ListAllocations(t.Context()), "b", "unallocated")
 		select {
 		case <-changed:
 		default:
@@ -375,19 +374,19 @@ func TestAKubeletIsTrustedWhenItIsAMinuteOld(t *testing.T) {
 		}
 		k.restart() // once it has settled, what is idle stays so
 		h = c.ListAllocations(t.Context())
-		wantDevice(t, h, "a", "held by one")
-		wantDevice(t, h, "b", "idle")
+		wantDevice(t, h, "a", "allocated to one")
+		wantDevice(t, h, "b", "unallocated")
 	})
 }
 
-func TestAnOldKubeletIsTrustedAtOnce(t *testing.T) {
+func TestOldKubeletIsTrustedAtOnce(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		wantDevice(t, c.current(), "a", "unknown")
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 	})
 }
 
-func TestHoldersStandAfterARestart(t *testing.T) {
+func TestRestartRetainsAllocations(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		all := []string{"static", "moved", "replaced", "left", "lost"}
 		for _, name := range all {
@@ -398,7 +397,7 @@ func TestHoldersStandAfterARestart(t *testing.T) {
 			t.Helper()
 			h := c.ListAllocations(t.Context())
 			for _, name := range all {
-				w := "held by " + name
+				w := "allocated to " + name
 				if other, ok := want[name]; ok {
 					w = other
 				}
@@ -417,29 +416,29 @@ func TestHoldersStandAfterARestart(t *testing.T) {
 		k.setPods(newPod("static", "gpu-static"))
 		check(nil)
 		k.setPods(newPod("static", "gpu-static"), newPod("moved", "gpu-replaced"), newPod("left"))
-		want := map[string]string{"moved": "idle", "replaced": "held by moved", "left": "idle"}
+		want := map[string]string{"moved": "unallocated", "replaced": "allocated to moved", "left": "unallocated"}
 		check(want)
 		k.setPods() // what this kubelet has named once, it would name again
-		want["static"], want["replaced"] = "idle", "idle"
+		want["static"], want["replaced"] = "unallocated", "unallocated"
 		check(want)
 		time.Sleep(settleTimeout)
-		want["lost"] = "idle"
+		want["lost"] = "unallocated"
 		check(want)
 	})
 }
 
 // The question that makes the connection was asked before there was one.
-func TestAPodThatEndsAfterItsFirstNamingIsGoneAtOnce(t *testing.T) {
+func TestConfirmedAllocationEndsAtOnce(t *testing.T) {
 	for _, age := range []time.Duration{0, time.Hour} {
 		t.Run(age.String(), func(t *testing.T) {
 			runScripted(t, age, func(t *testing.T, k *scriptedKubelet, c *Client) {
 				k.setPods(newPod("one", "a"), newPod("two", "b"))
 				k.dialDelay = 30 * ms
-				wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+				wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 				k.setPods(newPod("two", "b"))
 				h := c.ListAllocations(t.Context())
-				wantDevice(t, h, "a", map[bool]string{true: "unknown", false: "idle"}[age == 0])
-				wantDevice(t, h, "b", "held by two")
+				wantDevice(t, h, "a", map[bool]string{true: "unknown", false: "unallocated"}[age == 0])
+				wantDevice(t, h, "b", "allocated to two")
 			})
 		})
 	}
@@ -447,26 +446,26 @@ func TestAPodThatEndsAfterItsFirstNamingIsGoneAtOnce(t *testing.T) {
 
 // An answer that the old kubelet gave with its last breath says nothing of the new
 // one's connection.
-func TestRunNoticesARestartWhileNobodyAsks(t *testing.T) {
+func TestRunNoticesRestartWithoutScrapes(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		k.setPods(newPod("one", "a"))
 		time.Sleep(11 * time.Second)
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 		k.setPods()
 		k.restart()
 		time.Sleep(idleInterval + outageInterval) // the first empty answers
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 		k.setPods(newPod("two", "a"))
 		time.Sleep(idleInterval)
-		wantDevice(t, c.current(), "a", "held by two")
+		wantDevice(t, c.current(), "a", "allocated to two")
 		if err := c.current().Err; err != nil {
 			t.Error(err)
 		}
 	})
 }
 
-func TestRunFindsAKubeletThatComesLate(t *testing.T) {
+func TestRunFindsLateKubelet(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.stop()
 		if c.Ready() == nil {
@@ -480,7 +479,7 @@ func TestRunFindsAKubeletThatComesLate(t *testing.T) {
 		k.setPods(newPod("one", "a"))
 		k.start(0)
 		time.Sleep(outageInterval + connectTimeout)
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 		k.stop()
 		time.Sleep(30 * time.Second)
 		if err := c.Ready(); err != nil || c.current().Err == nil {
@@ -493,7 +492,7 @@ func TestRunFindsAKubeletThatComesLate(t *testing.T) {
 }
 
 // A connection is tried again for whoever comes, not when gRPC would next do so.
-func TestTheFirstQuestionFindsAKubeletThatIsBack(t *testing.T) {
+func TestFirstCallFindsRecoveredKubelet(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
 		k.stop()
@@ -510,7 +509,7 @@ func TestTheFirstQuestionFindsAKubeletThatIsBack(t *testing.T) {
 	})
 }
 
-func TestRunCountsWhatIsAllocatable(t *testing.T) {
+func TestRunFetchesAllocatable(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		synctest.Wait()
@@ -534,7 +533,7 @@ func TestRunCountsWhatIsAllocatable(t *testing.T) {
 }
 
 // What the kubelet would give away follows what it is told, though not each time.
-func TestRunCountsAnewWhatTheKubeletIsTold(t *testing.T) {
+func TestListSentFetchesAllocatable(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		synctest.Wait()
@@ -559,7 +558,7 @@ func TestRunCountsAnewWhatTheKubeletIsTold(t *testing.T) {
 }
 
 // Counts from before an outage would pass for those of now.
-func TestCountsOfEarlierAreNotThoseOfNow(t *testing.T) {
+func TestAllocatableIsUnknownAfterFailure(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		time.Sleep(time.Second)
@@ -606,7 +605,7 @@ func TestRunEndsAtOnce(t *testing.T) {
 	})
 }
 
-func TestAnOverlongAnswerIsSaidToBeOne(t *testing.T) {
+func TestOversizedResponseIsReported(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", strings.Repeat("a", maxResponseBytes)))
 		for range 2 { // it is no refusal, but who asks for it again and again is a burden

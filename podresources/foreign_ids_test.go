@@ -35,7 +35,7 @@ func foreignIDsResponse(t testing.TB, ids int) []byte {
 
 // TestCountlessForeignIDs: of a resource with 65,000 ids none is kept, however often they are
 // listed, and their number is.
-func TestCountlessForeignIDs(t *testing.T) {
+func TestForeignIDsAreLimited(t *testing.T) {
 	few, many := foreignIDsResponse(t, maxForeignIDs), foreignIDsResponse(t, 65000)
 	a, m, l := newListResponse(), newAllocationTracker(), resourceTracker{}
 	a.resources.foreign.setOwn([]device.ID{"a"})
@@ -72,10 +72,8 @@ func TestCountlessForeignIDs(t *testing.T) {
 	}
 }
 
-// TestForeignIDsInTheCheckpoint: foreign ids that were dropped, since List had too many of them, do
-// not come back from the checkpoint as allocations without an owner: neither when it is first read
-// nor when the kubelet is away.
-func TestForeignIDsInTheCheckpoint(t *testing.T) {
+// TestForeignIDsInCheckpoint keeps dropped ids from coming back through the checkpoint, on the first read and in an outage.
+func TestForeignIDsInCheckpoint(t *testing.T) {
 	a, m := newListResponse(), newAllocationTracker()
 	a.resources.foreign.setOwn([]device.ID{"a"})
 	now := time.Unix(1<<30, 0)
@@ -106,9 +104,9 @@ func TestForeignIDsInTheCheckpoint(t *testing.T) {
 	}
 }
 
-// TestForeignIDsBeforeTheInventory: until the inventory is known, only an id made of a UUID may be
-// ours. An id of another form makes no history, and too many of them are dropped.
-func TestForeignIDsBeforeTheInventory(t *testing.T) {
+// TestForeignIDsBeforeInventory accepts ids made of UUIDs until the inventory is known. Ids of a different form have no history and are
+// limited.
+func TestForeignIDsBeforeInventory(t *testing.T) {
 	const id = "GPU-6f1a6f7c-0e4a-4f55-9a6e-7b4f3c2d1e00"
 	a, m := newListResponse(), newAllocationTracker()
 	now := time.Unix(1<<30, 0)
@@ -133,8 +131,8 @@ func TestForeignIDsBeforeTheInventory(t *testing.T) {
 	}
 }
 
-// TestPodsThatClaimAreForgotten: one that comes every ten seconds leaves nothing behind.
-func TestPodsThatClaimAreForgotten(t *testing.T) {
+// TestConfirmedKeysAreLimited adds and ends a pod with a claim every ten seconds.
+func TestConfirmedKeysAreLimited(t *testing.T) {
 	a, m := newListResponse(), newAllocationTracker()
 	now := time.Unix(1<<30, 0)
 	over := kubeletEpoch{connectedAt: now.Add(-time.Hour), kubeletStartedAt: now.Add(-time.Hour)}

@@ -8,7 +8,7 @@ import (
 
 // TestAYoungKubeletOnAClockThatJumped: the socket's time is twenty hours ago, and the process
 // that listens has just begun.
-func TestAYoungKubeletOnAClockThatJumped(t *testing.T) {
+func TestKubeletAgeAfterClockJump(t *testing.T) {
 	before := time.Now()
 	socket := startKubeletProcess(t, 1)
 	then := time.Now().Add(-20 * time.Hour)
@@ -27,7 +27,7 @@ func TestAYoungKubeletOnAClockThatJumped(t *testing.T) {
 }
 
 // TestAKubeletWithoutASocketFile: nothing is known of its age, so it is young.
-func TestAKubeletWithoutASocketFile(t *testing.T) {
+func TestKubeletAgeWithoutSocketFile(t *testing.T) {
 	if age := kubeletAge(nil, t.TempDir()+"/none"); age != 0 {
 		t.Errorf("its age is %s", age)
 	}

@@ -7,30 +7,28 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// A pod that ends soon after the kubelet has come back is gone from the next answer: Run has
-// looked, though nobody else asked, until those who stand were named.
-func TestRunLooksForThoseWhoStand(t *testing.T) {
+// TestRunConfirmsRetained lists often after a restart: a pod that ends soon after is then known to have ended.
+func TestRunConfirmsRetained(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		stop := c.startRun(t)
 		defer stop()
 		k.setPods(newPod("one", "a"), newPod("two", "b"))
 		time.Sleep(ms) // Run's first question is over
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 		k.setPods()
 		k.restart()
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 		time.Sleep(150 * ms)
 		k.setPods(newPod("one", "a"), newPod("two", "b"))
 		time.Sleep(400 * ms)
 		k.setPods(newPod("two", "b"))
 		h := c.ListAllocations(t.Context())
-		wantDevice(t, h, "a", "idle")
-		wantDevice(t, h, "b", "held by two")
+		wantDevice(t, h, "a", "unallocated")
+		wantDevice(t, h, "b", "allocated to two")
 	})
 }
 
-// All that stand are named: there is nothing more to look for.
-func TestRunStopsLookingWhenAllWhoStandAreNamed(t *testing.T) {
+func TestRunStopsWhenAllAreConfirmed(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		stop := c.startRun(t)
 		defer stop()
@@ -47,9 +45,8 @@ func TestRunStopsLookingWhenAllWhoStandAreNamed(t *testing.T) {
 	})
 }
 
-// Whoever learns that there is a new kubelet says so, and it is asked soon, though nobody
-// scrapes and no question has failed.
-func TestAKubeletThatIsBackIsAskedSoon(t *testing.T) {
+// TestOnRegisteredCallsKubelet calls List soon after a registration, without scrapes or failed calls.
+func TestOnRegisteredCallsKubelet(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		stop := c.startRun(t)
 		defer stop()
@@ -62,19 +59,18 @@ func TestAKubeletThatIsBackIsAskedSoon(t *testing.T) {
 		k.setPods()
 		time.Sleep(500 * ms)
 		// It has named the pod over its new connection, so that the next answer is believed.
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 	})
 }
 
-// A pod that ended while nobody could see it stands, until the kubelet has written down that it
-// has nothing.
-func TestWhomTheKubeletHasFreedStandsNoMore(t *testing.T) {
+// TestCheckpointFreesRetained ends a retained allocation when the new kubelet drops the checkpoint entry.
+func TestCheckpointFreesRetained(t *testing.T) {
 	for _, c := range []struct {
 		written []string // after the restart
 		want    string
 	}{
-		{[]string{"a", "b"}, "held by one"}, // as the kubelet found it, with what is long over
-		{[]string{"b"}, "idle"},
+		{[]string{"a", "b"}, "allocated to one"}, // as the kubelet found it, with what is long over
+		{[]string{"b"}, "unallocated"},
 	} {
 		runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, client *Client, f checkpointFile, _ *kubeletLogBuffer) {
 			f.writeIDs("a", "b")
@@ -82,18 +78,18 @@ func TestWhomTheKubeletHasFreedStandsNoMore(t *testing.T) {
 			time.Sleep(2 * idleInterval) // Run has read it
 			k.setPods(newPod("two", "b"))
 			k.restart()
-			wantDevice(t, client.ListAllocations(t.Context()), "a", "held by one")
+			wantDevice(t, client.ListAllocations(t.Context()), "a", "allocated to one")
 			time.Sleep(time.Second)
 			f.writeIDs(c.written...)
 			time.Sleep(2 * maxRefreshDelay)
 			wantDevice(t, client.current(), "a", c.want)
-			wantDevice(t, client.current(), "b", "held by two")
+			wantDevice(t, client.current(), "b", "allocated to two")
 		})
 	}
 }
 
-// Notes of before the restart say nothing of after it.
-func TestOldNotesFreeNobody(t *testing.T) {
+// TestOldCheckpointFreesNone ignores a checkpoint written before the restart.
+func TestOldCheckpointFreesNone(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
 		f.writeIDs("a", "b")
 		k.setPods(newPod("one", "a"), newPod("two", "b"))
@@ -105,60 +101,59 @@ func TestOldNotesFreeNobody(t *testing.T) {
 		k.start(0)
 		c.ListAllocations(t.Context())
 		time.Sleep(2 * maxRefreshDelay)
-		wantDevice(t, c.current(), "a", "held by one")
+		wantDevice(t, c.current(), "a", "allocated to one")
 	})
 }
 
-// A pod of which the Pods API has said that it is over does not stand through a restart, nor
-// while no kubelet answers; one that is listed under its name is another one.
-func TestWhoIsSaidToHaveEndedDoesNotStand(t *testing.T) {
+// TestEndedPodIsNotRetained ends a pod by the Pods API: the allocations are not retained in an outage or after a restart, unless List names
+// the pod later.
+func TestEndedPodIsNotRetained(t *testing.T) {
 	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client){
 		"the kubelet is restarted": func(t *testing.T, k *scriptedKubelet, c *Client) {
 			c.OnPodEnded("team", "one")
 			k.setPods()
 			k.restart()
-			wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
-			wantDevice(t, c.ListAllocations(t.Context()), "b", "held by two")
+			wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
+			wantDevice(t, c.ListAllocations(t.Context()), "b", "allocated to two")
 		},
 		"the kubelet is gone": func(t *testing.T, k *scriptedKubelet, c *Client) {
 			c.OnPodEnded("team", "one")
 			k.stop()
-			wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
-			wantDevice(t, c.ListAllocations(t.Context()), "b", "held by two")
+			wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
+			wantDevice(t, c.ListAllocations(t.Context()), "b", "allocated to two")
 			k.start(0)
 		},
 		"it is told of after the restart": func(t *testing.T, k *scriptedKubelet, c *Client) {
 			k.setPods()
 			k.restart()
-			wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+			wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 			c.OnPodEnded("team", "one")
-			wantDevice(t, c.current(), "a", "held by one")
+			wantDevice(t, c.current(), "a", "allocated to one")
 			time.Sleep(ms)
-			wantDevice(t, c.ListAllocations(t.Context()), "a", "idle")
-			wantDevice(t, c.ListAllocations(t.Context()), "b", "held by two")
+			wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
+			wantDevice(t, c.ListAllocations(t.Context()), "b", "allocated to two")
 		},
 		"the kubelet still lists it": func(t *testing.T, k *scriptedKubelet, c *Client) {
 			c.OnPodEnded("team", "one")
 			time.Sleep(ms)
-			wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+			wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 			k.stop() // it was another one of that name
-			wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+			wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 			k.start(0)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 				k.setPods(newPod("one", "a"), newPod("two", "b"))
-				wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+				wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 				play(t, k, c)
 			})
 		})
 	}
 }
 
-// The next pod of the name, as a StatefulSet has it, has not ended with the one before, also
-// where the kubelet has lists for nobody since.
-func TestTheNextOfTheNameHasNotEnded(t *testing.T) {
+// TestNextPodOfSameNameHasNotEnded names a later pod of the same name, as of a StatefulSet, by Get.
+func TestNextPodOfSameNameHasNotEnded(t *testing.T) {
 	r := newHistoryTracker()
 	then := func() time.Time { r.now = r.now.Add(time.Second); return r.now }
 	r.applyList(newAllocation("a", "one"))
@@ -166,11 +161,10 @@ func TestTheNextOfTheNameHasNotEnded(t *testing.T) {
 	r.recordAllocate(gpu, []device.AdvertisedID{"a"}, then())
 	r.confirmPod([]device.Allocation{newAllocation("a", "one")}, r.epoch, then())
 	r.dropEndedPods(then())
-	wantDevice(t, device.Allocations{All: r.allocations, Complete: r.settled}, "a", "held by one")
+	wantDevice(t, device.Allocations{All: r.allocations, Complete: r.settled}, "a", "allocated to one")
 }
 
-// Nobody is remembered to have ended who holds nothing.
-func TestWhoHoldsNothingNeedNotEnd(t *testing.T) {
+func TestEndedPodsWithoutAllocationsAreNotKept(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
 		c.ListAllocations(t.Context())

@@ -188,7 +188,7 @@ func wantAllocations(t testing.TB, h device.Allocations, want ...string) {
 	}
 }
 
-func TestAPodThatEndedIsGoneFromTheNextAnswer(t *testing.T) {
+func TestEndedPodIsUnallocated(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
@@ -210,7 +210,7 @@ func allocatedIDs(h device.Allocations, pod, container string) (ids []string) {
 	return ids
 }
 
-func TestTwoContainersOfAPod(t *testing.T) {
+func TestTwoContainersOfPod(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a", "b", "c")...)
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
@@ -243,17 +243,17 @@ func TestSidecarsAndInitContainers(t *testing.T) {
 		t.Fatalf("held are %q", formatAllocations(h))
 	}
 	other := map[string]string{"a": "b", "b": "a"}[ids[0]]
-	wantDevice(t, h, device.ID(other), "idle")
+	wantDevice(t, h, device.ID(other), "unallocated")
 	runPod(t, k, kubelet.PodSpec{
 		Namespace: "team", Name: "init", InitContainers: []kubelet.ContainerSpec{{Name: "first", Limits: one}},
 		Containers: []kubelet.ContainerSpec{{Name: "main"}},
 	})
 	h = c.ListAllocations(t.Context())
-	wantDevice(t, h, device.ID(other), "unnamed") // nobody will ever say who has it
-	wantDevice(t, h, device.ID(ids[0]), "held by sidecar")
+	wantDevice(t, h, device.ID(other), "pending") // nobody will ever say who has it
+	wantDevice(t, h, device.ID(ids[0]), "allocated to sidecar")
 }
 
-func TestADeviceOfTwoNUMANodesCountsOnce(t *testing.T) {
+func TestDeviceOfTwoNUMANodesCountsOnce(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	devices := healthyDevices("a", "b")
 	for _, d := range devices {
@@ -278,7 +278,7 @@ func TestReplicas(t *testing.T) {
 	startPlugin(t, k, gpu, healthyDevices("a::0", "a::1")...)
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	runPod(t, k, gpuPod("one", 1))
-	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+	wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 	runPod(t, k, gpuPod("two", 1))
 	h := c.ListAllocations(t.Context())
 	wantDevice(t, h, "a", "shared")
@@ -288,7 +288,7 @@ func TestReplicas(t *testing.T) {
 	if err := k.EndPod(gpuPod("one")); err != nil {
 		t.Fatal(err)
 	}
-	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by two")
+	wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to two")
 	if got := len(c.current().Recent); got != 2 {
 		t.Errorf("%d holders are remembered", got)
 	}
@@ -296,7 +296,7 @@ func TestReplicas(t *testing.T) {
 
 // TestGreatAnswers: an answer may be longer than gRPC's limit of 4 MiB. With the race detector its 80,000 rows take two of
 // the five seconds of a question, and more on a loaded machine: make test runs the test without it too.
-func TestGreatAnswers(t *testing.T) {
+func TestLargeResponses(t *testing.T) {
 	if raceEnabled {
 		t.Skip("needs a build without the race detector")
 	}
@@ -312,7 +312,7 @@ func TestGreatAnswers(t *testing.T) {
 			t.Fatalf("%d MiB: %v", mib, h.Err)
 		}
 		t.Logf("%d MiB: %d holdings, %s", mib, len(h.All), time.Since(begin).Round(time.Millisecond))
-		wantDevice(t, h, "a", "held by one")
+		wantDevice(t, h, "a", "allocated to one")
 		if least := mib << 20 / 70; len(h.All) < least {
 			t.Errorf("%d holdings are known, want %d", len(h.All), least)
 		}
@@ -320,8 +320,8 @@ func TestGreatAnswers(t *testing.T) {
 }
 
 // A client that starts with its kubelet knows nobody but who is named.
-func TestAColdStart(t *testing.T) {
-	for age, want := range map[time.Duration]string{0: "unknown", settleTimeout - testTimeout: "unknown", settleTimeout: "idle", time.Hour: "idle", -time.Hour: "unknown"} {
+func TestColdStart(t *testing.T) {
+	for age, want := range map[time.Duration]string{0: "unknown", settleTimeout - testTimeout: "unknown", settleTimeout: "unallocated", time.Hour: "unallocated", -time.Hour: "unknown"} {
 		t.Run(age.String(), func(t *testing.T) {
 			k := startKubelet(t, kubelet.Options{RunningSince: time.Now().Add(-age)})
 			startPlugin(t, k, gpu, healthyDevices("a")...)
@@ -329,14 +329,14 @@ func TestAColdStart(t *testing.T) {
 			c := newTestClient(t, k.PodResourcesSocket(), Options{})
 			wantDevice(t, c.current(), "a", "unknown")
 			h := c.ListAllocations(t.Context())
-			wantDevice(t, h, "a", "held by one")
+			wantDevice(t, h, "a", "allocated to one")
 			wantDevice(t, h, "b", want)
 		})
 	}
 }
 
 // A kubelet whose socket is of the future is a young one, and becomes older.
-func TestTheAgeOfAKubelet(t *testing.T) {
+func TestKubeletAge(t *testing.T) {
 	for since, want := range map[time.Duration]time.Duration{0: 0, time.Minute: time.Minute, -time.Minute: 0} {
 		k := startKubelet(t, kubelet.Options{RunningSince: time.Now().Add(-since)})
 		conn, err := newDialer(k.PodResourcesSocket())(t.Context(), "")
@@ -351,7 +351,7 @@ func TestTheAgeOfAKubelet(t *testing.T) {
 	}
 }
 
-func TestASocketOfAnyName(t *testing.T) {
+func TestSocketOfAnyName(t *testing.T) {
 	dir := filepath.Join(shortDir(t), "100% ü?#")
 	k := startKubelet(t, kubelet.Options{Dir: dir})
 	t.Setenv("HTTPS_PROXY", "http://127.0.0.1:1")
@@ -361,9 +361,8 @@ func TestASocketOfAnyName(t *testing.T) {
 	}
 }
 
-// While it is restarted a kubelet is away, then names nobody, then its static pods
-// and then the rest. Nobody who looks sees any of it.
-func TestHoldersThroughRestarts(t *testing.T) {
+// TestAllocationsAcrossRestarts restarts a kubelet that lists no pods, then static pods, then all. Concurrent readers see no change.
+func TestAllocationsAcrossRestarts(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{ReadPodsAtOnce: true})
 	startPlugin(t, k, gpu, healthyDevices("a", "b", "c", "d")...)
 	static := gpuPod("static", 1)
@@ -470,7 +469,7 @@ func openFiles(t *testing.T) int {
 
 // A device goes from pod to pod. From the moment of its allocation nobody sees it
 // idle, or with a holder from before.
-func TestADeviceThatChangesHands(t *testing.T) {
+func TestDeviceChangesOwners(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a")...)
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
@@ -488,7 +487,7 @@ func TestADeviceThatChangesHands(t *testing.T) {
 		if before == nil || live.Load() != before {
 			return
 		}
-		if got := describeDevice(h, "a"); got != "unnamed" && got != "held by "+*before {
+		if got := describeDevice(h, "a"); got != "pending" && got != "allocated to "+*before {
 			t.Errorf("allocated for %s, the device is %s", *before, got)
 		}
 	}
@@ -510,7 +509,7 @@ func TestADeviceThatChangesHands(t *testing.T) {
 	for pods = range 20 {
 		p := gpuPod(fmt.Sprintf("pod-%d", pods), 1)
 		runPod(t, k, p)
-		awaitAllocations(t, c, func(h device.Allocations) bool { return describeDevice(h, "a") == "held by "+p.Name })
+		awaitAllocations(t, c, func(h device.Allocations) bool { return describeDevice(h, "a") == "allocated to "+p.Name })
 		live.Store(nil)
 		if err := k.EndPod(p); err != nil {
 			t.Fatal(err)
@@ -535,23 +534,23 @@ func awaitAllocations(t *testing.T, c *Client, wanted func(device.Allocations) b
 	}
 }
 
-func TestListAtTheRateLimit(t *testing.T) {
+func TestListAtRateLimit(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
 	runPod(t, k, gpuPod("one", 1))
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
-	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+	wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 	k.SetFaults(kubelet.Faults{ListErr: status.Error(codes.ResourceExhausted, "rejected by rate limit")})
 	h := c.ListAllocations(t.Context())
 	if status.Code(h.Err) != codes.ResourceExhausted {
 		t.Errorf("Err is %v", h.Err)
 	}
-	wantDevice(t, h, "a", "held by one")
+	wantDevice(t, h, "a", "allocated to one")
 	k.SetFaults(kubelet.Faults{})
-	wantDevice(t, c.ListAllocations(t.Context()), "a", "held by one")
+	wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 }
 
-func TestTheSimulatedKubeletsCheckpoint(t *testing.T) {
+func TestSimulatedCheckpoint(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a", "b")...)
 	one := map[string]int{gpu: 1}
@@ -567,8 +566,8 @@ func TestTheSimulatedKubeletsCheckpoint(t *testing.T) {
 
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
-	wantDevice(t, c.ListAllocations(t.Context()), has, "idle") // it cannot be known
-	o.lists <- healthyDevices("a", "b")                        // as a plugin does that begins
+	wantDevice(t, c.ListAllocations(t.Context()), has, "unallocated") // it cannot be known
+	o.lists <- healthyDevices("a", "b")                               // as a plugin does that begins
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpu].Updates == 2 })
 	now := time.Now() // a file's own time may be some milliseconds early
 	if err := os.Chtimes(c.options.CheckpointPath, now, now); err != nil {
@@ -576,15 +575,15 @@ func TestTheSimulatedKubeletsCheckpoint(t *testing.T) {
 	}
 	c.ListAllocations(t.Context())
 	c.refreshCheckpoint()
-	wantDevice(t, c.current(), has, "unnamed")
-	wantDevice(t, c.current(), free, "idle")
+	wantDevice(t, c.current(), has, "pending")
+	wantDevice(t, c.current(), free, "unallocated")
 
 	c.mu.Lock() // Allocate returned ten seconds ago, and admission failed then
 	c.tracker.recordAllocate(gpu, []device.AdvertisedID{free.Advertised(), has.Advertised()}, time.Now().Add(-ownerLookupTimeout))
 	c.mu.Unlock()
 	c.refreshCheckpoint()
-	wantDevice(t, c.current(), has, "unnamed")
-	wantDevice(t, c.current(), free, "idle")
+	wantDevice(t, c.current(), has, "pending")
+	wantDevice(t, c.current(), free, "unallocated")
 
 	if err := k.DeletePod(init); err != nil {
 		t.Fatal(err)
@@ -593,12 +592,11 @@ func TestTheSimulatedKubeletsCheckpoint(t *testing.T) {
 	o.lists <- healthyDevices("a", "b")
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpu].Updates == 3 })
 	c.refreshCheckpoint()
-	wantDevice(t, c.current(), has, "idle")
+	wantDevice(t, c.current(), has, "unallocated")
 }
 
-// A pod that is turned away after Allocate leaves an entry in the checkpoint that
-// nobody takes away.
-func TestAPodThatIsTurnedAway(t *testing.T) {
+// TestRejectedPod rejects a pod after Allocate, which leaves a stale entry in the checkpoint.
+func TestRejectedPod(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a", "b", "c")...)
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
@@ -630,12 +628,12 @@ func TestAPodThatIsTurnedAway(t *testing.T) {
 	}
 	h := c.ListAllocations(t.Context())
 	c.refreshCheckpoint()
-	wantDevice(t, h, granted, "idle")
-	wantDevice(t, c.current(), granted, "idle")
-	wantDevice(t, c.current(), old, "held by old")
+	wantDevice(t, h, granted, "unallocated")
+	wantDevice(t, c.current(), granted, "unallocated")
+	wantDevice(t, c.current(), old, "allocated to old")
 }
 
-func TestAHangingKubelet(t *testing.T) {
+func TestHangingKubelet(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a")...)
 	runPod(t, k, gpuPod("one", 1))
@@ -646,7 +644,7 @@ func TestAHangingKubelet(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	h := c.ListAllocations(ctx)
-	wantDevice(t, h, "a", "held by one")
+	wantDevice(t, h, "a", "allocated to one")
 	if status.Code(h.Err) != codes.DeadlineExceeded || !h.At.Equal(at) {
 		t.Errorf("Err is %v, At %s after the answer", h.Err, h.At.Sub(at))
 	}

@@ -30,7 +30,7 @@ func varint(number protowire.Number, value uint64) encodedField {
 	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
 }
 
-// TestDecodeInAnyOrder has what a marshaller of today would not write.
+// TestDecodeInAnyOrder decodes messages that current marshallers would not write.
 func TestDecodeInAnyOrder(t *testing.T) {
 	devices := func(fields ...encodedField) encodedField { return message(2, fields...) }
 	row := func(namespace, pod, container, resource, id string) device.Allocation {
@@ -88,7 +88,7 @@ func TestDecodeInAnyOrder(t *testing.T) {
 	}
 }
 
-func TestDecodeRefuses(t *testing.T) {
+func TestDecodeRejectsInvalid(t *testing.T) {
 	for name, b := range map[string][]byte{
 		"a message cut short":     message(1, text(1, "pod"))[:4],
 		"a pod cut short":         message(1, text(1, "pod")[:3]),
@@ -105,7 +105,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-func TestDecodeReplacesWhatIsNoText(t *testing.T) {
+func TestDecodeReplacesInvalidUTF8(t *testing.T) {
 	a := newListResponse()
 	if err := a.Read(message(1, text(1, "p\xff"), message(3, message(2, text(2, "a\xffb"))))); err != nil {
 		t.Fatal(err)
@@ -115,8 +115,8 @@ func TestDecodeReplacesWhatIsNoText(t *testing.T) {
 	}
 }
 
-// What was read from the answer before does not show in the next.
-func TestDecodeBeginsAnew(t *testing.T) {
+// TestDecodeResets reads several responses into the same memory.
+func TestDecodeResets(t *testing.T) {
 	a := newListResponse()
 	for range 2 {
 		if err := a.Read(message(1, text(1, "p"), message(3, message(2, text(2, "a"))))); err != nil {

@@ -37,7 +37,7 @@ func newAllocation(id device.AdvertisedID, pod string) device.Allocation {
 	return device.Allocation{Resource: gpu, DeviceID: id, Owner: newOwner(pod)}
 }
 
-func TestHistoryKeepsTheLastEight(t *testing.T) {
+func TestHistoryIsLimitedPerDevice(t *testing.T) {
 	r := newHistoryTracker()
 	for i := range 12 {
 		r.now = r.now.Add(time.Second)
@@ -57,7 +57,7 @@ func TestHistoryKeepsTheLastEight(t *testing.T) {
 	}
 }
 
-func TestHistoryKeepsForAnHour(t *testing.T) {
+func TestHistoryIsKeptForAnHour(t *testing.T) {
 	r := newHistoryTracker()
 	start := r.now
 	r.applyList(newAllocation("a", "one"), newAllocation("b", "two"))
@@ -80,7 +80,7 @@ func TestHistoryKeepsForAnHour(t *testing.T) {
 	}
 }
 
-func TestHistoryHasAllHoldersOfNow(t *testing.T) {
+func TestHistoryHasAllCurrentOwners(t *testing.T) {
 	r := newHistoryTracker()
 	var now []device.Allocation
 	for i := range 12 { // replicas of one device
@@ -99,7 +99,7 @@ func TestHistoryHasAllHoldersOfNow(t *testing.T) {
 	}
 }
 
-func TestHistoryIsOrderedAndACopy(t *testing.T) {
+func TestHistoryIsSortedCopy(t *testing.T) {
 	r := newHistoryTracker()
 	r.applyList(newAllocation("b", "two"), newAllocation("a::1", "two"), newAllocation("a", "one"), newAllocation("a::2", "one"))
 	first := r.history.records()
@@ -122,7 +122,7 @@ func TestHistoryIsOrderedAndACopy(t *testing.T) {
 }
 
 // What is told of a holding's begin and end is what incidents are attributed by.
-func TestHistoryKnowsWhenAHoldingBeganAndEnded(t *testing.T) {
+func TestHistoryTimes(t *testing.T) {
 	r := newHistoryTracker()
 	start := r.now
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
@@ -189,7 +189,7 @@ func TestHistoryOfReplicas(t *testing.T) {
 }
 
 // The same id under two resources is two allocations of one device.
-func TestResourcesThatShareAnID(t *testing.T) {
+func TestResourcesWithSameID(t *testing.T) {
 	r := newHistoryTracker()
 	mig := device.Allocation{Resource: "nvidia.com/mig", DeviceID: "a", Owner: newOwner("two")}
 	r.applyList(newAllocation("a", "one"), mig)
@@ -207,8 +207,7 @@ func TestResourcesThatShareAnID(t *testing.T) {
 	}
 }
 
-// How long somebody is told of after his end is the caller's to say.
-func TestHistoryIsKeptForAsLongAsIsWanted(t *testing.T) {
+func TestOwnerRetention(t *testing.T) {
 	for keep, want := range map[time.Duration]int{0: 1, 10 * time.Second: 0, 2 * time.Hour: 1} {
 		runScriptedWith(t, kubeletAgeInTests, Options{OwnerRetention: keep}, func(t *testing.T, k *scriptedKubelet, c *Client) {
 			k.setPods(newPod("one", "a"))

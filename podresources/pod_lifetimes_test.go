@@ -9,26 +9,26 @@ import (
 
 // What is allocated and never named is over with the last pod that may have it,
 // whatever the kubelet's notes still have.
-func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
+func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 	allocated := func(c *Client) { c.OnAllocated(gpu, []device.AdvertisedID{"a"}) }
 	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile){
 		"turned away after Allocate": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			time.Sleep(ownerLookupTimeout - ms)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 		},
 		"gone before anybody saw it": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			time.Sleep(time.Second) // without it there were answers
 			k.setPods(newPod("old", "b"), newPod("later", "c"))
 			time.Sleep(ownerLookupTimeout - 2*time.Second)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 		},
 		"an init container's": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			k.setPods(newPod("old", "b"), newPod("new"))
 			allocated(c)
 			time.Sleep(5 * time.Hour)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"), newPod("later"))
 		},
 		"an init container's, and others came before and after": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -39,7 +39,7 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			time.Sleep(time.Second)
 			k.setPods(newPod("old", "b"), newPod("before"), newPod("new"), newPod("after"))
 			time.Sleep(5 * time.Hour)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"), newPod("before"), newPod("after"))
 		},
 		"of a pod that another plugin kept waiting": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -48,7 +48,7 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			time.Sleep(maxAdmissionDelay - ms)
 			allocated(c)
 			time.Sleep(time.Hour)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
 		"an init container's, and the kubelet is restarted": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -57,17 +57,17 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			time.Sleep(time.Minute)
 			k.stop()
 			time.Sleep(time.Minute)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods()
 			k.start(0)
 			time.Sleep(20 * time.Second)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 			time.Sleep(20 * time.Second)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"), newPod("new"))
 			time.Sleep(time.Hour)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
 		"an init container's, whose pod ends while no kubelet runs": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -79,7 +79,7 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			time.Sleep(time.Minute)
 			k.start(0)
 			time.Sleep(settleTimeout - time.Second)
-			wantDevice(t, c.current(), "a", "unnamed") // it may not have been read yet
+			wantDevice(t, c.current(), "a", "pending") // it may not have been read yet
 		},
 		"an init container's, whose pod is first listed by the next kubelet": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
@@ -89,7 +89,7 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			time.Sleep(30 * time.Second)
 			k.setPods(newPod("old", "b"), newPod("new"))
 			time.Sleep(time.Hour)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
 		"turned away among others that came in the same second": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -97,14 +97,14 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			f.writeIDs("a", "c")
 			k.setPods(newPod("old", "b"), newPod("next", "c"))
 			time.Sleep(ownerLookupTimeout - ms)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 		},
 		"an init container's among others that came in the same second": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			f.writeIDs("a", "c")
 			k.setPods(newPod("old", "b"), newPod("new"), newPod("next", "c"))
 			time.Sleep(time.Hour)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"), newPod("next", "c"))
 		},
 		"an init container's of a pod that has others": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -112,7 +112,7 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			f.writeEntries("a", "pod", "c", "pod")
 			k.setPods(newPod("old", "b"), newPod("new", "c"))
 			time.Sleep(time.Hour)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
 		"written down late": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -122,10 +122,10 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			c.OnAllocated(gpu, []device.AdvertisedID{"c"})
 			k.setPods(newPod("old", "b"), newPod("new", "c"))
 			time.Sleep(time.Hour) // another plugin hangs meanwhile
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			f.writeEntries("a", "pod", "c", "pod")
 			time.Sleep(time.Hour)
-			wantDevice(t, c.current(), "a", "unnamed")
+			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
 		"another's next": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
@@ -135,7 +135,7 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 			allocated(c)
 			k.setPods(newPod("old", "b"), newPod("next", "a"))
 			time.Sleep(time.Minute)
-			wantDevice(t, c.current(), "a", "held by next")
+			wantDevice(t, c.current(), "a", "allocated to next")
 			k.setPods(newPod("old", "b"))
 		},
 	} {
@@ -146,8 +146,8 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 				time.Sleep(2 * ownerLookupTimeout)
 				play(t, k, c, f)
 				time.Sleep(ownerLookupTimeout + idleInterval)
-				wantDevice(t, c.current(), "a", "idle")
-				wantDevice(t, c.current(), "b", "held by old")
+				wantDevice(t, c.current(), "a", "unallocated")
+				wantDevice(t, c.current(), "b", "allocated to old")
 			})
 		})
 	}
@@ -155,7 +155,7 @@ func TestAnAllocationEndsWithTheLastPodThatMayHaveIt(t *testing.T) {
 
 // Of what an earlier process was told nobody knows who came for it: all that were
 // there when this one began may have it.
-func TestAnAllocationOfAnEarlierProcessEndsWithThePodsOfItsTime(t *testing.T) {
+func TestEarlierAllocationEndsWithItsPods(t *testing.T) {
 	f := newCheckpointFile(t)
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		c.options.CheckpointPath = f.path
@@ -166,10 +166,10 @@ func TestAnAllocationOfAnEarlierProcessEndsWithThePodsOfItsTime(t *testing.T) {
 		time.Sleep(time.Minute)
 		k.setPods(newPod("two"), newPod("later"))
 		time.Sleep(time.Hour)
-		wantDevice(t, c.current(), "a", "unnamed")
+		wantDevice(t, c.current(), "a", "pending")
 		k.setPods(newPod("later"))
 		time.Sleep(idleInterval)
-		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unallocated")
 
 		k.restart() // and what the next kubelet writes when it has read its pods
 		for begin := time.Now(); c.requestedAt().Before(begin.Add(settleTimeout)); {
@@ -177,10 +177,10 @@ func TestAnAllocationOfAnEarlierProcessEndsWithThePodsOfItsTime(t *testing.T) {
 		}
 		f.writeIDs("a")
 		time.Sleep(time.Hour)
-		wantDevice(t, c.current(), "a", "unnamed")
+		wantDevice(t, c.current(), "a", "pending")
 		k.setPods()
 		time.Sleep(idleInterval)
-		wantDevice(t, c.current(), "a", "idle")
+		wantDevice(t, c.current(), "a", "unallocated")
 	})
 }
 
@@ -191,7 +191,7 @@ func (c *Client) requestedAt() time.Time {
 	return c.tracker.requestedAt
 }
 
-func TestWhoAreOthers(t *testing.T) {
+func TestOtherPods(t *testing.T) {
 	now := time.Unix(1<<30, 0)
 	a, p := allocationKey{gpu, "a"}, podName{"team", "p"}
 	for name, test := range map[string]struct {

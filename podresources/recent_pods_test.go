@@ -31,8 +31,8 @@ func runUntilIdle(t *testing.T, c *Client) (stop func()) {
 	return stop
 }
 
-// A pod of which one has been told is asked about by itself, and nobody is listed.
-func TestANewcomerIsAskedAbout(t *testing.T) {
+// TestGetReplacesList calls Get for an added pod, and no List.
+func TestGetReplacesList(t *testing.T) {
 	for _, early := range []time.Duration{5 * time.Second, 0, -20 * ms, -80 * ms} {
 		t.Run(fmt.Sprint("told ", early, " before"), func(t *testing.T) {
 			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
@@ -57,10 +57,10 @@ func TestANewcomerIsAskedAbout(t *testing.T) {
 				if took := time.Since(begin); took > max(50*ms, 50*ms-early) {
 					t.Errorf("its name took %s", took)
 				}
-				wantDevice(t, c.current(), "a", "held by new")
-				want, other := "0 lists, [new]", "held by old" // of whom nobody has asked
-				if early < -50*ms {                            // too late: a List was asked
-					want, other = "1 lists, []", "idle"
+				wantDevice(t, c.current(), "a", "allocated to new")
+				want, other := "0 lists, [new]", "allocated to old" // of whom nobody has asked
+				if early < -50*ms {                                 // too late: a List was asked
+					want, other = "1 lists, []", "unallocated"
 				}
 				wantDevice(t, c.current(), "b", other)
 				time.Sleep(4 * time.Second)
@@ -68,16 +68,15 @@ func TestANewcomerIsAskedAbout(t *testing.T) {
 					t.Errorf("there are %s, want %s", got, want)
 				}
 				time.Sleep(10 * time.Second) // the end of a holding is noticed no later
-				wantDevice(t, c.current(), "b", "idle")
-				wantDevice(t, c.current(), "a", "held by new")
+				wantDevice(t, c.current(), "b", "unallocated")
+				wantDevice(t, c.current(), "a", "allocated to new")
 			})
 		})
 	}
 }
 
-// One who is told of and is not the one that is waited for costs two questions, and keeps
-// nobody from being found.
-func TestANewcomerWhoIsNotTheOne(t *testing.T) {
+// TestGetOfDifferentPod adds pods without the device: at most two calls of Get each, and the owner is still found.
+func TestGetOfDifferentPod(t *testing.T) {
 	for name, change := range map[string]struct {
 		arrive []string
 		get    error
@@ -105,7 +104,7 @@ func TestANewcomerWhoIsNotTheOne(t *testing.T) {
 				k.setPods(newPod("other"), newPod("new", "a"))
 				_, changed := c.Snapshot()
 				<-changed
-				wantDevice(t, c.current(), "a", "held by new")
+				wantDevice(t, c.current(), "a", "allocated to new")
 				if got := k.callsSince(begin); got != change.want {
 					t.Errorf("there are %s, want %s", got, change.want)
 				}
@@ -118,8 +117,8 @@ func TestANewcomerWhoIsNotTheOne(t *testing.T) {
 	}
 }
 
-// A kubelet without Get is asked for it once in its life.
-func TestGetIsNotAskedForTwice(t *testing.T) {
+// TestUnsupportedGetIsCalledOnce calls an unsupported Get a single time per kubelet.
+func TestUnsupportedGetIsCalledOnce(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setGetError(status.Error(codes.Unimplemented, "unknown method Get"))
 		defer runUntilIdle(t, c)()
@@ -130,7 +129,7 @@ func TestGetIsNotAskedForTwice(t *testing.T) {
 			pods = append(pods, newPod(name, name))
 			k.setPods(pods...)
 			time.Sleep(time.Second)
-			wantDevice(t, c.current(), device.ID(name), "held by "+name)
+			wantDevice(t, c.current(), device.ID(name), "allocated to "+name)
 		}
 		begin := time.Now()
 		arrives("a")
@@ -150,9 +149,9 @@ func TestGetIsNotAskedForTwice(t *testing.T) {
 	})
 }
 
-// Many who come and hold nothing, while an init container's device waits for a name that
-// nobody will say: there are no more Lists than without them, and not many Gets.
-func TestNewcomersWithNothing(t *testing.T) {
+// TestGetOfManyPods adds many pods without devices, while an init container's device has no owner: as many Lists as without pods, and a
+// limited number of Gets.
+func TestGetOfManyPods(t *testing.T) {
 	lists := func(arrive bool) (n int) {
 		runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 			k.setPods(newPod("init"))
@@ -185,9 +184,8 @@ func TestNewcomersWithNothing(t *testing.T) {
 	}
 }
 
-// What Get says over a connection that no List has come over yet is nobody's name: the
-// kubelet is another one.
-func TestANewcomerOfARestartedKubelet(t *testing.T) {
+// TestGetAfterRestart ignores Get over a connection without a List: the kubelet may be new.
+func TestGetAfterRestart(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("old", "b"))
 		c.ListAllocations(t.Context())
@@ -196,16 +194,16 @@ func TestANewcomerOfARestartedKubelet(t *testing.T) {
 		if err := c.fetchRecentPod(t.Context(), podName{"team", "new"}); err != nil {
 			t.Fatal(err)
 		}
-		wantDevice(t, c.current(), "a", "held by new")
-		wantDevice(t, c.current(), "b", "held by old") // it is not Get's to take away
+		wantDevice(t, c.current(), "a", "allocated to new")
+		wantDevice(t, c.current(), "b", "allocated to old") // it is not Get's to take away
 		c.OnAllocated(gpu, []device.AdvertisedID{"c"})
 		k.setPods(newPod("newer", "c"))
 		k.restart()
 		if err := c.fetchRecentPod(t.Context(), podName{"team", "newer"}); err != nil {
 			t.Fatal(err)
 		}
-		wantDevice(t, c.current(), "c", "unnamed")
-		wantDevice(t, c.ListAllocations(t.Context()), "c", "held by newer")
+		wantDevice(t, c.current(), "c", "pending")
+		wantDevice(t, c.ListAllocations(t.Context()), "c", "allocated to newer")
 	})
 }
 

@@ -67,7 +67,7 @@ func wantResources(t *testing.T, what string, h device.Allocations, want []strin
 	}
 }
 
-func TestResourcesOfAnAnswer(t *testing.T) {
+func TestResourcesOfResponse(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		if h := c.current(); !isEmpty(h.Resources) {
 			t.Errorf("before the first answer there are %+v", h.Resources)
@@ -77,7 +77,7 @@ func TestResourcesOfAnAnswer(t *testing.T) {
 			t.Errorf("where there is none there are %+v, %v", h.Resources, h.Err)
 		}
 		k.start(kubeletAgeInTests)
-		k.setPods(podWithResources("b1", 1), newPod("idle"), podWithResources("a0", 0))
+		k.setPods(podWithResources("b1", 1), newPod("unallocated"), podWithResources("a0", 0))
 		wantResources(t, "at first", c.ListAllocations(t.Context()), expectedResources("a0", "b1"))
 		whole := newPod("whole", "7")
 		whole.CpuIds, whole.Memory = []int64{9, 8}, []*api.ContainerMemory{{MemoryType: "memory", Size: 5}}
@@ -99,7 +99,7 @@ func TestResourcesOfAnAnswer(t *testing.T) {
 
 // While a pod is made anew under its name, two of that name may be listed. What an owner
 // has of one kind is one row, or it would be one series twice.
-func TestResourcesOfTwoPodsOfOneName(t *testing.T) {
+func TestResourcesOfTwoPodsWithSameName(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		of := func(size uint64, cdi string, cpus ...int64) *api.PodResources {
 			p := newPodWith("p", addClaims(newContainer("main", "7"), "mine", "example.com/gpu-0"))
@@ -127,7 +127,7 @@ func isEmpty(r device.NodeResources) bool {
 // After a restart a kubelet lists its pods one after the other. What was known of those
 // that it has not listed stands until it has, or others have the same, or it is a minute
 // since.
-func TestResourcesStandAfterARestart(t *testing.T) {
+func TestRestartRetainsResources(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(podWithResources("a0", 0), podWithResources("b1", 1), podWithResources("c2", 2), podWithResources("d3", 3))
 		before := c.ListAllocations(t.Context())
@@ -156,7 +156,7 @@ func TestResourcesStandAfterARestart(t *testing.T) {
 
 // To some plugins each MiB of memory is a device. Compared one by one these take a minute,
 // and each flight of the first one would.
-func TestCountlessDevicesStandAfterARestart(t *testing.T) {
+func TestRestartRetainsManyDevices(t *testing.T) {
 	const each = 60000
 	now := time.Now()
 	answer := func(pods ...string) (g resourceRows, names []podName) {
@@ -179,7 +179,7 @@ func TestCountlessDevicesStandAfterARestart(t *testing.T) {
 }
 
 // A part of a pod's CPUs may be another's by now, and several pods may share a claim.
-func TestResourcesInPartAndShared(t *testing.T) {
+func TestPartialAndSharedResources(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		share := func(name, claim, share string) *api.PodResources {
 			p := newPod(name)
@@ -262,7 +262,7 @@ func TestAllocatableResources(t *testing.T) {
 }
 
 // A kubelet lists nothing twice in the same order, and what is the same stays the same.
-func TestWhatIsTheSameIsNotMadeAnew(t *testing.T) {
+func TestUnchangedRowsKeepSlices(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		chance := rand.New(rand.NewPCG(5, 6))
 		list := nodeResponse(20, 8).PodResources

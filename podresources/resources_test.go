@@ -15,7 +15,7 @@ import (
 )
 
 // All that a node has, whoever's plugin and driver it is of, as a kubelet says it.
-func TestAllThatANodeGivesAway(t *testing.T) {
+func TestResourcesOfNode(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{
 		ExclusiveCPUs:  []int64{2, 3, 4, 5},
 		Memory:         []kubelet.MemoryBlock{{Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{0}}, {Type: "memory", Bytes: 8 << 30, NUMANodes: []int64{1}}},
@@ -93,8 +93,8 @@ func TestAllThatANodeGivesAway(t *testing.T) {
 	}
 }
 
-// The whole way of a pod that is told of: Get names it, and no List is asked for.
-func TestANewcomerOfTheSimulatedKubelet(t *testing.T) {
+// TestSimulatedGet adds a pod on the simulated kubelet: Get names the owner without a List.
+func TestSimulatedGet(t *testing.T) {
 	for name, trouble := range map[string]error{"with Get": nil, "without": status.Error(codes.Unimplemented, "unknown method Get")} {
 		t.Run(name, func(t *testing.T) {
 			k := startKubelet(t, kubelet.Options{})
@@ -114,7 +114,7 @@ func TestANewcomerOfTheSimulatedKubelet(t *testing.T) {
 			c.mu.Unlock()
 			before := k.State().Calls
 			runPod(t, k, gpuPod("one", 1))
-			awaitAllocations(t, c, func(h device.Allocations) bool { return describeDevice(h, "a") == "held by one" })
+			awaitAllocations(t, c, func(h device.Allocations) bool { return describeDevice(h, "a") == "allocated to one" })
 			after := k.State().Calls
 			lists, gets := after["List"]-before["List"], after["Get"]-before["Get"]
 			if gets != 1 || trouble == nil && lists > 1 || trouble != nil && lists == 0 {

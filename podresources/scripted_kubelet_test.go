@@ -232,18 +232,18 @@ func newOwner(pod string) device.Owner {
 	return device.Owner{Namespace: "team", Pod: pod, Container: "main"}
 }
 
-// describeDevice tells what is known of a device, in a word: "idle", "held by a", …
+// describeDevice tells what is known of a device, in a word: "unallocated", "allocated to a", …
 func describeDevice(h device.Allocations, id device.ID) string {
 	hold, owner := h.State(id)
 	switch hold {
 	case device.Unallocated:
-		return "idle"
+		return "unallocated"
 	case device.Allocated:
-		return "held by " + owner.Pod
+		return "allocated to " + owner.Pod
 	case device.AllocatedShared:
 		return "shared"
 	case device.AllocatedOwnerUnknown:
-		return "unnamed"
+		return "pending"
 	default:
 		return "unknown"
 	}

@@ -31,7 +31,7 @@ func collectFields(b []byte) (fields []string, err error) {
 	return fields, err
 }
 
-func TestFields(t *testing.T) {
+func TestWalkFields(t *testing.T) {
 	group := slices.Concat(protowire.AppendTag(nil, 4, protowire.StartGroupType), varint(1, 1), protowire.AppendTag(nil, 4, protowire.EndGroupType))
 	fixed := protowire.AppendFixed64(protowire.AppendTag(nil, 5, protowire.Fixed64Type), 7)
 	got, err := collectFields(slices.Concat(varint(2, math.MaxUint64), group, text(1, "a"), fixed, text(1, ""), varint(1, 3)))
@@ -45,7 +45,7 @@ func TestFields(t *testing.T) {
 	}
 }
 
-func TestFieldsRefuse(t *testing.T) {
+func TestWalkFieldsRejectsInvalid(t *testing.T) {
 	for name, b := range map[string][]byte{
 		"a tag cut short":         {0x80},
 		"a text cut short":        text(1, "text")[:4],
@@ -104,7 +104,7 @@ func FuzzFields(f *testing.F) {
 	})
 }
 
-func TestAppendNumbers(t *testing.T) {
+func TestAppendVarints(t *testing.T) {
 	packed := protowire.AppendVarint(protowire.AppendVarint(nil, 300), math.MaxUint64)
 	var got []int64
 	err := WalkFields(slices.Concat(varint(4, 7), text(4, string(packed)), text(4, "")), func(f Field) (err error) {
@@ -119,7 +119,7 @@ func TestAppendNumbers(t *testing.T) {
 	}
 }
 
-func TestNames(t *testing.T) {
+func TestInterner(t *testing.T) {
 	n := NewInterner(10)
 	b := []byte("a name")
 	s := n.Intern(b)
