@@ -36,7 +36,7 @@ type simulatedPlatform struct{ mode string }
 func (p *simulatedPlatform) Simulated() bool { return true }
 
 func (p *simulatedPlatform) AddFlags(f *pflag.FlagSet) {
-	f.StringVar(&p.mode, "simulate", modeNode, "`what` is simulated: node has a kubelet and pods, hardware is for a real kubelet; script:FILE is a node with the events in a file")
+	f.StringVar(&p.mode, "simulate", modeNode, "simulated `machine`: node (with kubelet and pods), hardware (for a real kubelet) or script:FILE (a node with the events of a file)")
 }
 
 func (p *simulatedPlatform) CheckFlags(forDoctor bool) error {
@@ -45,7 +45,7 @@ func (p *simulatedPlatform) CheckFlags(forDoctor bool) error {
 	case p.mode != modeNode && p.mode != modeHardware && !script:
 		return fmt.Errorf("--simulate=%s: want node, hardware or script:FILE", p.mode)
 	case forDoctor && p.mode != modeHardware:
-		return fmt.Errorf("--simulate=%s: there is no node to look at", p.mode)
+		return fmt.Errorf("--simulate=%s: want hardware: no real node to examine", p.mode)
 	}
 	return nil
 }

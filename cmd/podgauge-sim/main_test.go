@@ -26,8 +26,8 @@ func TestWrongFlags(t *testing.T) {
 		{want: ""},
 		{args: []string{"--simulate=hardware"}, doctor: true},
 		{args: []string{"--simulate=cluster"}, want: "--simulate=cluster: want node, hardware or script:FILE"},
-		{doctor: true, want: "--simulate=node: there is no node to look at"},
-		{args: []string{"--simulate=script:x"}, doctor: true, want: "--simulate=script:x: there is no node to look at"},
+		{doctor: true, want: "--simulate=node: want hardware: no real node to examine"},
+		{args: []string{"--simulate=script:x"}, doctor: true, want: "--simulate=script:x: want hardware: no real node to examine"},
 	} {
 		s, f := &simulatedPlatform{}, pflag.NewFlagSet("", pflag.ContinueOnError)
 		f.SetOutput(io.Discard)

@@ -91,7 +91,7 @@ func (a *app) run(ctx context.Context, l listeners) error {
 	}
 	a.nb.shutdown(a.readers, a.monitor)
 	if errors.Is(err, device.ErrDriverReplaced) { // another process has to load the new library
-		a.log.Info("end, to be started anew", "why", err)
+		a.log.Info("exiting: driver was replaced, restart loads the new library", "err", err)
 		return nil
 	}
 	return err

@@ -68,20 +68,20 @@ func runClient(ctx context.Context, command string, args []string, lookupEnv env
 func (c *clientCommand) flagSet(command string) (f *pflag.FlagSet, filters map[string]*string) {
 	f = pflag.NewFlagSet("podgauge "+command, pflag.ContinueOnError)
 	f.SortFlags = false
-	f.StringVarP(&c.output, "output", "o", "table", "`form` of the answer: table, or json as the API gives it")
-	f.BoolVarP(&c.watch, "watch", "w", false, "draw the table anew every two seconds; without a terminal it is shown once")
-	f.StringVar(&c.baseURL, "url", "", "`address` of podgauge (default http://127.0.0.1 and the port of --web.listen-address; https://127.0.0.1 where --http.config.file has a tls_config)")
-	f.StringVar(&c.configFile, "http.config.file", "", "`file` with the password, and with what TLS needs, to reach podgauge; as promtool takes it")
-	f.StringVar(&c.listenAddress, "web.listen-address", ":9400", "`address` that the daemon was given")
+	f.StringVarP(&c.output, "output", "o", "table", "output `format`: table, or json as returned by the API")
+	f.BoolVarP(&c.watch, "watch", "w", false, "redraw the table every two seconds; without a terminal, print once")
+	f.StringVar(&c.baseURL, "url", "", "`address` of podgauge (default http://127.0.0.1 with the port of --web.listen-address; https://127.0.0.1 if --http.config.file has a tls_config)")
+	f.StringVar(&c.configFile, "http.config.file", "", "`file` with password and TLS settings for requests, in promtool's format")
+	f.StringVar(&c.listenAddress, "web.listen-address", ":9400", "listen `address` of the daemon")
 	filters = map[string]*string{}
 	if c.path == api.IncidentsPath {
 		filter := func(name, short, usage string) { filters[name] = f.StringP(name, short, "", usage) }
-		filter("device", "d", "only of this `device`, by UUID, or of a GPU and its slices, by UUID or index")
-		filter("namespace", "n", "only those that hit a pod in this `namespace`")
-		filter("pod", "p", "only those that hit a pod of this `name`")
-		filter("reason", "", "only for this `reason`: xid_79")
-		filter("since", "", "only those that last happened since this `time`, or for so long: 2006-01-02T15:04:05Z, 90m, 24h")
-		filter("limit", "", fmt.Sprintf("only so `many`, the newest, up to %d (default %d)", api.MaxLimit, api.DefaultLimit))
+		filter("device", "d", "only incidents of this `device` (UUID), or of a GPU with all MIG devices (UUID or index)")
+		filter("namespace", "n", "only incidents affecting a pod in this `namespace`")
+		filter("pod", "p", "only incidents affecting a pod with this `name`")
+		filter("reason", "", "only incidents with this `reason`: xid_79")
+		filter("since", "", "only incidents since this `time`, or within this duration: 2006-01-02T15:04:05Z, 90m, 24h")
+		filter("limit", "", fmt.Sprintf("at most this `number` of incidents, newest first, up to %d (default %d)", api.MaxLimit, api.DefaultLimit))
 	}
 	return f, filters
 }
@@ -126,7 +126,7 @@ func (c *clientCommand) resolveURL(scheme string) error {
 		case err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https":
 			return fmt.Errorf("--url %q: want http://host:port or https://host:port", c.baseURL)
 		case u.User != nil: // the list of processes would show the password
-			return errors.New("--url: want no name and password in it: --http.config.file has them")
+			return errors.New("--url: want no user and password: set both in --http.config.file")
 		}
 		c.baseURL = strings.TrimSuffix(c.baseURL, "/")
 		return nil
@@ -188,7 +188,7 @@ func (c *clientCommand) render(ctx context.Context) (string, error) {
 	}
 	lines, t, err := c.table(body)
 	if err != nil {
-		return "", fmt.Errorf("%s: the answer is not podgauge's: %w", c.baseURL, err)
+		return "", fmt.Errorf("%s: not a response of podgauge: %w", c.baseURL, err)
 	}
 	var text strings.Builder
 	for _, line := range lines {
@@ -217,19 +217,19 @@ func (c *clientCommand) fetch(ctx context.Context) ([]byte, error) {
 		if wrapped, ok := errors.AsType[*url.Error](err); ok {
 			err = wrapped.Err // without a second URL
 		}
-		return nil, fmt.Errorf("no answer from %s: %w; --url says where podgauge is", c.baseURL, err)
+		return nil, fmt.Errorf("no response from %s: %w; set --url to the address of podgauge", c.baseURL, err)
 	}
 	defer resp.Body.Close() //nolint:errcheck // opened for reading
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponseBytes+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("read the answer of %s: %w", c.baseURL, err)
+		return nil, fmt.Errorf("read response of %s: %w", c.baseURL, err)
 	case len(body) > maxResponseBytes:
-		return nil, fmt.Errorf("the answer of %s has more than %d bytes", c.baseURL, maxResponseBytes)
+		return nil, fmt.Errorf("%s: response of more than %d bytes", c.baseURL, maxResponseBytes)
 	case resp.StatusCode != http.StatusOK:
 		var apiErr api.ErrorResponse
 		_ = json.Unmarshal(body, &apiErr) // another server has no such body
-		return nil, fmt.Errorf("%s answers %s%s", c.baseURL, cmp.Or(apiErr.Error, resp.Status), errorHint(resp.StatusCode, body))
+		return nil, fmt.Errorf("%s returned %s%s", c.baseURL, cmp.Or(apiErr.Error, resp.Status), errorHint(resp.StatusCode, body))
 	}
 	return body, nil
 }

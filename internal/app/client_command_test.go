@@ -129,13 +129,13 @@ func TestClientErrors(t *testing.T) {
 		status int
 		says   string
 	}{
-		{[]string{"status", "--url=http://" + closedAddr}, exitError, "no answer from http://" + closedAddr + ": dial tcp " + closedAddr + ": connect: connection refused; --url says where podgauge is"},
-		{[]string{"incidents", "--web.listen-address=" + closedAddr}, exitError, "no answer from http://" + closedAddr},
-		{[]string{"status", "--url=" + respond(404, "404 page not found")}, exitError, "answers 404 Not Found"},
-		{[]string{"status", "--url=" + respond(500, `{"error":"a\nb\u001b[31m"}`)}, exitError, `answers a\x0ab\x1b[31m`},
-		{[]string{"status", "--url=" + respond(302, "")}, exitError, "answers 302 Found"},
-		{[]string{"status", "--url=" + respond(200, "<html>")}, exitError, "the answer is not podgauge's: invalid character"},
-		{[]string{"status", "--url=" + respond(200, strings.Repeat(" ", maxResponseBytes+1))}, exitError, "has more than 33554432 bytes"},
+		{[]string{"status", "--url=http://" + closedAddr}, exitError, "no response from http://" + closedAddr + ": dial tcp " + closedAddr + ": connect: connection refused; set --url to the address of podgauge"},
+		{[]string{"incidents", "--web.listen-address=" + closedAddr}, exitError, "no response from http://" + closedAddr},
+		{[]string{"status", "--url=" + respond(404, "404 page not found")}, exitError, "returned 404 Not Found"},
+		{[]string{"status", "--url=" + respond(500, `{"error":"a\nb\u001b[31m"}`)}, exitError, `returned a\x0ab\x1b[31m`},
+		{[]string{"status", "--url=" + respond(302, "")}, exitError, "returned 302 Found"},
+		{[]string{"status", "--url=" + respond(200, "<html>")}, exitError, "not a response of podgauge: invalid character"},
+		{[]string{"status", "--url=" + respond(200, strings.Repeat(" ", maxResponseBytes+1))}, exitError, "response of more than 33554432 bytes"},
 		{[]string{"status", "--url=localhost:9400"}, exitUsage, `--url "localhost:9400": want http://host:port`},
 		{[]string{"status", "--url=ftp://a"}, exitUsage, `--url "ftp://a": want http://host:port`},
 		{[]string{"status", "--web.listen-address=9400"}, exitUsage, `--web.listen-address "9400": want host:port`},
@@ -213,7 +213,7 @@ func TestWatch(t *testing.T) {
 		t.Errorf("%q", all)
 	}
 	pages := strings.Split(all, cursorHome)[1:]
-	if len(pages) != 3 || pages[0] != pages[2] || !strings.HasPrefix(pages[1], server.URL+" answers 502 Bad Gateway"+eraseLineRight+"\n"+eraseBelow) {
+	if len(pages) != 3 || pages[0] != pages[2] || !strings.HasPrefix(pages[1], server.URL+" returned 502 Bad Gateway"+eraseLineRight+"\n"+eraseBelow) {
 		t.Errorf("%q", pages)
 	}
 }

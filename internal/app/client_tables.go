@@ -24,7 +24,7 @@ func statusTable(body []byte) ([]string, *textTable, error) {
 	if err := json.Unmarshal(body, &d); err != nil || len(d.Devices) == 0 {
 		return statusSummary(&d), nil, err
 	}
-	t := newTextTable(2, "GPU", "MODEL", "HEALTH", "WHY", "SINCE", "HOLDERS", "LAST INCIDENT", "UUID")
+	t := newTextTable(2, "GPU", "MODEL", "HEALTH", "REASON", "SINCE", "ALLOCATED TO", "LAST INCIDENT", "UUID")
 	for i := range d.Devices {
 		dev := &d.Devices[i]
 		last := emptyCell
@@ -127,18 +127,18 @@ func incidentsTable(body []byte) ([]string, *textTable, error) {
 	}
 	var lines []string
 	if all.Error != "" {
-		lines = append(lines, "not kept: "+all.Error)
+		lines = append(lines, "not stored: "+all.Error)
 	}
 	if len(all.Incidents) == 0 {
 		return append(lines, "no incidents"), nil, nil
 	}
-	t := newTextTable(5, "ID", "LAST", "COUNT", "GPU", "REASON", "DEVICE", "ACTION", "HIT", "UUID")
+	t := newTextTable(5, "ID", "LAST", "COUNT", "GPU", "REASON", "DEVICE", "ACTION", "AFFECTED", "UUID")
 	for i := range all.Incidents {
 		inc := &all.Incidents[i]
 		outcome, color, action := "as before", "", inc.Action // an earlier incident may have made the device unhealthy
 		switch {
 		case inc.RecoveredAt != nil:
-			outcome, action = "healed "+ago(all.At, *inc.RecoveredAt), ""
+			outcome, action = "recovered "+ago(all.At, *inc.RecoveredAt), ""
 		case inc.MarkedUnhealthy:
 			outcome, color = "unhealthy", colorRed
 		}

@@ -135,9 +135,9 @@ func TestValidate(t *testing.T) {
 	}{
 		{name: "shared", text: fmt.Sprintf(sharingConfig, true, 2), out: "nvidia.com/gpu.shared  16"},
 		{name: "selected", text: "version: v1\npodgauge: {select: {include: [0, 5]}}\n", out: "nvidia.com/gpu  2 "},
-		{name: "a name that no device has", text: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpuu, replicas: 2}]}}\n", out: "note: sharing: no device here is nvidia.com/gpuu\n"},
-		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", out: "note: nothing would be offered\n"},
-		{name: "no driver", text: "version: v1\n", platform: testPlatform{errors.New("no driver")}, out: "The config is valid. What it means on this node cannot be said: no driver\n"},
+		{name: "a name that no device has", text: "version: v1\nsharing: {timeSlicing: {resources: [{name: gpuu, replicas: 2}]}}\n", out: "note: sharing: no device of this node has the resource nvidia.com/gpuu\n"},
+		{name: "none selected", text: "version: v1\npodgauge: {select: {include: [77]}}\n", out: "note: no device would be advertised\n"},
+		{name: "no driver", text: "version: v1\n", platform: testPlatform{errors.New("no driver")}, out: "The config is valid. The effect on this node is unknown: no driver\n"},
 		{name: "wrong", text: "version: v1\nflags:\n  migStrategy: some\n", status: exitUsage, errs: ":3: flags.migStrategy"},
 		{name: "an unknown key", text: "version: v1\nflags:\n  migStrategie: mixed\n", status: exitUsage, errs: ":3: flags.migStrategie: unknown key"},
 		{name: "no file", status: exitUsage, errs: "no such file"},

@@ -38,7 +38,7 @@ func hasDeviceNodes(root string) bool {
 func imexChannels(s config.Settings) ([]int, error) {
 	found, missing := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
 	if len(missing) > 0 && s.IMEX.Required {
-		return found, fmt.Errorf("IMEX channels %v are required and not there", missing)
+		return found, fmt.Errorf("required IMEX channels missing: %v", missing)
 	}
 	return found, nil
 }

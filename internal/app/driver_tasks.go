@@ -24,15 +24,15 @@ func (a *app) handleDriverSignals(ctx context.Context) error {
 			return nil
 		case sig = <-a.o.driverSignals:
 		}
-		action, apply := "take the driver up again", a.monitor.Resume
+		action, done, apply := "resume driver", "driver resumed", a.monitor.Resume
 		if sig == syscall.SIGUSR1 {
-			action, apply = "let go of the driver", a.monitor.Release
+			action, done, apply = "release driver", "driver released", a.monitor.Release
 		}
 		callCtx, cancel := context.WithTimeout(ctx, releaseTimeout)
 		if err := apply(callCtx); err != nil && ctx.Err() == nil {
 			a.log.Error(action, "err", err)
 		} else if err == nil {
-			a.log.Info(action + ": done")
+			a.log.Info(done)
 		}
 		cancel()
 	}
@@ -52,7 +52,7 @@ func (a *app) logMissingFamilies(ctx context.Context) error {
 		}
 	}
 	if families := a.nb.missingFamilies(); len(families) > 0 {
-		a.log.Warn("the driver's library is too old for some families, which are absent", "families", strings.Join(families, ","))
+		a.log.Warn("driver library too old for some metric families", "families", strings.Join(families, ","))
 	}
 	return nil
 }

@@ -51,7 +51,7 @@ func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Write
 	o.validateMode, o.doctorMode = command == "validate", command == "doctor"
 	f := o.flagSet()
 	if o.doctorMode {
-		f.StringVarP(&o.output, "output", "o", "table", "of doctor: `form` of what it says: table or json")
+		f.StringVarP(&o.output, "output", "o", "table", "output `format` of doctor: table or json")
 	}
 	f.SetOutput(usage)
 	f.Usage = func() {
@@ -82,10 +82,10 @@ func (o *options) flagSet() *pflag.FlagSet {
 	o.web.addFlags(f)
 	f.StringVar(&o.logLevel, "log.level", "info", "only log messages of this `level` and above: debug, info, warn or error")
 	f.StringVar(&o.logFormat, "log.format", "logfmt", "`format` of log messages: logfmt or json")
-	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "the kubelet's root `folder`, which holds pod-resources/")
-	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "", "the kubelet's device-plugin `folder` (default <kubelet-dir>/device-plugins; a kubelet with a --root-dir of its own still has it in /var/lib/kubelet)")
-	f.BoolVar(&o.devicePlugin, "device-plugin", true, "offer the devices to the kubelet; false exports only, beside another device plugin")
-	f.StringVar(&o.podLogsDir, "pod-logs-dir", "/var/log/pods", "`folder` in which the kubelet has the pods' logs (its podLogsDir): their names say whose a process is")
+	f.StringVar(&o.kubeletDir, "kubelet-dir", "/var/lib/kubelet", "root `folder` of the kubelet, with pod-resources/")
+	f.StringVar(&o.devicePluginDir, "device-plugin-dir", "", "device-plugin `folder` of the kubelet (default <kubelet-dir>/device-plugins; a kubelet with --root-dir still uses /var/lib/kubelet/device-plugins)")
+	f.BoolVar(&o.devicePlugin, "device-plugin", true, "advertise devices to the kubelet; false: only export metrics, beside another device plugin")
+	f.StringVar(&o.podLogsDir, "pod-logs-dir", "/var/log/pods", "`folder` of pod logs (the kubelet's podLogsDir), to find the containers of processes")
 	o.builder.AddFlags(f)
 	o.health.addFlags(f)
 	o.metrics.addFlags(f)
@@ -182,7 +182,7 @@ func (o *options) applyKubeletSocket() error {
 		return nil
 	}
 	if filepath.Base(socket) != "kubelet.sock" {
-		return fmt.Errorf("%s: %q: its name is not kubelet.sock", o.loaded.Origins["kubelet-socket"], socket)
+		return fmt.Errorf("%s: %q: want a path ending in /kubelet.sock", o.loaded.Origins["kubelet-socket"], socket)
 	}
 	o.devicePluginDir = cmp.Or(o.devicePluginDir, filepath.Dir(socket))
 	return nil

@@ -62,7 +62,7 @@ func TestWrongCommandLines(t *testing.T) {
 		{args: []string{"--metrics.series-limit=many"}, says: `podgauge: --metrics.series-limit: "many": want a whole number` + "\n"},
 		{args: []string{"-device-plugin=maybe"}, says: `podgauge: --device-plugin: "maybe": want true or false` + "\n"},
 		{args: []string{"-nvidia-ctk-paths=x"}, says: "-nvidia-ctk-paths"},
-		{env: map[string]string{"KUBELET_SOCKET": "/s/other.sock"}, says: `podgauge: KUBELET_SOCKET: "/s/other.sock": its name is not kubelet.sock` + "\n"},
+		{env: map[string]string{"KUBELET_SOCKET": "/s/other.sock"}, says: `podgauge: KUBELET_SOCKET: "/s/other.sock": want a path ending in /kubelet.sock` + "\n"},
 		{args: []string{"validate", "/no/such/file"}, says: "/no/such/file"},
 		{env: map[string]string{"PASS_DEVICE_SPECS": "perhaps"}, says: "PASS_DEVICE_SPECS"},
 	} {
@@ -99,7 +99,7 @@ func TestKubeletSocket(t *testing.T) {
 		{args: []string{"--kubelet-socket=/s/kubelet.sock", "--device-plugin-dir=/d"}, dir: "/d", plugin: true},
 		{args: []string{"-kubelet-socket", "/s/kubelet.sock"}, dir: "/s", plugin: true},
 		{args: []string{"--kubelet-socket="}, dir: "/var/lib/kubelet/device-plugins"},
-		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "its name is not kubelet.sock"},
+		{args: []string{"--kubelet-socket=/s/other.sock"}, errors: "want a path ending in /kubelet.sock"},
 	} {
 		o, err := parseOptions(testPlatform{}, c.args, emptyEnv, io.Discard)
 		if c.errors != "" {

@@ -28,12 +28,12 @@ type healthOptions struct {
 }
 
 func (o *healthOptions) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.stateDir, "state-dir", "", "`folder` of this program's own, in which health and incidents outlive it; empty: nothing does")
-	f.DurationVar(&o.unhealthyAfter, "unhealthy-after", 30*time.Second, "a GPU is unhealthy when a call to its driver has not come back for this `time`")
-	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "kernel's log `file`, a second witness of Xids where it can be read; empty: none")
-	f.DurationVar(&o.ownersMaxAge, "holders.max-age", time.Hour, "forget who held a device this `time` after its end")
-	f.DurationVar(&o.incidentsMaxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents that are older than this `time`")
-	f.IntVar(&o.incidentsMaxCount, "incidents.max-count", 1000, "forget the oldest of more than this `number` of incidents, 10000 at most")
+	f.StringVar(&o.stateDir, "state-dir", "", "`folder` for health and incidents, to survive a restart; empty: no folder")
+	f.DurationVar(&o.unhealthyAfter, "unhealthy-after", 30*time.Second, "mark a GPU unhealthy if a driver call takes longer than this `time`")
+	f.StringVar(&o.kernelLog, "kernel-log", "/dev/kmsg", "kernel log `file`, a second source of Xids; empty: no second source")
+	f.DurationVar(&o.ownersMaxAge, "holders.max-age", time.Hour, "forget the owners of an ended allocation after this `time`")
+	f.DurationVar(&o.incidentsMaxAge, "incidents.max-age", 30*24*time.Hour, "forget incidents older than this `time`")
+	f.IntVar(&o.incidentsMaxCount, "incidents.max-count", 1000, "keep at most this `number` of incidents, up to 10000")
 }
 
 func (o *healthOptions) check() error {
@@ -58,7 +58,7 @@ func (a *app) addHealth() (history device.HealthHistory) {
 		Log: a.log.With("part", "monitor"), UnhealthyTimeout: o.unhealthyAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
 	}
 	if o.stateDir == "" {
-		a.log.Info("health and incidents are forgotten with this process: there is no --state-dir")
+		a.log.Info("no --state-dir: health and incidents do not survive a restart")
 	} else {
 		folder = disk.OpenFolder(o.stateDir)
 		a.state, history = state.Open(state.Options{Folder: folder, Log: a.log.With("part", "state")})

@@ -26,14 +26,14 @@ type metricsOptions struct {
 }
 
 func (o *metricsOptions) addFlags(f *pflag.FlagSet) {
-	f.StringSliceVar(&o.include, "metrics.include", nil, "show the metric families that these `patterns` have, and no others: nvidia_gpu_power_*,podgauge_*")
-	f.StringSliceVar(&o.exclude, "metrics.exclude", nil, "do not show the metric families that these `patterns` have")
-	f.StringVar(&o.podLabels, "metrics.pod-labels", podLabelsOnDevice, "`where` namespace, pod and container are: on the series of the device, or, for series that outlive pods, on those of the allocation alone")
-	f.BoolVar(&o.podUID, "metrics.pod-uid", false, "put the pod's UID on nvidia_gpu_allocation_info; from the kubelet's Pods API (1.37 and newer)")
-	f.StringSliceVar(&o.labelsAllowlist, "metrics.labels-allowlist", nil, "put these labels of the pod on nvidia_gpu_allocation_info, `names` or beginnings of them that end in *; from the kubelet's Pods API (1.37 and newer)")
-	f.BoolVar(&o.perNVLink, "metrics.nvlink-links", false, "show each NVLink by itself, too: some thousand series on a node of 8 GPUs")
-	f.BoolVar(&o.dcgm, "metrics.dcgm", false, "add dcgm-exporter's default families, with its names, units and labels")
-	f.IntVar(&o.seriesLimit, "metrics.series-limit", exporter.DefaultSeriesLimit, "leave out what is more than this `number` of series, and say how many")
+	f.StringSliceVar(&o.include, "metrics.include", nil, "export only metric families matching these `patterns`: nvidia_gpu_power_*,podgauge_*")
+	f.StringSliceVar(&o.exclude, "metrics.exclude", nil, "omit metric families matching these `patterns`")
+	f.StringVar(&o.podLabels, "metrics.pod-labels", podLabelsOnDevice, "`series` with namespace, pod and container: device, or allocation (device series then outlive pods)")
+	f.BoolVar(&o.podUID, "metrics.pod-uid", false, "add the pod's UID to nvidia_gpu_allocation_info; needs the kubelet's Pods API (1.37 and newer)")
+	f.StringSliceVar(&o.labelsAllowlist, "metrics.labels-allowlist", nil, "add these pod labels to nvidia_gpu_allocation_info, `names` or prefixes with *; needs the kubelet's Pods API (1.37 and newer)")
+	f.BoolVar(&o.perNVLink, "metrics.nvlink-links", false, "export each NVLink as well: some thousand series on a node with 8 GPUs")
+	f.BoolVar(&o.dcgm, "metrics.dcgm", false, "add dcgm-exporter's default families, with dcgm-exporter's names, units and labels")
+	f.IntVar(&o.seriesLimit, "metrics.series-limit", exporter.DefaultSeriesLimit, "omit series above this `number`, and export the count of omitted series")
 }
 
 func (o *metricsOptions) check() error {

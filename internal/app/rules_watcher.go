@@ -94,7 +94,7 @@ func (w *rulesWatcher) logMissing(missing error) {
 		if devices, _ := w.specs.inventory.Get(); len(devices) > 0 && !errors.Is(missing, errNotWritten) {
 			level = slog.LevelWarn
 		}
-		w.log.Log(context.Background(), level, "registration, or new settings, wait for CDI specs", "err", missing)
+		w.log.Log(context.Background(), level, "waiting for CDI specs", "err", missing)
 	}
 	w.missing = missing
 }
@@ -104,12 +104,12 @@ func (w *rulesWatcher) updateMPSErrors() {
 	current := checkMPSDaemons(w.active)
 	for resource, reason := range current {
 		if w.mpsErrors[resource] != reason {
-			w.log.Warn("nobody serves what is shared through MPS", "resource", resource, "err", reason)
+			w.log.Warn("MPS control daemon down", "resource", resource, "err", reason)
 		}
 	}
 	for resource := range w.mpsErrors {
 		if current[resource] == "" {
-			w.log.Info("what is shared through MPS is served again", "resource", resource)
+			w.log.Info("MPS control daemon up", "resource", resource)
 		}
 	}
 	w.mpsErrors = current
@@ -119,7 +119,7 @@ func (w *rulesWatcher) updateMPSErrors() {
 func (w *rulesWatcher) publish() {
 	channels, err := imexChannels(w.active)
 	if err != nil { // an error at start; a later file may ask for the channel
-		w.log.Error("pass on IMEX channels", "err", err)
+		w.log.Error("find IMEX channels", "err", err)
 	}
 	w.imexChannels = channels
 	r := pluginRules(w.active, w.specs.HasSpec, channels)

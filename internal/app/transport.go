@@ -51,9 +51,9 @@ func checkCredentialFiles(c *config.HTTPClientConfig) error {
 func errorHint(status int, body []byte) string {
 	switch {
 	case status == http.StatusUnauthorized:
-		return "; --http.config.file says who asks"
+		return "; set a user in --http.config.file"
 	case status == http.StatusBadRequest && bytes.HasPrefix(body, []byte("Client sent an HTTP request to an HTTPS server")): // net/http's text
-		return "; it wants TLS: --url=https://…, and --http.config.file says whom to trust"
+		return "; the server wants TLS: set --url=https://… and a CA in --http.config.file"
 	}
 	return ""
 }

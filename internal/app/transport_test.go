@@ -31,11 +31,11 @@ func TestClientTLS(t *testing.T) {
 		{clientTLSConfig + clientAuthConfig, []string{"status", urlFlag}, exitOK, "2 of 2 devices healthy"},
 		{clientTLSConfig + clientAuthConfig, []string{"incidents", urlFlag, "-o=json"}, exitOK, `"incidents":[]`},
 		{"tls_config: {ca_file: tls.crt, server_name: other}\n" + clientAuthConfig, []string{"status", urlFlag}, exitError, "certificate is valid for podgauge, not other"},
-		{clientTLSConfig, []string{"status", urlFlag}, exitError, "https://" + address + " answers 401 Unauthorized; --http.config.file says who asks\n"},
-		{clientTLSConfig + "basic_auth: {username: prometheus, password: wrong}\n", []string{"status", urlFlag}, exitError, "answers 401 Unauthorized"},
+		{clientTLSConfig, []string{"status", urlFlag}, exitError, "https://" + address + " returned 401 Unauthorized; set a user in --http.config.file\n"},
+		{clientTLSConfig + "basic_auth: {username: prometheus, password: wrong}\n", []string{"status", urlFlag}, exitError, "returned 401 Unauthorized"},
 		{clientAuthConfig, []string{"status", urlFlag}, exitError, "certificate signed by unknown authority"},
-		{clientAuthConfig, []string{"status", listenFlag}, exitError, "http://" + address + " answers 400 Bad Request; it wants TLS: --url=https://…, and --http.config.file says whom to trust\n"},
-		{clientTLSConfig + clientAuthConfig, []string{"status", "--url=http://" + address}, exitError, "it wants TLS"},
+		{clientAuthConfig, []string{"status", listenFlag}, exitError, "http://" + address + " returned 400 Bad Request; the server wants TLS: set --url=https://… and a CA in --http.config.file\n"},
+		{clientTLSConfig + clientAuthConfig, []string{"status", "--url=http://" + address}, exitError, "the server wants TLS"},
 	} {
 		s.write("http.yaml", c.config)
 		out, errs, status := runCLI(t, append(c.args, "--http.config.file="+s.path("http.yaml"))...)
@@ -71,7 +71,7 @@ func TestClientConfigErrors(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "http.yaml")
 	for args, says := range map[string]string{
 		"--http.config.file=" + missing:        `--http.config.file "` + missing + `": no such file or directory`,
-		"--url=https://a:secret@127.0.0.1:1/x": "--url: want no name and password in it: --http.config.file has them",
+		"--url=https://a:secret@127.0.0.1:1/x": "--url: want no user and password: set both in --http.config.file",
 	} {
 		if _, errs, status := runCLI(t, "incidents", args); status != exitUsage || errs != "podgauge incidents: "+says+"\n" {
 			t.Errorf("%s: status %d, %q", args, status, errs)

@@ -36,7 +36,7 @@ func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
 		err = o.preview(ctx, nb, stdout)
 	}
 	if err != nil {
-		fmt.Fprintln(stdout, "The config is valid. What it means on this node cannot be said:", err)
+		fmt.Fprintln(stdout, "The config is valid. The effect on this node is unknown:", err)
 	}
 	return exitOK
 }
@@ -87,11 +87,11 @@ func previewLists(s config.Settings, channels []int, statuses []device.Status) (
 	shared, _ := s.Sharing.Active()
 	for _, resource := range shared.Resources {
 		if !seen[resource.Name] {
-			notes = append(notes, "sharing: no device here is "+resource.Name)
+			notes = append(notes, "sharing: no device of this node has the resource "+resource.Name)
 		}
 	}
 	if len(lists) == 0 {
-		notes = append(notes, "nothing would be offered")
+		notes = append(notes, "no device would be advertised")
 	}
 	return lists, notes
 }
@@ -113,6 +113,6 @@ func listDevices(ctx context.Context, nb *nodeBackend) ([]device.Device, error) 
 	case l := <-done:
 		return l.devices, l.err
 	case <-ctx.Done():
-		return nil, errors.New("the driver does not answer")
+		return nil, errors.New("driver does not respond")
 	}
 }

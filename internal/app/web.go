@@ -27,10 +27,10 @@ type webOptions struct {
 }
 
 func (o *webOptions) addFlags(f *pflag.FlagSet) {
-	f.StringVar(&o.listenAddress, "web.listen-address", ":9400", "`address` on which the metrics, the page, the JSON and the probes are served")
-	f.StringVar(&o.telemetryPath, "web.telemetry-path", "/metrics", "`path` under which the metrics are served")
-	f.StringVar(&o.configFile, "web.config.file", "", "`file` that asks for TLS and passwords there, as all Prometheus exporters take it")
-	f.StringVar(&o.probeAddress, "web.probe-address", "", "`address` on which the probes, and nothing else, are served as well, in plain HTTP whatever --web.config.file says; empty: none")
+	f.StringVar(&o.listenAddress, "web.listen-address", ":9400", "`address` of metrics, page, JSON API and probes")
+	f.StringVar(&o.telemetryPath, "web.telemetry-path", "/metrics", "`path` of the metrics")
+	f.StringVar(&o.configFile, "web.config.file", "", "`file` with TLS and passwords, in the format of Prometheus exporters")
+	f.StringVar(&o.probeAddress, "web.probe-address", "", "`address` of a second server with the probes only, in plain HTTP regardless of --web.config.file; empty: no second server")
 	f.BoolVar(&o.pprof, "web.enable-pprof", false, "serve Go's profiles under /debug/pprof/")
 }
 
@@ -71,7 +71,7 @@ func checkAddress(address string) error {
 		return errors.New("want a port")
 	}
 	if _, err := net.LookupPort("tcp", port); err != nil {
-		return fmt.Errorf("%q is no port", port)
+		return fmt.Errorf("%q: not a port", port)
 	}
 	return nil
 }
@@ -84,11 +84,11 @@ func (o *webOptions) checkPath() error {
 	case path.Clean(p) != p:
 		return fmt.Errorf("want %s", path.Clean(p))
 	case p == "/healthz" || p == "/readyz":
-		return errors.New("that is a probe's")
+		return errors.New("path of a probe")
 	case strings.HasPrefix(p+"/", "/api/"):
-		return errors.New("that is the JSON's")
+		return errors.New("path of the JSON API")
 	case p == "/debug/pprof" || strings.HasPrefix(p, "/debug/pprof/"):
-		return errors.New("that is the profiles'")
+		return errors.New("path of the profiles")
 	}
 	return nil
 }
@@ -132,7 +132,7 @@ func (o *webOptions) serveTasks(metrics *exporter.Exporter, s exporter.HandlerOp
 	if l.probes == nil {
 		return tasks
 	}
-	log.Info("probes are served on an address of their own", "address", l.probes.Addr().String())
+	log.Info("serving probes", "address", l.probes.Addr().String())
 	probeServer := newHTTPServer(s.Probes(), log)
 	probeListener := newBoundedListener(probeServer, l.probes)
 	return append(tasks, func(ctx context.Context) error {

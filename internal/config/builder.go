@@ -141,7 +141,7 @@ func (b *Builder) Load() (Loaded, error) {
 		return Loaded{}, err
 	}
 	if location.File == "" && (location.Name != "" || location.NameFile != "") {
-		return Loaded{}, errors.New("want --config-file, for --config-name and --config-name-file choose from what it names")
+		return Loaded{}, errors.New("--config-name and --config-name-file: want --config-file as well")
 	}
 	return b.LoadFrom(location)
 }
@@ -198,7 +198,7 @@ func (b *Builder) load(c rawConfig) (Loaded, error) {
 func (b *Builder) apply(s *setting, t *loadState, d *document) (origin string, err error) {
 	if in := b.lookup(s); in.origin != "" {
 		if len(in.skipped) > 0 {
-			d.notices = append(d.notices, fmt.Sprintf("%s: skipped %q, which are no Xids", in.origin, in.skipped))
+			d.notices = append(d.notices, fmt.Sprintf("%s: skipped %q: not Xids", in.origin, in.skipped))
 		}
 		if err := s.set(t, in.values); err != nil {
 			return "", fmt.Errorf("%s: %w", in.origin, err)
@@ -232,14 +232,14 @@ func (t *loadState) finalize(d *document, origins map[string]string) error {
 		return nil
 	}
 	if len(t.Sharing.TimeSlicing.Resources) > 0 {
-		d.notices = append(d.notices, origins["sharing.timeSlicing"]+": sharing.timeSlicing is ignored, since there is sharing.mps; NVIDIA's plugin does so too")
+		d.notices = append(d.notices, origins["sharing.timeSlicing"]+": sharing.timeSlicing: ignored because of sharing.mps, as by NVIDIA's plugin")
 		t.Sharing.TimeSlicing = SharingMethod{}
 	}
 	switch {
 	case t.MIGStrategy == MIGMixed:
 		return fmt.Errorf("%s: sharing.mps: not with MIG strategy mixed (%s); MPS shares whole GPUs only", origins["sharing.mps"], origins["mig-strategy"])
 	case t.MPSRoot == "":
-		return fmt.Errorf("%s: sharing.mps: wants --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon", origins["sharing.mps"])
+		return fmt.Errorf("%s: sharing.mps: want --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon", origins["sharing.mps"])
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func (l FileLocation) wantedName() (string, error) {
 	}
 	name := strings.TrimSpace(string(data))
 	if err == nil && (len(name) > maxNameLen || strings.ContainsAny(name, "\n\r")) {
-		err = fmt.Errorf("%s: want the name of a config, and nothing else", l.NameFile)
+		err = fmt.Errorf("%s: want only the name of a config", l.NameFile)
 	}
 	return name, err
 }
@@ -110,17 +110,17 @@ func chooseConfig(names []string, want, fallback string) (string, error) {
 	slices.Sort(names)
 	switch {
 	case len(names) == 0:
-		return "", errors.New("holds no configs")
+		return "", errors.New("no configs")
 	case want != "" && slices.Contains(names, want):
 		return want, nil
 	case want != "":
-		return "", fmt.Errorf("no config is named %q; there are %s", want, quoteUnprintable(names...))
+		return "", fmt.Errorf("no config %q; valid names are %s", want, quoteUnprintable(names...))
 	case slices.Contains(names, "default"):
 		return "default", nil
 	case len(names) == 1:
 		return names[0], nil
 	}
-	return "", fmt.Errorf("several configs, and none is the default; want --config-name of %s", quoteUnprintable(names...))
+	return "", fmt.Errorf("several configs without a default; want --config-name of %s", quoteUnprintable(names...))
 }
 
 // readFile reads a regular file without waiting for a pipe. NVIDIA's config-manager links to /dev/null if there is no config.
@@ -138,7 +138,7 @@ func readFile(path string, maxBytes int64) (data []byte, isNull bool, err error)
 		return nil, true, nil
 	}
 	if !info.Mode().IsRegular() {
-		return nil, false, fmt.Errorf("%s: is not a file", path)
+		return nil, false, fmt.Errorf("%s: not a regular file", path)
 	}
 	data, err = io.ReadAll(io.LimitReader(f, maxBytes+1))
 	return data, false, err
@@ -172,7 +172,7 @@ func (d *document) chooseNamed(root *yaml.Node, wanted string) (*yaml.Node, erro
 	configs := valueOf(top, "configs")
 	if configs == nil {
 		if wanted != "" {
-			err = fmt.Errorf("holds one config, which has no name; %q was asked for", wanted)
+			err = fmt.Errorf("one config without a name; want no --config-name %q", wanted)
 		}
 		return root, err
 	}
@@ -182,14 +182,14 @@ func (d *document) chooseNamed(root *yaml.Node, wanted string) (*yaml.Node, erro
 	}
 	fallback, misplaced := "", d.readersBelow("")
 	for key := range misplaced {
-		misplaced[key] = func(*yaml.Node, string) error { return errors.New("not beside configs: want it in one of them") }
+		misplaced[key] = func(*yaml.Node, string) error { return errors.New("want this key in one of the configs") }
 	}
 	if err := d.readFields(root, "", map[string]reader{
 		"version": checkVersion,
 		"configs": func(*yaml.Node, string) error { return nil },
 		"default": func(n *yaml.Node, _ string) (err error) {
 			if fallback, err = stringOf(n); err == nil && valueOf(named, fallback) == nil {
-				err = fmt.Errorf("no config is named %q", fallback)
+				err = fmt.Errorf("no config %q", fallback)
 			}
 			return err
 		},

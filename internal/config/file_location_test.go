@@ -34,7 +34,7 @@ func writeDir(t testing.TB, files ...string) string {
 
 // TestNamesWithoutAFile: a name that nothing is chosen by is a mistake.
 func TestNamesWithoutAFile(t *testing.T) {
-	const says = "want --config-file, for --config-name and --config-name-file choose from what it names"
+	const says = "--config-name and --config-name-file: want --config-file as well"
 	for _, env := range []map[string]string{{"CONFIG_NAME": "a"}, {"CONFIG_NAME_FILE": "/label"}} {
 		if _, err := newTestBuilder(t, env).Load(); errText(err) != says {
 			t.Errorf("%v: %v, want %s", env, err, says)
@@ -58,34 +58,34 @@ func TestNamedConfigs(t *testing.T) {
 		refused string // with FOLDER for the folder
 	}{
 		{name: "one config", files: []string{"c", single}, file: "c", label: "-", chosen: "single "},
-		{name: "one config cannot be asked for", files: []string{"c", single}, file: "c", config: "x", refused: `FOLDER/c: holds one config, which has no name; "x" was asked for`},
+		{name: "one config cannot be asked for", files: []string{"c", single}, file: "c", config: "x", refused: `FOLDER/c: one config without a name; want no --config-name "x"`},
 		{name: "the default", files: []string{"c", namedConfigs}, file: "c", label: "\n", chosen: "none plain"},
 		{name: "by flag", files: []string{"c", namedConfigs}, file: "c", config: "mixed", label: "wrong", chosen: "mixed mixed"},
 		{name: "by label", files: []string{"c", namedConfigs}, file: "c", label: "mixed\n", chosen: "mixed mixed"},
-		{name: "unknown", files: []string{"c", namedConfigs}, file: "c", config: "x", refused: `FOLDER/c: no config is named "x"; there are mixed, plain, void, wrong`},
+		{name: "unknown", files: []string{"c", namedConfigs}, file: "c", config: "x", refused: `FOLDER/c: no config "x"; valid names are mixed, plain, void, wrong`},
 		{name: "wrong within", files: []string{"c", namedConfigs}, file: "c", config: "wrong", refused: `FOLDER/c:9: configs.wrong.flags.migStrategy: "odd": want none, single or mixed`},
 		{name: "null within", files: []string{"c", namedConfigs}, file: "c", config: "void", refused: "FOLDER/c:10: configs.void: is empty"},
 		{name: "named default", files: []string{"c", "configs: {default: {" + mixed[:len(mixed)-1] + "}, other: {}}"}, file: "c", chosen: "mixed default"},
 		{name: "the only one", files: []string{"c", "configs: {other: {" + mixed[:len(mixed)-1] + "}}"}, file: "c", chosen: "mixed other"},
-		{name: "none is the default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c", refused: "FOLDER/c: several configs, and none is the default; want --config-name of a, b"},
-		{name: "a default that is not there", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c", config: "a", refused: `FOLDER/c:1: default: no config is named "x"`},
-		{name: "no configs", files: []string{"c", "configs: {}"}, file: "c", refused: "FOLDER/c: holds no configs"},
+		{name: "none is the default", files: []string{"c", "configs: {b: {}, a: {}}"}, file: "c", refused: "FOLDER/c: several configs without a default; want --config-name of a, b"},
+		{name: "a default that is not there", files: []string{"c", "default: x\nconfigs: {a: {}}"}, file: "c", config: "a", refused: `FOLDER/c:1: default: no config "x"`},
+		{name: "no configs", files: []string{"c", "configs: {}"}, file: "c", refused: "FOLDER/c: no configs"},
 		{name: "configs are a list", files: []string{"c", "configs: []"}, file: "c", refused: "FOLDER/c:1: configs: want a mapping"},
-		{name: "something beside configs", files: []string{"c", "configs: {a: {}}\nflags: {}"}, file: "c", refused: "FOLDER/c:2: flags: not beside configs: want it in one of them"},
+		{name: "something beside configs", files: []string{"c", "configs: {a: {}}\nflags: {}"}, file: "c", refused: "FOLDER/c:2: flags: want this key in one of the configs"},
 		{name: "version of several", files: []string{"c", "version: v2\nconfigs: {a: {}}"}, file: "c", refused: `FOLDER/c:1: version: "v2": want v1`},
 		{name: "version within", files: []string{"c", "configs: {a: {version: v3}}"}, file: "c", refused: `FOLDER/c:1: configs.a.version: "v3": want v1`},
-		{name: "configs within configs", files: []string{"c", "configs: {a: {configs: {}}}"}, file: "c", refused: "FOLDER/c:1: configs.a.configs: not in a config: want it at the top of --config-file"},
+		{name: "configs within configs", files: []string{"c", "configs: {a: {configs: {}}}"}, file: "c", refused: "FOLDER/c:1: configs.a.configs: want this key at the top of --config-file"},
 
 		{name: "a folder with one", files: []string{"any", single}, chosen: "single any"},
 		{name: "a folder with a default", files: []string{"default", single, "other", mixed}, chosen: "single default"},
 		{name: "a folder by label", files: []string{"default", single, "other", mixed}, label: "other", chosen: "mixed other"},
-		{name: "a folder, unknown", files: []string{"default", single, "other", mixed}, label: "../other", refused: `FOLDER: no config is named "../other"; there are default, other`},
-		{name: "a folder without", files: nil, refused: "FOLDER: holds no configs"},
-		{name: "a folder, none is the default", files: []string{"a", none, "b", none}, refused: "FOLDER: several configs, and none is the default; want --config-name of a, b"},
-		{name: "a folder's file has several", files: []string{"a", namedConfigs}, refused: "FOLDER/a:2: default: not in a config: want it at the top of --config-file"},
+		{name: "a folder, unknown", files: []string{"default", single, "other", mixed}, label: "../other", refused: `FOLDER: no config "../other"; valid names are default, other`},
+		{name: "a folder without", files: nil, refused: "FOLDER: no configs"},
+		{name: "a folder, none is the default", files: []string{"a", none, "b", none}, refused: "FOLDER: several configs without a default; want --config-name of a, b"},
+		{name: "a folder's file has several", files: []string{"a", namedConfigs}, refused: "FOLDER/a:2: default: want this key at the top of --config-file"},
 		{name: "nothing there", file: "x", refused: "read config: stat FOLDER/x: no such file or directory"},
-		{name: "a label of two lines", files: []string{"a", none}, label: "a\nb", refused: "LABEL: want the name of a config, and nothing else"},
-		{name: "a label too long", files: []string{"a", none}, label: strings.Repeat("a", 300), refused: "LABEL: want the name of a config, and nothing else"},
+		{name: "a label of two lines", files: []string{"a", none}, label: "a\nb", refused: "LABEL: want only the name of a config"},
+		{name: "a label too long", files: []string{"a", none}, label: strings.Repeat("a", 300), refused: "LABEL: want only the name of a config"},
 	} {
 		dir, label := writeDir(t, c.files...), filepath.Join(t.TempDir(), "label")
 		if c.label != "-" {
@@ -128,10 +128,10 @@ func TestNotRegularFiles(t *testing.T) {
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := loadError(t, nil, FileLocation{File: pipe}, dir); got != "read config: pipe: is not a file" {
+	if got := loadError(t, nil, FileLocation{File: pipe}, dir); got != "read config: pipe: not a regular file" {
 		t.Error(got)
 	}
-	if got := loadError(t, nil, FileLocation{File: "/dev/zero"}, dir); got != "read config: /dev/zero: is not a file" {
+	if got := loadError(t, nil, FileLocation{File: "/dev/zero"}, dir); got != "read config: /dev/zero: not a regular file" {
 		t.Error(got)
 	}
 	os.Symlink(os.DevNull, null) // the fallback "empty" of NVIDIA's config-manager

@@ -19,7 +19,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"---\n", "config.yaml:2: is empty"},
 		{"hello\n", "config.yaml:1: want a mapping"},
 		{"- version: v1\n", "config.yaml:1: want a mapping"},
-		{"version: v1\n---\nversion: v1\n", "config.yaml:2: a second document; want one"},
+		{"version: v1\n---\nversion: v1\n", "config.yaml:2: want one document"},
 		{"version: v2\n", `config.yaml:1: version: "v2": want v1`},
 		{"version: 1\n", `config.yaml:1: version: "1": want v1`},
 		{"version: [v1]\n", `config.yaml:1: version: "": want v1`},
@@ -29,7 +29,7 @@ func TestRefusedFiles(t *testing.T) {
 		{"version: v1\nflags: \x01\n", "config.yaml: control characters are not allowed"},
 		{"version: v1 # " + strings.Repeat("x", maxFileBytes), "config.yaml: more than 1 MiB"},
 		// Keys.
-		{"configs: {\"a\\nb\": {}, c: {}}\n", `config.yaml: several configs, and none is the default; want --config-name of "a\nb", c`},
+		{"configs: {\"a\\nb\": {}, c: {}}\n", `config.yaml: several configs without a default; want --config-name of "a\nb", c`},
 		{"version: v1\nversion: v1\n", `config.yaml:2: mapping key "version" already defined at line 1`},
 		{"{\"version\": \"v1\",\n\"imex\": {}, \"imex\": {}}", `config.yaml:2: mapping key "imex" already defined at line 2`},
 		{"version: v1\n? [a]\n: b\n", "config.yaml:2: cannot unmarshal !!seq into string"},
@@ -73,14 +73,14 @@ func TestRefusedFiles(t *testing.T) {
 		{shared("    resources: [{name: gpu, replicas: \"4\"}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: want a whole number"},
 		{shared("    resources: [{name: gpu, replicas: 2.5}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].replicas: want a whole number"},
 		{shared("    resources: [{name: \"a b\", replicas: 2}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].name: "nvidia.com/a b": want letters, digits, -, _ and . after the /, beginning and ending with a letter or digit`},
-		{shared("    resources: [{name: gpu, replicas: 2, devices: some}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "some": want all, a count of devices, or a list of them`},
-		{shared("    resources: [{name: gpu, replicas: 2, devices: 0}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "0": want all, a count of devices, or a list of them`},
-		{shared("    resources: [{name: gpu, replicas: 2, devices: {}}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "": want all, a count of devices, or a list of them`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: some}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "some": want all, a count, or a list of devices`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: 0}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "0": want all, a count, or a list of devices`},
+		{shared("    resources: [{name: gpu, replicas: 2, devices: {}}]\n"), `config.yaml:4: sharing.timeSlicing.resources[0].devices: "": want all, a count, or a list of devices`},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: []}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].devices: an empty list"},
 		{shared("    resources: [{name: gpu, replicas: 2, devices: [[0]]}]\n"), "config.yaml:4: sharing.timeSlicing.resources[0].devices: want a string"},
 		{shared("    renameByDefault: true\n    resources: [{name: " + strings.Repeat("a", 60) + ", replicas: 2}]\n"), `config.yaml:3: sharing.timeSlicing: renamed by default: "nvidia.com/` + strings.Repeat("a", 60) + `.shared": more than 63 characters after the /`},
 		// What does not go together.
-		{"version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:2: sharing.mps: wants --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon"},
+		{"version: v1\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:2: sharing.mps: want --mps-root (MPS_ROOT, flags.mpsRoot), the folder of a running MPS control daemon"},
 		{"version: v1\nflags: {mpsRoot: /mps, migStrategy: mixed}\nsharing: {mps: {resources: [{name: gpu, replicas: 2}]}}\n", "config.yaml:3: sharing.mps: not with MIG strategy mixed (config.yaml:2); MPS shares whole GPUs only"},
 		// Names of resources.
 		{"version: v1\nresources: {gpus: [{pattern: \"*\"}]}\n", "config.yaml:2: resources.gpus[0]: no name"},
@@ -247,13 +247,13 @@ sharing:
     - {name: gpu, replicas: 4, devices: [0]}
 `)
 	want := []string{
-		"config.yaml:1: flags.gfd belongs to NVIDIA's GPU feature discovery, and is ignored",
-		"config.yaml:1: flags.useNodeFeatureAPI belongs to NVIDIA's GPU feature discovery, and is ignored",
+		"config.yaml:1: flags.gfd: key of NVIDIA's GPU feature discovery, ignored",
+		"config.yaml:1: flags.useNodeFeatureAPI: key of NVIDIA's GPU feature discovery, ignored",
 		"config.yaml:1: no version; read as v1",
-		"config.yaml:4: sharing.timeSlicing.resources: rename: honoured, where NVIDIA's plugin ignores it",
-		"config.yaml:8: sharing.mps.resources: devices: honoured, where NVIDIA's plugin ignores it",
-		"config.yaml:2: resources.gpus: honoured, where NVIDIA's plugin ignores it",
-		"config.yaml:4: sharing.timeSlicing is ignored, since there is sharing.mps; NVIDIA's plugin does so too",
+		"config.yaml:4: sharing.timeSlicing.resources: rename: in effect here, ignored by NVIDIA's plugin",
+		"config.yaml:8: sharing.mps.resources: devices: in effect here, ignored by NVIDIA's plugin",
+		"config.yaml:2: resources.gpus: in effect here, ignored by NVIDIA's plugin",
+		"config.yaml:4: sharing.timeSlicing: ignored because of sharing.mps, as by NVIDIA's plugin",
 	}
 	var got []string
 	for _, notice := range l.Notices {

@@ -76,7 +76,7 @@ func CheckResourceName(name string) error {
 	case strings.HasPrefix(name, "requests."):
 		return fmt.Errorf("%q: requests. is reserved", name)
 	case len("requests.")+len(domain) > 253 || !domainName.MatchString(domain):
-		return fmt.Errorf("%q: %q is no domain name", name, domain)
+		return fmt.Errorf("%q: %q is not a domain name", name, domain)
 	case len(local) > 63:
 		return fmt.Errorf("%q: more than 63 characters after the /", name)
 	case !localName.MatchString(local):

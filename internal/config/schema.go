@@ -59,7 +59,7 @@ func (d *document) readConfig(root *yaml.Node) error {
 		return checkVersion(n, "")
 	}
 	misplaced := func(*yaml.Node, string) error {
-		return errors.New("not in a config: want it at the top of --config-file")
+		return errors.New("want this key at the top of --config-file")
 	}
 	if err := d.readFields(root, strings.TrimSuffix(d.prefix, "."), known, map[string]reader{"configs": misplaced, "default": misplaced}); err != nil {
 		return err
@@ -106,7 +106,7 @@ func (d *document) ignoredBelow(path string) map[string]reader {
 	for _, ignored := range ignoredKeys {
 		if key, below := strings.CutPrefix(ignored, path); below {
 			known[key] = func(n *yaml.Node, path string) error {
-				d.addNotice(n, "%s belongs to NVIDIA's GPU feature discovery, and is ignored", path)
+				d.addNotice(n, "%s: key of NVIDIA's GPU feature discovery, ignored", path)
 				return nil
 			}
 		}
@@ -264,7 +264,7 @@ func readDevices(n *yaml.Node, path string) (selection DeviceSelection, err erro
 	if n.Value == "all" {
 		return DeviceSelection{All: true}, nil
 	}
-	return selection, fmt.Errorf("%q: want all, a count of devices, or a list of them", n.Value)
+	return selection, fmt.Errorf("%q: want all, a count, or a list of devices", n.Value)
 }
 
 // readPatterns reads resources.gpus or resources.mig.
@@ -325,7 +325,7 @@ func readXids(dst *map[uint64]XidPolicy, n *yaml.Node, path string) error {
 
 // noticeHonoured notes once that a key has an effect here, although NVIDIA's plugin ignores the key.
 func (d *document) noticeHonoured(n *yaml.Node, what string) {
-	text := what + ": honoured, where NVIDIA's plugin ignores it"
+	text := what + ": in effect here, ignored by NVIDIA's plugin"
 	if !slices.ContainsFunc(d.notices, func(notice string) bool { return strings.HasSuffix(notice, text) }) {
 		d.addNotice(n, "%s", text)
 	}

@@ -44,37 +44,37 @@ var allSettings = []setting{
 	// Settings that NVIDIA's plugin has as well, under its names.
 	{
 		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, path: "flags.migStrategy", defaultValue: MIGNone, allowed: []string{MIGNone, MIGSingle, MIGMixed},
-		help: "what a partitioned GPU is offered as: none (not at all), single (its slices as GPUs) or mixed (its slices by profile)", field: func(t *loadState) any { return &t.MIGStrategy },
+		help: "resources of a MIG-enabled GPU: none (no resource), single (MIG devices as GPUs) or mixed (MIG devices by profile)", field: func(t *loadState) any { return &t.MIGStrategy },
 	},
 	{
 		flag: "fail-on-init-error", env: []string{"FAIL_ON_INIT_ERROR"}, path: "flags.failOnInitError", defaultValue: "false",
-		help: "end when the driver cannot be used at start, rather than wait for it", field: func(t *loadState) any { return &t.FailOnInitError },
+		help: "exit if the driver cannot be used at start, instead of waiting for the driver", field: func(t *loadState) any { return &t.FailOnInitError },
 	},
 	{
 		flag: "driver-root", aliases: []string{"nvidia-driver-root"}, env: []string{"NVIDIA_DRIVER_ROOT"}, path: "flags.nvidiaDriverRoot", defaultValue: "/",
-		help: "`folder` in which the driver is installed, as the host sees it", field: func(t *loadState) any { return &t.DriverRoot }, needsRestart: true,
+		help: "`folder` of the driver on the host", field: func(t *loadState) any { return &t.DriverRoot }, needsRestart: true,
 	},
 	{
 		flag: "dev-root", aliases: []string{"nvidia-dev-root"}, env: []string{"NVIDIA_DEV_ROOT"}, path: "flags.nvidiaDevRoot",
-		help: "`folder` that holds dev/nvidia*, as the host sees it (default --driver-root)", field: func(t *loadState) any { return &t.DevRoot },
+		help: "`folder` with dev/nvidia* on the host (default --driver-root)", field: func(t *loadState) any { return &t.DevRoot },
 	},
 	{
 		flag: "driver-root-ctr-path", aliases: []string{"container-driver-root"}, env: []string{"DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"},
 		path: "flags.plugin.containerDriverRoot", defaultValue: "/driver-root",
-		help: "`folder` under which the driver root is mounted here", field: func(t *loadState) any { return &t.ContainerDriverRoot }, needsRestart: true,
+		help: "`folder` on which the driver root is mounted in the container", field: func(t *loadState) any { return &t.ContainerDriverRoot }, needsRestart: true,
 	},
 	{
 		flag: "pass-device-specs", env: []string{"PASS_DEVICE_SPECS"}, path: "flags.plugin.passDeviceSpecs", defaultValue: "false",
-		help: "have Allocate answer the device nodes as well", field: func(t *loadState) any { return &t.PassDeviceSpecs },
+		help: "return device nodes from Allocate as well", field: func(t *loadState) any { return &t.PassDeviceSpecs },
 	},
 	{
 		flag: "device-list-strategy", env: []string{"DEVICE_LIST_STRATEGY"}, path: "flags.plugin.deviceListStrategy", defaultValue: ListEnvvar,
 		allowed: []string{ListEnvvar, ListVolumeMounts, ListCDIAnnotations, ListCDICRI},
-		help:    "`how` a container gets its devices, one or several: envvar, volume-mounts, cdi-annotations, cdi-cri", field: func(t *loadState) any { return &t.DeviceListStrategy },
+		help:    "`strategies` for passing devices to containers: envvar, volume-mounts, cdi-annotations, cdi-cri", field: func(t *loadState) any { return &t.DeviceListStrategy },
 	},
 	{
 		flag: "device-id-strategy", env: []string{"DEVICE_ID_STRATEGY"}, path: "flags.plugin.deviceIDStrategy", defaultValue: IDsUUID, allowed: []string{IDsUUID, IDsIndex},
-		help: "what a device is called towards the container runtime: uuid or index", field: func(t *loadState) any { return &t.DeviceIDStrategy },
+		help: "device names for the container runtime: uuid or index", field: func(t *loadState) any { return &t.DeviceIDStrategy },
 	},
 	{
 		flag: "gdrcopy-enabled", env: []string{"GDRCOPY_ENABLED"}, path: "flags.gdrcopyEnabled", defaultValue: "false",
@@ -90,20 +90,20 @@ var allSettings = []setting{
 	},
 	{
 		flag: "cdi-annotation-prefix", env: []string{"CDI_ANNOTATION_PREFIX"}, path: "flags.plugin.cdiAnnotationPrefix", defaultValue: "cdi.k8s.io/",
-		help: "`prefix` of the annotations' keys of cdi-annotations", field: func(t *loadState) any { return &t.CDIAnnotationPrefix },
+		help: "`prefix` of the annotation keys of cdi-annotations", field: func(t *loadState) any { return &t.CDIAnnotationPrefix },
 	},
 	{
 		flag: "nvidia-cdi-hook-path", aliases: []string{"nvidia-ctk-path"}, env: []string{"NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"},
 		path: "flags.plugin.nvidiaCTKPath", defaultValue: "/usr/bin/nvidia-ctk",
-		help: "`path` on the host of the program that runs CDI's hooks", field: func(t *loadState) any { return &t.CDIHookPath },
+		help: "`path` on the host of the program for CDI hooks", field: func(t *loadState) any { return &t.CDIHookPath },
 	},
 	{
 		flag: "cdi-feature-flags", env: []string{"CDI_FEATURE_FLAGS"},
-		help: "`features` of the CDI specification's generator, one or several", field: func(t *loadState) any { return &t.CDIFeatureFlags },
+		help: "`features` of the CDI spec generator", field: func(t *loadState) any { return &t.CDIFeatureFlags },
 	},
 	{
 		flag: "cdi-disable-hooks", aliases: []string{"cdi-disabled-hooks"}, env: []string{"CDI_DISABLE_HOOKS"},
-		help: "`hooks` to leave out of the CDI specification, one or several, or all", field: func(t *loadState) any { return &t.CDIDisabledHooks },
+		help: "`hooks` to omit from the CDI spec, or all", field: func(t *loadState) any { return &t.CDIDisabledHooks },
 	},
 	{
 		flag: "mps-root", env: []string{"MPS_ROOT"}, path: "flags.mpsRoot",
@@ -112,86 +112,86 @@ var allSettings = []setting{
 	{
 		flag: "shared-devices-allocation-policy", env: []string{"SHARED_DEVICES_ALLOCATION_POLICY"}, path: "flags.plugin.sharedDevicesAllocationPolicy",
 		defaultValue: AllocateDistributed, allowed: []string{AllocateDistributed, AllocatePacked, AllocateDistinct},
-		help: "which replicas a container gets: distributed, packed or distinct (never two of one GPU)", field: func(t *loadState) any { return &t.AllocationPolicy },
+		help: "replicas for a container: distributed, packed or distinct (at most one replica of a GPU)", field: func(t *loadState) any { return &t.AllocationPolicy },
 	},
 	{
 		flag: "device-discovery-strategy", env: []string{"DEVICE_DISCOVERY_STRATEGY"}, path: "flags.deviceDiscoveryStrategy", defaultValue: DiscoverAuto,
-		help: "how devices are found: auto or nvml", field: func(t *loadState) any { return &t.DeviceDiscovery }, check: checkDiscovery,
+		help: "device discovery: auto or nvml", field: func(t *loadState) any { return &t.DeviceDiscovery }, check: checkDiscovery,
 	},
 	{
 		flag: "imex-channel-ids", env: []string{"IMEX_CHANNEL_IDS"}, path: "imex.channelIDs",
-		help: "`channels` of the fabric that every container gets: none or 0", field: func(t *loadState) any { return &t.IMEX.ChannelIDs }, check: checkChannel,
+		help: "IMEX `channels` for every container: none or 0", field: func(t *loadState) any { return &t.IMEX.ChannelIDs }, check: checkChannel,
 	},
 	{
 		flag: "imex-required", env: []string{"IMEX_REQUIRED"}, path: "imex.required", defaultValue: "false",
-		help: "a missing IMEX channel is an error", field: func(t *loadState) any { return &t.IMEX.Required },
+		help: "treat a missing IMEX channel as an error", field: func(t *loadState) any { return &t.IMEX.Required },
 	},
 	{
 		flag: "kubelet-socket", env: []string{"KUBELET_SOCKET"}, defaultValue: "/var/lib/kubelet/device-plugins/kubelet.sock", allowEmpty: true,
-		help: "`path` of the kubelet's registration socket; empty registers nowhere", field: func(t *loadState) any { return &t.KubeletSocket },
+		help: "`path` of the kubelet's registration socket; empty disables the device plugin", field: func(t *loadState) any { return &t.KubeletSocket },
 	},
 	{
 		path: "sharing.timeSlicing", field: func(t *loadState) any { return &t.Sharing.TimeSlicing },
-		help: "replicas of devices whose holders take turns",
+		help: "replicas of devices, shared by time-slicing",
 	},
 	{
 		path: "sharing.mps", field: func(t *loadState) any { return &t.Sharing.MPS },
-		help: "replicas of devices whose holders share through MPS",
+		help: "replicas of devices, shared through MPS",
 	},
 	{
 		path: "resources.gpus", field: func(t *loadState) any { return &t.Resources.GPUs },
-		help: "what whole GPUs are offered as, by a glob over their model",
+		help: "resource names of whole GPUs, by a glob over the model",
 	},
 	{
 		path: "resources.mig", field: func(t *loadState) any { return &t.Resources.MIGs },
-		help: "what MIG slices are offered as, by a glob over their profile",
+		help: "resource names of MIG devices, by a glob over the profile",
 	},
 	// Settings that NVIDIA's plugin has as variables only.
 	{
 		flag: "disable-health-checks", env: []string{"DP_DISABLE_HEALTHCHECKS"}, path: "podgauge.disableHealthChecks", lenient: true,
-		help: "`xids` that leave a device healthy, one or several, or all", field: func(t *loadState) any { return &t.ignoredXids }, check: checkXid,
+		help: "`xids` that leave a device healthy, or all", field: func(t *loadState) any { return &t.ignoredXids }, check: checkXid,
 	},
 	{
 		flag: "enable-health-checks", env: []string{"DP_ENABLE_HEALTHCHECKS"}, path: "podgauge.enableHealthChecks", lenient: true,
-		help: "`xids` that make a device unhealthy whatever else is said of them, or all", field: func(t *loadState) any { return &t.enabledXids }, check: checkXid,
+		help: "`xids` that make a device unhealthy, or all; beats --disable-health-checks", field: func(t *loadState) any { return &t.enabledXids }, check: checkXid,
 	},
 	// Settings of podgauge.
 	{
 		path: "podgauge.xids", field: func(t *loadState) any { return &t.xidPolicies },
-		help: "what becomes of single xids: ignore, warn or unhealthy, whatever else is said of them",
+		help: "policy for single Xids: ignore, warn or unhealthy; beats both lists",
 	},
 	{
 		flag: "include-devices", env: []string{"INCLUDE_DEVICES"}, path: "podgauge.select.include",
-		help: "`devices` to offer (default all), by index, UUID, PCI address or model:GLOB", field: func(t *loadState) any { return &t.DeviceFilter.Include },
+		help: "`devices` to advertise (default all), by index, UUID, PCI address or model:GLOB", field: func(t *loadState) any { return &t.DeviceFilter.Include },
 	},
 	{
 		flag: "exclude-devices", env: []string{"EXCLUDE_DEVICES"}, path: "podgauge.select.exclude",
-		help: "`devices` not to offer, whatever is included", field: func(t *loadState) any { return &t.DeviceFilter.Exclude },
+		help: "`devices` not to advertise; beats --include-devices", field: func(t *loadState) any { return &t.DeviceFilter.Exclude },
 	},
 	{
 		flag: "ignore-claims", env: []string{"IGNORE_CLAIMS"}, path: "podgauge.claims.ignore",
-		help: "resource `claims` that are not an allocation of their devices, NAMESPACE/NAME or NAMESPACE/NAME/DRIVER, * for any characters: monitoring/*", field: func(t *loadState) any { return &t.Claims.Ignore },
+		help: "resource `claims` not counted as allocations, NAMESPACE/NAME or NAMESPACE/NAME/DRIVER, * for any characters: monitoring/*", field: func(t *loadState) any { return &t.Claims.Ignore },
 	},
 	{
 		flag: "reserve-claimed-devices", env: []string{"RESERVE_CLAIMED_DEVICES"}, path: "podgauge.claims.reserveDevices", defaultValue: "false",
-		help: "make a device that a resource claim has been given unhealthy in the device plugin's list, as long as a container uses the claim", field: func(t *loadState) any { return &t.Claims.ReserveDevices },
+		help: "mark claimed devices unhealthy in the device plugin's list while a container uses the claim", field: func(t *loadState) any { return &t.Claims.ReserveDevices },
 	},
 	{
 		flag: "pre-start-check", env: []string{"PRE_START_CHECK"}, path: "podgauge.preStartCheck", defaultValue: "false",
-		help: "ask a device before each container's start whether it answers, is healthy, and is free", field: func(t *loadState) any { return &t.PreStartCheck },
+		help: "before each container's start, check the device: responding, healthy and unallocated", field: func(t *loadState) any { return &t.PreStartCheck },
 	},
 	// Where the file is.
 	{
 		flag: "config-file", env: []string{"CONFIG_FILE"},
-		help: "`path` of a config, of a file with several, or of a folder of them", field: func(t *loadState) any { return &t.location.File },
+		help: "`path` of a config, of a file of named configs, or of a folder of configs", field: func(t *loadState) any { return &t.location.File },
 	},
 	{
 		flag: "config-name", env: []string{"CONFIG_NAME"},
-		help: "`name` of the config to use of several", field: func(t *loadState) any { return &t.location.Name },
+		help: "`name` of the config, if there are several", field: func(t *loadState) any { return &t.location.Name },
 	},
 	{
 		flag: "config-name-file", env: []string{"CONFIG_NAME_FILE"},
-		help: "`path` of a file that holds that name, and may change", field: func(t *loadState) any { return &t.location.NameFile },
+		help: "`path` of a file with the name of the config; podgauge follows changes", field: func(t *loadState) any { return &t.location.NameFile },
 	},
 }
 

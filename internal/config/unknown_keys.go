@@ -25,7 +25,7 @@ func (k UnknownKey) String() string {
 // Report logs the notices and unknown keys of an accepted file.
 func (l Loaded) Report(log *slog.Logger) {
 	for _, notice := range l.Notices {
-		log.Info("config: " + notice)
+		log.Info("config notice", "notice", notice)
 	}
 	for i, k := range l.UnknownKeys {
 		if i == maxLoggedKeys {

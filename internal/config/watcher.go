@@ -92,7 +92,7 @@ func (w *Watcher) poll(force bool) {
 	}
 	if err != nil {
 		w.rejected = true
-		w.o.Log.Error("config refused; the old one stands", "err", err)
+		w.o.Log.Error("config rejected, previous settings stay in effect", "err", err)
 		return
 	}
 	w.publish(l)
@@ -127,7 +127,7 @@ func (w *Watcher) publish(l Loaded) {
 		w.settings.Set(l.Settings)
 		w.o.Log.Info("config changed", "config", l.Config)
 	case w.rejected:
-		w.o.Log.Info("config is valid again, and says what holds")
+		w.o.Log.Info("config valid again, settings unchanged")
 	}
 	w.rejected = false
 	l.Report(w.o.Log)

@@ -119,7 +119,7 @@ func TestWatchFollowsAConfigMap(t *testing.T) {
 
 	updateConfigMap(t, dir, "config", migConfig("odd"))
 	w.pollTimes(3)
-	w.check("invalid", MIGMixed, "config refused; the old one stands")
+	w.check("invalid", MIGMixed, "config rejected, previous settings stay in effect")
 	updateConfigMap(t, dir, "config", migConfig("strange"))
 	w.pollTimes(3)
 	w.check("invalid otherwise", MIGMixed, `strange\": want none`)
@@ -207,7 +207,7 @@ func TestWatchDebounces(t *testing.T) {
 	w.poll(true)
 	w.poll(false)
 	w.poll(true)
-	w.check("invalid, and asked twice", MIGNone, "refused", "refused")
+	w.check("invalid, and asked twice", MIGNone, "rejected", "rejected")
 }
 
 // TestWatchReload, or whatever else asks for a look.
@@ -231,7 +231,7 @@ func TestWatchFollowsALabel(t *testing.T) {
 	for _, c := range []struct{ label, mig, logged string }{
 		{"a\n", MIGSingle, "config=a"},
 		{"b", MIGMixed, "config=b"},
-		{"c", MIGMixed, "there are a, b, default"}, // an unknown one is skipped
+		{"c", MIGMixed, "valid names are a, b, default"}, // an unknown one is skipped
 		{"", MIGNone, "config=default"},
 	} {
 		os.WriteFile(label, []byte(c.label), 0o644)

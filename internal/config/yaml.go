@@ -81,7 +81,7 @@ func parseYAML(data []byte) (*yaml.Node, error) {
 		return nil, syntaxError(err, 0, "")
 	}
 	if err := decoder.Decode(&second); err == nil {
-		return nil, ParseError{line: second.Line, message: "a second document; want one"}
+		return nil, ParseError{line: second.Line, message: "want one document"}
 	} else if !errors.Is(err, io.EOF) {
 		return nil, syntaxError(err, 0, "")
 	}

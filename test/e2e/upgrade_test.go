@@ -45,7 +45,7 @@ func TestDriverUpgrade(t *testing.T) {
 	if state, err := d.Wait(ctx); err != nil || !state.Success() {
 		t.Errorf("it ended with %v, %v", state, err)
 	}
-	if lines := d.logLines(t, "end, to be started anew"); len(lines) != 1 {
+	if lines := d.logLines(t, "exiting: driver was replaced, restart loads the new library"); len(lines) != 1 {
 		t.Errorf("it said why in %q", lines)
 	}
 	m.clear(t, "fail")

@@ -228,7 +228,7 @@ func startPodgauge(t *testing.T, in *memoryCgroup, args ...string) *podgaugeUnde
 		if _, after, found := strings.Cut(line, " listen="); found {
 			p.address, _, _ = strings.Cut(after, " ")
 		}
-		if _, after, found := strings.Cut(line, "probes are served on an address of their own\" address="); found {
+		if _, after, found := strings.Cut(line, "serving probes\" address="); found {
 			p.probes = strings.TrimSpace(after)
 		}
 		if !p.tls {
