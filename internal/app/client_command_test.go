@@ -209,7 +209,7 @@ func TestWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	all := screen.text.String()
-	if !strings.HasPrefix(all, clearScreen+cursorHome+"node-a: driver up") || !strings.Contains(all, colorRed+"unhealthy"+colorReset) || !strings.Contains(all, colorYellow+"suspect"+colorReset) {
+	if !strings.HasPrefix(all, clearScreen+cursorHome+"node-a: driver up") || !strings.Contains(all, colorRed+"unhealthy"+colorReset) || !strings.Contains(all, colorYellow+"suspect"+colorReset) || strings.Contains(all, colorYellow+"healthy") {
 		t.Errorf("%q", all)
 	}
 	pages := strings.Split(all, cursorHome)[1:]
