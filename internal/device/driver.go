@@ -55,10 +55,3 @@ func (s *driverStatus) set(d Driver, listed bool) {
 		s.log.Info("driver is up")
 	}
 }
-
-func errorText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}

@@ -11,20 +11,12 @@ const (
 	waitRetryInterval = time.Second      // after a failed Wait
 )
 
-// eventWait is the state of waiting for the driver's events. All fields but failingSince belong to the goroutine of Monitor.Run.
+// eventWait waits for the driver's events. Only outage may be used outside the goroutine of Monitor.Run.
 type eventWait struct {
+	driverCall[Event]
 	// failingSince is the start of the first of the Waits that have hung or failed since the newest success; nil: no Wait has begun.
 	failingSince atomic.Pointer[time.Time]
-	results      chan eventWaitResult
-	running      bool
-	nextAt       time.Time
-	err          string // of the newest Wait; logged once
-	interrupted  bool   // and logged
-}
-
-type eventWaitResult struct {
-	event Event
-	err   error
+	interrupted  bool // and logged
 }
 
 // outage returns how long the driver's events have been interrupted. A Wait takes seconds, so less than waitTimeout is 0.
@@ -39,29 +31,14 @@ func (w *eventWait) outage() time.Duration {
 	return 0
 }
 
-// begin reports whether to start a Wait, which sends its result to results.
-func (w *eventWait) begin(now time.Time) bool {
-	if w.running || now.Before(w.nextAt) {
-		return false
-	}
-	w.running = true
-	if w.failingSince.Load() == nil {
-		w.failingSince.Store(&now)
-	}
-	return true
-}
-
-// end handles the error of a Wait.
-func (w *eventWait) end(err error, log *slog.Logger, now time.Time) {
-	w.running = false
-	if previous := w.err; errorText(err) != previous {
-		w.err = errorText(err)
-		log.Warn("wait for driver events", "was", previous, "err", err)
-	}
-	if err != nil {
-		w.nextAt = now.Add(waitRetryInterval)
+// handleResult ends a Wait, and logs a new error.
+func (w *eventWait) handleResult(r callResult[Event], log *slog.Logger, now time.Time) {
+	w.logError(log, "wait for driver events", r.err)
+	if r.err != nil {
+		w.end(now, waitRetryInterval)
 		return
 	}
+	w.end(now, 0)
 	w.failingSince.Store(nil)
 }
 

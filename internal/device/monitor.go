@@ -43,7 +43,6 @@ type Monitor struct {
 	wait             eventWait
 
 	calls             sync.WaitGroup // goroutines inside Devices or Links, and Wait; at most one each
-	listResults       chan deviceListResult
 	checkResults      chan gpuCheckResult
 	releaseRequests   chan releaseRequest
 	backendClosed     chan struct{}
@@ -52,18 +51,12 @@ type Monitor struct {
 
 	// All below belong to Run's goroutine.
 	tracker        *deviceTracker
-	relist         bool      // the running listing may be out of date
-	listStartedAt  time.Time // zero: no listing runs
-	nextListAt     time.Time
+	list           driverCall[[]Device]
+	relist         bool // the running listing may be out of date
 	driverHung     bool // calls about all GPUs hang
 	phase          driverPhase
 	pendingRelease releaseRequest // the release in progress
 	replacedErr    error          // why Run is about to end
-}
-
-type deviceListResult struct {
-	devices []Device
-	err     error
 }
 
 // NewMonitor returns a Monitor that lists the Backend's devices, calls GPUs through readers and publishes to inventory.
@@ -72,9 +65,8 @@ func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *
 		unhealthyTimeout: cmp.Or(o.UnhealthyTimeout, defaultUnhealthyTimeout),
 		backend:          b, readers: r, inventory: inventory, log: o.Log, tracker: newDeviceTracker(inventory, o),
 		driver: driverStatus{log: o.Log},
-		// One call of each kind runs at a time, so sending its result never blocks.
-		listResults: make(chan deviceListResult, 1), topology: topology{results: make(chan linkReadResult, 1)},
-		wait: eventWait{results: make(chan eventWaitResult, 1)}, checkResults: make(chan gpuCheckResult),
+		list:   newDriverCall[[]Device](), topology: topology{driverCall: newDriverCall[[]Link]()}, wait: eventWait{driverCall: newDriverCall[Event]()},
+		checkResults:    make(chan gpuCheckResult),
 		releaseRequests: make(chan releaseRequest), backendClosed: make(chan struct{}, 1), firstListing: make(chan struct{}),
 	}
 	m.driver.value.Store(&Driver{})
@@ -133,7 +125,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case r := <-m.listResults:
+		case r := <-m.list.results:
 			m.handleListResult(r, time.Now())
 		case r := <-m.topology.results:
 			m.topology.handleResult(r, m.log, time.Now())
@@ -172,22 +164,18 @@ func (m *Monitor) startCalls(ctx context.Context, now time.Time) {
 	if m.phase != phaseActive {
 		return
 	}
-	if m.listStartedAt.IsZero() && m.topology.readStartedAt.IsZero() {
-		if read := m.topology.begin(ctx, m.backend, now); read != nil {
-			m.calls.Go(read)
-		} else if !now.Before(m.nextListAt) {
-			m.listStartedAt = now
-			m.calls.Go(func() {
-				devices, err := m.backend.Devices(ctx)
-				m.listResults <- deviceListResult{devices, err}
-			})
-		}
+	if reader, ok := m.backend.(LinkReader); ok && m.topology.pending && m.topology.due(now) && !m.list.running() {
+		m.topology.pending = false
+		m.topology.start(&m.calls, now, func() ([]Link, error) { return reader.Links(ctx) })
 	}
-	if len(m.tracker.devices) > 0 && m.wait.begin(now) {
-		m.calls.Go(func() {
-			event, err := m.backend.Wait(ctx)
-			m.wait.results <- eventWaitResult{event, err}
-		})
+	if m.list.due(now) && !m.topology.running() {
+		m.list.start(&m.calls, now, func() ([]Device, error) { return m.backend.Devices(ctx) })
+	}
+	if len(m.tracker.devices) > 0 && m.wait.due(now) {
+		if m.wait.failingSince.Load() == nil {
+			m.wait.failingSince.Store(&now)
+		}
+		m.wait.start(&m.calls, now, func() (Event, error) { return m.backend.Wait(ctx) })
 	}
 	m.startChecks(ctx, now)
 }
@@ -217,13 +205,12 @@ func (m *Monitor) startChecks(ctx context.Context, now time.Time) {
 	}
 }
 
-func (m *Monitor) handleListResult(r deviceListResult, now time.Time) {
-	m.listStartedAt = time.Time{}
+func (m *Monitor) handleListResult(r callResult[[]Device], now time.Time) {
+	m.list.end(now, noDriverListInterval)
 	if m.phase != phaseActive { // the listing began before the release
 		return
 	}
 	defer m.closeFirstListing()
-	m.nextListAt = now.Add(noDriverListInterval)
 	switch {
 	case errors.Is(r.err, ErrDriverReplaced):
 		m.setDriver(DriverReplaced, r.err)
@@ -233,36 +220,36 @@ func (m *Monitor) handleListResult(r deviceListResult, now time.Time) {
 	case errors.Is(r.err, ErrNoDriver):
 		m.setDriver(DriverAbsent, r.err)
 		return
-	case r.devices == nil && r.err != nil:
+	case r.value == nil && r.err != nil:
 		m.setDriver(DriverFailing, r.err)
 		return
 	}
-	m.nextListAt = now.Add(listInterval)
+	m.list.nextAt = now.Add(listInterval)
 	if m.relist {
-		m.nextListAt, m.relist = now, false
+		m.list.nextAt, m.relist = now, false
 	}
 	if !m.driverHung { // listings may work while calls about GPUs hang
 		m.setDriver(DriverUp, r.err)
 	}
-	m.tracker.merge(r.devices, now)
-	m.topology.scheduleRead(r.devices, now)
+	m.tracker.merge(r.value, now)
+	m.topology.schedule(r.value, now)
 }
 
 // requestList makes a listing begin at once, or after the running one.
 func (m *Monitor) requestList(now time.Time) {
-	if m.listStartedAt.IsZero() {
-		m.nextListAt = now
-	} else {
+	if m.list.running() {
 		m.relist = true
+	} else {
+		m.list.nextAt = now
 	}
 }
 
-func (m *Monitor) handleWaitResult(r eventWaitResult, now time.Time) {
-	m.wait.end(r.err, m.log, now)
+func (m *Monitor) handleWaitResult(r callResult[Event], now time.Time) {
+	m.wait.handleResult(r, m.log, now)
 	if r.err != nil {
 		m.tracker.checkAll()
-	} else if r.event != (Event{}) {
-		m.handleEvent(r.event, sourceDriver, now, now)
+	} else if r.value != (Event{}) {
+		m.handleEvent(r.value, sourceDriver, now, now)
 	}
 }
 
@@ -295,10 +282,10 @@ func (m *Monitor) detectStalls(now time.Time) {
 	if m.phase != phaseActive {
 		return
 	}
-	if !m.listStartedAt.IsZero() && now.Sub(m.listStartedAt) > listTimeout {
+	if m.list.running() && now.Sub(m.list.startedAt) > listTimeout {
 		m.setDriverHung(errors.New("the driver's library does not return"))
 	}
-	if started := m.topology.readStartedAt; !started.IsZero() && now.Sub(started) > m.unhealthyTimeout { // delays listings
+	if m.topology.running() && now.Sub(m.topology.startedAt) > m.unhealthyTimeout { // delays listings
 		m.setDriverHung(errors.New("the driver's library does not return with the links"))
 	}
 	m.detectDriverHang(now)

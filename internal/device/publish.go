@@ -30,29 +30,22 @@ func (t *deviceTracker) publish(now time.Time) {
 	}
 	if t.published != nil && slices.EqualFunc(t.published, t.scratch, Status.equal) {
 		// Changes of counts alone are frequent, and wait for the next tick.
-		if !t.hasUnpublishedCounts() || now.Sub(t.publishedAt) < tickInterval {
+		if !t.countsUnpublished || now.Sub(t.publishedAt) < tickInterval {
 			return
 		}
 	}
-	for i := range t.scratch {
-		g := t.gpus[t.scratch[i].GPU]
-		if g.countsChanged {
+	if t.countsUnpublished {
+		for _, g := range t.gpus {
 			t.updateXids(g)
 		}
-		t.scratch[i].Xids = g.xids
+		t.countsUnpublished = false
+	}
+	for i := range t.scratch {
+		t.scratch[i].Xids = t.gpus[t.scratch[i].GPU].xids
 	}
 	t.published, t.publishedAt = append(make([]Status, 0, len(t.scratch)), t.scratch...), now
 	t.inventory.Set(t.published)
 	t.historyChanged, t.historyLost = t.historyChanged || t.historyLost, false
-}
-
-func (t *deviceTracker) hasUnpublishedCounts() bool {
-	for _, g := range t.gpus {
-		if g.countsChanged {
-			return true
-		}
-	}
-	return false
 }
 
 // refreshSavedHistory takes over the counts that may be published.
@@ -60,13 +53,11 @@ func (t *deviceTracker) refreshSavedHistory() {
 	if t.options.Store == nil {
 		return
 	}
-	h := t.options.Store.ExportedCounts()
-	if h == t.savedHistory {
-		return
-	}
-	t.savedHistory = h
-	for _, g := range t.gpus {
-		g.countsChanged = g.countsChanged || len(g.eventCounters) > 0
+	if h := t.options.Store.ExportedCounts(); h != t.savedHistory {
+		t.savedHistory = h
+		for _, g := range t.gpus {
+			t.countsUnpublished = t.countsUnpublished || len(g.eventCounters) > 0
+		}
 	}
 }
 
@@ -97,5 +88,5 @@ func (t *deviceTracker) updateXids(g *trackedGPU) {
 		xids = append(xids, x)
 	}
 	slices.SortFunc(xids, func(a, b Xid) int { return cmp.Compare(a.Code, b.Code) })
-	g.xids, g.countsChanged = xids, false
+	g.xids = xids
 }

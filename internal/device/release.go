@@ -81,7 +81,7 @@ func (m *Monitor) resume(now time.Time) {
 }
 
 func (m *Monitor) startCallsAgain(now time.Time) {
-	m.phase, m.nextListAt, m.tracker.released = phaseActive, now, healthCause{}
+	m.phase, m.list.nextAt, m.tracker.released = phaseActive, now, healthCause{}
 	m.readers.Resume()
 }
 
@@ -95,7 +95,7 @@ func (m *Monitor) stopCalls(reason string, now time.Time) {
 // isDrained reports whether no call to the driver runs.
 func (m *Monitor) isDrained() bool {
 	c, closable := m.backend.(Closer)
-	return m.listStartedAt.IsZero() && m.topology.readStartedAt.IsZero() && !m.wait.running && m.readers.Idle() && (!closable || c.Idle())
+	return !m.list.running() && !m.topology.running() && !m.wait.running() && m.readers.Idle() && (!closable || c.Idle())
 }
 
 // advanceRelease moves a release to the next phase. It returns an error if Run must end.

@@ -62,7 +62,6 @@ type trackedGPU struct {
 	affected      []Device // the GPU and its MIG devices; replaced, never written
 	eventCounters eventCounters
 	xids          []Xid // as published, by code; replaced, never written
-	countsChanged bool  // since xids was made
 }
 
 // trackedDevice is a device's state in the Monitor. MIG devices carry their own health; a whole GPU's health is on trackedGPU.
@@ -133,13 +132,10 @@ func (d *trackedDevice) currentHealth() (Health, healthCause) {
 
 // status returns the device's Status without counts.
 func (d *trackedDevice) status(h Health, c healthCause, now time.Time) Status {
-	if d.since.IsZero() {
-		d.reason, d.since = c.reason, now
-		if !c.since.IsZero() { // from an earlier process
-			d.since = c.since
-		}
-	}
-	if d.reason != c.reason {
+	switch {
+	case d.since.IsZero() && !c.since.IsZero(): // from an earlier process
+		d.reason, d.since = c.reason, c.since
+	case d.since.IsZero() || d.reason != c.reason:
 		d.reason, d.since = c.reason, now
 	}
 	action := c.action

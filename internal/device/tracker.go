@@ -35,6 +35,8 @@ type deviceTracker struct {
 	published   []Status // nil: none yet
 	publishedAt time.Time
 	scratch     []Status // compared with published
+	// countsUnpublished is set if a count has changed since the last publication.
+	countsUnpublished bool
 
 	absentRecords   map[recordKey]HealthRecord // of devices that are not tracked
 	savedHistory    *HealthHistory             // the newest of HistoryStore.ExportedCounts
@@ -148,7 +150,7 @@ func (t *deviceTracker) handleEvent(e Event, source int, at, now time.Time) {
 	} else if !counter.record(source, at, now, t.lastOutageAt) {
 		return
 	}
-	g.countsChanged = true
+	t.countsUnpublished = true
 	policy := PolicyDefault
 	if t.options.Policy != nil && e.Xid != 0 {
 		policy = t.options.Policy(e.Xid)
