@@ -11,9 +11,9 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// Allocate returns what containers need to use their devices.
+// Allocate returns environment, mounts and device nodes for containers.
 //
-// It reads published values and calls no other program: the kubelet sets no deadline and admits no pod until Allocate returns.
+// Allocate only reads published values: the kubelet sets no deadline and admits no pod until Allocate returns.
 func (s *server) Allocate(_ context.Context, r *api.AllocateRequest) (*api.AllocateResponse, error) {
 	begin := time.Now()
 	resp, ids, errs := s.buildResponse(r)
@@ -50,7 +50,7 @@ func advertisedIDs(ids []string) []device.AdvertisedID {
 	return advertised
 }
 
-// callSnapshot has the published values at the time of a call. The list that the kubelet has may be older.
+// callSnapshot has the published values at the time of a call. The kubelet's list may be older.
 type callSnapshot struct {
 	*deviceList
 	resource    string
@@ -65,8 +65,7 @@ func (e *endpoint) snapshot() callSnapshot {
 	return c
 }
 
-// responseOptions returns the options for a container with these ids. Only replicas are shared through MPS: other devices of the
-// resource have no MPS daemon.
+// responseOptions returns the options for a container. Without a replica among the ids, no MPS daemon serves the container.
 func (c callSnapshot) responseOptions(ids []device.AdvertisedID) response.Options {
 	var options response.Options
 	if c.rules.ResponseOptions != nil {
@@ -79,7 +78,7 @@ func (c callSnapshot) responseOptions(ids []device.AdvertisedID) response.Option
 	return options
 }
 
-// resolveDevices returns the devices of a container's ids, and a fault for each id that the container cannot have.
+// resolveDevices returns the devices of a container's ids, and a fault for each rejected id.
 func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []response.GrantedDevice, errs []requestError) {
 	if len(ids) == 0 {
 		return nil, []requestError{{RejectNoIDs, "a container asks for no device"}}
@@ -103,9 +102,9 @@ func (c callSnapshot) resolveDevices(ids []device.AdvertisedID) (devices []respo
 	return devices, errs
 }
 
-// checkID returns why an id cannot be given to a container that asks for size ids, regardless of the other ids; zero if it can.
+// checkID returns the item and status of an id, and the reason to reject the id in a request for size ids; zero: none.
 //
-// GetPreferredAllocation uses it as well, so that it prefers nothing that Allocate rejects. The reason is the same for all ids of a device.
+// Allocate and GetPreferredAllocation both use checkID, so rejected ids are not preferred. All ids of a device have the same reason.
 func (c callSnapshot) checkID(id device.AdvertisedID, size int) (listItem, device.Status, requestError) {
 	i, found := c.find(id)
 	s, known := findStatus(c.statuses, id.Device())
@@ -117,13 +116,13 @@ func (c callSnapshot) checkID(id device.AdvertisedID, size int) (listItem, devic
 	switch {
 	case !found || !known:
 		err = rejectf(RejectUnknown, "%s is unknown", id)
-	case !i.removeAt.IsZero(): // its container goes on, without a request of the kubelet
+	case !i.removeAt.IsZero(): // only a running container has the id
 		err = rejectf(RejectUnknown, "%s is withdrawn", id)
 	case !s.Healthy:
 		err = rejectf(RejectUnhealthy, "%s is unhealthy (%s)", id, s.Reason)
 	case len(conflicts) > 0:
 		err = rejectf(RejectAllocated, "%s is allocated to another container, as %s of %s", id, conflicts[0].DeviceID, conflicts[0].Resource)
-	case i.unusableReason != "" && i.unusableReason != reasonAllocatedElsewhere: // for which the newest allocations decide
+	case i.unusableReason != "" && i.unusableReason != reasonAllocatedElsewhere: // here the newest allocations decide
 		err = rejectf(RejectUnhealthy, "%s is unhealthy (%s)", id, i.unusableReason)
 	case i.onePerContainer && size > 1:
 		err = rejectf(RejectTooMany, "%s is shared, and a container may have one such device, not %d", id, size)

@@ -65,7 +65,7 @@ func TestAFolderThatSocketsCannotBeIn(t *testing.T) {
 						t.Errorf("it has stopped: %v", err)
 					}
 				})
-				reason := map[string]string{"too long": "would have one of more than 107 bytes", "missing": "no such file or directory"}[name]
+				reason := map[string]string{"too long": "exceed 107 bytes", "missing": "no such file or directory"}[name]
 				if strings.Count(log.String(), "\n") > 0 || len(log.matching(reason)) != 1 {
 					t.Errorf("the log of an hour is not one line with %q:\n%s", reason, log)
 				}
@@ -104,7 +104,7 @@ func TestBacksOffToTheCap(t *testing.T) {
 		if met != 4 { // at 0, 0.1, 0.3 and 0.7 s
 			t.Errorf("a new kubelet was met %d times in its first second", met)
 		}
-		if lines := log.matching("would have one of more than 107 bytes"); len(lines) != 1 {
+		if lines := log.matching("exceed 107 bytes"); len(lines) != 1 {
 			t.Errorf("one reason was logged as %q", lines)
 		}
 	})

@@ -12,18 +12,18 @@ import (
 // clientTracker finds the kubelet among the clients of a server.
 //
 // The kubelet asks for the options from within Register and then calls ListAndWatch on the same connection (Server.connectClient in
-// pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). Any other program that may open the socket can call ListAndWatch too.
+// pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go). Any program with access to the socket can call ListAndWatch too.
 type clientTracker struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	registerReturned bool
-	optionsClients   []net.Addr  // connections that asked for the options before Register returned
+	optionsClients   []net.Addr  // connections with a call for the options before Register returned
 	kubeletStream    *listStream // nil before the first stream
 	kubeletConfirmed bool        // the stream's connection asked for the options
 }
 
 // listStream is a ListAndWatch stream.
-type listStream struct{ _ byte } // not empty: pointers to two of them differ
+type listStream struct{ _ byte } // not empty, so pointers to different streams differ
 
 // recordOptionsCall records a call of GetDevicePluginOptions.
 func (c *clientTracker) recordOptionsCall(ctx context.Context) {
@@ -40,8 +40,8 @@ func (c *clientTracker) recordRegisterReturn() {
 	c.registerReturned = true
 }
 
-// addStream records a stream and reports whether it is the first. The first stream counts as the kubelet's until a stream on a
-// connection that asked for the options opens: programs that play a kubelet may make a connection for each call.
+// addStream records a stream and reports whether the stream is the first. The first stream counts as the kubelet's until a stream
+// opens on a connection of optionsClients: simulated kubelets may make a connection for each call.
 func (c *clientTracker) addStream(ctx context.Context, ls *listStream) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -66,7 +66,7 @@ func clientAddr(ctx context.Context) net.Addr {
 	return nil
 }
 
-// addressedListener gives each connection its own address: clients of a unix socket have none.
+// addressedListener gives each connection an address: clients of a unix socket have no address.
 type addressedListener struct{ net.Listener }
 
 func (l addressedListener) Accept() (net.Conn, error) {
@@ -77,7 +77,7 @@ func (l addressedListener) Accept() (net.Conn, error) {
 	return &addressedConn{conn}, nil
 }
 
-// addressedConn is its own address.
+// addressedConn is a connection with itself as address.
 type addressedConn struct{ net.Conn }
 
 func (c *addressedConn) RemoteAddr() net.Addr { return c }

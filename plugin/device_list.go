@@ -12,27 +12,27 @@ import (
 
 const (
 	// removalDelay is how long an unallocated withdrawn id stays listed as Unhealthy. Kubelets from 1.37 on crash if a device vanishes
-	// during its Allocate (pkg/kubelet/cm/devicemanager/manager.go).
+	// during Allocate (pkg/kubelet/cm/devicemanager/manager.go).
 	removalDelay = 2 * time.Second
-	// reasonAllocatedElsewhere marks a healthy device that is allocated by another id or as another resource.
+	// reasonAllocatedElsewhere marks a healthy device with an allocation by a different id or resource.
 	reasonAllocatedElsewhere = "allocated_elsewhere"
-	// maxMessageBytes is the longest message that the kubelet reads, gRPC's default; it ends the stream over a longer one.
+	// maxMessageBytes is the kubelet's limit, gRPC's default. The kubelet ends the stream at a longer message.
 	maxMessageBytes = 4 << 20
-	// maxListBytes leaves room for allocated ids that are withdrawn.
+	// maxListBytes leaves room for withdrawn ids.
 	maxListBytes = maxMessageBytes - 64<<10
 )
 
-// deviceList is the list of one resource. It is immutable once it is published.
+// deviceList is the list of a resource. A published list is immutable.
 type deviceList struct {
 	rules     Rules
 	items     []listItem // ordered by id
 	withdrawn bool       // the rules do not have the resource: all items are withdrawn
 	foreign   bool       // withdrawn, and podgauge no longer owns the resource
-	// idCount is the number of ids by the rules. listBytes is the size of their message with all devices unhealthy, which is the longest.
+	// idCount is the number of ids by the rules; listBytes is the size of the longest message: with all devices unhealthy.
 	idCount, listBytes int
 }
 
-// listItem is one id of a list. A list may have tens of thousands, so items share their device.
+// listItem is an id of a list. A list may have tens of thousands of items, so replicas share the device.
 type listItem struct {
 	id              device.AdvertisedID
 	device          *device.Device // never written
@@ -83,19 +83,19 @@ func findStatus(statuses []device.Status, id device.ID) (s device.Status, known 
 // retainedIDs are the reasons to keep withdrawn ids in a list.
 type retainedIDs struct {
 	allocated []device.AdvertisedID
-	sent      *deviceList // newest list that the kubelet has; nil: none
+	sent      *deviceList // the kubelet's newest list; nil before the first
 }
 
-// carryOver adds withdrawn ids to a newer list that is not published yet. It returns the time of the next removal; zero: never.
+// carryOver adds withdrawn ids to a newer, unpublished list. The result is the time of the next removal; zero: never.
 //
 //	withdrawn id                        is listed
-//	allocated, device listed by NVML    with the device's health, until it is released
-//	allocated, device gone              Unhealthy, until it is released
+//	allocated, device listed by NVML    with the device's health, until released
+//	allocated, device gone              Unhealthy, until released
 //	unallocated, sent to the kubelet    Unhealthy, for removalDelay
 //	unallocated, never sent             no longer
 //
-// The kubelet reports an allocated device that is not listed as healthy in the pod's status, so allocated ids stay. They include ids that
-// an earlier process listed.
+// Without an allocated id in the list, the kubelet reports the device as healthy in the pod's status, so allocated ids stay. Some were
+// listed by an earlier process.
 func (l *deviceList) carryOver(newer *deviceList, statuses []device.Status, retained retainedIDs, now time.Time) (next time.Time) {
 	carried := slices.DeleteFunc(retained.allocatedNotListed(l, statuses), func(i listItem) bool { return newer.has(i.id) })
 	for _, i := range l.items {
@@ -106,7 +106,7 @@ func (l *deviceList) carryOver(newer *deviceList, statuses []device.Status, reta
 		i.allocated = slices.Contains(retained.allocated, i.id)
 		switch {
 		case i.allocated && known:
-			d := s.Device // so that s stays on the stack for all other ids
+			d := s.Device // a copy, so s stays on the stack for all unallocated ids
 			i.device, i.healthy, i.removeAt = &d, s.Healthy, now.Add(removalDelay)
 		case i.allocated || i.removeAt.IsZero() && retained.sent != nil && retained.sent.has(i.id) || !i.removeAt.IsZero() && i.healthy:
 			i.healthy, i.removeAt = false, now.Add(removalDelay)
@@ -138,7 +138,7 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// allocatedNotListed returns items for allocated ids that a list lacks, each once: the kubelet counts a repeated id twice.
+// allocatedNotListed returns items for allocated ids without an item, each once: the kubelet counts a repeated id twice.
 //
 // A device without a status was lost before this process started, and is unhealthy.
 func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Status) (items []listItem) {
@@ -148,7 +148,7 @@ func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Stat
 		}
 		s, known := findStatus(statuses, id.Device())
 		if uuid := string(id.Device()); !known && !strings.HasPrefix(uuid, "GPU-") && !strings.HasPrefix(uuid, "MIG-") {
-			continue // another plugin's id
+			continue // of a foreign plugin
 		}
 		if !known {
 			s.Device = device.Device{ID: id.Device(), GPU: device.GPU(id.Device()), NUMANode: -1}
@@ -158,8 +158,8 @@ func (r retainedIDs) allocatedNotListed(list *deviceList, statuses []device.Stat
 	return items
 }
 
-// dropToFit removes new ids until the list and the carried ids fit the kubelet's message. New ids can wait until carried ids are
-// removed; an id that is removed too soon may crash the kubelet.
+// dropToFit removes new ids until the list and the carried ids fit the kubelet's message. New ids can wait for the removal of
+// carried ids; an early removal may crash the kubelet.
 func (l *deviceList) dropToFit(carried []listItem, older *deviceList) {
 	excess := l.listBytes - maxMessageBytes
 	for _, i := range carried {
@@ -174,9 +174,9 @@ func (l *deviceList) dropToFit(carried []listItem, older *deviceList) {
 	})
 }
 
-// conflicts returns the allocations by another id or resource that keep a device from other containers.
+// conflicts returns the allocations of a device by different ids or resources. Each keeps the device from further containers.
 //
-// An allocation by the id itself is reported as own: the kubelet is the first to know when it ends.
+// The result own reports an allocation by the same id: the kubelet is the first to know when the container ends.
 func (r Rules) conflicts(allocations device.Allocations, resource string, i listItem) (conflicts []device.Allocation, own bool) {
 	for _, a := range allocations.ForDevice(i.device.ID) {
 		if a.Resource == resource && a.DeviceID == i.id {
@@ -188,10 +188,10 @@ func (r Rules) conflicts(allocations device.Allocations, resource string, i list
 	return conflicts, own
 }
 
-// markConflicts marks devices unhealthy that are allocated by another id or as another resource, as before a change of the rules.
+// markConflicts marks devices with conflicts unhealthy: a change of the rules may leave allocations by old ids or resources.
 //
-// A device that is allocated by its own id stays healthy: the kubelet gives it to no other container, and shows its health in the
-// pod's status.
+// With an own allocation as well, the device stays healthy: the kubelet does not allocate the id twice, and the pod's status shows the
+// health of the id.
 func (l *deviceList) markConflicts(resource string, allocations device.Allocations) {
 	for n := range l.items {
 		i := &l.items[n]
@@ -217,8 +217,8 @@ func (l *deviceList) toResponse() *api.ListAndWatchResponse {
 	return resp
 }
 
-// listSize returns the bytes of a device's ids in a message: of its own id, or of replicas. It makes no ids: a wrong configuration may
-// ask for millions.
+// listSize returns the bytes of a device's ids in a message: of the device id, or of replicas. No id is made: a wrong configuration may
+// have millions of replicas.
 func listSize(d device.Device, replicas int) (bytes int) {
 	if replicas < 1 {
 		return listedIDSize(d.ID.Advertised(), d)
@@ -234,7 +234,7 @@ func listedIDSize(id device.AdvertisedID, d device.Device) int {
 	return proto.Size(&api.ListAndWatchResponse{Devices: []*api.Device{{ID: string(id), Health: api.Unhealthy, Topology: numaTopology(d)}}})
 }
 
-// numaTopology returns nil for an unknown NUMA node: with an empty topology, the kubelet leaves the device out of its responses.
+// numaTopology returns nil for an unknown NUMA node: with an empty topology, the kubelet's responses lack the device.
 func numaTopology(d device.Device) *api.TopologyInfo {
 	if d.NUMANode < 0 {
 		return nil

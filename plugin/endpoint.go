@@ -16,15 +16,15 @@ import (
 
 const (
 	// minBackoff also lets the kubelet process the end of the old stream before the next registration: kubelets up to 1.36 file both
-	// under the resource's name, and a late end of one ends the other.
+	// under the resource's name, and a late end of the old stream ends the new registration.
 	minBackoff        = 100 * time.Millisecond
 	maxBackoff        = 10 * time.Second
-	backoffResetAfter = time.Second // a kubelet that kept a stream for so long did not reject it
-	// kubeletStartTimeout is the time from a kubelet's start to its list of allocatable devices, and to other plugins' registrations.
+	backoffResetAfter = time.Second // a longer stream was not rejected
+	// kubeletStartTimeout is the time from a kubelet's start to the list of allocatable devices and the registrations of all plugins.
 	kubeletStartTimeout = 10 * time.Second
 )
 
-// endpoint serves one resource by one server after the other: the event that ends a server starts the next one.
+// endpoint serves a resource by a sequence of servers: the end of a server starts the next server.
 type endpoint struct {
 	Options
 	device.Heartbeat
@@ -33,7 +33,7 @@ type endpoint struct {
 	rejections *rejectionLog
 
 	devices           pubsub.Value[*deviceList]      // set by Plugin.Run
-	sentList          atomic.Pointer[deviceList]     // newest list that the kubelet may have; nil before the first of a server
+	sentList          atomic.Pointer[deviceList]     // newest list on the kubelet's stream; nil before the first of a server
 	topology          atomic.Pointer[cachedTopology] // of the newest GetPreferredAllocation
 	registrationTried atomic.Bool                    // the first registration has returned, or is impossible for now
 
@@ -59,7 +59,7 @@ func (e *endpoint) list() *deviceList {
 	return l
 }
 
-// setDevices publishes a list with the withdrawn ids of the list before. It returns the time of the next removal; zero: never.
+// setDevices publishes a list with the withdrawn ids of the list before. The result is the time of the next removal; zero: never.
 func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time) (next time.Time) {
 	retained := retainedIDs{sent: e.sentList.Load()}
 	if !list.foreign {
@@ -71,7 +71,7 @@ func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, alloca
 	return next
 }
 
-// ready returns an error until the first registration has returned. An empty list needs none.
+// ready returns an error until the first registration has returned. An empty list needs no registration.
 func (e *endpoint) ready() error {
 	if len(e.list().items) > 0 && !e.registrationTried.Load() {
 		return errors.New("not registered yet")
@@ -105,12 +105,11 @@ func (e *endpoint) run(ctx context.Context) error {
 	}
 }
 
-// waitForKubelet waits for a device to list and a kubelet to register it with, and returns the kubelet's socket. The pause holds for
-// the kubelet of the server before.
+// waitForKubelet waits for a device and a listening kubelet, and returns the kubelet's socket. The pause holds for the kubelet of the
+// server before.
 //
-// A first list follows the first health check: a list of unhealthy devices would have the kubelet reject the pods that it restores after a
-// reboot. A socket is not enough: an ended kubelet leaves its own, and the next one deletes all sockets in the folder before it listens.
-// The socket is identified after the kubelet has listened, so it is the one that listened or a newer one.
+// A socket file is not enough: an ended kubelet leaves a socket, and a starting kubelet deletes all sockets in the folder, then listens.
+// The socket is identified after a successful connection, so the result is the connected socket or a newer socket.
 func (e *endpoint) waitForKubelet(ctx context.Context, pause backoff) socketID {
 	logged := ""
 	for ctx.Err() == nil {
@@ -151,7 +150,7 @@ func (e *endpoint) hasOtherPlugin(kubelet socketID) bool {
 	return e.other.serves(e.resource, kubelet, allocations.Resources, time.Now())
 }
 
-// serveOnce runs one server. It returns how long the kubelet's stream stood, and the event that ended the server: nil if ctx is done.
+// serveOnce runs a server. The results are the lifetime of the kubelet's stream and the reason of the end: nil if ctx is done.
 func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	e.Log.Debug("registering", "resource", e.resource)
 	s, err := e.startServer(ctx)
@@ -173,21 +172,21 @@ func (e *endpoint) serveOnce(ctx context.Context, kubelet socketID) (uptime time
 	return s.watch(ctx, kubelet)
 }
 
-// logEnd logs the end of a server. A reason that repeats is logged once.
+// logEnd logs the end of a server. A repeated reason is logged once.
 func (e *endpoint) logEnd(uptime time.Duration, err error) {
 	if uptime > 0 {
 		e.Log.Info("registration ended", "resource", e.resource, "uptime", uptime, "reason", err)
 		e.loggedErr = ""
 		return
 	}
-	text := strings.ReplaceAll(err.Error(), e.socketName, "the socket") // the kubelet may name it, and it is new each time
+	text := strings.ReplaceAll(err.Error(), e.socketName, "the socket") // in errors of the kubelet, and new each time
 	if text != e.loggedErr {
 		e.Log.Warn("registration failed", "resource", e.resource, "err", text)
 		e.loggedErr = text
 	}
 }
 
-// backoff is the pause between servers. It grows while the same kubelet rejects them, or ends their streams at once.
+// backoff is the pause between servers. The pause grows while the same kubelet rejects servers or ends streams at once.
 type backoff struct {
 	retry.Backoff
 	kubelet socketID

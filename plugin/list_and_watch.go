@@ -8,12 +8,12 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// pluginOptions selects the calls of the kubelet. The kubelet reads it from GetDevicePluginOptions, not from the registration.
+// pluginOptions selects the calls of the kubelet, which reads the options from GetDevicePluginOptions, not from the registration.
 func (e *endpoint) pluginOptions() *api.DevicePluginOptions {
 	return &api.DevicePluginOptions{GetPreferredAllocationAvailable: true, PreStartRequired: e.list().rules.PreStartCheck}
 }
 
-// GetDevicePluginOptions returns the options. The kubelet calls it from within Register.
+// GetDevicePluginOptions returns the options. The kubelet asks from within Register.
 func (s *server) GetDevicePluginOptions(ctx context.Context, _ *api.Empty) (*api.DevicePluginOptions, error) {
 	s.recordOptionsCall(ctx)
 	o := s.pluginOptions()
@@ -21,14 +21,14 @@ func (s *server) GetDevicePluginOptions(ctx context.Context, _ *api.Empty) (*api
 	return o, nil
 }
 
-// ListAndWatch sends the device list, and again when it differs from the one sent: the kubelet writes each list to disk.
+// ListAndWatch sends the device list, and again after each change of the message: the kubelet writes each list to disk.
 //
-// Changes while a list is being sent show in the next one. Other clients get the same lists; their streams do not matter for the
+// Changes during a Send show in the next list. All clients get the same lists, but only the kubelet's stream matters for the
 // registration.
 func (s *server) ListAndWatch(_ *api.Empty, stream grpc.ServerStreamingServer[api.ListAndWatchResponse]) error {
 	ls := s.openStream(stream.Context())
 	defer s.closeStream(ls)
-	sent := &api.ListAndWatchResponse{} // an empty first list tells the kubelet nothing
+	sent := &api.ListAndWatchResponse{} // an empty first list is not sent
 	for {
 		list, changed := s.devices.Get()
 		resp := list.toResponse()
@@ -64,7 +64,7 @@ func (s *server) openStream(ctx context.Context) *listStream {
 	return ls
 }
 
-// closeStream ends the server with the kubelet's stream: the kubelet opens one stream per registration.
+// closeStream ends the server with the kubelet's stream: the kubelet opens a single stream per registration.
 func (s *server) closeStream(ls *listStream) {
 	if s.isKubeletStream(ls) {
 		s.kubeletStreamEndOnce.Do(func() { close(s.kubeletStreamEnded) })

@@ -13,8 +13,8 @@ import (
 
 // CheckMPSDaemon returns the reason why no MPS control daemon answers in a folder of pipes.
 //
-// Its named pipe or socket "control" reaches the daemon, as in CUDA (docs.nvidia.com/deploy/mps, CUDA_MPS_PIPE_DIRECTORY). A daemon that
-// was killed leaves a pipe without a reader or a socket without a listener.
+// The named pipe or socket "control" reaches the daemon, as in CUDA (docs.nvidia.com/deploy/mps, CUDA_MPS_PIPE_DIRECTORY). A killed
+// daemon leaves a pipe without a reader or a socket without a listener.
 func CheckMPSDaemon(pipes string) error {
 	control := filepath.Join(pipes, "control")
 	info, err := os.Stat(control)

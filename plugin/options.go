@@ -8,31 +8,32 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Options are the parts that a Plugin needs.
+// Options are the parts of a Plugin.
 type Options struct {
 	Dir string // the kubelet's device-plugins folder
 	DeviceSource
 	Log   *slog.Logger
-	Hooks EndpointHooks // nil: none
+	Hooks EndpointHooks // may be nil
 }
 
-// DeviceSource has the values that device lists follow from. Values are immutable; a channel is closed when its value changes.
+// DeviceSource is the input of device lists. Values are immutable; a change closes the value's channel.
 type DeviceSource interface {
-	// Statuses returns the devices; nil until the first health check. Nothing is registered before.
+	// Statuses returns the devices; nil until the first health check. No resource is registered before: the
+	// kubelet would reject the pods of a rebooted node if all devices were unhealthy.
 	Statuses() ([]device.Status, <-chan struct{})
 	Rules() (Rules, <-chan struct{})
-	// Links returns the known links between GPUs. A change is another slice.
+	// Links returns the known links between GPUs. A change is a new slice.
 	Links() []device.Link
-	// Allocations returns the allocations of the node. Allocate calls it, so it must not wait.
+	// Allocations returns the allocations of the node. Allocate calls the method, so waiting is not allowed.
 	Allocations() (device.Allocations, <-chan struct{})
-	// CheckUsable returns the reason why a container cannot start on a device. It returns when ctx is done.
+	// CheckUsable returns the reason why a container cannot start on a device. The check ends with ctx.
 	CheckUsable(ctx context.Context, c UsabilityCheck) error
 }
 
 // UsabilityCheck asks whether a container can start on a device.
 type UsabilityCheck struct {
 	device.Device
-	Exclusive bool // no other process may use the device
+	Exclusive bool // a process on the device is a reason
 }
 
 // EndpointHooks receives the events of the plugin. The methods run on the goroutine of the event and must be quick.

@@ -1,8 +1,8 @@
-// Package plugin is a device plugin: it lists the node's devices for the kubelet and keeps them registered.
+// Package plugin is a device plugin: it lists the node's devices for the kubelet and keeps the resources registered.
 //
-// It speaks the kubelet's device-plugin API v1beta1. The lists follow from a DeviceSource. Each resource has an endpoint, which runs one
-// server after the other: a restarted kubelet, a deleted socket, a rejected registration and a broken stream all end a server, and none
-// has a path of its own.
+// The API is the kubelet's device-plugin API v1beta1; the lists follow from a DeviceSource. Each resource has an endpoint, and each
+// endpoint runs a sequence of servers: a restarted kubelet, a deleted socket, a rejected registration and a broken stream all end a
+// server, and the next server is the only recovery.
 package plugin
 
 import (
@@ -27,13 +27,13 @@ type Plugin struct {
 	device.Heartbeat
 
 	mu        sync.Mutex
-	endpoints map[string]*endpoint // by resource; guarded by mu, written by Run, which removes none
+	endpoints map[string]*endpoint // by resource; guarded by mu; Run adds endpoints and removes none
 
 	// All below belong to Run.
 	registered     *registeredResources
 	loggedWarnings []string
 	lastInput      updateInput
-	nextUpdate     time.Time // regardless of the input; zero: never
+	nextUpdate     time.Time // with the same input; zero: never
 }
 
 // New returns a plugin.
@@ -44,7 +44,7 @@ func New(o Options) *Plugin {
 	return &Plugin{Options: o, endpoints: map[string]*endpoint{}}
 }
 
-// Ready returns an error while the first registration of a resource is under way. A failed one is logged and repeated.
+// Ready returns an error while the first registration of a resource is under way. A failed registration is logged and repeated.
 func (p *Plugin) Ready() error {
 	return p.eachEndpoint(func(e *endpoint) error { return e.ready() })
 }
@@ -97,13 +97,13 @@ func (p *Plugin) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// updateInput has the values that an update depends on. With many replicas an update takes tens of milliseconds, and pods come and go all
-// the time, so an update with the same input is left out.
+// updateInput is the input of an update. Pods start and end all the time, and an update with many replicas takes tens of milliseconds, so
+// Run leaves out an update with the same input.
 type updateInput struct {
 	statuses     []device.Status
 	rulesChanged <-chan struct{}
 	complete     bool
-	allocations  []device.Allocation // that affect a list, without owners
+	allocations  []device.Allocation // with an effect on a list; without owners
 }
 
 func (u updateInput) equal(other updateInput) bool {
@@ -121,7 +121,7 @@ func (p *Plugin) inputOf(statuses []device.Status, rulesChanged <-chan struct{},
 	return input
 }
 
-// affectsList reports whether an allocation may change a list: not that of a listed replica, nor that of another plugin's device.
+// affectsList reports whether an allocation may change a list. A listed replica does not, nor does a device of a foreign plugin.
 func (p *Plugin) affectsList(statuses []device.Status, a device.Allocation) bool {
 	if e := p.endpoints[a.Resource]; e != nil {
 		if i, found := e.list().find(a.DeviceID); found {
@@ -132,7 +132,7 @@ func (p *Plugin) affectsList(statuses []device.Status, a device.Allocation) bool
 	return known
 }
 
-// update publishes each resource's list. It returns the time of the next update regardless of the input; zero: never.
+// update publishes each resource's list. The result is the time of the next update with the same input; zero: never.
 func (p *Plugin) update(
 	ctx context.Context, group *errgroup.Group, rules Rules, statuses []device.Status, allocations device.Allocations,
 ) (next time.Time) {
@@ -164,7 +164,7 @@ func (p *Plugin) update(
 	return next
 }
 
-// resources returns the resources of the rules, and withdrawn ones of which a container has a device of this node.
+// resources returns the resources of the rules, and withdrawn resources with an allocated device.
 func (p *Plugin) resources(lists map[string]*deviceList, statuses []device.Status, allocations device.Allocations) []string {
 	resources := slices.Collect(maps.Keys(lists))
 	for _, resource := range p.registered.withdrawn(lists) {

@@ -8,12 +8,12 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// preStartTimeout bounds the checks of a container's devices. The kubelet itself gives up after 30 s.
+// preStartTimeout bounds the checks of a container's devices. The kubelet's own timeout is 30 s.
 const preStartTimeout = 2 * time.Second
 
-// PreStartContainer checks before each start of a container whether its devices can be used.
+// PreStartContainer checks before each start of a container whether the devices are usable.
 //
-// A check that hangs rejects the start: the kubelet repeats it.
+// A hanging check rejects the start; the kubelet repeats the start.
 func (s *server) PreStartContainer(ctx context.Context, r *api.PreStartContainerRequest) (*api.PreStartContainerResponse, error) {
 	begin := time.Now()
 	ids := advertisedIDs(r.GetDevicesIds())
@@ -27,11 +27,11 @@ func (s *server) PreStartContainer(ctx context.Context, r *api.PreStartContainer
 
 // checkDevices returns the faults of a container's devices.
 //
-//	id                            check
-//	unlisted                      none: its container restarts in place
-//	withdrawn                     usable beside other processes: the device may be shared by now
-//	replica                       usable beside other processes
-//	other                         usable, and no process uses it
+//	id                 check
+//	unlisted           no check: the container restarts in place
+//	withdrawn          usable: the device may be shared by now
+//	replica            usable
+//	unshared device    usable, without a process
 func (s *server) checkDevices(ctx context.Context, ids []device.AdvertisedID) []requestError {
 	list := s.list()
 	if !list.rules.PreStartCheck {

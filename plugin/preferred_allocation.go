@@ -10,10 +10,10 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// GetPreferredAllocation returns the ids that containers should get: nothing that Allocate rejects if there is another choice.
+// GetPreferredAllocation returns the best ids for containers. Ids rejected by Allocate are the last choice.
 //
-// The kubelet calls it even if a container needs all available ids, sets no deadline and fails the pod on an error. So it calls no other
-// program and returns no error; without a choice, Allocate returns the reason.
+// The kubelet asks even if a container needs all available ids, sets no deadline and fails the pod on an error. So the method only reads
+// published values and returns no error; without a choice, Allocate returns the reason.
 func (s *server) GetPreferredAllocation(_ context.Context, r *api.PreferredAllocationRequest) (*api.PreferredAllocationResponse, error) {
 	begin := time.Now()
 	snapshot := s.snapshot()
@@ -46,8 +46,8 @@ type cachedTopology struct {
 	topology   *preferred.Topology
 }
 
-// preferredTopology returns the topology of a list. It is made again when ids, devices or links change, but not when a device fails:
-// with 32,768 ids that takes 0.1 s.
+// preferredTopology returns the topology of a list. Making a topology of 32,768 ids takes 0.1 s, so only a change of ids, devices or links
+// makes a new topology.
 func (e *endpoint) preferredTopology(list *deviceList) *preferred.Topology {
 	links := e.Links()
 	c := e.topology.Load()
@@ -64,10 +64,10 @@ func (e *endpoint) preferredTopology(list *deviceList) *preferred.Topology {
 	return newer.topology
 }
 
-// sameBacking reports whether two slices share their memory.
+// sameBacking reports whether two slices share memory.
 func sameBacking[T any](a, b []T) bool { return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0]) }
 
-// candidates returns the ids that can be chosen or are a load on their device.
+// candidates returns listed ids, and withdrawn ids with an allocation: a load on the device.
 func (l *deviceList) candidates() []preferred.Candidate {
 	all := make([]preferred.Candidate, 0, len(l.items))
 	for _, i := range l.items {

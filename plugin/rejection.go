@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// RejectReason is the reason, in one word, why a container gets no device.
+// RejectReason is a reason to reject a container, as a label value.
 type RejectReason string
 
 // The reasons.
@@ -22,9 +22,9 @@ const (
 	RejectNoIDs     RejectReason = "nothing_asked" // request without ids
 	RejectUnknown   RejectReason = "unknown"       // id without a listed device
 	RejectUnhealthy RejectReason = "unhealthy"
-	RejectAllocated RejectReason = "allocated" // device allocated to another container by another id
-	RejectTooMany   RejectReason = "too_many"  // several replicas, and a container may have one
-	RejectSameGPU   RejectReason = "same_gpu"  // several replicas of one GPU under preferred.Distinct
+	RejectAllocated RejectReason = "allocated" // device with an allocation by a different id
+	RejectTooMany   RejectReason = "too_many"  // several replicas under Sharing.OnePerContainer
+	RejectSameGPU   RejectReason = "same_gpu"  // several replicas of a GPU under preferred.Distinct
 	RejectUnusable  RejectReason = "unfit"     // failed check before the start
 )
 
@@ -33,7 +33,7 @@ func RejectReasons() []RejectReason {
 	return []RejectReason{RejectNoIDs, RejectUnknown, RejectUnhealthy, RejectAllocated, RejectTooMany, RejectSameGPU, RejectUnusable}
 }
 
-// requestError is one fault of a request.
+// requestError is a fault of a request.
 type requestError struct {
 	reason  RejectReason
 	message string
@@ -43,8 +43,8 @@ func rejectf(reason RejectReason, format string, args ...any) requestError {
 	return requestError{reason, fmt.Sprintf(format, args...)}
 }
 
-// reject returns, logs and reports the error of a rejected request; nil without errs. The pod's status shows the text, and its
-// owner sees nothing else, so all faults are in it. The kubelet sends ids in random order: the reason is that of the first fault in the text.
+// reject returns, logs and reports the error of a rejected request; nil without errs. The pod's status shows only the text, so the text
+// has all faults. The kubelet sends ids in random order: the reported reason belongs to the first fault in the text.
 func (e *endpoint) reject(operation string, ids []device.AdvertisedID, errs []requestError) error {
 	if len(errs) == 0 {
 		return nil
@@ -66,7 +66,7 @@ func (e *endpoint) reject(operation string, ids []device.AdvertisedID, errs []re
 // few seconds, and a controller replaces a rejected pod.
 const rejectionLogInterval = time.Minute
 
-// rejectionLog limits the messages about rejections of one resource.
+// rejectionLog limits the messages about rejections of a resource.
 type rejectionLog struct {
 	seed    maphash.Seed
 	mu      sync.Mutex
@@ -77,7 +77,7 @@ func newRejectionLog() *rejectionLog {
 	return &rejectionLog{seed: maphash.MakeSeed(), limiter: loglimit.New[uint64](rejectionLogInterval)}
 }
 
-// allow reports whether to log a rejection. The order of the ids does not matter, nor does the message: it may name a process.
+// allow reports whether to log a rejection. The order of the ids and the message do not matter: a message may name a process.
 func (r *rejectionLog) allow(operation string, reason RejectReason, ids []device.AdvertisedID, now time.Time) bool {
 	key := maphash.String(r.seed, fmt.Sprintf("%s %s %q", operation, reason, slices.Sorted(slices.Values(ids))))
 	r.mu.Lock()

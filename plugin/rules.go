@@ -14,12 +14,11 @@ import (
 // MIGStrategy selects the resources of partitioned GPUs, with the names of NVIDIA's device plugin.
 type MIGStrategy uint8
 
-// The strategies differ from NVIDIA's in one point: MIGNone does not offer a partitioned GPU as a whole
-// (docs/adr/0008-mig-on-the-board.md).
+// Unlike NVIDIA's none, MIGNone does not offer a partitioned GPU as a whole (docs/adr/0008-mig-on-the-board.md).
 //
 //	          whole GPU        MIG device
 //	MIGNone   nvidia.com/gpu   not offered
-//	MIGSingle nvidia.com/gpu   nvidia.com/gpu, if all GPUs are partitioned into one profile
+//	MIGSingle nvidia.com/gpu   nvidia.com/gpu, if all MIG devices have the same profile and no GPU is whole
 //	MIGMixed  nvidia.com/gpu   nvidia.com/mig-<profile>
 const (
 	MIGNone MIGStrategy = iota
@@ -32,7 +31,7 @@ const gpuResource = "nvidia.com/gpu"
 // Sharing is how a device is shared. The zero Sharing is not shared.
 type Sharing struct {
 	Resource        string // of the replicas; empty: the device's
-	Replicas        int    // below 1: the device has its own id
+	Replicas        int    // below 1: a single id without a replica number
 	OnePerContainer bool   // a container with several replicas is rejected
 }
 
@@ -41,15 +40,15 @@ type Rules struct {
 	MIGStrategy MIGStrategy
 	// Select reports whether a device is offered. Nil: each is.
 	Select func(device.Device) bool
-	// ResourceName returns the resource of a device. Nil: the one of the MIG strategy.
+	// ResourceName returns the resource of a device. Nil: the default of the MIG strategy.
 	ResourceName func(d device.Device) string
-	// Sharing returns the sharing of each device of one resource, in the order of the node. Nil: not shared.
+	// Sharing returns the sharing of each device of a resource, in the order of the node. Nil: not shared.
 	Sharing func(resource string, devices []device.Device) []Sharing
-	// UnusableReason returns the reason, in one word, why replicas of healthy devices cannot be used. Nil or empty: they can.
+	// UnusableReason returns a reason, as a label value, why replicas of healthy devices are unusable. Nil func or empty result: usable.
 	UnusableReason func(resource string) (reason string)
 	// ResponseOptions returns the options of Allocate for a resource. Nil: the zero Options.
 	ResponseOptions func(resource string) response.Options
-	// Policy is the order of replicas and MIG devices. With preferred.Distinct, a container with two replicas of one GPU is rejected.
+	// Policy is the order of replicas and MIG devices. With preferred.Distinct, a container with two replicas of a GPU is rejected.
 	Policy preferred.AllocationPolicy
 	// ReserveClaimed treats a device of a claim (Dynamic Resource Allocation) as allocated. The PodResources API does not show
 	// whether a claim has admin access, so claims do not reserve devices by default.
@@ -58,7 +57,7 @@ type Rules struct {
 	PreStartCheck bool
 }
 
-// deviceLists returns a list for each resource, and warnings about devices that the rules cannot offer.
+// deviceLists returns a list for each resource, and warnings about devices without a resource.
 func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceList, warnings []string) {
 	byName := map[string][]device.Status{}
 	selected, warnings := r.selectDevices(statuses)
@@ -74,7 +73,7 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 		list := lists[name]
 		if list.listBytes > maxListBytes {
 			delete(lists, name)
-			warnings = append(warnings, fmt.Sprintf("%s would have %d ids, and the kubelet reads a list of %d MiB, which is %d of these ids: use fewer replicas",
+			warnings = append(warnings, fmt.Sprintf("%s needs %d ids, but the kubelet's limit of %d MiB has room for %d: use fewer replicas",
 				name, list.idCount, maxMessageBytes>>20, list.idCount*maxListBytes/list.listBytes))
 			continue
 		}
@@ -83,7 +82,7 @@ func (r Rules) deviceLists(statuses []device.Status) (lists map[string]*deviceLi
 	return lists, warnings
 }
 
-// selectDevices returns the devices that the rules offer: never a GPU and its own MIG devices at the same time.
+// selectDevices returns the offered devices: either a GPU or the MIG devices of the GPU.
 func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status, warnings []string) {
 	profiles := map[string]bool{}
 	whole := false
@@ -93,7 +92,7 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 		case s.Unallocatable(statuses) == device.NoMIGDevices:
 			warnings = append(warnings, fmt.Sprintf("%s has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off", s.ID))
 		case s.MIGEnabled && r.MIGStrategy == MIGNone:
-			warnings = append(warnings, fmt.Sprintf("%s is partitioned, and the MIG strategy none offers neither the GPU nor its MIG devices", s.ID))
+			warnings = append(warnings, fmt.Sprintf("%s is partitioned: MIG strategy none offers neither the GPU nor its MIG devices", s.ID))
 		case s.MIGEnabled || !s.WholeGPU() && r.MIGStrategy == MIGNone:
 		default:
 			selected = append(selected, s)
@@ -105,9 +104,9 @@ func (r Rules) selectDevices(statuses []device.Status) (selected []device.Status
 	if r.MIGStrategy != MIGSingle || len(profiles) == 0 || len(profiles) == 1 && !whole {
 		return selected, warnings
 	}
-	warning := fmt.Sprintf("MIG strategy single needs one profile on the whole node, which has %d", len(profiles))
+	warning := fmt.Sprintf("MIG strategy single needs the same profile on all GPUs: found %d profiles", len(profiles))
 	if whole {
-		warning = "MIG strategy single needs MIG devices on every GPU, and some GPUs are whole"
+		warning = "MIG strategy single needs MIG devices on every GPU: some GPUs are whole"
 	}
 	return slices.DeleteFunc(selected, func(s device.Status) bool { return !s.WholeGPU() }), append(warnings, warning)
 }
@@ -123,7 +122,7 @@ func (r Rules) resourceName(d device.Device) string {
 	}
 }
 
-// addDevices adds the devices of one resource to the lists: under the resource itself, or under that of their replicas.
+// addDevices adds the devices of a resource to the lists: under the resource, or under the resource of the replicas.
 func (r Rules) addDevices(lists map[string]*deviceList, name string, statuses []device.Status) {
 	sharings := make([]Sharing, len(statuses))
 	if r.Sharing != nil {
@@ -173,7 +172,7 @@ type ResourceIDs struct {
 	IDs      []device.AdvertisedID
 }
 
-// Preview returns the ids that the rules offer, and warnings about devices that the rules cannot offer.
+// Preview returns the offered ids by resource, and warnings about devices without a resource.
 func (r Rules) Preview(statuses []device.Status) (all []ResourceIDs, warnings []string) {
 	lists, warnings := r.deviceLists(statuses)
 	for _, resource := range slices.Sorted(maps.Keys(lists)) {

@@ -71,7 +71,7 @@ func TestRules(t *testing.T) {
 		{name: "whole GPUs", board: "0 1! 2", want: "gpu: GPU-0 GPU-1! GPU-2"},
 		{
 			name: "a partitioned GPU and no strategy", board: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
-			cannot: "GPU-1 is partitioned, and the MIG strategy none offers neither the GPU nor its MIG devices",
+			cannot: "GPU-1 is partitioned: MIG strategy none offers neither the GPU nor its MIG devices",
 		},
 		{
 			name: "mixed", rules: Rules{MIGStrategy: MIGMixed}, board: "0 1m 1/1g.10gb 1/1g.10gb! 1/3g.40gb",
@@ -90,11 +90,11 @@ func TestRules(t *testing.T) {
 		{name: "single, nothing partitioned", rules: Rules{MIGStrategy: MIGSingle}, board: "0 1", want: "gpu: GPU-0 GPU-1"},
 		{
 			name: "single, two profiles", rules: Rules{MIGStrategy: MIGSingle}, board: "0m 0/1g.10gb 1m 1/2g.20gb",
-			cannot: "MIG strategy single needs one profile on the whole node, which has 2",
+			cannot: "MIG strategy single needs the same profile on all GPUs: found 2 profiles",
 		},
 		{
 			name: "single, some whole", rules: Rules{MIGStrategy: MIGSingle}, board: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
-			cannot: "MIG strategy single needs MIG devices on every GPU, and some GPUs are whole",
+			cannot: "MIG strategy single needs MIG devices on every GPU: some GPUs are whole",
 		},
 		{
 			name: "selected", rules: Rules{MIGStrategy: MIGMixed, Select: func(d device.Device) bool { return d.Index != 1 }},

@@ -18,23 +18,23 @@ import (
 )
 
 const (
-	socketPollInterval = 100 * time.Millisecond // of sockets that appear and vanish
-	registerTimeout    = 15 * time.Second       // the kubelet itself gives up connecting to the plugin after 10 s
+	socketPollInterval = 100 * time.Millisecond // of the sockets' state
+	registerTimeout    = 15 * time.Second       // the kubelet's own timeout for the connection to the plugin is 10 s
 	streamTimeout      = 5 * time.Second        // from the end of Register to the kubelet's ListAndWatch
-	emptyListTimeout   = 10 * time.Second       // after it, the kubelet may forget the resource
+	emptyListTimeout   = 10 * time.Second       // of a resource without devices; then the kubelet may forget the resource
 )
 
-// server is one life of an endpoint on a socket of its own: serve, register, watch, stop. The endpoint starts the next one.
+// server is a gRPC server on a new socket: serve, register, watch, stop. Then the endpoint starts the next server.
 //
 //	step      event                                                  ends the server
 //	serve     the socket cannot be made                              yes
-//	register  Register returns an error, or nothing for 15 s         yes
+//	register  Register returns an error, or not within 15 s          yes
 //	watch     the kubelet opens no stream for 5 s                    yes
 //	watch     the kubelet's stream ends                              yes
-//	watch     another client's stream ends                           no
+//	watch     the stream of a different client ends                  no
 //	watch     the gRPC server stops                                  yes
-//	watch     another kubelet socket takes the place of the old one  yes
-//	watch     the kubelet's socket vanishes                          no: its stream still stands
+//	watch     the kubelet's socket is replaced                       yes
+//	watch     the kubelet's socket vanishes                          no: the stream still stands
 //	watch     the own socket vanishes, the kubelet's is there        yes
 //	watch     the list is empty for 10 s                             yes
 //	watch     the list is empty for less                             no
@@ -59,8 +59,8 @@ type server struct {
 	emptySince           time.Time   // zero if the list has ids; belongs to watch
 }
 
-// startServer listens on a socket whose name was never used: kubelets from 1.37 on reject a socket for ever if they believe to be connected
-// to it (https://github.com/kubernetes/kubernetes/pull/135437).
+// startServer listens on a socket with a new name: a kubelet from 1.37 on rejects the name of a socket with a live connection, then for
+// ever (https://github.com/kubernetes/kubernetes/pull/135437).
 func (e *endpoint) startServer(ctx context.Context) (*server, error) {
 	removeStaleSockets(e.Dir, e.resource)
 	e.serverCount++
@@ -79,14 +79,14 @@ func (e *endpoint) startServer(ctx context.Context) (*server, error) {
 		return nil, err
 	}
 	api.RegisterDevicePluginServer(s.grpcServer, s)
-	go func() { // stop waits for it
+	go func() { // until stop
 		defer close(s.serveDone)
 		s.serveErr = s.grpcServer.Serve(addressedListener{listener})
 	}()
 	return s, nil
 }
 
-// stop ends the streams and then the server, so that no stream is live when the next server registers. Serve removes the socket.
+// stop ends the streams and then the server, so no stream is live when the next server registers. Serve removes the socket.
 func (s *server) stop() {
 	close(s.stopping)
 	s.grpcServer.Stop()
@@ -95,7 +95,7 @@ func (s *server) stop() {
 
 // register returns when the kubelet has connected to the socket or given up.
 //
-// It waits even if the socket is deleted: a registration that fails after a later one takes the later one down
+// A deleted socket does not end the wait: a late failure of a registration also ends the next registration
 // (pkg/kubelet/cm/devicemanager/plugin/v1beta1/handler.go).
 func (s *server) register(ctx context.Context) error {
 	conn, err := grpc.NewClient("passthrough:///kubelet",
@@ -106,7 +106,7 @@ func (s *server) register(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("make a client of the kubelet: %w", err)
 	}
-	defer conn.Close() //nolint:errcheck // used for one call
+	defer conn.Close() //nolint:errcheck // used for a single call
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
 	_, err = api.NewRegistrationClient(conn).Register(ctx, &api.RegisterRequest{
@@ -119,7 +119,7 @@ func (s *server) register(ctx context.Context) error {
 	return nil
 }
 
-// watch returns when the registration is no longer certain: how long the kubelet's stream stood, and the event that ended it.
+// watch returns when the registration is no longer certain: the lifetime of the kubelet's stream and the reason of the end.
 func (s *server) watch(ctx context.Context, kubelet socketID) (uptime time.Duration, err error) {
 	tick := time.NewTicker(socketPollInterval)
 	defer tick.Stop()
@@ -163,7 +163,7 @@ func (s *server) checkSockets(kubelet socketID) error {
 	}
 }
 
-// checkEmpty gives the kubelet time to process an empty list: the end of a stream before that would keep the old devices.
+// checkEmpty gives the kubelet time to process an empty list: after an early end of the stream, the kubelet keeps the old devices.
 func (s *server) checkEmpty(now time.Time) error {
 	if len(s.list().items) > 0 {
 		s.emptySince = time.Time{}

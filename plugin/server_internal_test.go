@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
@@ -17,7 +19,127 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-func TestALifeWhoseServerFails(t *testing.T) {
+// bindSocket makes a socket file that no goroutine serves.
+func bindSocket(t *testing.T, path string) {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err == nil {
+		t.Cleanup(func() { syscall.Close(fd) }) //nolint:errcheck // a test's
+		err = syscall.Bind(fd, &syscall.SockaddrUnix{Name: path})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestServerEnds has the rows of the table at server, for the step watch.
+func TestServerEnds(t *testing.T) {
+	open := func(s *server) *listStream { return s.openStream(context.Background()) }
+	for _, c := range []struct {
+		name   string
+		event  func(t *testing.T, s *server)
+		want   string        // reason of the end; empty: watch goes on
+		after  time.Duration // from event to end, apart from socketPollInterval
+		uptime time.Duration // of the kubelet's stream, apart from socketPollInterval
+	}{
+		{"the kubelet opens no stream", func(*testing.T, *server) {}, "kubelet opened no stream within 5s", streamTimeout, 0},
+		{"the kubelet's stream ends", func(t *testing.T, s *server) {
+			ls := open(s)
+			time.Sleep(time.Minute)
+			s.closeStream(ls)
+		}, "kubelet's stream ended", 0, time.Minute},
+		{"the stream of a different client ends", func(t *testing.T, s *server) {
+			open(s)
+			s.closeStream(open(s))
+		}, "", 0, 0},
+		{"the gRPC server stops", func(t *testing.T, s *server) { open(s); close(s.serveDone) }, "serve: server stopped", 0, 0},
+		{"the gRPC server fails", func(t *testing.T, s *server) {
+			open(s)
+			s.serveErr = errors.New("accept: too many open files")
+			close(s.serveDone)
+		}, "serve: accept: too many open files", 0, 0},
+		{"the kubelet's socket is replaced", func(t *testing.T, s *server) {
+			open(s)
+			remove(t, s.kubeletSocket())
+			bindSocket(t, s.kubeletSocket())
+		}, "kubelet's socket was replaced", 0, 0},
+		{"the kubelet's socket vanishes", func(t *testing.T, s *server) { open(s); remove(t, s.kubeletSocket()) }, "", 0, 0},
+		{"the own socket vanishes", func(t *testing.T, s *server) { open(s); remove(t, s.socketPath) }, "own socket was deleted", 0, 0},
+		{"the list is empty", func(t *testing.T, s *server) { open(s); s.devices.Set(&deviceList{}) }, "device list is empty", emptyListTimeout, emptyListTimeout},
+		{"the list is empty for less", func(t *testing.T, s *server) {
+			open(s)
+			list := s.list()
+			s.devices.Set(&deviceList{})
+			time.Sleep(emptyListTimeout - time.Second)
+			s.devices.Set(list)
+		}, "", 0, 0},
+		{"PreStartRequired changes", func(t *testing.T, s *server) {
+			open(s)
+			list := *s.list()
+			list.rules.PreStartCheck = true
+			s.devices.Set(&list)
+		}, "plugin options changed", 0, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				dir, err := os.MkdirTemp("", "pg") // short: the path of a socket has at most 107 bytes
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer os.RemoveAll(dir) //nolint:errcheck // a test's
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				s := &server{
+					endpoint: endpointFor(dir, Rules{}, parseStatuses("0")...), socketPath: filepath.Join(dir, "own.sock"),
+					stopping: make(chan struct{}), serveDone: make(chan struct{}),
+					kubeletStreamOpened: make(chan struct{}), kubeletStreamEnded: make(chan struct{}),
+				}
+				bindSocket(t, s.socketPath)
+				bindSocket(t, s.kubeletSocket())
+				type end struct {
+					uptime time.Duration
+					err    error
+					at     time.Time
+				}
+				ended := make(chan end, 1)
+				go func() {
+					uptime, err := s.watch(ctx, statSocket(s.kubeletSocket()))
+					ended <- end{uptime, err, time.Now()}
+				}()
+				synctest.Wait()
+				c.event(t, s)
+				event := time.Now()
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				select {
+				case e := <-ended:
+					near := func(got, want time.Duration) bool { return got >= want && got <= want+2*socketPollInterval }
+					if e.err == nil || e.err.Error() != c.want || !near(e.at.Sub(event), c.after) || !near(e.uptime, c.uptime) {
+						t.Errorf("ended after %s with uptime %s: %v; want %s, %s, %q", e.at.Sub(event), e.uptime, e.err, c.after, c.uptime, c.want)
+					}
+				default:
+					if c.want != "" {
+						t.Errorf("not ended, want %q", c.want)
+					}
+					cancel()
+					if e := <-ended; e.err != nil {
+						t.Errorf("end of ctx: %v", e.err)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestServerStopsAfterAFailure has a real gRPC server end by itself.
+func TestServerStopsAfterAFailure(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pg")
 	if err != nil {
 		t.Fatal(err)
@@ -27,10 +149,9 @@ func TestALifeWhoseServerFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.grpcServer.Stop() // as if it had failed by itself
-	uptime, err := s.watch(t.Context(), socketID{})
-	if uptime != 0 || err == nil || !strings.HasPrefix(err.Error(), "serve: ") || strings.Contains(err.Error(), "%!") {
-		t.Errorf("it stood for %s and ended with %v", uptime, err)
+	s.grpcServer.Stop()
+	if _, err := s.watch(t.Context(), socketID{}); err == nil || err.Error() != "serve: grpc: the server has been stopped" {
+		t.Errorf("watch: %v", err)
 	}
 	s.stop() // returns
 }

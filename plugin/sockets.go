@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// maxNameLength is the longest part of a resource's name in the name of its sockets.
+	// maxNameLength is the longest part of a resource's name in a socket's name.
 	maxNameLength = 40
 	maxPathLength = 107 // of a socket; unix(7)
 )
 
-// socketPrefix returns the prefix of a resource's socket names. The rest of such a name has one dash.
+// socketPrefix returns the prefix of a resource's socket names. The rest of a name has a single dash.
 func socketPrefix(resource string) string {
 	name := strings.NewReplacer("/", "_", ".", "-").Replace(resource)
 	if len(name) > maxNameLength {
@@ -27,14 +27,14 @@ func socketPrefix(resource string) string {
 	return "podgauge-" + name + "-"
 }
 
-// removeStaleSockets removes the sockets of a resource's killed servers. The kubelet removes sockets only when it starts.
+// removeStaleSockets removes the sockets of a resource's killed servers. The kubelet removes sockets only at start.
 //
-// Sockets of another running podgauge stay: only a refused connection proves that a server is gone.
+// Sockets of a second, running podgauge stay: only a refused connection proves the end of a server.
 func removeStaleSockets(dir, resource string) {
 	entries, _ := os.ReadDir(dir) // listening in the folder returns the error
 	for _, f := range entries {
 		path := filepath.Join(dir, f.Name())
-		// The name of another resource may begin with this one ("gpu", "gpu.shared").
+		// The name of a resource may begin with the name of a second resource ("gpu.shared", "gpu").
 		rest, own := strings.CutPrefix(f.Name(), socketPrefix(resource))
 		own = own && strings.Count(rest, "-") == 1 && f.Type() == os.ModeSocket
 		if own && errors.Is(checkListening(path), syscall.ECONNREFUSED) {
@@ -43,10 +43,10 @@ func removeStaleSockets(dir, resource string) {
 	}
 }
 
-// socketID identifies a socket among its successors under the same path. The zero socketID is no socket.
+// socketID identifies a socket among all sockets of the same path over time. The zero socketID is no socket.
 //
-// The inode alone does not: file systems reuse it, and 8 of 10 restarts of a kubelet did. Nothing writes to a socket, so its
-// modification time is the time of its creation, even after a rename or chmod.
+// The inode is not enough: file systems reuse inodes, in 8 of 10 restarts of a kubelet. A socket is never written, so the modification
+// time is the time of creation, even after a rename or chmod.
 type socketID struct {
 	inode uint64
 	mtime syscall.Timespec
@@ -73,14 +73,14 @@ func checkListening(path string) error {
 	if err != nil {
 		return err
 	}
-	conn.Close() //nolint:errcheck // nothing was sent
+	conn.Close() //nolint:errcheck // unused
 	return nil
 }
 
-// checkPathLength returns an error for a path that is too long for a socket: the system call returns "invalid argument".
+// checkPathLength returns an error for a path above the length limit of sockets: the system call returns only "invalid argument".
 func checkPathLength(path string) error {
 	if len(path) <= maxPathLength {
 		return nil
 	}
-	return fmt.Errorf("path of the folder is too long: a socket in %s would have one of more than %d bytes", filepath.Dir(path), maxPathLength)
+	return fmt.Errorf("check path length: sockets in %s exceed %d bytes", filepath.Dir(path), maxPathLength)
 }

@@ -15,18 +15,17 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// This file owns the resources that the rules no longer have. A withdrawn resource is served while podgauge owns it, a container has a
-// device of it, and no other plugin serves it (docs/adr/0015-renamed-resources.md).
+// This file owns withdrawn resources: resources without a rule. podgauge serves an owned withdrawn resource while a container has a
+// device and no foreign plugin serves the resource (docs/adr/0015-renamed-resources.md).
 
-// registeredFile has the names of owned resources. It lies beside the kubelet's checkpoint, whose allocations it explains: a kubelet
-// that starts deletes sockets, but no files.
+// registeredFile has the names of owned resources. The file lies beside the kubelet's checkpoint and explains the allocations there: a
+// starting kubelet deletes sockets, but no files.
 const registeredFile = "podgauge_resources.json"
 
-// registeredResources are the resources that podgauge owns: it registered them, in this process or an earlier one, and containers may
-// still have their devices.
+// registeredResources are the resources owned by podgauge: registered by this or an earlier process, and perhaps still allocated.
 //
-// Ids do not show the owner, since other plugins use the same form. Registering a resource of another plugin takes it away (until 1.36)
-// or mixes the lists of both.
+// Ids do not show the owner: all plugins use the same form. Registering the resource of a foreign plugin replaces the plugin (until
+// 1.36) or mixes the lists of both.
 type registeredResources struct {
 	path string
 	log  *slog.Logger
@@ -39,7 +38,7 @@ type registeredFileContent struct {
 	Resources []string `json:"resources"`
 }
 
-// loadRegistered reads the resources of earlier processes. A file that cannot be read has none.
+// loadRegistered reads the resources of earlier processes. An unreadable file has no resources.
 func loadRegistered(dir string, log *slog.Logger) *registeredResources {
 	r := &registeredResources{path: filepath.Join(dir, registeredFile), log: log}
 	content, err := os.ReadFile(r.path)
@@ -64,25 +63,25 @@ func (r *registeredResources) list() []string {
 
 func (r *registeredResources) has(resource string) bool { return slices.Contains(r.list(), resource) }
 
-// withdrawn returns the owned resources that the rules do not have.
+// withdrawn returns the owned resources without a list by the rules.
 func (r *registeredResources) withdrawn(lists map[string]*deviceList) []string {
 	return slices.DeleteFunc(slices.Clone(r.list()), func(resource string) bool { return lists[resource] != nil })
 }
 
-// add records a resource before its registration, and restores a deleted file.
+// add records a resource before the registration, and restores a deleted file.
 func (r *registeredResources) add(resource string) {
 	r.update(func(names []string) []string { return append(names, resource) })
 }
 
-// remove forgets a resource that is neither offered nor allocated: from then on it may be another plugin's.
+// remove forgets a resource without a rule and an allocation: from then on, a foreign plugin may serve the resource.
 func (r *registeredResources) remove(resource string) {
 	r.update(func(names []string) []string {
 		return slices.DeleteFunc(names, func(name string) bool { return name == resource })
 	})
 }
 
-// update changes the names and replaces the file, unless it has them already. If that fails, this process still uses the new names, and
-// the next update stores them.
+// update changes the names and replaces a file with different content. After an error, this process uses the new names, and the next
+// update stores the names again.
 func (r *registeredResources) update(change func([]string) []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -108,15 +107,16 @@ func (r *registeredResources) update(change func([]string) []string) {
 	}
 }
 
-// otherPlugin decides whether another plugin serves a withdrawn resource, by the devices that the kubelet lists as allocatable: of
-// resources with a plugin only.
+// otherPlugin decides whether a foreign plugin serves a withdrawn resource. The kubelet's list of allocatable devices decides: only
+// resources with a plugin are listed.
 //
-//	kubelet's answer    this process registered it   other plugin
-//	lists it            any                          yes: if it was this process, until the kubelet drops it
-//	does not list it    no                           as before, for kubeletStartTimeout: a restarted kubelet has no plugin yet
-//	does not list it    yes                          no
-//	none                no                           as before; at first yes, for kubeletStartTimeout
-//	none                yes                          no
+//	resource in the list   registered by this process   foreign plugin
+//	yes                    no                           yes
+//	yes                    yes                          yes, until the kubelet drops the old registration
+//	no                     no                           as before for kubeletStartTimeout, then no: a plugin registers again
+//	no                     yes                          no
+//	list unknown           no                           as before; without an answer before: yes for kubeletStartTimeout
+//	list unknown           yes                          no
 type otherPlugin struct {
 	seen            bool // by the newest answer
 	registeredByUs  bool // by this process
@@ -137,5 +137,5 @@ func (o *otherPlugin) serves(resource string, kubelet socketID, known device.Nod
 	return listed || o.seen
 }
 
-// onRegister records that this process registers the resource: the kubelet may then list it as podgauge's.
+// onRegister records a registration by this process: from then on, the kubelet may list podgauge's devices.
 func (o *otherPlugin) onRegister() { o.registeredByUs, o.seen = true, false }
