@@ -32,7 +32,9 @@ type fakeSources struct {
 }
 
 func (s *fakeSources) Allocations() (device.Allocations, <-chan struct{}) { return s.allocations.Get() }
-func (s *fakeSources) Statuses() ([]device.Status, <-chan struct{})       { return s.statuses.Get() }
+
+func (s *fakeSources) Statuses() ([]device.Status, <-chan struct{}) { return s.statuses.Get() }
+
 func (s *fakeSources) Terminations() (TerminationLookup, <-chan struct{}) {
 	return s.terminations.Get()
 }

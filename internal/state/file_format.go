@@ -12,10 +12,10 @@ import (
 	"github.com/podgauge/podgauge/internal/state/disk"
 )
 
-// version is the file's. Fields are added within one; what is there never changes.
+// version of the file format. New fields keep the version; existing fields never change.
 const version = 1
 
-// What a file may hold, far beyond what any node has.
+// Limits of a file, far beyond those of any node.
 const (
 	maxRecords        = 4096
 	maxXids           = 256
@@ -24,12 +24,11 @@ const (
 	maxCount          = 1 << 53
 )
 
-// fileFormat is the file's content.
+// fileFormat is the content of the file.
 type fileFormat struct {
-	Version int    `json:"version"`
-	BootID  string `json:"boot,omitempty"` // in which it was written
-	// Lost is as in device.HealthHistory.
-	Lost    bool           `json:"lost,omitempty"`
+	Version int            `json:"version"`
+	BootID  string         `json:"boot,omitempty"` // at the time of the write
+	Lost    bool           `json:"lost,omitempty"` // of device.HealthHistory
 	Records []storedRecord `json:"records"`
 }
 
@@ -47,7 +46,7 @@ type storedRecord struct {
 	LastListed     *storedGPU          `json:"listed,omitempty"`
 }
 
-// storedGPU is the GPU as the newest listing had it.
+// storedGPU is a GPU as of the newest listing.
 type storedGPU struct {
 	Index  int    `json:"index"`
 	MIG    bool   `json:"mig,omitempty"`
@@ -58,7 +57,7 @@ type storedGPU struct {
 	Memory uint64 `json:"memory_bytes,omitempty"`
 }
 
-// newStoredGPU is nil if nothing is known.
+// newStoredGPU returns nil for a device without an id.
 func newStoredGPU(d device.Device) *storedGPU {
 	if d.ID == "" {
 		return nil
@@ -108,8 +107,7 @@ type storedXid struct {
 	LastHistorical time.Time `json:"past,omitzero"`
 }
 
-// newFileFormat also returns why a record is left out: what is odd about one device costs the
-// others nothing.
+// newFileFormat returns the content for a history, and the error of the last invalid record. An invalid record is left out.
 func newFileFormat(h device.HealthHistory, boot string) (d fileFormat, skipped error) {
 	d = fileFormat{Version: version, BootID: boot, Lost: h.Lost, Records: make([]storedRecord, 0, len(h.Records))}
 	for _, r := range h.Records {
@@ -132,7 +130,7 @@ func newFileFormat(h device.HealthHistory, boot string) (d fileFormat, skipped e
 	return d, skipped
 }
 
-// history returns what the document has, in order.
+// history returns the history of the content, in order.
 func (d fileFormat) history() (h device.HealthHistory) {
 	h.Lost = d.Lost
 	for _, w := range d.Records {
@@ -149,14 +147,13 @@ func (d fileFormat) history() (h device.HealthHistory) {
 		}
 		h.Records = append(h.Records, r)
 	}
-	slices.SortFunc(h.Records, func(a, b device.HealthRecord) int { // people may have written the file
+	slices.SortFunc(h.Records, func(a, b device.HealthRecord) int { // the file may be edited
 		return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Device, b.Device))
 	})
 	return h
 }
 
-// encode returns the file's content, which people read too and decode understands, and why
-// a record is left out of it.
+// encode returns the indented JSON of a history, and the error of the last invalid record.
 func encode(h device.HealthHistory, boot string) ([]byte, error) {
 	d, skipped := newFileFormat(h, boot)
 	if err := d.validate(); err != nil {
@@ -164,7 +161,7 @@ func encode(h device.HealthHistory, boot string) ([]byte, error) {
 	}
 	content, err := json.MarshalIndent(d, "", " ")
 	if err == nil && len(content) >= maxFileBytes {
-		err = fmt.Errorf("%d bytes are too many", len(content))
+		err = fmt.Errorf("history has %d bytes, at most %d", len(content), maxFileBytes)
 	}
 	if err != nil {
 		return nil, err
@@ -172,8 +169,7 @@ func encode(h device.HealthHistory, boot string) ([]byte, error) {
 	return append(content, '\n'), skipped
 }
 
-// decode understands what encode has written, and nothing that this program could not have
-// written. Of a newer version's file it reads the version alone.
+// decode parses the output of encode, and rejects all other content. Of a newer version it reads the version only.
 func decode(content []byte) (d fileFormat, err error) {
 	if err := disk.Unmarshal(content, version, &d); err != nil {
 		return fileFormat{}, err
@@ -187,9 +183,9 @@ func decode(content []byte) (d fileFormat, err error) {
 func (d fileFormat) validate() error {
 	switch {
 	case d.BootID != "" && !isToken(d.BootID):
-		return errors.New("its boot has no name")
+		return errors.New("invalid boot id")
 	case len(d.Records) > maxRecords:
-		return fmt.Errorf("it has %d records", len(d.Records))
+		return fmt.Errorf("%d records, at most %d", len(d.Records), maxRecords)
 	}
 	type key struct {
 		gpu device.GPU
@@ -201,7 +197,7 @@ func (d fileFormat) validate() error {
 			return fmt.Errorf("record %d: %w", i, err)
 		}
 		if seen[key{r.GPU, r.Device}] {
-			return fmt.Errorf("record %d is of what another one is of", i)
+			return fmt.Errorf("record %d: duplicate device", i)
 		}
 		seen[key{r.GPU, r.Device}] = true
 	}
@@ -211,28 +207,28 @@ func (d fileFormat) validate() error {
 func (r storedRecord) validate() error {
 	switch {
 	case !isToken(string(r.GPU)) || r.Device != "" && !isToken(string(r.Device)):
-		return errors.New("it is of no device")
+		return errors.New("invalid device")
 	case r.LastListed != nil && (r.Device != "" || !isPrintable(r.LastListed.Model) || !isPrintable(r.LastListed.PCI)):
-		return errors.New("what was listed is no GPU")
+		return errors.New("invalid GPU")
 	case r.Flaps > maxCount || len(r.UnhealthyTimes) > maxUnhealthyTimes || len(r.Xids) > maxXids:
-		return errors.New("it counts more than there can be")
+		return errors.New("too many flaps, transitions or Xids")
 	case r.FailedResets != nil && (!isToken(r.FailedResets.Reason) || r.FailedResets.Resets < 0 || r.FailedResets.Resets > maxCount):
-		return errors.New("what came again is nothing that can")
+		return errors.New("invalid failed resets")
 	}
 	if v := r.HealthReason; v != nil && (!isToken(v.Reason) || v.Action != "" && !isToken(v.Action) || v.Class != "" && !isToken(v.Class)) {
-		return errors.New("its verdict is none")
+		return errors.New("invalid health reason")
 	}
 	codes := map[uint64]bool{}
 	for _, x := range r.Xids {
 		if x.Code == 0 || x.Count > maxCount || codes[x.Code] {
-			return errors.New("it counts an Xid that is none, or twice, or too often")
+			return errors.New("invalid or duplicate Xid")
 		}
 		codes[x.Code] = true
 	}
 	return nil
 }
 
-// isPrintable reports whether a text can be a label's value, as the name of a model.
+// isPrintable reports whether a text is short printable ASCII, such as the name of a model.
 func isPrintable(s string) bool {
 	for _, c := range []byte(s) {
 		if c < ' ' || c > '~' {
@@ -242,7 +238,7 @@ func isPrintable(s string) bool {
 	return len(s) <= maxTextBytes
 }
 
-// isToken tells whether a text can be a label's value and a column's, and is not a novel.
+// isToken reports whether a text is short printable ASCII without spaces.
 func isToken(s string) bool {
 	for _, c := range []byte(s) {
 		if c <= ' ' || c > '~' {

@@ -1,4 +1,4 @@
-// Package state keeps what is known of the devices' health from one process to the next.
+// Package state stores the health of devices for the next process.
 package state
 
 import (
@@ -13,30 +13,29 @@ import (
 )
 
 const (
-	// FileName is the file's in the state folder.
+	// FileName is the name of the file in the state folder.
 	FileName = "health.json"
-	// BootIDPath is the file in which Linux identifies the current boot.
+	// BootIDPath is the file with the id of the current boot.
 	BootIDPath = "/proc/sys/kernel/random/boot_id"
 
-	maxFileBytes = 4 << 20 // of a file
+	maxFileBytes = 4 << 20
 )
 
-// HealthFile keeps a device.HealthHistory in the state folder.
+// HealthFile stores a device.HealthHistory in the state folder.
 type HealthFile struct {
-	file *disk.File[device.HealthHistory]
-	// lastSaved is what was saved last; written by the goroutine that calls Save.
-	lastSaved device.HealthHistory
+	file      *disk.File[device.HealthHistory]
+	lastSaved device.HealthHistory // of Save; written by the goroutine of the Monitor
 }
 
-// Options describe a File.
+// Options of a HealthFile.
 type Options struct {
 	Folder     *disk.Folder
-	BootIDPath string // the file that identifies the boot; empty: BootIDPath
+	BootIDPath string // empty: the constant BootIDPath
 	Log        *slog.Logger
 }
 
-// Open reads what an earlier process has left. It never fails: if the folder cannot be used,
-// Err and one line of the log say why, and the health is known for as long as this process lives.
+// Open reads the history of an earlier process. If the folder is unusable, Open logs a warning, Err returns the error, and the history stays in
+// memory.
 func Open(o Options) (*HealthFile, device.HealthHistory) {
 	if o.BootIDPath == "" {
 		o.BootIDPath = BootIDPath
@@ -55,13 +54,13 @@ func Open(o Options) (*HealthFile, device.HealthHistory) {
 	h := read.Value
 	if read.Err != nil {
 		h.Lost = true
-		o.Log.Warn("health of an earlier process is unknown: each device is checked before it is trusted", "err", read.Err)
+		o.Log.Warn("health of an earlier process is unknown: devices are unhealthy until their checks pass", "err", read.Err)
 	}
 	f.lastSaved = h
-	if errors.Is(read.Err, disk.ErrDiskTimeout) { // Decode may yet be called
+	if errors.Is(read.Err, disk.ErrDiskTimeout) { // Decode may still run
 		return f, h
 	}
-	if read.CountsStale { // verdicts of that process may be missing, too
+	if read.CountsStale { // health changes of that process may be missing, too
 		h = resetCounts(h)
 		h.Lost = true
 	}
@@ -70,7 +69,7 @@ func Open(o Options) (*HealthFile, device.HealthHistory) {
 	return f, h
 }
 
-// bootID identifies the current boot; empty if it is unknown.
+// bootID returns the id of the current boot; empty: unknown.
 func bootID(path string) string {
 	content, err := os.ReadFile(path)
 	id := strings.TrimSpace(string(content))
@@ -80,7 +79,7 @@ func bootID(path string) string {
 	return id
 }
 
-// resetCounts has all counts start from 0. They stay as rows, so that a scrape shows the 0.
+// resetCounts sets all counts to 0. Rows stay, so that a scrape shows the reset.
 func resetCounts(h device.HealthHistory) device.HealthHistory {
 	for i := range h.Records {
 		r := &h.Records[i]
@@ -92,14 +91,14 @@ func resetCounts(h device.HealthHistory) device.HealthHistory {
 	return h
 }
 
-// Save has a history written, which must not be changed any more: at once if a device turned
-// unhealthy, otherwise within a second. It does not wait for that.
+// Save schedules a write of the history: at once if a device turned unhealthy, otherwise within a second. The caller must not change the
+// history any more.
 func (f *HealthFile) Save(h device.HealthHistory) {
 	f.file.Save(h, turnedUnhealthy(f.lastSaved, h))
 	f.lastSaved = h
 }
 
-// turnedUnhealthy reports whether a device has a reason to be unhealthy that is new, or that a reset had mended.
+// turnedUnhealthy reports whether a device has a new reason to be unhealthy, or a reason that returned after a reset.
 func turnedUnhealthy(before, after device.HealthHistory) bool {
 	type key struct {
 		gpu    device.GPU
@@ -120,20 +119,20 @@ func turnedUnhealthy(before, after device.HealthHistory) bool {
 	return false
 }
 
-// ExportedCounts returns the newest history whose counts metrics may show: the next process
-// continues from them or from greater ones, or starts from 0. Nil: all are 0.
+// ExportedCounts returns the newest history whose counts metrics may show: the next process continues from these or greater counts, or from 0.
+// Nil: all counts are 0.
 func (f *HealthFile) ExportedCounts() *device.HealthHistory {
 	written, _ := f.file.Get()
 	return written.Exportable
 }
 
-// Run writes what is saved until ctx is done.
+// Run writes saved histories until ctx is done.
 func (f *HealthFile) Run(ctx context.Context) error { return f.file.Run(ctx) }
 
-// End writes the history that was saved last. It does not wait for a disk that hangs.
+// End writes the newest saved history. It does not wait for a disk that hangs.
 func (f *HealthFile) End() { f.file.End() }
 
-// Err is why the newest history is not on disk; nil if it is, or will be within a second.
+// Err returns the error of the newest write; nil if the newest history is on disk, or will be within a second.
 func (f *HealthFile) Err() error {
 	written, _ := f.file.Get()
 	return written.Err

@@ -1,5 +1,5 @@
-// Package disk keeps values in files for the next process. A file is replaced as a whole, at
-// most once a second, and at once if that is urgent (docs/adr/0013-incident-store.md).
+// Package disk stores values in files for the next process. A file is replaced as a whole: at most once a second, urgent values at once
+// (docs/adr/0013-incident-store.md).
 package disk
 
 import (
@@ -13,46 +13,46 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/atomicfile"
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 const (
 	// WriteInterval is the time between two writes, unless a value is urgent.
 	WriteInterval = time.Second
-	// RetryInterval is the time after a write that failed.
+	// RetryInterval is the time after a failed write.
 	RetryInterval = 10 * time.Second
-	// readTimeout bounds how long Read waits for the disk, and endTimeout how long End does.
-	readTimeout = 5 * time.Second
-	endTimeout  = 2 * time.Second
+
+	readTimeout = 5 * time.Second // of Read
+	endTimeout  = 2 * time.Second // of End
 )
 
 var (
-	// ErrInvalidFile is returned by a decoder if this program has not written the file, or not all of it.
+	// ErrInvalidFile reports a file that podgauge did not write, or did not write completely. Decoders return it.
 	ErrInvalidFile = errors.New("not a file of podgauge")
-	// ErrNewerVersion is returned by a decoder if the file is a newer version's.
+	// ErrNewerVersion reports a file of a newer version. Decoders return it.
 	ErrNewerVersion = errors.New("file of a newer version")
-	// ErrDiskTimeout is returned by Read if the disk has not answered in time.
+	// ErrDiskTimeout reports a disk that hangs. Read returns it.
 	ErrDiskTimeout = errors.New("the disk does not answer")
 
-	// errLateRead is why nothing is written: the file has what this process does not know.
+	// errLateRead blocks writes: the file has state that this process has not read.
 	errLateRead = errors.New("the disk answered too late, and the stored state stays as it is: restart podgauge to read it")
 )
 
 // Format is how a value is stored.
 type Format[T any] struct {
-	// Name is the file's without its extension.
+	// Name of the file, without extension.
 	Name string
-	// Version is the format's. While the file is a newer version's, this one writes to
-	// NAME.vVERSION.json instead.
+	// Version of the format. While the file has a newer version, values go to NAME.vVERSION.json.
 	Version int
-	// MaxBytes bounds a file that is read.
+	// MaxBytes bounds the file.
 	MaxBytes int64
-	// Encode may return content together with an error: what it had to leave out.
+	// Encode may return content and an error that names the parts left out.
 	Encode func(T) ([]byte, error)
-	// Decode returns ErrInvalidFile or ErrNewerVersion for a file that it does not understand.
+	// Decode returns ErrInvalidFile or ErrNewerVersion for content without a value.
 	Decode func([]byte) (T, error)
 }
 
-// File keeps the newest value that was saved. Save never waits for the disk.
+// File stores the newest saved value. Save never waits for the disk.
 type File[T any] struct {
 	format Format[T]
 	folder *Folder
@@ -61,58 +61,58 @@ type File[T any] struct {
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	newest       *T   // nil: nothing was saved yet
-	urgent       bool // newest is to be written at once
-	countsReset  bool // the next process finds no counts and starts them from 0
-	writing      bool // a write is under way, and what it leaves is unknown
-	readTimedOut bool // Read has returned without the disk's answer
+	newest       *T   // nil: no Save yet
+	urgent       bool // newest is urgent
+	countsReset  bool // the next process finds no counts and starts from 0
+	writing      bool // during a write the content of the file is unknown
+	readTimedOut bool // Read has returned ErrDiskTimeout
 	status       WriteStatus[T]
-	changed      chan struct{} // closed when view changes
 
-	diskLock chan struct{} // has room for one: a write, or Read until the disk has answered
-	// All below are guarded by flushing.
+	published pubsub.Value[WriteStatus[T]] // status
+
+	diskLock chan struct{} // has room for one: a write, or Read until the disk answers
+	// All below are guarded by diskLock.
 	name        string
 	lateReadErr error             // errLateRead, or nil
-	written     *T                // what the file has; nil: unknown
+	written     *T                // content of the file; nil: unknown
 	digest      [sha256.Size]byte // of written
-	encodeErr   error             // what written lacks
+	encodeErr   error             // of written
 }
 
-// WriteStatus is what the disk has.
+// WriteStatus describes the content of the disk.
 type WriteStatus[T any] struct {
-	// Exportable is the newest value whose counts metrics may show: the next process continues
-	// from them or from greater ones, even after a SIGKILL, or starts from 0. Nil: none.
+	// Exportable is the newest value whose counts metrics may show: after a SIGKILL the next process continues from these or greater
+	// counts, or from 0. Nil: no counts.
 	Exportable *T
-	// Err is why the newest value is not on disk; nil if it is, or will be within a second.
+	// Err is the error of the newest write; nil if the newest value is on disk, or will be within a second.
 	Err error
 }
 
-// ReadResult is what Read has found.
+// ReadResult is the result of Read.
 type ReadResult[T any] struct {
 	Value T
-	// CountsStale reports that metrics may have counted more than Value: counts start from 0.
+	// CountsStale reports that metrics may have shown greater counts than Value has: counts start from 0.
 	CountsStale bool
-	// Err is why an earlier process's value cannot be read; nil if there is none.
+	// Err is the error of reading the value of an earlier process; nil if there is no file.
 	Err error
 }
 
-// New describes a file and touches nothing. Read must be called before Run.
+// New returns a File without access to the disk. Read must be called before Run.
 func New[T any](folder *Folder, format Format[T], log *slog.Logger) *File[T] {
 	return &File[T]{
 		format: format, folder: folder, log: log, name: format.Name + ".json",
-		wake: make(chan struct{}, 1), changed: make(chan struct{}), diskLock: make(chan struct{}, 1),
+		wake: make(chan struct{}, 1), diskLock: make(chan struct{}, 1),
 	}
 }
 
-// staleSuffix marks a file that could not be replaced: metrics count more than it.
+// staleSuffix marks a file that could not be replaced: metrics have greater counts.
 const staleSuffix = ".behind"
 
-// invalidSuffix marks a file that could not be read or understood. The newest one is kept.
+// invalidSuffix marks an unreadable file. The newest one stays.
 const invalidSuffix = ".bad"
 
-// Read takes over the folder and reads what an earlier process has left. If the disk does not
-// answer, Read returns ErrDiskTimeout after readTimeout, and at once for the folder's other files. A file
-// that is read later is never replaced: the next process reads it.
+// Read takes ownership of the folder and reads the value of an earlier process. If the disk hangs, Read returns ErrDiskTimeout after
+// readTimeout, and at once for other files of the folder. A file that is read later is never replaced: the next process reads it.
 func (f *File[T]) Read() ReadResult[T] {
 	timeout := readTimeout
 	if f.folder.readTimedOut.Load() {
@@ -120,7 +120,7 @@ func (f *File[T]) Read() ReadResult[T] {
 	}
 	f.diskLock <- struct{}{}
 	read := make(chan ReadResult[T], 1)
-	go func() { // ends with the process if the disk never answers
+	go func() { // ends with the process if the disk hangs
 		f.load(read)
 		<-f.diskLock
 	}()
@@ -138,12 +138,12 @@ func (f *File[T]) Read() ReadResult[T] {
 	}
 	f.folder.readTimedOut.Store(true)
 	f.readTimedOut, f.status.Err = true, ErrDiskTimeout
-	f.log.Error("state folder does not answer: start without the stored state, and keep state in memory only", "file", f.format.Name)
-	f.notify()
+	f.log.Error("state folder hangs: started without the stored state, state is kept in memory only", "file", f.format.Name)
+	f.published.Set(f.status)
 	return ReadResult[T]{Err: ErrDiskTimeout}
 }
 
-// load is Read without its bound. The caller holds flushing.
+// load is Read without the timeout. The caller holds diskLock.
 func (f *File[T]) load(read chan<- ReadResult[T]) {
 	err := f.folder.acquire()
 	result, name := f.read()
@@ -162,8 +162,8 @@ func (f *File[T]) load(read chan<- ReadResult[T]) {
 		}
 	}
 	if newer != nil {
-		result.CountsStale, countsReset = true, true // the newer version's counts are unknown, so this one's start from 0 each time
-		result.Err = errors.Join(fmt.Errorf("%w (left as it is, %s is used instead)", newer, f.name), result.Err)
+		result.CountsStale, countsReset = true, true // the counts of the newer version are unknown
+		result.Err = errors.Join(fmt.Errorf("%w (unchanged, %s is used instead)", newer, f.name), result.Err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -182,7 +182,7 @@ func (f *File[T]) load(read chan<- ReadResult[T]) {
 	read <- result
 }
 
-// read reads the file, or the one that could not be replaced, and returns which it was.
+// read reads the file, or the one with staleSuffix, and returns its name.
 func (f *File[T]) read() (result ReadResult[T], name string) {
 	f.folder.dir.RemoveStaleTemps(f.name)
 	for _, name := range []string{f.name, f.name + staleSuffix} {
@@ -191,7 +191,7 @@ func (f *File[T]) read() (result ReadResult[T], name string) {
 			continue
 		}
 		if err == nil && int64(len(content)) > f.format.MaxBytes {
-			err = fmt.Errorf("%w: it is larger than %d bytes", ErrInvalidFile, f.format.MaxBytes)
+			err = fmt.Errorf("%w: larger than %d bytes", ErrInvalidFile, f.format.MaxBytes)
 		}
 		if err == nil {
 			result.Value, err = f.format.Decode(content)
@@ -205,14 +205,14 @@ func (f *File[T]) read() (result ReadResult[T], name string) {
 	return result, ""
 }
 
-// Save has a value written, which must not be changed any more: within a second, or at once if
-// it is urgent. An older value that is not yet written is dropped.
+// Save schedules a write of the value, within a second or, if urgent, at once. An older value that is not yet written is dropped. The caller
+// must not change the value any more.
 func (f *File[T]) Save(v T, urgent bool) {
 	f.mu.Lock()
 	f.newest, f.urgent = &v, f.urgent || urgent
 	if f.countsReset && !f.writing {
 		f.status.Exportable = f.newest
-		f.notify()
+		f.published.Set(f.status)
 	}
 	f.mu.Unlock()
 	select {
@@ -221,11 +221,11 @@ func (f *File[T]) Save(v T, urgent bool) {
 	}
 }
 
-// Run writes what is saved until ctx is done. It does not wait for a write that is under way then.
+// Run writes saved values until ctx is done. It does not wait for a write in progress.
 func (f *File[T]) Run(ctx context.Context) error {
 	timer := time.NewTimer(0) // Read may have failed
 	defer timer.Stop()
-	var next time.Time // when the next write is due that is not urgent
+	var next time.Time // of the next write that is not urgent
 	for {
 		select {
 		case <-ctx.Done():
@@ -264,7 +264,7 @@ func (f *File[T]) isUrgent() bool {
 	return f.urgent
 }
 
-// Flush writes the newest value that was saved, if it is not on disk.
+// Flush writes the newest saved value, unless it is on disk.
 func (f *File[T]) Flush() error {
 	f.diskLock <- struct{}{}
 	defer func() { <-f.diskLock }()
@@ -287,11 +287,11 @@ func (f *File[T]) Flush() error {
 	switch {
 	case movedAside:
 		f.countsReset = true
-		if f.newest != nil { // otherwise metrics still show what Read has found
+		if f.newest != nil { // nil: metrics still show the value of Read
 			f.status.Exportable = f.newest
 		}
 	case err != nil:
-		f.countsReset = false // the file may be there or not
+		f.countsReset = false // the file may exist or not
 	case newest != nil:
 		f.countsReset, f.status.Exportable = false, newest
 	}
@@ -299,21 +299,21 @@ func (f *File[T]) Flush() error {
 	return err
 }
 
-// End writes the newest value that was saved. It does not wait for a disk that hangs.
+// End writes the newest saved value. It does not wait for a disk that hangs.
 func (f *File[T]) End() {
 	ended := make(chan struct{})
 	go func() { // ends with the process if the disk hangs
-		f.Flush() //nolint:errcheck // WriteStatus.Err and the log have it
+		f.Flush() //nolint:errcheck // published and logged
 		close(ended)
 	}()
 	select {
 	case <-ended:
 	case <-time.After(endTimeout):
-		f.log.Error("state folder does not answer: end without the last write", "file", f.format.Name)
+		f.log.Error("state folder hangs: ended without the last write", "file", f.format.Name)
 	}
 }
 
-// write replaces the file, unless it has the same content.
+// write replaces the file if the content differs.
 func (f *File[T]) write(v *T) error {
 	content, encodeErr := f.format.Encode(*v)
 	if content == nil {
@@ -324,38 +324,26 @@ func (f *File[T]) write(v *T) error {
 			return err
 		}
 		f.digest = sum
-		f.folder.dir.Remove(f.name + staleSuffix) //nolint:errcheck // the file goes before it
+		f.folder.dir.Remove(f.name + staleSuffix) //nolint:errcheck // read prefers the file
 	}
 	f.written, f.encodeErr = v, encodeErr
 	return nil
 }
 
-// moveAside moves the file away, since metrics are going to count more than it does. That needs
-// no room on the disk. The next process still reads it, but for its counts.
+// moveAside renames the file: metrics will show greater counts. A rename needs no disk space. The next process reads all but the counts.
 func (f *File[T]) moveAside() error { return move(f.folder.dir, f.name, f.name+staleSuffix) }
 
-// Get returns what the disk has, and a channel that is closed when that changes.
-func (f *File[T]) Get() (WriteStatus[T], <-chan struct{}) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.status, f.changed
-}
+// Get returns the status, and a channel that the next status closes.
+func (f *File[T]) Get() (WriteStatus[T], <-chan struct{}) { return f.published.Get() }
 
-// setErr publishes what became of a write, and logs it if it is the first that failed or the
-// first that worked again. The caller holds mu.
+// setErr publishes the result of a write, and logs the first failure and the first success after failures. The caller holds mu.
 func (f *File[T]) setErr(err error) {
 	switch before := f.status.Err; {
 	case err != nil && before == nil:
 		f.log.Warn("state is kept in memory only", "file", f.name, "err", err)
 	case err == nil && before != nil:
-		f.log.Info("state is on disk again", "file", f.name)
+		f.log.Info("state is stored again", "file", f.name)
 	}
 	f.status.Err = err
-	f.notify()
-}
-
-// notify wakes those who wait for a change of the view. The caller holds mu.
-func (f *File[T]) notify() {
-	close(f.changed)
-	f.changed = make(chan struct{})
+	f.published.Set(f.status)
 }

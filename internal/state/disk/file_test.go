@@ -465,7 +465,7 @@ func TestADiskThatHangsAtStart(t *testing.T) {
 		if !found.CountsStale || next.Events != 7 || next.Count != 0 {
 			t.Errorf("the next process finds %+v", found)
 		}
-		if n := strings.Count(p.log.String(), "level=ERROR msg=\"state folder does not answer: start"); n != 1 {
+		if n := strings.Count(p.log.String(), "level=ERROR msg=\"state folder hangs: started"); n != 1 {
 			t.Errorf("it is logged %d times: %s", n, p.log.String())
 		}
 	})

@@ -14,15 +14,14 @@ import (
 	"github.com/podgauge/podgauge/internal/atomicfile"
 )
 
-// OwnerFileName is the file that names the process that writes to the folder.
+// OwnerFileName is the file with the token of the process that owns the folder.
 const OwnerFileName = "owner"
 
-// errNotOwner is that a process that started later writes to the folder now.
-var errNotOwner = errors.New("a podgauge that started later has taken over the folder: end one of the two, and start the other again")
+// errNotOwner reports that a later process owns the folder.
+var errNotOwner = errors.New("another podgauge that started later owns the folder: stop one of them and restart the other")
 
-// Folder is the state folder. The process that opened it last owns it, and alone writes to
-// it: an earlier process, which may end at any time or hang in the driver, must not put its
-// older files in place of newer ones.
+// Folder is the state folder. The process that opened the folder last owns it and is the only writer: an earlier process, which may end at any
+// time or hang in the driver, must not replace newer files.
 type Folder struct {
 	dir          directory
 	token        string      // of this process
@@ -32,13 +31,12 @@ type Folder struct {
 	acquired bool       // the owner file has had the token; guarded by mu
 }
 
-// OpenFolder makes the folder if it is missing. It never fails: File.Read and each write
-// report why the folder cannot be used.
+// OpenFolder creates the folder if it is missing. Errors are those of File.Read and of each write.
 func OpenFolder(path string) *Folder { return newFolder(osDirectory{atomicfile.OSDir(path)}) }
 
 func newFolder(f directory) *Folder { return &Folder{dir: f, token: rand.Text() + "\n"} }
 
-// acquire makes this process the owner, or reports that a later one is.
+// acquire makes this process the owner, or returns errNotOwner.
 func (d *Folder) acquire() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -60,14 +58,14 @@ func (d *Folder) acquire() error {
 	return nil
 }
 
-// directory is the folder's files.
+// directory is the file access of a Folder.
 type directory interface {
 	atomicfile.Dir
-	// mkdir makes the folder if it is missing.
+	// mkdir creates the folder if it is missing.
 	mkdir() error
-	// read returns a file's content, up to one byte more than limit.
+	// read returns the content of a file, at most limit+1 bytes.
 	read(name string, limit int64) ([]byte, error)
-	// RemoveStaleTemps removes temporary files that interrupted writes have left.
+	// RemoveStaleTemps removes the temporary files of interrupted writes.
 	RemoveStaleTemps(name string)
 }
 
@@ -82,7 +80,7 @@ func move(d directory, from, to string) error {
 	return nil
 }
 
-// isMissing reports whether there is no such file, or no folder for it.
+// isMissing reports whether the file or the folder does not exist.
 func isMissing(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
 }
@@ -96,14 +94,14 @@ func (d osDirectory) read(name string, limit int64) ([]byte, error) {
 	// A FIFO must not block the process.
 	file, err := os.OpenFile(d.Path(name), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
 	if errors.Is(err, syscall.ELOOP) {
-		return nil, fmt.Errorf("%w: it is a link", ErrInvalidFile)
+		return nil, fmt.Errorf("%w: a link", ErrInvalidFile)
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close() //nolint:errcheck // it was only read
+	defer file.Close() //nolint:errcheck // read only
 	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() {
-		return nil, errors.Join(fmt.Errorf("%w: it is not a regular file", ErrInvalidFile), err)
+		return nil, errors.Join(fmt.Errorf("%w: not a regular file", ErrInvalidFile), err)
 	}
 	return io.ReadAll(io.LimitReader(file, limit+1))
 }

@@ -8,8 +8,7 @@ import (
 	"io"
 )
 
-// Unmarshal decodes a file that is one JSON object with a "version". It returns ErrNewerVersion if the
-// version is greater than the known one, and ErrInvalidFile for what is not such a file.
+// Unmarshal decodes a JSON object with a "version". It returns ErrNewerVersion for a version above known, and ErrInvalidFile for other content.
 func Unmarshal(content []byte, known int, into any) error {
 	var head struct {
 		Version int `json:"version"`
@@ -19,9 +18,9 @@ func Unmarshal(content []byte, known int, into any) error {
 	}
 	switch {
 	case head.Version > known:
-		return fmt.Errorf("%w: its version is %d, and %d is known", ErrNewerVersion, head.Version, known)
+		return fmt.Errorf("%w: version %d, want %d", ErrNewerVersion, head.Version, known)
 	case head.Version != known:
-		return fmt.Errorf("%w: its version is %d, and %d is known", ErrInvalidFile, head.Version, known)
+		return fmt.Errorf("%w: version %d, want %d", ErrInvalidFile, head.Version, known)
 	}
 	return unmarshal(content, into)
 }
@@ -32,7 +31,7 @@ func unmarshal(content []byte, into any) error {
 		return fmt.Errorf("%w: %w", ErrInvalidFile, err)
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: something follows it", ErrInvalidFile)
+		return fmt.Errorf("%w: trailing content", ErrInvalidFile)
 	}
 	return nil
 }
