@@ -13,7 +13,7 @@ var (
 	ErrDriverReplaced = errors.New("the driver was replaced, and only a restart of this process loads its library")
 	// ErrLost means that the GPU has fallen off the bus.
 	ErrLost = errors.New("GPU is lost")
-	// ErrStalled means that no call was made because an earlier call to the GPU has not returned.
+	// ErrStalled means that no call was made because an earlier call to the GPU still runs.
 	ErrStalled = errors.New("GPU does not answer")
 )
 

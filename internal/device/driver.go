@@ -42,16 +42,16 @@ func (s *driverStatus) set(d Driver, listed bool) {
 	s.value.Store(&d)
 	switch {
 	case d.State == DriverReleased:
-		s.log.Info("driver is released")
+		s.log.Info("driver released")
 	case d.State == DriverReplaced:
-		s.log.Warn("driver was replaced", "err", d.Err)
+		s.log.Warn("driver replaced", "err", d.Err)
 	case d.State != DriverUp && listed:
-		s.log.Warn("no devices from the driver; those that are known stay until it lists again", "err", d.Err)
+		s.log.Warn("driver lists no devices, keeping the known devices", "err", d.Err)
 	case d.State != DriverUp:
-		s.log.Warn("no devices from the driver; will take them when it answers", "err", d.Err)
+		s.log.Warn("driver lists no devices, waiting", "err", d.Err)
 	case d.Err != nil:
-		s.log.Warn("some devices cannot be listed", "err", d.Err)
+		s.log.Warn("driver cannot list some devices", "err", d.Err)
 	default:
-		s.log.Info("driver is up")
+		s.log.Info("driver up")
 	}
 }

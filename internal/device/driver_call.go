@@ -43,7 +43,7 @@ func (c *driverCall[T]) end(now time.Time, interval time.Duration) {
 // logError logs an error that differs from the previous one.
 func (c *driverCall[T]) logError(log *slog.Logger, message string, err error) {
 	if text := errorText(err); text != c.err {
-		log.Warn(message, "was", c.err, "err", err)
+		log.Warn(message, "err", err, "previous_err", c.err)
 		c.err = text
 	}
 }

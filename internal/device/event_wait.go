@@ -33,7 +33,7 @@ func (w *eventWait) outage() time.Duration {
 
 // handleResult ends a Wait, and logs a new error.
 func (w *eventWait) handleResult(r callResult[Event], log *slog.Logger, now time.Time) {
-	w.logError(log, "wait for driver events", r.err)
+	w.logError(log, "cannot wait for driver events", r.err)
 	if r.err != nil {
 		w.end(now, waitRetryInterval)
 		return
@@ -47,9 +47,9 @@ func (w *eventWait) update(log *slog.Logger) bool {
 	interrupted := w.outage() > 0
 	switch {
 	case interrupted && !w.interrupted:
-		log.Warn("driver events are not heard: a wait does not come back, or each one fails", "err", w.err)
+		log.Warn("driver events interrupted", "err", w.err)
 	case !interrupted && w.interrupted:
-		log.Info("driver events are heard again")
+		log.Info("driver events resumed")
 	}
 	w.interrupted = interrupted
 	return interrupted

@@ -71,7 +71,7 @@ type healthCause struct {
 	needsReset            bool // the cause lasts until a reset
 	// needsRepair is set if a pending repair must be done first: the cause followed a fault that needs a reset before a check passed.
 	needsRepair bool
-	byPolicy    bool // only the operator's policy marks the device unhealthy; says nothing about the hardware
+	byPolicy    bool // only the operator's policy marks the device unhealthy; no evidence about the hardware
 	noFault     bool // not a fault: neither counted, reported nor saved
 
 	since   time.Time

@@ -11,7 +11,7 @@ const heartbeatTimeout = time.Minute
 
 // Heartbeat reports whether a loop is alive.
 type Heartbeat struct {
-	// last is the time of the newest iteration; nil: the loop has not begun. A time.Time carries the monotonic clock.
+	// last is the time of the newest iteration; nil: before the first iteration. A time.Time carries the monotonic clock.
 	last atomic.Pointer[time.Time]
 }
 
@@ -21,14 +21,14 @@ func (h *Heartbeat) Beat() {
 	h.last.Store(&now)
 }
 
-// Alive returns an error if the loop has stopped. A loop that has not begun is alive.
+// Alive returns an error if the loop has stopped. A loop before its first iteration is alive.
 func (h *Heartbeat) Alive() error {
 	last := h.last.Load()
 	if last == nil {
 		return nil
 	}
 	if silence := time.Since(*last); silence > heartbeatTimeout {
-		return fmt.Errorf("has not turned for %s", silence.Round(time.Second))
+		return fmt.Errorf("loop stopped for %s", silence.Round(time.Second))
 	}
 	return nil
 }

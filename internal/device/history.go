@@ -198,7 +198,7 @@ func (t *deviceTracker) restoreRecord(g *trackedGPU, id ID, s *healthState, now 
 		g.assessed = g.assessed || s.state == Unhealthy
 	}
 	if r.Reason != "" {
-		t.log.Info("health is remembered", "gpu", g.gpu, "device", id, "is", r.Reason, "since", r.Since, "reset", r.ResetSeen)
+		t.log.Info("health restored", "gpu", g.gpu, "device", id, "reason", r.Reason, "since", r.Since, "reset_seen", r.ResetSeen)
 	}
 }
 
@@ -220,7 +220,7 @@ func (t *deviceTracker) restoreAbsent(now time.Time) {
 		t.gpus[r.GPU] = g
 		t.restoreRecord(g, "", &g.health, now)
 		t.devices = append(t.devices, &trackedDevice{Device: r.LastListed, gpu: g, goneSince: r.GoneSince})
-		t.log.Warn("GPU of the previous process is not listed", "gpu", r.GPU, "index", r.LastListed.Index, "pci", r.LastListed.PCI, "gone", r.GoneSince)
+		t.log.Warn("GPU of the previous process not listed", "gpu", r.GPU, "index", r.LastListed.Index, "pci", r.LastListed.PCI, "gone_since", r.GoneSince)
 	}
 }
 

@@ -78,7 +78,7 @@ func NewMonitor(b Backend, r *Readers, inventory *Inventory, o MonitorOptions) *
 func (m *Monitor) Ready() error {
 	statuses, _ := m.inventory.Get()
 	if s := m.Driver().State; s == DriverStarting || s == DriverUp && statuses == nil {
-		return errors.New("no verdict on the devices yet")
+		return errors.New("devices not assessed yet")
 	}
 	return nil
 }
@@ -255,7 +255,7 @@ func (m *Monitor) handleWaitResult(r callResult[Event], now time.Time) {
 
 func (m *Monitor) handleEvent(e Event, source int, at, now time.Time) {
 	if e.PartitionChanged && m.tracker.gpus[e.GPU] != nil {
-		m.log.Info("GPU is partitioned", "gpu", e.GPU)
+		m.log.Info("MIG layout changed", "gpu", e.GPU)
 		m.requestList(now)
 	}
 	m.tracker.handleEvent(e, source, at, now)
@@ -268,7 +268,7 @@ func (m *Monitor) handleKernelEvents(before, now time.Time) {
 	}
 	queued, dropped := m.kernelEvents.takeBefore(before)
 	if dropped > 0 {
-		m.log.Warn("more is reported than can be taken", "lost", dropped)
+		m.log.Warn("kernel log events dropped", "count", dropped)
 	}
 	for _, q := range queued {
 		for range q.count {

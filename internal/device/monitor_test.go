@@ -298,7 +298,7 @@ func TestDriverHang(t *testing.T) {
 				w.statusesAfter(5 * time.Second)
 				state("in a hang", device.DriverNotAnswering)
 				w.statusesAfter(15 * time.Second)
-				if n := w.log.count("no devices from the driver"); n != 1 {
+				if n := w.log.count("driver lists no devices"); n != 1 {
 					t.Errorf("%d GPUs, %v: a hang of 20 s is logged %d times", gpus, offset, n)
 				}
 				w.ReleaseHangs()
@@ -463,7 +463,7 @@ func (m noDriverBackend) Devices(ctx context.Context) ([]device.Device, error) {
 // TestMonitorTellsWhatIsKnown has listings fail at once: that is not a driver that
 // hangs, and what was listed stays.
 func TestMonitorTellsWhatIsKnown(t *testing.T) {
-	const before, after = "no devices from the driver; will take them", "no devices from the driver; those that are known stay"
+	const before, after = "driver lists no devices, waiting", "driver lists no devices, keeping"
 	synctest.Test(t, func(t *testing.T) {
 		var muted atomic.Bool
 		muted.Store(true)
@@ -508,7 +508,7 @@ func TestMonitorSaysThatItIsDeaf(t *testing.T) {
 		w.statusesAfter(time.Minute)
 		said := func(when string, deaf bool, no, yes int) {
 			t.Helper()
-			if (w.monitor.EventOutage() > 0) != deaf || w.log.count("driver events are not heard") != no || w.log.count("driver events are heard again") != yes {
+			if (w.monitor.EventOutage() > 0) != deaf || w.log.count("driver events interrupted") != no || w.log.count("driver events resumed") != yes {
 				t.Errorf("%s: deaf for %s, and said %v", when, w.monitor.EventOutage(), w.log.counts)
 			}
 		}
@@ -529,7 +529,7 @@ func TestMonitorSaysThatItIsDeaf(t *testing.T) {
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return failingWait{b} })
 		defer w.stop()
 		w.statusesAfter(time.Minute)
-		if d := w.monitor.EventOutage(); d < 50*time.Second || w.log.count("driver events are not heard") != 1 {
+		if d := w.monitor.EventOutage(); d < 50*time.Second || w.log.count("driver events interrupted") != 1 {
 			t.Errorf("when each wait has failed: deaf for %s, and said %v", d, w.log.counts)
 		}
 	})

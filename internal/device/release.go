@@ -52,11 +52,11 @@ func (m *Monitor) handleReleaseRequest(r releaseRequest, now time.Time) {
 	case m.replacedErr != nil:
 		r.done <- m.replacedErr
 	case m.phase == phaseClosing: // left by a release that timed out
-		r.done <- errors.New("the driver's library has not been unloaded yet")
+		r.done <- errors.New("the driver's library is still being unloaded")
 	case r.release == (m.phase == phaseReleased):
 		r.done <- nil
 	case r.release:
-		m.log.Info("release the driver")
+		m.log.Info("releasing driver")
 		m.pendingRelease = r
 		m.stopCalls("released", now)
 	default:
@@ -72,7 +72,7 @@ func (m *Monitor) handleReleaseRequest(r releaseRequest, now time.Time) {
 
 // resume calls the driver again after Close.
 func (m *Monitor) resume(now time.Time) {
-	m.log.Info("resume the driver")
+	m.log.Info("resuming driver")
 	m.topology.gpus = nil // the links may have changed
 	for _, g := range m.tracker.gpus {
 		g.stalledSince = time.Time{} // no call hangs after Close
@@ -114,9 +114,9 @@ func (m *Monitor) advanceRelease(now time.Time) error {
 	case m.pendingRelease.done == nil || m.pendingRelease.ctx.Err() == nil:
 	case m.phase == phaseDraining:
 		m.startCallsAgain(now)
-		m.endRelease(fmt.Errorf("release: a call to the driver has not returned: %w", m.pendingRelease.ctx.Err()))
+		m.endRelease(fmt.Errorf("release: wait for driver calls: %w", m.pendingRelease.ctx.Err()))
 	case m.phase == phaseClosing:
-		m.endRelease(fmt.Errorf("release: the driver's library has not been unloaded: %w", m.pendingRelease.ctx.Err()))
+		m.endRelease(fmt.Errorf("release: unload the driver's library: %w", m.pendingRelease.ctx.Err()))
 	}
 	return nil
 }

@@ -253,7 +253,7 @@ func TestReportsAreBounded(t *testing.T) {
 		for xid := range uint64(1000) {
 			w.monitor.Report(kernelEvent(gpu, 1000+xid), time.Now())
 		}
-		if s := w.statusesAfter(2 * time.Second)[0]; len(s.Xids) > 256 || w.log.count("more is reported than can be taken") != 1 {
+		if s := w.statusesAfter(2 * time.Second)[0]; len(s.Xids) > 256 || w.log.count("kernel log events dropped") != 1 {
 			t.Errorf("%d kinds are counted, and said was %v", len(s.Xids), w.log.counts)
 		}
 		w.monitor.Report(kernelEvent(gpu, 95), time.Now())

@@ -35,7 +35,7 @@ func (t *topology) schedule(devices []Device, now time.Time) {
 // handleResult publishes the links, and schedules another reading after an error.
 func (t *topology) handleResult(r callResult[[]Link], log *slog.Logger, now time.Time) {
 	t.startedAt = time.Time{}
-	t.logError(log, "read the links between GPUs", r.err)
+	t.logError(log, "cannot read all links between GPUs", r.err)
 	if r.err != nil && !t.pending {
 		t.pending, t.nextAt = true, now.Add(linkRetryInterval)
 	}

@@ -278,7 +278,7 @@ func (t *deviceTracker) merge(devices []Device, now time.Time) {
 	for _, dev := range t.devices {
 		if !listed[dev.ID] && dev.goneSince.IsZero() {
 			dev.goneSince = now
-			t.log.Info("device is gone", "device", dev.ID, "gpu", dev.GPU, "profile", dev.Profile)
+			t.log.Info("device gone", "device", dev.ID, "gpu", dev.GPU, "profile", dev.Profile)
 		}
 	}
 	for _, g := range t.gpus {

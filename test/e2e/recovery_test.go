@@ -180,7 +180,7 @@ func rebootNode(ctx context.Context, t *testing.T, n *node.RealNode, m *simulate
 		t.Errorf("after a boot its health was %q in turn", all)
 	}
 	for _, id := range []string{held, idle} {
-		if said := d.logLines(t, "health is remembered", id, "xid_79"); len(said) != 1 {
+		if said := d.logLines(t, "health restored", id, "xid_79"); len(said) != 1 {
 			t.Errorf("that it was not well before the boot is said %d times: %q", len(said), said)
 		}
 	}

@@ -261,7 +261,7 @@ func checkWithoutDriver(ctx context.Context, t *testing.T, d *podgaugeProcess) {
 			}
 		}
 	}
-	if lines := d.logLines(t, "no devices from the driver"); len(lines) != 1 {
+	if lines := d.logLines(t, "driver lists no devices"); len(lines) != 1 {
 		t.Errorf("of the driver's absence it says %q", lines)
 	}
 	if sockets := d.sockets(t); len(sockets) > 0 {
