@@ -14,7 +14,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// nodeEvents are the events of a stream's begin on a node of that many pods.
+// nodeEvents returns the first events of a stream on a node with a number of pods.
 func nodeEvents(t testing.TB, pods int) (events [][]byte) {
 	t.Helper()
 	for i := range pods {
@@ -23,8 +23,8 @@ func nodeEvents(t testing.TB, pods int) (events [][]byte) {
 	return append(events, eventBytes(t, api.EventType_INITIAL_SYNC_COMPLETE, nil))
 }
 
-// podVariantEvent is a real pod's event made another's, with three containers: of what comes
-// again in a message the last counts. It has four kilobytes, as many as a real one.
+// podVariantEvent returns the event of a real pod with another identity and three containers, appended as fields: the last value of a
+// field counts. The size, four kilobytes, is realistic.
 func podVariantEvent(t testing.TB, i int, phase string, start int) []byte {
 	t.Helper()
 	real, _ := fixture(t, "starting")
@@ -38,7 +38,7 @@ func podVariantEvent(t testing.TB, i int, phase string, start int) []byte {
 		message(2, text(99, strings.Repeat("x", 2000))), message(3, status...)))
 }
 
-// benchClient is what there is of a client between the stream and its readers.
+// benchClient is a client without a stream.
 type benchClient struct {
 	c     *Client
 	codec wire.Codec
@@ -61,25 +61,25 @@ func (f *benchClient) apply(t testing.TB, b []byte) {
 	f.c.applyEvent()
 }
 
-// TestAllocationsOfAChange pins what an event costs on a node of 500 pods: nothing
-// where it changes what is not kept, and a few copies of pointers where it does.
-func TestAllocationsOfAChange(t *testing.T) {
+// TestEventAllocations pins the allocations of an event on a node of 500 pods: none if the kept subset is unchanged, otherwise copies of
+// pointers.
+func TestEventAllocations(t *testing.T) {
 	f := newBenchClient(t)
 	for _, b := range nodeEvents(t, 500) {
 		f.apply(t, b)
 	}
 	same := podVariantEvent(t, 7, "Running", 0)
 	if n := testing.AllocsPerRun(100, func() { f.apply(t, same) }); n > 1 { // in mem.BufferSlice
-		t.Errorf("an event that changes nothing costs %v allocations", n)
+		t.Errorf("unchanged pod: %v allocations", n)
 	}
 	i := 0
 	phases := [2][]byte{same, podVariantEvent(t, 7, "Unknown", 0)}
 	if n := testing.AllocsPerRun(100, func() { i++; f.apply(t, phases[i%2]) }); n > 5 {
-		t.Errorf("a change of a phase costs %v allocations", n)
+		t.Errorf("changed phase: %v allocations", n)
 	}
 	starts := [2][]byte{same, podVariantEvent(t, 7, "Running", 1)}
 	if n := testing.AllocsPerRun(100, func() { i++; f.apply(t, starts[i%2]) }); n > 5 {
-		t.Errorf("a start of three containers costs %v allocations", n)
+		t.Errorf("start of three containers: %v allocations", n)
 	}
 	ps, _ := f.c.Snapshot()
 	p, known := ps.find("7c0ffee5-0000-4000-8000-000000000007"), true
@@ -88,7 +88,7 @@ func TestAllocationsOfAChange(t *testing.T) {
 		_, _, held := ps.ByContainer(p.Containers[3].ID)
 		known = known && named && held
 	}); n > 0 || !known {
-		t.Errorf("lookups cost %v allocations, and find it: %t", n, known)
+		t.Errorf("lookups: %v allocations, found %t", n, known)
 	}
 }
 
@@ -151,7 +151,7 @@ func BenchmarkByContainer(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, _, ok := ps.ByContainer(id); !ok {
-			b.Fatal("it is not there")
+			b.Fatal("container not found")
 		}
 	}
 }

@@ -13,12 +13,12 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-func TestAKubeletWithoutPodsAPI(t *testing.T) {
+func TestKubeletWithoutPodsAPI(t *testing.T) {
 	var log podsLogBuffer
 	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		for range 100 {
 			if ps, _ := c.Snapshot(); !errors.Is(ps.Err, ErrNoPodsAPI) || ps.Synced || ps.Len() > 0 {
-				t.Fatalf("the pods are %+v", ps)
+				t.Fatalf("pods %+v", ps)
 			}
 			if err := errors.Join(c.Ready(), c.Alive()); err != nil {
 				t.Fatal(err)
@@ -26,40 +26,40 @@ func TestAKubeletWithoutPodsAPI(t *testing.T) {
 			time.Sleep(time.Minute)
 		}
 		if n := log.count("\n"); n != 0 {
-			t.Errorf("the log has %d lines", n)
+			t.Errorf("%d log lines", n)
 		}
-		k.start(listThenStream(t, nil, runningPod("a", "1"))) // it was upgraded
+		k.start(listThenStream(t, nil, runningPod("a", "1"))) // upgrade
 		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running", true)
 	})
 }
 
-func TestNotReadyBeforeTheFirstLook(t *testing.T) {
+func TestNotReadyBeforeRun(t *testing.T) {
 	c, err := New("/nowhere/pods-api.sock", Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if c.Ready() == nil || c.Alive() != nil {
-		t.Error("it is ready before it runs")
+		t.Error("ready before Run")
 	}
 }
 
-func TestUnimplementedIsAbsent(t *testing.T) {
+func TestUnimplementedMeansNoPodsAPI(t *testing.T) {
 	var log podsLogBuffer
 	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(nil)
 		time.Sleep(time.Hour)
 		if ps, _ := c.Snapshot(); !errors.Is(ps.Err, ErrNoPodsAPI) || c.Ready() != nil || log.count("\n") != 0 {
-			t.Errorf("the pods are %+v", ps)
+			t.Errorf("pods %+v", ps)
 		}
 		k.stop()
-		k.start(listThenStream(t, nil, runningPod("a", "1"))) // another socket: it is asked again
+		k.start(listThenStream(t, nil, runningPod("a", "1"))) // a new socket is tried again
 		time.Sleep(socketPollInterval)
 		wantPods(t, c, "a/1 Running", true)
 	})
 }
 
-func TestAKubeletThatInitializes(t *testing.T) {
+func TestInitializingKubelet(t *testing.T) {
 	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		began := time.Now()
 		k.start(func(stream grpc.ServerStream) error {
@@ -70,23 +70,23 @@ func TestAKubeletThatInitializes(t *testing.T) {
 		})
 		time.Sleep(30 * time.Second)
 		if ps, _ := c.Snapshot(); status.Code(ps.Err) != codes.FailedPrecondition || c.Ready() != nil {
-			t.Errorf("meanwhile the pods are %+v, %v", ps, c.Ready())
+			t.Errorf("during initialization: pods %+v, ready: %v", ps, c.Ready())
 		}
 		time.Sleep(30*time.Second + maxBackoff)
 		wantPods(t, c, "a/1 Running", true)
 		if n := k.watchCallCount(); n > 40 {
-			t.Errorf("it was asked %d times in a minute", n)
+			t.Errorf("%d calls in a minute", n)
 		}
 	})
 }
 
-// TestAnOutage has the last pods stand, and tells of the difference that it made.
-func TestAnOutage(t *testing.T) {
+// TestOutage checks that the last known pods stay in an outage, and that the Observer receives the difference after the outage.
+func TestOutage(t *testing.T) {
 	var log podsLogBuffer
-	var told []string
+	var calls []string
 	observer := observerFuncs{
-		added: func(namespace, pod string) { told = append(told, "+"+namespace+"/"+pod) },
-		ended: func(p Pod) { told = append(told, "-"+p.Name+" "+p.Phase) },
+		added: func(namespace, pod string) { calls = append(calls, "+"+namespace+"/"+pod) },
+		ended: func(p Pod) { calls = append(calls, "-"+p.Name+" "+p.Phase) },
 	}
 	runScripted(t, Options{Log: log.log(), Observer: observer}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(listThenStream(t, nil, runningPod("a", "1"), runningPod("b", "2")))
@@ -99,26 +99,26 @@ func TestAnOutage(t *testing.T) {
 		if ps, _ := c.Snapshot(); ps.Err == nil || errors.Is(ps.Err, ErrNoPodsAPI) || time.Since(ps.updatedAt) < staleTimeout/2 {
 			t.Errorf("pods are %v old, %v", time.Since(ps.updatedAt), ps.Err)
 		}
-		k.start(listThenStream(t, nil, endedPod("a", "1", "Failed", 137), runningPod("b", "3"))) // a StatefulSet made b anew
+		k.start(listThenStream(t, nil, endedPod("a", "1", "Failed", 137), runningPod("b", "3"))) // a StatefulSet recreated b
 		time.Sleep(maxBackoff)
 		wantPods(t, c, "a/1 Failed, b/3 Running", true)
 		ps, _ := c.Snapshot()
 		if p, _, ok := ps.ByContainer("id-3"); !ok || p.UID != "3" {
-			t.Errorf("the new container is %+v", p)
+			t.Errorf("new container: pod %+v", p)
 		}
 		if _, _, ok := ps.ByContainer("id-2"); ok {
-			t.Error("the old container is still there")
+			t.Error("old container still found")
 		}
-		if got := strings.Join(told, " "); got != "+team/a +team/b -b Running -a Failed +team/b" {
-			t.Errorf("told was %s", got)
+		if got := strings.Join(calls, " "); got != "+team/a +team/b -b Running -a Failed +team/b" {
+			t.Errorf("notifications: %s", got)
 		}
 		if log.count("pods synced") != 2 || log.count("pods no longer synced") != 1 || log.count("\n") != 3 {
-			t.Errorf("the log is %s", log.buffer.String())
+			t.Errorf("log: %s", log.buffer.String())
 		}
 	})
 }
 
-func TestAnOutageThatLastsMakesPodsForgotten(t *testing.T) {
+func TestLongOutageDropsPods(t *testing.T) {
 	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(listThenStream(t, nil, runningPod("a", "1")))
 		time.Sleep(socketPollInterval)
@@ -130,22 +130,22 @@ func TestAnOutageThatLastsMakesPodsForgotten(t *testing.T) {
 		select {
 		case <-changed:
 		default:
-			t.Error("nobody was told")
+			t.Error("no change published")
 		}
 	})
 }
 
-// TestChanges follows a stream event by event.
-func TestChanges(t *testing.T) {
+// TestStreamEvents checks the pods after each event of a stream.
+func TestStreamEvents(t *testing.T) {
 	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		events := make(chan *api.WatchPodsEvent)
 		k.start(listThenStream(t, events))
 		time.Sleep(socketPollInterval)
 		wantPods(t, c, "", true)
 		for _, step := range []struct {
-			event   *api.WatchPodsEvent
-			want    string
-			silence bool
+			event     *api.WatchPodsEvent
+			want      string
+			unchanged bool
 		}{
 			{newWatchEvent(added, runningPod("a", "1")), "a/1 Running", false},
 			{newWatchEvent(modified, runningPod("b", "2")), "a/1 Running, b/2 Running", false},
@@ -158,22 +158,22 @@ func TestChanges(t *testing.T) {
 			wantPods(t, c, step.want, true)
 			select {
 			case <-changed:
-				if step.silence {
-					t.Errorf("%s: told of nothing new", step.want)
+				if step.unchanged {
+					t.Errorf("%s: unchanged pods published", step.want)
 				}
 			default:
-				if !step.silence {
-					t.Errorf("%s: nobody was told", step.want)
+				if !step.unchanged {
+					t.Errorf("%s: change not published", step.want)
 				}
 			}
 		}
-		close(events) // the stream breaks
+		close(events) // breaks the stream
 		wantPods(t, c, "a/1 Running", false)
 	})
 }
 
-// TestABrokenPod costs itself, and certainty until a stream has said everything.
-func TestABrokenPod(t *testing.T) {
+// TestUndecodablePod checks that an undecodable pod affects no other pod, and that the next complete stream ends Synced = false.
+func TestUndecodablePod(t *testing.T) {
 	var log podsLogBuffer
 	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		events := make(chan *api.WatchPodsEvent)
@@ -185,20 +185,20 @@ func TestABrokenPod(t *testing.T) {
 		events <- newWatchEvent(added, runningPod("b", "2"))
 		wantPods(t, c, "a/1 Running, b/2 Running", false)
 		if n := k.watchCallCount(); n != 1 {
-			t.Errorf("for it there were %d streams", n)
+			t.Errorf("%d streams before the renewal, want 1", n)
 		}
 		time.Sleep(incompleteRenewInterval)
-		wantPods(t, c, "a/1 Running", true) // the kubelet says that b is not
+		wantPods(t, c, "a/1 Running", true) // the new list lacks b
 		if n := k.watchCallCount(); n != 2 {
-			t.Errorf("after it there were %d streams", n)
+			t.Errorf("%d streams after the renewal, want 2", n)
 		}
 		if log.count("level=WARN") != 1 || log.count("\n") != 3 {
-			t.Errorf("the log is %s", log.buffer.String())
+			t.Errorf("log: %s", log.buffer.String())
 		}
 	})
 }
 
-func TestAPodThatStaysBroken(t *testing.T) {
+func TestPermanentlyUndecodablePod(t *testing.T) {
 	var log podsLogBuffer
 	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(func(stream grpc.ServerStream) error {
@@ -210,16 +210,16 @@ func TestAPodThatStaysBroken(t *testing.T) {
 		time.Sleep(time.Hour)
 		wantPods(t, c, "a/1 Running", false)
 		if n := k.watchCallCount(); n < 59 || n > 61 {
-			t.Errorf("in an hour there were %d streams", n)
+			t.Errorf("%d streams in an hour, want 60", n)
 		}
 		if n := log.count("\n"); n != 1 {
-			t.Errorf("the log has %d lines", n)
+			t.Errorf("%d log lines", n)
 		}
 	})
 }
 
-// TestStreamsAreRenewed, and nobody notices.
-func TestStreamsAreRenewed(t *testing.T) {
+// TestStreamRenewal checks that the pods stay synced during a renewal.
+func TestStreamRenewal(t *testing.T) {
 	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(listThenStream(t, nil, runningPod("a", "1")))
 		time.Sleep(socketPollInterval)
@@ -232,12 +232,12 @@ func TestStreamsAreRenewed(t *testing.T) {
 			}
 		}
 		if n := k.watchCallCount(); n != 4 {
-			t.Errorf("there were %d streams", n)
+			t.Errorf("%d streams, want 4", n)
 		}
 	})
 }
 
-func TestAKubeletThatDoesNotFinishItsList(t *testing.T) {
+func TestIncompleteList(t *testing.T) {
 	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(func(stream grpc.ServerStream) error {
 			if err := sendEvents(t, stream, newWatchEvent(added, runningPod("a", "1"))); err != nil {
@@ -248,24 +248,24 @@ func TestAKubeletThatDoesNotFinishItsList(t *testing.T) {
 		})
 		time.Sleep(socketPollInterval + 4*syncTimeout)
 		if ps, _ := c.Snapshot(); !errors.Is(ps.Err, errSyncTimeout) || ps.Len() > 0 {
-			t.Errorf("the pods are %+v", ps)
+			t.Errorf("pods %+v", ps)
 		}
 		if n := k.watchCallCount(); n != 4 {
-			t.Errorf("it was asked %d times", n)
+			t.Errorf("%d calls, want 4", n)
 		}
 	})
 }
 
-func TestAKubeletThatEndsEveryStream(t *testing.T) {
+func TestKubeletEndsEveryStream(t *testing.T) {
 	var log podsLogBuffer
 	runScripted(t, Options{Log: log.log()}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
 		k.start(func(grpc.ServerStream) error { return errBroken })
 		time.Sleep(time.Hour)
 		if n := k.watchCallCount(); n > int(time.Hour/maxBackoff)+10 {
-			t.Errorf("in an hour it was asked %d times", n)
+			t.Errorf("%d calls in an hour", n)
 		}
 		if n := log.count("\n"); n != 1 {
-			t.Errorf("the log has %d lines", n)
+			t.Errorf("%d log lines", n)
 		}
 		if err := errors.Join(c.Alive(), c.Ready()); err != nil {
 			t.Error(err)
@@ -273,13 +273,13 @@ func TestAKubeletThatEndsEveryStream(t *testing.T) {
 	})
 }
 
-// TestGreatPods are beyond gRPC's own limit.
-func TestGreatPods(t *testing.T) {
+// TestLargePod sends a pod above gRPC's default limit.
+func TestLargePod(t *testing.T) {
 	runScripted(t, Options{}, func(t *testing.T, k *scriptedPodsAPI, c *Client) {
-		great := newWatchEvent(added, runningPod("a", "1"))
-		great.Pod = append(great.Pod, message(2, text(2, strings.Repeat("x", 8<<20)))...)
+		large := newWatchEvent(added, runningPod("a", "1"))
+		large.Pod = append(large.Pod, message(2, text(2, strings.Repeat("x", 8<<20)))...)
 		k.start(func(stream grpc.ServerStream) error {
-			if err := sendEvents(t, stream, great); err != nil {
+			if err := sendEvents(t, stream, large); err != nil {
 				return err
 			}
 			return listThenStream(t, nil)(stream)
@@ -289,8 +289,8 @@ func TestGreatPods(t *testing.T) {
 	})
 }
 
-// TestTheTraceSeesWhatItIsToldOf looks from within.
-func TestTheTraceSeesWhatItIsToldOf(t *testing.T) {
+// TestObserverSeesPublishedPods calls Snapshot from the Observer.
+func TestObserverSeesPublishedPods(t *testing.T) {
 	var c *Client
 	var saw []string
 	look := func() string {
@@ -306,7 +306,7 @@ func TestTheTraceSeesWhatItIsToldOf(t *testing.T) {
 		events <- newWatchEvent(deleted, runningPod("a", "1"))
 		wantPods(t, c, "", true)
 		if got := strings.Join(saw, "; "); got != "a/1 Running true;  true" {
-			t.Errorf("it saw %q", got)
+			t.Errorf("the Observer saw %q", got)
 		}
 	})
 }

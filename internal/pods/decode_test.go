@@ -25,7 +25,7 @@ func newEvent(t testing.TB, labels ...string) *watchEvent {
 	return &watchEvent{allowlist: allowed, interner: wire.NewInterner(maxInternedNames)}
 }
 
-// eventBytes is an event as it lies on the wire.
+// eventBytes returns a marshaled event.
 func eventBytes(t testing.TB, kind api.EventType, pod []byte) []byte {
 	t.Helper()
 	b, err := proto.Marshal(&api.WatchPodsEvent{Type: kind, Pod: pod})
@@ -35,25 +35,24 @@ func eventBytes(t testing.TB, kind api.EventType, pod []byte) []byte {
 	return b
 }
 
-// TestDecodeWhatKubernetesMarshals reads the same objects from protobuf that the
-// reference reads from JSON; both were written by Kubernetes.
-func TestDecodeWhatKubernetesMarshals(t *testing.T) {
+// TestDecodeFixtures compares the decoded protobuf with the JSON of the same objects, both marshaled by Kubernetes.
+func TestDecodeFixtures(t *testing.T) {
 	for _, prefix := range []string{"", "app.kubernetes.io/", "nothing"} {
-		e := newEvent(t, prefix+"*") // one for all: nothing of the one before may show
+		e := newEvent(t, prefix+"*") // reused: no field of the previous pod may stay
 		for _, name := range fixtures(t) {
 			pod, same := fixture(t, name)
 			if err := e.decode(eventBytes(t, api.EventType_MODIFIED, pod)); err != nil {
 				t.Fatalf("%s: %v", name, err)
 			}
 			if want := same.pod(prefix); !e.pod.equal(&want) || e.kind != api.EventType_MODIFIED {
-				t.Errorf("%s is\n%+v, want\n%+v", name, e.pod, want)
+				t.Errorf("%s:\n%+v, want\n%+v", name, e.pod, want)
 			}
 		}
 	}
 }
 
-// TestWhatTheFixturesSay keeps the reference from being empty.
-func TestWhatTheFixturesSay(t *testing.T) {
+// TestFixtureContent checks that the JSON fixtures are not empty.
+func TestFixtureContent(t *testing.T) {
 	pods := map[string]Pod{}
 	for _, name := range fixtures(t) {
 		_, same := fixture(t, name)
@@ -61,34 +60,34 @@ func TestWhatTheFixturesSay(t *testing.T) {
 	}
 	training := pods["training"]
 	if !slices.Contains(training.Labels, device.Label{Name: "team", Value: "team-a"}) || len(training.Containers) != 4 {
-		t.Errorf("training is %+v", training)
+		t.Errorf("training: %+v", training)
 	}
 	if c := training.Containers[3]; c.Name != "proxy" || c.LastState.ExitCode != 255 || c.Restarts != 1 || len(c.ID) != 64 {
-		t.Errorf("the sidecar is %+v", c)
+		t.Errorf("sidecar: %+v", c)
 	}
 	if c := pods["crashloop"].Containers[0]; c.State.Type != Waiting || c.LastState.Reason != "Error" || c.LastState.ExitCode != 1 || c.Restarts != 7 {
-		t.Errorf("the crash loop is %+v", c)
+		t.Errorf("crashloop: %+v", c)
 	}
 	if c := pods["oomkilled"].Containers[0]; c.State.Reason != "OOMKilled" || c.State.ExitCode != 137 || c.State.Finished.IsZero() {
-		t.Errorf("the one killed is %+v", c)
+		t.Errorf("oomkilled: %+v", c)
 	}
 	if c := pods["signalled"].Containers[0]; c.State.ExitCode != -1 {
-		t.Errorf("the signalled one is %+v", c)
+		t.Errorf("signalled: %+v", c)
 	}
 	if p := pods["debugged"]; len(p.Containers) != 2 || len(p.Containers[0].ID) != 64 {
-		t.Errorf("the debugged one is %+v", p)
+		t.Errorf("debugged: %+v", p)
 	}
 	for name, want := range map[string][2]bool{ // Terminal, Ended
 		"training": {}, "crashloop": {}, "starting": {}, "deleted": {}, "terminating": {}, "evicted": {true, false},
 		"oomkilled": {true, true}, "completed": {true, true}, "rejected": {true, true}, "signalled": {true, true},
 	} {
 		if p := pods[name]; p.Terminal() != want[0] || p.Ended() != want[1] {
-			t.Errorf("%s is terminal %t, ended %t", name, p.Terminal(), p.Ended())
+			t.Errorf("%s: Terminal %t, Ended %t", name, p.Terminal(), p.Ended())
 		}
 	}
 }
 
-func TestDecodeKeepsNothingOfTheMessage(t *testing.T) {
+func TestDecodeCopiesStrings(t *testing.T) {
 	e := newEvent(t, "*")
 	pod, same := fixture(t, "training")
 	b := eventBytes(t, api.EventType_ADDED, pod)
@@ -96,16 +95,16 @@ func TestDecodeKeepsNothingOfTheMessage(t *testing.T) {
 		t.Fatal(err, e.err)
 	}
 	kept := e.pod.clone()
-	clear(b) // as the next message does that gets the buffer
+	clear(b) // like the next message in the same buffer
 	if err := e.decode(eventBytes(t, api.EventType_ADDED, []byte(message(1, text(1, "x"), text(3, "y"), text(5, "z"))))); err != nil {
 		t.Fatal(err)
 	}
 	if want := same.pod(""); !kept.equal(&want) {
-		t.Errorf("what was kept is %+v", kept)
+		t.Errorf("kept pod: %+v", kept)
 	}
 }
 
-// encodedFields is one field of a message, as it lies on the wire.
+// encodedFields is a marshaled field of a message, or several.
 type encodedFields []byte
 
 func text(number protowire.Number, value string) encodedFields {
@@ -124,34 +123,34 @@ func identity(fields ...encodedFields) encodedFields {
 	return message(1, append([]encodedFields{text(1, "p"), text(3, "n"), text(5, "u")}, fields...)...)
 }
 
-// TestDecodeInAnyOrder has what a marshaller of today would not write.
+// TestDecodeInAnyOrder decodes valid messages that no current marshaler writes.
 func TestDecodeInAnyOrder(t *testing.T) {
 	long := strings.Repeat("x", 253) + "/" + strings.Repeat("y", 62)
 	tests := map[string]struct {
 		pod  []encodedFields
 		want Pod
 	}{
-		"no status":              {pod: []encodedFields{identity()}},
-		"names again":            {pod: []encodedFields{message(1, text(5, "x"), text(1, "x")), identity()}},
-		"status first":           {pod: []encodedFields{message(3, text(1, "Running")), identity()}, want: Pod{Phase: "Running"}},
-		"parts of a status":      {pod: []encodedFields{message(3, text(1, "Failed")), identity(), message(3, text(4, "Evicted"))}, want: Pod{Phase: "Failed", Reason: "Evicted"}},
-		"fields of later":        {pod: []encodedFields{number(99, 1), identity(number(88, 7), text(77, "x")), message(3, text(1, "Running"), number(66, 5))}, want: Pod{Phase: "Running"}},
-		"fields of another kind": {pod: []encodedFields{number(1, 1), identity(number(1, 7), text(7, "x")), message(3, number(1, 5))}},
-		"a label again":          {pod: []encodedFields{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []device.Label{{Name: "a", Value: "2"}, {Name: "b", Value: "3"}}}},
-		"labels alike for long": {
+		"no status":                   {pod: []encodedFields{identity()}},
+		"repeated names":              {pod: []encodedFields{message(1, text(5, "x"), text(1, "x")), identity()}},
+		"status first":                {pod: []encodedFields{message(3, text(1, "Running")), identity()}, want: Pod{Phase: "Running"}},
+		"status in parts":             {pod: []encodedFields{message(3, text(1, "Failed")), identity(), message(3, text(4, "Evicted"))}, want: Pod{Phase: "Failed", Reason: "Evicted"}},
+		"unknown fields":              {pod: []encodedFields{number(99, 1), identity(number(88, 7), text(77, "x")), message(3, text(1, "Running"), number(66, 5))}, want: Pod{Phase: "Running"}},
+		"fields of another wire type": {pod: []encodedFields{number(1, 1), identity(number(1, 7), text(7, "x")), message(3, number(1, 5))}},
+		"repeated label":              {pod: []encodedFields{identity(label("b", "1"), label("a", "2"), label("b", "3"))}, want: Pod{Labels: []device.Label{{Name: "a", Value: "2"}, {Name: "b", Value: "3"}}}},
+		"labels with a long common prefix": {
 			pod:  []encodedFields{identity(label(long+"a", "1"), label(long+"b", "2"))},
 			want: Pod{Labels: []device.Label{{Name: long + "a", Value: "1"}, {Name: long + "b", Value: "2"}}},
 		},
-		"value before key":  {pod: []encodedFields{identity(message(11, text(2, "v"), text(1, "k")))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "v"}}}},
-		"no text":           {pod: []encodedFields{identity(label("k", "a\xffb"))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "a\uFFFDb"}}}},
-		"before 1970":       {pod: []encodedFields{identity(message(8, number(1, ^uint64(0))))}, want: Pod{Created: time.Unix(-1, 0)}},
-		"a reason too long": {pod: []encodedFields{identity(), message(3, text(4, strings.Repeat("x", 1000)))}, want: Pod{Reason: strings.Repeat("x", maxNameBytes)}},
+		"value before key": {pod: []encodedFields{identity(message(11, text(2, "v"), text(1, "k")))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "v"}}}},
+		"invalid UTF-8":    {pod: []encodedFields{identity(label("k", "a\xffb"))}, want: Pod{Labels: []device.Label{{Name: "k", Value: "a\uFFFDb"}}}},
+		"before 1970":      {pod: []encodedFields{identity(message(8, number(1, ^uint64(0))))}, want: Pod{Created: time.Unix(-1, 0)}},
+		"long reason":      {pod: []encodedFields{identity(), message(3, text(4, strings.Repeat("x", 1000)))}, want: Pod{Reason: strings.Repeat("x", maxNameBytes)}},
 		"containers of all kinds": {
 			pod:  []encodedFields{identity(), message(3, message(13, text(1, "e")), message(8, text(1, "b")), message(10, text(1, "i")), message(8, text(1, "a")))},
 			want: Pod{Containers: []Container{{Name: "e"}, {Name: "b"}, {Name: "i"}, {Name: "a"}}},
 		},
-		"an id of no runtime": {pod: []encodedFields{identity(), message(3, message(8, text(8, "abc")))}, want: Pod{Containers: []Container{{ID: "abc"}}}},
-		"states again": {
+		"id without runtime": {pod: []encodedFields{identity(), message(3, message(8, text(8, "abc")))}, want: Pod{Containers: []Container{{ID: "abc"}}}},
+		"repeated state": {
 			pod:  []encodedFields{identity(), message(3, message(8, message(2, message(3, number(1, 7)), message(2))))},
 			want: Pod{Containers: []Container{{State: ContainerState{Type: Running}}}},
 		},
@@ -164,7 +163,7 @@ func TestDecodeInAnyOrder(t *testing.T) {
 			}
 			test.want.Name, test.want.Namespace, test.want.UID = "p", "n", "u"
 			if !e.pod.equal(&test.want) {
-				t.Errorf("it is\n%+v, want\n%+v", e.pod, test.want)
+				t.Errorf("got\n%+v, want\n%+v", e.pod, test.want)
 			}
 		})
 	}
@@ -172,36 +171,36 @@ func TestDecodeInAnyOrder(t *testing.T) {
 
 func label(name, value string) encodedFields { return message(11, text(1, name), text(2, value)) }
 
-func TestDecodeRefuses(t *testing.T) {
+func TestDecodeErrors(t *testing.T) {
 	containers := slices.Repeat([]encodedFields{message(8)}, maxContainers+1)
 	for name, pod := range map[string][]byte{
-		"no pod":                  nil,
-		"no uid":                  message(1, text(1, "p"), text(3, "n")),
-		"no name":                 message(1, text(3, "n"), text(5, "u")),
-		"no namespace":            message(1, text(1, "p"), text(5, "u")),
-		"a label's name too long": identity(label(strings.Repeat("x", maxNameBytes+1), "v")),
-		"a name too long":         message(1, text(1, strings.Repeat("x", maxNameBytes+1)), text(3, "n"), text(5, "u")),
-		"a pod cut short":         identity()[:5],
-		"a status cut short":      slices.Concat(identity(), message(3, text(1, "Running")[:4])),
-		"a container cut short":   slices.Concat(identity(), message(3, message(8, text(1, "main")[:3]))),
-		"a state cut short":       slices.Concat(identity(), message(3, message(8, message(2, message(3, number(1, 300)[:2]))))),
-		"a label cut short":       identity(message(11, text(1, "abc")[:3])),
-		"a time cut short":        identity(message(8, number(1, 1<<40)[:3])),
-		"field zero":              {0x00, 0x00},
-		"the end of no group":     {0x0c},
-		"a length beyond the end": {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
-		"too many containers":     slices.Concat(identity(), message(3, containers...)),
+		"no pod":                     nil,
+		"no uid":                     message(1, text(1, "p"), text(3, "n")),
+		"no name":                    message(1, text(3, "n"), text(5, "u")),
+		"no namespace":               message(1, text(1, "p"), text(5, "u")),
+		"long name of a label":       identity(label(strings.Repeat("x", maxNameBytes+1), "v")),
+		"long name":                  message(1, text(1, strings.Repeat("x", maxNameBytes+1)), text(3, "n"), text(5, "u")),
+		"truncated pod":              identity()[:5],
+		"truncated status":           slices.Concat(identity(), message(3, text(1, "Running")[:4])),
+		"truncated container":        slices.Concat(identity(), message(3, message(8, text(1, "main")[:3]))),
+		"truncated state":            slices.Concat(identity(), message(3, message(8, message(2, message(3, number(1, 300)[:2]))))),
+		"truncated label":            identity(message(11, text(1, "abc")[:3])),
+		"truncated time":             identity(message(8, number(1, 1<<40)[:3])),
+		"field zero":                 {0x00, 0x00},
+		"end of group without start": {0x0c},
+		"a length beyond the end":    {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
+		"too many containers":        slices.Concat(identity(), message(3, containers...)),
 	} {
 		if e := newEvent(t, "*"); e.decode(eventBytes(t, api.EventType_ADDED, pod)) == nil {
-			t.Errorf("%s is decoded", name)
+			t.Errorf("%s: no error", name)
 		}
 	}
 	if e := newEvent(t); e.decode([]byte{0x08}) == nil {
-		t.Error("an event cut short is decoded")
+		t.Error("truncated event: no error")
 	}
 }
 
-func TestDecodeBoundsWhatIsKept(t *testing.T) {
+func TestDecodeLimitsLabels(t *testing.T) {
 	e := newEvent(t, "*")
 	var labels []encodedFields
 	for i := range 100 {
@@ -211,7 +210,7 @@ func TestDecodeBoundsWhatIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(e.pod.Labels) != maxLabels {
-		t.Errorf("of 100 labels %d are kept", len(e.pod.Labels))
+		t.Errorf("%d of 100 labels kept", len(e.pod.Labels))
 	}
 }
 
@@ -224,12 +223,12 @@ func TestAllowlist(t *testing.T) {
 		"team": true, "teams": false, "tea": false, "": false, "app.kubernetes.io/": true, "app.kubernetes.io/name": true, "app.kubernetes.io": false, "x/team": false,
 	} {
 		if got := a.has([]byte(name)); got != want {
-			t.Errorf("%q is kept: %t", name, got)
+			t.Errorf("%q: %t, want %t", name, got, want)
 		}
 	}
 	all, err := newAllowlist([]string{"*"})
 	if err != nil || !all.has(nil) || !all.has([]byte("x")) {
-		t.Errorf("* is not all: %v", err)
+		t.Errorf("* does not match all labels: %v", err)
 	}
 	for _, wrong := range []string{"", "a*b", "**", "*a"} {
 		if _, err := New("socket", Options{Labels: []string{"team", wrong}}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("%q", wrong)) {
@@ -238,8 +237,7 @@ func TestAllowlist(t *testing.T) {
 	}
 }
 
-// FuzzDecode holds that any message is either refused or read into what can be kept,
-// and that what is read once is read again in the same way.
+// FuzzDecode checks that decoding is deterministic, agrees with protobuf, and returns pods within the limits.
 func FuzzDecode(f *testing.F) {
 	for _, name := range fixtures(f) {
 		pod, _ := fixture(f, name)
@@ -253,26 +251,26 @@ func FuzzDecode(f *testing.F) {
 		fresh := newEvent(t, "*")
 		errFresh, errUsed := fresh.decode(b), used.decode(b)
 		if (errFresh == nil) != (errUsed == nil) {
-			t.Fatalf("read first: %v; read later: %v", errFresh, errUsed)
+			t.Fatalf("fresh decoder: %v; used decoder: %v", errFresh, errUsed)
 		}
 		if errFresh != nil {
 			return
 		}
 		if !fresh.pod.equal(&used.pod) || fresh.kind != used.kind {
-			t.Fatalf("read first: %+v; read later: %+v", fresh.pod, used.pod)
+			t.Fatalf("fresh decoder: %+v; used decoder: %+v", fresh.pod, used.pod)
 		}
 		if proto.Unmarshal(b, &reference) == nil && reference.Type != fresh.kind {
-			t.Fatalf("the kind is %v, protobuf has %v", fresh.kind, reference.Type)
+			t.Fatalf("kind %v, protobuf %v", fresh.kind, reference.Type)
 		}
 		p := fresh.pod
 		if fresh.hasPod() && (p.Name == "" || p.Namespace == "" || p.UID == "") {
-			t.Fatalf("a pod without a name: %+v", p)
+			t.Fatalf("pod without a name: %+v", p)
 		}
 		if len(p.Labels) > maxLabels || len(p.Containers) > maxContainers || !slices.IsSortedFunc(p.Labels, func(a, b device.Label) int { return strings.Compare(a.Name, b.Name) }) {
-			t.Fatalf("labels are %v", p.Labels)
+			t.Fatalf("labels %v", p.Labels)
 		}
-		if again := p.clone(); !reflect.DeepEqual(*again, p) && again.equal(&p) == false {
-			t.Fatalf("a copy differs: %+v", again)
+		if again := p.clone(); !reflect.DeepEqual(*again, p) && !again.equal(&p) {
+			t.Fatalf("clone differs: %+v", again)
 		}
 	})
 }

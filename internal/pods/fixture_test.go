@@ -83,7 +83,7 @@ func orZero(t *time.Time) time.Time {
 	return t.Local() // like time.Unix
 }
 
-// fixture is a pod that Kubernetes marshalled (test/external/podsfixture).
+// fixture returns a pod in Kubernetes' protobuf and JSON (test/external/podsfixture).
 func fixture(t testing.TB, name string) (wire []byte, same jsonPod) {
 	t.Helper()
 	wire, err := os.ReadFile(filepath.Join("testdata", name+".pb"))
@@ -104,7 +104,7 @@ func fixtures(t testing.TB) (names []string) {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.pb")
 	if err != nil || len(files) < 12 {
-		t.Fatalf("fixtures are %v: %v", files, err)
+		t.Fatalf("fixtures %v: %v", files, err)
 	}
 	for _, file := range files {
 		names = append(names, strings.TrimSuffix(filepath.Base(file), ".pb"))

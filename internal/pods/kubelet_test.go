@@ -17,10 +17,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// testTimeout is how long a test waits for what takes milliseconds.
+// testTimeout is the maximum wait for an event that takes milliseconds.
 const testTimeout = 20 * time.Second
 
-// kubeletFixture is a simulated kubelet and a client of it, which run until the test ends.
+// kubeletFixture is a running simulated kubelet with a running client.
 type kubeletFixture struct {
 	*kubelet.Kubelet
 	t      *testing.T
@@ -32,7 +32,7 @@ type kubeletFixture struct {
 
 func newKubeletFixture(t *testing.T, version kubelet.Version, labels ...string) *kubeletFixture {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "pods") // short, for the sake of the sockets in it
+	dir, err := os.MkdirTemp("", "pods") // the paths of sockets are limited
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +52,7 @@ func newKubeletFixture(t *testing.T, version kubelet.Version, labels ...string) 
 	return n
 }
 
-// runInBackground runs something until the test ends.
+// runInBackground runs a function until the end of the test.
 func (n *kubeletFixture) runInBackground(run func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -74,7 +74,7 @@ func (n *kubeletFixture) waitKubelet(wanted func(kubelet.KubeletState) bool) {
 	}
 }
 
-// waitPods waits until the client knows what is wanted.
+// waitPods waits until the pods satisfy a condition.
 func (n *kubeletFixture) waitPods(what string, wanted func(Pods) bool) Pods {
 	n.t.Helper()
 	timeout := time.After(testTimeout)
@@ -86,7 +86,7 @@ func (n *kubeletFixture) waitPods(what string, wanted func(Pods) bool) Pods {
 		select {
 		case <-changed:
 		case <-timeout:
-			n.t.Fatalf("%s: there are %q, synced %t, %v", what, ps.summary(), ps.Synced, ps.Err)
+			n.t.Fatalf("%s: pods %q, synced %t, %v", what, ps.summary(), ps.Synced, ps.Err)
 		}
 	}
 }
@@ -100,7 +100,7 @@ func (n *kubeletFixture) runPod(p kubelet.PodSpec) {
 	}
 }
 
-// waitSynced waits until the client and the kubelet say the same of a pod, and returns it.
+// waitSynced waits until the client has the kubelet's version of a pod.
 func (n *kubeletFixture) waitSynced(p kubelet.PodSpec) (now Pod) {
 	n.t.Helper()
 	n.waitPods("the pod", func(ps Pods) bool {
@@ -125,11 +125,11 @@ func (n *kubeletFixture) waitSynced(p kubelet.PodSpec) (now Pod) {
 	return now
 }
 
-// lastEnded waits until a pod's end was told.
+// lastEnded waits for OnPodEnded of a pod.
 func (n *kubeletFixture) lastEnded(uid string) Pod {
 	n.t.Helper()
 	var last Pod
-	n.waitPods("its end", func(Pods) bool {
+	n.waitPods("the end of a pod", func(Pods) bool {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		for _, p := range n.endedPods {
@@ -156,7 +156,7 @@ func (p *Pod) container(name string) Container {
 	return p.Containers[i]
 }
 
-func TestPodsOfAKubelet(t *testing.T) {
+func TestPods(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137, "app")
 	first := simulatedPod("first", "main", "side")
@@ -164,27 +164,27 @@ func TestPodsOfAKubelet(t *testing.T) {
 	n.runPod(first)
 	p := n.waitSynced(first)
 	if !slices.Equal(p.Labels, []device.Label{{Name: "app", Value: "first"}}) {
-		t.Errorf("its labels are %v", p.Labels)
+		t.Errorf("labels %v", p.Labels)
 	}
 	if len(p.Containers) != 4 || p.container("setup").State.Type != Terminated || p.container("proxy").State.Type != Running {
-		t.Errorf("its containers are %+v", p.Containers)
+		t.Errorf("containers %+v", p.Containers)
 	}
 	static := simulatedPod("static", "main")
 	static.Static = true
 	n.runPod(static)
 	if p := n.waitSynced(static); len(p.UID) != 32 || p.Name != "static-node-a" {
-		t.Errorf("the static pod is %+v", p)
+		t.Errorf("static pod %+v", p)
 	}
 	if err := n.DeletePod(first); err != nil {
 		t.Fatal(err)
 	}
-	n.waitPods("one pod is gone", func(ps Pods) bool { return ps.Len() == 1 })
+	n.waitPods("deletion of a pod", func(ps Pods) bool { return ps.Len() == 1 })
 	if end := n.lastEnded(p.UID); end.Phase != "Failed" || end.container("main").State.ExitCode != 143 {
-		t.Errorf("it ended as %+v", end)
+		t.Errorf("ended pod %+v", end)
 	}
 }
 
-func TestHowPodsEnd(t *testing.T) {
+func TestPodEnds(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137)
 	p := simulatedPod("trainer", "main", "side")
@@ -195,7 +195,7 @@ func TestHowPodsEnd(t *testing.T) {
 	}
 	crashed := n.waitSynced(p).Containers[0]
 	if crashed.Restarts != 1 || crashed.LastState.ExitCode != 1 || crashed.LastState.Reason != "Error" || crashed.State.Type != Running {
-		t.Errorf("after a crash it is %+v", crashed)
+		t.Errorf("after a crash: %+v", crashed)
 	}
 	err := n.EndPodWith(p, kubelet.PodEnd{Exits: map[string]kubelet.ContainerExit{"main": {Code: 137, Reason: "OOMKilled"}}})
 	if err != nil {
@@ -203,12 +203,12 @@ func TestHowPodsEnd(t *testing.T) {
 	}
 	end := n.lastEnded(uid)
 	if c := end.Containers[0]; end.Phase != "Failed" || c.State.Reason != "OOMKilled" || c.State.ExitCode != 137 || c.Restarts != 1 {
-		t.Errorf("it ended as %+v", end)
+		t.Errorf("ended pod %+v", end)
 	}
 	if c := end.Containers[1]; c.State.Reason != "Completed" || c.State.ExitCode != 0 {
-		t.Errorf("its other container is %+v", c)
+		t.Errorf("other container: %+v", c)
 	}
-	n.waitPods("the kubelet has done with it", func(ps Pods) bool { return ps.Len() == 0 })
+	n.waitPods("removal of the pod", func(ps Pods) bool { return ps.Len() == 0 })
 
 	n.runPod(simulatedPod("evicted", "main"))
 	evicted := n.waitSynced(simulatedPod("evicted", "main"))
@@ -216,12 +216,12 @@ func TestHowPodsEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	if end := n.lastEnded(evicted.UID); end.Reason != "Evicted" || end.Phase != "Failed" {
-		t.Errorf("it ended as %+v", end)
+		t.Errorf("ended pod %+v", end)
 	}
 }
 
-// TestANameIsUsedAgain is what a StatefulSet does.
-func TestANameIsUsedAgain(t *testing.T) {
+// TestNameReuse recreates a pod like a StatefulSet.
+func TestNameReuse(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137)
 	p := simulatedPod("web-0", "main")
@@ -234,15 +234,15 @@ func TestANameIsUsedAgain(t *testing.T) {
 		}
 	}
 	if len(seen) != 20 {
-		t.Errorf("there were %d uids", len(seen))
+		t.Errorf("%d UIDs, want 20", len(seen))
 	}
 	for uid := range seen {
 		n.lastEnded(uid)
 	}
-	n.waitPods("none is left", func(ps Pods) bool { return ps.Len() == 0 && ps.Synced })
+	n.waitPods("removal of all pods", func(ps Pods) bool { return ps.Len() == 0 && ps.Synced })
 }
 
-func TestARestartOfTheKubelet(t *testing.T) {
+func TestKubeletRestart(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137)
 	n.runPod(simulatedPod("stays", "main"))
@@ -254,14 +254,14 @@ func TestARestartOfTheKubelet(t *testing.T) {
 		err := n.Restart(ctx, kubelet.RestartOptions{Signal: signal, While: func() {
 			ps := n.waitPods("the outage", func(ps Pods) bool { return !ps.Synced })
 			if ps.find(stays.UID) == nil || ps.Err == nil {
-				t.Errorf("meanwhile there are %q, %v", ps.summary(), ps.Err)
+				t.Errorf("during the outage: pods %q, %v", ps.summary(), ps.Err)
 			}
 			_ = n.DeletePod(simulatedPod("goes", "main"))
 		}})
 		if err != nil {
 			t.Fatal(err)
 		}
-		n.waitPods("it is back", func(ps Pods) bool {
+		n.waitPods("synced again", func(ps Pods) bool {
 			p := ps.find(stays.UID)
 			return ps.Synced && p != nil && p.equal(&stays) && ps.Len() == 1
 		})
@@ -269,7 +269,7 @@ func TestARestartOfTheKubelet(t *testing.T) {
 	n.lastEnded(goes.UID)
 }
 
-func TestDroppedAsTooSlow(t *testing.T) {
+func TestDroppedWatcher(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137)
 	n.runPod(simulatedPod("one", "main"))
@@ -277,35 +277,35 @@ func TestDroppedAsTooSlow(t *testing.T) {
 	_, changed := n.client.Snapshot()
 	n.DropWatchers()
 	<-changed
-	n.waitPods("it is back", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
+	n.waitPods("synced again", func(ps Pods) bool { return ps.Synced && ps.Len() == 1 })
 	n.waitKubelet(func(s kubelet.KubeletState) bool { return s.Calls["WatchPods"] == 2 })
 }
 
-func TestAKubeletThatRefuses(t *testing.T) {
+func TestPermissionDenied(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137)
 	n.waitPods("the first pods", func(ps Pods) bool { return ps.Synced })
 	n.SetFaults(kubelet.Faults{PodsErr: status.Error(codes.PermissionDenied, "no")})
 	n.DropWatchers()
-	n.waitPods("it refuses", func(ps Pods) bool { return status.Code(ps.Err) == codes.PermissionDenied })
+	n.waitPods("the error", func(ps Pods) bool { return status.Code(ps.Err) == codes.PermissionDenied })
 	n.SetFaults(kubelet.Faults{})
-	n.waitPods("it does not any more", func(ps Pods) bool { return ps.Synced })
+	n.waitPods("recovery", func(ps Pods) bool { return ps.Synced })
 }
 
-func TestAnOlderKubelet(t *testing.T) {
+func TestOlderKubelet(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V136)
 	n.runPod(simulatedPod("one", "main"))
-	n.waitPods("its absence", func(ps Pods) bool { return errors.Is(ps.Err, ErrNoPodsAPI) })
+	n.waitPods("ErrNoPodsAPI", func(ps Pods) bool { return errors.Is(ps.Err, ErrNoPodsAPI) })
 	if err := n.client.Ready(); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(n.PodsSocket()); err == nil {
-		t.Error("it has a Pods API")
+		t.Error("the kubelet has a Pods API")
 	}
 }
 
-// TestManyPods come and go while the client follows, and in the end both have the same.
+// TestManyPods compares client and kubelet after many concurrent changes.
 func TestManyPods(t *testing.T) {
 	t.Parallel()
 	n := newKubeletFixture(t, kubelet.V137)
@@ -337,7 +337,7 @@ func TestManyPods(t *testing.T) {
 			want[p.UID] = p.Name
 		}
 	}
-	n.waitPods("all that run", func(ps Pods) bool {
+	n.waitPods("all running pods", func(ps Pods) bool {
 		running := 0
 		for _, p := range ps.list {
 			if p.Phase == "Running" && want[p.UID] == p.Name {

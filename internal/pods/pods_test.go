@@ -11,22 +11,21 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestLookups holds all lookups against a plain map, over any events, and that the
-// pods of earlier stay as they were.
+// TestLookups compares all lookups with a map after random events, and checks that published pods never change.
 func TestLookups(t *testing.T) {
 	chance := rand.New(rand.NewPCG(1, 2))
 	var k podCache
 	k.startSync()
 	k.apply(&watchEvent{kind: complete})
 	reference := map[string]Pod{}
-	type moment struct {
+	type published struct {
 		pods Pods
 		want map[string]Pod
 	}
-	var earlier []moment
+	var earlier []published
 	for i := range 5000 {
 		uid := fmt.Sprint(chance.IntN(40))
-		p := runningPod(fmt.Sprint("pod-", uid[:1]), uid) // several share a name
+		p := runningPod(fmt.Sprint("pod-", uid[:1]), uid) // some pods share a name
 		p.Created = time.Unix(int64(chance.IntN(3)), 0)
 		p.Containers = nil
 		for c := range chance.IntN(3) {
@@ -41,7 +40,7 @@ func TestLookups(t *testing.T) {
 		}
 		wantLookups(t, k.pods, reference)
 		if i%100 == 0 {
-			earlier = append(earlier, moment{k.pods, maps.Clone(reference)})
+			earlier = append(earlier, published{k.pods, maps.Clone(reference)})
 		}
 	}
 	for _, m := range earlier {
@@ -49,44 +48,44 @@ func TestLookups(t *testing.T) {
 	}
 }
 
-// What is said of a pod is never said of another one of its name.
+// TestMeta checks that Meta never returns the metadata of another pod with the same name.
 func TestMeta(t *testing.T) {
 	var k podCache
 	wants := func(when, uid string) {
 		t.Helper()
 		if got := k.pods.Meta("n", "web-0"); got.UID != uid || (len(got.Labels) > 0) != (uid != "") {
-			t.Errorf("%s it is %+v, want uid %q", when, got, uid)
+			t.Errorf("%s: %+v, want UID %q", when, got, uid)
 		}
 	}
 	old := runningPod("web-0", "old")
 	old.Namespace, old.Labels = "n", []device.Label{{Name: "app", Value: "web"}}
 	k.startSync()
 	k.apply(newPodEvent(added, old))
-	wants("before all are listed", "")
+	wants("during the initial list", "")
 	k.apply(&watchEvent{kind: complete})
-	wants("while it runs", "old")
+	wants("running", "old")
 	old.Phase, old.Reason = "Failed", "Evicted"
 	k.apply(newPodEvent(modified, old))
-	wants("while an evicted pod's containers run", "old")
+	wants("evicted, with running containers", "old")
 	for i := range old.Containers {
 		old.Containers[i].State = ContainerState{Type: Terminated}
 	}
 	k.apply(newPodEvent(modified, old))
-	wants("when it is over", "")
+	wants("ended", "")
 	next := runningPod("web-0", "next")
 	next.Namespace, next.Labels = "n", old.Labels
 	k.apply(newPodEvent(added, next))
-	wants("with the next", "next")
+	wants("next pod of the name", "next")
 	k.apply(newPodEvent(deleted, old))
-	wants("when the old one is deleted", "next")
+	wants("previous pod deleted", "next")
 	k.apply(&watchEvent{err: errTooManyPods})
-	wants("in doubt", "")
+	wants("not synced", "")
 }
 
 func wantLookups(t *testing.T, ps Pods, want map[string]Pod) {
 	t.Helper()
 	if ps.Len() != len(want) || !slices.IsSortedFunc(ps.list, compareNames) {
-		t.Fatalf("there are %q, want %d", ps.summary(), len(want))
+		t.Fatalf("pods %q, want %d", ps.summary(), len(want))
 	}
 	for uid, p := range want {
 		if got := ps.find(uid); got == nil || !got.equal(&p) {
@@ -94,11 +93,11 @@ func wantLookups(t *testing.T, ps Pods, want map[string]Pod) {
 		}
 		best, ok := ps.ByName(p.Namespace, p.Name)
 		if !ok || best.Name != p.Name || best.Created.Before(p.Created) {
-			t.Fatalf("the pod of the name of %s of %v is %s of %v", uid, p.Created, best.UID, best.Created)
+			t.Fatalf("by the name of %s of %v: %s of %v", uid, p.Created, best.UID, best.Created)
 		}
 		for _, c := range p.Containers {
 			if got, name, ok := ps.ByContainer(c.ID); !ok || got.UID != uid || name != c.Name {
-				t.Fatalf("container %s is %s of %s", c.ID, name, got.UID)
+				t.Fatalf("container %s: %s of %s", c.ID, name, got.UID)
 			}
 		}
 	}
@@ -106,12 +105,12 @@ func wantLookups(t *testing.T, ps Pods, want map[string]Pod) {
 		_, _, container := ps.ByContainer(uid)
 		_, named := ps.ByName("team", uid)
 		if ps.find(uid) != nil || container || named {
-			t.Fatalf("there is a pod %q", uid)
+			t.Fatalf("pod %q found", uid)
 		}
 	}
 }
 
-func TestTheNameIsThatOfTheOneThatHasNotEnded(t *testing.T) {
+func TestByNamePrecedence(t *testing.T) {
 	var k podCache
 	k.startSync()
 	old, young := runningPod("web-0", "1"), runningPod("web-0", "2")
@@ -120,38 +119,37 @@ func TestTheNameIsThatOfTheOneThatHasNotEnded(t *testing.T) {
 	k.apply(newPodEvent(added, young))
 	k.apply(&watchEvent{kind: complete})
 	if p, _ := k.pods.ByName("team", "web-0"); p.UID != "2" {
-		t.Errorf("of two that run it is %s", p.UID)
+		t.Errorf("of two running pods: %s", p.UID)
 	}
 	failed := endedPod("web-0", "2", "Failed", 1)
 	failed.Created = young.Created
 	k.apply(newPodEvent(modified, failed))
 	if p, _ := k.pods.ByName("team", "web-0"); p.UID != "1" {
-		t.Errorf("of one that runs and one that has failed it is %s", p.UID)
+		t.Errorf("of a running and a failed pod: %s", p.UID)
 	}
 	if _, ok := k.pods.ByName("other", "web-0"); ok {
-		t.Error("it is in every namespace")
+		t.Error("found in another namespace")
 	}
 }
 
-// A pod that has another name under its uid, and two of one container: nobody's work
-// but a liar's.
-func TestLies(t *testing.T) {
+// TestInconsistentPods renames a pod, and gives a container to two pods.
+func TestInconsistentPods(t *testing.T) {
 	var k podCache
 	k.startSync()
 	k.apply(&watchEvent{kind: complete})
 	k.apply(newPodEvent(added, runningPod("a", "1")))
 	k.apply(newPodEvent(modified, runningPod("b", "1")))
 	if got := k.pods.summary(); got != "b/1 Running" || k.pods.Len() != 1 {
-		t.Errorf("there are %q", got)
+		t.Errorf("pods %q", got)
 	}
-	thief := runningPod("c", "2")
-	thief.Containers[0].ID = "id-1"
-	k.apply(newPodEvent(added, thief))
+	second := runningPod("c", "2")
+	second.Containers[0].ID = "id-1"
+	k.apply(newPodEvent(added, second))
 	if _, _, ok := k.pods.ByContainer("id-1"); !ok {
-		t.Error("no pod has the container")
+		t.Error("container not found")
 	}
-	k.apply(newPodEvent(deleted, thief))
+	k.apply(newPodEvent(deleted, second))
 	if p, _, ok := k.pods.ByContainer("id-1"); !ok || p.UID != "1" {
-		t.Errorf("the container is of %q", p.UID)
+		t.Errorf("container of pod %q", p.UID)
 	}
 }

@@ -17,24 +17,23 @@ import (
 	api "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// scriptedPodsAPI is a kubelet that says what the test has it say, in the test's bubble:
-// hours of it take milliseconds. sim/kubelet has the habits of a real one.
+// scriptedPodsAPI is a kubelet with a scripted Pods API in a synctest bubble: hours take milliseconds. sim/kubelet behaves like a real
+// kubelet.
 type scriptedPodsAPI struct {
 	api.UnimplementedPodsServer
 	t      *testing.T
-	socket string // a file that stands for the socket
+	socket string // a regular file
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	onWatch    func(stream grpc.ServerStream) error // what WatchPods does
+	onWatch    func(stream grpc.ServerStream) error // implements WatchPods
 	watchCalls int
-	listener   *bufconn.Listener // nil while it is down
+	listener   *bufconn.Listener // nil if stopped
 	server     *grpc.Server
 	serveErr   chan error
 }
 
-// runScripted runs a test in a bubble, with a kubelet that is not there yet, and a client
-// of it that runs.
+// runScripted runs a test in a bubble, with a stopped kubelet and a running client.
 func runScripted(t *testing.T, o Options, test func(t *testing.T, k *scriptedPodsAPI, c *Client)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -72,7 +71,7 @@ func (o observerFuncs) OnPodAdded(namespace, name string) {
 
 func (o observerFuncs) OnPodEnded(p Pod) { o.ended(p) }
 
-// start begins a life of the kubelet, with a new socket, that answers so.
+// start starts the kubelet with a new socket. A nil function makes WatchPods unimplemented.
 func (k *scriptedPodsAPI) start(watch func(stream grpc.ServerStream) error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -90,7 +89,7 @@ func (k *scriptedPodsAPI) start(watch func(stream grpc.ServerStream) error) {
 	k.onWatch, k.listener, k.server, k.serveErr = watch, listener, server, served
 }
 
-// stop ends the life, and leaves the socket behind like a real one.
+// stop stops the kubelet. Like a real kubelet's, the socket stays.
 func (k *scriptedPodsAPI) stop() {
 	k.mu.Lock()
 	server, served := k.server, k.serveErr
@@ -123,14 +122,13 @@ func (k *scriptedPodsAPI) WatchPods(_ *api.WatchPodsRequest, stream grpc.ServerS
 	return watch(stream)
 }
 
-// watchCallCount is how often it was asked for pods.
+// watchCallCount returns the number of WatchPods calls.
 func (k *scriptedPodsAPI) watchCallCount() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.watchCalls
 }
 
-// sendEvents sends events, one after the other.
 func sendEvents(t *testing.T, stream grpc.ServerStream, events ...*api.WatchPodsEvent) error {
 	t.Helper()
 	for _, e := range events {
@@ -141,8 +139,7 @@ func sendEvents(t *testing.T, stream grpc.ServerStream, events ...*api.WatchPods
 	return nil
 }
 
-// listThenStream answers with these pods, and then with what comes from events, until the
-// stream or the kubelet ends.
+// listThenStream lists pods, then sends events until the end of the stream or of the kubelet. Closing events breaks the stream.
 func listThenStream(t *testing.T, events <-chan *api.WatchPodsEvent, pods ...Pod) func(stream grpc.ServerStream) error {
 	return func(stream grpc.ServerStream) error {
 		for _, p := range pods {
@@ -169,7 +166,7 @@ func listThenStream(t *testing.T, events <-chan *api.WatchPodsEvent, pods ...Pod
 	}
 }
 
-// newWatchEvent is an event of a pod with one container.
+// newWatchEvent returns the event of a pod.
 func newWatchEvent(kind api.EventType, p Pod) *api.WatchPodsEvent {
 	metadata := message(1, text(1, p.Name), text(3, p.Namespace), text(5, p.UID))
 	status := []encodedFields{text(1, p.Phase)}
@@ -183,22 +180,15 @@ func newWatchEvent(kind api.EventType, p Pod) *api.WatchPodsEvent {
 	return &api.WatchPodsEvent{Type: kind, Pod: append(metadata, message(3, status...)...)}
 }
 
-// podNames are those that are known, and whether they are all.
-func (c *Client) podNames() (names string, synced bool) {
-	ps, _ := c.Snapshot()
-	return ps.summary(), ps.Synced
-}
-
 func wantPods(t *testing.T, c *Client, want string, wantSynced bool) {
 	t.Helper()
 	synctest.Wait()
-	if got, synced := c.podNames(); got != want || synced != wantSynced {
-		ps, _ := c.Snapshot()
-		t.Fatalf("there are %q, synced %t, %v; want %q, %t", got, synced, ps.Err, want, wantSynced)
+	if ps, _ := c.Snapshot(); ps.summary() != want || ps.Synced != wantSynced {
+		t.Fatalf("pods %q, synced %t, %v; want %q, %t", ps.summary(), ps.Synced, ps.Err, want, wantSynced)
 	}
 }
 
-// podsLogBuffer is a log that can be read while it is written.
+// podsLogBuffer is a log that is safe for concurrent use.
 type podsLogBuffer struct {
 	mu     sync.Mutex
 	buffer bytes.Buffer

@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// formatTermination says how a stay went on.
+// formatTermination formats a termination as "<uid> <phase> <restarts>: <exit code> <reason>".
 func formatTermination(f device.Termination, known bool) string {
 	if !known {
 		return "unknown"
@@ -22,39 +22,39 @@ func formatTermination(f device.Termination, known bool) string {
 		end = fmt.Sprintf("%s %s", code, f.Reason)
 	}
 	if f.PodEnded {
-		end += ", over"
+		end += ", ended"
 	}
 	return fmt.Sprintf("%s %s %d: %s", f.PodUID, f.PodPhase, f.Restarts, end)
 }
 
-func TestFate(t *testing.T) {
+func TestTermination(t *testing.T) {
 	at := time.Unix(1<<30, 500)
 	ended := func(after time.Duration, code int32, reason string) ContainerState {
 		return ContainerState{Type: Terminated, ExitCode: code, Reason: reason, Finished: at.Add(after).Truncate(time.Second)}
 	}
-	is := ContainerState{Type: Running}
+	running := ContainerState{Type: Running}
 	for name, test := range map[string]struct {
 		phase, reason string
 		state, last   ContainerState
 		restarts      int32
-		gone          bool
+		deleted       bool
 		want          string
 	}{
-		"it runs":                       {"Running", "", is, ContainerState{}, 0, false, "u Running 0: runs"},
-		"it ran before":                 {"Running", "", is, ended(-time.Minute, 1, "Error"), 1, false, "u Running 1: runs"},
-		"it was started again":          {"Running", "", is, ended(time.Second, 139, "Error"), 1, false, "u Running 1: 139 Error"},
-		"in the same second":            {"Running", "", is, ended(0, 139, "Error"), 1, false, "u Running 1: 139 Error"},
-		"it will be started again":      {"Running", "", ContainerState{}, ended(time.Second, 139, "Error"), 1, false, "u Running 1: 139 Error"},
-		"it crashed just before":        {"Running", "", ContainerState{}, ended(-5*time.Second, 139, "Error"), 1, false, "u Running 1: 139 Error"},
-		"it crashed long before":        {"Running", "", ContainerState{}, ended(-time.Minute, 139, "Error"), 9, false, "u Running 9: runs"},
-		"it waits for its first start":  {"Pending", "", ContainerState{}, ContainerState{}, 0, false, "u Pending 0: runs"},
-		"it is over":                    {"Failed", "", ended(time.Second, 137, "OOMKilled"), ContainerState{}, 0, false, "u Failed 0: 137 OOMKilled, over"},
-		"it is over since long":         {"Failed", "", ended(-time.Hour, 1, "Error"), ContainerState{}, 0, false, "u Failed 0: 1 Error, over"},
-		"it is evicted, and runs":       {"Failed", "Evicted", is, ContainerState{}, 0, false, "u Failed 0: runs"},
-		"it is evicted":                 {"Failed", "Evicted", ended(time.Second, 137, "Error"), ContainerState{}, 0, false, "u Failed 0: 137 Evicted, over"},
-		"it is gone":                    {"Failed", "", ended(time.Second, 2, "Error"), ContainerState{}, 0, true, "u Failed 0: 2 Error, over"},
-		"it is gone, and nobody saw it": {"Running", "", is, ContainerState{}, 3, true, "u Running 3: ? , over"},
-		"it succeeded":                  {"Succeeded", "", ended(time.Hour, 0, "Completed"), ContainerState{}, 0, false, "u Succeeded 0: 0 Completed, over"},
+		"running":                   {"Running", "", running, ContainerState{}, 0, false, "u Running 0: runs"},
+		"ended before":              {"Running", "", running, ended(-time.Minute, 1, "Error"), 1, false, "u Running 1: runs"},
+		"restarted":                 {"Running", "", running, ended(time.Second, 139, "Error"), 1, false, "u Running 1: 139 Error"},
+		"in the same second":        {"Running", "", running, ended(0, 139, "Error"), 1, false, "u Running 1: 139 Error"},
+		"waits for a restart":       {"Running", "", ContainerState{}, ended(time.Second, 139, "Error"), 1, false, "u Running 1: 139 Error"},
+		"ended just before, waits":  {"Running", "", ContainerState{}, ended(-5*time.Second, 139, "Error"), 1, false, "u Running 1: 139 Error"},
+		"ended long before, waits":  {"Running", "", ContainerState{}, ended(-time.Minute, 139, "Error"), 9, false, "u Running 9: runs"},
+		"waits for the first start": {"Pending", "", ContainerState{}, ContainerState{}, 0, false, "u Pending 0: runs"},
+		"pod failed":                {"Failed", "", ended(time.Second, 137, "OOMKilled"), ContainerState{}, 0, false, "u Failed 0: 137 OOMKilled, ended"},
+		"pod failed long before":    {"Failed", "", ended(-time.Hour, 1, "Error"), ContainerState{}, 0, false, "u Failed 0: 1 Error, ended"},
+		"evicted, still running":    {"Failed", "Evicted", running, ContainerState{}, 0, false, "u Failed 0: runs"},
+		"evicted":                   {"Failed", "Evicted", ended(time.Second, 137, "Error"), ContainerState{}, 0, false, "u Failed 0: 137 Evicted, ended"},
+		"deleted after the end":     {"Failed", "", ended(time.Second, 2, "Error"), ContainerState{}, 0, true, "u Failed 0: 2 Error, ended"},
+		"deleted without an end":    {"Running", "", running, ContainerState{}, 3, true, "u Running 3: ? , ended"},
+		"pod succeeded":             {"Succeeded", "", ended(time.Hour, 0, "Completed"), ContainerState{}, 0, false, "u Succeeded 0: 0 Completed, ended"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := Pod{Namespace: "team", Name: "a", UID: "u", Phase: test.phase, Reason: test.reason, Containers: []Container{
@@ -64,43 +64,43 @@ func TestFate(t *testing.T) {
 			k := podCache{}
 			k.pods.updatedAt = at
 			k.apply(newPodEvent(added, p))
-			if test.gone {
+			if test.deleted {
 				k.apply(newPodEvent(deleted, p))
 			}
-			stay := device.Assignment{Owner: device.Owner{Namespace: "team", Pod: "a", Container: "main"}, Since: at.Add(-time.Minute), ObservedAt: at}
-			if got := formatTermination(k.pods.Termination(stay)); got != test.want {
-				t.Errorf("by name it is %q, want %q", got, test.want)
+			a := device.Assignment{Owner: device.Owner{Namespace: "team", Pod: "a", Container: "main"}, Since: at.Add(-time.Minute), ObservedAt: at}
+			if got := formatTermination(k.pods.Termination(a)); got != test.want {
+				t.Errorf("by name: %q, want %q", got, test.want)
 			}
-			stay.PodUID = "u"
-			if got := formatTermination(k.pods.Termination(stay)); got != test.want {
-				t.Errorf("by uid it is %q, want %q", got, test.want)
+			a.PodUID = "u"
+			if got := formatTermination(k.pods.Termination(a)); got != test.want {
+				t.Errorf("by UID: %q, want %q", got, test.want)
 			}
 		})
 	}
 }
 
-// A StatefulSet's pods have one name, one after the other.
-func TestFateOfPodsOfOneName(t *testing.T) {
+// TestTerminationOfReusedName recreates a pod like a StatefulSet.
+func TestTerminationOfReusedName(t *testing.T) {
 	now := time.Unix(1<<30, 0)
 	create := func(uid string, at time.Time) Pod {
 		p := runningPod("a", uid)
 		p.Created = at
 		return p
 	}
-	stay := func(since time.Duration) device.Assignment {
+	assignment := func(since time.Duration) device.Assignment {
 		return device.Assignment{Owner: device.Owner{Namespace: "team", Pod: "a", Container: "main"}, Since: now.Add(since), ObservedAt: now.Add(since)}
 	}
 	k := podCache{}
 	want := func(since time.Duration, want string) {
 		t.Helper()
-		if f, _ := k.pods.Termination(stay(since)); f.PodUID != want {
-			t.Errorf("whoever was there after %s is %q, want %q", since, f.PodUID, want)
+		if f, _ := k.pods.Termination(assignment(since)); f.PodUID != want {
+			t.Errorf("assigned after %s: %q, want %q", since, f.PodUID, want)
 		}
 	}
 	k.pods.updatedAt = now
 	k.apply(newPodEvent(added, create("one", now)))
 	want(time.Second, "one")
-	want(-time.Second, "one") // clocks differ
+	want(-time.Second, "one") // within the clock skew
 	want(-time.Minute, "")
 	k.pods.updatedAt = now.Add(10 * time.Second)
 	k.apply(newPodEvent(deleted, create("one", now)))
@@ -110,15 +110,15 @@ func TestFateOfPodsOfOneName(t *testing.T) {
 	want(time.Second, "one")
 	want(12*time.Second, "two")
 	if f, ok := k.pods.Termination(device.Assignment{PodUID: "one", Since: now.Add(time.Hour)}); !ok || !f.PodEnded {
-		t.Error("a uid does not lead to the pod that is gone")
+		t.Error("deleted pod not found by UID")
 	}
-	if _, ok := k.pods.Termination(device.Assignment{PodUID: "three", Owner: stay(0).Owner, Since: now}); ok {
-		t.Error("another uid leads to a pod of the name")
+	if _, ok := k.pods.Termination(device.Assignment{PodUID: "three", Owner: assignment(0).Owner, Since: now}); ok {
+		t.Error("pod of the name found by another UID")
 	}
 }
 
-// What is gone is known for some minutes, and not too much of it.
-func TestGoneArePutAway(t *testing.T) {
+// TestDeletedPodLimits checks retention and number of deleted pods.
+func TestDeletedPodLimits(t *testing.T) {
 	k := podCache{}
 	now := time.Unix(1<<30, 0)
 	for i := range 2 * maxDeletedPods {
@@ -128,42 +128,42 @@ func TestGoneArePutAway(t *testing.T) {
 		was := k.pods
 		k.apply(newPodEvent(deleted, p))
 		if len(was.deleted) != min(i, maxDeletedPods) {
-			t.Fatalf("what was published has %d that are gone, after %d", len(was.deleted), i)
+			t.Fatalf("%d deleted pods published after %d deletions", len(was.deleted), i)
 		}
 	}
 	k.pods.updatedAt = k.pods.updatedAt.Add(deletedRetention - 2*time.Second)
 	k.apply(newPodEvent(added, runningPod("last", "last")))
 	k.apply(newPodEvent(deleted, runningPod("last", "last")))
 	if got := len(k.pods.deleted); got != 4 {
-		t.Errorf("ten minutes later %d are known", got)
+		t.Errorf("%d deleted pods after ten minutes, want 4", got)
 	}
 }
 
-// A pod that went while nobody followed is missing in the next stream.
-func TestFateOfAPodThatANewStreamHasNot(t *testing.T) {
+// TestTerminationAfterOutage checks a pod that the next stream does not list.
+func TestTerminationAfterOutage(t *testing.T) {
 	k := podCache{}
 	k.pods.updatedAt = time.Unix(1<<30, 0)
 	k.apply(newPodEvent(added, runningPod("a", "u")))
 	k.startSync()
 	k.apply(newPodEvent(complete, Pod{}))
 	got := formatTermination(k.pods.Termination(device.Assignment{PodUID: "u", Owner: device.Owner{Namespace: "team", Pod: "a", Container: "main"}}))
-	if got != "u Running 0: ? , over" {
-		t.Errorf("it is %q", got)
+	if got != "u Running 0: ? , ended" {
+		t.Errorf("termination %q", got)
 	}
 }
 
-func TestFatesOfPodsThatAreNotFollowed(t *testing.T) {
+func TestTerminationLookupNeedsSync(t *testing.T) {
 	c, err := New("unused", Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if lookup, changed := c.TerminationLookup(); lookup != nil || changed == nil {
-		t.Error("pods that nobody follows have fates")
+		t.Error("a lookup without synced pods")
 	}
 	c.cache.startSync()
 	c.cache.apply(newPodEvent(complete, Pod{}))
 	c.publish(true)
 	if lookup, _ := c.TerminationLookup(); lookup == nil {
-		t.Error("pods that are followed have none")
+		t.Error("no lookup with synced pods")
 	}
 }
