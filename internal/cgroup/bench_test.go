@@ -10,7 +10,7 @@ import (
 
 const benchPodCount = 55 // of two containers
 
-// newBenchFixture is a node with so many processes, of all containers in turn.
+// newBenchFixture returns a node with n processes, spread over the containers.
 func newBenchFixture(t testing.TB, processes int) (s *procFixture, pids []uint32) {
 	s = newProcFixture(t)
 	for i, o := range benchOwners(2 * benchPodCount) {
@@ -29,7 +29,7 @@ func newBenchFixture(t testing.TB, processes int) (s *procFixture, pids []uint32
 func benchContainerID(i int) string { return fmt.Sprintf("%064x", i) }
 func benchPodUID(i int) string      { return fmt.Sprintf("%08x-0000-4000-8000-000000000000", i) }
 
-// benchOwners are the first so many containers.
+// benchOwners returns the first n containers.
 func benchOwners(n int) (owners []device.Owner) {
 	for i := range n {
 		owners = append(owners, device.Owner{Namespace: "ml", Pod: fmt.Sprintf("train-%d", i/2), Container: fmt.Sprintf("c-%d", i%2)})
@@ -45,7 +45,7 @@ func BenchmarkOwnerCached(b *testing.B) {
 	for b.Loop() {
 		for _, pid := range pids {
 			if _, ok := l.Owner(pid, owners); !ok {
-				b.Fatalf("process %d is nobody's", pid)
+				b.Fatalf("process %d: no owner", pid)
 			}
 		}
 		l.Sweep()
@@ -53,7 +53,7 @@ func BenchmarkOwnerCached(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(pids)), "ns/process")
 }
 
-// BenchmarkOwnerReal is as cached with a file of the real /proc.
+// BenchmarkOwnerReal is BenchmarkOwnerCached with a file of the real /proc.
 func BenchmarkOwnerReal(b *testing.B) {
 	s := newProcFixture(b)
 	s.addLogLink(train, idA)
@@ -63,12 +63,12 @@ func BenchmarkOwnerReal(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, ok := l.Owner(5, owners); !ok {
-			b.Fatal("process 5 is nobody's")
+			b.Fatal("process 5: no owner")
 		}
 	}
 }
 
-// BenchmarkOwnerCold looks up processes for the first time, on a node with so many.
+// BenchmarkOwnerCold looks up all processes of a node for the first time.
 func BenchmarkOwnerCold(b *testing.B) {
 	for _, n := range []int{32, 5000} {
 		b.Run(fmt.Sprintf("processes=%d", n), func(b *testing.B) {
@@ -84,7 +84,7 @@ func BenchmarkOwnerCold(b *testing.B) {
 					}
 				}
 				if found < len(owners) {
-					b.Fatalf("%d processes are found", found)
+					b.Fatalf("%d processes found", found)
 				}
 				for range maxIdleCollections + 1 {
 					l.Sweep()

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// cgroupFormats are what runtimes and kubelets are known to make, each with where that can be
-// read.
+// cgroupFormats are cgroup files of known runtimes and kubelets, each with a source.
 var cgroupFormats = []struct {
 	name, from string
 	file       string
@@ -36,13 +35,13 @@ var cgroupFormats = []struct {
 		[]containerRef{{uid2, idB}},
 	},
 	{
-		"v1, a controller that the runtime leaves alone, runtime's own cgroup in v2", "spiffe/spire testdata/systemd_crio_cgroups_pid_in_pod.txt",
+		"v1, controller ignored by the runtime, runtime's own cgroup in v2", "spiffe/spire testdata/systemd_crio_cgroups_pid_in_pod.txt",
 		"12:hugetlb:/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod2c48913c_b29f_11e7_9350_020968147796.slice/crio-" + idA +
 			".scope\n3:rdma:/\n1:name=systemd:/system.slice/crio.service\n0::/system.slice/crio.service\n",
 		[]containerRef{{uid, idA}},
 	},
 	{
-		"systemd's slice given to a runtime that does not know systemd", "elastic/apm#508; containerd getCgroupsPath joins with colons",
+		"systemd's slice with a runtime without systemd support", "elastic/apm#508; containerd getCgroupsPath joins with colons",
 		"1:name=systemd:/system.slice/containerd.service/kubepods-burstable-pod2c48913c_b29f_11e7_9350_020968147796.slice:cri-containerd:" + idA + "\n",
 		[]containerRef{{uid, idA}},
 	},
@@ -112,7 +111,7 @@ var cgroupFormats = []struct {
 		[]containerRef{{uid, idA}},
 	},
 	{
-		"a container of the reader's own pod, whose pod is not shown", "spiffe/spire testdata/cgroups_pid_in_crio_pod.txt",
+		"container of the reader's own pod, without the pod", "spiffe/spire testdata/cgroups_pid_in_crio_pod.txt",
 		"0::/../crio-" + idA + ".scope\n",
 		nil,
 	},
@@ -133,7 +132,7 @@ var cgroupFormats = []struct {
 		[]containerRef{{uid, idA}, {uid2, idB}},
 	},
 	{
-		"a process that ends after its cgroup", "cgroup-v2.rst: \" (deleted)\" is appended",
+		"process outlives its cgroup", "cgroup-v2.rst: \" (deleted)\" is appended",
 		"0::/kubepods/pod" + uid + "/" + idA + " (deleted)\n",
 		[]containerRef{{uid, idA}},
 	},
@@ -144,17 +143,17 @@ var cgroupFormats = []struct {
 	{"an id of 63 digits", "–", "0::/kubepods/pod" + uid + "/" + idA[1:] + "\n", nil},
 	{"an id of 65 digits", "–", "0::/kubepods/pod" + uid + "/0" + idA + "\n", nil},
 	{"an id in capitals", "–", "0::/kubepods/pod" + uid + "/" + strings.ToUpper(idA) + "\n", nil},
-	{"a UID that is cut", "–", "0::/kubepods/pod" + uid[1:] + "/" + idA + "\n", nil},
-	{"a UID with something else for dashes", "–", "0::/kubepods/pod" + strings.ReplaceAll(uid, "-", ".") + "/" + idA + "\n", nil},
-	{"something that ends like a pod", "–", "0::/kubepods/tripod" + uid + "/" + idA + "\n", nil},
+	{"truncated UID", "–", "0::/kubepods/pod" + uid[1:] + "/" + idA + "\n", nil},
+	{"UID with other separators", "–", "0::/kubepods/pod" + strings.ReplaceAll(uid, "-", ".") + "/" + idA + "\n", nil},
+	{"segment that ends like a pod", "–", "0::/kubepods/tripod" + uid + "/" + idA + "\n", nil},
 	{"the same with systemd", "–", "0::/kubepods.slice/kubepods-tripod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n", nil},
 	{"systemd's name for a pod without systemd", "–", "0::/kubepods-pod" + uid + "/" + idA + "\n", nil},
-	{"something between pod and container", "–", "0::/kubepods/pod" + uid + "/other/" + idA + "\n", nil},
+	{"segment between pod and container", "–", "0::/kubepods/pod" + uid + "/other/" + idA + "\n", nil},
 	{"empty", "–", "", nil},
 	{"no path", "–", "0:\n::\n:\n\n", nil},
 }
 
-func TestPlaces(t *testing.T) {
+func TestContainerRefs(t *testing.T) {
 	for _, f := range cgroupFormats {
 		if got := containerRefs([]byte(f.file)); !slices.Equal(got, f.want) {
 			t.Errorf("%s (%s): got %v, want %v", f.name, f.from, got, f.want)
@@ -167,25 +166,25 @@ func FuzzContainerRefs(f *testing.F) {
 		f.Add([]byte(form.file))
 	}
 	f.Fuzz(func(t *testing.T, file []byte) {
-		places := containerRefs(file)
-		for _, p := range places {
+		refs := containerRefs(file)
+		for _, p := range refs {
 			if !bytes.Equal(podUID([]byte("pod"+p.uid)), []byte(p.uid)) || strings.Contains(p.uid, "_") || !bytes.Equal(containerID([]byte(p.id)), []byte(p.id)) {
-				t.Errorf("%+v is no place", p)
+				t.Errorf("invalid %+v", p)
 			}
 			whole := bytes.ReplaceAll(file, []byte("_"), []byte("-"))
 			if !bytes.Contains(whole, []byte("pod"+p.uid)) || !bytes.Contains(file, []byte(p.id)) {
-				t.Errorf("%+v is not in %q", p, file)
+				t.Errorf("%+v not in %q", p, file)
 			}
 		}
 		for _, prefix := range []string{"/kubelet.slice", "/../..", "/docker/" + idC} {
-			if got := containerRefs(prefixPaths(prefix, file)); !slices.Equal(got, places) {
-				t.Errorf("below %s: got %v, want %v", prefix, got, places)
+			if got := containerRefs(prefixPaths(prefix, file)); !slices.Equal(got, refs) {
+				t.Errorf("below %s: got %v, want %v", prefix, got, refs)
 			}
 		}
 	})
 }
 
-// prefixPaths puts a prefix before the paths of a file.
+// prefixPaths inserts a prefix before the paths of a cgroup file.
 func prefixPaths(prefix string, file []byte) (moved []byte) {
 	for line := range bytes.Lines(file) {
 		_, path := splitLine(line)

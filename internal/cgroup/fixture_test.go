@@ -14,7 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// What the tests' pods are called.
+// Identities of the test pods.
 const (
 	uid         = "2c48913c-b29f-11e7-9350-020968147796"
 	uid2        = "74c13223-5a00-11e9-b385-42010a80018d"
@@ -31,7 +31,7 @@ var (
 	infer = device.Owner{Namespace: "web", Pod: "infer", Container: "main"}
 )
 
-// procFixture is a node's folders, made up.
+// procFixture has the folders of a node.
 type procFixture struct {
 	t                testing.TB
 	proc, pods, logs string
@@ -55,14 +55,14 @@ func (s *procFixture) must(err error) {
 	}
 }
 
-// newLocator is one that looks at the stage.
+// newLocator returns a Locator of the folders.
 func (s *procFixture) newLocator() *Locator {
 	return New(Options{Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: discardLog})
 }
 
 var discardLog = slog.New(slog.NewTextHandler(io.Discard, nil))
 
-// addProcess makes a process, or changes its cgroup.
+// addProcess adds a process or changes its cgroup.
 func (s *procFixture) addProcess(pid uint32, cgroup string) {
 	s.t.Helper()
 	dir := filepath.Join(s.proc, strconv.Itoa(int(pid)))
@@ -71,11 +71,11 @@ func (s *procFixture) addProcess(pid uint32, cgroup string) {
 	s.must(os.WriteFile(dir+"/cgroup", []byte(cgroup), 0o644))
 }
 
-// addLiveProcess makes a process whose life is that of a real one; the function ends it.
+// addLiveProcess adds a process with the comm file of a real process, which end ends.
 func (s *procFixture) addLiveProcess(pid uint32, cgroup string) (end func()) {
 	s.t.Helper()
 	cat := exec.Command("cat")
-	in, err := cat.StdinPipe() // it ends with the test, whatever happens
+	in, err := cat.StdinPipe() // ends cat at the latest with the test
 	s.must(err)
 	s.must(cat.Start())
 	end = func() {
@@ -90,8 +90,7 @@ func (s *procFixture) addLiveProcess(pid uint32, cgroup string) (end func()) {
 	return end
 }
 
-// addLogLink makes the kubelet's link for a container: it dangles here, as it does in a
-// container that has only the links mounted.
+// addLogLink adds the kubelet's link of a container, without the target, as in a container with a mount of the links only.
 func (s *procFixture) addLogLink(o device.Owner, id string) {
 	s.t.Helper()
 	name := o.Pod + "_" + o.Namespace + "_" + o.Container + "-" + id
@@ -99,7 +98,7 @@ func (s *procFixture) addLogLink(o device.Owner, id string) {
 	s.must(os.Symlink("/nowhere/0.log", filepath.Join(s.logs, name)))
 }
 
-// addPodDirs makes the kubelet's folders for a pod's containers.
+// addPodDirs adds the kubelet's folders of a pod's containers.
 func (s *procFixture) addPodDirs(o device.Owner, uid string, containers ...string) {
 	s.t.Helper()
 	dir := filepath.Join(s.pods, o.Namespace+"_"+o.Pod+"_"+uid)
@@ -109,17 +108,17 @@ func (s *procFixture) addPodDirs(o device.Owner, uid string, containers ...strin
 	}
 }
 
-// wantOwner says what a process must be attributed to; the zero Owner: to nobody.
+// wantOwner checks the owner of a process; the zero Owner is none.
 func (s *procFixture) wantOwner(l *Locator, pid uint32, want device.Owner, candidates ...device.Owner) {
 	s.t.Helper()
 	got, ok := l.Owner(pid, candidates)
 	if got != want || ok != (want != device.Owner{}) {
-		s.t.Errorf("process %d is of %v, %v: want %v", pid, got, ok, want)
+		s.t.Errorf("process %d: owner %v, %v, want %v", pid, got, ok, want)
 	}
 }
 
-// lineCount are what a log wrote.
+// lineCount returns the number of log lines.
 func lineCount(b *bytes.Buffer) int { return strings.Count(b.String(), "\n") }
 
-// cgroupFile is a cgroup v2 file of a container.
+// cgroupFile returns the cgroup v2 file of a container.
 func cgroupFile(uid, id string) string { return "0::/kubepods/burstable/pod" + uid + "/" + id + "\n" }

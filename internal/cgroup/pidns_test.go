@@ -21,7 +21,7 @@ func TestVisible(t *testing.T) {
 		own, first string // the cgroups of this process and of process 1
 		want       bool
 	}{
-		// On a machine that is the node.
+		// The node is a machine.
 		{"hostPID", initPIDNamespace, selfPID, "0::/\n", "0::/../../../../init.scope\n", true},
 		{"hostPID, process 1 unreadable", initPIDNamespace, selfPID, "0::/\n", "", true},
 		{"started on the node", initPIDNamespace, selfPID, "0::/user.slice\n", "0::/init.scope\n", true},
@@ -39,24 +39,24 @@ func TestVisible(t *testing.T) {
 		{"shareProcessNamespace, v2, crun", otherPIDs, selfPID, "0::/\n", "0::/../../crio-" + idB + ".scope/container\n", false},
 		{"shareProcessNamespace, v1", otherPIDs, selfPID, "4:memory:" + podV1 + idA + "\n", "4:memory:" + podV1 + idB + "\n", false},
 		{"shareProcessNamespace, v1, runtime's cgroup in v2", otherPIDs, selfPID, "4:memory:" + podV1 + idA + "\n0::/system.slice/crio.service\n", "4:memory:" + podV1 + idB + "\n0::/system.slice/crio.service\n", false},
-		{"shareProcessNamespace, a controller that the runtime leaves alone", otherPIDs, selfPID, "9:rdma:/\n4:memory:" + podV1 + idA + "\n", "9:rdma:/\n4:memory:" + podV1 + idB + "\n", false},
+		{"shareProcessNamespace, controller ignored by the runtime", otherPIDs, selfPID, "9:rdma:/\n4:memory:" + podV1 + idA + "\n", "9:rdma:/\n4:memory:" + podV1 + idB + "\n", false},
 		{"v2 beside a hierarchy with a name only", otherPIDs, selfPID, "1:name=systemd:/\n0::/\n", "1:name=systemd:/\n0::/\n", false},
 		{"no /proc/1", otherPIDs, selfPID, "0::/\n", "", false},
 		{"no hierarchy in common", otherPIDs, selfPID, "4:memory:/\n", "3:cpu:/\n", false},
 
-		// On a node that is a container.
+		// The node is a container.
 		{"kind, hostPID, v2", otherPIDs, selfPID, "0::/\n", "0::/../../../../../init.scope\n", true},
 		{"kind, hostPID, v2, process 1 in the root", otherPIDs, selfPID, "0::/\n", "0::/../../../..\n", true},
 		{"kind, hostPID, v2, privileged", otherPIDs, selfPID, "0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod2c48913c_b29f_11e7_9350_020968147796.slice/cri-containerd-" + idA + ".scope\n", "0::/init.scope\n", true},
 		{"kind, hostPID, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n", "4:memory:" + kindV1 + "\n", true},
 		{"kind, hostPID, v1, systemd", otherPIDs, selfPID, "1:name=systemd:" + kindV1 + "/kubelet" + podV1 + idA + "\n0::" + kindV1 + "/system.slice/containerd.service\n4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n", "4:memory:" + kindV1 + "/init.scope\n0::" + kindV1 + "/init.scope\n", true},
-		{"kind, hostPID, v1, a controller that the runtime leaves alone", otherPIDs, selfPID, "9:rdma:" + kindV1 + "\n4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n", "9:rdma:" + kindV1 + "\n4:memory:" + kindV1 + "\n", true},
+		{"kind, hostPID, v1, controller ignored by the runtime", otherPIDs, selfPID, "9:rdma:" + kindV1 + "\n4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n", "9:rdma:" + kindV1 + "\n4:memory:" + kindV1 + "\n", true},
 		{"kind, shareProcessNamespace, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "/kubelet" + podV1 + idA + "\n", "4:memory:" + kindV1 + "/kubelet" + podV1 + idB + "\n", false},
 		{"kind in a pod, hostPID, v1", otherPIDs, selfPID, "4:memory:/kubepods/pod" + uid2 + "/" + idB + kindV1 + podV1 + idA + "\n", "4:memory:/kubepods/pod" + uid2 + "/" + idB + kindV1 + "\n", true},
 		{"k3s in a pod, hostPID, v1", otherPIDs, selfPID, "4:memory:/kubepods/pod" + uid2 + "/" + idB + podV1 + idA + "\n", "4:memory:/kubepods/pod" + uid2 + "/" + idB + "\n", true},
 		{"started by hand on kind, v2", otherPIDs, selfPID, "0::/\n", "0::/init.scope\n", true},
 		{"started by hand on a node in namespaces, v1", otherPIDs, selfPID, "9:name=systemd:/\n4:memory:/\n0::/\n", "9:name=systemd:/\n4:memory:/\n0::/\n", true},
-		{"started by hand on a node in namespaces, v2", otherPIDs, selfPID, "0::/\n", "0::/\n", false},                                  // may as well be a child of an entrypoint
+		{"started by hand on a node in namespaces, v2", otherPIDs, selfPID, "0::/\n", "0::/\n", false},                                  // indistinguishable from the child of an entrypoint
 		{"started by hand on kind, v1", otherPIDs, selfPID, "4:memory:" + kindV1 + "\n", "4:memory:" + kindV1 + "/init.scope\n", false}, // likewise
 		{"process 1 in a container below", otherPIDs, selfPID, "4:memory:/\n", "4:memory:" + kindV1 + "\n", false},                      // likewise
 	}
@@ -74,35 +74,35 @@ func TestVisible(t *testing.T) {
 			var log bytes.Buffer
 			l := New(Options{Proc: s.proc, Pods: s.pods, Logs: s.logs, Log: slog.New(slog.NewTextHandler(&log, nil))})
 			if got := l.Visible(); got != c.want {
-				t.Errorf("visible is %v", got)
+				t.Errorf("visible: %v, want %v", got, c.want)
 			}
-			if said := lineCount(&log) == 1; said == c.want {
-				t.Errorf("visible is %v, and the log is %q", c.want, log.String())
+			if logged := lineCount(&log) == 1; logged == c.want {
+				t.Errorf("visible: %v, log %q", c.want, log.String())
 			}
 		})
 	}
 }
 
-// TestNothingIsVisible has no process file system at all.
-func TestNothingIsVisible(t *testing.T) {
+// TestNoProc has no process file system.
+func TestNoProc(t *testing.T) {
 	s := newProcFixture(t)
 	s.must(os.RemoveAll(s.proc))
 	l := s.newLocator()
 	if l.Visible() {
 		t.Error("visible without /proc")
 	}
-	s.addProcess(5, cgroupFileA) // it comes too late: what this process can see does not change
+	s.addProcess(5, cgroupFileA) // after New: visibility never changes
 	s.addLogLink(train, idA)
 	s.wantOwner(l, 5, noOwner, train)
 }
 
-// TestVisibleHere looks at the machine that the test runs on.
+// TestVisibleHere checks the machine of the test.
 func TestVisibleHere(t *testing.T) {
 	pids, err := os.Readlink("/proc/self/ns/pid")
 	if err != nil || pids != initPIDNamespace {
-		t.Skipf("the pid namespace is %s (%v), not a machine's first", pids, err)
+		t.Skipf("pid namespace %s (%v) is not the initial one", pids, err)
 	}
 	if !New(Options{Log: discardLog}).Visible() {
-		t.Error("the machine's processes are not visible in its first pid namespace")
+		t.Error("not visible in the initial pid namespace")
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-func TestOwnerOfNobody(t *testing.T) {
+func TestNoOwner(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
 	s.addProcess(5, cgroupFileA)
@@ -23,14 +23,13 @@ func TestOwnerOfNobody(t *testing.T) {
 	l := s.newLocator()
 	s.wantOwner(l, 5, train, train)
 	s.wantOwner(l, 5, noOwner)
-	s.wantOwner(l, 5, noOwner, noOwner) // an allocation that has no name
+	s.wantOwner(l, 5, noOwner, noOwner) // an unknown owner
 	for _, pid := range []uint32{0, 6, 7, 8, 9, 10, 1<<32 - 1} {
 		s.wantOwner(l, pid, noOwner, train)
 	}
 }
 
-// TestOuterContainerComesFirst has a cluster in a pod of a cluster: whoever looks from
-// the inner one knows the inner names, and from the outer one the outer.
+// TestOuterContainerComesFirst has a cluster in a pod of a cluster: the names depend on the cluster of the reader.
 func TestOuterContainerComesFirst(t *testing.T) {
 	s := newProcFixture(t)
 	s.addProcess(5, "0::/kubepods/pod"+uid+"/"+idA+"/kubelet/kubepods/pod"+uid2+"/"+idB+"\n")
@@ -45,11 +44,11 @@ func TestOuterContainerComesFirst(t *testing.T) {
 	s.wantOwner(s.newLocator(), 5, infer, train, infer)
 
 	s.addLogLink(train, idA)
-	s.wantOwner(s.newLocator(), 5, train, train, infer) // what is inside cannot pass for another pod
+	s.wantOwner(s.newLocator(), 5, train, train, infer) // an inner container cannot imitate another pod
 }
 
-// TestNumberThatIsUsedAgain has one process follow another under its number.
-func TestNumberThatIsUsedAgain(t *testing.T) {
+// TestPIDReuse starts a process with the pid of an ended process.
+func TestPIDReuse(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
 	s.addLogLink(infer, idB)
@@ -57,17 +56,17 @@ func TestNumberThatIsUsedAgain(t *testing.T) {
 	l := s.newLocator()
 	s.wantOwner(l, 5, train, train, infer)
 	end()
-	s.wantOwner(l, 5, noOwner, train, infer) // though its cgroup could still be read
+	s.wantOwner(l, 5, noOwner, train, infer) // although the cgroup file still exists
 	if len(l.processes) != 0 {
-		t.Errorf("remembered are %v", l.processes)
+		t.Errorf("cached processes: %v", l.processes)
 	}
 	s.must(os.RemoveAll(s.proc + "/5"))
 	s.addLiveProcess(5, cgroupFile(uid2, idB))
 	s.wantOwner(l, 5, infer, train, infer)
 }
 
-// TestNumberThatIsUsedAtOnce has the second process there before the first was missed.
-func TestNumberThatIsUsedAtOnce(t *testing.T) {
+// TestImmediatePIDReuse reuses the pid between two lookups.
+func TestImmediatePIDReuse(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
 	s.addLogLink(infer, idB)
@@ -80,9 +79,8 @@ func TestNumberThatIsUsedAtOnce(t *testing.T) {
 	s.wantOwner(l, 5, infer, train, infer)
 }
 
-// TestProcessThatVanishesBetweenReads has another process get the number after the
-// first was opened and before its cgroup is read, which waits for a pipe here.
-func TestProcessThatVanishesBetweenReads(t *testing.T) {
+// TestPIDReuseDuringRead reuses the pid after the open of comm and before the read of the cgroup, which waits for a pipe.
+func TestPIDReuseDuringRead(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(infer, idB)
 	end := s.addLiveProcess(5, "")
@@ -90,7 +88,7 @@ func TestProcessThatVanishesBetweenReads(t *testing.T) {
 	s.must(syscall.Mkfifo(s.proc+"/5/cgroup", 0o644))
 	wrote := make(chan error)
 	go func() {
-		pipe, err := os.OpenFile(s.proc+"/5/cgroup", os.O_WRONLY, 0) // it opens when the locator reads
+		pipe, err := os.OpenFile(s.proc+"/5/cgroup", os.O_WRONLY, 0) // opens with the Locator's read
 		if err == nil {
 			end()
 			_, err = pipe.WriteString(cgroupFile(uid2, idB))
@@ -102,9 +100,8 @@ func TestProcessThatVanishesBetweenReads(t *testing.T) {
 	s.must(<-wrote)
 }
 
-// TestProcessThatIsMoved has a process be seen before the runtime has put it into its
-// container's cgroup.
-func TestProcessThatIsMoved(t *testing.T) {
+// TestMovedProcess looks up a process before the runtime moves it to the container's cgroup.
+func TestMovedProcess(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
 	s.addProcess(5, "0::/system.slice/containerd.service\n")
@@ -113,16 +110,16 @@ func TestProcessThatIsMoved(t *testing.T) {
 		s.wantOwner(l, 5, noOwner, train)
 		s.addProcess(5, cgroupFileA)
 		time.Sleep(recheckInterval - time.Millisecond)
-		s.wantOwner(l, 5, noOwner, train) // read once a second at most
+		s.wantOwner(l, 5, noOwner, train) // read at most once a second
 		time.Sleep(time.Millisecond)
 		s.wantOwner(l, 5, train, train)
 		s.addProcess(5, cgroupFile(uid2, idB))
 		time.Sleep(time.Hour)
-		s.wantOwner(l, 5, train, train) // and once it is known, no more
+		s.wantOwner(l, 5, train, train) // resolved for good
 	})
 }
 
-func TestSweepForgets(t *testing.T) {
+func TestSweep(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
 	s.addLogLink(infer, idB)
@@ -137,21 +134,20 @@ func TestSweepForgets(t *testing.T) {
 		s.wantOwner(l, 5, train, train)
 	}
 	if len(l.processes) != 2 || len(l.containers) != 2 {
-		t.Errorf("%d processes and %d containers are left within %d flights", len(l.processes), len(l.containers), maxIdleCollections)
+		t.Errorf("%d processes and %d containers after %d collections, want 2 each", len(l.processes), len(l.containers), maxIdleCollections)
 	}
 	l.Sweep()
 	if len(l.processes) != 1 || len(l.containers) != 1 {
-		t.Errorf("%d processes and %d containers are left, want those that were asked about", len(l.processes), len(l.containers))
+		t.Errorf("%d processes and %d containers, want 1 each", len(l.processes), len(l.containers))
 	}
 	if _, err := kept.Stat(); err == nil {
-		t.Error("the file of a process that was forgotten is open")
+		t.Error("file of an evicted process is open")
 	}
 	s.wantOwner(l, 6, infer, infer)
 }
 
-// TestMoreProcessesThanAreKept looks each up, and keeps no more files open than it
-// should.
-func TestMoreProcessesThanAreKept(t *testing.T) {
+// TestMaxProcesses checks the limit of cached processes and open files.
+func TestMaxProcesses(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
 	s.addProcess(99, cgroupFileA)
@@ -166,16 +162,16 @@ func TestMoreProcessesThanAreKept(t *testing.T) {
 		}
 	}
 	if got := len(l.processes); got != maxProcesses {
-		t.Errorf("%d processes are kept", got)
+		t.Errorf("%d cached processes", got)
 	}
 	if got := openFiles(t) - before; got > maxProcesses {
-		t.Errorf("%d files are open", got)
+		t.Errorf("%d open files", got)
 	}
 	for range maxIdleCollections + 1 {
 		l.Sweep()
 	}
 	if got := openFiles(t) - before; got > 0 {
-		t.Errorf("%d files are open when all is forgotten", got)
+		t.Errorf("%d open files after the eviction of all processes", got)
 	}
 }
 
@@ -188,8 +184,7 @@ func openFiles(t *testing.T) int {
 	return len(open)
 }
 
-// TestLongCgroupFile has more lines than are read: the last whole one counts, and half
-// of one does not.
+// TestLongCgroupFile has more than maxCgroupBytes: a truncated line does not count.
 func TestLongCgroupFile(t *testing.T) {
 	s := newProcFixture(t)
 	s.addLogLink(train, idA)
@@ -204,16 +199,16 @@ func TestLongCgroupFile(t *testing.T) {
 	s.wantOwner(l, 6, noOwner, train)
 }
 
-// TestProcessesHere reads this machine's own.
-func TestProcessesHere(t *testing.T) {
+// TestOwnProcess reads this process from /proc.
+func TestOwnProcess(t *testing.T) {
 	s := newProcFixture(t)
 	s.must(os.RemoveAll(s.proc))
 	s.proc = "/proc"
 	l := s.newLocator()
-	l.visible = true // whatever it is: this process can be looked up in any case
+	l.visible = true // this process is visible in any pid namespace
 	s.wantOwner(l, uint32(os.Getpid()), noOwner, train)
 	p := l.processes[uint32(os.Getpid())]
 	if p == nil || !l.isAlive(p) || len(readLines("/proc/self/cgroup")) == 0 {
-		t.Errorf("this process is not read: %+v", p)
+		t.Errorf("this process: %+v", p)
 	}
 }

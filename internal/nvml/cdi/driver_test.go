@@ -9,10 +9,8 @@ import (
 	nvmltest "github.com/podgauge/podgauge/test/nvml"
 )
 
-// TestADriversListing has the devices from a real listing, through a libnvidia-ml
-// below the driver root. A spec is made of them while each call of the driver's
-// library would hang, and none is made.
-func TestADriversListing(t *testing.T) {
+// TestNoNVMLCall builds the specs of devices that the nvml backend listed, with a library whose calls hang after the listing.
+func TestNoNVMLCall(t *testing.T) {
 	s := newFixture(t, 4, driverOnHost)
 	if _, err := nvmltest.Build(filepath.Join(s.driverRoot, "usr/lib64")); err != nil {
 		t.Fatal(err)
@@ -33,10 +31,10 @@ func TestADriversListing(t *testing.T) {
 	s.updateOnce(devices)
 	s.must(s.State().Err)
 	if after := totalReads(t, calls); after != before {
-		t.Errorf("%d calls of NVML", after-before)
+		t.Errorf("%d NVML calls", after-before)
 	}
 	if len(devices) != 4 {
-		t.Fatalf("%d devices are listed", len(devices))
+		t.Fatalf("%d devices listed, want 4", len(devices))
 	}
 	for i, d := range devices {
 		nodes, _, _, _ := s.injectDevices("k8s.device-plugin.nvidia.com/gpu=" + string(d.ID))

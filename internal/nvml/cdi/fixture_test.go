@@ -18,17 +18,17 @@ import (
 
 const testDriverVersion = "570.124.06"
 
-// writerFixture is a node with a made-up driver, and a Writer that has not begun.
+// writerFixture is a node with the files of a driver, and a Writer.
 type writerFixture struct {
 	testing.TB
 	*Writer
 	board      device.Inventory
 	log        *capturedLog
-	driverRoot string // the driver's, as this process sees it
-	specDir    string // of specs
+	driverRoot string // in this process's mounts
+	specDir    string
 }
 
-// newFixture has a driver below a root of its own, and GPUs.
+// newFixture installs a driver below a new root, with the device nodes of GPUs.
 func newFixture(t testing.TB, gpus int, change func(*Options)) *writerFixture {
 	t.Helper()
 	s := &writerFixture{TB: t, driverRoot: t.TempDir(), specDir: filepath.Join(t.TempDir(), "cdi"), log: &capturedLog{}}
@@ -53,7 +53,7 @@ func (s *writerFixture) must(err error) {
 	}
 }
 
-// installDriver makes files that are found by their names alone.
+// installDriver creates empty files: nvcdi looks at the names only.
 func (s *writerFixture) installDriver(gpus int) {
 	s.Helper()
 	for _, name := range []string{
@@ -77,17 +77,16 @@ func (s *writerFixture) touch(name string) {
 	s.must(os.WriteFile(path, nil, 0o755))
 }
 
-// makeNode makes a character device. One of the number 0:0 anybody may make, since
-// overlay file systems mark by it what is deleted.
+// makeNode makes a character device 0:0, the only number that needs no privilege (whiteout of overlay file systems).
 func (s *writerFixture) makeNode(name string) {
 	s.Helper()
 	path := filepath.Join(s.driverRoot, name)
 	s.must(os.MkdirAll(filepath.Dir(path), 0o755))
 	s.must(unix.Mknod(path, unix.S_IFCHR|0o666, 0))
-	s.must(os.Chmod(path, 0o666)) // whatever the umask
+	s.must(os.Chmod(path, 0o666)) // regardless of the umask
 }
 
-// makeGPUs are the first n.
+// makeGPUs returns n GPUs.
 func makeGPUs(n int) []device.Device {
 	devices := make([]device.Device, n)
 	for i := range devices {
@@ -101,7 +100,7 @@ func makeGPUs(n int) []device.Device {
 	return devices
 }
 
-// makeMIGDevice is a part of a GPU, with two capabilities.
+// makeMIGDevice returns a MIG device of a GPU, with capabilities.
 func makeMIGDevice(gpu device.Device, id string, caps ...int) device.Device {
 	d := gpu
 	d.ID = device.ID(id)
@@ -120,7 +119,7 @@ func healthyStatuses(devices []device.Device) []device.Status {
 	return statuses
 }
 
-// updateOnce makes what Run would make first.
+// updateOnce does the first update of Run.
 func (s *writerFixture) updateOnce(devices []device.Device) {
 	s.Helper()
 	s.update(devices)
@@ -146,7 +145,7 @@ func (s *writerFixture) readSpec(class string) string {
 	return string(content)
 }
 
-// specNames are the files in the folder of specs.
+// specNames returns the names in the folder of specs.
 func (s *writerFixture) specNames() []string {
 	s.Helper()
 	entries, err := os.ReadDir(s.specDir)
@@ -160,7 +159,7 @@ func (s *writerFixture) specNames() []string {
 	return names
 }
 
-// cdiCache is what a runtime makes of the folder.
+// cdiCache reads the folder like a runtime.
 func (s *writerFixture) cdiCache() *cdi.Cache {
 	s.Helper()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(s.specDir), cdi.WithAutoRefresh(false))
@@ -169,7 +168,7 @@ func (s *writerFixture) cdiCache() *cdi.Cache {
 	return cache
 }
 
-// capturedLog is a log that can be read while it is written.
+// capturedLog is a log that is safe for concurrent use.
 type capturedLog struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu
@@ -181,7 +180,7 @@ func (l *capturedLog) Write(p []byte) (int, error) {
 	return l.text.Write(p)
 }
 
-// countLines returns how many lines have all words.
+// countLines returns the number of lines with all words.
 func (l *capturedLog) countLines(words ...string) (n int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

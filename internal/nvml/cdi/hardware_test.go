@@ -13,8 +13,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// TestHardware compares the spec with what nvcdi makes of the same driver when it
-// asks NVML itself.
+// TestHardware compares the spec with nvcdi's own spec of the same driver, based on NVML calls.
 func TestHardware(t *testing.T) {
 	if os.Getenv("PODGAUGE_GPU") == "" {
 		t.Skip("PODGAUGE_GPU is not set: this needs an NVIDIA GPU")
@@ -27,20 +26,20 @@ func TestHardware(t *testing.T) {
 	s.Writer = New(Options{Statuses: s.board.Get, Log: s.logger(), Dir: s.specDir})
 	began := time.Now()
 	s.updateOnce(devices)
-	t.Logf("%d devices took %v, %+v", len(devices), time.Since(began), s.State())
+	t.Logf("%d devices in %v, %+v", len(devices), time.Since(began), s.State())
 	s.must(s.State().Err)
 	for _, name := range s.State().Devices {
 		nodes, mounts, hooks, env := s.injectDevices(Vendor + "/gpu=" + name)
-		t.Logf("%s gets %q, %d mounts, %q, %q", name, nodes, len(mounts), hooks, env)
+		t.Logf("%s: nodes %q, %d mounts, hooks %q, environment %q", name, nodes, len(mounts), hooks, env)
 	}
 	for _, flags := range [][]string{{"disable-nvsandboxutils"}, nil} {
 		if want, got := s.toolkitSpec(flags), s.readSpec(gpuClass); got != want {
-			t.Errorf("with flags %q nvcdi itself makes\n%s\nand we make\n%s", flags, want, got)
+			t.Errorf("flags %q: nvcdi's spec\n%s\npodgauge's spec\n%s", flags, want, got)
 		}
 	}
 }
 
-// toolkitSpec is nvcdi's own spec.
+// toolkitSpec returns nvcdi's own spec.
 func (s *writerFixture) toolkitSpec(flags []string) string {
 	s.Helper()
 	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)

@@ -21,17 +21,16 @@ const (
 	dgpuPackage  = "github.com/NVIDIA/nvidia-container-toolkit/internal/platform-support/dgpu"
 )
 
-// Why a method that nvcdi calls has none in nvml_adapter.go.
+// Reasons for methods without an implementation in nvml_adapter.go.
 const (
-	implemented = "" // it has
-	onlyByID    = "for devices by their id; all are asked for, of an inventory of one"
-	onlyMIG     = "for slices; none is shown"
-	onlyTegra   = "for Tegra, which has another mode"
+	implemented = ""
+	onlyByID    = "for queries by id; podgauge queries all devices of an inventory with a single GPU"
+	onlyMIG     = "for MIG devices; the adapter has none"
+	onlyTegra   = "for Tegra's mode"
 )
 
-// nvcdiMethods are the methods of go-nvml's and go-nvlib's interfaces that nvcdi calls,
-// and of its own through which it calls them. One that is missing in nvml_adapter.go is a
-// nil pointer: so a nvcdi that calls another must be looked at.
+// nvcdiMethods lists the methods of go-nvml, go-nvlib and nvcdi's wrappers that nvcdi calls. A method without an implementation in
+// nvml_adapter.go is a nil pointer, so new calls of an nvcdi update need a review.
 var nvcdiMethods = map[string]string{
 	"Interface.Init":                   implemented,
 	"Interface.Shutdown":               implemented,
@@ -65,7 +64,7 @@ var nvcdiMethods = map[string]string{
 	"requiredMigInfo.getPCIBusID":      onlyMIG,
 	"requiredMigInfo.getPlacementInfo": onlyMIG,
 
-	"UUIDer.GetUUID": "for libnvidia-sandboxutils, which is off",
+	"UUIDer.GetUUID": "for libnvidia-sandboxutils, which is disabled",
 
 	"Interface.DeviceGetCount":             onlyTegra,
 	"Interface.SystemGetCudaDriverVersion": onlyTegra,
@@ -73,13 +72,13 @@ var nvcdiMethods = map[string]string{
 	"Device.GetPciInfo":                    onlyTegra,
 }
 
-// listedPackage is what the go command knows of a package.
+// listedPackage is a package in the output of go list.
 type listedPackage struct {
 	ImportPath, Dir, Export string
 	GoFiles                 []string
 }
 
-func TestNVCDIAsksNothingElse(t *testing.T) {
+func TestNVCDICalls(t *testing.T) {
 	packages := listPackages(t)
 	got := map[string]bool{}
 	for _, name := range []string{nvcdiPackage, dgpuPackage} {
@@ -105,13 +104,12 @@ func TestNVCDIAsksNothingElse(t *testing.T) {
 	}
 }
 
-// isDriver tells where the interfaces are that a driver is asked through.
+// isDriver reports whether a package has interfaces to the driver.
 func isDriver(path string) bool {
 	return path == "github.com/NVIDIA/go-nvml/pkg/nvml" || path == "github.com/NVIDIA/go-nvlib/pkg/nvlib/device" || path == dgpuPackage
 }
 
-// selections parses a package of nvcdi's and finds out the types of all that is in
-// it.
+// selections returns the type-checked selector expressions of a package.
 func selections(t *testing.T, packages map[string]listedPackage, p listedPackage) map[*ast.SelectorExpr]*types.Selection {
 	t.Helper()
 	set := token.NewFileSet()

@@ -16,11 +16,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files")
 
-// A spec as a whole, so that a new nvcdi shows what it does otherwise.
-func TestSpecIsTheGolden(t *testing.T) {
-	t.Setenv("XDG_DATA_DIRS", "") // where nvcdi looks for configurations, too
+// TestGoldenSpec compares a whole spec, to show the changes of an nvcdi update.
+func TestGoldenSpec(t *testing.T) {
+	t.Setenv("XDG_DATA_DIRS", "") // another search path of nvcdi
 	s := newFixture(t, 2, nil)
 	for _, name := range []string{
 		"usr/lib64/vdpau/libvdpau_nvidia.so." + testDriverVersion, "etc/vulkan/icd.d/nvidia_icd.json", "usr/bin/nvidia-cuda-mps-control",
@@ -32,7 +32,7 @@ func TestSpecIsTheGolden(t *testing.T) {
 	two := makeGPUs(2)
 	s.updateOnce([]device.Device{two[0], makeMIGDevice(two[1], "MIG-a", 31, 32)})
 	s.must(s.State().Err)
-	spec := regexp.MustCompile(`,"gid":\d+`).ReplaceAllString(s.readSpec("gpu"), "") // of whoever runs the test
+	spec := regexp.MustCompile(`,"gid":\d+`).ReplaceAllString(s.readSpec("gpu"), "") // the user's
 	var got bytes.Buffer
 	s.must(json.Indent(&got, []byte(spec), "", "  "))
 	got.WriteByte('\n')
@@ -43,17 +43,17 @@ func TestSpecIsTheGolden(t *testing.T) {
 	want, err := os.ReadFile(golden)
 	s.must(err)
 	if !bytes.Equal(got.Bytes(), want) {
-		t.Errorf("the spec is not that of %s; go test -update writes it anew:\n%s", golden, &got)
+		t.Errorf("spec differs from %s, go test -update writes the file:\n%s", golden, &got)
 	}
 }
 
-// injectDevices is what a container gets that asks for devices by their full names.
+// injectDevices returns the changes to a container with devices.
 func (s *writerFixture) injectDevices(names ...string) (nodes, mounts, hooks, env []string) {
 	s.Helper()
 	spec := &specs.Spec{}
 	unresolved, err := s.cdiCache().InjectDevices(spec, names...)
 	if err != nil || len(unresolved) > 0 {
-		s.Fatalf("%q are not resolved, %v", unresolved, err)
+		s.Fatalf("unresolved: %q, %v", unresolved, err)
 	}
 	for _, d := range spec.Linux.Devices {
 		nodes = append(nodes, d.Path)
@@ -73,15 +73,14 @@ func wantSet(t testing.TB, what string, got []string, want ...string) {
 	t.Helper()
 	got = slices.Sorted(slices.Values(got))
 	if !slices.Equal(got, slices.Sorted(slices.Values(want))) {
-		t.Errorf("%s are %q; want %q", what, got, want)
+		t.Errorf("%s: %q; want %q", what, got, want)
 	}
 }
 
-// driverOnHost has paths mean for the runtime what they mean for this process: it looks at
-// the nodes that it injects.
+// driverOnHost makes the host's paths equal to this process's: the runtime reads the device nodes.
 func driverOnHost(o *Options) { o.TargetDriverRoot = "" }
 
-func TestEachDeviceIsInjected(t *testing.T) {
+func TestInjection(t *testing.T) {
 	s := newFixture(t, 3, driverOnHost)
 	for _, c := range []int{31, 32, 41, 42} {
 		s.makeNode(fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", c))
@@ -117,16 +116,16 @@ func TestEachDeviceIsInjected(t *testing.T) {
 		"/dev/nvidia-caps/nvidia-cap32", "/dev/nvidiactl", "/dev/nvidia-uvm")
 }
 
-// Names are the caller's, who answers Allocate with the same.
-func TestNamesAreTheCallers(t *testing.T) {
+// TestDeviceNames checks Options.DeviceName.
+func TestDeviceNames(t *testing.T) {
 	s := newFixture(t, 2, func(o *Options) { o.DeviceName = func(d device.Device) string { return fmt.Sprintf("%d:7", d.Index) } })
 	s.updateOnce(makeGPUs(2))
 	s.must(s.State().Err)
 	wantSet(t, "devices", s.cdiCache().ListDevices(), "k8s.device-plugin.nvidia.com/gpu=0:7", "k8s.device-plugin.nvidia.com/gpu=1:7")
 }
 
-// A driver in a container has its files there, and its nodes on the host.
-func TestNodesHaveARootOfTheirOwn(t *testing.T) {
+// TestDevRoot has the driver's files in a container and the device nodes on the host.
+func TestDevRoot(t *testing.T) {
 	files, nodes := newFixture(t, 0, nil), newFixture(t, 1, nil)
 	files.must(os.RemoveAll(filepath.Join(files.driverRoot, "dev")))
 	files.DevRoot, files.TargetDevRoot = nodes.driverRoot, "/"
@@ -135,27 +134,27 @@ func TestNodesHaveARootOfTheirOwn(t *testing.T) {
 	spec := files.readSpec("gpu")
 	for _, want := range []string{`{"path":"/dev/nvidia0","hostPath":"/dev/nvidia0"`, `"hostPath":"/host/usr/bin/nvidia-smi"`} {
 		if !strings.Contains(spec, want) {
-			t.Errorf("%s is not in %s", want, spec)
+			t.Errorf("no %s in %s", want, spec)
 		}
 	}
 }
 
-// Without a /dev of its own the driver's nodes are in this process's.
-func TestADriverRootWithoutNodes(t *testing.T) {
+// TestDriverRootWithoutDev checks that DevRoot defaults to / if the driver root has no /dev.
+func TestDriverRootWithoutDev(t *testing.T) {
 	s := newFixture(t, 0, nil)
 	s.must(os.RemoveAll(filepath.Join(s.driverRoot, "dev")))
 	s.updateOnce(makeGPUs(1))
 	if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "no device node /dev/nvidia0 in /") {
-		t.Errorf("the error is %v", err)
+		t.Errorf("error %v", err)
 	}
 }
 
-// No path of this process's may get into a spec.
-func TestPathsAreTheHosts(t *testing.T) {
+// TestHostPaths checks that a spec has the host's paths only.
+func TestHostPaths(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		change func(*Options)
-		want   []string // are in the spec
+		want   []string
 		not    []string
 	}{
 		{
@@ -164,7 +163,7 @@ func TestPathsAreTheHosts(t *testing.T) {
 			[]string{`"hostPath":"/dev/`},
 		},
 		{
-			"roots with a slash at the end", func(o *Options) { o.DriverRoot += "/"; o.TargetDriverRoot += "/" },
+			"roots with a trailing slash", func(o *Options) { o.DriverRoot += "/"; o.TargetDriverRoot += "/" },
 			[]string{`"path":"/dev/nvidia0","hostPath":"/host/dev/nvidia0"`, `{"hostPath":"/host/usr/bin/nvidia-smi","containerPath":"/usr/bin/nvidia-smi"`},
 			nil,
 		},
@@ -194,7 +193,7 @@ func TestPathsAreTheHosts(t *testing.T) {
 			[]string{"persistenced/socket"},
 		},
 		{
-			"a feature flag that asks what is not known", func(o *Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
+			"feature flag with an unknown answer", func(o *Options) { o.FeatureFlags = []string{"enable-coherent-annotations"} },
 			[]string{"GPU-0"},
 			[]string{"annotations"},
 		},
@@ -206,32 +205,32 @@ func TestPathsAreTheHosts(t *testing.T) {
 			spec := s.readSpec("gpu")
 			for _, want := range row.want {
 				if !strings.Contains(spec, want) {
-					t.Errorf("%s is not in %s", want, spec)
+					t.Errorf("no %s in %s", want, spec)
 				}
 			}
 			for _, not := range append(row.not, s.driverRoot) {
 				if strings.Contains(spec, not) {
-					t.Errorf("%s is in %s", not, spec)
+					t.Errorf("%s in %s", not, spec)
 				}
 			}
 		})
 	}
 }
 
-// BenchmarkTurn is what is done for eight GPUs every half minute, and each second.
-func BenchmarkTurn(b *testing.B) {
+// BenchmarkUpdate measures the rebuild, every 30 s, and the check of files, every second, with eight GPUs.
+func BenchmarkUpdate(b *testing.B) {
 	s := newFixture(b, 8, nil)
-	for i := range 60 { // as many libraries as a driver has
+	for i := range 60 { // the number of a real driver's libraries
 		s.touch(fmt.Sprintf("usr/lib64/libnvidia-%d.so.%s", i, testDriverVersion))
 	}
 	s.updateOnce(makeGPUs(8))
-	b.Run("make", func(b *testing.B) {
+	b.Run("rebuild", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			s.rebuild(makeGPUs(8), false)
 		}
 	})
-	b.Run("mend", func(b *testing.B) {
+	b.Run("check", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
 			s.must(s.restoreFiles())

@@ -14,7 +14,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
 
-// runWriter runs the Writer in a bubble of time, beside a test that posts to its board.
+// runWriter runs a Writer and a test body in a synctest bubble.
 func runWriter(t *testing.T, gpus int, change func(*Options), body func(*writerFixture)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -31,9 +31,9 @@ func runWriter(t *testing.T, gpus int, change func(*Options), body func(*writerF
 	})
 }
 
-// advance has time go on, until the Writer waits for more of it.
+// advance advances the time and waits until the Writer is idle.
 func (s *writerFixture) advance(d time.Duration) {
-	time.Sleep(d) // in the bubble: it takes none
+	time.Sleep(d)
 	synctest.Wait()
 }
 
@@ -45,14 +45,14 @@ func (s *writerFixture) publishDevices(devices []device.Device) {
 func (s *writerFixture) wantDevices(devices ...string) {
 	s.Helper()
 	if got := s.State().Devices; !slices.Equal(got, devices) {
-		s.Fatalf("devices are %q; want %q; %v", got, devices, s.State().Err)
+		s.Fatalf("devices %q; want %q; %v", got, devices, s.State().Err)
 	}
 	if len(devices) == 0 {
 		return
 	}
 	for _, d := range devices {
 		if s.cdiCache().GetDevice("k8s.device-plugin.nvidia.com/gpu="+d) == nil {
-			s.Fatalf("%s is not in the file", d)
+			s.Fatalf("no device %s in the file", d)
 		}
 	}
 }
@@ -68,7 +68,7 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 		s.wantDevices("GPU-0", "GPU-1")
 		wantSet(t, "files", s.specNames(), "k8s.device-plugin.nvidia.com-gpu.json")
 		if info, err := os.Stat(s.specPathOf("gpu")); err != nil || info.Mode() != 0o644 {
-			t.Errorf("the file is %v, %v", info, err)
+			t.Errorf("file %v, %v", info, err)
 		}
 		if err := s.Ready(); err != nil || !s.HasSpec("gpu") || s.HasSpec("gds") {
 			t.Errorf("ready: %v; specs %q", err, s.State().Classes)
@@ -81,7 +81,7 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 		s.publishDevices(nil)
 		s.wantDevices()
 		if there := s.specNames(); len(there) > 0 {
-			t.Errorf("without a device there are %q", there)
+			t.Errorf("files without a device: %q", there)
 		}
 		s.publishDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
@@ -91,9 +91,8 @@ func TestSpecsFollowTheInventory(t *testing.T) {
 	})
 }
 
-// Runtimes read all specs again when a file changes: one that is as it should be
-// is left alone, whatever happens to the health of devices and however time goes.
-func TestAFileThatIsRightIsLeftAlone(t *testing.T) {
+// TestUnchangedFile checks that a right file is not written again: runtimes read all specs after a change.
+func TestUnchangedFile(t *testing.T) {
 	runWriter(t, 2, nil, func(s *writerFixture) {
 		s.publishDevices(makeGPUs(2))
 		before, err := os.Stat(s.specPathOf("gpu"))
@@ -105,21 +104,21 @@ func TestAFileThatIsRightIsLeftAlone(t *testing.T) {
 		after, err := os.Stat(s.specPathOf("gpu"))
 		s.must(err)
 		if !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
-			t.Error("the file was written again")
+			t.Error("file written again")
 		}
 		if n := s.log.countLines(""); n != 1 {
-			t.Errorf("%d lines in the log:\n%s", n, s.log)
+			t.Errorf("%d log lines:\n%s", n, s.log)
 		}
 	})
 }
 
-func TestAFileIsMended(t *testing.T) {
+func TestFileRestored(t *testing.T) {
 	for name, damage := range map[string]func(*writerFixture){
-		"removed":     func(s *writerFixture) { s.must(os.Remove(s.specPathOf("gpu"))) },
-		"folder gone": func(s *writerFixture) { s.must(os.RemoveAll(s.specDir)) },
-		"altered":     func(s *writerFixture) { s.must(os.WriteFile(s.specPathOf("gpu"), []byte("{}"), 0o644)) },
-		"replaced":    func(s *writerFixture) { s.replaceFile("{}") },
-		"made a folder": func(s *writerFixture) {
+		"removed":        func(s *writerFixture) { s.must(os.Remove(s.specPathOf("gpu"))) },
+		"folder removed": func(s *writerFixture) { s.must(os.RemoveAll(s.specDir)) },
+		"altered":        func(s *writerFixture) { s.must(os.WriteFile(s.specPathOf("gpu"), []byte("{}"), 0o644)) },
+		"replaced":       func(s *writerFixture) { s.replaceFile("{}") },
+		"folder in its place": func(s *writerFixture) {
 			s.must(os.Remove(s.specPathOf("gpu")))
 			s.must(os.Mkdir(s.specPathOf("gpu"), 0o755))
 		},
@@ -130,15 +129,15 @@ func TestAFileIsMended(t *testing.T) {
 				right := s.readSpec("gpu")
 				damage(s)
 				s.advance(fileCheckInterval)
-				if name == "made a folder" { // nothing can be renamed over it
+				if name == "folder in its place" { // rename fails
 					if s.HasSpec("gpu") || s.State().Err == nil || s.Ready() != nil {
-						t.Errorf("the state is %+v, ready: %v", s.State(), s.Ready())
+						t.Errorf("state %+v, ready: %v", s.State(), s.Ready())
 					}
 					s.must(os.Remove(s.specPathOf("gpu")))
 					s.advance(maxBackoff)
 				}
 				if got := s.readSpec("gpu"); got != right {
-					t.Errorf("the file is %s", got)
+					t.Errorf("file content %s", got)
 				}
 				s.wantDevices("GPU-0")
 			})
@@ -146,7 +145,7 @@ func TestAFileIsMended(t *testing.T) {
 	}
 }
 
-// replaceFile is what another program does that writes as carefully.
+// replaceFile replaces the spec like another program.
 func (s *writerFixture) replaceFile(content string) {
 	s.Helper()
 	other := filepath.Join(s.TempDir(), "other")
@@ -154,28 +153,28 @@ func (s *writerFixture) replaceFile(content string) {
 	s.must(os.Rename(other, s.specPathOf("gpu")))
 }
 
-// TestFilesOutliveTheWriter: a container that restarts during a rollout needs them.
+// TestFilesOutliveTheWriter checks that specs stay for containers that restart during a rollout.
 func TestFilesOutliveTheWriter(t *testing.T) {
 	dir := t.TempDir()
 	runWriter(t, 1, func(o *Options) { o.Dir = dir }, func(s *writerFixture) { s.publishDevices(makeGPUs(1)) })
 	spec, err := cdi.ReadSpec(filepath.Join(dir, "k8s.device-plugin.nvidia.com-gpu.json"), 0)
 	if err != nil || len(spec.Devices) != 1 || spec.Devices[0].Name != "GPU-0" {
-		t.Errorf("at the end there is %v, %v", spec, err)
+		t.Errorf("spec after the end: %v, %v", spec, err)
 	}
 }
 
-// TestNextWriter: it replaces what an earlier process left, or removes it.
+// TestNextWriter checks the treatment of files that an earlier process left.
 func TestNextWriter(t *testing.T) {
 	leave := func(s *writerFixture, names ...string) {
 		s.must(os.MkdirAll(s.specDir, 0o755))
 		for _, name := range names {
 			path := filepath.Join(s.specDir, name)
 			s.must(os.WriteFile(path, []byte("{}"), 0o644))
-			s.must(os.Chtimes(path, time.Unix(0, 0), time.Unix(0, 0))) // a temporary file of a long-gone process
+			s.must(os.Chtimes(path, time.Unix(0, 0), time.Unix(0, 0))) // stale, if temporary
 		}
 	}
 	const gpu, gds, other = "k8s.device-plugin.nvidia.com-gpu.json", "k8s.device-plugin.nvidia.com-gds.json", "nvidia.yaml.off"
-	t.Run("a device is gone, a class is off, a process was killed", func(t *testing.T) {
+	t.Run("device gone, class disabled, temporary file", func(t *testing.T) {
 		runWriter(t, 2, nil, func(s *writerFixture) {
 			leave(s, gpu, gds, other, "."+gpu+".123.tmp")
 			s.publishDevices(makeGPUs(1))
@@ -183,7 +182,7 @@ func TestNextWriter(t *testing.T) {
 			wantSet(t, "files", s.specNames(), gpu, other)
 		})
 	})
-	t.Run("all devices are gone", func(t *testing.T) {
+	t.Run("no devices", func(t *testing.T) {
 		runWriter(t, 0, nil, func(s *writerFixture) {
 			leave(s, gpu)
 			s.publishDevices(makeGPUs(0))
@@ -196,22 +195,22 @@ func TestNextWriter(t *testing.T) {
 			s.advance(10 * time.Minute)
 			wantSet(t, "files", s.specNames(), gpu, gds)
 			if s.HasSpec("gpu") {
-				t.Error("a file that was not checked is reported as written")
+				t.Error("unchecked file reported as written")
 			}
 		})
 	})
-	t.Run("the driver's files are not found", func(t *testing.T) {
+	t.Run("driver files missing", func(t *testing.T) {
 		runWriter(t, 0, nil, func(s *writerFixture) {
 			s.must(os.RemoveAll(filepath.Join(s.driverRoot, "usr")))
 			leave(s, gpu, gds)
 			s.publishDevices(makeGPUs(1))
 			wantSet(t, "files", s.specNames(), gpu)
 			if s.HasSpec("gpu") {
-				t.Error("a file that was not checked is reported as written")
+				t.Error("unchecked file reported as written")
 			}
 		})
 	})
-	t.Run("another program's file that came later", func(t *testing.T) {
+	t.Run("newer file of another program", func(t *testing.T) {
 		runWriter(t, 1, nil, func(s *writerFixture) {
 			s.publishDevices(makeGPUs(1))
 			leave(s, gds)
@@ -219,7 +218,7 @@ func TestNextWriter(t *testing.T) {
 			wantSet(t, "files", s.specNames(), gpu, gds)
 		})
 	})
-	t.Run("no strategy needs them", func(t *testing.T) {
+	t.Run("CDI disabled", func(t *testing.T) {
 		s := newFixture(t, 0, nil)
 		leave(s, gpu, gds, other, "."+gds+".1.tmp")
 		s.must(RemoveSpecs(s.specDir))
@@ -228,8 +227,8 @@ func TestNextWriter(t *testing.T) {
 	})
 }
 
-// TestChanged: each new State is told once.
-func TestChanged(t *testing.T) {
+// TestStatePublished checks that each change of the state is published once.
+func TestStatePublished(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		_, first := s.Get()
 		s.publishDevices(makeGPUs(1))
@@ -251,8 +250,8 @@ func TestChanged(t *testing.T) {
 	})
 }
 
-// A file of a Writer that was killed is taken over.
-func TestAPredecessorsFileIsTakenOver(t *testing.T) {
+// TestTruncatedFileOfAnEarlierProcess checks that the file is replaced.
+func TestTruncatedFileOfAnEarlierProcess(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.must(os.MkdirAll(s.specDir, 0o755))
 		s.must(os.WriteFile(s.specPathOf("gpu"), []byte("{"), 0o600))
@@ -261,9 +260,8 @@ func TestAPredecessorsFileIsTakenOver(t *testing.T) {
 	})
 }
 
-// A failure is said once, told by the state, and heals by itself; what there was
-// stays meanwhile.
-func TestFailuresHeal(t *testing.T) {
+// TestFailureAndRecovery checks that a failure is logged once and retried, and that existing files stay.
+func TestFailureAndRecovery(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		libraries := filepath.Join(s.driverRoot, "usr/lib64")
 		s.must(os.Rename(libraries, libraries+".away"))
@@ -271,10 +269,10 @@ func TestFailuresHeal(t *testing.T) {
 		s.advance(10 * time.Minute)
 		s.wantDevices()
 		if err := s.State().Err; err == nil || s.Ready() != nil || len(s.specNames()) > 0 {
-			t.Errorf("the error is %v, ready: %v, files %q", err, s.Ready(), s.specNames())
+			t.Errorf("error %v, ready: %v, files %q", err, s.Ready(), s.specNames())
 		}
 		if n := s.log.countLines(""); n != 1 || s.log.countLines("WARN", testDriverVersion) != 1 {
-			t.Errorf("%d lines in the log:\n%s", n, s.log)
+			t.Errorf("%d log lines:\n%s", n, s.log)
 		}
 		s.must(os.Rename(libraries+".away", libraries))
 		s.advance(maxBackoff)
@@ -285,66 +283,66 @@ func TestFailuresHeal(t *testing.T) {
 		s.advance(rebuildInterval)
 		s.wantDevices("GPU-0")
 		if s.State().Err == nil {
-			t.Error("no error tells that the driver's files are gone")
+			t.Error("no error without the driver's files")
 		}
 	})
 }
 
-// What no device tells of is found in time: a socket that came later.
-func TestFilesOfTheDriverAreFoundLater(t *testing.T) {
+// TestPeriodicRebuild finds a driver file that appears without a change of the inventory.
+func TestPeriodicRebuild(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.publishDevices(makeGPUs(1))
 		s.touch("run/nvidia-fabricmanager/socket")
 		s.advance(rebuildInterval)
 		if !strings.Contains(s.readSpec("gpu"), "/host/run/nvidia-fabricmanager/socket") {
-			t.Error("the socket is not in the spec")
+			t.Error("new socket missing in the spec")
 		}
 		s.must(os.RemoveAll(filepath.Join(s.driverRoot, "run")))
 		s.advance(rebuildInterval)
 		if strings.Contains(s.readSpec("gpu"), "/run/") {
-			t.Error("a socket that is gone is in the spec")
+			t.Error("removed socket in the spec")
 		}
 	})
 }
 
-// Of some devices nothing can be made; the others have no part in that.
-func TestADeviceIsLeftOut(t *testing.T) {
+// TestInvalidDevice checks that an invalid device affects no other device.
+func TestInvalidDevice(t *testing.T) {
 	one := makeGPUs(1)[0]
 	for name, row := range map[string]struct {
 		device device.Device
-		why    string
+		want   string
 	}{
-		"no node":           {makeGPUs(3)[2], "skip GPU-2: no device node /dev/nvidia2"},
-		"no minor":          {device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1}, "skip GPU-x: minor number unknown"},
-		"no capabilities":   {makeMIGDevice(makeGPUs(2)[1], "MIG-a"), "skip MIG-a: device nodes of the capabilities unknown"},
-		"no such node":      {makeMIGDevice(makeGPUs(2)[1], "MIG-a", 77), "nvidia-cap77"},
-		"an old driver's":   {makeMIGDevice(makeGPUs(2)[1], "MIG-GPU-1/7/0", 31), "MIG-GPU-1/7/0"},
-		"no name":           {device.Device{Minor: 1}, "skip : "},
-		"the same name":     {one, "skip GPU-0: name GPU-0 is in use"},
-		"a name in pieces":  {device.Device{ID: "GPU-1\nb", GPU: "GPU-1\nb", Minor: 1}, "skip GPU-1"},
-		"a PCI address ../": {device.Device{ID: "GPU-p", GPU: "GPU-p", PCI: "../[", Minor: 1}, "skip GPU-p"},
+		"no node":             {makeGPUs(3)[2], "skip GPU-2: no device node /dev/nvidia2"},
+		"no minor":            {device.Device{ID: "GPU-x", GPU: "GPU-x", Minor: -1}, "skip GPU-x: minor number unknown"},
+		"no capabilities":     {makeMIGDevice(makeGPUs(2)[1], "MIG-a"), "skip MIG-a: device nodes of the capabilities unknown"},
+		"missing node":        {makeMIGDevice(makeGPUs(2)[1], "MIG-a", 77), "nvidia-cap77"},
+		"old driver's id":     {makeMIGDevice(makeGPUs(2)[1], "MIG-GPU-1/7/0", 31), "MIG-GPU-1/7/0"},
+		"no name":             {device.Device{Minor: 1}, "skip : "},
+		"duplicate name":      {one, "skip GPU-0: name GPU-0 is in use"},
+		"name with a newline": {device.Device{ID: "GPU-1\nb", GPU: "GPU-1\nb", Minor: 1}, "skip GPU-1"},
+		"path in the address": {device.Device{ID: "GPU-p", GPU: "GPU-p", PCI: "../[", Minor: 1}, "skip GPU-p"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runWriter(t, 2, nil, func(s *writerFixture) {
 				s.publishDevices([]device.Device{one, row.device})
 				s.wantDevices("GPU-0")
-				if err := s.State().Err; err == nil || !strings.Contains(err.Error(), row.why) {
-					t.Errorf("the error is %v; want %q", err, row.why)
+				if err := s.State().Err; err == nil || !strings.Contains(err.Error(), row.want) {
+					t.Errorf("error %v; want %q", err, row.want)
 				}
 				s.advance(10 * time.Minute)
 				if n := s.log.countLines(""); n != 1 {
-					t.Errorf("%d lines in the log:\n%s", n, s.log)
+					t.Errorf("%d log lines:\n%s", n, s.log)
 				}
 			})
 		})
 	}
 }
 
-func TestWithoutADriver(t *testing.T) {
+func TestNoDriver(t *testing.T) {
 	runWriter(t, 1, nil, func(s *writerFixture) {
 		s.advance(10 * time.Minute)
 		if n := s.log.countLines(""); n != 1 || s.log.countLines("INFO", "no device") != 1 {
-			t.Errorf("%d lines in the log:\n%s", n, s.log)
+			t.Errorf("%d log lines:\n%s", n, s.log)
 		}
 		if err := s.Ready(); err != nil {
 			t.Errorf("ready: %v", err)
@@ -354,16 +352,15 @@ func TestWithoutADriver(t *testing.T) {
 		s.publishDevices(unknown)
 		s.wantDevices()
 		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "version unknown") {
-			t.Errorf("the error is %v", err)
+			t.Errorf("error %v", err)
 		}
 		s.publishDevices(makeGPUs(1))
 		s.wantDevices("GPU-0")
 	})
 }
 
-// There is a spec for what the node has, and none, without complaint, for the
-// rest.
-func TestWhatGoesWithGPUs(t *testing.T) {
+// TestClasses checks that each class has a spec only if the node has such devices.
+func TestClasses(t *testing.T) {
 	all := func(o *Options) {
 		o.GDRCopy, o.GDS, o.MOFED, o.IMEXChannels = true, true, true, []int{0, 3}
 	}
@@ -390,7 +387,7 @@ func TestWhatGoesWithGPUs(t *testing.T) {
 			"mofed":        `"hostPath":"/host/dev/infiniband/rdma_cm"`,
 		} {
 			if !strings.Contains(s.readSpec(class), want) {
-				t.Errorf("%s is not in %s", want, s.readSpec(class))
+				t.Errorf("no %s in %s", want, s.readSpec(class))
 			}
 		}
 		s.must(os.Remove(filepath.Join(s.driverRoot, "dev/gdrdrv")))
@@ -399,22 +396,22 @@ func TestWhatGoesWithGPUs(t *testing.T) {
 	})
 }
 
-func TestChannels(t *testing.T) {
+func TestFindIMEXChannels(t *testing.T) {
 	s := newFixture(t, 0, nil)
 	s.makeNode("dev/nvidia-caps-imex-channels/channel0")
 	s.touch("dev/nvidia-caps-imex-channels/channel2")
-	there, missing := FindIMEXChannels(s.driverRoot, []int{0, 1, 2})
-	if !slices.Equal(there, []int{0}) || !slices.Equal(missing, []int{1, 2}) {
-		t.Errorf("there are %v, missing are %v", there, missing)
+	present, missing := FindIMEXChannels(s.driverRoot, []int{0, 1, 2})
+	if !slices.Equal(present, []int{0}) || !slices.Equal(missing, []int{1, 2}) {
+		t.Errorf("present %v, missing %v", present, missing)
 	}
 }
 
-// A panic in what is not ours ends one attempt.
-func TestAPanicIsAnError(t *testing.T) {
+// TestPanic checks that a panic in a library becomes an error.
+func TestPanic(t *testing.T) {
 	runWriter(t, 1, func(o *Options) { o.DeviceName = func(device.Device) string { panic("oh") } }, func(s *writerFixture) {
 		s.publishDevices(makeGPUs(1))
 		if err := s.State().Err; err == nil || !strings.Contains(err.Error(), "panicked: oh") {
-			t.Errorf("the error is %v", err)
+			t.Errorf("error %v", err)
 		}
 	})
 }

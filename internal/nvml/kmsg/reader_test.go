@@ -21,8 +21,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// fakeKernelLog is a log that obeys a test. It keeps the records, each of which every reader gets
-// once.
+// fakeKernelLog is a kernelLog in memory. Each reader gets each record once.
 type fakeKernelLog struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
@@ -33,12 +32,12 @@ type fakeKernelLog struct {
 	readers  []*fakeReader
 }
 
-// fakeReader is a reader's place in the log.
+// fakeReader is an open fakeKernelLog.
 type fakeReader struct {
 	*fakeKernelLog
 	position int
-	errs     []error       // given before the next record
-	wakeups  chan struct{} // has one when there may be something to read
+	errs     []error       // returned before the next record
+	wakeups  chan struct{} // buffered; filled by each change
 }
 
 func newKernel() *fakeKernelLog { return &fakeKernelLog{bootedAt: time.Now().Add(-time.Hour)} }
@@ -55,7 +54,7 @@ func (k *fakeKernelLog) open() (logReader, error) {
 	return t, nil
 }
 
-// setOpenError has the log not be opened any more; nil: it can be.
+// setOpenError makes open fail; nil: succeed.
 func (k *fakeKernelLog) setOpenError(err error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -64,7 +63,7 @@ func (k *fakeKernelLog) setOpenError(err error) {
 
 func (k *fakeKernelLog) uptime() time.Duration { return time.Since(k.bootedAt) }
 
-// write has the kernel log messages, now.
+// write adds records with the current time.
 func (k *fakeKernelLog) write(messages ...string) { k.writeAt(k.uptime(), messages...) }
 
 func (k *fakeKernelLog) writeAt(since time.Duration, messages ...string) {
@@ -76,7 +75,7 @@ func (k *fakeKernelLog) writeAt(since time.Duration, messages ...string) {
 	k.wakeAll()
 }
 
-// failNextRead has the next read give errors.
+// failNextRead makes the next reads of each reader fail.
 func (k *fakeKernelLog) failNextRead(errs ...error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -126,7 +125,7 @@ func (t *fakeReader) next(buf []byte) (int, error) {
 func (t *fakeReader) wake()  { t.mu.Lock(); defer t.mu.Unlock(); t.wakeAll() }
 func (t *fakeReader) close() { t.mu.Lock(); defer t.mu.Unlock(); t.readers = nil }
 
-// readerFixture is a Reader, the kernel, and what was reported.
+// readerFixture is a Reader of a fakeKernelLog, and the Handler with its reports.
 type readerFixture struct {
 	*testing.T
 	*fakeKernelLog
@@ -135,7 +134,7 @@ type readerFixture struct {
 	lastReported func(device.Event) time.Time
 	got          []device.Event
 	times        []time.Time  // of got
-	logBuf       bytes.Buffer // read when nobody writes
+	logBuf       bytes.Buffer // not synchronized: read between events
 }
 
 const (
@@ -146,12 +145,12 @@ const (
 	migDeviceID = device.ID("MIG-a") // GI 7 of both
 )
 
-// xidLine is a line of the driver's.
+// xidLine returns the driver's message about an Xid.
 func xidLine(pci string, number int) string {
 	return fmt.Sprintf("NVRM: Xid (PCI:%s): %d, pid=1, name=a, b", pci, number)
 }
 
-// runTest runs a test in a bubble of its own, where time passes at once.
+// runTest runs a test in a synctest bubble.
 func runTest(t *testing.T, body func(s *readerFixture)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &readerFixture{T: t, fakeKernelLog: newKernel(), known: map[string]device.GPU{addressGPU1: gpu1, addressGPU2: gpu2}}
@@ -174,7 +173,7 @@ func (s *readerFixture) Report(e device.Event, at time.Time) {
 	s.got, s.times = append(s.got, e), append(s.times, at)
 }
 
-// addGPU has the GPU at an address be known from now on.
+// addGPU makes the GPU at an address known.
 func (s *readerFixture) addGPU(pci string, gpu device.GPU) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -199,7 +198,7 @@ func (s *readerFixture) EventOf(l XidLine) (device.Event, bool) {
 	return e, known
 }
 
-// runReader follows the log while the test goes on, and takes the Reader's end at the end.
+// runReader runs the Reader during body, and waits for the end of Run.
 func (s *readerFixture) runReader(body func()) {
 	s.Helper()
 	ctx, cancel := context.WithCancel(s.Context())
@@ -209,11 +208,11 @@ func (s *readerFixture) runReader(body func()) {
 	body()
 	cancel()
 	if err := <-done; err != nil {
-		s.Errorf("Run ends with %v", err)
+		s.Errorf("Run: %v", err)
 	}
 }
 
-// wantReports tells what was reported since it was last asked.
+// wantReports checks the reports since the previous call.
 func (s *readerFixture) wantReports(when string, want ...string) {
 	s.Helper()
 	synctest.Wait()
@@ -221,12 +220,12 @@ func (s *readerFixture) wantReports(when string, want ...string) {
 	defer s.mu.Unlock()
 	var got []string
 	for _, e := range s.got {
-		heals := map[device.Recovery]string{device.RecoveryNone: "itself", device.RecoveryChecksPass: "check", device.RecoveryAfterReset: "reset"}[e.Recovery]
-		witness := e.Source
+		recovery := map[device.Recovery]string{device.RecoveryNone: "itself", device.RecoveryChecksPass: "check", device.RecoveryAfterReset: "reset"}[e.Recovery]
+		source := e.Source
 		if e.Historical {
-			witness += "_past"
+			source += "_past"
 		}
-		got = append(got, strings.Join(strings.Fields(fmt.Sprintf("%s %s %d %s %s", e.GPU, e.Device, e.Xid, heals, witness)), " "))
+		got = append(got, strings.Join(strings.Fields(fmt.Sprintf("%s %s %d %s %s", e.GPU, e.Device, e.Xid, recovery, source)), " "))
 	}
 	s.got = nil
 	if !slices.Equal(got, want) {
@@ -238,7 +237,7 @@ func (s *readerFixture) wantLogged(text string, times int) {
 	s.Helper()
 	synctest.Wait()
 	if n := strings.Count(s.logBuf.String(), text); n != times {
-		s.Errorf("%q is said %d times, want %d:\n%s", text, n, times, s.logBuf.String())
+		s.Errorf("%q logged %d times, want %d:\n%s", text, n, times, s.logBuf.String())
 	}
 }
 
@@ -246,32 +245,31 @@ func TestFollow(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.runReader(func() {
 			s.write("usb 1-1: new device", xidLine(addressGPU1, 79), "NVRM: GPU at PCI:0000:1a:00: GPU-1", xidLine(addressGPU2+" GPU-I:07", 31))
-			s.wantReports("as they come", "GPU-1 79 reset kmsg", "GPU-2 MIG-a 31 itself kmsg")
+			s.wantReports("new records", "GPU-1 79 reset kmsg", "GPU-2 MIG-a 31 itself kmsg")
 			time.Sleep(time.Hour)
 			s.write(xidLine(addressGPU1, 79), xidLine(addressGPU1, 79))
-			s.wantReports("each time", "GPU-1 79 reset kmsg", "GPU-1 79 reset kmsg")
+			s.wantReports("repeated records", "GPU-1 79 reset kmsg", "GPU-1 79 reset kmsg")
 		})
 		s.wantLogged("level", 0)
 	})
 }
 
-// TestPast: what was there before has a GPU be checked, and no more than that.
-func TestPast(t *testing.T) {
+// TestHistoricalRecords checks that Xids from before the start ask for checks only, once per kind.
+func TestHistoricalRecords(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU1, 31), xidLine(addressGPU2+" GPU-I:07", 95), xidLine(addressGPU1, 79), xidLine(addressGPU1, 74))
 		s.runReader(func() {
-			s.wantReports("what is past", "GPU-1 79 check kmsg_past", "GPU-2 95 check kmsg_past", "GPU-1 74 check kmsg_past")
+			s.wantReports("historical records", "GPU-1 79 check kmsg_past", "GPU-2 95 check kmsg_past", "GPU-1 74 check kmsg_past")
 			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("what is not", "GPU-1 79 reset kmsg")
+			s.wantReports("new record", "GPU-1 79 reset kmsg")
 			time.Sleep(time.Hour)
-			s.wantReports("later")
+			s.wantReports("an hour later")
 		})
 	})
 }
 
-// TestTimes: a report has the time of its record, however late it is read and however wrong
-// the log's clock is.
-func TestTimes(t *testing.T) {
+// TestReportTimes checks the times of reports for late reads and for wrong clocks of the log.
+func TestReportTimes(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		wants := func(when string, want ...time.Time) {
 			t.Helper()
@@ -279,26 +277,26 @@ func TestTimes(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if !slices.EqualFunc(s.times, want, time.Time.Equal) {
-				t.Errorf("%s: the times are %v, want %v", when, s.times, want)
+				t.Errorf("%s: times %v, want %v", when, s.times, want)
 			}
 			s.times = nil
 		}
 		s.writeAt(20*time.Minute, xidLine(addressGPU1, 95))
-		s.writeAt(2*time.Hour, xidLine(addressGPU1, 64)) // by a clock that is an hour ahead
+		s.writeAt(2*time.Hour, xidLine(addressGPU1, 64)) // the log's clock is an hour ahead
 		begun := time.Now()
 		s.runReader(func() {
-			wants("of the past", s.bootedAt.Add(20*time.Minute), begun)
+			wants("historical records", s.bootedAt.Add(20*time.Minute), begun)
 			time.Sleep(10500 * time.Millisecond)
 			s.write(xidLine(addressGPU1, 79))
-			wants("at once", time.Now())
-			s.writeAt(s.uptime()-time.Minute, xidLine(addressGPU1, 79)) // by a clock that is a minute late
-			wants("within the second since the log was empty", time.Now().Add(-500*time.Millisecond))
+			wants("immediate read", time.Now())
+			s.writeAt(s.uptime()-time.Minute, xidLine(addressGPU1, 79)) // the log's clock is a minute behind
+			wants("limited by the newest end of the log", time.Now().Add(-500*time.Millisecond))
 			s.failNextRead(io.EOF)
 			synctest.Wait()
-			said := time.Now()
+			written := time.Now()
 			s.write(xidLine(addressGPU1, 79))
 			time.Sleep(2 * reopenInterval)
-			wants("of a log that was opened again", said)
+			wants("reopened log", written)
 		})
 	})
 	runTest(t, func(s *readerFixture) {
@@ -312,33 +310,32 @@ func TestTimes(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			if len(s.times) != 1 || !s.times[0].Equal(s.bootedAt.Add(30*time.Minute)) {
-				t.Errorf("of a GPU that is listed a minute later the times are %v", s.times)
+				t.Errorf("GPU listed a minute later: times %v", s.times)
 			}
 		})
 	})
 }
 
-// TestDriverLoaded: what was before the driver was loaded is over.
+// TestDriverLoaded checks that loading the driver drops earlier Xids.
 func TestDriverLoaded(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.writeAt(time.Minute, xidLine(addressGPU1, 79), xidLine(addressGPU2, 95), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xidLine(addressGPU2, 64))
-		s.runReader(func() { s.wantReports("what is past", "GPU-2 64 check kmsg_past") })
+		s.runReader(func() { s.wantReports("historical records", "GPU-2 64 check kmsg_past") })
 	})
 	runTest(t, func(s *readerFixture) {
 		delete(s.known, addressGPU1)
 		s.runReader(func() {
 			s.write(xidLine(addressGPU1, 79), "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.95.05", xidLine(addressGPU1, 95))
-			s.wantReports("of a GPU that is not known")
+			s.wantReports("unknown GPU")
 			s.addGPU(addressGPU1, gpu1)
 			time.Sleep(2 * time.Second)
-			s.wantReports("when it is listed", "GPU-1 95 reset kmsg")
+			s.wantReports("GPU listed", "GPU-1 95 reset kmsg")
 		})
 	})
 }
 
-// TestRemembered: what an earlier process has counted is not counted again, and what came
-// after it is.
-func TestRemembered(t *testing.T) {
+// TestLastReported checks that Xids of an earlier process are not reported again.
+func TestLastReported(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.lastReported = func(e device.Event) time.Time {
 			if e.GPU != gpu1 || e.Xid != 79 {
@@ -347,56 +344,58 @@ func TestRemembered(t *testing.T) {
 			return s.bootedAt.Add(30 * time.Minute)
 		}
 		s.writeAt(30*time.Minute+2*time.Second, xidLine(addressGPU1, 79), xidLine(addressGPU2, 79), xidLine(addressGPU1, 95))
-		s.runReader(func() { s.wantReports("of what is remembered", "GPU-2 79 check kmsg_past", "GPU-1 95 check kmsg_past") })
+		s.runReader(func() {
+			s.wantReports("reported by an earlier process", "GPU-2 79 check kmsg_past", "GPU-1 95 check kmsg_past")
+		})
 	})
 	runTest(t, func(s *readerFixture) {
 		s.lastReported = func(device.Event) time.Time { return s.bootedAt.Add(30 * time.Minute) }
 		s.writeAt(31*time.Minute, xidLine(addressGPU1, 79))
 		s.runReader(func() {
-			s.wantReports("of what came after", "GPU-1 79 check kmsg_past")
+			s.wantReports("later than the earlier process's report", "GPU-1 79 check kmsg_past")
 			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("and now", "GPU-1 79 reset kmsg")
+			s.wantReports("new record", "GPU-1 79 reset kmsg")
 		})
 	})
 }
 
-// TestUnknownGPU: a line waits for its GPU to be listed, in a log that is never quiet too.
+// TestUnknownGPU checks that a line waits for the listing of its GPU, also in a busy log.
 func TestUnknownGPU(t *testing.T) {
-	for _, chatty := range []bool{false, true} {
+	for _, busy := range []bool{false, true} {
 		runTest(t, func(s *readerFixture) {
 			delete(s.known, addressGPU1)
 			s.writeAt(time.Minute, xidLine(addressGPU1, 95))
 			s.runReader(func() {
 				s.write(xidLine(addressGPU1, 79), xidLine(addressGPU2, 74))
-				s.wantReports("of the one that is known", "GPU-2 74 check kmsg")
+				s.wantReports("known GPU", "GPU-2 74 check kmsg")
 				for range 100 {
 					time.Sleep(100 * time.Millisecond)
-					if chatty {
+					if busy {
 						s.write("chatter")
 					}
 				}
-				s.wantReports("meanwhile")
+				s.wantReports("GPU not listed yet")
 				s.addGPU(addressGPU1, gpu1)
 				for range 15 {
 					time.Sleep(100 * time.Millisecond)
-					if chatty {
+					if busy {
 						s.write("chatter")
 					}
 				}
-				s.wantReports("when it is listed", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
+				s.wantReports("GPU listed", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
 				s.write(xidLine("0000:ff:00", 79))
 				time.Sleep(listingTimeout + time.Minute)
 				s.addGPU("0000:ff:00", "GPU-3")
 				time.Sleep(time.Minute)
-				s.wantReports("too late")
+				s.wantReports("listed after listingTimeout")
 				s.wantLogged("unknown GPU in the kernel log", 1)
 			})
 		})
 	}
 }
 
-// TestFlood of lines about unknown GPUs costs little memory.
-func TestFlood(t *testing.T) {
+// TestPendingLimit checks the limit of pending lines.
+func TestPendingLimit(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.runReader(func() {
 			for range 3 * maxPending {
@@ -404,49 +403,49 @@ func TestFlood(t *testing.T) {
 			}
 			synctest.Wait()
 			if len(s.pending) != maxPending {
-				s.Errorf("%d lines wait", len(s.pending))
+				s.Errorf("%d pending lines", len(s.pending))
 			}
 			s.wantLogged("too many Xids of unknown GPUs", 1)
-			s.write(xidLine(addressGPU1, 79)) // it finds no room, and is lost
+			s.write(xidLine(addressGPU1, 79)) // dropped
 			time.Sleep(2 * listingTimeout)
 			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("afterwards", "GPU-1 79 reset kmsg")
+			s.wantReports("after listingTimeout", "GPU-1 79 reset kmsg")
 		})
 	})
 }
 
-// TestOverrun goes on behind what was lost.
+// TestOverrun checks that reading continues after lost records.
 func TestOverrun(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.runReader(func() {
 			for range 5 {
 				s.failNextRead(syscall.EPIPE)
 				s.write(xidLine(addressGPU1, 79))
-				s.wantReports("behind it", "GPU-1 79 reset kmsg")
+				s.wantReports("after the overrun", "GPU-1 79 reset kmsg")
 			}
 			s.wantLogged("lines are lost", 1)
 			if s.opened != 1 {
-				s.Errorf("it was opened %d times", s.opened)
+				s.Errorf("log opened %d times, want 1", s.opened)
 			}
 		})
 	})
 }
 
-// TestLogEnds: one that fails is opened again after a while, and nothing of it counts twice.
-func TestLogEnds(t *testing.T) {
+// TestReopen checks that a failed log is opened again, without duplicate reports.
+func TestReopen(t *testing.T) {
 	runTest(t, func(s *readerFixture) {
 		s.writeAt(time.Minute, xidLine(addressGPU1, 95))
 		s.runReader(func() {
 			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("at first", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
+			s.wantReports("before the failure", "GPU-1 95 check kmsg_past", "GPU-1 79 reset kmsg")
 			for range 3 {
 				s.failNextRead(io.EOF)
 				synctest.Wait()
 				s.write(xidLine(addressGPU1, 74))
 				time.Sleep(reopenInterval / 2)
-				s.wantReports("while it is shut")
+				s.wantReports("within reopenInterval")
 				time.Sleep(reopenInterval)
-				s.wantReports("when it is open again", "GPU-1 74 check kmsg")
+				s.wantReports("reopened", "GPU-1 74 check kmsg")
 			}
 			s.wantLogged("cannot read kernel log", 1)
 			s.setOpenError(fs.ErrNotExist)
@@ -455,13 +454,13 @@ func TestLogEnds(t *testing.T) {
 			s.setOpenError(nil)
 			time.Sleep(2 * reopenInterval)
 			s.write(xidLine(addressGPU1, 79))
-			s.wantReports("after it was gone", "GPU-1 79 reset kmsg")
+			s.wantReports("after a missing log", "GPU-1 79 reset kmsg")
 		})
 	})
 }
 
-// TestNoLog: one that is not there, or must not be read, is one line, and nobody asks again.
-func TestNoLog(t *testing.T) {
+// TestUnreadableLog checks that a missing or forbidden log is logged once and not opened again.
+func TestUnreadableLog(t *testing.T) {
 	for _, err := range []error{fs.ErrNotExist, &fs.PathError{Op: "open", Path: "/dev/kmsg", Err: syscall.EPERM}} {
 		runTest(t, func(s *readerFixture) {
 			s.setOpenError(err)
@@ -470,7 +469,7 @@ func TestNoLog(t *testing.T) {
 				s.wantLogged("kernel log not readable", 1)
 				s.wantLogged("level", 1)
 				if s.opened != 1 {
-					s.Errorf("%v: it was opened %d times", err, s.opened)
+					s.Errorf("%v: log opened %d times, want 1", err, s.opened)
 				}
 			})
 		})
@@ -499,18 +498,18 @@ func (channelHandler) EventOf(l XidLine) (device.Event, bool) {
 func (c channelHandler) Report(e device.Event, _ time.Time) { c <- e }
 func (channelHandler) LastReported(device.Event) time.Time  { return time.Time{} }
 
-// TestFile reads a file of which each read gives a record, as the kernel's does.
-func TestFile(t *testing.T) {
+// TestKmsgFile reads from a socket that, like /dev/kmsg, returns one record per read.
+func TestKmsgFile(t *testing.T) {
 	pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	say := func(text string) {
+	write := func(text string) {
 		if _, err := syscall.Write(pair[1], []byte(text)); err != nil {
 			t.Error(err)
 		}
 	}
-	say("4,1,5,-;" + xidLine(addressGPU1, 95) + "\n")
+	write("4,1,5,-;" + xidLine(addressGPU1, 95) + "\n")
 	reports := make(chan device.Event, 10)
 	r := newReader(socketLog(pair[0]), channelHandler(reports), slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -519,9 +518,9 @@ func TestFile(t *testing.T) {
 	if e := <-reports; e.Xid != 95 || !e.Historical || e.Source != Source {
 		t.Errorf("got %+v", e)
 	}
-	say("4,2,6,-;" + xidLine(addressGPU1, 79) + "\n")
-	say("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
-	say("4,4,8,-;" + xidLine(addressGPU1, 48) + "\n")
+	write("4,2,6,-;" + xidLine(addressGPU1, 79) + "\n")
+	write("4,3,7,-;" + strings.Repeat("x", 4000) + "\n")
+	write("4,4,8,-;" + xidLine(addressGPU1, 48) + "\n")
 	for _, want := range []uint64{79, 48} {
 		if e := <-reports; e.Xid != want || e.Source != Source || e.Recovery != device.RecoveryAfterReset {
 			t.Errorf("got %+v, want xid %d", e, want)
@@ -536,8 +535,8 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestNotALog: what cannot be waited for, and what ends, is told and tried again.
-func TestNotALog(t *testing.T) {
+// TestOpenErrors opens files other than a kernel log.
+func TestOpenErrors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "kmsg")
 	if err := os.WriteFile(path, []byte("4,1,5,-;"+xidLine(addressGPU1, 95)+"\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -545,23 +544,23 @@ func TestNotALog(t *testing.T) {
 	for _, p := range []string{path, t.TempDir()} {
 		if s, err := devKmsg(p).open(); err == nil {
 			s.close()
-			t.Errorf("%s can be waited for", p)
+			t.Errorf("open %s: no error", p)
 		}
 	}
 	if _, err := devKmsg(path + ".none").open(); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("got %v", err)
+		t.Errorf("open a missing file: %v", err)
 	}
 	if s, err := devKmsg("/dev/null").open(); err == nil {
 		n, err := s.read(make([]byte, maxRecordBytes), 0)
 		if n != 0 || !errors.Is(err, io.EOF) {
-			t.Errorf("of /dev/null it reads %d bytes, %v", n, err)
+			t.Errorf("read /dev/null: %d bytes, %v", n, err)
 		}
 		s.close()
 	}
 }
 
-// TestKernel reads the log of the machine that it runs on, where it may.
-func TestKernel(t *testing.T) {
+// TestKernelLog reads the machine's own log, if permitted.
+func TestKernelLog(t *testing.T) {
 	s, err := devKmsg("/dev/kmsg").open()
 	if err != nil {
 		t.Skip(err)
@@ -582,16 +581,16 @@ func TestKernel(t *testing.T) {
 		}
 		if r, ok := parseRecord(buf[:n]); ok {
 			if records++; r.sequence <= last && records > 1 || r.uptime > devKmsg("").uptime()+time.Minute {
-				t.Fatalf("after %d comes %+v", last, r)
+				t.Fatalf("record %+v after sequence %d", r, last)
 			}
 			last = r.sequence
 		}
 	}
 	if records == 0 {
-		t.Skip("it is empty")
+		t.Skip("empty log")
 	}
 	if _, err := s.read(buf, 10*time.Millisecond); err != nil && !errors.Is(err, errNoRecord) && !errors.Is(err, syscall.EPIPE) {
-		t.Errorf("a read that waits: %v", err)
+		t.Errorf("waiting read: %v", err)
 	}
-	t.Logf("%d records of the kernel's", records)
+	t.Logf("%d records", records)
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestParse(t *testing.T) {
+func TestParseXidLine(t *testing.T) {
 	at := func(pci string, xid uint64) XidLine { return XidLine{pci, xid, NoInstanceID, NoInstanceID} }
 	for _, c := range []struct {
 		message string
@@ -33,7 +33,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestNoXid(t *testing.T) {
+func TestParseXidLineErrors(t *testing.T) {
 	for _, message := range []string{
 		"",
 		"NVRM: GPU at PCI:0000:01:00: GPU-c4a80165-86e4-bfbb-ecfa-1d81a70b138a",
@@ -67,15 +67,14 @@ func TestNoXid(t *testing.T) {
 		"NVRM: Xid (PCI:0000:1a:00 " + strings.Repeat("GPU-I:01 ", 20) + "): 79, pid=1",
 	} {
 		if got, ok := ParseXidLine(message); ok {
-			t.Errorf("%s\nis read as %+v", message, got)
+			t.Errorf("%s\nparsed as %+v", message, got)
 		}
 	}
 }
 
 var canonical = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]$`)
 
-// FuzzParse: whatever the log says, what is read of it is an address and a number, and is
-// read the same when it is written as the driver writes it.
+// FuzzParse checks that parsed lines have valid values, and that the driver's spelling of them parses to the same.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"NVRM: Xid (PCI:0000:1a:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
@@ -90,7 +89,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		if !canonical.MatchString(line.PCI) || line.Xid == 0 || line.Xid > NoInstanceID {
-			t.Fatalf("%q is read as %+v", message, line)
+			t.Fatalf("%q parsed as %+v", message, line)
 		}
 		where := "PCI:" + line.PCI
 		if line.GI != NoInstanceID {
@@ -101,7 +100,7 @@ func FuzzParse(f *testing.F) {
 		}
 		again, ok := ParseXidLine(fmt.Sprintf("NVRM: Xid (%s): %d, x", where, line.Xid))
 		if !ok || again != line {
-			t.Fatalf("%q is read as %+v, and that as %+v", message, line, again)
+			t.Fatalf("%q parsed as %+v, then as %+v", message, line, again)
 		}
 	})
 }
@@ -115,7 +114,7 @@ func TestParseRecord(t *testing.T) {
 		{"6,339,5140900,-;NVRM: loading\n", logRecord{339, 5140900000, "NVRM: loading"}, true},
 		{"4,7,5,c,caller=T1;a;b,c\n SUBSYSTEM=pci\n DEVICE=+pci:0000:1a:00.0\n", logRecord{7, 5000, "a;b,c"}, true},
 		{"0,0,0,-;", logRecord{0, 0, ""}, true},
-		{"12,8,5,-;NVRM: Xid (PCI:0000:1a:00): 79, somebody wrote that\n", logRecord{}, false}, // facility 1: a program
+		{"12,8,5,-;NVRM: Xid (PCI:0000:1a:00): 79, written by a program\n", logRecord{}, false}, // facility 1: a program
 		{"30,8,5,-;systemd\n", logRecord{}, false},
 		{"6,8,5;short\n", logRecord{8, 5000, "short"}, true},
 		{"6,8;short\n", logRecord{}, false},
@@ -133,7 +132,7 @@ func TestParseRecord(t *testing.T) {
 	}
 }
 
-// FuzzRecord: nobody but the kernel is believed, and time never runs over.
+// FuzzRecord checks that only the kernel's records parse, with a valid time.
 func FuzzRecord(f *testing.F) {
 	f.Add([]byte("6,339,5140900,-;NVRM: Xid (PCI:0000:1a:00): 79, a\n KEY=value\n"))
 	f.Add([]byte("12,8,5,-;a"))
@@ -143,7 +142,7 @@ func FuzzRecord(f *testing.F) {
 			return
 		}
 		if r.uptime < 0 || strings.Contains(r.message, "\n") || !regexp.MustCompile(`^0*[0-7],`).Match(data) {
-			t.Fatalf("%q is read as %+v", data, r)
+			t.Fatalf("%q parsed as %+v", data, r)
 		}
 	})
 }
