@@ -274,7 +274,7 @@ func TestSlicesOfAStalledGPU(t *testing.T) {
 // TestLibraryWithoutMIG has the mode on and no functions for slices.
 func TestLibraryWithoutMIG(t *testing.T) {
 	runInChild(t, func(dir string) {
-		buildLibrary(t, filepath.Join(dir, "lib64"), append(lib.MIGFunctions[:], "nvmlDeviceGetAttributes", "nvmlDeviceGetAttributes_v2")...)
+		buildLibrary(t, filepath.Join(dir, "lib64"), append(lib.MIGFunctions, "nvmlDeviceGetAttributes", "nvmlDeviceGetAttributes_v2")...)
 	}, func(t *testing.T, dir string) {
 		s := newFixture(t, Options{DriverRoots: []string{dir}}, partitionedGPU...)
 		devices, err := s.Devices(context.Background())

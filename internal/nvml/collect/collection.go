@@ -1,6 +1,8 @@
 package collect
 
 import (
+	"errors"
+	"fmt"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -9,55 +11,44 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// A collection may make so many calls about a GPU, whatever there is to read of it. What
-// is fast fits in; what is slow has what is left, in the order in which it is overdue. Only
-// slow values that would otherwise be shown for longer than maxAge are read beyond that, each
-// call once, which happens where collections are half a minute apart and more.
+// A collection makes at most this number of calls about a GPU. All fast values fit; slow values take turns in a rota. Only slow values
+// that would be shown for longer than maxAge are read beyond the budget, each call once: if collections are half a minute apart or more.
 const (
 	maxCallsPerGPU      = 20
-	maxCallsPerInstance = 3 // and as many more for each GPU instance of a partitioned GPU
+	maxCallsPerInstance = 3 // additionally, for each GPU instance
+	unlimitedCalls      = 1 << 20
 )
 
-// processCallBudget are kept for the processes, which are asked for after the rest: a list of
-// each kind, and what they used, of which a partitioned GPU does not tell.
-func (g *GPUReader) processCallBudget() int {
-	if g.groupedState.Enabled {
-		return len(lib.ProcessListSymbols)
-	}
-	return len(lib.ProcessListSymbols) + 1
-}
-
 const (
-	// slowInterval is how old a slow value is before it is asked for again.
+	// slowInterval is the age at which a slow value is due.
 	slowInterval = 25 * time.Second
-	// maxAge is how old a slow value, or the end of a window, may be in a collection: what is
-	// shown of it for another second is less than a minute old.
+	// maxAge is the maximum age of a slow value, or of a GPM window, in a collection. Shown for another second, it is below a minute.
 	maxAge = 55 * time.Second
 )
 
-// callState is when something was last asked for.
-type callState struct {
-	calledAt time.Time
-	denials  Denials
-}
-
-// due is when it is to be asked for again.
-func (s *callState) due() time.Time {
-	if s.denials.unconfirmed() {
-		return s.calledAt.Add(unconfirmedRetryInterval)
-	}
-	return s.calledAt.Add(slowInterval)
-}
-
-// collection is how the flight under way goes.
+// collection is the state of the collection under way.
 type collection struct {
-	budget   int  // calls that may still be made
-	answered bool // something was answered
+	budget   int  // remaining calls
+	answered bool // a call succeeded
 	failure  callFailure
-	aborted  bool // the GPU has said that no other call will succeed
+	aborted  bool // the GPU has reported that no further call can succeed
 }
 
-// spendCall takes a call from what is left.
+// callFailure is the first failed call; the zero value is none.
+type callFailure struct {
+	symbol string
+	ret    nvml.Return
+}
+
+// err is the error of a GPU that has returned nothing.
+func (f callFailure) err() error {
+	if f.ret == nvml.SUCCESS {
+		return errors.New("the GPU has nothing that can be read")
+	}
+	return fmt.Errorf("%s: %w", f.symbol, lib.Error(f.ret))
+}
+
+// spendCall takes a call from the budget.
 func (g *GPUReader) spendCall() bool {
 	if g.collection.budget <= 0 {
 		return false
@@ -66,23 +57,30 @@ func (g *GPUReader) spendCall() bool {
 	return true
 }
 
-// recordResult notes what a call has answered.
 func (g *GPUReader) recordResult(symbol string, ret nvml.Return) {
-	f := &g.collection
+	c := &g.collection
 	switch {
 	case ret == nvml.SUCCESS:
-		f.answered = true
-	case lib.IsFinal(ret): // what was read before it may be as old as the trouble
-		f.failure, f.aborted = callFailure{symbol, ret}, true
-	case f.failure == (callFailure{}):
-		f.failure = callFailure{symbol, ret}
+		c.answered = true
+	case lib.IsFinal(ret): // earlier values may be as old as the trouble
+		c.failure, c.aborted = callFailure{symbol, ret}, true
+	case c.failure == (callFailure{}):
+		c.failure = callFailure{symbol, ret}
 	}
 }
 
-// isAborted tells whether there is no use in asking on.
 func (g *GPUReader) isAborted() bool { return g.collection.aborted }
 
-// collect reads what is due.
+// processCallBudget is reserved for the processes, which are read last: a call for each list, and one for the utilization, which a
+// MIG-enabled GPU does not tell.
+func (g *GPUReader) processCallBudget() int {
+	if g.groupedState.Enabled {
+		return len(lib.ProcessListSymbols)
+	}
+	return len(lib.ProcessListSymbols) + 1
+}
+
+// collect reads the fast values and the slow ones that are due.
 func (g *GPUReader) collect(now time.Time) {
 	g.updateInstances()
 	g.lastCollection = now
@@ -99,8 +97,8 @@ func (g *GPUReader) collect(now time.Time) {
 	}
 	g.dropBeforeReset()
 	g.updateSpared()
-	g.gpm.gpuSampler.expire(&g.latest, now)
-	g.makeFastCalls(g.Handle, metric.TargetGPU, &g.latest, g.callStates, now)
+	g.sampler.expire(&g.latest, now)
+	g.makeFastCalls(&g.readTarget, now)
 	for _, in := range g.instances {
 		if g.isAborted() {
 			return
@@ -108,11 +106,10 @@ func (g *GPUReader) collect(now time.Time) {
 		in.sampler.expire(&in.latest, now)
 		g.readInstance(in, now)
 	}
-	for !g.isAborted() && g.readOverdue(now) {
-	}
+	g.readSlow(now)
 	for len(g.unusedSamples) > 0 && g.spendCall() {
 		last := len(g.unusedSamples) - 1
-		_ = g.session.NVML.GpmSampleFree(g.unusedSamples[last].GpmSample) // what it answers changes nothing for us
+		_ = g.session.NVML.GpmSampleFree(g.unusedSamples[last].GpmSample) // a failure changes nothing
 		g.unusedSamples = g.unusedSamples[:last]
 	}
 }
@@ -120,13 +117,12 @@ func (g *GPUReader) collect(now time.Time) {
 func (g *GPUReader) readFields(f *fieldReader, now time.Time) {
 	if ret := f.read(g.Handle, now); ret != nvml.SUCCESS {
 		g.recordResult(lib.FieldValuesSymbol, ret)
-	} else if f.anyAnswered() { // it is SUCCESS too where each field has failed
+	} else if f.anyAnswered() { // the call succeeds even if each field has failed
 		g.collection.answered = true
 	}
 }
 
-// updateSpared finds out which slots need no call, since fields have all that is wanted of
-// them. A field that failed this once is made up for by its call.
+// updateSpared finds the values that fields provide. If a field failed once, the call replaces it.
 func (g *GPUReader) updateSpared() {
 	for _, i := range g.plan.SparingRows {
 		r := &g.plan.Rows[i]
@@ -135,140 +131,149 @@ func (g *GPUReader) updateSpared() {
 	}
 }
 
-// makeFastCalls makes the fast calls about a GPU or a slice.
-func (g *GPUReader) makeFastCalls(handle nvml.Device, target metric.Target, r *metric.Values, states []callState, now time.Time) {
+// fieldsOf returns the fields of a row's pace.
+func (g *GPUReader) fieldsOf(r *metric.Row) *fieldReader {
+	if r.Slow {
+		return &g.slowFields
+	}
+	return &g.fastFields
+}
+
+func (g *GPUReader) makeFastCalls(t *readTarget, now time.Time) {
 	for i := range metric.Calls {
-		if c := &metric.Calls[i]; c.Pace == device.PaceFast && c.Targets&target != 0 {
-			r.Unset(c.Values)
+		if c := &metric.Calls[i]; c.Pace == device.PaceFast && c.Targets&t.kind != 0 {
+			t.latest.Unset(c.Values)
 		}
 	}
 	for i := range metric.Calls {
-		if metric.Calls[i].Pace == device.PaceFast && g.shouldCall(i, target, r, states, now) && g.spendCall() {
-			if g.makeCall(i, handle, r, states, now); g.isAborted() {
+		if metric.Calls[i].Pace == device.PaceFast && g.shouldCall(i, t, now) && g.spendCall() {
+			if g.makeCall(i, t, now); g.isAborted() {
 				return
 			}
 		}
 	}
 }
 
-// canCall tells whether there is a use in making the i-th call.
-func (g *GPUReader) canCall(i int, target metric.Target, states []callState, now time.Time) bool {
-	c, t := &metric.Calls[i], &states[i]
-	if c.Targets&target == 0 || !g.canFind(i) || t.denials.shouldSkip(now) {
-		return false
-	}
-	if !c.IsFallback || c.Pace == device.PaceFast { // a fast one that fails just once is made up for
-		return true
-	}
-	return !g.canFind(i-1) || states[i-1].denials.Denied()
-}
-
 // canFind reports whether the library has the function of the i-th call.
 func (g *GPUReader) canFind(i int) bool { return g.session.Symbols[metric.Calls[i].Symbol] }
 
-// shouldCall tells whether the i-th call can be made, and would bring something that is not
-// there.
-func (g *GPUReader) shouldCall(i int, target metric.Target, r *metric.Values, states []callState, now time.Time) bool {
-	return g.canCall(i, target, states, now) && r.MissesAny(&metric.Calls[i], g.sparedFor(target))
+// canCall reports whether the i-th call could succeed.
+func (g *GPUReader) canCall(i int, t *readTarget, now time.Time) bool {
+	c := &metric.Calls[i]
+	if c.Targets&t.kind == 0 || !g.canFind(i) || t.callStates[i].denials.shouldSkip(now) {
+		return false
+	}
+	// A fast fallback also replaces a call that failed once.
+	return !c.IsFallback || c.Pace == device.PaceFast || !g.canFind(i-1) || t.callStates[i-1].denials.Denied()
 }
 
-// sparedFor are the slots that fields make up for. Slices have no fields.
-func (g *GPUReader) sparedFor(target metric.Target) *[metric.MaxValues]bool {
-	if target == metric.TargetMIG {
-		return &nothingSpared
-	}
-	return &g.spared
+// shouldCall reports whether the i-th call could read a value that is missing.
+func (g *GPUReader) shouldCall(i int, t *readTarget, now time.Time) bool {
+	return g.canCall(i, t, now) && t.latest.MissesAny(&metric.Calls[i], &t.spared)
 }
 
-var nothingSpared [metric.MaxValues]bool
-
-// makeCall makes a call. What it had brought before is gone when it fails; but what is
-// there while it is known to be absent, another one has brought.
-func (g *GPUReader) makeCall(i int, handle nvml.Device, r *metric.Values, states []callState, now time.Time) {
-	c, t := &metric.Calls[i], &states[i]
-	if !t.denials.Denied() {
-		r.Unset(c.Values)
+// makeCall makes the i-th call. A failure drops its earlier values, but not those that another call has read while this one is denied.
+func (g *GPUReader) makeCall(i int, t *readTarget, now time.Time) {
+	c, state := &metric.Calls[i], &t.callStates[i]
+	if !state.denials.Denied() {
+		t.latest.Unset(c.Values)
 	}
-	ret := c.Get(handle, r)
-	t.calledAt = now
-	t.denials.Record(lib.IsUnavailable(ret), now)
+	ret := c.Get(t.Handle, &t.latest)
+	state.calledAt = now
+	state.denials.Record(lib.IsUnavailable(ret), now)
 	g.recordResult(c.Symbol, ret)
 }
 
-// overdueRead is something slow that is to be asked for.
-type overdueRead struct {
-	callIndex int // a call, or len(calls): the slow fields
-	instance  *instance
-	due       time.Time
-	// expired says that what it brought is shown and would be too old.
-	expired bool
-}
+// The rota has a turn for the slow fields, then one for each call and target. A collection continues where the one before ended, and
+// reads what is due until the budget is used up.
 
-// readOverdue asks for what is most overdue of the slow values, if any is and there is a
-// call left for it. What would be shown for too long is asked for in any case.
-func (g *GPUReader) readOverdue(now time.Time) bool {
-	next := g.mostOverdue(now, !g.spendCall())
-	switch {
-	case next.callIndex < 0:
-		return false
-	case next.callIndex == len(metric.Calls):
-		g.readSlowFields(now)
-	case next.instance != nil:
-		g.makeCall(next.callIndex, next.instance.handle, &next.instance.latest, next.instance.callStates, now)
-	default:
-		g.makeCall(next.callIndex, g.Handle, &g.latest, g.callStates, now)
-	}
-	return true
-}
-
-// mostOverdue returns what is to be asked for first, be it of all or only of what would be
-// too old; a negative what: nothing is.
-func (g *GPUReader) mostOverdue(now time.Time, onlyExpired bool) overdueRead {
-	next := overdueRead{callIndex: -1}
-	add := func(o overdueRead) {
-		if !now.Before(o.due) && (o.expired || !onlyExpired) && (next.callIndex < 0 || o.due.Before(next.due)) {
-			next = o
+// readSlow takes the turns of the rota that are due, then reads what would be shown for too long.
+func (g *GPUReader) readSlow(now time.Time) {
+	turns := 1 + len(metric.Calls)*(1+len(g.instances))
+	for range turns {
+		if g.isAborted() {
+			return
 		}
-	}
-	if g.slowFields.hasRequests() {
-		t := callState{calledAt: g.slowReadAt}
-		if g.slowFields.unconfirmed {
-			t.denials.count = 1
-		}
-		add(overdueRead{callIndex: len(metric.Calls), due: t.due(), expired: g.slowFields.anyAnswered() && now.Sub(g.slowReadAt) > maxAge})
-	}
-	for i := range metric.Calls {
-		if g.canCallSlow(i, metric.TargetGPU, &g.latest, g.callStates, now) {
-			t := g.callStates[i]
-			add(overdueRead{callIndex: i, due: t.due(), expired: g.latest.HasAny(&metric.Calls[i]) && now.Sub(t.calledAt) > maxAge})
-		}
-	}
-	for _, in := range g.instances {
-		for i := range metric.Calls {
-			if in.verified && g.canCallSlow(i, metric.TargetMIG, &in.latest, in.callStates, now) {
-				t := in.callStates[i]
-				add(overdueRead{callIndex: i, instance: in, due: t.due(), expired: in.latest.HasAny(&metric.Calls[i]) && now.Sub(t.calledAt) > maxAge})
+		turn := g.rotaPosition % turns
+		if due, _ := g.isDue(turn, now); due {
+			if !g.spendCall() {
+				break
 			}
+			g.takeTurn(turn, now)
+		}
+		g.rotaPosition = turn + 1
+	}
+	for turn := range turns {
+		if due, expired := g.isDue(turn, now); due && expired && !g.isAborted() {
+			g.takeTurn(turn, now)
 		}
 	}
-	return next
 }
 
-// canCallSlow reports whether the i-th call is not fast and can be made. A static value that
-// is there is not asked for again.
-func (g *GPUReader) canCallSlow(i int, target metric.Target, r *metric.Values, states []callState, now time.Time) bool {
-	switch metric.Calls[i].Pace {
+// turnTarget returns the target and the call of a turn; i is negative for the slow fields. Instances that are not verified have no turn.
+func (g *GPUReader) turnTarget(turn int) (t *readTarget, i int) {
+	if turn == 0 {
+		return nil, -1
+	}
+	n := (turn - 1) / len(metric.Calls)
+	i = (turn - 1) % len(metric.Calls)
+	switch {
+	case n == 0:
+		return &g.readTarget, i
+	case g.instances[n-1].verified:
+		return &g.instances[n-1].readTarget, i
+	default:
+		return nil, i
+	}
+}
+
+// isDue reports whether a turn is due, and whether it must be taken since values that it has read are shown and too old.
+func (g *GPUReader) isDue(turn int, now time.Time) (due, expired bool) {
+	t, i := g.turnTarget(turn)
+	var calledAt time.Time
+	interval, shown := slowInterval, false
+	switch {
+	case i < 0:
+		if !g.slowFields.hasRequests() {
+			return false, false
+		}
+		calledAt, shown = g.slowReadAt, g.slowFields.anyAnswered()
+		if g.slowFields.unconfirmed {
+			interval = unconfirmedRetryInterval
+		}
+	case t == nil || !g.canCallSlow(i, t, now):
+		return false, false
+	default:
+		calledAt, shown = t.callStates[i].calledAt, t.latest.HasAny(&metric.Calls[i])
+		if d := t.callStates[i].denials; d.Denied() && !d.Confirmed() {
+			interval = unconfirmedRetryInterval
+		}
+	}
+	age := now.Sub(calledAt)
+	return age >= interval, shown && age > maxAge
+}
+
+func (g *GPUReader) takeTurn(turn int, now time.Time) {
+	if t, i := g.turnTarget(turn); i < 0 {
+		g.readSlowFields(now)
+	} else {
+		g.makeCall(i, t, now)
+	}
+}
+
+// canCallSlow reports whether the i-th call is not fast and can be made. A static value that is present is not read again.
+func (g *GPUReader) canCallSlow(i int, t *readTarget, now time.Time) bool {
+	switch c := &metric.Calls[i]; c.Pace {
 	case device.PaceFast:
 		return false
 	case device.PaceSlow:
-		return g.canCall(i, target, states, now) && !g.sparedFor(target)[metric.Calls[i].Values[0]]
+		return g.canCall(i, t, now) && !t.spared[c.Values[0]]
 	default:
-		return g.shouldCall(i, target, r, states, now)
+		return g.shouldCall(i, t, now)
 	}
 }
 
-// readSlowFields reports whether there are links to ask for that were not known before. Their
-// fields are due soon.
+// readSlowFields reports whether the GPU has links that were not known before. Their fields are due soon.
 func (g *GPUReader) readSlowFields(now time.Time) (newLinks bool) {
 	g.slowReadAt = now
 	g.readFields(&g.slowFields, now)
@@ -279,11 +284,41 @@ func (g *GPUReader) readSlowFields(now time.Time) (newLinks bool) {
 	return newLinks
 }
 
-// readInitial reads what is static, and all that is slow for a first time, when a GPU is found:
-// so that the first flight has it.
-func (g *GPUReader) readInitial(now time.Time) {
-	g.collection = collection{budget: 1 << 20}
-	g.lastCollection = now
+// linkCounts are the slow fields with the number of links of each kind.
+var linkCounts = [...]uint32{metric.ScopeNVLink: nvml.FI_DEV_NVLINK_LINK_COUNT, metric.ScopeC2CLink: nvml.FI_DEV_C2C_LINK_COUNT}
+
+// findLinks enables the fields of new links, and reports whether there are any.
+func (g *GPUReader) findLinks() (found bool) {
+	for _, s := range [...]metric.FieldScope{metric.ScopeNVLink, metric.ScopeC2CLink} {
+		n, ok := g.slowFields.value(g.plan.Slow.Index[metric.FieldKey{ID: linkCounts[s]}])
+		if links := uint32(min(n, metric.MaxNVLinks)); ok && links > g.links[s] {
+			g.links[s], found = links, true
+		}
+	}
+	if found {
+		g.fastFields.enable(g.mayHaveField)
+		g.slowFields.enable(g.mayHaveField)
+	}
+	return found
+}
+
+// mayHaveField reports whether the GPU could have a field, by its links and its driver.
+func (g *GPUReader) mayHaveField(k metric.FieldKey) bool {
+	// These fields had other numbers up to driver 580.65 (docs.nvidia.com/deploy/nvml-api/known-issues.html).
+	isClockReason := k.ID >= nvml.FI_DEV_CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN && k.ID <= nvml.FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN
+	if isClockReason && !g.session.AtLeast58082() {
+		return false
+	}
+	return k.Scope == metric.ScopeGPU || k.N < g.links[k.Scope]
+}
+
+// Initialize reads all static and slow values for a first time, so that the first collection has them. The caller holds the lock.
+func (g *GPUReader) Initialize() {
+	has, now := g.session.Symbols, time.Now()
+	g.checkFields = newFieldReader(has, checkBatch, func(metric.FieldKey) bool { return true })
+	g.fastFields = newFieldReader(has, g.plan.Fast, g.mayHaveField)
+	g.slowFields = newFieldReader(has, g.plan.Slow, g.mayHaveField)
+	g.collection, g.lastCollection = collection{budget: unlimitedCalls}, now
 	if g.readSlowFields(now) {
 		g.readSlowFields(now)
 	}
@@ -291,24 +326,21 @@ func (g *GPUReader) readInitial(now time.Time) {
 		g.probeGPM(now)
 	}
 	for i := range metric.Calls {
-		if g.isAborted() {
-			break
+		if !g.isAborted() && metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, &g.readTarget, now) {
+			g.makeCall(i, &g.readTarget, now)
 		}
-		if metric.Calls[i].Pace != device.PaceFast && g.shouldCall(i, metric.TargetGPU, &g.latest, g.callStates, now) {
-			g.makeCall(i, g.Handle, &g.latest, g.callStates, now)
-		}
-	}
-	if !g.isAborted() {
-		g.takeSample(&g.gpm.gpuSampler, &g.latest, noGPUInstance, now)
 	}
 	if g.isAborted() {
+		g.forgetAbsences()
+		return
+	}
+	if g.takeSample(&g.readTarget, noGPUInstance, now); g.isAborted() {
 		g.forgetAbsences()
 	}
 }
 
-// dropBeforeReset drops what is of before a reset, which a reading or a check has seen: it was
-// so fast that no call failed. One that shows in the first flight was before the GPU was
-// listed, and all that is known of it was read then.
+// dropBeforeReset drops values from before a reset that was too fast for a call to fail. A reset that shows in the first collection was
+// before the GPU was listed, so all values are newer.
 func (g *GPUReader) dropBeforeReset() {
 	resets, first := g.history.resets.Load(), !g.collected
 	reset := resets != g.seenResets
@@ -317,35 +349,33 @@ func (g *GPUReader) dropBeforeReset() {
 		return
 	}
 	g.dropSlow()
-	g.gpm.gpuSampler.reset(&g.latest)
+	g.sampler.reset(&g.latest)
 	for _, in := range g.instances {
 		in.sampler.reset(&in.latest)
 	}
 }
 
-// dropSlow drops all slow values, so that each is asked for again, in the order in
-// which they were.
+// dropSlow drops all slow values and makes them due.
 func (g *GPUReader) dropSlow() {
 	g.slowFields.requestAll()
 	g.slowReadAt = g.slowReadAt.Add(-slowInterval)
-	dropSlowValues(&g.latest, g.callStates)
+	g.readTarget.dropSlow()
 	for _, in := range g.instances {
-		dropSlowValues(&in.latest, in.callStates)
+		in.dropSlow()
 	}
 }
 
-func dropSlowValues(r *metric.Values, states []callState) {
+func (t *readTarget) dropSlow() {
 	for i := range metric.Calls {
 		if metric.Calls[i].Pace == device.PaceSlow {
-			r.Unset(metric.Calls[i].Values)
-			states[i] = callState{calledAt: states[i].calledAt.Add(-slowInterval)}
+			t.latest.Unset(metric.Calls[i].Values)
+			t.callStates[i] = callState{calledAt: t.callStates[i].calledAt.Add(-slowInterval)}
 		}
 	}
 }
 
-// forgetAbsences forgets what the GPU was said not to have, and all slow values: it is in
-// trouble, and what it says meanwhile is no word to go by. Or it is another GPU now, in a
-// way: its MIG mode has changed.
+// forgetAbsences forgets all denials and slow values: the GPU is in trouble, so its denials prove nothing, or its MIG mode has changed,
+// which changes what it has.
 func (g *GPUReader) forgetAbsences() {
 	g.fastFields.requestAll()
 	g.checkFields.requestAll()
@@ -353,8 +383,8 @@ func (g *GPUReader) forgetAbsences() {
 	for i := range g.callStates {
 		g.callStates[i].denials = Denials{}
 	}
-	g.gpm.gpuSampler.reset(&g.latest)
-	g.gpm.denials, g.gpm.gpuSampler.denials = Denials{}, Denials{}
+	g.sampler.reset(&g.latest)
+	g.gpm.denials, g.sampler.denials = Denials{}, Denials{}
 	clear(g.processes.denials[:])
 	for _, in := range g.instances {
 		in.reset()

@@ -3,49 +3,48 @@ package collect
 import "time"
 
 const (
-	// DenialsToConfirm is how often in a row a GPU has to deny something to be believed: one
-	// stray NOT_SUPPORTED is no word to go by.
+	// DenialsToConfirm is the number of denials in a row that are believed: one stray NOT_SUPPORTED is no proof.
 	DenialsToConfirm = 3
-	// unconfirmedRetryInterval is how long something is not asked for that was denied less often.
+	// unconfirmedRetryInterval is the time until something denied less often is read again.
 	unconfirmedRetryInterval = 10 * time.Second
-	// confirmedRetryInterval is how long something is not asked for that the GPU said so often not
-	// to have.
+	// confirmedRetryInterval is the time until something that the GPU lacks is read again.
 	confirmedRetryInterval = 5 * time.Minute
 )
 
-// Denials is how often in a row the GPU has said that it does not have something. The zero
-// absence is none.
+// Denials counts how often in a row a GPU has denied to have something.
 type Denials struct {
 	count  int
 	lastAt time.Time
 }
 
-// Record takes the newest answer.
-func (a *Denials) Record(denied bool, now time.Time) {
+// Record takes the newest result.
+func (d *Denials) Record(denied bool, now time.Time) {
 	if !denied {
-		*a = Denials{}
+		*d = Denials{}
 		return
 	}
-	a.count, a.lastAt = min(a.count+1, DenialsToConfirm), now
+	d.count, d.lastAt = min(d.count+1, DenialsToConfirm), now
 }
 
-// Denied reports whether the newest answer was that there is no such thing.
-func (a Denials) Denied() bool { return a.count > 0 }
+// Denied reports whether the newest result was a denial.
+func (d Denials) Denied() bool { return d.count > 0 }
 
-// Confirmed reports whether that was said often enough.
-func (a Denials) Confirmed() bool { return a.count >= DenialsToConfirm }
+// Confirmed reports whether the denials suffice to be believed.
+func (d Denials) Confirmed() bool { return d.count >= DenialsToConfirm }
 
-// unconfirmed reports whether that is to be asked again soon.
-func (a Denials) unconfirmed() bool { return a.Denied() && !a.Confirmed() }
-
-// shouldSkip reports whether there is no use in asking now.
-func (a Denials) shouldSkip(now time.Time) bool {
+// retryInterval is the time from a denial to the next try.
+func (d Denials) retryInterval() time.Duration {
 	switch {
-	case !a.Denied():
-		return false
-	case a.unconfirmed():
-		return now.Sub(a.lastAt) < unconfirmedRetryInterval
+	case !d.Denied():
+		return 0
+	case d.Confirmed():
+		return confirmedRetryInterval
 	default:
-		return now.Sub(a.lastAt) < confirmedRetryInterval
+		return unconfirmedRetryInterval
 	}
+}
+
+// shouldSkip reports whether it is too early for the next try.
+func (d Denials) shouldSkip(now time.Time) bool {
+	return d.Denied() && now.Sub(d.lastAt) < d.retryInterval()
 }

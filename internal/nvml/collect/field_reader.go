@@ -8,26 +8,20 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// fieldReader are the values that a GPU is asked for in one call, which the driver
-// answers each for itself.
+// fieldReader reads a batch of fields in one call. The driver answers each field separately.
 type fieldReader struct {
-	keys []metric.FieldKey
-	// supported tells which keys the GPU could have at all: it has so many links.
-	supported []bool
-	// requests are those keys that were not dropped, and which they are. Both are used
-	// again for each call.
+	keys      []metric.FieldKey
+	supported []bool // keys that the GPU could have: it has so many links
+	// requests are the keys that were not dropped, and keyIndex their positions in keys. Both are reused for each call.
 	requests     []nvml.FieldValue
 	keyIndex     []int32
-	requestIndex []int32   // where each key is in asked; -1: it is not
-	droppedSince time.Time // since when keys that exist are not asked for; zero: there are none
-	// denialCounts is how often in a row the GPU said that it does not have each key, as far as
-	// that matters, and doubted whether it said so too seldom of one that was dropped.
-	denialCounts []uint8
-	unconfirmed  bool
+	requestIndex []int32   // position of each key in requests; -1: dropped
+	droppedSince time.Time // zero: no supported key is dropped
+	denialCounts []uint8   // denials in a row of each key, up to DenialsToConfirm
+	unconfirmed  bool      // a key was dropped after fewer denials
 }
 
-// newFieldReader asks for the keys of a batch; not at all where the library lacks the
-// function.
+// newFieldReader returns a reader of the keys that could exist. It reads nothing if the library lacks the function.
 func newFieldReader(has lib.Symbols, b metric.FieldBatch, exists func(metric.FieldKey) bool) fieldReader {
 	f := fieldReader{keys: b.Keys, supported: make([]bool, len(b.Keys)), requestIndex: make([]int32, len(b.Keys)), denialCounts: make([]uint8, len(b.Keys))}
 	for i, k := range f.keys {
@@ -37,51 +31,52 @@ func newFieldReader(has lib.Symbols, b metric.FieldBatch, exists func(metric.Fie
 	return f
 }
 
-// requestAll takes back what was dropped and why, and all values.
+// requestAll forgets all denials and values.
 func (f *fieldReader) requestAll() {
 	clear(f.denialCounts)
 	f.restoreDropped()
 }
 
-// restoreDropped takes back what was dropped, and all values.
+// restoreDropped requests dropped keys again, and forgets all values.
 func (f *fieldReader) restoreDropped() {
 	f.requests, f.keyIndex, f.droppedSince, f.unconfirmed = f.requests[:0], f.keyIndex[:0], time.Time{}, false
-	for i, k := range f.keys {
-		f.requestIndex[i] = -1
-		if !f.supported[i] {
-			continue
+	for i := range f.keys {
+		if f.requestIndex[i] = -1; f.supported[i] {
+			f.request(i)
 		}
-		f.requestIndex[i] = int32(len(f.requests))
-		f.requests = append(f.requests, newFieldRequest(k))
-		f.keyIndex = append(f.keyIndex, int32(i))
 	}
 }
 
-// enable adds the keys that the GPU turns out to have, without a value.
+func (f *fieldReader) request(i int) {
+	f.requestIndex[i] = int32(len(f.requests))
+	f.requests = append(f.requests, newFieldRequest(f.keys[i]))
+	f.keyIndex = append(f.keyIndex, int32(i))
+}
+
+// enable adds keys that the GPU turns out to have.
 func (f *fieldReader) enable(exists func(metric.FieldKey) bool) {
 	for i, k := range f.keys {
-		if f.supported[i] || !exists(k) {
-			continue
+		if !f.supported[i] && exists(k) {
+			f.supported[i] = true
+			f.request(i)
 		}
-		f.supported[i], f.requestIndex[i] = true, int32(len(f.requests))
-		f.requests = append(f.requests, newFieldRequest(k))
-		f.keyIndex = append(f.keyIndex, int32(i))
 	}
 }
 
-// newFieldRequest returns an entry for a call. It holds nothing of an earlier call: one driver
-// was reported to add to the old value (https://github.com/NVIDIA/go-nvml/issues/46), and
-// an entry that the driver leaves alone must not look answered.
+// newFieldRequest returns an entry without traces of an earlier call: a driver was reported to add to the old value
+// (https://github.com/NVIDIA/go-nvml/issues/46), and an entry that the driver leaves alone must not look answered.
 func newFieldRequest(k metric.FieldKey) nvml.FieldValue {
 	return nvml.FieldValue{FieldId: k.ID, ScopeId: k.N, NvmlReturn: uint32(nvml.ERROR_UNKNOWN)}
 }
 
-// read fetches all values. Where one of them says that the GPU or the library is
-// gone, that is the answer. An id that the GPU turns out not to
-// have is dropped, so that the call returns the sooner: but not on the word of a GPU
-// that answers nothing else, nor for good, since health is judged by some of them.
+// read fetches all values. The result of a field is returned if it reports that the GPU or the library is gone. Fields that the GPU lacks
+// are dropped, which makes the call faster: for a while, since checks need some of them, and only if other fields were answered.
 func (f *fieldReader) read(handle nvml.Device, now time.Time) nvml.Return {
-	if !f.droppedSince.IsZero() && now.Sub(f.droppedSince) >= f.retryInterval() {
+	retry := confirmedRetryInterval
+	if f.unconfirmed {
+		retry = unconfirmedRetryInterval
+	}
+	if !f.droppedSince.IsZero() && now.Sub(f.droppedSince) >= retry {
 		f.restoreDropped()
 	}
 	if len(f.requests) == 0 { // go-nvml takes the address of the first
@@ -108,10 +103,10 @@ func (f *fieldReader) read(handle nvml.Device, now time.Time) nvml.Return {
 	return nvml.SUCCESS
 }
 
-// hasRequests tells whether there is anything to ask.
+// hasRequests reports whether there is anything to read.
 func (f *fieldReader) hasRequests() bool { return len(f.requests) > 0 || !f.droppedSince.IsZero() }
 
-// anyAnswered tells whether the newest call gave any value.
+// anyAnswered reports whether the newest call returned any value.
 func (f *fieldReader) anyAnswered() bool {
 	for i := range f.requests {
 		if nvml.Return(f.requests[i].NvmlReturn) == nvml.SUCCESS {
@@ -121,15 +116,7 @@ func (f *fieldReader) anyAnswered() bool {
 	return false
 }
 
-// retryInterval is how long what was dropped is not asked for.
-func (f *fieldReader) retryInterval() time.Duration {
-	if f.unconfirmed {
-		return unconfirmedRetryInterval
-	}
-	return confirmedRetryInterval
-}
-
-// dropUnsupported has what the GPU does not have not be asked for.
+// dropUnsupported drops the fields that the GPU lacks.
 func (f *fieldReader) dropUnsupported(now time.Time) {
 	kept := 0
 	for i := range f.requests {
@@ -153,17 +140,12 @@ func (f *fieldReader) dropUnsupported(now time.Time) {
 	f.requests, f.keyIndex = f.requests[:kept], f.keyIndex[:kept]
 }
 
-// isDropped tells whether the GPU said that it does not have a key, or cannot have it.
-func (f *fieldReader) isDropped(i int) bool { return f.requestIndex[i] < 0 }
-
-// isConfirmedUnsupported reports whether the GPU has said so of a key that it could have, often enough
-// to be believed.
+// isConfirmedUnsupported reports whether the GPU could have a key and has denied it often enough.
 func (f *fieldReader) isConfirmedUnsupported(i int) bool {
-	return f.supported[i] && f.isDropped(i) && f.denialCounts[i] >= DenialsToConfirm
+	return f.supported[i] && f.requestIndex[i] < 0 && f.denialCounts[i] >= DenialsToConfirm
 }
 
-// failed reports whether the newest call gave nothing for a key which the GPU has: what it
-// gave before may be so still.
+// failed reports whether the newest call returned no value for a key that the GPU has, so that the earlier value may still hold.
 func (f *fieldReader) failed(i int) bool {
 	at := f.requestIndex[i]
 	if at < 0 {
@@ -173,23 +155,23 @@ func (f *fieldReader) failed(i int) bool {
 	return ret != nvml.SUCCESS && !lib.IsNotSupported(ret)
 }
 
-// allDropped tells whether that goes for all keys of a source.
+// allDropped reports whether the GPU lacks all keys of a source.
 func (f *fieldReader) allDropped(r metric.FieldRange) bool {
 	for i := range r.N {
-		if !f.isDropped(r.Start + i) {
+		if f.requestIndex[r.Start+i] >= 0 {
 			return false
 		}
 	}
 	return true
 }
 
-// value is what the newest call gave for a key, if that is not negative.
+// value returns the newest value of a key, unless it is negative.
 func (f *fieldReader) value(i int) (float64, bool) {
 	v, ok := f.rawValue(i)
 	return v, ok && v >= 0
 }
 
-// rawValue is what the newest call gave for a key.
+// rawValue returns the newest value of a key.
 func (f *fieldReader) rawValue(i int) (float64, bool) {
 	at := f.requestIndex[i]
 	if at < 0 {
@@ -199,8 +181,7 @@ func (f *fieldReader) rawValue(i int) (float64, bool) {
 	return metric.DecodeField(v.ValueType, v.Value, nvml.Return(v.NvmlReturn))
 }
 
-// wrapsAt is the value at which a counter begins again at 0, by the type in which the
-// driver gives it; 0: never.
+// wrapsAt is the value at which a counter restarts, by the driver's type; 0: never.
 func (f *fieldReader) wrapsAt(i int) float64 {
 	at := f.requestIndex[i]
 	if at < 0 {

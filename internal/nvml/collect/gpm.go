@@ -9,21 +9,17 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// GPM is what Hopper and newer GPUs have instead of NVIDIA's profiler: counters that can
-// be sampled by anybody, of the GPU or of one of its GPU instances. What happened between
-// two samples is computed from both. One of each is kept, and checks take the next ones, at
-// the same distance whoever reads: so nothing ever sleeps, and no reader changes the time
-// that another one's values are of.
+// GPM replaces NVIDIA's profiler on Hopper and newer: counters of a GPU or GPU instance that anyone can sample. Metrics derive from two
+// samples. Checks take the samples, at a fixed distance: no call sleeps, and no reader changes the windows of another.
 
 const (
-	// gpmWindow is the time between two samples at least; it is that and the time to the
-	// next check. It is a little less than two distances of checks, which are not exact.
+	// gpmWindow is the minimum time between two samples: a little less than two intervals of checks, which are not exact.
 	gpmWindow = 9500 * time.Millisecond
-	// gpmIdleTimeout is how long samples are taken after a collection.
+	// gpmIdleTimeout is the time from the newest collection until sampling stops.
 	gpmIdleTimeout = 5 * time.Minute
 )
 
-// gpmSample is a buffer that the library has made. The zero sample is none.
+// gpmSample is a buffer of the library. The zero value is none.
 type gpmSample struct {
 	nvml.GpmSample
 	pointer unsafe.Pointer
@@ -32,32 +28,42 @@ type gpmSample struct {
 // gpmSampler keeps the newest sample of a GPU or of a GPU instance.
 type gpmSampler struct {
 	previous gpmSample
-	takenAt  time.Time // when kept was taken; zero: there is nothing in it
-	resets   uint64    // of the GPU, when kept was taken
+	takenAt  time.Time // zero: previous is empty
+	resets   uint64    // of the GPU, when previous was taken
 	denials  Denials
 }
 
-// reset has the next sample be a first one.
-func (s *gpmSampler) reset(r *metric.Values) {
+// reset makes the next sample a first one.
+func (s *gpmSampler) reset(values *metric.Values) {
 	s.takenAt = time.Time{}
-	r.UnsetGPM()
+	values.UnsetGPM()
 }
 
-// gpmState is what a GPU has for its samplers, and for those of its instances.
+// expire drops the metrics of a window that ended too long ago, as it does while checks fail.
+func (s *gpmSampler) expire(values *metric.Values, now time.Time) {
+	if now.Sub(s.takenAt) > maxAge {
+		values.UnsetGPM()
+	}
+}
+
+// due reports whether the next sample is to be taken.
+func (s *gpmSampler) due(now time.Time) bool {
+	return !s.denials.shouldSkip(now) && (s.takenAt.IsZero() || now.Sub(s.takenAt) >= gpmWindow)
+}
+
+// gpmState is what all samplers of a GPU share.
 type gpmState struct {
-	probed, supported bool    // told: the GPU has said whether it is supported
-	denials           Denials // of that answer
-	gpuSampler        gpmSampler
-	next              gpmSample // the next one to be filled
+	probed, supported bool
+	denials           Denials   // of the probe
+	next              gpmSample // to be filled next
 	request           *lib.GPMRequest
 }
 
-// needsGPMProbe reports whether the GPU is still to be asked whether it has such counters.
 func (g *GPUReader) needsGPMProbe(now time.Time) bool {
 	return g.session.Symbols.SupportsGPM() && !g.gpm.probed && !g.gpm.denials.shouldSkip(now)
 }
 
-// probeGPM asks it.
+// probeGPM reads whether the GPU supports GPM.
 func (g *GPUReader) probeGPM(now time.Time) {
 	support, ret := g.session.NVML.GpmQueryDeviceSupport(g.Handle)
 	g.gpm.denials.Record(lib.IsUnavailable(ret), now)
@@ -72,42 +78,36 @@ func (g *GPUReader) probeGPM(now time.Time) {
 	}
 }
 
-// noGPUInstance is the instance of a sampler that is the GPU's own.
+// noGPUInstance selects the GPU itself.
 const noGPUInstance = -1
 
-// takeSamples takes the samples that are due, of the GPU and of its instances. Checks call
-// it, which come every five seconds or more often: so a window does not depend on who reads,
-// nor how often. While no collection comes it does nothing.
+// takeSamples takes the samples that are due, of the GPU and of its instances. Checks call it every five seconds or more often. It does
+// nothing while no collection comes.
 func (g *GPUReader) takeSamples(now time.Time) {
 	if !g.gpm.supported || now.Sub(g.lastCollection) > gpmIdleTimeout {
 		return
 	}
-	outer := g.collection // that of a reading whose processes are still to be asked for
+	outer := g.collection // of a reading whose processes are still to be read
 	defer func() { g.collection = outer }()
-	g.collection = collection{budget: 1 << 20}
+	g.collection = collection{budget: unlimitedCalls}
 	g.updateInstances()
-	g.takeSample(&g.gpm.gpuSampler, &g.latest, noGPUInstance, now)
+	g.takeSample(&g.readTarget, noGPUInstance, now)
 	for _, in := range g.instances {
 		switch {
 		case g.isAborted():
 			return
 		case !in.sampler.due(now):
 		case g.verifyHandle(in):
-			g.takeSample(&in.sampler, &in.latest, in.gi, now)
+			g.takeSample(&in.readTarget, in.gi, now)
 		default:
 			in.reset()
 		}
 	}
 }
 
-// due reports whether the next sample is to be taken.
-func (s *gpmSampler) due(now time.Time) bool {
-	return !s.denials.shouldSkip(now) && (s.takenAt.IsZero() || now.Sub(s.takenAt) >= gpmWindow)
-}
-
-// takeSample takes a sample where one is due, and has in r what happened since the one before.
-// It costs three calls at most.
-func (g *GPUReader) takeSample(s *gpmSampler, r *metric.Values, instance int, now time.Time) {
+// takeSample takes a sample if it is due, and reads the metrics since the one before. It makes at most three calls.
+func (g *GPUReader) takeSample(t *readTarget, instance int, now time.Time) {
+	s := &t.sampler
 	if !g.gpm.supported || !s.due(now) {
 		return
 	}
@@ -118,22 +118,15 @@ func (g *GPUReader) takeSample(s *gpmSampler, r *metric.Values, instance int, no
 		into = &s.previous
 	}
 	s.resets = resets
-	r.UnsetGPM()
+	t.latest.UnsetGPM()
 	if !g.fillSample(into, instance, s, now) || first {
 		return
 	}
-	g.compareSamples(s.previous, g.gpm.next, r)
+	g.compareSamples(s.previous, g.gpm.next, &t.latest)
 	s.previous, g.gpm.next, s.takenAt = g.gpm.next, s.previous, now
 }
 
-// expire drops the result of a window that ended too long ago, as it does while checks fail.
-func (s *gpmSampler) expire(r *metric.Values, now time.Time) {
-	if now.Sub(s.takenAt) > maxAge {
-		r.UnsetGPM()
-	}
-}
-
-// fillSample takes a sample, into a buffer that is made where there is none yet.
+// fillSample takes a sample, into a new buffer if there is none.
 func (g *GPUReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now time.Time) bool {
 	if into.GpmSample == nil {
 		if g.samplesFreed || !g.spendCall() {
@@ -149,26 +142,25 @@ func (g *GPUReader) fillSample(into *gpmSample, instance int, s *gpmSampler, now
 		return false
 	}
 	var ret nvml.Return
-	symbol := "nvmlGpmSampleGet"
 	if instance == noGPUInstance {
 		ret = g.session.NVML.GpmSampleGet(g.Handle, into.GpmSample)
+		g.recordResult("nvmlGpmSampleGet", ret)
 	} else {
-		symbol = "nvmlGpmMigSampleGet"
 		ret = g.session.NVML.GpmMigSampleGet(g.Handle, instance, into.GpmSample)
+		g.recordResult("nvmlGpmMigSampleGet", ret)
 	}
-	g.recordResult(symbol, ret)
 	switch {
 	case ret == nvml.SUCCESS && into == &s.previous:
 		s.takenAt = now
 	case ret != nvml.SUCCESS:
-		s.takenAt = time.Time{} // what it had may be of before the trouble
+		s.takenAt = time.Time{} // previous may be from before the trouble
 	}
 	s.denials.Record(lib.IsUnavailable(ret), now)
 	return ret == nvml.SUCCESS
 }
 
-// compareSamples has in r what happened between two samples.
-func (g *GPUReader) compareSamples(earlier, later gpmSample, r *metric.Values) {
+// compareSamples reads the metrics between two samples.
+func (g *GPUReader) compareSamples(earlier, later gpmSample, values *metric.Values) {
 	if !g.spendCall() {
 		return
 	}
@@ -183,30 +175,28 @@ func (g *GPUReader) compareSamples(earlier, later gpmSample, r *metric.Values) {
 		return
 	}
 	for i, v := range metric.GPMValues {
-		m := &request.Metrics[i] // what is no share, the row's unit drops
-		r.Set(nvml.Return(m.Ret), v.ID, m.Value)
+		values.Set(nvml.Return(request.Metrics[i].Ret), v.ID, request.Metrics[i].Value)
 	}
 }
 
-// FreeSamples gives back all samples of a GPU, if they are of this Init: those of an earlier one
-// went with it.
+// FreeSamples frees all samples of a GPU that is no longer listed. Samples of an earlier Init went with it. The caller holds the lock.
 func (g *GPUReader) FreeSamples(current *lib.Session) {
 	free := func(s *gpmSample) {
 		if s.GpmSample != nil && g.session == current {
-			_ = g.session.NVML.GpmSampleFree(s.GpmSample) // what it answers changes nothing for us
+			_ = g.session.NVML.GpmSampleFree(s.GpmSample) // a failure changes nothing
 		}
 		*s = gpmSample{}
 	}
-	free(&g.gpm.next)
-	free(&g.gpm.gpuSampler.previous)
-	g.gpm.gpuSampler.takenAt = time.Time{}
 	g.samplesFreed = true
-	for _, i := range g.instances {
-		free(&i.sampler.previous)
-		i.sampler.takenAt = time.Time{}
-	}
+	free(&g.gpm.next)
 	for i := range g.unusedSamples {
 		free(&g.unusedSamples[i])
 	}
 	g.unusedSamples = nil
+	free(&g.sampler.previous)
+	g.sampler.takenAt = time.Time{}
+	for _, in := range g.instances {
+		free(&in.sampler.previous)
+		in.sampler.takenAt = time.Time{}
+	}
 }

@@ -96,7 +96,7 @@ func TestWindowsOfReaders(t *testing.T) {
 				if !g.latest.Present[smUtilization()] && at > 30*time.Second {
 					t.Errorf("there is no value after %v", at)
 				}
-				seen = append(seen, now.Sub(g.gpm.gpuSampler.takenAt))
+				seen = append(seen, now.Sub(g.sampler.takenAt))
 			}
 		}
 		return seen

@@ -8,36 +8,35 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// gpuHistory is what outlives a listing and an Init.
-type gpuHistory struct {
-	resets atomic.Uint64
-	// energyMillijoules is the newest reading of the counter, in mJ.
-	energyMillijoules atomic.Uint64
+// History is the state of a GPU that outlives a listing and an Init.
+type History struct {
+	resets            atomic.Uint64
+	energyMillijoules atomic.Uint64 // newest value of the counter
 
 	mu sync.Mutex
-	// All below are guarded by mu.
-	counters map[int]*monotonicCounter // those of the rows that have one, by their number
-	// faults are what checks find wrong, by their names, and apartSince is since when the
-	// GPU is seen not to have joined the fabric that it belongs to.
-	faults         map[string]*device.Fault
+	// counters of monotonic rows, by row; guarded by mu.
+	counters map[int]*monotonicCounter
+	// faults that checks have found, by check; guarded by mu.
+	faults map[string]*device.Fault
+	// notJoinedSince is the time since which the GPU has not joined its fabric; guarded by mu.
 	notJoinedSince time.Time
 }
 
 // Histories keeps the histories of all GPUs of the process.
 type Histories struct {
 	mu    sync.Mutex
-	byGPU map[device.GPU]*gpuHistory // guarded by mu
+	byGPU map[device.GPU]*History // guarded by mu
 }
 
 // Of returns the history of a GPU, which begins with the first call.
-func (h *Histories) Of(id device.GPU) *gpuHistory {
+func (h *Histories) Of(id device.GPU) *History {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.byGPU == nil {
-		h.byGPU = map[device.GPU]*gpuHistory{}
+		h.byGPU = map[device.GPU]*History{}
 	}
 	if h.byGPU[id] == nil {
-		h.byGPU[id] = &gpuHistory{counters: map[int]*monotonicCounter{}, faults: map[string]*device.Fault{}}
+		h.byGPU[id] = &History{counters: map[int]*monotonicCounter{}, faults: map[string]*device.Fault{}}
 	}
 	return h.byGPU[id]
 }
@@ -49,4 +48,59 @@ func (h *Histories) AddReset() {
 	for _, history := range h.byGPU {
 		history.resets.Add(1)
 	}
+}
+
+// recordEnergy counts a reset if the energy counter went down.
+func (h *History) recordEnergy(millijoules uint64) {
+	if before := h.energyMillijoules.Swap(millijoules); millijoules < before {
+		h.resets.Add(1)
+	}
+}
+
+// monotonicCounter sums counters that may wrap, restart or be missing for a while, such as those of single links. It lives as long as the
+// process, so that a new listing of the GPU does not look like a reset.
+type monotonicCounter struct {
+	sourceIndex int // source of the row
+	counters    []counterState
+	resets      uint64 // of the GPU, at the newest reading
+	updatedAt   time.Time
+	started     bool
+	total       float64
+}
+
+// counterState is a source's counter, in base units.
+type counterState struct {
+	last float64
+	seen bool
+}
+
+// selectSource begins a reading of n counters. A counter that is new after the first reading counts from its present value on.
+func (mc *monotonicCounter) selectSource(source, n int) {
+	if mc.sourceIndex != source || len(mc.counters) != n {
+		mc.sourceIndex, mc.counters = source, make([]counterState, n)
+	}
+}
+
+// restart lets all counters, present or not, begin again at 0.
+func (mc *monotonicCounter) restart() {
+	for i := range mc.counters {
+		mc.counters[i].last = 0
+	}
+}
+
+// add adds the increase of the i-th counter. A decrease is a wrap if that explains it within maxRise; otherwise the counter was set to 0,
+// as an administrator can do with errors of links.
+func (mc *monotonicCounter) add(i int, value, wraps, maxRise float64) {
+	counter := &mc.counters[i]
+	rose := value - counter.last
+	switch {
+	case !counter.seen && mc.started:
+		rose = 0
+	case rose < 0 && wraps > 0 && rose+wraps <= maxRise:
+		rose += wraps
+	case rose < 0:
+		rose = value
+	}
+	mc.total += rose
+	counter.last, counter.seen = value, true
 }

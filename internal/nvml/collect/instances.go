@@ -13,48 +13,44 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// instance is a GPU instance of a partitioned GPU, which has memory and engines of its
-// own. Compute instances share those: so what is read of it is the value of one of its
-// slices alone, or sums over slices would count it more than once.
+// instance is a GPU instance, with memory and engines of its own. Its compute instances share them, so only one MIG device gets the
+// values: sums over all devices must not count them twice.
 type instance struct {
-	gi int
-	// membersKey tells it from one that has its number later.
-	membersKey string
-	device     device.ID   // the one whose values they are
-	handle     nvml.Device // of that; nil: the newest listing could not have it
-
-	latest     metric.Values
-	callStates []callState
-	sampler    gpmSampler
-	// verified tells whether in this flight the handle was the slice's still.
-	verified bool
+	gi         int
+	membersKey string    // tells it from a later instance with this number
+	device     device.ID // gets the values
+	readTarget           // by that device's handle; nil: unknown to the newest listing
+	verified   bool      // in this collection the handle was still that device's
 }
 
-// updateInstances has the instances follow the newest listing.
+// updateInstances follows the newest listing.
 func (g *GPUReader) updateInstances() {
-	p := g.mig.Load()
-	if p == g.groupedState {
+	state := g.mig.Load()
+	if state == g.groupedState {
 		return
 	}
-	if g.groupedState != nil && g.groupedState.Enabled != p.Enabled { // what the GPU has depends on it
+	if g.groupedState != nil && g.groupedState.Enabled != state.Enabled { // what the GPU has depends on the mode
 		g.forgetAbsences()
 	}
-	g.groupedState = p
+	g.groupedState = state
 	byNumber := map[int][]MIGDevice{}
-	for _, s := range p.Devices {
-		byNumber[s.GI] = append(byNumber[s.GI], s)
+	for _, d := range state.Devices {
+		byNumber[d.GI] = append(byNumber[d.GI], d)
 	}
 	old := g.instances
 	g.instances = make([]*instance, 0, len(byNumber))
 	for gi, members := range byNumber {
 		slices.SortFunc(members, func(a, b MIGDevice) int { return cmp.Compare(a.CI, b.CI) })
-		key := membersKeyOf(members)
-		in := &instance{gi: gi, membersKey: key, callStates: make([]callState, len(metric.Calls))}
-		if i := slices.IndexFunc(old, func(i *instance) bool { return i.gi == gi && i.membersKey == key }); i >= 0 {
+		var key strings.Builder
+		for _, d := range members {
+			fmt.Fprintf(&key, "%s/%d ", d.ID, d.CI)
+		}
+		in := &instance{gi: gi, membersKey: key.String(), readTarget: newReadTarget(nil, metric.TargetMIG)}
+		if i := slices.IndexFunc(old, func(i *instance) bool { return i.gi == gi && i.membersKey == in.membersKey }); i >= 0 {
 			in = old[i]
 			old = slices.Delete(old, i, i+1)
 		}
-		in.device, in.handle = members[0].ID, members[0].Handle
+		in.device, in.Handle = members[0].ID, members[0].Handle
 		g.instances = append(g.instances, in)
 	}
 	slices.SortFunc(g.instances, func(a, b *instance) int { return cmp.Compare(a.gi, b.gi) })
@@ -65,66 +61,37 @@ func (g *GPUReader) updateInstances() {
 	}
 }
 
-// membersKeyOf is what an instance with these slices is known by.
-func membersKeyOf(members []MIGDevice) string {
-	var b strings.Builder
-	for _, s := range members {
-		fmt.Fprintf(&b, "%s/%d ", s.ID, s.CI)
-	}
-	return b.String()
-}
-
-// readInstance reads what an instance has to be asked for in each flight. A listing may
-// be seconds old, and the handle another slice's by now: so after its memory was read
-// it is asked whose it is.
+// readInstance reads the fast values of an instance. The listing may be seconds old, and the handle another device's by now, so the
+// UUID is read after the values.
 func (g *GPUReader) readInstance(in *instance, now time.Time) {
 	in.verified = false
-	if in.handle == nil {
+	if in.Handle == nil {
 		return
 	}
-	g.makeFastCalls(in.handle, metric.TargetMIG, &in.latest, in.callStates, now)
-	if g.isAborted() {
+	if g.makeFastCalls(&in.readTarget, now); g.isAborted() {
 		return
 	}
-	in.verified = g.verifyHandle(in)
-	if !in.verified && !g.isAborted() {
+	if in.verified = g.verifyHandle(in); !in.verified && !g.isAborted() {
 		in.reset()
 	}
 }
 
-// verifyHandle reports whether an instance's handle is that of its slice.
+// verifyHandle reports whether an instance's handle is still its device's.
 func (g *GPUReader) verifyHandle(in *instance) bool {
-	if in.handle == nil || !g.spendCall() {
+	if in.Handle == nil || !g.spendCall() {
 		return false
 	}
-	uuid, ret := in.handle.GetUUID()
-	if lib.IsFinal(ret) { // any other answer is about the slice, which may be gone
+	uuid, ret := in.Handle.GetUUID()
+	if lib.IsFinal(ret) { // other codes are about the device, which may be gone
 		g.recordResult("nvmlDeviceGetUUID", ret)
 	}
 	return ret == nvml.SUCCESS && device.ID(lib.ToValidUTF8(uuid)) == in.device
 }
 
-// reset drops all that was read of it.
+// reset drops all values of the instance.
 func (in *instance) reset() {
 	in.latest = metric.Values{}
 	clear(in.callStates)
 	in.sampler.reset(&in.latest)
 	in.sampler.denials = Denials{}
-}
-
-// instanceSamples appends what was read of an instance, in the order of the rows.
-func (g *GPUReader) instanceSamples(in *instance, buf []device.Sample) []device.Sample {
-	if !in.verified {
-		return buf
-	}
-	for _, i := range g.plan.MIGRows {
-		r := &g.plan.Rows[i]
-		if !in.latest.Present[r.ValueID] {
-			continue
-		}
-		if v, ok := r.Conversion.Convert(in.latest.Values[r.ValueID]); ok {
-			buf = append(buf, device.Sample{Device: in.device, Metric: i, Value: v})
-		}
-	}
-	return buf
 }

@@ -21,7 +21,7 @@ func (s *readerFixture) ageSamples(i int, by time.Duration) {
 			sampler.takenAt = sampler.takenAt.Add(-by)
 		}
 	}
-	older(&g.gpm.gpuSampler)
+	older(&g.sampler)
 	for _, in := range g.instances {
 		older(&in.sampler)
 	}

@@ -7,11 +7,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// MIGState is how a GPU is partitioned, as far as readings need it. It is never written.
+// MIGState is the partitioning of a GPU. It is never written.
 type MIGState struct {
-	// Capable is true if the GPU has MIG mode, pendingEnabled if the mode will be on after a reset.
-	Capable, Enabled, PendingEnabled bool
-	// Denied is true if the GPU has said often enough that it has no such mode.
+	Capable, Enabled bool
+	PendingEnabled   bool // after a reset
+	// Denied is set if the GPU has said often enough that it has no MIG mode.
 	Denied  bool
 	Devices []MIGDevice
 }
@@ -20,17 +20,14 @@ type MIGState struct {
 type MIGDevice struct {
 	ID     device.ID
 	GI, CI int
-	Handle nvml.Device // nil: the listing could not have it
+	Handle nvml.Device // nil: unknown to the listing
 }
 
-// NoInstanceID stands where the number of a GPU or compute instance would, for a report
-// that names none.
+// NoInstanceID replaces the number of a GPU or compute instance in a report that names none.
 const NoInstanceID = math.MaxUint32
 
-// DeviceID is the slice that an event of a GPU names. It names none where it lacks
-// the numbers, which the driver gives to the privileged only, or where they are of no
-// slice that is listed: then it is the GPU's. That of a GPU instance alone names the slice
-// where that is the only one in it.
+// DeviceID returns the MIG device with these instances, or the only one in the GPU instance. It is empty for numbers that are missing,
+// since the driver gives them to the privileged only, or that no listed device has: then the report concerns the GPU.
 func (s *MIGState) DeviceID(gi, ci uint32) device.ID {
 	var only device.ID
 	inside := 0

@@ -103,6 +103,12 @@ func (r *Row) ToValue(v float64) float64 {
 	}
 }
 
+// Convert returns the row's value in a set of values, and false if there is none.
+func (r *Row) Convert(values *Values) (float64, bool) {
+	v, ok := r.Conversion.Convert(values.Values[r.ValueID])
+	return r.ToValue(v), ok && values.Present[r.ValueID]
+}
+
 // pace is that of the row's fields, or of its call, or of its state.
 func (r *Row) pace() device.ReadPace {
 	switch {

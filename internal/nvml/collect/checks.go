@@ -1,0 +1,128 @@
+package collect
+
+import (
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/metric"
+	"github.com/podgauge/podgauge/internal/nvml/xid"
+)
+
+// checkedFields are read by each check, in one call.
+var checkedFields = [...]uint32{
+	energyIndex:            metric.EnergyField, // an answer is enough; a decrease shows a reset
+	recoveryIndex:          metric.RecoveryField,
+	remapFailureIndex:      nvml.FI_DEV_REMAPPED_FAILURE,
+	remapPendingIndex:      nvml.FI_DEV_REMAPPED_PENDING,
+	retirementPendingIndex: nvml.FI_DEV_RETIRED_PENDING, // the same, up to Turing
+}
+
+const (
+	energyIndex = iota
+	recoveryIndex
+	remapFailureIndex
+	remapPendingIndex
+	retirementPendingIndex
+)
+
+// checkBatch has the keys of checkedFields.
+var checkBatch = func() metric.FieldBatch {
+	var keys []metric.FieldKey
+	for _, id := range checkedFields {
+		keys = append(keys, metric.FieldKey{ID: id})
+	}
+	return metric.NewFieldBatch(keys...)
+}()
+
+// healthCheck is a condition that makes a GPU unhealthy.
+type healthCheck struct {
+	name       string
+	fieldIndex int            // in checkedFields; 0: none
+	valueID    metric.ValueID // of a call, otherwise
+	// evaluate returns the fault that a value means, or nil.
+	evaluate  func(g *GPUReader, c *healthCheck, value float64, now time.Time) *device.Fault
+	fault     device.Fault
+	condition string
+}
+
+// healthChecks name the fault in this order: a GPU that must be replaced needs no reset before. GPUs that are lost or answer
+// RESET_REQUIRED need no row (lib.Error).
+//
+// A down NVLink is no fault: links are down for many reasons, from the wiring of the board to a reset of the other end, and programs
+// without NVLink run. If it makes the GPU unusable, the driver has a recovery action.
+var healthChecks = [...]healthCheck{
+	{
+		name: "row_remap_failure", fieldIndex: remapFailureIndex, condition: "a row of memory could not be replaced by a spare one",
+		evaluate: faultIfSet, fault: device.Fault{Reason: "row_remap_failure", Action: xid.ActionReplaceGPU, NeedsReset: true},
+	},
+	{
+		name: "sram_threshold", valueID: metric.SRAMThresholdExceeded, condition: "SRAM has had too many uncorrected errors",
+		evaluate: faultIfSet, fault: device.Fault{Reason: "sram_threshold_exceeded", Action: xid.ActionReplaceGPU},
+	},
+	{
+		name: "unrepairable_memory", valueID: metric.UnrepairableMemory, condition: "memory has errors that cannot be repaired",
+		evaluate: faultIfSet, fault: device.Fault{Reason: "unrepairable_memory", Action: xid.ActionReplaceGPU},
+	},
+	{
+		name: "recovery_action", fieldIndex: recoveryIndex, condition: "the driver asks for anything but none",
+		evaluate: evaluateRecoveryAction, fault: device.Fault{Reason: "recovery_action_…", Action: "as the driver says"},
+	},
+	{
+		name: "fabric", valueID: metric.FabricFailed, condition: "joining the fabric of NVSwitches has ended with an error",
+		evaluate: faultIfSet, fault: device.Fault{Reason: "fabric", Action: xid.ActionResetGPU},
+	},
+	{
+		name: "fabric_joined", valueID: metric.FabricNotJoined, condition: "the GPU, which has NVLinks and is not partitioned, has not joined the fabric for 5 minutes",
+		evaluate: evaluateFabricJoin, fault: device.Fault{Reason: "fabric_not_joined", Action: xid.ActionInspect},
+	},
+}
+
+func faultIfSet(_ *GPUReader, c *healthCheck, value float64, _ time.Time) *device.Fault {
+	if value == 0 {
+		return nil
+	}
+	fault := c.fault
+	return &fault
+}
+
+// recoveryActions are the faults of nvmlDeviceGpuRecoveryAction_t, which drivers from 565 on report.
+var recoveryActions = map[nvml.DeviceGpuRecoveryAction]device.Fault{
+	nvml.GPU_RECOVERY_ACTION_GPU_RESET:           {Reason: "gpu_reset", Action: xid.ActionResetGPU},
+	nvml.GPU_RECOVERY_ACTION_NODE_REBOOT:         {Reason: "node_reboot", Action: xid.ActionReboot},
+	nvml.GPU_RECOVERY_ACTION_DRAIN_P2P:           {Reason: "drain_p2p", Action: "drain_p2p"},
+	nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET:     {Reason: "drain_and_reset", Action: "drain_and_reset"},
+	nvml.GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN: {Reason: "recover_imex_domain", Action: "recover_imex_domain"},
+	nvml.GPU_RECOVERY_ACTION_BUS_RESET:           {Reason: "bus_reset", Action: "reset_bus"},
+	nvml.GPU_RECOVERY_ACTION_SYSTEM_REBOOT:       {Reason: "system_reboot", Action: xid.ActionReboot},
+}
+
+// evaluateRecoveryAction passes the driver's action on. A value that NVML does not define is no fault.
+func evaluateRecoveryAction(_ *GPUReader, _ *healthCheck, value float64, _ time.Time) *device.Fault {
+	if !metric.IsRecoveryAction(value) || value == float64(nvml.GPU_RECOVERY_ACTION_NONE) {
+		return nil
+	}
+	fault := recoveryActions[nvml.DeviceGpuRecoveryAction(value)]
+	fault.Reason = "recovery_action_" + fault.Reason
+	return &fault
+}
+
+// fabricJoinTimeout is the time for joining the fabric, which begins with the node's fabric manager.
+const fabricJoinTimeout = 5 * time.Minute
+
+// evaluateFabricJoin waits, since pods of a booting node would be rejected for good. After the timeout CUDA does not start on the GPU. A
+// partitioned GPU, and one whose NVLinks are turned off, needs no fabric.
+func evaluateFabricJoin(g *GPUReader, c *healthCheck, notJoined float64, now time.Time) *device.Fault {
+	since := &g.history.notJoinedSince
+	if notJoined == 0 || g.links[metric.ScopeNVLink] == 0 || g.mig.Load().Enabled {
+		*since = time.Time{}
+		return nil
+	}
+	if since.IsZero() {
+		*since = now
+	}
+	if now.Sub(*since) < fabricJoinTimeout {
+		return nil
+	}
+	return faultIfSet(g, c, notJoined, now)
+}

@@ -1,0 +1,250 @@
+package collect
+
+import (
+	"fmt"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/nvml/lib"
+)
+
+// runningProcessLists are the lists of processes, which go-nvml also reads in older forms.
+var runningProcessLists = [...]struct {
+	symbol string
+	read   func(nvml.Device) ([]nvml.ProcessInfo, nvml.Return)
+}{
+	{"nvmlDeviceGetComputeRunningProcesses_v3", nvml.Device.GetComputeRunningProcesses},
+	{"nvmlDeviceGetGraphicsRunningProcesses_v3", nvml.Device.GetGraphicsRunningProcesses},
+}
+
+// ProcessIDs returns the processes with a context on a device, by the driver's numbers. The number 0 is unknown and is dropped.
+func (g *GPUReader) ProcessIDs(d device.Device) ([]uint32, error) {
+	if g.session.HasBrokenProcessInfo() {
+		return nil, nil
+	}
+	if !g.tryAcquire() {
+		return nil, device.ErrStalled
+	}
+	defer g.release()
+	var pids []uint32
+	for _, list := range runningProcessLists {
+		if !g.session.Symbols[list.symbol] {
+			continue
+		}
+		processes, ret := list.read(g.Handle)
+		if lib.IsNotSupported(ret) { // vGPU, say
+			continue
+		}
+		if ret != nvml.SUCCESS {
+			return nil, fmt.Errorf("%s: %w", list.symbol, lib.Error(ret))
+		}
+		for _, p := range processes {
+			if p.Pid != 0 && (d.WholeGPU() || int(p.GpuInstanceId) == d.GI && int(p.ComputeInstanceId) == d.CI) {
+				pids = append(pids, p.Pid)
+			}
+		}
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
+}
+
+// processBuffers are kept from collection to collection, and grow when they are too small.
+type processBuffers struct {
+	pointer      unsafe.Pointer // of the GPU's handle
+	infos        []nvml.ProcessInfo
+	samples      []nvml.ProcessUtilizationSample
+	count        uint32    // results of the newest call
+	sampleCounts []float64 // by row
+	denials      [len(lib.ProcessListSymbols)]Denials
+}
+
+const (
+	// initialProcesses suffices mostly.
+	initialProcesses = 64
+	// maxProcesses is above any plausible count.
+	maxProcesses = 1 << 16
+	// memoryNotAvailable is the driver's value for unknown memory.
+	memoryNotAvailable = 1<<64 - 1
+	// notReported is the value for an unknown number of device.ProcessUsage.
+	notReported = -1
+	// utilizationWindow is the time before a collection that utilization is of. The driver samples once in 1/6 to 1 s (nvml.h,
+	// nvmlDeviceGetUtilizationRates), so a busy process has a sample in it, however soon one collection follows another.
+	utilizationWindow = 2 * time.Second
+)
+
+// ReadProcessUsage appends the processes with a context on the GPU or its MIG devices. It uses the calls that Read has reserved. A list
+// that has outgrown its buffer is unknown until the next collection.
+func (g *GPUReader) ReadProcessUsage(buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
+	if g.session.HasBrokenProcessInfo() || !g.tryAcquire() {
+		return buf, false
+	}
+	defer g.release()
+	if g.groupedState == nil { // without an earlier Read
+		g.updateInstances()
+	}
+	g.collection.budget += g.processCallBudget()
+	before := len(buf)
+	uses, known = g.listProcesses(buf)
+	if !known {
+		return buf, false
+	}
+	if !g.mig.Load().Enabled { // NVML has no utilization of MIG devices
+		g.fillUtilization(uses[before:])
+	}
+	return uses, true
+}
+
+// listProcesses appends a row for each process and device, without utilization.
+func (g *GPUReader) listProcesses(buf []device.ProcessUsage) ([]device.ProcessUsage, bool) {
+	p := &g.processes
+	if p.pointer == nil {
+		p.pointer = lib.PointerOf(g.Handle)
+		p.infos = make([]nvml.ProcessInfo, initialProcesses)
+		p.samples = make([]nvml.ProcessUtilizationSample, initialProcesses)
+	}
+	before, answered, now := len(buf), false, time.Now()
+	for i, list := range g.session.Raw.ProcessLists {
+		if list == nil && i == 0 {
+			return buf, false
+		}
+		if list == nil || p.denials[i].shouldSkip(now) {
+			continue
+		}
+		ret := g.readProcessList(list)
+		denied := lib.IsUnavailable(ret) && i > 0 // no graphics, say; without the first list the GPU is a vGPU
+		p.denials[i].Record(denied, now)
+		switch {
+		case denied:
+			continue
+		case ret != nvml.SUCCESS:
+			return buf, false
+		}
+		answered = true
+		for _, info := range p.infos[:p.count] {
+			of, ok := g.processDevice(info)
+			if !ok {
+				return buf, false
+			}
+			if info.Pid != 0 { // 0 is unknown
+				buf = addUsage(buf, before, of, info)
+			}
+		}
+	}
+	return buf, answered
+}
+
+// readProcessList reads a list, once more with a larger buffer if there is a call left.
+func (g *GPUReader) readProcessList(f unsafe.Pointer) nvml.Return {
+	p := &g.processes
+	for g.spendCall() {
+		ret := lib.ListProcesses(f, p.pointer, p.infos, &p.count)
+		if ret != nvml.ERROR_INSUFFICIENT_SIZE {
+			if ret == nvml.SUCCESS && int(p.count) > len(p.infos) {
+				return nvml.ERROR_UNKNOWN
+			}
+			return ret
+		}
+		length := grownLength(p.count, len(p.infos))
+		if length == len(p.infos) {
+			return ret
+		}
+		p.infos = make([]nvml.ProcessInfo, length)
+	}
+	return nvml.ERROR_INSUFFICIENT_SIZE
+}
+
+// grownLength returns the length of a new buffer, with room for processes that start until it is used.
+func grownLength(count uint32, length int) int {
+	return min(2*max(int(min(count, maxProcesses)), length), maxProcesses)
+}
+
+// processDevice returns the device of a process. On a MIG-enabled GPU only the privileged are told; without that it is unknown.
+func (g *GPUReader) processDevice(info nvml.ProcessInfo) (device.ID, bool) {
+	mig := g.mig.Load()
+	if mig.Enabled && info.GpuInstanceId == NoInstanceID {
+		return "", false
+	}
+	if mig.Enabled {
+		if id := mig.DeviceID(info.GpuInstanceId, info.ComputeInstanceId); id != "" {
+			return id, true
+		}
+	}
+	return device.ID(g.ID), true
+}
+
+// addUsage adds a process, which may be on several lists with the same memory.
+func addUsage(buf []device.ProcessUsage, from int, dev device.ID, info nvml.ProcessInfo) []device.ProcessUsage {
+	memory := float64(notReported)
+	if info.UsedGpuMemory != memoryNotAvailable {
+		memory = float64(info.UsedGpuMemory)
+	}
+	for i := range buf[from:] {
+		if u := &buf[from+i]; u.PID == info.Pid && u.Device == dev {
+			u.MemoryBytes = max(u.MemoryBytes, memory)
+			return buf
+		}
+	}
+	return append(buf, device.ProcessUsage{
+		Device: dev, PID: info.Pid, MemoryBytes: memory,
+		SM: notReported, MemoryController: notReported, Encoder: notReported, Decoder: notReported,
+	})
+}
+
+// fillUtilization fills in the utilization in utilizationWindow. The driver lists active processes, and returns NOT_FOUND if there is none.
+func (g *GPUReader) fillUtilization(uses []device.ProcessUsage) {
+	p, f := &g.processes, g.session.Raw.Utilization
+	if f == nil || len(uses) == 0 || !g.spendCall() {
+		return
+	}
+	since := uint64(time.Now().Add(-utilizationWindow).UnixMicro()) // the driver uses the node's clock
+	ret := lib.ProcessUtilization(f, p.pointer, p.samples, &p.count, since)
+	switch {
+	case ret == nvml.ERROR_NOT_FOUND:
+		p.count = 0
+	case ret == nvml.ERROR_INSUFFICIENT_SIZE:
+		if length := grownLength(p.count, len(p.samples)); length > len(p.samples) {
+			p.samples = make([]nvml.ProcessUtilizationSample, length)
+		}
+		return
+	case ret != nvml.SUCCESS || int(p.count) > len(p.samples):
+		return
+	}
+	p.averageSamples(uses, p.samples[:p.count], since)
+}
+
+// averageSamples gives each process the mean of its samples, and 0 without any. Samples of unlisted processes and times to come are
+// dropped.
+func (p *processBuffers) averageSamples(uses []device.ProcessUsage, samples []nvml.ProcessUtilizationSample, since uint64) {
+	p.sampleCounts = p.sampleCounts[:0]
+	for i := range uses {
+		u := &uses[i]
+		u.SM, u.MemoryController, u.Encoder, u.Decoder = 0, 0, 0, 0
+		p.sampleCounts = append(p.sampleCounts, 0)
+	}
+	latest := since + uint64((utilizationWindow + time.Minute).Microseconds())
+	for _, s := range samples {
+		if s.TimeStamp > latest || s.TimeStamp <= since {
+			continue
+		}
+		for i := range uses {
+			if u := &uses[i]; u.PID == s.Pid {
+				u.SM += percentToRatio(s.SmUtil)
+				u.MemoryController += percentToRatio(s.MemUtil)
+				u.Encoder += percentToRatio(s.EncUtil)
+				u.Decoder += percentToRatio(s.DecUtil)
+				p.sampleCounts[i]++
+			}
+		}
+	}
+	for i, n := range p.sampleCounts {
+		if u := &uses[i]; n > 0 {
+			u.SM, u.MemoryController, u.Encoder, u.Decoder = u.SM/n, u.MemoryController/n, u.Encoder/n, u.Decoder/n
+		}
+	}
+}
+
+// percentToRatio caps at 1: drivers have returned garbage (https://github.com/Syllo/nvtop/issues/110).
+func percentToRatio(v uint32) float64 { return float64(min(v, 100)) / 100 }
