@@ -1,6 +1,7 @@
 package main
 
 import (
+	_ "embed"
 	"regexp"
 	"strings"
 )
@@ -17,24 +18,29 @@ func (w *words) add(o words) {
 	w.banned = append(w.banned, o.banned...)
 }
 
-// share returns the percentage of pronouns.
+// minWords is the least number of words for a share.
+const minWords = 50
+
+// share returns the percentage of pronouns; 0 for fewer than minWords words.
 func (w *words) share() float64 {
-	if w.all < 50 { // too few to say
+	if w.all < minWords {
 		return 0
 	}
 	return 100 * float64(w.pronouns) / float64(w.all)
 }
 
 var (
-	word = regexp.MustCompile(`[A-Za-z]+('[a-z]+)?`)
-	// bannedPhrase matches what people of this field do not write (CONTRIBUTING.md, Language).
-	bannedPhrase = regexp.MustCompile(`(?i)\b(whoever|nobody|somebody|anew|no more|whatever|meanwhile|says|said|tells|told|whose it is|has not|have not|holders?|holdings?|refusals?|turned away|condemn(s|ed)?|ledgers?|witness(es)?|patients?|wards?|victims?|card|cards|heals?|healed|mend(s|ed)?|probation)\b`)
-)
+	//go:embed pronouns.txt
+	pronounList string // pronouns and relatives; "this" is mostly an adjective
+	//go:embed banned.txt
+	bannedList string // a regular expression per line (CONTRIBUTING.md, Language)
 
-// pronouns and relatives. "this" is left out: it is an adjective more often.
-var pronoun = set(`i me my we us our you your he him his she her it its itself they them their theirs themselves
-who whom whose which what that these those one ones none nobody somebody anybody everybody nothing something anything
-everything other others another whoever whatever`)
+	pronouns     = set(pronounList)
+	bannedPhrase = regexp.MustCompile(`(?i)\b(` + strings.ReplaceAll(strings.TrimSpace(bannedList), "\n", "|") + `)\b`)
+	word         = regexp.MustCompile(`[A-Za-z]+('[a-z]+)?`)
+	// name matches paths, keys and identifiers.
+	name = regexp.MustCompile(`\S*[/_"\x60]\S*`)
+)
 
 func set(list string) map[string]bool {
 	m := map[string]bool{}
@@ -46,9 +52,10 @@ func set(list string) map[string]bool {
 
 // count adds the words of a text.
 func (w *words) count(text string) {
+	text = name.ReplaceAllString(text, "")
 	for _, s := range word.FindAllString(text, -1) {
 		w.all++
-		if pronoun[strings.ToLower(s)] {
+		if pronouns[strings.ToLower(s)] {
 			w.pronouns++
 		}
 	}
