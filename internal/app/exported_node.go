@@ -10,7 +10,7 @@ import (
 	"github.com/podgauge/podgauge/internal/web/status"
 )
 
-// exportedNode implements exporter.Node and incident.Sources.
+// exportedNode implements exporter.Node and incident.StateSource.
 type exportedNode struct{ *app }
 
 // Statuses implements api.NodeState.
@@ -21,7 +21,7 @@ func (a exportedNode) Allocations() (device.Allocations, <-chan struct{}) {
 	return a.podResources.Snapshot()
 }
 
-// Terminations implements incident.Sources.
+// Terminations implements incident.StateSource.
 func (a exportedNode) Terminations() (incident.TerminationLookup, <-chan struct{}) {
 	return a.pods.TerminationLookup()
 }

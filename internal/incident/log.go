@@ -19,8 +19,8 @@ const (
 	heartbeatInterval = 10 * time.Second
 )
 
-// Sources are the states that incidents depend on. The channels are closed when the state changes.
-type Sources interface {
+// StateSource has the states that incidents depend on. The channels are closed when the state changes.
+type StateSource interface {
 	Allocations() (device.Allocations, <-chan struct{})
 	Statuses() ([]device.Status, <-chan struct{})
 	// Terminations returns nil while terminations are unknown.
@@ -29,7 +29,7 @@ type Sources interface {
 
 // Options of a Log.
 type Options struct {
-	Sources Sources
+	Sources StateSource
 	// Folder has incidents.json; nil: incidents are lost at the end of the process.
 	Folder       *disk.Folder
 	MaxIncidents int           // 0: 1000

@@ -27,8 +27,8 @@ type ErrorResponse struct {
 	Error string `json:"error"` // one line
 }
 
-// endpoint is a path with its parameters.
-type endpoint struct {
+// route is a path with its parameters.
+type route struct {
 	params []string
 	handle func(q Query, now time.Time) any
 }
@@ -36,7 +36,7 @@ type endpoint struct {
 // Handler serves the paths below Root.
 func Handler(name string, state NodeState) http.Handler {
 	n := node{state, name}
-	endpoints := map[string]endpoint{
+	endpoints := map[string]route{
 		DevicesPath:   {[]string{"device"}, n.handleDevices},
 		HoldersPath:   {[]string{"device", "namespace", "pod"}, n.handleHolders},
 		IncidentsPath: {[]string{"device", "namespace", "pod", "reason", "since", "limit"}, n.handleIncidents},
