@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// newApp assembles the components. Those that need each other get the app, and read its fields once they run.
+// newApp assembles the components. Components with mutual dependencies get the app, and read the app's fields once they run.
 func newApp(o options, nb *nodeBackend, log *slog.Logger) (a *app, err error) {
 	a = &app{o: o, nb: nb, log: log, registry: prometheus.NewRegistry(), inventory: &device.Inventory{}}
 	exporterOptions := o.metrics.exporterOptions(o.hostname)
@@ -57,7 +57,7 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (a *app, err error) {
 	return a, nil
 }
 
-// addDevicePlugin adds the device plugin, its rules and its CDI specs.
+// addDevicePlugin adds the device plugin, the plugin's rules and the CDI specs.
 func (a *app) addDevicePlugin() {
 	specs := &cdiSpecs{settings: a.configWatcher, inventory: a.inventory, dir: a.nb.cdiDir, log: a.log.With("part", "cdi")}
 	a.selfMetrics.ExportCDISpecs(specs.Written)
@@ -90,7 +90,7 @@ func (a *app) run(ctx context.Context, l listeners) error {
 		a.state.End()
 	}
 	a.nb.shutdown(a.readers, a.monitor)
-	if errors.Is(err, device.ErrDriverReplaced) { // another process has to load the new library
+	if errors.Is(err, device.ErrDriverReplaced) { // a restart loads the new library
 		a.log.Info("exiting: driver was replaced, restart loads the new library", "err", err)
 		return nil
 	}

@@ -15,28 +15,27 @@ import (
 )
 
 const (
-	// maxConnections limits the open connections of a listener. Each takes 40 KB until its request has arrived, also without a
-	// password. Without a limit, the kernel would kill the process, and the device plugin with it.
+	// maxConnections limits the open connections of a listener. A connection takes 40 KB before its request arrives, also without a
+	// password. Without a limit, the kernel would kill the process, device plugin included.
 	maxConnections = 128
-	// maxActive limits the connections that the server holds, including closed ones that it has not released.
+	// maxActive limits the connections held by the server, including closed connections before their release.
 	maxActive = 2 * maxConnections
-	// clientShare is the number of connections of a client for each unused one of maxActive.
+	// clientShare is the number of connections of a client per unused connection of maxActive.
 	clientShare = 3
-	// The kernel keeps at most twice as many unsent or unread bytes of a connection. The default is megabytes for a client that
-	// does not read.
+	// The kernel keeps at most twice as many unsent or unread bytes of a connection. The default is megabytes.
 	sendBuffer    = 64 << 10
 	receiveBuffer = 16 << 10 // the headers of a request
 )
 
-// boundedListener limits connections. At the limit it closes the oldest connection of the client with the most, so that the
-// kubelet's probe and Prometheus, with one or two connections, keep theirs.
+// boundedListener limits connections. At the limit, it closes the oldest connection of the client with the most connections. The
+// kubelet's probe and Prometheus have few connections, and keep them.
 type boundedListener struct {
 	net.Listener
 
 	mu   sync.Mutex
 	open []*clientConn // guarded by mu; oldest first
-	// active counts the connections that the server has not released: a closed one counts while its handler runs, and for the
-	// half second that net/http sleeps after a request that it has not read to its end.
+	// active counts the connections before their release by the server. A closed connection counts while its handler runs, and for
+	// half a second if net/http has not read the whole request.
 	active         int                // guarded by mu
 	activeByClient map[netip.Addr]int // guarded by mu
 }
@@ -47,8 +46,8 @@ type clientConn struct {
 	client netip.Addr
 }
 
-// Write implements net.Conn. Bytes that the client has not read in time are dropped: otherwise the kernel keeps them for minutes,
-// in memory that counts as podgauge's.
+// Write implements net.Conn. At the deadline, unread bytes are dropped: otherwise the kernel keeps the bytes for minutes, in
+// podgauge's memory.
 func (c *clientConn) Write(b []byte) (int, error) {
 	n, err := c.Conn.Write(b)
 	if errors.Is(err, os.ErrDeadlineExceeded) {
@@ -57,7 +56,7 @@ func (c *clientConn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite ends the response. net/http calls it if the request is not read to its end.
+// CloseWrite ends the response. net/http calls CloseWrite before a request was read completely.
 func (c *clientConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -86,7 +85,7 @@ func listenTCP(address string) (net.Listener, error) {
 	return config.Listen(context.Background(), "tcp", address)
 }
 
-// newBoundedListener returns a listener that uses the server's ConnState to count released connections.
+// newBoundedListener returns a listener, and sets the server's ConnState to count released connections.
 func newBoundedListener(server *http.Server, l net.Listener) *boundedListener {
 	bounded := &boundedListener{Listener: l, activeByClient: map[netip.Addr]int{}}
 	server.ConnState = func(conn net.Conn, state http.ConnState) {
@@ -97,8 +96,8 @@ func newBoundedListener(server *http.Server, l net.Listener) *boundedListener {
 	return bounded
 }
 
-// Accept returns the next connection of a client that has not used up its share, and closes connections of other clients. Accept
-// never waits for the server: the kubelet's probe would wait behind all connections of a hostile client.
+// Accept returns the next connection of a client within the client's share, and closes surplus connections. Accept never waits for
+// the server: the kubelet's probe would wait behind all connections of a hostile client.
 func (l *boundedListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
@@ -114,8 +113,8 @@ func (l *boundedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// admit counts a connection, and closes a surplus one. It returns false if the client has clientShare connections for each unused
-// one: a single client gets three quarters, and up to 85 clients that connect in turns leave some for others.
+// admit counts a connection, and closes a surplus one. admit returns false if the client has clientShare connections per unused
+// connection: a single client gets three quarters, and up to 85 clients in turns leave a remainder.
 func (l *boundedListener) admit(c *clientConn) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -144,7 +143,7 @@ func (l *boundedListener) surplusIndex() int {
 	return slices.IndexFunc(l.open, func(c *clientConn) bool { return perClient[c.client] == most })
 }
 
-// release removes a connection that the server has released.
+// release removes a connection after its release by the server.
 func (l *boundedListener) release(conn net.Conn) {
 	if secure, ok := conn.(*tls.Conn); ok {
 		conn = secure.NetConn()
@@ -159,8 +158,8 @@ func (l *boundedListener) release(conn net.Conn) {
 	l.open = slices.DeleteFunc(l.open, func(other *clientConn) bool { return other == c })
 }
 
-// clientAddr returns the address of a client without the port; zero: remote has another form. Networks are not merged: the pods
-// of a node in an IPv6 cluster, and its kubelet, are in one /64.
+// clientAddr returns the address of a client without the port; zero: remote has a different form. Networks are not merged: a
+// node's pods and kubelet share a /64 in an IPv6 cluster.
 func clientAddr(remote string) netip.Addr {
 	addrPort, _ := netip.ParseAddrPort(remote)
 	return addrPort.Addr().Unmap()

@@ -17,27 +17,27 @@ import (
 	"github.com/podgauge/podgauge/plugin/response"
 )
 
-// deviceNodesInterval is the interval between searches for the driver's device nodes, which a driver that starts late adds.
+// deviceNodesInterval is the interval between searches for the driver's device nodes. A driver may start late.
 const deviceNodesInterval = 2 * time.Second
 
 // gpuClass is the CDI class of GPUs and MIG devices.
 const gpuClass = "gpu"
 
-// published is a value that changes: a *device.Inventory, a *config.Watcher or a *pubsub.Value.
+// published is a published value: a *device.Inventory, a *config.Watcher or a *pubsub.Value.
 type published[T any] interface {
-	// Get returns the value and a channel that is closed when the value changes.
+	// Get returns the value and a channel, closed at the next change.
 	Get() (T, <-chan struct{})
 }
 
-// cdiSpecs keeps CDI specs written while the settings ask for them.
+// cdiSpecs writes CDI specs while the settings ask for CDI.
 type cdiSpecs struct {
 	settings  published[config.Settings]
 	inventory published[[]device.Status]
 	dir       string
 	log       *slog.Logger
 
-	writer  atomic.Pointer[cdi.Writer] // the running one; Run writes it
-	written pubsub.Value[writtenSpecs] // stays when a writer ends, as its files do
+	writer  atomic.Pointer[cdi.Writer] // running; written by Run
+	written pubsub.Value[writtenSpecs] // outlasts a writer, as the files do
 }
 
 // writtenSpecs is the state of the specs for some settings.
@@ -55,9 +55,8 @@ func (s *cdiSpecs) HasSpec(class string) bool {
 // errNotWritten is the reason before a writer has tried to write specs.
 var errNotWritten = errors.New("not written yet")
 
-// Missing returns the reason why containers cannot start with these settings, if any, and a channel that is closed when the reason
-// may change. If CDI is the only strategy, the spec of the GPUs must be written. Beside another strategy an attempt is enough,
-// because Allocate then omits devices without a spec.
+// Missing returns the reason why containers cannot start with these settings, if any, and a channel for changes. If CDI is the only
+// strategy, the spec of the GPUs must be written. Otherwise an attempt is enough: Allocate omits devices without a spec.
 func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missing error) {
 	written, changed := s.written.Get()
 	switch {
@@ -73,7 +72,7 @@ func (s *cdiSpecs) Missing(want config.Settings) (changed <-chan struct{}, missi
 	return changed, nil
 }
 
-// Written returns 1 for each class with a spec, and 0 for GPUs that need a spec and have none.
+// Written returns 1 for each class with a spec, and 0 for GPUs without a required spec.
 func (s *cdiSpecs) Written() map[string]float64 {
 	if settings, _ := s.settings.Get(); !usesCDI(settings) {
 		return nil
@@ -102,8 +101,8 @@ func (s *cdiSpecs) Alive() error {
 	return nil
 }
 
-// Run runs one writer after another, each for the settings of its time. Files stay when a writer ends, because containers that
-// were created by them restart. Run removes the files of an earlier process if the settings ask for none.
+// Run runs a writer for the current settings, and replaces the writer when the settings change. Files outlast their writer, because
+// containers restart by them. Run removes the files of an earlier process if the settings do not use CDI.
 func (s *cdiSpecs) Run(ctx context.Context) error {
 	if settings, _ := s.settings.Get(); !usesCDI(settings) {
 		if err := cdi.RemoveSpecs(s.dir); err != nil {
@@ -126,7 +125,7 @@ func (s *cdiSpecs) Run(ctx context.Context) error {
 	return nil
 }
 
-// runWriter runs one writer until the settings ask for other specs.
+// runWriter runs a writer until the settings need different specs.
 func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -161,19 +160,19 @@ func (s *cdiSpecs) runWriter(ctx context.Context, settings config.Settings) erro
 				var state cdi.SpecState
 				state, written = w.Get()
 				s.written.Set(writtenSpecs{settings, state})
-			case <-tick.C: // without a driver, the written specs are the best that there are
+			case <-tick.C: // without a driver, keep the written specs
 				unchanged = !hasDeviceNodes(resolveDevRoot(current))
 			}
 		}
 	}
 }
 
-// sameSpecs reports whether two settings that use CDI need the same specs.
+// sameSpecs reports whether two settings with CDI need the same specs.
 func sameSpecs(a, b config.Settings) bool {
 	return a.DeviceIDStrategy == b.DeviceIDStrategy && reflect.DeepEqual(cdiOptions(a), cdiOptions(b))
 }
 
-// cdiOptions returns the options that settings determine.
+// cdiOptions returns the options in the settings.
 func cdiOptions(s config.Settings) cdi.Options {
 	channels, _ := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
 	return cdi.Options{

@@ -23,7 +23,7 @@ const (
 	redrawInterval   = 2 * time.Second
 )
 
-// clientCommand is a command that queries a running podgauge: `podgauge status`.
+// clientCommand is a query of a running podgauge: `podgauge status`.
 type clientCommand struct {
 	path  string
 	table func(body []byte) ([]string, *textTable, error)
@@ -64,7 +64,7 @@ func runClient(ctx context.Context, command string, args []string, lookupEnv env
 	return exitOK
 }
 
-// flagSet declares the flags, and the filters that the API has under the same names. docs/operations.md lists the flags.
+// flagSet declares the flags, and the filters, which have the names of the API. docs/operations.md lists the flags.
 func (c *clientCommand) flagSet(command string) (f *pflag.FlagSet, filters map[string]*string) {
 	f = pflag.NewFlagSet("podgauge "+command, pflag.ContinueOnError)
 	f.SortFlags = false
@@ -118,7 +118,7 @@ func (c *clientCommand) parse(command string, args []string, usage io.Writer) er
 	return c.resolveURL(scheme)
 }
 
-// resolveURL derives the URL from the daemon's listen address unless --url has it.
+// resolveURL derives the URL from the daemon's listen address, unless --url is given.
 func (c *clientCommand) resolveURL(scheme string) error {
 	if c.baseURL != "" {
 		u, err := url.Parse(c.baseURL)
@@ -142,7 +142,7 @@ func (c *clientCommand) resolveURL(scheme string) error {
 	return nil
 }
 
-// run writes one response or, in a watch, one after another until ctx is done.
+// run writes a response or, in a watch, repeated responses until ctx is done.
 func (c *clientCommand) run(ctx context.Context, stdout io.Writer) error {
 	if !c.watch || !c.terminal {
 		text, err := c.render(ctx)
@@ -175,7 +175,7 @@ func (c *clientCommand) run(ctx context.Context, stdout io.Writer) error {
 	}
 }
 
-// render returns the text of one response.
+// render returns the text of a response.
 func (c *clientCommand) render(ctx context.Context) (string, error) {
 	body, err := c.fetch(ctx)
 	switch {
@@ -200,7 +200,7 @@ func (c *clientCommand) render(ctx context.Context) (string, error) {
 	return text.String(), nil
 }
 
-// fetch returns the body of one response.
+// fetch returns the body of a response.
 func (c *clientCommand) fetch(ctx context.Context) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
@@ -228,7 +228,7 @@ func (c *clientCommand) fetch(ctx context.Context) ([]byte, error) {
 		return nil, fmt.Errorf("%s: response of more than %d bytes", c.baseURL, maxResponseBytes)
 	case resp.StatusCode != http.StatusOK:
 		var apiErr api.ErrorResponse
-		_ = json.Unmarshal(body, &apiErr) // another server has no such body
+		_ = json.Unmarshal(body, &apiErr) // only podgauge has such a body
 		return nil, fmt.Errorf("%s returned %s%s", c.baseURL, cmp.Or(apiErr.Error, resp.Status), errorHint(resp.StatusCode, body))
 	}
 	return body, nil

@@ -41,7 +41,7 @@ func statusTable(body []byte) ([]string, *textTable, error) {
 	return statusSummary(&d), t, nil
 }
 
-// statusSummary returns one line on the node, and one for each error.
+// statusSummary returns a line on the node, and a line per error.
 func statusSummary(d *api.DevicesResponse) []string {
 	devices, healthy, allocated := 0, 0, 0
 	for i := range d.Devices {
@@ -75,7 +75,7 @@ func statusSummary(d *api.DevicesResponse) []string {
 	return lines
 }
 
-// deviceIndex returns the GPU's index and, for a MIG device, its MIG index.
+// deviceIndex returns the GPU's index and, for a MIG device, the MIG index.
 func deviceIndex(d *api.DeviceJSON) string {
 	index := strconv.Itoa(d.Index)
 	switch {
@@ -111,7 +111,7 @@ func ownersText(d *api.DeviceJSON) string {
 	return "(" + d.AllocationState + ")"
 }
 
-// joinFirst joins the first names, and adds the number of the others.
+// joinFirst joins the first names, and adds the number of further names.
 func joinFirst(names []string) string {
 	if more := len(names) - maxNames; more > 0 {
 		names = append(names[:maxNames:maxNames], fmt.Sprintf("%d more", more))
@@ -188,7 +188,7 @@ func terminationText(e *incident.PodTermination) string {
 	return " (" + strings.Join(fields, ", ") + ")"
 }
 
-// ago returns the time between a moment and the time of the response, which is the server's.
+// ago returns the time from a moment to the server's time.
 func ago(now, at time.Time) string {
 	if at.IsZero() {
 		return emptyCell

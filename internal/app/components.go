@@ -14,7 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// app is the process: its components, and the state that they share.
+// app is the process: components and shared state.
 type app struct {
 	o   options
 	nb  *nodeBackend
@@ -31,14 +31,14 @@ type app struct {
 	incidents     *incident.Log
 	monitor       *device.Monitor
 	metrics       *exporter.Exporter
-	rules         *rulesWatcher // nil if another device plugin serves
+	rules         *rulesWatcher // nil with --device-plugin=false
 	registrations registrationTracker
 
 	components map[string]component
-	tasks      []func(context.Context) error // without a health of their own
+	tasks      []func(context.Context) error // tasks without health checks
 }
 
-// component is a task with a health of its own.
+// component is a task with health checks.
 type component interface {
 	Run(ctx context.Context) error
 	Alive() error

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// subcommands are the commands other than the daemon.
+// subcommands are the commands beside the daemon.
 var subcommands = []string{"doctor", "incidents", "status", "validate"}
 
-// withDaemonFlags puts the flags of the daemon in the same container before doctor's own, so that doctor examines the daemon's
-// folders. Doctor's own flags take precedence.
+// withDaemonFlags puts the flags of the daemon in the same container before doctor's own flags, which take precedence. doctor then
+// examines the daemon's folders.
 func withDaemonFlags(proc string, args []string) (all []string, note string) {
 	if len(args) == 0 || args[0] != "doctor" {
 		return args, ""
@@ -25,8 +25,8 @@ func withDaemonFlags(proc string, args []string) (all []string, note string) {
 	return slices.Concat(args[:1], flags, args[1:]), "with the flags of process " + pid + ": " + strings.Join(flags, " ")
 }
 
-// findDaemon returns the process id and the flags of the daemon in this process's container: the only other process of the same
-// program and mount namespace. Without exactly one daemon, there are no flags.
+// findDaemon returns the process id and the flags of the daemon in this process's container: the same program in the same mount
+// namespace. With several daemons, there are no flags.
 func findDaemon(proc string) (pid string, flags []string) {
 	selfExe, exeErr := os.Stat(filepath.Join(proc, "self/exe"))
 	selfMounts, mountsErr := os.Readlink(filepath.Join(proc, "self/ns/mnt"))
@@ -39,7 +39,7 @@ func findDaemon(proc string) (pid string, flags []string) {
 		if _, err := strconv.Atoi(entry.Name()); err != nil {
 			continue
 		}
-		// An unreadable process is another user's, or has ended.
+		// Unreadable processes belong to different users, or have ended.
 		process := filepath.Join(proc, entry.Name())
 		exe, exeErr := os.Stat(filepath.Join(process, "exe"))
 		mounts, mountsErr := os.Readlink(filepath.Join(process, "ns/mnt"))

@@ -25,7 +25,7 @@ type doctorReport struct {
 // runDoctor examines the node, and returns the exit status.
 func (o *options) runDoctor(ctx context.Context, lookupEnv envLookup, stdout, stderr io.Writer) int {
 	d := newDoctorReport(o.hostname, doctor.Run(ctx, o.doctorOptions(lookupEnv)))
-	if ctx.Err() != nil { // checks that were cut short prove nothing
+	if ctx.Err() != nil { // the findings are incomplete
 		fmt.Fprintln(stderr, "podgauge doctor: interrupted")
 		return exitError
 	}
@@ -46,10 +46,10 @@ func (o *options) runDoctor(ctx context.Context, lookupEnv envLookup, stdout, st
 	return exitOK
 }
 
-// doctorOptions returns what doctor examines.
+// doctorOptions returns the options of an examination.
 func (o *options) doctorOptions(lookupEnv envLookup) doctor.Options {
 	s := o.loaded.Settings
-	source, _ := o.builder.Location() // loadConfig has read it
+	source, _ := o.builder.Location() // checked by loadConfig
 	opts := doctor.Options{
 		Config: source.File, ConfigErr: o.configErr, Notices: o.loaded.Notices,
 		MountedDriverRoot: s.ContainerDriverRoot, DevRoot: resolveDevRoot(s), InjectsDeviceNodes: s.PassDeviceSpecs || usesCDI(s),
@@ -93,7 +93,7 @@ func (d *doctorReport) formatJSON(terminal bool) string {
 	return string(body) + "\n"
 }
 
-// formatTable returns a row for each check, and a paragraph for each finding that needs a fix.
+// formatTable returns a row for each check, and a paragraph for each problem.
 func (d *doctorReport) formatTable(colored bool) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s: %s, %s\n", sanitize(d.Node), plural(d.Failures, "failure"), plural(d.Warnings, "warning"))

@@ -9,10 +9,10 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/cdi"
 )
 
-// libraryRoots returns the folders that may have the driver's library, in order.
+// libraryRoots returns the folders to search for the driver's library, in order.
 func libraryRoots(s config.Settings) []string { return []string{s.ContainerDriverRoot, s.DriverRoot} }
 
-// resolveDriverRoot returns the driver root in this container: its mount, or the host's path without a mount.
+// resolveDriverRoot returns the driver root in this container: the mount or, without a mount, the host's path.
 func resolveDriverRoot(s config.Settings) string {
 	if _, err := os.Stat(s.ContainerDriverRoot); err == nil {
 		return s.ContainerDriverRoot
@@ -20,7 +20,7 @@ func resolveDriverRoot(s config.Settings) string {
 	return s.DriverRoot
 }
 
-// resolveDevRoot returns the folder that has dev/ in this container: the driver root if it has device nodes, or /.
+// resolveDevRoot returns the parent folder of dev/ in this container: a driver root with device nodes, or /.
 func resolveDevRoot(s config.Settings) string {
 	if root := resolveDriverRoot(s); hasDeviceNodes(root) {
 		return root
@@ -34,7 +34,7 @@ func hasDeviceNodes(root string) bool {
 	return err == nil
 }
 
-// imexChannels returns the channels that containers get. A missing channel is an error if channels are required.
+// imexChannels returns the channels for containers. A missing channel is an error if channels are required.
 func imexChannels(s config.Settings) ([]int, error) {
 	found, missing := cdi.FindIMEXChannels(resolveDevRoot(s), s.IMEX.ChannelIDs)
 	if len(missing) > 0 && s.IMEX.Required {
@@ -48,7 +48,7 @@ func usesCDI(s config.Settings) bool {
 	return slices.Contains(s.DeviceListStrategy, config.ListCDIAnnotations) || slices.Contains(s.DeviceListStrategy, config.ListCDICRI)
 }
 
-// usesOnlyCDI reports whether a container without its CDI spec does not start.
+// usesOnlyCDI reports whether containers cannot start without a CDI spec.
 func usesOnlyCDI(s config.Settings) bool {
 	return !slices.Contains(s.DeviceListStrategy, config.ListEnvvar) && !slices.Contains(s.DeviceListStrategy, config.ListVolumeMounts)
 }

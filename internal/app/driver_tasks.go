@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// releaseTimeout limits the wait for calls to the driver when it is released or resumed.
+// releaseTimeout limits the wait for running driver calls at a release or resume.
 const releaseTimeout = 30 * time.Second
 
 // handleDriverSignals releases the driver on SIGUSR1, so that a GPU can be reset or partitioned, and resumes on SIGUSR2
@@ -38,7 +38,7 @@ func (a *app) handleDriverSignals(ctx context.Context) error {
 	}
 }
 
-// logMissingFamilies logs once, after the first listing, the metric families that the driver's library is too old for.
+// logMissingFamilies logs the metric families missing in an old driver library, once after the first listing.
 func (a *app) logMissingFamilies(ctx context.Context) error {
 	for {
 		statuses, changed := a.inventory.Get()
@@ -57,8 +57,8 @@ func (a *app) logMissingFamilies(ctx context.Context) error {
 	return nil
 }
 
-// requireDriver fails if the first listing finds no usable driver. Probes are served while a driver initializes. An error beside
-// devices concerns a device that is left out.
+// requireDriver fails if the first listing finds no usable driver. Probes are served while a driver initializes. A listing with
+// devices and an error omits a device.
 func requireDriver(ctx context.Context, monitor *device.Monitor) error {
 	select {
 	case <-ctx.Done():

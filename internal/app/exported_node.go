@@ -54,7 +54,7 @@ func (a exportedNode) HealthStore() (used bool, err error) {
 	return true, a.state.Err()
 }
 
-// PluginResources implements exporter.Node: the device lists by the current rules, and their registration.
+// PluginResources implements exporter.Node: the device lists by the current rules, and the registrations.
 func (a exportedNode) PluginResources() []status.PluginResource {
 	if a.rules == nil {
 		return nil
@@ -103,7 +103,7 @@ func (a ownDevices) DeviceIDs() []device.ID {
 	return ids
 }
 
-// ClaimedDevice returns the device that a claim allocates. Claims that the configuration ignores allocate none.
+// ClaimedDevice implements podresources.DeviceIndex. Ignored claims allocate no device.
 func (a ownDevices) ClaimedDevice(c device.Claim) (device.ID, bool) {
 	if settings, _ := a.configWatcher.Get(); settings.Claims.Ignores(c.ClaimNamespace, c.ClaimName, c.Driver) {
 		return "", false
@@ -118,7 +118,7 @@ type podObserver struct{ *app }
 // OnPodAdded implements pods.Observer.
 func (a podObserver) OnPodAdded(namespace, name string) { a.podResources.OnPodAdded(namespace, name) }
 
-// OnPodEnded implements pods.Observer. The end of a pod whose name belongs to another running pod is not reported.
+// OnPodEnded implements pods.Observer. If a new pod with the same name runs, the end is not reported.
 func (a podObserver) OnPodEnded(p pods.Pod) {
 	cache, _ := a.pods.Snapshot()
 	if other, found := cache.ByName(p.Namespace, p.Name); found && other.UID != p.UID && !other.Ended() {

@@ -32,7 +32,7 @@ type options struct {
 	validateMode bool // print the meaning of the config, and exit
 	doctorMode   bool // examine the node, and exit
 	output       string
-	configErr    error // of a config that doctor could not load
+	configErr    error // of an invalid config, for doctor
 
 	builder *config.Builder
 	loaded  config.Loaded   // at start
@@ -41,7 +41,7 @@ type options struct {
 	driverSignals <-chan os.Signal
 }
 
-// parseOptions reads command line, environment and config file. The error is one line with the correction.
+// parseOptions reads command line, environment and config file. The error is a single line with the correction.
 func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Writer) (options, error) {
 	o := options{platform: p, builder: config.NewBuilder(lookupEnv), hostname: hostname(lookupEnv)}
 	command := ""
@@ -75,7 +75,7 @@ func parseOptions(p Platform, args []string, lookupEnv envLookup, usage io.Write
 	return o, o.check()
 }
 
-// flagSet declares the command line. The table of docs/flags.md is generated from it.
+// flagSet declares the command line. docs/flags.md is generated from the flag set.
 func (o *options) flagSet() *pflag.FlagSet {
 	f := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	f.SortFlags = false
@@ -94,8 +94,8 @@ func (o *options) flagSet() *pflag.FlagSet {
 	return f
 }
 
-// hostname returns the node's name as dcgm-exporter does: NODE_NAME, which a DaemonSet sets, or the machine's name, which in a pod is
-// the pod's name.
+// hostname returns the node's name as dcgm-exporter does: NODE_NAME, set by a DaemonSet, or the machine's name. In a pod, the
+// latter is the pod's name.
 func hostname(lookupEnv envLookup) string {
 	if name, ok := lookupEnv("NODE_NAME"); ok && name != "" {
 		return name
@@ -107,7 +107,7 @@ func hostname(lookupEnv envLookup) string {
 	return name
 }
 
-// normalizeDashes adds a dash to flags with one dash, which NVIDIA's plugin accepts, and which pflag reads as single letters.
+// normalizeDashes adds a dash to flags with a single dash. NVIDIA's plugin accepts such flags; pflag reads single letters.
 func normalizeDashes(f *pflag.FlagSet, args []string) []string {
 	normalized := slices.Clone(args)
 	for i, arg := range normalized {
@@ -122,7 +122,7 @@ func normalizeDashes(f *pflag.FlagSet, args []string) []string {
 	return normalized
 }
 
-// valueHints are the valid values of flag types that pflag parses.
+// valueHints are the valid values of the flag types of pflag.
 var valueHints = map[string]string{"bool": "true or false", "int": "a whole number", "duration": "a time, as in 30s"}
 
 // flagError returns an error in the form of a variable's or file's error. pflag's own error has the value twice.
@@ -155,7 +155,7 @@ func (o *options) parseArgs(f *pflag.FlagSet) error {
 	return nil
 }
 
-// loadConfig reads the config. validate wants one; doctor reports an invalid one, and continues with the defaults.
+// loadConfig reads the config. validate requires a config; doctor reports an invalid config, and continues with the defaults.
 func (o *options) loadConfig() error {
 	location, err := o.builder.Location()
 	if o.validateMode && err == nil && location.File == "" {
@@ -234,5 +234,5 @@ func (o *options) logger(w io.Writer) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, handlerOptions))
 }
 
-// isHelp reports whether the user asked for the usage, which pflag has printed.
+// isHelp reports whether the user asked for the usage. pflag has printed the usage.
 func isHelp(err error) bool { return errors.Is(err, pflag.ErrHelp) }

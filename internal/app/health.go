@@ -17,7 +17,7 @@ import (
 // maxIncidentCount limits --incidents.max-count, because each change writes the whole file of incidents.
 const maxIncidentCount = 10_000
 
-// healthOptions are the flags of devices' health, and of the files that keep it.
+// healthOptions are the flags of device health and incidents.
 type healthOptions struct {
 	stateDir          string
 	unhealthyAfter    time.Duration
@@ -50,7 +50,7 @@ func (o *healthOptions) check() error {
 	return nil
 }
 
-// addHealth adds the Monitor, the incidents and, with a state folder, their files. It returns the history of an earlier process.
+// addHealth adds the Monitor, the incidents and, with a state folder, the files. The history is of an earlier process.
 func (a *app) addHealth() (history device.HealthHistory) {
 	o := a.o.health
 	var folder *disk.Folder
@@ -108,7 +108,7 @@ func (k kernelXids) EventOf(l kmsg.XidLine) (device.Event, bool) {
 	return k.library.XidEventAt(l.PCI, l.Xid, l.GI, l.CI)
 }
 
-// LastReported returns the time of the last such event in an earlier process; zero: there was none.
+// LastReported returns the time of the last such event in an earlier process; zero: no such event.
 func (k kernelXids) LastReported(e device.Event) (last time.Time) {
 	for _, r := range k.history.Records {
 		for _, x := range r.Xids {

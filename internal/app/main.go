@@ -1,5 +1,4 @@
-// Package app is the podgauge process: the device plugin for a node's NVIDIA GPUs, the exporter of their metrics, and the commands
-// that query a running podgauge.
+// Package app is the podgauge process: device plugin, exporter, and commands to query a running podgauge.
 package app
 
 import (
@@ -23,7 +22,7 @@ const (
 	gcPercent = 30
 )
 
-// Main runs the command line of the process, and returns its exit status. GOGC and GOMEMLIMIT in the environment take precedence.
+// Main runs the command line of the process, and returns the exit status. GOGC and GOMEMLIMIT in the environment take precedence.
 func Main(p Platform) int {
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)
@@ -38,14 +37,14 @@ func Main(p Platform) int {
 	return run(ctx, p, args, os.LookupEnv, os.Stdout, os.Stderr)
 }
 
-// run is Main with its environment. It returns the exit status.
+// run runs a command line in a given environment, and returns the exit status.
 func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, stdout, stderr io.Writer) int {
 	if len(args) > 0 {
 		if _, ok := clientCommands[args[0]]; ok {
 			return runClient(ctx, args[0], args[1:], lookupEnv, stdout, stderr)
 		}
 	}
-	// Signals are caught before anything else: an uncaught one ends the process.
+	// Catch signals first: an uncaught signal ends the process.
 	reload, driverSignals := make(chan os.Signal, 1), make(chan os.Signal, 16)
 	signal.Notify(reload, syscall.SIGHUP)
 	signal.Notify(driverSignals, syscall.SIGUSR1, syscall.SIGUSR2)
@@ -74,10 +73,10 @@ func run(ctx context.Context, p Platform, args []string, lookupEnv envLookup, st
 	return exitOK
 }
 
-// coalesce merges signals that arrive while one waits.
+// coalesce merges a signal with a waiting signal.
 func coalesce(ctx context.Context, signals <-chan os.Signal) <-chan struct{} {
 	out := make(chan struct{}, 1)
-	go func() { // ends with ctx, which ends the process
+	go func() { // ends with ctx, and with ctx the process
 		for {
 			select {
 			case <-ctx.Done():
@@ -93,7 +92,7 @@ func coalesce(ctx context.Context, signals <-chan os.Signal) <-chan struct{} {
 	return out
 }
 
-// runDaemon checks what may be rejected at start, and runs the process until ctx is done.
+// runDaemon checks listeners, IMEX channels and platform, and runs the process until ctx is done.
 func runDaemon(ctx context.Context, o options, log *slog.Logger) error {
 	l, err := o.web.listen()
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Values of --metrics.pod-labels: the series that have the labels namespace, pod and container.
+// Values of --metrics.pod-labels: the series with the labels namespace, pod and container.
 const (
 	podLabelsOnDevice     = "device"
 	podLabelsOnAllocation = "allocation"

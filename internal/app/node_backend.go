@@ -32,7 +32,7 @@ func (o *options) openPlatform(log *slog.Logger) (*nodeBackend, error) {
 	return nb, nil
 }
 
-// missingFamilies returns the metric families that the driver's library is too old for.
+// missingFamilies returns the metric families missing in an old driver library.
 func (nb *nodeBackend) missingFamilies() []string {
 	if nb.library == nil {
 		return nil
@@ -40,7 +40,7 @@ func (nb *nodeBackend) missingFamilies() []string {
 	return nb.library.MissingFamilies()
 }
 
-// processes returns the processes of a simulated node; nil: use those of this machine.
+// processes returns the processes of a simulated node; nil: use the machine's processes.
 func (nb *nodeBackend) processes() exporter.ProcessResolver {
 	if nb.node == nil {
 		return nil
@@ -67,7 +67,7 @@ func (nb *nodeBackend) close() {
 func (nb *nodeBackend) shutdown(readers *device.Readers, monitor *device.Monitor) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutdownTimeout)
 	defer cancel()
-	readers.Pause() // a scrape that was cut off may still have begun a collection
+	readers.Pause() // an interrupted scrape may have begun a collection
 	if !readers.Drain(ctx) || !monitor.Drain(ctx) || nb.library == nil {
 		return
 	}

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Limits of password guesses, for a client and for all together. A comparison with a hash takes 70 ms of a CPU, so that guesses cost
-// at most 7 % of one CPU.
+// Limits of password guesses, per client and in total. A comparison with a hash takes 70 ms of a CPU, so guesses cost at most 7 % of
+// a CPU.
 const (
 	clientGuessBurst    = 10
 	clientGuessInterval = 5 * time.Second
@@ -31,16 +31,16 @@ const (
 	guessLogInterval = time.Minute
 )
 
-// passwordLimiter limits how often exporter-toolkit's handler compares passwords with hashes. limitGuesses is before that handler,
-// and recordAccepted behind it, where only requests with the right password arrive. Unknown users count as wrong passwords, so
-// that neither the response nor its time shows which users exist.
+// passwordLimiter limits how often exporter-toolkit's handler compares passwords with hashes. limitGuesses runs before the toolkit's
+// handler; recordAccepted runs after, for requests with the right password only. Unknown users count as wrong passwords: neither
+// response nor response time reveals the users.
 type passwordLimiter struct {
 	log  *slog.Logger
 	seed maphash.Seed
 
 	mu sync.Mutex
 	// All below are guarded by mu.
-	accepted   map[uint64]bool // hashes of right credentials, which are not limited
+	accepted   map[uint64]bool // hashes of right credentials: no limit
 	clients    map[netip.Addr]*rate.Limiter
 	total      *rate.Limiter
 	logLimiter *loglimit.Limiter[struct{}]
@@ -82,8 +82,8 @@ func (l *passwordLimiter) recordAccepted(next http.Handler) http.Handler {
 	})
 }
 
-// allow reports whether a password may be compared. A client loses a guess only if all clients have one left, so that the guesses of
-// other clients cost it none.
+// allow reports whether a password may be compared. A client loses a guess only while the total is not used up, so the guesses of
+// further clients cost the client nothing.
 func (l *passwordLimiter) allow(hash uint64, from netip.Addr, now time.Time) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -114,8 +114,8 @@ func (l *passwordLimiter) addClient(from netip.Addr, now time.Time) *rate.Limite
 	return client
 }
 
-// accept stores the hash of right credentials. The hash stays after a change of the password: the toolkit caches comparisons, so that
-// old credentials cost one more.
+// accept stores the hash of right credentials. The hash stays after a change of the password: the toolkit caches comparisons, so old
+// credentials cost a single comparison.
 func (l *passwordLimiter) accept(hash uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,21 +14,21 @@ import (
 type Platform interface {
 	// Simulated reports whether the devices are simulated.
 	Simulated() bool
-	// AddFlags declares the flags that only this platform has.
+	// AddFlags declares the flags of this platform.
 	AddFlags(f *pflag.FlagSet)
 	// CheckFlags returns the first error in the values of these flags. doctor needs a node to examine.
 	CheckFlags(forDoctor bool) error
-	// Open returns the devices and the simulated node that has them; nil: this machine has them.
+	// Open returns the devices and, if simulated, the node of the devices; nil: this machine.
 	Open(o OpenOptions) (device.Backend, SimulatedNode, error)
-	// Driver returns the driver for doctor; nil: there is none. Roots are searched in order.
+	// Driver returns the driver for doctor; nil: no driver. Roots are searched in order.
 	Driver(roots []string) doctor.DriverProbe
-	// ClaimedDevice returns the device that a DRA claim allocates, by the device names of the platform's DRA driver.
+	// ClaimedDevice returns the device of a DRA claim, by the device names of the platform's DRA driver.
 	ClaimedDevice(c device.Claim, statuses []device.Status) (device.ID, bool)
 }
 
-// OpenOptions is the part of the configuration that a platform needs.
+// OpenOptions is the configuration of a platform.
 type OpenOptions struct {
-	DriverRoots []string // folders that may have the driver's library, in order
+	DriverRoots []string // folders to search for the driver's library, in order
 	PerLink     bool     // whether each NVLink is read
 	Log         *slog.Logger
 }
@@ -47,9 +47,9 @@ type SimulatedNode interface {
 	Close()
 }
 
-// libraryBackend is a Backend that loads a library.
+// libraryBackend is a Backend with a driver library.
 type libraryBackend interface {
-	// MissingFamilies returns the metric families that the library is too old for.
+	// MissingFamilies returns the metric families missing in an old library.
 	MissingFamilies() []string
 	// XidEventAt returns the event of an Xid in the kernel log, for the GPU at a PCI address and its GPU instance and compute
 	// instance; false: no such GPU is known.

@@ -9,10 +9,10 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// pluginSource is the app as the plugin reads it; it implements plugin.DeviceSource.
+// pluginSource implements plugin.DeviceSource.
 type pluginSource struct{ app *app }
 
-// Statuses implements plugin.DeviceSource. It returns no devices until containers can start: the plugin registers nothing before.
+// Statuses implements plugin.DeviceSource. Devices are hidden until containers can start, so the plugin registers nothing before.
 func (s pluginSource) Statuses() ([]device.Status, <-chan struct{}) {
 	if !isClosed(s.app.rules.canStart) {
 		return nil, s.app.rules.canStart
@@ -77,7 +77,7 @@ func (h pluginHooks) OnCallServed(method string, took time.Duration, err error) 
 	h.app.selfMetrics.ObservePluginCall(method, took, err)
 }
 
-// OnAllocated implements plugin.EndpointHooks. It reads the counters before a collection can see the allocation.
+// OnAllocated implements plugin.EndpointHooks. The counters are read before a collection can see the allocation.
 func (h pluginHooks) OnAllocated(resource string, ids []device.AdvertisedID) {
 	devices := make([]device.ID, len(ids))
 	for i, id := range ids {
@@ -103,8 +103,8 @@ type registrationTracker struct {
 
 type registration struct {
 	streams        int
-	healthyDevices int    // in the list that the kubelet got last
-	err            string // of the last registration; empty: it succeeded
+	healthyDevices int    // in the last list sent to the kubelet
+	err            string // of the last registration; empty: success
 }
 
 func (t *registrationTracker) update(resource string, change func(*registration)) {

@@ -46,7 +46,7 @@ func pluginRules(s config.Settings, hasSpec func(class string) bool, channels []
 	}
 }
 
-// deviceIdentity returns the names by which a config selects a device.
+// deviceIdentity returns a device's names for selectors.
 func deviceIdentity(d device.Device) config.DeviceIdentity {
 	c := config.DeviceIdentity{UUID: string(d.ID), Index: strconv.Itoa(d.Index), PCI: d.PCI, Model: d.Model}
 	if !d.WholeGPU() {
@@ -69,7 +69,7 @@ func sharingOf(s config.SharingConfig, resource string, devices []device.Device)
 	return all
 }
 
-// usesMPS reports whether a resource has replicas that share through MPS.
+// usesMPS reports whether a resource is shared through MPS.
 func usesMPS(s config.SharingConfig, resource string) bool {
 	return slices.ContainsFunc(s.MPS.Resources, func(r config.SharedResource) bool {
 		return resource == r.Rename || r.Rename == "" && resource == r.Name

@@ -12,7 +12,7 @@ const (
 	exitUsage = 2
 )
 
-// shutdownTimeout limits the end of the process. A call that has not returned by then hangs in the driver.
+// shutdownTimeout limits the end of the process. A longer call hangs in the driver.
 const shutdownTimeout = 2 * time.Second
 
 // envLookup finds an environment variable, as os.LookupEnv does.

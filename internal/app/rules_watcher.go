@@ -87,7 +87,7 @@ func (w *rulesWatcher) update() (changed, written <-chan struct{}) {
 	return changed, written
 }
 
-// logMissing logs once for each reason why rules wait. Specs that cannot be written are a warning.
+// logMissing logs each reason to wait once. Failed specs are a warning.
 func (w *rulesWatcher) logMissing(missing error) {
 	if missing != nil && (w.missing == nil || w.missing.Error() != missing.Error()) {
 		level := slog.LevelInfo
@@ -148,7 +148,7 @@ func (w *rulesWatcher) Ready() error {
 	return nil
 }
 
-// gatedPlugin is ready if registration waits for nothing.
+// gatedPlugin is ready if registration does not wait.
 type gatedPlugin struct {
 	*plugin.Plugin
 	rules *rulesWatcher

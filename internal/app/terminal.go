@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Control sequences of a terminal (ECMA-48). A watch overwrites the screen instead of clearing it, which would flicker.
+// Control sequences of a terminal (ECMA-48). A watch overwrites the screen, because clearing flickers.
 const (
 	clearScreen    = "\x1b[2J"
 	cursorHome     = "\x1b[H"
@@ -26,7 +26,7 @@ const (
 	colorReset   = "\x1b[0m"
 )
 
-// redraw returns the text that overwrites the screen.
+// redraw returns a text to overwrite the screen.
 func redraw(text string) string {
 	return cursorHome + strings.ReplaceAll(text, "\n", eraseLineRight+"\n") + eraseBelow
 }
@@ -47,8 +47,8 @@ func useColor(terminal bool, lookupEnv envLookup) bool {
 	return terminal && noColor == ""
 }
 
-// sanitize escapes characters that a terminal would interpret. Names come from drivers, kubelets and any HTTP server: an escape
-// sequence must not move the cursor, and a change of direction must not make one name look like another.
+// sanitize escapes the control characters of terminals. Names come from drivers, kubelets and any HTTP server: an escape sequence
+// must not move the cursor, and a change of direction must not disguise a name.
 func sanitize(text string) string {
 	if strings.IndexFunc(text, isUnprintable) < 0 {
 		return text
@@ -71,7 +71,7 @@ func sanitize(text string) string {
 
 func isUnprintable(r rune) bool { return r == utf8.RuneError || !unicode.IsPrint(r) }
 
-// sanitizeLines sanitizes each line. JSON keeps its meaning: its unprintable characters are in strings, where the escapes are JSON's.
+// sanitizeLines sanitizes each line. JSON keeps its meaning: unprintable characters are in strings, and the escapes are JSON's.
 func sanitizeLines(text string) string {
 	lines := strings.Split(text, "\n")
 	for i := range lines {
@@ -80,7 +80,7 @@ func sanitizeLines(text string) string {
 	return strings.Join(lines, "\n")
 }
 
-// textTable is a table with a header in the first row, and one column in color.
+// textTable is a table with a header in the first row, and a column in color.
 type textTable struct {
 	rows        []tableRow
 	colorColumn int

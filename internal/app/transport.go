@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/common/config"
 )
 
-// clientTransport returns the transport that --http.config.file configures, and the scheme of a default URL.
+// clientTransport returns the transport of --http.config.file, and the scheme of a default URL.
 func clientTransport(file string) (scheme string, transport http.RoundTripper, err error) {
 	if file == "" {
 		return "http", &http.Transport{DisableKeepAlives: true}, nil // without a proxy
@@ -27,7 +27,7 @@ func clientTransport(file string) (scheme string, transport http.RoundTripper, e
 	return scheme, transport, checkCredentialFiles(c)
 }
 
-// checkCredentialFiles finds missing files before the first request, whose error would hide the cause.
+// checkCredentialFiles finds missing files. The error of a request would hide the cause.
 func checkCredentialFiles(c *config.HTTPClientConfig) error {
 	var files []string
 	if c.BasicAuth != nil {

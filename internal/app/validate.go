@@ -18,8 +18,8 @@ import (
 // previewTimeout limits a listing. The config is valid or not without the driver.
 const previewTimeout = 10 * time.Second
 
-// validate prints the device lists that a config gives on this node, and returns the exit status. Unknown keys, which the daemon
-// ignores, are rejected: before a rollout the operator can still correct them.
+// validate prints the device lists of a config on this node, and returns the exit status. Unknown keys, ignored by the daemon, are
+// rejected: before a rollout the operator can still correct the file.
 func (o *options) validate(ctx context.Context, stdout, stderr io.Writer) int {
 	for _, key := range o.loaded.UnknownKeys {
 		fmt.Fprintln(stderr, "podgauge:", key)
@@ -47,7 +47,7 @@ func (o *options) preview(ctx context.Context, nb *nodeBackend, stdout io.Writer
 	switch {
 	case devices == nil && err != nil:
 		return err
-	case err != nil: // on devices that are left out
+	case err != nil: // on omitted devices
 		fmt.Fprintln(stdout, "note:", err)
 	}
 	statuses := make([]device.Status, len(devices))
@@ -74,8 +74,8 @@ func (o *options) preview(ctx context.Context, nb *nodeBackend, stdout io.Writer
 	return tw.Flush()
 }
 
-// previewLists returns the device lists, and notes on devices or settings without effect. Such a note is no error, because one file
-// serves many nodes, but may be a typing error.
+// previewLists returns the device lists, and notes on devices or settings without effect. A file serves many nodes, so a setting
+// without effect is no error, but maybe a typing error.
 func previewLists(s config.Settings, channels []int, statuses []device.Status) (lists []plugin.ResourceIDs, notes []string) {
 	r := pluginRules(s, nil, channels)
 	share, seen := r.Sharing, map[string]bool{}

@@ -53,7 +53,7 @@ func (o *webOptions) check() error {
 	return nil
 }
 
-// fileError returns a library's error on a file as one line.
+// fileError returns a library's error on a file as a single line.
 func fileError(flag, file string, err error) error {
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok && pathErr.Path == file {
 		err = pathErr.Err // without a second name
@@ -76,7 +76,7 @@ func checkAddress(address string) error {
 	return nil
 }
 
-// checkPath checks that the HTTP server accepts the path, and that no other page has it.
+// checkPath checks whether the HTTP server accepts the path, and whether the path is unused.
 func (o *webOptions) checkPath() error {
 	switch p := o.telemetryPath; {
 	case !strings.HasPrefix(p, "/") || strings.ContainsAny(p, "{} ?#%"):
@@ -114,7 +114,7 @@ func (o *webOptions) listen() (listeners, error) {
 	return listeners{main, probes}, nil
 }
 
-// Close closes listeners that serve nothing.
+// Close closes unused listeners.
 func (l listeners) Close() error {
 	if l.probes == nil {
 		return l.main.Close()
@@ -140,8 +140,8 @@ func (o *webOptions) serveTasks(metrics *exporter.Exporter, s exporter.HandlerOp
 	})
 }
 
-// newHTTPServer returns a server with timeouts, for one request of a client at a time: HTTP/2 allows 250 on a connection, and
-// releases waiting ones late.
+// newHTTPServer returns an HTTP/1 server with timeouts. HTTP/2 allows 250 requests on a connection, and releases waiting requests
+// late.
 func newHTTPServer(h http.Handler, log *slog.Logger) *http.Server {
 	http1 := new(http.Protocols)
 	http1.SetHTTP1(true)
@@ -164,10 +164,10 @@ func (o *webOptions) serve(server *http.Server, l net.Listener, log *slog.Logger
 	if o.configFile == "" {
 		return server.Serve(l)
 	}
-	defer l.Close() //nolint:errcheck // Serve has closed it, unless the file is invalid
+	defer l.Close() //nolint:errcheck // Serve has closed l, unless the file is invalid
 	limiter := newPasswordLimiter(log)
 	server.Handler = limiter.recordAccepted(server.Handler)
-	// At the time of this call, the server's handler is the toolkit's. The toolkit has no other hook before its handler.
+	// At the time of this call, the server's handler is the toolkit's. The toolkit lacks a hook before the handler.
 	server.BaseContext = func(net.Listener) context.Context {
 		server.Handler = limiter.limitGuesses(server.Handler)
 		return context.Background()

@@ -9,8 +9,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Builder makes Settings of flags, environment and file, in this order of precedence. A flag or variable also beats a file that
-// changes later.
+// Builder makes Settings of flags, environment and file, in this order of precedence. A flag or variable also beats a later file.
 type Builder struct {
 	lookupEnv func(string) (string, bool)
 	flags     map[string]*flagValue // all declared flags, by name
@@ -21,7 +20,7 @@ func NewBuilder(lookupEnv func(string) (string, bool)) *Builder {
 	return &Builder{lookupEnv: lookupEnv, flags: map[string]*flagValue{}}
 }
 
-// AddFlags declares a flag for each setting that has one, with NVIDIA's aliases. Parsing f sets them.
+// AddFlags declares the flags of all settings, with NVIDIA's aliases. Parsing f sets the flags.
 func (b *Builder) AddFlags(f *pflag.FlagSet) {
 	canonical := map[string]string{}
 	for i := range allSettings {
@@ -77,7 +76,7 @@ func (v *flagValue) String() string {
 	return v.setting.defaultValue
 }
 
-// Type returns the name that --help shows for a value without a name.
+// Type returns the type for --help, if the help text names no value.
 func (v *flagValue) Type() string {
 	if isBool(v.setting.field(new(loadState))) {
 		return "bool"
@@ -85,16 +84,16 @@ func (v *flagValue) Type() string {
 	return "string"
 }
 
-// IsSet reports whether a flag or variable sets the flag's setting, which then ignores the file.
+// IsSet reports whether a flag or variable is given. The setting then ignores the file.
 func (b *Builder) IsSet(flag string) bool {
 	i := slices.IndexFunc(allSettings, func(s setting) bool { return s.flag == flag })
 	return i >= 0 && b.lookup(&allSettings[i]).origin != ""
 }
 
-// input has the values that a flag or variable sets.
+// input has the values of a flag or variable.
 type input struct {
 	values  []string
-	origin  string   // the flag or variable; empty: none is set
+	origin  string   // the flag or variable; empty: not set
 	skipped []string // invalid values of a lenient variable
 }
 
@@ -125,7 +124,7 @@ func (b *Builder) lookup(s *setting) input {
 type Loaded struct {
 	Settings Settings
 	Config   string            // name of the chosen config; empty: the configs have no names
-	Notices  []string          // one line each: ignored keys, and keys with more effect than in NVIDIA's plugin
+	Notices  []string          // a line each: ignored keys, and keys with more effect than in NVIDIA's plugin
 	Origins  map[string]string // by flag, or path in the file: a flag, a variable, or file:line; a default has no entry
 	// UnknownKeys are ignored, in the order of their lines.
 	UnknownKeys []UnknownKey
@@ -134,7 +133,7 @@ type Loaded struct {
 	digest   digest
 }
 
-// Load reads the file that flags or environment name, if any, and makes Settings of flags, environment and file.
+// Load reads the file named by flags or environment, if any, and makes Settings of flags, environment and file.
 func (b *Builder) Load() (Loaded, error) {
 	location, err := b.Location()
 	if err != nil {
@@ -222,7 +221,7 @@ func (b *Builder) apply(s *setting, t *loadState, d *document) (origin string, e
 	return "", err
 }
 
-// finalize sets what follows from several settings, and rejects combinations.
+// finalize sets defaults that depend on several settings, and rejects combinations.
 func (t *loadState) finalize(d *document, origins map[string]string) error {
 	if t.DevRoot == "" {
 		t.DevRoot = t.DriverRoot

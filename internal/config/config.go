@@ -1,13 +1,13 @@
 // Package config has the settings of the device plugin: flags, environment variables and a file, spelled as NVIDIA's device plugin
 // spells them.
 //
-// One table (settings.go) has each setting once. The flags, the known keys of the file, the precedence and docs/config.md derive from
+// A table (settings.go) has each setting once. The flags, the known keys of the file, the precedence and docs/config.md derive from
 // the table. A Builder makes Settings, and a Watcher makes new Settings when the file changes.
 package config
 
 // MIG strategies: the resources of a MIG-enabled GPU.
 const (
-	MIGNone   = "none"   // no resource: only other GPUs are advertised
+	MIGNone   = "none"   // no resource: a MIG-enabled GPU is not advertised
 	MIGSingle = "single" // its MIG devices, under the name of whole GPUs
 	MIGMixed  = "mixed"  // its MIG devices, under a name for each profile
 )
@@ -71,7 +71,7 @@ type Settings struct {
 	PreStartCheck bool
 }
 
-// IMEX has the channels of the NVLink fabric that every container gets.
+// IMEX has the channels of the NVLink fabric for every container.
 type IMEX struct {
 	ChannelIDs []int // none, or 0
 	Required   bool  // a missing channel is an error

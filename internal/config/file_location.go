@@ -27,7 +27,7 @@ const maxNameLen = 253
 
 // rawConfig is the content of a file before parsing.
 type rawConfig struct {
-	file       string // that holds the config; empty: there is none
+	file       string // of the config; empty: no file
 	wantedName string
 	name       string // the file's name, in a folder of configs
 	data       []byte
@@ -69,7 +69,7 @@ func (l FileLocation) read() (rawConfig, error) {
 	return c, err
 }
 
-// wantedName returns the name of the config. A missing or empty NameFile names none: the node may lack the label.
+// wantedName returns the name of the config; empty: any. NameFile may be missing or empty: the node may lack the label.
 func (l FileLocation) wantedName() (string, error) {
 	if l.Name != "" || l.NameFile == "" {
 		return l.Name, nil
@@ -123,7 +123,7 @@ func chooseConfig(names []string, want, fallback string) (string, error) {
 	return "", fmt.Errorf("several configs without a default; want --config-name of %s", quoteUnprintable(names...))
 }
 
-// readFile reads a regular file without waiting for a pipe. NVIDIA's config-manager links to /dev/null if there is no config.
+// readFile reads a regular file, and never waits for a pipe. Without a config, NVIDIA's config-manager links to /dev/null.
 func readFile(path string, maxBytes int64) (data []byte, isNull bool, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
@@ -160,7 +160,7 @@ func (c rawConfig) parse() (*document, error) {
 	return d, d.located(err)
 }
 
-// chooseNamed returns the chosen config of a file of named configs, or the root of a file of one config.
+// chooseNamed returns the chosen config of a file of named configs, or the root of a file without names.
 func (d *document) chooseNamed(root *yaml.Node, wanted string) (*yaml.Node, error) {
 	if isNull(root) {
 		return root, nil

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// HealthConfig has the Xids that make a device unhealthy. The precedence is Xids, Enabled, Ignored, and podgauge's table of Xids.
+// HealthConfig has the policies of Xids. The precedence is Xids, Enabled, Ignored, and podgauge's table of Xids.
 type HealthConfig struct {
 	IgnoreAll bool                 // every Xid that is not in Enabled
 	Ignored   []uint64             // sorted, unique
@@ -16,10 +16,10 @@ type HealthConfig struct {
 	Xids      map[uint64]XidPolicy // never XidDefault; nil if empty
 }
 
-// XidPolicy is the effect of an Xid that an operator has set.
+// XidPolicy is an operator's policy for an Xid.
 type XidPolicy uint8
 
-// The policies. A file names them by the words of xidPolicyNames; XidDefault has no name.
+// The policies. Files use the words of xidPolicyNames; XidDefault has no word.
 const (
 	XidDefault   XidPolicy = iota // as in the table of Xids
 	XidIgnore                     // the Xid is counted
@@ -50,7 +50,7 @@ func (h HealthConfig) Policy(xid uint64) XidPolicy {
 	return XidDefault
 }
 
-// newHealthConfig parses the two lists, which checkXid has accepted.
+// newHealthConfig parses the two lists. checkXid has accepted all items.
 func newHealthConfig(ignored, enabled []string, xids map[uint64]XidPolicy) HealthConfig {
 	h := HealthConfig{Xids: xids}
 	h.IgnoreAll, h.Ignored = parseXids(ignored)
@@ -71,7 +71,7 @@ func parseXids(list []string) (all bool, xids []uint64) {
 	return false, slices.Compact(xids)
 }
 
-// isAllXids reports whether s is one of NVIDIA's two words for all Xids.
+// isAllXids reports whether s means all Xids. NVIDIA has two words.
 func isAllXids(s string) bool { return strings.EqualFold(s, "all") || strings.EqualFold(s, "xids") }
 
 // checkXid accepts an Xid or all. Xid 0 is rejected, because NVIDIA's plugin takes 0 for all Xids.

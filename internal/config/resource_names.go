@@ -6,19 +6,19 @@ import (
 	"strings"
 )
 
-// defaultDomain is the domain of resource names without one.
+// defaultDomain is the default domain of resource names.
 const defaultDomain = "nvidia.com/"
 
-// GPUResource is the resource of whole GPUs that no pattern renames.
+// GPUResource is the default resource of whole GPUs.
 const GPUResource = defaultDomain + "gpu"
 
-// ResourceNames rename resources. The first pattern that matches counts.
+// ResourceNames rename resources. The first match counts.
 type ResourceNames struct {
 	GPUs []NamePattern // over the GPU's model
 	MIGs []NamePattern // over the MIG device's profile
 }
 
-// NamePattern gives a resource name to models or profiles that match a glob.
+// NamePattern gives a resource name to all models or profiles of a glob.
 type NamePattern struct{ Pattern, Name string }
 
 // GPU returns the resource of a whole GPU of this model.
@@ -45,13 +45,12 @@ func firstMatch(patterns []NamePattern, s, fallback string) string {
 }
 
 // MIGResource returns NVIDIA's resource name of a profile under the strategy mixed: "nvidia.com/mig-1g.10gb.me" for "1g.10gb+me",
-// because a resource name cannot contain a +. A compute instance that is a part of its GPU instance has a name of its own
-// ("1c.3g.20gb").
+// because a resource name cannot contain a +. A compute instance smaller than the GPU instance has a different name ("1c.3g.20gb").
 func MIGResource(profile string) string {
 	return defaultDomain + "mig-" + strings.NewReplacer("+", ".", ",", ".").Replace(profile)
 }
 
-// resourceName adds NVIDIA's domain to a name without one, and checks the name.
+// resourceName adds NVIDIA's domain to a name without a domain, and checks the name.
 func resourceName(name string) (string, error) {
 	if name != "" && !strings.Contains(name, "/") {
 		name = defaultDomain + name
@@ -64,7 +63,7 @@ var (
 	localName  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 )
 
-// CheckResourceName returns the reason for which the kubelet rejects a resource name. The rule is IsExtendedResourceName of
+// CheckResourceName returns an error if the kubelet rejects a resource name. The rule is IsExtendedResourceName of
 // k8s.io/kubernetes/pkg/apis/core/v1/helper.
 func CheckResourceName(name string) error {
 	domain, local, _ := strings.Cut(name, "/")

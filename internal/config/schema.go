@@ -15,13 +15,13 @@ import (
 // schemaVersion is the version of NVIDIA's schema.
 const schemaVersion = "v1"
 
-// ignoredKeys are the keys of GPU feature discovery, which reads the same file.
+// ignoredKeys are the keys of GPU feature discovery, a reader of the same file.
 var ignoredKeys = []string{"flags.gfd", "flags.useNodeFeatureAPI"}
 
-// document is one config of a file.
+// document is a config in a file.
 type document struct {
 	file    string
-	name    string                // of the config; empty: the file holds one config
+	name    string                // of the config; empty: the only config of the file
 	prefix  string                // path of the config in the file: "configs.mixed."
 	values  map[string]*yaml.Node // by the path of the setting
 	notices []string
@@ -77,7 +77,7 @@ func checkVersion(n *yaml.Node, _ string) error {
 	return fmt.Errorf("%q: want %s", n.Value, schemaVersion)
 }
 
-// readersBelow returns the readers of the keys that the table of settings has below a path.
+// readersBelow returns the readers of the table's keys below a path.
 func (d *document) readersBelow(path string) map[string]reader {
 	known := map[string]reader{}
 	for i := range allSettings {
@@ -114,7 +114,7 @@ func (d *document) ignoredBelow(path string) map[string]reader {
 	return known
 }
 
-// readFields reads the known keys of a mapping, and collects the unknown ones. Hidden keys are known, but not suggested.
+// readFields reads the known keys of a mapping, and collects unknown keys. Hidden keys are known, but not suggested.
 func (d *document) readFields(n *yaml.Node, path string, known, hidden map[string]reader) error {
 	entries, err := entriesOf(n, path)
 	if err != nil {
@@ -152,7 +152,7 @@ func readItems(n *yaml.Node, path string, read reader) error {
 	return err
 }
 
-// readValues reads a setting that flags have as well, as flags spell it.
+// readValues reads a setting with a flag, and returns the values in the flag's form.
 func readValues(n *yaml.Node, path string, dst any) ([]string, error) {
 	switch {
 	case isBool(dst):
@@ -174,7 +174,7 @@ func readValues(n *yaml.Node, path string, dst any) ([]string, error) {
 	return values, err
 }
 
-// readStructure reads a setting that only a file can express.
+// readStructure reads a setting without a flag.
 func (d *document) readStructure(dst any, n *yaml.Node, path string) error {
 	switch dst := dst.(type) {
 	case *SharingMethod:
@@ -323,7 +323,7 @@ func readXids(dst *map[uint64]XidPolicy, n *yaml.Node, path string) error {
 	return nil
 }
 
-// noticeHonoured notes once that a key has an effect here, although NVIDIA's plugin ignores the key.
+// noticeHonoured adds a notice, once per key, about keys with no effect in NVIDIA's plugin.
 func (d *document) noticeHonoured(n *yaml.Node, what string) {
 	text := what + ": in effect here, ignored by NVIDIA's plugin"
 	if !slices.ContainsFunc(d.notices, func(notice string) bool { return strings.HasSuffix(notice, text) }) {

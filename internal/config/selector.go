@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// DeviceIdentity has the names by which a DeviceSelector selects a device.
+// DeviceIdentity has a device's names for selectors.
 type DeviceIdentity struct {
 	UUID  string // of the GPU ("GPU-…") or the MIG device ("MIG-…")
 	GPU   string // UUID of the MIG device's GPU; empty for a whole GPU
 	Index string // of the GPU ("0") or the MIG device ("0:1")
 	PCI   string // the GPU's bus address: "0000:3b:00.0"
-	Model string // as the driver names it: "NVIDIA A100-SXM4-40GB"
+	Model string // in the driver's words: "NVIDIA A100-SXM4-40GB"
 }
 
 // DeviceSelector selects devices by index ("0"), MIG index ("0:1"), UUID, PCI address, or "model:" and a glob. A selector of a GPU
@@ -55,10 +55,10 @@ func (s DeviceSelector) Matches(d DeviceIdentity) bool {
 	})
 }
 
-// isExact reports whether s is the name of one device, rather than a glob.
+// isExact reports whether s is a device's name, rather than a glob.
 func (s DeviceSelector) isExact() bool { return !strings.HasPrefix(string(s), modelPrefix) }
 
-// DeviceFilter selects the devices that podgauge advertises.
+// DeviceFilter selects the advertised devices.
 type DeviceFilter struct {
 	Include []DeviceSelector // empty: all devices
 	Exclude []DeviceSelector // beats Include
@@ -70,7 +70,7 @@ func (f DeviceFilter) Allows(d DeviceIdentity) bool {
 	return (len(f.Include) == 0 || slices.ContainsFunc(f.Include, selects)) && !slices.ContainsFunc(f.Exclude, selects)
 }
 
-// matchGlob reports whether the whole of s matches a glob, in which only * is special. Case counts.
+// matchGlob reports whether the whole of s matches a glob. Only * is special, and case counts.
 func matchGlob(glob, s string) bool {
 	first, rest, hasStar := strings.Cut(glob, "*")
 	s, ok := strings.CutPrefix(s, first)
@@ -87,7 +87,7 @@ func matchGlob(glob, s string) bool {
 	return strings.HasSuffix(s, parts[last])
 }
 
-// normalizeIndex returns an index or MIG index without leading zeros; empty: s is none.
+// normalizeIndex returns an index or MIG index without leading zeros; empty: not an index.
 func normalizeIndex(s string) string {
 	gpu, mig, isMIG := strings.Cut(s, ":")
 	n, err := strconv.ParseUint(gpu, 10, 16)
@@ -100,8 +100,8 @@ func normalizeIndex(s string) string {
 	return ""
 }
 
-// normalizePCI returns a bus address as Linux writes it; empty: s is none. NVML has a domain of 8 digits and upper case, and lspci
-// omits domain 0.
+// normalizePCI returns a bus address in the form of Linux; empty: not an address. NVML has a domain of 8 digits and upper case, and
+// lspci omits domain 0.
 func normalizePCI(s string) string {
 	parts := pciAddress.FindStringSubmatch(s)
 	if parts == nil {

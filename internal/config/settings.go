@@ -14,25 +14,25 @@ import (
 // Settings and a row.
 type setting struct {
 	flag         string   // empty: only a file can express the setting
-	aliases      []string // other names of the flag in NVIDIA's plugin
-	env          []string // the first variable that is set counts
+	aliases      []string // of the flag in NVIDIA's plugin
+	env          []string // the first set variable counts
 	path         string   // in the file; empty: the file cannot express the setting
 	defaultValue string   // as a flag spells it
-	allowed      []string // valid values; none: any
+	allowed      []string // valid values; nil: all
 	help         string   // with the name of the value in `quotes`
 
 	field func(*loadState) any // returns the address of the field
 	check func(string) error
-	// lenient: values of the variable that are invalid are skipped, as by NVIDIA's plugin.
+	// lenient: invalid values of the variable are skipped, as by NVIDIA's plugin.
 	lenient bool
-	// allowEmpty: an empty variable means an empty value. Other empty variables count as unset, because charts write a variable
-	// for each value that the user left out.
+	// allowEmpty: an empty variable means an empty value. By default, an empty variable counts as unset, because charts write empty
+	// variables for missing values.
 	allowEmpty bool
-	// needsRestart: a file that changes the setting is rejected until the process restarts.
+	// needsRestart: a file with a changed value is rejected until the process restarts.
 	needsRestart bool
 }
 
-// loadState has the fields of all rows: the Settings, and what the Settings are made of.
+// loadState has the fields of all rows: the Settings, and intermediate values.
 type loadState struct {
 	Settings
 	location                 FileLocation
@@ -41,7 +41,7 @@ type loadState struct {
 }
 
 var allSettings = []setting{
-	// Settings that NVIDIA's plugin has as well, under its names.
+	// Settings of NVIDIA's plugin, under NVIDIA's names.
 	{
 		flag: "mig-strategy", env: []string{"MIG_STRATEGY"}, path: "flags.migStrategy", defaultValue: MIGNone, allowed: []string{MIGNone, MIGSingle, MIGMixed},
 		help: "resources of a MIG-enabled GPU: none (no resource), single (MIG devices as GPUs) or mixed (MIG devices by profile)", field: func(t *loadState) any { return &t.MIGStrategy },
@@ -146,7 +146,7 @@ var allSettings = []setting{
 		path: "resources.mig", field: func(t *loadState) any { return &t.Resources.MIGs },
 		help: "resource names of MIG devices, by a glob over the profile",
 	},
-	// Settings that NVIDIA's plugin has as variables only.
+	// Settings of NVIDIA's plugin with variables only.
 	{
 		flag: "disable-health-checks", env: []string{"DP_DISABLE_HEALTHCHECKS"}, path: "podgauge.disableHealthChecks", lenient: true,
 		help: "`xids` that leave a device healthy, or all", field: func(t *loadState) any { return &t.ignoredXids }, check: checkXid,
@@ -195,7 +195,7 @@ var allSettings = []setting{
 	},
 }
 
-// name returns the flag or, of a setting without one, the path in the file.
+// name returns the flag or, without a flag, the path in the file.
 func (s *setting) name() string { return cmp.Or(s.flag, s.path) }
 
 // isList reports whether a setting takes several values.
@@ -215,7 +215,7 @@ func splitList(s string) []string {
 	return values
 }
 
-// set checks values, and assigns the unique ones to the field.
+// set checks values, and assigns unique values to the field.
 func (s *setting) set(t *loadState, values []string) error {
 	if len(s.allowed) > 0 && len(values) == 0 {
 		return fmt.Errorf("want at least one of %s", strings.Join(s.allowed, ", "))
@@ -237,7 +237,7 @@ func (s *setting) set(t *loadState, values []string) error {
 	return assignValues(s.field(t), unique)
 }
 
-// assignValues parses values into a field. Flags, variables and files all use the text form, so that each means the same.
+// assignValues parses values into a field. Flags, variables and files share the text form, and so the meaning.
 func assignValues(dst any, values []string) (err error) {
 	switch dst := dst.(type) {
 	case *string:
@@ -288,7 +288,7 @@ func checkDiscovery(s string) error {
 	return fmt.Errorf("%q: want auto or nvml", s)
 }
 
-// checkChannel accepts the channel that NVIDIA's plugin accepts.
+// checkChannel accepts the same channel as NVIDIA's plugin.
 func checkChannel(s string) error {
 	if s != "0" {
 		return fmt.Errorf("%q: want no channel, or channel 0", s)

@@ -10,7 +10,7 @@ import (
 // SharingConfig configures the replicas of devices. At most one of the two methods has Resources.
 type SharingConfig struct{ TimeSlicing, MPS SharingMethod }
 
-// Active returns the method that has Resources, and whether the method is MPS. Without Resources, no device is shared.
+// Active returns the method with Resources, and whether the method is MPS. Without Resources, no device is shared.
 func (s SharingConfig) Active() (method SharingMethod, mps bool) {
 	if len(s.MPS.Resources) > 0 {
 		return s.MPS, true
@@ -18,14 +18,14 @@ func (s SharingConfig) Active() (method SharingMethod, mps bool) {
 	return s.TimeSlicing, false
 }
 
-// SharingMethod has the resources that are shared in one way.
+// SharingMethod has the shared resources of a method.
 type SharingMethod struct {
 	RenameByDefault            bool // adds ".shared" to the name
 	FailRequestsGreaterThanOne bool
 	Resources                  []SharedResource
 }
 
-// SharedResource makes replicas of devices of one resource.
+// SharedResource makes replicas of a resource's devices.
 type SharedResource struct {
 	Name     string
 	Rename   string // resource of the replicas; empty: Name
@@ -33,14 +33,14 @@ type SharedResource struct {
 	Replicas int // 2 or more
 }
 
-// DeviceSelection selects devices of a resource: All, the first Count, or those on the List. The zero value selects none.
+// DeviceSelection selects devices of a resource: All, the first Count, or the List. The zero value selects no device.
 type DeviceSelection struct {
 	All   bool
 	Count int
 	List  []DeviceSelector
 }
 
-// DeviceReplicas is the resource of one device, and the number of its replicas.
+// DeviceReplicas is the resource of a device, and the number of replicas.
 type DeviceReplicas struct {
 	Resource string
 	Replicas int // 0: not shared
@@ -58,8 +58,8 @@ const (
 	rankExact
 )
 
-// ReplicasFor returns the replicas of each of the devices that have this resource. The entry of the highest rank counts; of equal
-// ranks, the entry with the most replicas, as in the union that NVIDIA's plugin makes.
+// ReplicasFor returns the replicas of each device of a resource. The entry of the highest rank counts; of equal ranks, the entry with
+// the most replicas, as in NVIDIA's plugin.
 func (s SharingMethod) ReplicasFor(resource string, devices []DeviceIdentity) []DeviceReplicas {
 	replicas := make([]DeviceReplicas, len(devices))
 	ranks := make([]int, len(devices))
@@ -79,8 +79,8 @@ func (s SharingMethod) ReplicasFor(resource string, devices []DeviceIdentity) []
 	return replicas
 }
 
-// ranks returns how closely each device is selected; 0: not at all. Listed devices that the node lacks are no error, because one
-// file serves many nodes.
+// ranks returns how closely each device is selected; 0: not at all. The node may lack listed devices, because a file serves many
+// nodes.
 func (d DeviceSelection) ranks(devices []DeviceIdentity) []int {
 	ranks := make([]int, len(devices))
 	for n, i := range byIndex(devices) {

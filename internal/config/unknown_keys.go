@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// maxLoggedKeys bounds the log lines of one file. UnknownKeys has all unknown keys.
+// maxLoggedKeys limits the log lines of a file. UnknownKeys has all unknown keys.
 const maxLoggedKeys = 20
 
-// UnknownKey is a key of the file that this version does not know. The key has no effect, because the file may be written for a
-// newer version of podgauge or of NVIDIA's plugin.
+// UnknownKey is an unknown key of the file. The key has no effect, because the file may be written for a newer version of podgauge
+// or of NVIDIA's plugin.
 type UnknownKey struct {
 	File string
 	Line int
-	Key  string // with its path: "flags.migStrategie"
-	Hint string // the key that was probably meant, or the valid keys
+	Key  string // with the path: "flags.migStrategie"
+	Hint string // the most similar key, or the valid keys
 }
 
 func (k UnknownKey) String() string {
@@ -36,7 +36,7 @@ func (l Loaded) Report(log *slog.Logger) {
 	}
 }
 
-// suggestKey returns the known key that was probably meant, or all of them. NVIDIA's parser ignores case.
+// suggestKey returns the most similar known key, or all known keys. NVIDIA's parser ignores case.
 func suggestKey(key string, known []string) string {
 	for _, k := range known {
 		if strings.EqualFold(k, key) || isOneEdit(k, key) || isOneEdit(key, k) {
@@ -46,7 +46,7 @@ func suggestKey(key string, known []string) string {
 	return "valid keys are " + strings.Join(known, ", ")
 }
 
-// isOneEdit reports whether b is a with one letter left out or replaced.
+// isOneEdit reports whether b is a with a single letter omitted or replaced.
 func isOneEdit(a, b string) bool {
 	i := 0
 	for i < len(a) && i < len(b) && a[i] == b[i] {

@@ -11,15 +11,15 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
-// Watcher publishes the Settings, and new ones after the file or the name of the config changes. The watcher compares contents, and
-// so follows the symbolic links of a ConfigMap without inotify.
+// Watcher publishes the Settings, and new Settings after a change of the file or the config's name. The watcher compares contents,
+// and so follows the symbolic links of a ConfigMap without inotify.
 type Watcher struct {
 	builder  *Builder
 	location FileLocation
 	o        WatcherOptions
 
 	// Fields of Run.
-	lastHandled digest // of the content that was accepted or rejected last
+	lastHandled digest // of the last content that was accepted or rejected
 	lastSeen    digest
 	rejected    bool // the content last seen is not published
 
@@ -34,7 +34,7 @@ type WatcherOptions struct {
 	Log    *slog.Logger
 }
 
-// NewWatcher returns a Watcher that publishes what was loaded.
+// NewWatcher returns a Watcher of the loaded settings.
 func NewWatcher(b *Builder, first Loaded, o WatcherOptions) *Watcher {
 	w := &Watcher{builder: b, location: first.location, o: o, lastHandled: first.digest}
 	w.settings.Set(first.Settings)
@@ -42,7 +42,7 @@ func NewWatcher(b *Builder, first Loaded, o WatcherOptions) *Watcher {
 	return w
 }
 
-// Get returns the Settings and a channel that is closed when they change.
+// Get returns the Settings and a channel, closed at the next change.
 func (w *Watcher) Get() (Settings, <-chan struct{}) { return w.settings.Get() }
 
 // UnknownKeys returns the number of unknown keys in the accepted file.
@@ -68,8 +68,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 	}
 }
 
-// poll reads the file. Unless forced, poll accepts a change at the second sight: a file that is written in place may be half
-// written, and a file that is replaced may be absent for a moment.
+// poll reads the file. Unless forced, poll accepts a change at the second sight: a write in place is incomplete for a moment, and
+// a replaced file is absent for a moment.
 func (w *Watcher) poll(force bool) {
 	c, err := w.location.read()
 	current := c.digest()
@@ -98,8 +98,8 @@ func (w *Watcher) poll(force bool) {
 	w.publish(l)
 }
 
-// checkRestart rejects a file that moves the driver: the process cannot replace the library that it has loaded, and new CDI specs
-// and device nodes would belong to another driver.
+// checkRestart rejects a file with a new driver root: the process cannot replace the loaded library, and new CDI specs and device
+// nodes would belong to a different driver.
 func (w *Watcher) checkRestart(l Loaded) error {
 	settings, _ := w.Get()
 	before, after := loadState{Settings: settings}, loadState{Settings: l.Settings}
@@ -118,7 +118,7 @@ func (w *Watcher) checkRestart(l Loaded) error {
 	return nil
 }
 
-// publish publishes settings that differ from the previous ones.
+// publish publishes changed settings.
 func (w *Watcher) publish(l Loaded) {
 	w.unknownKeys.Store(int64(len(l.UnknownKeys)))
 	settings, _ := w.Get()

@@ -23,7 +23,7 @@ const (
 	maxDepth     = 32
 )
 
-// ParseError is an error in a file, with its line and key.
+// ParseError is an error in a file, with line and key.
 type ParseError struct {
 	line    int    // 0: the file as a whole
 	path    string // of the key: "flags.migStrategy"
@@ -37,7 +37,7 @@ func (e ParseError) Error() string {
 	return quoteUnprintable(e.path) + ": " + e.message
 }
 
-// at adds the line and the path of a value to an error that lacks them.
+// at adds the line and the path of a value to an error without a position.
 func at(n *yaml.Node, path string, err error) error {
 	if _, located := errors.AsType[ParseError](err); err == nil || located {
 		return err
@@ -45,7 +45,7 @@ func at(n *yaml.Node, path string, err error) error {
 	return ParseError{n.Line, path, err.Error()}
 }
 
-// quoteUnprintable joins names, and quotes those with characters that a terminal would interpret.
+// quoteUnprintable joins names, and quotes names with control characters.
 func quoteUnprintable(names ...string) string {
 	quoted := slices.Clone(names)
 	for i, name := range names {
@@ -59,7 +59,7 @@ func quoteUnprintable(names ...string) string {
 // yamlMessage matches the first line of an error of the YAML library.
 var yamlMessage = regexp.MustCompile(`^(?:yaml: )?(?:unmarshal errors:\s+)?(?:line (\d+): )?([^\n\r]*)`)
 
-// syntaxError returns an error of the YAML library as a ParseError. line is used if the library names none.
+// syntaxError returns an error of the YAML library as a ParseError. The line is the default for errors without a line.
 func syntaxError(err error, line int, path string) error {
 	found := yamlMessage.FindStringSubmatch(err.Error())
 	if n, err := strconv.Atoi(found[1]); err == nil {
@@ -68,7 +68,7 @@ func syntaxError(err error, line int, path string) error {
 	return ParseError{line, path, found[2]}
 }
 
-// parseYAML reads one YAML document; JSON is a subset of YAML.
+// parseYAML reads a YAML document. JSON is a subset of YAML.
 func parseYAML(data []byte) (*yaml.Node, error) {
 	if len(data) > maxFileBytes {
 		return nil, ParseError{message: fmt.Sprintf("more than %d MiB", maxFileBytes>>20)}
@@ -89,8 +89,8 @@ func parseYAML(data []byte) (*yaml.Node, error) {
 	return document.Content[0], checkSize(document.Content[0], &left, maxDepth)
 }
 
-// checkSize limits the values and the depth of a document. An alias counts with all that it refers to: a few lines of
-// aliases can stand for billions of values.
+// checkSize limits the values and the depth of a document. An alias counts with all values of the anchor: a few lines of aliases can
+// expand to billions of values.
 func checkSize(n *yaml.Node, left *int, depth int) error {
 	switch *left--; {
 	case *left < 0:
@@ -108,7 +108,7 @@ func checkSize(n *yaml.Node, left *int, depth int) error {
 	return nil
 }
 
-// resolve returns the node that an alias refers to.
+// resolve returns the target of an alias.
 func resolve(n *yaml.Node) *yaml.Node {
 	for n.Kind == yaml.AliasNode {
 		n = n.Alias
@@ -116,13 +116,13 @@ func resolve(n *yaml.Node) *yaml.Node {
 	return n
 }
 
-// entry is a key of a mapping. The line of its value is the line of the key.
+// entry is a key of a mapping. The value has the key's line.
 type entry struct {
 	key   string
 	value *yaml.Node
 }
 
-// entriesOf returns the keys of a mapping in the order of the file, then merged ones. The library rejects a key given twice.
+// entriesOf returns the keys of a mapping in the order of the file, then merged keys. The library rejects duplicate keys.
 func entriesOf(n *yaml.Node, path string) ([]entry, error) {
 	if n.Kind != yaml.MappingNode {
 		return nil, ParseError{n.Line, path, "want a mapping"}
@@ -151,7 +151,7 @@ func entriesOf(n *yaml.Node, path string) ([]entry, error) {
 	return entries, nil
 }
 
-// valueOf returns the value of a key; nil: the mapping lacks it.
+// valueOf returns the value of a key; nil: no such key.
 func valueOf(entries []entry, key string) *yaml.Node {
 	for _, e := range entries {
 		if e.key == key {
@@ -189,7 +189,7 @@ func stringOf(n *yaml.Node) (string, error) {
 	return n.Value, nil
 }
 
-// boolOf reads a boolean, also in the words of YAML 1.1, which NVIDIA's parser reads. A quoted word is a string.
+// boolOf reads a boolean, including the words of YAML 1.1 for NVIDIA's parser. A quoted word is a string.
 func boolOf(n *yaml.Node) (b bool, err error) {
 	const quoted = yaml.SingleQuotedStyle | yaml.DoubleQuotedStyle | yaml.LiteralStyle | yaml.FoldedStyle
 	if n.Kind != yaml.ScalarNode || n.Style&quoted != 0 || n.Decode(&b) != nil {
