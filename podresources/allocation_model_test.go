@@ -11,8 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// allocationModel is rule 4 of the design, one allocation at a time and without a thought
-// for speed. memory is held against it.
+// allocationModel is the reference model of rule 4 of the design (ADR 4), an allocation at a time and without regard to speed.
 type allocationModel struct {
 	entries     map[allocationKey]*modelEntry
 	responses   []modelResponse // every answer there was, the oldest first
@@ -24,23 +23,23 @@ type allocationModel struct {
 	checkpoint  *modelCheckpoint
 }
 
-// modelEntry is what is known of one allocation, or of what was claimed.
+// modelEntry is the state of an allocation or a claim.
 type modelEntry struct {
 	owners    []device.Owner
-	epoch     kubeletEpoch                  // the connection over which they were named
-	epochs    map[device.Owner]kubeletEpoch // the same of each, where they claim
-	uid       *string                       // in the checkpoint when over was lost, or as soon after it as it was there
-	allocated time.Time                     // at the latest; zero where they have a name
+	epoch     kubeletEpoch                  // connection of the newest name
+	epochs    map[device.Owner]kubeletEpoch // the same for each owner of a claim
+	uid       *string                       // by the checkpoint at the end of the connection, or the first checkpoint afterwards
+	allocated time.Time                     // latest time; zero with a known owner
 	since     time.Time                     // and at the earliest
 }
 
-// modelCheckpoint are notes that were there before an answer was asked for.
+// modelCheckpoint is a checkpoint from before a request.
 type modelCheckpoint struct {
 	checkpoint  kubeletCheckpoint
 	requestedAt time.Time
 }
 
-// modelResponse is an answer, and whether it left out nobody.
+// modelResponse is a response. A trusted response omits no pod.
 type modelResponse struct {
 	pods        []podName
 	epoch       kubeletEpoch
@@ -48,8 +47,7 @@ type modelResponse struct {
 	trusted     bool
 }
 
-// inOutage reports, of all answers, whether those over the newest connection lack the pods of
-// the API server, or have had them again for less than a minute.
+// inOutage reports whether the responses over the newest connection lack API pods, or have had API pods again for less than a minute.
 func (m *allocationModel) inOutage(requestedAt time.Time) bool {
 	var missing, had bool
 	var back time.Time
@@ -66,7 +64,7 @@ func (m *allocationModel) inOutage(requestedAt time.Time) bool {
 	return missing || !back.IsZero() && requestedAt.Sub(back) < time.Minute
 }
 
-// isStatic tells static pods of the story's node.
+// isStatic reports whether a pod is a static pod of the scenario's node.
 func isStatic(p podName) bool { return strings.HasSuffix(p.pod, "-"+scenarioNode) }
 
 func (m *allocationModel) entry(a allocationKey) *modelEntry {
@@ -100,16 +98,16 @@ func (m *allocationModel) applyResponse(listed map[allocationKey][]device.Owner,
 		switch owners := listed[a]; {
 		case a.resource == scenarioDriver:
 			f.applyClaims(owners, pods, epoch, requestedAt, outage)
-		case f.allocated.After(requestedAt): // nobody can know yet
+		case f.allocated.After(requestedAt): // requested before the allocation
 		case owners != nil:
 			*f = modelEntry{owners: owners, epoch: epoch}
-		case !f.allocated.IsZero(): // nobody has said yet, and it is over when nobody is left to
+		case !f.allocated.IsZero(): // pending: ends with the last possible owner
 			if m.hasEnded(f, func(podName) bool { return true }) {
 				f.allocated = time.Time{}
 			}
 		case f.epoch == epoch: // over for all
 			f.owners = nil
-		default: // over for those whose pods are there without it, and in the end for all
+		default: // retained: ends when the pod is listed without the device, or after settling
 			f.owners = slices.DeleteFunc(slices.Clone(f.owners), func(o device.Owner) bool {
 				p := podName{o.Namespace, o.Pod}
 				goesOn := requestedAt.Sub(epoch.connectedAt) < time.Minute || outage && !isStatic(p) && m.isCheckpointed(a, f)
@@ -119,7 +117,7 @@ func (m *allocationModel) applyResponse(listed map[allocationKey][]device.Owner,
 	}
 }
 
-// recordUID notes the UID of who has something and is not named now.
+// recordUID records the UID of an owner not named by the newest response.
 func (f *modelEntry) recordUID(a allocationKey, n kubeletCheckpoint) {
 	if uid, has := n.allocated[a]; has && f.uid == nil && len(f.owners) > 0 {
 		f.uid = &uid
@@ -136,9 +134,8 @@ func (m *allocationModel) isCheckpointed(a allocationKey, f *modelEntry) bool {
 	return has && (f.uid == nil || *f.uid == uid)
 }
 
-// applyClaims is an answer about what several pods may have at once: each has it until this
-// connection has named him and does not any more, or has listed his pod without it, or is
-// a minute old.
+// applyClaims applies a List to a claim. Each owner stays until this connection named the owner before, lists the pod without the claim, or
+// is a minute old.
 func (f *modelEntry) applyClaims(named []device.Owner, pods []podName, epoch kubeletEpoch, requestedAt time.Time, outage bool) {
 	owners := slices.Clone(named)
 	for _, o := range f.owners {
@@ -157,7 +154,7 @@ func (f *modelEntry) applyClaims(named []device.Owner, pods []podName, epoch kub
 	}
 }
 
-// applyGet is what Get says of one pod: it ends a wait for a name, and does nothing else.
+// applyGet applies a response of Get, which only names owners of pending allocations.
 func (m *allocationModel) applyGet(rows []device.Allocation, epoch kubeletEpoch, requestedAt time.Time) {
 	for _, h := range rows {
 		if f := m.entry(keyOf(h)); epoch == m.epoch && !f.allocated.IsZero() && !f.allocated.After(requestedAt) {
@@ -166,7 +163,7 @@ func (m *allocationModel) applyGet(rows []device.Allocation, epoch kubeletEpoch,
 	}
 }
 
-// hasEnded tells whether an allocation has ended with the last pod that may have it.
+// hasEnded reports whether no listed pod may own a pending allocation.
 func (m *allocationModel) hasEnded(f *modelEntry, mayBe func(podName) bool) bool {
 	if m.trusted.IsZero() || m.requestedAt.Sub(f.allocated) < 10*time.Second {
 		return false
@@ -179,9 +176,8 @@ func (m *allocationModel) hasEnded(f *modelEntry, mayBe func(podName) bool) bool
 	return true
 }
 
-// mayOwn tells whether a pod that is listed now may have been allocated something:
-// it was not missing in an answer to be believed from then on, and nobody has seen
-// it ten seconds before.
+// mayOwn reports whether a listed pod may own an allocation: no trusted response from after the allocation lacks the pod, and no response
+// from 10 s before the allocation has the pod.
 func (m *allocationModel) mayOwn(p podName, f *modelEntry) bool {
 	var first time.Time
 	for _, h := range slices.Backward(m.responses) {
@@ -215,7 +211,7 @@ func (m *allocationModel) review(n kubeletCheckpoint, err error, now time.Time) 
 	}
 	for a, f := range m.entries {
 		if _, noted := n.allocated[a]; err == nil && !noted && m.checkpoint != nil && f.epoch != m.epoch && n.writtenAt.After(m.epoch.kubeletStartedAt) {
-			if _, was := m.checkpoint.checkpoint.allocated[a]; was { // a kubelet of now has freed it
+			if _, was := m.checkpoint.checkpoint.allocated[a]; was { // freed by the current kubelet
 				f.owners = nil
 			}
 		}
@@ -244,8 +240,7 @@ func (m *allocationModel) review(n kubeletCheckpoint, err error, now time.Time) 
 	}
 }
 
-// addFromOutage is a question that was not answered, or answered by a kubelet that may not
-// have read its pods.
+// addFromOutage applies the checkpoint after a failed call, or before the first List of a restarted kubelet.
 func (m *allocationModel) addFromOutage(n kubeletCheckpoint, now time.Time) {
 	if !m.settled {
 		return
@@ -253,7 +248,7 @@ func (m *allocationModel) addFromOutage(n kubeletCheckpoint, now time.Time) {
 	for a, uid := range n.allocated {
 		f := m.entry(a)
 		if len(f.owners) > 0 || !f.allocated.IsZero() {
-			continue // idle was what nobody had
+			continue // already allocated
 		}
 		since := m.requestedAt
 		if m.checkpoint != nil {
@@ -271,8 +266,7 @@ func (m *allocationModel) addFromOutage(n kubeletCheckpoint, now time.Time) {
 	}
 }
 
-// mayBe tells whether a pod may be the one of that UID: it is not where all that it
-// holds is another's.
+// mayBe reports whether a pod may have a UID: the checkpoint has no different UID for all devices of the pod.
 func (m *allocationModel) mayBe(n kubeletCheckpoint, p podName, uid string, allocated time.Time) bool {
 	theirs := map[string]bool{}
 	for a, f := range m.entries {
@@ -299,7 +293,7 @@ func (m *allocationModel) allocations() (rows []device.Allocation) {
 	return slices.Compact(rows)
 }
 
-// scenario plays events that a source of chance chooses on a memory and on the model.
+// scenario plays random events on the tracker and on the model.
 type scenario struct {
 	t           testing.TB
 	choose      func(n int) int
@@ -307,11 +301,11 @@ type scenario struct {
 	model       allocationModel
 	now         time.Time
 	epoch       kubeletEpoch
-	requestedAt time.Time // of the question that is under way; zero where none is
+	requestedAt time.Time // of the current call; zero without a call
 }
 
 var (
-	scenarioIDs       = []device.AdvertisedID{"a", "a::1", "b", "c"} // two of them one device's
+	scenarioIDs       = []device.AdvertisedID{"a", "a::1", "b", "c"} // a and a::1 belong to the same device
 	scenarioDurations = []time.Duration{0, time.Millisecond, 11 * time.Millisecond, time.Second, 9 * time.Second, 10 * time.Second, 50 * time.Second, time.Minute, time.Hour}
 	scenarioResources = []string{"nvidia.com/gpu", "nvidia.com/mig", scenarioDriver}
 )
@@ -321,7 +315,7 @@ const (
 	scenarioNode   = "n"
 )
 
-// scenarioPods are two of the API server, and two static ones.
+// scenarioPods are two API pods and two static pods.
 var scenarioPods = []string{"p", "q", "r-" + scenarioNode, "s-" + scenarioNode}
 
 func newScenario(t testing.TB, choose func(n int) int) *scenario {
@@ -354,7 +348,7 @@ func (s *scenario) play(events int) {
 		case 8:
 			changed = s.outage(s.now)
 		case 9:
-			if s.requestedAt.IsZero() { // Get waits for its turn
+			if s.requestedAt.IsZero() { // Get waits for the end of List
 				changed = s.get()
 			}
 		}
@@ -373,8 +367,7 @@ func (s *scenario) connect() {
 	s.epoch = kubeletEpoch{connectedAt: s.now, kubeletStartedAt: s.now.Add(-scenarioDurations[s.choose(len(scenarioDurations))])}
 }
 
-// answer is what the kubelet says, with every id listed twice, as for two NUMA
-// nodes.
+// answer merges a List, with every id listed twice, as for two NUMA nodes.
 func (s *scenario) answer() bool {
 	requestedAt := s.requestedAt
 	if s.requestedAt = (time.Time{}); requestedAt.IsZero() {

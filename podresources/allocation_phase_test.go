@@ -17,7 +17,7 @@ func (p allocationPhase) String() string {
 
 func (p apiPodsPhase) String() string { return [...]string{"listed", "missing", "returned"}[p] }
 
-// phaseFixture is a tracker with one device, "a", whose owner is the pod "one".
+// phaseFixture is a tracker of the device "a" with the owner "one".
 type phaseFixture struct {
 	allocationTracker
 	now      time.Time
@@ -33,7 +33,7 @@ func (f *phaseFixture) reconnect(age time.Duration) {
 	f.epoch = kubeletEpoch{connectedAt: f.now, kubeletStartedAt: f.now.Add(-age)}
 }
 
-// list merges a List of pods. It names the allocation if isListed.
+// list merges a List of pods, with the allocation if isListed.
 func (f *phaseFixture) list(pods ...string) {
 	f.wait(time.Second)
 	response := newListResponse()
@@ -56,7 +56,7 @@ func (f *phaseFixture) phase() allocationPhase {
 	return absent
 }
 
-// newPhaseFixture returns a tracker with the device in a phase. The pod "late" is first listed afterwards, so that it may own a pending
+// newPhaseFixture returns a tracker with the device in a phase. The pod "late" is first listed afterwards: a possible owner of a pending
 // allocation.
 func newPhaseFixture(t *testing.T, phase allocationPhase) *phaseFixture {
 	t.Helper()
@@ -66,7 +66,7 @@ func newPhaseFixture(t *testing.T, phase allocationPhase) *phaseFixture {
 	f.list("other")
 	switch phase {
 	case pending:
-		f.wait(maxAdmissionDelay) // too late for "other"
+		f.wait(maxAdmissionDelay) // "other" cannot be the owner
 		f.recordAllocate(gpu, []device.AdvertisedID{"a"}, f.now)
 	case confirmed, retained:
 		f.isListed = true
@@ -83,7 +83,7 @@ func newPhaseFixture(t *testing.T, phase allocationPhase) *phaseFixture {
 	return f
 }
 
-// TestAllocationPhases causes each event in each phase. An event that cannot occur in a phase is listed as unaffected there.
+// TestAllocationPhases causes each event in each phase.
 func TestAllocationPhases(t *testing.T) {
 	entry := map[allocationKey]string{{gpu, "a"}: "uid"}
 	for _, c := range []struct {
@@ -161,7 +161,7 @@ func TestAPIPodsPhases(t *testing.T) {
 	}
 }
 
-// TestDocumentedPhases compares the tables in the doc comments with those of the code.
+// TestDocumentedPhases compares the tables in the doc comments with the code.
 func TestDocumentedPhases(t *testing.T) {
 	rows := func(file string) (rows []string) {
 		b, err := os.ReadFile(file)

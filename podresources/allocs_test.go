@@ -13,9 +13,8 @@ import (
 
 const raceEnabled = false
 
-// What a scrape may cost on the side of the client, on a node with 110 pods of
-// two containers and 8 devices. The race detector allocates by itself, so this
-// runs without.
+// Limits of a scrape's allocations in the client, on a node with 110 pods of two containers and 8 devices. The race detector adds
+// allocations, so the file is built without -race only.
 const (
 	maxDecodeAllocs = 0
 	maxListAllocs   = 100
@@ -33,7 +32,7 @@ func TestAllocationsOfList(t *testing.T) {
 			if err := a.Read(b); err != nil || len(a.allocations) != 8 || len(a.resources.claims) != 8 {
 				t.Fatalf("held are %v: %v", a.allocations, err)
 			}
-			l.merge(&a.resources, a.pods, kubeletEpoch{now, now}, true) // in the minute that costs most
+			l.merge(&a.resources, a.pods, kubeletEpoch{now, now}, true) // the most expensive case: a young connection
 		})
 		t.Logf("decode of %d bytes: %v allocations", len(b), got)
 		if got > maxDecodeAllocs {
@@ -53,7 +52,7 @@ func TestAllocationsOfList(t *testing.T) {
 	}
 }
 
-// TestAllocationsOfAllocatable pins that unchanged allocatable resources cost no allocation.
+// TestAllocationsOfAllocatable reads unchanged allocatable resources without an allocation.
 func TestAllocationsOfAllocatable(t *testing.T) {
 	answer := &api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}}
 	for _, c := range nodeResponse(8, 8).PodResources {

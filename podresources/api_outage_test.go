@@ -11,8 +11,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// runOutage runs a client on the node "node-a", whose kubelet was restarted while the API server
-// is away: it lists its static pods only. Before that one, two and three had a device each.
+// runOutage runs a client on the node "node-a" after a kubelet restart in an outage of the API server: List has only static pods. Before,
+// the pods one, two and three had a device each.
 func runOutage(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile)) {
 	t.Helper()
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
@@ -43,15 +43,14 @@ func TestAPIOutageKeepsAllocations(t *testing.T) {
 			t.Errorf("who has a device is not among its last owners: %v", h.Recent)
 		}
 
-		// The kubelet is restarted once more, and podgauge does not see it for a while.
+		// Restart the kubelet again, unnoticed for a while.
 		k.stop()
 		time.Sleep(2 * time.Minute)
 		k.start(0)
 		time.Sleep(time.Hour)
 		wantDevice(t, c.current(), "a", "allocated to one")
 
-		// The API server is back, where "two" was deleted. The kubelet frees what it had, and
-		// writes nothing down.
+		// The API server is back without "two". The kubelet frees the device without a write.
 		k.setPods(newPod("three-node-a", "s"), newPodWith("daemon-x7k2p", newContainer("main", "d")))
 		time.Sleep(idleInterval + ms)
 		wantDevice(t, c.current(), "d", "allocated to daemon-x7k2p")
@@ -86,7 +85,7 @@ func TestAPIOutageEndsAllocations(t *testing.T) {
 		}, "unallocated"},
 		"the Pods API ends it": {func(k *scriptedKubelet, c *Client, _ checkpointFile) {
 			c.OnPodEnded("team", "one")
-			k.restart() // what it listed last, it would list until its own end
+			k.restart() // a List of the old kubelet would still name the pod
 		}, "unallocated"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -114,7 +113,7 @@ func TestAPIOutageWithoutCheckpoint(t *testing.T) {
 	})
 }
 
-// TestRestartWithAPIServer ends retained allocations after settleTimeout: old checkpoint entries keep none if API pods are listed.
+// TestRestartWithAPIServer ends retained allocations after settleTimeout: checkpoint entries alone do not retain if API pods are listed.
 func TestRestartWithAPIServer(t *testing.T) {
 	runOutage(t, func(t *testing.T, k *scriptedKubelet, c *Client, _ checkpointFile) {
 		k.setPods(newPod("three-node-a", "s"), newPodWith("daemon-x7k2p", newContainer("main", "d")))
@@ -162,7 +161,7 @@ func TestAPIOutageKeepsClaims(t *testing.T) {
 	})
 }
 
-// TestSimulatedAPIOutage plays the outage on the simulated kubelet, which admits static pods during the outage.
+// TestSimulatedAPIOutage plays the outage on the simulated kubelet, with static pods admitted during the outage.
 func TestSimulatedAPIOutage(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	startPlugin(t, k, gpu, healthyDevices("a", "b")...)
@@ -183,7 +182,7 @@ func TestSimulatedAPIOutage(t *testing.T) {
 	}
 	runPod(t, k, kubelet.PodSpec{Name: "static", Static: true, Containers: []kubelet.ContainerSpec{{Name: "main"}}})
 	wantAllocations(t, c.ListAllocations(t.Context()), of...)
-	if err := k.EndPod(gpuPod("one", 1)); err != nil { // the kubelet knows nothing of that
+	if err := k.EndPod(gpuPod("one", 1)); err != nil { // unknown to the kubelet
 		t.Fatal(err)
 	}
 	wantAllocations(t, c.ListAllocations(t.Context()), of...)

@@ -14,7 +14,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// As a kubelet of 1.37 wrote it, shortened.
+// Written by a kubelet of 1.37, shortened.
 const checkpointJSON = `{"Data":{"PodDeviceEntries":[
 	{"PodUID":"6b1c","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"-1":["a","b"]},"AllocResp":"CgA="},
 	{"PodUID":"6b1c","ContainerName":"init","ResourceName":"nvidia.com/mig","DeviceIDs":{"0":["a"],"1":["a","c"]},"AllocResp":""}
@@ -23,7 +23,7 @@ const checkpointJSON = `{"Data":{"PodDeviceEntries":[
 func TestParseCheckpoint(t *testing.T) {
 	tests := map[string]struct {
 		content string
-		want    []allocationKey // nil where it is refused
+		want    []allocationKey // nil: rejected
 	}{
 		"as written":                      {checkpointJSON, []allocationKey{{gpu, "a"}, {gpu, "b"}, {"nvidia.com/mig", "a"}, {"nvidia.com/mig", "c"}}},
 		"nothing is allocated":            {`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`, []allocationKey{}},
@@ -124,7 +124,7 @@ func newCheckpointFile(t *testing.T) checkpointFile {
 	return checkpointFile{t, filepath.Join(t.TempDir(), CheckpointFile)}
 }
 
-// writeIDs writes allocations of gpu, now, each of another pod.
+// writeIDs writes allocations of gpu with the current time, each of a different pod.
 func (f checkpointFile) writeIDs(ids ...string) {
 	f.t.Helper()
 	var entries []string
@@ -134,7 +134,7 @@ func (f checkpointFile) writeIDs(ids ...string) {
 	f.writeEntries(entries...)
 }
 
-// writeEntries writes allocations of gpu, now: an id, the UID of its pod, and so on.
+// writeEntries writes allocations of gpu with the current time, from pairs of an id and a pod's UID.
 func (f checkpointFile) writeEntries(ids ...string) {
 	f.t.Helper()
 	type entry struct {
@@ -161,7 +161,7 @@ func (f checkpointFile) writeContent(content string) {
 	if err := os.WriteFile(hidden, []byte(content), 0o600); err != nil {
 		f.t.Fatal(err)
 	}
-	now := time.Now() // the bubble's, which is not the file system's
+	now := time.Now() // of the bubble, not of the file system
 	if err := os.Chtimes(hidden, now, now); err != nil {
 		f.t.Fatal(err)
 	}
@@ -170,8 +170,7 @@ func (f checkpointFile) writeContent(content string) {
 	}
 }
 
-// runCheckpointed runs a client that has a checkpoint beside its kubelet, and that
-// began a minute ago.
+// runCheckpointed runs a client with a checkpoint for a minute before the test.
 func runCheckpointed(t *testing.T, test func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer)) {
 	t.Helper()
 	f := newCheckpointFile(t)
@@ -216,7 +215,7 @@ func TestInitContainerAllocationStands(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, log *kubeletLogBuffer) {
 		f.writeIDs("a")
 		k.setPods(newPod("new"))
-		c.OnAllocated(gpu, []device.AdvertisedID{"a"}) // for its init container
+		c.OnAllocated(gpu, []device.AdvertisedID{"a"}) // of an init container
 		time.Sleep(5 * time.Hour)
 		wantDevice(t, c.current(), "a", "pending")
 		f.writeIDs()
@@ -226,10 +225,10 @@ func TestInitContainerAllocationStands(t *testing.T) {
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
 		f.writeIDs("a")
 		time.Sleep(time.Hour)
-		k.setPods(newPod("one", "a")) // the container after it has the same device
+		k.setPods(newPod("one", "a")) // the next container has the same device
 		time.Sleep(idleInterval)
 		wantDevice(t, c.current(), "a", "allocated to one")
-		k.setPods() // the kubelet frees it and does not write that down
+		k.setPods() // the kubelet frees the device without a write
 		time.Sleep(idleInterval)
 		wantDevice(t, c.current(), "a", "unallocated")
 	})
@@ -289,7 +288,7 @@ func TestCheckpointDecidesInOutage(t *testing.T) {
 		time.Sleep(idleInterval)
 		f.writeIDs("b", "d")
 		c.OnAllocated(gpu, []device.AdvertisedID{"a", "b"})
-		k.stop() // it died before it has taken a's allocation down
+		k.stop() // before the kubelet wrote the allocation of a
 		time.Sleep(time.Minute)
 		wantDevice(t, c.current(), "a", "unallocated")
 		wantDevice(t, c.current(), "b", "pending")
@@ -308,8 +307,7 @@ func TestNewAllocationIgnoresOldCheckpoint(t *testing.T) {
 	wantDevice(t, device.Allocations{All: m.allocations, Complete: true}, "a", "pending")
 }
 
-// TestAllocationsOfEarlierProcess takes allocations of init containers from the checkpoint: no other source has allocations from before
-// this process.
+// TestAllocationsOfEarlierProcess takes allocations of init containers from before this process from the checkpoint.
 func TestAllocationsOfEarlierProcess(t *testing.T) {
 	tests := map[string]struct {
 		age  time.Duration // the kubelet's

@@ -23,8 +23,7 @@ func addClaims(c *api.ContainerResources, claim string, devices ...string) *api.
 	return c
 }
 
-// resolveClaims has a client find "gpu-a" as the device a, if the inventory has it, by what the
-// CDI name says too.
+// resolveClaims makes the client find the claimed device by name and CDI name.
 func resolveClaims(c *Client, inventory map[string]device.ID) {
 	c.options.Devices = claimIndex(func(claim device.Claim) (device.ID, bool) {
 		if claim.Driver != "gpu.nvidia.com" || len(claim.CDI) != 1 || !strings.HasSuffix(claim.CDI[0], claim.Device) || claim.Pool != "node-a" {
@@ -46,7 +45,7 @@ func TestClaimAllocatesDevice(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		inventory := map[string]device.ID{"gpu-a": "a", "gpu-b": "b"}
 		k.setPods(newPodWith("one", addClaims(newContainer("main"), "mine", "gpu.nvidia.com/gpu-a", "gpu.nvidia.com/gpu-z", "nic.example.com/gpu-a")))
-		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated") // nobody was asked
+		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated") // without a DeviceIndex
 		resolveClaims(c, inventory)
 		h := c.ListAllocations(t.Context())
 		want := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
@@ -57,10 +56,10 @@ func TestClaimAllocatesDevice(t *testing.T) {
 			t.Errorf("allocations from Get: %v, %v; want %v", got, err, h.All)
 		}
 
-		inventory["gpu-z"] = "z" // it was not listed before
+		inventory["gpu-z"] = "z" // missing before
 		wantDevice(t, c.ListAllocations(t.Context()), "z", "allocated to one")
 
-		// One claim, two pods; and a device by a claim and by a plugin.
+		// A claim of two pods, and a device both claimed and allocated by a plugin.
 		k.setPods(newPodWith("one", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")),
 			newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")), newPod("three", "b"))
 		h = c.ListAllocations(t.Context())
@@ -68,7 +67,7 @@ func TestClaimAllocatesDevice(t *testing.T) {
 		wantDevice(t, h, "b", "allocated to three")
 		wantDevice(t, h, "z", "unallocated")
 
-		// After a restart the one who is listed later has it still.
+		// After a restart, the owner listed later is retained.
 		k.setPods(newPodWith("two", addClaims(newContainer("main"), "ours", "gpu.nvidia.com/gpu-a")))
 		k.restart()
 		h = c.ListAllocations(t.Context())

@@ -132,7 +132,7 @@ func TestAllocateEndsEarlierAllocation(t *testing.T) {
 		k.setOnList(func(context.Context) error { <-release; return nil })
 		answer := make(chan device.Allocations)
 		go func() { answer <- c.ListAllocations(t.Context()) }()
-		synctest.Wait() // it is asked
+		synctest.Wait() // the call is under way
 
 		time.Sleep(time.Millisecond)
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"})
@@ -144,7 +144,7 @@ func TestAllocateEndsEarlierAllocation(t *testing.T) {
 		wantDevice(t, c.current(), "a", "pending")
 		wantDevice(t, c.current(), "b", "allocated to old")
 		close(release)
-		wantDevice(t, <-answer, "a", "pending") // an answer from before brings nobody back
+		wantDevice(t, <-answer, "a", "pending") // a response from before the allocation changes nothing
 
 		k.setPods(newPod("old", "b"), newPod("new", "a"))
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to new")
@@ -232,7 +232,7 @@ func TestResponsesAreMergedInOrder(t *testing.T) {
 		var questions, seen atomic.Int64
 		k.setOnList(func(context.Context) error {
 			n := questions.Add(1)
-			// Answers overtake each other where they can.
+			// Concurrent responses would overtake each other.
 			time.Sleep(rand.N(100 * ms))
 			k.setPods(newPod(strconv.FormatInt(n, 10), "a"))
 			return nil
@@ -328,7 +328,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 		k.setPods(newPod("one", "a"))
 		var scrapes sync.WaitGroup
 		defer scrapes.Wait()
-		scrapes.Go(func() { // others meet most of it first
+		scrapes.Go(func() { // scrapes notice most outages first
 			for range 200 {
 				time.Sleep(300 * ms)
 				c.ListAllocations(t.Context())
@@ -352,7 +352,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 	})
 }
 
-// A client and a kubelet that start together know nothing but what is named.
+// TestYoungKubeletIsTrustedAfterAMinute starts client and kubelet together: only named devices are known.
 func TestYoungKubeletIsTrustedAfterAMinute(t *testing.T) {
 	runScripted(t, 0, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "unknown")
@@ -361,7 +361,7 @@ func TestYoungKubeletIsTrustedAfterAMinute(t *testing.T) {
 		wantDevice(t, h, "a", "allocated to one")
 		wantDevice(t, h, "b", "unknown")
 		time.Sleep(40 * time.Second)
-		k.restart() // its minute begins anew
+		k.restart() // a new minute begins
 		time.Sleep(settleTimeout - time.Millisecond)
 		wantDevice(t, c.ListAllocations(t.Context()), "b", "unknown")
 		_, changed := c.Snapshot()
@@ -372,7 +372,7 @@ func TestYoungKubeletIsTrustedAfterAMinute(t *testing.T) {
 		default:
 			t.Error("the change was not told")
 		}
-		k.restart() // once it has settled, what is idle stays so
+		k.restart() // a settled client stays settled
 		h = c.ListAllocations(t.Context())
 		wantDevice(t, h, "a", "allocated to one")
 		wantDevice(t, h, "b", "unallocated")
@@ -418,7 +418,7 @@ func TestRestartRetainsAllocations(t *testing.T) {
 		k.setPods(newPod("static", "gpu-static"), newPod("moved", "gpu-replaced"), newPod("left"))
 		want := map[string]string{"moved": "unallocated", "replaced": "allocated to moved", "left": "unallocated"}
 		check(want)
-		k.setPods() // what this kubelet has named once, it would name again
+		k.setPods() // a confirmed allocation would be named again
 		want["static"], want["replaced"] = "unallocated", "unallocated"
 		check(want)
 		time.Sleep(settleTimeout)
@@ -427,7 +427,7 @@ func TestRestartRetainsAllocations(t *testing.T) {
 	})
 }
 
-// The question that makes the connection was asked before there was one.
+// TestConfirmedAllocationEndsAtOnce covers the call that makes the connection: the request is older than the connection.
 func TestConfirmedAllocationEndsAtOnce(t *testing.T) {
 	for _, age := range []time.Duration{0, time.Hour} {
 		t.Run(age.String(), func(t *testing.T) {
@@ -444,8 +444,7 @@ func TestConfirmedAllocationEndsAtOnce(t *testing.T) {
 	}
 }
 
-// An answer that the old kubelet gave with its last breath says nothing of the new
-// one's connection.
+// TestRunNoticesRestartWithoutScrapes covers a response of the old kubelet that arrives after the restart.
 func TestRunNoticesRestartWithoutScrapes(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
@@ -491,7 +490,7 @@ func TestRunFindsLateKubelet(t *testing.T) {
 	})
 }
 
-// A connection is tried again for whoever comes, not when gRPC would next do so.
+// TestFirstCallFindsRecoveredKubelet retries the connection with the next call, not with gRPC's next attempt.
 func TestFirstCallFindsRecoveredKubelet(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", "a"))
@@ -532,13 +531,13 @@ func TestRunFetchesAllocatable(t *testing.T) {
 	})
 }
 
-// What the kubelet would give away follows what it is told, though not each time.
+// TestListSentFetchesAllocatable follows device lists with a limited number of calls.
 func TestListSentFetchesAllocatable(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
 		synctest.Wait()
 		k.setAllocatable(&api.AllocatableResourcesResponse{Devices: []*api.ContainerDevices{{ResourceName: gpu, DeviceIds: []string{"a"}}}})
-		c.OnListSent() // right after it was counted
+		c.OnListSent() // right after a call
 		time.Sleep(allocatableInterval + minRefreshDelay)
 		synctest.Wait()
 		if n := c.allocatableCounts()[gpu]; n != 1 {
@@ -557,7 +556,7 @@ func TestListSentFetchesAllocatable(t *testing.T) {
 	})
 }
 
-// Counts from before an outage would pass for those of now.
+// TestAllocatableIsUnknownAfterFailure drops resources from before an outage: old values would look like current values.
 func TestAllocatableIsUnknownAfterFailure(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		defer c.startRun(t)()
@@ -571,7 +570,7 @@ func TestAllocatableIsUnknownAfterFailure(t *testing.T) {
 				t.Errorf("the kubelet is away (%v), and allocatable are %v", h.Err, c.allocatableCounts())
 			}
 			k.start(0)
-			time.Sleep(outageInterval + 3*minRefreshDelay) // Run has noticed both, whoever asked
+			time.Sleep(outageInterval + 3*minRefreshDelay) // Run has noticed both
 		}
 		k.mu.Lock()
 		k.allocatableErr = errBroken
@@ -608,7 +607,7 @@ func TestRunEndsAtOnce(t *testing.T) {
 func TestOversizedResponseIsReported(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(newPod("one", strings.Repeat("a", maxResponseBytes)))
-		for range 2 { // it is no refusal, but who asks for it again and again is a burden
+		for range 2 { // not a rejection: the next call follows without a pause
 			if err := c.ListAllocations(t.Context()).Err; err == nil || !strings.Contains(err.Error(), "larger than max") {
 				t.Errorf("Err is %v", err)
 			}

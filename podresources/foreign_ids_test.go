@@ -14,8 +14,7 @@ import (
 
 const memoryIDs = "example.com/gpu-memory"
 
-// foreignIDsResponse is an answer of so many foreign ids, held by a hundred pods, and of one of our
-// devices.
+// foreignIDsResponse returns a List with foreign ids of a hundred pods, and an id of this node.
 func foreignIDsResponse(t testing.TB, ids int) []byte {
 	t.Helper()
 	answer := &api.ListPodResourcesResponse{PodResources: []*api.PodResources{newPod("ours", "a::1")}}
@@ -33,8 +32,7 @@ func foreignIDsResponse(t testing.TB, ids int) []byte {
 	return b
 }
 
-// TestCountlessForeignIDs: of a resource with 65,000 ids none is kept, however often they are
-// listed, and their number is.
+// TestForeignIDsAreLimited lists a resource with 65,000 ids repeatedly: the ids are dropped, and counted.
 func TestForeignIDsAreLimited(t *testing.T) {
 	few, many := foreignIDsResponse(t, maxForeignIDs), foreignIDsResponse(t, 65000)
 	a, m, l := newListResponse(), newAllocationTracker(), resourceTracker{}
@@ -62,7 +60,7 @@ func TestForeignIDsAreLimited(t *testing.T) {
 	if n := testing.AllocsPerRun(3, func() { answers(many) }); n > 20 {
 		t.Errorf("such an answer makes %v allocations", n)
 	}
-	answers(few) // it is noted that they are fewer
+	answers(few) // the limit applies again from the next response
 	answers(few)
 	if len(m.allocations) != 1+maxForeignIDs || l.allocated.DroppedAllocated != nil {
 		t.Errorf("%d rows are held, dropped are %v", len(m.allocations), l.allocated.DroppedAllocated)

@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// TestAYoungKubeletOnAClockThatJumped: the socket's time is twenty hours ago, and the process
-// that listens has just begun.
+// TestKubeletAgeAfterClockJump has a socket from twenty hours ago and a young process.
 func TestKubeletAgeAfterClockJump(t *testing.T) {
 	before := time.Now()
 	socket := startKubeletProcess(t, 1)
@@ -26,7 +25,7 @@ func TestKubeletAgeAfterClockJump(t *testing.T) {
 	}
 }
 
-// TestAKubeletWithoutASocketFile: nothing is known of its age, so it is young.
+// TestKubeletAgeWithoutSocketFile takes a kubelet of unknown age for young.
 func TestKubeletAgeWithoutSocketFile(t *testing.T) {
 	if age := kubeletAge(nil, t.TempDir()+"/none"); age != 0 {
 		t.Errorf("its age is %s", age)

@@ -7,7 +7,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestRunConfirmsRetained lists often after a restart: a pod that ends soon after is then known to have ended.
+// TestRunConfirmsRetained lists often after a restart, to notice the end of a pod soon after.
 func TestRunConfirmsRetained(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		stop := c.startRun(t)
@@ -58,7 +58,7 @@ func TestOnRegisteredCallsKubelet(t *testing.T) {
 		time.Sleep(500 * ms)
 		k.setPods()
 		time.Sleep(500 * ms)
-		// It has named the pod over its new connection, so that the next answer is believed.
+		// The pod was confirmed over the new connection, so the next List counts.
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 	})
 }
@@ -69,13 +69,13 @@ func TestCheckpointFreesRetained(t *testing.T) {
 		written []string // after the restart
 		want    string
 	}{
-		{[]string{"a", "b"}, "allocated to one"}, // as the kubelet found it, with what is long over
+		{[]string{"a", "b"}, "allocated to one"}, // copied from the old checkpoint, with stale entries
 		{[]string{"b"}, "unallocated"},
 	} {
 		runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, client *Client, f checkpointFile, _ *kubeletLogBuffer) {
 			f.writeIDs("a", "b")
 			k.setPods(newPod("one", "a"), newPod("two", "b"))
-			time.Sleep(2 * idleInterval) // Run has read it
+			time.Sleep(2 * idleInterval) // Run has read the checkpoint
 			k.setPods(newPod("two", "b"))
 			k.restart()
 			wantDevice(t, client.ListAllocations(t.Context()), "a", "allocated to one")
@@ -95,7 +95,7 @@ func TestOldCheckpointFreesNone(t *testing.T) {
 		k.setPods(newPod("one", "a"), newPod("two", "b"))
 		time.Sleep(2 * idleInterval)
 		k.stop()
-		f.writeIDs("b") // by whoever ended it: the kubelet of now has not begun
+		f.writeIDs("b") // before the current kubelet started
 		time.Sleep(time.Second)
 		k.setPods(newPod("two", "b"))
 		k.start(0)
@@ -137,7 +137,7 @@ func TestEndedPodIsNotRetained(t *testing.T) {
 			c.OnPodEnded("team", "one")
 			time.Sleep(ms)
 			wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
-			k.stop() // it was another one of that name
+			k.stop() // a new pod of the same name
 			wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 			k.start(0)
 		},

@@ -24,11 +24,10 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// testTimeout is for what takes milliseconds on a machine that has nothing else to do.
+// testTimeout is for steps of milliseconds on an idle machine.
 const testTimeout = 30 * time.Second
 
-// startKubelet runs a simulated kubelet until the test ends. It has been up for an
-// hour where the options do not say otherwise.
+// startKubelet runs a simulated kubelet until the end of the test, by default with an age of an hour.
 func startKubelet(t testing.TB, o kubelet.Options) *kubelet.Kubelet {
 	t.Helper()
 	if o.Dir == "" {
@@ -60,7 +59,7 @@ func awaitKubelet(t testing.TB, k *kubelet.Kubelet, wanted func(kubelet.KubeletS
 	}
 }
 
-// newTestClient makes a client that nobody runs.
+// newTestClient returns a client without Run.
 func newTestClient(t testing.TB, socket string, options Options) *Client {
 	t.Helper()
 	c, err := New(socket, options)
@@ -71,7 +70,7 @@ func newTestClient(t testing.TB, socket string, options Options) *Client {
 	return c
 }
 
-// kubeletTestPlugin is a device plugin that grants everything.
+// kubeletTestPlugin is a device plugin without rejections.
 type kubeletTestPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	kubelet    *kubelet.Kubelet
@@ -80,7 +79,7 @@ type kubeletTestPlugin struct {
 	onAllocate func(resource string, ids []device.AdvertisedID)
 }
 
-// startPlugin registers a plugin for devices, which serves until the test ends.
+// startPlugin registers a plugin for devices until the end of the test.
 func startPlugin(t testing.TB, k *kubelet.Kubelet, resource string, devices ...*pluginapi.Device) *kubeletTestPlugin {
 	t.Helper()
 	o := &kubeletTestPlugin{kubelet: k, resource: resource, lists: make(chan []*pluginapi.Device, 1)}
@@ -170,7 +169,7 @@ func runPod(t testing.TB, k *kubelet.Kubelet, p kubelet.PodSpec) {
 	}
 }
 
-// formatAllocations lists the holdings as "id pod/container", as far as somebody is named.
+// formatAllocations returns allocations with an owner as "id pod/container".
 func formatAllocations(h device.Allocations) (list []string) {
 	for _, r := range h.All {
 		list = append(list, fmt.Sprintf("%s %s/%s", r.DeviceID, r.Owner.Pod, r.Owner.Container))
@@ -200,7 +199,7 @@ func TestEndedPodIsUnallocated(t *testing.T) {
 	wantAllocations(t, c.ListAllocations(t.Context()))
 }
 
-// allocatedIDs returns what the containers of the rows hold, sorted.
+// allocatedIDs returns the sorted ids of a container.
 func allocatedIDs(h device.Allocations, pod, container string) (ids []string) {
 	for _, r := range h.All {
 		if r.Owner.Pod == pod && r.Owner.Container == container {
@@ -249,7 +248,7 @@ func TestSidecarsAndInitContainers(t *testing.T) {
 		Containers: []kubelet.ContainerSpec{{Name: "main"}},
 	})
 	h = c.ListAllocations(t.Context())
-	wantDevice(t, h, device.ID(other), "pending") // nobody will ever say who has it
+	wantDevice(t, h, device.ID(other), "pending") // no List will name the owner
 	wantDevice(t, h, device.ID(ids[0]), "allocated to sidecar")
 }
 
@@ -294,8 +293,8 @@ func TestReplicas(t *testing.T) {
 	}
 }
 
-// TestGreatAnswers: an answer may be longer than gRPC's limit of 4 MiB. With the race detector its 80,000 rows take two of
-// the five seconds of a question, and more on a loaded machine: make test runs the test without it too.
+// TestLargeResponses exceeds gRPC's default limit of 4 MiB. With -race, 80,000 rows take two of callTimeout's five seconds, and more under
+// load: make test also runs the test without -race.
 func TestLargeResponses(t *testing.T) {
 	if raceEnabled {
 		t.Skip("needs a build without the race detector")
@@ -319,7 +318,7 @@ func TestLargeResponses(t *testing.T) {
 	}
 }
 
-// A client that starts with its kubelet knows nobody but who is named.
+// TestColdStart starts client and kubelet together: only named devices are known.
 func TestColdStart(t *testing.T) {
 	for age, want := range map[time.Duration]string{0: "unknown", settleTimeout - testTimeout: "unknown", settleTimeout: "unallocated", time.Hour: "unallocated", -time.Hour: "unknown"} {
 		t.Run(age.String(), func(t *testing.T) {
@@ -335,7 +334,7 @@ func TestColdStart(t *testing.T) {
 	}
 }
 
-// A kubelet whose socket is of the future is a young one, and becomes older.
+// TestKubeletAge takes a socket of the future for young, and measures from then on.
 func TestKubeletAge(t *testing.T) {
 	for since, want := range map[time.Duration]time.Duration{0: 0, time.Minute: time.Minute, -time.Minute: 0} {
 		k := startKubelet(t, kubelet.Options{RunningSince: time.Now().Add(-since)})
@@ -361,7 +360,7 @@ func TestSocketOfAnyName(t *testing.T) {
 	}
 }
 
-// TestAllocationsAcrossRestarts restarts a kubelet that lists no pods, then static pods, then all. Concurrent readers see no change.
+// TestAllocationsAcrossRestarts restarts a kubelet: List has no pods, then static pods, then all. Concurrent readers see no change.
 func TestAllocationsAcrossRestarts(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{ReadPodsAtOnce: true})
 	startPlugin(t, k, gpu, healthyDevices("a", "b", "c", "d")...)
@@ -391,7 +390,7 @@ func TestAllocationsAcrossRestarts(t *testing.T) {
 		if err := k.Restart(t.Context(), kubelet.RestartOptions{Signal: signal, While: away}); err != nil {
 			t.Fatal(err)
 		}
-		awaitLists(t, k, 3) // that name nobody
+		awaitLists(t, k, 3) // without any pod
 		close(holdStatic)
 		awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Pods[0].InList })
 		awaitLists(t, k, 3)
@@ -400,7 +399,7 @@ func TestAllocationsAcrossRestarts(t *testing.T) {
 		awaitLists(t, k, 3)
 		if now := openFiles(t); round == 3 {
 			files = now
-		} else if round > 3 && now > files+2 { // a connection that is just made
+		} else if round > 3 && now > files+2 { // for a new connection
 			t.Errorf("after %d restarts %d files are open, after 3 they were %d", round+1, now, files)
 		}
 	}
@@ -412,7 +411,7 @@ func TestAllocationsAcrossRestarts(t *testing.T) {
 	}
 }
 
-// startConcurrentReaders asks and looks, and wants to see the same holders all the time.
+// startConcurrentReaders starts scrapes and readers of snapshots. All must see the same allocations.
 func startConcurrentReaders(t *testing.T, c *Client, want []string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -427,7 +426,7 @@ func startConcurrentReaders(t *testing.T, c *Client, want []string) (stop func()
 				callCtx, cancel := context.WithTimeout(ctx, time.Second)
 				check(c.ListAllocations(callCtx))
 				cancel()
-				time.Sleep(50 * time.Millisecond) // all of them together stay within the rate limit
+				time.Sleep(50 * time.Millisecond) // below the rate limit in total
 			}
 		})
 	}
@@ -438,7 +437,7 @@ func startConcurrentReaders(t *testing.T, c *Client, want []string) (stop func()
 	})
 }
 
-// watchAllocations checks what is known whenever it has changed.
+// watchAllocations checks the allocations after each change.
 func watchAllocations(ctx context.Context, c *Client, check func(device.Allocations)) {
 	for {
 		h, changed := c.Snapshot()
@@ -467,8 +466,8 @@ func openFiles(t *testing.T) int {
 	return len(entries)
 }
 
-// A device goes from pod to pod. From the moment of its allocation nobody sees it
-// idle, or with a holder from before.
+// TestDeviceChangesOwners passes a device from pod to pod. After each Allocate, no reader sees the device unallocated or with an earlier
+// owner.
 func TestDeviceChangesOwners(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a")...)
@@ -476,7 +475,7 @@ func TestDeviceChangesOwners(t *testing.T) {
 	defer c.startRun(t)()
 	c.ListAllocations(t.Context())
 	var pods int
-	var live atomic.Pointer[string] // the pod that has it; nil where it may be idle
+	var live atomic.Pointer[string] // the current owner; nil between pods
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -517,7 +516,7 @@ func TestDeviceChangesOwners(t *testing.T) {
 	}
 }
 
-// awaitAllocations returns when what is known is as wanted, without asking.
+// awaitAllocations waits for published allocations, without a call.
 func awaitAllocations(t *testing.T, c *Client, wanted func(device.Allocations) bool) {
 	t.Helper()
 	late := time.After(testTimeout)
@@ -566,8 +565,8 @@ func TestSimulatedCheckpoint(t *testing.T) {
 
 	c := newTestClient(t, k.PodResourcesSocket(), Options{})
 	c.options.CheckpointPath = filepath.Join(filepath.Dir(k.RegistrationSocket()), CheckpointFile)
-	wantDevice(t, c.ListAllocations(t.Context()), has, "unallocated") // it cannot be known
-	o.lists <- healthyDevices("a", "b")                               // as a plugin does that begins
+	wantDevice(t, c.ListAllocations(t.Context()), has, "unallocated") // not known yet
+	o.lists <- healthyDevices("a", "b")                               // as after a plugin's start
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpu].Updates == 2 })
 	now := time.Now() // a file's own time may be some milliseconds early
 	if err := os.Chtimes(c.options.CheckpointPath, now, now); err != nil {
@@ -588,14 +587,14 @@ func TestSimulatedCheckpoint(t *testing.T) {
 	if err := k.DeletePod(init); err != nil {
 		t.Fatal(err)
 	}
-	c.ListAllocations(t.Context()) // has the kubelet free what is left
+	c.ListAllocations(t.Context()) // makes the kubelet free devices
 	o.lists <- healthyDevices("a", "b")
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Resources[gpu].Updates == 3 })
 	c.refreshCheckpoint()
 	wantDevice(t, c.current(), has, "unallocated")
 }
 
-// TestRejectedPod rejects a pod after Allocate, which leaves a stale entry in the checkpoint.
+// TestRejectedPod rejects a pod after Allocate, with a stale entry left in the checkpoint.
 func TestRejectedPod(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{})
 	o := startPlugin(t, k, gpu, healthyDevices("a", "b", "c")...)
@@ -611,8 +610,7 @@ func TestRejectedPod(t *testing.T) {
 		c.tracker.recordAllocate(resource, ids, time.Now().Add(-ownerLookupTimeout))
 		c.mu.Unlock()
 	}
-	// The one that stays presence ten seconds before the one that is turned away, and
-	// the client is that old as well.
+	// "old" was first listed long before the rejected pod, and the client has caught up.
 	c.mu.Lock()
 	c.tracker.caughtUp = true
 	for name, presence := range c.tracker.lifetimes.pods {

@@ -15,7 +15,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// encodedField is one of a message, as it lies on the wire.
+// encodedField is an encoded field of a message.
 type encodedField []byte
 
 func text(number protowire.Number, value string) encodedField {
@@ -30,7 +30,7 @@ func varint(number protowire.Number, value uint64) encodedField {
 	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
 }
 
-// TestDecodeInAnyOrder decodes messages that current marshallers would not write.
+// TestDecodeInAnyOrder decodes valid messages of unusual form.
 func TestDecodeInAnyOrder(t *testing.T) {
 	devices := func(fields ...encodedField) encodedField { return message(2, fields...) }
 	row := func(namespace, pod, container, resource, id string) device.Allocation {
@@ -131,7 +131,7 @@ func TestDecodeResets(t *testing.T) {
 	}
 }
 
-// decodeReference is the answer as protobuf reads it.
+// decodeReference decodes a List with protobuf.
 func decodeReference(b []byte) (held []device.Allocation, pods []podName, r device.NodeResources, err error) {
 	var answer api.ListPodResourcesResponse
 	if err := proto.Unmarshal(b, &answer); err != nil {
@@ -206,7 +206,7 @@ func claimsOnce(rows []device.Claim) (once []device.Claim) {
 	return slices.AppendSeq(once, maps.Values(of))
 }
 
-// devicesOf has each device of a list once, with all its nodes.
+// devicesOf returns each device of a list with all NUMA nodes.
 func devicesOf(list []*api.ContainerDevices) (devices []device.ResourceDevice) {
 	nodes := map[[2]string][]int{}
 	for _, d := range list {
@@ -268,7 +268,7 @@ func claimsOf(o device.Owner, list []*api.DynamicResource) (claims []device.Clai
 	return claims
 }
 
-// wantDecoded holds what was decoded against the reference, where that accepts it.
+// wantDecoded compares the decoder with the reference, for messages accepted by the reference.
 func wantDecoded(t testing.TB, a *rawListResponse, b []byte) {
 	t.Helper()
 	held, pods, want, err := decodeReference(b)
@@ -285,7 +285,7 @@ func wantDecoded(t testing.TB, a *rawListResponse, b []byte) {
 	wantRows(t, device.NodeResources{AllocatedDevices: a.resources.devices, AllocatedCPUs: a.resources.cpus, AllocatedMemory: a.resources.memory, Claims: a.resources.claims}, want)
 }
 
-// wantRows compares what resources say, and not whether a slice of nothing is nil.
+// wantRows compares resources. Nil and empty slices are equal.
 func wantRows(t testing.TB, got, want device.NodeResources) {
 	t.Helper()
 	if got.AllocatableKnown != want.AllocatableKnown || !slices.Equal(got.AllocatableCPUs, want.AllocatableCPUs) ||
@@ -299,7 +299,7 @@ func sameRows[T interface{ Compare(T) int }](a, b []T) bool {
 	return slices.EqualFunc(a, b, func(a, b T) bool { return a.Compare(b) == 0 })
 }
 
-// messageShape is which fields a message has.
+// messageShape has the known fields of a message.
 type messageShape struct {
 	texts, numbers []protowire.Number
 	messages       map[protowire.Number]*messageShape
@@ -321,8 +321,7 @@ var (
 	allocatableShape = &messageShape{numbers: []protowire.Number{2}, messages: map[protowire.Number]*messageShape{1: devicesShape, 3: memoryShape}}
 )
 
-// randomMessage is a message with fields in any order, some of them twice. Most have the kind
-// that they should have.
+// randomMessage returns a message with fields in random order, some repeated. Most have the right kind.
 func randomMessage(chance *rand.Rand, s *messageShape) []byte {
 	var fields []encodedField
 	for range chance.IntN(6) {
@@ -333,7 +332,7 @@ func randomMessage(chance *rand.Rand, s *messageShape) []byte {
 			fields = append(fields, text(number, "a"))
 		case s.messages[number] != nil:
 			fields = append(fields, message(number, randomMessage(chance, s.messages[number])))
-		case slices.Contains(s.numbers, number) && chance.IntN(2) == 0: // packed, where it may be
+		case slices.Contains(s.numbers, number) && chance.IntN(2) == 0: // packed
 			fields = append(fields, message(number, protowire.AppendVarint(protowire.AppendVarint(nil, chance.Uint64N(5)), 300)))
 		case slices.Contains(s.numbers, number):
 			fields = append(fields, varint(number, chance.Uint64N(5)))
@@ -417,14 +416,13 @@ func FuzzDecode(f *testing.F) {
 			}
 		}
 		wantDecoded(t, &a, b)
-		// The other answer has the same messages in other places.
+		// GetAllocatableResources has the same messages in different fields.
 		offer := newAllocatableResponse()
 		wantAllocatableDecoded(t, &offer, b)
 	})
 }
 
-// nodeResponse is a List of that many pods of two containers, of which some have a device, CPUs,
-// memory and a claim.
+// nodeResponse returns a List of pods with two containers, of which some have a device, CPUs, memory and a claim.
 func nodeResponse(pods, devices int) *api.ListPodResourcesResponse {
 	answer := &api.ListPodResourcesResponse{}
 	for i := range pods {
@@ -439,7 +437,7 @@ func nodeResponse(pods, devices int) *api.ListPodResourcesResponse {
 	return answer
 }
 
-// addResources gives a container, beside its devices, CPUs and memory of its own, and a claim.
+// addResources adds CPUs, memory, topology and a claim to a container with devices.
 func addResources(c *api.ContainerResources, i int) {
 	on := &api.TopologyInfo{Nodes: []*api.NUMANode{{ID: int64(i % 2)}}}
 	for _, d := range c.Devices {

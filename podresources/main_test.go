@@ -17,8 +17,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// kubeletProcessEnv names the socket and the pods of a kubelet that this binary is
-// then, instead of a test: a process counts its own allocations only.
+// kubeletProcessEnv makes the test binary serve a kubelet on a socket, so that the test process counts only allocations of the client.
 const kubeletProcessEnv = "PODGAUGE_TEST_KUBELET"
 
 func TestMain(m *testing.M) {
@@ -32,7 +31,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// fixedLister is a kubelet that always says the same.
+// fixedLister is a kubelet with a constant response.
 type fixedLister struct {
 	api.UnimplementedPodResourcesListerServer
 	response *api.ListPodResourcesResponse
@@ -65,8 +64,7 @@ func serveKubelet(socket, pods string) error {
 	return nil
 }
 
-// startKubeletProcess starts a kubelet in a process of its own, with that many pods, until
-// the test ends.
+// startKubeletProcess starts a process with a kubelet of many pods until the end of the test.
 func startKubeletProcess(t testing.TB, pods int) (socket string) {
 	t.Helper()
 	socket = filepath.Join(shortDir(t), "kubelet.sock")
@@ -95,8 +93,7 @@ func startKubeletProcess(t testing.TB, pods int) (socket string) {
 	return socket
 }
 
-// shortDir is a temporary folder whose name leaves room for sockets: t.TempDir
-// spells out the test's.
+// shortDir returns a temporary folder with a path short enough for sockets. t.TempDir has the name of the test in the path.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "podres")

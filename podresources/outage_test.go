@@ -18,7 +18,7 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 		"the kubelet goes": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			f.writeEntries("held", "old", "over", "gone", "new", "new")
 			k.stop()
-			wantDevice(t, c.ListAllocations(t.Context()), "new", "pending") // the first scrape says so
+			wantDevice(t, c.ListAllocations(t.Context()), "new", "pending") // known from the first scrape on
 			time.Sleep(time.Minute)
 			wantDevice(t, c.current(), "new", "pending")
 			k.setPods()
@@ -63,7 +63,7 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 			f.writeEntries("held", "old", "over", "gone", "new", "new")
 			c.ListAllocations(t.Context())
 			time.Sleep(2 * idleInterval)
-			wantDevice(t, c.current(), "new", "unallocated") // List does not have it
+			wantDevice(t, c.current(), "new", "unallocated") // List lacks the allocation
 			f.writeEntries("held", "old", "over", "gone", "new", "newer")
 			k.stop()
 			wantDevice(t, c.ListAllocations(t.Context()), "new", "pending")
@@ -85,7 +85,7 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 				steady := func() {
 					t.Helper()
 					wantDevice(t, c.current(), "held", "allocated to old")
-					wantDevice(t, c.current(), "over", "unallocated") // whenever it is written down
+					wantDevice(t, c.current(), "over", "unallocated") // despite the checkpoint
 				}
 				steady()
 				time.Sleep(idleInterval)
@@ -102,8 +102,7 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 	}
 }
 
-// Until the next kubelet is to be believed, an allocation of the outage stays. It
-// goes on where its pod is there, and is over where it is not.
+// TestAllocationInOutageWithoutOwner keeps an allocation of an outage until the next kubelet is trusted, and longer if the pod is listed.
 func TestAllocationInOutageWithoutOwner(t *testing.T) {
 	for name, test := range map[string]struct {
 		pods func(k *scriptedKubelet)
@@ -132,8 +131,7 @@ func TestAllocationInOutageWithoutOwner(t *testing.T) {
 	}
 }
 
-// What cannot be had: where the checkpoint cannot be read, an idle device stays
-// idle through the outage.
+// TestOutageWithoutCheckpoint shows a limit: without a readable checkpoint, a device stays unallocated through the outage.
 func TestOutageWithoutCheckpoint(t *testing.T) {
 	runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
 		f.writeContent("broken")
@@ -143,7 +141,7 @@ func TestOutageWithoutCheckpoint(t *testing.T) {
 	})
 }
 
-// The first notes that are read are those of the outage.
+// TestOutageAfterFirstResponse has no checkpoint from before the outage.
 func TestOutageAfterFirstResponse(t *testing.T) {
 	for name, test := range map[string]struct {
 		age  time.Duration
@@ -183,7 +181,7 @@ func TestSimulatedOutageAfterAdmission(t *testing.T) {
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 	c.refreshCheckpoint()
 	runPod(t, k, gpuPod("one", 1))
-	wantDevice(t, c.current(), "a", "unallocated") // nobody has asked since
+	wantDevice(t, c.current(), "a", "unallocated") // without a call since
 	hold := make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldStaticPods: hold})
 	var down device.Allocations
@@ -195,7 +193,7 @@ func TestSimulatedOutageAfterAdmission(t *testing.T) {
 	if h.Err != nil {
 		t.Error(h.Err)
 	}
-	wantDevice(t, h, "a", "pending") // it lists nobody yet
+	wantDevice(t, h, "a", "pending") // no pod is listed yet
 	close(hold)
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.PodsRead })
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")

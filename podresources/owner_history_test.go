@@ -9,7 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// historyTracker is a memory whose kubelet can be believed, at a time of the test's.
+// historyTracker is a tracker of a trusted kubelet, with a settable time.
 type historyTracker struct {
 	allocationTracker
 	now time.Time
@@ -19,7 +19,7 @@ func newHistoryTracker() *historyTracker {
 	return &historyTracker{allocationTracker: newAllocationTracker(), now: time.Unix(1<<30, 0)}
 }
 
-// applyList takes an answer in that lists the holdings.
+// applyList merges a List of allocations.
 func (r *historyTracker) applyList(held ...device.Allocation) {
 	a := newListResponse()
 	a.allocations = held
@@ -83,7 +83,7 @@ func TestHistoryIsKeptForAnHour(t *testing.T) {
 func TestHistoryHasAllCurrentOwners(t *testing.T) {
 	r := newHistoryTracker()
 	var now []device.Allocation
-	for i := range 12 { // replicas of one device
+	for i := range 12 { // replicas of a device
 		now = append(now, newAllocation(device.AdvertisedID(fmt.Sprintf("a::%d", i)), fmt.Sprintf("pod-%02d", i)))
 	}
 	r.applyList(newAllocation("a::0", "old"))
@@ -121,7 +121,7 @@ func TestHistoryIsSortedCopy(t *testing.T) {
 	}
 }
 
-// What is told of a holding's begin and end is what incidents are attributed by.
+// TestHistoryTimes covers the times used to attribute incidents.
 func TestHistoryTimes(t *testing.T) {
 	r := newHistoryTracker()
 	start := r.now
@@ -151,7 +151,7 @@ func TestHistoryTimes(t *testing.T) {
 	want("still gone", one)
 
 	r.now = at(7)
-	r.applyList(newAllocation("a", "one")) // another plugin's Allocate, of which nobody was told
+	r.applyList(newAllocation("a", "one")) // allocated by a plugin without OnAllocated
 	one = device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(7), LastSeen: at(7)}
 	want("back by the same name", one)
 	r.now, one.EndedAt = at(8), at(8)
@@ -162,7 +162,7 @@ func TestHistoryTimes(t *testing.T) {
 	one = device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(8), LastSeen: at(9)}
 	want("allocated to another of the same name", one)
 
-	// One that Get named is remembered, though no List ever had it.
+	// An owner named by Get alone is in the history.
 	r.now = at(10)
 	r.recordAllocate(gpu, []device.AdvertisedID{"b"}, r.now)
 	r.confirmPod([]device.Allocation{newAllocation("b", "short")}, r.epoch, at(11))
@@ -172,7 +172,7 @@ func TestHistoryTimes(t *testing.T) {
 	want("a short one", one, device.AllocationRecord{Device: "b", Owner: newOwner("short"), FirstSeen: at(10), LastSeen: at(11), EndedAt: at(12)})
 }
 
-// A device of several holders ends for each of them alone.
+// TestHistoryOfReplicas ends the allocations of a shared device separately.
 func TestHistoryOfReplicas(t *testing.T) {
 	r := newHistoryTracker()
 	r.applyList(newAllocation("a::0", "one"), newAllocation("a::1", "two"), newAllocation("a::2", "two"))
@@ -188,7 +188,7 @@ func TestHistoryOfReplicas(t *testing.T) {
 	}
 }
 
-// The same id under two resources is two allocations of one device.
+// TestResourcesWithSameID allocates an id of two resources: two allocations of a device.
 func TestResourcesWithSameID(t *testing.T) {
 	r := newHistoryTracker()
 	mig := device.Allocation{Resource: "nvidia.com/mig", DeviceID: "a", Owner: newOwner("two")}

@@ -7,8 +7,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// What is allocated and never named is over with the last pod that may have it,
-// whatever the kubelet's notes still have.
+// TestPendingEndsWithLastPossibleOwner ends an allocation without an owner with the last possible owner, despite the checkpoint.
 func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 	allocated := func(c *Client) { c.OnAllocated(gpu, []device.AdvertisedID{"a"}) }
 	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile){
@@ -19,7 +18,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 		},
 		"gone before anybody saw it": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
-			time.Sleep(time.Second) // without it there were answers
+			time.Sleep(time.Second) // responses lacked the pod
 			k.setPods(newPod("old", "b"), newPod("later", "c"))
 			time.Sleep(ownerLookupTimeout - 2*time.Second)
 			wantDevice(t, c.current(), "a", "pending")
@@ -79,7 +78,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			time.Sleep(time.Minute)
 			k.start(0)
 			time.Sleep(settleTimeout - time.Second)
-			wantDevice(t, c.current(), "a", "pending") // it may not have been read yet
+			wantDevice(t, c.current(), "a", "pending") // the kubelet may not have read the pod yet
 		},
 		"an init container's, whose pod is first listed by the next kubelet": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
@@ -121,7 +120,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			allocated(c)
 			c.OnAllocated(gpu, []device.AdvertisedID{"c"})
 			k.setPods(newPod("old", "b"), newPod("new", "c"))
-			time.Sleep(time.Hour) // another plugin hangs meanwhile
+			time.Sleep(time.Hour) // a different plugin hangs
 			wantDevice(t, c.current(), "a", "pending")
 			f.writeEntries("a", "pod", "c", "pod")
 			time.Sleep(time.Hour)
@@ -153,8 +152,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 	}
 }
 
-// Of what an earlier process was told nobody knows who came for it: all that were
-// there when this one began may have it.
+// TestEarlierAllocationEndsWithItsPods takes all pods listed at the start for possible owners of allocations from before this process.
 func TestEarlierAllocationEndsWithItsPods(t *testing.T) {
 	f := newCheckpointFile(t)
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
@@ -171,7 +169,7 @@ func TestEarlierAllocationEndsWithItsPods(t *testing.T) {
 		time.Sleep(idleInterval)
 		wantDevice(t, c.current(), "a", "unallocated")
 
-		k.restart() // and what the next kubelet writes when it has read its pods
+		k.restart() // and write the checkpoint of the next kubelet
 		for begin := time.Now(); c.requestedAt().Before(begin.Add(settleTimeout)); {
 			time.Sleep(100 * ms)
 		}

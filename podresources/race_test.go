@@ -2,6 +2,5 @@
 
 package podresources
 
-// raceEnabled says that the race detector is on, with which everything takes ten times
-// as long.
+// raceEnabled reports whether the race detector is on, which slows tests tenfold.
 const raceEnabled = true

@@ -14,7 +14,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// callsSince are the questions since a time: how often List was asked, and whom Get was about.
+// callsSince returns the number of Lists and the pods of Get since a time.
 func (k *scriptedKubelet) callsSince(from time.Time) string {
 	lists := len(k.listCallsSince(from))
 	k.mu.Lock()
@@ -22,7 +22,7 @@ func (k *scriptedKubelet) callsSince(from time.Time) string {
 	return fmt.Sprintf("%d lists, %v", lists, k.getCalls)
 }
 
-// runUntilIdle runs a client until it has nothing to look for, and has just asked for a List.
+// runUntilIdle runs a client until no lookup is pending and a List was just called.
 func runUntilIdle(t *testing.T, c *Client) (stop func()) {
 	stop = c.startRun(t)
 	time.Sleep(15 * time.Second)
@@ -47,7 +47,7 @@ func TestGetReplacesList(t *testing.T) {
 				}
 				begin := time.Now()
 				c.OnAllocated(gpu, []device.AdvertisedID{"a"})
-				k.setPods(newPod("old"), newPod("new", "a")) // of which old has nothing any more
+				k.setPods(newPod("old"), newPod("new", "a")) // old has no device any more
 				_, changed := c.Snapshot()
 				if early <= 0 {
 					time.Sleep(-early)
@@ -58,7 +58,7 @@ func TestGetReplacesList(t *testing.T) {
 					t.Errorf("its name took %s", took)
 				}
 				wantDevice(t, c.current(), "a", "allocated to new")
-				want, other := "0 lists, [new]", "allocated to old" // of whom nobody has asked
+				want, other := "0 lists, [new]", "allocated to old" // not listed since
 				if early < -50*ms {                                 // too late: a List was asked
 					want, other = "1 lists, []", "unallocated"
 				}
@@ -195,7 +195,7 @@ func TestGetAfterRestart(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantDevice(t, c.current(), "a", "allocated to new")
-		wantDevice(t, c.current(), "b", "allocated to old") // it is not Get's to take away
+		wantDevice(t, c.current(), "b", "allocated to old") // Get ends no allocation
 		c.OnAllocated(gpu, []device.AdvertisedID{"c"})
 		k.setPods(newPod("newer", "c"))
 		k.restart()

@@ -15,14 +15,14 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// podWithResources is a pod that has a device, CPUs, memory and a claim, all of one number.
+// podWithResources returns a pod with a device, CPUs, memory and a claim derived from a number.
 func podWithResources(name string, i int) *api.PodResources {
 	c := newContainer("main", fmt.Sprint(i))
 	addResources(c, i)
 	return newPodWith(name, c)
 }
 
-// formatResources lists what pods have, "pod: kind …", as the resources are ordered.
+// formatResources returns the resources of pods as "pod: kind …", in order.
 func formatResources(r device.NodeResources) (list []string) {
 	for _, d := range r.AllocatedDevices {
 		list = append(list, fmt.Sprintf("%s: device %s on %v", d.Pod, d.ID, d.NUMANodes))
@@ -39,7 +39,7 @@ func formatResources(r device.NodeResources) (list []string) {
 	return list
 }
 
-// expectedResources is what an equipped pod has.
+// expectedResources returns the resources of podWithResources.
 func expectedResources(pods ...string) (want []string) {
 	lines := func(line func(pod string, i int) string) {
 		for _, p := range pods {
@@ -97,8 +97,8 @@ func TestResourcesOfResponse(t *testing.T) {
 	})
 }
 
-// While a pod is made anew under its name, two of that name may be listed. What an owner
-// has of one kind is one row, or it would be one series twice.
+// TestResourcesOfTwoPodsWithSameName lists a pod and its replacement together. Each owner has a single row per kind: two rows would be
+// duplicate series.
 func TestResourcesOfTwoPodsWithSameName(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		of := func(size uint64, cdi string, cpus ...int64) *api.PodResources {
@@ -124,9 +124,8 @@ func isEmpty(r device.NodeResources) bool {
 	return !r.AllocatableKnown && r.AllocatableDevices == nil && r.AllocatableCPUs == nil && r.AllocatableMemory == nil && len(formatResources(r)) == 0
 }
 
-// After a restart a kubelet lists its pods one after the other. What was known of those
-// that it has not listed stands until it has, or others have the same, or it is a minute
-// since.
+// TestRestartRetainsResources lists pods one after the next. Resources of unlisted pods stand until the pod is listed, a different pod has
+// the same resources, or a minute has passed.
 func TestRestartRetainsResources(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.setPods(podWithResources("a0", 0), podWithResources("b1", 1), podWithResources("c2", 2), podWithResources("d3", 3))
@@ -139,13 +138,13 @@ func TestRestartRetainsResources(t *testing.T) {
 		if unsafe.SliceData(h.Resources.AllocatedCPUs) != unsafe.SliceData(before.Resources.AllocatedCPUs) {
 			t.Error("what stands was made anew")
 		}
-		k.setPods(newPod("a0"), podWithResources("b1", 1)) // a0 has nothing any more
+		k.setPods(newPod("a0"), podWithResources("b1", 1)) // a0 has no resources any more
 		wantResources(t, "with two", c.ListAllocations(t.Context()), expectedResources("b1", "c2", "d3"))
-		k.setPods(podWithResources("b1", 1), podWithResources("x2", 2)) // which c2 had
-		// Memory has no name by which to know it again, and a claim may be shared.
+		k.setPods(podWithResources("b1", 1), podWithResources("x2", 2)) // taken over from c2
+		// Memory has no identity, and a claim may be shared.
 		left := []string{"c2: 1073741824 of hugepages-2Mi on [0]", "c2: 8589934592 of memory on [0]", "c2: claim-2 gives gpu-2"}
 		wantResources(t, "with one in another's place", c.ListAllocations(t.Context()), append(expectedResources("b1", "d3", "x2"), left...))
-		k.setPods(podWithResources("x2", 2)) // b1 was listed by this one, and is over
+		k.setPods(podWithResources("x2", 2)) // b1 was listed over this connection, and has ended
 		wantResources(t, "with one that ended", c.ListAllocations(t.Context()), append(expectedResources("d3", "x2"), left...))
 		time.Sleep(settleTimeout)
 		wantResources(t, "a minute later", c.ListAllocations(t.Context()), expectedResources("x2"))
@@ -154,8 +153,7 @@ func TestRestartRetainsResources(t *testing.T) {
 	})
 }
 
-// To some plugins each MiB of memory is a device. Compared one by one these take a minute,
-// and each flight of the first one would.
+// TestRestartRetainsManyDevices covers plugins with a device per MiB of memory. Pairwise comparison would take a minute per collection.
 func TestRestartRetainsManyDevices(t *testing.T) {
 	const each = 60000
 	now := time.Now()
@@ -261,7 +259,7 @@ func TestAllocatableResources(t *testing.T) {
 	})
 }
 
-// A kubelet lists nothing twice in the same order, and what is the same stays the same.
+// TestUnchangedRowsKeepSlices lists equal resources in random order, as a kubelet does.
 func TestUnchangedRowsKeepSlices(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		chance := rand.New(rand.NewPCG(5, 6))

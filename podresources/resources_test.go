@@ -14,7 +14,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// All that a node has, whoever's plugin and driver it is of, as a kubelet says it.
+// TestResourcesOfNode covers all resources of a node, of all plugins and drivers, by the simulated kubelet.
 func TestResourcesOfNode(t *testing.T) {
 	k := startKubelet(t, kubelet.Options{
 		ExclusiveCPUs:  []int64{2, 3, 4, 5},
@@ -43,7 +43,7 @@ func TestResourcesOfNode(t *testing.T) {
 	h := c.ListAllocations(t.Context())
 	c.fetchAllocatable(t.Context())
 	r := c.current().Resources
-	mine := h.All[0].DeviceID // the kubelet chose one
+	mine := h.All[0].DeviceID // chosen by the kubelet
 	want := fmt.Sprintf("{AllocatableKnown:true "+
 		"AllocatableDevices:[{Resource:example.com/nic ID:nic-0 NUMANodes:[0 1]} {Resource:example.com/nic ID:nic-1 NUMANodes:[0 1]} {Resource:nvidia.com/gpu ID:a NUMANodes:[]} {Resource:nvidia.com/gpu ID:b NUMANodes:[]}] "+
 		"AllocatableCPUs:[2 3 4 5] AllocatableMemory:[{Type:memory Bytes:8589934592 NUMANodes:[0]} {Type:memory Bytes:8589934592 NUMANodes:[1]}] "+
@@ -62,7 +62,7 @@ func TestResourcesOfNode(t *testing.T) {
 		t.Errorf("held are %v", h.All)
 	}
 
-	// Through a restart all of it stands, and is never anything else.
+	// All resources stand throughout a restart.
 	static, rest := make(chan struct{}), make(chan struct{})
 	k.SetFaults(kubelet.Faults{HoldStaticPods: static, HoldAPIPods: rest})
 	same := func(when string) {

@@ -19,8 +19,8 @@ import (
 
 const gpu = "nvidia.com/gpu"
 
-// scriptedKubelet is a kubelet that says what the test has it say, in the test's bubble:
-// hours of it take milliseconds. internal/sim/kubelet has the habits of a real one.
+// scriptedKubelet is a kubelet scripted by the test, in the test's bubble: hours take milliseconds. internal/sim/kubelet behaves like a
+// real kubelet.
 type scriptedKubelet struct {
 	api.UnimplementedPodResourcesListerServer
 	t *testing.T
@@ -28,16 +28,16 @@ type scriptedKubelet struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	pods             []*api.PodResources
-	onList           func(ctx context.Context) error   // what happens before List answers
+	onList           func(ctx context.Context) error   // called before List answers
 	listCalls        []time.Time                       // when List was
 	allocatableCalls int                               // how often GetAllocatableResources was
-	allocatableErr   error                             // its answer
-	allocatable      *api.AllocatableResourcesResponse // where that is none
-	getCalls         []string                          // the pods that Get was asked about
-	onGet            func(ctx context.Context) error   // what happens before it answers
+	allocatableErr   error                             // error of GetAllocatableResources
+	allocatable      *api.AllocatableResourcesResponse // response without an error
+	getCalls         []string                          // pods of the calls of Get
+	onGet            func(ctx context.Context) error   // called before Get answers
 	startedAt        time.Time
 	dialDelay        time.Duration     // how long a connection takes
-	listener         *bufconn.Listener // nil while it is down
+	listener         *bufconn.Listener // nil while down
 	server           *grpc.Server
 	serveErr         chan error
 }
@@ -45,7 +45,7 @@ type scriptedKubelet struct {
 // kubeletAgeInTests is how old the kubelets of most tests are: old enough to be believed.
 const kubeletAgeInTests = time.Hour
 
-// runScripted runs a test in a bubble, with a kubelet of that age and a client of it.
+// runScripted runs a test in a bubble, with a client and a kubelet of an age.
 func runScripted(t *testing.T, age time.Duration, test func(t *testing.T, k *scriptedKubelet, c *Client)) {
 	t.Helper()
 	runScriptedWith(t, age, Options{}, test)
@@ -66,7 +66,7 @@ func runScriptedWith(t *testing.T, age time.Duration, options Options, test func
 	})
 }
 
-// start begins a life of the kubelet, of which some is over already.
+// start starts the kubelet with an age.
 func (k *scriptedKubelet) start(age time.Duration) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -77,7 +77,7 @@ func (k *scriptedKubelet) start(age time.Duration) {
 	k.listener, k.server, k.serveErr = listener, server, served
 }
 
-// stop ends the server, and waits until clients have noticed: a question before that may fail on the old connection.
+// stop ends the server, and waits until clients have noticed: an earlier call may fail on the old connection.
 func (k *scriptedKubelet) stop() {
 	k.mu.Lock()
 	server, served := k.server, k.serveErr
@@ -165,14 +165,14 @@ func (k *scriptedKubelet) setPods(pods ...*api.PodResources) {
 	k.pods = pods
 }
 
-// setAllocatable sets what it would give away from now on.
+// setAllocatable sets the allocatable resources.
 func (k *scriptedKubelet) setAllocatable(offer *api.AllocatableResourcesResponse) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.allocatable = offer
 }
 
-// setOnList sets what happens before each answer.
+// setOnList sets a function to call before each response.
 func (k *scriptedKubelet) setOnList(list func(ctx context.Context) error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -211,7 +211,7 @@ func (c *Client) startRun(t *testing.T) (stop func()) {
 	})
 }
 
-// newPod is a pod "team/name" with one container "main" that holds the ids.
+// newPod returns a pod "team/name" with a container "main" and the ids.
 func newPod(name string, ids ...string) *api.PodResources {
 	return newPodWith(name, newContainer("main", ids...))
 }
@@ -222,7 +222,7 @@ func newPodWith(name string, containers ...*api.ContainerResources) *api.PodReso
 
 func newContainer(name string, ids ...string) *api.ContainerResources {
 	c := &api.ContainerResources{Name: name}
-	for _, id := range ids { // one entry a device, as a kubelet does it
+	for _, id := range ids { // an entry per device, as of a kubelet
 		c.Devices = append(c.Devices, &api.ContainerDevices{ResourceName: gpu, DeviceIds: []string{id}})
 	}
 	return c
@@ -232,7 +232,7 @@ func newOwner(pod string) device.Owner {
 	return device.Owner{Namespace: "team", Pod: pod, Container: "main"}
 }
 
-// describeDevice tells what is known of a device, in a word: "unallocated", "allocated to a", …
+// describeDevice returns the state of a device: "unallocated", "allocated to a", …
 func describeDevice(h device.Allocations, id device.ID) string {
 	hold, owner := h.State(id)
 	switch hold {
@@ -256,14 +256,13 @@ func wantDevice(t *testing.T, h device.Allocations, id device.ID, want string) {
 	}
 }
 
-// current asks nobody.
+// current returns the published allocations, without a call.
 func (c *Client) current() device.Allocations {
 	h, _ := c.Snapshot()
 	return h
 }
 
-// allocatableCounts are how many devices of each resource the kubelet would give away; nil
-// while it does not say.
+// allocatableCounts returns the number of allocatable devices per resource; nil if unknown.
 func (c *Client) allocatableCounts() map[string]int {
 	r := c.current().Resources
 	if !r.AllocatableKnown {
@@ -276,7 +275,7 @@ func (c *Client) allocatableCounts() map[string]int {
 	return counts
 }
 
-// kubeletLogBuffer is a log that can be read while it is written.
+// kubeletLogBuffer is a log for concurrent reads and writes.
 type kubeletLogBuffer struct {
 	mu     sync.Mutex
 	buffer bytes.Buffer

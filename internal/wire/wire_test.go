@@ -22,7 +22,7 @@ func varint(number protowire.Number, value uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), value)
 }
 
-// collectFields are the fields of a message, as Fields tells of them.
+// collectFields returns the fields visited by WalkFields.
 func collectFields(b []byte) (fields []string, err error) {
 	err = WalkFields(b, func(f Field) error {
 		fields = append(fields, fmt.Sprintf("%d %d %q", f.Tag, f.Value, f.Bytes))
@@ -85,13 +85,12 @@ func protowireFields(b []byte) (fields []string, err error) {
 	return fields, nil
 }
 
-// FuzzFields holds the walk against protobuf's own, to the first that is wrong. What
-// protobuf unmarshals is never refused.
+// FuzzFields compares WalkFields with protowire up to the first error. All messages accepted by protobuf are accepted.
 func FuzzFields(f *testing.F) {
 	f.Add(slices.Concat(varint(2, 300), text(1, "a")))
 	f.Add([]byte{0x0b, 0x0c}) // an empty group
 	f.Add([]byte{0x09, 1, 2, 3, 4, 5, 6, 7, 8, 0x15, 1, 2, 3, 4})
-	f.Add([]byte{0x80, 0x80, 0x80, 0x80, 0x10, 0}) // a number greater than any field's, which is another's matter
+	f.Add([]byte{0x80, 0x80, 0x80, 0x80, 0x10, 0}) // a field number above protobuf's limit
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got, err := collectFields(b)
 		want, wantErr := protowireFields(b)
@@ -139,7 +138,7 @@ func TestInterner(t *testing.T) {
 	}
 }
 
-// capturedMessage is a message that is its bytes.
+// capturedMessage is a Message with a copy of the bytes.
 type capturedMessage struct {
 	text string
 	err  error
@@ -161,7 +160,7 @@ func TestCodec(t *testing.T) {
 			t.Errorf("Marshal(%q) = %q, %v", r, b.Materialize(), err)
 		}
 	}
-	// What has fields is neither sent without them nor read by halves.
+	// Types other than Request and Message are rejected.
 	other := &sourcecontextpb.SourceContext{FileName: "x"}
 	if _, err := (Codec{}).Marshal(other); err == nil {
 		t.Error("Marshal accepts a message that is no Request")
