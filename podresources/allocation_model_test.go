@@ -354,10 +354,10 @@ func (s *scenario) play(events int) {
 		}
 		s.compare()
 		if !slices.Equal(before, copied) {
-			s.t.Fatal("what was published was written")
+			s.t.Fatal("a published slice was written")
 		}
 		if is := !slices.Equal(before, s.tracker.allocations) || settled != s.tracker.settled; is != changed {
-			s.t.Fatalf("changed is told as %t: %v became %v", changed, before, s.tracker.allocations)
+			s.t.Fatalf("changed is %t, allocations were %v and are %v", changed, before, s.tracker.allocations)
 		}
 	}
 }
@@ -393,7 +393,7 @@ func (s *scenario) answer() bool {
 	raw.allocations = append(raw.allocations, raw.allocations...)
 	partial := s.model.settled && s.model.epoch != s.epoch && requestedAt.Sub(s.epoch.kubeletStartedAt) < time.Minute
 	if s.tracker.mayBePartial(s.epoch, requestedAt) != partial {
-		s.t.Fatalf("that it doubts the answer is not %t", partial)
+		s.t.Fatalf("mayBePartial is not %t", partial)
 	}
 	added := partial && s.outage(requestedAt)
 	s.model.applyResponse(listed, pods, s.epoch, requestedAt)
@@ -450,14 +450,14 @@ func (s *scenario) randomCheckpoint() kubeletCheckpoint {
 func (s *scenario) compare() {
 	s.t.Helper()
 	if want := s.model.allocations(); !slices.Equal(s.tracker.allocations, want) {
-		s.t.Fatalf("held is\n%v, by rule 4 it were\n%v", s.tracker.allocations, want)
+		s.t.Fatalf("allocations:\n%v\nwant:\n%v", s.tracker.allocations, want)
 	}
 	if s.tracker.settled != s.model.settled {
-		s.t.Fatalf("settled is %t", s.tracker.settled)
+		s.t.Fatalf("settled: %t", s.tracker.settled)
 	}
 	for a := range maps.Keys(s.tracker.pending) {
 		if !s.tracker.has(a) {
-			s.t.Fatalf("%v waits for a name and is not held", a)
+			s.t.Fatalf("%v is pending without an allocation", a)
 		}
 	}
 }
@@ -472,7 +472,7 @@ func TestAllocationTrackerAgainstModel(t *testing.T) {
 
 func FuzzAllocationTracker(f *testing.F) {
 	f.Add([]byte{0})
-	f.Add([]byte("allocated, asked, answered, connected anew"))
+	f.Add([]byte("allocate, call, respond, reconnect"))
 	f.Fuzz(func(t *testing.T, script []byte) {
 		choose := func(n int) int {
 			if len(script) == 0 {

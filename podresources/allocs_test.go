@@ -30,25 +30,25 @@ func TestAllocationsOfList(t *testing.T) {
 		a, l, now := newListResponse(), resourceTracker{}, time.Now()
 		got := testing.AllocsPerRun(100, func() {
 			if err := a.Read(b); err != nil || len(a.allocations) != 8 || len(a.resources.claims) != 8 {
-				t.Fatalf("held are %v: %v", a.allocations, err)
+				t.Fatalf("allocations: %v, %v", a.allocations, err)
 			}
 			l.merge(&a.resources, a.pods, kubeletEpoch{now, now}, true) // the most expensive case: a young connection
 		})
-		t.Logf("decode of %d bytes: %v allocations", len(b), got)
+		t.Logf("Read of %d bytes: %v allocations", len(b), got)
 		if got > maxDecodeAllocs {
-			t.Errorf("decode makes %v allocations, at most %v are wanted", got, maxDecodeAllocs)
+			t.Errorf("Read: %v allocations, want at most %v", got, maxDecodeAllocs)
 		}
 	}
 
 	c := newTestClient(t, startKubeletProcess(t, 110), Options{})
 	got := testing.AllocsPerRun(200, func() {
 		if h := c.ListAllocations(t.Context()); h.Err != nil || len(h.All) != 8 {
-			t.Fatalf("held are %v: %v", h.All, h.Err)
+			t.Fatalf("allocations: %v, %v", h.All, h.Err)
 		}
 	})
-	t.Logf("Owners: %v allocations", got)
+	t.Logf("ListAllocations: %v allocations", got)
 	if got > maxListAllocs {
-		t.Errorf("Owners makes %v allocations, at most %v are wanted", got, maxListAllocs)
+		t.Errorf("ListAllocations: %v allocations, want at most %v", got, maxListAllocs)
 	}
 }
 
@@ -66,11 +66,11 @@ func TestAllocationsOfAllocatable(t *testing.T) {
 	a, l := newAllocatableResponse(), resourceTracker{}
 	if n := testing.AllocsPerRun(100, func() {
 		if err := a.Read(b); err != nil || len(a.resources.devices) != 8 {
-			t.Fatalf("allocatable are %v: %v", a.resources.devices, err)
+			t.Fatalf("allocatable devices: %v, %v", a.resources.devices, err)
 		}
 		l.setAllocatable(&a.resources)
 	}); n > 0 {
-		t.Errorf("%v allocations are made", n)
+		t.Errorf("%v allocations, want 0", n)
 	}
 }
 

@@ -40,7 +40,7 @@ func TestAPIOutageKeepsAllocations(t *testing.T) {
 			wantDevice(t, h, id, want)
 		}
 		if !slices.ContainsFunc(h.Recent, func(s device.AllocationRecord) bool { return s.Owner == newOwner("one") && s.EndedAt.IsZero() }) {
-			t.Errorf("who has a device is not among its last owners: %v", h.Recent)
+			t.Errorf("a current owner is not in the history: %v", h.Recent)
 		}
 
 		// Restart the kubelet again, unnoticed for a while.
@@ -71,19 +71,19 @@ func TestAPIOutageEndsAllocations(t *testing.T) {
 		play func(k *scriptedKubelet, c *Client, f checkpointFile)
 		want string
 	}{
-		"the checkpoint drops it": {func(_ *scriptedKubelet, _ *Client, f checkpointFile) {
+		"the checkpoint drops the entry": {func(_ *scriptedKubelet, _ *Client, f checkpointFile) {
 			f.writeEntries("b", "uid-two", "s", "uid-static")
 		}, "unallocated"},
-		"the checkpoint has another pod": {func(_ *scriptedKubelet, _ *Client, f checkpointFile) {
+		"the checkpoint has a different UID": {func(_ *scriptedKubelet, _ *Client, f checkpointFile) {
 			f.writeEntries("a", "uid-new", "b", "uid-two", "s", "uid-static")
 		}, "unallocated"},
-		"another pod is listed with it": {func(k *scriptedKubelet, _ *Client, _ checkpointFile) {
+		"a different pod is listed with the device": {func(k *scriptedKubelet, _ *Client, _ checkpointFile) {
 			k.setPods(newPod("four-node-a", "a"), newPod("three-node-a", "s"))
 		}, "allocated to four-node-a"},
-		"its pod is listed without it": {func(k *scriptedKubelet, _ *Client, _ checkpointFile) {
+		"the pod is listed without the device": {func(k *scriptedKubelet, _ *Client, _ checkpointFile) {
 			k.setPods(newPod("one"), newPod("three-node-a", "s"))
 		}, "unallocated"},
-		"the Pods API ends it": {func(k *scriptedKubelet, c *Client, _ checkpointFile) {
+		"the Pods API ends the pod": {func(k *scriptedKubelet, c *Client, _ checkpointFile) {
 			c.OnPodEnded("team", "one")
 			k.restart() // a List of the old kubelet would still name the pod
 		}, "unallocated"},
@@ -150,7 +150,7 @@ func TestAPIOutageKeepsClaims(t *testing.T) {
 			h := c.ListAllocations(t.Context())
 			wantDevice(t, h, "a", "allocated to one")
 			if len(h.Resources.Claims) != 1 {
-				t.Errorf("claims are %v", h.Resources.Claims)
+				t.Errorf("claims: %v", h.Resources.Claims)
 			}
 			time.Sleep(time.Hour)
 		}
@@ -193,7 +193,7 @@ func TestSimulatedAPIOutage(t *testing.T) {
 	m.checkpointAsOf = m.requestedAt
 	for _, h := range m.allocations {
 		if confirmed.after(reconnected).after(m.listEvent(h, nil)) == absent {
-			t.Errorf("an hour later %v is over", h)
+			t.Errorf("an hour later %v has ended", h)
 		}
 	}
 	c.mu.Unlock()

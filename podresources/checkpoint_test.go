@@ -25,35 +25,35 @@ func TestParseCheckpoint(t *testing.T) {
 		content string
 		want    []allocationKey // nil: rejected
 	}{
-		"as written":                      {checkpointJSON, []allocationKey{{gpu, "a"}, {gpu, "b"}, {"nvidia.com/mig", "a"}, {"nvidia.com/mig", "c"}}},
-		"nothing is allocated":            {`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`, []allocationKey{}},
-		"nothing is allocated, as a list": {`{"Data":{"PodDeviceEntries":[]}}`, []allocationKey{}},
-		"no ids":                          {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":null}}]}}`, []allocationKey{}},
-		"keys of a later version":         {`{"Version":3,"Data":{"More":[],"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":["a"]},"More":1}]}}`, []allocationKey{{"r", "a"}}},
+		"as written":              {checkpointJSON, []allocationKey{{gpu, "a"}, {gpu, "b"}, {"nvidia.com/mig", "a"}, {"nvidia.com/mig", "c"}}},
+		"no allocation":           {`{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}`, []allocationKey{}},
+		"empty list":              {`{"Data":{"PodDeviceEntries":[]}}`, []allocationKey{}},
+		"without ids":             {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":null}}]}}`, []allocationKey{}},
+		"keys of a later version": {`{"Version":3,"Data":{"More":[],"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":["a"]},"More":1}]}}`, []allocationKey{{"r", "a"}}},
 
-		"empty":                             {"", nil},
-		"cut short":                         {checkpointJSON[:len(checkpointJSON)/2], nil},
-		"something behind":                  {checkpointJSON + "}", nil},
-		"another form":                      {`{}`, nil},
-		"another form of the data":          {`{"Data":{}}`, nil},
-		"an array":                          {`[]`, nil},
-		"null":                              {`null`, nil},
-		"entries that are no list":          {`{"Data":{"PodDeviceEntries":{}}}`, nil},
-		"an entry without ids":              {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r"}]}}`, nil},
-		"an entry without resource":         {`{"Data":{"PodDeviceEntries":[{"DeviceIDs":{"0":["a"]}}]}}`, nil},
-		"a null for an entry":               {`{"Data":{"PodDeviceEntries":[null]}}`, nil},
-		"ids without nodes, as before 1.20": {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":["a"]}]}}`, nil},
-		"numbers for ids":                   {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":[1]}}]}}`, nil},
+		"empty":                                  {"", nil},
+		"truncated":                              {checkpointJSON[:len(checkpointJSON)/2], nil},
+		"trailing data":                          {checkpointJSON + "}", nil},
+		"empty object":                           {`{}`, nil},
+		"empty Data":                             {`{"Data":{}}`, nil},
+		"an array":                               {`[]`, nil},
+		"null":                                   {`null`, nil},
+		"entries as an object":                   {`{"Data":{"PodDeviceEntries":{}}}`, nil},
+		"entry without ids":                      {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r"}]}}`, nil},
+		"entry without resource":                 {`{"Data":{"PodDeviceEntries":[{"DeviceIDs":{"0":["a"]}}]}}`, nil},
+		"null entry":                             {`{"Data":{"PodDeviceEntries":[null]}}`, nil},
+		"ids without NUMA nodes, as before 1.20": {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":["a"]}]}}`, nil},
+		"numeric ids":                            {`{"Data":{"PodDeviceEntries":[{"ResourceName":"r","DeviceIDs":{"0":[1]}}]}}`, nil},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			got, err := parseCheckpoint([]byte(test.content))
 			if (err == nil) != (test.want != nil) {
-				t.Fatalf("the error is %v", err)
+				t.Fatalf("error: %v", err)
 			}
 			for _, a := range test.want {
 				if _, ok := got[a]; !ok || len(got) != len(test.want) {
-					t.Errorf("allocated are %v, want %v", got, test.want)
+					t.Errorf("allocations: %v, want %v", got, test.want)
 				}
 			}
 		})
@@ -65,11 +65,11 @@ func TestParseCheckpointPodUIDs(t *testing.T) {
 		{"PodUID":"one","ResourceName":"r","DeviceIDs":{"0":["a","both"],"1":["a"]}},
 		{"PodUID":"one","ResourceName":"r","DeviceIDs":{"0":["a"]}},
 		{"PodUID":"two","ResourceName":"r","DeviceIDs":{"0":["b","both"]}},
-		{"ResourceName":"r","DeviceIDs":{"0":["nobody's"]}}
+		{"ResourceName":"r","DeviceIDs":{"0":["other"]}}
 	]}}`))
-	want := map[allocationKey]string{{"r", "a"}: "one", {"r", "b"}: "two", {"r", "both"}: "", {"r", "nobody's"}: ""}
+	want := map[allocationKey]string{{"r", "a"}: "one", {"r", "b"}: "two", {"r", "both"}: "", {"r", "other"}: ""}
 	if err != nil || !maps.Equal(got, want) {
-		t.Errorf("allocated are %v, %v; want %v", got, err, want)
+		t.Errorf("allocations: %v, %v; want %v", got, err, want)
 	}
 }
 
@@ -80,7 +80,7 @@ func FuzzParseCheckpoint(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		got, err := parseCheckpoint(b)
 		if (err == nil) != (got != nil) {
-			t.Fatalf("allocated are %v, the error is %v", got, err)
+			t.Fatalf("allocations: %v, error: %v", got, err)
 		}
 		var theirs struct { // checkpoint.Data, whole
 			Data struct {
@@ -109,7 +109,7 @@ func FuzzParseCheckpoint(f *testing.F) {
 			}
 		}
 		if !maps.Equal(has, want) {
-			t.Errorf("allocated are %v, the kubelet would read %v", got, want)
+			t.Errorf("allocations: %v, the kubelet's decoder has %v", got, want)
 		}
 	})
 }
@@ -197,15 +197,15 @@ func TestRejectedAllocationEnds(t *testing.T) {
 		wantDevice(t, c.current(), "a", "unallocated")
 		wantDevice(t, c.current(), "b", "pending")
 		if rows := c.current().ForDevice("b"); len(rows) != 1 {
-			t.Errorf("the rows are %v", rows)
+			t.Errorf("allocations: %v", rows)
 		}
 		select {
 		case <-changed:
 		default:
-			t.Error("the change was not told")
+			t.Error("readers were not woken")
 		}
 		if said := log.String(); said != "" {
-			t.Errorf("the log is\n%s", said)
+			t.Errorf("log:\n%s", said)
 		}
 	})
 }
@@ -259,7 +259,7 @@ func TestUnreadableCheckpointKeepsAllocationForAnHour(t *testing.T) {
 				c.OnAllocated(gpu, []device.AdvertisedID{"d"})
 				time.Sleep(time.Minute)
 				if said := log.String(); strings.Count(said, "\n") != 1 || !strings.Contains(said, f.path) {
-					t.Errorf("the log is\n%s", said)
+					t.Errorf("log:\n%s", said)
 				}
 			})
 		})
@@ -277,7 +277,7 @@ func TestRepairedCheckpointIsRead(t *testing.T) {
 		time.Sleep(idleInterval)
 		wantDevice(t, c.current(), "a", "unallocated")
 		if said := log.String(); strings.Count(said, "\n") != 1 {
-			t.Errorf("the log is\n%s", said)
+			t.Errorf("log:\n%s", said)
 		}
 	})
 }
@@ -314,29 +314,29 @@ func TestAllocationsOfEarlierProcess(t *testing.T) {
 		file func(f checkpointFile, k *scriptedKubelet)
 		want string
 	}{
-		"written after the first answer": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
+		"written after the first response": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(700 * ms)
 			f.writeIDs("init", "one")
 		}, "pending"},
-		"written before it: the pod may have ended since": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
+		"written before: the pod may have ended since": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			f.writeIDs("init", "one")
 			time.Sleep(2 * ms)
 		}, "unallocated"},
-		"written too long after it": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
+		"written long after": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(11 * time.Second)
 			f.writeIDs("init", "one")
 		}, "unallocated"},
-		"by a kubelet that has not read its pods": {0, func(f checkpointFile, _ *scriptedKubelet) {
+		"by a young kubelet": {0, func(f checkpointFile, _ *scriptedKubelet) {
 			time.Sleep(700 * ms)
 			f.writeIDs("init", "one")
 		}, "unknown"},
-		"by another kubelet than the one that answered": {kubeletAgeInTests, func(f checkpointFile, k *scriptedKubelet) {
+		"by the next kubelet": {kubeletAgeInTests, func(f checkpointFile, k *scriptedKubelet) {
 			time.Sleep(700 * ms)
 			k.stop()
 			f.writeIDs("init", "one")
 			k.start(0)
 		}, "pending"},
-		"by a clock that was put back": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
+		"by a clock that was set back": {kubeletAgeInTests, func(f checkpointFile, _ *scriptedKubelet) {
 			f.writeIDs("init", "one")
 			future := time.Now().Add(time.Hour)
 			os.Chtimes(f.path, future, future)
@@ -380,7 +380,7 @@ func TestCatchingUpEnds(t *testing.T) {
 		asked := k.listCallsSince(begin)
 		late := slices.DeleteFunc(slices.Clone(asked), func(d time.Duration) bool { return d < 12*time.Second })
 		if len(asked) > 15 || len(late) != 4 {
-			t.Errorf("List was asked after %v", asked)
+			t.Errorf("List was called after %v", asked)
 		}
 	})
 }

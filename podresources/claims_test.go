@@ -50,7 +50,7 @@ func TestClaimAllocatesDevice(t *testing.T) {
 		h := c.ListAllocations(t.Context())
 		want := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}
 		if len(h.All) != 1 || h.All[0] != want || len(h.Resources.Claims) != 3 {
-			t.Errorf("held are %+v, claims %+v", h.All, h.Resources.Claims)
+			t.Errorf("allocations: %+v, claims: %+v", h.All, h.Resources.Claims)
 		}
 		if got, _, err := c.getPod(t.Context(), podName{"team", "one"}); err != nil || !slices.Equal(got, h.All) {
 			t.Errorf("allocations from Get: %v, %v; want %v", got, err, h.All)
@@ -127,7 +127,7 @@ func TestClaimRowsAreSingleDevices(t *testing.T) {
 				{Resource: "gpu.nvidia.com", DeviceID: "a", Owner: newOwner("one")}, {Resource: "gpu.nvidia.com", DeviceID: "b", Owner: newOwner("one")},
 			}
 			if !slices.Equal(h.All, want) || len(h.Recent) != 2 {
-				t.Errorf("%s: held are %+v, recently %+v", name, h.All, h.Recent)
+				t.Errorf("%s: allocations: %+v, history: %+v", name, h.All, h.Recent)
 			}
 			rows, _, err := client.getPod(t.Context(), podName{"team", "one"})
 			slices.SortFunc(rows, device.CompareAllocations)
@@ -136,7 +136,7 @@ func TestClaimRowsAreSingleDevices(t *testing.T) {
 			}
 			for _, claim := range h.Resources.Claims {
 				if len(claim.CDI) != 1 || !strings.HasSuffix(claim.CDI[0], claim.Device) {
-					t.Errorf("%s: %s has the CDI names %q", name, claim.Device, claim.CDI)
+					t.Errorf("%s: CDI names of %s: %q", name, claim.Device, claim.CDI)
 				}
 			}
 		})

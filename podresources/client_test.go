@@ -32,10 +32,10 @@ func TestRunLooksUpOwner(t *testing.T) {
 		want := []time.Duration{50 * ms, 150 * ms, 350 * ms, 750 * ms, 1550 * ms, 3150 * ms, 5150 * ms, 7150 * ms, 9150 * ms}
 		got := k.listCallsSince(begin)
 		if len(got) < len(want) || !slices.Equal(got[:len(want)], want) {
-			t.Fatalf("List was asked after %v, want %v", got, want)
+			t.Fatalf("List was called after %v, want %v", got, want)
 		}
 		if rest := got[len(want):]; len(rest) > 2 {
-			t.Errorf("List was asked after %v when looking had an end", rest)
+			t.Errorf("List was called after %v, after the lookup", rest)
 		}
 	})
 }
@@ -50,7 +50,7 @@ func TestNoListDuringAllocate(t *testing.T) {
 		k.setPods(newPod("one", "a"))
 		wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
 		if after := k.listCallsSince(granted); len(after) != 1 || after[0] < allocateRecordDelay {
-			t.Errorf("it was asked %v after Allocate", after)
+			t.Errorf("List was called %v after Allocate", after)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), allocateRecordDelay/2)
 		defer cancel()
@@ -58,7 +58,7 @@ func TestNoListDuringAllocate(t *testing.T) {
 		begin := time.Now()
 		c.ListAllocations(ctx)
 		if took := time.Since(begin); took > allocateRecordDelay/2 {
-			t.Errorf("a caller with little time waited %s", took)
+			t.Errorf("a caller with a short deadline waited %s", took)
 		}
 	})
 }
@@ -78,7 +78,7 @@ func TestRunStopsWhenOwnerIsKnown(t *testing.T) {
 		time.Sleep(9 * time.Second)
 		wantDevice(t, c.current(), "b", "allocated to two")
 		if got, want := k.listCallsSince(begin), []time.Duration{50 * ms, 150 * ms, 350 * ms}; !slices.Equal(got, want) {
-			t.Errorf("List was asked after %v, want %v", got, want)
+			t.Errorf("List was called after %v, want %v", got, want)
 		}
 	})
 }
@@ -95,10 +95,10 @@ func TestBurstOfAllocationsPostponesNoList(t *testing.T) {
 		}
 		got := k.listCallsSince(begin)
 		if len(got) < 10 || got[0] > 50*ms {
-			t.Errorf("in 1.5 s of allocations List was asked after %v", got)
+			t.Errorf("in 1.5 s of allocations List was called after %v", got)
 		}
 		if most := 1500/50 + 1; len(got) > most {
-			t.Errorf("List was asked %d times", len(got))
+			t.Errorf("List was called %d times", len(got))
 		}
 	})
 }
@@ -117,7 +117,7 @@ func TestShortLivedPodIsRecorded(t *testing.T) {
 		known := c.current()
 		wantDevice(t, known, "a", "unallocated")
 		if len(known.Recent) != 1 || known.Recent[0].Owner != newOwner("short") || known.Recent[0].LastSeen.Sub(begin) > 3*time.Second {
-			t.Errorf("the last holders are %v", known.Recent)
+			t.Errorf("history: %v", known.Recent)
 		}
 	})
 }
@@ -139,7 +139,7 @@ func TestAllocateEndsEarlierAllocation(t *testing.T) {
 		select {
 		case <-changed:
 		default:
-			t.Error("the change was not told")
+			t.Error("readers were not woken")
 		}
 		wantDevice(t, c.current(), "a", "pending")
 		wantDevice(t, c.current(), "b", "allocated to old")
@@ -167,16 +167,16 @@ func TestHangingListEndsAtDeadline(t *testing.T) {
 			begin := time.Now()
 			h := c.ListAllocations(ctx)
 			if took := time.Since(begin); took != want {
-				t.Errorf("it took %s, want %s", took, want)
+				t.Errorf("took %s, want %s", took, want)
 			}
 			wantDevice(t, h, "a", "allocated to one")
 			if status.Code(h.Err) != codes.DeadlineExceeded || !h.At.Equal(at) {
-				t.Errorf("Err is %v, At %s after the answer", h.Err, h.At.Sub(at))
+				t.Errorf("Err: %v, At: %s after the last response", h.Err, h.At.Sub(at))
 			}
 		}
 		k.setOnList(nil)
 		if h := c.ListAllocations(t.Context()); h.Err != nil || !h.At.After(at) {
-			t.Errorf("after the hang Err is %v, At %s", h.Err, h.At.Sub(at))
+			t.Errorf("after the hang: Err %v, At %s", h.Err, h.At.Sub(at))
 		}
 	})
 }
@@ -196,15 +196,15 @@ func TestWaitingCallerKeepsOwnDeadline(t *testing.T) {
 		begin := time.Now()
 		h := c.ListAllocations(ctx)
 		if took := time.Since(begin); took != time.Second {
-			t.Errorf("it took %s", took)
+			t.Errorf("took %s", took)
 		}
 		wantDevice(t, h, "a", "allocated to one")
 		if !errors.Is(h.Err, context.DeadlineExceeded) {
-			t.Errorf("Err is %v", h.Err)
+			t.Errorf("Err: %v", h.Err)
 		}
 		c.OnAllocated(gpu, []device.AdvertisedID{"a"}) // nor does the kubelet's Allocate
 		if took := time.Since(begin); took != time.Second {
-			t.Errorf("Allocated took %s", took-time.Second)
+			t.Errorf("OnAllocated took %s", took-time.Second)
 		}
 	})
 }
@@ -217,10 +217,10 @@ func TestCanceledCallIsNotPublished(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(100*ms, cancel)
 		if h := c.ListAllocations(ctx); h.Err == nil {
-			t.Error("an answer came")
+			t.Error("no error")
 		}
 		if err := c.current().Err; err != nil {
-			t.Errorf("Err is %v for everybody", err)
+			t.Errorf("published Err: %v", err)
 		}
 	})
 }
@@ -247,7 +247,7 @@ func TestResponsesAreMergedInOrder(t *testing.T) {
 					_, o := c.ListAllocations(t.Context()).State("a")
 					n, err := strconv.ParseInt(o.Pod, 10, 64)
 					if err != nil || n < before || n < asked {
-						t.Errorf("the answer is %q when %d was seen and %d asked for", o.Pod, before, asked)
+						t.Errorf("state %q, want at least %d (seen) and %d (requested)", o.Pod, before, asked)
 					}
 					for s := seen.Load(); s < n && !seen.CompareAndSwap(s, n); s = seen.Load() {
 					}
@@ -272,7 +272,7 @@ func TestWaitingCallersShareResponse(t *testing.T) {
 		}
 		askers.Wait()
 		if got, want := k.listCallsSince(begin), []time.Duration{0, 100 * ms}; !slices.Equal(got, want) {
-			t.Errorf("List was asked after %v, want %v", got, want)
+			t.Errorf("List was called after %v, want %v", got, want)
 		}
 	})
 }
@@ -290,7 +290,7 @@ func TestRejectedClientPauses(t *testing.T) {
 				h := c.ListAllocations(t.Context())
 				wantDevice(t, h, "a", "allocated to one")
 				if h.Err == nil || status.Code(h.Err) != codes.ResourceExhausted {
-					t.Fatalf("Err is %v", h.Err)
+					t.Fatalf("Err: %v", h.Err)
 				}
 			}
 			asked := k.listCallsSince(begin)
@@ -302,10 +302,10 @@ func TestRejectedClientPauses(t *testing.T) {
 		k.setOnList(refuse)
 		want := []time.Duration{100 * ms, 200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 5000 * ms, 5000 * ms}
 		if got := hammer(20 * time.Second); !slices.Equal(got, want) {
-			t.Errorf("asked again after %v, want %v", got, want)
+			t.Errorf("called again after %v, want %v", got, want)
 		}
 		if _, _, err := c.getPod(t.Context(), podName{"team", "one"}); status.Code(err) != codes.ResourceExhausted || len(k.getCalls) != 0 {
-			t.Errorf("Get is asked all the same: %v, about %q", err, k.getCalls)
+			t.Errorf("Get was called in the pause: %v, for %q", err, k.getCalls)
 		}
 		time.Sleep(maxBackoff)
 		k.setOnList(nil)
@@ -314,7 +314,7 @@ func TestRejectedClientPauses(t *testing.T) {
 		}
 		k.setOnList(refuse)
 		if got := hammer(500 * ms); !slices.Equal(got, want[:2]) {
-			t.Errorf("after an answer asked again after %v, want %v", got, want[:2])
+			t.Errorf("after a response: called again after %v, want %v", got, want[:2])
 		}
 	})
 }
@@ -345,7 +345,7 @@ func TestOutageIsLoggedOnce(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			said := log.String()
 			if lost, found := strings.Count(said, "level=WARN"), strings.Count(said, "level=INFO"); lost != round+1 || found != round+1 {
-				t.Fatalf("after %d outages the log is\n%s", round+1, said)
+				t.Fatalf("log after %d outages:\n%s", round+1, said)
 			}
 			wantDevice(t, c.current(), "a", "allocated to one")
 		}
@@ -370,7 +370,7 @@ func TestYoungKubeletIsTrustedAfterAMinute(t *testing.T) {
 		select {
 		case <-changed:
 		default:
-			t.Error("the change was not told")
+			t.Error("readers were not woken")
 		}
 		k.restart() // a settled client stays settled
 		h = c.ListAllocations(t.Context())
@@ -408,7 +408,7 @@ func TestRestartRetainsAllocations(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		check(nil)
 		if h := c.current(); h.Err == nil || !h.At.Equal(at) {
-			t.Errorf("while the kubelet is away Err is %v, At %s after the answer", h.Err, h.At.Sub(at))
+			t.Errorf("in the outage: Err %v, At %s after the last response", h.Err, h.At.Sub(at))
 		}
 		k.setPods()
 		k.start(0)
@@ -468,12 +468,12 @@ func TestRunFindsLateKubelet(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		k.stop()
 		if c.Ready() == nil {
-			t.Error("ready before the kubelet was asked")
+			t.Error("ready before the first call")
 		}
 		defer c.startRun(t)()
 		time.Sleep(30 * time.Second)
 		if err := c.Ready(); err == nil || !strings.Contains(err.Error(), "List pod resources at") {
-			t.Errorf("ready without an answer, or it does not name what is missing: %v", err)
+			t.Errorf("ready without a response, or without the reason: %v", err)
 		}
 		k.setPods(newPod("one", "a"))
 		k.start(0)
@@ -482,7 +482,7 @@ func TestRunFindsLateKubelet(t *testing.T) {
 		k.stop()
 		time.Sleep(30 * time.Second)
 		if err := c.Ready(); err != nil || c.current().Err == nil {
-			t.Errorf("the kubelet is away again, and readiness says %v", err)
+			t.Errorf("in a later outage: %v, want ready", err)
 		}
 		if err := c.Alive(); err != nil {
 			t.Error(err)
@@ -498,7 +498,7 @@ func TestFirstCallFindsRecoveredKubelet(t *testing.T) {
 		for range 20 {
 			time.Sleep(100 * ms)
 			if c.ListAllocations(t.Context()).Err == nil {
-				t.Fatal("an answer came from nowhere")
+				t.Fatal("no error without a kubelet")
 			}
 		}
 		k.start(0)
@@ -513,7 +513,7 @@ func TestRunFetchesAllocatable(t *testing.T) {
 		defer c.startRun(t)()
 		synctest.Wait()
 		if c.allocatableCounts() == nil {
-			t.Error("it was not asked for at once")
+			t.Error("GetAllocatableResources was not called at once")
 		}
 		time.Sleep(time.Minute)
 		before := k.allocatableCallCount()
@@ -522,11 +522,11 @@ func TestRunFetchesAllocatable(t *testing.T) {
 			time.Sleep(100 * ms)
 		}
 		if n := k.allocatableCallCount() - before; n > 3 {
-			t.Errorf("in two seconds of looking it was asked for %d times", n)
+			t.Errorf("called %d times in two seconds of lookups", n)
 		}
 		time.Sleep(time.Minute)
 		if n := k.allocatableCallCount() - before; n < 6 {
-			t.Errorf("in a minute it was asked for %d times", n)
+			t.Errorf("called %d times in a minute", n)
 		}
 	})
 }
@@ -541,7 +541,7 @@ func TestListSentFetchesAllocatable(t *testing.T) {
 		time.Sleep(allocatableInterval + minRefreshDelay)
 		synctest.Wait()
 		if n := c.allocatableCounts()[gpu]; n != 1 {
-			t.Errorf("%d devices are counted, and the kubelet would give away one", n)
+			t.Errorf("%d allocatable devices, want 1", n)
 		}
 		time.Sleep(time.Minute)
 		before := k.allocatableCallCount()
@@ -551,7 +551,7 @@ func TestListSentFetchesAllocatable(t *testing.T) {
 		}
 		time.Sleep(2 * allocatableInterval)
 		if n := k.allocatableCallCount() - before; n < 2 || n > 3 {
-			t.Errorf("it was told ten times in a second, and counted %d times", n)
+			t.Errorf("%d calls after ten device lists in a second", n)
 		}
 	})
 }
@@ -563,11 +563,11 @@ func TestAllocatableIsUnknownAfterFailure(t *testing.T) {
 		time.Sleep(time.Second)
 		for range 2 {
 			if c.allocatableCounts() == nil {
-				t.Error("nothing is allocatable beside a kubelet that says how much is")
+				t.Error("allocatable devices are unknown after a response")
 			}
 			k.stop()
 			if h := c.ListAllocations(t.Context()); h.Err == nil || c.allocatableCounts() != nil {
-				t.Errorf("the kubelet is away (%v), and allocatable are %v", h.Err, c.allocatableCounts())
+				t.Errorf("in the outage (%v) allocatable devices are %v, want unknown", h.Err, c.allocatableCounts())
 			}
 			k.start(0)
 			time.Sleep(outageInterval + 3*minRefreshDelay) // Run has noticed both
@@ -577,7 +577,7 @@ func TestAllocatableIsUnknownAfterFailure(t *testing.T) {
 		k.mu.Unlock()
 		time.Sleep(2 * idleInterval)
 		if got := c.allocatableCounts(); got != nil || c.current().Err != nil {
-			t.Errorf("the kubelet says nothing of it, and allocatable are %v", got)
+			t.Errorf("after an error allocatable devices are %v, want unknown", got)
 		}
 	})
 }
@@ -593,13 +593,13 @@ func TestRunEndsAtOnce(t *testing.T) {
 		begin := time.Now()
 		stop()
 		if took := time.Since(begin); took != 0 {
-			t.Errorf("it took %s", took)
+			t.Errorf("took %s", took)
 		}
 		if said := log.String(); said != "" {
-			t.Errorf("an end is no outage:\n%s", said)
+			t.Errorf("the end of Run was logged as an outage:\n%s", said)
 		}
 		if h := c.ListAllocations(t.Context()); h.Err == nil {
-			t.Error("an answer came over a closed connection")
+			t.Error("no error over a closed connection")
 		}
 	})
 }
@@ -609,7 +609,7 @@ func TestOversizedResponseIsReported(t *testing.T) {
 		k.setPods(newPod("one", strings.Repeat("a", maxResponseBytes)))
 		for range 2 { // not a rejection: the next call follows without a pause
 			if err := c.ListAllocations(t.Context()).Err; err == nil || !strings.Contains(err.Error(), "larger than max") {
-				t.Errorf("Err is %v", err)
+				t.Errorf("Err: %v", err)
 			}
 		}
 	})

@@ -51,22 +51,22 @@ func TestForeignIDsAreLimited(t *testing.T) {
 	for range 3 {
 		answers(many)
 		if !slices.Equal(m.allocations, []device.Allocation{ours}) || len(l.allocated.AllocatedDevices) != 1 {
-			t.Fatalf("%d rows are held, %d of them devices", len(m.allocations), len(l.allocated.AllocatedDevices))
+			t.Fatalf("%d allocations, %d devices", len(m.allocations), len(l.allocated.AllocatedDevices))
 		}
 		if want := []device.DroppedIDs{{Resource: memoryIDs, IDs: 65000}}; !slices.Equal(l.allocated.DroppedAllocated, want) {
-			t.Errorf("dropped are %v, want %v", l.allocated.DroppedAllocated, want)
+			t.Errorf("dropped: %v, want %v", l.allocated.DroppedAllocated, want)
 		}
 	}
 	if n := testing.AllocsPerRun(3, func() { answers(many) }); n > 20 {
-		t.Errorf("such an answer makes %v allocations", n)
+		t.Errorf("%v allocations per response, want at most 20", n)
 	}
 	answers(few) // the limit applies again from the next response
 	answers(few)
 	if len(m.allocations) != 1+maxForeignIDs || l.allocated.DroppedAllocated != nil {
-		t.Errorf("%d rows are held, dropped are %v", len(m.allocations), l.allocated.DroppedAllocated)
+		t.Errorf("%d allocations, dropped: %v", len(m.allocations), l.allocated.DroppedAllocated)
 	}
 	if seen := m.history.records(); len(seen) != 1 || seen[0].Device != "a" {
-		t.Errorf("there is a history of %d devices, want that of ours", len(seen))
+		t.Errorf("history of %d devices, want that of a", len(seen))
 	}
 }
 
@@ -92,13 +92,13 @@ func TestForeignIDsInCheckpoint(t *testing.T) {
 	n.writtenAt = now.Add(-time.Second / 2)
 	m.mergeCheckpoint(n, nil, now)
 	if len(m.allocations) != 2 || len(m.pending) != 1 {
-		t.Errorf("%d rows are held, %d of them without an owner; want 2 and 1", len(m.allocations), len(m.pending))
+		t.Errorf("%d allocations, %d pending; want 2 and 1", len(m.allocations), len(m.pending))
 	}
 	m.checkpoint, m.checkpointAsOf = kubeletCheckpoint{}, time.Time{}
 	n.writtenAt = now.Add(time.Second)
 	m.addAllocatedInOutage(n, now.Add(2*time.Second))
 	if len(m.allocations) != 2 {
-		t.Errorf("%d rows are held while the kubelet is away, want 2", len(m.allocations))
+		t.Errorf("%d allocations in the outage, want 2", len(m.allocations))
 	}
 }
 
@@ -121,11 +121,11 @@ func TestForeignIDsBeforeInventory(t *testing.T) {
 		}
 		m.merge(&a, over, now)
 		if seen := m.history.records(); len(seen) != 1 || seen[0].Device != id {
-			t.Errorf("there is a history of %d devices, want that of %s", len(seen), id)
+			t.Errorf("history of %d devices, want that of %s", len(seen), id)
 		}
 	}
 	if len(a.allocations) != 2 || len(a.resources.foreign.droppedIDs(nil)) != 1 {
-		t.Errorf("%d rows are kept, want that of %s and that of the resource with one id", len(a.allocations), id)
+		t.Errorf("%d allocations, want that of %s and that of the resource with a single id", len(a.allocations), id)
 	}
 }
 
@@ -145,6 +145,6 @@ func TestConfirmedKeysAreLimited(t *testing.T) {
 		now = now.Add(10 * time.Second)
 	}
 	if entries := len(m.confirmed); entries > minPruneSize+2*len(m.allocations)+2 {
-		t.Errorf("%d rows are known as named, and %d are held", entries, len(m.allocations))
+		t.Errorf("%d confirmed keys, %d allocations", entries, len(m.allocations))
 	}
 }

@@ -21,13 +21,13 @@ func TestKubeletAgeAfterClockJump(t *testing.T) {
 	defer conn.Close()
 	over, ok := conn.LocalAddr().(kubeletEpoch)
 	if tick := time.Second / 100; !ok || over.kubeletStartedAt.Before(before.Add(-tick)) || over.kubeletStartedAt.After(time.Now()) {
-		t.Errorf("the kubelet began %s before now, want %s at most", time.Since(over.kubeletStartedAt), time.Since(before))
+		t.Errorf("the kubelet started %s ago, want at most %s", time.Since(over.kubeletStartedAt), time.Since(before))
 	}
 }
 
 // TestKubeletAgeWithoutSocketFile takes a kubelet of unknown age for young.
 func TestKubeletAgeWithoutSocketFile(t *testing.T) {
 	if age := kubeletAge(nil, t.TempDir()+"/none"); age != 0 {
-		t.Errorf("its age is %s", age)
+		t.Errorf("age: %s, want 0", age)
 	}
 }

@@ -40,7 +40,7 @@ func TestRunStopsWhenAllAreConfirmed(t *testing.T) {
 		rest := time.Now()
 		time.Sleep(idleInterval - 2*time.Second)
 		if asked := k.listCallsSince(rest); len(asked) != 0 {
-			t.Errorf("it was asked %v after all were named", asked)
+			t.Errorf("List was called %v after all were confirmed", asked)
 		}
 	})
 }
@@ -123,7 +123,7 @@ func TestEndedPodIsNotRetained(t *testing.T) {
 			wantDevice(t, c.ListAllocations(t.Context()), "b", "allocated to two")
 			k.start(0)
 		},
-		"it is told of after the restart": func(t *testing.T, k *scriptedKubelet, c *Client) {
+		"the end is reported after the restart": func(t *testing.T, k *scriptedKubelet, c *Client) {
 			k.setPods()
 			k.restart()
 			wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
@@ -133,7 +133,7 @@ func TestEndedPodIsNotRetained(t *testing.T) {
 			wantDevice(t, c.ListAllocations(t.Context()), "a", "unallocated")
 			wantDevice(t, c.ListAllocations(t.Context()), "b", "allocated to two")
 		},
-		"the kubelet still lists it": func(t *testing.T, k *scriptedKubelet, c *Client) {
+		"the kubelet still lists the pod": func(t *testing.T, k *scriptedKubelet, c *Client) {
 			c.OnPodEnded("team", "one")
 			time.Sleep(ms)
 			wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to one")
@@ -172,7 +172,7 @@ func TestEndedPodsWithoutAllocationsAreNotKept(t *testing.T) {
 			c.OnPodEnded("team", "other")
 		}
 		if n := len(c.tracker.endedPods); n != 0 {
-			t.Errorf("%d are", n)
+			t.Errorf("%d ended pods are kept, want none", n)
 		}
 	})
 }

@@ -43,7 +43,7 @@ func startKubelet(t testing.TB, o kubelet.Options) *kubelet.Kubelet {
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
-			t.Errorf("the kubelet ended: %v", err)
+			t.Errorf("Run of the kubelet: %v", err)
 		}
 	})
 	awaitKubelet(t, k, func(s kubelet.KubeletState) bool { return s.Serving })
@@ -183,7 +183,7 @@ func wantAllocations(t testing.TB, h device.Allocations, want ...string) {
 		t.Error(h.Err)
 	}
 	if got := formatAllocations(h); !slices.Equal(got, want) {
-		t.Errorf("held are %q, want %q", got, want)
+		t.Errorf("allocations: %q, want %q", got, want)
 	}
 }
 
@@ -217,11 +217,11 @@ func TestTwoContainersOfPod(t *testing.T) {
 	h := c.ListAllocations(t.Context())
 	first, second := allocatedIDs(h, "one", "c0"), allocatedIDs(h, "one", "c1")
 	if all := slices.Sorted(slices.Values(slices.Concat(first, second))); len(first) != 1 || len(second) != 2 || !slices.Equal(all, []string{"a", "b", "c"}) {
-		t.Errorf("the containers have %q and %q", first, second)
+		t.Errorf("ids of the containers: %q and %q", first, second)
 	}
 	for _, id := range second {
 		if hold, o := h.State(device.ID(id)); hold != device.Allocated || o != (device.Owner{Namespace: "team", Pod: "one", Container: "c1"}) {
-			t.Errorf("%s is held by %v", id, o)
+			t.Errorf("%s is allocated to %v", id, o)
 		}
 	}
 }
@@ -239,7 +239,7 @@ func TestSidecarsAndInitContainers(t *testing.T) {
 	h := c.ListAllocations(t.Context())
 	ids := allocatedIDs(h, "sidecar", "side")
 	if len(ids) != 1 {
-		t.Fatalf("held are %q", formatAllocations(h))
+		t.Fatalf("allocations: %q", formatAllocations(h))
 	}
 	other := map[string]string{"a": "b", "b": "a"}[ids[0]]
 	wantDevice(t, h, device.ID(other), "unallocated")
@@ -264,11 +264,11 @@ func TestDeviceOfTwoNUMANodesCountsOnce(t *testing.T) {
 	runPod(t, k, gpuPod("one", 2))
 	wantAllocations(t, c.ListAllocations(t.Context()), "a one/c0", "b one/c0")
 	if c.allocatableCounts() != nil {
-		t.Error("allocatable before it was asked for")
+		t.Error("allocatable before the first call")
 	}
 	c.fetchAllocatable(t.Context())
 	if got := fmt.Sprint(c.allocatableCounts()); got != "map[nvidia.com/gpu:2 nvidia.com/mig:3]" {
-		t.Errorf("allocatable are %s", got)
+		t.Errorf("allocatable: %s", got)
 	}
 }
 
@@ -282,14 +282,14 @@ func TestReplicas(t *testing.T) {
 	h := c.ListAllocations(t.Context())
 	wantDevice(t, h, "a", "shared")
 	if rows := h.ForDevice("a"); len(rows) != 2 || rows[0].DeviceID != "a::0" || rows[1].DeviceID != "a::1" {
-		t.Errorf("the rows are %v", rows)
+		t.Errorf("allocations: %v", rows)
 	}
 	if err := k.EndPod(gpuPod("one")); err != nil {
 		t.Fatal(err)
 	}
 	wantDevice(t, c.ListAllocations(t.Context()), "a", "allocated to two")
 	if got := len(c.current().Recent); got != 2 {
-		t.Errorf("%d holders are remembered", got)
+		t.Errorf("history of %d owners", got)
 	}
 }
 
@@ -313,7 +313,7 @@ func TestLargeResponses(t *testing.T) {
 		t.Logf("%d MiB: %d holdings, %s", mib, len(h.All), time.Since(begin).Round(time.Millisecond))
 		wantDevice(t, h, "a", "allocated to one")
 		if least := mib << 20 / 70; len(h.All) < least {
-			t.Errorf("%d holdings are known, want %d", len(h.All), least)
+			t.Errorf("%d allocations, want at least %d", len(h.All), least)
 		}
 	}
 }
@@ -345,7 +345,7 @@ func TestKubeletAge(t *testing.T) {
 		defer conn.Close()
 		l := conn.LocalAddr().(kubeletEpoch)
 		if age := l.connectedAt.Sub(l.kubeletStartedAt); age < want || age > want+testTimeout {
-			t.Errorf("a kubelet since %s is taken for %s old", since, age)
+			t.Errorf("kubelet of %s ago: age %s", since, age)
 		}
 	}
 }
@@ -376,7 +376,7 @@ func TestAllocationsAcrossRestarts(t *testing.T) {
 	}})
 	want := formatAllocations(c.ListAllocations(t.Context()))
 	if len(want) != 3 {
-		t.Fatalf("held are %q", want)
+		t.Fatalf("allocations: %q", want)
 	}
 	stop := startConcurrentReaders(t, c, want)
 	defer stop()
@@ -400,14 +400,14 @@ func TestAllocationsAcrossRestarts(t *testing.T) {
 		if now := openFiles(t); round == 3 {
 			files = now
 		} else if round > 3 && now > files+2 { // for a new connection
-			t.Errorf("after %d restarts %d files are open, after 3 they were %d", round+1, now, files)
+			t.Errorf("open files after %d restarts: %d, after 3: %d", round+1, now, files)
 		}
 	}
 	stop()
 	wantAllocations(t, c.ListAllocations(t.Context()), want...)
 	t.Logf("%d questions, %d of them failed", answers.Load(), failures.Load())
 	if failures.Load() == 0 {
-		t.Error("nobody asked while the kubelet was away")
+		t.Error("no call failed during the restarts")
 	}
 }
 
@@ -417,7 +417,7 @@ func startConcurrentReaders(t *testing.T, c *Client, want []string) (stop func()
 	var all sync.WaitGroup
 	check := func(h device.Allocations) {
 		if got := formatAllocations(h); !slices.Equal(got, want) || !h.Complete {
-			t.Errorf("held are %q, want %q; settled is %t", got, want, h.Complete)
+			t.Errorf("allocations: %q, want %q; complete: %t", got, want, h.Complete)
 		}
 	}
 	for range 4 {
@@ -487,7 +487,7 @@ func TestDeviceChangesOwners(t *testing.T) {
 			return
 		}
 		if got := describeDevice(h, "a"); got != "pending" && got != "allocated to "+*before {
-			t.Errorf("allocated for %s, the device is %s", *before, got)
+			t.Errorf("allocated to %s, but reported as %s", *before, got)
 		}
 	}
 	o.onAllocate = func(resource string, ids []device.AdvertisedID) {
@@ -528,7 +528,7 @@ func awaitAllocations(t *testing.T, c *Client, wanted func(device.Allocations) b
 		select {
 		case <-changed:
 		case <-late:
-			t.Fatalf("known is %+v", h)
+			t.Fatalf("allocations: %+v", h)
 		}
 	}
 }
@@ -542,7 +542,7 @@ func TestListAtRateLimit(t *testing.T) {
 	k.SetFaults(kubelet.Faults{ListErr: status.Error(codes.ResourceExhausted, "rejected by rate limit")})
 	h := c.ListAllocations(t.Context())
 	if status.Code(h.Err) != codes.ResourceExhausted {
-		t.Errorf("Err is %v", h.Err)
+		t.Errorf("Err: %v", h.Err)
 	}
 	wantDevice(t, h, "a", "allocated to one")
 	k.SetFaults(kubelet.Faults{})
@@ -619,10 +619,10 @@ func TestRejectedPod(t *testing.T) {
 	}
 	c.mu.Unlock()
 	if err := k.RunPod(t.Context(), gpuPod("greedy", 1, 5)); err == nil {
-		t.Fatal("a pod was admitted that asks for too much")
+		t.Fatal("a pod with too large a request was admitted")
 	}
 	if n, err := readCheckpoint(c.options.CheckpointPath); err != nil || n.allocated[allocationKey{gpu, granted.Advertised()}] == "" {
-		t.Fatalf("the checkpoint has %v, %v", n.allocated, err)
+		t.Fatalf("checkpoint: %v, %v", n.allocated, err)
 	}
 	h := c.ListAllocations(t.Context())
 	c.refreshCheckpoint()
@@ -644,11 +644,11 @@ func TestHangingKubelet(t *testing.T) {
 	h := c.ListAllocations(ctx)
 	wantDevice(t, h, "a", "allocated to one")
 	if status.Code(h.Err) != codes.DeadlineExceeded || !h.At.Equal(at) {
-		t.Errorf("Err is %v, At %s after the answer", h.Err, h.At.Sub(at))
+		t.Errorf("Err: %v, At: %s after the last response", h.Err, h.At.Sub(at))
 	}
 	close(hold)
 	if h := c.ListAllocations(t.Context()); h.Err != nil || !h.At.After(at) {
-		t.Errorf("after the hang Err is %v", h.Err)
+		t.Errorf("after the hang: Err %v", h.Err)
 	}
 }
 
@@ -657,7 +657,7 @@ func TestNoKubelet(t *testing.T) {
 	for range 3 {
 		h := c.ListAllocations(t.Context())
 		if status.Code(errors.Unwrap(h.Err)) != codes.Unavailable || !strings.Contains(h.Err.Error(), "no such file") {
-			t.Errorf("Err is %v", h.Err)
+			t.Errorf("Err: %v", h.Err)
 		}
 		wantDevice(t, h, "a", "unknown")
 	}

@@ -41,27 +41,27 @@ func TestDecodeInAnyOrder(t *testing.T) {
 		held   []device.Allocation
 		pods   []podName
 	}{
-		"nothing":            {},
-		"an empty pod":       {answer: []encodedField{message(1)}, pods: []podName{{}}},
-		"a pod without more": {answer: []encodedField{message(1, text(1, "p"), text(2, "n"))}, pods: []podName{{"n", "p"}}},
+		"empty":                  {},
+		"empty pod":              {answer: []encodedField{message(1)}, pods: []podName{{}}},
+		"pod without containers": {answer: []encodedField{message(1, text(1, "p"), text(2, "n"))}, pods: []podName{{"n", "p"}}},
 		"as marshalled": {
 			answer: []encodedField{message(1, text(1, "p"), text(2, "n"), message(3, text(1, "c"), devices(text(1, "r"), text(2, "a"), text(2, "b"))))},
 			held:   []device.Allocation{row("n", "p", "c", "r", "a"), row("n", "p", "c", "r", "b")},
 			pods:   []podName{{"n", "p"}},
 		},
-		"names last": {
+		"names after containers": {
 			answer: []encodedField{message(1, message(3, devices(text(2, "a"), text(1, "r")), text(1, "c")), text(2, "n"), text(1, "p"))},
 			held:   []device.Allocation{row("n", "p", "c", "r", "a")},
 			pods:   []podName{{"n", "p"}},
 		},
-		"names again: the last one counts": {
+		"repeated names": {
 			answer: []encodedField{message(1, text(1, "x"), text(2, "x"),
 				message(3, text(1, "x"), devices(text(1, "x"), text(2, "a"), text(1, "r")), text(1, "c"), devices(text(1, "s"), text(2, "b"))),
 				text(1, "p"), text(2, "n"))},
 			held: []device.Allocation{row("n", "p", "c", "r", "a"), row("n", "p", "c", "s", "b")},
 			pods: []podName{{"n", "p"}},
 		},
-		"two containers keep their own": {
+		"two containers": {
 			answer: []encodedField{message(1, message(3, text(1, "c"), devices(text(2, "a"))), text(1, "p"), message(3, text(1, "d"), devices(text(2, "b"))))},
 			held:   []device.Allocation{row("", "p", "c", "", "a"), row("", "p", "d", "", "b")},
 			pods:   []podName{{"", "p"}},
@@ -81,7 +81,7 @@ func TestDecodeInAnyOrder(t *testing.T) {
 				t.Fatal(err)
 			}
 			if !slices.Equal(a.allocations, test.held) || !slices.Equal(a.pods, test.pods) {
-				t.Errorf("held are\n%v of %v, want\n%v of %v", a.allocations, a.pods, test.held, test.pods)
+				t.Errorf("allocations and pods:\n%v, %v; want:\n%v, %v", a.allocations, a.pods, test.held, test.pods)
 			}
 			wantDecoded(t, &a, b)
 		})
@@ -90,17 +90,17 @@ func TestDecodeInAnyOrder(t *testing.T) {
 
 func TestDecodeRejectsInvalid(t *testing.T) {
 	for name, b := range map[string][]byte{
-		"a message cut short":     message(1, text(1, "pod"))[:4],
-		"a pod cut short":         message(1, text(1, "pod")[:3]),
-		"a container cut short":   message(1, message(3, text(1, "name")[:3])),
-		"devices cut short":       message(1, message(3, message(2, text(2, "id")[:3]))),
-		"an endless number":       {0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
+		"truncated message":       message(1, text(1, "pod"))[:4],
+		"truncated pod":           message(1, text(1, "pod")[:3]),
+		"truncated container":     message(1, message(3, text(1, "name")[:3])),
+		"truncated devices":       message(1, message(3, message(2, text(2, "id")[:3]))),
+		"number of 11 bytes":      {0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
 		"field zero":              {0x00, 0x00},
-		"the end of no group":     {0x0c},
-		"a length beyond the end": {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
+		"group end without start": {0x0c},
+		"length beyond the end":   {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
 	} {
 		if a := newListResponse(); a.Read(b) == nil {
-			t.Errorf("%s is decoded", name)
+			t.Errorf("%s: no error", name)
 		}
 	}
 }
@@ -111,7 +111,7 @@ func TestDecodeReplacesInvalidUTF8(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a.allocations[0].DeviceID != "a\uFFFDb" || a.allocations[0].Owner.Pod != "p\uFFFD" {
-		t.Errorf("held are %q", a.allocations)
+		t.Errorf("allocations: %q", a.allocations)
 	}
 }
 
@@ -123,11 +123,11 @@ func TestDecodeResets(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(a.allocations) != 1 || len(a.pods) != 1 {
-			t.Fatalf("held are %v of %v", a.allocations, a.pods)
+			t.Fatalf("allocations: %v, pods: %v", a.allocations, a.pods)
 		}
 	}
 	if a.Read([]byte{0}) == nil || a.Read(nil) != nil || len(a.allocations) > 0 || len(a.pods) > 0 {
-		t.Errorf("an empty answer holds %v of %v", a.allocations, a.pods)
+		t.Errorf("empty response: allocations %v, pods %v", a.allocations, a.pods)
 	}
 }
 
@@ -276,10 +276,10 @@ func wantDecoded(t testing.TB, a *rawListResponse, b []byte) {
 		return
 	}
 	if err := a.Read(b); err != nil {
-		t.Fatalf("protobuf accepts what is refused: %v", err)
+		t.Fatalf("protobuf accepts the message, Read does not: %v", err)
 	}
 	if !slices.Equal(a.allocations, held) || !slices.Equal(a.pods, pods) {
-		t.Fatalf("held are\n%q of %q, protobuf has\n%q of %q", a.allocations, a.pods, held, pods)
+		t.Fatalf("allocations and pods:\n%q, %q; protobuf has:\n%q, %q", a.allocations, a.pods, held, pods)
 	}
 	a.resources.normalize()
 	wantRows(t, device.NodeResources{AllocatedDevices: a.resources.devices, AllocatedCPUs: a.resources.cpus, AllocatedMemory: a.resources.memory, Claims: a.resources.claims}, want)
@@ -291,7 +291,7 @@ func wantRows(t testing.TB, got, want device.NodeResources) {
 	if got.AllocatableKnown != want.AllocatableKnown || !slices.Equal(got.AllocatableCPUs, want.AllocatableCPUs) ||
 		!sameRows(got.AllocatableDevices, want.AllocatableDevices) || !sameRows(got.AllocatableMemory, want.AllocatableMemory) || !sameRows(got.AllocatedDevices, want.AllocatedDevices) ||
 		!sameRows(got.AllocatedCPUs, want.AllocatedCPUs) || !sameRows(got.AllocatedMemory, want.AllocatedMemory) || !sameRows(got.Claims, want.Claims) {
-		t.Fatalf("resources are\n%+v\nwant\n%+v", got, want)
+		t.Fatalf("resources:\n%+v\nwant:\n%+v", got, want)
 	}
 }
 
@@ -358,7 +358,7 @@ func TestDecodeAgainstProtobuf(t *testing.T) {
 		}
 	}
 	if accepted < 10000 || slices.Min(rows[:]) < 1000 {
-		t.Errorf("of 50,000 messages %d were accepted, with %d rows", accepted, rows)
+		t.Errorf("%d of 50,000 messages were accepted, with %d rows", accepted, rows)
 	}
 }
 
@@ -370,7 +370,7 @@ func wantAllocatableDecoded(t testing.TB, a *rawAllocatableResponse, b []byte) (
 		return 0
 	}
 	if err := a.Read(b); err != nil {
-		t.Fatalf("protobuf accepts what is refused: %v", err)
+		t.Fatalf("protobuf accepts the message, Read does not: %v", err)
 	}
 	var l resourceTracker
 	l.setAllocatable(&a.resources)
@@ -395,7 +395,7 @@ func TestDecodeAllocatableAgainstProtobuf(t *testing.T) {
 		rows += wantAllocatableDecoded(t, &a, randomMessage(chance, allocatableShape))
 	}
 	if rows < 10000 {
-		t.Errorf("there were %d rows", rows)
+		t.Errorf("%d rows, want at least 10,000", rows)
 	}
 }
 

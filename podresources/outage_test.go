@@ -15,8 +15,8 @@ import (
 // checkpoint has the allocation.
 func TestAllocatedSinceLastResponse(t *testing.T) {
 	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile){
-		"the kubelet goes": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
-			f.writeEntries("held", "old", "over", "gone", "new", "new")
+		"the kubelet stops": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("used", "old", "over", "gone", "new", "new")
 			k.stop()
 			wantDevice(t, c.ListAllocations(t.Context()), "new", "pending") // known from the first scrape on
 			time.Sleep(time.Minute)
@@ -25,46 +25,46 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 			k.start(0)
 			wantDevice(t, c.ListAllocations(t.Context()), "new", "pending")
 		},
-		"the kubelet goes while nobody asks": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
-			f.writeEntries("held", "old", "over", "gone", "new", "new")
+		"the kubelet stops between calls": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("used", "old", "over", "gone", "new", "new")
 			k.stop()
 			time.Sleep(idleInterval + ms)
 			wantDevice(t, c.current(), "new", "pending")
 			k.start(0)
 		},
 		"the kubelet is restarted unnoticed": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
-			f.writeEntries("held", "old", "over", "gone", "new", "new")
+			f.writeEntries("used", "old", "over", "gone", "new", "new")
 			k.setPods()
 			k.restart()
-			f.writeEntries("new", "new", "held", "old", "over", "gone") // the plugin has registered
+			f.writeEntries("new", "new", "used", "old", "over", "gone") // the plugin has registered
 			wantDevice(t, c.ListAllocations(t.Context()), "new", "pending")
 		},
 		"the kubelet hangs": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			k.setOnList(func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 			time.Sleep(time.Minute)
 			wantDevice(t, c.current(), "new", "unallocated")
-			f.writeEntries("held", "old", "over", "gone", "new", "new")
+			f.writeEntries("used", "old", "over", "gone", "new", "new")
 			time.Sleep(callTimeout + outageInterval + ms)
 			wantDevice(t, c.current(), "new", "pending")
 			k.setOnList(nil)
 		},
-		"what came and went is written down still": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
-			f.writeEntries("held", "old", "over", "gone", "new", "went")
-			k.setPods(newPod("old", "held"), newPod("went", "new"))
+		"stale entry of an ended pod": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("used", "old", "over", "gone", "new", "went")
+			k.setPods(newPod("old", "used"), newPod("went", "new"))
 			time.Sleep(idleInterval)
 			wantDevice(t, c.current(), "new", "allocated to went")
-			k.setPods(newPod("old", "held"))
+			k.setPods(newPod("old", "used"))
 			time.Sleep(2 * idleInterval)
 			k.stop()
 			wantDevice(t, c.ListAllocations(t.Context()), "new", "unallocated")
 			k.start(0)
 		},
-		"what was over is another's": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
-			f.writeEntries("held", "old", "over", "gone", "new", "new")
+		"stale entry of a new pod": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+			f.writeEntries("used", "old", "over", "gone", "new", "new")
 			c.ListAllocations(t.Context())
 			time.Sleep(2 * idleInterval)
 			wantDevice(t, c.current(), "new", "unallocated") // List lacks the allocation
-			f.writeEntries("held", "old", "over", "gone", "new", "newer")
+			f.writeEntries("used", "old", "over", "gone", "new", "newer")
 			k.stop()
 			wantDevice(t, c.ListAllocations(t.Context()), "new", "pending")
 			k.start(0)
@@ -72,11 +72,11 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newCheckpointFile(t)
-			f.writeEntries("held", "old", "over", "gone")
+			f.writeEntries("used", "old", "over", "gone")
 			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 				f.t, c.options.CheckpointPath = t, f.path
 				os.Chtimes(f.path, time.Now(), time.Now().Add(-time.Hour))
-				k.setPods(newPod("old", "held"))
+				k.setPods(newPod("old", "used"))
 				defer c.startRun(t)()
 				time.Sleep(time.Minute + 3*time.Second)
 				wantDevice(t, c.current(), "new", "unallocated")
@@ -84,16 +84,16 @@ func TestAllocatedSinceLastResponse(t *testing.T) {
 
 				steady := func() {
 					t.Helper()
-					wantDevice(t, c.current(), "held", "allocated to old")
+					wantDevice(t, c.current(), "used", "allocated to old")
 					wantDevice(t, c.current(), "over", "unallocated") // despite the checkpoint
 				}
 				steady()
 				time.Sleep(idleInterval)
-				k.setPods(newPod("old", "held"), newPod("came", "new"))
+				k.setPods(newPod("old", "used"), newPod("came", "new"))
 				time.Sleep(idleInterval)
 				wantDevice(t, c.current(), "new", "allocated to came")
 				steady()
-				k.setPods(newPod("old", "held"))
+				k.setPods(newPod("old", "used"))
 				time.Sleep(idleInterval)
 				wantDevice(t, c.current(), "new", "unallocated")
 				steady()
@@ -108,16 +108,16 @@ func TestAllocationInOutageWithoutOwner(t *testing.T) {
 		pods func(k *scriptedKubelet)
 		want string
 	}{
-		"its pod is there":    {func(k *scriptedKubelet) { k.setPods(newPod("old", "held"), newPod("init")) }, "pending"},
-		"its pod has ended":   {func(k *scriptedKubelet) { k.setPods(newPod("old", "held")) }, "unallocated"},
-		"its pod came before": {func(k *scriptedKubelet) { k.setPods(newPod("old", "held"), newPod("before")) }, "unallocated"},
+		"the pod is listed":    {func(k *scriptedKubelet) { k.setPods(newPod("old", "used"), newPod("init")) }, "pending"},
+		"the pod has ended":    {func(k *scriptedKubelet) { k.setPods(newPod("old", "used")) }, "unallocated"},
+		"the pod came earlier": {func(k *scriptedKubelet) { k.setPods(newPod("old", "used"), newPod("before")) }, "unallocated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runCheckpointed(t, func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile, _ *kubeletLogBuffer) {
-				f.writeEntries("held", "old")
-				k.setPods(newPod("old", "held"), newPod("before"))
+				f.writeEntries("used", "old")
+				k.setPods(newPod("old", "used"), newPod("before"))
 				time.Sleep(time.Minute)
-				f.writeEntries("held", "old", "new", "init")
+				f.writeEntries("used", "old", "new", "init")
 				k.stop()
 				test.pods(k)
 				time.Sleep(time.Minute)
@@ -148,9 +148,9 @@ func TestOutageAfterFirstResponse(t *testing.T) {
 		file func(f checkpointFile)
 		want string
 	}{
-		"written before the answer": {kubeletAgeInTests, func(checkpointFile) {}, "unallocated"},
-		"written after it":          {kubeletAgeInTests, func(f checkpointFile) { f.writeIDs("a") }, "pending"},
-		"nothing is called idle":    {0, func(f checkpointFile) { f.writeIDs("a") }, "unknown"},
+		"written before the response": {kubeletAgeInTests, func(checkpointFile) {}, "unallocated"},
+		"written after":               {kubeletAgeInTests, func(f checkpointFile) { f.writeIDs("a") }, "pending"},
+		"not settled":                 {0, func(f checkpointFile) { f.writeIDs("a") }, "unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := newCheckpointFile(t)

@@ -45,7 +45,7 @@ func TestHistoryIsLimitedPerDevice(t *testing.T) {
 	}
 	want := []string{"pod-00", "pod-01", "pod-02", "pod-03", "pod-04", "pod-05", "pod-06", "pod-07"}
 	if got := r.recentPodNames(); !slices.Equal(got, want) {
-		t.Errorf("the last holders are %q, want %q", got, want)
+		t.Errorf("history: %q, want %q", got, want)
 	}
 	r.now = r.now.Add(time.Second)
 	r.applyList(newAllocation("a", "pod-07")) // the oldest, seen again
@@ -53,7 +53,7 @@ func TestHistoryIsLimitedPerDevice(t *testing.T) {
 	r.applyList(newAllocation("a", "pod-99"))
 	want = []string{"pod-00", "pod-01", "pod-02", "pod-03", "pod-04", "pod-05", "pod-07", "pod-99"}
 	if got := r.recentPodNames(); !slices.Equal(got, want) {
-		t.Errorf("the last holders are %q, want %q", got, want)
+		t.Errorf("history: %q, want %q", got, want)
 	}
 }
 
@@ -66,17 +66,17 @@ func TestHistoryIsKeptForAnHour(t *testing.T) {
 	r.now = start.Add(time.Hour)
 	r.applyList()
 	if got := r.recentPodNames(); !slices.Equal(got, []string{"one", "two"}) {
-		t.Errorf("the last holders are %q", got)
+		t.Errorf("history: %q", got)
 	}
 	r.now = r.now.Add(time.Millisecond)
 	r.applyList()
 	if got := r.recentPodNames(); !slices.Equal(got, []string{"one"}) {
-		t.Errorf("after an hour the last holders are %q", got)
+		t.Errorf("history after an hour: %q", got)
 	}
 	r.now = start.Add(time.Hour + time.Minute + time.Millisecond)
 	r.applyList()
 	if got := r.recentPodNames(); got != nil || len(r.history.all) > 0 {
-		t.Errorf("after an hour the last holders are %q, of %d devices", got, len(r.history.all))
+		t.Errorf("history after an hour: %q, %d records", got, len(r.history.all))
 	}
 }
 
@@ -90,12 +90,12 @@ func TestHistoryHasAllCurrentOwners(t *testing.T) {
 	r.now = r.now.Add(time.Second)
 	r.applyList(now...)
 	if got := r.recentPodNames(); len(got) != 12 || slices.Contains(got, "old") {
-		t.Errorf("of 12 holders %q are remembered", got)
+		t.Errorf("history of 12 owners: %q", got)
 	}
 	r.now = r.now.Add(time.Second)
 	r.applyList(now[3], now[4])
 	if got := r.recentPodNames(); len(got) != maxRecentOwners || !slices.Contains(got, "pod-03") || !slices.Contains(got, "pod-04") {
-		t.Errorf("of 12 holders, 2 of them of now, %q are remembered", got)
+		t.Errorf("history of 12 owners, 2 of them current: %q", got)
 	}
 }
 
@@ -109,15 +109,15 @@ func TestHistoryIsSortedCopy(t *testing.T) {
 		{Device: "b", Owner: newOwner("two"), FirstSeen: r.now, LastSeen: r.now},
 	}
 	if !slices.Equal(first, want) {
-		t.Errorf("seen were %v, want %v", first, want)
+		t.Errorf("history: %v, want %v", first, want)
 	}
 	r.now = r.now.Add(time.Second)
 	r.applyList(newAllocation("a", "one"), newAllocation("a", "zero"), newAllocation("0", "four"))
 	if !slices.Equal(first, want) {
-		t.Error("what was published was written")
+		t.Error("a published slice was written")
 	}
 	if got := r.recentPodNames(); !slices.Equal(got, []string{"four", "one", "two", "zero", "two"}) {
-		t.Errorf("seen were %q", got)
+		t.Errorf("history: %q", got)
 	}
 }
 
@@ -129,7 +129,7 @@ func TestHistoryTimes(t *testing.T) {
 	want := func(when string, want ...device.AllocationRecord) {
 		t.Helper()
 		if got := r.history.records(); !slices.Equal(got, want) {
-			t.Errorf("%s: seen were %v, want %v", when, got, want)
+			t.Errorf("%s: history: %v, want %v", when, got, want)
 		}
 	}
 	one := device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(1), LastSeen: at(2)}
@@ -156,11 +156,11 @@ func TestHistoryTimes(t *testing.T) {
 	want("back by the same name", one)
 	r.now, one.EndedAt = at(8), at(8)
 	r.recordAllocate(gpu, []device.AdvertisedID{"a"}, r.now)
-	want("allocated to somebody else", one)
+	want("allocated to a different pod", one)
 	r.now = at(9)
 	r.applyList(newAllocation("a", "one")) // the StatefulSet's next
 	one = device.AllocationRecord{Device: "a", Owner: newOwner("one"), FirstSeen: at(8), LastSeen: at(9)}
-	want("allocated to another of the same name", one)
+	want("allocated to a new pod of the same name", one)
 
 	// An owner named by Get alone is in the history.
 	r.now = at(10)
@@ -184,7 +184,7 @@ func TestHistoryOfReplicas(t *testing.T) {
 		{Device: "a", Owner: newOwner("two"), FirstSeen: first, LastSeen: r.now},
 	}
 	if got := r.history.records(); !slices.Equal(got, want) {
-		t.Errorf("seen were %v, want %v", got, want)
+		t.Errorf("history: %v, want %v", got, want)
 	}
 }
 
@@ -196,14 +196,14 @@ func TestResourcesWithSameID(t *testing.T) {
 	held := device.Allocations{All: r.allocations, Complete: r.settled}
 	wantDevice(t, held, "a", "shared")
 	if got := held.ForDevice("a"); !slices.Equal(got, []device.Allocation{newAllocation("a", "one"), mig}) {
-		t.Errorf("the rows are %v", got)
+		t.Errorf("allocations: %v", got)
 	}
 	if got := r.recentPodNames(); !slices.Equal(got, []string{"one", "two"}) {
-		t.Errorf("the last holders are %q", got)
+		t.Errorf("history: %q", got)
 	}
 	r.recordAllocate(gpu, []device.AdvertisedID{"a"}, r.now)
 	if got := r.allocations; !slices.Equal(got, []device.Allocation{{Resource: gpu, DeviceID: "a"}, mig}) {
-		t.Errorf("an allocation of one resource makes %v of them", got)
+		t.Errorf("allocations after Allocate of a single resource: %v", got)
 	}
 }
 
@@ -215,7 +215,7 @@ func TestOwnerRetention(t *testing.T) {
 			k.setPods()
 			time.Sleep(30 * time.Second)
 			if h := c.ListAllocations(t.Context()); len(h.Recent) != want {
-				t.Errorf("with %s, of half a minute ago is told %v", keep, h.Recent)
+				t.Errorf("retention %s: history after half a minute: %v", keep, h.Recent)
 			}
 		})
 	}

@@ -11,26 +11,26 @@ import (
 func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 	allocated := func(c *Client) { c.OnAllocated(gpu, []device.AdvertisedID{"a"}) }
 	for name, play := range map[string]func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile){
-		"turned away after Allocate": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"rejected after Allocate": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			time.Sleep(ownerLookupTimeout - ms)
 			wantDevice(t, c.current(), "a", "pending")
 		},
-		"gone before anybody saw it": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"ended before List": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			time.Sleep(time.Second) // responses lacked the pod
 			k.setPods(newPod("old", "b"), newPod("later", "c"))
 			time.Sleep(ownerLookupTimeout - 2*time.Second)
 			wantDevice(t, c.current(), "a", "pending")
 		},
-		"an init container's": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"init container": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			k.setPods(newPod("old", "b"), newPod("new"))
 			allocated(c)
 			time.Sleep(5 * time.Hour)
 			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"), newPod("later"))
 		},
-		"an init container's, and others came before and after": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"init container, with earlier and later pods": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			k.setPods(newPod("old", "b"), newPod("before"))
 			time.Sleep(maxAdmissionDelay + idleInterval)
 			k.setPods(newPod("old", "b"), newPod("before"), newPod("new"))
@@ -41,7 +41,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"), newPod("before"), newPod("after"))
 		},
-		"of a pod that another plugin kept waiting": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"pod delayed by a different plugin": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			k.setPods(newPod("old", "b"), newPod("new"))
 			c.ListAllocations(t.Context())
 			time.Sleep(maxAdmissionDelay - ms)
@@ -50,7 +50,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
-		"an init container's, and the kubelet is restarted": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"init container, kubelet restart": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			k.setPods(newPod("old", "b"), newPod("new"))
 			allocated(c)
 			time.Sleep(time.Minute)
@@ -69,7 +69,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
-		"an init container's, whose pod ends while no kubelet runs": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"init container of a pod that ends in an outage": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			k.setPods(newPod("old", "b"), newPod("new"))
 			allocated(c)
 			time.Sleep(time.Minute)
@@ -80,7 +80,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			time.Sleep(settleTimeout - time.Second)
 			wantDevice(t, c.current(), "a", "pending") // the kubelet may not have read the pod yet
 		},
-		"an init container's, whose pod is first listed by the next kubelet": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"init container of a pod first listed after a restart": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			k.stop()
 			time.Sleep(time.Minute)
@@ -91,14 +91,14 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
-		"turned away among others that came in the same second": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"rejected, with pods of the same second": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			f.writeIDs("a", "c")
 			k.setPods(newPod("old", "b"), newPod("next", "c"))
 			time.Sleep(ownerLookupTimeout - ms)
 			wantDevice(t, c.current(), "a", "pending")
 		},
-		"an init container's among others that came in the same second": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"init container, with pods of the same second": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			f.writeIDs("a", "c")
 			k.setPods(newPod("old", "b"), newPod("new"), newPod("next", "c"))
@@ -106,7 +106,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"), newPod("next", "c"))
 		},
-		"an init container's of a pod that has others": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"init container of a pod with more devices": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			allocated(c)
 			f.writeEntries("a", "pod", "c", "pod")
 			k.setPods(newPod("old", "b"), newPod("new", "c"))
@@ -114,7 +114,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
-		"written down late": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"late checkpoint": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			f.writeEntries("a", "before", "c", "gone")
 			time.Sleep(maxMtimeLag + ms)
 			allocated(c)
@@ -127,7 +127,7 @@ func TestPendingEndsWithLastPossibleOwner(t *testing.T) {
 			wantDevice(t, c.current(), "a", "pending")
 			k.setPods(newPod("old", "b"))
 		},
-		"another's next": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
+		"next allocation of a different pod": func(t *testing.T, k *scriptedKubelet, c *Client, f checkpointFile) {
 			k.setPods(newPod("old", "b"), newPod("new"))
 			allocated(c)
 			time.Sleep(time.Hour)
@@ -197,17 +197,17 @@ func TestOtherPods(t *testing.T) {
 		written     time.Time
 		want        bool
 	}{
-		"another":                             {"u", "v", now, true},
-		"the same":                            {"u", "u", now, false},
-		"an allocation of nobody known":       {"", "v", now, false},
-		"a pod that holds nothing":            {"u", "", now, false},
-		"notes of before":                     {"u", "v", now.Add(-maxMtimeLag - 1), false},
-		"notes of now, stamped with the tick": {"u", "v", now.Add(-maxMtimeLag), true},
+		"different UID":                             {"u", "v", now, true},
+		"same UID":                                  {"u", "u", now, false},
+		"allocation of an unknown pod":              {"", "v", now, false},
+		"pod without devices":                       {"u", "", now, false},
+		"earlier checkpoint":                        {"u", "v", now.Add(-maxMtimeLag - 1), false},
+		"current checkpoint, time of the last tick": {"u", "v", now.Add(-maxMtimeLag), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := kubeletCheckpoint{allocated: map[allocationKey]string{a: test.noted}, writtenAt: test.written}
 			if got := n.otherPods(a, timeInterval{now, now}, map[podName]string{p: test.pods})(p); got != test.want {
-				t.Errorf("it is known to be another: %t", got)
+				t.Errorf("other pod: %t", got)
 			}
 		})
 	}

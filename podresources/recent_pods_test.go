@@ -34,7 +34,7 @@ func runUntilIdle(t *testing.T, c *Client) (stop func()) {
 // TestGetReplacesList calls Get for an added pod, and no List.
 func TestGetReplacesList(t *testing.T) {
 	for _, early := range []time.Duration{5 * time.Second, 0, -20 * ms, -80 * ms} {
-		t.Run(fmt.Sprint("told ", early, " before"), func(t *testing.T) {
+		t.Run(fmt.Sprint("added ", early, " before"), func(t *testing.T) {
 			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 				k.setPods(newPod("old", "b"))
 				defer runUntilIdle(t, c)()
@@ -42,7 +42,7 @@ func TestGetReplacesList(t *testing.T) {
 					c.OnPodAdded("team", "new")
 					time.Sleep(early)
 					if got := k.callsSince(time.Now()); got != "0 lists, []" {
-						t.Errorf("before it is allocated anything there are %s", got)
+						t.Errorf("calls before Allocate: %s", got)
 					}
 				}
 				begin := time.Now()
@@ -55,7 +55,7 @@ func TestGetReplacesList(t *testing.T) {
 				}
 				<-changed
 				if took := time.Since(begin); took > max(50*ms, 50*ms-early) {
-					t.Errorf("its name took %s", took)
+					t.Errorf("the owner was known after %s", took)
 				}
 				wantDevice(t, c.current(), "a", "allocated to new")
 				want, other := "0 lists, [new]", "allocated to old" // not listed since
@@ -65,7 +65,7 @@ func TestGetReplacesList(t *testing.T) {
 				wantDevice(t, c.current(), "b", other)
 				time.Sleep(4 * time.Second)
 				if got := k.callsSince(begin); got != want {
-					t.Errorf("there are %s, want %s", got, want)
+					t.Errorf("calls: %s, want %s", got, want)
 				}
 				time.Sleep(10 * time.Second) // the end of a holding is noticed no later
 				wantDevice(t, c.current(), "b", "unallocated")
@@ -82,14 +82,14 @@ func TestGetOfDifferentPod(t *testing.T) {
 		get    error
 		want   string
 	}{
-		"it has nothing":                {[]string{"other"}, nil, "1 lists, [other other]"},
-		"it is gone":                    {[]string{"gone"}, nil, "1 lists, [gone gone]"},
-		"one of two":                    {[]string{"other", "new"}, nil, "0 lists, [other new]"},
-		"too many":                      {[]string{"1", "2", "3", "new"}, nil, "1 lists, []"},
-		"a kubelet of 1.26":             {[]string{"new"}, status.Error(codes.Unimplemented, "unknown method Get for service v1.PodResourcesLister"), "1 lists, [new]"},
-		"a kubelet with the gate off":   {[]string{"new"}, errors.New("PodResources API Get method disabled"), "1 lists, [new]"},
-		"a kubelet that refuses":        {[]string{"new"}, status.Error(codes.ResourceExhausted, "rejected by rate limit"), "1 lists, [new]"},
-		"a kubelet that says something": {[]string{"new"}, status.Error(codes.Internal, "something"), "1 lists, [new]"},
+		"pod without devices": {[]string{"other"}, nil, "1 lists, [other other]"},
+		"deleted pod":         {[]string{"gone"}, nil, "1 lists, [gone gone]"},
+		"second of two pods":  {[]string{"other", "new"}, nil, "0 lists, [other new]"},
+		"too many pods":       {[]string{"1", "2", "3", "new"}, nil, "1 lists, []"},
+		"kubelet 1.26":        {[]string{"new"}, status.Error(codes.Unimplemented, "unknown method Get for service v1.PodResourcesLister"), "1 lists, [new]"},
+		"feature gate off":    {[]string{"new"}, errors.New("PodResources API Get method disabled"), "1 lists, [new]"},
+		"rejected call":       {[]string{"new"}, status.Error(codes.ResourceExhausted, "rejected by rate limit"), "1 lists, [new]"},
+		"other error":         {[]string{"new"}, status.Error(codes.Internal, "something"), "1 lists, [new]"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
@@ -106,11 +106,11 @@ func TestGetOfDifferentPod(t *testing.T) {
 				<-changed
 				wantDevice(t, c.current(), "a", "allocated to new")
 				if got := k.callsSince(begin); got != change.want {
-					t.Errorf("there are %s, want %s", got, change.want)
+					t.Errorf("calls: %s, want %s", got, change.want)
 				}
 				time.Sleep(4 * time.Second)
 				if took := k.callsSince(begin); took != change.want {
-					t.Errorf("later there are %s", took)
+					t.Errorf("later calls: %s", took)
 				}
 			})
 		})
@@ -136,7 +136,7 @@ func TestUnsupportedGetIsCalledOnce(t *testing.T) {
 		arrives("b")
 		arrives("c")
 		if got := k.callsSince(begin); got != "3 lists, [a]" {
-			t.Errorf("there are %s", got)
+			t.Errorf("calls: %s", got)
 		}
 		k.restart()
 		k.setGetError(nil)
@@ -144,7 +144,7 @@ func TestUnsupportedGetIsCalledOnce(t *testing.T) {
 		begin = time.Now().Add(1)
 		arrives("d")
 		if got := k.callsSince(begin); got != "0 lists, [a d]" {
-			t.Errorf("of its successor there are %s", got)
+			t.Errorf("calls of the next kubelet: %s", got)
 		}
 	})
 }
@@ -168,11 +168,11 @@ func TestGetOfManyPods(t *testing.T) {
 			k.mu.Lock()
 			defer k.mu.Unlock()
 			if most := maxGetAttempts * 100; len(k.getCalls) > most || arrive && len(k.getCalls) < 50 {
-				t.Errorf("Get was asked %d times", len(k.getCalls))
+				t.Errorf("Get was called %d times", len(k.getCalls))
 			}
 			for _, name := range k.getCalls {
 				if count := len(slices.DeleteFunc(slices.Clone(k.getCalls), func(other string) bool { return other != name })); count > maxGetAttempts {
-					t.Errorf("Get was asked about %s %d times", name, count)
+					t.Errorf("Get was called for %s %d times", name, count)
 				}
 			}
 		})
@@ -180,7 +180,7 @@ func TestGetOfManyPods(t *testing.T) {
 	}
 	without, with := lists(false), lists(true)
 	if without < 8 || with > without {
-		t.Errorf("with newcomers there are %d lists, without %d", with, without)
+		t.Errorf("%d Lists with new pods, %d without", with, without)
 	}
 }
 

@@ -63,18 +63,18 @@ func wantResources(t *testing.T, what string, h device.Allocations, want []strin
 	slices.Sort(got)
 	slices.Sort(lines)
 	if !slices.Equal(got, lines) {
-		t.Errorf("%s resources are\n%s\nwant\n%s", what, strings.Join(got, "\n"), strings.Join(lines, "\n"))
+		t.Errorf("%s: resources:\n%s\nwant:\n%s", what, strings.Join(got, "\n"), strings.Join(lines, "\n"))
 	}
 }
 
 func TestResourcesOfResponse(t *testing.T) {
 	runScripted(t, kubeletAgeInTests, func(t *testing.T, k *scriptedKubelet, c *Client) {
 		if h := c.current(); !isEmpty(h.Resources) {
-			t.Errorf("before the first answer there are %+v", h.Resources)
+			t.Errorf("resources before the first response: %+v", h.Resources)
 		}
 		k.stop()
 		if h := c.ListAllocations(t.Context()); h.Err == nil || !isEmpty(h.Resources) {
-			t.Errorf("where there is none there are %+v, %v", h.Resources, h.Err)
+			t.Errorf("resources without a kubelet: %+v, %v", h.Resources, h.Err)
 		}
 		k.start(kubeletAgeInTests)
 		k.setPods(podWithResources("b1", 1), newPod("unallocated"), podWithResources("a0", 0))
@@ -86,12 +86,12 @@ func TestResourcesOfResponse(t *testing.T) {
 		h := c.ListAllocations(t.Context())
 		wantResources(t, "of a pod as a whole", h, []string{"whole: device 7 on []", "whole: CPUs [8 9]", "whole: CPUs [9]", "whole: 5 of memory on []"})
 		if cpus := h.Resources.AllocatedCPUs; len(cpus) != 2 || cpus[0].Container != "" || cpus[1].Container != "main" {
-			t.Errorf("the CPUs are %v", cpus)
+			t.Errorf("CPUs: %v", cpus)
 		}
 		k.stop()
 		h = c.ListAllocations(t.Context())
 		if h.Err == nil {
-			t.Error("an answer came")
+			t.Error("no error")
 		}
 		wantResources(t, "in an outage", h, []string{"whole: device 7 on []", "whole: CPUs [8 9]", "whole: CPUs [9]", "whole: 5 of memory on []"})
 	})
@@ -112,10 +112,10 @@ func TestResourcesOfTwoPodsWithSameName(t *testing.T) {
 		h := c.ListAllocations(t.Context())
 		wantResources(t, "of one name", h, []string{"p: device 7 on []", "p: CPUs [1 2 4]", "p: 18 of memory on []", "p: mine gives gpu-0"})
 		if got := h.Resources.Claims[0].CDI; !slices.Equal(got, []string{"example.com/gpu=a", "example.com/gpu=b"}) {
-			t.Errorf("the CDI names are %q", got)
+			t.Errorf("CDI names: %q", got)
 		}
 		if again := c.ListAllocations(t.Context()); unsafe.SliceData(h.Resources.AllocatedCPUs) != unsafe.SliceData(again.Resources.AllocatedCPUs) {
-			t.Error("the same answer was made anew")
+			t.Error("equal rows were replaced")
 		}
 	})
 }
@@ -134,18 +134,18 @@ func TestRestartRetainsResources(t *testing.T) {
 		k.restart()
 		time.Sleep(2 * time.Second)
 		h := c.ListAllocations(t.Context())
-		wantResources(t, "while nobody is listed", h, expectedResources("a0", "b1", "c2", "d3"))
+		wantResources(t, "while no pod is listed", h, expectedResources("a0", "b1", "c2", "d3"))
 		if unsafe.SliceData(h.Resources.AllocatedCPUs) != unsafe.SliceData(before.Resources.AllocatedCPUs) {
-			t.Error("what stands was made anew")
+			t.Error("retained rows were replaced")
 		}
 		k.setPods(newPod("a0"), podWithResources("b1", 1)) // a0 has no resources any more
 		wantResources(t, "with two", c.ListAllocations(t.Context()), expectedResources("b1", "c2", "d3"))
 		k.setPods(podWithResources("b1", 1), podWithResources("x2", 2)) // taken over from c2
 		// Memory has no identity, and a claim may be shared.
 		left := []string{"c2: 1073741824 of hugepages-2Mi on [0]", "c2: 8589934592 of memory on [0]", "c2: claim-2 gives gpu-2"}
-		wantResources(t, "with one in another's place", c.ListAllocations(t.Context()), append(expectedResources("b1", "d3", "x2"), left...))
+		wantResources(t, "after a takeover", c.ListAllocations(t.Context()), append(expectedResources("b1", "d3", "x2"), left...))
 		k.setPods(podWithResources("x2", 2)) // b1 was listed over this connection, and has ended
-		wantResources(t, "with one that ended", c.ListAllocations(t.Context()), append(expectedResources("d3", "x2"), left...))
+		wantResources(t, "after an end", c.ListAllocations(t.Context()), append(expectedResources("d3", "x2"), left...))
 		time.Sleep(settleTimeout)
 		wantResources(t, "a minute later", c.ListAllocations(t.Context()), expectedResources("x2"))
 		k.setPods(podWithResources("d3", 3))
@@ -172,7 +172,7 @@ func TestRestartRetainsManyDevices(t *testing.T) {
 	l.merge(&g, pods, kubeletEpoch{connectedAt: now.Add(-time.Hour)}, false)
 	g, pods = answer("a")
 	if l.merge(&g, pods, kubeletEpoch{connectedAt: now}, true) || len(l.allocated.AllocatedDevices) != 2*each {
-		t.Errorf("of %d devices %d stand", 2*each, len(l.allocated.AllocatedDevices))
+		t.Errorf("%d devices, %d retained", 2*each, len(l.allocated.AllocatedDevices))
 	}
 }
 
@@ -198,7 +198,7 @@ func TestPartialAndSharedResources(t *testing.T) {
 		wantResources(t, "after a restart", c.ListAllocations(t.Context()),
 			[]string{"cpus: CPUs [1 3]", "next: CPUs [2 4]", "a: one gives gpu-0", "b: one gives gpu-0", "c: other gives gpu-0"})
 		k.setPods(share("d", "new", ""))
-		wantResources(t, "when it is another's", c.ListAllocations(t.Context()), []string{"cpus: CPUs [1 3]", "c: other gives gpu-0", "d: new gives gpu-0"})
+		wantResources(t, "after a takeover", c.ListAllocations(t.Context()), []string{"cpus: CPUs [1 3]", "c: other gives gpu-0", "d: new gives gpu-0"})
 	})
 }
 
@@ -223,37 +223,37 @@ func TestAllocatableResources(t *testing.T) {
 		})
 		c.ListAllocations(t.Context())
 		if c.current().Resources.AllocatableKnown {
-			t.Error("it is known before it was asked for")
+			t.Error("allocatable resources are known before the first call")
 		}
 		c.fetchAllocatable(t.Context())
 		first := c.current().Resources
 		want := "{AllocatableKnown:true AllocatableDevices:[{Resource:example.com/nic ID:n NUMANodes:[]} {Resource:nvidia.com/gpu ID:a NUMANodes:[0 1]} {Resource:nvidia.com/gpu ID:b NUMANodes:[1]}] " +
 			"AllocatableCPUs:[1 2 3] AllocatableMemory:[{Type:memory Bytes:34359738368 NUMANodes:[0]} {Type:memory Bytes:68719476736 NUMANodes:[1]}] AllocatedDevices:[] AllocatedCPUs:[] AllocatedMemory:[] Claims:[] Dropped:[] DroppedAllocated:[]}"
 		if got := fmt.Sprintf("%+v", first); got != want {
-			t.Errorf("allocatable are\n%s\nwant\n%s", got, want)
+			t.Errorf("allocatable:\n%s\nwant:\n%s", got, want)
 		}
 		if got := fmt.Sprint(c.allocatableCounts()); got != "map[example.com/nic:1 nvidia.com/gpu:2]" {
-			t.Errorf("counts are %s", got)
+			t.Errorf("counts: %s", got)
 		}
 		k.stop()
 		c.ListAllocations(t.Context())
 		if r := c.current().Resources; r.AllocatableKnown || r.AllocatableDevices != nil || r.AllocatableCPUs != nil || r.AllocatableMemory != nil || c.allocatableCounts() != nil {
-			t.Errorf("of a kubelet that is away there are %+v", r)
+			t.Errorf("resources in an outage: %+v", r)
 		}
 		k.start(kubeletAgeInTests)
 		c.ListAllocations(t.Context())
 		if c.current().Resources.AllocatableKnown {
-			t.Error("it is known by who lists holders alone")
+			t.Error("List alone makes allocatable resources known")
 		}
 		c.fetchAllocatable(t.Context())
 		again := c.current().Resources
 		if unsafe.SliceData(again.AllocatableDevices) != unsafe.SliceData(first.AllocatableDevices) || unsafe.SliceData(again.AllocatableCPUs) != unsafe.SliceData(first.AllocatableCPUs) || unsafe.SliceData(again.AllocatableMemory) != unsafe.SliceData(first.AllocatableMemory) {
-			t.Error("what is the same was made anew")
+			t.Error("equal rows were replaced")
 		}
 		k.setAllocatable(&api.AllocatableResourcesResponse{CpuIds: []int64{1, 2, 3}})
 		c.fetchAllocatable(t.Context())
 		if r := c.current().Resources; !r.AllocatableKnown || len(r.AllocatableDevices) > 0 || len(r.AllocatableMemory) > 0 || unsafe.SliceData(r.AllocatableCPUs) != unsafe.SliceData(first.AllocatableCPUs) || len(c.allocatableCounts()) > 0 || c.allocatableCounts() == nil {
-			t.Errorf("of a kubelet that gives CPUs only there are %+v", r)
+			t.Errorf("allocatable resources of a kubelet with CPUs only: %+v", r)
 		}
 		synctest.Wait()
 	})
@@ -279,12 +279,12 @@ func TestUnchangedRowsKeepSlices(t *testing.T) {
 			r := c.ListAllocations(t.Context()).Resources
 			if unsafe.SliceData(r.AllocatedDevices) != unsafe.SliceData(first.AllocatedDevices) || unsafe.SliceData(r.AllocatedCPUs) != unsafe.SliceData(first.AllocatedCPUs) ||
 				unsafe.SliceData(r.AllocatedMemory) != unsafe.SliceData(first.AllocatedMemory) || unsafe.SliceData(r.Claims) != unsafe.SliceData(first.Claims) {
-				t.Fatal("what is the same was made anew")
+				t.Fatal("equal rows were replaced")
 			}
 		}
 		select {
 		case <-changed:
-			t.Error("a change was told where there was none")
+			t.Error("an unchanged response was reported as a change")
 		default:
 		}
 		copied := fmt.Sprintf("%+v", first)
@@ -295,15 +295,15 @@ func TestUnchangedRowsKeepSlices(t *testing.T) {
 		select {
 		case <-changed:
 		default:
-			t.Error("a change of CPUs was not told")
+			t.Error("a change of CPUs was not reported")
 		}
 		if unsafe.SliceData(r.AllocatedCPUs) == unsafe.SliceData(first.AllocatedCPUs) || unsafe.SliceData(r.AllocatedDevices) != unsafe.SliceData(first.AllocatedDevices) {
-			t.Error("a change of CPUs is one of something else")
+			t.Error("a change of CPUs replaced other rows")
 		}
 		k.setPods(nodeResponse(30, 12).PodResources...)
 		c.ListAllocations(t.Context())
 		if now := fmt.Sprintf("%+v", first); now != copied {
-			t.Errorf("what was published was written: \n%s\nwas\n%s", now, copied)
+			t.Errorf("a published slice was written:\n%s\nwas\n%s", now, copied)
 		}
 	})
 }

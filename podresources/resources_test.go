@@ -55,11 +55,11 @@ func TestResourcesOfNode(t *testing.T) {
 		"{Owner:{Namespace:team Pod:one Container:main} Memory:{Type:memory Bytes:12884901888 NUMANodes:[0 1]}}] "+
 		"Claims:[{Owner:{Namespace:team Pod:one Container:main} ClaimNamespace:team ClaimName:ours Driver:gpu.nvidia.com Pool:node-a Device:gpu-1 ShareID: CDI:[x/y=gpu-1]}] Dropped:[] DroppedAllocated:[]}", mine)
 	if got := fmt.Sprintf("%+v", r); got != want {
-		t.Errorf("resources are\n%s\nwant\n%s", got, want)
+		t.Errorf("resources:\n%s\nwant:\n%s", got, want)
 	}
 	wantHolding := device.Allocation{Resource: "gpu.nvidia.com", DeviceID: "b", Owner: device.Owner{Namespace: "team", Pod: "one", Container: "main"}}
 	if !slices.Contains(h.All, wantHolding) {
-		t.Errorf("held are %v", h.All)
+		t.Errorf("allocations: %v", h.All)
 	}
 
 	// All resources stand throughout a restart.
@@ -70,7 +70,7 @@ func TestResourcesOfNode(t *testing.T) {
 		now := c.ListAllocations(t.Context()).Resources
 		if unsafe.SliceData(now.AllocatedDevices) != unsafe.SliceData(r.AllocatedDevices) || unsafe.SliceData(now.AllocatedCPUs) != unsafe.SliceData(r.AllocatedCPUs) ||
 			unsafe.SliceData(now.AllocatedMemory) != unsafe.SliceData(r.AllocatedMemory) || unsafe.SliceData(now.Claims) != unsafe.SliceData(r.Claims) {
-			t.Errorf("%s they are %v", when, now)
+			t.Errorf("%s: %v", when, now)
 		}
 	}
 	if err := k.Restart(t.Context(), kubelet.RestartOptions{While: func() { same("while it is away") }}); err != nil {
@@ -83,13 +83,13 @@ func TestResourcesOfNode(t *testing.T) {
 	same("when it has")
 	c.fetchAllocatable(t.Context())
 	if now := c.current().Resources; !now.AllocatableKnown || len(now.AllocatableDevices) > 0 || unsafe.SliceData(now.AllocatableCPUs) != unsafe.SliceData(r.AllocatableCPUs) {
-		t.Errorf("before its plugins have come back it would give away %v", now)
+		t.Errorf("allocatable before the plugins registered again: %v", now)
 	}
 	if err := k.EndPod(kubelet.PodSpec{Namespace: "team", Name: "one"}); err != nil {
 		t.Fatal(err)
 	}
 	if got := formatResources(c.ListAllocations(t.Context()).Resources); len(got) > 0 {
-		t.Errorf("when its pod has ended there are %q", got)
+		t.Errorf("resources after the end of the pod: %q", got)
 	}
 }
 
@@ -118,7 +118,7 @@ func TestSimulatedGet(t *testing.T) {
 			after := k.State().Calls
 			lists, gets := after["List"]-before["List"], after["Get"]-before["Get"]
 			if gets != 1 || trouble == nil && lists > 1 || trouble != nil && lists == 0 {
-				t.Errorf("there were %d lists and %d gets", lists, gets)
+				t.Errorf("%d Lists and %d Gets", lists, gets)
 			}
 		})
 	}

@@ -36,30 +36,30 @@ func TestWalkFields(t *testing.T) {
 	fixed := protowire.AppendFixed64(protowire.AppendTag(nil, 5, protowire.Fixed64Type), 7)
 	got, err := collectFields(slices.Concat(varint(2, math.MaxUint64), group, text(1, "a"), fixed, text(1, ""), varint(1, 3)))
 	if want := []string{`16 18446744073709551615 ""`, `10 0 "a"`, `10 0 ""`, `8 3 ""`}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("the fields are %q, %v; want %q", got, err, want)
+		t.Errorf("fields: %q, %v; want %q", got, err, want)
 	}
 	enough := errors.New("enough")
 	calls := 0
 	if err := WalkFields(slices.Concat(varint(1, 1), varint(1, 1)), func(Field) error { calls++; return enough }); !errors.Is(err, enough) || calls != 1 {
-		t.Errorf("after an error it was called %d times, and returned %v", calls, err)
+		t.Errorf("visit was called %d times, WalkFields returned %v", calls, err)
 	}
 }
 
 func TestWalkFieldsRejectsInvalid(t *testing.T) {
 	for name, b := range map[string][]byte{
-		"a tag cut short":         {0x80},
-		"a text cut short":        text(1, "text")[:4],
-		"a number cut short":      varint(1, 300)[:2],
-		"an endless number":       {0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
-		"eight bytes cut short":   {0x09, 0, 0},
-		"a group without an end":  {0x0b, 0x08, 0x01},
-		"the end of no group":     {0x0c},
+		"truncated tag":           {0x80},
+		"truncated text":          text(1, "text")[:4],
+		"truncated number":        varint(1, 300)[:2],
+		"number of 11 bytes":      {0x08, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff},
+		"truncated fixed64":       {0x09, 0, 0},
+		"group without end":       {0x0b, 0x08, 0x01},
+		"group end without start": {0x0c},
 		"field zero":              {0x00, 0x00},
-		"no kind of field":        {0x0e},
-		"a length beyond the end": {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
+		"unknown wire type":       {0x0e},
+		"length beyond the end":   {0x0a, 0xff, 0xff, 0xff, 0xff, 0x0f},
 	} {
 		if got, err := collectFields(slices.Concat(text(1, "before"), b)); err == nil || len(got) != 1 {
-			t.Errorf("%s: the fields are %q, %v", name, got, err)
+			t.Errorf("%s: fields %q, %v", name, got, err)
 		}
 	}
 }
@@ -95,10 +95,10 @@ func FuzzFields(f *testing.F) {
 		got, err := collectFields(b)
 		want, wantErr := protowireFields(b)
 		if !slices.Equal(got, want) || (err == nil) != (wantErr == nil) {
-			t.Fatalf("the fields are %q, %v; want %q, %v", got, err, want, wantErr)
+			t.Fatalf("fields: %q, %v; want %q, %v", got, err, want, wantErr)
 		}
 		if err != nil && proto.Unmarshal(b, &emptypb.Empty{}) == nil {
-			t.Fatalf("protobuf accepts what is refused: %v", err)
+			t.Fatalf("protobuf accepts the message, Read does not: %v", err)
 		}
 	})
 }
@@ -111,10 +111,10 @@ func TestAppendVarints(t *testing.T) {
 		return err
 	})
 	if want := []int64{7, 300, -1}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("the numbers are %v, %v; want %v", got, err, want)
+		t.Errorf("numbers: %v, %v; want %v", got, err, want)
 	}
 	if got, err := (Field{Tag: 4<<3 | Length, Bytes: []byte{1, 0x80}}).AppendVarints(nil); err == nil || !slices.Equal(got, []int64{1}) {
-		t.Errorf("of numbers cut short there are %v, %v", got, err)
+		t.Errorf("truncated numbers: %v, %v", got, err)
 	}
 }
 
@@ -124,16 +124,16 @@ func TestInterner(t *testing.T) {
 	s := n.Intern(b)
 	clear(b)
 	if s != "a name" || n.Intern([]byte("a\xffb")) != "a\uFFFDb" || n.Intern(nil) != "" {
-		t.Errorf("the names are %q", n.interned)
+		t.Errorf("names: %q", n.interned)
 	}
 	b = []byte(s)
 	if made := testing.AllocsPerRun(10, func() { s = n.Intern(b) }); made > 0 {
-		t.Errorf("a name that comes again costs %v allocations", made)
+		t.Errorf("a known name costs %v allocations", made)
 	}
 	for i := range 100 {
 		want := fmt.Sprint(i)
 		if got := n.Intern([]byte(want)); got != want || len(n.interned) > 10 {
-			t.Fatalf("%s is %s, and %d names are kept", want, got, len(n.interned))
+			t.Fatalf("%s became %s, %d names are kept", want, got, len(n.interned))
 		}
 	}
 }
@@ -149,11 +149,11 @@ func (h *capturedMessage) Read(b []byte) error { h.text = string(b); return h.er
 func TestCodec(t *testing.T) {
 	var h capturedMessage
 	if err := (Codec{}).Unmarshal(mem.BufferSlice{mem.SliceBuffer("in two "), mem.SliceBuffer("parts")}, &h); err != nil || h.text != "in two parts" {
-		t.Errorf("what was heard is %q, %v", h.text, err)
+		t.Errorf("message: %q, %v", h.text, err)
 	}
 	h.err = errors.New("broken")
 	if err := (Codec{}).Unmarshal(nil, &h); !errors.Is(err, h.err) || h.text != "" {
-		t.Errorf("of nothing is heard %q, %v", h.text, err)
+		t.Errorf("empty message: %q, %v", h.text, err)
 	}
 	for _, r := range []Request{nil, text(1, "a")} {
 		if b, err := (Codec{}).Marshal(r); err != nil || string(b.Materialize()) != string(r) {
@@ -166,6 +166,6 @@ func TestCodec(t *testing.T) {
 		t.Error("Marshal accepts a message that is no Request")
 	}
 	if err := (Codec{}).Unmarshal(nil, other); err == nil {
-		t.Error("it is read into what is no Message")
+		t.Error("Unmarshal accepts a target that is no Message")
 	}
 }
