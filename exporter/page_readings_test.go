@@ -83,7 +83,7 @@ func TestPageShowsHealthAtOnce(t *testing.T) {
 		failed := append([]device.Status{}, d.statuses...)
 		failed[1].Healthy, failed[1].Health, failed[1].Reason = false, device.Unhealthy, "xid_79"
 		d.board.Set(failed)
-		if page := getPage(t, h); !strings.Contains(page, "1 of 2 devices cannot be used.") || d.readCalls != 1 {
+		if page := getPage(t, h); !strings.Contains(page, "Unhealthy: 1 of 2 devices.") || d.readCalls != 1 {
 			t.Errorf("%d flights: %s", d.readCalls, page)
 		}
 	})
@@ -99,7 +99,7 @@ func TestPageShowsNoOldReading(t *testing.T) {
 		getPage(t, h)
 		d.readErr["GPU-1"] = errors.New("lost")
 		time.Sleep(maxPageReadingsAge)
-		if page := getPage(t, h); strings.Count(page, "<dd>312 W</dd>") != 1 || strings.Count(page, "It gave no reading.") != 1 {
+		if page := getPage(t, h); strings.Count(page, "<dd>312 W</dd>") != 1 || strings.Count(page, "No reading.") != 1 {
 			t.Errorf("%s", page)
 		}
 	})

@@ -86,7 +86,7 @@ async function live(browser, node) {
     report(`${page.what}, a GPU fails`, [
       took > within && `it took ${took} ms to be seen`,
       now.seen.device !== failure.device && `${now.seen.device} is shown, and ${failure.device} failed`,
-      !/cannot be used/.test(now.seen.headline) && `the headline says ${now.seen.headline}`,
+      !/^Unhealthy: /.test(now.seen.headline) && `the headline says ${now.seen.headline}`,
       !now.mine && "the page was loaded anew",
       !now.focus && "the focus is lost",
       !now.open && "what was folded open is folded",
@@ -172,7 +172,7 @@ async function outage(browser, node) {
     const faults = [];
     const is = async (what, test, within) => until(page, test, within).catch(() => faults.push(what));
     const end = await begin(page);
-    await is("it does not say so", () => /has not answered/.test(document.getElementById("outage").textContent), 4500);
+    await is("it does not say so", () => /^No answer/.test(document.getElementById("outage").textContent), 4500);
     await end();
     await is("it does not say that it is over", () => document.getElementById("outage").textContent === "", 15000);
     report(`without an answer, ${how}`, faults, "the page says so, and when it is over");

@@ -16,12 +16,12 @@ func (d dependency) ShortState() string {
 }
 
 var driverStates = map[string]dependency{
-	"starting":      {"warning", "is being started", ""},
+	"starting":      {"warning", "is starting", ""},
 	"up":            {"well", "is up", ""},
 	"failing":       {"bad", "lists no devices", ""},
-	"absent":        {"bad", "is not there", ""},
+	"absent":        {"bad", "is absent", ""},
 	"not_answering": {"bad", "does not answer", ""},
-	"replaced":      {"warning", "was replaced, and podgauge starts anew", ""},
+	"replaced":      {"warning", "was replaced, and podgauge restarts", ""},
 	"released":      {"bad", "is released", ""},
 }
 
@@ -44,7 +44,7 @@ func (b *viewBuilder) kubelet() dependency {
 	case k.Up:
 		return dependency{"well", "answers", ""}
 	case k.Error == "":
-		return dependency{"warning", "was not asked yet", ""}
+		return dependency{"warning", "was not called yet", ""}
 	default:
 		return dependency{"bad", "does not answer", sanitize(k.Error)}
 	}
@@ -55,7 +55,7 @@ func (b *viewBuilder) podsAPI() dependency {
 	case f.Synced:
 		return dependency{"well", "followed", ""}
 	case f.Reason == "":
-		return dependency{"plain", "not asked yet", ""}
+		return dependency{"plain", "not called yet", ""}
 	default:
 		return dependency{"plain", "not followed", sanitize(f.Reason)}
 	}

@@ -22,7 +22,7 @@ const (
 type deviceCard struct {
 	ID                 device.ID
 	Anchor             string
-	Name               string // "GPU 3", "GPU 3, slice 1"
+	Name               string // "GPU 3", "GPU 3, MIG device 1"
 	ShortName          string // "3", "1"
 	Model, Profile     string
 	Healthy            bool
@@ -110,14 +110,14 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 		if d.MIGDeviceIndex != nil {
 			card.ShortName = strconv.Itoa(*d.MIGDeviceIndex)
 		}
-		card.Name += ", slice " + card.ShortName
+		card.Name += ", MIG device " + card.ShortName
 		card.Anchor += "-" + card.ShortName
 	}
 	if b.anchors[card.Anchor]++; b.anchors[card.Anchor] > 1 { // a replacement has the index of a GPU that is gone
 		card.Anchor += "." + strconv.Itoa(b.anchors[card.Anchor])
 	}
 	if card.HealthNote = healthNotes[card.Health]; card.Gone {
-		card.HealthNote = "No listing of the driver has it any more."
+		card.HealthNote = "No longer listed by the driver."
 	}
 	card.Details = details(d)
 	b.addReadings(card, d)
@@ -125,8 +125,8 @@ func (b *viewBuilder) deviceCard(d *api.DeviceJSON) *deviceCard {
 }
 
 var healthNotes = map[string]string{
-	"suspect":   "Something was reported: it is checked, and used as before meanwhile.",
-	"recovering": "Nothing is wrong any more, and not yet for long enough.",
+	"suspect":   "A fault was reported. Checks are running; the device stays allocatable.",
+	"recovering": "The fault is gone. The device is healthy after more passed checks.",
 }
 
 func details(d *api.DeviceJSON) []nameValue {
@@ -159,7 +159,7 @@ func (b *viewBuilder) addReadings(card *deviceCard, d *api.DeviceJSON) {
 		ratio, known = r.get(EngineActive)
 	}
 	if known {
-		addBar("use", "Utilisation", ratio, formatPercent(ratio)+" %")
+		addBar("use", "Utilization", ratio, formatPercent(ratio)+" %")
 	}
 	used, usedOK := r.get(MemoryUsed)
 	total, totalOK := r.get(MemoryTotal)
@@ -179,8 +179,8 @@ func (b *viewBuilder) addReadings(card *deviceCard, d *api.DeviceJSON) {
 }
 
 var allocationTexts = map[string]string{
-	"idle": "free", "unnamed": "allocated, to a container that the kubelet does not name", "unknown": "nobody can say yet who holds it",
-	"partitioned": "held by its slices",
+	"idle": "unallocated", "unnamed": "allocated to a container that the kubelet does not name", "unknown": "allocation not known yet",
+	"partitioned": "allocatable as MIG devices",
 }
 
 func (b *viewBuilder) allocation(d *api.DeviceJSON) deviceAllocation {

@@ -68,7 +68,7 @@ func formatAction(action string) string {
 		"drain_p2p":           "drain the peers",
 		"recover_imex_domain": "recover the IMEX domain",
 		"reboot":              "reboot the node",
-		"inspect":             "look at the machine",
+		"inspect":             "inspect the machine",
 		"replace":             "replace the GPU",
 	}[action], strings.ReplaceAll(action, "_", " ")))
 }

@@ -56,9 +56,9 @@ func (b *viewBuilder) incidentRow(i *incident.Incident) incidentRow {
 	case i.RecoveredAt != nil:
 		row.Grade, row.State, row.Action = "well", "healthy again", ""
 	case i.MarkedUnhealthy:
-		row.Grade, row.State = "bad", "turned unhealthy"
+		row.Grade, row.State = "bad", "unhealthy"
 	default:
-		row.Grade, row.State = "plain", "stayed as it was"
+		row.Grade, row.State = "plain", "no change"
 	}
 	for n := range i.Affected[:min(len(i.Affected), maxOwners)] {
 		affected := &i.Affected[n]
@@ -70,11 +70,11 @@ func (b *viewBuilder) incidentRow(i *incident.Incident) incidentRow {
 	row.MoreAffected = len(i.Affected) - len(row.Affected)
 	switch {
 	case i.AffectedUnknown:
-		row.Note = "nobody could tell then who held it"
+		row.Note = "owners were unknown"
 	case i.OwnersIncomplete:
 		row.Note = "a container that the kubelet does not name"
 	case len(i.Affected) == 0:
-		row.Note = "nobody"
+		row.Note = "none"
 	}
 	return row
 }

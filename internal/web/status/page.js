@@ -1,25 +1,25 @@
-// Keeps the page fresh: it is fetched once a second while somebody looks, and what differs
-// is changed in place, so that focus, selection, scroll and what was folded open stay.
+// Refreshes the page: fetches it once a second while visible, and applies the differences in place, so that focus, selection,
+// scroll position and open details stay.
 "use strict";
 
 (() => {
-  const every = 1000; // ms from one answer to the next question
+  const every = 1000; // ms from one response to the next request
   const patience = 5000;
-  const doubt = 2000; // ms without an answer, until that is said
-  const made = version(document); // of the page that stands here
+  const doubt = 2000; // ms without a response until the page reports an outage
+  const made = version(document); // of the current document
   const outage = document.getElementById("outage");
   let timer = 0;
   let asking = false;
-  let answered = new Date(); // last
-  let waiting = 0; // since when it is asked without an answer, in ms; 0: it is not
+  let answered = new Date(); // latest response
+  let waiting = 0; // ms since the epoch of the first request without a response; 0: none
 
-  // alike tells whether one node can become the other.
+  // alike reports whether one node can become the other.
   function alike(node, other) {
     const kind = (n) => n.classList?.[0] ?? "";
     return node.nodeName === other.nodeName && (node.id ?? "") === (other.id ?? "") && kind(node) === kind(other);
   }
 
-  // become has a node be like another, with as few changes as there can be.
+  // become changes a node into another, with as few changes as possible.
   function become(node, other) {
     if (node.nodeType === Node.TEXT_NODE) {
       if (node.data !== other.data) node.data = other.data;
@@ -38,8 +38,7 @@
     }
   }
 
-  // takeChildren goes through both rows of children: what has come is put in, and what stands
-  // before the next one that is still wanted has gone.
+  // takeChildren compares both lists of children in order: it inserts new ones, and removes those before the next match.
   function takeChildren(node, other) {
     let at = node.firstChild;
     for (const wanted of [...other.childNodes]) {
@@ -69,32 +68,31 @@
     document.body.classList.toggle("stale", text !== "");
   }
 
-  // version tells pages apart that were made for another style or script. What the browser's own
-  // extensions put on a page is not looked at.
+  // version identifies the style and script of a page, without those of browser extensions.
   function version(page) {
     const of = (tag, name) => page.querySelector(`${tag}[${name}*="static/page."]`)?.getAttribute(name);
     return `${of("link", "href")} ${of("script", "src")}`;
   }
 
   function complain() {
-    say(`podgauge has not answered since ${answered.toLocaleTimeString()}: what is shown is from then.`);
+    say(`No answer from podgauge since ${answered.toLocaleTimeString()}. The page shows the state at that time.`);
   }
 
   async function look() {
     if (asking) return;
     if (document.hidden) {
-      waiting = 0; // nobody asks
+      waiting = 0;
       return;
     }
     asking = true;
     waiting ||= Date.now();
-    const late = setTimeout(complain, Math.max(0, waiting + doubt - Date.now())); // also where no answer comes, and no refusal
+    const late = setTimeout(complain, Math.max(0, waiting + doubt - Date.now())); // for requests that hang
     try {
       const answer = await fetch(location.pathname, { cache: "no-store", redirect: "error", signal: AbortSignal.timeout(patience) });
       if (!answer.ok) throw new Error(String(answer.status));
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       if (version(page) !== made) {
-        location.reload(); // another version of podgauge answers
+        location.reload(); // another version of podgauge
         return;
       }
       become(document.getElementById("main"), page.getElementById("main"));

@@ -151,7 +151,7 @@ func TestHostileNames(t *testing.T) {
 func TestUnknownIsNotFree(t *testing.T) {
 	n := newUnsettledFixture()
 	p := string(n.page(t))
-	for _, out := range []string{`<p class="nobody">free</p>`, "1 of 4 replicas held", `class="slice-part well" href`, `<span class="replica">`} {
+	for _, out := range []string{`<p class="nobody">unallocated</p>`, "1 of 4 replicas allocated", `class="slice-part healthy" href`, `<span class="replica">`} {
 		if strings.Contains(p, out) {
 			t.Errorf("the page has %q", out)
 		}
@@ -297,7 +297,7 @@ func TestManyLook(t *testing.T) {
 		n.statuses[3].Healthy, n.statuses[3].Health, n.statuses[3].Reason = false, 2, "xid_79"
 		close(n.changed)
 		n.changed = nil
-		if page := get(t, p, "/").Body.String(); n.reads != 2 || !strings.Contains(page, "1 of 8 devices cannot be used.") {
+		if page := get(t, p, "/").Body.String(); n.reads != 2 || !strings.Contains(page, "Unhealthy: 1 of 8 devices.") {
 			t.Errorf("%d pages were made after the change", n.reads)
 		}
 		for range 100 {

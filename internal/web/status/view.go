@@ -105,13 +105,13 @@ func summarize(v *pageView) {
 	case len(v.GPUs) == 0 && v.Driver.Grade == "warning":
 		v.Grade, v.Headline = "warning", "The driver "+v.Driver.State+". No GPU is known yet."
 	case len(v.GPUs) == 0:
-		v.Headline = "The driver is up, and lists no GPU."
+		v.Headline = "The driver is up and lists no GPU."
 	case len(all) == 0:
-		v.Headline = "All GPUs are partitioned, and none has a slice."
+		v.Headline = "All GPUs are partitioned and have no MIG device."
 	case unhealthy > 0:
-		v.Grade, v.Headline = "bad", fmt.Sprintf("%d of %s cannot be used.", unhealthy, pluralize(len(all), "device"))
+		v.Grade, v.Headline = "bad", fmt.Sprintf("Unhealthy: %d of %s.", unhealthy, pluralize(len(all), "device"))
 	case suspect > 0:
-		v.Grade, v.Headline = "warning", fmt.Sprintf("%s can be used, %d under suspicion.", pluralize(len(all), "device"), suspect)
+		v.Grade, v.Headline = "warning", fmt.Sprintf("Suspect: %d of %s.", suspect, pluralize(len(all), "device"))
 	case len(all) == 1:
 		v.Headline = "The device is healthy."
 	default:
@@ -131,9 +131,9 @@ func addWarnings(v *pageView) {
 	warnings := ""
 	switch {
 	case stalled == 1:
-		warnings = " A call to one GPU has not come back."
+		warnings = " A call to one GPU has not returned."
 	case stalled > 1:
-		warnings = fmt.Sprintf(" Calls to %d GPUs have not come back.", stalled)
+		warnings = fmt.Sprintf(" Calls to %d GPUs have not returned.", stalled)
 	}
 	if v.Kubelet.Grade == "bad" {
 		warnings += " The kubelet " + v.Kubelet.State + "."
@@ -175,7 +175,7 @@ func (b *viewBuilder) stats(gpus []*deviceCard) []nodeStat {
 		known = known && card.Allocation.Known
 	}
 	of := "of " + strconv.Itoa(len(all))
-	allocatedStat := nodeStat{Name: "Held", Value: "–", Note: "not known yet"}
+	allocatedStat := nodeStat{Name: "Allocated", Value: "–", Note: "not known yet"}
 	if known {
 		allocatedStat.Value, allocatedStat.Note = strconv.Itoa(allocated), of
 	}
