@@ -151,7 +151,7 @@ func TestHostileNames(t *testing.T) {
 func TestUnknownIsNotFree(t *testing.T) {
 	n := newUnsettledFixture()
 	p := string(n.page(t))
-	for _, out := range []string{`<p class="nobody">unallocated</p>`, "1 of 4 replicas allocated", `class="slice-part healthy" href`, `<span class="replica">`} {
+	for _, out := range []string{`<p class="no-owner">unallocated</p>`, "1 of 4 replicas allocated", `class="map-part healthy" href`, `<span class="replica">`} {
 		if strings.Contains(p, out) {
 			t.Errorf("the page has %q", out)
 		}
