@@ -174,7 +174,7 @@ func flagTable() string {
 	o.flagSet().VisitAll(func(f *pflag.Flag) {
 		_, usage := pflag.UnquoteUsage(f)
 		variable, byDefault := "", ""
-		for i, v := range config.EnvVars(f.Name) {
+		for i, v := range f.Annotations[config.EnvAnnotation] {
 			variable += strings.Repeat(", ", min(i, 1)) + "`" + v + "`"
 		}
 		if f.DefValue != "" {

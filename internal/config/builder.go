@@ -4,23 +4,25 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/spf13/pflag"
 )
 
+// EnvAnnotation is the pflag annotation with a flag's environment variables.
+const EnvAnnotation = "env"
+
 // Builder makes Settings of flags, environment and file, in this order of precedence. A flag or variable also beats a later file.
 type Builder struct {
 	lookupEnv func(string) (string, bool)
-	flags     map[string]*flagValue // all declared flags, by name
+	flags     map[string][]string // values of the given flags
 }
 
 // NewBuilder returns a Builder without flags. lookupEnv is os.LookupEnv, or a test's environment.
 func NewBuilder(lookupEnv func(string) (string, bool)) *Builder {
-	return &Builder{lookupEnv: lookupEnv, flags: map[string]*flagValue{}}
+	return &Builder{lookupEnv: lookupEnv, flags: map[string][]string{}}
 }
 
-// AddFlags declares the flags of all settings, with NVIDIA's aliases. Parsing f sets the flags.
+// AddFlags declares the flags of all settings, with NVIDIA's aliases. Parsing f sets the flags. Repeated lists grow.
 func (b *Builder) AddFlags(f *pflag.FlagSet) {
 	canonical := map[string]string{}
 	for i := range allSettings {
@@ -28,11 +30,24 @@ func (b *Builder) AddFlags(f *pflag.FlagSet) {
 		if s.flag == "" {
 			continue
 		}
-		b.flags[s.flag] = &flagValue{setting: s}
-		f.Var(b.flags[s.flag], s.flag, s.help)
-		if isBool(s.field(new(loadState))) {
-			f.Lookup(s.flag).NoOptDefVal = "true"
+		set := func(text string) error {
+			values := []string{text}
+			if isList(s.field(new(loadState))) {
+				values = append(slices.Clone(b.flags[s.flag]), splitList(text)...)
+			}
+			if err := s.set(new(loadState), values); err != nil {
+				return err
+			}
+			b.flags[s.flag] = values
+			return nil
 		}
+		if isBool(s.field(new(loadState))) {
+			f.BoolFunc(s.flag, s.help, set)
+		} else {
+			f.Func(s.flag, s.help, set)
+		}
+		f.Lookup(s.flag).DefValue = s.defaultValue
+		f.Lookup(s.flag).Annotations = map[string][]string{EnvAnnotation: s.env}
 		for _, alias := range s.aliases {
 			canonical[alias] = s.flag
 		}
@@ -44,44 +59,6 @@ func (b *Builder) AddFlags(f *pflag.FlagSet) {
 		}
 		return previous(f, name)
 	})
-}
-
-// flagValue is the pflag.Value of a setting.
-type flagValue struct {
-	setting *setting
-	set     bool
-	values  []string
-}
-
-// Set parses one occurrence of the flag. Lists grow.
-func (v *flagValue) Set(s string) error {
-	values := []string{s}
-	if isList(v.setting.field(new(loadState))) {
-		values = append(slices.Clone(v.values), splitList(s)...)
-	}
-	if err := v.setting.set(new(loadState), values); err != nil {
-		return err
-	}
-	v.set, v.values = true, values
-	return nil
-}
-
-func (v *flagValue) String() string {
-	switch {
-	case v.setting == nil: // pflag compares with a zero value
-		return ""
-	case v.set:
-		return strings.Join(v.values, ",")
-	}
-	return v.setting.defaultValue
-}
-
-// Type returns the type for --help, if the help text names no value.
-func (v *flagValue) Type() string {
-	if isBool(v.setting.field(new(loadState))) {
-		return "bool"
-	}
-	return "string"
 }
 
 // IsSet reports whether a flag or variable is given. The setting then ignores the file.
@@ -98,8 +75,8 @@ type input struct {
 }
 
 func (b *Builder) lookup(s *setting) input {
-	if f := b.flags[s.flag]; f != nil && f.set {
-		return input{values: f.values, origin: "--" + s.flag}
+	if values, given := b.flags[s.flag]; given {
+		return input{values: values, origin: "--" + s.flag}
 	}
 	for _, name := range s.env {
 		text, ok := b.lookupEnv(name)

@@ -109,6 +109,8 @@ func TestFirstVariableWins(t *testing.T) {
 // TestSettingsComplete: a row that lacks something would be a setting that cannot be
 // said, or that nobody understands.
 func TestSettingsComplete(t *testing.T) {
+	flags := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
+	NewBuilder(nil).AddFlags(flags)
 	seen := map[string]bool{}
 	for _, r := range allSettings {
 		for _, name := range append(append([]string{r.path, r.flag}, r.aliases...), r.env...) {
@@ -120,8 +122,8 @@ func TestSettingsComplete(t *testing.T) {
 		if r.help == "" || r.field == nil {
 			t.Errorf("%s %s lacks something", r.flag, r.path)
 		}
-		if r.flag != "" && !reflect.DeepEqual(EnvVars(r.flag), r.env) {
-			t.Errorf("the variables of --%s are %v", r.flag, EnvVars(r.flag))
+		if f := flags.Lookup(r.flag); r.flag != "" && (f.DefValue != r.defaultValue || !reflect.DeepEqual(f.Annotations[EnvAnnotation], r.env)) {
+			t.Errorf("--%s has the default %q and the variables %v", r.flag, f.DefValue, f.Annotations)
 		}
 	}
 }

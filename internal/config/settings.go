@@ -295,13 +295,3 @@ func checkChannel(s string) error {
 	}
 	return nil
 }
-
-// EnvVars returns the environment variables of a flag.
-func EnvVars(flag string) []string {
-	for _, s := range allSettings {
-		if s.flag == flag {
-			return slices.Clone(s.env)
-		}
-	}
-	return nil
-}
