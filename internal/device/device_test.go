@@ -12,22 +12,22 @@ import (
 
 func TestIdentities(t *testing.T) {
 	const id = device.ID("GPU-5eed")
-	for offered, want := range map[device.AdvertisedID]device.ID{
+	for advertised, want := range map[device.AdvertisedID]device.ID{
 		id.Advertised(): id, "GPU-5eed::0": id, "GPU-5eed::12": id, "MIG-1/2/3": "MIG-1/2/3", "": "", "::3": "",
 	} {
-		if got := offered.Device(); got != want {
-			t.Errorf("%q is offered for %q, want %q", offered, got, want)
+		if got := advertised.Device(); got != want {
+			t.Errorf("device of %q is %q, want %q", advertised, got, want)
 		}
 	}
 	if d := (device.Device{ID: id, GPU: "GPU-5eed"}); !d.WholeGPU() {
-		t.Error("a whole GPU is not seen as one")
+		t.Error("whole GPU reported as MIG device")
 	}
 	if d := (device.Device{ID: "MIG-1", GPU: "GPU-5eed"}); d.WholeGPU() {
-		t.Error("a slice is seen as a whole GPU")
+		t.Error("MIG device reported as whole GPU")
 	}
 }
 
-func TestHoldersOf(t *testing.T) {
+func TestAllocationState(t *testing.T) {
 	row := func(id device.AdvertisedID, pod string) device.Allocation {
 		h := device.Allocation{Resource: "nvidia.com/gpu", DeviceID: id}
 		if pod != "" {
@@ -49,18 +49,18 @@ func TestHoldersOf(t *testing.T) {
 	unsettled := known
 	unsettled.Complete = false
 	if hold, _ := unsettled.State("E"); hold != device.AllocationUnknown {
-		t.Error("before anything is settled, a device that nobody names is taken for idle")
+		t.Error("device without allocation is not unknown before the list is complete")
 	}
 	if hold, _ := unsettled.State("A"); hold != device.Allocated {
-		t.Error("a named holder is not taken before all is settled")
+		t.Error("allocation with an owner is unknown before the list is complete")
 	}
 	if hold, _ := (device.Allocations{}).State("A"); hold != device.AllocationUnknown {
-		t.Error("a device is known to be idle before the kubelet has said anything")
+		t.Error("device unallocated before the first answer of the kubelet, want unknown")
 	}
 }
 
-// TestHoldersOfOnePod: containers of one pod that share a device leave its owner the pod.
-func TestHoldersOfOnePod(t *testing.T) {
+// TestOwnerOfContainersOfOnePod: the owner of a device shared by containers of one pod is the pod.
+func TestOwnerOfContainersOfOnePod(t *testing.T) {
 	pod := device.Owner{Namespace: "n", Pod: "one"}
 	row := func(id device.AdvertisedID, pod, container string) device.Allocation {
 		return device.Allocation{Resource: "nvidia.com/gpu", DeviceID: id, Owner: device.Owner{Namespace: "n", Pod: pod, Container: container}}
@@ -77,9 +77,8 @@ func TestHoldersOfOnePod(t *testing.T) {
 	}
 }
 
-// TestHoldersOfClaimedDevices: an allocation by a device plugin decides, whatever claims
-// exist beside it, such as those with admin access of monitoring pods.
-func TestHoldersOfClaimedDevices(t *testing.T) {
+// TestOwnerOfClaimedDevices: claims, such as those with admin access of monitoring pods, count only without an allocation by a device plugin.
+func TestOwnerOfClaimedDevices(t *testing.T) {
 	const plugin, driver = "nvidia.com/gpu", "gpu.nvidia.com"
 	row := func(resource, pod string) device.Allocation {
 		h := device.Allocation{Resource: resource, DeviceID: "A"}
@@ -108,50 +107,50 @@ func TestHoldersOfClaimedDevices(t *testing.T) {
 	}
 }
 
-func TestBoardLosesNoChange(t *testing.T) {
+func TestInventoryLosesNoChange(t *testing.T) {
 	var b device.Inventory
 	if statuses, _ := b.Get(); statuses != nil {
-		t.Error("something is on a new board")
+		t.Error("new Inventory is not nil")
 	}
-	const posts = 1000
+	const publications = 1000
 	var readers sync.WaitGroup
 	for range 4 {
 		readers.Go(func() {
-			for seen := 0; seen < posts; {
+			for seen := 0; seen < publications; {
 				statuses, changed := b.Get()
 				if len(statuses) < seen {
-					t.Error("the board went back")
+					t.Error("an older list follows a newer one")
 					return
 				}
-				if seen = len(statuses); seen < posts {
+				if seen = len(statuses); seen < publications {
 					<-changed
 				}
 			}
 		})
 	}
-	all := make([]device.Status, posts)
+	all := make([]device.Status, publications)
 	b.Set(nil)
 	if statuses, _ := b.Get(); statuses == nil {
-		t.Error("no devices is not told from nothing known")
+		t.Error("nil is published as nil, want an empty list")
 	}
-	for n := range posts {
+	for n := range publications {
 		b.Set(all[:n+1])
 	}
 	readers.Wait()
 }
 
-func TestOrderOfDevices(t *testing.T) {
+func TestDeviceCompare(t *testing.T) {
 	want := []device.Device{
 		{ID: "GPU-b", GPU: "GPU-b", Index: 0, MIGDeviceIndex: -1},
 		{ID: "GPU-a", GPU: "GPU-a", Index: 1, MIGDeviceIndex: -1, MIGEnabled: true},
 		{ID: "MIG-y", GPU: "GPU-a", Index: 1, MIGDeviceIndex: 0},
 		{ID: "MIG-x", GPU: "GPU-a", Index: 1, MIGDeviceIndex: 3},
-		{ID: "GPU-c", GPU: "GPU-c", Index: 1, MIGDeviceIndex: -1}, // one of the two is gone
+		{ID: "GPU-c", GPU: "GPU-c", Index: 1, MIGDeviceIndex: -1}, // GPU-a or GPU-c is gone
 	}
 	for i, a := range want {
 		for j, b := range want {
 			if got := a.Compare(b); got != cmp.Compare(i, j) {
-				t.Errorf("%s against %s: %d", a.ID, b.ID, got)
+				t.Errorf("%s compared with %s: %d", a.ID, b.ID, got)
 			}
 		}
 	}

@@ -6,21 +6,20 @@ import (
 	"time"
 )
 
-// TestReportAllocations where its kind is known, whether it comes from the driver or a
-// second witness: not the report itself, nor the rest of the turn that takes it.
+// TestReportAllocations: a report of a known kind costs no memory, from either source, nor does the update after the report.
 func TestReportAllocations(t *testing.T) {
 	for name, e := range map[string]Event{
 		"application": {GPU: "GPU-a", Device: "MIG-b", Xid: 31, Action: "restart_app", Class: "application"},
 		"fatal":       {GPU: "GPU-a", Xid: 95, Recovery: RecoveryAfterReset, Action: "reset_gpu"},
-		"to look at":  {GPU: "GPU-a", Xid: 154, Recovery: RecoveryChecksPass},
+		"to verify":   {GPU: "GPU-a", Xid: 154, Recovery: RecoveryChecksPass},
 		"no Xid":      {GPU: "GPU-a", Kind: "gpu_unavailable", Recovery: RecoveryChecksPass},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := idleBackend{}
-			told := 0
+			affected := 0
 			m := NewMonitor(b, NewReaders(b), &Inventory{}, MonitorOptions{
 				Log:           slog.New(slog.DiscardHandler),
-				OnHealthEvent: func(o HealthEvent) { told += len(o.Affected) },
+				OnHealthEvent: func(o HealthEvent) { affected += len(o.Affected) },
 				Policy:        func(uint64) Policy { return PolicyDefault },
 			})
 			now := time.Now()
@@ -32,30 +31,30 @@ func TestReportAllocations(t *testing.T) {
 			}
 			turn()
 			if allocs := testing.AllocsPerRun(100, turn); allocs > 0 {
-				t.Errorf("it costs %v allocations", allocs)
+				t.Errorf("%v allocations, want 0", allocs)
 			}
-			if told < 100 {
-				t.Errorf("%d were told", told)
+			if affected < 100 {
+				t.Errorf("%d affected devices, want at least 100", affected)
 			}
 			e.Source = "kmsg"
 			m.Report(e, now)
 			if allocs := testing.AllocsPerRun(100, func() { m.Report(e, now) }); allocs > 0 {
-				t.Errorf("a second witness costs %v allocations", allocs)
+				t.Errorf("Report: %v allocations, want 0", allocs)
 			}
 		})
 	}
 }
 
-// TestTheSameReportTwice has the time of the later one, whichever came first.
-func TestTheSameReportTwice(t *testing.T) {
+// TestQueuedEventHasNewestTime adds equal events in any order.
+func TestQueuedEventHasNewestTime(t *testing.T) {
 	b, now := eventQueue{}, time.Now()
 	for _, at := range []time.Time{now.Add(-2 * time.Second), now, now.Add(-time.Second)} {
 		b.add(Event{GPU: "GPU-a", Xid: 31}, at, now)
 	}
 	if ripe, _ := b.takeBefore(now); len(ripe) != 1 || ripe[0].count != 3 || !ripe[0].happenedAt.Equal(now) {
-		t.Errorf("the reports are %+v, want three at %v", ripe, now)
+		t.Errorf("events %+v, want three at %v", ripe, now)
 	}
 }
 
-// idleBackend is a Backend of which nothing is asked.
+// idleBackend is a Backend without calls.
 type idleBackend struct{ Backend }

@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// findRecord finds what is remembered of a GPU, or of a slice of it.
+// findRecord returns the record of a GPU, or of a MIG device of the GPU.
 func findRecord(h device.HealthHistory, gpu device.GPU, id device.ID) device.HealthRecord {
 	i := slices.IndexFunc(h.Records, func(r device.HealthRecord) bool { return r.GPU == gpu && r.Device == id })
 	if i < 0 {
@@ -20,26 +20,26 @@ func findRecord(h device.HealthHistory, gpu device.GPU, id device.ID) device.Hea
 	return h.Records[i]
 }
 
-// TestTheSoundAreRemembered as being there, and nothing is handed over while nothing happens.
-func TestTheSoundAreRemembered(t *testing.T) {
+// TestHistoryOfHealthyGPUs: healthy GPUs have records, and without a change the history is saved once.
+func TestHistoryOfHealthyGPUs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(2), nil, s.attach)
 		w.statusesAfter(time.Hour)
 		if s.saves != 1 {
-			t.Errorf("it was handed over %d times", s.saves)
+			t.Errorf("%d saves, want 1", s.saves)
 		}
 		w.SetCheckError(w.AllocatableIDs()[0], errUnknown)
 		w.untilSuspect()
 		w.stop()
 		if r := findRecord(s.saved, w.GPUs()[1], ""); s.saves != 2 || len(s.saved.Records) != 2 || r.Reason != "" || r.LastListed.Index != 1 || !r.GoneSince.IsZero() {
-			t.Errorf("at the end it was handed over %d times, and is %+v", s.saves, s.saved)
+			t.Errorf("%d saves, history %+v", s.saves, s.saved)
 		}
 	})
 }
 
-// TestWhatIsRemembered of a GPU and of a slice by itself.
-func TestWhatIsRemembered(t *testing.T) {
+// TestHistoryOfGPUAndMIGDevice tests the records of a GPU and of a MIG device.
+func TestHistoryOfGPUAndMIGDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
@@ -53,15 +53,15 @@ func TestWhatIsRemembered(t *testing.T) {
 		w.statusesAfter(500 * time.Millisecond)
 		h := s.savedHistory()
 		if r := findRecord(h, gpu, ids[1]); len(h.Records) != 3 || r.Reason != "xid_999" || !r.NeedsReset || r.ResetSeen || r.Flaps != 1 || r.EnergyCounter == 0 || r.FailedResets.Reason != "xid_999" {
-			t.Errorf("of the slice it is %+v", h)
+			t.Errorf("history with the MIG device: %+v", h)
 		}
 		if r := findRecord(h, gpu, ""); r.Reason != "" || len(r.Xids) != 2 {
-			t.Errorf("of its GPU it is %+v", r)
+			t.Errorf("record of the GPU: %+v", r)
 		}
 		before := findRecord(h, gpu, ids[1]).EnergyCounter
 		w.statusesAfter(61 * time.Second)
 		if r := findRecord(s.savedHistory(), gpu, ids[1]); r.EnergyCounter <= before {
-			t.Errorf("a minute later its odometer is %d, and was %d", r.EnergyCounter, before)
+			t.Errorf("energy counter %d a minute later, was %d", r.EnergyCounter, before)
 		}
 		w.stop()
 
@@ -70,23 +70,22 @@ func TestWhatIsRemembered(t *testing.T) {
 		statuses := w.statusesAfter(time.Minute)
 		requireReasons(t, "in the next process", statuses, "", "", "xid_999", "")
 		if xidCount(statuses[0], 999) != 1 || xidCount(statuses[0], 31) != 1 {
-			t.Errorf("its counts are %+v", statuses[0].Xids)
+			t.Errorf("Xids %+v", statuses[0].Xids)
 		}
 		w.Fail(ids[0], "xid 31")
 		if got := xidCount(w.statusesAfter(time.Second)[0], 31); got != 2 {
-			t.Errorf("after another one they are %d", got)
+			t.Errorf("%d after another Xid, want 2", got)
 		}
 		w.ResetGPU(ids[1])
 		w.statusesAfter(time.Minute)
 		if r := findRecord(s.savedHistory(), gpu, ids[1]); r.Reason != "" || r.Flaps != 1 || r.FailedResets.Count != 1 {
-			t.Errorf("when it was reset it is %+v", r)
+			t.Errorf("record after the reset: %+v", r)
 		}
 	})
 }
 
-// TestAGPUThatIsLostBeforeTheStart was there in the process before, and the listing lacks it.
-// It is on the Board, unhealthy, as one that vanishes while a process runs.
-func TestAGPUThatIsLostBeforeTheStart(t *testing.T) {
+// TestGPULostBeforeStart: a GPU of the previous process that the listing lacks is published as gone.
+func TestGPULostBeforeStart(t *testing.T) {
 	for _, row := range []struct {
 		name     string
 		bad      func(*monitorFixture, device.ID)
@@ -94,20 +93,20 @@ func TestAGPUThatIsLostBeforeTheStart(t *testing.T) {
 		reason   string
 	}{
 		{"after Xid 79", failWith("xid 79"), false, "xid_79"},
-		{"without a word", doNothing, false, "gone"},
-		{"with a boot", failWith("xid 79"), true, "gone"},
+		{"without an event", doNothing, false, "gone"},
+		{"with a reboot", failWith("xid 79"), true, "gone"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var s monitorRecorder
-				var held atomic.Bool
+				var allocated atomic.Bool
 				m := newMachine(3)
 				id := m.AllocatableIDs()[1]
 				start := func(rebooted bool) *monitorFixture {
 					return startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
 						w.options.History = s.savedHistory()
 						w.options.History.Rebooted = rebooted
-						w.options.IsAllocated = func(of device.ID) bool { return of == id && held.Load() }
+						w.options.IsAllocated = func(of device.ID) bool { return of == id && allocated.Load() }
 					})
 				}
 				w := start(false)
@@ -120,36 +119,35 @@ func TestAGPUThatIsLostBeforeTheStart(t *testing.T) {
 				w = start(row.rebooted)
 				statuses := w.statusesAfter(5 * time.Second)
 				requireReasons(t, "in the next process", statuses, "", row.reason, "")
-				if told := s.takeEvents(); row.reason == "gone" && (len(told) == 0 || told[len(told)-1].Reason != "gone" || len(told[len(told)-1].Affected) != 1) {
-					t.Errorf("the incidents are %+v, want the last to be that of the absent GPU", told)
+				if events := s.takeEvents(); row.reason == "gone" && (len(events) == 0 || events[len(events)-1].Reason != "gone" || len(events[len(events)-1].Affected) != 1) {
+					t.Errorf("the incidents are %+v, want the last to be that of the absent GPU", events)
 				}
 				if s := statuses[1]; !s.Gone || s.ID != id || s.Index != 1 || s.Model == "" || s.PCI == "" {
-					t.Errorf("it is %+v", s)
+					t.Errorf("got %+v", s)
 				}
 				w.statusesAfter(5 * time.Minute)
 				w.stop()
 
 				w = start(false)
 				requireReasons(t, "minutes later, in another process", w.statusesAfter(time.Minute), "", row.reason, "")
-				requireReasons(t, "when nobody has held it for ten minutes", w.statusesAfter(5*time.Minute), "", "")
+				requireReasons(t, "gone for ten minutes", w.statusesAfter(5*time.Minute), "", "")
 				w.stop()
 
 				w = start(false)
 				requireReasons(t, "in a process after that", w.statusesAfter(time.Minute), "", "")
-				held.Store(true)
-				requireReasons(t, "when it is held", w.statusesAfter(11*time.Second), "", row.reason, "")
+				allocated.Store(true)
+				requireReasons(t, "allocated", w.statusesAfter(11*time.Second), "", row.reason, "")
 				requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "", row.reason, "")
 				m.ResetGPU(id)
-				requireReasons(t, "when it is back", w.statusesAfter(15*time.Second), "", "", "")
+				requireReasons(t, "back", w.statusesAfter(15*time.Second), "", "", "")
 				w.stop()
 			})
 		})
 	}
 }
 
-// TestTheAbsentAreRemembered: one that is not listed may come back, in this process or the
-// next, and what was wrong with it has not gone by that.
-func TestTheAbsentAreRemembered(t *testing.T) {
+// TestHistoryOfAbsentGPU: the fault of an absent GPU is kept until the GPU is back, in this process or the next.
+func TestHistoryOfAbsentGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
@@ -160,32 +158,31 @@ func TestTheAbsentAreRemembered(t *testing.T) {
 		m.Fail(id, "xid 95")
 		w.statusesAfter(time.Second)
 		b.hidden.Store(id)
-		requireReasons(t, "when it has been gone for long", w.statusesAfter(15*time.Minute), "")
+		requireReasons(t, "gone for 15 minutes", w.statusesAfter(15*time.Minute), "")
 		if r := findRecord(s.savedHistory(), gpu, ""); r.Reason != "xid_95" {
-			t.Errorf("it is %+v", r)
+			t.Errorf("got %+v", r)
 		}
 		b.hidden.Store(device.ID(""))
-		requireReasons(t, "when it is back", w.statusesAfter(time.Minute), "xid_95", "")
+		requireReasons(t, "back", w.statusesAfter(time.Minute), "xid_95", "")
 		b.hidden.Store(id)
 		w.statusesAfter(15 * time.Minute)
 		w.stop()
 
 		w = startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		requireReasons(t, "in the next process", w.statusesAfter(time.Minute), "")
-		m.Fail(m.AllocatableIDs()[1], "lost") // so that something is handed over
+		m.Fail(m.AllocatableIDs()[1], "lost") // causes a save
 		w.statusesAfter(10 * time.Second)
 		if r := findRecord(s.savedHistory(), gpu, ""); r.Reason != "xid_95" {
-			t.Errorf("then it is %+v", r)
+			t.Errorf("record in the next process: %+v", r)
 		}
 		b.hidden.Store(device.ID(""))
-		requireReasons(t, "when it is back there", w.statusesAfter(time.Minute), "xid_95", "lost")
+		requireReasons(t, "back in the next process", w.statusesAfter(time.Minute), "xid_95", "lost")
 		w.stop()
 	})
 }
 
-// TestAClockThatIsAhead by a month when the process starts erases no record: an absent GPU may
-// come back, and the counts of a healthy one go on.
-func TestAClockThatIsAhead(t *testing.T) {
+// TestHistoryWithClockAhead: a clock that is a month ahead at the start erases no record.
+func TestHistoryWithClockAhead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
@@ -198,17 +195,17 @@ func TestAClockThatIsAhead(t *testing.T) {
 				{GPU: "GPU-absent", Reason: "xid_95", NeedsReset: true, Since: at, FaultAt: at},
 			}
 		})
-		requireReasons(t, "what was there all the time", w.statusesAfter(time.Minute), "xid_95", "")
+		requireReasons(t, "GPUs that were always present", w.statusesAfter(time.Minute), "xid_95", "")
 		w.stop()
 		h := s.savedHistory()
 		if len(h.Records) != 3 || findRecord(h, m.GPUs()[1], "").Flaps != 3 || findRecord(h, "GPU-absent", "").Reason != "xid_95" {
-			t.Errorf("remembered is %+v", h.Records)
+			t.Errorf("records %+v", h.Records)
 		}
 	})
 }
 
-// TestTheOldestAbsentRecordsAreForgotten if there are too many.
-func TestTheOldestAbsentRecordsAreForgotten(t *testing.T) {
+// TestOldestAbsentRecordsAreDeleted: at most 256 records of absent devices are kept.
+func TestOldestAbsentRecordsAreDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
@@ -229,14 +226,13 @@ func TestTheOldestAbsentRecordsAreForgotten(t *testing.T) {
 		h := s.savedHistory()
 		if len(h.Records) != 256+1 || findRecord(h, m.GPUs()[0], "").Reason != "xid_95" ||
 			findRecord(h, "GPU-absent-254", "").Reason == "" || findRecord(h, "GPU-absent-255", "").Reason != "" {
-			t.Errorf("%d are remembered, and not the newest", len(h.Records))
+			t.Errorf("%d records, want the newest 257", len(h.Records))
 		}
 	})
 }
 
-// TestACountIsShownWhenItIsStored, so that none falls when the process is killed. Health and the
-// time of an Xid do not wait for the disk.
-func TestACountIsShownWhenItIsStored(t *testing.T) {
+// TestCountsArePublishedWhenSaved: no published count falls if the process is killed. Health and the time of an Xid are published at once.
+func TestCountsArePublishedWhenSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
@@ -249,7 +245,7 @@ func TestACountIsShownWhenItIsStored(t *testing.T) {
 			t.Helper()
 			is := w.statusesAfter(time.Second)[0]
 			if is.Flaps != flaps || xidCount(is, 31) != xid31 || xidCount(is, 95) != xid95 {
-				t.Errorf("%s there are %d flaps and Xids %v", when, is.Flaps, is.Xids)
+				t.Errorf("%s: %d flaps, Xids %v", when, is.Flaps, is.Xids)
 			}
 			return is
 		}
@@ -257,34 +253,33 @@ func TestACountIsShownWhenItIsStored(t *testing.T) {
 		w.Fail(id, "xid 31")
 		w.Fail(id, "xid 95")
 		if is := check("while the disk hangs", 7, 5, 0); is.Healthy || is.Reason != "xid_95" || len(is.Xids) != 2 || is.Xids[1].Last.IsZero() {
-			t.Errorf("while the disk hangs it is %+v", is)
+			t.Errorf("while the disk hangs: %+v", is)
 		}
 		h := s.savedHistory()
 		s.exported.Store(&h)
-		check("when it was stored", 8, 6, 1)
+		check("saved", 8, 6, 1)
 	})
 }
 
-// TestAClockThatWasSet makes no device unhealthy for ever, and no time of the future is shown.
-func TestAClockThatWasSet(t *testing.T) {
+// TestHistoryWithClockSetBack: times of the future neither delay the recovery nor are published.
+func TestHistoryWithClockSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		ahead := time.Now().Add(1000 * time.Hour)
-		turns := slices.Repeat([]time.Time{ahead}, 9)
+		times := slices.Repeat([]time.Time{ahead}, 9)
 		w := startMonitor(t, m, nil, func(w *monitorFixture) {
-			w.options.History.Records = []device.HealthRecord{{GPU: m.GPUs()[0], Reason: "lost", Since: ahead, FaultAt: ahead, Flaps: 9, UnhealthyTimes: turns}}
+			w.options.History.Records = []device.HealthRecord{{GPU: m.GPUs()[0], Reason: "lost", Since: ahead, FaultAt: ahead, Flaps: 9, UnhealthyTimes: times}}
 		})
 		defer w.stop()
 		if s := w.statusesAfter(time.Millisecond)[0]; s.Reason != "lost" || s.Since.After(time.Now()) {
-			t.Errorf("at first it is %q since %s", s.Reason, s.Since)
+			t.Errorf("at first: %q since %s", s.Reason, s.Since)
 		}
 		requireReasons(t, "soon", w.statusesAfter(5*time.Second), "")
 	})
 }
 
-// TestABootIsOver: what comes after it in the same process is not mended by it, nor by
-// answering again.
-func TestABootIsOver(t *testing.T) {
+// TestRebootCountsOnce: a reboot ends no fault that comes after it in the same process.
+func TestRebootCountsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		id := m.AllocatableIDs()[0]
@@ -295,24 +290,23 @@ func TestABootIsOver(t *testing.T) {
 		w.Fail(id, "xid 95")
 		w.statusesAfter(time.Second)
 		b.hidden.Store(id)
-		requireReasons(t, "when it has been gone for long", w.statusesAfter(15*time.Minute), "")
+		requireReasons(t, "gone for 15 minutes", w.statusesAfter(15*time.Minute), "")
 		w.SetCheckError(id, device.ErrLost)
 		b.hidden.Store(device.ID(""))
 		w.statusesAfter(15 * time.Second)
 		w.SetCheckError(id, nil)
-		requireReasons(t, "when it is back, and answers", w.statusesAfter(time.Minute), "xid_95", "")
+		requireReasons(t, "back, and checks pass", w.statusesAfter(time.Minute), "xid_95", "")
 	})
 }
 
-// TestARepairThatStillWaits is waited for by the next process, whatever its first check
-// says, also where the node was booted.
-func TestARepairThatStillWaits(t *testing.T) {
+// TestPendingRepairAcrossRestart: the next process waits for a pending repair, even after a reboot.
+func TestPendingRepairAcrossRestart(t *testing.T) {
 	for _, booted := range []bool{false, true} {
-		testRepairThatStillWaits(t, booted)
+		testPendingRepair(t, booted)
 	}
 }
 
-func testRepairThatStillWaits(t *testing.T, booted bool) {
+func testPendingRepair(t *testing.T, booted bool) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
@@ -335,15 +329,15 @@ func testRepairThatStillWaits(t *testing.T, booted bool) {
 		w.SetCheckError(id, nil)
 		w.SetRepairPending(id)
 		if s := w.statusesAfter(time.Minute)[0]; s.Healthy {
-			t.Error("when it answers it is trusted")
+			t.Error("healthy before the repair")
 		}
 		w.ResetGPU(id)
-		requireReasons(t, "when it is repaired", w.statusesAfter(time.Minute), "")
+		requireReasons(t, "after the repair", w.statusesAfter(time.Minute), "")
 	})
 }
 
-// TestAResetOfASliceThatIsAbsent mends it, too, in this process and in the next.
-func TestAResetOfASliceThatIsAbsent(t *testing.T) {
+// TestResetOfAbsentMIGDevice: a reset of the GPU counts for its absent MIG devices, in this process and the next.
+func TestResetOfAbsentMIGDevice(t *testing.T) {
 	for _, restarted := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			var s monitorRecorder
@@ -366,15 +360,14 @@ func TestAResetOfASliceThatIsAbsent(t *testing.T) {
 			w.ResetGPU(device.ID(m.GPUs()[0]))
 			w.statusesAfter(time.Hour)
 			b.hidden.Store(device.ID(""))
-			requireReasons(t, "when it is back", w.statusesAfter(time.Minute), "", "", "")
+			requireReasons(t, "back", w.statusesAfter(time.Minute), "", "", "")
 			w.stop()
 		})
 	}
 }
 
-// TestAnOldVerdictOutlivesAnAbsence: how old a fault is says nothing of for how long the GPU
-// has been away.
-func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
+// TestOldFaultOfAbsentGPU: the age of a fault does not shorten the time for which an absent GPU is kept.
+func TestOldFaultOfAbsentGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
@@ -382,7 +375,7 @@ func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
 		s.saved.Records = []device.HealthRecord{{GPU: gpu, Reason: "xid_95", NeedsReset: true, Since: time.Now(), FaultAt: time.Now()}}
 		time.Sleep(31 * 24 * time.Hour)
 		b := &hidingMachine{Machine: m}
-		// process has one run for a while, and returns what is on the board at its end.
+		// process runs a Monitor, and returns the Inventory at the end.
 		process := func(d time.Duration) []device.Status {
 			w := startMonitor(t, m, func(device.Backend) device.Backend { return b }, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 			defer w.stop()
@@ -392,37 +385,35 @@ func TestAnOldVerdictOutlivesAnAbsence(t *testing.T) {
 		b.hidden.Store(id)
 		requireReasons(t, "while it is absent", process(15*time.Minute), "")
 		b.hidden.Store(device.ID(""))
-		requireReasons(t, "when it is back", process(time.Minute), "xid_95", "")
+		requireReasons(t, "back", process(time.Minute), "xid_95", "")
 	})
 }
 
-// TestWhatCannotBeToldIsHandedOn until each device has proved itself: a process that has seen
-// none of them has forgotten nothing.
-func TestWhatCannotBeToldIsHandedOn(t *testing.T) {
+// TestLostHistoryIsSaved: Lost is saved until each device has passed its checks.
+func TestLostHistoryIsSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
 		m.SetDriverError(device.ErrNoDriver)
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History.Lost = true })
-		if w.statusesAfter(time.Second); !s.savedHistory().Lost { // it may be killed now
-			t.Error("nobody was told")
+		if w.statusesAfter(time.Second); !s.savedHistory().Lost { // saved even if the process is killed now
+			t.Error("Lost was not saved")
 		}
 		w.stop()
 		m.SetDriverError(nil)
 		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if w.statusesAfter(1900*time.Millisecond) != nil {
-			t.Error("something was posted before the device has proved itself")
+			t.Error("published before the device passed its checks")
 		}
 		if requireReasons(t, "after three checks", w.statusesAfter(1500*time.Millisecond), ""); s.savedHistory().Lost {
-			t.Error("it is not over")
+			t.Error("Lost is still saved")
 		}
 	})
 }
 
-// TestAHealthyRecordThatIsOld is not trusted: what an earlier process found later could not be
-// stored. A known verdict stands.
-func TestAHealthyRecordThatIsOld(t *testing.T) {
+// TestLostHistoryWithOldRecords: a healthy record may be out of date, and is checked. A recorded fault stands.
+func TestLostHistoryWithOldRecords(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		at := time.Now()
@@ -434,11 +425,11 @@ func TestAHealthyRecordThatIsOld(t *testing.T) {
 		})
 		defer w.stop()
 		if w.statusesAfter(1900*time.Millisecond) != nil {
-			t.Error("something was posted before the healthy GPU passed its checks")
+			t.Error("published before the healthy GPU passed its checks")
 		}
 		statuses := w.statusesAfter(1500 * time.Millisecond)
 		if requireReasons(t, "after three checks", statuses, "", "xid_95"); statuses[0].Flaps != 3 {
-			t.Errorf("its flaps are %d", statuses[0].Flaps)
+			t.Errorf("%d flaps, want 3", statuses[0].Flaps)
 		}
 	})
 }

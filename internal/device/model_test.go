@@ -15,29 +15,27 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// trackedDevice is a Backend of two GPUs whose resets show as those of NVIDIA's do: in the
-// next check that gets an answer, whatever came between, and to a later process by the
-// odometer alone. A check tells what was when it began, and takes its time.
+// trackedDevice is a Backend of two GPUs whose resets show like NVIDIA's: in the next check with an answer, and to a later process
+// only by the energy counter. A check returns the state at its begin, and takes time.
 type trackedDevice struct {
 	mu sync.Mutex
 	// All below are guarded by mu.
 	gpus   map[device.GPU]*fakeGPUState
 	events []device.Event
-	slow   time.Duration // what a check takes
+	slow   time.Duration // duration of a check
 	begun  time.Time
 }
 
 type fakeGPUState struct {
-	err           error                // what a check answers
+	err           error                // result of a check
 	checksHang    bool                 // checks do not return
-	pending       bool                 // a repair waits for the next reset
-	resets        uint64               // how often it was reset
-	resetsAtStart uint64               // this process
-	evidence      device.ResetEvidence // by checks
+	pending       bool                 // a repair is pending
+	resets        uint64               // number of resets
+	resetsAtStart uint64               // in this process
+	evidence      device.ResetEvidence // of the newest check with an answer
 }
 
-// hasUnseenReset tells whether it was reset since a check has last got an answer. What happens
-// to it next cannot be told from what came before.
+// hasUnseenReset reports whether the GPU was reset since the newest check with an answer.
 func (b *fakeGPUState) hasUnseenReset() bool { return b.resetsAtStart+b.evidence.Resets != b.resets }
 
 var backendGPUs = []device.GPU{"GPU-a", "GPU-b"}
@@ -80,7 +78,7 @@ func (w *trackedDevice) Check(gpu device.GPU) (v device.ResetEvidence, err error
 	w.locked(func() {
 		g := w.gpus[gpu]
 		if slow = w.slow; g.err == nil || errors.As(g.err, new(*device.Fault)) {
-			const far = 1 << 30 // more milliseconds than a test has, so that each reset is one to less
+			const far = 1 << 30 // more milliseconds than a test lasts: each reset lowers the counter
 			g.evidence = device.ResetEvidence{Resets: g.resets - g.resetsAtStart, EnergyCounter: (1000-g.resets)*far + uint64(time.Since(w.begun).Milliseconds()), RepairPending: g.pending}
 		}
 		v, err = g.evidence, g.err
@@ -102,12 +100,12 @@ func (w *trackedDevice) Wait(ctx context.Context) (e device.Event, err error) {
 	}
 }
 
-// monitorRun is one life of a Monitor, on a ward that outlives it.
+// monitorRun is one run of a Monitor on a Backend that outlives the run.
 type monitorRun struct {
 	*trackedDevice
 	inventory    device.Inventory
 	monitor      *device.Monitor
-	saved        device.HealthHistory // as last handed over
+	saved        device.HealthHistory // newest history
 	healthEvents []device.HealthEvent
 	stop         func() error
 }
@@ -149,7 +147,7 @@ func (w *trackedDevice) newRun(ctx context.Context, previous device.HealthHistor
 			}
 		})
 		if !p.monitor.Drain(context.Background()) || !readers.Drain(context.Background()) {
-			return errors.New("calls are left")
+			return errors.New("Drain: calls are running")
 		}
 		w.locked(func() {
 			for _, g := range hung {
@@ -161,30 +159,28 @@ func (w *trackedDevice) newRun(ctx context.Context, previous device.HealthHistor
 	return p
 }
 
-// expectedHealth is the reference: what must hold of a GPU.
+// expectedHealth is the reference model of a GPU.
 type expectedHealth struct {
-	checksFail     bool      // its checks fail, or hang
-	awaitsReset    bool      // a fault has come that no whole reset has followed
-	resetAmbiguous bool      // the reset came so soon that it may be taken for an earlier one
-	faultAt        time.Time // when the newest fault came
+	checksFail     bool      // checks fail or hang
+	awaitsReset    bool      // a fault waits for a complete reset
+	resetAmbiguous bool      // the reset came so soon that it may count as an earlier one
+	faultAt        time.Time // of the newest fault
 	xids           uint64
-	problems       []time.Time // when something went wrong: no more often did it turn unhealthy
-	flaps          uint64      // as last posted
+	problems       []time.Time // of each fault; at most so many turns to unhealthy
+	flaps          uint64      // as last published
 }
 
-// settleTime is longer than anything takes to be noticed, or to be trusted again.
+// settleTime is longer than any detection and recovery.
 func (e *expectedHealth) settleTime() time.Duration {
 	e.problems = slices.DeleteFunc(e.problems, func(at time.Time) bool { return time.Since(at) > 2*time.Hour })
 	return detectionTime + min(6*time.Second<<min(len(e.problems), 10), 10*time.Minute)
 }
 
-// detectionTime is longer than anything takes to be noticed.
+// detectionTime is longer than any detection.
 const detectionTime = 45 * time.Second
 
-// FuzzMonitor has faults, resets, reports of two witnesses, checks that fail, hang and are
-// slow, new processes, boots and pauses in any order. A GPU is never healthy while a fault
-// waits for its reset, is healthy soon after the last thing that was wrong with it has
-// ended, and no report is lost, or counted twice.
+// FuzzMonitor has faults, resets, reports of two sources, checks that fail, hang and are slow, restarts, reboots and pauses in any order.
+// A GPU is never healthy while a fault waits for its reset, is healthy soon after the end of the last fault, and each event counts once.
 func FuzzMonitor(f *testing.F) {
 	random := rand.New(rand.NewPCG(3, 4))
 	for range 24 {
@@ -224,12 +220,12 @@ func runMonitorScript(t *testing.T, script []byte) {
 		switch {
 		case action == actionPersistentFault:
 			pause = 0
-		case action == actionFaultFromKernelOnly && pause > 0: // it waits for the driver's word
+		case action == actionFaultFromKernelOnly && pause > 0: // kernel log events are delayed
 			pause = max(pause, time.Second)
 		}
 		switch action {
 		case actionRestart, actionReboot, actionResetBetweenRuns:
-			time.Sleep(time.Second) // what is under way gets there
+			time.Sleep(time.Second) // lets running work end
 			synctest.Wait()
 			reports += len(p.healthEvents)
 			if err := p.stop(); err != nil {
@@ -252,7 +248,7 @@ func runMonitorScript(t *testing.T, script []byte) {
 		synctest.Wait()
 		statuses, _ := p.inventory.Get()
 		if len(statuses) != len(backendGPUs) && (settled || len(statuses) > 0) {
-			t.Fatalf("step %d: the board has %+v", step/2, statuses)
+			t.Fatalf("step %d: inventory has %+v", step/2, statuses)
 		}
 		for _, s := range statuses {
 			if err := model[s.GPU].verify(s, settled); err != nil {
@@ -267,7 +263,7 @@ func runMonitorScript(t *testing.T, script []byte) {
 	}
 }
 
-// verifyEvents tells whether each report was passed on once. Earlier processes have passed on others.
+// verifyEvents reports whether each event was passed on once, by this or an earlier process.
 func verifyEvents(events []device.HealthEvent, earlier int, model map[device.GPU]*expectedHealth) error {
 	var reports, xids uint64
 	for _, o := range events {
@@ -279,12 +275,12 @@ func verifyEvents(events []device.HealthEvent, earlier int, model map[device.GPU
 		xids += e.xids
 	}
 	if reports > xids || earlier == 0 && reports != xids {
-		return fmt.Errorf("%d reports were passed on, and there were %d", reports, xids)
+		return fmt.Errorf("%d events passed on, want %d", reports, xids)
 	}
 	return nil
 }
 
-// What can happen.
+// The actions.
 const (
 	actionFault byte = iota
 	actionFaultFromBothSources
@@ -307,7 +303,7 @@ const (
 	actionCount
 )
 
-// apply has something happen to a GPU, and the reference know.
+// apply performs an action on a GPU and on the model.
 func (w *trackedDevice) apply(p *monitorRun, action byte, gpu device.GPU, model map[device.GPU]*expectedHealth) {
 	g, e, now := w.gpus[gpu], model[gpu], time.Now()
 	resets := func(gpu device.GPU) {
@@ -352,15 +348,15 @@ func (w *trackedDevice) apply(p *monitorRun, action byte, gpu device.GPU, model 
 	case actionReset:
 		resets(gpu)
 	case actionResetBetweenRuns:
-		blind := e.awaitsReset && g.evidence.EnergyCounter == 0 // nothing is known that it could have become less than
+		blind := e.awaitsReset && g.evidence.EnergyCounter == 0 // no value to compare with
 		resets(gpu)
 		e.resetAmbiguous = e.resetAmbiguous || blind
-	case actionPartialReset: // what was broken has not come back whole
+	case actionPartialReset: // a repair is pending after the reset
 		if !g.checksHang && e.awaitsReset {
 			g.resets++
 			g.pending = true
 		}
-	case actionResetThenFault: // nobody has seen the reset when the fault comes
+	case actionResetThenFault: // no check saw the reset before the fault
 		resets(gpu)
 		report(48, device.RecoveryAfterReset, true, false)
 	case actionLost:
@@ -385,12 +381,12 @@ func (w *trackedDevice) apply(p *monitorRun, action byte, gpu device.GPU, model 
 	case actionReboot:
 		for _, gpu := range backendGPUs {
 			resets(gpu)
-			model[gpu].resetAmbiguous = false // a boot cannot be missed
+			model[gpu].resetAmbiguous = false // a reboot is never ambiguous
 		}
 	}
 }
 
-// verify compares with what the board says.
+// verify compares a status with the model.
 func (e *expectedHealth) verify(s device.Status, settled bool) error {
 	var xids uint64
 	for _, x := range s.Xids {
@@ -400,17 +396,17 @@ func (e *expectedHealth) verify(s device.Status, settled bool) error {
 	e.flaps = s.Flaps
 	switch {
 	case s.Healthy != (s.Health == device.Healthy || s.Health == device.Suspect) || s.Healthy != (s.Reason == ""):
-		return fmt.Errorf("it says healthy: %v and %s", s.Healthy, s.Health)
+		return fmt.Errorf("Healthy is %v with health %s", s.Healthy, s.Health)
 	case s.Flaps < was:
-		return fmt.Errorf("%d flaps were forgotten", was-s.Flaps)
+		return fmt.Errorf("flaps fell by %d", was-s.Flaps)
 	case e.awaitsReset && s.Healthy:
-		return errors.New("it waits for a reset")
+		return errors.New("healthy before the reset")
 	case settled && e.checksFail && s.Healthy:
-		return errors.New("its checks fail")
+		return errors.New("healthy while checks fail")
 	case settled && !e.awaitsReset && !e.checksFail && !e.resetAmbiguous && s.Health != device.Healthy:
-		return errors.New("nothing is wrong with it")
+		return errors.New("not healthy without a fault")
 	case settled && xids != e.xids:
-		return fmt.Errorf("%d reports were counted, want %d", xids, e.xids)
+		return fmt.Errorf("%d events counted, want %d", xids, e.xids)
 	}
 	return nil
 }

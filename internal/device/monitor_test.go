@@ -16,7 +16,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// monitorFixture is a Monitor at work on a simulated machine.
+// monitorFixture is a running Monitor of a simulated machine.
 type monitorFixture struct {
 	*sim.Machine
 	inventory device.Inventory
@@ -27,7 +27,7 @@ type monitorFixture struct {
 	stop      func()
 }
 
-// logCounter is a log's handler that counts messages.
+// logCounter is a log handler that counts messages.
 type logCounter struct {
 	slog.Handler
 	mu     sync.Mutex
@@ -46,7 +46,7 @@ func (r *logCounter) Handle(_ context.Context, record slog.Record) error {
 	return nil
 }
 
-// count is how many messages begin so.
+// count returns the number of messages with a prefix.
 func (r *logCounter) count(prefix string) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,13 +81,13 @@ func startMonitor(t *testing.T, m *sim.Machine, wrap func(device.Backend) device
 		}
 		m.ReleaseHangs()
 		if !w.monitor.Drain(context.Background()) || !w.readers.Drain(context.Background()) {
-			t.Error("calls are left")
+			t.Error("Drain: calls are running")
 		}
 	}
 	return w
 }
 
-// untilSuspect lets the bubble's time pass until a check of the first device has failed once.
+// untilSuspect waits until the first device is suspect.
 func (f *monitorFixture) untilSuspect() {
 	for range 1000 {
 		if f.statusesAfter(10 * time.Millisecond)[0].Health == device.Suspect {
@@ -96,7 +96,7 @@ func (f *monitorFixture) untilSuspect() {
 	}
 }
 
-// statusesAfter lets the bubble's time pass and returns what the board then says.
+// statusesAfter waits, and returns the Inventory.
 func (f *monitorFixture) statusesAfter(d time.Duration) []device.Status {
 	time.Sleep(d)
 	synctest.Wait()
@@ -104,12 +104,12 @@ func (f *monitorFixture) statusesAfter(d time.Duration) []device.Status {
 	return statuses
 }
 
-// reasons lists why each device is unhealthy; "" for a healthy one.
+// reasons lists the reason of each device; "" if healthy.
 func reasons(statuses []device.Status) []string {
 	list := []string{}
 	for _, s := range statuses {
 		if s.Healthy != (s.Reason == "") {
-			list = append(list, "healthy and reason disagree")
+			list = append(list, "Healthy and Reason disagree")
 			continue
 		}
 		list = append(list, s.Reason)
@@ -128,7 +128,7 @@ func requireReasons(t *testing.T, when string, statuses []device.Status, reason 
 	}
 }
 
-func TestMonitorBlamesTheGPUThatFailed(t *testing.T) {
+func TestFaultOfGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(3), nil)
 		defer w.stop()
@@ -139,21 +139,21 @@ func TestMonitorBlamesTheGPUThatFailed(t *testing.T) {
 		bad := w.statusesAfter(time.Millisecond)
 		requireReasons(t, "after Xid 79", bad, "", "xid_79", "")
 		if s := bad[1]; s.Action != "reboot" || s.Since.Sub(began) > time.Millisecond || len(s.Xids) != 1 || s.Xids[0].Count != 1 {
-			t.Errorf("the failed device is %+v", s)
+			t.Errorf("failed device: %+v", s)
 		}
 		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "", "xid_79", "")
 		w.ResetGPU(ids[1])
 		requireReasons(t, "at once after the reset", w.statusesAfter(time.Millisecond), "", "xid_79", "")
-		requireReasons(t, "after three good checks", w.statusesAfter(4*time.Second), "", "", "")
+		requireReasons(t, "after three passed checks", w.statusesAfter(4*time.Second), "", "", "")
 	})
 }
 
-func TestMonitorWantsAResetWhereOneIsDue(t *testing.T) {
+func TestRecoveryNeedsReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
-		w.Fail(w.AllocatableIDs()[0], "xid 95") // the GPU goes on answering
+		w.Fail(w.AllocatableIDs()[0], "xid 95") // checks still pass
 		requireReasons(t, "a minute later", w.statusesAfter(time.Minute), "xid_95")
 		w.ResetGPU(w.AllocatableIDs()[0])
 		requireReasons(t, "after a reset", w.statusesAfter(4*time.Second), "")
@@ -162,9 +162,8 @@ func TestMonitorWantsAResetWhereOneIsDue(t *testing.T) {
 	})
 }
 
-// TestMonitorTellsAnEarlierReset has a GPU fail again before any check has seen that it
-// was reset: that reset mends nothing.
-func TestMonitorTellsAnEarlierReset(t *testing.T) {
+// TestResetBeforeFault resets a GPU that fails again before a check sees the reset. The reset does not end the fault.
+func TestResetBeforeFault(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
@@ -178,16 +177,15 @@ func TestMonitorTellsAnEarlierReset(t *testing.T) {
 	})
 }
 
-// TestMonitorTakesAResetThatNoCheckPreceded has calls hang from before the fault until
-// the GPU is reset.
-func TestMonitorTakesAResetThatNoCheckPreceded(t *testing.T) {
+// TestResetDuringHang lets calls hang from before the fault until the GPU is reset.
+func TestResetDuringHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		id := w.AllocatableIDs()[0]
 		w.statusesAfter(time.Second)
 		w.HangGPU(id)
-		w.statusesAfter(6 * time.Second) // a check hangs
+		w.statusesAfter(6 * time.Second) // a check hangs now
 		w.Fail(id, "xid 95")
 		requireReasons(t, "a minute later", w.statusesAfter(time.Minute), "xid_95")
 		w.ResetGPU(id)
@@ -195,7 +193,7 @@ func TestMonitorTakesAResetThatNoCheckPreceded(t *testing.T) {
 	})
 }
 
-func TestMonitorCountsWhatApplicationsCause(t *testing.T) {
+func TestApplicationXidsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
@@ -208,12 +206,12 @@ func TestMonitorCountsWhatApplicationsCause(t *testing.T) {
 		requireReasons(t, "after application errors", statuses, "")
 		xids := statuses[0].Xids
 		if len(xids) != 2 || xids[0].Code != 13 || xids[0].Count != 1 || xids[1].Code != 31 || xids[1].Count != 3 {
-			t.Errorf("counted %+v, want one 13 and three 31", xids)
+			t.Errorf("Xids %+v, want one 13 and three 31", xids)
 		}
 	})
 }
 
-func TestMonitorKeepsWhatIsGoneOnTheBoard(t *testing.T) {
+func TestGoneGPUStaysInInventory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil)
 		defer w.stop()
@@ -221,37 +219,37 @@ func TestMonitorKeepsWhatIsGoneOnTheBoard(t *testing.T) {
 		w.RemoveGPU(w.AllocatableIDs()[0])
 		statuses := w.statusesAfter(15 * time.Second)
 		if len(statuses) != 2 || statuses[0].Healthy || !statuses[1].Healthy {
-			t.Errorf("after a GPU was taken out: %q", reasons(statuses))
+			t.Errorf("after a GPU was removed: %q", reasons(statuses))
 		}
 		w.ResetGPU(w.AllocatableIDs()[0])
-		requireReasons(t, "after it was put back", w.statusesAfter(20*time.Second), "", "")
+		requireReasons(t, "after the GPU was put back", w.statusesAfter(20*time.Second), "", "")
 	})
 }
 
-func TestMonitorTakesADriverThatComesLate(t *testing.T) {
+func TestDriverLoadedLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		m.SetDriverError(errors.New("libnvidia-ml.so.1 not found"))
 		w := startMonitor(t, m, nil)
 		defer w.stop()
 		if w.statusesAfter(time.Minute) != nil {
-			t.Error("something was posted without a driver")
+			t.Error("published without a driver")
 		}
 		if d := w.monitor.Driver(); d.State != device.DriverAbsent || d.Err == nil {
-			t.Errorf("the driver is %+v, want absent with a reason", d)
+			t.Errorf("driver %+v, want absent with an error", d)
 		}
 		if err := w.monitor.Ready(); err != nil {
-			t.Errorf("a node without a driver is not ready: %v", err)
+			t.Errorf("node without a driver: not ready: %v", err)
 		}
 		w.SetDriverError(nil)
 		requireReasons(t, "two seconds after the driver came", w.statusesAfter(2*time.Second), "", "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp || d.Err != nil {
-			t.Errorf("the driver is %+v, want up", d)
+			t.Errorf("driver %+v, want up", d)
 		}
 	})
 }
 
-func TestMonitorOutlivesAHang(t *testing.T) {
+func TestHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil)
 		defer w.stop()
@@ -260,12 +258,12 @@ func TestMonitorOutlivesAHang(t *testing.T) {
 		requireReasons(t, "ten seconds into a stall", w.statusesAfter(10*time.Second), "", "")
 		requireReasons(t, "a minute into it", w.statusesAfter(time.Minute), "not_answering", "")
 		w.ReleaseHangs()
-		requireReasons(t, "after it", w.statusesAfter(5*time.Second), "", "")
+		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "", "")
 
 		w.HangAll()
 		w.statusesAfter(20 * time.Second)
 		if d := w.monitor.Driver(); d.State != device.DriverNotAnswering {
-			t.Errorf("the driver is %+v, want not answering", d)
+			t.Errorf("driver %+v, want not answering", d)
 		}
 		if err := w.monitor.Alive(); err != nil {
 			t.Errorf("the Monitor hangs with the driver: %v", err)
@@ -273,14 +271,13 @@ func TestMonitorOutlivesAHang(t *testing.T) {
 		w.ReleaseHangs()
 		requireReasons(t, "after the driver's hang", w.statusesAfter(5*time.Second), "", "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp {
-			t.Errorf("the driver is %+v, want up", d)
+			t.Errorf("driver %+v, want up", d)
 		}
 	})
 }
 
-// TestDriverHang has the driver hang at any time between two checks and listings, in calls of
-// all kinds or in those about GPUs alone: five seconds later it is known, and soon after the
-// hang that it is over. One GPU that hangs beside others is no hang of the driver.
+// TestDriverHang lets the driver hang at different times between checks and listings: all calls, or only calls about GPUs. The hang is
+// found within five seconds, and its end soon after. One hanging GPU of several is no hang of the driver.
 func TestDriverHang(t *testing.T) {
 	for _, gpus := range []int{1, 2, 3, 8} {
 		for offset := time.Duration(0); offset < 11*time.Second; offset += 700 * time.Millisecond {
@@ -291,7 +288,7 @@ func TestDriverHang(t *testing.T) {
 				state := func(when string, want device.DriverState) {
 					t.Helper()
 					if d := w.monitor.Driver(); d.State != want {
-						t.Errorf("%d GPUs, %v: %s the driver is %+v, want %v", gpus, offset, when, d, want)
+						t.Errorf("%d GPUs, offset %v: %s: driver %+v, want %v", gpus, offset, when, d, want)
 					}
 				}
 				w.HangAll()
@@ -299,11 +296,11 @@ func TestDriverHang(t *testing.T) {
 				state("in a hang", device.DriverNotAnswering)
 				w.statusesAfter(15 * time.Second)
 				if n := w.log.count("driver lists no devices"); n != 1 {
-					t.Errorf("%d GPUs, %v: a hang of 20 s is logged %d times", gpus, offset, n)
+					t.Errorf("%d GPUs, offset %v: a hang of 20 s is logged %d times, want once", gpus, offset, n)
 				}
 				w.ReleaseHangs()
 				w.statusesAfter(time.Second)
-				state("after it", device.DriverUp)
+				state("after the timeout", device.DriverUp)
 
 				for _, id := range w.AllocatableIDs() {
 					w.HangGPU(id)
@@ -314,7 +311,7 @@ func TestDriverHang(t *testing.T) {
 				state("a listing later", device.DriverNotAnswering)
 				w.ReleaseHangs()
 				w.statusesAfter(time.Second)
-				state("after that", device.DriverUp)
+				state("after the hang of all GPUs", device.DriverUp)
 
 				if gpus > 1 {
 					w.HangGPU(w.AllocatableIDs()[gpus-1])
@@ -331,7 +328,7 @@ func TestDriverHang(t *testing.T) {
 	}
 }
 
-func TestMonitorSaysSoWhenTheDriverHangsAtStart(t *testing.T) {
+func TestDriverHangAtStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		m.HangAll()
@@ -339,38 +336,38 @@ func TestMonitorSaysSoWhenTheDriverHangsAtStart(t *testing.T) {
 		defer w.stop()
 		w.statusesAfter(6 * time.Second)
 		if d := w.monitor.Driver(); d.State != device.DriverNotAnswering || w.monitor.Ready() != nil {
-			t.Errorf("the driver is %+v, ready %v; want not answering, and ready", d, w.monitor.Ready())
+			t.Errorf("driver %+v, ready %v; want not answering, and ready", d, w.monitor.Ready())
 		}
 		w.ReleaseHangs()
 		requireReasons(t, "after the hang", w.statusesAfter(2*time.Second), "")
 	})
 }
 
-func TestMonitorWaitsForAVerdictOnEachDevice(t *testing.T) {
+func TestFirstPublicationWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		m.HangGPU(m.AllocatableIDs()[1])
 		w := startMonitor(t, m, nil)
 		defer w.stop()
 		if w.statusesAfter(4*time.Second) != nil {
-			t.Error("posted before each device had a verdict")
+			t.Error("published before each device was assessed")
 		}
-		requireReasons(t, "when the time for it is over", w.statusesAfter(2*time.Second), "", "not_answering")
+		requireReasons(t, "after the timeout of the first check", w.statusesAfter(2*time.Second), "", "not_answering")
 	})
 }
 
-// TestMonitorPostsWhileAGPUHasNoVerdict has one put in whose first check hangs.
-func TestMonitorPostsWhileAGPUHasNoVerdict(t *testing.T) {
+// TestPublicationWithoutUnassessedGPU adds a GPU whose first check hangs.
+func TestPublicationWithoutUnassessedGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, nil)
 		defer w.stop()
 		w.statusesAfter(9 * time.Second)
 		m.HangGPU(device.ID(m.AddGPU()))
-		requireReasons(t, "when it was listed", w.statusesAfter(2*time.Second), "", "")
+		requireReasons(t, "after the listing", w.statusesAfter(2*time.Second), "", "")
 		m.Fail(m.AllocatableIDs()[0], "xid 79")
-		requireReasons(t, "after Xid 79 of another", w.statusesAfter(time.Millisecond), "xid_79", "")
-		requireReasons(t, "when its time for a verdict is over", w.statusesAfter(5*time.Second), "xid_79", "", "not_answering")
+		requireReasons(t, "after Xid 79 of the first GPU", w.statusesAfter(time.Millisecond), "xid_79", "")
+		requireReasons(t, "after the timeout of the first check", w.statusesAfter(5*time.Second), "xid_79", "", "not_answering")
 	})
 }
 
@@ -381,7 +378,7 @@ func (failingWait) Wait(context.Context) (device.Event, error) {
 	return device.Event{}, errors.New("GPU is lost")
 }
 
-func TestMonitorBlamesNobodyForAFailedWait(t *testing.T) {
+func TestFailedWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), func(b device.Backend) device.Backend { return failingWait{b} })
 		defer w.stop()
@@ -402,9 +399,8 @@ func (b countingChecks) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return b.Backend.Check(gpu)
 }
 
-// TestMonitorInAStorm has the driver report a thousand errors in ten seconds. Each is
-// counted, and few make a line of the log, a check or a post.
-func TestMonitorInAStorm(t *testing.T) {
+// TestXidStorm reports a thousand Xids in ten seconds. Each is counted; log lines, checks and publications are few.
+func TestXidStorm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var checks atomic.Int64
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return countingChecks{b, &checks} })
@@ -412,42 +408,42 @@ func TestMonitorInAStorm(t *testing.T) {
 		id := w.AllocatableIDs()[0]
 		w.statusesAfter(time.Second)
 		checks.Store(0)
-		posts := 0
+		publications := 0
 		_, changed := w.inventory.Get()
 		for range 1000 {
 			w.Fail(id, "xid 31")
 			w.statusesAfter(10 * time.Millisecond)
 			select {
 			case <-changed:
-				posts++
+				publications++
 				_, changed = w.inventory.Get()
 			default:
 			}
 		}
 		if n := checks.Load(); n < 10 || n > 250 {
-			t.Errorf("%d checks", n)
+			t.Errorf("%d checks, want 10 to 250", n)
 		}
-		if posts < 10 || posts > 50 {
-			t.Errorf("%d posts", posts)
+		if publications < 10 || publications > 50 {
+			t.Errorf("%d publications, want 10 to 50", publications)
 		}
-		said := w.log.count("driver event")
-		if said < 1 || said > 2 {
-			t.Errorf("%d lines in the log", said)
+		logged := w.log.count("driver event")
+		if logged < 1 || logged > 2 {
+			t.Errorf("%d log lines, want 1 or 2", logged)
 		}
 		statuses := w.statusesAfter(time.Second)
 		if xids := statuses[0].Xids; len(xids) != 1 || xids[0].Count != 1000 {
-			t.Errorf("counted %+v", xids)
+			t.Errorf("Xids %+v", xids)
 		}
 		w.Fail(id, "xid 13")
-		if w.statusesAfter(time.Millisecond); w.log.count("driver event") != said+1 {
-			t.Error("a report of another kind is not in the log")
+		if w.statusesAfter(time.Millisecond); w.log.count("driver event") != logged+1 {
+			t.Error("a report of a second kind is not logged")
 		}
 		w.Fail(id, "xid 79")
 		requireReasons(t, "at once", w.statusesAfter(time.Millisecond), "xid_79")
 	})
 }
 
-// noDriverBackend is a Backend that fails to list from some time on.
+// noDriverBackend is a Backend whose listings fail while on is set.
 type noDriverBackend struct {
 	device.Backend
 	on *atomic.Bool
@@ -460,38 +456,37 @@ func (m noDriverBackend) Devices(ctx context.Context) ([]device.Device, error) {
 	return m.Backend.Devices(ctx)
 }
 
-// TestMonitorTellsWhatIsKnown has listings fail at once: that is not a driver that
-// hangs, and what was listed stays.
-func TestMonitorTellsWhatIsKnown(t *testing.T) {
+// TestFailedListings lets listings fail at once: the driver does not hang, and known devices stay.
+func TestFailedListings(t *testing.T) {
 	const before, after = "driver lists no devices, waiting", "driver lists no devices, keeping"
 	synctest.Test(t, func(t *testing.T) {
-		var muted atomic.Bool
-		muted.Store(true)
-		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return noDriverBackend{b, &muted} })
+		var failing atomic.Bool
+		failing.Store(true)
+		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return noDriverBackend{b, &failing} })
 		defer w.stop()
 		fails := func(first, later int) {
 			t.Helper()
 			w.statusesAfter(time.Minute)
 			if d := w.monitor.Driver(); d.State != device.DriverFailing || w.monitor.Ready() != nil {
-				t.Errorf("the driver is %+v, ready: %v", d, w.monitor.Ready())
+				t.Errorf("driver %+v, ready: %v", d, w.monitor.Ready())
 			}
 			if w.log.count(before) != first || w.log.count(after) != later {
-				t.Errorf("said %v", w.log.counts)
+				t.Errorf("log %v", w.log.counts)
 			}
 		}
 		fails(1, 0)
-		muted.Store(false)
-		requireReasons(t, "when it lists", w.statusesAfter(2*time.Second), "")
-		muted.Store(true)
+		failing.Store(false)
+		requireReasons(t, "after a listing", w.statusesAfter(2*time.Second), "")
+		failing.Store(true)
 		fails(1, 1)
-		requireReasons(t, "what is known stays", w.statusesAfter(time.Minute), "")
+		requireReasons(t, "known devices stay", w.statusesAfter(time.Minute), "")
 	})
 }
 
-// blockableWait is a Backend whose Wait does not come back while a hand is on it.
+// blockableWait is a Backend whose Wait hangs while block is full.
 type blockableWait struct {
 	device.Backend
-	block chan struct{} // has room for one: it is on while there is one
+	block chan struct{} // capacity 1; full: Wait hangs
 }
 
 func (m blockableWait) Wait(ctx context.Context) (device.Event, error) {
@@ -500,42 +495,42 @@ func (m blockableWait) Wait(ctx context.Context) (device.Event, error) {
 	return m.Backend.Wait(ctx)
 }
 
-func TestMonitorSaysThatItIsDeaf(t *testing.T) {
+func TestEventOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hand := make(chan struct{}, 1)
-		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return blockableWait{b, hand} })
+		block := make(chan struct{}, 1)
+		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return blockableWait{b, block} })
 		defer w.stop()
 		w.statusesAfter(time.Minute)
-		said := func(when string, deaf bool, no, yes int) {
+		require := func(when string, outage bool, no, yes int) {
 			t.Helper()
-			if (w.monitor.EventOutage() > 0) != deaf || w.log.count("driver events interrupted") != no || w.log.count("driver events resumed") != yes {
-				t.Errorf("%s: deaf for %s, and said %v", when, w.monitor.EventOutage(), w.log.counts)
+			if (w.monitor.EventOutage() > 0) != outage || w.log.count("driver events interrupted") != no || w.log.count("driver events resumed") != yes {
+				t.Errorf("%s: outage of %s, log %v", when, w.monitor.EventOutage(), w.log.counts)
 			}
 		}
-		said("while nothing happens", false, 0, 0)
-		hand <- struct{}{}
+		require("while nothing happens", false, 0, 0)
+		block <- struct{}{}
 		w.statusesAfter(5 * time.Second)
-		said("soon", false, 0, 0)
+		require("soon", false, 0, 0)
 		w.statusesAfter(time.Minute)
-		said("when a wait has not come back", true, 1, 0)
+		require("when a Wait hangs", true, 1, 0)
 		if d := w.monitor.EventOutage(); d < time.Minute || d > 70*time.Second {
-			t.Errorf("deaf for %s", d)
+			t.Errorf("outage of %s", d)
 		}
-		<-hand
+		<-block
 		w.statusesAfter(2 * time.Second)
-		said("when it has", false, 1, 1)
+		require("when Wait has returned", false, 1, 1)
 	})
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return failingWait{b} })
 		defer w.stop()
 		w.statusesAfter(time.Minute)
 		if d := w.monitor.EventOutage(); d < 50*time.Second || w.log.count("driver events interrupted") != 1 {
-			t.Errorf("when each wait has failed: deaf for %s, and said %v", d, w.log.counts)
+			t.Errorf("when each Wait fails: outage of %s, log %v", d, w.log.counts)
 		}
 	})
 }
 
-func TestMonitorPostsOnlyChanges(t *testing.T) {
+func TestOnlyChangesArePublished(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil)
 		defer w.stop()
@@ -544,7 +539,7 @@ func TestMonitorPostsOnlyChanges(t *testing.T) {
 		w.statusesAfter(time.Hour)
 		select {
 		case <-changed:
-			t.Error("the board changed in an hour in which nothing happened")
+			t.Error("Inventory changed without an event")
 		default:
 		}
 	})

@@ -12,7 +12,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// gpuIDs are the GPUs behind a simulated machine's devices, which are whole ones.
+// gpuIDs returns the GPUs of a machine without MIG devices.
 func gpuIDs(m *sim.Machine) []device.GPU {
 	var gpus []device.GPU
 	for _, id := range m.AllocatableIDs() {
@@ -21,7 +21,7 @@ func gpuIDs(m *sim.Machine) []device.GPU {
 	return gpus
 }
 
-// readGPUs reads all GPUs within a second and tells which were late.
+// readGPUs reads all GPUs within a second, and returns which were late.
 func readGPUs(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, took time.Duration) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -40,7 +40,7 @@ func readGPUs(t *testing.T, r *device.Readers, gpus []device.GPU) (late []bool, 
 	return late, time.Since(began)
 }
 
-func TestReadersLeaveOutAGPUThatHangs(t *testing.T) {
+func TestReadWithHangingGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(3)
 		r := device.NewReaders(m)
@@ -48,32 +48,32 @@ func TestReadersLeaveOutAGPUThatHangs(t *testing.T) {
 		m.HangGPU(m.AllocatableIDs()[1])
 		late, took := readGPUs(t, r, gpus)
 		if !late[1] || late[0] || late[2] || took != time.Second {
-			t.Errorf("the first read: late %v, took %s; want the second GPU late by the deadline", late, took)
+			t.Errorf("first read: late %v, took %s; want the second GPU late by the deadline", late, took)
 		}
 		if !r.Stalled(gpus[1]) {
-			t.Error("the read that has met the hang cannot tell that the GPU is stalled")
+			t.Error("Stalled is false after a read with the hang")
 		}
 		late, took = readGPUs(t, r, gpus)
 		if !late[1] || late[0] || late[2] || took != 0 {
-			t.Errorf("the second read: late %v, took %s; want nobody to wait for a GPU that is known to hang", late, took)
+			t.Errorf("second read: late %v, took %s; want no wait for a stalled GPU", late, took)
 		}
 		if !r.Stalled(gpus[1]) || r.Stalled(gpus[0]) {
-			t.Error("Stalled does not tell them apart")
+			t.Error("Stalled: want only the hanging GPU")
 		}
 		if r.Check(gpus[1], func(device.ResetEvidence, error) {}) {
-			t.Error("a second call was begun on a GPU that hangs")
+			t.Error("a second call began on a hanging GPU")
 		}
 		m.ReleaseHangs()
 		synctest.Wait()
 		if late, _ = readGPUs(t, r, gpus); late[1] || r.Stalled(gpus[1]) {
-			t.Error("still late after the hang has ended")
+			t.Error("late after the hang")
 		}
 	})
 }
 
-// TestReadOneBesideARead: a GPU is read while a Read waits for another one, whose result it does not
-// touch. A GPU that hangs is waited for until ctx is done, and not at all once it is known to hang.
-func TestReadOneBesideARead(t *testing.T) {
+// TestReadOneDuringRead: ReadOne reads a GPU while a Read waits for another GPU. A hanging GPU is awaited until ctx is done, and not at all
+// once it counts as stalled.
+func TestReadOneDuringRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		r := device.NewReaders(m)
@@ -87,22 +87,22 @@ func TestReadOneBesideARead(t *testing.T) {
 		m.SetUtilization(m.AllocatableIDs()[0], 1)
 		one := r.ReadOne(t.Context(), gpus[0])
 		if one.Err != nil || len(one.Samples) != 1 || one.ProcessUsageKnown {
-			t.Fatalf("the GPU that answers: %+v", one)
+			t.Fatalf("healthy GPU: %+v", one)
 		}
 		short, cancelShort := context.WithTimeout(t.Context(), 400*time.Millisecond)
 		defer cancelShort()
 		began := time.Now()
 		if late := r.ReadOne(short, gpus[1]); !errors.Is(late.Err, device.ErrStalled) || time.Since(began) != 400*time.Millisecond {
-			t.Errorf("the GPU that hangs: %v after %s", late.Err, time.Since(began))
+			t.Errorf("hanging GPU: %v after %s", late.Err, time.Since(began))
 		}
 		time.Sleep(time.Second)
 		began = time.Now()
 		if late := r.ReadOne(t.Context(), gpus[1]); !errors.Is(late.Err, device.ErrStalled) || time.Since(began) != 0 {
-			t.Errorf("the GPU that is known to hang: %v after %s", late.Err, time.Since(began))
+			t.Errorf("stalled GPU: %v after %s", late.Err, time.Since(began))
 		}
 		m.ReleaseHangs()
 		if all := <-readings; all[0].Err != nil || all[0].Samples[0].Value == one.Samples[0].Value {
-			t.Errorf("the Read has %+v, and ReadOne has %+v", all[0], one)
+			t.Errorf("Read %+v, ReadOne %+v", all[0], one)
 		}
 		r.Pause()
 		if away := r.ReadOne(t.Context(), gpus[0]); !errors.Is(away.Err, device.ErrNoDriver) {
@@ -111,14 +111,14 @@ func TestReadOneBesideARead(t *testing.T) {
 	})
 }
 
-func TestReadersWaitForAShortCall(t *testing.T) {
+func TestReadWaitsForShortCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		r := device.NewReaders(m)
 		m.HangGPU(m.AllocatableIDs()[0])
 		checked := make(chan error, 1)
 		if !r.Check(gpuIDs(m)[0], func(_ device.ResetEvidence, err error) { checked <- err }) {
-			t.Fatal("an idle GPU is not checked")
+			t.Fatal("Check of an idle GPU: false")
 		}
 		go func() {
 			time.Sleep(300 * time.Millisecond)
@@ -133,26 +133,26 @@ func TestReadersWaitForAShortCall(t *testing.T) {
 	})
 }
 
-// TestReadersAskNobodyTooLate has the slot be free, and the time be over.
-func TestReadersAskNobodyTooLate(t *testing.T) {
+// TestReadAfterDeadlineMakesNoCall has a free lock and a context that is done.
+func TestReadAfterDeadlineMakesNoCall(t *testing.T) {
 	m := &countingReads{Machine: newMachine(1)}
 	r := device.NewReaders(m)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 50 { // it is by chance which of the two is noticed
+	for range 50 { // select chooses at random
 		r.Read(ctx, gpuIDs(m.Machine))
 		r.Drain(t.Context())
 	}
 	if n := m.reads.Load(); n > 0 {
-		t.Errorf("%d calls were made whose answers nobody waits for", n)
+		t.Errorf("%d calls after the deadline, want 0", n)
 	}
 	if !r.Check(gpuIDs(m.Machine)[0], func(device.ResetEvidence, error) {}) {
-		t.Error("the slot is lost")
+		t.Error("the lock was not released")
 	}
 	r.Drain(t.Context())
 }
 
-// countingReads is a machine that counts its readings.
+// countingReads is a machine that counts reads.
 type countingReads struct {
 	*sim.Machine
 	reads atomic.Int64
@@ -163,7 +163,7 @@ func (c *countingReads) Read(gpu device.GPU, buf []device.Sample) ([]device.Samp
 	return c.Machine.Read(gpu, buf)
 }
 
-func TestReadersTellWhetherCallsAreLeft(t *testing.T) {
+func TestReadersDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		r := device.NewReaders(m)
@@ -172,11 +172,11 @@ func TestReadersTellWhetherCallsAreLeft(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if r.Drain(ctx) {
-			t.Error("a call that hangs is said to have ended")
+			t.Error("Drain reports that a hanging call ended")
 		}
 		m.ReleaseHangs()
 		if !r.Drain(t.Context()) {
-			t.Error("calls are left after the hang")
+			t.Error("Drain after the hang: calls are running")
 		}
 	})
 }

@@ -14,14 +14,14 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// monitorRecorder is what a Monitor has told.
+// monitorRecorder records the events and the saved history of a Monitor.
 type monitorRecorder struct {
 	exported atomic.Pointer[device.HealthHistory] // by ExportedCounts; nil: what was saved last
 	mu       sync.Mutex
 	// All below are guarded by mu.
 	events []device.HealthEvent
 	saved  device.HealthHistory
-	saves  int // it was handed over
+	saves  int // number of saves
 }
 
 func (s *monitorRecorder) attach(w *monitorFixture) {
@@ -50,13 +50,13 @@ func (s *monitorRecorder) ExportedCounts() *device.HealthHistory {
 	return &h
 }
 
-// takeEvents are the occurrences since it was last asked.
+// takeEvents returns the events since the previous call.
 func (s *monitorRecorder) takeEvents() []device.HealthEvent {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	told := s.events
+	events := s.events
 	s.events = nil
-	return told
+	return events
 }
 
 func (s *monitorRecorder) savedHistory() device.HealthHistory {
@@ -65,7 +65,7 @@ func (s *monitorRecorder) savedHistory() device.HealthHistory {
 	return s.saved
 }
 
-// healthPath is where the first device stands, one after the other, for as long as d.
+// healthPath returns the first device's health states within d.
 func (f *monitorFixture) healthPath(d time.Duration) string {
 	const step = 50 * time.Millisecond
 	var path []string
@@ -82,7 +82,7 @@ func (f *monitorFixture) healthPath(d time.Duration) string {
 	return strings.Join(path, " ")
 }
 
-// newCheckRequestMachine is a machine on which Xid 154 asks for checks.
+// newCheckRequestMachine returns a machine on which Xid 154 makes a check due.
 func newCheckRequestMachine(n int) *sim.Machine {
 	m := newMachine(n)
 	before := m.ClassifyXid
@@ -95,13 +95,13 @@ func newCheckRequestMachine(n int) *sim.Machine {
 	return m
 }
 
-// recoveryCase is what goes wrong with a GPU, and how it goes on.
+// recoveryCase is a fault of a GPU, and its recovery.
 type recoveryCase struct {
 	name         string
 	fail, repair func(*monitorFixture, device.ID)
-	// Where it stands in the minutes after the one, and then after the other.
+	// The health states in the minutes after fail, and after repair.
 	failPath, repairPath string
-	// reason and action are what is said in between; flaps is how often it turned unhealthy.
+	// reason, action and flaps are the status in between.
 	reason, action string
 	flaps          uint64
 }
@@ -120,17 +120,17 @@ func doNothing(*monitorFixture, device.ID) {}
 
 var errUnknown = errors.New("UNKNOWN")
 
-// recoveryCases are the ways to recover, by the class of what happened.
+// recoveryCases are the kinds of faults and recoveries.
 var recoveryCases = []recoveryCase{
-	{"by itself", failWith("xid 31"), doNothing, "healthy", "healthy", "", "", 0},
-	{"a report to look into", failWith("xid 154"), doNothing, "suspect healthy", "healthy", "", "", 0},
-	{"a report to look into, which says why", func(w *monitorFixture, id device.ID) {
+	{"no recovery needed", failWith("xid 31"), doNothing, "healthy", "healthy", "", "", 0},
+	{"a report to verify", failWith("xid 154"), doNothing, "suspect healthy", "healthy", "", "", 0},
+	{"a report to verify, and a fault", func(w *monitorFixture, id device.ID) {
 		w.SetCheckError(id, &device.Fault{Reason: "recovery_action_gpu_reset", Action: "reset_gpu"})
 		w.Fail(id, "xid 154")
 	}, failChecks(nil), "unhealthy", "unhealthy recovering healthy", "recovery_action_gpu_reset", "reset_gpu", 1},
 	{"one check", func(w *monitorFixture, id device.ID) {
 		w.SetCheckError(id, errUnknown)
-		w.untilSuspect() // one has failed
+		w.untilSuspect() // one check has failed
 		w.SetCheckError(id, nil)
 	}, doNothing, "suspect healthy", "healthy", "", "", 0},
 	{"two checks", failChecks(errUnknown), failChecks(nil), "healthy suspect unhealthy", "unhealthy recovering healthy", "check_failed", "", 1},
@@ -138,11 +138,11 @@ var recoveryCases = []recoveryCase{
 	{"a fault that lasts", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}), failChecks(nil), "healthy unhealthy", "unhealthy", "row_remap_failure", "reset_gpu", 1},
 	{"a fault that lasts until a reset", failChecks(&device.Fault{Reason: "row_remap_failure", Action: "reset_gpu", NeedsReset: true}), resetGPU, "healthy unhealthy", "unhealthy recovering healthy", "row_remap_failure", "reset_gpu", 1},
 	{"lost", failChecks(device.ErrLost), failChecks(nil), "healthy unhealthy", "unhealthy recovering healthy", "lost", "reboot", 1},
-	{"an Xid, by a check", failWith("xid 95"), failChecks(nil), "unhealthy", "unhealthy", "xid_95", "reset_gpu", 1},
+	{"an Xid, by passed checks", failWith("xid 95"), failChecks(nil), "unhealthy", "unhealthy", "xid_95", "reset_gpu", 1},
 	{"an Xid, by a reset", failWith("xid 95"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_95", "reset_gpu", 1},
-	{"an Xid of one that is lost by it, which is there again", failWith("xid 79"), failChecks(nil), "unhealthy", "unhealthy", "xid_79", "reboot", 1},
-	{"an Xid of one that is lost by it, by a reset", failWith("xid 79"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_79", "reboot", 1},
-	{"a repair still waits after the reset", failWith("xid 64"), func(w *monitorFixture, id device.ID) {
+	{"an Xid of a GPU that is lost, by passed checks", failWith("xid 79"), failChecks(nil), "unhealthy", "unhealthy", "xid_79", "reboot", 1},
+	{"an Xid of a GPU that is lost, by a reset", failWith("xid 79"), resetGPU, "unhealthy", "unhealthy recovering healthy", "xid_79", "reboot", 1},
+	{"a repair is pending after the reset", failWith("xid 64"), func(w *monitorFixture, id device.ID) {
 		w.ResetGPU(id)
 		w.SetRepairPending(id)
 	}, "unhealthy", "unhealthy", "xid_64", "reset_gpu", 1},
@@ -152,26 +152,26 @@ var recoveryCases = []recoveryCase{
 		w.statusesAfter(time.Minute)
 		w.ResetGPU(id)
 	}, "unhealthy", "unhealthy recovering healthy", "xid_64", "reset_gpu", 1},
-	{"a repair that waits, and no fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing, "healthy", "healthy", "", "", 0},
+	{"a pending repair without a fault", func(w *monitorFixture, id device.ID) { w.SetRepairPending(id) }, doNothing, "healthy", "healthy", "", "", 0},
 	{"a hang", func(w *monitorFixture, id device.ID) { w.HangGPU(id) }, func(w *monitorFixture, _ device.ID) { w.ReleaseHangs() }, "healthy unhealthy", "recovering healthy", "not_answering", "", 1},
-	{"a relapse", func(w *monitorFixture, id device.ID) {
+	{"a fault while recovering", func(w *monitorFixture, id device.ID) {
 		w.Fail(id, "lost")
 		w.statusesAfter(10 * time.Second)
 		w.SetCheckError(id, nil)
 		w.statusesAfter(1500 * time.Millisecond)
-		w.SetCheckError(id, errUnknown) // on probation one is enough
+		w.SetCheckError(id, errUnknown) // while recovering, one failure is enough
 	}, failChecks(nil), "recovering unhealthy", "unhealthy recovering healthy", "check_failed", "", 1},
 }
 
-// TestTheFirstCheckFailsSoftly has a GPU's very first check fail without a reason. A second
-// one has to fail as well before the GPU is unhealthy, and the first post waits for it.
-func TestTheFirstCheckFailsSoftly(t *testing.T) {
+// TestFirstCheckFailsWithoutReason lets the first check of a GPU fail without a reason. The GPU is unhealthy only after a second
+// failure, and the first publication waits for the second check.
+func TestFirstCheckFailsWithoutReason(t *testing.T) {
 	start := func(t *testing.T) *monitorFixture {
 		m := newMachine(2)
 		m.SetCheckError(m.AllocatableIDs()[0], errUnknown)
 		w := startMonitor(t, m, nil)
 		if statuses := w.statusesAfter(500 * time.Millisecond); statuses != nil {
-			t.Errorf("after one check the board has %q", reasons(statuses))
+			t.Errorf("inventory after one check: %q", reasons(statuses))
 		}
 		return w
 	}
@@ -181,10 +181,10 @@ func TestTheFirstCheckFailsSoftly(t *testing.T) {
 			defer w.stop()
 			w.SetCheckError(w.AllocatableIDs()[0], nil)
 			if got := w.healthPath(time.Minute); got != "nothing suspect healthy" {
-				t.Errorf("it goes %q", got)
+				t.Errorf("health path %q", got)
 			}
 			if s := w.statusesAfter(0)[0]; s.Flaps != 0 {
-				t.Errorf("it counts %d flaps", s.Flaps)
+				t.Errorf("%d flaps, want 0", s.Flaps)
 			}
 		})
 	})
@@ -206,12 +206,11 @@ func TestTheFirstCheckFailsSoftly(t *testing.T) {
 	})
 }
 
-// slowFailure is a machine on which the first check of a GPU takes almost as long as it may
-// and fails, and the second takes a second.
+// slowFailure is a machine on which the first check of a GPU fails just before the timeout, and the second takes a second.
 type slowFailure struct {
 	*sim.Machine
 	gpu    device.GPU
-	checks int // the Monitor begins the next check of a GPU after the end of the one before
+	checks int // checks of a GPU never overlap
 }
 
 func (s *slowFailure) Check(gpu device.GPU) (device.ResetEvidence, error) {
@@ -228,8 +227,8 @@ func (s *slowFailure) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return s.Machine.Check(gpu)
 }
 
-// TestRecoveryByClass has each other GPU know nothing of it.
-func TestRecoveryByClass(t *testing.T) {
+// TestRecovery also tests that the second GPU is unaffected.
+func TestRecovery(t *testing.T) {
 	for _, row := range recoveryCases {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -239,26 +238,25 @@ func TestRecoveryByClass(t *testing.T) {
 				w.statusesAfter(time.Second)
 				row.fail(w, id)
 				if got := w.healthPath(10 * time.Minute); got != row.failPath {
-					t.Errorf("it goes %q, want %q", got, row.failPath)
+					t.Errorf("health path %q, want %q", got, row.failPath)
 				}
 				if s := w.statusesAfter(0)[0]; s.Reason != row.reason || s.Action != row.action || s.Flaps != row.flaps {
-					t.Errorf("it is %q and wants %q, after %d flaps", s.Reason, s.Action, s.Flaps)
+					t.Errorf("reason %q, action %q, %d flaps", s.Reason, s.Action, s.Flaps)
 				}
 				row.repair(w, id)
 				if got := w.healthPath(time.Minute); got != row.repairPath {
-					t.Errorf("then it goes %q, want %q", got, row.repairPath)
+					t.Errorf("health path after the repair %q, want %q", got, row.repairPath)
 				}
 				if other := w.statusesAfter(0)[1]; other.Health != device.Healthy || other.Flaps != 0 {
-					t.Errorf("the other is %s, after %d flaps", other.Health, other.Flaps)
+					t.Errorf("second GPU: %s, %d flaps", other.Health, other.Flaps)
 				}
 			})
 		})
 	}
 }
 
-// TestProbationWantsNothing: what the fault asked for was done by then, and is not to be done
-// again.
-func TestProbationWantsNothing(t *testing.T) {
+// TestRecoveringHasNoAction: the action of the fault was taken.
+func TestRecoveringHasNoAction(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(1), nil, s.attach)
@@ -266,20 +264,20 @@ func TestProbationWantsNothing(t *testing.T) {
 		w.statusesAfter(time.Second)
 		w.Fail(w.AllocatableIDs()[0], "xid 95")
 		if s := w.statusesAfter(time.Second)[0]; s.Action != "reset_gpu" {
-			t.Errorf("with the fault it is %+v", s)
+			t.Errorf("with the fault: %+v", s)
 		}
 		w.ResetGPU(w.AllocatableIDs()[0])
 		if s := w.statusesAfter(1500 * time.Millisecond)[0]; s.Health != device.Recovering || s.Reason != "xid_95" || s.Action != "" {
-			t.Errorf("after the reset it is %+v", s)
+			t.Errorf("after the reset: %+v", s)
 		}
 		if r := findRecord(s.savedHistory(), w.GPUs()[0], ""); r.Action != "reset_gpu" {
-			t.Errorf("its record is %+v", r)
+			t.Errorf("record %+v", r)
 		}
 	})
 }
 
-// TestRestartForgetsNothing has the process end at the worst time, each time.
-func TestRestartForgetsNothing(t *testing.T) {
+// TestRecoveryAcrossRestarts restarts the process during the fault and during the recovery.
+func TestRecoveryAcrossRestarts(t *testing.T) {
 	for _, row := range recoveryCases {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -290,22 +288,22 @@ func TestRestartForgetsNothing(t *testing.T) {
 				row.fail(w, id)
 				w.statusesAfter(time.Minute)
 				w.stop()
-				if row.reason == "not_answering" { // stop has ended the hang
+				if row.reason == "not_answering" { // stop ended the hang
 					m.HangGPU(id)
 				}
 				began := time.Now()
 				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 				status := w.statusesAfter(10 * time.Second)[0]
 				if status.Reason != row.reason || status.Flaps != row.flaps || row.reason != "" && !status.Since.Before(began) {
-					t.Errorf("in the next process it is %+v", status)
+					t.Errorf("in the next process: %+v", status)
 				}
 				row.repair(w, id)
 				w.statusesAfter(time.Second)
-				w.stop() // on probation
+				w.stop() // while recovering
 				w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 				w.statusesAfter(10 * time.Second)
 				if got := w.statusesAfter(0)[0].Health.String(); !strings.HasSuffix(row.repairPath, got) {
-					t.Errorf("in the one after that it is %s", got)
+					t.Errorf("in the third process: %s", got)
 				}
 				w.stop()
 			})
@@ -313,8 +311,8 @@ func TestRestartForgetsNothing(t *testing.T) {
 	}
 }
 
-// TestAResetBetweenProcesses is told by the odometer alone.
-func TestAResetBetweenProcesses(t *testing.T) {
+// TestResetBetweenProcesses detects the reset by the energy counter.
+func TestResetBetweenProcesses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := newMachine(2), monitorRecorder{}
 		id := m.AllocatableIDs()[0]
@@ -324,30 +322,29 @@ func TestAResetBetweenProcesses(t *testing.T) {
 		w.statusesAfter(time.Hour)
 		w.stop()
 		m.ResetGPU(id)
-		time.Sleep(90 * time.Minute) // less than since the first process began, and more than until the fault
+		time.Sleep(90 * time.Minute) // longer than until the fault, shorter than the first process
 		w = startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if got := w.healthPath(10 * time.Second); got != "recovering healthy" && got != "unhealthy recovering healthy" {
-			t.Errorf("it goes %q", got)
+			t.Errorf("health path %q", got)
 		}
 	})
 }
 
-// TestABoot is a reset of all that is in the node. The first post waits for those that it
-// may have mended.
-func TestABoot(t *testing.T) {
+// TestReboot: a reboot resets all GPUs. The first publication waits for recovering devices.
+func TestReboot(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		bad   func(*monitorFixture, device.ID)
 		boot  func(*sim.Machine, device.ID)
 		want  string
-		after time.Duration // by when
+		after time.Duration // maximum time of the first publication
 	}{
-		{"it helps", failWith("xid 79"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 3 * time.Second},
-		{"it helps one without an odometer", failWith("xid 95"), func(*sim.Machine, device.ID) {}, "", 3 * time.Second},
-		{"it is as lost as before", failWith("xid 79"), func(*sim.Machine, device.ID) {}, "lost", time.Second},
-		{"it hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_answering", 6 * time.Second},
-		{"a repair still waits", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) }, "xid_95", time.Second},
+		{"the fault is over", failWith("xid 79"), func(m *sim.Machine, id device.ID) { m.ResetGPU(id) }, "", 3 * time.Second},
+		{"the fault is over, without an energy counter", failWith("xid 95"), func(*sim.Machine, device.ID) {}, "", 3 * time.Second},
+		{"the GPU is still lost", failWith("xid 79"), func(*sim.Machine, device.ID) {}, "lost", time.Second},
+		{"the GPU hangs", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.HangGPU(id) }, "not_answering", 6 * time.Second},
+		{"a repair is pending", failWith("xid 95"), func(m *sim.Machine, id device.ID) { m.SetRepairPending(id) }, "xid_95", time.Second},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -371,33 +368,32 @@ func TestABoot(t *testing.T) {
 					return statuses
 				}
 				began := time.Now()
-				requireReasons(t, "in the first post", first(), row.want, "")
+				requireReasons(t, "in the first publication", first(), row.want, "")
 				if took := time.Since(began); took > row.after+500*time.Millisecond {
-					t.Errorf("it came after %s", took)
+					t.Errorf("published after %s", took)
 				}
 			})
 		})
 	}
 }
 
-// TestNothingCanBeTold has each device prove itself before it is first told of: neither
-// condemned nor trusted.
-func TestNothingCanBeTold(t *testing.T) {
+// TestLostHistory: each device must pass its checks before the first publication.
+func TestLostHistory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := newMachine(3), monitorRecorder{}
 		m.Fail(m.AllocatableIDs()[1], "lost")
 		w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) { w.options.History.Lost = true })
 		defer w.stop()
 		if w.statusesAfter(1900*time.Millisecond) != nil {
-			t.Error("something was posted before each device has proved itself")
+			t.Error("published before each device passed its checks")
 		}
 		statuses := w.statusesAfter(1500 * time.Millisecond)
 		requireReasons(t, "after three checks", statuses, "", "lost", "")
 		if statuses[0].Flaps != 0 || statuses[1].Flaps != 1 {
-			t.Errorf("there were %d and %d flaps", statuses[0].Flaps, statuses[1].Flaps)
+			t.Errorf("%d and %d flaps, want 0 and 1", statuses[0].Flaps, statuses[1].Flaps)
 		}
-		if told := s.takeEvents(); len(told) != 1 || told[0].Reason != "lost" {
-			t.Errorf("told was %+v", told)
+		if events := s.takeEvents(); len(events) != 1 || events[0].Reason != "lost" {
+			t.Errorf("events %+v", events)
 		}
 	})
 	t.Run("for thirty seconds", func(t *testing.T) {
@@ -407,15 +403,14 @@ func TestNothingCanBeTold(t *testing.T) {
 			w := startMonitor(t, m, func(device.Backend) device.Backend { return f }, func(w *monitorFixture) { w.options.History.Lost = true })
 			defer w.stop()
 			if w.statusesAfter(29*time.Second) != nil {
-				t.Error("something was posted")
+				t.Error("published before the timeout")
 			}
-			requireReasons(t, "after them", w.statusesAfter(2*time.Second), "unproven", "")
+			requireReasons(t, "after thirty seconds", w.statusesAfter(2*time.Second), "unproven", "")
 		})
 	})
 }
 
-// intermittentGPU is a machine one of whose GPUs fails each third check in a way that does not
-// count by itself.
+// intermittentGPU is a machine on which every third check of a GPU fails without a reason.
 type intermittentGPU struct {
 	*sim.Machine
 	gpu    device.GPU
@@ -434,9 +429,8 @@ func (f *intermittentGPU) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return f.Machine.Check(gpu)
 }
 
-// TestFlappingIsDamped: each turn within an hour has it tried for twice as long, up to ten
-// minutes; and quiet hours are rewarded.
-func TestFlappingIsDamped(t *testing.T) {
+// TestRecoveryPeriod: the recovery period doubles with each turn to unhealthy within an hour, up to ten minutes.
+func TestRecoveryPeriod(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, s := newMachine(1), monitorRecorder{}
 		id := m.AllocatableIDs()[0]
@@ -452,14 +446,14 @@ func TestFlappingIsDamped(t *testing.T) {
 			for w.statusesAfter(100 * time.Millisecond)[0].Reason != "" {
 			}
 			if flaps++; w.statusesAfter(0)[0].Flaps != flaps {
-				t.Errorf("after %d flaps %d are shown", flaps, w.statusesAfter(0)[0].Flaps)
+				t.Errorf("%d flaps published, want %d", flaps, w.statusesAfter(0)[0].Flaps)
 			}
 			return time.Since(began)
 		}
 		tried := func(want time.Duration) {
 			t.Helper()
 			if got := flap(); got < want-1500*time.Millisecond || got > want+3*time.Second {
-				t.Errorf("flap %d: it was tried for %s, want %s", flaps, got, want)
+				t.Errorf("flap %d: recovering for %s, want %s", flaps, got, want)
 			}
 		}
 		for _, want := range []time.Duration{3, 6, 12, 24, 48, 96, 192, 384, 600, 600} {
@@ -478,21 +472,21 @@ func TestFlappingIsDamped(t *testing.T) {
 	})
 }
 
-// TestResetsInVain ask for another GPU, where it is the GPU that they did not mend.
-func TestResetsInVain(t *testing.T) {
+// TestFailedResets: a hardware fault that comes back after two resets has the action replace.
+func TestFailedResets(t *testing.T) {
 	for _, row := range []struct {
 		name   string
-		bad    []func(*monitorFixture, device.ID) // a reset follows each
+		bad    []func(*monitorFixture, device.ID) // each followed by a reset
 		policy device.Policy
 		pause  time.Duration // without a process, before the reset
-		want   string        // the last one's action
+		want   string        // action of the last fault
 	}{
 		{"twice", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, "reset_gpu"},
 		{"three times", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, device.ActionReplace},
 		{"three times, off the bus", []func(*monitorFixture, device.ID){failWith("xid 79"), failWith("xid 79"), failWith("xid 79")}, device.PolicyDefault, time.Hour, device.ActionReplace},
-		{"another one in between", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 48"), failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, "reset_gpu"},
+		{"a different fault in between", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 48"), failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, time.Hour, "reset_gpu"},
 		{"weeks apart", []func(*monitorFixture, device.ID){failWith("xid 95"), failWith("xid 95"), failWith("xid 95")}, device.PolicyDefault, 8 * 24 * time.Hour, "reset_gpu"},
-		{"lost, which needs none", []func(*monitorFixture, device.ID){failWith("lost"), failWith("lost"), failWith("lost")}, device.PolicyDefault, time.Hour, "reboot"},
+		{"lost, no reset needed", []func(*monitorFixture, device.ID){failWith("lost"), failWith("lost"), failWith("lost")}, device.PolicyDefault, time.Hour, "reboot"},
 		{"by policy alone", []func(*monitorFixture, device.ID){failWith("xid 31"), failWith("xid 31"), failWith("xid 31")}, device.PolicyUnhealthy, time.Hour, ""},
 	} {
 		for _, restarts := range []bool{false, true} {
@@ -524,17 +518,17 @@ func TestResetsInVain(t *testing.T) {
 							w = startMonitor(t, m, nil, prepare)
 						}
 						if s := w.statusesAfter(time.Minute)[0]; s.Health != device.Healthy {
-							t.Fatalf("a reset leaves it %s", s.Health)
+							t.Fatalf("health after a reset: %s", s.Health)
 						}
 					}
 					if last.Healthy || last.Action != row.want {
-						t.Errorf("at last it wants %q, want %q", last.Action, row.want)
+						t.Errorf("final action %q, want %q", last.Action, row.want)
 					}
 				})
 			})
 		}
 	}
-	t.Run("without being well in between", func(t *testing.T) {
+	t.Run("without being healthy in between", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := startMonitor(t, newMachine(1), nil)
 			defer w.stop()
@@ -545,15 +539,15 @@ func TestResetsInVain(t *testing.T) {
 				w.ResetGPU(id)
 				w.SetCheckError(id, fault)
 				if s := w.statusesAfter(time.Minute)[0]; s.Reason != "row_remap_failure" || s.Action != want || s.Flaps != 1 {
-					t.Errorf("it wants %q after %d flaps, want %q", s.Action, s.Flaps, want)
+					t.Errorf("action %q after %d flaps, want %q", s.Action, s.Flaps, want)
 				}
 			}
 		})
 	})
 }
 
-// TestHangsAfter takes as long as it is told to.
-func TestHangsAfter(t *testing.T) {
+// TestUnhealthyTimeout sets MonitorOptions.UnhealthyTimeout.
+func TestUnhealthyTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(2), nil, func(w *monitorFixture) { w.options.UnhealthyTimeout = 3 * time.Minute })
 		defer w.stop()
@@ -562,11 +556,11 @@ func TestHangsAfter(t *testing.T) {
 		requireReasons(t, "soon", w.statusesAfter(170*time.Second), "", "")
 		requireReasons(t, "then", w.statusesAfter(20*time.Second), "", "not_answering")
 		w.ReleaseHangs()
-		requireReasons(t, "when it answers again", w.statusesAfter(5*time.Second), "", "")
+		requireReasons(t, "when the GPU answers again", w.statusesAfter(5*time.Second), "", "")
 	})
 }
 
-// unansweredCheck is a machine whose checks say that another call hangs.
+// unansweredCheck is a machine whose checks of a GPU return ErrStalled.
 type unansweredCheck struct {
 	*sim.Machine
 	gpu device.GPU
@@ -579,13 +573,13 @@ func (b unansweredCheck) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return b.Machine.Check(gpu)
 }
 
-// TestACheckThatAsksNothing is no failed check, and no answer either.
-func TestACheckThatAsksNothing(t *testing.T) {
+// TestStalledChecks: a check with ErrStalled neither passes nor fails.
+func TestStalledChecks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, func(device.Backend) device.Backend { return unansweredCheck{m, m.GPUs()[0]} })
 		defer w.stop()
-		requireReasons(t, "before each has a verdict", w.statusesAfter(4*time.Second))
-		requireReasons(t, "after it", w.statusesAfter(2*time.Second), "not_answering", "")
+		requireReasons(t, "before each GPU is assessed", w.statusesAfter(4*time.Second))
+		requireReasons(t, "after the timeout", w.statusesAfter(2*time.Second), "not_answering", "")
 	})
 }

@@ -15,22 +15,22 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// releaseWithin releases or resumes with a deadline.
+// withTimeout calls Release or Resume with a deadline.
 func withTimeout(d time.Duration, request func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
 	return request(ctx)
 }
 
-func TestMonitorReleasesTheDriver(t *testing.T) {
+func TestRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
 		w := startMonitor(t, m, nil)
 		defer w.stop()
-		held := m.AllocatableIDs()
+		ids := m.AllocatableIDs()
 		w.statusesAfter(time.Second)
-		w.Fail(held[2], "xid 95")
+		w.Fail(ids[2], "xid 95")
 		w.statusesAfter(time.Second)
 		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Fatal(err)
@@ -38,41 +38,41 @@ func TestMonitorReleasesTheDriver(t *testing.T) {
 		statuses := w.statusesAfter(0)
 		requireReasons(t, "released", statuses, "released", "released", "released", "released")
 		if d := w.monitor.Driver(); d.State != device.DriverReleased || !m.Closed() || w.monitor.Ready() != nil {
-			t.Errorf("the driver is %+v, closed %v, ready %v", d, m.Closed(), w.monitor.Ready())
+			t.Errorf("driver %+v, closed %v, ready %v", d, m.Closed(), w.monitor.Ready())
 		}
 		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
-			t.Errorf("a second release: %v", err)
+			t.Errorf("second Release: %v", err)
 		}
 		late, _ := readErrors(w.readers, m.GPUs())
 		if !errors.Is(late[0], device.ErrNoDriver) || !errors.Is(late[1], device.ErrNoDriver) {
-			t.Errorf("readings are %v", late)
+			t.Errorf("read errors %v", late)
 		}
 		requireReasons(t, "an hour later", w.statusesAfter(time.Hour), "released", "released", "released", "released")
 		if !m.Closed() {
-			t.Error("somebody started the driver")
+			t.Error("the driver was loaded")
 		}
 
 		m.Partition(m.GPUs()[0], "1g.10gb", "2g.20gb")
 		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
-		requireReasons(t, "taken up again", w.statusesAfter(5*time.Second), "", "", "gone", "", "xid_95")
+		requireReasons(t, "resumed", w.statusesAfter(5*time.Second), "", "", "gone", "", "xid_95")
 		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 			t.Fatal(err)
 		}
-		m.ResetGPU(held[2])
+		m.ResetGPU(ids[2])
 		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
 		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
-			t.Errorf("a second time: %v", err)
+			t.Errorf("second Resume: %v", err)
 		}
-		requireReasons(t, "with a reset meanwhile", w.statusesAfter(15*time.Second), "", "", "", "")
+		requireReasons(t, "with a reset in between", w.statusesAfter(15*time.Second), "", "", "", "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp {
-			t.Errorf("the driver is %+v", d)
+			t.Errorf("driver %+v", d)
 		}
 		if m.ClosedDuringCall() {
-			t.Error("the driver was closed beneath a call")
+			t.Error("the driver was closed during a call")
 		}
 	})
 }
@@ -88,39 +88,38 @@ func readErrors(r *device.Readers, gpus []device.GPU) (errs []error, took time.D
 	return errs, time.Since(began)
 }
 
-// TestMonitorDoesNotReleaseBeneathACall has one hang: the release is given up, and
-// what it had begun is taken back.
-func TestMonitorDoesNotReleaseBeneathACall(t *testing.T) {
+// TestReleaseDuringHang: a release during a hanging call fails, and the devices are resumed.
+func TestReleaseDuringHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, nil)
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		m.HangGPU(m.AllocatableIDs()[1])
-		w.statusesAfter(6 * time.Second) // a check hangs
+		w.statusesAfter(6 * time.Second) // a check hangs now
 		result := make(chan error, 1)
 		go func() { result <- withTimeout(5*time.Second, w.monitor.Release) }() // ends with its deadline
-		requireReasons(t, "meanwhile", w.statusesAfter(time.Second), "released", "released")
+		requireReasons(t, "during the release", w.statusesAfter(time.Second), "released", "released")
 		if err := withTimeout(time.Second, w.monitor.Resume); err == nil {
-			t.Error("it was taken up beneath a release")
+			t.Error("Resume succeeded during a release")
 		}
 		if err := <-result; !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
+			t.Errorf("error %v", err)
 		}
-		requireReasons(t, "after it", w.statusesAfter(5*time.Second), "", "released") // the other does not answer
+		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "", "released") // the second GPU does not answer
 		m.ReleaseHangs()
 		requireReasons(t, "after the hang", w.statusesAfter(5*time.Second), "", "")
 		if m.Closed() || m.ClosedDuringCall() {
 			t.Error("the driver was closed")
 		}
 		if err := withTimeout(10*time.Second, w.monitor.Release); err != nil || m.ClosedDuringCall() {
-			t.Errorf("a second try: %v", err)
+			t.Errorf("second Release: %v", err)
 		}
 	})
 }
 
-// TestMonitorReleasesUnderScrapes has readings come all the time.
-func TestMonitorReleasesUnderScrapes(t *testing.T) {
+// TestReleaseDuringReads releases the driver under continuous reads.
+func TestReleaseDuringReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(4)
 		w := startMonitor(t, m, nil)
@@ -141,18 +140,18 @@ func TestMonitorReleasesUnderScrapes(t *testing.T) {
 			if err := withTimeout(10*time.Second, w.monitor.Resume); err != nil {
 				t.Fatal(err)
 			}
-			requireReasons(t, "taken up again", w.statusesAfter(5*time.Second), "", "", "", "")
+			requireReasons(t, "resumed", w.statusesAfter(5*time.Second), "", "", "", "")
 		}
 		cancel()
 		<-scraped
 		w.stop()
 		if m.ClosedDuringCall() {
-			t.Error("the driver was closed beneath a call")
+			t.Error("the driver was closed during a call")
 		}
 	})
 }
 
-// blockingClose is a machine whose driver lets go only when it is told to.
+// blockingClose is a machine whose Close waits for unblock.
 type blockingClose struct {
 	*sim.Machine
 	unblock chan struct{}
@@ -163,9 +162,8 @@ func (s blockingClose) Close() {
 	s.Machine.Close()
 }
 
-// TestMonitorTakesUpWhatWasLetGoOfTooLate has the driver's library hang when it is shut
-// down: the release was given up, so what comes of it later is taken back.
-func TestMonitorTakesUpWhatWasLetGoOfTooLate(t *testing.T) {
+// TestResumeAfterLateClose: after a release that timed out in Close, the devices are resumed when Close returns.
+func TestResumeAfterLateClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		b := blockingClose{m, make(chan struct{})}
@@ -173,21 +171,21 @@ func TestMonitorTakesUpWhatWasLetGoOfTooLate(t *testing.T) {
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		if err := withTimeout(10*time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("got %v", err)
+			t.Errorf("error %v", err)
 		}
 		requireReasons(t, "while it hangs", w.statusesAfter(time.Minute), "released")
 		if err := withTimeout(time.Second, w.monitor.Resume); err == nil {
-			t.Error("it was taken up beneath that")
+			t.Error("Resume succeeded during Close")
 		}
 		close(b.unblock)
-		requireReasons(t, "after it", w.statusesAfter(5*time.Second), "")
+		requireReasons(t, "after the timeout", w.statusesAfter(5*time.Second), "")
 		if d := w.monitor.Driver(); d.State != device.DriverUp {
-			t.Errorf("the driver is %+v", d)
+			t.Errorf("driver %+v", d)
 		}
 	})
 }
 
-func TestMonitorAnswersAReleaseAtItsEnd(t *testing.T) {
+func TestReleaseAtEndOfRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		w := startMonitor(t, m, nil)
@@ -199,15 +197,15 @@ func TestMonitorAnswersAReleaseAtItsEnd(t *testing.T) {
 		synctest.Wait()
 		w.stop()
 		if err := <-result; err == nil {
-			t.Error("it says that it is done")
+			t.Error("Release succeeded at the end of Run")
 		}
 		if err := withTimeout(time.Second, w.monitor.Release); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("nobody is there any more, and it says %v", err)
+			t.Errorf("Release after Run: %v", err)
 		}
 	})
 }
 
-// replacedDriver is a Backend whose driver is, some day, another one.
+// replacedDriver is a Backend whose driver is replaced while active is set.
 type replacedDriver struct {
 	*sim.Machine
 	active atomic.Bool
@@ -220,7 +218,7 @@ func (r *replacedDriver) Devices(ctx context.Context) ([]device.Device, error) {
 	return r.Machine.Devices(ctx)
 }
 
-// backgroundCalls is a Backend that has left a call behind.
+// backgroundCalls is a Backend with a call in the background.
 type backgroundCalls struct {
 	replacedDriver
 	running atomic.Bool
@@ -228,9 +226,8 @@ type backgroundCalls struct {
 
 func (l *backgroundCalls) Idle() bool { return !l.running.Load() }
 
-// TestMonitorDoesNotEndBeneathACallLeftBehind has the driver be replaced while a call
-// is under way that its Backend no longer waits for.
-func TestMonitorDoesNotEndBeneathACallLeftBehind(t *testing.T) {
+// TestDriverReplacedDuringBackgroundCall: Run does not end during a Backend's background call.
+func TestDriverReplacedDuringBackgroundCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &backgroundCalls{replacedDriver: replacedDriver{Machine: newMachine(1)}}
 		b.running.Store(true)
@@ -241,18 +238,17 @@ func TestMonitorDoesNotEndBeneathACallLeftBehind(t *testing.T) {
 		b.active.Store(true)
 		time.Sleep(time.Minute)
 		if len(ended) > 0 {
-			t.Error("it has ended beneath a call")
+			t.Error("Run ended during a call")
 		}
 		b.running.Store(false)
 		if err := <-ended; !errors.Is(err, device.ErrDriverReplaced) {
-			t.Errorf("it ends with %v", err)
+			t.Errorf("Run: %v", err)
 		}
 	})
 }
 
-// TestMonitorEndsWhenTheDriverIsReplaced waits for the calls that are under way: the
-// process is to end, and never with one of them.
-func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {
+// TestDriverReplaced: Run ends after the last call.
+func TestDriverReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		b := &replacedDriver{Machine: m}
@@ -265,29 +261,29 @@ func TestMonitorEndsWhenTheDriverIsReplaced(t *testing.T) {
 		b.active.Store(true)
 		time.Sleep(time.Minute)
 		if d := monitor.Driver(); d.State != device.DriverReplaced || !errors.Is(d.Err, device.ErrDriverReplaced) || monitor.Ready() != nil {
-			t.Errorf("the driver is %+v, ready %v", d, monitor.Ready())
+			t.Errorf("driver %+v, ready %v", d, monitor.Ready())
 		}
 		statuses, _ := inventory.Get()
 		if got := reasons(statuses); !slices.Equal(got, []string{"driver_replaced", "driver_replaced"}) {
-			t.Errorf("the board has %q", got)
+			t.Errorf("inventory has %q", got)
 		}
 		if len(ended) > 0 || monitor.Alive() != nil {
-			t.Error("it has ended beneath a call")
+			t.Error("Run ended during a call")
 		}
 		if err := withTimeout(time.Second, monitor.Release); !errors.Is(err, device.ErrDriverReplaced) {
-			t.Errorf("a release says %v", err)
+			t.Errorf("Release: %v", err)
 		}
 		m.ReleaseHangs()
 		if err := <-ended; !errors.Is(err, device.ErrDriverReplaced) || !readers.Idle() {
-			t.Errorf("it ends with %v", err)
+			t.Errorf("Run: %v", err)
 		}
 		if !monitor.Drain(t.Context()) {
-			t.Error("calls are left")
+			t.Error("Drain: calls are running")
 		}
 	})
 }
 
-// stalledChecks is a Backend whose checks ask nothing while it is so.
+// stalledChecks is a Backend whose checks return ErrStalled while active is set.
 type stalledChecks struct {
 	*sim.Machine
 	active atomic.Bool
@@ -300,13 +296,13 @@ func (s *stalledChecks) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return s.Machine.Check(gpu)
 }
 
-// TestMonitorForgetsASilenceThatARelease has ended.
-func TestMonitorForgetsASilenceThatAReleaseHasEnded(t *testing.T) {
+// TestReleaseEndsStall: a stall from before a release does not count after resume.
+func TestReleaseEndsStall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var told monitorRecorder
+		var recorder monitorRecorder
 		m := newMachine(1)
 		s := &stalledChecks{Machine: m}
-		w := startMonitor(t, m, func(device.Backend) device.Backend { return s }, told.attach)
+		w := startMonitor(t, m, func(device.Backend) device.Backend { return s }, recorder.attach)
 		defer w.stop()
 		w.statusesAfter(time.Second)
 		s.active.Store(true)
@@ -319,14 +315,14 @@ func TestMonitorForgetsASilenceThatAReleaseHasEnded(t *testing.T) {
 		if err := withTimeout(time.Second, w.monitor.Resume); err != nil {
 			t.Fatal(err)
 		}
-		requireReasons(t, "taken up again", w.statusesAfter(15*time.Second), "")
-		if flaps := w.statusesAfter(0)[0].Flaps; flaps != 0 || len(told.takeEvents()) != 0 {
-			t.Errorf("it turned unhealthy %d times", flaps)
+		requireReasons(t, "resumed", w.statusesAfter(15*time.Second), "")
+		if flaps := w.statusesAfter(0)[0].Flaps; flaps != 0 || len(recorder.takeEvents()) != 0 {
+			t.Errorf("%d flaps", flaps)
 		}
 	})
 }
 
-// noEnergyCounter is a machine one of whose GPUs has no energy counter: its checks show no reset.
+// noEnergyCounter is a machine with a GPU that has no energy counter and shows no resets.
 type noEnergyCounter struct {
 	*sim.Machine
 	gpu device.GPU
@@ -340,9 +336,8 @@ func (b noEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error) {
 	return v, err
 }
 
-// TestAReleaseIsAResetOfABareGPU has a GPU without an energy counter fail, and be released and
-// resumed: nothing else could show that it was reset.
-func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
+// TestReleaseWithoutEnergyCounter: for a GPU without an energy counter, release and resume count as a reset.
+func TestReleaseWithoutEnergyCounter(t *testing.T) {
 	resume := func(t *testing.T, pending bool) (*monitorFixture, *monitorRecorder) {
 		m, s := newMachine(2), &monitorRecorder{}
 		w := startMonitor(t, m, func(device.Backend) device.Backend { return noEnergyCounter{m, m.GPUs()[0]} }, s.attach)
@@ -367,16 +362,16 @@ func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w, s := resume(t, false)
 			defer w.stop()
-			w.statusesAfter(1750 * time.Millisecond) // the first check may come before the listing, and fail
+			w.statusesAfter(1750 * time.Millisecond) // the first check may fail before the listing
 			if r := findRecord(s.savedHistory(), w.GPUs()[0], ""); !r.ResetSeen || r.FailedResets.Count != 1 {
-				t.Errorf("the record is %+v", r)
+				t.Errorf("record %+v", r)
 			}
 			requireReasons(t, "resumed", w.statusesAfter(15*time.Second), "", "xid_95")
 			w.Fail(w.AllocatableIDs()[0], "xid 95")
 			requireReasons(t, "after another Xid 95", w.statusesAfter(time.Minute), "xid_95", "xid_95")
 		})
 	})
-	t.Run("and a repair waits", func(t *testing.T) {
+	t.Run("and a repair is pending", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w, _ := resume(t, true)
 			defer w.stop()
@@ -385,7 +380,7 @@ func TestAReleaseIsAResetOfABareGPU(t *testing.T) {
 	})
 }
 
-// unreadEnergyCounter is a machine whose checks get no answer while the flag is set.
+// unreadEnergyCounter is a machine whose checks fail while the flag is set.
 type unreadEnergyCounter struct {
 	*sim.Machine
 	active atomic.Bool
@@ -398,9 +393,8 @@ func (u *unreadEnergyCounter) Check(gpu device.GPU) (device.ResetEvidence, error
 	return u.Machine.Check(gpu)
 }
 
-// TestAReleaseIsNoResetOfAGPUThatWasNotRead: before a check has read its energy counter, a GPU is
-// not taken for one that has none.
-func TestAReleaseIsNoResetOfAGPUThatWasNotRead(t *testing.T) {
+// TestReleaseBeforeEnergyCounterIsRead: an energy counter that was not read yet may exist, so the release is no reset.
+func TestReleaseBeforeEnergyCounterIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		u := &unreadEnergyCounter{Machine: newMachine(1)}
 		u.active.Store(true)
@@ -422,9 +416,8 @@ func TestAReleaseIsNoResetOfAGPUThatWasNotRead(t *testing.T) {
 	})
 }
 
-// TestMonitorHearsWhileReleased of a fault, of which the reset is that comes before the GPUs
-// are taken up again.
-func TestMonitorHearsWhileReleased(t *testing.T) {
+// TestFaultDuringRelease: a reset between the fault and the resume counts.
+func TestFaultDuringRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		w := startMonitor(t, m, nil)

@@ -9,11 +9,11 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-func TestMonitorReadsTheLinksOnce(t *testing.T) {
+func TestLinksAreReadOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		if device.NewMonitor(m, device.NewReaders(m), &device.Inventory{}, device.MonitorOptions{}).Links() != nil {
-			t.Error("there are links before anybody has read them")
+			t.Error("links before the first reading")
 		}
 		w := startMonitor(t, m, nil)
 		defer w.stop()
@@ -24,22 +24,22 @@ func TestMonitorReadsTheLinksOnce(t *testing.T) {
 		m.Partition(m.GPUs()[0], "1g.10gb")
 		w.statusesAfter(time.Hour)
 		if n := m.LinkReads(); n != 1 {
-			t.Errorf("they were read %d times", n)
+			t.Errorf("%d readings, want 1", n)
 		}
 		m.AddGPU()
 		w.statusesAfter(11 * time.Second)
 		if n := m.LinkReads(); n != 2 || len(w.monitor.Links()) != 6 {
-			t.Errorf("with one GPU more they were read %d times, %+v", n, w.monitor.Links())
+			t.Errorf("with an added GPU: %d readings, %+v", n, w.monitor.Links())
 		}
 		m.RemoveGPU(device.ID(m.GPUs()[1]))
 		w.statusesAfter(11 * time.Second)
 		if n := m.LinkReads(); n != 3 || len(w.monitor.Links()) != 2 {
-			t.Errorf("with one less they were read %d times, %+v", n, w.monitor.Links())
+			t.Errorf("with a removed GPU: %d readings, %+v", n, w.monitor.Links())
 		}
 	})
 }
 
-func TestMonitorReadsTheLinksAgainThatItMissed(t *testing.T) {
+func TestMissingLinksAreReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(3)
 		m.Fail(m.AllocatableIDs()[0], "lost")
@@ -47,17 +47,17 @@ func TestMonitorReadsTheLinksAgainThatItMissed(t *testing.T) {
 		defer w.stop()
 		w.statusesAfter(30 * time.Second)
 		if n := len(w.monitor.Links()); n != 4 || m.LinkReads() != 1 {
-			t.Errorf("%d links of those that are well, read %d times", n, m.LinkReads())
+			t.Errorf("%d links of healthy GPUs after %d readings, want 4 after 1", n, m.LinkReads())
 		}
 		m.ResetGPU(m.AllocatableIDs()[0])
 		w.statusesAfter(31 * time.Second)
 		if n := len(w.monitor.Links()); n != 6 || m.LinkReads() != 2 {
-			t.Errorf("%d links a minute later, read %d times", n, m.LinkReads())
+			t.Errorf("%d links a minute later after %d readings, want 6 after 2", n, m.LinkReads())
 		}
 	})
 }
 
-// hangingLinks is a Backend whose links are never told.
+// hangingLinks is a Backend whose Links hangs.
 type hangingLinks struct {
 	device.Backend
 	done chan struct{}
@@ -68,8 +68,8 @@ func (s hangingLinks) Links(context.Context) ([]device.Link, error) {
 	return []device.Link{}, nil
 }
 
-// TestMonitorSaysSoWhenTheLinksHang has health go on meanwhile: only listings wait.
-func TestMonitorSaysSoWhenTheLinksHang(t *testing.T) {
+// TestLinksHang: while Links hangs, only listings wait.
+func TestLinksHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(2)
 		b := hangingLinks{m, make(chan struct{})}
@@ -79,15 +79,15 @@ func TestMonitorSaysSoWhenTheLinksHang(t *testing.T) {
 		requireReasons(t, "a failure", w.statusesAfter(time.Second), "", "xid_95")
 		w.statusesAfter(30 * time.Second)
 		if d := w.monitor.Driver(); d.State != device.DriverNotAnswering {
-			t.Errorf("the driver is %+v", d)
+			t.Errorf("driver %+v", d)
 		}
 		if err := withTimeout(5*time.Second, w.monitor.Release); err == nil {
-			t.Error("the driver was released beneath a call")
+			t.Error("the driver was released during a call")
 		}
 		close(b.done)
 		w.statusesAfter(time.Second)
 		if d := w.monitor.Driver(); d.State != device.DriverUp || w.monitor.Links() == nil {
-			t.Errorf("after the hang the driver is %+v", d)
+			t.Errorf("driver after the hang: %+v", d)
 		}
 		w.stop()
 	})

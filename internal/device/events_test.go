@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// kernelEvent is what the kernel's log tells of an Xid.
+// kernelEvent returns the event of an Xid in the kernel log.
 func kernelEvent(gpu device.GPU, xid uint64) device.Event {
 	e := device.Event{GPU: gpu, Xid: xid, Action: "reset_gpu", Source: "kmsg"}
 	if xid == 95 {
@@ -22,7 +22,7 @@ func kernelEvent(gpu device.GPU, xid uint64) device.Event {
 	return e
 }
 
-// xidCount is how often the board says that there was an Xid.
+// xidCount returns the published count of an Xid.
 func xidCount(s device.Status, xid uint64) uint64 {
 	for _, x := range s.Xids {
 		if x.Code == xid {
@@ -32,31 +32,31 @@ func xidCount(s device.Status, xid uint64) uint64 {
 	return 0
 }
 
-// TestTwoSources count nothing twice, and nothing is lost where one is silent.
+// TestTwoSources: an event of both sources counts once, and an event of either counts.
 func TestTwoSources(t *testing.T) {
 	storm := make([]string, 0, 1900)
 	for range 1000 {
 		storm = append(storm, "kernel")
 	}
-	for range 900 { // it misses some
+	for range 900 { // the driver misses some
 		storm = append(storm, "driver")
 	}
 	rand.New(rand.NewPCG(1, 1)).Shuffle(len(storm), func(i, j int) { storm[i], storm[j] = storm[j], storm[i] })
 	for _, row := range []struct {
-		name, script string // who tells, and pauses
+		name, script string // reports by source, and pauses
 		count        uint64
-		witnesses    string // of what was passed on
+		sources      string // of the events passed on
 	}{
 		{"the driver first", "driver kernel", 1, "driver"},
-		{"the kernel first", "kernel driver", 1, "driver"},
-		{"the kernel long before", "kernel 2s driver", 1, "kmsg"},
+		{"the kernel log first", "kernel driver", 1, "driver"},
+		{"the kernel log long before", "kernel 2s driver", 1, "kmsg"},
 		{"the driver long before", "driver 9s kernel", 1, "driver"},
 		{"the driver alone", "driver driver 1m driver", 3, "driver driver driver"},
-		{"the kernel alone", "kernel kernel 1m kernel", 3, "kmsg kmsg kmsg"},
-		{"the driver saw one more", "driver kernel driver", 2, "driver driver"},
-		{"the kernel saw one more", "driver kernel kernel 1s", 2, "driver kmsg"},
-		{"who was behind begins anew", "driver driver 11s kernel", 3, "driver driver kmsg"},
-		{"and so does the driver", "kernel 11s driver", 2, "kmsg driver"},
+		{"the kernel log alone", "kernel kernel 1m kernel", 3, "kmsg kmsg kmsg"},
+		{"one more by the driver", "driver kernel driver", 2, "driver driver"},
+		{"one more in the kernel log", "driver kernel kernel 1s", 2, "driver kmsg"},
+		{"the kernel log after both counts restarted", "driver driver 11s kernel", 3, "driver driver kmsg"},
+		{"the driver after both counts restarted", "kernel 11s driver", 2, "kmsg driver"},
 		{"both again, after a while", "driver kernel 1m kernel driver 1m driver kernel", 3, "driver driver driver"},
 		{"a storm", strings.Join(storm, " "), 1000, ""},
 	} {
@@ -84,46 +84,46 @@ func TestTwoSources(t *testing.T) {
 				}
 				statuses := w.statusesAfter(2 * time.Second)
 				if got := xidCount(statuses[1], 31); got != row.count || xidCount(statuses[0], 31) != 0 {
-					t.Errorf("%d were counted, want %d", got, row.count)
+					t.Errorf("%d events counted, want %d", got, row.count)
 				}
-				var witnesses []string
-				told := s.takeEvents()
-				for _, o := range told {
+				var sources []string
+				events := s.takeEvents()
+				for _, o := range events {
 					if o.Source == "" {
 						o.Source = "driver"
 					}
-					witnesses = append(witnesses, o.Source)
+					sources = append(sources, o.Source)
 				}
-				if got := strings.Join(witnesses, " "); uint64(len(told)) != row.count || row.witnesses != "" && got != row.witnesses {
-					t.Errorf("passed on were %d, by %q; want %q", len(told), got, row.witnesses)
+				if got := strings.Join(sources, " "); uint64(len(events)) != row.count || row.sources != "" && got != row.sources {
+					t.Errorf("%d events passed on, by %q, want %q", len(events), got, row.sources)
 				}
 			})
 		})
 	}
 }
 
-// TestTheKernelWhereTheDriverIsSilent has a verdict by it alone.
-func TestTheKernelWhereTheDriverIsSilent(t *testing.T) {
+// TestKernelLogAlone: the kernel log alone marks a GPU unhealthy.
+func TestKernelLogAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
 		gpu := w.GPUs()[0]
-		w.monitor.Report(kernelEvent(gpu, 13), time.Now()) // before anything is known
+		w.monitor.Report(kernelEvent(gpu, 13), time.Now()) // before the first listing
 		if got := xidCount(w.statusesAfter(2 * time.Second)[0], 13); got != 1 {
-			t.Errorf("%d were counted of what came first", got)
+			t.Errorf("%d events counted from before the first listing, want 1", got)
 		}
 		w.monitor.Report(kernelEvent(gpu, 95), time.Now())
 		requireReasons(t, "at once", w.statusesAfter(100*time.Millisecond), "")
-		requireReasons(t, "when the driver has had its say", w.statusesAfter(time.Second), "xid_95")
+		requireReasons(t, "after the delay", w.statusesAfter(time.Second), "xid_95")
 		w.ResetGPU(device.ID(gpu))
 		requireReasons(t, "after a reset", w.statusesAfter(4*time.Second), "")
 		w.monitor.Report(kernelEvent("GPU-that-is-not-there", 95), time.Now())
-		requireReasons(t, "after one of a stranger", w.statusesAfter(2*time.Second), "")
+		requireReasons(t, "after an event of an unknown GPU", w.statusesAfter(2*time.Second), "")
 	})
 }
 
-// TestWhenTheKernelSaidIt is when it happened, whoever has the GPU by the time it is believed.
-func TestWhenTheKernelSaidIt(t *testing.T) {
+// TestTimeOfKernelLogEvent: an event has the time of its record.
+func TestTimeOfKernelLogEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(1), nil, s.attach)
@@ -132,15 +132,15 @@ func TestWhenTheKernelSaidIt(t *testing.T) {
 		at := time.Now()
 		w.monitor.Report(kernelEvent(w.GPUs()[0], 95), time.Now())
 		w.statusesAfter(2 * time.Second)
-		if told := s.takeEvents(); len(told) != 1 || !told[0].At.Equal(at) {
-			t.Errorf("told was %+v, want it to be of %s", told, at)
+		if events := s.takeEvents(); len(events) != 1 || !events[0].At.Equal(at) {
+			t.Errorf("events %+v, want one at %s", events, at)
 		}
 	})
 }
 
-// TestWhatIsPastIsHistory: an Xid from before the start has the GPU checked and is passed on
-// with its time. It is not counted, since an alert would take it for a new one.
-func TestWhatIsPastIsHistory(t *testing.T) {
+// TestHistoricalEvent: an Xid from before the start makes a check due and is passed on with its time, but not counted. An alert would take
+// it for a new one.
+func TestHistoricalEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(1), nil, s.attach)
@@ -152,36 +152,36 @@ func TestWhatIsPastIsHistory(t *testing.T) {
 		w.monitor.Report(past, at)
 		status := w.statusesAfter(time.Second)[0]
 		if status.Health != device.Suspect || len(status.Xids) != 0 {
-			t.Errorf("it is %+v", status)
+			t.Errorf("got %+v", status)
 		}
-		if told := s.takeEvents(); len(told) != 1 || !told[0].Historical || !told[0].At.Equal(at) || told[0].MarkedUnhealthy {
-			t.Errorf("told was %+v", told)
+		if events := s.takeEvents(); len(events) != 1 || !events[0].Historical || !events[0].At.Equal(at) || events[0].MarkedUnhealthy {
+			t.Errorf("events %+v", events)
 		}
 		w.stop()
 		if r := findRecord(s.savedHistory(), gpu, ""); len(r.Xids) != 1 || r.Xids[0].Count != 0 || !r.Xids[0].LastHistorical.Equal(at) {
-			t.Errorf("remembered is %+v", r)
+			t.Errorf("records %+v", r)
 		}
 
 		w = startMonitor(t, newMachine(1), nil, s.attach, func(w *monitorFixture) { w.options.History = s.savedHistory() })
 		defer w.stop()
 		if status := w.statusesAfter(time.Second)[0]; len(status.Xids) != 0 {
-			t.Errorf("in the next process it is %+v", status)
+			t.Errorf("in the next process: %+v", status)
 		}
 		w.Fail(device.ID(gpu), "xid 95")
 		now := time.Now()
 		status = w.statusesAfter(time.Second)[0]
 		if len(status.Xids) != 1 || status.Xids[0].Count != 1 || !status.Xids[0].Last.Equal(now) {
-			t.Errorf("after a new one it is %+v", status)
+			t.Errorf("after a new Xid: %+v", status)
 		}
 		w.monitor.Report(past, at)
 		if status := w.statusesAfter(time.Second)[0]; status.Xids[0].Count != 1 || !status.Xids[0].Last.Equal(now) {
-			t.Errorf("after another of the past it is %+v", status)
+			t.Errorf("after another historical Xid: %+v", status)
 		}
 	})
 }
 
-// TestTheDriverNamesTheSlice also where the kernel is quicker, which does not.
-func TestTheDriverNamesTheSlice(t *testing.T) {
+// TestDriverNamesMIGDevice: only the driver names the MIG device, even if the kernel log is first.
+func TestDriverNamesMIGDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(1)
@@ -196,43 +196,43 @@ func TestTheDriverNamesTheSlice(t *testing.T) {
 		w.statusesAfter(100 * time.Millisecond)
 		w.Fail(id, "xid 999")
 		requireReasons(t, "then", w.statusesAfter(2*time.Second), "", "", "xid_999")
-		if told := s.takeEvents(); len(told) != 1 || len(told[0].Affected) != 1 || told[0].Affected[0].ID != id || !told[0].MarkedUnhealthy {
-			t.Errorf("told was %+v", told)
+		if events := s.takeEvents(); len(events) != 1 || len(events[0].Affected) != 1 || events[0].Affected[0].ID != id || !events[0].MarkedUnhealthy {
+			t.Errorf("events %+v", events)
 		}
 	})
 }
 
-// TestADriverThatWasNotHeard may have all of it still to tell, however late.
-func TestADriverThatWasNotHeard(t *testing.T) {
+// TestTwoSourcesAfterOutage: after an outage the driver may still report all events, however late.
+func TestTwoSourcesAfterOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		hand := make(chan struct{}, 1)
-		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return blockableWait{b, hand} })
+		block := make(chan struct{}, 1)
+		w := startMonitor(t, newMachine(1), func(b device.Backend) device.Backend { return blockableWait{b, block} })
 		defer w.stop()
 		gpu := w.GPUs()[0]
 		w.statusesAfter(time.Second)
-		hand <- struct{}{}
+		block <- struct{}{}
 		w.statusesAfter(time.Minute)
 		for range 3 {
 			w.monitor.Report(kernelEvent(gpu, 95), time.Now())
 			w.Fail(device.ID(gpu), "xid 95")
 		}
 		if s := w.statusesAfter(time.Second)[0]; s.Reason != "xid_95" || xidCount(s, 95) != 3 {
-			t.Errorf("by the kernel alone it is %q, with %d", s.Reason, xidCount(s, 95))
+			t.Errorf("by the kernel log alone: %q, %d events", s.Reason, xidCount(s, 95))
 		}
 		w.statusesAfter(10 * time.Minute)
-		<-hand
+		<-block
 		if got := xidCount(w.statusesAfter(5 * time.Second)[0], 95); got != 3 {
-			t.Errorf("%d were counted when the driver had told them too", got)
+			t.Errorf("%d events counted after the driver reported them as well, want 3", got)
 		}
 		w.Fail(device.ID(gpu), "xid 95")
 		if got := xidCount(w.statusesAfter(5 * time.Second)[0], 95); got != 4 {
-			t.Errorf("%d were counted after another one", got)
+			t.Errorf("%d events counted after another one, want 4", got)
 		}
 	})
 }
 
-// TestReportsAreBounded by kinds and never by number, whoever reports.
-func TestReportsAreBounded(t *testing.T) {
+// TestEventsAreBounded: kinds of events are bounded, their number is not.
+func TestEventsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := startMonitor(t, newMachine(1), nil)
 		defer w.stop()
@@ -248,26 +248,26 @@ func TestReportsAreBounded(t *testing.T) {
 		}
 		all.Wait()
 		if got := xidCount(w.statusesAfter(2 * time.Second)[0], 31); got != 80_000 {
-			t.Errorf("%d were counted", got)
+			t.Errorf("%d events counted, want 80000", got)
 		}
 		for xid := range uint64(1000) {
 			w.monitor.Report(kernelEvent(gpu, 1000+xid), time.Now())
 		}
 		if s := w.statusesAfter(2 * time.Second)[0]; len(s.Xids) > 256 || w.log.count("kernel log events dropped") != 1 {
-			t.Errorf("%d kinds are counted, and said was %v", len(s.Xids), w.log.counts)
+			t.Errorf("%d kinds of events, log %v", len(s.Xids), w.log.counts)
 		}
 		w.monitor.Report(kernelEvent(gpu, 95), time.Now())
-		requireReasons(t, "one that is not counted", w.statusesAfter(2*time.Second), "xid_95")
+		requireReasons(t, "an Xid that is not counted", w.statusesAfter(2*time.Second), "xid_95")
 	})
 }
 
-// TestPolicy is asked at each report.
+// TestPolicy changes the policy while the Monitor runs.
 func TestPolicy(t *testing.T) {
 	for _, row := range []struct {
 		xid     string
 		policy  device.Policy
 		reason  string
-		told    int
+		events  int
 		lines   int
 		suspect bool
 	}{
@@ -303,11 +303,11 @@ func TestPolicy(t *testing.T) {
 				w.Fail(w.AllocatableIDs()[0], row.xid)
 				status := w.statusesAfter(100 * time.Millisecond)[0]
 				if status.Reason != row.reason || (status.Health == device.Suspect) != row.suspect || len(w.statusesAfter(time.Second)[0].Xids) != 1 {
-					t.Errorf("it is %+v", status)
+					t.Errorf("got %+v", status)
 				}
-				told := s.takeEvents()
-				if len(told) != row.told || row.told > 0 && told[0].MarkedUnhealthy != (row.reason != "") || w.log.count("driver event") != row.lines {
-					t.Errorf("told was %+v, and said %v", told, w.log.counts)
+				events := s.takeEvents()
+				if len(events) != row.events || row.events > 0 && events[0].MarkedUnhealthy != (row.reason != "") || w.log.count("driver event") != row.lines {
+					t.Errorf("events %+v, log %v", events, w.log.counts)
 				}
 				if row.reason != "" {
 					w.ResetGPU(w.AllocatableIDs()[0])
@@ -318,20 +318,20 @@ func TestPolicy(t *testing.T) {
 	}
 }
 
-// TestWhatHappensIsTold with whom it hit, and before the Board shows it.
-func TestWhatHappensIsTold(t *testing.T) {
+// TestHealthEvents: events name the affected devices, and come before the Inventory has the result.
+func TestHealthEvents(t *testing.T) {
 	fails := func(what string) func(*monitorFixture) {
 		return func(w *monitorFixture) { w.Fail(w.AllocatableIDs()[1], what) }
 	}
 	for _, row := range []struct {
 		name string
 		bad  func(*monitorFixture)
-		want []string // reason, class and devices that are hit; "!" where it condemns
+		want []string // reason, class and affected devices; "!" if marked unhealthy
 	}{
-		{"an application's Xid of a slice", fails("xid 31"), []string{"xid_31 1g.10gb/1"}},
-		{"an Xid that condemns a slice", fails("xid 999"), []string{"xid_999! 1g.10gb/1"}},
-		{"one of the hardware", fails("xid 95"), []string{"xid_95! GPU 1g.10gb/0 1g.10gb/1"}},
-		{"one to look into", fails("xid 154"), []string{"xid_154 asks GPU 1g.10gb/0 1g.10gb/1"}},
+		{"an application's Xid of a MIG device", fails("xid 31"), []string{"xid_31 1g.10gb/1"}},
+		{"an Xid that marks a MIG device unhealthy", fails("xid 999"), []string{"xid_999! 1g.10gb/1"}},
+		{"an Xid of the hardware", fails("xid 95"), []string{"xid_95! GPU 1g.10gb/0 1g.10gb/1"}},
+		{"an Xid to verify", fails("xid 154"), []string{"xid_154 asks GPU 1g.10gb/0 1g.10gb/1"}},
 		{"twice", func(w *monitorFixture) {
 			w.Fail(w.AllocatableIDs()[1], "xid 95")
 			w.Fail(w.AllocatableIDs()[1], "xid 95")
@@ -341,7 +341,7 @@ func TestWhatHappensIsTold(t *testing.T) {
 		{"a check", fails("odd"), []string{"check_failed! GPU 1g.10gb/0 1g.10gb/1"}},
 		{"a hang", func(w *monitorFixture) { w.HangGPU(w.AllocatableIDs()[1]) }, []string{"not_answering! GPU 1g.10gb/0 1g.10gb/1"}},
 		{"a reconfiguration", func(w *monitorFixture) { w.Partition(w.GPUs()[0], "2g.20gb") }, nil},
-		{"the mode is turned off", func(w *monitorFixture) { w.Unpartition(w.GPUs()[0]) }, nil},
+		{"MIG mode is turned off", func(w *monitorFixture) { w.Unpartition(w.GPUs()[0]) }, nil},
 		{"a release", func(w *monitorFixture) {
 			if err := withTimeout(10*time.Second, w.monitor.Release); err != nil {
 				panic(err)
@@ -364,11 +364,11 @@ func TestWhatHappensIsTold(t *testing.T) {
 				m.Partition(m.GPUs()[0], "1g.10gb", "1g.10gb")
 				early := true
 				w := startMonitor(t, m, nil, s.attach, func(w *monitorFixture) {
-					told := w.options.OnHealthEvent
+					record := w.options.OnHealthEvent
 					w.options.OnHealthEvent = func(o device.HealthEvent) {
 						statuses, _ := w.inventory.Get()
 						early = early && !slices.ContainsFunc(statuses, func(s device.Status) bool { return s.Reason == o.Reason && o.MarkedUnhealthy })
-						told(o)
+						record(o)
 					}
 				})
 				defer w.stop()
@@ -393,56 +393,54 @@ func TestWhatHappensIsTold(t *testing.T) {
 					}
 					got = append(got, text)
 					if o.GPU != m.GPUs()[0] || time.Since(o.At) > time.Minute {
-						t.Errorf("it is %+v", o)
+						t.Errorf("got %+v", o)
 					}
 				}
 				if !slices.Equal(got, row.want) {
-					t.Errorf("told was %q, want %q", got, row.want)
+					t.Errorf("events %q, want %q", got, row.want)
 				}
 				if !early {
-					t.Error("the board knew it first")
+					t.Error("Inventory had the result before the event was passed on")
 				}
 			})
 		})
 	}
 }
 
-// TestAStormIsToldInFull: ten thousand reports in ten seconds are each counted and passed
-// on, and cost few posts and little to remember.
-func TestAStormIsToldInFull(t *testing.T) {
+// TestXidStormLosesNoEvent reports ten thousand Xids in ten seconds. Each is counted and passed on; publications and saves are few.
+func TestXidStormLosesNoEvent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		w := startMonitor(t, newMachine(2), nil, s.attach)
 		defer w.stop()
 		id := w.AllocatableIDs()[0]
 		w.statusesAfter(time.Second)
-		posts := 0
+		publications := 0
 		_, changed := w.inventory.Get()
 		for n := range 10_000 {
 			w.Fail(id, []string{"xid 31", "xid 95"}[n%2])
 			w.statusesAfter(time.Millisecond)
 			select {
 			case <-changed:
-				posts++
+				publications++
 				_, changed = w.inventory.Get()
 			default:
 			}
 		}
 		status := w.statusesAfter(time.Second)[0]
-		if told := s.takeEvents(); len(told) != 10_000 || xidCount(status, 31) != 5000 || xidCount(status, 95) != 5000 || status.Flaps != 1 {
-			t.Errorf("%d were passed on, and it is %+v", len(told), status)
+		if events := s.takeEvents(); len(events) != 10_000 || xidCount(status, 31) != 5000 || xidCount(status, 95) != 5000 || status.Flaps != 1 {
+			t.Errorf("%d events passed on, status %+v", len(events), status)
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if posts > 50 || s.saves > 500 {
-			t.Errorf("%d posts, and remembered %d times", posts, s.saves)
+		if publications > 50 || s.saves > 500 {
+			t.Errorf("%d publications and %d saves, want at most 50 and 500", publications, s.saves)
 		}
 	})
 }
 
-// TestTheLastWord of the kernel is heard, though the driver's is still waited for when the
-// process ends: to the next one it is past, and condemns nobody.
-func TestTheLastWord(t *testing.T) {
+// TestKernelLogEventAtEndOfRun: the last events of the kernel log are saved, though the driver could still report them.
+func TestKernelLogEventAtEndOfRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var s monitorRecorder
 		m := newMachine(2)
@@ -452,10 +450,10 @@ func TestTheLastWord(t *testing.T) {
 		w.statusesAfter(100 * time.Millisecond)
 		w.stop()
 		if r := findRecord(s.savedHistory(), m.GPUs()[0], ""); r.Reason != "xid_95" || len(r.Xids) != 1 {
-			t.Errorf("at the end it is %+v", r)
+			t.Errorf("record at the end: %+v", r)
 		}
-		if told := s.takeEvents(); len(told) != 1 {
-			t.Errorf("told was %+v", told)
+		if events := s.takeEvents(); len(events) != 1 {
+			t.Errorf("events %+v", events)
 		}
 	})
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/sim"
 )
 
-// busyMachine is a machine on whose devices these processes are.
+// busyMachine is a machine with processes on its devices.
 type busyMachine struct {
 	*sim.Machine
 	pids map[device.ID][]uint32
@@ -20,7 +20,7 @@ type busyMachine struct {
 
 func (o busyMachine) Processes(d device.Device) ([]uint32, error) { return o.pids[d.ID], o.err }
 
-func TestFit(t *testing.T) {
+func TestCheckUsable(t *testing.T) {
 	broken := errors.New("no permission")
 	for _, row := range []struct {
 		name  string
@@ -28,13 +28,13 @@ func TestFit(t *testing.T) {
 		pids  []uint32
 		err   error
 		alone bool
-		want  string // after the device's id; empty: it is fit
+		want  string // after the device's id; empty: usable
 	}{
 		{name: "idle", alone: true},
 		{name: "in use", pids: []uint32{4711}, alone: true, want: " is in use by process 4711"},
 		{name: "in use by many", pids: []uint32{9, 8, 7, 6, 5, 4, 3, 3}, alone: true, want: " is in use by process 3, 4, 5, 6, 7 and 2 more"},
 		{name: "shared", pids: []uint32{4711}},
-		{name: "cannot be told", err: broken, alone: true, want: ": no permission"},
+		{name: "processes unknown", err: broken, alone: true, want: ": no permission"},
 		{name: "lost", fail: "lost", want: ": GPU is lost"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestFit(t *testing.T) {
 				t.Errorf("%v; want %q", err, row.want)
 			}
 			if row.err != nil && !errors.Is(err, row.err) {
-				t.Errorf("%v does not wrap its cause", err)
+				t.Errorf("error %v does not wrap its cause", err)
 			}
 		})
 	}
@@ -60,13 +60,12 @@ func TestFit(t *testing.T) {
 		t.Errorf("while the driver is released: %v", err)
 	}
 	if err := device.NewReaders(m).CheckUsable(t.Context(), device.Device{GPU: device.GPU(m.AllocatableIDs()[0])}, true); err != nil {
-		t.Errorf("a backend that knows no processes: %v", err)
+		t.Errorf("Backend without ProcessLister: %v", err)
 	}
 }
 
-// The question is dropped at its deadline, keeps one thread, and is not put again
-// while it hangs.
-func TestFitOfADeviceThatHangs(t *testing.T) {
+// TestCheckUsableDuringHang: CheckUsable returns at its deadline, and makes no second call during the hang.
+func TestCheckUsableDuringHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(1)
 		id := m.AllocatableIDs()[0]
