@@ -87,11 +87,10 @@ func New(socket string, options Options) (*Client, error) {
 }
 
 func newClient(socket string, dial dialFunc, options Options) (*Client, error) {
-	kubelet, err := newKubeletConn(socket, dial)
+	kubelet, err := newKubeletConn(socket, dial, options.OnCall)
 	if err != nil {
 		return nil, err
 	}
-	kubelet.onCall = options.OnCall
 	c := &Client{
 		options: options, log: options.Log, kubelet: kubelet, tracker: newAllocationTracker(),
 		response: newListResponse(), allocatableResponse: newAllocatableResponse(),

@@ -72,11 +72,13 @@ func newDialer(socket string) dialFunc {
 	}
 }
 
+type callObserver = func(method string, took time.Duration, err error)
+
 // kubeletConn calls the kubelet over a single connection. A new connection means a possible kubelet restart.
 type kubeletConn struct {
 	*grpc.ClientConn
 	socket string
-	onCall func(method string, took time.Duration, err error) // may be nil
+	onCall callObserver // may be nil
 
 	mu          sync.Mutex
 	rejectedErr error         // guarded by mu; the newest rejection
@@ -85,7 +87,7 @@ type kubeletConn struct {
 }
 
 // newKubeletConn returns a kubeletConn. The first call connects.
-func newKubeletConn(socket string, dial dialFunc) (*kubeletConn, error) {
+func newKubeletConn(socket string, dial dialFunc, onCall callObserver) (*kubeletConn, error) {
 	// The target is a name, since a path would need escaping. Without an idle timeout, a new connection means a possible kubelet restart.
 	conn, err := grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -99,7 +101,7 @@ func newKubeletConn(socket string, dial dialFunc) (*kubeletConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", socket, err)
 	}
-	return &kubeletConn{ClientConn: conn, socket: socket, rejections: retry.Backoff{Min: minBackoff, Max: maxBackoff}}, nil
+	return &kubeletConn{ClientConn: conn, socket: socket, onCall: onCall, rejections: retry.Backoff{Min: minBackoff, Max: maxBackoff}}, nil
 }
 
 // call calls a method, and returns the epoch of the response. During the pause after a rejection, call fails at once.
