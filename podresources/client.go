@@ -201,7 +201,7 @@ func (c *Client) ListAllocations(ctx context.Context) device.Allocations {
 	c.waitAfterAllocate(ctx)
 	requestedAt := time.Now()
 	c.setOwnIDs(&c.response.resources)
-	epoch, err := c.kubelet.call(ctx, "List", nil, &c.response)
+	epoch, err := c.kubelet.call(ctx, service+"List", nil, &c.response)
 	if err != nil {
 		return c.recordFailure(ctx, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -104,7 +105,7 @@ func newKubeletConn(socket string, dial dialFunc, onCall callObserver) (*kubelet
 	return &kubeletConn{ClientConn: conn, socket: socket, onCall: onCall, rejections: retry.Backoff{Min: minBackoff, Max: maxBackoff}}, nil
 }
 
-// call calls a method, and returns the epoch of the response. During the pause after a rejection, call fails at once.
+// call calls a method of service, and returns the epoch of the response. During the pause after a rejection, call fails at once.
 func (c *kubeletConn) call(ctx context.Context, method string, request wire.Request, response wire.Message) (kubeletEpoch, error) {
 	if err := c.checkRejection(time.Now()); err != nil {
 		return kubeletEpoch{}, err
@@ -113,20 +114,20 @@ func (c *kubeletConn) call(ctx context.Context, method string, request wire.Requ
 	defer cancel()
 	c.reconnect(ctx)
 	var from peer.Peer
-	started := time.Now()
-	err := c.Invoke(ctx, service+method, request, response, grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&from))
+	name, started := strings.TrimPrefix(method, service), time.Now()
+	err := c.Invoke(ctx, method, request, response, grpc.ForceCodecV2(wire.Codec{}), grpc.Peer(&from))
 	if c.onCall != nil {
-		c.onCall(method, time.Since(started), err)
+		c.onCall(name, time.Since(started), err)
 	}
 	if err != nil {
-		err = fmt.Errorf("%s pod resources at %s: %w", method, c.socket, err)
+		err = fmt.Errorf("%s pod resources at %s: %w", name, c.socket, err)
 		c.recordRejection(err)
 		return kubeletEpoch{}, err
 	}
 	c.recordRejection(nil)
 	epoch, ok := from.LocalAddr.(kubeletEpoch)
 	if !ok {
-		return kubeletEpoch{}, fmt.Errorf("%s pod resources at %s: unknown connection %v", method, c.socket, from.LocalAddr)
+		return kubeletEpoch{}, fmt.Errorf("%s pod resources at %s: unknown connection %v", name, c.socket, from.LocalAddr)
 	}
 	return epoch, nil
 }

@@ -155,7 +155,7 @@ func (c *Client) fetchAllocatable(ctx context.Context) {
 	c.allocatableStale = false
 	c.mu.Unlock()
 	c.setOwnIDs(&c.allocatableResponse.resources)
-	_, err := c.kubelet.call(ctx, "GetAllocatableResources", nil, &c.allocatableResponse)
+	_, err := c.kubelet.call(ctx, service+"GetAllocatableResources", nil, &c.allocatableResponse)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err == nil {
@@ -212,7 +212,7 @@ func (c *Client) fetchRecentPod(ctx context.Context, name podName) error {
 // getPod calls Get. The response has the fields of a List with a single pod.
 func (c *Client) getPod(ctx context.Context, name podName) ([]device.Allocation, kubeletEpoch, error) {
 	response := newListResponse()
-	epoch, err := c.kubelet.call(ctx, "Get", getRequest(name), &response)
+	epoch, err := c.kubelet.call(ctx, service+"Get", getRequest(name), &response)
 	if err == nil {
 		c.addClaimAllocations(&response)
 	}

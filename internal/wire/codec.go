@@ -24,8 +24,11 @@ func (Codec) Name() string { return "proto" }
 // Marshal returns the bytes of a Request.
 func (Codec) Marshal(message any) (mem.BufferSlice, error) {
 	b, ok := message.(Request)
-	if !ok {
+	switch {
+	case !ok:
 		return nil, fmt.Errorf("marshal %T: not a wire.Request", message)
+	case len(b) == 0:
+		return nil, nil
 	}
 	return mem.BufferSlice{mem.SliceBuffer(b)}, nil
 }
