@@ -43,13 +43,13 @@ func TestAPIPage(t *testing.T) {
 			t.Fatal(err)
 		}
 	} else if !bytes.Equal(page, want) {
-		t.Errorf("the examples in docs/api.md are not what is answered; make golden writes them anew")
+		t.Errorf("the examples in docs/api.md are not what is answered; run make golden")
 	}
 	tables := examples.ReplaceAllString(string(page), "")
 	for _, answer := range []any{api.DevicesResponse{}, api.HoldersResponse{}, api.IncidentsResponse{}} {
 		for _, field := range jsonFields(reflect.TypeOf(answer)) {
 			if !strings.Contains(tables, "`"+field+"`") {
-				t.Errorf("docs/api.md says nothing of %s of %T", field, answer)
+				t.Errorf("docs/api.md lacks %s of %T", field, answer)
 			}
 		}
 	}

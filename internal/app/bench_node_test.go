@@ -26,9 +26,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
-// envListServer, in the environment, has this test binary be a kubelet that answers
-// List as the benchNode says that is there as JSON: in a process of its own, so that
-// what it allocates is not counted as ours.
+// envListServer in the environment makes this test binary a kubelet that serves the benchNode in the variable (JSON). The kubelet is
+// a process of its own, so that benchmarks do not count its memory.
 const envListServer = "PODGAUGE_TEST_LIST_SERVER"
 
 // benchNode is a node that is scraped: eight H100s, or what they are cut into, and pods.

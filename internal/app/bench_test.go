@@ -46,7 +46,7 @@ type scrapeClient struct {
 	bytes   int
 }
 
-// newScrapeClient asks until so many holdings are shown, and what the kubelet would give away.
+// newScrapeClient scrapes until all allocations and the allocatable devices are exported.
 func newScrapeClient(tb testing.TB, url string, allocations int) *scrapeClient {
 	tb.Helper()
 	s := &scrapeClient{client: http.DefaultClient}
@@ -55,7 +55,7 @@ func newScrapeClient(tb testing.TB, url string, allocations int) *scrapeClient {
 		tb.Fatal(err)
 	}
 	s.request.Header.Set("Accept-Encoding", "gzip")
-	waitUntil(tb, "the holders are shown", func() bool { return strings.Count(s.text(tb), `nvidia_gpu_allocation_info{`) == allocations })
+	waitUntil(tb, "all allocations are exported", func() bool { return strings.Count(s.text(tb), `nvidia_gpu_allocation_info{`) == allocations })
 	for line := range strings.Lines(s.text(tb)) {
 		if !strings.HasPrefix(line, "#") {
 			s.series++

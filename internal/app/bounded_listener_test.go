@@ -20,8 +20,8 @@ import (
 	"time"
 )
 
-// TestBoundedListener: whoever comes in numbers, and stays after an answer, has the process keep so many
-// connections and no more, and others are answered meanwhile, with and without TLS.
+// TestBoundedListener: a client that keeps many connections open gets at most the limit, and other clients are served, with and
+// without TLS.
 func TestBoundedListener(t *testing.T) {
 	for name, config := range map[string]string{"plain": "", "passwords": usersConfig, "TLS": tlsConfig + usersConfig} {
 		t.Run(name, func(t *testing.T) {
@@ -243,7 +243,7 @@ func TestClientOf(t *testing.T) {
 	}
 }
 
-// awaitClose tells of the end of a connection.
+// awaitClose waits for the end of a connection.
 func awaitClose(conn net.Conn) <-chan struct{} {
 	c := make(chan struct{})
 	go func() { // ends with the connection
@@ -253,7 +253,7 @@ func awaitClose(conn net.Conn) <-chan struct{} {
 	return c
 }
 
-// TestOneProtocol: a connection over TLS has one request at a time, whatever the client would like.
+// TestOneProtocol: a connection over TLS serves one request at a time, also to an HTTP/2 client.
 func TestOneProtocol(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig)
 	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))

@@ -52,8 +52,8 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// churnTarget is the simulated node as a churn.NodeUnderTest. Its GPUs burn at rates of their own, whoever
-// holds them, so that their counters are known at all times.
+// churnTarget is the simulated node as a churn.NodeUnderTest. Each GPU has a fixed power, with or without an owner, so that all
+// energy counters are known at any time.
 type churnTarget struct {
 	*testApp
 	start time.Time

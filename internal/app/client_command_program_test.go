@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestStatusOfARunningNode: a process that has nothing, no HOME and no terminal, as one that
-// kubectl exec starts, is told of the devices of a podgauge that runs.
+// TestStatusOfARunningNode: a process without HOME and terminal, such as a process of kubectl exec, prints the devices of a running
+// podgauge.
 func TestStatusOfARunningNode(t *testing.T) {
 	w := newTestApp(t, 2)
 	w.waitRegistered()
@@ -59,11 +59,11 @@ func TestColors(t *testing.T) {
 	for noColor, want := range map[string]bool{"": true, "1": false} {
 		master, slave := openPTY(t)
 		if !isTerminal(slave) || isTerminal(io.Discard) {
-			t.Error("a terminal is not told from what is none")
+			t.Error("a terminal is not recognized")
 		}
 		status := run(t.Context(), testPlatform{}, []string{"status", "--url", url}, fakeEnv(map[string]string{"NO_COLOR": noColor}), slave, io.Discard)
 		slave.Close()
-		out, _ := io.ReadAll(master) // ends with EIO: nobody has the other side any more
+		out, _ := io.ReadAll(master) // ends with EIO: the other side is closed
 		if status != exitOK || strings.Contains(string(out), string(colorRed)+"unhealthy"+colorReset) != want || !strings.Contains(string(out), "unhealthy") {
 			t.Errorf("NO_COLOR=%s: status %d, %q", noColor, status, out)
 		}
@@ -74,7 +74,7 @@ func TestColors(t *testing.T) {
 	}
 	defer null.Close()
 	if isTerminal(null) {
-		t.Error("nobody looks at /dev/null")
+		t.Error("/dev/null is no terminal")
 	}
 }
 
@@ -100,7 +100,7 @@ func openPTY(t *testing.T) (master, slave *os.File) {
 	return master, slave
 }
 
-// TestClientStops: who is told to end asks nobody any more.
+// TestClientStops: a signal ends a request.
 func TestClientStops(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -33,7 +33,7 @@ func newAPIServer(t *testing.T, bodies map[string]string) string {
 	return server.URL
 }
 
-// runCLI runs a command, and returns what it says and its status.
+// runCLI runs a command, and returns output and exit status.
 func runCLI(t *testing.T, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
 	var out, errs bytes.Buffer
@@ -64,7 +64,7 @@ func TestTables(t *testing.T) {
 			}
 			checkGolden(t, filepath.Join("testdata", c.golden+".txt"), table)
 			if strings.ContainsFunc(table, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) || !utf8.ValidString(table) {
-				t.Errorf("%v: a terminal is told what to do: %q", c.args, table)
+				t.Errorf("%v: control characters in the output: %q", c.args, table)
 			}
 			json, errs, status := runCLI(t, append(c.args, "--url", url, "-o", "json")...)
 			if status != exitOK || errs != "" || json != bodies[c.body] {
@@ -184,8 +184,7 @@ func TestClientURL(t *testing.T) {
 	}
 }
 
-// TestWatch: a terminal is written over until somebody has seen enough, whatever becomes of
-// the daemon meanwhile.
+// TestWatch: the screen is overwritten until the command ends, also while the daemon returns errors.
 func TestWatch(t *testing.T) {
 	bodies := newScriptedNode().serve(t, api.DevicesPath)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -232,8 +231,7 @@ func (s *screenRecorder) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestJSONOnATerminal: whoever answers does not tell a terminal what to do in JSON either, and
-// it stays the same JSON.
+// TestJSONOnATerminal: control characters in JSON are escaped, and the JSON keeps its meaning.
 func TestJSONOnATerminal(t *testing.T) {
 	for body, want := range map[string]string{
 		"{\"a\":\"\u009b31m\u202e\"}\n": `{"a":"\u009b31m\u202e"}` + "\n",
@@ -261,7 +259,7 @@ func TestAgo(t *testing.T) {
 	}
 }
 
-// FuzzSanitize: a terminal is never told what to do, and what is well is left as it is.
+// FuzzSanitize: the output has no control characters, and a clean text is unchanged.
 func FuzzSanitize(f *testing.F) {
 	for _, seed := range []string{"", "a-b.c", "\x1b[31m", "é\u202e", "\xff\xfe", "\uFFFD", "\x9b"} {
 		f.Add(seed)

@@ -124,7 +124,7 @@ func TestReleaseOnASignal(t *testing.T) {
 	w.waitRegistered()
 }
 
-// validate says what a config means, and whether it is one, without the kubelet.
+// TestValidate: validate prints the effect of a config, or its errors, without the kubelet.
 func TestValidate(t *testing.T) {
 	f := configFile{t, filepath.Join(t.TempDir(), "config.yaml")}
 	for _, row := range []struct {
@@ -210,7 +210,7 @@ func TestOneLostGPUAtTheStart(t *testing.T) {
 	nb.Backend = partialBackend{nb.Backend}
 	var out bytes.Buffer
 	if err := o.preview(t.Context(), nb, &out); err != nil || !strings.Contains(out.String(), "note: GPU 7: GPU is lost\n") || !strings.Contains(out.String(), "nvidia.com/gpu  8") {
-		t.Errorf("validate says %v\n%s", err, out.String())
+		t.Errorf("validate: %v\n%s", err, out.String())
 	}
 }
 

@@ -9,8 +9,7 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// TestDCGMFamiliesAreMade: each of dcgm-exporter's families that is shown is made of rows
-// that NVML's backend has, and docs/migration.md says of which.
+// TestDCGMFamiliesAreMade: each exported dcgm-exporter family is made of rows of the NVML backend, and docs/migration.md lists them.
 func TestDCGMFamiliesAreMade(t *testing.T) {
 	rows := map[string]bool{}
 	for _, m := range metric.Metrics() {

@@ -50,7 +50,7 @@ func checkTables(t *testing.T, file string, tables map[string]string) {
 		return
 	}
 	if !bytes.Equal(page, want) {
-		t.Errorf("the tables in %s are not what they should be; make golden writes them anew", file)
+		t.Errorf("the tables in %s are not what they should be; run make golden", file)
 	}
 }
 
@@ -176,7 +176,7 @@ func paceText(p device.ReadPace) string {
 	}
 }
 
-// unitText is what the name says.
+// unitText returns the unit in a family's name.
 func unitText(name string) string {
 	name = strings.TrimSuffix(name, "_total")
 	for _, unit := range []string{"bytes_per_second", "bytes", "ratio", "watts", "joules", "celsius", "hertz", "seconds"} {
@@ -206,8 +206,7 @@ func labelsText(family []device.Metric) string {
 	return strings.Join(labels, "<br>")
 }
 
-// distinctTexts says something of a family that may differ from row to row: once what goes for
-// all, or for each last label what goes for it.
+// distinctTexts returns the text of a family's rows: one text if all rows agree, or a text for each last label.
 func distinctTexts(family []device.Metric, text func(device.Metric) string) string {
 	var all, lines []string
 	for _, m := range family {
@@ -235,7 +234,7 @@ func distinctTexts(family []device.Metric, text func(device.Metric) string) stri
 }
 
 // TestEachFamilyIsShown: each family of docs/metrics.md is in one golden file at least, with
-// the kind that the page says.
+// the kind in the page.
 func TestEachFamilyIsShown(t *testing.T) {
 	shown := map[string]string{}
 	files, err := filepath.Glob("testdata/*.prom")

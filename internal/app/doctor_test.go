@@ -19,8 +19,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// brokenNodeFindings is what doctor says of a node on which two things are wrong: a container that
-// was given two GPUs of its node, and NVIDIA's plugin beside it.
+// brokenNodeFindings returns doctor's findings on a node with two problems: a container with two GPUs of the node, and NVIDIA's
+// plugin beside podgauge.
 func brokenNodeFindings(t *testing.T) []doctor.Finding {
 	t.Helper()
 	dir, now := shortDir(t), time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -106,7 +106,7 @@ func TestDoctorTables(t *testing.T) {
 		checkGolden(t, filepath.Join("testdata", name+".json"), body)
 		for _, text := range []string{table, body} {
 			if strings.ContainsFunc(text, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }) {
-				t.Errorf("a terminal is told what to do: %q", text)
+				t.Errorf("control characters in the output: %q", text)
 			}
 		}
 	}

@@ -149,7 +149,7 @@ func TestVersionAndHelp(t *testing.T) {
 	}
 }
 
-// TestTakenAddress: what cannot be served says so in one line, with status 1.
+// TestTakenAddress: an address in use gives one line and exit status 1.
 func TestTakenAddress(t *testing.T) {
 	var errs bytes.Buffer
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)

@@ -11,11 +11,9 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// Each kind of node has its golden file: what its GPUs have is shown, and what they
-// have not is not there.
+// Each kind of node has a golden file: metrics that the GPUs lack are absent.
 
-// TestGoldenH100 has a whole node of them, of which one pod has four GPUs, another one,
-// and nobody the rest.
+// TestGoldenH100 has a node of H100s: one pod has four GPUs, one pod has one, and the others are unallocated.
 func TestGoldenH100(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: sim.NewNamedMachine("h100", metric.Metrics(), fixedClock)})
@@ -145,8 +143,7 @@ func TestGoldenLimit(t *testing.T) {
 	w.checkScrape("series_limit", "podgauge_series ", " 17")
 }
 
-// TestGoldenReleased has a driver that podgauge was told to let go of: a pod keeps its device, of
-// which there are no readings.
+// TestGoldenReleased has a released driver: a pod keeps its device, and the device has no readings.
 func TestGoldenReleased(t *testing.T) {
 	t.Parallel()
 	w := newTestAppWith(t, testSetup{machine: newMachine(sim.T4)}, "--metrics.include=nvidia_gpu_al*,nvidia_gpu_*health*,nvidia_gpu_power*,nvidia_gpu_energy*,podgauge_nvml_up")

@@ -95,7 +95,7 @@ func newTimeSlicedApp(t *testing.T, hidden bool) *testApp {
 	return w
 }
 
-// TestGoldenTimeSliced has each container its share, and nobody the rest.
+// TestGoldenTimeSliced attributes usage to each container, and the rest to none.
 func TestGoldenTimeSliced(t *testing.T) {
 	t.Parallel()
 	w := newTimeSlicedApp(t, false)
@@ -105,7 +105,7 @@ func TestGoldenTimeSliced(t *testing.T) {
 	w.checkPage("time_sliced")
 }
 
-// TestGoldenTimeSlicedHidden is the same without hostPID: of no container anything is said.
+// TestGoldenTimeSlicedHidden is the same node without hostPID: no usage is attributed.
 func TestGoldenTimeSlicedHidden(t *testing.T) {
 	t.Parallel()
 	w := newTimeSlicedApp(t, true)
@@ -240,8 +240,8 @@ func TestGoldenPodLabels(t *testing.T) {
 	w.checkScrape("pod_labels", `nvidia_gpu_allocation_info{container="main",device_id="GPU-0000a100-5eed-4000-8000-000000000000",label_app_kubernetes_io_name="llama"`, " 1")
 }
 
-// TestGoldenUnknownOwners has no kubelet that answers, and then one that has just started: each
-// reading is there, with labels as far as owners are known, and nothing is said to be idle.
+// TestGoldenUnknownOwners has no kubelet, and then a kubelet that has just started: each reading is exported, with labels as far as
+// owners are known, and no device counts as idle.
 func TestGoldenUnknownOwners(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)

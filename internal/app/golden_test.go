@@ -16,7 +16,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-var update = flag.Bool("update", false, "write the golden files anew")
+var update = flag.Bool("update", false, "write the golden files")
 
 func TestMain(m *testing.M) {
 	if order := os.Getenv(envListServer); order != "" {
@@ -120,8 +120,8 @@ func (w *testApp) checkScrape(state, begins, ends string) {
 	lint(w.t, state, text)
 }
 
-// stableScrape scrapes until two flights agree, and returns what they say. Nothing tells of all
-// scrapes from which flight they are, so it takes the time after which they share none.
+// stableScrape scrapes until two collections agree. Scrapes do not show their collection, so the interval is longer than the time in
+// which scrapes share one.
 func (w *testApp) stableScrape() string {
 	w.t.Helper()
 	poll := time.NewTicker(1100 * time.Millisecond)

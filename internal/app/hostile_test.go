@@ -86,8 +86,8 @@ func serveRaw(t *testing.T, socket string, answers map[string][]protoBytes) {
 	})
 }
 
-// TestHostileLabels has a kubelet say what no label of Prometheus' could have, wherever it
-// says what becomes one: the scrape survives, and so does what is told.
+// TestHostileLabels has a kubelet with invalid label values in each field that becomes a label: the scrape succeeds, and keeps the
+// values.
 func TestHostileLabels(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)

@@ -26,8 +26,7 @@ func (w *testApp) getPath(path string) (int, string) {
 	return resp.StatusCode, string(body)
 }
 
-// TestProbes: a process is alive whatever the driver and the kubelet do, and
-// ready when each part has got somewhere, or has said why it cannot.
+// TestProbes: the process is alive regardless of driver and kubelet, and ready when each component has started or has an error.
 func TestProbes(t *testing.T) {
 	w := newTestApp(t, 2)
 	w.waitRegistered()

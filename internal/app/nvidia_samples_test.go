@@ -35,7 +35,7 @@ func parseStatuses(words string) []device.Status {
 	return all
 }
 
-// The samples of NVIDIA's README, chart and operator offer what is said beside them.
+// The samples of NVIDIA's README, chart and operator give the device lists that NVIDIA documents.
 func TestNvidiaSamples(t *testing.T) {
 	const eightGPUs = "A100 A100 A100 A100 A100 A100 A100 A100"
 	const migGPUs = "A100/1g.5gb*7 A100/2g.10gb*3 A100/3g.20gb*2 A100/7g.40gb*1"

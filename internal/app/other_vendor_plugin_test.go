@@ -10,13 +10,13 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// otherVendorPlugin is somebody else's device plugin.
+// otherVendorPlugin is a device plugin of another vendor.
 type otherVendorPlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	devices []*pluginapi.Device
 }
 
-// registerOtherVendorPlugin has the kubelet told of another plugin's devices, each on a NUMA node.
+// registerOtherVendorPlugin registers the devices of another plugin with the kubelet, each on a NUMA node.
 func (w *testApp) registerOtherVendorPlugin(resource string, devices map[string]int64) {
 	w.t.Helper()
 	f := &otherVendorPlugin{}
@@ -57,7 +57,7 @@ func (f *otherVendorPlugin) GetDevicePluginOptions(context.Context, *pluginapi.E
 	return &pluginapi.DevicePluginOptions{}, nil
 }
 
-// ListAndWatch says what there is, once.
+// ListAndWatch sends the device list once.
 func (f *otherVendorPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingServer[pluginapi.ListAndWatchResponse]) error {
 	if err := stream.Send(&pluginapi.ListAndWatchResponse{Devices: f.devices}); err != nil {
 		return err
@@ -66,7 +66,7 @@ func (f *otherVendorPlugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerS
 	return nil
 }
 
-// Allocate gives whatever is asked for.
+// Allocate grants every request.
 func (f *otherVendorPlugin) Allocate(_ context.Context, r *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	resp := &pluginapi.AllocateResponse{}
 	for range r.ContainerRequests {

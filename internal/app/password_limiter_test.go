@@ -54,8 +54,8 @@ func (c *fakeAuthenticator) wantStatus(what, from, user, password string, want i
 	}
 }
 
-// TestGuessesOfAClient: one client has so many passwords compared, of known and unknown users together. Others get in, and
-// so does whoever's password was right before, from any address.
+// TestGuessesOfAClient: one client has so many passwords compared, of known and unknown users together. Other clients are admitted, and
+// so are passwords that were right before, from any address.
 func TestGuessesOfAClient(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeAuthenticator(t)
@@ -83,7 +83,7 @@ func TestGuessesOfAClient(t *testing.T) {
 	})
 }
 
-// TestGuessesOfManyClients: together they have no more compared than there may be, and take no more memory.
+// TestGuessesOfManyClients: the total of comparisons and the memory are limited.
 func TestGuessesOfManyClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newFakeAuthenticator(t)

@@ -54,7 +54,7 @@ var scaleCases = []scaleCase{
 	{name: "a T4", models: []*sim.Model{sim.T4}},
 	{name: "8 H100", models: eightH100},
 	{name: "8 H100, `" + stableSeriesFlag + "`", models: eightH100, args: []string{stableSeriesFlag}},
-	{name: "8 H100, without what nobody asks for", models: eightH100, args: []string{"--metrics.exclude=" + unusedFamilies}},
+	{name: "8 H100, without unused families", models: eightH100, args: []string{"--metrics.exclude=" + unusedFamilies}},
 	{name: "8 H100, the short list, `" + stableSeriesFlag + "`", models: eightH100, args: []string{stableSeriesFlag, "--metrics.include=" + leanFamilies}},
 	{name: "8 H100, `--metrics.dcgm`", models: eightH100, args: []string{"--metrics.dcgm"}},
 	{name: "8 H100, `--metrics.nvlink-links`", models: eightH100, rows: metric.MetricsPerLink(), args: []string{"--metrics.nvlink-links"}},
@@ -120,8 +120,7 @@ func (n *scaleCase) countSeries(t *testing.T) (c seriesCount) {
 	return c
 }
 
-// What a fleet's figures are computed with, besides the series that were counted. docs/scale.md
-// says where these are from.
+// Inputs of a fleet's figures, besides the counted series. docs/scale.md has the sources.
 const (
 	selfSeries     = 118  // of podgauge itself, the Go runtime and the process: not in podgauge_series
 	leanSelfSeries = 9    // those of them that the short list has
@@ -194,8 +193,8 @@ func formatBytes(bytes float64) string {
 	panic("not reached")
 }
 
-// TestFamilyLists: what docs/scale.md says that nobody asks for is asked for by nobody; the short list
-// has all that is recorded, and what alerts it has silent is said.
+// TestFamilyLists: no rule or dashboard uses the families that docs/scale.md calls unused; the short list has all recorded families,
+// and the page names the alerts that the short list disables.
 func TestFamilyLists(t *testing.T) { // not beside TestScalePage, which writes the same page
 	unused, err := exporter.NewFamilyFilter(nil, strings.Split(unusedFamilies, ","))
 	if err != nil {
@@ -242,8 +241,8 @@ func TestFamilyLists(t *testing.T) { // not beside TestScalePage, which writes t
 	})
 }
 
-// TestRemoteWriteMatches: what docs/scale.md sends on is all that the dashboard of recorded series asks for.
-// Where a part of it is missing the dashboard says that all is well.
+// TestRemoteWriteMatches: the remote-write list of docs/scale.md has all series of the dashboard of recorded series. With a series
+// missing, the dashboard would show a healthy fleet.
 func TestRemoteWriteMatches(t *testing.T) {
 	matches := regexp.MustCompile(`(?:regex: |__name__=~)"([^"]+)"`).FindAllStringSubmatch(readFile(t, "../../docs/scale.md"), -1)
 	if len(matches) != 2 { // by remote write, and by federation

@@ -204,8 +204,7 @@ func scriptedAffected() []incident.AffectedCount {
 	}
 }
 
-// hostileNode is a node whose names are not what they should be, and that nobody tells
-// anything.
+// hostileNode is a node with hostile names, without driver and kubelet.
 func hostileNode() *scriptedNode {
 	s := newScriptedNode()
 	const hostile = "a\x1b[31m\n\tb\u202ec\x9b1m\xff"

@@ -285,7 +285,7 @@ func (w *testApp) runPodOn(p kubelet.PodSpec, on ...device.ID) {
 		}
 		fillers = append(fillers, filler)
 	}
-	w.scrape("text/plain") // names them: what nobody has seen takes ten seconds to be known for over
+	w.scrape("text/plain") // finds the owners: an allocation without a known owner ends ten seconds late
 	for _, f := range fillers {
 		status, err := w.kubelet.Pod(f)
 		if err != nil {

@@ -12,8 +12,7 @@ const (
 	clientAuthConfig = "basic_auth: {username: prometheus, password_file: password}\n"
 )
 
-// TestClientTLS: podgauge is asked behind a certificate and a password, and who lacks one
-// is told in a line what that is.
+// TestClientTLS: the client commands use certificate and password, and name a missing one in one line.
 func TestClientTLS(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig+usersConfig)
 	s.write("password", testPassword+"\n")
@@ -49,7 +48,7 @@ func TestClientTLS(t *testing.T) {
 	}
 }
 
-// TestClientConfigErrors: each costs one line and status 2, and nobody is asked.
+// TestClientConfigErrors: each gives one line and exit status 2, without a request.
 func TestClientConfigErrors(t *testing.T) {
 	s := newWebSecrets(t, "")
 	for config, says := range map[string]string{

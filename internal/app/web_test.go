@@ -49,7 +49,7 @@ basic_auth:
 `
 )
 
-// TestConfigFilesInDocs: what docs/operations.md has does what it says.
+// TestConfigFilesInDocs: the files in docs/operations.md work.
 func TestConfigFilesInDocs(t *testing.T) {
 	yaml := func(text string) string { return "```yaml\n" + text + "```\n" }
 	checkTables(t, "../../docs/operations.md", map[string]string{"web.yaml": yaml(docsWebConfig), "http.yaml": yaml(docsHTTPConfig)})
@@ -128,7 +128,7 @@ func encodePEM(kind string, b []byte) string {
 	return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: b}))
 }
 
-// httpResult is what a client was told.
+// httpResult is a response.
 type httpResult struct {
 	status int
 	text   string
@@ -137,7 +137,7 @@ type httpResult struct {
 	header http.Header
 }
 
-// newHTTPClient is one that trusts whoever answers, and keeps its connections.
+// newHTTPClient returns a client that trusts every server and keeps connections open.
 func newHTTPClient(t *testing.T) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, ForceAttemptHTTP2: true}
@@ -299,8 +299,8 @@ func TestLongHeaders(t *testing.T) {
 	}
 }
 
-// TestWebConfigTurnsWrong: whoever asks meanwhile is refused, and nobody else notices: the
-// probes' own address answers, and pods start. When it is right again, so is all.
+// TestWebConfigTurnsWrong: with an invalid file, requests are rejected, but the probes' own address works and pods start. A valid file
+// restores the service.
 func TestWebConfigTurnsWrong(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig+usersConfig)
 	w := newTestApp(t, 2, "--web.config.file="+s.path("web.yaml"), "--web.probe-address=127.0.0.1:0")
@@ -342,8 +342,8 @@ func TestWebConfigTurnsWrong(t *testing.T) {
 	}
 }
 
-// TestPasswordsAndCertificatesAreReplaced: a new certificate is shown to who connects then, and
-// one without its key to nobody; a password holds from the next request on.
+// TestPasswordsAndCertificatesAreReplaced: new connections get a new certificate, unless its key is missing; a new password counts
+// from the next request on.
 func TestPasswordsAndCertificatesAreReplaced(t *testing.T) {
 	s := newWebSecrets(t, tlsConfig+usersConfig)
 	w := newTestApp(t, 1, "--web.config.file="+s.path("web.yaml"))

@@ -44,7 +44,7 @@ func unknownXid() xid.Info {
 
 func xidsTable() string {
 	var table strings.Builder
-	table.WriteString("| Xid | what happened | fault of | class | asks for | heals |\n|---|---|---|---|---|---|\n")
+	table.WriteString("| Xid | event | fault of | class | action | recovery |\n|---|---|---|---|---|---|\n")
 	for _, x := range xid.All() {
 		fmt.Fprintf(&table, "| %d | %s | %s | `%s` | %s | %s |\n", x.Number, x.Name, x.Origin, x.Class, inlineCode(x.Action), recoveryText(x.Recovery, x.Action))
 	}
@@ -62,7 +62,7 @@ func eventTypesTable() string {
 
 func checksTable() string {
 	var table strings.Builder
-	table.WriteString("| reason | when | NVML | asks for | heals |\n|---|---|---|---|---|\n")
+	table.WriteString("| reason | when | NVML | action | recovery |\n|---|---|---|---|---|\n")
 	for _, c := range collect.Checks() {
 		recovery := device.RecoveryChecksPass
 		if c.Fault.NeedsReset {

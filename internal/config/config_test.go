@@ -24,7 +24,7 @@ func newTestBuilder(t testing.TB, env map[string]string, args ...string) *Builde
 	return b
 }
 
-// writeTemp puts text into a file, and says where.
+// writeTemp writes a file, and returns its path.
 func writeTemp(t testing.TB, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)

@@ -30,7 +30,7 @@ func TestDocs(t *testing.T) {
 		return
 	}
 	if !bytes.Equal(page, want) {
-		t.Errorf("the table of %s is not what the rows are; make golden writes it anew", file)
+		t.Errorf("the table of %s is not what the rows are; run make golden", file)
 	}
 }
 
@@ -151,7 +151,7 @@ func TestChartSchema(t *testing.T) {
 		}
 	}
 	if got, err := os.ReadFile(file); err != nil || !bytes.Equal(got, text) {
-		t.Errorf("%s is not what the parser reads (%v); make golden writes it anew", file, err)
+		t.Errorf("%s is not what the parser reads (%v); run make golden", file, err)
 	}
 	for _, c := range []struct{ path, file string }{
 		{"sharing.timeSlicing", "sharing: {timeSlicing: {x: 1, resources: [{name: gpu, replicas: 2}]}}"},
@@ -170,7 +170,7 @@ func TestChartSchema(t *testing.T) {
 		l := mustLoad(t, "version: v1\n"+c.file+"\n")
 		want := "valid keys are " + strings.Join(slices.Sorted(maps.Keys(at.Properties)), ", ")
 		if len(l.UnknownKeys) != 1 || l.UnknownKeys[0].Hint != want {
-			t.Errorf("%s: the parser says %v, the schema that %s", c.path, l.UnknownKeys, want)
+			t.Errorf("%s: the parser has %v, the schema %s", c.path, l.UnknownKeys, want)
 		}
 	}
 }

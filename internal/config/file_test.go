@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestRefusedFiles: each with one line that says where and what.
+// TestRefusedFiles: each is rejected with one line that has place and reason.
 func TestRefusedFiles(t *testing.T) {
 	shared := func(s string) string { return "version: v1\nsharing:\n  timeSlicing:\n" + s }
 	for _, c := range []struct{ file, says string }{
@@ -119,7 +119,7 @@ func TestUnknownKeys(t *testing.T) {
 		}
 		got := strings.ReplaceAll(l.UnknownKeys[0].String(), filepath.Dir(path)+"/", "")
 		if got != c.says || strings.Contains(got, "\n") {
-			t.Errorf("%q is said to have\n%s, want\n%s", c.file, got, c.says)
+			t.Errorf("%q has\n%s, want\n%s", c.file, got, c.says)
 		}
 	}
 }
@@ -189,7 +189,7 @@ func TestAcceptedFiles(t *testing.T) {
 		name, file string
 		want       func(*Settings)
 	}{
-		{"nothing said", "version: v1\n", func(*Settings) {}},
+		{"no settings", "version: v1\n", func(*Settings) {}},
 		{"null is nothing", "version: v1\nflags:\nsharing: null\nimex: ~\nresources: {gpus: }\n", func(*Settings) {}},
 		{"no version", "flags: {migStrategy: mixed}\n", func(s *Settings) { s.MIGStrategy = MIGMixed }},
 		{"booleans of YAML 1.1", "version: v1\nflags: {failOnInitError: no, gdsEnabled: On, mofedEnabled: Y, plugin: {passDeviceSpecs: yes}}\n", func(s *Settings) {

@@ -52,7 +52,7 @@ func TestNvidiaSamples(t *testing.T) {
 			s.Sharing = slicing(GPUResource, 8, MIGResource("1g.5gb"), 2, MIGResource("2g.10gb"), 2, MIGResource("3g.20gb"), 3, MIGResource("7g.40gb"), 7)
 		}},
 	} {
-		// NVIDIA's chart sets MPS_ROOT whatever the config says.
+		// NVIDIA's chart always sets MPS_ROOT.
 		env := map[string]string{"MPS_ROOT": "/run/nvidia/mps", "CONFIG_FILE": filepath.Join("testdata/nvidia", c.file), "CONFIG_NAME": c.name}
 		l, err := newTestBuilder(t, env).Load()
 		want := mustLoad(t, "version: v1\n").Settings
@@ -91,8 +91,8 @@ func TestNvidiaKeys(t *testing.T) {
 	}
 }
 
-// FuzzFile: no file makes the parser panic, and one that it takes is safe to act
-// on, and means the same when it is written anew.
+// FuzzFile: no file makes the parser panic. The Settings of an accepted file keep their invariants, and are the same after the file
+// was marshaled.
 func FuzzFile(f *testing.F) {
 	f.Add([]byte(namedConfigs))
 	f.Add([]byte("\"two\\nlines\": 1\n"))
@@ -121,12 +121,12 @@ func FuzzFile(f *testing.F) {
 		}
 		again, err := b.load(rawConfig{file: "f", data: write(t, root)})
 		if err != nil || !reflect.DeepEqual(again.Settings, l.Settings) {
-			t.Fatalf("written anew it is %+v, %v; was %+v", again.Settings, err, l.Settings)
+			t.Fatalf("marshaled: %+v, %v; want %+v", again.Settings, err, l.Settings)
 		}
 	})
 }
 
-// checkInvariants says what who acts on Settings may rely on.
+// checkInvariants checks the invariants of Settings.
 func checkInvariants(t *testing.T, s Settings) {
 	names := []string{s.Resources.GPU("x"), s.Resources.MIG(MIGMixed, "1g.5gb")}
 	for _, shared := range []SharingMethod{s.Sharing.MPS, s.Sharing.TimeSlicing} {

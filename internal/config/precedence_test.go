@@ -26,7 +26,7 @@ func sampleValues(s setting) (a, b string) {
 	return "11", "12" // strings, Xids and devices alike
 }
 
-// configText says a row's value where a file does.
+// configText returns a file with a row's value.
 func (s setting) configText(value string) string {
 	if s.path == "" {
 		return "version: v1\n"
@@ -106,8 +106,7 @@ func TestFirstVariableWins(t *testing.T) {
 	}
 }
 
-// TestSettingsComplete: a row that lacks something would be a setting that cannot be
-// said, or that nobody understands.
+// TestSettingsComplete: each row has a unique name, a help text and a field.
 func TestSettingsComplete(t *testing.T) {
 	flags := pflag.NewFlagSet("podgauge", pflag.ContinueOnError)
 	NewBuilder(nil).AddFlags(flags)
@@ -155,7 +154,7 @@ func TestSpellings(t *testing.T) {
 		t.Errorf("got %+v, %v", s, err)
 	}
 	if !b.IsSet("dev-root") || !b.IsSet("kubelet-socket") || b.IsSet("mps-root") || b.IsSet("driver-root") || b.IsSet("nonsense") {
-		t.Error("Given says what was not given")
+		t.Error("IsSet is wrong")
 	}
 	for name, from := range map[string]string{"pass-device-specs": "--pass-device-specs", "gds-enabled": "GDS_ENABLED", "mps-root": ""} {
 		if l.Origins[name] != from {
@@ -219,12 +218,11 @@ func TestHealthVariables(t *testing.T) {
 		}
 	}
 	if (HealthConfig{}).Policy(13) != XidDefault || (HealthConfig{EnableAll: true}).Policy(13) != XidUnhealthy {
-		t.Error("the table's verdict does not hold where nothing is said, or where all is enabled")
+		t.Error("want the table's verdict without lists, and unhealthy with all enabled")
 	}
 }
 
-// TestPolicies: what is said of a single Xid beats NVIDIA's lists, by whichever way those
-// were given, and these beat the table.
+// TestPolicies: the policy of a single Xid beats NVIDIA's lists, and the lists beat the table.
 func TestPolicies(t *testing.T) {
 	const file = "version: v1\npodgauge: {xids: {94: warn, 31: unhealthy, 48: ignore, 79: ignore}}\n"
 	for _, c := range []struct {

@@ -102,7 +102,7 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// FuzzGlob: as a regular expression says it.
+// FuzzGlob: a glob matches like the regular expression.
 func FuzzGlob(f *testing.F) {
 	f.Add("*A100*", "NVIDIA A100-SXM4-40GB")
 	f.Add("1g.5gb", "1g.5gb+me")
@@ -184,7 +184,7 @@ func TestShares(t *testing.T) {
 		{"more than there are", []SharedResource{newResource(DeviceSelection{Count: 9}, 4)}, "4 4 4"},
 		{"some", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0", "99"}}, 4)}, "0 4 0"},
 		{"one otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 8), newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2)}, "8 2 8"},
-		{"one otherwise, said first", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2), newResource(DeviceSelection{All: true}, 8)}, "8 2 8"},
+		{"one differs, listed first", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"0"}}, 2), newResource(DeviceSelection{All: true}, 8)}, "8 2 8"},
 		{"one of a model otherwise", []SharedResource{newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 8), newResource(DeviceSelection{List: []DeviceSelector{"2"}}, 2)}, "8 0 2"},
 		{"a model otherwise", []SharedResource{newResource(DeviceSelection{All: true}, 3), newResource(DeviceSelection{Count: 3}, 5), newResource(DeviceSelection{List: []DeviceSelector{"model:Tesla*"}}, 2)}, "2 5 2"},
 		{"another resource", []SharedResource{{Name: "nvidia.com/mig-1g.5gb", Devices: DeviceSelection{All: true}, Replicas: 2}}, "0 0 0"},

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// testWatcher is a Watch that runs, and that looks when it is told to.
+// testWatcher is a running Watcher that reads on demand.
 type testWatcher struct {
 	*Watcher
 	t      *testing.T
@@ -42,15 +42,14 @@ func startWatcher(t *testing.T, env map[string]string, args ...string) *testWatc
 	return w
 }
 
-// pollTimes has it look n times. Nobody receives a tick before the last look is over,
-// so one more says that it is; that one looks too, and sees nothing new.
+// pollTimes polls n times. The Watcher receives a tick after the previous poll has ended, so one more tick waits for the last poll.
 func (w *testWatcher) pollTimes(n int) {
 	for range n + 1 {
 		w.tick <- time.Time{}
 	}
 }
 
-// check says what is published, and what was logged since the last time.
+// check checks the published MIG strategy, and the log since the last check.
 func (w *testWatcher) check(what, mig string, logged ...string) {
 	w.t.Helper()
 	if s, _ := w.Get(); s.MIGStrategy != mig {
@@ -183,7 +182,7 @@ func TestWatchDebounces(t *testing.T) {
 	w.poll(false)
 	w.check("and finished", MIGMixed, "config changed")
 
-	os.Remove(file) // NVIDIA's config-manager removes a link to make it anew
+	os.Remove(file) // NVIDIA's config-manager replaces a link by removing it first
 	w.poll(false)
 	write(migConfig("single"))
 	w.poll(false)
@@ -210,7 +209,7 @@ func TestWatchDebounces(t *testing.T) {
 	w.check("invalid, and asked twice", MIGNone, "rejected", "rejected")
 }
 
-// TestWatchReload, or whatever else asks for a look.
+// TestWatchReload: a reload reads the file at once.
 func TestWatchReload(t *testing.T) {
 	file := writeTemp(t, "config", migConfig("none"))
 	w := startWatcher(t, nil, "--config-file="+file)
