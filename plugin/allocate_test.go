@@ -109,7 +109,7 @@ func TestAllocate(t *testing.T) {
 			s := newFixture(t)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 			s.source.GetRules = constantRules(plugin.Rules{ResponseOptions: func(string) response.Options { return response.Options{DeviceSpecs: specs} }})
-			s.board.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
+			s.inventory.Set(unhealthy(unhealthy(statuses(11), 2, "xid_79"), 3, "lost"))
 			s.startKubelet()
 			s.startPlugin()
 			s.waitRegistered(9)
@@ -163,7 +163,7 @@ func pod(name string, n int) kubelet.PodSpec {
 	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: n}}}}
 }
 
-func TestPodsGetTheirGPUs(t *testing.T) {
+func TestPodsGetGPUs(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(4)
 		for name, n := range map[string]int{"one": 1, "three": 3} {
@@ -181,27 +181,26 @@ func TestPodsGetTheirGPUs(t *testing.T) {
 	})
 }
 
-// The kubelet may ask for what it does not know to have failed: the board is what
-// counts, and the pod's owner reads why.
-func TestAPodIsToldWhyItGetsNothing(t *testing.T) {
+// TestPodStatusHasTheRejection: the newest statuses decide, since the kubelet may ask for a device before it knows of the failure.
+func TestPodStatusHasTheRejection(t *testing.T) {
 	for _, row := range []struct {
-		name  string
-		board []device.Status
-		want  string
+		name      string
+		inventory []device.Status
+		want      string
 	}{
 		{"unhealthy", unhealthy(statuses(1), 0, "xid_79"), "cannot allocate: GPU-0 is unhealthy (xid_79)"},
 		{"unknown", []device.Status{}, "cannot allocate: GPU-0 is unknown"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			eachVersion(t, func(s *fixture) {
-				var board atomic.Pointer[[]device.Status]
+				var inventory atomic.Pointer[[]device.Status]
 				good := statuses(1)
-				board.Store(&good)
-				s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) { return *board.Load(), nil } // wakes nobody
+				inventory.Store(&good)
+				s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) { return *inventory.Load(), nil } // wakes nobody
 				s.startKubelet()
 				s.startPlugin()
 				s.waitRegistered(1)
-				board.Store(&row.board)
+				inventory.Store(&row.inventory)
 				err := s.kubelet.RunPod(s.ctx, pod("unlucky", 1))
 				rejected := (*kubelet.AdmissionError)(nil)
 				if !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" || !strings.Contains(rejected.Message, row.want) {

@@ -15,18 +15,18 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// synctestFixture is a plugin that runs in a test's bubble, without a kubelet.
+// synctestFixture is a plugin in a synctest bubble, without a kubelet.
 type synctestFixture struct {
 	*testing.T
 	plugin      *Plugin
-	board       device.Inventory
+	inventory   device.Inventory
 	allocations pubsub.Value[device.Allocations]
-	updates     int // of Plugin.Run so far; written by it
+	updates     int // number of updates; written by Plugin.Run
 }
 
 func newSynctestFixture(t *testing.T, rules Rules, words string) *synctestFixture {
 	b := &synctestFixture{T: t}
-	b.board.Set(parseStatuses(words))
+	b.inventory.Set(parseStatuses(words))
 	rules.Select = func(d device.Device) bool {
 		if d.Index == 0 { // each turn asks once for the first device
 			b.updates++
@@ -35,7 +35,7 @@ func newSynctestFixture(t *testing.T, rules Rules, words string) *synctestFixtur
 	}
 	b.plugin = New(Options{
 		Dir: "none", Log: slog.New(slog.DiscardHandler),
-		DeviceSource: &FakeSource{GetStatuses: b.board.Get, GetRules: constant(rules), GetAllocations: b.allocations.Get},
+		DeviceSource: &FakeSource{GetStatuses: b.inventory.Get, GetRules: constant(rules), GetAllocations: b.allocations.Get},
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -49,26 +49,25 @@ func newSynctestFixture(t *testing.T, rules Rules, words string) *synctestFixtur
 	return b
 }
 
-// allocate has containers hold these ids of a resource, and no other.
+// allocate replaces all allocations by ids of a resource.
 func (b *synctestFixture) allocate(resource string, allocated ...device.AdvertisedID) {
 	allocations, _ := allocationsOf(resource, allocated...)()
 	b.allocations.Set(allocations)
 }
 
-// wantList checks what is offered once all goroutines wait, which takes no time in the bubble.
+// wantList checks the list when all goroutines wait, without a lapse of time.
 func (b *synctestFixture) wantList(want string) {
 	b.Helper()
 	began := time.Now()
 	synctest.Wait()
 	list := b.plugin.endpoints[gpuResource].list()
 	if got := strings.TrimPrefix(formatLists(map[string]*deviceList{"": list}), ": "); got != want || !time.Now().Equal(began) {
-		b.Errorf("after %s offered is %q, want %q", time.Since(began), got, want)
+		b.Errorf("list after %s: %q, want %q", time.Since(began), got, want)
 	}
 }
 
-// TestAnAllocationWakesThePlugin: a device that a container gets by another resource is
-// unhealthy to the kubelet at once, and not when the plugin next looks by itself.
-func TestAnAllocationWakesThePlugin(t *testing.T) {
+// TestAllocationsWakeThePlugin: a device allocated as a second resource is Unhealthy for the kubelet at once, not after the next interval.
+func TestAllocationsWakeThePlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSynctestFixture(t, Rules{}, "0 1")
 		b.wantList("GPU-0 GPU-1")
@@ -78,7 +77,7 @@ func TestAnAllocationWakesThePlugin(t *testing.T) {
 		b.wantList("GPU-0 GPU-1")
 		b.allocate(gpuResource, "GPU-1")
 		b.wantList("GPU-0 GPU-1")
-		b.board.Set(parseStatuses("0")) // its container has it, and the device is gone
+		b.inventory.Set(parseStatuses("0")) // allocated, and the device is gone
 		b.wantList("GPU-0 GPU-1!")
 		time.Sleep(time.Minute)
 		b.wantList("GPU-0 GPU-1!")
@@ -87,8 +86,8 @@ func TestAnAllocationWakesThePlugin(t *testing.T) {
 	})
 }
 
-// TestAPodOnAReplicaTakesNoTurn: pods come and go, and a turn with many replicas is long.
-func TestAPodOnAReplicaTakesNoTurn(t *testing.T) {
+// TestReplicaAllocationsNeedNoUpdate: pods start and end all the time, and an update with many replicas is slow.
+func TestReplicaAllocationsNeedNoUpdate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newSynctestFixture(t, sharingAll(2), "0")
 		b.wantList("GPU-0::0 GPU-0::1")
@@ -99,52 +98,51 @@ func TestAPodOnAReplicaTakesNoTurn(t *testing.T) {
 		time.Sleep(time.Minute)
 		b.wantList("GPU-0::0 GPU-0::1")
 		if b.updates != before {
-			t.Errorf("it took %d turns", b.updates-before)
+			t.Errorf("%d updates, want none", b.updates-before)
 		}
 	})
 }
 
-// tryAllocate is one call for one container.
+// tryAllocate calls Allocate for a container.
 func (s *server) tryAllocate(t *testing.T, ids string) error {
 	t.Helper()
 	_, err := s.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: strings.Fields(ids)}}})
 	return err
 }
 
-// TestAllocateRejectsWhatAnotherContainerHas: the list that the kubelet chose from may be older
-// than the allocation.
-func TestAllocateRejectsWhatAnotherContainerHas(t *testing.T) {
+// TestAllocateRejectsAllocatedDevices: the kubelet's list may be older than the allocation.
+func TestAllocateRejectsAllocatedDevices(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		rules    Rules
-		resource string // as which
-		held     device.AdvertisedID
+		resource string              // of the allocation
+		id       device.AdvertisedID // of the allocation
 		ids      string
-		want     string // in the error; empty: it is given away
+		want     string // in the error; empty: accepted
 	}{
-		{"as another resource", Rules{}, "nvidia.com/a100", "GPU-1", "GPU-1", "GPU-1 is allocated to another container, as GPU-1 of nvidia.com/a100"},
-		{"by a replica from before", Rules{}, gpuResource, "GPU-1::3", "GPU-0 GPU-1", "GPU-1 is allocated to another container, as GPU-1::3 of nvidia.com/gpu"},
-		{"another device", Rules{}, "nvidia.com/a100", "GPU-1", "GPU-0", ""},
-		{"by the id itself, whose end the kubelet knows first", Rules{}, gpuResource, "GPU-1", "GPU-1", ""},
-		{"another replica of a shared GPU", sharingAll(2), gpuResource, "GPU-1::0", "GPU-1::1", ""},
+		{"as a second resource", Rules{}, "nvidia.com/a100", "GPU-1", "GPU-1", "GPU-1 is allocated to another container, as GPU-1 of nvidia.com/a100"},
+		{"by a withdrawn replica", Rules{}, gpuResource, "GPU-1::3", "GPU-0 GPU-1", "GPU-1 is allocated to another container, as GPU-1::3 of nvidia.com/gpu"},
+		{"of a different device", Rules{}, "nvidia.com/a100", "GPU-1", "GPU-0", ""},
+		{"by the requested id: the kubelet is the first to know the end", Rules{}, gpuResource, "GPU-1", "GPU-1", ""},
+		{"a different replica of a shared GPU", sharingAll(2), gpuResource, "GPU-1::0", "GPU-1::1", ""},
 		{"by a claim", Rules{}, "gpu.nvidia.com", "GPU-1", "GPU-1", ""},
-		{"by a claim, which reserves it", Rules{ReserveClaimed: true}, "gpu.nvidia.com", "GPU-1", "GPU-1", "GPU-1 is allocated to another container, as GPU-1 of gpu.nvidia.com"},
+		{"by a claim that reserves the device", Rules{ReserveClaimed: true}, "gpu.nvidia.com", "GPU-1", "GPU-1", "GPU-1 is allocated to another container, as GPU-1 of gpu.nvidia.com"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s := serverHolding(c.rules, parseStatuses("0 1"))
-			s.fakeSource().GetAllocations = allocationsOf(c.resource, c.held) // since the list
+			s := serverWith(c.rules, parseStatuses("0 1"))
+			s.fakeSource().GetAllocations = allocationsOf(c.resource, c.id) // since the list
 			err := s.tryAllocate(t, c.ids)
 			if (err == nil) != (c.want == "") || !strings.Contains(fmt.Sprint(err), c.want) {
-				t.Errorf("Allocate answers %v", err)
+				t.Errorf("Allocate: %v, want %q", err, c.want)
 			}
 			if reasons := s.testHooks().rejected; err != nil && !slices.Equal(reasons, []RejectReason{RejectAllocated}) {
-				t.Errorf("the reason is %q", reasons)
+				t.Errorf("reasons %q, want %q", reasons, RejectAllocated)
 			}
 		})
 	}
-	s := serverHolding(Rules{}, parseStatuses("0 1"), "GPU-1::3")
-	s.fakeSource().GetAllocations = allocationsOf(gpuResource) // it has ended since the list
+	s := serverWith(Rules{}, parseStatuses("0 1"), "GPU-1::3")
+	s.fakeSource().GetAllocations = allocationsOf(gpuResource) // ended since the list
 	if err := s.tryAllocate(t, "GPU-1"); err != nil {
-		t.Errorf("a device that was allocated is rejected: %v", err)
+		t.Errorf("device of an ended container is rejected: %v", err)
 	}
 }

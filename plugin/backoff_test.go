@@ -50,7 +50,7 @@ func registrationTimes(t *testing.T, dir string, log *logLines, during func(p *p
 	return c.starts
 }
 
-func TestAFolderThatSocketsCannotBeIn(t *testing.T) {
+func TestFolderWithoutRoomForSockets(t *testing.T) {
 	short := shortDir(t)
 	for name, dir := range map[string]string{
 		"too long": filepath.Join(short, strings.Repeat("long/", 20)),
@@ -74,7 +74,7 @@ func TestAFolderThatSocketsCannotBeIn(t *testing.T) {
 	}
 }
 
-func TestBacksOffToTheCap(t *testing.T) {
+func TestBackoffUpToTheMaximum(t *testing.T) {
 	dir := longDir(t)
 	synctest.Test(t, func(t *testing.T) {
 		const replaced = time.Minute
@@ -141,14 +141,14 @@ func listenUnix(t *testing.T, dir string) (end func()) {
 	return func() { syscall.Close(fd) } //nolint:errcheck // a test's
 }
 
-// A plugin that waits for a device is alive however long that takes.
-func TestWaitsForADeviceForLong(t *testing.T) {
+// TestAliveWithoutADevice: a plugin without devices stays alive for an hour.
+func TestAliveWithoutADevice(t *testing.T) {
 	dir := longDir(t)
 	synctest.Test(t, func(t *testing.T) {
 		defer listenUnix(t, dir)()
-		board := &device.Inventory{}
-		board.Set(statuses(1))
-		p := plugin.New(plugin.Options{Dir: dir, Log: slog.New(newLogLines()), DeviceSource: &plugin.FakeSource{GetStatuses: board.Get}})
+		inventory := &device.Inventory{}
+		inventory.Set(statuses(1))
+		p := plugin.New(plugin.Options{Dir: dir, Log: slog.New(newLogLines()), DeviceSource: &plugin.FakeSource{GetStatuses: inventory.Get}})
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()
@@ -156,7 +156,7 @@ func TestWaitsForADeviceForLong(t *testing.T) {
 		if err := p.Ready(); err != nil {
 			t.Errorf("it has said why it cannot register, and is not ready: %v", err)
 		}
-		board.Set(nil)
+		inventory.Set(nil)
 		time.Sleep(time.Hour)
 		if err := p.Alive(); err != nil {
 			t.Errorf("it has stopped: %v", err)

@@ -14,12 +14,12 @@ import (
 )
 
 // callSnapshot is a kubelet and a plugin that run until the benchmark ends.
-func callSnapshot(b *testing.B, board *device.Inventory, rules plugin.Rules) (*kubelet.Kubelet, string) {
+func callSnapshot(b *testing.B, inventory *device.Inventory, rules plugin.Rules) (*kubelet.Kubelet, string) {
 	b.Helper()
 	dir := shortDir(b)
 	k := kubelet.New(kubelet.Options{Dir: dir})
 	p := plugin.New(plugin.Options{
-		Dir: dir + "/device-plugins", DeviceSource: &plugin.FakeSource{GetStatuses: board.Get, GetRules: constantRules(rules)}, Log: slog.New(slog.DiscardHandler),
+		Dir: dir + "/device-plugins", DeviceSource: &plugin.FakeSource{GetStatuses: inventory.Get, GetRules: constantRules(rules)}, Log: slog.New(slog.DiscardHandler),
 	})
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error, 2)
@@ -46,11 +46,11 @@ func allocatable(b *testing.B, k *kubelet.Kubelet, n int) {
 // BenchmarkStart is from nothing to devices that the kubelet can give away; a kubelet
 // that starts and the plugin's look at its socket, every 100 ms, included.
 func BenchmarkStart(b *testing.B) {
-	board := &device.Inventory{}
-	board.Set(statuses(8))
+	inventory := &device.Inventory{}
+	inventory.Set(statuses(8))
 	for b.Loop() {
 		func() {
-			k, _ := callSnapshot(b, board, plugin.Rules{})
+			k, _ := callSnapshot(b, inventory, plugin.Rules{})
 			allocatable(b, k, 8)
 		}()
 	}
@@ -59,27 +59,27 @@ func BenchmarkStart(b *testing.B) {
 // BenchmarkHealthChange is from the Board to the kubelet's count, with 64 replicas of
 // each of 8 GPUs, half of them failing and coming back.
 func BenchmarkHealthChange(b *testing.B) {
-	board := &device.Inventory{}
+	inventory := &device.Inventory{}
 	well, ill := statuses(8), statuses(8)
 	for i := range 4 {
 		ill = unhealthy(ill, i, "lost")
 	}
-	board.Set(well)
-	k, _ := callSnapshot(b, board, sharedRules(64))
+	inventory.Set(well)
+	k, _ := callSnapshot(b, inventory, sharedRules(64))
 	allocatable(b, k, 8*64)
 	for b.Loop() {
-		board.Set(ill)
+		inventory.Set(ill)
 		allocatable(b, k, 4*64)
-		board.Set(well)
+		inventory.Set(well)
 		allocatable(b, k, 8*64)
 	}
 }
 
 // BenchmarkPreferredAllocation is the call as the kubelet makes it, over the socket.
 func BenchmarkPreferredAllocation(b *testing.B) {
-	board := &device.Inventory{}
-	board.Set(statuses(8))
-	k, dir := callSnapshot(b, board, plugin.Rules{})
+	inventory := &device.Inventory{}
+	inventory.Set(statuses(8))
+	k, dir := callSnapshot(b, inventory, plugin.Rules{})
 	allocatable(b, k, 8)
 	conn, err := grpc.NewClient("unix://"+dir+"/device-plugins/"+k.Resource(resource).Sockets[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

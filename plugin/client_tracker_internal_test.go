@@ -9,11 +9,11 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// client calls a life on a connection of its own.
+// client calls a server on a separate connection.
 type client struct {
 	ctx     context.Context
-	cancel  func()         // ends its streams
-	streams sync.WaitGroup // their handlers
+	cancel  func()         // ends the streams
+	streams sync.WaitGroup // of the streams' handlers
 }
 
 func newClient(t *testing.T) *client {
@@ -21,7 +21,7 @@ func newClient(t *testing.T) *client {
 	return &client{ctx: ctx, cancel: cancel}
 }
 
-// getOptions is the kubelet's call from within Register.
+// getOptions asks for the options, as the kubelet does from within Register.
 func (c *client) getOptions(t *testing.T, s *server) {
 	t.Helper()
 	if _, err := s.GetDevicePluginOptions(c.ctx, &api.Empty{}); err != nil {
@@ -29,7 +29,7 @@ func (c *client) getOptions(t *testing.T, s *server) {
 	}
 }
 
-// listAndWatch opens a stream, and returns when it has its first list.
+// listAndWatch opens a stream and waits for the first list.
 func (c *client) listAndWatch(s *server) {
 	listed := make(chan struct{})
 	c.streams.Go(func() {
@@ -55,43 +55,43 @@ func isClosed(done <-chan struct{}) bool {
 	}
 }
 
-// TestOnlyTheKubeletsStreamIsTheRegistration has other programs call ListAndWatch too.
-func TestOnlyTheKubeletsStreamIsTheRegistration(t *testing.T) {
+// TestClientsBesideTheKubelet: only the kubelet's stream matters for the registration.
+func TestClientsBesideTheKubelet(t *testing.T) {
 	type clients struct{ kubelet, guest *client }
 	for _, c := range []struct {
 		name string
 		play func(t *testing.T, s *server, c clients)
 		want bool // the registration has ended
 	}{
-		{"a guest leaves", func(t *testing.T, s *server, c clients) {
+		{"a guest disconnects", func(t *testing.T, s *server, c clients) {
 			c.kubelet.getOptions(t, s)
 			s.recordRegisterReturn()
 			c.kubelet.listAndWatch(s)
 			c.guest.listAndWatch(s)
 			c.guest.close()
 		}, false},
-		{"the kubelet's stream ends, and a guest stays", func(t *testing.T, s *server, c clients) {
+		{"the kubelet's stream ends, a guest stays", func(t *testing.T, s *server, c clients) {
 			c.kubelet.getOptions(t, s)
 			s.recordRegisterReturn()
 			c.kubelet.listAndWatch(s)
 			c.guest.listAndWatch(s)
 			c.kubelet.close()
 		}, true},
-		{"a guest who came before the kubelet leaves", func(t *testing.T, s *server, c clients) {
+		{"a guest from before the kubelet disconnects", func(t *testing.T, s *server, c clients) {
 			c.guest.listAndWatch(s)
 			c.kubelet.getOptions(t, s)
 			c.kubelet.listAndWatch(s)
 			s.recordRegisterReturn()
 			c.guest.close()
 		}, false},
-		{"the kubelet's stream ends, and a guest came before it", func(t *testing.T, s *server, c clients) {
+		{"the kubelet's stream ends, a guest was first", func(t *testing.T, s *server, c clients) {
 			c.guest.listAndWatch(s)
 			c.kubelet.getOptions(t, s)
 			s.recordRegisterReturn()
 			c.kubelet.listAndWatch(s)
 			c.kubelet.close()
 		}, true},
-		{"a guest asks for the options too, later", func(t *testing.T, s *server, c clients) {
+		{"a guest asks for the options later", func(t *testing.T, s *server, c clients) {
 			c.kubelet.getOptions(t, s)
 			c.kubelet.listAndWatch(s)
 			s.recordRegisterReturn()
@@ -99,24 +99,24 @@ func TestOnlyTheKubeletsStreamIsTheRegistration(t *testing.T) {
 			c.guest.listAndWatch(s)
 			c.guest.close()
 		}, false},
-		{"a kubelet that asks for no options", func(_ *testing.T, s *server, c clients) {
+		{"the kubelet asks for no options, a guest disconnects", func(_ *testing.T, s *server, c clients) {
 			s.recordRegisterReturn()
 			c.kubelet.listAndWatch(s)
 			c.guest.listAndWatch(s)
 			c.guest.close()
 		}, false},
-		{"its stream ends", func(_ *testing.T, s *server, c clients) {
+		{"the kubelet asks for no options, the stream ends", func(_ *testing.T, s *server, c clients) {
 			s.recordRegisterReturn()
 			c.kubelet.listAndWatch(s)
 			c.guest.listAndWatch(s)
 			c.kubelet.close()
 		}, true},
-		{"a guest leaves before the kubelet's stream opens", func(t *testing.T, s *server, c clients) {
+		{"a guest disconnects before the kubelet's stream opens", func(t *testing.T, s *server, c clients) {
 			c.guest.listAndWatch(s)
 			c.guest.close()
 			c.kubelet.getOptions(t, s)
 			c.kubelet.listAndWatch(s)
-			c.kubelet.close() // and ends once
+			c.kubelet.close() // ends the server once
 		}, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -125,11 +125,11 @@ func TestOnlyTheKubeletsStreamIsTheRegistration(t *testing.T) {
 			kubelet, guest := newClient(t), newClient(t)
 			c.play(t, s, clients{kubelet, guest})
 			if got := isClosed(s.kubeletStreamEnded); got != c.want {
-				t.Errorf("the registration has ended: %t", got)
+				t.Errorf("registration ended: %t, want %t", got, c.want)
 			}
 			streams := e.testHooks().streams
 			if !isClosed(s.kubeletStreamOpened) || streams[0] != 1 || (streams[len(streams)-1] == 0) != c.want {
-				t.Errorf("told of streams: %v", streams)
+				t.Errorf("stream counts: %v", streams)
 			}
 			kubelet.close()
 			guest.close()

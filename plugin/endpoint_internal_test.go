@@ -11,37 +11,36 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// TestAnotherPluginsResource: whether a resource that the rules do not offer has another plugin,
-// step by step.
-func TestAnotherPluginsResource(t *testing.T) {
+// TestOtherPlugin has the rows of the table at otherPlugin, as steps of a node's life.
+func TestOtherPlugin(t *testing.T) {
 	type step struct {
 		name    string
 		after   time.Duration
 		kubelet uint64
-		known   bool // whether the kubelet says what is allocatable
+		known   bool // the kubelet's list of allocatable devices is known
 		listed  bool
 		want    bool
 	}
 	for name, steps := range map[string][]step{
-		"another plugin has it": {
-			{"not answered yet", 0, 1, false, false, true},
+		"a foreign plugin": {
+			{"list unknown", 0, 1, false, false, true},
 			{"listed", 0, 1, true, true, true},
-			{"the kubelet does not answer", time.Hour, 1, false, false, true},
-			{"nor the next one", time.Second, 2, false, false, true},
-			{"the next one answers first", time.Second, 2, true, false, true},
-			{"the other plugin has registered", kubeletStartTimeout - 2*time.Second, 2, true, true, true},
-			{"a third one", time.Hour, 3, true, false, true},
-			{"the other plugin does not come back", kubeletStartTimeout, 3, true, false, false},
+			{"list unknown later", time.Hour, 1, false, false, true},
+			{"second kubelet, list unknown", time.Second, 2, false, false, true},
+			{"second kubelet, empty list", time.Second, 2, true, false, true},
+			{"the plugin registers again", kubeletStartTimeout - 2*time.Second, 2, true, true, true},
+			{"third kubelet, empty list", time.Hour, 3, true, false, true},
+			{"the plugin does not register again", kubeletStartTimeout, 3, true, false, false},
 		},
-		"the other plugin is removed": {
+		"the foreign plugin is removed": {
 			{"listed", 0, 1, true, true, true},
-			{"an hour later it is not", time.Hour, 1, true, false, false},
+			{"an hour later, not listed", time.Hour, 1, true, false, false},
 		},
-		"no other plugin": {
-			{"not answered yet", 0, 1, false, false, true},
-			{"answered", time.Second, 1, true, false, false},
+		"no foreign plugin": {
+			{"list unknown", 0, 1, false, false, true},
+			{"empty list", time.Second, 1, true, false, false},
 		},
-		"a kubelet that never answers": {
+		"the list stays unknown": {
 			{"at first", 0, 1, false, false, true},
 			{"later", kubeletStartTimeout, 1, false, false, false},
 		},
@@ -57,7 +56,7 @@ func TestAnotherPluginsResource(t *testing.T) {
 					}
 					e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
 					if got := e.hasOtherPlugin(socketID{inode: s.kubelet}); got != s.want {
-						t.Errorf("%s: another plugin may have it: %t", s.name, got)
+						t.Errorf("%s: foreign plugin: %t, want %t", s.name, got, s.want)
 					}
 				}
 			})
@@ -65,23 +64,22 @@ func TestAnotherPluginsResource(t *testing.T) {
 	}
 }
 
-// TestOurOwnResourceIsNotAnotherPlugins: after a restart of the kubelet its last answer still
-// lists what this process had registered.
-func TestOurOwnResourceIsNotAnotherPlugins(t *testing.T) {
+// TestOtherPluginAfterAnOwnRegistration: the last answer of a restarted kubelet still lists the registration of this process.
+func TestOtherPluginAfterAnOwnRegistration(t *testing.T) {
 	e := endpointFor("", Rules{})
 	e.other.registeredByUs = true
 	h := device.Allocations{Resources: device.NodeResources{AllocatableKnown: true, AllocatableDevices: []device.ResourceDevice{{Resource: gpuResource, ID: "GPU-0"}}}}
 	e.fakeSource().GetAllocations = func() (device.Allocations, <-chan struct{}) { return h, nil }
 	if !e.hasOtherPlugin(socketID{inode: 2}) {
-		t.Error("it is registered while it is listed")
+		t.Error("no foreign plugin while the old registration is listed")
 	}
 	h.Resources.AllocatableDevices = nil
 	if e.hasOtherPlugin(socketID{inode: 2}) {
-		t.Error("it is not registered again though it is not listed")
+		t.Error("foreign plugin, but the resource is not listed")
 	}
 	h.Resources.AllocatableKnown = false
 	if e.hasOtherPlugin(socketID{inode: 3}) {
-		t.Error("it is not registered again while the kubelet does not answer")
+		t.Error("foreign plugin, but this process registered the resource")
 	}
 }
 

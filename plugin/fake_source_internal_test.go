@@ -8,7 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// FakeSource is a DeviceSource of values that a test sets. A nil func returns the zero value.
+// FakeSource is a DeviceSource with values of a test. A nil func returns the zero value.
 type FakeSource struct {
 	GetStatuses    func() ([]device.Status, <-chan struct{})
 	GetRules       func() (Rules, <-chan struct{})
@@ -44,12 +44,12 @@ func (n *FakeSource) CheckUsable(ctx context.Context, c UsabilityCheck) error {
 	return n.Check(ctx, c)
 }
 
-// constant returns a value that never changes, as a DeviceSource does.
+// constant returns a constant value as a DeviceSource does.
 func constant[T any](value T) func() (T, <-chan struct{}) {
 	return func() (T, <-chan struct{}) { return value, nil }
 }
 
-// testHooks records the events that internal tests check.
+// testHooks records the events for internal tests.
 type testHooks struct {
 	noHooks
 	rejected []RejectReason
@@ -62,7 +62,7 @@ func (h *testHooks) OnRejected(_ string, _ []device.AdvertisedID, reason RejectR
 	h.rejected = append(h.rejected, reason)
 }
 
-// endpointFor returns an endpoint on a FakeSource that offers the devices by the rules.
+// endpointFor returns an endpoint on a FakeSource, with the list of the devices by the rules.
 func endpointFor(dir string, rules Rules, statuses ...device.Status) *endpoint {
 	p := New(Options{Dir: dir, DeviceSource: &FakeSource{GetStatuses: constant(statuses)}, Log: slog.New(slog.DiscardHandler), Hooks: &testHooks{}})
 	e := newEndpoint(p.Options, gpuResource, &registeredResources{})

@@ -26,15 +26,15 @@ const (
 // the test starts one.
 type fixture struct {
 	*testing.T
-	ctx      context.Context
-	dir      string // the kubelet's
-	options  plugin.Options
-	source   *plugin.FakeSource // the plugin's
-	board    device.Inventory
-	kubelet  *kubelet.Kubelet
-	plugin   *plugin.Plugin
-	log      *logLines
-	recorded hookRecorder
+	ctx       context.Context
+	dir       string // the kubelet's
+	options   plugin.Options
+	source    *plugin.FakeSource // the plugin's
+	inventory device.Inventory
+	kubelet   *kubelet.Kubelet
+	plugin    *plugin.Plugin
+	log       *logLines
+	recorded  hookRecorder
 }
 
 // rejection is an event of EndpointHooks.OnRejected.
@@ -64,7 +64,7 @@ func newFixture(t *testing.T) *fixture {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*testTimeout)
 	t.Cleanup(cancel)
 	s := &fixture{T: t, ctx: ctx, dir: shortDir(t), log: newLogLines()}
-	s.source = &plugin.FakeSource{GetStatuses: s.board.Get}
+	s.source = &plugin.FakeSource{GetStatuses: s.inventory.Get}
 	s.options = plugin.Options{Dir: s.sockets(), DeviceSource: s.source, Log: slog.New(s.log), Hooks: &s.recorded}
 	return s
 }
@@ -137,7 +137,7 @@ func (s *fixture) startPlugin() (end func() error) {
 // start brings up a node with n healthy devices, registered.
 func (s *fixture) start(n int) {
 	s.Helper()
-	s.board.Set(statuses(n))
+	s.inventory.Set(statuses(n))
 	s.startKubelet()
 	s.startPlugin()
 	s.waitRegistered(n)

@@ -20,7 +20,7 @@ func TestAFailedGPUStaysListed(t *testing.T) {
 		if err := s.kubelet.RunPod(s.ctx, pod); err != nil {
 			s.Fatal(err)
 		}
-		s.board.Set(unhealthy(statuses(4), 1, "xid_79"))
+		s.inventory.Set(unhealthy(statuses(4), 1, "xid_79"))
 		s.wait("the GPU is unhealthy in the pod's status", func(k kubelet.KubeletState) bool {
 			held := k.Pods[0].Containers[0].Devices
 			return len(held) == 4 && held[1].ID == "GPU-1" && held[1].Health == "Unhealthy" && held[0].Health == "Healthy"
@@ -28,20 +28,20 @@ func TestAFailedGPUStaysListed(t *testing.T) {
 		if r := s.kubelet.Resource(resource); r.Capacity != 4 || r.Allocatable != 3 {
 			s.Errorf("capacity is %d, allocatable %d", r.Capacity, r.Allocatable)
 		}
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.waitRegistered(4)
 		s.wantOutcomes(nil)
 	})
 }
 
-// What the kubelet would not learn from is not sent: it writes each list to disk.
-func TestNothingIsSentTwice(t *testing.T) {
+// TestEqualListsAreNotSent: the kubelet writes each list to disk.
+func TestEqualListsAreNotSent(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		reads := s.countStatusReads()
 		s.start(3)
 		again := func(event string, all []device.Status) {
 			before := reads.Load()
-			s.board.Set(all)
+			s.inventory.Set(all)
 			s.poll("the stream looks at "+event, func() bool { return reads.Load() > before })
 		}
 		again("the same", statuses(3))
@@ -67,12 +67,12 @@ func TestNothingIsSentTwice(t *testing.T) {
 	})
 }
 
-func TestTopologyIsThatOfTheDriverOrNone(t *testing.T) {
+func TestListHasTheNUMANode(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	all := statuses(3)
 	all[2].NUMANode = -1
-	s.board.Set(all)
+	s.inventory.Set(all)
 	s.startKubelet()
 	s.startPlugin()
 	s.waitRegistered(3)
@@ -90,12 +90,11 @@ func TestTopologyIsThatOfTheDriverOrNone(t *testing.T) {
 	}
 }
 
-// A kubelet that is slow to read gets fewer lists and the newest one, and delays
-// nobody.
+// TestListsAreCoalesced: a slow kubelet gets fewer lists, the newest among them, and delays no update.
 func TestListsAreCoalesced(t *testing.T) {
 	s := newFixture(t)
 	all := statuses(200) // a list of some 5 kB, of which a connection takes in some dozens
-	s.board.Set(all)
+	s.inventory.Set(all)
 	streams := make(chan grpc.ServerStreamingClient[api.ListAndWatchResponse], 1)
 	s.serveRegistration(func(ctx context.Context, endpoint string) error {
 		stream, _, err := s.stream(s.ctx, endpoint)
@@ -106,9 +105,9 @@ func TestListsAreCoalesced(t *testing.T) {
 	stream := receive(s, streams)
 	const changes = 3000
 	for i := range changes {
-		s.board.Set(unhealthy(statuses(200), i%200, "lost"))
+		s.inventory.Set(unhealthy(statuses(200), i%200, "lost"))
 	}
-	s.board.Set(unhealthy(unhealthy(statuses(200), 0, "lost"), 1, "lost"))
+	s.inventory.Set(unhealthy(unhealthy(statuses(200), 0, "lost"), 1, "lost"))
 	lists, failed := 0, 0
 	for ; failed != 2; lists++ {
 		list, err := stream.Recv()
@@ -136,7 +135,7 @@ func TestAnXidReachesTheKubelet(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		machine := sim.NewMachine([]device.Metric{{Name: "nvidia_gpu_power_watts"}}, 8, time.Now)
 		readers := device.NewReaders(machine)
-		monitor := device.NewMonitor(machine, readers, &s.board, device.MonitorOptions{Log: s.options.Log})
+		monitor := device.NewMonitor(machine, readers, &s.inventory, device.MonitorOptions{Log: s.options.Log})
 		s.Cleanup(func() {
 			monitor.Drain(context.Background())
 			readers.Drain(context.Background())
@@ -149,7 +148,7 @@ func TestAnXidReachesTheKubelet(t *testing.T) {
 		ids := machine.AllocatableIDs()
 		machine.Fail(ids[0], "xid 13") // an application's own fault
 		s.poll("the Xid is counted", func() bool {
-			statuses, _ := s.board.Get()
+			statuses, _ := s.inventory.Get()
 			return len(statuses[0].Xids) == 1
 		})
 		machine.Fail(ids[5], "xid 79")

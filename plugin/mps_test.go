@@ -14,9 +14,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// A device that is offered as it is, beside others that are shared through MPS, is
-// no matter of the daemon's.
-func TestMPSIsForWhatIsShared(t *testing.T) {
+// TestMPSIsForReplicas: an unshared device beside replicas of MPS needs no daemon.
+func TestMPSIsForReplicas(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.source.GetRules = constantRules(plugin.Rules{
@@ -27,7 +26,7 @@ func TestMPSIsForWhatIsShared(t *testing.T) {
 		},
 		ResponseOptions: func(string) response.Options { return response.Options{MPSRoot: "/run/nvidia/mps"} },
 	})
-	s.board.Set(statuses(2))
+	s.inventory.Set(statuses(2))
 	s.startKubelet()
 	s.startPlugin()
 	s.waitRegistered(3)

@@ -11,10 +11,10 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// maxRequestIDs bounds the ids of a request: the test weighs each subset of them.
+// maxRequestIDs bounds the ids of a request: the test tries each subset.
 const maxRequestIDs = 10
 
-// randomNode returns GPUs, whole and partitioned, of which some are unhealthy.
+// randomNode returns whole and partitioned GPUs, some of them unhealthy.
 func randomNode(r *rand.Rand) []device.Status {
 	text := ""
 	unhealthyMark := func() string {
@@ -36,7 +36,7 @@ func randomNode(r *rand.Rand) []device.Status {
 	return parseStatuses(text)
 }
 
-// randomRules returns rules that offer most devices under one name, some of them shared.
+// randomRules returns rules with most devices under the same name, some of them shared.
 func randomRules(r *rand.Rand) Rules {
 	sharings := map[device.ID]Sharing{}
 	onePerContainer, mixed := r.IntN(2) == 0, r.IntN(4) == 0
@@ -61,7 +61,7 @@ func randomRules(r *rand.Rand) Rules {
 	return rules
 }
 
-// randomIDs returns ids of the devices, each in any of the forms that an id has.
+// randomIDs returns ids of the devices, in all forms of an id.
 func randomIDs(r *rand.Rand, statuses []device.Status, maxIDs int) (ids []device.AdvertisedID) {
 	for range r.IntN(maxIDs + 1) {
 		id := statuses[r.IntN(len(statuses))].ID
@@ -73,11 +73,10 @@ func randomIDs(r *rand.Rand, statuses []device.Status, maxIDs int) (ids []device
 	return ids
 }
 
-// randomServer returns an endpoint in the middle of its life: the board and the allocations
-// may be newer than the list that the kubelet has.
+// randomServer returns a server with statuses and allocations newer than the kubelet's list.
 func randomServer(r *rand.Rand) *server {
 	statuses := randomNode(r)
-	s := serverHolding(randomRules(r), statuses, randomIDs(r, statuses, 2)...)
+	s := serverWith(randomRules(r), statuses, randomIDs(r, statuses, 2)...)
 	newer := slices.Clone(statuses)
 	if r.IntN(3) == 0 {
 		n := r.IntN(len(newer))
@@ -93,7 +92,7 @@ func randomServer(r *rand.Rand) *server {
 	return s
 }
 
-// randomRequest asks for some of the endpoint's ids, of which some are settled.
+// randomRequest asks for some of the server's ids, some of them as must.
 func randomRequest(r *rand.Rand, s *server) *api.ContainerPreferredAllocationRequest {
 	var ids []string
 	for _, i := range s.list().items {
@@ -111,8 +110,7 @@ func randomRequest(r *rand.Rand, s *server) *api.ContainerPreferredAllocationReq
 	return request
 }
 
-// allocateAccepts reports whether Allocate accepts ids. The order in which the kubelet sends them is
-// random and decides nothing.
+// allocateAccepts reports whether Allocate accepts ids, in any order.
 func (s *server) allocateAccepts(t *testing.T, r *rand.Rand, ids []string) bool {
 	t.Helper()
 	accepted := func() bool {
@@ -124,13 +122,13 @@ func (s *server) allocateAccepts(t *testing.T, r *rand.Rand, ids []string) bool 
 		ids = slices.Clone(ids)
 		r.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
 		if accepted() != first {
-			t.Fatalf("Allocate accepts %q in one order and rejects it in another", ids)
+			t.Fatalf("Allocate accepts %q in some orders only", ids)
 		}
 	}
 	return first
 }
 
-// acceptedAnswer returns an answer to the request that Allocate accepts; nil if there is none.
+// acceptedAnswer returns an answer accepted by Allocate; nil if all are rejected.
 func (s *server) acceptedAnswer(t *testing.T, r *rand.Rand, request *api.ContainerPreferredAllocationRequest) []string {
 	t.Helper()
 	for mask := range 1 << len(request.AvailableDeviceIDs) {
@@ -148,9 +146,8 @@ func (s *server) acceptedAnswer(t *testing.T, r *rand.Rand, request *api.Contain
 	return nil
 }
 
-// TestAllocateAcceptsWhatIsPreferred: the kubelet takes what GetPreferredAllocation
-// answers, and a container that Allocate then rejects has failed for good.
-func TestAllocateAcceptsWhatIsPreferred(t *testing.T) {
+// TestAllocateAcceptsPreferredIDs: the kubelet allocates the preferred ids, and a rejection is final for the pod.
+func TestAllocateAcceptsPreferredIDs(t *testing.T) {
 	random := rand.New(rand.NewPCG(8, 10))
 	rejected := map[bool]int{} // by whether there was an acceptable answer
 	for round := range 4000 {
@@ -160,7 +157,7 @@ func TestAllocateAcceptsWhatIsPreferred(t *testing.T) {
 			ContainerRequests: []*api.ContainerPreferredAllocationRequest{request},
 		})
 		if err != nil {
-			t.Fatalf("round %d: %v is answered with an error, which rejects the pod: %v", round, request, err)
+			t.Fatalf("round %d: %v: error rejects the pod: %v", round, request, err)
 		}
 		ids := answer.ContainerResponses[0].DeviceIDs
 		if s.allocateAccepts(t, random, ids) {
@@ -169,24 +166,23 @@ func TestAllocateAcceptsWhatIsPreferred(t *testing.T) {
 		}
 		rejected[true]++
 		if want := s.acceptedAnswer(t, random, request); want != nil {
-			t.Fatalf("round %d: of %v with %s, policy %s, %q is preferred, which Allocate rejects; it accepts %q",
+			t.Fatalf("round %d: %v with %s, policy %s: preferred %q is rejected, accepted is %q",
 				round, request, formatLists(map[string]*deviceList{"": s.list()}), s.list().rules.Policy, ids, want)
 		}
 	}
 	if rejected[true] < 500 || rejected[false] < 500 {
-		t.Errorf("%d answers are rejected and %d accepted: the rounds are one-sided", rejected[true], rejected[false])
+		t.Errorf("%d answers rejected, %d accepted: too few of a kind", rejected[true], rejected[false])
 	}
 }
 
-// TestAReplicaAndAWholeGPU: under one resource, a container that asks for two gets whole GPUs
-// if a container may have one replica.
-func TestAReplicaAndAWholeGPU(t *testing.T) {
+// TestReplicaAndWholeGPUsOfAResource: a request for two ids gets whole GPUs if a container may have only a single replica.
+func TestReplicaAndWholeGPUsOfAResource(t *testing.T) {
 	rules := Rules{Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 4, OnePerContainer: true}})}
 	s := &server{endpoint: endpointFor("", rules, parseStatuses("0 1 2")...)}
 	if got := s.preferredIDs(t, 2, "GPU-0::0", "GPU-0::1", "GPU-0::2", "GPU-0::3", "GPU-1", "GPU-2"); fmt.Sprint(got) != "[GPU-1 GPU-2]" {
-		t.Errorf("preferred is %q", got)
+		t.Errorf("preferred %q", got)
 	}
 	if got := s.preferredIDs(t, 1, "GPU-0::0", "GPU-0::1", "GPU-1"); len(got) != 1 {
-		t.Errorf("preferred is %q", got)
+		t.Errorf("preferred %q", got)
 	}
 }

@@ -14,9 +14,9 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-func TestServesBeforeItRegisters(t *testing.T) {
+func TestServesBeforeRegister(t *testing.T) {
 	s := newFixture(t)
-	s.board.Set(statuses(2))
+	s.inventory.Set(statuses(2))
 	got := make(chan *api.ListAndWatchResponse, 1)
 	s.serveRegistration(func(ctx context.Context, endpoint string) error {
 		if _, err := s.dial(endpoint).GetDevicePluginOptions(ctx, &api.Empty{}); err != nil {
@@ -38,7 +38,7 @@ func TestServesBeforeItRegisters(t *testing.T) {
 
 func TestWaitsForTheKubelet(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.startPlugin()
 		s.waitLine(1, "waiting for the kubelet") // whose folder is not there either
 		if err := s.plugin.Ready(); err != nil {
@@ -56,7 +56,7 @@ func TestWaitsForTheKubeletToListen(t *testing.T) {
 		s.kubelet.SetFaults(kubelet.Faults{HoldListen: hold})
 		s.background("kubelet", s.kubelet.Run)
 		s.poll("the socket is bound", func() bool { _, err := os.Lstat(s.sockets("kubelet.sock")); return err == nil })
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.startPlugin()
 		s.waitLine(1, "connection refused")
 		if remaining := s.leftSockets(); len(remaining) > 0 {
@@ -90,7 +90,7 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 		s.startKubelet()
 		s.startPlugin()
 		s.poll("it looks before the first verdict", func() bool { return reads.Load() >= 1 })
-		s.board.Set(nil)
+		s.inventory.Set(nil)
 		s.poll("it looks where there is no device", func() bool { return reads.Load() >= 2 })
 		if err := s.plugin.Ready(); err != nil {
 			s.Errorf("a node without a device has nothing to wait for: %v", err)
@@ -100,7 +100,7 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 		if r := s.kubelet.State().Registrations; len(r) > 0 || len(s.leftSockets()) > 0 {
 			s.Errorf("registered %v, serves on %q", r, s.leftSockets())
 		}
-		s.board.Set(unhealthy(statuses(3), 0, "lost"))
+		s.inventory.Set(unhealthy(statuses(3), 0, "lost"))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 || r.Capacity != 3 {
 			s.Errorf("after the first list the kubelet has %+v", r)
@@ -108,21 +108,21 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 	})
 }
 
-// countStatusReads counts the looks at the board.
+// countStatusReads counts the looks at the inventory.
 func (s *fixture) countStatusReads() *atomic.Int64 {
 	reads := &atomic.Int64{}
 	s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) {
-		statuses, changed := s.board.Get()
+		statuses, changed := s.inventory.Get()
 		reads.Add(1)
 		return statuses, changed
 	}
 	return reads
 }
 
-func TestABoardThatEmpties(t *testing.T) {
+func TestInventoryBecomesEmpty(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(2)
-		s.board.Set(nil)
+		s.inventory.Set(nil)
 		s.wait("the kubelet knows that all devices are gone", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 0 })
 		reads := s.kubelet.Resource(resource).Updates
 		s.kubelet.CutStreams(resource)
@@ -133,7 +133,7 @@ func TestABoardThatEmpties(t *testing.T) {
 		if remaining := s.leftSockets(); len(remaining) > 0 {
 			s.Errorf("it serves on %q and has nothing to offer", remaining)
 		}
-		s.board.Set(statuses(2))
+		s.inventory.Set(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != reads+1 {
 			s.Errorf("%d lists came with the second registration; want one", r.Updates-reads)
@@ -142,21 +142,20 @@ func TestABoardThatEmpties(t *testing.T) {
 	})
 }
 
-// There was a device when it began to wait for the kubelet, and there is none when
-// the kubelet comes.
-func TestABoardThatEmptiesBeforeTheKubeletComes(t *testing.T) {
+// TestInventoryBecomesEmptyBeforeTheKubeletStarts: the plugin waited for the kubelet with a device, and has no device at the kubelet's start.
+func TestInventoryBecomesEmptyBeforeTheKubeletStarts(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.board.Set(statuses(2))
+		s.inventory.Set(statuses(2))
 		s.startPlugin()
 		s.waitLine(1, "waiting for the kubelet")
-		s.board.Set(nil)
+		s.inventory.Set(nil)
 		s.startKubelet()
 		s.waitPollInterval()
 		s.waitPollInterval()
 		if r := s.kubelet.State().Registrations; len(r) > 0 {
 			s.Errorf("it registered %v and has nothing to offer", r)
 		}
-		s.board.Set(statuses(2))
+		s.inventory.Set(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 {
 			s.Errorf("%d lists were sent; want none before there was a device", r.Updates)
@@ -165,9 +164,9 @@ func TestABoardThatEmptiesBeforeTheKubeletComes(t *testing.T) {
 	})
 }
 
-func TestReadyOnceARegistrationWasTried(t *testing.T) {
+func TestReadyAfterTheFirstRegistration(t *testing.T) {
 	s := newFixture(t)
-	s.board.Set(statuses(1))
+	s.inventory.Set(statuses(1))
 	requests, answer := make(chan struct{}, 10), make(chan error)
 	s.serveRegistration(func(ctx context.Context, _ string) error {
 		requests <- struct{}{}
@@ -190,10 +189,10 @@ func TestReadyOnceARegistrationWasTried(t *testing.T) {
 	}
 }
 
-// A registration that the kubelet sits on is neither repeated nor given up.
-func TestARegistrationThatIsHeldUp(t *testing.T) {
+// TestSlowRegistration: a slow kubelet gets a single registration.
+func TestSlowRegistration(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.startKubelet()
 		hold := make(chan struct{})
 		s.kubelet.SetFaults(kubelet.Faults{HoldRegister: hold})
@@ -206,7 +205,7 @@ func TestARegistrationThatIsHeldUp(t *testing.T) {
 	})
 }
 
-func TestAKubeletThatDiesInARegistration(t *testing.T) {
+func TestKubeletEndsDuringRegister(t *testing.T) {
 	for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		t.Run(signal.String(), func(t *testing.T) {
 			eachVersion(t, func(s *fixture) {
@@ -216,7 +215,7 @@ func TestAKubeletThatDiesInARegistration(t *testing.T) {
 					<-ctx.Done()
 					return ctx.Err()
 				})
-				s.board.Set(statuses(4))
+				s.inventory.Set(statuses(4))
 				s.startPlugin()
 				receive(s, requests)
 				end()
@@ -242,10 +241,10 @@ func (s *fixture) wantFast(event string, took time.Duration) {
 // maxBackoff is the longest pause between lives.
 const maxBackoff = 10 * time.Second
 
-func TestAKubeletThatDiesBeforeItsStream(t *testing.T) {
+func TestKubeletEndsBeforeTheStream(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		end := s.serveRegistration(func(context.Context, string) error { return nil })
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.startPlugin()
 		s.poll("it has registered", func() bool { return len(s.recorded.registrations()) == 1 })
 		end()
@@ -254,10 +253,10 @@ func TestAKubeletThatDiesBeforeItsStream(t *testing.T) {
 	})
 }
 
-func TestAKubeletThatOpensNoStream(t *testing.T) {
+func TestKubeletOpensNoStream(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
-	s.board.Set(statuses(4))
+	s.inventory.Set(statuses(4))
 	began := time.Now()
 	requests := make(chan string, 2)
 	attempts := 0 // one call at a time
@@ -278,10 +277,10 @@ func TestAKubeletThatOpensNoStream(t *testing.T) {
 	s.waitLine(1, "registered resource")
 }
 
-func TestAKubeletThatNeverAnswersARegistration(t *testing.T) {
+func TestKubeletNeverAnswersRegister(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
-	s.board.Set(statuses(4))
+	s.inventory.Set(statuses(4))
 	began := time.Now()
 	requests := make(chan string, 2)
 	s.serveRegistration(func(ctx context.Context, endpoint string) error {
@@ -296,15 +295,15 @@ func TestAKubeletThatNeverAnswersARegistration(t *testing.T) {
 	}
 }
 
-func TestARegistrationThatIsRefused(t *testing.T) {
+func TestKubeletRejectsRegister(t *testing.T) {
 	t.Parallel()
 	eachVersion(t, func(s *fixture) {
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.startKubelet()
 		s.kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("no room")})
 		attempts := s.timeRegistrations()
 		s.startPlugin()
-		for range 6 { // how long it pauses between them: TestBacksOffToTheCap
+		for range 6 { // how long it pauses between them: TestBackoffUpToTheMaximum
 			receive(s, attempts)
 		}
 		if lines := s.log.matching("no room"); len(lines) != 1 {
@@ -322,9 +321,9 @@ func (s *fixture) timeRegistrations() <-chan time.Time {
 	return s.recorded.registeredAt
 }
 
-func TestARefusalThatEnds(t *testing.T) {
+func TestKubeletAcceptsRegisterAgain(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.startKubelet()
 		s.kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("no room")})
 		attempts := s.timeRegistrations()

@@ -12,9 +12,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// The kubelet tries a refused start again every few seconds. Each is counted; the
-// log has it at once, and then once a minute.
-func TestARefusalThatIsMetAgain(t *testing.T) {
+// TestRepeatedRejection: the kubelet repeats a rejected start every few seconds. Each rejection is counted, and logged once a minute.
+func TestRepeatedRejection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log bytes.Buffer
 		e := endpointFor("", Rules{}, parseStatuses("0! 1!")...)
@@ -24,35 +23,35 @@ func TestARefusalThatIsMetAgain(t *testing.T) {
 			log.Reset()
 			_, err := s.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 			if err == nil {
-				t.Fatalf("%q is not refused", ids)
+				t.Fatalf("%q is accepted", ids)
 			}
 			return log.String()
 		}
 		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") {
-			t.Errorf("at first it says %q", line)
+			t.Errorf("first rejection logged as %q", line)
 		}
 		for n := range 5 {
 			if line := refused("GPU-1", "GPU-0"); line != "" {
-				t.Errorf("after %d s it says %q", 10*n, line)
+				t.Errorf("repeated after %d s, logged as %q", 10*n, line)
 			}
 			time.Sleep(10 * time.Second)
 		}
 		if line := refused("GPU-0"); line == "" {
-			t.Error("it does not say that others are refused")
+			t.Error("rejection of different ids is not logged")
 		}
 		time.Sleep(10 * time.Second)
 		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") {
-			t.Errorf("after a minute it says %q", line)
+			t.Errorf("repeated after a minute, logged as %q", line)
 		}
 		if line := refused("GPU-0", "GPU-1"); line != "" {
-			t.Errorf("right after that it says %q", line)
+			t.Errorf("repeated at once, logged as %q", line)
 		}
 		time.Sleep(2 * time.Minute)
 		if line := refused("GPU-0", "GPU-1"); !strings.Contains(line, "ids=") {
-			t.Errorf("after two minutes more it says %q", line)
+			t.Errorf("repeated after two minutes, logged as %q", line)
 		}
 		if counted, want := len(e.testHooks().rejected), 10; counted != want {
-			t.Errorf("%d refusals are counted; want %d", counted, want)
+			t.Errorf("%d rejections counted, want %d", counted, want)
 		}
 	})
 }
@@ -78,18 +77,18 @@ func TestRejectionsAreLoggedApart(t *testing.T) {
 	}
 }
 
-// The kubelet sends ids in random order, and what is counted does not depend on it.
-func TestTheReasonOfSeveral(t *testing.T) {
+// TestReasonOfSeveralFaults: the kubelet sends ids in random order, and the counted reason does not depend on the order.
+func TestReasonOfSeveralFaults(t *testing.T) {
 	e := endpointFor("", Rules{}, parseStatuses("0!")...)
 	s := &server{endpoint: e}
 	for _, ids := range [][]string{{"GPU-0", "GPU-7"}, {"GPU-7", "GPU-0"}} {
 		_, err := s.Allocate(t.Context(), &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: ids}}})
 		if err == nil {
-			t.Fatalf("%q is not refused", ids)
+			t.Fatalf("%q is accepted", ids)
 		}
 	}
 	reasons := e.testHooks().rejected
 	if len(reasons) != 2 || reasons[0] != RejectUnhealthy || reasons[1] != RejectUnhealthy {
-		t.Errorf("counted is %q", reasons)
+		t.Errorf("counted %q", reasons)
 	}
 }

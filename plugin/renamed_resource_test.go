@@ -72,7 +72,7 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 		s.Fatal(err)
 	}
 	o := s.options
-	o.DeviceSource = &plugin.FakeSource{GetStatuses: s.board.Get, GetRules: constantRules(rules), GetAllocations: client.Snapshot}
+	o.DeviceSource = &plugin.FakeSource{GetStatuses: s.inventory.Get, GetRules: constantRules(rules), GetAllocations: client.Snapshot}
 	o.Hooks = allocationHooks{o.Hooks, client}
 	p := plugin.New(o)
 	return s.background("process", func(ctx context.Context) error {
@@ -126,9 +126,9 @@ func (s *fixture) waitNamedAllocations() {
 	s.Helper()
 	s.wait("all pods are read", func(k kubelet.KubeletState) bool { return k.PodsRead })
 	lists := s.kubelet.State().Calls["List"]
-	s.board.Set(unhealthy(statuses(2), 1, "lost"))
+	s.inventory.Set(unhealthy(statuses(2), 1, "lost"))
 	s.wait("they are listed", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists })
-	s.board.Set(statuses(2))
+	s.inventory.Set(statuses(2))
 	s.wait("and the answer was taken in", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists+1 })
 }
 
@@ -141,12 +141,12 @@ func (s *fixture) registrations(resource string) (n int) {
 	return n
 }
 
-// TestARenamedResourceIsServedAfterARestart: five minutes after its plugin has gone, the
-// kubelet forgets a resource, and containers that hold some of it cannot be restarted.
-func TestARenamedResourceIsServedAfterARestart(t *testing.T) {
+// TestRenamedResourceIsServedAfterARestart: the kubelet forgets a resource five minutes after the end of the plugin, and then cannot
+// restart containers with a device of the resource.
+func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, later func(time.Duration)) {
-		s.board.Set(statuses(2))
+		s.inventory.Set(statuses(2))
 		end := s.startProcess(plugin.Rules{})
 		s.waitList(resource, "GPU-0 GPU-1")
 		s.must(s.kubelet.RunPod(s.ctx, pod("holder", 1)))
@@ -162,9 +162,9 @@ func TestARenamedResourceIsServedAfterARestart(t *testing.T) {
 		}
 		s.must(s.kubelet.RunPod(s.ctx, podRequesting("new", renamedResource, 1)))
 
-		s.board.Set(unhealthy(statuses(2), 0, "xid_79")) // which the pod's status shows
+		s.inventory.Set(unhealthy(statuses(2), 0, "xid_79")) // which the pod's status shows
 		s.waitList(resource, "GPU-0!")
-		s.board.Set(statuses(2))
+		s.inventory.Set(statuses(2))
 		s.restart(kubelet.RestartOptions{})
 		s.waitList(resource, "GPU-0")
 		s.waitNamedAllocations()
@@ -191,11 +191,11 @@ func TestARenamedResourceIsServedAfterARestart(t *testing.T) {
 	})
 }
 
-// TestAnotherPluginsResourceIsLeftAlone: it may give away the same GPUs, by ids of the same form.
-func TestAnotherPluginsResourceIsLeftAlone(t *testing.T) {
+// TestForeignResourceIsNotRegistered: a foreign plugin may have the same GPUs, by ids of the same form.
+func TestForeignResourceIsNotRegistered(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
-		s.board.Set(statuses(2))
+		s.inventory.Set(statuses(2))
 		other := s.startProcess(plugin.Rules{})
 		s.waitList(resource, "GPU-0 GPU-1")
 		s.must(s.kubelet.RunPod(s.ctx, pod("holder", 1)))
@@ -223,13 +223,13 @@ func TestAnotherPluginsResourceIsLeftAlone(t *testing.T) {
 	})
 }
 
-// TestAnUnreadableRecordOfResources: it costs the old resources alone.
-func TestAnUnreadableRecordOfResources(t *testing.T) {
+// TestUnreadableResourceFile: only the withdrawn resources are lost.
+func TestUnreadableResourceFile(t *testing.T) {
 	t.Parallel()
 	eachVersionWithClock(t, func(s *fixture, _ func(time.Duration)) {
 		for i, content := range []string{"", "{", `{"resources":[7]}`, `[]`, `{"resources":["nvidia.com/gpu","nvidia.com/gpu",""]}`} {
 			s.must(os.WriteFile(s.sockets(registeredFile), []byte(content), 0o600))
-			s.board.Set(statuses(1))
+			s.inventory.Set(statuses(1))
 			end := s.startProcess(renamingRules())
 			s.waitList(renamedResource, "GPU-0")
 			s.wantEnd(end)

@@ -13,7 +13,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// uuidStatuses are n GPUs whose ids are as long as real ones.
+// uuidStatuses returns n GPUs with ids of real length.
 func uuidStatuses(n int) (all []device.Status) {
 	for i := range n {
 		s := parseStatuses(fmt.Sprint(i))[0]
@@ -24,8 +24,8 @@ func uuidStatuses(n int) (all []device.Status) {
 	return all
 }
 
-// TestListedIsTheListsLength: whether a list fits the kubelet's message is known before it is made.
-func TestListedIsTheListsLength(t *testing.T) {
+// TestListSize: the size of a list is known before the list is made.
+func TestListSize(t *testing.T) {
 	for _, replicas := range []int{0, 1, 2, 9, 10, 11, 99, 100, 101, 1000, 4096, 12345} {
 		for _, healthy := range []bool{false, true} {
 			statuses := uuidStatuses(3)
@@ -43,15 +43,14 @@ func TestListedIsTheListsLength(t *testing.T) {
 				d.Health = api.Unhealthy
 			}
 			if got := proto.Size(list); l.listBytes != got || l.idCount != len(list.Devices) || l.idCount != 3*max(replicas, 1) {
-				t.Errorf("%d replicas: %d bytes and %d ids, and the list has %d and %d", replicas, l.listBytes, l.idCount, got, len(list.Devices))
+				t.Errorf("%d replicas: computed %d bytes and %d ids, list has %d and %d", replicas, l.listBytes, l.idCount, got, len(list.Devices))
 			}
 		}
 	}
 }
 
-// TestReplicasAreBoundByTheKubeletsMessage: a longer list would end the kubelet's stream, again
-// and again, and nothing would give the reason.
-func TestReplicasAreBoundByTheKubeletsMessage(t *testing.T) {
+// TestReplicasFitTheKubeletsMessage: a longer list would end the kubelet's stream each time, without a reason in any log.
+func TestReplicasFitTheKubeletsMessage(t *testing.T) {
 	of := func(gpus, replicas int) (*deviceList, string) {
 		lists, warnings := sharingAll(replicas).deviceLists(uuidStatuses(gpus))
 		return lists[gpuResource], strings.Join(warnings, "; ")
@@ -69,16 +68,16 @@ func TestReplicasAreBoundByTheKubeletsMessage(t *testing.T) {
 			t.Errorf("%d GPUs with %d replicas: %q", c.gpus, c.replicas, warnings)
 		}
 		if list, warnings := of(c.gpus, most/c.gpus); list == nil {
-			t.Errorf("%d GPUs with %d replicas, as it was told: %q", c.gpus, most/c.gpus, warnings)
+			t.Errorf("%d GPUs with %d replicas, the number in the warning: %q", c.gpus, most/c.gpus, warnings)
 		}
 	}
 }
 
-// TestWithdrawnIDsFitTheKubeletsMessage: withdrawn ids stay listed beside new ones. If a list of
-// both were too large for the kubelet, some new ones wait until the withdrawn ones are removed.
+// TestWithdrawnIDsFitTheKubeletsMessage: withdrawn ids stay listed beside new ids. If both exceed the limit, some new ids wait for the
+// removal of withdrawn ids.
 func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 	all, now := uuidStatuses(16), time.Now()
-	s := serverHolding(sharingAll(4096), all[:8])
+	s := serverWith(sharingAll(4096), all[:8])
 	s.sentList.Store(s.list())
 	turn := func(rules Rules, statuses []device.Status) (due time.Time) {
 		before := s.list()
@@ -86,7 +85,7 @@ func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 		allocations, _ := s.Allocations()
 		due = s.setDevices(lists[gpuResource], statuses, allocations, now)
 		if bytes := proto.Size(s.list().toResponse()); bytes > maxMessageBytes {
-			t.Errorf("the list has %d bytes", bytes)
+			t.Errorf("list of %d bytes", bytes)
 		}
 		if due.IsZero() {
 			return due
@@ -99,11 +98,11 @@ func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 		return due
 	}
 	if due := turn(sharingAll(4096), all[8:]); due.IsZero() || len(s.list().items) <= 8*4096 {
-		t.Errorf("offered are %d ids until %s", len(s.list().items), due)
+		t.Errorf("%d ids until %s", len(s.list().items), due)
 	}
 	now = now.Add(removalDelay)
 	if due := turn(sharingAll(4096), all[8:]); !due.IsZero() || len(s.list().items) != 8*4096 || s.list().items[0].device.ID != all[8].ID {
-		t.Errorf("then offered are %d ids until %s", len(s.list().items), due)
+		t.Errorf("after removalDelay: %d ids until %s", len(s.list().items), due)
 	}
 
 	var allocated []device.AdvertisedID
@@ -111,7 +110,7 @@ func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 		allocated = append(allocated, all[8].ID.Replica(n))
 	}
 	s.fakeSource().GetAllocations = allocationsOf(gpuResource, allocated...)
-	turn(sharingAll(60_000), all[:1]) // beside what would be 64,000 ids
+	turn(sharingAll(60_000), all[:1]) // 64,000 ids together
 	now = now.Add(removalDelay)
 	turn(sharingAll(60_000), all[:1])
 	for _, id := range allocated {
@@ -120,16 +119,15 @@ func TestWithdrawnIDsFitTheKubeletsMessage(t *testing.T) {
 		}
 	}
 	if n := len(s.list().items); n < 60_000 || n >= 64_000 {
-		t.Errorf("%d ids are offered", n)
+		t.Errorf("%d ids listed, want 60,000 to 64,000", n)
 	}
 }
 
-// TestTheTopologyIsMadeOnce: with 32,768 ids that takes a tenth of a second, in which the
-// kubelet admits no pod.
-func TestTheTopologyIsMadeOnce(t *testing.T) {
+// TestTopologyIsMadeOnce: making the topology of 32,768 ids takes 0.1 s, and the kubelet admits no pod for so long.
+func TestTopologyIsMadeOnce(t *testing.T) {
 	rules, statuses := sharingAll(2), parseStatuses("0 1")
 	links := []device.Link{{A: "GPU-0", B: "GPU-1", NVLinks: 4}}
-	s := serverHolding(rules, statuses)
+	s := serverWith(rules, statuses)
 	s.fakeSource().GetLinks = func() []device.Link { return links }
 	last := s.preferredTopology(s.list())
 	for _, step := range []struct {
@@ -137,38 +135,38 @@ func TestTheTopologyIsMadeOnce(t *testing.T) {
 		do   func()
 		same bool
 	}{
-		{"asked again", func() {}, true},
-		{"an idle turn", func() { s.updateList(rules, parseStatuses("0 1")) }, true},
+		{"second call", func() {}, true},
+		{"update without a change", func() { s.updateList(rules, parseStatuses("0 1")) }, true},
 		{"a failed device", func() { s.updateList(rules, parseStatuses("0 1!")) }, true},
-		{"it is healthy again", func() { s.updateList(rules, parseStatuses("0 1")) }, true},
-		{"other links", func() { links = slices.Clone(links) }, false},
+		{"recovered device", func() { s.updateList(rules, parseStatuses("0 1")) }, true},
+		{"changed links", func() { links = slices.Clone(links) }, false},
 		{"more devices", func() { s.updateList(rules, parseStatuses("0 1 2")) }, false},
 		{"fewer devices", func() { s.updateList(rules, parseStatuses("0 1")) }, false},
 		{"more replicas", func() { s.updateList(sharingAll(3), parseStatuses("0 1")) }, false},
-		{"a container from before", func() {
+		{"a withdrawn id", func() {
 			s.fakeSource().GetAllocations = allocationsOf(gpuResource, "GPU-0")
 			s.updateList(sharingAll(3), parseStatuses("0 1"))
 		}, false},
-		{"it goes on", func() { s.updateList(sharingAll(3), parseStatuses("0 1")) }, true},
+		{"update without a change again", func() { s.updateList(sharingAll(3), parseStatuses("0 1")) }, true},
 	} {
 		step.do()
 		got := s.preferredTopology(s.list())
 		if (got == last) != step.same {
-			t.Errorf("%s: the topology is the same: %t", step.name, got == last)
+			t.Errorf("%s: same topology: %t", step.name, got == last)
 		}
 		last = got
 	}
 }
 
-// TestAnIDIsSmall: each turn makes tens of thousands of items, and copies and sorts them.
-func TestAnIDIsSmall(t *testing.T) {
+// TestListItemIsSmall: each update makes, copies and sorts tens of thousands of items.
+func TestListItemIsSmall(t *testing.T) {
 	if size := reflect.TypeFor[listItem]().Size(); size > 128 {
-		t.Errorf("an item has %d bytes", size)
+		t.Errorf("item of %d bytes, want at most 128", size)
 	}
 }
 
-// BenchmarkTurn is a turn of Plugin.Run that changes nothing, with 32,768 ids.
-func BenchmarkTurn(b *testing.B) {
+// BenchmarkUpdate is an update without a change, with 32,768 ids.
+func BenchmarkUpdate(b *testing.B) {
 	statuses := uuidStatuses(8)
 	s := &server{endpoint: endpointFor("", sharingAll(4096), statuses...)}
 	b.ReportAllocs()
@@ -178,8 +176,8 @@ func BenchmarkTurn(b *testing.B) {
 	}
 }
 
-// BenchmarkPreferredAfterATurn is the kubelet's question after such a turn.
-func BenchmarkPreferredAfterATurn(b *testing.B) {
+// BenchmarkPreferredAfterAnUpdate is the first call of GetPreferredAllocation after such an update.
+func BenchmarkPreferredAfterAnUpdate(b *testing.B) {
 	statuses := uuidStatuses(8)
 	s := &server{endpoint: endpointFor("", sharingAll(4096), statuses...)}
 	request := &api.ContainerPreferredAllocationRequest{AllocationSize: 1}

@@ -57,14 +57,14 @@ func podRequesting(name, resource string, n int) kubelet.PodSpec {
 func TestResourcesComeAndGo(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed})
-		s.board.Set(partitioned(2, "1g.10gb", "1g.10gb", "3g.40gb"))
+		s.inventory.Set(partitioned(2, "1g.10gb", "1g.10gb", "3g.40gb"))
 		s.startKubelet()
 		s.startPlugin()
 		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-3g.40gb=1")
 		if err := s.kubelet.RunPod(s.ctx, podRequesting("small", "nvidia.com/mig-1g.10gb", 1)); err != nil {
 			t.Error(err)
 		}
-		s.board.Set(partitioned(2, "1g.10gb", "1g.10gb", "2g.20gb"))
+		s.inventory.Set(partitioned(2, "1g.10gb", "1g.10gb", "2g.20gb"))
 		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-3g.40gb=0 mig-2g.20gb=1")
 		s.wait("the resource without a device has no capacity", func(k kubelet.KubeletState) bool {
 			return k.Resources["nvidia.com/mig-3g.40gb"].Capacity == 0
@@ -75,7 +75,7 @@ func TestResourcesComeAndGo(t *testing.T) {
 		if r := s.kubelet.Resource("nvidia.com/mig-3g.40gb"); r.Capacity > 0 {
 			t.Errorf("what is offered no more is %+v", r)
 		}
-		s.board.Set(partitioned(2, "3g.40gb"))
+		s.inventory.Set(partitioned(2, "3g.40gb"))
 		s.waitCounts("gpu=1 mig-1g.10gb=0 mig-2g.20gb=0 mig-3g.40gb=1")
 		if err := s.plugin.Ready(); err != nil {
 			t.Error(err)
@@ -86,23 +86,23 @@ func TestResourcesComeAndGo(t *testing.T) {
 	})
 }
 
-// A fault of a GPU reaches all its replicas and slices, whatever their resource.
-func TestAFaultReachesAllReplicasAndSlices(t *testing.T) {
+// TestFaultReachesReplicasAndMIGDevices: a fault of a GPU is in the lists of all resources.
+func TestFaultReachesReplicasAndMIGDevices(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		four := func(_ string, devices []device.Device) []plugin.Sharing {
 			return slices.Repeat([]plugin.Sharing{{Replicas: 4}}, len(devices))
 		}
 		s.source.GetRules = constantRules(plugin.Rules{MIGStrategy: plugin.MIGMixed, Sharing: four})
 		all := partitioned(3, "1g.10gb", "3g.40gb")
-		s.board.Set(all)
+		s.inventory.Set(all)
 		s.startKubelet()
 		s.startPlugin()
 		s.waitCounts("gpu=8 mig-1g.10gb=4 mig-3g.40gb=4")
-		s.board.Set(unhealthy(slices.Clone(all), 0, "xid_79"))
+		s.inventory.Set(unhealthy(slices.Clone(all), 0, "xid_79"))
 		s.waitCounts("gpu=4 mig-1g.10gb=4 mig-3g.40gb=4")
-		s.board.Set(unhealthy(slices.Clone(all), 3, "xid_94"))
+		s.inventory.Set(unhealthy(slices.Clone(all), 3, "xid_94"))
 		s.waitCounts("gpu=8 mig-1g.10gb=0 mig-3g.40gb=4")
-		s.board.Set(all)
+		s.inventory.Set(all)
 		s.waitCounts("gpu=8 mig-1g.10gb=4 mig-3g.40gb=4")
 	})
 }
@@ -160,8 +160,7 @@ func sharedRules(n int) plugin.Rules {
 	}}
 }
 
-// The pod goes on with the id that it was given, which is listed for as long, and
-// then never given away again.
+// TestRulesChangeWhilePodsRun: the id of a running pod stays listed, and is not allocated again.
 func TestRulesChangeWhilePodsRun(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		var rulesSrc rulesSource
@@ -176,11 +175,11 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		allocations.set(device.Allocation{Resource: resource, DeviceID: "GPU-0"})
 		rulesSrc.set(sharedRules(4))
 		s.waitCounts("gpu=5")
-		s.board.Set(unhealthy(statuses(1), 0, "xid_79"))
+		s.inventory.Set(unhealthy(statuses(1), 0, "xid_79"))
 		s.wait("the pod's device is unhealthy in its status", func(k kubelet.KubeletState) bool {
 			return k.Pods[0].Containers[0].Devices[0].Health == "Unhealthy"
 		})
-		s.board.Set(statuses(1))
+		s.inventory.Set(statuses(1))
 		s.waitCounts("gpu=5")
 		if _, err := s.allocate("GPU-0"); !strings.Contains(fmt.Sprint(err), "GPU-0 is withdrawn") {
 			t.Errorf("the id was given away again: %v", err)
@@ -200,9 +199,8 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 	})
 }
 
-// Each refusal names the ids and why, in the pod's status, in one line, and to
-// whoever counts.
-func TestRefusals(t *testing.T) {
+// TestRejections: the pod's status, a line of the log and the hook have the ids and the reason.
+func TestRejections(t *testing.T) {
 	onlyOne := func(_ string, devices []device.Device) []plugin.Sharing {
 		return slices.Repeat([]plugin.Sharing{{Replicas: 2, OnePerContainer: true}}, len(devices))
 	}
@@ -236,7 +234,7 @@ func TestRefusals(t *testing.T) {
 			s := newFixture(t)
 			s.source.GetRules = constantRules(row.rules)
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.board.Set(unhealthy(statuses(3), 2, "lost"))
+			s.inventory.Set(unhealthy(statuses(3), 2, "lost"))
 			s.startKubelet()
 			s.startPlugin()
 			s.wait("it is registered", func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable > 0 })
@@ -262,9 +260,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The kubelet takes what is preferred: a pair that is linked, and a single GPU that
-// breaks none.
-func TestThePreferredAreTaken(t *testing.T) {
+// TestKubeletAllocatesPreferredIDs: a linked pair for two GPUs, and a GPU without a free partner for a single GPU.
+func TestKubeletAllocatesPreferredIDs(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		links := []device.Link{}
 		for i := range 4 {
@@ -290,8 +287,8 @@ func TestThePreferredAreTaken(t *testing.T) {
 	})
 }
 
-// The topology is worked out once, and anew when links or devices are others.
-func TestPreferredFollowsWhatChanges(t *testing.T) {
+// TestPreferredFollowsChanges: a change of links or devices makes a new topology.
+func TestPreferredFollowsChanges(t *testing.T) {
 	s := newFixture(t)
 	var links atomic.Pointer[[]device.Link]
 	none := []device.Link{}
@@ -317,7 +314,7 @@ func TestPreferredFollowsWhatChanges(t *testing.T) {
 	if got := ask("GPU-0", "GPU-1", "GPU-2"); !slices.Equal(got, []string{"GPU-1", "GPU-2"}) {
 		t.Errorf("with a link %q", got)
 	}
-	s.board.Set(unhealthy(statuses(5), 2, "lost")) // five, so that the wait is for another number of healthy ones
+	s.inventory.Set(unhealthy(statuses(5), 2, "lost")) // five, so that the wait is for another number of healthy ones
 	s.waitRegistered(4)
 	if got := ask("GPU-0", "GPU-3", "GPU-1"); !slices.Equal(got, []string{"GPU-1", "GPU-3"}) {
 		t.Errorf("with a GPU lost and a new one %q", got)
@@ -363,8 +360,8 @@ func TestPreStart(t *testing.T) {
 	})
 }
 
-// A device that does not answer is refused after two seconds.
-func TestPreStartDoesNotWait(t *testing.T) {
+// TestPreStartTimeout: a hanging device rejects the start after two seconds.
+func TestPreStartTimeout(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.source.GetRules = constantRules(plugin.Rules{PreStartCheck: true})
@@ -379,7 +376,7 @@ func TestPreStartDoesNotWait(t *testing.T) {
 		t.Errorf("refused with %q", got)
 	}
 	t.Logf("after %s", time.Since(began))
-	s.board.Set(unhealthy(statuses(2), 0, "xid_79"))
+	s.inventory.Set(unhealthy(statuses(2), 0, "xid_79"))
 	s.waitRegistered(1)
 	_, err = s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-0"}})
 	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 is unhealthy (xid_79)" {
@@ -387,8 +384,8 @@ func TestPreStartDoesNotWait(t *testing.T) {
 	}
 }
 
-// Answers follow the rules of the moment, by resource.
-func TestAnswersFollowTheRules(t *testing.T) {
+// TestAllocateFollowsTheRules: Allocate uses the newest rules, by resource.
+func TestAllocateFollowsTheRules(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	var rulesSrc rulesSource
@@ -397,7 +394,7 @@ func TestAnswersFollowTheRules(t *testing.T) {
 	}
 	rulesSrc.set(strategy(response.EnvVar))
 	s.source.GetRules = rulesSrc.get
-	s.board.Set(partitioned(2, "1g.10gb", "1g.10gb"))
+	s.inventory.Set(partitioned(2, "1g.10gb", "1g.10gb"))
 	s.startKubelet()
 	s.startPlugin()
 	s.waitCounts("gpu=1 mig-1g.10gb=2")

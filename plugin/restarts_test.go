@@ -76,9 +76,9 @@ func (s *fixture) wantNoLeaks(goroutines, files int) {
 	}
 }
 
-func TestAKubeletThatIsAwayForLong(t *testing.T) {
+func TestLongKubeletOutage(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		end := s.startKubelet()
 		s.startPlugin()
 		s.waitRegistered(4)
@@ -86,14 +86,14 @@ func TestAKubeletThatIsAwayForLong(t *testing.T) {
 			s.Fatal(err)
 		}
 		s.waitLine(1, "connection refused") // the ended kubelet's socket lies there
-		s.board.Set(unhealthy(statuses(4), 1, "lost"))
+		s.inventory.Set(unhealthy(statuses(4), 1, "lost"))
 		s.startKubelet()
 		s.wantFast("registered", s.waitRegistered(3))
 		s.wantOutcomes(nil, nil)
 	})
 }
 
-func TestHeals(t *testing.T) {
+func TestRegistersAgain(t *testing.T) {
 	for _, harm := range []struct {
 		name string
 		do   func(s *fixture)
@@ -124,7 +124,7 @@ func TestHeals(t *testing.T) {
 					harm.do(s)
 					s.wantFast("healed", s.waitNewSocket(4, old))
 				}
-				s.board.Set(unhealthy(statuses(4), 2, "lost"))
+				s.inventory.Set(unhealthy(statuses(4), 2, "lost"))
 				s.waitRegistered(3)
 				if remaining := s.leftSockets(); len(remaining) != 1 {
 					s.Errorf("sockets are left: %q", remaining)
@@ -135,8 +135,8 @@ func TestHeals(t *testing.T) {
 	}
 }
 
-// TestAnotherClientThatLeaves: a registration outlasts the stream of another program.
-func TestAnotherClientThatLeaves(t *testing.T) {
+// TestSecondClientDisconnects: a registration outlasts the stream of a second client.
+func TestSecondClientDisconnects(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(4)
 		uptime := s.socket()
@@ -150,7 +150,7 @@ func TestAnotherClientThatLeaves(t *testing.T) {
 			s.Error("the client's stream goes on")
 		}
 		s.waitPollInterval() // and would end the registration
-		s.board.Set(unhealthy(statuses(4), 2, "lost"))
+		s.inventory.Set(unhealthy(statuses(4), 2, "lost"))
 		s.waitRegistered(3)
 		if now := s.socket(); now != uptime {
 			s.Errorf("the stream is on %s and was on %s", now, uptime)
@@ -172,11 +172,11 @@ func (s *fixture) wantRegistrations(n int) {
 	s.wantOutcomes(make([]error, n)...)
 }
 
-// A rolling update may start the next podgauge before it ends this one. Until 1.36
-// the end of this one's stream takes the next one's down.
-func TestASuccessorThatStartsEarly(t *testing.T) {
+// TestOverlappingProcesses: a rolling update may start the next podgauge before the end of the old process. Up to 1.36, the end of the old
+// stream also ends the new registration.
+func TestOverlappingProcesses(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.startKubelet()
 		end := s.startPlugin()
 		s.waitRegistered(4)
@@ -187,25 +187,24 @@ func TestASuccessorThatStartsEarly(t *testing.T) {
 			s.Fatal(err)
 		}
 		s.wantFast("the successor stands", s.waitNewSocket(4, old))
-		s.board.Set(unhealthy(statuses(4), 0, "lost"))
+		s.inventory.Set(unhealthy(statuses(4), 0, "lost"))
 		s.waitRegistered(3)
 		s.wantCleanRegistrations()
 	})
 }
 
-// A kubelet that lives in a folder that is gone cannot be registered with, and has
-// no need to be: its stream stands.
-func TestAFolderThatIsRemovedAndMadeAgain(t *testing.T) {
+// TestFolderIsRemovedAndRestored: without the folder no registration is possible, and none is necessary: the stream still stands.
+func TestFolderIsRemovedAndRestored(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(4)
 		uptime := s.socket()
 		s.must(os.RemoveAll(s.sockets()))
 		s.waitPollInterval()
-		s.board.Set(unhealthy(statuses(4), 0, "lost"))
+		s.inventory.Set(unhealthy(statuses(4), 0, "lost"))
 		s.wait("the list reaches the kubelet", func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable == 3 })
 		s.must(os.Mkdir(s.sockets(), 0o755))
 		s.waitPollInterval()
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.waitRegistered(4)
 		if now := s.socket(); now != uptime {
 			s.Errorf("the stream is on %s and was on %s", now, uptime)
@@ -216,16 +215,15 @@ func TestAFolderThatIsRemovedAndMadeAgain(t *testing.T) {
 	})
 }
 
-// The kubelet lives, and its socket is deleted under it: the stream is all there
-// is, and must not be given up before there is another kubelet.
-func TestAKubeletSocketThatIsDeleted(t *testing.T) {
+// TestKubeletSocketIsDeleted: the stream of a running kubelet without a socket stands until a new kubelet starts.
+func TestKubeletSocketIsDeleted(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		reads := s.countStatusReads()
 		s.start(4)
 		s.must(os.Remove(s.sockets("kubelet.sock")))
 		for i := range 2 {
 			before := reads.Load()
-			s.board.Set(unhealthy(statuses(4), i%4, fmt.Sprint("xid_", i)))
+			s.inventory.Set(unhealthy(statuses(4), i%4, fmt.Sprint("xid_", i)))
 			s.poll("the stream looks", func() bool { return reads.Load() > before })
 			s.waitPollInterval()
 		}
@@ -244,12 +242,11 @@ func (s *fixture) waitPollInterval() {
 	s.poll("a poll has passed", func() bool { return time.Since(began) > 120*time.Millisecond })
 }
 
-// The kubelet must have seen the end of a stream before it is registered with
-// again: until 1.36 a late end takes the new registration down, and from 1.37 on
-// two streams' lists overwrite each other.
-func TestNoStreamIsLiveWhenItRegisters(t *testing.T) {
+// TestNoLiveStreamDuringRegister: up to 1.36, a late end of the old stream ends the new registration; from 1.37 on, the lists of two streams
+// overwrite each other.
+func TestNoLiveStreamDuringRegister(t *testing.T) {
 	s := newFixture(t)
-	s.board.Set(statuses(4))
+	s.inventory.Set(statuses(4))
 	var live atomic.Int64
 	endpoints := make(chan string, 1)
 	s.serveRegistration(func(_ context.Context, endpoint string) error {
@@ -285,12 +282,11 @@ func TestNoStreamIsLiveWhenItRegisters(t *testing.T) {
 	}
 }
 
-// A kubelet that ends each stream at once, as it does where the list is too long
-// for it, is not asked ten times a second.
-func TestStreamsThatDoNotStand(t *testing.T) {
+// TestShortStreams: a kubelet that ends each stream at once, as for a list above the limit, does not get ten registrations a second.
+func TestShortStreams(t *testing.T) {
 	t.Parallel()
 	s := newFixture(t)
-	s.board.Set(statuses(1))
+	s.inventory.Set(statuses(1))
 	s.serveRegistration(func(_ context.Context, endpoint string) error {
 		ctx, hangUp := context.WithCancel(s.ctx)
 		defer hangUp()
@@ -308,7 +304,7 @@ func TestStreamsThatDoNotStand(t *testing.T) {
 	}
 }
 
-func TestStaleSocketsAreSweptAndLiveOnesAreNot(t *testing.T) {
+func TestStaleSocketsAreRemoved(t *testing.T) {
 	s := newFixture(t)
 	s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
 	s.startKubelet()
@@ -322,7 +318,7 @@ func TestStaleSocketsAreSweptAndLiveOnesAreNot(t *testing.T) {
 	busy := s.busySocket(prefix + "busy-1.sock")
 	defer busy()
 	s.must(os.WriteFile(s.sockets(prefix+"file.sock"), nil, 0o644))
-	s.board.Set(statuses(1))
+	s.inventory.Set(statuses(1))
 	s.startPlugin()
 	s.waitRegistered(1)
 	for name, want := range map[string]bool{

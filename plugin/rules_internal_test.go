@@ -11,8 +11,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// parseStatuses writes statuses as words: "0" is a GPU, "1m" one whose MIG mode is on,
-// "1/1g.10gb" a slice of it; "!" marks what is unhealthy.
+// parseStatuses reads statuses: "0" is a GPU, "1m" a MIG-enabled GPU, "1/1g.10gb" a MIG device of GPU 1; "!" marks an unhealthy device.
 func parseStatuses(words string) []device.Status {
 	var all []device.Status
 	for n, word := range strings.Fields(words) {
@@ -30,7 +29,7 @@ func parseStatuses(words string) []device.Status {
 	return all
 }
 
-// formatLists is what is offered: "resource: id id!".
+// formatLists formats lists: "resource: id id!".
 func formatLists(lists map[string]*deviceList) string {
 	var lines []string
 	for _, resource := range slices.Sorted(maps.Keys(lists)) {
@@ -49,7 +48,7 @@ func formatLists(lists map[string]*deviceList) string {
 	return strings.Join(lines, "; ")
 }
 
-// sharingByIndex shares each GPU whose index is a key.
+// sharingByIndex shares the GPUs with these indices.
 func sharingByIndex(counts map[int]Sharing) func(string, []device.Device) []Sharing {
 	return func(_ string, devices []device.Device) []Sharing {
 		sharings := make([]Sharing, len(devices))
@@ -62,61 +61,61 @@ func sharingByIndex(counts map[int]Sharing) func(string, []device.Device) []Shar
 
 func TestRules(t *testing.T) {
 	for _, row := range []struct {
-		name, board string
-		rules       Rules
-		want        string
-		cannot      string
+		name, inventory string
+		rules           Rules
+		want            string
+		cannot          string
 	}{
 		{name: "no device"},
-		{name: "whole GPUs", board: "0 1! 2", want: "gpu: GPU-0 GPU-1! GPU-2"},
+		{name: "whole GPUs", inventory: "0 1! 2", want: "gpu: GPU-0 GPU-1! GPU-2"},
 		{
-			name: "a partitioned GPU and no strategy", board: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
+			name: "a partitioned GPU and no strategy", inventory: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
 			cannot: "GPU-1 is partitioned: MIG strategy none offers neither the GPU nor its MIG devices",
 		},
 		{
-			name: "mixed", rules: Rules{MIGStrategy: MIGMixed}, board: "0 1m 1/1g.10gb 1/1g.10gb! 1/3g.40gb",
+			name: "mixed", rules: Rules{MIGStrategy: MIGMixed}, inventory: "0 1m 1/1g.10gb 1/1g.10gb! 1/3g.40gb",
 			want: "gpu: GPU-0; mig-1g.10gb: MIG-2 MIG-3!; mig-3g.40gb: MIG-4",
 		},
-		{name: "a profile with attributes", rules: Rules{MIGStrategy: MIGMixed}, board: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
+		{name: "a profile with attributes", rules: Rules{MIGStrategy: MIGMixed}, inventory: "0m 0/1g.10gb+me 0/1c.3g.40gb", want: "mig-1c.3g.40gb: MIG-2; mig-1g.10gb.me: MIG-1"},
 		{
-			name: "MIG without a MIG device", rules: Rules{MIGStrategy: MIGMixed}, board: "0m 1", want: "gpu: GPU-1",
+			name: "MIG without a MIG device", rules: Rules{MIGStrategy: MIGMixed}, inventory: "0m 1", want: "gpu: GPU-1",
 			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
 		},
 		{
-			name: "MIG without a MIG device, whatever the strategy", rules: Rules{}, board: "0m",
+			name: "MIG without a MIG device, strategy none", rules: Rules{}, inventory: "0m",
 			cannot: "GPU-0 has MIG mode on and no MIG device: create MIG devices, or turn MIG mode off",
 		},
-		{name: "single", rules: Rules{MIGStrategy: MIGSingle}, board: "0m 0/1g.10gb 1m 1/1g.10gb", want: "gpu: MIG-1 MIG-3"},
-		{name: "single, nothing partitioned", rules: Rules{MIGStrategy: MIGSingle}, board: "0 1", want: "gpu: GPU-0 GPU-1"},
+		{name: "single", rules: Rules{MIGStrategy: MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/1g.10gb", want: "gpu: MIG-1 MIG-3"},
+		{name: "single, all GPUs whole", rules: Rules{MIGStrategy: MIGSingle}, inventory: "0 1", want: "gpu: GPU-0 GPU-1"},
 		{
-			name: "single, two profiles", rules: Rules{MIGStrategy: MIGSingle}, board: "0m 0/1g.10gb 1m 1/2g.20gb",
+			name: "single, two profiles", rules: Rules{MIGStrategy: MIGSingle}, inventory: "0m 0/1g.10gb 1m 1/2g.20gb",
 			cannot: "MIG strategy single needs the same profile on all GPUs: found 2 profiles",
 		},
 		{
-			name: "single, some whole", rules: Rules{MIGStrategy: MIGSingle}, board: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
+			name: "single, some whole", rules: Rules{MIGStrategy: MIGSingle}, inventory: "0 1m 1/1g.10gb", want: "gpu: GPU-0",
 			cannot: "MIG strategy single needs MIG devices on every GPU: some GPUs are whole",
 		},
 		{
 			name: "selected", rules: Rules{MIGStrategy: MIGMixed, Select: func(d device.Device) bool { return d.Index != 1 }},
-			board: "0 1m 1/1g.10gb 2", want: "gpu: GPU-0 GPU-2",
+			inventory: "0 1m 1/1g.10gb 2", want: "gpu: GPU-0 GPU-2",
 		},
 		{
 			name: "named", rules: Rules{ResourceName: func(d device.Device) string { return fmt.Sprint("nvidia.com/gpu-", d.Index) }},
-			board: "0 1", want: "gpu-0: GPU-0; gpu-1: GPU-1",
+			inventory: "0 1", want: "gpu-0: GPU-0; gpu-1: GPU-1",
 		},
 		{
-			name: "shared", rules: Rules{Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2}, 1: {Replicas: 2}})}, board: "0 1!",
+			name: "shared", rules: Rules{Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2}, 1: {Replicas: 2}})}, inventory: "0 1!",
 			want: "gpu: GPU-0::0 GPU-0::1 GPU-1::0! GPU-1::1!",
 		},
 		{
-			name: "some shared, and under another name", board: "0 1 2",
+			name: "some shared, under a second name", inventory: "0 1 2",
 			rules: Rules{Sharing: sharingByIndex(map[int]Sharing{
 				0: {Replicas: 2, Resource: "nvidia.com/gpu.shared", OnePerContainer: true}, 1: {Replicas: 1}, 2: {Resource: "not/shared", OnePerContainer: true},
 			})},
 			want: "gpu: GPU-1::0 GPU-2; gpu.shared: GPU-0::0¹ GPU-0::1¹",
 		},
 		{
-			name: "shared by a daemon that is down", board: "0 1!",
+			name: "shared by a dead daemon", inventory: "0 1!",
 			rules: Rules{
 				Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2, Resource: "nvidia.com/gpu.shared"}, 1: {Replicas: 1}}),
 				UnusableReason: func(resource string) string {
@@ -126,47 +125,47 @@ func TestRules(t *testing.T) {
 			want: "gpu: GPU-1::0!; gpu.shared: GPU-0::0! GPU-0::1!",
 		},
 		{
-			name: "shared slices", rules: Rules{MIGStrategy: MIGMixed, Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2}})}, board: "0m 0/1g.10gb!",
+			name: "shared MIG devices", rules: Rules{MIGStrategy: MIGMixed, Sharing: sharingByIndex(map[int]Sharing{0: {Replicas: 2}})}, inventory: "0m 0/1g.10gb!",
 			want: "mig-1g.10gb: MIG-1::0! MIG-1::1!",
 		},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			lists, warnings := row.rules.deviceLists(parseStatuses(row.board))
+			lists, warnings := row.rules.deviceLists(parseStatuses(row.inventory))
 			if got := formatLists(lists); got != row.want || strings.Join(warnings, "; ") != row.cannot {
-				t.Errorf("offered is %q, not %q; want %q, not %q", got, warnings, row.want, row.cannot)
+				t.Errorf("lists %q, warnings %q; want %q, %q", got, warnings, row.want, row.cannot)
 			}
 		})
 	}
 }
 
-// What is offered no more leaves in an order that the kubelet can bear.
-func TestLeaves(t *testing.T) {
+// TestCarryOver has the rows of the table at carryOver.
+func TestCarryOver(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	have := &deviceList{}
 	for i, step := range []struct {
 		after      time.Duration
-		board      string
+		inventory  string
 		held, told string
 		want       string
 		next       time.Duration // until the first id is to go; 0: never
 	}{
 		{0, "0 1 2", "", "", "GPU-0 GPU-1 GPU-2", 0},
-		{0, "0 1", "", "GPU-0 GPU-1", "GPU-0 GPU-1", 0}, // the kubelet has not heard of 2
+		{0, "0 1", "", "GPU-0 GPU-1", "GPU-0 GPU-1", 0}, // 2 was never sent
 		{0, "0", "", "GPU-0 GPU-1", "GPU-0 GPU-1!", removalDelay},
 		{removalDelay - 1, "0", "", "GPU-0 GPU-1", "GPU-0 GPU-1!", 1},
 		{1, "0", "", "GPU-0 GPU-1", "GPU-0", 0},
 		{0, "0 1", "", "GPU-0", "GPU-0 GPU-1", 0},
-		{0, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},                   // its device is gone, and somebody has it
-		{time.Hour, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},           // for however long
-		{time.Hour, "0", "", "GPU-0 GPU-1", "GPU-0", 0},                       // until nobody has
-		{0, "", "", "GPU-0", "GPU-0!", removalDelay},                          // the last one
-		{removalDelay / 2, "0", "", "GPU-0", "GPU-0", 0},                      // comes back
-		{0, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},               // held, and its device is there
+		{0, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},                   // allocated, and the device is gone
+		{time.Hour, "0", "GPU-1", "GPU-0 GPU-1", "GPU-0 GPU-1!", 0},           // however long
+		{time.Hour, "0", "", "GPU-0 GPU-1", "GPU-0", 0},                       // until released
+		{0, "", "", "GPU-0", "GPU-0!", removalDelay},                          // the last device
+		{removalDelay / 2, "0", "", "GPU-0", "GPU-0", 0},                      // returns
+		{0, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},               // allocated, and the device exists
 		{time.Second, "0m! 0/1g.10gb!", "GPU-0", "GPU-0", "GPU-0! MIG-1!", 0}, // and fails
 		{time.Second, "0m 0/1g.10gb", "GPU-0", "GPU-0", "GPU-0 MIG-1", 0},
-		{time.Second, "0m 0/1g.10gb", "", "", "GPU-0! MIG-1", removalDelay}, // let go of: it is not given away again
+		{time.Second, "0m 0/1g.10gb", "", "", "GPU-0! MIG-1", removalDelay}, // released, never allocated again
 		{removalDelay, "0m 0/1g.10gb", "", "GPU-0 MIG-1", "MIG-1", 0},
-		// Held from before: of a device that is there, of those that are not, and another plugin's.
+		// Allocated before this process: an existing device, lost devices, and a foreign plugin's.
 		{0, "0m 0/1g.10gb", "GPU-0::1 GPU-7 GPU-8::1 MIG-9 nvidia3", "", "GPU-0::1 GPU-7! GPU-8::1! MIG-1 MIG-9!", 0},
 		{time.Hour, "0m! 0/1g.10gb!", "GPU-0::1", "", "GPU-0::1! MIG-1!", 0},
 		{time.Hour, "0m 0/1g.10gb", "", "", "MIG-1", 0},
@@ -176,7 +175,7 @@ func TestLeaves(t *testing.T) {
 		for _, id := range advertisedIDs(strings.Fields(step.told)) {
 			sent.items = append(sent.items, listItem{id: id})
 		}
-		statuses := parseStatuses(step.board)
+		statuses := parseStatuses(step.inventory)
 		next := &deviceList{}
 		for _, s := range statuses {
 			if !s.MIGEnabled {
@@ -186,10 +185,10 @@ func TestLeaves(t *testing.T) {
 		next.sort()
 		first := have.carryOver(next, statuses, retainedIDs{advertisedIDs(strings.Fields(step.held)), sent}, now)
 		if got := strings.TrimPrefix(formatLists(map[string]*deviceList{"": next}), ": "); got != step.want {
-			t.Errorf("step %d: %q is offered; want %q", i, got, step.want)
+			t.Errorf("step %d: list %q, want %q", i, got, step.want)
 		}
 		if got := first.Sub(now); step.next == 0 != first.IsZero() || step.next > 0 && got != step.next {
-			t.Errorf("step %d: the next one goes after %s; want %s", i, got, step.next)
+			t.Errorf("step %d: next removal after %s, want %s", i, got, step.next)
 		}
 		have = next
 	}

@@ -19,7 +19,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// bindSocket makes a socket file that no goroutine serves.
+// bindSocket makes a socket file without a server.
 func bindSocket(t *testing.T, path string) {
 	t.Helper()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -138,7 +138,7 @@ func TestServerEnds(t *testing.T) {
 	}
 }
 
-// TestServerStopsAfterAFailure has a real gRPC server end by itself.
+// TestServerStopsAfterAFailure stops the gRPC server.
 func TestServerStopsAfterAFailure(t *testing.T) {
 	dir, err := os.MkdirTemp("", "pg")
 	if err != nil {
@@ -175,12 +175,12 @@ func TestBackoff(t *testing.T) {
 		{two, time.Hour, minBackoff},
 	} {
 		if got := b.next(step.kubelet, step.stood); got != step.want {
-			t.Errorf("pause %d is %s; want %s", i, got, step.want)
+			t.Errorf("pause %d: %s, want %s", i, got, step.want)
 		}
 	}
 }
 
-func TestOrphaned(t *testing.T) {
+func TestCheckSockets(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir) // the path of a socket ends at 107 bytes
 	p := endpointFor(".", Rules{})
@@ -201,12 +201,12 @@ func TestOrphaned(t *testing.T) {
 		do   func()
 		want string
 	}{
-		{"as it was", func() {}, ""},
-		{"the kubelet's socket has gone", func() { rename(t, "kubelet.sock", "old.sock") }, ""},
-		{"and ours too", func() { rename(t, "own.sock", "own.old") }, ""},
-		{"another kubelet", func() { bind("kubelet.sock") }, "kubelet's socket was replaced"},
-		{"which knows us not", func() { rename(t, "own.old", "own.sock") }, "kubelet's socket was replaced"},
-		{"its socket is a file", func() { rename(t, "kubelet.sock", "new.sock"); write(t, "kubelet.sock") }, ""},
+		{"no change", func() {}, ""},
+		{"the kubelet's socket vanishes", func() { rename(t, "kubelet.sock", "old.sock") }, ""},
+		{"the own socket too", func() { rename(t, "own.sock", "own.old") }, ""},
+		{"a new kubelet", func() { bind("kubelet.sock") }, "kubelet's socket was replaced"},
+		{"a new kubelet, the own socket exists", func() { rename(t, "own.old", "own.sock") }, "kubelet's socket was replaced"},
+		{"a file in place of the socket", func() { rename(t, "kubelet.sock", "new.sock"); write(t, "kubelet.sock") }, ""},
 	}
 	for _, step := range steps {
 		step.do()
@@ -235,8 +235,7 @@ func write(t *testing.T, path string) {
 	}
 }
 
-// FuzzAllocate has arbitrary ids asked for: only healthy devices are granted, and
-// only those that were asked for.
+// FuzzAllocate requests arbitrary ids: Allocate grants only requested, healthy devices.
 func FuzzAllocate(f *testing.F) {
 	for _, seed := range []string{
 		"", "GPU-a", "GPU-b,GPU-a::1", "GPU-b,GPU-a", "GPU-a::0,GPU-a::1", "GPU-a::01", "GPU-x", "GPU-a|GPU-b", "GPU-a|", ",", "::", "::GPU-a", "GPU-a::", "GPU-a::::1",
@@ -273,13 +272,13 @@ func FuzzAllocate(f *testing.F) {
 		}
 		answer, err := s.Allocate(context.Background(), r)
 		if (err == nil) != granted || err != nil && answer != nil {
-			t.Fatalf("%q was answered %v, %v", text, answer, err)
+			t.Fatalf("%q: %v, %v", text, answer, err)
 		}
 		for i, c := range answer.GetContainerResponses() {
 			got := strings.Split(c.Envs["NVIDIA_VISIBLE_DEVICES"], ",")
 			slices.Sort(got)
 			if !slices.Equal(got, wants[i]) || (len(c.Devices) == 1) != slices.Contains(got, "GPU-a") {
-				t.Errorf("%q gives container %d %q and %v; want %q", text, i, got, c.Devices, wants[i])
+				t.Errorf("%q: container %d has %q and %v, want %q", text, i, got, c.Devices, wants[i])
 			}
 		}
 	})

@@ -9,8 +9,8 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// SIGTERM is the end of Run's ctx, whatever it waits for.
-func TestEnds(t *testing.T) {
+// TestShutdown ends ctx, as SIGTERM does, in each phase.
+func TestShutdown(t *testing.T) {
 	for _, phase := range []struct {
 		name     string
 		reach    func(s *fixture) (end func() error)
@@ -23,13 +23,13 @@ func TestEnds(t *testing.T) {
 			return end
 		}, 0},
 		{"waiting for the kubelet", func(s *fixture) func() error {
-			s.board.Set(statuses(1))
+			s.inventory.Set(statuses(1))
 			end := s.startPlugin()
 			s.waitLine(1, "waiting for the kubelet")
 			return end
 		}, 0},
 		{"registering", func(s *fixture) func() error {
-			s.board.Set(statuses(1))
+			s.inventory.Set(statuses(1))
 			requests := make(chan struct{}, 1)
 			s.serveRegistration(func(ctx context.Context, _ string) error {
 				requests <- struct{}{}
@@ -41,14 +41,14 @@ func TestEnds(t *testing.T) {
 			return end
 		}, 0},
 		{"waiting for the stream", func(s *fixture) func() error {
-			s.board.Set(statuses(1))
+			s.inventory.Set(statuses(1))
 			s.serveRegistration(func(context.Context, string) error { return nil })
 			end := s.startPlugin()
 			s.poll("it is registered", func() bool { return len(s.recorded.registrations()) == 1 })
 			return end
 		}, 1},
 		{"backing off", func(s *fixture) func() error {
-			s.board.Set(statuses(1))
+			s.inventory.Set(statuses(1))
 			s.serveRegistration(func(context.Context, string) error { return errors.New("no") })
 			end := s.startPlugin()
 			s.poll("it was refused", func() bool { return len(s.recorded.registrations()) == 3 })
@@ -56,7 +56,7 @@ func TestEnds(t *testing.T) {
 		}, 3},
 		{"watching", func(s *fixture) func() error {
 			s.kubelet = kubelet.New(kubelet.Options{Dir: s.dir})
-			s.board.Set(statuses(1))
+			s.inventory.Set(statuses(1))
 			s.startKubelet()
 			end := s.startPlugin()
 			s.waitRegistered(1)
@@ -89,10 +89,10 @@ func TestEnds(t *testing.T) {
 	}
 }
 
-// The kubelet sees the end of the stream at once, and keeps the devices' place.
-func TestAKubeletWhosePluginEnds(t *testing.T) {
+// TestKubeletAfterTheEnd: the kubelet sees the end of the stream at once, and keeps the capacity.
+func TestKubeletAfterTheEnd(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
-		s.board.Set(statuses(4))
+		s.inventory.Set(statuses(4))
 		s.startKubelet()
 		end := s.startPlugin()
 		s.waitRegistered(4)

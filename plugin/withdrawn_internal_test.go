@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// TestADeletedRecordOfResources: a later registration writes it again.
-func TestADeletedRecordOfResources(t *testing.T) {
+// TestDeletedResourceFile: the next registration restores the file.
+func TestDeletedResourceFile(t *testing.T) {
 	s := loadRegistered(t.TempDir(), slog.New(slog.DiscardHandler))
 	s.remove("example.com/none")
 	if _, err := os.Lstat(s.path); err == nil {
-		t.Error("there is a record of nothing")
+		t.Error("a file without resources exists")
 	}
 	s.add("nvidia.com/gpu")
 	if err := os.Remove(s.path); err != nil {
@@ -20,6 +20,6 @@ func TestADeletedRecordOfResources(t *testing.T) {
 	}
 	s.add("nvidia.com/gpu")
 	if again := loadRegistered(s.path[:len(s.path)-len(registeredFile)], s.log); !slices.Equal(again.list(), []string{"nvidia.com/gpu"}) {
-		t.Errorf("the resources are %q", again.list())
+		t.Errorf("resources %q, want nvidia.com/gpu", again.list())
 	}
 }
