@@ -10,8 +10,7 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// benchSlowest runs answer for each size and reports the mean of the size that takes
-// longest.
+// benchSlowest runs answer for each size and reports the mean of the slowest size.
 func benchSlowest(b *testing.B, sizes []int, answer func(size int)) {
 	b.ReportAllocs()
 	spent := make([]time.Duration, len(sizes))
@@ -27,9 +26,9 @@ func benchSlowest(b *testing.B, sizes []int, answer func(size int)) {
 	b.ReportMetric(float64(sizes[best]), "size")
 }
 
-// BenchmarkAligned has every size of every machine, all GPUs available; B/op and
+// BenchmarkWholeGPUs has every size of every machine, all GPUs available; B/op and
 // allocs/op are for all sizes together.
-func BenchmarkAligned(b *testing.B) {
+func BenchmarkWholeGPUs(b *testing.B) {
 	for _, c := range []struct {
 		name string
 		machine
@@ -63,7 +62,7 @@ func BenchmarkShared(b *testing.B) {
 		machine
 	}{
 		{"8x64-replicas", dgxH100().replicated(64)},
-		{"56-slices", dgxH100().partitioned(7)},
+		{"56-mig-devices", dgxH100().partitioned(7)},
 	} {
 		top, ids := c.topology(), c.ids()
 		for _, p := range policies {
@@ -87,8 +86,7 @@ func BenchmarkNew(b *testing.B) {
 	}
 }
 
-// TestAnswerAllocations pins that the search allocates nothing: an answer costs
-// the same whether there is one set to weigh or 184,756.
+// TestAnswerAllocations: the search makes no allocation, for a single set as for 184,756 sets.
 func TestAnswerAllocations(t *testing.T) {
 	small, large := bridged(8), bridged(20)
 	replicas, parts := dgxH100().replicated(64), dgxH100().partitioned(7)
@@ -104,7 +102,7 @@ func TestAnswerAllocations(t *testing.T) {
 		{"10 of 20", large.ids(), wholeGPUsOf(large), 10, 4},
 		{"1 of 512 replicas", replicas.ids(), distributedOf(replicas), 1, 5},
 		{"300 of 512 replicas", replicas.ids(), distributedOf(replicas), 300, 6},
-		{"28 of 56 slices", parts.ids(), distributedOf(parts), 28, 6},
+		{"28 of 56 MIG devices", parts.ids(), distributedOf(parts), 28, 6},
 	} {
 		r := preferred.Request{Available: c.ids, Size: c.size}
 		if got := testing.AllocsPerRun(20, func() { c.answer(r) }); got > c.want {

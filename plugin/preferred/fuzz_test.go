@@ -10,8 +10,8 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// fuzzedRequest builds a machine and a request from bytes, as wrong as they may be: ids
-// repeated, without a device, of two GPUs, links of strangers.
+// fuzzedRequest builds a machine and a request from bytes, with all faults: repeated ids, ids without a device or of two GPUs, links of
+// unknown GPUs.
 func fuzzedRequest(b []byte) (machine, preferred.Request) {
 	next := func() int {
 		if len(b) == 0 {
@@ -82,7 +82,7 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// checkInvariants checks what is true of every answer.
+// checkInvariants checks the properties of every answer.
 func checkInvariants(t *testing.T, r preferred.Request, name string, got, again []device.AdvertisedID) {
 	t.Helper()
 	all, must := sorted(append(slices.Clone(r.Available), r.Must...)), slices.Compact(sorted(r.Must))
@@ -91,27 +91,26 @@ func checkInvariants(t *testing.T, r preferred.Request, name string, got, again 
 		t.Errorf("%s: %+v gives %d ids %q, want %d", name, r, len(got), got, want)
 	}
 	if len(slices.Compact(sorted(got))) != len(got) {
-		t.Errorf("%s: %+v gives one id twice: %q", name, r, got)
+		t.Errorf("%s: %+v: repeated id in %q", name, r, got)
 	}
 	for i, id := range got {
 		if _, asked := slices.BinarySearch(all, id); !asked {
-			t.Errorf("%s: %+v gives %q, which nobody offered", name, r, id)
+			t.Errorf("%s: %+v: %q was not requested", name, r, id)
 		}
 		if _, settled := slices.BinarySearch(must, id); settled != (i < len(must)) {
-			t.Errorf("%s: %+v gives %q: what must be comes first", name, r, got)
+			t.Errorf("%s: %+v: %q, want Must first", name, r, got)
 		}
 	}
 	if !slices.Equal(got, again) {
-		t.Errorf("%s: %+v gives %q, and in another order %q", name, r, got, again)
+		t.Errorf("%s: %+v: %q, in a different order %q", name, r, got, again)
 	}
 }
 
-// TestRejectedIDsComeLast: what Allocate rejects is in an answer only if there is nothing else,
-// since a shorter answer would have the kubelet choose at random.
+// TestRejectedIDsComeLast: rejected ids fill an answer, since the kubelet completes a shorter answer at random.
 func TestRejectedIDsComeLast(t *testing.T) {
-	for name, m := range map[string]machine{"aligned": gpus(0, 0, 1, 1), "shared": gpus(0, 1).replicated(2)} {
+	for name, m := range map[string]machine{"whole GPUs": gpus(0, 0, 1, 1), "shared": gpus(0, 1).replicated(2)} {
 		top := m.topology()
-		rejected := m.ids()[:2] // of the replicas, those of one device
+		rejected := m.ids()[:2] // of the replicas, both of a device
 		for size := range 5 {
 			r := preferred.Request{Available: m.ids(), Size: size, Reject: func(id device.AdvertisedID) bool { return slices.Contains(rejected, id) }}
 			got := top.Prefer(r, preferred.Distributed)
@@ -127,7 +126,7 @@ func TestRejectedIDsComeLast(t *testing.T) {
 	}
 }
 
-// checkDistinct checks that there are ids of as many GPUs as there could be.
+// checkDistinct checks for the largest possible number of GPUs.
 func checkDistinct(t *testing.T, m machine, r preferred.Request, got []device.AdvertisedID) {
 	t.Helper()
 	gpuOf := map[device.AdvertisedID]device.GPU{}

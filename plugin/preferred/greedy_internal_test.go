@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// randomProblem returns a problem whose pairs have no order, the hardest kind for a greedy choice.
+// randomProblem returns a problem with random pairs, the hardest kind for a greedy choice.
 func randomProblem(r *rand.Rand, n, k int) problem {
 	p := problem{n: n, k: k, weight: make([]int, n), pairWeight: make([]int, n*n)}
 	for x := range n {
@@ -30,7 +30,7 @@ func (p problem) worth(set []int) int {
 	return worth
 }
 
-// TestGreedyIsCloseToTheBest compares greedy with exhaustive on problems that both can solve.
+// TestGreedyIsCloseToTheBest compares greedy with exhaustive on problems within maxExhaustive.
 func TestGreedyIsCloseToTheBest(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 10))
 	lowest := 1.0

@@ -12,7 +12,7 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// machine is what a Topology is made from.
+// machine has the input of New.
 type machine struct {
 	candidates []preferred.Candidate
 	links      []device.Link
@@ -20,7 +20,7 @@ type machine struct {
 
 func (m machine) topology() *preferred.Topology { return preferred.New(m.candidates, m.links) }
 
-// shuffled is the same machine, told in another order.
+// shuffled returns the same machine in a random order.
 func (m machine) shuffled(r *rand.Rand) machine {
 	m.candidates, m.links = slices.Clone(m.candidates), slices.Clone(m.links)
 	r.Shuffle(len(m.candidates), func(i, j int) { m.candidates[i], m.candidates[j] = m.candidates[j], m.candidates[i] })
@@ -38,7 +38,7 @@ func (m machine) ids() []device.AdvertisedID {
 
 func gpu(i int) device.GPU { return device.GPU(fmt.Sprintf("GPU-%d", i)) }
 
-// gpus are whole GPUs, one for each NUMA node given.
+// gpus returns a whole GPU for each NUMA node.
 func gpus(nodes ...int) machine {
 	var m machine
 	for i, node := range nodes {
@@ -49,7 +49,7 @@ func gpus(nodes ...int) machine {
 	return m
 }
 
-// replicated offers each device of a machine so many times.
+// replicated replaces each device by replicas.
 func (m machine) replicated(replicas int) machine {
 	var all []preferred.Candidate
 	for _, c := range m.candidates {
@@ -63,11 +63,11 @@ func (m machine) replicated(replicas int) machine {
 	return m
 }
 
-// partitioned offers each GPU of a machine as so many MIG slices.
-func (m machine) partitioned(slices int) machine {
+// partitioned replaces each GPU by MIG devices.
+func (m machine) partitioned(count int) machine {
 	var all []preferred.Candidate
 	for _, c := range m.candidates {
-		for n := range slices {
+		for n := range count {
 			migDevice := c
 			migDevice.Device = device.ID(fmt.Sprintf("MIG-%d-%d", c.Index, n))
 			migDevice.ID = migDevice.Device.Advertised()
@@ -78,7 +78,7 @@ func (m machine) partitioned(slices int) machine {
 	return m
 }
 
-// linked adds both directions of every pair as between says.
+// linked adds both directions of every pair by between.
 func (m machine) linked(between func(a, b int) (nvlinks int, path device.Path)) machine {
 	for a := range m.candidates {
 		for b := range m.candidates {
@@ -97,7 +97,7 @@ var smiPaths = map[string]device.Path{
 }
 
 // matrix reads the table of nvidia-smi topo -m, with the path beside the NVLinks,
-// which nvidia-smi leaves out: "NV2+PHB".
+// missing in nvidia-smi: "NV2+PHB".
 func matrix(nodes []int, table string) machine {
 	m := gpus(nodes...)
 	for a, row := range strings.Split(strings.TrimSpace(table), "\n") {
@@ -116,7 +116,7 @@ func matrix(nodes []int, table string) machine {
 	return m
 }
 
-// dgxA100: every GPU reaches every other over 12 NVLinks through NVSwitches; two
+// dgxA100: 12 NVLinks between all pairs of GPUs through NVSwitches; two
 // share PCIe switches and a NUMA node.
 func dgxA100() machine {
 	return gpus(3, 3, 1, 1, 7, 7, 5, 5).linked(func(a, b int) (int, device.Path) {
@@ -130,7 +130,7 @@ func dgxA100() machine {
 // dgxH100: 18 NVLinks through NVSwitches, a PCIe switch for each GPU, two sockets.
 func dgxH100() machine { return gpus(0, 0, 0, 0, 1, 1, 1, 1).linked(sockets(4, 18)) }
 
-// sockets of so many GPUs, all with so many NVLinks to each other.
+// sockets returns links between sockets of size GPUs, with the same number of NVLinks everywhere.
 func sockets(size, nvlinks int) func(a, b int) (int, device.Path) {
 	return func(a, b int) (int, device.Path) {
 		if a/size == b/size {
@@ -187,7 +187,7 @@ func bridged(count int) machine {
 }
 
 // random is a machine of any shape: some links come once, some in both
-// directions, some more than once, and they need not agree.
+// directions, some more than once, and reports may differ.
 func random(r *rand.Rand, count int) machine {
 	var nodes []int
 	for range count {

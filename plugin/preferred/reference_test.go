@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-// pairScore is the ADR's table, read from the links themselves.
+// pairScore returns the score of a pair by the table of the ADR.
 func pairScore(m machine, a, b preferred.Candidate) int {
 	nvlinks, path, found := 0, device.PathUnknown, false
 	for _, l := range m.links {
@@ -39,7 +39,7 @@ func pairScore(m machine, a, b preferred.Candidate) int {
 }
 
 // referenceWholeGPUs weighs every set of GPUs by the three sums of the ADR, in the most
-// obvious way. It knows no ids that are not the machine's.
+// obvious way, without unknown ids.
 func referenceWholeGPUs(m machine, r preferred.Request) []device.AdvertisedID {
 	var must, free []int // candidates
 	for i, c := range m.candidates {
@@ -105,7 +105,7 @@ func sorted(ids []device.AdvertisedID) []device.AdvertisedID {
 	return ids
 }
 
-func TestAlignedIsTheReferences(t *testing.T) {
+func TestWholeGPUsEqualTheReference(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for round := range 600 {
 		m := random(r, 1+r.IntN(9))
@@ -131,9 +131,9 @@ func TestAlignedIsTheReferences(t *testing.T) {
 	}
 }
 
-// TestAlignedIsTheReferencesWhenAllIsFree has the machines of the hand-made cases
-// at every size and every single GPU that must be included.
-func TestAlignedIsTheReferencesWhenAllIsFree(t *testing.T) {
+// TestWholeGPUsOfIdleMachines has the machines of the hand-made cases
+// at every size, and with every GPU as must.
+func TestWholeGPUsOfIdleMachines(t *testing.T) {
 	for name, m := range map[string]machine{"DGX A100": dgxA100(), "DGX H100": dgxH100(), "DGX-1V": dgx1V(), "bridged": bridged(8)} {
 		top := m.topology()
 		for size := range len(m.candidates) + 1 {
@@ -151,7 +151,7 @@ func TestAlignedIsTheReferencesWhenAllIsFree(t *testing.T) {
 	}
 }
 
-// referenceShared is Shared as the ADR says it, with everything counted anew for each id.
+// referenceShared chooses replicas as in the ADR, and counts from the start for each id.
 func referenceShared(m machine, r preferred.Request, p preferred.AllocationPolicy) []device.AdvertisedID {
 	var chosen []preferred.Candidate
 	free := map[device.AdvertisedID]bool{}
@@ -221,7 +221,7 @@ func referenceKey(m machine, free map[device.AdvertisedID]bool, chosen []preferr
 
 var policies = []preferred.AllocationPolicy{preferred.Distributed, preferred.Packed, preferred.Distinct}
 
-func TestSharedIsTheModels(t *testing.T) {
+func TestSharedEqualsTheReference(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for round := range 200 {
 		m := random(r, 1+r.IntN(4))
@@ -232,10 +232,10 @@ func TestSharedIsTheModels(t *testing.T) {
 			m = m.partitioned(1 + r.IntN(4))
 		case 2:
 			m = m.partitioned(2).replicated(1 + r.IntN(3))
-		case 3: // replicas that differ from GPU to GPU
+		case 3: // different numbers of replicas
 			m = m.replicated(4)
 			m.candidates = slices.DeleteFunc(m.candidates, func(preferred.Candidate) bool { return r.IntN(4) == 0 })
-		case 4: // slices of which some have replicas
+		case 4: // MIG devices, some of them shared
 			m = m.partitioned(3)
 			m.candidates = slices.Concat(machine{candidates: m.candidates[:2]}.replicated(2).candidates, m.candidates[2:])
 		}
@@ -256,7 +256,7 @@ func TestSharedIsTheModels(t *testing.T) {
 				req.Reject = func(id device.AdvertisedID) bool { return id.Device() == rejected }
 				free = len(slices.DeleteFunc(slices.Clone(req.Available), req.Reject))
 			}
-			req.Size = min(req.Size, free) // rejected ids fill an answer that is short, which the model does not know
+			req.Size = min(req.Size, free) // without rejected ids in the answer: the reference has none
 			for _, p := range policies {
 				got, want := top.Prefer(req, p), referenceShared(m, req, p)
 				if !slices.Equal(sorted(got), sorted(want)) {

@@ -27,7 +27,7 @@ func parseIDs(t testing.TB, text string) []device.AdvertisedID {
 // and so are 2 and 3.
 func TestSharedReplicas(t *testing.T) {
 	const all = "0::0-11 1::0-11 2::0-11 3::0-11"
-	const busy = "0::4-11 1::2-11 2::0-11 3::11" // GPU 3 has one left, GPU 2 is idle
+	const busy = "0::4-11 1::2-11 2::0-11 3::11" // GPU 3 has a single free id, GPU 2 is idle
 	top := bridged(4).replicated(12).topology()
 	for _, c := range []struct {
 		name            string
@@ -36,29 +36,29 @@ func TestSharedReplicas(t *testing.T) {
 		size            int
 		want            string
 	}{
-		{"one of an idle machine", preferred.Distributed, all, "", 1, "0::0"},
+		{"first id of an idle machine", preferred.Distributed, all, "", 1, "0::0"},
 		{"the second next to the first", preferred.Distributed, all, "", 2, "0::0 1::0"},
-		{"one of each", preferred.Distributed, all, "", 4, "0::0 1::0 2::0 3::0"},
+		{"an id of each GPU", preferred.Distributed, all, "", 4, "0::0 1::0 2::0 3::0"},
 		{"around again", preferred.Distributed, all, "", 6, "0::0-1 1::0-1 2::0 3::0"},
-		{"the idle one", preferred.Distributed, busy, "", 1, "2::0"},
-		{"until it is as loaded as the next", preferred.Distributed, busy, "", 3, "1::2 2::0-1"},
+		{"the idle GPU", preferred.Distributed, busy, "", 1, "2::0"},
+		{"until equally loaded", preferred.Distributed, busy, "", 3, "1::2 2::0-1"},
 		{"replica 2 before replica 10", preferred.Distributed, "0::2 0::10", "", 1, "0::2"},
-		{"what is settled is a load", preferred.Distributed, all, "2::7", 2, "2::7 3::0"},
-		{"the partner of what is settled", preferred.Distributed, all, "3::0", 2, "3::0 2::0"},
-		{"one of an idle machine", preferred.Packed, all, "", 1, "0::0"},
-		{"all of one", preferred.Packed, all, "", 12, "0::0-11"},
-		{"one and its neighbour", preferred.Packed, all, "", 14, "0::0-11 1::0-1"},
+		{"settled ids are a load", preferred.Distributed, all, "2::7", 2, "2::7 3::0"},
+		{"the partner of a settled id", preferred.Distributed, all, "3::0", 2, "3::0 2::0"},
+		{"first id of an idle machine", preferred.Packed, all, "", 1, "0::0"},
+		{"all ids of a GPU", preferred.Packed, all, "", 12, "0::0-11"},
+		{"a GPU and the neighbour", preferred.Packed, all, "", 14, "0::0-11 1::0-1"},
 		{"the last of the most loaded", preferred.Packed, busy, "", 1, "3::11"},
 		{"and then the next", preferred.Packed, busy, "", 3, "0::4-5 3::11"},
-		{"with what is settled", preferred.Packed, all, "2::7", 3, "2::7 2::0-1"},
-		{"the neighbour of what is settled and full", preferred.Packed, "0::0-11 1::0-11 2::0-11", "3::0-11", 13, "3::0-11 2::0"},
+		{"with settled ids", preferred.Packed, all, "2::7", 3, "2::7 2::0-1"},
+		{"the neighbour of a settled, full GPU", preferred.Packed, "0::0-11 1::0-11 2::0-11", "3::0-11", 13, "3::0-11 2::0"},
 		{"two GPUs", preferred.Distinct, all, "", 2, "0::0 1::0"},
-		{"the least loaded ones", preferred.Distinct, busy, "", 2, "1::2 2::0"},
-		{"also the most loaded one", preferred.Distinct, busy, "", 4, "0::4 1::2 2::0 3::11"},
+		{"the least loaded GPUs", preferred.Distinct, busy, "", 2, "1::2 2::0"},
+		{"also the most loaded GPU", preferred.Distinct, busy, "", 4, "0::4 1::2 2::0 3::11"},
 		{"more than there are GPUs", preferred.Distinct, busy, "", 6, "0::4 1::2-3 2::0-1 3::11"},
-		{"not the settled one", preferred.Distinct, all, "0::3", 2, "0::3 1::0"},
-		{"not the settled one, loaded or not", preferred.Distinct, busy, "2::0", 2, "2::0 1::2"},
-		{"two of one GPU are settled", preferred.Distinct, all, "0::3 0::4", 5, "0::3-4 1::0 2::0 3::0"},
+		{"not the settled GPU", preferred.Distinct, all, "0::3", 2, "0::3 1::0"},
+		{"not the settled GPU, loaded or not", preferred.Distinct, busy, "2::0", 2, "2::0 1::2"},
+		{"two settled ids of a GPU", preferred.Distinct, all, "0::3 0::4", 5, "0::3-4 1::0 2::0 3::0"},
 	} {
 		r := preferred.Request{Available: parseIDs(t, c.available), Must: parseIDs(t, c.must), Size: c.size}
 		if got, want := top.Prefer(r, c.policy), parseIDs(t, c.want); !slices.Equal(got, want) {
@@ -67,12 +67,11 @@ func TestSharedReplicas(t *testing.T) {
 	}
 }
 
-// TestSharedSlices has eight GPUs of seven slices each: no slice is a replica, so
-// the load is the GPU's.
-func TestSharedSlices(t *testing.T) {
+// TestSharedMIGDevices has eight GPUs with seven MIG devices each: without replicas, the load is the GPU's.
+func TestSharedMIGDevices(t *testing.T) {
 	m := dgxH100().partitioned(7)
 	idle := preferred.Request{Available: m.ids(), Size: 8}
-	used := preferred.Request{Available: m.ids()[3:], Size: 3} // four slices of GPU 0 are left
+	used := preferred.Request{Available: m.ids()[3:], Size: 3} // GPU 0 has four free MIG devices
 	for _, c := range []struct {
 		policy  preferred.AllocationPolicy
 		request preferred.Request
@@ -91,8 +90,8 @@ func TestSharedSlices(t *testing.T) {
 	}
 }
 
-// TestSharedCountsLoadInParts: of 2 replicas one in use is more than of 10 two.
-func TestSharedCountsLoadInParts(t *testing.T) {
+// TestSharedLoadIsAShare: 1 of 2 replicas is a higher load than 2 of 10.
+func TestSharedLoadIsAShare(t *testing.T) {
 	m := gpus(-1, -1).replicated(10)
 	m.candidates = slices.Delete(m.candidates, 2, 10)
 	r := preferred.Request{Available: parseIDs(t, "0::1 1::2-9"), Size: 1}
@@ -103,9 +102,8 @@ func TestSharedCountsLoadInParts(t *testing.T) {
 	}
 }
 
-// TestSharedCountsWhatIsHeld: an id that is offered no more is a load on its device
-// while a container has it, and is not chosen.
-func TestSharedCountsWhatIsHeld(t *testing.T) {
+// TestSharedCountsWithdrawnIDs: an allocated, withdrawn id is a load on the device and is not chosen.
+func TestSharedCountsWithdrawnIDs(t *testing.T) {
 	m := gpus(-1, -1).replicated(2)
 	whole := m.candidates[0]
 	whole.ID, whole.Allocated = whole.Device.Advertised(), true
@@ -118,11 +116,11 @@ func TestSharedCountsWhatIsHeld(t *testing.T) {
 	}
 	r = preferred.Request{Available: append(parseIDs(t, "0::1"), whole.ID), Size: 2}
 	if got, want := m.topology().Prefer(r, preferred.Packed), append(parseIDs(t, "0::1"), whole.ID); !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v: it comes last", got, want)
+		t.Errorf("got %v, want %v: the withdrawn id last", got, want)
 	}
 }
 
-func TestSharedStrangeRequests(t *testing.T) {
+func TestSharedUnusualRequests(t *testing.T) {
 	type ids = []device.AdvertisedID
 	top := bridged(2).replicated(2).topology()
 	for _, c := range []struct {
@@ -131,14 +129,14 @@ func TestSharedStrangeRequests(t *testing.T) {
 		size            int
 		want            ids
 	}{
-		{"nothing", nil, nil, 1, ids{}},
+		{"empty", nil, nil, 1, ids{}},
 		{"a size below zero", ids{"GPU-0::0"}, nil, -1, nil},
 		{"more than available", ids{"GPU-1::1", "GPU-0::0"}, nil, 9, ids{"GPU-0::0", "GPU-1::1"}},
 		{"must is more than the size", nil, ids{"GPU-1::1", "GPU-0::0"}, 1, ids{"GPU-0::0"}},
 		{"must is not available", ids{"GPU-1::0"}, ids{"GPU-0::0"}, 2, ids{"GPU-0::0", "GPU-1::0"}},
-		{"unknown ones are left", ids{"x", "GPU-0", "GPU-1::0"}, nil, 1, ids{"GPU-1::0"}},
-		{"unknown ones when nothing else is left", ids{"x", "GPU-0::10", "GPU-0::7", "GPU-1::0"}, nil, 3, ids{"GPU-1::0", "GPU-0::7", "GPU-0::10"}},
-		{"repeated ones", ids{"GPU-1::0", "GPU-1::0", "GPU-1::1"}, ids{"GPU-1::1"}, 3, ids{"GPU-1::1", "GPU-1::0"}},
+		{"unknown ids are left out", ids{"x", "GPU-0", "GPU-1::0"}, nil, 1, ids{"GPU-1::0"}},
+		{"unknown ids if no known id is left", ids{"x", "GPU-0::10", "GPU-0::7", "GPU-1::0"}, nil, 3, ids{"GPU-1::0", "GPU-0::7", "GPU-0::10"}},
+		{"repeated ids", ids{"GPU-1::0", "GPU-1::0", "GPU-1::1"}, ids{"GPU-1::1"}, 3, ids{"GPU-1::1", "GPU-1::0"}},
 	} {
 		for _, p := range append(policies, "unknown") {
 			if got := top.Prefer(preferred.Request{Available: c.available, Must: c.must, Size: c.size}, p); !slices.Equal(got, c.want) {

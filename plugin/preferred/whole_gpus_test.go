@@ -11,7 +11,7 @@ import (
 	"github.com/podgauge/podgauge/plugin/preferred"
 )
 
-func TestAlignedOnKnownMachines(t *testing.T) {
+func TestWholeGPUsOfKnownMachines(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		machine         machine
@@ -19,45 +19,45 @@ func TestAlignedOnKnownMachines(t *testing.T) {
 		size            int
 		want            string
 	}{
-		{"DGX A100: a pair shares its switches", dgxA100(), "0-7", "", 2, "0 1"},
-		{"DGX A100: the partner of one that is settled", dgxA100(), "0-7", "5", 2, "5 4"},
-		{"DGX A100: a lost GPU has a partner that breaks nothing", dgxA100(), "1-7", "", 1, "1"},
+		{"DGX A100: a pair on the same switches", dgxA100(), "0-7", "", 2, "0 1"},
+		{"DGX A100: the partner of a settled GPU", dgxA100(), "0-7", "5", 2, "5 4"},
+		{"DGX A100: the partner of a lost GPU", dgxA100(), "1-7", "", 1, "1"},
 		{"DGX A100: a lost GPU, a pair", dgxA100(), "1-7", "", 2, "2 3"},
-		{"DGX A100: a lost GPU, a pair and the one without", dgxA100(), "1-7", "", 3, "1-3"},
+		{"DGX A100: a lost GPU, a pair and the single GPU", dgxA100(), "1-7", "", 3, "1-3"},
 		{"DGX A100: a lost GPU, two pairs", dgxA100(), "1-7", "", 4, "2-5"},
 		{"DGX A100: all", dgxA100(), "0-7", "", 8, "0-7"},
-		{"DGX H100: one", dgxH100(), "0-7", "", 1, "0"},
+		{"DGX H100: a GPU", dgxH100(), "0-7", "", 1, "0"},
 		{"DGX H100: a socket", dgxH100(), "0-7", "", 4, "0-3"},
 		{"DGX H100: a lost GPU, the whole socket", dgxH100(), "0-1 3-7", "", 4, "4-7"},
-		{"DGX H100: a lost GPU, the rest of its socket", dgxH100(), "0-1 3-7", "", 3, "0 1 3"},
-		{"DGX H100: a lost GPU, from the socket that is broken already", dgxH100(), "0-6", "", 2, "4 5"},
-		{"DGX H100: the socket of one that is settled", dgxH100(), "0-7", "6", 4, "6 4 5 7"},
+		{"DGX H100: a lost GPU, the rest of the socket", dgxH100(), "0-1 3-7", "", 3, "0 1 3"},
+		{"DGX H100: a lost GPU, from the broken socket", dgxH100(), "0-6", "", 2, "4 5"},
+		{"DGX H100: the socket of a settled GPU", dgxH100(), "0-7", "6", 4, "6 4 5 7"},
 		{"DGX-1V: the first with two NVLinks and a switch", dgx1V(), "0-7", "", 2, "2 3"},
 		{"DGX-1V: the second", dgx1V(), "0 1 4-7", "", 2, "6 7"},
 		{"DGX-1V: across the sockets, where the NVLinks are", dgx1V(), "0 1 4 5", "", 2, "0 4"},
 		{"DGX-1V: three", dgx1V(), "0-7", "", 3, "0 2 3"},
 		{"DGX-1V: a side of the cube", dgx1V(), "0-7", "", 4, "0-3"},
-		{"DGX-1V: the side of one that is settled", dgx1V(), "0-7", "7", 4, "7 4-6"},
+		{"DGX-1V: the side of a settled GPU", dgx1V(), "0-7", "7", 4, "7 4-6"},
 		{"bridged: a pair", bridged(8), "0-7", "", 2, "0 1"},
-		{"bridged: the pair that is left", bridged(8), "1 2 4 5", "", 2, "4 5"},
-		{"bridged: the pair that leaves a socket whole", bridged(8), "0-5", "", 2, "4 5"},
-		{"bridged: one leaves the pair alone", bridged(8), "0-2", "", 1, "2"},
-		{"bridged: one leaves both pairs alone", bridged(8), "0 1 4 5 7", "", 1, "7"},
-		{"bridged: a pair and its neighbour", bridged(8), "0 1 4 5 7", "", 3, "4 5 7"},
+		{"bridged: the free pair", bridged(8), "1 2 4 5", "", 2, "4 5"},
+		{"bridged: a socket stays whole", bridged(8), "0-5", "", 2, "4 5"},
+		{"bridged: a GPU outside the pair", bridged(8), "0-2", "", 1, "2"},
+		{"bridged: a GPU outside both pairs", bridged(8), "0 1 4 5 7", "", 1, "7"},
+		{"bridged: a pair and the neighbour", bridged(8), "0 1 4 5 7", "", 3, "4 5 7"},
 		{"bridged: a socket", bridged(8), "0 1 4-7", "", 4, "4-7"},
-		{"bridged: the partner of one that is settled", bridged(8), "0-7", "3", 2, "3 2"},
-		{"bridged: two that are settled stay", bridged(8), "0-7", "0 6", 3, "0 6 1"},
+		{"bridged: the partner of a settled GPU", bridged(8), "0-7", "3", 2, "3 2"},
+		{"bridged: two settled GPUs", bridged(8), "0-7", "0 6", 3, "0 6 1"},
 		{"DGX-2: a pair", dgx2(), "0-15", "", 2, "0 1"},
 		{"DGX-2: four", dgx2(), "0-15", "", 4, "0-3"},
 		{"DGX-2: eight", dgx2(), "0-15", "", 8, "0-7"},
 		{"DGX-2: twelve", dgx2(), "0-15", "", 12, "0-11"},
-		{"DGX-2: all but one", dgx2(), "0-15", "", 15, "0-14"},
-		{"DGX-2: a lost GPU, three of its four", dgx2(), "0-2 4-15", "", 3, "0-2"},
+		{"DGX-2: all GPUs except the last", dgx2(), "0-15", "", 15, "0-14"},
+		{"DGX-2: a lost GPU, three of the same four", dgx2(), "0-2 4-15", "", 3, "0-2"},
 		{"DGX-2: a lost GPU, a whole four", dgx2(), "0-2 4-15", "", 4, "4-7"},
 		{"DGX-2: a lost GPU, a whole socket", dgx2(), "0-2 4-15", "", 8, "8-15"},
-		{"DGX-2: a lost GPU, one", dgx2(), "0-2 4-15", "", 1, "2"},
-		{"16 bridged: the one without a partner", bridged(16), "0-4 6-15", "", 1, "4"},
-		{"16 bridged: a pair of the socket that is broken already", bridged(16), "0-4 6-15", "", 2, "0 1"},
+		{"DGX-2: a lost GPU, a GPU", dgx2(), "0-2 4-15", "", 1, "2"},
+		{"16 bridged: the GPU without a partner", bridged(16), "0-4 6-15", "", 1, "4"},
+		{"16 bridged: a pair of the broken socket", bridged(16), "0-4 6-15", "", 2, "0 1"},
 		{"16 bridged: a whole socket", bridged(16), "0-4 6-15", "", 8, "8-15"},
 		{"16 bridged: pairs within a socket", bridged(16), "0 1 3 5 7-15", "", 6, "8-13"},
 	} {
@@ -68,9 +68,8 @@ func TestAlignedOnKnownMachines(t *testing.T) {
 	}
 }
 
-// TestAlignedLinks has what a driver may say of the links of three GPUs, of which
-// two are wanted. All are in one NUMA node.
-func TestAlignedLinks(t *testing.T) {
+// TestWholeGPUsLinks asks for two of three GPUs in the same NUMA node, with links as drivers report them.
+func TestWholeGPUsLinks(t *testing.T) {
 	up := func(a, b, nvlinks int) device.Link { return device.Link{A: gpu(a), B: gpu(b), NVLinks: nvlinks} }
 	by := func(a, b int, path device.Path) device.Link { return device.Link{A: gpu(a), B: gpu(b), Path: path} }
 	for _, c := range []struct {
@@ -79,19 +78,19 @@ func TestAlignedLinks(t *testing.T) {
 		want  string
 	}{
 		{"none", nil, "0 1"},
-		{"one direction", []device.Link{up(2, 1, 1)}, "1 2"},
-		{"a lane is down on one side", []device.Link{up(0, 1, 4), up(1, 0, 3), up(1, 2, 4), up(2, 1, 4)}, "1 2"},
-		{"all are down on one side", []device.Link{up(0, 1, 4), up(1, 0, 0), up(0, 2, 1)}, "0 2"},
-		{"twice, and they differ", []device.Link{up(0, 1, 4), up(0, 1, 1), up(1, 2, 2)}, "1 2"},
-		{"to itself", []device.Link{up(0, 0, 12), up(1, 2, 1)}, "1 2"},
-		{"of a stranger", []device.Link{up(0, 7, 12), up(7, 0, 12), up(7, 8, 12), up(1, 2, 1)}, "1 2"},
-		{"less than none", []device.Link{up(0, 1, -5), up(1, 2, 1), up(2, 0, -5)}, "1 2"},
+		{"a single direction", []device.Link{up(2, 1, 1)}, "1 2"},
+		{"a lane is down at a side", []device.Link{up(0, 1, 4), up(1, 0, 3), up(1, 2, 4), up(2, 1, 4)}, "1 2"},
+		{"all are down at a side", []device.Link{up(0, 1, 4), up(1, 0, 0), up(0, 2, 1)}, "0 2"},
+		{"two different reports", []device.Link{up(0, 1, 4), up(0, 1, 1), up(1, 2, 2)}, "1 2"},
+		{"from a GPU to the same GPU", []device.Link{up(0, 0, 12), up(1, 2, 1)}, "1 2"},
+		{"of an unknown GPU", []device.Link{up(0, 7, 12), up(7, 0, 12), up(7, 8, 12), up(1, 2, 1)}, "1 2"},
+		{"negative", []device.Link{up(0, 1, -5), up(1, 2, 1), up(2, 0, -5)}, "1 2"},
 		{"more than there can be", []device.Link{up(0, 1, 1), up(1, 2, math.MaxInt), up(2, 1, math.MaxInt)}, "1 2"},
-		{"a path that is none is unknown", []device.Link{by(0, 1, 200), by(1, 2, device.PathHostBridge)}, "1 2"},
-		{"an NVLink beats a board", []device.Link{by(0, 1, device.PathSameBoard), up(1, 2, 1)}, "1 2"},
-		{"a path that one side does not know", []device.Link{by(1, 2, device.PathSingleSwitch), by(2, 1, device.PathUnknown)}, "1 2"},
+		{"an invalid path is unknown", []device.Link{by(0, 1, 200), by(1, 2, device.PathHostBridge)}, "1 2"},
+		{"an NVLink counts more than a common board", []device.Link{by(0, 1, device.PathSameBoard), up(1, 2, 1)}, "1 2"},
+		{"a path unknown to a side", []device.Link{by(1, 2, device.PathSingleSwitch), by(2, 1, device.PathUnknown)}, "1 2"},
 		{"the farther of two paths", []device.Link{by(0, 1, device.PathSameBoard), by(1, 0, device.PathSystem), by(1, 2, device.PathHostBridge)}, "1 2"},
-		{"a path that is known to be far is farther than the node", []device.Link{by(0, 1, device.PathSystem)}, "0 2"},
+		{"a far path counts more than the NUMA node", []device.Link{by(0, 1, device.PathSystem)}, "0 2"},
 	} {
 		m := gpus(0, 0, 0)
 		m.links = c.links
@@ -102,8 +101,8 @@ func TestAlignedLinks(t *testing.T) {
 	}
 }
 
-func TestAlignedPathsAreOrdered(t *testing.T) {
-	// From GPU 0 each is nearer than the one before it; each is the last in turn.
+func TestWholeGPUsPathsAreOrdered(t *testing.T) {
+	// Each GPU is nearer to GPU 0 than all GPUs before.
 	m := gpus(-1, -1, -1, -1, -1, -1, -1, -1)
 	for i, path := range []device.Path{
 		device.PathUnknown, device.PathSystem, device.PathNUMANode, device.PathHostBridge,
@@ -120,7 +119,7 @@ func TestAlignedPathsAreOrdered(t *testing.T) {
 	}
 }
 
-func TestAlignedByNUMANodeAlone(t *testing.T) {
+func TestWholeGPUsByNUMANodeAlone(t *testing.T) {
 	m := gpus(0, 1, -1, 0, 1, 1)
 	for size, want := range map[int]string{2: "0 3", 3: "1 4 5"} {
 		if got, want := m.topology().Prefer(preferred.Request{Available: m.ids(), Size: size}, preferred.Distributed), parseGPUs(t, want); !slices.Equal(got, want) {
@@ -131,7 +130,7 @@ func TestAlignedByNUMANodeAlone(t *testing.T) {
 
 // The three faults of go-gpuallocator's best-effort policy.
 func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
-	t.Run("a device that is none", func(t *testing.T) { // go-gpuallocator#80
+	t.Run("a result without a device", func(t *testing.T) { // go-gpuallocator#80
 		m := gpus(0, 0, 0, 0, 1, 1, 1, 1).linked(func(a, b int) (int, device.Path) {
 			_, path := sockets(4, 0)(a, b)
 			if a == 0 && b == 1 {
@@ -158,7 +157,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 			}
 		}
 	})
-	t.Run("another one's partner", func(t *testing.T) {
+	t.Run("the partner of a different GPU", func(t *testing.T) {
 		for _, n := range []int{14, 16} {
 			m := bridged(n)
 			for i, id := range m.ids() {
@@ -169,7 +168,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a link with one end", func(t *testing.T) {
+	t.Run("a link reported by a single end", func(t *testing.T) {
 		m := bridged(4)
 		m.links = slices.DeleteFunc(m.links, func(l device.Link) bool { return l.A == gpu(1) || l.A == gpu(2) && l.B == gpu(3) })
 		if got, want := m.topology().Prefer(preferred.Request{Available: m.ids(), Size: 2}, preferred.Distributed), parseGPUs(t, "0 1"); !slices.Equal(got, want) {
@@ -178,9 +177,8 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 	})
 }
 
-// TestAlignedStrangeRequests has what no kubelet asks. GPUs 0 and 1 are a pair,
-// 2 and 3 too; x, y and z are unknown.
-func TestAlignedStrangeRequests(t *testing.T) {
+// TestWholeGPUsUnusualRequests has requests that no kubelet makes. GPUs 0 and 1 are a pair, GPUs 2 and 3 too; x and y are unknown.
+func TestWholeGPUsUnusualRequests(t *testing.T) {
 	const zero, one, two, three = "GPU-0", "GPU-1", "GPU-2", "GPU-3"
 	type ids = []device.AdvertisedID
 	top := bridged(4).topology()
@@ -190,8 +188,8 @@ func TestAlignedStrangeRequests(t *testing.T) {
 		size            int
 		want            ids
 	}{
-		{"nothing", nil, nil, 0, nil},
-		{"nothing to choose from", nil, nil, 3, ids{}},
+		{"empty", nil, nil, 0, nil},
+		{"no available id", nil, nil, 3, ids{}},
 		{"a size below zero", ids{zero}, ids{zero}, -1, nil},
 		{"the lowest size", ids{zero}, ids{zero}, math.MinInt, nil},
 		{"the highest size", ids{one, zero}, nil, math.MaxInt, ids{zero, one}},
@@ -200,17 +198,17 @@ func TestAlignedStrangeRequests(t *testing.T) {
 		{"must is not available", ids{zero, one}, ids{three}, 2, ids{three, zero}},
 		{"must is unknown", ids{zero, one}, ids{"x"}, 2, ids{"x", zero}},
 		{"known before unknown among must", nil, ids{"x", zero}, 1, ids{zero}},
-		{"unknown ones are left", ids{"x", two, three}, nil, 2, ids{two, three}},
-		{"unknown ones when nothing else is left", ids{"y", "x", two}, nil, 2, ids{two, "x"}},
-		{"unknown ones by number", ids{"x::10", "x::2"}, nil, 1, ids{"x::2"}},
-		{"repeated ones", ids{two, two, zero, zero, "x", "x"}, nil, 5, ids{zero, two, "x"}},
-		{"repeated ones in must", ids{zero, one, two}, ids{two, two, "x", "x"}, 4, ids{two, "x", zero, one}},
+		{"unknown ids are left out", ids{"x", two, three}, nil, 2, ids{two, three}},
+		{"unknown ids if no known id is left", ids{"y", "x", two}, nil, 2, ids{two, "x"}},
+		{"unknown ids by number", ids{"x::10", "x::2"}, nil, 1, ids{"x::2"}},
+		{"repeated ids", ids{two, two, zero, zero, "x", "x"}, nil, 5, ids{zero, two, "x"}},
+		{"repeated ids in must", ids{zero, one, two}, ids{two, two, "x", "x"}, 4, ids{two, "x", zero, one}},
 		{"unknown in both", ids{"x", "y"}, ids{"y"}, 3, ids{"y", "x"}},
 		{"the empty id", ids{"", zero}, nil, 2, ids{zero, ""}},
 	} {
 		r := preferred.Request{Available: c.available, Must: c.must, Size: c.size}
 		if got := top.Prefer(r, preferred.Distributed); !slices.Equal(got, c.want) {
-			t.Errorf("%s: Aligned gives %q, want %q", c.name, got, c.want)
+			t.Errorf("%s: whole GPUs: %q, want %q", c.name, got, c.want)
 		}
 	}
 	var none preferred.Topology
@@ -220,9 +218,8 @@ func TestAlignedStrangeRequests(t *testing.T) {
 	}
 }
 
-// TestNewWithOneIDTwice has a second candidate for each id, which differs in one
-// thing. Whichever counts, it is the same one in any order.
-func TestNewWithOneIDTwice(t *testing.T) {
+// TestNewWithRepeatedIDs has two candidates with each id and a single difference. The order of the candidates does not matter.
+func TestNewWithRepeatedIDs(t *testing.T) {
 	for name, change := range map[string]func(*preferred.Candidate){
 		"index":  func(c *preferred.Candidate) { c.Index = 9 - c.Index },
 		"GPU":    func(c *preferred.Candidate) { c.GPU = gpu(c.Index / 2) },
@@ -240,7 +237,7 @@ func TestNewWithOneIDTwice(t *testing.T) {
 		for size := range 6 {
 			r := preferred.Request{Available: m.ids()[1:], Size: size}
 			if a, b := top.Prefer(r, preferred.Distributed), turned.Prefer(r, preferred.Distributed); !slices.Equal(a, b) {
-				t.Errorf("%s, size %d: Aligned gives %v and %v", name, size, a, b)
+				t.Errorf("%s, size %d: whole GPUs: %v and %v", name, size, a, b)
 			}
 			for _, p := range policies {
 				if a, b := top.Prefer(r, p), turned.Prefer(r, p); !slices.Equal(a, b) {
@@ -261,7 +258,7 @@ func TestNewLeavesTheCandidatesAlone(t *testing.T) {
 	}
 }
 
-func TestAlignedLeavesTheRequestAlone(t *testing.T) {
+func TestWholeGPUsLeavesTheRequestAlone(t *testing.T) {
 	m := bridged(8)
 	r := preferred.Request{Available: append(m.ids(), "x"), Must: parseGPUs(t, "6 2"), Size: 5}
 	available, must := slices.Clone(r.Available), slices.Clone(r.Must)
@@ -275,7 +272,7 @@ func TestAnswersDoNotDependOnTheOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(5, 6))
 	for name, m := range map[string]machine{
 		"DGX-1V": dgx1V(), "DGX-2": dgx2(), "16 bridged": bridged(16), "32 bridged": bridged(32),
-		"replicas": bridged(4).replicated(12), "slices": dgxH100().partitioned(7),
+		"replicas": bridged(4).replicated(12), "MIG devices": dgxH100().partitioned(7),
 	} {
 		top := m.topology()
 		for size := 1; size < len(m.candidates); size += 3 {
@@ -286,7 +283,7 @@ func TestAnswersDoNotDependOnTheOrder(t *testing.T) {
 			})
 			shuffled := m.shuffled(random).topology()
 			if a, b := top.Prefer(r, preferred.Distributed), shuffled.Prefer(other, preferred.Distributed); !slices.Equal(a, b) {
-				t.Errorf("%s, size %d: Aligned gives %v and %v", name, size, a, b)
+				t.Errorf("%s, size %d: whole GPUs: %v and %v", name, size, a, b)
 			}
 			for _, p := range policies {
 				if a, b := top.Prefer(r, p), shuffled.Prefer(other, p); !slices.Equal(a, b) {
@@ -297,9 +294,8 @@ func TestAnswersDoNotDependOnTheOrder(t *testing.T) {
 	}
 }
 
-// TestAlignedBeyondTheExact has 32 GPUs in four NVSwitch domains of eight, and
-// bridged pairs.
-func TestAlignedBeyondTheExact(t *testing.T) {
+// TestWholeGPUsGreedy has 32 GPUs in four NVSwitch domains of eight, and bridged pairs.
+func TestWholeGPUsGreedy(t *testing.T) {
 	domains := gpus(make([]int, 32)...).linked(func(a, b int) (int, device.Path) {
 		if a/8 == b/8 {
 			return 18, device.PathNUMANode
@@ -313,16 +309,16 @@ func TestAlignedBeyondTheExact(t *testing.T) {
 		size            int
 		want            string
 	}{
-		{"one domain", domains, "0-31", "", 8, "0-7"},
+		{"a domain", domains, "0-31", "", 8, "0-7"},
 		{"two domains", domains, "0-31", "", 16, "0-15"},
-		{"the whole domain and not the broken one", domains, "0-6 8-31", "", 8, "8-15"},
-		{"the broken domain and not a whole one", domains, "0-6 8-31", "", 1, "0"},
+		{"a whole domain, not the broken domain", domains, "0-6 8-31", "", 8, "8-15"},
+		{"the broken domain, not a whole domain", domains, "0-6 8-31", "", 1, "0"},
 		{"the rest of the broken domain", domains, "0-2 8-31", "", 3, "0-2"},
-		{"the domain of one that is settled", domains, "0-31", "20", 8, "20 16-19 21-23"},
+		{"the domain of a settled GPU", domains, "0-31", "20", 8, "20 16-19 21-23"},
 		{"a pair", bridged(32), "1-31", "", 2, "2 3"},
-		{"the one without a partner", bridged(32), "0-16 18-31", "", 1, "16"},
-		{"the partner of one that is settled", bridged(32), "0-31", "27", 2, "27 26"},
-		{"all but one", bridged(32), "0-31", "", 31, "0-30"},
+		{"the GPU without a partner", bridged(32), "0-16 18-31", "", 1, "16"},
+		{"the partner of a settled GPU", bridged(32), "0-31", "27", 2, "27 26"},
+		{"all GPUs except the last", bridged(32), "0-31", "", 31, "0-30"},
 	} {
 		r := preferred.Request{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
 		if got, want := c.machine.topology().Prefer(r, preferred.Distributed), parseGPUs(t, c.want); !slices.Equal(got, want) {

@@ -13,9 +13,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// The expected answers are written out. Each was read from the function of
-// NVIDIA's k8s-device-plugin v0.19.3 that the row names, in internal/plugin/server.go
-// unless another file is named; where ours differs the row says so.
+// The expected responses follow the function in column from of NVIDIA's k8s-device-plugin v0.19.3, by default in
+// internal/plugin/server.go. Rows with a different response have a comment.
 
 func gpu(i int) GrantedDevice {
 	id := fmt.Sprintf("GPU-%d", i)
@@ -24,7 +23,7 @@ func gpu(i int) GrantedDevice {
 	}}}
 }
 
-// migDevice is one of a GPU whose nodes are those of the GPU and two capabilities.
+// migDevice returns a MIG device with the GPU's nodes and two capability nodes.
 func migDevice(i, j int) GrantedDevice {
 	d := gpu(i)
 	d.ID = device.ID(fmt.Sprintf("MIG-%d-%d", i, j))
@@ -34,7 +33,7 @@ func migDevice(i, j int) GrantedDevice {
 	return d
 }
 
-// Short names for what the rows are made of.
+// Short names for the rows.
 type (
 	allocateResponse = api.ContainerAllocateResponse
 	env              = map[string]string
@@ -79,7 +78,7 @@ var responseCases = []struct {
 		want:    &allocateResponse{Envs: env{"NVIDIA_VISIBLE_DEVICES": "GPU-0"}},
 	},
 	{
-		// NVIDIA keeps the kubelet's order, which is random.
+		// NVIDIA keeps the kubelet's random order.
 		name: "in the order of the node, each once", from: "uniqueDeviceIDsFromAnnotatedDeviceIDs",
 		options: Options{Strategies: []DeviceListStrategy{EnvVar}},
 		devices: []GrantedDevice{gpu(10), migDevice(2, 3), gpu(9), gpu(10), migDevice(2, 1), migDevice(1, 7), gpu(9)},
@@ -199,8 +198,8 @@ var responseCases = []struct {
 		},
 	},
 	{
-		// NVIDIA names the GPU's node once for each slice.
-		name: "device specs of slices", from: "rm.nvmlMigDevice.GetPaths",
+		// NVIDIA repeats the GPU's node for each MIG device.
+		name: "device specs of MIG devices", from: "rm.nvmlMigDevice.GetPaths",
 		options: Options{Strategies: []DeviceListStrategy{VolumeMounts}, DeviceSpecs: true}, devices: []GrantedDevice{migDevice(0, 2), migDevice(0, 1)},
 		want: &allocateResponse{
 			Envs: env{"NVIDIA_VISIBLE_DEVICES": "/var/run/nvidia-container-devices"},
@@ -248,7 +247,7 @@ var responseCases = []struct {
 		},
 	},
 	{
-		name: "no spec of GPUs beside another strategy", from: "",
+		name: "no spec of GPUs, two strategies", from: "",
 		options: Options{
 			Strategies: []DeviceListStrategy{EnvVar, CDIAnnotations}, IMEXChannels: []int{0}, HasCDISpec: func(string) bool { return false },
 		},
@@ -311,25 +310,24 @@ func TestContainer(t *testing.T) {
 				t.Errorf("read from %s:\n%s\nwant\n%s", row.from, prototext.Format(got), prototext.Format(row.want))
 			}
 			if !slices.EqualFunc(given, row.devices, func(a, b GrantedDevice) bool { return a.ID == b.ID }) {
-				t.Error("the devices that were handed in are in another order")
+				t.Error("the order of the argument was changed")
 			}
 			slices.Reverse(row.devices)
 			if again := withoutRandomSuffix(row.options.ForContainer(row.devices)); !proto.Equal(again, got) {
-				t.Errorf("devices in another order are answered by\n%s", prototext.Format(again))
+				t.Errorf("response to reversed devices:\n%s", prototext.Format(again))
 			}
 		})
 	}
 }
 
-// A container may have devices of several resources: two keys that are the same
-// would lose one of them.
-func TestAnnotationsHaveKeysOfTheirOwn(t *testing.T) {
+// TestAnnotationKeysDiffer: a container may have devices of several resources, and equal keys would lose an annotation.
+func TestAnnotationKeysDiffer(t *testing.T) {
 	form := regexp.MustCompile(`^cdi\.k8s\.io/nvidia-device-plugin_[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}$`)
 	seen := map[string]bool{}
 	for range 100 {
 		for key := range (Options{Strategies: []DeviceListStrategy{CDIAnnotations}}).ForContainer([]GrantedDevice{gpu(0)}).Annotations {
 			if !form.MatchString(key) || seen[key] {
-				t.Errorf("key %q is malformed, or comes twice", key)
+				t.Errorf("key %q is malformed or repeated", key)
 			}
 			seen[key] = true
 		}
