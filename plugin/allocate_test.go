@@ -17,7 +17,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// formatResponse writes what a container gets: its environment, and its device nodes.
+// formatResponse formats a container's environment and device nodes.
 func formatResponse(c *api.ContainerAllocateResponse) string {
 	var all []string
 	for name, value := range c.Envs {
@@ -32,13 +32,12 @@ func formatResponse(c *api.ContainerAllocateResponse) string {
 		all = append(all, node)
 	}
 	if len(c.Mounts)+len(c.Annotations)+len(c.CdiDevices) > 0 {
-		all = append(all, "and what was not wanted")
+		all = append(all, "unexpected")
 	}
 	return strings.Join(all, " ")
 }
 
-// allocate makes one call, with a request for each container, its ids apart by
-// spaces.
+// allocate makes a call with a request for each container; spaces separate ids.
 func (s *fixture) allocate(containers ...string) (lines []string, err error) {
 	s.Helper()
 	r := &api.AllocateRequest{}
@@ -56,9 +55,9 @@ func TestAllocate(t *testing.T) {
 	type row struct {
 		name       string
 		containers []string
-		want       []string // what each container gets
-		wantSpecs  []string // and with device nodes
-		err        string   // or why they get nothing
+		want       []string // by container
+		wantSpecs  []string // with device nodes
+		err        string   // reason of the rejection
 	}
 	const env = "NVIDIA_VISIBLE_DEVICES="
 	const both = " /dev/nvidiactl:rw /dev/nvidia0:rw /dev/nvidia1:rw"
@@ -72,11 +71,11 @@ func TestAllocate(t *testing.T) {
 			want: []string{env + "GPU-0,GPU-1"}, wantSpecs: []string{env + "GPU-0,GPU-1" + both},
 		},
 		{
-			name: "two in another order", containers: []string{"GPU-1 GPU-0"},
+			name: "two, reversed", containers: []string{"GPU-1 GPU-0"},
 			want: []string{env + "GPU-0,GPU-1"}, wantSpecs: []string{env + "GPU-0,GPU-1" + both},
 		},
 		{
-			name: "the order is the node's, not that of names", containers: []string{"GPU-10 GPU-9"},
+			name: "in the order of the node, not of names", containers: []string{"GPU-10 GPU-9"},
 			want:      []string{env + "GPU-9,GPU-10"},
 			wantSpecs: []string{env + "GPU-9,GPU-10 /dev/nvidiactl:rw /dev/nvidia9:rw /dev/nvidia10:rw"},
 		},
@@ -93,9 +92,9 @@ func TestAllocate(t *testing.T) {
 		{name: "no name", containers: []string{"::1"}, err: "cannot allocate: ::1 is unknown"},
 		{name: "part of a name", containers: []string{"GPU"}, err: "cannot allocate: GPU is unknown"},
 		{name: "unhealthy", containers: []string{"GPU-2"}, err: "cannot allocate: GPU-2 is unhealthy (xid_79)"},
-		{name: "a replica where there are none", containers: []string{"GPU-1::0"}, err: "cannot allocate: GPU-1::0 is unknown"},
+		{name: "a replica of an unshared GPU", containers: []string{"GPU-1::0"}, err: "cannot allocate: GPU-1::0 is unknown"},
 		{
-			name: "all that are wrong, and no other", containers: []string{"GPU-3 GPU-77 GPU-0 GPU-2"},
+			name: "all wrong ids", containers: []string{"GPU-3 GPU-77 GPU-0 GPU-2"},
 			err: "cannot allocate: GPU-2 is unhealthy (xid_79), GPU-3 is unhealthy (lost), GPU-77 is unknown",
 		},
 		{
@@ -131,15 +130,15 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// constantRules has rules hold for ever.
+// constantRules returns rules without a change.
 func constantRules(r plugin.Rules) func() (plugin.Rules, <-chan struct{}) {
 	return func() (plugin.Rules, <-chan struct{}) { return r, nil }
 }
 
-// wantAllocation checks what the Trace was told of the one call since it was last asked.
+// wantAllocation checks the events of the only call since the last check.
 func (s *fixture) wantAllocation(name string, containers []string, rejection string) {
 	s.Helper()
-	s.poll("the call has been told of", func() bool {
+	s.poll("the hooks have the call", func() bool {
 		s.recorded.mu.Lock()
 		defer s.recorded.mu.Unlock()
 		return len(s.recorded.allocateErrs) == 1 && (rejection != "" || len(s.recorded.allocated) == 1)
@@ -152,9 +151,9 @@ func (s *fixture) wantAllocation(name string, containers []string, rejection str
 	}
 	switch {
 	case rejection == "" && (!slices.Equal(s.recorded.allocated[0], ids) || len(s.recorded.rejected) > 0 || s.recorded.allocateErrs[0] != nil):
-		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
+		s.Errorf("%s: hooks: allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
 	case rejection != "" && (len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 || s.recorded.rejected[0].err.Error() != rejection || s.recorded.allocateErrs[0] == nil):
-		s.Errorf("%s: told of %q allocated, %v refused, %v answered", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
+		s.Errorf("%s: hooks: allocated %q, rejected %v, served %v", name, s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs)
 	}
 	s.recorded.allocated, s.recorded.rejected, s.recorded.allocateErrs = nil, nil, nil
 }
@@ -176,7 +175,7 @@ func TestPodsGetGPUs(t *testing.T) {
 		all := slices.Concat(s.recorded.allocated...)
 		slices.Sort(all)
 		if want := []device.AdvertisedID{"GPU-0", "GPU-1", "GPU-2", "GPU-3"}; len(s.recorded.allocated) != 2 || !slices.Equal(all, want) {
-			s.Errorf("allocated were %q", s.recorded.allocated)
+			s.Errorf("allocated %q", s.recorded.allocated)
 		}
 	})
 }
@@ -196,7 +195,7 @@ func TestPodStatusHasTheRejection(t *testing.T) {
 				var inventory atomic.Pointer[[]device.Status]
 				good := statuses(1)
 				inventory.Store(&good)
-				s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) { return *inventory.Load(), nil } // wakes nobody
+				s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) { return *inventory.Load(), nil } // without a wake-up
 				s.startKubelet()
 				s.startPlugin()
 				s.waitRegistered(1)
@@ -204,12 +203,12 @@ func TestPodStatusHasTheRejection(t *testing.T) {
 				err := s.kubelet.RunPod(s.ctx, pod("unlucky", 1))
 				rejected := (*kubelet.AdmissionError)(nil)
 				if !errors.As(err, &rejected) || rejected.Reason != "UnexpectedAdmissionError" || !strings.Contains(rejected.Message, row.want) {
-					s.Errorf("the pod met %v; want %q", err, row.want)
+					s.Errorf("pod: %v, want %q", err, row.want)
 				}
 				s.recorded.mu.Lock()
 				defer s.recorded.mu.Unlock()
 				if len(s.recorded.allocated) > 0 || len(s.recorded.rejected) != 1 {
-					s.Errorf("told of %q allocated, %v refused", s.recorded.allocated, s.recorded.rejected)
+					s.Errorf("hooks: allocated %q, rejected %v", s.recorded.allocated, s.recorded.rejected)
 				}
 			})
 		})

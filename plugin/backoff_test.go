@@ -16,7 +16,7 @@ import (
 	"github.com/podgauge/podgauge/plugin"
 )
 
-// startTimes is a log that notes when lives begin, and keeps what is meant for people.
+// startTimes is a log with the start times of servers, from lines of level Debug.
 type startTimes struct {
 	*logLines
 	began  time.Time
@@ -31,8 +31,7 @@ func (c *startTimes) Handle(ctx context.Context, r slog.Record) error {
 	return nil
 }
 
-// registrationTimes runs the plugin on one healthy device in the test's bubble, for as long as
-// during takes, and returns when it tried to register.
+// registrationTimes runs the plugin with a healthy device during a func in a bubble, and returns the times of registrations.
 func registrationTimes(t *testing.T, dir string, log *logLines, during func(p *plugin.Plugin)) []time.Duration {
 	t.Helper()
 	c := &startTimes{logLines: log, began: time.Now()}
@@ -62,12 +61,12 @@ func TestFolderWithoutRoomForSockets(t *testing.T) {
 				registrationTimes(t, dir, log, func(p *plugin.Plugin) {
 					time.Sleep(time.Hour)
 					if err := p.Alive(); err != nil {
-						t.Errorf("it has stopped: %v", err)
+						t.Errorf("Alive: %v", err)
 					}
 				})
 				reason := map[string]string{"too long": "exceed 107 bytes", "missing": "no such file or directory"}[name]
 				if strings.Count(log.String(), "\n") > 0 || len(log.matching(reason)) != 1 {
-					t.Errorf("the log of an hour is not one line with %q:\n%s", reason, log)
+					t.Errorf("want a single line with %q in an hour:\n%s", reason, log)
 				}
 			})
 		})
@@ -83,12 +82,12 @@ func TestBackoffUpToTheMaximum(t *testing.T) {
 		lives := registrationTimes(t, dir, log, func(*plugin.Plugin) {
 			time.Sleep(replaced)
 			hangUp()
-			hangUp = listenUnix(t, dir) // another kubelet
+			hangUp = listenUnix(t, dir) // a new kubelet
 			time.Sleep(time.Second)
 		})
 		hangUp()
 		pauses := []time.Duration{}
-		met := 0 // how often the other kubelet was
+		met := 0 // registrations with the new kubelet
 		for i, at := range lives {
 			if at >= replaced {
 				met++
@@ -99,19 +98,19 @@ func TestBackoffUpToTheMaximum(t *testing.T) {
 		ms := func(n time.Duration) time.Duration { return n * time.Millisecond }
 		want := []time.Duration{ms(100), ms(200), ms(400), ms(800), ms(1600), ms(3200), ms(6400), ms(10000), ms(10000), ms(10000), ms(10000)}
 		if !slices.Equal(pauses, want) {
-			t.Errorf("pauses were %v; want %v", pauses, want)
+			t.Errorf("pauses %v, want %v", pauses, want)
 		}
 		if met != 4 { // at 0, 0.1, 0.3 and 0.7 s
-			t.Errorf("a new kubelet was met %d times in its first second", met)
+			t.Errorf("%d registrations in the first second of a new kubelet, want 4", met)
 		}
 		if lines := log.matching("exceed 107 bytes"); len(lines) != 1 {
-			t.Errorf("one reason was logged as %q", lines)
+			t.Errorf("the same reason was logged as %q", lines)
 		}
 	})
 }
 
-// longDir is a folder where the kubelet's own socket, whose name is short, has room,
-// and ours has not: no life gets as far as a goroutine that waits in the network.
+// longDir returns a folder with room for the short name of the kubelet's socket, but not of the plugin's: no server starts a goroutine that
+// waits for the network.
 func longDir(t *testing.T) string {
 	t.Helper()
 	dir := shortDir(t)
@@ -122,12 +121,11 @@ func longDir(t *testing.T) string {
 	return dir
 }
 
-// listenUnix has a kubelet's socket that takes connections and does nothing with
-// them.
+// listenUnix makes a kubelet's socket with a listener and without a server.
 func listenUnix(t *testing.T, dir string) (end func()) {
 	t.Helper()
 	path := filepath.Join(dir, "kubelet.sock")
-	os.Remove(path) //nolint:errcheck // there may be none
+	os.Remove(path) //nolint:errcheck // may not exist
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err == nil {
 		err = syscall.Bind(fd, &syscall.SockaddrUnix{Name: path})
@@ -152,14 +150,14 @@ func TestAliveWithoutADevice(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error)
 		go func() { ended <- p.Run(ctx) }()
-		time.Sleep(time.Second) // it has tried, and so it has begun
+		time.Sleep(time.Second) // the first registration has failed
 		if err := p.Ready(); err != nil {
-			t.Errorf("it has said why it cannot register, and is not ready: %v", err)
+			t.Errorf("not ready after a logged failure: %v", err)
 		}
 		inventory.Set(nil)
 		time.Sleep(time.Hour)
 		if err := p.Alive(); err != nil {
-			t.Errorf("it has stopped: %v", err)
+			t.Errorf("Alive: %v", err)
 		}
 		cancel()
 		if err := <-ended; err != nil {

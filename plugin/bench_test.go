@@ -13,8 +13,8 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// callSnapshot is a kubelet and a plugin that run until the benchmark ends.
-func callSnapshot(b *testing.B, inventory *device.Inventory, rules plugin.Rules) (*kubelet.Kubelet, string) {
+// startNode runs a kubelet and a plugin until the end of the benchmark.
+func startNode(b *testing.B, inventory *device.Inventory, rules plugin.Rules) (*kubelet.Kubelet, string) {
 	b.Helper()
 	dir := shortDir(b)
 	k := kubelet.New(kubelet.Options{Dir: dir})
@@ -43,21 +43,20 @@ func allocatable(b *testing.B, k *kubelet.Kubelet, n int) {
 	}
 }
 
-// BenchmarkStart is from nothing to devices that the kubelet can give away; a kubelet
-// that starts and the plugin's look at its socket, every 100 ms, included.
+// BenchmarkStart is the time from the start of a kubelet and a plugin to allocatable devices, including the poll interval of 100 ms.
 func BenchmarkStart(b *testing.B) {
 	inventory := &device.Inventory{}
 	inventory.Set(statuses(8))
 	for b.Loop() {
 		func() {
-			k, _ := callSnapshot(b, inventory, plugin.Rules{})
+			k, _ := startNode(b, inventory, plugin.Rules{})
 			allocatable(b, k, 8)
 		}()
 	}
 }
 
-// BenchmarkHealthChange is from the Board to the kubelet's count, with 64 replicas of
-// each of 8 GPUs, half of them failing and coming back.
+// BenchmarkHealthChange is the time from the inventory to the kubelet's count, with 64 replicas of 8 GPUs, half of them failing and
+// recovering.
 func BenchmarkHealthChange(b *testing.B) {
 	inventory := &device.Inventory{}
 	well, ill := statuses(8), statuses(8)
@@ -65,7 +64,7 @@ func BenchmarkHealthChange(b *testing.B) {
 		ill = unhealthy(ill, i, "lost")
 	}
 	inventory.Set(well)
-	k, _ := callSnapshot(b, inventory, sharedRules(64))
+	k, _ := startNode(b, inventory, sharedRules(64))
 	allocatable(b, k, 8*64)
 	for b.Loop() {
 		inventory.Set(ill)
@@ -75,11 +74,11 @@ func BenchmarkHealthChange(b *testing.B) {
 	}
 }
 
-// BenchmarkPreferredAllocation is the call as the kubelet makes it, over the socket.
+// BenchmarkPreferredAllocation is a call over the socket.
 func BenchmarkPreferredAllocation(b *testing.B) {
 	inventory := &device.Inventory{}
 	inventory.Set(statuses(8))
-	k, dir := callSnapshot(b, inventory, plugin.Rules{})
+	k, dir := startNode(b, inventory, plugin.Rules{})
 	allocatable(b, k, 8)
 	conn, err := grpc.NewClient("unix://"+dir+"/device-plugins/"+k.Resource(resource).Sockets[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

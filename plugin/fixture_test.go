@@ -19,11 +19,10 @@ import (
 
 const (
 	resource    = "nvidia.com/gpu"
-	testTimeout = 30 * time.Second // for what happens within a second
+	testTimeout = 30 * time.Second // of events within a second
 )
 
-// fixture is a node's folder with the plugin in it, and a simulated kubelet where
-// the test starts one.
+// fixture is a node's folder with a plugin and, if the test starts it, a simulated kubelet.
 type fixture struct {
 	*testing.T
 	ctx       context.Context
@@ -52,7 +51,7 @@ type hookRecorder struct {
 	// All below are guarded by mu.
 	registered   []error
 	streams      int
-	maxStreams   int // streams at one time
+	maxStreams   int // live at the same time
 	sent         []string
 	allocateErrs []error
 	allocated    [][]device.AdvertisedID
@@ -69,8 +68,7 @@ func newFixture(t *testing.T) *fixture {
 	return s
 }
 
-// shortDir is a folder for sockets: t.TempDir has the test's name in it, and the
-// path of a socket ends at 107 bytes.
+// shortDir returns a folder for sockets: t.TempDir contains the test's name, and the path of a socket has at most 107 bytes.
 func shortDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pg")
@@ -97,8 +95,7 @@ func (s *fixture) sockets(name ...string) string {
 	return filepath.Join(append([]string{s.dir, "device-plugins"}, name...)...)
 }
 
-// background runs a task until the test ends, or until the func returned is
-// called: that one gives Run's error.
+// background runs a task until the end of the test, or of the returned func, which returns the task's error.
 func (s *fixture) background(name string, run func(context.Context) error) (end func() error) {
 	ctx, cancel := context.WithCancel(s.ctx)
 	ended := make(chan error, 1)
@@ -109,7 +106,7 @@ func (s *fixture) background(name string, run func(context.Context) error) (end 
 		case err := <-ended:
 			return err
 		case <-time.After(testTimeout):
-			return fmt.Errorf("%s does not end", name)
+			return fmt.Errorf("%s: no end", name)
 		}
 	})
 	s.Cleanup(func() {
@@ -128,7 +125,7 @@ func (s *fixture) startKubelet() (end func() error) {
 	return end
 }
 
-// startPlugin starts the plugin, which the test may then look at.
+// startPlugin starts the plugin.
 func (s *fixture) startPlugin() (end func() error) {
 	s.plugin = plugin.New(s.options)
 	return s.background("plugin", s.plugin.Run)
@@ -143,7 +140,7 @@ func (s *fixture) start(n int) {
 	s.waitRegistered(n)
 }
 
-// wait waits until the kubelet's state is as wanted, and says how long it took.
+// wait waits for a state of the kubelet and returns the time of the wait.
 func (s *fixture) wait(event string, wanted func(kubelet.KubeletState) bool) time.Duration {
 	s.Helper()
 	began := time.Now()
@@ -155,42 +152,42 @@ func (s *fixture) wait(event string, wanted func(kubelet.KubeletState) bool) tim
 	return time.Since(began)
 }
 
-// waitRegistered waits until the kubelet has n healthy devices on one stream.
+// waitRegistered waits until the kubelet has n healthy devices on a single stream.
 func (s *fixture) waitRegistered(n int) time.Duration {
 	s.Helper()
 	return s.waitNewSocket(n, "")
 }
 
-// waitNewSocket waits until that stream is on another socket than the one before.
+// waitNewSocket waits for such a stream on a new socket.
 func (s *fixture) waitNewSocket(n int, old string) time.Duration {
 	s.Helper()
 	registrations := 0
-	took := s.wait(fmt.Sprintf("%d devices are offered on one stream", n), func(k kubelet.KubeletState) bool {
+	took := s.wait(fmt.Sprintf("%d devices on a single stream", n), func(k kubelet.KubeletState) bool {
 		r := k.Resources[resource]
 		registrations = len(k.Registrations)
 		return r.Allocatable == n && len(r.Sockets) == 1 && r.Sockets[0] != old && isRegistered(k.Registrations, r.Sockets[0])
 	})
-	// The kubelet may have the list before the plugin has its answer.
-	s.poll("the plugin knows that it is registered", func() bool { return len(s.recorded.registrations()) >= registrations })
+	// The kubelet may have the list before Register has returned.
+	s.poll("Register has returned", func() bool { return len(s.recorded.registrations()) >= registrations })
 	return took
 }
 
-// isRegistered tells whether a socket's registration is done with.
+// isRegistered reports whether the registration of a socket has succeeded.
 func isRegistered(all []kubelet.Registration, socket string) bool {
 	return slices.ContainsFunc(all, func(r kubelet.Registration) bool { return r.Endpoint == socket && r.Err == nil })
 }
 
-// socket is the file name of the one live stream's socket.
+// socket returns the file name of the only live stream's socket.
 func (s *fixture) socket() string {
 	s.Helper()
 	live := s.kubelet.Resource(resource).Sockets
 	if len(live) != 1 {
-		s.Fatalf("live streams are on %q; want one", live)
+		s.Fatalf("live streams on %q, want a single stream", live)
 	}
 	return live[0]
 }
 
-// restart restarts the kubelet and returns when the new one serves.
+// restart restarts the kubelet and waits until the new kubelet serves.
 func (s *fixture) restart(o kubelet.RestartOptions) {
 	s.Helper()
 	if err := s.kubelet.Restart(s.ctx, o); err != nil {
@@ -207,7 +204,7 @@ func (s *fixture) leftSockets() []string {
 	return all
 }
 
-// poll polls for what nobody tells.
+// poll waits for a state without notification.
 func (s *fixture) poll(event string, done func() bool) {
 	s.Helper()
 	deadline, tick := time.NewTimer(testTimeout), time.NewTicker(5*time.Millisecond)
@@ -217,43 +214,42 @@ func (s *fixture) poll(event string, done func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline.C:
-			s.Fatalf("%s: not after %s\n%s", event, testTimeout, s.log)
+			s.Fatalf("%s: not within %s\n%s", event, testTimeout, s.log)
 		}
 	}
 }
 
-// receive takes what a test's other side sends.
+// receive waits for a value.
 func receive[T any](s *fixture, sent <-chan T) (v T) {
 	s.Helper()
 	select {
 	case v = <-sent:
 	case <-time.After(testTimeout):
-		s.Fatalf("nothing comes\n%s", s.log)
+		s.Fatalf("no value\n%s", s.log)
 	}
 	return v
 }
 
-// wantCleanRegistrations checks what holds however the test went: every life had a
-// name of its own, a bare one, and there was never more than one stream.
+// wantCleanRegistrations checks invariants: each server has a new socket name without a folder, and streams do not overlap.
 func (s *fixture) wantCleanRegistrations() {
 	s.Helper()
 	names := map[string]bool{}
 	for _, r := range s.kubelet.State().Registrations {
 		if names[r.Endpoint] || strings.Contains(r.Endpoint, "/") {
-			s.Errorf("registered as %q after %v", r.Endpoint, names)
+			s.Errorf("registered as %q after %v: want a new name", r.Endpoint, names)
 		}
 		names[r.Endpoint] = true
 	}
 	s.recorded.mu.Lock()
 	defer s.recorded.mu.Unlock()
 	if s.recorded.maxStreams > 1 {
-		s.Errorf("%d streams were live at one time", s.recorded.maxStreams)
+		s.Errorf("%d streams live at the same time", s.recorded.maxStreams)
 	}
 }
 
 func gpuID(i int) device.ID { return device.ID(fmt.Sprintf("GPU-%d", i)) }
 
-// statuses are n healthy GPUs on two NUMA nodes.
+// statuses returns n healthy GPUs on two NUMA nodes.
 func statuses(n int) []device.Status {
 	all := make([]device.Status, n)
 	for i := range all {
@@ -265,7 +261,7 @@ func statuses(n int) []device.Status {
 	return all
 }
 
-// unhealthy is the statuses with one GPU failed.
+// unhealthy marks a GPU unhealthy.
 func unhealthy(all []device.Status, i int, reason string) []device.Status {
 	all[i].Healthy, all[i].Reason = false, reason
 	return all
@@ -315,7 +311,7 @@ func (h *hookRecorder) registrations() []error {
 	return append([]error(nil), h.registered...)
 }
 
-// logLines is a log that tests can wait on.
+// logLines is a log with a wait for lines.
 type logLines struct {
 	mu      sync.Mutex
 	all     []string      // guarded by mu
@@ -345,7 +341,7 @@ func (l *logLines) String() string {
 	return strings.Join(l.all, "\n")
 }
 
-// matching returns the lines that have a text in them.
+// matching returns the lines with a text.
 func (l *logLines) matching(text string) (some []string) {
 	for line := range strings.SplitSeq(l.String(), "\n") {
 		if strings.Contains(line, text) {

@@ -16,7 +16,7 @@ import (
 func TestAFailedGPUStaysListed(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(4)
-		pod := kubelet.PodSpec{Name: "holder", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: 4}}}}
+		pod := kubelet.PodSpec{Name: "owner", Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: 4}}}}
 		if err := s.kubelet.RunPod(s.ctx, pod); err != nil {
 			s.Fatal(err)
 		}
@@ -42,27 +42,27 @@ func TestEqualListsAreNotSent(t *testing.T) {
 		again := func(event string, all []device.Status) {
 			before := reads.Load()
 			s.inventory.Set(all)
-			s.poll("the stream looks at "+event, func() bool { return reads.Load() > before })
+			s.poll("the plugin has read "+event, func() bool { return reads.Load() > before })
 		}
 		again("the same", statuses(3))
 		counted := statuses(3)
 		counted[0].Xids = []device.Xid{{Code: 13, Count: 1}}
-		again("an Xid that changes nothing", counted)
+		again("an Xid without a change of health", counted)
 		reversed := statuses(3)
 		slices.Reverse(reversed)
-		again("another order", reversed)
+		again("reversed order", reversed)
 		again("a failed GPU", unhealthy(statuses(3), 1, "lost"))
-		again("another reason", unhealthy(statuses(3), 1, "xid_79"))
-		again("one that is there again", statuses(3))
+		again("a new reason", unhealthy(statuses(3), 1, "xid_79"))
+		again("a recovered GPU", statuses(3))
 		s.waitRegistered(3)
 		s.wait("three lists", func(k kubelet.KubeletState) bool { return k.Resources[resource].Updates == 3 })
 		if r := s.kubelet.Resource(resource); r.Updates != 3 || r.Repeats != 0 {
-			s.Errorf("there were %d lists, %d of them repeated", r.Updates, r.Repeats)
+			s.Errorf("%d lists, %d of them repeated; want 3, none repeated", r.Updates, r.Repeats)
 		}
 		s.recorded.mu.Lock()
 		defer s.recorded.mu.Unlock()
 		if want := []string{"3/3", "2/3", "3/3"}; !slices.Equal(s.recorded.sent, want) {
-			s.Errorf("the Trace was told of %q; want %q", s.recorded.sent, want)
+			s.Errorf("hooks: sent %q, want %q", s.recorded.sent, want)
 		}
 	})
 }
@@ -86,14 +86,14 @@ func TestListHasTheNUMANode(t *testing.T) {
 		}
 	}
 	if d := list.Devices[2]; d.Topology != nil {
-		t.Errorf("the topology of %s is %v; want none", d.ID, d.Topology)
+		t.Errorf("topology of %s: %v, want none", d.ID, d.Topology)
 	}
 }
 
 // TestListsAreCoalesced: a slow kubelet gets fewer lists, the newest among them, and delays no update.
 func TestListsAreCoalesced(t *testing.T) {
 	s := newFixture(t)
-	all := statuses(200) // a list of some 5 kB, of which a connection takes in some dozens
+	all := statuses(200) // a list of about 5 kB; a connection buffers dozens
 	s.inventory.Set(all)
 	streams := make(chan grpc.ServerStreamingClient[api.ListAndWatchResponse], 1)
 	s.serveRegistration(func(ctx context.Context, endpoint string) error {
@@ -116,9 +116,9 @@ func TestListsAreCoalesced(t *testing.T) {
 		}
 		failed = len(list.Devices) - healthyOf(list)
 	}
-	t.Logf("%d changes came in %d lists", changes+1, lists)
+	t.Logf("%d changes in %d lists", changes+1, lists)
 	if lists > changes/2 {
-		t.Errorf("%d changes came in %d lists", changes+1, lists)
+		t.Errorf("%d changes in %d lists", changes+1, lists)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestAnXidReachesTheKubelet(t *testing.T) {
 		s.waitRegistered(8)
 		before := s.kubelet.Resource(resource).Updates
 		ids := machine.AllocatableIDs()
-		machine.Fail(ids[0], "xid 13") // an application's own fault
+		machine.Fail(ids[0], "xid 13") // a fault of an application
 		s.poll("the Xid is counted", func() bool {
 			statuses, _ := s.inventory.Get()
 			return len(statuses[0].Xids) == 1
@@ -157,7 +157,7 @@ func TestAnXidReachesTheKubelet(t *testing.T) {
 			return r.Allocatable == 7 && r.Capacity == 8 && !r.Devices[5].Healthy
 		}))
 		if r := s.kubelet.Resource(resource); r.Updates != before+1 || r.Repeats != 0 {
-			s.Errorf("two Xids, of which one changes something, made %d lists", r.Updates-before)
+			s.Errorf("%d lists after two Xids, want 1: Xid 13 does not change the health", r.Updates-before)
 		}
 		s.wantOutcomes(nil)
 	})

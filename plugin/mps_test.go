@@ -41,7 +41,7 @@ func TestMPSIsForReplicas(t *testing.T) {
 		}
 		c := got.ContainerResponses[0]
 		if _, has := c.Envs["CUDA_MPS_PIPE_DIRECTORY"]; has != row.want || (len(c.Mounts) > 0) != row.want {
-			t.Errorf("%q gets %v and %v", row.ids, c.Envs, c.Mounts)
+			t.Errorf("%q: environment %v, mounts %v", row.ids, c.Envs, c.Mounts)
 		}
 	}
 }
@@ -55,23 +55,23 @@ func TestMPSDaemon(t *testing.T) {
 			t.Errorf("%s: %v", event, err)
 		}
 	}
-	answers("nothing there", false)
+	answers("no control", false)
 	if err := os.WriteFile(control, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
 	answers("a file", false)
-	os.Remove(control) //nolint:errcheck // the next step says so
+	os.Remove(control) //nolint:errcheck // the next step fails otherwise
 	if err := syscall.Mkfifo(control, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	answers("a pipe that nobody reads", false)
+	answers("a pipe without a reader", false)
 	reader, err := os.OpenFile(control, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	answers("a pipe that is read", true)
+	answers("a pipe with a reader", true)
 	reader.Close()     //nolint:errcheck // a test's
-	os.Remove(control) //nolint:errcheck // the next step says so
+	os.Remove(control) //nolint:errcheck // the next step fails otherwise
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: control})
 	if err != nil {
 		t.Fatal(err)
@@ -79,5 +79,5 @@ func TestMPSDaemon(t *testing.T) {
 	answers("a socket", true)
 	listener.SetUnlinkOnClose(false)
 	listener.Close() //nolint:errcheck // a test's
-	answers("a socket that nobody listens at", false)
+	answers("a socket without a listener", false)
 }

@@ -12,8 +12,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// registrationServer is a kubelet of which there is just the registration: its clerk does what a
-// test wants, where the simulated kubelet would do what is right.
+// registrationServer is the registration of a kubelet, with a handler of the test for faults that the simulated kubelet lacks.
 type registrationServer struct {
 	api.UnimplementedRegistrationServer
 	handle func(ctx context.Context, endpoint string) error
@@ -23,15 +22,14 @@ func (d *registrationServer) Register(ctx context.Context, r *api.RegisterReques
 	return &api.Empty{}, d.handle(ctx, r.GetEndpoint())
 }
 
-// serveRegistration replaces the kubelet's socket. The func returned closes the desk as a
-// kubelet's death would: the socket stays.
+// serveRegistration replaces the kubelet's socket. The returned func ends the server and leaves the socket, as a killed kubelet does.
 func (s *fixture) serveRegistration(handle func(ctx context.Context, endpoint string) error) (end func()) {
 	s.Helper()
 	path := s.sockets("kubelet.sock")
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		s.Fatal(err)
 	}
-	os.Remove(path) //nolint:errcheck // there may be none
+	os.Remove(path) //nolint:errcheck // may not exist
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
 	if err != nil {
 		s.Fatal(err)
@@ -62,7 +60,7 @@ func (s *fixture) dial(endpoint string) api.DevicePluginClient {
 	return api.NewDevicePluginClient(conn)
 }
 
-// stream opens a ListAndWatch stream and waits for its first list.
+// stream opens a ListAndWatch stream and waits for the first list.
 func (s *fixture) stream(ctx context.Context, endpoint string) (grpc.ServerStreamingClient[api.ListAndWatchResponse], *api.ListAndWatchResponse, error) {
 	stream, err := s.dial(endpoint).ListAndWatch(ctx, &api.Empty{})
 	if err != nil {

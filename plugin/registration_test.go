@@ -33,16 +33,16 @@ func TestServesBeforeRegister(t *testing.T) {
 	if list := receive(s, got); len(list.GetDevices()) != 2 {
 		t.Errorf("the list is %v", list)
 	}
-	s.waitLine(1, "registered") // a stream that came before Register's answer counts
+	s.waitLine(1, "registered") // a stream from before the end of Register counts
 }
 
 func TestWaitsForTheKubelet(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.inventory.Set(statuses(4))
 		s.startPlugin()
-		s.waitLine(1, "waiting for the kubelet") // whose folder is not there either
+		s.waitLine(1, "waiting for the kubelet") // without its folder
 		if err := s.plugin.Ready(); err != nil {
-			s.Errorf("it has said why it waits, and is not ready: %v", err)
+			s.Errorf("not ready after a logged failure: %v", err)
 		}
 		s.startKubelet()
 		s.Logf("registered %s after the socket", s.waitRegistered(4))
@@ -60,7 +60,7 @@ func TestWaitsForTheKubeletToListen(t *testing.T) {
 		s.startPlugin()
 		s.waitLine(1, "connection refused")
 		if remaining := s.leftSockets(); len(remaining) > 0 {
-			s.Errorf("it serves on %q, which a starting kubelet deletes", remaining)
+			s.Errorf("serves on %q; a starting kubelet deletes the socket", remaining)
 		}
 		close(hold)
 		s.waitRegistered(4)
@@ -68,18 +68,17 @@ func TestWaitsForTheKubeletToListen(t *testing.T) {
 	})
 }
 
-// wantOutcomes checks what came of all registrations: no try was in vain that the
-// test did not want.
+// wantOutcomes checks the results of all registrations.
 func (s *fixture) wantOutcomes(want ...error) {
 	s.Helper()
 	s.wantCleanRegistrations()
 	got := s.recorded.registrations()
 	if len(got) != len(want) {
-		s.Fatalf("registrations went %v; want %v\n%s", got, want, s.log)
+		s.Fatalf("registrations %v, want %v\n%s", got, want, s.log)
 	}
 	for i := range want {
 		if (got[i] == nil) != (want[i] == nil) {
-			s.Errorf("registration %d went %v; want %v", i, got[i], want[i])
+			s.Errorf("registration %d: %v, want %v", i, got[i], want[i])
 		}
 	}
 }
@@ -89,11 +88,11 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 		reads := s.countStatusReads()
 		s.startKubelet()
 		s.startPlugin()
-		s.poll("it looks before the first verdict", func() bool { return reads.Load() >= 1 })
+		s.poll("the plugin reads the unknown statuses", func() bool { return reads.Load() >= 1 })
 		s.inventory.Set(nil)
-		s.poll("it looks where there is no device", func() bool { return reads.Load() >= 2 })
+		s.poll("the plugin reads the empty statuses", func() bool { return reads.Load() >= 2 })
 		if err := s.plugin.Ready(); err != nil {
-			s.Errorf("a node without a device has nothing to wait for: %v", err)
+			s.Errorf("not ready without a device: %v", err)
 		}
 		s.waitPollInterval()
 		s.waitPollInterval()
@@ -103,12 +102,12 @@ func TestRegistersNothingWithoutADevice(t *testing.T) {
 		s.inventory.Set(unhealthy(statuses(3), 0, "lost"))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 || r.Capacity != 3 {
-			s.Errorf("after the first list the kubelet has %+v", r)
+			s.Errorf("after the first list: %+v", r)
 		}
 	})
 }
 
-// countStatusReads counts the looks at the inventory.
+// countStatusReads counts the reads of the statuses.
 func (s *fixture) countStatusReads() *atomic.Int64 {
 	reads := &atomic.Int64{}
 	s.source.GetStatuses = func() ([]device.Status, <-chan struct{}) {
@@ -123,20 +122,20 @@ func TestInventoryBecomesEmpty(t *testing.T) {
 	eachVersion(t, func(s *fixture) {
 		s.start(2)
 		s.inventory.Set(nil)
-		s.wait("the kubelet knows that all devices are gone", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 0 })
+		s.wait("the kubelet has no device", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 0 })
 		reads := s.kubelet.Resource(resource).Updates
 		s.kubelet.CutStreams(resource)
 		s.waitLine(1, "registration ended")
-		s.poll("its socket is gone", func() bool { return len(s.leftSockets()) == 0 })
+		s.poll("the plugin's socket is gone", func() bool { return len(s.leftSockets()) == 0 })
 		s.waitPollInterval()
 		s.waitPollInterval()
 		if remaining := s.leftSockets(); len(remaining) > 0 {
-			s.Errorf("it serves on %q and has nothing to offer", remaining)
+			s.Errorf("serves on %q without a device", remaining)
 		}
 		s.inventory.Set(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != reads+1 {
-			s.Errorf("%d lists came with the second registration; want one", r.Updates-reads)
+			s.Errorf("%d lists with the second registration, want 1", r.Updates-reads)
 		}
 		s.wantOutcomes(nil, nil)
 	})
@@ -153,12 +152,12 @@ func TestInventoryBecomesEmptyBeforeTheKubeletStarts(t *testing.T) {
 		s.waitPollInterval()
 		s.waitPollInterval()
 		if r := s.kubelet.State().Registrations; len(r) > 0 {
-			s.Errorf("it registered %v and has nothing to offer", r)
+			s.Errorf("registered %v without a device", r)
 		}
 		s.inventory.Set(statuses(2))
 		s.waitRegistered(2)
 		if r := s.kubelet.Resource(resource); r.Updates != 1 {
-			s.Errorf("%d lists were sent; want none before there was a device", r.Updates)
+			s.Errorf("%d lists, want 1: none without a device", r.Updates)
 		}
 		s.wantOutcomes(nil)
 	})
@@ -180,12 +179,12 @@ func TestReadyAfterTheFirstRegistration(t *testing.T) {
 	s.startPlugin()
 	receive(s, requests)
 	if s.plugin.Ready() == nil {
-		t.Error("ready before the first registration had an outcome")
+		t.Error("ready before the end of the first registration")
 	}
 	answer <- errors.New("no")
 	receive(s, requests)
 	if err := s.plugin.Ready(); err != nil {
-		t.Errorf("a registration that was refused has been logged, and it is still not ready: %v", err)
+		t.Errorf("not ready after a logged rejection: %v", err)
 	}
 }
 
@@ -197,8 +196,8 @@ func TestSlowRegistration(t *testing.T) {
 		hold := make(chan struct{})
 		s.kubelet.SetFaults(kubelet.Faults{HoldRegister: hold})
 		s.startPlugin()
-		s.poll("it serves", func() bool { return len(s.leftSockets()) == 1 })
-		s.waitPollInterval() // and is held up
+		s.poll("the plugin serves", func() bool { return len(s.leftSockets()) == 1 })
+		s.waitPollInterval() // during Register
 		close(hold)
 		s.waitRegistered(4)
 		s.wantOutcomes(nil)
@@ -227,9 +226,7 @@ func TestKubeletEndsDuringRegister(t *testing.T) {
 	}
 }
 
-// wantFast prints a time that is to be below a second, which test/e2e checks. Here
-// other tests take the processor: it fails only where something was not noticed,
-// and came with the next pause.
+// wantFast logs a time that test/e2e limits to a second. On a busy machine the limit is maxBackoff: a longer time is a missed event.
 func (s *fixture) wantFast(event string, took time.Duration) {
 	s.Helper()
 	s.Logf("%s after %s", event, took.Round(time.Millisecond))
@@ -238,7 +235,7 @@ func (s *fixture) wantFast(event string, took time.Duration) {
 	}
 }
 
-// maxBackoff is the longest pause between lives.
+// maxBackoff is the longest pause between servers.
 const maxBackoff = 10 * time.Second
 
 func TestKubeletEndsBeforeTheStream(t *testing.T) {
@@ -246,7 +243,7 @@ func TestKubeletEndsBeforeTheStream(t *testing.T) {
 		end := s.serveRegistration(func(context.Context, string) error { return nil })
 		s.inventory.Set(statuses(4))
 		s.startPlugin()
-		s.poll("it has registered", func() bool { return len(s.recorded.registrations()) == 1 })
+		s.poll("Register has returned", func() bool { return len(s.recorded.registrations()) == 1 })
 		end()
 		s.startKubelet()
 		s.wantFast("registered", s.waitRegistered(4))
@@ -259,7 +256,7 @@ func TestKubeletOpensNoStream(t *testing.T) {
 	s.inventory.Set(statuses(4))
 	began := time.Now()
 	requests := make(chan string, 2)
-	attempts := 0 // one call at a time
+	attempts := 0 // calls do not overlap
 	s.serveRegistration(func(_ context.Context, endpoint string) error {
 		requests <- endpoint
 		if attempts++; attempts == 1 {
@@ -271,7 +268,7 @@ func TestKubeletOpensNoStream(t *testing.T) {
 	s.startPlugin()
 	first, second := receive(s, requests), receive(s, requests)
 	if took := time.Since(began); first == second || took < 5*time.Second || took > 8*time.Second {
-		t.Errorf("%s was given up for %s after %s", first, second, took)
+		t.Errorf("%s replaced by %s after %s", first, second, took)
 	}
 	s.waitLine(1, "opened no stream within 5s")
 	s.waitLine(1, "registered resource")
@@ -291,7 +288,7 @@ func TestKubeletNeverAnswersRegister(t *testing.T) {
 	s.startPlugin()
 	first, second := receive(s, requests), receive(s, requests)
 	if took := time.Since(began); first == second || took < 15*time.Second || took > 20*time.Second {
-		t.Errorf("%s was given up for %s after %s", first, second, took)
+		t.Errorf("%s replaced by %s after %s", first, second, took)
 	}
 }
 
@@ -303,19 +300,19 @@ func TestKubeletRejectsRegister(t *testing.T) {
 		s.kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("no room")})
 		attempts := s.timeRegistrations()
 		s.startPlugin()
-		for range 6 { // how long it pauses between them: TestBackoffUpToTheMaximum
+		for range 6 { // TestBackoffUpToTheMaximum has the pauses
 			receive(s, attempts)
 		}
 		if lines := s.log.matching("no room"); len(lines) != 1 {
-			s.Errorf("the same refusal was logged as %q", lines)
+			s.Errorf("the same rejection was logged as %q", lines)
 		}
 		s.restart(kubelet.RestartOptions{While: func() { s.kubelet.SetFaults(kubelet.Faults{}) }})
-		s.wantFast("a new kubelet had the registration", s.waitRegistered(4)) // the old one would have had to wait for 3.2 s
+		s.wantFast("a new kubelet had the registration", s.waitRegistered(4)) // without a new kubelet, after 3.2 s
 		s.wantCleanRegistrations()
 	})
 }
 
-// timeRegistrations gives the time of each outcome.
+// timeRegistrations returns the time of each end of Register.
 func (s *fixture) timeRegistrations() <-chan time.Time {
 	s.recorded.registeredAt = make(chan time.Time, 100)
 	return s.recorded.registeredAt

@@ -22,13 +22,13 @@ const (
 	registeredFile  = "podgauge_resources.json"
 )
 
-// renamingRules offers all devices under the other name.
+// renamingRules returns rules with the new name for all devices.
 func renamingRules() plugin.Rules {
 	return plugin.Rules{ResourceName: func(device.Device) string { return renamedResource }}
 }
 
-// eachVersionWithClock runs a test with each of the kubelet's versions, whose clock the test sets. The
-// kubelet has been up for long, so that its answers are believed at once.
+// eachVersionWithClock runs a test with each version of the kubelet and a clock of the test. The kubelet has run for an hour, so its
+// answers are trusted at once.
 func eachVersionWithClock(t *testing.T, test func(s *fixture, later func(time.Duration))) {
 	for _, version := range []kubelet.Version{kubelet.V136, kubelet.V137} {
 		t.Run(string(version), func(t *testing.T) {
@@ -62,7 +62,7 @@ func (h allocationHooks) OnAllocated(resource string, ids []device.AdvertisedID)
 	h.client.OnAllocated(resource, ids)
 }
 
-// startProcess runs a plugin and what it knows of allocations, as one process of podgauge does.
+// startProcess runs a plugin and a client for allocations, as a process of podgauge does.
 func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	s.Helper()
 	client, err := podresources.New(s.kubelet.PodResourcesSocket(), podresources.Options{
@@ -83,12 +83,12 @@ func (s *fixture) startProcess(rules plugin.Rules) (end func() error) {
 	})
 }
 
-// wantEnd ends a process, and waits until the kubelet has seen the end of its streams.
+// wantEnd ends a process, and waits until the kubelet has seen the end of the streams.
 func (s *fixture) wantEnd(end func() error) {
 	s.Helper()
 	before := s.kubelet.State().Resources
 	s.must(end())
-	s.wait("its streams have ended", func(k kubelet.KubeletState) bool {
+	s.wait("the streams have ended", func(k kubelet.KubeletState) bool {
 		for name, r := range k.Resources {
 			if slices.ContainsFunc(r.Sockets, func(socket string) bool { return slices.Contains(before[name].Sockets, socket) && !s.hasSocket(socket) }) {
 				return false
@@ -98,13 +98,13 @@ func (s *fixture) wantEnd(end func() error) {
 	})
 }
 
-// hasSocket reports whether a socket is there.
+// hasSocket reports whether a socket exists.
 func (s *fixture) hasSocket(socket string) bool {
 	_, err := os.Lstat(s.sockets(socket))
 	return err == nil
 }
 
-// waitList waits until the kubelet has these devices of a resource, from one plugin.
+// waitList waits until the kubelet has these devices of a resource, from a single plugin.
 func (s *fixture) waitList(resource, want string) {
 	s.Helper()
 	s.wait(resource+" has "+want, func(k kubelet.KubeletState) bool {
@@ -119,17 +119,16 @@ func (s *fixture) waitList(resource, want string) {
 	})
 }
 
-// waitNamedAllocations waits until the kubelet has listed its pods: a container that ends before the
-// restarted kubelet has named it counts as there for a minute. Another list of devices has
-// podgauge ask.
+// waitNamedAllocations waits until a restarted kubelet has listed all pods: a container that ends before counts as running for a minute. A
+// new device list makes podgauge ask.
 func (s *fixture) waitNamedAllocations() {
 	s.Helper()
 	s.wait("all pods are read", func(k kubelet.KubeletState) bool { return k.PodsRead })
 	lists := s.kubelet.State().Calls["List"]
 	s.inventory.Set(unhealthy(statuses(2), 1, "lost"))
-	s.wait("they are listed", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists })
+	s.wait("the pods are listed", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists })
 	s.inventory.Set(statuses(2))
-	s.wait("and the answer was taken in", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists+1 })
+	s.wait("the answer was read", func(k kubelet.KubeletState) bool { return k.Calls["List"] > lists+1 })
 }
 
 func (s *fixture) registrations(resource string) (n int) {
@@ -149,29 +148,29 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 		s.inventory.Set(statuses(2))
 		end := s.startProcess(plugin.Rules{})
 		s.waitList(resource, "GPU-0 GPU-1")
-		s.must(s.kubelet.RunPod(s.ctx, pod("holder", 1)))
+		s.must(s.kubelet.RunPod(s.ctx, pod("owner", 1)))
 		s.wantEnd(end)
 
 		end = s.startProcess(renamingRules())
 		s.waitList(resource, "GPU-0")
 		s.waitList(renamedResource, "GPU-0! GPU-1")
 		later(6 * time.Minute)
-		s.must(s.kubelet.RestartContainer(s.ctx, pod("holder", 1), "main"))
+		s.must(s.kubelet.RestartContainer(s.ctx, pod("owner", 1), "main"))
 		if err := s.kubelet.RunPod(s.ctx, pod("late", 1)); err == nil {
-			t.Error("the old resource is given away again")
+			t.Error("the withdrawn id was allocated again")
 		}
 		s.must(s.kubelet.RunPod(s.ctx, podRequesting("new", renamedResource, 1)))
 
-		s.inventory.Set(unhealthy(statuses(2), 0, "xid_79")) // which the pod's status shows
+		s.inventory.Set(unhealthy(statuses(2), 0, "xid_79")) // in the pod's status
 		s.waitList(resource, "GPU-0!")
 		s.inventory.Set(statuses(2))
 		s.restart(kubelet.RestartOptions{})
 		s.waitList(resource, "GPU-0")
 		s.waitNamedAllocations()
 		later(6 * time.Minute)
-		s.must(s.kubelet.RestartContainer(s.ctx, pod("holder", 1), "main"))
+		s.must(s.kubelet.RestartContainer(s.ctx, pod("owner", 1), "main"))
 
-		s.must(s.kubelet.DeletePod(pod("holder", 1)))
+		s.must(s.kubelet.DeletePod(pod("owner", 1)))
 		s.waitList(renamedResource, "GPU-0 GPU-1")
 		s.wait("the old resource is gone", func(k kubelet.KubeletState) bool {
 			r := k.Resources[resource]
@@ -179,14 +178,14 @@ func TestRenamedResourceIsServedAfterARestart(t *testing.T) {
 		})
 		s.wantEnd(end)
 		if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || string(content) != `{"resources":["nvidia.com/a100"]}`+"\n" {
-			t.Errorf("the resources are %s, %v", content, err)
+			t.Errorf("resource file %s, %v", content, err)
 		}
 		before := s.registrations(resource)
 		s.startProcess(renamingRules())
 		s.waitList(renamedResource, "GPU-0 GPU-1")
 		s.waitPollInterval()
 		if n := s.registrations(resource); n != before {
-			t.Errorf("the old resource was registered %d times more", n-before)
+			t.Errorf("the withdrawn resource was registered %d more times", n-before)
 		}
 	})
 }
@@ -198,24 +197,24 @@ func TestForeignResourceIsNotRegistered(t *testing.T) {
 		s.inventory.Set(statuses(2))
 		other := s.startProcess(plugin.Rules{})
 		s.waitList(resource, "GPU-0 GPU-1")
-		s.must(s.kubelet.RunPod(s.ctx, pod("holder", 1)))
+		s.must(s.kubelet.RunPod(s.ctx, pod("owner", 1)))
 
-		s.must(os.Remove(s.sockets(registeredFile))) // podgauge has never registered it
+		s.must(os.Remove(s.sockets(registeredFile))) // never registered by podgauge
 		end := s.startProcess(renamingRules())
 		s.waitList(renamedResource, "GPU-0! GPU-1")
 		s.waitPollInterval()
 		s.wantEnd(end)
 
-		s.must(os.WriteFile(s.sockets(registeredFile), []byte(`{"resources":["nvidia.com/gpu"]}`), 0o600)) // it has, and another plugin has it now
+		s.must(os.WriteFile(s.sockets(registeredFile), []byte(`{"resources":["nvidia.com/gpu"]}`), 0o600)) // registered by podgauge, now of a foreign plugin
 		answers := s.kubelet.State().Calls["GetAllocatableResources"]
 		s.startProcess(renamingRules())
 		s.waitList(renamedResource, "GPU-0! GPU-1")
-		s.wait("the kubelet is asked what is allocatable", func(k kubelet.KubeletState) bool { return k.Calls["GetAllocatableResources"] > answers })
-		for range 10 { // the plugin looks each second
+		s.wait("the allocatable devices are read", func(k kubelet.KubeletState) bool { return k.Calls["GetAllocatableResources"] > answers })
+		for range 10 { // the plugin checks each second
 			s.waitPollInterval()
 		}
 		if n := s.registrations(resource); n != 1 {
-			t.Errorf("it was registered %d times", n)
+			t.Errorf("registered %d times, want 1", n)
 		}
 		s.waitList(resource, "GPU-0 GPU-1")
 		s.wantEnd(other)
@@ -237,7 +236,7 @@ func TestUnreadableResourceFile(t *testing.T) {
 				t.Errorf("%q: %d lines, want %d", content, n, want)
 			}
 			if content, err := os.ReadFile(s.sockets(registeredFile)); err != nil || !slices.Contains(strings.Split(string(content), `"`), renamedResource) {
-				t.Errorf("the resources are %s, %v", content, err)
+				t.Errorf("resource file %s, %v", content, err)
 			}
 		}
 	})

@@ -19,8 +19,7 @@ import (
 	api "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// partitioned is GPUs of which the last has its MIG mode on, with slices of these
-// profiles.
+// partitioned returns GPUs; the last is MIG-enabled and has MIG devices of these profiles.
 func partitioned(gpus int, profiles ...string) []device.Status {
 	all := statuses(gpus)
 	parent := &all[gpus-1].Device
@@ -34,7 +33,7 @@ func partitioned(gpus int, profiles ...string) []device.Status {
 	return all
 }
 
-// waitCounts waits until the kubelet has these numbers of allocatable devices, as
+// waitCounts waits for the kubelet's numbers of allocatable devices, as
 // "gpu=1 mig-1g.10gb=2".
 func (s *fixture) waitCounts(want string) {
 	s.Helper()
@@ -49,7 +48,7 @@ func (s *fixture) waitCounts(want string) {
 	})
 }
 
-// podRequesting is a pod of one container that asks for n of a resource.
+// podRequesting returns a pod of a single container with n devices of a resource.
 func podRequesting(name, resource string, n int) kubelet.PodSpec {
 	return kubelet.PodSpec{Name: name, Containers: []kubelet.ContainerSpec{{Name: "main", Limits: map[string]int{resource: n}}}}
 }
@@ -73,7 +72,7 @@ func TestResourcesComeAndGo(t *testing.T) {
 		s.restart(kubelet.RestartOptions{})
 		s.waitCounts("gpu=1 mig-1g.10gb=2 mig-2g.20gb=1")
 		if r := s.kubelet.Resource("nvidia.com/mig-3g.40gb"); r.Capacity > 0 {
-			t.Errorf("what is offered no more is %+v", r)
+			t.Errorf("withdrawn resource: %+v", r)
 		}
 		s.inventory.Set(partitioned(2, "3g.40gb"))
 		s.waitCounts("gpu=1 mig-1g.10gb=0 mig-2g.20gb=0 mig-3g.40gb=1")
@@ -107,7 +106,7 @@ func TestFaultReachesReplicasAndMIGDevices(t *testing.T) {
 	})
 }
 
-// rulesSource is rules that change.
+// rulesSource has variable rules.
 type rulesSource struct{ current atomic.Pointer[rulesVersion] }
 
 type rulesVersion struct {
@@ -126,7 +125,7 @@ func (r *rulesSource) get() (plugin.Rules, <-chan struct{}) {
 	return p.rules, p.changed
 }
 
-// allocationSource are allocations that a test sets.
+// allocationSource has allocations of the test.
 type allocationSource struct {
 	current atomic.Pointer[allocationVersion]
 }
@@ -176,20 +175,20 @@ func TestRulesChangeWhilePodsRun(t *testing.T) {
 		rulesSrc.set(sharedRules(4))
 		s.waitCounts("gpu=5")
 		s.inventory.Set(unhealthy(statuses(1), 0, "xid_79"))
-		s.wait("the pod's device is unhealthy in its status", func(k kubelet.KubeletState) bool {
+		s.wait("the pod's status has an unhealthy device", func(k kubelet.KubeletState) bool {
 			return k.Pods[0].Containers[0].Devices[0].Health == "Unhealthy"
 		})
 		s.inventory.Set(statuses(1))
 		s.waitCounts("gpu=5")
 		if _, err := s.allocate("GPU-0"); !strings.Contains(fmt.Sprint(err), "GPU-0 is withdrawn") {
-			t.Errorf("the id was given away again: %v", err)
+			t.Errorf("the withdrawn id was allocated: %v", err)
 		}
 		if err := s.kubelet.DeletePod(pod("holder", 1)); err != nil {
 			t.Fatal(err)
 		}
 		allocations.set()
 		s.waitCounts("gpu=4")
-		s.wait("its id is gone", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 4 })
+		s.wait("the withdrawn id is gone", func(k kubelet.KubeletState) bool { return k.Resources[resource].Capacity == 4 })
 		for i := range 4 {
 			if err := s.kubelet.RunPod(s.ctx, pod(fmt.Sprint("shares-", i), 1)); err != nil {
 				t.Error(err)
@@ -209,7 +208,7 @@ func TestRejections(t *testing.T) {
 		rules plugin.Rules
 		ids   []string
 		why   plugin.RejectReason
-		text  string // in it
+		text  string // part of the message
 	}{
 		{
 			"two replicas, one allowed",
@@ -219,14 +218,14 @@ func TestRejections(t *testing.T) {
 		},
 		{"one replica", plugin.Rules{Sharing: onlyOne}, []string{"GPU-0::0"}, "", ""},
 		{
-			"two of one GPU",
+			"two of a GPU",
 			plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct},
 			[]string{"GPU-0::0", "GPU-0::1"},
 			plugin.RejectSameGPU, "GPU-0::1 is of the same GPU as GPU-0::0",
 		},
 		{"two of two GPUs", plugin.Rules{Sharing: sharedRules(2).Sharing, Policy: preferred.Distinct}, []string{"GPU-0::0", "GPU-1::1"}, "", ""},
-		{"two of one GPU, which may be", sharedRules(2), []string{"GPU-0::0", "GPU-0::1"}, "", ""},
-		{"none", plugin.Rules{}, nil, plugin.RejectNoIDs, "asks for no device"},
+		{"two of a GPU, under the default policy", sharedRules(2), []string{"GPU-0::0", "GPU-0::1"}, "", ""},
+		{"no id", plugin.Rules{}, nil, plugin.RejectNoIDs, "asks for no device"},
 		{"unknown", plugin.Rules{}, []string{"GPU-0::0"}, plugin.RejectUnknown, "GPU-0::0 is unknown"},
 		{"unhealthy", plugin.Rules{}, []string{"GPU-2"}, plugin.RejectUnhealthy, "GPU-2 is unhealthy (lost)"},
 	} {
@@ -237,21 +236,21 @@ func TestRejections(t *testing.T) {
 			s.inventory.Set(unhealthy(statuses(3), 2, "lost"))
 			s.startKubelet()
 			s.startPlugin()
-			s.wait("it is registered", func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable > 0 })
+			s.wait("registered", func(k kubelet.KubeletState) bool { return k.Resources[resource].Allocatable > 0 })
 			_, err := s.dial(s.socket()).Allocate(s.ctx, &api.AllocateRequest{ContainerRequests: []*api.ContainerAllocateRequest{{DevicesIds: row.ids}}})
 			if (err != nil) != (row.why != "") || !strings.Contains(status.Convert(err).Message(), row.text) {
-				t.Errorf("answered %v", err)
+				t.Errorf("Allocate: %v", err)
 			}
 			s.recorded.mu.Lock()
 			defer s.recorded.mu.Unlock()
 			var reasons []plugin.RejectReason
 			for _, r := range s.recorded.rejected {
 				if reasons = append(reasons, r.reason); len(r.ids) != len(row.ids) {
-					t.Errorf("told of %q", r.ids)
+					t.Errorf("hook: ids %q", r.ids)
 				}
 			}
 			if row.why != "" && !slices.Equal(reasons, []plugin.RejectReason{row.why}) || row.why == "" && len(reasons) > 0 {
-				t.Errorf("told of %q; want %q", reasons, row.why)
+				t.Errorf("hook: reasons %q, want %q", reasons, row.why)
 			}
 			if lines := s.log.matching("container rejected"); row.why != "" && (len(lines) != 1 || !strings.Contains(lines[0], row.text)) {
 				t.Errorf("logged %q", lines)
@@ -281,7 +280,7 @@ func TestKubeletAllocatesPreferredIDs(t *testing.T) {
 			got := slices.Sorted(slices.Values(s.recorded.allocated[len(s.recorded.allocated)-1]))
 			s.recorded.mu.Unlock()
 			if !slices.Equal(got, row.want) {
-				t.Errorf("%s: the pod got %q; want %q", row.name, got, row.want)
+				t.Errorf("%s: pod has %q, want %q", row.name, got, row.want)
 			}
 		}
 	})
@@ -314,13 +313,13 @@ func TestPreferredFollowsChanges(t *testing.T) {
 	if got := ask("GPU-0", "GPU-1", "GPU-2"); !slices.Equal(got, []string{"GPU-1", "GPU-2"}) {
 		t.Errorf("with a link %q", got)
 	}
-	s.inventory.Set(unhealthy(statuses(5), 2, "lost")) // five, so that the wait is for another number of healthy ones
+	s.inventory.Set(unhealthy(statuses(5), 2, "lost")) // five GPUs, so the number of healthy GPUs changes
 	s.waitRegistered(4)
 	if got := ask("GPU-0", "GPU-3", "GPU-1"); !slices.Equal(got, []string{"GPU-1", "GPU-3"}) {
-		t.Errorf("with a GPU lost and a new one %q", got)
+		t.Errorf("with a lost GPU and a new GPU %q", got)
 	}
 	if options, err := client.GetDevicePluginOptions(s.ctx, &api.Empty{}); err != nil || !options.GetPreferredAllocationAvailable || options.PreStartRequired {
-		t.Errorf("the options are %v, %v", options, err)
+		t.Errorf("options %v, %v", options, err)
 	}
 }
 
@@ -340,13 +339,13 @@ func TestPreStart(t *testing.T) {
 		}
 		s.start(2)
 		if err := s.kubelet.RunPod(s.ctx, pod("unasked", 1)); err != nil || len(checks) > 0 {
-			t.Errorf("the pod met %v; asked was %v", err, checks)
+			t.Errorf("pod: %v, checks %v", err, checks)
 		}
 		old := s.socket()
 		rulesSrc.set(plugin.Rules{PreStartCheck: true})
 		s.waitNewSocket(2, old)
 		if err := s.kubelet.RunPod(s.ctx, pod("asked", 1)); err != nil || len(checks) != 1 || !checks[0].Exclusive {
-			t.Errorf("the pod met %v; asked was %v", err, checks)
+			t.Errorf("pod: %v, checks %v", err, checks)
 		}
 		if err := s.kubelet.DeletePod(pod("asked", 1)); err != nil {
 			t.Fatal(err)
@@ -355,7 +354,7 @@ func TestPreStart(t *testing.T) {
 		fit.Store(&unfit)
 		_, err := s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-1"}})
 		if got := status.Convert(err).Message(); got != "cannot start: GPU-1 is in use by process 4711" {
-			t.Errorf("refused with %q", got)
+			t.Errorf("rejected with %q", got)
 		}
 	})
 }
@@ -373,14 +372,14 @@ func TestPreStartTimeout(t *testing.T) {
 	began := time.Now()
 	_, err := s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-1", "GPU-0", "GPU-77"}})
 	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 does not answer, GPU-1 does not answer" {
-		t.Errorf("refused with %q", got)
+		t.Errorf("rejected with %q", got)
 	}
 	t.Logf("after %s", time.Since(began))
 	s.inventory.Set(unhealthy(statuses(2), 0, "xid_79"))
 	s.waitRegistered(1)
 	_, err = s.dial(s.socket()).PreStartContainer(s.ctx, &api.PreStartContainerRequest{DevicesIds: []string{"GPU-0"}})
 	if got := status.Convert(err).Message(); got != "cannot start: GPU-0 is unhealthy (xid_79)" {
-		t.Errorf("refused with %q", got)
+		t.Errorf("rejected with %q", got)
 	}
 }
 
@@ -402,8 +401,8 @@ func TestAllocateFollowsTheRules(t *testing.T) {
 		t.Errorf("%q, %v", got, err)
 	}
 	rulesSrc.set(strategy(response.CDICRI))
-	s.poll("the answer is another", func() bool {
+	s.poll("the response follows the new rules", func() bool {
 		got, err := s.allocate("GPU-0")
-		return err == nil && slices.Equal(got, []string{"and what was not wanted"})
+		return err == nil && slices.Equal(got, []string{"unexpected"})
 	})
 }

@@ -34,17 +34,17 @@ func TestKubeletRestarts(t *testing.T) {
 		s.Logf("registered after the new socket: median %s, slowest %s", took[len(took)/2], took[len(took)-1])
 		s.wantFast("registered at the slowest", took[len(took)-1])
 		s.wantNoLeaks(goroutines, files)
-		s.wantOutcomes(make([]error, 1+warm+restarts)...) // one a kubelet, and none in vain
+		s.wantOutcomes(make([]error, 1+warm+restarts)...) // a single success by kubelet
 		if r := s.kubelet.Resource(resource); r.Updates != 1+warm+restarts || r.Repeats > 0 {
-			s.Errorf("there were %d lists, %d of them repeated; want one a stream", r.Updates, r.Repeats)
+			s.Errorf("%d lists, %d of them repeated; want a list by stream", r.Updates, r.Repeats)
 		}
 		if remaining := s.leftSockets(); len(remaining) != 1 {
-			s.Errorf("sockets are left: %q", remaining)
+			s.Errorf("sockets %q, want 1", remaining)
 		}
 	})
 }
 
-// settledCounts counts goroutines and file descriptors when they have stopped falling.
+// settledCounts counts goroutines and file descriptors once the counts are stable.
 func (s *fixture) settledCounts() (goroutines, files int) {
 	s.Helper()
 	same := 0
@@ -71,7 +71,7 @@ func (s *fixture) wantNoLeaks(goroutines, files int) {
 	s.Helper()
 	if g, f := s.settledCounts(); g > goroutines || f > files {
 		stacks := make([]byte, 1<<20)
-		s.Errorf("%d goroutines and %d file descriptors have become %d and %d\n%s",
+		s.Errorf("%d goroutines and %d file descriptors before, %d and %d after\n%s",
 			goroutines, files, g, f, stacks[:runtime.Stack(stacks, true)])
 	}
 }
@@ -85,7 +85,7 @@ func TestLongKubeletOutage(t *testing.T) {
 		if err := end(); err != nil {
 			s.Fatal(err)
 		}
-		s.waitLine(1, "connection refused") // the ended kubelet's socket lies there
+		s.waitLine(1, "connection refused") // of the ended kubelet's socket
 		s.inventory.Set(unhealthy(statuses(4), 1, "lost"))
 		s.startKubelet()
 		s.wantFast("registered", s.waitRegistered(3))
@@ -109,9 +109,9 @@ func TestRegistersAgain(t *testing.T) {
 			}
 		}},
 		{"stream cut", func(s *fixture) { s.kubelet.CutStreams(resource) }},
-		{"stream cut while another client watches", func(s *fixture) {
+		{"stream cut while a second client watches", func(s *fixture) {
 			if _, list, err := s.stream(s.ctx, s.socket()); err != nil || len(list.GetDevices()) != 4 {
-				s.Errorf("the client got %v, %v", list, err)
+				s.Errorf("client: %v, %v", list, err)
 			}
 			s.kubelet.CutStreams(resource)
 		}},
@@ -122,12 +122,12 @@ func TestRegistersAgain(t *testing.T) {
 				for range 2 {
 					old := s.socket()
 					harm.do(s)
-					s.wantFast("healed", s.waitNewSocket(4, old))
+					s.wantFast("registered", s.waitNewSocket(4, old))
 				}
 				s.inventory.Set(unhealthy(statuses(4), 2, "lost"))
 				s.waitRegistered(3)
 				if remaining := s.leftSockets(); len(remaining) != 1 {
-					s.Errorf("sockets are left: %q", remaining)
+					s.Errorf("sockets %q, want 1", remaining)
 				}
 				s.wantRegistrations(3)
 			})
@@ -143,17 +143,17 @@ func TestSecondClientDisconnects(t *testing.T) {
 		ctx, leave := context.WithCancel(s.ctx)
 		stream, list, err := s.stream(ctx, uptime)
 		if err != nil || len(list.GetDevices()) != 4 {
-			s.Fatalf("the client got %v, %v", list, err)
+			s.Fatalf("client: %v, %v", list, err)
 		}
 		leave()
 		if _, err := stream.Recv(); err == nil {
-			s.Error("the client's stream goes on")
+			s.Error("the client's stream did not end")
 		}
-		s.waitPollInterval() // and would end the registration
+		s.waitPollInterval() // a wrong end would show within it
 		s.inventory.Set(unhealthy(statuses(4), 2, "lost"))
 		s.waitRegistered(3)
 		if now := s.socket(); now != uptime {
-			s.Errorf("the stream is on %s and was on %s", now, uptime)
+			s.Errorf("stream on %s, before on %s", now, uptime)
 		}
 		s.wantRegistrations(1)
 	})
@@ -166,7 +166,7 @@ func (s *fixture) must(err error) {
 	}
 }
 
-// wantRegistrations checks that there were so many, all of them taken.
+// wantRegistrations checks for n registrations without an error.
 func (s *fixture) wantRegistrations(n int) {
 	s.Helper()
 	s.wantOutcomes(make([]error, n)...)
@@ -186,7 +186,7 @@ func TestOverlappingProcesses(t *testing.T) {
 		if err := end(); err != nil {
 			s.Fatal(err)
 		}
-		s.wantFast("the successor stands", s.waitNewSocket(4, old))
+		s.wantFast("the successor is registered", s.waitNewSocket(4, old))
 		s.inventory.Set(unhealthy(statuses(4), 0, "lost"))
 		s.waitRegistered(3)
 		s.wantCleanRegistrations()
@@ -207,7 +207,7 @@ func TestFolderIsRemovedAndRestored(t *testing.T) {
 		s.inventory.Set(statuses(4))
 		s.waitRegistered(4)
 		if now := s.socket(); now != uptime {
-			s.Errorf("the stream is on %s and was on %s", now, uptime)
+			s.Errorf("stream on %s, before on %s", now, uptime)
 		}
 		s.restart(kubelet.RestartOptions{While: func() { s.must(os.RemoveAll(s.sockets())) }})
 		s.wantFast("registered with the next kubelet", s.waitRegistered(4))
@@ -224,7 +224,7 @@ func TestKubeletSocketIsDeleted(t *testing.T) {
 		for i := range 2 {
 			before := reads.Load()
 			s.inventory.Set(unhealthy(statuses(4), i%4, fmt.Sprint("xid_", i)))
-			s.poll("the stream looks", func() bool { return reads.Load() > before })
+			s.poll("the plugin reads", func() bool { return reads.Load() > before })
 			s.waitPollInterval()
 		}
 		s.waitRegistered(3)
@@ -234,8 +234,7 @@ func TestKubeletSocketIsDeleted(t *testing.T) {
 	})
 }
 
-// waitPollInterval gives the plugin the time to look at the sockets and do what it must
-// not: nothing would tell of that.
+// waitPollInterval gives the plugin time for a wrong reaction to the state of the sockets, which has no notification.
 func (s *fixture) waitPollInterval() {
 	s.Helper()
 	began := time.Now()
@@ -251,7 +250,7 @@ func TestNoLiveStreamDuringRegister(t *testing.T) {
 	endpoints := make(chan string, 1)
 	s.serveRegistration(func(_ context.Context, endpoint string) error {
 		if n := live.Load(); n != 0 {
-			t.Errorf("%d streams are live when %s registers", n, endpoint)
+			t.Errorf("%d live streams during Register of %s", n, endpoint)
 		}
 		stream, _, err := s.stream(s.ctx, endpoint)
 		if err != nil {
@@ -274,7 +273,7 @@ func TestNoLiveStreamDuringRegister(t *testing.T) {
 	for range 5 {
 		endpoint := receive(s, endpoints)
 		if seen[endpoint] {
-			t.Errorf("%s was used before", endpoint)
+			t.Errorf("socket name %s was used before", endpoint)
 		}
 		seen[endpoint] = true
 		s.waitLine(len(seen), "registered resource")
@@ -300,7 +299,7 @@ func TestShortStreams(t *testing.T) {
 		receive(s, attempts)
 	}
 	if took := time.Since(first); took < 1500*time.Millisecond {
-		t.Errorf("five registrations within %s", took)
+		t.Errorf("five registrations within %s, want more than 1.5 s", took)
 	}
 }
 
@@ -326,12 +325,12 @@ func TestStaleSocketsAreRemoved(t *testing.T) {
 		prefix + "busy-1.sock": true, prefix + "file.sock": true,
 	} {
 		if _, err := os.Lstat(s.sockets(name)); (err == nil) != want {
-			t.Errorf("%s: %v; should it be there: %t", name, err, want)
+			t.Errorf("%s: %v; want existence %t", name, err, want)
 		}
 	}
 }
 
-// staleSocket listens on a socket that a Close leaves behind, as SIGKILL does.
+// staleSocket listens on a socket. Close leaves the file, as SIGKILL does.
 func (s *fixture) staleSocket(name string) net.Listener {
 	s.Helper()
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: s.sockets(name)})
@@ -340,8 +339,7 @@ func (s *fixture) staleSocket(name string) net.Listener {
 	return listener
 }
 
-// busySocket is a socket whose owner lives and is behind with its callers: it takes no
-// more, and refuses nobody.
+// busySocket makes a socket with a full backlog: a connection is neither accepted nor refused.
 func (s *fixture) busySocket(name string) (end func()) {
 	s.Helper()
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
@@ -356,7 +354,7 @@ func (s *fixture) busySocket(name string) (end func()) {
 		}
 	}
 	if !errors.Is(err, syscall.EAGAIN) {
-		s.Errorf("a full backlog answers %v", err)
+		s.Errorf("connection to a full backlog: %v", err)
 	}
 	return func() {
 		for _, conn := range conns {

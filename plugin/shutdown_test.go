@@ -19,7 +19,7 @@ func TestShutdown(t *testing.T) {
 		{"waiting for a device", func(s *fixture) func() error {
 			reads := s.countStatusReads()
 			end := s.startPlugin()
-			s.poll("it looks", func() bool { return reads.Load() > 0 })
+			s.poll("the plugin reads the statuses", func() bool { return reads.Load() > 0 })
 			return end
 		}, 0},
 		{"waiting for the kubelet", func(s *fixture) func() error {
@@ -44,14 +44,14 @@ func TestShutdown(t *testing.T) {
 			s.inventory.Set(statuses(1))
 			s.serveRegistration(func(context.Context, string) error { return nil })
 			end := s.startPlugin()
-			s.poll("it is registered", func() bool { return len(s.recorded.registrations()) == 1 })
+			s.poll("Register has returned", func() bool { return len(s.recorded.registrations()) == 1 })
 			return end
 		}, 1},
 		{"backing off", func(s *fixture) func() error {
 			s.inventory.Set(statuses(1))
 			s.serveRegistration(func(context.Context, string) error { return errors.New("no") })
 			end := s.startPlugin()
-			s.poll("it was refused", func() bool { return len(s.recorded.registrations()) == 3 })
+			s.poll("Register has failed", func() bool { return len(s.recorded.registrations()) == 3 })
 			return end
 		}, 3},
 		{"watching", func(s *fixture) func() error {
@@ -72,18 +72,18 @@ func TestShutdown(t *testing.T) {
 				t.Errorf("Run: %v", err)
 			}
 			if took := time.Since(began); took > maxBackoff {
-				t.Errorf("it took %s", took)
+				t.Errorf("end after %s", took)
 			}
 			if remaining := s.leftSockets(); len(remaining) > 0 {
-				t.Errorf("sockets are left: %q", remaining)
+				t.Errorf("sockets %q, want none", remaining)
 			}
 			if got := s.recorded.registrations(); len(got) != phase.outcomes {
-				t.Errorf("registrations went %v", got)
+				t.Errorf("registrations %v", got)
 			}
 			s.recorded.mu.Lock()
 			defer s.recorded.mu.Unlock()
 			if s.recorded.streams != 0 {
-				t.Errorf("%d streams are told to be live", s.recorded.streams)
+				t.Errorf("hooks: %d live streams, want none", s.recorded.streams)
 			}
 		})
 	}
