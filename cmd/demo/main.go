@@ -1,6 +1,4 @@
-// Command demo runs podgauge-sim, podgauge on a simulated node, and shows, in this terminal, what
-// podgauge says of it, and of the series that Prometheus would scrape one for each
-// GPU, as pods come and go and a GPU fails.
+// Command demo runs podgauge on a simulated node, and shows status and a metric family in the terminal while pods start and end and a GPU fails.
 package main
 
 import (
@@ -27,10 +25,10 @@ const (
 	shutdownTimeout  = 3 * time.Second
 )
 
-// shownFamily is the family that is printed, of more than a hundred.
+// shownFamily is the metric family on display.
 const shownFamily = "nvidia_gpu_power_watts"
 
-// clearScreen empties a terminal and goes to its top.
+// clearScreen clears a terminal.
 const clearScreen = "\x1b[H\x1b[2J"
 
 func main() {
@@ -66,12 +64,12 @@ func demo(ctx context.Context, args []string, out io.Writer) error {
 	err = display(ctx, filepath.Join(args[0], "podgauge"), "http://"+address, out, exited)
 	cancel()
 	if err == nil {
-		<-exited //nolint:errcheck // that it was told to end is no error
+		<-exited //nolint:errcheck // SIGTERM is not an error
 	}
 	return err
 }
 
-// freeAddress is the usual one, or any other where that is taken.
+// freeAddress returns preferredAddress, or an unused port.
 func freeAddress() (string, error) {
 	for _, address := range []string{preferredAddress, "127.0.0.1:0"} {
 		l, err := net.Listen("tcp", address)
@@ -82,10 +80,10 @@ func freeAddress() (string, error) {
 	return "", errors.New("no free port on 127.0.0.1")
 }
 
-// display prints the node until ctx is done, or podgauge has ended by itself.
+// display prints the state of the node until ctx is done or podgauge ends.
 func display(ctx context.Context, podgauge, url string, out io.Writer, exited <-chan error) error {
 	header := fmt.Sprintf("A simulated node with 8 GPUs and a kubelet: pods come and go, one GPU fails, is reset and recovers.\n"+
-		"Its page: %s/   all series: curl %s/metrics   what happened: %s incidents --url %s   end: Ctrl-C\n", url, url, podgauge, url)
+		"Status page: %s/   metrics: curl %s/metrics   incidents: %s incidents --url %s   stop: Ctrl-C\n", url, url, podgauge, url)
 	fmt.Fprint(out, header)
 	tty := isTerminal(out)
 	tick := time.NewTicker(refreshInterval)
@@ -98,13 +96,13 @@ func display(ctx context.Context, podgauge, url string, out io.Writer, exited <-
 			if ctx.Err() != nil { // the terminal has told both to end
 				return nil
 			}
-			return fmt.Errorf("podgauge-sim ended: %w", cmp.Or(err, errors.New("by itself")))
+			return fmt.Errorf("podgauge-sim ended: %w", cmp.Or(err, errors.New("exit status 0")))
 		case <-immediate:
 		case <-tick.C:
 		}
 		lines, err := scrape(ctx, url+"/metrics")
 		if err != nil || len(lines) == 0 {
-			continue // it has only just started, or the end has come meanwhile
+			continue // still starting, or ending
 		}
 		table, err := exec.CommandContext(ctx, podgauge, "status", "--url", url).Output()
 		if err != nil {
@@ -127,7 +125,7 @@ func isTerminal(out io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// scrape returns the lines of the family that is shown.
+// scrape returns the lines of shownFamily.
 func scrape(ctx context.Context, url string) ([]string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
@@ -137,7 +135,7 @@ func scrape(ctx context.Context, url string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer resp.Body.Close() //nolint:errcheck // it was read
+	defer resp.Body.Close() //nolint:errcheck // read only
 	var lines []string
 	scanner := bufio.NewScanner(resp.Body)
 	for scanner.Scan() {

@@ -1,7 +1,6 @@
-// Package doctor examines a node and reports what is wrong, the impact and the fix.
+// Package doctor examines a node and reports problems with impact and fix.
 //
-// It changes nothing: it registers no plugin, writes no file and leaves no socket. It waits for a driver or a kubelet that hangs no
-// longer than Options.Timeout.
+// Doctor changes nothing: no registration, no file, no socket. A driver or a kubelet that hangs costs Options.Timeout.
 package doctor
 
 import (
@@ -20,12 +19,12 @@ type CheckStatus string
 // The outcomes.
 const (
 	StatusOK      CheckStatus = "ok"
-	StatusWarning CheckStatus = "warning" // podgauge works without it
+	StatusWarning CheckStatus = "warning" // podgauge works with restrictions
 	StatusFailure CheckStatus = "failure" // devices are not registered, or metrics lack pods
-	StatusSkipped CheckStatus = "skipped" // does not concern the node, or another failure hides it
+	StatusSkipped CheckStatus = "skipped" // does not concern the node, or a failure hides the result
 )
 
-// Finding is the result of a check. Its texts contain names that other programs chose.
+// Finding is the result of a check. The texts contain untrusted names.
 type Finding struct {
 	Check   string      `json:"check"`
 	Status  CheckStatus `json:"status"`
@@ -36,17 +35,17 @@ type Finding struct {
 
 // Library describes the driver's library.
 type Library struct {
-	Path             string   // of the loaded file; empty: none is loaded
+	Path             string   // of the loaded file; empty: not loaded
 	Version          string   // of the driver; empty before the driver answers
-	MissingFunctions []string // functions that podgauge uses
-	MissingFamilies  []string // metric families that need a missing function
+	MissingFunctions []string // used by podgauge
+	MissingFamilies  []string // metric families of missing functions
 }
 
 // DriverProbe queries the driver.
 type DriverProbe interface {
 	// Devices may hang.
 	Devices(ctx context.Context) ([]device.Device, error)
-	// Library makes no calls to the driver. It may run beside Devices.
+	// Library makes no calls to the driver, and may run beside Devices.
 	Library() Library
 }
 
@@ -58,17 +57,17 @@ type NodeFiles interface {
 	CheckWritable(dir string) error
 }
 
-// Options describe what to examine. Paths are those of this process.
+// Options of Run. Paths are as seen by this process.
 type Options struct {
-	Config      string   // path of the config file; empty: none
+	Config      string   // path of the config file; empty: no file
 	ConfigErr   error    // of parsing the config file
 	Notices     []string // of the config file
 	UnknownKeys []string // lines of the config file
 
 	Driver             DriverProbe // nil: simulated
 	MountedDriverRoot  string      // where a container has the host's driver
-	DevRoot            string      // the folder that contains dev/nvidia*
-	InjectsDeviceNodes bool        // whether containers get device nodes as this process sees them
+	DevRoot            string      // parent folder of dev/nvidia*
+	InjectsDeviceNodes bool        // containers get the device nodes of this process
 
 	KubeletDir, DevicePluginDir string
 	DevicePlugin                bool // whether podgauge registers devices
@@ -84,7 +83,7 @@ type Options struct {
 	Timeout   time.Duration // of each query; 0: ten seconds
 }
 
-// checks are in the order of their dependencies.
+// checks in the order of dependencies.
 var checks = [...]struct {
 	name string
 	run  func(context.Context, *report) Finding
@@ -103,14 +102,14 @@ var checks = [...]struct {
 	{"cdi", checkCDI},
 }
 
-// report is the state that checks share.
+// report is the shared state of checks.
 type report struct {
 	Options
 	mounts mountPoints
 	driver driverAnswer
 }
 
-// Run runs all checks, one after the other.
+// Run runs all checks in order.
 func Run(ctx context.Context, o Options) []Finding {
 	if o.Files == nil {
 		o.Files = hostFiles{}

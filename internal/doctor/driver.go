@@ -22,7 +22,7 @@ type driverAnswer struct {
 	simulated bool
 }
 
-// isUp reports whether the driver has listed its devices.
+// isUp reports whether the driver has listed devices.
 func (d driverAnswer) isUp() bool { return d.inTime && (d.err == nil || d.devices != nil) }
 
 func (r *report) queryDriver(ctx context.Context) {
@@ -53,23 +53,23 @@ func checkDriver(_ context.Context, r *report) Finding {
 		return failure(d.err.Error(), noGPUsImpact, installDriverFix)
 	case !d.inTime:
 		return failure(fmt.Sprintf("no answer within %v", r.Timeout),
-			"Calls to the driver hang, also those of containers. No GPU is registered.",
+			"Calls to the driver hang, also in containers. No GPU is registered.",
 			"Search the kernel log (dmesg) for NVRM and Xid, and for processes in state D. Reset the GPU that the log names; otherwise reboot the node.")
 	case errors.Is(d.err, device.ErrDriverReplaced) || d.err != nil && strings.Contains(d.err.Error(), "LIB_RM_VERSION_MISMATCH"):
 		return failure(d.err.Error(), "The library and the kernel module have different versions: all calls fail.",
-			"Reboot the node, or reload the kernel module. A container keeps the library that was injected at its creation: recreate the pod.")
+			"Reboot the node, or reload the kernel module. A container keeps the injected library: recreate the pod.")
 	case d.err != nil && d.devices == nil:
 		return failure(d.err.Error(), noGPUsImpact,
-			"Run nvidia-smi on the node. If it fails, load the kernel module (modprobe nvidia) and read dmesg; otherwise give this container access to the device nodes.")
+			"Run nvidia-smi on the node. After an error, load the kernel module (modprobe nvidia) and read dmesg; otherwise give this container access to the device nodes.")
 	case d.err != nil:
 		return warning(d.summary()+"; "+d.err.Error(), "These GPUs are not registered and have no metrics.",
-			"Find the GPU in the kernel log and reset it. A GPU that has fallen off the bus (Xid 79) needs a reboot or a power cycle.")
+			"Find the GPU in the kernel log and reset the GPU. After Xid 79 (fallen off the bus) reboot or power-cycle the node.")
 	case len(d.devices) == 0:
 		return warning(d.summary(), noGPUsImpact,
-			"Search lspci for the GPUs, and for another driver that has them (vfio-pci for virtual machines). On a node without GPUs podgauge is not needed.")
+			"Search lspci for the GPUs and their driver (vfio-pci for virtual machines). On a node without GPUs podgauge is not needed.")
 	case len(d.library.MissingFamilies) > 0:
 		return warning(d.summary()+"; the library lacks "+joinFirst(d.library.MissingFunctions),
-			"Metric families without values: "+strings.Join(d.library.MissingFamilies, ", ")+".", "Install a newer driver if you need them.")
+			"Metric families without values: "+strings.Join(d.library.MissingFamilies, ", ")+".", "Install a newer driver for these families.")
 	}
 	return ok("%s", d.summary())
 }
@@ -92,7 +92,7 @@ func (d driverAnswer) summary() string {
 	return d.library.Path + ": " + text
 }
 
-// checkDeviceNodes opens the device nodes that containers get.
+// checkDeviceNodes opens the device nodes of containers.
 func checkDeviceNodes(ctx context.Context, r *report) Finding {
 	if r.driver.simulated {
 		return skipped("simulated")
@@ -110,18 +110,18 @@ func checkDeviceNodes(ctx context.Context, r *report) Finding {
 		"NVIDIA_DRIVER_CAPABILITIES=compute,utility), or is privileged and mounts the host's /dev. --dev-root sets another folder."
 	switch {
 	case !inTime:
-		return failure(fmt.Sprintf("not open after %v", r.Timeout), "Programs that open a device node hang, also those of containers.",
+		return failure(fmt.Sprintf("not open after %v", r.Timeout), "Opening a device node hangs, also in containers.",
 			"Search the kernel log (dmesg) for NVRM and Xid, and reboot the node.")
 	case len(failed) == 0:
 		return ok("%d in %s", len(names), filepath.Join(r.DevRoot, "dev"))
 	case r.driver.isUp():
-		return warning(joinFirst(failed), "Containers need these device nodes. CDI specs and device lists only name those that this process sees.", fix)
+		return warning(joinFirst(failed), "Containers need these device nodes. CDI specs and device lists only have nodes visible to this process.", fix)
 	default:
 		return failure(joinFirst(failed), "The driver needs these device nodes.", fix)
 	}
 }
 
-// deviceNodeNames returns the device nodes that the node needs.
+// deviceNodeNames returns the required device nodes.
 func (r *report) deviceNodeNames() []string {
 	var names []string
 	for i := range r.driver.devices {
@@ -133,7 +133,7 @@ func (r *report) deviceNodeNames() []string {
 		names = gpuNodes(filepath.Join(r.DevRoot, "dev"))
 	}
 	slices.Sort(names)
-	names = slices.Compact(names) // MIG devices share the node of their GPU
+	names = slices.Compact(names) // MIG devices share the node of the GPU
 	if r.InjectsDeviceNodes {     // podgauge does not need nvidia-uvm, containers do
 		names = slices.Insert(names, 0, "nvidia-uvm")
 	}
@@ -151,7 +151,7 @@ func gpuNodes(dir string) (names []string) {
 	return names
 }
 
-// checkRuntime examines the variable that NVIDIA's container runtime reads.
+// checkRuntime examines the variable of NVIDIA's container runtime.
 func checkRuntime(_ context.Context, r *report) Finding {
 	path := r.driver.library.Path
 	visible, _ := r.LookupEnv("NVIDIA_VISIBLE_DEVICES")

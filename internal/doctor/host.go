@@ -27,7 +27,7 @@ func checkConfig(_ context.Context, r *report) Finding {
 	return ok("%s is valid", r.Config)
 }
 
-// checkProcesses checks what attributes processes to containers.
+// checkProcesses checks the sources of process attribution.
 func checkProcesses(_ context.Context, r *report) Finding {
 	const impact = "nvidia_gpu_container_* needs the folder names there to attribute processes to containers, unless the kubelet has a Pods API."
 	if !r.ProcessesVisible {
@@ -123,7 +123,7 @@ func (hostFiles) Open(path string, flags int) error {
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	defer unix.Close(fd) //nolint:errcheck // nothing was written
+	defer unix.Close(fd) //nolint:errcheck // read only
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err == nil && stat.Mode&unix.S_IFMT != unix.S_IFCHR {
 		return fmt.Errorf("%s is not a device node", path)

@@ -25,7 +25,7 @@ const (
 	maxResponseBytes = 64 << 20
 	// socketPrefix starts the names of podgauge's sockets.
 	socketPrefix = "podgauge-"
-	// missingPodUID belongs to no pod: a kubelet that knows the call answers NotFound.
+	// missingPodUID belongs to no pod: a working API answers NotFound.
 	missingPodUID = "podgauge-doctor"
 
 	kubeletDirHint = "set --kubelet-dir to its folder (k0s: /var/lib/k0s/kubelet, microk8s: /var/snap/microk8s/common/var/lib/kubelet)."
@@ -34,10 +34,10 @@ const (
 	notRegistered = "not registered (--device-plugin=false)"
 )
 
-// otherPluginPrefixes start the names of other NVIDIA plugins' sockets: NVIDIA's own and GKE's.
+// otherPluginPrefixes start the socket names of the plugins of NVIDIA and GKE.
 var otherPluginPrefixes = [...]string{"nvidia-", "nvidiaGPU-"}
 
-// checkRegistration checks the folder of device-plugin sockets, and that the kubelet listens there.
+// checkRegistration checks the folder of device-plugin sockets and the kubelet's socket.
 func checkRegistration(ctx context.Context, r *report) Finding {
 	const impact = "podgauge cannot register: the kubelet has no devices to allocate."
 	if !r.DevicePlugin {
@@ -103,7 +103,7 @@ func checkPodResources(ctx context.Context, r *report) Finding {
 	case codes.DeadlineExceeded:
 		return failure(fmt.Sprintf("no answer to List within %v", r.Timeout), impact, "Read the kubelet's log (journalctl -u kubelet), and check the load of the node.")
 	case codes.ResourceExhausted:
-		return failure(err.Error(), impact, "The kubelet limits all clients of the node to 100 requests a second: find the client that sends more.")
+		return failure(err.Error(), impact, "The kubelet limits all clients of the node to 100 requests a second: find the client with more requests.")
 	}
 	return failure(fmt.Sprintf("list pod resources at %s: %v", socket, err), impact, "Read the kubelet's log (journalctl -u kubelet).")
 }

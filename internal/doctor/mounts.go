@@ -13,7 +13,7 @@ type mountPoints []string
 // mountinfoUnescaper decodes the octal escapes of mountinfo.
 var mountinfoUnescaper = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
 
-// readMounts reads mountinfo (proc_pid_mountinfo(5)). It returns nil if the file is unreadable.
+// readMounts reads mountinfo (proc_pid_mountinfo(5)). An unreadable file returns nil.
 func readMounts(proc string) (points mountPoints) {
 	text, err := os.ReadFile(filepath.Join(proc, "self", "mountinfo"))
 	if err != nil {
@@ -58,7 +58,7 @@ func (r *report) isContainerDir(path string) bool {
 	return r.inContainer() && len(r.mounts) > 0 && r.mounts.covering(resolveExisting(path)) == "/"
 }
 
-// resolveExisting returns the path, or its nearest folder that exists, without links.
+// resolveExisting returns the path or the nearest existing parent, without links.
 func resolveExisting(path string) string {
 	for {
 		resolved, err := filepath.EvalSymlinks(path)

@@ -1,12 +1,12 @@
-// Package loglimit limits log messages that repeat.
+// Package loglimit limits repeated log messages.
 package loglimit
 
 import "time"
 
-// maxKeys bounds a limiter's memory. At the limit, keys whose interval has passed are dropped; if none has, all are.
+// maxKeys bounds the memory of a limiter. At the limit, expired keys are dropped; without expired keys, all keys.
 const maxKeys = 1024
 
-// Limiter allows one message per key and interval. It is not safe for concurrent use.
+// Limiter allows a message per key and interval. A Limiter is not safe for concurrent use.
 type Limiter[K comparable] struct {
 	interval time.Duration
 	last     map[K]time.Time // when a message of the key was last allowed

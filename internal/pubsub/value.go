@@ -1,4 +1,4 @@
-// Package pubsub publishes values: readers take the newest value and wait for the next one.
+// Package pubsub publishes values: readers get the newest value and wait for changes.
 package pubsub
 
 import "sync"
@@ -11,7 +11,7 @@ type Value[T any] struct {
 	changed chan struct{} // guarded by mu; nil until a reader asks
 }
 
-// Get returns the value and a channel that the next Set closes. Readers must not change what the value refers to.
+// Get returns the value and a channel that the next Set closes. The value is read-only.
 func (v *Value[T]) Get() (T, <-chan struct{}) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -21,7 +21,7 @@ func (v *Value[T]) Get() (T, <-chan struct{}) {
 	return v.value, v.changed
 }
 
-// Set replaces the value and wakes all readers. The caller hands over what the value refers to.
+// Set replaces the value and wakes all readers. The caller must not change the value afterwards.
 func (v *Value[T]) Set(value T) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package program runs a test binary as the program that it tests.
+// Package program runs a test binary as the program under test.
 package program
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Env is the variable that makes a test binary the program.
+// Env is the variable that turns a test binary into the program.
 const Env = "PODGAUGE_TEST_PROGRAM"
 
 const (
@@ -21,7 +21,7 @@ const (
 	pollInterval = 20 * time.Millisecond
 )
 
-// Main runs the tests, or the program in a process that Start has started.
+// Main runs the tests; in a process of Start, it runs the program.
 func Main(m *testing.M, main func()) {
 	if os.Getenv(Env) != "" {
 		main()
@@ -30,15 +30,15 @@ func Main(m *testing.M, main func()) {
 	os.Exit(m.Run())
 }
 
-// RunningProgram is a podgauge that serves.
+// RunningProgram is a running podgauge.
 type RunningProgram struct {
 	URL string // of /metrics
 
 	command      *exec.Cmd
-	stderrClosed chan struct{} // closed when stderr is at its end
+	stderrClosed chan struct{} // closed at the end of stderr
 }
 
-// Start runs the program until the test ends, on a free port. Its folders are its caller's to choose.
+// Start runs the program on a free port until the test ends. The caller sets the flags of folders.
 func Start(t *testing.T, env []string, args ...string) *RunningProgram {
 	t.Helper()
 	command := exec.Command(os.Args[0], append(args, "--web.listen-address=127.0.0.1:0")...)
@@ -64,7 +64,7 @@ func Start(t *testing.T, env []string, args ...string) *RunningProgram {
 		io.Copy(io.Discard, stderr)
 	}()
 	if p.URL == "" {
-		t.Fatal("the program does not log where it listens")
+		t.Fatal("the program did not log its address")
 	}
 	return p
 }
@@ -116,7 +116,7 @@ func WaitUntil(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// ShortDir returns a temporary folder in which the paths of unix sockets are short enough.
+// ShortDir returns a temporary folder with a short path, as unix sockets need.
 func ShortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "pg")

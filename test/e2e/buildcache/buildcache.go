@@ -1,7 +1,7 @@
-// Package buildcache builds the programs that the tests run, and keeps the binaries in a cache folder.
+// Package buildcache builds the programs of the tests, and keeps the binaries in a cache folder.
 //
-// Each program is built in a Go module of its own that is written beside its binaries, so that its dependencies have the versions of its
-// release. Go verifies all sources against its checksum database.
+// The Go module of each build is written beside the binaries: all dependencies have the versions of the program's release. Go verifies the
+// sources against the checksum database.
 package buildcache
 
 import (
@@ -33,7 +33,7 @@ type BuildSpec struct {
 	Cache         string // folder of the binaries within the cache folder
 }
 
-// Dir returns the folder of the binaries, in the user's cache folder or in that of PODGAUGE_E2E_CACHE.
+// Dir returns the folder of the binaries, in PODGAUGE_E2E_CACHE or in the user's cache folder.
 func (p BuildSpec) Dir() (string, error) {
 	cache := os.Getenv("PODGAUGE_E2E_CACHE")
 	if cache == "" {
@@ -46,7 +46,7 @@ func (p BuildSpec) Dir() (string, error) {
 	return filepath.Join(cache, p.Cache), nil
 }
 
-// BuiltDir returns Dir if its binaries are those of p, and an error that names the command to build them otherwise.
+// BuiltDir returns Dir if the binaries are those of p; otherwise an error with the command to build them.
 func (p BuildSpec) BuiltDir() (dir string, err error) {
 	if dir, err = p.Dir(); err != nil {
 		return "", err
@@ -56,7 +56,7 @@ func (p BuildSpec) BuiltDir() (dir string, err error) {
 		return "", err
 	}
 	if got, err := os.ReadFile(p.stampFile(dir)); err != nil || string(got) != want {
-		return "", fmt.Errorf("%s %s is not built: run `go run ./cmd/e2e setup` in test/e2e (`setup all` for all versions, `setup monitoring` for those of a cluster)", p.Name, p.Version)
+		return "", fmt.Errorf("%s %s is not built: run `go run ./cmd/e2e setup` in test/e2e (`setup all` for all versions, `setup monitoring` for a cluster)", p.Name, p.Version)
 	}
 	return dir, nil
 }
@@ -98,7 +98,7 @@ func (p BuildSpec) Source(ctx context.Context) (dir string, err error) {
 // module returns the module's path and version.
 func (p BuildSpec) module() string { return p.Module + "@" + cmp.Or(p.ModuleVersion, p.Version) }
 
-// download has Go download the module, and decodes what `go mod download -json` prints of it.
+// download downloads the module, and decodes the output of `go mod download -json`.
 func (p BuildSpec) download(ctx context.Context, into any) error {
 	download := exec.CommandContext(ctx, "go", "mod", "download", "-json", p.module())
 	download.Dir, download.Env = os.TempDir(), goEnv()
@@ -112,13 +112,13 @@ func (p BuildSpec) download(ctx context.Context, into any) error {
 	return nil
 }
 
-// ownTree matches a replace directive that points into the module's own tree.
+// ownTree matches a replace directive with a folder of the module.
 var ownTree = regexp.MustCompile(`(?m)^\s*(?:replace )?(\S+) => \./`)
 
-// prepareModule writes the module that requires p.Module, and returns its folder.
+// prepareModule writes a module with a requirement of p.Module, and returns its folder.
 //
-// Replace directives of a required module do not hold. Modules that it replaces by a folder of its own tree are required as published: with the
-// same version, and for k8s.io with v0 in place of v1.
+// Go ignores replace directives of a requirement. Modules replaced by a folder of p.Module are required as published: with the same version,
+// and for k8s.io with v0 in place of v1.
 func (p BuildSpec) prepareModule(ctx context.Context, dir string) (string, error) {
 	if p.Module == "" {
 		return moduleDir()

@@ -1,4 +1,4 @@
-// Package containerd names the containerd that the tests run where Debian's will not do: that one is 1.6, which knows nothing of CDI.
+// Package containerd builds the containerd of the CDI tests: Debian's containerd 1.6 lacks CDI.
 package containerd
 
 import (
@@ -8,12 +8,12 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/buildcache"
 )
 
-// Version is the one that is built.
+// Version of containerd.
 const Version = "v2.4.2"
 
 const module = "github.com/containerd/containerd/v2"
 
-// containerdProgram leaves out what would take C libraries or devices to run. The shim is the runtime's: each containerd wants its own.
+// containerdProgram is built without snapshotters that need C libraries. Each containerd needs the shim of its own version.
 var containerdProgram = buildcache.BuildSpec{
 	Name: "containerd", Version: Version, Module: module, Cache: "containerd-" + Version,
 	Packages:    []string{"cmd/containerd", "cmd/containerd-shim-runc-v2"},
@@ -21,10 +21,10 @@ var containerdProgram = buildcache.BuildSpec{
 	Tags:        "no_btrfs,no_devmapper,no_zfs",
 }
 
-// BinaryDir returns the folder of containerd and containerd-shim-runc-v2, or an error that says how to build them.
+// BinaryDir returns the folder of containerd and containerd-shim-runc-v2, or an error with the command to build both.
 func BinaryDir() (dir string, err error) { return containerdProgram.BuiltDir() }
 
-// Build builds them unless that is done already; the compiler's words go to log. From nothing it takes a minute or two.
+// Build builds containerd and its shim, unless both are built. The output of the compiler goes to log. A cold build takes two minutes.
 func Build(ctx context.Context, log io.Writer) (dir string, err error) {
 	return containerdProgram.Build(ctx, log)
 }

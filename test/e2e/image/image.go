@@ -11,11 +11,11 @@ import (
 	"runtime"
 )
 
-// Image is one program with the arguments that it gets when a container names none.
+// Image is a program with default arguments.
 type Image struct {
-	// Name is what pods call it, with a tag: local.test/box:1.
+	// Name and tag, as in a pod: local.test/box:1.
 	Name string
-	// Program is the content of a statically linked binary; it lies in the image's file system under Path.
+	// Program is the content of a statically linked binary. Path is its place in the image.
 	Program []byte
 	// Path is absolute.
 	Path string
@@ -23,7 +23,7 @@ type Image struct {
 	Args []string
 }
 
-// The media types of the OCI image specification that are needed here.
+// Media types of the OCI image specification.
 const (
 	typeLayer    = "application/vnd.oci.image.layer.v1.tar"
 	typeConfig   = "application/vnd.oci.image.config.v1+json"
@@ -31,7 +31,7 @@ const (
 	typeIndex    = "application/vnd.oci.image.index.v1+json"
 )
 
-// ociDescriptor names a blob by its content.
+// ociDescriptor identifies a blob by its digest.
 // https://github.com/opencontainers/image-spec/blob/main/descriptor.md
 type ociDescriptor struct {
 	MediaType   string            `json:"mediaType"`
@@ -42,7 +42,7 @@ type ociDescriptor struct {
 
 type jsonObject = map[string]any
 
-// Write writes the image as the tar of an OCI image layout, which `ctr images import` takes. The same image gives the same bytes.
+// Write writes the image as the tar of an OCI image layout, for `ctr images import`. The bytes are reproducible.
 func (i Image) Write(w io.Writer) error {
 	out := layoutWriter{tar: tar.NewWriter(w)}
 	layer := out.blob(typeLayer, i.layer())
@@ -65,7 +65,7 @@ func (i Image) Write(w io.Writer) error {
 	return nil
 }
 
-// layer is the image's file system: the program and the folders on which a runtime mounts.
+// layer returns the file system of the image: the program and the mount points of a runtime.
 func (i Image) layer() []byte {
 	var b bytes.Buffer
 	out := layoutWriter{tar: tar.NewWriter(&b)}
@@ -73,11 +73,11 @@ func (i Image) layer() []byte {
 		out.header(&tar.Header{Name: folder, Typeflag: tar.TypeDir, Mode: 0o755})
 	}
 	out.file(i.Path[1:], i.Program)
-	out.tar.Close() // a bytes.Buffer takes everything
+	out.tar.Close() // a bytes.Buffer returns no error
 	return b.Bytes()
 }
 
-// layoutWriter writes a tar. A tar.Writer keeps its first error and gives it back on Close, so that only Close is asked.
+// layoutWriter writes a tar. A tar.Writer returns its first error on Close, so other calls are not checked.
 type layoutWriter struct{ tar *tar.Writer }
 
 func (l layoutWriter) header(h *tar.Header) { _ = l.tar.WriteHeader(h) }
@@ -97,7 +97,7 @@ func (l layoutWriter) json(mediaType string, content jsonObject) ociDescriptor {
 	return l.blob(mediaType, encode(content))
 }
 
-// encode panics on what cannot be encoded: only this file's own literals reach it.
+// encode returns the JSON of a literal of this file, and panics on errors.
 func encode(content jsonObject) []byte {
 	b, err := json.Marshal(content)
 	if err != nil {

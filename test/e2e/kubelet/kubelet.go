@@ -1,4 +1,4 @@
-// Package kubelet names the real kubelets that the tests run against.
+// Package kubelet builds the real kubelets of the tests.
 package kubelet
 
 import (
@@ -12,13 +12,13 @@ import (
 	"github.com/podgauge/podgauge/test/e2e/buildcache"
 )
 
-// DefaultVersion is the version that the tests use when nobody names one.
+// DefaultVersion is the version of the tests without KUBELET_VERSION.
 const DefaultVersion = "v1.37.1"
 
-// Versions are those that can be built, the default first.
+// Versions returns all supported versions, DefaultVersion first.
 func Versions() []string { return []string{DefaultVersion, "v1.36.3"} }
 
-// BinaryPath returns the path of a kubelet that was built from what its folder says now, or an error that says how to build it.
+// BinaryPath returns the path of a built kubelet, or an error with the command to build it.
 func BinaryPath(version string) (string, error) {
 	p, err := kubeletProgram(version)
 	if err != nil {
@@ -28,8 +28,8 @@ func BinaryPath(version string) (string, error) {
 	return filepath.Join(dir, p.Name), err
 }
 
-// Build builds a kubelet unless that is done already; the compiler's words go to log. From nothing it takes some minutes, about 1.5 GB of
-// memory and 2 GB of Go's build cache.
+// Build builds a kubelet, unless it is built. The output of the compiler goes to log. A cold build takes some minutes, 1.5 GB of memory and
+// 2 GB of Go's build cache.
 func Build(ctx context.Context, version string, log io.Writer) (path string, err error) {
 	p, err := kubeletProgram(version)
 	if err != nil {
@@ -41,7 +41,7 @@ func Build(ctx context.Context, version string, log io.Writer) (path string, err
 
 func kubeletProgram(version string) (buildcache.BuildSpec, error) {
 	if !slices.Contains(Versions(), version) {
-		return buildcache.BuildSpec{}, fmt.Errorf("there is no kubelet %s: there are %s", version, strings.Join(Versions(), ", "))
+		return buildcache.BuildSpec{}, fmt.Errorf("unknown kubelet %s, want one of %s", version, strings.Join(Versions(), ", "))
 	}
 	return buildcache.BuildSpec{
 		Name: "kubelet", Version: version, Module: "k8s.io/kubernetes", Cache: version,
@@ -49,7 +49,7 @@ func kubeletProgram(version string) (buildcache.BuildSpec, error) {
 	}, nil
 }
 
-// LinkerFlags give a program of Kubernetes the version that its release process would stamp on it: the kubelet reports it as the node's.
+// LinkerFlags returns the flags that stamp a version on a program of Kubernetes, as its release process does.
 func LinkerFlags(version string) string {
 	const pkg = "k8s.io/component-base/version."
 	numbers := strings.Split(strings.TrimPrefix(version, "v"), ".")

@@ -16,7 +16,7 @@ import (
 // repoRoot is the repository's, seen from test/e2e.
 const repoRoot = "../.."
 
-// runCluster has a cluster stand until ctx ends, with podgauge-sim's image as if a registry had it: under the tag that the chart asks for.
+// runCluster runs a cluster until ctx is done. Its node has the image of podgauge-sim under the tag of the chart.
 func runCluster(ctx context.Context, out io.Writer) (err error) {
 	if err := cluster.CheckRequirements(cluster.BasePrograms()); err != nil {
 		return err
@@ -68,7 +68,7 @@ func runCluster(ctx context.Context, out io.Writer) (err error) {
 // imagePattern is the chart's.
 var imagePattern = regexp.MustCompile(`(?m)^ +image: "?([^"\n]+)"?$`)
 
-// pauseImage is the image of deploy/pod.yaml, which does nothing; the tests' own can do that too.
+// pauseImage is the image of deploy/pod.yaml. The program of the tests replaces it.
 const pauseImage = "registry.k8s.io/pause:3.10"
 
 const instructions = `%s is ready: Kubernetes %s, with the image %s. Ctrl-C ends it and leaves nothing. In another terminal, as root:
