@@ -88,25 +88,11 @@ func (d *document) readersBelow(path string) map[string]reader {
 		case !below || key == "":
 		case deeper:
 			known[key] = func(n *yaml.Node, path string) error {
-				return d.readFields(n, path, d.readersBelow(child+"."), d.ignoredBelow(child+"."))
+				return d.readFields(n, path, d.readersBelow(child+"."), nil)
 			}
 		default:
 			known[key] = func(n *yaml.Node, _ string) error {
 				d.values[child] = n
-				return nil
-			}
-		}
-	}
-	return known
-}
-
-// ignoredBelow returns the readers of the ignored keys below a path.
-func (d *document) ignoredBelow(path string) map[string]reader {
-	known := map[string]reader{}
-	for _, ignored := range ignoredKeys {
-		if key, below := strings.CutPrefix(ignored, path); below {
-			known[key] = func(n *yaml.Node, path string) error {
-				d.addNotice(n, "%s: key of NVIDIA's GPU feature discovery, ignored", path)
 				return nil
 			}
 		}
@@ -129,6 +115,8 @@ func (d *document) readFields(n *yaml.Node, path string, known, hidden map[strin
 			read, ok = hidden[e.key]
 		}
 		switch {
+		case slices.Contains(ignoredKeys, strings.TrimPrefix(path+e.key, d.prefix)):
+			d.addNotice(e.value, "%s: key of NVIDIA's GPU feature discovery, ignored", path+e.key)
 		case !ok:
 			d.unknown = append(d.unknown, UnknownKey{
 				File: d.file, Line: e.value.Line, Key: quoteUnprintable(path + e.key), Hint: suggestKey(e.key, slices.Sorted(maps.Keys(known))),

@@ -247,14 +247,14 @@ func TestConfigChanges(t *testing.T) {
 func invalidConfigRejected(ctx context.Context, t *testing.T, n *node.RealNode, d *podgaugeProcess, config *configMapFile, offered idsByResource) {
 	t.Helper()
 	config.write(t, strings.Replace(timeSlicingConfig(2), "replicas: 2", "replicas: two", 1))
-	await(ctx, t, "the config is refused", func(context.Context) error {
-		if lines := d.logLines(t, "config refused", "replicas"); len(lines) != 1 {
+	await(ctx, t, "the config is rejected", func(context.Context) error {
+		if lines := d.logLines(t, "config rejected", "replicas"); len(lines) != 1 {
 			return fmt.Errorf("it says %q", lines)
 		}
 		return nil
 	})
 	await(ctx, t, "it was looked at thrice more", waitSince(time.Now(), 3*time.Second))
-	if lines := d.logLines(t, "config refused"); len(lines) != 1 {
+	if lines := d.logLines(t, "config rejected"); len(lines) != 1 {
 		t.Errorf("an invalid config is said %d times: %q", len(lines), lines)
 	}
 	if err := errors.Join(hasResources(n, offered)(ctx), d.checkProbe(ctx, "/healthz"), checkReady(ctx, d)); err != nil {
