@@ -1,15 +1,11 @@
-// Package nvml is everything this program knows about NVIDIA.
+// Package nvml is the backend for NVIDIA's GPUs: enumeration, MIG devices, events and links.
 //
-// It answers for NVIDIA's GPUs through libnvidia-ml.so.1, which go-nvml opens
-// while the program runs: so the driver may be absent, appear later, be old, lack
-// functions, hang, or fail for one GPU alone. metrics_*.go have a row for each thing
-// that is read, calls.go one for each that is asked for by a call of its own, health.go
-// one for each that is judged, xids.go and event_types.go one for each report of the driver's,
-// symbols.go one for each function that is called; and collection.go says what is asked for
-// when.
+// go-nvml opens libnvidia-ml.so.1 at run time, so the driver may be absent, appear later, be old, lack functions, hang, or fail for a
+// single GPU. Package lib knows the library, package metric the rows, package collect the readings and checks, package xid the reports.
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -21,22 +17,17 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// Options say where things are. The zero Options fit a driver that is installed
-// beside this program.
+// Options are the folders of the driver. The zero Options fit a driver beside this program.
 type Options struct {
-	// DriverRoots are folders under which the driver may be installed. They are
-	// searched in this order, and before the places that the dynamic linker knows.
+	// DriverRoots are folders with an installed driver, in search order. The dynamic linker's folders come last.
 	DriverRoots []string
-	// DevRoot is where the device nodes are looked for: <DevRoot>/dev/nvidiactl.
-	// They are listed without it. Default: /.
+	// DevRoot is the parent of dev with the device nodes. Default: /.
 	DevRoot string
-	// SysRoot is where sysfs is mounted. Default: /sys.
+	// SysRoot is the mount point of sysfs. Default: /sys.
 	SysRoot string
-	// ProcRoot is where procfs is mounted, in which the driver says which device
-	// nodes open a MIG slice. Default: /proc.
+	// ProcRoot is the mount point of procfs, with the device nodes of MIG devices. Default: /proc.
 	ProcRoot string
-	// PerLink has Read give what is known of each single NVLink as well: the rows are
-	// those of MetricsPerLink.
+	// PerLink adds the rows of each NVLink: metric.MetricsPerLink.
 	PerLink bool
 }
 
@@ -48,43 +39,34 @@ var (
 	_ device.ProcessLister      = (*Backend)(nil)
 )
 
-// Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices or Links
-// and one Wait may run at the same time. While the library is not initialised, Read,
-// Check and Wait fail at once, also when its initialisation hangs.
+// Backend is NVIDIA's device.Backend. Calls for different GPUs, one Devices or Links and one Wait may run at the same time. Without an
+// initialized library Read, Check and Wait fail at once, even while the initialization hangs.
 type Backend struct {
 	options Options
 	metrics []device.Metric
 	plan    *metric.ReadPlan
 
-	// Inventory is the newest listing, with the driver that it came from; nil while
-	// there is none. Written by Devices and Close; a table itself is never written.
+	// inventory is the newest listing, nil before the first. Written by Devices and Close.
 	inventory atomic.Pointer[inventory]
-	// lastInventory is the last listing before Close, for XidAt; it is only told from, and nobody is
-	// asked by its handles.
-	lastInventory atomic.Pointer[inventory]
-	// missingFamilies is what Missing returns; written by Devices.
-	missingFamilies atomic.Pointer[[]string]
-	// libraryInfo is what About returns; written by Devices.
-	libraryInfo atomic.Pointer[LibraryInfo]
+	// lastInventory is the last listing before Close, for XidEventAt. Its handles are invalid.
+	lastInventory   atomic.Pointer[inventory]
+	missingFamilies atomic.Pointer[[]string]    // written by Devices
+	libraryInfo     atomic.Pointer[LibraryInfo] // written by Devices
+	histories       collect.Histories
+	pendingCalls    *lib.PendingCalls
+	probeDone       chan struct{} // has an element after the end of a probe
 
 	mu sync.Mutex
-	// All below are guarded by mu, which Devices holds for as long as it runs.
-	lib             nvml.Interface       // nil until a library was found that can be used
-	libraryFile     lib.LibraryFile      // that the library was loaded from
-	session         *nvmlSession         // nil while the library is not initialised
-	initialized     bool                 // it was initialised once
-	driverRestarted bool                 // the driver ended what an earlier Init had begun
-	probes          map[int]*deviceProbe // that have not been answered in time, by index
+	// Devices holds mu, which guards the fields below.
+	lib             nvml.Interface  // nil: not found yet
+	libraryFile     lib.LibraryFile // loaded
+	session         *nvmlSession    // nil: not initialized
+	initialized     bool            // at least once
+	driverRestarted bool            // the driver has ended an earlier Init
+	probes          map[int]*deviceProbe
+	delisted        []*gpu // with GPM samples
 
-	histories    collect.Histories
-	pendingCalls *lib.PendingCalls
-	// probeDone has one when a listing has an answer to look at.
-	probeDone chan struct{}
-
-	// delisted are GPUs that are no longer listed and have samples of the library.
-	delisted []*gpu
-
-	// eventsMu guards events. Wait holds it for as long as it runs.
+	// eventsMu guards eventSet. Wait holds it.
 	eventsMu sync.Mutex
 	eventSet eventSet
 }
@@ -92,26 +74,21 @@ type Backend struct {
 // nvmlSession is the library after one Init. It is never written.
 type nvmlSession struct {
 	*lib.Session
-	// pendingCalls is the Backend's.
 	pendingCalls *lib.PendingCalls
-	// commonLabels are the labels that all GPUs share.
-	commonLabels []device.Label
-	// eventsNameInstances says that events name the instances of the slice that they are about.
-	// Where go-nvml has only the older function to wait with, it gives zeros instead,
-	// which are the numbers of instances that may exist.
+	commonLabels []device.Label // of all GPUs
+	// eventsNameInstances is false with the older function for waiting: go-nvml then fills in zeros, valid numbers of instances.
 	eventsNameInstances bool
 }
 
 // gpu is a GPU as long as it is listed.
 type gpu struct {
 	*collect.GPUReader
-	device device.Device // its Index and Nodes are those of no listing: see asDevice
-	// layout is how the GPU is partitioned, as the newest listing that could tell found;
-	// never nil, and written by Devices.
+	device device.Device // asDevice adds index and nodes
+	// layout is the partitioning by the newest successful listing; never nil. Written by Devices.
 	layout atomic.Pointer[migLayout]
 }
 
-// inventory is one listing.
+// inventory is a listing.
 type inventory struct {
 	*nvmlSession
 	gpus     []*gpu
@@ -120,17 +97,9 @@ type inventory struct {
 	byIndex  map[int]*gpu
 }
 
-// New asks nothing of the driver: the first Devices does.
+// New returns a Backend. The first Devices loads the library.
 func New(o Options) *Backend {
-	if o.DevRoot == "" {
-		o.DevRoot = "/"
-	}
-	if o.SysRoot == "" {
-		o.SysRoot = "/sys"
-	}
-	if o.ProcRoot == "" {
-		o.ProcRoot = "/proc"
-	}
+	o.DevRoot, o.SysRoot, o.ProcRoot = cmp.Or(o.DevRoot, "/"), cmp.Or(o.SysRoot, "/sys"), cmp.Or(o.ProcRoot, "/proc")
 	plan := metric.NewReadPlan(o.PerLink)
 	return &Backend{
 		options: o, metrics: plan.Metrics(), plan: plan,
@@ -138,11 +107,10 @@ func New(o Options) *Backend {
 	}
 }
 
-// Metrics are the rows that Read fills. No driver is needed to know them.
+// Metrics returns the rows of Read, without a driver too.
 func (b *Backend) Metrics() []device.Metric { return b.metrics }
 
-// MissingFamilies names the metric families of which something is absent because the
-// driver's library lacks a function. It is nil until one was initialised.
+// MissingFamilies returns the metric families with a row beyond the library's functions; nil before the first Init.
 func (b *Backend) MissingFamilies() []string {
 	if missing := b.missingFamilies.Load(); missing != nil {
 		return *missing
@@ -150,10 +118,8 @@ func (b *Backend) MissingFamilies() []string {
 	return nil
 }
 
-// Close gives the driver up. No call may be under way, and none that hangs may
-// ever return: NVML does not survive being shut down beneath a call. For questions that
-// were left behind it waits, for as long as they hang. A Devices that comes
-// later starts it again.
+// Close shuts the library down, after all pending calls: NVML does not survive a shutdown during a call. No other call may be under way.
+// A later Devices starts the library again.
 func (b *Backend) Close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -162,7 +128,7 @@ func (b *Backend) Close() {
 	inv := b.inventory.Swap(nil)
 	b.lastInventory.Store(inv)
 	b.pendingCalls.Wait()
-	if b.session == nil { // without an Init, Shutdown may be a symbol of no library
+	if b.session == nil { // without an Init no library may have Shutdown
 		return
 	}
 	if inv != nil {
@@ -172,14 +138,14 @@ func (b *Backend) Close() {
 		g.FreeSamples(b.session.Session)
 	}
 	b.delisted = nil
-	if b.eventSet.session == b.session { // else the set went with an earlier Init
+	if b.eventSet.session == b.session { // a set of an earlier Init is gone
 		b.eventSet.free()
 	}
 	b.session = nil
-	_ = b.lib.Shutdown() // what it answers changes nothing for us
+	_ = b.lib.Shutdown() // a failure changes nothing
 }
 
-// Idle reports whether no call to the driver runs in the background.
+// Idle reports whether no call of a listing is pending.
 func (b *Backend) Idle() bool { return b.pendingCalls.Idle() }
 
 // findGPU finds a GPU in the newest listing.
@@ -195,7 +161,7 @@ func (b *Backend) findGPU(id device.GPU) (*gpu, error) {
 	return g, nil
 }
 
-// Read returns the values of a GPU.
+// Read appends the values of a GPU and of its MIG devices.
 func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
 	g, err := b.findGPU(id)
 	if err != nil {
@@ -204,7 +170,7 @@ func (b *Backend) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 	return g.Read(buf)
 }
 
-// Check returns an error if a GPU is not healthy.
+// Check returns an error for an unhealthy GPU.
 func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
 	g, err := b.findGPU(id)
 	if err != nil {
@@ -213,7 +179,7 @@ func (b *Backend) Check(id device.GPU) (device.ResetEvidence, error) {
 	return g.Check()
 }
 
-// ReadProcessUsage lists the processes of a GPU and what each uses.
+// ReadProcessUsage appends the processes of a GPU with their usage.
 func (b *Backend) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
 	g, err := b.findGPU(id)
 	if err != nil {
@@ -222,7 +188,7 @@ func (b *Backend) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (us
 	return g.ReadProcessUsage(buf)
 }
 
-// Processes lists the processes that have a context on a device.
+// Processes returns the processes with a context on a device.
 func (b *Backend) Processes(d device.Device) ([]uint32, error) {
 	g, err := b.findGPU(d.GPU)
 	if err != nil {

@@ -9,37 +9,32 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// How long a listing waits for answers, counted from the newest one: a driver may
-// give them one after the other. A GPU that was never listed may have to be started up
-// first, which takes seconds. Of one that is known there is enough to list, and what
-// is overdue has had its time.
+// Timeouts of a listing count from the newest result, since a driver may serialize calls. A new GPU may take seconds to start. A known GPU
+// is listed without its result. An overdue probe has used up its time.
 const (
 	newGPUTimeout       = 4 * time.Second
 	knownGPUTimeout     = time.Second
 	pendingProbeTimeout = 50 * time.Millisecond
 )
 
-// deviceProbe is what a listing asks at one index. It has a goroutine of its own, since
-// the answer may never come: then the GPU is listed without it, if it is known, and
-// the question stays, and is not asked a second time. So a GPU that hangs costs one
-// thread, and no listing.
+// deviceProbe examines an index on a goroutine of its own, since a call may never return. A probe that hangs is kept and not repeated: a
+// GPU that hangs costs one thread and no listing.
 type deviceProbe struct {
 	session    *nvmlSession
-	timeout    time.Duration // how long it is waited for
-	identified chan struct{} // closed when it is known what is at the index
-	done       chan struct{} // closed when it was answered
-	result     probeResult   // not written after told was closed
+	timeout    time.Duration
+	identified chan struct{} // closed when result has the GPU
+	done       chan struct{} // closed at the end
+	result     probeResult   // written before identified is closed
 }
 
-// probeResult is what is at an index.
+// probeResult is the GPU at an index.
 type probeResult struct {
-	handle nvml.Device // nil where it could not be had
-	gpu    *gpu        // nil where err says why
-	isNew  bool        // the GPU was not known
-	err    error
-	layout *migLayout // how it is partitioned; nil where that cannot be told
-	// migErrs are of its slices that cannot be told, one each.
-	migErrs []string
+	handle  nvml.Device // nil: unknown
+	gpu     *gpu        // nil: see err
+	isNew   bool        // the GPU was unknown
+	err     error
+	layout  *migLayout // partitioning; nil: unknown
+	migErrs []string   // one for each unknown MIG device
 }
 
 func (p *deviceProbe) isDone() bool { return isClosed(p.done) }
@@ -53,9 +48,8 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// probeAll has a question be under way at each index, and returns what was found by
-// those that were answered in time. A GPU that has said who it is, and hangs as it is met,
-// was found too: only what is listed can be found to be ill.
+// probeAll examines each index, and returns the results in time. A GPU with a known identity counts as found even if its initialization
+// hangs: only listed GPUs can be marked unhealthy.
 func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeResult {
 	found, pending := map[int]probeResult{}, map[int]*deviceProbe{}
 	for i := range count {
@@ -65,20 +59,20 @@ func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeRe
 			probe = l.startProbe(i)
 		case !probe.isDone():
 			probe.timeout = pendingProbeTimeout
-		case probe.session != l.session || !probe.result.isNew:
-			probe = l.startProbe(i) // it is too late for that answer
+		case probe.session != l.session || !probe.result.isNew: // outdated
+			probe = l.startProbe(i)
 		}
 		l.probes[i], pending[i] = probe, probe
 	}
-	for lastAnswer := time.Now(); len(pending) > 0; {
+	for lastResult := time.Now(); len(pending) > 0; {
 		var timeout time.Duration
 		for i, probe := range pending {
 			if !probe.isDone() {
 				timeout = max(timeout, probe.timeout)
 				continue
 			}
-			lastAnswer = time.Now()
-			if probe.session != l.session { // handles of an earlier Init mean nothing any more
+			lastResult = time.Now()
+			if probe.session != l.session { // handles of an earlier Init are invalid
 				probe = l.startProbe(i)
 				l.probes[i], pending[i], timeout = probe, probe, max(timeout, probe.timeout)
 				continue
@@ -87,7 +81,7 @@ func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeRe
 			delete(pending, i)
 			delete(l.probes, i)
 		}
-		timer := time.NewTimer(timeout - time.Since(lastAnswer))
+		timer := time.NewTimer(timeout - time.Since(lastResult))
 		select {
 		case <-l.probeDone:
 			timer.Stop()
@@ -107,17 +101,16 @@ func (l *deviceListing) probeAll(ctx context.Context, count int) map[int]probeRe
 	return found
 }
 
-// startProbe begins a question.
 func (l *deviceListing) startProbe(index int) *deviceProbe {
 	probe := &deviceProbe{session: l.session, timeout: newGPUTimeout, identified: make(chan struct{}), done: make(chan struct{})}
 	if l.old.byIndex[index] != nil {
 		probe.timeout = knownGPUTimeout
 	}
-	old, probeDone, b := l.old, l.probeDone, l.Backend
+	old, b := l.old, l.Backend
 	l.pendingCalls.Start(func() {
 		probe.result = b.probeDevice(probe.session, index, old)
 		if g := probe.result.gpu; probe.result.isNew && g != nil {
-			g.Lock() // whoever reads it waits until it was met
+			g.Lock() // reads wait for the initialization
 			close(probe.identified)
 			g.Initialize()
 			g.Unlock()
@@ -126,16 +119,15 @@ func (l *deviceListing) startProbe(index int) *deviceProbe {
 		}
 		close(probe.done)
 		select {
-		case probeDone <- struct{}{}:
-		default: // somebody is told already
+		case b.probeDone <- struct{}{}:
+		default: // already signaled
 		}
 	})
 	return probe
 }
 
-// probeDevice finds out what is at an index. One that is known is asked for nothing but how it
-// is partitioned, and an answer that leaves that open changes nothing. While another
-// call about the GPU is under way it waits, and costs no thread.
+// probeDevice examines an index. A known GPU is asked only for its partitioning; without an answer nothing changes. While another call
+// about the GPU is under way, the probe waits.
 func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (result probeResult) {
 	previous := old.byIndex[index]
 	if previous != nil {
@@ -148,8 +140,8 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 		return result
 	}
 	result.handle, result.gpu = handle, old.byHandle[handle]
-	if result.gpu != nil && result.gpu != previous { // it has moved
-		if !result.gpu.TryLock() { // to wait for two could be to wait for each other
+	if result.gpu != nil && result.gpu != previous { // moved to this index
+		if !result.gpu.TryLock() { // two waiting probes could deadlock
 			return result
 		}
 		defer result.gpu.Unlock()
@@ -158,7 +150,7 @@ func (b *Backend) probeDevice(sess *nvmlSession, index int, old *inventory) (res
 	switch {
 	case result.gpu != nil && err != nil:
 		return result
-	case err != nil: // it might be offered, and be sliced
+	case err != nil: // an unpartitioned device must not be offered by mistake
 		result.err = err
 		return result
 	case result.gpu == nil:

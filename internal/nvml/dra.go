@@ -7,8 +7,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// draDriver is the name under which NVIDIA's driver for Dynamic Resource Allocation
-// gives GPUs and MIG slices. What it calls them depends on its age:
+// draDriver is NVIDIA's driver for Dynamic Resource Allocation. Its names of devices depend on its age:
 //
 //	gpu-<index>                                   of 2024, up to PR 428
 //	gpu-<index>-mig-<profile>-<start>-<size>      likewise
@@ -16,25 +15,21 @@ import (
 //	gpu-<minor>-mig-<profile>-<start>-<size>      likewise, up to PR 852
 //	gpu-<minor>-mig-1g10gb-me-<profile>-<start>   since PR 852 (early in 2026, v0.4)
 //
-// where profile is the number of a GPU instance's profile, and start and size are in
-// memory slices (CanonicalName in cmd/gpu-kubelet-plugin/deviceinfo.go and mig.go of
-// kubernetes-sigs/dra-driver-nvidia-gpu, which was NVIDIA/k8s-dra-driver-gpu before and
-// NVIDIA/k8s-dra-driver at first). "gpu-vfio-<n>" is a GPU that a virtual machine gets:
-// NVML does not know it.
+// <profile> is the number of a GPU instance's profile, <start> and <size> count memory slices (CanonicalName in
+// cmd/gpu-kubelet-plugin/deviceinfo.go and mig.go of kubernetes-sigs/dra-driver-nvidia-gpu, earlier NVIDIA/k8s-dra-driver-gpu and
+// NVIDIA/k8s-dra-driver). "gpu-vfio-<n>" is a GPU of a virtual machine, unknown to NVML.
 const draDriver = "gpu.nvidia.com"
 
-// The driver's CDI names end in the same names: k8s.gpu.nvidia.com/device=gpu-0, and
-// k8s.gpu.nvidia.com/claim=<the claim's UID>-gpu-0, of which PR 852 has left only the
-// second (cdi.go).
+// CDI names end in the same names: k8s.gpu.nvidia.com/device=gpu-0, and k8s.gpu.nvidia.com/claim=<UID of the claim>-gpu-0. Since PR 852
+// only the second form exists (cdi.go).
 const (
 	cdiDevicePrefix = "k8s." + draDriver + "/device="
 	cdiClaimPrefix  = "k8s." + draDriver + "/claim="
 	claimUIDLength  = len("dab5ab50-d59a-42a6-af16-cfd4628c0f7a-")
 )
 
-// ClaimedDevice returns the device on the board that a claim allocates. It returns none if the
-// claim is of something else, or if its name may mean several devices, as that of a GPU
-// whose index is the minor number of another one.
+// ClaimedDevice returns the device on the board for a claim. Claims of foreign devices, and ambiguous names, have none: an index may be
+// the minor number of a different GPU.
 func ClaimedDevice(c device.Claim, board []device.Status) (device.ID, bool) {
 	id, ok := deviceByCDIName(c, board)
 	if ok || c.Driver != draDriver {
@@ -45,18 +40,18 @@ func ClaimedDevice(c device.Claim, board []device.Status) (device.ID, bool) {
 		return "", false
 	}
 	gpu, ok := name.findGPU(board, byMinor)
-	if !ok {
+	switch {
+	case !ok:
 		return "", false
-	}
-	if name.wholeGPU {
+	case name.wholeGPU:
 		return wholeGPUDevice(gpu, board)
+	default:
+		return name.findMIGDevice(gpu, board)
 	}
-	return name.findMIGDevice(gpu, board)
 }
 
-// deviceByCDIName returns the device by a CDI name that ends in its UUID, as NVIDIA's own CDI specs
-// have them ("nvidia.com/gpu=GPU-…"): the runtime understands such a name in one way,
-// whichever driver uses it. Names of several devices name none.
+// deviceByCDIName returns the device of a CDI name with its UUID, as in NVIDIA's CDI specs ("nvidia.com/gpu=GPU-…"). Runtimes interpret
+// such a name in one way, for any driver. Names of several devices are ambiguous.
 func deviceByCDIName(c device.Claim, board []device.Status) (id device.ID, ok bool) {
 	for _, cdi := range c.CDI {
 		_, uuid, _ := strings.Cut(cdi, "=")
@@ -73,17 +68,16 @@ func deviceByCDIName(c device.Claim, board []device.Status) (id device.ID, ok bo
 	return id, ok
 }
 
-// draName is a device as the driver calls it.
+// draName is the driver's name of a device.
 type draName struct {
-	number               int // of the GPU: its index or its minor number
+	number               int // of the GPU: index or minor number
 	wholeGPU             bool
-	profile, start, size int    // of a slice; size is 0 where the name does not have it
-	profileName          string // "1g10gb-me"; "" where the name does not have it
+	profile, start, size int    // of a MIG device; size 0: not in the name
+	profileName          string // "1g10gb-me"; empty: not in the name
 }
 
-// draNameOf returns the driver's name for a claimed device, and whether the driver counts GPUs
-// by their minor numbers. The claim's own device name decides. If it is not understood, the
-// CDI names do, as long as they do not differ.
+// draNameOf returns the name of a claimed device, and whether its driver counts GPUs by minor number. The claim's device name decides;
+// otherwise the CDI names, if they agree.
 func draNameOf(c device.Claim) (name draName, byMinor, ok bool) {
 	name, fromDevice := parseDRAName(c.Device)
 	ok = fromDevice
@@ -110,7 +104,7 @@ func draNameOf(c device.Claim) (name draName, byMinor, ok bool) {
 	return name, name.profileName != "" || claims && !devices, ok
 }
 
-// parseDRAName reads a name of any of the forms.
+// parseDRAName parses a name of any age, from its end: the profile's name may contain a hyphen.
 func parseDRAName(text string) (draName, bool) {
 	text, ok := strings.CutPrefix(text, "gpu-")
 	if !ok {
@@ -121,7 +115,6 @@ func parseDRAName(text string) (draName, bool) {
 	if name.number, ok = parseDigits(number); !ok || name.wholeGPU {
 		return name, ok
 	}
-	// From the end, since the profile's name may have a hyphen.
 	migPart, last, ok := cutLastNumber(migPart)
 	if !ok {
 		return draName{}, false
@@ -148,23 +141,21 @@ func cutLastNumber(text string) (rest string, n int, ok bool) {
 	return text[:i], n, ok
 }
 
-// parseDigits takes a number as the driver writes it: 0, and never 00.
+// parseDigits parses a number in the driver's format: 0, never 00.
 func parseDigits(text string) (int, bool) {
 	n, err := strconv.ParseUint(text, 10, 31)
 	return int(n), err == nil && (len(text) == 1 || text[0] != '0')
 }
 
-// findGPU is the GPU that the driver means. A driver that may count by either number is
-// understood where both are one GPU's, or only one of them is anybody's.
+// findGPU returns the GPU of a name. If the driver may count by either number, both must select the same GPU, or one of them none.
 func (n draName) findGPU(board []device.Status, byMinor bool) (device.GPU, bool) {
-	for _, gone := range []bool{false, true} { // another one may have the number of one that is gone
+	for _, gone := range []bool{false, true} { // a present GPU may have the number of a lost GPU
 		var found device.GPU
 		certain := false
 		for i := range board {
 			s := &board[i]
 			matches := s.Minor == n.number || !byMinor && s.Index == n.number
-			// One whose minor number is not known may be it as well.
-			if !matches && s.Minor >= 0 || s.Gone != gone {
+			if !matches && s.Minor >= 0 || s.Gone != gone { // a GPU without a known minor number may match
 				continue
 			}
 			if found != "" && found != s.GPU {
@@ -179,7 +170,7 @@ func (n draName) findGPU(board []device.Status, byMinor bool) (device.GPU, bool)
 	return "", false
 }
 
-// wholeGPUDevice finds a GPU that can be held as a whole.
+// wholeGPUDevice returns the device of an unpartitioned GPU.
 func wholeGPUDevice(gpu device.GPU, board []device.Status) (device.ID, bool) {
 	for i := range board {
 		if s := &board[i]; s.GPU == gpu && s.WholeGPU() && !s.MIGEnabled {
@@ -189,38 +180,33 @@ func wholeGPUDevice(gpu device.GPU, board []device.Status) (device.ID, bool) {
 	return "", false
 }
 
-// findMIGDevice finds the slice by the place of its GPU instance. Where an instance has several
-// slices their profiles tell them apart, or nothing does. One that is gone is not meant:
-// the driver makes a slice in the place of another, for the next claim, under a name that
-// is the same.
-func (n draName) findMIGDevice(gpu device.GPU, board []device.Status) (id device.ID, ok bool) {
-	var found, exact int
-	var candidate, exactID device.ID
+// findMIGDevice finds the MIG device by the place of its GPU instance, and among several by the profile. Lost devices do not count: the
+// driver gives their place, and so their name, to a device of the next claim.
+func (n draName) findMIGDevice(gpu device.GPU, board []device.Status) (device.ID, bool) {
+	var found, exact []device.ID
 	for i := range board {
 		s := &board[i]
-		placement := s.Placement
-		if s.GPU != gpu || s.WholeGPU() || s.Gone || placement.Size == 0 ||
-			placement.Profile != n.profile || placement.Start != n.start || n.size > 0 && placement.Size != n.size {
+		p := s.Placement
+		if s.GPU != gpu || s.WholeGPU() || s.Gone || p.Size == 0 || p.Profile != n.profile || p.Start != n.start || n.size > 0 && p.Size != n.size {
 			continue
 		}
-		found, candidate = found+1, s.ID
+		found = append(found, s.ID)
 		if n.profileName != "" && matchesProfile(n.profileName, s.Profile) {
-			exact, exactID = exact+1, s.ID
+			exact = append(exact, s.ID)
 		}
 	}
 	switch {
-	case found == 1:
-		return candidate, true
-	case exact == 1:
-		return exactID, true
+	case len(found) == 1:
+		return found[0], true
+	case len(exact) == 1:
+		return exact[0], true
 	default:
 		return "", false
 	}
 }
 
-// matchesProfile compares a profile in a name, "1g10gb-me", with one as NVIDIA writes it,
-// "1g.10gb+me": the driver leaves dots out and has a hyphen for what a name in Kubernetes
-// cannot have (toRFC1123Compliant in mig.go).
+// matchesProfile compares a profile in a name, "1g10gb-me", with NVIDIA's spelling, "1g.10gb+me". The driver drops dots, and replaces other
+// characters invalid in Kubernetes by hyphens (toRFC1123Compliant in mig.go).
 func matchesProfile(inName, profile string) bool {
 	plain := strings.Map(func(r rune) rune {
 		switch {

@@ -5,21 +5,9 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/xid"
 )
 
-// EventTypeInfo is a type of event that is no Xid.
-type EventTypeInfo struct {
-	Name   string // as device.Event has it
-	Mask   uint64 // NVML's
-	Class  string
-	Effect string
-}
-
-// eventTypes are the types of event that are asked for besides Xids and the partitioning of a
-// GPU, where the GPU has them. Most come with an Xid, which has its own verdict: so those
-// that have the class information say no more than that something was mended, and for
-// what the GPU needs its recovery action is asked, which drivers that know the newer
-// types have.
-//
-// Single-bit errors, clocks, P-states and power sources are for metrics.
+// eventTypes are subscribed besides Xids and partitioning, on GPUs with these types. Most accompany an Xid with a class of its own, so
+// repairs are information; the recovery action of the same drivers decides the rest. Single-bit errors, clocks, P-states and power
+// sources are metrics.
 var eventTypes = [...]struct {
 	mask  uint64
 	kind  string
@@ -35,8 +23,7 @@ var eventTypes = [...]struct {
 	{nvml.EventTypeGpuRecoveryAction, "recovery_action", xid.Undecided}, // with 154
 }
 
-// requiredEventTypes are the types without which nothing would be heard, and wanted are all that are
-// asked for.
+// requiredEventTypes are subscribed alone if the driver rejects the rest.
 const requiredEventTypes uint64 = nvml.EventTypeXidCriticalError | nvml.EventMigConfigChange
 
 var subscribedEventTypes = func() uint64 {
@@ -47,7 +34,15 @@ var subscribedEventTypes = func() uint64 {
 	return types
 }()
 
-// EventTypes are the rows.
+// EventTypeInfo describes a type of event besides Xids.
+type EventTypeInfo struct {
+	Name   string // device.Event.Kind
+	Mask   uint64 // NVML's
+	Class  string
+	Effect string
+}
+
+// EventTypes describes all types besides Xids.
 func EventTypes() []EventTypeInfo {
 	var list []EventTypeInfo
 	for _, k := range eventTypes {

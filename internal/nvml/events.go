@@ -14,45 +14,38 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/collect"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 	"github.com/podgauge/podgauge/internal/nvml/xid"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
 const (
-	// eventWaitTimeout is how long the driver is waited for at a time. A call into it cannot
-	// be cancelled, so this is also how long the end of the process may have to wait.
+	// eventWaitTimeout is the duration of a wait in the driver. The wait cannot be canceled, so the end of the process waits as long.
 	eventWaitTimeout = time.Second
-	// minEventWait is how long a wait that brought nothing lasts. The driver's may end at
-	// once, on an interrupt, and the next one follows on its heels.
+	// minEventWait is the minimum duration of a wait without an event: an interrupt may end the driver's wait at once, again and again.
 	minEventWait = 50 * time.Millisecond
-	// gpuLockTimeout is how long calls about GPUs that are to be registered are waited for.
+	// gpuLockTimeout is the time for locking GPUs before their registration.
 	gpuLockTimeout = 20 * time.Millisecond
-	// registerTimeout is how long a GPU may take to be registered. What the others report is
-	// not heard meanwhile.
+	// registerTimeout is the time for registering a GPU. Events of the other GPUs wait.
 	registerTimeout = time.Second
 )
 
-// undeterminedXid is the number that NVML gives an Xid that it cannot tell.
+// undeterminedXid is NVML's number for an Xid without a known number.
 const undeterminedXid = 999
 
-// An event is told only to who has registered before it happens, and only once. So
-// the set is kept as long as it is sound, and no error is taken for an event: in
-// NVIDIA's own device plugin one lost GPU has Wait fail for ever, and each failure
-// condemns all GPUs of the node.
+// The driver delivers an event once, and only to sets registered before it. So a sound set is kept, and an error is no event: in NVIDIA's
+// device plugin a single lost GPU fails each wait, and each failure marks all GPUs of the node unhealthy.
 
-// eventSet is an event set and the GPUs that are registered with it. The zero events
-// has no set.
+// eventSet is an event set with its GPUs. The zero value has no set.
 type eventSet struct {
-	session       *nvmlSession // whose Init the set belongs to
+	session       *nvmlSession // of the set
 	set           nvml.EventSet
-	registrations map[*gpu]registration
+	registrations map[*gpu]gpuRegistration
 }
 
-// registration is how a GPU stands with the set.
-type registration struct {
-	state registrationState
-	// refusedIn is the listing during which the GPU could not be registered; nil: none.
-	refusedIn *inventory
-	// breaksSet says that the GPU has spoiled a set.
-	breaksSet bool
+// gpuRegistration is the state of a GPU in the set.
+type gpuRegistration struct {
+	state     registrationState
+	refusedIn *inventory // listing with a failed registration; nil: none
+	breaksSet bool       // the GPU has broken a set
 }
 
 type registrationState uint8
@@ -60,11 +53,10 @@ type registrationState uint8
 const (
 	unregistered registrationState = iota
 	registered
-	unsupported // it has no such events, and is not asked again
+	unsupported // without events, not asked again
 )
 
-// Wait waits for a second at most. The set of GPUs that it listens to follows the
-// listings. Only one Wait may run at a time.
+// Wait waits for an event, for a second at most. The GPUs of the set follow the listings. Only one Wait may run at a time.
 func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	if !b.eventsMu.TryLock() {
 		return device.Event{}, errors.New("an earlier wait has not come back")
@@ -77,14 +69,12 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	if ctx.Err() != nil {
 		return device.Event{}, nil
 	}
-	// Where there is nothing to wait for it takes its time all the same: the caller
-	// begins the next one at once.
 	began := time.Now()
 	if !inv.Symbols.SupportsEvents() {
-		sleepUntil(ctx, began.Add(eventWaitTimeout))
+		_ = retry.Sleep(ctx, eventWaitTimeout) // the caller waits again at once
 		return device.Event{}, nil
 	}
-	if b.eventSet.outdated(inv) { // to free the set would lose what it has still to tell
+	if b.eventSet.outdated(inv) { // freeing the set would lose its events
 		if data, ret := b.eventSet.set.Wait(0); ret == nvml.SUCCESS {
 			return b.toEvent(data), nil
 		}
@@ -93,7 +83,7 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 		return device.Event{}, err
 	}
 	if !b.eventSet.hasRegistered() {
-		sleepUntil(ctx, began.Add(eventWaitTimeout))
+		_ = retry.Sleep(ctx, eventWaitTimeout-time.Since(began))
 		return device.Event{}, nil
 	}
 	data, ret := b.eventSet.set.Wait(uint32(eventWaitTimeout.Milliseconds()))
@@ -101,18 +91,16 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	case nvml.SUCCESS:
 		return b.toEvent(data), nil
 	case nvml.ERROR_TIMEOUT:
-		sleepUntil(ctx, began.Add(minEventWait))
+		_ = retry.Sleep(ctx, minEventWait-time.Since(began))
 		return device.Event{}, nil
 	}
 	err := fmt.Errorf("nvmlEventSetWait: %w", lib.Error(ret))
-	if ret == nvml.ERROR_UNINITIALIZED { // then the set went with the library
+	if ret == nvml.ERROR_UNINITIALIZED { // the set is gone with the library
 		b.eventSet.abandon()
 		return device.Event{}, err
 	}
-	// It may be one lost GPU, for which each further wait would fail at once, and it
-	// is not said which. A new set is made, and that GPU does not get into it. It is
-	// made here: the next wait may begin a while later, and what the others report
-	// meanwhile would be told to nobody.
+	// A lost GPU, which NVML does not name, would fail each further wait at once. A new set, without that GPU, is made here: until the
+	// next wait the events of the others would be lost.
 	b.eventSet.free()
 	if retryErr := b.eventSet.update(inv); retryErr != nil {
 		err = fmt.Errorf("%w; %w", err, retryErr)
@@ -120,27 +108,15 @@ func (b *Backend) Wait(ctx context.Context) (device.Event, error) {
 	return device.Event{}, err
 }
 
-// sleepUntil returns at a time, or when ctx is done.
-func sleepUntil(ctx context.Context, until time.Time) {
-	timer := time.NewTimer(time.Until(until))
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-}
-
-// toEvent says what the driver's report means. One about a GPU that is not listed
-// names none.
+// toEvent returns the meaning of the driver's report. A report about an unlisted GPU names none.
 func (b *Backend) toEvent(data nvml.EventData) device.Event {
-	var e device.Event
+	inv := b.inventory.Load() // a listing may have ended during the wait
 	var g *gpu
-	inv := b.inventory.Load() // the newest: a listing may have run while we waited
+	var id device.GPU
 	if inv != nil {
-		g = inv.byHandle[data.Device]
-	}
-	if g != nil {
-		e.GPU = g.ID
+		if g = inv.byHandle[data.Device]; g != nil {
+			id = g.ID
+		}
 	}
 	switch data.EventType {
 	case nvml.EventTypeXidCriticalError:
@@ -148,23 +124,22 @@ func (b *Backend) toEvent(data nvml.EventData) device.Event {
 		if inv == nil || !inv.eventsNameInstances {
 			gi, ci = collect.NoInstanceID, collect.NoInstanceID
 		}
-		return inv.xidEvent(g, data.EventData, gi, ci)
+		return g.xidEvent(data.EventData, gi, ci)
 	case nvml.EventMigConfigChange:
-		e.PartitionChanged = true
-		return e
+		return device.Event{GPU: id, PartitionChanged: true}
 	}
 	for _, k := range eventTypes {
 		if k.mask == data.EventType {
-			means := g.classEvent(k.class)
-			means.GPU, means.Kind = e.GPU, k.kind
-			return means
+			e := g.classEvent(k.class)
+			e.GPU, e.Kind = id, k.kind
+			return e
 		}
 	}
 	return device.Event{}
 }
 
-// xidEvent is the report of an Xid of a GPU, which is nil where it is not known.
-func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Event {
+// xidEvent returns the event of an Xid. The GPU is nil if unknown.
+func (g *gpu) xidEvent(number uint64, gi, ci uint32) device.Event {
 	number = cmp.Or(number, undeterminedXid)
 	class := xid.ClassOf(number)
 	e := g.classEvent(class)
@@ -179,7 +154,7 @@ func (inv *inventory) xidEvent(g *gpu, number uint64, gi, ci uint32) device.Even
 	return e
 }
 
-// classEvent is what a report of a class means for the GPU, which is nil where it is not known.
+// classEvent returns the event of a class. The GPU is nil if unknown.
 func (g *gpu) classEvent(c xid.Class) device.Event {
 	e := c.Event()
 	if c == xid.Memory && g != nil && g.CanReportRecovery() {
@@ -189,27 +164,25 @@ func (g *gpu) classEvent(c xid.Class) device.Event {
 	return e
 }
 
-// XidEventAt says what another source's report of an Xid means, as Wait does of the driver's:
-// one about the GPU at a PCI address, of which the function does not matter. Known is
-// false where no such GPU is listed. While the driver is let go of, those are known that
-// were: what is told of them now may be what the reset is for that comes next.
+// XidEventAt returns the event of another source's report about the GPU at a PCI address, regardless of the function. Known is false
+// without such a GPU. After Close the last listing counts: reports may explain the reset to come.
 func (b *Backend) XidEventAt(address string, number uint64, gi, ci uint32) (e device.Event, known bool) {
 	inv := cmp.Or(b.inventory.Load(), b.lastInventory.Load())
 	if inv == nil {
 		return device.Event{}, false
 	}
-	addressWithoutFunction, _, _ := strings.Cut(address, ".")
+	withoutFunction, _, _ := strings.Cut(address, ".")
 	i := slices.IndexFunc(inv.gpus, func(g *gpu) bool {
 		pci, _, _ := strings.Cut(g.device.PCI, ".")
-		return pci == addressWithoutFunction && pci != ""
+		return pci == withoutFunction && pci != ""
 	})
 	if i < 0 {
 		return device.Event{}, false
 	}
-	return inv.xidEvent(inv.gpus[i], number, gi, ci), true
+	return inv.gpus[i].xidEvent(number, gi, ci), true
 }
 
-// outdated tells whether the set hears of a GPU that is gone.
+// outdated reports whether the set has a GPU beyond the listing.
 func (e *eventSet) outdated(inv *inventory) bool {
 	if e.set == nil || e.session != inv.nvmlSession {
 		return false
@@ -222,19 +195,18 @@ func (e *eventSet) outdated(inv *inventory) bool {
 	return false
 }
 
-// update has a set hear of all GPUs listed. To free a set loses what it had to tell,
-// so one goes on for as long as it can. Where a GPU has spoiled it, that is an error,
-// and the others hear by a new one.
+// update registers all listed GPUs. A set with undelivered events is kept as long as possible. A GPU that breaks the set is an error; the
+// others get a new set.
 func (e *eventSet) update(inv *inventory) error {
-	if e.session != inv.nvmlSession { // the set ended with the Init that it belonged to
-		*e = eventSet{session: inv.nvmlSession, registrations: map[*gpu]registration{}}
+	if e.session != inv.nvmlSession { // the set is gone with its Init
+		*e = eventSet{session: inv.nvmlSession, registrations: map[*gpu]gpuRegistration{}}
 	}
 	for g, r := range e.registrations {
 		if inv.byID[g.ID] == g {
 			continue
 		}
 		delete(e.registrations, g)
-		if r.state == registered { // no GPU can be taken out of a set
+		if r.state == registered { // NVML cannot remove a GPU from a set
 			e.free()
 		}
 	}
@@ -254,12 +226,11 @@ func (e *eventSet) update(inv *inventory) error {
 		if brokenErr != nil {
 			err = fmt.Errorf("%w; %w", brokenErr, err)
 		}
-		brokenErr = err // by a GPU that is refused from now on, so this ends
+		brokenErr = err // each GPU breaks a set only once per listing, so the loop ends
 	}
 }
 
-// tryLockUntil takes the GPU's turn. Short calls are waited for: a GPU that is checked just now
-// would else be heard a second later.
+// tryLockUntil locks the GPU, waiting for short calls: a GPU under check would be registered a second later.
 func (g *gpu) tryLockUntil(deadline time.Time) bool {
 	for !g.TryLock() {
 		if time.Now().After(deadline) {
@@ -270,12 +241,12 @@ func (g *gpu) tryLockUntil(deadline time.Time) bool {
 	return true
 }
 
-// registerAll adds to the set all GPUs that are not in it and can be asked.
+// registerAll adds the missing GPUs to the set, except those that would hang.
 func (e *eventSet) registerAll(inv *inventory) error {
 	deadline := time.Now().Add(gpuLockTimeout)
 	for _, g := range inv.gpus {
 		r := e.registrations[g]
-		if r.state != unregistered || r.refusedIn == inv || !g.Responsive() || !g.tryLockUntil(deadline) { // it would hang us with it
+		if r.state != unregistered || r.refusedIn == inv || !g.Responsive() || !g.tryLockUntil(deadline) {
 			continue
 		}
 		if err := e.register(inv, g); err != nil {
@@ -285,26 +256,24 @@ func (e *eventSet) registerAll(inv *inventory) error {
 	return nil
 }
 
-// register adds a GPU, whose turn is held, to the set, and gives the turn back. That it
-// cannot be is no failure, unless the set is spoiled by it, which nvml.h says of UNKNOWN:
-// then it has to be made anew. A GPU that was refused has its next chance after a listing,
-// and one that has spoiled a set is tried with another one first.
+// register adds a locked GPU to the set and unlocks it. A failure is an error only if it breaks the set, by nvml.h after UNKNOWN. A
+// refused GPU gets its next chance after a listing; one that has broken a set is tried with another set first.
 func (e *eventSet) register(inv *inventory, g *gpu) error {
 	r := e.registrations[g]
 	result, ok := e.registerWithTimeout(inv, g)
-	if !ok { // it keeps the set, too
+	if !ok { // the hanging call keeps the set
 		g.SetResponsive(false)
 		e.abandon()
 		return fmt.Errorf("register events of %s: it does not answer", g.ID)
 	}
 	switch result.ret {
 	case nvml.SUCCESS:
-		e.registrations[g] = registration{state: registered}
+		e.registrations[g] = gpuRegistration{state: registered}
 	case nvml.ERROR_NOT_SUPPORTED:
-		e.registrations[g] = registration{state: unsupported}
+		e.registrations[g] = gpuRegistration{state: unsupported}
 	case nvml.ERROR_UNKNOWN, nvml.ERROR_INVALID_ARGUMENT:
-		e.registrations[g] = registration{refusedIn: inv, breaksSet: result.setBroken || r.breaksSet}
-	default: // it is lost, say: its turn comes when it answers to Read or Check again
+		e.registrations[g] = gpuRegistration{refusedIn: inv, breaksSet: result.setBroken || r.breaksSet}
+	default: // lost, say: the next answer to Read or Check allows another try
 		g.SetResponsive(false)
 	}
 	if result.setBroken {
@@ -314,14 +283,13 @@ func (e *eventSet) register(inv *inventory, g *gpu) error {
 	return nil
 }
 
-// registerResult is what became of an attempt.
+// registerResult is the result of a registration.
 type registerResult struct {
 	ret       nvml.Return
-	setBroken bool // the set is
+	setBroken bool
 }
 
-// registerWithTimeout gives up a GPU that hangs, with the set, which is freed when it has
-// answered.
+// registerWithTimeout abandons a GPU that hangs, with the set, which is freed after the call.
 func (e *eventSet) registerWithTimeout(inv *inventory, g *gpu) (result registerResult, ok bool) {
 	breaksSet, set := e.registrations[g].breaksSet, e.set
 	return lib.CallWithTimeout(inv.pendingCalls, registerTimeout, func() (result registerResult) {
@@ -334,14 +302,13 @@ func (e *eventSet) registerWithTimeout(inv *inventory, g *gpu) (result registerR
 		}
 		return result
 	}, func(result registerResult) {
-		if result.ret != nvml.ERROR_UNINITIALIZED { // else it went with the library
-			_ = set.Free() // it is gone for us, whatever this answers
+		if result.ret != nvml.ERROR_UNINITIALIZED { // otherwise the set is gone with the library
+			_ = set.Free() // a failure changes nothing
 		}
 	})
 }
 
-// registerWith has a set hear of the GPU, of all that is wanted and that it has. With
-// one type too many none would be registered.
+// registerWith subscribes to the GPU's types. A single unsupported type would fail the call for all.
 func (g *gpu) registerWith(set nvml.EventSet) registerResult {
 	supported, ret := g.Handle.GetSupportedEventTypes()
 	if ret != nvml.SUCCESS {
@@ -352,24 +319,23 @@ func (g *gpu) registerWith(set nvml.EventSet) registerResult {
 		return registerResult{nvml.ERROR_NOT_SUPPORTED, false}
 	}
 	ret = g.Handle.RegisterEvents(types, set)
-	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != 0 && required != types { // it claims what it does not have
+	if required := types & requiredEventTypes; ret == nvml.ERROR_NOT_SUPPORTED && required != 0 && required != types { // false claims of support
 		ret = g.Handle.RegisterEvents(required, set)
 	}
 	return registerResult{ret, ret == nvml.ERROR_UNKNOWN}
 }
 
-// tryRegister registers the GPU with a set of its own, which may be spoiled.
+// tryRegister registers the GPU with a disposable set.
 func (inv *inventory) tryRegister(g *gpu) nvml.Return {
 	set, ret := inv.NVML.EventSetCreate()
 	if ret != nvml.SUCCESS {
 		return nvml.ERROR_UNKNOWN
 	}
 	result := g.registerWith(set)
-	_ = set.Free() // it is gone for us, whatever this answers
+	_ = set.Free() // a failure changes nothing
 	return result.ret
 }
 
-// hasRegistered tells whether the set can hear of anything.
 func (e *eventSet) hasRegistered() bool {
 	for _, r := range e.registrations {
 		if r.state == registered {
@@ -379,21 +345,20 @@ func (e *eventSet) hasRegistered() bool {
 	return false
 }
 
-// free gives the set back.
+// free frees the set.
 func (e *eventSet) free() {
 	if e.set != nil {
-		_ = e.set.Free() // it is gone for us, whatever this answers
+		_ = e.set.Free() // a failure changes nothing
 	}
 	e.abandon()
 }
 
-// abandon leaves the set alone: to free one that went with the library would reach
-// into freed memory.
+// abandon drops the set without freeing it: the memory of a set is gone with its library.
 func (e *eventSet) abandon() {
 	e.set = nil
 	for g, r := range e.registrations {
 		if r.state == registered {
-			e.registrations[g] = registration{}
+			e.registrations[g] = gpuRegistration{}
 		}
 	}
 }

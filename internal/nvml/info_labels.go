@@ -9,11 +9,10 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/lib"
 )
 
-// infoLabels are the labels that each GPU has of its own, empty where it has none: a
-// family wants the same labels on all its series.
+// infoLabels are the labels of each GPU, possibly empty: all series of a family need the same labels.
 var infoLabels = [...]struct {
 	name, symbol string
-	ask          func(nvml.Device) (string, nvml.Return)
+	read         func(nvml.Device) (string, nvml.Return)
 }{
 	{"serial", "nvmlDeviceGetSerial", nvml.Device.GetSerial},
 	{"vbios_version", "nvmlDeviceGetVbiosVersion", nvml.Device.GetVbiosVersion},
@@ -21,7 +20,7 @@ var infoLabels = [...]struct {
 	{"architecture", "nvmlDeviceGetArchitecture", architecture},
 }
 
-// platformLabels are where the GPU sits in a rack that is one machine.
+// platformLabels are the position of the GPU in a rack-scale machine.
 var platformLabels = [...]string{"chassis_serial", "chassis_slot", "chassis_tray", "host_id", "module_id"}
 
 func gpuLabels(handle nvml.Device, has lib.Symbols) []device.Label {
@@ -29,7 +28,7 @@ func gpuLabels(handle nvml.Device, has lib.Symbols) []device.Label {
 	for _, f := range infoLabels {
 		l := device.Label{Name: f.name}
 		if has[f.symbol] {
-			if value, ret := f.ask(handle); ret == nvml.SUCCESS {
+			if value, ret := f.read(handle); ret == nvml.SUCCESS {
 				l.Value = lib.ToValidUTF8(value)
 			}
 		}
@@ -42,11 +41,10 @@ func gpuLabels(handle nvml.Device, has lib.Symbols) []device.Label {
 	return labels
 }
 
-// unknownPosition is the byte of a position that the driver does not know: a GPU in no rack has
-// them all. DCGM treats it as invalid too.
+// unknownPosition is the byte of an unknown position, and all bytes outside of a rack. DCGM too treats it as invalid.
 const unknownPosition = 0xFF
 
-// readPlatform are the values of platformLabels, empty where there are none.
+// readPlatform returns the values of platformLabels, empty if unknown.
 func readPlatform(handle nvml.Device, has lib.Symbols) (values [len(platformLabels)]string) {
 	if !has["nvmlDeviceGetPlatformInfo"] {
 		return values
@@ -67,8 +65,7 @@ func readPlatform(handle nvml.Device, has lib.Symbols) (values [len(platformLabe
 	return values
 }
 
-// architectures are named as NVIDIA names them. One that is newer than this program is
-// called by its number.
+// architectures have NVIDIA's names. Newer ones show their number.
 var architectures = map[nvml.DeviceArchitecture]string{
 	nvml.DEVICE_ARCH_KEPLER: "Kepler", nvml.DEVICE_ARCH_MAXWELL: "Maxwell", nvml.DEVICE_ARCH_PASCAL: "Pascal",
 	nvml.DEVICE_ARCH_VOLTA: "Volta", nvml.DEVICE_ARCH_TURING: "Turing", nvml.DEVICE_ARCH_AMPERE: "Ampere",
@@ -84,34 +81,33 @@ func architecture(handle nvml.Device) (string, nvml.Return) {
 	return strconv.Itoa(int(a)), ret
 }
 
-// computeCapability is written as CUDA's own documents write it: 9.0.
+// computeCapability is formatted as in CUDA's documents: 9.0.
 func computeCapability(handle nvml.Device) (string, nvml.Return) {
 	major, minor, ret := handle.GetCudaComputeCapability()
 	return strconv.Itoa(major) + "." + strconv.Itoa(minor), ret
 }
 
-// systemLabels are the labels that are the same for all GPUs of a node.
+// systemLabels are the same for all GPUs of a node.
 func systemLabels(s *lib.Session) []device.Label {
 	var cuda string
 	if s.Symbols["nvmlSystemGetCudaDriverVersion"] {
 		if v, ret := s.NVML.SystemGetCudaDriverVersion(); ret == nvml.SUCCESS {
-			// 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
-			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10)
+			cuda = strconv.Itoa(v/1000) + "." + strconv.Itoa(v%1000/10) // 12080 is 12.8 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR)
 		}
 	}
 	return []device.Label{
 		{Name: "driver_version", Value: s.Version},
 		{Name: "cuda_version", Value: cuda},
-		{Name: "confidential_computing", Value: confidentialComputing(s.NVML, s.Symbols)},
+		{Name: "confidential_computing", Value: confidentialComputing(s)},
 	}
 }
 
-// confidentialComputing is whether the node's GPUs compute confidentially; empty: it is not known.
-func confidentialComputing(library nvml.Interface, has lib.Symbols) string {
-	if !has["nvmlSystemGetConfComputeState"] {
+// confidentialComputing returns the mode of the node's GPUs, empty if unknown.
+func confidentialComputing(session *lib.Session) string {
+	if !session.Symbols["nvmlSystemGetConfComputeState"] {
 		return ""
 	}
-	switch s, ret := library.SystemGetConfComputeState(); {
+	switch s, ret := session.NVML.SystemGetConfComputeState(); {
 	case ret != nvml.SUCCESS:
 		return ""
 	case s.CcFeature != nvml.CC_SYSTEM_FEATURE_ENABLED:

@@ -19,19 +19,13 @@ import (
 )
 
 const (
-	// maxGPUs is more than any machine has; a count above it is none.
-	maxGPUs = 1024
-	// maxMinor is the largest minor number of a device node that Linux knows.
-	maxMinor = 1<<20 - 1
+	maxGPUs  = 1024      // above any machine
+	maxMinor = 1<<20 - 1 // of a device node in Linux
 )
 
-// Devices lists the GPUs in the driver's order, each before its slices. What it knows
-// of a GPU it keeps until the next Init: a listing that finds nothing new costs a
-// call, two more for each GPU, one for each slice that a partitioned GPU could have
-// and four for each that it has.
-//
-// A GPU that is known and just now cannot be had stays in the list, since it is
-// Check that tells what is wrong with it.
+// Devices lists the GPUs in the driver's order, each before its MIG devices. Facts of a GPU are kept until the next Init: a listing
+// without news makes one call, two for each GPU, one for each possible MIG device and four for each present one. A known GPU stays listed
+// while its calls fail: Check finds the reason.
 func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -43,7 +37,7 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	case ret == nvml.SUCCESS && count <= maxGPUs:
 	case ret == nvml.SUCCESS:
 		return nil, fmt.Errorf("count GPUs: the driver says %d", count)
-	case ret == nvml.ERROR_UNINITIALIZED: // the driver has forgotten us: nothing that we hold is valid
+	case ret == nvml.ERROR_UNINITIALIZED: // the driver has forgotten this process: all handles are invalid
 		b.inventory.Store(nil)
 		b.session, b.driverRestarted = nil, true
 		return nil, fmt.Errorf("%w: count GPUs: %w", device.ErrNoDriver, lib.Error(ret))
@@ -54,24 +48,22 @@ func (b *Backend) Devices(ctx context.Context) ([]device.Device, error) {
 	default:
 		return nil, fmt.Errorf("count GPUs: %w", lib.Error(ret))
 	}
-	// After a new Init there is none: handles of the old one mean nothing any more.
-	old := b.inventory.Load()
+	old := b.inventory.Load() // nil after an Init: older handles are invalid
 	if old == nil {
 		old = &inventory{}
 	}
 	l := deviceListing{Backend: b, old: old, next: newInventory(b.session), devices: []device.Device{}, listedMIG: map[device.ID]bool{}}
 	found := l.probeAll(ctx, count)
-	if err := ctx.Err(); err != nil { // half a listing would have the rest gone
+	if err := ctx.Err(); err != nil { // a partial listing would drop the rest
 		return nil, fmt.Errorf("list GPUs: %w", err)
 	}
 	l.assemble(found, count)
 	b.inventory.Store(l.next)
 	b.freeDelisted(old)
-	return l.devices, l.err()
+	return l.devices, joinErrors(l.errs)
 }
 
-// freeDelisted gives back what the library has made for GPUs that are no longer listed. What a
-// call is under way about waits for another listing.
+// freeDelisted frees the samples of GPUs beyond the newest listing. A GPU with a call under way waits for another listing.
 func (b *Backend) freeDelisted(old *inventory) {
 	inv := b.inventory.Load()
 	for _, g := range old.gpus {
@@ -89,38 +81,31 @@ func (b *Backend) freeDelisted(old *inventory) {
 	})
 }
 
-// newInventory is empty. It is filled before anybody sees it.
 func newInventory(sess *nvmlSession) *inventory {
-	return &inventory{
-		nvmlSession: sess, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{},
-	}
+	return &inventory{nvmlSession: sess, byID: map[device.GPU]*gpu{}, byHandle: map[nvml.Device]*gpu{}, byIndex: map[int]*gpu{}}
 }
 
 func (inv *inventory) add(index int, g *gpu) {
 	inv.gpus = append(inv.gpus, g)
-	inv.byID[g.ID] = g
-	inv.byHandle[g.Handle] = g
-	inv.byIndex[index] = g
+	inv.byID[g.ID], inv.byHandle[g.Handle], inv.byIndex[index] = g, g, g
 }
 
-// deviceListing is one run through the driver's indices. A GPU is looked for by its index
-// and in no other way: to look for a UUID or a PCI address makes NVML touch all of
-// them, and fails when one is lost (nvml.h, nvmlDeviceGetHandleByUUID).
+// deviceListing is a listing in progress. GPUs are found by index only: a search by UUID or PCI address touches all GPUs, and fails if one
+// is lost (nvml.h, nvmlDeviceGetHandleByUUID).
 type deviceListing struct {
 	*Backend
 	old, next *inventory
 	devices   []device.Device
-	listedMIG map[device.ID]bool // the slices found
-	errs      []string           // of what is left out, one each
+	listedMIG map[device.ID]bool
+	errs      []string // one for each omission
 }
 
-// assemble puts together what was found. Which GPU an index that fails stood for can be told
-// only when the handles of all others are known: indices move up when a GPU goes.
+// assemble builds the listing. An index without a handle can be assigned only with the handles of all others: indices move up after the
+// loss of a GPU.
 func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 	placed := map[*gpu]bool{}
 	for i, result := range found {
-		// One that was long under way may not know what was listed meanwhile.
-		if known := l.old.byHandle[result.handle]; known != nil {
+		if known := l.old.byHandle[result.handle]; known != nil { // a long probe may have missed a listing
 			result.gpu, result.isNew = known, false
 			found[i] = result
 		}
@@ -133,7 +118,7 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 			result.err = errors.New("it does not answer")
 		}
 		if g := l.old.byIndex[i]; result.handle == nil && g != nil && !placed[g] {
-			result = probeResult{gpu: g} // whatever ails it, Check will say
+			result = probeResult{gpu: g} // Check will find the reason
 		}
 		if result.err == nil && l.next.byID[result.gpu.ID] != nil {
 			result.err = fmt.Errorf("%s was listed before", result.gpu.ID)
@@ -148,7 +133,11 @@ func (l *deviceListing) assemble(found map[int]probeResult, count int) {
 	}
 }
 
-// recordLayout notes what was found of a GPU.
+func (l *deviceListing) addError(g *gpu, text string) {
+	l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.ID, text))
+}
+
+// recordLayout gives a GPU its new partitioning.
 func (l *deviceListing) recordLayout(result probeResult) {
 	g := result.gpu
 	for _, err := range result.migErrs {
@@ -169,7 +158,7 @@ func (l *deviceListing) recordLayout(result probeResult) {
 	g.SetMIGState(result.layout.state())
 }
 
-// appendDevices puts a GPU and its slices on the list.
+// appendDevices lists a GPU and its MIG devices.
 func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string) {
 	d := g.asDevice(index)
 	ownNodes := len(d.DeviceNodes)
@@ -181,33 +170,34 @@ func (l *deviceListing) appendDevices(g *gpu, index int, sharedNodes []string) {
 	}
 }
 
-// err is one line, since it ends in one line of the log.
-func (l *deviceListing) err() error {
-	if len(l.errs) == 0 {
+// joinErrors returns one line, since the error ends in one line of the log.
+func joinErrors(errs []string) error {
+	if len(errs) == 0 {
 		return nil
 	}
-	return errors.New(strings.Join(l.errs, "; "))
+	return errors.New(strings.Join(errs, "; "))
 }
 
-// readMIGMode finds out whether a GPU's MIG mode is on. A driver that cannot say has none.
+// readMIGMode reads the MIG mode. An older driver has none.
 func (sess *nvmlSession) readMIGMode(handle nvml.Device) (*migLayout, error) {
+	layout := &migLayout{}
 	if !sess.Symbols["nvmlDeviceGetMigMode"] {
-		return &migLayout{}, nil
+		return layout, nil
 	}
 	mode, pending, ret := handle.GetMigMode()
 	switch {
 	case lib.IsNotSupported(ret):
-		layout := &migLayout{}
 		layout.denials.Record(true, time.Now())
 		return layout, nil
 	case ret != nvml.SUCCESS:
 		return nil, fmt.Errorf("get its MIG mode: %w", lib.Error(ret))
 	}
-	return &migLayout{capable: true, enabled: mode == nvml.DEVICE_MIG_ENABLE, pendingEnabled: pending == nvml.DEVICE_MIG_ENABLE}, nil
+	layout.capable, layout.enabled, layout.pendingEnabled = true, mode == nvml.DEVICE_MIG_ENABLE, pending == nvml.DEVICE_MIG_ENABLE
+	return layout, nil
 }
 
-// describeGPU asks for all that does not change. Only the UUID must be had: without
-// it there is no telling which GPU this is, and the rest is for people to read.
+// describeGPU reads the constant facts of a GPU. Only the UUID is mandatory. A failed fact stays unknown until the next Init: a device
+// must not change while it is allocated.
 func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, error) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
@@ -220,38 +210,35 @@ func (b *Backend) describeGPU(sess *nvmlSession, handle nvml.Device) (*gpu, erro
 	has := sess.Symbols
 	g := &gpu{GPUReader: collect.NewGPUReader(id, handle, sess.Session, b.plan, b.histories.Of(id))}
 	g.layout.Store(&migLayout{})
-	dev := device.Device{ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1}
+	g.device = device.Device{
+		ID: device.ID(id), GPU: id, Minor: -1, NUMANode: -1, MIGDeviceIndex: -1, GI: -1, CI: -1,
+		MemoryBytes: metric.TotalMemory(handle, has), InfoLabels: append(gpuLabels(handle, has), sess.commonLabels...),
+	}
 	if has["nvmlDeviceGetMinorNumber"] {
 		if minor, ret := handle.GetMinorNumber(); ret == nvml.SUCCESS && minor <= maxMinor {
-			dev.Minor = minor
+			g.device.Minor = minor
 		}
 	}
 	if has["nvmlDeviceGetName"] {
 		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
-			dev.Model = lib.ToValidUTF8(name)
+			g.device.Model = lib.ToValidUTF8(name)
 		}
 	}
 	if has["nvmlDeviceGetPciInfo_v3"] {
 		if pci, ret := handle.GetPciInfo(); ret == nvml.SUCCESS {
-			dev.PCI = pciAddress(pci)
-			dev.NUMANode = numaNode(b.options.SysRoot, dev.PCI)
+			g.device.PCI = pciAddress(pci)
+			g.device.NUMANode = numaNode(b.options.SysRoot, g.device.PCI)
 		}
 	}
-	// The rest is best effort too, and what fails now stays unknown until the next
-	// Init: a device that changed under its holder would be offered anew.
-	dev.MemoryBytes = metric.TotalMemory(handle, has)
-	dev.InfoLabels = append(gpuLabels(handle, has), sess.commonLabels...)
-	g.device = dev
 	return g, nil
 }
 
-// pciAddress is written as sysfs writes it.
+// pciAddress has the format of sysfs.
 func pciAddress(pci nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", pci.Domain, pci.Bus, pci.Device)
 }
 
-// asDevice is the device as it is listed now, its index may change while it is known, with
-// the nodes that are its own.
+// asDevice returns the GPU with its current index and its own device nodes.
 func (g *gpu) asDevice(index int) device.Device {
 	d := g.device
 	d.Index, d.MIGEnabled = index, g.layout.Load().enabled
@@ -261,9 +248,8 @@ func (g *gpu) asDevice(index int) device.Device {
 	return d
 }
 
-// numaNode is the node that sysfs says, which has -1 itself where there is none.
-// NVML's nvmlDeviceGetNumaNodeId is another thing: the node that the GPU's own
-// memory is, on machines where the CPU reaches it.
+// numaNode returns the node in sysfs, or -1. NVML's nvmlDeviceGetNumaNodeId is the node of the GPU's own memory, on machines with access
+// to it from the CPU.
 func numaNode(sysRoot, pci string) int {
 	text, err := os.ReadFile(filepath.Join(sysRoot, "bus/pci/devices", pci, "numa_node"))
 	if err != nil {
@@ -276,8 +262,7 @@ func numaNode(sysRoot, pci string) int {
 	return max(node, -1)
 }
 
-// sharedNodes are the device nodes beside those of each GPU that there are. They
-// are looked for in each listing, since they are made when they are first needed.
+// sharedNodes returns the present device nodes of all GPUs. The driver creates them on first use, so each listing looks again.
 func sharedNodes(devRoot string) []string {
 	var nodes []string
 	for _, name := range [...]string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} {

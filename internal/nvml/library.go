@@ -9,25 +9,36 @@ import (
 	"github.com/podgauge/podgauge/internal/nvml/metric"
 )
 
-// ensureInitialized makes sure that the library is loaded and initialised. It is tried anew
-// on each call until it succeeds.
+// LibraryInfo describes the driver's library.
+type LibraryInfo struct {
+	Library string // loaded file; empty: no usable library
+	Version string // of the driver; empty: not initialized
+	// MissingFunctions are absent in all their versions. MissingFamilies has the consequences.
+	MissingFunctions []string
+}
+
+// LibraryInfo returns the library's description, even while its initialization hangs.
+func (b *Backend) LibraryInfo() LibraryInfo {
+	if info := b.libraryInfo.Load(); info != nil {
+		return *info
+	}
+	return LibraryInfo{}
+}
+
+// ensureInitialized loads and initializes the library. Each call tries again until the first success.
 func (b *Backend) ensureInitialized() error {
 	if b.session != nil {
 		return nil
 	}
-	// One that was found stays, also while it does not start: it may have been bound
-	// to by the attempt.
-	if b.lib == nil {
+	if b.lib == nil { // kept from now on: calls may already be bound to it
 		found, err := lib.FindLibrary(b.options.DriverRoots)
 		if err != nil {
 			return err
 		}
 		b.lib = found
-		b.libraryInfo.Store(&LibraryInfo{Library: lib.LoadedFile().Path}) // it was opened to be looked at
+		b.libraryInfo.Store(&LibraryInfo{Library: lib.LoadedFile().Path}) // opened for examination
 	}
-	// A first Init loads the library, and each one leaves it loaded, whatever it
-	// answers: so what is probed below is what is called later.
-	ret := b.lib.Init()
+	ret := b.lib.Init() // leaves the library loaded, whatever the result: the symbols below are the ones of later calls
 	if b.libraryFile == (lib.LibraryFile{}) {
 		b.libraryFile = lib.LoadedFile()
 	}
@@ -47,19 +58,16 @@ func (b *Backend) ensureInitialized() error {
 	missing := metric.MissingFamilies(session.Symbols)
 	b.missingFamilies.Store(&missing)
 	b.libraryInfo.Store(&LibraryInfo{Library: b.libraryFile.Path, Version: session.Version, MissingFunctions: session.Symbols.Missing()})
-	if b.driverRestarted { // a driver that has forgotten us was loaded anew
+	if b.driverRestarted { // a reload of the kernel module resets all GPUs
 		b.driverRestarted = false
 		b.histories.AddReset()
 	}
 	return nil
 }
 
-// versionMismatch is for a kernel module of another version than the library. The library
-// cannot be unloaded, glibc keeps what lazily bound symbols point into, so only a new
-// process can load another one. That helps where there is another: the driver was
-// replaced while we used it, or the file is no longer the one that was loaded. It does
-// not where only the files were installed, and the module waits for the node to be
-// booted: that is a node without a driver, and no reason to start again and again.
+// versionMismatch is the error of a kernel module with another version than the library. Only a new process can load another library:
+// glibc never unloads the target of lazily bound symbols. A new process helps after the driver or its file was replaced. Newly installed
+// files alone wait for a reboot, without a driver until then, and justify no restart.
 func (b *Backend) versionMismatch() error {
 	const ret = lib.Error(nvml.ERROR_LIB_RM_VERSION_MISMATCH)
 	if b.initialized || b.libraryFile.Changed() {

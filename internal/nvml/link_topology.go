@@ -2,21 +2,19 @@ package nvml
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/podgauge/podgauge/internal/device"
 	"github.com/podgauge/podgauge/internal/nvml/lib"
+	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// linkLockTimeout is how long a GPU is waited for that another call is about. A reading
-// takes milliseconds, and one that takes longer may take for ever.
+// linkLockTimeout is the time for locking a GPU. A reading takes milliseconds; a longer call may take for ever.
 const linkLockTimeout = time.Second
 
-// topologyPaths are what two GPUs have in common, as a distance.
+// topologyPaths are the common ancestors of two GPUs as distances.
 var topologyPaths = map[nvml.GpuTopologyLevel]device.Path{
 	nvml.TOPOLOGY_INTERNAL:   device.PathSameBoard,
 	nvml.TOPOLOGY_SINGLE:     device.PathSingleSwitch,
@@ -26,9 +24,8 @@ var topologyPaths = map[nvml.GpuTopologyLevel]device.Path{
 	nvml.TOPOLOGY_SYSTEM:     device.PathSystem,
 }
 
-// Links asks each GPU of the newest listing where its NVLinks lead, and each pair what
-// it has in common: two calls for each link and one for each pair. A GPU that cannot
-// be asked, or hangs, is missing as A, and the error names it.
+// Links returns the connections of all GPUs in the newest listing, with two calls for each link and one for each pair. GPUs without an
+// answer are missing as A, and the error names them.
 func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 	inv := b.inventory.Load()
 	if inv == nil {
@@ -45,23 +42,23 @@ func (b *Backend) Links(ctx context.Context) ([]device.Link, error) {
 			topology.readPath(ctx, g, o)
 		}
 	}
-	if err := ctx.Err(); err != nil { // half of them would have the rest be unknown
+	if err := ctx.Err(); err != nil { // the rest of a partial result would look unknown
 		return nil, fmt.Errorf("read links: %w", err)
 	}
-	return topology.links(), topology.err()
+	return topology.links(), joinErrors(topology.errs)
 }
 
-// linkTopology is what was found out about the links.
+// linkTopology collects the connections.
 type linkTopology struct {
 	*inventory
-	directLinks  map[[2]*gpu]int // from the first to the second
-	switchLinks  map[*gpu]int    // from it to NVSwitches
+	directLinks  map[[2]*gpu]int // from the first GPU to the second
+	switchLinks  map[*gpu]int    // to NVSwitches
 	paths        map[[2]*gpu]device.Path
-	unresponsive map[*gpu]bool // it is not asked any more
+	unresponsive map[*gpu]bool // not asked again
 	errs         []string
 }
 
-// readLinks asks a GPU where its links lead.
+// readLinks reads the ends of a GPU's NVLinks.
 func (lt *linkTopology) readLinks(ctx context.Context, g *gpu) {
 	if !lt.Symbols["nvmlDeviceGetNvLinkState"] || !lt.Symbols["nvmlDeviceGetNvLinkRemotePciInfo_v2"] {
 		return
@@ -91,15 +88,14 @@ func (lt *linkTopology) readLinks(ctx context.Context, g *gpu) {
 	}
 }
 
-// linkEnd is where a link leads. The zero one leads nowhere, since it is not up.
+// linkEnd is the end of a link. The zero value is a link without an end, since the link is down.
 type linkEnd struct {
 	ret      nvml.Return
-	last     bool // there is no such link, nor one after it
+	last     bool // neither this link nor a later one exists
 	switched bool
-	pci      string // of what it leads to; empty: unknown
+	pci      string // empty: unknown
 }
 
-// linkEndOf asks for the end of a link.
 func (inv *inventory) linkEndOf(g *gpu, link int) (end linkEnd) {
 	var state nvml.EnableState
 	state, end.ret = g.Handle.GetNvLinkState(link)
@@ -121,8 +117,7 @@ func (inv *inventory) linkEndOf(g *gpu, link int) (end linkEnd) {
 	return end
 }
 
-// countLink counts a link. What leads to neither a switch nor a GPU that is listed counts
-// for nobody.
+// countLink counts a link to a switch or to a listed GPU.
 func (lt *linkTopology) countLink(g *gpu, end linkEnd) {
 	if end.switched {
 		lt.switchLinks[g]++
@@ -134,7 +129,7 @@ func (lt *linkTopology) countLink(g *gpu, end linkEnd) {
 	}
 }
 
-// readPath asks a pair what it has in common.
+// readPath reads the common ancestor of a pair.
 func (lt *linkTopology) readPath(ctx context.Context, g, o *gpu) {
 	if !lt.Symbols["nvmlDeviceGetTopologyCommonAncestor"] || !lt.lockGPU(ctx, g) {
 		return
@@ -170,8 +165,7 @@ func (lt *linkTopology) giveUp(g *gpu) {
 	lt.addError(g, "it does not answer")
 }
 
-// lockGPU waits for the GPU's turn, so that two do not hang in it. One that does not come
-// back, or is known not to answer, is given up.
+// lockGPU waits for other calls about the GPU, so that at most one hangs. An unresponsive GPU is given up.
 func (lt *linkTopology) lockGPU(ctx context.Context, g *gpu) bool {
 	if lt.unresponsive[g] {
 		return false
@@ -180,7 +174,7 @@ func (lt *linkTopology) lockGPU(ctx context.Context, g *gpu) bool {
 		if g.TryLock() {
 			return true
 		}
-		sleepUntil(ctx, time.Now().Add(time.Millisecond))
+		_ = retry.Sleep(ctx, time.Millisecond)
 	}
 	if ctx.Err() == nil {
 		lt.giveUp(g)
@@ -192,8 +186,7 @@ func (lt *linkTopology) addError(g *gpu, text string) {
 	lt.errs = append(lt.errs, fmt.Sprintf("%s: %s", g.ID, text))
 }
 
-// links lists all pairs as those see them that could be asked. Through switches a GPU
-// reaches each other that is connected to them, over all its links.
+// links returns all pairs from the view of the responsive GPUs. Through switches a GPU reaches each other connected GPU over all its links.
 func (lt *linkTopology) links() []device.Link {
 	links := []device.Link{}
 	for _, g := range lt.gpus {
@@ -210,11 +203,4 @@ func (lt *linkTopology) links() []device.Link {
 		}
 	}
 	return links
-}
-
-func (lt *linkTopology) err() error {
-	if len(lt.errs) == 0 {
-		return nil
-	}
-	return errors.New(strings.Join(lt.errs, "; "))
 }

@@ -20,27 +20,22 @@ import (
 )
 
 const (
-	// maxMIGDevices is more than any GPU has; a count above it is none.
-	maxMIGDevices = 64
-	// maxInstanceID is above the number of any instance.
-	maxInstanceID = 1 << 16
+	maxMIGDevices = 64      // above any GPU
+	maxInstanceID = 1 << 16 // above any instance
 )
 
-// migLayout are how a GPU is partitioned. They are not written once they are the GPU's.
+// migLayout is the partitioning of a GPU. After publication it is never written.
 type migLayout struct {
-	enabled    bool
-	devices    []*listedMIGDevice
-	maxDevices int // how many there can be; 0: not known
-	// handles are those that the listing was given. NVML may give one to another slice at
-	// any time.
+	capable, enabled bool
+	pendingEnabled   bool // after a reset
+	devices          []*listedMIGDevice
+	maxDevices       int // 0: unknown
+	// handles are those of the listing. NVML may give a handle to another MIG device at any time.
 	handles map[*listedMIGDevice]nvml.Device
-	// capable is true if the GPU has MIG mode, pending if the mode will be on after a reset.
-	capable, pendingEnabled bool
-	// denials is how often in a row listings were told that the GPU has no such mode.
-	denials collect.Denials
+	denials collect.Denials // of the MIG mode, by listings in a row
 }
 
-// state is the layout as far as readings need it.
+// state returns the part for readings.
 func (p *migLayout) state() *collect.MIGState {
 	s := &collect.MIGState{Capable: p.capable, Enabled: p.enabled, PendingEnabled: p.pendingEnabled, Denied: p.denials.Confirmed()}
 	for _, d := range p.devices {
@@ -49,7 +44,7 @@ func (p *migLayout) state() *collect.MIGState {
 	return s
 }
 
-// withDenial is what is known after a listing was told that the GPU has no such mode.
+// withDenial returns the layout after a denial of the MIG mode, unpartitioned only with enough of them.
 func (p *migLayout) withDenial(now time.Time) *migLayout {
 	after := *p
 	if after.denials.Record(true, now); after.denials.Confirmed() {
@@ -58,29 +53,26 @@ func (p *migLayout) withDenial(now time.Time) *migLayout {
 	return &after
 }
 
-// listedMIGDevice is a MIG slice as long as it is listed. It has no handle of its own: NVML gives
-// that to another slice when this one is gone, so each listing asks for it anew, by
-// index, and a slice is known again by its life.
+// listedMIGDevice is a MIG device as long as it is listed. It has no handle, since NVML reuses handles: each listing gets a new one by
+// index, and compares the identity.
 type listedMIGDevice struct {
 	instanceIdentity
-	index     int    // under its GPU
+	index     int    // on its GPU
 	profile   string // "1c.3g.40gb"
 	placement device.Placement
 	memory    uint64   // bytes
-	capNodes  []string // the nodes that open it; belongs to Devices
+	capNodes  []string // device nodes; belongs to Devices
 }
 
-// instanceIdentity is what tells a slice from one that has its index, its instances' numbers or
-// even its UUID later: up to driver 460 that is made of the numbers, which are given
-// again at once.
+// instanceIdentity tells a MIG device from a later one with its index, its instances' numbers or even its UUID: up to driver 460 UUIDs
+// consist of the numbers, and numbers are reused at once.
 type instanceIdentity struct {
 	id         device.ID
 	gi, ci     int
 	attributes nvml.DeviceAttributes
 }
 
-// listMIGDevices finds the slices of a GPU whose mode is on, in the order of their
-// indices, which may have holes. What cannot be told now stays as it is known.
+// listMIGDevices finds the MIG devices in the order of their indices, possibly with gaps. Unknown devices keep their earlier state.
 func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 	previous := result.gpu.layout.Load()
 	result.layout.devices, result.layout.maxDevices = slices.Clone(previous.devices), previous.maxDevices
@@ -88,8 +80,8 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 		result.addError("the library has no functions for its slices")
 		return
 	}
-	if previous.maxDevices == 0 { // this is how many there can be, not how many there are
-		count, ret := result.handle.GetMaxMigDeviceCount()
+	if previous.maxDevices == 0 {
+		count, ret := result.handle.GetMaxMigDeviceCount() // possible devices, not present ones
 		if ret != nvml.SUCCESS {
 			result.addError("count its slices: " + lib.Error(ret).Error())
 			return
@@ -104,13 +96,15 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 	handles := map[*listedMIGDevice]nvml.Device{}
 	for i := range result.layout.maxDevices {
 		s, handle, err := sess.migDeviceAt(result, i)
-		if err.isFinal() { // what was found before it may be half the truth
+		if err.isFinal() { // the devices so far may be incomplete
 			result.addError(err.text)
 			return
 		}
 		if err != (migError{}) {
 			result.addError(fmt.Sprintf("slice %d: %s", i, err.text))
-			s = previous.deviceAt(i)
+			if at := slices.IndexFunc(previous.devices, func(d *listedMIGDevice) bool { return d.index == i }); at >= 0 {
+				s = previous.devices[at]
+			}
 		}
 		if s != nil {
 			found = append(found, s)
@@ -124,11 +118,7 @@ func (sess *nvmlSession) listMIGDevices(result *probeResult) {
 
 func (r *probeResult) addError(text string) { r.migErrs = append(r.migErrs, text) }
 
-func (l *deviceListing) addError(g *gpu, text string) {
-	l.errs = append(l.errs, fmt.Sprintf("%s: %s", g.ID, text))
-}
-
-// migError is why a slice cannot be told. The zero one is no error.
+// migError is the reason for an unknown MIG device; the zero value is no error.
 type migError struct {
 	ret  nvml.Return
 	text string
@@ -136,8 +126,7 @@ type migError struct {
 
 func (e migError) isFinal() bool { return e.text != "" && lib.IsFinal(e.ret) }
 
-// newMIGError makes an error of an answer, and none of one that says that there is no
-// such slice, or no longer.
+// newMIGError returns no error for the code of an absent MIG device.
 func newMIGError(step string, ret nvml.Return) migError {
 	if lib.IsNotSupported(ret) || ret == nvml.ERROR_NOT_FOUND {
 		return migError{}
@@ -145,8 +134,7 @@ func newMIGError(step string, ret nvml.Return) migError {
 	return migError{ret, step + ": " + lib.Error(ret).Error()}
 }
 
-// migDeviceAt is the slice at an index and its handle, nil where there is none. One that is
-// known is asked only who it is.
+// migDeviceAt returns the MIG device at an index with its handle; nil: absent. A known device is asked only for its identity.
 func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIGDevice, nvml.Device, migError) {
 	handle, ret := result.handle.GetMigDeviceHandleByIndex(index)
 	if ret != nvml.SUCCESS {
@@ -164,9 +152,9 @@ func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIG
 			return known, handle, migError{}
 		}
 	}
-	s := &listedMIGDevice{instanceIdentity: identity, index: index, memory: metric.TotalMemory(handle, sess.Symbols), placement: sess.placementOf(result.handle, identity.gi)}
-	if s.memory == 0 {
-		s.memory = identity.attributes.MemorySizeMB << 20
+	s := &listedMIGDevice{
+		instanceIdentity: identity, index: index, placement: sess.placementOf(result.handle, identity.gi),
+		memory: cmp.Or(metric.TotalMemory(handle, sess.Symbols), identity.attributes.MemorySizeMB<<20),
 	}
 	if sess.Symbols["nvmlDeviceGetName"] {
 		if name, ret := handle.GetName(); ret == nvml.SUCCESS {
@@ -174,8 +162,7 @@ func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIG
 		}
 	}
 	s.profile = cmp.Or(s.profile, profileFromAttributes(identity.attributes, result.gpu.device.MemoryBytes))
-	// The handle may have become another slice's while it was asked.
-	uuid, ret := handle.GetUUID()
+	uuid, ret := handle.GetUUID() // the handle may be another device's by now
 	switch {
 	case ret != nvml.SUCCESS:
 		return nil, nil, newMIGError("get its UUID again", ret)
@@ -185,8 +172,7 @@ func (sess *nvmlSession) migDeviceAt(result *probeResult, index int) (*listedMIG
 	return s, handle, migError{}
 }
 
-// placementOf asks a GPU where one of its GPU instances lies. It may be refused: the
-// driver says so only to those who may see all of the GPU.
+// placementOf reads the place of a GPU instance. The driver tells only those with access to the whole GPU.
 func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placement {
 	if !sess.Symbols["nvmlDeviceGetGpuInstanceById"] || !sess.Symbols["nvmlGpuInstanceGetInfo"] {
 		return device.Placement{}
@@ -196,14 +182,14 @@ func (sess *nvmlSession) placementOf(handle nvml.Device, gi int) device.Placemen
 		return device.Placement{}
 	}
 	info, ret := instance.GetInfo()
-	if placement := info.Placement; ret != nvml.SUCCESS || info.Id != uint32(gi) ||
-		info.ProfileId > maxInstanceID || placement.Start > maxInstanceID || placement.Size > maxInstanceID {
+	p := info.Placement
+	if ret != nvml.SUCCESS || info.Id != uint32(gi) || info.ProfileId > maxInstanceID || p.Start > maxInstanceID || p.Size > maxInstanceID {
 		return device.Placement{}
 	}
-	return device.Placement{Profile: int(info.ProfileId), Start: int(info.Placement.Start), Size: int(info.Placement.Size)}
+	return device.Placement{Profile: int(info.ProfileId), Start: int(p.Start), Size: int(p.Size)}
 }
 
-// membersKeyOf asks a slice who it is. Where that fails, what says at which question.
+// identify reads the identity of a MIG device. On failure step names the call.
 func (sess *nvmlSession) identify(handle nvml.Device) (identity instanceIdentity, step string, ret nvml.Return) {
 	uuid, ret := handle.GetUUID()
 	if ret != nvml.SUCCESS {
@@ -217,28 +203,18 @@ func (sess *nvmlSession) identify(handle nvml.Device) (identity instanceIdentity
 		return identity, "get its compute instance", ret
 	}
 	if sess.Symbols["nvmlDeviceGetAttributes_v2"] {
-		attributes, ret := handle.GetAttributes()
-		if ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
+		if identity.attributes, ret = handle.GetAttributes(); ret != nvml.SUCCESS && ret != nvml.ERROR_NOT_SUPPORTED {
 			return identity, "get its attributes", ret
 		}
-		identity.attributes = attributes
 	}
 	return identity, "", nvml.SUCCESS
 }
 
-func (p *migLayout) deviceAt(index int) *listedMIGDevice {
-	if i := slices.IndexFunc(p.devices, func(s *listedMIGDevice) bool { return s.index == index }); i >= 0 {
-		return p.devices[i]
-	}
-	return nil
-}
-
-// profilePattern is a profile as NVIDIA writes it.
+// profilePattern matches NVIDIA's names of profiles.
 var profilePattern = regexp.MustCompile(`^(\d+c\.)?\d+g\.\d+gb([+-][a-z0-9.,]+)?$`)
 
-// profileFromName finds the profile in a slice's name: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
-// It is there that the media extensions of "1g.10gb+me" can be read; attributes tell
-// them on some models only.
+// profileFromName returns the profile in a MIG device's name: "NVIDIA H100 80GB HBM3 MIG 1g.10gb". Names have the media extensions of
+// "1g.10gb+me" too; attributes have them on some models only.
 func profileFromName(name string) string {
 	_, profile, _ := strings.Cut(name, "MIG ")
 	if !profilePattern.MatchString(profile) {
@@ -247,9 +223,8 @@ func profileFromName(name string) string {
 	return profile
 }
 
-// profileFromAttributes makes a profile's name of what a slice has, by NVIDIA's own rule
-// (go-nvlib, pkg/nvlib/device/mig_profile.go): the share of the GPU's memory, in
-// eighths, rounded up, of its memory in GB.
+// profileFromAttributes composes the profile by NVIDIA's rule (go-nvlib, pkg/nvlib/device/mig_profile.go): its memory is a share of the
+// GPU's, in eighths, rounded up, in GB.
 func profileFromAttributes(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	if a.GpuInstanceSliceCount == 0 || a.ComputeInstanceSliceCount == 0 || a.MemorySizeMB == 0 {
 		return ""
@@ -266,19 +241,16 @@ func profileFromAttributes(a nvml.DeviceAttributes, gpuMemory uint64) string {
 	return profile
 }
 
-// asDevice is the slice as it is listed now. Of its GPU it has all but the memory.
+// asDevice returns the MIG device, with the facts of its GPU apart from the memory.
 func (m *listedMIGDevice) asDevice(parent device.Device, ownNodes int) device.Device {
 	d := parent
-	d.ID, d.MIGEnabled = m.id, false
-	d.MIGDeviceIndex, d.GI, d.CI, d.Profile = m.index, m.gi, m.ci, m.profile
-	d.Placement = m.placement
-	d.MemoryBytes = m.memory
+	d.ID, d.MIGEnabled, d.MemoryBytes = m.id, false, m.memory
+	d.MIGDeviceIndex, d.GI, d.CI, d.Profile, d.Placement = m.index, m.gi, m.ci, m.profile, m.placement
 	d.DeviceNodes = slices.Concat(parent.DeviceNodes[:ownNodes], m.capNodes, parent.DeviceNodes[ownNodes:])
 	return d
 }
 
-// findCapNodes finds the device nodes that open a slice: one for each of its
-// instances. The driver makes them with the slice, or a little later.
+// findCapNodes finds the device nodes of both instances. The driver creates them with the MIG device or a little later.
 func (l *deviceListing) findCapNodes(s *listedMIGDevice, minor int) {
 	if len(s.capNodes) == 2 || minor < 0 {
 		return
@@ -292,28 +264,30 @@ func (l *deviceListing) findCapNodes(s *listedMIGDevice, minor int) {
 	}
 }
 
-// capMinor is the minor number of the node that opens an instance, from the file
-// that the driver makes for each or from its list of all that there could be. In
-// both, gpu<N> is the N of /dev/nvidia<N>, and not NVML's index.
+// capMinor returns the minor number of an instance's node, from the driver's file for the instance or from its list of all instances. In
+// both, gpu<N> is /dev/nvidia<N>, not NVML's index.
 func (l *deviceListing) capMinor(minor int, instance string) (int, bool) {
 	dir := filepath.Join(l.options.ProcRoot, "driver")
-	if text, err := os.ReadFile(filepath.Join(dir, fmt.Sprintf("nvidia/capabilities/gpu%d/mig/%s/access", minor, instance))); err == nil {
-		for line := range strings.Lines(string(text)) {
-			if value, ok := strings.CutPrefix(line, "DeviceFileMinor:"); ok {
-				return parseMinor(value)
-			}
-		}
+	file := filepath.Join(dir, fmt.Sprintf("nvidia/capabilities/gpu%d/mig/%s/access", minor, instance))
+	if text, found := findLine(file, "DeviceFileMinor:"); found {
+		return parseMinor(text)
 	}
-	text, err := os.ReadFile(filepath.Join(dir, "nvidia-caps/mig-minors"))
+	text, _ := findLine(filepath.Join(dir, "nvidia-caps/mig-minors"), fmt.Sprintf("gpu%d/%s/access ", minor, instance))
+	return parseMinor(text)
+}
+
+// findLine returns the rest of the first line with a prefix.
+func findLine(file, prefix string) (rest string, found bool) {
+	text, err := os.ReadFile(file)
 	if err != nil {
-		return 0, false
+		return "", false
 	}
 	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, fmt.Sprintf("gpu%d/%s/access ", minor, instance)); ok {
-			return parseMinor(value)
+		if rest, found := strings.CutPrefix(line, prefix); found {
+			return rest, true
 		}
 	}
-	return 0, false
+	return "", false
 }
 
 func parseMinor(text string) (int, bool) {
