@@ -42,7 +42,7 @@ type deviceRendering struct {
 func newDeviceRendering(st *seriesStore, s *nodeSnapshot, status device.Status, gpu []device.Status) deviceRendering {
 	d := deviceRendering{store: st, snapshot: s, status: status, gpu: gpu, deviceSeries: st.group(deviceLabels, status, device.Owner{})}
 	d.state, d.owner = s.allocations.State(status.ID)
-	// A partitioned GPU is shared by the owners of its MIG devices, whatever the kubelet answers. If MIG devices are not
+	// A partitioned GPU is shared by the owners of its MIG devices, regardless of the kubelet's answer. If MIG devices are not
 	// advertised, the GPU can be allocated as a whole.
 	if status.MIGEnabled && len(s.allocations.ForDevice(status.ID)) == 0 {
 		d.state, d.owner = device.AllocatedShared, device.Owner{}

@@ -19,7 +19,7 @@ const (
 	collectionTimeout = time.Second
 	// maxCollectionAge bounds the age of a collection shared with a later scrape, provided that allocations and health stay the same.
 	maxCollectionAge = time.Second
-	// maxPageReadingsAge bounds the age of a collection shown on the status page, whatever changed since: health and allocations on
+	// maxPageReadingsAge bounds the age of a collection shown on the status page, regardless of changes since: health and allocations on
 	// the page do not come from it. So all viewers together cause one collection per interval.
 	maxPageReadingsAge = 2 * time.Second
 	// maxFreeRendered bounds the spare renderedMetrics, which take megabytes. More are in use if scrapes overtake slow readers.

@@ -17,7 +17,7 @@ var builtinDescs = []familyDesc{
 	gaugeDesc("nvidia_gpu_health_since_timestamp_seconds", "Unix time of the latest change of the device's health or of its reason."),
 	counterDesc("nvidia_gpu_health_flaps_total", "Number of times that the device became unhealthy, as far as recorded."),
 	gaugeDesc("nvidia_gpu_up", "1 if the GPU was read for this scrape."),
-	gaugeDesc("nvidia_gpu_stalled", "1 if a call to the GPU has not returned; the GPU is not read until it does."),
+	gaugeDesc("nvidia_gpu_stalled", "1 if a call to the GPU hangs; the GPU is not read until the call returns."),
 	gaugeDesc("nvidia_gpu_allocated",
 		"1 if the device is allocated, also to a container that the kubelet does not name; absent while unknown."),
 	counterDesc("nvidia_gpu_xid_errors_total", "Xid errors of the GPU reported by the driver.", "xid"),

@@ -36,7 +36,7 @@ type GPUReaders interface {
 	Read(ctx context.Context, gpus []device.GPU) []device.Reading
 	// ReadOne reads one GPU, also during a Read.
 	ReadOne(ctx context.Context, gpu device.GPU) device.Reading
-	// Stalled reports whether a call to the GPU has not returned.
+	// Stalled reports whether a call to the GPU hangs.
 	Stalled(gpu device.GPU) bool
 }
 

@@ -14,7 +14,7 @@ type PageState interface {
 	api.NodeState
 	// Readings returns the readings of the newest collection, or of a new one until ctx is done.
 	Readings(ctx context.Context) Readings
-	// Stalled reports whether a call to the GPU has not returned.
+	// Stalled reports whether a call to the GPU hangs.
 	Stalled(gpu device.GPU) bool
 	// PluginResources returns the resources of the device plugin; nil if another device plugin serves the node.
 	PluginResources() []PluginResource

@@ -131,9 +131,9 @@ func addWarnings(v *pageView) {
 	warnings := ""
 	switch {
 	case stalled == 1:
-		warnings = " A call to one GPU has not returned."
+		warnings = " A call to one GPU hangs."
 	case stalled > 1:
-		warnings = fmt.Sprintf(" Calls to %d GPUs have not returned.", stalled)
+		warnings = fmt.Sprintf(" Calls to %d GPUs hang.", stalled)
 	}
 	if v.Kubelet.Grade == "bad" {
 		warnings += " The kubelet " + v.Kubelet.State + "."
