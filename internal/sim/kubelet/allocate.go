@@ -13,7 +13,7 @@ import (
 
 const preStartTimeout = pluginapi.KubeletPreStartContainerRPCTimeoutInSecs * time.Second
 
-// allocatePod allocates the devices of a pod's containers. Containers get the devices of the regular init containers before them
+// allocatePod allocates the devices of a pod's containers. Regular init containers pass devices on to later containers
 // (manager.go:392).
 func (kp *kubeletProcess) allocatePod(p *pod) error {
 	reusable := map[string]idSet{}
@@ -35,9 +35,9 @@ func (kp *kubeletProcess) allocatePod(p *pod) error {
 	return nil
 }
 
-// allocateContainer calls Allocate once for each resource that has a plugin; a container gets none of other resources
-// (manager.go:880, pkg/kubelet/lifecycle/predicate.go:346). Unless all calls succeed the checkpoint is not written, and what the others
-// returned is freed with the pod (manager.go:958).
+// allocateContainer calls Allocate once for each resource with a plugin, and skips resources without
+// (manager.go:880, pkg/kubelet/lifecycle/predicate.go:346). Unless all calls succeed the checkpoint is not written, and the
+// rejected pod frees the allocations (manager.go:958).
 func (kp *kubeletProcess) allocateContainer(p *pod, c orderedContainer, reusable map[string]idSet) error {
 	kp.update(kp.releaseEnded)
 	allocated := false
@@ -57,7 +57,7 @@ func (kp *kubeletProcess) allocateContainer(p *pod, c orderedContainer, reusable
 	return nil
 }
 
-// releaseEnded frees the devices of pods that List no longer includes; before all pods are read it does nothing (manager.go:582).
+// releaseEnded frees the devices of pods that List no longer includes, after all pods are read (manager.go:582).
 func (kp *kubeletProcess) releaseEnded() {
 	if !kp.podsRead {
 		return
@@ -73,7 +73,7 @@ func (kp *kubeletProcess) releaseEnded() {
 	}
 }
 
-// pickDevices picks the devices that a container lacks, and marks the devices as allocated (manager.go:604).
+// pickDevices picks and marks the missing devices of a container (manager.go:604).
 func (kp *kubeletProcess) pickDevices(p *pod, c orderedContainer, resource string, count int, reusable idSet) (idSet, error) {
 	kp.mu.Lock()
 	defer kp.mu.Unlock()
@@ -109,14 +109,14 @@ func (kp *kubeletProcess) pickDevices(p *pod, c orderedContainer, resource strin
 	return chosen, nil
 }
 
-// devicesNeeded returns how many devices a container still needs. Its errors are those of pods that start before their plugin.
+// devicesNeeded returns how many devices a container still needs. Pods that start before the plugin get an error.
 func (kp *kubeletProcess) devicesNeeded(p *pod, c orderedContainer, resource string, count int) (int, error) {
 	a, found := kp.allocations[allocatedTo{p.uid, c.Name, resource}]
 	have := a.ids()
 	if found && len(have) != count {
 		return 0, fmt.Errorf("pod %q container %q changed request for resource %q from %d to %d", p.uid, c.Name, resource, len(have), count)
 	}
-	if !kp.podsRead && p.states[c.Name].running { // it runs since before this kubelet
+	if !kp.podsRead && p.states[c.Name].running { // since before this kubelet
 		return 0, nil
 	}
 	healthy, registered := kp.healthy[resource]
@@ -131,7 +131,7 @@ func (kp *kubeletProcess) devicesNeeded(p *pod, c orderedContainer, resource str
 	return count - len(have), nil
 }
 
-// preferredDevices calls GetPreferredAllocation if the plugin's options ask for it, even if there is no choice. The call has no
+// preferredDevices calls GetPreferredAllocation if the plugin's options ask for the call, even without a choice. The call has no
 // deadline (manager.go:1053). mu is held, and released during the call.
 func (kp *kubeletProcess) preferredDevices(resource string, available, chosen idSet, count int) (idSet, error) {
 	e, err := kp.endpoint(resource)
@@ -158,7 +158,7 @@ func (kp *kubeletProcess) preferredDevices(resource string, available, chosen id
 }
 
 // allocate calls Allocate without a lock or a deadline, and records the allocation after the response: List called during Allocate has
-// the pod without its device (manager.go:898-953).
+// the pod without the device (manager.go:898-953).
 func (kp *kubeletProcess) allocate(to allocatedTo, chosen idSet) error {
 	kp.mu.Lock()
 	e, err := kp.endpoint(to.resource)
@@ -187,7 +187,7 @@ func (kp *kubeletProcess) allocate(to allocatedTo, chosen idSet) error {
 	return nil
 }
 
-// preStart calls PreStartContainer before the start of a container, for each plugin whose options ask for it (manager.go:980).
+// preStart calls PreStartContainer before the start of a container, for plugins with that option (manager.go:980).
 func (kp *kubeletProcess) preStart(p *pod, c orderedContainer) error {
 	for resource, count := range c.Limits {
 		kp.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// checkpointFormat is the content of kubelet_internal_checkpoint (checkpoint/checkpoint.go:48). The checksum is always 0: the real one
+// checkpointFormat is the content of kubelet_internal_checkpoint (checkpoint/checkpoint.go:48). The checksum is 0; the real checksum
 // depends on the layout of Go structs.
 type checkpointFormat struct {
 	Data struct {
@@ -21,7 +21,7 @@ type checkpointFormat struct {
 
 type podDeviceEntry struct {
 	PodUID, ContainerName, ResourceName string
-	DeviceIDs                           map[int64][]string // by NUMA node; -1 for none
+	DeviceIDs                           map[int64][]string // by NUMA node; -1 without
 	AllocResp                           []byte
 }
 
@@ -29,7 +29,7 @@ func (kp *kubeletProcess) checkpointFile() string {
 	return filepath.Join(kp.dir, "kubelet_internal_checkpoint")
 }
 
-// writeCheckpoint replaces the file. If that fails, the kubelet continues without (manager.go:342). mu is held.
+// writeCheckpoint replaces the file. The kubelet ignores errors (manager.go:342). mu is held.
 func (kp *kubeletProcess) writeCheckpoint() {
 	var c checkpointFormat
 	c.Data.RegisteredDevices = map[string][]string{}
@@ -51,8 +51,8 @@ func (kp *kubeletProcess) writeCheckpoint() {
 	}
 }
 
-// readCheckpoint restores the allocations; a file that cannot be read is ignored. Resources come back without devices, as if their
-// plugins had just left: their capacity is zero until the plugins register (manager.go:545).
+// readCheckpoint restores the allocations; an unreadable file is ignored. Resources come back without devices, as if the
+// plugins had just left: the capacity is zero until the plugins register (manager.go:545).
 func (kp *kubeletProcess) readCheckpoint() {
 	var c checkpointFormat
 	b, err := os.ReadFile(kp.checkpointFile())

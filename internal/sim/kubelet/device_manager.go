@@ -10,20 +10,20 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// endpointGracePeriod is the time for which a resource outlives its last plugin (types.go:125).
+// endpointGracePeriod is the lifetime of a resource without a plugin (types.go:125).
 const endpointGracePeriod = 5 * time.Minute
 
 // noNUMANode is the key of devices without a NUMA node in allocations (manager.go:56).
 const noNUMANode = -1
 
-// deviceManager knows the plugins, their devices and the allocations: devicemanager.ManagerImpl without gRPC.
-// nodeState.mu guards it.
+// deviceManager has the plugins, devices and allocations: devicemanager.ManagerImpl without gRPC.
+// Guarded by nodeState.mu.
 type deviceManager struct {
 	version  Version
 	now      func() time.Time
-	podsRead bool // all pods have been read since the start; before, nothing is freed
+	podsRead bool // all pods have been read since the start; devices are freed only then
 
-	clients   map[clientKey]*pluginClient // the client that the end of a stream disconnects
+	clients   map[clientKey]*pluginClient // disconnected at the end of a stream
 	connected map[clientKey]*pluginClient
 	endpoints map[string]*pluginClient // receive Allocate, by resource
 
@@ -40,7 +40,7 @@ type clientKey struct{ resource, socket string }
 
 type allocatedTo struct{ podUID, container, resource string }
 
-// containerAllocation is a container's allocation of one resource.
+// containerAllocation is a container's allocation of a resource.
 type containerAllocation struct {
 	devices  map[int64][]string // ids by NUMA node, as listed at the time of the allocation
 	response *pluginapi.ContainerAllocateResponse
@@ -72,7 +72,7 @@ func (m *deviceManager) pluginConnected(c *pluginClient, options *pluginapi.Devi
 	return nil
 }
 
-// pluginDisconnected implements manager.go:256. If the resource has another plugin, the resource stays healthy.
+// pluginDisconnected implements manager.go:256. A resource with a second plugin stays healthy.
 func (m *deviceManager) pluginDisconnected(key clientKey) {
 	c := m.connected[key]
 	if c == nil {
@@ -96,7 +96,7 @@ func (m *deviceManager) pluginListed(resource string, list []*pluginapi.Device) 
 	devices, healthy, unhealthy := map[string]*pluginapi.Device{}, idSet{}, idSet{}
 	for _, device := range list {
 		devices[device.ID] = device
-		if device.Health == pluginapi.Healthy { // any other string is unhealthy
+		if device.Health == pluginapi.Healthy { // the exact string
 			healthy.add(device.ID)
 		} else {
 			unhealthy.add(device.ID)
@@ -105,8 +105,8 @@ func (m *deviceManager) pluginListed(resource string, list []*pluginapi.Device) 
 	m.devices[resource], m.healthy[resource], m.unhealthy[resource] = devices, healthy, unhealthy
 }
 
-// removeExpired deletes resources at the end of their grace period and reports whether there were any. The real kubelet does so every
-// ten seconds, when it updates the node's status (manager.go:472).
+// removeExpired deletes resources after the grace period and reports whether there were any. The real kubelet does so every
+// ten seconds, together with the update of the node's status (manager.go:472).
 func (m *deviceManager) removeExpired() bool {
 	before := len(m.healthy)
 	for resource := range m.healthy {
@@ -125,7 +125,7 @@ func (m *deviceManager) isDeviceResource(resource string) bool {
 	return m.healthy[resource] != nil || m.allocated[resource] != nil
 }
 
-// endpoint returns the plugin that serves a resource. A plugin that has left comes with an error.
+// endpoint returns the plugin of a resource, with an error if the plugin has left.
 func (m *deviceManager) endpoint(resource string) (*pluginClient, error) {
 	e := m.endpoints[resource]
 	switch {
@@ -145,7 +145,7 @@ func (m *deviceManager) recountAllocated() {
 	}
 }
 
-// groupByNode returns ids by NUMA node. A device may have several nodes; an empty Topology is like none.
+// groupByNode returns ids by NUMA node. A device may have several nodes; an empty Topology is like nil.
 func (m *deviceManager) groupByNode(resource string, ids idSet) map[int64][]string {
 	byNode := map[int64][]string{}
 	for id := range ids {

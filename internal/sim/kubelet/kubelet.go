@@ -13,7 +13,7 @@
 //
 // Comments name the source of a behavior: "manager.go:245" is a line below
 // https://github.com/kubernetes/kubernetes/tree/v1.37.1/pkg/kubelet/cm/devicemanager, and a path with pkg/ is relative to the root of
-// the same tree. Package conformance compares this kubelet with real ones.
+// the same tree. Package conformance compares this kubelet with real kubelets.
 package kubelet
 
 import (
@@ -37,18 +37,18 @@ import (
 	"github.com/podgauge/podgauge/internal/retry"
 )
 
-// Kubelet is a simulated kubelet together with the pods of its node, which outlive its processes. All methods are safe for concurrent
+// Kubelet is a simulated kubelet with the pods of the node, which outlive kubelet processes. All methods are safe for concurrent
 // use, before, during and after Run.
 type Kubelet struct {
 	node     nodeState
-	restarts chan *restart // from Restart to the process that it ends
+	restarts chan *restart // from Restart to the running process
 
 	// node.mu guards all below.
-	process *kubeletProcess // nil while none runs
+	process *kubeletProcess // nil if not running
 	starts  int
 }
 
-// New returns a Kubelet. Run starts it.
+// New returns a Kubelet that Run starts.
 func New(o Options) *Kubelet {
 	if o.Dir == "" {
 		panic("kubelet: Options.Dir is empty")
@@ -76,16 +76,16 @@ func (k *Kubelet) PodResourcesSocket() string {
 	return filepath.Join(k.Dir(), "pod-resources", "kubelet.sock")
 }
 
-// PodsSocket returns the path of the Pods API's socket, which exists since 1.37.
+// PodsSocket returns the path of the Pods API's socket (since 1.37).
 func (k *Kubelet) PodsSocket() string { return filepath.Join(k.Dir(), "pods-api", "pods-api.sock") }
 
-// Run runs kubelet processes: one, and another one for each Restart. When ctx is done the process ends as by SIGTERM, and Run returns nil;
-// its sockets stay on disk and refuse connections. Run may be called again: the node keeps its pods.
+// Run runs a kubelet process, and a new process for each Restart. When ctx is done the process ends as by SIGTERM, and Run returns nil;
+// the sockets stay on disk and refuse connections. Run may be called again: the node keeps the pods.
 func (k *Kubelet) Run(ctx context.Context) error {
 	var awaited *restart
 	for {
 		next, err := k.runProcess(ctx, awaited)
-		awaited.finish(errors.Join(errors.New("kubelet ended before it served"), err)) // unless it has served
+		awaited.finish(errors.Join(errors.New("kubelet ended before serving"), err)) // ignored after a success
 		if next == nil || err != nil {
 			next.finish(err)
 			return err
@@ -99,14 +99,14 @@ func (k *Kubelet) Run(ctx context.Context) error {
 
 // RestartOptions are how a kubelet ends and comes back. The zero value is a quick restart by SIGTERM.
 type RestartOptions struct {
-	Signal syscall.Signal // SIGTERM if zero; SIGKILL cuts the connections instead of closing them
+	Signal syscall.Signal // SIGTERM if zero; SIGKILL cuts connections without GOAWAY
 	While  func()         // called while no process runs; must not wait for the kubelet
 }
 
 // restart is a call of Restart.
 type restart struct {
 	RestartOptions
-	done chan error // receives one result
+	done chan error // receives the result
 }
 
 // finish reports the result of a restart. Results after the first are ignored; r is nil at a first start.
@@ -120,7 +120,7 @@ func (r *restart) finish(err error) {
 	}
 }
 
-// Restart ends the process and returns when its successor serves.
+// Restart ends the process and returns when the successor serves.
 func (k *Kubelet) Restart(ctx context.Context, o RestartOptions) error {
 	r := &restart{o, make(chan error, 1)}
 	select {
@@ -136,10 +136,10 @@ func (k *Kubelet) Restart(ctx context.Context, o RestartOptions) error {
 	}
 }
 
-// errSignaled ends a process through its errgroup.
+// errSignaled ends a process through the errgroup.
 var errSignaled = errors.New("ended by a signal")
 
-// runProcess runs one process and returns the restart that ended it; nil if ctx did, or an error.
+// runProcess runs a process until ctx is done, an error, or a restart, which is returned.
 func (k *Kubelet) runProcess(ctx context.Context, awaited *restart) (next *restart, err error) {
 	kp, restarted, err := k.startProcess(ctx)
 	if err != nil {
@@ -164,7 +164,7 @@ func (k *Kubelet) runProcess(ctx context.Context, awaited *restart) (next *resta
 		err = nil
 	}
 	kp.update(func() {
-		for _, c := range kp.conns { // the real kubelet also keeps failed ones until its end (plugin/v1beta1/handler.go:77)
+		for _, c := range kp.conns { // the real kubelet, too, keeps failed connections (plugin/v1beta1/handler.go:77)
 			_ = c.conn.Close()
 		}
 		for _, p := range kp.pods {
@@ -175,7 +175,7 @@ func (k *Kubelet) runProcess(ctx context.Context, awaited *restart) (next *resta
 	return next, err
 }
 
-// startProcess publishes a new process. The checkpoint is read first: List may lack a pod, and never lists a pod without its devices.
+// startProcess publishes a new process. The checkpoint is read first: List may lack a pod, and never lists a pod without devices.
 func (k *Kubelet) startProcess(ctx context.Context) (kp *kubeletProcess, restarted bool, err error) {
 	kp = &kubeletProcess{nodeState: &k.node, dir: filepath.Dir(k.RegistrationSocket())}
 	kp.deviceManager = newDeviceManager(kp.options.Version, kp.options.Now)
@@ -186,7 +186,7 @@ func (k *Kubelet) startProcess(ctx context.Context) (kp *kubeletProcess, restart
 	kp.readCheckpoint()
 	kp.update(func() {
 		if k.process != nil {
-			panic("kubelet: Run is called while it runs")
+			panic("kubelet: Run is running already")
 		}
 		k.process = kp
 		k.starts++
@@ -195,7 +195,7 @@ func (k *Kubelet) startProcess(ctx context.Context) (kp *kubeletProcess, restart
 	return kp, restarted, nil
 }
 
-// serve serves all sockets. Registration comes last, after up to 40 ms, as in a real start: a PodResources socket that is back does not
+// serve serves all sockets. Registration comes last, after up to 40 ms, as in a real start: a new PodResources socket does not
 // prove that plugins can register.
 func (k *Kubelet) serve(kp *kubeletProcess, awaited *restart) error {
 	podResources, err := listenUnix(k.PodResourcesSocket())
@@ -231,7 +231,7 @@ func (k *Kubelet) serve(kp *kubeletProcess, awaited *restart) error {
 	return kp.serve(registration, func(s *grpc.Server) { pluginapi.RegisterRegistrationServer(s, kp) })
 }
 
-// listenRegistration returns nil if the process ends while Faults.HoldListen blocks it.
+// listenRegistration returns nil if the process ends during Faults.HoldListen.
 func (k *Kubelet) listenRegistration(kp *kubeletProcess) (net.Listener, error) {
 	if err := removeSockets(kp.dir); err != nil {
 		return nil, fmt.Errorf("serve registrations: %w", err)

@@ -13,13 +13,13 @@ import (
 
 // Options of a Kubelet. Only Dir is required.
 type Options struct {
-	// Dir is the kubelet's folder, created if needed. It must be short: the path of a unix socket has at most 107 bytes.
+	// Dir is the kubelet's folder, created if needed. The path of a unix socket has at most 107 bytes.
 	Dir string
 	// Version is V137 if empty.
 	Version Version
 	// Now is the clock of the grace period of a resource without a plugin; time.Now if nil.
 	Now func() time.Time
-	// RunningSince back-dates the pod-resources socket of the first start, which simulates a kubelet that has been up for long.
+	// RunningSince back-dates the pod-resources socket of the first start, to simulate a long uptime.
 	RunningSince time.Time
 	// ReadPodsAtOnce removes the delay of 80 to 140 ms after a restart before List is complete.
 	ReadPodsAtOnce bool
@@ -28,34 +28,34 @@ type Options struct {
 	Memory        []MemoryBlock
 }
 
-// Faults are the faults of a Kubelet while they are set. The zero value is a healthy kubelet.
-// A channel blocks an operation until its owner closes the channel; nil blocks nothing.
+// Faults are the current faults of a Kubelet. The zero value is a healthy kubelet.
+// A channel blocks an operation until the channel is closed; nil does not block.
 type Faults struct {
 	RegisterErr  error           // returned by Register
 	HoldRegister <-chan struct{} // blocks Register
 
 	ListErr   error           // returned by List
 	HoldList  <-chan struct{} // blocks List
-	ListBytes int             // minimum size of List responses, which get a pod "padding"
+	ListBytes int             // minimum size of List responses, by a pod "padding"
 	GetErr    error           // returned by Get
 	PodsErr   error           // returned by all methods of the Pods API
 
-	// The faults below apply to the next start. HoldListen blocks it while the registration socket exists but refuses connections.
+	// The faults below apply to the next start. HoldListen blocks while the registration socket exists but refuses connections.
 	HoldListen <-chan struct{}
-	// HoldStaticPods blocks it before any pod is read: List is empty.
+	// HoldStaticPods blocks before any pod is read: List is empty.
 	HoldStaticPods <-chan struct{}
-	// HoldAPIPods blocks it after the static pods are read, like an API server that is away. Static pods still come and go, and
-	// nothing is freed.
+	// HoldAPIPods blocks after the static pods are read, like an unavailable API server. Static pods still come and go, and no
+	// device is freed.
 	HoldAPIPods <-chan struct{}
 }
 
-// nodeState is the state that outlives a kubelet process.
+// nodeState is the state beyond a kubelet process.
 type nodeState struct {
 	options Options                // not written after New
-	changes pubsub.Value[struct{}] // set at each change of what mu guards
+	changes pubsub.Value[struct{}] // set at each change of the fields below mu
 
 	mu            sync.Mutex // guards all below, and the state of the running process
-	pods          []*pod     // in the order of their arrival
+	pods          []*pod     // in order of arrival
 	faults        Faults
 	watchers      podWatchers
 	registrations []Registration
@@ -73,7 +73,7 @@ func (n *nodeState) locked(do func()) {
 	do()
 }
 
-// update applies a change and publishes it.
+// update applies and publishes a change.
 func (n *nodeState) update(change func()) {
 	n.locked(func() {
 		change()
@@ -87,7 +87,7 @@ func (n *nodeState) publish() {
 	n.changes.Set(struct{}{})
 }
 
-// waitUntil returns when done, which is called now and after each change, returns true.
+// waitUntil calls done, now and after each change, until done returns true.
 func (n *nodeState) waitUntil(ctx context.Context, done func() bool) error {
 	for {
 		_, changed := n.changes.Get()
@@ -120,7 +120,7 @@ func waitRelease(ctx context.Context, hold <-chan struct{}) error {
 	}
 }
 
-// managedPods returns the pods of the kubelet's pod manager: those that it has read, and ended ones that the API server still has.
+// managedPods returns the pods of the kubelet's pod manager: the known pods, and ended pods of the API server.
 // mu is held.
 func (n *nodeState) managedPods() (all []*pod) {
 	for _, p := range n.pods {

@@ -48,7 +48,7 @@ func (c *pluginClient) connect(ctx context.Context, _ string) (net.Conn, error) 
 	return raw, err
 }
 
-// cutConnections closes the connections below gRPC, which then sends no GOAWAY: the plugin reads an end of file.
+// cutConnections closes the connections below gRPC: the plugin reads an end of file without a GOAWAY.
 func (c *pluginClient) cutConnections() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

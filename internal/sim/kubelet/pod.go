@@ -11,7 +11,7 @@ import (
 // nodeName is the suffix of static pods' names.
 const nodeName = "node-a"
 
-// pod is a pod of the node. Its containers run whether or not a kubelet process does.
+// pod is a pod of the node. Containers run with or without a kubelet process.
 type pod struct {
 	PodSpec // with the full name and a namespace; not written after newPod, like the next three fields
 	uid     string
@@ -19,7 +19,7 @@ type pod struct {
 	wakeup  chan struct{} // wakes the pod's worker
 
 	// nodeState.mu guards all below.
-	known, removed         bool                       // the running kubelet has read the pod from its source; the pod was deleted
+	known, removed         bool                       // the running kubelet has read the pod; the pod was deleted
 	states                 map[string]*containerState // by container; the map is not written after newPod
 	phase, reason, message string
 	claimsPrepared         bool
@@ -34,15 +34,15 @@ const (
 	phaseFailed    = "Failed"
 )
 
-// reasonRejected is the reason of a pod that failed admission.
+// reasonRejected is the reason of a pod after a failed admission.
 const reasonRejected = "UnexpectedAdmissionError"
 
 type containerState struct {
-	running, completed bool // completed: a regular init container that has run
+	running, completed bool // completed: of regular init containers
 	waitingReason      string
 	starts             int
 	startedAt          time.Time
-	exit, previousExit *exitRecord // of the latest start and of the start before; nil if there is none
+	exit, previousExit *exitRecord // of the latest start and of the start before, or nil
 }
 
 type exitRecord struct {
@@ -50,7 +50,7 @@ type exitRecord struct {
 	startedAt, exitedAt time.Time
 }
 
-// fullName returns a spec with the names that the kubelet gives to the pod.
+// fullName returns a spec with the kubelet's names for the pod.
 func (p PodSpec) fullName() PodSpec {
 	if p.Namespace == "" {
 		p.Namespace = "default"
@@ -72,7 +72,7 @@ func newPod(spec PodSpec) *pod {
 	return p
 }
 
-// newUID returns a UID in Kubernetes' format; a static pod's is the hash of its manifest.
+// newUID returns a UID in Kubernetes' format; static pods have the hash of the manifest.
 func newUID(static bool) string {
 	b := make([]byte, 16)
 	_, _ = rand.Read(b) // never fails
@@ -82,7 +82,7 @@ func newUID(static bool) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// orderedContainer is a container with its role.
+// orderedContainer is a container with the role.
 type orderedContainer struct {
 	ContainerSpec
 	init bool
@@ -91,7 +91,7 @@ type orderedContainer struct {
 // reusable reports whether later containers get the container's devices (manager.go:392).
 func (c orderedContainer) reusable() bool { return c.init && !c.Sidecar }
 
-// orderedContainers returns the containers in the order of their start.
+// orderedContainers returns the containers in start order.
 func (p *pod) orderedContainers() (all []orderedContainer) {
 	for _, c := range p.InitContainers {
 		all = append(all, orderedContainer{c, true})
@@ -116,15 +116,15 @@ func (p *pod) wake() {
 
 func (p *pod) isFinished() bool { return p.phase == phaseSucceeded || p.phase == phaseFailed }
 
-// isListed reports whether List includes the pod: from the time it was read from its source, before its admission, until it has
-// ended (pkg/kubelet/kubelet_pods.go:1163).
+// isListed reports whether List includes the pod: from the time of reading, before admission, until the
+// end (pkg/kubelet/kubelet_pods.go:1163).
 func (p *pod) isListed() bool { return p.known && !p.isFinished() }
 
-// hasWorker reports whether the pod ever had a worker, which reports its end. A rejected static pod has none, since no API server
-// confirms its failure (pkg/kubelet/pod_workers.go:803).
+// hasWorker reports whether the pod ever had a worker to report the end. Rejected static pods had no worker, since no API server
+// confirms the failure (pkg/kubelet/pod_workers.go:803).
 func (p *pod) hasWorker() bool { return !p.Static || p.reason != reasonRejected }
 
-// hasFailed reports whether a pod that has ended has failed.
+// hasFailed reports whether an ended pod has failed.
 func (p *pod) hasFailed() bool {
 	return p.reason != "" || slices.ContainsFunc(p.Containers, func(c ContainerSpec) bool {
 		exit := p.states[c.Name].exit
@@ -160,7 +160,7 @@ func (p *pod) kill() {
 		return
 	}
 	p.end(PodEnd{Reason: p.reason, Exits: exits})
-	if p.Static || phase != phaseRunning { // the kubelet reports a static pod as running to its end (kubernetes#116484)
+	if p.Static || phase != phaseRunning { // the kubelet reports a static pod as running to the end (kubernetes#116484)
 		p.phase = phase
 	}
 }
@@ -179,7 +179,7 @@ func (s *containerState) recordExit(exit ContainerExit) {
 	s.exit = &exitRecord{exit, s.startedAt, time.Now()}
 }
 
-// containerID returns an id that is unique to the pod, the container and its start.
+// containerID returns an id unique to the pod, the container and the start.
 func (p *pod) containerID(name string) string {
 	return fmt.Sprintf("%x", sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d", p.uid, name, p.states[name].starts)))
 }

@@ -32,7 +32,7 @@ func (p *pod) marshal() []byte {
 	return appendMessage(appendMessage(nil, 1, metadata), 3, status)
 }
 
-// marshalName encodes the pod as DELETED events have it.
+// marshalName encodes the pod for DELETED events.
 func (p *pod) marshalName() []byte { return appendMessage(nil, 1, p.marshalMetadata()) }
 
 func (p *pod) marshalMetadata() []byte {

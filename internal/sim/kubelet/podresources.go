@@ -30,7 +30,7 @@ func (kp *kubeletProcess) List(ctx context.Context, _ *podresources.ListPodResou
 	return &podresources.ListPodResourcesResponse{PodResources: append(shuffled(pods), paddingPods(faults.ListBytes)...)}, nil
 }
 
-// GetAllocatableResources returns the healthy devices, allocated or not. A device whose Topology has no nodes is lost
+// GetAllocatableResources returns the healthy devices, allocated or not. A device with an empty Topology is lost
 // (pkg/kubelet/cm/container_manager.go:304).
 func (kp *kubeletProcess) GetAllocatableResources(context.Context, *podresources.AllocatableResourcesRequest) (*podresources.AllocatableResourcesResponse, error) {
 	kp.mu.Lock()
@@ -52,7 +52,7 @@ func (kp *kubeletProcess) GetAllocatableResources(context.Context, *podresources
 	}, nil
 }
 
-// Get returns one pod. The error for a missing pod has no status.
+// Get returns a pod. The error for a missing pod has no status.
 func (kp *kubeletProcess) Get(_ context.Context, r *podresources.GetPodResourcesRequest) (*podresources.GetPodResourcesResponse, error) {
 	kp.mu.Lock()
 	defer kp.mu.Unlock()
@@ -66,7 +66,7 @@ func (kp *kubeletProcess) Get(_ context.Context, r *podresources.GetPodResources
 	return &podresources.GetPodResourcesResponse{PodResources: kp.podResources(p)}, nil
 }
 
-// podResources returns a pod's sidecars and then its containers, without regular init containers. mu is held.
+// podResources returns a pod's sidecars and then the containers, without regular init containers. mu is held.
 func (kp *kubeletProcess) podResources(p *pod) *podresources.PodResources {
 	response := &podresources.PodResources{Name: p.Name, Namespace: p.Namespace, CpuIds: shuffled(p.ExclusiveCPUs), Memory: memoryRows(p.Memory)}
 	for _, c := range p.orderedContainers() {
@@ -94,7 +94,7 @@ func (kp *kubeletProcess) podResources(p *pod) *podresources.PodResources {
 	return response
 }
 
-// deviceRow returns the row of a device, which has a row of its own for each NUMA node.
+// deviceRow returns the row of a device, or of a NUMA node of the device.
 func deviceRow(resource, id string, node ...int64) *podresources.ContainerDevices {
 	row := &podresources.ContainerDevices{ResourceName: resource, DeviceIds: []string{id}}
 	if len(node) > 0 {
@@ -118,7 +118,7 @@ func memoryRows(blocks []MemoryBlock) (rows []*podresources.ContainerMemory) {
 	return shuffled(rows)
 }
 
-// claimRows returns the devices of claims. Rows of one driver keep its order, and include the CDI names of the rows before
+// claimRows returns the devices of claims. Rows of the same driver keep the order, and include the CDI names of the rows before
 // (GetDynamicResources in pkg/kubelet/cm/container_manager_linux.go).
 func claimRows(podNamespace string, claims []ClaimSpec) (rows []*podresources.DynamicResource) {
 	for _, claim := range claims {
@@ -144,7 +144,7 @@ func claimRows(podNamespace string, claims []ClaimSpec) (rows []*podresources.Dy
 	return rows
 }
 
-// paddingPods returns a pod of about this size, or none for 0.
+// paddingPods returns a pod of about this size, or no pod for 0.
 func paddingPods(bytes int) []*podresources.PodResources {
 	if bytes == 0 {
 		return nil

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// AdmissionError is the error of a pod that was rejected for good.
+// AdmissionError is the error of a rejected pod.
 type AdmissionError struct {
 	Pod             string // namespace/name
 	Reason, Message string // of the pod's status
@@ -17,8 +17,8 @@ func (r *AdmissionError) Error() string {
 	return fmt.Sprintf("pod %s: %s: %s", r.Pod, r.Reason, r.Message)
 }
 
-// RunPod adds a pod and returns when each of its containers was started, or with an *AdmissionError. Without a kubelet process RunPod
-// waits for one. If ctx ends first, the pod stays.
+// RunPod adds a pod and returns when all containers were started, or with an *AdmissionError. Without a kubelet process RunPod
+// waits. If ctx ends first, the pod stays.
 func (k *Kubelet) RunPod(ctx context.Context, spec PodSpec) error {
 	p := newPod(spec)
 	if err := k.addPod(p); err != nil {
@@ -50,7 +50,7 @@ func (k *Kubelet) addPod(p *pod) error {
 	defer k.node.mu.Unlock()
 	if old := k.node.findPod(p.Namespace, p.Name); old != nil {
 		if !old.isFinished() {
-			return fmt.Errorf("run pod %s: a pod of that name is running", p.key())
+			return fmt.Errorf("run pod %s: a pod of the name is running", p.key())
 		}
 		k.node.removePod(old)
 	}
@@ -59,17 +59,17 @@ func (k *Kubelet) addPod(p *pod) error {
 	return nil
 }
 
-// EndPod ends a pod as if its containers had exited with status 0.
+// EndPod ends a pod as if the containers had exited with status 0.
 func (k *Kubelet) EndPod(spec PodSpec) error { return k.EndPodWith(spec, PodEnd{}) }
 
-// EndPodWith ends a pod in the given way. The pod leaves List and Get and its devices are freed; the Pods API returns it until it is deleted
-// or its name is used again.
+// EndPodWith ends a pod in the given way. The pod leaves List and Get and the devices are freed; the Pods API returns the pod until deletion
+// or reuse of the name.
 func (k *Kubelet) EndPodWith(spec PodSpec, end PodEnd) error {
 	return k.node.updatePod(spec, func(p *pod) { p.end(end) })
 }
 
-// DeletePod deletes a pod. A pod of the API server stays listed with its devices until its grace period ends. A static pod leaves List at
-// once, and its devices are free while its containers still run.
+// DeletePod deletes a pod. A pod of the API server stays listed with the devices until the grace period ends. A static pod leaves List at
+// once, and the devices are free while the containers still run.
 func (k *Kubelet) DeletePod(spec PodSpec) error {
 	return k.node.updatePod(spec, func(p *pod) {
 		if p.Static || p.GracePeriod == 0 || p.isFinished() {
@@ -80,12 +80,12 @@ func (k *Kubelet) DeletePod(spec PodSpec) error {
 	})
 }
 
-// RestartContainer kills a container and returns when it was started again.
+// RestartContainer kills a container and returns after the next start.
 func (k *Kubelet) RestartContainer(ctx context.Context, spec PodSpec, container string) error {
 	return k.CrashContainer(ctx, spec, container, ContainerExit{Code: exitSIGKILL})
 }
 
-// CrashContainer ends a container and returns when it was started again.
+// CrashContainer ends a container and returns after the next start.
 func (k *Kubelet) CrashContainer(ctx context.Context, spec PodSpec, container string, exit ContainerExit) error {
 	var s *containerState
 	starts := 0
@@ -135,7 +135,7 @@ func (k *Kubelet) CutStreams(resource string) {
 	})
 }
 
-// DropWatchers ends the WatchPods streams as if their clients were too slow.
+// DropWatchers ends the WatchPods streams as for clients that are too slow.
 func (k *Kubelet) DropWatchers() {
 	k.node.locked(func() {
 		for stream := range k.node.watchers.streams {

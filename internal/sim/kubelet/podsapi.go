@@ -9,7 +9,7 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// The Pods service is pkg/kubelet/apis/pods/server.go. Its pods have names, labels, phase and container states, and no spec.
+// The Pods service is pkg/kubelet/apis/pods/server.go. Pods have names, labels, phase and container states, and no spec.
 
 // readyPods returns the pods, or an error until all pods have been read. mu is held.
 func (kp *kubeletProcess) readyPods() ([]*pod, error) {
@@ -22,7 +22,7 @@ func (kp *kubeletProcess) readyPods() ([]*pod, error) {
 	return kp.managedPods(), nil
 }
 
-// GetPod returns one pod.
+// GetPod returns a pod.
 func (kp *kubeletProcess) GetPod(_ context.Context, r *podsapi.GetPodRequest) (*podsapi.GetPodResponse, error) {
 	kp.mu.Lock()
 	defer kp.mu.Unlock()
@@ -38,7 +38,7 @@ func (kp *kubeletProcess) GetPod(_ context.Context, r *podsapi.GetPodRequest) (*
 	return nil, status.Errorf(codes.NotFound, "pod with UID %s not found", r.PodUID)
 }
 
-// WatchPods sends all pods, and then their changes.
+// WatchPods sends all pods, and then changes.
 func (kp *kubeletProcess) WatchPods(_ *podsapi.WatchPodsRequest, stream grpc.ServerStreamingServer[podsapi.WatchPodsEvent]) error {
 	var events podWatcher
 	var first []*podsapi.WatchPodsEvent

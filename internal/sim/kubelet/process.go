@@ -14,7 +14,7 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// kubeletProcess is one process of the kubelet. Its state ends with it, except for the checkpoint file.
+// kubeletProcess is a process of the kubelet. The state ends with the process, except for the checkpoint file.
 type kubeletProcess struct {
 	pluginapi.UnimplementedRegistrationServer
 	podresources.UnimplementedPodResourcesListerServer
@@ -23,7 +23,7 @@ type kubeletProcess struct {
 	*nodeState
 	dir   string          // of the registration socket and the checkpoint
 	tasks *errgroup.Group // owns all goroutines of the process
-	ctx   context.Context // done when the process ends; ListAndWatch streams outlive their Register call
+	ctx   context.Context // done when the process ends; ListAndWatch streams outlive the Register call
 
 	// nodeState.mu guards all below.
 	deviceManager
@@ -31,8 +31,8 @@ type kubeletProcess struct {
 	conns   []*pluginClient // all dialed plugins
 }
 
-// serve runs a gRPC server until the process ends. The server stops without waiting for calls, as a kubelet that ends does, and returns
-// after its handlers.
+// serve runs a gRPC server until the process ends. The server stops without waiting for calls, like a kubelet, and returns
+// after the handlers.
 func (kp *kubeletProcess) serve(listener net.Listener, register func(*grpc.Server)) error {
 	server := grpc.NewServer(grpc.WaitForHandlers(true), grpc.InTapHandle(func(ctx context.Context, call *tap.Info) (context.Context, error) {
 		kp.update(func() { kp.calls[path.Base(call.FullMethodName)]++ })
@@ -59,6 +59,6 @@ func (kp *kubeletProcess) cutConnections(resource string) {
 func (kp *kubeletProcess) crash(err error) error {
 	kp.cutConnections("")
 	kp.tasks.Go(func() error { return err })
-	<-kp.ctx.Done() // before the caller returns, so that err does not become the pod's status
+	<-kp.ctx.Done() // before the caller returns: err must not become the pod's status
 	return err
 }

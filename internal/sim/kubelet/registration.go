@@ -19,8 +19,8 @@ const (
 	maxRegistrations = 1000 // in State
 )
 
-// Register connects to a plugin that serves already, and returns before the plugin's first list (plugin/v1beta1/server.go:159). Errors
-// have no status, and so code Unknown: only their texts differ.
+// Register connects to a running plugin, and returns before the plugin's first list (plugin/v1beta1/server.go:159). Errors
+// have no status, and so code Unknown: only the texts differ.
 func (kp *kubeletProcess) Register(ctx context.Context, request *pluginapi.RegisterRequest) (*pluginapi.Empty, error) {
 	err := kp.register(ctx, request)
 	kp.update(func() {
@@ -63,8 +63,8 @@ var (
 	qualifiedNamePattern = regexp.MustCompile(`^([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]$`)
 )
 
-// connectPlugin implements plugin/v1beta1/handler.go:77 with its defect: a failed registration deletes the client of that key, also that of
-// a plugin that is connected. The end of that plugin's stream then disconnects no plugin, and its devices stay healthy.
+// connectPlugin implements plugin/v1beta1/handler.go:77 including the defect: a failed registration deletes the client of the key, even
+// of a connected plugin. The end of the stream then disconnects no plugin, and the devices stay healthy.
 func (kp *kubeletProcess) connectPlugin(ctx context.Context, resource, socket string) error {
 	c, err := newClient(resource, socket)
 	if err != nil {
@@ -83,7 +83,7 @@ func (kp *kubeletProcess) connectPlugin(ctx context.Context, resource, socket st
 }
 
 // dialPlugin connects and reads the plugin's options; options in the RegisterRequest are ignored (plugin/v1beta1/client.go:132).
-// Errors are not wrapped: their codes would become the response's.
+// Errors are not wrapped: the codes would become the response's.
 func (kp *kubeletProcess) dialPlugin(ctx context.Context, c *pluginClient) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -99,8 +99,8 @@ func (kp *kubeletProcess) dialPlugin(ctx context.Context, c *pluginClient) error
 	return kp.pluginConnected(c, options)
 }
 
-// watchDevices receives a plugin's lists until the stream ends, which is never opened again, and disconnects the client of the plugin's key:
-// this plugin, another one or none (plugin/v1beta1/handler.go:133).
+// watchDevices receives a plugin's lists until the stream ends, and disconnects the client of the plugin's key, if there is a client.
+// The stream is never opened again (plugin/v1beta1/handler.go:133).
 func (kp *kubeletProcess) watchDevices(c *pluginClient) {
 	_ = kp.receiveLists(c)
 	kp.mu.Lock()
@@ -143,7 +143,7 @@ func (kp *kubeletProcess) receiveLists(c *pluginClient) error {
 	}
 }
 
-// formatDevices returns the content of a list in an order that does not depend on the list's.
+// formatDevices returns the content of a list in sorted order.
 func formatDevices(list []*pluginapi.Device) []string {
 	lines := make([]string, 0, len(list))
 	for _, d := range list {

@@ -21,8 +21,8 @@ func removeSockets(dir string) error {
 	return errors.Join(errs...)
 }
 
-// listenUnix creates a socket under another name and moves it to path, as the kubelet does (k8s.io/cri-client/pkg/util/util_unix.go:38).
-// The socket stays on disk when its listener is closed.
+// listenUnix creates a socket under a temporary name and moves the socket to path, as the kubelet does (k8s.io/cri-client/pkg/util/util_unix.go:38).
+// The socket stays on disk when the listener is closed.
 func listenUnix(path string) (net.Listener, error) {
 	temporary := filepath.Join(filepath.Dir(path), ".new")
 	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o750), os.RemoveAll(path), os.RemoveAll(temporary)); err != nil {
@@ -40,7 +40,7 @@ func listenUnix(path string) (net.Listener, error) {
 	return listener, err
 }
 
-// bindUnix creates a socket that refuses connections until listenOn. A starting kubelet has this state, and package net does not.
+// bindUnix creates a socket, which refuses connections until listenOn. A starting kubelet has this state, and package net does not.
 func bindUnix(path string) (*os.File, error) {
 	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -54,7 +54,7 @@ func bindUnix(path string) (*os.File, error) {
 	return socket, nil
 }
 
-// listenOn returns a listener with a descriptor of its own.
+// listenOn returns a listener with a duplicate descriptor.
 func listenOn(socket *os.File) (net.Listener, error) {
 	if err := syscall.Listen(int(socket.Fd()), syscall.SOMAXCONN); err != nil {
 		return nil, os.NewSyscallError("listen", err)

@@ -2,23 +2,23 @@ package kubelet
 
 import "time"
 
-// Version is the Kubernetes minor version whose behavior a Kubelet has.
+// Version is the Kubernetes minor version of a simulated kubelet.
 type Version string
 
-// The versions that differ in the simulated behavior.
+// The versions differ in the simulated behavior.
 const (
 	V136 Version = "1.36" // and older: plugins are identified by resource alone, and there is no Pods API
 	V137 Version = "1.37" // plugins are identified by resource and socket
 )
 
-// PodSpec is a pod to run. Its namespace and name identify it to the methods of Kubelet.
+// PodSpec is a pod to run. Methods of Kubelet identify a pod by namespace and name.
 type PodSpec struct {
 	Namespace string // "default" if empty
 	Name      string
 	Labels    map[string]string // for the Pods API
-	// Static pods come from a manifest on the node, others from the API server. The kubelet appends the node's name to their names.
+	// Static pods come from a manifest on the node, the rest from the API server. The kubelet appends the node's name to names of static pods.
 	Static bool
-	// InitContainers include sidecars. They start one after the other, before Containers.
+	// InitContainers include sidecars. Init containers start in turn, before Containers.
 	InitContainers []ContainerSpec
 	Containers     []ContainerSpec
 	// ExclusiveCPUs and Memory are listed for the pod as a whole, as the gate PodLevelResourceManagers of 1.37 does.
@@ -26,7 +26,7 @@ type PodSpec struct {
 	Memory        []MemoryBlock
 	// RunOnce is restartPolicy Never, for real kubelets: here EndPod ends any pod.
 	RunOnce bool
-	// GracePeriod is the time between the pod's deletion and the end of its containers.
+	// GracePeriod is the time between the pod's deletion and the end of the containers.
 	GracePeriod time.Duration
 }
 
@@ -36,25 +36,25 @@ type ContainerSpec struct {
 	Limits  map[string]int // requested devices by resource: {"nvidia.com/gpu": 1}
 	Claims  []ClaimSpec
 	Sidecar bool // an init container with restartPolicy Always
-	// ExclusiveCPUs and Memory are listed for the container. A real kubelet gives them to containers of Guaranteed pods.
+	// ExclusiveCPUs and Memory are listed for the container. A real kubelet reserves CPUs and memory for containers of Guaranteed pods.
 	ExclusiveCPUs []int64
 	Memory        []MemoryBlock
 }
 
-// MemoryBlock is memory that is reserved for a container, or allocatable.
+// MemoryBlock is reserved or allocatable memory.
 type MemoryBlock struct {
 	Type      string // "memory", "hugepages-2Mi"
 	Bytes     uint64
 	NUMANodes []int64
 }
 
-// ClaimSpec is an allocated resource claim of Dynamic Resource Allocation. Containers that name the same claim share its devices.
+// ClaimSpec is an allocated resource claim of Dynamic Resource Allocation. Containers with the same claim share the devices.
 type ClaimSpec struct {
 	Namespace string // the pod's if empty
 	Name      string
 	Devices   []ClaimedDevice
 	// PreparedCount is how often the driver prepared the claim; 0 means once. A kubelet without the fix of kubernetes#141335
-	// repeats the call if another driver of the claim failed, and keeps the devices of each call.
+	// repeats the call if a second driver of the claim failed, and keeps the devices of each call.
 	PreparedCount int
 }
 
@@ -65,10 +65,10 @@ type ClaimedDevice struct {
 	CDI                  []string // CDI device names
 }
 
-// PodEnd is how a pod ends. The zero value is a pod that succeeds.
+// PodEnd is how a pod ends. The zero value is a success.
 type PodEnd struct {
-	Reason string                   // reason of a failure that no container caused: "Evicted"
-	Exits  map[string]ContainerExit // by container; the zero ContainerExit for others
+	Reason string                   // of a failure without a container's fault: "Evicted"
+	Exits  map[string]ContainerExit // by container; the zero ContainerExit if missing
 }
 
 // ContainerExit is how a container exits.
@@ -77,7 +77,7 @@ type ContainerExit struct {
 	Reason string // if empty, "Completed" or "Error" by the code; also "OOMKilled"
 }
 
-// What a signal leaves as exit code.
+// Exit codes of containers ended by a signal.
 const (
 	exitSIGKILL = 128 + 9
 	exitSIGTERM = 128 + 15

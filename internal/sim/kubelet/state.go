@@ -12,33 +12,33 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// ErrNoPod is the error for a pod that the node does not have.
+// ErrNoPod is the error for a missing pod.
 var ErrNoPod = errors.New("no such pod")
 
 // KubeletState is a copy of a Kubelet's state.
-type KubeletState struct { //nolint:revive // State is the method that returns it
+type KubeletState struct { //nolint:revive // State is the method
 	Serving       bool                     // the registration and the PodResources socket accept connections
 	Starts        int                      // processes so far
 	PodsRead      bool                     // all pods have been read since the start: List is complete
-	Registrations []Registration           // the latest ones of all processes, in order
-	Resources     map[string]ResourceState // all resources that plugins have registered with any process
-	Pods          []PodStatus              // in the order of their arrival, ended pods included
+	Registrations []Registration           // the latest of all processes, in order
+	Resources     map[string]ResourceState // all resources registered with any process
+	Pods          []PodStatus              // in order of arrival, ended pods included
 	Calls         map[string]int           // gRPC calls of all processes by method ("List")
 }
 
 // Registration is a Register call.
 type Registration struct {
 	Resource, Endpoint string
-	Err                error // nil if it succeeded
+	Err                error // nil after a success
 }
 
 // ResourceState is the state of a resource.
 type ResourceState struct {
-	Registered            bool          // until five minutes after its last plugin has left
+	Registered            bool          // until five minutes after the end of the last plugin
 	Capacity, Allocatable int           // of the node's status
 	Devices               []DeviceState // of the latest list, sorted by id
-	Sockets               []string      // file names of plugins with an open ListAndWatch stream, one per stream, sorted
-	Updates, Repeats      int           // lists received by all processes; of these, lists without a change on the same stream
+	Sockets               []string      // file names of plugins by open ListAndWatch stream, sorted
+	Updates, Repeats      int           // lists received by all processes, and lists without a change on the same stream
 }
 
 // DeviceState is a device of a resource.
@@ -54,7 +54,7 @@ type PodStatus struct {
 	Phase                string // Pending, Running, Succeeded or Failed
 	Reason, Message      string // of a failure
 	InList               bool   // List includes the pod
-	// Containers has no init containers or sidecars: their status has no devices.
+	// Containers has no init containers or sidecars: the kubelet reports no devices for both.
 	Containers []PodContainerStatus
 }
 
@@ -76,7 +76,7 @@ func (k *Kubelet) State() (s KubeletState) {
 	return s
 }
 
-// Wait returns when cond, which is called now and after each change, returns true.
+// Wait calls cond, now and after each change, until cond returns true.
 func (k *Kubelet) Wait(ctx context.Context, cond func(KubeletState) bool) error {
 	var state KubeletState
 	err := k.node.waitUntil(ctx, func() bool {
@@ -154,8 +154,8 @@ func (k *Kubelet) podStatus(p *pod) PodStatus {
 	return s
 }
 
-// deviceHealth returns the allocatedResourcesStatus of a container: the health of each device in the latest list. A device that is no
-// longer listed is Healthy (manager.go:1169). mu is held.
+// deviceHealth returns the allocatedResourcesStatus of a container: the health of each device in the latest list. An unlisted device
+// is Healthy (manager.go:1169). mu is held.
 func (kp *kubeletProcess) deviceHealth(uid string, c ContainerSpec) (all []AllocatedDeviceHealth) {
 	for _, resource := range slices.Sorted(maps.Keys(c.Limits)) {
 		for _, id := range slices.Sorted(maps.Keys(kp.allocations[allocatedTo{uid, c.Name, resource}].ids())) {

@@ -6,25 +6,25 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/pods/v1alpha1"
 )
 
-// maxWatcherBacklog is the number of events that a watcher may fall behind (pkg/kubelet/apis/pods/server.go:295).
+// maxWatcherBacklog is the capacity of a stream (pkg/kubelet/apis/pods/server.go:295).
 const maxWatcherBacklog = 100
 
-// podWatcher receives the events of one WatchPods stream; it is closed if the stream is dropped.
+// podWatcher receives the events of a WatchPods stream, and is closed if the stream is dropped.
 type podWatcher chan *podsapi.WatchPodsEvent
 
-// podWatchers sends changes of pods to the WatchPods streams. nodeState.mu guards it.
+// podWatchers sends changes of pods to the WatchPods streams. Guarded by nodeState.mu.
 type podWatchers struct {
 	streams   map[podWatcher]bool
 	announced map[*pod]announcedPod // current only while there is a stream
 }
 
-// announcedPod is a pod as the streams know it.
+// announcedPod is the state of a pod after the latest event.
 type announcedPod struct {
 	message []byte
 	ended   bool
 }
 
-// add starts a stream and returns the events for the pods that exist.
+// add starts a stream and returns the events for the existing pods.
 func (w *podWatchers) add(pods []*pod) (podWatcher, []*podsapi.WatchPodsEvent) {
 	if len(w.streams) == 0 {
 		*w = podWatchers{map[podWatcher]bool{}, map[*pod]announcedPod{}}
@@ -39,7 +39,7 @@ func (w *podWatchers) add(pods []*pod) (podWatcher, []*podsapi.WatchPodsEvent) {
 	return events, append(first, &podsapi.WatchPodsEvent{Type: podsapi.EventType_INITIAL_SYNC_COMPLETE})
 }
 
-// announce sends what has changed since the last call.
+// announce sends the changes since the last call.
 func (w *podWatchers) announce(pods []*pod) {
 	if len(w.streams) == 0 {
 		return
@@ -75,7 +75,7 @@ func (w *podWatchers) announcePod(p *pod) {
 	w.announced[p] = announcedPod{message, last.ended || p.isFinished()}
 }
 
-// broadcast drops streams whose backlog is full.
+// broadcast drops streams with a full backlog.
 func (w *podWatchers) broadcast(event podsapi.EventType, pod []byte) {
 	for stream := range w.streams {
 		select {
