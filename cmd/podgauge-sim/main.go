@@ -63,15 +63,14 @@ func (p *simulatedPlatform) Open(o app.OpenOptions) (device.Backend, app.Simulat
 	if script != nil {
 		machine = sim.NewNamedMachine(script.Machine, rows, time.Now)
 	}
-	machine.ClassifyXid = xid.Event
+	machine.SetXidClassifier(xid.Event)
 	if p.mode == modeHardware {
 		return machine, nil, nil
 	}
-	simNode, err := sim.NewVirtualNode(machine, o.Log)
+	simNode, err := sim.NewVirtualNode(machine, script, o.Log)
 	if err != nil {
 		return nil, nil, err
 	}
-	simNode.Script = script
 	return machine, simulatedNode{simNode}, nil
 }
 

@@ -74,9 +74,9 @@ func TestScript(t *testing.T) {
 	}
 	for file, wantErr := range map[string]string{
 		filepath.Join(dir, "none"):         "no such file",
-		write("odd", "\n5s explode\n"):     `odd: line 2: "explode" is nothing that can happen`,
-		write("k80", "machine k80\n"):      `k80: line 1: no machine is called "k80"`,
-		write("late", "5s wedge\n4s load"): "late: line 2: 4s is before 5s",
+		write("odd", "\n5s explode\n"):     `odd: line 2: unknown action "explode"`,
+		write("k80", "machine k80\n"):      `k80: line 1: unknown machine "k80"`,
+		write("late", "5s wedge\n4s load"): "late: line 2: 4s is before the time 5s",
 	} {
 		if _, _, err := open(file); err == nil || !strings.HasPrefix(err.Error(), "--simulate: ") || !strings.Contains(err.Error(), wantErr) {
 			t.Errorf("%s: %v, want %s", file, err, wantErr)

@@ -14,7 +14,7 @@ import (
 // TestXidsMeanTheSame has simulated GPUs report errors: they do what NVML's would.
 func TestXidsMeanTheSame(t *testing.T) {
 	m := sim.NewMachine(metric.Metrics(), 1, time.Now)
-	m.ClassifyXid = xid.Event
+	m.SetXidClassifier(xid.Event)
 	for number, fatal := range map[uint64]bool{13: false, 63: false, 64: true, 78: false, 92: false, 94: false, 95: true, 154: false, 155: false, 162: false, 167: true, 999: false} {
 		m.Fail(m.AllocatableIDs()[0], fmt.Sprintf("xid %d", number))
 		e, err := m.Wait(t.Context())

@@ -85,13 +85,12 @@ func (f *monitorFixture) healthPath(d time.Duration) string {
 // newCheckRequestMachine returns a machine on which Xid 154 makes a check due.
 func newCheckRequestMachine(n int) *sim.Machine {
 	m := newMachine(n)
-	before := m.ClassifyXid
-	m.ClassifyXid = func(xid uint64) (e device.Event, alone bool) {
+	m.SetXidClassifier(func(xid uint64) (e device.Event, alone bool) {
 		if xid == 154 {
 			return device.Event{Recovery: device.RecoveryChecksPass, Class: "asks"}, false
 		}
-		return before(xid)
-	}
+		return sim.DefaultXidEvent(xid)
+	})
 	return m
 }
 

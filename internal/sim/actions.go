@@ -12,69 +12,47 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// podStartTimeout is how long a scripted pod may take to start: one that waits for what does not
-// come is not to hold up the rest.
+// podStartTimeout bounds the start of a pod: a pending pod must not delay the script.
 const podStartTimeout = 5 * time.Second
 
-// unlimitedArgs is no bound to a deed's arguments.
 const unlimitedArgs = 1 << 10
 
-// scriptAction is something that can happen on a node.
+// scriptAction is an action of a script.
 type scriptAction struct {
-	usage            string // its arguments, for who has got them wrong
-	minArgs, maxArgs int    // how many
-	run              func(ctx context.Context, n *VirtualNode, args []string) error
+	usage            string // of the arguments
+	minArgs, maxArgs int
+	run              actionFunc
 }
 
-// scriptActions are all of them, by name.
+type actionFunc func(ctx context.Context, n *VirtualNode, args []string) error
+
+// scriptActions are all actions by name.
 var scriptActions = map[string]scriptAction{
 	"pod":    {"NAMESPACE/NAME CONTAINER=COUNT[,RESOURCE]… [idle]", 2, unlimitedArgs, runPod},
 	"fail":   {"NAMESPACE/NAME", 1, 1, endPod(kubelet.ContainerExit{Code: 1})},
 	"finish": {"NAMESPACE/NAME", 1, 1, endPod(kubelet.ContainerExit{})},
 	"delete": {"NAMESPACE/NAME", 1, 1, deletePod},
 
-	"busy":   {"DEVICE SHARE", 2, 2, onDeviceNumber(func(m *Machine, id device.ID, v float64) { m.SetUtilization(id, v) })},
+	"busy":   {"DEVICE SHARE", 2, 2, setDeviceValue(func(m *Machine, id device.ID, _ string, v float64) { m.SetUtilization(id, v) })},
+	"set":    {"DEVICE ROW VALUE", 3, 3, setDeviceValue((*Machine).SetValue)},
+	"rise":   {"DEVICE ROW PER_SECOND", 3, 3, setDeviceValue((*Machine).SetRate)},
 	"xid":    {"DEVICE CODE [TIMES]", 2, 3, reportXids},
 	"fault":  {"DEVICE WORD", 2, 2, onDevice(func(m *Machine, id device.ID, args []string) { m.Fail(id, args[0]) })},
 	"reset":  {"DEVICE", 1, 1, onDevice(func(m *Machine, id device.ID, _ []string) { m.ResetGPU(id) })},
 	"remove": {"DEVICE", 1, 1, onDevice(func(m *Machine, id device.ID, _ []string) { m.RemoveGPU(id) })},
 	"stall":  {"DEVICE", 1, 1, onDevice(func(m *Machine, id device.ID, _ []string) { m.HangGPU(id) })},
-	"set":    {"DEVICE ROW VALUE", 3, 3, onDeviceRow((*Machine).SetValue)},
-	"rise":   {"DEVICE ROW PER_SECOND", 3, 3, onDeviceRow((*Machine).SetRate)},
 
 	"partition": {"DEVICE PROFILE…", 2, unlimitedArgs, partitionGPU},
 	"whole":     {"DEVICE", 1, 1, onDevice(func(m *Machine, id device.ID, _ []string) { m.Unpartition(device.GPU(id)) })},
 
-	"wedge":   {"nothing", 0, 0, onMachine((*Machine).HangAll)},
-	"release": {"nothing", 0, 0, onMachine((*Machine).ReleaseHangs)},
-	"unload":  {"nothing", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(errors.New("the driver was unloaded")) })},
-	"load":    {"nothing", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(nil) })},
+	"wedge":   {"no argument", 0, 0, onMachine((*Machine).HangAll)},
+	"release": {"no argument", 0, 0, onMachine((*Machine).ReleaseHangs)},
+	"unload":  {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(errors.New("the driver was unloaded")) })},
+	"load":    {"no argument", 0, 0, onMachine(func(m *Machine) { m.SetDriverError(nil) })},
 
 	"kubelet": {"well, silent, refuses or restarts", 1, 1, setKubeletBehavior},
 }
 
-// RunScript has happen what the script says, until ctx is done.
-func (n *VirtualNode) RunScript(ctx context.Context, s *Script) error {
-	if err := n.Kubelet.Wait(ctx, func(s kubelet.KubeletState) bool { return s.Resources[gpuResource].Allocatable > 0 }); err != nil {
-		return nil //nolint:nilerr // ctx is done
-	}
-	begun := time.Now()
-	for _, step := range s.Steps {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(time.Until(begun.Add(step.At))):
-		}
-		n.log.Info("simulated: "+step.Action, "args", strings.Join(step.Args, " "))
-		if err := scriptActions[step.Action].run(ctx, n, step.Args); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("play the script: %s: %w", step, err)
-		}
-	}
-	<-ctx.Done()
-	return nil
-}
-
-// parsePod has a pod's namespace and name.
 func parsePod(text string) (kubelet.PodSpec, error) {
 	namespace, name, ok := strings.Cut(text, "/")
 	if !ok || namespace == "" || name == "" {
@@ -101,27 +79,27 @@ func runPod(ctx context.Context, n *VirtualNode, args []string) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, podStartTimeout)
 	defer cancel()
-	if err := n.Kubelet.RunPod(ctx, p); err != nil { // which may be the point of it
-		n.log.Info("simulated: a pod does not run", "pod", p.Name, "err", err)
+	if err := n.Kubelet.RunPod(ctx, p); err != nil { // possibly on purpose
+		n.log.Info("simulated: pod does not run", "pod", p.Name, "err", err)
 	}
 	return nil
 }
 
-// parseContainer reads "main=2" and "main=1,nvidia.com/mig-1g.10gb".
+// parseContainer parses "main=2" and "main=1,nvidia.com/mig-1g.10gb".
 func parseContainer(text string) (kubelet.ContainerSpec, error) {
 	name, limit, _ := strings.Cut(text, "=")
-	count, resourceName, ok := strings.Cut(limit, ",")
+	count, resource, ok := strings.Cut(limit, ",")
 	if !ok {
-		resourceName = gpuResource
+		resource = gpuResource
 	}
 	wanted, err := strconv.Atoi(count)
-	if err != nil || name == "" || resourceName == "" {
+	if err != nil || name == "" || resource == "" {
 		return kubelet.ContainerSpec{}, fmt.Errorf("%q: want CONTAINER=COUNT[,RESOURCE]", text)
 	}
-	return kubelet.ContainerSpec{Name: name, Limits: map[string]int{resourceName: wanted}}, nil
+	return kubelet.ContainerSpec{Name: name, Limits: map[string]int{resource: wanted}}, nil
 }
 
-func endPod(exit kubelet.ContainerExit) func(context.Context, *VirtualNode, []string) error {
+func endPod(exit kubelet.ContainerExit) actionFunc {
 	return func(_ context.Context, n *VirtualNode, args []string) error {
 		p, err := parsePod(args[0])
 		if err != nil {
@@ -147,33 +125,30 @@ func deletePod(_ context.Context, n *VirtualNode, args []string) error {
 	return n.Kubelet.DeletePod(p)
 }
 
-// findDevice finds the device that a script means.
+// findDevice returns the device for a name in a script.
 func (n *VirtualNode) findDevice(text string) (device.ID, error) {
 	if strings.Contains(text, "/") {
 		return n.deviceOfPod(text)
 	}
-	of, migIndex, isMIG := strings.Cut(text, ".")
-	gpu, err := strconv.Atoi(of)
+	index, migIndex, isMIG := strings.Cut(text, ".")
+	gpu, err := strconv.Atoi(index)
 	gpus := n.Machine.GPUs()
-	if err != nil || gpu < 0 || gpu >= len(gpus) {
-		return "", fmt.Errorf("%q is no device", text)
+	switch {
+	case err != nil || gpu < 0 || gpu >= len(gpus):
+		return "", fmt.Errorf("%q is not a device", text)
+	case isMIG:
+		return n.Machine.migDeviceAt(gpus[gpu], migIndex)
 	}
-	if !isMIG {
-		return device.ID(gpus[gpu]), nil
-	}
-	return n.Machine.findMIGDevice(gpus[gpu], migIndex)
+	return device.ID(gpus[gpu]), nil
 }
 
-// deviceOfPod is what a pod holds first, or held when the script named it before.
+// deviceOfPod returns the first device of a pod, or the device of the time when the script last named the pod.
 func (n *VirtualNode) deviceOfPod(text string) (device.ID, error) {
 	p, err := parsePod(text)
 	if err != nil {
 		return "", err
 	}
 	status, err := n.Kubelet.Pod(p)
-	if err != nil && n.deviceByPod[text] == "" {
-		return "", err
-	}
 	for _, c := range status.Containers {
 		for _, d := range c.Devices {
 			n.deviceByPod[text] = device.AdvertisedID(d.ID).Device()
@@ -183,17 +158,20 @@ func (n *VirtualNode) deviceOfPod(text string) (device.ID, error) {
 	if id, ok := n.deviceByPod[text]; ok {
 		return id, nil
 	}
-	return "", fmt.Errorf("%s holds no device", text)
+	if err == nil {
+		err = fmt.Errorf("pod %s has no device", text)
+	}
+	return "", err
 }
 
-func onMachine(do func(*Machine)) func(context.Context, *VirtualNode, []string) error {
+func onMachine(do func(*Machine)) actionFunc {
 	return func(_ context.Context, n *VirtualNode, _ []string) error {
 		do(n.Machine)
 		return nil
 	}
 }
 
-func onDevice(do func(m *Machine, id device.ID, args []string)) func(context.Context, *VirtualNode, []string) error {
+func onDevice(do func(m *Machine, id device.ID, args []string)) actionFunc {
 	return func(_ context.Context, n *VirtualNode, args []string) error {
 		id, err := n.findDevice(args[0])
 		if err == nil {
@@ -203,26 +181,24 @@ func onDevice(do func(m *Machine, id device.ID, args []string)) func(context.Con
 	}
 }
 
-func onDeviceNumber(do func(*Machine, device.ID, float64)) func(context.Context, *VirtualNode, []string) error {
+// setDeviceValue returns an action with the arguments DEVICE [ROW] VALUE.
+func setDeviceValue(do func(m *Machine, id device.ID, row string, v float64)) actionFunc {
 	return func(_ context.Context, n *VirtualNode, args []string) error {
+		row := ""
+		if len(args) == 3 {
+			if row = args[1]; n.Machine.findRow(row) < 0 {
+				return fmt.Errorf("unknown row %s", row)
+			}
+		}
 		id, err := n.findDevice(args[0])
 		if err != nil {
 			return err
 		}
-		value, err := strconv.ParseFloat(args[1], 64)
+		value, err := strconv.ParseFloat(args[len(args)-1], 64)
 		if err == nil {
-			do(n.Machine, id, value)
+			do(n.Machine, id, row, value)
 		}
 		return err
-	}
-}
-
-func onDeviceRow(do func(m *Machine, id device.ID, row string, v float64)) func(context.Context, *VirtualNode, []string) error {
-	return func(ctx context.Context, n *VirtualNode, args []string) error {
-		if !n.Machine.hasRow(args[1]) {
-			return fmt.Errorf("there is no row %s", args[1])
-		}
-		return onDeviceNumber(func(m *Machine, id device.ID, v float64) { do(m, id, args[1], v) })(ctx, n, []string{args[0], args[2]})
 	}
 }
 
@@ -262,10 +238,10 @@ func setKubeletBehavior(ctx context.Context, n *VirtualNode, args []string) erro
 	case "well":
 		n.Kubelet.SetFaults(kubelet.Faults{})
 	case "silent":
-		err := errors.New("it is not to be asked")
+		err := errors.New("pod-resources API is off")
 		n.Kubelet.SetFaults(kubelet.Faults{ListErr: err, GetErr: err})
 	case "refuses":
-		n.Kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("it takes no device plugin")})
+		n.Kubelet.SetFaults(kubelet.Faults{RegisterErr: errors.New("registration is off")})
 		for name := range n.Kubelet.State().Resources {
 			n.Kubelet.CutStreams(name)
 		}
@@ -274,7 +250,7 @@ func setKubeletBehavior(ctx context.Context, n *VirtualNode, args []string) erro
 		defer cancel()
 		return n.Kubelet.Restart(ctx, kubelet.RestartOptions{})
 	default:
-		return fmt.Errorf("%q is nothing that a kubelet does", args[0])
+		return fmt.Errorf("kubelet: unknown behavior %q", args[0])
 	}
 	return nil
 }

@@ -4,37 +4,29 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// maxWait bounds a Wait, as the real one does.
-const maxWait = time.Second
+var (
+	_ device.Backend            = (*Machine)(nil)
+	_ device.Closer             = (*Machine)(nil)
+	_ device.ProcessUsageReader = (*Machine)(nil)
+	_ device.ProcessLister      = (*Machine)(nil)
+)
 
-// beginCall takes the lock, once no hang keeps the caller out. leave gives it back.
-func (m *Machine) beginCall(stalled func() bool) {
-	m.mu.Lock()
-	m.activeCalls++
-	for m.allHung || stalled() {
-		changed := m.notify
-		m.mu.Unlock()
-		<-changed
-		m.mu.Lock()
-	}
-}
+// waitTimeout is the longest duration of Wait, as in the real backend.
+const waitTimeout = time.Second
 
-func (m *Machine) endCall() {
-	m.activeCalls--
-	m.mu.Unlock()
-}
+// Metrics returns the machine's rows.
+func (m *Machine) Metrics() []device.Metric { return m.metrics }
 
-func neverHung() bool { return false }
-
-// Idle reports whether no call runs in the background; a Machine has none.
+// Idle returns true: a Machine makes no calls in the background.
 func (m *Machine) Idle() bool { return true }
 
-// Close releases the driver, see device.Closer.
+// Close closes the driver, until the next Devices.
 func (m *Machine) Close() {
 	m.update(func() {
 		m.closedDuringCall = m.closedDuringCall || m.activeCalls > 0
@@ -42,25 +34,21 @@ func (m *Machine) Close() {
 	})
 }
 
-// ClosedDuringCall tells whether Close was ever called beneath another call: NVML does not
-// survive that.
+// ClosedDuringCall reports whether Close was ever called during a call: NVML would crash.
 func (m *Machine) ClosedDuringCall() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.closedDuringCall
 }
 
-// Closed tells whether the driver is let go of.
+// Closed reports whether the driver is closed.
 func (m *Machine) Closed() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.closed
 }
 
-// Metrics are the rows that the machine was given.
-func (m *Machine) Metrics() []device.Metric { return m.metrics }
-
-// Devices lists the GPUs that have not been removed, and their slices.
+// Devices returns the present GPUs and MIG devices.
 func (m *Machine) Devices(context.Context) ([]device.Device, error) {
 	m.beginCall(neverHung)
 	defer m.endCall()
@@ -77,36 +65,48 @@ func (m *Machine) Devices(context.Context) ([]device.Device, error) {
 	return devices, nil
 }
 
-// beginGPUCall enters for one GPU. The caller leaves.
-func (m *Machine) beginGPUCall(id device.GPU) (*simGPU, error) {
-	m.beginCall(func() bool {
-		g := m.findGPU(id)
-		return g != nil && g.hung
-	})
-	g := m.findGPU(id)
-	if g == nil {
-		return nil, fmt.Errorf("GPU %s is not in this machine", id)
-	}
-	switch {
-	case m.driverErr != nil || m.closed:
+// Links returns the links between present GPUs. GPUs of the same model have NVLinks through NVSwitches.
+func (m *Machine) Links(context.Context) ([]device.Link, error) {
+	m.beginCall(neverHung)
+	defer m.endCall()
+	m.linkReads++
+	if m.driverErr != nil || m.closed {
 		return nil, device.ErrNoDriver
-	case g.removed:
-		return nil, device.ErrLost
 	}
-	return g, g.fault
-}
-
-// findGPU finds a GPU; nil where there is none. The caller holds mu.
-func (m *Machine) findGPU(id device.GPU) *simGPU {
-	for _, g := range m.gpus {
-		if g.GPU == id {
-			return g
+	links := []device.Link{}
+	var lostErr error
+	for _, a := range m.gpus {
+		if !a.removed && a.fault != nil {
+			lostErr = fmt.Errorf("%s: %w", a.GPU, a.fault)
+		}
+		for _, b := range m.gpus {
+			if a != b && !a.removed && !b.removed && a.fault == nil {
+				links = append(links, linkBetween(a, b))
+			}
 		}
 	}
-	return nil
+	return links, lostErr
 }
 
-// Read appends the values of all rows that the machine knows how to make up.
+func linkBetween(a, b *simGPU) device.Link {
+	l := device.Link{A: a.GPU, B: b.GPU, Path: device.PathSystem}
+	if a.NUMANode == b.NUMANode {
+		l.Path = device.PathNUMANode
+	}
+	if a.model == b.model {
+		l.NVLinks = a.model.nvlinks
+	}
+	return l
+}
+
+// LinkReads returns the number of Links calls.
+func (m *Machine) LinkReads() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.linkReads
+}
+
+// Read appends the values of all rows with a rule.
 func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, error) {
 	g, err := m.beginGPUCall(id)
 	defer m.endCall()
@@ -116,30 +116,24 @@ func (m *Machine) Read(id device.GPU, buf []device.Sample) ([]device.Sample, err
 	return m.appendSamples(g, buf), nil
 }
 
-// Check answers with the fault that the caller set, if any.
+// Check returns the GPU's fault. The energy counter is in millijoules, as NVIDIA's, plus 1, since 0 means no counter. The counter
+// stands still while the GPU is lost.
 func (m *Machine) Check(id device.GPU) (device.ResetEvidence, error) {
 	g, err := m.beginGPUCall(id)
 	defer m.endCall()
 	if g == nil {
 		return device.ResetEvidence{}, err
 	}
-	return g.resetEvidence(m.now()), err
-}
-
-// resetEvidence have the energy that was burned for an odometer, in millijoules as NVIDIA counts
-// it, and one more: none at all is told by a GPU that has none. One that is lost tells no
-// more than it has told.
-func (g *simGPU) resetEvidence(now time.Time) device.ResetEvidence {
 	if !errors.Is(g.fault, device.ErrLost) {
-		g.energyCounter = 1 + uint64(1000*g.totalJoules(now))
+		g.energyCounter = 1 + uint64(1000*g.totalJoules(m.now()))
 	}
-	return device.ResetEvidence{Resets: g.resets, EnergyCounter: g.energyCounter, RepairPending: g.repairPending}
+	return device.ResetEvidence{Resets: g.resets, EnergyCounter: g.energyCounter, RepairPending: g.repairPending}, err
 }
 
-// Wait returns the reports in the order in which they were made.
+// Wait returns events in order.
 func (m *Machine) Wait(ctx context.Context) (device.Event, error) {
-	timeout := time.NewTimer(maxWait)
-	defer timeout.Stop()
+	ctx, cancel := context.WithTimeout(ctx, waitTimeout)
+	defer cancel()
 	for {
 		m.beginCall(neverHung)
 		if len(m.events) > 0 && !m.closed {
@@ -148,20 +142,73 @@ func (m *Machine) Wait(ctx context.Context) (device.Event, error) {
 			m.endCall()
 			return e, nil
 		}
-		changed := m.notify
-		m.mu.Unlock() // it is inside while it waits
-		var done bool
+		_, changed := m.changes.Get()
+		m.mu.Unlock() // the call goes on
 		select {
 		case <-changed:
-		case <-timeout.C:
-			done = true
 		case <-ctx.Done():
-			done = true
 		}
 		m.mu.Lock()
 		m.endCall()
-		if done {
+		if ctx.Err() != nil {
 			return device.Event{}, nil
 		}
 	}
+}
+
+// StartProcess starts a process on a device, or changes the usage: memory in bytes, and SM utilization, added to the load. The driver
+// does not report negative values.
+func (m *Machine) StartProcess(id device.ID, pid uint32, bytes, sm float64) {
+	m.updateDevice(id, func(g *simGPU) {
+		g.accumulate(m.now())
+		g.removeProcesses(func(p simProcess) bool { return p.pid == pid && p.device == id })
+		g.processes = append(g.processes, simProcess{pid, id, bytes, sm})
+	})
+}
+
+// StopProcess ends a process on all devices.
+func (m *Machine) StopProcess(pid uint32) {
+	m.update(func() {
+		for _, g := range m.gpus {
+			g.accumulate(m.now())
+			g.removeProcesses(func(p simProcess) bool { return p.pid == pid })
+		}
+	})
+}
+
+// ReadProcessUsage appends the usage of processes in start order. Processes on MIG devices have memory alone.
+func (m *Machine) ReadProcessUsage(id device.GPU, buf []device.ProcessUsage) (uses []device.ProcessUsage, known bool) {
+	g, err := m.beginGPUCall(id)
+	defer m.endCall()
+	if err != nil {
+		return buf, false
+	}
+	for _, p := range g.processes {
+		if !g.acceptsProcesses(p.device) {
+			continue
+		}
+		u := device.ProcessUsage{Device: p.device, PID: p.pid, MemoryBytes: p.bytes, SM: p.sm, MemoryController: p.sm / 2}
+		if g.MIGEnabled || p.sm < 0 {
+			u.SM, u.MemoryController, u.Encoder, u.Decoder = -1, -1, -1, -1
+		}
+		buf = append(buf, u)
+	}
+	return buf, true
+}
+
+// Processes returns the processes with memory on a device.
+func (m *Machine) Processes(d device.Device) ([]uint32, error) {
+	g, err := m.beginGPUCall(d.GPU)
+	defer m.endCall()
+	if err != nil {
+		return nil, err
+	}
+	var pids []uint32
+	for _, p := range g.processes {
+		if g.acceptsProcesses(p.device) && (p.device == d.ID || d.WholeGPU()) {
+			pids = append(pids, p.pid)
+		}
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids), nil
 }

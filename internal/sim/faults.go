@@ -8,9 +8,7 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Fail has something happen to a device: "xid N" (an error report; Means says what it
-// does, and with 79 the GPU is lost), "lost", or any other text, which the GPU's checks
-// then answer.
+// Fail sets a fault of a device: "xid N" reports an Xid, and with 79 the GPU is lost; "lost"; Check returns any remaining text.
 func (m *Machine) Fail(id device.ID, fault string) {
 	m.updateDevice(id, func(g *simGPU) {
 		var xid uint64
@@ -25,15 +23,14 @@ func (m *Machine) Fail(id device.ID, fault string) {
 	})
 }
 
-// ignoredXids are what a faulty program can cause on a sound GPU, and reports of what
-// is mended, contained or said elsewhere; gpuWideXids are no single slice's.
+// ignoredXids need no reset: programs cause the fault, or the GPU contains or repairs it. gpuWideXids affect all MIG devices.
 var (
 	ignoredXids = []uint64{13, 31, 43, 45, 63, 68, 92, 94, 109, 154, 171, 172}
 	gpuWideXids = []uint64{46, 48, 62, 64, 79, 95, 109, 110, 119, 120, 140, 154}
 )
 
-// defaultXidEvent is what Means is at first.
-func defaultXidEvent(xid uint64) (e device.Event, deviceOnly bool) {
+// DefaultXidEvent classifies all Xids except ignoredXids as faults until a reset.
+func DefaultXidEvent(xid uint64) (e device.Event, deviceOnly bool) {
 	if !slices.Contains(ignoredXids, xid) {
 		e.Recovery, e.Action = device.RecoveryAfterReset, "reset_gpu"
 	}
@@ -44,9 +41,9 @@ func defaultXidEvent(xid uint64) (e device.Event, deviceOnly bool) {
 }
 
 func (m *Machine) reportXid(g *simGPU, id device.ID, xid uint64) {
-	e, deviceOnly := m.ClassifyXid(xid)
+	e, deviceOnly := m.classifyXid(xid)
 	e.GPU, e.Xid = g.GPU, xid
-	if deviceOnly && g.findMIGDevice(id) != nil {
+	if deviceOnly && g.migDevice(id) != nil {
 		e.Device = id
 	}
 	if xid == 79 {
@@ -55,36 +52,35 @@ func (m *Machine) reportXid(g *simGPU, id device.ID, xid uint64) {
 	m.events = append(m.events, e)
 }
 
-// SetCheckError has a device's GPU answer its checks with an error as device.Backend has them, a
-// *device.Fault for one. It ends with a reset, or with nil.
+// SetCheckError sets the error of Check for a device's GPU, until a reset; nil clears the error.
 func (m *Machine) SetCheckError(id device.ID, err error) {
 	m.updateDevice(id, func(g *simGPU) { g.fault = err })
 }
 
-// SetRepairPending has a repair of a device's GPU wait for its next reset.
+// SetRepairPending schedules a repair at the next reset of a device's GPU.
 func (m *Machine) SetRepairPending(id device.ID) {
 	m.updateDevice(id, func(g *simGPU) { g.repairPending = true })
 }
 
-// ResetGPU resets a device's GPU: whatever was wrong with it is mended.
+// ResetGPU resets a device's GPU and ends all faults.
 func (m *Machine) ResetGPU(id device.ID) {
 	m.updateDevice(id, func(g *simGPU) {
 		g.fault, g.hung, g.removed, g.repairPending = nil, false, false, false
 		g.resets++
-		g.joules, g.loadSeconds, g.accumulatedAt = 0, 0, m.now()
+		g.energyAtChange, g.loadSecondsAtChange, g.accumulatedAt = 0, 0, m.now()
 	})
 }
 
-// RemoveGPU takes a device's GPU out of the machine. Recover puts it back.
+// RemoveGPU removes a device's GPU from the machine, until ResetGPU.
 func (m *Machine) RemoveGPU(id device.ID) { m.updateDevice(id, func(g *simGPU) { g.removed = true }) }
 
-// HangGPU has no call about a device's GPU return until Release, or Recover.
+// HangGPU blocks all calls about a device's GPU, until ReleaseHangs or ResetGPU.
 func (m *Machine) HangGPU(id device.ID) { m.updateDevice(id, func(g *simGPU) { g.hung = true }) }
 
-// HangAll has no call return at all, Release ends that and all stalls.
+// HangAll blocks all calls, until ReleaseHangs.
 func (m *Machine) HangAll() { m.update(func() { m.allHung = true }) }
 
-// ReleaseHangs has all calls return that do not, and those to come.
+// ReleaseHangs ends all hangs.
 func (m *Machine) ReleaseHangs() {
 	m.update(func() {
 		m.allHung = false
@@ -94,6 +90,5 @@ func (m *Machine) ReleaseHangs() {
 	})
 }
 
-// SetDriverError takes the driver away, with the reason that calls then give; nil brings
-// it back.
+// SetDriverError removes the driver, and calls return an error; nil brings the driver back.
 func (m *Machine) SetDriverError(err error) { m.update(func() { m.driverErr = err }) }

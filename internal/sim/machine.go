@@ -1,11 +1,7 @@
-// Package sim is a simulated node: a machine full of accelerators that obeys its
-// caller, and a workload that makes pods come and go on them.
+// Package sim simulates a node: a machine with GPUs, a kubelet and a changing set of pods.
 //
-// It is the documented way to develop without a GPU, and what the tests of the
-// whole program run on. A Machine is a device.Backend, with the rows of the real
-// one and made-up values: they follow from what a GPU's Model has, from how busy it is
-// and from the clock, so that a machine with a clock that stands still reads the same
-// each time.
+// Development, demonstrations and tests of the whole program use the package in place of GPUs. A Machine is a device.Backend with the rows of
+// the real backend. Values depend on each GPU's Model, load and clock alone: while the clock stands still, values stay the same.
 package sim
 
 import (
@@ -15,75 +11,42 @@ import (
 	"time"
 
 	"github.com/podgauge/podgauge/internal/device"
+	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
 const numaNodes = 2
 
-// Machine is a machine full of GPUs. All methods may be called at any time, by
-// anybody.
+// Machine is a machine with GPUs. All methods are safe for concurrent use.
 type Machine struct {
-	// ClassifyXid says of an Xid what the driver's report of it means: what heals it and what it
-	// asks for, and whether it hits a slice alone that it names. Set before use; at first it
-	// knows a few, and takes a reset to be what heals all others.
-	ClassifyXid func(xid uint64) (e device.Event, alone bool)
-
 	metrics []device.Metric
-	rows    []metricRow // one for each of metrics
-	// migRows are the rows that slices have too.
-	migRows []int
+	rows    []metricRow // of metrics
+	migRows []int       // rows of GPU instances
 	now     func() time.Time
+	changes pubsub.Value[struct{}] // set at each change of the fields below mu
 
-	mu sync.Mutex
-	// All below are guarded by mu.
+	mu               sync.Mutex // guards all below
+	classifyXid      XidClassifier
 	gpus             []*simGPU
 	events           []device.Event
-	notify           chan struct{} // closed when there is an event, or a hang has ended
-	driverErr        error         // why there is no driver; nil when there is
-	allHung          bool          // no call returns
-	processesHidden  bool          // processes are not told
-	closed           bool          // by Close; Devices opens it
-	activeCalls      int           // calls that have not returned
-	closedDuringCall bool          // Close was called beneath another call
-	startedAt        time.Time
-	// links are those that were said; linkReads counts how often they were read.
-	links     map[[2]device.GPU]device.Link
-	linkReads int
+	driverErr        error // nil while the driver works
+	allHung          bool  // no call returns
+	closed           bool  // by Close; Devices opens the driver
+	activeCalls      int
+	closedDuringCall bool
+	linkReads        int
 }
 
-// simGPU is one simulated GPU.
-type simGPU struct {
-	device.Device
-	model      *Model
-	migDevices []*simMIGDevice
-	// instances are those that the slices are in.
-	instances     []*simInstance
-	removed       bool
-	hung          bool               // calls about it do not return
-	fault         error              // what Read and Check return
-	resets        uint64             // how often it was recovered
-	energyCounter uint64             // as it has last told
-	repairPending bool               // a repair waits for the next reset
-	baseLoad      float64            // 0 to 1, without what processes add
-	joules        float64            // burned up to settled
-	loadSeconds   float64            // load times seconds, likewise
-	accumulatedAt time.Time          // when the load was last changed
-	fixedValues   map[string]float64 // values set by the caller, by row
-	ramps         map[string]ramp    // likewise, that grow
-	// processes are on the GPU or its slices, in the order in which they came.
-	processes []simProcess
-	// partitionCount counts how often it was partitioned.
-	partitionCount int
-}
+// XidClassifier returns the event of an Xid, and whether an Xid naming a MIG device affects this device alone.
+type XidClassifier func(xid uint64) (e device.Event, deviceOnly bool)
 
-// NewMachine makes a machine with n H100s that has the rows given. The clock is
-// what the values over time follow.
+// NewMachine returns a machine with n H100 GPUs.
 func NewMachine(metrics []device.Metric, n int, clock func() time.Time) *Machine {
 	return NewMachineWithModels(metrics, clock, slices.Repeat([]*Model{H100}, n)...)
 }
 
-// NewMachineWithModels makes a machine with a GPU of each model, in their order.
+// NewMachineWithModels returns a machine with a GPU of each model, in order.
 func NewMachineWithModels(metrics []device.Metric, clock func() time.Time, models ...*Model) *Machine {
-	m := &Machine{ClassifyXid: defaultXidEvent, metrics: metrics, now: clock, notify: make(chan struct{}), startedAt: clock(), links: map[[2]device.GPU]device.Link{}}
+	m := &Machine{classifyXid: DefaultXidEvent, metrics: metrics, now: clock}
 	for i, metric := range metrics {
 		m.rows = append(m.rows, newRow(metric))
 		if slices.Contains(migFamilies, metric.Name) {
@@ -91,60 +54,40 @@ func NewMachineWithModels(metrics []device.Metric, clock func() time.Time, model
 		}
 	}
 	for i, model := range models {
-		m.gpus = append(m.gpus, m.newGPU(model, i, i*numaNodes/len(models)))
+		m.gpus = append(m.gpus, newGPU(model, i, i*numaNodes/len(models), clock()))
 	}
 	return m
 }
 
-func (m *Machine) newGPU(model *Model, i, numaNode int) *simGPU {
-	uuid := fmt.Sprintf("GPU-%08x-5eed-4000-8000-%012x", 0xa100+i, i)
-	return &simGPU{
-		model: model,
-		Device: device.Device{
-			ID: device.ID(uuid), GPU: device.GPU(uuid), Index: i, MIGDeviceIndex: -1, GI: -1, CI: -1, Minor: i, Model: model.name,
-			PCI:      fmt.Sprintf("0000:%02x:00.0", 0x1a+0x10*i),
-			NUMANode: numaNode, MemoryBytes: uint64(model.memory),
-			DeviceNodes: []string{fmt.Sprintf("/dev/nvidia%d", i), "/dev/nvidiactl", "/dev/nvidia-uvm"},
-			InfoLabels: []device.Label{
-				{Name: "serial", Value: fmt.Sprintf("16500%05d", i)},
-				{Name: "vbios_version", Value: model.vbios},
-				{Name: "compute_capability", Value: model.capability},
-				{Name: "driver_version", Value: "580.95.05"},
-				{Name: "cuda_version", Value: "13.0"},
-			},
-		},
-		accumulatedAt: m.now(), fixedValues: map[string]float64{}, ramps: map[string]ramp{},
-	}
+// SetXidClassifier replaces DefaultXidEvent.
+func (m *Machine) SetXidClassifier(classify XidClassifier) {
+	m.update(func() { m.classifyXid = classify })
 }
 
-// AddGPU puts another H100 into the machine, behind the others.
-func (m *Machine) AddGPU() device.GPU {
-	var gpu device.GPU
+// AddGPU adds an H100 behind the existing GPUs.
+func (m *Machine) AddGPU() (gpu device.GPU) {
 	m.update(func() {
-		g := m.newGPU(H100, len(m.gpus), numaNodes-1)
+		g := newGPU(H100, len(m.gpus), numaNodes-1, m.now())
 		m.gpus = append(m.gpus, g)
 		gpu = g.GPU
 	})
 	return gpu
 }
 
-// GPUs are the machine's GPUs, in order, also those that were taken out.
-func (m *Machine) GPUs() []device.GPU {
+// GPUs returns the GPUs in order, also after RemoveGPU.
+func (m *Machine) GPUs() (gpus []device.GPU) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	gpus := make([]device.GPU, len(m.gpus))
-	for i, g := range m.gpus {
-		gpus[i] = g.GPU
+	for _, g := range m.gpus {
+		gpus = append(gpus, g.GPU)
 	}
 	return gpus
 }
 
-// AllocatableIDs are what a container could hold, in order: GPUs, also those that were taken
-// out, and in the place of one that is partitioned its slices.
-func (m *Machine) AllocatableIDs() []device.ID {
+// AllocatableIDs returns the allocatable devices in order, also after RemoveGPU: whole GPUs and MIG devices.
+func (m *Machine) AllocatableIDs() (ids []device.ID) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var ids []device.ID
 	for _, g := range m.gpus {
 		for _, d := range g.devices() {
 			if !d.MIGEnabled {
@@ -155,20 +98,20 @@ func (m *Machine) AllocatableIDs() []device.ID {
 	return ids
 }
 
-// SetUtilization sets how much of a device is in use, 0 to 1.
-func (m *Machine) SetUtilization(id device.ID, busy float64) {
+// SetUtilization sets the load of a device, 0 to 1.
+func (m *Machine) SetUtilization(id device.ID, load float64) {
 	m.updateDevice(id, func(g *simGPU) {
 		g.accumulate(m.now())
-		if s := g.findMIGDevice(id); s != nil {
-			s.load = busy
-			busy = g.migLoad()
+		if d := g.migDevice(id); d != nil {
+			d.load = load
+			load = g.migLoad()
 		}
-		g.baseLoad = busy
+		g.baseLoad = load
 	})
 }
 
-// SetValue fixes a value of a device's GPU: the row is named as the text format names its series,
-// `nvidia_gpu_clock_hertz{clock="sm"}`, without the device's own labels.
+// SetValue fixes a value of a device's GPU. Rows have the names of the text format without the device's labels:
+// `nvidia_gpu_clock_hertz{clock="sm"}`.
 func (m *Machine) SetValue(id device.ID, row string, value float64) {
 	m.updateDevice(id, func(g *simGPU) {
 		delete(g.ramps, row)
@@ -176,49 +119,82 @@ func (m *Machine) SetValue(id device.ID, row string, value float64) {
 	})
 }
 
-// ramp is a value that grows.
-type ramp struct {
-	from, perSecond float64
-	since           time.Time
-}
-
-// SetRate has a value of a device's GPU grow from what it reads now. Its row is named as Set's is.
+// SetRate makes a value of a device's GPU grow from the current value.
 func (m *Machine) SetRate(id device.ID, row string, perSecond float64) {
 	m.updateDevice(id, func(g *simGPU) {
-		for i := range m.rows {
-			if r := &m.rows[i]; r.name == row {
-				from, _ := g.value(r, m.now())
-				delete(g.fixedValues, row)
-				g.ramps[row] = ramp{from, perSecond, m.now()}
-			}
+		if i := m.findRow(row); i >= 0 {
+			from, _ := g.value(&m.rows[i], m.now())
+			delete(g.fixedValues, row)
+			g.ramps[row] = ramp{from, perSecond, m.now()}
 		}
 	})
 }
 
-// hasRow tells whether a row is called so.
-func (m *Machine) hasRow(name string) bool {
-	return slices.ContainsFunc(m.rows, func(r metricRow) bool { return r.name == name })
+// findRow returns the index of a row, or -1.
+func (m *Machine) findRow(name string) int {
+	return slices.IndexFunc(m.rows, func(r metricRow) bool { return r.name == name })
 }
 
-// updateDevice changes the GPU of a device, which may be a slice.
+// updateDevice changes the GPU of a device.
 func (m *Machine) updateDevice(id device.ID, change func(*simGPU)) {
 	m.update(func() {
 		for _, g := range m.gpus {
-			if g.ID == id || g.findMIGDevice(id) != nil {
+			if g.ID == id || g.migDevice(id) != nil {
 				change(g)
 			}
 		}
 	})
 }
 
-func (m *Machine) updateGPU(id device.GPU, change func(*simGPU)) {
-	m.updateDevice(device.ID(id), change)
-}
-
 func (m *Machine) update(change func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	change()
-	close(m.notify)
-	m.notify = make(chan struct{})
+	m.changes.Set(struct{}{})
+}
+
+// beginCall locks mu when no hang blocks the call. endCall unlocks.
+func (m *Machine) beginCall(hung func() bool) {
+	m.mu.Lock()
+	m.activeCalls++
+	for m.allHung || hung() {
+		_, changed := m.changes.Get()
+		m.mu.Unlock()
+		<-changed
+		m.mu.Lock()
+	}
+}
+
+func (m *Machine) endCall() {
+	m.activeCalls--
+	m.mu.Unlock()
+}
+
+func neverHung() bool { return false }
+
+// beginGPUCall begins a call about a GPU.
+func (m *Machine) beginGPUCall(id device.GPU) (*simGPU, error) {
+	m.beginCall(func() bool {
+		g := m.findGPU(id)
+		return g != nil && g.hung
+	})
+	g := m.findGPU(id)
+	switch {
+	case g == nil:
+		return nil, fmt.Errorf("GPU %s is not in this machine", id)
+	case m.driverErr != nil || m.closed:
+		return nil, device.ErrNoDriver
+	case g.removed:
+		return nil, device.ErrLost
+	}
+	return g, g.fault
+}
+
+// findGPU returns a GPU, or nil. mu is held.
+func (m *Machine) findGPU(id device.GPU) *simGPU {
+	i := slices.IndexFunc(m.gpus, func(g *simGPU) bool { return g.GPU == id })
+	if i < 0 {
+		return nil
+	}
+	return m.gpus[i]
 }

@@ -225,14 +225,13 @@ func TestMachineHangsUntilItIsReleased(t *testing.T) {
 func TestMachineIsConnected(t *testing.T) {
 	m := sim.NewMachine(testRows, 4, time.Now)
 	gpus := m.GPUs()
-	m.SetLinks(device.Link{A: gpus[0], B: gpus[1], NVLinks: 2, Path: device.PathSingleSwitch})
 	m.RemoveGPU(device.ID(gpus[3]))
 	links, err := m.Links(t.Context())
 	if err != nil || len(links) != 6 || m.LinkReads() != 1 {
 		t.Fatalf("got %+v, %v", links, err)
 	}
 	for _, want := range []device.Link{
-		{A: gpus[0], B: gpus[1], NVLinks: 2, Path: device.PathSingleSwitch},
+		{A: gpus[0], B: gpus[1], NVLinks: 18, Path: device.PathNUMANode},
 		{A: gpus[1], B: gpus[0], NVLinks: 18, Path: device.PathNUMANode},
 		{A: gpus[2], B: gpus[0], NVLinks: 18, Path: device.PathSystem},
 	} {

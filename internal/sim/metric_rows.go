@@ -9,14 +9,14 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// metricRow is what is known of one of the machine's rows.
+// metricRow is a row of the machine with matching rules.
 type metricRow struct {
-	name  string // as the text format names its series
-	rules []*valueRule
-	link  int // the NVLink that it is of; -1: of none
+	name  string // as in the text format
+	rules []valueRule
+	link  int // number of the row's NVLink; -1 without
 }
 
-// migFamilies are the families that a GPU instance has of its own.
+// migFamilies are the families of GPU instances.
 var migFamilies = []string{
 	"nvidia_gpu_memory_total_bytes", "nvidia_gpu_memory_reserved_bytes", "nvidia_gpu_memory_used_bytes", "nvidia_gpu_memory_free_bytes",
 	"nvidia_gpu_bar1_memory_total_bytes", "nvidia_gpu_bar1_memory_used_bytes",
@@ -25,38 +25,49 @@ var migFamilies = []string{
 }
 
 func newRow(m device.Metric) metricRow {
-	r := metricRow{name: rowName(m), link: -1}
+	r := metricRow{name: m.Name, link: -1}
 	var labels []string
 	for _, l := range m.Labels {
-		labels = append(labels, labelText(l))
+		labels = append(labels, l.Name+`="`+l.Value+`"`)
 		if n, err := strconv.Atoi(l.Value); err == nil && l.Name == "link" {
 			r.link = n
 		}
 	}
-	for i := range metricValues {
-		if v := &metricValues[i]; v.family == m.Name && (v.label == "" || slices.Contains(labels, v.label)) {
-			r.rules = append(r.rules, v)
+	if len(labels) > 0 {
+		r.name += "{" + strings.Join(labels, ",") + "}"
+	}
+	for _, rule := range slices.Concat(capacityRules, activityRules, linkRules, faultRules) {
+		if rule.family == m.Name && rule.matches(labels) {
+			r.rules = append(r.rules, rule)
 		}
 	}
 	return r
 }
 
-// labelText is a label as the text format writes it.
-func labelText(l device.Label) string { return l.Name + `="` + l.Value + `"` }
-
-// rowName names a row as the text format names its series.
-func rowName(m device.Metric) string {
-	if len(m.Labels) == 0 {
-		return m.Name
-	}
-	labels := make([]string, len(m.Labels))
-	for i, l := range m.Labels {
-		labels[i] = labelText(l)
-	}
-	return m.Name + "{" + strings.Join(labels, ",") + "}"
+func (r valueRule) matches(labels []string) bool {
+	name, values, _ := strings.Cut(strings.TrimSuffix(r.label, `"`), `="`)
+	return r.label == "" || slices.ContainsFunc(strings.Split(values, "|"), func(value string) bool {
+		return slices.Contains(labels, name+`="`+value+`"`)
+	})
 }
 
-// appendSamples are the values of a GPU and then those of its instances.
+// value returns the GPU's value of a row; false without a value.
+func (g *simGPU) value(r *metricRow, now time.Time) (float64, bool) {
+	if v, ok := g.fixedValues[r.name]; ok {
+		return v, true
+	}
+	if up, ok := g.ramps[r.name]; ok {
+		return up.from + up.perSecond*now.Sub(up.since).Seconds(), true
+	}
+	for _, rule := range r.rules {
+		if r.link < g.model.nvlinks && g.hasFeatures(rule.features) {
+			return rule.value(g, now), true
+		}
+	}
+	return 0, false
+}
+
+// appendSamples appends the values of a GPU and of the GPU instances.
 func (m *Machine) appendSamples(g *simGPU, buf []device.Sample) []device.Sample {
 	now := m.now()
 	for i := range m.rows {
@@ -73,27 +84,4 @@ func (m *Machine) appendSamples(g *simGPU, buf []device.Sample) []device.Sample 
 		}
 	}
 	return buf
-}
-
-// value is what the GPU reads for a row; false for one that it does not have.
-func (g *simGPU) value(r *metricRow, now time.Time) (float64, bool) {
-	if len(g.fixedValues) > 0 {
-		if v, ok := g.fixedValues[r.name]; ok {
-			return v, true
-		}
-	}
-	if len(g.ramps) > 0 {
-		if up, ok := g.ramps[r.name]; ok {
-			return up.from + up.perSecond*now.Sub(up.since).Seconds(), true
-		}
-	}
-	if r.link >= g.model.nvlinks {
-		return 0, false
-	}
-	for _, m := range r.rules {
-		if g.hasFeatures(m.features) {
-			return m.value(g, now), true
-		}
-	}
-	return 0, false
 }

@@ -10,15 +10,13 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// simMIGDevice is a MIG slice of a simulated GPU.
-type simMIGDevice struct {
-	device.Device
-	size profileSize
-	load float64 // 0 to 1, without what processes add
-}
+const (
+	memorySlicesPerGPU = 8
+	maxProfileGB       = 1 << 10
+)
 
-// profileSize is what a profile's name says: compute slices, GPU slices and GB.
-type profileSize struct{ computeSlices, gpuSlices, memoryGB int }
+// instanceProfileIDs are NVML's ids of GPU instance profiles, by compute and memory slices.
+var instanceProfileIDs = map[[2]int]int{{1, 1}: 19, {1, 2}: 15, {2, 2}: 14, {3, 4}: 9, {4, 4}: 5, {7, 8}: 0}
 
 func parseProfile(profile string) (s profileSize, ok bool) {
 	if n, _ := fmt.Sscanf(profile, "%dc.%dg.%dgb", &s.computeSlices, &s.gpuSlices, &s.memoryGB); n != 3 {
@@ -31,20 +29,14 @@ func parseProfile(profile string) (s profileSize, ok bool) {
 	return s, s.computeSlices > 0 && s.computeSlices <= s.gpuSlices && s.gpuSlices <= computeSlicesPerGPU && s.memoryGB > 0 && s.memoryGB <= maxProfileGB
 }
 
-// computeSlicesPerGPU is how many compute slices make a whole GPU.
-const computeSlicesPerGPU = 7
-
-// maxProfileGB is more than the memory of any GPU.
-const maxProfileGB = 1 << 10
-
-// checkPartition says why a GPU cannot have slices with these profiles.
+// checkPartition returns an error if a GPU cannot have MIG devices of the profiles.
 func (m *Machine) checkPartition(id device.GPU, profiles []string) (err error) {
 	for _, profile := range profiles {
 		if _, ok := parseProfile(profile); profile != "" && !ok {
-			return fmt.Errorf("%q is no MIG profile", profile)
+			return fmt.Errorf("%q is not a MIG profile", profile)
 		}
 	}
-	m.updateGPU(id, func(g *simGPU) {
+	m.updateDevice(device.ID(id), func(g *simGPU) {
 		if !g.hasFeatures(featureMIG) {
 			err = fmt.Errorf("%s cannot be partitioned", g.Model)
 		}
@@ -52,15 +44,14 @@ func (m *Machine) checkPartition(id device.GPU, profiles []string) (err error) {
 	return err
 }
 
-// Partition turns a GPU's MIG mode on and gives it slices with these profiles, at
-// indices from 0 on: "1g.10gb", "1c.3g.40gb"; "" leaves the index out. A slice whose
-// index has the profile already goes on, all others are new ones. Compute instances
-// that fit into one GPU instance share it. The driver reports the change.
+// Partition enables MIG mode and creates MIG devices of the profiles ("1g.10gb", "1c.3g.40gb") at indices from 0; "" skips an index. A MIG
+// device stays if the profile at the same index stays. Compute instances share a GPU instance if they fit. The driver reports the change.
+// Invalid profiles panic.
 func (m *Machine) Partition(id device.GPU, profiles ...string) {
 	if err := m.checkPartition(id, profiles); err != nil {
-		panic("sim: " + err.Error()) // a mistake of whoever wrote the test: a script's is found before
+		panic("sim: " + err.Error())
 	}
-	m.updateGPU(id, func(g *simGPU) {
+	m.updateDevice(device.ID(id), func(g *simGPU) {
 		g.accumulate(m.now())
 		g.partitionCount++
 		g.migDevices = g.createMIGDevices(profiles)
@@ -70,28 +61,24 @@ func (m *Machine) Partition(id device.GPU, profiles ...string) {
 	})
 }
 
-// Unpartition turns a GPU's MIG mode off: its slices are gone.
+// Unpartition disables MIG mode and removes the MIG devices.
 func (m *Machine) Unpartition(id device.GPU) {
-	m.updateGPU(id, func(g *simGPU) {
+	m.updateDevice(device.ID(id), func(g *simGPU) {
 		g.accumulate(m.now())
 		g.MIGEnabled, g.migDevices, g.instances = false, nil, nil
 		m.events = append(m.events, device.Event{GPU: id, PartitionChanged: true})
 	})
 }
 
-// createMIGDevices makes the slices that the profiles name, of those that are there as far as it
-// can. The numbers of instances that are gone are given again, their UUIDs never are.
-func (g *simGPU) createMIGDevices(profiles []string) []*simMIGDevice {
-	kept := map[int]*simMIGDevice{} // by index
-	usedInstances := map[int]bool{} // the numbers of GPU instances
-	for _, s := range g.migDevices {
-		if s.MIGDeviceIndex < len(profiles) && profiles[s.MIGDeviceIndex] == s.Profile {
-			kept[s.MIGDeviceIndex] = s
-			usedInstances[s.GI] = true
+// createMIGDevices keeps existing MIG devices with the right profile. Instance ids are reused, UUIDs are not.
+func (g *simGPU) createMIGDevices(profiles []string) (list []*simMIGDevice) {
+	kept, usedInstances := map[int]*simMIGDevice{}, map[int]bool{} // by index, by GI
+	for _, d := range g.migDevices {
+		if d.MIGDeviceIndex < len(profiles) && profiles[d.MIGDeviceIndex] == d.Profile {
+			kept[d.MIGDeviceIndex], usedInstances[d.GI] = d, true
 		}
 	}
-	var list []*simMIGDevice
-	gi, ci, usedSlices, instance, at := 0, 0, 0, "", device.Placement{}
+	gi, ci, usedSlices, instance, placement := 0, 0, 0, "", device.Placement{}
 	for i, profile := range profiles {
 		if kept[i] != nil {
 			list = append(list, kept[i])
@@ -100,35 +87,26 @@ func (g *simGPU) createMIGDevices(profiles []string) []*simMIGDevice {
 			continue
 		}
 		s, _ := parseProfile(profile)
-		if of := fmt.Sprintf("%dg.%dgb", s.gpuSlices, s.memoryGB); of != instance || usedSlices+s.computeSlices > s.gpuSlices {
-			for gi, ci, usedSlices, instance = 1, -1, 0, of; usedInstances[gi]; gi++ {
+		if name := fmt.Sprintf("%dg.%dgb", s.gpuSlices, s.memoryGB); name != instance || usedSlices+s.computeSlices > s.gpuSlices {
+			for gi, ci, usedSlices, instance = 1, -1, 0, name; usedInstances[gi]; gi++ {
 			}
 			usedInstances[gi] = true
-			at = g.findPlacement(s, slices.Concat(list, slices.Collect(maps.Values(kept))))
+			placement = g.findPlacement(s, slices.Concat(list, slices.Collect(maps.Values(kept))))
 		}
 		ci, usedSlices = ci+1, usedSlices+s.computeSlices
-		list = append(list, g.newMIGDevice(i, gi, ci, profile, at))
+		list = append(list, g.newMIGDevice(i, gi, ci, profile, placement))
 	}
 	return list
 }
 
-// memorySlicesPerGPU is how many a GPU's memory is cut into.
-const memorySlicesPerGPU = 8
-
-// instanceProfileIDs are the numbers of GPU instances' profiles, by compute and memory
-// slices, on a GPU that has seven of the one and eight of the other.
-var instanceProfileIDs = map[[2]int]int{{1, 1}: 19, {1, 2}: 15, {2, 2}: 14, {3, 4}: 9, {4, 4}: 5, {7, 8}: 0}
-
-// findPlacement finds memory for a GPU instance beside those that there are: in a multiple of
-// its size. The zero Placement is for a profile that the real ones do not have, and where
-// there is no room, which nobody here minds.
+// findPlacement returns free memory slices for a GPU instance, at a multiple of the size. The result is zero for profiles without an id,
+// and if there is no room.
 func (g *simGPU) findPlacement(s profileSize, existing []*simMIGDevice) device.Placement {
 	n := int(math.Round(float64(s.memoryGB<<30) / (g.model.memory / memorySlicesPerGPU)))
 	profile, known := instanceProfileIDs[[2]int{s.gpuSlices, n}]
 	for start := 0; known && start+n <= memorySlicesPerGPU; start += n {
-		if !slices.ContainsFunc(existing, func(o *simMIGDevice) bool {
-			at := o.Placement
-			return at.Start < start+n && start < at.Start+at.Size
+		if !slices.ContainsFunc(existing, func(d *simMIGDevice) bool {
+			return d.Placement.Start < start+n && start < d.Placement.Start+d.Placement.Size
 		}) {
 			return device.Placement{Profile: profile, Start: start, Size: n}
 		}
@@ -138,54 +116,33 @@ func (g *simGPU) findPlacement(s profileSize, existing []*simMIGDevice) device.P
 
 func (g *simGPU) newMIGDevice(index, gi, ci int, profile string, placement device.Placement) *simMIGDevice {
 	d := g.Device
+	size, _ := parseProfile(profile)
 	d.ID = device.ID(fmt.Sprintf("MIG-%08x-5eed-5000-8000-%06x%06x", 0xa100+g.Index, g.partitionCount, index))
 	d.MIGEnabled, d.MIGDeviceIndex, d.GI, d.CI, d.Profile = false, index, gi, ci, profile
-	size, _ := parseProfile(profile)
-	d.Placement = placement
-	d.MemoryBytes = uint64(size.memoryGB) << 30
-	access := 100*g.Minor + 10*gi // the number of the node that opens the GPU instance
+	d.Placement, d.MemoryBytes = placement, uint64(size.memoryGB)<<30
+	access := 100*g.Minor + 10*gi // number of the GPU instance's capability node
 	d.DeviceNodes = append([]string{
 		g.DeviceNodes[0], fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access), fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", access+1+ci),
 	}, g.DeviceNodes[1:]...)
 	return &simMIGDevice{Device: d, size: size}
 }
 
-// devices are what is listed of a GPU.
-func (g *simGPU) devices() []device.Device {
-	list := []device.Device{g.Device}
-	for _, s := range g.migDevices {
-		list = append(list, s.Device)
-	}
-	return list
-}
-
-// findMIGDevice finds a slice of the GPU; nil where there is none.
-func (g *simGPU) findMIGDevice(id device.ID) *simMIGDevice {
-	for _, s := range g.migDevices {
-		if s.ID == id {
-			return s
-		}
-	}
-	return nil
-}
-
-// findMIGDevice is the slice at an index of a GPU, as nvidia-smi shows it.
-func (m *Machine) findMIGDevice(id device.GPU, index string) (device.ID, error) {
+// migDeviceAt returns the MIG device at an index of a GPU, as in nvidia-smi.
+func (m *Machine) migDeviceAt(id device.GPU, index string) (device.ID, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, s := range m.findGPU(id).migDevices {
-		if strconv.Itoa(s.MIGDeviceIndex) == index {
-			return s.ID, nil
+	for _, d := range m.findGPU(id).migDevices {
+		if strconv.Itoa(d.MIGDeviceIndex) == index {
+			return d.ID, nil
 		}
 	}
-	return "", fmt.Errorf("GPU %s has no slice %s", id, index)
+	return "", fmt.Errorf("GPU %s has no MIG device %s", id, index)
 }
 
-// migLoad is how busy the whole GPU is when its slices are.
-func (g *simGPU) migLoad() float64 {
-	busy := 0.0
-	for _, s := range g.migDevices {
-		busy += s.load * float64(s.size.computeSlices) / computeSlicesPerGPU
+// migLoad returns the load of the whole GPU.
+func (g *simGPU) migLoad() (load float64) {
+	for _, d := range g.migDevices {
+		load += d.load * float64(d.size.computeSlices) / computeSlicesPerGPU
 	}
-	return min(busy, 1)
+	return min(load, 1)
 }

@@ -1,21 +1,16 @@
 package sim
 
-import (
-	"slices"
-	"time"
+// computeSlicesPerGPU is the number of compute slices of a GPU.
+const computeSlicesPerGPU = 7
 
-	"github.com/podgauge/podgauge/internal/device"
-)
-
-// Model is a kind of GPU: what it is called, what it has and what it can do at most.
-// Sizes are in bytes, powers in watts, clocks in hertz, temperatures in °C.
+// Model describes a type of GPU. Sizes are in bytes, powers in watts, clocks in hertz, temperatures in °C.
 type Model struct {
 	name, vbios, capability string
 	features                modelFeature
 
 	memory, reserved, bar1           float64
-	idleWatts, maxLimitWatts         float64 // at rest, and as it is delivered
-	minLimitWatts                    float64 // the lowest limit that can be set
+	idleWatts, maxLimitWatts         float64 // idle power, and default limit
+	minLimitWatts                    float64 // lowest limit
 	idleSM, maxSM                    float64
 	idleMemory, maxMemory            float64
 	idleVideo, maxVideo              float64
@@ -24,37 +19,37 @@ type Model struct {
 	maxCelsius, maxMemoryCelsius     float64
 	pcieGeneration                   float64
 	nvlinks                          int
-	remapBanks                       float64 // of memory, each with rows to spare
-	nvlinkBytes, pcieBytes           float64 // a second, of a link and of the slot, when busy
-	maxMIGDevices                    int     // 0: it cannot be partitioned
+	remapBanks                       float64 // memory banks with spare rows
+	nvlinkBytes, pcieBytes           float64 // per second at full load, of a link and of the slot
+	maxMIGDevices                    int     // 0 without MIG
 }
 
-// modelFeature is something that only some GPUs have, or have only in some state.
+// modelFeature is a feature of some GPUs, possibly in some states only.
 type modelFeature uint32
 
 const (
-	featureWholeGPU modelFeature = 1 << iota // and not in MIG mode now
+	featureWholeGPU modelFeature = 1 << iota // MIG mode is off
 	featureMIG
 	featureGPM
 	featureJPEG
 	featureHBM
-	featureAveragePower       // of the power
-	featureTemperatureLimits  // of the temperature, in °C
-	featureTemperatureMargins // to them instead
-	featurePCIeErrors         // of every kind
+	featureAveragePower
+	featureTemperatureLimits  // in °C
+	featureTemperatureMargins // to the limits, instead of the limits
+	featurePCIeErrors
 	featurePCIeBytes
 	featureNVLink
-	featureNVLinkErrorsToHopper // and its errors
+	featureNVLinkErrorsToHopper
 	featureNVLinkErrorsAmpere
 	featureNVLinkErrorsHopper
 	featureNVLinkErrorsBlackwell
 	featureFabric
 	featureC2C
-	featureSRAMErrors     // tells it apart
-	featureLegacyECC      // tells caches and registers apart
-	featureRowRemapping   // rows
-	featureInactiveRemaps // tells those that are not
-	featurePageRetirement // pages
+	featureSRAMErrors // counts SRAM errors apart
+	featureLegacyECC  // counts errors of caches and registers apart
+	featureRowRemapping
+	featureInactiveRemaps // counts inactive remappings apart
+	featurePageRetirement
 	featureRepair
 	featureUnrepairable
 )
@@ -70,10 +65,9 @@ const (
 	mib = 1 << 20
 )
 
-// The models. What they have is what NVML can tell of them, by nvml.h and by what is
-// known of real ones.
+// The models have the values of NVML on real GPUs.
 var (
-	// H100 is one of the eight on an HGX board.
+	// H100 is a GPU of an HGX board with eight.
 	H100 = &Model{
 		name: "NVIDIA H100 80GB HBM3", vbios: "96.00.89.00.01", capability: "9.0",
 		features: hopperFeatures | featureNVLinkErrorsToHopper | featureNVLinkErrorsAmpere | featureNVLinkErrorsHopper,
@@ -83,7 +77,7 @@ var (
 		idleCelsius: 32, idleMemoryCelsius: 38, maxCelsius: 87, maxMemoryCelsius: 95, slowdownCelsius: 89, shutdownCelsius: 95,
 		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 26.562e9, remapBanks: 2560, maxMIGDevices: computeSlicesPerGPU,
 	}
-	// A100 is one of the eight on an HGX board. NVML has no profiling counters for it.
+	// A100 is a GPU of an HGX board with eight. NVML has no profiling counters for this model.
 	A100 = &Model{
 		name: "NVIDIA A100-SXM4-80GB", vbios: "92.00.45.00.03", capability: "8.0",
 		features: ampereFeatures | featureTemperatureLimits | featureNVLinkErrorsToHopper | featureNVLinkErrorsAmpere,
@@ -93,7 +87,7 @@ var (
 		idleCelsius: 29, idleMemoryCelsius: 36, maxCelsius: 85, maxMemoryCelsius: 95, slowdownCelsius: 89, shutdownCelsius: 92,
 		pcieGeneration: 4, pcieBytes: 12e9, nvlinks: 12, nvlinkBytes: 25.781e9, remapBanks: 640, maxMIGDevices: computeSlicesPerGPU,
 	}
-	// GB200 is one of the four in a tray of an NVL72 rack: a B200 beside a CPU of NVIDIA's.
+	// GB200 is a GPU of an NVL72 tray with four, beside an NVIDIA CPU.
 	GB200 = &Model{
 		name: "NVIDIA GB200", vbios: "97.00.82.00.2F", capability: "10.0",
 		features: blackwellFeatures | featureC2C,
@@ -103,7 +97,7 @@ var (
 		idleCelsius: 28, idleMemoryCelsius: 32, maxCelsius: 88, maxMemoryCelsius: 95, slowdownCelsius: 90, shutdownCelsius: 96,
 		pcieGeneration: 5, pcieBytes: 24e9, nvlinks: 18, nvlinkBytes: 53.125e9, remapBanks: 4608, maxMIGDevices: computeSlicesPerGPU,
 	}
-	// T4 is a card that has none of what the others are linked and measured by.
+	// T4 has no NVLinks, MIG or profiling counters.
 	T4 = &Model{
 		name: "Tesla T4", vbios: "90.04.96.00.9F", capability: "7.5",
 		features: featureTemperatureLimits | featureLegacyECC | featurePageRetirement,
@@ -115,29 +109,5 @@ var (
 	}
 )
 
-// Models are all there are.
+// Models returns all models.
 func Models() []*Model { return []*Model{H100, A100, GB200, T4} }
-
-// NewNamedMachine makes a machine of the names that people give to such nodes: "h100", eight of
-// them; "a100", four, of which two are partitioned and one is about to be; "gb200",
-// a tray of four; "t4", four cards; "mixed", one of each. It is nil for any other.
-func NewNamedMachine(name string, metrics []device.Metric, clock func() time.Time) *Machine {
-	switch name {
-	case "h100":
-		return NewMachine(metrics, 8, clock)
-	case "a100":
-		m := NewMachineWithModels(metrics, clock, slices.Repeat([]*Model{A100}, 4)...)
-		gpus := m.GPUs()
-		m.Partition(gpus[0], slices.Repeat([]string{"1g.10gb"}, computeSlicesPerGPU)...)
-		m.Partition(gpus[1], "1c.3g.40gb", "2c.3g.40gb", "3g.40gb")
-		m.Partition(gpus[2])
-		return m
-	case "gb200":
-		return NewMachineWithModels(metrics, clock, slices.Repeat([]*Model{GB200}, 4)...)
-	case "t4":
-		return NewMachineWithModels(metrics, clock, slices.Repeat([]*Model{T4}, 4)...)
-	case "mixed":
-		return NewMachineWithModels(metrics, clock, Models()...)
-	}
-	return nil
-}

@@ -33,7 +33,7 @@ func anyBusy(m *sim.Machine) bool {
 func TestNodeLives(t *testing.T) {
 	m := sim.NewMachine(testRows, 8, time.Now)
 	log := slog.New(slog.DiscardHandler)
-	n, err := sim.NewVirtualNode(m, log)
+	n, err := sim.NewVirtualNode(m, nil, log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,87 +8,86 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// What a made-up process uses of its device.
+// Usage of a process.
 const (
 	defaultProcessBytes = 18 << 30
 	defaultProcessSM    = 0.4
 )
 
-// ProcessTable is the processes of a node's containers: one for each device, or replica of one,
-// that a container holds, as long as the container runs. It tells whose they are, which
-// takes cgroups on a real node.
+// ProcessTable runs a process for each device or replica of each running container, and resolves owners. Real nodes
+// need cgroups for the latter.
 type ProcessTable struct {
 	machine *Machine
 
-	mu sync.Mutex
-	// All below are guarded by mu.
-	pids    map[processKey]uint32
-	lastPID uint32 // the number of the newest
-	// idlePods are pods, by namespace/name, whose containers run nothing on what they hold.
-	idlePods map[string]bool
+	mu       sync.Mutex // guards all below
+	pids     map[processKey]uint32
+	lastPID  uint32
+	idlePods map[string]bool // namespace/name of pods without processes
 }
 
-// processKey is what a process is there for.
+// processKey is the purpose of a process.
 type processKey struct {
-	uid      string
+	podUID   string
 	owner    device.Owner
 	deviceID device.AdvertisedID
 }
 
-// NewProcessTable is nobody yet.
+// NewProcessTable returns an empty table.
 func NewProcessTable(m *Machine) *ProcessTable {
 	return &ProcessTable{machine: m, pids: map[processKey]uint32{}, lastPID: 1000, idlePods: map[string]bool{}}
 }
 
-// markIdle has a pod's containers run nothing on what they hold. It is to be said before the pod runs.
+// markIdle prevents processes of a pod before the start.
 func (t *ProcessTable) markIdle(namespace, pod string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.idlePods[namespace+"/"+pod] = true
 }
 
-// sync has those processes run that the pods have.
+// sync starts and stops processes to match the pods.
 func (t *ProcessTable) sync(pods []kubelet.PodStatus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	run := map[processKey]bool{}
+	wanted := map[processKey]bool{}
 	for _, p := range pods {
 		for _, container := range p.Containers {
 			owner := device.Owner{Namespace: p.Namespace, Pod: p.Name, Container: container.Name}
 			for _, d := range container.Devices {
-				run[processKey{p.UID, owner, device.AdvertisedID(d.ID)}] = container.Running && !t.idlePods[p.Namespace+"/"+p.Name]
+				if container.Running && !t.idlePods[p.Namespace+"/"+p.Name] {
+					wanted[processKey{p.UID, owner, device.AdvertisedID(d.ID)}] = true
+				}
 			}
 		}
 	}
-	for h, pid := range t.pids {
-		if !run[h] {
+	for key, pid := range t.pids {
+		if !wanted[key] {
 			t.machine.StopProcess(pid)
-			delete(t.pids, h)
+			delete(t.pids, key)
 		}
 	}
-	for h, runs := range run {
-		if _, known := t.pids[h]; runs && !known {
+	for key := range wanted {
+		if t.pids[key] == 0 {
 			t.lastPID++
-			t.pids[h] = t.lastPID
-			t.machine.StartProcess(h.deviceID.Device(), t.lastPID, defaultProcessBytes, defaultProcessSM)
+			t.pids[key] = t.lastPID
+			t.machine.StartProcess(key.deviceID.Device(), t.lastPID, defaultProcessBytes, defaultProcessSM)
 		}
 	}
 }
 
-// Visible is true: a simulated node hides nothing.
+// Visible returns true: all processes are visible.
 func (t *ProcessTable) Visible() bool { return true }
 
-// Owner tells whose a process is.
+// Owner returns the owner of a process, and whether owners contains the owner.
 func (t *ProcessTable) Owner(pid uint32, owners []device.Owner) (device.Owner, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for h, p := range t.pids {
+	for key, p := range t.pids {
 		if p == pid {
-			return h.owner, slices.Contains(owners, h.owner)
+			return key.owner, slices.Contains(owners, key.owner)
 		}
 	}
 	return device.Owner{}, false
 }
 
-// Sweep has nothing to forget.
+// Sweep has no effect: the table has no cache.
 func (t *ProcessTable) Sweep() {}

@@ -97,14 +97,6 @@ func TestProcessesThatCannotBeTold(t *testing.T) {
 	m := sim.NewMachine(nil, 1, time.Now)
 	gpu := m.GPUs()[0]
 	m.StartProcess(device.ID(gpu), 1, 1, 0)
-	m.HideProcesses(true)
-	if uses, known := m.ReadProcessUsage(gpu, nil); known || len(uses) > 0 {
-		t.Errorf("behind a veil: %+v, %v", uses, known)
-	}
-	if pids, err := m.Processes(device.Device{GPU: gpu, ID: device.ID(gpu), MIGDeviceIndex: -1}); err != nil || len(pids) > 0 {
-		t.Errorf("behind a veil: %v, %v", pids, err)
-	}
-	m.HideProcesses(false)
 	m.Fail(device.ID(gpu), "lost")
 	if _, known := m.ReadProcessUsage(gpu, nil); known {
 		t.Error("a lost GPU tells who uses it")

@@ -8,34 +8,30 @@ import (
 	"time"
 )
 
-// Script is what happens on a node, and when: a line for each,
+// Script is a list of actions on a node in the order of time, one action per line:
 //
-//	20s  xid team-a/train-0 79   # its GPU falls off the bus
+//	20s  xid team-a/train-0 79   # GPU falls off the bus
 //
-// in the order of time. Times count from when the kubelet has devices to give away. A device is
-// named by its index ("3"), a slice by its GPU's and its own ("3.1"), and either as what a pod
-// holds first ("team-a/train-0"), or held when it was named so before. What can happen is in the table deeds.
+// Times start when the kubelet has devices. A device is an index ("3"), a GPU's index and a MIG device's ("3.1"), or the first device of a pod
+// ("team-a/train-0"), also after the pod's end if an earlier line named the device so. The actions are in the table scriptActions.
 type Script struct {
-	// Machine is a name that Named knows. It is on a line of its own, without a time:
-	//
-	//	machine h100
-	Machine string
+	Machine string // a name for NewNamedMachine, from the line "machine NAME"; default h100
 	Steps   []Step
 }
 
-// Step is one line of a Script.
+// Step is a line of a Script.
 type Step struct {
 	At     time.Duration
 	Action string
 	Args   []string
-	Line   int // of the text
+	Line   int // of the file
 }
 
 func (s Step) String() string {
 	return fmt.Sprintf("line %d: %s %s", s.Line, s.Action, strings.Join(s.Args, " "))
 }
 
-// ReadScript reads a script, and refuses what has no meaning.
+// ReadScript parses and checks a script.
 func ReadScript(text io.Reader) (*Script, error) {
 	s := &Script{Machine: "h100"}
 	lines := bufio.NewScanner(text)
@@ -54,27 +50,27 @@ func (s *Script) addLine(line int, words []string) error {
 		return nil
 	case len(words) == 2 && words[0] == "machine":
 		if NewNamedMachine(words[1], nil, time.Now) == nil {
-			return fmt.Errorf("no machine is called %q", words[1])
+			return fmt.Errorf("unknown machine %q", words[1])
 		}
 		s.Machine = words[1]
 		return nil
 	case len(words) == 1:
-		return fmt.Errorf("%q: want a time and what happens", words[0])
+		return fmt.Errorf("%q: want TIME ACTION", words[0])
 	}
 	at, err := time.ParseDuration(words[0])
 	if err != nil {
 		return fmt.Errorf("%q: want a time, as in 30s", words[0])
 	}
 	if n := len(s.Steps); n > 0 && s.Steps[n-1].At > at {
-		return fmt.Errorf("%s is before %s, which stands above", at, s.Steps[n-1].At)
+		return fmt.Errorf("%s is before the time %s of an earlier line", at, s.Steps[n-1].At)
 	}
 	step := Step{At: at, Action: words[1], Args: words[2:], Line: line}
-	d, ok := scriptActions[step.Action]
+	action, ok := scriptActions[step.Action]
 	if !ok {
-		return fmt.Errorf("%q is nothing that can happen", step.Action)
+		return fmt.Errorf("unknown action %q", step.Action)
 	}
-	if n := len(step.Args); n < d.minArgs || n > d.maxArgs {
-		return fmt.Errorf("%s: want %s", step.Action, d.usage)
+	if n := len(step.Args); n < action.minArgs || n > action.maxArgs {
+		return fmt.Errorf("%s: want %s", step.Action, action.usage)
 	}
 	s.Steps = append(s.Steps, step)
 	return nil

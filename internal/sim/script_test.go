@@ -22,13 +22,13 @@ func TestReadScript(t *testing.T) {
 		t.Error(got)
 	}
 	for text, says := range map[string]string{
-		"machine k80":             `line 1: no machine is called "k80"`,
+		"machine k80":             `line 1: unknown machine "k80"`,
 		"\nsoon wedge":            `line 2: "soon": want a time`,
-		"5s":                      `line 1: "5s": want a time and what happens`,
-		"5s wedge\n4s release":    "line 2: 4s is before 5s",
-		"5s explode 3":            `line 1: "explode" is nothing that can happen`,
+		"5s":                      `line 1: "5s": want TIME ACTION`,
+		"5s wedge\n4s release":    "line 2: 4s is before the time 5s",
+		"5s explode 3":            `line 1: unknown action "explode"`,
 		"5s xid 3":                "line 1: xid: want DEVICE CODE [TIMES]",
-		"5s wedge now":            "line 1: wedge: want nothing",
+		"5s wedge now":            "line 1: wedge: want no argument",
 		strings.Repeat("x", 1e5):  "token too long",
 		"5s pod a/b":              "line 1: pod: want NAMESPACE/NAME",
 		"5s set 3 nvidia_gpu_x":   "line 1: set: want DEVICE ROW VALUE",
@@ -69,11 +69,10 @@ func playScript(t *testing.T, text string) scriptNode {
 	}
 	m := sim.NewNamedMachine(script.Machine, testRows, time.Now)
 	log := slog.New(slog.DiscardHandler)
-	n, err := sim.NewVirtualNode(m, log)
+	n, err := sim.NewVirtualNode(m, script, log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.Script = script
 	var board device.Inventory
 	monitor := device.NewMonitor(m, device.NewReaders(m), &board, device.MonitorOptions{Log: log})
 	offer := plugin.New(plugin.Options{Dir: n.DevicePluginDir(), DeviceSource: inventorySource{&board}, Log: log})
@@ -148,22 +147,22 @@ func TestPlay(t *testing.T) {
 // TestPlayRefuses: what cannot happen ends the node, and says which line it was.
 func TestPlayRefuses(t *testing.T) {
 	for text, says := range map[string]string{
-		"0s xid 9 79":                           `play the script: line 1: xid 9 79: "9" is no device`,
-		"0s reset 0.3":                          "has no slice 3",
-		"0s set 0 nvidia_gpu_x 1":               "there is no row nvidia_gpu_x",
+		"0s xid 9 79":                           `run the script: line 1: xid 9 79: "9" is not a device`,
+		"0s reset 0.3":                          "has no MIG device 3",
+		"0s set 0 nvidia_gpu_x 1":               "unknown row nvidia_gpu_x",
 		"0s set 0 nvidia_gpu_power_watts much":  "invalid syntax",
 		"0s xid a/b 79":                         "no such pod",
 		"0s fail b":                             "want NAMESPACE/NAME",
 		"0s pod a/b main":                       "want CONTAINER=COUNT[,RESOURCE]",
-		"0s kubelet naps":                       `"naps" is nothing that a kubelet does`,
-		"0s pod a/b main=0\n0s busy a/b 1":      "a/b holds no device",
+		"0s kubelet naps":                       `unknown behavior "naps"`,
+		"0s pod a/b main=0\n0s busy a/b 1":      "pod a/b has no device",
 		"0s delete a/b":                         "no such pod",
 		"0s xid 0 79 often":                     "invalid syntax",
 		"0s xid 0 abc":                          "invalid syntax",
-		"0s partition 0 half":                   `"half" is no MIG profile`,
-		"0s partition 0 9g.1gb":                 `"9g.1gb" is no MIG profile`,
+		"0s partition 0 half":                   `"half" is not a MIG profile`,
+		"0s partition 0 9g.1gb":                 `"9g.1gb" is not a MIG profile`,
 		"machine t4\n0s partition 0 1g.10gb":    "Tesla T4 cannot be partitioned",
-		"0s partition 0 1g.10gb\n0s busy 0.1 1": "has no slice 1",
+		"0s partition 0 1g.10gb\n0s busy 0.1 1": "has no MIG device 1",
 	} {
 		s := playScript(t, text)
 		select {

@@ -2,8 +2,7 @@ package sim
 
 import "time"
 
-// faultRules are what a GPU has counted and remedied, which on these is nothing, and the
-// modes that it is in.
+// faultRules have error counters, always 0, and modes.
 var faultRules = []valueRule{
 	{"nvidia_gpu_pcie_replays_total", "", 0, constant(0)},
 	{"nvidia_gpu_pcie_replay_rollovers_total", "", 0, constant(0)},
@@ -44,8 +43,4 @@ var faultRules = []valueRule{
 	{"nvidia_gpu_feature_supported", `feature="nvlink"`, 0, supportsFeature(featureNVLink)},
 	{"nvidia_gpu_feature_supported", `feature="page_retirement"`, 0, supportsFeature(featurePageRetirement)},
 	{"nvidia_gpu_feature_supported", `feature="row_remapping"`, 0, supportsFeature(featureRowRemapping)},
-}
-
-func supportsFeature(f modelFeature) func(*simGPU, time.Time) float64 {
-	return fromModel(func(m *Model) float64 { return boolValue(m.features&f == f) })
 }

@@ -2,8 +2,7 @@ package sim
 
 import "time"
 
-// linkRules are of NVLinks, one by one and together, of the fabric behind them and of the
-// link to the CPU.
+// linkRules have NVLinks, the NVSwitch fabric and the link to the CPU.
 var linkRules = []valueRule{
 	{"nvidia_gpu_nvlink_transmit_bytes_total", "", featureNVLink, totalLinkBytes},
 	{"nvidia_gpu_nvlink_receive_bytes_total", "", featureNVLink, totalLinkBytes},
@@ -13,22 +12,11 @@ var linkRules = []valueRule{
 	{"nvidia_gpu_nvlink_links_up", "", featureNVLink, fromModel(func(m *Model) float64 { return float64(m.nvlinks) })},
 	{"nvidia_gpu_nvlink_up", "", featureNVLink, constant(1)},
 	{"nvidia_gpu_nvlink_speed_bytes_per_second", "", featureNVLink, fromModel(func(m *Model) float64 { return m.nvlinkBytes })},
-	{"nvidia_gpu_nvlink_errors_total", `type="crc_flit"`, featureNVLinkErrorsToHopper, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="crc_data"`, featureNVLinkErrorsToHopper, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="replay"`, featureNVLinkErrorsToHopper, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="recovery"`, featureNVLinkErrorsToHopper, constant(0)},
+	{"nvidia_gpu_nvlink_errors_total", `type="crc_flit|crc_data|replay|recovery"`, featureNVLinkErrorsToHopper, constant(0)},
 	{"nvidia_gpu_nvlink_errors_total", `type="ecc_data"`, featureNVLinkErrorsAmpere, constant(0)},
 	{"nvidia_gpu_nvlink_errors_total", `type="crc"`, featureNVLinkErrorsHopper, constant(0)},
-	{"nvidia_gpu_nvlink_link_errors_total", `type="replay"`, featureNVLinkErrorsToHopper, constant(0)},
-	{"nvidia_gpu_nvlink_link_errors_total", `type="recovery"`, featureNVLinkErrorsToHopper, constant(0)},
-	{"nvidia_gpu_nvlink_link_errors_total", `type="crc"`, featureNVLinkErrorsToHopper, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="malformed_packet"`, featureNVLinkErrorsBlackwell, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="buffer_overrun"`, featureNVLinkErrorsBlackwell, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="receive"`, featureNVLinkErrorsBlackwell, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="receive_remote"`, featureNVLinkErrorsBlackwell, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="receive_general"`, featureNVLinkErrorsBlackwell, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="local_link_integrity"`, featureNVLinkErrorsBlackwell, constant(0)},
-	{"nvidia_gpu_nvlink_errors_total", `type="transmit_discard"`, featureNVLinkErrorsBlackwell, constant(0)},
+	{"nvidia_gpu_nvlink_link_errors_total", `type="replay|recovery|crc"`, featureNVLinkErrorsToHopper, constant(0)},
+	{"nvidia_gpu_nvlink_errors_total", `type="malformed_packet|buffer_overrun|receive|receive_remote|receive_general|local_link_integrity|transmit_discard"`, featureNVLinkErrorsBlackwell, constant(0)},
 	{"nvidia_gpu_nvlink_link_errors_total", "", featureNVLinkErrorsBlackwell, constant(0)},
 	{"nvidia_gpu_nvlink_recoveries_total", "", featureNVLinkErrorsBlackwell, constant(0)},
 	{"nvidia_gpu_nvlink_symbol_errors_total", "", featureNVLinkErrorsBlackwell, perLoadSecond(func(*Model) float64 { return 0.1 })},
@@ -45,7 +33,7 @@ var linkRules = []valueRule{
 	{"nvidia_gpu_c2c_errors_total", "", featureC2C, constant(0)},
 }
 
-// A link carries a third of what it could when the GPU is busy.
+// singleLinkBytes assumes a third of the bandwidth at full load.
 func singleLinkBytes(g *simGPU, now time.Time) float64 {
 	return g.model.nvlinkBytes / 3 * g.totalLoadSeconds(now)
 }
