@@ -22,23 +22,23 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (a *app, err error) {
 	a = &app{o: o, nb: nb, log: log, registry: prometheus.NewRegistry(), inventory: &device.Inventory{}}
 	exporterOptions := o.metrics.exporterOptions(o.hostname)
 	a.selfMetrics = exporter.NewSelfMetrics(a.registry, version, o.platform.Simulated(), exporterOptions.Filter)
-	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("part", "config")})
+	a.configWatcher = config.NewWatcher(o.builder, o.loaded, config.WatcherOptions{Reload: o.reload, Log: log.With("component", "config")})
 	a.readers = device.NewReaders(nb.Backend) // without the wrapper: the backend may have more methods than device.Backend
 	if a.podResources, err = podresources.New(filepath.Join(nb.kubeletDir, "pod-resources", "kubelet.sock"), podresources.Options{
-		Log: log.With("part", "podresources"), CheckpointPath: filepath.Join(nb.devicePluginDir, podresources.CheckpointFile),
+		Log: log.With("component", "podresources"), CheckpointPath: filepath.Join(nb.devicePluginDir, podresources.CheckpointFile),
 		NodeName: o.hostname, OwnerRetention: o.health.ownersMaxAge, Devices: ownDevices{a}, OnCall: a.selfMetrics.ObserveKubeletCall,
 	}); err != nil {
 		return nil, err
 	}
 	if a.pods, err = pods.New(filepath.Join(nb.kubeletDir, "pods-api", "pods-api.sock"), pods.Options{
-		Labels: o.metrics.labelsAllowlist, Log: log.With("part", "pods"), Observer: podObserver{a},
+		Labels: o.metrics.labelsAllowlist, Log: log.With("component", "pods"), Observer: podObserver{a},
 	}); err != nil {
 		return nil, err
 	}
 	history := a.addHealth()
 	processes := nb.processes()
 	if processes == nil {
-		processes = cgroup.New(cgroup.Options{Proc: nb.procDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("part", "containers")})
+		processes = cgroup.New(cgroup.Options{Proc: nb.procDir, Pods: o.podLogsDir, ResolveOwner: a.containerOwner, Log: log.With("component", "containers")})
 	}
 	a.metrics = exporter.New(exporter.Sources{Metrics: nb.Metrics(), Node: exportedNode{a}, Readers: a.readers, Processes: processes}, exporterOptions)
 	a.selfMetrics.ExportUnsupportedFamilies(nb.missingFamilies)
@@ -59,13 +59,13 @@ func newApp(o options, nb *nodeBackend, log *slog.Logger) (a *app, err error) {
 
 // addDevicePlugin adds the device plugin, the plugin's rules and the CDI specs.
 func (a *app) addDevicePlugin() {
-	specs := &cdiSpecs{settings: a.configWatcher, inventory: a.inventory, dir: a.nb.cdiDir, log: a.log.With("part", "cdi")}
+	specs := &cdiSpecs{settings: a.configWatcher, inventory: a.inventory, dir: a.nb.cdiDir, log: a.log.With("component", "cdi")}
 	a.selfMetrics.ExportCDISpecs(specs.Written)
-	a.rules = newRulesWatcher(a.configWatcher, specs, a.log.With("part", "plugin"))
+	a.rules = newRulesWatcher(a.configWatcher, specs, a.log.With("component", "plugin"))
 	a.tasks = append(a.tasks, a.rules.Run)
 	a.components["cdi"] = specs
 	a.components["plugin"] = gatedPlugin{rules: a.rules, Plugin: plugin.New(plugin.Options{
-		Dir: a.nb.devicePluginDir, DeviceSource: pluginSource{a}, Hooks: pluginHooks{a}, Log: a.log.With("part", "plugin"),
+		Dir: a.nb.devicePluginDir, DeviceSource: pluginSource{a}, Hooks: pluginHooks{a}, Log: a.log.With("component", "plugin"),
 	})}
 }
 
@@ -79,7 +79,7 @@ func (a *app) run(ctx context.Context, l listeners) error {
 	}
 	handler := exporter.HandlerOptions{
 		TelemetryPath: a.o.web.telemetryPath, Pprof: a.o.web.pprof, Registry: a.registry, Alive: alive, Ready: ready,
-		Log: a.log.With("part", "exporter"), Version: version, Simulated: a.o.platform.Simulated(),
+		Log: a.log.With("component", "exporter"), Version: version, Simulated: a.o.platform.Simulated(),
 	}
 	for _, task := range append(a.tasks, a.o.web.serveTasks(a.metrics, handler, l, a.log)...) {
 		g.Go(func() error { return task(ctx) })

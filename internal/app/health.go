@@ -55,19 +55,19 @@ func (a *app) addHealth() (history device.HealthHistory) {
 	o := a.o.health
 	var folder *disk.Folder
 	monitorOptions := device.MonitorOptions{
-		Log: a.log.With("part", "monitor"), UnhealthyTimeout: o.unhealthyAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
+		Log: a.log.With("component", "monitor"), UnhealthyTimeout: o.unhealthyAfter, IsAllocated: a.isAllocated, Policy: a.xidPolicy,
 	}
 	if o.stateDir == "" {
 		a.log.Info("no --state-dir: health and incidents do not survive a restart")
 	} else {
 		folder = disk.OpenFolder(o.stateDir)
-		a.state, history = state.Open(state.Options{Folder: folder, Log: a.log.With("part", "state")})
+		a.state, history = state.Open(state.Options{Folder: folder, Log: a.log.With("component", "state")})
 		monitorOptions.Store = a.state
 		a.tasks = append(a.tasks, a.state.Run)
 	}
 	a.incidents = incident.New(incident.Options{
 		Folder: folder, MaxAge: o.incidentsMaxAge, MaxIncidents: o.incidentsMaxCount,
-		Sources: exportedNode{a}, Log: a.log.With("part", "incidents"),
+		Sources: exportedNode{a}, Log: a.log.With("component", "incidents"),
 	})
 	monitorOptions.History, monitorOptions.OnHealthEvent = history, a.incidents.Record
 	a.monitor = device.NewMonitor(a.nb.Backend, a.readers, a.inventory, monitorOptions)
@@ -93,7 +93,7 @@ func (a *app) xidPolicy(xid uint64) device.Policy {
 // addKernelLog adds the kernel log as a second source of Xids, unless the devices are simulated.
 func (a *app) addKernelLog(history device.HealthHistory) {
 	if path := a.o.health.kernelLog; path != "" && a.nb.library != nil {
-		a.tasks = append(a.tasks, kmsg.NewReader(path, kernelXids{a.monitor, a.nb.library, history}, a.log.With("part", "kmsg")).Run)
+		a.tasks = append(a.tasks, kmsg.NewReader(path, kernelXids{a.monitor, a.nb.library, history}, a.log.With("component", "kmsg")).Run)
 	}
 }
 

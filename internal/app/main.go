@@ -116,6 +116,6 @@ func serve(ctx context.Context, o options, nb *nodeBackend, l listeners, log *sl
 		return errors.Join(err, l.Close())
 	}
 	o.loaded.Report(log)
-	log.Info("podgauge", "version", version, "listen", l.main.Addr().String(), "kubelet_dir", nb.kubeletDir, "simulated", o.platform.Simulated())
+	log.Info("podgauge starting", "version", version, "listen", l.main.Addr().String(), "kubelet_dir", nb.kubeletDir, "simulated", o.platform.Simulated())
 	return a.run(ctx, l)
 }

@@ -127,7 +127,7 @@ func (o *webOptions) serveTasks(metrics *exporter.Exporter, s exporter.HandlerOp
 	mainServer := newHTTPServer(metrics.Handler(s), log)
 	mainListener := newBoundedListener(mainServer, l.main)
 	tasks := []func(context.Context) error{func(ctx context.Context) error {
-		return serveHTTP(ctx, mainServer, "metrics", func() error { return o.serve(mainServer, mainListener, log.With("part", "web")) })
+		return serveHTTP(ctx, mainServer, "metrics", func() error { return o.serve(mainServer, mainListener, log.With("component", "web")) })
 	}}
 	if l.probes == nil {
 		return tasks
