@@ -179,3 +179,25 @@ func TestVerbs(t *testing.T) {
 		}
 	}
 }
+
+// goFile matches the path of a Go file in the text of a page.
+var goFile = regexp.MustCompile("`([a-z0-9_]+(?:/[a-z0-9_]+)*\\.go)`")
+
+// TestGoFiles checks that the Go files that contributors are sent to exist.
+func TestGoFiles(t *testing.T) {
+	for page, least := range map[string]int{"docs/architecture.md": 25, "CONTRIBUTING.md": 5} {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := goFile.FindAllStringSubmatch(string(text), -1)
+		if len(found) < least {
+			t.Errorf("%s: %d Go files, want at least %d", page, len(found), least)
+		}
+		for _, m := range found {
+			if _, err := os.Stat(m[1]); err != nil && strings.Contains(m[1], "/") {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+	}
+}
