@@ -27,7 +27,6 @@ type deviceList struct {
 	rules     Rules
 	items     []listItem // ordered by id
 	withdrawn bool       // the rules do not have the resource: all items are withdrawn
-	foreign   bool       // withdrawn, and podgauge no longer owns the resource
 	// idCount is the number of ids by the rules; listBytes is the size of the longest message: with all devices unhealthy.
 	idCount, listBytes int
 }

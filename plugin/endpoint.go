@@ -62,7 +62,7 @@ func (e *endpoint) list() *deviceList {
 // setDevices publishes a list with the withdrawn ids of the list before. The result is the time of the next removal; zero: never.
 func (e *endpoint) setDevices(list *deviceList, statuses []device.Status, allocations device.Allocations, now time.Time) (next time.Time) {
 	retained := retainedIDs{sent: e.sentList.Load()}
-	if !list.foreign {
+	if !list.withdrawn || e.registered.has(e.resource) {
 		retained.allocated = allocations.DeviceIDs(e.resource)
 	}
 	next = e.list().carryOver(list, statuses, retained, now)

@@ -147,7 +147,7 @@ func (p *Plugin) update(
 	for resource, e := range p.endpoints {
 		list := lists[resource]
 		if list == nil {
-			list = &deviceList{rules: rules, withdrawn: true, foreign: !p.registered.has(resource)}
+			list = &deviceList{rules: rules, withdrawn: true}
 		}
 		next = earlier(next, e.setDevices(list, statuses, allocations, time.Now()))
 	}
