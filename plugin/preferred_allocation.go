@@ -21,7 +21,7 @@ func (s *server) GetPreferredAllocation(_ context.Context, r *api.PreferredAlloc
 	resp := &api.PreferredAllocationResponse{}
 	for _, c := range r.GetContainerRequests() {
 		size := int(c.GetAllocationSize())
-		ids := topology.Prefer(preferred.Request{
+		ids := topology.Prefer(preferred.AllocationRequest{
 			Available: advertisedIDs(c.GetAvailableDeviceIDs()), Must: advertisedIDs(c.GetMustIncludeDeviceIDs()), Size: size,
 			Reject: func(id device.AdvertisedID) bool {
 				_, _, err := snapshot.checkID(id, size)

@@ -50,7 +50,7 @@ func BenchmarkWholeGPUs(b *testing.B) {
 		}
 		b.Run(c.name, func(b *testing.B) {
 			benchSlowest(b, sizes, func(size int) {
-				top.Prefer(preferred.Request{Available: ids, Must: ids[:c.must], Size: size}, preferred.Distributed)
+				top.Prefer(preferred.AllocationRequest{Available: ids, Must: ids[:c.must], Size: size}, preferred.Distributed)
 			})
 		})
 	}
@@ -68,7 +68,7 @@ func BenchmarkShared(b *testing.B) {
 		for _, p := range policies {
 			b.Run(fmt.Sprintf("%s/%s", c.name, p), func(b *testing.B) {
 				benchSlowest(b, []int{2, 8, len(ids) / 2, len(ids) - 1}, func(size int) {
-					top.Prefer(preferred.Request{Available: ids, Must: ids[:1], Size: size}, p)
+					top.Prefer(preferred.AllocationRequest{Available: ids, Must: ids[:1], Size: size}, p)
 				})
 			})
 		}
@@ -93,7 +93,7 @@ func TestAnswerAllocations(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		ids    []device.AdvertisedID
-		answer func(preferred.Request)
+		answer func(preferred.AllocationRequest)
 		size   int
 		want   float64
 	}{
@@ -104,7 +104,7 @@ func TestAnswerAllocations(t *testing.T) {
 		{"300 of 512 replicas", replicas.ids(), distributedOf(replicas), 300, 6},
 		{"28 of 56 MIG devices", parts.ids(), distributedOf(parts), 28, 6},
 	} {
-		r := preferred.Request{Available: c.ids, Size: c.size}
+		r := preferred.AllocationRequest{Available: c.ids, Size: c.size}
 		if got := testing.AllocsPerRun(20, func() { c.answer(r) }); got > c.want {
 			t.Errorf("%s: %v allocations, want %v", c.name, got, c.want)
 		} else {
@@ -113,12 +113,12 @@ func TestAnswerAllocations(t *testing.T) {
 	}
 }
 
-func wholeGPUsOf(m machine) func(preferred.Request) {
+func wholeGPUsOf(m machine) func(preferred.AllocationRequest) {
 	top := m.topology()
-	return func(r preferred.Request) { top.Prefer(r, preferred.Distributed) }
+	return func(r preferred.AllocationRequest) { top.Prefer(r, preferred.Distributed) }
 }
 
-func distributedOf(m machine) func(preferred.Request) {
+func distributedOf(m machine) func(preferred.AllocationRequest) {
 	top := m.topology()
-	return func(r preferred.Request) { top.Prefer(r, preferred.Distributed) }
+	return func(r preferred.AllocationRequest) { top.Prefer(r, preferred.Distributed) }
 }

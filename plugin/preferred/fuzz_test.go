@@ -12,7 +12,7 @@ import (
 
 // fuzzedRequest builds a machine and a request from bytes, with all faults: repeated ids, ids without a device or of two GPUs, links of
 // unknown GPUs.
-func fuzzedRequest(b []byte) (machine, preferred.Request) {
+func fuzzedRequest(b []byte) (machine, preferred.AllocationRequest) {
 	next := func() int {
 		if len(b) == 0 {
 			return 0
@@ -40,7 +40,7 @@ func fuzzedRequest(b []byte) (machine, preferred.Request) {
 		n := next()
 		m.links = append(m.links, device.Link{A: gpu(n % 9), B: gpu(n / 16), NVLinks: n%7 - 2, Path: device.Path(n % 9)})
 	}
-	r := preferred.Request{Size: next() - 8}
+	r := preferred.AllocationRequest{Size: next() - 8}
 	for range next() % 8 {
 		r.Must = append(r.Must, id(next()))
 	}
@@ -69,7 +69,7 @@ func FuzzAnswers(f *testing.F) {
 		}
 		top := m.topology()
 		random := rand.New(rand.NewPCG(uint64(len(b)), 9))
-		other, again := m.shuffled(random).topology(), preferred.Request{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
+		other, again := m.shuffled(random).topology(), preferred.AllocationRequest{Must: slices.Clone(r.Must), Available: slices.Clone(r.Available), Size: r.Size, Reject: r.Reject}
 		random.Shuffle(len(r.Available), func(i, j int) { again.Available[i], again.Available[j] = again.Available[j], again.Available[i] })
 		random.Shuffle(len(r.Must), func(i, j int) { again.Must[i], again.Must[j] = again.Must[j], again.Must[i] })
 		for _, p := range policies {
@@ -83,7 +83,7 @@ func FuzzAnswers(f *testing.F) {
 }
 
 // checkInvariants checks the properties of every answer.
-func checkInvariants(t *testing.T, r preferred.Request, name string, got, again []device.AdvertisedID) {
+func checkInvariants(t *testing.T, r preferred.AllocationRequest, name string, got, again []device.AdvertisedID) {
 	t.Helper()
 	all, must := sorted(append(slices.Clone(r.Available), r.Must...)), slices.Compact(sorted(r.Must))
 	all = slices.Compact(all)
@@ -112,7 +112,7 @@ func TestRejectedIDsComeLast(t *testing.T) {
 		top := m.topology()
 		rejected := m.ids()[:2] // of the replicas, both of a device
 		for size := range 5 {
-			r := preferred.Request{Available: m.ids(), Size: size, Reject: func(id device.AdvertisedID) bool { return slices.Contains(rejected, id) }}
+			r := preferred.AllocationRequest{Available: m.ids(), Size: size, Reject: func(id device.AdvertisedID) bool { return slices.Contains(rejected, id) }}
 			got := top.Prefer(r, preferred.Distributed)
 			for n, id := range got {
 				if slices.Contains(rejected, id) != (n >= 2) {
@@ -127,7 +127,7 @@ func TestRejectedIDsComeLast(t *testing.T) {
 }
 
 // checkDistinct checks for the largest possible number of GPUs.
-func checkDistinct(t *testing.T, m machine, r preferred.Request, got []device.AdvertisedID) {
+func checkDistinct(t *testing.T, m machine, r preferred.AllocationRequest, got []device.AdvertisedID) {
 	t.Helper()
 	gpuOf := map[device.AdvertisedID]device.GPU{}
 	devices := map[device.ID]device.GPU{}

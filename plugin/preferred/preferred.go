@@ -10,10 +10,10 @@ import (
 	"github.com/podgauge/podgauge/internal/device"
 )
 
-// Request asks for Size ids for a container: all of Must, the rest from Available.
+// AllocationRequest asks for Size ids for a container: all of Must, the rest from Available.
 //
 // Unknown ids, repeated ids and impossible sizes are allowed.
-type Request struct {
+type AllocationRequest struct {
 	Available, Must []device.AdvertisedID
 	Size            int
 	// Reject reports whether Allocate rejects an id in a request of this size. The result must be the same for all ids of a
@@ -25,7 +25,7 @@ type Request struct {
 //
 // The answer has the ids of Must first, then the chosen ids, both by GPU index and replica. If a replica or a MIG device
 // can be chosen, the policy decides; otherwise the links of the GPUs decide.
-func (t *Topology) Prefer(r Request, p AllocationPolicy) []device.AdvertisedID {
+func (t *Topology) Prefer(r AllocationRequest, p AllocationPolicy) []device.AdvertisedID {
 	req := t.resolve(r)
 	switch {
 	case req.needed == len(req.available):
@@ -39,7 +39,7 @@ func (t *Topology) Prefer(r Request, p AllocationPolicy) []device.AdvertisedID {
 	}
 }
 
-// resolvedRequest is a Request with candidates in place of ids: by number, in ascending order, each at most once.
+// resolvedRequest is an AllocationRequest with candidates in place of ids: by number, in ascending order, each at most once.
 type resolvedRequest struct {
 	must, available []int                 // available: without rejected candidates
 	ids             []device.AdvertisedID // of the answer: Must, known ids first
@@ -47,7 +47,7 @@ type resolvedRequest struct {
 	size, needed    int                   // number of ids in the answer, and to choose from available
 }
 
-func (t *Topology) resolve(r Request) resolvedRequest {
+func (t *Topology) resolve(r AllocationRequest) resolvedRequest {
 	req := resolvedRequest{size: min(r.Size, len(r.Available)+len(r.Must))}
 	if req.size <= 0 {
 		return resolvedRequest{}

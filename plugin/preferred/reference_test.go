@@ -40,7 +40,7 @@ func pairScore(m machine, a, b preferred.Candidate) int {
 
 // referenceWholeGPUs weighs every set of GPUs by the three sums of the ADR, in the most
 // obvious way, without unknown ids.
-func referenceWholeGPUs(m machine, r preferred.Request) []device.AdvertisedID {
+func referenceWholeGPUs(m machine, r preferred.AllocationRequest) []device.AdvertisedID {
 	var must, free []int // candidates
 	for i, c := range m.candidates {
 		switch {
@@ -114,7 +114,7 @@ func TestWholeGPUsEqualTheReference(t *testing.T) {
 		}
 		top := m.topology()
 		for size := range len(m.candidates) + 2 {
-			req := preferred.Request{Size: size}
+			req := preferred.AllocationRequest{Size: size}
 			for _, c := range m.candidates {
 				if r.IntN(5) > 0 {
 					req.Available = append(req.Available, c.ID)
@@ -138,7 +138,7 @@ func TestWholeGPUsOfIdleMachines(t *testing.T) {
 		top := m.topology()
 		for size := range len(m.candidates) + 1 {
 			for _, must := range append(m.ids(), "") {
-				req := preferred.Request{Available: m.ids(), Size: size}
+				req := preferred.AllocationRequest{Available: m.ids(), Size: size}
 				if must != "" {
 					req.Must = []device.AdvertisedID{must}
 				}
@@ -152,7 +152,7 @@ func TestWholeGPUsOfIdleMachines(t *testing.T) {
 }
 
 // referenceShared chooses replicas as in the ADR, and counts from the start for each id.
-func referenceShared(m machine, r preferred.Request, p preferred.AllocationPolicy) []device.AdvertisedID {
+func referenceShared(m machine, r preferred.AllocationRequest, p preferred.AllocationPolicy) []device.AdvertisedID {
 	var chosen []preferred.Candidate
 	free := map[device.AdvertisedID]bool{}
 	for _, c := range m.candidates {
@@ -241,7 +241,7 @@ func TestSharedEqualsTheReference(t *testing.T) {
 		}
 		top := m.topology()
 		for range 10 {
-			req := preferred.Request{Size: r.IntN(len(m.candidates) + 2)}
+			req := preferred.AllocationRequest{Size: r.IntN(len(m.candidates) + 2)}
 			for _, c := range m.candidates {
 				if r.IntN(3) > 0 {
 					req.Available = append(req.Available, c.ID)

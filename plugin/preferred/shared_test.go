@@ -60,7 +60,7 @@ func TestSharedReplicas(t *testing.T) {
 		{"not the settled GPU, loaded or not", preferred.Distinct, busy, "2::0", 2, "2::0 1::2"},
 		{"two settled ids of a GPU", preferred.Distinct, all, "0::3 0::4", 5, "0::3-4 1::0 2::0 3::0"},
 	} {
-		r := preferred.Request{Available: parseIDs(t, c.available), Must: parseIDs(t, c.must), Size: c.size}
+		r := preferred.AllocationRequest{Available: parseIDs(t, c.available), Must: parseIDs(t, c.must), Size: c.size}
 		if got, want := top.Prefer(r, c.policy), parseIDs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s, %s: got %v, want %v", c.policy, c.name, got, want)
 		}
@@ -70,11 +70,11 @@ func TestSharedReplicas(t *testing.T) {
 // TestSharedMIGDevices has eight GPUs with seven MIG devices each: without replicas, the load is the GPU's.
 func TestSharedMIGDevices(t *testing.T) {
 	m := dgxH100().partitioned(7)
-	idle := preferred.Request{Available: m.ids(), Size: 8}
-	used := preferred.Request{Available: m.ids()[3:], Size: 3} // GPU 0 has four free MIG devices
+	idle := preferred.AllocationRequest{Available: m.ids(), Size: 8}
+	used := preferred.AllocationRequest{Available: m.ids()[3:], Size: 3} // GPU 0 has four free MIG devices
 	for _, c := range []struct {
 		policy  preferred.AllocationPolicy
-		request preferred.Request
+		request preferred.AllocationRequest
 		want    string
 	}{
 		{preferred.Distributed, idle, "MIG-0-0 MIG-1-0 MIG-2-0 MIG-3-0 MIG-4-0 MIG-5-0 MIG-6-0 MIG-7-0"},
@@ -94,7 +94,7 @@ func TestSharedMIGDevices(t *testing.T) {
 func TestSharedLoadIsAShare(t *testing.T) {
 	m := gpus(-1, -1).replicated(10)
 	m.candidates = slices.Delete(m.candidates, 2, 10)
-	r := preferred.Request{Available: parseIDs(t, "0::1 1::2-9"), Size: 1}
+	r := preferred.AllocationRequest{Available: parseIDs(t, "0::1 1::2-9"), Size: 1}
 	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::2", preferred.Packed: "0::1", preferred.Distinct: "1::2"} {
 		if got, want := m.topology().Prefer(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
@@ -108,13 +108,13 @@ func TestSharedCountsWithdrawnIDs(t *testing.T) {
 	whole := m.candidates[0]
 	whole.ID, whole.Allocated = whole.Device.Advertised(), true
 	m.candidates = append(m.candidates, whole, whole)
-	r := preferred.Request{Available: append(parseIDs(t, "0::0-1 1::0-1"), whole.ID), Size: 1}
+	r := preferred.AllocationRequest{Available: append(parseIDs(t, "0::0-1 1::0-1"), whole.ID), Size: 1}
 	for p, want := range map[preferred.AllocationPolicy]string{preferred.Distributed: "1::0", preferred.Packed: "0::0", preferred.Distinct: "1::0"} {
 		if got, want := m.topology().Prefer(r, p), parseIDs(t, want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", p, got, want)
 		}
 	}
-	r = preferred.Request{Available: append(parseIDs(t, "0::1"), whole.ID), Size: 2}
+	r = preferred.AllocationRequest{Available: append(parseIDs(t, "0::1"), whole.ID), Size: 2}
 	if got, want := m.topology().Prefer(r, preferred.Packed), append(parseIDs(t, "0::1"), whole.ID); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v: the withdrawn id last", got, want)
 	}
@@ -139,7 +139,7 @@ func TestSharedUnusualRequests(t *testing.T) {
 		{"repeated ids", ids{"GPU-1::0", "GPU-1::0", "GPU-1::1"}, ids{"GPU-1::1"}, 3, ids{"GPU-1::1", "GPU-1::0"}},
 	} {
 		for _, p := range append(policies, "unknown") {
-			if got := top.Prefer(preferred.Request{Available: c.available, Must: c.must, Size: c.size}, p); !slices.Equal(got, c.want) {
+			if got := top.Prefer(preferred.AllocationRequest{Available: c.available, Must: c.must, Size: c.size}, p); !slices.Equal(got, c.want) {
 				t.Errorf("%s: %s gives %q, want %q", c.name, p, got, c.want)
 			}
 		}

@@ -61,7 +61,7 @@ func TestWholeGPUsOfKnownMachines(t *testing.T) {
 		{"16 bridged: a whole socket", bridged(16), "0-4 6-15", "", 8, "8-15"},
 		{"16 bridged: pairs within a socket", bridged(16), "0 1 3 5 7-15", "", 6, "8-13"},
 	} {
-		r := preferred.Request{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
+		r := preferred.AllocationRequest{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
 		if got, want := c.machine.topology().Prefer(r, preferred.Distributed), parseGPUs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, want)
 		}
@@ -94,7 +94,7 @@ func TestWholeGPUsLinks(t *testing.T) {
 	} {
 		m := gpus(0, 0, 0)
 		m.links = c.links
-		got := m.topology().Prefer(preferred.Request{Available: m.ids(), Size: 2}, preferred.Distributed)
+		got := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Size: 2}, preferred.Distributed)
 		if want := parseGPUs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, want)
 		}
@@ -112,7 +112,7 @@ func TestWholeGPUsPathsAreOrdered(t *testing.T) {
 	}
 	for i := 1; i < 8; i++ {
 		available := parseGPUs(t, fmt.Sprintf("0-%d", i))
-		got := m.topology().Prefer(preferred.Request{Available: available, Must: available[:1], Size: 2}, preferred.Distributed)
+		got := m.topology().Prefer(preferred.AllocationRequest{Available: available, Must: available[:1], Size: 2}, preferred.Distributed)
 		if want := parseGPUs(t, fmt.Sprintf("0 %d", i)); !slices.Equal(got, want) {
 			t.Errorf("of %v: got %v, want %v", available, got, want)
 		}
@@ -122,7 +122,7 @@ func TestWholeGPUsPathsAreOrdered(t *testing.T) {
 func TestWholeGPUsByNUMANodeAlone(t *testing.T) {
 	m := gpus(0, 1, -1, 0, 1, 1)
 	for size, want := range map[int]string{2: "0 3", 3: "1 4 5"} {
-		if got, want := m.topology().Prefer(preferred.Request{Available: m.ids(), Size: size}, preferred.Distributed), parseGPUs(t, want); !slices.Equal(got, want) {
+		if got, want := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Size: size}, preferred.Distributed), parseGPUs(t, want); !slices.Equal(got, want) {
 			t.Errorf("size %d: got %v, want %v", size, got, want)
 		}
 	}
@@ -139,7 +139,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 			return 0, path
 		})
 		top := m.topology()
-		got := top.Prefer(preferred.Request{Available: parseGPUs(t, "0 1 4-6"), Size: 3}, preferred.Distributed)
+		got := top.Prefer(preferred.AllocationRequest{Available: parseGPUs(t, "0 1 4-6"), Size: 3}, preferred.Distributed)
 		if want := parseGPUs(t, "0 1 4"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
@@ -151,7 +151,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 				}
 			}
 			for size := range len(available) + 1 {
-				if got := top.Prefer(preferred.Request{Available: available, Size: size}, preferred.Distributed); len(got) != size {
+				if got := top.Prefer(preferred.AllocationRequest{Available: available, Size: size}, preferred.Distributed); len(got) != size {
 					t.Fatalf("%d of %v: got %v", size, available, got)
 				}
 			}
@@ -161,7 +161,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 		for _, n := range []int{14, 16} {
 			m := bridged(n)
 			for i, id := range m.ids() {
-				got := m.topology().Prefer(preferred.Request{Available: m.ids(), Must: []device.AdvertisedID{id}, Size: 2}, preferred.Distributed)
+				got := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Must: []device.AdvertisedID{id}, Size: 2}, preferred.Distributed)
 				if want := []device.AdvertisedID{id, device.AdvertisedID(gpu(i ^ 1))}; !slices.Equal(got, want) {
 					t.Errorf("%d GPUs, must %s: got %v, want %v", n, id, got, want)
 				}
@@ -171,7 +171,7 @@ func TestFaultsOfTheBestEffortPolicy(t *testing.T) {
 	t.Run("a link reported by a single end", func(t *testing.T) {
 		m := bridged(4)
 		m.links = slices.DeleteFunc(m.links, func(l device.Link) bool { return l.A == gpu(1) || l.A == gpu(2) && l.B == gpu(3) })
-		if got, want := m.topology().Prefer(preferred.Request{Available: m.ids(), Size: 2}, preferred.Distributed), parseGPUs(t, "0 1"); !slices.Equal(got, want) {
+		if got, want := m.topology().Prefer(preferred.AllocationRequest{Available: m.ids(), Size: 2}, preferred.Distributed), parseGPUs(t, "0 1"); !slices.Equal(got, want) {
 			t.Errorf("got %v, want %v", got, want)
 		}
 	})
@@ -206,13 +206,13 @@ func TestWholeGPUsUnusualRequests(t *testing.T) {
 		{"unknown in both", ids{"x", "y"}, ids{"y"}, 3, ids{"y", "x"}},
 		{"the empty id", ids{"", zero}, nil, 2, ids{zero, ""}},
 	} {
-		r := preferred.Request{Available: c.available, Must: c.must, Size: c.size}
+		r := preferred.AllocationRequest{Available: c.available, Must: c.must, Size: c.size}
 		if got := top.Prefer(r, preferred.Distributed); !slices.Equal(got, c.want) {
 			t.Errorf("%s: whole GPUs: %q, want %q", c.name, got, c.want)
 		}
 	}
 	var none preferred.Topology
-	r := preferred.Request{Available: ids{"b", "a"}, Must: ids{"c"}, Size: 2}
+	r := preferred.AllocationRequest{Available: ids{"b", "a"}, Must: ids{"c"}, Size: 2}
 	if got, want := none.Prefer(r, preferred.Distributed), (ids{"c", "a"}); !slices.Equal(got, want) {
 		t.Errorf("the zero Topology gives %q, want %q", got, want)
 	}
@@ -235,7 +235,7 @@ func TestNewWithRepeatedIDs(t *testing.T) {
 		top := preferred.New(append(slices.Clone(m.candidates), other...), nil)
 		turned := preferred.New(append(other, m.candidates...), nil)
 		for size := range 6 {
-			r := preferred.Request{Available: m.ids()[1:], Size: size}
+			r := preferred.AllocationRequest{Available: m.ids()[1:], Size: size}
 			if a, b := top.Prefer(r, preferred.Distributed), turned.Prefer(r, preferred.Distributed); !slices.Equal(a, b) {
 				t.Errorf("%s, size %d: whole GPUs: %v and %v", name, size, a, b)
 			}
@@ -260,7 +260,7 @@ func TestNewLeavesTheCandidatesAlone(t *testing.T) {
 
 func TestWholeGPUsLeavesTheRequestAlone(t *testing.T) {
 	m := bridged(8)
-	r := preferred.Request{Available: append(m.ids(), "x"), Must: parseGPUs(t, "6 2"), Size: 5}
+	r := preferred.AllocationRequest{Available: append(m.ids(), "x"), Must: parseGPUs(t, "6 2"), Size: 5}
 	available, must := slices.Clone(r.Available), slices.Clone(r.Must)
 	m.topology().Prefer(r, preferred.Distributed)
 	if !slices.Equal(r.Available, available) || !slices.Equal(r.Must, must) {
@@ -276,8 +276,8 @@ func TestAnswersDoNotDependOnTheOrder(t *testing.T) {
 	} {
 		top := m.topology()
 		for size := 1; size < len(m.candidates); size += 3 {
-			r := preferred.Request{Available: append(m.ids(), "x", "y"), Must: m.ids()[:1], Size: size}
-			other := preferred.Request{Available: slices.Clone(r.Available), Must: r.Must, Size: size}
+			r := preferred.AllocationRequest{Available: append(m.ids(), "x", "y"), Must: m.ids()[:1], Size: size}
+			other := preferred.AllocationRequest{Available: slices.Clone(r.Available), Must: r.Must, Size: size}
 			random.Shuffle(len(other.Available), func(i, j int) {
 				other.Available[i], other.Available[j] = other.Available[j], other.Available[i]
 			})
@@ -320,7 +320,7 @@ func TestWholeGPUsGreedy(t *testing.T) {
 		{"the partner of a settled GPU", bridged(32), "0-31", "27", 2, "27 26"},
 		{"all GPUs except the last", bridged(32), "0-31", "", 31, "0-30"},
 	} {
-		r := preferred.Request{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
+		r := preferred.AllocationRequest{Available: parseGPUs(t, c.available), Must: parseGPUs(t, c.must), Size: c.size}
 		if got, want := c.machine.topology().Prefer(r, preferred.Distributed), parseGPUs(t, c.want); !slices.Equal(got, want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, want)
 		}
