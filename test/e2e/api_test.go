@@ -23,11 +23,11 @@ type (
 		Reason            string
 		Xid               int
 		Class, Action     string
-		MarkedUnhealthy   bool
-		RecoveredAt       time.Time
-		Containers        []apiAffectedContainer
-		OwnerUnnamed      bool
-		ContainersUnknown bool `json:"holders_unknown"`
+		MarkedUnhealthy   bool                   `json:"condemned"`
+		RecoveredAt       time.Time              `json:"healed"`
+		Containers        []apiAffectedContainer `json:"holders"`
+		OwnerUnnamed      bool                   `json:"nameless"`
+		ContainersUnknown bool                   `json:"holders_unknown"`
 	}
 	// apiAffectedContainer is a container that had the device.
 	apiAffectedContainer struct {
@@ -41,10 +41,11 @@ type (
 	}
 	// apiDevice is how a device is.
 	apiDevice struct {
-		Device, Health, Reason, Action, Allocation string
-		Healthy                                    bool
-		Flaps                                      int
-		Containers                                 []struct{ Namespace, Pod, Container string }
+		Device, Health, Reason, Action string
+		Allocation                     string `json:"hold"`
+		Healthy                        bool
+		Flaps                          int
+		Containers                     []struct{ Namespace, Pod, Container string } `json:"holders"`
 	}
 )
 
