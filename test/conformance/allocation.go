@@ -20,8 +20,8 @@ var allocationCases = []Case{
 		}
 		s.waitForListed(got.Name, fmt.Sprintf("main%v second%v third[]", calls[0], calls[1]))
 	}},
-	{"a container may have several resources, each of its own plugin", severalResources},
-	{"if Allocate of one of several resources fails, none is in the checkpoint and all are freed", oneOfSeveralFails},
+	{"a container may have several resources, each of a plugin", severalResources},
+	{"if Allocate fails for one of several resources, the checkpoint has no entry and all devices are freed", oneOfSeveralFails},
 	{"a pod is rejected if Allocate fails, without a retry", func(s *caseFixture) {
 		p := s.registerPluginWith(pluginBehavior{allocate: failing("out of order")}, healthy("a")...)
 		s.runRejectedPod(s.podSpec("rejected", 1), "rpc error: code = Unknown desc = out of order")
@@ -29,7 +29,7 @@ var allocationCases = []Case{
 		p.wantAllocateCalls(1)
 		s.waitForAllocatable("a")
 	}},
-	{"List has a pod before, and its allocation after Allocate", func(s *caseFixture) {
+	{"List has the pod before, and the allocation after Allocate", func(s *caseFixture) {
 		var during map[string]string
 		var err error
 		s.registerPluginWith(pluginBehavior{allocate: func() error {
@@ -54,11 +54,11 @@ var allocationCases = []Case{
 	{"a pod is rejected while the plugin is away", func(s *caseFixture) {
 		s.registerPlugin(healthy("a")...).stop()
 		s.waitForAllocatable()
-		for n := range 2 { // also a pod that requests none
+		for n := range 2 { // also without a request
 			s.runRejectedPod(s.podSpec(fmt.Sprintf("early-%d", n), n), s.allUnhealthy())
 		}
 	}},
-	// The scheduler would not place the pod; the kubelet admits it.
+	// The scheduler would not place the pod; the kubelet admits the pod.
 	{"a pod that requests a resource without a plugin runs without devices", func(s *caseFixture) {
 		s.waitForListed(s.runAdmittedPod(s.podSpec("early", 1)).Name, "main[]")
 	}},
@@ -86,17 +86,17 @@ var allocationCases = []Case{
 		s.waitForListed(s.runAdmittedPod(s.withInit(s.podSpec("prepared", 1), 1)).Name, "main[c]")
 		p.wantPreferredCalls("[a b c] [] 1")
 	}},
-	{"an init container's devices go to the containers after it and are not listed", func(s *caseFixture) {
+	{"an init container's devices go to later containers and are not listed", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b", "c")...)
 		got := s.runAdmittedPod(s.withInit(s.podSpec("prepared", 1), 2))
 		calls := p.recorded().allocate
 		if len(calls) != 2 || !slices.Contains(calls[0], calls[1][0]) {
-			s.Fatalf("Allocate calls %q; want the device of the second among those of the first", calls)
+			s.Fatalf("Allocate calls %q; want the second device among the first devices", calls)
 		}
 		s.waitForListed(got.Name, "main"+fmt.Sprint(calls[1]))
-		s.runRejectedPod(s.podSpec("greedy", 2), s.unavailable(2, 1)) // the pod keeps the init container's other device
+		s.runRejectedPod(s.podSpec("greedy", 2), s.unavailable(2, 1)) // the pod keeps the init container's second device
 	}},
-	{"a sidecar keeps its devices and is listed first", func(s *caseFixture) {
+	{"a sidecar keeps the devices and is listed first", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
 		pod := s.withInit(s.podSpec("accompanied", 1), 1)
 		side := s.containerSpec("side", 1)
@@ -105,7 +105,7 @@ var allocationCases = []Case{
 		got := s.runAdmittedPod(pod)
 		calls := p.recorded().allocate
 		if len(calls) != 3 || calls[0][0] != calls[1][0] || calls[1][0] == calls[2][0] {
-			s.Fatalf("Allocate calls %q; want the same for init container and sidecar, and another for the container", calls)
+			s.Fatalf("Allocate calls %q; want the same for init container and sidecar, and a second device for the container", calls)
 		}
 		s.waitForListed(got.Name, fmt.Sprintf("side%v main%v", calls[1], calls[2]))
 	}},
@@ -124,7 +124,7 @@ func failing(text string) func() error { return func() error { return errors.New
 // lastIDs prefers the last of the sorted ids.
 func lastIDs(available []string, n int) []string { return available[len(available)-n:] }
 
-// withInit adds an init container that requests n devices.
+// withInit adds an init container with a request for n devices.
 func (s *caseFixture) withInit(pod kubelet.PodSpec, n int) kubelet.PodSpec {
 	pod.InitContainers = []kubelet.ContainerSpec{s.containerSpec("prepare", n)}
 	return pod
@@ -138,7 +138,7 @@ func severalResources(s *caseFixture) {
 	pod.Containers[0].Limits[other.resource] = 3
 	got := s.runAdmittedPod(pod)
 	s.waitForListed(got.Name, "main[a b]")
-	other.name = s.name // whose pods have the resource
+	other.name = s.name // for list
 	other.waitForListed(got.Name, "main[a c d]")
 	if c := p.recorded(); fmt.Sprint(c.allocate, c.preStart) != "[[a b]] [[a b]]" {
 		s.Errorf("Allocate calls %q, PreStartContainer calls %q; want [a b] each", c.allocate, c.preStart)

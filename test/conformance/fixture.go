@@ -22,14 +22,14 @@ import (
 	"github.com/podgauge/podgauge/internal/sim/kubelet"
 )
 
-// Subject is a running kubelet with a node. Its pods are static: they need no API server.
+// Subject is a running kubelet with a node. Pods are static: no API server is needed.
 type Subject interface {
-	// Dir returns the kubelet's folder as this process sees it.
+	// Dir returns the kubelet's folder in the mount namespace of this process.
 	Dir() string
-	// Version returns the minor version whose behavior is expected.
+	// Version returns the expected minor version.
 	Version() kubelet.Version
-	// RunPod runs a static pod and returns its status when each container was started or the pod has Failed, which is no error.
-	// Containers run until EndPod, except for regular init containers, which exit 0. With a GracePeriod they ignore SIGTERM.
+	// RunPod runs a static pod and returns the status after the start of all containers, or after a failure, which is no error.
+	// Regular init containers exit 0, containers run until EndPod, and ignore SIGTERM if there is a GracePeriod.
 	RunPod(ctx context.Context, pod kubelet.PodSpec) (kubelet.PodStatus, error)
 	// Pod returns the status of a pod, with the pod's full name.
 	Pod(ctx context.Context, pod kubelet.PodSpec) (kubelet.PodStatus, error)
@@ -39,11 +39,11 @@ type Subject interface {
 	RemovePod(ctx context.Context, pod kubelet.PodSpec) error
 	// RestartContainer kills a container and returns when the kubelet has started the container again.
 	RestartContainer(ctx context.Context, pod kubelet.PodSpec, container string) error
-	// Restart ends the kubelet by a signal, calls while, and returns when its successor serves.
+	// Restart ends the kubelet by a signal, calls while, and returns when the successor serves.
 	Restart(ctx context.Context, signal syscall.Signal, while func()) error
 }
 
-// ClaimSupport is a Subject whose RunPod accepts claims. Claims need an API server and a DRA driver: static pods have none
+// ClaimSupport is a Subject with claims in RunPod. Claims need an API server and a DRA driver: static pods have no claims
 // (pkg/apis/core/validation).
 type ClaimSupport interface{ TakesClaims() }
 
@@ -67,20 +67,20 @@ type caseFixture struct {
 	lister      podresources.PodResourcesListerClient
 }
 
-// waitTimeout is the limit for what a real kubelet does within two seconds.
+// waitTimeout is ample: real kubelets need two seconds at most.
 const waitTimeout = 30 * time.Second
 
 func newCaseFixture(t *testing.T, k Subject) *caseFixture {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 4*waitTimeout)
 	t.Cleanup(cancel)
-	name := fmt.Sprintf("case-%08x", rand.Uint32()) // the kubelet remembers resources, so each run needs a new one
+	name := fmt.Sprintf("case-%08x", rand.Uint32()) // the kubelet remembers resources, so each run needs a new name
 	s := &caseFixture{T: t, k: k, ctx: ctx, name: name, resource: "conformance.test/" + name}
 	s.lister = podresources.NewPodResourcesListerClient(s.dial("pod-resources", "kubelet.sock"))
 	return s
 }
 
-// dial returns a connection that reconnects fast after a restart of the kubelet.
+// dial returns a connection with fast reconnects after a restart of the kubelet.
 func (s *caseFixture) dial(socket ...string) *grpc.ClientConn {
 	s.Helper()
 	fast := backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1, MaxDelay: 10 * time.Millisecond}
@@ -145,7 +145,7 @@ func (s *caseFixture) waitForValue(what string, get func() (any, error), want an
 	})
 }
 
-// callWithRetry repeats a call that exceeds the rate limit.
+// callWithRetry repeats a call at the rate limit.
 func callWithRetry[Request, Response any](s *caseFixture, call func(context.Context, Request, ...grpc.CallOption) (Response, error), request Request) (Response, error) {
 	for {
 		response, err := call(s.ctx, request)
@@ -171,7 +171,7 @@ func (s *caseFixture) waitForAllocatable(want ...string) {
 	s.waitForValue("GetAllocatableResources", s.allocatable, want)
 }
 
-// requireAllocatable checks that the rows stay, for several times as long as a change takes.
+// requireAllocatable checks for unchanged rows, several times longer than a change takes.
 func (s *caseFixture) requireAllocatable(want ...string) {
 	s.Helper()
 	for range 10 {
@@ -204,7 +204,7 @@ func (s *caseFixture) rows(devices []*podresources.ContainerDevices) []string {
 	return all
 }
 
-// containers returns a pod's containers with their rows: "main[a b] side[]".
+// containers returns a pod's containers with rows: "main[a b] side[]".
 func (s *caseFixture) containers(pod *podresources.PodResources) string {
 	var all []string
 	for _, c := range pod.GetContainers() {
@@ -233,7 +233,7 @@ func (s *caseFixture) listed(pod string) string {
 	return pods[pod]
 }
 
-// waitForListed waits until List has a pod with these containers; "" waits until List lacks the pod.
+// waitForListed waits until List has a pod with the wanted containers; "" waits until List lacks the pod.
 func (s *caseFixture) waitForListed(pod, want string) {
 	s.Helper()
 	s.waitForValue("List of pod "+pod, func() (any, error) {
@@ -247,7 +247,7 @@ func (s *caseFixture) get(pod string) (string, error) {
 	return s.containers(response.GetPodResources()), err
 }
 
-// podSpec returns a pod with a container "main" that requests n devices.
+// podSpec returns a pod with a container "main" requesting n devices.
 func (s *caseFixture) podSpec(name string, n int) kubelet.PodSpec {
 	return kubelet.PodSpec{Name: s.name + "-" + name, Static: true, Containers: []kubelet.ContainerSpec{s.containerSpec("main", n)}}
 }
@@ -334,7 +334,7 @@ func (s *caseFixture) restart(signal syscall.Signal, while func()) {
 	s.must(s.k.Restart(s.ctx, signal, while))
 }
 
-// wantError checks an error's code and part of its text.
+// wantError checks an error's code and part of the text.
 func (s *caseFixture) wantError(err error, code codes.Code, text string) {
 	s.Helper()
 	if status.Code(err) != code || !strings.Contains(status.Convert(err).Message(), text) {

@@ -13,7 +13,7 @@ var listCases = []Case{
 	{"only the string Healthy is healthy", listThenAllocatable([]*pluginapi.Device{
 		{ID: "0"}, {ID: "1", Health: "healthy"}, {ID: "2", Health: "Healthy"}, {ID: "3", Health: "Unhealthy"}, {ID: "4", Health: "Healthy "},
 	}, "2")},
-	{"an unhealthy device is allocatable when it is healthy again", func(s *caseFixture) {
+	{"an unhealthy device is allocatable after recovery", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
 		p.send(append(healthy("a"), unhealthy("b")...)...)
 		s.waitForAllocatable("a")
@@ -46,14 +46,14 @@ var listCases = []Case{
 		s.waitForAllocatable()
 		s.runRejectedPod(s.podSpec("late", 1), s.allUnhealthy())
 		if c := p.recorded(); c.streams != 1 {
-			s.Errorf("%d ListAndWatch calls; want one for each registration", c.streams)
+			s.Errorf("%d ListAndWatch calls; want one per registration", c.streams)
 		}
 		p.send(healthy("a", "b")...)
 		p.restarted().registerAndWait()
 	}},
 }
 
-// listThenAllocatable returns a case that sends a list after another one.
+// listThenAllocatable returns a case of a second list.
 func listThenAllocatable(list []*pluginapi.Device, want ...string) func(*caseFixture) {
 	return func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
@@ -72,7 +72,7 @@ func emptyListAllocated(s *caseFixture) {
 	s.waitForListed(got.Name, "main[a]")
 	s.waitFor("the checkpoint has the resource without devices", func() error {
 		if ids, ok := s.readCheckpoint().RegisteredDevices[s.resource]; !ok || len(ids) > 0 {
-			return fmt.Errorf("it has %q, %t", ids, ok)
+			return fmt.Errorf("checkpoint: %q, %t", ids, ok)
 		}
 		return nil
 	})

@@ -13,7 +13,7 @@ import (
 	"github.com/podgauge/podgauge/internal/pubsub"
 )
 
-// fakePlugin is a device plugin that records the kubelet's calls.
+// fakePlugin is a device plugin with a record of the kubelet's calls.
 type fakePlugin struct {
 	pluginapi.UnimplementedDevicePluginServer
 	fixture *caseFixture
@@ -27,7 +27,7 @@ type fakePlugin struct {
 	calls pluginCalls // guarded by mu
 }
 
-// pluginBehavior is set by the case before the plugin registers. Nil funcs do nothing.
+// pluginBehavior is set by the case before the plugin registers. Nil funcs have no effect.
 type pluginBehavior struct {
 	preStartRequired bool
 	prefer           func(available []string, n int) []string // GetPreferredAllocation
@@ -36,13 +36,13 @@ type pluginBehavior struct {
 	preStart         func() error
 }
 
-// pluginList is what ListAndWatch sends, until ended.
+// pluginList is the list to send, or the end of all streams.
 type pluginList struct {
 	devices []*pluginapi.Device
 	ended   bool
 }
 
-// pluginCalls counts and records what the kubelet does.
+// pluginCalls counts and records the kubelet's actions.
 type pluginCalls struct {
 	connections int
 	options     int // GetDevicePluginOptions before the first stream
@@ -63,7 +63,7 @@ func (s *caseFixture) startPlugin(b pluginBehavior, list ...*pluginapi.Device) *
 	return p
 }
 
-// registerPlugin starts a plugin and returns when the kubelet has its list.
+// registerPlugin starts a plugin and returns when the kubelet has the list.
 func (s *caseFixture) registerPlugin(list ...*pluginapi.Device) *fakePlugin {
 	s.Helper()
 	return s.registerPluginWith(pluginBehavior{}, list...)
@@ -93,7 +93,7 @@ func (p *fakePlugin) serve() {
 	p.fixture.Cleanup(p.stop)
 }
 
-// countingListener counts the connections that a plugin accepts.
+// countingListener counts accepted connections.
 type countingListener struct {
 	net.Listener
 	plugin *fakePlugin
@@ -148,7 +148,7 @@ func (p *fakePlugin) waitForList() {
 // send replaces the list.
 func (p *fakePlugin) send(list ...*pluginapi.Device) { p.list.Set(pluginList{devices: list}) }
 
-// endStreams ends all streams, and those to come, while the server continues.
+// endStreams ends all current and later streams, while the server continues.
 func (p *fakePlugin) endStreams() { p.list.Set(pluginList{ended: true}) }
 
 func (p *fakePlugin) record(change func(*pluginCalls)) {

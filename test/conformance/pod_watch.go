@@ -34,7 +34,7 @@ func eventsOf(events []podEvent, uid string) []podEvent {
 	return slices.DeleteFunc(slices.Clone(events), func(e podEvent) bool { return e.uid != uid })
 }
 
-// podWatch collects the events of one WatchPods stream.
+// podWatch collects the events of a WatchPods stream.
 type podWatch struct {
 	fixture *caseFixture
 	mu      sync.Mutex // guards all below
@@ -42,7 +42,7 @@ type podWatch struct {
 	err     error // of the stream
 }
 
-// watchPods opens a stream as soon as the kubelet allows it, until the test ends.
+// watchPods opens a stream as soon as the kubelet allows, until the test ends.
 func (s *caseFixture) watchPods() *podWatch {
 	s.Helper()
 	w := &podWatch{fixture: s}
@@ -94,7 +94,7 @@ func (w *podWatch) waitFor(what string, enough func([]podEvent) bool) (events []
 	return events
 }
 
-// waitForPod waits for an event of a pod, and returns the pod's events up to this one.
+// waitForPod waits for an event of a pod, and returns the pod's events up to the match.
 func (w *podWatch) waitForPod(uid, what string, matches func(podEvent) bool) (events []podEvent) {
 	w.fixture.Helper()
 	w.waitFor(what, func(all []podEvent) bool {
@@ -106,7 +106,7 @@ func (w *podWatch) waitForPod(uid, what string, matches func(podEvent) bool) (ev
 	return events
 }
 
-// readEvent decodes the fields that cases check (core/v1/generated.proto in k8s.io/api).
+// readEvent decodes the fields for the cases (core/v1/generated.proto in k8s.io/api).
 func readEvent(from *podsapi.WatchPodsEvent) podEvent {
 	pod := readFields(from.Pod)
 	metadata, podStatus := readFields([]byte(pod.text(1))), readFields([]byte(pod.text(3)))

@@ -12,19 +12,19 @@ import (
 )
 
 var podResourcesCases = []Case{
-	{"each device has a row of its own", func(s *caseFixture) {
+	{"each device has a separate row", func(s *caseFixture) {
 		s.registerPlugin(healthy("a", "b", "c")...)
 		s.waitForListed(s.runAdmittedPod(s.podSpec("three", 3)).Name, "main[a b c]")
 		s.waitForAllocatable("a", "b", "c") // allocated or not
 	}},
-	{"Topology has a row for each node, and an empty one loses an allocatable device", func(s *caseFixture) {
+	{"Topology has a row for each node, and an empty Topology loses an allocatable device", func(s *caseFixture) {
 		s.registerPlugin(
 			&pluginapi.Device{ID: "nil", Health: pluginapi.Healthy}, onNUMANodes("empty"), onNUMANodes("one", 0), onNUMANodes("two", 0, 1))
 		s.waitForAllocatable("nil", "one[0]", "two[0]", "two[1]")
 		got := s.runAdmittedPod(s.podSpec("all", 4))
 		s.waitForListed(got.Name, "main[empty nil one[0] two[0] two[1]]") // allocations are stored by node, and "empty" like nil
 	}},
-	{"an allocation keeps its Topology", func(s *caseFixture) {
+	{"an allocation keeps the Topology", func(s *caseFixture) {
 		p := s.registerPlugin(onNUMANodes("a", 0))
 		got := s.runAdmittedPod(s.podSpec("one", 1))
 		p.send(onNUMANodes("a", 1))
@@ -67,7 +67,7 @@ var podResourcesCases = []Case{
 		s.waitForHealth(pod, "a Healthy", "b Healthy")
 		s.waitForAllocatable("a", "b")
 	}},
-	{"a device that is removed stays allocated and becomes Healthy", func(s *caseFixture) {
+	{"a removed device stays allocated and becomes Healthy", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
 		pod := s.podSpec("owner", 2)
 		got := s.runAdmittedPod(pod)
@@ -79,7 +79,7 @@ var podResourcesCases = []Case{
 		s.waitForHealth(pod, "a Healthy", "b Healthy")
 		s.runRejectedPod(s.podSpec("next", 1), s.unavailable(1, 0))
 	}},
-	{"a plugin that stops leaves its devices allocated, with the health that they had", func(s *caseFixture) {
+	{"the end of a plugin changes neither allocations nor health", func(s *caseFixture) {
 		p := s.registerPlugin(append(healthy("a"), unhealthy("c")...)...)
 		pod := s.podSpec("owner", 1)
 		got := s.runAdmittedPod(pod)
@@ -97,17 +97,17 @@ var podResourcesCases = []Case{
 			"main: gpu.test gpu-0 [gpu-0]", "main: gpu.test gpu-1 [gpu-0 gpu-1]", "main: gpu.test gpu-2 [gpu-0 gpu-1 gpu-2]", "main: nic.test eth0 [eth0]")
 	}},
 	// A kubelet with the fix of kubernetes#141335 lists each row once.
-	{"a claim that was prepared twice has its rows twice", func(s *caseFixture) {
+	{"a claim prepared twice has two rows per device", func(s *caseFixture) {
 		s.waitForClaims(2, []string{"gpu.test gpu-0", "gpu.test gpu-1"}, []string{"main"},
 			"main: gpu.test gpu-0 [gpu-0 gpu-1 gpu-0]", "main: gpu.test gpu-0 [gpu-0]",
 			"main: gpu.test gpu-1 [gpu-0 gpu-1 gpu-0 gpu-1]", "main: gpu.test gpu-1 [gpu-0 gpu-1]")
 	}},
-	{"each container of a claim has all of its devices", func(s *caseFixture) {
+	{"each container of a claim has all devices", func(s *caseFixture) {
 		s.waitForClaims(1, []string{"gpu.test gpu-0"}, []string{"main", "side"}, "main: gpu.test gpu-0 [gpu-0]", "side: gpu.test gpu-0 [gpu-0]")
 	}},
 }
 
-// waitForClaims runs a pod whose containers use a claim of these devices ("driver device"), and waits for the rows of Get:
+// waitForClaims runs a pod with containers that use a claim of the devices ("driver device"), and waits for the rows of Get:
 // "container: driver device [CDI names]".
 func (s *caseFixture) waitForClaims(prepared int, devices, containers []string, want ...string) {
 	s.Helper()

@@ -11,7 +11,7 @@ import (
 )
 
 var podCases = []Case{
-	{"a pod that has ended leaves List and Get, and its device is free", func(s *caseFixture) {
+	{"an ended pod leaves List and Get, and the device is free", func(s *caseFixture) {
 		s.registerPlugin(healthy("a")...)
 		pod := s.podSpec("brief", 1)
 		pod.RunOnce = true
@@ -25,7 +25,7 @@ var podCases = []Case{
 		s.waitForListed(s.runAdmittedPod(s.podSpec("next", 1)).Name, "main[a]")
 	}},
 	// The device goes to the next pod during the grace period of the containers.
-	{"a static pod leaves List while its containers still run", func(s *caseFixture) {
+	{"a static pod leaves List while the containers still run", func(s *caseFixture) {
 		s.registerPlugin(healthy("a")...)
 		pod := s.podSpec("stubborn", 1)
 		pod.GracePeriod = 20 * time.Second
@@ -39,7 +39,7 @@ var podCases = []Case{
 			s.Errorf("took %v of the grace period %v", took, pod.GracePeriod)
 		}
 	}},
-	{"a container that is restarted keeps its device without another Allocate", func(s *caseFixture) {
+	{"a restarted container keeps the device without a second Allocate", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
 		pod := s.podSpec("owner", 1)
 		got := s.runAdmittedPod(pod)
@@ -66,7 +66,7 @@ var podCases = []Case{
 			s.Errorf("PreStartContainer calls %q, Allocate calls %q; want two, and the same", c.preStart, c.allocate)
 		}
 	}},
-	{"a container whose PreStartContainer fails waits with its device", func(s *caseFixture) {
+	{"a container waits with the device if PreStartContainer fails", func(s *caseFixture) {
 		s.registerPluginWith(pluginBehavior{preStartRequired: true, preStart: failing("not ready")}, healthy("a")...)
 		pod := s.podSpec("waiting", 1)
 		s.Cleanup(func() { _ = s.k.RemovePod(context.WithoutCancel(s.ctx), pod) })

@@ -23,7 +23,7 @@ var podsAPICases = []Case{
 		}
 	}},
 	{"WatchPods sends all pods, and INITIAL_SYNC_COMPLETE", withPodsAPI(watchListsPods)},
-	{"a new pod is ADDED without its container's id, and MODIFIED with the id", withPodsAPI(func(s *caseFixture) {
+	{"a new pod is ADDED without a container id, and MODIFIED with the id", withPodsAPI(func(s *caseFixture) {
 		w := s.watchPods()
 		w.waitFor("initial sync", isSynced)
 		got := s.runAdmittedPod(s.podSpec("new", 0))
@@ -37,7 +37,7 @@ var podsAPICases = []Case{
 			}
 		}
 	})},
-	{"a container that is restarted has another id", withPodsAPI(func(s *caseFixture) {
+	{"a restarted container has a new id", withPodsAPI(func(s *caseFixture) {
 		pod := s.podSpec("again", 0)
 		got := s.runAdmittedPod(pod)
 		w := s.watchPods()
@@ -45,8 +45,8 @@ var podsAPICases = []Case{
 		s.must(s.k.RestartContainer(s.ctx, pod, "main"))
 		w.waitForPod(got.UID, "another container id", func(e podEvent) bool { return isRunning(e) && e.ids[0] != id })
 	})},
-	{"a pod that has ended is MODIFIED, DELETED without status, and ADDED for the next watcher", withPodsAPI(watchPodEnd)},
-	{"a static pod whose manifest is removed is DELETED, and Running until then", withPodsAPI(func(s *caseFixture) {
+	{"an ended pod is MODIFIED, DELETED without status, and ADDED for the next watcher", withPodsAPI(watchPodEnd)},
+	{"a static pod without a manifest is DELETED, and Running until then", withPodsAPI(func(s *caseFixture) {
 		pod := s.podSpec("removed", 0)
 		got := s.runAdmittedPod(pod)
 		w := s.watchPods()
@@ -93,7 +93,7 @@ func watchListsPods(s *caseFixture) {
 	}
 	e := events[i]
 	if e.kind != "ADDED" || e.name != got.Name || e.namespace != "default" || e.phase != "Running" || !strings.Contains(e.labels, "team") || e.hasCreationTime {
-		s.Errorf("event %+v; want pod %s, running, with its labels and without a time of creation", e, got.Name)
+		s.Errorf("event %+v; want pod %s, running, with labels and without a time of creation", e, got.Name)
 	}
 	if len(e.ids) != 1 || len(e.ids[0]) != 64 {
 		s.Errorf("container ids %q; want one of 64 digits", e.ids)

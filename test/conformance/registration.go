@@ -31,7 +31,7 @@ var registrationCases = []Case{
 				fmt.Sprintf("requested API version %q is not supported by kubelet. Supported version is [\"v1beta1\"]", version))
 		}
 	}},
-	{"a plugin that does not listen is dialed until the deadline", func(s *caseFixture) {
+	{"a plugin without a listener is dialed until the deadline", func(s *caseFixture) {
 		const deadline = time.Second
 		ctx, cancel := context.WithTimeout(s.ctx, deadline)
 		defer cancel()
@@ -44,7 +44,7 @@ var registrationCases = []Case{
 			s.Errorf("Register took %v; want %v", took, deadline)
 		}
 	}},
-	{"a plugin whose options fail is rejected and never watched", func(s *caseFixture) {
+	{"a plugin with failing options is rejected and never watched", func(s *caseFixture) {
 		p := s.startPlugin(pluginBehavior{optionsErr: errors.New("out of options")}, healthy("a")...)
 		s.wantError(p.register(), codes.Unknown, "failed to get device plugin options: rpc error: code = Unknown desc = out of options")
 		s.waitForAllocatable()
@@ -52,7 +52,7 @@ var registrationCases = []Case{
 			s.Errorf("%d ListAndWatch calls; want none", c.streams)
 		}
 	}},
-	// A plugin can tell the kubelet's stream from other clients' by the connection.
+	// A plugin can tell the kubelet's stream from clients' streams by the connection.
 	{"options and stream share one connection", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a")...)
 		if c := p.recorded(); c.options != 1 || c.connections != 1 {
@@ -60,9 +60,9 @@ var registrationCases = []Case{
 		}
 	}},
 	{"a second registration of a live socket", registerTwice},
-	{"a plugin that stops after a second registration", stopAfterDoubleRegistration},
-	{"an old plugin stops while its successor is connected", replacedPluginStops},
-	{"a plugin that registers again on a new socket is accepted", func(s *caseFixture) {
+	{"a plugin stops after a second registration", stopAfterDoubleRegistration},
+	{"an old plugin stops while the successor is connected", replacedPluginStops},
+	{"a plugin may register again on a new socket", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a", "b")...)
 		p.stop()
 		s.waitForAllocatable()
@@ -87,13 +87,13 @@ func registerTwice(s *caseFixture) {
 	p.waitForList()
 }
 
-// stopAfterDoubleRegistration: since 1.37 the kubelet has lost the client of the stream. Its devices stay on the node for ever, and the
+// stopAfterDoubleRegistration: since 1.37 the kubelet has lost the client of the stream. The devices stay on the node for ever, and the
 // socket's name can never register again.
 func stopAfterDoubleRegistration(s *caseFixture) {
 	old := s.k.Version() == kubelet.V136
 	p := s.registerPlugin(healthy("a", "b", "c", "d")...)
 	_ = p.register()                         // as in registerTwice
-	s.requireAllocatable("a", "b", "c", "d") // until both streams have the list: a late list would undo the end of the other stream
+	s.requireAllocatable("a", "b", "c", "d") // until both streams have the list: a late list would undo the end of the first stream
 	p.stop()
 	if old { // until the streams have ended: a late end would disconnect the next registration
 		s.requireAllocatable()

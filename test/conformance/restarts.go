@@ -20,8 +20,8 @@ import (
 )
 
 var restartCases = []Case{
-	{"the sockets of a kubelet that has ended refuse connections", func(s *caseFixture) { s.restart(syscall.SIGTERM, s.requireRefused) }},
-	{"the sockets of a kubelet that was killed refuse connections", func(s *caseFixture) { s.restart(syscall.SIGKILL, s.requireRefused) }},
+	{"the sockets of an ended kubelet refuse connections", func(s *caseFixture) { s.restart(syscall.SIGTERM, s.requireRefused) }},
+	{"the sockets of a killed kubelet refuse connections", func(s *caseFixture) { s.restart(syscall.SIGKILL, s.requireRefused) }},
 	{"a start removes sockets, and neither files nor folders", socketsRemoved},
 	{"a plugin's stream and socket end with the kubelet", func(s *caseFixture) {
 		for _, signal := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
@@ -34,11 +34,11 @@ var restartCases = []Case{
 			p.restarted().registerAndWait()
 		}
 	}},
-	{"an allocation is listed before its plugin is back", ownerBeforePlugin},
-	{"after a start List lacks a pod or has the pod with its device", listAfterStart},
+	{"an allocation is listed before the plugin is back", ownerBeforePlugin},
+	{"after a start List lacks a pod or has the pod with the device", listAfterStart},
 	{"the checkpoint has the pod's uid and devices", checkpointFile},
 	// The kubelet admits running pods again and skips running containers. A regular init container does not run.
-	{"a pod whose init container had a device is rejected by a start without the plugin", func(s *caseFixture) {
+	{"a pod with devices of an init container is rejected by a start without the plugin", func(s *caseFixture) {
 		s.registerPlugin(healthy("a", "b")...)
 		pod := s.withInit(s.podSpec("prepared", 1), 1)
 		s.runAdmittedPod(pod)
@@ -55,19 +55,19 @@ var restartCases = []Case{
 			return strings.Contains(p.Message, "no healthy devices present")
 		})
 	}},
-	{"a pod that ends while no kubelet runs has no allocation after", func(s *caseFixture) {
+	{"a pod that ends without a kubelet has no allocation after", func(s *caseFixture) {
 		p := s.registerPlugin(healthy("a")...)
 		pod := s.podSpec("orphan", 1)
 		got := s.runAdmittedPod(pod)
 		s.restart(syscall.SIGTERM, func() {
-			if err := s.k.RemovePod(s.ctx, pod); err != nil { // not Fatal: Restart may call this in another goroutine
+			if err := s.k.RemovePod(s.ctx, pod); err != nil { // not Fatal: Restart may call while in a new goroutine
 				s.Error(err)
 			}
 		})
 		p.restarted().registerAndWait()
 		s.waitForListed(got.Name, "")
 		s.waitFor("the device is free", func() error {
-			// A real kubelet frees the device when it has read all pods, and rejects earlier requests.
+			// A real kubelet frees the device after reading all pods, and rejects earlier requests.
 			if next := s.runPod(s.podSpec(fmt.Sprint("next-", time.Now().UnixNano()), 1)); next.Phase == "Failed" {
 				return errors.New(next.Message)
 			}
@@ -182,7 +182,7 @@ func checkpointFile(s *caseFixture) {
 	}
 }
 
-// checkpointData is the part of kubelet_internal_checkpoint that podgauge reads.
+// checkpointData is the part of kubelet_internal_checkpoint for podgauge.
 type checkpointData struct {
 	PodDeviceEntries  []checkpointEntry
 	RegisteredDevices map[string][]string
