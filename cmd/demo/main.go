@@ -60,7 +60,7 @@ func demo(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("start podgauge-sim: %w", err)
 	}
 	exited := make(chan error, 1)
-	go func() { exited <- podgauge.Wait() }() // waited for below, whatever ends first
+	go func() { exited <- podgauge.Wait() }() // received by display or below
 	err = display(ctx, filepath.Join(args[0], "podgauge"), "http://"+address, out, exited)
 	cancel()
 	if err == nil {
@@ -93,7 +93,7 @@ func display(ctx context.Context, podgauge, url string, out io.Writer, exited <-
 		case <-ctx.Done():
 			return nil
 		case err := <-exited:
-			if ctx.Err() != nil { // the terminal has told both to end
+			if ctx.Err() != nil { // the terminal sends SIGINT to both processes
 				return nil
 			}
 			return fmt.Errorf("podgauge-sim ended: %w", cmp.Or(err, errors.New("exit status 0")))
@@ -115,7 +115,7 @@ func display(ctx context.Context, podgauge, url string, out io.Writer, exited <-
 	}
 }
 
-// isTerminal tells whether there is a screen to redraw, and not a file or a pipe.
+// isTerminal reports whether out is a terminal, not a file or a pipe.
 func isTerminal(out io.Writer) bool {
 	file, ok := out.(*os.File)
 	if !ok {
